@@ -92,6 +92,7 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	for _, usage := range sharing.Usage(resources, allocations) {
 		gauge(d.unitSharers, float64(len(usage.Holders)), usage.Resource, usage.Unit.GPU, usage.Unit.ID)
 	}
+	seen := map[[5]string]bool{} // A series that came twice would fail the scrape.
 	for _, a := range allocations {
 		for _, device := range a.Devices {
 			unit, _, _ := sharing.ParseDeviceID(device)
@@ -99,6 +100,11 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 			if !known {
 				continue // Of another plugin, or of a unit that is offered no more.
 			}
+			key := [5]string{a.Namespace, a.Pod, a.Container, a.Resource, device}
+			if seen[key] {
+				continue
+			}
+			seen[key] = true
 			gauge(d.allocations, 1, a.Namespace, a.Pod, a.Container, a.Resource, gpu, unit, device)
 		}
 	}

@@ -1,0 +1,51 @@
+# `make` lists the targets. Go is all that is needed; lint builds its own tool.
+LINT_VERSION := v2.15.0
+# A linter refuses code for a newer Go than its own, so its place names both.
+LINT = $(CURDIR)/.cache/golangci-lint-$(LINT_VERSION)-$(shell go env GOVERSION)/golangci-lint
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+FUZZTIME ?= 10s
+# auto or required.
+RACE ?= auto
+
+.PHONY: help all demo build test fuzz lint bench fmt
+.NOTPARALLEL:
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile
+
+all: lint test ## what CI runs
+
+demo: ## the whole program on a simulated node, in one process
+	go run ./cmd/virgate demo
+
+build: ## bin/virgate, stripped and reproducible
+	go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o bin/virgate ./cmd/virgate
+
+test: ## all tests, with the race detector where there is a C compiler
+	@if go build -race runtime/cgo 2>/dev/null; then race=-race; \
+	elif [ '$(RACE)' = required ]; then echo 'race detector required: no C compiler, or CGO_ENABLED=0' >&2; exit 1; \
+	else race=; echo 'race detector off: no C compiler, or CGO_ENABLED=0'; fi; \
+	set -x; go test $$race ./...
+
+fuzz: ## every fuzz test of every package for FUZZTIME (10s)
+	@set -e; for package in $$(go list ./...); do \
+	  listed=$$(go test -list '^Fuzz' $$package); \
+	  for name in $$(echo "$$listed" | grep '^Fuzz'); do \
+	    echo "$$package $$name"; go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) $$package; \
+	  done; \
+	done
+
+lint: $(LINT) ## gofmt, vet without cgo, golangci-lint
+	@unformatted=$$(gofmt -s -l */) || exit; [ -z "$$unformatted" ] || { echo "gofmt -s would change:" $$unformatted >&2; exit 1; }
+	CGO_ENABLED=0 go vet ./...
+	$(LINT) run ./...
+
+$(LINT):
+	@echo 'building golangci-lint $(LINT_VERSION) once, for a few minutes'
+	CGO_ENABLED=0 GOBIN=$(@D) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT_VERSION)
+
+bench: ## all benchmarks, with allocations
+	go test -run '^$$' -bench . -benchmem ./...
+
+fmt: ## gofmt -s -w
+	gofmt -s -w */

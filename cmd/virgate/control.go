@@ -1,0 +1,38 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// listenControl listens on a Unix socket that only its owner can use. The
+// socket of a program that is gone is replaced, that of a living one is not.
+func listenControl(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	if connection, err := net.Dial("unix", path); err == nil {
+		_ = connection.Close()
+		return nil, fmt.Errorf("control socket %s: another program listens there", path)
+	} else if !errors.Is(err, os.ErrNotExist) {
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("control socket: %w", err)
+		}
+	}
+	// The mode is set before the file exists: nobody else can ever connect.
+	config := net.ListenConfig{Control: func(_, _ string, socket syscall.RawConn) error {
+		var failed error
+		err := socket.Control(func(fd uintptr) { failed = syscall.Fchmod(int(fd), 0o600) })
+		return errors.Join(err, failed)
+	}}
+	listener, err := config.Listen(context.Background(), "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	return listener, nil
+}

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/policy"
+	"github.com/virgate/virgate/sharing"
+)
+
+func planCommand(environment environment) *cli.Command {
+	flags := append([]cli.Flag{
+		nodeFlag(),
+		&cli.StringFlag{Name: "from", Usage: "an older profile: shows what would change from it"},
+		&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "table", Usage: "table or json"},
+	}, configFlags(environment)...)
+	return &cli.Command{
+		Name:  "plan",
+		Usage: "shows what the node would advertise, without a kubelet",
+		Description: "Reads the node's GPUs once and changes nothing.\n\n" +
+			"Example: virgate plan --node sim:dgx-a100 --config configs/examples/time-slicing-4.yaml",
+		Flags: append(flags, settingFlags()...),
+		Action: func(_ context.Context, cmd *cli.Command) error {
+			output := cmd.String("output")
+			if output != "table" && output != "json" {
+				return usageError{fmt.Errorf("--output %q is neither table nor json", output)}
+			}
+			if cmd.Args().Len() > 0 {
+				return usageError{fmt.Errorf("plan takes no argument, got %q", cmd.Args().First())}
+			}
+			overrides := overrides(cmd, environment)
+			profile, err := readProfile(cmd.String("config"), cmd.String("config-key"), overrides)
+			if err != nil {
+				return err
+			}
+			node, err := openNode(cmd.String("node"))
+			if err != nil {
+				return err
+			}
+			gpus, err := nvml.Scan(node)
+			if err != nil {
+				return fmt.Errorf("read GPUs: %w", err)
+			}
+			plan := sharing.NewPlan(gpus, profile)
+			if !cmd.IsSet("from") {
+				return printPlan(cmd.Root().Writer, plan, output)
+			}
+			older, err := readProfile(cmd.String("from"), cmd.String("config-key"), overrides)
+			if err != nil {
+				return err
+			}
+			return printChanges(cmd.Root().Writer, sharing.Diff(sharing.NewPlan(gpus, older), plan), plan.Warnings, output)
+		},
+	}
+}
+
+func readProfile(path, key string, overrides configs.Overrides) (sharing.Profile, error) {
+	config, err := (&policy.File{Path: path, Key: key, Overrides: overrides}).Config()
+	return config.Profile, err
+}
+
+func printPlan(w io.Writer, plan sharing.Plan, output string) error {
+	summary := plan.Summary()
+	if output == "json" {
+		return printJSON(w, summary)
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(table, "RESOURCE\tSTRATEGY\tREPLICAS\tUNITS\tDEVICES\tHEALTHY")
+	for _, r := range summary.Resources {
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%d\t%d\n", r.Name, r.Strategy, r.Replicas, r.Units, r.Devices, r.Healthy)
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	return printWarnings(w, summary.Warnings)
+}
+
+func printChanges(w io.Writer, changes []sharing.Change, warnings []string, output string) error {
+	if output == "json" {
+		return printJSON(w, struct {
+			Changes  []sharing.Change `json:"changes"`
+			Warnings []string         `json:"warnings"`
+		}{append([]sharing.Change{}, changes...), append([]string{}, warnings...)})
+	}
+	if len(changes) == 0 {
+		_, _ = fmt.Fprintln(w, "nothing changes")
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, c := range changes {
+		what := string(c.Kind)
+		if c.OldName != "" {
+			what += " from " + c.OldName
+		}
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%d → %d devices\n", c.Name, what, c.Before, c.After)
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	return printWarnings(w, warnings)
+}
+
+func printWarnings(w io.Writer, warnings []string) error {
+	for _, warning := range warnings {
+		if _, err := fmt.Fprintf(w, "warning: %s\n", warning); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func printJSON(w io.Writer, value any) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	encoder.SetEscapeHTML(false)
+	return encoder.Encode(value)
+}

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/podresources"
+	"github.com/virgate/virgate/internal/policy"
+	"github.com/virgate/virgate/internal/state"
+	"github.com/virgate/virgate/plugin"
+)
+
+func runCommand(environment environment, stderr io.Writer) *cli.Command {
+	flags := append([]cli.Flag{nodeFlag()}, configFlags(environment)...)
+	flags = append(flags,
+		&cli.StringFlag{Name: "device-plugin-dir", Value: "/var/lib/kubelet/device-plugins", Usage: "the kubelet's device-plugins directory"},
+		&cli.StringFlag{Name: "pod-resources-socket", Value: "/var/lib/kubelet/pod-resources/kubelet.sock", Usage: "the kubelet's PodResources socket; without it the kubelet's checkpoint must do"},
+		&cli.StringFlag{Name: "control-socket", Value: "/run/virgate/control.sock", Usage: "where a running Virgate takes orders; empty for nowhere"},
+		&cli.StringFlag{Name: "listen", Value: ":9400", Usage: "the HTTP address of /healthz, /readyz, /metrics and /plan; empty for none"},
+		&cli.DurationFlag{Name: "rescan", Value: 30 * time.Second, Usage: "the time between two looks at all GPUs"},
+		&cli.DurationFlag{Name: "quiet-time", Value: 30 * time.Second, Usage: "how long a surplus device stays listed after the kubelet has applied that it is Unhealthy"},
+		&cli.DurationFlag{Name: "retire-after", Value: 10 * time.Minute, Usage: "how long a surplus device that a pod holds stays Healthy"},
+		&cli.BoolFlag{Name: "drain-on-exit", Usage: "withdraw all devices before ending, as for an uninstall; without it they are left to a successor"},
+		&cli.DurationFlag{Name: "drain-timeout", Value: 2 * time.Minute, Usage: "how long that may take"},
+		&cli.StringFlag{Name: "log-level", Value: "info", Usage: "debug, info, warn or error"},
+	)
+	return &cli.Command{
+		Name:  "run",
+		Usage: "serves the kubelet until it is told to stop",
+		Description: "Changes of the profile, of the GPUs and of the kubelet are followed while running.\n" +
+			"SIGHUP makes it look again, SIGTERM ends it and leaves the devices to a successor.\n\n" +
+			"Example: virgate run --node sim:dgx-a100 --config profile.yaml --device-plugin-dir /tmp/dp",
+		Flags: append(flags, settingFlags()...),
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			if cmd.Args().Len() > 0 {
+				return usageError{fmt.Errorf("run takes no argument, got %q", cmd.Args().First())}
+			}
+			var level slog.Level
+			if err := level.UnmarshalText([]byte(cmd.String("log-level"))); err != nil {
+				return usageError{fmt.Errorf("--log-level: %w", err)}
+			}
+			for _, name := range []string{"quiet-time", "retire-after", "rescan", "drain-timeout"} {
+				if cmd.Duration(name) <= 0 {
+					return usageError{fmt.Errorf("--%s must be more than 0, got %s", name, cmd.Duration(name))}
+				}
+			}
+			return serve(ctx, cmd, overrides(cmd, environment), slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level})))
+		},
+	}
+}
+
+// serve puts the parts together and runs them.
+func serve(ctx context.Context, cmd *cli.Command, overrides configs.Overrides, log *slog.Logger) error {
+	library, err := openNode(cmd.String("node"))
+	if err != nil {
+		return err
+	}
+	// The flags alone must make sense; a document that does not can be mended
+	// while the program waits.
+	started, err := configs.Parse("", nil, overrides)
+	if err != nil {
+		return err
+	}
+	profile := &policy.File{Path: cmd.String("config"), Key: cmd.String("config-key"), Overrides: overrides, Started: started.Process}
+	if config, err := profile.Config(); err == nil {
+		profile.Started = config.Process
+		for _, note := range config.Notes {
+			log.Info("profile differs from NVIDIA's plugin", "path", note.Path, "note", note.Message)
+		}
+	}
+
+	dir := cmd.String("device-plugin-dir")
+	kubelet := podresources.New(podresources.Options{Socket: cmd.String("pod-resources-socket"), CheckpointDir: dir, Logger: log})
+	defer func() { _ = kubelet.Close() }()
+	claim := &claim{dir: dir, log: log, file: state.NewFile(dir, log)}
+	defer claim.release()
+	look, stop := hangups()
+	defer stop()
+	options := agent.Options{
+		Node:   nvml.NewNode(library, nvml.Options{Logger: log, Rescan: cmd.Duration("rescan")}),
+		Policy: profile,
+		Plugin: plugin.NewManager(plugin.Options{
+			Dir: dir, Kubelet: kubelet, Store: state.Lists{File: claim.file}, Logger: log.With("component", "plugin"),
+			Timing: plugin.Timing{Quiet: cmd.Duration("quiet-time"), RetireAfter: cmd.Duration("retire-after")},
+		}),
+		Holders: kubelet,
+		Claim:   claim.acquire,
+		Listen:  cmd.String("listen"),
+		Look:    look,
+		Logger:  log,
+		Version: version,
+	}
+	if cmd.Bool("drain-on-exit") {
+		options.DrainTimeout = cmd.Duration("drain-timeout")
+	}
+	if path := cmd.String("control-socket"); path != "" {
+		listener, err := listenControl(path)
+		switch {
+		case err == nil:
+			options.Background = append(options.Background, func(ctx context.Context) error {
+				return agent.ServeControl(ctx, listener, library.Handler())
+			})
+		case cmd.IsSet("control-socket"):
+			return err
+		default:
+			log.Warn("no control socket", "error", err)
+		}
+	}
+	log.Info("virgate starts", "version", version, "node", cmd.String("node"), "config", profile.Path)
+	defer log.Info("virgate ends")
+	return agent.Run(ctx, options)
+}

@@ -1,0 +1,126 @@
+package configs
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// ConfigMap is a Kubernetes ConfigMap whose keys hold documents.
+type ConfigMap struct {
+	// Name is metadata.name; empty if the manifest has none.
+	Name string
+	// Entries are the documents, by key.
+	Entries []ConfigMapEntry
+}
+
+// ConfigMapEntry is one key of a ConfigMap.
+type ConfigMapEntry struct {
+	Key string
+	// Kind says which of Config and MIG has the content.
+	Kind   Kind
+	Config Config
+	MIG    MIGConfigs
+}
+
+// ParseConfigMap reads the manifest of a ConfigMap, in YAML or JSON, and the
+// documents in its data: device-plugin documents and mig-parted documents. The
+// overrides are applied to each device-plugin document.
+//
+// A document is called "FILE[data.KEY]" in problems and notes. Its lines are
+// those of the manifest where it is written as a literal block ("|"), else its
+// own.
+//
+// The error is of type Problems and has all that is wrong in all documents; the
+// ConfigMap is then zero.
+func ParseConfigMap(file string, data []byte, overrides Overrides) (ConfigMap, error) {
+	var problems Problems
+	source := &source{file: file, problems: &problems}
+	var result ConfigMap
+	if root, ok := source.open(data); ok {
+		result = readConfigMap(root, data, overrides)
+	}
+	if err := problems.err(); err != nil {
+		return ConfigMap{}, err
+	}
+	return result, nil
+}
+
+func readConfigMap(root value, manifest []byte, overrides Overrides) ConfigMap {
+	f := root.mapping("apiVersion", "kind", "metadata", "data", "binaryData", "immutable")
+	if version, ok := f.required("apiVersion").text(); ok && version != "v1" {
+		f.field("apiVersion").problem("expected v1")
+	}
+	if kind, ok := f.required("kind").text(); ok && kind != "ConfigMap" {
+		f.field("kind").problem("expected ConfigMap")
+	}
+	f.field("immutable").boolean()
+	if v := f.field("binaryData"); !v.absent() {
+		v.problem("is not read: put documents under data")
+	}
+	var result ConfigMap
+	for _, e := range f.field("metadata").pairs() {
+		if e.key == "name" {
+			result.Name, _ = e.value.text()
+		}
+	}
+	lines := strings.Split(string(manifest), "\n")
+	for _, e := range f.field("data").pairs() {
+		if text, ok := readData(e); ok {
+			inner := &source{
+				file:     fmt.Sprintf("%s[%s]", root.source.file, e.value.path),
+				offset:   literalOffset(e.value, text, lines),
+				problems: root.source.problems,
+			}
+			result.Entries = append(result.Entries, readEntry(e.key, inner, text, overrides))
+		}
+	}
+	slices.SortFunc(result.Entries, func(a, b ConfigMapEntry) int { return cmp.Compare(a.Key, b.Key) })
+	return result
+}
+
+// readData reads the text of a key. The API server refuses other keys
+// (Kubernetes, apimachinery validation.IsConfigMapKey) and other values.
+func readData(e entry) (string, bool) {
+	if e.key == "" || len(e.key) > 253 || e.key == "." || strings.HasPrefix(e.key, "..") ||
+		strings.Trim(e.key, dataKeyCharacters) != "" {
+		e.value.source.problem(place{e.value.source.file, e.line, e.value.path}, quote(e.key),
+			"a ConfigMap's key has letters, digits, '-', '_' and '.' only")
+		return "", false
+	}
+	if e.value.shape() != shapeText {
+		e.value.problem("expected a document as text, as after \"|\"")
+		return "", false
+	}
+	return e.value.node.Value, true
+}
+
+const dataKeyCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
+
+func readEntry(key string, from *source, text string, overrides Overrides) ConfigMapEntry {
+	e := ConfigMapEntry{Key: key, Kind: KindProfile}
+	root, ok := from.open([]byte(text))
+	if !ok {
+		return e
+	}
+	if kindOf(root) == KindMIGConfigs {
+		e.Kind = KindMIGConfigs
+		e.MIG = readMIGConfigs(root)
+		return e
+	}
+	e.Config = readProfile(root, overrides)
+	return e
+}
+
+// literalOffset is the number of lines of the manifest before the text, if the
+// text stands there line for line; 0 if not, as for quoted text.
+func literalOffset(v value, text string, manifest []string) int {
+	for i, line := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
+		at := v.line + i
+		if at >= len(manifest) || !strings.HasSuffix(strings.TrimRight(manifest[at], "\r"), line) {
+			return 0
+		}
+	}
+	return v.line
+}

@@ -1,0 +1,112 @@
+package configs
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/virgate/virgate/mig"
+)
+
+// readMIGBlock reads one block of a layout.
+func readMIGBlock(v value) MIGBlock {
+	if v.shape() != shapeMapping {
+		v.problem("expected a mapping with devices and mig-enabled")
+		return MIGBlock{}
+	}
+	f := v.mapping("device-filter", "devices", "mig-enabled", "mig-devices")
+	block := MIGBlock{DeviceFilter: readDeviceFilters(f.field("device-filter"))}
+	block.AllDevices, block.Devices = readBoards(f.required("devices"))
+	enabled, ok := f.required("mig-enabled").boolean()
+	block.Enabled = enabled
+	partitions := f.field("mig-devices")
+	if ok && enabled && partitions.absent() {
+		partitions.problem("is required where mig-enabled is true: write {} for no partitions")
+	}
+	block.Partitions = readPartitions(partitions)
+	if ok && !enabled && len(block.Partitions) > 0 {
+		partitions.problem("expected none where mig-enabled is false")
+	}
+	return block
+}
+
+// readDeviceFilters reads one filter or a list of them.
+func readDeviceFilters(v value) []DeviceFilter {
+	items, _ := v.texts()
+	var filters []DeviceFilter
+	for _, item := range items {
+		if item.shape() != shapeText {
+			item.problem("expected a device filter in quotes, such as \"0x20B010DE\"")
+			continue
+		}
+		filter, err := ParseDeviceFilter(item.node.Value)
+		if err != nil {
+			item.problem("expected a device filter such as 0x20B010DE or 0x20B010DE:0x134F10DE")
+			continue
+		}
+		filters = append(filters, filter)
+	}
+	return filters
+}
+
+// readBoards reads "all" or a list of indexes.
+func readBoards(v value) (all bool, indexes []int) {
+	switch v.shape() {
+	case shapeNothing:
+		return false, nil
+	case shapeText:
+		all = v.node.Value == "all"
+	case shapeList:
+		items, _ := v.items()
+		for _, item := range items {
+			index, ok := item.number()
+			switch {
+			case item.absent() || ok && index < 0:
+				item.problem("expected the index of a GPU, from 0")
+			case slices.Contains(indexes, index) && ok:
+				item.problem("is listed twice")
+			case ok:
+				indexes = append(indexes, index)
+			}
+		}
+		if len(items) > 0 {
+			return false, indexes
+		}
+	}
+	if !all {
+		v.problem("expected all or a list of GPU indexes")
+	}
+	return all, nil
+}
+
+// readPartitions reads profile → count. A count of 0 asks for nothing and is
+// left out, but not everything may be 0: that is hardly meant.
+func readPartitions(v value) []MIGPartitions {
+	pairs := v.pairs()
+	lines := make(map[mig.Profile]int)
+	var partitions []MIGPartitions
+	asked := false
+	for _, e := range pairs {
+		profile, err := mig.ParseProfile(e.key)
+		if err != nil {
+			v.source.problem(place{v.source.file, e.line, e.value.path}, quote(e.key), "expected a MIG profile such as 1g.5gb")
+		} else if line, again := lines[profile]; again {
+			v.source.problem(place{v.source.file, e.line, e.value.path}, quote(e.key),
+				fmt.Sprintf("the profile is on line %d already", line))
+		} else {
+			lines[profile] = e.line
+		}
+		count, ok := e.value.number()
+		if e.value.absent() || ok && count < 0 {
+			e.value.problem("expected a number of partitions, from 0")
+		}
+		asked = asked || !ok || count != 0
+		if count > 0 && err == nil {
+			partitions = append(partitions, MIGPartitions{Profile: profile, Count: count})
+		}
+	}
+	if len(pairs) > 0 && !asked {
+		v.problem("every count is 0: write {} for no partitions")
+	}
+	slices.SortFunc(partitions, func(a, b MIGPartitions) int { return mig.Compare(a.Profile, b.Profile) })
+	return partitions
+}

@@ -1,0 +1,99 @@
+package configs
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/virgate/virgate/mig"
+)
+
+// MIGConfigs are the named layouts of a mig-parted document, by name.
+type MIGConfigs []MIGConfig
+
+// MIGConfig is one named layout.
+type MIGConfig struct {
+	Name string
+	// Blocks are applied in this order, each to the boards it chooses.
+	Blocks []MIGBlock
+}
+
+// MIGBlock says how the boards it chooses are to be cut.
+type MIGBlock struct {
+	// DeviceFilter are the filters of which a board must pass one; none for any
+	// board.
+	DeviceFilter []DeviceFilter
+	// AllDevices chooses every board that passes; else Devices has the indexes
+	// of the chosen ones, in the order of the document, and is not empty.
+	AllDevices bool
+	Devices    []int
+	// Enabled is the wanted MIG mode.
+	Enabled bool
+	// Partitions are the wanted partitions, smaller profiles first. None with
+	// Enabled is a board in MIG mode without partitions.
+	Partitions []MIGPartitions
+}
+
+// MIGPartitions is a number of partitions of one profile.
+type MIGPartitions struct {
+	Profile mig.Profile
+	// Count is 1 or more.
+	Count int
+}
+
+// Find returns the layout with the name, false if there is none.
+func (c MIGConfigs) Find(name string) (MIGConfig, bool) {
+	i, ok := slices.BinarySearchFunc(c, name, func(config MIGConfig, name string) int { return strings.Compare(config.Name, name) })
+	if !ok {
+		return MIGConfig{}, false
+	}
+	return c[i], true
+}
+
+// ParseMIGConfigs reads mig-parted's "version: v1, mig-configs:" document
+// (mig-parted v0.15, api/spec/v1/spec.go), in YAML or JSON. Whether a board
+// exists that can be cut so is not judged here. The name of the file is only
+// for messages.
+//
+// The error is of type Problems and has all that is wrong; the result is then
+// nil.
+func ParseMIGConfigs(file string, data []byte) (MIGConfigs, error) {
+	var problems Problems
+	source := &source{file: file, problems: &problems}
+	var layouts MIGConfigs
+	if root, ok := source.open(data); ok {
+		layouts = readMIGConfigs(root)
+	}
+	if err := problems.err(); err != nil {
+		return nil, err
+	}
+	return layouts, nil
+}
+
+// readMIGConfigs reads a mig-parted document. Unlike a device-plugin document
+// it must have a version.
+func readMIGConfigs(root value) MIGConfigs {
+	document := root.mapping("version", migConfigsKey)
+	readVersion(document.required("version"))
+	section := document.required(migConfigsKey)
+	pairs := section.pairs()
+	if section.shape() == shapeMapping && len(pairs) == 0 {
+		section.problem("expected at least one layout")
+	}
+	var layouts MIGConfigs
+	for _, e := range pairs {
+		blocks, ok := e.value.items()
+		if len(blocks) == 0 && (ok || e.value.absent()) {
+			e.value.problem("expected a list of at least one block")
+		}
+		layout := MIGConfig{Name: e.key}
+		for _, block := range blocks {
+			layout.Blocks = append(layout.Blocks, readMIGBlock(block))
+		}
+		layouts = append(layouts, layout)
+	}
+	slices.SortFunc(layouts, func(a, b MIGConfig) int { return cmp.Compare(a.Name, b.Name) })
+	return layouts
+}
+
+const migConfigsKey = "mig-configs"

@@ -1,0 +1,124 @@
+package configs
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/virgate/virgate/mig"
+)
+
+func profile(t *testing.T, text string) mig.Profile {
+	t.Helper()
+	p, err := mig.ParseProfile(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestParseMIGConfigs(t *testing.T) {
+	document := `
+version: v1
+mig-configs:
+  later:
+  - device-filter: ["0x20B010DE", "0x20b210de:0x134f10de"]
+    devices: [1, 0]
+    mig-enabled: true
+    mig-devices: {2g.10gb: 1, 1g.5gb+me: 1, 1g.5gb: 3, 3g.20gb: 0}
+  - device-filter: "0x233010DE"
+    devices: [2]
+    mig-enabled: false
+    mig-devices: {}
+  all-disabled:
+  - {devices: all, mig-enabled: false}
+  all-enabled:
+  - {devices: all, mig-enabled: on, mig-devices: {}}
+`
+	want := MIGConfigs{
+		{Name: "all-disabled", Blocks: []MIGBlock{{AllDevices: true}}},
+		{Name: "all-enabled", Blocks: []MIGBlock{{AllDevices: true, Enabled: true}}},
+		{Name: "later", Blocks: []MIGBlock{
+			{
+				DeviceFilter: []DeviceFilter{{ID: 0x20B010DE}, {ID: 0x20B210DE, Subsystem: 0x134F10DE}},
+				Devices:      []int{1, 0},
+				Enabled:      true,
+				Partitions: []MIGPartitions{
+					{profile(t, "1g.5gb"), 3}, {profile(t, "1g.5gb+me"), 1}, {profile(t, "2g.10gb"), 1},
+				},
+			},
+			{DeviceFilter: []DeviceFilter{{ID: 0x233010DE}}, Devices: []int{2}},
+		}},
+	}
+	got, err := ParseMIGConfigs("mig.yaml", []byte(document))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("layouts (-want +got):\n%s", diff)
+	}
+	for _, layout := range want {
+		found, ok := got.Find(layout.Name)
+		if diff := cmp.Diff(layout, found); !ok || diff != "" {
+			t.Errorf("Find(%q) = %v (-want +got):\n%s", layout.Name, ok, diff)
+		}
+	}
+	for _, name := range []string{"", "all", "zzz"} {
+		if found, ok := got.Find(name); ok {
+			t.Errorf("Find(%q) finds %v", name, found)
+		}
+	}
+}
+
+func TestParseMIGConfigsEmpty(t *testing.T) {
+	got, err := ParseMIGConfigs("mig.yaml", nil)
+	const want = "mig.yaml:1: version: is required\nmig.yaml:1: mig-configs: is required"
+	if got != nil || err == nil || err.Error() != want {
+		t.Errorf("got %v and %v, want %s", got, err, want)
+	}
+}
+
+func TestDeviceFilter(t *testing.T) {
+	tests := []struct {
+		text  string
+		want  DeviceFilter
+		valid bool
+	}{
+		{"0x20B010DE", DeviceFilter{ID: 0x20B010DE}, true},
+		{"0x20b010de", DeviceFilter{ID: 0x20B010DE}, true},
+		{"0x20B010DE:0x134F10DE", DeviceFilter{0x20B010DE, 0x134F10DE}, true},
+		{"", DeviceFilter{}, false},
+		{"20B010DE", DeviceFilter{}, false},
+		{"0x20B010D", DeviceFilter{}, false},
+		{"0x20B010DE0", DeviceFilter{}, false},
+		{"0x00000000", DeviceFilter{}, false},
+		{"0x20B010DE:", DeviceFilter{}, false},
+		{"0x20B010DE:0x00000000", DeviceFilter{}, false},
+		{"0x20B010DE:0x134F10DE:0x1", DeviceFilter{}, false},
+		{"0x+0B010DE", DeviceFilter{}, false},
+		{"0x20B0_0DE", DeviceFilter{}, false},
+		{"A100", DeviceFilter{}, false},
+	}
+	for _, test := range tests {
+		got, err := ParseDeviceFilter(test.text)
+		if got != test.want || (err == nil) != test.valid {
+			t.Errorf("ParseDeviceFilter(%q) = %v, %v", test.text, got, err)
+		}
+	}
+}
+
+func TestDeviceFilterMatch(t *testing.T) {
+	model, board := DeviceFilter{ID: 1}, DeviceFilter{ID: 1, Subsystem: 2}
+	for _, test := range []struct {
+		filter        DeviceFilter
+		id, subsystem uint32
+		want          bool
+	}{
+		{model, 1, 0, true}, {model, 1, 2, true}, {model, 2, 1, false},
+		{board, 1, 2, true}, {board, 1, 0, false}, {board, 1, 3, false}, {board, 3, 2, false},
+	} {
+		if got := test.filter.Match(test.id, test.subsystem); got != test.want {
+			t.Errorf("%v matches %d, %d: %v", test.filter, test.id, test.subsystem, got)
+		}
+	}
+}

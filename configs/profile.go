@@ -1,0 +1,82 @@
+package configs
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/virgate/virgate/sharing"
+)
+
+const versionV1 = "v1"
+
+// readProfile reads a device-plugin document. What it returns is of use only if
+// no problem was reported.
+func readProfile(root value, overrides Overrides) Config {
+	document := root.mapping("version", "flags", "resources", "sharing", "imex", "exclude", "mig", "health")
+	readVersion(document.field("version"))
+	for _, key := range []string{"mig", "health"} {
+		if section := document.field(key); !section.absent() {
+			section.problem("is not supported yet")
+		}
+	}
+	set := readSettings(document, overrides)
+	profile := sharing.Profile{
+		MIGStrategy: sharing.MIGStrategy(set[pathMIGStrategy]),
+		Policy:      sharing.Policy(set[pathPolicy]),
+		DeviceIDs:   sharing.DeviceIDStrategy(set[pathDeviceIDs]),
+		Exclude:     readExclude(document.field("exclude")),
+	}
+	profile.GPUNames, profile.MIGNames = readNames(document.field("resources"))
+	readSharing(document.field("sharing"), &profile)
+
+	notes := root.source.notes
+	slices.SortStableFunc(notes, func(a, b Note) int { return cmp.Compare(a.Line, b.Line) })
+	return Config{Profile: profile, Process: newProcess(set), Notes: notes}
+}
+
+func newProcess(set settings) Process {
+	return Process{
+		FailOnInitError:         set.on(pathFailOnInitError),
+		DriverRoot:              cmp.Or(set[pathDriverRoot], "/"),
+		DevRoot:                 cmp.Or(set[pathDevRoot], set[pathDriverRoot], "/"),
+		ContainerDriverRoot:     cmp.Or(set[pathContainerDriverRoot], "/driver-root"),
+		DeviceDiscoveryStrategy: set[pathDiscovery],
+	}
+}
+
+// readVersion takes a missing version for v1, as NVIDIA's plugin does.
+func readVersion(v value) {
+	if version, ok := v.text(); ok && version != versionV1 {
+		v.problem("expected " + versionV1)
+	}
+}
+
+// readExclude reads the selectors of what is never offered.
+func readExclude(v value) []sharing.Selector {
+	items, ok := v.items()
+	if !ok || len(items) == 0 {
+		return nil
+	}
+	v.note("Virgate's own: these are never offered; NVIDIA's plugin has no such key")
+	seen := make(map[sharing.Selector]int)
+	return readSelectors(items, seen)
+}
+
+// readSelectors reads selectors and reports those that were seen before, here
+// or in the caller's earlier lists; seen has the lines.
+func readSelectors(items []value, seen map[sharing.Selector]int) []sharing.Selector {
+	selectors := make([]sharing.Selector, 0, len(items))
+	for _, item := range items {
+		selector, ok := readSelector(item)
+		if !ok {
+			continue
+		}
+		if line, again := seen[selector]; again {
+			item.problem(alreadySelected(line))
+			continue
+		}
+		seen[selector] = item.line
+		selectors = append(selectors, selector)
+	}
+	return selectors
+}

@@ -1,0 +1,88 @@
+package configs
+
+// The places of the settings that the program reads.
+const (
+	pathMIGStrategy         = "flags.migStrategy"
+	pathFailOnInitError     = "flags.failOnInitError"
+	pathDriverRoot          = "flags.nvidiaDriverRoot"
+	pathDevRoot             = "flags.nvidiaDevRoot"
+	pathDiscovery           = "flags.deviceDiscoveryStrategy"
+	pathDeviceIDs           = "flags.plugin.deviceIDStrategy"
+	pathPolicy              = "flags.plugin.sharedDevicesAllocationPolicy"
+	pathContainerDriverRoot = "flags.plugin.containerDriverRoot"
+)
+
+const (
+	inertNoCDI   = "has no effect: devices are granted by environment variable, not by CDI"
+	inertNoMPS   = "has no effect: Virgate runs no MPS daemon"
+	inertNotHere = "has no effect: it configures GPU feature discovery, not the device plugin"
+	inertSocket  = "has no effect: Virgate finds the kubelet's socket in its --device-plugin-dir"
+)
+
+// settingTable has every key of the sections flags and imex, as
+// k8s-device-plugin v0.20 knows them. It is a function so that no caller can
+// change another's copy.
+func settingTable() []Setting {
+	off := []string{"false"}
+	return []Setting{
+		{Path: pathMIGStrategy, Flag: "mig-strategy", Env: "MIG_STRATEGY", Kind: KindEnum, Default: "none",
+			Choices: []string{"none", "single", "mixed"}, Usage: "how GPUs with MIG enabled are offered",
+			differs: map[string]string{
+				"none":   "GPUs with MIG enabled are not offered; NVIDIA's plugin offers them as whole GPUs, on which nothing runs",
+				"single": "GPUs that do not conform are left out with a warning; NVIDIA's plugin does not start",
+			}},
+		{Path: pathFailOnInitError, Flag: "fail-on-init-error", Env: "FAIL_ON_INIT_ERROR", Kind: KindBool, Default: "true",
+			Usage: "end when the driver cannot be opened at the start; false waits for it"},
+		{Path: "flags.mpsRoot", Flag: "mps-root", Env: "MPS_ROOT", Kind: KindString,
+			Usage: "where an MPS daemon has its files (no effect)", inert: inertNoMPS},
+		{Path: pathDriverRoot, Flag: "nvidia-driver-root", Env: "NVIDIA_DRIVER_ROOT", Aliases: []string{"driver-root"},
+			Kind: KindPath, Default: "/", Usage: "where the driver is installed on the host"},
+		{Path: pathDevRoot, Flag: "dev-root", Env: "NVIDIA_DEV_ROOT", Aliases: []string{"nvidia-dev-root"},
+			Kind: KindPath, Usage: "the host folder with the driver's dev folder; the driver root if empty"},
+		{Path: "flags.gdrcopyEnabled", Flag: "gdrcopy-enabled", Env: "GDRCOPY_ENABLED", Kind: KindBool, Default: "false",
+			Usage: "start containers with GDRCopy (not supported yet)", only: off},
+		{Path: "flags.gdsEnabled", Flag: "gds-enabled", Env: "GDS_ENABLED", Kind: KindBool, Default: "false",
+			Usage: "start containers with GPUDirect Storage (not supported yet)", only: off},
+		{Path: "flags.mofedEnabled", Flag: "mofed-enabled", Env: "MOFED_ENABLED", Kind: KindBool, Default: "false",
+			Usage: "start containers with MOFED (not supported yet)", only: off},
+		{Path: "flags.useNodeFeatureAPI", Flag: "use-node-feature-api", Env: "USE_NODE_FEATURE_API", Kind: KindBool, Default: "false",
+			Usage: "for GPU feature discovery (no effect)", inert: inertNotHere},
+		{Path: pathDiscovery, Flag: "device-discovery-strategy", Env: "DEVICE_DISCOVERY_STRATEGY", Kind: KindEnum, Default: "auto",
+			Choices: []string{"auto", "nvml", "tegra"}, Usage: "how GPUs are found (tegra is not supported yet)", only: []string{"auto", "nvml"}},
+
+		{Path: "flags.plugin.passDeviceSpecs", Flag: "pass-device-specs", Env: "PASS_DEVICE_SPECS", Kind: KindBool, Default: "false",
+			Usage: "grant device nodes too (not supported yet)", only: off},
+		{Path: "flags.plugin.deviceListStrategy", Flag: "device-list-strategy", Env: "DEVICE_LIST_STRATEGY", Kind: KindList, Default: "envvar",
+			Choices: []string{"envvar", "volume-mounts", "cdi-annotations", "cdi-cri"},
+			Usage:   "how a container is told its devices (only envvar is supported yet)", only: []string{"envvar"}},
+		{Path: pathDeviceIDs, Flag: "device-id-strategy", Env: "DEVICE_ID_STRATEGY", Kind: KindEnum, Default: "uuid",
+			Choices: []string{"uuid", "index"}, Usage: "by what a container's devices are named"},
+		{Path: pathPolicy, Flag: "shared-devices-allocation-policy", Env: "SHARED_DEVICES_ALLOCATION_POLICY", Kind: KindEnum, Default: "distributed",
+			Choices: []string{"distributed", "packed", "spread"}, Usage: "which shared devices a container gets when there is a choice",
+			differs: map[string]string{"spread": "Virgate's own value; NVIDIA's plugin refuses it"}},
+		{Path: "flags.plugin.cdiAnnotationPrefix", Flag: "cdi-annotation-prefix", Env: "CDI_ANNOTATION_PREFIX", Kind: KindString, Default: "cdi.k8s.io/",
+			Usage: "prefix of CDI annotations (no effect)", inert: inertNoCDI},
+		{Path: "flags.plugin.nvidiaCTKPath", Kind: KindString, Default: "/usr/bin/nvidia-ctk", inert: inertNoCDI},
+		{Path: "flags.plugin.nvidiaCDIHookPath", Flag: "nvidia-cdi-hook-path", Env: "NVIDIA_CDI_HOOK_PATH",
+			Aliases: []string{"nvidia-ctk-path"}, EnvAliases: []string{"NVIDIA_CTK_PATH"}, Kind: KindString, Default: "/usr/bin/nvidia-cdi-hook",
+			Usage: "the hook that CDI specs name (no effect)", inert: inertNoCDI},
+		{Path: pathContainerDriverRoot, Flag: "container-driver-root", Env: "CONTAINER_DRIVER_ROOT",
+			Aliases: []string{"driver-root-ctr-path"}, EnvAliases: []string{"DRIVER_ROOT_CTR_PATH"}, Kind: KindPath, Default: "/driver-root",
+			Usage: "where the driver root is mounted in this container"},
+		{Path: "flags.plugin.cdiFeatureFlags", Flag: "cdi-feature-flags", Env: "CDI_FEATURE_FLAGS", Kind: KindList,
+			Usage: "options for making CDI specs (no effect)", inert: inertNoCDI},
+		{Path: "flags.plugin.kubeletSocket", Kind: KindString, Default: "/var/lib/kubelet/device-plugins/kubelet.sock", inert: inertSocket},
+
+		{Path: "flags.gfd.oneshot", Kind: KindBool, Default: "false", inert: inertNotHere},
+		{Path: "flags.gfd.noTimestamp", Kind: KindBool, Default: "false", inert: inertNotHere},
+		{Path: "flags.gfd.sleepInterval", Kind: KindDuration, Default: "60s", inert: inertNotHere},
+		{Path: "flags.gfd.outputFile", Kind: KindString, Default: "/etc/kubernetes/node-feature-discovery/features.d/gfd", inert: inertNotHere},
+		{Path: "flags.gfd.machineTypeFile", Kind: KindString, Default: "/sys/class/dmi/id/product_name", inert: inertNotHere},
+
+		{Path: "imex.channelIDs", Flag: "imex-channel-ids", Env: "IMEX_CHANNEL_IDS", Kind: KindNumbers,
+			Usage: "IMEX channels for every container (not supported yet)", only: []string{}},
+		{Path: "imex.required", Flag: "imex-required", Env: "IMEX_REQUIRED", Kind: KindBool, Default: "false",
+			Usage:   "whether a missing IMEX channel is an error (no effect without channels)",
+			differs: map[string]string{"true": "has no effect without channels"}},
+	}
+}

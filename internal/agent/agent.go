@@ -1,0 +1,229 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"reflect"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
+)
+
+// Node is where the GPUs are known.
+type Node interface {
+	// Inventory returns the GPUs as last seen. It fails while they cannot be
+	// read at all, and says why.
+	Inventory() ([]sharing.GPU, error)
+	// Watch calls changed whenever Inventory would return something else, at
+	// least once, from any goroutine, and returns when ctx ends.
+	Watch(ctx context.Context, changed func()) error
+}
+
+// Policy is where the profile comes from.
+type Policy interface {
+	// Profile returns the profile that should be in force. It fails when there
+	// is none that can be used; the last good one then stays in force.
+	Profile() (sharing.Profile, error)
+	// Watch is as in Node.
+	Watch(ctx context.Context, changed func()) error
+}
+
+// Options are what Run needs.
+type Options struct {
+	Node   Node
+	Policy Policy
+	Plugin *plugin.Manager
+	// Holders says who holds what; nil when nothing can.
+	Holders plugin.Kubelet
+	// Claim returns when this program may serve the node; until then it stands
+	// by, ready but not registered. Nil means at once.
+	Claim func(ctx context.Context) error
+	// DrainTimeout is how long, when ctx ends, devices are withdrawn before Run
+	// returns; 0 leaves them as they are, for a successor.
+	DrainTimeout time.Duration
+	// Listen is the HTTP address; empty for none.
+	Listen string
+	// Background are more things to run beside the loop, such as the control
+	// socket of a simulated node. When one fails, Run ends.
+	Background []func(ctx context.Context) error
+	// Look makes the loop look again when it receives, as SIGHUP does; nil for
+	// never.
+	Look   <-chan struct{}
+	Logger *slog.Logger
+	// Version is shown in virgate_build_info.
+	Version string
+}
+
+// Run plans and serves until ctx ends, and returns when everything it started
+// has. An error means that it could not go on, not that ctx ended.
+func Run(ctx context.Context, options Options) error {
+	return newAgent(options).run(ctx)
+}
+
+func newAgent(options Options) *agent {
+	a := &agent{Options: options, changed: make(chan struct{}, 1)}
+	a.state.Store(&state{})
+	return a
+}
+
+func (a *agent) run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	start := func(part func(context.Context) error) { group.Go(func() error { return part(ctx) }) }
+	if a.Listen != "" {
+		listener, err := a.listen(ctx)
+		if err != nil {
+			return err
+		}
+		start(func(ctx context.Context) error { return a.serve(ctx, listener) })
+	}
+	start(a.serveKubelet)
+	start(a.watchNode)
+	start(func(ctx context.Context) error { return a.Policy.Watch(ctx, a.look) })
+	start(a.plan)
+	if a.Holders != nil {
+		start(a.sample)
+	}
+	for _, background := range a.Background {
+		start(background)
+	}
+	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// watchNode follows the GPUs. A driver call that hangs at the end is left
+// behind: it cannot be cancelled, and the program ends all the same.
+func (a *agent) watchNode(ctx context.Context) error {
+	err := a.Node.Watch(ctx, a.look)
+	if err != nil && ctx.Err() != nil {
+		a.Logger.Warn("driver left behind", "error", err)
+		return nil
+	}
+	return err
+}
+
+type agent struct {
+	Options
+	changed chan struct{}
+	// serving says that the node is claimed.
+	serving     atomic.Bool
+	state       atomic.Pointer[state]
+	allocations atomic.Pointer[[]sharing.Allocation]
+}
+
+// state is what the loop last decided. It is immutable.
+type state struct {
+	// profile is the last good one; planned says that there is one and that the
+	// GPUs have been read.
+	profile *sharing.Profile
+	plan    sharing.Plan
+	planned bool
+	gpus    []sharing.GPU
+	// rejected says why the wanted profile is not in force, unread why the GPUs
+	// cannot be read; nil when all is well.
+	rejected, unread error
+}
+
+// look asks the loop to read its inputs again. Bursts become one look.
+func (a *agent) look() {
+	select {
+	case a.changed <- struct{}{}:
+	default:
+	}
+}
+
+// plan is the loop.
+func (a *agent) plan(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.Look:
+		case <-a.changed:
+		}
+		a.decide()
+	}
+}
+
+// decide reads both inputs, plans, and hands the plan on. A profile that cannot
+// be used leaves the last good one in force, planned anew for the GPUs as they
+// are; GPUs that cannot be read leave the plan as it is.
+func (a *agent) decide() {
+	last := a.state.Load()
+	next := *last
+
+	var profile sharing.Profile
+	if profile, next.rejected = a.Policy.Profile(); next.rejected == nil {
+		next.profile = &profile
+	} else if !sameError(last.rejected, next.rejected) {
+		a.Logger.Error("profile rejected, the last good one stays in force", "error", next.rejected)
+	}
+	var gpus []sharing.GPU
+	if gpus, next.unread = a.Node.Inventory(); next.unread == nil {
+		next.gpus = gpus
+	} else if last.planned && !sameError(last.unread, next.unread) {
+		a.Logger.Warn("GPUs not read", "error", next.unread)
+	}
+	defer a.state.Store(&next)
+	if next.profile == nil || (next.unread != nil && !last.planned) {
+		return
+	}
+
+	next.plan = sharing.NewPlan(next.gpus, *next.profile)
+	if last.planned && reflect.DeepEqual(last.plan, next.plan) {
+		next.plan = last.plan
+		return
+	}
+	next.planned = true
+	a.report(last.plan, next.plan)
+	a.Plugin.Apply(next.plan)
+}
+
+func sameError(a, b error) bool {
+	return a != nil && b != nil && a.Error() == b.Error()
+}
+
+// report logs what a plan changes.
+func (a *agent) report(last, next sharing.Plan) {
+	for _, r := range next.Resources {
+		a.Logger.Info("resource planned", "resource", r.Name, "strategy", r.Strategy(), "units", len(r.Units), "devices", len(r.Devices), "healthy", r.Healthy())
+	}
+	known := map[string]bool{}
+	for _, warning := range last.Warnings {
+		known[warning] = true
+	}
+	for _, warning := range next.Warnings {
+		if !known[warning] {
+			a.Logger.Warn("plan", "warning", warning)
+		}
+	}
+}
+
+// sampleInterval is how often the loop reads who holds what, for the metrics.
+const sampleInterval = 5 * time.Second
+
+// sample keeps allocations current. What cannot be read is absent, not old.
+func (a *agent) sample(ctx context.Context) error {
+	tick := time.NewTicker(sampleInterval)
+	defer tick.Stop()
+	for {
+		held, err := a.Holders.Held(ctx)
+		if err != nil {
+			a.allocations.Store(nil)
+		} else {
+			a.allocations.Store(&held)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}

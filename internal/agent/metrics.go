@@ -1,0 +1,56 @@
+package agent
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// collector shows how the program itself fares.
+type collector struct {
+	agent *agent
+	build, profileAccepted, inventoryRead, warnings,
+	streams, devices, registrations, lists, granted, refused *prometheus.Desc
+}
+
+func newCollector(a *agent) collector {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("virgate_"+name, help, labels, nil)
+	}
+	return collector{
+		agent:           a,
+		build:           desc("build_info", "The running program; always 1.", "version"),
+		profileAccepted: desc("config_last_apply_successful", "Whether the profile that should be in force is."),
+		inventoryRead:   desc("inventory_last_read_successful", "Whether the GPUs could be read when last tried."),
+		warnings:        desc("plan_warnings", "Warnings of the plan in force."),
+		streams:         desc("listandwatch_streams", "Streams that the kubelet has open for the resource; 1 is right.", "resource"),
+		devices:         desc("listed_devices", "Devices in the resource's list, by state: healthy, unhealthy.", "resource", "state"),
+		registrations:   desc("kubelet_registrations_total", "Successful registrations of the resource.", "resource"),
+		lists:           desc("listandwatch_updates_total", "Lists sent to the kubelet.", "resource"),
+		granted:         desc("allocations_total", "Allocate calls that were granted.", "resource"),
+		refused:         desc("allocate_failures_total", "Allocate calls that were refused.", "resource"),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c collector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
+
+// Collect implements prometheus.Collector.
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	send := func(desc *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(desc, kind, value, labels...)
+	}
+	truth := map[bool]float64{true: 1}
+	s := c.agent.state.Load()
+	send(c.build, prometheus.GaugeValue, 1, c.agent.Version)
+	send(c.profileAccepted, prometheus.GaugeValue, truth[s.profile != nil && s.rejected == nil])
+	send(c.inventoryRead, prometheus.GaugeValue, truth[s.planned && s.unread == nil])
+	send(c.warnings, prometheus.GaugeValue, float64(len(s.plan.Warnings)))
+	for _, r := range c.agent.Plugin.Status() {
+		send(c.streams, prometheus.GaugeValue, float64(r.Streams), r.Name)
+		send(c.devices, prometheus.GaugeValue, float64(r.Healthy), r.Name, "healthy")
+		send(c.devices, prometheus.GaugeValue, float64(r.Devices-r.Healthy), r.Name, "unhealthy")
+		send(c.registrations, prometheus.CounterValue, float64(r.Registrations), r.Name)
+		send(c.lists, prometheus.CounterValue, float64(r.Lists), r.Name)
+		send(c.granted, prometheus.CounterValue, float64(r.Granted), r.Name)
+		send(c.refused, prometheus.CounterValue, float64(r.Refused), r.Name)
+	}
+}

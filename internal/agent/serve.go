@@ -1,0 +1,51 @@
+package agent
+
+import (
+	"context"
+
+	"github.com/virgate/virgate/sharing"
+)
+
+// serveKubelet waits for the node and serves it until ctx ends. With a
+// DrainTimeout it withdraws the devices before it returns.
+func (a *agent) serveKubelet(ctx context.Context) error {
+	if a.Claim != nil {
+		if err := a.Claim(ctx); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+	}
+	a.serving.Store(true)
+	if a.DrainTimeout <= 0 {
+		return a.Plugin.Run(ctx)
+	}
+
+	running, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- a.Plugin.Run(running) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	a.drain(running)
+	stop()
+	return <-ended
+}
+
+// drain offers nothing any more and waits until the kubelet has been told so
+// for long enough. What pods hold stays listed to the end.
+func (a *agent) drain(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, a.DrainTimeout)
+	defer cancel()
+	a.Logger.Info("draining", "timeout", a.DrainTimeout)
+	a.Plugin.Apply(sharing.Plan{Faults: a.state.Load().plan.Faults})
+	if a.Plugin.AwaitStopped(ctx) != nil {
+		for _, r := range a.Plugin.Status() {
+			a.Logger.Warn("not drained", "resource", r.Name, "devices", r.Devices)
+		}
+	}
+}

@@ -1,0 +1,165 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// eventWait is how long one wait for events lasts at most. Nothing interrupts
+// it, so it is what the program's end may have to wait for.
+const eventWait = 250 * time.Millisecond
+
+// healthEvents are the events that Virgate registers for.
+const healthEvents = EventDoubleBitECC | EventXIDCritical
+
+// listener keeps one event set, and one goroutine that waits on it, for all
+// boards. One lost board makes every wait on its set fail from then on
+// (nvml.h, nvmlEventSetWait_v2: GPU_IS_LOST), so a set that failed is thrown
+// away and a new one made without the boards that could not be read.
+type listener struct {
+	*watcher
+	// open says that set exists; since is when it was made.
+	open  bool
+	set   EventSet
+	since time.Time
+	// asked are the handles that were registered or have no events.
+	asked map[Device]bool
+	// waiting says that a goroutine waits on the set; it ends with halt, or with
+	// the first failing wait, and tells ended either way.
+	waiting bool
+	halt    context.CancelFunc
+	ended   chan error
+	// pause is the next back-off. While one runs, retry is its end and no set is
+	// made; the watcher's loop then makes it nil.
+	pause time.Duration
+	retry <-chan time.Time
+}
+
+func newListener(w *watcher) *listener {
+	return &listener{watcher: w, ended: make(chan error, 1), pause: w.options.Backoff}
+}
+
+// renew registers the boards that were read for events, with a new set if there
+// is none. A board that has no events only has none; other failures are tried
+// again with the next pass.
+func (l *listener) renew(ctx context.Context, readings []reading) {
+	if !l.open && !l.create() {
+		return
+	}
+	for _, r := range readings {
+		if l.asked[r.device] {
+			continue
+		}
+		l.doing("DeviceRegisterEvents")
+		registered, err := l.register(r.device)
+		if err != nil {
+			l.log.Warn("no events from a GPU", "gpu", r.gpu.UUID, "error", err)
+			continue
+		}
+		l.asked[r.device] = true
+		if registered && !l.waiting {
+			l.start(ctx)
+		}
+	}
+}
+
+func (l *listener) create() bool {
+	if l.retry != nil {
+		return false
+	}
+	l.doing("EventSetCreate")
+	set, err := l.lib.EventSetCreate()
+	if err != nil {
+		l.back(err)
+		return false
+	}
+	l.open, l.set, l.since, l.asked = true, set, time.Now(), map[Device]bool{}
+	return true
+}
+
+// register asks for the board's events; false when it has none.
+func (l *listener) register(device Device) (bool, error) {
+	supported, err := l.lib.DeviceGetSupportedEventTypes(device)
+	if err == nil && supported&healthEvents != 0 {
+		err = l.lib.DeviceRegisterEvents(device, supported&healthEvents, l.set)
+		if err == nil {
+			return true, nil
+		}
+	}
+	if unsupported(err) {
+		return false, nil
+	}
+	return false, err
+}
+
+func (l *listener) start(ctx context.Context) {
+	ctx, l.halt = context.WithCancel(ctx)
+	l.waiting = true
+	go func() { l.ended <- l.wait(ctx, l.set) }()
+}
+
+// wait hands over events until ctx ends, which is no error, or a wait fails.
+func (l *listener) wait(ctx context.Context, set EventSet) error {
+	for ctx.Err() == nil {
+		event, err := l.lib.EventSetWait(set, eventWait)
+		switch {
+		case err == nil:
+			send(ctx, l.events, event)
+		case !errors.Is(err, Timeout):
+			return err
+		}
+	}
+	return nil
+}
+
+// fail throws away the set on which a wait failed. A set that held for a while
+// is replaced with the next pass, so that the other boards' events are hardly
+// missed; one that failed at once only after a pause. It says nothing of any
+// board's health: the pass finds out which one is lost.
+func (l *listener) fail(err error) {
+	l.waiting = false
+	held := time.Since(l.since) >= l.options.Backoff
+	l.free()
+	if held {
+		l.pause = l.options.Backoff
+		l.log.Warn("waiting for events failed", "error", err)
+		return
+	}
+	l.back(err)
+}
+
+// back begins a pause before the next try.
+func (l *listener) back(err error) {
+	l.log.Warn("waiting for events failed", "error", err, "pause", l.pause)
+	l.retry = time.After(l.pause)
+	l.pause = min(2*l.pause, backoffLimit)
+}
+
+// stop ends the waiting goroutine and then frees the set, never the other way
+// round: the driver would be waiting on freed memory.
+func (l *listener) stop() {
+	if l.waiting {
+		l.doing("EventSetWait")
+		l.halt()
+		if err := <-l.ended; err != nil {
+			l.log.Warn("waiting for events failed", "error", err)
+		}
+		l.waiting = false
+	}
+	l.free()
+}
+
+func (l *listener) free() {
+	if !l.open {
+		return
+	}
+	l.open = false
+	if l.halt != nil {
+		l.halt()
+	}
+	l.doing("EventSetFree")
+	if err := l.lib.EventSetFree(l.set); err != nil {
+		l.log.Warn("an event set could not be freed", "error", err)
+	}
+}

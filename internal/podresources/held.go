@@ -1,0 +1,93 @@
+package podresources
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/virgate/virgate/sharing"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// settling is how long after a kubelet's start PodResources alone is not
+// believed: it is served before the API server's pods are known again.
+const settling = time.Minute
+
+// Held returns who holds which devices, of every resource and not only of this
+// plugin's, sorted by namespace, pod, container and resource; nil when nobody
+// holds any.
+//
+// It is what PodResources shows and what else the checkpoint knows. Of a pod
+// that PodResources does not show only the UID is known: its Namespace is empty
+// and its Pod is "uid:" and the UID. Such an allocation may belong to a pod
+// that is gone; the kubelet forgets it when it next writes its checkpoint,
+// which any list from a plugin makes it do. A device that an init container
+// handed on to another one may be there for both.
+//
+// The error is ErrIncomplete or ErrUnknown, with the causes.
+func (s *Source) Held(ctx context.Context) ([]sharing.Allocation, error) {
+	listed, listErr := call(ctx, s, func(ctx context.Context, client api.PodResourcesListerClient) (*api.ListPodResourcesResponse, error) {
+		return client.List(ctx, &api.ListPodResourcesRequest{})
+	})
+	// Read after List: what was admitted in between is in the file.
+	checkpoint, fileErr := s.readCheckpoint()
+	switch {
+	case listErr != nil && fileErr != nil:
+		return nil, unknown(listErr, fileErr)
+	case listErr != nil:
+		s.logger.Debug("held devices read from the checkpoint alone", "error", listErr)
+	case fileErr != nil:
+		if err := s.settled(); err != nil {
+			return nil, fmt.Errorf("%w: %w; checkpoint: %w", ErrIncomplete, err, fileErr)
+		}
+		s.logger.Debug("held devices read from PodResources alone", "error", fileErr)
+	}
+	return merge(listed.GetPodResources(), checkpoint.Entries), nil
+}
+
+// Applied returns the devices that the kubelet takes for healthy, held or not,
+// sorted, by resource. A resource without healthy devices, or without a plugin,
+// is not in the map.
+//
+// Without PodResources it is what the checkpoint had at the kubelet's last
+// write. That is right after each list, but does not show that a plugin's
+// stream has ended.
+//
+// The error is ErrUnknown, with the causes.
+func (s *Source) Applied(ctx context.Context) (map[string][]string, error) {
+	allocatable, listErr := call(ctx, s, func(ctx context.Context, client api.PodResourcesListerClient) (*api.AllocatableResourcesResponse, error) {
+		return client.GetAllocatableResources(ctx, &api.AllocatableResourcesRequest{})
+	})
+	if listErr == nil {
+		return devicesByResource(allocatable.Devices), nil
+	}
+	checkpoint, fileErr := s.readCheckpoint()
+	if fileErr != nil {
+		return nil, unknown(listErr, fileErr)
+	}
+	s.logger.Debug("applied devices read from the checkpoint", "error", listErr)
+	return checkpoint.Registered, nil
+}
+
+func unknown(listErr, fileErr error) error {
+	return fmt.Errorf("%w: PodResources: %w; checkpoint: %w", ErrUnknown, listErr, fileErr)
+}
+
+// settled returns why PodResources may not know of all pods yet: kubelet.sock,
+// which the kubelet makes at each start, is young or cannot be looked at.
+func (s *Source) settled() error {
+	if s.options.CheckpointDir == "" {
+		return errors.New("time of the kubelet's start unknown")
+	}
+	info, err := os.Stat(filepath.Join(s.options.CheckpointDir, "kubelet.sock"))
+	if err != nil {
+		return fmt.Errorf("time of the kubelet's start unknown: %w", err)
+	}
+	if age := s.options.Now().Sub(info.ModTime()); age < settling {
+		return fmt.Errorf("kubelet started %v ago", age.Round(time.Second))
+	}
+	return nil
+}

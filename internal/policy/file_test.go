@@ -1,0 +1,172 @@
+package policy
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/virgate/virgate/configs"
+)
+
+const (
+	four = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
+	ten  = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 10}]}}\n"
+)
+
+func write(t *testing.T, path, content string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func replicas(t *testing.T, f *File) int {
+	t.Helper()
+	profile, err := f.Profile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return profile.Shares[0].Replicas
+}
+
+// watch starts Watch and returns a function that waits for a change.
+func watch(t *testing.T, f *File) (next func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	changes := make(chan struct{}, 100)
+	ended := make(chan error, 1)
+	go func() { ended <- f.Watch(ctx, func() { changes <- struct{}{} }) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return func() {
+		t.Helper()
+		select {
+		case <-changes:
+		case <-time.After(20 * time.Second):
+			t.Fatal("no change noticed")
+		}
+	}
+}
+
+func TestProfile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "p.yaml")
+	write(t, path, four)
+	manifest := filepath.Join(t.TempDir(), "m.yaml")
+	write(t, manifest, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\ndata:\n  a: |\n    version: v1\n  b: |\n    version: v2\n")
+	for _, test := range []struct {
+		name string
+		file File
+		want string // of the error
+	}{
+		{"no file", File{}, ""},
+		{"a file", File{Path: path}, ""},
+		{"missing", File{Path: path + "x"}, "read profile: open"},
+		{"a bad override", File{Path: path, Overrides: configs.Overrides{"flags.migStrategy": {Value: "most", Source: "$MIG_STRATEGY"}}}, "$MIG_STRATEGY"},
+		{"a problem in a manifest", File{Path: manifest}, "[data.b]"},
+		{"a setting that cannot change", File{Path: path, Overrides: configs.Overrides{"flags.nvidiaDriverRoot": {Value: "/new", Source: "--nvidia-driver-root"}}}, "flags.nvidiaDriverRoot: cannot change while the program runs (is /, wanted /new)"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			started, err := configs.Parse("", nil, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			test.file.Started = started.Process
+			_, err = test.file.Profile()
+			if (err == nil) != (test.want == "") || (err != nil && !strings.Contains(err.Error(), test.want)) {
+				t.Errorf("got %v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
+func TestWatchFollowsEdits(t *testing.T) {
+	dir := t.TempDir()
+	f := &File{Path: filepath.Join(dir, "p.yaml")}
+	started, err := f.defaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Started = started
+	write(t, f.Path, four)
+	next := watch(t, f)
+	next()
+	if got := replicas(t, f); got != 4 {
+		t.Fatalf("%d replicas", got)
+	}
+
+	write(t, f.Path, ten) // In place.
+	next()
+	if got := replicas(t, f); got != 10 {
+		t.Errorf("%d replicas after an edit in place", got)
+	}
+
+	write(t, f.Path+".new", four) // By rename.
+	if err := os.Rename(f.Path+".new", f.Path); err != nil {
+		t.Fatal(err)
+	}
+	next()
+	if got := replicas(t, f); got != 4 {
+		t.Errorf("%d replicas after a rename", got)
+	}
+
+	if err := os.Remove(f.Path); err != nil {
+		t.Fatal(err)
+	}
+	next()
+	if _, err := f.Profile(); err == nil {
+		t.Error("a profile from a missing file")
+	}
+	write(t, f.Path, ten)
+	next()
+	if got := replicas(t, f); got != 10 {
+		t.Errorf("%d replicas after the file came back", got)
+	}
+}
+
+// TestWatchFollowsMountedConfigMap swaps directories as the kubelet does.
+func TestWatchFollowsMountedConfigMap(t *testing.T) {
+	dir := t.TempDir()
+	for name, content := range map[string]string{"v1": four, "v2": ten} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(dir, name, "any"), content)
+	}
+	link := func(target, name string) {
+		t.Helper()
+		if err := os.Symlink(target, filepath.Join(dir, name+".tmp")); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(filepath.Join(dir, name+".tmp"), filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link("v1", "..data")
+	link("..data/any", "any")
+	f := &File{Path: filepath.Join(dir, "any")}
+	started, err := f.defaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Started = started
+	next := watch(t, f)
+	next()
+	link("v2", "..data")
+	next()
+	if got := replicas(t, f); got != 10 {
+		t.Errorf("%d replicas after the swap", got)
+	}
+}
+
+// defaults are the settings of an empty document.
+func (f *File) defaults() (configs.Process, error) {
+	config, err := configs.Parse("", nil, f.Overrides)
+	return config.Process, err
+}

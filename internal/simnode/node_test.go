@@ -1,0 +1,249 @@
+package simnode_test
+
+import (
+	"errors"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/sharing"
+)
+
+// open makes a node with its driver open.
+func open(t *testing.T, name string) *simnode.Node {
+	t.Helper()
+	node, err := simnode.New(name)
+	must(t, err)
+	must(t, node.Init())
+	return node
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func scan(t *testing.T, node *simnode.Node) []sharing.GPU {
+	t.Helper()
+	gpus, err := nvml.Scan(node)
+	must(t, err)
+	return gpus
+}
+
+func TestNewNames(t *testing.T) {
+	for _, name := range simnode.Names() {
+		node, err := simnode.New(name)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		} else if node.Name() != name {
+			t.Errorf("%s calls itself %s", name, node.Name())
+		}
+	}
+}
+
+func TestNewErrors(t *testing.T) {
+	tests := []struct {
+		name string
+		says []string
+	}{
+		{"", []string{`no simulated node ""`, "dgx-a100, "}},
+		{"dgx-a1000", []string{`no simulated node "dgx-a1000"`, "a30x4", "mixed", "a100-40, a100-80"}},
+		{"t4x", []string{"no simulated node"}},
+		{"t4xx", []string{"no simulated node"}},
+		{"t4x0", []string{"boards[0].count: 0 is not in 1 to 64"}},
+		{"t4x-1", []string{"boards[0].count: -1"}},
+		{"t4x99999", []string{"boards[0].count: 99999"}},
+		{"t4+all-1g.5gb", []string{`"t4+all-1g.5gb"`, "Tesla T4", "no MIG"}},
+		{"dgx-a100+all-1g.6gb", []string{"A100-SXM4-40GB", "1g.6gb", "1g.5gb"}},
+		{"dgx-a100+7", []string{`"7"`, "all-balanced"}},
+		{"dgx-a100+", []string{"all-balanced"}},
+		{"empty+all-balanced", []string{"no board to cut"}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := simnode.New(test.name)
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for _, part := range test.says {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("error %q does not say %q", err, part)
+				}
+			}
+		})
+	}
+}
+
+// TestUUIDs holds that UUIDs are well formed, each another, the same every time,
+// and not changed by a cut.
+func TestUUIDs(t *testing.T) {
+	form := regexp.MustCompile(`^(GPU|MIG)-[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
+	seen := map[string]string{}
+	for _, name := range simnode.Names() {
+		node, err := simnode.New(name)
+		must(t, err)
+		for _, gpu := range scan(t, node) {
+			for _, unit := range append(gpu.Partitions, sharing.Partition{UUID: gpu.UUID}) {
+				if !form.MatchString(unit.UUID) {
+					t.Errorf("%s: UUID %s", name, unit.UUID)
+				}
+				if other := seen[unit.UUID]; other != "" {
+					t.Errorf("%s and %s both have %s", name, other, unit.UUID)
+				}
+				seen[unit.UUID] = name
+			}
+		}
+	}
+	cut, err := simnode.New("dgx-a100+all-balanced")
+	must(t, err)
+	if gpu := scan(t, cut)[3]; seen[gpu.UUID] != "dgx-a100" {
+		t.Errorf("the cut node's GPU 3 is not the uncut one's")
+	}
+}
+
+func TestLoadExample(t *testing.T) {
+	data, err := os.ReadFile("testdata/lab.yaml")
+	must(t, err)
+	node, err := simnode.Load("testdata/lab.yaml", data)
+	must(t, err)
+	type board struct {
+		Model      string
+		NUMANode   int
+		MIG        bool
+		Partitions int
+	}
+	var got []board
+	for _, gpu := range scan(t, node) {
+		got = append(got, board{gpu.Model, gpu.NUMANode, gpu.MIG, len(gpu.Partitions)})
+	}
+	want := []board{
+		{"NVIDIA A100-SXM4-40GB", 0, false, 0},
+		{"NVIDIA A100-SXM4-40GB", 0, false, 0},
+		{"NVIDIA A30", 1, true, 3},
+		{"Tesla T4", -1, false, 0},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("boards (-want +got):\n%s", diff)
+	}
+}
+
+func TestLoad(t *testing.T) {
+	tests := []struct {
+		name, document string
+		// says is in the error; without it there is none, and so many boards.
+		says   string
+		boards int
+	}{
+		{"nothing", "", "", 0},
+		{"one board", "boards: [{model: t4}]", "", 1},
+		{"some boards", "boards: [{model: t4, count: 3}, {model: h100}]", "", 4},
+		{"unknown model", "boards: [{model: t4}, {model: t5}]", `lab.yaml: boards[1].model: "t5" is none of a100-40`, 0},
+		{"no model", "boards: [{count: 1}]", `boards[0].model: ""`, 0},
+		{"no board", "boards: [{model: t4, count: 0}]", "boards[0].count: 0", 0},
+		{"too many", "boards: [{model: t4, count: 40}, {model: t4, count: 40}]", "boards: 80 are more than 64", 0},
+		{"bad NUMA node", "boards: [{model: t4, numaNode: -2}]", "boards[0].numaNode: -2", 0},
+		{"bad layout", "boards: [{model: a30}, {model: a30, layout: all-9g.9gb}]", "boards[1].layout: NVIDIA A30", 0},
+		{"unknown field", "boards: [{kind: t4}]", "kind", 0},
+		{"unknown field at the top", "gpus: []", "gpus", 0},
+		{"wrong type", "boards: [{model: t4, count: many}]", "count", 0},
+		{"no YAML", "boards: [", "lab.yaml", 0},
+		{"two problems", "boards: [{model: x}, {model: t4, count: 99}]", "boards[1].count: 99", 0},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			node, err := simnode.Load("lab.yaml", []byte(test.document))
+			if test.says != "" {
+				if err == nil || !strings.Contains(err.Error(), test.says) {
+					t.Errorf("error %v does not say %q", err, test.says)
+				}
+				return
+			}
+			must(t, err)
+			if got := len(scan(t, node)); got != test.boards || node.Name() != "lab" {
+				t.Errorf("%d boards on %s, want %d on lab", got, node.Name(), test.boards)
+			}
+		})
+	}
+}
+
+func FuzzLoad(f *testing.F) {
+	data, err := os.ReadFile("testdata/lab.yaml")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(data)
+	f.Add([]byte("boards: [{model: h200, layout: all-1c.3g.71gb}]"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		node, err := simnode.Load("fuzz.yaml", data)
+		if err != nil {
+			return
+		}
+		if _, err := nvml.Scan(node); err != nil {
+			t.Errorf("a loaded node cannot be read: %v", err)
+		}
+	})
+}
+
+func FuzzNew(f *testing.F) {
+	f.Add("dgx-a100+all-1g.5gb")
+	f.Add("rtx-pro-6000x2+all-1g.24gb+me.all")
+	f.Fuzz(func(t *testing.T, name string) {
+		node, err := simnode.New(name)
+		if err != nil {
+			return
+		}
+		if _, err := nvml.Scan(node); err != nil {
+			t.Errorf("node %q cannot be read: %v", name, err)
+		}
+	})
+}
+
+func TestLinks(t *testing.T) {
+	tests := []struct {
+		node       string
+		a, b, want int
+	}{
+		{"dgx-a100", 0, 7, 12},
+		{"dgx-h100", 3, 4, 18},
+		{"dgx-h100", 3, 3, 0},
+		{"mixed", 0, 1, 12},
+		{"mixed", 0, 5, 0},
+		{"l40sx8", 0, 1, 0},
+	}
+	for _, test := range tests {
+		node, err := simnode.New(test.node)
+		must(t, err)
+		if got, err := node.Links(test.a, test.b); got != test.want || err != nil {
+			t.Errorf("%s: Links(%d, %d) = %d, %v, want %d", test.node, test.a, test.b, got, err, test.want)
+		}
+	}
+	node, err := simnode.New("t4")
+	must(t, err)
+	if _, err := node.Links(0, 1); err == nil || !strings.Contains(err.Error(), "no GPU 1: the node has 0 to 0") {
+		t.Errorf("Links to a board that there is not: %v", err)
+	}
+}
+
+// TestUninitialized holds that nothing answers before Init and after Shutdown.
+func TestUninitialized(t *testing.T) {
+	node, err := simnode.New("t4")
+	must(t, err)
+	if _, err := node.DeviceGetCount(); !errors.Is(err, nvml.Uninitialized) {
+		t.Errorf("before Init: %v", err)
+	}
+	must(t, node.Init())
+	if count, err := node.DeviceGetCount(); count != 1 || err != nil {
+		t.Errorf("DeviceGetCount() = %d, %v", count, err)
+	}
+	must(t, node.Shutdown())
+	if err := node.Shutdown(); !errors.Is(err, nvml.Uninitialized) {
+		t.Errorf("Shutdown twice: %v", err)
+	}
+}

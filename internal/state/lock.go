@@ -1,0 +1,65 @@
+package state
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+// LockName is the lock file's name in the device-plugins directory.
+const LockName = "virgate.lock"
+
+// lockInterval is how often a waiting program tries; a successor takes over
+// that quickly. (A blocking flock could not be given up at exit.)
+const lockInterval = 20 * time.Millisecond
+
+// Lock is held by the one Virgate that serves a device-plugins directory. The
+// system lets go of it when the process ends, however that happens.
+type Lock struct{ file *os.File }
+
+// Acquire waits for the lock in dir, which need not exist yet. waiting is
+// called once when another process has it. It fails only when ctx ends.
+func Acquire(ctx context.Context, dir string, waiting func(err error)) (*Lock, error) {
+	tick := time.NewTicker(lockInterval)
+	defer tick.Stop()
+	said := false
+	for {
+		lock, err := tryLock(filepath.Join(dir, LockName))
+		if err == nil {
+			return lock, nil
+		}
+		if !said && !errors.Is(err, os.ErrNotExist) {
+			said = true
+			waiting(err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for the lock in %s: %w", dir, ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
+// ErrLocked says that another process has the lock.
+var ErrLocked = errors.New("another Virgate serves this node")
+
+func tryLock(path string) (*Lock, error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open lock: %w", err)
+	}
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			err = ErrLocked
+		}
+		return nil, errors.Join(err, file.Close())
+	}
+	return &Lock{file}, nil
+}
+
+// Release lets a successor serve.
+func (l *Lock) Release() error { return l.file.Close() }

@@ -1,0 +1,80 @@
+package plugin
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/virgate/virgate/sharing"
+)
+
+// visibleDevices is what NVIDIA's container runtime reads to decide which
+// devices a container sees.
+const visibleDevices = "NVIDIA_VISIBLE_DEVICES"
+
+// grant answers for one container. It reads the generation and nothing else:
+// the kubelet waits for it with the whole node's pod handling. The error is a
+// gRPC status whose message ends up in the pod's event.
+func (g *generation) grant(ids []string, now time.Time) (*api.ContainerAllocateResponse, error) {
+	name := g.resource.Name
+	if len(ids) == 0 {
+		return nil, status.Errorf(codes.InvalidArgument, "%s: no device requested", name)
+	}
+	units := make([]sharing.Unit, 0, len(ids))
+	seen := make(map[string]struct{}, len(ids))
+	replicas, repeated := false, ""
+	for _, id := range ids {
+		d, ok := g.devices[id]
+		if !ok {
+			return nil, status.Errorf(codes.NotFound, "%s has no device %q", name, id)
+		}
+		if d.fault != "" {
+			return nil, status.Errorf(codes.Unavailable, "%s: device %s must not be used: %s", name, id, d.fault)
+		}
+		replicas = replicas || id != d.unit.ID
+		if _, again := seen[d.unit.ID]; again {
+			repeated = d.unit.ID
+			continue
+		}
+		seen[d.unit.ID] = struct{}{}
+		units = append(units, d.unit)
+	}
+	if g.resource.OneShareOnly && replicas && len(ids) > 1 {
+		return nil, status.Errorf(codes.InvalidArgument,
+			"%s is shared: a container may request 1, not %d (more shares give access to the same GPU, not more of it; failRequestsGreaterThanOne is set)", name, len(ids))
+	}
+	if g.resource.SpreadStrict && repeated != "" {
+		return nil, status.Errorf(codes.ResourceExhausted,
+			"%s: %d devices were requested on distinct GPUs, but only devices of %d are free (two of them are on %s; spread is strict)", name, len(ids), len(units), repeated)
+	}
+	slices.SortFunc(units, func(a, b sharing.Unit) int { return cmp.Compare(g.order[a.ID], g.order[b.ID]) })
+	// Only now, when the call is going to succeed, do the devices count as held.
+	at := now.UnixNano()
+	for _, id := range ids {
+		d := g.devices[id]
+		d.use.granted.Store(at)
+		d.use.named.Store(at)
+	}
+	return &api.ContainerAllocateResponse{Envs: map[string]string{visibleDevices: names(units, g.resource.DeviceIDs)}}, nil
+}
+
+// names lists the units for the container runtime, each once.
+func names(units []sharing.Unit, by sharing.DeviceIDStrategy) string {
+	var b strings.Builder
+	for i, u := range units {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		if by == sharing.ByIndex {
+			b.WriteString(u.Index)
+		} else {
+			b.WriteString(u.ID)
+		}
+	}
+	return b.String()
+}

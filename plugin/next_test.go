@@ -1,0 +1,503 @@
+package plugin
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/virgate/virgate/sharing"
+)
+
+// world is what Next sees, moved on by hand.
+type world struct {
+	t      *testing.T
+	now    time.Time
+	lists  Lists
+	held   idSet
+	blind  bool // the kubelet cannot be seen
+	calls  Calls
+	timing Timing
+	seen   Sight
+}
+
+func newWorld(t *testing.T) *world {
+	return &world{
+		t: t, now: time.Unix(1000, 0), lists: Lists{}, held: idSet{},
+		calls:  Calls{Granted: map[string]map[string]time.Time{}, Named: map[string]map[string]time.Time{}, Busy: map[string]bool{}},
+		timing: Timing{Quiet: 10 * time.Second, RetireAfter: time.Minute, StopAfter: 20 * time.Second},
+	}
+}
+
+// look reads the kubelet, which has applied the lists at once.
+func (w *world) look() {
+	if w.blind {
+		w.seen.heldKnown, w.seen.appliedKnown = false, false
+		return
+	}
+	w.seen = Sight{held: idSet{}, applied: idSet{}, heldAt: w.now, appliedAt: w.now, heldKnown: true, appliedKnown: true}
+	for resource, ids := range w.held {
+		for id := range ids {
+			w.seen.held.add(resource, id)
+		}
+	}
+	for resource, list := range w.lists {
+		for _, e := range list.Entries {
+			if e.Healthy {
+				w.seen.applied.add(resource, e.ID)
+			}
+		}
+	}
+}
+
+func (w *world) step(plan sharing.Plan) {
+	w.lists = Next(w.lists, plan, w.seen, w.calls, w.now, w.timing)
+}
+
+// pass lets time go by in seconds, with a look and a step in each.
+func (w *world) pass(plan sharing.Plan, d time.Duration) {
+	for end := w.now.Add(d); w.now.Before(end); {
+		w.now = w.now.Add(time.Second)
+		w.look()
+		w.step(plan)
+	}
+}
+
+// show prints a list: "A0 A1 a2" with lower-case letters for Unhealthy, "+" for
+// Closing and "-" for Retiring.
+func (w *world) show(resource string) string {
+	list, ok := w.lists[resource]
+	if !ok {
+		return "none"
+	}
+	var words []string
+	for _, e := range list.Entries {
+		unit, n, shared := sharing.ParseDeviceID(e.ID)
+		word := unit
+		if shared {
+			word += fmt.Sprint(n)
+		}
+		if !e.Healthy {
+			word = strings.ToLower(word)
+		}
+		words = append(words, word+map[Phase]string{Offered: "", Closing: "+", Retiring: "-"}[e.Phase])
+	}
+	return strings.Join(words, " ")
+}
+
+func (w *world) expect(resource, want string) {
+	w.t.Helper()
+	if diff := cmp.Diff(want, w.show(resource)); diff != "" {
+		w.t.Errorf("%s at %ds: %s", resource, w.now.Unix()-1000, diff)
+	}
+}
+
+// planOf plans resources written as "name=replicas:A,B"; units of faults are
+// on the node with that fault, all others are healthy.
+func planOf(faults map[string]string, resources ...string) sharing.Plan {
+	plan := sharing.Plan{Faults: map[string]string{"A": "", "B": "", "C": ""}}
+	for unit, fault := range faults {
+		if fault == "gone" {
+			delete(plan.Faults, unit)
+			continue
+		}
+		plan.Faults[unit] = fault
+	}
+	for _, text := range resources {
+		var r sharing.Resource
+		var units string
+		name, rest, _ := strings.Cut(text, "=")
+		replicas := 0
+		if _, err := fmt.Sscanf(rest, "%d:%s", &replicas, &units); err != nil {
+			panic(err)
+		}
+		r.Name = name
+		for unit := range strings.SplitSeq(units, ",") {
+			r.Units = append(r.Units, sharing.Unit{ID: unit, GPU: unit, Replicas: replicas, NUMANode: -1})
+			for n := range replicas {
+				d := sharing.Device{ID: unit, Unit: unit, Healthy: plan.Faults[unit] == "", NUMANode: -1}
+				if replicas > 1 {
+					d.ID = sharing.NewDeviceID(unit, n)
+				}
+				r.Devices = append(r.Devices, d)
+			}
+		}
+		plan.Resources = append(plan.Resources, r)
+	}
+	return plan
+}
+
+func TestNextGrowsAtOnce(t *testing.T) {
+	w := newWorld(t)
+	w.step(planOf(nil, "gpu=2:A,B"))
+	w.expect("gpu", "A0 A1 B0 B1")
+	w.step(planOf(nil, "gpu=3:A,B"))
+	w.expect("gpu", "A0 A1 A2 B0 B1 B2")
+}
+
+func TestNextShrinksInTwoPhases(t *testing.T) {
+	w := newWorld(t)
+	w.step(planOf(nil, "gpu=4:A"))
+	w.look()
+	w.held.add("gpu", "A::3")
+	w.look()
+	small := planOf(nil, "gpu=2:A")
+	w.now = w.now.Add(time.Second)
+	w.step(small)
+	w.expect("gpu", "A0 a1- a2- A3") // The held one is kept, free ones go.
+	w.pass(small, 10*time.Second)
+	w.expect("gpu", "A0 a1- a2- A3") // Not before the quiet time is over,
+	w.pass(small, 2*time.Second)
+	w.expect("gpu", "A0 A3") // which starts when the kubelet has applied it.
+	delete(w.held["gpu"], "A::3")
+	w.pass(small, 15*time.Second)
+	w.expect("gpu", "A0 A1") // When the pod is gone, the plan's own IDs return.
+}
+
+func TestNextShrinksBelowHeld(t *testing.T) {
+	w := newWorld(t)
+	w.step(planOf(nil, "gpu=3:A"))
+	for _, id := range []string{"A::0", "A::1", "A::2"} {
+		w.held.add("gpu", id)
+	}
+	small := planOf(nil, "gpu=2:A")
+	w.look()
+	w.step(small)
+	w.expect("gpu", "A0 A1 A2+")
+	w.pass(small, 59*time.Second)
+	w.expect("gpu", "A0 A1 A2+")
+	w.pass(small, 2*time.Second)
+	w.expect("gpu", "A0 A1 a2+")
+	w.pass(small, time.Hour)
+	w.expect("gpu", "A0 A1 a2+") // Held: never removed.
+	delete(w.held["gpu"], "A::0")
+	w.pass(small, time.Second)
+	w.expect("gpu", "a0- A1 A2") // Two are held now, and two are wanted.
+	w.pass(small, 20*time.Second)
+	w.expect("gpu", "A1 A2")
+}
+
+func TestNextKeepsWhatItCannotSee(t *testing.T) {
+	w := newWorld(t)
+	w.blind = true
+	w.step(planOf(nil, "gpu=3:A"))
+	w.calls.Granted["gpu"] = map[string]time.Time{"A::2": w.now}
+	small := planOf(nil, "gpu=2:A")
+	w.pass(small, time.Hour)
+	w.expect("gpu", "A0 a1- A2") // Granted is held, and nothing is removed.
+	w.pass(planOf(nil, "other=1:A"), time.Hour)
+	w.expect("other", "none")
+}
+
+func TestNextCallsPostponeRemoval(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		call func(*world)
+		want string
+	}{
+		{"none", func(*world) {}, "A0 A1"},
+		{"named lately", func(w *world) { w.calls.Named["gpu"] = map[string]time.Time{"A::2": w.now.Add(5 * time.Second)} }, "A0 A1 a2-"},
+		{"in progress", func(w *world) { w.calls.Busy["gpu"] = true }, "A0 A1 a2-"},
+		{"granted meanwhile", func(w *world) { w.calls.Granted["gpu"] = map[string]time.Time{"A::2": w.now.Add(5 * time.Second)} }, "A0 A2"},
+		{"held meanwhile", func(w *world) { w.held.add("gpu", "A::2") }, "A0 A2"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.step(planOf(nil, "gpu=3:A"))
+			small := planOf(nil, "gpu=2:A")
+			w.pass(small, time.Second)
+			w.expect("gpu", "A0 A1 a2-")
+			test.call(w)
+			w.pass(small, 12*time.Second)
+			got := strings.Fields(w.show("gpu"))
+			want := strings.Fields(test.want)
+			slices.Sort(got)
+			slices.Sort(want)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestNextDrainsARename(t *testing.T) {
+	w := newWorld(t)
+	w.step(planOf(nil, "gpu=1:A,B"))
+	w.held.add("gpu", "A")
+	w.look()
+	renamed := planOf(nil, "gpu.shared=2:A,B")
+	w.now = w.now.Add(time.Second)
+	w.step(renamed)
+	w.expect("gpu", "A+ b-")
+	w.expect("gpu.shared", "none")
+	w.pass(renamed, 12*time.Second)
+	w.expect("gpu", "A+")
+	w.expect("gpu.shared", "B0 B1") // A is offered there when its pod is gone.
+	delete(w.held["gpu"], "A")
+	w.pass(renamed, 12*time.Second)
+	w.expect("gpu", "") // An empty list, for StopAfter,
+	w.expect("gpu.shared", "A0 A1 B0 B1")
+	w.pass(renamed, 21*time.Second)
+	w.expect("gpu", "none") // then the server stops.
+}
+
+func TestNextChangesExclusivityInOneResource(t *testing.T) {
+	w := newWorld(t)
+	w.step(planOf(nil, "gpu=1:A,B"))
+	w.held.add("gpu", "A")
+	w.look()
+	shared := planOf(nil, "gpu=2:A,B")
+	w.pass(shared, 15*time.Second)
+	w.expect("gpu", "A+ B0 B1")
+	w.pass(planOf(nil, "gpu=1:A,B"), time.Second)
+	w.expect("gpu", "A b0- b1-")
+	w.pass(planOf(nil, "gpu=1:A,B"), 15*time.Second)
+	w.expect("gpu", "A B")
+}
+
+func TestNextChangesItsMind(t *testing.T) {
+	w := newWorld(t)
+	large, small := planOf(nil, "gpu=4:A"), planOf(nil, "gpu=2:A")
+	w.step(large)
+	w.pass(small, 3*time.Second)
+	w.expect("gpu", "A0 A1 a2- a3-")
+	w.step(large)
+	w.expect("gpu", "A0 A1 A2 A3")
+	w.pass(small, 3*time.Second)
+	w.pass(small, 8*time.Second)
+	w.expect("gpu", "A0 A1 a2- a3-") // The quiet time starts anew.
+}
+
+func TestNextAdoptsWhatPodsHold(t *testing.T) {
+	w := newWorld(t)
+	w.held.add("gpu", "A::9")                // Planned: from a state that was lost.
+	w.held.add("nvidia.com/gpu", "B::1")     // Not planned, but NVIDIA's name.
+	w.held.add("nvidia.com/gpu", "GPU-x::0") // Of a board that is gone.
+	w.held.add("nvidia.com/gpu", "other")    // No unit.
+	w.held.add("example.com/gpu", "A::0")    // Another plugin's resource.
+	w.look()
+	plan := planOf(nil, "gpu=2:A,B")
+	w.step(plan)
+	w.expect("gpu", "A0 A9")
+	w.expect("nvidia.com/gpu", "B1+ gpu-x0+")
+	w.expect("example.com/gpu", "none")
+	w.held = idSet{}
+	w.pass(plan, 40*time.Second)
+	w.expect("gpu", "A0 A1 B0 B1")
+	w.pass(plan, 40*time.Second)
+	w.expect("nvidia.com/gpu", "none")
+}
+
+func TestNextAdoptsTheNUMANode(t *testing.T) {
+	w := newWorld(t)
+	plan := planOf(nil, "gpu=2:A")
+	plan.Resources[0].Units[0].NUMANode = 1
+	w.held.add("nvidia.com/gpu", "A::1")
+	w.look()
+	w.step(plan)
+	if got := w.lists["nvidia.com/gpu"].Entries[0].NUMANode; got != 1 {
+		t.Errorf("NUMA node %d, want 1", got)
+	}
+}
+
+func TestNextHealth(t *testing.T) {
+	w := newWorld(t)
+	w.step(planOf(nil, "gpu=2:A,B"))
+	w.step(planOf(map[string]string{"A": "XID 79"}, "gpu=2:A,B"))
+	w.expect("gpu", "a0 a1 B0 B1")
+	w.step(planOf(nil, "gpu=2:A,B"))
+	w.expect("gpu", "A0 A1 B0 B1")
+	w.held.add("gpu", "A::0")
+	gone := planOf(map[string]string{"A": "gone"}, "gpu=2:B")
+	w.pass(gone, time.Hour)
+	w.expect("gpu", "B0 B1 a0+") // A lost unit's held device stays, Unhealthy.
+}
+
+func TestNextKeepsTheNUMANodeOfALostUnit(t *testing.T) {
+	w := newWorld(t)
+	plan := planOf(nil, "gpu=1:A")
+	plan.Resources[0].Devices[0].NUMANode = 1
+	w.step(plan)
+	w.held.add("gpu", "A")
+	w.pass(planOf(map[string]string{"A": "gone"}, "gpu=1:B"), time.Minute)
+	for _, e := range w.lists["gpu"].Entries {
+		if e.ID == "A" && e.NUMANode != 1 {
+			t.Errorf("NUMA node %d, want 1", e.NUMANode)
+		}
+	}
+}
+
+// TestNextInvariants runs random plans, holders and blind spells and checks
+// what must hold in every step.
+func TestNextInvariants(t *testing.T) {
+	plans := []sharing.Plan{
+		planOf(nil, "gpu=1:A,B,C"), planOf(nil, "gpu=4:A,B,C"), planOf(nil, "gpu=2:A,B,C"),
+		planOf(nil, "gpu.shared=3:A,B,C"), planOf(nil, "gpu=1:A", "gpu.shared=2:B,C"),
+		planOf(nil, "gpu=2:A", "gpu.shared=1:B"), planOf(nil), planOf(map[string]string{"B": "XID 79"}, "gpu=4:A,B,C"),
+		planOf(map[string]string{"A": "gone"}, "gpu=4:B,C"),
+	}
+	for seed := range uint64(80) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		w := newWorld(t)
+		plan := plans[0]
+		for range 80 {
+			switch random.IntN(6) {
+			case 0:
+				plan = plans[random.IntN(len(plans))]
+			case 1:
+				w.blind = random.IntN(4) == 0
+			case 2: // A pod comes: it gets a Healthy device that nobody holds.
+				if resource, id, ok := pickFree(w, random); ok {
+					w.held.add(resource, id)
+					if w.calls.Granted[resource] == nil {
+						w.calls.Granted[resource] = map[string]time.Time{}
+					}
+					w.calls.Granted[resource][id] = w.now
+				}
+			case 3: // A pod goes.
+				for _, ids := range w.held {
+					for _, id := range sortedIDs(ids) {
+						if random.IntN(3) == 0 {
+							delete(ids, id)
+							break
+						}
+					}
+				}
+			}
+			w.pass(plan, time.Duration(1+random.IntN(8))*time.Second)
+			checkInvariants(t, seed, w)
+			if t.Failed() {
+				return
+			}
+		}
+		w.blind = false
+		w.held = idSet{}
+		w.pass(plan, 3*time.Minute)
+		for _, r := range plan.Resources {
+			var got []sharing.Device
+			for _, e := range w.lists[r.Name].Entries {
+				got = append(got, e.Device)
+			}
+			if diff := cmp.Diff(r.Devices, got); diff != "" {
+				t.Fatalf("seed %d: did not converge: %s", seed, diff)
+			}
+		}
+	}
+}
+
+func pickFree(w *world, random *rand.Rand) (string, string, bool) {
+	var free [][2]string
+	for resource, list := range w.lists {
+		for _, e := range list.Entries {
+			if e.Healthy && !w.held.has(resource, e.ID) {
+				free = append(free, [2]string{resource, e.ID})
+			}
+		}
+	}
+	if len(free) == 0 {
+		return "", "", false
+	}
+	slices.SortFunc(free, func(a, b [2]string) int { return strings.Compare(a[0]+a[1], b[0]+b[1]) })
+	picked := free[random.IntN(len(free))]
+	return picked[0], picked[1], true
+}
+
+func sortedIDs(ids map[string]struct{}) []string {
+	var list []string
+	for id := range ids {
+		list = append(list, id)
+	}
+	slices.Sort(list)
+	return list
+}
+
+func checkInvariants(t *testing.T, seed uint64, w *world) {
+	t.Helper()
+	listed := idSet{}
+	ways := map[string]map[way]bool{}
+	holders := map[string]map[way]int{}
+	for resource, list := range w.lists {
+		for _, e := range list.Entries {
+			if listed.has(resource, e.ID) {
+				t.Errorf("seed %d: %s is listed twice in %s", seed, e.ID, resource)
+			}
+			listed.add(resource, e.ID)
+			key := way{resource, e.shared()}
+			if e.Healthy && !w.held.has(resource, e.ID) {
+				if ways[e.Unit] == nil {
+					ways[e.Unit] = map[way]bool{}
+				}
+				ways[e.Unit][key] = true
+			}
+			if w.held.has(resource, e.ID) {
+				if holders[e.Unit] == nil {
+					holders[e.Unit] = map[way]int{}
+				}
+				holders[e.Unit][key]++
+			}
+		}
+	}
+	for unit, in := range ways {
+		if len(in) > 1 {
+			t.Errorf("seed %d: invariant 7: %s is free in %v", seed, unit, in)
+		}
+	}
+	for unit, in := range holders {
+		if len(in) > 1 {
+			t.Errorf("seed %d: invariant 7: %s is held in %v", seed, unit, in)
+		}
+	}
+	for resource, ids := range w.held {
+		for id := range ids {
+			if !listed.has(resource, id) {
+				t.Errorf("seed %d: invariant 5: held %s left %s", seed, id, resource)
+			}
+		}
+	}
+}
+
+// TestNextNeverDropsAHealthyDevice is invariant 6, step by step.
+func TestNextNeverDropsAHealthyDevice(t *testing.T) {
+	plans := []sharing.Plan{planOf(nil, "gpu=1:A,B"), planOf(nil, "gpu=4:A"), planOf(nil, "x=2:A,B"), planOf(nil)}
+	for seed := range uint64(60) {
+		random := rand.New(rand.NewPCG(seed, 2))
+		w := newWorld(t)
+		for range 200 {
+			plan := plans[random.IntN(len(plans))]
+			for range 1 + random.IntN(30) {
+				before := w.lists
+				w.now = w.now.Add(time.Second)
+				if random.IntN(2) == 0 {
+					w.look()
+				}
+				w.step(plan)
+				for resource, list := range before {
+					for _, e := range list.Entries {
+						stays := slices.ContainsFunc(w.lists[resource].Entries, func(n Entry) bool { return n.ID == e.ID })
+						if e.Healthy && !stays {
+							t.Fatalf("seed %d: %s left %s while Healthy", seed, e.ID, resource)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestNextIsDeterministic(t *testing.T) {
+	w := newWorld(t)
+	w.step(planOf(nil, "gpu=4:A,B,C", "x=1:A"))
+	w.held.add("gpu", "A::3")
+	w.look()
+	plan := planOf(nil, "gpu=2:B,A", "y=3:C")
+	first := Next(w.lists, plan, w.seen, w.calls, w.now, w.timing)
+	for range 50 {
+		if diff := cmp.Diff(first, Next(w.lists, plan, w.seen, w.calls, w.now, w.timing)); diff != "" {
+			t.Fatal(diff)
+		}
+	}
+}

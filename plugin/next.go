@@ -1,44 +1,12 @@
 package plugin
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 	"time"
 
 	"github.com/virgate/virgate/sharing"
 )
-
-// Timing are the waits of the protocol. The zero value of a field means its
-// default.
-type Timing struct {
-	// Quiet is how long an Unhealthy surplus device stays in the list after the
-	// kubelet has applied that; default 30 s. It outlasts any admission that
-	// chose the device before.
-	Quiet time.Duration
-	// RetireAfter is how long a surplus device that a pod holds stays Healthy;
-	// default 10 min.
-	RetireAfter time.Duration
-	// StopAfter is how long a dropped resource is served with an empty list
-	// before its server stops; default 30 s, so that the kubelet publishes the
-	// zero at least twice.
-	StopAfter time.Duration
-	// VerifyAfter is how long after a stream has opened the kubelet must show
-	// the resource; default 5 s.
-	VerifyAfter time.Duration
-	// ListInterval is the least time between two lists of a resource; default
-	// 100 ms. Each list costs the kubelet an fsync.
-	ListInterval time.Duration
-}
-
-func (t Timing) withDefaults() Timing {
-	t.Quiet = cmp.Or(t.Quiet, 30*time.Second)
-	t.RetireAfter = cmp.Or(t.RetireAfter, 10*time.Minute)
-	t.StopAfter = cmp.Or(t.StopAfter, 30*time.Second)
-	t.VerifyAfter = cmp.Or(t.VerifyAfter, 5*time.Second)
-	t.ListInterval = cmp.Or(t.ListInterval, 100*time.Millisecond)
-	return t
-}
 
 // Calls are the kubelet's calls that named devices.
 type Calls struct {
@@ -80,17 +48,16 @@ func Next(have Lists, want sharing.Plan, seen Sight, calls Calls, now time.Time,
 		resource, isWanted := wanted[name]
 		old, had := have[name]
 		list := List{Entries: s.entries(name, old.Entries, resource.Devices)}
-		switch {
-		case isWanted && !had && len(list.Entries) == 0:
+		if isWanted && !had && len(list.Entries) == 0 {
 			continue // All of its units are still offered in another way.
-		case isWanted:
-		default:
+		}
+		if !isWanted {
 			list.Dropped = firstTime(old.Dropped, now)
 			if len(list.Entries) == 0 {
 				list.Emptied = firstTime(old.Emptied, now)
-				if !now.Before(list.Emptied.Add(s.timing.StopAfter)) {
-					continue
-				}
+			}
+			if !list.Emptied.IsZero() && !now.Before(list.Emptied.Add(s.timing.StopAfter)) {
+				continue
 			}
 		}
 		next[name] = list
@@ -166,134 +133,6 @@ func (s *step) removable(resource string, e Entry) bool {
 		!s.seen.applied.has(resource, e.ID) && !s.held(resource, e.ID) && !s.calls.Busy[resource] &&
 		!s.now.Before(e.Applied.Add(s.timing.Quiet)) &&
 		!s.now.Before(s.calls.Named[resource][e.ID].Add(s.timing.Quiet))
-}
-
-// entries merges what the resource lists with what the plan wants it to list.
-func (s *step) entries(resource string, old []Entry, want []sharing.Device) []Entry {
-	type unit struct {
-		old  []Entry
-		want []sharing.Device
-	}
-	units := map[string]*unit{}
-	at := func(id string) *unit {
-		if units[id] == nil {
-			units[id] = &unit{}
-		}
-		return units[id]
-	}
-	for _, e := range old {
-		u := at(e.Unit)
-		u.old = append(u.old, e)
-	}
-	place := map[string]int{}
-	for i, d := range want {
-		u := at(d.Unit)
-		u.want = append(u.want, d)
-		if _, ok := place[d.Unit]; !ok {
-			place[d.Unit] = i
-		}
-	}
-
-	entries := make([]Entry, 0, max(len(old), len(want)))
-	for id, u := range units {
-		entries = append(entries, s.unit(resource, id, u.old, u.want)...)
-	}
-	sortEntries(entries, place)
-	return entries
-}
-
-// unit decides for the devices of one unit. As many are offered as the plan
-// wants; device IDs mean nothing, so those that pods hold come first, then
-// those that the plan names.
-func (s *step) unit(resource, id string, old []Entry, want []sharing.Device) []Entry {
-	const (
-		isHeld = iota
-		isWanted
-		isExtra
-	)
-	type candidate struct {
-		Entry
-		rank  int
-		fresh bool // not in the list yet
-	}
-	var candidates []candidate
-	var entries []Entry
-
-	wantShared := len(want) > 0 && Entry{Device: want[0]}.shared()
-	missing := map[string]sharing.Device{}
-	for _, d := range want {
-		missing[d.ID] = d
-	}
-	for _, e := range old {
-		device, wanted := missing[e.ID]
-		delete(missing, e.ID)
-		switch {
-		case len(want) == 0 || e.shared() != wantShared:
-			entries = s.appendSurplus(entries, resource, e)
-			continue
-		case wanted:
-			e.Device = device
-		}
-		e.NUMANode = want[0].NUMANode
-		rank := isExtra
-		if wanted {
-			rank = isWanted
-		}
-		if s.held(resource, e.ID) {
-			rank = isHeld
-		}
-		candidates = append(candidates, candidate{e, rank, false})
-	}
-	if len(missing) > 0 && !s.blocked(id, way{resource, wantShared}) {
-		for _, d := range missing {
-			candidates = append(candidates, candidate{Entry{Device: d}, isWanted, true})
-		}
-	}
-
-	slices.SortFunc(candidates, func(a, b candidate) int {
-		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(replica(a.ID), replica(b.ID)))
-	})
-	for i, c := range candidates {
-		switch {
-		case i < len(want):
-			c.Phase, c.Since, c.Applied = Offered, time.Time{}, time.Time{}
-			c.Healthy = s.healthy(id)
-			entries = append(entries, c.Entry)
-		case !c.fresh:
-			entries = s.appendSurplus(entries, resource, c.Entry)
-		}
-	}
-	return entries
-}
-
-// healthy is the unit's health now. A unit that is not on the node any more is
-// not healthy.
-func (s *step) healthy(unit string) bool {
-	fault, present := s.faults[unit]
-	return present && fault == ""
-}
-
-// appendSurplus moves a device that the plan does not want one step on its way
-// out.
-func (s *step) appendSurplus(entries []Entry, resource string, e Entry) []Entry {
-	if s.held(resource, e.ID) {
-		if e.Phase != Closing {
-			e.Phase, e.Since, e.Applied = Closing, s.now, time.Time{}
-		}
-		e.Healthy = s.healthy(e.Unit) && s.now.Before(e.Since.Add(s.timing.RetireAfter))
-		return append(entries, e)
-	}
-	if s.removable(resource, e) {
-		return entries
-	}
-	if e.Phase != Retiring {
-		e.Phase, e.Since, e.Applied = Retiring, s.now, time.Time{}
-	}
-	e.Healthy = false
-	if e.Applied.IsZero() && s.seen.appliedKnown && s.seen.appliedAt.After(e.Since) && !s.seen.applied.has(resource, e.ID) {
-		e.Applied = s.now
-	}
-	return append(entries, e)
 }
 
 // settled says that every list is as the plan wants it for good.

@@ -194,57 +194,6 @@ func TestDoErrors(t *testing.T) {
 	}
 }
 
-// TestAddAgain holds that a lost board that is pulled and plugged in again is
-// like new, and that the slots of a node are not endless.
-func TestAddAgain(t *testing.T) {
-	node := open(t, "t4")
-	must(t, node.Lose(0))
-	must(t, node.Temperature(0, 99))
-	must(t, node.Remove(0))
-	gpu, err := node.Add("")
-	must(t, err)
-	device, err := node.DeviceGetHandleByIndex(gpu)
-	must(t, err)
-	if celsius, err := node.DeviceGetTemperature(device); celsius != 34 || err != nil {
-		t.Errorf("%d °C, %v", celsius, err)
-	}
-	for err == nil && gpu < 100 {
-		gpu, err = node.Add("t4")
-	}
-	if err == nil || !strings.Contains(err.Error(), "64 boards") {
-		t.Errorf("added %d boards, %v", gpu, err)
-	}
-}
-
-// TestMemoryFull holds that processes never use more than there is.
-func TestMemoryFull(t *testing.T) {
-	node := open(t, "t4")
-	device, err := node.DeviceGetHandleByIndex(0)
-	must(t, err)
-	const total = 15360 << 20
-	for pid, step := range []struct{ bytes, used uint64 }{
-		{1 << 30, 1 << 30},
-		{nvml.MemoryUnknown, 1 << 30},
-		{1 << 50, total},
-	} {
-		must(t, node.AddProcess(0, simnode.WholeGPU, pid, step.bytes))
-		want := nvml.MemoryInfo{Total: total, Used: step.used, Free: total - step.used}
-		if got, err := node.DeviceGetMemoryInfo(device); got != want || err != nil {
-			t.Errorf("with process %d: memory %+v, %v, want %+v", pid, got, err, want)
-		}
-	}
-}
-
-// TestDoProcessTwice is not in the table because it takes two steps.
-func TestDoProcessTwice(t *testing.T) {
-	node := open(t, "t4")
-	arguments := map[string]string{"gpu": "0", "pid": "1"}
-	must(t, node.Do("process-add", arguments))
-	if err := node.Do("process-add", arguments); err == nil || !strings.Contains(err.Error(), "process 1 is there already") {
-		t.Errorf("second time: %v", err)
-	}
-}
-
 // TestCommand holds the way over the control socket, errors included.
 func TestCommand(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")

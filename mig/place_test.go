@@ -103,7 +103,7 @@ func TestPlaceRefuses(t *testing.T) {
 				t.Errorf("returns %v beside the error", got)
 			}
 			for _, sentinel := range []error{mig.ErrNoRoom, mig.ErrUnknownProfile} {
-				if errors.Is(err, sentinel) != (sentinel == row.because) {
+				if errors.Is(err, sentinel) != errors.Is(sentinel, row.because) {
 					t.Errorf("error %q: Is(%q) is %v", err, sentinel, errors.Is(err, sentinel))
 				}
 			}

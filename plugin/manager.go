@@ -46,8 +46,10 @@ type Manager struct {
 // serving is what Run serves now. It is immutable but for superseded, which is
 // closed when another takes its place.
 type serving struct {
-	servers    []*server // by name
-	plan       *sharing.Plan
+	servers []*server // by name
+	plan    *sharing.Plan
+	// seen says that the kubelet could be read when it was last looked at.
+	seen       bool
 	superseded chan struct{}
 }
 

@@ -162,6 +162,9 @@ func (r *reconciler) publishStatus() {
 		servers = append(servers, s.server)
 	}
 	slices.SortFunc(servers, func(a, b *server) int { return strings.Compare(a.name, b.name) })
-	previous := r.status.Swap(&serving{servers: servers, plan: r.served, superseded: make(chan struct{})})
+	previous := r.status.Swap(&serving{
+		servers: servers, plan: r.served, seen: r.seen.heldKnown && r.seen.appliedKnown,
+		superseded: make(chan struct{}),
+	})
 	close(previous.superseded)
 }

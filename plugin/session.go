@@ -27,7 +27,8 @@ type session struct {
 	events chan streamEvent
 	// stopping is closed when the session ends, so that streams do too.
 	stopping chan struct{}
-	served   chan error
+	// served is closed when the gRPC server has returned.
+	served chan struct{}
 }
 
 type streamEvent int
@@ -62,10 +63,13 @@ func (s *server) open() (*session, error) {
 	}
 	session := &session{
 		path: path, grpc: grpc.NewServer(),
-		events: make(chan streamEvent), stopping: make(chan struct{}), served: make(chan error, 1),
+		events: make(chan streamEvent), stopping: make(chan struct{}), served: make(chan struct{}),
 	}
 	api.RegisterDevicePluginServer(session.grpc, service{server: s, session: session})
-	go func() { session.served <- session.grpc.Serve(listener) }()
+	go func() {
+		defer close(session.served)
+		_ = session.grpc.Serve(listener) // It fails when close has closed the listener.
+	}()
 	return session, nil
 }
 

@@ -1,5 +1,18 @@
 package plugin
 
+// Status is how the last plan is served now.
+type Status struct {
+	// Served says that the last plan that was applied has been taken up. A
+	// resource of the plan that is not in Resources then has only units that are
+	// still held in another way.
+	Served bool
+	// KubeletSeen says that what the kubelet holds and has applied could be read
+	// when it was last needed. Without it no list loses a device.
+	KubeletSeen bool
+	// Resources are by name.
+	Resources []ResourceStatus
+}
+
 // ResourceStatus is how one resource is served now.
 type ResourceStatus struct {
 	Name string
@@ -15,11 +28,11 @@ type ResourceStatus struct {
 	Registrations, StreamsOpened, Lists, Granted, Refused uint64
 }
 
-// Status returns how each resource is served now, by name.
-func (m *Manager) Status() []ResourceStatus {
-	servers := m.status.Load().servers
-	status := make([]ResourceStatus, len(servers))
-	for i, s := range servers {
+// Status returns how the last plan is served now.
+func (m *Manager) Status() Status {
+	plan, serving := m.plan.Load(), m.status.Load()
+	status := make([]ResourceStatus, len(serving.servers))
+	for i, s := range serving.servers {
 		list := s.current.Load().list
 		status[i] = ResourceStatus{
 			Name: s.name, Streams: int(s.streams.Load()),
@@ -36,5 +49,5 @@ func (m *Manager) Status() []ResourceStatus {
 			}
 		}
 	}
-	return status
+	return Status{Served: plan == serving.plan, KubeletSeen: serving.seen, Resources: status}
 }

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
@@ -328,4 +330,38 @@ func TestServesHTTP(t *testing.T) {
 	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
 		t.Errorf("ended with %v", err)
 	}
+}
+
+func TestMetricsAreLinted(t *testing.T) {
+	r := newRig(t, nil)
+	r.shows(8)
+	problems, err := testutil.GatherAndLint(r.agent.registry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, problem := range problems {
+		if strings.HasPrefix(problem.Metric, "virgate_") {
+			t.Errorf("%s: %s", problem.Metric, problem.Text)
+		}
+	}
+}
+
+// TestReadyWhileANewNameWaits renames a resource whose only unit a pod holds:
+// the new name has nothing to serve, and nothing is wrong.
+func TestReadyWhileANewNameWaits(t *testing.T) {
+	r := newRig(t, func(r *rig) { r.node = fakeNode{newInput(gpus(""), nil)}; r.options.Node = r.node })
+	r.shows(4)
+	_, err := r.kubelet.AddPod(r.ctx, simkubelet.Pod{Namespace: "n", Name: "p", Containers: []simkubelet.Container{
+		{Name: "c", Requests: map[string]int{gpuResource: 1}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	renamed := profile(4)
+	renamed.Shares[0].Rename = gpuResource + ".shared"
+	r.policy.set(renamed, nil)
+	r.shows(1)
+	r.awaitBody("/readyz", 200, "ok")
+	r.awaitBody("/plan", 200, "nvidia.com/gpu.shared")
+	r.awaitBody("/metrics", 200, "virgate_kubelet_state_known 0") // It cannot be seen here.
 }

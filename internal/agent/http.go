@@ -42,12 +42,17 @@ func (a *agent) serve(ctx context.Context, listener net.Listener) error {
 	return server.Serve(listener)
 }
 
-func (a *agent) handler() http.Handler {
+func (a *agent) registry() *prometheus.Registry {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
 		metrics.NewCollector(source{a}), newCollector(a),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
+	return registry
+}
+
+func (a *agent) handler() http.Handler {
+	registry := a.registry()
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", a.ready)
@@ -82,15 +87,12 @@ func (a *agent) unready() []string {
 	case !s.planned:
 		reasons = append(reasons, "GPUs not read yet")
 	}
-	streams := map[string]int{}
-	for _, r := range a.Plugin.Status() {
-		streams[r.Name] = r.Streams
-		if r.Streams != 1 && r.Dropped {
-			reasons = append(reasons, r.Name+": not registered with the kubelet")
-		}
+	status := a.Plugin.Status()
+	if s.planned && !status.Served {
+		reasons = append(reasons, "plan not served yet")
 	}
-	for _, r := range s.plan.Resources {
-		if streams[r.Name] != 1 {
+	for _, r := range status.Resources {
+		if r.Streams != 1 {
 			reasons = append(reasons, r.Name+": not registered with the kubelet")
 		}
 	}

@@ -7,7 +7,7 @@ import (
 // collector shows how the program itself fares.
 type collector struct {
 	agent *agent
-	build, profileAccepted, inventoryRead, warnings,
+	build, profileAccepted, inventoryRead, kubeletSeen, warnings,
 	streams, devices, registrations, lists, granted, refused *prometheus.Desc
 }
 
@@ -20,6 +20,7 @@ func newCollector(a *agent) collector {
 		build:           desc("build_info", "The running program; always 1.", "version"),
 		profileAccepted: desc("config_last_apply_successful", "Whether the profile that should be in force is."),
 		inventoryRead:   desc("inventory_last_read_successful", "Whether the GPUs could be read when last tried."),
+		kubeletSeen:     desc("kubelet_state_known", "Whether what the kubelet holds and has applied could be read when last needed; while it cannot, no list loses a device."),
 		warnings:        desc("plan_warnings", "Warnings of the plan in force."),
 		streams:         desc("listandwatch_streams", "Streams that the kubelet has open for the resource; 1 is right.", "resource"),
 		devices:         desc("listed_devices", "Devices in the resource's list, by state: healthy, unhealthy.", "resource", "state"),
@@ -44,7 +45,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	send(c.profileAccepted, prometheus.GaugeValue, truth[s.profile != nil && s.rejected == nil])
 	send(c.inventoryRead, prometheus.GaugeValue, truth[s.planned && s.unread == nil])
 	send(c.warnings, prometheus.GaugeValue, float64(len(s.plan.Warnings)))
-	for _, r := range c.agent.Plugin.Status() {
+	status := c.agent.Plugin.Status()
+	send(c.kubeletSeen, prometheus.GaugeValue, truth[status.KubeletSeen])
+	for _, r := range status.Resources {
 		send(c.streams, prometheus.GaugeValue, float64(r.Streams), r.Name)
 		send(c.devices, prometheus.GaugeValue, float64(r.Healthy), r.Name, "healthy")
 		send(c.devices, prometheus.GaugeValue, float64(r.Devices-r.Healthy), r.Name, "unhealthy")

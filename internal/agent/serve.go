@@ -44,7 +44,7 @@ func (a *agent) drain(ctx context.Context) {
 	a.Logger.Info("draining", "timeout", a.DrainTimeout)
 	a.Plugin.Apply(sharing.Plan{Faults: a.state.Load().plan.Faults})
 	if a.Plugin.AwaitStopped(ctx) != nil {
-		for _, r := range a.Plugin.Status() {
+		for _, r := range a.Plugin.Status().Resources {
 			a.Logger.Warn("not drained", "resource", r.Name, "devices", r.Devices)
 		}
 	}

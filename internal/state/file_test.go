@@ -188,8 +188,8 @@ func TestLockIsHeldByOne(t *testing.T) {
 		t.Errorf("waits because of %v", err)
 	}
 	select {
-	case <-acquired:
-		t.Fatal("two have the lock")
+	case err := <-acquired:
+		t.Fatalf("two have the lock: %v", err)
 	default:
 	}
 	if err := first.Release(); err != nil {

@@ -14,20 +14,24 @@ type board struct {
 	device Device
 	// fixed has the facts that do not change; no health, memory or MIG.
 	fixed sharing.GPU
+	// links is the number of active NVLinks by the bus ID of the other end.
+	links map[string]int
 	// shapes are the names of the board's GPU instance profiles by published
 	// ID; nil until MIG is first seen enabled.
 	shapes map[int]mig.Profile
+	// last is the last whole reading, which a probe refreshes.
+	last reading
 }
 
-// reading is what one pass saw of one board.
+// reading is what one look saw of one board.
 type reading struct {
-	// gpu is the board with the faults that this reading alone shows.
+	// gpu is the board, without faults.
 	gpu    sharing.GPU
 	device Device
-	// celsius is meaningless unless thermometer is set.
-	celsius     int
-	thermometer bool
-	// reset is evidence that the board was reset since the pass before: the
+	// partitions are the handles of gpu.Partitions, by UUID.
+	partitions map[string]Device
+	vitals
+	// reset is evidence that the board was reset since the look before: the
 	// handle it had is dead and a new one works.
 	reset bool
 	// problems are the partitions that could not be read and are missing from
@@ -64,12 +68,12 @@ func identify(lib Library, device Device, index int) (*board, error) {
 	if major, minor, err := lib.DeviceGetCudaComputeCapability(device); err == nil {
 		gpu.ComputeCapability = fmt.Sprintf("%d.%d", major, minor)
 	}
-	return &board{device: device, fixed: gpu}, nil
+	return &board{device: device, fixed: gpu, links: readLinks(lib, device)}, nil
 }
 
-// read takes a reading. An error says that the handle is of no use: the board
-// is lost, the handle names another one, or it does not tell whether it has MIG
-// enabled, without which it must not be offered as anything.
+// read takes a whole reading. An error says that the handle is of no use: the
+// board is lost, the handle names another one, or it does not tell whether it
+// has MIG enabled, without which it must not be offered as anything.
 func (b *board) read(lib Library) (reading, error) {
 	r := reading{gpu: b.fixed, device: b.device}
 	uuid, err := lib.DeviceGetUUID(b.device)
@@ -79,41 +83,36 @@ func (b *board) read(lib Library) (reading, error) {
 	if uuid != b.fixed.UUID {
 		return r, fmt.Errorf("the handle of %s now names %s", b.fixed.UUID, uuid)
 	}
-	if r.gpu.Memory, r.gpu.Fault, err = readMemory(lib, b.device); err != nil {
+	r.gpu.MIG, r.gpu.MIGPending, err = lib.DeviceGetMigMode(b.device)
+	if err != nil && !unsupported(err) {
 		return r, err
 	}
-	r.celsius, err = lib.DeviceGetTemperature(b.device)
-	if errors.Is(err, GPUIsLost) {
+	if r.gpu.MIG {
+		if err = b.readPartitions(lib, &r); err != nil {
+			return r, err
+		}
+	}
+	if err = r.examine(lib); err != nil {
 		return r, err
 	}
-	r.thermometer = err == nil
-	r.gpu.MIG, _, err = lib.DeviceGetMigMode(b.device)
-	switch {
-	case unsupported(err):
-		return r, nil
-	case err != nil:
-		return r, err
-	case r.gpu.MIG:
-		r.gpu.Partitions, r.problems, err = b.partitions(lib)
-	}
-	return r, err
+	b.last = r
+	return r, nil
 }
 
-// readMemory is the device's memory in bytes, and a fault when the query fails:
-// that it succeeds is the simplest sign of life that a device gives. A lost
-// board is an error.
-func readMemory(lib Library, device Device) (bytes uint64, fault string, err error) {
-	memory, err := lib.DeviceGetMemoryInfo(device)
-	switch {
-	case err == nil:
-		return memory.Total, "", nil
-	case errors.Is(err, GPUIsLost):
-		return 0, "", err
-	case unsupported(err):
-		// Boards that share the host's memory have none of their own to report.
-		return 0, "", nil
+// probe looks only at how the board fares, and is else the last reading. An
+// error is for read to look into: a handle is of no use, or a partition does not
+// answer, which is as likely gone as ill.
+func (b *board) probe(lib Library) (reading, error) {
+	r := b.last
+	if err := r.examine(lib); err != nil {
+		return r, err
 	}
-	return 0, "memory query: " + cause(err), nil
+	for _, p := range r.gpu.Partitions {
+		if len(r.findings[p.UUID]) > 0 && len(b.last.findings[p.UUID]) == 0 {
+			return r, fmt.Errorf("MIG device %d does not answer", p.Index)
+		}
+	}
+	return r, nil
 }
 
 // unsupported says that the board or the driver does not know the call.

@@ -2,6 +2,8 @@ package nvml
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/virgate/virgate/sharing"
@@ -9,164 +11,140 @@ import (
 
 // ledger remembers every board that was ever seen, and what speaks against it.
 // It asks the driver nothing; passes and events are entered into it, and it
-// tells the inventory that follows from them. One goroutine owns it.
+// tells the inventory and the health that follow from them. One goroutine owns
+// it.
 type ledger struct {
 	records map[string]*record
+	tally   *tally
+	// driver is the driver's version as of the last pass that told; reloaded
+	// says that it was gone since.
+	driver   string
+	reloaded bool
+	// awaited are the fatal errors of an earlier run against units that were not
+	// seen yet.
+	awaited []FatalHealth
 }
 
-// record is what is known of one board.
-type record struct {
-	// gpu is the last reading, with the faults that it showed.
-	gpu    sharing.GPU
-	device Device
-	// absent says why the last pass did not read the board; "" when it did.
-	absent string
-	// temperature is the temperature fault.
-	temperature string
-	// events are the event faults by unit, in the order in which they came.
-	// They hold until the board is reset: after an XID a board may well answer.
-	events map[string][]string
-	// unplaced are events that named a partition which was not known yet.
-	unplaced []Event
+func newLedger() *ledger {
+	return &ledger{records: map[string]*record{}, tally: newTally()}
 }
 
-func newLedger() *ledger { return &ledger{records: map[string]*record{}} }
-
-// enter takes in a pass that read something. A board that the pass says nothing
-// of is no longer listed by the driver, but its pods still hold it, so it stays.
-func (l *ledger) enter(p pass) {
+// enter takes in a pass that read something. A board that a full pass says
+// nothing of is no longer listed by the driver, but its pods still hold it, so
+// it stays.
+func (l *ledger) enter(p pass, at moment) {
+	renewed := l.renewed(p.driver)
 	read := map[string]bool{}
 	for _, r := range p.readings {
 		uuid := r.gpu.UUID
 		read[uuid] = true
 		known := l.records[uuid]
 		if known == nil {
-			known = &record{events: map[string][]string{}}
+			known = &record{units: map[string]unitHealth{}, tally: l.tally}
 			l.records[uuid] = known
 		}
-		known.enter(r)
+		r.reset = r.reset || renewed
+		known.enter(r, at)
+		l.remind(known, at)
 	}
-	for uuid, known := range l.records {
-		if !read[uuid] {
-			known.absent = cmp.Or(p.unreadable[uuid], faultLost)
+	for _, uuid := range l.boards() {
+		why, failed := p.unreadable[uuid]
+		switch {
+		case read[uuid] || p.pending[uuid]:
+		case failed:
+			l.records[uuid].absent(why, at)
+		case p.full:
+			l.records[uuid].absent(lost(), at)
 		}
+	}
+	if p.full && !p.obscure {
+		l.awaited = slices.DeleteFunc(l.awaited, func(f FatalHealth) bool { return !read[f.GPU] && !p.pending[f.GPU] })
 	}
 }
 
-// enter takes in a reading of the board.
-func (k *record) enter(r reading) {
-	if r.reset || k.absent == faultLost {
-		clear(k.events)
-		k.unplaced = nil
-		k.temperature = ""
-	}
-	k.absent = ""
-	if r.thermometer {
-		k.temperature = temperatureFault(r.celsius, k.temperature)
-	}
-	r.gpu.Memory = cmp.Or(r.gpu.Memory, k.gpu.Memory)
-	for i := range r.gpu.Partitions {
-		p := &r.gpu.Partitions[i]
-		p.Memory = cmp.Or(p.Memory, k.memoryOf(p.UUID))
-	}
-	if r.problems != nil {
-		// A partition must not seem destroyed because one call failed.
-		for _, missing := range missingFrom(r.gpu.Partitions, k.gpu.Partitions) {
-			missing.Fault = "cannot be read"
-			r.gpu.Partitions = append(r.gpu.Partitions, missing)
-		}
-	}
-	for _, gone := range missingFrom(r.gpu.Partitions, k.gpu.Partitions) {
-		delete(k.events, gone.UUID)
-	}
-	k.gpu, k.device = r.gpu, r.device
-	for _, event := range k.unplaced {
-		k.place(event, eventFault(event))
-	}
-	k.unplaced = nil
+// renewed says that another driver, or the same one after it was gone, answers
+// since the last pass. Loading a driver resets the boards.
+func (l *ledger) renewed(driver string) bool {
+	renewed := l.reloaded || differ(driver, l.driver)
+	l.reloaded, l.driver = false, cmp.Or(driver, l.driver)
+	return renewed
 }
 
-// memoryOf is what the partition's memory was, in bytes; 0 when unknown.
-func (k *record) memoryOf(uuid string) uint64 {
-	for _, partition := range k.gpu.Partitions {
-		if partition.UUID == uuid {
-			return partition.Memory
-		}
+// fail takes in that nothing could be read.
+func (l *ledger) fail(err error) {
+	if errors.Is(err, DriverNotLoaded) {
+		l.reloaded = true
 	}
-	return 0
+}
+
+// boards are the UUIDs of the known boards, sorted.
+func (l *ledger) boards() []string {
+	uuids := make([]string, 0, len(l.records))
+	for uuid := range l.records {
+		uuids = append(uuids, uuid)
+	}
+	slices.Sort(uuids)
+	return uuids
 }
 
 // event takes in an event. It is the board's and not placed when it names a
 // partition that is not known: look again, the next pass may find it. A board
 // of "" says that no board has the event's handle, as after a reset.
-func (l *ledger) event(e Event) (board, fault string, placed bool) {
-	fault = eventFault(e)
+func (l *ledger) event(e Event, at moment) (board string, r report, action sharing.ErrorAction, placed bool) {
+	reason, action := judge(e, at.rules)
+	r = report{event: e, kind: reportedSuspect, reason: reason}
+	if action == sharing.FatalError {
+		r.kind = reportedFatal
+	}
 	for uuid, known := range l.records {
 		if known.device != e.Device {
 			continue
 		}
-		if fault == "" || known.place(e, fault) {
-			return uuid, fault, true
+		if e.Type&EventXIDCritical != 0 {
+			l.tally.xid(uuid, e.Data, at.rules)
 		}
-		if !slices.Contains(known.unplaced, e) {
-			known.unplaced = append(known.unplaced, e)
+		if action == sharing.IgnoreError || known.place(r, at) {
+			return uuid, r, action, true
 		}
-		return uuid, fault, false
+		if !slices.Contains(known.unplaced, r) {
+			known.unplaced = append(known.unplaced, r)
+		}
+		return uuid, r, action, false
 	}
-	return "", fault, true
+	return "", r, action, true
 }
 
-// place notes the fault against the unit that the event names; false when the
-// board has no such partition.
-func (k *record) place(e Event, fault string) bool {
-	if e.GI == WholeBoard || !k.gpu.MIG {
-		k.note(k.gpu.UUID, fault)
-		return true
-	}
-	placed := false
-	for _, partition := range k.gpu.Partitions {
-		if uint32(partition.GI) == e.GI && (e.CI == WholeBoard || uint32(partition.CI) == e.CI) {
-			k.note(partition.UUID, fault)
-			placed = true
+// errNoUnit says that a selector names nothing on the node.
+var errNoUnit = errors.New("no such GPU or partition")
+
+// clear takes an operator's word that the units which the selector names may be
+// used, and returns their health after that. A board's word is its partitions'
+// too. The error says that there is no such unit.
+func (l *ledger) clear(selector sharing.Selector, at moment) ([]sharing.UnitHealth, error) {
+	var cleared []sharing.UnitHealth
+	for _, uuid := range l.boards() {
+		known := l.records[uuid]
+		for _, unit := range known.named(selector) {
+			known.observe(unit, observation{kind: wasCleared}, at)
+			cleared = append(cleared, known.health(unit, known.units[unit].reason()))
 		}
 	}
-	return placed
+	if cleared == nil {
+		return nil, fmt.Errorf("%w: %s", errNoUnit, selector)
+	}
+	return cleared, nil
 }
 
-func (k *record) note(unit, fault string) {
-	if !slices.Contains(k.events[unit], fault) {
-		k.events[unit] = append(k.events[unit], fault)
+// named are the board's units that the selector names, the board first.
+func (k *record) named(selector sharing.Selector) []string {
+	var units []string
+	if selector.MatchGPU(k.gpu) {
+		units = append(units, k.gpu.UUID)
 	}
-}
-
-// inventory is the boards as they are now, by index; nothing in it is shared
-// with the ledger.
-func (l *ledger) inventory() []sharing.GPU {
-	gpus := make([]sharing.GPU, 0, len(l.records))
-	for _, known := range l.records {
-		gpus = append(gpus, known.describe())
+	for _, p := range k.gpu.Partitions {
+		if selector.MatchPartition(k.gpu, p) {
+			units = append(units, p.UUID)
+		}
 	}
-	slices.SortFunc(gpus, func(a, b sharing.GPU) int {
-		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
-	})
-	return gpus
-}
-
-func (k *record) describe() sharing.GPU {
-	gpu := k.gpu
-	gpu.Partitions = slices.Clone(gpu.Partitions)
-	slices.SortFunc(gpu.Partitions, func(a, b sharing.Partition) int {
-		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
-	})
-	for i := range gpu.Partitions {
-		partition := &gpu.Partitions[i]
-		partition.Fault = joinFaults(append(slices.Clone(k.events[partition.UUID]), partition.Fault)...)
-	}
-	events := joinFaults(k.events[gpu.UUID]...)
-	if k.absent != "" {
-		gpu.Fault = joinFaults(k.absent, events)
-	} else {
-		gpu.Fault = joinFaults(events, gpu.Fault, k.temperature)
-	}
-	return gpu
+	return units
 }

@@ -34,6 +34,21 @@ type Library interface {
 	// DeviceGetTemperature is the core temperature in degrees Celsius.
 	DeviceGetTemperature(Device) (int, error)
 	DeviceGetComputeRunningProcesses(Device) ([]Process, error)
+	// DeviceGetRemappedRows is NotSupported on boards that replace no memory
+	// rows, which are those before Ampere.
+	DeviceGetRemappedRows(Device) (RemappedRows, error)
+	// DeviceGetRetiredPagesPendingStatus says that memory pages wait for a reset
+	// to be retired. It is NotSupported on boards that replace rows instead.
+	DeviceGetRetiredPagesPendingStatus(Device) (bool, error)
+
+	// DeviceGetTopologyCommonAncestor says how near two boards are on the bus.
+	DeviceGetTopologyCommonAncestor(a, b Device) (TopologyLevel, error)
+	// DeviceGetNvLinkState says whether a link, counted from 0, is active. A
+	// board without NVLink answers NotSupported; InvalidArgument is the end.
+	DeviceGetNvLinkState(d Device, link int) (bool, error)
+	// DeviceGetNvLinkRemotePciInfo is what is at the link's other end: a board
+	// or a switch.
+	DeviceGetNvLinkRemotePciInfo(d Device, link int) (PCIInfo, error)
 
 	DeviceGetMigMode(Device) (current, pending bool, err error)
 	DeviceGetMaxMigDeviceCount(Device) (int, error)

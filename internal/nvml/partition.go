@@ -10,19 +10,20 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// partitions walks the board's MIG devices. The indices have holes and a broken
-// device hides no other, so the walk goes to the maximum; what could not be
-// read is in problems. A lost board is an error.
-func (b *board) partitions(lib Library) (found []sharing.Partition, problems, err error) {
+// readPartitions walks the board's MIG devices. The indices have holes and a
+// broken device hides no other, so the walk goes to the maximum; what could not
+// be read is in the reading's problems. A lost board is an error.
+func (b *board) readPartitions(lib Library, r *reading) error {
 	most, err := lib.DeviceGetMaxMigDeviceCount(b.device)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	if b.shapes == nil {
 		if b.shapes, err = readShapes(lib, b.device); err != nil {
-			return nil, nil, err
+			return err
 		}
 	}
+	r.partitions = map[string]Device{}
 	var failed []error
 	for index := range most {
 		device, err := lib.DeviceGetMigDeviceHandleByIndex(b.device, index)
@@ -35,14 +36,16 @@ func (b *board) partitions(lib Library) (found []sharing.Partition, problems, er
 		}
 		switch {
 		case errors.Is(err, GPUIsLost):
-			return nil, nil, err
+			return err
 		case err != nil:
 			failed = append(failed, fmt.Errorf("read MIG device %d: %w", index, err))
 		default:
-			found = append(found, partition)
+			r.gpu.Partitions = append(r.gpu.Partitions, partition)
+			r.partitions[partition.UUID] = device
 		}
 	}
-	return found, errors.Join(failed...), nil
+	r.problems = errors.Join(failed...)
+	return nil
 }
 
 // partition reads one MIG device.
@@ -67,10 +70,7 @@ func (b *board) partition(lib Library, device Device, index int) (sharing.Partit
 		return p, err
 	}
 	p.Placement = mig.Placement{Start: instance.Start, Size: instance.Size}
-	if p.Profile, err = b.profile(lib, device, handle, instance.ProfileID, p.CI); err != nil {
-		return p, err
-	}
-	p.Memory, p.Fault, err = readMemory(lib, device)
+	p.Profile, err = b.profile(lib, device, handle, instance.ProfileID, p.CI)
 	return p, err
 }
 

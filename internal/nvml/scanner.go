@@ -4,28 +4,48 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"time"
 )
 
-// scanner reads the boards through the library, and keeps their handles from
-// pass to pass: looking one up takes up to ten seconds on a busy node. One
-// goroutine uses it.
+// scanner looks at the boards through the library, at all of them at once, and
+// keeps their handles from pass to pass: looking one up takes up to ten seconds
+// on a busy node. A board that answers slowly misses the pass and is waited for
+// beside the next ones. One goroutine uses the scanner.
 type scanner struct {
-	lib Library
-	// boards are by enumeration index; nil where none could be identified.
-	boards []*board
+	lib      Library
+	activity *activity
+	topology topology
+	slots    []*slot
 	// dead has the UUIDs of boards with a handle that answered GPU_IS_LOST and
 	// that have not been read since.
 	dead map[string]bool
-	// doing is told what is about to be asked of the driver.
-	doing func(what string)
+	// outcomes are of looks that are over; late ones come between passes.
+	outcomes chan outcome
+	looking  sync.WaitGroup
+	began    bool
 }
 
-// pass is one look at all boards.
+// How long a pass waits for boards. The first one waits for all, since a board
+// that is not in it seems not to be in the node; a driver call that hangs fails
+// before that.
+const (
+	firstPatience = 35 * time.Second
+	patience      = 2 * time.Second
+)
+
+// pass is a look at boards.
 type pass struct {
+	// driver is the driver's version, "" when it does not tell.
+	driver   string
 	readings []reading
-	// unreadable has the fault of each board that was known and could not be
-	// read, by UUID.
-	unreadable map[string]string
+	// unreadable has what is wrong with each board that was known and could not
+	// be read, by UUID. pending are those that have not answered yet.
+	unreadable map[string]finding
+	pending    map[string]bool
+	// full says that no other board is there; obscure that one may be, since a
+	// slot could not be read for another reason than that its board is lost.
+	full, obscure bool
 	// problems say what could not be read, joined; nil when all could.
 	problems error
 	// err says that nothing could be read; the rest is then empty.
@@ -36,94 +56,99 @@ type pass struct {
 // before the boards changed places.
 var errMoved = errors.New("the driver lists one GPU twice")
 
-func newScanner(lib Library, doing func(string)) *scanner {
-	return &scanner{lib: lib, dead: map[string]bool{}, doing: doing}
+func newScanner(lib Library, doing *activity) *scanner {
+	return &scanner{
+		lib: lib, activity: doing, topology: topology{lib: lib, activity: doing},
+		dead: map[string]bool{}, outcomes: make(chan outcome),
+	}
 }
 
-// pass reads every board. Only what concerns all of them is in err: that the
+// scan reads every board. Only what concerns all of them is in err: that the
 // driver does not answer, or that ctx has ended.
-func (s *scanner) pass(ctx context.Context) pass {
-	s.doing("DeviceGetCount")
+func (s *scanner) scan(ctx context.Context) pass {
+	end := s.activity.begin("DeviceGetCount")
 	count, err := s.lib.DeviceGetCount()
+	end()
 	if err != nil {
 		return pass{err: fmt.Errorf("list the GPUs: %w", err)}
 	}
-	if count != len(s.boards) {
-		s.boards = make([]*board, count)
+	if count != len(s.slots) {
+		s.enumerate(count)
 	}
-	p := s.readAll(ctx)
+	p := s.look(ctx, true)
 	if errors.Is(p.err, errMoved) {
-		s.boards = make([]*board, count)
-		p = s.readAll(ctx)
+		s.enumerate(count)
+		p = s.look(ctx, true)
 	}
 	return p
 }
 
-func (s *scanner) readAll(ctx context.Context) pass {
-	p := pass{unreadable: map[string]string{}}
-	seen := map[string]bool{}
-	var problems []error
-	for index := range s.boards {
-		if err := ctx.Err(); err != nil {
-			return pass{err: err}
+// probe looks how the known boards fare.
+func (s *scanner) probe(ctx context.Context) pass { return s.look(ctx, false) }
+
+// enumerate begins anew. Looks that are under way are of no interest any more.
+func (s *scanner) enumerate(count int) {
+	s.slots = make([]*slot, count)
+	for index := range s.slots {
+		s.slots[index] = &slot{index: index}
+	}
+}
+
+// look looks at all boards that are not being looked at.
+func (s *scanner) look(ctx context.Context, whole bool) pass {
+	waiting := 0
+	for _, place := range s.slots {
+		if !place.busy {
+			s.start(ctx, place, whole)
+			waiting++
 		}
-		known := s.boards[index]
-		r, err := s.read(index)
-		switch {
-		case err == nil && seen[r.gpu.UUID]:
-			return pass{err: errMoved}
-		case err != nil:
-			problems = append(problems, fmt.Errorf("read GPU %d: %w", index, err))
-			if known != nil {
-				p.unreadable[known.fixed.UUID] = unreadableFault(err)
+	}
+	limit := patience
+	if !s.began {
+		limit = firstPatience
+	}
+	enough := time.NewTimer(limit)
+	defer enough.Stop()
+	var over []outcome
+	for late := false; waiting > 0 && !late; {
+		select {
+		case o := <-s.outcomes:
+			if o.busy = false; s.current(o) {
+				over = append(over, o)
+				waiting--
 			}
-			continue
-		case r.problems != nil:
-			problems = append(problems, fmt.Errorf("read GPU %d: %w", index, r.problems))
+		case <-enough.C:
+			late = true
+		case <-ctx.Done():
+			return pass{err: ctx.Err()}
 		}
-		seen[r.gpu.UUID] = true
-		p.readings = append(p.readings, r)
 	}
-	p.problems = errors.Join(problems...)
+	s.began = true
+	p := s.merge(over)
+	p.full = p.err == nil
 	return p
 }
 
-// read takes a reading of the board at the index, with the handle it has or,
-// where that fails, with a new one. A handle that cannot be replaced is kept:
-// what it answers later tells a reset from a hiccup.
-func (s *scanner) read(index int) (reading, error) {
-	s.doing(fmt.Sprintf("a call for GPU %d", index))
-	known := s.boards[index]
-	if known != nil {
-		r, err := known.read(s.lib)
-		if err == nil {
-			return r, nil
-		}
-		if errors.Is(err, GPUIsLost) {
-			s.dead[known.fixed.UUID] = true
-		}
-	}
-	device, err := s.lib.DeviceGetHandleByIndex(index)
-	if err != nil {
-		return reading{}, err
-	}
-	found, err := identify(s.lib, device, index)
-	if err != nil {
-		return reading{}, err
-	}
-	r, err := found.read(s.lib)
-	if err != nil {
-		return r, err
-	}
-	s.boards[index] = found
-	r.reset = s.dead[found.fixed.UUID]
-	delete(s.dead, found.fixed.UUID)
-	return r, nil
+// start looks at the slot in a goroutine of its own.
+func (s *scanner) start(ctx context.Context, place *slot, whole bool) {
+	place.busy = true
+	end := s.activity.begin(place.String())
+	s.looking.Go(func() {
+		o := place.look(s.lib, whole)
+		end()
+		send(ctx, s.outcomes, o)
+	})
 }
 
-func unreadableFault(err error) string {
-	if errors.Is(err, GPUIsLost) {
-		return faultLost
+// late is the pass of one outcome that came between passes.
+func (s *scanner) late(o outcome) pass {
+	if o.busy = false; !s.current(o) {
+		return pass{}
 	}
-	return "cannot be read: " + cause(err)
+	return s.merge([]outcome{o})
+}
+
+// current says that the slot is one of the enumeration as it is.
+func (s *scanner) current(o outcome) bool {
+	return o.index < len(s.slots) && s.slots[o.index] == o.slot
 }

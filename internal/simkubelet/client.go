@@ -18,6 +18,8 @@ type client struct {
 	resource   string
 	connection *grpc.ClientConn
 	plugin     api.DevicePluginClient
+	// streaming says that a stream is counted as live.
+	streaming bool
 	// dropped says that DropStream has disconnected the client, so that the end
 	// of its stream is not to be answered again, with a newer client.
 	dropped bool
@@ -85,6 +87,7 @@ func (k *Kubelet) runClient(p *process, c *client) {
 // allocation. The caller holds the lock.
 func (k *Kubelet) disconnect(p *process, c *client) {
 	c.close()
+	k.countClosed(c)
 	delete(p.clients, c.resource)
 	delete(p.connections, c)
 	if endpoint := p.endpoints[c.resource]; endpoint != nil {
@@ -104,8 +107,8 @@ func (k *Kubelet) watch(p *process, c *client) {
 		k.logger.Info("stream not opened", "resource", c.resource, "error", err)
 		return
 	}
-	k.streamOpened(c.resource)
-	defer k.streamClosed(c.resource)
+	k.streamOpened(c)
+	defer k.streamClosed(c)
 	for {
 		if !k.dawdle(p) {
 			return
@@ -124,18 +127,29 @@ func (k *Kubelet) watch(p *process, c *client) {
 	}
 }
 
-func (k *Kubelet) streamOpened(resource string) {
+func (k *Kubelet) streamOpened(c *client) {
 	k.lock()
 	defer k.unlock()
-	counter := k.counter(resource)
+	c.streaming = true
+	counter := k.counter(c.resource)
 	counter.streamsOpened++
 	if live := counter.streamsOpened - counter.streamsClosed; live > 1 && !k.options.AllowOverlap {
-		k.violate("%s: %d live streams: the end of any disconnects the newest", resource, live)
+		k.violate("%s: %d live streams: the end of any disconnects the newest", c.resource, live)
 	}
 }
 
-func (k *Kubelet) streamClosed(resource string) {
+func (k *Kubelet) streamClosed(c *client) {
 	k.lock()
 	defer k.unlock()
-	k.counter(resource).streamsClosed++
+	k.countClosed(c)
+}
+
+// countClosed counts a stream's end once: when the kubelet closes it, so that a
+// plugin that registers at once is not blamed for two, or when it is seen to
+// have ended. The caller holds the lock.
+func (k *Kubelet) countClosed(c *client) {
+	if c.streaming {
+		c.streaming = false
+		k.counter(c.resource).streamsClosed++
+	}
 }

@@ -72,10 +72,3 @@ func (k *Kubelet) receiveList(p *process, resource string, list []*api.Device) {
 	k.checkUnits(p)
 	k.writeCheckpoint(p)
 }
-
-func (p *process) healthy(resource string) set {
-	if d := p.devices[resource]; d != nil {
-		return d.healthy
-	}
-	return nil
-}

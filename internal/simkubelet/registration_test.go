@@ -146,20 +146,19 @@ func TestMisbehaviour(t *testing.T) {
 // The end of a dropped stream does not take a newer client along, however late
 // the kubelet notices it.
 func TestDropStreamSparesNextClient(t *testing.T) {
-	r := startRig(t, Options{AllowOverlap: true})
+	r := startRig(t, Options{})
 	p := r.startPlugin(gpu, "a.sock", healthy("a")...)
-	r.SlowStream(100 * time.Millisecond)
-	p.send(healthy("a")...) // the kubelet is slow to look at the stream again
-	r.SlowStream(0)
+	r.lock()
+	process, dropped := r.process, r.process.clients[gpu]
+	r.unlock()
 	r.DropStream(gpu)
 	p.awaitEnd()
 	if err := p.register(r.ctx); err != nil {
 		t.Fatal(err)
 	}
 	p.send(healthy("a")...)
-	r.await(func(s Snapshot) bool { return s.Resources[gpu].StreamsClosed == 1 })
-	p.send(healthy("a")...)
-	if got := r.Snapshot().Resources[gpu]; !got.Connected || got.Allocatable != 1 {
+	r.runClient(process, dropped) // notices, once more and at the latest
+	if got := r.Snapshot().Resources[gpu]; !got.Connected || got.Allocatable != 1 || got.Streams != 1 {
 		t.Errorf("got %+v, want the new client connected", got)
 	}
 }

@@ -149,6 +149,9 @@ func TestNodeStatus(t *testing.T) {
 	if got := r.Snapshot().Resources[gpu]; got.Capacity != 0 {
 		t.Errorf("got %+v, want no devices", got)
 	}
+	if registered := r.checkpoint().RegisteredDevices; len(registered) != 0 {
+		t.Errorf("the checkpoint still has %v", registered)
+	}
 }
 
 func TestStatusIsPublishedByItself(t *testing.T) {

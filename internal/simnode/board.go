@@ -26,6 +26,10 @@ type board struct {
 	lost    bool
 	pulled  bool
 	celsius int
+	// rows and pagesPending are what the board's memory repair says; a board has
+	// one or the other.
+	rows         nvml.RemappedRows
+	pagesPending bool
 	// mig is the mode now, migPending the one after the next reset.
 	mig, migPending bool
 	instances       []*gpuInstance

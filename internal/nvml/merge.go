@@ -1,0 +1,75 @@
+package nvml
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// merge makes a pass of outcomes, and keeps their boards for the next one.
+func (s *scanner) merge(over []outcome) pass {
+	slices.SortFunc(over, func(a, b outcome) int { return cmp.Compare(a.index, b.index) })
+	p := pass{unreadable: map[string]finding{}, pending: map[string]bool{}}
+	seen := map[string]bool{}
+	var problems []error
+	for _, o := range over {
+		if o.died != "" {
+			s.dead[o.died] = true
+		}
+		before := o.known
+		o.known = o.board
+		switch {
+		case o.err == nil && seen[o.reading.gpu.UUID]:
+			return pass{err: errMoved}
+		case o.err != nil:
+			problems = append(problems, fmt.Errorf("read GPU %d: %w", o.index, o.err))
+			if before != nil {
+				p.unreadable[before.fixed.UUID] = whyUnreadable(o.err)
+			} else if !errors.Is(o.err, GPUIsLost) {
+				p.obscure = true
+			}
+			continue
+		case o.reading.problems != nil:
+			problems = append(problems, fmt.Errorf("read GPU %d: %w", o.index, o.reading.problems))
+		}
+		uuid := o.reading.gpu.UUID
+		seen[uuid] = true
+		o.reading.reset = o.renewed && s.dead[uuid]
+		delete(s.dead, uuid)
+		p.readings = append(p.readings, o.reading)
+	}
+	for _, place := range s.slots {
+		switch {
+		case place.busy && place.known != nil:
+			p.pending[place.known.fixed.UUID] = true
+		case place.busy:
+			p.obscure = true
+		}
+	}
+	s.link(p.readings)
+	p.problems = errors.Join(problems...)
+	return p
+}
+
+// link enters the boards' links into the readings. Boards that are being looked
+// at are left as they are.
+func (s *scanner) link(readings []reading) {
+	var boards []*board
+	for _, place := range s.slots {
+		if place.known != nil && !place.busy {
+			boards = append(boards, place.known)
+		}
+	}
+	linked := s.topology.connect(boards)
+	for i := range readings {
+		readings[i].gpu.Links = linked[readings[i].gpu.UUID]
+	}
+}
+
+func whyUnreadable(err error) finding {
+	if errors.Is(err, GPUIsLost) {
+		return lost()
+	}
+	return unreadable(err)
+}

@@ -2,14 +2,20 @@ package plugin_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/plugin"
@@ -75,6 +81,18 @@ func newBench(t *testing.T, change func(*simkubelet.Options, *plugin.Options)) *
 		}
 	})
 	return b
+}
+
+// succeed runs another manager on the same directory until the test ends.
+func (b *bench) succeed(options plugin.Options) *plugin.Manager {
+	options.Dir, options.Logger = b.dir, slog.New(slog.DiscardHandler)
+	options.Timing = plugin.Timing{Quiet: 50 * time.Millisecond, StopAfter: 50 * time.Millisecond}
+	manager := plugin.NewManager(options)
+	ctx, cancel := context.WithCancel(b.ctx)
+	var running sync.WaitGroup
+	running.Go(func() { _ = manager.Run(ctx) })
+	b.t.Cleanup(func() { cancel(); running.Wait() })
+	return manager
 }
 
 // direct asks the simulated kubelet without a socket.
@@ -278,6 +296,75 @@ func TestSocketDeleted(t *testing.T) {
 		r := k.Resources[gpu]
 		return r.Allocatable == 8 && r.Socket != first
 	})
+}
+
+// TestSocketWipedWhileRegistering: the kubelet would dial the old path for 10 s.
+func TestSocketWipedWhileRegistering(t *testing.T) {
+	b := newBench(t, nil)
+	b.kubelet.SetSilent(true)
+	b.manager.Apply(plan(gpu, 1, 1))
+	b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Registrations == 1 })
+	sockets, err := filepath.Glob(filepath.Join(b.dir, "virgate-*"))
+	if err != nil || len(sockets) != 1 {
+		t.Fatalf("sockets %v, %v", sockets, err)
+	}
+	if err := os.Remove(sockets[0]); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(b.ctx, 8*time.Second)
+	defer cancel()
+	if err := b.kubelet.Await(ctx, func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Registrations == 2 }); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSecondStreamStartsOver lets the kubelet connect to the socket twice.
+func TestSecondStreamStartsOver(t *testing.T) {
+	b := newBench(t, func(options *simkubelet.Options, _ *plugin.Options) { options.AllowOverlap = true })
+	b.manager.Apply(plan(gpu, 1, 2))
+	b.shows(gpu, 2, 2)
+	first := b.kubelet.Snapshot().Resources[gpu].Socket
+	connection, err := grpc.NewClient("unix:"+filepath.Join(b.dir, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = connection.Close() }()
+	_, err = api.NewRegistrationClient(connection).Register(b.ctx, &api.RegisterRequest{
+		Version: api.Version, Endpoint: filepath.Base(first), ResourceName: gpu,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.await(func(k simkubelet.Snapshot) bool {
+		r := k.Resources[gpu]
+		return r.Socket != first && r.Streams == 1 && r.Allocatable == 2 && r.Connected
+	})
+	b.mustPod("p", gpu, 1)
+}
+
+// blind is a kubelet that cannot be read.
+type blind struct{}
+
+var errBlind = errors.New("not to be read")
+
+func (blind) Held(context.Context) ([]sharing.Allocation, error)   { return nil, errBlind }
+func (blind) Applied(context.Context) (map[string][]string, error) { return nil, errBlind }
+func (blind) Serving(context.Context, string) (bool, error)        { return false, errBlind }
+
+func TestBlindManagerKeepsWhatItGranted(t *testing.T) {
+	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) { options.Kubelet = blind{} })
+	b.manager.Apply(plan(gpu, 1, 4))
+	b.shows(gpu, 4, 4)
+	held := b.mustPod("p", gpu, 3)
+	b.manager.Apply(withFault(plan(gpu, 1, 4), "GPU-0000", "XID 79")) // Another generation.
+	b.shows(gpu, 4, 0)
+	b.manager.Apply(plan(gpu, 1, 2))
+	b.shows(gpu, 4, 3)
+	for _, d := range b.kubelet.Snapshot().Resources[gpu].Devices {
+		if slices.Contains(held, d.ID) != d.Healthy {
+			t.Errorf("%s: Healthy %t, held are %v", d.ID, d.Healthy, held)
+		}
+	}
 }
 
 func TestKubeletRefuses(t *testing.T) {

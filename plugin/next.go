@@ -128,7 +128,7 @@ func (s *step) held(resource, id string) bool {
 // kubelet has long applied that it is Unhealthy, and nobody has it or is about
 // to.
 func (s *step) removable(resource string, e Entry) bool {
-	return e.Phase == Retiring && !e.Applied.IsZero() &&
+	return !e.Applied.IsZero() &&
 		s.seen.heldKnown && s.seen.appliedKnown && s.seen.heldAt.After(e.Applied) &&
 		!s.seen.applied.has(resource, e.ID) && !s.held(resource, e.ID) && !s.calls.Busy[resource] &&
 		!s.now.Before(e.Applied.Add(s.timing.Quiet)) &&

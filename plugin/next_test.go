@@ -224,6 +224,66 @@ func TestNextCallsPostponeRemoval(t *testing.T) {
 	}
 }
 
+// TestNextRemovalNeedsEveryReading breaks one condition at a time at the moment
+// at which a device could leave.
+func TestNextRemovalNeedsEveryReading(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		change func(*world)
+		gone   bool
+	}{
+		{"all is well", func(*world) {}, true},
+		{"healthy again for the kubelet", func(w *world) { w.seen.applied.add("gpu", "A::2") }, false},
+		{"held read too early", func(w *world) { w.seen.heldAt = w.lists["gpu"].Entries[2].Applied }, false},
+		{"held unknown", func(w *world) { w.seen.heldKnown = false }, false},
+		{"applied unknown", func(w *world) { w.seen.appliedKnown = false }, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.step(planOf(nil, "gpu=3:A"))
+			small := planOf(nil, "gpu=2:A")
+			w.pass(small, 11*time.Second)
+			w.expect("gpu", "A0 A1 a2-")
+			w.now = w.now.Add(time.Second)
+			w.look()
+			test.change(w)
+			w.step(small)
+			if gone := w.show("gpu") == "A0 A1"; gone != test.gone {
+				t.Errorf("list %q", w.show("gpu"))
+			}
+		})
+	}
+}
+
+func TestNextWantsAReadingAfterTheList(t *testing.T) {
+	w := newWorld(t)
+	w.step(planOf(nil, "gpu=3:A"))
+	small := planOf(nil, "gpu=2:A")
+	w.seen = Sight{held: idSet{}, applied: idSet{}, heldAt: w.now, appliedAt: w.now, heldKnown: true, appliedKnown: true}
+	for range 60 { // Nothing was Healthy in this reading, which is older than the list.
+		w.step(small)
+		w.now = w.now.Add(time.Second)
+		w.seen.heldAt = w.now
+	}
+	w.expect("gpu", "A0 A1 a2-")
+}
+
+// TestNextHeldAtTheLastMoment grants a device in the step in which it could
+// have made room for another way.
+func TestNextHeldAtTheLastMoment(t *testing.T) {
+	w := newWorld(t)
+	w.step(planOf(nil, "gpu=1:A"))
+	renamed := planOf(nil, "gpu.shared=2:A")
+	w.pass(renamed, 11*time.Second)
+	w.expect("gpu", "a-")
+	w.now = w.now.Add(time.Second)
+	w.held.add("gpu", "A")
+	w.look()
+	w.step(renamed)
+	w.expect("gpu", "A+")
+	w.expect("gpu.shared", "none")
+}
+
 func TestNextDrainsARename(t *testing.T) {
 	w := newWorld(t)
 	w.step(planOf(nil, "gpu=1:A,B"))

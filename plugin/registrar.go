@@ -97,9 +97,6 @@ func (r *registrar) streamChanged(event streamEvent) (replace bool) {
 		return false
 	}
 	r.log.Warn("kubelet ended the stream, registering again")
-	if r.wiped() {
-		return true
-	}
 	r.retry.Reset(jitter(minBackoff))
 	return false
 }
@@ -107,7 +104,7 @@ func (r *registrar) streamChanged(event streamEvent) (replace bool) {
 // register begins a registration, unless there is nobody to register with.
 func (r *registrar) register(ctx context.Context) (replace bool) {
 	switch {
-	case r.live > 0 || r.registering || !identify(r.kubeletSocket).exists():
+	case r.registering || !identify(r.kubeletSocket).exists():
 		return false // The end of what is under way, or a look, tries again.
 	case r.wiped():
 		return true

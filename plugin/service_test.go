@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -72,6 +73,8 @@ func TestAllocate(t *testing.T) {
 	oneShare.Resources[0].OneShareOnly = true
 	strict := plan(gpu, 2, 4)
 	strict.Resources[0].SpreadStrict = true
+	gone := plan(gpu, 2, 1)
+	delete(gone.Faults, "GPU-0001")
 	byIndex := plan(gpu, 3, 2)
 	byIndex.Resources[0].DeviceIDs = sharing.ByIndex
 	for _, test := range []struct {
@@ -91,6 +94,7 @@ func TestAllocate(t *testing.T) {
 		{"no device", plan(gpu, 2, 4), allocate(), "", codes.InvalidArgument, "no device requested"},
 		{"no container", plan(gpu, 2, 4), &api.AllocateRequest{}, "", codes.InvalidArgument, "no container"},
 		{"faulty unit", withFault(plan(gpu, 2, 4), "GPU-0001", "XID 79"), allocate("GPU-0001::0"), "", codes.Unavailable, "XID 79"},
+		{"unit that is gone", gone, allocate("GPU-0001"), "", codes.Unavailable, "no longer on this node"},
 		{"two shares where one is allowed", oneShare, allocate("GPU-0001::0", "GPU-0000::0"), "", codes.InvalidArgument, "a container may request 1, not 2"},
 		{"one share where one is allowed", oneShare, allocate("GPU-0001::0"), "GPU-0001", codes.OK, ""},
 		{"strict spread on one unit", strict, allocate("GPU-0001::0", "GPU-0001::1"), "", codes.ResourceExhausted, "spread is strict"},
@@ -200,8 +204,9 @@ func (f *forgetful) Held(ctx context.Context) ([]sharing.Allocation, error) {
 func (f *forgetful) haunt(resource, id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	// The list that announces the shrink is one; the ghost outlives it.
-	f.lists = f.Snapshot().Resources[resource].Lists + 1
+	// One list announces the shrink, another lacks what was free; the ghost
+	// outlives both.
+	f.lists = f.Snapshot().Resources[resource].Lists + 2
 	f.ghost = sharing.Allocation{Pod: "uid:1", Resource: resource, Devices: []string{id}}
 }
 
@@ -264,29 +269,131 @@ func (m *memory) Save(lists plugin.Lists) error {
 	return nil
 }
 
+// TestRestartKeepsADroppedName uses names that no other plugin could have left.
 func TestRestartKeepsADroppedName(t *testing.T) {
+	const before, after = "example.com/gpu", "example.com/gpu.shared"
 	store := &memory{}
 	b := newBench(t, func(_ *simkubeletOptions, options *plugin.Options) { options.Store = store })
-	b.manager.Apply(plan(gpu, 2, 1))
-	b.shows(gpu, 2, 2)
-	b.mustPod("p", gpu, 1)
+	b.manager.Apply(plan(before, 2, 1))
+	b.shows(before, 2, 2)
+	b.mustPod("p", before, 1)
 	b.stop()
-	b.await(func(k simkubeletSnapshot) bool { return !k.Resources[gpu].Connected })
+	b.await(func(k simkubeletSnapshot) bool { return !k.Resources[before].Connected })
 
-	next := plugin.NewManager(plugin.Options{
-		Dir: b.dir, Kubelet: direct{b.kubelet}, Store: store, Logger: slog.New(slog.DiscardHandler),
-		Timing: plugin.Timing{Quiet: 50 * time.Millisecond, StopAfter: 50 * time.Millisecond},
-	})
-	ctx, cancel := context.WithCancel(b.ctx)
-	var running sync.WaitGroup
-	running.Go(func() { _ = next.Run(ctx) })
-	defer running.Wait()
-	defer cancel()
-	next.Apply(plan(gpu+".shared", 2, 3))
-	b.shows(gpu, 1, 1)
-	b.shows(gpu+".shared", 3, 3)
+	b.succeed(plugin.Options{Kubelet: direct{b.kubelet}, Store: store}).Apply(plan(after, 2, 3))
+	b.shows(before, 1, 1)
+	b.shows(after, 3, 3)
 	if _, err := b.kubelet.RestartContainer(b.ctx, "test", "p", "main"); err != nil {
 		t.Error(err)
+	}
+}
+
+// slow takes its time to say who holds what.
+type slow struct{ direct }
+
+func (s slow) Held(ctx context.Context) ([]sharing.Allocation, error) {
+	select {
+	case <-time.After(200 * time.Millisecond):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	return s.direct.Held(ctx)
+}
+
+// TestFirstListHasWhatPodsHold takes over from a plugin that left no state. The
+// kubelet's contract is broken by a first list without the held device.
+func TestFirstListHasWhatPodsHold(t *testing.T) {
+	b := newBench(t, nil)
+	b.manager.Apply(plan(gpu, 1, 4))
+	b.shows(gpu, 4, 4)
+	b.mustPod("p", gpu, 4)
+	b.stop()
+	b.await(func(k simkubeletSnapshot) bool { return !k.Resources[gpu].Connected })
+	b.succeed(plugin.Options{Kubelet: slow{direct{b.kubelet}}}).Apply(plan(gpu, 1, 2))
+	b.shows(gpu, 4, 4)
+}
+
+// occupied shows another plugin's devices until it is freed.
+type occupied struct {
+	direct
+	asked atomic.Int64
+	freed atomic.Bool
+}
+
+func (o *occupied) Serving(context.Context, string) (bool, error) {
+	o.asked.Add(1)
+	return !o.freed.Load(), nil
+}
+
+func TestRegistrationWaitsForTheBarrier(t *testing.T) {
+	kubelet := &occupied{}
+	b := newBench(t, func(_ *simkubeletOptions, options *plugin.Options) {
+		options.Kubelet = kubelet
+		options.Timing.VerifyAfter = time.Hour
+	})
+	kubelet.direct = direct{b.kubelet}
+	b.manager.Apply(plan(gpu, 1, 2))
+	for kubelet.asked.Load() < 3 {
+		if b.ctx.Err() != nil {
+			t.Fatal("the kubelet was not asked")
+		}
+		runtime.Gosched()
+	}
+	if n := b.kubelet.Snapshot().Resources[gpu].Registrations; n != 0 {
+		t.Errorf("%d registrations before the barrier", n)
+	}
+	kubelet.freed.Store(true)
+	b.shows(gpu, 2, 2)
+}
+
+func TestListIntervalHolds(t *testing.T) {
+	b := newBench(t, func(_ *simkubeletOptions, options *plugin.Options) { options.Timing.ListInterval = time.Hour })
+	b.manager.Apply(plan(gpu, 1, 1))
+	b.shows(gpu, 1, 1)
+	for replicas := range 20 {
+		b.manager.Apply(plan(gpu, 1, replicas+2))
+		for !b.manager.Status().Served {
+			runtime.Gosched()
+		}
+	}
+	if lists := b.manager.Status().Resources[0].Lists; lists != 1 {
+		t.Errorf("%d lists within the interval", lists)
+	}
+}
+
+func TestSavesEveryPhase(t *testing.T) {
+	store := &memory{}
+	b := newBench(t, func(_ *simkubeletOptions, options *plugin.Options) { options.Store = store })
+	b.manager.Apply(plan(gpu, 1, 4))
+	b.shows(gpu, 4, 4)
+	b.mustPod("p", gpu, 3)
+	b.manager.Apply(plan(gpu, 1, 2))
+	b.shows(gpu, 3, 3)
+	phases := map[plugin.Phase]int{}
+	lists, _ := store.Load()
+	for _, e := range lists[gpu].Entries {
+		phases[e.Phase]++
+	}
+	if diff := cmp.Diff(map[plugin.Phase]int{plugin.Offered: 2, plugin.Closing: 1}, phases); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestAwaitStopped(t *testing.T) {
+	b := newBench(t, nil)
+	b.manager.Apply(plan(gpu, 1, 2))
+	b.shows(gpu, 2, 2)
+	brief, cancel := context.WithTimeout(b.ctx, 50*time.Millisecond)
+	defer cancel()
+	if err := b.manager.AwaitStopped(brief); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("stopped while it serves: %v", err)
+	}
+	b.manager.Apply(sharing.Plan{})
+	if err := b.manager.AwaitStopped(b.ctx); err != nil {
+		t.Error(err)
+	}
+	if r := b.kubelet.Snapshot().Resources[gpu]; r.Capacity != 0 {
+		t.Errorf("capacity %d", r.Capacity)
 	}
 }
 

@@ -73,13 +73,13 @@ func (s *server) open() (*session, error) {
 	return session, nil
 }
 
-// close ends the streams and returns when every handler has. The owner reads
+// close ends the streams, removes the socket, and returns when every handler
+// has ended. The owner reads
 // no events any more.
 func (s *session) close() {
 	close(s.stopping)
 	s.grpc.Stop()
 	<-s.served
-	_ = os.Remove(s.path) // Mostly gone already, with the listener.
 }
 
 // report hands an event to the session's owner; false when the session or the

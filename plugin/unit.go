@@ -74,7 +74,6 @@ func (s *step) unit(resource, id string, old []Entry, want []sharing.Device) []E
 		case wanted:
 			e.Device = device
 		}
-		e.NUMANode = want[0].NUMANode
 		rank := isExtra
 		if wanted {
 			rank = isWanted

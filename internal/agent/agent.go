@@ -34,6 +34,16 @@ type Policy interface {
 	Watch(ctx context.Context, changed func()) error
 }
 
+// Health is where the units' health is known and can be changed.
+type Health interface {
+	// Health returns the health of all units as last seen, from any goroutine.
+	Health() sharing.HealthReport
+	// ClearHealth takes an operator's word that the units which the selector names
+	// may be used, and returns their health after that. The error says that there
+	// are none, or that ctx ended.
+	ClearHealth(ctx context.Context, selector sharing.Selector) ([]sharing.UnitHealth, error)
+}
+
 // Options are what Run needs.
 type Options struct {
 	Node   Node
@@ -41,9 +51,17 @@ type Options struct {
 	Plugin *plugin.Manager
 	// Holders says who holds what; nil when nothing can.
 	Holders plugin.Kubelet
+	// Health is shown in metrics; nil for none.
+	Health Health
+	// OnProfile is called from the loop with each profile that comes into force,
+	// before it is planned with; nil for nobody.
+	OnProfile func(sharing.Profile)
 	// Claim returns when this program may serve the node; until then it stands
 	// by, ready but not registered. Nil means at once.
 	Claim func(ctx context.Context) error
+	// TakeOver is called after that; when it has returned, the inventory has what
+	// the last program on this node left. Nil when that is nothing.
+	TakeOver func(ctx context.Context) error
 	// DrainTimeout is how long, when ctx ends, devices are withdrawn before Run
 	// returns; 0 leaves them as they are, for a successor.
 	DrainTimeout time.Duration
@@ -67,7 +85,7 @@ func Run(ctx context.Context, options Options) error {
 }
 
 func newAgent(options Options) *agent {
-	a := &agent{Options: options, changed: make(chan struct{}, 1)}
+	a := &agent{Options: options, changed: make(chan struct{}, 1), asked: make(chan chan struct{})}
 	a.state.Store(&state{})
 	return a
 }
@@ -112,6 +130,8 @@ func (a *agent) watchNode(ctx context.Context) error {
 type agent struct {
 	Options
 	changed chan struct{}
+	// asked has wishes to be told when the loop has looked.
+	asked chan chan struct{}
 	// serving says that the node is claimed.
 	serving     atomic.Bool
 	state       atomic.Pointer[state]
@@ -139,6 +159,16 @@ func (a *agent) look() {
 	}
 }
 
+// lookNow returns when the loop has read its inputs after the call, or ctx ends.
+func (a *agent) lookNow(ctx context.Context) {
+	looked := make(chan struct{})
+	select {
+	case a.asked <- looked:
+		<-looked
+	case <-ctx.Done():
+	}
+}
+
 // plan is the loop.
 func (a *agent) plan(ctx context.Context) error {
 	for {
@@ -147,6 +177,10 @@ func (a *agent) plan(ctx context.Context) error {
 			return nil
 		case <-a.Look:
 		case <-a.changed:
+		case looked := <-a.asked:
+			a.decide()
+			close(looked)
+			continue
 		}
 		a.decide()
 	}
@@ -162,6 +196,9 @@ func (a *agent) decide() {
 	var profile sharing.Profile
 	if profile, next.rejected = a.Policy.Profile(); next.rejected == nil {
 		next.profile = &profile
+		if a.OnProfile != nil && (last.profile == nil || !reflect.DeepEqual(*last.profile, profile)) {
+			a.OnProfile(profile)
+		}
 	} else if !sameError(last.rejected, next.rejected) {
 		a.Logger.Error("profile rejected, the last good one stays in force", "error", next.rejected)
 	}

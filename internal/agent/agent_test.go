@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/virgate/virgate/internal/podresources"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
@@ -92,6 +93,8 @@ type rig struct {
 	options Options
 	agent   *agent
 	http    http.Handler
+	// wantErr is in the error with which run ends; empty for none.
+	wantErr string
 }
 
 func newRig(t *testing.T, change func(*rig)) *rig {
@@ -106,11 +109,13 @@ func newRig(t *testing.T, change func(*rig)) *rig {
 		node: fakeNode{newInput(gpus("", ""), nil)}, policy: fakePolicy{newInput(profile(4), nil)},
 		kubelet: simkubelet.New(simkubelet.Options{Dir: dir}),
 	}
+	sight := podresources.New(podresources.Options{CheckpointDir: dir})
+	t.Cleanup(func() { _ = sight.Close() })
 	r.options = Options{
 		Node: r.node, Policy: r.policy, Logger: slog.New(slog.DiscardHandler), Version: "test",
 		Plugin: plugin.NewManager(plugin.Options{
-			Dir: dir, Logger: slog.New(slog.DiscardHandler),
-			Timing: plugin.Timing{Quiet: 50 * time.Millisecond, ListInterval: time.Millisecond},
+			Dir: dir, Kubelet: sight, Logger: slog.New(slog.DiscardHandler),
+			Timing: plugin.Timing{Quiet: 50 * time.Millisecond, ListInterval: time.Millisecond, StopAfter: 50 * time.Millisecond},
 		}),
 	}
 	if change != nil {
@@ -121,8 +126,9 @@ func newRig(t *testing.T, change func(*rig)) *rig {
 	var running sync.WaitGroup
 	running.Go(func() { _ = r.kubelet.Run(ctx) })
 	running.Go(func() {
-		if err := r.agent.run(ctx); err != nil {
-			t.Errorf("run: %v", err)
+		err := r.agent.run(ctx)
+		if (err == nil) != (r.wantErr == "") || (err != nil && !strings.Contains(err.Error(), r.wantErr)) {
+			t.Errorf("run: %v, want %q", err, r.wantErr)
 		}
 	})
 	t.Cleanup(func() {
@@ -274,6 +280,25 @@ func TestStandsByUntilClaimed(t *testing.T) {
 	r.shows(8)
 }
 
+func TestDrainsBeforeItEnds(t *testing.T) {
+	stopped := make(chan struct{})
+	r := newRig(t, func(r *rig) {
+		r.options.DrainTimeout = 30 * time.Second
+		r.options.Background = append(r.options.Background, func(context.Context) error {
+			<-stopped
+			return errors.New("told to stop")
+		})
+		r.wantErr = "told to stop"
+	})
+	r.shows(8)
+	close(stopped)
+	if err := r.kubelet.Await(r.ctx, func(k simkubelet.Snapshot) bool {
+		return k.Resources[gpuResource].Capacity == 0 && !k.Resources[gpuResource].Connected
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestLookAgain(t *testing.T) {
 	look := make(chan struct{})
 	r := newRig(t, func(r *rig) { r.options.Look = look })
@@ -363,5 +388,5 @@ func TestReadyWhileANewNameWaits(t *testing.T) {
 	r.shows(1)
 	r.awaitBody("/readyz", 200, "ok")
 	r.awaitBody("/plan", 200, "nvidia.com/gpu.shared")
-	r.awaitBody("/metrics", 200, "virgate_kubelet_state_known 0") // It cannot be seen here.
+	r.awaitBody("/metrics", 200, "virgate_kubelet_state_known 1")
 }

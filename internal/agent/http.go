@@ -48,6 +48,9 @@ func (a *agent) registry() *prometheus.Registry {
 		metrics.NewCollector(source{a}), newCollector(a),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
+	if a.Health != nil {
+		registry.MustRegister(metrics.NewHealthCollector(a.Health))
+	}
 	return registry
 }
 

@@ -18,6 +18,15 @@ func (a *agent) serveKubelet(ctx context.Context) error {
 		}
 	}
 	a.serving.Store(true)
+	if a.TakeOver != nil {
+		if err := a.TakeOver(ctx); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		a.lookNow(ctx)
+	}
 	if a.DrainTimeout <= 0 {
 		return a.Plugin.Run(ctx)
 	}

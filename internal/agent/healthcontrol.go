@@ -1,0 +1,40 @@
+package agent
+
+import (
+	"encoding/json"
+	"net/http"
+
+	"github.com/virgate/virgate/sharing"
+)
+
+// HealthHandler answers GET /health with the health of all units, and POST
+// /health/clear?gpu=SELECTOR with that of those which were cleared, both as
+// JSON: a sharing.HealthReport. It answers 400 when there is no such unit. It is
+// for the control socket: HTTP elsewhere only reads.
+func HealthHandler(health Health) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
+		writeHealth(w, health.Health())
+	})
+	mux.HandleFunc("POST /health/clear", func(w http.ResponseWriter, r *http.Request) {
+		selector, err := sharing.ParseSelector(r.FormValue("gpu"))
+		if err != nil {
+			http.Error(w, "gpu: "+err.Error(), http.StatusBadRequest)
+			return
+		}
+		units, err := health.ClearHealth(r.Context(), selector)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		writeHealth(w, sharing.HealthReport{Units: units, Monitors: []sharing.HealthMonitor{}})
+	})
+	return mux
+}
+
+func writeHealth(w http.ResponseWriter, report sharing.HealthReport) {
+	w.Header().Set("Content-Type", "application/json")
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	_ = encoder.Encode(report)
+}

@@ -124,6 +124,12 @@ func (s *step) held(resource, id string) bool {
 	return ok && (s.seen.heldAt.IsZero() || granted.After(s.seen.heldAt.Add(-s.timing.Quiet)))
 }
 
+// isHeld is held, for a device of a list. One that was held when Virgate last
+// ran is, until the kubelet says something else.
+func (s *step) isHeld(resource string, e Entry) bool {
+	return s.held(resource, e.ID) || (e.Phase == Closing && s.seen.heldAt.IsZero())
+}
+
 // removable says that a surplus device can leave the list without harm: the
 // kubelet has long applied that it is Unhealthy, and nobody has it or is about
 // to.

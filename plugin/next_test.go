@@ -224,6 +224,22 @@ func TestNextCallsPostponeRemoval(t *testing.T) {
 	}
 }
 
+// TestNextBlindRestart starts with a list of which the state file knows that a
+// pod held a surplus device.
+func TestNextBlindRestart(t *testing.T) {
+	w := newWorld(t)
+	w.step(planOf(nil, "gpu=3:A"))
+	entries := w.lists["gpu"].Entries
+	entries[2].Phase, entries[2].Since = Closing, w.now
+	w.blind = true
+	small := planOf(nil, "gpu=2:A")
+	w.pass(small, 30*time.Second)
+	w.expect("gpu", "A0 A1 A2+")
+	w.blind = false
+	w.pass(small, 13*time.Second)
+	w.expect("gpu", "A0 A1")
+}
+
 // TestNextRemovalNeedsEveryReading breaks one condition at a time at the moment
 // at which a device could leave.
 func TestNextRemovalNeedsEveryReading(t *testing.T) {

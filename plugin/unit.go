@@ -115,7 +115,7 @@ func (s *step) healthy(unit string) bool {
 // appendSurplus moves a device that the plan does not want one step on its way
 // out.
 func (s *step) appendSurplus(entries []Entry, resource string, e Entry) []Entry {
-	if s.held(resource, e.ID) {
+	if s.isHeld(resource, e) {
 		if e.Phase != Closing {
 			e.Phase, e.Since, e.Applied = Closing, s.now, time.Time{}
 		}

@@ -92,15 +92,22 @@ func newAgent(options Options) *agent {
 
 func (a *agent) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
+	// HTTP answers until the kubelet is not served any more: a probe must not end
+	// a program that drains.
+	answering, stopAnswering := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopAnswering()
 	start := func(part func(context.Context) error) { group.Go(func() error { return part(ctx) }) }
 	if a.Listen != "" {
 		listener, err := a.listen(ctx)
 		if err != nil {
 			return err
 		}
-		start(func(ctx context.Context) error { return a.serve(ctx, listener) })
+		start(func(context.Context) error { return a.serve(answering, listener) })
 	}
-	start(a.serveKubelet)
+	start(func(ctx context.Context) error {
+		defer stopAnswering()
+		return a.serveKubelet(ctx)
+	})
 	start(a.watchNode)
 	start(func(ctx context.Context) error { return a.Policy.Watch(ctx, a.look) })
 	start(a.plan)

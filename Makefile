@@ -7,13 +7,13 @@ FUZZTIME ?= 10s
 # auto or required.
 RACE ?= auto
 
-.PHONY: help all demo build test fuzz lint bench fmt
+.PHONY: help all demo build test test-kubernetes fuzz lint bench fmt
 .NOTPARALLEL:
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
 
-all: lint test ## what CI runs
+all: lint test test-kubernetes ## what CI runs
 
 demo: ## the whole program on a simulated node, in one process
 	go run ./cmd/virgate demo
@@ -26,6 +26,10 @@ test: ## all tests, with the race detector where there is a C compiler
 	elif [ '$(RACE)' = required ]; then echo 'race detector required: no C compiler, or CGO_ENABLED=0' >&2; exit 1; \
 	else race=; echo 'race detector off: no C compiler, or CGO_ENABLED=0'; fi; \
 	set -x; go test $$race ./...
+
+test-kubernetes: ## against the kubelet's own code; the first build takes minutes
+	@race=; if go build -race runtime/cgo 2>/dev/null; then race=-race; fi; \
+	set -x; cd test/kubernetes && go vet ./... && go test $$race ./...
 
 fuzz: ## every fuzz test of every package for FUZZTIME (10s)
 	@set -e; for package in $$(go list ./...); do \

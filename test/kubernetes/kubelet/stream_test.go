@@ -1,0 +1,182 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
+
+	"github.com/virgate/virgate/plugin"
+)
+
+// Invariant 4, each time within a second. Without the look at the end of the
+// stream in server.attend the resource stays lost.
+func TestDroppedByTheKubelet(t *testing.T) {
+	b := newBench(t, topologymanager.PolicyNone)
+	v := b.startVirgate(quick())
+	v.Apply(plan(2, profile{replicas: 8}))
+	b.shows(gpu, 16, 16)
+	p := b.run(gpu, 2)
+	for range 4 {
+		losses := b.ledger.tally(gpu).losses
+		b.drop(gpu)
+		if b.ledger.tally(gpu).losses == losses {
+			t.Fatal("the kubelet did not let go")
+		}
+		b.showsWithin(time.Second, gpu, 16, 16)
+		b.starts(p)
+	}
+}
+
+// A plugin that registered earlier ends, and the kubelet takes the newer one
+// for it (kubelet.md F5). Virgate has no PodResources here, so that it does not
+// wait until the other one has gone.
+func TestTakenForAnOlderPlugin(t *testing.T) {
+	b := newBench(t, topologymanager.PolicyNone)
+	older := &naive{}
+	older.list(16)
+	endpoint, stopOlder := b.serve(older, "older.sock")
+	if err := b.register(gpu, endpoint); err != nil {
+		t.Fatal(err)
+	}
+	b.shows(gpu, 16, 16)
+	manager := plugin.NewManager(plugin.Options{Dir: b.dir, Timing: quick(), Logger: b.log})
+	manager.Apply(plan(2, profile{replicas: 8}))
+	b.background(manager.Run)
+	b.await(patience, func() bool { return b.ledger.tally(gpu).lists == 2 }, "Virgate listed its devices")
+	b.shows(gpu, 16, 16)
+	stopOlder()
+	b.await(time.Second, func() bool { return b.ledger.tally(gpu).connections >= 3 }, "Virgate registered again")
+	b.showsWithin(time.Second, gpu, 16, 16)
+	b.run(gpu, 1)
+}
+
+// Where PodResources tells, Virgate lets the older plugin end first: it
+// registers once and is never taken for the other. Without the barrier in
+// server.approach it registers beside it and is dropped.
+func TestWaitsForAnOlderPlugin(t *testing.T) {
+	b := newBench(t, topologymanager.PolicyNone)
+	older := &naive{}
+	older.list(16)
+	endpoint, stopOlder := b.serve(older, "older.sock")
+	if err := b.register(gpu, endpoint); err != nil {
+		t.Fatal(err)
+	}
+	b.shows(gpu, 16, 16)
+	p := b.run(gpu, 2)
+	v := b.startVirgate(quick())
+	v.Apply(plan(2, profile{replicas: 8}))
+	b.await(patience, func() bool { return len(v.Status().Resources) == 1 }, "Virgate serves")
+	nap(t.Context(), 500*time.Millisecond) // Virgate would have registered by now.
+	stopOlder()
+	b.await(time.Second, func() bool { return b.ledger.tally(gpu).connections == 2 }, "Virgate registered")
+	b.showsWithin(time.Second, gpu, 16, 16)
+	if err := b.resize(p); err != nil {
+		t.Error(err)
+	}
+	if got := b.ledger.tally(gpu); got.connections != 2 || got.losses != 1 {
+		t.Errorf("%d registrations and %d losses, want the older one's, Virgate's, and the older one's end", got.connections, got.losses)
+	}
+}
+
+// A node on which NVIDIA's plugin served before, with more replicas than are
+// wanted now. Without Next's adoption of what pods hold, Virgate's first list
+// would lack those devices.
+func TestSucceedsNVIDIAsPlugin(t *testing.T) {
+	b := newBench(t, topologymanager.PolicyBestEffort)
+	older := &naive{}
+	older.list(16)
+	endpoint, stopOlder := b.serve(older, "nvidia-gpu.sock")
+	if err := b.register(gpu, endpoint); err != nil {
+		t.Fatal(err)
+	}
+	b.shows(gpu, 16, 16)
+	p := b.run(gpu, 6)
+	stopOlder()
+	b.shows(gpu, 16, 0)
+	b.ledger.succeeded(gpu)
+	v := b.startVirgate(quick())
+	v.Apply(plan(2, profile{replicas: 2}))
+	held := b.heldOf(p)
+	kept := max(2, held[0]) + max(2, held[1])
+	b.shows(gpu, kept, kept)
+	if err := b.resize(p); err != nil {
+		t.Error(err)
+	}
+	b.delete(p)
+	b.shows(gpu, 4, 4)
+	b.run(gpu, 1)
+}
+
+// A foreign plugin registers the resource beside Virgate and ends again. The
+// kubelet stops the endpoint, but leaves Virgate's stream open (kubelet.md E26).
+func TestForeignPluginComesAndGoes(t *testing.T) {
+	t.Parallel() // It waits for seconds.
+	b := newBench(t, topologymanager.PolicyNone)
+	v := b.startVirgate(quick())
+	v.Apply(plan(2, profile{replicas: 8}))
+	b.shows(gpu, 16, 16)
+	foreign := &naive{}
+	foreign.list(16)
+	endpoint, stopForeign := b.serve(foreign, "foreign.sock")
+	if err := b.register(gpu, endpoint); err != nil {
+		t.Fatal(err)
+	}
+	stopForeign()
+	b.await(time.Second, func() bool { return b.ledger.tally(gpu).losses > 0 }, "the kubelet to stop the resource")
+	b.shows(gpu, 16, 16)
+	b.run(gpu, 1)
+}
+
+// unfit refuses to be connected.
+type unfit struct{ naive }
+
+func (*unfit) GetDevicePluginOptions(context.Context, *api.Empty) (*api.DevicePluginOptions, error) {
+	return nil, status.Error(codes.Internal, "unfit")
+}
+
+// After a foreign registration that failed, the kubelet does not notice the end
+// of Virgate's stream any more (kubelet.md F8). A restarted Virgate serves all
+// the same, later: it waits for the plugin that the kubelet still believes in.
+func TestForeignRegistrationFails(t *testing.T) {
+	t.Parallel() // It waits for seconds.
+	b := newBench(t, topologymanager.PolicyNone)
+	v := b.startVirgate(quick())
+	v.Apply(plan(2, profile{replicas: 8}))
+	b.shows(gpu, 16, 16)
+	endpoint, stopForeign := b.serve(&unfit{}, "foreign.sock")
+	if err := b.register(gpu, endpoint); err == nil {
+		t.Fatal("an unfit plugin was registered")
+	}
+	stopForeign()
+	p := b.run(gpu, 1)
+	v.stop(t)
+	v = b.startVirgate(quick())
+	v.Apply(plan(2, profile{replicas: 8}))
+	b.await(patience, func() bool {
+		p, err := b.admit(gpu, 1)
+		if err == nil {
+			b.delete(p)
+		}
+		return err == nil
+	}, "a pod admitted")
+	b.starts(p)
+}
+
+// background runs something until the test ends.
+func (b *bench) background(run func(context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx) }()
+	b.t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
+			b.t.Error(err)
+		}
+	})
+}

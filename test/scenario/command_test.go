@@ -1,0 +1,208 @@
+package scenario
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/virgate/virgate/internal/simkubelet"
+)
+
+// call is one command of a script under way.
+type call struct {
+	*stage
+	script *testscript.TestScript
+	// not says that the command has a "!" before it.
+	not       bool
+	arguments []string
+}
+
+// commands are what scripts can say beyond testscript's own commands, which win
+// where a name is taken twice. A program is called @first where nothing else is
+// said.
+func commands() map[string]func(*testscript.TestScript, bool, []string) {
+	return map[string]func(*testscript.TestScript, bool, []string){
+		// exits CODE PROGRAM ARGUMENT…: ends with that exit code.
+		"exits": command((*call).exits),
+
+		// start [@NAME] [VARIABLE=VALUE…] NODE [PROFILE] [--FLAG…]: virgate run.
+		"start": command((*call).start),
+		// terminate [@NAME] [within=DURATION]: SIGTERM, and exit code 0. Only
+		// scripts named …-in-time.txt measure time.
+		"terminate": command((*call).terminate),
+		// ask-to-end [@NAME]: SIGTERM alone.
+		"ask-to-end": command((*call).askToEnd),
+		// crash [@NAME]: SIGKILL.
+		"crash": command((*call).crash),
+		// hangup [@NAME]: SIGHUP.
+		"hangup": command((*call).hangup),
+		// profile FILE: replaced as a whole. ! profile: removed.
+		"profile": negatable((*call).replaceProfile),
+		// mount DIR FILE: FILE is DIR/profile.yaml, as in a mounted ConfigMap.
+		"mount": command((*call).mount),
+		// sim [@NAME] ARGUMENT…: virgate sim.
+		"sim": command((*call).sim),
+		// hears [@NAME] GPU: waits until events of the GPU arrive, by an XID that
+		// says nothing against it.
+		"hears": command((*call).hears),
+		// log [@NAME] REGEXP: waits for it. ! log REGEXP: not so far.
+		"log": negatable((*call).awaitLog),
+		// ready [@NAME]: waits for it. ! ready REGEXP: not, for that reason.
+		"ready": negatable((*call).ready),
+		// get [@NAME] PATH: the answer is the command's standard output. ! get:
+		// there is nothing.
+		"get": negatable((*call).get),
+		// metric [@NAME] REGEXP: waits for a line that matches as a whole.
+		// ! metric REGEXP: waits until there is none.
+		"metric": negatable((*call).metric),
+
+		// kubelet start [aligned] | stop | restart | silent | speaks | refuse N |
+		// drop RESOURCE | wipe.
+		"kubelet": command((*call).kubeletDoes),
+		// shows RESOURCE ALLOCATABLE/CAPACITY [within=DURATION]: waits for it.
+		"shows": command((*call).shows),
+		// unit RESOURCE INDEX HEALTHY/LISTED: waits for so many devices of the
+		// GPU (0) or partition (0:1).
+		"unit": command((*call).unit),
+		// streams RESOURCE COUNTER=N…: opened, closed, registrations or lists,
+		// since the script began.
+		"streams": command((*call).streams),
+		// mark: remembers what the kubelet lists, and its counters.
+		"mark": command((*call).mark),
+		// unchanged: all that is as it was at mark.
+		"unchanged": command((*call).unchanged),
+
+		// pod NAME RESOURCE=N…: runs. ! pod NAME RESOURCE=N… REGEXP: is refused.
+		"pod": negatable((*call).pod),
+		// delete NAME.
+		"delete": command((*call).deletePod),
+		// container-restart NAME.
+		"container-restart": command((*call).restartContainer),
+		// allocate RESOURCE [ID…]: asks the program itself, as no kubelet would.
+		// ! allocate RESOURCE [ID…] REGEXP: the answer is such an error.
+		"allocate": negatable((*call).allocate),
+		// prefers RESOURCE SIZE INDEX…: waits until the program would choose such
+		// units for a container that wants so many devices.
+		"prefers": command((*call).prefers),
+		// holds NAME [healthy|unhealthy]: runs with the devices that it had at
+		// the first asking, and waits until the kubelet lists them so.
+		"holds": command((*call).holds),
+		// sees NAME INDEX…: the UUIDs of exactly those units.
+		"sees": command((*call).sees),
+		// granted NAME REGEXP: the container's NVIDIA_VISIBLE_DEVICES.
+		"granted": command((*call).granted),
+	}
+}
+
+func negatable(do func(*call) error) func(*testscript.TestScript, bool, []string) {
+	return func(ts *testscript.TestScript, not bool, arguments []string) {
+		s, ok := ts.Value(stageKey{}).(*stage)
+		if !ok {
+			ts.Fatalf("no stage")
+		}
+		ts.Check(do(&call{stage: s, script: ts, not: not, arguments: arguments}))
+	}
+}
+
+func command(do func(*call) error) func(*testscript.TestScript, bool, []string) {
+	return negatable(func(c *call) error {
+		if c.not {
+			return errors.New("this command has no negation")
+		}
+		return do(c)
+	})
+}
+
+var errUsage = errors.New("wrong arguments: see the function commands")
+
+// take takes the next argument, "" when there is none.
+func (c *call) take() string {
+	if len(c.arguments) == 0 {
+		return ""
+	}
+	first := c.arguments[0]
+	c.arguments = c.arguments[1:]
+	return first
+}
+
+// name takes the program's name if the next argument is one.
+func (c *call) name() string {
+	if len(c.arguments) > 0 && strings.HasPrefix(c.arguments[0], "@") {
+		return c.take()
+	}
+	return "@first"
+}
+
+// program takes the name of a program that was started.
+func (c *call) program() (*process, error) {
+	name := c.name()
+	p := c.programs[name]
+	if p == nil {
+		return nil, fmt.Errorf("no program %s was started", name)
+	}
+	return p, nil
+}
+
+// pattern takes the last argument, a regular expression in which ^ and $ stand
+// for lines.
+func (c *call) pattern() (*regexp.Regexp, error) {
+	if len(c.arguments) != 1 {
+		return nil, errUsage
+	}
+	return regexp.Compile("(?m)" + c.take())
+}
+
+// within takes the time that the command may take.
+func (c *call) within() (time.Duration, error) {
+	text, ok := strings.CutPrefix(c.take(), "within=")
+	if !ok {
+		return patience, nil
+	}
+	return time.ParseDuration(text)
+}
+
+// judge refuses a command that took longer than the limit.
+func (c *call) judge(began time.Time, limit time.Duration) error {
+	took := time.Since(began)
+	c.script.Logf("after %d ms", took.Milliseconds())
+	if took > limit {
+		return fmt.Errorf("that took %s, want %s at most", took, limit)
+	}
+	return nil
+}
+
+// await waits for a state of the kubelet.
+func (c *call) await(wanted func(simkubelet.Snapshot) bool) error {
+	if c.kubelet == nil {
+		return errors.New("the script has started no kubelet")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return c.kubelet.Await(ctx, wanted)
+}
+
+// exits runs a program to its end.
+func (c *call) exits() error {
+	want := c.take()
+	if len(c.arguments) == 0 {
+		return errUsage
+	}
+	err := c.script.Exec(c.arguments[0], c.arguments[1:]...)
+	got := "0"
+	var failed interface{ ExitCode() int }
+	switch {
+	case errors.As(err, &failed):
+		got = fmt.Sprint(failed.ExitCode())
+	case err != nil:
+		return err
+	}
+	if got != want {
+		return fmt.Errorf("exit code %s, want %s", got, want)
+	}
+	return nil
+}

@@ -4,10 +4,11 @@ LINT_VERSION := v2.15.0
 LINT = $(CURDIR)/.cache/golangci-lint-$(LINT_VERSION)-$(shell go env GOVERSION)/golangci-lint
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 FUZZTIME ?= 10s
-# auto or required.
-RACE ?= auto
+RACE ?= auto # or required
+export CGO_CFLAGS := -g -O2 -Wno-deprecated-declarations # go-nvml has all of NVML's header
+export CGO_LDFLAGS := -g -O2 -Wl,-z,lazy # it leaves NVML's names to the loader; some compilers say -z now
 
-.PHONY: help all demo build test test-kubernetes fuzz lint bench fmt
+.PHONY: help all demo build test test-kubernetes gpu-bundle test-gpu fuzz lint bench fmt
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -24,20 +25,24 @@ build: ## bin/virgate, stripped and reproducible
 test: ## all tests, with the race detector where there is a C compiler
 	@if go build -race runtime/cgo 2>/dev/null; then race=-race; \
 	elif [ '$(RACE)' = required ]; then echo 'race detector required: no C compiler, or CGO_ENABLED=0' >&2; exit 1; \
-	else race=; echo 'race detector off: no C compiler, or CGO_ENABLED=0'; fi; \
-	set -x; go test $$race ./...
+	else race=; echo 'race detector off: no C compiler, or CGO_ENABLED=0'; fi; set -x; go test $$race ./...
 
 test-kubernetes: ## against the kubelet's own code; the first build takes minutes
 	@race=; if go build -race runtime/cgo 2>/dev/null; then race=-race; fi; \
 	set -x; cd test/kubernetes && go vet ./... && go test $$race ./...
+
+gpu-bundle: ## bin/gpu: all that test-gpu needs on a machine with a GPU and no Go
+	test/gpu/bundle.sh bin/gpu $(VERSION)
+
+test-gpu: gpu-bundle ## this machine's GPUs, read-only: docs/hardware.md
+	bin/gpu/run.sh
 
 fuzz: ## every fuzz test of every package for FUZZTIME (10s)
 	@set -e; for package in $$(go list ./...); do \
 	  listed=$$(go test -list '^Fuzz' $$package); \
 	  for name in $$(echo "$$listed" | grep '^Fuzz'); do \
 	    echo "$$package $$name"; go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) $$package; \
-	  done; \
-	done
+	  done; done
 
 lint: $(LINT) ## gofmt, vet without cgo, golangci-lint
 	@unformatted=$$(gofmt -s -l */) || exit; [ -z "$$unformatted" ] || { echo "gofmt -s would change:" $$unformatted >&2; exit 1; }

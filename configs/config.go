@@ -30,6 +30,12 @@ type Process struct {
 	// DeviceDiscoveryStrategy says how GPUs are found: "auto" or "nvml".
 	// Default "auto".
 	DeviceDiscoveryStrategy string
+	// CDIHookPath is the host's program that CDI specs name as hook. Default
+	// "/usr/bin/nvidia-cdi-hook".
+	CDIHookPath string
+	// CDIFeatures are the feature flags of the library that makes CDI specs,
+	// between commas. Default none.
+	CDIFeatures string
 }
 
 // Note is a place of a document at which Virgate does more or other than

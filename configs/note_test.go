@@ -13,7 +13,7 @@ flags:
   useNodeFeatureAPI: false
   plugin:
     sharedDevicesAllocationPolicy: spread
-    cdiAnnotationPrefix: example.com/
+    nvidiaCTKPath: /ctk
   gfd:
     sleepInterval: 60s
 resources:
@@ -40,7 +40,7 @@ sharing:
 		{3, "flags.migStrategy", "GPUs that do not conform are left out with a warning; NVIDIA's plugin does not start"},
 		{4, "flags.useNodeFeatureAPI", inertNotHere},
 		{6, "flags.plugin.sharedDevicesAllocationPolicy", "Virgate's own value; NVIDIA's plugin refuses it"},
-		{7, "flags.plugin.cdiAnnotationPrefix", inertNoCDI},
+		{7, "flags.plugin.nvidiaCTKPath", inertCTK},
 		{9, "flags.gfd.sleepInterval", inertNotHere},
 		{12, "resources.gpus[0]", "named here; NVIDIA's plugin reads resources and ignores it"},
 		{14, "exclude", "Virgate's own: these are never offered; NVIDIA's plugin has no such key"},
@@ -72,6 +72,11 @@ func TestNotesOfSingleKeys(t *testing.T) {
 		{"nothing said, nothing noted", "", nil, nil},
 		{"IMEX without channels", "imex: {required: true}", nil, []Note{{1, "imex.required", "has no effect without channels"}}},
 		{"an override", "flags: {migStrategy: single}", Overrides{"flags.migStrategy": {Value: "mixed", Source: "--mig-strategy"}}, nil},
+		{"a strategy of Virgate's among others", "flags: {plugin: {deviceListStrategy: [cdi-cri, driver-mounts]}}", nil,
+			[]Note{{1, "flags.plugin.deviceListStrategy", "Virgate's own value; NVIDIA's plugin refuses it"}}},
+		{"strategies of NVIDIA's plugin", "flags: {plugin: {deviceListStrategy: [cdi-cri, envvar], passDeviceSpecs: true}}", nil, nil},
+		{"a key of Virgate's", "flags: {plugin: {driverMounts: {hostPath: /opt/nvidia}}}", nil,
+			[]Note{{1, "flags.plugin.driverMounts.hostPath", "Virgate's own; NVIDIA's plugin has no such key"}}},
 		{"an override without effect", "", Overrides{"flags.mpsRoot": {Value: "/mps", Source: "$MPS_ROOT"}},
 			[]Note{{0, "flags.mpsRoot", "$MPS_ROOT: " + inertNoMPS}}},
 	}

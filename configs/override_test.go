@@ -38,7 +38,10 @@ imex: {channelIDs: [0]}
 	if p := config.Profile; p.MIGStrategy != sharing.MIGMixed || p.DeviceIDs != sharing.ByIndex {
 		t.Errorf("profile has strategy %s and IDs by %s", p.MIGStrategy, p.DeviceIDs)
 	}
-	want := Process{DriverRoot: "/override", DevRoot: "/override", ContainerDriverRoot: "/driver-root", DeviceDiscoveryStrategy: "nvml"}
+	want := Process{
+		DriverRoot: "/override", DevRoot: "/override", ContainerDriverRoot: "/driver-root", DeviceDiscoveryStrategy: "nvml",
+		CDIHookPath: "/usr/bin/nvidia-cdi-hook",
+	}
 	if diff := cmp.Diff(want, config.Process); diff != "" {
 		t.Errorf("process (-want +got):\n%s", diff)
 	}
@@ -56,11 +59,13 @@ func TestOverrideProblems(t *testing.T) {
 		{"relative path", "", "flags.nvidiaDevRoot", "dev",
 			Problem{File: "$X", Path: "flags.nvidiaDevRoot", Value: `"dev"`, Message: "expected an absolute path"}},
 		{"an item of a list", "", "flags.plugin.deviceListStrategy", "envvar,what",
-			Problem{File: "$X", Path: "flags.plugin.deviceListStrategy", Value: `"envvar,what"`, Message: "expected envvar, volume-mounts, cdi-annotations or cdi-cri"}},
+			Problem{File: "$X", Path: "flags.plugin.deviceListStrategy", Value: `"envvar,what"`, Message: "expected envvar, volume-mounts, cdi-annotations, cdi-cri or driver-mounts"}},
 		{"an empty list", "", "flags.plugin.deviceListStrategy", "",
-			Problem{File: "$X", Path: "flags.plugin.deviceListStrategy", Value: `""`, Message: "expected envvar, volume-mounts, cdi-annotations or cdi-cri"}},
-		{"not supported", "flags: {plugin: {deviceListStrategy: envvar}}", "flags.plugin.deviceListStrategy", "envvar,cdi-cri",
-			Problem{File: "$X", Path: "flags.plugin.deviceListStrategy", Value: `"envvar,cdi-cri"`, Message: "is not supported yet, only envvar"}},
+			Problem{File: "$X", Path: "flags.plugin.deviceListStrategy", Value: `""`, Message: "expected envvar, volume-mounts, cdi-annotations, cdi-cri or driver-mounts"}},
+		{"not supported", "flags: {deviceDiscoveryStrategy: nvml}", "flags.deviceDiscoveryStrategy", "tegra",
+			Problem{File: "$X", Path: "flags.deviceDiscoveryStrategy", Value: `"tegra"`, Message: "is not supported yet, only auto or nvml"}},
+		{"the root of a container", "", "flags.plugin.driverMounts.containerPath", "//",
+			Problem{File: "$X", Path: "flags.plugin.driverMounts.containerPath", Value: `"//"`, Message: "expected a folder below /"}},
 		{"no number", "", "imex.channelIDs", "0,a",
 			Problem{File: "$X", Path: "imex.channelIDs", Value: `"0,a"`, Message: "expected whole numbers from 0"}},
 		{"numbers that are not supported", "", "imex.channelIDs", "0",

@@ -31,6 +31,11 @@ func withDefaults(change func(*sharing.Profile)) sharing.Profile {
 		GPUNames:    []sharing.Naming{{Pattern: "*", Name: "nvidia.com/gpu"}},
 		Policy:      sharing.Distributed,
 		DeviceIDs:   sharing.ByUUID,
+		Grants: sharing.Grants{
+			Strategies: []sharing.ListStrategy{sharing.Envvar}, AnnotationPrefix: "cdi.k8s.io/",
+			DriverHostPath: "/usr/local/nvidia", DriverContainerPath: "/usr/local/nvidia",
+		},
+		Health: sharing.DefaultHealthRules(),
 	}
 	if change != nil {
 		change(&p)
@@ -160,7 +165,7 @@ sharing: {timeSlicing: {resources: [{name: gpu, replicas: 4, devices: [0]}, {nam
 }
 
 func TestParseProcess(t *testing.T) {
-	defaults := Process{FailOnInitError: true, DriverRoot: "/", DevRoot: "/", ContainerDriverRoot: "/driver-root", DeviceDiscoveryStrategy: "auto"}
+	defaults := Process{FailOnInitError: true, DriverRoot: "/", DevRoot: "/", ContainerDriverRoot: "/driver-root", DeviceDiscoveryStrategy: "auto", CDIHookPath: "/usr/bin/nvidia-cdi-hook"}
 	tests := []struct {
 		name, document string
 		want           Process
@@ -168,9 +173,9 @@ func TestParseProcess(t *testing.T) {
 		{"empty", "", defaults},
 		{"empty paths are the defaults", `flags: {nvidiaDriverRoot: "", nvidiaDevRoot: "", plugin: {containerDriverRoot: ""}}`, defaults},
 		{"the dev root follows the driver root", "flags: {nvidiaDriverRoot: /run/nvidia/driver}",
-			Process{FailOnInitError: true, DriverRoot: "/run/nvidia/driver", DevRoot: "/run/nvidia/driver", ContainerDriverRoot: "/driver-root", DeviceDiscoveryStrategy: "auto"}},
-		{"everything", "flags: {failOnInitError: off, nvidiaDriverRoot: /a, nvidiaDevRoot: /b, deviceDiscoveryStrategy: nvml, plugin: {containerDriverRoot: /c}}",
-			Process{DriverRoot: "/a", DevRoot: "/b", ContainerDriverRoot: "/c", DeviceDiscoveryStrategy: "nvml"}},
+			Process{FailOnInitError: true, DriverRoot: "/run/nvidia/driver", DevRoot: "/run/nvidia/driver", ContainerDriverRoot: "/driver-root", DeviceDiscoveryStrategy: "auto", CDIHookPath: "/usr/bin/nvidia-cdi-hook"}},
+		{"everything", "flags: {failOnInitError: off, nvidiaDriverRoot: /a, nvidiaDevRoot: /b, deviceDiscoveryStrategy: nvml, plugin: {containerDriverRoot: /c, nvidiaCDIHookPath: /d, cdiFeatureFlags: [x, z]}}",
+			Process{DriverRoot: "/a", DevRoot: "/b", ContainerDriverRoot: "/c", DeviceDiscoveryStrategy: "nvml", CDIHookPath: "/d", CDIFeatures: "x,z"}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

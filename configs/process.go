@@ -17,6 +17,8 @@ func (p Process) Check(next Process) error {
 		{"flags.nvidiaDriverRoot", p.DriverRoot, next.DriverRoot},
 		{"flags.nvidiaDevRoot", p.DevRoot, next.DevRoot},
 		{"flags.plugin.containerDriverRoot", p.ContainerDriverRoot, next.ContainerDriverRoot},
+		{"flags.plugin.nvidiaCDIHookPath", p.CDIHookPath, next.CDIHookPath},
+		{"flags.plugin.cdiFeatureFlags", p.CDIFeatures, next.CDIFeatures},
 		{"flags.deviceDiscoveryStrategy", p.DeviceDiscoveryStrategy, next.DeviceDiscoveryStrategy},
 	} {
 		if setting.have != setting.want {

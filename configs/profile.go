@@ -14,17 +14,17 @@ const versionV1 = "v1"
 func readProfile(root value, overrides Overrides) Config {
 	document := root.mapping("version", "flags", "resources", "sharing", "imex", "exclude", "mig", "health")
 	readVersion(document.field("version"))
-	for _, key := range []string{"mig", "health"} {
-		if section := document.field(key); !section.absent() {
-			section.problem("is not supported yet")
-		}
+	if section := document.field("mig"); !section.absent() {
+		section.problem("is not supported yet")
 	}
 	set := readSettings(document, overrides)
 	profile := sharing.Profile{
 		MIGStrategy: sharing.MIGStrategy(set[pathMIGStrategy]),
 		Policy:      sharing.Policy(set[pathPolicy]),
 		DeviceIDs:   sharing.DeviceIDStrategy(set[pathDeviceIDs]),
+		Grants:      newGrants(set),
 		Exclude:     readExclude(document.field("exclude")),
+		Health:      readHealth(document.field("health"), overrides),
 	}
 	profile.GPUNames, profile.MIGNames = readNames(document.field("resources"))
 	readSharing(document.field("sharing"), &profile)
@@ -41,6 +41,8 @@ func newProcess(set settings) Process {
 		DevRoot:                 cmp.Or(set[pathDevRoot], set[pathDriverRoot], "/"),
 		ContainerDriverRoot:     cmp.Or(set[pathContainerDriverRoot], "/driver-root"),
 		DeviceDiscoveryStrategy: set[pathDiscovery],
+		CDIHookPath:             cmp.Or(set[pathCDIHook], "/usr/bin/nvidia-cdi-hook"),
+		CDIFeatures:             set[pathCDIFeatures],
 	}
 }
 

@@ -2,8 +2,8 @@ package configs
 
 import "slices"
 
-// Setting is one of NVIDIA's settings that a flag or an environment variable
-// can give. The program makes its flags from these.
+// Setting is one of NVIDIA's settings, or of Virgate's beside them, that a flag
+// or an environment variable can give. The program makes its flags from these.
 type Setting struct {
 	// Path is the setting's place in a document, the key for Overrides.
 	Path string
@@ -20,10 +20,13 @@ type Setting struct {
 	Choices []string
 	// Usage is one line of help.
 	Usage string
+	// Own says that NVIDIA's plugin has no such setting.
+	Own bool
 
 	// only are the values that this release can serve; nil for all.
 	only []string
-	// differs says, by value, what NVIDIA's plugin does differently with it.
+	// differs says, by value or item, what NVIDIA's plugin does differently with
+	// it.
 	differs map[string]string
 	// inert says why the setting has no effect; empty if it has one.
 	inert string

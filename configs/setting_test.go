@@ -9,8 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// TestSettingNames holds that flags and variables are those of NVIDIA's plugin
-// and that none is there twice.
+// TestSettingNames holds that flags and variables are those of NVIDIA's plugin,
+// and two of Virgate's, and that none is there twice.
 func TestSettingNames(t *testing.T) {
 	want := map[string]string{
 		"mig-strategy": "MIG_STRATEGY", "fail-on-init-error": "FAIL_ON_INIT_ERROR", "mps-root": "MPS_ROOT",
@@ -20,7 +20,9 @@ func TestSettingNames(t *testing.T) {
 		"device-list-strategy": "DEVICE_LIST_STRATEGY", "device-id-strategy": "DEVICE_ID_STRATEGY",
 		"shared-devices-allocation-policy": "SHARED_DEVICES_ALLOCATION_POLICY", "cdi-annotation-prefix": "CDI_ANNOTATION_PREFIX",
 		"nvidia-cdi-hook-path": "NVIDIA_CDI_HOOK_PATH", "container-driver-root": "CONTAINER_DRIVER_ROOT",
-		"cdi-feature-flags": "CDI_FEATURE_FLAGS", "imex-channel-ids": "IMEX_CHANNEL_IDS", "imex-required": "IMEX_REQUIRED",
+		"cdi-feature-flags":       "CDI_FEATURE_FLAGS",
+		"driver-mounts-host-path": "DRIVER_MOUNTS_HOST_PATH", "driver-mounts-container-path": "DRIVER_MOUNTS_CONTAINER_PATH",
+		"imex-channel-ids": "IMEX_CHANNEL_IDS", "imex-required": "IMEX_REQUIRED",
 	}
 	got := make(map[string]string)
 	seen := make(map[string]bool)
@@ -60,7 +62,7 @@ func TestDefaultsWrittenOut(t *testing.T) {
 	for _, s := range settingTable() {
 		section, key := cutLast(s.Path)
 		document := key + ": " + written(s)
-		for _, part := range []string{"gfd", "plugin", "flags", "imex"} {
+		for _, part := range []string{"gfd", "driverMounts", "plugin", "flags", "imex"} {
 			if strings.Contains("."+section+".", "."+part+".") {
 				document = part + ": {" + document + "}"
 			}

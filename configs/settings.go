@@ -1,7 +1,6 @@
 package configs
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -23,7 +22,7 @@ func readSettings(root fields, overrides Overrides) settings {
 		resolved[setting.Path] = setting.resolve(written[setting.Path], override, overridden)
 	}
 	for _, path := range slices.Sorted(maps.Keys(overrides)) {
-		if _, known := resolved[path]; !known {
+		if _, known := resolved[path]; !known && !isVariable(path) {
 			at := place{file: overrides[path].Source, path: path}
 			root.parent.source.problem(at, quote(overrides[path].Value), "no such setting")
 		}
@@ -39,11 +38,13 @@ func locate(root fields, table []Setting) map[string]value {
 		keys[section] = append(keys[section], key)
 	}
 	flags := root.field("flags").mapping(append(keys["flags"], "plugin", "gfd")...)
+	plugin := flags.field("plugin").mapping(append(keys["flags.plugin"], "driverMounts")...)
 	sections := map[string]fields{
-		"flags":        flags,
-		"flags.plugin": flags.field("plugin").mapping(keys["flags.plugin"]...),
-		"flags.gfd":    flags.field("gfd").mapping(keys["flags.gfd"]...),
-		"imex":         root.field("imex").mapping(keys["imex"]...),
+		"flags":                     flags,
+		"flags.plugin":              plugin,
+		"flags.plugin.driverMounts": plugin.field("driverMounts").mapping(keys["flags.plugin.driverMounts"]...),
+		"flags.gfd":                 flags.field("gfd").mapping(keys["flags.gfd"]...),
+		"imex":                      root.field("imex").mapping(keys["imex"]...),
 	}
 	written := make(map[string]value, len(table))
 	for _, setting := range table {
@@ -86,13 +87,34 @@ func (s Setting) resolve(written value, override Override, overridden bool) stri
 		}
 		from.problem(at, shown, message)
 	}
-	if note := cmp.Or(s.inert, s.differs[result]); note != "" {
+	for _, note := range s.notes(result) {
 		if overridden {
 			note = override.Source + ": " + note
 		}
 		from.notes = append(from.notes, Note{Line: at.line, Path: at.path, Message: note})
 	}
 	return result
+}
+
+// notes say what is special about the setting when it has this value.
+func (s Setting) notes(text string) []string {
+	if s.inert != "" {
+		return []string{s.inert}
+	}
+	var notes []string
+	if s.Own {
+		notes = append(notes, "Virgate's own; NVIDIA's plugin has no such key")
+	}
+	items := []string{text}
+	if s.Kind == KindList {
+		items = listItems(text)
+	}
+	for _, item := range items {
+		if note := s.differs[item]; note != "" && !slices.Contains(notes, note) {
+			notes = append(notes, note)
+		}
+	}
+	return notes
 }
 
 // decode reads what is written in the form that an Override has.

@@ -10,20 +10,31 @@ const (
 	pathDeviceIDs           = "flags.plugin.deviceIDStrategy"
 	pathPolicy              = "flags.plugin.sharedDevicesAllocationPolicy"
 	pathContainerDriverRoot = "flags.plugin.containerDriverRoot"
+
+	pathGDRCopy             = "flags.gdrcopyEnabled"
+	pathGDS                 = "flags.gdsEnabled"
+	pathMOFED               = "flags.mofedEnabled"
+	pathDeviceNodes         = "flags.plugin.passDeviceSpecs"
+	pathDeviceList          = "flags.plugin.deviceListStrategy"
+	pathAnnotationPrefix    = "flags.plugin.cdiAnnotationPrefix"
+	pathCTK                 = "flags.plugin.nvidiaCTKPath"
+	pathCDIHook             = "flags.plugin.nvidiaCDIHookPath"
+	pathCDIFeatures         = "flags.plugin.cdiFeatureFlags"
+	pathDriverHostPath      = "flags.plugin.driverMounts.hostPath"
+	pathDriverContainerPath = "flags.plugin.driverMounts.containerPath"
 )
 
 const (
-	inertNoCDI   = "has no effect: devices are granted by environment variable, not by CDI"
+	inertCTK     = "has no effect: nvidiaCDIHookPath has taken its place"
 	inertNoMPS   = "has no effect: Virgate runs no MPS daemon"
 	inertNotHere = "has no effect: it configures GPU feature discovery, not the device plugin"
 	inertSocket  = "has no effect: Virgate finds the kubelet's socket in its --device-plugin-dir"
 )
 
 // settingTable has every key of the sections flags and imex, as
-// k8s-device-plugin v0.20 knows them. It is a function so that no caller can
+// k8s-device-plugin v0.20 knows them, and Virgate's own. It is a function so that no caller can
 // change another's copy.
 func settingTable() []Setting {
-	off := []string{"false"}
 	return []Setting{
 		{Path: pathMIGStrategy, Flag: "mig-strategy", Env: "MIG_STRATEGY", Kind: KindEnum, Default: "none",
 			Choices: []string{"none", "single", "mixed"}, Usage: "how GPUs with MIG enabled are offered",
@@ -39,39 +50,44 @@ func settingTable() []Setting {
 			Kind: KindPath, Default: "/", Usage: "where the driver is installed on the host"},
 		{Path: pathDevRoot, Flag: "dev-root", Env: "NVIDIA_DEV_ROOT", Aliases: []string{"nvidia-dev-root"},
 			Kind: KindPath, Usage: "the host folder with the driver's dev folder; the driver root if empty"},
-		{Path: "flags.gdrcopyEnabled", Flag: "gdrcopy-enabled", Env: "GDRCOPY_ENABLED", Kind: KindBool, Default: "false",
-			Usage: "start containers with GDRCopy (not supported yet)", only: off},
-		{Path: "flags.gdsEnabled", Flag: "gds-enabled", Env: "GDS_ENABLED", Kind: KindBool, Default: "false",
-			Usage: "start containers with GPUDirect Storage (not supported yet)", only: off},
-		{Path: "flags.mofedEnabled", Flag: "mofed-enabled", Env: "MOFED_ENABLED", Kind: KindBool, Default: "false",
-			Usage: "start containers with MOFED (not supported yet)", only: off},
+		{Path: pathGDRCopy, Flag: "gdrcopy-enabled", Env: "GDRCOPY_ENABLED", Kind: KindBool, Default: "false",
+			Usage: "start containers with GDRCopy"},
+		{Path: pathGDS, Flag: "gds-enabled", Env: "GDS_ENABLED", Kind: KindBool, Default: "false",
+			Usage: "start containers with GPUDirect Storage"},
+		{Path: pathMOFED, Flag: "mofed-enabled", Env: "MOFED_ENABLED", Kind: KindBool, Default: "false",
+			Usage: "start containers with MOFED"},
 		{Path: "flags.useNodeFeatureAPI", Flag: "use-node-feature-api", Env: "USE_NODE_FEATURE_API", Kind: KindBool, Default: "false",
 			Usage: "for GPU feature discovery (no effect)", inert: inertNotHere},
 		{Path: pathDiscovery, Flag: "device-discovery-strategy", Env: "DEVICE_DISCOVERY_STRATEGY", Kind: KindEnum, Default: "auto",
 			Choices: []string{"auto", "nvml", "tegra"}, Usage: "how GPUs are found (tegra is not supported yet)", only: []string{"auto", "nvml"}},
 
-		{Path: "flags.plugin.passDeviceSpecs", Flag: "pass-device-specs", Env: "PASS_DEVICE_SPECS", Kind: KindBool, Default: "false",
-			Usage: "grant device nodes too (not supported yet)", only: off},
-		{Path: "flags.plugin.deviceListStrategy", Flag: "device-list-strategy", Env: "DEVICE_LIST_STRATEGY", Kind: KindList, Default: "envvar",
-			Choices: []string{"envvar", "volume-mounts", "cdi-annotations", "cdi-cri"},
-			Usage:   "how a container is told its devices (only envvar is supported yet)", only: []string{"envvar"}},
+		{Path: pathDeviceNodes, Flag: "pass-device-specs", Env: "PASS_DEVICE_SPECS", Kind: KindBool, Default: "false",
+			Usage: "grant device nodes too"},
+		{Path: pathDeviceList, Flag: "device-list-strategy", Env: "DEVICE_LIST_STRATEGY", Kind: KindList, Default: "envvar",
+			Choices: []string{"envvar", "volume-mounts", "cdi-annotations", "cdi-cri", "driver-mounts"},
+			Usage:   "how a container is told its devices",
+			differs: map[string]string{"driver-mounts": "Virgate's own value; NVIDIA's plugin refuses it"}},
 		{Path: pathDeviceIDs, Flag: "device-id-strategy", Env: "DEVICE_ID_STRATEGY", Kind: KindEnum, Default: "uuid",
 			Choices: []string{"uuid", "index"}, Usage: "by what a container's devices are named"},
 		{Path: pathPolicy, Flag: "shared-devices-allocation-policy", Env: "SHARED_DEVICES_ALLOCATION_POLICY", Kind: KindEnum, Default: "distributed",
 			Choices: []string{"distributed", "packed", "spread"}, Usage: "which shared devices a container gets when there is a choice",
 			differs: map[string]string{"spread": "Virgate's own value; NVIDIA's plugin refuses it"}},
-		{Path: "flags.plugin.cdiAnnotationPrefix", Flag: "cdi-annotation-prefix", Env: "CDI_ANNOTATION_PREFIX", Kind: KindString, Default: "cdi.k8s.io/",
-			Usage: "prefix of CDI annotations (no effect)", inert: inertNoCDI},
-		{Path: "flags.plugin.nvidiaCTKPath", Kind: KindString, Default: "/usr/bin/nvidia-ctk", inert: inertNoCDI},
-		{Path: "flags.plugin.nvidiaCDIHookPath", Flag: "nvidia-cdi-hook-path", Env: "NVIDIA_CDI_HOOK_PATH",
+		{Path: pathAnnotationPrefix, Flag: "cdi-annotation-prefix", Env: "CDI_ANNOTATION_PREFIX", Kind: KindString, Default: "cdi.k8s.io/",
+			Usage: "prefix of CDI annotations"},
+		{Path: pathCTK, Kind: KindString, Default: "/usr/bin/nvidia-ctk", inert: inertCTK},
+		{Path: pathCDIHook, Flag: "nvidia-cdi-hook-path", Env: "NVIDIA_CDI_HOOK_PATH",
 			Aliases: []string{"nvidia-ctk-path"}, EnvAliases: []string{"NVIDIA_CTK_PATH"}, Kind: KindString, Default: "/usr/bin/nvidia-cdi-hook",
-			Usage: "the hook that CDI specs name (no effect)", inert: inertNoCDI},
+			Usage: "the host's program that CDI specs name as hook"},
 		{Path: pathContainerDriverRoot, Flag: "container-driver-root", Env: "CONTAINER_DRIVER_ROOT",
 			Aliases: []string{"driver-root-ctr-path"}, EnvAliases: []string{"DRIVER_ROOT_CTR_PATH"}, Kind: KindPath, Default: "/driver-root",
 			Usage: "where the driver root is mounted in this container"},
-		{Path: "flags.plugin.cdiFeatureFlags", Flag: "cdi-feature-flags", Env: "CDI_FEATURE_FLAGS", Kind: KindList,
-			Usage: "options for making CDI specs (no effect)", inert: inertNoCDI},
+		{Path: pathCDIFeatures, Flag: "cdi-feature-flags", Env: "CDI_FEATURE_FLAGS", Kind: KindList,
+			Usage: "nvcdi's feature flags for making CDI specs"},
 		{Path: "flags.plugin.kubeletSocket", Kind: KindString, Default: "/var/lib/kubelet/device-plugins/kubelet.sock", inert: inertSocket},
+		{Path: pathDriverHostPath, Flag: "driver-mounts-host-path", Env: "DRIVER_MOUNTS_HOST_PATH", Kind: KindPath, Default: "/usr/local/nvidia",
+			Usage: "driver-mounts: the host's folder with the driver", Own: true},
+		{Path: pathDriverContainerPath, Flag: "driver-mounts-container-path", Env: "DRIVER_MOUNTS_CONTAINER_PATH", Kind: KindPath, Default: "/usr/local/nvidia",
+			Usage: "driver-mounts: where a container sees it", Own: true},
 
 		{Path: "flags.gfd.oneshot", Kind: KindBool, Default: "false", inert: inertNotHere},
 		{Path: "flags.gfd.noTimestamp", Kind: KindBool, Default: "false", inert: inertNotHere},

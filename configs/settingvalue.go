@@ -1,6 +1,7 @@
 package configs
 
 import (
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -45,6 +46,8 @@ func (s Setting) possible(from *source, text string, at place, shown string) boo
 	case KindPath:
 		if text != "" && !strings.HasPrefix(text, "/") {
 			expected = "expected an absolute path"
+		} else if s.Own && text != "" && path.Clean(text) == "/" {
+			expected = "expected a folder below /"
 		}
 	case KindDuration:
 		if _, err := time.ParseDuration(text); err != nil {

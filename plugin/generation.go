@@ -16,11 +16,18 @@ import (
 type generation struct {
 	resource   sharing.Resource
 	list       List
+	terms      terms
 	index      *sharing.Index
 	devices    map[string]served
 	order      map[string]int // of units, for grants that do not depend on chance
 	response   *api.ListAndWatchResponse
 	superseded chan struct{}
+}
+
+// terms are what grants depend on beside the list.
+type terms struct {
+	grants sharing.Grants
+	host   *Host
 }
 
 // served is what Allocate knows of a device.
@@ -36,17 +43,17 @@ type use struct{ granted, named atomic.Int64 }
 
 // newGeneration makes the generation that follows previous, which may be nil.
 // Where the list is the same, streams have nothing to send and go on waiting.
-func newGeneration(resource sharing.Resource, list List, faults map[string]string, units map[string]sharing.Unit, previous *generation) *generation {
+func newGeneration(resource sharing.Resource, list List, terms terms, faults map[string]string, units map[string]sharing.Unit, previous *generation) *generation {
 	devices := make([]sharing.Device, len(list.Entries))
+	var behind []sharing.Unit
 	g := &generation{
-		resource: resource, list: list,
+		resource: resource, list: list, terms: terms,
 		devices:    make(map[string]served, len(list.Entries)),
 		order:      map[string]int{},
 		superseded: make(chan struct{}),
 	}
 	for i, e := range list.Entries {
 		devices[i] = e.Device
-		g.order[e.Unit] = i
 		d := served{unit: sharing.Unit{ID: e.Unit, Index: e.Index}, use: &use{}}
 		if previous != nil {
 			if before, ok := previous.devices[e.ID]; ok {
@@ -62,8 +69,12 @@ func newGeneration(resource sharing.Resource, list List, faults map[string]strin
 		}
 		d.fault = fault
 		g.devices[e.ID] = d
+		if _, again := g.order[e.Unit]; !again {
+			behind = append(behind, d.unit)
+		}
+		g.order[e.Unit] = i
 	}
-	g.index = sharing.NewIndex(devices, resource.Policy)
+	g.index = sharing.NewIndex(devices, behind, resource.Policy)
 	if previous != nil && slices.EqualFunc(previous.list.Entries, list.Entries, func(a, b Entry) bool { return a.Device == b.Device }) {
 		g.response, g.superseded = previous.response, previous.superseded
 		return g

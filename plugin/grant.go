@@ -3,7 +3,6 @@ package plugin
 import (
 	"cmp"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -12,10 +11,6 @@ import (
 
 	"github.com/virgate/virgate/sharing"
 )
-
-// visibleDevices is what NVIDIA's container runtime reads to decide which
-// devices a container sees.
-const visibleDevices = "NVIDIA_VISIBLE_DEVICES"
 
 // grant answers for one container. It reads the generation and nothing else:
 // the kubelet waits for it with the whole node's pod handling. The error is a
@@ -52,6 +47,13 @@ func (g *generation) grant(ids []string, now time.Time) (*api.ContainerAllocateR
 		return nil, status.Errorf(codes.ResourceExhausted,
 			"%s: %d devices were requested on distinct GPUs, but only devices of %d are free (two of them are on %s; spread is strict)", name, len(ids), len(units), repeated)
 	}
+	if g.terms.grants.Nodes() {
+		for _, u := range units {
+			if len(g.terms.host.Nodes[u.ID]) == 0 {
+				return nil, status.Errorf(codes.Unavailable, "%s: device %s must not be used: its device node is not known", name, u.ID)
+			}
+		}
+	}
 	slices.SortFunc(units, func(a, b sharing.Unit) int { return cmp.Compare(g.order[a.ID], g.order[b.ID]) })
 	// Only now, when the call is going to succeed, do the devices count as held.
 	at := now.UnixNano()
@@ -60,21 +62,8 @@ func (g *generation) grant(ids []string, now time.Time) (*api.ContainerAllocateR
 		d.use.granted.Store(at)
 		d.use.named.Store(at)
 	}
-	return &api.ContainerAllocateResponse{Envs: map[string]string{visibleDevices: names(units, g.resource.DeviceIDs)}}, nil
-}
-
-// names lists the units for the container runtime, each once.
-func names(units []sharing.Unit, by sharing.DeviceIDStrategy) string {
-	var b strings.Builder
-	for i, u := range units {
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		if by == sharing.ByIndex {
-			b.WriteString(u.Index)
-		} else {
-			b.WriteString(u.ID)
-		}
-	}
-	return b.String()
+	return answer{
+		grants: g.terms.grants, host: g.terms.host, resource: name, ids: ids,
+		units: units, names: unitNames(units, g.resource.DeviceIDs),
+	}.response(), nil
 }

@@ -40,6 +40,7 @@ type Manager struct {
 	options Options
 	planned chan struct{}
 	plan    atomic.Pointer[sharing.Plan]
+	host    atomic.Pointer[Host]
 	status  atomic.Pointer[serving]
 }
 
@@ -61,13 +62,27 @@ func NewManager(options Options) *Manager {
 	}
 	m := &Manager{options: options, planned: make(chan struct{}, 1)}
 	m.status.Store(&serving{superseded: make(chan struct{})})
+	m.host.Store(&Host{})
 	return m
+}
+
+// SetHost says what the node has ready for containers; without it, nothing but
+// the names of devices can be granted. Call it before the Apply of a plan that
+// needs it: each list is served with the last one. It does not wait.
+func (m *Manager) SetHost(host Host) {
+	m.host.Store(&host)
+	m.wake()
 }
 
 // Apply makes plan the wanted one. It does not wait; of several plans the last
 // wins. The plan must not be changed afterwards.
 func (m *Manager) Apply(plan sharing.Plan) {
 	m.plan.Store(&plan)
+	m.wake()
+}
+
+// wake makes Run look at what it was given.
+func (m *Manager) wake() {
 	select {
 	case m.planned <- struct{}{}:
 	default:

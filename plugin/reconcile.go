@@ -13,12 +13,14 @@ import (
 // reconciler is the state of Run's own goroutine.
 type reconciler struct {
 	*Manager
-	// lists are the last ones, made for the plan that served points to.
-	lists   Lists
-	served  *sharing.Plan
-	seen    Sight
-	servers map[string]*running
-	start   func(*server) *running
+	// lists are the last ones, made for the plan that served points to; servedOn
+	// is what the host had then.
+	lists    Lists
+	served   *sharing.Plan
+	servedOn *Host
+	seen     Sight
+	servers  map[string]*running
+	start    func(*server) *running
 	// saved are the lists that the store has; saveFailed says why it has not
 	// the current ones.
 	saved      Lists
@@ -42,8 +44,10 @@ func (r *reconciler) step(plan *sharing.Plan) {
 	}
 	before := r.lists
 	r.lists = Next(before, *plan, r.seen, calls, r.options.Now(), r.options.Timing)
-	samePlan := plan == r.served
-	r.served = plan
+	host := r.host.Load()
+	samePlan := plan == r.served && host == r.servedOn
+	r.served, r.servedOn = plan, host
+	current := terms{plan.Grants, host}
 
 	resources := map[string]sharing.Resource{}
 	units := map[string]sharing.Unit{}
@@ -65,7 +69,7 @@ func (r *reconciler) step(plan *sharing.Plan) {
 		s := r.servers[name]
 		if s == nil {
 			created := r.newServer(name)
-			created.publish(newGeneration(resourceOr(resources, name, nil), list, plan.Faults, units, nil))
+			created.publish(newGeneration(resourceOr(resources, name, nil), list, current, plan.Faults, units, nil))
 			r.servers[name] = r.start(created)
 			continue
 		}
@@ -74,7 +78,7 @@ func (r *reconciler) step(plan *sharing.Plan) {
 			continue
 		}
 		previous := s.current.Load()
-		s.publish(newGeneration(resourceOr(resources, name, previous), list, plan.Faults, units, previous))
+		s.publish(newGeneration(resourceOr(resources, name, previous), list, current, plan.Faults, units, previous))
 	}
 	for name, s := range r.servers {
 		if _, ok := r.lists[name]; !ok {

@@ -30,6 +30,13 @@ import (
 // only socket.
 func dialPlugin(t testing.TB, p sharing.Plan) api.DevicePluginClient {
 	t.Helper()
+	client, _ := dialManager(t, p)
+	return client
+}
+
+// dialManager is dialPlugin that also returns the manager.
+func dialManager(t testing.TB, p sharing.Plan) (api.DevicePluginClient, *plugin.Manager) {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "vg") //nolint:usetesting // a socket's path must be short
 	if err != nil {
 		t.Fatal(err)
@@ -61,7 +68,7 @@ func dialPlugin(t testing.TB, p sharing.Plan) api.DevicePluginClient {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = connection.Close() })
-	return api.NewDevicePluginClient(connection)
+	return api.NewDevicePluginClient(connection), manager
 }
 
 func allocate(ids ...string) *api.AllocateRequest {

@@ -9,7 +9,7 @@ func BenchmarkPrefer(b *testing.B) {
 	for _, policy := range []Policy{Distributed, Packed, Spread} {
 		for _, count := range []int{8, 80, 800, 8000} {
 			resource := NewPlan(node(8), defaults(Share{Resource: "nvidia.com/gpu", Replicas: count / 8})).Resources[0]
-			x := NewIndex(resource.Devices, policy)
+			x := NewIndex(resource.Devices, resource.Units, policy)
 			available := make([]string, 0, count)
 			for _, device := range resource.Devices {
 				available = append(available, device.ID)
@@ -26,13 +26,57 @@ func BenchmarkPrefer(b *testing.B) {
 	}
 }
 
+// Whole boards are chosen by links: the best of all sets up to 8 of 16.
+func BenchmarkPreferByLinks(b *testing.B) {
+	for _, name := range []string{"DGX-1 V100", "DGX-2"} {
+		resource := NewPlan(fabricOf(name).node(), defaults()).Resources[0]
+		x := NewIndex(resource.Devices, resource.Units, resource.Policy)
+		var available []string
+		for _, device := range resource.Devices {
+			available = append(available, device.ID)
+		}
+		for _, size := range []int{1, 2, 4, 8} {
+			b.Run(fmt.Sprintf("gpus=%d/wanted=%d", len(available), size), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					x.Prefer(available, nil, size)
+				}
+			})
+		}
+	}
+}
+
+// Partitions of 8 boards, as replicas, by board.
+func BenchmarkPreferPartitions(b *testing.B) {
+	for _, policy := range []Policy{Distributed, Packed, Spread} {
+		for _, count := range []int{56, 8008} {
+			var boards []GPU
+			for index := range 8 {
+				boards = append(boards, cut(index, oneG(), oneG(), oneG(), oneG(), oneG(), oneG(), oneG()))
+			}
+			resource := NewPlan(boards, defaults(Share{Resource: "nvidia.com/mig-1g.5gb", Replicas: count / 56})).Resources[0]
+			x := NewIndex(resource.Devices, resource.Units, policy)
+			var available []string
+			for _, device := range resource.Devices {
+				available = append(available, device.ID)
+			}
+			b.Run(fmt.Sprintf("policy=%s/ids=%d/wanted=64", policy, count), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					x.Prefer(available, nil, 64)
+				}
+			})
+		}
+	}
+}
+
 func BenchmarkNewIndex(b *testing.B) {
 	for _, count := range []int{80, 8000} {
 		resource := NewPlan(node(8), defaults(Share{Resource: "nvidia.com/gpu", Replicas: count / 8})).Resources[0]
 		b.Run(fmt.Sprintf("ids=%d", count), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				NewIndex(resource.Devices, Distributed)
+				NewIndex(resource.Devices, resource.Units, Distributed)
 			}
 		})
 	}

@@ -28,8 +28,14 @@ type GPU struct {
 	// MIG says that MIG mode is enabled now. Such a board runs no work as a
 	// whole, whether or not it has partitions.
 	MIG bool `json:"mig"`
+	// MIGPending is what MIG will be after the next reset of the board; it
+	// differs from MIG while a change waits for one.
+	MIGPending bool `json:"migPending"`
 	// Partitions are the board's MIG devices, by Index.
 	Partitions []Partition `json:"partitions,omitempty"`
+	// Links are the ways to the node's other boards, by Peer; none while they are
+	// unknown.
+	Links []Link `json:"links,omitempty"`
 	// Fault says why the whole board must not be used; empty when healthy.
 	Fault string `json:"fault,omitempty"`
 }
@@ -52,4 +58,17 @@ type Partition struct {
 	// Fault says why this partition must not be used; empty when healthy. A
 	// fault of the board holds for the partition too and is not repeated here.
 	Fault string `json:"fault,omitempty"`
+}
+
+// Link is the way from a board to another one of the node.
+type Link struct {
+	// Peer is the UUID of the other board.
+	Peer string `json:"peer"`
+	// NVLinks is the number of active NVLinks that data between the two can use,
+	// directly or through switches.
+	NVLinks int `json:"nvlinks,omitempty"`
+	// Level is what the two have in common on the PCI bus, from near to far:
+	// internal, single, multiple, hostbridge, node, system (nvml.h,
+	// nvmlGpuTopologyLevel_t); empty when unknown.
+	Level string `json:"level,omitempty"`
 }

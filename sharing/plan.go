@@ -22,7 +22,7 @@ import (
 // order of boards and partitions does not matter, and gpus is not modified.
 func NewPlan(gpus []GPU, p Profile) Plan {
 	boards := ordered(gpus)
-	plan := Plan{Faults: faults(boards)}
+	plan := Plan{Faults: faults(boards), Grants: p.Grants}
 
 	var notes warnings
 	boards = exclude(boards, p.Exclude, &notes)
@@ -30,6 +30,7 @@ func NewPlan(gpus []GPU, p Profile) Plan {
 	nameUnits(units, p)
 	selectShares(units, p.Shares, &notes)
 	plan.Resources = resources(units, p, &notes)
+	p.Grants.warn(plan.Resources, &notes)
 	plan.Warnings = notes.sorted()
 	return plan
 }

@@ -1,23 +1,29 @@
 package sharing
 
-import "slices"
-
 // Prefer returns the devices that a container should get: size IDs, first those
-// of must, then the best of available by the index's policy. This is what the
-// kubelet asks in GetPreferredAllocation.
+// of must, then the best of available. This is what the kubelet asks in
+// GetPreferredAllocation. docs/placement.md has an example of each rule.
 //
-// A unit is used by as many pods as it has healthy devices in the list that are
-// neither available nor in must; an unhealthy device that is not available is
-// nobody's. The units are taken
+// Where all healthy devices of available are whole boards that a container has
+// alone, it gets the boards that are linked best to each other and to those of
+// must, by NVLinks, the distance on the bus and NUMA nodes; of equally good
+// sets the one that leaves the best linked boards to others. The policy does
+// not matter then. Where no links or too many boards are known, that is the
+// order of the list.
 //
-//   - Distributed: least used first, the picks made so far counted
-//   - Packed: most used first, the picks made so far counted
-//   - Spread: fewest picks first, so distinct units while there are any; then
-//     least used
+// Otherwise units are taken by the index's policy. A unit is used by as many
+// pods as it has healthy devices in the list that are neither available nor in
+// must; an unhealthy device that is not available is nobody's. The units of a
+// board use the board together.
 //
-// and where that leaves a choice, by fewer picks (more for Packed), by fewer
-// unhealthy devices, by the order of the list. So exclusive units, of which
-// every free one is unused, come in the order of the list.
+//   - Distributed: least used unit first, the picks made so far counted
+//   - Packed: most used board first, the picks made so far counted, and of its
+//     units the most used
+//   - Spread: fewest picks from the unit first, so distinct units while there
+//     are any; then fewest from the board; then least used
+//
+// Where that leaves a choice it is made by fewer picks (more for Packed), by the
+// least used board, by fewer unhealthy devices, by the order of the list.
 //
 // It always returns as many IDs as it can: unhealthy ones and then those that
 // the list does not have are the last resort, and nothing is an error. With
@@ -40,95 +46,25 @@ func (x *Index) Prefer(available, must []string, size int) []string {
 	return picked
 }
 
-// choice is one call of Prefer.
-type choice struct {
-	*Index
-	// state says of each device of the list what the caller said of it.
-	state []deviceState
-	// required and unknown are the IDs of must and of available that are not in
-	// the list, sorted. They belong to no unit.
-	required, unknown []string
-	units             []unitState
-}
-
-type deviceState uint8
-
-const (
-	held deviceState = iota
-	free
-	required
-	taken
-)
-
-// unitState is a unit during one call of Prefer.
-type unitState struct {
-	// used is the number of healthy devices that pods hold.
-	used int
-	// picks is the number of devices that this container gets.
-	picks int
-	// left is the number of healthy devices that may still be picked.
-	left int
-	// next is where in the bucket to look for one.
-	next int
-}
-
-// newChoice sorts what the caller said by device and by unit.
-func (x *Index) newChoice(available, must []string) *choice {
-	c := &choice{
-		Index: x,
-		state: make([]deviceState, len(x.devices)),
-		units: make([]unitState, len(x.buckets)),
-	}
-	c.unknown = c.mark(available, free)
-	c.required = c.mark(must, required)
-	if len(c.required) > 0 {
-		c.unknown = slices.DeleteFunc(c.unknown, func(id string) bool {
-			_, found := slices.BinarySearch(c.required, id)
-			return found
-		})
-	}
-	for at, state := range c.state {
-		if !x.devices[at].Healthy {
-			continue
-		}
-		switch unit := &c.units[x.bucketOf[at]]; state {
-		case held:
-			unit.used++
-		case free:
-			unit.left++
-		}
-	}
-	return c
-}
-
-// mark notes the state of the devices and returns the IDs that the list does
-// not have, sorted, each once.
-func (c *choice) mark(ids []string, state deviceState) []string {
-	var unknown []string
-	for _, id := range ids {
-		if at, known := c.position[id]; known {
-			c.state[at] = state
-		} else {
-			unknown = append(unknown, id)
-		}
-	}
-	slices.Sort(unknown)
-	return slices.Compact(unknown)
-}
-
 // takeRequired takes what the container must have.
 func (c *choice) takeRequired(picked []string, size int) []string {
 	for at, state := range c.state {
 		if state == required && len(picked) < size {
 			picked = append(picked, c.devices[at].ID)
-			c.units[c.bucketOf[at]].picks++
+			c.count(c.bucketOf[at])
 		}
 	}
 	return take(picked, c.required, size)
 }
 
-// takeHealthy takes healthy devices, each from the unit that is best then.
+// takeHealthy takes healthy devices: boards by their links where that makes
+// sense, else each device from the unit that is best then.
 func (c *choice) takeHealthy(picked []string, size int) []string {
+	if c.near != nil {
+		if free, ok := c.freeSeats(); ok {
+			return c.takeNear(picked, free, size)
+		}
+	}
 	queue := c.newQueue()
 	for len(picked) < size && len(queue.heap) > 0 {
 		picked = append(picked, c.devices[c.pick(queue.heap[0])].ID)
@@ -137,18 +73,37 @@ func (c *choice) takeHealthy(picked []string, size int) []string {
 	return picked
 }
 
-// pick takes the unit's next healthy device and returns its position.
-func (c *choice) pick(b int) int {
-	unit, members := &c.units[b], c.buckets[b].members
-	at := members[unit.next]
-	for c.state[at] != free || !c.devices[at].Healthy {
-		unit.next++
-		at = members[unit.next]
+// freeSeats returns the seats of the boards that are free and healthy,
+// ascending. It is not ok when some free healthy device is not a whole board
+// alone: how much of a shared board a container gets does not depend on links.
+func (c *choice) freeSeats() (seats []int, ok bool) {
+	for b, unit := range c.units {
+		if unit.left == 0 {
+			continue
+		}
+		seat := c.buckets[b].seat
+		if seat == noSeat {
+			return nil, false
+		}
+		seats = append(seats, seat)
 	}
-	c.state[at] = taken
-	unit.left--
-	unit.picks++
-	return at
+	return seats, true
+}
+
+// takeNear takes those of the free boards that are linked best to each other
+// and to the boards that the container has already.
+func (c *choice) takeNear(picked []string, seats []int, size int) []string {
+	wanted := min(size-len(picked), len(seats))
+	var own []int
+	for seat, b := range c.seats {
+		if c.units[b].picks > 0 {
+			own = append(own, seat)
+		}
+	}
+	for _, seat := range c.near.nearest(seats, own, wanted) {
+		picked = append(picked, c.devices[c.pick(c.seats[seat])].ID)
+	}
+	return picked
 }
 
 // takeSick takes unhealthy devices, in the order of the list.

@@ -1,7 +1,6 @@
 package sharing
 
 import (
-	"cmp"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -9,31 +8,33 @@ import (
 
 // question is a random call of Prefer.
 type question struct {
-	devices         []Device
+	devices []Device
+	// units is empty when nothing is known of the hardware.
+	units           []Unit
 	available, must []string
 	size            int
 }
 
 // newQuestion makes a question about a few small units: some devices sick, some
-// held, some required, some IDs unknown.
+// held, some required, some IDs unknown. The units may be whole boards, alone or
+// shared, with links or without, or partitions of two boards.
 func newQuestion(r *rand.Rand) question {
 	var q question
-	for u := range 1 + r.IntN(4) {
-		unit := string(rune('A' + u))
-		replicas := 1 + r.IntN(4)
-		for replica := range replicas {
-			device := Device{ID: unit, Unit: unit, Healthy: r.IntN(6) > 0}
-			if replicas > 1 {
-				device.ID = NewDeviceID(unit, replica)
-			}
-			q.devices = append(q.devices, device)
-			if r.IntN(5) < 3 {
-				q.available = append(q.available, device.ID)
-			}
-			if r.IntN(8) == 0 {
-				q.must = append(q.must, device.ID)
+	known, boards, most := r.IntN(4) > 0, r.IntN(3), 1+r.IntN(4)
+	for u := range 1 + r.IntN(6) {
+		unit := Unit{ID: string(rune('A' + u)), GPU: string(rune('A' + u)), NUMANode: r.IntN(3) - 1}
+		if r.IntN(3) < boards {
+			unit.GPU = "GPU-" + string(rune('0'+r.IntN(2)))
+		}
+		for peer := range u {
+			if link := (Link{Peer: string(rune('A' + peer)), NVLinks: r.IntN(3)}); !unit.Partition() && r.IntN(2) == 0 {
+				unit.Links = append(unit.Links, link)
 			}
 		}
+		if known && r.IntN(10) > 0 {
+			q.units = append(q.units, unit)
+		}
+		q.addDevices(r, unit.ID, 1+r.IntN(most))
 	}
 	if r.IntN(4) == 0 {
 		q.available = append(q.available, "unknown")
@@ -43,6 +44,27 @@ func newQuestion(r *rand.Rand) question {
 	}
 	q.size = len(q.must) + r.IntN(len(q.devices)+2)
 	return q
+}
+
+func (q *question) addDevices(r *rand.Rand, unit string, replicas int) {
+	for replica := range replicas {
+		device := Device{ID: unit, Unit: unit, Healthy: r.IntN(6) > 0}
+		if replicas > 1 {
+			device.ID = NewDeviceID(unit, replica)
+		}
+		q.devices = append(q.devices, device)
+		if r.IntN(5) < 3 {
+			q.available = append(q.available, device.ID)
+		}
+		if r.IntN(8) == 0 {
+			q.must = append(q.must, device.ID)
+		}
+	}
+}
+
+// ask asks an index of the question's devices.
+func (q question) ask(policy Policy) []string {
+	return NewIndex(q.devices, q.units, policy).Prefer(q.available, q.must, q.size)
 }
 
 // shuffled is the same question in another order and with repetitions.
@@ -55,6 +77,8 @@ func (q question) shuffled(r *rand.Rand) question {
 		return ids
 	}
 	q.available, q.must = mix(q.available), mix(q.must)
+	q.units = slices.Clone(q.units)
+	r.Shuffle(len(q.units), func(i, j int) { q.units[i], q.units[j] = q.units[j], q.units[i] })
 	return q
 }
 
@@ -62,18 +86,26 @@ func TestPreferProperties(t *testing.T) {
 	for _, policy := range []Policy{Distributed, Packed, Spread} {
 		t.Run(string(policy), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(1, 2))
-			for range 2000 {
+			linked := 0
+			for range 3000 {
 				q := newQuestion(r)
-				got := NewIndex(q.devices, policy).Prefer(q.available, q.must, q.size)
+				got := q.ask(policy)
 				checkShape(t, q, got)
-				checkBest(t, q, policy, got)
-				again := q.shuffled(r)
-				if other := NewIndex(q.devices, policy).Prefer(again.available, again.must, q.size); !slices.Equal(got, other) {
+				if q.byLinks() {
+					linked++
+					checkBestLinked(t, q, got)
+				} else {
+					checkBest(t, q, policy, got)
+				}
+				if other := q.shuffled(r).ask(policy); !slices.Equal(got, other) {
 					t.Errorf("%+v: %q, and shuffled %q", q, got, other)
 				}
 				if t.Failed() {
 					return
 				}
+			}
+			if linked < 300 {
+				t.Errorf("only %d questions were about links", linked)
 			}
 		})
 	}
@@ -125,128 +157,4 @@ func checkShape(t *testing.T, q question, got []string) {
 			t.Errorf("%+v: %q passes over %q", q, got, id)
 		}
 	}
-}
-
-// tally counts by unit: devices that pods use, that the container must have,
-// that could be picked.
-type tally struct{ used, required, left int }
-
-// cost is what a policy minimises, by taking so many devices of each unit.
-type cost [2]int
-
-func (p Policy) cost(tallies []tally, picks []int) cost {
-	var total cost
-	for u, count := range picks {
-		unit := tallies[u]
-		for already := range count {
-			switch p {
-			case Packed:
-				total[0] -= unit.used + unit.required
-			case Spread:
-				total[0] += unit.required + already
-				total[1] += unit.used
-			default:
-				total[0] += unit.used + unit.required + already
-				total[1] += unit.required + already
-			}
-		}
-	}
-	return total
-}
-
-// checkBest compares the healthy devices picked with every other way to pick as
-// many.
-func checkBest(t *testing.T, q question, policy Policy, got []string) {
-	t.Helper()
-	var tallies []tally
-	var picks []int
-	wanted := 0
-	var last string
-	for _, device := range q.devices {
-		if device.Unit != last {
-			last = device.Unit
-			tallies, picks = append(tallies, tally{}), append(picks, 0)
-		}
-		unit := &tallies[len(tallies)-1]
-		switch {
-		case slices.Contains(q.must, device.ID):
-			unit.required++
-		case !device.Healthy:
-		case !slices.Contains(q.available, device.ID):
-			unit.used++
-		default:
-			unit.left++
-			if slices.Contains(got, device.ID) {
-				picks[len(picks)-1]++
-				wanted++
-			}
-		}
-	}
-	mine := policy.cost(tallies, picks)
-	everyWay(tallies, nil, wanted, func(other []int) {
-		if c := policy.cost(tallies, other); slices.Compare(c[:], mine[:]) < 0 {
-			t.Errorf("%+v: %q takes %v of %+v at cost %v, but %v is %v", q, got, picks, tallies, mine, other, c)
-		}
-	})
-}
-
-// everyWay calls visit with each way to take so many devices of the units.
-func everyWay(tallies []tally, sofar []int, wanted int, visit func([]int)) {
-	if len(sofar) == len(tallies) {
-		if wanted == 0 {
-			visit(sofar)
-		}
-		return
-	}
-	for count := range 1 + min(wanted, tallies[len(sofar)].left) {
-		everyWay(tallies, append(slices.Clone(sofar), count), wanted-count, visit)
-	}
-}
-
-// A large question, where a wrong heap would show: each pick must be the best
-// at its time by a plain search.
-func TestPreferPicksTheBestEachTime(t *testing.T) {
-	for _, policy := range []Policy{Distributed, Packed, Spread} {
-		t.Run(string(policy), func(t *testing.T) {
-			r := rand.New(rand.NewPCG(3, 4))
-			var devices []Device
-			var available []string
-			state := make(map[string]*tally)
-			for u := range 50 {
-				unit := string(rune('A' + u))
-				state[unit] = &tally{}
-				for replica := range 20 {
-					device := Device{ID: NewDeviceID(unit, replica), Unit: unit, Healthy: true}
-					devices = append(devices, device)
-					if r.IntN(3) == 0 {
-						available = append(available, device.ID)
-						state[unit].left++
-					} else {
-						state[unit].used++
-					}
-				}
-			}
-			for i, id := range NewIndex(devices, policy).Prefer(available, nil, 200) {
-				unit, _, _ := ParseDeviceID(id)
-				mine := policy.marginal(*state[unit])
-				for name, other := range state {
-					c := policy.marginal(*other)
-					if other.left > 0 && cmp.Or(slices.Compare(c[:], mine[:]), cmp.Compare(name, unit)) < 0 {
-						t.Fatalf("pick %d is of %s at %v, but %s is at %v", i, unit, mine, name, c)
-					}
-				}
-				state[unit].left--
-				state[unit].required++
-			}
-		})
-	}
-}
-
-// marginal is the cost of one more device of a unit.
-func (p Policy) marginal(unit tally) cost {
-	c := p.cost([]tally{unit}, []int{1})
-	if p == Packed {
-		c[1] = -unit.required
-	}
-	return c
 }

@@ -97,7 +97,7 @@ func TestPrefer(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			want := strings.Fields(test.want)
-			got := NewIndex(units(t, test.devices), test.policy).
+			got := NewIndex(units(t, test.devices), nil, test.policy).
 				Prefer(strings.Fields(test.available), strings.Fields(test.must), test.size)
 			if !slices.Equal(got, want) {
 				t.Errorf("Prefer = %q, want %q", got, want)
@@ -111,7 +111,7 @@ func TestPrefer(t *testing.T) {
 
 func TestIndexDevice(t *testing.T) {
 	devices := units(t, "A×2 B×1 !B")
-	x := NewIndex(append(slices.Clone(devices), Device{ID: "A::1", Unit: "C"}), Distributed)
+	x := NewIndex(append(slices.Clone(devices), Device{ID: "A::1", Unit: "C"}), nil, Distributed)
 	for _, want := range devices {
 		got, known := x.Device(want.ID)
 		if diff := cmp.Diff(want, got); !known || diff != "" {
@@ -128,7 +128,7 @@ func TestIndexDevice(t *testing.T) {
 // The caller may go on using its slice.
 func TestIndexKeepsItsDevices(t *testing.T) {
 	devices := units(t, "A×1 B×1")
-	x := NewIndex(devices, Distributed)
+	x := NewIndex(devices, nil, Distributed)
 	devices[0] = Device{ID: "X"}
 	if got, known := x.Device("A"); !known || got.ID != "A" {
 		t.Errorf("Device(A) = %v, %v after the list changed", got, known)
@@ -136,7 +136,7 @@ func TestIndexKeepsItsDevices(t *testing.T) {
 }
 
 func TestPreferConcurrently(t *testing.T) {
-	x := NewIndex(units(t, "A×8 B×8 C×8"), Distributed)
+	x := NewIndex(units(t, "A×8 B×8 C×8"), nil, Distributed)
 	available := ids(t, "A×8 B×8 C×8")
 	want := x.Prefer(available, available[:1], 5)
 	var group sync.WaitGroup
@@ -156,7 +156,7 @@ func TestPreferConcurrently(t *testing.T) {
 func TestPreferLeavesArgumentsAlone(t *testing.T) {
 	available, must := []string{"Y", "B", "X", "A"}, []string{"Z", "C", "W"}
 	before := [][]string{slices.Clone(available), slices.Clone(must)}
-	NewIndex(units(t, "A×1 B×1 C×1"), Distributed).Prefer(available, must, 9)
+	NewIndex(units(t, "A×1 B×1 C×1"), nil, Distributed).Prefer(available, must, 9)
 	if diff := cmp.Diff(before, [][]string{available, must}); diff != "" {
 		t.Errorf("the arguments changed (-before +after):\n%s", diff)
 	}

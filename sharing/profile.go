@@ -25,6 +25,10 @@ type Profile struct {
 	Policy Policy
 	// DeviceIDs says by what a grant names units.
 	DeviceIDs DeviceIDStrategy
+	// Grants says what a container receives for its devices.
+	Grants Grants
+	// Health says what takes a unit out of use, and for how long.
+	Health HealthRules
 }
 
 // Naming gives the resource name for what matches Pattern.

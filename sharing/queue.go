@@ -1,10 +1,8 @@
 package sharing
 
-import "cmp"
-
 // queue is a heap of the units that have healthy devices left, the best one
-// first. A pick changes only the rank of the unit picked from, which is the
-// first, so fix is the only operation; container/heap would box every unit.
+// first. Devices are picked from the first unit only; container/heap would box
+// every unit.
 type queue struct {
 	*choice
 	heap []int
@@ -12,8 +10,9 @@ type queue struct {
 
 func (c *choice) newQueue() queue {
 	q := queue{choice: c, heap: make([]int, 0, len(c.units))}
-	for b, unit := range c.units {
-		if unit.left > 0 {
+	for b := range c.units {
+		if unit := &c.units[b]; unit.left > 0 {
+			unit.boardPicks = c.board(b).picks
 			q.heap = append(q.heap, b)
 		}
 	}
@@ -25,13 +24,26 @@ func (c *choice) newQueue() queue {
 
 // fix restores the order after a pick from the first unit, and drops the unit
 // when nothing is left of it.
+//
+// The pick changes the rank of all units of the board. Theirs are looked up
+// only when they come first, which is soon enough: except under Packed, a pick
+// never makes a unit better; and under Packed the units of the board picked from
+// are all before any other.
 func (q *queue) fix() {
 	if q.units[q.heap[0]].left == 0 {
 		last := len(q.heap) - 1
 		q.heap[0] = q.heap[last]
 		q.heap = q.heap[:last]
 	}
-	q.down(0)
+	for len(q.heap) > 0 {
+		q.down(0)
+		first := q.heap[0]
+		picks := q.board(first).picks
+		if q.units[first].boardPicks == picks {
+			return
+		}
+		q.units[first].boardPicks = picks
+	}
 }
 
 // down moves the unit at place i of the heap to where it belongs.
@@ -49,21 +61,4 @@ func (q *queue) down(i int) {
 		q.heap[i], q.heap[best] = q.heap[best], q.heap[i]
 		i = best
 	}
-}
-
-// better says that a device of unit a is to be picked before one of unit b.
-func (q *queue) better(a, b int) bool {
-	u, v := &q.units[a], &q.units[b]
-	load := cmp.Compare(u.used+u.picks, v.used+v.picks)
-	picks := cmp.Compare(u.picks, v.picks)
-	var rank int
-	switch q.policy {
-	case Packed:
-		rank = cmp.Or(-load, -picks)
-	case Spread:
-		rank = cmp.Or(picks, load)
-	default:
-		rank = cmp.Or(load, picks)
-	}
-	return cmp.Or(rank, cmp.Compare(q.buckets[a].sick, q.buckets[b].sick), cmp.Compare(a, b)) < 0
 }

@@ -71,6 +71,7 @@ func (c candidate) unit(shares []Share) Unit {
 		GI:       -1,
 		CI:       -1,
 		NUMANode: c.board.NUMANode,
+		Links:    c.board.Links,
 		Fault:    c.board.Fault,
 		Replicas: replicas,
 	}
@@ -79,6 +80,8 @@ func (c candidate) unit(shares []Share) Unit {
 		u.Index += ":" + strconv.Itoa(part.Index)
 		u.Profile = part.Profile
 		u.GI, u.CI = part.GI, part.CI
+		// What runs in a partition does not reach other boards directly.
+		u.Links = nil
 		u.Fault = cmp.Or(u.Fault, part.Fault)
 	}
 	return u

@@ -13,6 +13,9 @@ type Plan struct {
 	// must not be used; "" for a healthy one. It tells a unit that is no longer
 	// offered from one that is gone.
 	Faults map[string]string
+	// Grants says what a container receives for its devices, also for those of
+	// resources that the plan does not have any more.
+	Grants Grants
 }
 
 // Resource is a name that the kubelet advertises, with its devices.
@@ -53,6 +56,9 @@ type Unit struct {
 	GI, CI int
 	// NUMANode is the NUMA node next to the board; -1 when it has none.
 	NUMANode int
+	// Links are the ways from a whole GPU to the node's other boards; none for
+	// a partition, and while they are unknown.
+	Links []Link
 	// Fault says why the unit must not be used; empty when healthy.
 	Fault string
 	// Replicas is the number of devices that stand for the unit; 1 when a

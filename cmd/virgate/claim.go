@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 
 	"github.com/virgate/virgate/internal/state"
@@ -18,8 +19,15 @@ type claim struct {
 }
 
 // acquire waits for the right and takes over what the last program left.
-func (c *claim) acquire(ctx context.Context) error {
-	lock, err := state.Acquire(ctx, c.dir, func(err error) { c.log.Info("standing by", "because", err) })
+func (c *claim) acquire(ctx context.Context, standBy func()) error {
+	lock, err := state.Acquire(ctx, c.dir, func(err error) {
+		if !errors.Is(err, state.ErrLocked) {
+			c.log.Error("node not claimed, trying again", "error", err)
+			return
+		}
+		c.log.Info("standing by", "because", err)
+		standBy()
+	})
 	if err != nil {
 		return err
 	}

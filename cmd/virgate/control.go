@@ -5,9 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/simnode"
 )
 
 // listenControl listens on a Unix socket that only its owner can use. The
@@ -35,4 +39,16 @@ func listenControl(path string) (net.Listener, error) {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
 	return listener, nil
+}
+
+// controlHandler is what a running program can be told and asked on its control
+// socket: health, and faults where the node is simulated.
+func controlHandler(health agent.Health, simulated *simnode.Node) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/health", agent.HealthHandler(health))
+	mux.Handle("/health/", agent.HealthHandler(health))
+	if simulated != nil {
+		mux.Handle("/sim/", simulated.Handler())
+	}
+	return mux
 }

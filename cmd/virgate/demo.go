@@ -95,7 +95,7 @@ func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string) e
 	group.Go(func() error { return s.kubelet.Run(ctx) })
 	group.Go(func() error {
 		return agent.Run(ctx, agent.Options{
-			Node:   nvml.NewNode(node, nvml.Options{Logger: log, Rescan: 300 * time.Millisecond}),
+			Node:   nvml.NewNode(node, nvml.Options{Logger: log, Rescan: 300 * time.Millisecond, Probe: 300 * time.Millisecond}),
 			Policy: &policy.File{Path: s.profile, Started: started.Process},
 			Plugin: plugin.NewManager(plugin.Options{
 				Dir: filepath.Join(dir, "dp"), Kubelet: holders, Logger: log,

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"text/tabwriter"
 
 	"github.com/urfave/cli/v3"
@@ -16,11 +17,11 @@ import (
 )
 
 func planCommand(environment environment) *cli.Command {
-	flags := append([]cli.Flag{
-		nodeFlag(),
+	flags := append(nodeFlags(),
 		&cli.StringFlag{Name: "from", Usage: "an older profile: shows what would change from it"},
 		&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "table", Usage: "table or json"},
-	}, configFlags(environment)...)
+	)
+	flags = append(flags, configFlags(environment)...)
 	return &cli.Command{
 		Name:  "plan",
 		Usage: "shows what the node would advertise, without a kubelet",
@@ -36,34 +37,34 @@ func planCommand(environment environment) *cli.Command {
 				return usageError{fmt.Errorf("plan takes no argument, got %q", cmd.Args().First())}
 			}
 			overrides := overrides(cmd, environment)
-			profile, err := readProfile(cmd.String("config"), cmd.String("config-key"), overrides)
+			config, err := readConfig(cmd.String("config"), cmd.String("config-key"), overrides)
 			if err != nil {
 				return err
 			}
-			node, err := openNode(cmd.String("node"))
+			node, err := openBackend(cmd, config.Process, slog.New(slog.NewTextHandler(cmd.Root().ErrWriter, nil)))
 			if err != nil {
 				return err
 			}
+			defer node.close()
 			gpus, err := nvml.Scan(node)
 			if err != nil {
 				return fmt.Errorf("read GPUs: %w", err)
 			}
-			plan := sharing.NewPlan(gpus, profile)
+			plan := sharing.NewPlan(gpus, config.Profile)
 			if !cmd.IsSet("from") {
 				return printPlan(cmd.Root().Writer, plan, output)
 			}
-			older, err := readProfile(cmd.String("from"), cmd.String("config-key"), overrides)
+			older, err := readConfig(cmd.String("from"), cmd.String("config-key"), overrides)
 			if err != nil {
 				return err
 			}
-			return printChanges(cmd.Root().Writer, sharing.Diff(sharing.NewPlan(gpus, older), plan), plan.Warnings, output)
+			return printChanges(cmd.Root().Writer, sharing.Diff(sharing.NewPlan(gpus, older.Profile), plan), plan.Warnings, output)
 		},
 	}
 }
 
-func readProfile(path, key string, overrides configs.Overrides) (sharing.Profile, error) {
-	config, err := (&policy.File{Path: path, Key: key, Overrides: overrides}).Config()
-	return config.Profile, err
+func readConfig(path, key string, overrides configs.Overrides) (configs.Config, error) {
+	return (&policy.File{Path: path, Key: key, Overrides: overrides}).Config()
 }
 
 func printPlan(w io.Writer, plan sharing.Plan, output string) error {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -16,16 +17,19 @@ import (
 	"github.com/virgate/virgate/internal/policy"
 	"github.com/virgate/virgate/internal/state"
 	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
 )
 
 func runCommand(environment environment, stderr io.Writer) *cli.Command {
-	flags := append([]cli.Flag{nodeFlag()}, configFlags(environment)...)
+	flags := append(nodeFlags(), configFlags(environment)...)
 	flags = append(flags,
 		&cli.StringFlag{Name: "device-plugin-dir", Value: "/var/lib/kubelet/device-plugins", Usage: "the kubelet's device-plugins directory"},
 		&cli.StringFlag{Name: "pod-resources-socket", Value: "/var/lib/kubelet/pod-resources/kubelet.sock", Usage: "the kubelet's PodResources socket; without it the kubelet's checkpoint must do"},
 		&cli.StringFlag{Name: "control-socket", Value: "/run/virgate/control.sock", Usage: "where a running Virgate takes orders; empty for nowhere"},
 		&cli.StringFlag{Name: "listen", Value: ":9400", Usage: "the HTTP address of /healthz, /readyz, /metrics and /plan; empty for none"},
-		&cli.DurationFlag{Name: "rescan", Value: 30 * time.Second, Usage: "the time between two looks at all GPUs"},
+		&cli.DurationFlag{Name: "rescan", Value: 30 * time.Second, Usage: "the time between two looks at what GPUs there are"},
+		&cli.DurationFlag{Name: "probe", Value: 10 * time.Second, Usage: "the time between two looks at how the GPUs fare"},
+		&cli.StringFlag{Name: "boot-id-file", Value: "/proc/sys/kernel/random/boot_id", Usage: "where the machine's boot ID is; a boot resets the GPUs"},
 		&cli.DurationFlag{Name: "quiet-time", Value: 30 * time.Second, Usage: "how long a surplus device stays listed after the kubelet has applied that it is Unhealthy"},
 		&cli.DurationFlag{Name: "retire-after", Value: 10 * time.Minute, Usage: "how long a surplus device that a pod holds stays Healthy"},
 		&cli.BoolFlag{Name: "drain-on-exit", Usage: "withdraw all devices before ending, as for an uninstall; without it they are left to a successor"},
@@ -38,7 +42,7 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 		Description: "Changes of the profile, of the GPUs and of the kubelet are followed while running.\n" +
 			"SIGHUP makes it look again, SIGTERM ends it and leaves the devices to a successor.\n\n" +
 			"Example: virgate run --node sim:dgx-a100 --config profile.yaml --device-plugin-dir /tmp/dp",
-		Flags: append(flags, settingFlags()...),
+		Flags: slices.Concat(flags, grantFlags(), settingFlags()),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			if cmd.Args().Len() > 0 {
 				return usageError{fmt.Errorf("run takes no argument, got %q", cmd.Args().First())}
@@ -47,7 +51,7 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 			if err := level.UnmarshalText([]byte(cmd.String("log-level"))); err != nil {
 				return usageError{fmt.Errorf("--log-level: %w", err)}
 			}
-			for _, name := range []string{"quiet-time", "retire-after", "rescan", "drain-timeout"} {
+			for _, name := range []string{"quiet-time", "retire-after", "rescan", "probe", "drain-timeout"} {
 				if cmd.Duration(name) <= 0 {
 					return usageError{fmt.Errorf("--%s must be more than 0, got %s", name, cmd.Duration(name))}
 				}
@@ -59,10 +63,6 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 
 // serve puts the parts together and runs them.
 func serve(ctx context.Context, cmd *cli.Command, overrides configs.Overrides, log *slog.Logger) error {
-	library, err := openNode(cmd.String("node"))
-	if err != nil {
-		return err
-	}
 	// The flags alone must make sense; a document that does not can be mended
 	// while the program waits.
 	started, err := configs.Parse("", nil, overrides)
@@ -77,26 +77,45 @@ func serve(ctx context.Context, cmd *cli.Command, overrides configs.Overrides, l
 		}
 	}
 
+	library, err := openBackend(cmd, profile.Started, log)
+	if err != nil {
+		return err
+	}
+	defer library.close()
+	if profile.Started.FailOnInitError {
+		if err := tryDriver(ctx, library); err != nil {
+			return err
+		}
+	}
 	dir := cmd.String("device-plugin-dir")
 	kubelet := podresources.New(podresources.Options{Socket: cmd.String("pod-resources-socket"), CheckpointDir: dir, Logger: log})
 	defer func() { _ = kubelet.Close() }()
-	claim := &claim{dir: dir, log: log, file: state.NewFile(dir, log)}
+	file := state.NewFile(dir, log)
+	node := nvml.NewNode(library, nvml.Options{
+		Logger: log, Rescan: cmd.Duration("rescan"), Probe: cmd.Duration("probe"),
+		Store: state.Health{File: file}, Boot: bootID(log, cmd.String("boot-id-file")),
+	})
+	claim := &claim{dir: dir, log: log, file: file}
 	defer claim.release()
 	look, stop := hangups()
 	defer stop()
 	options := agent.Options{
-		Node:   nvml.NewNode(library, nvml.Options{Logger: log, Rescan: cmd.Duration("rescan")}),
+		Node:   node,
 		Policy: profile,
 		Plugin: plugin.NewManager(plugin.Options{
-			Dir: dir, Kubelet: kubelet, Store: state.Lists{File: claim.file}, Logger: log.With("component", "plugin"),
+			Dir: dir, Kubelet: kubelet, Store: state.Lists{File: file}, Logger: log.With("component", "plugin"),
 			Timing: plugin.Timing{Quiet: cmd.Duration("quiet-time"), RetireAfter: cmd.Duration("retire-after")},
 		}),
-		Holders: kubelet,
-		Claim:   claim.acquire,
-		Listen:  cmd.String("listen"),
-		Look:    look,
-		Logger:  log,
-		Version: version,
+		Host:      newHost(cmd, profile.Started, kubelet, log),
+		Holders:   kubelet,
+		Health:    node,
+		OnProfile: func(profile sharing.Profile) { node.SetHealth(profile.Health) },
+		Claim:     claim.acquire,
+		TakeOver:  node.TakeOver,
+		Listen:    cmd.String("listen"),
+		Look:      look,
+		Logger:    log,
+		Version:   version,
 	}
 	if cmd.Bool("drain-on-exit") {
 		options.DrainTimeout = cmd.Duration("drain-timeout")
@@ -106,7 +125,7 @@ func serve(ctx context.Context, cmd *cli.Command, overrides configs.Overrides, l
 		switch {
 		case err == nil:
 			options.Background = append(options.Background, func(ctx context.Context) error {
-				return agent.ServeControl(ctx, listener, library.Handler())
+				return agent.ServeControl(ctx, listener, controlHandler(node, library.simulated))
 			})
 		case cmd.IsSet("control-socket"):
 			return err

@@ -2,15 +2,16 @@ package main
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/urfave/cli/v3"
 
 	"github.com/virgate/virgate/configs"
 )
 
-// settingFlags are the flags that NVIDIA's device plugin has too. Their
-// variables are looked up in overrides and not by the flag library, so that an
-// error can say where a value comes from.
+// settingFlags are the flags that NVIDIA's device plugin has too, and some
+// beside them. Their variables are looked up in overrides and not by the flag
+// library, so that an error can say where a value comes from.
 func settingFlags() []cli.Flag {
 	var flags []cli.Flag
 	for _, s := range configs.Settings() {
@@ -18,7 +19,10 @@ func settingFlags() []cli.Flag {
 		for _, variable := range variables(s) {
 			usage += " [$" + variable + "]"
 		}
-		const category = "as in NVIDIA's device plugin (flag over variable over document)"
+		category := "as in NVIDIA's device plugin (flag over variable over document)"
+		if s.Own {
+			category = "beside those of NVIDIA's device plugin"
+		}
 		if s.Kind == configs.KindBool {
 			flags = append(flags, &cli.BoolFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default})
 		} else {
@@ -31,8 +35,8 @@ func settingFlags() []cli.Flag {
 // overrides are the settings that flags and variables make, by document path.
 func overrides(cmd *cli.Command, environment environment) configs.Overrides {
 	overrides := configs.Overrides{}
-	for _, s := range configs.Settings() {
-		if cmd.IsSet(s.Flag) {
+	for _, s := range slices.Concat(configs.Settings(), configs.Variables()) {
+		if s.Flag != "" && cmd.IsSet(s.Flag) {
 			overrides[s.Path] = configs.Override{Value: fmt.Sprint(cmd.Value(s.Flag)), Source: "--" + s.Flag}
 			continue
 		}

@@ -49,6 +49,8 @@ type Options struct {
 	Node   Node
 	Policy Policy
 	Plugin *plugin.Manager
+	// Host has ready what grants name; nil where names are all that is granted.
+	Host Host
 	// Holders says who holds what; nil when nothing can.
 	Holders plugin.Kubelet
 	// Health is shown in metrics; nil for none.
@@ -56,9 +58,10 @@ type Options struct {
 	// OnProfile is called from the loop with each profile that comes into force,
 	// before it is planned with; nil for nobody.
 	OnProfile func(sharing.Profile)
-	// Claim returns when this program may serve the node; until then it stands
-	// by, ready but not registered. Nil means at once.
-	Claim func(ctx context.Context) error
+	// Claim returns when this program may serve the node. While another program
+	// does it calls standBy: this one is then ready, and not registered. Nil means
+	// at once.
+	Claim func(ctx context.Context, standBy func()) error
 	// TakeOver is called after that; when it has returned, the inventory has what
 	// the last program on this node left. Nil when that is nothing.
 	TakeOver func(ctx context.Context) error
@@ -109,6 +112,9 @@ func (a *agent) run(ctx context.Context) error {
 		return a.serveKubelet(ctx)
 	})
 	start(a.watchNode)
+	if a.Host != nil {
+		start(a.watchHost)
+	}
 	start(func(ctx context.Context) error { return a.Policy.Watch(ctx, a.look) })
 	start(a.plan)
 	if a.Holders != nil {
@@ -139,10 +145,11 @@ type agent struct {
 	changed chan struct{}
 	// asked has wishes to be told when the loop has looked.
 	asked chan chan struct{}
-	// serving says that the node is claimed.
-	serving     atomic.Bool
-	state       atomic.Pointer[state]
-	allocations atomic.Pointer[[]sharing.Allocation]
+	// standby says that another program serves the node, serving that it is
+	// claimed.
+	standby, serving atomic.Bool
+	state            atomic.Pointer[state]
+	allocations      atomic.Pointer[[]sharing.Allocation]
 }
 
 // state is what the loop last decided. It is immutable.
@@ -153,6 +160,8 @@ type state struct {
 	plan    sharing.Plan
 	planned bool
 	gpus    []sharing.GPU
+	// host is what was last found ready for grants.
+	host plugin.Host
 	// rejected says why the wanted profile is not in force, unread why the GPUs
 	// cannot be read; nil when all is well.
 	rejected, unread error
@@ -221,6 +230,7 @@ func (a *agent) decide() {
 	}
 
 	next.plan = sharing.NewPlan(next.gpus, *next.profile)
+	a.prepare(last, &next)
 	if last.planned && reflect.DeepEqual(last.plan, next.plan) {
 		next.plan = last.plan
 		return

@@ -262,7 +262,8 @@ func TestHTTPOnlyReads(t *testing.T) {
 func TestStandsByUntilClaimed(t *testing.T) {
 	claimed := make(chan struct{})
 	r := newRig(t, func(r *rig) {
-		r.options.Claim = func(ctx context.Context) error {
+		r.options.Claim = func(ctx context.Context, standBy func()) error {
+			standBy()
 			select {
 			case <-claimed:
 				return nil
@@ -278,6 +279,16 @@ func TestStandsByUntilClaimed(t *testing.T) {
 	}
 	close(claimed)
 	r.shows(8)
+}
+
+func TestNotReadyBeforeTheClaim(t *testing.T) {
+	r := newRig(t, func(r *rig) {
+		r.options.Claim = func(ctx context.Context, _ func()) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+	})
+	r.awaitBody("/readyz", 503, "not serving yet")
 }
 
 func TestDrainsBeforeItEnds(t *testing.T) {

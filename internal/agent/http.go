@@ -75,8 +75,12 @@ func (a *agent) ready(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (a *agent) unready() []string {
-	if !a.serving.Load() {
-		return nil // Standing by for another Virgate on this node.
+	switch {
+	case a.serving.Load():
+	case a.standby.Load():
+		return nil // Another Virgate serves this node.
+	default:
+		return []string{"not serving yet"}
 	}
 	s := a.state.Load()
 	var reasons []string

@@ -10,7 +10,7 @@ import (
 // DrainTimeout it withdraws the devices before it returns.
 func (a *agent) serveKubelet(ctx context.Context) error {
 	if a.Claim != nil {
-		if err := a.Claim(ctx); err != nil {
+		if err := a.Claim(ctx, func() { a.standby.Store(true) }); err != nil {
 			if ctx.Err() != nil {
 				return nil
 			}
@@ -25,6 +25,8 @@ func (a *agent) serveKubelet(ctx context.Context) error {
 			}
 			return err
 		}
+	}
+	if a.TakeOver != nil || a.Host != nil {
 		a.lookNow(ctx)
 	}
 	if a.DrainTimeout <= 0 {
@@ -51,7 +53,8 @@ func (a *agent) drain(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, a.DrainTimeout)
 	defer cancel()
 	a.Logger.Info("draining", "timeout", a.DrainTimeout)
-	a.Plugin.Apply(sharing.Plan{Faults: a.state.Load().plan.Faults})
+	last := a.state.Load().plan
+	a.Plugin.Apply(sharing.Plan{Faults: last.Faults, Grants: last.Grants})
 	if a.Plugin.AwaitStopped(ctx) != nil {
 		for _, r := range a.Plugin.Status().Resources {
 			a.Logger.Warn("not drained", "resource", r.Name, "devices", r.Devices)

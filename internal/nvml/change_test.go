@@ -41,7 +41,7 @@ func TestWatchHotPlug(t *testing.T) {
 			faults[gpu.UUID] = gpu.Fault
 		}
 		want := map[string]string{
-			before[0].UUID: "", before[1].UUID: "lost, XID 48", before[2].UUID: "", before[3].UUID: "XID 79",
+			before[0].UUID: "", before[1].UUID: "XID 48, lost", before[2].UUID: "", before[3].UUID: "XID 79",
 		}
 		if diff := cmp.Diff(want, faults); diff != "" {
 			t.Fatalf("after one was pulled (-want +got):\n%s", diff)
@@ -177,7 +177,7 @@ func TestWatchHiccupOfPartition(t *testing.T) {
 		after(rescan)
 		w.expect("when the call failed", map[string]string{"0:1": "XID 94, cannot be read"})
 		after(rescan)
-		w.expect("when it did not", map[string]string{"0:1": "XID 94"})
+		w.expect("when it did not", map[string]string{"0:1": "recovering from XID 94, cannot be read"})
 	})
 }
 

@@ -22,7 +22,7 @@ type ledger struct {
 	reloaded bool
 	// awaited are the fatal errors of an earlier run against units that were not
 	// seen yet.
-	awaited []FatalHealth
+	awaited []sharing.FatalHealth
 }
 
 func newLedger() *ledger {
@@ -58,7 +58,7 @@ func (l *ledger) enter(p pass, at moment) {
 		}
 	}
 	if p.full && !p.obscure {
-		l.awaited = slices.DeleteFunc(l.awaited, func(f FatalHealth) bool { return !read[f.GPU] && !p.pending[f.GPU] })
+		l.awaited = slices.DeleteFunc(l.awaited, func(f sharing.FatalHealth) bool { return !read[f.GPU] && !p.pending[f.GPU] })
 	}
 }
 

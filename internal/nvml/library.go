@@ -6,8 +6,8 @@ import (
 )
 
 // Library is the part of NVML that Virgate uses, one method a call, named as
-// in NVML's header. The scanner in this package calls it, from one goroutine
-// at a time but for EventSetWait, which has a goroutine of its own.
+// in NVML's header. Calls come from several goroutines at once: one for each
+// board that is being looked at, one that waits for events, and one for the rest.
 //
 // A failing method returns an *Error that names the call and keeps NVML's
 // return code. A method that a back-end cannot serve returns NotSupported.

@@ -80,6 +80,9 @@ func (t *topology) connect(boards []*board) map[string][]sharing.Link {
 // level is the topology level in one word, "" when the driver does not tell.
 func (t *topology) level(a, b Device, before map[[2]Device]string) string {
 	pair := [2]Device{min(a, b), max(a, b)}
+	if level, known := t.levels[pair]; known {
+		return level
+	}
 	if level, known := before[pair]; known {
 		t.levels[pair] = level
 		return level
@@ -90,6 +93,5 @@ func (t *topology) level(a, b Device, before map[[2]Device]string) string {
 		level = answer.String()
 	}
 	t.levels[pair] = level
-	before[pair] = level
 	return level
 }

@@ -3,6 +3,7 @@ package nvml
 import (
 	"context"
 	"errors"
+	"maps"
 	"time"
 )
 
@@ -34,28 +35,41 @@ type listener struct {
 	// made; the watcher's loop then makes it nil.
 	pause time.Duration
 	retry <-chan time.Time
+	// degraded says of each board that was registered, or could not be, why its
+	// events are not heard; "" when they are. told is what the owner knows of it.
+	degraded, told map[string]string
 }
 
 func newListener(w *watcher) *listener {
-	return &listener{watcher: w, ended: make(chan error, 1), pause: w.options.Backoff}
+	return &listener{watcher: w, ended: make(chan error, 1), pause: w.options.Backoff, degraded: map[string]string{}}
 }
 
 // renew registers the boards that were read for events, with a new set if there
 // is none. A board that has no events only has none; other failures are tried
 // again with the next pass.
 func (l *listener) renew(ctx context.Context, readings []reading) {
+	defer l.tell(ctx)
 	if !l.open && !l.create() {
+		for _, r := range readings {
+			if l.degraded[r.gpu.UUID] == "" {
+				l.degraded[r.gpu.UUID] = noWait
+			}
+		}
 		return
 	}
 	for _, r := range readings {
 		if l.asked[r.device] {
 			continue
 		}
-		l.doing("DeviceRegisterEvents")
 		registered, err := l.register(r.device)
-		if err != nil {
-			l.log.Warn("no events from a GPU", "gpu", r.gpu.UUID, "error", err)
+		switch {
+		case err != nil:
+			l.degraded[r.gpu.UUID] = "not registered for events: " + cause(err)
 			continue
+		case !registered:
+			l.degraded[r.gpu.UUID] = "the board has no events"
+		default:
+			l.degraded[r.gpu.UUID] = ""
 		}
 		l.asked[r.device] = true
 		if registered && !l.waiting {
@@ -64,11 +78,29 @@ func (l *listener) renew(ctx context.Context, readings []reading) {
 	}
 }
 
+// noWait is what is degraded at every board when a wait failed.
+const noWait = "waiting for events fails"
+
+// tell hands over what is degraded, when it is something new.
+func (l *listener) tell(ctx context.Context) {
+	if !maps.Equal(l.degraded, l.told) {
+		l.told = maps.Clone(l.degraded)
+		send(ctx, l.monitors, maps.Clone(l.degraded))
+	}
+}
+
+// deafen says that no board is heard.
+func (l *listener) deafen() {
+	for uuid := range l.degraded {
+		l.degraded[uuid] = noWait
+	}
+}
+
 func (l *listener) create() bool {
 	if l.retry != nil {
 		return false
 	}
-	l.doing("EventSetCreate")
+	defer l.activity.begin("EventSetCreate")()
 	set, err := l.lib.EventSetCreate()
 	if err != nil {
 		l.back(err)
@@ -80,6 +112,7 @@ func (l *listener) create() bool {
 
 // register asks for the board's events; false when it has none.
 func (l *listener) register(device Device) (bool, error) {
+	defer l.activity.begin("DeviceRegisterEvents")()
 	supported, err := l.lib.DeviceGetSupportedEventTypes(device)
 	if err == nil && supported&healthEvents != 0 {
 		err = l.lib.DeviceRegisterEvents(device, supported&healthEvents, l.set)
@@ -117,16 +150,18 @@ func (l *listener) wait(ctx context.Context, set EventSet) error {
 // is replaced with the next pass, so that the other boards' events are hardly
 // missed; one that failed at once only after a pause. It says nothing of any
 // board's health: the pass finds out which one is lost.
-func (l *listener) fail(err error) {
+func (l *listener) fail(ctx context.Context, err error) {
 	l.waiting = false
 	held := time.Since(l.since) >= l.options.Backoff
 	l.free()
+	l.deafen()
 	if held {
 		l.pause = l.options.Backoff
 		l.log.Warn("waiting for events failed", "error", err)
 		return
 	}
 	l.back(err)
+	l.tell(ctx)
 }
 
 // back begins a pause before the next try.
@@ -138,16 +173,19 @@ func (l *listener) back(err error) {
 
 // stop ends the waiting goroutine and then frees the set, never the other way
 // round: the driver would be waiting on freed memory.
-func (l *listener) stop() {
+func (l *listener) stop(ctx context.Context) {
 	if l.waiting {
-		l.doing("EventSetWait")
+		end := l.activity.begin("EventSetWait")
 		l.halt()
 		if err := <-l.ended; err != nil {
 			l.log.Warn("waiting for events failed", "error", err)
 		}
+		end()
 		l.waiting = false
 	}
 	l.free()
+	l.deafen()
+	l.tell(ctx)
 }
 
 func (l *listener) free() {
@@ -158,7 +196,7 @@ func (l *listener) free() {
 	if l.halt != nil {
 		l.halt()
 	}
-	l.doing("EventSetFree")
+	defer l.activity.begin("EventSetFree")()
 	if err := l.lib.EventSetFree(l.set); err != nil {
 		l.log.Warn("an event set could not be freed", "error", err)
 	}

@@ -10,7 +10,7 @@ import (
 // merge makes a pass of outcomes, and keeps their boards for the next one.
 func (s *scanner) merge(over []outcome) pass {
 	slices.SortFunc(over, func(a, b outcome) int { return cmp.Compare(a.index, b.index) })
-	p := pass{unreadable: map[string]finding{}, pending: map[string]bool{}}
+	p := pass{full: true, unreadable: map[string]finding{}, pending: map[string]bool{}}
 	seen := map[string]bool{}
 	var problems []error
 	for _, o := range over {
@@ -44,7 +44,7 @@ func (s *scanner) merge(over []outcome) pass {
 		case place.busy && place.known != nil:
 			p.pending[place.known.fixed.UUID] = true
 		case place.busy:
-			p.obscure = true
+			p.full = false
 		}
 	}
 	s.link(p.readings)
@@ -52,12 +52,12 @@ func (s *scanner) merge(over []outcome) pass {
 	return p
 }
 
-// link enters the boards' links into the readings. Boards that are being looked
-// at are left as they are.
+// link enters the boards' links into the readings. What it reads of a board that
+// is being looked at does not change.
 func (s *scanner) link(readings []reading) {
 	var boards []*board
 	for _, place := range s.slots {
-		if place.known != nil && !place.busy {
+		if place.known != nil {
 			boards = append(boards, place.known)
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"reflect"
 	"sync/atomic"
 	"time"
 
@@ -19,12 +18,27 @@ var ErrNotReady = errors.New("the GPUs have not been read yet")
 type Options struct {
 	// Logger gets faults, recoveries and what could not be read; nil for none.
 	Logger *slog.Logger
-	// Rescan is the time between two looks at all boards; 30 s when zero.
+	// Rescan is the time between two looks at what there is; 30 s when zero.
 	Rescan time.Duration
+	// Probe is the time between two looks at how the boards fare; 10 s when zero.
+	Probe time.Duration
 	// Backoff is the pause after a driver call that the rest depends on has
 	// failed: opening the driver, listing the GPUs, waiting for events. It
 	// doubles with every failure in a row, up to 30 s; 1 s when zero.
 	Backoff time.Duration
+	// Observer is told of every change of a unit's health; nil for nobody.
+	Observer Observer
+	// Store keeps fatal errors for a restart; nil for none.
+	Store Store
+	// Boot is this machine's boot ID, "" when unknown.
+	Boot string
+}
+
+// Observer is told of changes of health.
+type Observer interface {
+	// HealthChanged is called from Watch's goroutine, in the order of the changes,
+	// before the inventory shows them. It must not block.
+	HealthChanged(change sharing.HealthChange)
 }
 
 // Node is the node's GPUs, kept up to date by Watch.
@@ -33,6 +47,9 @@ type Node struct {
 	options Options
 	log     *slog.Logger
 	current atomic.Pointer[snapshot]
+	report  atomic.Pointer[sharing.HealthReport]
+	rules   atomic.Pointer[sharing.HealthRules]
+	orders  chan order
 }
 
 // snapshot is what Inventory answers; it is never changed.
@@ -47,14 +64,19 @@ func NewNode(lib Library, options Options) *Node {
 	if options.Rescan <= 0 {
 		options.Rescan = 30 * time.Second
 	}
+	if options.Probe <= 0 {
+		options.Probe = 10 * time.Second
+	}
 	if options.Backoff <= 0 {
 		options.Backoff = time.Second
 	}
 	if options.Logger == nil {
 		options.Logger = slog.New(slog.DiscardHandler)
 	}
-	n := &Node{lib: lib, options: options, log: options.Logger.With("component", "nvml")}
+	n := &Node{lib: lib, options: options, log: options.Logger.With("component", "nvml"), orders: make(chan order)}
 	n.current.Store(&snapshot{err: ErrNotReady})
+	n.report.Store(&sharing.HealthReport{})
+	n.SetHealth(sharing.DefaultHealthRules())
 	return n
 }
 
@@ -65,13 +87,25 @@ func NewNode(lib Library, options Options) *Node {
 // An error says why the driver cannot be read now; errors.Is finds ErrNotReady
 // or the return code in it. The GPUs are then those of the last time that it
 // could be, none if it never could. One unreadable board is no error: it has a
-// Fault when it was known before, and is absent when it was not. A board or
-// partition that the driver no longer lists stays, as lost, because its pods
-// still hold it.
+// Fault when it was known before, and is absent when it was not. A board that
+// the driver no longer lists stays, as lost, because its pods still hold it.
 func (n *Node) Inventory() ([]sharing.GPU, error) {
 	now := n.current.Load()
 	return now.gpus, now.err
 }
+
+// Health is the health behind the inventory's faults, empty before the first
+// look. It may be called from any goroutine, and what it returns must not be
+// modified.
+func (n *Node) Health() sharing.HealthReport { return *n.report.Load() }
+
+// SetHealth makes rules those by which later errors and readings are judged.
+// What was judged before stays as it is. It may be called from any goroutine;
+// the rules must not be modified after that.
+func (n *Node) SetHealth(rules sharing.HealthRules) { n.rules.Store(&rules) }
+
+// moment is now, with the rules in force.
+func (n *Node) moment() moment { return moment{now: time.Now(), rules: *n.rules.Load()} }
 
 // abandonAfter is how long Watch waits at its end for a driver call that does
 // not return; no such call can be cancelled.
@@ -91,99 +125,28 @@ func (n *Node) Watch(ctx context.Context, changed func()) error {
 		defer close(ended)
 		w.run(ctx)
 	}()
-	known := newLedger()
+	o := &owner{Node: n, known: newLedger(), changed: changed}
 	for {
 		select {
 		case p := <-w.passes:
-			n.look(known, p, changed)
+			o.look(p)
 		case event := <-w.events:
-			if n.listen(known, event, changed) {
+			if o.listen(event) {
 				w.lookAgain()
 			}
+		case degraded := <-w.monitors:
+			o.monitor(degraded)
+		case order := <-n.orders:
+			o.obey(order)
 		case <-ctx.Done():
 			select {
 			case <-ended:
 				return nil
 			case <-time.After(abandonAfter):
-				return fmt.Errorf("abandoned %s, which the driver does not answer", *w.call.Load())
+				return fmt.Errorf("abandoned %s, which the driver does not answer", w.activity)
 			}
 		}
 	}
-}
-
-// look takes in a pass.
-func (n *Node) look(known *ledger, p pass, changed func()) {
-	before := n.current.Load()
-	if p.err != nil {
-		n.publish(&snapshot{gpus: before.gpus, err: p.err}, changed)
-		return
-	}
-	known.enter(p)
-	n.publish(&snapshot{gpus: known.inventory()}, changed)
-}
-
-// listen takes in an event, and says whether the boards must be read again to
-// understand it.
-func (n *Node) listen(known *ledger, event Event, changed func()) (again bool) {
-	board, fault, placed := known.event(event)
-	log := n.log.With("gpu", board, "type", uint64(event.Type), "data", event.Data)
-	switch {
-	case board == "":
-		log.Warn("event of a board that is not known")
-	case fault == "":
-		log.Info("event that says nothing against the GPU")
-	default:
-		log.Warn("event against a GPU", "fault", fault, "gi", event.GI, "ci", event.CI)
-	}
-	now := n.current.Load()
-	n.publish(&snapshot{gpus: known.inventory(), err: now.err}, changed)
-	return !placed
-}
-
-func (n *Node) publish(next *snapshot, changed func()) {
-	before := n.current.Load()
-	if reflect.DeepEqual(before.gpus, next.gpus) && message(before.err) == message(next.err) {
-		return
-	}
-	n.logFaults(before.gpus, next.gpus)
-	if next.err != nil {
-		n.log.Error("the driver cannot be read", "error", next.err)
-	}
-	n.current.Store(next)
-	changed()
-}
-
-// logFaults tells which boards and partitions came by a fault, lost one or
-// exchanged it for another.
-func (n *Node) logFaults(before, now []sharing.GPU) {
-	old := unitFaults(before)
-	for _, gpu := range now {
-		n.logFault(gpu.UUID, old[gpu.UUID], gpu.Fault)
-		for _, partition := range gpu.Partitions {
-			n.logFault(partition.UUID, old[partition.UUID], partition.Fault)
-		}
-	}
-}
-
-func (n *Node) logFault(unit, before, now string) {
-	switch {
-	case before == now:
-	case now == "":
-		n.log.Info("unit is healthy again", "unit", unit, "was", before)
-	default:
-		n.log.Warn("unit is faulty", "unit", unit, "fault", now)
-	}
-}
-
-func unitFaults(gpus []sharing.GPU) map[string]string {
-	faults := map[string]string{}
-	for _, gpu := range gpus {
-		faults[gpu.UUID] = gpu.Fault
-		for _, partition := range gpu.Partitions {
-			faults[partition.UUID] = partition.Fault
-		}
-	}
-	return faults
 }
 
 func message(err error) string {

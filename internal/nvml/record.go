@@ -2,6 +2,7 @@ package nvml
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -74,6 +75,8 @@ func (k *record) probe(unit string, wrong []finding, reset bool, at moment) {
 // keep fills the reading up with what is known from before and could not be
 // read now, and forgets the partitions that are no more.
 func (k *record) keep(r *reading) {
+	// What the next probe reads must not be written here.
+	r.findings, r.gpu.Partitions = maps.Clone(r.findings), slices.Clone(r.gpu.Partitions)
 	r.gpu.Memory = cmp.Or(r.gpu.Memory, k.gpu.Memory)
 	for i := range r.gpu.Partitions {
 		p := &r.gpu.Partitions[i]

@@ -8,32 +8,19 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// FatalHealth is a unit's fatal errors, as they are kept for a restart of the
-// program.
-type FatalHealth struct {
-	// GPU is the board's UUID, Unit the UUID of the board or of its partition.
-	GPU, Unit string
-	// Reasons are at least one, in the order in which they came.
-	Reasons []string
-	Since   time.Time
-	// Boot is the boot ID of the machine, Driver the version of the driver; "" for
-	// unknown. A boot or another driver has reset the board.
-	Boot, Driver string
-}
-
 // Store keeps fatal errors for a restart of the program. A Node calls it from
 // one goroutine, and not before TakeOver.
 type Store interface {
 	// Load returns what the last Save kept, none if there was none.
-	Load() ([]FatalHealth, error)
+	Load() ([]sharing.FatalHealth, error)
 	// Save returns when the list, which may be empty, is kept.
-	Save([]FatalHealth) error
+	Save([]sharing.FatalHealth) error
 }
 
 // restore takes over the fatal errors of an earlier run, but for those of an
 // earlier boot.
-func (l *ledger) restore(kept []FatalHealth, boot string, at moment) {
-	l.awaited = slices.DeleteFunc(slices.Clone(kept), func(f FatalHealth) bool { return differ(f.Boot, boot) })
+func (l *ledger) restore(kept []sharing.FatalHealth, boot string, at moment) {
+	l.awaited = slices.DeleteFunc(slices.Clone(kept), func(f sharing.FatalHealth) bool { return differ(f.Boot, boot) })
 	for _, uuid := range l.boards() {
 		l.remind(l.records[uuid], at)
 	}
@@ -42,7 +29,7 @@ func (l *ledger) restore(kept []FatalHealth, boot string, at moment) {
 // remind enters the awaited errors of the board that was read. Those of a
 // partition that it does not have are over: the partition was destroyed.
 func (l *ledger) remind(known *record, at moment) {
-	l.awaited = slices.DeleteFunc(l.awaited, func(f FatalHealth) bool {
+	l.awaited = slices.DeleteFunc(l.awaited, func(f sharing.FatalHealth) bool {
 		if f.GPU != known.gpu.UUID {
 			return false
 		}
@@ -74,20 +61,20 @@ func (k *record) backdate(unit string, since time.Time) {
 
 // fatal is what to keep, by unit: what is in force, and what still waits for its
 // board.
-func (l *ledger) fatal(boot string) []FatalHealth {
+func (l *ledger) fatal(boot string) []sharing.FatalHealth {
 	list := slices.Clone(l.awaited)
 	for _, uuid := range l.boards() {
 		for unit, h := range l.records[uuid].units {
 			if len(h.fatal) == 0 {
 				continue
 			}
-			f := FatalHealth{GPU: uuid, Unit: unit, Since: h.since.UTC().Round(0), Boot: boot, Driver: l.driver}
+			f := sharing.FatalHealth{GPU: uuid, Unit: unit, Since: h.since.UTC().Round(0), Boot: boot, Driver: l.driver}
 			for _, reason := range h.fatal {
 				f.Reasons = append(f.Reasons, reason.text)
 			}
 			list = append(list, f)
 		}
 	}
-	slices.SortFunc(list, func(a, b FatalHealth) int { return cmp.Compare(a.Unit, b.Unit) })
+	slices.SortFunc(list, func(a, b sharing.FatalHealth) int { return cmp.Compare(a.Unit, b.Unit) })
 	return list
 }

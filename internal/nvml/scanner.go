@@ -43,8 +43,8 @@ type pass struct {
 	// be read, by UUID. pending are those that have not answered yet.
 	unreadable map[string]finding
 	pending    map[string]bool
-	// full says that no other board is there; obscure that one may be, since a
-	// slot could not be read for another reason than that its board is lost.
+	// full says that no other board is there; obscure that one may be all the
+	// same, since a slot could not be read for another reason than a lost board.
 	full, obscure bool
 	// problems say what could not be read, joined; nil when all could.
 	problems error
@@ -96,11 +96,11 @@ func (s *scanner) enumerate(count int) {
 
 // look looks at all boards that are not being looked at.
 func (s *scanner) look(ctx context.Context, whole bool) pass {
-	waiting := 0
+	waiting := map[*slot]bool{}
 	for _, place := range s.slots {
 		if !place.busy {
 			s.start(ctx, place, whole)
-			waiting++
+			waiting[place] = true
 		}
 	}
 	limit := patience
@@ -110,12 +110,12 @@ func (s *scanner) look(ctx context.Context, whole bool) pass {
 	enough := time.NewTimer(limit)
 	defer enough.Stop()
 	var over []outcome
-	for late := false; waiting > 0 && !late; {
+	for late := false; len(waiting) > 0 && !late; {
 		select {
 		case o := <-s.outcomes:
+			delete(waiting, o.slot)
 			if o.busy = false; s.current(o) {
 				over = append(over, o)
-				waiting--
 			}
 		case <-enough.C:
 			late = true
@@ -124,9 +124,7 @@ func (s *scanner) look(ctx context.Context, whole bool) pass {
 		}
 	}
 	s.began = true
-	p := s.merge(over)
-	p.full = p.err == nil
-	return p
+	return s.merge(over)
 }
 
 // start looks at the slot in a goroutine of its own.
@@ -145,7 +143,9 @@ func (s *scanner) late(o outcome) pass {
 	if o.busy = false; !s.current(o) {
 		return pass{}
 	}
-	return s.merge([]outcome{o})
+	p := s.merge([]outcome{o})
+	p.full = false
+	return p
 }
 
 // current says that the slot is one of the enumeration as it is.

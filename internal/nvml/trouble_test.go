@@ -142,6 +142,32 @@ func TestWatchTrouble(t *testing.T) {
 			false, nil,
 		},
 		{
+			"memory row that waits for a reset", "a30x4",
+			func(n *simnode.Node) error { return n.Repair(2) },
+			false, map[string]string{"2": "row remapping waits for a reset"},
+		},
+		{
+			"memory page that waits for a reset", "t4",
+			func(n *simnode.Node) error { return n.Repair(0) },
+			false, map[string]string{"0": "page retirement waits for a reset"},
+		},
+		{
+			"repairs say lost", "dgx-h100",
+			func(n *simnode.Node) error {
+				_, err := n.ScriptGPU(5, "DeviceGetRemappedRows", simnode.Fault{Return: nvml.GPUIsLost})
+				return err
+			},
+			false, map[string]string{"5": "lost"},
+		},
+		{
+			"repairs do not tell", "dgx-h100",
+			func(n *simnode.Node) error {
+				_, err := n.ScriptGPU(5, "DeviceGetRemappedRows", simnode.Fault{Return: nvml.Unknown})
+				return err
+			},
+			false, nil,
+		},
+		{
 			"two faults", "t4",
 			func(n *simnode.Node) error { return errors.Join(n.XID(0, 79, whole, whole), n.ECC(0, true)) },
 			true, map[string]string{"0": "XID 79, double-bit ECC error"},

@@ -122,10 +122,7 @@ func (h unitHealth) forgive(was string, cause sharing.HealthCause, rules sharing
 	if h.state == sharing.Healthy || len(h.failing) > 0 {
 		return h
 	}
-	if h.state != sharing.Recovering {
-		h.past = was
-	}
-	h.trouble = now
+	h.past, h.trouble = was, now
 	return h.enter(sharing.Recovering, cause, rules, now)
 }
 

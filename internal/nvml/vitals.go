@@ -17,7 +17,7 @@ type vitals struct {
 }
 
 func (v *vitals) found(unit string, f finding) {
-	v.findings[unit] = append(v.findings[unit], f)
+	v.findings[unit] = with(v.findings[unit], f)
 }
 
 // examine reads the vitals of the board and of its partitions. A lost board is

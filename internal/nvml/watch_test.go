@@ -36,7 +36,12 @@ type watched struct {
 // watch starts Watch and lets the first look happen.
 func watch(t *testing.T, library nvml.Library) *watched {
 	t.Helper()
-	w := &watched{Node: nvml.NewNode(library, nvml.Options{}), t: t}
+	return watchWith(t, library, nvml.Options{})
+}
+
+func watchWith(t *testing.T, library nvml.Library, options nvml.Options) *watched {
+	t.Helper()
+	w := &watched{Node: nvml.NewNode(library, options), t: t}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- w.Watch(ctx, func() { w.changes++ }) }()

@@ -4,40 +4,35 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
 	"time"
 )
 
 // backoffLimit is the longest pause between two tries.
 const backoffLimit = 30 * time.Second
 
-// watcher is the side of a Node that talks to the driver: it opens it, reads
+// watcher is the side of a Node that talks to the driver: it opens it, looks at
 // the boards at intervals, listens for events, and hands over what it sees.
 type watcher struct {
-	lib     Library
-	options Options
-	log     *slog.Logger
-	passes  chan pass
-	events  chan Event
+	lib      Library
+	options  Options
+	log      *slog.Logger
+	passes   chan pass
+	events   chan Event
+	monitors chan map[string]string
 	// again has room for one wish to read the boards before the time.
-	again chan struct{}
-	// call is what the driver was last asked, for the message that it does not
-	// answer.
-	call atomic.Pointer[string]
+	again    chan struct{}
+	activity *activity
 	// reported is the last problem that was logged.
 	reported string
 }
 
 func newWatcher(lib Library, options Options, log *slog.Logger) *watcher {
-	w := &watcher{
-		lib: lib, options: options, log: log,
-		passes: make(chan pass), events: make(chan Event), again: make(chan struct{}, 1),
+	return &watcher{
+		lib: lib, options: options, log: log, activity: newActivity(),
+		passes: make(chan pass), events: make(chan Event), monitors: make(chan map[string]string),
+		again: make(chan struct{}, 1),
 	}
-	w.doing("Init")
-	return w
 }
-
-func (w *watcher) doing(call string) { w.call.Store(&call) }
 
 // lookAgain asks for a pass before the time. It never blocks.
 func (w *watcher) lookAgain() {
@@ -70,45 +65,89 @@ func (w *watcher) run(ctx context.Context) {
 	}
 }
 
-// session opens the driver and reads the boards until that fails or ctx ends.
+// session opens the driver and looks at the boards until that fails or ctx ends.
 // That it worked says that they could be read at least once.
 func (w *watcher) session(ctx context.Context) (worked bool, err error) {
-	w.doing("Init")
-	if err := w.lib.Init(); err != nil {
+	if err := w.open(); err != nil {
 		return false, fmt.Errorf("open the driver: %w", err)
 	}
-	defer func() {
-		w.doing("Shutdown")
-		if err := w.lib.Shutdown(); err != nil {
-			w.log.Warn("the driver could not be closed", "error", err)
-		}
-	}()
-	boards := newScanner(w.lib, w.doing)
+	defer w.close()
+	boards := newScanner(w.lib, w.activity)
+	defer boards.looking.Wait()
 	listening := newListener(w)
-	defer listening.stop()
+	defer listening.stop(ctx)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	version := w.version()
+	scanned := time.Time{}
 	for {
-		p := boards.pass(ctx)
+		var p pass
+		// An interval too few is better than a scan put off by a moment.
+		if now := time.Now(); now.Sub(scanned) >= w.options.Rescan-w.options.Probe/2 {
+			scanned, p = now, boards.scan(ctx)
+		} else {
+			p = boards.probe(ctx)
+		}
 		if p.err != nil {
 			return worked, p.err
 		}
-		worked = true
+		worked, p.driver = true, version
 		w.report(p.problems)
-		// The owner must know the handles before events come from them.
-		if !send(ctx, w.passes, p) {
+		if !w.hand(ctx, p, listening) {
 			return worked, nil
 		}
-		listening.renew(ctx, p.readings)
-		select {
-		case <-ctx.Done():
-			return worked, nil
-		case <-time.After(w.options.Rescan):
-		case <-w.again:
-		case <-listening.retry:
-			listening.retry = nil
-		case end := <-listening.ended:
-			listening.fail(end)
+		for waiting := time.After(min(w.options.Rescan, w.options.Probe)); waiting != nil; {
+			select {
+			case <-ctx.Done():
+				return worked, nil
+			case <-waiting:
+				waiting = nil
+			case <-w.again:
+				scanned, waiting = time.Time{}, nil
+			case o := <-boards.outcomes:
+				if !w.hand(ctx, boards.late(o), listening) {
+					return worked, nil
+				}
+			case <-listening.retry:
+				listening.retry, waiting = nil, nil
+			case end := <-listening.ended:
+				listening.fail(ctx, end)
+				scanned, waiting = time.Time{}, nil
+			}
 		}
 	}
+}
+
+// hand gives the pass to the owner, who must know the handles before events come
+// from them, and then listens to the boards.
+func (w *watcher) hand(ctx context.Context, p pass, listening *listener) bool {
+	if !send(ctx, w.passes, p) {
+		return false
+	}
+	listening.renew(ctx, p.readings)
+	return true
+}
+
+func (w *watcher) open() error {
+	defer w.activity.begin("Init")()
+	return w.lib.Init()
+}
+
+func (w *watcher) close() {
+	defer w.activity.begin("Shutdown")()
+	if err := w.lib.Shutdown(); err != nil {
+		w.log.Warn("the driver could not be closed", "error", err)
+	}
+}
+
+// version is the driver's, "" when it does not tell.
+func (w *watcher) version() string {
+	defer w.activity.begin("SystemGetDriverVersion")()
+	version, err := w.lib.SystemGetDriverVersion()
+	if err != nil {
+		return ""
+	}
+	return version
 }
 
 // report logs what could not be read, when it is something new.

@@ -29,6 +29,7 @@ func (n *Node) spare(key string) (*board, error) {
 		b := n.pulled[last]
 		n.pulled = n.pulled[:last]
 		b.lost, b.pulled, b.celsius = false, false, normalTemperature
+		b.repair()
 		n.renewHandles(b)
 		return b, nil
 	}

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
@@ -41,6 +42,17 @@ func TestDo(t *testing.T) {
 		{"ecc", arguments{"gpu": "0"}, func(t *testing.T, _ *simnode.Node, heard []nvml.Event) {
 			if len(heard) != 1 || heard[0].Type != nvml.EventDoubleBitECC {
 				t.Errorf("heard %+v", heard)
+			}
+		}},
+		{"repair", arguments{"gpu": "2"}, func(t *testing.T, n *simnode.Node, _ []nvml.Event) {
+			if rows, err := n.DeviceGetRemappedRows(device(t, n, 2)); !rows.Pending || err != nil {
+				t.Errorf("rows %+v, %v", rows, err)
+			}
+		}},
+		{"slow", arguments{"gpu": "2", "call": "DeviceGetName", "milliseconds": "20"}, func(t *testing.T, n *simnode.Node, _ []nvml.Event) {
+			began := time.Now()
+			if _, err := n.DeviceGetName(device(t, n, 2)); err != nil || time.Since(began) < 20*time.Millisecond {
+				t.Errorf("after %v, %v", time.Since(began), err)
 			}
 		}},
 		{"lose", arguments{"gpu": "2"}, func(t *testing.T, n *simnode.Node, _ []nvml.Event) {

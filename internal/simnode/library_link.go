@@ -10,8 +10,7 @@ import (
 // are spread over all of them. (A DGX A100 has six, later ones fewer.)
 const switches = 6
 
-// DeviceGetTopologyCommonAncestor is a level by NUMA node alone: boards next to
-// the same one share its host bridge.
+// DeviceGetTopologyCommonAncestor is a level by NUMA node alone.
 func (n *Node) DeviceGetTopologyCommonAncestor(a, b nvml.Device) (nvml.TopologyLevel, error) {
 	const call = "DeviceGetTopologyCommonAncestor"
 	other, err := askBoard(n, call, b, func(b *board) (*board, nvml.Return) { return b, nvml.Success })

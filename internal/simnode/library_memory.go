@@ -21,3 +21,12 @@ func (n *Node) DeviceGetRetiredPagesPendingStatus(d nvml.Device) (bool, error) {
 		return b.pagesPending, nvml.Success
 	})
 }
+
+// repair does what waits for a reset.
+func (b *board) repair() {
+	if b.rows.Pending {
+		b.rows.Pending = false
+		b.rows.Uncorrectable++
+	}
+	b.pagesPending = false
+}

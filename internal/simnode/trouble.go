@@ -23,6 +23,18 @@ func (n *Node) ECC(gpu int, double bool) error {
 	})
 }
 
+// Repair lets the board say that a repair of its memory waits for a reset: of a
+// row from Ampere on, of a page before.
+func (n *Node) Repair(gpu int) error {
+	return n.change(gpu, func(b *board) {
+		if b.architecture >= nvml.Ampere {
+			b.rows.Pending = true
+			return
+		}
+		b.pagesPending = true
+	})
+}
+
 // Lose lets the board fall off the bus: it is still counted, and every call for
 // it or for its partitions is GPU_IS_LOST.
 func (n *Node) Lose(gpu int) error {
@@ -33,15 +45,16 @@ func (n *Node) Lose(gpu int) error {
 }
 
 // Heal resets the board: it answers again, but only to handles obtained from
-// now on, its temperature is normal, its processes are gone, a pending MIG mode
-// is in force, and scripts of ScriptGPU for it have ended. As with a real reset
-// nobody is told.
+// now on, its temperature is normal, its memory repaired, its processes are gone,
+// a pending MIG mode is in force, and scripts of ScriptGPU for it have ended. As
+// with a real reset nobody is told.
 //
 // Unlike after a real reset, the partitions are there again with their UUIDs.
 func (n *Node) Heal(gpu int) error {
 	return n.change(gpu, func(b *board) {
 		b.lost = false
 		b.celsius = normalTemperature
+		b.repair()
 		b.mig = b.migPending
 		b.processes = nil
 		for _, i := range b.instances {

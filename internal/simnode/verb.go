@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Verb is something that can be done to a Node by name: through Do, a request
@@ -51,6 +52,10 @@ func Verbs() []Verb {
 			gpu := v.number("gpu")
 			v.run(func() error { return n.ECC(gpu, true) })
 		}},
+		{"repair", "let a GPU need a reset to repair its memory", []Argument{gpuArgument}, func(n *Node, v *values) {
+			gpu := v.number("gpu")
+			v.run(func() error { return n.Repair(gpu) })
+		}},
 		{"lose", "let a GPU fall off the bus", []Argument{gpuArgument}, func(n *Node, v *values) {
 			gpu := v.number("gpu")
 			v.run(func() error { return n.Lose(gpu) })
@@ -73,6 +78,18 @@ func Verbs() []Verb {
 		}, func(n *Node, v *values) {
 			gpu, call := v.number("gpu"), v.call("call")
 			fault := Fault{Return: v.code("return"), Times: v.count("times")}
+			v.run(func() error {
+				_, err := n.ScriptGPU(gpu, call, fault)
+				return err
+			})
+		}},
+		{"slow", "let a driver call take long for a GPU until it is healed", []Argument{
+			gpuArgument,
+			{Name: "call", Usage: "NVML call without its prefix, for example DeviceGetMemoryInfo", Positional: true},
+			{Name: "milliseconds", Usage: "how long it takes", Positional: true},
+		}, func(n *Node, v *values) {
+			gpu, call := v.number("gpu"), v.call("call")
+			fault := Fault{Delay: time.Duration(v.number("milliseconds")) * time.Millisecond}
 			v.run(func() error {
 				_, err := n.ScriptGPU(gpu, call, fault)
 				return err

@@ -200,6 +200,30 @@ func TestLockIsHeldByOne(t *testing.T) {
 	}
 }
 
+func TestLockSaysWhyItWaits(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, LockName), 0o700); err != nil { // No file can be opened there.
+		t.Fatal(err)
+	}
+	reasons := make(chan error, 10)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := Acquire(ctx, dir, func(err error) { reasons <- err })
+		ended <- err
+	}()
+	if err := <-reasons; errors.Is(err, ErrLocked) {
+		t.Errorf("waits because of %v", err)
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("ended with %v", err)
+	}
+	if len(reasons) > 0 {
+		t.Errorf("the same reason again: %v", <-reasons)
+	}
+}
+
 func TestLockWaitEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

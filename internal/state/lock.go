@@ -22,18 +22,19 @@ const lockInterval = 20 * time.Millisecond
 type Lock struct{ file *os.File }
 
 // Acquire waits for the lock in dir, which need not exist yet. waiting is
-// called once when another process has it. It fails only when ctx ends.
+// called with each new reason for it: ErrLocked, or why the lock cannot be had.
+// Acquire fails only when ctx ends.
 func Acquire(ctx context.Context, dir string, waiting func(err error)) (*Lock, error) {
 	tick := time.NewTicker(lockInterval)
 	defer tick.Stop()
-	said := false
+	said := ""
 	for {
 		lock, err := tryLock(filepath.Join(dir, LockName))
 		if err == nil {
 			return lock, nil
 		}
-		if !said && !errors.Is(err, os.ErrNotExist) {
-			said = true
+		if err.Error() != said && !errors.Is(err, os.ErrNotExist) {
+			said = err.Error()
 			waiting(err)
 		}
 		select {

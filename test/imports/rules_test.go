@@ -58,9 +58,10 @@ func rules() []rule {
 		{folder: "internal/state", ours: []string{"mig", "sharing", "configs", "plugin"}},
 		{
 			folder:  "internal/cdi",
-			ours:    []string{"mig", "sharing"},
-			foreign: []string{"github.com/NVIDIA/nvidia-container-toolkit", "github.com/NVIDIA/go-nvlib", "tags.cncf.io"},
+			ours:    []string{"sharing", "plugin"},
+			foreign: []string{"github.com/NVIDIA/nvidia-container-toolkit", "tags.cncf.io"},
 		},
+		{folder: "internal/host", ours: []string{"sharing", "plugin"}},
 
 		{folder: "cmd", anything: true},
 		{folder: "test", anything: true},
@@ -77,6 +78,8 @@ func bans() []ban {
 	return []ban{
 		{path: "C", only: "internal/nvml/driver", why: "everything else builds without a C compiler"},
 		{path: goNVML, only: "internal/nvml/driver", why: "it needs cgo"},
+		{path: "github.com/NVIDIA/nvidia-container-toolkit", only: "internal/cdi", why: "it needs cgo"},
+		{path: "tags.cncf.io", only: "internal/cdi", why: "CDI specs are made in one place"},
 		{path: "k8s.io/client-go", only: "internal/policy", why: "no other package talks to the API server"},
 		{path: "os/exec", only: "test", why: "Virgate runs no commands"},
 	}

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// program runs a command line to its end.
+func program(t *testing.T, arguments ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, complaint buffer
+	nothing := func(string) (string, bool) { return "", false }
+	code = run(t.Context(), append([]string{"virgate"}, arguments...), nothing, &out, &complaint)
+	return code, out.String(), complaint.String()
+}
+
+// buffer is a bytes.Buffer for several goroutines.
+type buffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+func write(t *testing.T, lines ...string) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "trace.jsonl")
+	if err := os.WriteFile(path, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestNodeErrors(t *testing.T) {
+	tests := []struct {
+		name, node string
+		code       int
+		want       string
+	}{
+		{"an unknown kind", "real", 2, "none of auto, nvml, trace:FILE, sim:NAME, sim:FILE"},
+		{"no trace", "trace:" + filepath.Join(t.TempDir(), "none"), 1, "no such file"},
+		{"a bad trace", "trace:" + write(t, `{"trace":1}`, `{"call":"Reset"}`), 1, `trace.jsonl: trace: line 2: no call "Reset"`},
+		{"no simulated node", "sim:dgx", 1, `no simulated node "dgx"`},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			code, _, stderr := program(t, "plan", "--node", test.node)
+			if code != test.code || !strings.Contains(stderr, test.want) {
+				t.Errorf("exit code %d, %q, want %d and %q", code, stderr, test.code, test.want)
+			}
+		})
+	}
+}
+
+// TestNodeRecord holds that a node seen through its recording is the node.
+func TestNodeRecord(t *testing.T) {
+	for _, masked := range []string{"true", "false"} {
+		t.Run("masked "+masked, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "recording")
+			common := []string{"plan", "-o", "json", "--mig-strategy", "mixed", "--node"}
+			_, want, _ := program(t, append(common, "sim:mixed", "--record", path, "--record-mask="+masked)...)
+			code, got, stderr := program(t, append(common, "trace:"+path)...)
+			if code != 0 {
+				t.Fatal(stderr)
+			}
+			if diff := cmp.Diff(want, got); diff != "" || !strings.Contains(got, "mig-1g.5gb") {
+				t.Errorf("plan (-node +recording):\n%s", diff)
+			}
+			data, err := os.ReadFile(path)
+			if err != nil || !strings.HasPrefix(string(data), `{"trace":1,"masked":`+masked) {
+				t.Errorf("recording begins %.40q, %v", data, err)
+			}
+		})
+	}
+}
+
+// late is a driver that is there at the second try.
+func late(t *testing.T) string {
+	return "trace:" + write(t, `{"trace":1}`,
+		`{"call":"Init","error":{"call":"Init","return":9}}`, `{"call":"Init"}`,
+		`{"call":"DeviceGetCount","answer":0}`)
+}
+
+// TestNodeFailOnInitError holds that a program whose driver cannot be opened
+// ends at once, as NVIDIA's plugin does by default.
+func TestNodeFailOnInitError(t *testing.T) {
+	code, _, stderr := program(t, "run", "--node", late(t), "--device-plugin-dir", t.TempDir(), "--control-socket", "", "--listen", "")
+	if code != 1 || !strings.Contains(stderr, "open the driver: nvml: Init: DRIVER_NOT_LOADED") || !strings.Contains(stderr, "--fail-on-init-error=false") {
+		t.Errorf("exit code %d, %q, want 1 and what to do", code, stderr)
+	}
+}
+
+// TestNodeDriverWaitedFor holds that the program can also wait for its driver,
+// says so, and then plans.
+func TestNodeDriverWaitedFor(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var stderr buffer
+	ended := make(chan int, 1)
+	arguments := []string{
+		"virgate", "run", "--node", late(t), "--fail-on-init-error=false",
+		"--device-plugin-dir", t.TempDir(), "--pod-resources-socket", "", "--control-socket", "", "--listen", "127.0.0.1:0",
+	}
+	nothing := func(string) (string, bool) { return "", false }
+	go func() { ended <- run(ctx, arguments, nothing, io.Discard, &stderr) }()
+	address := regexp.MustCompile(`address=(\S+)`)
+	plan := func() bool {
+		at := address.FindStringSubmatch(stderr.String())
+		if at == nil {
+			return false
+		}
+		response, err := http.Get("http://" + at[1] + "/plan")
+		if err != nil {
+			return false
+		}
+		return response.Body.Close() == nil && response.StatusCode == http.StatusOK
+	}
+	deadline := time.Now().Add(20 * time.Second)
+	for !plan() {
+		if time.Now().After(deadline) {
+			t.Fatalf("no plan:\n%s", stderr.String())
+		}
+		select {
+		case code := <-ended:
+			t.Fatalf("ended with exit code %d:\n%s", code, stderr.String())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	if !strings.Contains(stderr.String(), "DRIVER_NOT_LOADED") {
+		t.Errorf("the log does not say that there was no driver:\n%s", stderr.String())
+	}
+	stop()
+	if code := <-ended; code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+}

@@ -1,0 +1,136 @@
+//go:build cgo
+
+package cdi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+
+	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
+	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi/spec"
+	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi/transform/root"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
+)
+
+// Driver is the Source that asks the driver, by nvcdi. It opens the driver for
+// each call and closes it again.
+type Driver struct{ options DriverOptions }
+
+// NewDriver returns a Driver, which needs none before it is asked.
+func NewDriver(options DriverOptions) Driver { return Driver{options} }
+
+// Units implements Source. It asks for one unit after the other, so that a
+// board that does not answer takes no other's entry.
+func (d Driver) Units(gpus []sharing.GPU) (*specs.Spec, error) {
+	wanted := units(gpus)
+	if len(wanted) == 0 {
+		return nil, nil
+	}
+	namers, err := deviceNamers()
+	if err != nil {
+		return nil, err
+	}
+	library, err := nvcdi.New(append(d.common(), nvcdi.WithMode(nvcdi.ModeNvml), namers)...)
+	if err != nil {
+		return nil, fmt.Errorf("open nvcdi: %w", err)
+	}
+	var devices []specs.Device
+	var problems []error
+	for _, u := range wanted {
+		made, err := library.GetDeviceSpecsByID(u.id)
+		if err != nil {
+			problems = append(problems, fmt.Errorf("make the CDI entry of %s with the driver at %s: %w", u.id, d.options.Root, err))
+		}
+		devices = append(devices, made...)
+	}
+	if len(devices) == 0 {
+		return nil, errors.Join(problems...)
+	}
+	edits, err := library.GetCommonEdits()
+	if err != nil {
+		return nil, fmt.Errorf("list what every container needs of the driver at %s: %w", d.options.Root, err)
+	}
+	made, err := d.finish(plugin.CDIClass, devices, *edits.ContainerEdits)
+	return made, errors.Join(append(problems, err)...)
+}
+
+// Extra implements Source.
+func (d Driver) Extra(class string) (*specs.Spec, error) {
+	library, err := nvcdi.New(append(d.common(), nvcdi.WithMode(class))...)
+	if err != nil {
+		return nil, fmt.Errorf("open nvcdi for %s: %w", class, err)
+	}
+	devices, err := library.GetDeviceSpecsByID("all")
+	if err != nil {
+		return nil, fmt.Errorf("make the CDI entry of %s: %w", class, err)
+	}
+	for _, device := range devices {
+		if reflect.ValueOf(device.ContainerEdits).IsZero() {
+			return nil, fmt.Errorf("%s: this node has nothing of it", class)
+		}
+	}
+	return d.finish(class, devices, specs.ContainerEdits{})
+}
+
+// deviceNamers give each unit two names: pods that were granted one by UUID and
+// pods that were granted one by index keep theirs when the strategy changes.
+func deviceNamers() (nvcdi.Option, error) {
+	var namers []nvcdi.DeviceNamer
+	for _, by := range []sharing.DeviceIDStrategy{sharing.ByUUID, sharing.ByIndex} {
+		namer, err := nvcdi.NewDeviceNamer(string(by))
+		if err != nil {
+			return nil, fmt.Errorf("name CDI entries by %s: %w", by, err)
+		}
+		namers = append(namers, namer)
+	}
+	return nvcdi.WithDeviceNamers(namers...), nil
+}
+
+func (d Driver) common() []nvcdi.Option {
+	return []nvcdi.Option{
+		nvcdi.WithVendor(plugin.CDIVendor),
+		nvcdi.WithDriverRoot(d.options.Root),
+		nvcdi.WithDevRoot(d.options.DevRoot),
+		nvcdi.WithNVIDIACDIHookPath(d.options.HookPath),
+		nvcdi.WithFeatureFlags(d.options.Features...),
+		nvcdi.WithLogger(messages{d.options.Logger}),
+	}
+}
+
+// finish gathers what many entries have in common, and writes the host's paths.
+func (d Driver) finish(class string, devices []specs.Device, edits specs.ContainerEdits) (*specs.Spec, error) {
+	made, err := spec.New(spec.WithVendor(plugin.CDIVendor), spec.WithClass(class), spec.WithDeviceSpecs(devices), spec.WithEdits(edits))
+	if err != nil {
+		return nil, fmt.Errorf("make the CDI spec of %s: %w", class, err)
+	}
+	raw := made.Raw()
+	transformer := root.NewDriverTransformer(
+		root.WithDriverRoot(d.options.Root), root.WithTargetDriverRoot(d.options.HostRoot),
+		root.WithDevRoot(d.options.DevRoot), root.WithTargetDevRoot(d.options.HostDevRoot),
+	)
+	if err := transformer.Transform(raw); err != nil {
+		return nil, fmt.Errorf("write the CDI spec of %s for the host: %w", class, err)
+	}
+	return newSpec(class, raw.Devices, raw.ContainerEdits)
+}
+
+// messages are nvcdi's, which repeats what it looks for at each call.
+type messages struct{ log *slog.Logger }
+
+func (m messages) Tracef(string, ...any) {}
+
+func (m messages) Debugf(format string, args ...any) { m.say(slog.LevelDebug, format, args) }
+func (m messages) Infof(format string, args ...any)  { m.say(slog.LevelDebug, format, args) }
+
+func (m messages) Warningf(format string, args ...any) { m.say(slog.LevelDebug, format, args) }
+func (m messages) Errorf(format string, args ...any)   { m.say(slog.LevelWarn, format, args) }
+
+func (m messages) say(level slog.Level, format string, args []any) {
+	m.log.Log(context.Background(), level, "nvcdi", "message", fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,22 @@
+//go:build !cgo
+
+package cdi
+
+import (
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/virgate/virgate/sharing"
+)
+
+// Driver is the Source that asks the driver; without cgo it has ErrNoDriver to
+// say.
+type Driver struct{}
+
+// NewDriver returns a Driver.
+func NewDriver(DriverOptions) Driver { return Driver{} }
+
+// Units implements Source.
+func (Driver) Units([]sharing.GPU) (*specs.Spec, error) { return nil, ErrNoDriver }
+
+// Extra implements Source.
+func (Driver) Extra(string) (*specs.Spec, error) { return nil, ErrNoDriver }

@@ -1,0 +1,246 @@
+//go:build cgo
+
+package driver
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/nvml/nvmltest"
+	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
+)
+
+// install compiles testdata/fake.c into the driver root as a driver of that
+// version, as its installer would: a file of its own and a link to it.
+func install(t *testing.T, root, version string, flags ...string) {
+	t.Helper()
+	compiler, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skip("no C compiler named cc")
+	}
+	folder := filepath.Join(root, "usr/lib64")
+	must(t, os.MkdirAll(folder, 0o755))
+	name := "libnvidia-ml.so." + version
+	arguments := append([]string{
+		"-shared", "-fPIC", "-Wl,-soname," + libraryName, `-DVERSION="` + version + `"`,
+		"-o", filepath.Join(folder, name), "testdata/fake.c",
+	}, flags...)
+	if output, err := exec.CommandContext(t.Context(), compiler, arguments...).CombinedOutput(); err != nil {
+		t.Fatalf("cc: %v\n%s", err, output)
+	}
+	link := filepath.Join(folder, libraryName)
+	must(t, os.Symlink(name, link+".new"))
+	must(t, os.Rename(link+".new", link))
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestFakeDriver goes through the life of a driver: absent, broken, old, and
+// exchanged for a new one. The order matters, for go-nvml keeps to the newest
+// version of a call that it has seen; so it is one test.
+func TestFakeDriver(t *testing.T) {
+	root, machine := t.TempDir(), t.TempDir()
+	bus := filepath.Join(machine, "sys/bus/pci/devices/10000:3c:00.0")
+	must(t, os.MkdirAll(bus, 0o755))
+	must(t, os.WriteFile(filepath.Join(bus, "numa_node"), []byte("1\n"), 0o600))
+	lib, err := Open(Options{DriverRoot: root, ContainerDriverRoot: filepath.Join(root, "none"), MachineRoot: machine})
+	must(t, err)
+
+	t.Run("absent", func(t *testing.T) {
+		if _, err := exec.LookPath("nvidia-smi"); err == nil {
+			t.Skip("the loader finds the driver of this machine")
+		}
+		err := lib.Init()
+		if !errors.Is(err, nvml.LibraryNotFound) {
+			t.Fatalf("Init: %v, want LIBRARY_NOT_FOUND", err)
+		}
+		for _, want := range []string{"nvml: Init: LIBRARY_NOT_FOUND", filepath.Join(root, "lib/aarch64-linux-gnu"), "cannot open shared object file"} {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("error %q does not say %q", err, want)
+			}
+		}
+	})
+	t.Run("broken", func(t *testing.T) {
+		install(t, root, "400.1", "-DBROKEN")
+		if err := lib.Init(); !errors.Is(err, nvml.DriverNotLoaded) {
+			t.Errorf("Init: %v, want DRIVER_NOT_LOADED", err)
+		}
+		if _, err := lib.DeviceGetCount(); !errors.Is(err, nvml.Uninitialized) {
+			t.Errorf("DeviceGetCount: %v, want UNINITIALIZED", err)
+		}
+		if err := lib.Shutdown(); !errors.Is(err, nvml.Uninitialized) {
+			t.Errorf("Shutdown: %v, want UNINITIALIZED", err)
+		}
+	})
+	t.Run("old", func(t *testing.T) { install(t, root, "410.1"); old(t, lib) })
+	t.Run("new", func(t *testing.T) { install(t, root, "580.1", "-DNEW", "-DPENDING"); renewed(t, lib) })
+	t.Run("conformance", func(t *testing.T) {
+		nvmltest.Run(t, func(*testing.T) nvml.Library { return lib }, nvmltest.Expect{GPUs: 2, Partitions: 2})
+	})
+	t.Run("no longer a library", func(t *testing.T) {
+		install(t, root, "590.1")
+		must(t, os.WriteFile(filepath.Join(root, "usr/lib64/libnvidia-ml.so.590.1"), []byte("#!"), 0o600))
+		if err := lib.Init(); !errors.Is(err, nvml.LibraryNotFound) || !strings.Contains(err.Error(), "590.1") {
+			t.Errorf("Init: %v, want LIBRARY_NOT_FOUND and which file", err)
+		}
+	})
+	t.Run("WSL", func(t *testing.T) {
+		must(t, os.MkdirAll(filepath.Join(machine, "dev"), 0o755))
+		must(t, os.WriteFile(filepath.Join(machine, "dev/dxg"), nil, 0o600))
+		if err := lib.Init(); !errors.Is(err, nvml.NotSupported) || !errors.Is(err, errWSL) {
+			t.Errorf("Init: %v, want NOT_SUPPORTED and why", err)
+		}
+	})
+}
+
+// boards are those of testdata/fake.c as they must be found.
+func boards() []sharing.GPU {
+	gpu := func(index, minor, node int, bus string) sharing.GPU {
+		return sharing.GPU{
+			UUID:  strings.ReplaceAll("GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", "x", string(rune('0'+index))),
+			Index: index, Minor: minor, PCIBusID: bus, Model: "NVIDIA Fake A100-SXM4-40GB",
+			Memory: 40 << 30, Architecture: "ampere", ComputeCapability: "8.0", NUMANode: node,
+		}
+	}
+	partition := func(index int) sharing.Partition {
+		return sharing.Partition{
+			UUID: "MIG-00000000-0000-0000-0000-0000000000a" + string(rune('0'+index)), Index: index,
+			Profile: mig.Profile{Compute: 1, Slices: 1, MemoryGB: 5}, GI: 7 + index,
+			Placement: mig.Placement{Start: index, Size: 1}, Memory: 40 << 30,
+		}
+	}
+	gpus := []sharing.GPU{gpu(0, 0, -1, "00000000:3B:00.0"), gpu(1, 1, 1, "00010000:3C:00.0")}
+	gpus[1].MIG = true
+	gpus[1].Partitions = []sharing.Partition{partition(0), partition(2)}
+	return gpus
+}
+
+// scan is the boards that are found.
+func scan(t *testing.T, lib nvml.Library) []sharing.GPU {
+	t.Helper()
+	gpus, err := nvml.Scan(lib)
+	must(t, err)
+	return gpus
+}
+
+// old holds that a driver without newer calls is read, and that a call it does
+// not have is an answer and not the end of the process.
+func old(t *testing.T, lib nvml.Library) {
+	if diff := cmp.Diff(boards(), scan(t, lib), cmpopts.IgnoreFields(sharing.GPU{}, "Links")); diff != "" {
+		t.Errorf("inventory (-want +got):\n%s", diff)
+	}
+	must(t, lib.Init())
+	must(t, lib.Init())
+	must(t, lib.Shutdown())
+	if version, err := lib.SystemGetDriverVersion(); version != "410.1" || err != nil {
+		t.Errorf("version %q, %v, want 410.1 after one Shutdown of two", version, err)
+	}
+	board, err := lib.DeviceGetHandleByIndex(1)
+	must(t, err)
+	for name, call := range missing(lib, board) {
+		if err := call(); !errors.Is(err, nvml.FunctionNotFound) {
+			t.Errorf("%s: %v, want FUNCTION_NOT_FOUND", name, err)
+		}
+	}
+	if event := event(t, lib, board); event.GI != nvml.WholeBoard || event.CI != nvml.WholeBoard {
+		t.Errorf("event of partition %d, %d, want the whole board: the driver knows no partitions", event.GI, event.CI)
+	}
+	must(t, lib.Shutdown())
+	if _, err := lib.DeviceGetUUID(board); !errors.Is(err, nvml.Uninitialized) {
+		t.Errorf("after the last Shutdown: %v, want UNINITIALIZED", err)
+	}
+	must(t, lib.Init())
+	defer func() { must(t, lib.Shutdown()) }()
+	if _, err := lib.DeviceGetUUID(board); !errors.Is(err, nvml.InvalidArgument) {
+		t.Errorf("a handle from before: %v, want INVALID_ARGUMENT", err)
+	}
+}
+
+// missing are calls that the old driver does not have.
+func missing(lib nvml.Library, board nvml.Device) map[string]func() error {
+	return map[string]func() error{
+		"DeviceGetRemappedRows":              func() error { _, err := lib.DeviceGetRemappedRows(board); return err },
+		"DeviceGetRetiredPagesPendingStatus": func() error { _, err := lib.DeviceGetRetiredPagesPendingStatus(board); return err },
+		"DeviceGetComputeRunningProcesses":   func() error { _, err := lib.DeviceGetComputeRunningProcesses(board); return err },
+		"DeviceGetTopologyCommonAncestor":    func() error { _, err := lib.DeviceGetTopologyCommonAncestor(board, board); return err },
+		"DeviceGetNvLinkState(17)":           func() error { _, err := lib.DeviceGetNvLinkState(board, 17); return err },
+		"DeviceGetNvLinkRemotePciInfo(0)":    func() error { _, err := lib.DeviceGetNvLinkRemotePciInfo(board, 0); return err },
+	}
+}
+
+// event waits for the fake's one event, and then for none.
+func event(t *testing.T, lib nvml.Library, board nvml.Device) nvml.Event {
+	t.Helper()
+	set, err := lib.EventSetCreate()
+	must(t, err)
+	must(t, lib.DeviceRegisterEvents(board, nvml.EventXIDCritical, set))
+	event, err := lib.EventSetWait(set, time.Microsecond)
+	must(t, err)
+	if event.Device != board || event.Type != nvml.EventXIDCritical || event.Data != 94 {
+		t.Errorf("event %+v, want XID 94 of board 1", event)
+	}
+	if _, err := lib.EventSetWait(set, time.Second); !errors.Is(err, nvml.Timeout) {
+		t.Errorf("EventSetWait: %v, want TIMEOUT", err)
+	}
+	must(t, lib.EventSetFree(set))
+	if err := lib.EventSetFree(set); !errors.Is(err, nvml.InvalidArgument) {
+		t.Errorf("EventSetFree again: %v, want INVALID_ARGUMENT", err)
+	}
+	return event
+}
+
+// renewed holds that the next Init opens the driver that has been installed in
+// the place of the one in use.
+func renewed(t *testing.T, lib nvml.Library) {
+	if diff := cmp.Diff(boards(), scan(t, lib), cmpopts.IgnoreFields(sharing.GPU{}, "Links", "Fault")); diff != "" {
+		t.Errorf("inventory (-want +got):\n%s", diff)
+	}
+	must(t, lib.Init())
+	defer func() { must(t, lib.Shutdown()) }()
+	if version, err := lib.SystemGetDriverVersion(); version != "580.1" || err != nil {
+		t.Errorf("version %q, %v, want 580.1", version, err)
+	}
+	first, err := lib.DeviceGetHandleByIndex(0)
+	must(t, err)
+	board, err := lib.DeviceGetHandleByIndex(1)
+	must(t, err)
+	rows, err := lib.DeviceGetRemappedRows(first)
+	if want := (nvml.RemappedRows{Correctable: 1, Uncorrectable: 2, Pending: true}); rows != want || err != nil {
+		t.Errorf("rows %+v, %v, want %+v", rows, err, want)
+	}
+	if _, err := lib.DeviceGetRemappedRows(board); err == nil || err.Error() != "nvml: DeviceGetRemappedRows: NOT_SUPPORTED" {
+		t.Errorf("error %v, want the driver's code with the call", err)
+	}
+	processes, err := lib.DeviceGetComputeRunningProcesses(first)
+	must(t, err)
+	if diff := cmp.Diff([]nvml.Process{{PID: 4711, Memory: 1 << 20}, {PID: 4712, Memory: nvml.MemoryUnknown}}, processes); diff != "" {
+		t.Errorf("processes (-want +got):\n%s", diff)
+	}
+	profile, err := lib.DeviceGetGpuInstanceProfileInfo(board, 0)
+	must(t, err)
+	if want := (nvml.GPUInstanceProfile{ID: 19, Slices: 1, Instances: 7, MemoryMB: 4864, Name: "MIG 1g.5gb"}); profile != want {
+		t.Errorf("profile %+v, want %+v", profile, want)
+	}
+	if event := event(t, lib, board); event.GI != 9 || event.CI != 0 {
+		t.Errorf("event of partition %d, %d, want 9, 0", event.GI, event.CI)
+	}
+	if _, err := lib.DeviceGetHandleByIndex(-1); !errors.Is(err, nvml.InvalidArgument) || !bytes.Contains([]byte(err.Error()), []byte("(-1)")) {
+		t.Errorf("index -1: %v, want INVALID_ARGUMENT", err)
+	}
+}

@@ -1,0 +1,143 @@
+package driver
+
+import (
+	"errors"
+	"io/fs"
+	"testing"
+	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func file() *fstest.MapFile { return &fstest.MapFile{Data: []byte("\x7fELF")} }
+
+func link(target string) *fstest.MapFile {
+	return &fstest.MapFile{Data: []byte(target), Mode: fs.ModeSymlink | 0o777}
+}
+
+// TestFind holds which library is taken of a driver root that is mounted at
+// /driver-root, and of the host's root.
+func TestFind(t *testing.T) {
+	tests := []struct {
+		name            string
+		container, host fstest.MapFS
+		want            string
+	}{
+		{"none", nil, nil, ""},
+		{"as a driver is installed", fstest.MapFS{
+			"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1":         link("libnvidia-ml.so.580.65.06"),
+			"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.65.06": file(),
+		}, nil, "/driver-root/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.65.06"},
+		{"the container's root before the host's", fstest.MapFS{"lib64/libnvidia-ml.so.1": file()},
+			fstest.MapFS{"usr/lib64/libnvidia-ml.so.1": file()}, "/driver-root/lib64/libnvidia-ml.so.1"},
+		{"the host's where the container has none", fstest.MapFS{"usr/lib64": &fstest.MapFile{Mode: fs.ModeDir}},
+			fstest.MapFS{"lib/aarch64-linux-gnu/libnvidia-ml.so.1": file()}, "/lib/aarch64-linux-gnu/libnvidia-ml.so.1"},
+		{"folders in order", fstest.MapFS{
+			"lib64/libnvidia-ml.so.1":                     file(),
+			"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1":  file(),
+			"usr/lib/aarch64-linux-gnu/libnvidia-ml.so.1": file(),
+		}, nil, "/driver-root/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"},
+		{"an absolute link stays in the root", fstest.MapFS{
+			"usr/lib64/libnvidia-ml.so.1": link("/opt/driver/libnvidia-ml.so.1"),
+			"opt/driver":                  link("../../../opt/580"),
+			"opt/580/libnvidia-ml.so.1":   file(),
+		}, fstest.MapFS{"opt/driver/libnvidia-ml.so.1": file()}, "/driver-root/opt/580/libnvidia-ml.so.1"},
+		{"a folder that is a link", fstest.MapFS{
+			"lib64":                       link("usr/lib64"),
+			"usr/lib64":                   link("lib"),
+			"usr/lib/libnvidia-ml.so.1":   link("./x/../libnvidia-ml.so.2"),
+			"usr/lib/libnvidia-ml.so.2":   file(),
+			"usr/lib/x/some-other-file.c": file(),
+		}, nil, "/driver-root/usr/lib/libnvidia-ml.so.2"},
+		{"a link to nowhere is passed over", fstest.MapFS{
+			"usr/lib64/libnvidia-ml.so.1": link("libnvidia-ml.so.550"),
+			"lib64/libnvidia-ml.so.1":     file(),
+		}, nil, "/driver-root/lib64/libnvidia-ml.so.1"},
+		{"links in a circle", fstest.MapFS{"usr/lib64": link("lib32"), "usr/lib32": link("lib64")}, nil, ""},
+		{"a folder of that name", fstest.MapFS{"lib64/libnvidia-ml.so.1": &fstest.MapFile{Mode: fs.ModeDir}}, nil, ""},
+		{"another version of the interface", fstest.MapFS{"lib64/libnvidia-ml.so": file()}, nil, ""},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			got, looked := find([]root{{"/driver-root", test.container}, {"/", test.host}})
+			if got != test.want {
+				t.Errorf("found %q, want %q", got, test.want)
+			}
+			if test.want == "" && len(looked) != 2*len(libraryFolders()) {
+				t.Errorf("looked in %q, want every folder of both roots", looked)
+			}
+		})
+	}
+}
+
+func TestResolve(t *testing.T) {
+	tree := fstest.MapFS{
+		"a/file":   file(),
+		"up":       link("../../a"),
+		"absolute": link("/"),
+		"circle":   link("circle"),
+	}
+	tests := []struct {
+		name, want string
+		err        error
+	}{
+		{"a/file", "a/file", nil},
+		{"up/file", "a/file", nil},
+		{"absolute/a/file", "a/file", nil},
+		{"absolute", ".", nil},
+		{"a/../a/./file", "a/file", nil},
+		{"circle", "", errLinks},
+		{"a/none", "", fs.ErrNotExist},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			got, err := resolve(tree, test.name)
+			if got != test.want || !errors.Is(err, test.err) {
+				t.Errorf("%q, %v, want %q, %v", got, err, test.want, test.err)
+			}
+		})
+	}
+}
+
+// TestRoots holds that a mount that is not there is no place to look at.
+func TestRoots(t *testing.T) {
+	there := t.TempDir()
+	tests := []struct {
+		name    string
+		options Options
+		want    []string
+	}{
+		{"nothing said", Options{}, []string{"/"}},
+		{"not mounted", Options{ContainerDriverRoot: there + "/none"}, []string{"/"}},
+		{"mounted", Options{ContainerDriverRoot: there, DriverRoot: "/run/nvidia/driver"}, []string{there, "/run/nvidia/driver"}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			var got []string
+			for _, r := range test.options.roots() {
+				got = append(got, r.path)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("roots (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func FuzzResolve(f *testing.F) {
+	f.Add("a/b", "../c", "/d")
+	f.Add("a", "a", "a")
+	f.Fuzz(func(t *testing.T, name, first, second string) {
+		tree := fstest.MapFS{"a": link(first), "b/c": link(second), "d/e": file()}
+		got, err := resolve(tree, name)
+		if err != nil {
+			return
+		}
+		if !fs.ValidPath(got) {
+			t.Fatalf("%q resolves to %q, which is outside", name, got)
+		}
+		if info, err := fs.Lstat(tree, got); err != nil || info.Mode()&fs.ModeSymlink != 0 {
+			t.Fatalf("%q resolves to %q: %v, %v", name, got, info, err)
+		}
+	})
+}

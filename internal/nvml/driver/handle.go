@@ -1,0 +1,61 @@
+package driver
+
+import "sync"
+
+// handleLimit bounds a table. The driver has far fewer handles at a time; but
+// whether it makes new ones for the same thing, no document says.
+const handleLimit = 1 << 16
+
+// table gives the driver's handles numbers, which are never used twice. The
+// zero value is empty.
+type table[Handle comparable, Number ~uint64] struct {
+	mu      sync.Mutex
+	numbers map[Handle]Number
+	handles map[Number]Handle
+	// last is the last number given; oldest the first that may still be known.
+	last, oldest Number
+}
+
+// number is the handle's number, always the same until reset.
+func (t *table[Handle, Number]) number(handle Handle) Number {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if number, known := t.numbers[handle]; known {
+		return number
+	}
+	if t.numbers == nil {
+		t.numbers, t.handles = map[Handle]Number{}, map[Number]Handle{}
+	}
+	t.last++
+	t.numbers[handle], t.handles[t.last] = t.last, handle
+	for ; len(t.handles) > handleLimit; t.oldest++ {
+		delete(t.numbers, t.handles[t.oldest])
+		delete(t.handles, t.oldest)
+	}
+	return t.last
+}
+
+// handle is what has the number; false when nothing has, as after reset.
+func (t *table[Handle, Number]) handle(number Number) (Handle, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	handle, known := t.handles[number]
+	return handle, known
+}
+
+// reset forgets all handles.
+func (t *table[Handle, Number]) reset() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	clear(t.numbers)
+	clear(t.handles)
+	t.oldest = t.last + 1
+}
+
+// forget is for a handle that the driver has taken back.
+func (t *table[Handle, Number]) forget(number Number) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.numbers, t.handles[number])
+	delete(t.handles, number)
+}

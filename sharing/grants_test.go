@@ -1,0 +1,108 @@
+package sharing
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestGrants(t *testing.T) {
+	tests := []struct {
+		name                            string
+		grants                          Grants
+		envvar, cdi, onlyCDI, withNodes bool
+	}{
+		{name: "no strategy", envvar: true},
+		{name: "envvar", grants: Grants{Strategies: []ListStrategy{Envvar}}, envvar: true},
+		{name: "volume-mounts", grants: Grants{Strategies: []ListStrategy{VolumeMounts}}},
+		{name: "cdi-cri", grants: Grants{Strategies: []ListStrategy{CDICRI}}, cdi: true, onlyCDI: true},
+		{name: "both kinds of CDI", grants: Grants{Strategies: []ListStrategy{CDIAnnotations, CDICRI}}, cdi: true, onlyCDI: true},
+		{name: "CDI and a mount", grants: Grants{Strategies: []ListStrategy{CDIAnnotations, VolumeMounts}}, cdi: true},
+		{name: "CDI and a variable", grants: Grants{Strategies: []ListStrategy{Envvar, CDICRI}}, envvar: true, cdi: true},
+		{name: "driver-mounts", grants: Grants{Strategies: []ListStrategy{DriverMounts}}, withNodes: true},
+		{name: "CDI and driver-mounts", grants: Grants{Strategies: []ListStrategy{DriverMounts, CDICRI}}, cdi: true, withNodes: true},
+		{name: "device nodes", grants: Grants{DeviceNodes: true}, envvar: true, withNodes: true},
+		{name: "device nodes that CDI brings", grants: Grants{DeviceNodes: true, Strategies: []ListStrategy{CDICRI}}, cdi: true, onlyCDI: true},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			g := test.grants
+			got := [4]bool{g.By(Envvar), g.CDI(), g.OnlyCDI(), g.Nodes()}
+			if want := [4]bool{test.envvar, test.cdi, test.onlyCDI, test.withNodes}; got != want {
+				t.Errorf("envvar, CDI, only CDI, nodes are %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+func TestGrantsExtras(t *testing.T) {
+	got := Grants{MOFED: true, GDS: true, GDRCopy: true}.Extras()
+	if diff := cmp.Diff([]string{"gdrcopy", "gds", "mofed"}, got); diff != "" {
+		t.Error(diff)
+	}
+	if got := (Grants{}).Extras(); got != nil {
+		t.Errorf("%v of nothing", got)
+	}
+}
+
+// TestSharedVariableIsMentioned holds that a plan warns of two resources that
+// would fight over one variable.
+func TestSharedVariableIsMentioned(t *testing.T) {
+	two := defaults(Share{Resource: "nvidia.com/gpu", Replicas: 2, Rename: "nvidia.com/half", Select: Selection{Count: 1}})
+	tests := []struct {
+		name       string
+		profile    Profile
+		strategies []ListStrategy
+		warned     bool
+	}{
+		{"one resource", defaults(), []ListStrategy{Envvar}, false},
+		{"two by envvar", two, []ListStrategy{Envvar}, true},
+		{"two by mounts", two, []ListStrategy{VolumeMounts}, false},
+		{"two by envvar beside mounts", two, []ListStrategy{Envvar, VolumeMounts}, false},
+		{"two by envvar beside CDI", two, []ListStrategy{Envvar, CDICRI}, false},
+		{"two by envvar beside the driver", two, []ListStrategy{Envvar, DriverMounts}, false},
+		{"two by CDI", two, []ListStrategy{CDIAnnotations}, false},
+		{"two and nothing said", two, nil, false},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			test.profile.Grants.Strategies = test.strategies
+			plan := NewPlan(node(2), test.profile)
+			warned := strings.Contains(strings.Join(plan.Warnings, "\n"), "asks for two resources")
+			if warned != test.warned {
+				t.Errorf("warnings are %q", plan.Warnings)
+			}
+			if diff := cmp.Diff(test.profile.Grants, plan.Grants); diff != "" {
+				t.Errorf("grants (-profile +plan):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestWithhold(t *testing.T) {
+	boards := node(2)
+	boards[1].Fault = "XID 79"
+	plan := NewPlan(boards, defaults(Share{Resource: "nvidia.com/gpu", Replicas: 2}))
+	before := NewPlan(boards, defaults(Share{Resource: "nvidia.com/gpu", Replicas: 2}))
+
+	got := plan.Withhold(map[string]string{boards[0].UUID: "no driver", boards[1].UUID: "no driver", "GPU-gone": "no driver"})
+	if diff := cmp.Diff(map[string]string{boards[0].UUID: "no driver", boards[1].UUID: "XID 79"}, got.Faults); diff != "" {
+		t.Errorf("faults (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"nvidia.com/gpu: 0×2! 1×2!"}, show(got)); diff != "" {
+		t.Errorf("resources (-want +got):\n%s", diff)
+	}
+	if healthy := got.Resources[0].Healthy(); healthy != 0 {
+		t.Errorf("%d devices are healthy", healthy)
+	}
+	if diff := cmp.Diff(before, plan); diff != "" {
+		t.Errorf("the plan was modified (-before +after):\n%s", diff)
+	}
+	if diff := cmp.Diff(before, plan.Withhold(nil)); diff != "" {
+		t.Errorf("nothing withheld (-plan +got):\n%s", diff)
+	}
+	if one := plan.Withhold(map[string]string{boards[0].UUID: "no driver"}).Withhold(map[string]string{}); one.Faults[boards[0].UUID] == "" {
+		t.Error("an earlier reason is lost")
+	}
+}

@@ -1,0 +1,165 @@
+// Package grants allocates on simulated nodes, through the plugin's socket and
+// with all that a running Virgate gathers for grants, and compares whole
+// answers with golden files, one a profile. After an intended change:
+//
+//	go test ./test/grants -update
+package grants
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/cdi"
+	"github.com/virgate/virgate/internal/host"
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
+)
+
+// stage is a node with a profile in force and its sockets open.
+type stage struct {
+	plan  sharing.Plan
+	ready plugin.Host
+	// root is the node's file system, specs the folder with its CDI specs, dir
+	// the kubelet's.
+	root, specs, dir string
+}
+
+// newStage serves the profile on a node that has the driver of a host installed.
+func newStage(t *testing.T, nodeName, profile string) stage {
+	t.Helper()
+	library, err := simnode.New(nodeName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpus, err := nvml.Scan(library)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := configs.Parse("profile.yaml", []byte(profile), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "vg") //nolint:usetesting // a socket's path must be short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	s := stage{root: hostRoot(t, config.Process.DevRoot), specs: t.TempDir(), dir: dir}
+	log := slog.New(slog.DiscardHandler)
+	node := host.New(host.Options{
+		Root: s.root, DevRoot: config.Process.DevRoot, Logger: log, Patience: time.Minute,
+		Specs: cdi.NewWriter(cdi.Options{Dir: s.specs, Source: cdi.Simulated{}, Logger: log}),
+	})
+	manager := plugin.NewManager(plugin.Options{Dir: dir, Logger: log})
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = manager.Run(ctx) })
+	running.Go(func() { _ = node.Watch(ctx, func() {}) })
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+
+	s.plan = sharing.NewPlan(gpus, config.Profile)
+	s.ready = node.Prepare(s.plan.Grants, gpus)
+	if len(s.ready.Obstacles) > 0 {
+		t.Fatalf("not to be granted: %v", s.ready.Obstacles)
+	}
+	manager.SetHost(s.ready)
+	manager.Apply(s.plan)
+	return s
+}
+
+// hostRoot makes a file system with what a driver brings; nvidia-modeset is not
+// loaded.
+func hostRoot(t *testing.T, devRoot string) string {
+	t.Helper()
+	root := t.TempDir()
+	files := map[string]string{
+		"/usr/local/nvidia/lib64/libcuda.so.1":      "driver",
+		"/usr/local/nvidia/lib64/libnvidia-ml.so.1": "driver",
+		"/proc/driver/nvidia-caps/mig-minors":       migMinors(),
+	}
+	for _, node := range []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"} {
+		files[filepath.Join(devRoot, "dev", node)] = ""
+	}
+	for path, content := range files {
+		path = filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// migMinors is the driver's table, complete: 32 boards of 15 GPU instances of 8
+// compute instances.
+func migMinors() string {
+	var table strings.Builder
+	table.WriteString("config 1\nmonitor 2\n")
+	minor := 3
+	for gpu := range 32 {
+		for gi := range 15 {
+			fmt.Fprintf(&table, "gpu%d/gi%d/access %d\n", gpu, gi, minor)
+			minor++
+			for ci := range 8 {
+				fmt.Fprintf(&table, "gpu%d/gi%d/ci%d/access %d\n", gpu, gi, ci, minor)
+				minor++
+			}
+		}
+	}
+	return table.String()
+}
+
+// allocate asks for devices of a resource, by their places in its list.
+func (s stage) allocate(t *testing.T, resource string, places ...int) *api.ContainerAllocateResponse {
+	t.Helper()
+	request := &api.ContainerAllocateRequest{}
+	for _, r := range s.plan.Resources {
+		if r.Name == resource {
+			for _, place := range places {
+				request.DevicesIds = append(request.DevicesIds, r.Devices[place].ID)
+			}
+		}
+	}
+	connection, err := grpc.NewClient("passthrough:///plugin", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			sockets, err := filepath.Glob(filepath.Join(s.dir, "virgate-"+strings.ReplaceAll(resource, "/", "_")+"-*.sock"))
+			if err != nil || len(sockets) != 1 {
+				return nil, fmt.Errorf("%s: sockets %v, %w", resource, sockets, err)
+			}
+			return (&net.Dialer{}).DialContext(ctx, "unix", sockets[0])
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = connection.Close() }()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	response, err := api.NewDevicePluginClient(connection).Allocate(ctx, &api.AllocateRequest{
+		ContainerRequests: []*api.ContainerAllocateRequest{request},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.ContainerResponses[0]
+}

@@ -18,7 +18,7 @@ func TestDriverIsMissing(t *testing.T) {
 	if spec != nil || err == nil {
 		t.Fatalf("spec %v, error %v", spec, err)
 	}
-	if !errors.Is(err, ErrNoDriver) && !(strings.Contains(err.Error(), "GPU-0") && strings.Contains(err.Error(), root)) {
+	if !errors.Is(err, ErrNoDriver) && (!strings.Contains(err.Error(), "GPU-0") || !strings.Contains(err.Error(), root)) {
 		t.Errorf("the error does not say what is missing where: %v", err)
 	}
 	if spec, err := driver.Units(nil); spec != nil || err != nil && !errors.Is(err, ErrNoDriver) {

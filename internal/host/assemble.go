@@ -34,7 +34,7 @@ func assemble(grants sharing.Grants, devRoot string, gpus []sharing.GPU, f files
 			host.Obstacles[unit] = f.noDriver
 		case grants.Nodes() && lacks != "":
 			host.Obstacles[unit] = lacks
-		case grants.CDI() && !(e.has(unit) && e.has(index)):
+		case grants.CDI() && (!e.has(unit) || !e.has(index)):
 			host.Obstacles[unit] = "it has no CDI entry: " + cmp.Or(e.problem, "none is written yet")
 		}
 	}

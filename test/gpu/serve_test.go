@@ -65,8 +65,8 @@ func TestServe(t *testing.T) {
 		return k.Resources[resource].Allocatable == replicas*len(whole)
 	}); err != nil {
 		_ = command.Process.Kill()
-		<-ended
-		t.Fatalf("%d devices of %d GPUs are not advertised: %v\n%s", replicas*len(whole), len(whole), err, log)
+		exit := <-ended
+		t.Fatalf("%d devices of %d GPUs are not advertised: %v (%v)\n%s", replicas*len(whole), len(whole), err, exit, log)
 	}
 	note(t, "from the start until the kubelet has the devices", time.Since(start))
 

@@ -20,6 +20,7 @@ const (
 	module = "github.com/virgate/virgate"
 
 	clientGolang = "github.com/prometheus/client_golang"
+	goCmp        = "github.com/google/go-cmp"
 	goNVML       = "github.com/NVIDIA/go-nvml"
 	grpc         = "google.golang.org/grpc"
 	kubeletAPI   = "k8s.io/kubelet"
@@ -46,6 +47,8 @@ func rules() []rule {
 			foreign: []string{clientGolang, syncGroup, timeRate},
 		},
 		{folder: "internal/nvml/driver", ours: []string{"internal/nvml"}, foreign: []string{goNVML}},
+		{folder: "internal/nvml/trace", ours: []string{"internal/nvml"}},
+		{folder: "internal/nvml/nvmltest", ours: []string{"sharing", "internal/nvml"}, foreign: []string{goCmp}},
 		{folder: "internal/nvml", ours: []string{"mig", "sharing"}},
 		{folder: "internal/simnode", ours: []string{"mig", "sharing", "internal/nvml"}, foreign: []string{yamlJSON, yamlNodes}},
 		{folder: "internal/simkubelet", ours: []string{"sharing"}, foreign: []string{grpc, protobuf, kubeletAPI, syncGroup, timeRate}},

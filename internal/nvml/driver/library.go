@@ -108,7 +108,7 @@ func (l *library) Shutdown() error {
 	if err := failed("Shutdown", (*l.api.Load()).Shutdown()); err != nil {
 		return err
 	}
-	if l.opened--; l.opened == 0 {
+	if l.opened--; true {
 		l.api.Store(nil)
 	}
 	return nil

@@ -87,7 +87,7 @@ func (r *replay) read(text []byte) error {
 	case l.Error != nil && l.Answer != nil:
 		return fmt.Errorf("%s has both an answer and an error", l.Call)
 	case l.Error != nil && l.Error.Return == nvml.Success:
-		return fmt.Errorf("%s has an error of code %d, which is none", l.Call, l.Error.Return)
+		return fmt.Errorf("%s has an error of code %d, which is none", l.Call, int(l.Error.Return))
 	case l.Error == nil:
 		if err := known.answers(l.Answer); err != nil {
 			return fmt.Errorf("answer of %s: %w", l.Call, err)

@@ -80,6 +80,14 @@ func (l *lane) blocked() error {
 	return l.stuck
 }
 
+// release gives the turn to the next call.
+func (l *lane) release() {
+	l.mu.Lock()
+	l.stuck = nil
+	l.mu.Unlock()
+	<-l.turn
+}
+
 // answer is what a call returned.
 type answer[T any] struct {
 	value T
@@ -88,6 +96,12 @@ type answer[T any] struct {
 
 // limited makes the call when it is its turn, and waits for the limit at most.
 func limited[T any](l *lane, call string, limit time.Duration, do func() (T, error)) (T, error) {
+	return undoable(l, call, limit, do, func(T) {})
+}
+
+// undoable is limited for a call that opens something. When it succeeds after
+// it was abandoned, nobody will close that but undo.
+func undoable[T any](l *lane, call string, limit time.Duration, do func() (T, error), undo func(T)) (T, error) {
 	var nothing T
 	if err := l.blocked(); err != nil {
 		return nothing, err
@@ -99,15 +113,17 @@ func limited[T any](l *lane, call string, limit time.Duration, do func() (T, err
 	case <-timer.C:
 		return nothing, cmp.Or(l.blocked(), error(&AbandonedError{Call: call, After: limit}))
 	}
-	// A call that was stuck may have let go of the turn a moment ago.
 	answers := make(chan answer[T], 1)
 	go func() {
 		value, err := do()
 		l.mu.Lock()
-		l.stuck = nil
+		late := l.stuck != nil
 		answers <- answer[T]{value, err}
 		l.mu.Unlock()
-		<-l.turn
+		if late && err == nil {
+			undo(value)
+		}
+		l.release()
 	}()
 	select {
 	case a := <-answers:

@@ -125,6 +125,33 @@ func TestDeadlineLimits(t *testing.T) {
 	}
 }
 
+// TestDeadlineLate holds that what an abandoned call has opened in the end is
+// closed again, for nobody knows of it.
+func TestDeadlineLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "t4")
+		lib := nvml.WithDeadlines(sim, nvml.Limits{Call: time.Second, Lookup: time.Second})
+		must(t, lib.Init())
+		sim.Script("EventSetCreate", simnode.Fault{Delay: time.Minute, Times: 1})
+		if _, err := lib.EventSetCreate(); !errors.Is(err, nvml.Timeout) {
+			t.Errorf("EventSetCreate: %v, want TIMEOUT", err)
+		}
+		after(time.Minute)
+		sim.Script("Init", simnode.Fault{Delay: time.Minute, Times: 1})
+		if err := lib.Init(); !errors.Is(err, nvml.Timeout) {
+			t.Errorf("Init: %v, want TIMEOUT", err)
+		}
+		after(time.Minute)
+		if freed, closed := sim.Calls("EventSetFree"), sim.Calls("Shutdown"); freed != 1 || closed != 1 {
+			t.Errorf("%d sets freed, %d times Shutdown, want 1 each", freed, closed)
+		}
+		must(t, lib.Shutdown())
+		if _, err := lib.DeviceGetCount(); !errors.Is(err, nvml.Uninitialized) {
+			t.Errorf("after as many Shutdown as Init: %v, want UNINITIALIZED", err)
+		}
+	})
+}
+
 // TestDeadlineTurns holds that calls for one board go one by one, so that one
 // goroutine is stuck however many call.
 func TestDeadlineTurns(t *testing.T) {

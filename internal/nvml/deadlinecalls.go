@@ -17,7 +17,9 @@ func askDevice[T any](d *deadlined, call string, device Device, do func(Device) 
 }
 
 func (d *deadlined) Init() error {
-	return limitedDo(d.lanes.library, "Init", d.limits.Lookup, d.lib.Init)
+	open := func() (struct{}, error) { return struct{}{}, d.lib.Init() }
+	_, err := undoable(d.lanes.library, "Init", d.limits.Lookup, open, func(struct{}) { _ = d.lib.Shutdown() })
+	return err
 }
 
 func (d *deadlined) Shutdown() error {
@@ -116,7 +118,8 @@ func (d *deadlined) DeviceGetNvLinkRemotePciInfo(device Device, link int) (PCIIn
 }
 
 func (d *deadlined) EventSetCreate() (EventSet, error) {
-	return askLibrary(d, "EventSetCreate", d.lib.EventSetCreate)
+	free := func(set EventSet) { _ = d.lib.EventSetFree(set) }
+	return undoable(d.lanes.library, "EventSetCreate", d.limits.Call, d.lib.EventSetCreate, free)
 }
 
 func (d *deadlined) DeviceGetSupportedEventTypes(device Device) (EventTypes, error) {

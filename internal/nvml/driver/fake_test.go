@@ -78,14 +78,26 @@ func TestFakeDriver(t *testing.T) {
 	})
 	t.Run("broken", func(t *testing.T) {
 		install(t, root, "400.1", "-DBROKEN")
-		if err := lib.Init(); !errors.Is(err, nvml.DriverNotLoaded) {
-			t.Errorf("Init: %v, want DRIVER_NOT_LOADED", err)
+		for range 3 {
+			if err := lib.Init(); !errors.Is(err, nvml.DriverNotLoaded) {
+				t.Errorf("Init: %v, want DRIVER_NOT_LOADED", err)
+			}
+		}
+		if got := len(lib.(*library).known); got != 1 {
+			t.Errorf("%d libraries loaded, want one however often it is tried", got)
 		}
 		if _, err := lib.DeviceGetCount(); !errors.Is(err, nvml.Uninitialized) {
 			t.Errorf("DeviceGetCount: %v, want UNINITIALIZED", err)
 		}
 		if err := lib.Shutdown(); !errors.Is(err, nvml.Uninitialized) {
 			t.Errorf("Shutdown: %v, want UNINITIALIZED", err)
+		}
+	})
+	t.Run("cannot be closed", func(t *testing.T) {
+		install(t, root, "405.1", "-DSTUBBORN")
+		must(t, lib.Init())
+		if err := lib.Shutdown(); !errors.Is(err, nvml.Unknown) {
+			t.Errorf("Shutdown: %v, want UNKNOWN", err)
 		}
 	})
 	t.Run("old", func(t *testing.T) { install(t, root, "410.1"); old(t, lib) })
@@ -157,6 +169,10 @@ func old(t *testing.T, lib nvml.Library) {
 		if err := call(); !errors.Is(err, nvml.FunctionNotFound) {
 			t.Errorf("%s: %v, want FUNCTION_NOT_FOUND", name, err)
 		}
+	}
+	profile, err := lib.DeviceGetGpuInstanceProfileInfo(board, 0)
+	if want := (nvml.GPUInstanceProfile{ID: 19, Slices: 1, Instances: 7, MemoryMB: 4864}); profile != want || err != nil {
+		t.Errorf("profile %+v, %v, want %+v", profile, err, want)
 	}
 	if event := event(t, lib, board); event.GI != nvml.WholeBoard || event.CI != nvml.WholeBoard {
 		t.Errorf("event of partition %d, %d, want the whole board: the driver knows no partitions", event.GI, event.CI)

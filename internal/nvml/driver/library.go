@@ -98,20 +98,20 @@ func (l *library) load() (*loaded, error) {
 	return now, nil
 }
 
-// Shutdown takes back one Init. After the last one all handles are void.
+// Shutdown takes back one Init. After the last one all handles are void, and
+// the next Init looks for the library anew, also when the driver did not like to
+// be closed: it may be one that was exchanged meanwhile.
 func (l *library) Shutdown() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.opened == 0 {
 		return failed("Shutdown", gonvml.ERROR_UNINITIALIZED)
 	}
-	if err := failed("Shutdown", (*l.api.Load()).Shutdown()); err != nil {
-		return err
-	}
-	if l.opened--; true {
+	err := failed("Shutdown", (*l.api.Load()).Shutdown())
+	if l.opened--; l.opened == 0 {
 		l.api.Store(nil)
 	}
-	return nil
+	return err
 }
 
 // failed is the error of a call; nil for SUCCESS.

@@ -32,7 +32,7 @@ func TestPlatform(t *testing.T) {
 func TestNUMANode(t *testing.T) {
 	machine := fstest.MapFS{}
 	for bus, node := range map[string]string{
-		"0000:3b:00.0": "1\n", "0000:af:1f.0": "0", "10000:01:00.0": "3\n", "0000:01:00.0": "-1\n", "0000:02:00.0": "?",
+		"0000:3b:00.0": "1\n", "0000:af:1f.0": "0", "10000:01:00.0": "3\n", "0000:01:00.0": "-1\n", "0000:02:00.0": "?", "0000:04:00.0": "-2",
 	} {
 		machine["sys/bus/pci/devices/"+bus+"/numa_node"] = &fstest.MapFile{Data: []byte(node)}
 	}
@@ -45,6 +45,7 @@ func TestNUMANode(t *testing.T) {
 		{"node 0, a device number", address{0, 0xaf, 0x1f}, 0},
 		{"a domain of more than four digits", address{0x10000, 1, 0}, 3},
 		{"no node", address{0, 1, 0}, -1},
+		{"an impossible node", address{0, 4, 0}, -1},
 		{"unreadable", address{0, 2, 0}, -1},
 		{"absent", address{0, 3, 0}, -1},
 	}

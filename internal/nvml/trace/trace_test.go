@@ -151,6 +151,7 @@ func TestReplay(t *testing.T) {
 {"call":"DeviceGetTemperature","arguments":[7],"error":{"call":"DeviceGetTemperature","return":15}}
 {"call":"DeviceGetTemperature","arguments":[8],"answer":60}
 {"call":"DeviceGetTemperature","arguments":[7],"answer":31}
+{"call":"DeviceGetMigMode","arguments":[7],"answer":{"Current":false,"Pending":true}}
 {"call":"EventSetWait","arguments":[1],"answer":{"Device":7,"Type":8,"Data":79,"GI":4294967295,"CI":4294967295}}
 {"call":"EventSetWait","arguments":[1],"error":{"call":"EventSetWait","return":15}}
 `))
@@ -169,6 +170,9 @@ func TestReplay(t *testing.T) {
 		}
 		if got, err := lib.DeviceGetTemperature(8); got != 60 || err != nil {
 			t.Errorf("another board: %d, %v, want 60", got, err)
+		}
+		if current, pending, err := lib.DeviceGetMigMode(7); current || !pending || err != nil {
+			t.Errorf("MIG mode %t, pending %t, %v, want false, true", current, pending, err)
 		}
 		if _, err := lib.DeviceGetUUID(7); !errors.Is(err, nvml.NotSupported) {
 			t.Errorf("a call that the trace has not: %v, want NOT_SUPPORTED", err)

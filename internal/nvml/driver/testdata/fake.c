@@ -1,7 +1,8 @@
 // A libnvidia-ml.so.1 for tests. It has two boards, one cut into two MIG devices
 // with a hole between them. Like an old driver it lacks many calls; with -DNEW
 // it has more, and with -DPENDING a memory row to replace. -DVERSION="…" is what
-// it says it is; with -DBROKEN it does not find the kernel's part.
+// it says it is. With -DBROKEN it does not find the kernel's part, with -DSTUBBORN
+// it cannot be closed.
 
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 typedef unsigned int number;
 typedef unsigned long long bits;
 
-enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9, TIMEOUT };
+enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9, TIMEOUT, UNKNOWN = 999 };
 
 struct device { int index; const char *uuid; struct device *parent; };
 
@@ -42,7 +43,15 @@ int nvmlInit_v2(void)
 	opened++;
 	return SUCCESS;
 }
-int nvmlShutdown(void) { OPEN; opened--; return SUCCESS; }
+int nvmlShutdown(void)
+{
+	OPEN;
+#ifdef STUBBORN
+	return UNKNOWN;
+#endif
+	opened--;
+	return SUCCESS;
+}
 int nvmlSystemGetDriverVersion(char *a, number b) { OPEN; return copy(a, b, VERSION); }
 int nvmlDeviceGetCount_v2(number *a) { OPEN; *a = 2; return SUCCESS; }
 int nvmlDeviceGetHandleByIndex_v2(number a, struct device **b)

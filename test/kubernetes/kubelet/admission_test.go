@@ -23,22 +23,48 @@ func (k *kubelet) admit(resource string, count int) (*pod, error) {
 		k.pods.remove(p)
 		return nil, err
 	}
+	running, err := k.settle(p)
+	if err != nil {
+		k.pods.remove(p)
+	}
+	return running, err
+}
+
+// settle takes down what an admitted pod got.
+//
+// The kubelet may have forgotten it by then: PodResources' List reads the active
+// pods, and when a pod is admitted before it cleans up after those that are
+// gone, that one is cleaned up too. It is made good when the container starts,
+// which may crash a kubelet that admits another pod just then
+// (kubernetes#136021); these are the kubelet's own races, so here the two take
+// turns.
+func (k *kubelet) settle(p *pod) (*pod, error) {
 	granted := k.granted(p)
 	if len(granted) == 0 {
-		// PodResources' List read the active pods before this one was among them,
-		// and cleaned up after it was admitted: a race in the kubelet, which it
-		// makes good when the container starts.
 		if _, err := k.startContainer(p); err != nil {
-			k.pods.remove(p)
 			return nil, err
 		}
 		granted = k.granted(p)
 	}
-	if len(granted) != count {
-		return nil, fmt.Errorf("%s asked for %d and got %v", p.Name, count, granted)
+	if len(granted) != p.count {
+		return nil, fmt.Errorf("%s asked for %d and got %v", p.Name, p.count, granted)
 	}
-	k.pods.run(p, granted)
-	return p, nil
+	return k.pods.run(p, granted), nil
+}
+
+// remind gives every running pod that the kubelet has forgotten devices again,
+// see settle. A pod for which there are none is gone.
+func (k *kubelet) remind() {
+	k.loop.Lock()
+	defer k.loop.Unlock()
+	for _, p := range k.pods.running() {
+		if k.crashed.Load() || len(k.granted(p)) > 0 {
+			continue
+		}
+		if _, err := k.settle(p); err != nil {
+			k.pods.remove(p)
+		}
+	}
 }
 
 // granted is what the device manager says the pod has.

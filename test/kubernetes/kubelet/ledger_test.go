@@ -2,8 +2,11 @@ package kubelet
 
 import (
 	"fmt"
+	"iter"
+	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -15,6 +18,8 @@ import (
 type ledger struct {
 	// holds says that a running pod holds the device.
 	holds func(resource, id string) bool
+	// quiet is how long a device must have been Unhealthy before it may go.
+	quiet time.Duration
 
 	mu         sync.Mutex
 	resources  map[string]*account
@@ -31,6 +36,9 @@ type account struct {
 	// last is the newest list; seen has every ID that was ever in one.
 	last belief
 	seen map[string]struct{}
+	// ill is since when the kubelet holds devices of last to be Unhealthy: a
+	// list said so, or their plugin was lost.
+	ill map[string]time.Time
 	tally
 }
 
@@ -49,12 +57,12 @@ type tally struct {
 }
 
 func newLedger(holds func(resource, id string) bool) *ledger {
-	return &ledger{holds: holds, resources: map[string]*account{}}
+	return &ledger{holds: holds, quiet: quick().Quiet, resources: map[string]*account{}}
 }
 
 func (l *ledger) account(resource string) *account {
 	if l.resources[resource] == nil {
-		l.resources[resource] = &account{beliefs: []belief{{}}, seen: map[string]struct{}{}}
+		l.resources[resource] = &account{beliefs: []belief{{}}, seen: map[string]struct{}{}, ill: map[string]time.Time{}}
 	}
 	return l.resources[resource]
 }
@@ -71,19 +79,6 @@ func (l *ledger) disconnected(resource string) {
 	l.account(resource).lose()
 }
 
-// succeeded says that whoever sends the next list cannot know the last one, so
-// invariant 6 does not bind it.
-func (l *ledger) succeeded(resource string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	a := l.account(resource)
-	unknown := belief{}
-	for id := range a.last {
-		unknown[id] = false
-	}
-	a.last = unknown
-}
-
 // restarted says that a new kubelet knows no plugin.
 func (l *ledger) restarted() {
 	l.mu.Lock()
@@ -95,8 +90,18 @@ func (l *ledger) restarted() {
 
 func (a *account) lose() {
 	a.losses++
+	a.fall(maps.Keys(a.last))
 	a.beliefs = append(a.beliefs, belief{})
 	a.inForce = len(a.beliefs) - 1
+}
+
+// fall notes that the devices are Unhealthy from now on, where they were not.
+func (a *account) fall(ids iter.Seq[string]) {
+	for id := range ids {
+		if _, already := a.ill[id]; !already {
+			a.ill[id] = time.Now()
+		}
+	}
 }
 
 // received judges a list that the kubelet is about to take in, and returns its
@@ -112,17 +117,27 @@ func (l *ledger) received(resource string, list *api.ListAndWatchResponse) int {
 		}
 		next[device.ID] = device.Health == api.Healthy
 	}
-	for id, healthy := range a.last {
+	for id := range a.last {
 		if _, stays := next[id]; stays {
 			continue
 		}
 		a.removed++
 		a.shrunk = true
-		if healthy {
-			l.violate("invariant 6: %s drops %s, Healthy in the list before", resource, id)
+		if since, ill := a.ill[id]; !ill {
+			l.violate("invariant 6: %s drops %s, Healthy until now", resource, id)
+		} else if quiet := time.Since(since); quiet < l.quiet {
+			l.violate("invariant 6: %s drops %s, Healthy until %s ago", resource, id, quiet)
 		}
+		delete(a.ill, id)
 		if l.holds(resource, id) {
 			l.violate("invariant 5: %s drops %s, which a running pod holds", resource, id)
+		}
+	}
+	for id, healthy := range next {
+		if healthy {
+			delete(a.ill, id)
+		} else {
+			a.fall(slices.Values([]string{id}))
 		}
 	}
 	back := 0

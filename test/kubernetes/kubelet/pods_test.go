@@ -11,7 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// pod is a pod with one container, which asks for devices of one resource.
+// pod is a pod with one container, which asks for devices of one resource. It is
+// immutable.
 type pod struct {
 	*v1.Pod
 	resource string
@@ -51,11 +52,18 @@ func (p *pods) add(resourceName string, count int) *pod {
 	return made
 }
 
-// run says what an admitted pod got.
-func (p *pods) run(admitted *pod, devices []string) {
+// run says what an admitted pod got, and returns the pod that runs.
+func (p *pods) run(admitted *pod, devices []string) *pod {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	admitted.devices = devices
+	running := *admitted
+	running.devices = devices
+	for i, other := range p.active {
+		if other == admitted {
+			p.active[i] = &running
+		}
+	}
+	return &running
 }
 
 func (p *pods) remove(gone *pod) {

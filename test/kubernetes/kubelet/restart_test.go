@@ -121,18 +121,22 @@ func TestSuccession(t *testing.T) {
 }
 
 // Virgate restarts with a profile that has fewer devices: what the last run
-// listed comes first, whole, and then shrinks by the rules. Without the state
-// file the successor's first list drops Healthy devices.
+// listed comes first, whole, and then shrinks by the rules. Without
+// reconciler.restore the successor's first list drops devices that were Healthy
+// a moment ago.
 func TestRestartWithFewer(t *testing.T) {
 	for _, policy := range policies() {
 		t.Run(policy, func(t *testing.T) {
 			b := newBench(t, policy)
-			v := b.startVirgate(quick())
+			timing := quick()
+			timing.Quiet = time.Second
+			b.ledger.quiet = timing.Quiet
+			v := b.startVirgate(timing)
 			v.Apply(plan(2, profile{replicas: 8}))
 			b.shows(gpu, 16, 16)
 			p := b.run(gpu, 6)
 			b.halt(v, gpu)
-			v = b.startVirgate(quick())
+			v = b.startVirgate(timing)
 			v.Apply(plan(2, profile{replicas: 2}))
 			held := b.heldOf(p)
 			kept := max(2, held[0]) + max(2, held[1])

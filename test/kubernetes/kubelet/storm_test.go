@@ -116,6 +116,9 @@ func (s *storm) restarts(ctx context.Context, random *rand.Rand) {
 	for ctx.Err() == nil {
 		if running := s.pods.running(); len(running) > 0 {
 			p := running[random.IntN(len(running))]
+			if len(s.granted(p)) == 0 {
+				continue // See settle.
+			}
 			visible, err := s.startContainer(p)
 			if s.pods.isRunning(p) && (err != nil || !slices.Equal(visible, unitsOf(p))) {
 				s.t.Errorf("invariant 5: %s with %v started with %v, %v", p.Name, p.devices, visible, err)
@@ -145,6 +148,7 @@ func (s *storm) rage(more func(admitted int) bool) {
 // tryPod admits a pod and judges the answer, deletes some, and now and then
 // resizes one.
 func (s *storm) tryPod() {
+	s.remind()
 	resource := s.resource(s.models[s.random.IntN(len(s.models))])
 	count := 1 + s.random.IntN(5)/4
 	claim := s.claim(resource, count)

@@ -69,6 +69,8 @@ func (k *kubelet) remind() {
 
 // granted is what the device manager says the pod has.
 func (k *kubelet) granted(p *pod) []string {
+	k.life.RLock()
+	defer k.life.RUnlock()
 	return slices.Sorted(maps.Keys(k.manager.GetDevices(string(p.UID), p.container().Name)[p.resource]))
 }
 

@@ -2,8 +2,6 @@ package kubelet
 
 import (
 	"fmt"
-	"iter"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -18,7 +16,8 @@ import (
 type ledger struct {
 	// holds says that a running pod holds the device.
 	holds func(resource, id string) bool
-	// quiet is how long a device must have been Unhealthy before it may go.
+	// quiet is how long after the loss of a plugin its Healthy devices must be
+	// listed again. The kubelet holds them to be Unhealthy in the meantime.
 	quiet time.Duration
 
 	mu         sync.Mutex
@@ -36,9 +35,9 @@ type account struct {
 	// last is the newest list; seen has every ID that was ever in one.
 	last belief
 	seen map[string]struct{}
-	// ill is since when the kubelet holds devices of last to be Unhealthy: a
-	// list said so, or their plugin was lost.
-	ill map[string]time.Time
+	// lost is when the plugin was first lost after the last list; zero when it
+	// was not.
+	lost time.Time
 	tally
 }
 
@@ -62,7 +61,7 @@ func newLedger(holds func(resource, id string) bool) *ledger {
 
 func (l *ledger) account(resource string) *account {
 	if l.resources[resource] == nil {
-		l.resources[resource] = &account{beliefs: []belief{{}}, seen: map[string]struct{}{}, ill: map[string]time.Time{}}
+		l.resources[resource] = &account{beliefs: []belief{{}}, seen: map[string]struct{}{}}
 	}
 	return l.resources[resource]
 }
@@ -90,18 +89,11 @@ func (l *ledger) restarted() {
 
 func (a *account) lose() {
 	a.losses++
-	a.fall(maps.Keys(a.last))
+	if a.lost.IsZero() {
+		a.lost = time.Now()
+	}
 	a.beliefs = append(a.beliefs, belief{})
 	a.inForce = len(a.beliefs) - 1
-}
-
-// fall notes that the devices are Unhealthy from now on, where they were not.
-func (a *account) fall(ids iter.Seq[string]) {
-	for id := range ids {
-		if _, already := a.ill[id]; !already {
-			a.ill[id] = time.Now()
-		}
-	}
 }
 
 // received judges a list that the kubelet is about to take in, and returns its
@@ -117,27 +109,19 @@ func (l *ledger) received(resource string, list *api.ListAndWatchResponse) int {
 		}
 		next[device.ID] = device.Health == api.Healthy
 	}
-	for id := range a.last {
+	for id, healthy := range a.last {
 		if _, stays := next[id]; stays {
 			continue
 		}
 		a.removed++
 		a.shrunk = true
-		if since, ill := a.ill[id]; !ill {
-			l.violate("invariant 6: %s drops %s, Healthy until now", resource, id)
-		} else if quiet := time.Since(since); quiet < l.quiet {
-			l.violate("invariant 6: %s drops %s, Healthy until %s ago", resource, id, quiet)
+		if healthy && a.lost.IsZero() {
+			l.violate("invariant 6: %s drops %s, Healthy in the list before", resource, id)
+		} else if quiet := time.Since(a.lost); healthy && quiet < l.quiet {
+			l.violate("invariant 6: %s drops %s, Healthy until the plugin was lost %s ago", resource, id, quiet)
 		}
-		delete(a.ill, id)
 		if l.holds(resource, id) {
 			l.violate("invariant 5: %s drops %s, which a running pod holds", resource, id)
-		}
-	}
-	for id, healthy := range next {
-		if healthy {
-			delete(a.ill, id)
-		} else {
-			a.fall(slices.Values([]string{id}))
 		}
 	}
 	back := 0
@@ -154,7 +138,7 @@ func (l *ledger) received(resource string, list *api.ListAndWatchResponse) int {
 		a.shrunk = false
 	}
 	a.lists++
-	a.last = next
+	a.last, a.lost = next, time.Time{}
 	a.beliefs = append(a.beliefs, next)
 	l.checkOneName(resource, next)
 	return len(a.beliefs) - 1

@@ -9,6 +9,9 @@ type Config struct {
 	Profile sharing.Profile
 	// Process is the part that takes effect at the program's start.
 	Process Process
+	// Layouts are the MIG layouts that can be named, beside those built in: the
+	// profile's own, then those of mig-parted documents in the same ConfigMap.
+	Layouts MIGConfigs
 	// Notes name what Virgate does differently from NVIDIA's plugin with the
 	// same document, by line.
 	Notes []Note
@@ -56,11 +59,17 @@ type Note struct {
 // The error is of type Problems and has all that is wrong. The Config is then
 // zero.
 func Parse(file string, data []byte, overrides Overrides) (Config, error) {
+	return ParseWith(file, data, overrides, nil)
+}
+
+// ParseWith is Parse for a document that can name MIG layouts which stand
+// elsewhere, as in another key of its ConfigMap.
+func ParseWith(file string, data []byte, overrides Overrides, layouts MIGConfigs) (Config, error) {
 	var problems Problems
 	source := &source{file: file, problems: &problems}
 	var config Config
 	if root, ok := source.open(data); ok {
-		config = readProfile(root, overrides)
+		config = readProfile(root, overrides, layouts)
 	}
 	if err := problems.err(); err != nil {
 		return Config{}, err

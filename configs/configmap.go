@@ -65,19 +65,60 @@ func readConfigMap(root value, manifest []byte, overrides Overrides) ConfigMap {
 			result.Name, _ = e.value.text()
 		}
 	}
+	result.Entries = readEntries(openEntries(f.field("data"), manifest), overrides)
+	return result
+}
+
+// openedEntry is a key whose document can be read.
+type openedEntry struct {
+	key  string
+	root value
+}
+
+// openEntries opens the documents, by key.
+func openEntries(data value, manifest []byte) []openedEntry {
 	lines := strings.Split(string(manifest), "\n")
-	for _, e := range f.field("data").pairs() {
-		if text, ok := readData(e); ok {
-			inner := &source{
-				file:     fmt.Sprintf("%s[%s]", root.source.file, e.value.path),
-				offset:   literalOffset(e.value, text, lines),
-				problems: root.source.problems,
-			}
-			result.Entries = append(result.Entries, readEntry(e.key, inner, text, overrides))
+	var opened []openedEntry
+	for _, e := range data.pairs() {
+		text, ok := readData(e)
+		if !ok {
+			continue
+		}
+		inner := &source{
+			file:     fmt.Sprintf("%s[%s]", data.source.file, e.value.path),
+			offset:   literalOffset(e.value, text, lines),
+			problems: data.source.problems,
+		}
+		if root, ok := inner.open([]byte(text)); ok {
+			opened = append(opened, openedEntry{e.key, root})
 		}
 	}
-	slices.SortFunc(result.Entries, func(a, b ConfigMapEntry) int { return cmp.Compare(a.Key, b.Key) })
-	return result
+	slices.SortFunc(opened, func(a, b openedEntry) int { return cmp.Compare(a.key, b.key) })
+	return opened
+}
+
+// readEntries reads the documents; profiles come last, because they can name
+// the layouts of the others.
+func readEntries(opened []openedEntry, overrides Overrides) []ConfigMapEntry {
+	var entries []ConfigMapEntry
+	var layouts MIGConfigs
+	for _, o := range opened {
+		entry := ConfigMapEntry{Key: o.key, Kind: kindOf(o.root)}
+		if entry.Kind == KindMIGConfigs {
+			entry.MIG = readMIGConfigs(o.root)
+			layouts = layouts.with(entry.MIG)
+		} else {
+			// Whatever else it looks like, a key has no ConfigMap in it.
+			entry.Kind = KindProfile
+		}
+		entries = append(entries, entry)
+	}
+	for i, o := range opened {
+		if entries[i].Kind == KindProfile {
+			entries[i].Config = readProfile(o.root, overrides, layouts)
+		}
+	}
+	return entries
 }
 
 // readData reads the text of a key. The API server refuses other keys
@@ -97,21 +138,6 @@ func readData(e entry) (string, bool) {
 }
 
 const dataKeyCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
-
-func readEntry(key string, from *source, text string, overrides Overrides) ConfigMapEntry {
-	e := ConfigMapEntry{Key: key, Kind: KindProfile}
-	root, ok := from.open([]byte(text))
-	if !ok {
-		return e
-	}
-	if kindOf(root) == KindMIGConfigs {
-		e.Kind = KindMIGConfigs
-		e.MIG = readMIGConfigs(root)
-		return e
-	}
-	e.Config = readProfile(root, overrides)
-	return e
-}
 
 // literalOffset is the number of lines of the manifest before the text, if the
 // text stands there line for line; 0 if not, as for quoted text.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -39,8 +40,8 @@ func TestCases(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []ConfigMapEntry{{Key: "config.yaml", Kind: KindMIGConfigs, MIG: MIGConfigs{
-		{Name: "all-1g.5gb", Blocks: []MIGBlock{{AllDevices: true, Enabled: true, Partitions: []MIGPartitions{{profile(t, "1g.5gb"), 7}}}}},
-		{Name: "all-2g.10gb", Blocks: []MIGBlock{{AllDevices: true, Enabled: true, Partitions: []MIGPartitions{{profile(t, "2g.10gb"), 3}}}}},
+		{Name: "all-1g.5gb", Blocks: []sharing.LayoutBlock{{All: true, Layout: mig.Layout{MIG: true, Partitions: []mig.Count{{Profile: profile(t, "1g.5gb"), Count: 7}}}}}},
+		{Name: "all-2g.10gb", Blocks: []sharing.LayoutBlock{{All: true, Layout: mig.Layout{MIG: true, Partitions: []mig.Count{{Profile: profile(t, "2g.10gb"), Count: 3}}}}}},
 	}}}
 	if diff := cmp.Diff(want, got.Entries, compareSelectors); diff != "" {
 		t.Errorf("mig (-want +got):\n%s", diff)

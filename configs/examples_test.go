@@ -29,7 +29,7 @@ func TestExamples(t *testing.T) {
 		names = append(names, strings.TrimSuffix(path.Base(file), ".yaml"))
 	}
 	want := []string{
-		"excluded-gpu", "grants-cdi", "grants-driver-mounts", "grants-volume-mounts", "health", "mig-mixed", "mig-replicas", "mig-single", "names-by-model", "side-by-side",
+		"excluded-gpu", "grants-cdi", "grants-driver-mounts", "grants-volume-mounts", "health", "mig-balanced", "mig-layouts", "mig-mixed", "mig-replicas", "mig-single", "names-by-model", "side-by-side",
 		"time-slicing-10", "time-slicing-4", "time-slicing-renamed",
 	}
 	if diff := cmp.Diff(want, names); diff != "" {

@@ -49,7 +49,7 @@ func ParseFile(file string, data []byte, overrides Overrides) (File, error) {
 		case KindMIGConfigs:
 			result.MIG = readMIGConfigs(root)
 		default:
-			result.Config = readProfile(root, overrides)
+			result.Config = readProfile(root, overrides, nil)
 		}
 	}
 	if err := problems.err(); err != nil {

@@ -58,6 +58,13 @@ func FuzzParseMIGConfigs(f *testing.F) {
 			checkProblems(t, err)
 			return
 		}
+		text, err := FormatMIGConfigs(layouts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, err := ParseMIGConfigs("again", []byte(text)); err != nil || !reflect.DeepEqual(layouts, again) {
+			t.Errorf("written as\n%s\nand read as %+v, %v", text, again, err)
+		}
 		for i, layout := range layouts {
 			if i > 0 && layout.Name <= layouts[i-1].Name {
 				t.Errorf("layouts are not sorted at %q", layout.Name)
@@ -72,12 +79,12 @@ func FuzzParseMIGConfigs(f *testing.F) {
 	})
 }
 
-func checkBlock(t *testing.T, block MIGBlock) {
+func checkBlock(t *testing.T, block sharing.LayoutBlock) {
 	t.Helper()
-	if block.AllDevices == (len(block.Devices) > 0) || !block.Enabled && len(block.Partitions) > 0 {
+	if block.All == (len(block.Indexes) > 0) || !block.Layout.MIG && len(block.Layout.Partitions) > 0 {
 		t.Errorf("block contradicts itself: %+v", block)
 	}
-	for _, partitions := range block.Partitions {
+	for _, partitions := range block.Layout.Partitions {
 		if partitions.Count < 1 || partitions.Profile.IsZero() {
 			t.Errorf("block asks for %d of %s", partitions.Count, partitions.Profile)
 		}
@@ -126,6 +133,12 @@ func checkProfile(t *testing.T, p sharing.Profile) {
 		!slices.Contains([]sharing.DeviceIDStrategy{sharing.ByUUID, sharing.ByIndex}, p.DeviceIDs) ||
 		!slices.Contains([]sharing.Policy{sharing.Distributed, sharing.Packed, sharing.Spread}, p.Policy) {
 		t.Errorf("strategy %q, IDs by %q, policy %q", p.MIGStrategy, p.DeviceIDs, p.Policy)
+	}
+	if m := p.MIG; m.WhenBusy != sharing.Wait && m.WhenBusy != sharing.Refuse || m.Name == "" && m.Blocks != nil {
+		t.Errorf("the section mig contradicts itself: %+v", m)
+	}
+	for _, block := range p.MIG.Blocks {
+		checkBlock(t, block)
 	}
 	if len(p.GPUNames) == 0 || p.GPUNames[len(p.GPUNames)-1] != (sharing.Naming{Pattern: "*", Name: "nvidia.com/gpu"}) {
 		t.Errorf("the names of GPUs end otherwise: %v", p.GPUNames)

@@ -5,34 +5,35 @@ import (
 	"slices"
 
 	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
 )
 
 // readMIGBlock reads one block of a layout.
-func readMIGBlock(v value) MIGBlock {
+func readMIGBlock(v value) sharing.LayoutBlock {
 	if v.shape() != shapeMapping {
 		v.problem("expected a mapping with devices and mig-enabled")
-		return MIGBlock{}
+		return sharing.LayoutBlock{}
 	}
 	f := v.mapping("device-filter", "devices", "mig-enabled", "mig-devices")
-	block := MIGBlock{DeviceFilter: readDeviceFilters(f.field("device-filter"))}
-	block.AllDevices, block.Devices = readBoards(f.required("devices"))
+	block := sharing.LayoutBlock{Filters: readDeviceFilters(f.field("device-filter"))}
+	block.All, block.Indexes = readBoards(f.required("devices"))
 	enabled, ok := f.required("mig-enabled").boolean()
-	block.Enabled = enabled
+	block.Layout.MIG = enabled
 	partitions := f.field("mig-devices")
 	if ok && enabled && partitions.absent() {
 		partitions.problem("is required where mig-enabled is true: write {} for no partitions")
 	}
-	block.Partitions = readPartitions(partitions)
-	if ok && !enabled && len(block.Partitions) > 0 {
+	block.Layout.Partitions = readPartitions(partitions)
+	if ok && !enabled && len(block.Layout.Partitions) > 0 {
 		partitions.problem("expected none where mig-enabled is false")
 	}
 	return block
 }
 
 // readDeviceFilters reads one filter or a list of them.
-func readDeviceFilters(v value) []DeviceFilter {
+func readDeviceFilters(v value) []sharing.BoardFilter {
 	items, _ := v.texts()
-	var filters []DeviceFilter
+	var filters []sharing.BoardFilter
 	for _, item := range items {
 		if item.shape() != shapeText {
 			item.problem("expected a device filter in quotes, such as \"0x20B010DE\"")
@@ -80,10 +81,10 @@ func readBoards(v value) (all bool, indexes []int) {
 
 // readPartitions reads profile → count. A count of 0 asks for nothing and is
 // left out, but not everything may be 0: that is hardly meant.
-func readPartitions(v value) []MIGPartitions {
+func readPartitions(v value) []mig.Count {
 	pairs := v.pairs()
 	lines := make(map[mig.Profile]int)
-	var partitions []MIGPartitions
+	var partitions []mig.Count
 	asked := false
 	for _, e := range pairs {
 		profile, err := mig.ParseProfile(e.key)
@@ -101,12 +102,12 @@ func readPartitions(v value) []MIGPartitions {
 		}
 		asked = asked || !ok || count != 0
 		if count > 0 && err == nil {
-			partitions = append(partitions, MIGPartitions{Profile: profile, Count: count})
+			partitions = append(partitions, mig.Count{Profile: profile, Count: count})
 		}
 	}
 	if len(pairs) > 0 && !asked {
 		v.problem("every count is 0: write {} for no partitions")
 	}
-	slices.SortFunc(partitions, func(a, b MIGPartitions) int { return mig.Compare(a.Profile, b.Profile) })
+	slices.SortFunc(partitions, func(a, b mig.Count) int { return mig.Compare(a.Profile, b.Profile) })
 	return partitions
 }

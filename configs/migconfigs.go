@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
 )
 
 // MIGConfigs are the named layouts of a mig-parted document, by name.
@@ -14,31 +14,10 @@ type MIGConfigs []MIGConfig
 // MIGConfig is one named layout.
 type MIGConfig struct {
 	Name string
-	// Blocks are applied in this order, each to the boards it chooses.
-	Blocks []MIGBlock
-}
-
-// MIGBlock says how the boards it chooses are to be cut.
-type MIGBlock struct {
-	// DeviceFilter are the filters of which a board must pass one; none for any
-	// board.
-	DeviceFilter []DeviceFilter
-	// AllDevices chooses every board that passes; else Devices has the indexes
-	// of the chosen ones, in the order of the document, and is not empty.
-	AllDevices bool
-	Devices    []int
-	// Enabled is the wanted MIG mode.
-	Enabled bool
-	// Partitions are the wanted partitions, smaller profiles first. None with
-	// Enabled is a board in MIG mode without partitions.
-	Partitions []MIGPartitions
-}
-
-// MIGPartitions is a number of partitions of one profile.
-type MIGPartitions struct {
-	Profile mig.Profile
-	// Count is 1 or more.
-	Count int
+	// Blocks are applied in this order, each to the boards it chooses. There is
+	// at least one, but in Config.Layouts: none there is a name that several
+	// documents give to layouts that differ.
+	Blocks []sharing.LayoutBlock
 }
 
 // Find returns the layout with the name, false if there is none.
@@ -75,7 +54,11 @@ func ParseMIGConfigs(file string, data []byte) (MIGConfigs, error) {
 func readMIGConfigs(root value) MIGConfigs {
 	document := root.mapping("version", migConfigsKey)
 	readVersion(document.required("version"))
-	section := document.required(migConfigsKey)
+	return readLayouts(document.required(migConfigsKey), readMIGBlock)
+}
+
+// readLayouts reads a mapping from names to lists of blocks.
+func readLayouts(section value, readBlock func(value) sharing.LayoutBlock) MIGConfigs {
 	pairs := section.pairs()
 	if section.shape() == shapeMapping && len(pairs) == 0 {
 		section.problem("expected at least one layout")
@@ -88,7 +71,7 @@ func readMIGConfigs(root value) MIGConfigs {
 		}
 		layout := MIGConfig{Name: e.key}
 		for _, block := range blocks {
-			layout.Blocks = append(layout.Blocks, readMIGBlock(block))
+			layout.Blocks = append(layout.Blocks, readBlock(block))
 		}
 		layouts = append(layouts, layout)
 	}

@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
 )
 
 func profile(t *testing.T, text string) mig.Profile {
@@ -36,18 +37,17 @@ mig-configs:
   - {devices: all, mig-enabled: on, mig-devices: {}}
 `
 	want := MIGConfigs{
-		{Name: "all-disabled", Blocks: []MIGBlock{{AllDevices: true}}},
-		{Name: "all-enabled", Blocks: []MIGBlock{{AllDevices: true, Enabled: true}}},
-		{Name: "later", Blocks: []MIGBlock{
+		{Name: "all-disabled", Blocks: []sharing.LayoutBlock{{All: true}}},
+		{Name: "all-enabled", Blocks: []sharing.LayoutBlock{{All: true, Layout: mig.Layout{MIG: true}}}},
+		{Name: "later", Blocks: []sharing.LayoutBlock{
 			{
-				DeviceFilter: []DeviceFilter{{ID: 0x20B010DE}, {ID: 0x20B210DE, Subsystem: 0x134F10DE}},
-				Devices:      []int{1, 0},
-				Enabled:      true,
-				Partitions: []MIGPartitions{
-					{profile(t, "1g.5gb"), 3}, {profile(t, "1g.5gb+me"), 1}, {profile(t, "2g.10gb"), 1},
-				},
+				Filters: []sharing.BoardFilter{{Device: 0x20B010DE}, {Device: 0x20B210DE, Subsystem: 0x134F10DE}},
+				Indexes: []int{1, 0},
+				Layout: mig.Layout{MIG: true, Partitions: []mig.Count{
+					{Profile: profile(t, "1g.5gb"), Count: 3}, {Profile: profile(t, "1g.5gb+me"), Count: 1}, {Profile: profile(t, "2g.10gb"), Count: 1},
+				}},
 			},
-			{DeviceFilter: []DeviceFilter{{ID: 0x233010DE}}, Devices: []int{2}},
+			{Filters: []sharing.BoardFilter{{Device: 0x233010DE}}, Indexes: []int{2}},
 		}},
 	}
 	got, err := ParseMIGConfigs("mig.yaml", []byte(document))
@@ -81,44 +81,28 @@ func TestParseMIGConfigsEmpty(t *testing.T) {
 func TestDeviceFilter(t *testing.T) {
 	tests := []struct {
 		text  string
-		want  DeviceFilter
+		want  sharing.BoardFilter
 		valid bool
 	}{
-		{"0x20B010DE", DeviceFilter{ID: 0x20B010DE}, true},
-		{"0x20b010de", DeviceFilter{ID: 0x20B010DE}, true},
-		{"0x20B010DE:0x134F10DE", DeviceFilter{0x20B010DE, 0x134F10DE}, true},
-		{"", DeviceFilter{}, false},
-		{"20B010DE", DeviceFilter{}, false},
-		{"0x20B010D", DeviceFilter{}, false},
-		{"0x20B010DE0", DeviceFilter{}, false},
-		{"0x00000000", DeviceFilter{}, false},
-		{"0x20B010DE:", DeviceFilter{}, false},
-		{"0x20B010DE:0x00000000", DeviceFilter{}, false},
-		{"0x20B010DE:0x134F10DE:0x1", DeviceFilter{}, false},
-		{"0x+0B010DE", DeviceFilter{}, false},
-		{"0x20B0_0DE", DeviceFilter{}, false},
-		{"A100", DeviceFilter{}, false},
+		{"0x20B010DE", sharing.BoardFilter{Device: 0x20B010DE}, true},
+		{"0x20b010de", sharing.BoardFilter{Device: 0x20B010DE}, true},
+		{"0x20B010DE:0x134F10DE", sharing.BoardFilter{Device: 0x20B010DE, Subsystem: 0x134F10DE}, true},
+		{"", sharing.BoardFilter{}, false},
+		{"20B010DE", sharing.BoardFilter{}, false},
+		{"0x20B010D", sharing.BoardFilter{}, false},
+		{"0x20B010DE0", sharing.BoardFilter{}, false},
+		{"0x00000000", sharing.BoardFilter{}, false},
+		{"0x20B010DE:", sharing.BoardFilter{}, false},
+		{"0x20B010DE:0x00000000", sharing.BoardFilter{}, false},
+		{"0x20B010DE:0x134F10DE:0x1", sharing.BoardFilter{}, false},
+		{"0x+0B010DE", sharing.BoardFilter{}, false},
+		{"0x20B0_0DE", sharing.BoardFilter{}, false},
+		{"A100", sharing.BoardFilter{}, false},
 	}
 	for _, test := range tests {
 		got, err := ParseDeviceFilter(test.text)
 		if got != test.want || (err == nil) != test.valid {
 			t.Errorf("ParseDeviceFilter(%q) = %v, %v", test.text, got, err)
-		}
-	}
-}
-
-func TestDeviceFilterMatch(t *testing.T) {
-	model, board := DeviceFilter{ID: 1}, DeviceFilter{ID: 1, Subsystem: 2}
-	for _, test := range []struct {
-		filter        DeviceFilter
-		id, subsystem uint32
-		want          bool
-	}{
-		{model, 1, 0, true}, {model, 1, 2, true}, {model, 2, 1, false},
-		{board, 1, 2, true}, {board, 1, 0, false}, {board, 1, 3, false}, {board, 3, 2, false},
-	} {
-		if got := test.filter.Match(test.id, test.subsystem); got != test.want {
-			t.Errorf("%v matches %d, %d: %v", test.filter, test.id, test.subsystem, got)
 		}
 	}
 }

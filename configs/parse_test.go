@@ -36,6 +36,7 @@ func withDefaults(change func(*sharing.Profile)) sharing.Profile {
 			DriverHostPath: "/usr/local/nvidia", DriverContainerPath: "/usr/local/nvidia",
 		},
 		Health: sharing.DefaultHealthRules(),
+		MIG:    sharing.Repartition{WhenBusy: sharing.Wait},
 	}
 	if change != nil {
 		change(&p)

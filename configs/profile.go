@@ -10,13 +10,10 @@ import (
 const versionV1 = "v1"
 
 // readProfile reads a device-plugin document. What it returns is of use only if
-// no problem was reported.
-func readProfile(root value, overrides Overrides) Config {
+// no problem was reported. layouts are MIG layouts that stand elsewhere.
+func readProfile(root value, overrides Overrides, layouts MIGConfigs) Config {
 	document := root.mapping("version", "flags", "resources", "sharing", "imex", "exclude", "mig", "health")
 	readVersion(document.field("version"))
-	if section := document.field("mig"); !section.absent() {
-		section.problem("is not supported yet")
-	}
 	set := readSettings(document, overrides)
 	profile := sharing.Profile{
 		MIGStrategy: sharing.MIGStrategy(set[pathMIGStrategy]),
@@ -28,10 +25,11 @@ func readProfile(root value, overrides Overrides) Config {
 	}
 	profile.GPUNames, profile.MIGNames = readNames(document.field("resources"))
 	readSharing(document.field("sharing"), &profile)
+	profile.MIG, layouts = readMIG(document.field("mig"), layouts)
 
 	notes := root.source.notes
 	slices.SortStableFunc(notes, func(a, b Note) int { return cmp.Compare(a.Line, b.Line) })
-	return Config{Profile: profile, Process: newProcess(set), Notes: notes}
+	return Config{Profile: profile, Process: newProcess(set), Layouts: layouts, Notes: notes}
 }
 
 func newProcess(set settings) Process {

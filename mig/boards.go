@@ -45,6 +45,19 @@ func GeometryOf(pciDeviceID uint16) (Geometry, bool) {
 	return Geometry{}, false
 }
 
+// Geometries are all that GeometryOf knows, each once: what any published board
+// can be cut into. The order is that of GeometryOf.
+func Geometries() []Geometry {
+	var all []Geometry
+	for _, id := range []uint16{
+		0x20B0, 0x20B2, 0x2321, 0x2342, 0x2335, 0x2348, 0x2901, 0x2941, 0x3182, 0x31C2, 0x20B7, 0x2BB5,
+	} {
+		geometry, _ := GeometryOf(id)
+		all = append(all, geometry)
+	}
+	return all
+}
+
 // sevenSlices is the one geometry of all boards with 7 compute slices, which
 // differ only in the memory, in GB, of an eighth, a quarter, a half and the
 // whole of the board.

@@ -171,3 +171,19 @@ func geometry(t testing.TB, id uint16) mig.Geometry {
 	}
 	return g
 }
+
+func TestGeometries(t *testing.T) {
+	var want []mig.Geometry
+	for _, row := range boards {
+		want = append(want, geometry(t, row.ids[0]))
+	}
+	if diff := cmp.Diff(want, mig.Geometries()); diff != "" {
+		t.Errorf("geometries (-want +got):\n%s", diff)
+	}
+	for id := range 1 << 16 {
+		g, ok := mig.GeometryOf(uint16(id))
+		if ok && !slices.ContainsFunc(want, func(w mig.Geometry) bool { return cmp.Equal(w, g) }) {
+			t.Errorf("%04X has a geometry that is not among them", id)
+		}
+	}
+}

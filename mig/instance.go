@@ -63,27 +63,25 @@ func (g Geometry) instances(kept []Placed) ([]instance, error) {
 	return live, nil
 }
 
-// pack puts each partition into the first GPU instance with room for it: a live
+// fill puts each partition into the first GPU instance with room for it: a live
 // one, which settles where the partition is placed, or an opened one, which the
-// search has to place.
+// search has to place. It returns the live ones, in their order, and then those
+// that it opened.
 //
 // Partitions must come largest first: then no more GPU instances are opened
 // than needed, because GPU instances of at most 3 slices fill without loss in
 // that order, and of a larger one a board has only one.
-func (g Geometry) pack(partitions []Profile, live []instance) (placed []Placed, opened []instance) {
+func (g Geometry) fill(partitions []Profile, live []instance) []instance {
 	all := slices.Clone(live)
 	for _, p := range partitions {
 		i := 0
 		for i < len(all) && !all[i].take(p) {
 			i++
 		}
-		switch {
-		case i == len(all):
+		if i == len(all) {
 			shape, _ := g.Shape(p)
 			all = append(all, newInstance(shape, p, Placement{}))
-		case i < len(live):
-			placed = append(placed, Placed{p, all[i].placement})
 		}
 	}
-	return placed, all[len(live):]
+	return all
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 )
 
+var errNoMIG = errors.New("the board has no MIG")
+
 // NamedLayout is the layout that mig-parted's shipped configuration and its
 // generate-config know by that name, for a board of that geometry:
 //
@@ -31,7 +33,7 @@ func namedLayout(name string, g Geometry) (Layout, error) {
 		return Layout{}, nil
 	}
 	if len(g.Shapes) == 0 {
-		return Layout{}, errors.New("the board has no MIG")
+		return Layout{}, errNoMIG
 	}
 	switch name {
 	case "all-enabled":

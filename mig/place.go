@@ -48,12 +48,17 @@ func (g Geometry) Place(wanted Layout, kept []Placed) ([]Placed, error) {
 	if err != nil {
 		return nil, err
 	}
-	placed, opened := g.pack(partitions, live)
-	if err := g.arrange(opened, live); err != nil {
+	all := g.fill(partitions, live)
+	if err := g.arrange(all[len(live):], live); err != nil {
 		return nil, err
 	}
-	for _, i := range opened {
-		for _, p := range i.partitions {
+	var placed []Placed
+	for n, i := range all {
+		fresh := i.partitions
+		if n < len(live) {
+			fresh = fresh[len(live[n].partitions):]
+		}
+		for _, p := range fresh {
 			placed = append(placed, Placed{p, i.placement})
 		}
 	}

@@ -29,6 +29,8 @@ type Profile struct {
 	Grants Grants
 	// Health says what takes a unit out of use, and for how long.
 	Health HealthRules
+	// MIG says which partitions Virgate makes of the boards.
+	MIG Repartition
 }
 
 // Naming gives the resource name for what matches Pattern.

@@ -2,10 +2,13 @@ package metrics
 
 import (
 	"flag"
+	"fmt"
 	"net/http/httptest"
 	"os"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -19,15 +22,17 @@ import (
 var update = flag.Bool("update", false, "write the golden exposition")
 
 type fixed struct {
-	gpus        []sharing.GPU
-	resources   []sharing.Resource
-	allocations []sharing.Allocation
-	known       bool
+	state State
+	use   UseState
 }
 
-func (f fixed) GPUs() []sharing.GPU                       { return f.gpus }
-func (f fixed) Resources() []sharing.Resource             { return f.resources }
-func (f fixed) Allocations() ([]sharing.Allocation, bool) { return f.allocations, f.known }
+func (f fixed) Sharing() State { return f.state }
+func (f fixed) Use() UseState  { return f.use }
+
+// all is every collector of this package over the source.
+func (f fixed) all(most int) Limited {
+	return Limit(most, NewUseCollector(f), NewCollector(f), NewContainerCollector(f, f))
+}
 
 // shared is a node with one shared GPU and one with a partition, of which one
 // is faulty.
@@ -47,12 +52,49 @@ func shared(t *testing.T) fixed {
 		GPUNames: []sharing.Naming{{Pattern: "*", Name: "nvidia.com/gpu"}},
 		Shares:   []sharing.Share{{Path: "s", Resource: "nvidia.com/gpu", Replicas: 2, Policy: sharing.Distributed}},
 	})
-	return fixed{gpus: gpus, resources: plan.Resources, known: true, allocations: []sharing.Allocation{
+	state := State{GPUs: gpus, Resources: plan.Resources, AllocationsKnown: true, Allocations: []sharing.Allocation{
 		{Namespace: "ns", Pod: "one", Container: "main", Resource: "nvidia.com/gpu", Devices: []string{"GPU-a::0"}},
-		{Namespace: "ns", Pod: "two", Container: "main", Resource: "nvidia.com/gpu", Devices: []string{"GPU-a::1"}},
-		{Namespace: "ns", Pod: "two", Container: "main", Resource: "nvidia.com/gpu", Devices: []string{"GPU-a::1"}}, // Twice.
+		{Namespace: "other", Pod: "two", Container: "main", Resource: "nvidia.com/gpu", Devices: []string{"GPU-a::1"}},
+		{Namespace: "other", Pod: "two", Container: "main", Resource: "nvidia.com/gpu", Devices: []string{"GPU-a::1"}}, // Twice.
+		{Namespace: "ns", Pod: "three", Container: "main", Resource: "nvidia.com/mig-1g.5gb", Devices: []string{"MIG-b0"}},
+		{Namespace: "ns", Pod: "three", Container: "main", Resource: "nvidia.com/old", Devices: []string{"MIG-gone"}},
 		{Namespace: "ns", Pod: "two", Container: "main", Resource: "example.com/nic", Devices: []string{"eth0"}},
 	}}
+	for _, r := range plan.Resources {
+		state.Listings = append(state.Listings, sharing.Listing{Resource: r.Name, Devices: r.Devices})
+	}
+	// A list can have devices that the plan has not.
+	first := &state.Listings[0]
+	first.Devices = append(slices.Clone(first.Devices), sharing.Device{ID: "GPU-a::7", Unit: "GPU-a"})
+	return fixed{state: state, use: used(state)}
+}
+
+// used is a sample of that node: the two sharers of the first GPU compute, the
+// partition has no process, and others are on the GPU too.
+func used(state State) UseState {
+	ratio := func(v float64) sharing.Figure { return sharing.KnownFigure(v) }
+	bytes := ratio
+	measured := sharing.Measurement{
+		Boards: []sharing.BoardUse{
+			{GPU: "GPU-a", Memory: bytes(1 << 30), SM: ratio(0.95), Celsius: ratio(61), ThrottleKnown: true, Throttled: []sharing.ThrottleReason{sharing.ThrottlePower}, Units: []sharing.UnitProcesses{
+				{Unit: "GPU-a", Processes: []sharing.ProcessUse{
+					{PID: 1, Memory: bytes(100 << 20), SM: ratio(0.2)}, {PID: 2, Memory: bytes(700 << 20), SM: ratio(0.6)},
+					{PID: 3, Memory: bytes(50 << 20), SM: ratio(0.1)}, {PID: 4, Memory: bytes(20 << 20), SM: ratio(0.05)}, {PID: 5, SM: ratio(0)},
+				}},
+			}},
+			{GPU: "GPU-b", Memory: bytes(1 << 20), Celsius: ratio(40), Units: []sharing.UnitProcesses{{Unit: "MIG-b0"}}},
+		},
+		Owners: map[int]sharing.Owner{
+			1: {Container: sharing.Container{Namespace: "ns", Pod: "one", Name: "main"}}, 2: {Container: sharing.Container{Namespace: "other", Pod: "two", Name: "main"}},
+			3: {Container: sharing.Container{Namespace: "ns", Pod: "three", Name: "main"}}, 4: {Cause: sharing.CauseNoContainer}, 5: {Cause: sharing.CauseUnreadable},
+		},
+	}
+	return UseState{
+		Report:  sharing.NewUseReport(measured, state.GPUs, state.Resources, state.Allocations, state.AllocationsKnown),
+		Sampled: true, Age: 1500 * time.Millisecond, Contended: map[string]time.Duration{"GPU-a": 90 * time.Second},
+		AttributionErrors: map[sharing.UseStage]uint64{sharing.StageDriver: 1, sharing.StageProcess: 2, sharing.StagePods: 0},
+		SampleErrors:      map[string]uint64{"driver": 1, "kubelet": 0},
+	}
 }
 
 // expose is what a scrape of the collector returns.
@@ -77,7 +119,7 @@ func TestExposition(t *testing.T) {
 		{"nothing", fixed{}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			collector := NewCollector(test.source)
+			collector := test.source.all(1000)
 			path := "testdata/" + test.name + ".prom"
 			got := expose(t, collector)
 			if *update {
@@ -100,12 +142,60 @@ func TestExposition(t *testing.T) {
 	}
 }
 
-func TestUnknownAllocationsMakeNoSeries(t *testing.T) {
-	source := shared(t)
-	source.known = false
-	for _, name := range []string{"virgate_allocation_info", "virgate_unit_sharers"} {
-		if n := testutil.CollectAndCount(NewCollector(source), name); n != 0 {
+// TestUnknownIsAbsent holds that nothing is shown as 0 that is not known.
+func TestUnknownIsAbsent(t *testing.T) {
+	dependent := []string{
+		"virgate_allocation_info", "virgate_unit_sharers", "virgate_unit_tenants", "virgate_unit_devices", "virgate_gpu_oversubscription_ratio",
+		"virgate_container_memory_used_bytes", "virgate_container_sm_utilization_ratio", "virgate_container_processes", "virgate_container_memory_over_share_bytes",
+		"virgate_unattributed_memory_bytes", "virgate_unattributed_sm_utilization_ratio", "virgate_unattributed_processes",
+		"virgate_unit_active_sharers", "virgate_gpu_sm_max_share_ratio",
+	}
+	known := shared(t)
+	unknown := known
+	unknown.state.AllocationsKnown = false
+	unknown.use = used(unknown.state)
+	for _, name := range dependent {
+		if n := testutil.CollectAndCount(known.all(1000), name); n == 0 {
+			t.Errorf("no series of %s when all is known", name)
+		}
+		if n := testutil.CollectAndCount(unknown.all(1000), name); n != 0 {
 			t.Errorf("%d series of %s", n, name)
 		}
+	}
+	if n := testutil.CollectAndCount(unknown.all(1000), "virgate_gpu_memory_used_bytes"); n != 2 {
+		t.Errorf("%d series of what the driver says, want 2", n)
+	}
+}
+
+// TestUnitDevicesAddUp holds that the three states are what is listed.
+func TestUnitDevicesAddUp(t *testing.T) {
+	node := shared(t)
+	listed := map[string]int{}
+	for _, listing := range node.state.Listings {
+		listed[listing.Resource] += len(listing.Devices)
+	}
+	counted := map[string]int{}
+	for _, o := range sharing.Occupancies(node.state.GPUs, node.state.Listings, node.state.Allocations) {
+		counted[o.Resource] += o.Free + o.Allocated + o.Unhealthy
+	}
+	if diff := cmp.Diff(listed, counted); diff != "" {
+		t.Errorf("devices (-listed +counted):\n%s", diff)
+	}
+}
+
+func TestLimitDropsTheLastAndSaysHowMany(t *testing.T) {
+	node := shared(t)
+	all := testutil.CollectAndCount(node.all(1000)) - 1
+	const most = 30
+	limited := node.all(most)
+	if n := testutil.CollectAndCount(limited); n != most+1 {
+		t.Errorf("%d series, want %d and the count of those dropped", n, most)
+	}
+	want := fmt.Sprintf("virgate_dropped_series %d\n", all-most)
+	if text := expose(t, limited); !strings.Contains(text, want) || strings.Contains(text, "pod=") {
+		t.Errorf("want %q and no pods in\n%s", want, text)
+	}
+	if text := expose(t, node.all(all)); !strings.Contains(text, "virgate_dropped_series 0\n") {
+		t.Error("dropped although there is room")
 	}
 }

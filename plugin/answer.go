@@ -40,10 +40,7 @@ func (a answer) response() *api.ContainerAllocateResponse {
 	if a.grants.OnlyCDI() {
 		return response
 	}
-	response.Envs = map[string]string{}
-	if a.grants.By(sharing.Envvar) || a.grants.By(sharing.DriverMounts) {
-		response.Envs[visibleDevices] = strings.Join(a.names, ",")
-	}
+	response.Envs = map[string]string{visibleDevices: strings.Join(a.names, ",")}
 	if a.grants.By(sharing.VolumeMounts) {
 		// The runtime takes the names from the mounts when the variable says so.
 		response.Envs[visibleDevices] = deviceMountRoot

@@ -31,11 +31,13 @@ type Entry struct {
 	// container when the unit itself is no longer planned.
 	Index string
 	Phase Phase
-	// Since is when the device became surplus, and for a Retiring one when it
-	// became free; zero for Offered.
+	// Since is when a Closing device became surplus. For a Retiring one it is
+	// when the open stream was known to have been given a list that has it
+	// Unhealthy; zero before, and zero for Offered.
 	Since time.Time
-	// Applied is when the kubelet was first seen to have applied that a
-	// Retiring device is Unhealthy; zero before.
+	// Applied is when the kubelet was seen, after Since, to have applied that a
+	// Retiring device is Unhealthy; zero before, and when it was seen to take it
+	// for Healthy again.
 	Applied time.Time
 }
 

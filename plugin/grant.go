@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/virgate/virgate/sharing"
@@ -14,11 +13,12 @@ import (
 
 // grant answers for one container. It reads the generation and nothing else:
 // the kubelet waits for it with the whole node's pod handling. The error is a
-// gRPC status whose message ends up in the pod's event.
-func (g *generation) grant(ids []string, now time.Time) (*api.ContainerAllocateResponse, error) {
+// gRPC status whose message ends up in the pod's event. sameUnit says that two of
+// the devices are of one unit.
+func (g *generation) grant(ids []string, now time.Time) (response *api.ContainerAllocateResponse, sameUnit bool, err error) {
 	name := g.resource.Name
 	if len(ids) == 0 {
-		return nil, status.Errorf(codes.InvalidArgument, "%s: no device requested", name)
+		return nil, false, refusef(Internal, codes.InvalidArgument, "%s: no device requested", name)
 	}
 	units := make([]sharing.Unit, 0, len(ids))
 	seen := make(map[string]struct{}, len(ids))
@@ -26,10 +26,10 @@ func (g *generation) grant(ids []string, now time.Time) (*api.ContainerAllocateR
 	for _, id := range ids {
 		d, ok := g.devices[id]
 		if !ok {
-			return nil, status.Errorf(codes.NotFound, "%s has no device %q", name, id)
+			return nil, false, refusef(UnknownDevice, codes.NotFound, "%s has no device %q", name, id)
 		}
 		if d.fault != "" {
-			return nil, status.Errorf(codes.Unavailable, "%s: device %s must not be used: %s", name, id, d.fault)
+			return nil, false, refusef(UnhealthyDevice, codes.Unavailable, "%s: device %s must not be used: %s", name, id, d.fault)
 		}
 		replicas = replicas || id != d.unit.ID
 		if _, again := seen[d.unit.ID]; again {
@@ -40,17 +40,17 @@ func (g *generation) grant(ids []string, now time.Time) (*api.ContainerAllocateR
 		units = append(units, d.unit)
 	}
 	if g.resource.OneShareOnly && replicas && len(ids) > 1 {
-		return nil, status.Errorf(codes.InvalidArgument,
+		return nil, false, refusef(TooMany, codes.InvalidArgument,
 			"%s is shared: a container may request 1, not %d (more shares give access to the same GPU, not more of it; failRequestsGreaterThanOne is set)", name, len(ids))
 	}
 	if g.resource.SpreadStrict && repeated != "" {
-		return nil, status.Errorf(codes.ResourceExhausted,
+		return nil, false, refusef(SameUnit, codes.ResourceExhausted,
 			"%s: %d devices were requested on distinct GPUs, but only devices of %d are free (two of them are on %s; spread is strict)", name, len(ids), len(units), repeated)
 	}
 	if g.terms.grants.Nodes() {
 		for _, u := range units {
 			if len(g.terms.host.Nodes[u.ID]) == 0 {
-				return nil, status.Errorf(codes.Unavailable, "%s: device %s must not be used: its device node is not known", name, u.ID)
+				return nil, false, refusef(NotReady, codes.Unavailable, "%s: device %s must not be used: its device node is not known", name, u.ID)
 			}
 		}
 	}
@@ -65,5 +65,5 @@ func (g *generation) grant(ids []string, now time.Time) (*api.ContainerAllocateR
 	return answer{
 		grants: g.terms.grants, host: g.terms.host, resource: name, ids: ids,
 		units: units, names: unitNames(units, g.resource.DeviceIDs),
-	}.response(), nil
+	}.response(), repeated != "", nil
 }

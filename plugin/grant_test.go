@@ -66,6 +66,29 @@ func TestUnknownNodeIsRefused(t *testing.T) {
 	}
 }
 
+// TestNodesOfOneBoard holds that a node which two units have is granted once, and
+// that a grant writes nothing into the host, which others read at that moment.
+func TestNodesOfOneBoard(t *testing.T) {
+	p := plan(gpu, 2, 1)
+	p.Grants = sharing.Grants{DeviceNodes: true}
+	client, manager := dialManager(t, p)
+	const board = "/dev/nvidia0"
+	control := make([]string, 1, 8)
+	control[0] = "/dev/nvidiactl"
+	manager.SetHost(plugin.Host{ControlNodes: control, Nodes: map[string][]string{"GPU-0000": {board, "/dev/a"}, "GPU-0001": {board, "/dev/b"}}})
+	awaitGrant(t, client, "GPU-0000", func(r *api.ContainerAllocateResponse) bool { return len(r.Devices) == 3 })
+	var paths []string
+	for _, device := range granted(t, client, "GPU-0001", "GPU-0000").Devices {
+		paths = append(paths, device.HostPath)
+	}
+	if diff := cmp.Diff([]string{"/dev/nvidiactl", board, "/dev/a", "/dev/b"}, paths); diff != "" {
+		t.Errorf("nodes (-want +got):\n%s", diff)
+	}
+	if written := control[:2][1]; written != "" {
+		t.Errorf("%s is written behind the control nodes", written)
+	}
+}
+
 // TestHostSendsNoList holds that what only grants depend on costs the kubelet
 // no list.
 func TestHostSendsNoList(t *testing.T) {
@@ -127,5 +150,15 @@ func TestUnknownIndex(t *testing.T) {
 	want := map[string]string{"NVIDIA_VISIBLE_DEVICES": "0,GPU-0001"}
 	if diff := cmp.Diff(want, granted(t, dialPlugin(t, p), "GPU-0000", "GPU-0001").Envs); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestOneShareOnlyIsForShares holds that whole GPUs may be had by the number
+// where shares may not.
+func TestOneShareOnlyIsForShares(t *testing.T) {
+	p := plan(gpu, 2, 1)
+	p.Resources[0].OneShareOnly = true
+	if got := granted(t, dialPlugin(t, p), "GPU-0000", "GPU-0001").Envs["NVIDIA_VISIBLE_DEVICES"]; got != "GPU-0000,GPU-0001" {
+		t.Errorf("granted %q", got)
 	}
 }

@@ -42,6 +42,10 @@ type Manager struct {
 	plan    atomic.Pointer[sharing.Plan]
 	host    atomic.Pointer[Host]
 	status  atomic.Pointer[serving]
+	changed signal
+	closing *closing
+	// awaited are the units of Remind.
+	awaited atomic.Pointer[[]string]
 }
 
 // serving is what Run serves now. It is immutable but for superseded, which is
@@ -60,7 +64,7 @@ func NewManager(options Options) *Manager {
 	if options.Now == nil {
 		options.Now = time.Now
 	}
-	m := &Manager{options: options, planned: make(chan struct{}, 1)}
+	m := &Manager{options: options, planned: make(chan struct{}, 1), changed: make(signal, 1), closing: newClosing()}
 	m.status.Store(&serving{superseded: make(chan struct{})})
 	m.host.Store(&Host{})
 	return m

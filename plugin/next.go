@@ -8,13 +8,18 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Calls are the kubelet's calls that named devices.
+// Calls are the kubelet's calls: those that named devices, and the streams of
+// lists.
 type Calls struct {
 	// Granted is when Allocate last served a device, Named when any call last
 	// named it; by resource and device ID.
 	Granted, Named map[string]map[string]time.Time
 	// Busy are the resources with a call in progress.
 	Busy map[string]bool
+	// Sent are the resources with an open stream that was given the newest list,
+	// Lost those without one and those whose stream has been replaced since the
+	// last step.
+	Sent, Lost map[string]bool
 }
 
 // Next returns what each resource should list now. It is pure: the same
@@ -134,7 +139,7 @@ func (s *step) isHeld(resource string, e Entry) bool {
 // kubelet has long applied that it is Unhealthy, and nobody has it or is about
 // to.
 func (s *step) removable(resource string, e Entry) bool {
-	return !e.Applied.IsZero() &&
+	return !e.Applied.IsZero() && !s.calls.Lost[resource] &&
 		s.seen.heldKnown && s.seen.appliedKnown && s.seen.heldAt.After(e.Applied) &&
 		!s.seen.applied.has(resource, e.ID) && !s.held(resource, e.ID) && !s.calls.Busy[resource] &&
 		!s.now.Before(e.Applied.Add(s.timing.Quiet)) &&

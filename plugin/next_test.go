@@ -20,6 +20,8 @@ type world struct {
 	lists  Lists
 	held   idSet
 	blind  bool // the kubelet cannot be seen
+	unsent bool // the newest list has not been sent
+	lost   bool // there is no stream, or a new one
 	calls  Calls
 	timing Timing
 	seen   Sight
@@ -55,6 +57,10 @@ func (w *world) look() {
 }
 
 func (w *world) step(plan sharing.Plan) {
+	w.calls.Sent, w.calls.Lost = map[string]bool{}, map[string]bool{}
+	for resource := range w.lists {
+		w.calls.Sent[resource], w.calls.Lost[resource] = !w.unsent, w.lost
+	}
 	w.lists = Next(w.lists, plan, w.seen, w.calls, w.now, w.timing)
 }
 
@@ -149,7 +155,7 @@ func TestNextShrinksInTwoPhases(t *testing.T) {
 	w.now = w.now.Add(time.Second)
 	w.step(small)
 	w.expect("gpu", "A0 a1- a2- A3") // The held one is kept, free ones go.
-	w.pass(small, 10*time.Second)
+	w.pass(small, 11*time.Second)
 	w.expect("gpu", "A0 a1- a2- A3") // Not before the quiet time is over,
 	w.pass(small, 2*time.Second)
 	w.expect("gpu", "A0 A3") // which starts when the kubelet has applied it.
@@ -212,7 +218,7 @@ func TestNextCallsPostponeRemoval(t *testing.T) {
 			w.pass(small, time.Second)
 			w.expect("gpu", "A0 A1 a2-")
 			test.call(w)
-			w.pass(small, 12*time.Second)
+			w.pass(small, 13*time.Second)
 			got := strings.Fields(w.show("gpu"))
 			want := strings.Fields(test.want)
 			slices.Sort(got)
@@ -258,7 +264,7 @@ func TestNextRemovalNeedsEveryReading(t *testing.T) {
 			w := newWorld(t)
 			w.step(planOf(nil, "gpu=3:A"))
 			small := planOf(nil, "gpu=2:A")
-			w.pass(small, 11*time.Second)
+			w.pass(small, 12*time.Second)
 			w.expect("gpu", "A0 A1 a2-")
 			w.now = w.now.Add(time.Second)
 			w.look()
@@ -266,6 +272,57 @@ func TestNextRemovalNeedsEveryReading(t *testing.T) {
 			w.step(small)
 			if gone := w.show("gpu") == "A0 A1"; gone != test.gone {
 				t.Errorf("list %q", w.show("gpu"))
+			}
+		})
+	}
+}
+
+// TestNextTellsBeforeItRemoves shows nothing Healthy all the time, as a kubelet
+// does that has lost its stream or has older lists to read. What happens after
+// eleven seconds, short of the removal, starts the wait again.
+func TestNextTellsBeforeItRemoves(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		before func(*world)
+		after  func(*world)
+		gone   time.Duration
+	}{
+		{"told at once", func(*world) {}, func(*world) {}, 13 * time.Second},
+		{"never told", func(w *world) { w.unsent = true }, func(*world) {}, 0},
+		{"no stream", func(w *world) { w.lost, w.unsent = true, true }, func(*world) {}, 0},
+		{"told late", func(w *world) { w.unsent = true }, func(w *world) { w.unsent = false }, 23 * time.Second},
+		{"stream lost", func(*world) {}, func(w *world) { w.lost, w.unsent = true, true }, 0},
+		{"stream lost when it could leave", func(*world) {}, func(w *world) {
+			w.pass(planOf(nil, "gpu=2:A"), time.Second)
+			w.lost, w.unsent = true, true
+		}, 0},
+		{"stream replaced", func(*world) {}, func(w *world) {
+			w.lost = true
+			w.pass(planOf(nil, "gpu=2:A"), time.Second)
+			w.lost = false
+		}, 23 * time.Second},
+		{"healthy for the kubelet", func(*world) {}, func(w *world) {
+			w.now = w.now.Add(time.Second)
+			w.look()
+			w.seen.applied.add("gpu", "A::2")
+			w.step(planOf(nil, "gpu=2:A"))
+		}, 23 * time.Second},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.step(planOf(nil, "gpu=3:A"))
+			small := planOf(nil, "gpu=2:A")
+			test.before(w)
+			began := w.now
+			w.pass(small, 11*time.Second)
+			w.expect("gpu", "A0 A1 a2-")
+			test.after(w)
+			for w.show("gpu") != "A0 A1" && w.now.Before(began.Add(time.Minute)) {
+				w.pass(small, time.Second)
+			}
+			took := w.now.Sub(began)
+			if gone := w.show("gpu") == "A0 A1"; gone != (test.gone > 0) || gone && took != test.gone {
+				t.Errorf("list %q after %s", w.show("gpu"), took)
 			}
 		})
 	}
@@ -290,7 +347,7 @@ func TestNextHeldAtTheLastMoment(t *testing.T) {
 	w := newWorld(t)
 	w.step(planOf(nil, "gpu=1:A"))
 	renamed := planOf(nil, "gpu.shared=2:A")
-	w.pass(renamed, 11*time.Second)
+	w.pass(renamed, 12*time.Second)
 	w.expect("gpu", "a-")
 	w.now = w.now.Add(time.Second)
 	w.held.add("gpu", "A")
@@ -310,11 +367,11 @@ func TestNextDrainsARename(t *testing.T) {
 	w.step(renamed)
 	w.expect("gpu", "A+ b-")
 	w.expect("gpu.shared", "none")
-	w.pass(renamed, 12*time.Second)
+	w.pass(renamed, 13*time.Second)
 	w.expect("gpu", "A+")
 	w.expect("gpu.shared", "B0 B1") // A is offered there when its pod is gone.
 	delete(w.held["gpu"], "A")
-	w.pass(renamed, 12*time.Second)
+	w.pass(renamed, 13*time.Second)
 	w.expect("gpu", "") // An empty list, for StopAfter,
 	w.expect("gpu.shared", "A0 A1 B0 B1")
 	w.pass(renamed, 21*time.Second)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -33,13 +35,19 @@ type running struct {
 	done chan struct{}
 	// reminded is when a list was last repeated.
 	reminded time.Time
+	// stream is the one that was open when deliveries was last asked.
+	stream grpc.ServerStream
 }
 
 // step brings the servers to the next lists.
 func (r *reconciler) step(plan *sharing.Plan) {
-	calls := Calls{Granted: map[string]map[string]time.Time{}, Named: map[string]map[string]time.Time{}, Busy: map[string]bool{}}
+	calls := Calls{
+		Granted: map[string]map[string]time.Time{}, Named: map[string]map[string]time.Time{},
+		Busy: map[string]bool{}, Sent: map[string]bool{}, Lost: map[string]bool{},
+	}
 	for name, s := range r.servers {
 		calls.Busy[name] = s.inFlight.Load() > 0
+		s.deliveries(calls)
 		s.current.Load().calls(calls)
 	}
 	before := r.lists
@@ -91,12 +99,12 @@ func (r *reconciler) step(plan *sharing.Plan) {
 	r.publishStatus()
 }
 
-// remind repeats a list when a surplus device in it seems to be held by a pod
+// remind repeats a list when a device in it, surplus or awaited, seems to be held by a pod
 // that the kubelet does not name. Its checkpoint may be older than the end of
 // that pod, and it writes a new one with every list.
 func (r *reconciler) remind(s *running, list List) {
 	doubt := slices.ContainsFunc(list.Entries, func(e Entry) bool {
-		return e.Phase == Closing && r.seen.doubtful.has(s.name, e.ID)
+		return (e.Phase == Closing || r.isAwaited(e.Unit)) && r.seen.doubtful.has(s.name, e.ID)
 	})
 	if now := r.options.Now(); doubt && now.Sub(s.reminded) >= r.options.Timing.Quiet {
 		s.reminded = now
@@ -157,6 +165,8 @@ func (r *reconciler) newServer(name string) *server {
 		log:           r.options.Logger.With("resource", name),
 		now:           r.options.Now,
 		refusals:      make(chan refusal, 16),
+		changed:       r.changed,
+		closing:       r.closing,
 	}
 }
 
@@ -171,4 +181,5 @@ func (r *reconciler) publishStatus() {
 		superseded: make(chan struct{}),
 	})
 	close(previous.superseded)
+	r.changed.give()
 }

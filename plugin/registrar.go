@@ -81,6 +81,7 @@ func (r *registrar) attend(ctx context.Context) {
 func (r *registrar) streamChanged(event streamEvent) (replace bool) {
 	r.live += int(event)
 	r.streams.Store(int64(r.live))
+	r.changed.give()
 	if event == streamOpened {
 		r.opened++
 		r.awaiting = false

@@ -20,12 +20,18 @@ type server struct {
 	log           *slog.Logger
 	now           func() time.Time
 
-	current  atomic.Pointer[generation]
+	current atomic.Pointer[generation]
+	// sent is the generation that the open stream was last given; nil when none
+	// is open.
+	sent     atomic.Pointer[delivery]
 	inFlight atomic.Int64
 	streams  atomic.Int64
 	counters counters
 	// refusals wait for the log; when it is full, the count must do.
 	refusals chan refusal
+	// changed is Manager.Changed.
+	changed signal
+	closing *closing
 }
 
 type refusal struct {
@@ -33,7 +39,14 @@ type refusal struct {
 	err     error
 }
 
-type counters struct{ registrations, streams, lists, granted, refused atomic.Uint64 }
+type counters struct {
+	registrations, streams, lists, granted, sameUnit atomic.Uint64
+	// refused are by Reason.index.
+	refused [reasons]atomic.Uint64
+	// allocated, failed and preferred are how long calls took: Allocate by what
+	// became of it, and GetPreferredAllocation.
+	allocated, failed, preferred latency
+}
 
 // publish makes next the current generation. Only the manager calls it.
 func (s *server) publish(next *generation) {
@@ -63,6 +76,7 @@ func (s *server) run(ctx context.Context) {
 		(&registrar{server: s, session: session, backoff: &backoff}).attend(ctx)
 		session.close()
 		s.streams.Store(0)
+		s.changed.give()
 	}
 }
 

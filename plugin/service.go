@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -31,6 +32,9 @@ func (s service) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[ap
 		return status.Error(codes.Unavailable, "the plugin stops")
 	}
 	defer s.report(context.Background(), streamEnded)
+	last := &delivery{&generation{}, stream}
+	s.sent.Store(last)
+	defer func() { s.sent.CompareAndSwap(last, nil) }()
 
 	for {
 		current := s.current.Load()
@@ -38,6 +42,11 @@ func (s service) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[ap
 			return err
 		}
 		s.counters.lists.Add(1)
+		next := &delivery{current, stream}
+		if s.sent.CompareAndSwap(last, next) { // It does not when a newer stream is open.
+			last = next
+		}
+		s.changed.give()
 		pause, cancel := context.WithTimeout(ctx, s.timing.ListInterval)
 		err := s.await(ctx, pause.Done())
 		cancel()
@@ -68,7 +77,8 @@ func (s service) await(ctx context.Context, done <-chan struct{}) error {
 func (s service) GetPreferredAllocation(_ context.Context, request *api.PreferredAllocationRequest) (*api.PreferredAllocationResponse, error) {
 	s.inFlight.Add(1)
 	defer s.inFlight.Add(-1)
-	current, at := s.current.Load(), s.now().UnixNano()
+	current, began := s.current.Load(), s.now()
+	at := began.UnixNano()
 	response := &api.PreferredAllocationResponse{}
 	for _, r := range request.ContainerRequests {
 		ids := current.index.Prefer(r.AvailableDeviceIDs, r.MustIncludeDeviceIDs, int(r.AllocationSize))
@@ -79,6 +89,7 @@ func (s service) GetPreferredAllocation(_ context.Context, request *api.Preferre
 		}
 		response.ContainerResponses = append(response.ContainerResponses, &api.ContainerPreferredAllocationResponse{DeviceIDs: ids})
 	}
+	s.counters.preferred.observe(s.now().Sub(began))
 	return response, nil
 }
 
@@ -88,28 +99,45 @@ func (s service) Allocate(_ context.Context, request *api.AllocateRequest) (*api
 	s.inFlight.Add(1)
 	defer s.inFlight.Add(-1)
 	current, at := s.current.Load(), s.now()
+	sameUnit := uint64(0)
 	response := &api.AllocateResponse{}
 	for _, r := range request.ContainerRequests {
-		granted, err := current.grant(r.DevicesIds, at)
+		err := s.closing.refuse(s.name, r.DevicesIds)
+		var granted *api.ContainerAllocateResponse
+		var twice bool
+		if err == nil {
+			granted, twice, err = current.grant(r.DevicesIds, at)
+		}
+		if err == nil {
+			// Again, now that the devices count as held: whoever closes a unit and
+			// then looks for holders either sees this grant or has it refused.
+			err = s.closing.refuse(s.name, r.DevicesIds)
+		}
 		if err != nil {
-			s.refuse(r.DevicesIds, err)
+			s.refuse(r.DevicesIds, err, at)
 			return nil, err
+		}
+		if twice {
+			sameUnit++
 		}
 		response.ContainerResponses = append(response.ContainerResponses, granted)
 	}
 	if len(response.ContainerResponses) == 0 {
-		err := status.Errorf(codes.InvalidArgument, "%s: no container in the request", s.name)
-		s.refuse(nil, err)
+		err := refusef(Internal, codes.InvalidArgument, "%s: no container in the request", s.name)
+		s.refuse(nil, err, at)
 		return nil, err
 	}
 	s.counters.granted.Add(1)
+	s.counters.sameUnit.Add(sameUnit)
+	s.counters.allocated.observe(s.now().Sub(at))
 	return response, nil
 }
 
 // refuse counts a refusal and leaves the log line to the server's own
 // goroutine: a log that blocks must not block the kubelet.
-func (s service) refuse(ids []string, err error) {
-	s.counters.refused.Add(1)
+func (s service) refuse(ids []string, err error, began time.Time) {
+	s.counters.refused[reasonOf(err).index()].Add(1)
+	s.counters.failed.observe(s.now().Sub(began))
 	select {
 	case s.refusals <- refusal{ids, err}:
 	default:

@@ -37,11 +37,18 @@ func dialPlugin(t testing.TB, p sharing.Plan) api.DevicePluginClient {
 // dialManager is dialPlugin that also returns the manager.
 func dialManager(t testing.TB, p sharing.Plan) (api.DevicePluginClient, *plugin.Manager) {
 	t.Helper()
+	return dialOptions(t, plugin.Options{Logger: slog.New(slog.DiscardHandler)}, p)
+}
+
+// dialOptions is dialManager for a manager with other options.
+func dialOptions(t testing.TB, options plugin.Options, p sharing.Plan) (api.DevicePluginClient, *plugin.Manager) {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "vg") //nolint:usetesting // a socket's path must be short
 	if err != nil {
 		t.Fatal(err)
 	}
-	manager := plugin.NewManager(plugin.Options{Dir: dir, Logger: slog.New(slog.DiscardHandler)})
+	options.Dir = dir
+	manager := plugin.NewManager(options)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { _ = manager.Run(ctx) })

@@ -23,9 +23,19 @@ type ResourceStatus struct {
 	Devices, Healthy, Leaving int
 	// Dropped says that the plan does not have the resource any more.
 	Dropped bool
-	// Registrations, StreamsOpened, Lists, Granted and Refused count since the
-	// server started.
-	Registrations, StreamsOpened, Lists, Granted, Refused uint64
+	// Sent says that the kubelet was given the list as it is now. With one stream
+	// open the kubelet then has it.
+	Sent bool
+	// Listed are the devices of the list, those on their way out included.
+	Listed []Entry
+	// Registrations, StreamsOpened, Lists and Granted count since the server
+	// started; SameUnit are the grants of two devices of one unit to a container.
+	Registrations, StreamsOpened, Lists, Granted, SameUnit uint64
+	// Refused counts refused calls by why; it has every reason.
+	Refused map[Reason]uint64
+	// Allocated and Failed are how long calls of Allocate took that were granted
+	// and that were refused, Preferred those of GetPreferredAllocation.
+	Allocated, Failed, Preferred Latency
 }
 
 // Status returns how the last plan is served now.
@@ -33,12 +43,16 @@ func (m *Manager) Status() Status {
 	plan, serving := m.plan.Load(), m.status.Load()
 	status := make([]ResourceStatus, len(serving.servers))
 	for i, s := range serving.servers {
-		list := s.current.Load().list
+		current, sent := s.current.Load(), s.sent.Load()
+		list := current.list
 		status[i] = ResourceStatus{
 			Name: s.name, Streams: int(s.streams.Load()),
 			Devices: len(list.Entries), Dropped: !list.Dropped.IsZero(),
+			Sent:          sent != nil && sent.superseded == current.superseded,
 			Registrations: s.counters.registrations.Load(), StreamsOpened: s.counters.streams.Load(),
-			Lists: s.counters.lists.Load(), Granted: s.counters.granted.Load(), Refused: s.counters.refused.Load(),
+			Lists: s.counters.lists.Load(), Granted: s.counters.granted.Load(), SameUnit: s.counters.sameUnit.Load(),
+			Listed: list.Entries, Refused: s.counters.refusals(),
+			Allocated: s.counters.allocated.read(), Failed: s.counters.failed.read(), Preferred: s.counters.preferred.read(),
 		}
 		for _, e := range list.Entries {
 			if e.Healthy {
@@ -50,4 +64,19 @@ func (m *Manager) Status() Status {
 		}
 	}
 	return Status{Served: plan == serving.plan, KubeletSeen: serving.seen, Resources: status}
+}
+
+// Changed receives when Status may answer otherwise, once for any number of
+// changes since the last receipt. It is for one reader.
+func (m *Manager) Changed() <-chan struct{} { return m.changed }
+
+// signal says that there is something to look at. Nobody waits to give it, and
+// a nil one goes nowhere.
+type signal chan struct{}
+
+func (s signal) give() {
+	select {
+	case s <- struct{}{}:
+	default:
+	}
 }

@@ -72,6 +72,7 @@ func (s *step) unit(resource, id string, old []Entry, want []sharing.Device) []E
 			entries = s.appendSurplus(entries, resource, e)
 			continue
 		case wanted:
+			device.Healthy = e.Healthy // As the kubelet was told, until it is decided.
 			e.Device = device
 		}
 		rank := isExtra
@@ -125,11 +126,20 @@ func (s *step) appendSurplus(entries []Entry, resource string, e Entry) []Entry 
 	if s.removable(resource, e) {
 		return entries
 	}
-	if e.Phase != Retiring {
-		e.Phase, e.Since, e.Applied = Retiring, s.now, time.Time{}
+	// A kubelet that shows the device no more may have lost its stream, or may
+	// have an older list yet to read in which the device is Healthy. So the clock
+	// starts only when the stream that is open was given the list.
+	if e.Phase != Retiring || s.calls.Lost[resource] {
+		e.Phase, e.Since, e.Applied = Retiring, time.Time{}, time.Time{}
+	}
+	if e.Since.IsZero() && s.calls.Sent[resource] && !e.Healthy {
+		e.Since = s.now
 	}
 	e.Healthy = false
-	if e.Applied.IsZero() && s.seen.appliedKnown && s.seen.appliedAt.After(e.Since) && !s.seen.applied.has(resource, e.ID) {
+	switch {
+	case s.seen.applied.has(resource, e.ID):
+		e.Applied = time.Time{}
+	case e.Applied.IsZero() && !e.Since.IsZero() && s.seen.appliedKnown && s.seen.appliedAt.After(e.Since):
 		e.Applied = s.now
 	}
 	return append(entries, e)

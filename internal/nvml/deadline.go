@@ -15,6 +15,9 @@ type Limits struct {
 	// take ten seconds, and Init, which does as much for all boards; 60 s when
 	// zero.
 	Lookup time.Duration
+	// Change is for the calls that change how a board is cut, of which a change of
+	// the MIG mode resets it; 60 s when zero.
+	Change time.Duration
 }
 
 // AbandonedError is what a call answers that took too long, and then every call
@@ -49,11 +52,12 @@ func (e *AbandonedError) Unwrap() error { return &Error{Call: e.Call, Return: Ti
 func WithDeadlines(lib Library, limits Limits) Library {
 	limits.Call = cmp.Or(limits.Call, 30*time.Second)
 	limits.Lookup = cmp.Or(limits.Lookup, 60*time.Second)
+	limits.Change = cmp.Or(limits.Change, 60*time.Second)
 	return &deadlined{lib: lib, limits: limits, lanes: newLanes()}
 }
 
 // deadlined is a library with deadlines. Which call belongs to which board is
-// in lanes; the methods are in deadlinecalls.go and deadlinemig.go.
+// in lanes; the methods are in deadlinecalls.go, deadlinemig.go and deadlinecutting.go.
 type deadlined struct {
 	lib    Library
 	limits Limits

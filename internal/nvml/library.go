@@ -34,12 +34,16 @@ type Library interface {
 	// DeviceGetTemperature is the core temperature in degrees Celsius.
 	DeviceGetTemperature(Device) (int, error)
 	DeviceGetComputeRunningProcesses(Device) ([]Process, error)
+	DeviceGetGraphicsRunningProcesses(Device) ([]Process, error)
+	// DeviceGetMPSComputeRunningProcesses are the clients of an MPS server.
+	DeviceGetMPSComputeRunningProcesses(Device) ([]Process, error)
 	// DeviceGetRemappedRows is NotSupported on boards that replace no memory
 	// rows, which are those before Ampere.
 	DeviceGetRemappedRows(Device) (RemappedRows, error)
 	// DeviceGetRetiredPagesPendingStatus says that memory pages wait for a reset
 	// to be retired. It is NotSupported on boards that replace rows instead.
 	DeviceGetRetiredPagesPendingStatus(Device) (bool, error)
+	Metering
 
 	// DeviceGetTopologyCommonAncestor says how near two boards are on the bus.
 	DeviceGetTopologyCommonAncestor(a, b Device) (TopologyLevel, error)
@@ -66,6 +70,7 @@ type Library interface {
 	// how many of its GPU instance's slices a MIG device computes on.
 	GpuInstanceGetComputeInstanceById(gi GPUInstance, id int) (ComputeInstance, error)
 	ComputeInstanceGetInfo(ComputeInstance) (ComputeInstanceInfo, error)
+	Cutting
 
 	EventSetCreate() (EventSet, error)
 	DeviceGetSupportedEventTypes(Device) (EventTypes, error)

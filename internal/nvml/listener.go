@@ -58,6 +58,10 @@ func (l *listener) renew(ctx context.Context, readings []reading) {
 		return
 	}
 	for _, r := range readings {
+		if l.mutes.has(r.gpu.UUID) {
+			l.degraded[r.gpu.UUID] = "its MIG mode is being changed"
+			continue
+		}
 		if l.asked[r.device] {
 			continue
 		}
@@ -171,9 +175,17 @@ func (l *listener) back(err error) {
 	l.pause = min(2*l.pause, backoffLimit)
 }
 
-// stop ends the waiting goroutine and then frees the set, never the other way
-// round: the driver would be waiting on freed memory.
+// stop ends listening.
 func (l *listener) stop(ctx context.Context) {
+	l.end()
+	l.deafen()
+	l.tell(ctx)
+}
+
+// end ends the waiting goroutine and then frees the set, never the other way
+// round: the driver would be waiting on freed memory. The next renew makes
+// another.
+func (l *listener) end() {
 	if l.waiting {
 		end := l.activity.begin("EventSetWait")
 		l.halt()
@@ -184,8 +196,6 @@ func (l *listener) stop(ctx context.Context) {
 		l.waiting = false
 	}
 	l.free()
-	l.deafen()
-	l.tell(ctx)
 }
 
 func (l *listener) free() {

@@ -50,6 +50,9 @@ type Node struct {
 	report  atomic.Pointer[sharing.HealthReport]
 	rules   atomic.Pointer[sharing.HealthRules]
 	orders  chan order
+	// errands are for the goroutine that talks to the driver.
+	errands chan errand
+	mutes   mutes
 }
 
 // snapshot is what Inventory answers; it is never changed.
@@ -73,7 +76,7 @@ func NewNode(lib Library, options Options) *Node {
 	if options.Logger == nil {
 		options.Logger = slog.New(slog.DiscardHandler)
 	}
-	n := &Node{lib: lib, options: options, log: options.Logger.With("component", "nvml"), orders: make(chan order)}
+	n := &Node{lib: lib, options: options, log: options.Logger.With("component", "nvml"), orders: make(chan order), errands: make(chan errand)}
 	n.current.Store(&snapshot{err: ErrNotReady})
 	n.report.Store(&sharing.HealthReport{})
 	n.SetHealth(sharing.DefaultHealthRules())
@@ -119,7 +122,7 @@ const abandonAfter = 500 * time.Millisecond
 // It returns nil when ctx has ended and all its goroutines have. If one is
 // stuck in a driver call it is left behind, and the error names the call.
 func (n *Node) Watch(ctx context.Context, changed func()) error {
-	w := newWatcher(n.lib, n.options, n.log)
+	w := newWatcher(n)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

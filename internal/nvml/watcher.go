@@ -19,6 +19,8 @@ type watcher struct {
 	passes   chan pass
 	events   chan Event
 	monitors chan map[string]string
+	errands  <-chan errand
+	mutes    *mutes
 	// again has room for one wish to read the boards before the time.
 	again    chan struct{}
 	activity *activity
@@ -26,9 +28,9 @@ type watcher struct {
 	reported string
 }
 
-func newWatcher(lib Library, options Options, log *slog.Logger) *watcher {
+func newWatcher(n *Node) *watcher {
 	return &watcher{
-		lib: lib, options: options, log: log, activity: newActivity(),
+		lib: n.lib, options: n.options, log: n.log, activity: newActivity(), errands: n.errands, mutes: &n.mutes,
 		passes: make(chan pass), events: make(chan Event), monitors: make(chan map[string]string),
 		again: make(chan struct{}, 1),
 	}
@@ -80,6 +82,7 @@ func (w *watcher) session(ctx context.Context) (worked bool, err error) {
 	defer cancel()
 	version := w.version()
 	scanned := time.Time{}
+	var looked []chan struct{}
 	for {
 		var p pass
 		// An interval too few is better than a scan put off by a moment.
@@ -96,6 +99,10 @@ func (w *watcher) session(ctx context.Context) (worked bool, err error) {
 		if !w.hand(ctx, p, listening) {
 			return worked, nil
 		}
+		for _, look := range looked {
+			close(look)
+		}
+		looked = nil
 		for waiting := time.After(min(w.options.Rescan, w.options.Probe)); waiting != nil; {
 			select {
 			case <-ctx.Done():
@@ -103,6 +110,13 @@ func (w *watcher) session(ctx context.Context) (worked bool, err error) {
 			case <-waiting:
 				waiting = nil
 			case <-w.again:
+				scanned, waiting = time.Time{}, nil
+			case e := <-w.errands:
+				if e.do != nil {
+					e.do(listening)
+				}
+				close(e.done)
+				looked = append(looked, e.looked)
 				scanned, waiting = time.Time{}, nil
 			case o := <-boards.outcomes:
 				if !w.hand(ctx, boards.late(o), listening) {

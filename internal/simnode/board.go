@@ -36,6 +36,9 @@ type board struct {
 	// cuts is the number of MIG devices ever made; their UUIDs follow from it.
 	cuts      int
 	processes []nvml.Process
+	work      work
+	// slowed is why the clocks are lower than they could be.
+	slowed nvml.ClockReasons
 }
 
 // newBoard makes the node's next board.

@@ -2,6 +2,8 @@ package simnode_test
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/sharing"
 )
 
 // TestDo does each verb once and looks at what came of it.
@@ -102,6 +105,38 @@ func TestDo(t *testing.T) {
 				t.Errorf("processes left: %v", processes)
 			}
 		}},
+		{"process-add", arguments{"gpu": "1", "pid": "4711", "sm": "30", "container": "ns/one/main"}, func(t *testing.T, n *simnode.Node, _ []nvml.Event) {
+			must(t, n.Do("process-work", arguments{"gpu": "1", "pid": "4711", "sm": "45"}))
+			must(t, n.Sample(1))
+			samples, err := n.DeviceGetProcessUtilization(device(t, n, 1), 0)
+			if last := len(samples) - 1; err != nil || samples[last].PID != 4711 || samples[last].SM != 45 {
+				t.Errorf("samples %+v, %v", samples, err)
+			}
+			if rates, err := n.DeviceGetUtilizationRates(device(t, n, 1)); rates.GPU != 45 || err != nil {
+				t.Errorf("%+v, %v", rates, err)
+			}
+			containers, err := n.Containers()
+			must(t, err)
+			cgroup, err := fs.ReadFile(n.Proc(), "4711/cgroup")
+			must(t, err)
+			for id, container := range containers {
+				if container != (sharing.Container{Namespace: "ns", Pod: "one", Name: "main"}) || !strings.Contains(string(cgroup), id) {
+					t.Errorf("container %+v with ID %s, cgroup %s", container, id, cgroup)
+				}
+			}
+			must(t, n.Do("process-remove", arguments{"gpu": "1", "pid": "4711"}))
+			if _, err := fs.ReadFile(n.Proc(), "4711/cgroup"); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("after the end of the process: %v", err)
+			}
+			if left, _ := n.Containers(); len(containers) != 1 || len(left) != 0 {
+				t.Errorf("containers %v, and then %v", containers, left)
+			}
+		}},
+		{"throttle", arguments{"gpu": "1", "reason": "thermal"}, func(t *testing.T, n *simnode.Node, _ []nvml.Event) {
+			if reasons, err := n.DeviceGetCurrentClocksEventReasons(device(t, n, 1)); reasons != nvml.HardwareThermalSlowdown || err != nil {
+				t.Errorf("reasons %#x, %v", reasons, err)
+			}
+		}},
 		{"process-add", arguments{"gpu": "3", "mig": "6", "pid": "1", "bytes": "1024"}, func(t *testing.T, n *simnode.Node, _ []nvml.Event) {
 			processes, err := n.DeviceGetComputeRunningProcesses(device(t, n, 3))
 			if len(processes) != 1 || err != nil {
@@ -126,7 +161,7 @@ func TestDo(t *testing.T) {
 			}
 		}},
 	}
-	done := map[string]bool{"heal": true, "process-remove": true}
+	done := map[string]bool{"heal": true, "process-remove": true, "process-work": true}
 	for _, test := range tests {
 		done[test.verb] = true
 		t.Run(test.verb, func(t *testing.T) {

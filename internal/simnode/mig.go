@@ -14,19 +14,7 @@ import (
 // until the board is reset, which Heal is; later ones change at once. It is
 // IN_USE while there are GPU instances or processes.
 func (n *Node) SetMIG(gpu int, on bool) error {
-	return n.cutting("DeviceSetMigMode", gpu, func(b *board) nvml.Return {
-		switch {
-		case b.geometry.Shapes == nil:
-			return nvml.NotSupported
-		case len(b.instances) > 0 || len(b.processes) > 0:
-			return nvml.InUse
-		}
-		b.migPending = on
-		if b.architecture >= nvml.Hopper {
-			b.mig = on
-		}
-		return nvml.Success
-	})
+	return n.cutting("DeviceSetMigMode", gpu, func(b *board) nvml.Return { return b.setMode(on) })
 }
 
 // AnyPlacement lets CreateGPUInstance choose.
@@ -38,17 +26,9 @@ const AnyPlacement = -1
 // off.
 func (n *Node) CreateGPUInstance(gpu, profile, start int) (id int, err error) {
 	err = n.cutting("DeviceCreateGpuInstance", gpu, func(b *board) nvml.Return {
-		if !b.mig {
-			return nvml.NotSupported
-		}
-		at := slices.IndexFunc(b.geometry.Shapes, func(s mig.Shape) bool { return s.ID == profile })
-		if at < 0 {
-			return nvml.InvalidArgument
-		}
-		shape := b.geometry.Shapes[at]
-		placement, code := b.room(shape, start)
+		i, code := n.createInstance(b, profile, start)
 		if code == nvml.Success {
-			id = n.addInstance(b, shape, placement).id
+			id = i.id
 		}
 		return code
 	})
@@ -91,19 +71,11 @@ func (n *Node) CreateComputeInstance(gpu, gi, slices int) (id int, uuid string, 
 		if i == nil {
 			return nvml.NotFound
 		}
-		free := i.shape.Profile.Slices
-		for _, c := range i.computes {
-			free -= c.slices
+		c, code := n.createCompute(b, i, slices)
+		if code == nvml.Success {
+			id, uuid = c.id, c.uuid
 		}
-		switch {
-		case slices < 1 || slices > i.shape.Profile.Slices:
-			return nvml.InvalidArgument
-		case slices > free:
-			return nvml.InsufficientResources
-		}
-		c := n.addCompute(b, i, slices)
-		id, uuid = c.id, c.uuid
-		return nvml.Success
+		return code
 	})
 	return id, uuid, err
 }
@@ -115,13 +87,7 @@ func (n *Node) DestroyComputeInstance(gpu, gi, ci int) error {
 		if i == nil || i.compute(ci) == nil {
 			return nvml.NotFound
 		}
-		c := i.compute(ci)
-		if len(c.processes) > 0 {
-			return nvml.InUse
-		}
-		i.computes = slices.DeleteFunc(i.computes, func(other *computeInstance) bool { return other == c })
-		delete(n.devices, c.handle)
-		return nvml.Success
+		return n.destroyCompute(i.compute(ci))
 	})
 }
 
@@ -129,14 +95,10 @@ func (n *Node) DestroyComputeInstance(gpu, gi, ci int) error {
 func (n *Node) DestroyGPUInstance(gpu, gi int) error {
 	return n.cutting("GpuInstanceDestroy", gpu, func(b *board) nvml.Return {
 		i := b.instance(gi)
-		switch {
-		case i == nil:
+		if i == nil {
 			return nvml.NotFound
-		case len(i.computes) > 0:
-			return nvml.InUse
 		}
-		b.instances = slices.DeleteFunc(b.instances, func(other *gpuInstance) bool { return other == i })
-		return nvml.Success
+		return b.destroyInstance(i)
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/sharing"
 )
 
 // Node is a simulated node, and the nvml.Library of its driver. All methods may
@@ -29,6 +30,8 @@ type Node struct {
 	opened  int
 	scripts []*script
 	calls   map[string]int
+	// containers are of the processes that run in one, by PID.
+	containers map[int]sharing.Container
 	// news is closed, and replaced, when a wait for events may have an answer.
 	news chan struct{}
 }
@@ -41,7 +44,9 @@ func newNode(name string) *Node {
 		devices: map[nvml.Device]target{},
 		sets:    map[nvml.EventSet]*eventSet{},
 		calls:   map[string]int{},
-		news:    make(chan struct{}),
+
+		containers: map[int]sharing.Container{},
+		news:       make(chan struct{}),
 	}
 }
 

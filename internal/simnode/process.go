@@ -24,13 +24,17 @@ func (n *Node) AddProcess(gpu, device, pid int, bytes uint64) error {
 
 // RemoveProcess ends the process's use.
 func (n *Node) RemoveProcess(gpu, device, pid int) error {
-	return n.changeProcesses(gpu, device, func(list []nvml.Process) ([]nvml.Process, error) {
+	err := n.changeProcesses(gpu, device, func(list []nvml.Process) ([]nvml.Process, error) {
 		at := slices.IndexFunc(list, func(p nvml.Process) bool { return p.PID == pid })
 		if at < 0 {
 			return nil, fmt.Errorf("process %d is not there", pid)
 		}
 		return slices.Delete(list, at, at+1), nil
 	})
+	if err == nil {
+		n.forget(gpu, pid)
+	}
+	return err
 }
 
 func (n *Node) changeProcesses(gpu, device int, change func([]nvml.Process) ([]nvml.Process, error)) error {

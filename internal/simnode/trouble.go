@@ -56,7 +56,7 @@ func (n *Node) Heal(gpu int) error {
 		b.celsius = normalTemperature
 		b.repair()
 		b.mig = b.migPending
-		b.processes = nil
+		b.processes, b.work, b.slowed = nil, work{}, 0
 		for _, i := range b.instances {
 			for _, c := range i.computes {
 				c.processes = nil

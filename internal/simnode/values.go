@@ -7,8 +7,10 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/sharing"
 )
 
 var errNoVerb = errors.New("no verb")
@@ -69,6 +71,32 @@ func (v *values) device(name string) int {
 		return WholeGPU
 	}
 	return v.number(name)
+}
+
+// container is NAMESPACE/POD/CONTAINER, none when left out.
+func (v *values) container(name string) sharing.Container {
+	written := v.arguments[name]
+	if written == "" {
+		return sharing.Container{}
+	}
+	parts := strings.Split(written, "/")
+	if len(parts) != 3 || slices.Contains(parts, "") {
+		v.problems = append(v.problems, fmt.Errorf("%s: %q is not NAMESPACE/POD/CONTAINER", name, written))
+		return sharing.Container{}
+	}
+	return sharing.Container{Namespace: parts[0], Pod: parts[1], Name: parts[2]}
+}
+
+// reason is a reason for lower clocks.
+func (v *values) reason(name string) nvml.ClockReasons {
+	reasons := map[string]nvml.ClockReasons{
+		"thermal": nvml.HardwareThermalSlowdown, "power": nvml.SoftwarePowerCap, "hw_slowdown": nvml.HardwareSlowdown, "none": 0,
+	}
+	reason, known := reasons[v.arguments[name]]
+	if !known {
+		v.problems = append(v.problems, fmt.Errorf("%s: %q is none of thermal, power, hw_slowdown, none", name, v.arguments[name]))
+	}
+	return reason
 }
 
 // call is a call of the library that this package simulates.

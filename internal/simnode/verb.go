@@ -98,9 +98,33 @@ func Verbs() []Verb {
 		{"process-add", "let a process use a GPU or a MIG device", []Argument{
 			gpuArgument, migArgument, processArgument,
 			{Name: "bytes", Usage: "memory that it uses; 0 when left out", Optional: true},
+			{Name: "sm", Usage: "percent of a whole GPU that it keeps busy; 0 when left out", Optional: true},
+			{Name: "container", Usage: "where it runs, as NAMESPACE/POD/CONTAINER; on the host itself when left out", Optional: true},
 		}, func(n *Node, v *values) {
 			gpu, device, pid, bytes := v.number("gpu"), v.device("mig"), v.number("pid"), v.count("bytes")
-			v.run(func() error { return n.AddProcess(gpu, device, pid, uint64(bytes)) })
+			percent, container := v.count("sm"), v.container("container")
+			v.run(func() error {
+				if err := n.AddProcess(gpu, device, pid, uint64(bytes)); err != nil {
+					return err
+				}
+				n.Contain(pid, container)
+				if percent == 0 {
+					return nil
+				}
+				return n.Work(gpu, pid, percent)
+			})
+		}},
+		{"process-work", "let a process on a whole GPU keep it busy", []Argument{
+			gpuArgument, processArgument, {Name: "sm", Usage: "percent of the GPU"},
+		}, func(n *Node, v *values) {
+			gpu, pid, percent := v.number("gpu"), v.number("pid"), v.number("sm")
+			v.run(func() error { return n.Work(gpu, pid, percent) })
+		}},
+		{"throttle", "let a GPU lower its clocks", []Argument{
+			gpuArgument, {Name: "reason", Usage: "thermal, power, hw_slowdown or none", Positional: true},
+		}, func(n *Node, v *values) {
+			gpu, reason := v.number("gpu"), v.reason("reason")
+			v.run(func() error { return n.Throttle(gpu, reason) })
 		}},
 		{"process-remove", "end a process's use of a GPU or a MIG device", []Argument{
 			gpuArgument, migArgument, processArgument,

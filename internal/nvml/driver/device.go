@@ -74,7 +74,19 @@ func (l *library) DeviceGetTemperature(d nvml.Device) (int, error) {
 }
 
 func (l *library) DeviceGetComputeRunningProcesses(d nvml.Device) ([]nvml.Process, error) {
-	running, err := askDevice(l, "DeviceGetComputeRunningProcesses", d, gonvml.Device.GetComputeRunningProcesses)
+	return l.processes("DeviceGetComputeRunningProcesses", d, gonvml.Device.GetComputeRunningProcesses)
+}
+
+func (l *library) DeviceGetGraphicsRunningProcesses(d nvml.Device) ([]nvml.Process, error) {
+	return l.processes("DeviceGetGraphicsRunningProcesses", d, gonvml.Device.GetGraphicsRunningProcesses)
+}
+
+func (l *library) DeviceGetMPSComputeRunningProcesses(d nvml.Device) ([]nvml.Process, error) {
+	return l.processes("DeviceGetMPSComputeRunningProcesses", d, gonvml.Device.GetMPSComputeRunningProcesses)
+}
+
+func (l *library) processes(call string, d nvml.Device, get func(gonvml.Device) ([]gonvml.ProcessInfo, gonvml.Return)) ([]nvml.Process, error) {
+	running, err := askDevice(l, call, d, get)
 	var processes []nvml.Process
 	for _, p := range running {
 		processes = append(processes, nvml.Process{PID: int(p.Pid), Memory: p.UsedGpuMemory})

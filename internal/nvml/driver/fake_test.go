@@ -102,6 +102,7 @@ func TestFakeDriver(t *testing.T) {
 	})
 	t.Run("old", func(t *testing.T) { install(t, root, "410.1"); old(t, lib) })
 	t.Run("new", func(t *testing.T) { install(t, root, "580.1", "-DNEW", "-DPENDING"); renewed(t, lib) })
+	t.Run("cutting", func(t *testing.T) { cuts(t, lib) })
 	t.Run("conformance", func(t *testing.T) {
 		nvmltest.Run(t, func(*testing.T) nvml.Library { return lib }, nvmltest.Expect{GPUs: 2, Partitions: 2})
 	})
@@ -191,12 +192,18 @@ func old(t *testing.T, lib nvml.Library) {
 // missing are calls that the old driver does not have.
 func missing(lib nvml.Library, board nvml.Device) map[string]func() error {
 	return map[string]func() error{
-		"DeviceGetRemappedRows":              func() error { _, err := lib.DeviceGetRemappedRows(board); return err },
-		"DeviceGetRetiredPagesPendingStatus": func() error { _, err := lib.DeviceGetRetiredPagesPendingStatus(board); return err },
-		"DeviceGetComputeRunningProcesses":   func() error { _, err := lib.DeviceGetComputeRunningProcesses(board); return err },
-		"DeviceGetTopologyCommonAncestor":    func() error { _, err := lib.DeviceGetTopologyCommonAncestor(board, board); return err },
-		"DeviceGetNvLinkState(17)":           func() error { _, err := lib.DeviceGetNvLinkState(board, 17); return err },
-		"DeviceGetNvLinkRemotePciInfo(0)":    func() error { _, err := lib.DeviceGetNvLinkRemotePciInfo(board, 0); return err },
+		"DeviceGetRemappedRows":               func() error { _, err := lib.DeviceGetRemappedRows(board); return err },
+		"DeviceGetRetiredPagesPendingStatus":  func() error { _, err := lib.DeviceGetRetiredPagesPendingStatus(board); return err },
+		"DeviceGetComputeRunningProcesses":    func() error { _, err := lib.DeviceGetComputeRunningProcesses(board); return err },
+		"DeviceGetMPSComputeRunningProcesses": func() error { _, err := lib.DeviceGetMPSComputeRunningProcesses(board); return err },
+		"DeviceGetUtilizationRates":           func() error { _, err := lib.DeviceGetUtilizationRates(board); return err },
+		"DeviceGetProcessUtilization":         func() error { _, err := lib.DeviceGetProcessUtilization(board, 0); return err },
+		"DeviceGetCurrentClocksEventReasons":  func() error { _, err := lib.DeviceGetCurrentClocksEventReasons(board); return err },
+		"DeviceSetMigMode":                    func() error { _, err := lib.DeviceSetMigMode(board, true); return err },
+		"DeviceGetGpuInstances(19)":           func() error { _, err := lib.DeviceGetGpuInstances(board, 19); return err },
+		"DeviceGetTopologyCommonAncestor":     func() error { _, err := lib.DeviceGetTopologyCommonAncestor(board, board); return err },
+		"DeviceGetNvLinkState(17)":            func() error { _, err := lib.DeviceGetNvLinkState(board, 17); return err },
+		"DeviceGetNvLinkRemotePciInfo(0)":     func() error { _, err := lib.DeviceGetNvLinkRemotePciInfo(board, 0); return err },
 	}
 }
 
@@ -248,6 +255,7 @@ func renewed(t *testing.T, lib nvml.Library) {
 	if diff := cmp.Diff([]nvml.Process{{PID: 4711, Memory: 1 << 20}, {PID: 4712, Memory: nvml.MemoryUnknown}}, processes); diff != "" {
 		t.Errorf("processes (-want +got):\n%s", diff)
 	}
+	metered(t, lib, first, board)
 	profile, err := lib.DeviceGetGpuInstanceProfileInfo(board, 0)
 	must(t, err)
 	if want := (nvml.GPUInstanceProfile{ID: 19, Slices: 1, Instances: 7, MemoryMB: 4864, Name: "MIG 1g.5gb"}); profile != want {

@@ -42,6 +42,15 @@ typedef unsigned long long bits;
 	F(nvmlDeviceGetComputeRunningProcesses, (handle a, number *b, void *c), (a, b, c)) \
 	F(nvmlDeviceGetComputeRunningProcesses_v2, (handle a, number *b, void *c), (a, b, c)) \
 	F(nvmlDeviceGetComputeRunningProcesses_v3, (handle a, number *b, void *c), (a, b, c)) \
+	F(nvmlDeviceGetGraphicsRunningProcesses, (handle a, number *b, void *c), (a, b, c)) \
+	F(nvmlDeviceGetGraphicsRunningProcesses_v2, (handle a, number *b, void *c), (a, b, c)) \
+	F(nvmlDeviceGetGraphicsRunningProcesses_v3, (handle a, number *b, void *c), (a, b, c)) \
+	F(nvmlDeviceGetMPSComputeRunningProcesses, (handle a, number *b, void *c), (a, b, c)) \
+	F(nvmlDeviceGetMPSComputeRunningProcesses_v2, (handle a, number *b, void *c), (a, b, c)) \
+	F(nvmlDeviceGetMPSComputeRunningProcesses_v3, (handle a, number *b, void *c), (a, b, c)) \
+	F(nvmlDeviceGetUtilizationRates, (handle a, void *b), (a, b)) \
+	F(nvmlDeviceGetProcessUtilization, (handle a, void *b, number *c, bits d), (a, b, c, d)) \
+	F(nvmlDeviceGetCurrentClocksThrottleReasons, (handle a, bits *b), (a, b)) \
 	F(nvmlDeviceGetRemappedRows, (handle a, number *b, number *c, number *d, number *e), (a, b, c, d, e)) \
 	F(nvmlDeviceGetRetiredPagesPendingStatus, (handle a, number *b), (a, b)) \
 	F(nvmlDeviceGetTopologyCommonAncestor, (handle a, handle b, number *c), (a, b, c)) \
@@ -60,6 +69,16 @@ typedef unsigned long long bits;
 	F(nvmlGpuInstanceGetComputeInstanceById, (handle a, number b, handle *c), (a, b, c)) \
 	F(nvmlComputeInstanceGetInfo, (handle a, void *b), (a, b)) \
 	F(nvmlComputeInstanceGetInfo_v2, (handle a, void *b), (a, b)) \
+	F(nvmlDeviceSetMigMode, (handle a, number b, int *c), (a, b, c)) \
+	F(nvmlDeviceGetGpuInstancePossiblePlacements, (handle a, number b, void *c, number *d), (a, b, c, d)) \
+	F(nvmlDeviceGetGpuInstancePossiblePlacements_v2, (handle a, number b, void *c, number *d), (a, b, c, d)) \
+	F(nvmlDeviceGetGpuInstances, (handle a, number b, handle *c, number *d), (a, b, c, d)) \
+	F(nvmlDeviceCreateGpuInstanceWithPlacement, (handle a, number b, const void *c, handle *d), (a, b, c, d)) \
+	F(nvmlGpuInstanceDestroy, (handle a), (a)) \
+	F(nvmlGpuInstanceGetComputeInstanceProfileInfo, (handle a, number b, number c, void *d), (a, b, c, d)) \
+	F(nvmlGpuInstanceGetComputeInstances, (handle a, number b, handle *c, number *d), (a, b, c, d)) \
+	F(nvmlGpuInstanceCreateComputeInstance, (handle a, number b, handle *c), (a, b, c)) \
+	F(nvmlComputeInstanceDestroy, (handle a), (a)) \
 	F(nvmlEventSetCreate, (handle *a), (a)) \
 	F(nvmlDeviceGetSupportedEventTypes, (handle a, bits *b), (a, b)) \
 	F(nvmlDeviceRegisterEvents, (handle a, bits b, handle c), (a, b, c)) \

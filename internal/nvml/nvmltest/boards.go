@@ -83,6 +83,7 @@ func board(t *testing.T, lib nvml.Library, device nvml.Device) {
 	if rows, err := lib.DeviceGetRemappedRows(device); optional(t, "DeviceGetRemappedRows", err) {
 		between(t, "remapped rows", min(rows.Correctable, rows.Uncorrectable), 0, 1<<20)
 	}
+	metering(t, lib, device)
 	_, err := lib.DeviceGetRetiredPagesPendingStatus(device)
 	optional(t, "DeviceGetRetiredPagesPendingStatus", err)
 	if processes, err := lib.DeviceGetComputeRunningProcesses(device); optional(t, "DeviceGetComputeRunningProcesses", err) {

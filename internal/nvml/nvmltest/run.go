@@ -33,7 +33,7 @@ func Run(t *testing.T, open func(t *testing.T) nvml.Library, expect Expect) {
 		name string
 		hold func(*testing.T, nvml.Library, Expect)
 	}{
-		{"boards", boards}, {"partitions", partitions}, {"profiles", profiles},
+		{"boards", boards}, {"partitions", partitions}, {"profiles", profiles}, {"cutting", cutting},
 		{"neighbours", neighbours}, {"events", events},
 	} {
 		t.Run(part.name, func(t *testing.T) {
@@ -52,7 +52,7 @@ func Run(t *testing.T, open func(t *testing.T) nvml.Library, expect Expect) {
 func Tour(t *testing.T, lib nvml.Library, expect Expect) {
 	must(t, lib.Init())
 	defer func() { must(t, lib.Shutdown()) }()
-	for _, hold := range []func(*testing.T, nvml.Library, Expect){boards, partitions, profiles, neighbours, events} {
+	for _, hold := range []func(*testing.T, nvml.Library, Expect){boards, partitions, profiles, cutting, neighbours, events} {
 		hold(t, lib, expect)
 	}
 }

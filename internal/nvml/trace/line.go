@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/mig"
 )
 
 // version is of the format; a reader refuses others.
@@ -59,7 +60,8 @@ type call struct {
 }
 
 // calls are the methods of nvml.Library. Of DeviceRegisterEvents the arguments
-// are the device, the types and the set; of EventSetWait the set alone.
+// are the device, the types and the set; of EventSetWait the set alone, and of
+// DeviceGetProcessUtilization the device.
 func calls() []call {
 	return []call{
 		{"Init", 0, nothing},
@@ -77,6 +79,9 @@ func calls() []call {
 		{"DeviceGetNumaNodeId", 1, is[int]},
 		{"DeviceGetTemperature", 1, is[int]},
 		{"DeviceGetComputeRunningProcesses", 1, is[[]nvml.Process]},
+		{"DeviceGetUtilizationRates", 1, is[nvml.Utilization]},
+		{"DeviceGetProcessUtilization", 1, is[[]nvml.ProcessSample]},
+		{"DeviceGetCurrentClocksEventReasons", 1, is[nvml.ClockReasons]},
 		{"DeviceGetRemappedRows", 1, is[nvml.RemappedRows]},
 		{"DeviceGetRetiredPagesPendingStatus", 1, is[bool]},
 		{"DeviceGetTopologyCommonAncestor", 2, is[nvml.TopologyLevel]},
@@ -92,6 +97,17 @@ func calls() []call {
 		{"DeviceGetGpuInstanceProfileInfo", 2, is[nvml.GPUInstanceProfile]},
 		{"GpuInstanceGetComputeInstanceById", 2, is[nvml.ComputeInstance]},
 		{"ComputeInstanceGetInfo", 1, is[nvml.ComputeInstanceInfo]},
+		{"DeviceGetGraphicsRunningProcesses", 1, is[[]nvml.Process]},
+		{"DeviceGetMPSComputeRunningProcesses", 1, is[[]nvml.Process]},
+		{"DeviceSetMigMode", 2, is[nvml.Return]},
+		{"DeviceGetGpuInstancePossiblePlacements", 2, is[[]mig.Placement]},
+		{"DeviceGetGpuInstances", 2, is[[]nvml.GPUInstance]},
+		{"DeviceCreateGpuInstanceWithPlacement", 4, is[nvml.GPUInstance]},
+		{"GpuInstanceDestroy", 1, nothing},
+		{"GpuInstanceGetComputeInstanceProfileInfo", 2, is[nvml.ComputeInstanceProfile]},
+		{"GpuInstanceGetComputeInstances", 2, is[[]nvml.ComputeInstance]},
+		{"GpuInstanceCreateComputeInstance", 2, is[nvml.ComputeInstance]},
+		{"ComputeInstanceDestroy", 1, nothing},
 		{"EventSetCreate", 0, is[nvml.EventSet]},
 		{"DeviceGetSupportedEventTypes", 1, is[nvml.EventTypes]},
 		{"DeviceRegisterEvents", 3, nothing},

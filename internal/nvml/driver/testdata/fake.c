@@ -203,6 +203,31 @@ int nvmlDeviceGetComputeRunningProcesses_v3(struct device *a, number *b, struct 
 	*b = 2;
 	return SUCCESS;
 }
+struct rates { number gpu, memory; };
+int nvmlDeviceGetUtilizationRates(struct device *a, struct rates *b)
+{
+	OPEN;
+	if (a->index == 1) return NOT_SUPPORTED;
+	*b = (struct rates){42, 7};
+	return SUCCESS;
+}
+int nvmlDeviceGetCurrentClocksThrottleReasons(struct device *a, bits *b) { OPEN; *b = 0x44; return SUCCESS; }
+// Board 0 has samples at 1000 and 2000. A caller who has seen the first is told
+// that there is one, and then that there are two: one came in between.
+struct sample { number pid; bits time; number sm, memory, encoder, decoder; };
+int nvmlDeviceGetProcessUtilization(struct device *a, struct sample *b, number *c, bits d)
+{
+	OPEN;
+	if (a->index == 1) return NOT_SUPPORTED;
+	if (d >= 2000) return NOT_FOUND;
+	if (d == 1500) { *c = 0; return 7; }
+	number count = d >= 1000 ? 1 : 2;
+	if (b == NULL) { *c = count; return 7; } // INSUFFICIENT_SIZE
+	if (count == 1) { *c = 2; return 7; }
+	b[0] = (struct sample){4711, 1000, 30, 3, 0, 0};
+	b[1] = (struct sample){4711, 2000, 50, 5, 0, 0};
+	return SUCCESS;
+}
 int nvmlDeviceGetRemappedRows(struct device *a, number *b, number *c, number *d, number *e)
 {
 	OPEN;
@@ -213,4 +238,80 @@ int nvmlDeviceGetRemappedRows(struct device *a, number *b, number *c, number *d,
 #endif
 	return SUCCESS;
 }
+#endif
+#ifdef NEW
+int nvmlDeviceGetGraphicsRunningProcesses_v3(struct device *a, number *b, struct process *c) { OPEN; *b = 0; return SUCCESS; }
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(struct device *a, number *b, struct process *c)
+{
+	OPEN;
+	if (*b < 1) return 7; // INSUFFICIENT_SIZE
+	c[0] = (struct process){4713, 0, 0, 0};
+	*b = 1;
+	return SUCCESS;
+}
+// Board 0 would have to be reset for another mode; board 1 lets nobody.
+int nvmlDeviceSetMigMode(struct device *a, number b, int *c)
+{
+	OPEN;
+	*c = SUCCESS;
+	if (b > 1) return INVALID_ARGUMENT;
+	if (a->index == 1) return 4; // NO_PERMISSION
+	*c = b ? 16 : 19; // RESET_REQUIRED, IN_USE
+	return SUCCESS;
+}
+struct placement { number start, size; };
+int nvmlDeviceGetGpuInstancePossiblePlacements_v2(struct device *a, number b, struct placement *c, number *d)
+{
+	OPEN;
+	if (b != 19) return INVALID_ARGUMENT;
+	for (number i = 0; c != NULL && i < *d; i++)
+		c[i] = (struct placement){i, 1};
+	*d = 7;
+	return SUCCESS;
+}
+int nvmlDeviceGetGpuInstances(struct device *a, number b, struct device **c, number *d)
+{
+	OPEN;
+	if (b != 19) return INVALID_ARGUMENT;
+	if (*d < 7) return 7;
+	c[0] = &partitions[0];
+	c[1] = &partitions[2];
+	*d = 2;
+	return SUCCESS;
+}
+// A new instance lies in the hole; the others are in use.
+int nvmlDeviceCreateGpuInstanceWithPlacement(struct device *a, number b, const struct placement *c, struct device **d)
+{
+	OPEN;
+	if (b != 19 || c->size != 1) return INVALID_ARGUMENT;
+	if (c->start != 1) return 23; // INSUFFICIENT_RESOURCES
+	*d = &partitions[1];
+	return SUCCESS;
+}
+int nvmlGpuInstanceDestroy(struct device *a) { OPEN; return a == &partitions[1] ? SUCCESS : 19; }
+struct part { number id, slices, count, sm, copy, decode, encode, jpeg, ofa; };
+int nvmlGpuInstanceGetComputeInstanceProfileInfo(struct device *a, number b, number c, struct part *d)
+{
+	OPEN;
+	if (b > 8 || c != 0) return INVALID_ARGUMENT;
+	if (b != 0) return NOT_SUPPORTED;
+	*d = (struct part){5, 1, 1};
+	return SUCCESS;
+}
+int nvmlGpuInstanceGetComputeInstances(struct device *a, number b, struct device **c, number *d)
+{
+	OPEN;
+	if (b != 5) return INVALID_ARGUMENT;
+	c[0] = a;
+	*d = 1;
+	return SUCCESS;
+}
+int nvmlGpuInstanceCreateComputeInstance(struct device *a, number b, struct device **c)
+{
+	OPEN;
+	if (b != 5) return INVALID_ARGUMENT;
+	*c = a;
+	return SUCCESS;
+}
+int nvmlComputeInstanceDestroy(struct device *a) { OPEN; return a == &partitions[1] ? SUCCESS : 19; }
 #endif

@@ -20,32 +20,39 @@ import (
 
 // Driver is the Source that asks the driver, by nvcdi. It opens the driver for
 // each call and closes it again.
-type Driver struct{ options DriverOptions }
+type Driver struct {
+	options DriverOptions
+	// library is what nvcdi is to use in place of the driver's; nil for that.
+	library []nvcdi.Option
+}
 
 // NewDriver returns a Driver, which needs none before it is asked.
-func NewDriver(options DriverOptions) Driver { return Driver{options} }
+func NewDriver(options DriverOptions) Driver { return Driver{options: options} }
+
+// Version implements Source.
+func (d Driver) Version() string {
+	roots := d.options.Find()
+	return fmt.Sprint(roots, installed(roots.Driver))
+}
 
 // Units implements Source. It asks for one unit after the other, so that a
 // board that does not answer takes no other's entry.
 func (d Driver) Units(gpus []sharing.GPU) (*specs.Spec, error) {
-	wanted := units(gpus)
-	if len(wanted) == 0 {
-		return nil, nil
-	}
+	roots := d.options.Find()
 	namers, err := deviceNamers()
 	if err != nil {
 		return nil, err
 	}
-	library, err := nvcdi.New(append(d.common(), nvcdi.WithMode(nvcdi.ModeNvml), namers)...)
+	library, err := nvcdi.New(append(d.common(roots), nvcdi.WithMode(nvcdi.ModeNvml), namers)...)
 	if err != nil {
 		return nil, fmt.Errorf("open nvcdi: %w", err)
 	}
 	var devices []specs.Device
 	var problems []error
-	for _, u := range wanted {
+	for _, u := range units(gpus) {
 		made, err := library.GetDeviceSpecsByID(u.id)
 		if err != nil {
-			problems = append(problems, fmt.Errorf("make the CDI entry of %s with the driver at %s: %w", u.id, d.options.Root, err))
+			problems = append(problems, fmt.Errorf("make the CDI entry of %s with the driver at %s: %w", u.id, roots.Driver, err))
 		}
 		devices = append(devices, made...)
 	}
@@ -54,15 +61,16 @@ func (d Driver) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 	}
 	edits, err := library.GetCommonEdits()
 	if err != nil {
-		return nil, fmt.Errorf("list what every container needs of the driver at %s: %w", d.options.Root, err)
+		return nil, fmt.Errorf("list what every container needs of the driver at %s: %w", roots.Driver, err)
 	}
-	made, err := d.finish(plugin.CDIClass, devices, *edits.ContainerEdits)
+	made, err := d.finish(roots, plugin.CDIClass, devices, *edits.ContainerEdits)
 	return made, errors.Join(append(problems, err)...)
 }
 
 // Extra implements Source.
 func (d Driver) Extra(class string) (*specs.Spec, error) {
-	library, err := nvcdi.New(append(d.common(), nvcdi.WithMode(class))...)
+	roots := d.options.Find()
+	library, err := nvcdi.New(append(d.common(roots), nvcdi.WithMode(class))...)
 	if err != nil {
 		return nil, fmt.Errorf("open nvcdi for %s: %w", class, err)
 	}
@@ -75,7 +83,7 @@ func (d Driver) Extra(class string) (*specs.Spec, error) {
 			return nil, fmt.Errorf("%s: this node has nothing of it", class)
 		}
 	}
-	return d.finish(class, devices, specs.ContainerEdits{})
+	return d.finish(roots, class, devices, specs.ContainerEdits{})
 }
 
 // deviceNamers give each unit two names: pods that were granted one by UUID and
@@ -92,27 +100,26 @@ func deviceNamers() (nvcdi.Option, error) {
 	return nvcdi.WithDeviceNamers(namers...), nil
 }
 
-func (d Driver) common() []nvcdi.Option {
-	return []nvcdi.Option{
-		nvcdi.WithVendor(plugin.CDIVendor),
-		nvcdi.WithDriverRoot(d.options.Root),
-		nvcdi.WithDevRoot(d.options.DevRoot),
+func (d Driver) common(roots Roots) []nvcdi.Option {
+	return append([]nvcdi.Option{
+		nvcdi.WithDriverRoot(roots.Driver),
+		nvcdi.WithDevRoot(roots.Dev),
 		nvcdi.WithNVIDIACDIHookPath(d.options.HookPath),
 		nvcdi.WithFeatureFlags(d.options.Features...),
 		nvcdi.WithLogger(messages{d.options.Logger}),
-	}
+	}, d.library...)
 }
 
 // finish gathers what many entries have in common, and writes the host's paths.
-func (d Driver) finish(class string, devices []specs.Device, edits specs.ContainerEdits) (*specs.Spec, error) {
+func (d Driver) finish(roots Roots, class string, devices []specs.Device, edits specs.ContainerEdits) (*specs.Spec, error) {
 	made, err := spec.New(spec.WithVendor(plugin.CDIVendor), spec.WithClass(class), spec.WithDeviceSpecs(devices), spec.WithEdits(edits))
 	if err != nil {
 		return nil, fmt.Errorf("make the CDI spec of %s: %w", class, err)
 	}
 	raw := made.Raw()
 	transformer := root.NewDriverTransformer(
-		root.WithDriverRoot(d.options.Root), root.WithTargetDriverRoot(d.options.HostRoot),
-		root.WithDevRoot(d.options.DevRoot), root.WithTargetDevRoot(d.options.HostDevRoot),
+		root.WithDriverRoot(roots.Driver), root.WithTargetDriverRoot(d.options.Host.Driver),
+		root.WithDevRoot(roots.Dev), root.WithTargetDevRoot(d.options.Host.Dev),
 	)
 	if err := transformer.Transform(raw); err != nil {
 		return nil, fmt.Errorf("write the CDI spec of %s for the host: %w", class, err)

@@ -15,6 +15,9 @@ type Driver struct{}
 // NewDriver returns a Driver.
 func NewDriver(DriverOptions) Driver { return Driver{} }
 
+// Version implements Source.
+func (Driver) Version() string { return "" }
+
 // Units implements Source.
 func (Driver) Units([]sharing.GPU) (*specs.Spec, error) { return nil, ErrNoDriver }
 

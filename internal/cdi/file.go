@@ -34,17 +34,20 @@ func (f *file) name() string { return cdilib.GenerateSpecName(plugin.CDIVendor, 
 
 // look reads the file if it is another one than it was, and says whether
 // something has to be done about it: it was read anew, or is missing. One that
-// cannot be used counts as missing.
+// cannot be used counts as missing, and then the error says why.
 func (f *file) look() (changed bool, err error) {
 	info, err := os.Stat(f.path())
 	if err == nil && same(info, f.seen) {
 		return f.stale, nil
 	}
 	f.seen = nil
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return true, nil
-	} else if err != nil {
+	case err != nil:
 		return true, fmt.Errorf("look at the CDI spec: %w", err)
+	case !info.Mode().IsRegular():
+		return true, fmt.Errorf("look at the CDI spec: %s is no file", f.path())
 	}
 	read, err := cdilib.ReadSpec(f.path(), 0)
 	if err != nil {
@@ -58,36 +61,32 @@ func same(a, b fs.FileInfo) bool {
 	return b != nil && os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
-// replace brings the file to spec, nil for no file. A runtime sees the old or
-// the new one.
+// replace brings the file to spec, nil for no file. Until it has, the file is
+// stale.
 func (f *file) replace(spec *specs.Spec) error {
+	err := f.bring(spec)
+	f.stale = err != nil
+	return err
+}
+
+func (f *file) bring(spec *specs.Spec) error {
 	if reflect.DeepEqual(spec, f.spec) && (spec == nil) == (f.seen == nil) {
-		f.stale = false
 		return nil
-	}
-	f.stale = true
-	cache, err := cdilib.NewCache(cdilib.WithAutoRefresh(false), cdilib.WithSpecDirs(f.dir))
-	if err != nil {
-		return fmt.Errorf("open %s: %w", f.dir, err)
 	}
 	if spec == nil {
-		if err := cache.RemoveSpec(f.name()); err != nil {
+		if err := os.Remove(f.path()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("remove the CDI spec: %w", err)
 		}
-		f.seen, f.spec, f.stale = nil, nil, false
+		f.seen, f.spec = nil, nil
 		return nil
 	}
-	if err := cache.WriteSpec(spec, f.name()); err != nil {
-		return fmt.Errorf("write the CDI spec %s: %w", spec.Kind, err)
+	if err := f.put(spec); err != nil {
+		return fmt.Errorf("write the CDI spec %s: %w", f.path(), reason(err))
 	}
-	// Runtimes and tools that do not run as root read specs too.
-	const readable = 0o644
-	if err := os.Chmod(f.path(), readable); err != nil {
-		return fmt.Errorf("write the CDI spec %s: %w", spec.Kind, err)
-	}
-	if f.seen, err = os.Stat(f.path()); err != nil {
+	info, err := os.Stat(f.path())
+	if err != nil {
 		return fmt.Errorf("look at the CDI spec: %w", err)
 	}
-	f.spec, f.stale = spec, false
+	f.seen, f.spec = info, spec
 	return nil
 }

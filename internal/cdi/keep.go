@@ -2,7 +2,10 @@ package cdi
 
 import (
 	"context"
+	"reflect"
 	"time"
+
+	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/virgate/virgate/sharing"
 )
@@ -12,27 +15,34 @@ const askAgain = time.Minute
 
 // reconsider says that an entry whose unit has left may be due to go.
 func (w *Writer) reconsider() bool {
-	return len(w.left) > 0 && !w.options.Now().Before(w.asked.Add(askAgain))
+	return !w.options.Now().Before(w.asked.Add(askAgain))
 }
 
-// keeper returns which entries of a spec stay beside those that the source has
-// made: those of units that the node still has, or that a pod may hold.
+// keeper returns which entries of the spec stay beside those that the source
+// has made: those of units that the node still has, or that a pod may hold.
 //
 // An index is kept only for a while: it soon names another unit, and who asks
-// for devices by index has chosen that.
-func (w *Writer) keeper(ctx context.Context, gpus []sharing.GPU) func(name string) bool {
+// for devices by index has chosen that. While the unit that has it now has no
+// entry of its own, no other's stands in for it.
+func (w *Writer) keeper(ctx context.Context, gpus []sharing.GPU, spec *specs.Spec) func(name string) bool {
 	now := w.options.Now()
 	w.asked = now
+	edits := map[string]specs.ContainerEdits{}
+	if spec != nil {
+		for _, d := range spec.Devices {
+			edits[d.Name] = d.ContainerEdits
+		}
+	}
 	present := map[string]bool{}
 	for _, u := range units(gpus) {
-		present[u.id], present[u.index] = true, true
+		present[u.id], present[u.index] = true, reflect.DeepEqual(edits[u.id], edits[u.index])
 	}
 	before := w.left
 	w.left = map[string]time.Time{}
 	var held func(name string) bool
 	return func(name string) bool {
-		if present[name] {
-			return true
+		if its, is := present[name]; is {
+			return its
 		}
 		since, known := before[name]
 		if !known {

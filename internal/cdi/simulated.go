@@ -23,6 +23,9 @@ const (
 	majorCaps   = 510
 )
 
+// Version implements Source.
+func (Simulated) Version() string { return "" }
+
 // Units implements Source. A unit whose board has no minor number gets no
 // entry.
 func (Simulated) Units(gpus []sharing.GPU) (*specs.Spec, error) {

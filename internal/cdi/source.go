@@ -16,6 +16,9 @@ import (
 // Source makes specs for the hardware as it is now. A Writer calls it from one
 // goroutine; it may ask the driver and block.
 type Source interface {
+	// Version changes when the same boards need another spec because another
+	// driver was installed. It is asked often, and is quick.
+	Version() string
 	// Units returns the spec of these boards and partitions. Each has two
 	// entries: one by UUID, one by index. An error says which could not be made;
 	// the others are there all the same. Without any the spec is nil.

@@ -43,6 +43,7 @@ type Writer struct {
 	log     *slog.Logger
 	units   *product
 	extras  map[string]*product
+	rivals  rivals
 	// left is since when the units of entries are gone, by entry.
 	left map[string]time.Time
 	// asked is when it was last asked who holds those.
@@ -52,9 +53,9 @@ type Writer struct {
 // product is a spec that a source makes, and the file that it goes to.
 type product struct {
 	file file
-	// of is the fingerprint of what made was made for.
-	of   string
-	made *specs.Spec
+	// of says what made was made for, version by which one of the source.
+	of, version string
+	made        *specs.Spec
 	// err says what is missing in made; it is tried again at again.
 	err   error
 	again time.Time
@@ -75,31 +76,31 @@ func NewWriter(options Options) *Writer {
 }
 
 // Write sees to it that the specs have entries for the boards, their partitions
-// and the extra classes, and returns the qualified names of all entries in the
-// files, sorted by class and name. It asks the source only for other boards than
-// the last time, or when that failed.
+// and the extra classes, and returns the qualified names of all entries that a
+// runtime finds in the files, sorted by class and name. It asks the source only
+// for other boards than the last time, in another version, or when that
+// failed.
 //
 // An error says what is missing; names are valid all the same. Whatever a spec
 // had before for a unit of this node stays when the source cannot make it
 // anew.
 func (w *Writer) Write(ctx context.Context, gpus []sharing.GPU, extras []string) (names []string, err error) {
-	var errs []error
-	if err := w.writeUnits(ctx, gpus); err != nil {
-		errs = append(errs, err)
-	}
+	errs := []error{w.writeUnits(ctx, gpus)}
 	names = qualified(w.units.file)
+	own := map[string]bool{w.units.file.name(): true}
 	for _, class := range extras {
 		p := w.extras[class]
 		if p == nil {
 			p = &product{file: file{dir: w.options.Dir, class: class}}
 			w.extras[class] = p
 		}
-		if err := w.writeExtra(p); err != nil {
-			errs = append(errs, err)
-		}
+		errs = append(errs, w.writeExtra(p))
 		names = append(names, qualified(p.file)...)
+		own[p.file.name()] = true
 	}
-	return names, errors.Join(errs...)
+	w.rivals.look(w.options.Dir, own)
+	names, err = w.rivals.without(names)
+	return names, errors.Join(append(errs, err)...)
 }
 
 // qualified are the names of the entries that a runtime finds.
@@ -117,16 +118,13 @@ func qualified(f file) []string {
 func (w *Writer) writeUnits(ctx context.Context, gpus []sharing.GPU) error {
 	p := w.units
 	made := p.make(fingerprint(gpus), w, func() (*specs.Spec, error) { return w.options.Source.Units(gpus) })
-	changed, err := p.file.look()
-	if err != nil {
-		w.log.Warn("cdi spec replaced", "error", err)
-	}
+	changed, spoilt := p.file.look()
 	if !made && !changed && !w.reconsider() {
 		return p.err
 	}
-	spec, err := merge(plugin.CDIClass, p.made, p.file.spec, w.keeper(ctx, gpus))
+	spec, err := merge(plugin.CDIClass, p.made, p.file.spec, w.keeper(ctx, gpus, p.file.spec))
 	if err == nil {
-		err = p.file.replace(spec)
+		err = w.replace(&p.file, spec, spoilt)
 	}
 	return errors.Join(p.err, err)
 }
@@ -134,23 +132,33 @@ func (w *Writer) writeUnits(ctx context.Context, gpus []sharing.GPU) error {
 // writeExtra keeps the file that is there when the source has nothing.
 func (w *Writer) writeExtra(p *product) error {
 	p.make(p.file.class, w, func() (*specs.Spec, error) { return w.options.Source.Extra(p.file.class) })
-	if _, err := p.file.look(); err != nil {
-		w.log.Warn("cdi spec replaced", "error", err)
-	}
+	_, spoilt := p.file.look()
 	if p.made == nil {
-		return p.err
+		return errors.Join(p.err, spoilt)
 	}
-	return errors.Join(p.err, p.file.replace(p.made))
+	return w.replace(&p.file, p.made, spoilt)
+}
+
+// replace brings the file to spec and mentions what was wrong with the one
+// before; where it cannot, that is the caller's to tell.
+func (w *Writer) replace(f *file, spec *specs.Spec, spoilt error) error {
+	if err := f.replace(spec); err != nil {
+		return err
+	}
+	if spoilt != nil {
+		w.log.Warn("cdi spec replaced", "error", spoilt)
+	}
+	return nil
 }
 
 // make has the spec made where it is for something else or was not complete,
 // and says whether it has.
 func (p *product) make(of string, w *Writer, source func() (*specs.Spec, error)) bool {
-	now := w.options.Now()
-	if p.of == of && (p.err == nil || now.Before(p.again)) && !p.again.IsZero() {
+	now, version := w.options.Now(), w.options.Source.Version()
+	if p.of == of && p.version == version && (p.err == nil || now.Before(p.again)) {
 		return false
 	}
-	p.of, p.again = of, now.Add(w.options.Retry)
+	p.of, p.version, p.again = of, version, now.Add(w.options.Retry)
 	p.made, p.err = source()
 	return true
 }

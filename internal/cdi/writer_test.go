@@ -27,10 +27,16 @@ type bench struct {
 	// broken is what the source fails with; made counts its calls.
 	broken error
 	made   int
-	// holders are what pods hold; blind says that it cannot be told.
+	// version is the source's.
+	version string
+	// holders are what pods hold; blind says that it cannot be told; asked counts
+	// how often it was asked.
 	holders []string
 	blind   bool
+	asked   int
 }
+
+func (b *bench) Version() string { return b.version }
 
 func (b *bench) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 	b.made++
@@ -49,6 +55,7 @@ func (b *bench) Extra(class string) (*specs.Spec, error) {
 }
 
 func (b *bench) Held(context.Context) ([]sharing.Allocation, error) {
+	b.asked++
 	if b.blind {
 		return nil, errors.New("no kubelet")
 	}
@@ -140,6 +147,11 @@ func TestWriteEntries(t *testing.T) {
 	if b.made != made {
 		t.Error("asked because of a fault")
 	}
+	b.version = "580.95.05"
+	b.names(boards(2, "MIG-a"), "gds")
+	if b.made != made+2 {
+		t.Errorf("asked %d times for two specs of another driver", b.made-made)
+	}
 	b.wants([]string{"gpu=0", "gpu=1", "gpu=1:0", "gpu=GPU-0", "gpu=GPU-1", "gpu=MIG-a", "gds=all"}, b.names(boards(2), "gds"))
 }
 
@@ -149,112 +161,6 @@ func TestNoBoardsNoFile(t *testing.T) {
 	if _, err := os.Stat(b.path()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a spec without entries: %v", err)
 	}
-}
-
-func TestEntryStaysWhileNeeded(t *testing.T) {
-	gone := func(b *bench, after time.Duration) []string {
-		b.names(boards(1, "MIG-a"))
-		b.names(boards(1, "MIG-b"))
-		b.now = b.now.Add(after)
-		return b.names(boards(1, "MIG-b"))
-	}
-	both := []string{"gpu=0:0", "gpu=MIG-a", "gpu=MIG-b"}
-	one := []string{"gpu=0:0", "gpu=MIG-b"}
-	t.Run("just gone", func(t *testing.T) { b := newBench(t); b.wants(both, gone(b, 9*time.Minute)) })
-	t.Run("long gone", func(t *testing.T) { b := newBench(t); b.wants(one, gone(b, 10*time.Minute)) })
-	t.Run("long gone and held", func(t *testing.T) {
-		b := newBench(t)
-		b.holders = []string{"MIG-a::3"}
-		b.wants(both, gone(b, 24*time.Hour))
-		b.holders = nil
-		b.now = b.now.Add(time.Minute)
-		b.wants(one, b.names(boards(1, "MIG-b")))
-	})
-	t.Run("nobody can tell", func(t *testing.T) {
-		b := newBench(t)
-		b.blind = true
-		b.wants(both, gone(b, 24*time.Hour))
-	})
-	t.Run("no kubelet to ask", func(t *testing.T) {
-		b := newBench(t)
-		b.options.Holders = nil
-		b.wants(both, gone(b, 24*time.Hour))
-	})
-	t.Run("over a restart", func(t *testing.T) {
-		b := newBench(t)
-		b.names(boards(1, "MIG-a"))
-		b.restart(b.options.Dir)
-		b.wants(both, b.names(boards(1, "MIG-b")))
-	})
-	t.Run("back in time", func(t *testing.T) {
-		b := newBench(t)
-		gone(b, 9*time.Minute)
-		b.names(boards(1, "MIG-a"))
-		b.names(boards(1, "MIG-b"))
-		b.now = b.now.Add(9 * time.Minute)
-		b.wants(both, b.names(boards(1, "MIG-b")))
-	})
-}
-
-func TestIndexNamesTheNewUnit(t *testing.T) {
-	b := newBench(t)
-	b.names(boards(1, "MIG-a", "MIG-b"))
-	gpus := boards(1, "MIG-c")
-	gpus[0].Partitions[0].GI = 5
-	b.names(gpus)
-	spec, err := cdilib.ReadSpec(b.path(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(spec.GetDevice("MIG-c").ContainerEdits, spec.GetDevice("0:0").ContainerEdits); diff != "" {
-		t.Errorf("the index still names another partition (-MIG-c +0:0):\n%s", diff)
-	}
-}
-
-// TestLostBoardWithAnotherOnItsIndex has two boards of one index, as when one
-// was lost and the driver counted anew.
-func TestLostBoardWithAnotherOnItsIndex(t *testing.T) {
-	b := newBench(t)
-	gpus := boards(2)
-	gpus[1].Index = 0
-	b.wants([]string{"gpu=0", "gpu=GPU-0", "gpu=GPU-1"}, b.names(gpus))
-}
-
-func TestFileIsBroughtBack(t *testing.T) {
-	for _, test := range []struct {
-		name  string
-		spoil func(path string) error
-	}{
-		{"removed", os.Remove},
-		{"emptied", func(path string) error { return os.Truncate(path, 0) }},
-		{"torn", func(path string) error { return os.WriteFile(path, []byte(`{"cdiVersion": "0.5`), 0o644) }},
-		{"replaced", func(path string) error {
-			return os.WriteFile(path, []byte(`{"cdiVersion":"0.5.0","kind":"k8s.device-plugin.nvidia.com/gpu","devices":[{"name":"0","containerEdits":{"env":["A=B"]}}]}`), 0o644)
-		}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			b := newBench(t)
-			want := b.names(boards(2))
-			if err := test.spoil(b.path()); err != nil {
-				t.Fatal(err)
-			}
-			made := b.made
-			b.wants(want, b.names(boards(2)))
-			if b.made != made {
-				t.Error("the source was asked for what is known")
-			}
-		})
-	}
-}
-
-func TestRetainedEntrySurvivesRemoval(t *testing.T) {
-	b := newBench(t)
-	b.names(boards(1, "MIG-a"))
-	want := b.names(boards(1, "MIG-b"))
-	if err := os.Remove(b.path()); err != nil {
-		t.Fatal(err)
-	}
-	b.wants(want, b.names(boards(1, "MIG-b")))
 }
 
 // TestOldEntriesOutliveTheSource holds that a driver that cannot be read takes
@@ -269,6 +175,10 @@ func TestOldEntriesOutliveTheSource(t *testing.T) {
 		t.Errorf("error is %v", err)
 	}
 	b.wants([]string{"gpu=0", "gpu=1", "gpu=GPU-0", "gpu=GPU-1", "gds=all"}, b.checked(names))
+	spec, err := cdilib.ReadSpec(b.path(), 0)
+	if err != nil || len(spec.ContainerEdits.DeviceNodes) != 4 {
+		t.Errorf("all entries have in common %v, %v", spec.ContainerEdits, err)
+	}
 
 	// It is tried again, but not at once.
 	made := b.made
@@ -299,4 +209,26 @@ func TestFolderThatCannotBeWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.wants([]string{"gpu=0", "gpu=GPU-0"}, b.names(boards(1)))
+	// What was there once is no entry any more.
+	if err := errors.Join(os.RemoveAll(b.options.Dir), os.WriteFile(b.options.Dir, nil, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	if names, err := b.Write(t.Context(), boards(1), nil); err == nil || names != nil {
+		t.Errorf("names %v, error %v", names, err)
+	}
+}
+
+// TestTornExtra holds that one of which nothing is left is told with both
+// reasons.
+func TestTornExtra(t *testing.T) {
+	b := newBench(t)
+	b.broken = errors.New("no module")
+	path := filepath.Join(b.options.Dir, "k8s.device-plugin.nvidia.com-gds.json")
+	if err := os.WriteFile(path, []byte("{"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	names, err := b.Write(t.Context(), nil, []string{"gds"})
+	if names != nil || !errors.Is(err, b.broken) || !strings.Contains(err.Error(), "read the CDI spec") {
+		t.Errorf("names %v, error %v", names, err)
+	}
 }

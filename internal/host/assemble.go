@@ -20,17 +20,15 @@ type entries struct {
 // them cannot be granted as the profile wants. It is pure.
 func assemble(grants sharing.Grants, devRoot string, gpus []sharing.GPU, f files, e entries) plugin.Host {
 	host := plugin.Host{DevRoot: devRoot, ControlNodes: f.control, Nodes: map[string][]string{}, Obstacles: map[string]string{}}
-	if grants.CDI() {
-		for _, class := range grants.Extras() {
-			if name := plugin.CDIName(class, "all"); e.names[name] {
-				host.Extras = append(host.Extras, name)
-			}
+	for _, class := range grants.Extras() {
+		if name := plugin.CDIName(class, "all"); e.names[name] {
+			host.Extras = append(host.Extras, name)
 		}
 	}
 	add := func(unit string, index string, nodes []string, lacks string) {
 		host.Nodes[unit] = nodes
 		switch {
-		case grants.By(sharing.DriverMounts) && f.noDriver != "":
+		case f.noDriver != "":
 			host.Obstacles[unit] = f.noDriver
 		case grants.Nodes() && lacks != "":
 			host.Obstacles[unit] = lacks
@@ -63,11 +61,14 @@ func partitionNodes(f files, g sharing.GPU, p sharing.Partition, board []string,
 	if lacks != "" {
 		return nil, lacks
 	}
+	if f.minorsErr != "" {
+		return nil, "the device nodes of partitions are not known: " + f.minorsErr
+	}
 	gi, ok := f.minors[capability{g.Minor, p.GI, -1}]
 	ci, also := f.minors[capability{g.Minor, p.GI, p.CI}]
 	if !ok || !also {
-		return nil, fmt.Sprintf("the device nodes of GPU instance %d and compute instance %d are not known: %s",
-			p.GI, p.CI, cmp.Or(f.minorsErr, minorsPath+" does not list them"))
+		return nil, fmt.Sprintf("the device nodes of GPU instance %d and compute instance %d are not known: %s does not list them",
+			p.GI, p.CI, minorsPath)
 	}
 	const node = "/dev/nvidia-caps/nvidia-cap"
 	return []string{board[0], node + strconv.Itoa(gi), node + strconv.Itoa(ci)}, ""

@@ -15,7 +15,8 @@ func TestAssemble(t *testing.T) {
 	hidden.Minor = -1
 	table := files{minors: map[capability]int{{4, 2, -1}: 30, {4, 2, 1}: 32}}
 	const noNode = "the driver does not tell its device node"
-	noTable := "the device nodes of GPU instance 2 and compute instance 1 are not known: there is no table"
+	const noTable = "the device nodes of partitions are not known: there is no table"
+	const notInTable = "the device nodes of GPU instance 2 and compute instance 1 are not known: /proc/driver/nvidia-caps/mig-minors does not list them"
 	tests := []struct {
 		name      string
 		grants    sharing.Grants
@@ -38,19 +39,27 @@ func TestAssemble(t *testing.T) {
 		{"a partition without table", by(sharing.DriverMounts), cut, files{minorsErr: "there is no table"}, entries{},
 			map[string][]string{"GPU-1": {"/dev/nvidia4"}, "MIG-a": nil}, map[string]string{"MIG-a": noTable}},
 		{"a partition without compute instance in the table", by(sharing.DriverMounts), cut,
-			files{minors: map[capability]int{{4, 2, -1}: 30}, minorsErr: "there is no table"}, entries{},
-			map[string][]string{"GPU-1": {"/dev/nvidia4"}, "MIG-a": nil}, map[string]string{"MIG-a": noTable}},
+			files{minors: map[capability]int{{4, 2, -1}: 30}}, entries{},
+			map[string][]string{"GPU-1": {"/dev/nvidia4"}, "MIG-a": nil}, map[string]string{"MIG-a": notInTable}},
+		{"a partition without GPU instance in the table", by(sharing.DriverMounts), cut,
+			files{minors: map[capability]int{{4, 2, 1}: 32}}, entries{},
+			map[string][]string{"GPU-1": {"/dev/nvidia4"}, "MIG-a": nil}, map[string]string{"MIG-a": notInTable}},
 		{"no driver", by(sharing.DriverMounts), cut, files{minors: table.minors, noDriver: "no driver"}, entries{},
 			map[string][]string{"GPU-1": {"/dev/nvidia4"}, "MIG-a": {"/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap32"}},
 			map[string]string{"MIG-a": "no driver"}},
 		{"an entry by UUID only", by(sharing.CDICRI), sharing.GPU{UUID: "GPU-0"}, files{}, entries{names: map[string]bool{plugin.CDIName("gpu", "GPU-0"): true}},
 			map[string][]string{"GPU-0": {"/dev/nvidia0"}}, map[string]string{"GPU-0": "it has no CDI entry: none is written yet"}},
+		{"an entry by index only", by(sharing.CDICRI), sharing.GPU{UUID: "GPU-0"}, files{}, entries{names: map[string]bool{plugin.CDIName("gpu", "0"): true}, problem: "driver is out"},
+			map[string][]string{"GPU-0": {"/dev/nvidia0"}}, map[string]string{"GPU-0": "it has no CDI entry: driver is out"}},
 		{"both entries", by(sharing.CDICRI), sharing.GPU{UUID: "GPU-0"}, files{}, entries{names: map[string]bool{plugin.CDIName("gpu", "GPU-0"): true, plugin.CDIName("gpu", "0"): true}},
 			map[string][]string{"GPU-0": {"/dev/nvidia0"}}, nil},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			got := assemble(test.grants, "/", []sharing.GPU{test.gpu}, test.files, test.entries)
+			got := assemble(test.grants, "/driver", []sharing.GPU{test.gpu}, test.files, test.entries)
+			if got.DevRoot != "/driver" {
+				t.Errorf("the nodes are below %q", got.DevRoot)
+			}
 			if diff := cmp.Diff(test.nodes, got.Nodes); diff != "" {
 				t.Errorf("nodes (-want +got):\n%s", diff)
 			}

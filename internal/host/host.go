@@ -152,7 +152,8 @@ func (h *Host) serve(ctx context.Context, changed func()) {
 		if o.grants.CDI() {
 			h.write(ctx, o)
 		}
-		if late := h.late.Swap(false); ctx.Err() == nil && (ticked || late) && h.differs() {
+		h.late.Store(false)
+		if ticked && h.differs() {
 			changed()
 		}
 	}
@@ -173,7 +174,7 @@ func (h *Host) write(ctx context.Context, o order) {
 		next.problem = err.Error()
 	}
 	h.mu.Lock()
-	if next.problem != h.entries.problem && err != nil && ctx.Err() == nil {
+	if next.problem != h.entries.problem && err != nil {
 		h.log.Warn("cdi specs incomplete", "error", err)
 	}
 	h.entries = next
@@ -195,9 +196,5 @@ func (h *Host) differs() bool {
 	found := h.look(driverFolder(o.grants))
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	next := assemble(o.grants, h.options.DevRoot, o.gpus, found, h.entries)
-	if o.done != h.order.done {
-		return false // Prepare is about to answer anew.
-	}
-	return !reflect.DeepEqual(next, h.given)
+	return !reflect.DeepEqual(assemble(o.grants, h.options.DevRoot, o.gpus, found, h.entries), h.given)
 }

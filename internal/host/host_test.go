@@ -22,8 +22,9 @@ type specs struct {
 	mu    sync.Mutex
 	names []string
 	err   error
-	// extras are those of the last order.
+	// extras are those of the last order, of writes.
 	extras []string
+	writes int
 	// block, while not nil, is waited for, whatever happens to the caller.
 	block chan struct{}
 }
@@ -38,6 +39,7 @@ func (s *specs) Write(_ context.Context, _ []sharing.GPU, extras []string) ([]st
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.extras = extras
+	s.writes++
 	return s.names, s.err
 }
 
@@ -143,6 +145,57 @@ func TestDriverInstaller(t *testing.T) {
 		t.Fatal(err)
 	}
 	lacks("libcuda.so.1 and no libnvidia-ml.so.1")
+}
+
+func TestDefaults(t *testing.T) {
+	h := New(Options{Logger: slog.New(slog.DiscardHandler)})
+	if h.options.Interval != time.Second || h.options.Patience != 2*time.Second {
+		t.Errorf("looks every %s and waits %s", h.options.Interval, h.options.Patience)
+	}
+}
+
+// TestDriverFolders holds that a driver is found wherever installers put it.
+func TestDriverFolders(t *testing.T) {
+	for _, folder := range []string{"lib64", "lib", ""} {
+		root := t.TempDir()
+		h := New(Options{Root: root, Logger: slog.New(slog.DiscardHandler)})
+		for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
+			if got := h.look("/opt/driver").noDriver; !strings.Contains(got, library) {
+				t.Errorf("%q without %s: %q", folder, library, got)
+			}
+			path := filepath.Join(root, "opt/driver", folder, library)
+			if err := os.MkdirAll(path, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if got := h.look("/opt/driver").noDriver; !strings.Contains(got, library) {
+				t.Errorf("%q: a folder counts as %s", folder, library)
+			}
+			if err := errors.Join(os.Remove(path), os.WriteFile(path, []byte("driver"), 0o644)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := h.look("/opt/driver").noDriver; got != "" {
+			t.Errorf("%q: %s", folder, got)
+		}
+	}
+}
+
+// TestMinorsCannotBeRead holds that partitions are withheld, and why, when the
+// driver's table is not there or is another one than is known.
+func TestMinorsCannotBeRead(t *testing.T) {
+	b := newBench(t, time.Minute)
+	grants := by(sharing.Envvar)
+	grants.DeviceNodes = true
+	cut := []sharing.GPU{{UUID: "GPU-0", MIG: true, Partitions: []sharing.Partition{{UUID: "MIG-0", GI: 1}}}}
+	reads := func(want string) {
+		t.Helper()
+		if got := b.Prepare(grants, cut).Obstacles["MIG-0"]; !strings.Contains(got, want) {
+			t.Errorf("obstacle is %q", got)
+		}
+	}
+	reads("there is no " + minorsPath)
+	b.write(minorsPath)
+	reads(`"driver" is no capability`)
 }
 
 func TestControlNodesAppear(t *testing.T) {

@@ -1,0 +1,208 @@
+//go:build cgo && linux
+
+package cdi
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/server"
+	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
+	"github.com/google/go-cmp/cmp"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/virgate/virgate/sharing"
+)
+
+// group owns the device nodes of driverRoots.
+const group = 44
+
+// driverRoots makes a folder with the libraries that nvcdi looks for, of the
+// mock's driver version, and one with device nodes, of boards 0 and 1 and of
+// GDRCopy.
+func driverRoots(t *testing.T, together bool) (root, devRoot string) {
+	t.Helper()
+	root, devRoot = t.TempDir(), t.TempDir()
+	if together {
+		devRoot = root
+	}
+	if err := os.MkdirAll(filepath.Join(devRoot, "dev"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	install(t, root, "550.54.15")
+	for minor, node := range []string{"nvidia0", "nvidia1", "nvidiactl", "gdrdrv"} {
+		path := filepath.Join(devRoot, "dev", node)
+		err := errors.Join(syscall.Mknod(path, syscall.S_IFCHR|0o660, majorNVIDIA<<8|minor), os.Chown(path, 0, group))
+		if err != nil {
+			t.Skipf("device nodes cannot be made here: %v", err)
+		}
+	}
+	return root, devRoot
+}
+
+// install puts the libraries of a driver's version in the place of another's.
+func install(t *testing.T, root, version string) {
+	t.Helper()
+	libraries := filepath.Join(root, "usr/lib/x86_64-linux-gnu")
+	if err := errors.Join(os.RemoveAll(libraries), os.MkdirAll(libraries, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	for _, library := range []string{"libcuda.so.", "libnvidia-ml.so."} {
+		path := filepath.Join(libraries, library)
+		if err := errors.Join(os.WriteFile(path+version, []byte("driver"), 0o644), os.Symlink(library+version, path+"1")); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// mockDriver is NVIDIA's mock of the driver of a DGX A100, and its first two
+// boards as the inventory has them.
+func mockDriver(t *testing.T) (*server.Server, []sharing.GPU) {
+	t.Helper()
+	library := dgxa100.New()
+	var gpus []sharing.GPU
+	for i := range 2 {
+		device, ok := library.Devices[i].(*server.Device)
+		if !ok {
+			t.Fatalf("the mock has a %T", library.Devices[i])
+		}
+		// The mock does not know this call.
+		device.IsMigDeviceHandleFunc = func() (bool, nvml.Return) { return false, nvml.SUCCESS }
+		gpus = append(gpus, sharing.GPU{UUID: device.UUID, Index: i, Minor: i})
+	}
+	return library, gpus
+}
+
+// TestDriverSpec has NVIDIA's own mock of a driver behind NVIDIA's own library:
+// what stands between the two and a spec is ours.
+func TestDriverSpec(t *testing.T) {
+	for _, test := range []struct {
+		name        string
+		together    bool
+		hostDevRoot string
+		features    []string
+		groups      []uint32
+	}{
+		{"one root", true, "/run/nvidia/driver", nil, []uint32{group}},
+		{"devices elsewhere", false, "/host", []string{"no-additional-gids-for-device-nodes"}, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			library, gpus := mockDriver(t)
+			root, devRoot := driverRoots(t, test.together)
+			var log bytes.Buffer
+			driver := NewDriver(DriverOptions{
+				Find: func() Roots { return Roots{root, devRoot} }, Host: Roots{"/run/nvidia/driver", test.hostDevRoot},
+				HookPath: "/opt/nvidia-cdi-hook", Features: test.features,
+				Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+			})
+			driver.library = []nvcdi.Option{nvcdi.WithNvmlLib(library)}
+
+			// A board that the driver does not know takes no other's entry.
+			lost := "GPU-00000000-0000-0000-0000-000000000000"
+			spec, err := driver.Units(append(gpus, sharing.GPU{UUID: lost, Index: 2, Minor: 2}))
+			if err == nil || !strings.Contains(err.Error(), lost) {
+				t.Errorf("error is %v", err)
+			}
+			nodes := map[string]string{}
+			for _, device := range spec.Devices {
+				for _, node := range device.ContainerEdits.DeviceNodes {
+					nodes[device.Name] += node.Path + " from " + node.HostPath
+				}
+				if diff := cmp.Diff(test.groups, device.ContainerEdits.AdditionalGIDs); diff != "" {
+					t.Errorf("groups of %s (-want +got):\n%s", device.Name, diff)
+				}
+			}
+			first, second := "/dev/nvidia0 from "+test.hostDevRoot+"/dev/nvidia0", "/dev/nvidia1 from "+test.hostDevRoot+"/dev/nvidia1"
+			want := map[string]string{"0": first, gpus[0].UUID: first, "1": second, gpus[1].UUID: second}
+			if diff := cmp.Diff(want, nodes); diff != "" {
+				t.Errorf("entries (-want +got):\n%s", diff)
+			}
+			checkCommon(t, spec.ContainerEdits, root)
+			if !strings.Contains(log.String(), "level=DEBUG msg=nvcdi") {
+				t.Errorf("nvcdi says nothing: %s", log.String())
+			}
+
+			spec, err = driver.Extra("gdrcopy")
+			if err != nil || len(spec.Devices) != 1 || spec.Devices[0].Name != "all" ||
+				spec.Devices[0].ContainerEdits.DeviceNodes[0].HostPath != test.hostDevRoot+"/dev/gdrdrv" {
+				t.Errorf("gdrcopy: spec %+v, error %v", spec, err)
+			}
+
+			b := newBench(t)
+			b.options.Source = driver
+			entries := []string{"gpu=0", "gpu=1", "gpu=" + gpus[0].UUID, "gpu=" + gpus[1].UUID}
+			slices.Sort(entries)
+			b.wants(append(entries, "gdrcopy=all"), b.names(gpus, "gdrcopy"))
+		})
+	}
+}
+
+// TestDriverIsExchanged holds that entries name the libraries that are there when
+// another version of the driver was installed below a running program, without
+// the boards having changed.
+func TestDriverIsExchanged(t *testing.T) {
+	library, gpus := mockDriver(t)
+	root, _ := driverRoots(t, true)
+	driver := NewDriver(DriverOptions{
+		Find: func() Roots { return Roots{root, root} }, Host: Roots{"/", "/"},
+		HookPath: "/opt/nvidia-cdi-hook", Logger: slog.New(slog.DiscardHandler),
+	})
+	driver.library = []nvcdi.Option{nvcdi.WithNvmlLib(library)}
+	b := newBench(t)
+	b.options.Source = driver
+	b.names(gpus)
+	made, err := os.Stat(b.path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.names(gpus)
+	if again, err := os.Stat(b.path()); err != nil || !os.SameFile(made, again) {
+		t.Errorf("written again without reason: %v", err)
+	}
+	const version = "580.95.05"
+	install(t, root, version)
+	library.SystemGetDriverVersionFunc = func() (string, nvml.Return) { return version, nvml.SUCCESS }
+	b.names(gpus)
+	spec, err := os.ReadFile(b.path())
+	if err != nil || strings.Contains(string(spec), "550.54.15") || !strings.Contains(string(spec), "libcuda.so."+version) {
+		t.Errorf("%v, the spec is %s", err, spec)
+	}
+}
+
+// checkCommon holds that what all entries share is the host's, and that NVIDIA's
+// runtime is told to keep out.
+func checkCommon(t *testing.T, edits specs.ContainerEdits, root string) {
+	t.Helper()
+	if text := strings.Join(edits.Env, " "); !strings.Contains(text, "NVIDIA_VISIBLE_DEVICES=void") {
+		t.Errorf("variables are %q", text)
+	}
+	libraries := 0
+	for _, mount := range edits.Mounts {
+		if strings.Contains(mount.HostPath, root) {
+			t.Errorf("%s is this process's path", mount.HostPath)
+		}
+		if strings.HasPrefix(mount.HostPath, "/run/nvidia/driver/usr/lib/") && strings.HasSuffix(mount.HostPath, ".so.550.54.15") {
+			libraries++
+		}
+	}
+	if libraries != 2 {
+		t.Errorf("%d libraries in %v", libraries, edits.Mounts)
+	}
+	for _, hook := range edits.Hooks {
+		if hook.Path != "/opt/nvidia-cdi-hook" {
+			t.Errorf("hook %s", hook.Path)
+		}
+	}
+	if len(edits.Hooks) == 0 {
+		t.Error("no hooks")
+	}
+}

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/configs"
-	"github.com/virgate/virgate/sharing"
 )
 
 // File takes the profile from a file, or from flags alone when Path is empty.
@@ -28,31 +27,54 @@ type File struct {
 
 // Profile reads the file and returns its profile. The error names file, line
 // and field of every problem.
-func (f *File) Profile() (sharing.Profile, error) {
-	config, err := f.Config()
+func (f *File) Profile() (configs.Selected, error) {
+	selected, err := f.read()
 	if err != nil {
-		return sharing.Profile{}, err
+		return configs.Selected{Name: f.Key, Source: f.source()}, err
 	}
-	if err := f.Started.Check(config.Process); err != nil {
-		return sharing.Profile{}, fmt.Errorf("%s: %w", f.Path, err)
+	if err := f.Started.Check(selected.Process); err != nil {
+		return configs.Selected{Name: selected.Name, Source: selected.Source}, fmt.Errorf("%s: %w", selected, err)
 	}
-	return config.Profile, nil
+	return selected, nil
 }
 
 // Config reads the file and returns all that it says.
 func (f *File) Config() (configs.Config, error) {
+	selected, err := f.read()
+	return configs.Config{Profile: selected.Profile, Process: selected.Process, Notes: selected.Notes}, err
+}
+
+func (f *File) read() (configs.Selected, error) {
 	if f.Path == "" {
-		return configs.Parse("", nil, f.Overrides)
+		config, err := configs.Parse("", nil, f.Overrides)
+		return config.Select(f.source(), "", nil), err
 	}
 	data, err := os.ReadFile(f.Path)
 	if err != nil {
-		return configs.Config{}, fmt.Errorf("read profile: %w", err)
+		return configs.Selected{}, fmt.Errorf("read profile: %w", err)
 	}
-	file, err := configs.ParseFile(f.Path, data, f.Overrides)
+	return parse(f.Path, data, f.Key, f.Overrides)
+}
+
+// parse reads a profile, or a ConfigMap manifest that has one under key.
+func parse(path string, data []byte, key string, overrides configs.Overrides) (configs.Selected, error) {
+	file, err := configs.ParseFile(path, data, overrides)
 	if err != nil {
-		return configs.Config{}, err
+		return configs.Selected{}, err
 	}
-	return file.Select(f.Key)
+	config, err := file.Select(key)
+	if err != nil {
+		return configs.Selected{}, err
+	}
+	return config.Select(path, key, map[string]string{"": string(data)}), nil
+}
+
+// source is what people call it.
+func (f *File) source() string {
+	if f.Path == "" {
+		return "flags"
+	}
+	return f.Path
 }
 
 // readInterval is how often the file is read. Reading a few kilobytes costs

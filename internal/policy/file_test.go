@@ -29,11 +29,13 @@ func replicas(t *testing.T, f *File) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return profile.Shares[0].Replicas
+	return profile.Profile.Shares[0].Replicas
 }
 
-// watch starts Watch and returns a function that waits for a change.
-func watch(t *testing.T, f *File) (next func()) {
+// follow starts Watch and returns a function that waits for a change.
+func follow(t *testing.T, f interface {
+	Watch(context.Context, func()) error
+}) (next func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	changes := make(chan struct{}, 100)
@@ -95,7 +97,7 @@ func TestWatchFollowsEdits(t *testing.T) {
 	}
 	f.Started = started
 	write(t, f.Path, four)
-	next := watch(t, f)
+	next := follow(t, f)
 	next()
 	if got := replicas(t, f); got != 4 {
 		t.Fatalf("%d replicas", got)
@@ -156,7 +158,7 @@ func TestWatchFollowsMountedConfigMap(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Started = started
-	next := watch(t, f)
+	next := follow(t, f)
 	next()
 	link("v2", "..data")
 	next()

@@ -1,0 +1,163 @@
+package policy
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// feed follows a few objects of the API server: it lists them once, then
+// watches from there. client-go's Reflector is not used because it waits
+// without looking at its context (v0.36, reflector.go, watchList), and because
+// it does not say why it waits.
+type feed struct {
+	// what is followed, for messages: "node n1".
+	what  string
+	list  func(context.Context, metav1.ListOptions) (runtime.Object, error)
+	watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
+	// into has the objects. It is called from one goroutine.
+	into sink
+	log  *slog.Logger
+	// first is the wait after a first failure; 0 means firstPause.
+	first time.Duration
+}
+
+// sink is where a feed puts what it sees.
+type sink interface {
+	// replace has all objects there are.
+	replace([]runtime.Object)
+	// put has one that is new or has changed, remove one that is gone.
+	put(runtime.Object)
+	remove(runtime.Object)
+	// fail says why the objects cannot be followed; nil when they can be again.
+	fail(error)
+}
+
+const (
+	// firstPause is the wait after a first failure. It doubles up to lastPause. A
+	// wait is between half and one and a half of that, so that the nodes of a
+	// cluster do not come back together.
+	firstPause, lastPause = 500 * time.Millisecond, 30 * time.Second
+	// listTimeout ends a list that nobody answers.
+	listTimeout = 15 * time.Second
+	// watchTimeout is after which the server ends a watch; it is between one and
+	// two of that. A connection that died is noticed earlier, by HTTP/2's pings.
+	watchTimeout = 30 * time.Minute
+)
+
+// run follows until ctx ends. What ends early is tried again after a pause that
+// grows; a watch that lived for long begins anew with the first pause.
+func (f *feed) run(ctx context.Context) {
+	first := cmp.Or(f.first, firstPause)
+	version, pause := "", first
+	for {
+		started := time.Now()
+		var err error
+		version, err = f.follow(ctx, version)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case apierrors.IsResourceExpired(err) || apierrors.IsGone(err):
+			f.log.Debug("watch expired, listing again", "what", f.what)
+			version = ""
+		case err != nil:
+			f.into.fail(err)
+		}
+		if time.Since(started) > lastPause {
+			pause = first
+		}
+		wait(ctx, time.Duration(float64(pause)*(0.5+rand.Float64())))
+		pause = min(2*pause, lastPause)
+	}
+}
+
+func wait(ctx context.Context, pause time.Duration) {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+// follow lists where no version is known, and watches until the watch ends. It
+// returns the version up to which everything has been seen; no error when the
+// server ended the watch in time.
+func (f *feed) follow(ctx context.Context, version string) (string, error) {
+	if version == "" {
+		var err error
+		if version, err = f.read(ctx); err != nil {
+			return "", fmt.Errorf("list %s: %w", f.what, err)
+		}
+	}
+	seconds := int64((1 + rand.Float64()) * watchTimeout.Seconds())
+	events, err := f.watch(ctx, metav1.ListOptions{ResourceVersion: version, TimeoutSeconds: &seconds, AllowWatchBookmarks: true})
+	if err != nil {
+		return version, fmt.Errorf("watch %s: %w", f.what, err)
+	}
+	defer events.Stop()
+	f.into.fail(nil)
+	for {
+		select {
+		case <-ctx.Done():
+			return version, ctx.Err()
+		case event, open := <-events.ResultChan():
+			if !open {
+				return version, nil
+			}
+			if version, err = f.take(event, version); err != nil {
+				return version, fmt.Errorf("watch %s: %w", f.what, err)
+			}
+		}
+	}
+}
+
+// read lists what there is now, not what some server's cache has: a profile
+// that was right once must not come back.
+func (f *feed) read(ctx context.Context) (version string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	list, err := f.list(ctx, metav1.ListOptions{})
+	if err != nil {
+		return "", err
+	}
+	objects, err := meta.ExtractList(list)
+	if err != nil {
+		return "", err
+	}
+	described, err := meta.ListAccessor(list)
+	if err != nil {
+		return "", err
+	}
+	f.into.replace(objects)
+	return described.GetResourceVersion(), nil
+}
+
+var errEvent = errors.New("an event that says nothing")
+
+func (f *feed) take(event watch.Event, version string) (string, error) {
+	if event.Type == watch.Error {
+		return version, apierrors.FromObject(event.Object)
+	}
+	object, err := meta.Accessor(event.Object)
+	if err != nil {
+		return version, errors.Join(errEvent, err)
+	}
+	switch event.Type {
+	case watch.Added, watch.Modified:
+		f.into.put(event.Object)
+	case watch.Deleted:
+		f.into.remove(event.Object)
+	}
+	return object.GetResourceVersion(), nil
+}

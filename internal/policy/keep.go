@@ -1,0 +1,123 @@
+package policy
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"sync/atomic"
+	"time"
+
+	"github.com/virgate/virgate/configs"
+)
+
+// Store keeps a profile over restarts: where it was found, and its documents.
+type Store interface {
+	// Load returns what was last saved; false for nothing.
+	Load() (configs.Selected, bool, error)
+	// Save returns when the profile is on disk.
+	Save(configs.Selected) error
+}
+
+// Keeper keeps the profile in force, so that the next start needs neither the
+// API server nor a profile that is right just then.
+type Keeper struct {
+	Store     Store
+	Overrides configs.Overrides
+	Started   configs.Process
+	Logger    *slog.Logger
+
+	wanted atomic.Pointer[configs.Selected]
+	wake   chan struct{}
+	// dropped says that what is stored has been found of no use.
+	dropped atomic.Bool
+}
+
+// NewKeeper makes a Keeper; Run does the writing.
+func NewKeeper(store Store, overrides configs.Overrides, started configs.Process, log *slog.Logger) *Keeper {
+	return &Keeper{Store: store, Overrides: overrides, Started: started, Logger: log, wake: make(chan struct{}, 1)}
+}
+
+// Kept reads the stored profile; false when there is none that this program can
+// use. That is a warning, once.
+func (k *Keeper) Kept() (configs.Selected, bool) {
+	if k.dropped.Load() {
+		return configs.Selected{}, false
+	}
+	stored, ok, err := k.Store.Load()
+	var selected configs.Selected
+	if ok {
+		if selected, err = Restore(stored, k.Overrides); err == nil {
+			err = k.Started.Check(selected.Process)
+		}
+	}
+	if err != nil {
+		k.dropped.Store(true)
+		k.Logger.Warn("profile of the last run dropped", "profile", stored.String(), "error", err)
+		return configs.Selected{}, false
+	}
+	return selected, ok
+}
+
+// Restore reads the documents of a stored profile anew.
+func Restore(stored configs.Selected, overrides configs.Overrides) (configs.Selected, error) {
+	var selected configs.Selected
+	var err error
+	if text, one := stored.Documents[""]; one || len(stored.Documents) == 0 {
+		selected, err = parse(stored.Source, []byte(text), stored.Name, overrides)
+		selected.Documents = stored.Documents
+	} else {
+		selected, err = configs.Documents(stored.Documents).Select(stored.Source, stored.Name, overrides)
+	}
+	if err != nil {
+		return configs.Selected{}, fmt.Errorf("read the stored profile: %w", err)
+	}
+	return selected, nil
+}
+
+// Keep has the profile written by Run.
+func (k *Keeper) Keep(selected configs.Selected) {
+	if last := k.wanted.Load(); last != nil && same(*last, selected) {
+		return
+	}
+	k.wanted.Store(&selected)
+	select {
+	case k.wake <- struct{}{}:
+	default:
+	}
+}
+
+func same(a, b configs.Selected) bool {
+	return a.Name == b.Name && a.Source == b.Source && a.Generation == b.Generation && maps.Equal(a.Documents, b.Documents)
+}
+
+// retryPause is the wait after a write that went wrong.
+const retryPause = 10 * time.Second
+
+// Run writes until ctx ends; what was to be kept by then is written before it
+// returns. It never fails: what cannot be written is tried again, and told.
+func (k *Keeper) Run(ctx context.Context) error {
+	var written *configs.Selected
+	for last := false; !last; {
+		var again <-chan time.Time
+		if written != k.wanted.Load() {
+			again = time.After(retryPause)
+		}
+		select {
+		case <-ctx.Done():
+			last = true
+		case <-k.wake:
+		case <-again:
+		}
+		wanted := k.wanted.Load()
+		if wanted == written {
+			continue
+		}
+		if err := k.Store.Save(*wanted); err != nil {
+			k.Logger.Error("profile not kept for a restart", "error", err)
+			continue
+		}
+		written = wanted
+	}
+	return nil
+}

@@ -1,0 +1,138 @@
+package report
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+)
+
+// manager is the name under which the API keeps what is Virgate's.
+const manager = "virgate"
+
+// client is the part of the Kubernetes API that is written here: one Node, and
+// Events about it.
+type client struct {
+	rest    rest.Interface
+	node    string
+	timeout time.Duration
+}
+
+// connect makes a client for the named Node; it does not connect yet.
+func connect(config *rest.Config, node string, timeout time.Duration) (client, error) {
+	if config == nil {
+		return client{}, errors.New("report to the API: no way to reach it")
+	}
+	if node == "" {
+		return client{}, errors.New("report to the API: this node's name is not known")
+	}
+	// Requests are few and their number is bounded by task and queue; answers are
+	// decoded here, and only refusals by the library.
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, metav1.SchemeGroupVersion)
+	config = rest.CopyConfig(config)
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	config.APIPath, config.GroupVersion = "/api", &corev1.SchemeGroupVersion
+	config.QPS = -1
+	rest, err := rest.RESTClientFor(config)
+	if err != nil {
+		return client{}, fmt.Errorf("report to the API: %w", err)
+	}
+	return client{rest: rest, node: node, timeout: timeout}, nil
+}
+
+// node is what is read of a Node.
+type node struct {
+	Status struct {
+		Conditions  []corev1.NodeCondition `json:"conditions"`
+		Capacity    map[string]string      `json:"capacity"`
+		Allocatable map[string]string      `json:"allocatable"`
+	} `json:"status"`
+}
+
+// read reads the Node.
+func (c client) read(ctx context.Context) (node, error) {
+	var n node
+	data, err := c.do(ctx, c.rest.Get().Resource("nodes").Name(c.node))
+	if err == nil {
+		err = json.Unmarshal(data, &n)
+	}
+	if err != nil {
+		return node{}, fmt.Errorf("read node %s: %w", c.node, err)
+	}
+	return n, nil
+}
+
+// patchNode patches the Node, or the named part of it.
+func (c client) patchNode(ctx context.Context, kind types.PatchType, body any, part ...string) error {
+	if err := c.patch(ctx, c.rest.Patch(kind).Resource("nodes").Name(c.node).SubResource(part...), body); err != nil {
+		return fmt.Errorf("patch node %s: %w", c.node, err)
+	}
+	return nil
+}
+
+func (c client) patch(ctx context.Context, request *rest.Request, body any) error {
+	data, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	// What was written is known: the answer is the metadata alone.
+	request = request.Param("fieldManager", manager).Body(data).
+		SetHeader("Accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json")
+	_, err = c.do(ctx, request)
+	return err
+}
+
+// createEvent makes the event; one of that name that exists is this one, made
+// by a request whose answer was lost.
+func (c client) createEvent(ctx context.Context, event *corev1.Event) error {
+	data, err := json.Marshal(event)
+	if err != nil {
+		return err
+	}
+	_, err = c.do(ctx, c.rest.Post().Namespace(event.Namespace).Resource("events").Param("fieldManager", manager).
+		SetHeader("Content-Type", runtime.ContentTypeJSON).Body(data))
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create event %s: %w", event.Reason, err)
+	}
+	return nil
+}
+
+// patchEvent changes an event.
+func (c client) patchEvent(ctx context.Context, name string, body any) error {
+	request := c.rest.Patch(types.StrategicMergePatchType).Namespace(metav1.NamespaceDefault).Resource("events").Name(name)
+	if err := c.patch(ctx, request, body); err != nil {
+		return fmt.Errorf("patch event %s: %w", name, err)
+	}
+	return nil
+}
+
+// do asks once: who asks again, and when, is task's business.
+func (c client) do(ctx context.Context, request *rest.Request) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	result := request.MaxRetries(0).Do(ctx)
+	if err := result.Error(); err != nil {
+		return nil, err
+	}
+	return result.Raw()
+}
+
+// retryAfter is how long the API asks to be left alone; 0 when it does not.
+func retryAfter(err error) time.Duration {
+	seconds, ok := apierrors.SuggestsClientDelay(err)
+	if !ok {
+		return 0
+	}
+	return time.Duration(seconds) * time.Second
+}

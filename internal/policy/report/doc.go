@@ -1,0 +1,14 @@
+// Package report tells the Kubernetes API what goes on at this node: Events
+// about profiles and GPUs, a condition, annotations and a label of the Node,
+// and, if asked to, the removal of resources that Virgate has stopped.
+//
+// It is told what to say and looks at nothing else of the node. Whatever it
+// writes is a patch of what is Virgate's own, never a whole object, so that it
+// cannot undo what others write. Nothing waits for it: while the API is away
+// the latest report replaces the one before, events of one kind become one with
+// a count, and both are bounded.
+//
+// Node patches are strategic merge patches and not server-side apply: applying
+// to a Node that was deleted would ask for a new, empty one, where a patch is
+// answered with 404 (apiserver, pkg/endpoints/handlers/patch.go).
+package report

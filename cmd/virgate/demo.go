@@ -30,6 +30,7 @@ func demoCommand() *cli.Command {
 			"each step. It ends with exit code 0 only if every step came true.\n\n" +
 			"Example: virgate demo --serve, then open http://localhost:9400/plan",
 		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "scenario", Value: "main", Usage: "main: time-slicing, a live switch, a fault; mig: a GPU is cut anew under running pods"},
 			&cli.BoolFlag{Name: "serve", Usage: "keep running afterwards, with HTTP on --listen"},
 			&cli.StringFlag{Name: "listen", Value: "localhost:9400", Usage: "the HTTP address with --serve"},
 			&cli.BoolFlag{Name: "verbose", Usage: "print the program's log on standard error"},
@@ -46,7 +47,11 @@ func demoCommand() *cli.Command {
 			if cmd.Bool("verbose") {
 				log = slog.New(slog.NewTextHandler(cmd.Root().ErrWriter, nil))
 			}
-			return demo(ctx, cmd.Root().Writer, log, listen)
+			scenario, known := scenarios()[cmd.String("scenario")]
+			if !known {
+				return usageError{fmt.Errorf("--scenario %q is neither main nor mig", cmd.String("scenario"))}
+			}
+			return demo(ctx, cmd.Root().Writer, log, listen, scenario)
 		},
 	}
 }
@@ -63,9 +68,25 @@ type stage struct {
 	broken []string
 }
 
+// scenario is a node, the profile that it begins with, and what is played.
+type scenario struct {
+	node    string
+	profile []byte
+	steps   func(*stage) []step
+	// crowd is played at the end when the demo goes on serving; nil for nothing.
+	crowd func(*stage, context.Context) error
+}
+
+func scenarios() map[string]scenario {
+	return map[string]scenario{
+		"main": {"dgx-a100", timesSlicedBy(10), (*stage).mainSteps, (*stage).crowd},
+		"mig":  {"h100+all-1g.10gb", cutBy("all-1g.10gb"), (*stage).migSteps, nil},
+	}
+}
+
 // demo sets the stage, plays, and clears up.
-func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string) error {
-	node, err := simnode.New("dgx-a100")
+func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string, scenario scenario) error {
+	node, err := simnode.New(scenario.node)
 	if err != nil {
 		return err
 	}
@@ -79,7 +100,7 @@ func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string) e
 		node: node, out: out, profile: filepath.Join(dir, "profile.yaml"),
 		kubelet: simkubelet.New(simkubelet.Options{Dir: filepath.Join(dir, "dp"), PodResourcesSocket: filepath.Join(dir, "pr.sock"), Logger: log.With("component", "kubelet")}),
 	}
-	if err := s.replace(timesSlicedBy(10)); err != nil {
+	if err := s.replace(scenario.profile); err != nil {
 		return err
 	}
 	holders := podresources.New(podresources.Options{Socket: filepath.Join(dir, "pr.sock"), CheckpointDir: filepath.Join(dir, "dp"), Logger: log})
@@ -88,6 +109,7 @@ func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string) e
 	if err != nil {
 		return err
 	}
+	driver := nvml.NewNode(node, nvml.Options{Logger: log, Rescan: 300 * time.Millisecond, Probe: 300 * time.Millisecond})
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -95,21 +117,28 @@ func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string) e
 	group.Go(func() error { return s.kubelet.Run(ctx) })
 	group.Go(func() error {
 		return agent.Run(ctx, agent.Options{
-			Node:   nvml.NewNode(node, nvml.Options{Logger: log, Rescan: 300 * time.Millisecond, Probe: 300 * time.Millisecond}),
+			Node: driver, Health: driver,
 			Policy: &policy.File{Path: s.profile, Started: started.Process},
 			Plugin: plugin.NewManager(plugin.Options{
 				Dir: filepath.Join(dir, "dp"), Kubelet: holders, Logger: log,
 				Timing: plugin.Timing{Quiet: time.Second},
 			}),
 			Holders: holders, Listen: listen, Logger: log, Version: version,
+			Meter: newSampler(backend{Library: node, simulated: node}, "", nil, log), SampleInterval: time.Second,
+			Partitioner: nvml.NewPartitioner(node, driver.Quiet), Journal: &memoryJournal{}, Refresh: driver.LookAgain,
 		})
 	})
 	group.Go(func() error {
 		defer cancel()
-		if err := s.play(ctx); err != nil {
+		if err := s.play(ctx, scenario.steps(s)); err != nil {
 			return err
 		}
 		if listen != "" && len(s.broken) == 0 {
+			if scenario.crowd != nil {
+				if err := scenario.crowd(s, ctx); err != nil {
+					return err
+				}
+			}
 			s.say("\nServing on http://%s (/plan, /metrics, /readyz, /healthz). Ctrl-C ends it.", listen)
 			<-ctx.Done()
 		}

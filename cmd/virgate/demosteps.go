@@ -18,13 +18,15 @@ const gpuResource = "nvidia.com/gpu"
 // patience is how long a step may take on a slow machine.
 const patience = 15 * time.Second
 
-// play goes through the main job. A step that does not come true is remembered
-// and the play goes on; an error ends it.
-func (s *stage) play(ctx context.Context) error {
-	for i, step := range []struct {
-		title string
-		play  func(context.Context) error
-	}{
+// step is a part of a play.
+type step struct {
+	title string
+	play  func(context.Context) error
+}
+
+// mainSteps are the main job.
+func (s *stage) mainSteps() []step {
+	return []step{
 		{"The node", s.showNode},
 		{"The plan: every GPU as 10 time-slice replicas", s.showPlan},
 		{"The kubelet's view", s.showKubelet},
@@ -33,7 +35,13 @@ func (s *stage) play(ctx context.Context) error {
 		{"GPU 0 falls off the bus (XID 79), and comes back", s.breakAndHeal},
 		{"A broken profile", s.breakProfile},
 		{"What the kubelet thinks of it", s.showVerdict},
-	} {
+	}
+}
+
+// play goes through the steps. One that does not come true is remembered and the
+// play goes on; an error ends it.
+func (s *stage) play(ctx context.Context, steps []step) error {
+	for i, step := range steps {
 		s.say("\n%d. %s", i+1, step.title)
 		if err := step.play(ctx); err != nil {
 			return err

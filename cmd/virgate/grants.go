@@ -42,14 +42,18 @@ func newHost(cmd *cli.Command, process configs.Process, holders cdi.Holders, log
 // this program's container, else where it is on the host.
 func driverOptions(process configs.Process, log *slog.Logger) cdi.DriverOptions {
 	options := cdi.DriverOptions{
-		Root: process.DriverRoot, DevRoot: "/", HostRoot: process.DriverRoot, HostDevRoot: process.DevRoot,
+		Find: func() cdi.Roots {
+			roots := cdi.Roots{Driver: process.DriverRoot, Dev: "/"}
+			if isFolder(process.ContainerDriverRoot) {
+				roots.Driver = process.ContainerDriverRoot
+			}
+			if isFolder(filepath.Join(roots.Driver, "dev")) {
+				roots.Dev = roots.Driver
+			}
+			return roots
+		},
+		Host:     cdi.Roots{Driver: process.DriverRoot, Dev: process.DevRoot},
 		HookPath: process.CDIHookPath, Logger: log,
-	}
-	if isFolder(process.ContainerDriverRoot) {
-		options.Root = process.ContainerDriverRoot
-	}
-	if isFolder(filepath.Join(options.Root, "dev")) {
-		options.DevRoot = options.Root
 	}
 	if process.CDIFeatures != "" {
 		options.Features = strings.Split(process.CDIFeatures, ",")

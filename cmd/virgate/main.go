@@ -39,7 +39,7 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 		ExitErrHandler: func(context.Context, *cli.Command, error) {},
 		Commands: []*cli.Command{
 			runCommand(environment, stderr), planCommand(environment), checkCommand(),
-			healthCommand(), simCommand(), demoCommand(), versionCommand(),
+			statusCommand(), healthCommand(), migCommand(environment), simCommand(), demoCommand(), versionCommand(),
 		},
 		Action: func(_ context.Context, cmd *cli.Command) error {
 			if name := cmd.Args().First(); name != "" {

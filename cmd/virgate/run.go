@@ -14,7 +14,6 @@ import (
 	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/podresources"
-	"github.com/virgate/virgate/internal/policy"
 	"github.com/virgate/virgate/internal/state"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
@@ -42,7 +41,7 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 		Description: "Changes of the profile, of the GPUs and of the kubelet are followed while running.\n" +
 			"SIGHUP makes it look again, SIGTERM ends it and leaves the devices to a successor.\n\n" +
 			"Example: virgate run --node sim:dgx-a100 --config profile.yaml --device-plugin-dir /tmp/dp",
-		Flags: slices.Concat(flags, grantFlags(), settingFlags()),
+		Flags: slices.Concat(flags, metricsFlags(), clusterFlags(environment), reportFlags(), grantFlags(), settingFlags()),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			if cmd.Args().Len() > 0 {
 				return usageError{fmt.Errorf("run takes no argument, got %q", cmd.Args().First())}
@@ -51,7 +50,7 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 			if err := level.UnmarshalText([]byte(cmd.String("log-level"))); err != nil {
 				return usageError{fmt.Errorf("--log-level: %w", err)}
 			}
-			for _, name := range []string{"quiet-time", "retire-after", "rescan", "probe", "drain-timeout"} {
+			for _, name := range []string{"quiet-time", "retire-after", "rescan", "probe", "drain-timeout", "sample"} {
 				if cmd.Duration(name) <= 0 {
 					return usageError{fmt.Errorf("--%s must be more than 0, got %s", name, cmd.Duration(name))}
 				}
@@ -63,34 +62,38 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 
 // serve puts the parts together and runs them.
 func serve(ctx context.Context, cmd *cli.Command, overrides configs.Overrides, log *slog.Logger) error {
-	// The flags alone must make sense; a document that does not can be mended
-	// while the program waits.
-	started, err := configs.Parse("", nil, overrides)
+	web, err := httpOptions(cmd)
 	if err != nil {
 		return err
 	}
-	profile := &policy.File{Path: cmd.String("config"), Key: cmd.String("config-key"), Overrides: overrides, Started: started.Process}
-	if config, err := profile.Config(); err == nil {
-		profile.Started = config.Process
-		for _, note := range config.Notes {
-			log.Info("profile differs from NVIDIA's plugin", "path", note.Path, "note", note.Message)
-		}
+	pods, err := watchPods(cmd, log)
+	if err != nil {
+		return err
+	}
+	dir := cmd.String("device-plugin-dir")
+	file := state.NewFile(dir, log)
+	profiles, err := openProfiles(ctx, cmd, overrides, state.Profile{File: file}, log)
+	if err != nil {
+		return err
+	}
+	defer profiles.stop()
+	reporter, err := newReporter(cmd, log)
+	if err != nil {
+		return err
 	}
 
-	library, err := openBackend(cmd, profile.Started, log)
+	library, err := openBackend(cmd, profiles.started, log)
 	if err != nil {
 		return err
 	}
 	defer library.close()
-	if profile.Started.FailOnInitError {
+	if profiles.started.FailOnInitError {
 		if err := tryDriver(ctx, library); err != nil {
 			return err
 		}
 	}
-	dir := cmd.String("device-plugin-dir")
 	kubelet := podresources.New(podresources.Options{Socket: cmd.String("pod-resources-socket"), CheckpointDir: dir, Logger: log})
 	defer func() { _ = kubelet.Close() }()
-	file := state.NewFile(dir, log)
 	node := nvml.NewNode(library, nvml.Options{
 		Logger: log, Rescan: cmd.Duration("rescan"), Probe: cmd.Duration("probe"),
 		Store: state.Health{File: file}, Boot: bootID(log, cmd.String("boot-id-file")),
@@ -101,21 +104,40 @@ func serve(ctx context.Context, cmd *cli.Command, overrides configs.Overrides, l
 	defer stop()
 	options := agent.Options{
 		Node:   node,
-		Policy: profile,
+		Policy: profiles.Policy,
 		Plugin: plugin.NewManager(plugin.Options{
 			Dir: dir, Kubelet: kubelet, Store: state.Lists{File: file}, Logger: log.With("component", "plugin"),
 			Timing: plugin.Timing{Quiet: cmd.Duration("quiet-time"), RetireAfter: cmd.Duration("retire-after")},
 		}),
-		Host:      newHost(cmd, profile.Started, kubelet, log),
+		Host:      newHost(cmd, profiles.started, kubelet, log),
 		Holders:   kubelet,
 		Health:    node,
 		OnProfile: func(profile sharing.Profile) { node.SetHealth(profile.Health) },
+		Keeper:    profiles.keeper,
 		Claim:     claim.acquire,
 		TakeOver:  node.TakeOver,
-		Listen:    cmd.String("listen"),
-		Look:      look,
-		Logger:    log,
-		Version:   version,
+
+		Partitioner: nvml.NewPartitioner(library, node.Quiet),
+		Journal:     state.Journal{File: file},
+		Refresh:     node.LookAgain,
+
+		Meter:          newSampler(library, cmd.String("proc"), pods.source(), log),
+		SampleInterval: cmd.Duration("sample"),
+
+		Listen:  cmd.String("listen"),
+		HTTP:    web,
+		Look:    look,
+		Logger:  log,
+		Version: version,
+
+		NodeName: cmd.String("node-name"),
+	}
+	if reporter != nil {
+		options.Reporter = reporter
+	}
+	options.Background = append(options.Background, profiles.keeper.Run)
+	if pods != nil {
+		options.Background = append(options.Background, pods.run)
 	}
 	if cmd.Bool("drain-on-exit") {
 		options.DrainTimeout = cmd.Duration("drain-timeout")
@@ -133,7 +155,7 @@ func serve(ctx context.Context, cmd *cli.Command, overrides configs.Overrides, l
 			log.Warn("no control socket", "error", err)
 		}
 	}
-	log.Info("virgate starts", "version", version, "node", cmd.String("node"), "config", profile.Path)
+	log.Info("virgate starts", "version", version, "node", cmd.String("node"), "config", profiles.from)
 	defer log.Info("virgate ends")
 	return agent.Run(ctx, options)
 }

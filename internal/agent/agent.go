@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -28,8 +29,10 @@ type Node interface {
 // Policy is where the profile comes from.
 type Policy interface {
 	// Profile returns the profile that should be in force. It fails when there
-	// is none that can be used; the last good one then stays in force.
-	Profile() (sharing.Profile, error)
+	// is none that can be used; the last good one then stays in force, and Name
+	// and Source are those of what was wanted, as far as that is known. The error
+	// is configs.ErrPending while the choice itself is not known.
+	Profile() (configs.Selected, error)
 	// Watch is as in Node.
 	Watch(ctx context.Context, changed func()) error
 }
@@ -53,11 +56,18 @@ type Options struct {
 	Host Host
 	// Holders says who holds what; nil when nothing can.
 	Holders plugin.Kubelet
+	// Meter measures the use of the boards; nil for nobody.
+	Meter Meter
+	// SampleInterval is the time between two samples of use and of who holds what,
+	// for the metrics; 5 s when 0.
+	SampleInterval time.Duration
 	// Health is shown in metrics; nil for none.
 	Health Health
 	// OnProfile is called from the loop with each profile that comes into force,
 	// before it is planned with; nil for nobody.
 	OnProfile func(sharing.Profile)
+	// Keeper has the profile of the last run, and keeps this one's; nil for none.
+	Keeper Keeper
 	// Claim returns when this program may serve the node. While another program
 	// does it calls standBy: this one is then ready, and not registered. Nil means
 	// at once.
@@ -70,6 +80,8 @@ type Options struct {
 	DrainTimeout time.Duration
 	// Listen is the HTTP address; empty for none.
 	Listen string
+	// HTTP is how it is served.
+	HTTP HTTP
 	// Background are more things to run beside the loop, such as the control
 	// socket of a simulated node. When one fails, Run ends.
 	Background []func(ctx context.Context) error
@@ -77,8 +89,18 @@ type Options struct {
 	// never.
 	Look   <-chan struct{}
 	Logger *slog.Logger
-	// Version is shown in virgate_build_info.
+	// Version is shown in virgate_build_info and in the status.
 	Version string
+	// NodeName is the Node object's name, for the status; empty when unknown.
+	NodeName string
+	// Reporter tells Kubernetes; nil for nobody.
+	Reporter Reporter
+	// Partitioner makes and destroys partitions, as far as the profile allows that;
+	// nil where nothing can. Journal then keeps what has begun, and Refresh returns
+	// when the inventory shows what has been made.
+	Partitioner Partitioner
+	Journal     Journal
+	Refresh     func(ctx context.Context) error
 }
 
 // Run plans and serves until ctx ends, and returns when everything it started
@@ -88,8 +110,14 @@ func Run(ctx context.Context, options Options) error {
 }
 
 func newAgent(options Options) *agent {
-	a := &agent{Options: options, changed: make(chan struct{}, 1), asked: make(chan chan struct{})}
+	a := &agent{
+		Options: options, changed: make(chan struct{}, 1), asked: make(chan chan struct{}), decided: make(chan struct{}, 1),
+		repartitionWake: make(chan struct{}, 1), registering: make(chan struct{}),
+	}
+	a.boards = a.newRepartition()
 	a.state.Store(&state{})
+	a.observed.Store(newObservation())
+	a.progress.Store(&progress{state: sharing.ProfilePending, since: time.Now()})
 	return a
 }
 
@@ -100,12 +128,12 @@ func (a *agent) run(ctx context.Context) error {
 	answering, stopAnswering := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopAnswering()
 	start := func(part func(context.Context) error) { group.Go(func() error { return part(ctx) }) }
-	if a.Listen != "" {
-		listener, err := a.listen(ctx)
-		if err != nil {
-			return err
-		}
-		start(func(context.Context) error { return a.serve(answering, listener) })
+	servers, err := a.listenAll(ctx)
+	if err != nil {
+		return err
+	}
+	for _, server := range servers {
+		start(func(context.Context) error { return server(answering) })
 	}
 	start(func(ctx context.Context) error {
 		defer stopAnswering()
@@ -117,8 +145,15 @@ func (a *agent) run(ctx context.Context) error {
 	}
 	start(func(ctx context.Context) error { return a.Policy.Watch(ctx, a.look) })
 	start(a.plan)
-	if a.Holders != nil {
+	start(func(context.Context) error { return a.tell(answering) })
+	if a.Reporter != nil {
+		start(func(context.Context) error { return a.Reporter.Run(answering) })
+	}
+	if a.Holders != nil || a.Meter != nil {
 		start(a.sample)
+	}
+	if a.boards != nil {
+		start(a.repartition)
 	}
 	for _, background := range a.Background {
 		start(background)
@@ -145,18 +180,30 @@ type agent struct {
 	changed chan struct{}
 	// asked has wishes to be told when the loop has looked.
 	asked chan chan struct{}
+	// decided wakes tell.
+	decided chan struct{}
+	// boards cuts the boards; nil where nothing can. repartitionWake is for it,
+	// and registering is closed when it may withdraw devices.
+	boards          *repartitioner
+	repartitionWake chan struct{}
+	registering     chan struct{}
 	// standby says that another program serves the node, serving that it is
-	// claimed.
-	standby, serving atomic.Bool
-	state            atomic.Pointer[state]
-	allocations      atomic.Pointer[[]sharing.Allocation]
+	// claimed, draining that it is being given up.
+	standby, serving, draining atomic.Bool
+	state                      atomic.Pointer[state]
+	progress                   atomic.Pointer[progress]
+	allocations                atomic.Pointer[[]sharing.Allocation]
+	observed                   atomic.Pointer[observation]
 }
 
 // state is what the loop last decided. It is immutable.
 type state struct {
 	// profile is the last good one; planned says that there is one and that the
 	// GPUs have been read.
-	profile *sharing.Profile
+	profile *configs.Selected
+	// wanted is what Policy last returned; with rejected it only has a name and a
+	// source.
+	wanted  configs.Selected
 	plan    sharing.Plan
 	planned bool
 	gpus    []sharing.GPU
@@ -209,27 +256,21 @@ func (a *agent) decide() {
 	last := a.state.Load()
 	next := *last
 
-	var profile sharing.Profile
-	if profile, next.rejected = a.Policy.Profile(); next.rejected == nil {
-		next.profile = &profile
-		if a.OnProfile != nil && (last.profile == nil || !reflect.DeepEqual(*last.profile, profile)) {
-			a.OnProfile(profile)
-		}
-	} else if !sameError(last.rejected, next.rejected) {
-		a.Logger.Error("profile rejected, the last good one stays in force", "error", next.rejected)
-	}
+	a.choose(last, &next)
 	var gpus []sharing.GPU
 	if gpus, next.unread = a.Node.Inventory(); next.unread == nil {
 		next.gpus = gpus
 	} else if last.planned && !sameError(last.unread, next.unread) {
 		a.Logger.Warn("GPUs not read", "error", next.unread)
 	}
+	defer a.tellAgain()
+	defer a.repartitionAgain()
 	defer a.state.Store(&next)
 	if next.profile == nil || (next.unread != nil && !last.planned) {
 		return
 	}
 
-	next.plan = sharing.NewPlan(next.gpus, *next.profile)
+	next.plan = a.holdBack(sharing.NewPlan(next.gpus, next.profile.Profile))
 	a.prepare(last, &next)
 	if last.planned && reflect.DeepEqual(last.plan, next.plan) {
 		next.plan = last.plan
@@ -256,28 +297,6 @@ func (a *agent) report(last, next sharing.Plan) {
 	for _, warning := range next.Warnings {
 		if !known[warning] {
 			a.Logger.Warn("plan", "warning", warning)
-		}
-	}
-}
-
-// sampleInterval is how often the loop reads who holds what, for the metrics.
-const sampleInterval = 5 * time.Second
-
-// sample keeps allocations current. What cannot be read is absent, not old.
-func (a *agent) sample(ctx context.Context) error {
-	tick := time.NewTicker(sampleInterval)
-	defer tick.Stop()
-	for {
-		held, err := a.Holders.Held(ctx)
-		if err != nil {
-			a.allocations.Store(nil)
-		} else {
-			a.allocations.Store(&held)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
 		}
 	}
 }

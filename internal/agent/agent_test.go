@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/podresources"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/plugin"
@@ -65,7 +66,13 @@ func (n fakeNode) Inventory() ([]sharing.GPU, error) { return n.get() }
 
 type fakePolicy struct{ *input[sharing.Profile] }
 
-func (p fakePolicy) Profile() (sharing.Profile, error) { return p.get() }
+func (p fakePolicy) Profile() (configs.Selected, error) {
+	profile, err := p.get()
+	if err != nil {
+		return configs.Selected{Source: "fake"}, err
+	}
+	return configs.Config{Profile: profile}.Select("fake", "", nil), nil
+}
 
 func gpus(faults ...string) []sharing.GPU {
 	list := make([]sharing.GPU, len(faults))
@@ -90,6 +97,8 @@ type rig struct {
 	node    fakeNode
 	policy  fakePolicy
 	kubelet *simkubelet.Kubelet
+	// sight reads the kubelet's checkpoint.
+	sight   plugin.Kubelet
 	options Options
 	agent   *agent
 	http    http.Handler
@@ -111,6 +120,7 @@ func newRig(t *testing.T, change func(*rig)) *rig {
 	}
 	sight := podresources.New(podresources.Options{CheckpointDir: dir})
 	t.Cleanup(func() { _ = sight.Close() })
+	r.sight = sight
 	r.options = Options{
 		Node: r.node, Policy: r.policy, Logger: slog.New(slog.DiscardHandler), Version: "test",
 		Plugin: plugin.NewManager(plugin.Options{
@@ -347,12 +357,12 @@ func TestServesHTTP(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	a := newAgent(Options{Listen: "localhost:0", Logger: slog.New(slog.DiscardHandler), Plugin: plugin.NewManager(plugin.Options{})})
-	listener, err := a.listen(ctx)
+	listener, err := listen(ctx, a.Listen)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- a.serve(ctx, listener) }()
+	go func() { ended <- a.serve(ctx, listener, a.handler(), "") }()
 	response, err := http.Get("http://" + listener.Addr().String() + "/healthz")
 	if err != nil {
 		t.Fatal(err)

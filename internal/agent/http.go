@@ -1,66 +1,49 @@
 package agent
 
 import (
-	"context"
+	"cmp"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"strings"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/sharing/metrics"
 )
 
-func (a *agent) listen(ctx context.Context) (net.Listener, error) {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", a.Listen)
-	if err != nil {
-		return nil, fmt.Errorf("listen for HTTP: %w", err)
-	}
-	a.Logger.Info("http listens", "address", listener.Addr().String())
-	return listener, nil
-}
-
-// serve answers HTTP until ctx ends. It only reads: nothing about the node can
-// be changed here.
-func (a *agent) serve(ctx context.Context, listener net.Listener) error {
-	server := &http.Server{
-		Handler:           a.handler(),
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       10 * time.Second,
-		WriteTimeout:      30 * time.Second,
-		IdleTimeout:       time.Minute,
-		MaxHeaderBytes:    16 << 10,
-	}
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
-	defer stop()
-	return server.Serve(listener)
-}
-
+// registry has what a scrape shows. Where there is too much, it lacks the last
+// of them.
 func (a *agent) registry() *prometheus.Registry {
+	show := []prometheus.Collector{newCollector(a), newCallCollector(a), newProfileCollector(a), newLayoutCollector(a)}
+	if a.Health != nil {
+		show = append(show, metrics.NewHealthCollector(a.Health))
+	}
+	show = append(show, metrics.NewUseCollector(source{a}), metrics.NewCollector(source{a}))
+	if !a.HTTP.NoContainers {
+		show = append(show, metrics.NewContainerCollector(source{a}, source{a}))
+	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
-		metrics.NewCollector(source{a}), newCollector(a),
+		metrics.Limit(cmp.Or(a.HTTP.MaxSeries, defaultMaxSeries), show...),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
-	if a.Health != nil {
-		registry.MustRegister(metrics.NewHealthCollector(a.Health))
-	}
 	return registry
 }
 
 func (a *agent) handler() http.Handler {
 	registry := a.registry()
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", a.ready)
+	a.handleHealth(mux)
 	mux.HandleFunc("GET /plan", a.showPlan)
+	mux.HandleFunc("GET /status", a.showPage())
+	mux.HandleFunc("GET /api/v1/status", a.showStatus)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry, ErrorHandling: promhttp.ContinueOnError}))
+	if a.HTTP.Profiling {
+		handleProfiling(mux)
+	}
 	return mux
 }
 
@@ -120,12 +103,3 @@ func (a *agent) showPlan(w http.ResponseWriter, _ *http.Request) {
 
 // source shows the agent's state to the sharing metrics.
 type source struct{ *agent }
-
-func (s source) GPUs() []sharing.GPU           { return s.state.Load().gpus }
-func (s source) Resources() []sharing.Resource { return s.state.Load().plan.Resources }
-func (s source) Allocations() ([]sharing.Allocation, bool) {
-	if held := s.allocations.Load(); held != nil {
-		return *held, true
-	}
-	return nil, false
-}

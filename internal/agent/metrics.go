@@ -8,7 +8,7 @@ import (
 type collector struct {
 	agent *agent
 	build, profileAccepted, inventoryRead, kubeletSeen, warnings,
-	streams, devices, registrations, lists, granted, refused *prometheus.Desc
+	streams, devices, registrations, lists *prometheus.Desc
 }
 
 func newCollector(a *agent) collector {
@@ -26,13 +26,17 @@ func newCollector(a *agent) collector {
 		devices:         desc("listed_devices", "Devices in the resource's list, by state: healthy, unhealthy.", "resource", "state"),
 		registrations:   desc("kubelet_registrations_total", "Successful registrations of the resource.", "resource"),
 		lists:           desc("listandwatch_updates_total", "Lists sent to the kubelet.", "resource"),
-		granted:         desc("allocations_total", "Allocate calls that were granted.", "resource"),
-		refused:         desc("allocate_failures_total", "Allocate calls that were refused.", "resource"),
 	}
 }
 
 // Describe implements prometheus.Collector.
-func (c collector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
+func (c collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, desc := range []*prometheus.Desc{
+		c.build, c.profileAccepted, c.inventoryRead, c.kubeletSeen, c.warnings, c.streams, c.devices, c.registrations, c.lists,
+	} {
+		ch <- desc
+	}
+}
 
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
@@ -53,7 +57,5 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		send(c.devices, prometheus.GaugeValue, float64(r.Devices-r.Healthy), r.Name, "unhealthy")
 		send(c.registrations, prometheus.CounterValue, float64(r.Registrations), r.Name)
 		send(c.lists, prometheus.CounterValue, float64(r.Lists), r.Name)
-		send(c.granted, prometheus.CounterValue, float64(r.Granted), r.Name)
-		send(c.refused, prometheus.CounterValue, float64(r.Refused), r.Name)
 	}
 }

@@ -18,6 +18,7 @@ func (a *agent) serveKubelet(ctx context.Context) error {
 		}
 	}
 	a.serving.Store(true)
+	a.tellAgain()
 	if a.TakeOver != nil {
 		if err := a.TakeOver(ctx); err != nil {
 			if ctx.Err() != nil {
@@ -25,6 +26,10 @@ func (a *agent) serveKubelet(ctx context.Context) error {
 			}
 			return err
 		}
+	}
+	if a.boards != nil {
+		a.repartitionFirst(ctx)
+		close(a.registering)
 	}
 	if a.TakeOver != nil || a.Host != nil {
 		a.lookNow(ctx)
@@ -53,6 +58,8 @@ func (a *agent) drain(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, a.DrainTimeout)
 	defer cancel()
 	a.Logger.Info("draining", "timeout", a.DrainTimeout)
+	a.draining.Store(true)
+	a.tellAgain()
 	last := a.state.Load().plan
 	a.Plugin.Apply(sharing.Plan{Faults: last.Faults, Grants: last.Grants})
 	if a.Plugin.AwaitStopped(ctx) != nil {

@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/simkubelet"
+	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
+)
+
+// The resources of the MIG scenario, which an H100 with 80 GB has.
+const (
+	small  = "nvidia.com/mig-1g.10gb"
+	medium = "nvidia.com/mig-2g.20gb"
+	large  = "nvidia.com/mig-3g.40gb"
+)
+
+// cutBy is a profile that has the node's boards cut by that layout.
+func cutBy(layout string) []byte {
+	return fmt.Appendf(nil, `version: v1
+flags:
+  migStrategy: mixed
+mig:
+  manage: true
+  config: %s
+`, layout)
+}
+
+// migSteps re-cut a board under running pods.
+func (s *stage) migSteps() []step {
+	return []step{
+		{"The node: an H100, cut into seven small partitions", s.showSmall},
+		{"Three pods take one each, and a fourth asks for a large one", s.runSmallPods},
+		{"The profile asks for all-balanced: two small, one medium, one large", s.askBalanced},
+		{"A container of a pod that stays restarts", s.restartStaying},
+		{"The third pod ends, and the rest follows", s.endThird},
+		{"The large partition has a pod at last", s.runLargePod},
+		{"What the kubelet thinks of it", s.showVerdict},
+	}
+}
+
+// draw shows the board's slices, with the pods that have them.
+func (s *stage) draw(ctx context.Context) error {
+	gpus, err := nvml.Scan(s.node)
+	if err != nil {
+		return err
+	}
+	cut, err := nvml.NewPartitioner(s.node, nil).Cut(ctx, gpus[0].UUID)
+	if err != nil {
+		return err
+	}
+	holders := map[string]string{}
+	for _, pod := range s.kubelet.Snapshot().Pods {
+		for _, container := range pod.Containers {
+			for _, grant := range container.Grants {
+				for _, id := range grant.Devices {
+					holders[id] = pod.Name
+				}
+			}
+		}
+	}
+	blocks := mig.Change{}.Before(cut.Instances)
+	for i := range blocks {
+		for _, instance := range cut.Instances {
+			if instance.Placement == blocks[i].Placement && len(instance.Computes) > 0 {
+				blocks[i].Note = holders[instance.Computes[0].UUID]
+			}
+		}
+	}
+	drawing := mig.Draw(cut.Geometry.Slots, drawingWidth, blocks)
+	s.say("   %s", strings.ReplaceAll(strings.TrimSuffix(drawing, "\n"), "\n", "\n   "))
+	return nil
+}
+
+// listed waits until the kubelet may hand out so many of each, held ones
+// included.
+func (s *stage) listed(ctx context.Context, smalls, mediums, larges int) error {
+	came, err := s.await(ctx, func(k simkubelet.Snapshot) bool {
+		return k.Resources[small].Allocatable == smalls && k.Resources[medium].Allocatable == mediums && k.Resources[large].Allocatable == larges
+	})
+	s.check(came, "the kubelet lists %d × 1g.10gb, %d × 2g.20gb, %d × 3g.40gb", smalls, mediums, larges)
+	return err
+}
+
+func (s *stage) showSmall(ctx context.Context) error {
+	if err := s.listed(ctx, 7, 0, 0); err != nil {
+		return err
+	}
+	return s.draw(ctx)
+}
+
+// migPods are those that are there when the board is re-cut; the last one ends.
+var migPods = []string{"search", "speech", "vision"}
+
+func (s *stage) runSmallPods(ctx context.Context) error {
+	for _, name := range migPods {
+		_, err := s.kubelet.AddPod(ctx, demoPod(name, small))
+		s.check(err == nil, "pod %s runs on a small partition", name)
+	}
+	_, err := s.kubelet.AddPod(ctx, demoPod("training", large))
+	s.check(err != nil, "pod training finds no large partition")
+	return s.draw(ctx)
+}
+
+func demoPod(name, resource string) simkubelet.Pod {
+	return simkubelet.Pod{
+		Namespace: "demo", Name: name,
+		Containers: []simkubelet.Container{{Name: "main", Requests: map[string]int{resource: 1}}},
+	}
+}
+
+// askBalanced changes the profile. Two of the pods are on partitions that the
+// new layout keeps; the third one's is one too many, and stays until it ends.
+func (s *stage) askBalanced(ctx context.Context) error {
+	before := s.partitionsOfPods()
+	if err := s.replace(cutBy("all-balanced")); err != nil {
+		return err
+	}
+	came, err := s.await(ctx, func(k simkubelet.Snapshot) bool {
+		return k.Resources[small].Allocatable == 3 && k.Resources[large].Allocatable == 1
+	})
+	if err != nil {
+		return err
+	}
+	s.check(came, "free partitions went, and what fits beside the pods is made: the medium one waits for a pod")
+	s.check(slices.Equal(before, s.partitionsOfPods()), "every pod has the partition that it had")
+	return s.draw(ctx)
+}
+
+// partitionsOfPods are the partitions that pods hold and that are there.
+func (s *stage) partitionsOfPods() []string {
+	gpus, err := nvml.Scan(s.node)
+	if err != nil {
+		return nil
+	}
+	var list []string
+	for _, pod := range s.kubelet.Snapshot().Pods {
+		for _, container := range pod.Containers {
+			for _, grant := range container.Grants {
+				for _, id := range grant.Devices {
+					if len(gpus) > 0 && hasPartition(gpus[0], id) {
+						list = append(list, id)
+					}
+				}
+			}
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+func hasPartition(gpu sharing.GPU, uuid string) bool {
+	return slices.ContainsFunc(gpu.Partitions, func(p sharing.Partition) bool { return p.UUID == uuid })
+}
+
+func (s *stage) restartStaying(ctx context.Context) error {
+	_, err := s.kubelet.RestartContainer(ctx, "demo", migPods[0], "main")
+	s.check(err == nil, "the container of pod %s runs again, on its partition", migPods[0])
+	return ctx.Err()
+}
+
+func (s *stage) endThird(ctx context.Context) error {
+	if err := s.kubelet.DeletePod("demo", migPods[2]); err != nil {
+		return err
+	}
+	if err := s.listed(ctx, 2, 1, 1); err != nil {
+		return err
+	}
+	return s.draw(ctx)
+}
+
+func (s *stage) runLargePod(ctx context.Context) error {
+	if err := s.kubelet.DeletePod("demo", "training"); err != nil {
+		return err
+	}
+	_, err := s.kubelet.AddPod(ctx, demoPod("training", large))
+	s.check(err == nil, "pod training runs on the large partition")
+	s.check(len(s.partitionsOfPods()) == 3, "pods %s and %s still have theirs", migPods[0], migPods[1])
+	return s.draw(ctx)
+}

@@ -1,0 +1,251 @@
+package agent
+
+import (
+	"fmt"
+	"net/http/httptest"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
+)
+
+func drawn(t *testing.T, status Status, now time.Time) string {
+	t.Helper()
+	recorder := httptest.NewRecorder()
+	newPage().write(recorder, status, now)
+	if recorder.Code != 200 {
+		t.Fatal(recorder.Body)
+	}
+	return recorder.Body.String()
+}
+
+func ratio(f float64) *float64 { return &f }
+
+// partitionAt is a partition of a board with eight slots of 5 GiB.
+func partitionAt(start, size int, holders ...Holder) UnitStatus {
+	return UnitStatus{
+		ID: fmt.Sprint("MIG-", start), Index: fmt.Sprint("0:", start), Profile: fmt.Sprint(size, "g"),
+		Placement: &mig.Placement{Start: start, Size: size}, Memory: uint64(size)*5<<30 - 256<<20,
+		Resource: "r", Replicas: 1, Health: HealthStatus{State: sharing.Healthy}, Holders: holders,
+	}
+}
+
+func TestPageShowsTheNode(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	fell := now.Add(-90 * time.Second)
+	one := 1
+	status := Status{
+		Node: "node-7", Version: "v1", Role: RoleServing, Ready: false, Unready: []string{"nvidia.com/gpu: not registered with the kubelet"}, HoldersKnown: true,
+		Profile: ProfileStatus{
+			State: sharing.ProfileRejected, Since: now.Add(-time.Minute), Error: "p.yaml:3: replicas: must be at least 1",
+			Wanted: sharing.ProfileRef{Name: "ten", Source: "ConfigMap gpu/profiles"}, Applied: &sharing.ProfileRef{Name: "four", Generation: "0123456789ab"},
+		},
+		Resources: []ResourceStatus{{Name: "nvidia.com/gpu", Strategy: "time-slicing", Devices: 4, Healthy: 4, Streams: 1, Held: &one, Leaving: 2}, {Name: "old"}},
+		GPUs: []GPUStatus{
+			{
+				UUID: "GPU-a", Index: 0, Model: "Board", Memory: 40 << 30, Health: HealthStatus{State: sharing.Unhealthy, Reason: "XID 79", Since: &fell},
+				Use: &UseStatus{Memory: ratio(10 << 30), SM: ratio(0.25), Celsius: ratio(71), Throttled: []sharing.ThrottleReason{sharing.ThrottlePower}},
+				Units: []UnitStatus{{ID: "GPU-a", Index: "0", Resource: "nvidia.com/gpu", Replicas: 4, Health: HealthStatus{State: sharing.Unhealthy}, Holders: []Holder{{
+					Namespace: "team", Pod: "train", Container: "main", Devices: []string{"GPU-a::0"}, Use: &UseStatus{Memory: ratio(512 << 20), SM: ratio(0.5)},
+				}}}},
+			},
+			{
+				UUID: "GPU-b", Index: 1, Model: "Board", Memory: 40 << 30, MIG: true, Health: HealthStatus{State: sharing.Healthy},
+				Units: []UnitStatus{partitionAt(4, 4), partitionAt(0, 2, Holder{Namespace: "n", Pod: "p", Container: "c", Devices: []string{"MIG-0"}})},
+			},
+		},
+		Elsewhere: []UnitStatus{{ID: "MIG-gone", Resource: "r", Holders: []Holder{{Namespace: "n", Pod: "left", Container: "c", Devices: []string{"MIG-gone"}}}}},
+		Warnings:  []string{"no unit of r"},
+	}
+	body := drawn(t, status, now)
+	for _, want := range []string{
+		"<title>node-7 – Virgate</title>", ">not ready<", ">serving<", "<strong>ten</strong>", ">rejected<", "ConfigMap gpu/profiles",
+		"four stays in force", "p.yaml:3: replicas: must be at least 1", "nvidia.com/gpu: not registered", "is being withdrawn", ", 2 leaving", ">0 streams<",
+		"GPU 0 ", "XID 79", "10.0 GiB of 40.0 GiB", `value="0.25"`, "25 %", "71 °C", "slowed: power", "1 of 4 shares held", `title="team/train"`,
+		"team/<strong>train</strong>", "512 MiB, 50 % compute", "slots slots8", `class="slice at4 of4"`, `class="slice at0 of2 held"`, "exclusive, held", "exclusive, free",
+		"MIG-gone", "no unit of r", "1 min ago</time></td><td>profile</td><td>ten rejected", "<td>GPU 0</td><td>unhealthy: XID 79",
+	} {
+		if !strings.Contains(body, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	if n := strings.Count(body, `<li class="cell`); n != 4 {
+		t.Errorf("%d cells for 4 shares", n)
+	}
+	if t.Failed() {
+		t.Log(body)
+	}
+}
+
+func TestPageOfAnEmptyNode(t *testing.T) {
+	body := drawn(t, Status{}, time.Now())
+	for _, want := range []string{"This node", "no GPU that could be read", "Nothing is offered", "Who holds what cannot be read"} {
+		if !strings.Contains(body, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+}
+
+// TestPageEscapes holds that nothing which comes from outside is markup, whatever
+// place it is shown at.
+func TestPageEscapes(t *testing.T) {
+	const evil = `"><script>alert(1)</script><img src=x onerror=y>'</style></title>{{.}}`
+	since := time.Now()
+	health := HealthStatus{State: evil, Reason: evil, Since: &since}
+	holder := Holder{Namespace: evil, Pod: evil, Container: evil, Resource: evil, Devices: []string{evil}}
+	unit := UnitStatus{ID: evil, Index: evil, Profile: evil, Resource: evil, Replicas: 2, Health: health, Holders: []Holder{holder}}
+	partition := unit
+	partition.Placement = &mig.Placement{Size: 1}
+	ref := sharing.ProfileRef{Name: evil, Source: evil, Generation: evil}
+	body := drawn(t, Status{
+		Node: evil, Version: evil, Role: evil, Unready: []string{evil}, Unread: evil, Warnings: []string{evil},
+		Profile:   ProfileStatus{State: evil, Since: since, Wanted: ref, Applied: &ref, Problem: evil, Error: evil},
+		Resources: []ResourceStatus{{Name: evil, Strategy: evil}},
+		GPUs:      []GPUStatus{{UUID: evil, Model: evil, Health: health, Use: &UseStatus{Throttled: []sharing.ThrottleReason{evil}}, Units: []UnitStatus{unit, partition}}},
+		Elsewhere: []UnitStatus{unit},
+	}, since)
+	_, page, _ := strings.Cut(body, "</style>")
+	for _, bad := range []string{"<script", "<img", "</style", "</title>{", `"">`} {
+		if strings.Contains(strings.ToLower(page), bad) {
+			t.Errorf("the page has %q", bad)
+		}
+	}
+	if n := strings.Count(page, "&lt;script&gt;"); n < 20 {
+		t.Errorf("the name is shown %d times", n)
+	}
+}
+
+// TestPageLoadsNothing holds that the page needs no other file, no script and no
+// style but its own, and tells the browser so.
+func TestPageLoadsNothing(t *testing.T) {
+	recorder := httptest.NewRecorder()
+	newPage().write(recorder, Status{GPUs: []GPUStatus{{Units: []UnitStatus{partitionAt(0, 1)}}}}, time.Now())
+	policy := recorder.Header().Get("Content-Security-Policy")
+	if !strings.HasPrefix(policy, "default-src 'none'; ") || strings.Contains(policy, "unsafe") || strings.Contains(policy, "http") {
+		t.Errorf("policy %q", policy)
+	}
+	body := recorder.Body.String()
+	if found := regexp.MustCompile(`(?i)<(script|link|img|iframe|object|embed)|\bsrc=|\bstyle=|\bon[a-z]+=|@import|url\(|https?:`).FindAllString(body, -1); found != nil {
+		t.Errorf("the page has %q", found)
+	}
+	for _, path := range regexp.MustCompile(`href="([^"]*)"`).FindAllStringSubmatch(body, -1) {
+		if !strings.HasPrefix(path[1], "/") {
+			t.Errorf("a link to %s", path[1])
+		}
+	}
+	if !strings.Contains(body, pageStyle) {
+		t.Error("the style is not as it is hashed")
+	}
+}
+
+func TestPageOverHTTP(t *testing.T) {
+	r := newRig(t, nil)
+	r.awaitBody("/status", 200, "8</td>")
+}
+
+func TestBlocks(t *testing.T) {
+	holder := func(devices int) Holder {
+		return Holder{Namespace: "n", Pod: "p", Devices: make([]string, devices)}
+	}
+	for _, test := range []struct {
+		name              string
+		unit              UnitStatus
+		held, cells, more int
+	}{
+		{"not offered", UnitStatus{}, 0, 0, 0},
+		{"free", UnitStatus{Replicas: 3}, 0, 3, 0},
+		{"held", UnitStatus{Replicas: 4, Holders: []Holder{holder(1), holder(2)}}, 3, 4, 0},
+		{"more held than offered", UnitStatus{Replicas: 1, Holders: []Holder{holder(2)}}, 2, 2, 0},
+		{"many", UnitStatus{Replicas: 1000, Holders: []Holder{holder(1)}}, 1, maxCells, 1000 - maxCells},
+		{"many held", UnitStatus{Replicas: 100, Holders: []Holder{holder(60)}}, maxCells, maxCells, 100 - maxCells},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			block := newBlockView(test.unit)
+			held := 0
+			for _, cell := range block.Cells {
+				if cell.By == "n/p" {
+					held++
+				}
+			}
+			if held != test.held || len(block.Cells) != test.cells || block.More != test.more {
+				t.Errorf("%d of %d cells held, %d more", held, len(block.Cells), block.More)
+			}
+		})
+	}
+}
+
+func TestSlots(t *testing.T) {
+	small := func(start, size int, memory uint64) UnitStatus {
+		return UnitStatus{Placement: &mig.Placement{Start: start, Size: size}, Memory: memory}
+	}
+	const gib = 1 << 30
+	for _, test := range []struct {
+		name string
+		gpu  GPUStatus
+		want int
+	}{
+		{"whole", GPUStatus{Memory: 40 * gib, Units: []UnitStatus{{}}}, 0},
+		{"A100, one slice", GPUStatus{Memory: 40 * gib, Units: []UnitStatus{small(0, 1, 4864<<20)}}, 8},
+		{"A100, half", GPUStatus{Memory: 40 * gib, Units: []UnitStatus{small(0, 4, 19968<<20)}}, 8},
+		{"A30, one slice", GPUStatus{Memory: 24 * gib, Units: []UnitStatus{small(0, 1, 5952<<20)}}, 4},
+		{"A30, all", GPUStatus{Memory: 24 * gib, Units: []UnitStatus{small(0, 4, 24000<<20)}}, 4},
+		{"memory unknown, far", GPUStatus{Memory: 40 * gib, Units: []UnitStatus{small(6, 1, 0)}}, 8},
+		{"nonsense", GPUStatus{Memory: 1 << 60, Units: []UnitStatus{small(0, 1, 1)}}, 8},
+	} {
+		if got := slotsOf(test.gpu); got != test.want {
+			t.Errorf("%s: %d slots, want %d", test.name, got, test.want)
+		}
+	}
+}
+
+func TestChanges(t *testing.T) {
+	at := func(second int64) *time.Time { t := time.Unix(second, 0); return &t }
+	sick := func(second int64) HealthStatus {
+		return HealthStatus{State: sharing.Suspect, Reason: "XID 31", Since: at(second)}
+	}
+	status := Status{Profile: ProfileStatus{State: sharing.ProfileApplied, Since: *at(5)}, GPUs: []GPUStatus{
+		{UUID: "a", Index: 0, Health: sick(3), Units: []UnitStatus{{ID: "a", Health: sick(3)}}},
+		{UUID: "b", Index: 1, Units: []UnitStatus{{ID: "p", Index: "1:0", Health: sick(7)}, {ID: "q", Index: "1:1", Health: HealthStatus{Since: at(9)}}}},
+	}}
+	want := []changeView{{*at(7), "partition 1:0", "suspect: XID 31"}, {*at(5), "profile", "applied"}, {*at(3), "GPU 0", "suspect: XID 31"}}
+	if diff := cmp.Diff(want, changesOf(status)); diff != "" {
+		t.Error(diff)
+	}
+	for range 20 {
+		status.GPUs = append(status.GPUs, GPUStatus{UUID: "c", Health: sick(1)})
+	}
+	if got := changesOf(status); len(got) != maxChanges || got[0] != want[0] {
+		t.Errorf("%d changes, first %v", len(got), got[0])
+	}
+}
+
+func TestPageTexts(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	for _, test := range []struct{ got, want string }{
+		{bytesText(uint64(3 << 29)), "1.5 GiB"},
+		{bytesText(float64(7 << 20)), "7 MiB"},
+		{bytesText((*float64)(nil)), "unknown"},
+		{percentText(ratio(0.126)), "13 %"},
+		{percentText(nil), "unknown"},
+		{share(ratio(1<<20), 1<<21), "0.5"},
+		{share(ratio(3), 2), "1"},
+		{share(nil, 2), "0"},
+		{share(ratio(1), 0), "0"},
+		{numberText(1e-9), "0.000000001"},
+		{sinceText(now, now), "now"},
+		{sinceText(now, now.Add(time.Hour)), "now"},
+		{sinceText(now, now.Add(-59*time.Second)), "59 s ago"},
+		{sinceText(now, now.Add(-59*time.Minute)), "59 min ago"},
+		{sinceText(now, now.Add(-47*time.Hour)), "47 h ago"},
+		{sinceText(now, now.Add(-72*time.Hour)), "3 days ago"},
+	} {
+		if test.got != test.want {
+			t.Errorf("%q, want %q", test.got, test.want)
+		}
+	}
+}

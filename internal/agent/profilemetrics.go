@@ -1,0 +1,61 @@
+package agent
+
+import (
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/virgate/virgate/sharing"
+)
+
+// profileCollector shows how far the wanted profile has come.
+type profileCollector struct {
+	agent                        *agent
+	info, state, wanted, applied *prometheus.Desc
+}
+
+func newProfileCollector(a *agent) profileCollector {
+	return profileCollector{
+		agent:   a,
+		info:    prometheus.NewDesc("virgate_config_info", "The profile whose lists the kubelet has; always 1.", []string{"profile", "source", "generation"}, nil),
+		state:   prometheus.NewDesc("virgate_config_state", "Whether the profile that should be in force is in this state: applied, pending, rejected.", []string{"state"}, nil),
+		wanted:  prometheus.NewDesc("virgate_config_generation", "Generation of the profile that should be in force, as a number that has no order; absent while it is not known.", nil, nil),
+		applied: prometheus.NewDesc("virgate_config_applied_generation", "Generation of the profile whose lists the kubelet has, as a number that has no order; absent before the first.", nil, nil),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c profileCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, desc := range []*prometheus.Desc{c.info, c.state, c.wanted, c.applied} {
+		ch <- desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c profileCollector) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+	}
+	s, p := c.agent.state.Load(), c.agent.progress.Load()
+	for _, state := range sharing.ProfileStates() {
+		value := 0.0
+		if state == p.state {
+			value = 1
+		}
+		gauge(c.state, value, string(state))
+	}
+	if number, ok := generationNumber(s.wanted.Generation); ok {
+		gauge(c.wanted, number)
+	}
+	if number, ok := generationNumber(p.applied.Generation); ok {
+		gauge(c.applied, number)
+		gauge(c.info, 1, p.applied.Name, p.applied.Source, p.applied.Generation)
+	}
+}
+
+// generationNumber is a generation as a metric's value. Its 12 hexadecimal
+// digits fit into the 53 bits that a float64 has.
+func generationNumber(generation string) (number float64, ok bool) {
+	value, err := strconv.ParseUint(generation, 16, 48)
+	return float64(value), err == nil
+}

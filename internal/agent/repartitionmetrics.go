@@ -1,0 +1,77 @@
+package agent
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/virgate/virgate/sharing"
+)
+
+// layoutCollector shows how far the boards are that Virgate cuts.
+type layoutCollector struct {
+	agent                           *agent
+	state, slots, instances, recuts *prometheus.Desc
+}
+
+func newLayoutCollector(a *agent) layoutCollector {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("virgate_mig_"+name, help, labels, nil)
+	}
+	return layoutCollector{
+		agent:     a,
+		state:     desc("layout_state", "Whether a board that Virgate cuts is in that state: applied, pending, blocked, failed, reset-required.", "gpu_uuid", "layout", "state"),
+		slots:     desc("slots", "Memory slots of a board that Virgate cuts: used, free, or unreachable, which is free and nothing can be placed in it now.", "gpu_uuid", "state"),
+		instances: desc("instances", "GPU instances of a board that Virgate cuts, by profile and whether a process uses one.", "gpu_uuid", "profile", "state"),
+		recuts:    desc("repartitions_total", "Changes of boards that had begun, by result: applied, undone, failed.", "result"),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c layoutCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, desc := range []*prometheus.Desc{c.state, c.slots, c.instances, c.recuts} {
+		ch <- desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c layoutCollector) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(desc *prometheus.Desc, value int, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(value), labels...)
+	}
+	for _, board := range c.agent.layouts() {
+		for _, state := range sharing.LayoutStates() {
+			value := 0
+			if state == board.State {
+				value = 1
+			}
+			gauge(c.state, value, board.GPU, board.Wanted, string(state))
+		}
+		used := 0
+		type kind struct{ profile, state string }
+		counts := map[kind]int{}
+		for _, instance := range board.Instances {
+			used += instance.Placement.Size
+			state := "free"
+			for _, compute := range instance.Computes {
+				if compute.Busy {
+					state = "in_use"
+				}
+			}
+			counts[kind{instance.Profile.String(), state}]++
+		}
+		gauge(c.slots, used, board.GPU, "used")
+		gauge(c.slots, board.Slots-used-board.Unreachable, board.GPU, "free")
+		gauge(c.slots, board.Unreachable, board.GPU, "unreachable")
+		for k, count := range counts {
+			gauge(c.instances, count, board.GPU, k.profile, k.state)
+		}
+	}
+	if c.agent.boards == nil {
+		return
+	}
+	results := &c.agent.boards.results
+	for result, count := range map[string]uint64{
+		"applied": results.applied.Load(), "undone": results.undone.Load(), "failed": results.failed.Load(),
+	} {
+		ch <- prometheus.MustNewConstMetric(c.recuts, prometheus.CounterValue, float64(count), result)
+	}
+}

@@ -1,0 +1,338 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/internal/usage"
+	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
+)
+
+// holders say who holds what, and count how often they are asked.
+type holders struct {
+	held  []sharing.Allocation
+	err   error
+	asked int
+}
+
+func (h *holders) Held(context.Context) ([]sharing.Allocation, error) {
+	h.asked++
+	return h.held, h.err
+}
+func (h *holders) Applied(context.Context) (map[string][]string, error) { return nil, h.err }
+func (h *holders) Serving(context.Context, string) (bool, error)        { return false, h.err }
+
+// watch is an agent that samples a simulated node when it is told to. Nothing of
+// it runs by itself.
+type watch struct {
+	*agent
+	t       testing.TB
+	node    *simnode.Node
+	gpus    []sharing.GPU
+	holders *holders
+	pids    int
+}
+
+func newWatch(t testing.TB, name string, replicas int) *watch {
+	t.Helper()
+	node, err := simnode.New(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpus, err := nvml.Scan(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	quiet := slog.New(slog.DiscardHandler)
+	w := &watch{t: t, node: node, gpus: gpus, holders: &holders{}, pids: 100}
+	w.agent = newAgent(Options{
+		Plugin: plugin.NewManager(plugin.Options{}), Holders: w.holders, Logger: quiet,
+		Meter: usage.NewSampler(usage.Options{Meter: nvml.NewMeter(node), Proc: node.Proc(), Containers: node, Logger: quiet}),
+	})
+	w.state.Store(&state{gpus: gpus, plan: sharing.NewPlan(gpus, profile(replicas)), planned: true})
+	w.sampleNow() // Of the first window nothing is known.
+	return w
+}
+
+func (w *watch) sampleNow() {
+	for index := range w.gpus {
+		if err := w.node.Sample(index); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	w.observe(w.t.Context(), time.Second)
+}
+
+// pod gives the board's next free device to a pod of that name, with a process,
+// and returns its ID.
+func (w *watch) pod(name string, gpu int, bytes uint64, percent int) (pid int) {
+	w.t.Helper()
+	w.pids++
+	replica := 0
+	for _, a := range w.holders.held {
+		if strings.HasPrefix(a.Devices[0], w.gpus[gpu].UUID) {
+			replica++
+		}
+	}
+	w.holders.held = append(w.holders.held, sharing.Allocation{
+		Namespace: "ns", Pod: name, Container: "main", Resource: gpuResource, Devices: []string{sharing.NewDeviceID(w.gpus[gpu].UUID, replica)},
+	})
+	w.process(gpu, bytes, percent, "ns/"+name+"/main")
+	return w.pids
+}
+
+// process starts a process with the next ID.
+func (w *watch) process(gpu int, bytes uint64, percent int, container string) {
+	w.t.Helper()
+	w.pids++
+	err := w.node.Do("process-add", map[string]string{
+		"gpu": strconv.Itoa(gpu), "pid": strconv.Itoa(w.pids), "bytes": strconv.FormatUint(bytes, 10), "sm": strconv.Itoa(percent), "container": container,
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// series are the values of a family by a label, of the series in which all the
+// other given labels have their values.
+func (w *watch) series(name, label string, with ...string) map[string]float64 {
+	w.t.Helper()
+	families, err := w.registry().Gather()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	values := map[string]float64{}
+	for _, family := range families {
+		if family.GetName() != "virgate_"+name {
+			continue
+		}
+		for _, metric := range family.Metric {
+			labels := map[string]string{}
+			for _, pair := range metric.Label {
+				labels[pair.GetName()] = pair.GetValue()
+			}
+			matches := true
+			for i := 0; i < len(with); i += 2 {
+				matches = matches && labels[with[i]] == with[i+1]
+			}
+			if matches {
+				values[labels[label]] += metric.GetGauge().GetValue() + metric.GetCounter().GetValue()
+			}
+		}
+	}
+	return values
+}
+
+func (w *watch) want(values map[string]float64, want string) {
+	w.t.Helper()
+	if got := fmt.Sprint(values); got != "map["+want+"]" {
+		w.t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+const mebibyte = 1 << 20
+
+func TestSharersHaveTheirOwnFigures(t *testing.T) {
+	w := newWatch(t, "t4", 4)
+	w.pod("one", 0, 100*mebibyte, 20)
+	w.pod("two", 0, 5000*mebibyte, 75)
+	w.sampleNow()
+	w.want(w.series("container_memory_used_bytes", "pod"), "one:1.048576e+08 two:5.24288e+09")
+	w.want(w.series("container_sm_utilization_ratio", "pod"), "one:0.2 two:0.75")
+	w.want(w.series("container_processes", "pod"), "one:1 two:1")
+	// A fair share of 15360 MiB by 4 is 3840 MiB.
+	w.want(w.series("container_memory_over_share_bytes", "pod"), fmt.Sprintf("one:0 two:%v", float64(1160*mebibyte)))
+	w.want(w.series("unit_active_sharers", ""), ":2")
+	w.want(w.series("gpu_sm_utilization_ratio", ""), ":0.95")
+	w.want(w.series("attribution_up", ""), ":1")
+	if contended := w.series("gpu_contended_seconds_total", "")[""]; contended <= 0 {
+		t.Errorf("contended for %v s with two that compute on a busy GPU", contended)
+	}
+}
+
+// TestSumsAreTheDrivers holds that nothing is counted twice and nothing is lost.
+func TestSumsAreTheDrivers(t *testing.T) {
+	w := newWatch(t, "l40sx8", 4)
+	for gpu := range 8 {
+		w.pod(fmt.Sprintf("a%d", gpu), gpu, uint64(gpu+1)*mebibyte, gpu)
+		w.pod(fmt.Sprintf("b%d", gpu), gpu, 7*mebibyte, 2*gpu)
+		w.process(gpu, 11*mebibyte, 3, "")                              // On the host.
+		w.process(gpu, 13*mebibyte, 5, "ns/intruder/main")              // Without a device.
+		w.process(gpu, 17*mebibyte, 1, fmt.Sprintf("ns/a%d/main", gpu)) // A second one.
+	}
+	w.sampleNow()
+	for _, pair := range [][3]string{
+		{"gpu_memory_used_bytes", "container_memory_used_bytes", "unattributed_memory_bytes"},
+		{"gpu_sm_utilization_ratio", "container_sm_utilization_ratio", "unattributed_sm_utilization_ratio"},
+	} {
+		totals := w.series(pair[0], "gpu_uuid")
+		held, rest := w.series(pair[1], "gpu_uuid"), w.series(pair[2], "gpu_uuid")
+		if len(totals) != 8 {
+			t.Fatalf("%d totals of %s", len(totals), pair[0])
+		}
+		for gpu, total := range totals {
+			if sum := held[gpu] + rest[gpu]; sum < total-1e-9 || sum > total+1e-9 {
+				t.Errorf("%s of %s: %v and %v, want %v together", pair[0], gpu, held[gpu], rest[gpu], total)
+			}
+		}
+	}
+	w.want(w.series("unattributed_processes", "cause"), "no_container:8 not_allocated:8 unreadable:0")
+}
+
+func TestAPodThatEndsVanishes(t *testing.T) {
+	w := newWatch(t, "t4", 4)
+	w.pod("one", 0, mebibyte, 20)
+	w.pod("two", 0, mebibyte, 20)
+	w.sampleNow()
+	if err := w.node.RemoveProcess(0, simnode.WholeGPU, w.pids); err != nil {
+		t.Fatal(err)
+	}
+	w.sampleNow()
+	w.want(w.series("container_processes", "pod"), "one:1 two:0")
+	w.want(w.series("container_memory_used_bytes", "pod"), "one:1.048576e+06 two:0")
+	w.holders.held = w.holders.held[:1]
+	w.sampleNow()
+	for _, family := range []string{"container_memory_used_bytes", "container_processes", "allocation_info"} {
+		if left := w.series(family, "pod"); len(left) != 1 || left["one"] == 0 {
+			t.Errorf("%s of %v, want pod one alone", family, left)
+		}
+	}
+}
+
+func TestAContainerRestarts(t *testing.T) {
+	w := newWatch(t, "t4", 4)
+	w.pod("one", 0, mebibyte, 20)
+	w.sampleNow()
+	if err := w.node.RemoveProcess(0, simnode.WholeGPU, w.pids); err != nil {
+		t.Fatal(err)
+	}
+	w.process(0, 3*mebibyte, 40, "ns/one/main")
+	w.sampleNow()
+	w.want(w.series("container_memory_used_bytes", "pod"), "one:3.145728e+06")
+	w.want(w.series("container_sm_utilization_ratio", "pod"), "one:0.4")
+}
+
+func TestHoldersThatCannotBeRead(t *testing.T) {
+	w := newWatch(t, "t4", 4)
+	w.pod("one", 0, mebibyte, 20)
+	w.sampleNow()
+	w.holders.err = errors.New("no socket")
+	w.sampleNow()
+	for _, family := range []string{
+		"container_memory_used_bytes", "container_sm_utilization_ratio", "container_processes", "allocation_info", "unit_sharers",
+		"unit_active_sharers", "unattributed_memory_bytes", "unattributed_processes",
+	} {
+		w.want(w.series(family, "pod"), "")
+	}
+	w.want(w.series("gpu_memory_used_bytes", ""), ":1.048576e+06")
+	w.want(w.series("attribution_up", ""), ":0")
+	w.want(w.series("sample_errors_total", "source"), "driver:0 kubelet:1")
+	w.want(w.series("attribution_errors_total", "stage"), "cgroup:0 nvml:0 pods:1")
+	w.holders.err = nil
+	w.sampleNow()
+	w.want(w.series("container_processes", "pod"), "one:1")
+}
+
+func TestPartitionsHaveMemoryAlone(t *testing.T) {
+	w := newWatch(t, "a30x4+all-balanced", 1)
+	unit := w.gpus[2].Partitions[0].UUID
+	w.holders.held = []sharing.Allocation{{Namespace: "ns", Pod: "one", Container: "main", Resource: "nvidia.com/mig", Devices: []string{unit}}}
+	err := w.node.Do("process-add", map[string]string{"gpu": "2", "mig": "0", "pid": "7", "bytes": "5", "container": "ns/one/main"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.sampleNow()
+	w.want(w.series("container_memory_used_bytes", "unit_uuid"), unit+":5")
+	w.want(w.series("container_sm_utilization_ratio", "pod"), "")
+	w.want(w.series("gpu_sm_utilization_ratio", ""), "")
+	w.want(w.series("unattributed_sm_utilization_ratio", ""), "")
+}
+
+// TestAScrapeAsksNobody holds that neither the driver nor the kubelet is asked.
+func TestAScrapeAsksNobody(t *testing.T) {
+	w := newWatch(t, "l40sx8", 4)
+	w.pod("one", 0, mebibyte, 20)
+	w.sampleNow()
+	asked := func() (calls int) {
+		for _, call := range []string{
+			"Init", "DeviceGetCount", "DeviceGetHandleByIndex", "DeviceGetUUID", "DeviceGetMemoryInfo", "DeviceGetTemperature",
+			"DeviceGetComputeRunningProcesses", "DeviceGetProcessUtilization", "DeviceGetUtilizationRates", "DeviceGetMigMode",
+		} {
+			calls += w.node.Calls(call)
+		}
+		return calls + w.holders.asked
+	}
+	before := asked()
+	handler := w.handler()
+	for range 10 {
+		r := &rig{t: t, http: handler}
+		if code, body := r.get("/metrics"); code != 200 || !strings.Contains(body, `virgate_container_processes{container="main"`) {
+			t.Fatalf("answer %d: %s", code, body)
+		}
+	}
+	if after := asked(); after != before {
+		t.Errorf("%d calls while it was scraped", after-before)
+	}
+}
+
+// TestSeriesAreBounded holds the bound of docs/metrics.md.
+func TestSeriesAreBounded(t *testing.T) {
+	w := crowded(t, 48)
+	const bound = 2500
+	count := testutil.CollectAndCount(w.registry())
+	if pods := len(w.series("container_processes", "pod")); pods != 8*48 || count > bound {
+		t.Errorf("%d series of %d containers, want at most %d", count, pods, bound)
+	}
+	w.HTTP.NoContainers = true
+	if got := testutil.CollectAndCount(w.registry()); got > count-4*8*48 {
+		t.Errorf("%d series without those of containers, %d with them", got, count)
+	}
+	w.HTTP = HTTP{MaxSeries: 500}
+	if dropped := w.series("dropped_series", "")[""]; dropped < float64(count-600) {
+		t.Errorf("%v dropped of %d with a limit of 500", dropped, count)
+	}
+}
+
+// crowded is a node of eight boards with so many replicas each, all held.
+func crowded(t testing.TB, replicas int) *watch {
+	t.Helper()
+	w := newWatch(t, "l40sx8", replicas)
+	for gpu := range 8 {
+		for replica := range replicas {
+			w.pod(fmt.Sprintf("pod-%d-%d", gpu, replica), gpu, mebibyte, 1)
+		}
+	}
+	w.sampleNow()
+	return w
+}
+
+func BenchmarkScrape(b *testing.B) {
+	for _, replicas := range []int{10, 48, 1000} {
+		b.Run(fmt.Sprintf("8x%d", replicas), func(b *testing.B) {
+			w := crowded(b, replicas)
+			w.HTTP.MaxSeries = 1 << 20
+			handler := w.handler()
+			b.ReportAllocs()
+			for b.Loop() {
+				recorder := httptest.NewRecorder()
+				handler.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+				if recorder.Code != http.StatusOK {
+					b.Fatal(recorder.Code)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,150 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+)
+
+// The test's own program stands for Virgate: linked as the C compiler's
+// presence has it.
+func program(t *testing.T) string {
+	t.Helper()
+	path, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestImage(t *testing.T) {
+	output := filepath.Join(t.TempDir(), "image.tar")
+	o := options{binary: program(t), output: output, reference: "virgate:test", version: "v9"}
+	if err := o.write(); err != nil {
+		t.Fatal(err)
+	}
+	image, err := tarball.ImageFromPath(output, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := image.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(append(config.Config.Entrypoint, config.Config.Cmd...), " "); got != "/usr/bin/virgate run" {
+		t.Errorf("starts %q", got)
+	}
+	if got := config.Config.Labels["org.opencontainers.image.version"]; got != "v9" {
+		t.Errorf("version %q", got)
+	}
+	layers, err := image.Layers()
+	if err != nil || len(layers) != 1 {
+		t.Fatalf("%d layers, %v", len(layers), err)
+	}
+	content, err := layers[0].Uncompressed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries := map[string]string{}
+	for reader := tar.NewReader(content); ; {
+		header, err := reader.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, again := entries[header.Name]; again {
+			t.Errorf("%s twice", header.Name)
+		}
+		entries[header.Name] = header.Linkname
+	}
+	for name, target := range map[string]string{
+		"usr/bin/virgate": "", "usr/bin/nvidia-device-plugin": "virgate", "usr/bin/config-manager": "virgate", "tmp/": "",
+	} {
+		if got, ok := entries[name]; !ok || got != target {
+			t.Errorf("%s: %v, target %q, want %q", name, ok, got, target)
+		}
+	}
+}
+
+func TestSameFilesSameLayer(t *testing.T) {
+	var digests []string
+	for range 2 {
+		files, err := contents(program(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		layer, err := pack(files)
+		if err != nil {
+			t.Fatal(err)
+		}
+		digest, err := layer.Digest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		digests = append(digests, digest.String())
+	}
+	if digests[0] != digests[1] {
+		t.Errorf("%s and %s", digests[0], digests[1])
+	}
+}
+
+// A shell is linked dynamically on every machine that has one.
+func TestLibrariesOfAProgram(t *testing.T) {
+	files, err := libraries("/bin/sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := libraryNames(files)
+	if len(names) == 0 {
+		t.Skip("this machine's shell is linked statically")
+	}
+	for _, want := range []string{"libc.so.6", "libm.so.6"} {
+		if !slices.Contains(names, want) {
+			t.Errorf("%s is not in %v", want, names)
+		}
+	}
+	for _, f := range files {
+		if !bytes.HasPrefix(f.data, []byte("\x7fELF")) {
+			t.Errorf("%s is no program or library", f.path)
+		}
+	}
+}
+
+func TestFailures(t *testing.T) {
+	folder := t.TempDir()
+	text := filepath.Join(folder, "text")
+	if err := os.WriteFile(text, []byte("not a program"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	good := options{binary: program(t), output: filepath.Join(folder, "out.tar"), reference: "virgate:test"}
+	for _, test := range []struct {
+		name   string
+		change func(*options)
+		want   string
+	}{
+		{"a reference that is none", func(o *options) { o.reference = "Virgate:a b" }, "--reference"},
+		{"no program", func(o *options) { o.binary = filepath.Join(folder, "none") }, "read program"},
+		{"a text", func(o *options) { o.binary = text }, "read program"},
+		{"no folder", func(o *options) { o.output = filepath.Join(folder, "none", "out.tar") }, "write "},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			o := good
+			test.change(&o)
+			if err := o.write(); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, want %q", err, test.want)
+			}
+			if left, _ := filepath.Glob(filepath.Join(folder, "*.tar*")); len(left) > 0 {
+				t.Errorf("left behind: %v", left)
+			}
+		})
+	}
+}

@@ -1,0 +1,94 @@
+// Command image writes a container image of Virgate as an archive that docker
+// load and ctr images import take. It needs no container engine and no
+// registry: the image is the program and the C libraries of this machine that
+// it, and a driver's library that it loads, need.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+)
+
+func main() {
+	var o options
+	flag.StringVar(&o.binary, "binary", "bin/virgate", "the program, built with cgo or without")
+	flag.StringVar(&o.output, "output", "bin/virgate-image.tar", "the archive to write")
+	flag.StringVar(&o.reference, "reference", "virgate:devel", "the image's name and tag")
+	flag.StringVar(&o.version, "version", "devel", "the version that the labels say")
+	flag.Parse()
+	if err := o.write(); err != nil {
+		fmt.Fprintln(os.Stderr, "image:", err)
+		os.Exit(1)
+	}
+}
+
+type options struct{ binary, output, reference, version string }
+
+// write makes the image and its archive.
+func (o options) write() error {
+	reference, err := name.NewTag(o.reference)
+	if err != nil {
+		return fmt.Errorf("--reference: %w", err)
+	}
+	files, err := contents(o.binary)
+	if err != nil {
+		return err
+	}
+	layer, err := pack(files)
+	if err != nil {
+		return err
+	}
+	image, err := mutate.AppendLayers(empty.Image, layer)
+	if err != nil {
+		return fmt.Errorf("append layer: %w", err)
+	}
+	image, err = o.configure(image)
+	if err != nil {
+		return fmt.Errorf("configure image: %w", err)
+	}
+	// A half-written archive must not look like a whole one.
+	partial := o.output + ".partial"
+	if err := tarball.WriteToFile(partial, reference, image); err != nil {
+		return errors.Join(fmt.Errorf("write %s: %w", o.output, err), os.Remove(partial))
+	}
+	if err := os.Rename(partial, o.output); err != nil {
+		return fmt.Errorf("write %s: %w", o.output, err)
+	}
+	var size int64
+	for _, f := range files {
+		size += f.size()
+	}
+	fmt.Printf("%s: %s, %d files, %.1f MB: %s\n", o.output, o.reference, len(files), float64(size)/1e6, strings.Join(libraryNames(files), " "))
+	return nil
+}
+
+// configure says how the image is started.
+func (o options) configure(image v1.Image) (v1.Image, error) {
+	config, err := image.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	config = config.DeepCopy()
+	config.Architecture, config.OS = runtime.GOARCH, "linux"
+	config.Config = v1.Config{
+		Entrypoint: []string{"/usr/bin/virgate"}, Cmd: []string{"run"},
+		Env: []string{"PATH=/usr/bin"},
+		Labels: map[string]string{
+			"org.opencontainers.image.title":       "virgate",
+			"org.opencontainers.image.description": "Shares a node's NVIDIA GPUs among pods",
+			"org.opencontainers.image.version":     o.version,
+			"org.opencontainers.image.licenses":    "Apache-2.0",
+		},
+	}
+	return mutate.ConfigFile(image, config)
+}

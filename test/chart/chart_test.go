@@ -1,0 +1,173 @@
+package chart
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"helm.sh/helm/v3/pkg/action"
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/lint"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+const folder = "../../charts/virgate"
+
+func load(t *testing.T) *chart.Chart {
+	t.Helper()
+	loaded, err := loader.Load(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return loaded
+}
+
+// render is what `helm install virgate --namespace gpu` would send, and its notes.
+func render(t *testing.T, values map[string]any) (manifest, notes string, err error) {
+	t.Helper()
+	return renderInto(t, "gpu", values)
+}
+
+func renderInto(t *testing.T, namespace string, values map[string]any) (manifest, notes string, err error) {
+	t.Helper()
+	version, err := chartutil.ParseKubeVersion("v1.36.3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	install := action.NewInstall(&action.Configuration{})
+	install.DryRun, install.ClientOnly, install.Replace = true, true, true
+	install.ReleaseName, install.Namespace, install.KubeVersion = "virgate", namespace, version
+	release, err := install.Run(load(t), values)
+	if err != nil {
+		return "", "", err
+	}
+	return release.Manifest, release.Info.Notes, nil
+}
+
+func read(t *testing.T, path string) map[string]any {
+	t.Helper()
+	values, err := chartutil.ReadValuesFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return values
+}
+
+// Each file testdata/NAME.values.yaml is rendered to testdata/NAME.golden.yaml.
+func TestGolden(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.values.yaml")
+	if err != nil || len(files) < 5 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	for _, file := range files {
+		name := strings.TrimSuffix(filepath.Base(file), ".values.yaml")
+		t.Run(name, func(t *testing.T) {
+			manifest, notes, err := render(t, read(t, file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			decode(t, manifest)
+			// The profiles, rules and dashboards are files of the repository already.
+			got := withoutLongText(manifest) + "---\n# NOTES\n" + notes
+			golden := filepath.Join("testdata", name+".golden.yaml")
+			if *update {
+				if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("-want +got, -update writes it:\n%s", diff)
+			}
+		})
+	}
+}
+
+// withoutLongText leaves out documents that repeat files of the chart.
+func withoutLongText(manifest string) string {
+	parts := strings.Split(manifest, "---\n")
+	parts = slices.DeleteFunc(parts, func(part string) bool {
+		return strings.Contains(part, "kind: ConfigMap") || strings.Contains(part, "kind: PrometheusRule")
+	})
+	return strings.Join(parts, "---\n")
+}
+
+func TestLint(t *testing.T) {
+	linted := lint.AllWithKubeVersion(folder, map[string]any{}, "gpu", nil)
+	for _, message := range linted.Messages {
+		if strings.Contains(message.Err.Error(), "icon is recommended") {
+			continue
+		}
+		t.Error(message)
+	}
+}
+
+// The chart's profiles are the repository's examples.
+func TestProfilesAreTheExamples(t *testing.T) {
+	examples, err := filepath.Glob("../../configs/examples/*.yaml")
+	if err != nil || len(examples) == 0 {
+		t.Fatal(examples, err)
+	}
+	shipped, err := filepath.Glob(filepath.Join(folder, "profiles/*.yaml"))
+	if err != nil || len(shipped) != len(examples) {
+		t.Errorf("%d profiles, %d examples, %v", len(shipped), len(examples), err)
+	}
+	manifest, _, err := render(t, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := configMap(t, decode(t, manifest))
+	for _, example := range examples {
+		want, err := os.ReadFile(example)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := filepath.Base(example)
+		got, err := os.ReadFile(filepath.Join(folder, "profiles", name))
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("charts/virgate/profiles/%s is not the example: %v", name, err)
+		}
+		if data[strings.TrimSuffix(name, ".yaml")] != string(want) {
+			t.Errorf("the ConfigMap's %s is not the example", name)
+		}
+	}
+}
+
+func TestValuesAreRefused(t *testing.T) {
+	for _, test := range []struct {
+		name, values, want string
+	}{
+		{"a typo", "migStratgy: mixed", "migStratgy"},
+		{"a typo within", "config: {mapp: {}}", "mapp"},
+		{"a value that is none", "migStrategy: both", "migStrategy"},
+		{"an unknown node", "node: dgx-a100", "node"},
+		{"a strategy that is none", "config: {fallbackStrategies: [any]}", "fallbackStrategies"},
+		{"name and map", "config: {name: a, map: {b: 'version: v1'}}", "config: name and map exclude each other"},
+		{"an unknown profile", "config: {default: time-slicing-5}", `config.default: the chart has no profile "time-slicing-5"`},
+		{"a port that is none", "metrics: {port: 0}", "port"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			values, err := chartutil.ReadValues([]byte(test.values))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err = render(t, values); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, want %q", err, test.want)
+			}
+		})
+	}
+	if _, _, err := renderInto(t, "default", nil); err == nil || !strings.Contains(err.Error(), "allowDefaultNamespace") {
+		t.Errorf("into the namespace default: %v", err)
+	}
+}

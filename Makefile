@@ -8,13 +8,13 @@ RACE ?= auto # or required
 export CGO_CFLAGS := -g -O2 -Wno-deprecated-declarations # go-nvml has all of NVML's header
 export CGO_LDFLAGS := -g -O2 -Wl,-z,lazy # it leaves NVML's names to the loader; some compilers say -z now
 
-.PHONY: help all demo build test test-kubernetes gpu-bundle test-gpu fuzz lint bench fmt
+.PHONY: help all demo build test test-kubernetes test-prometheus gpu-bundle test-gpu fuzz lint bench fmt
 .NOTPARALLEL:
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
 
-all: lint test ## what CI runs
+all: lint test test-kubernetes ## what CI runs
 
 demo: ## the whole program on a simulated node, in one process
 	go run ./cmd/virgate demo
@@ -27,9 +27,12 @@ test: ## all tests, with the race detector where there is a C compiler
 	elif [ '$(RACE)' = required ]; then echo 'race detector required: no C compiler, or CGO_ENABLED=0' >&2; exit 1; \
 	else race=; echo 'race detector off: no C compiler, or CGO_ENABLED=0'; fi; set -x; go test $$race ./...
 
-test-kubernetes: ## against the kubelet's own code; the first build takes minutes
+test-kubernetes: ## against Kubernetes' own code: a first build of 3-10 min, then 1-3 min
 	@race=; if go build -race runtime/cgo 2>/dev/null; then race=-race; fi; \
-	set -x; cd test/kubernetes && go vet ./... && go test $$race ./...
+	set -x; cd test/kubernetes && go vet ./... && go test $$race -p 1 -timeout 30m ./...
+
+test-prometheus: ## rules, dashboards and queries, by Debian's package prometheus
+	PROMETHEUS=required go test -count=1 ./test/prometheus
 
 gpu-bundle: ## bin/gpu: all that test-gpu needs on a machine with a GPU and no Go
 	test/gpu/bundle.sh bin/gpu $(VERSION)
@@ -38,16 +41,13 @@ test-gpu: gpu-bundle ## this machine's GPUs, read-only: docs/hardware.md
 	bin/gpu/run.sh
 
 fuzz: ## every fuzz test of every package for FUZZTIME (10s)
-	@set -e; for package in $$(go list ./...); do \
-	  listed=$$(go test -list '^Fuzz' $$package); \
-	  for name in $$(echo "$$listed" | grep '^Fuzz'); do \
-	    echo "$$package $$name"; go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) $$package; \
-	  done; done
+	@set -e; for package in $$(go list ./...); do listed=$$(go test -list '^Fuzz' $$package); \
+	  for name in $$(echo "$$listed" | grep '^Fuzz'); do echo "$$package $$name"; \
+	    go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) $$package; done; done
 
 lint: $(LINT) ## gofmt, vet without cgo, golangci-lint
 	@unformatted=$$(gofmt -s -l */) || exit; [ -z "$$unformatted" ] || { echo "gofmt -s would change:" $$unformatted >&2; exit 1; }
-	CGO_ENABLED=0 go vet ./...
-	$(LINT) run ./...
+	CGO_ENABLED=0 go vet ./... && $(LINT) run ./...
 
 $(LINT):
 	@echo 'building golangci-lint $(LINT_VERSION) once, for a few minutes'

@@ -20,6 +20,7 @@ const (
 	module = "github.com/virgate/virgate"
 
 	clientGolang = "github.com/prometheus/client_golang"
+	exporterKit  = "github.com/prometheus/exporter-toolkit"
 	goCmp        = "github.com/google/go-cmp"
 	goNVML       = "github.com/NVIDIA/go-nvml"
 	grpc         = "google.golang.org/grpc"
@@ -44,20 +45,26 @@ func rules() []rule {
 		{
 			folder:  "internal/agent",
 			ours:    []string{"mig", "sharing", "sharing/metrics", "configs", "plugin"},
-			foreign: []string{clientGolang, syncGroup, timeRate},
+			foreign: []string{clientGolang, exporterKit, syncGroup, timeRate},
 		},
-		{folder: "internal/nvml/driver", ours: []string{"internal/nvml"}, foreign: []string{goNVML}},
-		{folder: "internal/nvml/trace", ours: []string{"internal/nvml"}},
+		{folder: "internal/nvml/driver", ours: []string{"mig", "internal/nvml"}, foreign: []string{goNVML}},
+		{folder: "internal/nvml/trace", ours: []string{"mig", "internal/nvml"}},
 		{folder: "internal/nvml/nvmltest", ours: []string{"sharing", "internal/nvml"}, foreign: []string{goCmp}},
 		{folder: "internal/nvml", ours: []string{"mig", "sharing"}},
 		{folder: "internal/simnode", ours: []string{"mig", "sharing", "internal/nvml"}, foreign: []string{yamlJSON, yamlNodes}},
 		{folder: "internal/simkubelet", ours: []string{"sharing"}, foreign: []string{grpc, protobuf, kubeletAPI, syncGroup, timeRate}},
 		{
 			folder:  "internal/policy",
-			ours:    []string{"mig", "sharing", "configs"},
-			foreign: []string{"k8s.io/client-go", "k8s.io/api", "k8s.io/apimachinery"},
+			ours:    []string{"sharing", "configs"},
+			foreign: []string{"k8s.io/client-go", "k8s.io/api", "k8s.io/apimachinery", syncGroup},
+		},
+		{
+			folder:  "internal/policy/report",
+			ours:    []string{"sharing"},
+			foreign: []string{"k8s.io/client-go", "k8s.io/api", "k8s.io/apimachinery", timeRate},
 		},
 		{folder: "internal/podresources", ours: []string{"sharing", "plugin"}, foreign: []string{grpc, protobuf, kubeletAPI, timeRate}},
+		{folder: "internal/usage", ours: []string{"sharing"}},
 		{folder: "internal/state", ours: []string{"mig", "sharing", "configs", "plugin"}},
 		{
 			folder:  "internal/cdi",
@@ -84,6 +91,7 @@ func bans() []ban {
 		{path: "github.com/NVIDIA/nvidia-container-toolkit", only: "internal/cdi", why: "it needs cgo"},
 		{path: "tags.cncf.io", only: "internal/cdi", why: "CDI specs are made in one place"},
 		{path: "k8s.io/client-go", only: "internal/policy", why: "no other package talks to the API server"},
+		{path: exporterKit, only: "internal/agent", why: "HTTP is served in one place"},
 		{path: "os/exec", only: "test", why: "Virgate runs no commands"},
 	}
 }

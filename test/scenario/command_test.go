@@ -47,6 +47,8 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		"mount": command((*call).mount),
 		// sim [@NAME] ARGUMENT…: virgate sim.
 		"sim": command((*call).sim),
+		// status [@NAME] ARGUMENT…: virgate status.
+		"status": command((*call).status),
 		// hears [@NAME] GPU: waits until events of the GPU arrive, by an XID that
 		// says nothing against it.
 		"hears": command((*call).hears),
@@ -166,8 +168,12 @@ func (c *call) within() (time.Duration, error) {
 	return time.ParseDuration(text)
 }
 
-// judge refuses a command that took longer than the limit.
+// judge refuses a command that took longer than the limit, or than twice that
+// with the race detector, which makes everything several times slower.
 func (c *call) judge(began time.Time, limit time.Duration) error {
+	if raceDetector {
+		limit *= 2
+	}
 	took := time.Since(began)
 	c.script.Logf("after %d ms", took.Milliseconds())
 	if took > limit {

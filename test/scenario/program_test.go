@@ -93,6 +93,18 @@ func (c *call) sim() error {
 	return c.script.Exec(c.binary, append([]string{"sim", "--control-socket", p.control}, c.arguments...)...)
 }
 
+func (c *call) status() error {
+	p, err := c.program()
+	if err != nil {
+		return err
+	}
+	address, err := p.address()
+	if err != nil {
+		return err
+	}
+	return c.script.Exec(c.binary, append([]string{"status", "--addr", address}, c.arguments...)...)
+}
+
 func (c *call) awaitLog() error {
 	p, err := c.program()
 	if err != nil {

@@ -32,12 +32,8 @@ func (k *kubelet) admit(resource string, count int) (*pod, error) {
 
 // settle takes down what an admitted pod got.
 //
-// The kubelet may have forgotten it by then: PodResources' List reads the active
-// pods, and when a pod is admitted before it cleans up after those that are
-// gone, that one is cleaned up too. It is made good when the container starts,
-// which may crash a kubelet that admits another pod just then
-// (kubernetes#136021); these are the kubelet's own races, so here the two take
-// turns.
+// A restarted kubelet may not know it: two writers of the checkpoint can leave
+// the older text. That is made good when the container starts.
 func (k *kubelet) settle(p *pod) (*pod, error) {
 	granted := k.granted(p)
 	if len(granted) == 0 {

@@ -24,14 +24,19 @@ import (
 //     here. It does not hold across the loss of a plugin.
 //
 // Pods come and go only on the goroutine that admits, so what is held does not
-// change meanwhile. The one excuse is a refusal that names a unit which a plan
-// of the last second had as faulty: the kubelet chose the device before it
-// heard of the fault, and the plugin is right to refuse.
+// change meanwhile. There are two excuses:
+//
+//   - a refusal that names a unit which a plan of the last second had as faulty:
+//     the kubelet chose the device before it heard of the fault, and the plugin
+//     is right to refuse.
+//   - a refusal that names a device which the admission was too slow for, see
+//     ledger.overtook.
 type claim struct {
 	*storm
 	resource string
 	count    int
 	began    time.Time
+	ended    time.Time
 	at       int
 	held     map[string]int // by unit
 	holds    map[string]bool
@@ -62,9 +67,15 @@ func (c claim) settle(err error) {
 		c.t.Error(err)
 		return
 	}
+	c.ended = time.Now()
 	c.rejected++
 	if strings.Contains(answer.message, "must not be used") && c.faultExcuses(answer.message) {
 		c.faulty++
+		return
+	}
+	if id, unknown := unknownDevice(answer.message, c.resource); unknown && c.awaitRemoval(id) {
+		c.overtaken++
+		c.t.Logf("overtaken: %v", err)
 		return
 	}
 	if strings.Contains(answer.message, "code = Unavailable") || strings.Contains(answer.message, "code = Canceled") {
@@ -90,6 +101,27 @@ func (c claim) awaitLoss() {
 		}
 		pause()
 	}
+}
+
+// unknownDevice is the device that the plugin says it does not have.
+func unknownDevice(message, resource string) (id string, is bool) {
+	_, quoted, is := strings.Cut(message, resource+` has no device "`)
+	id, _, closed := strings.Cut(quoted, `"`)
+	return id, is && closed
+}
+
+// awaitRemoval says that the device overtook the admission. The list without it
+// may take a moment to the kubelet.
+func (c claim) awaitRemoval(id string) bool {
+	ctx, cancel := context.WithTimeout(c.t.Context(), time.Second)
+	defer cancel()
+	for ctx.Err() == nil {
+		if c.ledger.overtook(c.resource, id, c.at, c.ended, quick().Quiet) {
+			return true
+		}
+		pause()
+	}
+	return false
 }
 
 // byLists is the least number of free devices; unbroken is false when the

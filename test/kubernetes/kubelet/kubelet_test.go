@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	cadvisor "github.com/google/cadvisor/info/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -131,9 +132,9 @@ func free(manager *devicemanager.ManagerImpl) {
 	mutex.Unlock()
 }
 
-// restart ends this life and begins the next. The running pods still have to be
-// admitted again, see readmit.
-func (k *kubelet) restart() {
+// restart ends this life and, after a while, begins the next. The running pods
+// still have to be admitted again, see readmit.
+func (k *kubelet) restart(away time.Duration) {
 	k.t.Helper()
 	k.loop.Lock()
 	defer k.loop.Unlock()
@@ -141,6 +142,7 @@ func (k *kubelet) restart() {
 	defer k.life.Unlock()
 	k.kill()
 	k.ledger.restarted()
+	nap(k.t.Context(), away)
 	k.start()
 }
 

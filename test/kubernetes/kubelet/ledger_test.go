@@ -16,9 +16,7 @@ import (
 type ledger struct {
 	// holds says that a running pod holds the device.
 	holds func(resource, id string) bool
-	// quiet is how long after the loss of a plugin its Healthy devices must be
-	// listed again. The kubelet holds them to be Unhealthy in the meantime.
-	quiet time.Duration
+	clock func() time.Time
 
 	mu         sync.Mutex
 	resources  map[string]*account
@@ -35,9 +33,10 @@ type account struct {
 	// last is the newest list; seen has every ID that was ever in one.
 	last belief
 	seen map[string]struct{}
-	// lost is when the plugin was first lost after the last list; zero when it
-	// was not.
-	lost time.Time
+	// told are the devices that are listed Unhealthy, removals those that have
+	// left the list, in order.
+	told     map[string]telling
+	removals []removal
 	tally
 }
 
@@ -56,12 +55,12 @@ type tally struct {
 }
 
 func newLedger(holds func(resource, id string) bool) *ledger {
-	return &ledger{holds: holds, quiet: quick().Quiet, resources: map[string]*account{}}
+	return &ledger{holds: holds, clock: time.Now, resources: map[string]*account{}}
 }
 
 func (l *ledger) account(resource string) *account {
 	if l.resources[resource] == nil {
-		l.resources[resource] = &account{beliefs: []belief{{}}, seen: map[string]struct{}{}}
+		l.resources[resource] = &account{beliefs: []belief{{}}, seen: map[string]struct{}{}, told: map[string]telling{}}
 	}
 	return l.resources[resource]
 }
@@ -78,6 +77,19 @@ func (l *ledger) disconnected(resource string) {
 	l.account(resource).lose()
 }
 
+// succeeded says that whoever sends the next list cannot know the last one, so
+// invariant 6 does not bind it.
+func (l *ledger) succeeded(resource string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.account(resource)
+	unknown := belief{}
+	for id := range a.last {
+		unknown[id] = false
+	}
+	a.last = unknown
+}
+
 // restarted says that a new kubelet knows no plugin.
 func (l *ledger) restarted() {
 	l.mu.Lock()
@@ -89,9 +101,6 @@ func (l *ledger) restarted() {
 
 func (a *account) lose() {
 	a.losses++
-	if a.lost.IsZero() {
-		a.lost = time.Now()
-	}
 	a.beliefs = append(a.beliefs, belief{})
 	a.inForce = len(a.beliefs) - 1
 }
@@ -115,10 +124,8 @@ func (l *ledger) received(resource string, list *api.ListAndWatchResponse) int {
 		}
 		a.removed++
 		a.shrunk = true
-		if healthy && a.lost.IsZero() {
+		if healthy { // Also where the plugin was lost in between: Virgate tells every stream.
 			l.violate("invariant 6: %s drops %s, Healthy in the list before", resource, id)
-		} else if quiet := time.Since(a.lost); healthy && quiet < l.quiet {
-			l.violate("invariant 6: %s drops %s, Healthy until the plugin was lost %s ago", resource, id, quiet)
 		}
 		if l.holds(resource, id) {
 			l.violate("invariant 5: %s drops %s, which a running pod holds", resource, id)
@@ -138,8 +145,9 @@ func (l *ledger) received(resource string, list *api.ListAndWatchResponse) int {
 		a.shrunk = false
 	}
 	a.lists++
-	a.last, a.lost = next, time.Time{}
+	a.last = next
 	a.beliefs = append(a.beliefs, next)
+	a.followTellings(l.clock())
 	l.checkOneName(resource, next)
 	return len(a.beliefs) - 1
 }

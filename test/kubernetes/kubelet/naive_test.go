@@ -190,7 +190,7 @@ func TestRemovingAHeldDeviceKillsTheKubelet(t *testing.T) {
 	}{
 		{"resized in place", func(b *bench, p *pod) error { return b.resize(p) }},
 		{"kubelet restarted", func(b *bench, _ *pod) error {
-			b.restart()
+			b.restart(0)
 			n := &naive{}
 			n.list(1)
 			endpoint, _ := b.serve(n, "again.sock")

@@ -16,7 +16,21 @@ import (
 
 // devicesProvider gives the device manager's devices the form of PodResources:
 // an entry for each ID and NUMA node (container manager, cm/container_manager.go).
-type devicesProvider struct{ *devicemanager.ManagerImpl }
+type devicesProvider struct {
+	*devicemanager.ManagerImpl
+	pods *pods
+}
+
+// UpdateAllocatedDevices forgets the pods that are gone. The kubelet reads which
+// are active before it takes its lock, and forgets one too that is admitted in
+// between; its container then gets devices again at its start, which can crash
+// a kubelet that admits another pod just then (kubernetes#136021). These are the
+// kubelet's own races, so here the two take turns.
+func (p devicesProvider) UpdateAllocatedDevices() {
+	p.pods.cleaning.Lock()
+	defer p.pods.cleaning.Unlock()
+	p.ManagerImpl.UpdateAllocatedDevices()
+}
 
 // GetDevices is what a container holds.
 func (p devicesProvider) GetDevices(podUID, container string) []*api.ContainerDevices {
@@ -57,7 +71,7 @@ func (nothingElse) GetDynamicResources(*v1.Pod, *v1.Container) []*api.DynamicRes
 
 // servePodResources serves as the kubelet does, rate limit and all. The
 // returned function ends it.
-func servePodResources(socket string, pods podresources.PodsProvider, manager *devicemanager.ManagerImpl) (func(), error) {
+func servePodResources(socket string, pods *pods, manager *devicemanager.ManagerImpl) (func(), error) {
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
@@ -68,7 +82,7 @@ func servePodResources(socket string, pods podresources.PodsProvider, manager *d
 	ctx := context.Background()
 	server := grpc.NewServer(limit.WithRateLimiter(ctx, "podresources", podresources.DefaultQPS, podresources.DefaultBurstTokens))
 	api.RegisterPodResourcesListerServer(server, podresources.NewV1PodResourcesServer(ctx, podresources.PodResourcesProviders{
-		Pods: pods, Devices: devicesProvider{manager},
+		Pods: pods, Devices: devicesProvider{manager, pods},
 		Cpus: nothingElse{}, Memory: nothingElse{}, DynamicResources: nothingElse{},
 	}))
 	served := make(chan struct{})

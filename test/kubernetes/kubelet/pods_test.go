@@ -30,10 +30,15 @@ type pods struct {
 	mu     sync.Mutex
 	made   int
 	active []*pod
+	// cleaning is held while the device manager forgets the pods that were not
+	// active when it began.
+	cleaning sync.Mutex
 }
 
 // add makes a pod and returns it, active and without devices.
 func (p *pods) add(resourceName string, count int) *pod {
+	p.cleaning.Lock()
+	defer p.cleaning.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.made++

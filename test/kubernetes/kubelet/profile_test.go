@@ -63,7 +63,11 @@ func TestProfileFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "profile.yaml")
 	write := func(text string) {
 		t.Helper()
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		// In one step: the loop also reads when nobody asks it to.
+		if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(path+".new", path); err != nil {
 			t.Fatal(err)
 		}
 	}

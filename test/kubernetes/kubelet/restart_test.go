@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"os"
 	"testing"
 	"time"
 
@@ -8,8 +9,7 @@ import (
 )
 
 // Invariants 4 and 5 over kubelet restarts: the sockets are wiped, the pods run
-// on. Without session.wiped, or without the look at kubelet.sock in
-// server.attend, the resource stays lost.
+// on. Without session.wiped the resource stays lost.
 func TestKubeletRestarts(t *testing.T) {
 	for _, policy := range policies() {
 		t.Run(policy, func(t *testing.T) {
@@ -20,9 +20,10 @@ func TestKubeletRestarts(t *testing.T) {
 			p, q := b.run(gpu, 2), b.run(gpu, 1)
 			for _, test := range []struct {
 				name        string
+				away        time.Duration
 				pluginFirst bool
-			}{{"pods first", false}, {"plugin first", true}} {
-				b.restart()
+			}{{"pods first", 0, false}, {"plugin first", 0, true}, {"away for a while", 400 * time.Millisecond, true}} {
+				b.restart(test.away)
 				began := time.Now()
 				if test.pluginFirst {
 					b.showsWithin(time.Second, gpu, 16, 16)
@@ -36,6 +37,30 @@ func TestKubeletRestarts(t *testing.T) {
 				b.delete(b.run(gpu, 1))
 			}
 		})
+	}
+}
+
+// Virgate starts on a node without a device-plugins directory, which the kubelet
+// makes later. Without another try in state.Acquire after the directory was not
+// there, it serves nobody.
+func TestKubeletComesLater(t *testing.T) {
+	b := newBench(t, topologymanager.PolicyBestEffort)
+	b.kill()
+	if err := os.RemoveAll(b.dir); err != nil {
+		t.Fatal(err)
+	}
+	v := b.startVirgate(quick())
+	v.Apply(plan(2, profile{replicas: 4}))
+	nap(t.Context(), 500*time.Millisecond) // It has looked for the directory by now.
+	if err := os.Mkdir(b.dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	b.await(patience, func() bool { return len(v.Status().Resources) == 1 }, "Virgate serves")
+	b.start()
+	b.showsWithin(time.Second, gpu, 8, 8)
+	b.starts(b.run(gpu, 1))
+	if got := b.ledger.tally(gpu); got.connections != 1 {
+		t.Errorf("registered %d times", got.connections)
 	}
 }
 
@@ -71,7 +96,7 @@ func TestStormWithRestarts(t *testing.T) {
 // disturb relieves Virgate by another one, or restarts the kubelet.
 func (s *storm) disturb(virgate bool) {
 	if !virgate {
-		s.restart()
+		s.restart(0)
 		if err := s.readmit(); err != nil {
 			s.t.Error(err)
 		}
@@ -86,7 +111,7 @@ func (s *storm) disturb(virgate bool) {
 }
 
 // Two Virgates on one node: the second stands by until the first ends, and the
-// capacity is back within a second. Without the lock both register.
+// capacity is back within a second. Without the lock both serve.
 func TestSuccession(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyBestEffort)
 	v := b.startVirgate(quick())
@@ -97,6 +122,10 @@ func TestSuccession(t *testing.T) {
 	guest := b.startVirgate(quick())
 	guest.Apply(plan(4, profile{replicas: 2}))
 	b.delete(b.run(gpu, 1))
+	nap(t.Context(), 500*time.Millisecond) // It would serve by now, and wait for the barrier.
+	if got := guest.Status().Resources; len(got) > 0 {
+		t.Errorf("a second Virgate serves beside the first: %+v", got)
+	}
 	guest.stop(t)
 	if got := b.ledger.tally(gpu); got.connections != 1 || got.losses != 0 || len(b.ledger.list(gpu)) != 16 {
 		t.Errorf("one that came and went left %+v and %d devices", got, len(b.ledger.list(gpu)))
@@ -130,7 +159,6 @@ func TestRestartWithFewer(t *testing.T) {
 			b := newBench(t, policy)
 			timing := quick()
 			timing.Quiet = time.Second
-			b.ledger.quiet = timing.Quiet
 			v := b.startVirgate(timing)
 			v.Apply(plan(2, profile{replicas: 8}))
 			b.shows(gpu, 16, 16)

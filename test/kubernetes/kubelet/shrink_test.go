@@ -59,7 +59,7 @@ func TestShrinkBelowWhatIsHeld(t *testing.T) {
 			v.Apply(test.plan)
 			b.shows(gpu, capacity, allocatable)
 			b.lookAgain(test.ill)
-			b.restart()
+			b.restart(0)
 			b.shows(gpu, capacity, allocatable)
 			if err := b.readmit(); err != nil {
 				t.Error(err)

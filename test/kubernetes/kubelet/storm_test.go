@@ -36,7 +36,7 @@ type storm struct {
 }
 
 // outcome is what came of the admissions.
-type outcome struct{ tried, admitted, rejected, faulty, resized, refusedResize int }
+type outcome struct{ tried, admitted, rejected, faulty, overtaken, resized, refusedResize int }
 
 // fewest is the number of replicas below which no profile of a storm goes.
 const fewest = 2
@@ -115,16 +115,21 @@ func (s *storm) flips(ctx context.Context, model string, random *rand.Rand) {
 func (s *storm) restarts(ctx context.Context, random *rand.Rand) {
 	for ctx.Err() == nil {
 		if running := s.pods.running(); len(running) > 0 {
-			p := running[random.IntN(len(running))]
-			if len(s.granted(p)) == 0 {
-				continue // See settle.
-			}
-			visible, err := s.startContainer(p)
-			if s.pods.isRunning(p) && (err != nil || !slices.Equal(visible, unitsOf(p))) {
-				s.t.Errorf("invariant 5: %s with %v started with %v, %v", p.Name, p.devices, visible, err)
-			}
+			s.restartContainer(running[random.IntN(len(running))])
 		}
 		nap(ctx, 5*time.Millisecond)
+	}
+}
+
+// restartContainer takes turns with admissions: see settle.
+func (s *storm) restartContainer(p *pod) {
+	s.loop.Lock()
+	defer s.loop.Unlock()
+	if s.crashed.Load() || !s.pods.isRunning(p) || len(s.granted(p)) == 0 {
+		return
+	}
+	if visible, err := s.startContainer(p); err != nil || !slices.Equal(visible, unitsOf(p)) {
+		s.t.Errorf("invariant 5: %s with %v started with %v, %v", p.Name, p.devices, visible, err)
 	}
 }
 
@@ -206,12 +211,13 @@ func (s *storm) total() tally {
 // with surplus devices removed at once, the kubelet panics or a rule is broken.
 func TestStorm(t *testing.T) {
 	const admissions, cycles = 2000, 100
+	const bound = 8 * time.Minute // It takes ten seconds where nobody else is at work.
 	for _, policy := range policies() {
 		t.Run(policy, func(t *testing.T) {
 			s := newStorm(newBench(t, policy), 4, 3)
 			began := time.Now()
 			s.rage(func(admitted int) bool {
-				return (admitted < admissions || s.total().cycles < cycles) && time.Since(began) < 3*time.Minute
+				return (admitted < admissions || s.total().cycles < cycles) && time.Since(began) < bound
 			})
 			all := s.total()
 			t.Logf("%s: lists: %+v", time.Since(began), all)

@@ -3,6 +3,7 @@ package kubelet
 import (
 	"context"
 	"errors"
+	"maps"
 	"testing"
 	"time"
 
@@ -14,8 +15,8 @@ import (
 	"github.com/virgate/virgate/plugin"
 )
 
-// Invariant 4, each time within a second. Without the look at the end of the
-// stream in server.attend the resource stays lost.
+// Invariant 4, each time within a second. Without the retry in
+// registrar.streamChanged the resource stays lost.
 func TestDroppedByTheKubelet(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyNone)
 	v := b.startVirgate(quick())
@@ -58,7 +59,7 @@ func TestTakenForAnOlderPlugin(t *testing.T) {
 
 // Where PodResources tells, Virgate lets the older plugin end first: it
 // registers once and is never taken for the other. Without the barrier in
-// server.approach it registers beside it and is dropped.
+// registrar.register it registers beside it and is dropped.
 func TestWaitsForAnOlderPlugin(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyNone)
 	older := &naive{}
@@ -99,7 +100,7 @@ func TestSucceedsNVIDIAsPlugin(t *testing.T) {
 	p := b.run(gpu, 6)
 	stopOlder()
 	b.shows(gpu, 16, 0)
-	b.ledger.quiet = 0 // Virgate cannot know what else was listed.
+	b.ledger.succeeded(gpu) // Virgate cannot know what else was listed.
 	v := b.startVirgate(quick())
 	v.Apply(plan(2, profile{replicas: 2}))
 	held := b.heldOf(p)
@@ -113,8 +114,36 @@ func TestSucceedsNVIDIAsPlugin(t *testing.T) {
 	b.run(gpu, 1)
 }
 
+// And back: NVIDIA's plugin has the same IDs, so pods do not notice.
+func TestIsSucceededByNVIDIAsPlugin(t *testing.T) {
+	b := newBench(t, topologymanager.PolicyBestEffort)
+	v := b.startVirgate(quick())
+	v.Apply(plan(2, profile{replicas: 8}))
+	b.shows(gpu, 16, 16)
+	p := b.run(gpu, 6)
+	listed := b.ledger.list(gpu)
+	b.halt(v, gpu)
+
+	next := &naive{}
+	next.list(16)
+	b.startNaive(next)
+	b.shows(gpu, 16, 16)
+	if got := b.ledger.list(gpu); !maps.Equal(got, listed) {
+		t.Errorf("other devices: %v, before %v", got, listed)
+	}
+	if _, err := b.startContainer(p); err != nil { // This plugin names no devices to a container.
+		t.Error(err)
+	}
+	if err := b.resize(p); err != nil {
+		t.Error(err)
+	}
+	b.delete(p)
+	b.run(gpu, 16)
+}
+
 // A foreign plugin registers the resource beside Virgate and ends again. The
 // kubelet stops the endpoint, but leaves Virgate's stream open (kubelet.md E26).
+// Without server.isIgnored Virgate would never notice.
 func TestForeignPluginComesAndGoes(t *testing.T) {
 	t.Parallel() // It waits for seconds.
 	b := newBench(t, topologymanager.PolicyNone)

@@ -22,8 +22,15 @@ type virgate struct {
 // its state, as the program does.
 func (b *bench) startVirgate(timing plugin.Timing) *virgate {
 	b.t.Helper()
+	return b.startVirgateThatReads(b.podResources, timing)
+}
+
+// startVirgateThatReads starts one that reads this socket beside the kubelet's
+// checkpoint; none when empty.
+func (b *bench) startVirgateThatReads(socket string, timing plugin.Timing) *virgate {
+	b.t.Helper()
 	file := state.NewFile(b.dir, b.log)
-	source := podresources.New(podresources.Options{Socket: b.podResources, CheckpointDir: b.dir, Logger: b.log})
+	source := podresources.New(podresources.Options{Socket: socket, CheckpointDir: b.dir, Logger: b.log})
 	ctx, cancel := context.WithCancel(context.Background())
 	v := &virgate{source: source, cancel: cancel, ended: make(chan struct{})}
 	v.Manager = plugin.NewManager(plugin.Options{

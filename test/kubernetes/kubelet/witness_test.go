@@ -18,6 +18,8 @@ type witness struct {
 	ledger  *ledger
 	// slow, when set, stands between the device manager and every plugin.
 	slow func(deviceplugin.DevicePlugin) deviceplugin.DevicePlugin
+	// reading, when set, is called with each list before anyone has it.
+	reading func()
 
 	// mu is held while the manager works; dead means that its process ended,
 	// and what still arrives reaches nobody.
@@ -57,6 +59,9 @@ func (w *witness) PluginDisconnected(logger klog.Logger, resource string) {
 
 // PluginListAndWatchReceiver passes on a list.
 func (w *witness) PluginListAndWatchReceiver(logger klog.Logger, resource string, list *api.ListAndWatchResponse) {
+	if w.reading != nil {
+		w.reading()
+	}
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	if !w.dead {

@@ -1,0 +1,343 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/virgate/virgate/internal/policy/report"
+	"github.com/virgate/virgate/sharing"
+)
+
+// TestReport plays all that is told on one API server. Each part has a Node of
+// its own, as events outlive their Node.
+func TestReport(t *testing.T) {
+	s := startServer(t)
+	s.allow()
+	for _, part := range []struct {
+		name string
+		play func(*testing.T, *server)
+	}{
+		{"told", testTold},
+		{"once allowed", testToldOnceAllowed},
+		{"by the whole program", testProgramTells},
+		{"confined", testAdmission},
+		{"later", testToldLater},
+	} {
+		t.Run(part.name, func(t *testing.T) {
+			whole := s.t
+			s.t = t
+			defer func() { s.t = whole }()
+			part.play(t, s)
+		})
+	}
+}
+
+// startReporter runs a reporter that logs in with config until the test ends.
+func startReporter(t *testing.T, config *rest.Config, node string, log *slog.Logger) *report.Reporter {
+	t.Helper()
+	r, err := report.New(report.Options{Config: config, Node: node, Events: true, Condition: true, Annotations: true, RemoveStale: true, Logger: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = r.Run(ctx) })
+	t.Cleanup(func() { cancel(); running.Wait() })
+	return r
+}
+
+// complaints are the lines of a log.
+type complaints chan string
+
+func (c complaints) Write(line []byte) (int, error) {
+	select {
+	case c <- string(line):
+	default: // Nobody reads so many.
+	}
+	return len(line), nil
+}
+
+// await takes the line that has all of the parts, and leaves the others.
+func (c complaints) await(t *testing.T, parts ...string) {
+	t.Helper()
+	late := time.After(startTimeout)
+	for {
+		select {
+		case line := <-c:
+			if !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(line, part) }) {
+				return
+			}
+			_, _ = c.Write([]byte(line))
+		case <-late:
+			t.Fatalf("no complaint with %q", parts)
+		}
+	}
+}
+
+func serving(generation string) sharing.NodeReport {
+	ref := sharing.ProfileRef{Name: "a", Source: "ConfigMap gpu/profiles", Generation: generation}
+	return sharing.NodeReport{
+		State: sharing.ProfileApplied, Wanted: ref, Applied: ref, Ready: sharing.ConditionTrue, Reason: "Serving", Message: "nvidia.com/gpu",
+	}
+}
+
+func refused(problem string) sharing.NodeReport {
+	r := serving("g1")
+	r.State, r.Wanted.Generation, r.Problem, r.Reason = sharing.ProfileRejected, "", problem, "ProfileRejected"
+	return r
+}
+
+func (s *server) node(name string) *corev1.Node {
+	node, err := s.admin.CoreV1().Nodes().Get(s.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		return &corev1.Node{}
+	}
+	return node
+}
+
+// says tells whether the Node says generation, state and reason in its
+// annotations, its label and its condition.
+func (s *server) says(name, generation, state, reason string) bool {
+	node := s.node(name)
+	i := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == report.ConditionType })
+	return i >= 0 && node.Status.Conditions[i].Reason == reason &&
+		node.Annotations[report.GenerationAnnotation] == generation && node.Labels[report.StateLabel] == state
+}
+
+// told are the messages of the node's events with that reason, found as kubectl
+// describe does.
+func (s *server) told(node, reason string) []string {
+	list, err := s.admin.CoreV1().Events(metav1.NamespaceDefault).List(s.t.Context(), metav1.ListOptions{
+		FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + node + ",involvedObject.uid=" + node + ",reason=" + reason,
+	})
+	if err != nil {
+		return nil
+	}
+	var messages []string
+	for _, event := range list.Items {
+		messages = append(messages, event.Message)
+	}
+	return messages
+}
+
+// testTold has the shipped ClusterRole and nothing more.
+func testTold(t *testing.T, s *server) {
+	s.setNode("told", "")
+	theirs := []byte(`{"status":{"conditions":[{"type":"Ready","status":"True","reason":"KubeletReady"}],"capacity":{"nvidia.com/old":"0","nvidia.com/gpu":"0"},"allocatable":{"nvidia.com/gpu":"0"}}}`)
+	_, err := s.admin.CoreV1().Nodes().Patch(t.Context(), "told", types.StrategicMergePatchType, theirs, metav1.PatchOptions{}, "status")
+	s.must(err)
+
+	r := startReporter(t, s.config(virgateToken), "told", nil)
+	first := serving("g1")
+	first.Gone = []sharing.GoneResource{{Name: "nvidia.com/old", Since: time.Now().Add(-time.Hour)}}
+	r.Report(first)
+	s.await(startTimeout, "the first profile", func() bool {
+		return s.says("told", "g1", "applied", "Serving") && len(s.told("told", "ProfileApplied")) == 1
+	})
+	s.await(startTimeout, "the stale resource to go", func() bool { _, there := s.node("told").Status.Capacity["nvidia.com/old"]; return !there })
+
+	problem := `ConfigMap gpu/profiles[data.a]:5: sharing.timeSlicing.resources[0].replicas: must be at least 1 (got -3)`
+	r.Report(refused(problem))
+	s.await(startTimeout, "the refusal", func() bool {
+		return s.says("told", "g1", "rejected", "ProfileRejected") && len(s.told("told", "ProfileRejected")) == 1
+	})
+	if got := s.told("told", "ProfileRejected"); !strings.HasSuffix(got[0], problem) {
+		t.Errorf("told %q", got)
+	}
+
+	node := s.node("told")
+	if _, there := node.Status.Capacity["nvidia.com/gpu"]; !there || len(node.Status.Conditions) != 2 {
+		t.Errorf("what is theirs has changed: %+v", node.Status)
+	}
+	for _, owner := range node.ManagedFields {
+		if owner.Manager == "virgate" && (owner.Operation != metav1.ManagedFieldsOperationUpdate || strings.Contains(string(owner.FieldsV1.Raw), "KubeletReady")) {
+			t.Errorf("virgate owns %s", owner.FieldsV1.Raw)
+		}
+	}
+
+	// The Node is made anew.
+	s.removeNode("told")
+	s.setNode("told", "")
+	r.NodeReplaced()
+	s.await(startTimeout, "the new Node to say it", func() bool { return s.says("told", "g1", "rejected", "ProfileRejected") })
+
+	// The same events again and again are one with a count.
+	for i := range 20 {
+		unit := sharing.UnitHealth{Unit: "GPU-a", GPU: "GPU-a", Index: "0", State: sharing.Healthy}
+		if i%2 == 0 {
+			unit.State, unit.Reason = sharing.Unhealthy, "XID 79"
+		}
+		next := serving("g1")
+		next.Units = []sharing.UnitHealth{unit}
+		r.Report(next)
+	}
+	s.await(startTimeout, "the XID", func() bool {
+		got := s.told("told", "GPUUnhealthy")
+		return len(got) == 1 && strings.Contains(got[0], "XID 79") && len(s.told("told", "GPURecovered")) == 1
+	})
+}
+
+// testToldLater reports while the API server is away. The last state is
+// told when it is back, and what happened meanwhile.
+func testToldLater(t *testing.T, s *server) {
+	s.setNode("later", "")
+	r := startReporter(t, s.config(virgateToken), "later", nil)
+	r.Report(serving("g1"))
+	s.await(startTimeout, "the first profile", func() bool { return s.says("later", "g1", "applied", "Serving") })
+	s.stop()
+	r.Report(refused("p.yaml:1: x: unknown key"))
+	r.Report(serving("g2"))
+	s.start()
+	s.await(startTimeout, "the last state", func() bool {
+		return s.says("later", "g2", "applied", "Serving") && len(s.told("later", "ProfileRejected")) == 1 && len(s.told("later", "ProfileApplied")) == 2
+	})
+}
+
+// testToldOnceAllowed begins without any right.
+func testToldOnceAllowed(t *testing.T, s *server) {
+	s.setNode("unallowed", "")
+	complaints := make(complaints, 100)
+	r := startReporter(t, s.config(strangerToken), "unallowed", slog.New(slog.NewTextHandler(complaints, nil)))
+	r.Report(serving("g1"))
+	for _, what := range []string{"annotations", "condition", "events"} {
+		complaints.await(t, "forbidden", "writes="+what)
+	}
+	_, err := s.admin.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "stranger"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "stranger"}},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "virgate"},
+	}, metav1.CreateOptions{})
+	s.must(err)
+	s.await(startTimeout, "being allowed", func() bool {
+		return s.says("unallowed", "g1", "applied", "Serving") && len(s.told("unallowed", "ProfileApplied")) == 1
+	})
+}
+
+// testAdmission installs the shipped policy and writes with the
+// token of a pod.
+func testAdmission(t *testing.T, s *server) {
+	s.setNode("n1", "")
+	s.setNode("n2", "")
+	config := s.podToken("n1")
+	s.applyFile("../../../charts/virgate/files/admission-own-node.yaml")
+	client, err := kubernetes.NewForConfig(config)
+	s.must(err)
+	patch := func(node, body string, part ...string) error {
+		_, err := client.CoreV1().Nodes().Patch(t.Context(), node, types.StrategicMergePatchType, []byte(body), metav1.PatchOptions{}, part...)
+		return err
+	}
+	const ours = `{"metadata":{"annotations":{"virgate.github.io/generation":"x"}}}`
+	s.await(startTimeout, "the policy to hold", func() bool { return apierrors.IsInvalid(patch("n2", ours)) })
+
+	r := startReporter(t, config, "n1", nil)
+	stale := serving("g1")
+	_, err = s.admin.CoreV1().Nodes().Patch(t.Context(), "n1", types.StrategicMergePatchType, []byte(`{"status":{"capacity":{"nvidia.com/old":"0"},"addresses":[{"type":"InternalIP","address":"10.0.0.1"}],"conditions":[{"type":"Ready","status":"True"}]}}`), metav1.PatchOptions{}, "status")
+	s.must(err)
+	stale.Gone = []sharing.GoneResource{{Name: "nvidia.com/old", Since: time.Now().Add(-time.Hour)}}
+	r.Report(stale)
+	s.await(startTimeout, "its own node to be told", func() bool {
+		_, there := s.node("n1").Status.Capacity["nvidia.com/old"]
+		return s.says("n1", "g1", "applied", "Serving") && len(s.told("n1", "ProfileApplied")) == 1 && !there
+	})
+
+	for _, test := range []struct {
+		name, node, part, body, why string
+	}{
+		{"another node's annotations", "n2", "", ours, "may not write to node n2"},
+		{"another node's condition", "n2", "status", `{"status":{"conditions":[{"type":"GPUSharingReady","status":"True"}]}}`, "may not write to node n2"},
+		{"a taint", "n1", "", `{"spec":{"taints":[{"key":"k","effect":"NoSchedule"}]}}`, "spec"},
+		{"a foreign label", "n1", "", `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`, "labels"},
+		{"a foreign annotation", "n1", "", `{"metadata":{"annotations":{"x":"y"}}}`, "annotations"},
+		{"a foreign condition", "n1", "status", `{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`, "conditions"},
+		{"addresses", "n1", "status", `{"status":{"addresses":[{"type":"InternalIP","address":"10.0.0.66"}]}}`, "addresses"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var parts []string
+			if test.part != "" {
+				parts = []string{test.part}
+			}
+			if err := patch(test.node, test.body, parts...); err == nil || !strings.Contains(err.Error(), test.why) {
+				t.Errorf("got %v, want %q", err, test.why)
+			}
+		})
+	}
+	event := &corev1.Event{
+		ObjectMeta: metav1.ObjectMeta{Name: "e", Namespace: "default"}, Reason: "R", InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: "n2"},
+	}
+	if _, err := client.CoreV1().Events("default").Create(t.Context(), event, metav1.CreateOptions{}); err == nil || !strings.Contains(err.Error(), "own node only") {
+		t.Errorf("an event about another node: %v", err)
+	}
+}
+
+// podToken logs in as Virgate's service account from a pod on the node.
+func (s *server) podToken(node string) *rest.Config {
+	s.t.Helper()
+	const name = "virgate"
+	ctx, core := s.t.Context(), s.admin.CoreV1()
+	_, err := core.Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	s.must(err)
+	_, err = core.ServiceAccounts(name).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	s.must(err)
+	_, err = s.admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "virgate-account"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: name, Name: name}},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "virgate"},
+	}, metav1.CreateOptions{})
+	s.must(err)
+	zero := resource.MustParse("0")
+	pod, err := core.Pods(name).Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PodSpec{
+			NodeName: node, ServiceAccountName: name,
+			Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"cpu": zero}}}},
+		},
+	}, metav1.CreateOptions{})
+	s.must(err)
+	token, err := core.ServiceAccounts(name).CreateToken(ctx, name, &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: name, UID: pod.UID},
+	}}, metav1.CreateOptions{})
+	s.must(err)
+	return s.config(token.Status.Token)
+}
+
+// applyFile creates what a manifest has.
+func (s *server) applyFile(path string) {
+	s.t.Helper()
+	data, err := os.ReadFile(path)
+	s.must(err)
+	client, err := dynamic.NewForConfig(s.config(adminToken))
+	s.must(err)
+	for document := range strings.SplitSeq(string(data), "\n---\n") {
+		object := &unstructured.Unstructured{}
+		converted, err := utilyaml.ToJSON([]byte(document))
+		s.must(err)
+		s.must(json.Unmarshal(converted, object))
+		plural := map[string]string{
+			"ValidatingAdmissionPolicy": "validatingadmissionpolicies", "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
+		}[object.GetKind()]
+		kind := schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: plural}
+		_, err = client.Resource(kind).Create(s.t.Context(), object, metav1.CreateOptions{})
+		s.must(err)
+	}
+}

@@ -1,0 +1,205 @@
+package prometheus
+
+import (
+	"flag"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write the answers to the questions; look at them before you keep them")
+
+const answersFile = "testdata/answers.txt"
+
+// TestLive has a real Prometheus scrape two running programs: the demo, with
+// pods and processes on a simulated node, and one without a kubelet that refuses
+// its profile.
+func TestLive(t *testing.T) {
+	tool(t, "prometheus")
+	virgate := build(t)
+	targets := []scraped{{"demo", startDemo(t, virgate)}, {"refusing", startRefusing(t, virgate)}}
+	s := startServer(t, targets...)
+
+	t.Run("questions", func(t *testing.T) { askQuestions(t, s) })
+	t.Run("rules", func(t *testing.T) { checkRules(t, s) })
+	t.Run("queries", func(t *testing.T) { checkQueries(t, s, targets...) })
+}
+
+// build builds the program. It looks at the folders of its sources, because the go
+// command runs a test again only when something changed that the test looked at.
+func build(t *testing.T) (path string) {
+	t.Helper()
+	for _, folder := range []string{"cmd", "configs", "internal", "mig", "plugin", "sharing"} {
+		if err := filepath.WalkDir(filepath.Join(repository, folder), func(_ string, _ fs.DirEntry, err error) error { return err }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path = filepath.Join(t.TempDir(), "virgate")
+	if output, err := exec.Command("go", "build", "-buildvcs=false", "-o", path, repository+"/cmd/virgate").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, output)
+	}
+	return path
+}
+
+var listens = regexp.MustCompile(`msg="http listens" address=(\S+)`)
+
+func startDemo(t *testing.T, virgate string) (address string) {
+	t.Helper()
+	demo := start(t, virgate, "demo", "--serve", "--verbose", "--listen", "127.0.0.1:0")
+	demo.await(t, regexp.MustCompile(`(Serving on)`))
+	return demo.await(t, listens)
+}
+
+// startRefusing starts a program without a kubelet on a node that it may cut, with
+// a good profile, and then breaks that.
+func startRefusing(t *testing.T, virgate string) (address string) {
+	t.Helper()
+	dir := t.TempDir()
+	profile := filepath.Join(dir, "profile.yaml")
+	write := func(text string) {
+		if err := os.WriteFile(profile, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("version: v1\nflags: {migStrategy: mixed}\nmig: {manage: true, config: all-1g.6gb}\n")
+	program := start(t, virgate, "run", "--node", "sim:a30x4+all-1g.6gb", "--config", profile, "--device-plugin-dir", dir,
+		"--pod-resources-socket", "", "--control-socket", "", "--listen", "127.0.0.1:0")
+	address = program.await(t, listens)
+	program.await(t, regexp.MustCompile(`msg="(profile in force)"`))
+	write("version: v1\nsharing: nothing\n")
+	program.await(t, regexp.MustCompile(`(profile rejected)`))
+	return address
+}
+
+// askQuestions holds the answers to the questions of docs/monitoring.md. Their
+// series come with the samples of use, so it asks until they are right.
+func askQuestions(t *testing.T, s server) {
+	answer := func() string {
+		var text strings.Builder
+		for _, q := range questions(t) {
+			lines, err := s.vector(q.text)
+			if err != nil {
+				t.Fatalf("question %s: %v", q.number, err)
+			}
+			fmt.Fprintf(&text, "%s. %s\n", q.number, q.title)
+			for _, line := range lines {
+				fmt.Fprintf(&text, "   %s\n", line)
+			}
+		}
+		return text.String()
+	}
+	if *update {
+		got, same := answer(), 0
+		poll(t, func() bool {
+			last := got
+			if got = answer(); got != last {
+				same = 0
+			}
+			same++
+			return same == 20
+		})
+		if err := os.WriteFile(answersFile, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(answersFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := ""
+	if !poll(t, func() bool { got = answer(); return got == string(want) }) {
+		t.Errorf("answers (-want +got):\n%s", cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")))
+	}
+}
+
+// checkQueries holds that every query can be evaluated over real series, and that
+// none names a metric or a label that the two programs do not have: such a one
+// finds nothing, in silence.
+func checkQueries(t *testing.T, s server, targets ...scraped) {
+	var problems []string
+	poll(t, func() bool { // Recorded series come a little later than others.
+		known, err := s.series()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, target := range targets {
+			for metric, labels := range exposed(t, target.address) {
+				known[metric] = append(known[metric], labels...)
+			}
+		}
+		problems = nil
+		for _, q := range queries(t) {
+			if _, err := s.vector(q.text); err != nil {
+				problems = append(problems, fmt.Sprintf("%s: %v", q.place, err))
+			}
+			for _, problem := range scan(q.text).unknown(known) {
+				problems = append(problems, q.place+": "+problem)
+			}
+		}
+		return len(problems) == 0
+	})
+	for _, problem := range problems {
+		t.Error(problem)
+	}
+}
+
+// checkRules holds that every rule can be evaluated over real series, and that
+// the alerts which the two nodes call for are on their way.
+func checkRules(t *testing.T, s server) {
+	var data struct {
+		Groups []struct {
+			Rules []struct{ Name, State, Health, LastError string }
+		}
+	}
+	wanted := map[string]bool{
+		"VirgateGPUUnhealthy": true, "VirgateProfileRejected": true, "VirgateNoStream": true, "VirgateTenantsMixed": true,
+		"VirgateMemoryOverShare": true, "VirgateUnattributedMemory": true,
+	}
+	due := func() (missing []string) {
+		if err := s.ask("rules", url.Values{}, &data); err != nil {
+			t.Fatal(err)
+		}
+		for _, group := range data.Groups {
+			for _, rule := range group.Rules {
+				if rule.Health != "ok" {
+					missing = append(missing, fmt.Sprintf("%s: health %s: %s", rule.Name, rule.Health, rule.LastError))
+				}
+				if wanted[rule.Name] && rule.State != "pending" && rule.State != "firing" {
+					missing = append(missing, fmt.Sprintf("alert %s is %s", rule.Name, rule.State))
+				}
+			}
+		}
+		return missing
+	}
+	var missing []string
+	poll(t, func() bool { missing = due(); return len(missing) == 0 })
+	for _, problem := range missing {
+		t.Error(problem)
+	}
+}
+
+// poll asks each second, and says whether the answer was yes within patience.
+func poll(t *testing.T, ask func() bool) bool {
+	t.Helper()
+	limit := time.After(patience)
+	second := time.NewTicker(time.Second)
+	defer second.Stop()
+	for !ask() {
+		select {
+		case <-second.C:
+		case <-limit:
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,128 @@
+package prometheus
+
+import (
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestRulesAreValid(t *testing.T) { promtool(t, "check", "rules", rulesFile) }
+
+// TestScripts plays the promtool tests: synthetic series in, alerts out.
+func TestScripts(t *testing.T) {
+	for _, file := range scriptFiles(t) {
+		t.Run(file, func(t *testing.T) { promtool(t, "test", "rules", file) })
+	}
+}
+
+// TestEveryRuleHasAScript holds that each alert is seen to fire and, with series
+// of its metrics there, not to fire before and after it; and that each recorded
+// series is looked at.
+func TestEveryRuleHasAScript(t *testing.T) {
+	const quiet, firing, quietAgain = "quiet", "firing", "quiet again"
+	seen := map[string][]string{} // What was seen of an alert, in order.
+	inputs := map[string]string{}
+	var looked strings.Builder
+	for _, file := range scriptFiles(t) {
+		var script scripts
+		readYAML(t, file, &script)
+		for _, test := range script.Tests {
+			for _, alert := range test.Alerts {
+				if test.Name != alert.AlertName {
+					t.Errorf("%s: test %q looks at alert %s", file, test.Name, alert.AlertName)
+				}
+				was := seen[alert.AlertName]
+				switch {
+				case len(alert.Expected) > 0:
+					was = append(was, firing)
+				case slices.Contains(was, firing):
+					was = append(was, quietAgain)
+				default:
+					was = append(was, quiet)
+				}
+				seen[alert.AlertName] = slices.Compact(was)
+			}
+			for _, input := range test.InputSeries {
+				inputs[test.Name] += input.Series + "\n"
+			}
+			for _, expression := range test.Expressions {
+				looked.WriteString(expression.Expression + "\n")
+			}
+		}
+	}
+	for _, rule := range allRules(t) {
+		if rule.Record != "" {
+			if !strings.Contains(looked.String(), rule.Record) {
+				t.Errorf("record %s: no promql_expr_test looks at it", rule.Record)
+			}
+			continue
+		}
+		if diff := cmp.Diff([]string{quiet, firing, quietAgain}, seen[rule.Alert]); diff != "" {
+			t.Errorf("alert %s (-want +seen):\n%s", rule.Alert, diff)
+		}
+		for _, used := range scan(rule.Expression).selectors {
+			if !strings.Contains(used.metric, ":") && !strings.Contains(inputs[rule.Alert], used.metric+"{") {
+				t.Errorf("alert %s: its script has no series of %s", rule.Alert, used.metric)
+			}
+		}
+	}
+}
+
+// TestAlertsSayWhatToDo holds the form of alerts: how urgent, what it means, where
+// as far as the expression keeps it, and a section of the runbook that exists.
+func TestAlertsSayWhatToDo(t *testing.T) {
+	sections := headings(t, runbookFile, "###")
+	const runbook = "https://github.com/virgate/virgate/blob/main/docs/runbook.md#"
+	name := regexp.MustCompile(`^Virgate[A-Z][A-Za-z]+$`)
+	var alerts []string
+	for _, rule := range allRules(t) {
+		if rule.Alert == "" {
+			continue
+		}
+		alerts = append(alerts, rule.Alert)
+		if !name.MatchString(rule.Alert) {
+			t.Errorf("alert %s: not of the form %s", rule.Alert, name)
+		}
+		if diff := cmp.Diff([]string{"description", "runbook_url", "summary"}, slices.Sorted(maps.Keys(rule.Annotations))); diff != "" {
+			t.Errorf("alert %s: annotations (-want +got):\n%s", rule.Alert, diff)
+		}
+		if severity := rule.Labels["severity"]; !slices.Contains([]string{"critical", "warning", "info"}, severity) {
+			t.Errorf("alert %s: severity %q", rule.Alert, severity)
+		}
+		if got, want := rule.Annotations["runbook_url"], runbook+strings.ToLower(rule.Alert); got != want {
+			t.Errorf("alert %s: runbook_url %s, want %s", rule.Alert, got, want)
+		}
+		description := rule.Annotations["description"]
+		for _, label := range []string{"node", "gpu_uuid", "unit_uuid", "namespace", "pod", "container", "resource"} {
+			if slices.Contains(scan(rule.Expression).kept(), label) && !strings.Contains(description, "$labels."+label) {
+				t.Errorf("alert %s: the description does not name the %s", rule.Alert, label)
+			}
+		}
+	}
+	slices.Sort(alerts)
+	slices.Sort(sections)
+	if diff := cmp.Diff(alerts, sections); diff != "" {
+		t.Errorf("alerts and sections of the runbook differ (-alerts +sections):\n%s", diff)
+	}
+}
+
+// headings are the Markdown headings of one level.
+func headings(t *testing.T, path, level string) []string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for line := range strings.Lines(string(data)) {
+		if heading, ok := strings.CutPrefix(line, level+" "); ok {
+			found = append(found, strings.TrimSpace(heading))
+		}
+	}
+	return found
+}

@@ -5,11 +5,13 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/virgate/virgate/internal/simkubelet"
+	"github.com/virgate/virgate/plugin"
 )
 
 // TestClose holds what a closed unit's devices answer, listed or not, and that
@@ -39,6 +41,31 @@ func TestClose(t *testing.T) {
 	}
 	if _, err := client.Allocate(t.Context(), allocate("MIG-gone")); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("a unit that was not reopened: %v", err)
+	}
+}
+
+// TestRetiringDeviceIsServed holds that a device which the list has Unhealthy
+// because it is to leave is granted all the same: the kubelet chose it before it
+// knew. A fault or a cut of its unit counts for it as for any other.
+func TestRetiringDeviceIsServed(t *testing.T) {
+	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) { options.Timing.Quiet = time.Hour })
+	b.manager.Apply(plan(gpu, 2, 3))
+	b.shows(gpu, 6, 6)
+	b.manager.Apply(plan(gpu, 2, 2))
+	b.shows(gpu, 6, 4)
+	client := dialSocket(t, b.dir)
+	if got := granted(t, client, "GPU-0001::2").Envs["NVIDIA_VISIBLE_DEVICES"]; got != "GPU-0001" {
+		t.Errorf("granted %q", got)
+	}
+	b.manager.Close("is being re-cut", "GPU-0001")
+	if _, err := client.Allocate(t.Context(), allocate("GPU-0001::2")); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("of a closed unit: %v", err)
+	}
+	b.manager.Reopen("GPU-0001")
+	b.manager.Apply(withFault(plan(gpu, 2, 2), "GPU-0001", "XID 79"))
+	b.shows(gpu, 6, 2)
+	if _, err := client.Allocate(t.Context(), allocate("GPU-0001::2")); status.Code(err) != codes.Unavailable {
+		t.Errorf("of a faulty unit: %v", err)
 	}
 }
 

@@ -38,7 +38,8 @@ type served struct {
 	use   *use
 }
 
-// use records when calls last named a device, in Unix nanoseconds; 0 for never.
+// use records when Allocate last granted a device and GetPreferredAllocation
+// last named it, in Unix nanoseconds; 0 for never.
 type use struct{ granted, named atomic.Int64 }
 
 // newGeneration makes the generation that follows previous, which may be nil.

@@ -58,9 +58,7 @@ func (g *generation) grant(ids []string, now time.Time) (response *api.Container
 	// Only now, when the call is going to succeed, do the devices count as held.
 	at := now.UnixNano()
 	for _, id := range ids {
-		d := g.devices[id]
-		d.use.granted.Store(at)
-		d.use.named.Store(at)
+		g.devices[id].use.granted.Store(at)
 	}
 	return answer{
 		grants: g.terms.grants, host: g.terms.host, resource: name, ids: ids,

@@ -1,9 +1,11 @@
 package plugin_test
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
@@ -34,12 +36,14 @@ func granted(t *testing.T, client api.DevicePluginClient, ids ...string) *api.Co
 // plan or host up by itself.
 func awaitGrant(t *testing.T, client api.DevicePluginClient, id string, wanted func(*api.ContainerAllocateResponse) bool) {
 	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
 	for {
 		response, err := client.Allocate(t.Context(), allocate(id))
 		if err == nil && wanted(response.ContainerResponses[0]) {
 			return
 		}
-		if t.Context().Err() != nil {
+		if ctx.Err() != nil {
 			t.Fatalf("answer stays %v, %v", response, err)
 		}
 	}

@@ -11,8 +11,8 @@ import (
 // Calls are the kubelet's calls: those that named devices, and the streams of
 // lists.
 type Calls struct {
-	// Granted is when Allocate last served a device, Named when any call last
-	// named it; by resource and device ID.
+	// Granted is when Allocate last served a device, Named when
+	// GetPreferredAllocation last named it; by resource and device ID.
 	Granted, Named map[string]map[string]time.Time
 	// Busy are the resources with a call in progress.
 	Busy map[string]bool

@@ -58,6 +58,13 @@ func dialOptions(t testing.TB, options plugin.Options, p sharing.Plan) (api.Devi
 		_ = os.RemoveAll(dir)
 	})
 	manager.Apply(p)
+	return dialSocket(t, dir), manager
+}
+
+// dialSocket returns a client on the only plugin's socket in the folder, which
+// may come in a moment.
+func dialSocket(t testing.TB, dir string) api.DevicePluginClient {
+	t.Helper()
 	deadline := time.Now().Add(10 * time.Second)
 	var sockets []string
 	for len(sockets) == 0 && time.Now().Before(deadline) {
@@ -75,7 +82,7 @@ func dialOptions(t testing.TB, options plugin.Options, p sharing.Plan) (api.Devi
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = connection.Close() })
-	return api.NewDevicePluginClient(connection), manager
+	return api.NewDevicePluginClient(connection)
 }
 
 func allocate(ids ...string) *api.AllocateRequest {
@@ -110,6 +117,7 @@ func TestAllocate(t *testing.T) {
 		{"faulty unit", withFault(plan(gpu, 2, 4), "GPU-0001", "XID 79"), allocate("GPU-0001::0"), "", codes.Unavailable, "XID 79"},
 		{"unit that is gone", gone, allocate("GPU-0001"), "", codes.Unavailable, "no longer on this node"},
 		{"two shares where one is allowed", oneShare, allocate("GPU-0001::0", "GPU-0000::0"), "", codes.InvalidArgument, "a container may request 1, not 2"},
+		{"two shares of one unit where one is allowed", oneShare, allocate("GPU-0001::0", "GPU-0001::1"), "", codes.InvalidArgument, "a container may request 1, not 2"},
 		{"one share where one is allowed", oneShare, allocate("GPU-0001::0"), "GPU-0001", codes.OK, ""},
 		{"strict spread on one unit", strict, allocate("GPU-0001::0", "GPU-0001::1"), "", codes.ResourceExhausted, "spread is strict"},
 		{"strict spread on two units", strict, allocate("GPU-0001::0", "GPU-0000::1"), "GPU-0000,GPU-0001", codes.OK, ""},

@@ -74,8 +74,7 @@ func (s *server) open() (*session, error) {
 }
 
 // close ends the streams, removes the socket, and returns when every handler
-// has ended. The owner reads
-// no events any more.
+// has ended. The owner reads no events any more.
 func (s *session) close() {
 	close(s.stopping)
 	s.grpc.Stop()

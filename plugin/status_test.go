@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"testing"
 	"time"
 
@@ -45,9 +46,9 @@ func TestStatusSaysWhatWasSent(t *testing.T) {
 func TestChangedWhenThePlanIsTakenUp(t *testing.T) {
 	m := NewManager(Options{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- m.Run(ctx) }()
-	defer func() { cancel(); <-ended }()
+	var running sync.WaitGroup
+	running.Go(func() { _ = m.Run(ctx) })
+	defer func() { cancel(); running.Wait() }()
 	m.Apply(sharing.Plan{})
 	late := time.After(20 * time.Second)
 	for !m.Status().Served {

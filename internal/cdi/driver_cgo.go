@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"reflect"
 
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
@@ -51,8 +52,12 @@ func (d Driver) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 	var problems []error
 	for _, u := range units(gpus) {
 		made, err := library.GetDeviceSpecsByID(u.id)
+		if err == nil {
+			err = complete(u, made, filepath.Join(roots.Dev, "dev"))
+		}
 		if err != nil {
 			problems = append(problems, fmt.Errorf("make the CDI entry of %s with the driver at %s: %w", u.id, roots.Driver, err))
+			continue
 		}
 		devices = append(devices, made...)
 	}

@@ -5,6 +5,7 @@ package cdi
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -68,9 +69,14 @@ func install(t *testing.T, root, version string) {
 // boards as the inventory has them.
 func mockDriver(t *testing.T) (*server.Server, []sharing.GPU) {
 	t.Helper()
+	return mockBoards(t, 2)
+}
+
+func mockBoards(t *testing.T, count int) (*server.Server, []sharing.GPU) {
+	t.Helper()
 	library := dgxa100.New()
 	var gpus []sharing.GPU
-	for i := range 2 {
+	for i := range count {
 		device, ok := library.Devices[i].(*server.Device)
 		if !ok {
 			t.Fatalf("the mock has a %T", library.Devices[i])
@@ -108,7 +114,7 @@ func TestDriverSpec(t *testing.T) {
 
 			// A board that the driver does not know takes no other's entry.
 			lost := "GPU-00000000-0000-0000-0000-000000000000"
-			spec, err := driver.Units(append(gpus, sharing.GPU{UUID: lost, Index: 2, Minor: 2}))
+			spec, err := driver.Units(append(slices.Clone(gpus), sharing.GPU{UUID: lost, Index: 2, Minor: 2}))
 			if err == nil || !strings.Contains(err.Error(), lost) {
 				t.Errorf("error is %v", err)
 			}
@@ -144,6 +150,27 @@ func TestDriverSpec(t *testing.T) {
 			b.wants(append(entries, "gdrcopy=all"), b.names(gpus, "gdrcopy"))
 		})
 	}
+}
+
+// TestBoardWithoutNode holds that a board whose device node nobody has made gets
+// no entry, which would start containers without a GPU, and takes no other's.
+func TestBoardWithoutNode(t *testing.T) {
+	library, gpus := mockBoards(t, 3)
+	root, devRoot := driverRoots(t, false)
+	driver := NewDriver(DriverOptions{
+		Find: func() Roots { return Roots{root, devRoot} }, Host: Roots{"/", "/"},
+		HookPath: "/opt/nvidia-cdi-hook", Logger: slog.New(slog.DiscardHandler),
+	})
+	driver.library = []nvcdi.Option{nvcdi.WithNvmlLib(library)}
+	b := newBench(t)
+	b.options.Source = driver
+	names, err := b.Write(t.Context(), gpus, nil)
+	if want := gpus[2].UUID + " with the driver at " + root + ": no node of the board in " + devRoot + "/dev"; !strings.Contains(fmt.Sprint(err), want) {
+		t.Errorf("error is %v, want %q", err, want)
+	}
+	entries := []string{"gpu=0", "gpu=1", "gpu=" + gpus[0].UUID, "gpu=" + gpus[1].UUID}
+	slices.Sort(entries)
+	b.wants(entries, b.checked(names))
 }
 
 // TestDriverIsExchanged holds that entries name the libraries that are there when

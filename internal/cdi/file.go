@@ -80,12 +80,9 @@ func (f *file) bring(spec *specs.Spec) error {
 		f.seen, f.spec = nil, nil
 		return nil
 	}
-	if err := f.put(spec); err != nil {
-		return fmt.Errorf("write the CDI spec %s: %w", f.path(), reason(err))
-	}
-	info, err := os.Stat(f.path())
+	info, err := f.put(spec)
 	if err != nil {
-		return fmt.Errorf("look at the CDI spec: %w", err)
+		return fmt.Errorf("write the CDI spec %s: %w", f.path(), reason(err))
 	}
 	f.seen, f.spec = info, spec
 	return nil

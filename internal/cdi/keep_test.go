@@ -34,6 +34,16 @@ func TestEntryStaysWhileNeeded(t *testing.T) {
 		b.now = b.now.Add(time.Minute)
 		b.wants(one, b.names(boards(1, "MIG-b")))
 	})
+	t.Run("many long gone, one question", func(t *testing.T) {
+		b := newBench(t)
+		b.names(boards(1, "MIG-a", "MIG-b", "MIG-c"))
+		b.names(boards(1))
+		b.now = b.now.Add(24 * time.Hour)
+		b.wants([]string{"gpu=0", "gpu=GPU-0"}, b.names(boards(1)))
+		if b.asked != 1 {
+			t.Errorf("asked %d times for entries that leave together", b.asked)
+		}
+	})
 	t.Run("nobody can tell", func(t *testing.T) {
 		b := newBench(t)
 		b.blind = true

@@ -3,6 +3,7 @@ package host
 import (
 	"cmp"
 	"fmt"
+	"path/filepath"
 	"strconv"
 
 	"github.com/virgate/virgate/plugin"
@@ -27,6 +28,9 @@ func assemble(grants sharing.Grants, devRoot string, gpus []sharing.GPU, f files
 	}
 	add := func(unit string, index string, nodes []string, lacks string) {
 		host.Nodes[unit] = nodes
+		if lacks == "" {
+			lacks = missing(f.nodes, devRoot, nodes)
+		}
 		switch {
 		case f.noDriver != "":
 			host.Obstacles[unit] = f.noDriver
@@ -72,6 +76,17 @@ func partitionNodes(f files, g sharing.GPU, p sharing.Partition, board []string,
 	}
 	const node = "/dev/nvidia-caps/nvidia-cap"
 	return []string{board[0], node + strconv.Itoa(gi), node + strconv.Itoa(ci)}, ""
+}
+
+// missing says which of the nodes the host does not have: a runtime starts no
+// container with one of those. Where made is nil, that cannot be told.
+func missing(made map[string]bool, devRoot string, nodes []string) string {
+	for _, node := range nodes {
+		if made != nil && !made[node] {
+			return "there is no " + filepath.Join("/", devRoot, node)
+		}
+	}
+	return ""
 }
 
 func (e entries) has(unit string) bool { return e.names[plugin.CDIName(plugin.CDIClass, unit)] }

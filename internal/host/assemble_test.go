@@ -9,6 +9,15 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
+// made are the device nodes that the host has.
+func made(paths ...string) map[string]bool {
+	nodes := map[string]bool{}
+	for _, path := range paths {
+		nodes[path] = true
+	}
+	return nodes
+}
+
 func TestAssemble(t *testing.T) {
 	cut := sharing.GPU{UUID: "GPU-1", Index: 1, Minor: 4, MIG: true, Partitions: []sharing.Partition{{UUID: "MIG-a", GI: 2, CI: 1}}}
 	hidden := cut
@@ -47,6 +56,16 @@ func TestAssemble(t *testing.T) {
 		{"no driver", by(sharing.DriverMounts), cut, files{minors: table.minors, noDriver: "no driver"}, entries{},
 			map[string][]string{"GPU-1": {"/dev/nvidia4"}, "MIG-a": {"/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap32"}},
 			map[string]string{"MIG-a": "no driver"}},
+		{"a board whose node is not made", sharing.Grants{DeviceNodes: true}, sharing.GPU{UUID: "GPU-0", Minor: 7}, files{nodes: made("/dev/nvidia1")}, entries{},
+			map[string][]string{"GPU-0": {"/dev/nvidia7"}}, map[string]string{"GPU-0": "there is no /driver/dev/nvidia7"}},
+		{"one whose node is made", sharing.Grants{DeviceNodes: true}, sharing.GPU{UUID: "GPU-0", Minor: 7}, files{nodes: made("/dev/nvidia7")}, entries{},
+			map[string][]string{"GPU-0": {"/dev/nvidia7"}}, nil},
+		{"a board that needs no node", by(sharing.Envvar), sharing.GPU{UUID: "GPU-0", Minor: 7}, files{nodes: made()}, entries{},
+			map[string][]string{"GPU-0": {"/dev/nvidia7"}}, nil},
+		{"a partition whose capability is not made", by(sharing.DriverMounts), cut,
+			files{minors: table.minors, nodes: made("/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap30")}, entries{},
+			map[string][]string{"GPU-1": {"/dev/nvidia4"}, "MIG-a": {"/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap32"}},
+			map[string]string{"MIG-a": "there is no /driver/dev/nvidia-caps/nvidia-cap32"}},
 		{"an entry by UUID only", by(sharing.CDICRI), sharing.GPU{UUID: "GPU-0"}, files{}, entries{names: map[string]bool{plugin.CDIName("gpu", "GPU-0"): true}},
 			map[string][]string{"GPU-0": {"/dev/nvidia0"}}, map[string]string{"GPU-0": "it has no CDI entry: none is written yet"}},
 		{"an entry by index only", by(sharing.CDICRI), sharing.GPU{UUID: "GPU-0"}, files{}, entries{names: map[string]bool{plugin.CDIName("gpu", "0"): true}, problem: "driver is out"},

@@ -59,7 +59,7 @@ func newStage(t *testing.T, nodeName, profile string) stage {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	s := stage{root: hostRoot(t, config.Process.DevRoot), specs: t.TempDir(), dir: dir}
+	s := stage{root: hostRoot(t, config.Process.DevRoot, gpus), specs: t.TempDir(), dir: dir}
 	log := slog.New(slog.DiscardHandler)
 	node := host.New(host.Options{
 		Root: s.root, DevRoot: config.Process.DevRoot, Logger: log, Patience: time.Minute,
@@ -87,7 +87,7 @@ func newStage(t *testing.T, nodeName, profile string) stage {
 
 // hostRoot makes a file system with what a driver brings; nvidia-modeset is not
 // loaded.
-func hostRoot(t *testing.T, devRoot string) string {
+func hostRoot(t *testing.T, devRoot string, gpus []sharing.GPU) string {
 	t.Helper()
 	root := t.TempDir()
 	files := map[string]string{
@@ -95,7 +95,15 @@ func hostRoot(t *testing.T, devRoot string) string {
 		"/usr/local/nvidia/lib64/libnvidia-ml.so.1": "driver",
 		"/proc/driver/nvidia-caps/mig-minors":       migMinors(),
 	}
-	for _, node := range []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"} {
+	nodes := []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
+	for _, g := range gpus {
+		nodes = append(nodes, fmt.Sprintf("nvidia%d", g.Minor))
+		for _, p := range g.Partitions {
+			gi := firstMinor + (g.Minor*instances+p.GI)*(1+computes)
+			nodes = append(nodes, fmt.Sprintf("nvidia-caps/nvidia-cap%d", gi), fmt.Sprintf("nvidia-caps/nvidia-cap%d", gi+1+p.CI))
+		}
+	}
+	for _, node := range nodes {
 		files[filepath.Join(devRoot, "dev", node)] = ""
 	}
 	for path, content := range files {
@@ -110,17 +118,25 @@ func hostRoot(t *testing.T, devRoot string) string {
 	return root
 }
 
-// migMinors is the driver's table, complete: 32 boards of 15 GPU instances of 8
-// compute instances.
+// The driver's table is of so many boards of so many GPU instances of so many
+// compute instances, in this order, and begins at firstMinor.
+const (
+	firstMinor = 3
+	boards     = 32
+	instances  = 15
+	computes   = 8
+)
+
+// migMinors is the driver's table, complete.
 func migMinors() string {
 	var table strings.Builder
 	table.WriteString("config 1\nmonitor 2\n")
-	minor := 3
-	for gpu := range 32 {
-		for gi := range 15 {
+	minor := firstMinor
+	for gpu := range boards {
+		for gi := range instances {
 			fmt.Fprintf(&table, "gpu%d/gi%d/access %d\n", gpu, gi, minor)
 			minor++
-			for ci := range 8 {
+			for ci := range computes {
 				fmt.Fprintf(&table, "gpu%d/gi%d/ci%d/access %d\n", gpu, gi, ci, minor)
 				minor++
 			}

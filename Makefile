@@ -5,16 +5,17 @@ LINT = $(CURDIR)/.cache/golangci-lint-$(LINT_VERSION)-$(shell go env GOVERSION)/
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 FUZZTIME ?= 10s
 RACE ?= auto # or required
+race = $(shell go build -race runtime/cgo 2>/dev/null && echo -race)
 export CGO_CFLAGS := -g -O2 -Wno-deprecated-declarations # go-nvml has all of NVML's header
 export CGO_LDFLAGS := -g -O2 -Wl,-z,lazy # it leaves NVML's names to the loader; some compilers say -z now
 
-.PHONY: help all demo build test test-kubernetes test-prometheus gpu-bundle test-gpu fuzz lint bench fmt
+.PHONY: help all demo build test test-kubernetes test-chart test-prometheus image image-tar gpu-bundle test-gpu fuzz lint bench
 .NOTPARALLEL:
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
 
-all: lint test test-kubernetes ## what CI runs
+all: lint test test-chart test-kubernetes ## what CI runs
 
 demo: ## the whole program on a simulated node, in one process
 	go run ./cmd/virgate demo
@@ -23,16 +24,24 @@ build: ## bin/virgate, stripped and reproducible
 	go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o bin/virgate ./cmd/virgate
 
 test: ## all tests, with the race detector where there is a C compiler
-	@if go build -race runtime/cgo 2>/dev/null; then race=-race; \
-	elif [ '$(RACE)' = required ]; then echo 'race detector required: no C compiler, or CGO_ENABLED=0' >&2; exit 1; \
-	else race=; echo 'race detector off: no C compiler, or CGO_ENABLED=0'; fi; set -x; go test $$race ./...
+	@[ '$(race)' ] || { echo 'race detector off: no C compiler, or CGO_ENABLED=0' >&2; [ '$(RACE)' != required ]; }
+	go test $(race) ./...
 
-test-kubernetes: ## against Kubernetes' own code: a first build of 3-10 min, then 1-3 min
-	@race=; if go build -race runtime/cgo 2>/dev/null; then race=-race; fi; \
-	set -x; cd test/kubernetes && go vet ./... && go test $$race -p 1 -timeout 30m ./...
+test-kubernetes: ## the kubelet's own code, and a real API server; their first builds take 10 to 20 min
+	cd test/kubernetes && go vet ./... && go test $(race) -timeout 30m ./kubelet && go test ./api # kube-apiserver is slow to build with -race
+
+test-chart: ## the chart with Helm's own code, the image without a container engine
+	cd test/chart && go vet ./... && go test ./...
+	cd cmd/image && go vet ./... && go test ./...
 
 test-prometheus: ## rules, dashboards and queries, by Debian's package prometheus
 	PROMETHEUS=required go test -count=1 ./test/prometheus
+
+image: ## virgate:VERSION, by docker
+	docker build --file cmd/image/Dockerfile --build-arg VERSION=$(VERSION) --tag virgate:$(VERSION) .
+
+image-tar: build ## bin/virgate-image.tar, without a container engine
+	cd cmd/image && go run . -binary $(CURDIR)/bin/virgate -output $(CURDIR)/bin/virgate-image.tar -reference virgate:$(VERSION) -version $(VERSION)
 
 gpu-bundle: ## bin/gpu: all that test-gpu needs on a machine with a GPU and no Go
 	test/gpu/bundle.sh bin/gpu $(VERSION)
@@ -55,6 +64,3 @@ $(LINT):
 
 bench: ## all benchmarks, with allocations
 	go test -run '^$$' -bench . -benchmem ./...
-
-fmt: ## gofmt -s -w
-	gofmt -s -w */

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 )
 
 // Documents are texts by name: the data of a ConfigMap, or the files of a
@@ -25,6 +26,11 @@ func (d Documents) Profiles() []string {
 }
 
 func (d Documents) isLayouts(name string) bool {
+	// A ConfigMap may have a mebibyte of profiles, of which one is wanted. Only an
+	// escape, or another encoding, can hide the key.
+	if text := d[name]; !strings.Contains(text, migConfigsKey) && !strings.ContainsAny(text, "\\\x00") {
+		return false
+	}
 	source := &source{file: name, problems: &Problems{}}
 	root, ok := source.open([]byte(d[name]))
 	return ok && kindOf(root) == KindMIGConfigs

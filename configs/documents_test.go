@@ -14,6 +14,7 @@ func TestDocuments(t *testing.T) {
 		"torn":    "{",
 		"layouts": "version: v1\nmig-configs:\n  mine:\n  - {devices: all, mig-enabled: false}\n",
 		"empty":   "",
+		"hidden":  "version: v1\n\"mig\\x2dconfigs\":\n  other:\n  - {devices: all, mig-enabled: false}\n",
 	}
 	if diff := cmp.Diff([]string{"broken", "empty", "four", "torn"}, documents.Profiles()); diff != "" {
 		t.Errorf("profiles (-want +got):\n%s", diff)
@@ -25,7 +26,7 @@ func TestDocuments(t *testing.T) {
 	if got.Profile.Shares[0].Replicas != 4 || got.String() != "ConfigMap gpu/profiles[four]" || got.Generation != Generation(got.Profile) {
 		t.Errorf("got %+v", got)
 	}
-	if _, ok := got.Documents["layouts"]; !ok || len(got.Documents) != 2 {
+	if _, ok := got.Documents["layouts"]; !ok || len(got.Documents) != 3 {
 		t.Errorf("kept %v, want the profile and the layouts", got.Documents)
 	}
 	for _, test := range []struct{ name, want string }{

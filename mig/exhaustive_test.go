@@ -152,9 +152,13 @@ func TestPlaceIsExactAroundKept(t *testing.T) {
 				}
 			}
 			all := multisets(g)
+			// All of them pass too, in 15 s with the race detector.
+			every := 5
+			if raceDetector {
+				every = 20
+			}
 			for i, kept := range layouts {
-				// All of them pass too, in 15 s with the race detector.
-				if i%5 != 0 {
+				if i%every != 0 {
 					continue
 				}
 				key := fmt.Sprint(kept)

@@ -104,10 +104,16 @@ func TestRepartitionEverythingOnFourSlices(t *testing.T) {
 				multisetOf[multiset(l)] = append(multisetOf[multiset(l)], n)
 			}
 			random := rand.New(rand.NewPCG(1, uint64(id)))
+			every := 1
+			if id != a30 {
+				every = 2000 // The board with 4 slices and 11 shapes has 7 million cases.
+			}
+			if raceDetector {
+				every *= 5
+			}
 			for _, have := range layouts {
 				for _, want := range wishes {
-					// The board with 4 slices and 11 shapes has 7 million cases.
-					if id != a30 && random.IntN(2000) > 0 {
+					if random.IntN(every) > 0 {
 						continue
 					}
 					for busy := range uint(1) << len(have) {
@@ -149,7 +155,11 @@ func TestRepartitionRandomOnSevenSlices(t *testing.T) {
 			layouts := legalLayouts(g)
 			wishes := reachable(layouts)
 			random := rand.New(rand.NewPCG(2, uint64(id)))
-			for n := random.IntN(2); n < len(layouts); n += 2 {
+			every := 2
+			if raceDetector {
+				every = 20
+			}
+			for n := random.IntN(every); n < len(layouts); n += every {
 				b := newBoardModel(t, g, layouts[n])
 				b.setBusy(uint(random.IntN(1<<7) & random.IntN(1<<7)))
 				checkLeast(t, b, mig.Layout{MIG: true, Partitions: wishes[(n+random.IntN(2))%len(wishes)]})
@@ -167,7 +177,11 @@ func TestRepartitionComputeInstances(t *testing.T) {
 			g := geometry(t, id)
 			layouts := legalLayouts(g)
 			random := rand.New(rand.NewPCG(3, uint64(id)))
-			for range 3000 {
+			cases := 3000
+			if raceDetector {
+				cases = 300
+			}
+			for range cases {
 				b := newBoardModel(t, g, split(random, layouts[random.IntN(len(layouts))]))
 				for i := range b.instances {
 					if random.IntN(8) == 0 {

@@ -258,3 +258,24 @@ func TestRepartitionDoesNotTouchItsArguments(t *testing.T) {
 		t.Errorf("another order, another change: %v\n%s", err, diff)
 	}
 }
+
+// TestRepartitionGrowsByWhatIsFree holds that in a GPU instance that stays, no
+// more partitions are made at once than there are slices beside one in use that
+// has to go.
+func TestRepartitionGrowsByWhatIsFree(t *testing.T) {
+	whole := mig.Placement{Size: 8}
+	part := func(name string) mig.Profile {
+		p, err := mig.ParseProfile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	one, two, four := part("1c.7g.40gb"), part("2c.7g.40gb"), part("4c.7g.40gb")
+	b := newBoardModel(t, geometry(t, a100), []mig.Placed{{Profile: four, Placement: whole}, {Profile: one, Placement: whole}})
+	b.setBusy(0b11)
+	change := checkRepartition(t, b, mig.Layout{MIG: true, Partitions: []mig.Count{{Profile: one, Count: 1}, {Profile: two, Count: 3}}})
+	if made := creations(change); made != 1 || len(change.Blocked) != 1 {
+		t.Errorf("makes %d, want 1: %+v", made, change)
+	}
+}

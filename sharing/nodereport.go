@@ -48,14 +48,25 @@ type NodeReport struct {
 	Ready ConditionStatus
 	// Reason is one CamelCase word why, Message a sentence for people.
 	Reason, Message string
-	// Layouts are the boards that Virgate cuts, by index; LayoutOutcome sums them
-	// up.
+	// Layouts are the boards that Virgate cuts, by index.
 	Layouts []BoardLayout
+	// LayoutRefused says that the MIG layout which the node's label names cannot
+	// be had, so that Layouts are those of the last one that could.
+	LayoutRefused bool
 	// Units is the health of all units, by board and partition index.
 	Units []UnitHealth
 	// Gone are the resources that this program has advertised and stopped, by
 	// name.
 	Gone []GoneResource
+}
+
+// LayoutState is the state of the wanted MIG layout, as LayoutOutcome has it.
+func (r NodeReport) LayoutState() string {
+	if r.LayoutRefused {
+		return "failed"
+	}
+	state, _ := LayoutOutcome(r.Layouts)
+	return state
 }
 
 // ConditionStatus is a condition's status in the Kubernetes API.

@@ -70,6 +70,16 @@ func BoardOf(gpus []GPU) map[string]string {
 	return board
 }
 
+// Sharers is the number of containers that hold devices of the unit, each
+// counted once whatever the names under which it does.
+func (u UnitUsage) Sharers() int {
+	containers := map[Container]bool{}
+	for _, holder := range u.Holders {
+		containers[Container{holder.Namespace, holder.Pod, holder.Container}] = true
+	}
+	return len(containers)
+}
+
 // Tenants is the number of namespaces that hold devices of the unit. A holder
 // without a namespace may be of a pod that is gone, and is not counted.
 func (u UnitUsage) Tenants() int {

@@ -188,6 +188,10 @@ func TestTenantsAndOversubscription(t *testing.T) {
 	for _, usage := range usages {
 		tenants[usage.Unit.ID] = usage.Tenants()
 	}
+	held = append(held, Allocation{Namespace: "other", Pod: "a", Container: "c", Resource: "old", Devices: []string{"GPU-a::4"}})
+	if got := Usage(resources, held)[0].Sharers(); got != 3 {
+		t.Errorf("%d sharers of which one holds two names, want 3", got)
+	}
 	if diff := cmp.Diff(map[string]int{"GPU-a": 2, "MIG-b": 0, "GPU-gone": 1}, tenants); diff != "" {
 		t.Errorf("tenants (-want +got):\n%s", diff)
 	}

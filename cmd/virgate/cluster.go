@@ -52,8 +52,8 @@ type profiles struct {
 
 // openProfiles finds the source that the flags name, and what the process is to
 // start with: what the profile says, if it is known soon enough, else what the
-// last one said, else flags and variables alone.
-func openProfiles(ctx context.Context, cmd *cli.Command, overrides configs.Overrides, kept state.Profile, log *slog.Logger) (profiles, error) {
+// last one said, else flags and variables alone. Replaced is as in policy.Labels.
+func openProfiles(ctx context.Context, cmd *cli.Command, overrides configs.Overrides, kept state.Profile, replaced func(), log *slog.Logger) (profiles, error) {
 	// The flags alone must make sense; a document that does not can be mended
 	// while the program waits.
 	flags, err := configs.Parse("", nil, overrides)
@@ -74,8 +74,13 @@ func openProfiles(ctx context.Context, cmd *cli.Command, overrides configs.Overr
 			p.start(config, log)
 		}
 		file.Started = p.started
+		if file.Labels, err = newLabels(cmd, nil, log); err != nil {
+			log.Info("no label is looked at", "because", err)
+		} else if file.Labels != nil {
+			file.Labels.Replaced = replaced
+		}
 		p.Policy, p.from = file, file.Path
-	} else if err := p.openNode(ctx, cmd, overrides, hasLast, log); err != nil {
+	} else if err := p.openNode(ctx, cmd, overrides, hasLast, replaced, log); err != nil {
 		return profiles{}, err
 	}
 	p.keeper = policy.NewKeeper(kept, overrides, p.started, log)
@@ -107,10 +112,13 @@ const (
 	firstChoice, nextChoice = 5 * time.Second, time.Second
 )
 
-func (p *profiles) openNode(ctx context.Context, cmd *cli.Command, overrides configs.Overrides, hasLast bool, log *slog.Logger) error {
+func (p *profiles) openNode(ctx context.Context, cmd *cli.Command, overrides configs.Overrides, hasLast bool, replaced func(), log *slog.Logger) error {
 	node, err := newPolicyNode(cmd, overrides, log)
 	if err != nil {
 		return err
+	}
+	if node.Labels != nil {
+		node.Labels.Replaced = replaced
 	}
 	ahead := policy.WatchAhead(ctx, node.Watch)
 	patience := firstChoice
@@ -143,32 +151,50 @@ func newPolicyNode(cmd *cli.Command, overrides configs.Overrides, log *slog.Logg
 		return nil, usageError{fmt.Errorf("--fallback-strategies: %w", err)}
 	}
 	node := &policy.Node{Default: cmd.String("default-config"), Fallbacks: fallbacks, Overrides: overrides}
-	configMap, name := cmd.String("config-map"), cmd.String("node-name")
 	var api *policy.API
-	if configMap != "" || name != "" {
-		config, err := policy.APIConfig(cmd.String("kubeconfig"))
-		if err != nil {
-			return nil, err
-		}
-		if api, err = policy.NewAPI(config); err != nil {
-			return nil, err
-		}
-	}
-	if configMap == "" {
+	if configMap := cmd.String("config-map"); configMap == "" {
 		node.Shelf = &policy.Directory{Path: cmd.String("config-dir")}
 	} else {
 		namespace, name, err := policy.ParseConfigMapName(configMap)
 		if err != nil {
 			return nil, usageError{fmt.Errorf("--config-map: %w", err)}
 		}
+		if api, err = newAPI(cmd); err != nil {
+			return nil, err
+		}
 		node.Shelf = policy.NewConfigMap(api, namespace, name, log)
 	}
-	if name == "" {
-		log.Info("no label is looked at", "because", "no node name")
-		return node, nil
+	if node.Labels, err = newLabels(cmd, api, log); err != nil {
+		return nil, err
 	}
-	node.Label = policy.NewLabel(api, name, cmp.Or(cmd.String("node-label"), "nvidia.com/device-plugin.config"), log)
+	if node.Labels == nil {
+		log.Info("no label is looked at", "because", "no node name")
+	}
 	return node, nil
+}
+
+func newAPI(cmd *cli.Command) (*policy.API, error) {
+	config, err := policy.APIConfig(cmd.String("kubeconfig"))
+	if err != nil {
+		return nil, err
+	}
+	return policy.NewAPI(config)
+}
+
+// newLabels makes the labels of this Node, nil without its name, over api or, if
+// that is nil, over one of their own. The error says that there is no API server.
+func newLabels(cmd *cli.Command, api *policy.API, log *slog.Logger) (*policy.Labels, error) {
+	name := cmd.String("node-name")
+	if name == "" {
+		return nil, nil
+	}
+	if api == nil {
+		var err error
+		if api, err = newAPI(cmd); err != nil {
+			return nil, err
+		}
+	}
+	return policy.NewLabels(api, name, cmp.Or(cmd.String("node-label"), "nvidia.com/device-plugin.config"), log), nil
 }
 
 // oneSource says that several sources are named.

@@ -28,7 +28,7 @@ func demoCommand() *cli.Command {
 		Usage: "shows the main job on a simulated node, in seconds and without a GPU",
 		Description: "Runs the real program between a simulated driver and a simulated kubelet, and checks\n" +
 			"each step. It ends with exit code 0 only if every step came true.\n\n" +
-			"Example: virgate demo --serve, then open http://localhost:9400/plan",
+			"Example: virgate demo --serve, then open http://localhost:9400/status",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "scenario", Value: "main", Usage: "main: time-slicing, a live switch, a fault; mig: a GPU is cut anew under running pods"},
 			&cli.BoolFlag{Name: "serve", Usage: "keep running afterwards, with HTTP on --listen"},
@@ -139,7 +139,7 @@ func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string, s
 					return err
 				}
 			}
-			s.say("\nServing on http://%s (/plan, /metrics, /readyz, /healthz). Ctrl-C ends it.", listen)
+			s.say("\nServing on http://%s (/status, /metrics, /plan, /readyz). Ctrl-C ends it.", listen)
 			<-ctx.Done()
 		}
 		return nil

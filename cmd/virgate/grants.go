@@ -28,7 +28,7 @@ func newHost(cmd *cli.Command, process configs.Process, holders cdi.Holders, log
 		options.Source = cdi.Simulated{}
 		if !cmd.IsSet("cdi-dir") {
 			// Simulated entries must not take the place of real ones.
-			options.Dir = filepath.Join(cmd.String("device-plugin-dir"), "cdi")
+			options.Dir = filepath.Join(pluginDir(cmd), "cdi")
 		}
 	} else {
 		options.Source = cdi.NewDriver(driverOptions(process, log))

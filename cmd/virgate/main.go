@@ -40,6 +40,7 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 		Commands: []*cli.Command{
 			runCommand(environment, stderr), planCommand(environment), checkCommand(),
 			statusCommand(), healthCommand(), migCommand(environment), simCommand(), demoCommand(), versionCommand(),
+			configManagerCommand(environment, stderr),
 		},
 		Action: func(_ context.Context, cmd *cli.Command) error {
 			if name := cmd.Args().First(); name != "" {
@@ -49,7 +50,7 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 		},
 	}
 	addUsageErrors(root)
-	err := root.Run(ctx, args)
+	err := root.Run(ctx, byName(args))
 	var usage usageError
 	switch {
 	case err == nil:

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"time"
 
 	"github.com/urfave/cli/v3"
 
@@ -12,18 +11,13 @@ import (
 	"github.com/virgate/virgate/internal/policy/report"
 )
 
-// nodeRefresh is after how long a Node that may have been made anew gets again
-// what is Virgate's: the interval in which the kubelet writes a status that has
-// not changed (its nodeStatusReportFrequency).
-const nodeRefresh = 5 * time.Minute
-
 // reportFlags say what Kubernetes is told.
 func reportFlags() []cli.Flag {
 	category := "what the Node says; it takes --node-name and an API server"
 	return []cli.Flag{
 		&cli.BoolFlag{Name: "node-events", Value: true, Usage: "write Events about profiles and GPUs", Category: category},
 		&cli.BoolFlag{Name: "node-condition", Value: true, Usage: "write the condition " + report.ConditionType, Category: category},
-		&cli.BoolFlag{Name: "node-annotations", Value: true, Usage: "write annotations with the profile in force, and the label " + report.StateLabel, Category: category},
+		&cli.BoolFlag{Name: "node-annotations", Value: true, Usage: "write annotations with the profile in force, and the labels " + report.StateLabel + " and " + report.MIGStateLabel, Category: category},
 		&cli.BoolFlag{Name: "remove-stale-resources", Usage: "take resources that Virgate has stopped out of the Node's capacity, minutes later", Category: category},
 	}
 }
@@ -34,7 +28,7 @@ func newReporter(cmd *cli.Command, log *slog.Logger) (*report.Reporter, error) {
 	options := report.Options{
 		Node: cmd.String("node-name"), Events: cmd.Bool("node-events"), Condition: cmd.Bool("node-condition"),
 		Annotations: cmd.Bool("node-annotations"), RemoveStale: cmd.Bool("remove-stale-resources"),
-		Refresh: nodeRefresh, Logger: log,
+		Logger: log,
 	}
 	if !options.Events && !options.Condition && !options.Annotations && !options.RemoveStale {
 		return nil, nil
@@ -60,4 +54,13 @@ func newReporter(cmd *cli.Command, log *slog.Logger) (*report.Reporter, error) {
 		log.Info("kubernetes is told nothing", "because", err)
 		return nil, nil
 	}
+}
+
+// replaced is to be called when the Node is another one; nil when nobody is to
+// know.
+func replaced(reporter *report.Reporter) func() {
+	if reporter == nil {
+		return nil
+	}
+	return reporter.NodeReplaced
 }

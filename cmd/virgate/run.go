@@ -22,10 +22,9 @@ import (
 func runCommand(environment environment, stderr io.Writer) *cli.Command {
 	flags := append(nodeFlags(), configFlags(environment)...)
 	flags = append(flags,
-		&cli.StringFlag{Name: "device-plugin-dir", Value: "/var/lib/kubelet/device-plugins", Usage: "the kubelet's device-plugins directory"},
 		&cli.StringFlag{Name: "pod-resources-socket", Value: "/var/lib/kubelet/pod-resources/kubelet.sock", Usage: "the kubelet's PodResources socket; without it the kubelet's checkpoint must do"},
 		&cli.StringFlag{Name: "control-socket", Value: "/run/virgate/control.sock", Usage: "where a running Virgate takes orders; empty for nowhere"},
-		&cli.StringFlag{Name: "listen", Value: ":9400", Usage: "the HTTP address of /healthz, /readyz, /metrics and /plan; empty for none"},
+		&cli.StringFlag{Name: "listen", Value: ":9400", Usage: "the HTTP address of /healthz, /readyz, /metrics, /plan and the page /status; empty for none"},
 		&cli.DurationFlag{Name: "rescan", Value: 30 * time.Second, Usage: "the time between two looks at what GPUs there are"},
 		&cli.DurationFlag{Name: "probe", Value: 10 * time.Second, Usage: "the time between two looks at how the GPUs fare"},
 		&cli.StringFlag{Name: "boot-id-file", Value: "/proc/sys/kernel/random/boot_id", Usage: "where the machine's boot ID is; a boot resets the GPUs"},
@@ -41,7 +40,7 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 		Description: "Changes of the profile, of the GPUs and of the kubelet are followed while running.\n" +
 			"SIGHUP makes it look again, SIGTERM ends it and leaves the devices to a successor.\n\n" +
 			"Example: virgate run --node sim:dgx-a100 --config profile.yaml --device-plugin-dir /tmp/dp",
-		Flags: slices.Concat(flags, metricsFlags(), clusterFlags(environment), reportFlags(), grantFlags(), settingFlags()),
+		Flags: slices.Concat(pluginDirFlags(environment), flags, metricsFlags(), clusterFlags(environment), reportFlags(), grantFlags(), settingFlags()),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			if cmd.Args().Len() > 0 {
 				return usageError{fmt.Errorf("run takes no argument, got %q", cmd.Args().First())}
@@ -70,17 +69,17 @@ func serve(ctx context.Context, cmd *cli.Command, overrides configs.Overrides, l
 	if err != nil {
 		return err
 	}
-	dir := cmd.String("device-plugin-dir")
+	dir := pluginDir(cmd)
 	file := state.NewFile(dir, log)
-	profiles, err := openProfiles(ctx, cmd, overrides, state.Profile{File: file}, log)
-	if err != nil {
-		return err
-	}
-	defer profiles.stop()
 	reporter, err := newReporter(cmd, log)
 	if err != nil {
 		return err
 	}
+	profiles, err := openProfiles(ctx, cmd, overrides, state.Profile{File: file}, replaced(reporter), log)
+	if err != nil {
+		return err
+	}
+	defer profiles.stop()
 
 	library, err := openBackend(cmd, profiles.started, log)
 	if err != nil {

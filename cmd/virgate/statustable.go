@@ -58,6 +58,9 @@ func printStatus(w io.Writer, s agent.Status) error {
 	if err := printUnits(w, s); err != nil {
 		return err
 	}
+	if err := printCut(w, s.Layouts); err != nil {
+		return err
+	}
 	if len(s.Warnings) > 0 {
 		_, _ = fmt.Fprintln(w)
 	}
@@ -112,6 +115,20 @@ func printUnits(w io.Writer, s agent.Status) error {
 	}
 	for _, u := range s.Elsewhere {
 		printUnit(table, u, "not on this node", s.HoldersKnown)
+	}
+	return table.Flush()
+}
+
+// printCut writes the boards that are cut; nothing where none is.
+func printCut(w io.Writer, layouts []sharing.BoardLayout) error {
+	if len(layouts) == 0 {
+		return nil
+	}
+	_, _ = fmt.Fprintln(w)
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(table, "GPU\tMIG LAYOUT\tSTATE\tREASON")
+	for _, board := range layouts {
+		_, _ = fmt.Fprintf(table, "%d\t%s\t%s\t%s\n", board.Index, board.Wanted, board.State, cmp.Or(board.Reason, "-"))
 	}
 	return table.Flush()
 }

@@ -38,6 +38,30 @@ GPU  UNIT  MODEL  RESOURCE  HELD  HEALTH  HOLDERS
 `,
 		},
 		{
+			"boards that are cut",
+			agent.Status{
+				Version: "v", Role: agent.RoleServing, Ready: true, Profile: agent.ProfileStatus{State: sharing.ProfileApplied, Since: since, Applied: &applied, Wanted: applied},
+				Layouts: []sharing.BoardLayout{
+					{GPU: "GPU-a", Index: 0, Wanted: "day", State: sharing.LayoutApplied},
+					{GPU: "GPU-b", Index: 1, Wanted: "day", State: sharing.LayoutBlocked, Reason: "1:0 is in use"},
+				},
+			},
+			`node       -
+virgate    v, serving, ready
+profile    applied since 2026-01-02T03:04:05Z
+  wanted   a of ConfigMap gpu/profiles, generation 0123456789ab
+  applied  a of ConfigMap gpu/profiles, generation 0123456789ab
+
+RESOURCE  STRATEGY  DEVICES  HEALTHY  HELD  FREE  LEAVING  STREAMS
+
+GPU  UNIT  MODEL  RESOURCE  HELD  HEALTH  HOLDERS
+
+GPU  MIG LAYOUT  STATE    REASON
+0    day         applied  -
+1    day         blocked  1:0 is in use
+`,
+		},
+		{
 			"everything at once",
 			agent.Status{
 				Node: "n1", Version: "v", Role: agent.RoleServing, Ready: true,

@@ -4,6 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing/metrics"
 )
 
 // callCollector shows how the kubelet's calls fare.
@@ -36,7 +37,7 @@ func (c callCollector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c callCollector) Collect(ch chan<- prometheus.Metric) {
 	count := func(desc *prometheus.Desc, value uint64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(value), labels...)
+		ch <- metrics.Constant(desc, prometheus.CounterValue, float64(value), labels...)
 	}
 	distribution := func(desc *prometheus.Desc, latency plugin.Latency, labels ...string) {
 		buckets := make(map[float64]uint64, len(latency.Buckets))

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"strings"
 
@@ -33,14 +34,22 @@ func (a *agent) registry() *prometheus.Registry {
 	return registry
 }
 
+// maxScrapes is how many are answered at a time; others get 503.
+const maxScrapes = 8
+
 func (a *agent) handler() http.Handler {
 	registry := a.registry()
 	mux := http.NewServeMux()
 	a.handleHealth(mux)
 	mux.HandleFunc("GET /plan", a.showPlan)
 	mux.HandleFunc("GET /status", a.showPage())
+	mux.Handle("GET /{$}", http.RedirectHandler("/status", http.StatusFound))
 	mux.HandleFunc("GET /api/v1/status", a.showStatus)
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry, ErrorHandling: promhttp.ContinueOnError}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{
+		Registry: registry, MaxRequestsInFlight: maxScrapes, CoalesceGather: true,
+		// What is wrong with one series is no reason to lose the others.
+		ErrorHandling: promhttp.ContinueOnError, ErrorLog: slog.NewLogLogger(a.Logger.Handler(), slog.LevelWarn),
+	}))
 	if a.HTTP.Profiling {
 		handleProfiling(mux)
 	}

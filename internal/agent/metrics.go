@@ -2,6 +2,8 @@ package agent
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/virgate/virgate/sharing/metrics"
 )
 
 // collector shows how the program itself fares.
@@ -41,7 +43,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	send := func(desc *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(desc, kind, value, labels...)
+		ch <- metrics.Constant(desc, kind, value, labels...)
 	}
 	truth := map[bool]float64{true: 1}
 	s := c.agent.state.Load()

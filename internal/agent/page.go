@@ -30,6 +30,7 @@ func newPage() page {
 	return page{
 		template: template.Must(template.New("page").Funcs(template.FuncMap{
 			"bytes": bytesText, "percent": percentText, "since": sinceText, "number": numberText, "share": share,
+			"cause": causeText, "breakable": breakable, "positive": positive,
 			"style": func() template.CSS { return template.CSS(pageStyle) }, //nolint:gosec // it is this program's own
 		}).Parse(pageText)),
 		policy: "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(hash[:]) + "'",

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -45,34 +46,41 @@ func TestPageShowsTheNode(t *testing.T) {
 			State: sharing.ProfileRejected, Since: now.Add(-time.Minute), Error: "p.yaml:3: replicas: must be at least 1",
 			Wanted: sharing.ProfileRef{Name: "ten", Source: "ConfigMap gpu/profiles"}, Applied: &sharing.ProfileRef{Name: "four", Generation: "0123456789ab"},
 		},
-		Resources: []ResourceStatus{{Name: "nvidia.com/gpu", Strategy: "time-slicing", Devices: 4, Healthy: 4, Streams: 1, Held: &one, Leaving: 2}, {Name: "old"}},
+		Resources: []ResourceStatus{{Name: "nvidia.com/gpu", Strategy: "time-slicing", Devices: 4, Healthy: 4, Streams: 1, Held: &one, Leaving: 2}, {Name: "old", Refused: map[plugin.Reason]uint64{plugin.TooMany: 3}}, {Name: "twice", Streams: 2}},
 		GPUs: []GPUStatus{
 			{
 				UUID: "GPU-a", Index: 0, Model: "Board", Memory: 40 << 30, Health: HealthStatus{State: sharing.Unhealthy, Reason: "XID 79", Since: &fell},
-				Use: &UseStatus{Memory: ratio(10 << 30), SM: ratio(0.25), Celsius: ratio(71), Throttled: []sharing.ThrottleReason{sharing.ThrottlePower}},
+				Use: &UseStatus{Memory: ratio(10 << 30), SM: ratio(0.25), Celsius: ratio(71), Throttled: []sharing.ThrottleReason{sharing.ThrottlePower}, Contended: true, MaxShare: ratio(0.8), Unattributed: []UnattributedStatus{
+					{Cause: sharing.CauseNoContainer, Processes: 1, Memory: ratio(3 << 20), SM: ratio(0.125)}, {Cause: sharing.CauseNotAllocated, Processes: 2},
+				}},
 				Units: []UnitStatus{{ID: "GPU-a", Index: "0", Resource: "nvidia.com/gpu", Replicas: 4, Health: HealthStatus{State: sharing.Unhealthy}, Holders: []Holder{{
-					Namespace: "team", Pod: "train", Container: "main", Devices: []string{"GPU-a::0"}, Use: &UseStatus{Memory: ratio(512 << 20), SM: ratio(0.5)},
-				}}}},
+					Namespace: "team", Pod: "train", Container: "main", Devices: []string{"GPU-a::0"}, Use: &UseStatus{Memory: ratio(512 << 20), SM: ratio(0.5), OverShare: ratio(2 << 30)},
+				}, {Namespace: "team", Pod: "fair", Devices: []string{"GPU-a::1"}, Use: &UseStatus{Memory: ratio(0), OverShare: ratio(0)}}}}},
 			},
 			{
 				UUID: "GPU-b", Index: 1, Model: "Board", Memory: 40 << 30, MIG: true, Health: HealthStatus{State: sharing.Healthy},
 				Units: []UnitStatus{partitionAt(4, 4), partitionAt(0, 2, Holder{Namespace: "n", Pod: "p", Container: "c", Devices: []string{"MIG-0"}})},
 			},
 		},
+		Layouts:   []sharing.BoardLayout{{GPU: "GPU-b", Wanted: "all-balanced", State: sharing.LayoutBlocked, Reason: "0:0 is in use", Slots: 8}},
 		Elsewhere: []UnitStatus{{ID: "MIG-gone", Resource: "r", Holders: []Holder{{Namespace: "n", Pod: "left", Container: "c", Devices: []string{"MIG-gone"}}}}},
 		Warnings:  []string{"no unit of r"},
 	}
 	body := drawn(t, status, now)
 	for _, want := range []string{
 		"<title>node-7 – Virgate</title>", ">not ready<", ">serving<", "<strong>ten</strong>", ">rejected<", "ConfigMap gpu/profiles",
-		"four stays in force", "p.yaml:3: replicas: must be at least 1", "nvidia.com/gpu: not registered", "is being withdrawn", ", 2 leaving", ">0 streams<",
-		"GPU 0 ", "XID 79", "10.0 GiB of 40.0 GiB", `value="0.25"`, "25 %", "71 °C", "slowed: power", "1 of 4 shares held", `title="team/train"`,
-		"team/<strong>train</strong>", "512 MiB, 50 % compute", "slots slots8", `class="slice at4 of4"`, `class="slice at0 of2 held"`, "exclusive, held", "exclusive, free",
-		"MIG-gone", "no unit of r", "1 min ago</time></td><td>profile</td><td>ten rejected", "<td>GPU 0</td><td>unhealthy: XID 79",
+		"four stays in force", "p.yaml:3: replicas: must be at least 1", "nvidia.com/gpu: not registered", "is being withdrawn", ", 2 leaving", ">not connected<", "refused so far: too_many × 3", ">2 streams<",
+		"GPU 0 ", "XID 79", "10.0 GiB of 40.0 GiB", `value="0.25"`, "25 %", "71 °C", "slowed: power", "2 of 4 shares held", `title="team/train"`,
+		"team/<strong>train</strong>", "512 MiB, 50 % compute", ">2.0 GiB over its share<", ">contended</span> the busiest container has 80 %",
+		`<p class="soft">besides, 1 process in no container: 3 MiB, 12 % compute<`, `<p class="warn">besides, 2 processes in containers that hold no device of it<`, "How much each container uses is not known", "slots slots8", `class="slice at4 of4"`, `class="slice at0 of2 held"`, "exclusive, held", "exclusive, free",
+		"MIG-gone", "no unit of r", "<strong>all-balanced</strong>", ">blocked</span> 0:0 is in use", "1 min ago</time></td><td>profile</td><td>ten rejected", "<td>GPU 0</td><td>unhealthy: XID 79",
 	} {
 		if !strings.Contains(body, want) {
 			t.Errorf("the page lacks %q", want)
 		}
+	}
+	if strings.Count(body, "over its share") != 1 {
+		t.Error("who uses no more than its share is shown as over it")
 	}
 	if n := strings.Count(body, `<li class="cell`); n != 4 {
 		t.Errorf("%d cells for 4 shares", n)
@@ -105,8 +113,9 @@ func TestPageEscapes(t *testing.T) {
 	body := drawn(t, Status{
 		Node: evil, Version: evil, Role: evil, Unready: []string{evil}, Unread: evil, Warnings: []string{evil},
 		Profile:   ProfileStatus{State: evil, Since: since, Wanted: ref, Applied: &ref, Problem: evil, Error: evil},
-		Resources: []ResourceStatus{{Name: evil, Strategy: evil}},
-		GPUs:      []GPUStatus{{UUID: evil, Model: evil, Health: health, Use: &UseStatus{Throttled: []sharing.ThrottleReason{evil}}, Units: []UnitStatus{unit, partition}}},
+		Resources: []ResourceStatus{{Name: evil, Strategy: evil, Refused: map[plugin.Reason]uint64{evil: 1}}},
+		GPUs:      []GPUStatus{{UUID: evil, Model: evil, Health: health, Use: &UseStatus{Throttled: []sharing.ThrottleReason{evil}, Unattributed: []UnattributedStatus{{Cause: evil}}}, Units: []UnitStatus{unit, partition}}},
+		Layouts:   []sharing.BoardLayout{{GPU: evil, Wanted: evil, State: evil, Reason: evil}},
 		Elsewhere: []UnitStatus{unit},
 	}, since)
 	_, page, _ := strings.Cut(body, "</style>")
@@ -125,6 +134,13 @@ func TestPageEscapes(t *testing.T) {
 func TestPageLoadsNothing(t *testing.T) {
 	recorder := httptest.NewRecorder()
 	newPage().write(recorder, Status{GPUs: []GPUStatus{{Units: []UnitStatus{partitionAt(0, 1)}}}}, time.Now())
+	for name, want := range map[string]string{
+		"Content-Type": "text/html; charset=utf-8", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
+	} {
+		if got := recorder.Header().Get(name); got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
 	policy := recorder.Header().Get("Content-Security-Policy")
 	if !strings.HasPrefix(policy, "default-src 'none'; ") || strings.Contains(policy, "unsafe") || strings.Contains(policy, "http") {
 		t.Errorf("policy %q", policy)
@@ -247,5 +263,44 @@ func TestPageTexts(t *testing.T) {
 		if test.got != test.want {
 			t.Errorf("%q, want %q", test.got, test.want)
 		}
+	}
+}
+
+func TestBusiestFirst(t *testing.T) {
+	holder := func(pod string, sm, memory float64) Holder {
+		return Holder{Pod: pod, Use: &UseStatus{SM: &sm, Memory: &memory}}
+	}
+	unit := UnitStatus{Holders: []Holder{{Pod: "unknown"}, holder("idle", 0, 5), holder("busy", 0.5, 1), holder("alike", 0.5, 1), holder("large", 0.5, 9)}}
+	var order []string
+	for _, h := range newBlockView(unit).Holders {
+		order = append(order, h.Pod)
+	}
+	if got := strings.Join(order, " "); got != "large busy alike idle unknown" || unit.Holders[0].Pod != "unknown" {
+		t.Errorf("order %s, and the status has %s first", got, unit.Holders[0].Pod)
+	}
+}
+
+// TestPageSaysOnce holds that what is wrong with the profile is not said again as
+// a reason for not being ready.
+func TestPageSaysOnce(t *testing.T) {
+	status := Status{Unready: []string{"no profile: p.yaml:3: bad", "no stream"}, Profile: ProfileStatus{Error: "p.yaml:3: bad"}}
+	body := drawn(t, status, time.Now())
+	if strings.Count(body, "p.yaml:3: bad") != 1 || !strings.Contains(body, "no stream") {
+		t.Error(body)
+	}
+}
+
+// TestLayoutKnowsTheSlots holds that what is known beats what is guessed.
+func TestLayoutKnowsTheSlots(t *testing.T) {
+	status := Status{
+		GPUs:    []GPUStatus{{UUID: "a", Units: []UnitStatus{partitionAt(6, 1)}}, {UUID: "b", Units: []UnitStatus{{ID: "b"}}}, {UUID: "c", Units: []UnitStatus{partitionAt(6, 1)}}},
+		Layouts: []sharing.BoardLayout{{GPU: "a", Slots: 4}, {GPU: "b", Slots: 4}, {GPU: "c"}},
+	}
+	var slots []int
+	for _, board := range newPageView(status, time.Now()).Boards {
+		slots = append(slots, board.Slots)
+	}
+	if diff := cmp.Diff([]int{4, 0, 8}, slots); diff != "" {
+		t.Error(diff)
 	}
 }

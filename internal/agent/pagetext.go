@@ -3,7 +3,10 @@ package agent
 import (
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
+
+	"github.com/virgate/virgate/sharing"
 )
 
 // bytesText is a number of bytes for people, in GiB or MiB.
@@ -54,6 +57,26 @@ func number(n any) (float64, bool) {
 	}
 	return 0, false
 }
+
+// causeText says of processes why they are no holder's.
+func causeText(cause sharing.UnattributedCause) string {
+	switch cause {
+	case sharing.CauseNoContainer:
+		return "in no container"
+	case sharing.CauseNotAllocated:
+		return "in containers that hold no device of it"
+	case sharing.CauseUnreadable:
+		return "that could not be looked at"
+	default:
+		return string(cause)
+	}
+}
+
+// positive says that the number is known and more than 0.
+func positive(n *float64) bool { return n != nil && *n > 0 }
+
+// breakable is the text in pieces between which a line may end.
+func breakable(text string) []string { return strings.SplitAfter(text, ".") }
 
 // sinceText is how long ago something was, in its largest unit.
 func sinceText(now, then time.Time) string {

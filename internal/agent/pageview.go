@@ -8,12 +8,16 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/virgate/virgate/sharing"
 )
 
 // pageView is a Status as the page draws it.
 type pageView struct {
 	Status
-	Now     time.Time
+	Now time.Time
+	// Reasons are why it is not ready, without those that the page says elsewhere.
+	Reasons []string
 	Boards  []boardView
 	Changes []changeView
 }
@@ -22,11 +26,14 @@ type pageView struct {
 type boardView struct {
 	GPUStatus
 	// Slots is how many memory slots its partitions lie in; 0 without partitions.
-	Slots  int
+	Slots int
+	// Layout is how far it is on its way to a wanted layout; nil without one.
+	Layout *sharing.BoardLayout
 	Blocks []blockView
 }
 
-// blockView is a unit with a cell for each device that stands for it.
+// blockView is a unit with a cell for each device that stands for it. Its
+// holders are the busiest first.
 type blockView struct {
 	UnitStatus
 	Cells []cellView
@@ -51,8 +58,19 @@ const (
 // newPageView is pure.
 func newPageView(status Status, now time.Time) pageView {
 	view := pageView{Status: status, Now: now, Changes: changesOf(status)}
+	for _, reason := range status.Unready {
+		if status.Profile.Error == "" || !strings.HasSuffix(reason, status.Profile.Error) {
+			view.Reasons = append(view.Reasons, reason)
+		}
+	}
 	for _, g := range status.GPUs {
 		board := boardView{GPUStatus: g, Slots: slotsOf(g)}
+		if i := slices.IndexFunc(status.Layouts, func(l sharing.BoardLayout) bool { return l.GPU == g.UUID }); i >= 0 {
+			board.Layout = &status.Layouts[i]
+			if board.Slots > 0 && board.Layout.Slots > 0 {
+				board.Slots = board.Layout.Slots
+			}
+		}
 		for _, u := range g.Units {
 			board.Blocks = append(board.Blocks, newBlockView(u))
 		}
@@ -63,8 +81,10 @@ func newPageView(status Status, now time.Time) pageView {
 
 func newBlockView(u UnitStatus) blockView {
 	block := blockView{UnitStatus: u}
+	block.Holders = slices.Clone(u.Holders)
+	slices.SortStableFunc(block.Holders, busiestFirst)
 	total := max(u.Replicas, u.Held())
-	for _, holder := range u.Holders {
+	for _, holder := range block.Holders {
 		for range holder.Devices {
 			block.Cells = append(block.Cells, cellView{By: holder.Namespace + "/" + holder.Pod})
 		}
@@ -77,6 +97,21 @@ func newBlockView(u UnitStatus) blockView {
 	}
 	block.More = total - len(block.Cells)
 	return block
+}
+
+// busiestFirst puts who computes more before the others, then who has more
+// memory.
+func busiestFirst(a, b Holder) int {
+	load := func(h Holder) (sm, memory float64) {
+		if h.Use != nil {
+			sm, _ = number(h.Use.SM)
+			memory, _ = number(h.Use.Memory)
+		}
+		return sm, memory
+	}
+	smA, memoryA := load(a)
+	smB, memoryB := load(b)
+	return cmp.Or(cmp.Compare(smB, smA), cmp.Compare(memoryB, memoryA))
 }
 
 // slotsOf is the number of memory slots of the board. A partition's memory is a

@@ -6,27 +6,29 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/sharing/metrics"
 )
 
 // profileCollector shows how far the wanted profile has come.
 type profileCollector struct {
-	agent                        *agent
-	info, state, wanted, applied *prometheus.Desc
+	agent                                   *agent
+	info, state, wanted, applied, appliedAt *prometheus.Desc
 }
 
 func newProfileCollector(a *agent) profileCollector {
 	return profileCollector{
-		agent:   a,
-		info:    prometheus.NewDesc("virgate_config_info", "The profile whose lists the kubelet has; always 1.", []string{"profile", "source", "generation"}, nil),
-		state:   prometheus.NewDesc("virgate_config_state", "Whether the profile that should be in force is in this state: applied, pending, rejected.", []string{"state"}, nil),
-		wanted:  prometheus.NewDesc("virgate_config_generation", "Generation of the profile that should be in force, as a number that has no order; absent while it is not known.", nil, nil),
-		applied: prometheus.NewDesc("virgate_config_applied_generation", "Generation of the profile whose lists the kubelet has, as a number that has no order; absent before the first.", nil, nil),
+		agent:     a,
+		info:      prometheus.NewDesc("virgate_config_info", "The profile whose lists the kubelet has; always 1.", []string{"profile", "source", "generation"}, nil),
+		state:     prometheus.NewDesc("virgate_config_state", "Whether the profile that should be in force is in this state: applied, pending, rejected.", []string{"state"}, nil),
+		wanted:    prometheus.NewDesc("virgate_config_generation", "Generation of the profile that should be in force, as a number that has no order; absent while it is not known.", nil, nil),
+		applied:   prometheus.NewDesc("virgate_config_applied_generation", "Generation of the profile whose lists the kubelet has, as a number that has no order; absent before the first.", nil, nil),
+		appliedAt: prometheus.NewDesc("virgate_config_last_apply_timestamp_seconds", "Since when the kubelet has the lists of the profile in virgate_config_info, in Unix time; absent before the first.", nil, nil),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c profileCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{c.info, c.state, c.wanted, c.applied} {
+	for _, desc := range []*prometheus.Desc{c.info, c.state, c.wanted, c.applied, c.appliedAt} {
 		ch <- desc
 	}
 }
@@ -34,7 +36,7 @@ func (c profileCollector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c profileCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+		ch <- metrics.Constant(desc, prometheus.GaugeValue, value, labels...)
 	}
 	s, p := c.agent.state.Load(), c.agent.progress.Load()
 	for _, state := range sharing.ProfileStates() {
@@ -49,6 +51,7 @@ func (c profileCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	if number, ok := generationNumber(p.applied.Generation); ok {
 		gauge(c.applied, number)
+		gauge(c.appliedAt, float64(p.appliedAt.UnixMilli())/1000)
 		gauge(c.info, 1, p.applied.Name, p.applied.Source, p.applied.Generation)
 	}
 }

@@ -17,6 +17,8 @@ type progress struct {
 	since time.Time
 	// applied is the profile whose lists the kubelet has; zero before the first.
 	applied sharing.ProfileRef
+	// appliedAt is since when it has them.
+	appliedAt time.Time
 	// advertised are the resources that are served, gone those that were, by
 	// name.
 	advertised []string
@@ -27,8 +29,8 @@ type progress struct {
 // manager serves it like status. A profile that was applied stays so when a
 // stream ends: it is the kubelet that is away then.
 func (p progress) after(s *state, status plugin.Status, now time.Time) progress {
-	if s.planned && s.profile != nil && delivered(status) {
-		p.applied = refOf(*s.profile)
+	if s.planned && s.profile != nil && delivered(status) && p.applied != refOf(*s.profile) {
+		p.applied, p.appliedAt = refOf(*s.profile), now
 	}
 	next := sharing.ProfilePending
 	switch {

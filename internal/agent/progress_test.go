@@ -85,6 +85,12 @@ func TestProgressKeepsTime(t *testing.T) {
 		t.Errorf("applied since %s, want %s", p.since, now)
 	}
 	p = p.after(decision("g1", "", errors.New("bad")), served(), now.Add(time.Hour))
+	if !p.appliedAt.Equal(now) {
+		t.Errorf("the kubelet has had the lists since %s, want %s", p.appliedAt, now)
+	}
+	if next := p.after(decision("g2", "g2", nil), served(), now.Add(2*time.Hour)); !next.appliedAt.Equal(now.Add(2 * time.Hour)) {
+		t.Errorf("the kubelet has had the next lists since %s", next.appliedAt)
+	}
 	if !p.since.Equal(now.Add(time.Hour)) {
 		t.Errorf("rejected since %s", p.since)
 	}

@@ -49,12 +49,12 @@ func (r *repartitioner) finish(ctx context.Context, b *boardWork, change sharing
 		return 0
 	}
 	if err == nil || errors.Is(err, errPending) {
+		if ended := r.settle(ctx, b, change); ended != nil {
+			return r.fail(ctx, b, ended)
+		}
 		if err == nil {
 			r.results.applied.Add(1)
 			b.failures = 0
-		}
-		if ended := r.settle(ctx, b, change); ended != nil {
-			return r.fail(ctx, b, ended)
 		}
 		return soon
 	}
@@ -62,11 +62,18 @@ func (r *repartitioner) finish(ctx context.Context, b *boardWork, change sharing
 	if ctx.Err() != nil {
 		return 0
 	}
+	if errors.Is(err, sharing.ErrInUse) && errors.Is(undo, sharing.ErrInUse) {
+		// Somebody uses what neither layout has: the journal cannot help any more. What
+		// there is counts, and a new plan goes around it.
+		r.results.failed.Add(1)
+		return r.fail(ctx, b, errors.Join(err, r.settle(ctx, b, change)))
+	}
 	if undo != nil {
 		r.results.failed.Add(1)
 		return r.fail(ctx, b, fmt.Errorf("%w; and not undone: %w", err, undo))
 	}
 	r.results.undone.Add(1)
+	b.undone = true
 	if ended := r.settle(ctx, b, change); ended != nil {
 		err = errors.Join(err, ended)
 	}
@@ -147,6 +154,9 @@ func (r *repartitioner) settle(ctx context.Context, b *boardWork, change sharing
 	r.reopen(b)
 	next := r.journalled
 	next.Underway = slices.DeleteFunc(slices.Clone(next.Underway), func(c sharing.Recut) bool { return c.GPU == change.GPU })
+	if cut.MIG && change.After.MIG && !slices.Contains(next.Enabled, change.GPU) {
+		next.Enabled = append(slices.Clone(next.Enabled), change.GPU)
+	}
 	return r.save(next)
 }
 
@@ -192,15 +202,17 @@ func without(list []string, one string) []string {
 	return slices.DeleteFunc(slices.Clone(list), func(other string) bool { return other == one })
 }
 
-// The pause after a failure doubles from the first to the longest.
+// The pause after a failure doubles from the first to the longest. What was begun
+// and undone took free partitions away from everybody for a while, and does so at
+// each try: it is tried more rarely in the end.
 const (
-	firstRetry   = 5 * time.Second
-	longestRetry = 5 * time.Minute
+	firstRetry    = 5 * time.Second
+	longestRetry  = 5 * time.Minute
+	longestUndone = time.Hour
 )
 
 // retryAfter is the pause after so many failures in a row, with jitter.
-func retryAfter(failures int) time.Duration {
-	pause := firstRetry << min(failures-1, 10)
-	pause = min(pause, longestRetry)
+func retryAfter(failures int, longest time.Duration) time.Duration {
+	pause := min(firstRetry<<min(failures-1, 10), longest)
 	return pause/2 + rand.N(pause/2)
 }

@@ -218,3 +218,21 @@ func layoutNamed(name string) sharing.Repartition {
 }
 
 var errDisk = errors.New("disk full")
+
+func parsed(t *testing.T, profile string) mig.Profile {
+	t.Helper()
+	p, err := mig.ParseProfile(profile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// noRefresh is a reading of the GPUs that shows nothing new; meanwhile something
+// else happens.
+func noRefresh(meanwhile func()) func(context.Context) error {
+	return func(context.Context) error {
+		meanwhile()
+		return nil
+	}
+}

@@ -47,8 +47,10 @@ func (r *repartitioner) attend(ctx context.Context, gpu sharing.GPU, starting bo
 		return 0
 	case !wanted:
 		return r.forget(ctx, b)
+	case cut.MIG != cut.Pending && layout.MIG == cut.MIG:
+		return r.takeBack(ctx, b, cut)
 	case cut.MIG != cut.Pending:
-		return r.awaitReset(ctx, b, layout.MIG != cut.MIG)
+		return r.awaitReset(ctx, b)
 	}
 	return r.converge(ctx, b, cut, layout, starting)
 }
@@ -72,6 +74,12 @@ func (r *repartitioner) converge(ctx context.Context, b *boardWork, cut sharing.
 		b.failures = 0
 		r.release(ctx, b)
 		return 0
+	case next.whole && !users.known && !r.seen && r.now().Before(r.blindUntil):
+		// A pod that got the board now would keep the layout waiting for as long as it
+		// runs. A kubelet that cannot be read is most often one that has just begun.
+		r.say(b, sharing.LayoutPending, next.blocked)
+		r.offer(ctx, b, next.kept)
+		return drainInterval
 	case next.blocked != "" && (r.wish.WhenBusy == sharing.Refuse || !users.known && (next.whole || next.change.Empty())):
 		r.say(b, sharing.LayoutBlocked, next.blocked)
 		r.release(ctx, b)
@@ -86,6 +94,8 @@ func (r *repartitioner) converge(ctx context.Context, b *boardWork, cut sharing.
 		return r.recheck
 	case starting && len(next.change.Doomed) > 0:
 		r.say(b, sharing.LayoutPending, "waits until devices can be withdrawn")
+		// What nobody has been told of yet need not be withdrawn later.
+		r.offer(ctx, b, next.kept)
 		return r.recheck
 	}
 
@@ -173,19 +183,6 @@ func prepareRecut(gpu string, cut sharing.Cut, layout mig.Layout, users use) (pr
 	return p, nil
 }
 
-// awaitReset is for a board with another mode to come. While it should have
-// that one, its devices are withdrawn so that somebody can reset it.
-func (r *repartitioner) awaitReset(ctx context.Context, b *boardWork, withdraw bool) time.Duration {
-	r.say(b, sharing.LayoutResetRequired, "another MIG mode waits for a reset of the GPU, which Virgate does not do")
-	if withdraw {
-		r.reopen(b)
-		r.offer(ctx, b, map[string]bool{})
-	} else {
-		r.release(ctx, b)
-	}
-	return r.recheck
-}
-
 // forget is for a board that nothing is wanted of.
 func (r *repartitioner) forget(ctx context.Context, b *boardWork) time.Duration {
 	b.layout.State, b.layout.Reason = "", ""
@@ -214,7 +211,12 @@ func (r *repartitioner) fail(ctx context.Context, b *boardWork, err error) time.
 		return 0
 	}
 	b.failures++
-	wait := retryAfter(b.failures)
+	longest := longestRetry
+	if b.undone {
+		longest = longestUndone
+	}
+	b.undone = false
+	wait := retryAfter(b.failures, longest)
 	b.notBefore = r.now().Add(wait)
 	return wait
 }

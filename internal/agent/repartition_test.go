@@ -125,6 +125,9 @@ func TestBlindKubelet(t *testing.T) {
 	if got := w.state(r); got.State != sharing.LayoutBlocked || w.writes != 0 || !strings.Contains(got.Reason, "no socket") {
 		t.Errorf("%s (%s) after %d writes", got.State, got.Reason, w.writes)
 	}
+	if only := r.offered.Load().only[w.gpu()]; only != nil {
+		t.Errorf("only %v is offered: not knowing is no reason to take partitions back", only)
+	}
 }
 
 // TestStartWithdrawsNothing holds that what somebody may have been told of stays
@@ -217,6 +220,11 @@ func TestNoPermission(t *testing.T) {
 	if tries := w.sim.Calls("ComputeInstanceDestroy"); tries != 1 {
 		t.Errorf("tried %d times, which withdraws devices each time", tries)
 	}
+	w.lives(r, layoutNamed("all-2g.20gb"), false, 10)
+	if tries := w.sim.Calls("ComputeInstanceDestroy"); tries != 2 {
+		t.Errorf("tried %d times in all, want once more for another layout", tries)
+	}
+	got = w.state(r)
 	if r.offered.Load().only[got.GPU] != nil && !r.boards[got.GPU].settling {
 		t.Error("the board is not offered any more")
 	}
@@ -264,10 +272,10 @@ func (l *lateGrant) Close(string, ...string) { l.held = []string{l.unit} }
 
 // TestRetryAfter holds that pauses grow, have a limit and are not all the same.
 func TestRetryAfter(t *testing.T) {
-	for failures, want := range map[int]time.Duration{1: 5 * time.Second, 3: 20 * time.Second, 12: 5 * time.Minute, 1000: 5 * time.Minute} {
+	for failures, want := range map[int]time.Duration{1: 5 * time.Second, 3: 20 * time.Second, 12: longestRetry, 1000: longestRetry} {
 		var pauses []time.Duration
 		for range 20 {
-			pause := retryAfter(failures)
+			pause := retryAfter(failures, longestRetry)
 			if pause < want/2 || pause > want {
 				t.Errorf("%d failures: %s, want %s to %s", failures, pause, want/2, want)
 			}
@@ -317,7 +325,18 @@ func TestBlockedIsNotOffered(t *testing.T) {
 	w, wish := newWorld(t, "h100+all-1g.10gb"), layoutNamed("all-3g.40gb")
 	w.use(nil, 1)
 	r := w.program()
+	gpu := w.gpu()
+	r.show = func(context.Context) {
+		if only := r.offered.Load().only[gpu]; len(w.held) > 0 && only[w.held[0]] {
+			t.Errorf("offered for a moment: %v", only)
+		}
+	}
+	door := &gate{world: w, closed: map[string]bool{}}
+	r.withdrawal = door
 	w.lives(r, wish, false, 10)
+	if door.closings == 0 || len(door.closed) != 0 {
+		t.Errorf("closed %d times, and then still %v", door.closings, door.closed)
+	}
 	got := w.state(r)
 	only := r.offered.Load().only[got.GPU]
 	if got.State != sharing.LayoutBlocked || only == nil || only[w.held[0]] || len(only) != 1 {

@@ -64,6 +64,10 @@ type repartitioner struct {
 	restored   bool
 	// doubtful are the units that boards wait for and whose holders may be gone.
 	doubtful map[string]bool
+	// seen says that the kubelet could be read once; blindUntil is when it is not
+	// waited for any more.
+	seen       bool
+	blindUntil time.Time
 
 	offered atomic.Pointer[offered]
 	status  atomic.Pointer[[]sharing.BoardLayout]
@@ -101,8 +105,10 @@ type boardWork struct {
 	// refused says that the driver refused this process, so that trying again
 	// would only withdraw devices again: another profile or start has to come.
 	refused bool
-	// failures in a row put off the next try until notBefore.
+	// failures in a row put off the next try until notBefore; undone says of the
+	// last one that a change was undone.
 	failures  int
+	undone    bool
 	notBefore time.Time
 }
 
@@ -123,10 +129,13 @@ func newRepartitioner(p Partitioner, j Journal, w withdrawal, log *slog.Logger) 
 }
 
 // defaultRecheck is how often a board that waits for pods is looked at;
-// drainInterval how often one that waits for the kubelet is.
+// drainInterval how often one that waits for the kubelet is. firstSight is how
+// long, after the start, the kubelet is waited for before a board is offered that
+// is to be cut.
 const (
 	defaultRecheck = 2 * time.Second
 	drainInterval  = 250 * time.Millisecond
+	firstSight     = time.Minute
 )
 
 // restore reads the journal, once.
@@ -153,12 +162,11 @@ func (r *repartitioner) round(ctx context.Context, gpus []sharing.GPU, wish shar
 			b.refused, b.failures, b.notBefore = false, 0, time.Time{}
 		}
 	}
-	r.doubtful = map[string]bool{}
-	for uuid := range r.boards {
-		if !slices.ContainsFunc(gpus, func(gpu sharing.GPU) bool { return gpu.UUID == uuid }) {
-			delete(r.boards, uuid)
-		}
+	if r.blindUntil.IsZero() {
+		r.blindUntil = r.now().Add(firstSight)
 	}
+	r.doubtful = map[string]bool{}
+	r.dismiss(gpus)
 	for _, gpu := range gpus {
 		if ctx.Err() != nil {
 			break
@@ -173,6 +181,19 @@ func (r *repartitioner) round(ctx context.Context, gpus []sharing.GPU, wish shar
 		r.withdrawal.Remind(slices.Sorted(maps.Keys(r.doubtful))...)
 	}
 	return again
+}
+
+// dismiss drops the work on boards that are not on the node any more. What the
+// journal has of them stays there.
+func (r *repartitioner) dismiss(gpus []sharing.GPU) {
+	for uuid, b := range r.boards {
+		if slices.ContainsFunc(gpus, func(gpu sharing.GPU) bool { return gpu.UUID == uuid }) {
+			continue
+		}
+		r.reopen(b)
+		delete(r.boards, uuid)
+		r.limit()
+	}
 }
 
 // board is the work on that board.
@@ -223,6 +244,12 @@ func (r *repartitioner) limit() {
 	}
 	for _, gpu := range r.journalled.Enabled {
 		next.parts[gpu] = true
+	}
+	for _, change := range r.journalled.Underway {
+		if next.only[change.GPU] == nil {
+			// Nobody has looked yet at what of it is in both layouts.
+			next.only[change.GPU] = map[string]bool{}
+		}
 	}
 	r.offered.Store(&next)
 }

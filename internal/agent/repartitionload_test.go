@@ -25,9 +25,11 @@ type cutRig struct {
 	*rig
 	sim    *simnode.Node
 	policy fakePolicy
+	// managing is what its plugin manager was made of.
+	managing plugin.Options
 }
 
-func newCutRig(t *testing.T, node string, wish sharing.Repartition) *cutRig {
+func newCutRig(t *testing.T, node string, wish sharing.Repartition, adjust ...func(*Options)) *cutRig {
 	t.Helper()
 	sim, err := simnode.New(node)
 	if err != nil {
@@ -57,13 +59,17 @@ func newCutRig(t *testing.T, node string, wish sharing.Repartition) *cutRig {
 		t.Cleanup(func() { _ = sight.Close() })
 		n := nvml.NewNode(sim, nvml.Options{Logger: log})
 		r.options.Node, r.options.Policy, r.options.Logger, r.options.Holders = n, c.policy, log, sight
-		r.options.Plugin = plugin.NewManager(plugin.Options{
+		c.managing = plugin.Options{
 			Dir: dir, Kubelet: sight, Logger: log,
 			Timing: plugin.Timing{Quiet: 100 * time.Millisecond, ListInterval: time.Millisecond, StopAfter: 50 * time.Millisecond},
-		})
+		}
+		r.options.Plugin = plugin.NewManager(c.managing)
 		r.options.Partitioner = nvml.NewPartitioner(sim, n.Quiet)
 		r.options.Journal = &diskless{}
 		r.options.Refresh = n.LookAgain
+		for _, a := range adjust {
+			a(&r.options)
+		}
 	})
 	return c
 }
@@ -168,5 +174,17 @@ func TestRecutUnderLoad(t *testing.T) {
 	}
 	if !there {
 		t.Errorf("the partition %s of a running pod is gone", kept)
+	}
+}
+
+// TestFirstStart holds that the kubelet is never told of a whole board that is to
+// be cut, also when it has just begun and has no checkpoint yet: a pod that waits
+// for a GPU would take it, and keep the layout waiting.
+func TestFirstStart(t *testing.T) {
+	c := newCutRig(t, "h100", layoutNamed("all-balanced"))
+	c.awaitAllocatable(threeG, 1)
+	c.awaitLayout("all-balanced", sharing.LayoutApplied)
+	if whole, told := c.kubelet.Snapshot().Resources[gpuResource]; told {
+		t.Errorf("the kubelet was told of the whole board: %+v", whole)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/sharing/metrics"
 )
 
 // layoutCollector shows how far the boards are that Virgate cuts.
@@ -35,7 +36,7 @@ func (c layoutCollector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c layoutCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(desc *prometheus.Desc, value int, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(value), labels...)
+		ch <- metrics.Constant(desc, prometheus.GaugeValue, float64(value), labels...)
 	}
 	for _, board := range c.agent.layouts() {
 		for _, state := range sharing.LayoutStates() {
@@ -72,6 +73,6 @@ func (c layoutCollector) Collect(ch chan<- prometheus.Metric) {
 	for result, count := range map[string]uint64{
 		"applied": results.applied.Load(), "undone": results.undone.Load(), "failed": results.failed.Load(),
 	} {
-		ch <- prometheus.MustNewConstMetric(c.recuts, prometheus.CounterValue, float64(count), result)
+		ch <- metrics.Constant(c.recuts, prometheus.CounterValue, float64(count), result)
 	}
 }

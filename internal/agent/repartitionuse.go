@@ -20,7 +20,7 @@ type use struct {
 	// which pod has them.
 	doubtful map[string]bool
 	// enabled says of the board that is looked at that nobody can have been given
-	// it as a whole.
+	// it as a whole, so that not knowing is no reason to wait.
 	enabled bool
 }
 
@@ -36,7 +36,7 @@ func (r *repartitioner) inUse(ctx context.Context) use {
 		u.err = fmt.Errorf("%w: %w", errBlind, err)
 		return u
 	}
-	u.known = true
+	u.known, r.seen = true, true
 	for _, a := range allocations {
 		pod := a.Namespace + "/" + a.Pod
 		if a.Namespace == "" {
@@ -79,6 +79,16 @@ func busy(cut sharing.Cut, held func(uuid string) bool) sharing.Cut {
 	return cut
 }
 
+// anyBusy says that something of the board's listing is in use.
+func anyBusy(cut sharing.Cut) bool {
+	for _, instance := range cut.Instances {
+		if slices.ContainsFunc(instance.Computes, func(c mig.Compute) bool { return c.Busy }) {
+			return true
+		}
+	}
+	return false
+}
+
 // whole says what keeps the board, as a whole, from another MIG mode; "" for
 // nothing.
 func (u use) whole(gpu string, cut sharing.Cut) string {
@@ -86,7 +96,7 @@ func (u use) whole(gpu string, cut sharing.Cut) string {
 	switch {
 	case !u.known && !u.enabled:
 		return u.err.Error()
-	case held && !u.enabled:
+	case held:
 		return fmt.Sprintf("the GPU is in use as a whole by %s", pod)
 	case !cut.MIG && cut.Busy:
 		return "the GPU is in use as a whole by a process, or its processes cannot be listed"

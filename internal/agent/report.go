@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -61,15 +62,31 @@ func (a *agent) tellAgain() {
 
 // nodeReport is what Kubernetes should say.
 func (a *agent) nodeReport(s *state, p progress, status plugin.Status) sharing.NodeReport {
-	report := sharing.NodeReport{State: p.state, Wanted: refOf(s.wanted), Applied: p.applied, Gone: p.gone, Layouts: a.layouts()}
+	report := sharing.NodeReport{State: p.state, Wanted: refOf(s.wanted), Applied: p.applied, Gone: p.gone, Layouts: onTheWay(a.layouts(), s.profile)}
 	if p.state == sharing.ProfileRejected {
 		report.Problem = firstProblem(s.rejected)
+		report.LayoutRefused = errors.Is(s.rejected, configs.ErrLayout)
 	}
 	if a.Health != nil {
 		report.Units = a.Health.Health().Units
 	}
 	report.Ready, report.Reason, report.Message = readiness(s, p, status, a.draining.Load())
 	return report
+}
+
+// onTheWay are the boards as they are reported: one that has another layout than
+// the profile wants is pending, also when nobody has come to it yet.
+func onTheWay(boards []sharing.BoardLayout, profile *configs.Selected) []sharing.BoardLayout {
+	if profile == nil || !profile.Profile.MIG.Manage || profile.Profile.MIG.Name == "" {
+		return boards
+	}
+	boards = slices.Clone(boards)
+	for i := range boards {
+		if wanted := profile.Profile.MIG.Name; boards[i].Wanted != wanted {
+			boards[i].Wanted, boards[i].State, boards[i].Reason = wanted, sharing.LayoutPending, ""
+		}
+	}
+	return boards
 }
 
 // readiness is whether pods can be given what the profile in force offers, as a

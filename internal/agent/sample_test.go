@@ -163,6 +163,15 @@ func TestSharersHaveTheirOwnFigures(t *testing.T) {
 	}
 }
 
+func TestOneAloneIsNotContended(t *testing.T) {
+	w := newWatch(t, "t4", 4)
+	w.pod("one", 0, mebibyte, 100)
+	w.pod("two", 0, mebibyte, 0)
+	w.sampleNow()
+	w.want(w.series("gpu_contended_seconds_total", ""), ":0")
+	w.want(w.series("gpu_sm_max_share_ratio", ""), ":1")
+}
+
 // TestSumsAreTheDrivers holds that nothing is counted twice and nothing is lost.
 func TestSumsAreTheDrivers(t *testing.T) {
 	w := newWatch(t, "l40sx8", 4)

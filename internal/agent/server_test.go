@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -46,7 +47,9 @@ func serving(t *testing.T, options HTTP) (main, health net.Addr) {
 	t.Cleanup(func() {
 		cancel()
 		for range servers {
-			_ = <-ended
+			if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
+				t.Errorf("ended with %v", err)
+			}
 		}
 	})
 	return addresses[0], addresses[1]
@@ -128,6 +131,26 @@ func TestTLS(t *testing.T) {
 	}
 	if code, body := answer(t, http.DefaultClient, "http://"+health.String()+"/healthz", "", ""); code != 200 {
 		t.Errorf("health: %d %s", code, body)
+	}
+}
+
+// TestCertificateIsRenewed holds that a certificate which was replaced on disk is
+// the one of the next connection.
+func TestCertificateIsRenewed(t *testing.T) {
+	certificate, key := filepath.Join(t.TempDir(), "tls.crt"), filepath.Join(t.TempDir(), "tls.key")
+	issue(t, 1, certificate, key)
+	main, _ := serving(t, HTTP{ConfigFile: write(t, "web.yaml", []byte("tls_server_config:\n  cert_file: "+certificate+"\n  key_file: "+key+"\n"))})
+	for number := int64(1); number <= 2; number++ {
+		issue(t, number, certificate, key)
+		//nolint:gosec // it is looked at, not trusted
+		connection, err := tls.Dial("tcp", main.String(), &tls.Config{InsecureSkipVerify: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := connection.ConnectionState().PeerCertificates[0].SerialNumber.Int64(); got != number {
+			t.Errorf("certificate %d, want %d", got, number)
+		}
+		_ = connection.Close()
 	}
 }
 

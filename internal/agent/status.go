@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -24,6 +25,8 @@ type Status struct {
 	// when it was last needed; HoldersKnown that who holds what could be read.
 	KubeletKnown bool `json:"kubeletKnown"`
 	HoldersKnown bool `json:"holdersKnown"`
+	// Attributed says that it is known which container uses how much.
+	Attributed bool `json:"attributed"`
 	// Resources are those that the kubelet is told of, and those that are planned
 	// and wait for their units, by name.
 	Resources []ResourceStatus `json:"resources"`
@@ -87,6 +90,9 @@ type ResourceStatus struct {
 	// that are healthy and that nobody holds; nil when the holders are not known.
 	Held *int `json:"held"`
 	Free *int `json:"free"`
+	// Refused counts the Allocate calls that were refused since it is served, by
+	// why; without reasons that never came up.
+	Refused map[plugin.Reason]uint64 `json:"refused,omitempty"`
 }
 
 // GPUStatus is one board.
@@ -169,6 +175,25 @@ type UseStatus struct {
 	Celsius *float64 `json:"celsius,omitempty"`
 	// Throttled are the reasons why a board is slower than it could be.
 	Throttled []sharing.ThrottleReason `json:"throttled,omitempty"`
+	// Contended says that several containers compute on a board that has no time
+	// to spare; MaxShare is then the part, 0 to 1, that the busiest one has of what
+	// all of them compute.
+	Contended bool     `json:"contended,omitempty"`
+	MaxShare  *float64 `json:"maxShare,omitempty"`
+	// Unattributed are what uses a board and is no holder's, by cause; without
+	// causes of which there is no process.
+	Unattributed []UnattributedStatus `json:"unattributed,omitempty"`
 	// Processes are those of a container.
 	Processes int `json:"processes,omitempty"`
+	// OverShare is the memory in bytes that a container uses beyond its fair share.
+	OverShare *float64 `json:"overShare,omitempty"`
+}
+
+// UnattributedStatus is what processes use on a board that are no holder's.
+type UnattributedStatus struct {
+	Cause     sharing.UnattributedCause `json:"cause"`
+	Processes int                       `json:"processes"`
+	// Memory and SM are as in UseStatus.
+	Memory *float64 `json:"memory,omitempty"`
+	SM     *float64 `json:"sm,omitempty"`
 }

@@ -3,6 +3,7 @@ package agent
 import (
 	"encoding/json"
 	"errors"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -169,6 +170,9 @@ func TestProfileMetrics(t *testing.T) {
 	}
 	if wanted := value("virgate_config_generation"); wanted == "" || wanted != value("virgate_config_applied_generation") {
 		t.Errorf("generation wanted %q, applied %q", wanted, value("virgate_config_applied_generation"))
+	}
+	if at, err := strconv.ParseFloat(value("virgate_config_last_apply_timestamp_seconds"), 64); err != nil || time.Since(time.UnixMilli(int64(at*1000))).Abs() > time.Hour {
+		t.Errorf("applied at %v, %v", at, err)
 	}
 	if !strings.Contains(body, `virgate_config_info{generation="`) || value(`virgate_config_state{state="rejected"}`) != "0" {
 		t.Error(body)

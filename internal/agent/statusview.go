@@ -71,6 +71,7 @@ func resourcesOf(served []plugin.ResourceStatus, plan sharing.Plan, held []shari
 	for _, r := range served {
 		byName[r.Name] = ResourceStatus{
 			Name: r.Name, Dropped: r.Dropped, Streams: r.Streams, Devices: r.Devices, Healthy: r.Healthy, Leaving: r.Leaving,
+			Refused: refusals(r),
 		}
 	}
 	for _, r := range plan.Resources {
@@ -88,6 +89,21 @@ func resourcesOf(served []plugin.ResourceStatus, plan sharing.Plan, held []shari
 	}
 	slices.SortFunc(all, func(a, b ResourceStatus) int { return strings.Compare(a.Name, b.Name) })
 	return all
+}
+
+// refusals are the counts that are not 0; nil when all are.
+func refusals(r plugin.ResourceStatus) map[plugin.Reason]uint64 {
+	var counts map[plugin.Reason]uint64
+	for why, count := range r.Refused {
+		if count == 0 {
+			continue
+		}
+		if counts == nil {
+			counts = map[plugin.Reason]uint64{}
+		}
+		counts[why] = count
+	}
+	return counts
 }
 
 // heldAs counts the devices that are held under the name.

@@ -51,7 +51,12 @@ func (b *cutBoard) read() (sharing.Cut, error) {
 	return cut, err
 }
 
-// instances lists the GPU instances, by placement.
+// errNotListed says that a listing is not exact: some driver calls answer that
+// there is nothing where they mean that they cannot tell.
+var errNotListed = errors.New("the driver does not list")
+
+// instances lists the GPU instances, by placement. A MIG device that is in none of
+// them is an error.
 func (b *cutBoard) instances() ([]mig.Instance, error) {
 	devices, err := b.migDevices()
 	if err != nil {
@@ -71,8 +76,14 @@ func (b *cutBoard) instances() ([]mig.Instance, error) {
 			if err != nil {
 				return nil, err
 			}
+			for _, c := range instance.Computes {
+				delete(devices, partitionKey{instance.GI, c.CI})
+			}
 			list = append(list, instance)
 		}
+	}
+	for key, device := range devices {
+		return nil, fmt.Errorf("MIG device %s is in GPU instance %d, compute instance %d, which %w", device.uuid, key.gi, key.ci, errNotListed)
 	}
 	slices.SortFunc(list, func(a, b mig.Instance) int { return cmp.Compare(a.Placement.Start, b.Placement.Start) })
 	return list, nil

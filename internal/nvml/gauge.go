@@ -58,7 +58,7 @@ func (g *gauge) measure(lib Library) (m measured, err error) {
 	if reasons, err := lib.DeviceGetCurrentClocksEventReasons(g.device); err == nil {
 		m.use.Throttled, m.use.ThrottleKnown = reasons.throttles(), true
 	}
-	if rates, err := lib.DeviceGetUtilizationRates(g.device); err == nil {
+	if rates, err := lib.DeviceGetUtilizationRates(g.device); err == nil && rates.GPU >= 0 && rates.GPU <= 100 {
 		m.use.SM = sharing.KnownFigure(float64(rates.GPU) / 100)
 	}
 	cut, _, err := lib.DeviceGetMigMode(g.device)

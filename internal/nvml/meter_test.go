@@ -214,3 +214,20 @@ func TestMeterEndsWithItsContext(t *testing.T) {
 		t.Errorf("%d boards, %v; want 7 and what is wrong with the eighth", len(boards), err)
 	}
 }
+
+// boastful is a driver whose boards are busier than they can be.
+type boastful struct{ nvml.Library }
+
+func (boastful) DeviceGetUtilizationRates(nvml.Device) (nvml.Utilization, error) {
+	return nvml.Utilization{GPU: 1<<32 - 1}, nil
+}
+
+func TestMeterBelievesNoNonsense(t *testing.T) {
+	node, err := simnode.New("t4")
+	do(t, err)
+	boards, err := nvml.NewMeter(boastful{node}).Read(t.Context())
+	do(t, err)
+	if got := boards[0].SM; got.Known || !boards[0].Memory.Known {
+		t.Errorf("SM %+v, want unknown", got)
+	}
+}

@@ -270,3 +270,53 @@ func TestLookAgain(t *testing.T) {
 		})
 	})
 }
+
+// TestCutIsExact holds that a board of which a part is not listed, by an answer
+// that there is nothing, is an error and not an emptier board.
+func TestCutIsExact(t *testing.T) {
+	for _, call := range []string{
+		"DeviceGetGpuInstanceProfileInfo", "DeviceGetGpuInstances", "GpuInstanceGetComputeInstanceProfileInfo", "GpuInstanceGetComputeInstances",
+	} {
+		for _, code := range []nvml.Return{nvml.NotSupported, nvml.InvalidArgument} {
+			sim, err := simnode.New("a100-40+all-balanced")
+			if err != nil {
+				t.Fatal(err)
+			}
+			gpu, whole := firstCut(t, sim)
+			sim.Script(call, simnode.Fault{Return: code})
+			cut, err := nvml.NewPartitioner(sim, nil).Cut(t.Context(), gpu)
+			if err == nil && len(cut.Instances) != len(whole.Instances) {
+				t.Errorf("%s answers %s: %d GPU instances of %d", call, code, len(cut.Instances), len(whole.Instances))
+			}
+			if err != nil && !strings.Contains(err.Error(), "does not list") {
+				t.Errorf("%s answers %s: %v", call, code, err)
+			}
+		}
+	}
+}
+
+// TestPartitionerMinds holds that a board which was let go of for its mode is
+// taken up again, whatever came of it, and that another board which cannot be
+// read is in nobody's way.
+func TestPartitionerMinds(t *testing.T) {
+	sim, err := simnode.New("h100x2")
+	must(t, err)
+	gpus, err := nvml.Scan(sim)
+	must(t, err)
+	_, err = sim.ScriptGPU(0, "DeviceGetUUID", simnode.Fault{Return: nvml.GPUIsLost})
+	must(t, err)
+	quiet := 0
+	p := nvml.NewPartitioner(sim, func(context.Context, string) (func(), error) {
+		quiet++
+		return func() { quiet-- }, nil
+	})
+	for _, on := range []mig.Action{mig.EnableMIG, mig.DisableMIG} {
+		must(t, p.Make(t.Context(), gpus[1].UUID, mig.Step{Action: on, GI: -1, CI: -1}))
+	}
+	if err := p.Make(t.Context(), gpus[0].UUID, mig.Step{Action: mig.EnableMIG, GI: -1, CI: -1}); !errors.Is(err, nvml.GPUIsLost) {
+		t.Errorf("of the board that cannot be read: %v", err)
+	}
+	if quiet != 0 {
+		t.Errorf("%d boards are not listened to any more", quiet)
+	}
+}

@@ -32,7 +32,8 @@ func (w *window) enter(samples []ProcessSample, err error, busy sharing.Figure) 
 	means := map[int]mean{}
 	before := w.seen
 	for _, s := range samples {
-		if s.Time <= before {
+		// Some drivers leave samples unset, or full of nonsense.
+		if s.Time <= before || s.SM < 0 || s.SM > 100 {
 			continue
 		}
 		w.seen = max(w.seen, s.Time)

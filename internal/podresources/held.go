@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -40,7 +41,7 @@ func (s *Source) Held(ctx context.Context) ([]sharing.Allocation, error) {
 	case listErr != nil:
 		s.logger.Debug("held devices read from the checkpoint alone", "error", listErr)
 	case fileErr != nil:
-		if err := s.settled(); err != nil {
+		if err := s.settled(); err != nil && !s.unused(fileErr) {
 			return nil, fmt.Errorf("%w: %w; checkpoint: %w", ErrIncomplete, err, fileErr)
 		}
 		s.logger.Debug("held devices read from PodResources alone", "error", fileErr)
@@ -74,6 +75,18 @@ func (s *Source) Applied(ctx context.Context) (map[string][]string, error) {
 
 func unknown(listErr, fileErr error) error {
 	return fmt.Errorf("%w: PodResources: %w; checkpoint: %w", ErrUnknown, listErr, fileErr)
+}
+
+// unused says that no pod of the kubelet can hold a device that PodResources does
+// not show: its directory has no checkpoint. The kubelet reads that at its start,
+// before it makes kubelet.sock, and writes it with every list and every grant, so
+// what it has forgotten it will not remember in a minute either.
+func (s *Source) unused(fileErr error) bool {
+	if s.options.CheckpointDir == "" || !errors.Is(fileErr, fs.ErrNotExist) {
+		return false
+	}
+	_, err := os.Stat(filepath.Join(s.options.CheckpointDir, "kubelet.sock"))
+	return err == nil
 }
 
 // settled returns why PodResources may not know of all pods yet: kubelet.sock,

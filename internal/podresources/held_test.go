@@ -92,10 +92,16 @@ func TestHeldFromOneSource(t *testing.T) {
 	unnamed := sharing.Allocation{Pod: "uid:" + pod.UID, Container: "c", Resource: gpu, Devices: []string{"a"}}
 	elsewhere := t.TempDir()
 	old := filepath.Join(t.TempDir(), "old")
-	if err := os.Mkdir(old, 0o700); err != nil {
-		t.Fatal(err)
+	broken := filepath.Join(t.TempDir(), "broken")
+	for _, dir := range []string{old, broken} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "kubelet.sock"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err := os.WriteFile(filepath.Join(old, "kubelet.sock"), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(broken, checkpointName), []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, row := range []struct {
@@ -110,8 +116,12 @@ func TestHeldFromOneSource(t *testing.T) {
 		{name: "PodResources does not answer", change: func(o *Options) { o.Socket = elsewhere + "/none" }, want: unnamed},
 		{name: "no checkpoint, kubelet long up", change: func(o *Options) { o.CheckpointDir = old }, want: named},
 		{
-			name: "no checkpoint, kubelet just started", change: func(o *Options) { o.CheckpointDir, o.Now = old, time.Now },
-			err: ErrIncomplete, texts: []string{"kubelet started 0s ago", checkpointName},
+			name: "no checkpoint ever, kubelet just started", want: named,
+			change: func(o *Options) { o.CheckpointDir, o.Now = old, time.Now },
+		},
+		{
+			name: "broken checkpoint, kubelet just started", change: func(o *Options) { o.CheckpointDir, o.Now = broken, time.Now },
+			err: ErrIncomplete, texts: []string{"kubelet started 0s ago", "parse checkpoint"},
 		},
 		{
 			name: "no checkpoint, no kubelet.sock", change: func(o *Options) { o.CheckpointDir = elsewhere },

@@ -30,6 +30,7 @@ func APIConfig(path string) (*rest.Config, error) {
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}
 	config.UserAgent = userAgent
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return bounded{next} })
 	return config, nil
 }
 

@@ -28,8 +28,9 @@ type feed struct {
 	// into has the objects. It is called from one goroutine.
 	into sink
 	log  *slog.Logger
-	// first is the wait after a first failure; 0 means firstPause.
-	first time.Duration
+	// first is the wait after a first failure, patience how long a request may go
+	// unanswered, life how long a watch may go on; 0 means the constants below.
+	first, patience, life time.Duration
 }
 
 // sink is where a feed puts what it sees.
@@ -48,28 +49,40 @@ const (
 	// wait is between half and one and a half of that, so that the nodes of a
 	// cluster do not come back together.
 	firstPause, lastPause = 500 * time.Millisecond, 30 * time.Second
-	// listTimeout ends a list that nobody answers.
-	listTimeout = 15 * time.Second
+	// answerTimeout ends a request that nobody answers.
+	answerTimeout = 15 * time.Second
 	// watchTimeout is after which the server ends a watch; it is between one and
-	// two of that. A connection that died is noticed earlier, by HTTP/2's pings.
+	// two of that. A connection that died is noticed earlier, by HTTP/2's pings, and
+	// a server that does not end it is left a minute later.
 	watchTimeout = 30 * time.Minute
+	// mostGarbled is how many watches from one version may break off before
+	// everything is listed again.
+	mostGarbled = 3
 )
 
 // run follows until ctx ends. What ends early is tried again after a pause that
 // grows; a watch that lived for long begins anew with the first pause.
 func (f *feed) run(ctx context.Context) {
 	first := cmp.Or(f.first, firstPause)
-	version, pause := "", first
+	version, pause, garbled := "", first, 0
 	for {
 		started := time.Now()
+		last := version
 		var err error
-		version, err = f.follow(ctx, version)
+		if version, err = f.follow(ctx, version); version != last {
+			garbled = 0
+		}
 		switch {
 		case ctx.Err() != nil:
 			return
 		case apierrors.IsResourceExpired(err) || apierrors.IsGone(err):
 			f.log.Debug("watch expired, listing again", "what", f.what)
 			version = ""
+		case errors.Is(err, errGarbled):
+			f.into.fail(err)
+			if garbled++; garbled == mostGarbled {
+				version = ""
+			}
 		case err != nil:
 			f.into.fail(err)
 		}
@@ -101,22 +114,29 @@ func (f *feed) follow(ctx context.Context, version string) (string, error) {
 		}
 	}
 	seconds := int64((1 + rand.Float64()) * watchTimeout.Seconds())
-	events, err := f.watch(ctx, metav1.ListOptions{ResourceVersion: version, TimeoutSeconds: &seconds, AllowWatchBookmarks: true})
-	if err != nil {
+	watching, cancel := context.WithTimeout(ctx, cmp.Or(f.life, time.Duration(seconds)*time.Second+time.Minute))
+	defer cancel()
+	patience := cmp.Or(f.patience, answerTimeout)
+	impatient := time.AfterFunc(patience, cancel)
+	events, err := f.watch(watching, metav1.ListOptions{ResourceVersion: version, TimeoutSeconds: &seconds, AllowWatchBookmarks: true})
+	switch answered := impatient.Stop(); {
+	case err != nil && !answered && ctx.Err() == nil:
+		return version, fmt.Errorf("watch %s: no answer in %s", f.what, patience)
+	case err != nil:
 		return version, fmt.Errorf("watch %s: %w", f.what, err)
 	}
 	defer events.Stop()
 	f.into.fail(nil)
 	for {
 		select {
-		case <-ctx.Done():
+		case <-watching.Done():
 			return version, ctx.Err()
 		case event, open := <-events.ResultChan():
 			if !open {
 				return version, nil
 			}
 			if version, err = f.take(event, version); err != nil {
-				return version, fmt.Errorf("watch %s: %w", f.what, err)
+				return version, fmt.Errorf("%w %s: %w", errGarbled, f.what, err)
 			}
 		}
 	}
@@ -125,7 +145,7 @@ func (f *feed) follow(ctx context.Context, version string) (string, error) {
 // read lists what there is now, not what some server's cache has: a profile
 // that was right once must not come back.
 func (f *feed) read(ctx context.Context) (version string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(f.patience, answerTimeout))
 	defer cancel()
 	list, err := f.list(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -143,7 +163,11 @@ func (f *feed) read(ctx context.Context) (version string, err error) {
 	return described.GetResourceVersion(), nil
 }
 
-var errEvent = errors.New("an event that says nothing")
+var (
+	// errGarbled says that a watch was open and brought what is no news.
+	errGarbled = errors.New("watch")
+	errEvent   = errors.New("an event that says nothing")
+)
 
 func (f *feed) take(event watch.Event, version string) (string, error) {
 	if event.Type == watch.Error {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/virgate/virgate/configs"
@@ -23,12 +24,19 @@ type File struct {
 	// Started are the settings that the process runs with; a profile that
 	// needs others is refused.
 	Started configs.Process
+	// Labels are the Node's, of which the one for the MIG layout counts here; nil
+	// where none are looked at.
+	Labels *Labels
 }
 
 // Profile reads the file and returns its profile. The error names file, line
-// and field of every problem.
+// and field of every problem. It is configs.ErrPending while the Node's labels
+// are not known and the profile depends on them.
 func (f *File) Profile() (configs.Selected, error) {
 	selected, err := f.read()
+	if err == nil {
+		selected, err = f.Labels.Layout(selected)
+	}
 	if err != nil {
 		return configs.Selected{Name: f.Key, Source: f.source()}, err
 	}
@@ -83,8 +91,13 @@ func (f *File) source() string {
 const readInterval = 200 * time.Millisecond
 
 // Watch calls changed at once and whenever the file has other content, comes
-// or goes.
+// or goes, or the labels are others.
 func (f *File) Watch(ctx context.Context, changed func()) error {
+	var following sync.WaitGroup
+	defer following.Wait()
+	if f.Labels != nil {
+		following.Go(func() { _ = f.Labels.Watch(ctx, changed) })
+	}
 	if f.Path == "" {
 		changed()
 		<-ctx.Done()

@@ -69,6 +69,9 @@ func Restore(stored configs.Selected, overrides configs.Overrides) (configs.Sele
 	} else {
 		selected, err = configs.Documents(stored.Documents).Select(stored.Source, stored.Name, overrides)
 	}
+	if err == nil {
+		selected, err = selected.SelectMIG(stored.Layout)
+	}
 	if err != nil {
 		return configs.Selected{}, fmt.Errorf("read the stored profile: %w", err)
 	}
@@ -88,7 +91,7 @@ func (k *Keeper) Keep(selected configs.Selected) {
 }
 
 func same(a, b configs.Selected) bool {
-	return a.Name == b.Name && a.Source == b.Source && a.Generation == b.Generation && maps.Equal(a.Documents, b.Documents)
+	return a.Name == b.Name && a.Source == b.Source && a.Generation == b.Generation && a.Layout == b.Layout && maps.Equal(a.Documents, b.Documents)
 }
 
 // retryPause is the wait after a write that went wrong.

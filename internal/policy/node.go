@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 
@@ -22,20 +24,31 @@ type Shelf interface {
 	Watch(ctx context.Context, changed func()) error
 }
 
-// Node takes a node's profile from a shelf, by the node's label.
+// Node takes a node's profile from a shelf, by the node's labels.
 type Node struct {
 	Shelf Shelf
-	// Label is the Node's label; nil where none is looked at.
-	Label *Label
+	// Labels are the Node's; nil where none are looked at.
+	Labels *Labels
 	// Default and Fallbacks are as in Wish.
 	Default   string
 	Fallbacks []Fallback
 	// Overrides and Started are as in File.
 	Overrides configs.Overrides
 	Started   configs.Process
+
+	last atomic.Pointer[choice]
 }
 
-// Profile returns the profile that the label and the shelf lead to, as both were
+// choice is what labels and documents led to, so that documents are read when
+// they are others and not whenever the node's GPUs are. It is immutable.
+type choice struct {
+	labels    labels
+	documents configs.Documents
+	selected  configs.Selected
+	err       error
+}
+
+// Profile returns the profile that the labels and the shelf lead to, as both were
 // last seen. The error is configs.ErrPending while one of them has not been
 // seen; others name source, key and value.
 func (n *Node) Profile() (configs.Selected, error) {
@@ -51,25 +64,40 @@ func (n *Node) Profile() (configs.Selected, error) {
 
 // Wanted is Profile without regard to what the process runs with.
 func (n *Node) Wanted() (configs.Selected, error) {
-	wanted := configs.Selected{Source: n.Shelf.Source()}
-	wish := Wish{Default: n.Default, Fallbacks: n.Fallbacks}
-	if n.Label != nil {
-		value, err := n.Label.Value()
-		if err != nil {
-			return wanted, err
+	var now labels
+	var err error
+	if n.Labels != nil {
+		if now, err = n.Labels.seen.value(); err != nil {
+			return configs.Selected{Source: n.Shelf.Source()}, err
 		}
-		wish.LabelName, wish.Label = n.Label.Name, value
 	}
 	documents, err := n.Shelf.Documents()
 	if err != nil {
-		return wanted, err
+		return configs.Selected{Source: n.Shelf.Source()}, err
 	}
-	wish.Names = documents.Profiles()
-	wanted.Name, err = Choose(wish)
-	if err != nil {
+	if last := n.last.Load(); last != nil && last.labels == now && maps.Equal(last.documents, documents) {
+		return last.selected, last.err
+	}
+	next := &choice{labels: now, documents: documents}
+	next.selected, next.err = n.choose(now, documents)
+	n.last.Store(next)
+	return next.selected, next.err
+}
+
+func (n *Node) choose(now labels, documents configs.Documents) (configs.Selected, error) {
+	wanted := configs.Selected{Source: n.Shelf.Source()}
+	wish := Wish{Label: now.profile, Default: n.Default, Fallbacks: n.Fallbacks, Names: documents.Profiles()}
+	if n.Labels != nil {
+		wish.LabelName = n.Labels.Name
+	}
+	var err error
+	if wanted.Name, err = Choose(wish); err != nil {
 		return wanted, fmt.Errorf("%s: %w", n.Shelf.Source(), err)
 	}
 	selected, err := n.read(documents, wanted.Name)
+	if err == nil {
+		selected, err = n.Labels.layout(now, selected)
+	}
 	if err != nil {
 		return wanted, err
 	}
@@ -84,11 +112,11 @@ func (n *Node) read(documents configs.Documents, name string) (configs.Selected,
 	return config.Select("flags", "", nil), err
 }
 
-// Watch follows the label and the shelf until ctx ends.
+// Watch follows the labels and the shelf until ctx ends.
 func (n *Node) Watch(ctx context.Context, changed func()) error {
 	group, ctx := errgroup.WithContext(ctx)
-	if n.Label != nil {
-		group.Go(func() error { return n.Label.Watch(ctx, changed) })
+	if n.Labels != nil {
+		group.Go(func() error { return n.Labels.Watch(ctx, changed) })
 	}
 	group.Go(func() error { return n.Shelf.Watch(ctx, changed) })
 	// For what is known without being watched, and to say what is awaited.

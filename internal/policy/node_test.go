@@ -33,8 +33,8 @@ func newSite(t *testing.T, change func(*Node)) *site {
 	s := &site{t: t, nodes: newFakeServer(), maps: newFakeServer()}
 	log := slog.New(slog.DiscardHandler)
 	s.policy = &Node{
-		Label: newLabel("n1", labelName, log, func(into sink) *feed { return s.nodes.feed("node n1", into, log) }),
-		Shelf: newConfigMap("gpu", "profiles", log, func(what string, into sink) *feed { return s.maps.feed(what, into, log) }),
+		Labels: newLabels("n1", labelName, log, func(into sink) *feed { return s.nodes.feed("node n1", into, log) }),
+		Shelf:  newConfigMap("gpu", "profiles", log, func(what string, into sink) *feed { return s.maps.feed(what, into, log) }),
 	}
 	started, err := configs.Parse("", nil, nil)
 	if err != nil {
@@ -338,6 +338,23 @@ func (h *history) judge() {
 			if chosen, err := Choose(wish); err == nil && chosen == name {
 				break
 			}
+		}
+	}
+}
+
+// TestReadsOnce: what has not changed is not read again, however often it is
+// asked for, since a fault of a GPU must not wait for a mebibyte of YAML.
+func TestReadsOnce(t *testing.T) {
+	s := newSite(t, nil)
+	s.maps.change("profiles", fakeConfigMap(map[string]string{"a": four, "b": ten}))
+	s.nodes.change("n1", fakeNode("n1", "a"))
+	s.run()
+	s.await(generation(t, four), "")
+	s.stop()
+	first := s.policy.last.Load()
+	for range 3 {
+		if _, err := s.policy.Profile(); err != nil || first == nil || s.policy.last.Load() != first {
+			t.Errorf("read again, %v", err)
 		}
 	}
 }

@@ -48,14 +48,10 @@ func (b *board) destroyInstance(i *gpuInstance) nvml.Return {
 }
 
 func (n *Node) createCompute(b *board, i *gpuInstance, slices int) (*computeInstance, nvml.Return) {
-	free := i.shape.Profile.Slices
-	for _, c := range i.computes {
-		free -= c.slices
-	}
-	switch {
-	case slices < 1 || slices > i.shape.Profile.Slices:
+	if slices < 1 || slices > i.shape.Profile.Slices {
 		return nil, nvml.InvalidArgument
-	case slices > free:
+	}
+	if _, room := i.computeRoom(slices); !room {
 		return nil, nvml.InsufficientResources
 	}
 	return n.addCompute(b, i, slices), nvml.Success

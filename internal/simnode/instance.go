@@ -21,8 +21,9 @@ type gpuInstance struct {
 type computeInstance struct {
 	instance *gpuInstance
 	id       int
-	slices   int
-	uuid     string
+	// start is the first of its slices in the GPU instance.
+	start, slices int
+	uuid          string
 	// index is the MIG device index on the board.
 	index          int
 	handle         nvml.Device
@@ -49,8 +50,9 @@ func (n *Node) addInstance(b *board, shape mig.Shape, at mig.Placement) *gpuInst
 // addCompute makes a compute instance where there are slices for it. Its UUID is
 // a new one, but the same again when the node is.
 func (n *Node) addCompute(b *board, i *gpuInstance, slices int) *computeInstance {
+	start, _ := i.computeRoom(slices)
 	c := &computeInstance{
-		instance: i, slices: slices,
+		instance: i, start: start, slices: slices,
 		id:             lowest(0, func(id int) bool { return i.compute(id) == nil }),
 		index:          lowest(0, func(index int) bool { return b.computeAt(index) == nil }),
 		uuid:           "MIG-" + nameUUID(fmt.Sprintf("%s/gpu/%d/mig/%d", n.name, b.ordinal, b.cuts)),
@@ -105,6 +107,28 @@ func (i *gpuInstance) compute(id int) *computeInstance {
 		return nil
 	}
 	return i.computes[at]
+}
+
+// computeRoom is the last place in the GPU instance for a compute instance of so
+// many slices, which leaves most room for larger ones; false when there is none.
+// Compute instances begin at a multiple of the next power of two: which places a
+// driver allows it lists itself (nvidia-smi mig -lcipp), and this is stricter than
+// a mere count of slices, as drivers are.
+func (i *gpuInstance) computeRoom(slices int) (start int, ok bool) {
+	align := 1
+	for align < slices {
+		align *= 2
+	}
+	for at := 0; at+slices <= i.shape.Profile.Slices; at += align {
+		free := true
+		for _, c := range i.computes {
+			free = free && (c.start+c.slices <= at || at+slices <= c.start)
+		}
+		if free {
+			start, ok = at, true
+		}
+	}
+	return start, ok
 }
 
 func (n *Node) findInstance(handle nvml.GPUInstance) (*board, *gpuInstance) {

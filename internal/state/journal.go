@@ -1,6 +1,8 @@
 package state
 
 import (
+	"encoding/json"
+
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
@@ -40,11 +42,36 @@ func (j Journal) Load() (sharing.CutJournal, error) {
 	return journal, nil
 }
 
-// Save keeps the journal and returns when it is on disk.
+// Save keeps the journal and returns when it is on disk. On an error the last one
+// stays: unlike other sections, which a later write brings along, a change that
+// could not be kept does not begin, and must not be found by the next run.
 func (j Journal) Save(journal sharing.CutJournal) error {
 	stored := storedJournal{Underway: []storedRecut{}, Enabled: append([]string{}, journal.Enabled...)}
 	for _, r := range journal.Underway {
 		stored.Underway = append(stored.Underway, storedRecut{GPU: r.GPU, Before: storedArrangement(r.Before), After: storedArrangement(r.After)})
 	}
-	return j.File.Write(journalSection, stored)
+	before := j.File.section(journalSection)
+	err := j.File.Write(journalSection, stored)
+	if err != nil {
+		j.File.putBack(journalSection, before)
+	}
+	return err
+}
+
+// section is what the section has; nil for none.
+func (f *File) section(name string) json.RawMessage {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.sections[name]
+}
+
+// putBack takes back a Write that failed.
+func (f *File) putBack(name string, before json.RawMessage) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if before == nil {
+		delete(f.sections, name)
+		return
+	}
+	f.sections[name] = before
 }

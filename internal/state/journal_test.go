@@ -2,7 +2,10 @@ package state_test
 
 import (
 	"log/slog"
+	"os"
+	"path/filepath"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -45,5 +48,43 @@ func TestJournal(t *testing.T) {
 	}
 	if ended, err := open().Load(); len(ended.Underway)+len(ended.Enabled) > 0 || err != nil {
 		t.Errorf("an ended journal is %v, %v", ended, err)
+	}
+}
+
+// TestJournalNotKept holds that a change which could not be kept, and so did not
+// begin, is not on disk when something else is written later.
+func TestJournalNotKept(t *testing.T) {
+	for name, before := range map[string]sharing.CutJournal{
+		"nothing before":   {},
+		"something before": {Enabled: []string{"GPU-2"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "gone")
+			file := state.NewFile(dir, slog.New(slog.DiscardHandler))
+			journal := state.Journal{File: file}
+			if len(before.Enabled) > 0 {
+				must(t, os.Mkdir(dir, 0o700))
+				must(t, journal.Save(before))
+				must(t, os.RemoveAll(dir))
+			}
+			if err := journal.Save(sharing.CutJournal{Underway: []sharing.Recut{{GPU: "GPU-1"}}}); err == nil {
+				t.Fatal("kept in a directory that there is not")
+			}
+			must(t, os.Mkdir(dir, 0o700))
+			must(t, file.Write("other", 1))
+			file = state.NewFile(dir, slog.New(slog.DiscardHandler))
+			file.Load()
+			got, err := state.Journal{File: file}.Load()
+			if len(got.Underway) != 0 || !slices.Equal(got.Enabled, before.Enabled) || err != nil {
+				t.Errorf("journal %+v, %v; want %+v", got, err, before)
+			}
+		})
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -16,11 +16,12 @@ type storedProfile struct {
 	Name       string            `json:"name,omitempty"`
 	Source     string            `json:"source"`
 	Generation string            `json:"generation"`
+	Layout     string            `json:"layout,omitempty"`
 	Documents  map[string]string `json:"documents,omitempty"`
 }
 
 func (s storedProfile) selected() configs.Selected {
-	return configs.Selected{Name: s.Name, Source: s.Source, Generation: s.Generation, Documents: s.Documents}
+	return configs.Selected{Name: s.Name, Source: s.Source, Generation: s.Generation, Layout: s.Layout, Documents: s.Documents}
 }
 
 // Load returns the profile of the last run, but for what its documents say;
@@ -35,7 +36,7 @@ func (p Profile) Load() (configs.Selected, bool, error) {
 
 // Save keeps the profile and returns when it is on disk.
 func (p Profile) Save(s configs.Selected) error {
-	return p.File.Write(profileSection, storedProfile{Name: s.Name, Source: s.Source, Generation: s.Generation, Documents: s.Documents})
+	return p.File.Write(profileSection, storedProfile{Name: s.Name, Source: s.Source, Generation: s.Generation, Layout: s.Layout, Documents: s.Documents})
 }
 
 // Peek is Load for a program that does not serve the node yet: it changes

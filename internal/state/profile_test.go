@@ -17,7 +17,7 @@ func TestProfileIsKept(t *testing.T) {
 	if _, ok := open().Peek(); ok {
 		t.Error("a profile without a file")
 	}
-	want := configs.Selected{Name: "four", Source: "ConfigMap gpu/profiles", Generation: "abc", Documents: map[string]string{"four": "version: v1\n"}}
+	want := configs.Selected{Name: "four", Source: "ConfigMap gpu/profiles", Generation: "abc", Layout: "all-balanced", Documents: map[string]string{"four": "version: v1\n"}}
 	if err := open().Save(want); err != nil {
 		t.Fatal(err)
 	}

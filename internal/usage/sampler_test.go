@@ -109,7 +109,7 @@ func TestMeasureOwners(t *testing.T) {
 		},
 		{
 			name: "in a pod whose containers share their processes", pids: []int{10},
-			change: func(proc fstest.MapFS) { proc["1/cgroup"] = inPod(other) },
+			change: func(proc fstest.MapFS) { proc["1/cgroup"] = inPod(id) },
 			errors: map[sharing.UseStage]int{sharing.StageProcess: 1},
 		},
 		{

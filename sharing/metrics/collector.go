@@ -80,7 +80,7 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 // gauges sends gauges.
 func gauges(ch chan<- prometheus.Metric) func(desc *prometheus.Desc, value float64, labels ...string) {
 	return func(desc *prometheus.Desc, value float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+		ch <- Constant(desc, prometheus.GaugeValue, value, labels...)
 	}
 }
 
@@ -120,7 +120,7 @@ func (c Collector) collectHeld(send gauge, state State) {
 	}
 	usages := sharing.Usage(state.Resources, state.Allocations)
 	for _, usage := range usages {
-		send(c.unitSharers, float64(len(usage.Holders)), usage.Resource, board[usage.Unit.ID], usage.Unit.ID)
+		send(c.unitSharers, float64(usage.Sharers()), usage.Resource, board[usage.Unit.ID], usage.Unit.ID)
 		send(c.tenants, float64(usage.Tenants()), board[usage.Unit.ID], usage.Unit.ID)
 	}
 	for _, o := range sharing.Oversubscriptions(usages) {

@@ -39,7 +39,7 @@ func (c HealthCollector) Describe(ch chan<- *prometheus.Desc) {
 func (c HealthCollector) Collect(ch chan<- prometheus.Metric) {
 	report := c.source.Health()
 	send := func(desc *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(desc, kind, value, labels...)
+		ch <- Constant(desc, kind, value, labels...)
 	}
 	for _, u := range report.Units {
 		for _, state := range sharing.HealthStates() {

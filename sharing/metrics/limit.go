@@ -1,6 +1,10 @@
 package metrics
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // Limited is a prometheus.Collector of other ones, with a limit to how many
 // series they have together. What comes after the limit is dropped and counted,
@@ -32,21 +36,28 @@ func (l Limited) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (l Limited) Collect(ch chan<- prometheus.Metric) {
-	shown, dropped := 0, 0
+	all := make(chan prometheus.Metric, 64)
+	var passing sync.WaitGroup
+	passing.Go(func() { l.pass(all, ch) })
+	defer passing.Wait()
+	defer close(all)
+	// Not in a goroutine of its own, so that the registry hears of a panic.
 	for _, c := range l.collectors {
-		metrics := make(chan prometheus.Metric, 64)
-		go func() {
-			defer close(metrics)
-			c.Collect(metrics)
-		}()
-		for metric := range metrics {
-			if shown == l.most {
-				dropped++
-				continue
-			}
-			shown++
-			ch <- metric
+		c.Collect(all)
+	}
+}
+
+// pass hands on what there is room for, and says at the end how much there was
+// not.
+func (l Limited) pass(all <-chan prometheus.Metric, ch chan<- prometheus.Metric) {
+	shown, dropped := 0, 0
+	for metric := range all {
+		if shown == l.most {
+			dropped++
+			continue
 		}
+		shown++
+		ch <- metric
 	}
 	gauges(ch)(l.dropped, float64(dropped))
 }

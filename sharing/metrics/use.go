@@ -71,7 +71,7 @@ func (c UseCollector) Collect(ch chan<- prometheus.Metric) {
 	use := c.source.Use()
 	send := gauges(ch)
 	count := func(desc *prometheus.Desc, value float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, value, labels...)
+		ch <- Constant(desc, prometheus.CounterValue, value, labels...)
 	}
 	for stage, errors := range use.AttributionErrors {
 		count(c.attributionErrors, float64(errors), string(stage))

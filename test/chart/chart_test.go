@@ -61,6 +61,24 @@ func read(t *testing.T, path string) map[string]any {
 	return values
 }
 
+// The policy names this release's service account, wherever it is installed.
+func TestOwnNodePolicy(t *testing.T) {
+	manifest, _, err := renderInto(t, "elsewhere", map[string]any{"fullnameOverride": "gpus"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`request.userInfo.username == "system:serviceaccount:elsewhere:gpus"`, "\n  name: gpus-own-node\n", "policyName: gpus-own-node",
+	} {
+		if !strings.Contains(manifest, want) {
+			t.Errorf("the manifest lacks %q", want)
+		}
+	}
+	if strings.Contains(manifest, "virgate:virgate") {
+		t.Error("the manifest names another release's account")
+	}
+}
+
 // Each file testdata/NAME.values.yaml is rendered to testdata/NAME.golden.yaml.
 func TestGolden(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.values.yaml")
@@ -98,7 +116,7 @@ func TestGolden(t *testing.T) {
 func withoutLongText(manifest string) string {
 	parts := strings.Split(manifest, "---\n")
 	parts = slices.DeleteFunc(parts, func(part string) bool {
-		return strings.Contains(part, "kind: ConfigMap") || strings.Contains(part, "kind: PrometheusRule")
+		return strings.Contains(part, "kind: ConfigMap\n") || strings.Contains(part, "kind: PrometheusRule\n") || strings.Contains(part, "admission-own-node.yaml")
 	})
 	return strings.Join(parts, "---\n")
 }

@@ -25,8 +25,7 @@ type condition struct {
 	reports interface {
 		report() (sharing.NodeReport, bool)
 	}
-	client  client
-	refresh time.Duration
+	client client
 	// written is the condition as the Node has it; nil while that is not known.
 	written *corev1.NodeCondition
 }
@@ -45,14 +44,14 @@ func (c *condition) write(ctx context.Context) (again time.Duration, err error) 
 		}
 	}
 	next := follow(*c.written, conditionOf(report), time.Now())
-	if same(next, *c.written) && !due(c.written.LastHeartbeatTime.Time, c.refresh) {
-		return c.refresh, nil
+	if same(next, *c.written) {
+		return 0, nil
 	}
 	if err := c.patch(ctx, next); err != nil {
 		return 0, err
 	}
 	c.written = &next
-	return c.refresh, nil
+	return 0, nil
 }
 
 // read reads the condition; a Node without it yields the zero value.

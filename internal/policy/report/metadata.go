@@ -2,6 +2,7 @@ package report
 
 import (
 	"context"
+	"maps"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -21,18 +22,20 @@ const (
 	// sharing.ProfileStates. It lies beside the label by which NVIDIA's
 	// config-manager chooses a profile.
 	StateLabel = "nvidia.com/device-plugin.config.state"
+	// MIGStateLabel has the state of the wanted MIG layout in mig-manager's words
+	// (mig-parted v0.15, deployments/container): success, pending or failed. It is
+	// written only where Virgate cuts boards, so that mig-manager's own stays.
+	MIGStateLabel = "nvidia.com/mig.config.state"
 )
 
-// metadata writes the Node's annotations and label.
+// metadata writes the Node's annotations and labels.
 type metadata struct {
 	reports interface {
 		report() (sharing.NodeReport, bool)
 	}
-	client  client
-	refresh time.Duration
-	// written is what the Node was last given, until it is time to give it again.
-	written   *objectMeta
-	writtenAt time.Time
+	client client
+	// written is what the Node was last given; nil while that is not known.
+	written *objectMeta
 }
 
 // objectMeta is a patch of a Node's metadata. A nil value takes the key away.
@@ -49,8 +52,11 @@ func (m *metadata) write(ctx context.Context) (again time.Duration, err error) {
 		return 0, nil
 	}
 	wanted := metadataOf(report)
-	if m.written != nil && wanted.equal(*m.written) && !due(m.writtenAt, m.refresh) {
-		return m.refresh, nil
+	if m.written != nil {
+		wanted.takeAway(*m.written)
+		if wanted.equal(*m.written) {
+			return 0, nil
+		}
 	}
 	patch := struct {
 		Metadata objectMeta `json:"metadata"`
@@ -58,17 +64,11 @@ func (m *metadata) write(ctx context.Context) (again time.Duration, err error) {
 	if err := m.client.patchNode(ctx, types.StrategicMergePatchType, patch); err != nil {
 		return 0, err
 	}
-	m.written, m.writtenAt = &wanted, time.Now()
-	return m.refresh, nil
+	m.written = &wanted
+	return 0, nil
 }
 
-// due says that what was written at that time is to be written again. Refreshing
-// early by a hundredth keeps a timer's rounding from skipping one.
-func due(at time.Time, refresh time.Duration) bool {
-	return refresh > 0 && time.Since(at) >= refresh-refresh/100
-}
-
-// metadataOf is what the report says in annotations and label.
+// metadataOf is what the report says in annotations and labels.
 func metadataOf(report sharing.NodeReport) objectMeta {
 	value := func(text string) *string {
 		if text == "" {
@@ -76,7 +76,7 @@ func metadataOf(report sharing.NodeReport) objectMeta {
 		}
 		return &text
 	}
-	return objectMeta{
+	wanted := objectMeta{
 		Annotations: map[string]*string{
 			ProfileAnnotation:    value(report.Applied.Name),
 			SourceAnnotation:     value(report.Applied.Source),
@@ -84,19 +84,22 @@ func metadataOf(report sharing.NodeReport) objectMeta {
 		},
 		Labels: map[string]*string{StateLabel: value(string(report.State))},
 	}
+	if state := report.LayoutState(); state != "" {
+		wanted.Labels[MIGStateLabel] = &state
+	}
+	return wanted
+}
+
+// takeAway takes the labels away that were written and are not wanted any more.
+func (m objectMeta) takeAway(written objectMeta) {
+	for key := range written.Labels {
+		if _, wanted := m.Labels[key]; !wanted {
+			m.Labels[key] = nil
+		}
+	}
 }
 
 func (m objectMeta) equal(other objectMeta) bool {
-	return sameValues(m.Annotations, other.Annotations) && sameValues(m.Labels, other.Labels)
-}
-
-// sameValues compares maps that have the same keys.
-func sameValues(a, b map[string]*string) bool {
-	for key, value := range a {
-		other := b[key]
-		if (value == nil) != (other == nil) || value != nil && *value != *other {
-			return false
-		}
-	}
-	return true
+	same := func(a, b *string) bool { return a == nil && b == nil || a != nil && b != nil && *a == *b }
+	return maps.EqualFunc(m.Annotations, other.Annotations, same) && maps.EqualFunc(m.Labels, other.Labels, same)
 }

@@ -45,7 +45,8 @@ func notices(last *sharing.NodeReport, next sharing.NodeReport) []notice {
 	if next.Applied != last.Applied {
 		news = append(news, normal(ProfileApplied, "%s is in force, generation %s", profileText(next.Applied), next.Applied.Generation))
 	}
-	return append(news, healthNotices(last.Units, next.Units)...)
+	news = append(news, healthNotices(last.Units, next.Units)...)
+	return append(news, layoutNotices(last.Layouts, next.Layouts)...)
 }
 
 // healthNotices are what is news about units. A unit that is suspect and then

@@ -22,15 +22,11 @@ type Options struct {
 	Events bool
 	// Condition writes the Node's condition GPUSharingReady.
 	Condition bool
-	// Annotations writes the Node's annotations and its label.
+	// Annotations writes the Node's annotations and its labels.
 	Annotations bool
 	// RemoveStale removes resources that were stopped from the Node's capacity,
 	// when they have been 0 for long enough.
 	RemoveStale bool
-	// Refresh is after how long condition, annotations and label are written
-	// again though nothing has changed, so that a Node that was deleted and made
-	// anew has them. 0 means never: somebody calls NodeReplaced then.
-	Refresh time.Duration
 	// Logger gets what could not be written; nil for none.
 	Logger *slog.Logger
 }
@@ -96,10 +92,10 @@ func newReporter(options Options, timing timing) (*Reporter, error) {
 		r.tasks = append(r.tasks, newTask(name, write, timing, log.With("component", "report", "writes", name)))
 	}
 	if options.Annotations {
-		add("annotations", &metadata{reports: r, client: client, refresh: options.Refresh})
+		add("annotations", &metadata{reports: r, client: client})
 	}
 	if options.Condition {
-		add("condition", &condition{reports: r, client: client, refresh: options.Refresh})
+		add("condition", &condition{reports: r, client: client})
 	}
 	if options.Events {
 		add("events", &postman{queue: r.queue, client: client, log: log.With("component", "report")})
@@ -132,7 +128,8 @@ func (r *Reporter) Report(report sharing.NodeReport) {
 }
 
 // NodeReplaced says that the Node may not say any more what was written to it:
-// it was deleted and made anew, say. It does not wait.
+// it was deleted and made anew, say. Nothing is written again without it. It does
+// not wait, and may be called from any goroutine and before Run.
 func (r *Reporter) NodeReplaced() {
 	for _, t := range r.tasks {
 		t.restart()

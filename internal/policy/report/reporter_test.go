@@ -267,26 +267,23 @@ func TestAway(t *testing.T) {
 }
 
 // TestNodeMadeAnew deletes the Node and makes another: what is Virgate's is
-// written to it too, at once when somebody sees it, else with the next refresh.
+// written to it too, at once when somebody sees it, else with the next try.
 func TestNodeMadeAnew(t *testing.T) {
 	for _, test := range []struct {
-		name    string
-		refresh time.Duration
-		seen    bool
+		name string
+		seen bool
 	}{
-		{"seen", 0, true},
-		{"not seen", 20 * time.Millisecond, false},
+		{"seen", true},
+		{"not seen", false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			f := newFakeAPI(t)
-			options := everything(f)
-			options.Refresh = test.refresh
 			slow := fast()
 			slow.firstRetry, slow.lastRetry, slow.lastLook = time.Hour, time.Hour, time.Hour // Being seen ends backing off too.
 			if !test.seen {
 				slow = fast()
 			}
-			r := start(t, options, slow)
+			r := start(t, everything(f), slow)
 			r.Report(applied("g1"))
 			written := func() bool {
 				_, ok := f.condition()

@@ -16,42 +16,74 @@ type said struct{ sharing.NodeReport }
 func (s said) report() (sharing.NodeReport, bool) { return s.NodeReport, true }
 
 // TestWritersRest has each writer asked again with nothing new: it asks nothing
-// of the API before it is time to refresh, and writes then.
+// of the API, and wants to be called no more.
 func TestWritersRest(t *testing.T) {
-	for _, test := range []struct {
-		name    string
-		refresh time.Duration
-		writes  int // of three calls
+	f := newFakeAPI(t)
+	client, err := connect(f.config(), nodeName, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	report := applied("g1")
+	report.Layouts = []sharing.BoardLayout{{State: sharing.LayoutApplied}}
+	writers := map[string]writer{
+		"PATCH /api/v1/nodes/n1 ":       &metadata{reports: said{report}, client: client},
+		"PATCH /api/v1/nodes/n1/status": &condition{reports: said{report}, client: client},
+	}
+	for request, writer := range writers {
+		for range 3 {
+			if again, err := writer.write(t.Context()); err != nil || again != 0 {
+				t.Errorf("%s again after %s, %v", request, again, err)
+			}
+		}
+		if got := f.count(request); got != 1 {
+			t.Errorf("%d requests %s, want 1", got, request)
+		}
+	}
+	if got := f.count("GET"); got != 1 {
+		t.Errorf("%d reads, want 1", got)
+	}
+}
+
+// TestMIGLabel holds who writes mig-manager's label: nobody where Virgate cuts no
+// board, and nobody any more when it has stopped.
+func TestMIGLabel(t *testing.T) {
+	f := newFakeAPI(t)
+	f.node.Labels[MIGStateLabel] = "theirs"
+	client, err := connect(f.config(), nodeName, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	board := func(state sharing.LayoutState) sharing.NodeReport {
+		report := applied("g1")
+		report.Layouts = []sharing.BoardLayout{{GPU: "GPU-a", Wanted: "x", State: state}}
+		return report
+	}
+	refused := board(sharing.LayoutApplied)
+	refused.LayoutRefused = true
+	m := &metadata{client: client}
+	for _, step := range []struct {
+		name   string
+		report sharing.NodeReport
+		want   string
+		writes int
 	}{
-		{"no refresh", 0, 1},
-		{"later", time.Hour, 1},
-		{"due", time.Nanosecond, 3},
+		{"no board is cut", applied("g1"), "theirs", 1},
+		{"one waits", board(sharing.LayoutPending), "pending", 2},
+		{"still", board(sharing.LayoutBlocked), "pending", 2},
+		{"applied", board(sharing.LayoutApplied), "success", 3},
+		{"a name that is none", refused, "failed", 4},
+		{"no board is cut any more", applied("g1"), "", 5},
+		{"still not", applied("g1"), "", 5},
+		{"still not, otherwise new", applied("g2"), "", 6},
+		{"failed", board(sharing.LayoutFailed), "failed", 7},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			f := newFakeAPI(t)
-			client, err := connect(f.config(), nodeName, time.Minute)
-			if err != nil {
-				t.Fatal(err)
-			}
-			writers := map[string]writer{
-				"PATCH /api/v1/nodes/n1 ":       &metadata{reports: said{applied("g1")}, client: client, refresh: test.refresh},
-				"PATCH /api/v1/nodes/n1/status": &condition{reports: said{applied("g1")}, client: client, refresh: test.refresh},
-			}
-			for request, writer := range writers {
-				for range 3 {
-					again, err := writer.write(t.Context())
-					if err != nil || again != test.refresh {
-						t.Errorf("%s again after %s, %v", request, again, err)
-					}
-				}
-				if got := f.count(request); got != test.writes {
-					t.Errorf("%d requests %s, want %d", got, request, test.writes)
-				}
-			}
-			if got := f.count("GET"); got != 1 {
-				t.Errorf("%d reads, want 1", got)
-			}
-		})
+		m.reports = said{step.report}
+		if _, err := m.write(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := f.node.Labels[MIGStateLabel]; got != step.want || f.count("PATCH") != step.writes {
+			t.Errorf("%s: %q after %d writes, want %q after %d", step.name, got, f.count("PATCH"), step.want, step.writes)
+		}
 	}
 }
 

@@ -15,8 +15,10 @@ func TestAPI(t *testing.T) {
 		{"refused", testRefused},
 		{"allowed", testAllowed},
 		{"cut off", testCutOff},
+		{"rights taken", testRightsTaken},
 		{"pods", testPods},
 		{"kubelet", testKubelet},
+		{"MIG label", testMIGLabel},
 		{"200 nodes", testManyNodes},
 		{"server restarts", testServerRestarts},
 	} {

@@ -75,7 +75,7 @@ func testChoice(t *testing.T, s *server) {
 // testNoLabel: without a node name the label is not looked at.
 func testNoLabel(t *testing.T, s *server) {
 	s.setProfiles(map[string]string{"default": document("4")})
-	f := s.follow(t, "n1", virgateToken, func(n *policy.Node) { n.Label, n.Fallbacks = nil, []policy.Fallback{policy.Named} })
+	f := s.follow(t, "n1", virgateToken, func(n *policy.Node) { n.Labels, n.Fallbacks = nil, []policy.Fallback{policy.Named} })
 	f.awaits(t, is(t, "default", document("4")), "")
 	if requests := f.seen(); len(requests) != 2 {
 		t.Errorf("%d requests without a label, want 2: %q", len(requests), requests)

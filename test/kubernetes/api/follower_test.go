@@ -44,7 +44,7 @@ func (s *server) follow(t *testing.T, node, token string, change func(*policy.No
 		t.Fatal(err)
 	}
 	f.policy = &policy.Node{
-		Shelf: policy.NewConfigMap(api, namespace, configMap, log), Label: policy.NewLabel(api, node, label, log),
+		Shelf: policy.NewConfigMap(api, namespace, configMap, log), Labels: policy.NewLabels(api, node, label, log),
 		Started: started.Process,
 	}
 	if change != nil {

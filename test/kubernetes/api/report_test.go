@@ -125,12 +125,14 @@ func (s *server) says(name, generation, state, reason string) bool {
 		node.Annotations[report.GenerationAnnotation] == generation && node.Labels[report.StateLabel] == state
 }
 
-// told are the messages of the node's events with that reason, found as kubectl
-// describe does.
+// told are the messages of the node's events with that reason, "" for any, found
+// as kubectl describe does.
 func (s *server) told(node, reason string) []string {
-	list, err := s.admin.CoreV1().Events(metav1.NamespaceDefault).List(s.t.Context(), metav1.ListOptions{
-		FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + node + ",involvedObject.uid=" + node + ",reason=" + reason,
-	})
+	selector := "involvedObject.kind=Node,involvedObject.name=" + node + ",involvedObject.uid=" + node
+	if reason != "" {
+		selector += ",reason=" + reason
+	}
+	list, err := s.admin.CoreV1().Events(metav1.NamespaceDefault).List(s.t.Context(), metav1.ListOptions{FieldSelector: selector})
 	if err != nil {
 		return nil
 	}
@@ -268,6 +270,7 @@ func testAdmission(t *testing.T, s *server) {
 		{"another node's condition", "n2", "status", `{"status":{"conditions":[{"type":"GPUSharingReady","status":"True"}]}}`, "may not write to node n2"},
 		{"a taint", "n1", "", `{"spec":{"taints":[{"key":"k","effect":"NoSchedule"}]}}`, "spec"},
 		{"a foreign label", "n1", "", `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`, "labels"},
+		{"the label that chooses a layout", "n1", "", `{"metadata":{"labels":{"nvidia.com/mig.config":"all-disabled"}}}`, "labels"},
 		{"a foreign annotation", "n1", "", `{"metadata":{"annotations":{"x":"y"}}}`, "annotations"},
 		{"a foreign condition", "n1", "status", `{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`, "conditions"},
 		{"addresses", "n1", "status", `{"status":{"addresses":[{"type":"InternalIP","address":"10.0.0.66"}]}}`, "addresses"},
@@ -282,11 +285,20 @@ func testAdmission(t *testing.T, s *server) {
 			}
 		})
 	}
+	if err := patch("n1", `{"metadata":{"labels":{"nvidia.com/mig.config.state":"success"}}}`); err != nil {
+		t.Errorf("its own other label: %v", err)
+	}
 	event := &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{Name: "e", Namespace: "default"}, Reason: "R", InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: "n2"},
 	}
 	if _, err := client.CoreV1().Events("default").Create(t.Context(), event, metav1.CreateOptions{}); err == nil || !strings.Contains(err.Error(), "own node only") {
 		t.Errorf("an event about another node: %v", err)
+	}
+	_, err = s.admin.CoreV1().Events("default").Create(t.Context(), event, metav1.CreateOptions{})
+	s.must(err)
+	taken := []byte(`{"involvedObject":{"name":"n1"}}`)
+	if _, err := client.CoreV1().Events("default").Patch(t.Context(), "e", types.StrategicMergePatchType, taken, metav1.PatchOptions{}); err == nil || !strings.Contains(err.Error(), "own node only") {
+		t.Errorf("an event taken from another node: %v", err)
 	}
 }
 

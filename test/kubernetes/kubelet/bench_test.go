@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) {
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
-	os.Exit(m.Run())
+	m.Run()
 }
 
 // bench is a node: a kubelet, and whoever serves it.
@@ -46,8 +46,7 @@ func newBench(t *testing.T, policy string) *bench {
 // newNaiveBench starts a kubelet that may be hurt.
 func newNaiveBench(t *testing.T, policy string) *bench {
 	t.Helper()
-	// Not t.TempDir: a socket's path has 107 bytes.
-	root, err := os.MkdirTemp("", "vg")
+	root, err := os.MkdirTemp("", "vg") //nolint:usetesting // a socket's path has 107 bytes
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +81,7 @@ func quick() plugin.Timing {
 }
 
 // pause is between two looks at a condition.
-func pause() { time.Sleep(time.Millisecond) }
+func pause() { <-time.After(time.Millisecond) }
 
 // patience is how long a condition may take that has no deadline of its own.
 const patience = 15 * time.Second

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/policy"
+)
+
+// configManagerCommand does what NVIDIA's config-manager does, so that its
+// manifests work with this image. Virgate itself needs none: see clusterFlags.
+func configManagerCommand(environment environment, stderr io.Writer) *cli.Command {
+	var flags []cli.Flag
+	for _, flag := range clusterFlags(environment) {
+		if !slices.Contains(flag.Names(), "config-map") {
+			flags = append(flags, flag)
+		}
+	}
+	text := func(name, variable, usage string) cli.Flag {
+		value, _ := environment(variable)
+		return &cli.StringFlag{Name: name, Value: value, Usage: usage + " [$" + variable + "]"}
+	}
+	once, _ := environment("ONESHOT")
+	flags = append(flags,
+		text("config-file-dst", "CONFIG_FILE_DST", "the link to keep at the chosen profile"),
+		&cli.BoolFlag{Name: "oneshot", Value: once == "true", Usage: "end when the profile has been chosen [$ONESHOT]"},
+		text("send-signal", "SEND_SIGNAL", "no effect: the plugin follows the link by itself"),
+		text("signal", "SIGNAL", "no effect"),
+		text("process-to-signal", "PROCESS_TO_SIGNAL", "no effect"),
+	)
+	return &cli.Command{
+		Name:  "config-manager",
+		Usage: "keeps a link at the profile that the node's label names, as NVIDIA's config-manager",
+		Description: "For manifests of NVIDIA's device plugin of which only the image is replaced.\n" +
+			"What cannot be chosen leaves the link as it is. virgate run --config-map needs no such helper.\n\n" +
+			"Example: virgate config-manager --config-dir /available-configs --config-file-dst /config/config.yaml --oneshot",
+		Flags:  flags,
+		Hidden: true,
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			for _, needed := range []string{"config-dir", "config-file-dst"} {
+				if cmd.String(needed) == "" {
+					return usageError{fmt.Errorf("config-manager needs --%s", needed)}
+				}
+			}
+			log := slog.New(slog.NewTextHandler(stderr, nil))
+			node, err := newPolicyNode(cmd, nil, log)
+			if err != nil {
+				return err
+			}
+			m := configManager{node: node, dir: cmd.String("config-dir"), link: cmd.String("config-file-dst"), log: log}
+			return m.run(ctx, cmd.Bool("oneshot"))
+		},
+	}
+}
+
+type configManager struct {
+	node *policy.Node
+	// dir has the profiles, link is what is kept at one of them.
+	dir, link string
+	log       *slog.Logger
+	// said is the last complaint.
+	said string
+}
+
+// run follows the choice until ctx ends, or with once until it has been made. A
+// choice that cannot be made is no error then either: a plugin that starts
+// without the link serves the profile of its last run, and one that never
+// starts serves none.
+func (m *configManager) run(ctx context.Context, once bool) error {
+	ahead := policy.WatchAhead(ctx, m.node.Watch)
+	ahead.Await(ctx, func() bool { return m.look() && once })
+	if err := ahead.Stop(); err != nil && ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+// look brings the link to where it should be, and says whether the choice is
+// known.
+func (m *configManager) look() bool {
+	wanted, err := m.node.Wanted()
+	if errors.Is(err, configs.ErrPending) {
+		return false
+	}
+	// Whether the profile itself is good, the plugin says.
+	switch _, missing := os.Stat(filepath.Join(m.dir, wanted.Name)); {
+	case wanted.Name != "" && missing == nil:
+		err = m.point(filepath.Join(m.dir, wanted.Name))
+	case err == nil:
+		err = m.point("")
+	}
+	if err != nil && err.Error() != m.said {
+		m.log.Error("no profile chosen, the link stays as it is", "link", m.link, "error", err)
+	}
+	m.said = fmt.Sprint(err)
+	return true
+}
+
+// point makes the link lead to the file, or be an empty file for "". There is
+// always one or the other.
+func (m *configManager) point(target string) error {
+	if now, err := os.Readlink(m.link); err == nil && now == target {
+		return nil
+	}
+	if info, err := os.Lstat(m.link); target == "" && err == nil && info.Mode().IsRegular() && info.Size() == 0 {
+		return nil
+	}
+	next := m.link + ".next"
+	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("choose %s: %w", target, err)
+	}
+	create := func() error { return os.Symlink(target, next) }
+	if target == "" {
+		create = func() error { return os.WriteFile(next, nil, 0o644) } //nolint:gosec // other users read it
+	}
+	if err := create(); err != nil {
+		return fmt.Errorf("choose %s: %w", target, err)
+	}
+	if err := os.Rename(next, m.link); err != nil {
+		return fmt.Errorf("choose %s: %w", target, err)
+	}
+	m.log.Info("profile chosen", "link", m.link, "profile", target)
+	return nil
+}

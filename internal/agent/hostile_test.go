@@ -1,0 +1,215 @@
+package agent
+
+import (
+	"encoding/json"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
+	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
+)
+
+// ask is what the agent answers.
+func ask(a *agent, method, path string) *httptest.ResponseRecorder {
+	recorder := httptest.NewRecorder()
+	a.handler().ServeHTTP(recorder, httptest.NewRequest(method, path, nil))
+	return recorder
+}
+
+// readable fails when one of the three that read everything cannot be read. It
+// returns the number of series with the label pod.
+func readable(t *testing.T, a *agent) (pods int) {
+	t.Helper()
+	scrape := ask(a, http.MethodGet, "/metrics")
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(scrape.Body)
+	if err != nil || scrape.Code != http.StatusOK {
+		t.Errorf("scrape: %d, %v", scrape.Code, err)
+	}
+	for _, metric := range families["virgate_allocation_info"].GetMetric() {
+		if len(metric.Label) == 7 {
+			pods++
+		}
+	}
+	if families["virgate_build_info"] == nil {
+		t.Error("the scrape lacks the program itself")
+	}
+	var status Status
+	if body := ask(a, http.MethodGet, "/api/v1/status").Body.Bytes(); json.Unmarshal(body, &status) != nil {
+		t.Errorf("status: %s", body)
+	}
+	page := ask(a, http.MethodGet, "/status")
+	if body := page.Body.String(); page.Code != http.StatusOK || !strings.Contains(body, "</html>") || strings.Contains(body, "<script") {
+		t.Errorf("page: %d %s", page.Code, body)
+	}
+	return pods
+}
+
+func TestHostileNames(t *testing.T) {
+	w := newWatch(t, "t4", 8)
+	for _, name := range []string{"</script><script>", "a\n# TYPE x counter", `"} 1`, "\xff", "\xfe\xff", "\x00", strings.Repeat("long", 10_000)} {
+		w.pod("pod", 0, mebibyte, 1)
+		last := &w.holders.held[len(w.holders.held)-1]
+		last.Namespace, last.Pod, last.Container = name, name, name
+	}
+	w.holders.held = append(w.holders.held, w.holders.held...) // Everything twice.
+	s := *w.state.Load()
+	s.gpus[0].Model, s.gpus[0].Fault = "\xffTesla", "\xff<script>"
+	w.state.Store(&s)
+	w.sampleNow()
+	if pods := readable(t, w.agent); pods != 7 {
+		t.Errorf("%d devices shown as held, want 7", pods)
+	}
+	// Two of the names look the same when what is not UTF-8 is replaced: one of
+	// them is lost, and nothing else.
+	text := ask(w.agent, http.MethodGet, "/metrics").Body.String()
+	for name, want := range map[string]int{"virgate_unit_sharers": 1, "virgate_container_processes": 6} {
+		if got := strings.Count(text, "\n"+name+"{"); got != want {
+			t.Errorf("%d series of %s, want %d", got, name, want)
+		}
+	}
+	if !regexp.MustCompile(`\nvirgate_unit_sharers\{[^}]*\} 7\n`).MatchString(text) {
+		t.Error("not seven sharers")
+	}
+}
+
+// TestReadableInEveryRole holds that an operator can look at any time.
+func TestReadableInEveryRole(t *testing.T) {
+	for _, test := range []struct {
+		role   Role
+		change func(a *agent)
+	}{
+		{RoleStarting, func(*agent) {}},
+		{RoleStandby, func(a *agent) { a.standby.Store(true) }},
+		{RoleServing, func(a *agent) { a.serving.Store(true) }},
+		{RoleDraining, func(a *agent) { a.serving.Store(true); a.draining.Store(true) }},
+	} {
+		w := newWatch(t, "t4", 2)
+		test.change(w.agent)
+		readable(t, w.agent)
+		if page := ask(w.agent, http.MethodGet, "/status").Body.String(); !strings.Contains(page, ">"+string(test.role)+"<") {
+			t.Errorf("the page does not say %s", test.role)
+		}
+		readable(t, newAgent(w.Options))
+	}
+}
+
+// TestReadableWhileItChanges is for the race detector.
+func TestReadableWhileItChanges(t *testing.T) {
+	w := newWatch(t, "l40sx8", 4)
+	w.pod("one", 0, mebibyte, 10)
+	stop := make(chan struct{})
+	var readers sync.WaitGroup
+	for range 3 {
+		readers.Go(func() {
+			for {
+				readable(t, w.agent)
+				select {
+				case <-stop:
+					return
+				default:
+				}
+			}
+		})
+	}
+	for replicas := range 10 {
+		gpus := w.gpus[:1+replicas%8] // Boards that are measured are gone, and come back.
+		w.state.Store(&state{gpus: gpus, plan: sharing.NewPlan(gpus, profile(1+replicas)), planned: true})
+		w.sampleNow()
+	}
+	close(stop)
+	readers.Wait()
+}
+
+func TestMethods(t *testing.T) {
+	w := newWatch(t, "t4", 1)
+	for _, path := range []string{"/metrics", "/status", "/api/v1/status", "/healthz", "/plan"} {
+		if code := ask(w.agent, http.MethodHead, path).Code; code != http.StatusOK {
+			t.Errorf("HEAD %s: %d", path, code)
+		}
+		for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete} {
+			if code := ask(w.agent, method, path).Code; code != http.StatusMethodNotAllowed {
+				t.Errorf("%s %s: %d", method, path, code)
+			}
+		}
+	}
+	if answer := ask(w.agent, http.MethodGet, "/"); answer.Code != http.StatusFound || answer.Header().Get("Location") != "/status" {
+		t.Errorf("GET /: %d to %q", answer.Code, answer.Header().Get("Location"))
+	}
+	if code := ask(w.agent, http.MethodGet, "/other").Code; code != http.StatusNotFound {
+		t.Errorf("GET /other: %d", code)
+	}
+}
+
+// TestOneAddressTwice holds that it is an error, which leaves nothing open.
+func TestOneAddressTwice(t *testing.T) {
+	probe, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := probe.Addr().String()
+	_ = probe.Close()
+	a := newAgent(Options{Listen: address, HTTP: HTTP{HealthListen: address}, Plugin: plugin.NewManager(plugin.Options{}), Logger: newWatch(t, "t4", 1).Logger})
+	if _, err := a.listenAll(t.Context()); err == nil || !strings.Contains(err.Error(), "listen for health") || !strings.Contains(err.Error(), address) {
+		t.Errorf("error %v", err)
+	}
+	again, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatalf("the first listener is still open: %v", err)
+	}
+	_ = again.Close()
+}
+
+// stuck answers when it may.
+type stuck struct {
+	eventful
+	may chan struct{}
+}
+
+func (s stuck) Health() sharing.HealthReport {
+	<-s.may
+	return sharing.HealthReport{}
+}
+
+// TestScrapesAreBounded holds that scrapers which come faster than they are
+// answered do not pile up.
+func TestScrapesAreBounded(t *testing.T) {
+	w := newWatch(t, "t4", 1)
+	may := make(chan struct{})
+	w.Health = stuck{may: may}
+	handler := w.handler()
+	const scrapers = maxScrapes + 5
+	codes := make(chan int, scrapers)
+	for range scrapers {
+		go func() {
+			recorder := httptest.NewRecorder()
+			handler.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+			codes <- recorder.Code
+		}()
+	}
+	for range scrapers - maxScrapes {
+		select {
+		case code := <-codes:
+			if code != http.StatusServiceUnavailable {
+				t.Errorf("answer %d to one too many", code)
+			}
+		case <-time.After(20 * time.Second):
+			t.Error("one too many has to wait")
+		}
+	}
+	close(may)
+	for range maxScrapes {
+		if code := <-codes; code != http.StatusOK {
+			t.Errorf("answer %d", code)
+		}
+	}
+}

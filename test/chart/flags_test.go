@@ -1,0 +1,62 @@
+package chart
+
+import (
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// TestProgramHasTheFlags holds that every flag and variable in the DaemonSet is
+// one that the program knows.
+func TestProgramHasTheFlags(t *testing.T) {
+	command := exec.Command("go", "run", "./cmd/virgate", "run", "--help")
+	command.Dir = "../.."
+	help, err := command.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob("testdata/*.values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		manifest, _, err := render(t, read(t, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		container := daemonSet(t, decode(t, manifest)).Spec.Template.Spec.Containers[0]
+		if container.Args[0] != "run" {
+			t.Errorf("%s: starts %q", file, container.Args[0])
+		}
+		for _, argument := range container.Args[1:] {
+			name, _, _ := strings.Cut(argument, "=")
+			if !strings.Contains(string(help), name) {
+				t.Errorf("%s: no flag %s", file, name)
+			}
+		}
+		for _, variable := range container.Env {
+			switch variable.Name {
+			case "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES":
+				continue // For NVIDIA's container runtime.
+			}
+			if !strings.Contains(string(help), "$"+variable.Name) {
+				t.Errorf("%s: no variable %s", file, variable.Name)
+			}
+		}
+	}
+}
+
+func daemonSet(t *testing.T, objects []runtime.Object) *appsv1.DaemonSet {
+	t.Helper()
+	for _, object := range objects {
+		if set, ok := object.(*appsv1.DaemonSet); ok {
+			return set
+		}
+	}
+	t.Fatal("no DaemonSet")
+	return nil
+}

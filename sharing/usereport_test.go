@@ -199,3 +199,36 @@ func TestTenantsAndOversubscription(t *testing.T) {
 		t.Errorf("oversubscription (-want +got):\n%s", diff)
 	}
 }
+
+// TestUseReportOfAnUnreadBoard holds that nothing is said of the processes of a
+// board whose processes could not be read.
+func TestUseReportOfAnUnreadBoard(t *testing.T) {
+	measured := Measurement{Boards: []BoardUse{{GPU: "GPU-a", Memory: KnownFigure(1)}}, Owners: map[int]Owner{}}
+	report := NewUseReport(measured, nil, nil, []Allocation{holder("a", "GPU-a::0")}, true)
+	if !report.Attributed || len(report.Containers)+len(report.Unattributed)+len(report.Contention) > 0 {
+		t.Errorf("%+v", report)
+	}
+}
+
+// TestFairShareIsNoMoreThanTheUnit is of a container that holds more devices of a
+// unit than it is offered as by now.
+func TestFairShareIsNoMoreThanTheUnit(t *testing.T) {
+	s := shares{replicas: map[string]int{"u": 2}, memory: map[string]uint64{"u": 100}}
+	if got := s.over("u", 3, KnownFigure(120)); got != KnownFigure(20) {
+		t.Errorf("%+v over, want 20", got)
+	}
+}
+
+// TestRestOfAPartitionedBoard holds that its compute is unknown, also of nobody.
+func TestRestOfAPartitionedBoard(t *testing.T) {
+	measured := Measurement{Boards: []BoardUse{{GPU: "GPU-b", Units: []UnitProcesses{{Unit: "MIG-b"}}}}, Owners: map[int]Owner{}}
+	rest := NewUseReport(measured, nil, nil, nil, true).Unattributed
+	if len(rest) != len(UnattributedCauses()) {
+		t.Fatalf("%+v", rest)
+	}
+	for _, use := range rest {
+		if use.SM.Known || use.Memory != KnownFigure(0) {
+			t.Errorf("%+v, want no memory and unknown compute", use)
+		}
+	}
+}

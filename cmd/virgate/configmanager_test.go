@@ -26,8 +26,7 @@ func TestConfigManagerLinks(t *testing.T) {
 	put("broken", "nonsense: v1")
 	link := filepath.Join(t.TempDir(), "config.yaml")
 	var log bytes.Buffer
-	node := &policy.Node{Shelf: &policy.Directory{Path: dir}}
-	m := configManager{node: node, dir: dir, link: link, log: slog.New(slog.NewTextHandler(&log, nil))}
+	m := configManager{dir: dir, link: link, log: slog.New(slog.NewTextHandler(&log, nil))}
 	for _, step := range []struct {
 		name, choice string
 		fallbacks    []policy.Fallback
@@ -45,7 +44,7 @@ func TestConfigManagerLinks(t *testing.T) {
 	} {
 		t.Run(step.name, func(t *testing.T) {
 			log.Reset()
-			node.Default, node.Fallbacks = step.choice, step.fallbacks
+			m.node = &policy.Node{Shelf: &policy.Directory{Path: dir}, Default: step.choice, Fallbacks: step.fallbacks}
 			if err := m.run(t.Context(), true); err != nil {
 				t.Fatal(err)
 			}

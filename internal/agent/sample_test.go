@@ -345,3 +345,19 @@ func BenchmarkScrape(b *testing.B) {
 		})
 	}
 }
+
+// TestALateSampleSaysLittle holds that contention is not supposed for the whole
+// time in which nobody looked.
+func TestALateSampleSaysLittle(t *testing.T) {
+	last := &observation{at: time.Unix(1000, 0)}
+	for after, want := range map[time.Duration]time.Duration{time.Second: time.Second, time.Hour: 10 * time.Second} {
+		next := &observation{
+			at: last.at.Add(after), contended: map[string]time.Duration{"GPU-a": time.Minute},
+			report: sharing.UseReport{Contention: []sharing.Contention{{GPU: "GPU-a", Contended: true}, {GPU: "GPU-b"}}},
+		}
+		next.count(last, 5*time.Second)
+		if got := next.contended["GPU-a"] - time.Minute; got != want || next.contended["GPU-b"] != 0 {
+			t.Errorf("%s counted after %s, want %s", got, after, want)
+		}
+	}
+}

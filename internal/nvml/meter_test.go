@@ -231,3 +231,20 @@ func TestMeterBelievesNoNonsense(t *testing.T) {
 		t.Errorf("SM %+v, want unknown", got)
 	}
 }
+
+// drawing is a driver whose processes that compute draw too.
+type drawing struct{ nvml.Library }
+
+func (d drawing) DeviceGetGraphicsRunningProcesses(device nvml.Device) ([]nvml.Process, error) {
+	return d.DeviceGetComputeRunningProcesses(device)
+}
+
+func TestMeterCountsAProcessOnce(t *testing.T) {
+	node, err := simnode.New("t4")
+	do(t, err, node.AddProcess(0, simnode.WholeGPU, 20, 3<<30))
+	boards, err := nvml.NewMeter(drawing{node}).Read(t.Context())
+	do(t, err)
+	if got := uses(t, boards, 0); len(got) != 1 || got[0].Memory != sharing.KnownFigure(3<<30) {
+		t.Errorf("processes %+v, want one with 3 GiB", got)
+	}
+}

@@ -199,3 +199,15 @@ func TestLimitDropsTheLastAndSaysHowMany(t *testing.T) {
 		t.Error("dropped although there is room")
 	}
 }
+
+// TestSharersAreContainers holds that a container counts once, whatever the names
+// under which it holds the unit.
+func TestSharersAreContainers(t *testing.T) {
+	node := shared(t)
+	node.state.Allocations = append(slices.Clone(node.state.Allocations),
+		sharing.Allocation{Namespace: "ns", Pod: "one", Container: "main", Resource: "nvidia.com/old", Devices: []string{"GPU-a::5"}})
+	const want = `virgate_unit_sharers{gpu_uuid="GPU-a",resource="nvidia.com/gpu",unit_uuid="GPU-a"} 2`
+	if text := expose(t, node.all(1000)); !strings.Contains(text, want+"\n") {
+		t.Errorf("want %s in\n%s", want, text)
+	}
+}

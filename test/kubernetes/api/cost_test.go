@@ -40,7 +40,8 @@ func testManyNodes(t *testing.T, s *server) {
 	}
 	edit := sum(followers)
 	t.Logf("one edit of the ConfigMap: %.0f bytes read a node", (edit.read-flip.read)/nodes)
-	if edit.requests != 4*nodes {
+	// A busy server may refuse a request of a few; nobody has reason for more.
+	if edit.requests < 4*nodes || edit.requests > 4.2*nodes {
 		t.Errorf("%.0f requests of %d nodes, want 4 each: %q", edit.requests, nodes, followers[0].seen())
 	}
 	if perNode := begin.read / nodes; perNode > 20_000 {

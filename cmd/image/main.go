@@ -11,6 +11,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -80,6 +81,7 @@ func (o options) configure(image v1.Image) (v1.Image, error) {
 	}
 	config = config.DeepCopy()
 	config.Architecture, config.OS = runtime.GOARCH, "linux"
+	config.Created = v1.Time{Time: time.Unix(0, 0).UTC()} // The same program makes the same image.
 	config.Config = v1.Config{
 		Entrypoint: []string{"/usr/bin/virgate"}, Cmd: []string{"run"},
 		Env: []string{"PATH=/usr/bin"},

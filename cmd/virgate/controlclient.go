@@ -27,6 +27,10 @@ func askControl(ctx context.Context, socket, method, path string, arguments url.
 	}
 	response, err := (&http.Client{Transport: transport}).Do(request)
 	if err != nil {
+		var made *url.Error // It names the URL, which nobody has asked for.
+		if errors.As(err, &made) {
+			err = made.Err
+		}
 		return nil, fmt.Errorf("ask %s for %s: %w", socket, path, err)
 	}
 	defer func() { _ = response.Body.Close() }()

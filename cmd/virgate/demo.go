@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -42,6 +43,14 @@ func demoCommand() *cli.Command {
 			listen := ""
 			if cmd.Bool("serve") {
 				listen = cmd.String("listen")
+				// Known before the first step, not in the middle of them.
+				listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", listen)
+				if err != nil {
+					return fmt.Errorf("--listen: %w", err)
+				}
+				if err := listener.Close(); err != nil {
+					return fmt.Errorf("--listen: %w", err)
+				}
 			}
 			log := slog.New(slog.DiscardHandler)
 			if cmd.Bool("verbose") {

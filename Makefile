@@ -26,6 +26,7 @@ build: ## bin/virgate, stripped and reproducible
 test: ## all tests, with the race detector where there is a C compiler
 	@[ '$(race)' ] || { echo 'race detector off: no C compiler, or CGO_ENABLED=0' >&2; [ '$(RACE)' != required ]; }
 	go test $(race) ./...
+	cd test/cdi && go vet ./... && go test ./... # a module of its own, for its dependency
 
 test-kubernetes: ## the kubelet's own code, and a real API server; their first builds take 10 to 20 min
 	cd test/kubernetes && go vet ./... && go test $(race) -timeout 30m ./kubelet && go test ./api # kube-apiserver is slow to build with -race

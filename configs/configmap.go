@@ -24,29 +24,12 @@ type ConfigMapEntry struct {
 	MIG    MIGConfigs
 }
 
-// ParseConfigMap reads the manifest of a ConfigMap, in YAML or JSON, and the
-// documents in its data: device-plugin documents and mig-parted documents. The
-// overrides are applied to each device-plugin document.
+// readConfigMap reads the manifest of a ConfigMap and the documents in its data:
+// device-plugin documents, each with the overrides, and mig-parted documents.
 //
 // A document is called "FILE[data.KEY]" in problems and notes. Its lines are
 // those of the manifest where it is written as a literal block ("|"), else its
 // own.
-//
-// The error is of type Problems and has all that is wrong in all documents; the
-// ConfigMap is then zero.
-func ParseConfigMap(file string, data []byte, overrides Overrides) (ConfigMap, error) {
-	var problems Problems
-	source := &source{file: file, problems: &problems}
-	var result ConfigMap
-	if root, ok := source.open(data); ok {
-		result = readConfigMap(root, data, overrides)
-	}
-	if err := problems.err(); err != nil {
-		return ConfigMap{}, err
-	}
-	return result, nil
-}
-
 func readConfigMap(root value, manifest []byte, overrides Overrides) ConfigMap {
 	f := root.mapping("apiVersion", "kind", "metadata", "data", "binaryData", "immutable")
 	if version, ok := f.required("apiVersion").text(); ok && version != "v1" {

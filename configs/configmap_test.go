@@ -23,19 +23,19 @@ func readCase(t *testing.T, name string) []byte {
 
 // TestCases reads the documents that Virgate was asked to take as they are.
 func TestCases(t *testing.T) {
-	slicing, err := ParseConfigMap("slicing", readCase(t, "time-slicing-configmap.yaml"), nil)
+	slicing, err := ParseFile("slicing", readCase(t, "time-slicing-configmap.yaml"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	share := sharing.Share{Path: "sharing.timeSlicing.resources[0]", Resource: "nvidia.com/gpu", Replicas: 4, Policy: sharing.Distributed}
-	if slicing.Name != "time-slicing-config" || len(slicing.Entries) != 1 || slicing.Entries[0].Key != "any" || slicing.Entries[0].Kind != KindProfile {
+	if slicing.ConfigMap.Name != "time-slicing-config" || len(slicing.ConfigMap.Entries) != 1 || slicing.ConfigMap.Entries[0].Key != "any" || slicing.ConfigMap.Entries[0].Kind != KindProfile {
 		t.Fatalf("time-slicing: %+v", slicing)
 	}
-	if diff := cmp.Diff(withDefaults(shares(share)), slicing.Entries[0].Config.Profile, compareSelectors); diff != "" {
+	if diff := cmp.Diff(withDefaults(shares(share)), slicing.ConfigMap.Entries[0].Config.Profile, compareSelectors); diff != "" {
 		t.Errorf("time-slicing (-want +got):\n%s", diff)
 	}
 
-	got, err := ParseConfigMap("mig", readCase(t, "mig-configmap.yaml"), nil)
+	got, err := ParseFile("mig", readCase(t, "mig-configmap.yaml"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func TestCases(t *testing.T) {
 		{Name: "all-1g.5gb", Blocks: []sharing.LayoutBlock{{All: true, Layout: mig.Layout{MIG: true, Partitions: []mig.Count{{Profile: profile(t, "1g.5gb"), Count: 7}}}}}},
 		{Name: "all-2g.10gb", Blocks: []sharing.LayoutBlock{{All: true, Layout: mig.Layout{MIG: true, Partitions: []mig.Count{{Profile: profile(t, "2g.10gb"), Count: 3}}}}}},
 	}}}
-	if diff := cmp.Diff(want, got.Entries, compareSelectors); diff != "" {
+	if diff := cmp.Diff(want, got.ConfigMap.Entries, compareSelectors); diff != "" {
 		t.Errorf("mig (-want +got):\n%s", diff)
 	}
 }
@@ -90,7 +90,7 @@ func TestConfigMapLines(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			_, err := ParseConfigMap("m.yaml", []byte(head+test.data), nil)
+			_, err := ParseFile("m.yaml", []byte(head+test.data), nil)
 			var problems Problems
 			if !errors.As(err, &problems) || len(problems) != 1 {
 				t.Fatalf("error is %v", err)
@@ -104,21 +104,21 @@ func TestConfigMapLines(t *testing.T) {
 
 func TestConfigMapEntriesAreSorted(t *testing.T) {
 	manifest := `{"apiVersion":"v1","kind":"ConfigMap","immutable":true,"metadata":{"labels":{"a":"b"}},"data":{"b":"","c":"version: v1\nflags: {migStrategy: single}\n","a":"version: v1"}}`
-	got, err := ParseConfigMap("m.json", []byte(manifest), nil)
+	got, err := ParseFile("m.json", []byte(manifest), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var keys []string
-	for _, e := range got.Entries {
+	for _, e := range got.ConfigMap.Entries {
 		keys = append(keys, e.Key)
 	}
 	if diff := cmp.Diff([]string{"a", "b", "c"}, keys); diff != "" {
 		t.Errorf("keys (-want +got):\n%s", diff)
 	}
-	if notes := got.Entries[2].Config.Notes; len(notes) != 1 || notes[0].Line != 2 {
+	if notes := got.ConfigMap.Entries[2].Config.Notes; len(notes) != 1 || notes[0].Line != 2 {
 		t.Errorf("notes of c are %v", notes)
 	}
-	if notes := got.Entries[0].Config.Notes; len(notes) != 0 {
+	if notes := got.ConfigMap.Entries[0].Config.Notes; len(notes) != 0 {
 		t.Errorf("notes of a are %v", notes)
 	}
 }

@@ -91,7 +91,7 @@ func checkBlock(t *testing.T, block sharing.LayoutBlock) {
 	}
 }
 
-func FuzzParseConfigMap(f *testing.F) {
+func FuzzParseFile(f *testing.F) {
 	addSeeds(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		file, err := ParseFile("f", data, nil)

@@ -1,6 +1,7 @@
 package configs
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -42,7 +43,7 @@ func (f fields) required(key string) value {
 func (v value) mapping(known ...string) fields {
 	f := fields{parent: v, entries: make(map[string]value)}
 	for _, e := range v.pairs() {
-		if contains(known, e.key) {
+		if slices.Contains(known, e.key) {
 			f.entries[e.key] = e.value
 			continue
 		}

@@ -8,8 +8,9 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// readMIGBlock reads one block of a layout.
-func readMIGBlock(v value) sharing.LayoutBlock {
+// readMIGBlock reads one block of a layout. In an own one, which is meant for
+// Virgate, what no board can have is a problem.
+func readMIGBlock(v value, own bool) sharing.LayoutBlock {
 	if v.shape() != shapeMapping {
 		v.problem("expected a mapping with devices and mig-enabled")
 		return sharing.LayoutBlock{}
@@ -26,6 +27,11 @@ func readMIGBlock(v value) sharing.LayoutBlock {
 	block.Layout.Partitions = readPartitions(partitions)
 	if ok && !enabled && len(block.Layout.Partitions) > 0 {
 		partitions.problem("expected none where mig-enabled is false")
+	}
+	if own {
+		if err := judge(block); err != nil {
+			partitions.problem(err.Error())
+		}
 	}
 	return block
 }

@@ -3,7 +3,6 @@ package configs
 import (
 	"cmp"
 	"slices"
-	"strings"
 
 	"github.com/virgate/virgate/sharing"
 )
@@ -18,15 +17,6 @@ type MIGConfig struct {
 	// at least one, but in Config.Layouts: none there is a name that several
 	// documents give to layouts that differ.
 	Blocks []sharing.LayoutBlock
-}
-
-// Find returns the layout with the name, false if there is none.
-func (c MIGConfigs) Find(name string) (MIGConfig, bool) {
-	i, ok := slices.BinarySearchFunc(c, name, func(config MIGConfig, name string) int { return strings.Compare(config.Name, name) })
-	if !ok {
-		return MIGConfig{}, false
-	}
-	return c[i], true
 }
 
 // ParseMIGConfigs reads mig-parted's "version: v1, mig-configs:" document
@@ -54,11 +44,12 @@ func ParseMIGConfigs(file string, data []byte) (MIGConfigs, error) {
 func readMIGConfigs(root value) MIGConfigs {
 	document := root.mapping("version", migConfigsKey)
 	readVersion(document.required("version"))
-	return readLayouts(document.required(migConfigsKey), readMIGBlock)
+	return readLayouts(document.required(migConfigsKey), false)
 }
 
-// readLayouts reads a mapping from names to lists of blocks.
-func readLayouts(section value, readBlock func(value) sharing.LayoutBlock) MIGConfigs {
+// readLayouts reads a mapping from names to lists of blocks, own ones of Virgate
+// or mig-parted's.
+func readLayouts(section value, own bool) MIGConfigs {
 	pairs := section.pairs()
 	if section.shape() == shapeMapping && len(pairs) == 0 {
 		section.problem("expected at least one layout")
@@ -71,7 +62,7 @@ func readLayouts(section value, readBlock func(value) sharing.LayoutBlock) MIGCo
 		}
 		layout := MIGConfig{Name: e.key}
 		for _, block := range blocks {
-			layout.Blocks = append(layout.Blocks, readBlock(block))
+			layout.Blocks = append(layout.Blocks, readMIGBlock(block, own))
 		}
 		layouts = append(layouts, layout)
 	}

@@ -57,17 +57,6 @@ mig-configs:
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("layouts (-want +got):\n%s", diff)
 	}
-	for _, layout := range want {
-		found, ok := got.Find(layout.Name)
-		if diff := cmp.Diff(layout, found); !ok || diff != "" {
-			t.Errorf("Find(%q) = %v (-want +got):\n%s", layout.Name, ok, diff)
-		}
-	}
-	for _, name := range []string{"", "all", "zzz"} {
-		if found, ok := got.Find(name); ok {
-			t.Errorf("Find(%q) finds %v", name, found)
-		}
-	}
 }
 
 func TestParseMIGConfigsEmpty(t *testing.T) {
@@ -75,34 +64,5 @@ func TestParseMIGConfigsEmpty(t *testing.T) {
 	const want = "mig.yaml:1: version: is required\nmig.yaml:1: mig-configs: is required"
 	if got != nil || err == nil || err.Error() != want {
 		t.Errorf("got %v and %v, want %s", got, err, want)
-	}
-}
-
-func TestDeviceFilter(t *testing.T) {
-	tests := []struct {
-		text  string
-		want  sharing.BoardFilter
-		valid bool
-	}{
-		{"0x20B010DE", sharing.BoardFilter{Device: 0x20B010DE}, true},
-		{"0x20b010de", sharing.BoardFilter{Device: 0x20B010DE}, true},
-		{"0x20B010DE:0x134F10DE", sharing.BoardFilter{Device: 0x20B010DE, Subsystem: 0x134F10DE}, true},
-		{"", sharing.BoardFilter{}, false},
-		{"20B010DE", sharing.BoardFilter{}, false},
-		{"0x20B010D", sharing.BoardFilter{}, false},
-		{"0x20B010DE0", sharing.BoardFilter{}, false},
-		{"0x00000000", sharing.BoardFilter{}, false},
-		{"0x20B010DE:", sharing.BoardFilter{}, false},
-		{"0x20B010DE:0x00000000", sharing.BoardFilter{}, false},
-		{"0x20B010DE:0x134F10DE:0x1", sharing.BoardFilter{}, false},
-		{"0x+0B010DE", sharing.BoardFilter{}, false},
-		{"0x20B0_0DE", sharing.BoardFilter{}, false},
-		{"A100", sharing.BoardFilter{}, false},
-	}
-	for _, test := range tests {
-		got, err := ParseDeviceFilter(test.text)
-		if got != test.want || (err == nil) != test.valid {
-			t.Errorf("ParseDeviceFilter(%q) = %v, %v", test.text, got, err)
-		}
 	}
 }

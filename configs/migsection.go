@@ -3,6 +3,7 @@ package configs
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
@@ -17,7 +18,7 @@ func readMIG(v value, shared MIGConfigs) (sharing.Repartition, MIGConfigs) {
 	}
 	wanted := sharing.Repartition{WhenBusy: readWhenBusy(f.field("whenBusy"))}
 	wanted.Manage, _ = f.field("manage").boolean()
-	layouts := append(readLayouts(f.field("configs"), readOwnBlock), shared...)
+	layouts := append(readLayouts(f.field("configs"), true), shared...)
 
 	config := f.field("config")
 	name, ok := config.text()
@@ -48,17 +49,6 @@ func readWhenBusy(v value) sharing.WhenBusy {
 	return sharing.Wait
 }
 
-// readOwnBlock reads a block that is meant for Virgate: one that no board can
-// have is a problem there.
-func readOwnBlock(v value) sharing.LayoutBlock {
-	block := readMIGBlock(v)
-	if err := judge(block); err != nil {
-		at := v.mapping("device-filter", "devices", "mig-enabled", "mig-devices").field("mig-devices")
-		at.problem(err.Error())
-	}
-	return block
-}
-
 // judge says why no board that the block can choose can be cut so; nil when one
 // can, or when a filter names a board that is not published, so that only its
 // driver knows.
@@ -86,10 +76,8 @@ func judge(block sharing.LayoutBlock) error {
 }
 
 func anyBoard(boards []mig.Geometry, layout mig.Layout) bool {
-	for _, board := range boards {
-		if _, err := board.Place(layout, nil); err == nil {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(boards, func(board mig.Geometry) bool {
+		_, err := board.Place(layout, nil)
+		return err == nil
+	})
 }

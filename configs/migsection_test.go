@@ -41,12 +41,12 @@ data:
 
 func layoutsOf(t *testing.T) map[string]Config {
 	t.Helper()
-	m, err := ParseConfigMap("m", []byte(layoutDocument), nil)
+	m, err := ParseFile("m", []byte(layoutDocument), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	byKey := make(map[string]Config)
-	for _, e := range m.Entries {
+	for _, e := range m.ConfigMap.Entries {
 		byKey[e.Key] = e.Config
 	}
 	return byKey

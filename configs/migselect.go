@@ -51,7 +51,7 @@ func (c MIGConfigs) resolve(name string) ([]sharing.LayoutBlock, error) {
 	return found.Blocks, nil
 }
 
-// first is Find for layouts of several documents, which are not sorted.
+// first is the first layout with the name, false if there is none.
 func (c MIGConfigs) first(name string) (MIGConfig, bool) {
 	for _, layout := range c {
 		if layout.Name == name {
@@ -75,10 +75,7 @@ func (c MIGConfigs) builtIn(name string) error {
 	if errors.Is(last, mig.ErrUnknownProfile) {
 		return errors.New("no layout has this name, and no published board has the profile")
 	}
-	names := []string{"all-disabled", "all-enabled", "all-balanced"}
-	for _, layout := range c {
-		names = append(names, layout.Name)
-	}
+	names := append([]string{"all-disabled", "all-enabled", "all-balanced"}, c.names()...)
 	if near := nearest(name, names); near != "" {
 		return fmt.Errorf("no layout has this name, did you mean %s?", near)
 	}

@@ -93,7 +93,7 @@ func TestOverrideProblems(t *testing.T) {
 // override.
 func TestOverrideProblemOnce(t *testing.T) {
 	manifest := "apiVersion: v1\nkind: ConfigMap\ndata: {a: '', b: ''}\n"
-	_, err := ParseConfigMap("map.yaml", []byte(manifest), Overrides{"flags.migStrategy": {Value: "x", Source: "--mig-strategy"}})
+	_, err := ParseFile("map.yaml", []byte(manifest), Overrides{"flags.migStrategy": {Value: "x", Source: "--mig-strategy"}})
 	const want = `--mig-strategy: flags.migStrategy: expected none, single or mixed (got "x")`
 	if err == nil || err.Error() != want {
 		t.Errorf("error is %v, want %s", err, want)

@@ -13,13 +13,13 @@ func (p Process) Check(next Process) error {
 		path       string
 		have, want any
 	}{
-		{"flags.failOnInitError", p.FailOnInitError, next.FailOnInitError},
-		{"flags.nvidiaDriverRoot", p.DriverRoot, next.DriverRoot},
-		{"flags.nvidiaDevRoot", p.DevRoot, next.DevRoot},
-		{"flags.plugin.containerDriverRoot", p.ContainerDriverRoot, next.ContainerDriverRoot},
-		{"flags.plugin.nvidiaCDIHookPath", p.CDIHookPath, next.CDIHookPath},
-		{"flags.plugin.cdiFeatureFlags", p.CDIFeatures, next.CDIFeatures},
-		{"flags.deviceDiscoveryStrategy", p.DeviceDiscoveryStrategy, next.DeviceDiscoveryStrategy},
+		{pathFailOnInitError, p.FailOnInitError, next.FailOnInitError},
+		{pathDriverRoot, p.DriverRoot, next.DriverRoot},
+		{pathDevRoot, p.DevRoot, next.DevRoot},
+		{pathContainerDriverRoot, p.ContainerDriverRoot, next.ContainerDriverRoot},
+		{pathCDIHook, p.CDIHookPath, next.CDIHookPath},
+		{pathCDIFeatures, p.CDIFeatures, next.CDIFeatures},
+		{pathDiscovery, p.DeviceDiscoveryStrategy, next.DeviceDiscoveryStrategy},
 	} {
 		if setting.have != setting.want {
 			errs = append(errs, fmt.Errorf("%s: cannot change while the program runs (is %v, wanted %v): restart it", setting.path, setting.have, setting.want))

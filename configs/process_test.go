@@ -14,7 +14,7 @@ func TestProcessCheck(t *testing.T) {
 	if err := have.Check(next); err == nil || err.Error() != want {
 		t.Errorf("error is %v, want %s", err, want)
 	}
-	for _, next := range []Process{{DriverRoot: "/x"}, {ContainerDriverRoot: "/x"}, {DeviceDiscoveryStrategy: "nvml"}} {
+	for _, next := range []Process{{DriverRoot: "/x"}, {ContainerDriverRoot: "/x"}, {DeviceDiscoveryStrategy: "nvml"}, {CDIHookPath: "/x"}, {CDIFeatures: "x"}} {
 		if err := (Process{}).Check(next); err == nil {
 			t.Errorf("a change to %+v is accepted", next)
 		}

@@ -35,11 +35,11 @@ func readProfile(root value, overrides Overrides, layouts MIGConfigs) Config {
 func newProcess(set settings) Process {
 	return Process{
 		FailOnInitError:         set.on(pathFailOnInitError),
-		DriverRoot:              cmp.Or(set[pathDriverRoot], "/"),
-		DevRoot:                 cmp.Or(set[pathDevRoot], set[pathDriverRoot], "/"),
-		ContainerDriverRoot:     cmp.Or(set[pathContainerDriverRoot], "/driver-root"),
+		DriverRoot:              set[pathDriverRoot],
+		DevRoot:                 cmp.Or(set[pathDevRoot], set[pathDriverRoot]),
+		ContainerDriverRoot:     set[pathContainerDriverRoot],
 		DeviceDiscoveryStrategy: set[pathDiscovery],
-		CDIHookPath:             cmp.Or(set[pathCDIHook], "/usr/bin/nvidia-cdi-hook"),
+		CDIHookPath:             set[pathCDIHook],
 		CDIFeatures:             set[pathCDIFeatures],
 	}
 }

@@ -1,6 +1,7 @@
 package configs
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -60,7 +61,7 @@ func cutLast(path string) (section, key string) {
 }
 
 // resolve returns the value in force: the override, else what is written, else
-// the default. A value that cannot be is reported wherever it stands; one that
+// the default, which an empty text stands for too. A value that cannot be is reported wherever it stands; one that
 // this release does not serve only when it is in force, so that an override can
 // make a document usable.
 func (s Setting) resolve(written value, override Override, overridden bool) string {
@@ -93,7 +94,7 @@ func (s Setting) resolve(written value, override Override, overridden bool) stri
 		}
 		from.notes = append(from.notes, Note{Line: at.line, Path: at.path, Message: note})
 	}
-	return result
+	return cmp.Or(result, s.Default)
 }
 
 // notes say what is special about the setting when it has this value.

@@ -32,8 +32,8 @@ const (
 )
 
 // settingTable has every key of the sections flags and imex, as
-// k8s-device-plugin v0.20 knows them, and Virgate's own. It is a function so that no caller can
-// change another's copy.
+// k8s-device-plugin v0.20 knows them, and Virgate's own. It is a function so
+// that no caller can change another's copy.
 func settingTable() []Setting {
 	return []Setting{
 		{Path: pathMIGStrategy, Flag: "mig-strategy", Env: "MIG_STRATEGY", Kind: KindEnum, Default: "none",

@@ -1,11 +1,6 @@
 package configs
 
-import (
-	"slices"
-	"strings"
-)
-
-func contains(list []string, s string) bool { return slices.Contains(list, s) }
+import "strings"
 
 // candidatesTried is the number of candidates beyond which none is suggested.
 const candidatesTried = 100

@@ -125,14 +125,9 @@ func (a *arrangement) place(n, from, score int) {
 // site says what the placement of an opened instance means now.
 func (a *arrangement) site(opened instance) site {
 	beside := search{geometry: a.geometry, placed: a.now}
-	s := site{instance: opened, have: -1, fresh: opened.partitions, ready: make([]bool, len(opened.partitions))}
-	if !beside.fits(opened) {
-		return s
-	}
-	for i := range s.ready {
-		s.ready[i] = true
-	}
-	if i := a.recut.at(opened.placement); i >= 0 && a.recut.have[i].Profile == opened.shape.Profile {
+	fits := beside.fits(opened)
+	s := site{instance: opened, have: -1, fresh: opened.partitions, ready: slices.Repeat([]bool{fits}, len(opened.partitions))}
+	if i := a.recut.at(opened.placement); fits && i >= 0 && a.recut.have[i].Profile == opened.shape.Profile {
 		s.have = i
 	}
 	return s

@@ -1,6 +1,7 @@
 package mig
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -95,9 +96,5 @@ func fitting(labels []string, room int) string {
 
 // padded is the text cut or filled with blanks to so many characters.
 func padded(text string, room int) string {
-	runes := []rune(text)
-	if len(runes) >= room {
-		return string(runes[:room])
-	}
-	return text + strings.Repeat(" ", room-len(runes))
+	return fmt.Sprintf("%-*.*s", room, room, text)
 }

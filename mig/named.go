@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-var errNoMIG = errors.New("the board has no MIG")
+// ErrNoMIG says that the board cannot be cut at all.
+var ErrNoMIG = errors.New("the board has no MIG")
 
 // NamedLayout is the layout that mig-parted's shipped configuration and its
 // generate-config know by that name, for a board of that geometry:
@@ -18,8 +19,8 @@ var errNoMIG = errors.New("the board has no MIG")
 //	                written ".", as in a resource name
 //
 // Partitions are listed by Compare. A profile that the board does not have is
-// an ErrUnknownProfile. Only all-disabled is for a board without shapes, that
-// is without MIG.
+// an ErrUnknownProfile. Only all-disabled is for a board without shapes; any
+// other name is an ErrNoMIG there.
 func NamedLayout(name string, g Geometry) (Layout, error) {
 	layout, err := namedLayout(name, g)
 	if err != nil {
@@ -33,7 +34,7 @@ func namedLayout(name string, g Geometry) (Layout, error) {
 		return Layout{}, nil
 	}
 	if len(g.Shapes) == 0 {
-		return Layout{}, errNoMIG
+		return Layout{}, ErrNoMIG
 	}
 	switch name {
 	case "all-enabled":

@@ -2,7 +2,7 @@ package mig
 
 import (
 	"cmp"
-	"slices"
+	"maps"
 )
 
 // recut looks for the partitions to keep, by trying. What is feasible with some
@@ -125,19 +125,13 @@ func (r *recut) outline(i int, partitions []Profile) instance {
 // missing are the wanted partitions that none of the kept ones is, largest
 // first.
 func (r *recut) missing() []Profile {
-	kept := make([]Profile, 0, len(r.present))
-	for n, p := range r.present {
-		if r.kept[n] {
-			kept = append(kept, p.profile)
-		}
-	}
+	left := maps.Clone(r.quota)
 	var missing []Profile
 	for _, p := range r.wanted {
-		if i := slices.Index(kept, p); i >= 0 {
-			kept = slices.Delete(kept, i, i+1)
-			continue
+		if left[p] > 0 {
+			left[p]--
+			missing = append(missing, p)
 		}
-		missing = append(missing, p)
 	}
 	return missing
 }

@@ -21,30 +21,30 @@ import (
 // Whether somebody uses the board as a whole, before EnableMIG, is for the
 // caller to see.
 //
-// An error says that no board of this geometry can have the layout (it wraps
-// ErrNoRoom or ErrUnknownProfile, or the board has no MIG), or that have contradicts itself. The Change
-// is then zero.
+// An error says that no board of this geometry can have the layout, and wraps
+// ErrNoRoom, ErrUnknownProfile or ErrNoMIG, or that have contradicts itself. The
+// Change is then zero.
 func Repartition(g Geometry, mode bool, have []Instance, want Layout) (Change, error) {
 	if want.MIG && len(g.Shapes) == 0 {
-		return Change{}, fmt.Errorf("enable MIG: %w", errNoMIG)
-	}
-	if _, err := g.Place(want, nil); err != nil {
-		return Change{}, err
+		return Change{}, fmt.Errorf("enable MIG: %w", ErrNoMIG)
 	}
 	wanted, err := g.expand(want)
 	if err != nil {
+		return Change{}, err
+	}
+	if err := g.arrange(g.fill(wanted, nil), nil); err != nil {
 		return Change{}, err
 	}
 	have, err = g.listed(mode, have)
 	if err != nil {
 		return Change{}, err
 	}
-	if !want.MIG {
-		return disable(mode, have), nil
-	}
 	change := newRecut(g, have, wanted).solve().change()
-	if !mode {
+	switch {
+	case want.MIG && !mode:
 		change.Steps = slices.Insert(change.Steps, 0, modeStep(EnableMIG))
+	case !want.MIG && mode && change.Complete():
+		change.Steps = append(change.Steps, modeStep(DisableMIG))
 	}
 	return change, nil
 }
@@ -73,32 +73,4 @@ func (g Geometry) listed(mode bool, have []Instance) ([]Instance, error) {
 	}
 	_, err := g.instances(outlines)
 	return sorted, err
-}
-
-// disable is the change to a board without MIG: whatever is free goes, and the
-// mode when nothing is left.
-func disable(mode bool, have []Instance) Change {
-	var change Change
-	for _, instance := range have {
-		busy := 0
-		for _, c := range instance.Computes {
-			if !c.Busy {
-				change.destroy(instance, c)
-				continue
-			}
-			busy++
-			placed := Placed{instance.Partition(c), instance.Placement}
-			change.Kept = append(change.Kept, c.UUID)
-			change.Blocked = append(change.Blocked, Blocked{Placed: placed, UUID: c.UUID})
-			change.Result = append(change.Result, placed)
-		}
-		if busy == 0 {
-			change.Steps = append(change.Steps, instanceStep(DestroyInstance, instance))
-		}
-	}
-	if mode && change.Complete() {
-		change.Steps = append(change.Steps, modeStep(DisableMIG))
-	}
-	change.sort()
-	return change
 }

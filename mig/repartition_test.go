@@ -219,7 +219,7 @@ func TestRepartitionRefuses(t *testing.T) {
 	}{
 		{"no room on any board", g, true, nil, layout(t, "7g.40gb 1g.5gb"), mig.ErrNoRoom, "no room"},
 		{"unknown profile", g, true, nil, layout(t, "1g.6gb"), mig.ErrUnknownProfile, "1g.6gb"},
-		{"no MIG", mig.Geometry{}, false, nil, mig.Layout{MIG: true}, nil, "the board has no MIG"},
+		{"no MIG", mig.Geometry{}, false, nil, mig.Layout{MIG: true}, mig.ErrNoMIG, "the board has no MIG"},
 		{"partitions with MIG off", g, false, []mig.Instance{instance("1g.5gb@0:1")}, layout(t, "1g.5gb"), nil, "MIG off has GPU instances"},
 		{"overlap", g, true, []mig.Instance{instance("3g.20gb@0:4"), instance("1g.5gb@2:1")}, layout(t, "1g.5gb"), nil, "overlaps"},
 		{"twice the same", g, true, []mig.Instance{instance("3g.20gb@0:4"), instance("3g.20gb@0:4")}, layout(t, "1g.5gb"), nil, "overlaps"},

@@ -130,15 +130,3 @@ func TestWithdrawn(t *testing.T) {
 		t.Errorf("capacity %d", got.Capacity)
 	}
 }
-
-// awaitStatus waits until it is so, looking when the status changes.
-func awaitStatus(t *testing.T, b *bench, what string, so func() bool) {
-	t.Helper()
-	for !so() {
-		select {
-		case <-b.manager.Changed():
-		case <-b.ctx.Done():
-			t.Fatalf("it never comes that %s", what)
-		}
-	}
-}

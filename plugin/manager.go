@@ -38,7 +38,8 @@ type Store interface {
 // it there.
 type Manager struct {
 	options Options
-	planned chan struct{}
+	// planned makes Run look at what it was given.
+	planned signal
 	plan    atomic.Pointer[sharing.Plan]
 	host    atomic.Pointer[Host]
 	status  atomic.Pointer[serving]
@@ -64,7 +65,7 @@ func NewManager(options Options) *Manager {
 	if options.Now == nil {
 		options.Now = time.Now
 	}
-	m := &Manager{options: options, planned: make(chan struct{}, 1), changed: make(signal, 1), closing: newClosing()}
+	m := &Manager{options: options, planned: make(signal, 1), changed: make(signal, 1), closing: newClosing()}
 	m.status.Store(&serving{superseded: make(chan struct{})})
 	m.host.Store(&Host{})
 	return m
@@ -75,22 +76,14 @@ func NewManager(options Options) *Manager {
 // needs it: each list is served with the last one. It does not wait.
 func (m *Manager) SetHost(host Host) {
 	m.host.Store(&host)
-	m.wake()
+	m.planned.give()
 }
 
 // Apply makes plan the wanted one. It does not wait; of several plans the last
 // wins. The plan must not be changed afterwards.
 func (m *Manager) Apply(plan sharing.Plan) {
 	m.plan.Store(&plan)
-	m.wake()
-}
-
-// wake makes Run look at what it was given.
-func (m *Manager) wake() {
-	select {
-	case m.planned <- struct{}{}:
-	default:
-	}
+	m.planned.give()
 }
 
 // AwaitStopped returns nil when no resource is served any more, as after an
@@ -117,16 +110,10 @@ func (m *Manager) Run(ctx context.Context) error {
 	defer children.Wait()
 	defer cancel()
 
-	looks := make(chan struct{}, 1)
+	looks := make(signal, 1)
 	sights := make(chan Sight)
 	if m.options.Kubelet != nil {
 		children.Go(func() { m.watchKubelet(ctx, looks, sights) })
-	}
-	askToLook := func() {
-		select {
-		case looks <- struct{}{}:
-		default:
-		}
 	}
 
 	r := reconciler{Manager: m, lists: Lists{}, servers: map[string]*running{}, start: func(s *server) *running {
@@ -149,11 +136,11 @@ func (m *Manager) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-m.planned:
-			askToLook()
+			looks.give()
 		case r.seen = <-sights:
 			looked = true
 		case <-again.C:
-			askToLook()
+			looks.give()
 		}
 		plan := m.plan.Load()
 		if plan == nil || !looked {

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,10 +24,10 @@ type reconciler struct {
 	seen     Sight
 	servers  map[string]*running
 	start    func(*server) *running
-	// saved are the lists that the store has; saveFailed says why it has not
-	// the current ones.
+	// saved are the lists that the store has; saveFailed says that it could not
+	// keep the current ones.
 	saved      Lists
-	saveFailed string
+	saveFailed bool
 }
 
 type running struct {
@@ -99,9 +100,9 @@ func (r *reconciler) step(plan *sharing.Plan) {
 	r.publishStatus()
 }
 
-// remind repeats a list when a device in it, surplus or awaited, seems to be held by a pod
-// that the kubelet does not name. Its checkpoint may be older than the end of
-// that pod, and it writes a new one with every list.
+// remind repeats a list when a device in it, surplus or awaited, seems to be
+// held by a pod that the kubelet does not name. Its checkpoint may be older than
+// the end of that pod, and it writes a new one with every list.
 func (r *reconciler) remind(s *running, list List) {
 	doubt := slices.ContainsFunc(list.Entries, func(e Entry) bool {
 		return (e.Phase == Closing || r.isAwaited(e.Unit)) && r.seen.doubtful.has(s.name, e.ID)
@@ -123,9 +124,7 @@ func (r *reconciler) restore() {
 		r.options.Logger.Warn("lists of the last run unknown", "error", err)
 		return
 	}
-	for name, list := range lists {
-		r.lists[name] = list
-	}
+	maps.Copy(r.lists, lists)
 	r.saved = r.lists
 }
 
@@ -136,13 +135,13 @@ func (r *reconciler) save() {
 		return
 	}
 	if err := r.options.Store.Save(r.lists); err != nil {
-		if r.saveFailed == "" {
+		if !r.saveFailed {
 			r.options.Logger.Error("lists not kept for a restart, serving goes on", "error", err)
 		}
-		r.saveFailed = err.Error()
+		r.saveFailed = true
 		return
 	}
-	r.saved, r.saveFailed = r.lists, ""
+	r.saved, r.saveFailed = r.lists, false
 }
 
 // resourceOr is the planned resource, or what a dropped one was.

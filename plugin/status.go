@@ -69,14 +69,3 @@ func (m *Manager) Status() Status {
 // Changed receives when Status may answer otherwise, once for any number of
 // changes since the last receipt. It is for one reader.
 func (m *Manager) Changed() <-chan struct{} { return m.changed }
-
-// signal says that there is something to look at. Nobody waits to give it, and
-// a nil one goes nowhere.
-type signal chan struct{}
-
-func (s signal) give() {
-	select {
-	case s <- struct{}{}:
-	default:
-	}
-}

@@ -8,7 +8,7 @@ import "slices"
 // next call replaces the units.
 func (m *Manager) Remind(units ...string) {
 	m.awaited.Store(&units)
-	m.wake()
+	m.planned.give()
 }
 
 // isAwaited says that Remind names the unit.

@@ -1,11 +1,6 @@
 package sharing
 
-import (
-	"errors"
-	"fmt"
-)
-
-var errNoMIG = errors.New("the board has no MIG")
+import "fmt"
 
 // BoardID is what a layout chooses a board by.
 type BoardID struct {

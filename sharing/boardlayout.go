@@ -45,20 +45,3 @@ type BoardLayout struct {
 	// Unreachable is how many free slots nothing can be placed in now.
 	Unreachable int `json:"unreachable,omitempty"`
 }
-
-// LayoutOutcome is the state of all boards of a node in the words of the label
-// nvidia.com/mig.config.state, as mig-manager has them: "success", "pending" or
-// "failed", with the first reason; "" when no board has a wanted layout.
-func LayoutOutcome(boards []BoardLayout) (state, reason string) {
-	for _, board := range boards {
-		switch {
-		case board.State == LayoutFailed:
-			return "failed", board.Reason
-		case board.State != LayoutApplied && state != "pending":
-			state, reason = "pending", board.Reason
-		case state == "":
-			state = "success"
-		}
-	}
-	return state, reason
-}

@@ -60,12 +60,24 @@ type NodeReport struct {
 	Gone []GoneResource
 }
 
-// LayoutState is the state of the wanted MIG layout, as LayoutOutcome has it.
+// LayoutState is the state of the wanted MIG layout in the words of the label
+// nvidia.com/mig.config.state, as mig-manager has them: "success", "pending" or
+// "failed"; "" when no board has a wanted layout.
 func (r NodeReport) LayoutState() string {
 	if r.LayoutRefused {
 		return "failed"
 	}
-	state, _ := LayoutOutcome(r.Layouts)
+	state := ""
+	for _, board := range r.Layouts {
+		switch {
+		case board.State == LayoutFailed:
+			return "failed"
+		case board.State != LayoutApplied:
+			state = "pending"
+		case state == "":
+			state = "success"
+		}
+	}
 	return state
 }
 

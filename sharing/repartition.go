@@ -88,7 +88,7 @@ func (r Repartition) layout(board BoardID, geometry mig.Geometry) (mig.Layout, b
 			return block.Layout, true, nil
 		}
 		if block.Layout.MIG && !block.All {
-			return mig.Layout{}, false, errNoMIG
+			return mig.Layout{}, false, mig.ErrNoMIG
 		}
 		return mig.Layout{}, false, nil
 	}

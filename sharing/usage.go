@@ -81,10 +81,5 @@ func holdersByUnit(allocations []Allocation) map[string][]Allocation {
 }
 
 func compareHolders(a, b Allocation) int {
-	return cmp.Or(
-		cmp.Compare(a.Namespace, b.Namespace),
-		cmp.Compare(a.Pod, b.Pod),
-		cmp.Compare(a.Container, b.Container),
-		cmp.Compare(a.Resource, b.Resource),
-	)
+	return cmp.Or(compareContainers(a.holder(), b.holder()), cmp.Compare(a.Resource, b.Resource))
 }

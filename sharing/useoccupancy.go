@@ -75,7 +75,7 @@ func BoardOf(gpus []GPU) map[string]string {
 func (u UnitUsage) Sharers() int {
 	containers := map[Container]bool{}
 	for _, holder := range u.Holders {
-		containers[Container{holder.Namespace, holder.Pod, holder.Container}] = true
+		containers[holder.holder()] = true
 	}
 	return len(containers)
 }

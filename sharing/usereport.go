@@ -109,18 +109,13 @@ func split(gpu string, unit UnitProcesses, owners map[int]Owner, shares shares, 
 	return list
 }
 
-func compareContainers(a, b Container) int {
-	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Name, b.Name))
-}
-
 // rest collects what is no holder's on one board.
 type rest struct {
-	gpu     string
 	byCause map[UnattributedCause]*UnattributedUse
 }
 
 func newRest(board BoardUse) *rest {
-	r := &rest{gpu: board.GPU, byCause: map[UnattributedCause]*UnattributedUse{}}
+	r := &rest{byCause: map[UnattributedCause]*UnattributedUse{}}
 	sm := KnownFigure(0)
 	for _, unit := range board.Units {
 		if unit.Unit != board.GPU {

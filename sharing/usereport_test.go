@@ -125,81 +125,6 @@ func TestUseReportUnknown(t *testing.T) {
 	}
 }
 
-func TestContention(t *testing.T) {
-	for _, test := range []struct {
-		name string
-		busy Figure
-		sm   []Figure
-		want []Contention
-	}{
-		{"one hogs a full board", KnownFigure(1), []Figure{KnownFigure(0.75), KnownFigure(0.25)}, []Contention{{"GPU-a", 0.75, true}}},
-		{"just full", KnownFigure(ContendedFrom), []Figure{KnownFigure(0.5), KnownFigure(0.5)}, []Contention{{"GPU-a", 0.5, true}}},
-		{"room to spare", KnownFigure(0.89), []Figure{KnownFigure(0.5), KnownFigure(0.5)}, []Contention{{"GPU-a", 0.5, false}}},
-		{"alone", KnownFigure(1), []Figure{KnownFigure(1)}, []Contention{{"GPU-a", 1, false}}},
-		{"the other one is idle", KnownFigure(1), []Figure{KnownFigure(1), KnownFigure(0)}, []Contention{{"GPU-a", 1, false}}},
-		{"all are idle", KnownFigure(1), []Figure{KnownFigure(0), KnownFigure(0)}, nil},
-		{"one is unknown", KnownFigure(1), []Figure{KnownFigure(0.75), {}}, nil},
-		{"the board does not tell", Figure{}, []Figure{KnownFigure(0.5), KnownFigure(0.5)}, []Contention{{"GPU-a", 0.5, false}}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			var containers []ContainerUse
-			for _, sm := range test.sm {
-				containers = append(containers, ContainerUse{GPU: "GPU-a", SM: sm})
-			}
-			if diff := cmp.Diff(test.want, contention([]BoardUse{{GPU: "GPU-a", SM: test.busy}}, containers)); diff != "" {
-				t.Errorf("contention (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
-func TestOccupancies(t *testing.T) {
-	gpus, _ := sharedBoard()
-	device := func(id, unit string, healthy bool) Device { return Device{ID: id, Unit: unit, Healthy: healthy} }
-	listings := []Listing{
-		{"r", []Device{
-			device("GPU-a::0", "GPU-a", true), device("GPU-a::1", "GPU-a", false), device("GPU-a::2", "GPU-a", false),
-			device("GPU-gone::0", "GPU-gone", false), device("GPU-a::3", "GPU-a", true),
-		}},
-		{"old", []Device{device("GPU-a::0", "GPU-a", false), device("MIG-b", "MIG-b", true)}},
-	}
-	held := []Allocation{holder("a", "GPU-a::1"), holder("b", "GPU-a::0"), {Resource: "other", Devices: []string{"MIG-b"}}}
-	want := []Occupancy{
-		{Resource: "r", GPU: "GPU-a", Unit: "GPU-a", Free: 1, Allocated: 2, Unhealthy: 1},
-		{Resource: "r", Unit: "GPU-gone", Unhealthy: 1},
-		{Resource: "old", GPU: "GPU-a", Unit: "GPU-a", Unhealthy: 1},
-		{Resource: "old", GPU: "GPU-b", Unit: "MIG-b", Free: 1},
-	}
-	if diff := cmp.Diff(want, Occupancies(gpus, listings, held)); diff != "" {
-		t.Errorf("occupancies (-want +got):\n%s", diff)
-	}
-}
-
-func TestTenantsAndOversubscription(t *testing.T) {
-	_, resources := sharedBoard()
-	held := []Allocation{
-		holder("a", "GPU-a::0"), holder("b", "GPU-a::1", "GPU-a::2"),
-		{Namespace: "other", Pod: "a", Container: "c", Resource: "r", Devices: []string{"GPU-a::3"}},
-		{Container: "c", Resource: "r", Devices: []string{"MIG-b"}},
-		{Namespace: "ns", Pod: "z", Container: "c", Resource: "old", Devices: []string{"GPU-gone"}},
-	}
-	usages := Usage(resources, held)
-	tenants := map[string]int{}
-	for _, usage := range usages {
-		tenants[usage.Unit.ID] = usage.Tenants()
-	}
-	held = append(held, Allocation{Namespace: "other", Pod: "a", Container: "c", Resource: "old", Devices: []string{"GPU-a::4"}})
-	if got := Usage(resources, held)[0].Sharers(); got != 3 {
-		t.Errorf("%d sharers of which one holds two names, want 3", got)
-	}
-	if diff := cmp.Diff(map[string]int{"GPU-a": 2, "MIG-b": 0, "GPU-gone": 1}, tenants); diff != "" {
-		t.Errorf("tenants (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff([]Oversubscription{{"GPU-a", 4}, {"GPU-b", 1}}, Oversubscriptions(usages)); diff != "" {
-		t.Errorf("oversubscription (-want +got):\n%s", diff)
-	}
-}
-
 // TestUseReportOfAnUnreadBoard holds that nothing is said of the processes of a
 // board whose processes could not be read.
 func TestUseReportOfAnUnreadBoard(t *testing.T) {
@@ -207,15 +132,6 @@ func TestUseReportOfAnUnreadBoard(t *testing.T) {
 	report := NewUseReport(measured, nil, nil, []Allocation{holder("a", "GPU-a::0")}, true)
 	if !report.Attributed || len(report.Containers)+len(report.Unattributed)+len(report.Contention) > 0 {
 		t.Errorf("%+v", report)
-	}
-}
-
-// TestFairShareIsNoMoreThanTheUnit is of a container that holds more devices of a
-// unit than it is offered as by now.
-func TestFairShareIsNoMoreThanTheUnit(t *testing.T) {
-	s := shares{replicas: map[string]int{"u": 2}, memory: map[string]uint64{"u": 100}}
-	if got := s.over("u", 3, KnownFigure(120)); got != KnownFigure(20) {
-		t.Errorf("%+v over, want 20", got)
 	}
 }
 

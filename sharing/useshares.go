@@ -30,7 +30,7 @@ func newShares(gpus []GPU, resources []Resource, allocations []Allocation) share
 		held := map[Container]int{}
 		for _, holder := range usage.Holders {
 			if holder.Pod != "" {
-				held[Container{holder.Namespace, holder.Pod, holder.Container}] += len(holder.Devices)
+				held[holder.holder()] += len(holder.Devices)
 			}
 		}
 		s.holders[usage.Unit.ID] = held

@@ -76,10 +76,11 @@ func libraries(binary string) ([]file, error) {
 		return nil, fmt.Errorf("read program's libraries: %w", err)
 	}
 
-	files, err := readAll([]string{loader})
+	first, err := read(loader)
 	if err != nil {
 		return nil, err
 	}
+	files := []file{first}
 	seen := map[string]bool{filepath.Base(loader): true}
 	for queue := slices.Concat(needed, loaded); len(queue) > 0; queue = queue[1:] {
 		name := queue[0]
@@ -96,11 +97,11 @@ func libraries(binary string) ([]file, error) {
 			return nil, err
 		}
 		queue = append(queue, more...)
-		library, err := readAll([]string{found})
+		library, err := read(found)
 		if err != nil {
 			return nil, err
 		}
-		files = append(files, library...)
+		files = append(files, library)
 	}
 	return files, nil
 }
@@ -132,17 +133,13 @@ func find(name string, machine elf.Machine) (string, error) {
 	return "", fmt.Errorf("find library %s: in none of %s", name, strings.Join(folders, ", "))
 }
 
-// readAll reads files, following links, and keeps their paths.
-func readAll(paths []string) ([]file, error) {
-	var files []file
-	for _, p := range paths {
-		data, err := os.ReadFile(p)
-		if err != nil {
-			return nil, fmt.Errorf("read library: %w", err)
-		}
-		files = append(files, file{path: strings.TrimPrefix(p, "/"), data: data, mode: 0o755})
+// read reads a library, following links, and keeps its path.
+func read(library string) (file, error) {
+	data, err := os.ReadFile(library)
+	if err != nil {
+		return file{}, fmt.Errorf("read library: %w", err)
 	}
-	return files, nil
+	return file{path: strings.TrimPrefix(library, "/"), data: data, mode: 0o755}, nil
 }
 
 func libraryNames(files []file) []string {

@@ -3,6 +3,7 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"debug/elf"
 	"io"
 	"os"
 	"path/filepath"
@@ -97,16 +98,17 @@ func TestSameFilesSameLayer(t *testing.T) {
 	}
 }
 
-// A shell is linked dynamically on every machine that has one.
+// A shell is linked dynamically on most machines that have one.
 func TestLibrariesOfAProgram(t *testing.T) {
-	files, err := libraries("/bin/sh")
+	const shell = "/bin/sh"
+	if !asksForLoader(t, shell) {
+		t.Skip("this machine's shell is linked statically")
+	}
+	files, err := libraries(shell)
 	if err != nil {
 		t.Fatal(err)
 	}
 	names := libraryNames(files)
-	if len(names) == 0 {
-		t.Skip("this machine's shell is linked statically")
-	}
 	for _, want := range []string{"libc.so.6", "libm.so.6"} {
 		if !slices.Contains(names, want) {
 			t.Errorf("%s is not in %v", want, names)
@@ -117,6 +119,17 @@ func TestLibrariesOfAProgram(t *testing.T) {
 			t.Errorf("%s is no program or library", f.path)
 		}
 	}
+}
+
+// asksForLoader says what the kernel goes by to load a program's libraries.
+func asksForLoader(t *testing.T, binary string) bool {
+	t.Helper()
+	program, err := elf.Open(binary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = program.Close() }()
+	return slices.ContainsFunc(program.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP })
 }
 
 func TestFailures(t *testing.T) {
@@ -135,6 +148,7 @@ func TestFailures(t *testing.T) {
 		{"no program", func(o *options) { o.binary = filepath.Join(folder, "none") }, "read program"},
 		{"a text", func(o *options) { o.binary = text }, "read program"},
 		{"no folder", func(o *options) { o.output = filepath.Join(folder, "none", "out.tar") }, "write "},
+		{"a folder in its place", func(o *options) { o.output = t.TempDir() }, "write "},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			o := good
@@ -142,8 +156,10 @@ func TestFailures(t *testing.T) {
 			if err := o.write(); err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got %v, want %q", err, test.want)
 			}
-			if left, _ := filepath.Glob(filepath.Join(folder, "*.tar*")); len(left) > 0 {
-				t.Errorf("left behind: %v", left)
+			for _, left := range []string{o.output, o.output + ".partial"} {
+				if info, err := os.Stat(left); err == nil && info.Mode().IsRegular() {
+					t.Errorf("left behind: %s", left)
+				}
 			}
 		})
 	}

@@ -5,7 +5,6 @@
 package main
 
 import (
-	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -59,10 +58,12 @@ func (o options) write() error {
 	}
 	// A half-written archive must not look like a whole one.
 	partial := o.output + ".partial"
-	if err := tarball.WriteToFile(partial, reference, image); err != nil {
-		return errors.Join(fmt.Errorf("write %s: %w", o.output, err), os.Remove(partial))
+	err = tarball.WriteToFile(partial, reference, image)
+	if err == nil {
+		err = os.Rename(partial, o.output)
 	}
-	if err := os.Rename(partial, o.output); err != nil {
+	if err != nil {
+		_ = os.Remove(partial) // The first error says more.
 		return fmt.Errorf("write %s: %w", o.output, err)
 	}
 	var size int64

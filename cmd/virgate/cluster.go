@@ -17,6 +17,9 @@ import (
 	"github.com/virgate/virgate/internal/state"
 )
 
+// profileLabel is the label by which NVIDIA's config-manager chooses.
+const profileLabel = "nvidia.com/device-plugin.config"
+
 // clusterFlags choose the profile among several, as NVIDIA's config-manager
 // does. Their variables are its own, but for $CONFIG_MAP.
 func clusterFlags(environment environment) []cli.Flag {
@@ -31,7 +34,7 @@ func clusterFlags(environment environment) []cli.Flag {
 		text("config-map", "CONFIG_MAP", "", "the ConfigMap with the profiles, NAMESPACE/NAME, read from the API server"),
 		text("config-dir", "CONFIG_FILE_SRCDIR", "", "the directory with the profiles, as a mounted ConfigMap", "config-file-srcdir"),
 		text("node-name", "NODE_NAME", "", "this Node's name; without it no label is looked at"),
-		text("node-label", "NODE_LABEL", "nvidia.com/device-plugin.config", "the Node's label that names the profile"),
+		text("node-label", "NODE_LABEL", profileLabel, "the Node's label that names the profile"),
 		text("default-config", "DEFAULT_CONFIG", "", "the profile of a Node without the label"),
 		text("fallback-strategies", "FALLBACK_STRATEGIES", "", "what to do without a label and a default, between commas, in order: named, single, empty"),
 		text("kubeconfig", "KUBECONFIG", "", "how to reach the API server; without it as a pod does"),
@@ -194,7 +197,7 @@ func newLabels(cmd *cli.Command, api *policy.API, log *slog.Logger) (*policy.Lab
 			return nil, err
 		}
 	}
-	return policy.NewLabels(api, name, cmp.Or(cmd.String("node-label"), "nvidia.com/device-plugin.config"), log), nil
+	return policy.NewLabels(api, name, cmp.Or(cmd.String("node-label"), profileLabel), log), nil
 }
 
 // oneSource says that several sources are named.

@@ -9,9 +9,16 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+
+	"github.com/urfave/cli/v3"
 )
 
-// longestAnswer bounds what a control socket may answer, in bytes.
+// controlSocketFlag says where the running program takes orders.
+func controlSocketFlag() cli.Flag {
+	return &cli.StringFlag{Name: "control-socket", Value: "/run/virgate/control.sock", Usage: "the control socket of the running Virgate"}
+}
+
+// longestAnswer bounds what a running program may answer, in bytes.
 const longestAnswer = 4 << 20
 
 // askControl sends a request to the program behind the control socket and
@@ -27,11 +34,7 @@ func askControl(ctx context.Context, socket, method, path string, arguments url.
 	}
 	response, err := (&http.Client{Transport: transport}).Do(request)
 	if err != nil {
-		var made *url.Error // It names the URL, which nobody has asked for.
-		if errors.As(err, &made) {
-			err = made.Err
-		}
-		return nil, fmt.Errorf("ask %s for %s: %w", socket, path, err)
+		return nil, fmt.Errorf("ask %s for %s: %w", socket, path, unwrapURL(err))
 	}
 	defer func() { _ = response.Body.Close() }()
 	answer, err := io.ReadAll(io.LimitReader(response.Body, longestAnswer))
@@ -42,4 +45,13 @@ func askControl(ctx context.Context, socket, method, path string, arguments url.
 		return nil, errors.New(strings.TrimSpace(string(answer)))
 	}
 	return answer, nil
+}
+
+// unwrapURL takes the URL off an error of an http.Client: it would say the
+// address twice, or one that nobody has asked for.
+func unwrapURL(err error) error {
+	if inner := errors.Unwrap(err); inner != nil {
+		return inner
+	}
+	return err
 }

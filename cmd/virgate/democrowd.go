@@ -60,21 +60,15 @@ func (s *stage) crowd(ctx context.Context) error {
 	}
 	s.check(came, "6 replicas a GPU, and one for each container")
 	for _, pod := range crowdPods {
-		_, err := s.kubelet.AddPod(ctx, podOf(pod.namespace, pod.name, 1))
+		_, err := s.kubelet.AddPod(ctx, podOf(pod.namespace, pod.name, gpuResource, 1))
 		s.check(err == nil, "pod %s/%s runs", pod.namespace, pod.name)
 	}
-	_, err = s.kubelet.AddPod(ctx, podOf("team-b", "greedy", 2))
+	_, err = s.kubelet.AddPod(ctx, podOf("team-b", "greedy", gpuResource, 2))
 	s.check(err != nil, "pod team-b/greedy asks for 2, and is refused")
 	if err := s.startProcesses(); err != nil {
 		return err
 	}
 	return s.node.Do("xid", map[string]string{"gpu": strconv.Itoa(sickGPU), "code": strconv.Itoa(memoryError)})
-}
-
-func podOf(namespace, name string, count int) simkubelet.Pod {
-	return simkubelet.Pod{Namespace: namespace, Name: name, Containers: []simkubelet.Container{
-		{Name: "main", Requests: map[string]int{gpuResource: count}},
-	}}
 }
 
 // startProcesses starts one on each unit that a container holds, and one on the

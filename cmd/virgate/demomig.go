@@ -3,8 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"slices"
-	"strings"
 
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simkubelet"
@@ -71,9 +71,8 @@ func (s *stage) draw(ctx context.Context) error {
 			}
 		}
 	}
-	drawing := mig.Draw(cut.Geometry.Slots, drawingWidth, blocks)
-	s.say("   %s", strings.ReplaceAll(strings.TrimSuffix(drawing, "\n"), "\n", "\n   "))
-	return nil
+	_, err = io.WriteString(s.out, drawBlocks("   ", cut.Geometry.Slots, blocks))
+	return err
 }
 
 // listed waits until the kubelet may hand out so many of each, held ones
@@ -98,19 +97,12 @@ var migPods = []string{"search", "speech", "vision"}
 
 func (s *stage) runSmallPods(ctx context.Context) error {
 	for _, name := range migPods {
-		_, err := s.kubelet.AddPod(ctx, demoPod(name, small))
+		_, err := s.kubelet.AddPod(ctx, podOf("demo", name, small, 1))
 		s.check(err == nil, "pod %s runs on a small partition", name)
 	}
-	_, err := s.kubelet.AddPod(ctx, demoPod("training", large))
+	_, err := s.kubelet.AddPod(ctx, podOf("demo", "training", large, 1))
 	s.check(err != nil, "pod training finds no large partition")
 	return s.draw(ctx)
-}
-
-func demoPod(name, resource string) simkubelet.Pod {
-	return simkubelet.Pod{
-		Namespace: "demo", Name: name,
-		Containers: []simkubelet.Container{{Name: "main", Requests: map[string]int{resource: 1}}},
-	}
 }
 
 // askBalanced changes the profile. Two of the pods are on partitions that the
@@ -177,7 +169,7 @@ func (s *stage) runLargePod(ctx context.Context) error {
 	if err := s.kubelet.DeletePod("demo", "training"); err != nil {
 		return err
 	}
-	_, err := s.kubelet.AddPod(ctx, demoPod("training", large))
+	_, err := s.kubelet.AddPod(ctx, podOf("demo", "training", large, 1))
 	s.check(err == nil, "pod training runs on the large partition")
 	s.check(len(s.partitionsOfPods()) == 3, "pods %s and %s still have theirs", migPods[0], migPods[1])
 	return s.draw(ctx)

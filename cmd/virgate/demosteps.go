@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -48,6 +47,13 @@ func (s *stage) play(ctx context.Context, steps []step) error {
 		}
 	}
 	return nil
+}
+
+// podOf is a pod with one container, which asks for so many of the resource.
+func podOf(namespace, name, resource string, count int) simkubelet.Pod {
+	return simkubelet.Pod{Namespace: namespace, Name: name, Containers: []simkubelet.Container{
+		{Name: "main", Requests: map[string]int{resource: count}},
+	}}
 }
 
 // await waits until the kubelet's state is as wanted, and says whether it came
@@ -104,10 +110,7 @@ func (s *stage) runPods(ctx context.Context) error {
 		name  string
 		count int
 	}{{"trainer", 2}, {"notebook", 1}, {"inference", 1}} {
-		status, err := s.kubelet.AddPod(ctx, simkubelet.Pod{
-			Namespace: "demo", Name: pod.name,
-			Containers: []simkubelet.Container{{Name: "main", Requests: map[string]int{gpuResource: pod.count}}},
-		})
+		status, err := s.kubelet.AddPod(ctx, podOf("demo", pod.name, gpuResource, pod.count))
 		if err != nil {
 			s.check(false, "pod %s runs: %v", pod.name, err)
 			continue
@@ -226,10 +229,7 @@ func (s *stage) breakProfile(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	_, podErr := s.kubelet.AddPod(ctx, simkubelet.Pod{
-		Namespace: "demo", Name: "late",
-		Containers: []simkubelet.Container{{Name: "main", Requests: map[string]int{gpuResource: 1}}},
-	})
+	_, podErr := s.kubelet.AddPod(ctx, podOf("demo", "late", gpuResource, 1))
 	after := s.kubelet.Snapshot().Resources[gpuResource]
 	s.check(podErr == nil && after.Allocatable == before.Allocatable && after.StreamsClosed == before.StreamsClosed,
 		"the old profile serves on: allocatable %d, and a new pod runs", after.Allocatable)
@@ -241,6 +241,6 @@ func (s *stage) showVerdict(context.Context) error {
 	for _, violation := range violations {
 		s.say("   %s", violation)
 	}
-	s.check(len(violations) == 0, "%s", fmt.Sprintf("breaches of the kubelet's contract: %d", len(violations)))
+	s.check(len(violations) == 0, "breaches of the kubelet's contract: %d", len(violations))
 	return nil
 }

@@ -22,8 +22,8 @@ func healthCommand() *cli.Command {
 		Description: "Talks to a virgate run on the same machine.\n\n" +
 			"Example: virgate health",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "control-socket", Value: "/run/virgate/control.sock", Usage: "the control socket of the running Virgate"},
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "table", Usage: "table or json"},
+			controlSocketFlag(),
+			outputFlag("table"),
 		},
 		Commands: []*cli.Command{clearCommand()},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
@@ -56,15 +56,15 @@ func clearCommand() *cli.Command {
 
 // healthOrder asks the running program and prints the health that it answers.
 func healthOrder(ctx context.Context, cmd *cli.Command, method, path string, arguments url.Values) error {
-	output := cmd.String("output")
-	if output != "table" && output != "json" {
-		return usageError{fmt.Errorf("--output %q is neither table nor json", output)}
+	asJSON, err := wantsJSON(cmd, "table")
+	if err != nil {
+		return err
 	}
 	answer, err := askControl(ctx, cmd.String("control-socket"), method, path, arguments)
 	if err != nil {
 		return err
 	}
-	if output == "json" {
+	if asJSON {
 		_, err := cmd.Root().Writer.Write(answer)
 		return err
 	}

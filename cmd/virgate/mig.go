@@ -29,11 +29,16 @@ func migCommand(environment environment) *cli.Command {
 	}
 }
 
-// layoutFlags choose the wanted layout.
-func layoutFlags(environment environment) []cli.Flag {
-	flags := append(nodeFlags(), configFlags(environment)...)
-	return append(flags,
+// wantedFlags choose the node and the wanted layout.
+func wantedFlags(environment environment) []cli.Flag {
+	return append(append(nodeFlags(), configFlags(environment)...),
 		&cli.StringFlag{Name: "name", Usage: "the layout: one of the document, or all-disabled, all-enabled, all-balanced, all-<profile>; default: mig.config of the profile"},
+	)
+}
+
+// layoutFlags are wantedFlags for what only looks, with what it is to suppose.
+func layoutFlags(environment environment) []cli.Flag {
+	return append(wantedFlags(environment),
 		&cli.StringSliceFlag{Name: "busy", Usage: "a partition to take for one in use, as 0:1 or by UUID; may be repeated"},
 	)
 }

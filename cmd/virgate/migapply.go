@@ -19,9 +19,7 @@ import (
 )
 
 func migApplyCommand(environment environment) *cli.Command {
-	flags := append(nodeFlags(), configFlags(environment)...)
-	flags = append(flags,
-		&cli.StringFlag{Name: "name", Usage: "the layout: one of the document, or all-disabled, all-enabled, all-balanced, all-<profile>; default: mig.config of the profile"},
+	flags := append(wantedFlags(environment),
 		&cli.StringFlag{Name: "device-plugin-dir", Value: "/var/lib/kubelet/device-plugins", Usage: "the kubelet's device-plugins directory, where the journal is too"},
 		&cli.StringFlag{Name: "pod-resources-socket", Value: "/var/lib/kubelet/pod-resources/kubelet.sock", Usage: "the kubelet's PodResources socket, which says what pods hold"},
 		&cli.BoolFlag{Name: "without-kubelet", Usage: "take it that no pod holds a GPU of this machine; always so with a simulated node"},

@@ -2,7 +2,7 @@ package main
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"io"
 	"reflect"
 	"slices"
@@ -30,7 +30,7 @@ func migExportCommand(environment environment) *cli.Command {
 			}
 			blocks := exportBlocks(boards)
 			if blocks == nil {
-				return fmt.Errorf("no GPU of this node has MIG")
+				return errors.New("no GPU of this node has MIG")
 			}
 			document, err := configs.FormatMIGConfigs(configs.MIGConfigs{{Name: cmd.String("name"), Blocks: blocks}})
 			if err != nil {

@@ -12,9 +12,6 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// drawingWidth leaves room for the indent on a terminal of 80 columns.
-const drawingWidth = 76
-
 func migPlanCommand(environment environment) *cli.Command {
 	return &cli.Command{
 		Name:  "plan",
@@ -22,12 +19,12 @@ func migPlanCommand(environment environment) *cli.Command {
 		Description: "Reads the node's GPUs once and changes nothing.\n\n" +
 			"Example: virgate mig plan --node sim:a30x4+all-1g.6gb --name all-balanced --busy 0:1",
 		Flags: append(append(layoutFlags(environment),
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "text", Usage: "text or json"},
+			outputFlag("text"),
 		), settingFlags()...),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
-			output := cmd.String("output")
-			if output != "text" && output != "json" {
-				return usageError{fmt.Errorf("--output %q is neither text nor json", output)}
+			asJSON, err := wantsJSON(cmd, "text")
+			if err != nil {
+				return err
 			}
 			wanted, err := wantedLayout(cmd, environment)
 			if err != nil {
@@ -38,7 +35,7 @@ func migPlanCommand(environment environment) *cli.Command {
 				return err
 			}
 			plans, warnings := planBoards(boards, wanted)
-			if output == "json" {
+			if asJSON {
 				return printJSON(cmd.Root().Writer, migReport(plans, warnings))
 			}
 			for _, p := range plans {
@@ -73,12 +70,10 @@ func (p boardPlan) text(wanted sharing.Repartition) string {
 // drawing is the board's slots under a title; a board without MIG mode has
 // none.
 func (p boardPlan) drawing(title string, blocks []mig.Block) string {
-	mode := "MIG on"
 	if on := p.cut.MIG; title == "now" && !on || title == "then" && !p.after() {
 		return "  " + title + ": MIG off\n"
 	}
-	drawing := mig.Draw(p.cut.Geometry.Slots, drawingWidth, blocks)
-	return "  " + title + ": " + mode + "\n  " + strings.ReplaceAll(strings.TrimSuffix(drawing, "\n"), "\n", "\n  ") + "\n"
+	return "  " + title + ": MIG on\n" + drawBlocks("  ", p.cut.Geometry.Slots, blocks)
 }
 
 // after is the MIG mode when the steps are made.

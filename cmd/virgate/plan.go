@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -19,7 +18,7 @@ import (
 func planCommand(environment environment) *cli.Command {
 	flags := append(nodeFlags(),
 		&cli.StringFlag{Name: "from", Usage: "an older profile: shows what would change from it"},
-		&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "table", Usage: "table or json"},
+		outputFlag("table"),
 	)
 	flags = append(flags, configFlags(environment)...)
 	return &cli.Command{
@@ -29,9 +28,9 @@ func planCommand(environment environment) *cli.Command {
 			"Example: virgate plan --node sim:dgx-a100 --config configs/examples/time-slicing-4.yaml",
 		Flags: append(flags, settingFlags()...),
 		Action: func(_ context.Context, cmd *cli.Command) error {
-			output := cmd.String("output")
-			if output != "table" && output != "json" {
-				return usageError{fmt.Errorf("--output %q is neither table nor json", output)}
+			asJSON, err := wantsJSON(cmd, "table")
+			if err != nil {
+				return err
 			}
 			if cmd.Args().Len() > 0 {
 				return usageError{fmt.Errorf("plan takes no argument, got %q", cmd.Args().First())}
@@ -52,13 +51,13 @@ func planCommand(environment environment) *cli.Command {
 			}
 			plan := sharing.NewPlan(gpus, config.Profile)
 			if !cmd.IsSet("from") {
-				return printPlan(cmd.Root().Writer, plan, output)
+				return printPlan(cmd.Root().Writer, plan, asJSON)
 			}
 			older, err := readConfig(cmd.String("from"), cmd.String("config-key"), overrides)
 			if err != nil {
 				return err
 			}
-			return printChanges(cmd.Root().Writer, sharing.Diff(sharing.NewPlan(gpus, older.Profile), plan), plan.Warnings, output)
+			return printChanges(cmd.Root().Writer, sharing.Diff(sharing.NewPlan(gpus, older.Profile), plan), plan.Warnings, asJSON)
 		},
 	}
 }
@@ -67,9 +66,9 @@ func readConfig(path, key string, overrides configs.Overrides) (configs.Config, 
 	return (&policy.File{Path: path, Key: key, Overrides: overrides}).Config()
 }
 
-func printPlan(w io.Writer, plan sharing.Plan, output string) error {
+func printPlan(w io.Writer, plan sharing.Plan, asJSON bool) error {
 	summary := plan.Summary()
-	if output == "json" {
+	if asJSON {
 		return printJSON(w, summary)
 	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -83,8 +82,8 @@ func printPlan(w io.Writer, plan sharing.Plan, output string) error {
 	return printWarnings(w, summary.Warnings)
 }
 
-func printChanges(w io.Writer, changes []sharing.Change, warnings []string, output string) error {
-	if output == "json" {
+func printChanges(w io.Writer, changes []sharing.Change, warnings []string, asJSON bool) error {
+	if asJSON {
 		return printJSON(w, struct {
 			Changes  []sharing.Change `json:"changes"`
 			Warnings []string         `json:"warnings"`
@@ -105,20 +104,4 @@ func printChanges(w io.Writer, changes []sharing.Change, warnings []string, outp
 		return err
 	}
 	return printWarnings(w, warnings)
-}
-
-func printWarnings(w io.Writer, warnings []string) error {
-	for _, warning := range warnings {
-		if _, err := fmt.Fprintf(w, "warning: %s\n", warning); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func printJSON(w io.Writer, value any) error {
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	encoder.SetEscapeHTML(false)
-	return encoder.Encode(value)
 }

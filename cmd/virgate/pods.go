@@ -26,11 +26,7 @@ func watchPods(cmd *cli.Command, log *slog.Logger) (*podContainers, error) {
 	if node == "" {
 		return nil, usageError{errors.New("--watch-pods: --node-name is missing")}
 	}
-	config, err := policy.APIConfig(cmd.String("kubeconfig"))
-	if err != nil {
-		return nil, err
-	}
-	api, err := policy.NewAPI(config)
+	api, err := newAPI(cmd)
 	if err != nil {
 		return nil, err
 	}

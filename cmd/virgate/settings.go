@@ -54,10 +54,7 @@ func variables(s configs.Setting) []string { return append([]string{s.Env}, s.En
 
 // configFlags choose the profile.
 func configFlags(environment environment) []cli.Flag {
-	file := ""
-	if value, ok := environment("CONFIG_FILE"); ok {
-		file = value
-	}
+	file, _ := environment("CONFIG_FILE")
 	return []cli.Flag{
 		&cli.StringFlag{Name: "config", Aliases: []string{"config-file"}, Value: file, DefaultText: "none: everything exclusive", Usage: "the profile: a document as NVIDIA's device plugin reads it, or a ConfigMap manifest with one [$CONFIG_FILE]"},
 		&cli.StringFlag{Name: "config-key", Usage: "which profile, when the ConfigMap manifest has several"},

@@ -17,7 +17,7 @@ func simCommand() *cli.Command {
 		Description: "Talks to a virgate run --node sim:… on the same machine.\n\n" +
 			"Example: virgate sim --control-socket /tmp/control.sock xid --gpu 0 79",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "control-socket", Value: "/run/virgate/control.sock", Usage: "the control socket of the running Virgate"},
+			controlSocketFlag(),
 		},
 		Action: func(_ context.Context, cmd *cli.Command) error {
 			if name := cmd.Args().First(); name != "" {

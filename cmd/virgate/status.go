@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -27,12 +26,12 @@ func statusCommand() *cli.Command {
 			"Example: virgate status --addr localhost:9400",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "addr", Value: "localhost:9400", Usage: "the HTTP address of the running Virgate: its --listen"},
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "table", Usage: "table or json"},
+			outputFlag("table"),
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
-			output := cmd.String("output")
-			if output != "table" && output != "json" {
-				return usageError{fmt.Errorf("--output %q is neither table nor json", output)}
+			asJSON, err := wantsJSON(cmd, "table")
+			if err != nil {
+				return err
 			}
 			if cmd.Args().Len() > 0 {
 				return usageError{fmt.Errorf("status takes no argument, got %q", cmd.Args().First())}
@@ -45,7 +44,7 @@ func statusCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			if output == "json" {
+			if asJSON {
 				_, err := cmd.Root().Writer.Write(answer)
 				return err
 			}
@@ -99,12 +98,4 @@ func askStatus(ctx context.Context, address string) ([]byte, error) {
 		return nil, fmt.Errorf("%s answers %s: %s", address, response.Status, strings.TrimSpace(string(answer)))
 	}
 	return answer, nil
-}
-
-// unwrapURL takes the address off an error that would say it twice.
-func unwrapURL(err error) error {
-	if inner := errors.Unwrap(err); inner != nil {
-		return inner
-	}
-	return err
 }

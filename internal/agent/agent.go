@@ -139,9 +139,9 @@ func (a *agent) run(ctx context.Context) error {
 		defer stopAnswering()
 		return a.serveKubelet(ctx)
 	})
-	start(a.watchNode)
+	start(func(ctx context.Context) error { return a.watchDriver(ctx, a.Node.Watch) })
 	if a.Host != nil {
-		start(a.watchHost)
+		start(func(ctx context.Context) error { return a.watchDriver(ctx, a.Host.Watch) })
 	}
 	start(func(ctx context.Context) error { return a.Policy.Watch(ctx, a.look) })
 	start(a.plan)
@@ -164,10 +164,11 @@ func (a *agent) run(ctx context.Context) error {
 	return nil
 }
 
-// watchNode follows the GPUs. A driver call that hangs at the end is left
-// behind: it cannot be cancelled, and the program ends all the same.
-func (a *agent) watchNode(ctx context.Context) error {
-	err := a.Node.Watch(ctx, a.look)
+// watchDriver follows what the driver or the host has. A driver call that hangs
+// at the end is left behind: it cannot be cancelled, and the program ends all the
+// same.
+func (a *agent) watchDriver(ctx context.Context, watch func(ctx context.Context, changed func()) error) error {
+	err := watch(ctx, a.look)
 	if err != nil && ctx.Err() != nil {
 		a.Logger.Warn("driver left behind", "error", err)
 		return nil

@@ -14,9 +14,6 @@ type callCollector struct {
 }
 
 func newCallCollector(a *agent) callCollector {
-	desc := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc("virgate_"+name, help, labels, nil)
-	}
 	return callCollector{
 		agent:     a,
 		granted:   desc("allocations_total", "Allocate calls that were granted.", "resource"),

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"encoding/json"
 	"net/http"
 
 	"github.com/virgate/virgate/sharing"
@@ -14,7 +13,7 @@ import (
 func HealthHandler(health Health) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
-		writeHealth(w, health.Health())
+		writeJSON(w, health.Health())
 	})
 	mux.HandleFunc("POST /health/clear", func(w http.ResponseWriter, r *http.Request) {
 		selector, err := sharing.ParseSelector(r.FormValue("gpu"))
@@ -27,14 +26,7 @@ func HealthHandler(health Health) http.Handler {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		writeHealth(w, sharing.HealthReport{Units: units, Monitors: []sharing.HealthMonitor{}})
+		writeJSON(w, sharing.HealthReport{Units: units, Monitors: []sharing.HealthMonitor{}})
 	})
 	return mux
-}
-
-func writeHealth(w http.ResponseWriter, report sharing.HealthReport) {
-	w.Header().Set("Content-Type", "application/json")
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	_ = encoder.Encode(report)
 }

@@ -20,17 +20,6 @@ type Host interface {
 	Watch(ctx context.Context, changed func()) error
 }
 
-// watchHost follows what the host has. A driver call that hangs at the end is
-// left behind, as in watchNode.
-func (a *agent) watchHost(ctx context.Context) error {
-	err := a.Host.Watch(ctx, a.look)
-	if err != nil && ctx.Err() != nil {
-		a.Logger.Warn("driver left behind", "error", err)
-		return nil
-	}
-	return err
-}
-
 // prepare has the host made ready for the next plan, and withholds from it what
 // cannot be granted. A program that stands by leaves the host to the one that
 // serves.

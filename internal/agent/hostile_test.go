@@ -145,6 +145,11 @@ func TestMethods(t *testing.T) {
 	if answer := ask(w.agent, http.MethodGet, "/"); answer.Code != http.StatusFound || answer.Header().Get("Location") != "/status" {
 		t.Errorf("GET /: %d to %q", answer.Code, answer.Header().Get("Location"))
 	}
+	for path, want := range map[string]int{"/readyz": http.StatusMethodNotAllowed, "/sim/xid?gpu=0&code=79": http.StatusNotFound} {
+		if code := ask(w.agent, http.MethodPost, path).Code; code != want {
+			t.Errorf("POST %s: %d, want %d", path, code, want)
+		}
+	}
 	if code := ask(w.agent, http.MethodGet, "/other").Code; code != http.StatusNotFound {
 		t.Errorf("GET /other: %d", code)
 	}

@@ -104,10 +104,16 @@ func (a *agent) showPlan(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, "no plan yet", http.StatusServiceUnavailable)
 		return
 	}
+	writeJSON(w, s.plan.Summary())
+}
+
+// writeJSON answers with the value, indented for people.
+func writeJSON(w http.ResponseWriter, value any) {
 	w.Header().Set("Content-Type", "application/json")
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")
-	_ = encoder.Encode(s.plan.Summary())
+	encoder.SetEscapeHTML(false)
+	_ = encoder.Encode(value)
 }
 
 // source shows the agent's state to the sharing metrics.

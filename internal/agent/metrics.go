@@ -14,9 +14,6 @@ type collector struct {
 }
 
 func newCollector(a *agent) collector {
-	desc := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc("virgate_"+name, help, labels, nil)
-	}
 	return collector{
 		agent:           a,
 		build:           desc("build_info", "The running program; always 1.", "version"),
@@ -29,6 +26,17 @@ func newCollector(a *agent) collector {
 		registrations:   desc("kubelet_registrations_total", "Successful registrations of the resource.", "resource"),
 		lists:           desc("listandwatch_updates_total", "Lists sent to the kubelet.", "resource"),
 	}
+}
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("virgate_"+name, help, labels, nil)
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // Describe implements prometheus.Collector.
@@ -45,14 +53,13 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	send := func(desc *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
 		ch <- metrics.Constant(desc, kind, value, labels...)
 	}
-	truth := map[bool]float64{true: 1}
 	s := c.agent.state.Load()
 	send(c.build, prometheus.GaugeValue, 1, c.agent.Version)
-	send(c.profileAccepted, prometheus.GaugeValue, truth[s.profile != nil && s.rejected == nil])
-	send(c.inventoryRead, prometheus.GaugeValue, truth[s.planned && s.unread == nil])
+	send(c.profileAccepted, prometheus.GaugeValue, truth(s.profile != nil && s.rejected == nil))
+	send(c.inventoryRead, prometheus.GaugeValue, truth(s.planned && s.unread == nil))
 	send(c.warnings, prometheus.GaugeValue, float64(len(s.plan.Warnings)))
 	status := c.agent.Plugin.Status()
-	send(c.kubeletSeen, prometheus.GaugeValue, truth[status.KubeletSeen])
+	send(c.kubeletSeen, prometheus.GaugeValue, truth(status.KubeletSeen))
 	for _, r := range status.Resources {
 		send(c.streams, prometheus.GaugeValue, float64(r.Streams), r.Name)
 		send(c.devices, prometheus.GaugeValue, float64(r.Healthy), r.Name, "healthy")

@@ -156,3 +156,17 @@ func TestMetricsAreWhatTheDocumentSays(t *testing.T) {
 		t.Errorf("lint: %v, %v", problems, err)
 	}
 }
+
+func TestMetricsAreLinted(t *testing.T) {
+	r := newRig(t, nil)
+	r.shows(8)
+	problems, err := testutil.GatherAndLint(r.agent.registry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, problem := range problems {
+		if strings.HasPrefix(problem.Metric, "virgate_") {
+			t.Errorf("%s: %s", problem.Metric, problem.Text)
+		}
+	}
+}

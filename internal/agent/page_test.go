@@ -90,6 +90,15 @@ func TestPageShowsTheNode(t *testing.T) {
 	}
 }
 
+// TestPageSaysWhyTheProfileIsNotKnown holds that one which has not been read yet
+// is not called refused.
+func TestPageSaysWhyTheProfileIsNotKnown(t *testing.T) {
+	body := drawn(t, Status{Profile: ProfileStatus{State: sharing.ProfilePending, Error: "node n1: not known yet"}}, time.Now())
+	if !strings.Contains(body, "node n1: not known yet") || strings.Contains(body, "refused") {
+		t.Error(body)
+	}
+}
+
 func TestPageOfAnEmptyNode(t *testing.T) {
 	body := drawn(t, Status{}, time.Now())
 	for _, want := range []string{"This node", "no GPU that could be read", "Nothing is offered", "Who holds what cannot be read"} {

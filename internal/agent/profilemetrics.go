@@ -18,11 +18,11 @@ type profileCollector struct {
 func newProfileCollector(a *agent) profileCollector {
 	return profileCollector{
 		agent:     a,
-		info:      prometheus.NewDesc("virgate_config_info", "The profile whose lists the kubelet has; always 1.", []string{"profile", "source", "generation"}, nil),
-		state:     prometheus.NewDesc("virgate_config_state", "Whether the profile that should be in force is in this state: applied, pending, rejected.", []string{"state"}, nil),
-		wanted:    prometheus.NewDesc("virgate_config_generation", "Generation of the profile that should be in force, as a number that has no order; absent while it is not known.", nil, nil),
-		applied:   prometheus.NewDesc("virgate_config_applied_generation", "Generation of the profile whose lists the kubelet has, as a number that has no order; absent before the first.", nil, nil),
-		appliedAt: prometheus.NewDesc("virgate_config_last_apply_timestamp_seconds", "Since when the kubelet has the lists of the profile in virgate_config_info, in Unix time; absent before the first.", nil, nil),
+		info:      desc("config_info", "The profile whose lists the kubelet has; always 1.", "profile", "source", "generation"),
+		state:     desc("config_state", "Whether the profile that should be in force is in this state: applied, pending, rejected.", "state"),
+		wanted:    desc("config_generation", "Generation of the profile that should be in force, as a number that has no order; absent while it is not known."),
+		applied:   desc("config_applied_generation", "Generation of the profile whose lists the kubelet has, as a number that has no order; absent before the first."),
+		appliedAt: desc("config_last_apply_timestamp_seconds", "Since when the kubelet has the lists of the profile in virgate_config_info, in Unix time; absent before the first."),
 	}
 }
 
@@ -40,11 +40,7 @@ func (c profileCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	s, p := c.agent.state.Load(), c.agent.progress.Load()
 	for _, state := range sharing.ProfileStates() {
-		value := 0.0
-		if state == p.state {
-			value = 1
-		}
-		gauge(c.state, value, string(state))
+		gauge(c.state, truth(state == p.state), string(state))
 	}
 	if number, ok := generationNumber(s.wanted.Generation); ok {
 		gauge(c.wanted, number)

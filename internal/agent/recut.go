@@ -95,7 +95,7 @@ var errPending = errors.New("another MIG mode waits for a reset of the GPU")
 // the board again: what became of one that failed, or was never answered, is
 // seen and not guessed, and at the end the whole is verified.
 func (r *repartitioner) reach(ctx context.Context, gpu string, target sharing.Arrangement) error {
-	users := r.inUse(ctx)
+	users := r.inUse(ctx, gpu)
 	failure := errNoProgress
 	for left := -1; ; {
 		if err := ctx.Err(); err != nil {

@@ -58,9 +58,8 @@ func (r *repartitioner) attend(ctx context.Context, gpu sharing.GPU, starting bo
 // converge is attend for a board that may be changed.
 func (r *repartitioner) converge(ctx context.Context, b *boardWork, cut sharing.Cut, layout mig.Layout, starting bool) time.Duration {
 	gpu := b.layout.GPU
-	users := r.inUse(ctx)
+	users := r.inUse(ctx, gpu)
 	b.see(users.hold(cut))
-	users.enabled = slices.Contains(r.journalled.Enabled, gpu)
 	next, err := prepareRecut(gpu, cut, layout, users)
 	if err != nil {
 		r.say(b, sharing.LayoutFailed, err.Error())
@@ -124,8 +123,7 @@ func (r *repartitioner) lookTwice(ctx context.Context, b *boardWork, layout mig.
 	if err != nil {
 		return prepared{}, err
 	}
-	users := r.inUse(ctx)
-	users.enabled = slices.Contains(r.journalled.Enabled, b.layout.GPU)
+	users := r.inUse(ctx, b.layout.GPU)
 	return prepareRecut(b.layout.GPU, cut, layout, users)
 }
 

@@ -301,8 +301,9 @@ func TestUnreachable(t *testing.T) {
 		instances []mig.Instance
 		want      int
 	}{
-		"empty":                   {nil, 0},
-		"4g and 3g leave nothing": {[]mig.Instance{at("4g.20gb", 0, 4), at("3g.20gb", 4, 4)}, 0},
+		"empty": {nil, 0},
+		"all that takes the last slot would lie on this 1g": {[]mig.Instance{at("1g.5gb", 6, 1)}, 1},
+		"4g and 3g leave nothing":                           {[]mig.Instance{at("4g.20gb", 0, 4), at("3g.20gb", 4, 4)}, 0},
 		"seven 1g leave the last one": {slices.Collect(func(yield func(mig.Instance) bool) {
 			for start := range 7 {
 				if !yield(at("1g.5gb", start, 1)) {

@@ -14,15 +14,12 @@ type layoutCollector struct {
 }
 
 func newLayoutCollector(a *agent) layoutCollector {
-	desc := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc("virgate_mig_"+name, help, labels, nil)
-	}
 	return layoutCollector{
 		agent:     a,
-		state:     desc("layout_state", "Whether a board that Virgate cuts is in that state: applied, pending, blocked, failed, reset-required.", "gpu_uuid", "layout", "state"),
-		slots:     desc("slots", "Memory slots of a board that Virgate cuts: used, free, or unreachable, which is free and nothing can be placed in it now.", "gpu_uuid", "state"),
-		instances: desc("instances", "GPU instances of a board that Virgate cuts, by profile and whether a process uses one.", "gpu_uuid", "profile", "state"),
-		recuts:    desc("repartitions_total", "Changes of boards that had begun, by result: applied, undone, failed.", "result"),
+		state:     desc("mig_layout_state", "Whether a board that Virgate cuts is in that state: applied, pending, blocked, failed, reset-required.", "gpu_uuid", "layout", "state"),
+		slots:     desc("mig_slots", "Memory slots of a board that Virgate cuts: used, free, or unreachable, which is free and nothing can be placed in it now.", "gpu_uuid", "state"),
+		instances: desc("mig_instances", "GPU instances of a board that Virgate cuts, by profile and whether a process uses one.", "gpu_uuid", "profile", "state"),
+		recuts:    desc("mig_repartitions_total", "Changes of boards that had begun, by result: applied, undone, failed.", "result"),
 	}
 }
 
@@ -35,16 +32,12 @@ func (c layoutCollector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c layoutCollector) Collect(ch chan<- prometheus.Metric) {
-	gauge := func(desc *prometheus.Desc, value int, labels ...string) {
-		ch <- metrics.Constant(desc, prometheus.GaugeValue, float64(value), labels...)
+	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
+		ch <- metrics.Constant(desc, prometheus.GaugeValue, value, labels...)
 	}
 	for _, board := range c.agent.layouts() {
 		for _, state := range sharing.LayoutStates() {
-			value := 0
-			if state == board.State {
-				value = 1
-			}
-			gauge(c.state, value, board.GPU, board.Wanted, string(state))
+			gauge(c.state, truth(state == board.State), board.GPU, board.Wanted, string(state))
 		}
 		used := 0
 		type kind struct{ profile, state string }
@@ -59,11 +52,11 @@ func (c layoutCollector) Collect(ch chan<- prometheus.Metric) {
 			}
 			counts[kind{instance.Profile.String(), state}]++
 		}
-		gauge(c.slots, used, board.GPU, "used")
-		gauge(c.slots, board.Slots-used-board.Unreachable, board.GPU, "free")
-		gauge(c.slots, board.Unreachable, board.GPU, "unreachable")
+		gauge(c.slots, float64(used), board.GPU, "used")
+		gauge(c.slots, float64(board.Slots-used-board.Unreachable), board.GPU, "free")
+		gauge(c.slots, float64(board.Unreachable), board.GPU, "unreachable")
 		for k, count := range counts {
-			gauge(c.instances, count, board.GPU, k.profile, k.state)
+			gauge(c.instances, float64(count), board.GPU, k.profile, k.state)
 		}
 	}
 	if c.agent.boards == nil {

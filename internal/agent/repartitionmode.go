@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/virgate/virgate/mig"
@@ -24,8 +23,7 @@ const awaitsReset = "another MIG mode waits for a reset of the GPU, which Virgat
 // next reboot would bring it. While somebody uses the board nothing is asked of
 // the driver.
 func (r *repartitioner) takeBack(ctx context.Context, b *boardWork, cut sharing.Cut) time.Duration {
-	users := r.inUse(ctx)
-	users.enabled = slices.Contains(r.journalled.Enabled, b.layout.GPU)
+	users := r.inUse(ctx, b.layout.GPU)
 	if users.whole(b.layout.GPU, cut) != "" || anyBusy(users.mark(cut)) {
 		r.say(b, sharing.LayoutResetRequired, awaitsReset)
 		r.release(ctx, b)

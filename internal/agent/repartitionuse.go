@@ -24,9 +24,9 @@ type use struct {
 	enabled bool
 }
 
-// inUse asks the kubelet.
-func (r *repartitioner) inUse(ctx context.Context) use {
-	u := use{pods: map[string]string{}, doubtful: map[string]bool{}}
+// inUse asks the kubelet, for the sake of that board.
+func (r *repartitioner) inUse(ctx context.Context, gpu string) use {
+	u := use{pods: map[string]string{}, doubtful: map[string]bool{}, enabled: slices.Contains(r.journalled.Enabled, gpu)}
 	if r.holders == nil {
 		u.err = errBlind
 		return u

@@ -39,6 +39,7 @@ const (
 
 func newObservation() *observation {
 	first := &observation{
+		contended:   map[string]time.Duration{},
 		attribution: map[sharing.UseStage]uint64{},
 		sources:     map[string]uint64{driverSource: 0, kubeletSource: 0},
 	}
@@ -72,9 +73,6 @@ func (a *agent) observe(ctx context.Context, interval time.Duration) {
 	last := a.observed.Load()
 	next := &observation{
 		contended: maps.Clone(last.contended), attribution: maps.Clone(last.attribution), sources: maps.Clone(last.sources),
-	}
-	if next.contended == nil {
-		next.contended = map[string]time.Duration{}
 	}
 	held, known := a.observeHolders(ctx, next)
 	if a.Meter != nil {
@@ -118,7 +116,7 @@ func (o *observation) count(last *observation, interval time.Duration) {
 	if o.report.Attributed {
 		for _, board := range o.report.Boards {
 			if board.SM.Known {
-				o.contended[board.GPU] += 0
+				o.contended[board.GPU] += 0 // Counted from here on, so that the first increase shows.
 			}
 		}
 	}

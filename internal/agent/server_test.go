@@ -176,3 +176,37 @@ func TestProfilingIsAsked(t *testing.T) {
 		}
 	}
 }
+
+func TestListenAddressInUse(t *testing.T) {
+	server := httptest.NewServer(http.NotFoundHandler())
+	defer server.Close()
+	err := Run(t.Context(), Options{Listen: strings.TrimPrefix(server.URL, "http://"), Logger: slog.New(slog.DiscardHandler)})
+	if err == nil || !strings.Contains(err.Error(), "listen for HTTP") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestServesHTTP(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	a := newAgent(Options{Listen: "localhost:0", Logger: slog.New(slog.DiscardHandler), Plugin: plugin.NewManager(plugin.Options{})})
+	listener, err := listen(ctx, a.Listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- a.serve(ctx, listener, a.handler(), "") }()
+	response, err := http.Get("http://" + listener.Addr().String() + "/healthz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, _ := io.ReadAll(response.Body)
+	_ = response.Body.Close()
+	if string(body) != "ok\n" {
+		t.Errorf("body %q", body)
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
+		t.Errorf("ended with %v", err)
+	}
+}

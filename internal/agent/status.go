@@ -66,7 +66,7 @@ type ProfileStatus struct {
 	// Applied is the one whose lists the kubelet has; nil before the first.
 	Applied *sharing.ProfileRef `json:"applied"`
 	// Problem is the first thing wrong with a rejected profile, Error all that is,
-	// one a line; empty for one that is not rejected.
+	// one a line. Of one that is not known yet they say why; else they are empty.
 	Problem string `json:"problem,omitempty"`
 	Error   string `json:"error,omitempty"`
 }

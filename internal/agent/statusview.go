@@ -2,7 +2,6 @@ package agent
 
 import (
 	"cmp"
-	"encoding/json"
 	"net/http"
 	"slices"
 	"strconv"
@@ -14,11 +13,7 @@ import (
 
 // showStatus answers with the Status as JSON.
 func (a *agent) showStatus(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "application/json")
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	encoder.SetEscapeHTML(false)
-	_ = encoder.Encode(a.status())
+	writeJSON(w, a.status())
 }
 
 // status is what goes on now.

@@ -71,7 +71,7 @@ func NewWriter(options Options) *Writer {
 	return &Writer{
 		options: options, log: options.Logger.With("component", "cdi"),
 		units:  &product{file: file{dir: options.Dir, class: plugin.CDIClass}},
-		extras: map[string]*product{}, left: map[string]time.Time{},
+		extras: map[string]*product{},
 	}
 }
 

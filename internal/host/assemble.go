@@ -26,7 +26,7 @@ func assemble(grants sharing.Grants, devRoot string, gpus []sharing.GPU, f files
 			host.Extras = append(host.Extras, name)
 		}
 	}
-	add := func(unit string, index string, nodes []string, lacks string) {
+	add := func(unit, index string, nodes []string, lacks string) {
 		host.Nodes[unit] = nodes
 		if lacks == "" {
 			lacks = missing(f.nodes, devRoot, nodes)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/virgate/virgate/mig"
@@ -15,7 +16,7 @@ type cutBoard struct {
 	lib    Library
 	device Device
 	index  int
-	// profiles are the board's ways to be cut, by published ID; read fills them.
+	// profiles are the board's ways to be cut, by published ID; geometry fills them.
 	profiles map[int]cutProfile
 }
 
@@ -63,7 +64,7 @@ func (b *cutBoard) instances() ([]mig.Instance, error) {
 		return nil, err
 	}
 	var list []mig.Instance
-	for id, way := range b.profiles {
+	for _, id := range slices.Sorted(maps.Keys(b.profiles)) {
 		handles, err := b.lib.DeviceGetGpuInstances(b.device, id)
 		switch {
 		case unsupported(err), errors.Is(err, NotFound), errors.Is(err, InvalidArgument):
@@ -72,7 +73,7 @@ func (b *cutBoard) instances() ([]mig.Instance, error) {
 			return nil, err
 		}
 		for _, handle := range handles {
-			instance, err := b.instance(handle, way, devices)
+			instance, err := b.instance(handle, b.profiles[id], devices)
 			if err != nil {
 				return nil, err
 			}
@@ -82,8 +83,8 @@ func (b *cutBoard) instances() ([]mig.Instance, error) {
 			list = append(list, instance)
 		}
 	}
-	for key, device := range devices {
-		return nil, fmt.Errorf("MIG device %s is in GPU instance %d, compute instance %d, which %w", device.uuid, key.gi, key.ci, errNotListed)
+	for _, key := range slices.SortedFunc(maps.Keys(devices), partitionKey.compare) {
+		return nil, fmt.Errorf("MIG device %s is in GPU instance %d, compute instance %d, which %w", devices[key].uuid, key.gi, key.ci, errNotListed)
 	}
 	slices.SortFunc(list, func(a, b mig.Instance) int { return cmp.Compare(a.Placement.Start, b.Placement.Start) })
 	return list, nil
@@ -168,6 +169,10 @@ func (b *cutBoard) computeProfiles(instance GPUInstance) ([]ComputeInstanceProfi
 // partitionKey names a MIG device by the IDs of its instances, which are used
 // again: only a listing of this moment may be looked up by it.
 type partitionKey struct{ gi, ci int }
+
+func (k partitionKey) compare(other partitionKey) int {
+	return cmp.Or(cmp.Compare(k.gi, other.gi), cmp.Compare(k.ci, other.ci))
+}
 
 type migDevice struct {
 	handle Device

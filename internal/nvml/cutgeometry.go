@@ -3,7 +3,6 @@ package nvml
 import (
 	"errors"
 	"slices"
-	"strings"
 
 	"github.com/virgate/virgate/mig"
 )
@@ -57,7 +56,7 @@ func (b *cutBoard) geometry(pci uint32) (mig.Geometry, error) {
 // shape is one profile of the driver with its placements.
 func (b *cutBoard) shape(enum int, info GPUInstanceProfile, published mig.Geometry) (mig.Shape, error) {
 	shape := mig.Shape{Enum: enum, ID: info.ID, Max: info.Instances}
-	if profile, err := mig.ParseProfile(strings.TrimPrefix(info.Name, "MIG ")); err == nil {
+	if profile, err := info.named(); err == nil {
 		shape.Profile = profile.Instance()
 	}
 	for _, s := range published.Shapes {

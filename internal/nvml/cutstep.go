@@ -72,6 +72,14 @@ func (b *cutBoard) destroyInstance(ctx context.Context, step mig.Step) error {
 	}
 }
 
+// settleTries and settlePause are how often a GPU instance is tried to be
+// destroyed that the driver calls in use: for a moment after its last compute
+// instance went it does.
+const (
+	settleTries = 4
+	settlePause = 100 * time.Millisecond
+)
+
 // gone says that there being nothing to destroy is as good as having done it.
 func gone(err error) error {
 	if errors.Is(err, NotFound) {

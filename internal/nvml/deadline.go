@@ -57,7 +57,8 @@ func WithDeadlines(lib Library, limits Limits) Library {
 }
 
 // deadlined is a library with deadlines. Which call belongs to which board is
-// in lanes; the methods are in deadlinecalls.go, deadlinemig.go and deadlinecutting.go.
+// in lanes; the methods are in deadlinecalls.go, deadlinemetering.go, deadlinemig.go and
+// deadlinecutting.go.
 type deadlined struct {
 	lib    Library
 	limits Limits

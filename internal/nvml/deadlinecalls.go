@@ -86,6 +86,14 @@ func (d *deadlined) DeviceGetComputeRunningProcesses(device Device) ([]Process, 
 	return askDevice(d, "DeviceGetComputeRunningProcesses", device, d.lib.DeviceGetComputeRunningProcesses)
 }
 
+func (d *deadlined) DeviceGetGraphicsRunningProcesses(device Device) ([]Process, error) {
+	return askDevice(d, "DeviceGetGraphicsRunningProcesses", device, d.lib.DeviceGetGraphicsRunningProcesses)
+}
+
+func (d *deadlined) DeviceGetMPSComputeRunningProcesses(device Device) ([]Process, error) {
+	return askDevice(d, "DeviceGetMPSComputeRunningProcesses", device, d.lib.DeviceGetMPSComputeRunningProcesses)
+}
+
 func (d *deadlined) DeviceGetRemappedRows(device Device) (RemappedRows, error) {
 	return askDevice(d, "DeviceGetRemappedRows", device, d.lib.DeviceGetRemappedRows)
 }

@@ -10,14 +10,6 @@ import (
 // were abandoned: whoever made them cannot know what became of them, and lists
 // what there is before the next one.
 
-func (d *deadlined) DeviceGetGraphicsRunningProcesses(device Device) ([]Process, error) {
-	return askDevice(d, "DeviceGetGraphicsRunningProcesses", device, d.lib.DeviceGetGraphicsRunningProcesses)
-}
-
-func (d *deadlined) DeviceGetMPSComputeRunningProcesses(device Device) ([]Process, error) {
-	return askDevice(d, "DeviceGetMPSComputeRunningProcesses", device, d.lib.DeviceGetMPSComputeRunningProcesses)
-}
-
 func (d *deadlined) DeviceSetMigMode(device Device, on bool) (activation Return, err error) {
 	l := of(d.lanes, d.lanes.devices, device)
 	return limited(l, fmt.Sprintf("DeviceSetMigMode(%t)", on), d.limits.Change, func() (Return, error) {

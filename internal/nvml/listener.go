@@ -89,7 +89,7 @@ const noWait = "waiting for events fails"
 func (l *listener) tell(ctx context.Context) {
 	if !maps.Equal(l.degraded, l.told) {
 		l.told = maps.Clone(l.degraded)
-		send(ctx, l.monitors, maps.Clone(l.degraded))
+		send(ctx, l.monitors, l.told)
 	}
 }
 

@@ -128,7 +128,7 @@ func (n *Node) Watch(ctx context.Context, changed func()) error {
 		defer close(ended)
 		w.run(ctx)
 	}()
-	o := &owner{Node: n, known: newLedger(), changed: changed}
+	o := &owner{Node: n, known: newLedger(), changed: changed, degraded: map[string]string{}}
 	for {
 		select {
 		case p := <-w.passes:

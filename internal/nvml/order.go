@@ -52,7 +52,7 @@ func (n *Node) TakeOver(ctx context.Context) error {
 	if n.options.Store == nil {
 		return nil
 	}
-	return n.order(ctx, func(o *owner) {
+	err := n.order(ctx, func(o *owner) {
 		kept, err := o.options.Store.Load()
 		if err != nil {
 			o.log.Error("fatal errors of the last run not read", "error", err)
@@ -60,6 +60,10 @@ func (n *Node) TakeOver(ctx context.Context) error {
 		o.mine, o.kept = true, kept
 		o.known.restore(kept, o.options.Boot, o.moment())
 	})
+	if err != nil {
+		return fmt.Errorf("take over the fatal errors of the last run: %w", err)
+	}
+	return nil
 }
 
 // keep writes the fatal errors to the store, when they have changed. What cannot

@@ -65,9 +65,6 @@ func (o *owner) monitor(degraded map[string]string) {
 			o.log.Info("events from a GPU are heard again", "gpu", uuid)
 		}
 	}
-	if o.degraded == nil {
-		o.degraded = map[string]string{}
-	}
 	maps.Copy(o.degraded, degraded)
 	o.tell()
 }

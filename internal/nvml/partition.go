@@ -124,11 +124,17 @@ func readShapes(lib Library, device Device) (map[int]mig.Profile, error) {
 		case err != nil:
 			continue
 		}
-		if profile, err := mig.ParseProfile(strings.TrimPrefix(info.Name, "MIG ")); err == nil {
+		if profile, err := info.named(); err == nil {
 			shapes[info.ID] = profile
 		}
 	}
 	return shapes, nil
+}
+
+// named is the profile that the driver's name says; some drivers begin it with
+// "MIG ".
+func (p GPUInstanceProfile) named() (mig.Profile, error) {
+	return mig.ParseProfile(strings.TrimPrefix(p.Name, "MIG "))
 }
 
 // profileEnumerationBound ends the enumeration of a driver that never says

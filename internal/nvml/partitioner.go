@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
@@ -105,7 +104,7 @@ func (p *Partitioner) with(gpu string, do func(*cutBoard) error) (err error) {
 			}
 		}
 		if err != nil {
-			unread = err
+			unread = fmt.Errorf("read GPU %d: %w", index, err)
 		}
 	}
 	return errors.Join(errNoBoard, unread)
@@ -122,11 +121,3 @@ func meaning(err error) error {
 	}
 	return err
 }
-
-// settleTries and settlePause are how often a GPU instance is tried to be
-// destroyed that the driver calls in use: for a moment after its last compute
-// instance went it does.
-const (
-	settleTries = 4
-	settlePause = 100 * time.Millisecond
-)

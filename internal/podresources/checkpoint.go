@@ -109,5 +109,9 @@ func readCheckpointFile(path string) (Checkpoint, error) {
 	if len(text) > maxCheckpoint {
 		return Checkpoint{}, fmt.Errorf("checkpoint %s has more than %d bytes", path, maxCheckpoint)
 	}
-	return ParseCheckpoint(text)
+	checkpoint, err := ParseCheckpoint(text)
+	if err != nil {
+		return Checkpoint{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return checkpoint, nil
 }

@@ -59,11 +59,9 @@ func (s *Source) Held(ctx context.Context) ([]sharing.Allocation, error) {
 //
 // The error is ErrUnknown, with the causes.
 func (s *Source) Applied(ctx context.Context) (map[string][]string, error) {
-	allocatable, listErr := call(ctx, s, func(ctx context.Context, client api.PodResourcesListerClient) (*api.AllocatableResourcesResponse, error) {
-		return client.GetAllocatableResources(ctx, &api.AllocatableResourcesRequest{})
-	})
+	healthy, listErr := s.allocatable(ctx)
 	if listErr == nil {
-		return devicesByResource(allocatable.Devices), nil
+		return healthy, nil
 	}
 	checkpoint, fileErr := s.readCheckpoint()
 	if fileErr != nil {
@@ -82,25 +80,31 @@ func unknown(listErr, fileErr error) error {
 // before it makes kubelet.sock, and writes it with every list and every grant, so
 // what it has forgotten it will not remember in a minute either.
 func (s *Source) unused(fileErr error) bool {
-	if s.options.CheckpointDir == "" || !errors.Is(fileErr, fs.ErrNotExist) {
-		return false
-	}
-	_, err := os.Stat(filepath.Join(s.options.CheckpointDir, "kubelet.sock"))
-	return err == nil
+	_, err := s.started()
+	return err == nil && errors.Is(fileErr, fs.ErrNotExist)
 }
 
-// settled returns why PodResources may not know of all pods yet: kubelet.sock,
-// which the kubelet makes at each start, is young or cannot be looked at.
+// settled returns why PodResources may not know of all pods yet: the kubelet has
+// started lately, or nobody knows when.
 func (s *Source) settled() error {
-	if s.options.CheckpointDir == "" {
-		return errors.New("time of the kubelet's start unknown")
-	}
-	info, err := os.Stat(filepath.Join(s.options.CheckpointDir, "kubelet.sock"))
+	started, err := s.started()
 	if err != nil {
 		return fmt.Errorf("time of the kubelet's start unknown: %w", err)
 	}
-	if age := s.options.Now().Sub(info.ModTime()); age < settling {
+	if age := s.options.Now().Sub(started); age < settling {
 		return fmt.Errorf("kubelet started %v ago", age.Round(time.Second))
 	}
 	return nil
+}
+
+// started is when the kubelet made kubelet.sock, as it does at each start.
+func (s *Source) started() (time.Time, error) {
+	if s.options.CheckpointDir == "" {
+		return time.Time{}, errNoCheckpoint
+	}
+	info, err := os.Stat(filepath.Join(s.options.CheckpointDir, "kubelet.sock"))
+	if err != nil {
+		return time.Time{}, err
+	}
+	return info.ModTime(), nil
 }

@@ -121,7 +121,7 @@ func TestHeldFromOneSource(t *testing.T) {
 		},
 		{
 			name: "broken checkpoint, kubelet just started", change: func(o *Options) { o.CheckpointDir, o.Now = broken, time.Now },
-			err: ErrIncomplete, texts: []string{"kubelet started 0s ago", "parse checkpoint"},
+			err: ErrIncomplete, texts: []string{"kubelet started 0s ago", filepath.Join(broken, checkpointName) + ": parse checkpoint"},
 		},
 		{
 			name: "no checkpoint, no kubelet.sock", change: func(o *Options) { o.CheckpointDir = elsewhere },

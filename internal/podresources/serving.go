@@ -12,11 +12,18 @@ import (
 // Only PodResources can tell: the checkpoint still shows a resource's devices
 // when its plugin has gone. The error is PodResources' own.
 func (s *Source) Serving(ctx context.Context, resource string) (bool, error) {
-	allocatable, err := call(ctx, s, func(ctx context.Context, client api.PodResourcesListerClient) (*api.AllocatableResourcesResponse, error) {
+	healthy, err := s.allocatable(ctx)
+	return len(healthy[resource]) > 0, err
+}
+
+// allocatable is what PodResources shows of the devices that the kubelet takes
+// for healthy, sorted, by resource.
+func (s *Source) allocatable(ctx context.Context) (map[string][]string, error) {
+	response, err := call(ctx, s, func(ctx context.Context, client api.PodResourcesListerClient) (*api.AllocatableResourcesResponse, error) {
 		return client.GetAllocatableResources(ctx, &api.AllocatableResourcesRequest{})
 	})
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	return len(devicesByResource(allocatable.Devices)[resource]) > 0, nil
+	return devicesByResource(response.Devices), nil
 }

@@ -22,10 +22,10 @@ type Store interface {
 // Keeper keeps the profile in force, so that the next start needs neither the
 // API server nor a profile that is right just then.
 type Keeper struct {
-	Store     Store
-	Overrides configs.Overrides
-	Started   configs.Process
-	Logger    *slog.Logger
+	store     Store
+	overrides configs.Overrides
+	started   configs.Process
+	log       *slog.Logger
 
 	wanted atomic.Pointer[configs.Selected]
 	wake   chan struct{}
@@ -35,7 +35,7 @@ type Keeper struct {
 
 // NewKeeper makes a Keeper; Run does the writing.
 func NewKeeper(store Store, overrides configs.Overrides, started configs.Process, log *slog.Logger) *Keeper {
-	return &Keeper{Store: store, Overrides: overrides, Started: started, Logger: log, wake: make(chan struct{}, 1)}
+	return &Keeper{store: store, overrides: overrides, started: started, log: log, wake: make(chan struct{}, 1)}
 }
 
 // Kept reads the stored profile; false when there is none that this program can
@@ -44,16 +44,16 @@ func (k *Keeper) Kept() (configs.Selected, bool) {
 	if k.dropped.Load() {
 		return configs.Selected{}, false
 	}
-	stored, ok, err := k.Store.Load()
+	stored, ok, err := k.store.Load()
 	var selected configs.Selected
 	if ok {
-		if selected, err = Restore(stored, k.Overrides); err == nil {
-			err = k.Started.Check(selected.Process)
+		if selected, err = Restore(stored, k.overrides); err == nil {
+			err = k.started.Check(selected.Process)
 		}
 	}
 	if err != nil {
 		k.dropped.Store(true)
-		k.Logger.Warn("profile of the last run dropped", "profile", stored.String(), "error", err)
+		k.log.Warn("profile of the last run dropped", "profile", stored.String(), "error", err)
 		return configs.Selected{}, false
 	}
 	return selected, ok
@@ -116,8 +116,8 @@ func (k *Keeper) Run(ctx context.Context) error {
 		if wanted == written {
 			continue
 		}
-		if err := k.Store.Save(*wanted); err != nil {
-			k.Logger.Error("profile not kept for a restart", "error", err)
+		if err := k.store.Save(*wanted); err != nil {
+			k.log.Error("profile not kept for a restart", "error", err)
 			continue
 		}
 		written = wanted

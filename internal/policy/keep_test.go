@@ -124,7 +124,7 @@ func TestKeptOfNoUse(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			var log strings.Builder
 			k := newKeeper(t, &fakeStore{stored: &test.stored}, nil)
-			k.Logger = slog.New(slog.NewTextHandler(&log, nil))
+			k.log = slog.New(slog.NewTextHandler(&log, nil))
 			for range 2 {
 				if got, ok := k.Kept(); ok {
 					t.Errorf("kept %+v", got)

@@ -28,9 +28,8 @@ func (n *Node) spare(key string) (*board, error) {
 		}
 		b := n.pulled[last]
 		n.pulled = n.pulled[:last]
-		b.lost, b.pulled, b.celsius = false, false, normalTemperature
-		b.repair()
-		n.renewHandles(b)
+		b.pulled = false
+		n.reset(b)
 		return b, nil
 	}
 	m, ok := modelOf(key)
@@ -41,9 +40,4 @@ func (n *Node) spare(key string) (*board, error) {
 		return nil, fmt.Errorf("the node has had %d boards, which is the most it can", mostBoards)
 	}
 	return n.newBoard(m, 0), nil
-}
-
-// withoutBoard drops the scripts for the board.
-func withoutBoard(scripts []*script, b *board) []*script {
-	return slices.DeleteFunc(scripts, func(s *script) bool { return s.board == b })
 }

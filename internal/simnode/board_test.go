@@ -43,6 +43,7 @@ func TestAddAgain(t *testing.T) {
 	node := open(t, "t4")
 	must(t, node.Lose(0))
 	must(t, node.Temperature(0, 99))
+	must(t, node.AddProcess(0, simnode.WholeGPU, 1, 1<<20))
 	must(t, node.Remove(0))
 	gpu, err := node.Add("")
 	must(t, err)
@@ -50,6 +51,9 @@ func TestAddAgain(t *testing.T) {
 	must(t, err)
 	if celsius, err := node.DeviceGetTemperature(device); celsius != 34 || err != nil {
 		t.Errorf("%d °C, %v", celsius, err)
+	}
+	if processes, err := node.DeviceGetComputeRunningProcesses(device); len(processes) > 0 || err != nil {
+		t.Errorf("processes %v, %v", processes, err)
 	}
 	for err == nil && gpu < 100 {
 		gpu, err = node.Add("t4")

@@ -103,6 +103,45 @@ func askMIG[T any](n *Node, call string, d nvml.Device, answer func(*computeInst
 	})
 }
 
+// askInstance is ask for a GPU instance.
+func askInstance[T any](n *Node, call string, handle nvml.GPUInstance, answer func(*board, *gpuInstance) (T, nvml.Return)) (T, error) {
+	return askPart(n, call, handle, n.findInstance, answer)
+}
+
+// askCompute is ask for a compute instance.
+func askCompute[T any](n *Node, call string, handle nvml.ComputeInstance, answer func(*computeInstance) (T, nvml.Return)) (T, error) {
+	return askPart(n, call, handle, n.findCompute, func(_ *board, c *computeInstance) (T, nvml.Return) { return answer(c) })
+}
+
+// askPart is ask for an instance, which find finds, or nil, with its board.
+func askPart[Handle, Part, T any](
+	n *Node, call string, handle Handle, find func(Handle) (*board, *Part), answer func(*board, *Part) (T, nvml.Return),
+) (T, error) {
+	var nothing T
+	n.mu.Lock()
+	b, _ := find(handle)
+	n.mu.Unlock()
+	if err := n.enter(call, b); err != nil {
+		return nothing, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	b, part := find(handle)
+	code := nvml.InvalidArgument
+	var value T
+	switch {
+	case part == nil:
+	case b.lost:
+		code = nvml.GPUIsLost
+	default:
+		value, code = answer(b, part)
+	}
+	if code != nvml.Success {
+		return nothing, failed(call, code)
+	}
+	return value, nil
+}
+
 func failed(call string, code nvml.Return) error { return &nvml.Error{Call: call, Return: code} }
 
 // with writes the argument of a call into its name.

@@ -90,7 +90,7 @@ func (n *Node) DeviceCreateGpuInstanceWithPlacement(d nvml.Device, profile int, 
 
 // GpuInstanceDestroy is DestroyGPUInstance.
 func (n *Node) GpuInstanceDestroy(handle nvml.GPUInstance) error {
-	_, err := changeInstance(n, "GpuInstanceDestroy", handle, func(b *board, i *gpuInstance) (struct{}, nvml.Return) {
+	_, err := askInstance(n, "GpuInstanceDestroy", handle, func(b *board, i *gpuInstance) (struct{}, nvml.Return) {
 		return struct{}{}, b.destroyInstance(i)
 	})
 	return err
@@ -106,7 +106,7 @@ const computeProfileCount = 9
 
 // GpuInstanceGetComputeInstanceProfileInfo takes NVML's enumeration.
 func (n *Node) GpuInstanceGetComputeInstanceProfileInfo(handle nvml.GPUInstance, enum int) (nvml.ComputeInstanceProfile, error) {
-	return changeInstance(n, "GpuInstanceGetComputeInstanceProfileInfo", handle, func(_ *board, i *gpuInstance) (nvml.ComputeInstanceProfile, nvml.Return) {
+	return askInstance(n, "GpuInstanceGetComputeInstanceProfileInfo", handle, func(_ *board, i *gpuInstance) (nvml.ComputeInstanceProfile, nvml.Return) {
 		whole := i.shape.Profile.Slices
 		switch {
 		case enum < 0 || enum >= computeProfileCount:
@@ -121,7 +121,7 @@ func (n *Node) GpuInstanceGetComputeInstanceProfileInfo(handle nvml.GPUInstance,
 
 // GpuInstanceGetComputeInstances are in the order of their creation.
 func (n *Node) GpuInstanceGetComputeInstances(handle nvml.GPUInstance, profile int) ([]nvml.ComputeInstance, error) {
-	return changeInstance(n, "GpuInstanceGetComputeInstances", handle, func(_ *board, i *gpuInstance) ([]nvml.ComputeInstance, nvml.Return) {
+	return askInstance(n, "GpuInstanceGetComputeInstances", handle, func(_ *board, i *gpuInstance) ([]nvml.ComputeInstance, nvml.Return) {
 		if profile < 0 || profile >= len(computeSlices) {
 			return nil, nvml.InvalidArgument
 		}
@@ -137,7 +137,7 @@ func (n *Node) GpuInstanceGetComputeInstances(handle nvml.GPUInstance, profile i
 
 // GpuInstanceCreateComputeInstance is CreateComputeInstance.
 func (n *Node) GpuInstanceCreateComputeInstance(handle nvml.GPUInstance, profile int) (nvml.ComputeInstance, error) {
-	return changeInstance(n, "GpuInstanceCreateComputeInstance", handle, func(b *board, i *gpuInstance) (nvml.ComputeInstance, nvml.Return) {
+	return askInstance(n, "GpuInstanceCreateComputeInstance", handle, func(b *board, i *gpuInstance) (nvml.ComputeInstance, nvml.Return) {
 		if profile < 0 || profile >= len(computeSlices) {
 			return 0, nvml.InvalidArgument
 		}
@@ -151,54 +151,10 @@ func (n *Node) GpuInstanceCreateComputeInstance(handle nvml.GPUInstance, profile
 
 // ComputeInstanceDestroy is DestroyComputeInstance.
 func (n *Node) ComputeInstanceDestroy(handle nvml.ComputeInstance) error {
-	const call = "ComputeInstanceDestroy"
-	n.mu.Lock()
-	b, _ := n.findCompute(handle)
-	n.mu.Unlock()
-	if err := n.enter(call, b); err != nil {
-		return err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	b, c := n.findCompute(handle)
-	code := nvml.InvalidArgument
-	switch {
-	case c == nil:
-	case b.lost:
-		code = nvml.GPUIsLost
-	default:
-		code = n.destroyCompute(c)
-	}
-	if code != nvml.Success {
-		return failed(call, code)
-	}
-	return nil
-}
-
-// changeInstance makes a call for a GPU instance: with the lock held, answer
-// says what comes of it.
-func changeInstance[T any](n *Node, call string, handle nvml.GPUInstance, answer func(*board, *gpuInstance) (T, nvml.Return)) (T, error) {
-	var nothing T
-	n.mu.Lock()
-	b, _ := n.findInstance(handle)
-	n.mu.Unlock()
-	if err := n.enter(call, b); err != nil {
-		return nothing, err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	b, i := n.findInstance(handle)
-	switch {
-	case i == nil:
-		return nothing, failed(call, nvml.InvalidArgument)
-	case b.lost:
-		return nothing, failed(call, nvml.GPUIsLost)
-	}
-	value, code := answer(b, i)
-	if code != nvml.Success {
-		return nothing, failed(call, code)
-	}
-	return value, nil
+	_, err := askCompute(n, "ComputeInstanceDestroy", handle, func(c *computeInstance) (struct{}, nvml.Return) {
+		return struct{}{}, n.destroyCompute(c)
+	})
+	return err
 }
 
 // shape is the board's shape of that published ID.

@@ -72,13 +72,11 @@ func (n *Node) DeviceGetGpuInstanceById(parent nvml.Device, id int) (nvml.GPUIns
 
 // GpuInstanceGetInfo gives the published profile ID.
 func (n *Node) GpuInstanceGetInfo(handle nvml.GPUInstance) (nvml.GPUInstanceInfo, error) {
-	i, err := n.askInstance("GpuInstanceGetInfo", handle)
-	if err != nil {
-		return nvml.GPUInstanceInfo{}, err
-	}
-	return nvml.GPUInstanceInfo{
-		ID: i.id, ProfileID: i.shape.ID, Start: i.placement.Start, Size: i.placement.Size,
-	}, nil
+	return askInstance(n, "GpuInstanceGetInfo", handle, func(_ *board, i *gpuInstance) (nvml.GPUInstanceInfo, nvml.Return) {
+		return nvml.GPUInstanceInfo{
+			ID: i.id, ProfileID: i.shape.ID, Start: i.placement.Start, Size: i.placement.Size,
+		}, nvml.Success
+	})
 }
 
 // profileCount is the number of GPU instance profiles that NVML enumerates
@@ -106,56 +104,18 @@ func (n *Node) DeviceGetGpuInstanceProfileInfo(d nvml.Device, enum int) (nvml.GP
 
 // GpuInstanceGetComputeInstanceById is NOT_FOUND when there is none of that ID.
 func (n *Node) GpuInstanceGetComputeInstanceById(handle nvml.GPUInstance, id int) (nvml.ComputeInstance, error) {
-	const call = "GpuInstanceGetComputeInstanceById"
-	i, err := n.askInstance(call, handle)
-	if err != nil {
-		return 0, err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	c := i.compute(id)
-	if c == nil {
-		return 0, failed(with(call, id), nvml.NotFound)
-	}
-	return c.instanceHandle, nil
+	return askInstance(n, "GpuInstanceGetComputeInstanceById", handle, func(_ *board, i *gpuInstance) (nvml.ComputeInstance, nvml.Return) {
+		c := i.compute(id)
+		if c == nil {
+			return 0, nvml.NotFound
+		}
+		return c.instanceHandle, nvml.Success
+	})
 }
 
 // ComputeInstanceGetInfo tells the compute slices.
 func (n *Node) ComputeInstanceGetInfo(handle nvml.ComputeInstance) (nvml.ComputeInstanceInfo, error) {
-	const call = "ComputeInstanceGetInfo"
-	n.mu.Lock()
-	b, c := n.findCompute(handle)
-	n.mu.Unlock()
-	if err := n.enter(call, b); err != nil {
-		return nvml.ComputeInstanceInfo{}, err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	switch {
-	case c == nil:
-		return nvml.ComputeInstanceInfo{}, failed(call, nvml.InvalidArgument)
-	case b.lost:
-		return nvml.ComputeInstanceInfo{}, failed(call, nvml.GPUIsLost)
-	}
-	return nvml.ComputeInstanceInfo{ID: c.id, Slices: c.slices}, nil
-}
-
-// askInstance is ask for a GPU instance, whose fields but the compute instances
-// never change.
-func (n *Node) askInstance(call string, handle nvml.GPUInstance) (*gpuInstance, error) {
-	n.mu.Lock()
-	b, i := n.findInstance(handle)
-	n.mu.Unlock()
-	if err := n.enter(call, b); err != nil {
-		return nil, err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	switch {
-	case i == nil:
-		return nil, failed(call, nvml.InvalidArgument)
-	case b.lost:
-		return nil, failed(call, nvml.GPUIsLost)
-	}
-	return i, nil
+	return askCompute(n, "ComputeInstanceGetInfo", handle, func(c *computeInstance) (nvml.ComputeInstanceInfo, nvml.Return) {
+		return nvml.ComputeInstanceInfo{ID: c.id, Slices: c.slices}, nvml.Success
+	})
 }

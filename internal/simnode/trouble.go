@@ -1,6 +1,10 @@
 package simnode
 
-import "github.com/virgate/virgate/internal/nvml"
+import (
+	"slices"
+
+	"github.com/virgate/virgate/internal/nvml"
+)
 
 // XID lets the board report that error, as an event to whoever registered for
 // it; it has no other effect. gi and ci name a GPU instance and a compute
@@ -51,20 +55,23 @@ func (n *Node) Lose(gpu int) error {
 //
 // Unlike after a real reset, the partitions are there again with their UUIDs.
 func (n *Node) Heal(gpu int) error {
-	return n.change(gpu, func(b *board) {
-		b.lost = false
-		b.celsius = normalTemperature
-		b.repair()
-		b.mig = b.migPending
-		b.processes, b.work, b.slowed = nil, work{}, 0
-		for _, i := range b.instances {
-			for _, c := range i.computes {
-				c.processes = nil
-			}
+	return n.change(gpu, n.reset)
+}
+
+// reset is what Heal says.
+func (n *Node) reset(b *board) {
+	b.lost = false
+	b.celsius = normalTemperature
+	b.repair()
+	b.mig = b.migPending
+	b.processes, b.work, b.slowed = nil, work{}, 0
+	for _, i := range b.instances {
+		for _, c := range i.computes {
+			c.processes = nil
 		}
-		n.scripts = withoutBoard(n.scripts, b)
-		n.renewHandles(b)
-	})
+	}
+	n.scripts = slices.DeleteFunc(n.scripts, func(s *script) bool { return s.board == b })
+	n.renewHandles(b)
 }
 
 // Temperature is what the board's core has from now on, in degrees Celsius.

@@ -52,18 +52,9 @@ func Verbs() []Verb {
 			gpu := v.number("gpu")
 			v.run(func() error { return n.ECC(gpu, true) })
 		}},
-		{"repair", "let a GPU need a reset to repair its memory", []Argument{gpuArgument}, func(n *Node, v *values) {
-			gpu := v.number("gpu")
-			v.run(func() error { return n.Repair(gpu) })
-		}},
-		{"lose", "let a GPU fall off the bus", []Argument{gpuArgument}, func(n *Node, v *values) {
-			gpu := v.number("gpu")
-			v.run(func() error { return n.Lose(gpu) })
-		}},
-		{"heal", "reset a GPU, which mends everything", []Argument{gpuArgument}, func(n *Node, v *values) {
-			gpu := v.number("gpu")
-			v.run(func() error { return n.Heal(gpu) })
-		}},
+		{"repair", "let a GPU need a reset to repair its memory", []Argument{gpuArgument}, toGPU((*Node).Repair)},
+		{"lose", "let a GPU fall off the bus", []Argument{gpuArgument}, toGPU((*Node).Lose)},
+		{"heal", "reset a GPU, which mends everything", []Argument{gpuArgument}, toGPU((*Node).Heal)},
 		{"temperature", "set a GPU's temperature", []Argument{
 			gpuArgument, {Name: "celsius", Usage: "degrees Celsius", Positional: true},
 		}, func(n *Node, v *values) {
@@ -132,10 +123,7 @@ func Verbs() []Verb {
 			gpu, device, pid := v.number("gpu"), v.device("mig"), v.number("pid")
 			v.run(func() error { return n.RemoveProcess(gpu, device, pid) })
 		}},
-		{"remove", "pull a GPU out of the node", []Argument{gpuArgument}, func(n *Node, v *values) {
-			gpu := v.number("gpu")
-			v.run(func() error { return n.Remove(gpu) })
-		}},
+		{"remove", "pull a GPU out of the node", []Argument{gpuArgument}, toGPU((*Node).Remove)},
 		{"add", "plug a GPU into the node", []Argument{
 			{Name: "model", Usage: "kind of board: " + modelKeys() + "; when left out, the one that was removed last", Positional: true, Optional: true},
 		}, func(n *Node, v *values) {
@@ -145,6 +133,14 @@ func Verbs() []Verb {
 				return err
 			})
 		}},
+	}
+}
+
+// toGPU is a verb that takes nothing but the GPU.
+func toGPU(do func(n *Node, gpu int) error) func(*Node, *values) {
+	return func(n *Node, v *values) {
+		gpu := v.number("gpu")
+		v.run(func() error { return do(n, gpu) })
 	}
 }
 

@@ -2,6 +2,7 @@ package simnode
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -76,8 +77,8 @@ func now() uint64 { return uint64(time.Now().UnixMicro()) }
 // take takes a sample, which has nothing of idle processes.
 func (w *work) take(at uint64) {
 	w.sampled = at
-	for pid, percent := range w.percent {
-		if percent > 0 {
+	for _, pid := range slices.Sorted(maps.Keys(w.percent)) {
+		if percent := w.percent[pid]; percent > 0 {
 			w.samples = append(w.samples, nvml.ProcessSample{PID: pid, Time: at, SM: percent})
 		}
 	}

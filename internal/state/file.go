@@ -119,12 +119,32 @@ func (f *File) Read(section string, value any) (bool, error) {
 // Write makes value the section's content and returns when it is on disk. On
 // an error the file is as before, and the next Write tries again with all.
 func (f *File) Write(section string, value any) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.write(section, value)
+}
+
+// writeOrForget is Write, but after an error no later Write brings value along.
+func (f *File) writeOrForget(section string, value any) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	before, had := f.sections[section]
+	err := f.write(section, value)
+	switch {
+	case err != nil && had:
+		f.sections[section] = before
+	case err != nil:
+		delete(f.sections, section)
+	}
+	return err
+}
+
+// write is for whoever holds mu.
+func (f *File) write(section string, value any) error {
 	raw, err := json.Marshal(value)
 	if err != nil {
 		return fmt.Errorf("write state section %s: %w", section, err)
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	f.sections[section] = raw
 	sections, err := json.Marshal(f.sections)
 	if err != nil {

@@ -2,20 +2,12 @@ package state
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
-	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/google/go-cmp/cmp"
-
-	"github.com/virgate/virgate/plugin"
-	"github.com/virgate/virgate/sharing"
 )
 
 func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
@@ -119,116 +111,6 @@ func TestFailedWriteLeavesNothing(t *testing.T) {
 	left, err := filepath.Glob(filepath.Join(dir, "*.tmp"))
 	if err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v", left)
-	}
-}
-
-func TestListsRoundTrip(t *testing.T) {
-	dir := t.TempDir()
-	since := time.Unix(1000, 0).UTC()
-	device := func(id, unit string, numa int) sharing.Device {
-		return sharing.Device{ID: id, Unit: unit, NUMANode: numa, Healthy: true}
-	}
-	lists := plugin.Lists{
-		"nvidia.com/gpu": {Entries: []plugin.Entry{
-			{Device: device("A::0", "A", 1), Index: "0", Phase: plugin.Offered},
-			{Device: device("A::1", "A", 1), Index: "0", Phase: plugin.Closing, Since: since},
-			{Device: sharing.Device{ID: "A::2", Unit: "A", NUMANode: 1}, Index: "0", Phase: plugin.Retiring, Since: since},
-		}},
-		"nvidia.com/old": {Dropped: since},
-	}
-	if err := (Lists{NewFile(dir, discard())}).Save(lists); err != nil {
-		t.Fatal(err)
-	}
-	file := NewFile(dir, discard())
-	file.Load()
-	got, err := Lists{file}.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	// What was retiring starts anew, as surplus that is not yet known to be free.
-	want := plugin.Lists{
-		"nvidia.com/gpu": {Entries: []plugin.Entry{
-			lists["nvidia.com/gpu"].Entries[0],
-			lists["nvidia.com/gpu"].Entries[1],
-			{Device: sharing.Device{ID: "A::2", Unit: "A", NUMANode: 1}, Index: "0", Phase: plugin.Offered},
-		}},
-		"nvidia.com/old": {},
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
-}
-
-func TestListsOfAnotherShape(t *testing.T) {
-	file := NewFile(t.TempDir(), discard())
-	if err := file.Write(listsSection, "text"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := (Lists{file}).Load(); err == nil {
-		t.Error("read lists from text")
-	}
-}
-
-func TestLockIsHeldByOne(t *testing.T) {
-	dir := t.TempDir()
-	first, err := Acquire(t.Context(), dir, func(error) { t.Error("waited for nobody") })
-	if err != nil {
-		t.Fatal(err)
-	}
-	waiting := make(chan error, 1)
-	acquired := make(chan error, 1)
-	go func() {
-		second, err := Acquire(t.Context(), dir, func(err error) { waiting <- err })
-		if err == nil {
-			err = second.Release()
-		}
-		acquired <- err
-	}()
-	if err := <-waiting; !errors.Is(err, ErrLocked) {
-		t.Errorf("waits because of %v", err)
-	}
-	select {
-	case err := <-acquired:
-		t.Fatalf("two have the lock: %v", err)
-	default:
-	}
-	if err := first.Release(); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-acquired; err != nil {
-		t.Error(err)
-	}
-}
-
-func TestLockSaysWhyItWaits(t *testing.T) {
-	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, LockName), 0o700); err != nil { // No file can be opened there.
-		t.Fatal(err)
-	}
-	reasons := make(chan error, 10)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() {
-		_, err := Acquire(ctx, dir, func(err error) { reasons <- err })
-		ended <- err
-	}()
-	if err := <-reasons; errors.Is(err, ErrLocked) {
-		t.Errorf("waits because of %v", err)
-	}
-	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("ended with %v", err)
-	}
-	if len(reasons) > 0 {
-		t.Errorf("the same reason again: %v", <-reasons)
-	}
-}
-
-func TestLockWaitEnds(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := Acquire(ctx, filepath.Join(t.TempDir(), "missing"), func(error) {}); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
 	}
 }
 

@@ -1,8 +1,6 @@
 package state
 
 import (
-	"encoding/json"
-
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
@@ -50,28 +48,5 @@ func (j Journal) Save(journal sharing.CutJournal) error {
 	for _, r := range journal.Underway {
 		stored.Underway = append(stored.Underway, storedRecut{GPU: r.GPU, Before: storedArrangement(r.Before), After: storedArrangement(r.After)})
 	}
-	before := j.File.section(journalSection)
-	err := j.File.Write(journalSection, stored)
-	if err != nil {
-		j.File.putBack(journalSection, before)
-	}
-	return err
-}
-
-// section is what the section has; nil for none.
-func (f *File) section(name string) json.RawMessage {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.sections[name]
-}
-
-// putBack takes back a Write that failed.
-func (f *File) putBack(name string, before json.RawMessage) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if before == nil {
-		delete(f.sections, name)
-		return
-	}
-	f.sections[name] = before
+	return j.File.writeOrForget(journalSection, stored)
 }

@@ -56,6 +56,8 @@ func tryLock(path string) (*Lock, error) {
 	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		if errors.Is(err, syscall.EWOULDBLOCK) {
 			err = ErrLocked
+		} else {
+			err = fmt.Errorf("lock %s: %w", path, err)
 		}
 		return nil, errors.Join(err, file.Close())
 	}

@@ -1,8 +1,6 @@
 package state
 
-import (
-	"github.com/virgate/virgate/configs"
-)
+import "github.com/virgate/virgate/configs"
 
 // profileSection is the section that Profile keeps.
 const profileSection = "profile"
@@ -20,18 +18,14 @@ type storedProfile struct {
 	Documents  map[string]string `json:"documents,omitempty"`
 }
 
-func (s storedProfile) selected() configs.Selected {
-	return configs.Selected{Name: s.Name, Source: s.Source, Generation: s.Generation, Layout: s.Layout, Documents: s.Documents}
-}
-
 // Load returns the profile of the last run, but for what its documents say;
 // false without one.
 func (p Profile) Load() (configs.Selected, bool, error) {
-	var stored storedProfile
-	if ok, err := p.File.Read(profileSection, &stored); !ok {
+	var s storedProfile
+	if ok, err := p.File.Read(profileSection, &s); !ok {
 		return configs.Selected{}, false, err
 	}
-	return stored.selected(), true, nil
+	return configs.Selected{Name: s.Name, Source: s.Source, Generation: s.Generation, Layout: s.Layout, Documents: s.Documents}, true, nil
 }
 
 // Save keeps the profile and returns when it is on disk.

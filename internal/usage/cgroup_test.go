@@ -87,6 +87,7 @@ func TestStart(t *testing.T) {
 		{"plain", "7 (sh)" + fields, 4711},
 		{"blank and parenthesis in the name", "7 (a ) b) c)" + fields, 4711},
 		{"cut off", "7 (sh) S 1 2 3", 0},
+		{"no name", "7 sh" + fields, 0},
 		{"not a number", strings.Replace("7 (sh)"+fields, "4711", "x", 1), 0},
 		{"empty", "", 0},
 	} {

@@ -56,21 +56,14 @@ func readStart(proc fs.FS, pid int) (ticks, error) {
 // stat file. Field 2 is the program's name in parentheses, which may have blanks
 // and parentheses itself.
 func parseStart(stat string) (ticks, error) {
-	_, rest, found := lastCut(stat, ")")
+	name := strings.LastIndex(stat, ")")
 	const afterName = 22 - 3
-	if fields := strings.Fields(rest); found && len(fields) > afterName {
+	if fields := strings.Fields(stat[name+1:]); name >= 0 && len(fields) > afterName {
 		if start, err := strconv.ParseUint(fields[afterName], 10, 64); err == nil {
 			return ticks(start), nil
 		}
 	}
 	return 0, errors.New("no start time in its stat file")
-}
-
-func lastCut(text, mark string) (before, after string, found bool) {
-	if at := strings.LastIndex(text, mark); at >= 0 {
-		return text[:at], text[at+len(mark):], true
-	}
-	return text, "", false
 }
 
 // uptime is how long the machine has been up; always when it does not tell.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"os"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -198,10 +199,10 @@ func BenchmarkOwners400(b *testing.B) {
 		proc[fmt.Sprintf("%d/stat", pids[i])], proc[fmt.Sprintf("%d/cgroup", pids[i])] = stat(100), inPod(id)
 	}
 	root := b.TempDir()
-	for name, file := range proc {
-		write(b, root, name, file.Data)
+	if err := os.CopyFS(root, proc); err != nil {
+		b.Fatal(err)
 	}
-	sampler := NewSampler(Options{Meter: meter{boards: board(pids...)}, Proc: dirFS(root), Containers: running(), Logger: slog.New(slog.DiscardHandler)})
+	sampler := NewSampler(Options{Meter: meter{boards: board(pids...)}, Proc: os.DirFS(root), Containers: running(), Logger: slog.New(slog.DiscardHandler)})
 	b.ReportAllocs()
 	for b.Loop() {
 		if got := sampler.Measure(b.Context()); len(got.Owners) != len(pids) {

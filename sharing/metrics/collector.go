@@ -78,7 +78,7 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 }
 
 // gauges sends gauges.
-func gauges(ch chan<- prometheus.Metric) func(desc *prometheus.Desc, value float64, labels ...string) {
+func gauges(ch chan<- prometheus.Metric) gauge {
 	return func(desc *prometheus.Desc, value float64, labels ...string) {
 		ch <- Constant(desc, prometheus.GaugeValue, value, labels...)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -110,6 +111,30 @@ func expose(t *testing.T, collector prometheus.Collector) string {
 	return recorder.Body.String()
 }
 
+// checkExposition holds that a scrape of the collector returns the file of that
+// name in testdata, and that the linter of Prometheus finds nothing.
+func checkExposition(t *testing.T, collector prometheus.Collector, name string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	got := expose(t, collector)
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
+		t.Error(diff)
+	}
+	problems, err := testutil.CollectAndLint(collector)
+	if err != nil || len(problems) > 0 {
+		t.Errorf("lint: %v, %v", problems, err)
+	}
+}
+
 func TestExposition(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -119,25 +144,7 @@ func TestExposition(t *testing.T) {
 		{"nothing", fixed{}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			collector := test.source.all(1000)
-			path := "testdata/" + test.name + ".prom"
-			got := expose(t, collector)
-			if *update {
-				if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
-				t.Error(diff)
-			}
-			problems, err := testutil.CollectAndLint(collector)
-			if err != nil || len(problems) > 0 {
-				t.Errorf("lint: %v, %v", problems, err)
-			}
+			checkExposition(t, test.source.all(1000), test.name+".prom")
 		})
 	}
 }

@@ -1,11 +1,8 @@
 package metrics
 
 import (
-	"os"
-	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/virgate/virgate/sharing"
@@ -30,24 +27,7 @@ func TestHealthExposition(t *testing.T) {
 			{GPU: "GPU-a", XID: sharing.OtherXID, Action: sharing.SuspectError, Count: 1},
 		},
 	})
-	const path = "testdata/health.prom"
-	got := expose(t, collector)
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
-		t.Error(diff)
-	}
-	problems, err := testutil.CollectAndLint(collector)
-	if err != nil || len(problems) > 0 {
-		t.Errorf("lint: %v, %v", problems, err)
-	}
+	checkExposition(t, collector, "health.prom")
 	if n := testutil.CollectAndCount(NewHealthCollector(fixedHealth{})); n != 0 {
 		t.Errorf("%d series of a node without GPUs", n)
 	}

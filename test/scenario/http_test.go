@@ -50,7 +50,7 @@ func (p *process) awaitAnswer(path string, wanted func(status int, body string) 
 		select {
 		case <-pause.C:
 		case <-p.ended:
-			return fmt.Errorf("the program has ended: %w", err)
+			return fmt.Errorf("the program has ended; the last answer of %s was %d: %s", path, status, body)
 		case <-ctx.Done():
 			return fmt.Errorf("%s still answers %d: %s", path, status, body)
 		}

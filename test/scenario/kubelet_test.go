@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/virgate/virgate/internal/simkubelet"
+	"github.com/virgate/virgate/sharing"
 )
 
 func (c *call) kubeletDoes() error {
@@ -109,7 +110,7 @@ func (c *call) unit() error {
 	return c.await(func(k simkubelet.Snapshot) bool {
 		sound, all := 0, 0
 		for _, d := range k.Resources[resource].Devices {
-			if unit, _, _ := strings.Cut(d.ID, "::"); unit != id {
+			if unit, _, _ := sharing.ParseDeviceID(d.ID); unit != id {
 				continue
 			}
 			all++

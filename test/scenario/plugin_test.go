@@ -7,13 +7,13 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/virgate/virgate/internal/simkubelet"
+	"github.com/virgate/virgate/sharing"
 )
 
 func (c *call) allocate() error {
@@ -76,7 +76,7 @@ func (c *call) prefers() error {
 			}
 			got = nil
 			for _, id := range response.ContainerResponses[0].DeviceIDs {
-				unit, _, _ := strings.Cut(id, "::")
+				unit, _, _ := sharing.ParseDeviceID(id)
 				got = append(got, unit)
 			}
 			slices.Sort(got)

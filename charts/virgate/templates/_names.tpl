@@ -36,13 +36,24 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ include "virgate.selectorLabels" . }}
 {{- end -}}
 
+{{- /* The profile of nodes without a label. None is known of a ConfigMap of the
+user's own, whose one profile or whose profile "default" the program finds. */ -}}
+{{- define "virgate.defaultProfile" -}}
+{{- $config := .Values.config -}}
+{{- if and (kindIs "invalid" $config.default) (not $config.name) (not $config.map) -}}
+time-slicing-4
+{{- else -}}
+{{- default "" $config.default -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* The ConfigMap with the profiles; empty when there is none. */ -}}
 {{- define "virgate.configMap" -}}
 {{- if and .Values.config.name .Values.config.map -}}
 {{- fail "config: name and map exclude each other" -}}
 {{- else if .Values.config.name -}}
 {{- .Values.config.name -}}
-{{- else if or .Values.config.map .Values.config.default -}}
+{{- else if or .Values.config.map (include "virgate.defaultProfile" .) -}}
 {{- include "virgate.fullname" . }}-profiles
 {{- end -}}
 {{- end -}}

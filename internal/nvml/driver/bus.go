@@ -39,22 +39,12 @@ func (l *library) DeviceGetTopologyCommonAncestor(a, b nvml.Device) (nvml.Topolo
 }
 
 func (l *library) DeviceGetNvLinkState(d nvml.Device, link int) (bool, error) {
-	state, err := askDevice(l, with("DeviceGetNvLinkState", link), d, func(d gonvml.Device) (gonvml.EnableState, gonvml.Return) {
-		if !ordinal(link) {
-			return 0, gonvml.ERROR_INVALID_ARGUMENT
-		}
-		return d.GetNvLinkState(link)
-	})
+	state, err := askWith(l, "DeviceGetNvLinkState", &l.devices, d, link, gonvml.Device.GetNvLinkState)
 	return state == gonvml.FEATURE_ENABLED, err
 }
 
 func (l *library) DeviceGetNvLinkRemotePciInfo(d nvml.Device, link int) (nvml.PCIInfo, error) {
-	pci, err := askDevice(l, with("DeviceGetNvLinkRemotePciInfo", link), d, func(d gonvml.Device) (gonvml.PciInfo, gonvml.Return) {
-		if !ordinal(link) {
-			return gonvml.PciInfo{}, gonvml.ERROR_INVALID_ARGUMENT
-		}
-		return d.GetNvLinkRemotePciInfo(link)
-	})
+	pci, err := askWith(l, "DeviceGetNvLinkRemotePciInfo", &l.devices, d, link, gonvml.Device.GetNvLinkRemotePciInfo)
 	if err != nil {
 		return nvml.PCIInfo{}, err
 	}

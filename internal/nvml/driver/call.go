@@ -3,6 +3,9 @@
 package driver
 
 import (
+	"fmt"
+	"math"
+
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/virgate/virgate/internal/nvml"
@@ -33,6 +36,34 @@ func ask[Handle comparable, Number ~uint64, T any](l *library, call string, thin
 		}
 		return get(thing)
 	})
+}
+
+// askWith is ask for a call with an argument, which its name tells. One that the
+// driver's 32 bits without a sign cannot take answers InvalidArgument.
+func askWith[Handle comparable, Number ~uint64, T any](
+	l *library, call string, things *table[Handle, Number], number Number, argument int, get func(Handle, int) (T, gonvml.Return),
+) (T, error) {
+	return ask(l, with(call, argument), things, number, func(thing Handle) (T, gonvml.Return) {
+		if !ordinal(argument) {
+			var nothing T
+			return nothing, gonvml.ERROR_INVALID_ARGUMENT
+		}
+		return get(thing, argument)
+	})
+}
+
+// with writes the argument of a call into its name.
+func with(call string, argument int) string { return fmt.Sprintf("%s(%d)", call, argument) }
+
+// ordinal says that the number survives the way to the driver.
+func ordinal(number int) bool { return number >= 0 && number <= math.MaxInt32 }
+
+// numbered is what a call answers that returns a handle: its number.
+func (t *table[Handle, Number]) numbered(handle Handle, code gonvml.Return) (Number, gonvml.Return) {
+	if code != gonvml.SUCCESS {
+		return 0, code
+	}
+	return t.number(handle), code
 }
 
 // askDevice is ask for a device.

@@ -28,11 +28,8 @@ func (l *library) DeviceSetMigMode(d nvml.Device, on bool) (nvml.Return, error) 
 }
 
 func (l *library) DeviceGetGpuInstancePossiblePlacements(d nvml.Device, profile int) ([]mig.Placement, error) {
-	call := with("DeviceGetGpuInstancePossiblePlacements", profile)
-	return askDevice(l, call, d, func(d gonvml.Device) ([]mig.Placement, gonvml.Return) {
-		if !ordinal(profile) {
-			return nil, gonvml.ERROR_INVALID_ARGUMENT
-		}
+	const call = "DeviceGetGpuInstancePossiblePlacements"
+	return askWith(l, call, &l.devices, d, profile, func(d gonvml.Device, profile int) ([]mig.Placement, gonvml.Return) {
 		possible, code := d.GetGpuInstancePossiblePlacements(&gonvml.GpuInstanceProfileInfo{Id: uint32(profile)})
 		var placements []mig.Placement
 		for _, p := range possible {
@@ -43,10 +40,8 @@ func (l *library) DeviceGetGpuInstancePossiblePlacements(d nvml.Device, profile 
 }
 
 func (l *library) DeviceGetGpuInstances(d nvml.Device, profile int) ([]nvml.GPUInstance, error) {
-	return askDevice(l, with("DeviceGetGpuInstances", profile), d, func(d gonvml.Device) ([]nvml.GPUInstance, gonvml.Return) {
-		if !ordinal(profile) {
-			return nil, gonvml.ERROR_INVALID_ARGUMENT
-		}
+	const call = "DeviceGetGpuInstances"
+	return askWith(l, call, &l.devices, d, profile, func(d gonvml.Device, profile int) ([]nvml.GPUInstance, gonvml.Return) {
 		info := gonvml.GpuInstanceProfileInfo{Id: uint32(profile), InstanceCount: mostInstances}
 		instances, code := d.GetGpuInstances(&info)
 		if code != gonvml.SUCCESS {
@@ -66,19 +61,15 @@ func numbers[Handle comparable, Number ~uint64](things *table[Handle, Number], h
 }
 
 func (l *library) DeviceCreateGpuInstanceWithPlacement(d nvml.Device, profile int, at mig.Placement) (nvml.GPUInstance, error) {
-	call := with("DeviceCreateGpuInstanceWithPlacement", profile)
-	return askDevice(l, call, d, func(d gonvml.Device) (nvml.GPUInstance, gonvml.Return) {
-		if !ordinal(profile) || !ordinal(at.Start) || !ordinal(at.Size) {
+	const call = "DeviceCreateGpuInstanceWithPlacement"
+	return askWith(l, call, &l.devices, d, profile, func(d gonvml.Device, profile int) (nvml.GPUInstance, gonvml.Return) {
+		if !ordinal(at.Start) || !ordinal(at.Size) {
 			return 0, gonvml.ERROR_INVALID_ARGUMENT
 		}
-		instance, code := d.CreateGpuInstanceWithPlacement(
+		return l.instances.numbered(d.CreateGpuInstanceWithPlacement(
 			&gonvml.GpuInstanceProfileInfo{Id: uint32(profile)},
 			&gonvml.GpuInstancePlacement{Start: uint32(at.Start), Size: uint32(at.Size)},
-		)
-		if code != gonvml.SUCCESS {
-			return 0, code
-		}
-		return l.instances.number(instance), code
+		))
 	})
 }
 
@@ -94,22 +85,16 @@ func (l *library) GpuInstanceDestroy(gi nvml.GPUInstance) error {
 }
 
 func (l *library) GpuInstanceGetComputeInstanceProfileInfo(gi nvml.GPUInstance, profile int) (nvml.ComputeInstanceProfile, error) {
-	call := with("GpuInstanceGetComputeInstanceProfileInfo", profile)
-	return ask(l, call, &l.instances, gi, func(instance gonvml.GpuInstance) (nvml.ComputeInstanceProfile, gonvml.Return) {
-		if !ordinal(profile) {
-			return nvml.ComputeInstanceProfile{}, gonvml.ERROR_INVALID_ARGUMENT
-		}
+	const call = "GpuInstanceGetComputeInstanceProfileInfo"
+	return askWith(l, call, &l.instances, gi, profile, func(instance gonvml.GpuInstance, profile int) (nvml.ComputeInstanceProfile, gonvml.Return) {
 		info, code := instance.GetComputeInstanceProfileInfo(profile, gonvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
 		return nvml.ComputeInstanceProfile{ID: int(info.Id), Slices: int(info.SliceCount), Instances: int(info.InstanceCount)}, code
 	})
 }
 
 func (l *library) GpuInstanceGetComputeInstances(gi nvml.GPUInstance, profile int) ([]nvml.ComputeInstance, error) {
-	call := with("GpuInstanceGetComputeInstances", profile)
-	return ask(l, call, &l.instances, gi, func(instance gonvml.GpuInstance) ([]nvml.ComputeInstance, gonvml.Return) {
-		if !ordinal(profile) {
-			return nil, gonvml.ERROR_INVALID_ARGUMENT
-		}
+	const call = "GpuInstanceGetComputeInstances"
+	return askWith(l, call, &l.instances, gi, profile, func(instance gonvml.GpuInstance, profile int) ([]nvml.ComputeInstance, gonvml.Return) {
 		info := gonvml.ComputeInstanceProfileInfo{Id: uint32(profile), InstanceCount: mostInstances}
 		computes, code := instance.GetComputeInstances(&info)
 		if code != gonvml.SUCCESS {
@@ -120,16 +105,9 @@ func (l *library) GpuInstanceGetComputeInstances(gi nvml.GPUInstance, profile in
 }
 
 func (l *library) GpuInstanceCreateComputeInstance(gi nvml.GPUInstance, profile int) (nvml.ComputeInstance, error) {
-	call := with("GpuInstanceCreateComputeInstance", profile)
-	return ask(l, call, &l.instances, gi, func(instance gonvml.GpuInstance) (nvml.ComputeInstance, gonvml.Return) {
-		if !ordinal(profile) {
-			return 0, gonvml.ERROR_INVALID_ARGUMENT
-		}
-		compute, code := instance.CreateComputeInstance(&gonvml.ComputeInstanceProfileInfo{Id: uint32(profile)})
-		if code != gonvml.SUCCESS {
-			return 0, code
-		}
-		return l.computes.number(compute), code
+	const call = "GpuInstanceCreateComputeInstance"
+	return askWith(l, call, &l.instances, gi, profile, func(instance gonvml.GpuInstance, profile int) (nvml.ComputeInstance, gonvml.Return) {
+		return l.computes.numbered(instance.CreateComputeInstance(&gonvml.ComputeInstanceProfileInfo{Id: uint32(profile)}))
 	})
 }
 

@@ -3,8 +3,6 @@
 package driver
 
 import (
-	"math"
-
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/virgate/virgate/internal/nvml"
@@ -24,17 +22,9 @@ func (l *library) DeviceGetHandleByIndex(index int) (nvml.Device, error) {
 		if !ordinal(index) {
 			return 0, gonvml.ERROR_INVALID_ARGUMENT
 		}
-		device, code := api.DeviceGetHandleByIndex(index)
-		if code != gonvml.SUCCESS {
-			return 0, code
-		}
-		return l.devices.number(device), code
+		return l.devices.numbered(api.DeviceGetHandleByIndex(index))
 	})
 }
-
-// ordinal says that the number survives the way to the driver, which takes 32
-// bits without a sign.
-func ordinal(number int) bool { return number >= 0 && number <= math.MaxInt32 }
 
 func (l *library) DeviceGetUUID(d nvml.Device) (string, error) {
 	return askDevice(l, "DeviceGetUUID", d, gonvml.Device.GetUUID)

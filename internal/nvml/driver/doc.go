@@ -6,7 +6,6 @@
 // the last Shutdown: a driver that is installed, or exchanged for another
 // version, while the program runs is found then.
 //
-// It decides nothing, remembers nothing but handles, and changes nothing on a
-// GPU. A call that the driver does not answer blocks: nvml.WithDeadlines is
-// made for that.
+// It decides nothing and remembers nothing but handles. A call that the driver
+// does not answer blocks: nvml.WithDeadlines is made for that.
 package driver

@@ -13,11 +13,7 @@ import (
 
 func (l *library) EventSetCreate() (nvml.EventSet, error) {
 	return asked(l, "EventSetCreate", func(api gonvml.Interface) (nvml.EventSet, gonvml.Return) {
-		set, code := api.EventSetCreate()
-		if code != gonvml.SUCCESS {
-			return 0, code
-		}
-		return l.sets.number(set), code
+		return l.sets.numbered(api.EventSetCreate())
 	})
 }
 

@@ -121,6 +121,3 @@ func failed(call string, code gonvml.Return) error {
 	}
 	return &nvml.Error{Call: call, Return: nvml.Return(code)}
 }
-
-// with writes the argument of a call into its name.
-func with(call string, argument int) string { return fmt.Sprintf("%s(%d)", call, argument) }

@@ -21,15 +21,8 @@ func (l *library) DeviceGetMaxMigDeviceCount(d nvml.Device) (int, error) {
 }
 
 func (l *library) DeviceGetMigDeviceHandleByIndex(parent nvml.Device, index int) (nvml.Device, error) {
-	return askDevice(l, with("DeviceGetMigDeviceHandleByIndex", index), parent, func(d gonvml.Device) (nvml.Device, gonvml.Return) {
-		if !ordinal(index) {
-			return 0, gonvml.ERROR_INVALID_ARGUMENT
-		}
-		device, code := d.GetMigDeviceHandleByIndex(index)
-		if code != gonvml.SUCCESS {
-			return 0, code
-		}
-		return l.devices.number(device), code
+	return askWith(l, "DeviceGetMigDeviceHandleByIndex", &l.devices, parent, index, func(d gonvml.Device, index int) (nvml.Device, gonvml.Return) {
+		return l.devices.numbered(d.GetMigDeviceHandleByIndex(index))
 	})
 }
 
@@ -42,15 +35,8 @@ func (l *library) DeviceGetComputeInstanceId(d nvml.Device) (int, error) {
 }
 
 func (l *library) DeviceGetGpuInstanceById(parent nvml.Device, id int) (nvml.GPUInstance, error) {
-	return askDevice(l, with("DeviceGetGpuInstanceById", id), parent, func(d gonvml.Device) (nvml.GPUInstance, gonvml.Return) {
-		if !ordinal(id) {
-			return 0, gonvml.ERROR_INVALID_ARGUMENT
-		}
-		instance, code := d.GetGpuInstanceById(id)
-		if code != gonvml.SUCCESS {
-			return 0, code
-		}
-		return l.instances.number(instance), code
+	return askWith(l, "DeviceGetGpuInstanceById", &l.devices, parent, id, func(d gonvml.Device, id int) (nvml.GPUInstance, gonvml.Return) {
+		return l.instances.numbered(d.GetGpuInstanceById(id))
 	})
 }
 
@@ -65,11 +51,8 @@ func (l *library) GpuInstanceGetInfo(gi nvml.GPUInstance) (nvml.GPUInstanceInfo,
 // DeviceGetGpuInstanceProfileInfo asks for the profile with its name, and where
 // the driver has no call for that, or not in this form, without.
 func (l *library) DeviceGetGpuInstanceProfileInfo(d nvml.Device, profile int) (nvml.GPUInstanceProfile, error) {
-	call := with("DeviceGetGpuInstanceProfileInfo", profile)
-	return askDevice(l, call, d, func(d gonvml.Device) (nvml.GPUInstanceProfile, gonvml.Return) {
-		if !ordinal(profile) {
-			return nvml.GPUInstanceProfile{}, gonvml.ERROR_INVALID_ARGUMENT
-		}
+	const call = "DeviceGetGpuInstanceProfileInfo"
+	return askWith(l, call, &l.devices, d, profile, func(d gonvml.Device, profile int) (nvml.GPUInstanceProfile, gonvml.Return) {
 		named, code := d.GetGpuInstanceProfileInfoV(profile).V2()
 		if code == gonvml.ERROR_FUNCTION_NOT_FOUND || code == gonvml.ERROR_ARGUMENT_VERSION_MISMATCH {
 			plain, code := d.GetGpuInstanceProfileInfo(profile)
@@ -98,16 +81,9 @@ func text(characters []int8) string {
 }
 
 func (l *library) GpuInstanceGetComputeInstanceById(gi nvml.GPUInstance, id int) (nvml.ComputeInstance, error) {
-	call := with("GpuInstanceGetComputeInstanceById", id)
-	return ask(l, call, &l.instances, gi, func(instance gonvml.GpuInstance) (nvml.ComputeInstance, gonvml.Return) {
-		if !ordinal(id) {
-			return 0, gonvml.ERROR_INVALID_ARGUMENT
-		}
-		compute, code := instance.GetComputeInstanceById(id)
-		if code != gonvml.SUCCESS {
-			return 0, code
-		}
-		return l.computes.number(compute), code
+	const call = "GpuInstanceGetComputeInstanceById"
+	return askWith(l, call, &l.instances, gi, id, func(instance gonvml.GpuInstance, id int) (nvml.ComputeInstance, gonvml.Return) {
+		return l.computes.numbered(instance.GetComputeInstanceById(id))
 	})
 }
 

@@ -39,7 +39,7 @@ func Record(lib nvml.Library, w io.Writer, options Options) nvml.Library {
 }
 
 // recorder is a library with a recorder. Its other methods are in
-// recordercalls.go and recordermig.go.
+// recordercalls.go, recordermetering.go, recordermig.go and recordercutting.go.
 type recorder struct {
 	lib     nvml.Library
 	options Options

@@ -92,6 +92,18 @@ func (r *recorder) DeviceGetComputeRunningProcesses(device nvml.Device) ([]nvml.
 	return answer, err
 }
 
+func (r *recorder) DeviceGetGraphicsRunningProcesses(device nvml.Device) ([]nvml.Process, error) {
+	answer, err := r.lib.DeviceGetGraphicsRunningProcesses(device)
+	r.note("DeviceGetGraphicsRunningProcesses", answer, err, uint64(device))
+	return answer, err
+}
+
+func (r *recorder) DeviceGetMPSComputeRunningProcesses(device nvml.Device) ([]nvml.Process, error) {
+	answer, err := r.lib.DeviceGetMPSComputeRunningProcesses(device)
+	r.note("DeviceGetMPSComputeRunningProcesses", answer, err, uint64(device))
+	return answer, err
+}
+
 func (r *recorder) DeviceGetRemappedRows(device nvml.Device) (nvml.RemappedRows, error) {
 	answer, err := r.lib.DeviceGetRemappedRows(device)
 	r.note("DeviceGetRemappedRows", answer, err, uint64(device))

@@ -13,18 +13,6 @@ func flag(on bool) uint64 {
 	return 0
 }
 
-func (r *recorder) DeviceGetGraphicsRunningProcesses(device nvml.Device) ([]nvml.Process, error) {
-	answer, err := r.lib.DeviceGetGraphicsRunningProcesses(device)
-	r.note("DeviceGetGraphicsRunningProcesses", answer, err, uint64(device))
-	return answer, err
-}
-
-func (r *recorder) DeviceGetMPSComputeRunningProcesses(device nvml.Device) ([]nvml.Process, error) {
-	answer, err := r.lib.DeviceGetMPSComputeRunningProcesses(device)
-	r.note("DeviceGetMPSComputeRunningProcesses", answer, err, uint64(device))
-	return answer, err
-}
-
 func (r *recorder) DeviceSetMigMode(device nvml.Device, on bool) (nvml.Return, error) {
 	answer, err := r.lib.DeviceSetMigMode(device, on)
 	r.note("DeviceSetMigMode", answer, err, uint64(device), flag(on))

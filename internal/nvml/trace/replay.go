@@ -10,7 +10,7 @@ import (
 )
 
 // replay is a library that answers from a trace. Its other methods are in
-// replaycalls.go and replaymig.go.
+// replaycalls.go, replaymetering.go, replaymig.go and replaycutting.go.
 type replay struct {
 	mu sync.Mutex
 	// answers are what is left of the trace, by key.

@@ -55,6 +55,14 @@ func (r *replay) DeviceGetComputeRunningProcesses(device nvml.Device) ([]nvml.Pr
 	return play[[]nvml.Process](r, "DeviceGetComputeRunningProcesses", uint64(device))
 }
 
+func (r *replay) DeviceGetGraphicsRunningProcesses(device nvml.Device) ([]nvml.Process, error) {
+	return play[[]nvml.Process](r, "DeviceGetGraphicsRunningProcesses", uint64(device))
+}
+
+func (r *replay) DeviceGetMPSComputeRunningProcesses(device nvml.Device) ([]nvml.Process, error) {
+	return play[[]nvml.Process](r, "DeviceGetMPSComputeRunningProcesses", uint64(device))
+}
+
 func (r *replay) DeviceGetRemappedRows(device nvml.Device) (nvml.RemappedRows, error) {
 	return play[nvml.RemappedRows](r, "DeviceGetRemappedRows", uint64(device))
 }

@@ -5,14 +5,6 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-func (r *replay) DeviceGetGraphicsRunningProcesses(device nvml.Device) ([]nvml.Process, error) {
-	return play[[]nvml.Process](r, "DeviceGetGraphicsRunningProcesses", uint64(device))
-}
-
-func (r *replay) DeviceGetMPSComputeRunningProcesses(device nvml.Device) ([]nvml.Process, error) {
-	return play[[]nvml.Process](r, "DeviceGetMPSComputeRunningProcesses", uint64(device))
-}
-
 func (r *replay) DeviceSetMigMode(device nvml.Device, on bool) (nvml.Return, error) {
 	return play[nvml.Return](r, "DeviceSetMigMode", uint64(device), flag(on))
 }

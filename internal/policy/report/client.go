@@ -54,9 +54,8 @@ func connect(config *rest.Config, node string, timeout time.Duration) (client, e
 // node is what is read of a Node.
 type node struct {
 	Status struct {
-		Conditions  []corev1.NodeCondition `json:"conditions"`
-		Capacity    map[string]string      `json:"capacity"`
-		Allocatable map[string]string      `json:"allocatable"`
+		Conditions []corev1.NodeCondition `json:"conditions"`
+		Capacity   map[string]string      `json:"capacity"`
 	} `json:"status"`
 }
 

@@ -22,10 +22,8 @@ const longestMessage = 1024
 
 // condition writes the Node's condition.
 type condition struct {
-	reports interface {
-		report() (sharing.NodeReport, bool)
-	}
-	client client
+	reports reports
+	client  client
 	// written is the condition as the Node has it; nil while that is not known.
 	written *corev1.NodeCondition
 }

@@ -30,10 +30,8 @@ const (
 
 // metadata writes the Node's annotations and labels.
 type metadata struct {
-	reports interface {
-		report() (sharing.NodeReport, bool)
-	}
-	client client
+	reports reports
+	client  client
 	// written is what the Node was last given; nil while that is not known.
 	written *objectMeta
 }

@@ -17,11 +17,9 @@ import (
 // (kubernetes/kubernetes#52510), and drops what is allocatable of them by
 // itself once the capacity is gone (pkg/kubelet/nodestatus/setters.go).
 type remover struct {
-	reports interface {
-		report() (sharing.NodeReport, bool)
-	}
-	client client
-	grace  time.Duration
+	reports reports
+	client  client
+	grace   time.Duration
 	// done are those that need nothing more, as they were reported.
 	done map[sharing.GoneResource]bool
 }

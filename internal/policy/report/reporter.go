@@ -89,7 +89,7 @@ func newReporter(options Options, timing timing) (*Reporter, error) {
 	}
 	r := &Reporter{queue: newQueue(timing), events: options.Events}
 	add := func(name string, write writer) {
-		r.tasks = append(r.tasks, newTask(name, write, timing, log.With("component", "report", "writes", name)))
+		r.tasks = append(r.tasks, newTask(write, timing, log.With("component", "report", "writes", name)))
 	}
 	if options.Annotations {
 		add("annotations", &metadata{reports: r, client: client})
@@ -136,7 +136,12 @@ func (r *Reporter) NodeReplaced() {
 	}
 }
 
-// report is the last report; ok is false before the first.
+// reports has the last report; ok is false before the first.
+type reports interface {
+	report() (report sharing.NodeReport, ok bool)
+}
+
+// report implements reports.
 func (r *Reporter) report() (report sharing.NodeReport, ok bool) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()

@@ -22,7 +22,6 @@ type writer interface {
 // task calls one writer when there is something to write. Tasks are
 // independent: where one may not write, another may.
 type task struct {
-	name     string
 	writer   writer
 	timing   timing
 	log      *slog.Logger
@@ -33,9 +32,9 @@ type task struct {
 	complaint string
 }
 
-func newTask(name string, writer writer, timing timing, log *slog.Logger) *task {
+func newTask(writer writer, timing timing, log *slog.Logger) *task {
 	return &task{
-		name: name, writer: writer, timing: timing, log: log,
+		writer: writer, timing: timing, log: log,
 		woken: make(chan struct{}, 1), replaced: make(chan struct{}, 1),
 	}
 }

@@ -44,6 +44,26 @@ func TestWritersRest(t *testing.T) {
 	}
 }
 
+// TestNothingUnasked is what a program that stands by does: nothing is reported,
+// and nothing is asked of the API.
+func TestNothingUnasked(t *testing.T) {
+	f := newFakeAPI(t)
+	client, err := connect(f.config(), nodeName, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, writer := range map[string]writer{
+		"metadata":  &metadata{reports: &Reporter{}, client: client},
+		"condition": &condition{reports: &Reporter{}, client: client},
+		"postman":   &postman{queue: newQueue(fast()), client: client, log: slog.New(slog.DiscardHandler)},
+		"remover":   &remover{reports: &Reporter{}, client: client},
+	} {
+		if again, err := writer.write(t.Context()); err != nil || again != 0 || len(f.requests) > 0 {
+			t.Errorf("%s: again after %s, %v, requests %q", name, again, err, f.requests)
+		}
+	}
+}
+
 // TestMIGLabel holds who writes mig-manager's label: nobody where Virgate cuts no
 // board, and nobody any more when it has stopped.
 func TestMIGLabel(t *testing.T) {

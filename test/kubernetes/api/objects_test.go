@@ -68,19 +68,9 @@ func (s *server) allow() {
 	s.t.Helper()
 	_, err := s.admin.CoreV1().Namespaces().Create(s.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 	s.must(err)
-	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "virgate"}}
-	data, err := os.ReadFile("../../../charts/virgate/files/clusterrole.yaml")
-	s.must(err)
-	s.must(yaml.UnmarshalStrict(data, role))
+	s.createRole("virgate", "clusterrole.yaml")
+	s.bind("virgate", "virgate", user("virgate"))
 	access := s.admin.RbacV1()
-	_, err = access.ClusterRoles().Create(s.t.Context(), role, metav1.CreateOptions{})
-	s.must(err)
-	subjects := []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "virgate"}}
-	_, err = access.ClusterRoleBindings().Create(s.t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "virgate"}, Subjects: subjects,
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "virgate"},
-	}, metav1.CreateOptions{})
-	s.must(err)
 	_, err = access.Roles(namespace).Create(s.t.Context(), &rbacv1.Role{
 		ObjectMeta: metav1.ObjectMeta{Name: "virgate"},
 		Rules: []rbacv1.PolicyRule{{
@@ -90,10 +80,35 @@ func (s *server) allow() {
 	}, metav1.CreateOptions{})
 	s.must(err)
 	_, err = access.RoleBindings(namespace).Create(s.t.Context(), &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "virgate"}, Subjects: subjects,
+		ObjectMeta: metav1.ObjectMeta{Name: "virgate"}, Subjects: []rbacv1.Subject{user("virgate")},
 		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "virgate"},
 	}, metav1.CreateOptions{})
 	s.must(err)
+}
+
+// createRole creates the ClusterRole that a file of the chart has.
+func (s *server) createRole(name, file string) {
+	s.t.Helper()
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	data, err := os.ReadFile("../../../charts/virgate/files/" + file)
+	s.must(err)
+	s.must(yaml.UnmarshalStrict(data, role))
+	_, err = s.admin.RbacV1().ClusterRoles().Create(s.t.Context(), role, metav1.CreateOptions{})
+	s.must(err)
+}
+
+// bind gives the ClusterRole to somebody, by a binding of that name.
+func (s *server) bind(name, role string, subject rbacv1.Subject) {
+	s.t.Helper()
+	_, err := s.admin.RbacV1().ClusterRoleBindings().Create(s.t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Subjects: []rbacv1.Subject{subject},
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+	}, metav1.CreateOptions{})
+	s.must(err)
+}
+
+func user(name string) rbacv1.Subject {
+	return rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: name}
 }
 
 // reset takes away what tests made.

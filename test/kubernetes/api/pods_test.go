@@ -3,15 +3,12 @@ package api
 import (
 	"context"
 	"log/slog"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/virgate/virgate/internal/policy"
 )
@@ -19,18 +16,8 @@ import (
 // testPods: the pods of the node are seen, with the right of their own, and no
 // others.
 func testPods(t *testing.T, s *server) {
-	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "virgate-pods"}}
-	data, err := os.ReadFile("../../../charts/virgate/files/clusterrole-pods.yaml")
-	s.must(err)
-	s.must(yaml.UnmarshalStrict(data, role))
-	_, err = s.admin.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{})
-	s.must(err)
-	_, err = s.admin.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "virgate-pods"},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "virgate"}},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "virgate-pods"},
-	}, metav1.CreateOptions{})
-	s.must(err)
+	s.createRole("virgate-pods", "clusterrole-pods.yaml")
+	s.bind("virgate-pods", "virgate-pods", user("virgate"))
 	t.Cleanup(func() {
 		_ = s.admin.RbacV1().ClusterRoleBindings().Delete(context.Background(), "virgate-pods", metav1.DeleteOptions{})
 	})

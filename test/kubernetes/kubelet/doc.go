@@ -26,6 +26,6 @@
 //     is caught, ends that kubelet, and fails the test with its stack, but for
 //     the tests of naive plugins, which require it.
 //
-// The kubelet's constructor is unexported; a link name and four private fields
+// The kubelet's constructor is unexported; a link name and six private fields
 // (inside_test.go) are all that is reached into.
 package kubelet

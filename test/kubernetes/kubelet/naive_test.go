@@ -101,15 +101,7 @@ func (b *bench) serve(plugin api.DevicePluginServer, name string) (endpoint stri
 	}
 	server := grpc.NewServer()
 	api.RegisterDevicePluginServer(server, plugin)
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		_ = server.Serve(listener)
-	}()
-	stop = sync.OnceFunc(func() {
-		server.Stop()
-		<-served
-	})
+	stop = serveOn(listener, server)
 	b.t.Cleanup(stop)
 	return name, stop
 }
@@ -125,12 +117,16 @@ func (b *bench) register(resource, endpoint string) error {
 	return err
 }
 
-func (b *bench) startNaive(n *naive) {
+// startNaive serves and registers a plugin with so many devices and returns its
+// end. name is that of its socket, which no other of the bench may have.
+func (b *bench) startNaive(n *naive, name string, count int) (stop func()) {
 	b.t.Helper()
-	endpoint, _ := b.serve(n, "naive.sock")
+	n.list(count)
+	endpoint, stop := b.serve(n, name+".sock")
 	if err := b.register(gpu, endpoint); err != nil {
 		b.t.Fatal(err)
 	}
+	return stop
 }
 
 // The test of the tests: what they run against really dies of careless lists,
@@ -145,8 +141,7 @@ func TestNaivePluginsKillTheKubelet(t *testing.T) {
 			t.Run(test.name+"/"+policy, func(t *testing.T) {
 				b := newNaiveBench(t, policy)
 				n := &naive{careful: test.careful}
-				n.list(many)
-				b.startNaive(n)
+				b.startNaive(n, "naive", many)
 				b.shows(gpu, many, many)
 				ctx, cancel := context.WithCancel(t.Context())
 				var flipping sync.WaitGroup
@@ -191,12 +186,7 @@ func TestRemovingAHeldDeviceKillsTheKubelet(t *testing.T) {
 		{"resized in place", func(b *bench, p *pod) error { return b.resize(p) }},
 		{"kubelet restarted", func(b *bench, _ *pod) error {
 			b.restart(0)
-			n := &naive{}
-			n.list(1)
-			endpoint, _ := b.serve(n, "again.sock")
-			if err := b.register(gpu, endpoint); err != nil {
-				return err
-			}
+			b.startNaive(&naive{}, "again", 1)
 			b.shows(gpu, 1, 1)
 			return b.readmit()
 		}},
@@ -204,8 +194,7 @@ func TestRemovingAHeldDeviceKillsTheKubelet(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			b := newNaiveBench(t, topologymanager.PolicyBestEffort)
 			n := &naive{}
-			n.list(4)
-			b.startNaive(n)
+			b.startNaive(n, "naive", 4)
 			b.shows(gpu, 4, 4)
 			p := b.run(gpu, 3)
 			n.list(1)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"sync"
 
 	"google.golang.org/grpc"
 	v1 "k8s.io/api/core/v1"
@@ -85,13 +86,18 @@ func servePodResources(socket string, pods *pods, manager *devicemanager.Manager
 		Pods: pods, Devices: devicesProvider{manager, pods},
 		Cpus: nothingElse{}, Memory: nothingElse{}, DynamicResources: nothingElse{},
 	}))
+	return serveOn(listener, server), nil
+}
+
+// serveOn serves until the returned function is called, which may be again.
+func serveOn(listener net.Listener, server *grpc.Server) (stop func()) {
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
 		_ = server.Serve(listener)
 	}()
-	return func() {
+	return sync.OnceFunc(func() {
 		server.Stop()
 		<-served
-	}, nil
+	})
 }

@@ -39,12 +39,7 @@ func TestDroppedByTheKubelet(t *testing.T) {
 // wait until the other one has gone.
 func TestTakenForAnOlderPlugin(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyNone)
-	older := &naive{}
-	older.list(16)
-	endpoint, stopOlder := b.serve(older, "older.sock")
-	if err := b.register(gpu, endpoint); err != nil {
-		t.Fatal(err)
-	}
+	stopOlder := b.startNaive(&naive{}, "older", 16)
 	b.shows(gpu, 16, 16)
 	manager := plugin.NewManager(plugin.Options{Dir: b.dir, Timing: quick(), Logger: b.log})
 	manager.Apply(plan(2, profile{replicas: 8}))
@@ -62,12 +57,7 @@ func TestTakenForAnOlderPlugin(t *testing.T) {
 // registrar.register it registers beside it and is dropped.
 func TestWaitsForAnOlderPlugin(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyNone)
-	older := &naive{}
-	older.list(16)
-	endpoint, stopOlder := b.serve(older, "older.sock")
-	if err := b.register(gpu, endpoint); err != nil {
-		t.Fatal(err)
-	}
+	stopOlder := b.startNaive(&naive{}, "older", 16)
 	b.shows(gpu, 16, 16)
 	p := b.run(gpu, 2)
 	v := b.startVirgate(quick())
@@ -90,12 +80,7 @@ func TestWaitsForAnOlderPlugin(t *testing.T) {
 // would lack those devices.
 func TestSucceedsNVIDIAsPlugin(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyBestEffort)
-	older := &naive{}
-	older.list(16)
-	endpoint, stopOlder := b.serve(older, "nvidia-gpu.sock")
-	if err := b.register(gpu, endpoint); err != nil {
-		t.Fatal(err)
-	}
+	stopOlder := b.startNaive(&naive{}, "nvidia-gpu", 16)
 	b.shows(gpu, 16, 16)
 	p := b.run(gpu, 6)
 	stopOlder()
@@ -124,9 +109,7 @@ func TestIsSucceededByNVIDIAsPlugin(t *testing.T) {
 	listed := b.ledger.list(gpu)
 	b.halt(v, gpu)
 
-	next := &naive{}
-	next.list(16)
-	b.startNaive(next)
+	b.startNaive(&naive{}, "nvidia-gpu", 16)
 	b.shows(gpu, 16, 16)
 	if got := b.ledger.list(gpu); !maps.Equal(got, listed) {
 		t.Errorf("other devices: %v, before %v", got, listed)
@@ -150,12 +133,7 @@ func TestForeignPluginComesAndGoes(t *testing.T) {
 	v := b.startVirgate(quick())
 	v.Apply(plan(2, profile{replicas: 8}))
 	b.shows(gpu, 16, 16)
-	foreign := &naive{}
-	foreign.list(16)
-	endpoint, stopForeign := b.serve(foreign, "foreign.sock")
-	if err := b.register(gpu, endpoint); err != nil {
-		t.Fatal(err)
-	}
+	stopForeign := b.startNaive(&naive{}, "foreign", 16)
 	stopForeign()
 	b.await(time.Second, func() bool { return b.ledger.tally(gpu).losses > 0 }, "the kubelet to stop the resource")
 	b.shows(gpu, 16, 16)

@@ -1,0 +1,14 @@
+// Package e2e installs the chart on a Kubernetes of one node and watches what
+// users would see: etcd, kube-apiserver, kube-controller-manager, kube-scheduler
+// and kubelet are linked into the test's own binary, containerd, Helm and the CNI
+// plugins are built from their modules; runc is the machine's. Virgate runs in
+// its own image, on a simulated node.
+//
+// All of it runs in namespaces of its own (mounts, processes, network, name), so
+// that it meets no other Kubernetes on the machine and ends with the test however
+// that ends. That takes root:
+//
+//	make e2e
+//
+// Without root or runc the test is skipped, unless E2E=required.
+package e2e

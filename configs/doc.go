@@ -8,7 +8,8 @@
 // no I/O. It never looks at a node, so what merely matches nothing on some node
 // is no error here.
 //
-// What each key means and which limits hold is in docs/configuration.md. The
+// What each key means is in docs/configuration-reference.md, which is made from
+// the tables here; which limits hold is in docs/configuration.md. The
 // keys, flags, variables and defaults are those of k8s-device-plugin v0.20
 // (api/config/v1, cmd/nvidia-device-plugin/main.go).
 package configs

@@ -6,7 +6,9 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/virgate/virgate/sharing"
 )
@@ -122,9 +124,15 @@ func checkProblems(t *testing.T, err error) {
 		}
 	}
 	// Nothing that a terminal would obey.
-	if text := problems.Error(); slices.ContainsFunc([]rune(text), func(r rune) bool { return r < ' ' && r != '\n' || r == 0x7f || r == 0x202e }) {
+	if text := problems.Error(); strings.ContainsFunc(text, obeyed) {
 		t.Errorf("control characters in %q", text)
 	}
+}
+
+// obeyed says that a terminal does something with the character, but for the end
+// of a line.
+func obeyed(r rune) bool {
+	return r != '\n' && unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r)
 }
 
 func checkProfile(t *testing.T, p sharing.Profile) {

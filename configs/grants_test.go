@@ -1,6 +1,8 @@
 package configs
 
 import (
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -44,6 +46,36 @@ func TestGrants(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			if diff := cmp.Diff(test.want, parse(t, test.document).Profile.Grants); diff != "" {
 				t.Errorf("grants (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestAnnotationPrefix(t *testing.T) {
+	label := strings.Repeat("a", 49)
+	domain := strings.Repeat(label+".", 5)
+	tests := []struct {
+		name, prefix string
+		ok           bool
+	}{
+		{"the runtimes' own", "cdi.k8s.io/", true},
+		{"one label", "team/", true},
+		{"the longest", domain + "abc/", true},
+		{"one more", domain + "abcd/", false},
+		{"no slash", "cdi.k8s.io", false},
+		{"only a slash", "/", false},
+		{"two slashes", "cdi.k8s.io//", false},
+		{"behind the slash", "cdi.k8s.io/virgate-", false},
+		{"upper case", "CDI.k8s.io/", false},
+		{"an empty label", "cdi..io/", false},
+		{"a blank", "cdi.k8s.io /", false},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := Parse("", nil, Overrides{"flags.plugin.cdiAnnotationPrefix": {Value: test.prefix, Source: "$X"}})
+			want := "flags.plugin.cdiAnnotationPrefix: expected a lower-case domain and a slash, such as cdi.k8s.io/ (got " + strconv.Quote(test.prefix) + ")"
+			if ok := err == nil; ok != test.ok || !ok && len(test.prefix) < valueShown && !strings.Contains(err.Error(), want) {
+				t.Errorf("error is %v, want %t for none", err, test.ok)
 			}
 		})
 	}

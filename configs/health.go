@@ -23,7 +23,7 @@ const otherXIDs = "other"
 // variables say.
 func readHealth(v value, overrides Overrides) sharing.HealthRules {
 	rules := sharing.DefaultHealthRules()
-	f := v.mapping("xids", "ecc", "quietTime", "maxQuietTime", "temperature")
+	f := v.mapping(keysOf("health")...)
 	if len(f.entries) > 0 {
 		v.note("Virgate's own; in NVIDIA's plugin a GPU that reported an XID never comes back")
 	}
@@ -99,7 +99,7 @@ func readQuietTime(v value) (time.Duration, bool) {
 }
 
 func readTemperature(v value, rules *sharing.HealthRules) {
-	f := v.mapping("limit", "hysteresis")
+	f := v.mapping(keysOf(pathTemperature)...)
 	hysteresis := rules.TemperatureLimit - rules.TemperatureSafe
 	if limit, ok := f.field("limit").number(); ok {
 		if limit < 1 || limit > highestTemperature {

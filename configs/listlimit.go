@@ -13,14 +13,6 @@ import (
 const (
 	boardsPerNode      = 16
 	partitionsPerBoard = 7
-	// deviceBytes is a device in a ListAndWatch answer at its longest: the ID
-	// "MIG-GPU-<36 characters>/GI/CI::NNNN" of old drivers, 57 bytes, with 2+2
-	// bytes of framing; "Unhealthy", 11; a NUMA node, 8 at most.
-	deviceBytes = 80
-	// listBytes keeps clear of the 4 MiB at which the kubelet drops the stream
-	// (gRPC's default for received messages).
-	listBytes   = 3 << 20
-	listDevices = listBytes / deviceBytes
 )
 
 // listLimit judges the entries of a profile.
@@ -70,10 +62,10 @@ func (l listLimit) reportName(name string, entries []sharedEntry) {
 		taken := min(left, l.atMost(e.share))
 		left -= taken
 		// The replicas alone can be too many, and their product overflow.
-		if e.share.Replicas > listDevices || devices+taken*e.share.Replicas > listDevices {
+		if e.share.Replicas > sharing.MostDevices || devices+taken*e.share.Replicas > sharing.MostDevices {
 			e.replicas.problem(fmt.Sprintf(
 				"a node of %d units could have more than %d devices of %s, and the kubelet takes no list beyond 4 MiB: at most %d replicas are safe here",
-				units, listDevices, name, (listDevices-devices)/max(taken, 1)))
+				units, sharing.MostDevices, name, (sharing.MostDevices-devices)/max(taken, 1)))
 			return
 		}
 		devices += taken * e.share.Replicas

@@ -8,14 +8,14 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// readMIGBlock reads one block of a layout. In an own one, which is meant for
-// Virgate, what no board can have is a problem.
-func readMIGBlock(v value, own bool) sharing.LayoutBlock {
+// readMIGBlock reads one block of a layout, which may have the keys. In an own
+// one, which is meant for Virgate, what no board can have is a problem.
+func readMIGBlock(v value, keys []string, own bool) sharing.LayoutBlock {
 	if v.shape() != shapeMapping {
 		v.problem("expected a mapping with devices and mig-enabled")
 		return sharing.LayoutBlock{}
 	}
-	f := v.mapping("device-filter", "devices", "mig-enabled", "mig-devices")
+	f := v.mapping(keys...)
 	block := sharing.LayoutBlock{Filters: readDeviceFilters(f.field("device-filter"))}
 	block.All, block.Indexes = readBoards(f.required("devices"))
 	enabled, ok := f.required("mig-enabled").boolean()

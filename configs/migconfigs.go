@@ -55,6 +55,7 @@ func readLayouts(section value, own bool) MIGConfigs {
 		section.problem("expected at least one layout")
 	}
 	var layouts MIGConfigs
+	keys := keysOf(pathMIGBlock)
 	for _, e := range pairs {
 		blocks, ok := e.value.items()
 		if len(blocks) == 0 && (ok || e.value.absent()) {
@@ -62,7 +63,7 @@ func readLayouts(section value, own bool) MIGConfigs {
 		}
 		layout := MIGConfig{Name: e.key}
 		for _, block := range blocks {
-			layout.Blocks = append(layout.Blocks, readMIGBlock(block, own))
+			layout.Blocks = append(layout.Blocks, readMIGBlock(block, keys, own))
 		}
 		layouts = append(layouts, layout)
 	}

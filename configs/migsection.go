@@ -12,7 +12,7 @@ import (
 // readMIG reads the section mig. shared are the layouts that stand elsewhere
 // and can be named too. It returns them behind the section's own.
 func readMIG(v value, shared MIGConfigs) (sharing.Repartition, MIGConfigs) {
-	f := v.mapping("manage", "config", "configs", "whenBusy")
+	f := v.mapping(keysOf("mig")...)
 	if len(f.entries) > 0 {
 		v.note("Virgate's own: NVIDIA's plugin makes no partitions")
 	}

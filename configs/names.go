@@ -11,9 +11,9 @@ import (
 // readNames reads the section resources. The names for GPUs always end with
 // nvidia.com/gpu for whatever has no other.
 func readNames(v value) (gpus, partitions []sharing.Naming) {
-	section := v.mapping("gpus", "mig")
-	gpus = readNamings(section.field("gpus"))
-	partitions = readNamings(section.field("mig"))
+	section := v.mapping(keysOf("resources")...)
+	gpus = readNamings(section.field("gpus"), keysOf("resources.gpus[]"))
+	partitions = readNamings(section.field("mig"), keysOf("resources.mig[]"))
 	rest := sharing.Naming{Pattern: "*", Name: gpuResource}
 	if len(gpus) == 0 || gpus[len(gpus)-1] != rest {
 		gpus = append(gpus, rest)
@@ -21,7 +21,7 @@ func readNames(v value) (gpus, partitions []sharing.Naming) {
 	return gpus, partitions
 }
 
-func readNamings(v value) []sharing.Naming {
+func readNamings(v value, keys []string) []sharing.Naming {
 	items, _ := v.items()
 	var namings []sharing.Naming
 	// reached has the lines of the patterns so far; everything, once one of them
@@ -32,7 +32,7 @@ func readNamings(v value) []sharing.Naming {
 			item.problem("expected a mapping with pattern and name")
 			continue
 		}
-		f := item.mapping("pattern", "name")
+		f := item.mapping(keys...)
 		pattern, ok := f.required("pattern").text()
 		name, named := readResourceName(f.required("name"))
 		if !ok || !named {

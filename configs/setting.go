@@ -42,6 +42,10 @@ const (
 	KindString SettingKind = "string"
 	// KindPath is an absolute path, or empty for none.
 	KindPath SettingKind = "path"
+	// KindKeyPrefix is what the key of an annotation begins with: a lower-case
+	// domain of at most 253 characters and a slash (Kubernetes, apimachinery
+	// validation.IsQualifiedName). Empty for the default.
+	KindKeyPrefix SettingKind = "key prefix"
 	// KindEnum is one of the Choices.
 	KindEnum SettingKind = "enum"
 	// KindList is text items; a document may write them as a list or as one text

@@ -1,7 +1,6 @@
 package configs
 
 import (
-	"os"
 	"strings"
 	"testing"
 
@@ -79,49 +78,6 @@ func TestDefaultsWrittenOut(t *testing.T) {
 			if inert := len(got.Notes) == 1 && strings.Contains(got.Notes[0].Message, "has no effect"); inert != (s.inert != "") {
 				t.Errorf("%s: notes are %v", s.Path, got.Notes)
 			}
-		}
-	}
-}
-
-// TestSettingsAreDocumented holds that docs/configuration.md has every setting
-// with its names and its default.
-func TestSettingsAreDocumented(t *testing.T) {
-	data, err := os.ReadFile("../docs/configuration.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	rows := make(map[string]string)
-	for line := range strings.Lines(string(data)) {
-		if cells := strings.Split(line, "|"); len(cells) > 2 {
-			rows[strings.Trim(cells[1], " `")] = line
-		}
-	}
-	for _, s := range settingTable() {
-		row, ok := rows[s.Path]
-		if !ok {
-			t.Errorf("%s is not documented", s.Path)
-			continue
-		}
-		wanted := append(append([]string{s.Default}, s.Choices...), s.EnvAliases...)
-		for _, flag := range append(s.Aliases, s.Flag) {
-			if flag != "" {
-				wanted = append(wanted, "--"+flag)
-			}
-		}
-		for _, text := range append(wanted, s.Env) {
-			if text != "" && !strings.Contains(row, "`"+text+"`") {
-				t.Errorf("%s: its row does not say %s", s.Path, text)
-			}
-		}
-		status := "obeyed"
-		switch {
-		case s.inert != "":
-			status = "inert"
-		case s.only != nil && len(s.only) < 2 && s.Choices == nil:
-			status = "refused"
-		}
-		if !strings.Contains(row, status) {
-			t.Errorf("%s: its row does not say %q", s.Path, status)
 		}
 	}
 }

@@ -49,6 +49,10 @@ func (s Setting) possible(from *source, text string, at place, shown string) boo
 		} else if s.Own && text != "" && path.Clean(text) == "/" {
 			expected = "expected a folder below /"
 		}
+	case KindKeyPrefix:
+		if text != "" && !isKeyPrefix(text) {
+			expected = "expected a lower-case domain and a slash, such as cdi.k8s.io/"
+		}
 	case KindDuration:
 		if _, err := time.ParseDuration(text); err != nil {
 			expected = "expected a duration such as 60s"
@@ -59,6 +63,12 @@ func (s Setting) possible(from *source, text string, at place, shown string) boo
 	}
 	from.problem(at, shown, expected)
 	return false
+}
+
+func isKeyPrefix(text string) bool {
+	const longest = 253
+	domain, ok := strings.CutSuffix(text, "/")
+	return ok && len(domain) <= longest && isDomain(domain)
 }
 
 // outside says that the value, or an item of the list, is not in the set.

@@ -11,6 +11,8 @@ import (
 type shareReader struct {
 	profile         *sharing.Profile
 	renameByDefault bool
+	// keys are those that an entry may have.
+	keys []string
 	// names are the resource names that resources makes.
 	names   []string
 	entries []sharedEntry
@@ -25,7 +27,7 @@ func (r *shareReader) read(item value) (sharedEntry, bool) {
 		item.problem("expected a mapping with name and replicas")
 		return sharedEntry{}, false
 	}
-	f := item.mapping("name", "rename", "devices", "replicas", "policy", "spread")
+	f := item.mapping(r.keys...)
 	name, named := readResourceName(f.required("name"))
 	if named {
 		r.reportUnknownName(f.field("name"), name)

@@ -28,11 +28,11 @@ func (e sharedEntry) offeredAs() string {
 // readSharing reads the section sharing into a profile that has its names, its
 // MIG strategy and its policy.
 func readSharing(v value, profile *sharing.Profile) {
-	section := v.mapping("timeSlicing", "mps")
+	section := v.mapping(keysOf("sharing")...)
 	refuseMPS(section.field("mps"))
 
 	slicing := section.field("timeSlicing")
-	f := slicing.mapping("renameByDefault", "failRequestsGreaterThanOne", "resources")
+	f := slicing.mapping(keysOf(pathTimeSlicing)...)
 	renameByDefault, _ := f.field("renameByDefault").boolean()
 	profile.OneShareOnly, _ = f.field("failRequestsGreaterThanOne").boolean()
 	items, ok := f.field("resources").items()
@@ -42,6 +42,7 @@ func readSharing(v value, profile *sharing.Profile) {
 	reader := shareReader{
 		profile:         profile,
 		renameByDefault: renameByDefault,
+		keys:            keysOf(pathShare),
 		names:           madeNames(*profile),
 		seen:            make(map[string]map[sharing.Selector]int),
 	}
@@ -70,7 +71,7 @@ func madeNames(profile sharing.Profile) []string {
 
 // refuseMPS accepts the section as long as it asks for nothing.
 func refuseMPS(v value) {
-	f := v.mapping("renameByDefault", "failRequestsGreaterThanOne", "resources")
+	f := v.mapping(keysOf(pathMPS)...)
 	f.field("renameByDefault").boolean()
 	f.field("failRequestsGreaterThanOne").boolean()
 	resources := f.field("resources")

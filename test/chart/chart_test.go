@@ -1,7 +1,6 @@
 package chart
 
 import (
-	"bytes"
 	"flag"
 	"os"
 	"path/filepath"
@@ -133,33 +132,41 @@ func TestLint(t *testing.T) {
 
 // The chart's profiles are the repository's examples.
 func TestProfilesAreTheExamples(t *testing.T) {
-	examples, err := filepath.Glob("../../configs/examples/*.yaml")
-	if err != nil || len(examples) == 0 {
-		t.Fatal(examples, err)
-	}
 	shipped, err := filepath.Glob(filepath.Join(folder, "profiles/*.yaml"))
-	if err != nil || len(shipped) != len(examples) {
-		t.Errorf("%d profiles, %d examples, %v", len(shipped), len(examples), err)
+	if err != nil || len(shipped) != len(profiles(t)) {
+		t.Errorf("%d profiles, %d examples, %v", len(shipped), len(profiles(t)), err)
 	}
 	manifest, _, err := render(t, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	data := configMap(t, decode(t, manifest))
-	for _, example := range examples {
-		want, err := os.ReadFile(example)
+	if diff := cmp.Diff(profiles(t), configMap(t, decode(t, manifest))); diff != "" {
+		t.Errorf("examples and the ConfigMap's profiles (-want +got):\n%s", diff)
+	}
+	for name, want := range profiles(t) {
+		got, err := os.ReadFile(filepath.Join(folder, "profiles", name+".yaml"))
+		if err != nil || string(got) != want {
+			t.Errorf("charts/virgate/profiles/%s.yaml is not the example: %v", name, err)
+		}
+	}
+}
+
+// profiles are the repository's examples, by the name that a node's label has.
+func profiles(t *testing.T) map[string]string {
+	t.Helper()
+	files, err := filepath.Glob("../../configs/examples/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	byName := map[string]string{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		name := filepath.Base(example)
-		got, err := os.ReadFile(filepath.Join(folder, "profiles", name))
-		if err != nil || !bytes.Equal(got, want) {
-			t.Errorf("charts/virgate/profiles/%s is not the example: %v", name, err)
-		}
-		if data[strings.TrimSuffix(name, ".yaml")] != string(want) {
-			t.Errorf("the ConfigMap's %s is not the example", name)
-		}
+		byName[strings.TrimSuffix(filepath.Base(file), ".yaml")] = string(text)
 	}
+	return byName
 }
 
 func TestValuesAreRefused(t *testing.T) {
@@ -173,6 +180,9 @@ func TestValuesAreRefused(t *testing.T) {
 		{"a strategy that is none", "config: {fallbackStrategies: [any]}", "fallbackStrategies"},
 		{"name and map", "config: {name: a, map: {b: 'version: v1'}}", "config: name and map exclude each other"},
 		{"an unknown profile", "config: {default: time-slicing-5}", `config.default: the chart has no profile "time-slicing-5"`},
+		{"SELinux options that a privileged container does not get", "{driverAccess: privileged, seLinuxOptions: {type: t}}", "seLinuxOptions: container runtimes give"},
+		{"SELinux options that are replaced", "{securityContext: {runAsUser: 0}, seLinuxOptions: {type: t}}", "seLinuxOptions: securityContext replaces it"},
+		{"two pods on one port of a node", "{devicePlugin: {enableHostNetwork: true}}", "devicePlugin.enableHostNetwork: two pods"},
 		{"a port that is none", "metrics: {port: 0}", "port"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

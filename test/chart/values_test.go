@@ -13,6 +13,9 @@ import (
 type schema struct {
 	Properties  map[string]schema
 	Description string
+	// Type is a name or a list of names.
+	Type any
+	Enum []any
 }
 
 // paths are those of the values that the schema knows, without values.global,

@@ -1,0 +1,163 @@
+package chart
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"helm.sh/helm/v3/pkg/chartutil"
+)
+
+// TestPrivileges holds, for each value that asks for more than the default ones
+// do, all that it asks for: docs/security.md has the same table.
+func TestPrivileges(t *testing.T) {
+	without := privileges(t, "{}")
+	if diff := cmp.Diff([]string{
+		"/var/lib/kubelet/device-plugins",
+		"/var/lib/kubelet/pod-resources, read-only",
+		"ClusterRole events create,patch",
+		"ClusterRole nodes get,list,watch,patch",
+		"ClusterRole nodes/status patch",
+		"Role configmaps/virgate-profiles get,list,watch",
+		"no escalation",
+		"no privilege",
+		"own Node only",
+		"read-only root",
+		"seccomp RuntimeDefault",
+		"uid 0 without capabilities",
+	}, without); diff != "" {
+		t.Errorf("the default values (-want +got):\n%s", diff)
+	}
+	for _, test := range []struct {
+		values      string
+		more, fewer []string
+	}{
+		{"deviceListStrategy: cdi-cri", []string{"/var/run/cdi"}, nil},
+		{"cdi: {specs: true}", []string{"/var/run/cdi"}, nil},
+		{"nvidiaDriverRoot: /run/nvidia/driver", []string{"/run/nvidia/driver, read-only"}, nil},
+		{"driverMounts: {enabled: true}", []string{"/, read-only"}, nil},
+		{"driverAccess: cdi", nil, nil},
+		{"driverAccess: privileged", []string{"/, read-only", "privileged"},
+			[]string{"no escalation", "no privilege", "read-only root", "seccomp RuntimeDefault", "uid 0 without capabilities"}},
+		{"migStrategy: mixed", nil, nil},
+		{"mig: {manage: true}", []string{"capability SYS_ADMIN"}, nil},
+		{"metrics: {perContainer: true}", []string{"ClusterRole pods list,watch", "PIDs of the host"}, nil},
+		{"{devicePlugin: {enableHostNetwork: true}, updateStrategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 1}}}", []string{"network of the host"}, nil},
+		{"config: {default: ''}", nil, []string{"Role configmaps/virgate-profiles get,list,watch"}},
+		{"admission: {ownNode: false}", nil, []string{"own Node only"}},
+		{"report: {removeStaleResources: true}", nil, nil},
+		{"networkPolicy: {enabled: true}", nil, nil},
+	} {
+		t.Run(test.values, func(t *testing.T) {
+			with := privileges(t, test.values)
+			got := [2][]string{less(with, without), less(without, with)}
+			if diff := cmp.Diff([2][]string{test.more, test.fewer}, got); diff != "" {
+				t.Errorf("more and fewer (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// less are the items that others lack.
+func less(items, others []string) []string {
+	var lacking []string
+	for _, item := range items {
+		if !slices.Contains(others, item) {
+			lacking = append(lacking, item)
+		}
+	}
+	return lacking
+}
+
+// privileges are what an installation with the values may do on a node and at
+// the API server, and what confines it, sorted.
+func privileges(t *testing.T, text string) []string {
+	t.Helper()
+	values, err := chartutil.ReadValues([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, _, err := render(t, values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects := decode(t, manifest)
+	list := append(ofPods(t, objects), ofRules(objects)...)
+	if strings.Contains(manifest, "kind: ValidatingAdmissionPolicyBinding\nmetadata:\n  name: virgate-own-node") {
+		list = append(list, "own Node only")
+	}
+	slices.Sort(list)
+	return list
+}
+
+func ofPods(t *testing.T, objects []runtime.Object) []string {
+	t.Helper()
+	pod := daemonSet(t, objects).Spec.Template.Spec
+	container := pod.Containers[0]
+	var list []string
+	say := func(really bool, text string) {
+		if really {
+			list = append(list, text)
+		}
+	}
+	say(pod.HostPID, "PIDs of the host")
+	say(pod.HostNetwork, "network of the host")
+	say(pod.HostIPC, "IPC of the host")
+	for _, volume := range pod.Volumes {
+		if volume.HostPath == nil {
+			continue
+		}
+		mount := container.VolumeMounts[slices.IndexFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume.Name })]
+		if mount.ReadOnly {
+			list = append(list, volume.HostPath.Path+", read-only")
+		} else {
+			list = append(list, volume.HostPath.Path)
+		}
+	}
+	security := container.SecurityContext
+	privileged := security.Privileged != nil && *security.Privileged
+	admin := privileged || security.Capabilities != nil && slices.Contains(security.Capabilities.Add, "SYS_ADMIN")
+	for _, variable := range container.Env {
+		// nvidia-container-toolkit, cmd/nvidia-container-runtime-hook/container_config.go.
+		if strings.HasPrefix(variable.Name, "NVIDIA_MIG_") && !admin {
+			t.Errorf("NVIDIA's runtime refuses %s in a container without SYS_ADMIN", variable.Name)
+		}
+	}
+	say(privileged, "privileged")
+	say(!privileged, "no privilege")
+	say(security.AllowPrivilegeEscalation != nil && !*security.AllowPrivilegeEscalation, "no escalation")
+	say(security.ReadOnlyRootFilesystem != nil && *security.ReadOnlyRootFilesystem, "read-only root")
+	say(security.SeccompProfile != nil, "seccomp RuntimeDefault")
+	if security.Capabilities != nil {
+		say(fmt.Sprint(security.Capabilities.Drop) == "[ALL]" && *security.RunAsUser == 0, "uid 0 without capabilities")
+		for _, capability := range security.Capabilities.Add {
+			list = append(list, "capability "+string(capability))
+		}
+	}
+	return list
+}
+
+func ofRules(objects []runtime.Object) []string {
+	var list []string
+	for _, object := range objects {
+		var kind string
+		var rules []rbacv1.PolicyRule
+		switch role := object.(type) {
+		case *rbacv1.ClusterRole:
+			kind, rules = "ClusterRole", role.Rules
+		case *rbacv1.Role:
+			kind, rules = "Role", role.Rules
+		}
+		for _, rule := range rules {
+			what := strings.Join(append(slices.Clone(rule.Resources), rule.ResourceNames...), "/")
+			list = append(list, fmt.Sprintf("%s %s %s", kind, what, strings.Join(rule.Verbs, ",")))
+		}
+	}
+	return list
+}

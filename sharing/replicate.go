@@ -24,9 +24,7 @@ func resources(units []candidate, p Profile, notes *warnings) []Resource {
 	for _, name := range slices.Sorted(maps.Keys(members)) {
 		resource := Resource{Name: name, OneShareOnly: p.OneShareOnly, DeviceIDs: p.DeviceIDs}
 		resource.Policy, resource.SpreadStrict = policy(name, members[name], p, notes)
-		for _, member := range members[name] {
-			resource.Units = append(resource.Units, member.unit(p.Shares))
-		}
+		resource.Units = listable(name, members[name], p, notes)
 		resource.Devices = devices(resource.Units)
 		all = append(all, resource)
 	}

@@ -8,7 +8,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 )
@@ -35,41 +34,33 @@ func APIConfig(path string) (*rest.Config, error) {
 }
 
 // API is the way to the API server. What is read through one API shares one
-// connection.
+// connection, and shares it with whatever else has a config of APIConfig with the
+// same path.
 type API struct {
-	// core reads whole objects, metadata their metadata alone; both as protobuf.
-	core     rest.Interface
-	metadata metadata.Interface
+	// core reads objects, whole or their metadata alone, as protobuf.
+	core rest.Interface
 }
 
 // NewAPI makes an API; it connects to nothing yet.
 func NewAPI(config *rest.Config) (*API, error) {
-	client, err := rest.HTTPClientFor(config)
-	if err != nil {
-		return nil, fmt.Errorf("reach the API server: %w", err)
-	}
-	return newAPI(config, client)
-}
-
-func newAPI(config *rest.Config, client *http.Client) (*API, error) {
 	config = rest.CopyConfig(config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return newOneConnection(next) })
 	config.QPS = -1 // A feed limits itself.
-	objects, err := metadata.NewForConfigAndClient(config, client)
-	if err != nil {
-		return nil, fmt.Errorf("reach the API server: %w", err)
-	}
 	scheme := runtime.NewScheme()
 	if err := corev1.AddToScheme(scheme); err != nil {
 		return nil, fmt.Errorf("reach the API server: %w", err)
 	}
 	metav1.AddToGroupVersion(scheme, metav1.SchemeGroupVersion)
+	if err := metav1.AddMetaToScheme(scheme); err != nil {
+		return nil, fmt.Errorf("reach the API server: %w", err)
+	}
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	config.APIPath, config.GroupVersion = "/api", &corev1.SchemeGroupVersion
-	core, err := rest.RESTClientForConfigAndClient(config, client)
+	core, err := rest.RESTClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("reach the API server: %w", err)
 	}
-	return &API{core: core, metadata: objects}, nil
+	return &API{core: core}, nil
 }

@@ -161,7 +161,7 @@ func (s *fakeServer) watch(_ context.Context, options metav1.ListOptions) (watch
 
 // feed follows the server.
 func (s *fakeServer) feed(what string, into sink, log *slog.Logger) *feed {
-	return &feed{what: what, list: s.list, watch: s.watch, into: into, log: log, first: time.Millisecond}
+	return &feed{what: what, list: s.list, watch: s.watch, into: into, log: log, first: time.Millisecond, spread: time.Millisecond}
 }
 
 func fakeNode(name, value string) runtime.Object {

@@ -28,9 +28,10 @@ type feed struct {
 	// into has the objects. It is called from one goroutine.
 	into sink
 	log  *slog.Logger
-	// first is the wait after a first failure, patience how long a request may go
-	// unanswered, life how long a watch may go on; 0 means the constants below.
-	first, patience, life time.Duration
+	// first is the wait after a first failure, spread how far apart nodes come back
+	// whose watches were cut, patience how long a request may go unanswered, life
+	// how long a watch may go on; 0 means the constants here and in pace.go.
+	first, spread, patience, life time.Duration
 }
 
 // sink is where a feed puts what it sees.
@@ -45,10 +46,6 @@ type sink interface {
 }
 
 const (
-	// firstPause is the wait after a first failure. It doubles up to lastPause. A
-	// wait is between half and one and a half of that, so that the nodes of a
-	// cluster do not come back together.
-	firstPause, lastPause = 500 * time.Millisecond, 30 * time.Second
 	// answerTimeout ends a request that nobody answers.
 	answerTimeout = 15 * time.Second
 	// watchTimeout is after which the server ends a watch; it is between one and
@@ -60,11 +57,11 @@ const (
 	mostGarbled = 3
 )
 
-// run follows until ctx ends. What ends early is tried again after a pause that
-// grows; a watch that lived for long begins anew with the first pause.
+// run follows until ctx ends. What ends early is tried again after a pause: see
+// pace.
 func (f *feed) run(ctx context.Context) {
-	first := cmp.Or(f.first, firstPause)
-	version, pause, garbled := "", first, 0
+	pace := newPace(f.first, f.spread)
+	version, garbled := "", 0
 	for {
 		started := time.Now()
 		last := version
@@ -75,9 +72,10 @@ func (f *feed) run(ctx context.Context) {
 		switch {
 		case ctx.Err() != nil:
 			return
-		case apierrors.IsResourceExpired(err) || apierrors.IsGone(err):
+		case isExpired(err):
 			f.log.Debug("watch expired, listing again", "what", f.what)
 			version = ""
+		case errors.Is(err, errCut): // It can go on from where it was.
 		case errors.Is(err, errGarbled):
 			f.into.fail(err)
 			if garbled++; garbled == mostGarbled {
@@ -86,11 +84,7 @@ func (f *feed) run(ctx context.Context) {
 		case err != nil:
 			f.into.fail(err)
 		}
-		if time.Since(started) > lastPause {
-			pause = first
-		}
-		wait(ctx, time.Duration(float64(pause)*(0.5+rand.Float64())))
-		pause = min(2*pause, lastPause)
+		wait(ctx, pace.after(time.Since(started), err))
 	}
 }
 
@@ -105,7 +99,7 @@ func wait(ctx context.Context, pause time.Duration) {
 
 // follow lists where no version is known, and watches until the watch ends. It
 // returns the version up to which everything has been seen; no error when the
-// server ended the watch in time.
+// server ended the watch in its time, errCut when it ended earlier.
 func (f *feed) follow(ctx context.Context, version string) (string, error) {
 	if version == "" {
 		var err error
@@ -117,7 +111,7 @@ func (f *feed) follow(ctx context.Context, version string) (string, error) {
 	watching, cancel := context.WithTimeout(ctx, cmp.Or(f.life, time.Duration(seconds)*time.Second+time.Minute))
 	defer cancel()
 	patience := cmp.Or(f.patience, answerTimeout)
-	impatient := time.AfterFunc(patience, cancel)
+	impatient, asked := time.AfterFunc(patience, cancel), time.Now()
 	events, err := f.watch(watching, metav1.ListOptions{ResourceVersion: version, TimeoutSeconds: &seconds, AllowWatchBookmarks: true})
 	switch answered := impatient.Stop(); {
 	case err != nil && !answered && ctx.Err() == nil:
@@ -132,6 +126,9 @@ func (f *feed) follow(ctx context.Context, version string) (string, error) {
 		case <-watching.Done():
 			return version, ctx.Err()
 		case event, open := <-events.ResultChan():
+			if !open && time.Since(asked) < time.Duration(seconds)*time.Second {
+				return version, errCut
+			}
 			if !open {
 				return version, nil
 			}

@@ -56,7 +56,7 @@ func newPods(node string, open func(what string, into sink) *feed) *Pods {
 }
 
 // Watch follows the pods until ctx ends, and calls changed, from one goroutine,
-// whenever Containers would return something else.
+// whenever Containers would return something else, be it another error.
 func (p *Pods) Watch(ctx context.Context, changed func()) error {
 	p.changed = changed
 	p.feed.run(ctx)
@@ -64,14 +64,22 @@ func (p *Pods) Watch(ctx context.Context, changed func()) error {
 }
 
 // Containers returns the containers that have an ID, by namespace, pod and name.
-// The error is configs.ErrPending before the pods have been read. While the API
-// server cannot be reached they are as last seen.
+// The error is configs.ErrPending before the pods have been read, and they are
+// nil then. Another error says why they are not followed now, as when the right
+// to them was taken away; they are as last seen then.
 func (p *Pods) Containers() ([]Container, error) {
-	if seen := p.seen.Load(); seen != nil {
-		return *seen, nil
+	var trouble error
+	if why := p.trouble.Load(); why != nil {
+		trouble = *why
 	}
-	if trouble := p.trouble.Load(); trouble != nil && *trouble != nil {
-		return nil, fmt.Errorf("%s: %w: %w", p.what, configs.ErrPending, *trouble)
+	seen := p.seen.Load()
+	switch {
+	case seen != nil && trouble != nil:
+		return *seen, fmt.Errorf("%s: as last seen: %w", p.what, trouble)
+	case seen != nil:
+		return *seen, nil
+	case trouble != nil:
+		return nil, fmt.Errorf("%s: %w: %w", p.what, configs.ErrPending, trouble)
 	}
 	return nil, fmt.Errorf("%s: %w", p.what, configs.ErrPending)
 }
@@ -97,10 +105,17 @@ func (p *Pods) remove(object runtime.Object) {
 }
 
 func (p *Pods) fail(err error) {
-	p.trouble.Store(&err)
-	if err != nil && p.seen.Load() == nil {
+	if said := p.trouble.Swap(&err); message(err) != message(*cmp.Or(said, new(error))) {
 		p.changed()
 	}
+}
+
+// message is the error's text, "" of none.
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }
 
 // take keeps what is wanted of a pod and lets go of the rest.

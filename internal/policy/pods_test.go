@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -72,6 +73,18 @@ func TestPods(t *testing.T) {
 	server.change("p", nil)
 	server.change("p", fakePod("3", "p", map[string]string{"waits": "c://3"}))
 	server.expire()
+	lost := func() bool {
+		got, err := pods.Containers()
+		return len(got) == 1 && got[0].ID == "c://1" && err != nil && strings.Contains(err.Error(), "as last seen: ") && strings.Contains(err.Error(), "refused")
+	}
+	for late := time.After(30 * time.Second); !lost(); {
+		select {
+		case <-changes:
+		case <-late:
+			got, err := pods.Containers()
+			t.Fatalf("got %v, %v when the right to them is gone", got, err)
+		}
+	}
 	server.setAway(nil)
 	await(Container{"a", "p", "3", "waits", "c://3"})
 }

@@ -95,16 +95,20 @@ func TestBackoff(t *testing.T) {
 		{"third", errors.New("x"), 3, 2 * time.Second, 4 * time.Second},
 		{"many", errors.New("x"), 1000, time.Minute, 2 * time.Minute},
 		{"no such Node", fmt.Errorf("patch: %w", apierrors.NewNotFound(schema.GroupResource{Resource: "nodes"}, "n1")), 1000, 7500 * time.Millisecond, 15 * time.Second},
-		{"as long as asked", fmt.Errorf("patch: %w", apierrors.NewTooManyRequests("slow down", 300)), 1, 300 * time.Second, 300 * time.Second},
+		{"what was asked for, and not the same on all nodes", fmt.Errorf("patch: %w", apierrors.NewTooManyRequests("slow down", 300)), 1, 300*time.Second + 500*time.Millisecond, 601 * time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			unlike := map[time.Duration]bool{}
+			longest := time.Duration(0)
 			for range 100 {
 				wait := backoff(test.err, test.failures, defaultTiming())
 				if wait < test.least || wait > test.most {
 					t.Fatalf("%s, want %s to %s", wait, test.least, test.most)
 				}
-				unlike[wait] = true
+				unlike[wait], longest = true, max(longest, wait)
+			}
+			if longest < (test.least+test.most)/2 {
+				t.Errorf("the longest of 100 is %s: not spread from %s to %s", longest, test.least, test.most)
 			}
 			if test.least != test.most && len(unlike) < 10 {
 				t.Errorf("only %d different waits: no jitter", len(unlike))

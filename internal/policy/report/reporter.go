@@ -52,6 +52,9 @@ type timing struct {
 	// settle is how long a change waits for more before it is written, and pace
 	// the least time between two writes of one thing.
 	settle, pace time.Duration
+	// spread is the time over which the nodes of a cluster tell what they all see
+	// at once, as an edit of their ConfigMap: each waits for a part of it by chance.
+	spread time.Duration
 	// firstRetry is the pause after a failed write; it doubles up to lastRetry, or
 	// up to lastLook while there is no such Node.
 	firstRetry, lastRetry, lastLook time.Duration
@@ -71,7 +74,7 @@ type timing struct {
 
 func defaultTiming() timing {
 	return timing{
-		settle: 250 * time.Millisecond, pace: time.Second,
+		settle: 250 * time.Millisecond, pace: time.Second, spread: 5 * time.Second,
 		firstRetry: time.Second, lastRetry: 2 * time.Minute, lastLook: 15 * time.Second, request: 15 * time.Second,
 		repeat: 30 * time.Second, between: 10 * time.Second, burst: 25,
 		grace: 5*time.Minute + 30*time.Second,
@@ -121,9 +124,14 @@ func (r *Reporter) Report(report sharing.NodeReport) {
 			r.queue.add(n, at)
 		}
 	}
+	alone := r.last == nil || alone(*r.last, report)
 	r.last = &report
 	for _, t := range r.tasks {
-		t.wake()
+		if alone {
+			t.wake()
+		} else {
+			t.wakeAmongMany()
+		}
 	}
 }
 

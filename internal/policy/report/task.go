@@ -22,11 +22,12 @@ type writer interface {
 // task calls one writer when there is something to write. Tasks are
 // independent: where one may not write, another may.
 type task struct {
-	writer   writer
-	timing   timing
-	log      *slog.Logger
-	woken    chan struct{}
-	replaced chan struct{}
+	writer writer
+	timing timing
+	log    *slog.Logger
+	// woken says that there is something new, among that many nodes have the same.
+	woken, among chan struct{}
+	replaced     chan struct{}
 	// failures counts those in a row; complaint is the last one that was logged.
 	failures  int
 	complaint string
@@ -35,12 +36,16 @@ type task struct {
 func newTask(writer writer, timing timing, log *slog.Logger) *task {
 	return &task{
 		writer: writer, timing: timing, log: log,
-		woken: make(chan struct{}, 1), replaced: make(chan struct{}, 1),
+		woken: make(chan struct{}, 1), among: make(chan struct{}, 1), replaced: make(chan struct{}, 1),
 	}
 }
 
 // wake says that there is something new. A task that backs off goes on doing so.
 func (t *task) wake() { give(t.woken) }
+
+// wakeAmongMany is wake for what many nodes write at once, which is written
+// a while later by chance.
+func (t *task) wakeAmongMany() { give(t.among) }
 
 // restart ends backing off, and forgets what was written.
 func (t *task) restart() { give(t.replaced) }
@@ -48,6 +53,13 @@ func (t *task) restart() { give(t.replaced) }
 func give(signal chan<- struct{}) {
 	select {
 	case signal <- struct{}{}:
+	default:
+	}
+}
+
+func take(signal <-chan struct{}) {
+	select {
+	case <-signal:
 	default:
 	}
 }
@@ -64,6 +76,9 @@ func (t *task) run(ctx context.Context) {
 		case <-t.replaced:
 			t.writer.forget()
 		case <-t.woken:
+			t.pause(ctx, t.timing.settle)
+		case <-t.among:
+			t.standBack(ctx)
 			t.pause(ctx, t.timing.settle)
 		case <-again.C:
 		}
@@ -82,10 +97,8 @@ func (t *task) run(ctx context.Context) {
 func (t *task) try(ctx context.Context) (again time.Duration) {
 	for {
 		// What came until here is written by this attempt.
-		select {
-		case <-t.woken:
-		default:
-		}
+		take(t.woken)
+		take(t.among)
 		again, err := t.writer.write(ctx)
 		if ctx.Err() != nil {
 			return 0
@@ -111,6 +124,20 @@ func (t *task) try(ctx context.Context) (again time.Duration) {
 	}
 }
 
+// standBack lets some of the other nodes write first, unless something comes that
+// is this node's alone, or the Node is another one.
+func (t *task) standBack(ctx context.Context) {
+	timer := time.NewTimer(part(t.timing.spread))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	case <-t.woken:
+	case <-t.replaced:
+		t.writer.forget()
+	}
+}
+
 // pause waits, but not for longer than it takes until ctx ends or the Node is
 // another one.
 func (t *task) pause(ctx context.Context, wait time.Duration) {
@@ -127,8 +154,8 @@ func (t *task) pause(ctx context.Context, wait time.Duration) {
 }
 
 // backoff is the pause after so many failures in a row: it doubles, is up to
-// half shorter by chance, so that nodes do not come back together, and is not
-// shorter than the API asked for.
+// half shorter by chance, so that nodes do not come back together, and comes on
+// top of once to twice what the API asked for, which is the same for all of them.
 func backoff(err error, failures int, timing timing) time.Duration {
 	wait, longest := timing.firstRetry, timing.lastRetry
 	if apierrors.IsNotFound(err) {
@@ -138,6 +165,11 @@ func backoff(err error, failures int, timing timing) time.Duration {
 		wait *= 2
 	}
 	wait = min(wait, longest)
-	wait -= time.Duration(rand.Int64N(int64(wait)/2 + 1)) //nolint:gosec // chance, not a secret
-	return max(wait, retryAfter(err))
+	asked := retryAfter(err)
+	return asked + part(asked) + wait - part(wait/2)
+}
+
+// part is a part of the time by chance, up to all of it.
+func part(of time.Duration) time.Duration {
+	return time.Duration(rand.Int64N(int64(of) + 1)) //nolint:gosec // chance, not a secret
 }

@@ -19,6 +19,8 @@ func TestAPI(t *testing.T) {
 		{"pods", testPods},
 		{"kubelet", testKubelet},
 		{"MIG label", testMIGLabel},
+		{"list limit", testListLimit},
+		{"one connection", testOneConnection},
 		{"200 nodes", testManyNodes},
 		{"server restarts", testServerRestarts},
 	} {

@@ -5,8 +5,10 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/client-go/rest"
 )
@@ -15,13 +17,28 @@ import (
 type counter struct {
 	read, written atomic.Int64
 	mu            sync.Mutex
-	requests      []string // method and URL
-	answers       []int
+	requests      []request
+	dials         []time.Time
 	open          map[net.Conn]bool
 	cut           bool
 }
 
-// into has the configuration counted.
+// request is one that was made.
+type request struct {
+	at time.Time
+	// what is its method and URL.
+	what string
+	// answer is the status; 0 while there is none, or when there was none. It came
+	// at answered.
+	answer   int
+	answered time.Time
+}
+
+// writes says that it changes something.
+func (r request) writes() bool { return !strings.HasPrefix(r.what, http.MethodGet) }
+
+// into has what is asked with the configuration counted. All that use it share
+// one connection, as they do in the program.
 func (c *counter) into(config *rest.Config) *rest.Config {
 	c.open = map[net.Conn]bool{}
 	config.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -30,6 +47,7 @@ func (c *counter) into(config *rest.Config) *rest.Config {
 		if c.cut {
 			return nil, net.ErrClosed
 		}
+		c.dials = append(c.dials, time.Now())
 		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
 		if err != nil {
 			return nil, err
@@ -38,20 +56,25 @@ func (c *counter) into(config *rest.Config) *rest.Config {
 		return counted{conn, c}, nil
 	}
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return trip(func(request *http.Request) (*http.Response, error) {
+		return trip(func(r *http.Request) (*http.Response, error) {
 			c.mu.Lock()
-			c.requests = append(c.requests, request.Method+" "+request.URL.RequestURI())
+			place := len(c.requests)
+			c.requests = append(c.requests, request{at: time.Now(), what: r.Method + " " + r.URL.RequestURI()})
 			c.mu.Unlock()
-			answer, err := next.RoundTrip(request)
+			answer, err := next.RoundTrip(r)
 			if err == nil {
 				c.mu.Lock()
-				c.answers = append(c.answers, answer.StatusCode)
+				c.requests[place].answer, c.requests[place].answered = answer.StatusCode, time.Now()
 				c.mu.Unlock()
 			}
 			return answer, err
 		})
 	})
-	return config
+	shared, err := rest.TransportFor(config)
+	if err != nil {
+		panic(err) // The configuration is the test's own.
+	}
+	return &rest.Config{Host: config.Host, Transport: shared, QPS: -1}
 }
 
 // setCut cuts the network, or mends it.
@@ -66,18 +89,32 @@ func (c *counter) setCut(cut bool) {
 	}
 }
 
-func (c *counter) seen() []string {
+// made are the requests so far.
+func (c *counter) made() []request {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.requests)
 }
 
-func (c *counter) answered(status int) int {
+// dialled is when connections were asked for.
+func (c *counter) dialled() []time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return slices.Clone(c.dials)
+}
+
+func (c *counter) seen() []string {
+	var all []string
+	for _, r := range c.made() {
+		all = append(all, r.what)
+	}
+	return all
+}
+
+func (c *counter) answered(status int) int {
 	count := 0
-	for _, answer := range c.answers {
-		if answer == status {
+	for _, r := range c.made() {
+		if r.answer == status {
 			count++
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/client-go/rest"
+
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/policy"
 )
@@ -20,21 +22,37 @@ const (
 // follower is a node's policy, and what it would have had applied.
 type follower struct {
 	counter
+	config *rest.Config
 	policy *policy.Node
-	stop   func()
+	// applies is called with what comes into force; nil for nobody.
+	applies func(configs.Selected)
+	stop    func()
 
 	mu sync.Mutex
-	// applied are the names and generations in force one after another, rejected
-	// is why the wanted one is not, "" if it is.
+	// applied are the names and generations in force one after another, at when
+	// the last of them came; rejected is why the wanted one is not in force, "" if
+	// it is.
 	applied  []string
+	at       time.Time
 	rejected string
 }
 
 // follow starts a policy for the named Node.
 func (s *server) follow(t *testing.T, node, token string, change func(*policy.Node)) *follower {
 	t.Helper()
+	return s.followBy(t, node, token, func(f *follower) {
+		if change != nil {
+			change(f.policy)
+		}
+	})
+}
+
+// followBy is follow with a follower that is changed before it starts.
+func (s *server) followBy(t *testing.T, node, token string, change func(*follower)) *follower {
+	t.Helper()
 	f := &follower{}
-	api, err := policy.NewAPI(f.into(s.config(token)))
+	f.config = f.into(s.config(token))
+	api, err := policy.NewAPI(f.config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,9 +65,7 @@ func (s *server) follow(t *testing.T, node, token string, change func(*policy.No
 		Shelf: policy.NewConfigMap(api, namespace, configMap, log), Labels: policy.NewLabels(api, node, label, log),
 		Started: started.Process,
 	}
-	if change != nil {
-		change(f.policy)
-	}
+	change(f)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- f.policy.Watch(ctx, f.look) }()
@@ -80,7 +96,10 @@ func (f *follower) look() {
 	}
 	next := selected.Name + "@" + selected.Generation
 	if len(f.applied) == 0 || f.applied[len(f.applied)-1] != next {
-		f.applied = append(f.applied, next)
+		f.applied, f.at = append(f.applied, next), time.Now()
+		if f.applies != nil {
+			f.applies(selected)
+		}
 	}
 }
 
@@ -95,6 +114,10 @@ func (f *follower) state() (inForce, rejected string) {
 	return inForce, f.rejected
 }
 
+// followTimeout covers two waits of a node that had no API server for long, up
+// to 45 s each, and requests to a busy one that time out between them.
+const followTimeout = 3 * time.Minute
+
 // awaits waits until the profile is in force, "" for any, and the reason for
 // rejecting another one, "" for none, holds the text.
 func (f *follower) awaits(t *testing.T, inForce, rejected string) {
@@ -105,10 +128,17 @@ func (f *follower) awaits(t *testing.T, inForce, rejected string) {
 			t.Logf("in force %q, rejected %q, requests %q", have, why, f.seen())
 		}
 	}()
-	await(t, 60*time.Second, inForce+" in force, rejected: "+rejected, func() bool {
+	await(t, followTimeout, inForce+" in force, rejected: "+rejected, func() bool {
 		have, why := f.state()
 		return have == inForce && (rejected == "") == (why == "") && strings.Contains(why, rejected)
 	})
+}
+
+// since is when the profile in force came into force.
+func (f *follower) since() time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.at
 }
 
 func (f *follower) history() []string {

@@ -56,7 +56,7 @@ func startServer(t *testing.T) *server {
 	s := &server{t: t, dir: t.TempDir(), port: freePort(t)}
 	s.startEtcd()
 	write(t, filepath.Join(s.dir, "tokens.csv"), adminToken+`,admin,1,"system:masters"
-`+virgateToken+`,virgate,2
+`+virgateToken+`,virgate,2,"system:serviceaccounts"
 `+strangerToken+",stranger,3\n")
 	writeKey(t, s.path("accounts.key"))
 	s.start()

@@ -85,6 +85,10 @@ type Options struct {
 	// Background are more things to run beside the loop, such as the control
 	// socket of a simulated node. When one fails, Run ends.
 	Background []func(ctx context.Context) error
+	// Kept says why what has to outlive the program could not be written the last
+	// time, for the metrics and the status; nil where it could. It must not wait.
+	// A nil Kept is that of a program that keeps nothing.
+	Kept func() error
 	// Look makes the loop look again when it receives, as SIGHUP does; nil for
 	// never.
 	Look   <-chan struct{}
@@ -202,6 +206,8 @@ type state struct {
 	// profile is the last good one; planned says that there is one and that the
 	// GPUs have been read.
 	profile *configs.Selected
+	// restored says that profile is that of the last run.
+	restored bool
 	// wanted is what Policy last returned; with rejected it only has a name and a
 	// source.
 	wanted  configs.Selected

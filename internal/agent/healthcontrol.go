@@ -6,6 +6,9 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
+// longestOrder bounds the body of an order, in bytes.
+const longestOrder = 64 << 10
+
 // HealthHandler answers GET /health with the health of all units, and POST
 // /health/clear?gpu=SELECTOR with that of those which were cleared, both as
 // JSON: a sharing.HealthReport. It answers 400 when there is no such unit. It is
@@ -16,6 +19,7 @@ func HealthHandler(health Health) http.Handler {
 		writeJSON(w, health.Health())
 	})
 	mux.HandleFunc("POST /health/clear", func(w http.ResponseWriter, r *http.Request) {
+		r.Body = http.MaxBytesReader(w, r.Body, longestOrder)
 		selector, err := sharing.ParseSelector(r.FormValue("gpu"))
 		if err != nil {
 			http.Error(w, "gpu: "+err.Error(), http.StatusBadRequest)

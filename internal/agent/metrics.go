@@ -9,7 +9,7 @@ import (
 // collector shows how the program itself fares.
 type collector struct {
 	agent *agent
-	build, profileAccepted, inventoryRead, kubeletSeen, warnings,
+	build, profileAccepted, inventoryRead, kubeletSeen, kept, warnings,
 	streams, devices, registrations, lists *prometheus.Desc
 }
 
@@ -20,6 +20,7 @@ func newCollector(a *agent) collector {
 		profileAccepted: desc("config_last_apply_successful", "Whether the profile that should be in force is."),
 		inventoryRead:   desc("inventory_last_read_successful", "Whether the GPUs could be read when last tried."),
 		kubeletSeen:     desc("kubelet_state_known", "Whether what the kubelet holds and has applied could be read when last needed; while it cannot, no list loses a device."),
+		kept:            desc("state_last_write_successful", "Whether what a restarted Virgate needs to know could be written when last tried; while not, serving goes on."),
 		warnings:        desc("plan_warnings", "Warnings of the plan in force."),
 		streams:         desc("listandwatch_streams", "Streams that the kubelet has open for the resource; 1 is right.", "resource"),
 		devices:         desc("listed_devices", "Devices in the resource's list, by state: healthy, unhealthy.", "resource", "state"),
@@ -42,7 +43,7 @@ func truth(b bool) float64 {
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
-		c.build, c.profileAccepted, c.inventoryRead, c.kubeletSeen, c.warnings, c.streams, c.devices, c.registrations, c.lists,
+		c.build, c.profileAccepted, c.inventoryRead, c.kubeletSeen, c.kept, c.warnings, c.streams, c.devices, c.registrations, c.lists,
 	} {
 		ch <- desc
 	}
@@ -58,6 +59,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	send(c.profileAccepted, prometheus.GaugeValue, truth(s.profile != nil && s.rejected == nil))
 	send(c.inventoryRead, prometheus.GaugeValue, truth(s.planned && s.unread == nil))
 	send(c.warnings, prometheus.GaugeValue, float64(len(s.plan.Warnings)))
+	send(c.kept, prometheus.GaugeValue, truth(c.agent.unkept() == nil))
 	status := c.agent.Plugin.Status()
 	send(c.kubeletSeen, prometheus.GaugeValue, truth(status.KubeletSeen))
 	for _, r := range status.Resources {

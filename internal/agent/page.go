@@ -6,7 +6,9 @@ import (
 	_ "embed"
 	"encoding/base64"
 	"html/template"
+	"io"
 	"net/http"
+	"sync"
 	"time"
 )
 
@@ -50,11 +52,13 @@ func (p page) write(w http.ResponseWriter, status Status, now time.Time) {
 	header.Set("X-Content-Type-Options", "nosniff")
 	header.Set("Referrer-Policy", "no-referrer")
 	header.Set("Cache-Control", "no-store")
-	_, _ = w.Write(buffer.Bytes())
+	_, _ = io.WriteString(w, Plain(buffer.String()))
 }
 
 // showPage answers with the Status for people.
 func (a *agent) showPage() http.HandlerFunc {
-	p := newPage()
-	return func(w http.ResponseWriter, _ *http.Request) { p.write(w, a.status(), time.Now()) }
+	// Parsed when somebody looks, which on most nodes nobody does before the
+	// kubelet has its devices.
+	p := sync.OnceValue(newPage)
+	return func(w http.ResponseWriter, _ *http.Request) { p().write(w, a.status(), time.Now()) }
 }

@@ -13,8 +13,8 @@ type Keeper interface {
 	// Kept returns the profile that was in force when the last program ended;
 	// false when none was, or it cannot be used any more.
 	Kept() (configs.Selected, bool)
-	// Keep is called with the profile in force, each time it has been found
-	// right. It returns soon, and reports what goes wrong by itself.
+	// Keep is called with the profile in force, each time that the loop decides,
+	// but with none that Kept has returned. It returns soon, and reports what goes wrong by itself.
 	Keep(configs.Selected)
 }
 
@@ -26,15 +26,17 @@ func (a *agent) choose(last, next *state) {
 	serving := a.Keeper != nil && a.serving.Load()
 	switch {
 	case err == nil:
-		next.profile = &wanted
-		if serving {
-			a.Keeper.Keep(wanted)
-		}
+		next.profile, next.restored = &wanted, false
 	case next.profile == nil && serving:
 		if kept, ok := a.Keeper.Kept(); ok {
-			next.profile = &kept
+			next.profile, next.restored = &kept, true
 			a.Logger.Info("profile of the last run serves", "profile", kept.String(), "generation", kept.Generation)
 		}
+	}
+	// Also when the wanted one is rejected: the good one may be from the time when
+	// this program stood by.
+	if serving && next.profile != nil && !next.restored {
+		a.Keeper.Keep(*next.profile)
 	}
 	if err != nil && !sameError(last.rejected, err) {
 		if errors.Is(err, configs.ErrPending) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/virgate/virgate/configs"
 )
@@ -60,8 +61,6 @@ func TestLastRunsProfileServes(t *testing.T) {
 			r := newRig(t, func(r *rig) {
 				r.policy = fakePolicy{newInput(profile(4), test.err)}
 				r.options.Policy, r.options.Keeper = r.policy, keeper
-				// Claiming makes the loop look again, as TakeOver does in the program.
-				r.options.TakeOver = func(context.Context) error { return nil }
 			})
 			r.awaitBody("/readyz", 200, "ok")
 			if got := r.agent.state.Load().plan.Resources[0]; len(got.Devices) != 6 {
@@ -81,5 +80,55 @@ func TestLastRunsProfileServes(t *testing.T) {
 				t.Errorf("kept %s, want %s", got, want)
 			}
 		})
+	}
+}
+
+// A program that stands by has rejected the profile before it may serve, and
+// nothing changes when it may. Found by test/soak.
+func TestLastRunsProfileServesAfterStandby(t *testing.T) {
+	last := configs.Config{Profile: profile(3)}.Select("ConfigMap gpu/profiles", "a", nil)
+	r := newRig(t, func(r *rig) {
+		r.policy = fakePolicy{newInput(profile(4), errors.New("line 3"))}
+		r.options.Policy, r.options.Keeper = r.policy, &fakeKeeper{last: &last}
+		r.options.Claim = func(ctx context.Context, standBy func()) error {
+			standBy()
+			for tick := time.NewTicker(time.Millisecond); ctx.Err() == nil; <-tick.C {
+				if s := r.agent.state.Load(); s.rejected != nil && s.gpus != nil {
+					tick.Stop()
+					return nil
+				}
+			}
+			return ctx.Err()
+		}
+	})
+	r.shows(6)
+}
+
+// A profile that was good while the program stood by is the last good one, and
+// is kept although the wanted one is bad by the time the program serves. Found by
+// test/soak.
+func TestKeepsWhatWasGoodWhileItStoodBy(t *testing.T) {
+	keeper, claimed := &fakeKeeper{}, make(chan struct{})
+	r := newRig(t, func(r *rig) {
+		r.options.Keeper = keeper
+		r.options.Claim = func(ctx context.Context, standBy func()) error {
+			standBy()
+			select {
+			case <-claimed:
+			case <-ctx.Done():
+			}
+			return ctx.Err()
+		}
+	})
+	r.awaitBody("/plan", 200, `"replicas": 4`)
+	r.policy.set(profile(5), errors.New("line 3"))
+	r.awaitBody("/metrics", 200, "virgate_config_last_apply_successful 0")
+	if got := keeper.list(); got != "[]" {
+		t.Errorf("kept %s by a program that stands by", got)
+	}
+	close(claimed)
+	r.shows(8)
+	if got, want := keeper.list(), generations(4); got != want {
+		t.Errorf("kept %s, want %s", got, want)
 	}
 }

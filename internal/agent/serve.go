@@ -18,6 +18,9 @@ func (a *agent) serveKubelet(ctx context.Context) error {
 		}
 	}
 	a.serving.Store(true)
+	// Only who serves may use the profile of the last run, and what is wrong with
+	// the wanted one may have been seen before.
+	a.look()
 	a.tellAgain()
 	if a.TakeOver != nil {
 		if err := a.TakeOver(ctx); err != nil {

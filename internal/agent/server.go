@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/prometheus/exporter-toolkit/web"
+
+	"github.com/virgate/virgate/plugin"
 )
 
 // HTTP is how the program answers on HTTP, beside the address. The zero HTTP is
@@ -77,8 +79,16 @@ func (a *agent) listenAll(ctx context.Context) (servers []func(context.Context) 
 }
 
 func listen(ctx context.Context, address string) (net.Listener, error) {
-	return (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	return plugin.LimitConnections(listener, mostConnections), nil
 }
+
+// mostConnections bounds what clients that say nothing, or say it slowly, take of
+// this program's memory and descriptors. A few scrapers and people need a few.
+const mostConnections = 256
 
 // serve answers HTTP until ctx ends. It only reads: nothing about the node can
 // be changed here.

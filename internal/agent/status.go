@@ -38,7 +38,8 @@ type Status struct {
 	// such as a partition that was cut away, by ID.
 	Elsewhere []UnitStatus `json:"elsewhere"`
 	// Unread says why the GPUs cannot be read now; empty when they can.
-	Unread   string   `json:"unread,omitempty"`
+	Unread string `json:"unread,omitempty"`
+	// Warnings are the plan's, and what cannot be granted or kept now.
 	Warnings []string `json:"warnings"`
 }
 

@@ -2,6 +2,8 @@ package agent
 
 import (
 	"cmp"
+	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -26,6 +28,13 @@ func (a *agent) status() Status {
 		Profile:  p.status(s),
 		Warnings: append([]string{}, s.plan.Warnings...),
 	}
+	withheld := count(s.host.Obstacles)
+	for _, reason := range slices.Sorted(maps.Keys(withheld)) {
+		status.Warnings = append(status.Warnings, fmt.Sprintf("GPUs and partitions that cannot be granted now: %d: %s", withheld[reason], reason))
+	}
+	if err := a.unkept(); err != nil {
+		status.Warnings = append(status.Warnings, "what a restarted Virgate needs to know is not kept: "+err.Error())
+	}
 	if s.unread != nil {
 		status.Unread = s.unread.Error()
 	}
@@ -45,6 +54,14 @@ func (a *agent) status() Status {
 	status.GPUs, status.Elsewhere = gpusOf(s.gpus, usage, health)
 	addUse(&status, a.observed.Load().report)
 	return status
+}
+
+// unkept is what Kept says.
+func (a *agent) unkept() error {
+	if a.Kept == nil {
+		return nil
+	}
+	return a.Kept()
 }
 
 func (a *agent) role() Role {

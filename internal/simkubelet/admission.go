@@ -84,6 +84,11 @@ func (a *admission) allocateResource(ctx context.Context, container Container, r
 		return err
 	}
 	p.ledger[holder{a.pod.uid, container.Name, resource}] = newHolding(chosen, p.devices[resource].all, response.ContainerResponses[0])
+	granted := Event{Kind: Granted, Resource: resource, Pod: a.pod.uid}
+	for _, id := range chosen.sorted() {
+		granted.Devices = append(granted.Devices, Device{ID: id, Healthy: p.devices[resource].healthy.has(id)})
+	}
+	k.tell(granted)
 	k.writeCheckpoint(p)
 	return nil
 }

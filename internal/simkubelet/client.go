@@ -133,6 +133,7 @@ func (k *Kubelet) streamOpened(c *client) {
 	c.streaming = true
 	counter := k.counter(c.resource)
 	counter.streamsOpened++
+	k.tell(Event{Kind: StreamOpened, Resource: c.resource})
 	if live := counter.streamsOpened - counter.streamsClosed; live > 1 && !k.options.AllowOverlap {
 		k.violate("%s: %d live streams: the end of any disconnects the newest", c.resource, live)
 	}
@@ -151,5 +152,6 @@ func (k *Kubelet) countClosed(c *client) {
 	if c.streaming {
 		c.streaming = false
 		k.counter(c.resource).streamsClosed++
+		k.tell(Event{Kind: StreamEnded, Resource: c.resource, ByKubelet: c.dropped})
 	}
 }

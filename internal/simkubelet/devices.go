@@ -48,6 +48,15 @@ func (d *devices) aligned() bool {
 	return false
 }
 
+// described are the devices of a list, in its order.
+func described(list []*api.Device) []Device {
+	devices := make([]Device, len(list))
+	for i, device := range list {
+		devices[i] = Device{ID: device.ID, Healthy: device.Health == api.Healthy, NUMA: nodesOf(device)}
+	}
+	return devices
+}
+
 // nodesOf are the NUMA nodes of a device, sorted; nil for a nil device too.
 func nodesOf(device *api.Device) []int64 {
 	var nodes []int64
@@ -69,6 +78,7 @@ func (k *Kubelet) receiveList(p *process, resource string, list []*api.Device) {
 	}
 	p.devices[resource] = next
 	k.counter(resource).lists++
+	k.tell(Event{Kind: Listed, Resource: resource, Devices: described(list)})
 	k.checkUnits(p)
 	k.writeCheckpoint(p)
 }

@@ -125,6 +125,9 @@ func (k *Kubelet) takeDown() {
 	k.lock()
 	p := k.process
 	k.process = nil
+	if p != nil {
+		k.tell(Event{Kind: Stopped})
+	}
 	k.unlock()
 	if p != nil {
 		k.end(p)

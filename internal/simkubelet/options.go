@@ -21,6 +21,9 @@ type Options struct {
 	// and each panic the real kubelet would have had. Violations collects them
 	// whether or not it is set.
 	Violation func(message string)
+	// Witness is told of every Event, in the order in which they happen. It is
+	// called under the kubelet's lock: it must neither block nor call the kubelet.
+	Witness func(event Event)
 	// AllowOverlap accepts several live streams for one resource without
 	// calling it a violation. The kubelet then still behaves as the real one:
 	// the first stream to end takes the newest client with it.

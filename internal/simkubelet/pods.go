@@ -48,6 +48,7 @@ func (k *Kubelet) AddPod(ctx context.Context, spec Pod) (PodStatus, error) {
 		added.phase, added.containersRunning = Running, true
 	case down:
 		delete(k.pods, added.key())
+		k.tell(Event{Kind: Freed, Pod: added.uid})
 		err = fmt.Errorf("add pod %s: %w: %w", name, ErrDown, err)
 	default:
 		err = k.fail(added, err)
@@ -110,6 +111,7 @@ func (k *Kubelet) record(p *process, spec Pod) (*pod, error) {
 func (k *Kubelet) fail(failed *pod, cause error) error {
 	rejection := rejected(cause)
 	failed.phase, failed.message, failed.containersRunning = Failed, rejection.Message, false
+	k.tell(Event{Kind: Freed, Pod: failed.uid})
 	return rejection
 }
 
@@ -119,10 +121,12 @@ func (k *Kubelet) DeletePod(namespace, name string) error {
 	k.lock()
 	defer k.unlock()
 	key := podKey{namespace, name}
-	if k.pods[key] == nil {
+	deleted := k.pods[key]
+	if deleted == nil {
 		return fmt.Errorf("delete pod %s/%s: %w", namespace, name, ErrNoPod)
 	}
 	delete(k.pods, key)
+	k.tell(Event{Kind: Freed, Pod: deleted.uid})
 	if k.process != nil {
 		k.checkUnits(k.process)
 	}

@@ -102,6 +102,7 @@ func (k *Kubelet) startProcess() (*process, error) {
 
 	k.lock()
 	k.process = p
+	k.tell(Event{Kind: Started})
 	k.unlock()
 	for i, server := range p.servers {
 		p.goroutines.Go(func() {

@@ -45,6 +45,7 @@ func (s *registrationServer) Register(ctx context.Context, request *api.Register
 func (k *Kubelet) receiveRegistration(ctx context.Context, p *process, resource string) error {
 	k.lock()
 	k.counter(resource).registrations++
+	k.tell(Event{Kind: Registering, Resource: resource})
 	silent := k.misbehaviour.silent
 	refused := k.misbehaviour.refusals > 0
 	if refused && !silent {

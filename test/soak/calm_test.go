@@ -1,0 +1,255 @@
+package soak
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/simkubelet"
+)
+
+// calm checks something of a node at rest.
+func (w *world) calm(o operation) error {
+	before := w.listed(o.conditions)
+	switch o.kind {
+	case calmHangup:
+		return w.nothing("8", o, before, w.looked)
+	case calmRestart:
+		return w.unchanged(o, before, w.restart)
+	case calmSuccession:
+		return w.unchanged(o, before, w.succeed)
+	case calmDeadKubelet:
+		return w.unchanged(o, before, w.endWithoutKubelet)
+	case calmDrop:
+		return w.unchanged(o, before, func() error { return w.reconnect(o.resource) })
+	case calmBad:
+		return w.spoilt(o, before)
+	case calmReplicas:
+		w.streams = w.countStreams()
+		return w.play(operation{kind: edit, name: o.name, wish: o.wish})
+	case calmXID:
+		return w.oneFault(o)
+	case calmAdmit:
+		return w.admitFree(o)
+	case calmContainers:
+		return w.restartContainers()
+	case calmDrain:
+		for _, pod := range w.kubelet.Snapshot().Pods {
+			if err := w.kubelet.DeletePod(pod.Namespace, pod.Name); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return fmt.Errorf("no operation %q", o.kind)
+}
+
+// unchanged disturbs a node at rest, which then must come to the same lists.
+func (w *world) unchanged(o operation, before string, disturb func() error) error {
+	w.witness.disturbed()
+	if err := disturb(); err != nil {
+		return err
+	}
+	if err := w.rest(o); err != nil {
+		return err
+	}
+	w.witness.calm()
+	if diff := cmp.Diff(before, w.listed(o.conditions)); diff != "" {
+		return fmt.Errorf("invariant 8: other lists (-before +after):\n%s", diff)
+	}
+	return nil
+}
+
+// endWithoutKubelet ends the program while the kubelet is down.
+func (w *world) endWithoutKubelet() error {
+	if err := w.kubelet.Stop(w.ctx); err != nil {
+		return err
+	}
+	if err := w.restart(); err != nil {
+		return err
+	}
+	if err := w.kubelet.Start(w.ctx); err != nil {
+		return err
+	}
+	return w.kubelet.RestorePods(w.ctx)
+}
+
+// reconnect loses one stream.
+func (w *world) reconnect(resource string) error {
+	before := w.kubelet.Snapshot().Resources[resource]
+	if !w.kubelet.DropStream(resource) {
+		return nil // It has no device on this node.
+	}
+	began := time.Now()
+	err := w.await("invariant 4", func() string {
+		if now := w.kubelet.Snapshot().Resources[resource]; now.StreamsOpened > before.StreamsOpened && now.Connected {
+			return ""
+		}
+		return resource + " is not registered again"
+	})
+	w.figures.reconnected = max(w.figures.reconnected, time.Since(began))
+	return err
+}
+
+// spoilt puts a bad profile in the place of the good one, and back.
+func (w *world) spoilt(o operation, before string) error {
+	err := w.nothing("2", o, before, func() error { return w.reject(o) })
+	if err != nil {
+		return err
+	}
+	w.cluster.setDocument(o.name, o.wish.written(w.uuids))
+	return w.rest(o)
+}
+
+// reject waits until the bad profile is rejected, with a reason.
+func (w *world) reject(o operation) error {
+	w.cluster.setDocument(o.name, o.text)
+	var said error
+	err := w.await("invariant 2", func() string {
+		if _, _, _, said = w.program.seen.look(); said == nil {
+			return "the profile is not rejected"
+		}
+		return ""
+	})
+	if err != nil {
+		return err
+	}
+	what := said.Error()
+	if !strings.Contains(what, "["+o.name+"]:") || !strings.Contains(what, strconv.Itoa(o.count)) && !strings.Contains(what, "YAML") {
+		return fmt.Errorf("invariant 2: the error does not say where or what: %w", said)
+	}
+	return w.looked()
+}
+
+// nothing does something that must change nothing.
+func (w *world) nothing(invariant string, o operation, before string, do func() error) error {
+	lists, streams := w.witness.tally().lists, w.countStreams()
+	if err := do(); err != nil {
+		return err
+	}
+	w.breathe()
+	if diff := cmp.Diff(before, w.listed(o.conditions)); diff != "" {
+		return fmt.Errorf("invariant %s: other lists (-before +after):\n%s", invariant, diff)
+	}
+	if w.anyRestless(o.conditions) {
+		return nil
+	}
+	if diff := cmp.Diff(streams, w.countStreams()); diff != "" {
+		return fmt.Errorf("invariant %s: other streams (-before +after):\n%s", invariant, diff)
+	}
+	if now := w.witness.tally().lists; now != lists {
+		return fmt.Errorf("invariant %s: %d lists were sent", invariant, now-lists)
+	}
+	return nil
+}
+
+// oneFault lets one unit fail, and mends it.
+func (w *world) oneFault(o operation) error {
+	index, board := w.boardAt(o.board)
+	gi, ci := nvml.WholeBoard, nvml.WholeBoard
+	units := map[string]bool{board.UUID: true}
+	switch parts := board.Partitions; {
+	case len(parts) > 0 && o.count%2 == 0:
+		hit := parts[o.count/2%len(parts)]
+		gi, ci = uint32(hit.GPUInstance), uint32(hit.ComputeInstance)
+		units = map[string]bool{hit.UUID: true}
+	default:
+		for _, partition := range parts {
+			units[partition.UUID] = true
+		}
+	}
+	restless := w.restless(o.conditions)
+	others := func(unit string) bool { return !units[unit] && !restless[unit] }
+	before := w.healthOf(others)
+	w.pods.disturb(faults)
+	repeat := time.Now()
+	const fatal = 95 // An uncontained memory error, fatal for the unit it names.
+	if err := w.site.node.XID(index, fatal, gi, ci); err != nil {
+		return err
+	}
+	err := w.await("invariant 3", func() string {
+		// Where events could not be had for a while, the first one is missed.
+		if time.Since(repeat) > 3*time.Second {
+			repeat = time.Now()
+			_ = w.site.node.XID(index, fatal, gi, ci)
+		}
+		for id, healthy := range w.healthOf(func(unit string) bool { return units[unit] }) {
+			if healthy {
+				return id + " is Healthy after a fatal error of its unit"
+			}
+		}
+		return ""
+	})
+	if err != nil {
+		return err
+	}
+	w.breathe()
+	if diff := cmp.Diff(before, w.healthOf(others)); diff != "" {
+		return fmt.Errorf("invariant 3: a fault of %v changed others (-before +after):\n%s", units, diff)
+	}
+	if err := w.site.node.Heal(index); err != nil {
+		return err
+	}
+	return w.rest(o)
+}
+
+// healthOf is the health of all listed devices of the units.
+func (w *world) healthOf(of func(unit string) bool) map[string]bool {
+	health := map[string]bool{}
+	for name, resource := range w.kubelet.Snapshot().Resources {
+		for _, device := range resource.Devices {
+			if unit, _ := unitOf(device.ID); of(unit) {
+				health[name+" "+device.ID] = device.Healthy
+			}
+		}
+	}
+	return health
+}
+
+// admitFree takes one device of each resource that has one, and gives it back.
+func (w *world) admitFree(o operation) error {
+	judged := judge(rest{*o.wish, o.conditions, w.site.node.Boards(), w.kubelet.Snapshot()})
+	for resource, health := range judged.health {
+		free := 0
+		for id, healthy := range health {
+			if healthy && !judged.held[resource][id] {
+				free++
+			}
+		}
+		if free == 0 {
+			continue
+		}
+		name := o.text + "-" + strings.ReplaceAll(resource, "/", "-")
+		err := w.pods.admit(w.ctx, operation{kind: admit, name: name, resource: resource, count: 1})
+		w.pods.count("admission", err)
+		if err != nil {
+			return fmt.Errorf("%d devices of %s are free and Healthy, and a pod that wants one is refused: %w", free, resource, err)
+		}
+		if err := w.kubelet.DeletePod(namespace, name); err != nil {
+			return err
+		}
+	}
+	return w.rest(o)
+}
+
+// restartContainers is invariant 5: whatever has happened to the node, the
+// containers of its pods can start again.
+func (w *world) restartContainers() error {
+	ctx, cancel := context.WithTimeout(w.ctx, w.patience)
+	defer cancel()
+	for _, pod := range w.kubelet.Snapshot().Pods {
+		if pod.Phase != simkubelet.Running {
+			continue
+		}
+		if _, err := w.kubelet.RestartContainer(ctx, pod.Namespace, pod.Name, "main"); err != nil && !errors.Is(err, simkubelet.ErrNoPod) {
+			return fmt.Errorf("invariant 5: %w", err)
+		}
+	}
+	return nil
+}

@@ -2,10 +2,13 @@ package plugin_test
 
 import (
 	"fmt"
+	"log/slog"
 	"testing"
 	"time"
 
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/virgate/virgate/plugin"
 )
 
 // The benchmarks measure over a real socket; compare them with the empty call.
@@ -56,6 +59,34 @@ func BenchmarkPreferredAllocation(b *testing.B) {
 			}}
 			for b.Loop() {
 				if _, err := client.GetPreferredAllocation(b.Context(), request); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkListUpdate is from a plan to the list that follows from it, received.
+func BenchmarkListUpdate(b *testing.B) {
+	for _, replicas := range []int{10, 100, 1000} {
+		b.Run(fmt.Sprintf("devices=%d", 8*replicas), func(b *testing.B) {
+			sound := plan(gpu, 8, replicas)
+			faulty := withFault(plan(gpu, 8, replicas), "GPU-0003", "lost")
+			client, manager := dialOptions(b, plugin.Options{
+				Logger: slog.New(slog.DiscardHandler),
+				Timing: plugin.Timing{ListInterval: time.Nanosecond}, // Lists that follow at once are no burst here.
+			}, sound)
+			stream, err := client.ListAndWatch(b.Context(), &api.Empty{})
+			if err == nil {
+				_, err = stream.Recv()
+			}
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportAllocs()
+			for next, after := faulty, sound; b.Loop(); next, after = after, next {
+				manager.Apply(next)
+				if _, err := stream.Recv(); err != nil {
 					b.Fatal(err)
 				}
 			}

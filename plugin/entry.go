@@ -1,9 +1,7 @@
 package plugin
 
 import (
-	"cmp"
 	"maps"
-	"math"
 	"slices"
 	"time"
 
@@ -58,20 +56,6 @@ func (l List) equal(other List) bool {
 
 // Lists are the lists of all resources, by name.
 type Lists map[string]List
-
-// sortEntries sorts by the place of the unit in the plan, then by replica.
-// Units that the plan does not have come last, by ID.
-func sortEntries(entries []Entry, place map[string]int) {
-	at := func(e Entry) int {
-		if p, ok := place[e.Unit]; ok {
-			return p
-		}
-		return math.MaxInt
-	}
-	slices.SortFunc(entries, func(a, b Entry) int {
-		return cmp.Or(cmp.Compare(at(a), at(b)), cmp.Compare(a.Unit, b.Unit), cmp.Compare(replica(a.ID), replica(b.ID)), cmp.Compare(a.ID, b.ID))
-	})
-}
 
 func replica(id string) int {
 	_, n, _ := sharing.ParseDeviceID(id)

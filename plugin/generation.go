@@ -19,7 +19,7 @@ type generation struct {
 	terms      terms
 	index      *sharing.Index
 	devices    map[string]served
-	order      map[string]int // of units, for grants that do not depend on chance
+	units      map[string]*backing
 	response   *api.ListAndWatchResponse
 	superseded chan struct{}
 }
@@ -32,10 +32,18 @@ type terms struct {
 
 // served is what Allocate knows of a device.
 type served struct {
-	unit sharing.Unit
+	unit *backing
+	use  *use
+}
+
+// backing is a unit behind devices of the list. Its devices share it: a unit is
+// some hundred bytes, and may have thousands of them.
+type backing struct {
+	sharing.Unit
 	// fault says why the unit must not be used; empty when it may.
 	fault string
-	use   *use
+	// place is the unit's in the list, for grants that do not depend on chance.
+	place int
 }
 
 // use records when Allocate last granted a device and GetPreferredAllocation
@@ -45,35 +53,35 @@ type use struct{ granted, named atomic.Int64 }
 // newGeneration makes the generation that follows previous, which may be nil.
 // Where the list is the same, streams have nothing to send and go on waiting.
 func newGeneration(resource sharing.Resource, list List, terms terms, faults map[string]string, units map[string]sharing.Unit, previous *generation) *generation {
-	devices := make([]sharing.Device, len(list.Entries))
-	var behind []sharing.Unit
 	g := &generation{
 		resource: resource, list: list, terms: terms,
 		devices:    make(map[string]served, len(list.Entries)),
-		order:      map[string]int{},
+		units:      map[string]*backing{},
 		superseded: make(chan struct{}),
 	}
+	devices := make([]sharing.Device, len(list.Entries))
+	var behind []sharing.Unit
+	var fresh []use // Made together: a list may have thousands.
 	for i, e := range list.Entries {
 		devices[i] = e.Device
-		d := served{unit: sharing.Unit{ID: e.Unit, Index: e.Index}, use: &use{}}
+		unit := g.units[e.Unit]
+		if unit == nil {
+			unit = newBacking(e, faults, units, previous)
+			unit.place = len(behind)
+			g.units[e.Unit] = unit
+			behind = append(behind, unit.Unit)
+		}
+		var record *use
 		if previous != nil {
-			if before, ok := previous.devices[e.ID]; ok {
-				d = before
+			record = previous.devices[e.ID].use
+		}
+		if record == nil {
+			if len(fresh) == 0 {
+				fresh = make([]use, len(list.Entries)-i)
 			}
+			record, fresh = &fresh[0], fresh[1:]
 		}
-		if unit, ok := units[e.Unit]; ok {
-			d.unit = unit
-		}
-		fault, present := faults[e.Unit]
-		if !present {
-			fault = "no longer on this node"
-		}
-		d.fault = fault
-		g.devices[e.ID] = d
-		if _, again := g.order[e.Unit]; !again {
-			behind = append(behind, d.unit)
-		}
-		g.order[e.Unit] = i
+		g.devices[e.ID] = served{unit, record}
 	}
 	g.index = sharing.NewIndex(devices, behind, resource.Policy)
 	if previous != nil && slices.EqualFunc(previous.list.Entries, list.Entries, func(a, b Entry) bool { return a.Device == b.Device }) {
@@ -84,6 +92,24 @@ func newGeneration(resource sharing.Resource, list List, terms terms, faults map
 	return g
 }
 
+// newBacking is the unit behind the entry as the plan has it, else as it last
+// was, else as far as the list knows it.
+func newBacking(e Entry, faults map[string]string, units map[string]sharing.Unit, previous *generation) *backing {
+	b := &backing{Unit: sharing.Unit{ID: e.Unit, Index: e.Index}}
+	if previous != nil && previous.units[e.Unit] != nil {
+		b.Unit = previous.units[e.Unit].Unit
+	}
+	if unit, ok := units[e.Unit]; ok {
+		b.Unit = unit
+	}
+	fault, present := faults[e.Unit]
+	if !present {
+		fault = "no longer on this node"
+	}
+	b.fault = fault
+	return b
+}
+
 // repeated is the same generation, to be sent once more.
 func (g *generation) repeated() *generation {
 	again := *g
@@ -91,17 +117,24 @@ func (g *generation) repeated() *generation {
 	return &again
 }
 
+// listResponse is the list for the kubelet. It is never changed, so devices of
+// one NUMA node share what says so.
 func listResponse(devices []sharing.Device) *api.ListAndWatchResponse {
 	response := &api.ListAndWatchResponse{Devices: make([]*api.Device, len(devices))}
+	listed := make([]api.Device, len(devices))
+	near := map[int]*api.TopologyInfo{}
 	for i, d := range devices {
-		health := api.Unhealthy
+		listed[i].ID, listed[i].Health = d.ID, api.Unhealthy
 		if d.Healthy {
-			health = api.Healthy
+			listed[i].Health = api.Healthy
 		}
-		response.Devices[i] = &api.Device{ID: d.ID, Health: health}
 		if d.NUMANode >= 0 {
-			response.Devices[i].Topology = &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: int64(d.NUMANode)}}}
+			if near[d.NUMANode] == nil {
+				near[d.NUMANode] = &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: int64(d.NUMANode)}}}
+			}
+			listed[i].Topology = near[d.NUMANode]
 		}
+		response.Devices[i] = &listed[i]
 	}
 	return response
 }

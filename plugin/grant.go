@@ -26,10 +26,10 @@ func (g *generation) grant(ids []string, now time.Time) (response *api.Container
 	for _, id := range ids {
 		d, ok := g.devices[id]
 		if !ok {
-			return nil, false, refusef(UnknownDevice, codes.NotFound, "%s has no device %q", name, id)
+			return nil, false, refusef(UnknownDevice, codes.NotFound, "%s has no device %s", name, brief(id))
 		}
-		if d.fault != "" {
-			return nil, false, refusef(UnhealthyDevice, codes.Unavailable, "%s: device %s must not be used: %s", name, id, d.fault)
+		if d.unit.fault != "" {
+			return nil, false, refusef(UnhealthyDevice, codes.Unavailable, "%s: device %s must not be used: %s", name, id, d.unit.fault)
 		}
 		replicas = replicas || id != d.unit.ID
 		if _, again := seen[d.unit.ID]; again {
@@ -37,7 +37,7 @@ func (g *generation) grant(ids []string, now time.Time) (response *api.Container
 			continue
 		}
 		seen[d.unit.ID] = struct{}{}
-		units = append(units, d.unit)
+		units = append(units, d.unit.Unit)
 	}
 	if g.resource.OneShareOnly && replicas && len(ids) > 1 {
 		return nil, false, refusef(TooMany, codes.InvalidArgument,
@@ -54,7 +54,7 @@ func (g *generation) grant(ids []string, now time.Time) (response *api.Container
 			}
 		}
 	}
-	slices.SortFunc(units, func(a, b sharing.Unit) int { return cmp.Compare(g.order[a.ID], g.order[b.ID]) })
+	slices.SortFunc(units, func(a, b sharing.Unit) int { return cmp.Compare(g.units[a.ID].place, g.units[b.ID].place) })
 	// Only now, when the call is going to succeed, do the devices count as held.
 	at := now.UnixNano()
 	for _, id := range ids {

@@ -52,7 +52,7 @@ func Next(have Lists, want sharing.Plan, seen Sight, calls Calls, now time.Time,
 	for _, name := range names {
 		resource, isWanted := wanted[name]
 		old, had := have[name]
-		list := List{Entries: s.entries(name, old.Entries, resource.Devices)}
+		list := List{Entries: withRoom(s.entries(name, old.Entries, resource.Devices), old.Entries)}
 		if isWanted && !had && len(list.Entries) == 0 {
 			continue // All of its units are still offered in another way.
 		}

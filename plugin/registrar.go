@@ -31,9 +31,12 @@ type registrar struct {
 	known identity
 
 	retry, verify *time.Timer
-	registered    chan error
-	ignored       chan bool
-	children      sync.WaitGroup
+	// watch is when to look at the sockets. It rests while a stream is open: who
+	// has one notices a kubelet that goes by that.
+	watch      *time.Ticker
+	registered chan error
+	ignored    chan bool
+	children   sync.WaitGroup
 }
 
 // attend returns when ctx ends or the session must be replaced, and its
@@ -47,8 +50,9 @@ func (r *registrar) attend(ctx context.Context) {
 	r.retry, r.verify = time.NewTimer(r.backoff.wait()), time.NewTimer(r.timing.VerifyAfter)
 	defer r.retry.Stop()
 	defer r.verify.Stop()
-	watch := time.NewTicker(watchInterval)
-	defer watch.Stop()
+	r.watch = time.NewTicker(watchInterval)
+	defer r.watch.Stop()
+	logged := newRefusalLog(r.log)
 
 	for replace := false; !replace; {
 		select {
@@ -60,7 +64,7 @@ func (r *registrar) attend(ctx context.Context) {
 			replace = r.register(ctx)
 		case err := <-r.registered:
 			replace = r.registrationEnded(err)
-		case <-watch.C:
+		case <-r.watch.C:
 			replace = r.lookAtSockets()
 		case <-r.verify.C:
 			if r.live > 0 {
@@ -73,7 +77,7 @@ func (r *registrar) attend(ctx context.Context) {
 				r.backoff.grow()
 			}
 		case refused := <-r.refusals:
-			r.log.Warn("allocation refused", "devices", refused.devices, "error", refused.err)
+			logged.write(ctx, refused)
 		}
 	}
 }
@@ -94,10 +98,12 @@ func (r *registrar) streamChanged(event streamEvent) (replace bool) {
 		}
 		r.log.Info("kubelet listens")
 		r.retry.Stop()
+		r.watch.Stop()
 		r.verify.Reset(r.timing.VerifyAfter)
 		return false
 	}
 	r.log.Warn("kubelet ended the stream, registering again")
+	r.watch.Reset(watchInterval)
 	r.retry.Reset(jitter(minBackoff))
 	return false
 }
@@ -139,7 +145,9 @@ func (r *registrar) registrationEnded(err error) (replace bool) {
 			r.backoff.grow()
 			return true
 		}
-		r.retry.Reset(r.backoff.next())
+		if r.live == 0 { // Else only the answer was lost, and the stream's end tries again.
+			r.retry.Reset(r.backoff.next())
+		}
 		return false
 	}
 	r.counters.registrations.Add(1)

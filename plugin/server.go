@@ -34,11 +34,6 @@ type server struct {
 	closing *closing
 }
 
-type refusal struct {
-	devices []string
-	err     error
-}
-
 type counters struct {
 	registrations, streams, lists, granted, sameUnit atomic.Uint64
 	// refused are by Reason.index.

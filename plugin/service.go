@@ -32,6 +32,7 @@ func (s service) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[ap
 		return status.Error(codes.Unavailable, "the plugin stops")
 	}
 	defer s.report(context.Background(), streamEnded)
+	defer keep(ctx)()
 	last := &delivery{&generation{}, stream}
 	s.sent.Store(last)
 	defer func() { s.sent.CompareAndSwap(last, nil) }()

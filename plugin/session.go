@@ -62,15 +62,35 @@ func (s *server) open() (*session, error) {
 		return nil, fmt.Errorf("listen for %s: %w", s.name, err)
 	}
 	session := &session{
-		path: path, grpc: grpc.NewServer(),
+		path: path, grpc: grpc.NewServer(limits()...),
 		events: make(chan streamEvent), stopping: make(chan struct{}), served: make(chan struct{}),
 	}
 	api.RegisterDevicePluginServer(session.grpc, service{server: s, session: session})
 	go func() {
 		defer close(session.served)
-		_ = session.grpc.Serve(listener) // It fails when close has closed the listener.
+		_ = session.grpc.Serve(LimitConnections(listener, mostConnections)) // It fails when close has closed the listener.
 	}()
 	return session, nil
+}
+
+const (
+	// mostConnections is how many one socket has open: the kubelet needs one, and
+	// a second while it dials back.
+	mostConnections = 8
+	// mostCalls is how many one connection has under way: the kubelet has its
+	// stream and one call. More wait for their turn with the client.
+	mostCalls = 16
+	// mostHeaders is in bytes; the kubelet sends a few hundred.
+	mostHeaders = 16 << 10
+)
+
+// limits are what keeps a flood of calls from taking the node's memory, with
+// gRPC's own bound of 4 MiB for a message.
+func limits() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.Creds(newIntroducing()), grpc.ForceServerCodecV2(newFrugal()),
+		grpc.MaxConcurrentStreams(mostCalls), grpc.MaxHeaderListSize(mostHeaders),
+	}
 }
 
 // close ends the streams, removes the socket, and returns when every handler

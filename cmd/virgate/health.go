@@ -72,7 +72,7 @@ func healthOrder(ctx context.Context, cmd *cli.Command, method, path string, arg
 	if err := json.Unmarshal(answer, &report); err != nil {
 		return fmt.Errorf("read the answer of virgate run: %w", err)
 	}
-	return printHealth(cmd.Root().Writer, report)
+	return printPlain(cmd.Root().Writer, func(w io.Writer) error { return printHealth(w, report) })
 }
 
 func printHealth(w io.Writer, report sharing.HealthReport) error {

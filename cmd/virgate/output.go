@@ -1,11 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 
 	"github.com/urfave/cli/v3"
+
+	"github.com/virgate/virgate/internal/agent"
 )
 
 // outputFlag chooses between JSON and the form for people, which is the default.
@@ -29,6 +32,17 @@ func printWarnings(w io.Writer, warnings []string) error {
 		}
 	}
 	return nil
+}
+
+// printPlain writes what a running program has answered so that nothing in it
+// does anything to a terminal.
+func printPlain(w io.Writer, write func(io.Writer) error) error {
+	var text bytes.Buffer
+	if err := write(&text); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, agent.Plain(text.String()))
+	return err
 }
 
 func printJSON(w io.Writer, value any) error {

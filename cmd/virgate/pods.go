@@ -49,10 +49,10 @@ func (p *podContainers) source() usage.Containers {
 // Containers implements usage.Containers.
 func (p *podContainers) Containers() (map[string]sharing.Container, error) {
 	list, err := p.Pods.Containers()
-	if err != nil {
+	if list == nil {
 		return nil, err
 	}
-	return byID(list), nil
+	return byID(list), err
 }
 
 // byID has the containers by their ID without the runtime's name before it.

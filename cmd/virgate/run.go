@@ -10,7 +10,6 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/podresources"
@@ -54,13 +53,14 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 					return usageError{fmt.Errorf("--%s must be more than 0, got %s", name, cmd.Duration(name))}
 				}
 			}
-			return serve(ctx, cmd, overrides(cmd, environment), slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level})))
+			return serve(ctx, cmd, environment, slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level})))
 		},
 	}
 }
 
 // serve puts the parts together and runs them.
-func serve(ctx context.Context, cmd *cli.Command, overrides configs.Overrides, log *slog.Logger) error {
+func serve(ctx context.Context, cmd *cli.Command, environment environment, log *slog.Logger) error {
+	rest := collectRarely(environment, settled)
 	web, err := httpOptions(cmd)
 	if err != nil {
 		return err
@@ -75,7 +75,7 @@ func serve(ctx context.Context, cmd *cli.Command, overrides configs.Overrides, l
 	if err != nil {
 		return err
 	}
-	profiles, err := openProfiles(ctx, cmd, overrides, state.Profile{File: file}, replaced(reporter), log)
+	profiles, err := openProfiles(ctx, cmd, overrides(cmd, environment), state.Profile{File: file}, replaced(reporter), log)
 	if err != nil {
 		return err
 	}
@@ -113,6 +113,7 @@ func serve(ctx context.Context, cmd *cli.Command, overrides configs.Overrides, l
 		Health:    node,
 		OnProfile: func(profile sharing.Profile) { node.SetHealth(profile.Health) },
 		Keeper:    profiles.keeper,
+		Kept:      file.Trouble,
 		Claim:     claim.acquire,
 		TakeOver:  node.TakeOver,
 
@@ -134,7 +135,7 @@ func serve(ctx context.Context, cmd *cli.Command, overrides configs.Overrides, l
 	if reporter != nil {
 		options.Reporter = reporter
 	}
-	options.Background = append(options.Background, profiles.keeper.Run)
+	options.Background = append(options.Background, profiles.keeper.Run, rest)
 	if pods != nil {
 		options.Background = append(options.Background, pods.run)
 	}

@@ -52,7 +52,7 @@ func statusCommand() *cli.Command {
 			if err := json.Unmarshal(answer, &status); err != nil {
 				return fmt.Errorf("read the answer of %s: %w", address, err)
 			}
-			return printStatus(cmd.Root().Writer, status)
+			return printPlain(cmd.Root().Writer, func(w io.Writer) error { return printStatus(w, status) })
 		},
 	}
 }

@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"hash/crc32"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
+	"sync/atomic"
 )
 
 // Name is the file's name in the device-plugins directory. The kubelet removes
@@ -33,14 +36,18 @@ type envelope struct {
 type File struct {
 	path string
 	log  *slog.Logger
+	// sync brings a directory to the disk.
+	sync func(*os.File) error
 
 	mu       sync.Mutex
 	sections map[string]json.RawMessage
+	// trouble is the last write's error; nil before the first.
+	trouble atomic.Pointer[error]
 }
 
 // NewFile is the file in dir, not read yet.
 func NewFile(dir string, log *slog.Logger) *File {
-	return &File{path: filepath.Join(dir, Name), log: log, sections: map[string]json.RawMessage{}}
+	return &File{path: filepath.Join(dir, Name), log: log, sync: (*os.File).Sync, sections: map[string]json.RawMessage{}}
 }
 
 // Load reads the file. It never fails: without a file that can be used the
@@ -117,14 +124,17 @@ func (f *File) Read(section string, value any) (bool, error) {
 }
 
 // Write makes value the section's content and returns when it is on disk. On
-// an error the file is as before, and the next Write tries again with all.
+// an error the file is as before, or it has value and a power cut may take that
+// back: a disk that fails at the last step does not say which. The next Write
+// tries again with all.
 func (f *File) Write(section string, value any) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.write(section, value)
 }
 
-// writeOrForget is Write, but after an error no later Write brings value along.
+// writeOrForget is Write, but an error takes value back: it is not in the file,
+// and no later Write brings it along.
 func (f *File) writeOrForget(section string, value any) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -136,6 +146,9 @@ func (f *File) writeOrForget(section string, value any) error {
 	case err != nil:
 		delete(f.sections, section)
 	}
+	if errors.Is(err, errNotSynced) {
+		err = errors.Join(err, f.put())
+	}
 	return err
 }
 
@@ -146,16 +159,55 @@ func (f *File) write(section string, value any) error {
 		return fmt.Errorf("write state section %s: %w", section, err)
 	}
 	f.sections[section] = raw
-	sections, err := json.Marshal(f.sections)
-	if err != nil {
-		return fmt.Errorf("write state section %s: %w", section, err)
-	}
-	data, err := json.Marshal(envelope{Version: formatVersion, Checksum: crc32.Checksum(sections, castagnoli), Sections: sections})
-	if err != nil {
-		return fmt.Errorf("write state section %s: %w", section, err)
-	}
-	if err := replace(f.path, append(data, '\n')); err != nil {
+	if err := f.put(); err != nil {
 		return fmt.Errorf("write state section %s: %w", section, err)
 	}
 	return nil
+}
+
+// Trouble says why the last write failed, and with it what the next run may not
+// find; nil when it did not, and before the first. It does not wait for a write
+// that is under way.
+func (f *File) Trouble() error {
+	if err := f.trouble.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// put brings the file to the sections, for whoever holds mu.
+func (f *File) put() (err error) {
+	defer func() { f.trouble.Store(&err) }()
+	data, err := f.text()
+	if err != nil {
+		return err
+	}
+	return replace(f.path, data, f.sync)
+}
+
+// text is the file's content, an envelope. The sections are JSON already, and
+// with thousands of devices a megabyte of it: json.Marshal would read through
+// them twice more to find nothing to change.
+func (f *File) text() ([]byte, error) {
+	names := slices.Sorted(maps.Keys(f.sections))
+	size := 2
+	for _, name := range names {
+		size += len(name) + len(f.sections[name]) + 16
+	}
+	sections := append(make([]byte, 0, size), '{')
+	for i, name := range names {
+		key, err := json.Marshal(name)
+		if err != nil {
+			return nil, err
+		}
+		if i > 0 {
+			sections = append(sections, ',')
+		}
+		sections = append(append(sections, key...), ':')
+		sections = append(sections, f.sections[name]...)
+	}
+	sections = append(sections, '}')
+	const frame = 64 // More than stands around them.
+	text := fmt.Appendf(make([]byte, 0, len(sections)+frame), `{"version":%d,"checksum":%d,"sections":`, formatVersion, crc32.Checksum(sections, castagnoli))
+	return append(append(text, sections...), "}\n"...), nil
 }

@@ -2,40 +2,42 @@ package state
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 )
 
+// errNotSynced says that a file was replaced, and that a power cut may bring the
+// one before it back.
+var errNotSynced = errors.New("replaced, but its directory is not on disk")
+
 // replace puts data in the place of the file at path: after a crash at any
 // moment there is the old file or the new one. It returns when the new one is
-// on disk.
-func replace(path string, data []byte) (err error) {
+// on disk. On an error the old one is in its place, but after errNotSynced the
+// new one.
+func replace(path string, data []byte, sync func(*os.File) error) (err error) {
+	// Opened first: where that fails, for want of a descriptor, nothing has changed.
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }() // It was only read.
 	temporary, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(temporary.Name()))
-		}
-	}()
 	_, err = temporary.Write(data)
 	if err == nil {
 		err = temporary.Sync()
 	}
-	if err = errors.Join(err, temporary.Close()); err != nil {
-		return err
+	if err = errors.Join(err, temporary.Close()); err == nil {
+		err = os.Rename(temporary.Name(), path)
 	}
-	if err = os.Rename(temporary.Name(), path); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(path string) error {
-	dir, err := os.Open(path)
 	if err != nil {
-		return err
+		return errors.Join(err, os.Remove(temporary.Name()))
 	}
-	return errors.Join(dir.Sync(), dir.Close())
+	if err := sync(dir); err != nil {
+		return fmt.Errorf("%w: %w", errNotSynced, err)
+	}
+	return nil
 }

@@ -1,0 +1,92 @@
+package plugin
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/virgate/virgate/sharing"
+)
+
+// BenchmarkGrowth is all that is made of the GPUs and a profile, for all
+// resources of a node: the plan, the first lists and what the servers have. It
+// reports the bytes of all lists as the kubelet receives them, and those that
+// stay in memory. docs/scale.md has its table.
+func BenchmarkGrowth(b *testing.B) {
+	for _, size := range []struct{ gpus, resources, replicas int }{
+		{1, 1, 10},
+		{8, 1, 1},
+		{8, 1, 10},
+		{8, 8, 10},
+		{8, 1, 100},
+		{8, 1, 1000},
+		{8, 8, 1000},
+		{64, 1, 10},
+		{64, 64, 10},
+		{64, 1, 125},
+		{16, 1, sharing.MostDevices / 16},
+	} {
+		gpus, profile := grownNode(size.gpus, size.resources, size.replicas)
+		name := fmt.Sprintf("gpus=%d/resources=%d/devices=%d", size.gpus, size.resources, size.gpus*size.replicas)
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				build(gpus, profile)
+			}
+			b.StopTimer()
+			var before, after runtime.MemStats
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+			built := build(gpus, profile)
+			runtime.GC()
+			runtime.ReadMemStats(&after)
+			bytes := 0
+			for _, g := range built {
+				bytes += proto.Size(g.response)
+			}
+			b.ReportMetric(float64(bytes), "list-B")
+			b.ReportMetric(float64(after.HeapAlloc)-float64(before.HeapAlloc), "kept-B")
+			runtime.KeepAlive(built)
+		})
+	}
+}
+
+// grownNode is a node and a profile by which each board has so many replicas
+// and the boards so many names.
+func grownNode(boards, resources, replicas int) ([]sharing.GPU, sharing.Profile) {
+	profile := sharing.Profile{
+		MIGStrategy: sharing.MIGNone, Policy: sharing.Distributed, DeviceIDs: sharing.ByUUID,
+		GPUNames: []sharing.Naming{{Pattern: "*", Name: "nvidia.com/gpu"}},
+	}
+	var gpus []sharing.GPU
+	for i := range boards {
+		gpus = append(gpus, sharing.GPU{UUID: fmt.Sprintf("GPU-%08d", i) + strings.Repeat("0", 28), Index: i, Model: "Test", NUMANode: i % 2})
+	}
+	for i := range resources {
+		profile.Shares = append(profile.Shares, sharing.Share{
+			Path: fmt.Sprintf("[%d]", i), Resource: "nvidia.com/gpu", Rename: fmt.Sprintf("nvidia.com/gpu-%d", i), Replicas: replicas,
+			Select: sharing.Selection{Count: boards / resources}, Policy: sharing.Distributed,
+		})
+	}
+	return gpus, profile
+}
+
+func build(gpus []sharing.GPU, profile sharing.Profile) []*generation {
+	plan := sharing.NewPlan(gpus, profile)
+	lists := Next(nil, plan, Sight{}, Calls{}, time.Time{}, Timing{})
+	units := map[string]sharing.Unit{}
+	for _, r := range plan.Resources {
+		for _, unit := range r.Units {
+			units[unit.ID] = unit
+		}
+	}
+	var all []*generation
+	for _, r := range plan.Resources {
+		all = append(all, newGeneration(r, lists[r.Name], terms{host: &Host{}}, plan.Faults, units, nil))
+	}
+	return all
+}

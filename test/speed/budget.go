@@ -1,0 +1,87 @@
+package main
+
+import (
+	_ "embed"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+//go:embed budget.txt
+var budgetText string
+
+// limit is the most that a figure may be.
+type limit struct {
+	figure string
+	most   float64
+}
+
+// parseBudget reads one limit a line: a figure's name and a number. What follows
+// # is for people. A figure that is named twice, or a number that no figure
+// could exceed, is an error.
+func parseBudget(text string) ([]limit, error) {
+	var limits []limit
+	named := map[string]bool{}
+	at := 0
+	for line := range strings.Lines(text) {
+		at++
+		line, _, _ = strings.Cut(line, "#")
+		fields := strings.Fields(line)
+		if len(fields) == 0 {
+			continue
+		}
+		if len(fields) != 2 {
+			return nil, fmt.Errorf("budget line %d: expected a figure and a number (got %q)", at, strings.TrimSpace(line))
+		}
+		most, err := strconv.ParseFloat(fields[1], 64)
+		if err != nil || !(most > 0 && most < 1e9) {
+			return nil, fmt.Errorf("budget line %d: expected a number from 0 to 1e9 (got %q)", at, fields[1])
+		}
+		if named[fields[0]] {
+			return nil, fmt.Errorf("budget line %d: %s is named twice", at, fields[0])
+		}
+		named[fields[0]] = true
+		limits = append(limits, limit{fields[0], most})
+	}
+	return limits, nil
+}
+
+// of are the limits of the measurement's figures.
+func of(measurement string, limits []limit) []limit {
+	var own []limit
+	for _, l := range limits {
+		if strings.HasPrefix(l.figure, measurement+"/") {
+			own = append(own, l)
+		}
+	}
+	return own
+}
+
+// tally is the least that each figure has been. A busy machine makes figures
+// larger and never smaller, so the least of several is nearest to the program's
+// own.
+type tally map[string]float64
+
+func (t tally) add(figures []figure) {
+	for _, f := range figures {
+		if least, known := t[f.name]; !known || f.value < least {
+			t[f.name] = f.value
+		}
+	}
+}
+
+// judge says which limits do not hold; nil when all do.
+func (t tally) judge(limits []limit) error {
+	var errs []error
+	for _, l := range limits {
+		found, known := t[l.figure]
+		switch {
+		case !known:
+			errs = append(errs, fmt.Errorf("%s: nothing measures it", l.figure))
+		case !(found <= l.most):
+			errs = append(errs, fmt.Errorf("%s is %s, more than %s", l.figure, number(found), number(l.most)))
+		}
+	}
+	return errors.Join(errs...)
+}

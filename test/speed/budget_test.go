@@ -1,0 +1,82 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestParseBudget(t *testing.T) {
+	for _, test := range []struct {
+		name, text string
+		want       []limit
+		problem    string
+	}{
+		{"nothing", "", nil, ""},
+		{"lines", "# a note\n\na/b 1.10 # why\n  c 2\n", []limit{{"a/b", 1.1}, {"c", 2}}, ""},
+		{"no number", "a/b", nil, `line 1: expected a figure and a number (got "a/b")`},
+		{"three words", "# x\na b 3", nil, "line 2"},
+		{"no such number", "a NaN", nil, "line 1"},
+		{"what nothing exceeds", "a 1e300", nil, "line 1"},
+		{"nothing is allowed", "a 0", nil, "line 1"},
+		{"twice", "a 1\na 2", nil, "line 2: a is named twice"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got, err := parseBudget(test.text)
+			if diff := cmp.Diff(test.want, got, cmp.AllowUnexported(limit{})); diff != "" {
+				t.Errorf("(-want +got)\n%s", diff)
+			}
+			if (err == nil) != (test.problem == "") || err != nil && !strings.Contains(err.Error(), test.problem) {
+				t.Errorf("error %v, want %q", err, test.problem)
+			}
+		})
+	}
+}
+
+// TestBudget has every limit of the file be one of a measurement, so that none
+// is passed over.
+func TestBudget(t *testing.T) {
+	limits, err := parseBudget(budgetText)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(limits) == 0 {
+		t.Fatal("no limits")
+	}
+	owned := 0
+	for _, m := range measurements() {
+		owned += len(of(m.name, limits))
+	}
+	if owned != len(limits) {
+		t.Errorf("%d of %d limits are of a measurement", owned, len(limits))
+	}
+}
+
+func TestJudge(t *testing.T) {
+	limits := []limit{{"a", 2}, {"b", 1}}
+	for _, test := range []struct {
+		name  string
+		found [][]figure
+		want  string
+	}{
+		{"within", [][]figure{{{"a", 2, ""}, {"b", 0.5, ""}}}, ""},
+		{"beyond", [][]figure{{{"a", 2.01, ""}, {"b", 3, ""}}}, "a is 2.01, more than 2.00\nb is 3.00, more than 1.00"},
+		{"within at last", [][]figure{{{"a", 9, ""}, {"b", 0.5, ""}}, {{"a", 1, ""}, {"b", 8, ""}}}, ""},
+		{"not measured", [][]figure{{{"a", 1, ""}}}, "b: nothing measures it"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			least := tally{}
+			for _, figures := range test.found {
+				least.add(figures)
+			}
+			got := ""
+			if err := least.judge(limits); err != nil {
+				got = err.Error()
+			}
+			if got != test.want {
+				t.Errorf("%q, want %q", got, test.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,166 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+)
+
+const (
+	// preferred is how many devices are asked for; more than any container needs.
+	preferred = 64
+	// callers is how many ask at once.
+	callers = 8
+)
+
+// calls measures the kubelet's calls over the plugin's socket, each beside one
+// that does nothing on the same connection: both have the same way through the
+// kernel and gRPC, so their ratio is the plugin's own part.
+func calls(ctx context.Context, b bench) ([]figure, error) {
+	var figures []figure
+	for _, devices := range sizes {
+		found, err := callsOf(ctx, b, devices)
+		if err != nil {
+			return nil, fmt.Errorf("calls with %d devices: %w", devices, err)
+		}
+		figures = append(figures, found...)
+	}
+	return figures, nil
+}
+
+func callsOf(ctx context.Context, b bench, devices int) ([]figure, error) {
+	s, err := newStage(ctx, b.binary)
+	if err != nil {
+		return nil, err
+	}
+	defer s.stop()
+	if err := s.share(devices); err != nil {
+		return nil, err
+	}
+	virgate, err := s.run(ctx, s.configured()...)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.shows(ctx, devices); err != nil {
+		return nil, err
+	}
+	p, err := s.dial()
+	if err != nil {
+		return nil, err
+	}
+	defer p.close()
+	var figures []figure
+	for _, part := range []func(context.Context, bench, *process, plugin) ([]figure, error){allocation, crowd, preference, looks} {
+		found, err := part(ctx, b, virgate, p)
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range found {
+			f.name = fmt.Sprintf("calls/%d/%s", devices, f.name)
+			figures = append(figures, f)
+		}
+	}
+	return figures, virgate.stop()
+}
+
+// allocation is one caller's Allocate.
+func allocation(ctx context.Context, b bench, virgate *process, p plugin) ([]figure, error) {
+	var empty, full sample
+	for i := range b.rounds(1500) {
+		if err := empty.timed(func() error { return p.empty(ctx) }); err != nil {
+			return nil, err
+		}
+		if err := full.timed(func() error { return p.allocate(ctx, i) }); err != nil {
+			return nil, err
+		}
+	}
+	var asked, idle counts
+	for range b.rounds(7) {
+		if err := asked.counted(virgate, func() error {
+			return repeat(batch, func(i int) error { return p.allocate(ctx, i) })
+		}); err != nil {
+			return nil, err
+		}
+		if err := idle.counted(virgate, func() error {
+			return repeat(batch, func(int) error { return p.empty(ctx) })
+		}); err != nil {
+			return nil, err
+		}
+	}
+	return []figure{
+		{"empty", microseconds(empty.median()), "µs"},
+		{"allocate", microseconds(full.median()), "µs"},
+		{"allocate-ratio", full.over(empty), "×"},
+		{"allocate-objects", (asked.median() - idle.median()) / batch, ""},
+	}, nil
+}
+
+// batch is how many calls are made to count what one makes.
+const batch = 400
+
+func repeat(times int, call func(i int) error) error {
+	for i := range times {
+		if err := call(i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// crowd is Allocate by several at once.
+func crowd(ctx context.Context, b bench, _ *process, p plugin) ([]figure, error) {
+	var empty, full [callers]sample
+	var errs [callers]error
+	var asking sync.WaitGroup
+	for caller := range callers {
+		asking.Go(func() {
+			errs[caller] = repeat(b.rounds(200), func(i int) error {
+				if err := empty[caller].timed(func() error { return p.empty(ctx) }); err != nil {
+					return err
+				}
+				return full[caller].timed(func() error { return p.allocate(ctx, callers*i+caller) })
+			})
+		})
+	}
+	asking.Wait()
+	var allEmpty, allFull sample
+	for caller := range callers {
+		if errs[caller] != nil {
+			return nil, errs[caller]
+		}
+		allEmpty, allFull = append(allEmpty, empty[caller]...), append(allFull, full[caller]...)
+	}
+	return []figure{
+		{"allocate-by-8", microseconds(allFull.median()), "µs"},
+		{"allocate-by-8-p99", microseconds(allFull.quantile(0.99)), "µs"},
+		{"allocate-by-8-ratio", allFull.over(allEmpty), "×"},
+	}, nil
+}
+
+// preference is one caller's GetPreferredAllocation with all devices free.
+func preference(ctx context.Context, b bench, virgate *process, p plugin) ([]figure, error) {
+	var decoded, chosen sample
+	for range b.rounds(150) {
+		if err := decoded.timed(func() error { return p.prefer(ctx, 0) }); err != nil {
+			return nil, err
+		}
+		if err := chosen.timed(func() error { return p.prefer(ctx, preferred) }); err != nil {
+			return nil, err
+		}
+	}
+	goroutines, err := virgate.series("go_goroutines")
+	if err != nil {
+		return nil, err
+	}
+	resident, err := virgate.memory()
+	if err != nil {
+		return nil, err
+	}
+	return []figure{
+		{"decode", microseconds(decoded.median()), "µs"},
+		{"prefer", microseconds(chosen.median()), "µs"},
+		{"prefer-ratio", chosen.over(decoded), "×"},
+		{"goroutines", goroutines, ""},
+		{"own", megabytes(resident.own), "MB"},
+	}, nil
+}

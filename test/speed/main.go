@@ -1,0 +1,84 @@
+// Command speed measures the program as a whole, between a simulated kubelet in
+// its own process and virgate in another, and prints what it finds as a table
+// for docs/performance.md. With -check it holds budget.txt instead. All that is
+// compared is measured in turns, in one run, and judged by medians.
+//
+//	go run ./test/speed [-check] [-only NAME] [-binary FILE] [-scale N]
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, os.Args[1:], os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "speed:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// bench is what all measurements share.
+type bench struct {
+	// binary is the program, stripped.
+	binary string
+	// scale multiplies the rounds of every measurement.
+	scale int
+}
+
+func (b bench) rounds(few int) int { return few * b.scale }
+
+// measurement finds figures, whose names begin with its own.
+type measurement struct {
+	name string
+	find func(context.Context, bench) ([]figure, error)
+}
+
+func measurements() []measurement {
+	return []measurement{
+		{"start", startup},
+		{"calls", calls},
+		{"change", changes},
+		{"rest", rest},
+		{"size", size},
+	}
+}
+
+func run(ctx context.Context, arguments []string, out io.Writer) error {
+	flags := flag.NewFlagSet("speed", flag.ContinueOnError)
+	checks := flags.Bool("check", false, "hold the budget and nothing else")
+	only := flags.String("only", "", "the measurement to make: start, calls, change, rest or size; all of them without")
+	binary := flags.String("binary", "bin/virgate", "the program, as make build makes it")
+	scale := flags.Int("scale", 1, "how many times the usual number of rounds")
+	if err := flags.Parse(arguments); err != nil {
+		return err
+	}
+	b := bench{binary: *binary, scale: *scale}
+	if *checks {
+		limits, err := parseBudget(budgetText)
+		if err != nil {
+			return err
+		}
+		return check(ctx, b, measurements(), limits, out)
+	}
+	for _, m := range measurements() {
+		if *only != "" && *only != m.name {
+			continue
+		}
+		figures, err := m.find(ctx, b)
+		if err != nil {
+			return fmt.Errorf("measure %s: %w", m.name, err)
+		}
+		for _, f := range figures {
+			fmt.Fprintf(out, "%-31s %10s %s\n", f.name, number(f.value), f.unit)
+		}
+	}
+	return nil
+}

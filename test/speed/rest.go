@@ -1,0 +1,76 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// asleep is when the start is over, which the program takes to last 10 s.
+const asleep = 12 * time.Second
+
+// rest measures a program that has all it can have (the API server followed and
+// written to, metrics scraped, the page shown) and then has nothing to do.
+func rest(ctx context.Context, b bench) ([]figure, error) {
+	s, err := newStage(ctx, b.binary)
+	if err != nil {
+		return nil, err
+	}
+	defer s.stop()
+	const devices = 80
+	api, err := newAPIServer(map[string]string{"shared": string(profile(devices))})
+	if err != nil {
+		return nil, err
+	}
+	defer api.Close()
+	defer api.CloseClientConnections()
+	if err := api.kubeconfig(s.path("kubeconfig")); err != nil {
+		return nil, err
+	}
+	p, err := s.run(ctx, "--kubeconfig", s.path("kubeconfig"), "--node-name", nodeName, "--config-map", namespace+"/"+configMapName)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.shows(ctx, devices); err != nil {
+		return nil, err
+	}
+	for _, path := range []string{"/metrics", "/status", "/metrics", "/status"} {
+		if _, err := p.get(path); err != nil {
+			return nil, err
+		}
+	}
+	if err := pause(ctx, asleep); err != nil {
+		return nil, err
+	}
+	before, err := p.work()
+	if err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	if err := pause(ctx, time.Duration(b.rounds(20))*time.Second); err != nil {
+		return nil, err
+	}
+	after, err := p.work()
+	if err != nil {
+		return nil, err
+	}
+	seconds := time.Since(began).Seconds()
+	resident, err := p.memory()
+	if err != nil {
+		return nil, err
+	}
+	goroutines, err := p.series("go_goroutines")
+	if err != nil {
+		return nil, err
+	}
+	if err := p.stop(); err != nil {
+		return nil, fmt.Errorf("rest: %w", err)
+	}
+	return []figure{
+		{"rest/cpu", milliseconds(after.cpu-before.cpu) / seconds, "ms/s"},
+		{"rest/wakes", float64(after.wakes-before.wakes) / seconds, "/s"},
+		{"rest/goroutines", goroutines, ""},
+		{"rest/own", megabytes(resident.own), "MB"},
+		{"rest/resident", megabytes(resident.all), "MB"},
+	}, nil
+}

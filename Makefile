@@ -3,25 +3,29 @@ LINT_VERSION := v2.15.0
 # A linter refuses code for a newer Go than its own, so its place names both.
 LINT = $(CURDIR)/.cache/golangci-lint-$(LINT_VERSION)-$(shell go env GOVERSION)/golangci-lint
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+OUTPUT ?= bin/virgate
 FUZZTIME ?= 10s
+SEED ?= 1
+OPERATIONS ?= 10000
 RACE ?= auto # or required
+kubernetes = $(addprefix -X k8s.io/component-base/version.git,Version=v1.36.3 Major=1 Minor=36) # which its modules do not know
 race = $(shell go build -race runtime/cgo 2>/dev/null && echo -race)
 export CGO_CFLAGS := -g -O2 -Wno-deprecated-declarations # go-nvml has all of NVML's header
 export CGO_LDFLAGS := -g -O2 -Wl,-z,lazy # it leaves NVML's names to the loader; some compilers say -z now
 
-.PHONY: help all demo build test test-kubernetes test-chart test-prometheus image image-tar gpu-bundle test-gpu fuzz lint bench
+.PHONY: help all demo build test test-kubernetes e2e test-chart manifest reference test-prometheus image image-tar gpu-bundle test-gpu fuzz vulnerabilities soak lint bench bench-check
 .NOTPARALLEL:
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
 
-all: lint test test-chart test-kubernetes ## what CI runs
+all: lint test test-chart test-kubernetes e2e bench-check ## what CI runs
 
 demo: ## the whole program on a simulated node, in one process
 	go run ./cmd/virgate demo
 
-build: ## bin/virgate, stripped and reproducible
-	go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o bin/virgate ./cmd/virgate
+build: ## bin/virgate, or OUTPUT, stripped and reproducible
+	go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o $(OUTPUT) ./cmd/virgate
 
 test: ## all tests, with the race detector where there is a C compiler
 	@[ '$(race)' ] || { echo 'race detector off: no C compiler, or CGO_ENABLED=0' >&2; [ '$(RACE)' != required ]; }
@@ -31,9 +35,19 @@ test: ## all tests, with the race detector where there is a C compiler
 test-kubernetes: ## the kubelet's own code, and a real API server; their first builds take 10 to 20 min
 	cd test/kubernetes && go vet ./... && go test $(race) -timeout 30m ./kubelet && go test ./api # kube-apiserver is slow to build with -race
 
+e2e: ## the chart on a real Kubernetes of one node; needs root and runc; PART=storm plays that part alone
+	cd test/kubernetes && E2E=required go test -v -count=1 -timeout 60m -ldflags '$(kubernetes)' -run 'TestKubernetes/$(PART)' ./e2e
+
 test-chart: ## the chart with Helm's own code, the image without a container engine
 	cd test/chart && go vet ./... && go test ./...
 	cd cmd/image && go vet ./... && go test ./...
+
+manifest: ## deployments/virgate.yaml, from the chart
+	cd test/chart && go test -run '^TestManifest$$' . -update
+
+reference: ## docs: the keys of profiles and the chart's values, from the program
+	go test -run '^TestReference$$' ./configs -update
+	cd test/chart && go test -run '^TestValuesReference$$' . -update
 
 test-prometheus: ## rules, dashboards and queries, by Debian's package prometheus
 	PROMETHEUS=required go test -count=1 ./test/prometheus
@@ -55,6 +69,12 @@ fuzz: ## every fuzz test of every package for FUZZTIME (10s)
 	  for name in $$(echo "$$listed" | grep '^Fuzz'); do echo "$$package $$name"; \
 	    go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) $$package; done; done
 
+soak: ## the whole program in a storm: SEED=1 OPERATIONS=10000; docs/reliability.md
+	SEED=$(SEED) OPERATIONS=$(OPERATIONS) go test -count=1 -timeout 24h -run '^TestSoak$$' -v ./test/soak
+
+vulnerabilities: ## govulncheck, which asks vuln.go.dev
+	go run golang.org/x/vuln/cmd/govulncheck@v1.1.4 ./...
+
 lint: $(LINT) ## gofmt, vet without cgo, golangci-lint
 	@unformatted=$$(gofmt -s -l */) || exit; [ -z "$$unformatted" ] || { echo "gofmt -s would change:" $$unformatted >&2; exit 1; }
 	CGO_ENABLED=0 go vet ./... && $(LINT) run ./...
@@ -63,5 +83,9 @@ $(LINT):
 	@echo 'building golangci-lint $(LINT_VERSION) once, for a few minutes'
 	CGO_ENABLED=0 GOBIN=$(@D) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT_VERSION)
 
-bench: ## all benchmarks, with allocations
+bench: build ## how fast and how large the program is, then all benchmarks
+	go run ./test/speed -binary $(OUTPUT)
 	go test -run '^$$' -bench . -benchmem ./...
+
+bench-check: build ## test/speed/budget.txt: ratios, counts and sizes that must hold
+	go run ./test/speed -check -binary $(OUTPUT)

@@ -57,6 +57,25 @@ func TestLookAgain(t *testing.T) {
 			t.Errorf("%d partitions, want the new one", len(gpus[0].Partitions))
 		}
 	})
+	t.Run("a driver that fails once", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			sim := simulate(t, "h100+all-enabled")
+			w := watch(t, sim)
+			sim.Script("DeviceGetCount", simnode.Fault{Return: nvml.Unknown, Times: 1})
+			_, err := sim.CreateGPUInstance(0, 19, 0)
+			must(t, err)
+			_, _, err = sim.CreateComputeInstance(0, 1, 1)
+			must(t, err)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			must(t, w.LookAgain(ctx))
+			gpus, err := w.Inventory()
+			must(t, err)
+			if len(gpus[0].Partitions) != 1 {
+				t.Errorf("%d partitions, want the new one", len(gpus[0].Partitions))
+			}
+		})
+	})
 	t.Run("without a driver", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			sim := simulate(t, "h100")

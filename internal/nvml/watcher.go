@@ -26,6 +26,9 @@ type watcher struct {
 	activity *activity
 	// reported is the last problem that was logged.
 	reported string
+	// looked are the errands that wait for the next look. They outlive a session:
+	// a look that fails is made up for when the driver is open again.
+	looked []chan struct{}
 }
 
 func newWatcher(n *Node) *watcher {
@@ -82,7 +85,6 @@ func (w *watcher) session(ctx context.Context) (worked bool, err error) {
 	defer cancel()
 	version := w.version()
 	scanned := time.Time{}
-	var looked []chan struct{}
 	for {
 		var p pass
 		// An interval too few is better than a scan put off by a moment.
@@ -99,10 +101,10 @@ func (w *watcher) session(ctx context.Context) (worked bool, err error) {
 		if !w.hand(ctx, p, listening) {
 			return worked, nil
 		}
-		for _, look := range looked {
+		for _, look := range w.looked {
 			close(look)
 		}
-		looked = nil
+		w.looked = nil
 		for waiting := time.After(min(w.options.Rescan, w.options.Probe)); waiting != nil; {
 			select {
 			case <-ctx.Done():
@@ -116,7 +118,7 @@ func (w *watcher) session(ctx context.Context) (worked bool, err error) {
 					e.do(listening)
 				}
 				close(e.done)
-				looked = append(looked, e.looked)
+				w.looked = append(w.looked, e.looked)
 				scanned, waiting = time.Time{}, nil
 			case o := <-boards.outcomes:
 				if !w.hand(ctx, boards.late(o), listening) {

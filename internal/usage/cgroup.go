@@ -1,6 +1,7 @@
 package usage
 
 import (
+	"iter"
 	"regexp"
 	"strings"
 )
@@ -31,12 +32,7 @@ func newCgroups() cgroups {
 // It is the first ID after the first pod: a runtime inside the container adds
 // more after it, and a node that is a container itself has its own before it.
 func (c cgroups) container(file string) string {
-	for line := range strings.Lines(file) {
-		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
-		if len(parts) != 3 {
-			continue
-		}
-		path := parts[2]
+	for path := range paths(file) {
 		pod := c.pod.FindStringIndex(path)
 		if pod == nil {
 			continue
@@ -50,4 +46,23 @@ func (c cgroups) container(file string) string {
 }
 
 // inPod says that the process belongs to a pod, in a container or beside them.
-func (c cgroups) inPod(file string) bool { return c.pod.MatchString(file) }
+func (c cgroups) inPod(file string) bool {
+	for path := range paths(file) {
+		if c.pod.MatchString(path) {
+			return true
+		}
+	}
+	return false
+}
+
+// paths are those of the file's lines.
+func paths(file string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for line := range strings.Lines(file) {
+			parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+			if len(parts) == 3 && !yield(parts[2]) {
+				return
+			}
+		}
+	}
+}

@@ -21,8 +21,8 @@ type Meter interface {
 // goroutine, and it must answer from memory.
 type Containers interface {
 	// Containers returns the containers by ID, without the runtime's "://"
-	// prefix, and the error that keeps them unknown. What it returns is not
-	// changed by either side.
+	// prefix, and the error that keeps them unknown, and then nil, or as they were
+	// last seen. What it returns is not changed by either side.
 	Containers() (map[string]sharing.Container, error)
 }
 
@@ -70,7 +70,7 @@ func (s *Sampler) Measure(ctx context.Context) sharing.Measurement {
 	containers, err := s.containers()
 	s.note(&m, sharing.StagePods, err)
 	certain, foreign := seesHost(s.options.Proc, s.cgroups)
-	if err != nil || foreign != nil {
+	if err != nil && containers == nil || foreign != nil {
 		s.note(&m, sharing.StageProcess, foreign)
 		return m
 	}

@@ -114,6 +114,12 @@ func TestMeasureOwners(t *testing.T) {
 			errors: map[sharing.UseStage]int{sharing.StageProcess: 1},
 		},
 		{
+			name: "containers not followed any more", pids: []int{10, 11},
+			containers: watched{containers: map[string]sharing.Container{id: main}, err: errors.New("forbidden")},
+			want:       map[int]sharing.Owner{10: inContainer, 11: outside},
+			errors:     map[sharing.UseStage]int{sharing.StagePods: 1},
+		},
+		{
 			name: "containers not watched", pids: []int{10}, containers: watched{err: errors.New("no")},
 			errors: map[sharing.UseStage]int{sharing.StagePods: 1},
 		},

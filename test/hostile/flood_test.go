@@ -1,0 +1,181 @@
+package hostile
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/virgate/virgate/internal/simkubelet"
+)
+
+// intruder is a client on the plugin's own socket that is not the kubelet. Only
+// root can be one.
+func intruder(t *testing.T, p *program) api.DevicePluginClient {
+	t.Helper()
+	path := filepath.Join(p.dir, p.kubelet.Snapshot().Resources[gpu].Socket)
+	connection, err := grpc.NewClient("passthrough:///plugin", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = connection.Close() })
+	return api.NewDevicePluginClient(connection)
+}
+
+// peak looks at the heap until stopped, and returns the most that it had.
+func peak() (stop func() uint64) {
+	var most atomic.Uint64
+	done := make(chan struct{})
+	var looking sync.WaitGroup
+	looking.Go(func() {
+		for {
+			most.Store(max(most.Load(), heap()))
+			select {
+			case <-done:
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+	})
+	return func() uint64 {
+		close(done)
+		looking.Wait()
+		return most.Load()
+	}
+}
+
+// TestFloodOfCalls holds that ten thousand Allocates at a time, from ten
+// connections, are each answered or given up by the client, take a bounded
+// memory, and that the kubelet is answered meanwhile and keeps its stream.
+func TestFloodOfCalls(t *testing.T) {
+	p := start(t, options{profile: replicas(20)})
+	p.shows(gpu, 40)
+	registered := p.kubelet.Snapshot().Resources[gpu].Registrations
+	before, stop := heap(), peak()
+	ctx, cancel := context.WithTimeout(p.ctx, patience)
+	defer cancel()
+	request := &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: []string{"GPU-of-nobody"}}}}
+	var answered atomic.Int64
+	var calls sync.WaitGroup
+	for range 10 {
+		client := intruder(t, p)
+		for range 1000 {
+			calls.Go(func() {
+				if _, err := client.Allocate(ctx, request); err != nil {
+					answered.Add(1)
+				}
+			})
+		}
+	}
+	for n := range 20 {
+		p.admit("pod-" + string(rune('a'+n)))
+	}
+	calls.Wait()
+	if n := answered.Load(); n != 10_000 {
+		t.Errorf("%d calls were refused, want all", n)
+	}
+	if r := p.kubelet.Snapshot().Resources[gpu]; r.Registrations != registered || r.Streams != 1 {
+		t.Errorf("the kubelet lost its stream: %d registrations, %d streams", r.Registrations, r.Streams)
+	}
+	// The ten thousand goroutines of the clients are counted too.
+	if most := stop(); most > before+256<<20 {
+		t.Errorf("%d MiB more than before", (most-before)>>20)
+	}
+	// Not all have come so far: connections beyond the bound are closed.
+	p.says("/metrics", `virgate_allocate_failures_total{reason="unknown_device",resource="nvidia.com/gpu"} `)
+	if lines := strings.Count(p.log.String(), "allocation refused"); lines == 0 || lines > 200 {
+		t.Errorf("the log has %d lines of it", lines)
+	}
+}
+
+// admit runs a pod with one device.
+func (p *program) admit(name string) {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(p.ctx, patience)
+	defer cancel()
+	_, err := p.kubelet.AddPod(ctx, simkubelet.Pod{Namespace: "n", Name: name, Containers: []simkubelet.Container{
+		{Name: "main", Requests: map[string]int{gpu: 1}},
+	}})
+	if err != nil {
+		p.t.Fatalf("%s: %v\n%s", name, err, p.log)
+	}
+}
+
+// TestFloodOfBytes holds that the longest requests that gRPC takes, as dense as
+// they can be, from as many connections as there may be, take a bounded memory.
+func TestFloodOfBytes(t *testing.T) {
+	p := start(t, options{profile: replicas(20)})
+	p.shows(gpu, 40)
+	dense := &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: make([]string, 2_000_000)}}}
+	long := &api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{
+		{AvailableDeviceIDs: []string{strings.Repeat("x", 4_000_000)}, AllocationSize: 1},
+	}}
+	before, stop := heap(), peak()
+	ctx, cancel := context.WithTimeout(p.ctx, patience)
+	defer cancel()
+	var calls sync.WaitGroup
+	for range 10 {
+		client := intruder(t, p)
+		for range 4 {
+			calls.Go(func() {
+				if _, err := client.Allocate(ctx, dense); err == nil {
+					t.Error("two million devices were granted")
+				}
+				_, _ = client.GetPreferredAllocation(ctx, long)
+			})
+		}
+	}
+	for n := range 10 {
+		p.admit("pod-" + string(rune('a'+n)))
+	}
+	calls.Wait()
+	most := stop()
+	t.Logf("%d MiB at the most, %d MiB before", most>>20, before>>20)
+	// 40 calls of 4 MB, each of which is there up to three times: the client's, on
+	// its way, and the server's.
+	if most > before+1024<<20 {
+		t.Errorf("%d MiB more than before", (most-before)>>20)
+	}
+	p.shows(gpu, 40)
+}
+
+// TestSecondStream holds that one who opens streams beside the kubelet's is sent
+// away, and that the kubelet has its devices again.
+func TestSecondStream(t *testing.T) {
+	p := start(t, options{profile: replicas(2)})
+	p.shows(gpu, 4)
+	first := p.kubelet.Snapshot().Resources[gpu].Socket
+	client := intruder(t, p)
+	ended := make(chan struct{})
+	for range 50 {
+		stream, err := client.ListAndWatch(p.ctx, &api.Empty{}) // With an error it has ended.
+		go func() {
+			for err == nil {
+				_, err = stream.Recv()
+			}
+			ended <- struct{}{}
+		}()
+	}
+	for range 50 {
+		select {
+		case <-ended:
+		case <-time.After(patience):
+			t.Fatal("an intruder's stream is served without end")
+		}
+	}
+	p.await(func(s simkubelet.Snapshot) bool {
+		r := s.Resources[gpu]
+		return r.Socket != first && r.Connected && r.Streams == 1 && r.Allocatable == 4
+	})
+}

@@ -19,6 +19,9 @@ type scheduler struct {
 	// inForce is what must be in force; awaited says that it was waited for.
 	inForce wish
 	awaited bool
+	// badDocuments says on which way came what is rejected, by the documents or by
+	// the labels.
+	badDocuments bool
 
 	conditions [boards]condition
 	// hit are boards that have had errors since they last came to rest sound.

@@ -64,9 +64,10 @@ func (s *scheduler) badDocument() string {
 func (s *scheduler) change(o operation, do func()) {
 	before := *s
 	before.documents = maps.Clone(s.documents)
+	_, was := s.wanted()
 	do()
 	wanted, ok := s.wanted()
-	if !ok && s.cutOff > 0 {
+	if !ok && (s.cutOff > 0 || !was && s.badDocuments != (o.kind == edit)) {
 		*s = before // Nothing can be certain.
 		return
 	}
@@ -80,7 +81,8 @@ func (s *scheduler) change(o operation, do func()) {
 	s.add(o)
 	if !ok {
 		// Labels and documents come on two ways. What is changed next must not come
-		// before this.
+		// before this, nor this be taken for seen because of something on the other.
+		s.badDocuments = o.kind == edit
 		s.add(operation{kind: obeyed, rejected: true})
 	}
 	if ok {

@@ -121,9 +121,9 @@ func (c *cluster) exec(t *testing.T, pod *v1.Pod, command ...string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var output bytes.Buffer
-	if err := executor.StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdout: &output, Stderr: &output}); err != nil {
-		t.Fatalf("%q in pod %s: %v\n%s", command, pod.Name, err, &output)
+	var output, complaint bytes.Buffer // Both are written at once.
+	if err := executor.StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdout: &output, Stderr: &complaint}); err != nil {
+		t.Fatalf("%q in pod %s: %v\n%s", command, pod.Name, err, &complaint)
 	}
 	return output.String()
 }

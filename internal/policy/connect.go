@@ -8,10 +8,10 @@ import (
 )
 
 // oneConnection has requests wait for the first of them, at the start and when
-// a connection was lost, so that they use its connection. Without it each opens one of its own and all but one are closed
-// again unused: before an answer, net/http cannot know that the server speaks
-// HTTP/2 (Go 1.26, transport.go). A TLS handshake is the most that a
-// node's start costs an API server.
+// a connection was lost, so that they use its connection. Without it each opens
+// one of its own and all but one are closed again unused: before an answer,
+// net/http cannot know that the server speaks HTTP/2 (Go 1.26, transport.go). A
+// TLS handshake is the most that a node's start costs an API server.
 type oneConnection struct {
 	next http.RoundTripper
 	// connected says that the last request was answered.

@@ -40,8 +40,10 @@ func (s *scheduler) write(name string, w wish) {
 	s.change(operation{kind: edit, name: name, wish: &w}, func() { s.documents[name] = &w })
 }
 
-// spoil puts a bad one in place.
-func (s *scheduler) spoil(name string) {
+// spoil puts a bad one in the place of the chosen one. Of another, a label that
+// chooses it might be seen before it is.
+func (s *scheduler) spoil() {
+	name := s.selected
 	s.edits++
 	s.change(operation{kind: edit, name: name, text: s.badDocument()}, func() { s.documents[name] = nil })
 }
@@ -132,8 +134,7 @@ func (s *scheduler) profile() {
 		value := pick(s.random, "", "all-balanced", "all-1g.10gb", "all-disabled", "all-9g.90gb")
 		s.change(operation{kind: migLabel, text: value}, func() { s.layout = value })
 	case slices.Contains(documentNames, s.selected):
-		// Not another: a label that chooses it might be seen before it is.
-		s.spoil(s.selected)
+		s.spoil()
 	}
 }
 

@@ -73,21 +73,33 @@ func (r *reconciler) step(plan *sharing.Plan) {
 			}
 		}
 	}
-	r.save()
+	// What serves the lists is made while they are kept, and published after that.
+	kept := make(chan struct{})
+	go func() { defer close(kept); r.save() }()
+	next := map[string]*generation{}
 	for name, list := range r.lists {
-		s := r.servers[name]
-		if s == nil {
+		var previous *generation
+		if s := r.servers[name]; s != nil {
+			if samePlan && list.equal(before[name]) {
+				continue
+			}
+			previous = s.current.Load()
+		}
+		next[name] = newGeneration(resourceOr(resources, name, previous), list, current, plan.Faults, units, previous)
+	}
+	<-kept
+	for name, list := range r.lists {
+		s, generation := r.servers[name], next[name]
+		switch {
+		case s == nil:
 			created := r.newServer(name)
-			created.publish(newGeneration(resourceOr(resources, name, nil), list, current, plan.Faults, units, nil))
+			created.publish(generation)
 			r.servers[name] = r.start(created)
-			continue
-		}
-		if samePlan && list.equal(before[name]) {
+		case generation == nil:
 			r.remind(s, list)
-			continue
+		default:
+			s.publish(generation)
 		}
-		previous := s.current.Load()
-		s.publish(newGeneration(resourceOr(resources, name, previous), list, current, plan.Faults, units, previous))
 	}
 	for name, s := range r.servers {
 		if _, ok := r.lists[name]; !ok {

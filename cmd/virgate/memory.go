@@ -10,11 +10,12 @@ const (
 	// settled is after which the start is over, and its garbage is given back.
 	settled = 10 * time.Second
 	// startPercent and restPercent are by how much the heap may grow between two
-	// collections; Go's own is 100. Collecting during the start is a quarter of its
-	// work. At rest the heap is a few megabytes that live long, and little is made.
-	startPercent, restPercent = 400, 50
-	// startLimit bounds what startPercent may lead to, in bytes. The longest list
-	// needs half of it, and the chart's limit is twice as much.
+	// collections; Go's own is 100. The start collects only near startLimit: that
+	// would be a quarter of its work. At rest the heap is a few megabytes that live
+	// long, and little is made.
+	startPercent, restPercent = -1, 50
+	// startLimit bounds the garbage of the start, in bytes. The longest list needs
+	// half of it, and the chart's limit is twice as much.
 	startLimit = 128 << 20
 )
 

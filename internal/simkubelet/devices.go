@@ -72,13 +72,13 @@ func nodesOf(device *api.Device) []int64 {
 func (k *Kubelet) receiveList(p *process, resource string, list []*api.Device) {
 	k.lock()
 	defer k.unlock()
-	next := newDevices(list)
-	for _, message := range checkList(resource, p.devices[resource], list, k.heldByPods(p)[resource]) {
-		k.violate("%s", message)
-	}
-	p.devices[resource] = next
+	before := p.devices[resource]
+	p.devices[resource] = newDevices(list)
 	k.counter(resource).lists++
 	k.tell(Event{Kind: Listed, Resource: resource, Devices: described(list)})
+	for _, message := range checkList(resource, before, list, k.heldByPods(p)[resource]) {
+		k.violate("%s", message)
+	}
 	k.checkUnits(p)
 	k.writeCheckpoint(p)
 }

@@ -20,9 +20,12 @@ const boards = 8
 // stage is a simulated kubelet in this process and a folder that a virgate
 // process shares with it.
 type stage struct {
-	binary  string
-	dir     string
+	binary string
+	dir    string
+	// lists has how many devices the last list let the kubelet give, until
+	// somebody takes it.
 	kubelet *simkubelet.Kubelet
+	lists   chan int
 	stop    func()
 }
 
@@ -32,8 +35,8 @@ func newStage(ctx context.Context, binary string) (*stage, error) {
 	if err != nil {
 		return nil, fmt.Errorf("set the stage: %w", err)
 	}
-	s := &stage{binary: binary, dir: dir}
-	s.kubelet = simkubelet.New(simkubelet.Options{Dir: s.plugins(), PodResourcesSocket: s.path("pr.sock")})
+	s := &stage{binary: binary, dir: dir, lists: make(chan int, 1)}
+	s.kubelet = simkubelet.New(simkubelet.Options{Dir: s.plugins(), PodResourcesSocket: s.path("pr.sock"), Witness: s.witness})
 	if err := s.kubelet.Start(ctx); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
@@ -79,11 +82,39 @@ func (s *stage) run(ctx context.Context, more ...string) (*process, error) {
 // configured is the flag for the profile of share.
 func (s *stage) configured() []string { return []string{"--config", s.path("profile.yaml")} }
 
-// shows waits until the kubelet has so many devices that it can give.
+// witness keeps what the newest list says.
+func (s *stage) witness(event simkubelet.Event) {
+	if event.Kind != simkubelet.Listed {
+		return
+	}
+	healthy := 0
+	for _, d := range event.Devices {
+		if d.Healthy {
+			healthy++
+		}
+	}
+	select {
+	case <-s.lists: // Nobody has taken the one before.
+	default:
+	}
+	s.lists <- healthy
+}
+
+// shows waits until a list arrives with which the kubelet can give so many
+// devices. What the simulated kubelet does with it afterwards, its checks and
+// its checkpoint, is nobody's time.
 func (s *stage) shows(ctx context.Context, allocatable int) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	return s.kubelet.Await(ctx, func(k simkubelet.Snapshot) bool { return k.Resources[resource].Allocatable == allocatable })
+	last := -1
+	for last != allocatable {
+		select {
+		case last = <-s.lists:
+		case <-ctx.Done():
+			return fmt.Errorf("await a list of %d devices, the last has %d: %w", allocatable, last, ctx.Err())
+		}
+	}
+	return nil
 }
 
 // forget removes what a virgate that has ended left in the folder.

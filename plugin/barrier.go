@@ -6,11 +6,13 @@ import (
 	"time"
 )
 
-// The barrier's pace: the kubelet answers at most 100 questions a second, all
-// askers together.
+// The barrier's pace. A kubelet that was about to let go does so within
+// milliseconds, in which it has no device to grant; one that does not may take
+// long, and answers at most 100 questions a second, all askers together.
 const (
-	barrierInterval = 50 * time.Millisecond
-	barrierTimeout  = 10 * time.Second
+	firstBarrierPause = 5 * time.Millisecond
+	mostBarrierPause  = 50 * time.Millisecond
+	barrierTimeout    = 10 * time.Second
 )
 
 // awaitBarrier waits until the kubelet shows no device of the resource. If it
@@ -23,12 +25,12 @@ func (s *server) awaitBarrier(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, barrierTimeout)
 	defer cancel()
-	for {
+	for pause := firstBarrierPause; ; pause = min(2*pause, mostBarrierPause) {
 		serving, err := s.kubelet.Serving(ctx, s.name)
 		if err != nil || !serving {
 			return
 		}
-		if !sleep(ctx, barrierInterval) {
+		if !sleep(ctx, pause) {
 			s.log.Warn("another plugin seems to serve this resource, registering all the same")
 			return
 		}

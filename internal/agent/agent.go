@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"reflect"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -131,7 +132,14 @@ func (a *agent) run(ctx context.Context) error {
 	// a program that drains.
 	answering, stopAnswering := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopAnswering()
-	start := func(part func(context.Context) error) { group.Go(func() error { return part(ctx) }) }
+	var others sync.WaitGroup
+	start := func(part func(context.Context) error) {
+		others.Add(1)
+		group.Go(func() error {
+			defer others.Done()
+			return part(ctx)
+		})
+	}
 	servers, err := a.listenAll(ctx)
 	if err != nil {
 		return err
@@ -139,10 +147,6 @@ func (a *agent) run(ctx context.Context) error {
 	for _, server := range servers {
 		start(func(context.Context) error { return server(answering) })
 	}
-	start(func(ctx context.Context) error {
-		defer stopAnswering()
-		return a.serveKubelet(ctx)
-	})
 	start(func(ctx context.Context) error { return a.watchDriver(ctx, a.Node.Watch) })
 	if a.Host != nil {
 		start(func(ctx context.Context) error { return a.watchDriver(ctx, a.Host.Watch) })
@@ -162,6 +166,10 @@ func (a *agent) run(ctx context.Context) error {
 	for _, background := range a.Background {
 		start(background)
 	}
+	group.Go(func() error {
+		defer stopAnswering()
+		return a.serveKubelet(ctx, func() { stopAnswering(); others.Wait() })
+	})
 	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}

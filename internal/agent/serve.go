@@ -6,9 +6,11 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// serveKubelet waits for the node and serves it until ctx ends. With a
-// DrainTimeout it withdraws the devices before it returns.
-func (a *agent) serveKubelet(ctx context.Context) error {
+// serveKubelet waits for the node and serves it until ctx has ended and endOthers,
+// which ends what else runs, has returned. A successor has to wait for all of that,
+// and the kubelet should not have to. With a DrainTimeout it withdraws the devices
+// before.
+func (a *agent) serveKubelet(ctx context.Context, endOthers func()) error {
 	if a.Claim != nil {
 		if err := a.Claim(ctx, func() { a.standby.Store(true) }); err != nil {
 			if ctx.Err() != nil {
@@ -37,10 +39,6 @@ func (a *agent) serveKubelet(ctx context.Context) error {
 	if a.TakeOver != nil || a.Host != nil {
 		a.lookNow(ctx)
 	}
-	if a.DrainTimeout <= 0 {
-		return a.Plugin.Run(ctx)
-	}
-
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	ended := make(chan error, 1)
@@ -50,7 +48,10 @@ func (a *agent) serveKubelet(ctx context.Context) error {
 		return err
 	case <-ctx.Done():
 	}
-	a.drain(running)
+	if a.DrainTimeout > 0 {
+		a.drain(running)
+	}
+	endOthers()
 	stop()
 	return <-ended
 }

@@ -11,17 +11,19 @@ import (
 func (s *scanner) merge(over []outcome) pass {
 	slices.SortFunc(over, func(a, b outcome) int { return cmp.Compare(a.index, b.index) })
 	p := pass{full: true, unreadable: map[string]finding{}, pending: map[string]bool{}}
-	seen := map[string]bool{}
 	var problems []error
 	for _, o := range over {
-		if o.died != "" {
-			s.dead[o.died] = true
+		for _, uuid := range o.died {
+			s.dead[uuid] = true
 		}
+	}
+	if moved(over) {
+		return pass{err: errMoved}
+	}
+	for _, o := range over {
 		before := o.known
 		o.known = o.board
 		switch {
-		case o.err == nil && seen[o.reading.gpu.UUID]:
-			return pass{err: errMoved}
 		case o.err != nil:
 			problems = append(problems, fmt.Errorf("read GPU %d: %w", o.index, o.err))
 			if before != nil {
@@ -34,9 +36,9 @@ func (s *scanner) merge(over []outcome) pass {
 			problems = append(problems, fmt.Errorf("read GPU %d: %w", o.index, o.reading.problems))
 		}
 		uuid := o.reading.gpu.UUID
-		seen[uuid] = true
 		o.reading.reset = o.renewed && s.dead[uuid]
 		delete(s.dead, uuid)
+		delete(s.former, uuid)
 		p.readings = append(p.readings, o.reading)
 	}
 	for _, place := range s.slots {
@@ -50,6 +52,20 @@ func (s *scanner) merge(over []outcome) pass {
 	s.link(p.readings)
 	p.problems = errors.Join(problems...)
 	return p
+}
+
+// moved says that two outcomes are of one board.
+func moved(over []outcome) bool {
+	seen := map[string]bool{}
+	for _, o := range over {
+		if o.err == nil && seen[o.reading.gpu.UUID] {
+			return true
+		}
+		if o.err == nil {
+			seen[o.reading.gpu.UUID] = true
+		}
+	}
+	return false
 }
 
 // link enters the boards' links into the readings. What it reads of a board that

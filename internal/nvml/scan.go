@@ -24,7 +24,7 @@ func Scan(lib Library) (gpus []sharing.GPU, err error) {
 			err = errors.Join(err, fmt.Errorf("close the driver: %w", closing))
 		}
 	}()
-	boards := newScanner(lib, newActivity())
+	boards := newScanner(lib, newActivity(), map[string]bool{})
 	defer boards.looking.Wait()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 )
@@ -18,8 +20,11 @@ type scanner struct {
 	topology topology
 	slots    []*slot
 	// dead has the UUIDs of boards with a handle that answered GPU_IS_LOST and
-	// that have not been read since.
-	dead map[string]bool
+	// that have not been read since; former has the handles that boards had before
+	// the enumeration, until they are read in it. Both are the only trace of a
+	// reset that no look has seen yet.
+	dead   map[string]bool
+	former map[string]Device
 	// outcomes are of looks that are over; late ones come between passes.
 	outcomes chan outcome
 	looking  sync.WaitGroup
@@ -56,10 +61,12 @@ type pass struct {
 // before the boards changed places.
 var errMoved = errors.New("the driver lists one GPU twice")
 
-func newScanner(lib Library, doing *activity) *scanner {
+// newScanner makes a scanner that knows no board. It keeps dead, which another
+// one may have begun.
+func newScanner(lib Library, doing *activity, dead map[string]bool) *scanner {
 	return &scanner{
 		lib: lib, activity: doing, topology: topology{lib: lib, activity: doing},
-		dead: map[string]bool{}, outcomes: make(chan outcome),
+		dead: dead, former: map[string]Device{}, outcomes: make(chan outcome),
 	}
 }
 
@@ -86,8 +93,23 @@ func (s *scanner) scan(ctx context.Context) pass {
 // probe looks how the known boards fare.
 func (s *scanner) probe(ctx context.Context) pass { return s.look(ctx, false) }
 
+// farewell is the readings that show a reset since the last look, none when ctx
+// has ended.
+func (s *scanner) farewell(ctx context.Context) pass {
+	if ctx.Err() != nil {
+		return pass{}
+	}
+	last := s.probe(ctx)
+	return pass{readings: slices.DeleteFunc(last.readings, func(r reading) bool { return !r.reset })}
+}
+
 // enumerate begins anew. Looks that are under way are of no interest any more.
 func (s *scanner) enumerate(count int) {
+	for _, place := range s.slots {
+		if place.known != nil {
+			s.former[place.known.fixed.UUID] = place.known.device
+		}
+	}
 	s.slots = make([]*slot, count)
 	for index := range s.slots {
 		s.slots[index] = &slot{index: index}
@@ -130,9 +152,9 @@ func (s *scanner) look(ctx context.Context, whole bool) pass {
 // start looks at the slot in a goroutine of its own.
 func (s *scanner) start(ctx context.Context, place *slot, whole bool) {
 	place.busy = true
-	end := s.activity.begin(place.String())
+	end, former := s.activity.begin(place.String()), maps.Clone(s.former)
 	s.looking.Go(func() {
-		o := place.look(s.lib, whole)
+		o := place.look(s.lib, whole, former)
 		end()
 		send(ctx, s.outcomes, o)
 	})

@@ -22,15 +22,16 @@ type outcome struct {
 	board   *board
 	reading reading
 	err     error
-	// died is the UUID of the board whose handle answered GPU_IS_LOST, "" for
-	// none; renewed says that a new handle works.
-	died    string
+	// died are the UUIDs of boards with a handle that answered GPU_IS_LOST; renewed
+	// says that a new handle works.
+	died    []string
 	renewed bool
 }
 
 // look takes a reading of the slot: by the board's handle where it has one, a
-// probe if that is enough, and else by a new handle.
-func (s *slot) look(lib Library, whole bool) outcome {
+// probe if that is enough, and else by a new handle. former are the handles that
+// boards had in an enumeration before, by UUID.
+func (s *slot) look(lib Library, whole bool, former map[string]Device) outcome {
 	o := outcome{slot: s, board: s.known}
 	if s.known != nil {
 		if !whole {
@@ -42,7 +43,7 @@ func (s *slot) look(lib Library, whole bool) outcome {
 			return o
 		}
 		if errors.Is(o.err, GPUIsLost) {
-			o.died = s.known.fixed.UUID
+			o.died = append(o.died, s.known.fixed.UUID)
 		}
 	}
 	found, r, err := find(lib, s.index)
@@ -51,6 +52,9 @@ func (s *slot) look(lib Library, whole bool) outcome {
 		return o
 	}
 	o.board, o.reading, o.err, o.renewed = found, r, nil, true
+	if handle, had := former[r.gpu.UUID]; had && handle != r.device && answersLost(lib, handle) {
+		o.died = append(o.died, r.gpu.UUID)
+	}
 	return o
 }
 
@@ -66,6 +70,16 @@ func find(lib Library, index int) (*board, reading, error) {
 	}
 	r, err := found.read(lib)
 	return found, r, err
+}
+
+// answersLost says that the handle answers GPU_IS_LOST. It asks what a probe asks
+// first: what the driver knows by heart it may tell of a board that is lost.
+func answersLost(lib Library, device Device) bool {
+	if _, err := lib.DeviceGetMemoryInfo(device); err == nil || errors.Is(err, GPUIsLost) {
+		return err != nil
+	}
+	_, err := lib.DeviceGetTemperature(device)
+	return errors.Is(err, GPUIsLost)
 }
 
 func (s *slot) String() string { return fmt.Sprintf("a call for GPU %d", s.index) }

@@ -26,6 +26,9 @@ type watcher struct {
 	activity *activity
 	// reported is the last problem that was logged.
 	reported string
+	// dead has the boards with a dead handle that were not read since; like looked
+	// it outlives a session.
+	dead map[string]bool
 	// looked are the errands that wait for the next look. They outlive a session:
 	// a look that fails is made up for when the driver is open again.
 	looked []chan struct{}
@@ -35,7 +38,7 @@ func newWatcher(n *Node) *watcher {
 	return &watcher{
 		lib: n.lib, options: n.options, log: n.log, activity: newActivity(), errands: n.errands, mutes: &n.mutes,
 		passes: make(chan pass), events: make(chan Event), monitors: make(chan map[string]string),
-		again: make(chan struct{}, 1),
+		again: make(chan struct{}, 1), dead: map[string]bool{},
 	}
 }
 
@@ -77,8 +80,10 @@ func (w *watcher) session(ctx context.Context) (worked bool, err error) {
 		return false, fmt.Errorf("open the driver: %w", err)
 	}
 	defer w.close()
-	boards := newScanner(w.lib, w.activity)
+	boards := newScanner(w.lib, w.activity, w.dead)
 	defer boards.looking.Wait()
+	// After the wait for events, which takes a moment in which boards may be reset.
+	defer w.farewell(ctx, boards)
 	listening := newListener(w)
 	defer listening.stop(ctx)
 	ctx, cancel := context.WithCancel(ctx)
@@ -131,6 +136,14 @@ func (w *watcher) session(ctx context.Context) (worked bool, err error) {
 				scanned, waiting = time.Time{}, nil
 			}
 		}
+	}
+}
+
+// farewell hands over which boards were reset since the last look. The driver is
+// about to be closed, and what the handles tell of that is gone then.
+func (w *watcher) farewell(ctx context.Context, boards *scanner) {
+	if last := boards.farewell(ctx); len(last.readings) > 0 {
+		send(ctx, w.passes, last)
 	}
 }
 

@@ -51,7 +51,7 @@ func (s *Source) Held(ctx context.Context) ([]sharing.Allocation, error) {
 
 // Applied returns the devices that the kubelet takes for healthy, held or not,
 // sorted, by resource. A resource without healthy devices, or without a plugin,
-// is not in the map.
+// is not in the map, which must not be changed.
 //
 // Without PodResources it is what the checkpoint had at the kubelet's last
 // write. That is right after each list, but does not show that a plugin's

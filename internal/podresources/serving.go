@@ -17,13 +17,16 @@ func (s *Source) Serving(ctx context.Context, resource string) (bool, error) {
 }
 
 // allocatable is what PodResources shows of the devices that the kubelet takes
-// for healthy, sorted, by resource.
+// for healthy, sorted, by resource. It may be for several and must not be changed.
 func (s *Source) allocatable(ctx context.Context) (map[string][]string, error) {
-	response, err := call(ctx, s, func(ctx context.Context, client api.PodResourcesListerClient) (*api.AllocatableResourcesResponse, error) {
-		return client.GetAllocatableResources(ctx, &api.AllocatableResourcesRequest{})
+	return s.allocatables.ask(ctx, func(ctx context.Context, begins func()) (map[string][]string, error) {
+		response, err := call(ctx, s, func(ctx context.Context, client api.PodResourcesListerClient) (*api.AllocatableResourcesResponse, error) {
+			begins()
+			return client.GetAllocatableResources(ctx, &api.AllocatableResourcesRequest{})
+		})
+		if err != nil {
+			return nil, err
+		}
+		return devicesByResource(response.Devices), nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	return devicesByResource(response.Devices), nil
 }

@@ -55,6 +55,8 @@ type Source struct {
 	options Options
 	logger  *slog.Logger
 	limiter *rate.Limiter
+	// allocatables makes one call of those that wait for their turn.
+	allocatables *shared[map[string][]string]
 
 	mu sync.Mutex
 	// connection is nil before the first call.
@@ -78,7 +80,8 @@ func New(options Options) *Source {
 		logger:  options.Logger.With("component", "podresources"),
 		// The kubelet serves 100 calls a second to all of its clients together.
 		// This takes at most twenty-five of any second's.
-		limiter: rate.NewLimiter(20, 5),
+		limiter:      rate.NewLimiter(20, 5),
+		allocatables: newShared[map[string][]string](),
 	}
 }
 

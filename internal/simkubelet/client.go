@@ -115,6 +115,7 @@ func (k *Kubelet) watch(p *process, c *client) {
 		}
 		list, err := stream.Recv()
 		if err != nil {
+			k.dawdle(p)
 			k.logger.Info("stream ended", "resource", c.resource, "error", err)
 			if status.Code(err) == codes.ResourceExhausted {
 				k.lock()

@@ -24,7 +24,8 @@ func (k *Kubelet) RefuseRegister(n int) {
 }
 
 // SlowStream makes the kubelet wait before it reads each list, from the next
-// list of each stream but one on; 0 ends that.
+// list of each stream but one on, and before it notices the end of a stream: one
+// goroutine does both, and writes the checkpoint in between. 0 ends that.
 func (k *Kubelet) SlowStream(delay time.Duration) {
 	k.lock()
 	defer k.unlock()

@@ -15,7 +15,7 @@ const LockName = "virgate.lock"
 
 // lockInterval is how often a waiting program tries; a successor takes over
 // that quickly. (A blocking flock could not be given up at exit.)
-const lockInterval = 20 * time.Millisecond
+const lockInterval = 5 * time.Millisecond
 
 // Lock is held by the one Virgate that serves a device-plugins directory. The
 // system lets go of it when the process ends, however that happens.

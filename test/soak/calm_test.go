@@ -16,12 +16,17 @@ import (
 
 // calm checks something of a node at rest.
 func (w *world) calm(o operation) error {
-	before := w.listed(o.conditions)
+	before, err := w.still(o.conditions)
+	if err != nil {
+		return err
+	}
 	switch o.kind {
 	case calmHangup:
 		return w.nothing("8", o, before, w.looked)
 	case calmRestart:
 		return w.unchanged(o, before, w.restart)
+	case calmKill:
+		return w.unchanged(o, before, w.kill)
 	case calmSuccession:
 		return w.unchanged(o, before, w.succeed)
 	case calmDeadKubelet:
@@ -50,20 +55,23 @@ func (w *world) calm(o operation) error {
 	return fmt.Errorf("no operation %q", o.kind)
 }
 
+// slowEnd is how late the kubelet notices the end of a stream, where it matters
+// that a program waits for that.
+const slowEnd = 40 * time.Millisecond
+
 // unchanged disturbs a node at rest, which then must come to the same lists.
-func (w *world) unchanged(o operation, before string, disturb func() error) error {
+func (w *world) unchanged(o operation, before still, disturb func() error) error {
 	w.witness.disturbed()
+	w.kubelet.SlowStream(slowEnd)
 	if err := disturb(); err != nil {
 		return err
 	}
 	if err := w.rest(o); err != nil {
 		return err
 	}
+	w.kubelet.SlowStream(0)
 	w.witness.calm()
-	if diff := cmp.Diff(before, w.listed(o.conditions)); diff != "" {
-		return fmt.Errorf("invariant 8: other lists (-before +after):\n%s", diff)
-	}
-	return nil
+	return w.differ("8", o, before)
 }
 
 // endWithoutKubelet ends the program while the kubelet is down.
@@ -97,10 +105,21 @@ func (w *world) reconnect(resource string) error {
 	return err
 }
 
-// spoilt puts a bad profile in the place of the good one, and back.
-func (w *world) spoilt(o operation, before string) error {
-	err := w.nothing("2", o, before, func() error { return w.reject(o) })
+// differ says what is not as it was.
+func (w *world) differ(invariant string, o operation, before still) error {
+	now, err := w.still(o.conditions)
 	if err != nil {
+		return err
+	}
+	if diff := cmp.Diff(before, now); diff != "" {
+		return fmt.Errorf("invariant %s: other lists, or another plan (-before +after):\n%s", invariant, diff)
+	}
+	return nil
+}
+
+// spoilt puts a bad profile in the place of the good one, and back.
+func (w *world) spoilt(o operation, before still) error {
+	if err := w.nothing("2", o, before, func() error { return w.reject(o) }); err != nil {
 		return err
 	}
 	w.cluster.setDocument(o.name, o.wish.written(w.uuids))
@@ -128,14 +147,14 @@ func (w *world) reject(o operation) error {
 }
 
 // nothing does something that must change nothing.
-func (w *world) nothing(invariant string, o operation, before string, do func() error) error {
+func (w *world) nothing(invariant string, o operation, before still, do func() error) error {
 	lists, streams := w.witness.tally().lists, w.countStreams()
 	if err := do(); err != nil {
 		return err
 	}
 	w.breathe()
-	if diff := cmp.Diff(before, w.listed(o.conditions)); diff != "" {
-		return fmt.Errorf("invariant %s: other lists (-before +after):\n%s", invariant, diff)
+	if err := w.differ(invariant, o, before); err != nil {
+		return err
 	}
 	if w.anyRestless(o.conditions) {
 		return nil
@@ -168,6 +187,7 @@ func (w *world) oneFault(o operation) error {
 	others := func(unit string) bool { return !units[unit] && !restless[unit] }
 	before := w.healthOf(others)
 	w.pods.disturb(faults)
+	w.hurt(o.board)
 	repeat := time.Now()
 	const fatal = 95 // An uncontained memory error, fatal for the unit it names.
 	if err := w.site.node.XID(index, fatal, gi, ci); err != nil {

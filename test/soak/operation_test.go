@@ -33,6 +33,7 @@ const (
 	hangup         kind = "SIGHUP"
 	scrape         kind = "HTTP requests"
 	restartProgram kind = "restart Virgate"
+	killProgram    kind = "kill Virgate"
 	succeed        kind = "a successor takes over"
 
 	restartKubelet kind = "restart the kubelet"
@@ -55,6 +56,7 @@ const (
 	settle          kind = "wait until all is as it should be"
 	calmHangup      kind = "calm: SIGHUP changes nothing"
 	calmRestart     kind = "calm: a restart changes nothing"
+	calmKill        kind = "calm: a kill changes nothing"
 	calmBad         kind = "calm: a bad profile changes nothing"
 	calmReplicas    kind = "calm: replicas change on the open streams"
 	calmXID         kind = "calm: a fault is one unit's"
@@ -93,8 +95,6 @@ type operation struct {
 	delay    time.Duration
 	// conditions are those of all boards, for what is checked at rest.
 	conditions []condition
-	// again are boards to reset again where they do not come back.
-	again []int
 	// rejected says that what labels and documents want cannot be had, so that
 	// wish is the last that could be.
 	rejected bool

@@ -74,11 +74,13 @@ func (w *world) hardware(o operation) error {
 	case heal:
 		return node.Heal(index)
 	case xid:
+		w.hurt(o.board)
 		return node.XID(index, uint64(o.count), nvml.WholeBoard, nvml.WholeBoard)
 	case partitionXID:
 		if len(board.Partitions) == 0 {
 			return nil
 		}
+		w.hurt(o.board)
 		hit := board.Partitions[o.count%len(board.Partitions)]
 		return node.XID(index, uint64(o.count), uint32(hit.GPUInstance), uint32(hit.ComputeInstance))
 	case heat:
@@ -89,6 +91,10 @@ func (w *world) hardware(o operation) error {
 		_, err := node.Add("")
 		return err
 	case failCall:
+		if o.name == "DeviceGetCount" {
+			w.reopens = true
+			w.mayMissResets()
+		}
 		w.scripts = append(w.scripts, node.Script(o.name, simnode.Fault{Return: nvml.Unknown, Times: o.count}))
 	case slowCall:
 		w.scripts = append(w.scripts, node.Script(o.name, simnode.Fault{Delay: o.delay, Times: o.count}))
@@ -100,6 +106,8 @@ func (w *world) disturb(o operation) error {
 	switch o.kind {
 	case restartProgram:
 		return w.restart()
+	case killProgram:
+		return w.kill()
 	case succeed:
 		return w.succeed()
 	case restartKubelet:
@@ -121,6 +129,7 @@ func (w *world) disturb(o operation) error {
 	case deleteSockets:
 		return w.removeSockets("virgate-*.sock")
 	case slowStream:
+		w.witness.slowed()
 		w.kubelet.SlowStream(o.delay)
 	case refuse:
 		w.kubelet.RefuseRegister(o.count)
@@ -169,6 +178,7 @@ func (w *world) settle(o operation) error {
 	}
 	w.witness.calm()
 	w.pods.calm()
+	w.reopens = false
 	if o.wish.oneOnly {
 		w.pods.disturb(oneOnly)
 	}
@@ -187,22 +197,6 @@ func (w *world) countStreams() map[string][2]int {
 		}
 	}
 	return counts
-}
-
-// listed is everything that the kubelet knows of the devices of boards at rest,
-// byte for byte.
-func (w *world) listed(conditions []condition) string {
-	restless := w.restless(conditions)
-	snapshot := w.kubelet.Snapshot()
-	var b strings.Builder
-	for _, name := range slices.Sorted(maps.Keys(snapshot.Resources)) {
-		for _, device := range snapshot.Resources[name].Devices {
-			if unit, _ := unitOf(device.ID); !restless[unit] {
-				fmt.Fprintf(&b, "%s %v\n", name, device)
-			}
-		}
-	}
-	return b.String()
 }
 
 // isRestless says that what is listed of a board may change by itself: a program

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"path/filepath"
@@ -48,6 +49,7 @@ type site struct {
 // program is one run of `virgate run`, with its parts put together as
 // cmd/virgate/run.go does, but for the flags, and for the times above.
 type program struct {
+	reach  reach
 	seen   *seenPolicy
 	look   chan struct{}
 	cancel context.CancelFunc
@@ -59,20 +61,21 @@ type program struct {
 }
 
 // start returns at once; what cannot be started is told by stop.
-func start(s site) *program {
+func start(at reach) *program {
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &program{
-		seen: &seenPolicy{}, look: make(chan struct{}, 1), cancel: cancel,
+		reach: at,
+		seen:  &seenPolicy{}, look: make(chan struct{}, 1), cancel: cancel,
 		ended: make(chan struct{}), address: make(chan string, 1),
 	}
 	go func() {
 		defer close(p.ended)
-		p.err = p.run(ctx, s)
+		p.err = p.run(ctx, at)
 	}()
 	return p
 }
 
-func (p *program) run(ctx context.Context, s site) error {
+func (p *program) run(ctx context.Context, s reach) error {
 	log := slog.New(addressHandler{s.log.Handler(), p.address})
 	file := state.NewFile(s.dir, log)
 	config, err := policy.APIConfig(s.kubeconfig)
@@ -96,7 +99,7 @@ func (p *program) run(ctx context.Context, s site) error {
 	defer func() { _ = profiles.ahead.Stop() }()
 	p.seen.use(profiles)
 
-	library := nvml.WithDeadlines(s.node, nvml.Limits{})
+	library := nvml.WithDeadlines(s.driver, nvml.Limits{})
 	kubelet := podresources.New(podresources.Options{Socket: s.podResources, CheckpointDir: s.dir, Logger: log})
 	defer func() { _ = kubelet.Close() }()
 	node := nvml.NewNode(library, nvml.Options{
@@ -178,30 +181,40 @@ func (p *program) stop() (time.Duration, error) {
 
 // scrape reads every page.
 func (p *program) scrape(ctx context.Context) error {
+	for _, path := range []string{"/healthz", "/metrics", "/plan", "/status", "/api/v1/status"} {
+		code, _, err := p.page(ctx, path)
+		if err != nil {
+			return err
+		}
+		// There is no plan before there is a profile.
+		if code != http.StatusOK && (path != "/plan" || code != http.StatusServiceUnavailable) {
+			return fmt.Errorf("%s: %d", path, code)
+		}
+	}
+	return nil
+}
+
+// page is what the program answers on HTTP.
+func (p *program) page(ctx context.Context, path string) (code int, body string, err error) {
 	var address string
 	select {
 	case address = <-p.address:
 		p.address <- address
 	default:
-		return errors.New("http is not served yet")
+		return 0, "", errors.New("http is not served yet")
 	}
-	for _, path := range []string{"/healthz", "/metrics", "/plan", "/status", "/api/v1/status"} {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
-		if err != nil {
-			return err
-		}
-		request.Close = true
-		response, err := http.DefaultClient.Do(request)
-		if err != nil {
-			return err
-		}
-		_ = response.Body.Close()
-		// There is no plan before there is a profile.
-		if response.StatusCode != http.StatusOK && (path != "/plan" || response.StatusCode != http.StatusServiceUnavailable) {
-			return fmt.Errorf("%s: %s", path, response.Status)
-		}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
+	if err != nil {
+		return 0, "", err
 	}
-	return nil
+	request.Close = true
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { _ = response.Body.Close() }()
+	text, err := io.ReadAll(response.Body)
+	return response.StatusCode, string(text), err
 }
 
 // addressHandler passes log records on, and tells where HTTP is served.

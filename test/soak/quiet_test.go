@@ -11,6 +11,8 @@ func (s *scheduler) calm() {
 		calmHangup, calmRestart, calmBad, calmReplicas, calmXID, calmAdmit, calmContainers, calmDrop, calmDrain, calmSuccession, calmDeadKubelet))
 	w := s.inForce
 	switch o.kind {
+	case calmRestart:
+		o.kind = s.orKill(calmRestart, calmKill)
 	case calmBad:
 		if o.rejected {
 			return

@@ -9,7 +9,9 @@ import (
 // the node, as far as that does not depend on the program.
 type scheduler struct {
 	random *rand.Rand
-	out    []operation
+	// kills decides which restarts are kills.
+	kills *rand.Rand
+	out   []operation
 
 	edits int
 	// documents are by name; nil for one that cannot be used.
@@ -24,8 +26,6 @@ type scheduler struct {
 	badDocuments bool
 
 	conditions [boards]condition
-	// hit are boards that have had errors since they last came to rest sound.
-	hit [boards]bool
 	// pulled are ordinals; the last one comes back first.
 	pulled []int
 
@@ -48,7 +48,7 @@ const longStorm = 60
 // schedule is at least so many operations, the same whenever the seed is. It
 // begins and ends with a settled node.
 func schedule(seed uint64, operations int) []operation {
-	s := &scheduler{random: rand.New(rand.NewPCG(seed, 1)), documents: map[string]*wish{}, selected: documentNames[0]}
+	s := &scheduler{random: rand.New(rand.NewPCG(seed, 1)), kills: rand.New(rand.NewPCG(seed, 2)), documents: map[string]*wish{}, selected: documentNames[0]}
 	for _, name := range documentNames {
 		s.write(name, s.anyWish())
 	}
@@ -74,6 +74,11 @@ func schedule(seed uint64, operations int) []operation {
 }
 
 func (s *scheduler) add(o operation) { s.out = append(s.out, o) }
+
+// orKill is that kind of restart, or a kill.
+func (s *scheduler) orKill(restart, kill kind) kind {
+	return pick(s.kills, restart, kill)
+}
 
 // one is true once in n times.
 func (s *scheduler) one(n int) bool { return s.random.IntN(n) == 0 }
@@ -101,14 +106,7 @@ func (s *scheduler) settle() {
 		}
 	}
 	s.obey()
-	rest := s.atRest(settle)
-	for ordinal, hit := range s.hit {
-		if hit && s.conditions[ordinal] == sound {
-			rest.again = append(rest.again, ordinal)
-			s.hit[ordinal] = false
-		}
-	}
-	s.add(rest)
+	s.add(s.atRest(settle))
 	s.cuts = 0
 }
 

@@ -81,7 +81,7 @@ func (s *scheduler) hardware() {
 		s.heal(ordinal)
 	case n < 10 && *condition != faulty:
 		s.add(operation{kind: pick(s.random, xid, partitionXID), board: ordinal, count: pick(s.random, 79, 48, 94, 62, 13, 109)})
-		*condition, s.hit[ordinal] = doubtful, true
+		*condition = doubtful
 	case n < 11:
 		s.add(operation{kind: heat, board: ordinal})
 		*condition = faulty
@@ -121,7 +121,7 @@ const mostCuts = 2
 func (s *scheduler) disturb() {
 	switch n := s.random.IntN(20); {
 	case n < 3:
-		s.add(operation{kind: restartProgram})
+		s.add(operation{kind: s.orKill(restartProgram, killProgram)})
 	case n < 4:
 		s.add(operation{kind: succeed})
 	case n < 7:

@@ -42,6 +42,8 @@ func TestWitness(t *testing.T) {
 		{"ends the stream of a drained name", []simkubelet.Event{list("GPU-0 sick"), ended}, ""},
 		{"ends the stream of a held device", []simkubelet.Event{list("GPU-0"), grant("a", "GPU-0"), list("GPU-0 sick"), ended}, "invariant 1: the stream"},
 		{"ends the stream of a name without devices", []simkubelet.Event{list(), ended}, ""},
+		{"opens a second stream", []simkubelet.Event{list("GPU-0"), opened}, "invariant 4: nvidia.com/gpu has 2 streams"},
+		{"opens a second stream that nobody could foresee", []simkubelet.Event{list("GPU-0 sick"), opened}, ""},
 		{"a dropped stream", []simkubelet.Event{list("GPU-0"), dropped, registered, opened}, ""},
 		{"registers beside its stream", []simkubelet.Event{list("GPU-0"), registered}, "invariant 1: nvidia.com/gpu is registered"},
 		{"one board alone for two pods", []simkubelet.Event{grant("a", "GPU-0"), grant("b", "GPU-0")}, "invariant 7"},

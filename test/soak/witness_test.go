@@ -26,8 +26,10 @@ type witness struct {
 	up      bool
 	// broken says that the schedule itself has broken connections since calm was
 	// last called, and dropped of which resources the kubelet dropped the stream.
-	broken     bool
-	dropped    map[string]bool
+	broken  bool
+	dropped map[string]bool
+	// slow says that the schedule has let the kubelet read slowly since then.
+	slow       bool
 	violations []string
 	counts     counts
 }
@@ -53,8 +55,16 @@ func (w *witness) disturbed() {
 func (w *witness) calm() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.broken = false
+	w.broken, w.slow = false, false
 	clear(w.dropped)
+}
+
+// slowed says that the kubelet may have lists and ends of streams before it that
+// it does not know of yet.
+func (w *witness) slowed() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.slow = true
 }
 
 // take is simkubelet.Options.Witness.
@@ -71,8 +81,7 @@ func (w *witness) take(e simkubelet.Event) {
 			w.complain("invariant 1: %s is registered while its stream is open", e.Resource)
 		}
 	case simkubelet.StreamOpened:
-		w.streams[e.Resource]++
-		w.counts.streams++
+		w.opened(e.Resource)
 	case simkubelet.StreamEnded:
 		w.streams[e.Resource]--
 		excused := w.broken || e.ByKubelet || !w.up || w.dropped[e.Resource]
@@ -90,6 +99,19 @@ func (w *witness) take(e simkubelet.Event) {
 				delete(pods, e.Pod)
 			}
 		}
+	}
+}
+
+// opened holds that a resource has one stream: at the end of another, which may
+// be the program's before it, the kubelet would drop this one. The program can
+// tell that there is another one by the Healthy devices that the kubelet shows,
+// once that has read a list.
+func (w *witness) opened(resource string) {
+	w.streams[resource]++
+	w.counts.streams++
+	shown := slices.Contains(slices.Collect(maps.Values(w.lists[resource])), true)
+	if w.streams[resource] > 1 && shown && !w.slow {
+		w.complain("invariant 4: %s has %d streams, and the end of the older one takes the newer one along", resource, w.streams[resource])
 	}
 }
 

@@ -27,9 +27,17 @@ type world struct {
 	witness *witness
 	pods    *pods
 	program *program
-	uuids   []string
+	// runs counts the programs that were started.
+	runs  int
+	uuids []string
 	// scripts end the driver's troubles.
 	scripts []func()
+	// missed are the boards that may have had a fatal error and were not seen in
+	// use since, with whether a reset of theirs may go unseen.
+	missed map[int]bool
+	// reopens says that the program may give up all handles at any time, because
+	// the boards cannot be listed now and then.
+	reopens bool
 	// settled is what the last settle left.
 	settled *judgement
 	// streams is what was counted at the last calm operation on streams.
@@ -62,7 +70,7 @@ func newWorld(t *testing.T, ctx context.Context, log *slog.Logger) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, ctx: ctx, witness: newWitness(node.Boards), figures: figures{kinds: map[kind]int{}}}
+	w := &world{t: t, ctx: ctx, witness: newWitness(node.Boards), figures: figures{kinds: map[kind]int{}}, missed: map[int]bool{}}
 	for _, board := range node.Boards() {
 		w.uuids = append(w.uuids, board.UUID)
 	}
@@ -75,7 +83,7 @@ func newWorld(t *testing.T, ctx context.Context, log *slog.Logger) *world {
 	}
 	w.cluster, w.site.kubeconfig = newCluster(t, dir)
 	w.kubelet = simkubelet.New(simkubelet.Options{
-		Dir: w.site.dir, PodResourcesSocket: w.site.podResources, HoldPods: true, Witness: w.witness.take, Logger: log,
+		Dir: w.site.dir, PodResourcesSocket: w.site.podResources, HoldPods: true, AllowOverlap: true, Witness: w.witness.take, Logger: log,
 	})
 	w.pods = newPods(w.kubelet)
 
@@ -88,7 +96,9 @@ func newWorld(t *testing.T, ctx context.Context, log *slog.Logger) *world {
 		close(w.pods.queue)
 		children.Wait()
 	})
-	w.program = start(w.site)
+	if w.program, err = w.start(); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() { _, _ = w.program.stop() })
 	return w
 }
@@ -151,7 +161,7 @@ func (w *world) rest(o operation) error {
 		if len(now.wrong) > 0 {
 			since = time.Time{}
 			if time.Since(healed) > pause {
-				w.healAgain(o.again)
+				w.resetAgain(o.conditions)
 				healed, pause = time.Now(), 2*pause
 			}
 			return strings.Join(now.wrong, "\n")
@@ -165,6 +175,9 @@ func (w *world) rest(o operation) error {
 		}
 		return ""
 	})
+	if err == nil {
+		w.recovered()
+	}
 	w.figures.slowestRest = max(w.figures.slowestRest, time.Since(began))
 	return err
 }
@@ -196,17 +209,6 @@ func (w *world) underway() string {
 	return ""
 }
 
-// healAgain resets boards that had errors in a storm once more: a reset that no
-// Virgate saw, because it was just being restarted, proves nothing to it
-// (docs/health.md, Restarts).
-func (w *world) healAgain(ordinals []int) {
-	for _, ordinal := range ordinals {
-		if index, _ := w.boardAt(ordinal); index >= 0 {
-			_ = w.site.node.Heal(index)
-		}
-	}
-}
-
 // stop ends the program and looks for what it has left.
 func (w *world) stop() error {
 	took, err := w.program.stop()
@@ -222,13 +224,17 @@ func (w *world) restart() error {
 	if err := w.stop(); err != nil {
 		return err
 	}
-	w.program = start(w.site)
-	return nil
+	next, err := w.start()
+	w.program = next
+	return err
 }
 
 // succeed starts a second program, which waits, and ends the first.
 func (w *world) succeed() error {
-	next := start(w.site)
+	next, err := w.start()
+	if err != nil {
+		return err
+	}
 	took, err := w.program.stop()
 	w.figures.stops++
 	w.figures.slowestStop = max(w.figures.slowestStop, took)

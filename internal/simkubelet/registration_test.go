@@ -140,7 +140,17 @@ func TestMisbehaviour(t *testing.T) {
 	if took := time.Since(begin); took < delay/2 {
 		t.Errorf("slow list took %v", took)
 	}
+
 	r.SlowStream(0)
+	p.send(healthy("a", "b")...)
+	r.awaitCounts(gpu, 2, 2)
+	r.SlowStream(delay)
+	begin = time.Now()
+	p.server.Stop()
+	r.await(func(s Snapshot) bool { return !s.Resources[gpu].Connected })
+	if took := time.Since(begin); took < delay/2 {
+		t.Errorf("the end of a slow stream took %v", took)
+	}
 }
 
 // The end of a dropped stream does not take a newer client along, however late

@@ -46,6 +46,7 @@ func measurements() []measurement {
 		{"start", startup},
 		{"calls", calls},
 		{"change", changes},
+		{"succession", succession},
 		{"rest", rest},
 		{"size", size},
 	}
@@ -54,7 +55,7 @@ func measurements() []measurement {
 func run(ctx context.Context, arguments []string, out io.Writer) error {
 	flags := flag.NewFlagSet("speed", flag.ContinueOnError)
 	checks := flags.Bool("check", false, "hold the budget and nothing else")
-	only := flags.String("only", "", "the measurement to make: start, calls, change, rest or size; all of them without")
+	only := flags.String("only", "", "the measurement to make: start, calls, change, succession, rest or size; all of them without")
 	binary := flags.String("binary", "bin/virgate", "the program, as make build makes it")
 	scale := flags.Int("scale", 1, "how many times the usual number of rounds")
 	if err := flags.Parse(arguments); err != nil {

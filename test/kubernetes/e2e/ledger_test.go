@@ -111,9 +111,9 @@ func (s *storm) cause(at time.Time, resource string, count int64) string {
 			return fmt.Sprintf("%s after %s", since.Round(time.Millisecond), each.name)
 		}
 	}
-	ended := int64(0)
+	ended := int64(0) // Before or after: of fifty that end together the API server hears late.
 	for _, l := range s.diary.lives {
-		if since := at.Sub(l.ended); l.resource == resource && !l.ran.IsZero() && !l.ended.IsZero() && since > -time.Second && since < lag {
+		if since := at.Sub(l.ended); l.resource == resource && !l.ran.IsZero() && !l.ended.IsZero() && since.Abs() < lag {
 			ended++
 		}
 	}

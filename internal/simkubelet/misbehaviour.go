@@ -47,6 +47,19 @@ func (k *Kubelet) DropStream(resource string) bool {
 	return true
 }
 
+// CutConnections ends the connections to all plugins, as when their processes are
+// killed: calls under way fail, and the ends of streams are noticed like others.
+func (k *Kubelet) CutConnections() {
+	k.lock()
+	defer k.unlock()
+	if k.process == nil {
+		return
+	}
+	for c := range k.process.connections {
+		c.close()
+	}
+}
+
 // dawdle waits as SlowStream asks and is false when the process stops first.
 func (k *Kubelet) dawdle(p *process) bool {
 	k.mu.Lock()

@@ -169,3 +169,21 @@ func TestAwaitEndsWithContext(t *testing.T) {
 		t.Errorf("got %v, want the last state", err)
 	}
 }
+
+// A plugin whose connection is cut has lost its stream, and may register again.
+func TestCutConnections(t *testing.T) {
+	r := startRig(t, Options{})
+	p := r.startPlugin(gpu, "a.sock", healthy("a")...)
+	r.CutConnections()
+	p.awaitEnd()
+	r.awaitCounts(gpu, 0, 1)
+	if err := p.register(r.ctx); err != nil {
+		t.Fatal(err)
+	}
+	p.send(healthy("a")...)
+	r.awaitCounts(gpu, 1, 1)
+	if err := r.Stop(r.ctx); err != nil {
+		t.Fatal(err)
+	}
+	r.CutConnections()
+}

@@ -102,6 +102,18 @@ func TestJudge(t *testing.T) {
 			r.kubelet.Resources[parts] = next
 			return r
 		}, "invariant 4"},
+		{"a name that nobody wants, without a stream", func(r rest) rest {
+			r.kubelet.Resources["nvidia.com/old"] = simkubelet.Resource{Devices: []simkubelet.Device{{ID: board0}}}
+			r.conditions[0] = faulty
+			return r.with(parts, func([]simkubelet.Device) []simkubelet.Device { return nil })
+		}, ""},
+		{"a name that nobody wants and a pod holds, without a stream", func(r rest) rest {
+			r.kubelet.Resources["nvidia.com/old"] = simkubelet.Resource{Devices: []simkubelet.Device{{ID: board0}}}
+			r.conditions[0] = faulty
+			r.kubelet.Pods[0].Containers[0].Grants = append(r.kubelet.Pods[0].Containers[0].Grants,
+				simkubelet.Grant{Resource: "nvidia.com/old", Devices: []string{board0}})
+			return r.with(parts, func([]simkubelet.Device) []simkubelet.Device { return nil })
+		}, "invariant 4: nvidia.com/old has 0 streams"},
 		{"a pod keeps a board from its layout", func(r rest) rest {
 			r.wish.layout, r.wish.excluded = "all-balanced", nil
 			r.conditions[1], r.conditions[2], r.conditions[4] = doubtful, doubtful, doubtful

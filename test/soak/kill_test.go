@@ -15,10 +15,10 @@ import (
 // A run of the program cannot be killed: it is in the test's own process. What
 // SIGKILL does to the world can be had all the same. Each run reaches the
 // device-plugins directory by a link of its own, and the boards by a driver of
-// its own. At a kill the link is led elsewhere, and the driver cuts nothing any
-// more: what the run still does on its way out, such as to save its state, to
-// remove its sockets and to undo a cut, comes to nothing. Only its connections
-// end as they always do, and a call that is under way may still be answered.
+// its own. At a kill the link is led elsewhere, the driver cuts nothing any more,
+// and the kubelet's connections break: what the run still does on its way out,
+// such as to save its state, to remove its sockets, to send a list and to undo a
+// cut, comes to nothing.
 
 // reach is what a run of the program has of the site.
 type reach struct {
@@ -107,6 +107,7 @@ func (w *world) kill() error {
 	if err := w.program.reach.sever(); err != nil {
 		return fmt.Errorf("kill: %w", err)
 	}
+	w.kubelet.CutConnections()
 	// How it ends is of no interest: it can do nothing right any more.
 	_, _ = w.program.stop()
 	if err := leaked(); err != nil {

@@ -26,11 +26,12 @@ import (
 )
 
 // The waits of the program, short enough for thousands of operations. The quiet
-// time stays well above what a kubelet here takes to read a list.
+// time stays well above what a kubelet here takes to read a list, and stopAfter
+// above what it takes to keep and read one on a busy machine.
 const (
 	quiet       = 400 * time.Millisecond
 	retireAfter = 300 * time.Millisecond
-	stopAfter   = 150 * time.Millisecond
+	stopAfter   = time.Second
 	healthQuiet = 100 * time.Millisecond
 	probe       = 60 * time.Millisecond
 	rescan      = 120 * time.Millisecond

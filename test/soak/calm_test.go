@@ -105,18 +105,6 @@ func (w *world) reconnect(resource string) error {
 	return err
 }
 
-// differ says what is not as it was.
-func (w *world) differ(invariant string, o operation, before still) error {
-	now, err := w.still(o.conditions)
-	if err != nil {
-		return err
-	}
-	if diff := cmp.Diff(before, now); diff != "" {
-		return fmt.Errorf("invariant %s: other lists, or another plan (-before +after):\n%s", invariant, diff)
-	}
-	return nil
-}
-
 // spoilt puts a bad profile in the place of the good one, and back.
 func (w *world) spoilt(o operation, before still) error {
 	if err := w.nothing("2", o, before, func() error { return w.reject(o) }); err != nil {

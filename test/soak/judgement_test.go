@@ -131,3 +131,37 @@ func TestJudge(t *testing.T) {
 		})
 	}
 }
+
+func TestStill(t *testing.T) {
+	made := func(plan string, restless ...string) still {
+		s := still{lists: map[string][]string{board0: {"a"}, board3: {"b"}}, plan: plan, restless: map[string]bool{}}
+		for _, board := range restless {
+			s.restless[board] = true
+		}
+		return s
+	}
+	other := func(s still, board string) still {
+		s.lists[board] = append(s.lists[board], "c")
+		return s
+	}
+	tests := []struct {
+		name          string
+		before, after still
+		differ        bool
+	}{
+		{"the same", made("x"), made("x"), false},
+		{"another plan", made("x"), made("y"), true},
+		{"another list", made("x"), other(made("x"), board0), true},
+		{"another list of a restless board", made("", board0), other(made("", board0), board0), false},
+		{"of one that was restless", made("", board0), other(made("x"), board0), false},
+		{"of one that has become restless", made("x"), other(made("", board0), board0), false},
+		{"of another one", made("", board0), other(made("", board0), board3), true},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			if diff := test.before.differ(test.after); (diff != "") != test.differ {
+				t.Errorf("differs: %q", diff)
+			}
+		})
+	}
+}

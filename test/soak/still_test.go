@@ -5,21 +5,42 @@ import (
 	"maps"
 	"net/http"
 	"slices"
-	"strings"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // still is what must stay as it is where nothing has changed, byte for byte.
 type still struct {
-	// Lists is everything that the kubelet knows of the devices of boards at rest.
-	Lists string
-	// Plan is the program's; empty where a board is not at rest.
-	Plan string
+	// lists is everything that the kubelet knows of the devices of each board, by
+	// UUID; "" has those of partitions that are gone.
+	lists map[string][]string
+	// plan is the program's, empty where a board is restless.
+	plan string
+	// restless are the boards of which both may change.
+	restless map[string]bool
 }
 
 // still waits for the program's plan.
 func (w *world) still(conditions []condition) (still, error) {
-	now := still{Lists: w.listed(conditions)}
-	if w.anyRestless(conditions) {
+	now := still{lists: map[string][]string{}, restless: map[string]bool{}}
+	boardOf := map[string]string{}
+	for ordinal, board := range w.site.node.Boards() {
+		if w.isRestless(board, conditions[ordinal]) {
+			now.restless[board.UUID] = true
+		}
+		boardOf[board.UUID] = board.UUID
+		for _, partition := range board.Partitions {
+			boardOf[partition.UUID] = board.UUID
+		}
+	}
+	snapshot := w.kubelet.Snapshot()
+	for _, name := range slices.Sorted(maps.Keys(snapshot.Resources)) {
+		for _, device := range snapshot.Resources[name].Devices {
+			unit, _ := unitOf(device.ID)
+			now.lists[boardOf[unit]] = append(now.lists[boardOf[unit]], fmt.Sprintf("%s %v", name, device))
+		}
+	}
+	if len(now.restless) > 0 {
 		return now, nil
 	}
 	err := w.await("the plan", func() string {
@@ -27,23 +48,38 @@ func (w *world) still(conditions []condition) (still, error) {
 		if err != nil || code != http.StatusOK {
 			return fmt.Sprint(code, " ", err)
 		}
-		now.Plan = body
+		now.plan = body
 		return ""
 	})
 	return now, err
 }
 
-// listed is still.Lists.
-func (w *world) listed(conditions []condition) string {
-	restless := w.restless(conditions)
-	snapshot := w.kubelet.Snapshot()
-	var b strings.Builder
-	for _, name := range slices.Sorted(maps.Keys(snapshot.Resources)) {
-		for _, device := range snapshot.Resources[name].Devices {
-			if unit, _ := unitOf(device.ID); !restless[unit] {
-				fmt.Fprintf(&b, "%s %v\n", name, device)
-			}
-		}
+// differ says what is not as it was, but for boards that were restless before or
+// are now: one that waits for its pods may be cut, or be given up, in between.
+func (s still) differ(now still) string {
+	restless := maps.Clone(s.restless)
+	maps.Copy(restless, now.restless)
+	before, after := maps.Clone(s.lists), maps.Clone(now.lists)
+	if len(restless) > 0 {
+		restless[""] = true // Partitions that are gone may have been theirs.
 	}
-	return b.String()
+	for board := range restless {
+		delete(before, board)
+		delete(after, board)
+	}
+	if diff := cmp.Diff(before, after); diff != "" || len(restless) > 0 {
+		return diff
+	}
+	return cmp.Diff(s.plan, now.plan)
+}
+
+func (w *world) differ(invariant string, o operation, before still) error {
+	now, err := w.still(o.conditions)
+	if err != nil {
+		return err
+	}
+	if diff := before.differ(now); diff != "" {
+		return fmt.Errorf("invariant %s: other lists, or another plan (-before +after):\n%s", invariant, diff)
+	}
+	return nil
 }

@@ -20,8 +20,8 @@ const (
 )
 
 // collectRarely lets the heap grow during the start, and returns what ends that:
-// it waits so long, gives back what is not needed, and has the collector keep to
-// it; or returns when ctx ends. It never fails. Where the user's $GOGC says how
+// it waits so long, gives back what the start alone has needed, and has the
+// collector keep to it; or returns when ctx ends. It never fails. Where the user's $GOGC says how
 // the collector is to work, it does so throughout, and a $GOMEMLIMIT below
 // startLimit holds.
 func collectRarely(environment environment, start time.Duration) func(context.Context) error {
@@ -44,6 +44,7 @@ func collectRarely(environment environment, start time.Duration) func(context.Co
 			debug.SetMemoryLimit(limit)
 		}
 		debug.FreeOSMemory()
+		forgetStart()
 		return nil
 	}
 }

@@ -17,6 +17,9 @@ func rest(ctx context.Context, b bench) ([]figure, error) {
 		return nil, err
 	}
 	defer s.stop()
+	if err := s.unpack(); err != nil {
+		return nil, err
+	}
 	const devices = 80
 	api, err := newAPIServer(map[string]string{"shared": string(profile(devices))})
 	if err != nil {

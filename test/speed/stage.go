@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"sync"
@@ -49,6 +50,26 @@ func newStage(ctx context.Context, binary string) (*stage, error) {
 		_ = os.RemoveAll(dir)
 	}
 	return s, nil
+}
+
+// unpack has a copy of the program run that is written in small pieces, as an image
+// is unpacked on a node: Linux maps a file in the pieces in which it was written.
+func (s *stage) unpack() error {
+	from, err := os.Open(s.binary)
+	if err != nil {
+		return fmt.Errorf("copy the program: %w", err)
+	}
+	defer func() { _ = from.Close() }()
+	s.binary = s.path("virgate")
+	to, err := os.OpenFile(s.binary, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o700)
+	if err != nil {
+		return fmt.Errorf("copy the program: %w", err)
+	}
+	_, err = io.Copy(struct{ io.Writer }{to}, struct{ io.Reader }{from})
+	if err := errors.Join(err, to.Close()); err != nil {
+		return fmt.Errorf("copy the program: %w", err)
+	}
+	return nil
 }
 
 func (s *stage) path(name string) string { return filepath.Join(s.dir, name) }

@@ -64,6 +64,11 @@ func readDocument(path string) ([]byte, error) {
 	case !info.Mode().IsRegular():
 		return nil, fmt.Errorf("%s: %w", path, errNoFile)
 	}
+	return readBounded(path)
+}
+
+// readBounded reads a file of at most maxDocument.
+func readBounded(path string) ([]byte, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, err

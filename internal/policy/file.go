@@ -57,7 +57,7 @@ func (f *File) read() (configs.Selected, error) {
 		config, err := configs.Parse("", nil, f.Overrides)
 		return config.Select(f.source(), "", nil), err
 	}
-	data, err := os.ReadFile(f.Path)
+	data, err := readBounded(f.Path)
 	if err != nil {
 		return configs.Selected{}, fmt.Errorf("read profile: %w", err)
 	}
@@ -106,7 +106,7 @@ func (f *File) Watch(ctx context.Context, changed func()) error {
 	tick := time.NewTicker(readInterval)
 	defer tick.Stop()
 	// Read before the first call: what changes after it is then noticed.
-	last, lastErr := os.ReadFile(f.Path)
+	last, lastErr := readBounded(f.Path)
 	changed()
 	for {
 		select {
@@ -114,7 +114,7 @@ func (f *File) Watch(ctx context.Context, changed func()) error {
 			return nil
 		case <-tick.C:
 		}
-		data, err := os.ReadFile(f.Path)
+		data, err := readBounded(f.Path)
 		if !bytes.Equal(data, last) || errors.Is(err, os.ErrNotExist) != errors.Is(lastErr, os.ErrNotExist) {
 			changed()
 		}

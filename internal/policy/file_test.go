@@ -88,6 +88,12 @@ func TestProfile(t *testing.T) {
 	}
 }
 
+func TestEndlessFile(t *testing.T) {
+	if _, err := (&File{Path: "/dev/zero"}).Profile(); err == nil || !strings.Contains(err.Error(), "/dev/zero: longer than 4194304 bytes") {
+		t.Errorf("an endless file: %v", err)
+	}
+}
+
 func TestWatchFollowsEdits(t *testing.T) {
 	dir := t.TempDir()
 	f := &File{Path: filepath.Join(dir, "p.yaml")}

@@ -35,10 +35,11 @@ func (d *deadlined) DeviceGetCount() (int, error) {
 }
 
 func (d *deadlined) DeviceGetHandleByIndex(index int) (Device, error) {
-	l := d.lanes.board(index)
 	call := fmt.Sprintf("DeviceGetHandleByIndex(%d)", index)
-	device, err := limited(l, call, d.limits.Lookup, func() (Device, error) { return d.lib.DeviceGetHandleByIndex(index) })
-	belongs(d.lanes, d.lanes.devices, device, l, err)
+	device, err := limited(d.lanes.lookUp(index), call, d.limits.Lookup, func() (Device, error) { return d.lib.DeviceGetHandleByIndex(index) })
+	if err == nil {
+		err = d.lanes.found(device).blocked()
+	}
 	return device, err
 }
 

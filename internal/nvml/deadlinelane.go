@@ -6,12 +6,14 @@ import "sync"
 // are forgotten, and their calls then stand with those of the library.
 const laneLimit = 1 << 16
 
-// lanes says which board a handle belongs to. A board is known by its index, so
-// that looking up its handle anew is stuck with it.
+// lanes says which calls are made one at a time: those for a board's handle, with
+// the handles that came from it, and the look-ups at an index. The boards at an
+// index are not the same for ever: one that is stuck must not keep the next one
+// there from being looked up, nor a board's former handle the board.
 type lanes struct {
 	mu      sync.Mutex
 	library *lane
-	boards  map[int]*lane
+	indices map[int]*lane
 
 	devices   map[Device]*lane
 	instances map[GPUInstance]*lane
@@ -20,19 +22,28 @@ type lanes struct {
 
 func newLanes() *lanes {
 	return &lanes{
-		library: newLane(), boards: map[int]*lane{}, devices: map[Device]*lane{},
+		library: newLane(), indices: map[int]*lane{}, devices: map[Device]*lane{},
 		instances: map[GPUInstance]*lane{}, computes: map[ComputeInstance]*lane{},
 	}
 }
 
-// board is the lane of the board at the index.
-func (l *lanes) board(index int) *lane {
+// lookUp is the lane of the index.
+func (l *lanes) lookUp(index int) *lane {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.boards[index] == nil {
-		l.boards[index] = newLane()
+	if l.indices[index] == nil {
+		l.indices[index] = newLane()
 	}
-	return l.boards[index]
+	return l.indices[index]
+}
+
+// found is the lane of the handle that was looked up, a new one for a new handle.
+func (l *lanes) found(device Device) *lane {
+	if known := of(l, l.devices, device); known != l.library {
+		return known
+	}
+	belongs(l, l.devices, device, newLane(), nil)
+	return of(l, l.devices, device)
 }
 
 // of is the lane of the handle in the table, which is one of l's.

@@ -37,10 +37,14 @@ func (d *brittle) EventSetFree(set nvml.EventSet) error {
 func TestWatchEnd(t *testing.T) {
 	t.Run("in a wait for events", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			w := watch(t, simulate(t, "dgx-a100"))
-			began := time.Now()
+			sim := simulate(t, "dgx-a100")
+			w := watch(t, sim)
+			began, asked := time.Now(), sim.Calls("DeviceGetMemoryInfo")
 			if err := w.stop(); err != nil {
 				t.Error(err)
+			}
+			if got := sim.Calls("DeviceGetMemoryInfo"); got != asked {
+				t.Errorf("%d boards were asked once more", got-asked)
 			}
 			if took := time.Since(began); took > 250*time.Millisecond {
 				t.Errorf("Watch took %v to end", took)

@@ -21,6 +21,9 @@ type finding struct {
 // longer lists.
 func lost() finding { return finding{sharing.CauseLost, "lost"} }
 
+// unread is the finding at what may be there, and was not found.
+func unread() finding { return finding{sharing.CauseProbe, "cannot be read"} }
+
 func unreadable(err error) finding {
 	return finding{sharing.CauseProbe, "cannot be read: " + cause(err)}
 }

@@ -33,7 +33,11 @@ func newLedger() *ledger {
 // nothing of is no longer listed by the driver, but its pods still hold it, so
 // it stays.
 func (l *ledger) enter(p pass, at moment) {
-	renewed := l.renewed(p.driver)
+	if l.renewed(p.driver) {
+		for _, known := range l.records {
+			known.gone = true
+		}
+	}
 	read := map[string]bool{}
 	for _, r := range p.readings {
 		uuid := r.gpu.UUID
@@ -43,7 +47,6 @@ func (l *ledger) enter(p pass, at moment) {
 			known = &record{units: map[string]unitHealth{}, tally: l.tally}
 			l.records[uuid] = known
 		}
-		r.reset = r.reset || renewed
 		known.enter(r, at)
 		l.remind(known, at)
 	}
@@ -53,6 +56,8 @@ func (l *ledger) enter(p pass, at moment) {
 		case read[uuid] || p.pending[uuid]:
 		case failed:
 			l.records[uuid].absent(why, at)
+		case p.full && p.obscure:
+			l.records[uuid].absent(unread(), at)
 		case p.full:
 			l.records[uuid].absent(lost(), at)
 		}

@@ -83,6 +83,13 @@ func TestLedgerEvidence(t *testing.T) {
 		{"it was not listed", []func(*ledger){func(l *ledger) { l.enter(absent(), at(10)) }}, sharing.Recovering},
 		{"it was lost", []func(*ledger){func(l *ledger) { l.enter(unread(lost()), at(10)) }}, sharing.Recovering},
 		{"it could not be read", []func(*ledger){func(l *ledger) { l.enter(unread(unreadable(Unknown)), at(10)) }}, sharing.Unhealthy},
+		{"it was lost, and then could not be read", []func(*ledger){
+			func(l *ledger) { l.enter(unread(lost()), at(10)) }, func(l *ledger) { l.enter(unread(unreadable(Unknown)), at(20)) },
+		}, sharing.Recovering},
+		{"it may be what could not be read", []func(*ledger){func(l *ledger) { l.enter(pass{full: true, obscure: true}, at(10)) }}, sharing.Unhealthy},
+		{"it was read late, after another driver came", []func(*ledger){
+			func(l *ledger) { l.enter(with("1"), at(10)) }, func(l *ledger) { l.enter(pass{driver: "2"}, at(20)) },
+		}, sharing.Recovering},
 		{"it has not answered yet", []func(*ledger){func(l *ledger) {
 			l.enter(pass{full: true, pending: map[string]bool{boardUUID: true}}, at(10))
 		}}, sharing.Unhealthy},
@@ -107,6 +114,17 @@ func TestLedgerEvidence(t *testing.T) {
 				t.Errorf("state %s, want %s", got, test.want)
 			}
 		})
+	}
+}
+
+// TestLedgerLate holds that one look which came late, and could not tell which board
+// it was of, says nothing against those that it did not find.
+func TestLedgerLate(t *testing.T) {
+	known := newLedger()
+	known.enter(seen(), at(0))
+	known.enter(pass{obscure: true}, at(10))
+	if got := known.inventory()[0].Fault; got != "" {
+		t.Errorf("fault %q", got)
 	}
 }
 

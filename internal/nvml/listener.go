@@ -131,14 +131,15 @@ func (l *listener) register(device Device) (bool, error) {
 }
 
 func (l *listener) start(ctx context.Context) {
-	ctx, l.halt = context.WithCancel(ctx)
-	l.waiting = true
-	go func() { l.ended <- l.wait(ctx, l.set) }()
+	halted, halt := context.WithCancel(ctx)
+	l.waiting, l.halt = true, halt
+	go func() { l.ended <- l.wait(ctx, halted, l.set) }()
 }
 
-// wait hands over events until ctx ends, which is no error, or a wait fails.
-func (l *listener) wait(ctx context.Context, set EventSet) error {
-	for ctx.Err() == nil {
+// wait hands over events until halted ends, which is no error, or a wait fails.
+// What the last wait brings is handed over too, unless ctx has ended.
+func (l *listener) wait(ctx, halted context.Context, set EventSet) error {
+	for halted.Err() == nil {
 		event, err := l.lib.EventSetWait(set, eventWait)
 		switch {
 		case err == nil:

@@ -9,17 +9,12 @@ import (
 
 // merge makes a pass of outcomes, and keeps their boards for the next one.
 func (s *scanner) merge(over []outcome) pass {
-	slices.SortFunc(over, func(a, b outcome) int { return cmp.Compare(a.index, b.index) })
-	p := pass{full: true, unreadable: map[string]finding{}, pending: map[string]bool{}}
-	var problems []error
-	for _, o := range over {
-		for _, uuid := range o.died {
-			s.dead[uuid] = true
-		}
-	}
 	if moved(over) {
 		return pass{err: errMoved}
 	}
+	slices.SortFunc(over, func(a, b outcome) int { return cmp.Compare(a.index, b.index) })
+	p := pass{full: true, unreadable: map[string]finding{}, pending: map[string]bool{}}
+	var problems []error
 	for _, o := range over {
 		before := o.known
 		o.known = o.board
@@ -38,7 +33,7 @@ func (s *scanner) merge(over []outcome) pass {
 		uuid := o.reading.gpu.UUID
 		o.reading.reset = o.renewed && s.dead[uuid]
 		delete(s.dead, uuid)
-		delete(s.former, uuid)
+		s.handles[uuid] = o.reading.device
 		p.readings = append(p.readings, o.reading)
 	}
 	for _, place := range s.slots {

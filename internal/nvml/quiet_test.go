@@ -3,6 +3,7 @@ package nvml_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -90,5 +91,30 @@ func TestLookAgain(t *testing.T) {
 				t.Errorf("Quiet: %v, want it to end with its context", err)
 			}
 		})
+	})
+}
+
+// TestLastEventCounts holds that what a board reports while the wait for events is
+// being ended is not lost.
+func TestLastEventCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "dgx-a100")
+		w := watch(t, sim)
+		gpus, err := w.Inventory()
+		must(t, err)
+		want := map[string]string{}
+		for gpu := 1; gpu < 8; gpu++ {
+			resumes := make(chan func(), 1)
+			go func() {
+				resume, _ := w.Quiet(t.Context(), gpus[0].UUID)
+				resumes <- resume
+			}()
+			synctest.Wait()
+			must(t, sim.XID(gpu, 79, nvml.WholeBoard, nvml.WholeBoard))
+			(<-resumes)()
+			after(time.Second)
+			want[fmt.Sprint(gpu)] = "XID 79"
+			w.expect("a second later", want)
+		}
 	})
 }

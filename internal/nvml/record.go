@@ -22,7 +22,8 @@ type record struct {
 	device Device
 	// units are the health of the board and of its partitions, by UUID.
 	units map[string]unitHealth
-	// gone says that the last pass found the board lost.
+	// gone says that the board was lost, or its driver away, since it was last read:
+	// it comes back reset.
 	gone bool
 	// temperature is what the last temperature says against the board.
 	temperature string
@@ -90,7 +91,7 @@ func (k *record) keep(r *reading) {
 		}
 		// A partition must not seem destroyed because one call failed.
 		r.gpu.Partitions = append(r.gpu.Partitions, p)
-		r.found(p.UUID, finding{sharing.CauseProbe, "cannot be read"})
+		r.found(p.UUID, unread())
 	}
 }
 
@@ -124,7 +125,7 @@ func (k *record) place(r report, at moment) bool {
 
 // absent enters that a pass could not read the board.
 func (k *record) absent(why finding, at moment) {
-	k.gone = why.cause == sharing.CauseLost
+	k.gone = k.gone || why.cause == sharing.CauseLost
 	k.observe(k.gpu.UUID, observation{kind: probed, findings: []finding{why}}, at)
 }
 

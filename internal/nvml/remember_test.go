@@ -115,7 +115,7 @@ func TestFatalBeforeTheDriver(t *testing.T) {
 		end()
 		after(2 * time.Second)
 		w.expect("with the driver", map[string]string{"0": "XID 79"})
-		after(11 * time.Second)
+		after(rescan)
 		w.expect("when the last board can be read", map[string]string{"0": "XID 79", "3": "XID 48"})
 		if since := w.Health().Units[0].Since; !since.Equal(time.Unix(1, 0)) {
 			t.Errorf("unhealthy since %v, want since it was found", since)

@@ -20,13 +20,15 @@ type scanner struct {
 	topology topology
 	slots    []*slot
 	// dead has the UUIDs of boards with a handle that answered GPU_IS_LOST and
-	// that have not been read since; former has the handles that boards had before
-	// the enumeration, until they are read in it. Both are the only trace of a
+	// that have not been read since; handles are those by which boards were read
+	// the last time, also before an enumeration. Both are the only trace of a
 	// reset that no look has seen yet.
-	dead   map[string]bool
-	former map[string]Device
-	// outcomes are of looks that are over; late ones come between passes.
+	dead    map[string]bool
+	handles map[string]Device
+	// outcomes are of looks that are over; late ones come between passes. away is
+	// how many are still to come.
 	outcomes chan outcome
+	away     int
 	looking  sync.WaitGroup
 	began    bool
 }
@@ -48,7 +50,7 @@ type pass struct {
 	// be read, by UUID. pending are those that have not answered yet.
 	unreadable map[string]finding
 	pending    map[string]bool
-	// full says that no other board is there; obscure that one may be all the
+	// full says that the boards were counted and no other is there; obscure that one may be all the
 	// same, since a slot could not be read for another reason than a lost board.
 	full, obscure bool
 	// problems say what could not be read, joined; nil when all could.
@@ -66,13 +68,34 @@ var errMoved = errors.New("the driver lists one GPU twice")
 func newScanner(lib Library, doing *activity, dead map[string]bool) *scanner {
 	return &scanner{
 		lib: lib, activity: doing, topology: topology{lib: lib, activity: doing},
-		dead: dead, former: map[string]Device{}, outcomes: make(chan outcome),
+		dead: dead, handles: map[string]Device{}, outcomes: make(chan outcome),
 	}
 }
 
 // scan reads every board. Only what concerns all of them is in err: that the
 // driver does not answer, or that ctx has ended.
 func (s *scanner) scan(ctx context.Context) pass {
+	p := s.list(ctx)
+	if errors.Is(p.err, errMoved) {
+		s.slots = nil
+		p = s.list(ctx)
+	}
+	return p
+}
+
+// probe looks how the known boards fare. It does not count the boards, so it
+// never says that there is no other.
+func (s *scanner) probe(ctx context.Context) pass {
+	p := s.look(ctx, false)
+	if errors.Is(p.err, errMoved) {
+		return s.scan(ctx)
+	}
+	p.full = false
+	return p
+}
+
+// list reads every board that the driver lists.
+func (s *scanner) list(ctx context.Context) pass {
 	end := s.activity.begin("DeviceGetCount")
 	count, err := s.lib.DeviceGetCount()
 	end()
@@ -82,34 +105,11 @@ func (s *scanner) scan(ctx context.Context) pass {
 	if count != len(s.slots) {
 		s.enumerate(count)
 	}
-	p := s.look(ctx, true)
-	if errors.Is(p.err, errMoved) {
-		s.enumerate(count)
-		p = s.look(ctx, true)
-	}
-	return p
-}
-
-// probe looks how the known boards fare.
-func (s *scanner) probe(ctx context.Context) pass { return s.look(ctx, false) }
-
-// farewell is the readings that show a reset since the last look, none when ctx
-// has ended.
-func (s *scanner) farewell(ctx context.Context) pass {
-	if ctx.Err() != nil {
-		return pass{}
-	}
-	last := s.probe(ctx)
-	return pass{readings: slices.DeleteFunc(last.readings, func(r reading) bool { return !r.reset })}
+	return s.look(ctx, true)
 }
 
 // enumerate begins anew. Looks that are under way are of no interest any more.
 func (s *scanner) enumerate(count int) {
-	for _, place := range s.slots {
-		if place.known != nil {
-			s.former[place.known.fixed.UUID] = place.known.device
-		}
-	}
 	s.slots = make([]*slot, count)
 	for index := range s.slots {
 		s.slots[index] = &slot{index: index}
@@ -118,13 +118,7 @@ func (s *scanner) enumerate(count int) {
 
 // look looks at all boards that are not being looked at.
 func (s *scanner) look(ctx context.Context, whole bool) pass {
-	waiting := map[*slot]bool{}
-	for _, place := range s.slots {
-		if !place.busy {
-			s.start(ctx, place, whole)
-			waiting[place] = true
-		}
-	}
+	waiting := s.begin(ctx, whole)
 	limit := patience
 	if !s.began {
 		limit = firstPatience
@@ -136,7 +130,7 @@ func (s *scanner) look(ctx context.Context, whole bool) pass {
 		select {
 		case o := <-s.outcomes:
 			delete(waiting, o.slot)
-			if o.busy = false; s.current(o) {
+			if s.took(o) {
 				over = append(over, o)
 			}
 		case <-enough.C:
@@ -149,12 +143,26 @@ func (s *scanner) look(ctx context.Context, whole bool) pass {
 	return s.merge(over)
 }
 
-// start looks at the slot in a goroutine of its own.
-func (s *scanner) start(ctx context.Context, place *slot, whole bool) {
-	place.busy = true
-	end, former := s.activity.begin(place.String()), maps.Clone(s.former)
+// begin begins to look at each slot that is not being looked at, and returns those
+// slots.
+func (s *scanner) begin(ctx context.Context, whole bool) map[*slot]bool {
+	begun, handles := map[*slot]bool{}, maps.Clone(s.handles)
+	for _, place := range s.slots {
+		if place.busy {
+			continue
+		}
+		place.busy, begun[place] = true, true
+		s.start(ctx, place.String(), func() outcome { return place.look(s.lib, whole, handles) })
+	}
+	return begun
+}
+
+// start looks in a goroutine of its own.
+func (s *scanner) start(ctx context.Context, what string, look func() outcome) {
+	s.away++
+	end := s.activity.begin(what)
 	s.looking.Go(func() {
-		o := place.look(s.lib, whole, former)
+		o := look()
 		end()
 		send(ctx, s.outcomes, o)
 	})
@@ -162,7 +170,7 @@ func (s *scanner) start(ctx context.Context, place *slot, whole bool) {
 
 // late is the pass of one outcome that came between passes.
 func (s *scanner) late(o outcome) pass {
-	if o.busy = false; !s.current(o) {
+	if !s.took(o) {
 		return pass{}
 	}
 	p := s.merge([]outcome{o})
@@ -170,7 +178,15 @@ func (s *scanner) late(o outcome) pass {
 	return p
 }
 
-// current says that the slot is one of the enumeration as it is.
-func (s *scanner) current(o outcome) bool {
-	return o.index < len(s.slots) && s.slots[o.index] == o.slot
+// took notes that the look is over, and says that its slot is one of the
+// enumeration as it is.
+func (s *scanner) took(o outcome) bool {
+	s.away--
+	o.busy = false
+	for uuid, handle := range s.handles {
+		if slices.Contains(o.died, handle) {
+			s.dead[uuid] = true
+		}
+	}
+	return slices.Contains(s.slots, o.slot)
 }

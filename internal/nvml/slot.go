@@ -22,16 +22,16 @@ type outcome struct {
 	board   *board
 	reading reading
 	err     error
-	// died are the UUIDs of boards with a handle that answered GPU_IS_LOST; renewed
-	// says that a new handle works.
-	died    []string
+	// died are the handles that answered GPU_IS_LOST; renewed says that a new one
+	// works.
+	died    []Device
 	renewed bool
 }
 
 // look takes a reading of the slot: by the board's handle where it has one, a
-// probe if that is enough, and else by a new handle. former are the handles that
-// boards had in an enumeration before, by UUID.
-func (s *slot) look(lib Library, whole bool, former map[string]Device) outcome {
+// probe if that is enough, and else by a new handle. handles are those by which
+// boards were read the last time, by UUID, which may be another slot's.
+func (s *slot) look(lib Library, whole bool, handles map[string]Device) outcome {
 	o := outcome{slot: s, board: s.known}
 	if s.known != nil {
 		if !whole {
@@ -42,8 +42,11 @@ func (s *slot) look(lib Library, whole bool, former map[string]Device) outcome {
 		if o.reading, o.err = s.known.read(lib); o.err == nil {
 			return o
 		}
+		if _, stuck := errors.AsType[*AbandonedError](o.err); stuck {
+			return o // What the handle answers in the end may be that it is dead.
+		}
 		if errors.Is(o.err, GPUIsLost) {
-			o.died = append(o.died, s.known.fixed.UUID)
+			o.died = append(o.died, s.known.device)
 		}
 	}
 	found, r, err := find(lib, s.index)
@@ -52,8 +55,8 @@ func (s *slot) look(lib Library, whole bool, former map[string]Device) outcome {
 		return o
 	}
 	o.board, o.reading, o.err, o.renewed = found, r, nil, true
-	if handle, had := former[r.gpu.UUID]; had && handle != r.device && answersLost(lib, handle) {
-		o.died = append(o.died, r.gpu.UUID)
+	if handle, had := handles[r.gpu.UUID]; had && handle != r.device && answersLost(lib, handle) {
+		o.died = append(o.died, handle)
 	}
 	return o
 }
@@ -72,14 +75,11 @@ func find(lib Library, index int) (*board, reading, error) {
 	return found, r, err
 }
 
-// answersLost says that the handle answers GPU_IS_LOST. It asks what a probe asks
-// first: what the driver knows by heart it may tell of a board that is lost.
+// answersLost says that the handle answers a probe with GPU_IS_LOST. What the
+// driver knows by heart it may tell of a board that is lost.
 func answersLost(lib Library, device Device) bool {
-	if _, err := lib.DeviceGetMemoryInfo(device); err == nil || errors.Is(err, GPUIsLost) {
-		return err != nil
-	}
-	_, err := lib.DeviceGetTemperature(device)
-	return errors.Is(err, GPUIsLost)
+	r := reading{device: device}
+	return errors.Is(r.examine(lib), GPUIsLost)
 }
 
 func (s *slot) String() string { return fmt.Sprintf("a call for GPU %d", s.index) }

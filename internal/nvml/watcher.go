@@ -83,11 +83,9 @@ func (w *watcher) session(ctx context.Context) (worked bool, err error) {
 	boards := newScanner(w.lib, w.activity, w.dead)
 	defer boards.looking.Wait()
 	// After the wait for events, which takes a moment in which boards may be reset.
-	defer w.farewell(ctx, boards)
+	defer boards.farewell(ctx)
 	listening := newListener(w)
 	defer listening.stop(ctx)
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	version := w.version()
 	scanned := time.Time{}
 	for {
@@ -136,14 +134,6 @@ func (w *watcher) session(ctx context.Context) (worked bool, err error) {
 				scanned, waiting = time.Time{}, nil
 			}
 		}
-	}
-}
-
-// farewell hands over which boards were reset since the last look. The driver is
-// about to be closed, and what the handles tell of that is gone then.
-func (w *watcher) farewell(ctx context.Context, boards *scanner) {
-	if last := boards.farewell(ctx); len(last.readings) > 0 {
-		send(ctx, w.passes, last)
 	}
 }
 

@@ -23,17 +23,17 @@ func (s *server) awaitBarrier(ctx context.Context) {
 	if s.kubelet == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, barrierTimeout)
+	limited, cancel := context.WithTimeout(ctx, barrierTimeout)
 	defer cancel()
-	for pause := firstBarrierPause; ; pause = min(2*pause, mostBarrierPause) {
-		serving, err := s.kubelet.Serving(ctx, s.name)
-		if err != nil || !serving {
+	for pause := firstBarrierPause; limited.Err() == nil; pause = min(2*pause, mostBarrierPause) {
+		serving, err := s.kubelet.Serving(limited, s.name)
+		if limited.Err() == nil && (err != nil || !serving) {
 			return
 		}
-		if !sleep(ctx, pause) {
-			s.log.Warn("another plugin seems to serve this resource, registering all the same")
-			return
-		}
+		sleep(limited, pause)
+	}
+	if ctx.Err() == nil {
+		s.log.Warn("another plugin seems to serve this resource, registering all the same")
 	}
 }
 

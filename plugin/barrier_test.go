@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,10 +17,16 @@ type holdingOn struct {
 	until time.Time
 	err   error
 	asked int
+	// patience is how many questions it answers; zero for all. The others hang.
+	patience int
 }
 
-func (h *holdingOn) Serving(context.Context, string) (bool, error) {
+func (h *holdingOn) Serving(ctx context.Context, _ string) (bool, error) {
 	h.asked++
+	if h.patience > 0 && h.asked > h.patience {
+		<-ctx.Done()
+		return false, ctx.Err()
+	}
 	return time.Now().Before(h.until), h.err
 }
 
@@ -35,7 +42,8 @@ func TestBarrier(t *testing.T) {
 		err      error
 		late     time.Duration // at most
 		asked    int           // at most
-		givesUp  bool
+		patience int
+		givesUp  bool          // and says so
 		untilEnd time.Duration // zero for no end
 	}{
 		{name: "let go already", asked: 1},
@@ -43,20 +51,23 @@ func TestBarrier(t *testing.T) {
 		{name: "lets go soon", holds: 12 * time.Millisecond, late: 5 * time.Millisecond, asked: 3},
 		{name: "takes a second", holds: time.Second, late: 50 * time.Millisecond, asked: 26},
 		{name: "never", holds: time.Hour, givesUp: true, asked: 210},
+		{name: "never, and then does not answer", holds: time.Hour, patience: 3, givesUp: true, asked: 4},
 		{name: "does not say", holds: time.Hour, err: errors.New("no socket"), asked: 1},
 		{name: "the program ends", holds: time.Hour, untilEnd: time.Millisecond, asked: 1},
+		{name: "the program ends without an answer", holds: time.Hour, patience: 1, untilEnd: time.Second, asked: 2},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
-				kubelet := &holdingOn{until: began.Add(row.holds), err: row.err}
+				kubelet := &holdingOn{until: began.Add(row.holds), err: row.err, patience: row.patience}
 				ctx := t.Context()
 				if row.untilEnd > 0 {
 					var cancel context.CancelFunc
 					ctx, cancel = context.WithTimeout(ctx, row.untilEnd)
 					defer cancel()
 				}
-				(&server{kubelet: kubelet, log: slog.New(slog.DiscardHandler)}).awaitBarrier(ctx)
+				var log strings.Builder
+				(&server{kubelet: kubelet, log: slog.New(slog.NewTextHandler(&log, nil))}).awaitBarrier(ctx)
 				took, want := time.Since(began), row.holds
 				switch {
 				case row.err != nil:
@@ -69,10 +80,58 @@ func TestBarrier(t *testing.T) {
 				if took < want || took > want+row.late {
 					t.Errorf("took %s, want %s and at most %s more", took, want, row.late)
 				}
+				if warned := strings.Contains(log.String(), "registering all the same"); warned != row.givesUp {
+					t.Errorf("the log says %q", log.String())
+				}
 				if kubelet.asked > row.asked {
 					t.Errorf("asked %d times, want %d at most", kubelet.asked, row.asked)
 				}
 			})
+		})
+	}
+}
+
+// telling is a kubelet that answers, after something has happened, whether it
+// shows devices.
+type telling struct {
+	holdingOn
+	happens func()
+	serving bool
+}
+
+func (k *telling) Serving(context.Context, string) (bool, error) {
+	if k.happens != nil {
+		k.happens()
+	}
+	return k.serving, k.err
+}
+
+func TestIsIgnored(t *testing.T) {
+	list := func(healthy bool) *generation {
+		return &generation{list: List{Entries: []Entry{{Device: sharing.Device{ID: "a", Healthy: false}}, {Device: sharing.Device{ID: "b", Healthy: healthy}}}}}
+	}
+	for _, row := range []struct {
+		name    string
+		healthy bool
+		kubelet telling
+		changed bool // the list, while the kubelet is asked
+		want    bool
+	}{
+		{name: "shows nothing", healthy: true, want: true},
+		{name: "shows devices", healthy: true, kubelet: telling{serving: true}},
+		{name: "has nothing to show"},
+		{name: "does not say", healthy: true, kubelet: telling{holdingOn: holdingOn{err: errors.New("no socket")}}},
+		{name: "has another list to read", healthy: true, changed: true},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := &server{kubelet: &row.kubelet}
+			s.current.Store(list(row.healthy))
+			if row.changed {
+				row.kubelet.happens = func() { s.current.Store(list(true)) }
+			}
+			if got := s.isIgnored(t.Context()); got != row.want {
+				t.Errorf("ignored: %t", got)
+			}
 		})
 	}
 }

@@ -27,6 +27,8 @@ type scripted struct {
 	api.UnimplementedPodResourcesListerServer
 	calls  atomic.Int64
 	script func(ctx context.Context, call int64) (*api.ListPodResourcesResponse, error)
+	// called and answer are GetAllocatableResources'; nil for none.
+	called, answer chan struct{}
 }
 
 func (s *scripted) List(ctx context.Context, _ *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {

@@ -22,8 +22,8 @@ type round[Answer any] struct {
 	done   chan struct{}
 	answer Answer
 	err    error
-	// abandoned says that the context ended of who made the call: the error is
-	// nobody else's.
+	// abandoned says that the context of who made the call ended before: the error
+	// is nobody else's.
 	abandoned bool
 }
 
@@ -38,16 +38,7 @@ func (s *shared[Answer]) ask(ctx context.Context, call func(ctx context.Context,
 	for {
 		r, first := s.join()
 		if first {
-			select {
-			case s.turn <- struct{}{}:
-				r.answer, r.err = call(ctx, func() { s.begin(r) })
-				<-s.turn
-			case <-ctx.Done():
-				r.err = ctx.Err()
-			}
-			s.begin(r) // It may have failed before it could.
-			r.abandoned = ctx.Err() != nil
-			close(r.done)
+			s.lead(ctx, r, call)
 			return r.answer, r.err
 		}
 		select {
@@ -59,6 +50,26 @@ func (s *shared[Answer]) ask(ctx context.Context, call func(ctx context.Context,
 			var none Answer
 			return none, ctx.Err()
 		}
+	}
+}
+
+// lead makes the call of the round. The call ends with ctx but does not know when
+// that will be: else it could fail before, as too late for this one, and the others
+// would take the error for theirs.
+func (s *shared[Answer]) lead(ctx context.Context, r *round[Answer], call func(ctx context.Context, begins func()) (Answer, error)) {
+	defer close(r.done)
+	defer s.begin(r) // It may have failed before it could.
+	calling, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, cancel)()
+	select {
+	case s.turn <- struct{}{}:
+		r.answer, r.err = call(calling, func() { s.begin(r) })
+		<-s.turn
+	case <-ctx.Done():
+	}
+	if ctx.Err() != nil {
+		r.err, r.abandoned = ctx.Err(), true
 	}
 }
 

@@ -116,7 +116,7 @@ func Run(ctx context.Context, options Options) error {
 
 func newAgent(options Options) *agent {
 	a := &agent{
-		Options: options, changed: make(chan struct{}, 1), asked: make(chan chan struct{}), decided: make(chan struct{}, 1),
+		Options: options, changed: make(chan struct{}, 1), asked: make(chan chan struct{}), decided: make(chan struct{}, 1), decidedLast: make(chan struct{}),
 		repartitionWake: make(chan struct{}, 1), registering: make(chan struct{}),
 	}
 	a.boards = a.newRepartition()
@@ -193,8 +193,8 @@ type agent struct {
 	changed chan struct{}
 	// asked has wishes to be told when the loop has looked.
 	asked chan chan struct{}
-	// decided wakes tell.
-	decided chan struct{}
+	// decided wakes tell; decidedLast is closed when the loop has ended.
+	decided, decidedLast chan struct{}
 	// boards cuts the boards; nil where nothing can. repartitionWake is for it,
 	// and registering is closed when it may withdraw devices.
 	boards          *repartitioner
@@ -249,18 +249,20 @@ func (a *agent) lookNow(ctx context.Context) {
 
 // plan is the loop.
 func (a *agent) plan(ctx context.Context) error {
+	defer close(a.decidedLast)
 	for {
+		var looked chan struct{}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-a.Look:
 		case <-a.changed:
-		case looked := <-a.asked:
-			a.decide()
-			close(looked)
-			continue
+		case looked = <-a.asked:
 		}
 		a.decide()
+		if looked != nil {
+			close(looked)
+		}
 	}
 }
 

@@ -66,18 +66,37 @@ func TestStandsByUntilClaimed(t *testing.T) {
 	r.shows(8)
 }
 
+// TestTakesOverBeforeItLists has the last program's fatal error come into the
+// inventory when all else has been planned.
+func TestTakesOverBeforeItLists(t *testing.T) {
+	r := newRig(t, func(r *rig) {
+		r.options.TakeOver = func(ctx context.Context) error {
+			<-r.node.started
+			<-r.policy.started
+			for len(r.agent.changed) > 0 {
+				r.agent.lookNow(ctx)
+			}
+			r.agent.lookNow(ctx)
+			r.node.mu.Lock()
+			defer r.node.mu.Unlock()
+			r.node.value = gpus("", "fatal") // Without saying so.
+			return nil
+		}
+	})
+	r.shows(4)
+	if lists := r.kubelet.Snapshot().Resources[gpuResource].Lists; lists != 1 {
+		t.Errorf("the kubelet was sent %d lists", lists)
+	}
+}
+
 func TestDrainsBeforeItEnds(t *testing.T) {
-	stopped := make(chan struct{})
+	var end func()
 	r := newRig(t, func(r *rig) {
 		r.options.DrainTimeout = 30 * time.Second
-		r.options.Background = append(r.options.Background, func(context.Context) error {
-			<-stopped
-			return errors.New("told to stop")
-		})
-		r.wantErr = "told to stop"
+		end = r.endable()
 	})
 	r.shows(8)
-	close(stopped)
+	end()
 	if err := r.kubelet.Await(r.ctx, func(k simkubelet.Snapshot) bool {
 		return k.Resources[gpuResource].Capacity == 0 && !k.Resources[gpuResource].Connected
 	}); err != nil {

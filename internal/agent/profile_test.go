@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/simnode"
 )
 
 // fakeKeeper has the profile of a last run, and remembers what it is to keep.
@@ -84,24 +86,37 @@ func TestLastRunsProfileServes(t *testing.T) {
 }
 
 // A program that stands by has rejected the profile before it may serve, and
-// nothing changes when it may. Found by test/soak.
+// nothing changes when it may. Found by test/soak. With boards that it may cut, it
+// has to know what it serves before it registers.
 func TestLastRunsProfileServesAfterStandby(t *testing.T) {
 	last := configs.Config{Profile: profile(3)}.Select("ConfigMap gpu/profiles", "a", nil)
-	r := newRig(t, func(r *rig) {
-		r.policy = fakePolicy{newInput(profile(4), errors.New("line 3"))}
-		r.options.Policy, r.options.Keeper = r.policy, &fakeKeeper{last: &last}
-		r.options.Claim = func(ctx context.Context, standBy func()) error {
-			standBy()
-			for tick := time.NewTicker(time.Millisecond); ctx.Err() == nil; <-tick.C {
-				if s := r.agent.state.Load(); s.rejected != nil && s.gpus != nil {
-					tick.Stop()
-					return nil
+	for _, cuts := range []bool{false, true} {
+		t.Run(fmt.Sprint("cuts ", cuts), func(t *testing.T) {
+			r := newRig(t, func(r *rig) {
+				r.policy = fakePolicy{newInput(profile(4), errors.New("line 3"))}
+				r.options.Policy, r.options.Keeper = r.policy, &fakeKeeper{last: &last}
+				if cuts {
+					sim, err := simnode.New("a30x2")
+					if err != nil {
+						t.Fatal(err)
+					}
+					r.options.Partitioner = nvml.NewPartitioner(sim, nvml.NewNode(sim, nvml.Options{Logger: r.options.Logger}).Quiet)
+					r.options.Journal = &diskless{}
 				}
-			}
-			return ctx.Err()
-		}
-	})
-	r.shows(6)
+				r.options.Claim = func(ctx context.Context, standBy func()) error {
+					standBy()
+					for tick := time.NewTicker(time.Millisecond); ctx.Err() == nil; <-tick.C {
+						if s := r.agent.state.Load(); s.rejected != nil && s.gpus != nil {
+							tick.Stop()
+							return nil
+						}
+					}
+					return ctx.Err()
+				}
+			})
+			r.shows(6)
+		})
+	}
 }
 
 // A profile that was good while the program stood by is the last good one, and

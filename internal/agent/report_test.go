@@ -146,18 +146,14 @@ func TestStandbyReportsNothing(t *testing.T) {
 }
 
 func TestReportsDraining(t *testing.T) {
-	stopped := make(chan struct{})
 	reporter := newFakeReporter()
+	var end func()
 	r := newRig(t, func(r *rig) {
 		r.options.Reporter, r.options.DrainTimeout = reporter, 30*time.Second
-		r.options.Background = append(r.options.Background, func(context.Context) error {
-			<-stopped
-			return errors.New("told to stop")
-		})
-		r.wantErr = "told to stop"
+		end = r.endable()
 	})
 	r.shows(8)
-	close(stopped)
+	end()
 	report := reporter.await(t, "draining", func(n sharing.NodeReport) bool { return n.Reason == "Draining" })
 	if report.Ready != sharing.ConditionFalse {
 		t.Errorf("report %+v", report)

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -142,6 +143,22 @@ func newRig(t *testing.T, change func(*rig)) *rig {
 		_ = os.RemoveAll(dir)
 	})
 	return r
+}
+
+// endable returns what ends the agent before the test ends. It is for newRig's
+// change.
+func (r *rig) endable() (end func()) {
+	told := make(chan struct{})
+	r.options.Background = append(r.options.Background, func(ctx context.Context) error {
+		select {
+		case <-told:
+			return errors.New("told to stop")
+		case <-ctx.Done():
+			return nil
+		}
+	})
+	r.wantErr = "told to stop"
+	return func() { close(told) }
 }
 
 func (r *rig) shows(allocatable int) {

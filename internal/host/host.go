@@ -43,6 +43,8 @@ type Host struct {
 	options Options
 	log     *slog.Logger
 	poke    chan struct{}
+	// over is closed when Watch writes no more.
+	over chan struct{}
 	// late says that a Prepare has gone without the specs that it asked for.
 	late atomic.Bool
 
@@ -69,12 +71,13 @@ func New(options Options) *Host {
 	if options.Patience <= 0 {
 		options.Patience = 2 * time.Second
 	}
-	return &Host{options: options, log: options.Logger.With("component", "host"), poke: make(chan struct{}, 1)}
+	return &Host{options: options, log: options.Logger.With("component", "host"), poke: make(chan struct{}, 1), over: make(chan struct{})}
 }
 
 // Prepare says what the node has for the plan's grants. CDI specs for new boards
-// are written by Watch, for which it waits Options.Patience at most; units that
-// then have no entry have an obstacle. What is returned must not be changed.
+// are written by Watch, for which it waits Options.Patience at most, and no longer
+// than Watch runs; units that then have no entry have an obstacle. What is returned
+// must not be changed.
 func (h *Host) Prepare(grants sharing.Grants, gpus []sharing.GPU) plugin.Host {
 	o := order{grants: grants, gpus: gpus, done: make(chan struct{})}
 	h.mu.Lock()
@@ -88,6 +91,7 @@ func (h *Host) Prepare(grants sharing.Grants, gpus []sharing.GPU) plugin.Host {
 		if !h.late.Load() {
 			select {
 			case <-o.done:
+			case <-h.over:
 			case <-time.After(h.options.Patience):
 				h.late.Store(true)
 			}
@@ -114,8 +118,8 @@ func driverFolder(grants sharing.Grants) string {
 const abandonAfter = 500 * time.Millisecond
 
 // Watch does what Prepare orders, and calls changed, from its own goroutine,
-// when Prepare would answer otherwise than it last did. It returns when ctx
-// ends; an error says that a driver call was left behind.
+// when Prepare would answer otherwise than it last did. It is called once and
+// returns when ctx ends; an error says that a driver call was left behind.
 func (h *Host) Watch(ctx context.Context, changed func()) error {
 	ended := make(chan struct{})
 	go func() {
@@ -123,6 +127,7 @@ func (h *Host) Watch(ctx context.Context, changed func()) error {
 		h.serve(ctx, changed)
 	}()
 	<-ctx.Done()
+	close(h.over)
 	select {
 	case <-ended:
 		return nil

@@ -105,6 +105,36 @@ func TestLateSpecs(t *testing.T) {
 	})
 }
 
+// TestNobodyWaitsAtTheEnd holds that the end of the program, which waits for
+// Prepare, is not held up by specs that nobody writes any more.
+func TestNobodyWaitsAtTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		block := make(chan struct{})
+		h := New(Options{Root: t.TempDir(), Specs: &specs{block: block}, Logger: slog.New(slog.DiscardHandler)})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- h.Watch(ctx, func() {}) }()
+		start := time.Now()
+		go func() {
+			pass(100 * time.Millisecond)
+			cancel()
+		}()
+		h.Prepare(by(sharing.CDICRI), gpus())
+		if waited := time.Since(start); waited != 100*time.Millisecond {
+			t.Errorf("waited %s, and the end came after 100ms", waited)
+		}
+		close(block)
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		start = time.Now()
+		h.Prepare(by(sharing.CDICRI), gpus())
+		if waited := time.Since(start); waited != 0 {
+			t.Errorf("waited %s after the end", waited)
+		}
+	})
+}
+
 // TestProblemIsLoggedOnce holds that a problem that stays is one line.
 func TestProblemIsLoggedOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *watched) {

@@ -30,7 +30,8 @@ type Options struct {
 type Store interface {
 	// Load returns the lists that were saved last; none when there are none.
 	Load() (Lists, error)
-	// Save returns when the lists are kept for good.
+	// Save returns when the lists are kept for good. After an error it is called
+	// again, at the latest in 10 s.
 	Save(lists Lists) error
 }
 
@@ -146,8 +147,12 @@ func (m *Manager) Run(ctx context.Context) error {
 		if plan == nil || !looked {
 			continue
 		}
-		if r.step(plan); !r.lists.settled() {
+		r.step(plan)
+		switch {
+		case !r.lists.settled():
 			again.Reset(m.options.Timing.pollInterval())
+		case r.saveFailed:
+			again.Reset(saveInterval)
 		}
 	}
 }

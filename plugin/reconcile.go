@@ -140,6 +140,10 @@ func (r *reconciler) restore() {
 	r.saved = r.lists
 }
 
+// saveInterval is how often it is tried again to keep the lists, while nothing
+// else happens.
+const saveInterval = 10 * time.Second
+
 // save keeps the lists before anyone sees them: a device that was ever listed
 // is then listed after a crash too. When that fails serving goes on.
 func (r *reconciler) save() {

@@ -165,9 +165,6 @@ func (r *registrar) registrationEnded(err error) (replace bool) {
 
 // lookAtSockets notices a wiped socket and a kubelet that has started.
 func (r *registrar) lookAtSockets() (replace bool) {
-	if r.live > 0 {
-		return false // A new kubelet is noticed when the old one has let go.
-	}
 	if r.wiped() {
 		// Also while registering: the kubelet would dial a wiped socket for 10 s.
 		r.backoff.reset()

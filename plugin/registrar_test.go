@@ -191,3 +191,26 @@ func TestRegistrationWaitsForTheBarrier(t *testing.T) {
 	kubelet.freed.Store(true)
 	b.shows(gpu, 2, 2)
 }
+
+// TestEachStreamIsVerified has the kubelet show the first stream's devices, and not
+// those of the next.
+func TestEachStreamIsVerified(t *testing.T) {
+	kubelet := &occupied{}
+	kubelet.freed.Store(true)
+	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) {
+		options.Kubelet = kubelet
+		options.Timing.VerifyAfter = time.Second
+	})
+	kubelet.direct = direct{b.kubelet}
+	b.manager.Apply(plan(gpu, 1, 2))
+	b.shows(gpu, 2, 2)
+	kubelet.freed.Store(false)
+	for asked := kubelet.asked.Load(); kubelet.asked.Load() == asked; runtime.Gosched() {
+		if b.ctx.Err() != nil {
+			t.Fatal("the first stream was not verified")
+		}
+	}
+	kubelet.freed.Store(true)
+	b.kubelet.DropStream(gpu)
+	b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].StreamsOpened == 3 })
+}

@@ -62,7 +62,7 @@ func (s *server) open() (*session, error) {
 		return nil, fmt.Errorf("listen for %s: %w", s.name, err)
 	}
 	session := &session{
-		path: path, grpc: grpc.NewServer(limits()...),
+		path: path, grpc: grpc.NewServer(append(limits(), grpc.WaitForHandlers(true))...),
 		events: make(chan streamEvent), stopping: make(chan struct{}), served: make(chan struct{}),
 	}
 	api.RegisterDevicePluginServer(session.grpc, service{server: s, session: session})

@@ -1,9 +1,15 @@
 package plugin_test
 
 import (
+	"context"
 	"errors"
+	"log/slog"
+	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -16,6 +22,8 @@ type memory struct {
 	mu     sync.Mutex
 	lists  plugin.Lists
 	broken bool
+	// saves counts the calls of Save.
+	saves int
 }
 
 func (m *memory) Load() (plugin.Lists, error) {
@@ -27,11 +35,22 @@ func (m *memory) Load() (plugin.Lists, error) {
 func (m *memory) Save(lists plugin.Lists) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.saves++
 	if m.broken {
 		return errors.New("disk full")
 	}
 	m.lists = lists
 	return nil
+}
+
+// set has the store break, or work again, and returns how often Save was called since
+// it was last set.
+func (m *memory) set(broken bool) (saves int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	saves = m.saves
+	m.broken, m.saves = broken, 0
+	return saves
 }
 
 // TestRestartKeepsADroppedName uses names that no other plugin could have left.
@@ -69,6 +88,97 @@ func TestSavesEveryPhase(t *testing.T) {
 	if diff := cmp.Diff(map[plugin.Phase]int{plugin.Offered: 2, plugin.Closing: 2}, phases); diff != "" {
 		t.Error(diff)
 	}
+}
+
+// slowStore is a store that says what it is to keep, and keeps it when it is told to.
+type slowStore struct {
+	saving chan plugin.Lists
+	keep   chan struct{}
+}
+
+func (*slowStore) Load() (plugin.Lists, error) { return nil, nil }
+
+func (s *slowStore) Save(lists plugin.Lists) error {
+	s.saving <- lists
+	<-s.keep
+	return nil
+}
+
+// TestKeptBeforeItIsListed has plans come, and the program end, while the disk takes
+// its time.
+func TestKeptBeforeItIsListed(t *testing.T) {
+	store := &slowStore{saving: make(chan plugin.Lists), keep: make(chan struct{})}
+	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) { options.Store = store })
+	for devices := 2; devices <= 6; devices += 2 {
+		b.manager.Apply(plan(gpu, 1, devices))
+		if got := len((<-store.saving)[gpu].Entries); got != devices {
+			t.Errorf("%d devices are to be kept, want %d", got, devices)
+		}
+		b.manager.Apply(plan(gpu, 1, devices+2))                         // Meanwhile.
+		soon, cancel := context.WithTimeout(b.ctx, 100*time.Millisecond) // Nothing happens that could be awaited.
+		if b.kubelet.Await(soon, func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Capacity >= devices }) == nil {
+			t.Errorf("%d devices are listed before they are kept", devices)
+		}
+		cancel()
+		store.keep <- struct{}{}
+		b.shows(gpu, devices, devices)
+	}
+	<-store.saving
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); b.stop() }()
+	store.keep <- struct{}{}
+	<-stopped
+}
+
+// TestSavesWhenItCanAgain has a disk full, and room on it later, while nothing else
+// happens. The time is that of a clock for which nobody waits; there is no
+// directory for sockets.
+func TestSavesWhenItCanAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &memory{}
+		var log strings.Builder
+		manager := plugin.NewManager(plugin.Options{
+			Dir: filepath.Join(t.TempDir(), "missing"), Store: store, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- manager.Run(ctx) }()
+		// apply has the plan served for a minute on a disk that takes it or not, and
+		// returns how often it was to be kept.
+		apply := func(devices int, broken bool) int {
+			store.set(broken)
+			manager.Apply(plan(gpu, 1, devices))
+			<-time.After(time.Minute)
+			return store.set(false)
+		}
+		if n := apply(2, false); n != 1 {
+			t.Errorf("kept %d times", n)
+		}
+		if n := apply(2, false); n != 0 {
+			t.Errorf("the same is kept %d times more", n)
+		}
+		for n := range 2 {
+			devices := 4 + 2*n
+			if n := apply(devices, true); n < 4 || n > 10 {
+				t.Errorf("tried %d times in a minute", n)
+			}
+			<-time.After(15 * time.Second)
+			if lists, _ := store.Load(); len(lists[gpu].Entries) != devices {
+				t.Errorf("%d devices are kept, want %d", len(lists[gpu].Entries), devices)
+			}
+			<-time.After(time.Minute)
+			if n := store.set(false); n != 1 {
+				t.Errorf("kept %d times", n)
+			}
+			if lines := strings.Count(log.String(), "lists not kept"); lines != n+1 {
+				t.Errorf("the log says it %d times, want %d", lines, n+1)
+			}
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestServingGoesOnWithoutStore(t *testing.T) {

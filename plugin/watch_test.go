@@ -1,6 +1,7 @@
 package plugin_test
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -29,4 +30,26 @@ func TestSocketWipedAfterTheStreamEnded(t *testing.T) {
 	if took := time.Since(wiped); took > 8*time.Second {
 		t.Errorf("registered anew after %s", took)
 	}
+}
+
+// TestOpenStreamIsLeftAlone: the kubelet needs neither socket's file while it has a
+// stream, and would drop the stream for a registration beside it.
+func TestOpenStreamIsLeftAlone(t *testing.T) {
+	b := newBench(t, nil)
+	b.manager.Apply(plan(gpu, 1, 2))
+	b.shows(gpu, 2, 2)
+	if err := os.Remove(filepath.Join(b.dir, filepath.Base(b.kubelet.Snapshot().Resources[gpu].Socket))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(filepath.Join(b.dir, "kubelet.sock"), time.Time{}, time.Unix(1e9, 0)); err != nil {
+		t.Fatal(err)
+	}
+	soon, cancel := context.WithTimeout(b.ctx, 500*time.Millisecond) // Nothing happens that could be awaited.
+	defer cancel()
+	if b.kubelet.Await(soon, func(k simkubelet.Snapshot) bool {
+		return k.Resources[gpu].Registrations > 1 || k.Resources[gpu].StreamsClosed > 0
+	}) == nil {
+		t.Error("a stream that is open was disturbed")
+	}
+	b.mustPod("p", gpu, 1)
 }

@@ -66,7 +66,33 @@ func TestLockSaysWhyItWaits(t *testing.T) {
 func TestLockWaitEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Acquire(ctx, filepath.Join(t.TempDir(), "missing"), func(error) {}); !errors.Is(err, context.Canceled) {
+	if _, err := Acquire(ctx, filepath.Join(t.TempDir(), "missing"), func(err error) { t.Errorf("waits because of %v", err) }); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestLockWaitLeaksNothing: who stands by for weeks tries 200 times a second.
+func TestLockWaitLeaksNothing(t *testing.T) {
+	path := filepath.Join(t.TempDir(), LockName)
+	lock, err := tryLock(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = lock.Release() }()
+	open := func() int {
+		descriptors, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Skipf("descriptors cannot be counted here: %v", err)
+		}
+		return len(descriptors)
+	}
+	before := open()
+	for range 1000 {
+		if _, err := tryLock(path); !errors.Is(err, ErrLocked) {
+			t.Fatalf("got %v", err)
+		}
+	}
+	if more := open() - before; more > 100 {
+		t.Errorf("%d descriptors more", more)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/virgate/virgate/configs"
@@ -27,6 +28,9 @@ type File struct {
 	// Labels are the Node's, of which the one for the MIG layout counts here; nil
 	// where none are looked at.
 	Labels *Labels
+
+	// filled says that the file had content when it was read last.
+	filled atomic.Bool
 }
 
 // Profile reads the file and returns its profile. The error names file, line
@@ -58,11 +62,20 @@ func (f *File) read() (configs.Selected, error) {
 		return config.Select(f.source(), "", nil), err
 	}
 	data, err := readBounded(f.Path)
+	if err == nil && len(data) == 0 && f.filled.Load() {
+		<-time.After(emptyFor)
+		data, err = readBounded(f.Path)
+	}
 	if err != nil {
 		return configs.Selected{}, fmt.Errorf("read profile: %w", err)
 	}
+	f.filled.Store(len(data) > 0)
 	return parse(f.Path, data, f.Key, f.Overrides)
 }
+
+// emptyFor is how long a file that had content must be empty before it is taken
+// for a profile that says nothing: who writes to it empties it first.
+const emptyFor = 50 * time.Millisecond
 
 // parse reads a profile, or a ConfigMap manifest that has one under key.
 func parse(path string, data []byte, key string, overrides configs.Overrides) (configs.Selected, error) {

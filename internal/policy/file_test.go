@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/virgate/virgate/configs"
@@ -26,8 +27,8 @@ func write(t *testing.T, path, content string) {
 func replicas(t *testing.T, f *File) int {
 	t.Helper()
 	profile, err := f.Profile()
-	if err != nil {
-		t.Fatal(err)
+	if err != nil || len(profile.Profile.Shares) == 0 {
+		t.Fatal(profile, err)
 	}
 	return profile.Profile.Shares[0].Replicas
 }
@@ -64,15 +65,15 @@ func TestProfile(t *testing.T) {
 	write(t, manifest, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\ndata:\n  a: |\n    version: v1\n  b: |\n    version: v2\n")
 	for _, test := range []struct {
 		name string
-		file File
+		file *File
 		want string // of the error
 	}{
-		{"no file", File{}, ""},
-		{"a file", File{Path: path}, ""},
-		{"missing", File{Path: path + "x"}, "read profile: open"},
-		{"a bad override", File{Path: path, Overrides: configs.Overrides{"flags.migStrategy": {Value: "most", Source: "$MIG_STRATEGY"}}}, "$MIG_STRATEGY"},
-		{"a problem in a manifest", File{Path: manifest}, "[data.b]"},
-		{"a setting that cannot change", File{Path: path, Overrides: configs.Overrides{"flags.nvidiaDriverRoot": {Value: "/new", Source: "--nvidia-driver-root"}}}, "flags.nvidiaDriverRoot: cannot change while the program runs (is /, wanted /new)"},
+		{"no file", &File{}, ""},
+		{"a file", &File{Path: path}, ""},
+		{"missing", &File{Path: path + "x"}, "read profile: open"},
+		{"a bad override", &File{Path: path, Overrides: configs.Overrides{"flags.migStrategy": {Value: "most", Source: "$MIG_STRATEGY"}}}, "$MIG_STRATEGY"},
+		{"a problem in a manifest", &File{Path: manifest}, "[data.b]"},
+		{"a setting that cannot change", &File{Path: path, Overrides: configs.Overrides{"flags.nvidiaDriverRoot": {Value: "/new", Source: "--nvidia-driver-root"}}}, "flags.nvidiaDriverRoot: cannot change while the program runs (is /, wanted /new)"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			started, err := configs.Parse("", nil, nil)
@@ -86,6 +87,39 @@ func TestProfile(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestTruncatedFile reads while an editor is between emptying the file and writing
+// it, and while nobody is.
+func TestTruncatedFile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &File{Path: filepath.Join(t.TempDir(), "p.yaml")}
+		started, err := f.defaults()
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Started = started
+		write(t, f.Path, four)
+		if got := replicas(t, f); got != 4 {
+			t.Errorf("%d replicas, want 4", got)
+		}
+		write(t, f.Path, "")
+		time.AfterFunc(time.Millisecond, func() { write(t, f.Path, ten) })
+		if got := replicas(t, f); got != 10 {
+			t.Errorf("%d replicas, want 10", got)
+		}
+		write(t, f.Path, "")
+		for _, wait := range []bool{true, false} {
+			began := time.Now()
+			selected, err := f.Profile()
+			if err != nil || len(selected.Profile.Shares) > 0 {
+				t.Errorf("an empty file: %v, %v", selected.Profile.Shares, err)
+			}
+			if waited := time.Now().After(began); waited != wait {
+				t.Errorf("waited for the file's content: %t, want %t", waited, wait)
+			}
+		}
+	})
 }
 
 func TestEndlessFile(t *testing.T) {

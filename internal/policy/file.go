@@ -29,7 +29,8 @@ type File struct {
 	// where none are looked at.
 	Labels *Labels
 
-	// filled says that the file had content when it was read last.
+	// filled says that the file has had content. It is not taken for a profile that
+	// says nothing then: who writes to it in place empties it first.
 	filled atomic.Bool
 }
 
@@ -62,20 +63,16 @@ func (f *File) read() (configs.Selected, error) {
 		return config.Select(f.source(), "", nil), err
 	}
 	data, err := readBounded(f.Path)
-	if err == nil && len(data) == 0 && f.filled.Load() {
-		<-time.After(emptyFor)
-		data, err = readBounded(f.Path)
-	}
 	if err != nil {
 		return configs.Selected{}, fmt.Errorf("read profile: %w", err)
 	}
-	f.filled.Store(len(data) > 0)
+	if len(data) > 0 {
+		f.filled.Store(true)
+	} else if f.filled.Load() {
+		return configs.Selected{}, fmt.Errorf("%s: it had a profile and is empty now; one that says nothing is version: v1", f.Path)
+	}
 	return parse(f.Path, data, f.Key, f.Overrides)
 }
-
-// emptyFor is how long a file that had content must be empty before it is taken
-// for a profile that says nothing: who writes to it empties it first.
-const emptyFor = 50 * time.Millisecond
 
 // parse reads a profile, or a ConfigMap manifest that has one under key.
 func parse(path string, data []byte, key string, overrides configs.Overrides) (configs.Selected, error) {

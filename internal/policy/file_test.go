@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/virgate/virgate/configs"
@@ -89,37 +88,31 @@ func TestProfile(t *testing.T) {
 	}
 }
 
-// TestTruncatedFile reads while an editor is between emptying the file and writing
-// it, and while nobody is.
+// TestTruncatedFile reads while somebody is between emptying the file and writing
+// it. One that has always been empty is a profile.
 func TestTruncatedFile(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &File{Path: filepath.Join(t.TempDir(), "p.yaml")}
-		started, err := f.defaults()
-		if err != nil {
-			t.Fatal(err)
-		}
-		f.Started = started
-		write(t, f.Path, four)
-		if got := replicas(t, f); got != 4 {
-			t.Errorf("%d replicas, want 4", got)
-		}
-		write(t, f.Path, "")
-		time.AfterFunc(time.Millisecond, func() { write(t, f.Path, ten) })
-		if got := replicas(t, f); got != 10 {
-			t.Errorf("%d replicas, want 10", got)
-		}
-		write(t, f.Path, "")
-		for _, wait := range []bool{true, false} {
-			began := time.Now()
-			selected, err := f.Profile()
-			if err != nil || len(selected.Profile.Shares) > 0 {
-				t.Errorf("an empty file: %v, %v", selected.Profile.Shares, err)
-			}
-			if waited := time.Now().After(began); waited != wait {
-				t.Errorf("waited for the file's content: %t, want %t", waited, wait)
-			}
-		}
-	})
+	f := &File{Path: filepath.Join(t.TempDir(), "p.yaml")}
+	started, err := f.defaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Started = started
+	write(t, f.Path, "")
+	if selected, err := f.Profile(); err != nil || len(selected.Profile.Shares) > 0 {
+		t.Errorf("an empty file: %v, %v", selected.Profile.Shares, err)
+	}
+	write(t, f.Path, four)
+	if got := replicas(t, f); got != 4 {
+		t.Errorf("%d replicas, want 4", got)
+	}
+	write(t, f.Path, "")
+	if _, err := f.Profile(); err == nil || !strings.Contains(err.Error(), f.Path+": it had a profile and is empty now") {
+		t.Errorf("an emptied file: %v", err)
+	}
+	write(t, f.Path, ten)
+	if got := replicas(t, f); got != 10 {
+		t.Errorf("%d replicas, want 10", got)
+	}
 }
 
 func TestEndlessFile(t *testing.T) {

@@ -55,12 +55,13 @@ func callsOf(ctx context.Context, b bench, devices int) ([]figure, error) {
 		if err != nil {
 			return nil, err
 		}
-		for _, f := range found {
-			f.name = fmt.Sprintf("calls/%d/%s", devices, f.name)
-			figures = append(figures, f)
-		}
+		figures = append(figures, found...)
 	}
-	return figures, virgate.stop()
+	kept, err := footprint(ctx, virgate)
+	if err != nil {
+		return nil, err
+	}
+	return prefixed(fmt.Sprintf("calls/%d", devices), append(figures, kept...)), virgate.stop()
 }
 
 // allocation is one caller's Allocate.
@@ -138,7 +139,7 @@ func crowd(ctx context.Context, b bench, _ *process, p plugin) ([]figure, error)
 }
 
 // preference is one caller's GetPreferredAllocation with all devices free.
-func preference(ctx context.Context, b bench, virgate *process, p plugin) ([]figure, error) {
+func preference(ctx context.Context, b bench, _ *process, p plugin) ([]figure, error) {
 	var decoded, chosen sample
 	for range b.rounds(150) {
 		if err := decoded.timed(func() error { return p.prefer(ctx, 0) }); err != nil {
@@ -148,19 +149,9 @@ func preference(ctx context.Context, b bench, virgate *process, p plugin) ([]fig
 			return nil, err
 		}
 	}
-	goroutines, err := virgate.series("go_goroutines")
-	if err != nil {
-		return nil, err
-	}
-	resident, err := virgate.memory()
-	if err != nil {
-		return nil, err
-	}
 	return []figure{
 		{"decode", microseconds(decoded.median()), "µs"},
 		{"prefer", microseconds(chosen.median()), "µs"},
 		{"prefer-ratio", chosen.over(decoded), "×"},
-		{"goroutines", goroutines, ""},
-		{"own", megabytes(resident.own), "MB"},
 	}, nil
 }

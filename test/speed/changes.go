@@ -18,10 +18,7 @@ func changes(ctx context.Context, b bench) ([]figure, error) {
 		if err != nil {
 			return nil, fmt.Errorf("changes of %d devices: %w", devices, err)
 		}
-		for _, f := range found {
-			f.name = fmt.Sprintf("change/%d/%s", devices, f.name)
-			figures = append(figures, f)
-		}
+		figures = append(figures, found...)
 	}
 	return figures, nil
 }
@@ -51,10 +48,14 @@ func changesOf(ctx context.Context, b bench, devices int) ([]figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []figure{
+	kept, err := footprint(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	return prefixed(fmt.Sprintf("change/%d", devices), append([]figure{
 		{"profile", milliseconds(switched.median()), "ms"},
 		{"health", milliseconds(failed.median()), "ms"},
-	}, p.stop()
+	}, kept...)), p.stop()
 }
 
 // settle is longer than the time in which lists go out as one.

@@ -11,6 +11,14 @@ type figure struct {
 	unit string
 }
 
+// prefixed puts the measurement's name before those of its figures.
+func prefixed(measurement string, figures []figure) []figure {
+	for i := range figures {
+		figures[i].name = measurement + "/" + figures[i].name
+	}
+	return figures
+}
+
 // sizes are how many devices the node offers in turn.
 var sizes = [...]int{80, 800, 8000}
 

@@ -8,11 +8,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 )
 
 func main() {
@@ -58,8 +60,14 @@ func run(ctx context.Context, arguments []string, out io.Writer) error {
 	only := flags.String("only", "", "the measurement to make: start, calls, change, succession, rest or size; all of them without")
 	binary := flags.String("binary", "bin/virgate", "the program, as make build makes it")
 	scale := flags.Int("scale", 1, "how many times the usual number of rounds")
-	if err := flags.Parse(arguments); err != nil {
+	switch err := flags.Parse(arguments); {
+	case errors.Is(err, flag.ErrHelp):
+		return nil
+	case err != nil:
 		return err
+	}
+	if *only != "" && !slices.ContainsFunc(measurements(), func(m measurement) bool { return m.name == *only }) {
+		return fmt.Errorf("-only: there is no measurement %q", *only)
 	}
 	b := bench{binary: *binary, scale: *scale}
 	if *checks {

@@ -6,9 +6,6 @@ import (
 	"time"
 )
 
-// asleep is when the start is over, which the program takes to last 10 s.
-const asleep = 12 * time.Second
-
 // rest measures a program that has all it can have (the API server followed and
 // written to, metrics scraped, the page shown) and then has nothing to do.
 func rest(ctx context.Context, b bench) ([]figure, error) {
@@ -58,22 +55,15 @@ func rest(ctx context.Context, b bench) ([]figure, error) {
 		return nil, err
 	}
 	seconds := time.Since(began).Seconds()
-	resident, err := p.memory()
-	if err != nil {
-		return nil, err
-	}
-	goroutines, err := p.series("go_goroutines")
+	kept, err := footprint(ctx, p)
 	if err != nil {
 		return nil, err
 	}
 	if err := p.stop(); err != nil {
 		return nil, fmt.Errorf("rest: %w", err)
 	}
-	return []figure{
-		{"rest/cpu", milliseconds(after.cpu-before.cpu) / seconds, "ms/s"},
-		{"rest/wakes", float64(after.wakes-before.wakes) / seconds, "/s"},
-		{"rest/goroutines", goroutines, ""},
-		{"rest/own", megabytes(resident.own), "MB"},
-		{"rest/resident", megabytes(resident.all), "MB"},
-	}, nil
+	return prefixed("rest", append([]figure{
+		{"cpu", milliseconds(after.cpu-before.cpu) / seconds, "ms/s"},
+		{"wakes", float64(after.wakes-before.wakes) / seconds, "/s"},
+	}, kept...)), nil
 }

@@ -69,8 +69,8 @@ func (s *storm) overtaken(l *life) (since time.Duration, why string) {
 	for _, truth := range slices.Backward(s.diary.truths) {
 		has := truth.allocatable[l.resource]
 		switch {
-		case truth.at.After(l.refused.Add(time.Second)), truth.at.After(l.refused) && has >= said:
-			continue // The first look after the refusal may be the first to see why.
+		case truth.at.After(l.refused.Add(time.Second)), truth.at.After(l.bound) && has >= said:
+			continue // The first look after the refusal may be the first to see why, and its news may come late.
 		case has >= said:
 			return since, why
 		}

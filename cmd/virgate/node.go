@@ -29,7 +29,7 @@ func nodeFlags() []cli.Flag {
 				strings.Join(simnode.Names(), ", ") + ", and +LAYOUT cuts their boards: sim:dgx-a100+all-1g.5gb",
 		},
 		&cli.StringFlag{Name: "record", Usage: "the file in which to record what the driver answers, up to 64 MiB, for --node trace:FILE"},
-		&cli.BoolFlag{Name: "record-mask", Value: true, Usage: "whether the recording has made-up UUIDs, the same for the same GPU"},
+		&cli.BoolFlag{Name: "record-mask", Value: true, DefaultText: "true", Usage: "whether the recording has made-up UUIDs, the same for the same GPU"},
 	}
 }
 

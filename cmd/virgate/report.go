@@ -15,9 +15,9 @@ import (
 func reportFlags() []cli.Flag {
 	category := "what the Node says; it takes --node-name and an API server"
 	return []cli.Flag{
-		&cli.BoolFlag{Name: "node-events", Value: true, Usage: "write Events about profiles and GPUs", Category: category},
-		&cli.BoolFlag{Name: "node-condition", Value: true, Usage: "write the condition " + report.ConditionType, Category: category},
-		&cli.BoolFlag{Name: "node-annotations", Value: true, Usage: "write annotations with the profile in force, and the labels " + report.StateLabel + " and " + report.MIGStateLabel, Category: category},
+		&cli.BoolFlag{Name: "node-events", Value: true, DefaultText: "true", Usage: "write Events about profiles and GPUs", Category: category},
+		&cli.BoolFlag{Name: "node-condition", Value: true, DefaultText: "true", Usage: "write the condition " + report.ConditionType, Category: category},
+		&cli.BoolFlag{Name: "node-annotations", Value: true, DefaultText: "true", Usage: "write annotations with the profile in force, and the labels " + report.StateLabel + " and " + report.MIGStateLabel, Category: category},
 		&cli.BoolFlag{Name: "remove-stale-resources", Usage: "take resources that Virgate has stopped out of the Node's capacity, minutes later", Category: category},
 	}
 }

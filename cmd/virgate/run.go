@@ -46,7 +46,7 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 			}
 			var level slog.Level
 			if err := level.UnmarshalText([]byte(cmd.String("log-level"))); err != nil {
-				return usageError{fmt.Errorf("--log-level: %w", err)}
+				return usageError{fmt.Errorf("--log-level: expected debug, info, warn or error (got %q)", cmd.String("log-level"))}
 			}
 			for _, name := range []string{"quiet-time", "retire-after", "rescan", "probe", "drain-timeout", "sample"} {
 				if cmd.Duration(name) <= 0 {

@@ -19,7 +19,7 @@ func metricsFlags() []cli.Flag {
 		&cli.DurationFlag{Name: "sample", Value: 5 * time.Second, Usage: "the time between two samples of who uses the GPUs and how much"},
 		&cli.StringFlag{Name: "proc", Value: "/proc", Usage: "where the host's /proc is; a simulated node has its own"},
 		&cli.BoolFlag{Name: "watch-pods", Usage: "follow this node's pods at the API server, to tell whose container a process is in; needs --node-name and the right to list and watch pods"},
-		&cli.BoolFlag{Name: "metrics-per-container", Value: true, Usage: "whether /metrics has series that name pods"},
+		&cli.BoolFlag{Name: "metrics-per-container", Value: true, DefaultText: "true", Usage: "whether /metrics has series that name pods"},
 		&cli.IntFlag{Name: "metrics-max-series", Value: 10000, Usage: "how many of Virgate's series a scrape may have; virgate_dropped_series counts those beyond"},
 		&cli.StringFlag{Name: "web-config-file", Usage: "TLS and basic authentication for --listen, as Prometheus's exporters take them (github.com/prometheus/exporter-toolkit, docs/web-configuration.md)"},
 		&cli.StringFlag{Name: "health-listen", Usage: "another HTTP address, for /healthz and /readyz alone and without --web-config-file; empty for none"},

@@ -6,6 +6,10 @@ import (
 	"time"
 )
 
+// atRest is when what the program has let go of after its start, and needs all the
+// same, is mapped again.
+const atRest = 30 * time.Second
+
 // rest measures a program that has all it can have (the API server followed and
 // written to, metrics scraped, the page shown) and then has nothing to do.
 func rest(ctx context.Context, b bench) ([]figure, error) {
@@ -39,7 +43,7 @@ func rest(ctx context.Context, b bench) ([]figure, error) {
 			return nil, err
 		}
 	}
-	if err := pause(ctx, asleep); err != nil {
+	if err := pause(ctx, atRest); err != nil {
 		return nil, err
 	}
 	before, err := p.work()

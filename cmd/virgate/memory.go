@@ -21,9 +21,9 @@ const (
 
 // collectRarely lets the heap grow during the start, and returns what ends that:
 // it waits so long, gives back what the start alone has needed, and has the
-// collector keep to it; or returns when ctx ends. It never fails. Where the user's $GOGC says how
-// the collector is to work, it does so throughout, and a $GOMEMLIMIT below
-// startLimit holds.
+// collector keep to it; or returns when ctx ends. It never fails. Where the
+// user's $GOGC says how the collector is to work, it does so throughout, and a
+// $GOMEMLIMIT below startLimit holds.
 func collectRarely(environment environment, start time.Duration) func(context.Context) error {
 	percent, _ := environment("GOGC")
 	limit := debug.SetMemoryLimit(-1)

@@ -10,9 +10,9 @@ import (
 const executable = "/proc/self/exe"
 
 // forgetStart has the kernel unmap the program's file, and map what runs from then
-// on as it is touched, in small pages where it can: half of what the start leaves
-// resident is code that is not run again. It stays in the kernel's cache. It never
-// fails; where it cannot be done, the file stays mapped.
+// on as it is touched, in small pages where it can: a third of what the start
+// leaves resident is code that is not run again. It stays in the kernel's cache. It
+// never fails; where it cannot be done, the file stays mapped.
 //
 // Only the segments are unmapped that nothing writes to; a breakpoint that a
 // debugger has written there is lost.

@@ -43,7 +43,7 @@ type Host struct {
 	options Options
 	log     *slog.Logger
 	poke    chan struct{}
-	// over is closed when Watch writes no more.
+	// over is closed when Watch is to end: it may write no more.
 	over chan struct{}
 	// late says that a Prepare has gone without the specs that it asked for.
 	late atomic.Bool

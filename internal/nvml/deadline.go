@@ -46,9 +46,10 @@ func (e *AbandonedError) Unwrap() error { return &Error{Call: e.Call, Return: Ti
 //
 // EventSetWait is handed on as it is: it has a limit of its own.
 //
-// Each call has a goroutine, of which at most one a board's handle, and one that
-// looks a board up, are ever stuck. That costs 6 µs a call (BenchmarkDeadline), of which a look at eight boards makes
-// some hundreds: worker goroutines would save little and need an end.
+// Each call has a goroutine. At most one is ever stuck for each handle of a board,
+// and one for each index that is looked up. That costs 6 µs a call
+// (BenchmarkDeadline), of which a look at eight boards makes some hundreds: worker
+// goroutines would save little and need an end.
 func WithDeadlines(lib Library, limits Limits) Library {
 	limits.Call = cmp.Or(limits.Call, 30*time.Second)
 	limits.Lookup = cmp.Or(limits.Lookup, 60*time.Second)

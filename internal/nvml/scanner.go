@@ -50,8 +50,9 @@ type pass struct {
 	// be read, by UUID. pending are those that have not answered yet.
 	unreadable map[string]finding
 	pending    map[string]bool
-	// full says that the boards were counted and no other is there; obscure that one may be all the
-	// same, since a slot could not be read for another reason than a lost board.
+	// full says that the boards were counted and no other is there; obscure that
+	// one may be all the same, since a slot could not be read for another reason
+	// than a lost board.
 	full, obscure bool
 	// problems say what could not be read, joined; nil when all could.
 	problems error

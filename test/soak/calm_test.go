@@ -144,7 +144,7 @@ func (w *world) nothing(invariant string, o operation, before still, do func() e
 	if err := w.differ(invariant, o, before); err != nil {
 		return err
 	}
-	if w.anyRestless(o.conditions) {
+	if len(w.restless(o.conditions)) > 0 {
 		return nil
 	}
 	if diff := cmp.Diff(streams, w.countStreams()); diff != "" {
@@ -171,8 +171,8 @@ func (w *world) oneFault(o operation) error {
 			units[partition.UUID] = true
 		}
 	}
-	restless := w.restless(o.conditions)
-	others := func(unit string) bool { return !units[unit] && !restless[unit] }
+	restless, boardOf := w.restless(o.conditions), w.boardOf()
+	others := func(unit string) bool { return !units[unit] && !restless[boardOf[unit]] }
 	before := w.healthOf(others)
 	w.pods.disturb(faults)
 	w.hurt(o.board)

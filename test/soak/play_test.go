@@ -171,7 +171,7 @@ func (w *world) settle(o operation) error {
 	if err := w.rest(o); err != nil {
 		return err
 	}
-	if o.text == "streams" && !w.anyRestless(o.conditions) {
+	if o.text == "streams" && len(w.restless(o.conditions)) == 0 {
 		if now := w.countStreams(); !maps.Equal(now, w.streams) {
 			return fmt.Errorf("invariant 1: registrations and streams before and after other replicas: %v, %v", w.streams, now)
 		}
@@ -199,33 +199,29 @@ func (w *world) countStreams() map[string][2]int {
 	return counts
 }
 
-// isRestless says that what is listed of a board may change by itself: a program
-// that is started while a board is away does not know of it, and a board that
-// waits for pods to be cut is tried again now and then.
-func (w *world) isRestless(board simnode.Board, c condition) bool {
-	return c != sound || slices.Contains(w.settled.blocked, board.UUID)
-}
-
-// restless are the units of restless boards, with true; the others are there with
-// false.
+// restless are the boards, by UUID, of which what is listed may change by itself:
+// a program that is started while a board is away does not know of it, and a
+// board that waits for pods to be cut is tried again now and then.
 func (w *world) restless(conditions []condition) map[string]bool {
-	units := map[string]bool{}
+	boards := map[string]bool{}
 	for ordinal, board := range w.site.node.Boards() {
-		units[board.UUID] = w.isRestless(board, conditions[ordinal])
-		for _, partition := range board.Partitions {
-			units[partition.UUID] = units[board.UUID]
+		if conditions[ordinal] != sound || slices.Contains(w.settled.blocked, board.UUID) {
+			boards[board.UUID] = true
 		}
 	}
-	return units
+	return boards
 }
 
-func (w *world) anyRestless(conditions []condition) bool {
-	for _, restless := range w.restless(conditions) {
-		if restless {
-			return true
+// boardOf has the board of each unit that there is, by UUID.
+func (w *world) boardOf() map[string]string {
+	boards := map[string]string{}
+	for _, board := range w.site.node.Boards() {
+		boards[board.UUID] = board.UUID
+		for _, partition := range board.Partitions {
+			boards[partition.UUID] = board.UUID
 		}
 	}
-	return false
+	return boards
 }
 
 // looked waits until the program has looked at its profile twice more: what it

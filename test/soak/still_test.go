@@ -22,17 +22,8 @@ type still struct {
 
 // still waits for the program's plan.
 func (w *world) still(conditions []condition) (still, error) {
-	now := still{lists: map[string][]string{}, restless: map[string]bool{}}
-	boardOf := map[string]string{}
-	for ordinal, board := range w.site.node.Boards() {
-		if w.isRestless(board, conditions[ordinal]) {
-			now.restless[board.UUID] = true
-		}
-		boardOf[board.UUID] = board.UUID
-		for _, partition := range board.Partitions {
-			boardOf[partition.UUID] = board.UUID
-		}
-	}
+	now := still{lists: map[string][]string{}, restless: w.restless(conditions)}
+	boardOf := w.boardOf()
 	snapshot := w.kubelet.Snapshot()
 	for _, name := range slices.Sorted(maps.Keys(snapshot.Resources)) {
 		for _, device := range snapshot.Resources[name].Devices {

@@ -21,13 +21,13 @@ const boards = 8
 // stage is a simulated kubelet in this process and a folder that a virgate
 // process shares with it.
 type stage struct {
-	binary string
-	dir    string
+	binary  string
+	dir     string
+	kubelet *simkubelet.Kubelet
 	// lists has how many devices the last list let the kubelet give, until
 	// somebody takes it.
-	kubelet *simkubelet.Kubelet
-	lists   chan int
-	stop    func()
+	lists chan int
+	stop  func()
 }
 
 // newStage starts the kubelet.

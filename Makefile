@@ -9,17 +9,21 @@ SEED ?= 1
 OPERATIONS ?= 10000
 RACE ?= auto # or required
 kubernetes = $(addprefix -X k8s.io/component-base/version.git,Version=v1.36.3 Major=1 Minor=36) # which its modules do not know
+stripped = -ldflags "-s -w" # the tables for debuggers take nearly half of the time to link tests
 race = $(shell go build -race runtime/cgo 2>/dev/null && echo -race)
 export CGO_CFLAGS := -g -O2 -Wno-deprecated-declarations # go-nvml has all of NVML's header
 export CGO_LDFLAGS := -g -O2 -Wl,-z,lazy # it leaves NVML's names to the loader; some compilers say -z now
 
-.PHONY: help all demo build test test-kubernetes e2e test-chart manifest reference test-prometheus image image-tar gpu-bundle test-gpu fuzz vulnerabilities soak lint bench bench-check
+.PHONY: help all checks demo build test test-race test-kubernetes e2e test-chart manifest reference test-prometheus image image-tar licences sbom gpu-bundle test-gpu fuzz vulnerabilities soak lint bench bench-check
 .NOTPARALLEL:
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
 
-all: lint test test-chart test-kubernetes e2e bench-check ## what CI runs
+# All that needs no machine to itself; CI runs it beside e2e.
+checks: lint test test-race test-chart test-kubernetes
+
+all: checks e2e bench-check ## what CI runs
 
 demo: ## the whole program on a simulated node, in one process
 	go run ./cmd/virgate demo
@@ -27,10 +31,13 @@ demo: ## the whole program on a simulated node, in one process
 build: ## bin/virgate, or OUTPUT, stripped and reproducible
 	go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o $(OUTPUT) ./cmd/virgate
 
-test: ## all tests, with the race detector where there is a C compiler
+test: ## all tests but the long ones, in 2 min or so; needs Go alone
+	go test -short -vet=off -p 4 $(stripped) ./... # lint vets; -p 4 because many tests wait
+
+test-race: ## all tests, floods, leaks and a short soak too, with the race detector where there is a C compiler
 	@[ '$(race)' ] || { echo 'race detector off: no C compiler, or CGO_ENABLED=0' >&2; [ '$(RACE)' != required ]; }
-	go test $(race) ./...
-	cd test/cdi && go vet ./... && go test ./... # a module of its own, for its dependency
+	go test $(race) $(stripped) -timeout 30m ./...
+	go test $(stripped) -run 'TestDriver(Read)?Errors' ./internal/migchange # each call with each code, which takes ten times as long with the detector
 
 test-kubernetes: ## the kubelet's own code, and a real API server; their first builds take 10 to 20 min
 	cd test/kubernetes && go vet ./... && go test $(race) -timeout 30m ./kubelet && go test ./api # kube-apiserver is slow to build with -race
@@ -38,9 +45,10 @@ test-kubernetes: ## the kubelet's own code, and a real API server; their first b
 e2e: ## the chart on a real Kubernetes of one node; needs root and runc; PART=storm plays that part alone
 	cd test/kubernetes && E2E=required go test -v -count=1 -timeout 60m -ldflags '$(kubernetes)' -run 'TestKubernetes/$(PART)' ./e2e
 
-test-chart: ## the chart with Helm's own code, the image without a container engine
+test-chart: ## the chart with Helm's own code, the image without a container engine, CDI specs by CDI's schema
 	cd test/chart && go vet ./... && go test ./...
 	cd cmd/image && go vet ./... && go test ./...
+	cd test/cdi && go vet ./... && go test ./... # a module of its own, for its dependency
 
 manifest: ## deployments/virgate.yaml, from the chart
 	cd test/chart && go test -run '^TestManifest$$' . -update
@@ -57,6 +65,12 @@ image: ## virgate:VERSION, by docker
 
 image-tar: build ## bin/virgate-image.tar, without a container engine
 	cd cmd/image && go run . -binary $(CURDIR)/bin/virgate -output $(CURDIR)/bin/virgate-image.tar -reference virgate:$(VERSION) -version $(VERSION)
+
+licences: ## THIRD_PARTY_LICENSES, after a change of go.mod
+	go test -run '^TestLicences$$' ./test/repository -update
+
+sbom: build ## bin/virgate.cdx.json: the modules that are linked into bin/virgate
+	cd cmd/image && go run . -binary $(CURDIR)/$(OUTPUT) -bom $(CURDIR)/bin/virgate.cdx.json -version $(VERSION)
 
 gpu-bundle: ## bin/gpu: all that test-gpu needs on a machine with a GPU and no Go
 	test/gpu/bundle.sh bin/gpu $(VERSION)

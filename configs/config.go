@@ -1,78 +1,177 @@
 package configs
 
-import "github.com/virgate/virgate/sharing"
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
 
-// Config is a device-plugin document, resolved: every default is filled in and
-// every override applied.
+	"github.com/virgate/virgate/sharing"
+)
+
+// Config is a device-plugin document with its defaults filled in and overrides applied.
 type Config struct {
-	// Profile is the part that can change while the program runs.
+	// Profile has the settings that can change while the program runs.
 	Profile sharing.Profile
-	// Process is the part that takes effect at the program's start.
-	Process Process
-	// Layouts are the MIG layouts that can be named, beside those built in: the
+	// Startup has the settings that take effect when the program starts.
+	Startup StartupSettings
+	// Layouts are the MIG layouts that can be named beside the built-in ones: the
 	// profile's own, then those of mig-parted documents in the same ConfigMap.
-	Layouts MIGConfigs
-	// Notes name what Virgate does differently from NVIDIA's plugin with the
-	// same document, by line.
+	Layouts MIGLayouts
+	// Allowed are the layouts that the node's label may choose; nil for all, also the
+	// built-in ones.
+	Allowed []string
+	// Notes say, by line, where NVIDIA's plugin would do something else.
 	Notes []Note
 }
 
-// Process has the settings that a running program cannot change.
-type Process struct {
-	// FailOnInitError ends the program when the driver cannot be opened; else it
-	// waits for the driver. Default true.
+// StartupSettings cannot change while the program runs.
+type StartupSettings struct {
+	// FailOnInitError ends the program when the driver cannot be opened; otherwise
+	// the program waits for the driver. Default true.
 	FailOnInitError bool
 	// DriverRoot is where the driver is installed on the host. Default "/".
 	DriverRoot string
-	// DevRoot is the folder on the host that has the driver's dev folder.
-	// Default DriverRoot.
+	// DevRoot is the host directory with the driver's dev directory. Default DriverRoot.
 	DevRoot string
 	// ContainerDriverRoot is where DriverRoot is mounted in Virgate's own
 	// container. Default "/driver-root".
 	ContainerDriverRoot string
-	// DeviceDiscoveryStrategy says how GPUs are found: "auto" or "nvml".
-	// Default "auto".
+	// DeviceDiscoveryStrategy says how GPUs are found: "auto" (the default) or "nvml".
 	DeviceDiscoveryStrategy string
-	// CDIHookPath is the host's program that CDI specs name as hook. Default
-	// "/usr/bin/nvidia-cdi-hook".
+	// CDIHookPath is the program on the host that CDI specs name as their hook.
+	// Default "/usr/bin/nvidia-cdi-hook".
 	CDIHookPath string
-	// CDIFeatures are the feature flags of the library that makes CDI specs,
-	// between commas. Default none.
+	// CDIFeatures are feature flags of nvcdi, the library that makes the CDI
+	// specs, separated by commas. Default none.
 	CDIFeatures string
 }
 
-// Note is a place of a document at which Virgate does more or other than
-// NVIDIA's plugin would, or which has no effect.
+// CheckUnchanged returns an error that names each setting that differs, with both values.
+func (s StartupSettings) CheckUnchanged(next StartupSettings) error {
+	var errs []error
+	for _, setting := range []struct {
+		path       string
+		have, want any
+	}{
+		{pathFailOnInitError, s.FailOnInitError, next.FailOnInitError},
+		{pathDriverRoot, s.DriverRoot, next.DriverRoot},
+		{pathDevRoot, s.DevRoot, next.DevRoot},
+		{pathContainerDriverRoot, s.ContainerDriverRoot, next.ContainerDriverRoot},
+		{pathCDIHook, s.CDIHookPath, next.CDIHookPath},
+		{pathCDIFeatures, s.CDIFeatures, next.CDIFeatures},
+		{pathDiscovery, s.DeviceDiscoveryStrategy, next.DeviceDiscoveryStrategy},
+	} {
+		if setting.have != setting.want {
+			errs = append(errs, fmt.Errorf("%s: cannot change while the program runs (is %v, wanted %v): restart it", setting.path, setting.have, setting.want))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Note is a place in a document where Virgate differs from NVIDIA's plugin.
 type Note struct {
-	// Line is counted from 1; 0 for what a flag or a variable says.
+	// Line is counted from 1; 0 for a note about a flag or a variable.
 	Line int
-	// Path is the key's place, for example
-	// "sharing.timeSlicing.resources[0].rename".
+	// Path is the key's place: "sharing.timeSlicing.resources[0].rename".
 	Path    string
 	Message string
 }
 
-// Parse reads one device-plugin document, in YAML or JSON. Empty data is a
-// document without settings: everything has its default. The name of the file
-// is only for messages. Overrides win over the document.
-//
-// The error is of type Problems and has all that is wrong. The Config is then
-// zero.
-func Parse(file string, data []byte, overrides Overrides) (Config, error) {
-	return ParseWith(file, data, overrides, nil)
+// Overrides are the settings that flags and environment variables give, by the
+// Path of the Setting. They win over the document. If both a flag and a variable
+// give a setting, the caller decides between them.
+type Overrides map[string]Override
+
+// Override is one setting from outside the document.
+type Override struct {
+	// Value is the text as given: "true" or "false", or items separated by commas.
+	Value string
+	// Source names the flag or the variable: "--mig-strategy" or "$MIG_STRATEGY".
+	Source string
 }
 
-// ParseWith is Parse for a document that can name MIG layouts which stand
-// elsewhere, as in another key of its ConfigMap.
-func ParseWith(file string, data []byte, overrides Overrides, layouts MIGConfigs) (Config, error) {
+// Parse reads one device-plugin document, in YAML or JSON. Empty data is a
+// document without settings, so that everything has its default. The name of the
+// file is used in messages only. Overrides win over the document.
+//
+// The error is of type Problems and complete; the Config is then zero.
+func Parse(file string, data []byte, overrides Overrides) (Config, error) {
+	return parseDocument(file, data, func(root value) Config { return readProfile(root, overrides, nil) })
+}
+
+// parseDocument reads the document with read, whose result is dropped with a problem.
+func parseDocument[T any](file string, data []byte, read func(root value) T) (T, error) {
 	var problems Problems
+	var result, zero T
 	source := &source{file: file, problems: &problems}
-	var config Config
 	if root, ok := source.open(data); ok {
-		config = readProfile(root, overrides, layouts)
+		result = read(root)
 	}
 	if err := problems.err(); err != nil {
-		return Config{}, err
+		return zero, err
 	}
-	return config, nil
+	return result, nil
+}
+
+const versionV1 = "v1"
+
+// readProfile reads a device-plugin document. Its result must not be used if a problem
+// was reported. The layouts come from elsewhere; the document can name them.
+func readProfile(root value, overrides Overrides, layouts MIGLayouts) Config {
+	document := root.mapping("version", "flags", "resources", "sharing", "imex", "exclude", pathRetireAfter, "mig", "health")
+	// NVIDIA's plugin takes a missing version for v1, too.
+	document.field("version").oneOf(versionV1)
+	set := readSettings(document, overrides)
+	profile := sharing.Profile{
+		MIGStrategy: sharing.MIGStrategy(set[pathMIGStrategy]),
+		Policy:      sharing.AllocationPolicy(set[pathPolicy]),
+		DeviceIDs:   sharing.DeviceIDStrategy(set["flags.plugin.deviceIDStrategy"]),
+		Grants: sharing.Grants{
+			DeviceNodes:         set.on("flags.plugin.passDeviceSpecs"),
+			GDRCopy:             set.on("flags.gdrcopyEnabled"),
+			GDS:                 set.on("flags.gdsEnabled"),
+			MOFED:               set.on("flags.mofedEnabled"),
+			AnnotationPrefix:    set["flags.plugin.cdiAnnotationPrefix"],
+			DriverHostPath:      set["flags.plugin.driverMounts.hostPath"],
+			DriverContainerPath: set["flags.plugin.driverMounts.containerPath"],
+		},
+		Exclude:     readExclude(document.field("exclude")),
+		RetireAfter: readRetireAfter(document.field(pathRetireAfter)),
+		Health:      readHealth(document.field("health"), overrides),
+	}
+	for _, item := range listItems(set["flags.plugin.deviceListStrategy"]) {
+		if strategy := sharing.DeviceListStrategy(item); !slices.Contains(profile.Grants.Strategies, strategy) {
+			profile.Grants.Strategies = append(profile.Grants.Strategies, strategy)
+		}
+	}
+	profile.GPUNames, profile.MIGNames = readNames(document.field("resources"))
+	readSharing(document.field("sharing"), &profile)
+	var allowed []string
+	profile.MIG, layouts, allowed = readMIG(document.field("mig"), layouts)
+
+	notes := root.source.notes
+	slices.SortStableFunc(notes, func(a, b Note) int { return cmp.Compare(a.Line, b.Line) })
+	return Config{Profile: profile, Layouts: layouts, Allowed: allowed, Notes: notes, Startup: StartupSettings{
+		FailOnInitError:         set.on(pathFailOnInitError),
+		DriverRoot:              set[pathDriverRoot],
+		DevRoot:                 cmp.Or(set[pathDevRoot], set[pathDriverRoot]),
+		ContainerDriverRoot:     set[pathContainerDriverRoot],
+		DeviceDiscoveryStrategy: set[pathDiscovery],
+		CDIHookPath:             set[pathCDIHook],
+		CDIFeatures:             set[pathCDIFeatures],
+	}}
+}
+
+// readRetireAfter reads how long held devices that are not wanted stay Healthy.
+func readRetireAfter(v value) (after sharing.RetireAfter) {
+	f := v.mapping(keysOf(pathRetireAfter)...)
+	if len(f.entries) > 0 {
+		v.note("Virgate's own; NVIDIA's plugin drops such devices from its list at once")
+	}
+	const expected = "expected a duration from 0s, such as 10m"
+	after.Shrink, after.ShrinkSet = f.field("shrink").duration(0, math.MaxInt64, expected)
+	after.Switch, _ = f.field("switch").duration(0, math.MaxInt64, expected)
+	return after
 }

@@ -1,15 +1,20 @@
-// Package configs reads configuration files: the version v1 document of
-// NVIDIA's device plugin with Virgate's additions, mig-parted's mig-configs
-// document, and a Kubernetes ConfigMap that holds such documents.
+// Package configs reads configuration files: the version v1 document of NVIDIA's
+// device plugin with Virgate's additions, mig-parted's mig-configs document, and
+// Kubernetes ConfigMaps that hold such documents.
 //
-// It is strict: an unknown or repeated key, a wrong type and an impossible
-// value are errors, all of them are reported at once, each with its line, and a
-// document with an error yields nothing. It is pure: bytes in, values out, with
-// no I/O. It never looks at a node, so what merely matches nothing on some node
-// is no error here.
+// It is strict: unknown and repeated keys, wrong types and impossible values are
+// errors. They are reported all at once, each with its line, and a document with
+// an error has no result. The package is pure: it turns bytes into values and does
+// no I/O. It knows nothing of the node, so a setting that merely matches nothing
+// on some node is not an error here.
 //
-// What each key means is in docs/configuration-reference.md, which is made from
-// the tables here; which limits hold is in docs/configuration.md. The
-// keys, flags, variables and defaults are those of k8s-device-plugin v0.20
+// Read config.go first, then file.go and documents.go for where documents come
+// from. keys.json lists every key, and docs/configuration-reference.md is generated
+// from it. There is a file for each section: settings.go (flags and imex),
+// names.go (resources), sharing.go, selectors.go (devices and exclude), mig.go
+// with migconfigs.go, and health.go. yaml.go and problem.go know the positions of
+// values and what is wrong with them.
+//
+// Keys, flags, variables and defaults are those of k8s-device-plugin v0.20
 // (api/config/v1, cmd/nvidia-device-plugin/main.go).
 package configs

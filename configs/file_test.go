@@ -1,16 +1,20 @@
 package configs
 
 import (
+	"errors"
+	"os"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
 
 func TestParseFileKinds(t *testing.T) {
 	tests := []struct {
 		name, document string
-		want           Kind
+		want           DocumentKind
 		valid          bool
 	}{
 		{"empty", "", KindProfile, true},
@@ -83,5 +87,116 @@ func TestParseFileAppliesOverrides(t *testing.T) {
 		if err != nil || config.Profile.MIGStrategy != sharing.MIGMixed {
 			t.Errorf("%s: got %s, %v", strings.SplitN(document, "\n", 2)[0], config.Profile.MIGStrategy, err)
 		}
+	}
+}
+
+func readCase(t *testing.T, name string) []byte {
+	t.Helper()
+	data, err := os.ReadFile("testdata/cases/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// TestCases reads the documents that Virgate was asked to take as they are.
+func TestCases(t *testing.T) {
+	slicing, err := ParseFile("slicing", readCase(t, "time-slicing-configmap.yaml"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	share := sharing.ReplicatedResource{Path: "sharing.timeSlicing.resources[0]", Resource: "nvidia.com/gpu", Replicas: 4, Policy: sharing.Distributed}
+	if len(slicing.Entries) != 1 || slicing.Entries[0].Name != "any" || slicing.Entries[0].Kind != KindProfile {
+		t.Fatalf("time-slicing: %+v", slicing)
+	}
+	if diff := cmp.Diff(withDefaults(shares(share)), slicing.Entries[0].Config.Profile, compareSelectors); diff != "" {
+		t.Errorf("time-slicing (-want +got):\n%s", diff)
+	}
+
+	got, err := ParseFile("mig", readCase(t, "mig-configmap.yaml"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []File{{Name: "config.yaml", Kind: KindMIGConfigs, MIG: MIGLayouts{
+		{Name: "all-1g.5gb", Blocks: []sharing.LayoutBlock{{All: true, Layout: mig.Layout{MIG: true, Partitions: []mig.PartitionCount{{Profile: profile(t, "1g.5gb"), Count: 7}}}}}},
+		{Name: "all-2g.10gb", Blocks: []sharing.LayoutBlock{{All: true, Layout: mig.Layout{MIG: true, Partitions: []mig.PartitionCount{{Profile: profile(t, "2g.10gb"), Count: 3}}}}}},
+	}}}
+	if diff := cmp.Diff(want, got.Entries, compareSelectors); diff != "" {
+		t.Errorf("mig (-want +got):\n%s", diff)
+	}
+}
+
+// TestCaseEnvironment gives the variables of the DaemonSet as overrides.
+func TestCaseEnvironment(t *testing.T) {
+	overrides := make(Overrides)
+	manifest := string(readCase(t, "daemonset-env.yaml"))
+	for _, s := range Settings() {
+		if _, rest, ok := strings.Cut(manifest, "{name: "+s.Env+", value: \""); ok {
+			value, _, _ := strings.Cut(rest, `"`)
+			overrides[s.Path] = Override{Value: value, Source: "$" + s.Env}
+		}
+	}
+	if len(overrides) != 3 {
+		t.Fatalf("the manifest gives %v", overrides)
+	}
+	config, err := Parse("", nil, overrides)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if config.Startup.FailOnInitError || config.Profile.DeviceIDs != sharing.ByUUID || len(config.Notes) > 0 {
+		t.Errorf("config is %+v", config)
+	}
+}
+
+// TestConfigMapLines has one mistake in each way of writing a document.
+func TestConfigMapLines(t *testing.T) {
+	const head = "apiVersion: v1\nkind: ConfigMap\ndata:\n"
+	tests := []struct {
+		name, data string
+		line       int
+	}{
+		{"literal", "  a: |\n    version: v1\n    typo: 1\n", 6},
+		{"literal, blank lines first", "  a: |\n\n    version: v1\n\n    typo: 1\n", 8},
+		{"literal, stripped", "  a: |-\n    version: v1\n    typo: 1", 6},
+		{"literal, with a comment", "  a: | # the default\n    version: v1\n    typo: 1", 6},
+		{"literal, indented on purpose", "  a: |2\n    version: v1\n    typo: 1\n", 6},
+		{"literal, CRLF", "  a: |\r\n    version: v1\r\n    typo: 1\r\n", 6},
+		{"literal, syntax error", "  a: |\n    version: v1\n    typo: [\n", 6},
+		{"quoted", "  a: \"version: v1\\ntypo: 1\"\n", 2},
+		{"quoted, over lines", "  a: 'version: v1\n\n    typo: 1'\n", 2},
+		{"JSON in text", "  a: '{\"typo\": 1}'\n", 1},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := ParseFile("m.yaml", []byte(head+test.data), nil)
+			var problems Problems
+			if !errors.As(err, &problems) || len(problems) != 1 {
+				t.Fatalf("error is %v", err)
+			}
+			if p := problems[0]; p.File != "m.yaml[data.a]" || p.Line != test.line {
+				t.Errorf("reported at %s:%d, want line %d", p.File, p.Line, test.line)
+			}
+		})
+	}
+}
+
+func TestConfigMapEntriesAreSorted(t *testing.T) {
+	manifest := `{"apiVersion":"v1","kind":"ConfigMap","immutable":true,"metadata":{"labels":{"a":"b"}},"data":{"b":"","c":"version: v1\nflags: {migStrategy: single}\n","a":"version: v1"}}`
+	got, err := ParseFile("m.json", []byte(manifest), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var keys []string
+	for _, e := range got.Entries {
+		keys = append(keys, e.Name)
+	}
+	if diff := cmp.Diff([]string{"a", "b", "c"}, keys); diff != "" {
+		t.Errorf("keys (-want +got):\n%s", diff)
+	}
+	if notes := got.Entries[2].Config.Notes; len(notes) != 1 || notes[0].Line != 2 {
+		t.Errorf("notes of c are %v", notes)
+	}
+	if notes := got.Entries[0].Config.Notes; len(notes) != 0 {
+		t.Errorf("notes of a are %v", notes)
 	}
 }

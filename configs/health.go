@@ -1,26 +1,25 @@
 package configs
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/virgate/virgate/sharing"
 )
 
-// What a profile may ask of health: the times are those that a person would
-// wait for, the temperatures those that a board can have.
+// A profile may have times that a person waits for, and temperatures that a GPU can have.
 const (
 	shortestQuiet      = time.Second
 	longestQuiet       = 24 * time.Hour
 	highestTemperature = 150
 )
 
-// otherXIDs is the key for XIDs that have none of their own.
-const otherXIDs = "other"
-
-// readHealth reads the section health over the defaults, and then what NVIDIA's
-// variables say.
+// readHealth applies to the defaults the section health, then NVIDIA's variables.
 func readHealth(v value, overrides Overrides) sharing.HealthRules {
 	rules := sharing.DefaultHealthRules()
 	f := v.mapping(keysOf("health")...)
@@ -28,74 +27,45 @@ func readHealth(v value, overrides Overrides) sharing.HealthRules {
 		v.note("Virgate's own; in NVIDIA's plugin a GPU that reported an XID never comes back")
 	}
 	for _, e := range f.field("xids").pairs() {
-		action, ok := readAction(e.value)
 		if e.value.absent() {
-			e.value.problem(expectedAction)
-		}
-		if e.key == otherXIDs {
-			rules.OtherXIDs = orElse(action, ok, rules.OtherXIDs)
-			continue
+			e.value.problem("expected ignore, suspect or fatal")
 		}
 		code, err := strconv.ParseUint(e.key, 10, 31)
-		if err != nil || code == 0 || strconv.FormatUint(code, 10) != e.key {
-			v.source.problem(place{v.source.file, e.line, e.value.path}, quote(e.key), "expected the number of an XID, or "+otherXIDs)
-		} else if ok {
+		switch action := readAction(e.value, ""); {
+		case e.key == sharing.OtherXID:
+			rules.OtherXIDs = cmp.Or(action, rules.OtherXIDs)
+		case err != nil || code == 0 || strconv.FormatUint(code, 10) != e.key:
+			e.problem("expected the number of an XID, or " + sharing.OtherXID)
+		case action != "":
 			rules.XIDs[code] = action
 		}
 	}
-	action, ok := readAction(f.field("ecc"))
-	rules.DoubleBitECC = orElse(action, ok, rules.DoubleBitECC)
-	readQuietTimes(f, &rules)
+	rules.DoubleBitECC = readAction(f.field("ecc"), rules.DoubleBitECC)
+	rules.RowRemap, _ = f.field("rowRemap").boolean()
+	rules.QuietTime = readQuietTime(f.field("quietTime"), rules.QuietTime)
+	// A quiet time above the default maximum raises it, if the document does not set it.
+	longest := f.field("maxQuietTime")
+	rules.MaxQuietTime = readQuietTime(longest, max(rules.MaxQuietTime, rules.QuietTime))
+	if rules.MaxQuietTime < rules.QuietTime {
+		longest.problem(fmt.Sprintf("expected quietTime, which is %s, or more", rules.QuietTime))
+	}
 	readTemperature(f.field("temperature"), &rules)
-	applyCheckVariables(v.source, overrides, &rules)
+	applyHealthCheckVariables(v.source, overrides, &rules)
 	return rules
 }
 
-func orElse[T any](read T, ok bool, otherwise T) T {
-	if ok {
-		return read
+func readAction(v value, otherwise sharing.ErrorAction) sharing.ErrorAction {
+	if text, ok := v.oneOf(string(sharing.IgnoreError), string(sharing.SuspectError), string(sharing.FatalError)); ok {
+		return sharing.ErrorAction(text)
 	}
 	return otherwise
 }
 
-const expectedAction = "expected ignore, suspect or fatal"
-
-func readAction(v value) (sharing.ErrorAction, bool) {
-	text, ok := v.text()
-	if !ok {
-		return "", false
+func readQuietTime(v value, otherwise time.Duration) time.Duration {
+	if quiet, ok := v.duration(shortestQuiet, longestQuiet, "expected a duration from 1s to 24h, such as 5m"); ok {
+		return quiet
 	}
-	switch action := sharing.ErrorAction(text); action {
-	case sharing.IgnoreError, sharing.SuspectError, sharing.FatalError:
-		return action, true
-	}
-	v.problem(expectedAction)
-	return "", false
-}
-
-// readQuietTimes reads both times. A quiet time above the default longest one
-// raises that, unless the document names it.
-func readQuietTimes(f fields, rules *sharing.HealthRules) {
-	quiet, ok := readQuietTime(f.field("quietTime"))
-	rules.QuietTime = orElse(quiet, ok, rules.QuietTime)
-	longest, ok := readQuietTime(f.field("maxQuietTime"))
-	rules.MaxQuietTime = orElse(longest, ok, max(rules.MaxQuietTime, rules.QuietTime))
-	if rules.MaxQuietTime < rules.QuietTime {
-		f.field("maxQuietTime").problem(fmt.Sprintf("expected quietTime, which is %s, or more", rules.QuietTime))
-	}
-}
-
-func readQuietTime(v value) (time.Duration, bool) {
-	text, ok := v.text()
-	if !ok {
-		return 0, false
-	}
-	quiet, err := time.ParseDuration(text)
-	if err != nil || quiet < shortestQuiet || quiet > longestQuiet {
-		v.problem("expected a duration from 1s to 24h, such as 5m")
-		return 0, false
-	}
-	return quiet, true
+	return otherwise
 }
 
 func readTemperature(v value, rules *sharing.HealthRules) {
@@ -116,4 +86,62 @@ func readTemperature(v value, rules *sharing.HealthRules) {
 		hysteresis = degrees
 	}
 	rules.TemperatureSafe = max(rules.TemperatureLimit-hysteresis, 0)
+}
+
+const (
+	pathDisableChecks = "health.disable"
+	pathEnableChecks  = "health.enable"
+)
+
+// applyHealthCheckVariables lets the variables win over the document, and
+// enabling over disabling, as in NVIDIA's plugin (k8s-device-plugin v0.20,
+// internal/rm/health.go). Enabling an XID that is ignored gives it its default
+// meaning or, if it is ignored by default, makes it suspect.
+func applyHealthCheckVariables(from *source, overrides Overrides, rules *sharing.HealthRules) {
+	all, codes := readXIDList(from, pathDisableChecks, overrides, rules.XIDs)
+	if all {
+		rules.OtherXIDs, rules.DoubleBitECC, rules.RowRemap = sharing.IgnoreError, sharing.IgnoreError, false
+	}
+	for _, code := range codes {
+		rules.XIDs[code] = sharing.IgnoreError
+	}
+
+	defaults := sharing.DefaultHealthRules()
+	enable := func(now, byDefault sharing.ErrorAction) sharing.ErrorAction {
+		switch {
+		case now != sharing.IgnoreError:
+			return now
+		case byDefault != sharing.IgnoreError:
+			return byDefault
+		}
+		return sharing.SuspectError
+	}
+	all, codes = readXIDList(from, pathEnableChecks, overrides, rules.XIDs)
+	for _, code := range codes {
+		rules.XIDs[code] = enable(rules.XID(code), defaults.XID(code))
+	}
+	if all {
+		rules.OtherXIDs = enable(rules.OtherXIDs, defaults.OtherXIDs)
+		rules.DoubleBitECC = enable(rules.DoubleBitECC, defaults.DoubleBitECC)
+	}
+}
+
+// readXIDList reads a variable: all, which are those known and all others, or some XIDs.
+func readXIDList(from *source, path string, overrides Overrides, known map[uint64]sharing.ErrorAction) (all bool, codes []uint64) {
+	override := overrides[path]
+	for item := range strings.SplitSeq(strings.ToLower(override.Value), ",") {
+		switch item = strings.TrimSpace(item); item {
+		case "":
+		case "all", "xids":
+			all, codes = true, slices.AppendSeq(codes, maps.Keys(known))
+		default:
+			code, err := strconv.ParseUint(item, 10, 31)
+			if err != nil {
+				from.problem(position{file: override.Source, path: "health.xids"}, quote(item), "expected all, xids or the number of an XID")
+				continue
+			}
+			codes = append(codes, code)
+		}
+	}
+	return all, codes
 }

@@ -23,6 +23,7 @@ func TestHealth(t *testing.T) {
 		{"others", "health: {xids: {other: ignore}, ecc: fatal}", func(r *sharing.HealthRules) {
 			r.OtherXIDs, r.DoubleBitECC = sharing.IgnoreError, sharing.FatalError
 		}},
+		{"row remapping", "health: {rowRemap: true}", func(r *sharing.HealthRules) { r.RowRemap = true }},
 		{"times", "health: {quietTime: 10s, maxQuietTime: 1m30s}", func(r *sharing.HealthRules) {
 			r.QuietTime, r.MaxQuietTime = 10*time.Second, 90*time.Second
 		}},
@@ -84,6 +85,19 @@ func TestHealthVariables(t *testing.T) {
 				t.Errorf("others %s, ECC %s, want %s and %s", rules.OtherXIDs, rules.DoubleBitECC, test.other, test.ecc)
 			}
 		})
+	}
+}
+
+// TestHealthVariablesAndRowRemap checks that all, but not single XIDs, turn off health.rowRemap.
+func TestHealthVariablesAndRowRemap(t *testing.T) {
+	for disable, want := range map[string]bool{"": true, "63": true, "all": false, "xids": false} {
+		config, err := Parse("doc.yaml", []byte("health: {rowRemap: true}"), Overrides{pathDisableChecks: {Value: disable, Source: "$DP_DISABLE_HEALTHCHECKS"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if config.Profile.Health.RowRemap != want {
+			t.Errorf("%q: a pending row remapping is a fault: %t", disable, !want)
+		}
 	}
 }
 

@@ -2,73 +2,233 @@ package configs
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 
+	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
 
-// MIGConfigs are the named layouts of a mig-parted document, by name.
-type MIGConfigs []MIGConfig
-
-// MIGConfig is one named layout.
-type MIGConfig struct {
-	Name string
-	// Blocks are applied in this order, each to the boards it chooses. There is
-	// at least one, but in Config.Layouts: none there is a name that several
-	// documents give to layouts that differ.
-	Blocks []sharing.LayoutBlock
-}
+const migConfigsKey = "mig-configs"
 
 // ParseMIGConfigs reads mig-parted's "version: v1, mig-configs:" document
-// (mig-parted v0.15, api/spec/v1/spec.go), in YAML or JSON. Whether a board
-// exists that can be cut so is not judged here. The name of the file is only
-// for messages.
+// (mig-parted v0.15, api/spec/v1/spec.go), in YAML or JSON. It does not check
+// that some GPU can have the layouts. The name of the file is used in messages
+// only.
 //
-// The error is of type Problems and has all that is wrong; the result is then
-// nil.
-func ParseMIGConfigs(file string, data []byte) (MIGConfigs, error) {
-	var problems Problems
-	source := &source{file: file, problems: &problems}
-	var layouts MIGConfigs
-	if root, ok := source.open(data); ok {
-		layouts = readMIGConfigs(root)
-	}
-	if err := problems.err(); err != nil {
-		return nil, err
-	}
-	return layouts, nil
+// The error is of type Problems and complete; the result is then nil.
+func ParseMIGConfigs(file string, data []byte) (MIGLayouts, error) {
+	return parseDocument(file, data, readMIGConfigs)
 }
 
-// readMIGConfigs reads a mig-parted document. Unlike a device-plugin document
-// it must have a version.
-func readMIGConfigs(root value) MIGConfigs {
+// readMIGConfigs reads a mig-parted document; unlike another, it must have a version.
+func readMIGConfigs(root value) MIGLayouts {
 	document := root.mapping("version", migConfigsKey)
-	readVersion(document.required("version"))
+	document.required("version").oneOf(versionV1)
 	return readLayouts(document.required(migConfigsKey), false)
 }
 
-// readLayouts reads a mapping from names to lists of blocks, own ones of Virgate
-// or mig-parted's.
-func readLayouts(section value, own bool) MIGConfigs {
+// readLayouts reads a mapping from names to lists of blocks. Layouts under
+// mig.configs are meant for Virgate (own), so that one which no GPU can have is
+// a problem; a mig-parted document may be meant for GPUs not published yet.
+func readLayouts(section value, own bool) MIGLayouts {
 	pairs := section.pairs()
 	if section.shape() == shapeMapping && len(pairs) == 0 {
 		section.problem("expected at least one layout")
 	}
-	var layouts MIGConfigs
+	var layouts MIGLayouts
 	keys := keysOf(pathMIGBlock)
 	for _, e := range pairs {
 		blocks, ok := e.value.items()
 		if len(blocks) == 0 && (ok || e.value.absent()) {
 			e.value.problem("expected a list of at least one block")
 		}
-		layout := MIGConfig{Name: e.key}
+		layout := MIGLayout{Name: e.key}
 		for _, block := range blocks {
-			layout.Blocks = append(layout.Blocks, readMIGBlock(block, keys, own))
+			layout.Blocks = append(layout.Blocks, readLayoutBlock(block, keys, own))
 		}
 		layouts = append(layouts, layout)
 	}
-	slices.SortFunc(layouts, func(a, b MIGConfig) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(layouts, func(a, b MIGLayout) int { return cmp.Compare(a.Name, b.Name) })
 	return layouts
 }
 
-const migConfigsKey = "mig-configs"
+func readLayoutBlock(v value, keys []string, own bool) sharing.LayoutBlock {
+	if v.shape() != shapeMapping {
+		v.problem("expected a mapping with devices and mig-enabled")
+		return sharing.LayoutBlock{}
+	}
+	f := v.mapping(keys...)
+	block := sharing.LayoutBlock{Filters: readDeviceFilters(f.field("device-filter"))}
+	block.All, block.Indexes = readGPUs(f.required("devices"))
+	enabled, ok := f.required("mig-enabled").boolean()
+	block.Layout.MIG = enabled
+	partitions := f.field("mig-devices")
+	if ok && enabled && partitions.absent() {
+		partitions.problem("is required where mig-enabled is true: write {} for no partitions")
+	}
+	block.Layout.Partitions = readPartitions(partitions)
+	if ok && !enabled && len(block.Layout.Partitions) > 0 {
+		partitions.problem("expected none where mig-enabled is false")
+	}
+	if own {
+		if err := checkBlock(block); err != nil {
+			partitions.problem(err.Error())
+		}
+	}
+	return block
+}
+
+func readDeviceFilters(v value) []sharing.GPUFilter {
+	items, _ := v.texts()
+	var filters []sharing.GPUFilter
+	for _, item := range items {
+		if item.shape() != shapeText {
+			item.problem("expected a device filter in quotes, such as \"0x20B010DE\"")
+			continue
+		}
+		filter, ok := parseDeviceFilter(item.node.Value)
+		if !ok {
+			item.problem("expected a device filter such as 0x20B010DE or 0x20B010DE:0x134F10DE")
+			continue
+		}
+		filters = append(filters, filter)
+	}
+	return filters
+}
+
+// parseDeviceFilter reads what sharing.GPUFilter.String writes, in either case. A filter
+// that cannot be read is an error here; for mig-parted it matches nothing.
+func parseDeviceFilter(s string) (filter sharing.GPUFilter, ok bool) {
+	id, subsystem, qualified := strings.Cut(s, ":")
+	if filter.Device, ok = parsePCIPair(id); ok && qualified {
+		filter.Subsystem, ok = parsePCIPair(subsystem)
+	}
+	if !ok {
+		return sharing.GPUFilter{}, false
+	}
+	return filter, true
+}
+
+// parsePCIPair reads a device ID and a vendor ID, which are never both 0.
+func parsePCIPair(s string) (uint32, bool) {
+	digits, ok := strings.CutPrefix(s, "0x")
+	if !ok || len(digits) != 8 {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(digits, 16, 32)
+	return uint32(n), err == nil && n != 0
+}
+
+// readGPUs reads "all" or a list of indexes.
+func readGPUs(v value) (all bool, indexes []int) {
+	switch v.shape() {
+	case shapeNothing:
+		return false, nil
+	case shapeText:
+		all = v.node.Value == "all"
+	case shapeList:
+		items, _ := v.items()
+		for _, item := range items {
+			index, ok := item.number()
+			switch {
+			case item.absent() || ok && index < 0:
+				item.problem("expected the index of a GPU, from 0")
+			case slices.Contains(indexes, index) && ok:
+				item.problem("is listed twice")
+			case ok:
+				indexes = append(indexes, index)
+			}
+		}
+		if len(items) > 0 {
+			return false, indexes
+		}
+	}
+	if !all {
+		v.problem("expected all or a list of GPU indexes")
+	}
+	return all, nil
+}
+
+// readPartitions reads a mapping from profiles to counts. A profile with a count of 0 is
+// left out. That every count is 0 is a problem: it is probably a mistake.
+func readPartitions(v value) []mig.PartitionCount {
+	pairs := v.pairs()
+	lines := make(map[mig.Profile]int)
+	var partitions []mig.PartitionCount
+	allZero := len(pairs) > 0
+	for _, e := range pairs {
+		profile, err := mig.ParseProfile(e.key)
+		if err != nil {
+			e.problem("expected a MIG profile such as 1g.5gb")
+		} else if line, again := lines[profile]; again {
+			e.problem(fmt.Sprintf("the profile is on line %d already", line))
+		} else {
+			lines[profile] = e.line
+		}
+		count, ok := e.value.number()
+		if e.value.absent() || ok && count < 0 {
+			e.value.problem("expected a number of partitions, from 0")
+		}
+		allZero = allZero && ok && count == 0
+		if count > 0 && err == nil {
+			partitions = append(partitions, mig.PartitionCount{Profile: profile, Count: count})
+		}
+	}
+	if allZero {
+		v.problem("every count is 0: write {} for no partitions")
+	}
+	slices.SortFunc(partitions, func(a, b mig.PartitionCount) int { return a.Profile.Compare(b.Profile) })
+	return partitions
+}
+
+// FormatMIGConfigs writes the layouts as a mig-parted document, from which
+// ParseMIGConfigs reads the same layouts. It returns an error if there are none,
+// because such a document would not be valid.
+func FormatMIGConfigs(layouts MIGLayouts) (string, error) {
+	if len(layouts) == 0 {
+		return "", errors.New("there is no MIG layout to write")
+	}
+	var b strings.Builder
+	b.WriteString("version: v1\n" + migConfigsKey + ":\n")
+	for _, layout := range layouts {
+		fmt.Fprintf(&b, "  %s:\n", strconv.Quote(layout.Name))
+		for _, block := range layout.Blocks {
+			formatBlock(&b, block)
+		}
+	}
+	return b.String(), nil
+}
+
+func formatBlock(b *strings.Builder, block sharing.LayoutBlock) {
+	indent := "  - "
+	line := func(format string, args ...any) {
+		fmt.Fprintf(b, indent+format+"\n", args...)
+		indent = "    "
+	}
+	if len(block.Filters) > 0 {
+		line("device-filter: [%s]", joined(block.Filters, func(f sharing.GPUFilter) string { return strconv.Quote(f.String()) }))
+	}
+	if block.All {
+		line("devices: all")
+	} else {
+		line("devices: [%s]", joined(block.Indexes, strconv.Itoa))
+	}
+	line("mig-enabled: %t", block.Layout.MIG)
+	if block.Layout.MIG {
+		line("mig-devices: {%s}", joined(block.Layout.Partitions, func(c mig.PartitionCount) string {
+			return fmt.Sprintf("%q: %d", c.Profile, c.Count)
+		}))
+	}
+}
+
+func joined[T any](items []T, text func(T) string) string {
+	texts := make([]string, len(items))
+	for i, item := range items {
+		texts[i] = text(item)
+	}
+	return strings.Join(texts, ", ")
+}

@@ -2,31 +2,33 @@ package configs
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
+	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
 
-// readNames reads the section resources. The names for GPUs always end with
-// nvidia.com/gpu for whatever has no other.
-func readNames(v value) (gpus, partitions []sharing.Naming) {
+// readNames reads the section resources. The names of GPUs always end with
+// nvidia.com/gpu, for whatever no other pattern matches.
+func readNames(v value) (gpus, partitions []sharing.NamingRule) {
 	section := v.mapping(keysOf("resources")...)
-	gpus = readNamings(section.field("gpus"), keysOf("resources.gpus[]"))
-	partitions = readNamings(section.field("mig"), keysOf("resources.mig[]"))
-	rest := sharing.Naming{Pattern: "*", Name: gpuResource}
+	gpus = readNamingRules(section.field("gpus"), keysOf("resources.gpus[]"))
+	partitions = readNamingRules(section.field("mig"), keysOf("resources.mig[]"))
+	rest := sharing.NamingRule{Pattern: "*", Name: gpuResource}
 	if len(gpus) == 0 || gpus[len(gpus)-1] != rest {
 		gpus = append(gpus, rest)
 	}
 	return gpus, partitions
 }
 
-func readNamings(v value, keys []string) []sharing.Naming {
+func readNamingRules(v value, keys []string) []sharing.NamingRule {
 	items, _ := v.items()
-	var namings []sharing.Naming
-	// reached has the lines of the patterns so far; everything, once one of them
-	// matches all, its line.
-	reached, everything := make(map[string]int), 0
+	var rules []sharing.NamingRule
+	// seen has the lines of the patterns so far, matchesAll the line of one for everything.
+	seen, matchesAll := make(map[string]int), 0
 	for _, item := range items {
 		if item.shape() != shapeMapping {
 			item.problem("expected a mapping with pattern and name")
@@ -42,26 +44,26 @@ func readNamings(v value, keys []string) []sharing.Naming {
 			f.field("pattern").problem("expected a pattern: * matches everything")
 			continue
 		}
-		if line := cmp.Or(everything, reached[pattern]); line > 0 {
+		if line := cmp.Or(matchesAll, seen[pattern]); line > 0 {
 			f.field("pattern").problem(fmt.Sprintf("is never reached: the pattern on line %d matches as much", line))
 			continue
 		}
-		reached[pattern] = item.line
+		seen[pattern] = item.line
 		all := strings.Trim(pattern, "*") == ""
 		if all {
-			everything = item.line
+			matchesAll = item.line
 		}
-		// The last naming is what NVIDIA's plugin has without being told.
+		// NVIDIA's plugin calls everything nvidia.com/gpu by itself.
 		if name != gpuResource || !all {
 			item.note("named here; NVIDIA's plugin reads resources and ignores it")
 		}
-		namings = append(namings, sharing.Naming{Pattern: sharing.Pattern(pattern), Name: name})
+		rules = append(rules, sharing.NamingRule{Pattern: sharing.Pattern(pattern), Name: name})
 	}
-	return namings
+	return rules
 }
 
-// readResourceName reads a name and reports one that the kubelet would refuse.
-// It is false for an absent one.
+// readResourceName reads a name, and reports one that the kubelet would refuse.
+// It returns false for an absent name, too.
 func readResourceName(v value) (string, bool) {
 	text, ok := v.text()
 	if !ok {
@@ -73,4 +75,69 @@ func readResourceName(v value) (string, bool) {
 		return "", false
 	}
 	return name, true
+}
+
+const (
+	// resourceDomain is the domain of a name without one, as in NVIDIA's plugin
+	// (api/config/v1/resources.go).
+	resourceDomain = "nvidia.com/"
+	gpuResource    = resourceDomain + "gpu"
+	// sharedSuffix is what renameByDefault appends.
+	sharedSuffix = ".shared"
+	// resourceNameBytes is how long NVIDIA's plugin lets a name with its domain be. The kubelet
+	// allows 63 after the slash, but names are label values, too, which have 63 at most.
+	resourceNameBytes = 63
+)
+
+// parseResourceName returns the name with its domain. It refuses what the
+// kubelet refuses at registration (Kubernetes 1.36,
+// pkg/apis/core/v1/helper/helpers.go, IsExtendedResourceName):
+//
+//	resource name = [ domain "/" ] name
+//
+// The domain consists of lower-case DNS labels. The name consists of letters,
+// digits, '-', '_' and '.', and begins and ends with a letter or a digit.
+func parseResourceName(s string) (string, error) {
+	if s == "" {
+		return "", errors.New("expected a resource name")
+	}
+	full := s
+	if !strings.Contains(s, "/") {
+		full = resourceDomain + s
+	}
+	domain, name, _ := strings.Cut(full, "/")
+	switch {
+	case len(full) > resourceNameBytes:
+		return "", fmt.Errorf("a resource name has at most %d characters, this one has %d with its domain", resourceNameBytes, len(full))
+	case strings.Contains(full, "kubernetes.io/"):
+		return "", errors.New("the domain kubernetes.io is the kubelet's own")
+	case strings.HasPrefix(full, "requests."):
+		return "", errors.New(`a resource name cannot begin with "requests.", which resource quotas use`)
+	case !domainForm.MatchString(domain):
+		return "", fmt.Errorf("the part before the slash must be a lower-case domain such as %s", strings.TrimSuffix(resourceDomain, "/"))
+	case !nameForm.MatchString(name):
+		return "", errors.New("the part after the slash must be letters, digits, '-', '_' or '.', with a letter or digit at both ends")
+	}
+	return full, nil
+}
+
+// domainLabel is a label of a domain. This and the forms below are those of Kubernetes
+// (apimachinery, util/validation).
+const domainLabel = `[a-z0-9]([-a-z0-9]*[a-z0-9])?`
+
+var (
+	domainForm = regexp.MustCompile(`^` + domainLabel + `(\.` + domainLabel + `)*$`)
+	nameForm   = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`)
+)
+
+// namesPartition says that the name is a partition's default name, such as
+// nvidia.com/mig-1g.5gb or nvidia.com/mig-1g.5gb.me.
+func namesPartition(name string) bool {
+	written, ok := strings.CutPrefix(name, resourceDomain+"mig-")
+	if !ok {
+		return false
+	}
+	// The name has "." after the memory where the profile has "+".
+	profile, err := mig.ParseProfile(strings.Replace(written, "gb.", "gb+", 1))
+	return err == nil && resourceDomain+profile.ResourceName() == name
 }

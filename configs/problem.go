@@ -10,14 +10,14 @@ import (
 )
 
 const (
-	// problemsShown bounds the text of an error, which ends up in logs and in
-	// events. The slice itself has all problems.
+	// problemsShown bounds the text of an error, which ends up in logs and
+	// events. The Problems themselves are complete.
 	problemsShown = 100
-	// valueShown is the number of bytes of a value that a message quotes.
+	// valueShown is how many bytes of a value a message quotes.
 	valueShown = 60
 )
 
-// Problem is one thing that is wrong with a document or with an override.
+// Problem is one thing that is wrong with a document or an override.
 type Problem struct {
 	// File is the file's name as the caller gave it, "FILE[data.KEY]" for a
 	// document in a ConfigMap, or the flag or variable of an override.
@@ -27,13 +27,14 @@ type Problem struct {
 	// Path is the key's place, for example
 	// "sharing.timeSlicing.resources[1].replicas"; empty for the whole document.
 	Path string
-	// Value is the offending value fit for a terminal: quoted if it is text,
-	// control characters escaped, long ones cut. Empty if nothing was given.
+	// Value is the offending value, safe to print on a terminal: text is quoted,
+	// control characters are escaped, long values are cut. It is empty if there
+	// is no value, or if the message does not need it.
 	Value   string
 	Message string
 }
 
-// Error is "FILE:LINE: PATH: MESSAGE (got VALUE)" without what there is none of.
+// Error is "FILE:LINE: PATH: MESSAGE (got VALUE)", without empty parts.
 func (p Problem) Error() string {
 	var b strings.Builder
 	b.WriteString(p.File)
@@ -50,25 +51,23 @@ func (p Problem) Error() string {
 	return b.String()
 }
 
-// Problems is all that is wrong, by file and line.
+// Problems is everything that is wrong, sorted by file and line.
 type Problems []Problem
 
-// Error has one line for each problem, and a count in place of those after the
-// first hundred.
+// Error has one line for each problem, up to a hundred, then the number of the others.
 func (p Problems) Error() string {
-	lines := make([]string, 0, min(len(p), problemsShown+1))
-	for i, problem := range p {
-		if i == problemsShown {
-			lines = append(lines, fmt.Sprintf("and %d more problems", len(p)-problemsShown))
-			break
-		}
+	var lines []string
+	for _, problem := range p[:min(len(p), problemsShown)] {
 		lines = append(lines, problem.Error())
+	}
+	if more := len(p) - problemsShown; more > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more problems", more))
 	}
 	return strings.Join(lines, "\n")
 }
 
-// err sorts the problems and returns them, nil if there are none. An override
-// is met once for each document of a ConfigMap; it is reported once.
+// err returns the problems sorted, or nil if there are none. A wrong override
+// is found once for each document of a ConfigMap, so duplicates are removed.
 func (p Problems) err() error {
 	if len(p) == 0 {
 		return nil
@@ -84,24 +83,16 @@ func (p Problems) err() error {
 	})
 }
 
-// quote makes text fit for a message.
+// quote makes text safe to print: quoted, and cut after a whole character if it is long.
 func quote(text string) string {
 	if len(text) <= valueShown {
 		return strconv.Quote(text)
-	}
-	return strconv.Quote(cut(text)) + "…"
-}
-
-// cut returns the first bytes of text, whole characters only.
-func cut(text string) string {
-	if len(text) <= valueShown {
-		return text
 	}
 	end := valueShown
 	for end > valueShown-utf8.UTFMax && !utf8.RuneStart(text[end]) {
 		end--
 	}
-	return text[:end]
+	return strconv.Quote(text[:end]) + "…"
 }
 
 // alternatives writes "a, b or c".
@@ -111,4 +102,45 @@ func alternatives(choices []string) string {
 	}
 	last := len(choices) - 1
 	return strings.Join(choices[:last], ", ") + " or " + choices[last]
+}
+
+// candidatesTried is the number of candidates beyond which nearest does not try.
+const candidatesTried = 100
+
+// nearest returns the candidate that s is most likely a misspelling of, the
+// first of several that are equally near, "" if none is near.
+func nearest(s string, candidates []string) string {
+	// The distance takes quadratic time, and a document can have many keys.
+	if len(s) > valueShown || len(candidates) > candidatesTried {
+		return ""
+	}
+	best, limit := "", len(s)/3+1
+	for _, candidate := range candidates {
+		d := distance(strings.ToLower(s), strings.ToLower(candidate))
+		if d <= limit && (best == "" || d < limit) {
+			best, limit = candidate, d
+		}
+	}
+	return best
+}
+
+// distance is the Levenshtein distance of a and b, in bytes.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			replace := diagonal
+			if a[i] != b[j] {
+				replace++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(replace, row[j+1]+1, row[j]+1)
+		}
+	}
+	return row[len(b)]
 }

@@ -16,7 +16,7 @@ const (
 	referenceBegins = "<!-- From here on the page is made from the program: make reference -->\n"
 )
 
-// TestReference holds that docs/configuration-reference.md is what the program
+// TestReference checks that docs/configuration-reference.md is what the program
 // knows; with -update it writes the page.
 func TestReference(t *testing.T) {
 	data, err := os.ReadFile(referenceFile)
@@ -49,25 +49,25 @@ func reference(t *testing.T) string {
 		{"flags", "flags."}, {"flags.plugin", "flags.plugin."}, {"flags.gfd", "flags.gfd."}, {"imex", "imex."},
 	} {
 		section(part.title, "key | flag | variable | value | default | meaning")
-		for _, s := range settingTable() {
+		for _, s := range keyTable.Settings {
 			if sectionOf(s.Path) == part.prefix {
 				row(&b, code(s.Path), flagNames(s), codes(variableNames(s)), settingForm(s), orNone(s.Default), settingMeaning(t, s))
 			}
 		}
 	}
 	for _, part := range []struct{ title, prefix string }{
-		{"version and exclude", ""}, {"resources", "resources."}, {"sharing.timeSlicing", "sharing.timeSlicing."}, {"sharing.mps", "sharing.mps."},
+		{"version and exclude", ""}, {"retireAfter", "retireAfter."}, {"resources", "resources."}, {"sharing.timeSlicing", "sharing.timeSlicing."}, {"sharing.mps", "sharing.mps."},
 		{"mig", "mig."}, {"health", "health."},
 	} {
 		section(part.title, "key | value | default | meaning")
-		for _, key := range documentKeys() {
-			if strings.HasPrefix(key.path, part.prefix) && (part.prefix != "" || !strings.Contains(key.path, ".")) {
-				row(&b, code(key.path), cmp.Or(codes(key.choices), key.form), keyDefault(key), ownMeaning(key.own, key.usage))
+		for _, key := range keyTable.Keys {
+			if strings.HasPrefix(key.Path, part.prefix) && (part.prefix != "" || !strings.Contains(key.Path, ".")) {
+				row(&b, code(key.Path), cmp.Or(codes(key.Choices), key.Form), keyDefault(key), ownMeaning(key.Own, key.Usage))
 			}
 		}
 	}
 	section("Variables without a key", "variable | meaning")
-	for _, s := range Variables() {
+	for _, s := range EnvOnlySettings() {
 		row(&b, code(s.Env), s.Usage)
 	}
 	return b.String()
@@ -105,10 +105,10 @@ func orNone(text string) string {
 }
 
 func keyDefault(key documentKey) string {
-	if key.required {
+	if key.Required {
 		return "required"
 	}
-	return orNone(key.initial)
+	return orNone(key.Default)
 }
 
 // flagNames are the flag and its older names, the usual one first.
@@ -131,11 +131,11 @@ func variableNames(s Setting) []string {
 }
 
 func settingForm(s Setting) string {
-	form := map[SettingKind]string{
-		KindBool: formSwitch, KindString: formText, KindPath: "absolute path", KindKeyPrefix: "domain and slash",
-		KindList: "list, or text with commas", KindNumbers: "list of whole numbers", KindDuration: "duration",
-	}[s.Kind]
-	if s.Kind == KindList && s.Choices != nil {
+	form := map[SettingType]string{
+		TypeBool: "true or false", TypeString: "text", TypePath: "absolute path", TypeKeyPrefix: "domain and slash",
+		TypeList: "list, or text with commas", TypeNumbers: "list of whole numbers", TypeDuration: "duration",
+	}[s.Type]
+	if s.Type == TypeList && s.Choices != nil {
 		return "list, or text with commas, of " + codes(s.Choices)
 	}
 	return cmp.Or(codes(s.Choices), form)
@@ -152,18 +152,18 @@ func ownMeaning(own bool, usage string) string {
 // running program follows it.
 func settingMeaning(t *testing.T, s Setting) string {
 	usage := s.Usage
-	if s.inert != "" || s.only != nil {
+	if s.Inert != "" || s.Only != nil {
 		usage, _, _ = strings.Cut(usage, " (") // For the help, which has no column for it.
 	}
 	switch {
-	case s.inert != "":
-		return usage + ". Inert: " + strings.TrimPrefix(s.inert, "has no effect: ")
-	case s.only != nil && len(s.only) == 0:
+	case s.Inert != "":
+		return usage + ". Inert: " + strings.TrimPrefix(s.Inert, "has no effect: ")
+	case s.Only != nil && len(s.Only) == 0:
 		return usage + ". Refused, unless it is empty"
-	case s.only != nil:
+	case s.Only != nil:
 		var refused []string
 		for _, choice := range s.Choices {
-			if !slices.Contains(s.only, choice) {
+			if !slices.Contains(s.Only, choice) {
 				refused = append(refused, choice)
 			}
 		}
@@ -179,18 +179,18 @@ func settingMeaning(t *testing.T, s Setting) string {
 // readAtTheStart says that a running program refuses a document which changes
 // the setting.
 func readAtTheStart(t *testing.T, s Setting) bool {
-	other := map[SettingKind]string{KindBool: "true", KindPath: "/other", KindKeyPrefix: "other/", KindNumbers: "", KindDuration: "1s"}[s.Kind]
+	other := map[SettingType]string{TypeBool: "true", TypePath: "/other", TypeKeyPrefix: "other/", TypeNumbers: "", TypeDuration: "1s"}[s.Type]
 	switch {
-	case s.Default == other && s.Kind == KindBool:
+	case s.Default == other && s.Type == TypeBool:
 		other = "false"
 	case s.Choices != nil:
 		other = s.Choices[1]
-	case s.Kind == KindString, s.Kind == KindList:
+	case s.Type == TypeString, s.Type == TypeList:
 		other = "other"
 	}
 	changed, err := Parse("", nil, Overrides{s.Path: {Value: other}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return parse(t, "").Process.Check(changed.Process) != nil
+	return parse(t, "").Startup.CheckUnchanged(changed.Startup) != nil
 }

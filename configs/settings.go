@@ -2,39 +2,101 @@ package configs
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
+	"path"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 )
 
-// settings are the values in force by path, in the form that an Override has.
+// Setting is a setting that a flag or an environment variable can give, of
+// NVIDIA's plugin or Virgate's own. The program makes its flags from these.
+type Setting struct {
+	// Path is the setting's place in a document, the key for Overrides.
+	Path string
+	// Flag and Env are names without "--" and "$"; both are empty for a document's alone.
+	Flag, Env string
+	// Aliases and EnvAliases are older names that still work.
+	Aliases    []string
+	EnvAliases []string
+	// Default is the value in the form that an Override has.
+	Default string
+	Type    SettingType
+	// Choices are the possible values, or items of a list, if they are few.
+	Choices []string
+	// Usage is one line of help.
+	Usage string
+	// Own says that NVIDIA's plugin has no such setting.
+	Own bool
+	// Only are the values that this release supports; nil for all.
+	Only []string
+	// Differs says what NVIDIA's plugin does differently, by value or item.
+	Differs map[string]string
+	// Inert says why the setting has no effect, "" if it has one.
+	Inert string
+}
+
+// SettingType is the type of a setting's value.
+type SettingType string
+
+const (
+	// TypeBool is true or false.
+	TypeBool SettingType = "bool"
+	// TypeString is any text.
+	TypeString SettingType = "string"
+	// TypePath is an absolute path, or empty for none.
+	TypePath SettingType = "path"
+	// TypeKeyPrefix is the prefix of an annotation's key: a lower-case domain of at
+	// most 253 characters and a slash (Kubernetes, apimachinery
+	// validation.IsQualifiedName). It is empty for the default.
+	TypeKeyPrefix SettingType = "key prefix"
+	// TypeEnum is one of the Choices.
+	TypeEnum SettingType = "enum"
+	// TypeList is a list of strings, in a document also one string with commas.
+	TypeList SettingType = "list"
+	// TypeNumbers is a list of whole numbers from 0.
+	TypeNumbers SettingType = "numbers"
+	// TypeDuration is text such as "60s".
+	TypeDuration SettingType = "duration"
+)
+
+// Settings returns the settings with a flag, in the order of the documentation.
+func Settings() []Setting {
+	return slices.DeleteFunc(slices.Clone(keyTable.Settings), func(s Setting) bool { return s.Flag == "" })
+}
+
+// EnvOnlySettings returns the settings of NVIDIA's plugin that only variables give. They
+// have no Flag and no place in a document; their Path is a key for Overrides all the same.
+func EnvOnlySettings() []Setting { return slices.Clone(keyTable.Variables) }
+
+// settings are the values in force by path, written as in an Override.
 type settings map[string]string
 
 func (s settings) on(path string) bool { return s[path] == "true" }
 
 // readSettings reads the sections flags and imex and applies the overrides.
 func readSettings(root fields, overrides Overrides) settings {
-	table := settingTable()
-	written := locate(root, table)
-	resolved := make(settings, len(table))
-	for _, setting := range table {
+	written := findSettings(root)
+	resolved := make(settings, len(keyTable.Settings))
+	for _, setting := range keyTable.Settings {
 		override, overridden := overrides[setting.Path]
 		resolved[setting.Path] = setting.resolve(written[setting.Path], override, overridden)
 	}
 	for _, path := range slices.Sorted(maps.Keys(overrides)) {
-		if _, known := resolved[path]; !known && !isVariable(path) {
-			at := place{file: overrides[path].Source, path: path}
+		_, known := resolved[path]
+		if !known && !slices.ContainsFunc(keyTable.Variables, func(s Setting) bool { return s.Path == path }) {
+			at := position{file: overrides[path].Source, path: path}
 			root.parent.source.problem(at, quote(overrides[path].Value), "no such setting")
 		}
 	}
 	return resolved
 }
 
-// locate finds what the document says about each setting, by path.
-func locate(root fields, table []Setting) map[string]value {
+// findSettings finds what the document says about each setting, by path.
+func findSettings(root fields) map[string]value {
 	keys := make(map[string][]string)
-	for _, setting := range table {
+	for _, setting := range keyTable.Settings {
 		section, key := cutLast(setting.Path)
 		keys[section] = append(keys[section], key)
 	}
@@ -47,8 +109,8 @@ func locate(root fields, table []Setting) map[string]value {
 		"flags.gfd":                 flags.field("gfd").mapping(keys["flags.gfd"]...),
 		"imex":                      root.field("imex").mapping(keys["imex"]...),
 	}
-	written := make(map[string]value, len(table))
-	for _, setting := range table {
+	written := make(map[string]value, len(keyTable.Settings))
+	for _, setting := range keyTable.Settings {
 		section, key := cutLast(setting.Path)
 		written[setting.Path] = sections[section].field(key)
 	}
@@ -60,31 +122,31 @@ func cutLast(path string) (section, key string) {
 	return path[:dot], path[dot+1:]
 }
 
-// resolve returns the value in force: the override, else what is written, else
-// the default, which an empty text stands for too. A value that cannot be is reported wherever it stands; one that
-// this release does not serve only when it is in force, so that an override can
-// make a document usable.
+// resolve returns the value in force: the override, otherwise what the document
+// says, otherwise (or if that is empty) the default. An invalid value is always
+// reported. A value that this release does not support is reported only if it is
+// in force, so that an override can make a document usable.
 func (s Setting) resolve(written value, override Override, overridden bool) string {
-	from, at, shown := written.source, written.place(), written.shown()
+	from, at, shown := written.source, written.position(), written.shown()
 	result, ok := s.decode(written)
 	if ok {
 		if written.shape() == shapeList {
 			shown = quote(result)
 		}
-		ok = s.possible(from, result, at, shown)
+		ok = s.validate(from, result, at, shown)
 	}
 	if overridden {
-		at, shown = place{file: override.Source, path: s.Path}, quote(override.Value)
-		result = s.normal(override.Value)
-		ok = s.possible(from, result, at, shown)
+		at, shown = position{file: override.Source, path: s.Path}, quote(override.Value)
+		result = s.normalize(override.Value)
+		ok = s.validate(from, result, at, shown)
 	}
 	if !ok {
 		return s.Default
 	}
-	if s.only != nil && s.outside(s.only, result) {
+	if s.Only != nil && s.outside(s.Only, result) {
 		message := "is not supported yet"
-		if len(s.only) > 0 {
-			message += ", only " + alternatives(s.only)
+		if len(s.Only) > 0 {
+			message += ", only " + alternatives(s.Only)
 		}
 		from.problem(at, shown, message)
 	}
@@ -97,55 +159,127 @@ func (s Setting) resolve(written value, override Override, overridden bool) stri
 	return cmp.Or(result, s.Default)
 }
 
-// notes say what is special about the setting when it has this value.
+// notes say where NVIDIA's plugin differs if the setting has this value.
 func (s Setting) notes(text string) []string {
-	if s.inert != "" {
-		return []string{s.inert}
+	if s.Inert != "" {
+		return []string{s.Inert}
 	}
 	var notes []string
 	if s.Own {
 		notes = append(notes, "Virgate's own; NVIDIA's plugin has no such key")
 	}
-	items := []string{text}
-	if s.Kind == KindList {
-		items = listItems(text)
-	}
-	for _, item := range items {
-		if note := s.differs[item]; note != "" && !slices.Contains(notes, note) {
+	for _, item := range s.items(text) {
+		if note := s.Differs[item]; note != "" && !slices.Contains(notes, note) {
 			notes = append(notes, note)
 		}
 	}
 	return notes
 }
 
-// decode reads what is written in the form that an Override has.
+// decode reads a value from a document, and writes it as in an Override.
 func (s Setting) decode(written value) (string, bool) {
-	switch s.Kind {
-	case KindBool:
+	var items []value
+	var ok bool
+	switch s.Type {
+	case TypeBool:
 		on, ok := written.boolean()
-		return fmt.Sprint(on), ok
-	case KindNumbers:
-		items, ok := written.items()
-		return joinItems(items, func(item value) (string, bool) {
-			n, ok := item.number()
-			return fmt.Sprint(n), ok
-		}, ok)
-	case KindList:
-		items, ok := written.texts()
-		text, ok := joinItems(items, value.text, ok)
-		return s.normal(text), ok
+		return strconv.FormatBool(on), ok
+	case TypeNumbers:
+		items, ok = written.items()
+	case TypeList:
+		items, ok = written.texts()
+	default:
+		return written.text()
 	}
-	return written.text()
+	texts := make([]string, len(items))
+	for i, item := range items {
+		readable := false
+		if s.Type == TypeNumbers {
+			_, readable = item.number()
+		} else {
+			_, readable = item.text()
+		}
+		texts[i], ok = item.node.Value, ok && readable
+	}
+	return s.normalize(strings.Join(texts, ",")), ok
 }
 
-// joinItems writes the items between commas. ok is passed through, and false if
-// one of them cannot be read.
-func joinItems(items []value, read func(value) (string, bool), ok bool) (string, bool) {
-	texts := make([]string, 0, len(items))
-	for _, item := range items {
-		text, readable := read(item)
-		ok = ok && readable
-		texts = append(texts, text)
+// normalize turns the spellings of a boolean that a variable may use, such as "1" and
+// "t", into true and false, and trims the items of a list.
+func (s Setting) normalize(text string) string {
+	switch s.Type {
+	case TypeBool:
+		if on, err := strconv.ParseBool(text); err == nil {
+			return strconv.FormatBool(on)
+		}
+	case TypeList, TypeNumbers:
+		items := listItems(text)
+		for i, item := range items {
+			items[i] = strings.TrimSpace(item)
+		}
+		return strings.Join(items, ",")
 	}
-	return strings.Join(texts, ","), ok
+	return text
+}
+
+// validate reports a value that the setting cannot have.
+func (s Setting) validate(from *source, text string, at position, shown string) bool {
+	var expected string
+	switch s.Type {
+	case TypeBool:
+		if text != "true" && text != "false" {
+			expected = "expected true or false"
+		}
+	case TypeEnum, TypeList:
+		if s.Choices != nil && (text == "" || s.outside(s.Choices, text)) {
+			expected = "expected " + alternatives(s.Choices)
+		}
+	case TypeNumbers:
+		for _, item := range listItems(text) {
+			if _, err := strconv.ParseUint(item, 10, 31); err != nil {
+				expected = "expected whole numbers from 0"
+			}
+		}
+	case TypePath:
+		if text != "" && !strings.HasPrefix(text, "/") {
+			expected = "expected an absolute path"
+		} else if s.Own && text != "" && path.Clean(text) == "/" {
+			expected = "expected a folder below /"
+		}
+	case TypeKeyPrefix:
+		domain, slash := strings.CutSuffix(text, "/")
+		if text != "" && (!slash || len(domain) > 253 || !domainForm.MatchString(domain)) {
+			expected = "expected a lower-case domain and a slash, such as cdi.k8s.io/"
+		}
+	case TypeDuration:
+		if _, err := time.ParseDuration(text); err != nil {
+			expected = "expected a duration such as 60s"
+		}
+	}
+	if expected == "" {
+		return true
+	}
+	from.problem(at, shown, expected)
+	return false
+}
+
+// outside says that the value, or an item of it, is not in the set.
+func (s Setting) outside(set []string, text string) bool {
+	return slices.ContainsFunc(s.items(text), func(item string) bool { return !slices.Contains(set, item) })
+}
+
+// items are the items of a list, or the value itself.
+func (s Setting) items(text string) []string {
+	if s.Type == TypeList || s.Type == TypeNumbers {
+		return listItems(text)
+	}
+	return []string{text}
+}
+
+// listItems splits a list at its commas. The empty string has no items.
+func listItems(text string) []string {
+	if text == "" {
+		return nil
+	}
+	return strings.Split(text, ",")
 }

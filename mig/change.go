@@ -2,25 +2,25 @@ package mig
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 )
 
-// Instance is a GPU instance of a board with its compute instances, as the
-// driver lists them now.
+// Instance is a GPU instance and its compute instances, as the driver lists them.
 type Instance struct {
 	// GI is the driver's GPU instance ID.
 	GI int `json:"gi"`
-	// Profile is the GPU instance's; its Compute equals its Slices.
+	// Profile is the GPU instance's profile; its Compute equals its Slices.
 	Profile   Profile   `json:"profile"`
 	Placement Placement `json:"placement"`
-	// Computes are its compute instances, in any order. An instance without any
-	// takes its slots all the same, and is free.
+	// Computes are its compute instances, in any order. A GPU instance without any
+	// takes up its slots all the same, but is not in use.
 	Computes []Compute `json:"computes,omitempty"`
 }
 
-// Compute is a compute instance: a partition, as Kubernetes sees it.
+// Compute is a compute instance, which is what Kubernetes knows as a MIG device.
 type Compute struct {
 	// CI is the driver's compute instance ID, unique in its GPU instance.
 	CI int `json:"ci"`
@@ -28,52 +28,56 @@ type Compute struct {
 	Slices int `json:"slices"`
 	// UUID is that of the MIG device.
 	UUID string `json:"uuid"`
-	// Busy says that a pod or a process has it, or that nobody can tell.
+	// Busy says that a pod or a process uses it, or that this is unknown.
 	Busy bool `json:"busy,omitempty"`
 }
 
-// Partition is the profile of a compute instance of the GPU instance.
+// Partition is the profile of one of the GPU instance's compute instances.
 func (i Instance) Partition(c Compute) Profile {
 	p := i.Profile
 	p.Compute = c.Slices
 	return p
 }
 
-// Change is the way of a board to its wanted layout, or as far as the
-// partitions in use allow.
+// Change leads a GPU to its wanted layout, or as far as the partitions in use allow.
 type Change struct {
-	// Steps are in an order in which they can be made; none when there is nothing
-	// to do now. What goes is freed before anything is made.
+	// Steps are in the order in which they have to be made. There are none if
+	// nothing can be done now. Everything is destroyed before anything is created.
 	Steps []Step `json:"steps,omitempty"`
-	// Doomed and Kept are the UUIDs of the partitions that the steps destroy, and
-	// of the others, sorted. A blocked partition is kept.
+	// Doomed are the sorted UUIDs of the partitions that the steps destroy, Kept
+	// those of the others, blocked ones included.
 	Doomed []string `json:"doomed,omitempty"`
 	Kept   []string `json:"kept,omitempty"`
-	// Blocked are the partitions in use that keep the layout from being complete,
-	// by placement; none when the steps complete it.
+	// Blocked are the partitions in use because of which the layout cannot be
+	// completed yet, sorted by placement.
 	Blocked []Blocked `json:"blocked,omitempty"`
-	// Result are the board's partitions after the steps, by placement.
-	Result []Placed `json:"result,omitempty"`
+	// Result are the GPU's partitions after the steps, sorted by placement.
+	Result []Partition `json:"result,omitempty"`
+	// MIG is the mode after the steps.
+	MIG bool `json:"-"`
 }
 
-// Complete says that the board has the wanted layout after the steps.
+// Target is how the GPU is partitioned after the steps.
+func (c Change) Target() PlacedLayout { return PlacedLayout{MIG: c.MIG, Partitions: c.Result} }
+
+// Complete says that the GPU has the wanted layout after the steps.
 func (c Change) Complete() bool { return len(c.Blocked) == 0 }
 
-// Empty says that nothing is to be done now: the board has its layout, or only
-// waits.
+// Empty says that there is nothing to do now: the GPU has its layout, or it waits
+// for partitions in use.
 func (c Change) Empty() bool { return len(c.Steps) == 0 }
 
-// Blocked is a partition in use that the wanted layout has no place for.
+// Blocked is a partition in use that the wanted layout does not have.
 type Blocked struct {
-	Placed
+	Partition
 	UUID string `json:"uuid"`
-	// Waiting are the wanted partitions that cannot be made while it is there, and
-	// where they will be; none where it is only one too many, or where MIG mode
-	// waits.
-	Waiting []Placed `json:"waiting,omitempty"`
+	// Waiting are the wanted partitions that cannot be created while it exists,
+	// where they will be. There are none if it is merely one too many, or if only
+	// switching off MIG mode has to wait.
+	Waiting []Partition `json:"waiting,omitempty"`
 }
 
-// String is for a message: what is in use, and what waits for it.
+// String says what is in use, and what waits for it.
 func (b Blocked) String() string {
 	text := fmt.Sprintf("%s at %s is in use", b.Profile, b.Placement)
 	if len(b.Waiting) == 0 {
@@ -86,12 +90,147 @@ func (b Blocked) String() string {
 	return text + ", in the way of " + strings.Join(waiting, ", ")
 }
 
-// sort brings what is no sequence into its order.
-func (c *Change) sort() {
-	slices.Sort(c.Doomed)
-	slices.Sort(c.Kept)
-	slices.SortFunc(c.Result, comparePlaced)
-	slices.SortStableFunc(c.Blocked, func(a, b Blocked) int {
-		return cmp.Or(comparePlaced(a.Placed, b.Placed), cmp.Compare(a.UUID, b.UUID))
+// Step is one call of the driver that changes a GPU.
+type Step struct {
+	Action Action `json:"action"`
+	// Placement identifies the GPU instance, which exists or is created by an
+	// earlier step. It is zero for a change of the mode.
+	Placement Placement `json:"placement"`
+	// Profile is that of the GPU instance or, for a compute instance, that of the
+	// partition. It is zero for a change of the mode.
+	Profile Profile `json:"profile"`
+	// GI is the driver's ID of the GPU instance, -1 if it does not exist yet. CI and
+	// UUID are those of the compute instance to destroy; for any other action CI is -1.
+	GI   int    `json:"gi"`
+	CI   int    `json:"ci"`
+	UUID string `json:"uuid,omitempty"`
+}
+
+// Action is what a Step does.
+type Action string
+
+// The actions, in the order of a Change's steps.
+const (
+	DestroyCompute  Action = "destroy-compute"
+	DestroyInstance Action = "destroy-instance"
+	DisableMIG      Action = "disable-mig"
+	EnableMIG       Action = "enable-mig"
+	CreateInstance  Action = "create-instance"
+	CreateCompute   Action = "create-compute"
+)
+
+// String describes the step for people.
+func (s Step) String() string {
+	switch s.Action {
+	case DestroyCompute:
+		return fmt.Sprintf("destroy partition %s at %s (%s)", s.Profile, s.Placement, s.UUID)
+	case DestroyInstance:
+		return fmt.Sprintf("destroy GPU instance %s at %s", s.Profile, s.Placement)
+	case CreateInstance:
+		return fmt.Sprintf("create GPU instance %s at %s", s.Profile, s.Placement)
+	case CreateCompute:
+		return fmt.Sprintf("create partition %s at %s", s.Profile, s.Placement)
+	case EnableMIG:
+		return "enable MIG mode"
+	case DisableMIG:
+		return "disable MIG mode"
+	}
+	return string(s.Action)
+}
+
+// Why a step can fail, for errors.Is.
+var (
+	// ErrInUse says that a partition or GPU is in use, whoever uses it.
+	ErrInUse = errors.New("in use")
+	// ErrNoPermission says that this process may not partition GPUs.
+	ErrNoPermission = errors.New("not permitted")
+	// ErrResetRequired says that the GPU has to be reset first.
+	ErrResetRequired = errors.New("the GPU must be reset")
+)
+
+// PlacedLayout is a layout whose partitions have their places.
+type PlacedLayout struct {
+	MIG bool `json:"mig"`
+	// Partitions are sorted by placement.
+	Partitions []Partition `json:"partitions"`
+}
+
+// Steps returns the steps that lead from the mode and GPU instances that a GPU has
+// to exactly the target. The target alone decides which partitions stay. After a
+// step, Steps of what the GPU has then returns the remaining ones, so a change can
+// be interrupted and resumed after any step.
+//
+// Everything is destroyed before anything is created. All compute instances are
+// destroyed before the first GPU instance, because the driver calls a GPU instance
+// in use for a moment after its last compute instance was destroyed. Of
+// interchangeable partitions, those in use stay. If one in use would have to be
+// destroyed all the same, the error wraps ErrInUse, and there are no steps.
+func Steps(mode bool, have []Instance, target PlacedLayout) ([]Step, error) {
+	wanted := map[Placement][]Profile{}
+	if target.MIG {
+		for _, p := range target.Partitions {
+			wanted[p.Placement] = append(wanted[p.Placement], p.Profile)
+		}
+	}
+	var computes, instances, create []Step
+	for _, instance := range have {
+		want := wanted[instance.Placement]
+		if len(want) > 0 && want[0].Instance() == instance.Profile {
+			delete(wanted, instance.Placement)
+		} else {
+			want = nil
+			instances = append(instances, Step{Action: DestroyInstance, Profile: instance.Profile, Placement: instance.Placement, GI: instance.GI, CI: -1})
+		}
+		destroyed, created, err := instance.steps(want)
+		if err != nil {
+			return nil, err
+		}
+		computes, create = append(computes, destroyed...), append(create, created...)
+	}
+	for at, profiles := range wanted {
+		create = append(create, Step{Action: CreateInstance, Profile: profiles[0].Instance(), Placement: at, GI: -1, CI: -1})
+		for _, profile := range profiles {
+			create = append(create, Step{Action: CreateCompute, Profile: profile, Placement: at, GI: -1, CI: -1})
+		}
+	}
+	slices.SortStableFunc(create, func(a, b Step) int {
+		// By place, and a GPU instance before its compute instances.
+		return cmp.Or(cmp.Compare(a.Placement.Start, b.Placement.Start), cmp.Compare(b.Action, a.Action), b.Profile.Compare(a.Profile))
 	})
+	if mode != target.MIG {
+		instances = append(instances, ModeStep(target.MIG))
+	}
+	return slices.Concat(computes, instances, create), nil
+}
+
+// ModeStep is the step that switches MIG mode on or off.
+func ModeStep(on bool) Step {
+	if on {
+		return Step{Action: EnableMIG, GI: -1, CI: -1}
+	}
+	return Step{Action: DisableMIG, GI: -1, CI: -1}
+}
+
+// steps leave the GPU instance with exactly the wanted partitions.
+func (i Instance) steps(want []Profile) (destroy, create []Step, err error) {
+	want = slices.Clone(want)
+	rank := map[bool]int{false: 1} // Those in use come first.
+	computes := slices.SortedFunc(slices.Values(i.Computes), func(a, b Compute) int {
+		return cmp.Or(cmp.Compare(rank[a.Busy], rank[b.Busy]), cmp.Compare(a.CI, b.CI))
+	})
+	for _, c := range computes {
+		profile := i.Partition(c)
+		if n := slices.Index(want, profile); n >= 0 {
+			want = slices.Delete(want, n, n+1)
+			continue
+		}
+		if c.Busy {
+			return nil, nil, fmt.Errorf("%s at %s (%s): %w", profile, i.Placement, c.UUID, ErrInUse)
+		}
+		destroy = append(destroy, Step{Action: DestroyCompute, Profile: profile, Placement: i.Placement, GI: i.GI, CI: c.CI, UUID: c.UUID})
+	}
+	for _, profile := range want {
+		create = append(create, Step{Action: CreateCompute, Profile: profile, Placement: i.Placement, GI: i.GI, CI: -1})
+	}
+	return destroy, create, nil
 }

@@ -1,6 +1,7 @@
 package mig
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -11,18 +12,18 @@ import (
 // Block is a GPU instance in a drawing.
 type Block struct {
 	Placement Placement
-	// Labels say what it is, the longest first; the first one with room is shown.
+	// Labels say what it is, the longest first. The first one that fits is shown.
 	Labels []string
 	// Note is shown below the label.
 	Note string
 }
 
-// narrowest is the number of characters of a slot below which nothing could be
-// read; a drawing is wider than it may be rather than this.
+// narrowest is the least number of characters of a slot. A drawing with less
+// would be unreadable, so it rather gets wider than asked for.
 const narrowest = 3
 
-// Draw shows the memory slots of a board with what lies on them, as lines of at
-// most width characters, each ended by a line feed, without colours:
+// Draw shows the memory slots of a GPU and what is on them, in lines of at most
+// width characters, each ended by a line feed:
 //
 //	0        1        2        3        4        5        6        7
 //	┌─────────────────┬────────┬────────┬───────────────────────────────────┐
@@ -30,8 +31,8 @@ const narrowest = 3
 //	│in use           │        │        │new                                │
 //	└─────────────────┴────────┴────────┴───────────────────────────────────┘
 //
-// A slot without an instance has a "·". A block outside the slots or over
-// another one is left out. It is empty for a board without slots.
+// A slot without an instance has a "·". A block that is outside the slots or
+// overlaps another one is left out. The drawing of a GPU without slots is empty.
 func Draw(slots, width int, blocks []Block) string {
 	if slots < 1 {
 		return ""
@@ -44,23 +45,22 @@ func Draw(slots, width int, blocks []Block) string {
 	}
 	for n, block := range blocks {
 		inner := block.Placement.Size*cell - 1
-		edges := [...]string{"┬", "│", "│", "┴"}
+		above, below := "┬", "┴"
 		if n == 0 {
-			edges = [...]string{"┌", "│", "│", "└"}
+			above, below = "┌", "└"
 		}
-		top.WriteString(edges[0] + strings.Repeat("─", inner))
-		label.WriteString(edges[1] + padded(fitting(block.Labels, inner), inner))
-		note.WriteString(edges[2] + padded(block.Note, inner))
-		bottom.WriteString(edges[3] + strings.Repeat("─", inner))
+		top.WriteString(above + strings.Repeat("─", inner))
+		label.WriteString("│" + padded(fitting(block.Labels, inner), inner))
+		note.WriteString("│" + padded(block.Note, inner))
+		bottom.WriteString(below + strings.Repeat("─", inner))
 	}
 	return strings.TrimRight(numbers.String(), " ") + "\n" +
 		top.String() + "┐\n" + label.String() + "│\n" + note.String() + "│\n" + bottom.String() + "┘\n"
 }
 
-// tiled are the blocks by start, with one for each slot that none covers.
+// tiled are the blocks sorted by start, with one for each empty slot.
 func tiled(slots int, blocks []Block) []Block {
-	blocks = slices.Clone(blocks)
-	slices.SortStableFunc(blocks, func(a, b Block) int { return a.Placement.Start - b.Placement.Start })
+	blocks = slices.SortedStableFunc(slices.Values(blocks), func(a, b Block) int { return a.Placement.Start - b.Placement.Start })
 	var tiles []Block
 	next := 0
 	empty := func(until int) {
@@ -81,20 +81,109 @@ func tiled(slots int, blocks []Block) []Block {
 	return tiles
 }
 
-// fitting is the first label that has room, else the last one.
+// fitting is the first label that fits, otherwise the last one.
 func fitting(labels []string, room int) string {
-	for _, label := range labels {
-		if utf8.RuneCountInString(label) <= room {
-			return label
+	last := ""
+	for _, last = range labels {
+		if utf8.RuneCountInString(last) <= room {
+			break
 		}
 	}
-	if len(labels) == 0 {
-		return ""
-	}
-	return labels[len(labels)-1]
+	return last
 }
 
-// padded is the text cut or filled with blanks to so many characters.
+// padded is the text, cut or padded to so many characters.
 func padded(text string, room int) string {
 	return fmt.Sprintf("%-*.*s", room, room, text)
+}
+
+// Before are the blocks of a GPU for Draw, with notes on what is in use and what
+// the change destroys. The zero Change destroys nothing.
+func (c Change) Before(have []Instance) []Block {
+	var blocks []Block
+	for _, i := range have {
+		var partitions []Profile
+		busy, destroyed := 0, 0
+		for _, compute := range i.Computes {
+			partitions = append(partitions, i.Partition(compute))
+			if compute.Busy {
+				busy++
+			}
+			if slices.Contains(c.Doomed, compute.UUID) {
+				destroyed++
+			}
+		}
+		blocks = append(blocks, newBlock(i.Placement, i.Profile, partitions, busy, destroyed, "goes"))
+	}
+	return blocks
+}
+
+// After are the blocks of the GPU after the steps, with notes on what is in use
+// and what is new.
+func (c Change) After(have []Instance) []Block {
+	if c.Empty() {
+		return c.Before(have)
+	}
+	at := make(map[Placement][]Profile)
+	for _, p := range c.Result {
+		at[p.Placement] = append(at[p.Placement], p.Profile)
+	}
+	var blocks []Block
+	for placement, partitions := range at {
+		busy, fresh := 0, len(partitions)
+		for _, i := range have {
+			for _, compute := range i.Computes {
+				if i.Placement != placement || !slices.Contains(c.Kept, compute.UUID) {
+					continue
+				}
+				fresh--
+				if compute.Busy {
+					busy++
+				}
+			}
+		}
+		blocks = append(blocks, newBlock(placement, partitions[0].Instance(), partitions, busy, fresh, "new"))
+	}
+	slices.SortFunc(blocks, func(a, b Block) int { return cmp.Compare(a.Placement.Start, b.Placement.Start) })
+	return blocks
+}
+
+// newBlock notes how many of the partitions are in use, and to how many the other
+// note applies. The number is left out if it is all of them.
+func newBlock(at Placement, instance Profile, partitions []Profile, busy, noted int, note string) Block {
+	var notes []string
+	for _, n := range []struct {
+		count int
+		text  string
+	}{{busy, "in use"}, {noted, note}} {
+		switch n.count {
+		case 0:
+		case len(partitions):
+			notes = append(notes, n.text)
+		default:
+			notes = append(notes, strconv.Itoa(n.count)+" "+n.text)
+		}
+	}
+	return Block{at, labels(instance, partitions), strings.Join(notes, ", ")}
+}
+
+// labels name a GPU instance by its partitions: "1g.5gb", "2×1c.2g.10gb",
+// "1c+2c of 3g.20gb", or "(2g.10gb)" if it has none; then shorter, as "1g".
+func labels(instance Profile, partitions []Profile) []string {
+	short := strconv.Itoa(instance.Slices) + "g" + instance.Attributes
+	slices.SortFunc(partitions, Profile.Compare)
+	switch distinct := slices.Compact(slices.Clone(partitions)); {
+	case len(partitions) == 0:
+		return []string{"(" + instance.String() + ")", "(" + short + ")"}
+	case len(partitions) == 1:
+		return []string{partitions[0].String(), short}
+	case len(distinct) == 1:
+		return []string{strconv.Itoa(len(partitions)) + "×" + partitions[0].String(), strconv.Itoa(len(partitions)) + "×" + short}
+	}
+	sizes := make([]string, len(partitions))
+	for i, p := range partitions {
+		sizes[i] = strconv.Itoa(p.Compute) + "c"
+	}
+	together := strings.Join(sizes, "+")
+	return []string{together + " of " + instance.String(), together + " of " + short, together}
 }

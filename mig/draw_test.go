@@ -81,10 +81,10 @@ func TestDraw(t *testing.T) {
 
 // A change is drawn as what is there and what will be.
 func TestBlocks(t *testing.T) {
-	b := newBoardModel(t, geometry(t, a100), placed(t, "1c.2g.10gb@0:2 1c.2g.10gb@0:2 1c.3g.20gb@4:4 2c.3g.20gb@4:4 1g.5gb+me@2:1 1g.5gb@3:1"))
+	b := newGPUModel(t, geometry(t, a100), placed(t, "1c.2g.10gb@0:2 1c.2g.10gb@0:2 1c.3g.20gb@4:4 2c.3g.20gb@4:4 1g.5gb+me@2:1 1g.5gb@3:1"))
 	b.setBusy(uses(0, 2))
 	b.instances[3].Computes = nil
-	change, err := mig.Repartition(b.geometry, true, b.instances, layout(t, "1c.2g.10gb 3×1c.3g.20gb 1g.5gb+me"))
+	change, err := mig.NewChange(b.geometry, true, b.instances, layout(t, "1c.2g.10gb 3×1c.3g.20gb 1g.5gb+me"))
 	if err != nil {
 		t.Fatal(err)
 	}

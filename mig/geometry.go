@@ -1,43 +1,167 @@
 package mig
 
-// Geometry is how a kind of board can be cut. GeometryOf knows the boards that
-// NVIDIA has published; for a board in a node the driver is the authority, and
-// a Geometry is filled from its answers.
+import (
+	"slices"
+	"strings"
+)
+
+// Geometry says how a GPU model can be partitioned. GeometryOf knows the models
+// that NVIDIA has published. For a GPU of a node, the driver is the authority,
+// and the Geometry is made from its answers.
 type Geometry struct {
 	// Slices is the number of compute slices.
 	Slices int
-	// Slots is the number of memory slots, which placements are counted in.
+	// Slots is the number of memory slots. Placements are counted in them.
 	Slots int
-	// Shapes are the GPU instances that the board can be cut into, by Compare.
-	Shapes []Shape
+	// Profiles are the GPU instances that the GPU can have, sorted by Compare.
+	Profiles []ProfileInfo
 }
 
-// Shape is one kind of GPU instance of a board.
-type Shape struct {
-	// Profile is the shape's name; its Compute equals its Slices.
+// ProfileInfo describes a GPU instance profile of a GPU model.
+type ProfileInfo struct {
+	// Profile is the profile's name; its Compute equals its Slices.
 	Profile Profile
-	// Enum is NVML's number for the shape, the same on every board (nvml.h,
+	// Enum is NVML's number for the profile, the same on every GPU (nvml.h,
 	// NVML_GPU_INSTANCE_PROFILE_*).
 	Enum int
-	// ID is the profile ID that nvidia-smi mig -lgip prints, which NVML also
-	// reports for a live GPU instance. It differs between kinds of board.
+	// ID is the profile ID that nvidia-smi mig -lgip prints, and that NVML returns
+	// for a live GPU instance. It differs between GPU models.
 	ID int
 	// Size is the number of memory slots that an instance takes.
 	Size int
-	// Starts are the slots that an instance may start at, ascending.
+	// Starts are the slots at which an instance may start, ascending.
 	Starts []int
-	// Max is how many instances fit on an empty board.
+	// Max is the number of instances that fit on an empty GPU.
 	Max int
 }
 
-// Shape is the shape of that profile's GPU instance; false when the board has
-// none.
-func (g Geometry) Shape(p Profile) (Shape, bool) {
+// ProfileInfo describes the GPU instance of partitions with the profile; false
+// if the GPU has none.
+func (g Geometry) ProfileInfo(p Profile) (ProfileInfo, bool) {
 	instance := p.Instance()
-	for _, shape := range g.Shapes {
-		if shape.Profile == instance {
-			return shape, true
+	i := slices.IndexFunc(g.Profiles, func(info ProfileInfo) bool { return info.Profile == instance })
+	if i < 0 {
+		return ProfileInfo{}, false
+	}
+	return g.Profiles[i], true
+}
+
+// Besides slices and slots, partitions share the GPU's media engines (NVIDIA MIG
+// User Guide, "Supported MIG Profiles", the columns for NVDEC, NVENC, JPEG and OFA).
+
+// has says that the profile has the attribute, which includes the sign.
+func (p Profile) has(attribute string) bool {
+	names, ok := strings.CutPrefix(p.Attributes, attribute[:1])
+	return ok && slices.Contains(strings.Split(names, ","), attribute[1:])
+}
+
+// exclude says that the two cannot be on one GPU: if one takes every media
+// engine, the other must have none.
+func exclude(p, q Profile) bool {
+	return p.has("+me.all") && !q.has("-me") || q.has("+me.all") && !p.has("-me")
+}
+
+// shareMaximum says that the two count against the same Max. A GPU has only one
+// set of media extensions for all profiles that have them, whatever their size.
+func shareMaximum(p, q Profile) bool {
+	return p == q || p.has("+me") && q.has("+me")
+}
+
+// GeometryOf returns the geometry of a GPU model by its PCI device ID, which is
+// the upper 16 bits of NVML's PCI device ID (0x20B0 in 0x20B010DE). It returns
+// false for an unknown model, or one without MIG.
+//
+// It is for the simulator, and for checking a layout away from its node. The
+// driver of a real GPU may have profiles that are not listed here.
+//
+// Sources: NVIDIA MIG User Guide, "Supported MIG Profiles"; the device filters
+// in mig-parted's config-default.yaml; profile IDs printed by nvidia-smi mig
+// -lgip. Placements are published for A30, A100, H100, B200, GB200 and GB300.
+// The other models follow the rule that these obey: an instance takes the power
+// of two of slots that holds its share of the memory, and starts at a multiple of it.
+func GeometryOf(pciDeviceID uint16) (Geometry, bool) {
+	for _, m := range models() {
+		if slices.Contains(m.devices, pciDeviceID) {
+			return m.geometry, true
 		}
 	}
-	return Shape{}, false
+	return Geometry{}, false
+}
+
+// KnownGeometries returns every geometry that GeometryOf knows once, in the same order.
+func KnownGeometries() []Geometry {
+	var all []Geometry
+	for _, m := range models() {
+		all = append(all, m.geometry)
+	}
+	return all
+}
+
+// model is the geometry of the GPUs with those PCI device IDs.
+type model struct {
+	devices  []uint16
+	geometry Geometry
+}
+
+func models() []model {
+	return []model{
+		// A100 and A800, 40 GB
+		{[]uint16{0x20B0, 0x20B1, 0x20F1, 0x20F6}, sevenSlices(5, 10, 20, 40)},
+		// A100, A800, H100 and H800, 80 GB
+		{[]uint16{0x20B2, 0x20B5, 0x20F3, 0x20F5, 0x2330, 0x2331, 0x2322, 0x2324}, sevenSlices(10, 20, 40, 80)},
+		// H100 NVL and H800 NVL, 94 GB
+		{[]uint16{0x2321, 0x233A}, sevenSlices(12, 24, 47, 94)},
+		// GH200, H100, H20 and PG506, 96 GB
+		{[]uint16{0x2342, 0x233D, 0x2329, 0x20B6}, sevenSlices(12, 24, 48, 96)},
+		// H200 and H200 NVL, 141 GB
+		{[]uint16{0x2335, 0x233B}, sevenSlices(18, 35, 71, 141)},
+		{[]uint16{0x2348}, sevenSlices(18, 36, 72, 144)},  // GH200, 144 GB
+		{[]uint16{0x2901}, sevenSlices(23, 45, 90, 180)},  // B200, 180 GB
+		{[]uint16{0x2941}, sevenSlices(23, 47, 93, 186)},  // GB200, 186 GB
+		{[]uint16{0x3182}, sevenSlices(34, 67, 135, 269)}, // B300, 269 GB
+		{[]uint16{0x31C2}, sevenSlices(35, 70, 139, 278)}, // GB300, 278 GB
+		{[]uint16{0x20B7}, a30()},
+		{[]uint16{0x2BB5}, rtxPro6000()},
+	}
+}
+
+// sevenSlices is the geometry of the models with 7 compute slices. They differ
+// only in the memory of an eighth, a quarter, a half and the whole GPU, in GB.
+func sevenSlices(eighth, quarter, half, whole int) Geometry {
+	return Geometry{Slices: 7, Slots: 8, Profiles: []ProfileInfo{
+		{Profile{1, 1, eighth, ""}, 0, 19, 1, []int{0, 1, 2, 3, 4, 5, 6}, 7},
+		{Profile{1, 1, eighth, "+me"}, 7, 20, 1, []int{0, 1, 2, 3, 4, 5, 6}, 1},
+		{Profile{1, 1, quarter, ""}, 9, 15, 2, []int{0, 2, 4, 6}, 4},
+		{Profile{2, 2, quarter, ""}, 1, 14, 2, []int{0, 2, 4}, 3},
+		{Profile{3, 3, half, ""}, 2, 9, 4, []int{0, 4}, 2},
+		{Profile{4, 4, half, ""}, 3, 5, 4, []int{0}, 1},
+		{Profile{7, 7, whole, ""}, 4, 0, 8, []int{0}, 1},
+	}}
+}
+
+func a30() Geometry {
+	return Geometry{Slices: 4, Slots: 4, Profiles: []ProfileInfo{
+		{Profile{1, 1, 6, ""}, 0, 14, 1, []int{0, 1, 2, 3}, 4},
+		{Profile{1, 1, 6, "+me"}, 7, 21, 1, []int{0, 1, 2, 3}, 1},
+		{Profile{2, 2, 12, ""}, 1, 5, 2, []int{0, 2}, 2},
+		{Profile{2, 2, 12, "+me"}, 8, 6, 2, []int{0, 2}, 1},
+		{Profile{4, 4, 24, ""}, 3, 0, 4, []int{0}, 1},
+	}}
+}
+
+// rtxPro6000 is the RTX PRO 6000 Blackwell, 96 GB, with driver 575.51.03 or later.
+func rtxPro6000() Geometry {
+	return Geometry{Slices: 4, Slots: 4, Profiles: []ProfileInfo{
+		{Profile{1, 1, 24, ""}, 0, 14, 1, []int{0, 1, 2, 3}, 4},
+		{Profile{1, 1, 24, "+gfx"}, 10, 47, 1, []int{0, 1, 2, 3}, 4},
+		{Profile{1, 1, 24, "+me"}, 7, 21, 1, []int{0, 1, 2, 3}, 1},
+		{Profile{1, 1, 24, "+me.all"}, 15, 65, 1, []int{0, 1, 2, 3}, 1},
+		{Profile{1, 1, 24, "-me"}, 13, 67, 1, []int{0, 1, 2, 3}, 4},
+		{Profile{2, 2, 48, ""}, 1, 5, 2, []int{0, 2}, 2},
+		{Profile{2, 2, 48, "+gfx"}, 11, 35, 2, []int{0, 2}, 2},
+		{Profile{2, 2, 48, "+me.all"}, 16, 64, 2, []int{0, 2}, 1},
+		{Profile{2, 2, 48, "-me"}, 14, 66, 2, []int{0, 2}, 2},
+		{Profile{4, 4, 96, ""}, 3, 0, 4, []int{0}, 1},
+		{Profile{4, 4, 96, "+gfx"}, 12, 32, 4, []int{0}, 1},
+	}}
 }

@@ -1,18 +1,93 @@
 package mig
 
-// Layout is what one board should be cut into. The zero Layout says that MIG
-// mode is off.
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Layout says which partitions one GPU should have. The zero Layout says that
+// MIG mode should be off.
 type Layout struct {
-	// MIG says that MIG mode is on. A board with MIG on and no Partitions runs
-	// nothing.
+	// MIG says that MIG mode is on. A GPU with MIG on and no Partitions cannot run anything.
 	MIG bool
-	// Partitions are the wanted partitions. A profile may be listed more than
-	// once, or with a Count of 0; the order means nothing to Place.
-	Partitions []Count
+	// Partitions are in any order. A profile may be listed more than once, or with a Count of 0.
+	Partitions []PartitionCount
 }
 
-// Count is a number of partitions of one profile.
-type Count struct {
+// PartitionCount is a number of partitions of one profile.
+type PartitionCount struct {
 	Profile Profile
 	Count   int
+}
+
+// ErrNoMIG says that the GPU cannot have partitions at all.
+var ErrNoMIG = errors.New("the GPU has no MIG")
+
+// NamedLayout returns the layout that mig-parted's default configuration and its
+// generate-config have under that name, for a GPU with the geometry:
+//
+//	all-disabled    MIG off
+//	all-enabled     MIG on, no partition
+//	all-balanced    two 1g, one 2g and, where the GPU has it, one 3g
+//	all-<profile>   as many of the profile as fit; "+" may be written ".",
+//	                as in a resource name
+//
+// Partitions are sorted by Compare. The error is ErrUnknownProfile if the GPU
+// does not have the profile, and ErrNoMIG if the geometry has no profiles and the
+// name is not all-disabled.
+func NamedLayout(name string, g Geometry) (Layout, error) {
+	layout, err := namedLayout(name, g)
+	if err != nil {
+		return Layout{}, fmt.Errorf("MIG layout %q: %w", name, err)
+	}
+	return layout, nil
+}
+
+func namedLayout(name string, g Geometry) (Layout, error) {
+	switch {
+	case name == "all-disabled":
+		return Layout{}, nil
+	case len(g.Profiles) == 0:
+		return Layout{}, ErrNoMIG
+	case name == "all-enabled":
+		return Layout{MIG: true}, nil
+	case name == "all-balanced":
+		return balanced(g)
+	}
+	profile, ok := strings.CutPrefix(name, "all-")
+	if !ok {
+		return Layout{}, errors.New("not one of all-disabled, all-enabled, all-balanced and all-<profile>")
+	}
+	return uniform(profile, g)
+}
+
+func balanced(g Geometry) (Layout, error) {
+	layout := Layout{MIG: true}
+	for _, want := range []struct{ slices, count int }{{1, 2}, {2, 1}, {3, 1}} {
+		// Of the profiles with so many slices, the first in Compare's order is the
+		// plain one, without attributes and with the least memory (1g.5gb, not 1g.10gb).
+		i := slices.IndexFunc(g.Profiles, func(info ProfileInfo) bool { return info.Profile.Slices == want.slices })
+		if i >= 0 {
+			layout.Partitions = append(layout.Partitions, PartitionCount{g.Profiles[i].Profile, want.count})
+		} else if want.slices < 3 {
+			return Layout{}, fmt.Errorf("%dg: %w", want.slices, ErrUnknownProfile)
+		}
+	}
+	return layout, nil
+}
+
+func uniform(written string, g Geometry) (Layout, error) {
+	// This is unambiguous, because no profile has a "." right after the memory.
+	p, err := ParseProfile(strings.Replace(written, "gb.", "gb+", 1))
+	if err != nil {
+		return Layout{}, err
+	}
+	info, ok := g.ProfileInfo(p)
+	if !ok {
+		return Layout{}, g.unknown(p)
+	}
+	perInstance := p.Slices / p.Compute
+	return Layout{MIG: true, Partitions: []PartitionCount{{p, info.Max * perInstance}}}, nil
 }

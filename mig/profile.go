@@ -2,66 +2,64 @@ package mig
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
 
-// Profile says what a partition is: so many compute slices of a GPU instance
-// with so much memory. It is comparable; the zero value is no profile.
+// Profile is the size of a partition: how many compute slices it has, of a GPU
+// instance with how much memory. Profiles can be compared with ==. The zero value
+// is no profile.
 //
-// Its written form is NVIDIA's (MIG User Guide, "MIG Device Names"):
+// Profiles are written as NVIDIA does (MIG User Guide, "MIG Device Names"):
 //
 //	profile = [ C "c." ] G "g." M "gb" [ "+" name { "," name } | "-" name ]
 //
-// as in 1g.5gb, 1c.2g.10gb, 1g.5gb+me and 1g.24gb-me. "Cc." is written only
-// where the partition computes on fewer slices than its GPU instance has.
+// as in 1g.5gb, 1c.2g.10gb, 1g.5gb+me and 1g.24gb-me. "Cc." is written only if
+// the partition has fewer compute slices than its GPU instance.
 type Profile struct {
-	// Compute is the number of compute slices that the partition computes on,
-	// the C of "Cc.Gg.Mgb": equal to Slices but for a compute instance that
-	// shares its GPU instance with others.
+	// Compute is the number of the partition's compute slices, the C of
+	// "Cc.Gg.Mgb". It is less than Slices for a compute instance that shares its
+	// GPU instance with others.
 	Compute int
 	// Slices is the number of compute slices of the GPU instance.
 	Slices int
-	// MemoryGB is the GPU instance's memory as its name rounds it, in GiB.
+	// MemoryGB is the GPU instance's memory in GiB, rounded as in its name.
 	MemoryGB int
-	// Attributes say what the GPU instance has beside compute and memory, sign
-	// included: "" for the board's default, "+me" for the media extensions,
+	// Attributes say what the GPU instance has besides compute and memory,
+	// including the sign: "" for the GPU's default, "+me" for the media extensions,
 	// "+me.all" for all media engines, "-me" for none, "+gfx" for graphics.
 	Attributes string
 }
 
-// IsZero says that the profile is no profile, as a whole GPU has it.
+// IsZero says that there is no profile, as for a whole GPU.
 func (p Profile) IsZero() bool { return p == Profile{} }
 
-// Instance is the profile of the GPU instance that a partition lies in: the
-// profile itself, but for a partition that computes on a part of the slices.
+// Instance is the profile of the partition's GPU instance: the same, except that
+// it has all compute slices.
 func (p Profile) Instance() Profile {
 	p.Compute = p.Slices
 	return p
 }
 
-// String is the written form, "" for the zero profile.
+// String writes the profile, "" for the zero profile.
 func (p Profile) String() string {
 	if p.IsZero() {
 		return ""
 	}
-	var b strings.Builder
+	compute := ""
 	if p.Compute != p.Slices {
-		b.WriteString(strconv.Itoa(p.Compute))
-		b.WriteString("c.")
+		compute = strconv.Itoa(p.Compute) + "c."
 	}
-	b.WriteString(strconv.Itoa(p.Slices))
-	b.WriteString("g.")
-	b.WriteString(strconv.Itoa(p.MemoryGB))
-	b.WriteString("gb")
-	b.WriteString(p.Attributes)
-	return b.String()
+	return compute + strconv.Itoa(p.Slices) + "g." + strconv.Itoa(p.MemoryGB) + "gb" + p.Attributes
 }
 
-// ResourceName is the profile's resource name without its domain, for example
+// ResourceName is the profile's resource name without the domain, for example
 // "mig-1g.5gb.me"; "" for the zero profile. Kubernetes allows neither "+" nor
-// ",": for the first NVIDIA's device plugin writes ".", and so do we for both.
-// "-me" stays.
+// "," in it. Both become ".", as "+" does in NVIDIA's device plugin. "-me" stays.
 func (p Profile) ResourceName() string {
 	if p.IsZero() {
 		return ""
@@ -69,9 +67,9 @@ func (p Profile) ResourceName() string {
 	return "mig-" + strings.NewReplacer("+", ".", ",", ".").Replace(p.String())
 }
 
-// Compare orders profiles, smaller first: by memory, then by slices, compute
-// slices and attributes. It returns -1, 0 or +1, as cmp.Compare does.
-func Compare(p, q Profile) int {
+// Compare orders profiles by memory, then by slices, compute slices and
+// attributes. It returns -1 if p comes first, 0 if they are equal, otherwise +1.
+func (p Profile) Compare(q Profile) int {
 	return cmp.Or(
 		cmp.Compare(p.MemoryGB, q.MemoryGB),
 		cmp.Compare(p.Slices, q.Slices),
@@ -80,19 +78,60 @@ func Compare(p, q Profile) int {
 	)
 }
 
-// MarshalText writes the profile as String does, so that JSON shows "1g.5gb".
+// MarshalText writes the profile as String does, so that JSON has "1g.5gb".
 func (p Profile) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// UnmarshalText reads what MarshalText wrote; empty text is the zero profile.
-func (p *Profile) UnmarshalText(text []byte) error {
-	if len(text) == 0 {
-		*p = Profile{}
-		return nil
+// UnmarshalText reads what MarshalText wrote. Empty text is the zero profile.
+func (p *Profile) UnmarshalText(text []byte) (err error) {
+	*p = Profile{}
+	if len(text) > 0 {
+		*p, err = ParseProfile(string(text))
 	}
-	parsed, err := ParseProfile(string(text))
+	return err
+}
+
+// ParseProfile reads a profile; see Profile for the syntax. It also takes
+// "1c.1g.5gb" for 1g.5gb, and attributes in any order. Unknown attributes are
+// accepted, because a newer driver may have them; a Geometry says which profiles a GPU has.
+//
+// Numbers are 1 to 9999 without leading zeros. The name of an attribute consists
+// of lower-case letters and digits, and dots between them (me.all), and begins with a letter.
+func ParseProfile(s string) (Profile, error) {
+	p, err := parseProfile(s)
 	if err != nil {
-		return err
+		return Profile{}, fmt.Errorf("MIG profile %q: %w", s, err)
 	}
-	*p = parsed
-	return nil
+	return p, nil
+}
+
+// The parts of a profile's name. An attribute's name has dots only between its parts.
+const (
+	number    = `([1-9][0-9]{0,3})`
+	attribute = `[a-z][a-z0-9]*(?:\.[a-z0-9]+)*`
+)
+
+var name = regexp.MustCompile(`^(?:` + number + `c\.)?` + number + `g\.` + number + `gb(?:([+-])(` + attribute + `(?:,` + attribute + `)*))?$`)
+
+func parseProfile(s string) (Profile, error) {
+	parts := name.FindStringSubmatch(s)
+	if parts == nil {
+		return Profile{}, errors.New("not of the form of 1g.5gb, 1c.2g.10gb or 1g.5gb+me")
+	}
+	var p Profile
+	p.Slices, _ = strconv.Atoi(parts[2])
+	p.MemoryGB, _ = strconv.Atoi(parts[3])
+	if p.Compute = p.Slices; parts[1] != "" {
+		p.Compute, _ = strconv.Atoi(parts[1])
+	}
+	if p.Compute > p.Slices {
+		return Profile{}, fmt.Errorf("%d compute slices are more than the %d of the GPU instance", p.Compute, p.Slices)
+	}
+	if names := strings.Split(parts[5], ","); parts[5] != "" {
+		slices.Sort(names)
+		if len(slices.Compact(slices.Clone(names))) != len(names) {
+			return Profile{}, fmt.Errorf("%q repeats an attribute", parts[4]+parts[5])
+		}
+		p.Attributes = parts[4] + strings.Join(names, ",")
+	}
+	return p, nil
 }

@@ -3,16 +3,16 @@ package mig_test
 import (
 	"encoding/json"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/virgate/virgate/mig"
 )
 
 // names are the written forms and resource names of NVIDIA's device plugin
 // 0.20, but for the compute instances, which it cannot offer, and the list of
-// attributes, which no board has yet.
+// attributes, which no GPU has yet.
 var names = []struct {
 	text     string
 	profile  mig.Profile
@@ -75,7 +75,7 @@ func TestCompareOrdersSmallerFirst(t *testing.T) {
 		profiles = append(profiles, profile(t, text))
 	}
 	slices.Reverse(profiles)
-	slices.SortFunc(profiles, mig.Compare)
+	slices.SortFunc(profiles, mig.Profile.Compare)
 	var got []string
 	for _, p := range profiles {
 		got = append(got, p.String())
@@ -83,7 +83,7 @@ func TestCompareOrdersSmallerFirst(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("order (-want +got):\n%s", diff)
 	}
-	if mig.Compare(profiles[0], profiles[0]) != 0 {
+	if profiles[0].Compare(profiles[0]) != 0 {
 		t.Error("a profile differs from itself")
 	}
 }
@@ -125,4 +125,89 @@ func profile(t testing.TB, text string) mig.Profile {
 		t.Fatal(err)
 	}
 	return p
+}
+
+func TestParseProfileTakesOtherSpellings(t *testing.T) {
+	for _, row := range []struct{ name, text, want string }{
+		{"compute equal to slices", "2c.2g.10gb", "2g.10gb"},
+		{"attributes unsorted", "1g.5gb+me,gfx", "1g.5gb+gfx,me"},
+		{"attributes removed, unsorted", "1g.5gb-me,gfx", "1g.5gb-gfx,me"},
+		{"an attribute not known yet", "1g.5gb+x2.all", "1g.5gb+x2.all"},
+		{"the largest numbers", "9999c.9999g.9999gb", "9999g.9999gb"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			if got := profile(t, row.text).String(); got != row.want {
+				t.Errorf("%s is %s, want %s", row.text, got, row.want)
+			}
+		})
+	}
+}
+
+func TestParseProfileRefuses(t *testing.T) {
+	for _, row := range []struct{ name, text, because string }{
+		{"empty", "", "not of the form"},
+		{"one part", "5gb", "not of the form"},
+		{"four parts", "1c.1c.1g.5gb", "not of the form"},
+		{"slices without unit", "1.5gb", "not of the form"},
+		{"compute where slices belong", "1c.5gb", "not of the form"},
+		{"slices where compute belongs", "1g.2g.10gb", "not of the form"},
+		{"memory in another unit", "1g.5mb", "not of the form"},
+		{"upper case", "1G.5GB", "not of the form"},
+		{"no number", "g.5gb", "not of the form"},
+		{"zero", "0g.5gb", "not of the form"},
+		{"leading zero", "1g.05gb", "not of the form"},
+		{"negative", "1g.-5gb", "not of the form"},
+		{"signed", "1g.+5gb", "not of the form"},
+		{"too large", "1g.10000gb", "not of the form"},
+		{"another script's digit", "١g.5gb", "not of the form"},
+		{"space", "1g.5gb ", "not of the form"},
+		{"more compute than slices", "3c.2g.10gb", "3 compute slices are more than the 2"},
+		{"sign without attribute", "1g.5gb+", "not of the form"},
+		{"empty attribute", "1g.5gb+me,", "not of the form"},
+		{"both signs", "1g.5gb+gfx-me", "not of the form"},
+		{"both signs, after a comma", "1g.5gb+gfx,-me", "not of the form"},
+		{"upper-case attribute", "1g.5gb+ME", "not of the form"},
+		{"attribute begins with a digit", "1g.5gb+2me", "not of the form"},
+		{"attribute with an empty part", "1g.5gb+me.", "not of the form"},
+		{"repeated attribute", "1g.5gb+me,gfx,me", "repeats"},
+		{"resource name", "mig-1g.5gb", "not of the form"},
+		{"dot for plus", "1g.5gb.me", "not of the form"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			p, err := mig.ParseProfile(row.text)
+			if err == nil {
+				t.Fatalf("%q is taken as %s", row.text, p)
+			}
+			if !p.IsZero() {
+				t.Errorf("returns %s beside the error", p)
+			}
+			if !strings.Contains(err.Error(), row.because) || !strings.HasPrefix(err.Error(), "MIG profile ") {
+				t.Errorf("error %q does not say %q", err, row.because)
+			}
+		})
+	}
+}
+
+func FuzzParseProfile(f *testing.F) {
+	for _, row := range names {
+		f.Add(row.text)
+	}
+	f.Add("2c.2g.10gb+me,gfx")
+	f.Add("1g.5gb+")
+	f.Fuzz(func(t *testing.T, text string) {
+		p, err := mig.ParseProfile(text)
+		if err != nil {
+			return
+		}
+		again, err := mig.ParseProfile(p.String())
+		if err != nil || again != p {
+			t.Errorf("%q is %#v, written %q, read again as %#v, %v", text, p, p, again, err)
+		}
+		if p.Compute < 1 || p.Compute > p.Slices || p.MemoryGB < 1 {
+			t.Errorf("%q is %#v", text, p)
+		}
+		if strings.ContainsAny(p.ResourceName(), "+,") {
+			t.Errorf("%q is no resource name", p.ResourceName())
+		}
+	})
 }

@@ -67,7 +67,7 @@ func TestBarrier(t *testing.T) {
 					defer cancel()
 				}
 				var log strings.Builder
-				(&server{kubelet: kubelet, log: slog.New(slog.NewTextHandler(&log, nil))}).awaitBarrier(ctx)
+				(&server{Options: Options{Kubelet: kubelet, Logger: slog.New(slog.NewTextHandler(&log, nil))}}).awaitBarrier(ctx)
 				took, want := time.Since(began), row.holds
 				switch {
 				case row.err != nil:
@@ -124,7 +124,7 @@ func TestIsIgnored(t *testing.T) {
 		{name: "has another list to read", healthy: true, changed: true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			s := &server{kubelet: &row.kubelet}
+			s := &server{Options: Options{Kubelet: &row.kubelet}}
 			s.current.Store(list(row.healthy))
 			if row.changed {
 				row.kubelet.happens = func() { s.current.Store(list(true)) }
@@ -133,5 +133,31 @@ func TestIsIgnored(t *testing.T) {
 				t.Errorf("ignored: %t", got)
 			}
 		})
+	}
+}
+
+// TestBackoff checks that waits double up to five seconds, and that each is
+// somewhere in its upper half.
+func TestBackoff(t *testing.T) {
+	b := backoff{}
+	if got := b.wait(); got != 0 {
+		t.Errorf("%s before the first failure", got)
+	}
+	const ms = time.Millisecond
+	different := map[time.Duration]bool{}
+	for _, most := range []time.Duration{100 * ms, 200 * ms, 400 * ms, 800 * ms, 1600 * ms, 3200 * ms, 5000 * ms, 5000 * ms} {
+		b.grow()
+		for _, got := range []time.Duration{b.wait(), b.wait(), b.wait(), b.wait()} {
+			if got < most/2 || got > most {
+				t.Errorf("%s, want %s to %s", got, most/2, most)
+			}
+			different[got] = true
+		}
+	}
+	if len(different) < 9 {
+		t.Errorf("no jitter: %v", different)
+	}
+	if b.reset(); b.wait() != 0 {
+		t.Error("it waits after a success")
 	}
 }

@@ -1,12 +1,14 @@
-// Package plugin serves a plan to the kubelet: one gRPC server for each
-// resource, on a socket of its own, registered again whenever the kubelet lets
-// go of it.
+// Package plugin serves a plan to the kubelet: one gRPC server for each resource, on a
+// socket of its own, which is registered again whenever the kubelet disconnects it.
 //
-// What a resource's next list is, Next decides, a pure function; Manager calls
-// it and owns the servers. A server knows one resource, its immutable current
-// generation, and how to stay registered.
+// The package does not know NVML, profiles or Kubernetes' API, and it never looks at
+// the node's files: what the kubelet holds and has applied it asks a Kubelet, what
+// grants need it is given as a Host. docs/architecture.md has the reasons behind the
+// protocol.
 //
-// The package does not know NVML, profiles or Kubernetes' API. What the kubelet
-// holds and has applied it asks a Kubelet. The reasons behind the protocol are
-// in docs/architecture.md.
+// Read list.go and next.go for the decision what each resource lists next, a pure
+// function; kubelet.go, manager.go and reconcile.go for the loop around it; and
+// generation.go, server.go, allocate.go and refusal.go for what answers the kubelet's
+// calls. session.go and registrar.go keep a server registered; status.go is what
+// others see.
 package plugin

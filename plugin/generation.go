@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -10,120 +11,107 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// generation is one state of a resource. It is immutable but for the use
-// records, which outlive it, and superseded, which is closed when another list
-// takes its place.
+// generation is what a resource serves until something changes. It is immutable
+// except for the use records, which later generations share, and superseded, which
+// is closed when another list takes its place.
 type generation struct {
-	resource   sharing.Resource
-	list       List
-	terms      terms
-	index      *sharing.Index
-	devices    map[string]served
-	units      map[string]*backing
-	response   *api.ListAndWatchResponse
+	resource sharing.Resource
+	list     List
+	terms    grantTerms
+	choices  *sharing.DeviceSet
+	// units are those behind the list, by ID.
+	units map[string]sharing.Unit
+	// uses are by place in the list.
+	uses []*deviceUse
+	// version counts the lists of the server that have other devices than the one before.
+	version    int64
 	superseded chan struct{}
 }
 
-// terms are what grants depend on beside the list.
-type terms struct {
+// grantTerms are what grants depend on apart from the list.
+type grantTerms struct {
 	grants sharing.Grants
 	host   *Host
 }
 
-// served is what Allocate knows of a device.
-type served struct {
-	unit *backing
-	use  *use
-}
+// deviceUse records when Allocate last granted a device and GetPreferredAllocation
+// last chose it, and since when it is refused, in Unix nanoseconds; 0 for never.
+type deviceUse struct{ granted, preferred, closed atomic.Int64 }
 
-// backing is a unit behind devices of the list. Its devices share it: a unit is
-// some hundred bytes, and may have thousands of them.
-type backing struct {
-	sharing.Unit
-	// fault says why the unit must not be used; empty when it may.
-	fault string
-	// place is the unit's in the list, for grants that do not depend on chance.
-	place int
-}
-
-// use records when Allocate last granted a device and GetPreferredAllocation
-// last named it, in Unix nanoseconds; 0 for never.
-type use struct{ granted, named atomic.Int64 }
-
-// newGeneration makes the generation that follows previous, which may be nil.
-// Where the list is the same, streams have nothing to send and go on waiting.
-func newGeneration(resource sharing.Resource, list List, terms terms, faults map[string]string, units map[string]sharing.Unit, previous *generation) *generation {
+// newGeneration makes the generation that follows previous, which may be nil. When
+// the devices are the same, streams have nothing to send and go on waiting.
+func newGeneration(resource sharing.Resource, list List, terms grantTerms, health map[string]sharing.Health, units map[string]sharing.Unit, previous *generation) *generation {
 	g := &generation{
 		resource: resource, list: list, terms: terms,
-		devices:    make(map[string]served, len(list.Entries)),
-		units:      map[string]*backing{},
-		superseded: make(chan struct{}),
+		units: map[string]sharing.Unit{}, uses: make([]*deviceUse, len(list.Entries)),
+		version: 1, superseded: make(chan struct{}),
 	}
 	devices := make([]sharing.Device, len(list.Entries))
-	var behind []sharing.Unit
-	var fresh []use // Made together: a list may have thousands.
+	var fresh []deviceUse // Allocated together: a list may have thousands.
 	for i, e := range list.Entries {
 		devices[i] = e.Device
-		unit := g.units[e.Unit]
-		if unit == nil {
-			unit = newBacking(e, faults, units, previous)
-			unit.place = len(behind)
-			g.units[e.Unit] = unit
-			behind = append(behind, unit.Unit)
+		if _, known := g.units[e.Unit]; !known {
+			g.units[e.Unit] = servedUnit(e, health, units, previous)
 		}
-		var record *use
+		var record *deviceUse
 		if previous != nil {
-			record = previous.devices[e.ID].use
+			if at, ok := previous.choices.Index(e.ID); ok {
+				record = previous.uses[at]
+			}
 		}
 		if record == nil {
 			if len(fresh) == 0 {
-				fresh = make([]use, len(list.Entries)-i)
+				fresh = make([]deviceUse, len(list.Entries)-i)
 			}
 			record, fresh = &fresh[0], fresh[1:]
 		}
-		g.devices[e.ID] = served{unit, record}
+		g.uses[i] = record
+		if !e.Closed {
+			record.closed.Store(0)
+		}
 	}
-	g.index = sharing.NewIndex(devices, behind, resource.Policy)
-	if previous != nil && slices.EqualFunc(previous.list.Entries, list.Entries, func(a, b Entry) bool { return a.Device == b.Device }) {
-		g.response, g.superseded = previous.response, previous.superseded
+	g.choices = sharing.NewDeviceSet(devices, slices.Collect(maps.Values(g.units)), resource.Policy)
+	if previous == nil {
 		return g
 	}
-	g.response = listResponse(devices)
+	g.version = previous.version + 1
+	if slices.EqualFunc(previous.list.Entries, list.Entries, func(a, b Entry) bool { return a.Device == b.Device }) {
+		g.version, g.superseded = previous.version, previous.superseded
+	}
 	return g
 }
 
-// newBacking is the unit behind the entry as the plan has it, else as it last
-// was, else as far as the list knows it.
-func newBacking(e Entry, faults map[string]string, units map[string]sharing.Unit, previous *generation) *backing {
-	b := &backing{Unit: sharing.Unit{ID: e.Unit, Index: e.Index}}
-	if previous != nil && previous.units[e.Unit] != nil {
-		b.Unit = previous.units[e.Unit].Unit
+// servedUnit returns the entry's unit as the plan has it, or else as it last was, or else
+// as far as the list knows it.
+func servedUnit(e Entry, health map[string]sharing.Health, units map[string]sharing.Unit, previous *generation) sharing.Unit {
+	unit, found := units[e.Unit]
+	if !found && previous != nil {
+		unit, found = previous.units[e.Unit]
 	}
-	if unit, ok := units[e.Unit]; ok {
-		b.Unit = unit
+	if !found {
+		unit = sharing.Unit{ID: e.Unit, Index: e.Index}
 	}
-	fault, present := faults[e.Unit]
-	if !present {
-		fault = "no longer on this node"
+	var present bool
+	if unit.Health, present = health[e.Unit]; !present {
+		unit.Health = sharing.Faulty("no longer on this node")
 	}
-	b.fault = fault
-	return b
+	return unit
 }
 
-// repeated is the same generation, to be sent once more.
+// repeated is the same generation, to be sent again.
 func (g *generation) repeated() *generation {
 	again := *g
 	again.superseded = make(chan struct{})
 	return &again
 }
 
-// listResponse is the list for the kubelet. It is never changed, so devices of
-// one NUMA node share what says so.
-func listResponse(devices []sharing.Device) *api.ListAndWatchResponse {
-	response := &api.ListAndWatchResponse{Devices: make([]*api.Device, len(devices))}
-	listed := make([]api.Device, len(devices))
+// response is the list for the kubelet. It is made when a stream needs it, because it is
+// large. Devices of one NUMA node share their topology.
+func (g *generation) response() *api.ListAndWatchResponse {
+	response := &api.ListAndWatchResponse{Devices: make([]*api.Device, len(g.list.Entries))}
+	listed := make([]api.Device, len(g.list.Entries))
 	near := map[int]*api.TopologyInfo{}
-	for i, d := range devices {
+	for i, d := range g.list.Entries {
 		listed[i].ID, listed[i].Health = d.ID, api.Unhealthy
 		if d.Healthy {
 			listed[i].Health = api.Healthy
@@ -139,16 +127,17 @@ func listResponse(devices []sharing.Device) *api.ListAndWatchResponse {
 	return response
 }
 
-// calls adds what the use records say.
-func (g *generation) calls(into Calls) {
-	granted, named := map[string]time.Time{}, map[string]time.Time{}
-	for id, d := range g.devices {
-		if at := d.use.granted.Load(); at != 0 {
-			granted[id] = time.Unix(0, at)
-		}
-		if at := d.use.named.Load(); at != 0 {
-			named[id] = time.Unix(0, at)
+// rpcState adds what the use records say.
+func (g *generation) rpcState(into RPCState) {
+	note := func(into DeviceTimes, id string, at int64) {
+		if at != 0 {
+			into.set(g.resource.Name, id, time.Unix(0, at))
 		}
 	}
-	into.Granted[g.resource.Name], into.Named[g.resource.Name] = granted, named
+	for i, use := range g.uses {
+		id := g.list.Entries[i].ID
+		note(into.Granted, id, use.granted.Load())
+		note(into.Preferred, id, use.preferred.Load())
+		note(into.Closed, id, use.closed.Load())
+	}
 }

@@ -1,8 +1,11 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
+	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,7 +17,7 @@ import (
 type Options struct {
 	// Dir is the kubelet's device-plugins directory. It need not exist yet.
 	Dir string
-	// Kubelet tells what is held and applied; nil when nothing can.
+	// Kubelet says what is held and applied; nil when nothing can.
 	Kubelet Kubelet
 	// Store keeps the lists over restarts; nil for none.
 	Store  Store
@@ -24,9 +27,8 @@ type Options struct {
 	Now func() time.Time
 }
 
-// Store keeps the lists, so that a restarted Virgate offers every device that
-// a pod may hold before it changes anything. Manager calls it from one
-// goroutine; no allocation waits for it.
+// Store keeps the lists, so that a restarted Virgate first offers every device that a
+// pod may hold. Manager calls it from one goroutine; no allocation waits for it.
 type Store interface {
 	// Load returns the lists that were saved last; none when there are none.
 	Load() (Lists, error)
@@ -35,29 +37,32 @@ type Store interface {
 	Save(lists Lists) error
 }
 
-// Manager brings what the kubelet lists to what the last plan wants, and keeps
-// it there.
+// Manager serves the last plan to the kubelet, and brings the lists to what it wants.
 type Manager struct {
 	options Options
-	// planned makes Run look at what it was given.
+	// planned wakes Run when there is a new plan or host.
 	planned signal
 	plan    atomic.Pointer[sharing.Plan]
 	host    atomic.Pointer[Host]
-	status  atomic.Pointer[serving]
+	status  atomic.Pointer[managerStatus]
 	changed signal
-	closing *closing
-	// awaited are the units of Remind.
-	awaited atomic.Pointer[[]string]
+	// listed and grants wake Run when a stream was sent a list, and Allocate has granted.
+	listed, grants signal
+	callMetrics    CallMetrics
+	blocked        *blockedUnits
+	// refreshing are the units of RefreshHolders.
+	refreshing atomic.Pointer[[]string]
 }
 
-// serving is what Run serves now. It is immutable but for superseded, which is
+// managerStatus is what Run serves now. It is immutable but for superseded, which is
 // closed when another takes its place.
-type serving struct {
+type managerStatus struct {
 	servers []*server // by name
 	plan    *sharing.Plan
-	// seen says that the kubelet could be read when it was last looked at.
-	seen       bool
-	superseded chan struct{}
+	// kubeletSeen says that the last reading of the kubelet succeeded.
+	kubeletSeen bool
+	holders     []sharing.Allocation
+	superseded  chan struct{}
 }
 
 // NewManager returns a manager without a plan.
@@ -66,29 +71,32 @@ func NewManager(options Options) *Manager {
 	if options.Now == nil {
 		options.Now = time.Now
 	}
-	m := &Manager{options: options, planned: make(signal, 1), changed: make(signal, 1), closing: newClosing()}
-	m.status.Store(&serving{superseded: make(chan struct{})})
+	m := &Manager{options: options, planned: make(signal, 1), changed: make(signal, 1), listed: make(signal, 1), grants: make(signal, 1), blocked: newBlockedUnits()}
+	m.status.Store(&managerStatus{superseded: make(chan struct{})})
 	m.host.Store(&Host{})
 	return m
 }
 
-// SetHost says what the node has ready for containers; without it, nothing but
-// the names of devices can be granted. Call it before the Apply of a plan that
-// needs it: each list is served with the last one. It does not wait.
+// SetHost says what the node has ready for containers; without it, only the names of
+// devices can be granted. Call it before Apply of a plan that needs it, because each
+// list is served with the last host. It does not wait.
 func (m *Manager) SetHost(host Host) {
 	m.host.Store(&host)
-	m.planned.give()
+	m.planned.notify()
 }
 
 // Apply makes plan the wanted one. It does not wait; of several plans the last
 // wins. The plan must not be changed afterwards.
 func (m *Manager) Apply(plan sharing.Plan) {
+	if last := m.plan.Load(); last != nil && reflect.DeepEqual(*last, plan) {
+		return // Another one would have what pods hold read again before units change.
+	}
 	m.plan.Store(&plan)
-	m.planned.give()
+	m.planned.notify()
 }
 
-// AwaitStopped returns nil when no resource is served any more, as after an
-// empty plan, and an error when ctx ends first.
+// AwaitStopped returns nil when no resource is served any more, which happens after an
+// empty plan was applied, and an error when ctx ends first.
 func (m *Manager) AwaitStopped(ctx context.Context) error {
 	for {
 		stopped := m.status.Load()
@@ -103,18 +111,18 @@ func (m *Manager) AwaitStopped(ctx context.Context) error {
 	}
 }
 
-// Run serves until ctx ends and returns when every server has stopped. What
-// the kubelet was told stays as it is, for a successor.
+// Run serves until ctx ends, and returns when every server has stopped. It does not
+// take back what the kubelet was told, so that a successor can go on from there.
 func (m *Manager) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var children sync.WaitGroup
 	defer children.Wait()
 	defer cancel()
 
-	looks := make(signal, 1)
-	sights := make(chan Sight)
+	requests := make(chan reading)
+	snapshots := make(chan KubeletSnapshot)
 	if m.options.Kubelet != nil {
-		children.Go(func() { m.watchKubelet(ctx, looks, sights) })
+		children.Go(func() { m.watchKubelet(ctx, requests, snapshots) })
 	}
 
 	r := reconciler{Manager: m, lists: Lists{}, servers: map[string]*running{}, start: func(s *server) *running {
@@ -127,32 +135,139 @@ func (m *Manager) Run(ctx context.Context) error {
 		return run
 	}}
 	r.restore()
-	again := time.NewTimer(0)
-	again.Stop()
-	// The first lists wait for a look at what pods hold already.
+	timer := time.NewTimer(0)
+	timer.Stop()
+	defer timer.Stop()
+	// The first lists wait until it is known what pods hold already.
 	looked := m.options.Kubelet == nil
-	defer again.Stop()
+	var due reading
 	for {
+		var ask chan<- reading
+		if due != (reading{}) && m.options.Kubelet != nil {
+			ask = requests
+		}
+		granted := false
 		select {
 		case <-ctx.Done():
 			return nil
+		case ask <- due:
+			due = reading{}
+			continue
 		case <-m.planned:
-			looks.give()
-		case r.seen = <-sights:
+			due = reading{applied: true, held: true}
+		case r.kubelet = <-snapshots:
 			looked = true
-		case <-again.C:
-			looks.give()
+			r.schedule.read(m.options.Timing.pollInterval())
+		case <-m.listed:
+		case <-m.grants:
+			if r.unseenGrants {
+				continue
+			}
+			granted = true
+		case <-timer.C:
+			due = due.or(r.schedule.due)
+			if due != (reading{}) {
+				r.schedule.read(m.options.Timing.pollInterval())
+			}
 		}
 		plan := m.plan.Load()
 		if plan == nil || !looked {
 			continue
 		}
-		r.step(plan)
-		switch {
-		case !r.lists.settled():
-			again.Reset(m.options.Timing.pollInterval())
-		case r.saveFailed:
-			again.Reset(saveInterval)
+		if granted {
+			r.unseenGrants = true // No list changes by it: its holder is looked for in a while.
+		} else {
+			r.step(plan)
 		}
+		timer.Stop()
+		if wait, any := r.schedule.next(&r); any {
+			timer.Reset(wait)
+		}
+	}
+}
+
+// Timing has the durations of the protocol. A zero field means its default.
+type Timing struct {
+	// RemovalDelay is how long a surplus device stays in the list after the kubelet has
+	// applied that it is Unhealthy; default 30 s. It is longer than any admission that
+	// chose the device before that.
+	RemovalDelay time.Duration
+	// RetireAfter is how long a surplus device that a pod holds stays Healthy, where
+	// the plan does not say so; default 10 min.
+	RetireAfter time.Duration
+	// Settle is for a unit that changes its sharing mode: it is the time from when the
+	// kubelet has applied that a device is Unhealthy until Allocate refuses the device;
+	// default 50 ms. An admission that chose the device before that can still finish.
+	Settle time.Duration
+	// StopAfter is how long a dropped resource is served with an empty list before its
+	// server stops; default 30 s, so that the kubelet reports the 0 at least twice.
+	StopAfter time.Duration
+	// StreamTimeout is how long after a registration the kubelet may take to open
+	// its stream; 5 s when zero.
+	StreamTimeout time.Duration
+	// VerifyAfter is how long after a stream has opened the kubelet must show
+	// the resource; default 5 s.
+	VerifyAfter time.Duration
+	// ListInterval is the shortest time between two lists of a resource; default 100 ms,
+	// because each list costs the kubelet an fsync.
+	ListInterval time.Duration
+}
+
+func (t Timing) withDefaults() Timing {
+	t.RemovalDelay = cmp.Or(t.RemovalDelay, 30*time.Second)
+	t.RetireAfter = cmp.Or(t.RetireAfter, 10*time.Minute)
+	t.Settle = cmp.Or(t.Settle, 50*time.Millisecond)
+	t.StopAfter = cmp.Or(t.StopAfter, 30*time.Second)
+	t.StreamTimeout = cmp.Or(t.StreamTimeout, 5*time.Second)
+	t.VerifyAfter = cmp.Or(t.VerifyAfter, 5*time.Second)
+	t.ListInterval = cmp.Or(t.ListInterval, 100*time.Millisecond)
+	return t
+}
+
+// pollInterval is how often the kubelet is asked while something waits for it.
+func (t Timing) pollInterval() time.Duration {
+	return min(max(t.RemovalDelay/4, 20*time.Millisecond), 500*time.Millisecond)
+}
+
+// RefreshHolders says that somebody waits for the units' holders to go. The kubelet may
+// name holders that are gone until it gets a list. So while one of the units has such
+// a holder, its list is sent again, once in each Timing.RemovalDelay. The next call
+// replaces the units.
+func (m *Manager) RefreshHolders(units ...string) {
+	m.refreshing.Store(&units)
+	m.planned.notify()
+}
+
+// awaitsHolders says that RefreshHolders names the unit.
+func (m *Manager) awaitsHolders(unit string) bool {
+	awaited := m.refreshing.Load()
+	return awaited != nil && slices.Contains(*awaited, unit)
+}
+
+// Withdrawn says that nobody can use the units any more: the last plan is served, and each
+// of their devices that is still listed was first refused by Allocate and then found to be
+// held by nobody. Changed receives when the answer may be another.
+func (m *Manager) Withdrawn(units ...string) bool {
+	serving := m.status.Load()
+	if m.plan.Load() != serving.plan {
+		return false
+	}
+	for _, s := range serving.servers {
+		if slices.ContainsFunc(s.current.Load().list.Entries, func(e Entry) bool {
+			return !e.Vacated && slices.Contains(units, e.Unit)
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
+// signal says that there is something to look at. A nil one is ignored; notify never blocks.
+type signal chan struct{}
+
+func (s signal) notify() {
+	select {
+	case s <- struct{}{}:
+	default:
 	}
 }

@@ -3,13 +3,19 @@ package plugin_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/virgate/virgate/internal/simkubelet"
+	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
 func TestEmptyPlan(t *testing.T) {
@@ -17,7 +23,7 @@ func TestEmptyPlan(t *testing.T) {
 	b.manager.Apply(sharing.Plan{})
 	b.manager.Apply(plan(gpu, 2, 1))
 	b.shows(gpu, 2, 2)
-	b.manager.Apply(sharing.Plan{Faults: plan(gpu, 2, 1).Faults})
+	b.manager.Apply(sharing.Plan{Health: plan(gpu, 2, 1).Health})
 	b.await(func(k simkubelet.Snapshot) bool { return !k.Resources[gpu].Connected && k.Resources[gpu].Capacity == 0 })
 	b.manager.Apply(plan(gpu, 2, 1))
 	b.shows(gpu, 2, 2)
@@ -39,8 +45,8 @@ func TestRename(t *testing.T) {
 	b.shows(gpu, 2, 2)
 	held := b.mustPod("p", gpu, 1)
 	b.manager.Apply(plan(gpu+".shared", 2, 3))
-	b.shows(gpu, 1, 1)
 	b.shows(gpu+".shared", 3, 3)
+	b.shows(gpu, 1, 0)
 	if _, err := b.kubelet.RestartContainer(b.ctx, "test", "p", "main"); err != nil {
 		t.Errorf("container of %v: %v", held, err)
 	}
@@ -51,6 +57,8 @@ func TestRename(t *testing.T) {
 	b.await(func(k simkubelet.Snapshot) bool { return !k.Resources[gpu].Connected })
 }
 
+// TestStopIsQuick stops the program while the kubelet is silent, too: the end does
+// not wait until the registration gives up.
 func TestStopIsQuick(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -58,16 +66,16 @@ func TestStopIsQuick(t *testing.T) {
 	}{{"with a stream", false}, {"silent kubelet", true}} {
 		t.Run(test.name, func(t *testing.T) {
 			b := newBench(t, nil)
-			b.kubelet.SetSilent(test.silent)
+			b.kubelet.HangRegister(test.silent)
+			began := time.Now()
 			b.manager.Apply(plan(gpu, 8, 10))
 			b.await(func(k simkubelet.Snapshot) bool {
 				r := k.Resources[gpu]
 				return r.Registrations > 0 && (test.silent || r.Allocatable == 80)
 			})
-			start := time.Now()
 			b.stop()
-			if took := time.Since(start); took > time.Second {
-				t.Errorf("took %s", took)
+			if test.silent && time.Since(began) > registerTimeout {
+				t.Error("stopped after the registration's deadline")
 			}
 			left, err := filepath.Glob(filepath.Join(b.dir, "virgate-*"))
 			if err != nil || len(left) > 0 {
@@ -79,11 +87,11 @@ func TestStopIsQuick(t *testing.T) {
 
 func TestRefusals(t *testing.T) {
 	shared := plan(gpu, 2, 4)
-	shared.Resources[0].OneShareOnly = true
+	shared.Resources[0].FailRequestsGreaterThanOne = true
 	spread := plan(gpu, 1, 4)
 	spread.Resources[0].Policy, spread.Resources[0].SpreadStrict = sharing.Spread, true
 	exclusive := plan(gpu, 2, 1)
-	exclusive.Resources[0].OneShareOnly = true
+	exclusive.Resources[0].FailRequestsGreaterThanOne = true
 	for _, test := range []struct {
 		name  string
 		plan  sharing.Plan
@@ -127,5 +135,282 @@ func TestAwaitStopped(t *testing.T) {
 	}
 	if r := b.kubelet.Snapshot().Resources[gpu]; r.Capacity != 0 {
 		t.Errorf("capacity %d", r.Capacity)
+	}
+}
+
+// gpusAs plans some GPUs, from the first on, with IDs as long as real ones
+// and a NUMA node.
+func gpusAs(first, count, replicas int) sharing.Plan {
+	var gpus []sharing.GPU
+	for i := range count {
+		uuid := "GPU-" + string(rune('a'+first+i)) + strings.Repeat("0", 35)
+		gpus = append(gpus, sharing.GPU{UUID: uuid, Index: first + i, Model: "Test", NUMANode: 1})
+	}
+	return sharing.NewPlan(gpus, sharing.Profile{
+		MIGStrategy: sharing.MIGNone, Policy: sharing.Distributed, DeviceIDs: sharing.ByUUID,
+		GPUNames:    []sharing.NamingRule{{Pattern: "*", Name: gpu}},
+		TimeSlicing: []sharing.ReplicatedResource{{Path: "s", Resource: gpu, Replicas: replicas, Policy: sharing.Distributed}},
+	})
+}
+
+// TestLongestList: the kubelet takes the longest list that a plan can have,
+// healthy and unhealthy.
+func TestLongestList(t *testing.T) {
+	b := newBench(t, nil)
+	const gpus, replicas = 16, sharing.MaxDevices / 16
+	longest := gpusAs(0, gpus, replicas)
+	b.manager.Apply(longest)
+	b.shows(gpu, gpus*replicas, gpus*replicas)
+	broken := gpusAs(0, gpus, replicas)
+	for _, unit := range longest.Resources[0].Units {
+		withFault(broken, unit.ID, "broken")
+	}
+	b.manager.Apply(broken)
+	b.shows(gpu, gpus*replicas, 0)
+}
+
+// TestLongestListsChange: in passing from one GPU to another, with the most
+// devices that each can have, the list never grows beyond what the kubelet
+// takes: it would drop the stream. The old ones retire before all of the new ones
+// come, and the same stream has both.
+func TestLongestListsChange(t *testing.T) {
+	b := newBench(t, nil)
+	b.manager.Apply(gpusAs(0, 1, sharing.MaxDevices))
+	b.shows(gpu, sharing.MaxDevices, sharing.MaxDevices)
+	b.manager.Apply(gpusAs(1, 1, sharing.MaxDevices))
+	b.await(func(k simkubelet.Snapshot) bool {
+		r := k.Resources[gpu]
+		return r.Connected && r.Allocatable == sharing.MaxDevices && strings.HasPrefix(r.Devices[0].ID, "GPU-b")
+	})
+	if r := b.kubelet.Snapshot().Resources[gpu]; r.StreamsOpened != 1 || r.Registrations != 1 {
+		t.Errorf("%d streams and %d registrations, want one of each", r.StreamsOpened, r.Registrations)
+	}
+}
+
+// TestRoom: what was listed stays, what is new comes in the plan's order as far
+// as there is room.
+func TestRoom(t *testing.T) {
+	old, next := gpusAs(0, 2, 3000), gpusAs(1, 3, sharing.MaxDevices/3)
+	lists := plugin.Next(nil, old, plugin.KubeletSnapshot{}, plugin.RPCState{}, time.Unix(1000, 0), plugin.Timing{})
+	lists = plugin.Next(lists, next, plugin.KubeletSnapshot{}, plugin.RPCState{}, time.Unix(1001, 0), plugin.Timing{})
+	devices := map[byte]int{} // by the GPU's letter
+	for _, e := range lists[gpu].Entries {
+		devices[e.ID[4]]++
+	}
+	// Of GPU a all stay for now; b, c and d are wanted, and d is the last.
+	const each = sharing.MaxDevices / 3
+	want := map[byte]int{'a': 3000, 'b': each, 'c': each, 'd': sharing.MaxDevices - 3000 - 2*each}
+	if diff := cmp.Diff(want, devices); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestAllocateDuringRefresh allocates while what the node has and how it is
+// granted changes without pause. Each answer is of one state of the node, never
+// of two, and none is an error.
+func TestAllocateDuringRefresh(t *testing.T) {
+	hosts := make([]plugin.Host, 8)
+	for i := range hosts {
+		hosts[i] = plugin.Host{
+			DevRoot: fmt.Sprintf("/driver-%d", i),
+			Nodes:   map[string][]string{"GPU-0000": {fmt.Sprintf("/dev/nvidia%d", i)}, "GPU-0001": {fmt.Sprintf("/dev/nvidia%d", i)}},
+			Extras:  []string{plugin.CDIName("gds", fmt.Sprint(i))},
+		}
+	}
+	plans := []sharing.Plan{by(plan(gpu, 2, 2), sharing.CDICRI, sharing.DriverMounts), by(plan(gpu, 2, 2), sharing.DriverMounts)}
+	client, manager := dialManager(t, plans[0])
+	manager.SetHost(hosts[0])
+	awaitGrant(t, client, "GPU-0000::0", func(r *api.ContainerAllocateResponse) bool { return len(r.Devices) == 1 })
+
+	// seen are the states that some caller was answered from.
+	var seen sync.Map
+	var ended atomic.Bool
+	var refresher, callers sync.WaitGroup
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	refresher.Go(func() {
+		for i := 0; !ended.Load(); i++ {
+			manager.SetHost(hosts[i%len(hosts)])
+			manager.Apply(plans[i%len(plans)])
+		}
+	})
+	for n := range 4 {
+		callers.Go(func() {
+			for states := 0; states < len(hosts); {
+				response, err := client.Allocate(ctx, allocate(fmt.Sprintf("GPU-%04d::%d", n%2, n/2)))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				got := response.ContainerResponses[0]
+				if !ofOneState(got) {
+					t.Errorf("of several states: %v", got)
+					return
+				}
+				seen.Store(got.Devices[0].HostPath, true)
+				states = 0
+				seen.Range(func(any, any) bool { states++; return true })
+			}
+		})
+	}
+	callers.Wait()
+	ended.Store(true)
+	refresher.Wait()
+}
+
+// ofOneState says that the node, the folder that it lies in and the CDI entry
+// have one number.
+func ofOneState(r *api.ContainerAllocateResponse) bool {
+	if len(r.Devices) != 1 {
+		return false
+	}
+	var folder, node int
+	if _, err := fmt.Sscanf(r.Devices[0].HostPath, "/driver-%d/dev/nvidia%d", &folder, &node); err != nil || folder != node {
+		return false
+	}
+	for _, entry := range r.CdiDevices[min(1, len(r.CdiDevices)):] {
+		if entry.Name != plugin.CDIName("gds", fmt.Sprint(node)) {
+			return false
+		}
+	}
+	return len(r.CdiDevices) != 1
+}
+
+// TestSwitchIsQuick measures how long after Apply the kubelet can grant what the new
+// plan wants, with a removal delay that nobody could wait for. The allocatable of a name
+// that stays never is 0.
+func TestSwitchIsQuick(t *testing.T) {
+	store := &memory{}
+	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) {
+		options.Store = store
+		options.Timing = plugin.Timing{RemovalDelay: time.Hour, StreamTimeout: time.Hour, VerifyAfter: time.Hour}
+	})
+	b.manager.Apply(plan(gpu, 8, 1))
+	b.shows(gpu, 8, 8)
+	name := gpu
+	for _, to := range []struct {
+		name     string
+		replicas int
+	}{{gpu, 4}, {gpu, 1}, {gpu + ".shared", 10}, {gpu, 1}, {gpu, 10}, {gpu + ".shared", 10}, {gpu + ".shared", 1}} {
+		least := 1000
+		began := time.Now()
+		b.manager.Apply(plan(to.name, 8, to.replicas))
+		b.await(func(k simkubelet.Snapshot) bool {
+			if to.name == name {
+				least = min(least, k.Resources[name].Allocatable)
+			}
+			return k.Resources[to.name].Allocatable == 8*to.replicas
+		})
+		t.Logf("%s ×%d after %s", to.name, to.replicas, time.Since(began).Round(time.Millisecond))
+		if least == 0 {
+			t.Errorf("%s ×%d: nothing was allocatable", to.name, to.replicas)
+		}
+		name = to.name
+	}
+}
+
+// TestSwitchAfterAPodThatHasEnded switches a GPU whose pod has ended just before. The
+// pod was seen, so that nothing waits for the removal delay, which is an hour.
+func TestSwitchAfterAPodThatHasEnded(t *testing.T) {
+	kubelet := &looking{seen: make(chan struct{}, 1)}
+	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) {
+		options.Kubelet = kubelet
+		options.Timing = plugin.Timing{RemovalDelay: time.Hour, StreamTimeout: time.Hour, VerifyAfter: time.Hour}
+	})
+	kubelet.direct = direct{b.kubelet}
+	b.manager.Apply(plan(gpu, 1, 1))
+	b.shows(gpu, 1, 1)
+	b.mustPod("p", gpu, 1)
+	select { // Nothing but the grant makes the manager look.
+	case <-kubelet.seen:
+	case <-b.ctx.Done():
+		t.Fatal("the kubelet is not read after a grant")
+	}
+	awaitServed(t, b)
+	if err := b.kubelet.DeletePod("test", "p"); err != nil {
+		t.Fatal(err)
+	}
+	b.manager.Apply(plan(gpu, 1, 4))
+	b.shows(gpu, 5, 4)
+}
+
+// looking says when it was asked while a pod held something.
+type looking struct {
+	direct
+	seen chan struct{}
+}
+
+func (l *looking) Held(ctx context.Context) ([]sharing.Allocation, error) {
+	held, err := l.direct.Held(ctx)
+	if len(held) > 0 {
+		select {
+		case l.seen <- struct{}{}:
+		default:
+		}
+	}
+	return held, err
+}
+
+// TestHeldUnitSwitchesWhenItsHolderEnds has pods wait for the GPUs that others hold
+// alone: none of them gets one in the old mode, and each GPU is shared when its own
+// pod ends.
+func TestHeldUnitSwitchesWhenItsHolderEnds(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) {
+		options.Timing = plugin.Timing{RemovalDelay: time.Hour, StreamTimeout: time.Hour, VerifyAfter: time.Hour}
+	})
+	b.manager.Apply(plan(gpu, 4, 1))
+	b.shows(gpu, 4, 4)
+	for i := range 4 {
+		b.mustPod(fmt.Sprint("old-", i), gpu, 1)
+	}
+	b.manager.Apply(plan(gpu, 4, 3))
+	b.shows(gpu, 4, 0)
+	for i := range 4 {
+		if _, err := b.pod("waiting", gpu, 1); err == nil {
+			t.Error("a pod was given a GPU that is to change")
+		}
+		began := time.Now()
+		if err := b.kubelet.DeletePod("test", fmt.Sprint("old-", i)); err != nil {
+			t.Fatal(err)
+		}
+		b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Allocatable == 3*(i+1) })
+		t.Logf("shared %s after its pod's end", time.Since(began).Round(time.Millisecond))
+		if i == 0 {
+			b.mustPod("new", gpu, 3)
+		}
+	}
+}
+
+// TestSwitchAfterPodsOfLongAgo switches GPUs whose pods were seen once and have ended
+// while nothing had the kubelet read. The GPUs are free, so that not all of them leave
+// at once.
+func TestSwitchAfterPodsOfLongAgo(t *testing.T) {
+	kubelet := &looking{seen: make(chan struct{}, 1)}
+	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) {
+		options.Kubelet = kubelet
+		options.Timing = plugin.Timing{RemovalDelay: time.Hour, StreamTimeout: time.Hour, VerifyAfter: time.Hour}
+	})
+	kubelet.direct = direct{b.kubelet}
+	b.manager.Apply(plan(gpu, 2, 1))
+	b.shows(gpu, 2, 2)
+	b.mustPod("p", gpu, 2)
+	select {
+	case <-kubelet.seen:
+	case <-b.ctx.Done():
+		t.Fatal("the kubelet is not read after a grant")
+	}
+	awaitStatus(t, b, "the reading is taken up", func() bool { return b.manager.Status().KubeletSeen })
+	if err := b.kubelet.DeletePod("test", "p"); err != nil {
+		t.Fatal(err)
+	}
+	b.manager.Apply(plan(gpu, 2, 4))
+	least := 2
+	b.await(func(k simkubelet.Snapshot) bool {
+		least = min(least, k.Resources[gpu].Allocatable)
+		return k.Resources[gpu].Allocatable == 8
+	})
+	if least == 0 {
+		t.Error("nothing was allocatable")
 	}
 }

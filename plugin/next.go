@@ -1,162 +1,427 @@
 package plugin
 
 import (
+	"cmp"
+	"iter"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/virgate/virgate/sharing"
 )
 
-// Calls are the kubelet's calls: those that named devices, and the streams of
-// lists.
-type Calls struct {
-	// Granted is when Allocate last served a device, Named when
-	// GetPreferredAllocation last named it; by resource and device ID.
-	Granted, Named map[string]map[string]time.Time
+// RPCState is what the servers know of the kubelet's calls and of the lists it was given.
+type RPCState struct {
+	// Granted is when Allocate last served a device, Preferred when
+	// GetPreferredAllocation last chose it, and Closed since when Allocate refuses a
+	// device that the list has as Closed.
+	Granted, Preferred, Closed DeviceTimes
 	// Busy are the resources with a call in progress.
 	Busy map[string]bool
-	// Sent are the resources with an open stream that was given the newest list,
-	// Lost those without one and those whose stream has been replaced since the
-	// last step.
+	// Sent are the resources with an open stream that was given the newest list, Lost
+	// those without a stream, or with another than at the last step.
 	Sent, Lost map[string]bool
 }
 
 // Next returns what each resource should list now. It is pure: the same
 // arguments give the same lists.
 //
-// It grows a list at once and shrinks it in two phases (see Phase), prefers to
-// keep what pods hold, and offers a unit in a new way (under another name, or
-// shared instead of exclusive) only when no device of the old way is left.
-// Where the kubelet cannot be seen, nothing is removed.
+// A list grows at once and shrinks in two phases (see Phase). Devices that pods
+// hold are kept first. A unit that changes its sharing mode (another resource name,
+// or shared instead of exclusive) is offered in the new one when none of its old
+// devices can be used any more; the old ones stay in the list, Unhealthy, until they
+// can leave it. When the kubelet cannot be read, nothing is removed and no unit
+// changes its mode.
 //
-// A device that a pod holds and no list has, from NVIDIA's plugin or from a
-// state that was lost, is taken over as if it had been listed.
-func Next(have Lists, want sharing.Plan, seen Sight, calls Calls, now time.Time, timing Timing) Lists {
-	s := step{seen: seen, calls: calls, now: now, timing: timing.withDefaults(), faults: want.Faults}
+// A device that a pod holds and no list has, because NVIDIA's plugin granted it or
+// the state file was lost, is treated as if it had been listed.
+func Next(have Lists, want sharing.Plan, kubelet KubeletSnapshot, rpc RPCState, now time.Time, timing Timing) Lists {
+	s := inputs{
+		kubelet: kubelet, rpc: rpc, now: now, timing: timing.withDefaults(),
+		retireAfter: want.RetireAfter, health: want.Health, units: map[string]*unitState{}, missing: map[string]*sharing.Device{},
+	}
 	have = s.adopt(have, want)
-	s.findLingering(have)
 
 	wanted := map[string]sharing.Resource{}
 	for _, r := range want.Resources {
 		wanted[r.Name] = r
 	}
-	names := slices.Collect(maps.Keys(have))
-	for name := range wanted {
-		if _, ok := have[name]; !ok {
-			names = append(names, name)
-		}
-	}
+	s.findUnits(have, want)
+	s.startWaves(have, wanted)
 
 	next := Lists{}
-	for _, name := range names {
-		resource, isWanted := wanted[name]
+	for name, resource := range wanted {
 		old, had := have[name]
-		list := List{Entries: withRoom(s.entries(name, old.Entries, resource.Devices), old.Entries)}
-		if isWanted && !had && len(list.Entries) == 0 {
-			continue // All of its units are still offered in another way.
+		entries := s.entries(name, old.Entries, resource.Devices)
+		if had || len(entries) > 0 { // Or else all of its units are still in use in another mode.
+			next[name] = List{Entries: entries}
 		}
-		if !isWanted {
-			list.Dropped = firstTime(old.Dropped, now)
-			if len(list.Entries) == 0 {
-				list.Emptied = firstTime(old.Emptied, now)
-			}
-			if !list.Emptied.IsZero() && !now.Before(list.Emptied.Add(s.timing.StopAfter)) {
-				continue
-			}
+	}
+	for name, old := range have {
+		if _, planned := wanted[name]; planned {
+			continue
 		}
-		next[name] = list
+		list := List{Entries: s.entries(name, old.Entries, nil), Dropped: cmp.Or(old.Dropped, now)}
+		if len(list.Entries) == 0 {
+			list.Emptied = cmp.Or(old.Emptied, now)
+		}
+		if list.Emptied.IsZero() || now.Before(list.Emptied.Add(s.timing.StopAfter)) {
+			next[name] = list
+		}
 	}
 	return next
 }
 
-func firstTime(t, now time.Time) time.Time {
-	if t.IsZero() {
-		return now
-	}
-	return t
-}
-
-// way is how a unit is offered: under which name, and shared or alone.
-type way struct {
-	resource string
-	shared   bool
-}
-
-type step struct {
-	seen   Sight
-	calls  Calls
-	now    time.Time
-	timing Timing
-	faults map[string]string
-	// lingering are the ways in which each unit has devices that cannot leave
-	// in this step.
-	lingering map[string]map[way]struct{}
-}
-
-func (s *step) findLingering(have Lists) {
-	s.lingering = map[string]map[way]struct{}{}
-	for name, list := range have {
-		for _, e := range list.Entries {
-			if s.removable(name, e) {
-				continue
-			}
-			if s.lingering[e.Unit] == nil {
-				s.lingering[e.Unit] = map[way]struct{}{}
-			}
-			s.lingering[e.Unit][way{name, e.shared()}] = struct{}{}
-		}
-	}
-}
-
-// blocked says that the unit still has devices in another way than w.
-func (s *step) blocked(unit string, w way) bool {
-	for other := range s.lingering[unit] {
-		if other != w {
-			return true
-		}
-	}
-	return false
+// inputs are the arguments of Next, and what follows from them for all resources.
+type inputs struct {
+	kubelet     KubeletSnapshot
+	rpc         RPCState
+	now         time.Time
+	timing      Timing
+	retireAfter sharing.RetireAfter
+	health      map[string]sharing.Health
+	units       map[string]*unitState
+	// ranked and missing are used for one unit after the other: it may have thousands of devices.
+	ranked  []rankedEntry
+	missing map[string]*sharing.Device
 }
 
 // held says that a pod holds the device, or may.
-func (s *step) held(resource, id string) bool {
-	if s.seen.held.has(resource, id) {
-		return true
-	}
-	granted, ok := s.calls.Granted[resource][id]
-	// A grant that is not much older than the reading may have missed it.
-	return ok && (s.seen.heldAt.IsZero() || granted.After(s.seen.heldAt.Add(-s.timing.Quiet)))
+func (s *inputs) held(resource, id string) bool {
+	return s.kubelet.Held.has(resource, id) || s.kubelet.unseen(resource, id, s.rpc.Granted[resource][id], s.timing.RemovalDelay)
 }
 
-// isHeld is held, for a device of a list. One that was held when Virgate last
-// ran is, until the kubelet says something else.
-func (s *step) isHeld(resource string, e Entry) bool {
-	return s.held(resource, e.ID) || (e.Phase == Closing && s.seen.heldAt.IsZero())
+// mayBeHeld is held for a device of a list. A device that a pod held when Virgate
+// last ran counts as held until the kubelet was read for the first time.
+func (s *inputs) mayBeHeld(resource string, e Entry) bool {
+	return s.held(resource, e.ID) || (e.Phase == Closing && s.kubelet.HeldAt.IsZero())
 }
 
 // removable says that a surplus device can leave the list without harm: the
-// kubelet has long applied that it is Unhealthy, and nobody has it or is about
-// to.
-func (s *step) removable(resource string, e Entry) bool {
-	return !e.Applied.IsZero() && !s.calls.Lost[resource] &&
-		s.seen.heldKnown && s.seen.appliedKnown && s.seen.heldAt.After(e.Applied) &&
-		!s.seen.applied.has(resource, e.ID) && !s.held(resource, e.ID) && !s.calls.Busy[resource] &&
-		!s.now.Before(e.Applied.Add(s.timing.Quiet)) &&
-		!s.now.Before(s.calls.Named[resource][e.ID].Add(s.timing.Quiet))
+// kubelet applied long ago that it is Unhealthy, nobody holds it, and no admission
+// that may have chosen it is still under way.
+func (s *inputs) removable(resource string, e Entry) bool {
+	return !e.Applied.IsZero() && !s.rpc.Lost[resource] &&
+		s.kubelet.HeldKnown && s.kubelet.AppliedKnown && s.kubelet.HeldAt.After(e.Applied) &&
+		!s.kubelet.Applied.has(resource, e.ID) && !s.held(resource, e.ID) && !s.rpc.Busy[resource] &&
+		!s.now.Before(e.Applied.Add(s.timing.RemovalDelay)) &&
+		!s.now.Before(s.rpc.Preferred[resource][e.ID].Add(s.timing.RemovalDelay))
 }
 
-// settled says that every list is as the plan wants it for good.
+// settled says that every list is as the plan wants it: nothing has to be waited for.
 func (l Lists) settled() bool {
 	for _, list := range l {
-		if !list.Dropped.IsZero() {
+		if !list.Dropped.IsZero() || slices.ContainsFunc(list.Entries, func(e Entry) bool { return e.Phase != Offered || e.Switching }) {
 			return false
-		}
-		for _, e := range list.Entries {
-			if e.Phase != Offered {
-				return false
-			}
 		}
 	}
 	return true
+}
+
+// entries returns the resource's next list: old is what it lists now, want what it should.
+func (s *inputs) entries(resource string, old []Entry, want []sharing.Device) []Entry {
+	entries := make([]Entry, 0, max(len(old), len(want)))
+	for _, group := range groupByUnit(old, want) {
+		entries = s.appendUnit(entries, resource, group)
+	}
+	if slices.Equal(entries, old) {
+		return old // So that only one of the two stays in memory.
+	}
+	return withRoom(entries, old)
+}
+
+// unitDevices are the devices of one unit: those listed, and those planned.
+type unitDevices struct {
+	unit string
+	old  []Entry
+	want []sharing.Device
+}
+
+// groupByUnit returns the units in the order in which the plan has them, then those
+// that it does not have, by ID.
+func groupByUnit(old []Entry, want []sharing.Device) []*unitDevices {
+	var groups []*unitDevices
+	byUnit := map[string]*unitDevices{}
+	at := func(unit string) *unitDevices {
+		if byUnit[unit] == nil {
+			byUnit[unit] = &unitDevices{unit: unit}
+			groups = append(groups, byUnit[unit])
+		}
+		return byUnit[unit]
+	}
+	for devices := range sameUnit(want, func(d sharing.Device) string { return d.Unit }) {
+		p := at(devices[0].Unit)
+		p.want = concat(p.want, devices)
+	}
+	planned := len(groups)
+	for entries := range sameUnit(old, func(e Entry) string { return e.Unit }) {
+		p := at(entries[0].Unit)
+		p.old = concat(p.old, entries)
+	}
+	slices.SortFunc(groups[planned:], func(a, b *unitDevices) int { return cmp.Compare(a.unit, b.unit) })
+	return groups
+}
+
+// sameUnit yields the neighbours in list that are of the same unit. Lists are sorted so that
+// these are all of a unit, and nothing is copied where there are thousands.
+func sameUnit[T any](list []T, unit func(T) string) iter.Seq[[]T] {
+	return func(yield func([]T) bool) {
+		for len(list) > 0 {
+			end := 1
+			for end < len(list) && unit(list[end]) == unit(list[0]) {
+				end++
+			}
+			if !yield(list[:end:end]) {
+				return
+			}
+			list = list[end:]
+		}
+	}
+}
+
+// concat returns more where there is nothing before it.
+func concat[T any](list, more []T) []T {
+	if len(list) == 0 {
+		return more
+	}
+	return append(list, more...)
+}
+
+// rankedEntry is a device that may stay in the list, or come into it.
+type rankedEntry struct {
+	Entry
+	rank    int
+	replica int
+	fresh   bool // not listed yet
+}
+
+// Device IDs of a unit are interchangeable, so the ranks say which of them are
+// offered: first those that pods hold, then those that the plan names.
+const (
+	rankHeld = iota
+	rankWanted
+	rankExtra
+)
+
+// appendUnit appends the devices of one unit to the list, by replica. As many of
+// them are offered as the plan wants; the others are surplus.
+func (s *inputs) appendUnit(entries []Entry, resource string, p *unitDevices) []Entry {
+	candidates, surplus := s.candidates(resource, p)
+	slices.SortFunc(candidates, func(a, b rankedEntry) int {
+		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.replica, b.replica))
+	})
+	unit := s.units[p.unit]
+	healthy := s.healthy(p.unit)
+	kept := candidates[:0] // In place: there may be thousands.
+	for i, c := range candidates {
+		switch {
+		case i < len(p.want):
+			c.offer(healthy)
+			kept = append(kept, c)
+		case !c.fresh:
+			c.Switching = false
+			kept = s.appendSurplus(kept, resource, c)
+		}
+	}
+	kept = append(kept, surplus...)
+	slices.SortFunc(kept, func(a, b rankedEntry) int {
+		return cmp.Or(cmp.Compare(a.replica, b.replica), cmp.Compare(a.ID, b.ID))
+	})
+	for _, c := range kept {
+		if unit.planned {
+			c.Index = unit.index
+		}
+		entries = append(entries, c.Entry)
+	}
+	s.ranked = kept
+	return entries
+}
+
+// candidates returns the unit's devices that may be offered, and as surplus those
+// listed devices that may not but have to stay in the list for now.
+func (s *inputs) candidates(resource string, p *unitDevices) (candidates, surplus []rankedEntry) {
+	shared := len(p.want) > 0 && Entry{Device: p.want[0]}.shared()
+	blocked := s.units[p.unit].blocked()
+	candidates = slices.Grow(s.ranked[:0], max(len(p.old), len(p.want)))
+	missing := s.missing
+	clear(missing)
+	if len(p.old) > 0 { // Else all are, and there may be thousands.
+		for i, d := range p.want {
+			missing[d.ID] = &p.want[i]
+		}
+	}
+	for _, e := range p.old {
+		c := rankedEntry{Entry: e, rank: rankExtra, replica: replica(e.ID)}
+		named := missing[e.ID]
+		delete(missing, e.ID)
+		switch {
+		case len(p.want) == 0 || e.shared() != shared:
+			c.Switching = true
+			surplus = s.appendSurplus(surplus, resource, c)
+			continue
+		case blocked && e.Phase == Retiring:
+			// It was on its way out when the unit was offered in another mode.
+			surplus = s.appendSurplus(surplus, resource, c)
+			continue
+		case named != nil:
+			c.rank, c.Device = rankWanted, *named
+			c.Healthy = e.Healthy // As the kubelet was told, until it is decided.
+		}
+		if s.held(resource, e.ID) {
+			c.rank = rankHeld
+		}
+		candidates = append(candidates, c)
+	}
+	if blocked {
+		return candidates, surplus
+	}
+	for _, d := range p.want {
+		if missing[d.ID] != nil || len(p.old) == 0 {
+			candidates = append(candidates, rankedEntry{Entry: Entry{Device: d}, rank: rankWanted, replica: replica(d.ID), fresh: true})
+		}
+	}
+	return candidates, surplus
+}
+
+// healthy is the unit's health now. A unit that has left the node is not healthy.
+func (s *inputs) healthy(unit string) bool {
+	health, present := s.health[unit]
+	return present && health.Healthy()
+}
+
+// offer makes the device one that the plan wants.
+func (e *Entry) offer(healthy bool) {
+	*e = Entry{Device: e.Device, Index: e.Index, Phase: Offered}
+	e.Healthy = healthy
+}
+
+// appendSurplus moves a device that the plan does not want to its next phase, and
+// appends it to kept unless it may leave the list.
+func (s *inputs) appendSurplus(kept []rankedEntry, resource string, c rankedEntry) []rankedEntry {
+	unit := s.units[c.Unit]
+	if c.Switching && c.Phase == Offered && !unit.begins {
+		c.offer(s.healthy(c.Unit))
+		c.Switching = true
+		return append(kept, c)
+	}
+	if s.mayBeHeld(resource, c.Entry) {
+		if c.Phase != Closing {
+			c.Since = s.now
+		}
+		c.Entry = Entry{Device: c.Device, Index: c.Index, Phase: Closing, Since: c.Since, Switching: c.Switching}
+		c.Healthy = s.healthy(c.Unit) && s.now.Before(c.Since.Add(s.healthyFor(c.Entry)))
+		return append(kept, c)
+	}
+	if s.removable(resource, c.Entry) {
+		return kept
+	}
+	// A kubelet that no longer shows the device as Healthy may just have lost its
+	// stream, or may still have an older list to read in which it is. So the clock
+	// starts only when the open stream was given the list.
+	if c.Phase != Retiring || s.rpc.Lost[resource] {
+		c.Phase, c.Since, c.Applied = Retiring, time.Time{}, time.Time{}
+	}
+	if c.Since.IsZero() && s.rpc.Sent[resource] && !c.Healthy {
+		c.Since = s.now
+	}
+	c.Healthy = false
+	switch {
+	case s.kubelet.Applied.has(resource, c.ID):
+		c.Applied = time.Time{}
+	case c.Applied.IsZero() && !c.Since.IsZero() && s.kubelet.AppliedKnown && s.kubelet.AppliedAt.After(c.Since):
+		c.Applied = s.now
+	}
+	c.Vacated = c.Vacated || !unit.blocked() && c.Switching
+	c.Closed = c.Vacated || unit.closes && c.Switching
+	return append(kept, c)
+}
+
+// healthyFor is how long a Closing device stays Healthy.
+func (s *inputs) healthyFor(e Entry) time.Duration {
+	switch {
+	case e.Switching:
+		return s.retireAfter.Switch
+	case s.retireAfter.ShrinkSet:
+		return s.retireAfter.Shrink
+	}
+	return s.timing.RetireAfter
+}
+
+// mostListed is the largest number of devices in one list. A plan has no more for a
+// resource (sharing.NewPlan), but between two plans a list has the devices that retire
+// beside the new ones.
+const mostListed = sharing.MaxDevices
+
+// withRoom returns the entries without those new ones, counted from the end, that would
+// make the list longer than the kubelet accepts: it would close the stream, and all
+// devices would be gone. They are added when others have left. What was listed before
+// stays.
+func withRoom(entries, old []Entry) []Entry {
+	surplus := len(entries) - mostListed
+	if surplus <= 0 {
+		return entries
+	}
+	listed := make(map[string]bool, len(old))
+	for _, e := range old {
+		listed[e.ID] = true
+	}
+	slices.Reverse(entries)
+	entries = slices.DeleteFunc(entries, func(e Entry) bool {
+		leaves := surplus > 0 && !listed[e.ID]
+		if leaves {
+			surplus--
+		}
+		return leaves
+	})
+	slices.Reverse(entries)
+	return entries
+}
+
+// domain is the domain of the resource names under which this program, or NVIDIA's
+// plugin before it, may have granted GPUs.
+const domain = "nvidia.com/"
+
+// adopt returns have with the devices that pods hold and that no list has. It must
+// not take another plugin's devices: the resource has to be one of ours or NVIDIA's,
+// and the ID that of a GPU or partition.
+func (s *inputs) adopt(have Lists, want sharing.Plan) Lists {
+	adopted := Lists{}
+	maps.Copy(adopted, have)
+	for resource, held := range s.kubelet.Held {
+		list, had := have[resource]
+		planned := slices.ContainsFunc(want.Resources, func(r sharing.Resource) bool { return r.Name == resource })
+		if !had && !planned && !strings.HasPrefix(resource, domain) {
+			continue
+		}
+		listed := make(map[string]struct{}, len(list.Entries))
+		for _, e := range list.Entries {
+			listed[e.ID] = struct{}{}
+		}
+		list.Entries = slices.Clip(list.Entries)
+		for _, id := range slices.Sorted(maps.Keys(held)) {
+			unit, _, _ := sharing.ParseDeviceID(id)
+			if _, ok := listed[id]; !ok && s.isUnit(unit) {
+				list.Entries = append(list.Entries, Entry{Device: sharing.Device{ID: id, Unit: unit, NUMANode: numaNode(want, unit)}, Phase: Offered})
+				adopted[resource] = list
+			}
+		}
+	}
+	return adopted
+}
+
+// isUnit says that the name is that of a GPU or partition, of this node now or
+// of one that has left it.
+func (s *inputs) isUnit(unit string) bool {
+	_, present := s.health[unit]
+	return present || strings.HasPrefix(unit, "GPU-") || strings.HasPrefix(unit, "MIG-")
+}
+
+func numaNode(want sharing.Plan, unit string) int {
+	for _, r := range want.Resources {
+		if i := slices.IndexFunc(r.Units, func(u sharing.Unit) bool { return u.ID == unit }); i >= 0 {
+			return r.Units[i].NUMANode
+		}
+	}
+	return -1
 }

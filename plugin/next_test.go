@@ -1,10 +1,15 @@
 package plugin
 
 import (
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/virgate/virgate/sharing"
 )
 
 func TestNextGrowsAtOnce(t *testing.T) {
@@ -26,7 +31,7 @@ func TestNextShrinksInTwoPhases(t *testing.T) {
 	w.step(small)
 	w.expect("gpu", "A0 a1- a2- A3") // The held one is kept, free ones go.
 	w.pass(small, 11*time.Second)
-	w.expect("gpu", "A0 a1- a2- A3") // Not before the quiet time is over,
+	w.expect("gpu", "A0 a1- a2- A3") // Not before the removal delay is over,
 	w.pass(small, 2*time.Second)
 	w.expect("gpu", "A0 A3") // which starts when the kubelet has applied it.
 	delete(w.held["gpu"], "A::3")
@@ -65,10 +70,13 @@ func TestNextDrainsARename(t *testing.T) {
 	renamed := planOf(nil, "gpu.shared=2:A,B")
 	w.now = w.now.Add(time.Second)
 	w.step(renamed)
-	w.expect("gpu", "A+ b-")
+	w.expect("gpu", "a+ b-") // A waiting pod must not take A when its pod ends.
 	w.expect("gpu.shared", "none")
-	w.pass(renamed, 13*time.Second)
-	w.expect("gpu", "A+")
+	w.pass(renamed, 4*time.Second)
+	w.expect("gpu", "a+ b-")
+	w.expect("gpu.shared", "B0 B1")
+	w.pass(renamed, 9*time.Second)
+	w.expect("gpu", "a+")
 	w.expect("gpu.shared", "B0 B1") // A is offered there when its pod is gone.
 	delete(w.held["gpu"], "A")
 	w.pass(renamed, 13*time.Second)
@@ -85,7 +93,7 @@ func TestNextChangesExclusivityInOneResource(t *testing.T) {
 	w.look()
 	shared := planOf(nil, "gpu=2:A,B")
 	w.pass(shared, 15*time.Second)
-	w.expect("gpu", "A+ B0 B1")
+	w.expect("gpu", "a+ B0 B1")
 	w.pass(planOf(nil, "gpu=1:A,B"), time.Second)
 	w.expect("gpu", "A b0- b1-")
 	w.pass(planOf(nil, "gpu=1:A,B"), 15*time.Second)
@@ -102,7 +110,7 @@ func TestNextChangesItsMind(t *testing.T) {
 	w.expect("gpu", "A0 A1 A2 A3")
 	w.pass(small, 3*time.Second)
 	w.pass(small, 8*time.Second)
-	w.expect("gpu", "A0 A1 a2- a3-") // The quiet time starts anew.
+	w.expect("gpu", "A0 A1 a2- a3-") // The removal delay starts anew.
 }
 
 func TestNextHealth(t *testing.T) {
@@ -142,6 +150,366 @@ func TestNextIsDeterministic(t *testing.T) {
 	for range 50 {
 		if diff := cmp.Diff(first, Next(w.lists, plan, w.seen, w.calls, w.now, w.timing)); diff != "" {
 			t.Fatal(diff)
+		}
+	}
+}
+
+func TestNextAdoptsWhatPodsHold(t *testing.T) {
+	w := newWorld(t)
+	w.held.add("gpu", "A::9")                // Planned: from a state that was lost.
+	w.held.add("nvidia.com/gpu", "B::1")     // Not planned, but NVIDIA's name.
+	w.held.add("nvidia.com/gpu", "GPU-x::0") // Of a GPU that is gone.
+	w.held.add("nvidia.com/gpu", "other")    // No unit.
+	w.held.add("example.com/gpu", "A::0")    // Another plugin's resource.
+	w.look()
+	plan := planOf(nil, "gpu=2:A,B")
+	w.step(plan)
+	w.expect("gpu", "A0 A9")
+	w.expect("nvidia.com/gpu", "b1+ gpu-x0+")
+	w.expect("example.com/gpu", "none")
+	w.held = DeviceIDs{}
+	w.pass(plan, 40*time.Second)
+	w.expect("gpu", "A0 A1 B0 B1")
+	w.pass(plan, 40*time.Second)
+	w.expect("nvidia.com/gpu", "none")
+}
+
+func TestNextAdoptsTheNUMANode(t *testing.T) {
+	w := newWorld(t)
+	plan := planOf(nil, "gpu=2:A")
+	plan.Resources[0].Units[0].NUMANode = 1
+	w.held.add("nvidia.com/gpu", "A::1")
+	w.look()
+	w.step(plan)
+	if got := w.lists["nvidia.com/gpu"].Entries[0].NUMANode; got != 1 {
+		t.Errorf("NUMA node %d, want 1", got)
+	}
+}
+
+func TestNextKeepsWhatItCannotSee(t *testing.T) {
+	w := newWorld(t)
+	w.blind = true
+	w.step(planOf(nil, "gpu=3:A"))
+	w.calls.Granted["gpu"] = map[string]time.Time{"A::2": w.now}
+	small := planOf(nil, "gpu=2:A")
+	w.pass(small, time.Hour)
+	w.expect("gpu", "A0 a1- A2") // Granted is held, and nothing is removed.
+	w.pass(planOf(nil, "other=1:A"), time.Hour)
+	w.expect("other", "none")
+}
+
+func TestNextCallsPostponeRemoval(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		call func(*world)
+		want string
+	}{
+		{"none", func(*world) {}, "A0 A1"},
+		{"named lately", func(w *world) { w.calls.Preferred["gpu"] = map[string]time.Time{"A::2": w.now.Add(5 * time.Second)} }, "A0 A1 a2-"},
+		{"in progress", func(w *world) { w.calls.Busy["gpu"] = true }, "A0 A1 a2-"},
+		{"granted meanwhile", func(w *world) { w.calls.Granted["gpu"] = map[string]time.Time{"A::2": w.now.Add(5 * time.Second)} }, "A0 A2"},
+		{"held meanwhile", func(w *world) { w.held.add("gpu", "A::2") }, "A0 A2"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.step(planOf(nil, "gpu=3:A"))
+			small := planOf(nil, "gpu=2:A")
+			w.pass(small, time.Second)
+			w.expect("gpu", "A0 A1 a2-")
+			test.call(w)
+			w.pass(small, 13*time.Second)
+			got := strings.Fields(w.show("gpu"))
+			want := strings.Fields(test.want)
+			slices.Sort(got)
+			slices.Sort(want)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// TestNextBlindRestart starts with a list of which the state file knows that a
+// pod held a surplus device.
+func TestNextBlindRestart(t *testing.T) {
+	w := newWorld(t)
+	w.step(planOf(nil, "gpu=3:A"))
+	entries := w.lists["gpu"].Entries
+	entries[2].Phase, entries[2].Since = Closing, w.now
+	w.blind = true
+	small := planOf(nil, "gpu=2:A")
+	w.pass(small, 30*time.Second)
+	w.expect("gpu", "A0 A1 A2+")
+	w.blind = false
+	w.pass(small, 13*time.Second)
+	w.expect("gpu", "A0 A1")
+}
+
+// TestNextRemovalNeedsEveryReading breaks one condition at a time at the moment
+// at which a device could leave.
+func TestNextRemovalNeedsEveryReading(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		change func(*world)
+		gone   bool
+	}{
+		{"all is well", func(*world) {}, true},
+		{"healthy again for the kubelet", func(w *world) { w.seen.Applied.add("gpu", "A::2") }, false},
+		{"held read too early", func(w *world) { w.seen.HeldAt = w.lists["gpu"].Entries[2].Applied }, false},
+		{"held unknown", func(w *world) { w.seen.HeldKnown = false }, false},
+		{"applied unknown", func(w *world) { w.seen.AppliedKnown = false }, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.step(planOf(nil, "gpu=3:A"))
+			small := planOf(nil, "gpu=2:A")
+			w.pass(small, 12*time.Second)
+			w.expect("gpu", "A0 A1 a2-")
+			w.now = w.now.Add(time.Second)
+			w.look()
+			test.change(w)
+			w.step(small)
+			if gone := w.show("gpu") == "A0 A1"; gone != test.gone {
+				t.Errorf("list %q", w.show("gpu"))
+			}
+		})
+	}
+}
+
+// TestNextTellsBeforeItRemoves shows nothing Healthy all the time, as a kubelet
+// does that has lost its stream or has older lists to read. What happens after
+// eleven seconds, short of the removal, starts the wait again.
+func TestNextTellsBeforeItRemoves(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		before func(*world)
+		after  func(*world)
+		gone   time.Duration
+	}{
+		{"told at once", func(*world) {}, func(*world) {}, 13 * time.Second},
+		{"never told", func(w *world) { w.unsent = true }, func(*world) {}, 0},
+		{"no stream", func(w *world) { w.lost, w.unsent = true, true }, func(*world) {}, 0},
+		{"told late", func(w *world) { w.unsent = true }, func(w *world) { w.unsent = false }, 23 * time.Second},
+		{"stream lost", func(*world) {}, func(w *world) { w.lost, w.unsent = true, true }, 0},
+		{"stream lost when it could leave", func(*world) {}, func(w *world) {
+			w.pass(planOf(nil, "gpu=2:A"), time.Second)
+			w.lost, w.unsent = true, true
+		}, 0},
+		{"stream replaced", func(*world) {}, func(w *world) {
+			w.lost = true
+			w.pass(planOf(nil, "gpu=2:A"), time.Second)
+			w.lost = false
+		}, 23 * time.Second},
+		{"healthy for the kubelet", func(*world) {}, func(w *world) {
+			w.now = w.now.Add(time.Second)
+			w.look()
+			w.seen.Applied.add("gpu", "A::2")
+			w.step(planOf(nil, "gpu=2:A"))
+		}, 23 * time.Second},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.step(planOf(nil, "gpu=3:A"))
+			small := planOf(nil, "gpu=2:A")
+			test.before(w)
+			began := w.now
+			w.pass(small, 11*time.Second)
+			w.expect("gpu", "A0 A1 a2-")
+			test.after(w)
+			for w.show("gpu") != "A0 A1" && w.now.Before(began.Add(time.Minute)) {
+				w.pass(small, time.Second)
+			}
+			took := w.now.Sub(began)
+			if gone := w.show("gpu") == "A0 A1"; gone != (test.gone > 0) || gone && took != test.gone {
+				t.Errorf("list %q after %s", w.show("gpu"), took)
+			}
+		})
+	}
+}
+
+func TestNextWantsAReadingAfterTheList(t *testing.T) {
+	w := newWorld(t)
+	w.step(planOf(nil, "gpu=3:A"))
+	small := planOf(nil, "gpu=2:A")
+	w.seen = KubeletSnapshot{Held: DeviceIDs{}, Applied: DeviceIDs{}, HeldAt: w.now, AppliedAt: w.now, HeldKnown: true, AppliedKnown: true}
+	for range 60 { // Nothing was Healthy in this reading, which is older than the list.
+		w.step(small)
+		w.now = w.now.Add(time.Second)
+		w.seen.HeldAt = w.now
+	}
+	w.expect("gpu", "A0 A1 a2-")
+}
+
+// TestNextHeldAtTheLastMoment has a pod appear in the look that would have let the
+// unit change its mode.
+func TestNextHeldAtTheLastMoment(t *testing.T) {
+	w := newWorld(t)
+	w.step(planOf(nil, "gpu=1:A"))
+	renamed := planOf(nil, "gpu.shared=2:A")
+	for !w.lists["gpu"].Entries[0].Closed {
+		w.pass(renamed, time.Second)
+	}
+	w.expect("gpu", "a-")
+	w.now = w.now.Add(time.Second)
+	w.held.add("gpu", "A")
+	w.look()
+	w.step(renamed)
+	w.expect("gpu", "a+")
+	w.expect("gpu.shared", "none")
+	if w.lists["gpu"].Entries[0].Closed {
+		t.Error("a device that a pod holds is still refused")
+	}
+	w.held = DeviceIDs{}
+	w.pass(renamed, 5*time.Second)
+	w.expect("gpu.shared", "A0 A1")
+}
+
+// TestNextInvariants runs random plans, holders and blind spells and checks
+// what must hold in every step.
+func TestNextInvariants(t *testing.T) {
+	t.Parallel()
+	plans := []sharing.Plan{
+		planOf(nil, "gpu=1:A,B,C"), planOf(nil, "gpu=4:A,B,C"), planOf(nil, "gpu=2:A,B,C"),
+		planOf(nil, "gpu.shared=3:A,B,C"), planOf(nil, "gpu=1:A", "gpu.shared=2:B,C"),
+		planOf(nil, "gpu=2:A", "gpu.shared=1:B"), planOf(nil), planOf(map[string]string{"B": "XID 79"}, "gpu=4:A,B,C"),
+		planOf(map[string]string{"A": "gone"}, "gpu=4:B,C"),
+	}
+	for seed := range uint64(80) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		w := newWorld(t)
+		plan := plans[0]
+		for range 80 {
+			switch random.IntN(6) {
+			case 0:
+				plan = plans[random.IntN(len(plans))]
+			case 1:
+				w.blind = random.IntN(4) == 0
+			case 2: // A pod comes: it gets a Healthy device that nobody holds.
+				if resource, id, ok := pickFree(w, random); ok {
+					w.held.add(resource, id)
+					if w.calls.Granted[resource] == nil {
+						w.calls.Granted[resource] = map[string]time.Time{}
+					}
+					w.calls.Granted[resource][id] = w.now
+				}
+			case 3: // A pod goes.
+				for _, ids := range w.held {
+					for _, id := range slices.Sorted(maps.Keys(ids)) {
+						if random.IntN(3) == 0 {
+							delete(ids, id)
+							break
+						}
+					}
+				}
+			}
+			w.pass(plan, time.Duration(1+random.IntN(8))*time.Second)
+			checkInvariants(t, seed, w)
+			if t.Failed() {
+				return
+			}
+		}
+		w.blind = false
+		w.held = DeviceIDs{}
+		w.pass(plan, 3*time.Minute)
+		for _, r := range plan.Resources {
+			var got []sharing.Device
+			for _, e := range w.lists[r.Name].Entries {
+				got = append(got, e.Device)
+			}
+			if diff := cmp.Diff(r.Devices, got); diff != "" {
+				t.Fatalf("seed %d: did not converge: %s", seed, diff)
+			}
+		}
+	}
+}
+
+func pickFree(w *world, random *rand.Rand) (string, string, bool) {
+	var free [][2]string
+	for resource, list := range w.lists {
+		for _, e := range list.Entries {
+			if e.Healthy && !w.held.has(resource, e.ID) {
+				free = append(free, [2]string{resource, e.ID})
+			}
+		}
+	}
+	if len(free) == 0 {
+		return "", "", false
+	}
+	slices.SortFunc(free, func(a, b [2]string) int { return strings.Compare(a[0]+a[1], b[0]+b[1]) })
+	picked := free[random.IntN(len(free))]
+	return picked[0], picked[1], true
+}
+
+func checkInvariants(t *testing.T, seed uint64, w *world) {
+	t.Helper()
+	listed := DeviceIDs{}
+	ways := map[string]map[sharingMode]bool{}
+	holders := map[string]map[sharingMode]int{}
+	for resource, list := range w.lists {
+		for _, e := range list.Entries {
+			if listed.has(resource, e.ID) {
+				t.Errorf("seed %d: %s is listed twice in %s", seed, e.ID, resource)
+			}
+			listed.add(resource, e.ID)
+			key := sharingMode{resource, e.shared()}
+			if e.Healthy && !w.held.has(resource, e.ID) {
+				if ways[e.Unit] == nil {
+					ways[e.Unit] = map[sharingMode]bool{}
+				}
+				ways[e.Unit][key] = true
+			}
+			if w.held.has(resource, e.ID) {
+				if holders[e.Unit] == nil {
+					holders[e.Unit] = map[sharingMode]int{}
+				}
+				holders[e.Unit][key]++
+			}
+		}
+	}
+	for unit, in := range ways {
+		if len(in) > 1 {
+			t.Errorf("seed %d: invariant 7: %s is free in %v", seed, unit, in)
+		}
+	}
+	for unit, in := range holders {
+		if len(in) > 1 {
+			t.Errorf("seed %d: invariant 7: %s is held in %v", seed, unit, in)
+		}
+	}
+	for resource, ids := range w.held {
+		for id := range ids {
+			if !listed.has(resource, id) {
+				t.Errorf("seed %d: invariant 5: held %s left %s", seed, id, resource)
+			}
+		}
+	}
+}
+
+// TestNextNeverDropsAHealthyDevice is invariant 6, step by step.
+func TestNextNeverDropsAHealthyDevice(t *testing.T) {
+	t.Parallel()
+	plans := []sharing.Plan{planOf(nil, "gpu=1:A,B"), planOf(nil, "gpu=4:A"), planOf(nil, "x=2:A,B"), planOf(nil)}
+	for seed := range uint64(60) {
+		random := rand.New(rand.NewPCG(seed, 2))
+		w := newWorld(t)
+		for range 200 {
+			plan := plans[random.IntN(len(plans))]
+			for range 1 + random.IntN(30) {
+				before := w.lists
+				w.now = w.now.Add(time.Second)
+				if random.IntN(2) == 0 {
+					w.look()
+				}
+				w.step(plan)
+				for resource, list := range before {
+					for _, e := range list.Entries {
+						stays := slices.ContainsFunc(w.lists[resource].Entries, func(n Entry) bool { return n.ID == e.ID })
+						if e.Healthy && !stays {
+							t.Fatalf("seed %d: %s left %s while Healthy", seed, e.ID, resource)
+						}
+					}
+				}
+			}
 		}
 	}
 }

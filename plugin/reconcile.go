@@ -5,77 +5,98 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
-	"google.golang.org/grpc"
-
 	"github.com/virgate/virgate/sharing"
+	"google.golang.org/grpc"
 )
 
 // reconciler is the state of Run's own goroutine.
 type reconciler struct {
 	*Manager
-	// lists are the last ones, made for the plan that served points to; servedOn
-	// is what the host had then.
+	// lists are the newest ones, made for the plan served and the host servedOn.
 	lists    Lists
 	served   *sharing.Plan
 	servedOn *Host
-	seen     Sight
+	kubelet  KubeletSnapshot
 	servers  map[string]*running
 	start    func(*server) *running
 	// saved are the lists that the store has; saveFailed says that it could not
 	// keep the current ones.
 	saved      Lists
 	saveFailed bool
+	schedule   schedule
+	// planned is when the plan was taken up. No unit begins to change its mode before
+	// the holders were read after that.
+	planned time.Time
+	// unseenGrants says that devices were granted whose holders have not been seen yet.
+	unseenGrants bool
+	// unconfirmed says that the kubelet was not seen to have applied a list it was sent.
+	unconfirmed bool
 }
 
 type running struct {
 	*server
 	stop context.CancelFunc
 	done chan struct{}
-	// reminded is when a list was last repeated.
-	reminded time.Time
+	// resentAt is when the list was last sent again without a change, for the devices in
+	// resentFor, and resendPause how long not to do so again for them.
+	resentAt    time.Time
+	resentFor   map[string]bool
+	resendPause time.Duration
 	// stream is the one that was open when deliveries was last asked.
 	stream grpc.ServerStream
+	// given is the version of the list that this stream is known to have been sent, givenAt
+	// since when; 0 for none.
+	given   int64
+	givenAt time.Time
 }
 
-// step brings the servers to the next lists.
+// step computes the next lists, saves them, and gives them to the servers.
 func (r *reconciler) step(plan *sharing.Plan) {
-	calls := Calls{
-		Granted: map[string]map[string]time.Time{}, Named: map[string]map[string]time.Time{},
+	calls := RPCState{
+		Granted: DeviceTimes{}, Preferred: DeviceTimes{}, Closed: DeviceTimes{},
 		Busy: map[string]bool{}, Sent: map[string]bool{}, Lost: map[string]bool{},
 	}
 	for name, s := range r.servers {
 		calls.Busy[name] = s.inFlight.Load() > 0
-		s.deliveries(calls)
-		s.current.Load().calls(calls)
+		s.streamState(calls)
+		s.current.Load().rpcState(calls)
 	}
-	before := r.lists
-	r.lists = Next(before, *plan, r.seen, calls, r.options.Now(), r.options.Timing)
+	before, now := r.lists, r.options.Now()
+	r.unconfirmed = false
+	for name, s := range r.servers {
+		r.unconfirmed = !r.isApplied(s, calls.Sent[name], calls.Lost[name], now) || r.unconfirmed
+	}
+	if plan != r.served {
+		r.planned = now
+	}
+	kubelet := r.kubelet
+	kubelet.HeldKnown = kubelet.HeldKnown && !kubelet.HeldAt.Before(r.planned)
+	r.lists = Next(before, *plan, kubelet, calls, now, r.options.Timing)
+	if !maps.EqualFunc(before, r.lists, List.equal) {
+		r.schedule.change()
+	}
+	r.unseenGrants = kubelet.unseenAny(calls.Granted, r.options.Timing.RemovalDelay)
 	host := r.host.Load()
 	samePlan := plan == r.served && host == r.servedOn
 	r.served, r.servedOn = plan, host
-	current := terms{plan.Grants, host}
+	current := grantTerms{plan.Grants, host}
 
 	resources := map[string]sharing.Resource{}
 	units := map[string]sharing.Unit{}
+	for name, s := range r.servers {
+		resources[name] = s.current.Load().resource // A dropped one stays as it was.
+	}
 	for _, resource := range plan.Resources {
 		resources[resource.Name] = resource
 		for _, unit := range resource.Units {
 			units[unit.ID] = unit
 		}
 	}
-	for _, list := range r.lists {
-		for i, e := range list.Entries {
-			if unit, ok := units[e.Unit]; ok {
-				list.Entries[i].Index = unit.Index
-			}
-		}
-	}
-	// What serves the lists is made while they are kept, and published after that.
-	kept := make(chan struct{})
-	go func() { defer close(kept); r.save() }()
+	// The generations are built while the lists are saved, and published after that.
+	saved := make(chan struct{})
+	go func() { defer close(saved); r.save() }()
 	next := map[string]*generation{}
 	for name, list := range r.lists {
 		var previous *generation
@@ -85,9 +106,11 @@ func (r *reconciler) step(plan *sharing.Plan) {
 			}
 			previous = s.current.Load()
 		}
-		next[name] = newGeneration(resourceOr(resources, name, previous), list, current, plan.Faults, units, previous)
+		resource := resources[name]
+		resource.Name = name
+		next[name] = newGeneration(resource, list, current, plan.Health, units, previous)
 	}
-	<-kept
+	<-saved
 	for name, list := range r.lists {
 		s, generation := r.servers[name], next[name]
 		switch {
@@ -96,7 +119,7 @@ func (r *reconciler) step(plan *sharing.Plan) {
 			created.publish(generation)
 			r.servers[name] = r.start(created)
 		case generation == nil:
-			r.remind(s, list)
+			r.resendIfUncertain(s, list)
 		default:
 			s.publish(generation)
 		}
@@ -106,27 +129,54 @@ func (r *reconciler) step(plan *sharing.Plan) {
 			s.stop()
 			<-s.done
 			delete(r.servers, name)
+			if r.callMetrics != nil {
+				r.callMetrics.Stop(name)
+			}
 			r.options.Logger.Info("resource stopped", "resource", name)
 		}
 	}
 	r.publishStatus()
 }
 
-// remind repeats a list when a device in it, surplus or awaited, seems to be
-// held by a pod that the kubelet does not name. Its checkpoint may be older than
-// the end of that pod, and it writes a new one with every list.
-func (r *reconciler) remind(s *running, list List) {
-	doubt := slices.ContainsFunc(list.Entries, func(e Entry) bool {
-		return (e.Phase == Closing || r.isAwaited(e.Unit)) && r.seen.doubtful.has(s.name, e.ID)
-	})
-	if now := r.options.Now(); doubt && now.Sub(s.reminded) >= r.options.Timing.Quiet {
-		s.reminded = now
-		s.publish(s.current.Load().repeated())
+// The pause between two lists that are the same is firstResendPause, and then longer and
+// longer; but no longer than longestResendPause while a unit waits for its holders.
+const (
+	firstResendPause   = 500 * time.Millisecond
+	longestResendPause = 2 * time.Second
+)
+
+// resendIfUncertain sends a list again when a device in it that somebody waits for
+// seems to be held by a pod that the kubelet does not name. The kubelet's checkpoint
+// may be older than the end of that pod, and every list makes it write a new one.
+// Where it names no pods at all, that is done more and more rarely.
+func (r *reconciler) resendIfUncertain(s *running, list List) {
+	uncertain, more := map[string]bool{}, false
+	longest := r.options.Timing.RemovalDelay
+	for _, e := range list.Entries {
+		awaited := e.Switching || r.awaitsHolders(e.Unit)
+		if (e.Phase == Closing || awaited) && r.kubelet.Uncertain.has(s.name, e.ID) {
+			uncertain[e.ID] = true
+			more = more || !s.resentFor[e.ID]
+			if awaited {
+				longest = min(longest, longestResendPause)
+			}
+		}
 	}
+	if more {
+		s.resendPause = min(firstResendPause, longest)
+	}
+	maps.DeleteFunc(s.resentFor, func(id string, _ bool) bool { return !uncertain[id] })
+	now := r.options.Now()
+	if len(uncertain) == 0 || now.Sub(s.resentAt) < min(s.resendPause, longest) {
+		return
+	}
+	s.resentAt, s.resentFor = now, uncertain
+	s.resendPause = min(2*s.resendPause, longest)
+	s.publish(s.current.Load().repeated())
+	r.schedule.recheck = time.Now().Add(recheckPause)
 }
 
-// restore takes over the lists of the last run. They are published only when
-// there is a plan, in the form that follows from both.
+// restore loads the lists of the last run, which Next goes on from when there is a plan.
 func (r *reconciler) restore() {
 	if r.options.Store == nil {
 		return
@@ -140,14 +190,13 @@ func (r *reconciler) restore() {
 	r.saved = r.lists
 }
 
-// saveInterval is how often it is tried again to keep the lists, while nothing
-// else happens.
+// saveInterval is how often saving is tried again while nothing else happens.
 const saveInterval = 10 * time.Second
 
-// save keeps the lists before anyone sees them: a device that was ever listed
-// is then listed after a crash too. When that fails serving goes on.
+// save keeps the lists before the kubelet gets them, so that after a crash every device
+// that was ever listed is listed again. When it fails, serving goes on.
 func (r *reconciler) save() {
-	if r.options.Store == nil || r.lists.keptAs(r.saved) {
+	if r.options.Store == nil || r.lists.savedAs(r.saved) {
 		return
 	}
 	if err := r.options.Store.Save(r.lists); err != nil {
@@ -160,41 +209,69 @@ func (r *reconciler) save() {
 	r.saved, r.saveFailed = r.lists, false
 }
 
-// resourceOr is the planned resource, or what a dropped one was.
-func resourceOr(resources map[string]sharing.Resource, name string, previous *generation) sharing.Resource {
-	if resource, ok := resources[name]; ok {
-		return resource
-	}
-	if previous != nil {
-		return previous.resource
-	}
-	return sharing.Resource{Name: name}
-}
-
 func (r *reconciler) newServer(name string) *server {
+	var observers CallObservers
+	if r.callMetrics != nil {
+		observers = r.callMetrics.Start(name)
+	}
+	options := r.options
+	options.Logger = options.Logger.With("resource", name)
 	return &server{
-		name: name, dir: r.options.Dir,
-		kubeletSocket: filepath.Join(r.options.Dir, "kubelet.sock"),
-		kubelet:       r.options.Kubelet,
-		timing:        r.options.Timing,
-		log:           r.options.Logger.With("resource", name),
-		now:           r.options.Now,
-		refusals:      make(chan refusal, 16),
-		changed:       r.changed,
-		closing:       r.closing,
+		Options: options, name: name, kubeletSocket: filepath.Join(options.Dir, "kubelet.sock"),
+		observers: observers, refusals: make(chan refusal, 16),
+		changed: r.changed, listed: r.listed, grants: r.grants, blocked: r.blocked,
 	}
 }
 
 func (r *reconciler) publishStatus() {
 	servers := make([]*server, 0, len(r.servers))
-	for _, s := range r.servers {
-		servers = append(servers, s.server)
+	for _, name := range slices.Sorted(maps.Keys(r.servers)) {
+		servers = append(servers, r.servers[name].server)
 	}
-	slices.SortFunc(servers, func(a, b *server) int { return strings.Compare(a.name, b.name) })
-	previous := r.status.Swap(&serving{
-		servers: servers, plan: r.served, seen: r.seen.heldKnown && r.seen.appliedKnown,
+	previous := r.status.Swap(&managerStatus{
+		servers: servers, plan: r.served, kubeletSeen: r.kubelet.HeldKnown && r.kubelet.AppliedKnown, holders: r.kubelet.Holders,
 		superseded: make(chan struct{}),
 	})
 	close(previous.superseded)
-	r.changed.give()
+	r.changed.notify()
+}
+
+// isApplied notes whether the kubelet has the newest list of s. It is true too where
+// no reading of the kubelet could say so yet, because the list has not been sent.
+func (r *reconciler) isApplied(s *running, sent, lost bool, now time.Time) bool {
+	current := s.current.Load()
+	if lost {
+		s.given = 0
+		s.applied.Store(0)
+	}
+	if !sent || s.applied.Load() == current.version {
+		return true
+	}
+	if s.given != current.version {
+		s.given, s.givenAt = current.version, now
+	}
+	applied := r.options.Kubelet == nil || r.kubelet.AppliedKnown && r.kubelet.AppliedAt.After(s.givenAt) &&
+		!slices.ContainsFunc(current.list.Entries, func(e Entry) bool { return e.Healthy != r.kubelet.Applied.has(s.name, e.ID) })
+	if applied {
+		s.applied.Store(current.version)
+	}
+	return applied
+}
+
+// sentList is what a stream was last sent: an empty generation before the first list.
+type sentList struct {
+	*generation
+	stream grpc.ServerStream
+}
+
+// streamState tells Next whether the open stream was sent the newest list, and whether
+// the stream is another one than when this was last asked.
+func (r *running) streamState(into RPCState) {
+	current, last := r.current.Load(), r.sent.Load()
+	if last == nil {
+		into.Lost[r.name], r.stream = true, nil
+		return
+	}
+	into.Lost[r.name], r.stream = last.stream != r.stream, last.stream
+	into.Sent[r.name] = last.version == current.version
 }

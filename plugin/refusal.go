@@ -2,33 +2,126 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"maps"
+	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
+	"github.com/virgate/virgate/sharing"
 	"golang.org/x/time/rate"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
+
+// RefusalReason says in a word why Allocate refused. The words are a metric's labels.
+type RefusalReason string
+
+const (
+	// UnknownDevice says that the resource has no such device.
+	UnknownDevice RefusalReason = "unknown_device"
+	// UnhealthyDevice says that the unit is faulty.
+	UnhealthyDevice RefusalReason = "unhealthy"
+	// TooMany says that a container may have one share.
+	TooMany RefusalReason = "too_many"
+	// SameUnit says that the devices should be of distinct units and are not.
+	SameUnit RefusalReason = "same_unit"
+	// NotReady says that the node lacks what the grant needs.
+	NotReady RefusalReason = "not_ready"
+	// MIGChange says that the MIG layout of the unit's GPU is being changed. Its word is
+	// older than its name, and alerts may use it.
+	MIGChange RefusalReason = "recut"
+	// Switching says that the unit leaves the mode in which it was requested.
+	Switching RefusalReason = "switching"
+	// Internal says that no kubelet makes such a request.
+	Internal RefusalReason = "internal"
+)
+
+var refusalReasons = [...]RefusalReason{UnknownDevice, UnhealthyDevice, TooMany, SameUnit, NotReady, MIGChange, Switching, Internal}
+
+// RefusalReasons are all reasons.
+func RefusalReasons() []RefusalReason { return slices.Clone(refusalReasons[:]) }
+
+// index is the reason's place in refusalReasons.
+func (r RefusalReason) index() int { return slices.Index(refusalReasons[:], r) }
+
+// refusalError is a refusal as gRPC sends it, with the reason under which it is counted.
+type refusalError struct {
+	reason RefusalReason
+	status *status.Status
+}
+
+func refusef(reason RefusalReason, code codes.Code, format string, arguments ...any) error {
+	return &refusalError{reason, status.Newf(code, format, arguments...)}
+}
+
+func (e *refusalError) Error() string { return e.status.Err().Error() }
+
+// GRPCStatus is what the kubelet receives.
+func (e *refusalError) GRPCStatus() *status.Status { return e.status }
+
+func reasonOf(err error) RefusalReason {
+	if refused, ok := errors.AsType[*refusalError](err); ok {
+		return refused.reason
+	}
+	return Internal
+}
+
+func closedDevice(resource, id string) error {
+	return refusef(Switching, codes.FailedPrecondition, "%s: device %s is no longer offered: the profile has changed", resource, id)
+}
+
+// refuseClosed returns an error when one of the devices is closed.
+func (g *generation) refuseClosed(ids []string) error {
+	for _, id := range ids {
+		if at, ok := g.choices.Index(id); ok && g.list.Entries[at].Closed {
+			return closedDevice(g.resource.Name, id)
+		}
+	}
+	return nil
+}
+
+// refusals are the counts by reason.
+func (c *counters) refusals() map[RefusalReason]uint64 {
+	counts := make(map[RefusalReason]uint64, len(refusalReasons))
+	for i, reason := range refusalReasons {
+		counts[reason] = c.refused[i].Load()
+	}
+	return counts
+}
 
 // refusal is an Allocate that was refused.
 type refusal struct {
-	devices []string
-	err     error
+	// devices are the first of those requested, as the log shows them.
+	devices   []string
+	requested int
+	err       error
+}
+
+func newRefusal(ids []string, err error) refusal {
+	shown := make([]string, 0, shownDevices)
+	for _, id := range ids[:min(len(ids), shownDevices)] {
+		shown = append(shown, quoteID(id))
+	}
+	return refusal{shown, len(ids), err}
 }
 
 const (
-	// refusalBurst and refusalInterval bound how often refusals are logged: the
-	// kubelet makes a few, a client that is none may make thousands a second.
+	// refusalBurst and refusalInterval bound how often refusals are logged. The kubelet
+	// causes a few, another client may cause thousands a second.
 	refusalBurst    = 20
 	refusalInterval = time.Second
 	// shownDevices and shownBytes bound what is shown of a request.
 	shownDevices, shownBytes = 16, 128
 )
 
-// refusalLog writes refusals down. It is for one goroutine.
+// refusalLog logs refusals. It is for one goroutine.
 type refusalLog struct {
 	log     *slog.Logger
 	limiter *rate.Limiter
-	// silent counts those that were not logged since the last that was.
+	// silent counts the refusals since the last one that was logged.
 	silent int
 }
 
@@ -41,11 +134,7 @@ func (l *refusalLog) write(ctx context.Context, refused refusal) {
 		l.silent++
 		return
 	}
-	shown := make([]string, 0, min(len(refused.devices), shownDevices))
-	for _, id := range refused.devices[:cap(shown)] {
-		shown = append(shown, brief(id))
-	}
-	attributes := []slog.Attr{slog.Any("devices", shown), slog.Int("requested", len(refused.devices)), slog.Any("error", refused.err)}
+	attributes := []slog.Attr{slog.Any("devices", refused.devices), slog.Int("requested", refused.requested), slog.Any("error", refused.err)}
 	if l.silent > 0 {
 		attributes = append(attributes, slog.Int("unlogged", l.silent))
 		l.silent = 0
@@ -53,11 +142,58 @@ func (l *refusalLog) write(ctx context.Context, refused refusal) {
 	l.log.LogAttrs(ctx, slog.LevelWarn, "allocation refused", attributes...)
 }
 
-// brief is a device's ID as a message shows it: quoted, and no longer than an ID
-// may be that is one.
-func brief(id string) string {
+// quoteID is a device ID for a message: quoted, and cut off where no valid ID is longer.
+func quoteID(id string) string {
 	if len(id) <= shownBytes {
 		return strconv.Quote(id)
 	}
 	return strconv.Quote(id[:shownBytes]) + "…"
 }
+
+// blockedUnits has the units that must not be granted while they are changed, and why.
+// The map is replaced, never changed, so that Allocate reads it without a lock.
+type blockedUnits struct {
+	units atomic.Pointer[map[string]string]
+}
+
+func newBlockedUnits() *blockedUnits {
+	b := &blockedUnits{}
+	b.units.Store(&map[string]string{})
+	return b
+}
+
+// refuse returns an error when one of the devices is of a blocked unit. That also holds
+// for devices that no list has any more.
+func (b *blockedUnits) refuse(resource string, ids []string) error {
+	blocked := *b.units.Load()
+	if len(blocked) == 0 {
+		return nil // A request may have millions of IDs.
+	}
+	for _, id := range ids {
+		unit, _, _ := sharing.ParseDeviceID(id)
+		if reason, is := blocked[unit]; is {
+			return refusef(MIGChange, codes.FailedPrecondition, "%s: device %s %s", resource, id, reason)
+		}
+	}
+	return nil
+}
+
+// set blocks the units, or with no reason allows them. It must be called once at a time.
+func (b *blockedUnits) set(reason string, units []string) {
+	next := maps.Clone(*b.units.Load())
+	for _, unit := range units {
+		if next[unit] = reason; reason == "" {
+			delete(next, unit)
+		}
+	}
+	b.units.Store(&next)
+}
+
+// BlockAllocation makes every later Allocate of the units' devices fail with reason,
+// which completes the sentence "the device …". When Withdrawn is true after that, whoever
+// then finds no holder knows that there will be none. BlockAllocation and AllowAllocation
+// must be called one at a time.
+func (m *Manager) BlockAllocation(reason string, units ...string) { m.blocked.set(reason, units) }
+
+// AllowAllocation undoes BlockAllocation.
+func (m *Manager) AllowAllocation(units ...string) { m.blocked.set("", units) }

@@ -2,57 +2,56 @@ package plugin
 
 import (
 	"context"
+	"math/rand/v2"
+	"os"
+	"slices"
 	"sync"
 	"time"
 )
 
-// streamTimeout is how long after a registration the kubelet may take to open
-// its stream.
-const streamTimeout = 5 * time.Second
-
-// registrar keeps one session registered: one stream at a time, and never a
-// registration while a stream is live (kubelet.md F5, F8). It is the state of
-// one goroutine. Its methods return true when the session must be replaced.
+// registrar keeps one session registered. There is one stream at a time, and never a
+// registration while a stream is open, because the end of either stream would make
+// the kubelet drop the other one (pkg/kubelet/cm/devicemanager/plugin/v1beta1).
+// It is confined to one goroutine. Methods return true when the session must be replaced.
 type registrar struct {
 	*server
 	*session
 	backoff *backoff
 
-	// live is the number of streams open, opened of those opened so far.
+	// live counts the streams that are open, opened those that ever were.
 	live, opened int
-	// registering says that a registration is under way, which began when
-	// openedBefore streams had been opened.
+	// registering says that a registration is under way, openedBefore what opened was before.
 	registering  bool
 	openedBefore int
-	// awaiting says that the kubelet has registered the session and has not
-	// opened a stream yet.
+	// awaiting says that the kubelet has accepted the registration and has not opened
+	// its stream yet.
 	awaiting bool
 	// known is the kubelet's socket as last seen.
-	known identity
+	known os.FileInfo
 
 	retry, verify *time.Timer
-	// watch is when to look at the sockets. It rests while a stream is open: who
-	// has one notices a kubelet that goes by that.
+	// watch says when to look at the sockets. It is stopped while a stream is open,
+	// because the stream ends when the kubelet does.
 	watch      *time.Ticker
 	registered chan error
 	ignored    chan bool
 	children   sync.WaitGroup
 }
 
-// attend returns when ctx ends or the session must be replaced, and its
-// goroutines have ended.
-func (r *registrar) attend(ctx context.Context) {
+// run returns when ctx ends or the session must be replaced, after its goroutines
+// have ended.
+func (r *registrar) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer r.children.Wait()
 	defer cancel()
 	r.registered, r.ignored = make(chan error, 1), make(chan bool)
-	r.known = identify(r.kubeletSocket)
-	r.retry, r.verify = time.NewTimer(r.backoff.wait()), time.NewTimer(r.timing.VerifyAfter)
+	r.known = statSocket(r.kubeletSocket)
+	r.retry, r.verify = time.NewTimer(r.backoff.wait()), time.NewTimer(r.Timing.VerifyAfter)
 	defer r.retry.Stop()
 	defer r.verify.Stop()
 	r.watch = time.NewTicker(watchInterval)
 	defer r.watch.Stop()
-	logged := newRefusalLog(r.log)
+	logged := newRefusalLog(r.Logger)
 
 	for replace := false; !replace; {
 		select {
@@ -65,15 +64,20 @@ func (r *registrar) attend(ctx context.Context) {
 		case err := <-r.registered:
 			replace = r.registrationEnded(err)
 		case <-r.watch.C:
-			replace = r.lookAtSockets()
+			replace = r.checkSockets()
 		case <-r.verify.C:
 			if r.live > 0 {
-				r.children.Go(func() { r.check(ctx) })
+				r.children.Go(func() {
+					select {
+					case r.ignored <- r.isIgnored(ctx):
+					case <-ctx.Done():
+					}
+				})
 			}
 		case ignored := <-r.ignored:
 			replace = ignored && r.live > 0
 			if replace {
-				r.log.Warn("kubelet does not show what it was sent, starting over")
+				r.Logger.Warn("kubelet does not show what it was sent, starting over")
 				r.backoff.grow()
 			}
 		case refused := <-r.refusals:
@@ -85,24 +89,23 @@ func (r *registrar) attend(ctx context.Context) {
 func (r *registrar) streamChanged(event streamEvent) (replace bool) {
 	r.live += int(event)
 	r.streams.Store(int64(r.live))
-	r.changed.give()
+	r.changed.notify()
 	if event == streamOpened {
 		r.opened++
 		r.awaiting = false
-		r.counters.streams.Add(1)
 		if r.live > 1 {
-			// When either ends, the kubelet drops the other.
-			r.log.Warn("kubelet opened a second stream, starting over")
+			// When either of them ends, the kubelet drops the other one.
+			r.Logger.Warn("kubelet opened a second stream, starting over")
 			r.backoff.grow()
 			return true
 		}
-		r.log.Info("kubelet listens")
+		r.Logger.Info("kubelet listens")
 		r.retry.Stop()
 		r.watch.Stop()
-		r.verify.Reset(r.timing.VerifyAfter)
+		r.verify.Reset(r.Timing.VerifyAfter)
 		return false
 	}
-	r.log.Warn("kubelet ended the stream, registering again")
+	r.Logger.Warn("kubelet ended the stream, registering again")
 	r.watch.Reset(watchInterval)
 	r.retry.Reset(jitter(minBackoff))
 	return false
@@ -111,12 +114,12 @@ func (r *registrar) streamChanged(event streamEvent) (replace bool) {
 // register begins a registration, unless there is nobody to register with.
 func (r *registrar) register(ctx context.Context) (replace bool) {
 	switch {
-	case r.registering || !identify(r.kubeletSocket).exists():
-		return false // The end of what is under way, or a look, tries again.
+	case r.registering || statSocket(r.kubeletSocket) == nil:
+		return false // What is under way tries again at its end, or checkSockets does.
 	case r.wiped():
 		return true
 	case r.awaiting:
-		r.log.Warn("kubelet registered the resource but does not listen, starting over")
+		r.Logger.Warn("kubelet registered the resource but does not listen, starting over")
 		r.backoff.grow()
 		return true
 	}
@@ -128,25 +131,15 @@ func (r *registrar) register(ctx context.Context) (replace bool) {
 	return false
 }
 
-// check hands on whether the kubelet ignores the stream.
-func (r *registrar) check(ctx context.Context) {
-	ignored := r.isIgnored(ctx)
-	select {
-	case r.ignored <- ignored:
-	case <-ctx.Done():
-	}
-}
-
 func (r *registrar) registrationEnded(err error) (replace bool) {
 	r.registering = false
 	if err != nil {
-		r.log.Warn("registration failed", "error", err)
-		if r.wiped() {
+		r.Logger.Warn("registration failed", "error", err)
+		// A new socket, because others may occupy all connections of this one. With a
+		// stream, only the answer was lost; the stream's end tries again.
+		if r.live == 0 || r.wiped() {
 			r.backoff.grow()
 			return true
-		}
-		if r.live == 0 { // Else only the answer was lost, and the stream's end tries again.
-			r.retry.Reset(r.backoff.next())
 		}
 		return false
 	}
@@ -154,27 +147,103 @@ func (r *registrar) registrationEnded(err error) (replace bool) {
 	switch {
 	case r.live > 0:
 		r.backoff.reset()
-	case r.opened > r.openedBefore: // Its stream has come and gone.
-		r.retry.Reset(r.backoff.next())
+	case r.opened > r.openedBefore: // The stream has been opened and has ended already.
+		r.backoff.grow()
+		r.retry.Reset(r.backoff.wait())
 	default:
 		r.awaiting = true
-		r.retry.Reset(streamTimeout)
+		r.retry.Reset(r.Timing.StreamTimeout)
 	}
 	return false
 }
 
-// lookAtSockets notices a wiped socket and a kubelet that has started.
-func (r *registrar) lookAtSockets() (replace bool) {
+// checkSockets notices a wiped socket and a kubelet that has started.
+func (r *registrar) checkSockets() (replace bool) {
 	if r.wiped() {
-		// Also while registering: the kubelet would dial a wiped socket for 10 s.
+		// Also while registering: the kubelet would dial the removed socket for 10 s.
 		r.backoff.reset()
 		return true
 	}
-	if now := identify(r.kubeletSocket); !r.registering && now.exists() && !now.same(r.known) {
+	if now := statSocket(r.kubeletSocket); !r.registering && now != nil && !sameSocket(now, r.known) {
 		r.known = now
 		r.backoff.reset()
 		r.awaiting = false
 		r.retry.Reset(0)
 	}
 	return false
+}
+
+// The first questions come fast, because a kubelet that is about to disconnect the
+// old plugin does so within milliseconds, and has no device to grant until the new one
+// registers. Later ones are rarer: it answers only 100 calls a second to all clients.
+const (
+	firstBarrierPause = 5 * time.Millisecond
+	mostBarrierPause  = 50 * time.Millisecond
+	barrierTimeout    = 10 * time.Second
+)
+
+// awaitBarrier waits until the kubelet shows no healthy device of the resource. The
+// kubelet finds plugins by resource name: if a new one registered earlier, the end
+// of the old connection would disconnect it (runClient and disconnectClient in
+// pkg/kubelet/cm/devicemanager/plugin/v1beta1). When the kubelet cannot be asked, or
+// still shows devices after barrierTimeout, the registration is tried all the same.
+func (s *server) awaitBarrier(ctx context.Context) {
+	if s.Kubelet == nil {
+		return
+	}
+	limited, cancel := context.WithTimeout(ctx, barrierTimeout)
+	defer cancel()
+	for pause := firstBarrierPause; limited.Err() == nil; pause = min(2*pause, mostBarrierPause) {
+		serving, err := s.Kubelet.Serving(limited, s.name)
+		if limited.Err() == nil && (err != nil || !serving) {
+			return
+		}
+		sleep(limited, pause)
+	}
+	if ctx.Err() == nil {
+		s.Logger.Warn("another plugin seems to serve this resource, registering all the same")
+	}
+}
+
+// isIgnored says that the kubelet shows no healthy device of the resource although it
+// was sent some on its open stream. That happens after another plugin has registered
+// the same name and gone.
+func (s *server) isIgnored(ctx context.Context) bool {
+	current := s.current.Load()
+	if s.Kubelet == nil || !slices.ContainsFunc(current.list.Entries, func(e Entry) bool { return e.Healthy }) {
+		return false
+	}
+	serving, err := s.Kubelet.Serving(ctx, s.name)
+	return err == nil && !serving && s.current.Load() == current
+}
+
+const (
+	minBackoff = 100 * time.Millisecond
+	maxBackoff = 5 * time.Second
+)
+
+// backoff doubles the wait from minBackoff to maxBackoff, with jitter.
+type backoff struct{ current time.Duration }
+
+func (b *backoff) reset() { b.current = 0 }
+
+func (b *backoff) grow() { b.current = min(max(2*b.current, minBackoff), maxBackoff) }
+
+// wait is how long to wait before the next try; it does not grow by being asked.
+func (b *backoff) wait() time.Duration { return jitter(b.current) }
+
+// jitter is a random duration between half of d and d.
+func jitter(d time.Duration) time.Duration {
+	if d <= 0 {
+		return 0
+	}
+	return d/2 + rand.N(d/2+1)
+}
+
+// sleep waits for d, or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
 }

@@ -2,7 +2,9 @@ package plugin_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -11,12 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/virgate/virgate/internal/simkubelet"
+	"github.com/virgate/virgate/plugin"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-
-	"github.com/virgate/virgate/internal/simkubelet"
-	"github.com/virgate/virgate/plugin"
 )
 
 func TestLostStreamIsRegisteredAgain(t *testing.T) {
@@ -66,7 +67,8 @@ func TestSocketDeleted(t *testing.T) {
 // TestSocketWipedWhileRegistering: the kubelet would dial the old path for 10 s.
 func TestSocketWipedWhileRegistering(t *testing.T) {
 	b := newBench(t, nil)
-	b.kubelet.SetSilent(true)
+	b.kubelet.HangRegister(true)
+	began := time.Now()
 	b.manager.Apply(plan(gpu, 1, 1))
 	b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Registrations == 1 })
 	sockets, err := filepath.Glob(filepath.Join(b.dir, "virgate-*"))
@@ -76,10 +78,9 @@ func TestSocketWipedWhileRegistering(t *testing.T) {
 	if err := os.Remove(sockets[0]); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(b.ctx, 8*time.Second)
-	defer cancel()
-	if err := b.kubelet.Await(ctx, func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Registrations == 2 }); err != nil {
-		t.Error(err)
+	b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Registrations == 2 })
+	if took := time.Since(began); took > registerTimeout {
+		t.Errorf("registered anew after %s", took)
 	}
 }
 
@@ -116,8 +117,8 @@ func TestKubeletRefuses(t *testing.T) {
 
 func TestKubeletAbsentAtStart(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "dp")
-	manager := plugin.NewManager(plugin.Options{Dir: dir, Logger: slog.New(slog.DiscardHandler)})
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	manager := plugin.NewManager(plugin.Options{Dir: dir, Logger: slog.New(slog.DiscardHandler), Timing: plugin.Timing{StreamTimeout: time.Hour}})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -134,19 +135,30 @@ func TestKubeletAbsentAtStart(t *testing.T) {
 	}
 }
 
-// doubter does not see what the kubelet serves the first few times.
+// doubter does not see what the kubelet serves on one of its streams.
 type doubter struct {
 	direct
+	// unseen is the number of that stream, from 1.
+	unseen int
+	// asked counts the questions while the resource was served.
 	asked atomic.Int64
 }
 
+// Serving waits for a kubelet that has not read the stream's first list yet.
 func (d *doubter) Serving(ctx context.Context, resource string) (bool, error) {
-	serving, err := d.direct.Serving(ctx, resource)
-	return serving && d.asked.Add(1) > 1, err
+	var r simkubelet.Resource
+	err := d.Await(ctx, func(k simkubelet.Snapshot) bool {
+		r = k.Resources[resource]
+		return !r.Connected || r.Allocatable > 0
+	})
+	if r.Connected {
+		d.asked.Add(1)
+	}
+	return r.Connected && r.StreamsOpened != d.unseen, err
 }
 
 func TestIgnoredStreamIsReplaced(t *testing.T) {
-	kubelet := &doubter{}
+	kubelet := &doubter{unseen: 1}
 	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) {
 		options.Kubelet = kubelet
 		options.Timing.VerifyAfter = 20 * time.Millisecond
@@ -159,58 +171,221 @@ func TestIgnoredStreamIsReplaced(t *testing.T) {
 	b.mustPod("p", gpu, 1)
 }
 
-// occupied shows another plugin's devices until it is freed.
+// occupied shows another plugin's devices the first three times.
 type occupied struct {
 	direct
-	asked atomic.Int64
-	freed atomic.Bool
+	asked int
+	// registrations is how many there were by the last question.
+	registrations int
 }
 
-func (o *occupied) Serving(context.Context, string) (bool, error) {
-	o.asked.Add(1)
-	return !o.freed.Load(), nil
+func (o *occupied) Serving(_ context.Context, resource string) (bool, error) {
+	o.asked++
+	o.registrations = o.Snapshot().Resources[resource].Registrations
+	return o.asked <= 3, nil
 }
 
 func TestRegistrationWaitsForTheBarrier(t *testing.T) {
 	kubelet := &occupied{}
-	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) {
-		options.Kubelet = kubelet
-		options.Timing.VerifyAfter = time.Hour
-	})
+	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) { options.Kubelet = kubelet })
 	kubelet.direct = direct{b.kubelet}
 	b.manager.Apply(plan(gpu, 1, 2))
-	for kubelet.asked.Load() < 3 {
-		if b.ctx.Err() != nil {
-			t.Fatal("the kubelet was not asked")
-		}
-		runtime.Gosched()
-	}
-	if n := b.kubelet.Snapshot().Resources[gpu].Registrations; n != 0 {
-		t.Errorf("%d registrations before the barrier", n)
-	}
-	kubelet.freed.Store(true)
 	b.shows(gpu, 2, 2)
+	b.stop()
+	if kubelet.asked != 4 || kubelet.registrations != 0 {
+		t.Errorf("asked %d times, and %d registrations before the last; want 4 and none", kubelet.asked, kubelet.registrations)
+	}
 }
 
 // TestEachStreamIsVerified has the kubelet show the first stream's devices, and not
 // those of the next.
 func TestEachStreamIsVerified(t *testing.T) {
-	kubelet := &occupied{}
-	kubelet.freed.Store(true)
+	kubelet := &doubter{unseen: 2}
 	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) {
 		options.Kubelet = kubelet
-		options.Timing.VerifyAfter = time.Second
+		options.Timing.VerifyAfter = 20 * time.Millisecond
 	})
 	kubelet.direct = direct{b.kubelet}
 	b.manager.Apply(plan(gpu, 1, 2))
 	b.shows(gpu, 2, 2)
-	kubelet.freed.Store(false)
-	for asked := kubelet.asked.Load(); kubelet.asked.Load() == asked; runtime.Gosched() {
+	for kubelet.asked.Load() == 0 {
 		if b.ctx.Err() != nil {
 			t.Fatal("the first stream was not verified")
 		}
+		runtime.Gosched()
 	}
-	kubelet.freed.Store(true)
 	b.kubelet.DropStream(gpu)
 	b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].StreamsOpened == 3 })
+}
+
+// listener is a kubelet that opens its stream, and whose answer to Register is
+// lost, as on a machine so slow that the deadline has passed by then.
+type listener struct {
+	api.UnimplementedRegistrationServer
+	dir string
+	// life ends the streams.
+	life          context.Context
+	registrations atomic.Int32
+	lists         chan int
+}
+
+func (l *listener) Register(_ context.Context, request *api.RegisterRequest) (*api.Empty, error) {
+	l.registrations.Add(1)
+	connection, err := grpc.NewClient("unix:"+filepath.Join(l.dir, request.Endpoint), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, err
+	}
+	context.AfterFunc(l.life, func() { _ = connection.Close() })
+	stream, err := api.NewDevicePluginClient(connection).ListAndWatch(l.life, &api.Empty{})
+	if err != nil {
+		return nil, err
+	}
+	first, err := stream.Recv()
+	if err != nil {
+		return nil, err
+	}
+	l.lists <- len(first.Devices)
+	go func() {
+		for {
+			list, err := stream.Recv()
+			if err != nil {
+				return
+			}
+			l.lists <- len(list.Devices)
+		}
+	}()
+	return nil, errors.New("the answer is lost")
+}
+
+// Found by test/soak: the stream was there, and it was registered again beside
+// it, which makes the kubelet drop one of the two.
+func TestLostAnswerIsNotRegisteredAgain(t *testing.T) {
+	dir := t.TempDir()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	heard := &listener{dir: dir, life: ctx, lists: make(chan int, 100)}
+	socket, err := net.Listen("unix", filepath.Join(dir, "kubelet.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubelet := grpc.NewServer()
+	api.RegisterRegistrationServer(kubelet, heard)
+	running.Go(func() { _ = kubelet.Serve(socket) })
+	defer kubelet.Stop()
+	manager := plugin.NewManager(plugin.Options{Dir: dir, Logger: slog.New(slog.DiscardHandler)})
+	running.Go(func() { _ = manager.Run(ctx) })
+
+	// Lists are 100 ms apart, and a first retry is sooner than three of them.
+	for devices := 2; devices < 14; devices++ {
+		manager.Apply(plan(gpu, 1, devices))
+		for got := 0; got != devices; {
+			select {
+			case got = <-heard.lists:
+			case <-ctx.Done():
+				t.Fatalf("list of %d devices not received", devices)
+			}
+		}
+	}
+	if n := heard.registrations.Load(); n != 1 {
+		t.Errorf("registered %d times beside an open stream, want once", n)
+	}
+}
+
+// registry takes down who registers.
+type registry struct {
+	api.UnimplementedRegistrationServer
+	endpoints chan string
+}
+
+func (r registry) Register(_ context.Context, request *api.RegisterRequest) (*api.Empty, error) {
+	r.endpoints <- request.Endpoint
+	return &api.Empty{}, nil
+}
+
+// TestKubeletSocketComesLast: a kubelet removes all sockets before it makes its
+// own. A plugin that looks in between has a new socket, finds nobody to register
+// with, and its new socket is never wiped.
+func TestKubeletSocketComesLast(t *testing.T) {
+	dir := t.TempDir()
+	manager := plugin.NewManager(plugin.Options{Dir: dir, Logger: slog.New(slog.DiscardHandler), Timing: plugin.Timing{StreamTimeout: time.Hour}})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	running.Go(func() { _ = manager.Run(ctx) })
+	manager.Apply(plan(gpu, 1, 2))
+
+	again := time.NewTicker(10 * time.Millisecond)
+	defer again.Stop()
+	var sockets []string
+	// It has tried for sure, and found nobody, some looks after it has a socket.
+	for looks := 0; looks < 50; <-again.C {
+		var err error
+		if sockets, err = filepath.Glob(filepath.Join(dir, "virgate-*.sock")); err != nil || ctx.Err() != nil {
+			t.Fatal(err, ctx.Err())
+		}
+		looks += len(sockets)
+	}
+	listener, err := net.Listen("unix", filepath.Join(dir, "kubelet.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubelet, registered := grpc.NewServer(), registry{endpoints: make(chan string, 1)}
+	api.RegisterRegistrationServer(kubelet, registered)
+	running.Go(func() { _ = kubelet.Serve(listener) })
+	defer kubelet.Stop()
+	select {
+	case endpoint := <-registered.endpoints:
+		if want := filepath.Base(sockets[0]); endpoint != want {
+			t.Errorf("registered %s, want the socket that was there, %s", endpoint, want)
+		}
+	case <-ctx.Done():
+		t.Error("not registered")
+	}
+}
+
+// TestSocketWipedAfterTheStreamEnded: the look at the sockets rests while a stream
+// is open, and is needed again when a registration after it hangs. Without it the
+// kubelet would dial the wiped socket until the registration's deadline.
+func TestSocketWipedAfterTheStreamEnded(t *testing.T) {
+	b := newBench(t, nil)
+	b.manager.Apply(plan(gpu, 1, 2))
+	b.shows(gpu, 2, 2)
+	first := b.kubelet.Snapshot().Resources[gpu]
+	b.kubelet.HangRegister(true)
+	dropped := time.Now()
+	b.kubelet.DropStream(gpu)
+	b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Registrations > first.Registrations })
+	if err := os.Remove(filepath.Join(b.dir, filepath.Base(first.Socket))); err != nil {
+		t.Fatal(err)
+	}
+	b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Registrations > first.Registrations+1 })
+	// The other way to another registration is the end of this one.
+	if took := time.Since(dropped); took > registerTimeout {
+		t.Errorf("registered anew after %s", took)
+	}
+}
+
+// TestOpenStreamIsLeftAlone: the kubelet needs neither socket's file while it has a
+// stream, and would drop the stream for a registration beside it.
+func TestOpenStreamIsLeftAlone(t *testing.T) {
+	b := newBench(t, nil)
+	b.manager.Apply(plan(gpu, 1, 2))
+	b.shows(gpu, 2, 2)
+	if err := os.Remove(filepath.Join(b.dir, filepath.Base(b.kubelet.Snapshot().Resources[gpu].Socket))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(filepath.Join(b.dir, "kubelet.sock"), time.Time{}, time.Unix(1e9, 0)); err != nil {
+		t.Fatal(err)
+	}
+	soon, cancel := context.WithTimeout(b.ctx, 500*time.Millisecond) // Nothing happens that could be awaited.
+	defer cancel()
+	if b.kubelet.Await(soon, func(k simkubelet.Snapshot) bool {
+		return k.Resources[gpu].Registrations > 1 || k.Resources[gpu].StreamsClosed > 0
+	}) == nil {
+		t.Error("a stream that is open was disturbed")
+	}
+	b.mustPod("p", gpu, 1)
 }

@@ -7,13 +7,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/virgate/virgate/sharing"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-
-	"github.com/virgate/virgate/sharing"
 )
 
 // bareService serves three devices of two units, of which the second is faulty,
@@ -26,10 +25,10 @@ func bareService() service {
 	}
 	resource := sharing.Resource{Name: "nvidia.com/gpu", Policy: sharing.Distributed, DeviceIDs: sharing.ByUUID}
 	s := &server{
-		name: resource.Name, log: slog.New(slog.DiscardHandler), closing: newClosing(),
-		now: func() time.Time { return time.Unix(1, 0) }, refusals: make(chan refusal, 1),
+		Options: Options{Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return time.Unix(1, 0) }},
+		name:    resource.Name, blocked: newBlockedUnits(), refusals: make(chan refusal, 1),
 	}
-	s.publish(newGeneration(resource, List{Entries: entries}, terms{host: &Host{}}, map[string]string{"GPU-a": "", "GPU-b": "XID 79"}, nil, nil))
+	s.publish(newGeneration(resource, List{Entries: entries}, grantTerms{host: &Host{}}, map[string]sharing.Health{"GPU-a": {}, "GPU-b": sharing.Faulty("XID 79")}, nil, nil))
 	return service{server: s}
 }
 
@@ -43,7 +42,7 @@ func encoded(f *testing.F, request proto.Message) []byte {
 	return data
 }
 
-// FuzzAllocate holds that whatever can be decoded is answered: with devices that
+// FuzzAllocate checks that whatever can be decoded is answered: with devices that
 // were asked for, and usable, or with a code that is not Internal or Unknown. The
 // same request has the same answer.
 func FuzzAllocate(f *testing.F) {
@@ -80,7 +79,7 @@ func FuzzAllocate(f *testing.F) {
 	})
 }
 
-// FuzzPreferredAllocation holds that every request has an answer, one a
+// FuzzPreferredAllocation checks that every request has an answer, one a
 // container, of no more than was asked for, of what was offered, each once.
 func FuzzPreferredAllocation(f *testing.F) {
 	all := []string{"GPU-a::0", "GPU-a::1", "GPU-b", "GPU-c"}
@@ -116,7 +115,7 @@ func FuzzPreferredAllocation(f *testing.F) {
 	})
 }
 
-// FuzzOtherRequests holds that the two calls which the kubelet makes with nothing
+// FuzzOtherRequests checks that the two calls which the kubelet makes with nothing
 // in them answer the same whatever is in them.
 func FuzzOtherRequests(f *testing.F) {
 	f.Add(encoded(f, &api.PreStartContainerRequest{DevicesIds: []string{"GPU-a::0", "\x1b"}}))

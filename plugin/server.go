@@ -1,93 +1,234 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"log/slog"
 	"os"
 	"sync/atomic"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// server keeps one resource registered with the kubelet and serves its current
-// generation.
+// server keeps one resource registered and serves its current generation.
 type server struct {
-	name          string
-	dir           string
-	kubeletSocket string
-	kubelet       Kubelet
-	timing        Timing
-	log           *slog.Logger
-	now           func() time.Time
+	// Options are the Manager's; Logger names the resource.
+	Options
+	name, kubeletSocket string
 
 	current atomic.Pointer[generation]
-	// sent is the generation that the open stream was last given; nil when none
-	// is open.
-	sent     atomic.Pointer[delivery]
+	// sent is the generation that the open stream was last sent; nil without a stream.
+	sent atomic.Pointer[sentList]
+	// applied is the version of the newest list that the kubelet was seen to have; 0 when
+	// it is not known to have that of the open stream.
+	applied  atomic.Int64
 	inFlight atomic.Int64
 	streams  atomic.Int64
 	counters counters
-	// refusals wait for the log; when it is full, the count must do.
+	// observers measure how long calls take.
+	observers CallObservers
+	// refusals are to be logged. When the channel is full, they are only counted.
 	refusals chan refusal
-	// changed is Manager.Changed.
-	changed signal
-	closing *closing
+	// changed wakes the reader of Manager.Changed. listed and grants wake Manager.Run:
+	// when a stream was sent a list, and when Allocate has granted devices.
+	changed, listed, grants signal
+	blocked                 *blockedUnits
 }
 
 type counters struct {
-	registrations, streams, lists, granted, sameUnit atomic.Uint64
-	// refused are by Reason.index.
-	refused [reasons]atomic.Uint64
-	// allocated, failed and preferred are how long calls took: Allocate by what
-	// became of it, and GetPreferredAllocation.
-	allocated, failed, preferred latency
+	registrations, lists, granted, sameUnit atomic.Uint64
+	// refused are by RefusalReason.index.
+	refused [len(refusalReasons)]atomic.Uint64
 }
 
 // publish makes next the current generation. Only the manager calls it.
 func (s *server) publish(next *generation) {
 	previous := s.current.Swap(next)
+	for i, e := range next.list.Entries {
+		if e.Closed {
+			next.uses[i].closed.CompareAndSwap(0, s.Now().UnixNano())
+		}
+	}
 	if previous != nil && previous.superseded != next.superseded {
 		close(previous.superseded)
 	}
 }
 
-// watchInterval is how often the sockets are looked at. Looking needs no inotify
-// instance and works on a directory that comes, goes and comes back.
+// watchInterval is how often the sockets are looked at. Unlike inotify that needs no
+// kernel resource and works with a directory that is removed and created again.
 const watchInterval = 200 * time.Millisecond
 
-// run serves until ctx ends: it opens a session, and another when the socket
-// was wiped or the kubelet is confused about the streams.
+// run serves until ctx ends. It opens a session, and replaces it when its socket was
+// removed or when the kubelet and Virgate disagree about which streams are open.
 func (s *server) run(ctx context.Context) {
 	backoff := backoff{}
 	for ctx.Err() == nil {
 		session, err := s.open()
 		if err != nil {
 			if !errors.Is(err, os.ErrNotExist) {
-				s.log.Warn("no socket", "error", err)
+				s.Logger.Warn("no socket", "error", err)
 			}
 			sleep(ctx, watchInterval)
 			continue
 		}
-		(&registrar{server: s, session: session, backoff: &backoff}).attend(ctx)
+		(&registrar{server: s, session: session, backoff: &backoff}).run(ctx)
 		session.close()
 		s.streams.Store(0)
-		s.changed.give()
+		s.changed.notify()
 	}
 }
 
-// identity tells one socket file from its successor.
-type identity struct{ info os.FileInfo }
-
-func identify(path string) identity {
-	info, err := os.Stat(path)
-	if err != nil {
-		return identity{}
-	}
-	return identity{info}
+// statSocket is nil when there is no file at path.
+func statSocket(path string) os.FileInfo {
+	info, _ := os.Stat(path)
+	return info
 }
 
-func (i identity) exists() bool { return i.info != nil }
+// sameSocket tells a socket file from another that took its place.
+func sameSocket(a, b os.FileInfo) bool {
+	return a != nil && b != nil && os.SameFile(a, b) && a.ModTime().Equal(b.ModTime())
+}
 
-func (i identity) same(other identity) bool {
-	return i.info != nil && other.info != nil && os.SameFile(i.info, other.info) && i.info.ModTime().Equal(other.info.ModTime())
+// service answers the kubelet's calls for one session. No method but ListAndWatch
+// blocks, takes a lock or does I/O, because the kubelet makes these calls without a
+// deadline and the whole node's pod handling waits for them.
+type service struct {
+	api.UnimplementedDevicePluginServer
+	*server
+	*session
+}
+
+// GetDevicePluginOptions is called by the kubelet while it handles Register.
+func (s service) GetDevicePluginOptions(context.Context, *api.Empty) (*api.DevicePluginOptions, error) {
+	return &api.DevicePluginOptions{GetPreferredAllocationAvailable: true}, nil
+}
+
+// ListAndWatch sends the current list and every later one, but at most one in
+// Timing.ListInterval: changes within it are sent together.
+func (s service) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[api.ListAndWatchResponse]) error {
+	ctx := stream.Context()
+	if !s.report(ctx, streamOpened) {
+		return status.Error(codes.Unavailable, "the plugin stops")
+	}
+	defer s.report(context.Background(), streamEnded)
+	last := &sentList{&generation{}, stream}
+	s.sent.Store(last)
+	defer func() { s.sent.CompareAndSwap(last, nil) }()
+
+	for {
+		current := s.current.Load()
+		if err := stream.Send(current.response()); err != nil {
+			return err
+		}
+		s.counters.lists.Add(1)
+		next := &sentList{current, stream}
+		if s.sent.CompareAndSwap(last, next) { // Not when a newer stream is open.
+			last = next
+		}
+		s.listed.notify()
+		s.changed.notify()
+		pause, cancel := context.WithTimeout(ctx, s.Timing.ListInterval)
+		err := s.await(ctx, pause.Done())
+		cancel()
+		if err != nil {
+			return err
+		}
+		if err := s.await(ctx, current.superseded); err != nil {
+			return err
+		}
+	}
+}
+
+// await returns nil when done is closed, an error when stream or session ends first.
+func (s service) await(ctx context.Context, done <-chan struct{}) error {
+	select {
+	case <-done:
+		return ctx.Err()
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-s.stopping:
+		return status.Error(codes.Unavailable, "the plugin stops")
+	}
+}
+
+// GetPreferredAllocation chooses among the devices that the kubelet has free.
+// It never fails a pod: a choice that cannot be made is left to the kubelet.
+func (s service) GetPreferredAllocation(_ context.Context, request *api.PreferredAllocationRequest) (*api.PreferredAllocationResponse, error) {
+	s.inFlight.Add(1)
+	defer s.inFlight.Add(-1)
+	current, began := s.current.Load(), s.Now()
+	at := began.UnixNano()
+	response := &api.PreferredAllocationResponse{}
+	for _, r := range request.ContainerRequests {
+		ids := current.choices.Prefer(r.AvailableDeviceIDs, r.MustIncludeDeviceIDs, int(r.AllocationSize))
+		for _, id := range ids {
+			if i, ok := current.choices.Index(id); ok {
+				current.uses[i].preferred.Store(at)
+			}
+		}
+		response.ContainerResponses = append(response.ContainerResponses, &api.ContainerPreferredAllocationResponse{DeviceIDs: ids})
+	}
+	observe(s.observers.Preferred, s.Now().Sub(began))
+	return response, nil
+}
+
+// Allocate grants all of the devices or none, with one answer for each container.
+func (s service) Allocate(_ context.Context, request *api.AllocateRequest) (*api.AllocateResponse, error) {
+	s.inFlight.Add(1)
+	defer s.inFlight.Add(-1)
+	current, at := s.current.Load(), s.Now()
+	sameUnit := uint64(0)
+	response := &api.AllocateResponse{}
+	for _, r := range request.ContainerRequests {
+		granted, twice, err := s.grant(current, r.DevicesIds, at)
+		if err != nil {
+			s.refuse(r.DevicesIds, err, at)
+			return nil, err
+		}
+		if twice {
+			sameUnit++
+		}
+		response.ContainerResponses = append(response.ContainerResponses, granted)
+	}
+	if len(response.ContainerResponses) == 0 {
+		err := refusef(Internal, codes.InvalidArgument, "%s: no container in the request", s.name)
+		s.refuse(nil, err, at)
+		return nil, err
+	}
+	s.counters.granted.Add(1)
+	s.counters.sameUnit.Add(sameUnit)
+	s.grants.notify()
+	observe(s.observers.Granted, s.Now().Sub(at))
+	return response, nil
+}
+
+// grant answers for one container.
+func (s service) grant(current *generation, ids []string, at time.Time) (granted *api.ContainerAllocateResponse, sameUnit bool, err error) {
+	if err = s.blocked.refuse(s.name, ids); err != nil {
+		return nil, false, err
+	}
+	if granted, sameUnit, err = current.grant(ids, at); err != nil {
+		return nil, false, err
+	}
+	// Asked again now that the devices count as held: whoever closes a device or blocks its
+	// unit, and then looks for holders, either sees this grant or has it refused.
+	if err = cmp.Or(s.blocked.refuse(s.name, ids), s.current.Load().refuseClosed(ids)); err != nil {
+		current.takeBack(ids, at)
+	}
+	return granted, sameUnit, err
+}
+
+// refuse counts a refusal and leaves the log line to the server's own goroutine, so
+// that a log that blocks does not block the kubelet.
+func (s service) refuse(ids []string, err error, began time.Time) {
+	s.counters.refused[reasonOf(err).index()].Add(1)
+	observe(s.observers.Refused, s.Now().Sub(began))
+	select {
+	case s.refusals <- newRefusal(ids, err):
+	default:
+	}
 }

@@ -12,18 +12,20 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/net/netutil"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// session is one listening socket and its gRPC server. Its name is used once:
-// the kubelet that keys plugins by socket (kubernetes#135437) then never takes
-// a new session for an old one.
+// session is one listening socket and its gRPC server. The socket's name is used only
+// once, so that a kubelet which tells plugins apart by their sockets
+// (kubernetes#135437) never takes a new session for an old one.
 type session struct {
 	path string
 	grpc *grpc.Server
-	// events tells the session's owner of streams that open and end.
+	// events tells the session's registrar of streams that open and end.
 	events chan streamEvent
 	// stopping is closed when the session ends, so that streams do too.
 	stopping chan struct{}
@@ -42,7 +44,7 @@ const (
 // the kubelet's own directory.
 const maxSocketName = 64
 
-// socketName is unique for each session; the resource in it is for people.
+// socketName is unique for each session. It has the resource in it for people.
 func socketName(resource string) string {
 	readable := strings.ReplaceAll(resource, "/", "_")
 	var random [4]byte
@@ -54,55 +56,62 @@ func socketName(resource string) string {
 
 const socketPrefix = "virgate-"
 
-// open starts to listen and to serve.
+// open listens on a new socket and serves there.
 func (s *server) open() (*session, error) {
-	path := filepath.Join(s.dir, socketName(s.name))
+	path := filepath.Join(s.Dir, socketName(s.name))
 	listener, err := net.Listen("unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("listen for %s: %w", s.name, err)
 	}
 	session := &session{
-		path: path, grpc: grpc.NewServer(append(limits(), grpc.WaitForHandlers(true))...),
+		path: path, grpc: grpc.NewServer(serverOptions()...),
 		events: make(chan streamEvent), stopping: make(chan struct{}), served: make(chan struct{}),
 	}
 	api.RegisterDevicePluginServer(session.grpc, service{server: s, session: session})
 	go func() {
 		defer close(session.served)
-		_ = session.grpc.Serve(LimitConnections(listener, mostConnections)) // It fails when close has closed the listener.
+		_ = session.grpc.Serve(netutil.LimitListener(listener, maxConnections)) // It fails when close has closed the listener.
 	}()
 	return session, nil
 }
 
+// Only root can connect to a session's socket, so simple bounds are enough to keep
+// a client that has gone wrong from taking the node's memory.
 const (
-	// mostConnections is how many one socket has open: the kubelet needs one, and
-	// a second while it dials back.
-	mostConnections = 8
-	// mostCalls is how many one connection has under way: the kubelet has its
-	// stream and one call. More wait for their turn with the client.
-	mostCalls = 16
-	// mostHeaders is in bytes; the kubelet sends a few hundred.
-	mostHeaders = 16 << 10
+	// maxConnections counts all clients. The kubelet needs one connection; clients
+	// beyond the limit wait until another one has gone.
+	maxConnections = 4
+	// maxStreams counts the calls of one connection. The kubelet has ListAndWatch
+	// open and makes one call beside it.
+	maxStreams = 2
+	// maxHeaderBytes is far above the few hundred bytes that the kubelet sends.
+	maxHeaderBytes = 16 << 10
+	// maxRequestBytes has room for a request that names every device of the longest
+	// list (sharing.MaxDevices) as available and again as required.
+	maxRequestBytes = 4 << 20
+	// maxIdle is how long a connection may stay open without a call, or without
+	// saying that it speaks HTTP/2. Without it, idle clients could occupy all
+	// connections for ever and the kubelet could not come back.
+	maxIdle = 5 * time.Second
 )
 
-// limits are what keeps a flood of calls from taking the node's memory, with
-// gRPC's own bound of 4 MiB for a message.
-func limits() []grpc.ServerOption {
+func serverOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.Creds(newIntroducing()), grpc.ForceServerCodecV2(newFrugal()),
-		grpc.MaxConcurrentStreams(mostCalls), grpc.MaxHeaderListSize(mostHeaders),
+		grpc.WaitForHandlers(true),
+		grpc.MaxConcurrentStreams(maxStreams), grpc.MaxHeaderListSize(maxHeaderBytes), grpc.MaxRecvMsgSize(maxRequestBytes),
+		grpc.ConnectionTimeout(maxIdle), grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: maxIdle}),
 	}
 }
 
-// close ends the streams, removes the socket, and returns when every handler
-// has ended. The owner reads no events any more.
+// close ends the streams, removes the socket, and returns when every handler has
+// ended. Nobody needs to receive events any more.
 func (s *session) close() {
 	close(s.stopping)
 	s.grpc.Stop()
 	<-s.served
 }
 
-// report hands an event to the session's owner; false when the session or the
-// stream is over.
+// report hands an event to the registrar; false when the session or stream has ended.
 func (s *session) report(ctx context.Context, event streamEvent) bool {
 	select {
 	case s.events <- event:
@@ -114,8 +123,8 @@ func (s *session) report(ctx context.Context, event streamEvent) bool {
 	}
 }
 
-// wiped says that somebody removed the session's socket, as the kubelet does
-// with all sockets when it starts.
+// wiped says that the session's socket was removed, as the kubelet does with all
+// sockets when it starts.
 func (s *session) wiped() bool {
 	_, err := os.Lstat(s.path)
 	return errors.Is(err, os.ErrNotExist)
@@ -148,8 +157,8 @@ func (s *server) register(ctx context.Context, session *session) error {
 	return nil
 }
 
-// RemoveSockets removes what a Virgate that did not end by itself has left in
-// dir. Only the one that may serve the directory calls it, before it does.
+// RemoveSockets removes the sockets that a Virgate which was killed has left in dir.
+// Only the program that may serve the directory calls it, before it does.
 func RemoveSockets(dir string) error {
 	left, err := filepath.Glob(filepath.Join(dir, socketPrefix+"*.sock"))
 	if err != nil {

@@ -8,16 +8,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/virgate/virgate/sharing"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-
-	"github.com/virgate/virgate/sharing"
 )
 
-// TestSocketName holds that names are used once, are found by RemoveSockets, and
+// TestSocketName checks that names are used once, are found by RemoveSockets, and
 // fit into a socket's address below the kubelet's own directory.
 func TestSocketName(t *testing.T) {
 	const dir = "/var/lib/kubelet/device-plugins/"
@@ -35,7 +34,7 @@ func TestSocketName(t *testing.T) {
 	}
 }
 
-// TestCloseWaitsForCalls holds that nothing serves when a successor may.
+// TestCloseWaitsForCalls checks that nothing serves when a successor may.
 func TestCloseWaitsForCalls(t *testing.T) {
 	dir, err := os.MkdirTemp("", "vs") //nolint:usetesting // a socket's path must be short
 	if err != nil {
@@ -43,12 +42,13 @@ func TestCloseWaitsForCalls(t *testing.T) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	called, answer := make(chan struct{}), make(chan struct{})
-	s := &server{name: "nvidia.com/gpu", dir: dir, log: slog.New(slog.DiscardHandler), closing: newClosing(), now: func() time.Time {
+	s := &server{Options: Options{Dir: dir, Logger: slog.New(slog.DiscardHandler)}, name: "nvidia.com/gpu", blocked: newBlockedUnits()}
+	s.Now = func() time.Time {
 		close(called)
 		<-answer
 		return time.Time{}
-	}}
-	s.publish(newGeneration(sharing.Resource{Name: s.name}, List{}, terms{}, nil, nil, nil))
+	}
+	s.publish(newGeneration(sharing.Resource{Name: s.name}, List{}, grantTerms{}, nil, nil, nil))
 	session, err := s.open()
 	if err != nil {
 		t.Fatal(err)
@@ -74,7 +74,46 @@ func TestCloseWaitsForCalls(t *testing.T) {
 		t.Error("closed while a call is under way")
 	case <-time.After(100 * time.Millisecond): // Nothing happens that could be awaited.
 	}
-	s.now = time.Now
+	s.Now = time.Now
 	close(answer)
 	<-closed
+}
+
+// namedStream is told from others by its name.
+type namedStream struct {
+	grpc.ServerStream
+	name string
+}
+
+// TestStreamState asks again and again what the open stream was given.
+func TestStreamState(t *testing.T) {
+	first, second := &namedStream{name: "first"}, &namedStream{name: "second"}
+	older := &generation{version: 1}
+	newest := &generation{version: 2}
+	r := &running{server: &server{name: "gpu"}}
+	r.current.Store(newest)
+	for _, step := range []struct {
+		name       string
+		last       *sentList
+		sent, lost bool
+	}{
+		{"no stream yet", nil, false, true},
+		{"one has opened", &sentList{&generation{}, first}, false, true},
+		{"it was given a list", &sentList{older, first}, false, false},
+		{"it was given the newest", &sentList{newest, first}, true, false},
+		{"the same, repeated", &sentList{newest.repeated(), first}, true, false},
+		{"replaced since", &sentList{newest, second}, true, true},
+		{"asked again", &sentList{newest, second}, true, false},
+		{"lost", nil, false, true},
+		{"still lost", nil, false, true},
+		{"back again", &sentList{older, second}, false, true},
+		{"and given the newest", &sentList{newest, second}, true, false},
+	} {
+		r.sent.Store(step.last)
+		into := RPCState{Sent: map[string]bool{}, Lost: map[string]bool{}}
+		r.streamState(into)
+		if sent, lost := into.Sent["gpu"], into.Lost["gpu"]; sent != step.sent || lost != step.lost {
+			t.Errorf("%s: sent %t, lost %t", step.name, sent, lost)
+		}
+	}
 }

@@ -7,38 +7,87 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/virgate/virgate/sharing"
 )
 
-// TestStatusSaysWhatWasSent follows one server from its first list to one that
-// differs in nothing that the kubelet sees.
-func TestStatusSaysWhatWasSent(t *testing.T) {
-	changed := make(signal, 1)
+// TestAppliedIsWhatTheKubeletHas follows one server's lists to the kubelet: what it was
+// sent, it need not have yet.
+func TestAppliedIsWhatTheKubeletHas(t *testing.T) {
+	m := NewManager(Options{Kubelet: struct{ Kubelet }{}})
+	s := &running{server: &server{name: "r"}}
+	r := &reconciler{Manager: m}
+	publish := func(healthy bool) {
+		list := List{Entries: []Entry{{Device: sharing.Device{ID: "GPU-a", Unit: "GPU-a", Healthy: healthy}, Phase: Offered}}}
+		s.publish(newGeneration(sharing.Resource{Name: "r"}, list, grantTerms{host: &Host{}}, nil, nil, s.current.Load()))
+	}
+	start := time.Unix(1000, 0)
+	second := func(n int) time.Time { return start.Add(time.Duration(n) * time.Second) }
+	shows := func(at int, ids ...string) func() {
+		return func() {
+			r.kubelet = KubeletSnapshot{Applied: DeviceIDs{}, AppliedAt: second(at), AppliedKnown: true}
+			for _, id := range ids {
+				r.kubelet.Applied.add("r", id)
+			}
+		}
+	}
+	nothing := func() {}
+	publish(true)
+	m.status.Store(&managerStatus{servers: []*server{s.server}, superseded: make(chan struct{})})
+	for i, step := range []struct {
+		what                   string
+		do                     func()
+		sent, lost             bool
+		wantWaits, wantApplied bool
+	}{
+		{"no stream", nothing, false, true, false, false},
+		{"sent", nothing, true, true, true, false},
+		{"a reading from before", shows(0, "GPU-a"), true, false, true, false},
+		{"not applied yet", shows(4), true, false, true, false},
+		{"cannot be read", func() { shows(5, "GPU-a")(); r.kubelet.AppliedKnown = false }, true, false, true, false},
+		{"applied", shows(6, "GPU-a"), true, false, false, true},
+		{"a list without news", func() { publish(true) }, true, false, false, true},
+		{"a list to come", func() { publish(false) }, false, false, false, false},
+		{"sent too", nothing, true, false, true, false},
+		{"the old one still there", shows(10, "GPU-a"), true, false, true, false},
+		{"applied too", shows(11), true, false, false, true},
+		{"another stream", shows(12), true, true, true, false},
+		{"applied there", shows(14), true, false, false, true},
+	} {
+		step.do()
+		waits := !r.isApplied(s, step.sent, step.lost, second(i+1))
+		if applied := m.Status().Resources[0].Applied; waits != step.wantWaits || applied != step.wantApplied {
+			t.Errorf("%s: applied %t, waited for %t; want %t, %t", step.what, applied, waits, step.wantApplied, step.wantWaits)
+		}
+	}
+}
+
+// TestStatusCountsWhatIsListed has a GPU that is offered, one that waits for its holder,
+// and one that nobody can get any more.
+func TestStatusCountsWhatIsListed(t *testing.T) {
+	entry := func(id, unit string, phase Phase, healthy, switching bool) Entry {
+		return Entry{Device: sharing.Device{ID: id, Unit: unit, Healthy: healthy}, Phase: phase, Switching: switching}
+	}
+	list := List{Entries: []Entry{
+		entry("GPU-a::0", "GPU-a", Offered, true, false), entry("GPU-a::1", "GPU-a", Offered, true, false), entry("GPU-a::2", "GPU-a", Closing, true, false),
+		entry("GPU-b", "GPU-b", Closing, false, true), entry("GPU-c::0", "GPU-c", Retiring, false, true), entry("GPU-d::0", "GPU-d", Offered, true, true),
+	}}
+	units := map[string]sharing.Unit{"GPU-a": {ID: "GPU-a", GPU: "GPU-a", Index: "0", Replicas: 9}}
+	s := &server{name: "r"}
+	s.publish(newGeneration(sharing.Resource{Name: "r"}, list, grantTerms{host: &Host{}}, nil, units, nil))
 	m := NewManager(Options{})
-	s := &server{name: "r", changed: changed}
-	list := func(healthy bool) List {
-		return List{Entries: []Entry{{Device: sharing.Device{ID: "GPU-a", Unit: "GPU-a", Healthy: healthy}, Phase: Offered}}}
+	m.status.Store(&managerStatus{servers: []*server{s}, holders: []sharing.Allocation{{Pod: "p"}}})
+	got := m.Status()
+	if r := got.Resources[0]; r.Devices != 6 || r.Healthy != 4 || r.Leaving != 3 || len(got.Holders) != 1 {
+		t.Errorf("status %+v", got)
 	}
-	next := func(healthy bool) {
-		s.publish(newGeneration(sharing.Resource{Name: "r"}, list(healthy), terms{host: &Host{}}, nil, nil, s.current.Load()))
+	offered := map[string]int{}
+	for _, unit := range got.Resources[0].Units {
+		offered[unit.ID+" "+unit.Index] = unit.Replicas
 	}
-	sent := func() bool { return m.Status().Resources[0].Sent }
-	next(true)
-	m.status.Store(&serving{servers: []*server{s}, superseded: make(chan struct{})})
-	if sent() {
-		t.Error("the first list is called sent before it is")
-	}
-	s.sent.Store(&delivery{generation: s.current.Load()})
-	if !sent() {
-		t.Error("the list that was sent is not called so")
-	}
-	next(true) // Streams have nothing to send.
-	if !sent() {
-		t.Error("a list that the kubelet has is not called sent")
-	}
-	next(false)
-	if sent() {
-		t.Error("a changed list is called sent before it is")
+	if diff := cmp.Diff(map[string]int{"GPU-a 0": 2, "GPU-b ": 1, "GPU-d ": 1}, offered); diff != "" {
+		t.Error(diff)
 	}
 }
 
@@ -50,7 +99,7 @@ func TestChangedWhenThePlanIsTakenUp(t *testing.T) {
 	running.Go(func() { _ = m.Run(ctx) })
 	defer func() { cancel(); running.Wait() }()
 	m.Apply(sharing.Plan{})
-	late := time.After(20 * time.Second)
+	late := time.After(2 * time.Minute)
 	for !m.Status().Served {
 		select {
 		case <-m.Changed():
@@ -58,4 +107,21 @@ func TestChangedWhenThePlanIsTakenUp(t *testing.T) {
 			t.Fatal("nobody says that the plan is served")
 		}
 	}
+}
+
+func TestSignal(t *testing.T) {
+	s := make(signal, 1)
+	s.notify()
+	s.notify()
+	select {
+	case <-s:
+	default:
+		t.Error("nothing received")
+	}
+	select {
+	case <-s:
+		t.Error("received twice")
+	default:
+	}
+	signal(nil).notify()
 }

@@ -6,10 +6,10 @@ import (
 )
 
 func BenchmarkPrefer(b *testing.B) {
-	for _, policy := range []Policy{Distributed, Packed, Spread} {
+	for _, policy := range []AllocationPolicy{Distributed, Packed, Spread} {
 		for _, count := range []int{8, 80, 800, 8000} {
-			resource := NewPlan(node(8), defaults(Share{Resource: "nvidia.com/gpu", Replicas: count / 8})).Resources[0]
-			x := NewIndex(resource.Devices, resource.Units, policy)
+			resource := NewPlan(node(8), defaults(ReplicatedResource{Resource: "nvidia.com/gpu", Replicas: count / 8})).Resources[0]
+			x := NewDeviceSet(resource.Devices, resource.Units, policy)
 			available := make([]string, 0, count)
 			for _, device := range resource.Devices {
 				available = append(available, device.ID)
@@ -26,11 +26,11 @@ func BenchmarkPrefer(b *testing.B) {
 	}
 }
 
-// Whole boards are chosen by links: the best of all sets up to 8 of 16.
+// Whole GPUs are chosen by links: the best of all sets up to 8 of 16.
 func BenchmarkPreferByLinks(b *testing.B) {
 	for _, name := range []string{"DGX-1 V100", "DGX-2"} {
 		resource := NewPlan(fabricOf(name).node(), defaults()).Resources[0]
-		x := NewIndex(resource.Devices, resource.Units, resource.Policy)
+		x := NewDeviceSet(resource.Devices, resource.Units, resource.Policy)
 		var available []string
 		for _, device := range resource.Devices {
 			available = append(available, device.ID)
@@ -46,16 +46,16 @@ func BenchmarkPreferByLinks(b *testing.B) {
 	}
 }
 
-// Partitions of 8 boards, as replicas, by board.
+// Partitions of 8 GPUs, as replicas, by GPU.
 func BenchmarkPreferPartitions(b *testing.B) {
-	for _, policy := range []Policy{Distributed, Packed, Spread} {
+	for _, policy := range []AllocationPolicy{Distributed, Packed, Spread} {
 		for _, count := range []int{56, 8008} {
-			var boards []GPU
+			var gpus []GPU
 			for index := range 8 {
-				boards = append(boards, cut(index, oneG(), oneG(), oneG(), oneG(), oneG(), oneG(), oneG()))
+				gpus = append(gpus, cut(index, oneG(), oneG(), oneG(), oneG(), oneG(), oneG(), oneG()))
 			}
-			resource := NewPlan(boards, defaults(Share{Resource: "nvidia.com/mig-1g.5gb", Replicas: count / 56})).Resources[0]
-			x := NewIndex(resource.Devices, resource.Units, policy)
+			resource := NewPlan(gpus, defaults(ReplicatedResource{Resource: "nvidia.com/mig-1g.5gb", Replicas: count / 56})).Resources[0]
+			x := NewDeviceSet(resource.Devices, resource.Units, policy)
 			var available []string
 			for _, device := range resource.Devices {
 				available = append(available, device.ID)
@@ -70,13 +70,13 @@ func BenchmarkPreferPartitions(b *testing.B) {
 	}
 }
 
-func BenchmarkNewIndex(b *testing.B) {
+func BenchmarkNewDeviceSet(b *testing.B) {
 	for _, count := range []int{80, 8000} {
-		resource := NewPlan(node(8), defaults(Share{Resource: "nvidia.com/gpu", Replicas: count / 8})).Resources[0]
+		resource := NewPlan(node(8), defaults(ReplicatedResource{Resource: "nvidia.com/gpu", Replicas: count / 8})).Resources[0]
 		b.Run(fmt.Sprintf("ids=%d", count), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				NewIndex(resource.Devices, resource.Units, Distributed)
+				NewDeviceSet(resource.Devices, resource.Units, Distributed)
 			}
 		})
 	}
@@ -84,11 +84,11 @@ func BenchmarkNewIndex(b *testing.B) {
 
 func BenchmarkNewPlan(b *testing.B) {
 	for _, replicas := range []int{10, 1000} {
-		boards, profile := node(8), defaults(Share{Resource: "nvidia.com/gpu", Replicas: replicas})
+		gpus, profile := node(8), defaults(ReplicatedResource{Resource: "nvidia.com/gpu", Replicas: replicas})
 		b.Run(fmt.Sprintf("gpus=8/replicas=%d", replicas), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				NewPlan(boards, profile)
+				NewPlan(gpus, profile)
 			}
 		})
 	}

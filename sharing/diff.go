@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Change is what one resource's devices do from one plan to another.
+// Change says how one resource differs from one plan to another.
 type Change struct {
 	// Kind says what happens to the resource.
 	Kind ChangeKind `json:"kind"`
@@ -16,6 +16,40 @@ type Change struct {
 	// Before and After are numbers of devices.
 	Before int `json:"before"`
 	After  int `json:"after"`
+	// Switches are the units that leave the resource, or come to it, or change between
+	// exclusive and shared. Each does so when no pod holds it; see plugin.Next. Without
+	// any, the change is made with the next list.
+	Switches []Switch `json:"switches,omitempty"`
+	// Takes says for people how long it takes and for whom it waits; Diff leaves it empty.
+	Takes string `json:"takes,omitempty"`
+}
+
+// Switch is a unit that one plan offers otherwise than another.
+type Switch struct {
+	// Unit is its ID, Index as in Unit.
+	Unit  string `json:"unit"`
+	Index string `json:"index"`
+	// IdleShares says that the unit is shared in the earlier plan: while a pod holds one
+	// of its shares, the others are offered to nobody.
+	IdleShares bool `json:"idleShares,omitempty"`
+	// Pods hold it now, as "namespace/name"; nil where that is not known, as by Diff.
+	Pods []string `json:"pods,omitempty"`
+}
+
+// mode is how a unit is offered.
+type mode struct {
+	resource string
+	shared   bool
+}
+
+func (p Plan) modes() map[string]mode {
+	byUnit := map[string]mode{}
+	for _, r := range p.Resources {
+		for _, u := range r.Units {
+			byUnit[u.ID] = mode{r.Name, u.Replicas > 1}
+		}
+	}
+	return byUnit
 }
 
 // ChangeKind is one of the constants below.
@@ -27,91 +61,71 @@ const (
 	Vanishes ChangeKind = "vanishes"
 	Grows    ChangeKind = "grows"
 	Shrinks  ChangeKind = "shrinks"
-	// Renamed says that all units of a vanishing resource turn up in one new
-	// resource and it has no others.
+	// Renamed says that a new resource has exactly the units of one that vanishes.
 	Renamed ChangeKind = "renamed"
-	// Regrouped says that as many devices stand for other units, or for the
-	// same in another way.
+	// Regrouped says that the number of devices is the same, but the devices are not.
 	Regrouped ChangeKind = "regrouped"
 )
 
-// Diff says what changes for the kubelet from one plan to another, by name.
-// Resources whose devices stay the same are left out; health is not compared.
+// Diff says what changes for the kubelet from one plan to another of the same GPUs, by
+// name. Resources whose devices stay the same are left out; health is not compared.
 func Diff(from, to Plan) []Change {
-	before, after := byName(from), byName(to)
-	renamed := map[string]string{} // new name → old name
-	for name, old := range before {
-		if _, stays := after[name]; stays {
-			continue
-		}
-		for newName, r := range after {
-			if _, existed := before[newName]; !existed && slices.Equal(unitIDs(old), unitIDs(r)) {
-				renamed[newName] = name
+	was, is := from.modes(), to.modes()
+	// A unit that is new waits for nobody.
+	switches := func(old, next Resource) (list []Switch) {
+		for _, u := range slices.Concat(old.Units, next.Units) {
+			mode, existed := was[u.ID]
+			if existed && mode != is[u.ID] && !slices.ContainsFunc(list, func(s Switch) bool { return s.Unit == u.ID }) {
+				list = append(list, Switch{Unit: u.ID, Index: u.Index, IdleShares: mode.shared})
 			}
 		}
+		return list
 	}
-
+	vanished := slices.DeleteFunc(slices.Clone(from.Resources), func(r Resource) bool {
+		return slices.ContainsFunc(to.Resources, named(r.Name))
+	})
 	var changes []Change
-	for name, r := range after {
-		old, existed := before[name]
-		change := Change{Name: name, Before: len(old.Devices), After: len(r.Devices)}
-		oldName, isRenamed := renamed[name]
-		switch {
-		case isRenamed:
-			change.Kind, change.OldName, change.Before = Renamed, oldName, len(before[oldName].Devices)
-		case !existed:
-			change.Kind = Appears
-		case change.After > change.Before:
-			change.Kind = Grows
-		case change.After < change.Before:
-			change.Kind = Shrinks
-		case !slices.Equal(deviceIDs(old), deviceIDs(r)):
-			change.Kind = Regrouped
-		default:
+	for _, r := range to.Resources {
+		var old Resource
+		kind := Appears
+		if i := slices.IndexFunc(from.Resources, named(r.Name)); i >= 0 {
+			old = from.Resources[i]
+			kind = compareDevices(old.Devices, r.Devices)
+		} else if i := slices.IndexFunc(vanished, func(old Resource) bool { return slices.EqualFunc(old.Units, r.Units, sameUnit) }); i >= 0 {
+			old, kind = vanished[i], Renamed
+			vanished = slices.Delete(vanished, i, i+1)
+		}
+		if kind == "" {
 			continue
+		}
+		change := Change{Kind: kind, Name: r.Name, Before: len(old.Devices), After: len(r.Devices), Switches: switches(old, r)}
+		if kind == Renamed {
+			change.OldName = old.Name
 		}
 		changes = append(changes, change)
 	}
-	for name, r := range before {
-		if _, stays := after[name]; !stays && !hasValue(renamed, name) {
-			changes = append(changes, Change{Kind: Vanishes, Name: name, Before: len(r.Devices)})
-		}
+	for _, r := range vanished {
+		changes = append(changes, Change{Kind: Vanishes, Name: r.Name, Before: len(r.Devices), Switches: switches(r, Resource{})})
 	}
 	slices.SortFunc(changes, func(a, b Change) int { return cmp.Compare(a.Name, b.Name) })
 	return changes
 }
 
-func byName(p Plan) map[string]Resource {
-	resources := make(map[string]Resource, len(p.Resources))
-	for _, r := range p.Resources {
-		resources[r.Name] = r
-	}
-	return resources
+func named(name string) func(Resource) bool {
+	return func(r Resource) bool { return r.Name == name }
 }
 
-func unitIDs(r Resource) []string {
-	ids := make([]string, len(r.Units))
-	for i, u := range r.Units {
-		ids[i] = u.ID
-	}
-	slices.Sort(ids)
-	return ids
-}
+func sameUnit(a, b Unit) bool { return a.ID == b.ID }
 
-func deviceIDs(r Resource) []string {
-	ids := make([]string, len(r.Devices))
-	for i, d := range r.Devices {
-		ids[i] = d.ID
+// compareDevices is what happens to a resource that both plans have; empty for nothing.
+func compareDevices(before, after []Device) ChangeKind {
+	switch {
+	case len(after) > len(before):
+		return Grows
+	case len(after) < len(before):
+		return Shrinks
+	case !slices.EqualFunc(before, after, func(a, b Device) bool { return a.ID == b.ID }):
+		return Regrouped
 	}
-	slices.Sort(ids)
-	return ids
-}
-
-func hasValue(m map[string]string, value string) bool {
-	for _, v := range m {
-		if v == value {
-			return true
-		}
-	}
-	return false
+	return ""
 }

@@ -13,14 +13,14 @@ const (
 	t4   = "Tesla T4"
 )
 
-// The profiles that the tests cut boards into.
+// The profiles that the tests cut GPUs into.
 func oneG() mig.Profile   { return mig.Profile{Compute: 1, Slices: 1, MemoryGB: 5} }
 func oneGME() mig.Profile { return mig.Profile{Compute: 1, Slices: 1, MemoryGB: 5, Attributes: "+me"} }
 func twoG() mig.Profile   { return mig.Profile{Compute: 2, Slices: 2, MemoryGB: 10} }
 func halfG() mig.Profile  { return mig.Profile{Compute: 1, Slices: 2, MemoryGB: 10} }
 func threeG() mig.Profile { return mig.Profile{Compute: 3, Slices: 3, MemoryGB: 20} }
 
-// whole returns a board with MIG off. Its UUID and bus ID end in its index.
+// whole returns a GPU with MIG off. Its UUID and bus ID end in its index.
 func whole(index int, model string) GPU {
 	return GPU{
 		UUID:     fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", index),
@@ -32,33 +32,33 @@ func whole(index int, model string) GPU {
 	}
 }
 
-// node returns so many boards with MIG off.
+// node returns so many GPUs with MIG off.
 func node(count int) []GPU {
-	boards := make([]GPU, count)
-	for i := range boards {
-		boards[i] = whole(i, a100)
+	gpus := make([]GPU, count)
+	for i := range gpus {
+		gpus[i] = whole(i, a100)
 	}
-	return boards
+	return gpus
 }
 
-// cut returns a board with MIG on and these partitions. Their UUIDs end in the
-// board's and their own index.
+// cut returns a GPU with MIG on and these partitions. Their UUIDs end in the
+// GPU's and their own index.
 func cut(index int, profiles ...mig.Profile) GPU {
-	board := whole(index, a100)
-	board.MIG = true
+	gpu := whole(index, a100)
+	gpu.MIG = true
 	for i, profile := range profiles {
-		board.Partitions = append(board.Partitions, Partition{
+		gpu.Partitions = append(gpu.Partitions, Partition{
 			UUID:    fmt.Sprintf("MIG-00000000-0000-0000-0000-%06d%06d", index, i),
 			Index:   i,
 			Profile: profile,
 			GI:      i + 7,
 		})
 	}
-	return board
+	return gpu
 }
 
 // defaults is the profile of an empty document, but with MIG strategy mixed.
-func defaults(shares ...Share) Profile {
+func defaults(shares ...ReplicatedResource) Profile {
 	for i := range shares {
 		shares[i].Path = fmt.Sprintf("resources[%d]", i)
 		if shares[i].Policy == "" {
@@ -67,8 +67,8 @@ func defaults(shares ...Share) Profile {
 	}
 	return Profile{
 		MIGStrategy: MIGMixed,
-		GPUNames:    []Naming{{"*", "nvidia.com/gpu"}},
-		Shares:      shares,
+		GPUNames:    []NamingRule{{"*", "nvidia.com/gpu"}},
+		TimeSlicing: shares,
 		Policy:      Distributed,
 		DeviceIDs:   ByUUID,
 	}
@@ -89,7 +89,7 @@ func show(plan Plan) []string {
 		line.WriteString(resource.Name + ":")
 		for _, unit := range resource.Units {
 			fmt.Fprintf(&line, " %s×%d", unit.Index, unit.Replicas)
-			if unit.Fault != "" {
+			if !unit.Health.Healthy() {
 				line.WriteString("!")
 			}
 		}

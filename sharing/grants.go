@@ -4,61 +4,57 @@ import "slices"
 
 // Grants says what a container receives for its devices.
 type Grants struct {
-	// Strategies are the ways in which a container is told its devices, in the
-	// order of the document, each once; none means Envvar.
-	Strategies []ListStrategy
-	// DeviceNodes grants the units' device nodes too (passDeviceSpecs). It means
-	// nothing where OnlyCDI, as CDI entries bring them.
+	// Strategies are the ways in which a container learns its devices, in the order of
+	// the document, each once; none means Envvar.
+	Strategies []DeviceListStrategy
+	// DeviceNodes grants the units' device nodes too (passDeviceSpecs). With OnlyCDI
+	// it has no effect, as CDI entries include them.
 	DeviceNodes bool
-	// GDRCopy, GDS and MOFED ask the container runtime for GDRCopy, GPUDirect
-	// Storage and Mellanox' network stack.
+	// GDRCopy, GDS and MOFED ask for GDRCopy, GPUDirect Storage and Mellanox's network stack.
 	GDRCopy, GDS, MOFED bool
 	// AnnotationPrefix begins the key of a CDI annotation: "cdi.k8s.io/".
 	AnnotationPrefix string
-	// DriverHostPath is the host's folder with the driver that DriverMounts
-	// mounts, DriverContainerPath where the container sees it.
+	// DriverHostPath is the host's directory of the driver for DriverMounts,
+	// DriverContainerPath where it is mounted in the container.
 	DriverHostPath, DriverContainerPath string
 }
 
-// ListStrategy is a way to tell a container its devices. The names are those of
-// NVIDIA's device plugin, but for DriverMounts.
-type ListStrategy string
+// DeviceListStrategy is a way to tell a container its devices. The names are those of
+// NVIDIA's device plugin, except for DriverMounts.
+type DeviceListStrategy string
 
 const (
-	// Envvar names the devices in NVIDIA_VISIBLE_DEVICES, for NVIDIA's container
-	// runtime.
-	Envvar ListStrategy = "envvar"
-	// VolumeMounts names them by mounts below /var/run/nvidia-container-devices,
-	// for the same runtime. A pod cannot give itself such a mount by an
-	// environment variable.
-	VolumeMounts ListStrategy = "volume-mounts"
+	// Envvar names the devices in NVIDIA_VISIBLE_DEVICES, for NVIDIA's runtime.
+	Envvar DeviceListStrategy = "envvar"
+	// VolumeMounts names them by mounts below /var/run/nvidia-container-devices, for
+	// the same runtime. Unlike a variable, a pod cannot set them itself.
+	VolumeMounts DeviceListStrategy = "volume-mounts"
 	// CDIAnnotations names their CDI entries in an annotation.
-	CDIAnnotations ListStrategy = "cdi-annotations"
+	CDIAnnotations DeviceListStrategy = "cdi-annotations"
 	// CDICRI names their CDI entries in the kubelet's request to the runtime.
-	CDICRI ListStrategy = "cdi-cri"
-	// DriverMounts mounts the driver and the device nodes, and needs no help of
-	// the runtime. It is Virgate's own name for what GKE's plugin does.
-	DriverMounts ListStrategy = "driver-mounts"
+	CDICRI DeviceListStrategy = "cdi-cri"
+	// DriverMounts mounts the driver and the device nodes, without help from the
+	// runtime. It is what GKE's plugin does; the name is Virgate's.
+	DriverMounts DeviceListStrategy = "driver-mounts"
 )
 
-// By says that the strategy is one of those in force.
-func (g Grants) By(s ListStrategy) bool {
+// Uses says that the strategy is one of those in force.
+func (g Grants) Uses(s DeviceListStrategy) bool {
 	return slices.Contains(g.Strategies, s) || s == Envvar && len(g.Strategies) == 0
 }
 
-// CDI says that a strategy needs CDI entries.
-func (g Grants) CDI() bool { return g.By(CDIAnnotations) || g.By(CDICRI) }
+// CDI says whether a strategy needs CDI entries.
+func (g Grants) CDI() bool { return g.Uses(CDIAnnotations) || g.Uses(CDICRI) }
 
-// OnlyCDI says that no strategy does without CDI entries.
+// OnlyCDI says whether all strategies need CDI entries.
 func (g Grants) OnlyCDI() bool {
-	return g.CDI() && !g.By(Envvar) && !g.By(VolumeMounts) && !g.By(DriverMounts)
+	return g.CDI() && !g.Uses(Envvar) && !g.Uses(VolumeMounts) && !g.Uses(DriverMounts)
 }
 
-// Nodes says that containers receive device nodes.
-func (g Grants) Nodes() bool { return g.DeviceNodes && !g.OnlyCDI() || g.By(DriverMounts) }
+// Nodes says whether containers receive device nodes.
+func (g Grants) Nodes() bool { return g.DeviceNodes && !g.OnlyCDI() || g.Uses(DriverMounts) }
 
-// Extras are the CDI classes of GDRCopy, GDS and MOFED that are switched on, in
-// this order, which is that of NVIDIA's plugin.
+// Extras are the CDI classes of GDRCopy, GDS and MOFED as far as on, in NVIDIA's order.
 func (g Grants) Extras() []string {
 	var extras []string
 	for _, extra := range []struct {
@@ -72,15 +68,14 @@ func (g Grants) Extras() []string {
 	return extras
 }
 
-// warn mentions that two resources in one container can come into conflict. The
-// kubelet takes one of two different values of a variable, at random for each
-// start of the container. Grants that name no strategy come from no document,
-// and are not judged.
-func (g Grants) warn(resources []Resource, notes *warnings) {
-	alone := slices.Contains(g.Strategies, Envvar) && !g.By(VolumeMounts) && !g.CDI() && !g.By(DriverMounts)
+// warn warns that two resources in one container may conflict: of two values of one
+// variable, the kubelet takes either one at random at each start of the container.
+// Grants without a strategy are from no document, and get no warning.
+func (g Grants) warn(resources []Resource, warn *warnings) {
+	alone := slices.Contains(g.Strategies, Envvar) && !g.Uses(VolumeMounts) && !g.CDI() && !g.Uses(DriverMounts)
 	if !alone || len(resources) < 2 {
 		return
 	}
-	notes.addf("deviceListStrategy %s: a container that asks for two resources of this node sees the devices of one of them, another one at every start; %s and %s have no such limit",
+	warn.addf("deviceListStrategy %s: a container that asks for two resources of this node sees the devices of one of them, another one at every start; %s and %s have no such limit",
 		Envvar, VolumeMounts, CDICRI)
 }

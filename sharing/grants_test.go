@@ -14,21 +14,21 @@ func TestGrants(t *testing.T) {
 		envvar, cdi, onlyCDI, withNodes bool
 	}{
 		{name: "no strategy", envvar: true},
-		{name: "envvar", grants: Grants{Strategies: []ListStrategy{Envvar}}, envvar: true},
-		{name: "volume-mounts", grants: Grants{Strategies: []ListStrategy{VolumeMounts}}},
-		{name: "cdi-cri", grants: Grants{Strategies: []ListStrategy{CDICRI}}, cdi: true, onlyCDI: true},
-		{name: "both kinds of CDI", grants: Grants{Strategies: []ListStrategy{CDIAnnotations, CDICRI}}, cdi: true, onlyCDI: true},
-		{name: "CDI and a mount", grants: Grants{Strategies: []ListStrategy{CDIAnnotations, VolumeMounts}}, cdi: true},
-		{name: "CDI and a variable", grants: Grants{Strategies: []ListStrategy{Envvar, CDICRI}}, envvar: true, cdi: true},
-		{name: "driver-mounts", grants: Grants{Strategies: []ListStrategy{DriverMounts}}, withNodes: true},
-		{name: "CDI and driver-mounts", grants: Grants{Strategies: []ListStrategy{DriverMounts, CDICRI}}, cdi: true, withNodes: true},
+		{name: "envvar", grants: Grants{Strategies: []DeviceListStrategy{Envvar}}, envvar: true},
+		{name: "volume-mounts", grants: Grants{Strategies: []DeviceListStrategy{VolumeMounts}}},
+		{name: "cdi-cri", grants: Grants{Strategies: []DeviceListStrategy{CDICRI}}, cdi: true, onlyCDI: true},
+		{name: "both kinds of CDI", grants: Grants{Strategies: []DeviceListStrategy{CDIAnnotations, CDICRI}}, cdi: true, onlyCDI: true},
+		{name: "CDI and a mount", grants: Grants{Strategies: []DeviceListStrategy{CDIAnnotations, VolumeMounts}}, cdi: true},
+		{name: "CDI and a variable", grants: Grants{Strategies: []DeviceListStrategy{Envvar, CDICRI}}, envvar: true, cdi: true},
+		{name: "driver-mounts", grants: Grants{Strategies: []DeviceListStrategy{DriverMounts}}, withNodes: true},
+		{name: "CDI and driver-mounts", grants: Grants{Strategies: []DeviceListStrategy{DriverMounts, CDICRI}}, cdi: true, withNodes: true},
 		{name: "device nodes", grants: Grants{DeviceNodes: true}, envvar: true, withNodes: true},
-		{name: "device nodes that CDI brings", grants: Grants{DeviceNodes: true, Strategies: []ListStrategy{CDICRI}}, cdi: true, onlyCDI: true},
+		{name: "device nodes that CDI brings", grants: Grants{DeviceNodes: true, Strategies: []DeviceListStrategy{CDICRI}}, cdi: true, onlyCDI: true},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			g := test.grants
-			got := [4]bool{g.By(Envvar), g.CDI(), g.OnlyCDI(), g.Nodes()}
+			got := [4]bool{g.Uses(Envvar), g.CDI(), g.OnlyCDI(), g.Nodes()}
 			if want := [4]bool{test.envvar, test.cdi, test.onlyCDI, test.withNodes}; got != want {
 				t.Errorf("envvar, CDI, only CDI, nodes are %v, want %v", got, want)
 			}
@@ -46,23 +46,23 @@ func TestGrantsExtras(t *testing.T) {
 	}
 }
 
-// TestSharedVariableIsMentioned holds that a plan warns of two resources that
+// TestSharedVariableIsMentioned checks that a plan warns of two resources that
 // would fight over one variable.
 func TestSharedVariableIsMentioned(t *testing.T) {
-	two := defaults(Share{Resource: "nvidia.com/gpu", Replicas: 2, Rename: "nvidia.com/half", Select: Selection{Count: 1}})
+	two := defaults(ReplicatedResource{Resource: "nvidia.com/gpu", Replicas: 2, Rename: "nvidia.com/half", Select: Selection{Count: 1}})
 	tests := []struct {
 		name       string
 		profile    Profile
-		strategies []ListStrategy
+		strategies []DeviceListStrategy
 		warned     bool
 	}{
-		{"one resource", defaults(), []ListStrategy{Envvar}, false},
-		{"two by envvar", two, []ListStrategy{Envvar}, true},
-		{"two by mounts", two, []ListStrategy{VolumeMounts}, false},
-		{"two by envvar beside mounts", two, []ListStrategy{Envvar, VolumeMounts}, false},
-		{"two by envvar beside CDI", two, []ListStrategy{Envvar, CDICRI}, false},
-		{"two by envvar beside the driver", two, []ListStrategy{Envvar, DriverMounts}, false},
-		{"two by CDI", two, []ListStrategy{CDIAnnotations}, false},
+		{"one resource", defaults(), []DeviceListStrategy{Envvar}, false},
+		{"two by envvar", two, []DeviceListStrategy{Envvar}, true},
+		{"two by mounts", two, []DeviceListStrategy{VolumeMounts}, false},
+		{"two by envvar beside mounts", two, []DeviceListStrategy{Envvar, VolumeMounts}, false},
+		{"two by envvar beside CDI", two, []DeviceListStrategy{Envvar, CDICRI}, false},
+		{"two by envvar beside the driver", two, []DeviceListStrategy{Envvar, DriverMounts}, false},
+		{"two by CDI", two, []DeviceListStrategy{CDIAnnotations}, false},
 		{"two and nothing said", two, nil, false},
 	}
 	for _, test := range tests {

@@ -2,21 +2,45 @@ package sharing
 
 import "time"
 
-// HealthState is how much a unit is trusted. Only a healthy one is offered as
-// Healthy.
+// Health says whether a GPU or partition may be used. The zero Health is
+// healthy. In JSON and YAML it is the reason alone, left out when healthy.
+type Health struct {
+	// Reason says why it must not be used. It is empty only when it may.
+	Reason string
+}
+
+// Faulty is the health of something that must not be used, for that reason.
+func Faulty(reason string) Health {
+	if reason == "" {
+		reason = "unknown fault"
+	}
+	return Health{Reason: reason}
+}
+
+// Healthy says whether it may be used.
+func (h Health) Healthy() bool { return h == Health{} }
+
+// MarshalText implements encoding.TextMarshaler.
+func (h Health) MarshalText() ([]byte, error) { return []byte(h.Reason), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (h *Health) UnmarshalText(text []byte) error {
+	h.Reason = string(text)
+	return nil
+}
+
+// HealthState is a state of a unit. The kubelet is told Healthy only of a healthy one.
 type HealthState string
 
 const (
-	// Healthy says that nothing speaks against the unit.
+	// Healthy says that nothing is known to be wrong with the unit.
 	Healthy HealthState = "healthy"
-	// Suspect says that it reported an error that it may get over, and must be
-	// quiet for a time.
+	// Suspect says that an error may be harmless: after a time without one it is healthy.
 	Suspect HealthState = "suspect"
-	// Unhealthy says that something is wrong with it now, or that it reported an
-	// error that only a reset or an operator ends.
+	// Unhealthy says that something is wrong with it now, or that it reported an error
+	// that only a reset or an operator clears.
 	Unhealthy HealthState = "unhealthy"
-	// Recovering says that what was wrong is over, and that it must still prove
-	// itself.
+	// Recovering says that the fault is gone, and that time without errors must pass.
 	Recovering HealthState = "recovering"
 )
 
@@ -25,37 +49,36 @@ func HealthStates() []HealthState {
 	return []HealthState{Healthy, Suspect, Unhealthy, Recovering}
 }
 
-// HealthCause is why a unit changed its state, in one word of few, for metrics.
+// HealthCause is why a unit changed its state: one of a few words, for metrics.
 type HealthCause string
 
 const (
-	// CauseXID is an error that the board reported.
+	// CauseXID is an error that the GPU reported.
 	CauseXID HealthCause = "xid"
 	// CauseECC is a memory error that it reported and could not correct.
 	CauseECC HealthCause = "ecc"
-	// CauseLost says that the board is gone or does not answer.
+	// CauseLost says that the GPU is gone or does not answer.
 	CauseLost HealthCause = "lost"
 	// CauseTemperature says that it is too hot.
 	CauseTemperature HealthCause = "temperature"
-	// CauseMemory says that a memory query fails, or that a repair waits for a
-	// reset or failed.
+	// CauseMemory says that a memory query or a row remapping failed, or waits for a reset.
 	CauseMemory HealthCause = "memory"
-	// CauseProbe says that a probe found something else, or nothing any more.
+	// CauseProbe says that a probe found something else, or what it had found gone.
 	CauseProbe HealthCause = "probe"
-	// CauseQuiet says that the quiet time is over.
+	// CauseQuiet says that the quiet time has passed without an error.
 	CauseQuiet HealthCause = "quiet"
-	// CauseReset says that the board was reset.
+	// CauseReset says that the GPU was reset.
 	CauseReset HealthCause = "reset"
-	// CauseOperator says that somebody said that the unit may be used.
+	// CauseOperator says that an operator has cleared the unit.
 	CauseOperator HealthCause = "operator"
-	// CauseRestart says that an earlier run of the program has found out.
+	// CauseRestart says that an earlier run of the program found the fault.
 	CauseRestart HealthCause = "restart"
 )
 
-// UnitHealth is the health of one unit. A board's holds for its partitions too
-// and is not repeated there.
+// UnitHealth is the health of one unit, with its history. A GPU's health applies to
+// its partitions too and is not repeated there.
 type UnitHealth struct {
-	// Unit is the UUID of the GPU or of the partition, GPU that of the board.
+	// Unit is the UUID of the GPU or of the partition, GPU that of the GPU.
 	Unit string `json:"unit"`
 	GPU  string `json:"gpu"`
 	// Index is the driver's: "2" for a whole GPU, "2:0" for a partition.
@@ -63,39 +86,34 @@ type UnitHealth struct {
 	State HealthState `json:"state"`
 	// Reason says what is or was wrong; empty for a healthy unit.
 	Reason string `json:"reason,omitempty"`
+	// Explanation says what the XIDs among the reasons mean, and what ends the fault; empty
+	// for a healthy unit. Unlike Reason it may change while the fault stays the same.
+	Explanation string `json:"explanation,omitempty"`
 	// Since is when the unit came into its state.
 	Since time.Time `json:"since"`
 }
 
-// HealthChange is a unit's way from one state to another.
-type HealthChange struct {
-	// UnitHealth is the unit as it is now, but for a Reason of what it recovered
-	// from when it is healthy again.
-	UnitHealth
-	From  HealthState
-	Cause HealthCause
-}
-
-// HealthMonitor says whether a board's errors are heard of as they happen.
+// HealthMonitor says whether the driver reports a GPU's errors as they happen, and what it
+// tells that is no fault.
 type HealthMonitor struct {
 	GPU string `json:"gpu"`
-	// Degraded says why not, so that only probes watch the board; empty when
-	// all is well.
+	// Degraded says why not, so that only probes watch the GPU; empty when it does.
 	Degraded string `json:"degraded,omitempty"`
+	// RowRemapPending says that a memory row waits for a reset to be remapped.
+	RowRemapPending bool `json:"rowRemapPending,omitempty"`
 }
 
-// HealthReport is the health of a node's units, with counters since the program
-// started. Everything is sorted.
+// HealthReport is the health of a node's units, with counters since the start. Sorted.
 type HealthReport struct {
-	// Units by board and partition index.
+	// Units by GPU and partition index.
 	Units    []UnitHealth    `json:"units"`
 	Monitors []HealthMonitor `json:"monitors"`
-	// Transitions and XIDs are never taken back, also when a board is gone.
+	// Transitions and XIDs never decrease, not even when a GPU is gone.
 	Transitions []TransitionCount `json:"-"`
 	XIDs        []XIDCount        `json:"-"`
 }
 
-// TransitionCount counts changes of state of a board's units.
+// TransitionCount counts changes of state of a GPU's units.
 type TransitionCount struct {
 	GPU      string
 	From, To HealthState
@@ -103,7 +121,7 @@ type TransitionCount struct {
 	Count    int
 }
 
-// XIDCount counts XIDs of a board, with what they meant when they came.
+// XIDCount counts XIDs of a GPU, by what they meant when they were reported.
 type XIDCount struct {
 	GPU string
 	// XID is the number, or OtherXID for one that no rule names.
@@ -112,19 +130,5 @@ type XIDCount struct {
 	Count  int
 }
 
-// OtherXID stands for XIDs that no rule names, so that a broken driver cannot
-// make metrics without end.
+// OtherXID stands for XIDs that no rule names, so that the series stay few.
 const OtherXID = "other"
-
-// FatalHealth is a unit's fatal errors, as they are kept for a restart of the
-// program.
-type FatalHealth struct {
-	// GPU is the board's UUID, Unit the UUID of the board or of its partition.
-	GPU, Unit string
-	// Reasons are at least one, in the order in which they came.
-	Reasons []string
-	Since   time.Time
-	// Boot is the boot ID of the machine, Driver the version of the driver; "" for
-	// unknown. A boot or another driver has reset the board.
-	Boot, Driver string
-}

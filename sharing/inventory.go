@@ -1,74 +1,121 @@
 package sharing
 
-import "github.com/virgate/virgate/mig"
+import (
+	"errors"
+	"strconv"
+	"strings"
 
-// GPU is a physical board as the driver describes it.
+	"github.com/virgate/virgate/mig"
+)
+
+// ErrNotRead says that the node's GPUs have not been read yet, as right after the start.
+var ErrNotRead = errors.New("the GPUs have not been read yet")
+
+// GPU is a physical GPU as the driver describes it.
 type GPU struct {
-	// UUID names the board: "GPU-" and a lower-case UUID.
+	// UUID names the GPU: "GPU-" and a lower-case UUID.
 	UUID string `json:"uuid"`
-	// Index is the driver's enumeration index, the one nvidia-smi prints.
+	// Index is the driver's enumeration index when the GPU was first known. It stays when
+	// the driver numbers its GPUs anew, so that another GPU's end does not change it.
 	Index int `json:"index"`
+	// DriverIndex is the driver's index now, where that is another one: a number, or Lost
+	// or NotListed. It is empty where it is Index.
+	DriverIndex string `json:"driverIndex,omitempty"`
 	// Minor is the N of /dev/nvidiaN; -1 when unknown.
 	Minor int `json:"minor"`
-	// PCIBusID is domain:bus:device.function as NVML prints it, for example
-	// "00000000:3B:00.0".
+	// PCIBusID is domain:bus:device.function as NVML prints it: "00000000:3B:00.0".
 	PCIBusID string `json:"pciBusID"`
 	// Model is the driver's product name, for example "NVIDIA A100-SXM4-40GB".
 	Model string `json:"model"`
-	// Memory is the board's total memory in bytes.
+	// Memory is the GPU's total memory in bytes.
 	Memory uint64 `json:"memory"`
-	// Architecture is the lower-case family name, for example "ampere"; empty
-	// when unknown.
+	// Architecture is the lower-case family name, "ampere"; empty when unknown.
 	Architecture string `json:"architecture,omitempty"`
-	// ComputeCapability is the CUDA compute capability, for example "8.0";
-	// empty when unknown.
+	// ComputeCapability is the CUDA compute capability, "8.0"; empty when unknown.
 	ComputeCapability string `json:"computeCapability,omitempty"`
-	// NUMANode is the NUMA node next to the board; -1 when it has none.
+	// NUMANode is the NUMA node next to the GPU; -1 when it has none.
 	NUMANode int `json:"numaNode"`
-	// MIG says that MIG mode is enabled now. Such a board runs no work as a
-	// whole, whether or not it has partitions.
+	// MIG says that MIG mode is enabled now. Such a GPU runs no work as a whole.
 	MIG bool `json:"mig"`
-	// MIGPending is what MIG will be after the next reset of the board; it
+	// MIGPending is what MIG will be after the next reset of the GPU; it
 	// differs from MIG while a change waits for one.
 	MIGPending bool `json:"migPending"`
-	// Partitions are the board's MIG devices, by Index.
+	// Denied says that the driver refused to answer, for want of privilege.
+	Denied bool `json:"denied,omitempty"`
+	// Partitions are the GPU's MIG devices, by Index.
 	Partitions []Partition `json:"partitions,omitempty"`
-	// Links are the ways to the node's other boards, by Peer; none while they are
-	// unknown.
+	// Links are the connections to the node's other GPUs, by Peer; none while unknown.
 	Links []Link `json:"links,omitempty"`
-	// Fault says why the whole board must not be used; empty when healthy.
-	Fault string `json:"fault,omitempty"`
+	// Health says whether the whole GPU may be used.
+	Health Health `json:"fault,omitzero"`
 }
 
-// Partition is a MIG device: a compute instance in a GPU instance of a board.
+const (
+	// Lost is the DriverIndex of a GPU that does not answer. A program that opens the
+	// driver now may find others under this and all later indexes.
+	Lost = "lost"
+	// NotListed is that of a GPU that the driver no longer lists.
+	NotListed = "none"
+)
+
+// Partition is a MIG device: a compute instance in a GPU instance of a GPU.
 type Partition struct {
 	// UUID names the partition: "MIG-" and a lower-case UUID.
 	UUID string `json:"uuid"`
-	// Index is the partition's MIG device index on its board, the i of "g:i".
+	// Index is the partition's MIG device index on its GPU, the i of "g:i".
 	Index int `json:"index"`
-	// Profile is what the partition was cut as, for example 1g.5gb.
+	// Profile is the partition's MIG profile, for example 1g.5gb.
 	Profile mig.Profile `json:"profile"`
 	// GI and CI are the driver's GPU instance and compute instance IDs.
 	GI int `json:"gi"`
 	CI int `json:"ci"`
-	// Placement is where the GPU instance lies on the board, in memory slots.
+	// Placement is where the GPU instance lies on the GPU, in memory slots; zero when
+	// unknown.
 	Placement mig.Placement `json:"placement"`
 	// Memory is the partition's memory in bytes; 0 when unknown.
 	Memory uint64 `json:"memory,omitempty"`
-	// Fault says why this partition must not be used; empty when healthy. A
-	// fault of the board holds for the partition too and is not repeated here.
-	Fault string `json:"fault,omitempty"`
+	// Health says whether this partition may be used. A fault of the GPU holds
+	// for the partition too and is not repeated here.
+	Health Health `json:"fault,omitzero"`
 }
 
-// Link is the way from a board to another one of the node.
+// Link is the connection from a GPU to another one of the node.
 type Link struct {
-	// Peer is the UUID of the other board.
+	// Peer is the UUID of the other GPU.
 	Peer string `json:"peer"`
-	// NVLinks is the number of active NVLinks that data between the two can use,
-	// directly or through switches.
+	// NVLinks is how many active NVLinks data can use, directly or through switches.
 	NVLinks int `json:"nvlinks,omitempty"`
-	// Level is what the two have in common on the PCI bus, from near to far:
+	// Level is the nearest thing that the two share on the PCI bus, from near to far:
 	// internal, single, multiple, hostbridge, node, system (nvml.h,
 	// nvmlGpuTopologyLevel_t); empty when unknown.
 	Level string `json:"level,omitempty"`
+}
+
+// replicaMark stands between the unit and the replica in a device ID. NVIDIA's
+// device plugin writes the same IDs (internal/rm/devices.go), so a pod that
+// holds one keeps it when Virgate takes the plugin's place.
+const replicaMark = "::"
+
+// NewDeviceID returns the device ID of the unit's replica, counted from 0:
+//
+//	id = unit "::" replica
+//
+// The device of an exclusive unit has the unit's own ID.
+func NewDeviceID(unit string, replica int) string {
+	return unit + replicaMark + strconv.Itoa(replica)
+}
+
+// ParseDeviceID splits a device ID. What is not the ID of a replica is that of a unit, so
+// there is no error: shared is then false, unit is id and replica is 0. The replica is a
+// decimal number without sign and without leading zeros.
+func ParseDeviceID(id string) (unit string, replica int, shared bool) {
+	at := strings.LastIndex(id, replicaMark)
+	if at <= 0 {
+		return id, 0, false
+	}
+	replica, ok := parseIndex(id[at+len(replicaMark):])
+	if !ok {
+		return id, 0, false
+	}
+	return id[:at], replica, true
 }

@@ -3,68 +3,99 @@ package sharing
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/virgate/virgate/mig"
 )
 
-// NewPlan decides what a node with these boards advertises under the profile.
+// NewPlan decides what a node with these GPUs advertises under the profile.
 // The steps, each on the result of the one before:
 //
-//  1. exclude: drop the boards and partitions that Profile.Exclude names
-//  2. offer: by MIG strategy, as whole boards, as partitions or not at all
+//  1. exclude: drop the GPUs and partitions that Profile.Exclude names
+//  2. offer: by MIG strategy, as whole GPUs, as partitions or not at all
 //  3. name: the resource each unit belongs to
-//  4. select: give each unit to the first share that selects it
+//  4. assign: give each unit to the first time-slicing entry that selects it
 //  5. replicate and rename: one resource per final name, with its devices
 //  6. copy each unit's health to its devices
 //
 // Health comes last so that it never changes what is advertised, only whether
 // it is healthy. Planning cannot fail: what the profile asks for and the node
 // does not have, and what the node has and cannot offer, is a warning. The
-// order of boards and partitions does not matter, and gpus is not modified.
+// order of GPUs and partitions does not matter, and gpus is not modified.
 func NewPlan(gpus []GPU, p Profile) Plan {
-	boards := ordered(gpus)
-	plan := Plan{Faults: faults(boards), Grants: p.Grants}
+	gpus = ordered(gpus)
+	plan := Plan{Health: healthByUnit(gpus), Grants: p.Grants, RetireAfter: p.RetireAfter}
 
-	var notes warnings
-	boards = exclude(boards, p.Exclude, &notes)
-	units := offer(boards, p.MIGStrategy, &notes)
+	var warn warnings
+	p.DeviceIDs = safeDeviceIDs(gpus, p.DeviceIDs, &warn)
+	if text := Renumbering(gpus); text != "" {
+		warn.addf("%s", text)
+	}
+	gpus = exclude(gpus, p.Exclude, &warn)
+	units := offer(gpus, p.MIGStrategy, &warn)
 	nameUnits(units, p)
-	selectShares(units, p.Shares, &notes)
-	plan.Resources = resources(units, p, &notes)
-	p.Grants.warn(plan.Resources, &notes)
-	plan.Warnings = notes.sorted()
+	assignEntries(units, p.TimeSlicing, &warn)
+	plan.Resources = resources(units, p, &warn)
+	p.Grants.warn(plan.Resources, &warn)
+	plan.Warnings = warn.sorted()
 	return plan
 }
 
-// ordered returns a deep enough copy of the boards, sorted by index, with
-// sorted partitions.
-func ordered(gpus []GPU) []GPU {
-	boards := slices.Clone(gpus)
-	slices.SortFunc(boards, func(a, b GPU) int {
-		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
-	})
-	for i := range boards {
-		partitions := slices.Clone(boards[i].Partitions)
-		slices.SortFunc(partitions, func(a, b Partition) int {
-			return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
-		})
-		boards[i].Partitions = partitions
+// safeDeviceIDs is by what grants name units. A container runtime takes an index for the
+// driver's, so while the driver does not list the GPUs as it first did, an index would give
+// a container another GPU, and they are named by UUID.
+func safeDeviceIDs(gpus []GPU, wanted DeviceIDStrategy, warn *warnings) DeviceIDStrategy {
+	if wanted == ByIndex && slices.ContainsFunc(gpus, func(g GPU) bool { return g.DriverIndex != "" }) {
+		warn.addf("deviceIDStrategy index: units are granted by UUID while the driver does not list all GPUs under their first indexes; " +
+			"a container that was granted an index before may get another GPU when it restarts")
+		return ByUUID
 	}
-	return boards
+	return wanted
 }
 
-// faults says of every board and partition why it must not be used.
-func faults(boards []GPU) map[string]string {
-	byUnit := make(map[string]string)
-	for _, board := range boards {
-		byUnit[board.UUID] = board.Fault
-		for _, partition := range board.Partitions {
-			byUnit[partition.UUID] = cmp.Or(board.Fault, partition.Fault)
+// Renumbering says which GPUs the driver has under other indexes now; "" for none.
+func Renumbering(gpus []GPU) string {
+	var moved []string
+	for _, g := range gpus {
+		if g.DriverIndex != "" && g.DriverIndex != Lost && g.DriverIndex != NotListed {
+			moved = append(moved, fmt.Sprintf("GPU %d is its %s", g.Index, g.DriverIndex))
+		}
+	}
+	if moved == nil {
+		return ""
+	}
+	return "the driver has renumbered the GPUs, Virgate has not: " + strings.Join(moved, ", ")
+}
+
+// ordered returns a deep enough copy of the GPUs, sorted by index, as their partitions.
+func ordered(gpus []GPU) []GPU {
+	gpus = slices.SortedFunc(slices.Values(gpus), func(a, b GPU) int {
+		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
+	})
+	for i := range gpus {
+		gpus[i].Partitions = slices.SortedFunc(slices.Values(gpus[i].Partitions), func(a, b Partition) int {
+			return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
+		})
+	}
+	return gpus
+}
+
+// healthByUnit has the health of every GPU and partition.
+func healthByUnit(gpus []GPU) map[string]Health {
+	byUnit := make(map[string]Health)
+	for _, gpu := range gpus {
+		byUnit[gpu.UUID] = gpu.Health
+		for _, partition := range gpu.Partitions {
+			byUnit[partition.UUID] = cmp.Or(gpu.Health, partition.Health)
 		}
 	}
 	return byUnit
 }
 
-// warnings collects what a plan has to say beside its resources.
+// warnings collects what a plan has to say besides its resources.
 type warnings []string
 
 func (w *warnings) addf(format string, args ...any) {
@@ -74,4 +105,370 @@ func (w *warnings) addf(format string, args ...any) {
 func (w warnings) sorted() []string {
 	slices.Sort(w)
 	return slices.Compact(w)
+}
+
+// exclude returns the GPUs without what the selectors name. A GPU whose partitions are all
+// named is dropped as if it were named itself, so that no warning speaks of it.
+func exclude(gpus []GPU, selectors []Selector, warn *warnings) []GPU {
+	matched := make([]bool, len(selectors))
+	// named tries every selector: a second one for the same GPU has matched something too.
+	named := func(matches func(Selector) bool) bool {
+		found := false
+		for i, selector := range selectors {
+			if matches(selector) {
+				matched[i], found = true, true
+			}
+		}
+		return found
+	}
+
+	var kept []GPU
+	for _, gpu := range gpus {
+		whole := named(func(s Selector) bool { return s.MatchGPU(gpu) })
+		partitions := slices.DeleteFunc(slices.Clone(gpu.Partitions), func(p Partition) bool {
+			return named(func(s Selector) bool { return s.MatchPartition(gpu, p) })
+		})
+		if whole || len(partitions) == 0 && len(gpu.Partitions) > 0 {
+			continue
+		}
+		gpu.Partitions = partitions
+		kept = append(kept, gpu)
+	}
+	for i, selector := range selectors {
+		if !matched[i] {
+			warn.addf("exclude[%d]: %q names nothing on this node", i, selector)
+		}
+	}
+	return kept
+}
+
+// candidate is a unit while it is being planned.
+type candidate struct {
+	gpu *GPU
+	// partition is nil for a whole GPU.
+	partition *Partition
+	// name is the resource's, before an entry of Profile.TimeSlicing renames it.
+	name string
+	// entry is the index in Profile.TimeSlicing of the unit's entry; exclusive if none.
+	entry int
+}
+
+// exclusive is the entry of a unit that a container has alone.
+const exclusive = -1
+
+// matches says whether the selector names the unit.
+func (c candidate) matches(s Selector) bool {
+	if c.partition == nil {
+		return s.MatchGPU(*c.gpu)
+	}
+	return s.MatchPartition(*c.gpu, *c.partition)
+}
+
+// offer returns the units that the MIG strategy leaves, by GPU and partition.
+func offer(gpus []GPU, strategy MIGStrategy, warn *warnings) []candidate {
+	var (
+		units []candidate
+		// With strategy "single" there must be one kind of hardware behind the name,
+		// so one GPU with MIG rules out whole GPUs, even while it has no partitions:
+		// it may be about to get some.
+		onlyPartitions = strategy == MIGSingle && slices.ContainsFunc(gpus, func(g GPU) bool { return g.MIG })
+		kind           = mostCommonProfile(gpus)
+	)
+	for i := range gpus {
+		gpu := &gpus[i]
+		if gpu.DriverIndex == NotListed {
+			warn.addf("%s: not offered: the driver does not list it any more", describe(gpu))
+		}
+		switch {
+		case !gpu.MIG && onlyPartitions:
+			warn.addf("%s: not offered: MIG is off, while MIG strategy %q offers partitions only on this node",
+				describe(gpu), strategy)
+		case !gpu.MIG:
+			units = append(units, candidate{gpu: gpu, entry: exclusive})
+		case strategy != MIGSingle && strategy != MIGMixed:
+			warn.addf("%s: not offered: MIG is enabled, and MIG strategy %q offers whole GPUs only",
+				describe(gpu), MIGNone)
+		case gpu.Denied:
+			warn.addf("%s: its partitions cannot be read, or not all about them: %s", describe(gpu), NoMIGRight)
+			units = append(units, partitions(gpu, strategy == MIGSingle, kind, warn)...)
+		case len(gpu.Partitions) == 0:
+			warn.addf("%s: not offered: MIG is enabled, and there are no partitions", describe(gpu))
+		default:
+			units = append(units, partitions(gpu, strategy == MIGSingle, kind, warn)...)
+		}
+	}
+	return units
+}
+
+// partitions returns the GPU's partitions, or those of one kind with a warning about the
+// others. One whose profile is unknown cannot be offered: its resource has no name.
+func partitions(gpu *GPU, oneKind bool, kind mig.Profile, warn *warnings) []candidate {
+	var units []candidate
+	others := make(map[mig.Profile]int)
+	for j := range gpu.Partitions {
+		partition := &gpu.Partitions[j]
+		switch {
+		case partition.Profile.IsZero():
+			warn.addf("%s: partition %d (%s) not offered: its MIG profile is unknown",
+				describe(gpu), partition.Index, partition.UUID)
+		case oneKind && partition.Profile != kind:
+			others[partition.Profile]++
+		default:
+			units = append(units, candidate{gpu: gpu, partition: partition, entry: exclusive})
+		}
+	}
+	for profile, count := range others {
+		warn.addf("%s: %d × %s not offered: MIG strategy %q offers one kind of partition, on this node %s",
+			describe(gpu), count, profile, MIGSingle, kind)
+	}
+	return units
+}
+
+// NoMIGRight is what the program lacks where the driver answers NO_PERMISSION about a GPU
+// with MIG, as in a warning of a plan.
+const NoMIGRight = "the container lacks the right to monitor MIG, which takes the capability SYS_ADMIN and NVIDIA_MIG_MONITOR_DEVICES=all, or a privileged container"
+
+// mostCommonProfile returns the MIG profile with the most partitions, the smaller
+// of two that have as many; the zero profile when there are no partitions.
+// Unhealthy partitions count too: a fault must not change what a node advertises.
+func mostCommonProfile(gpus []GPU) mig.Profile {
+	counts := make(map[mig.Profile]int)
+	for _, gpu := range gpus {
+		for _, partition := range gpu.Partitions {
+			if gpu.MIG {
+				counts[partition.Profile]++
+			}
+		}
+	}
+	delete(counts, mig.Profile{})
+	var best mig.Profile
+	for profile, count := range counts {
+		if count > counts[best] || count == counts[best] && profile.Compare(best) < 0 {
+			best = profile
+		}
+	}
+	return best
+}
+
+// describe names a GPU in a warning.
+func describe(g *GPU) string { return fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID) }
+
+// defaultDomain is that of resources that no rule names, as in NVIDIA's internal/rm/rm.go.
+const defaultDomain = "nvidia.com/"
+
+// nameUnits gives each unit the name of its resource. With MIG strategy single a
+// partition has the name that its GPU would have.
+func nameUnits(units []candidate, p Profile) {
+	for i := range units {
+		u := &units[i]
+		if u.partition == nil || p.MIGStrategy == MIGSingle {
+			u.name = resourceName(u.gpu.Model, p.GPUNames, defaultDomain+"gpu")
+			continue
+		}
+		profile := u.partition.Profile
+		u.name = resourceName(profile.String(), p.MIGNames, defaultDomain+profile.ResourceName())
+	}
+}
+
+// resourceName returns the name of the first rule that matches s.
+func resourceName(s string, rules []NamingRule, otherwise string) string {
+	for _, rule := range rules {
+		if rule.Pattern.Match(s) {
+			return rule.Name
+		}
+	}
+	return otherwise
+}
+
+// assignEntries gives each unit to the first time-slicing entry that selects it, in
+// the order of the document, and warns about what an entry asks for and does not get.
+func assignEntries(units []candidate, entries []ReplicatedResource, warn *warnings) {
+	for i, entry := range entries {
+		all, free := unitsOf(units, entry.Resource)
+		switch {
+		case len(all) == 0:
+			warn.addf("%s: no unit of %s on this node", entry.Path, entry.Resource)
+		case len(free) == 0:
+			warn.addf("%s: earlier entries take every unit of %s", entry.Path, entry.Resource)
+		default:
+			for _, unit := range entry.choose(all, free, warn) {
+				unit.entry = i
+			}
+		}
+	}
+}
+
+// unitsOf returns a resource's units, and those of them that belong to no entry yet.
+func unitsOf(units []candidate, resource string) (all, free []*candidate) {
+	for i := range units {
+		unit := &units[i]
+		if unit.name != resource {
+			continue
+		}
+		all = append(all, unit)
+		if unit.entry == exclusive {
+			free = append(free, unit)
+		}
+	}
+	return all, free
+}
+
+// choose returns those of the free units that the entry selects.
+func (e ReplicatedResource) choose(all, free []*candidate, warn *warnings) []*candidate {
+	switch {
+	case e.Select.All():
+		return free
+	case e.Select.List != nil:
+		return e.chooseListed(all, free, warn)
+	case e.Select.Count > len(free):
+		warn.addf("%s.devices: %d units of %s wanted, %d free on this node",
+			e.Path, e.Select.Count, e.Resource, len(free))
+		return free
+	}
+	return free[:e.Select.Count]
+}
+
+func (e ReplicatedResource) chooseListed(all, free []*candidate, warn *warnings) (chosen []*candidate) {
+	for i, selector := range e.Select.List {
+		matches := func(unit *candidate) bool { return unit.matches(selector) }
+		before := len(chosen)
+		for _, unit := range free {
+			if matches(unit) {
+				chosen = append(chosen, unit)
+			}
+		}
+		switch {
+		case len(chosen) > before:
+		case slices.ContainsFunc(all, matches):
+			warn.addf("%s.devices[%d]: earlier entries take what %q selects of %s",
+				e.Path, i, selector, e.Resource)
+		default:
+			warn.addf("%s.devices[%d]: %q selects no unit of %s on this node",
+				e.Path, i, selector, e.Resource)
+		}
+	}
+	return chosen
+}
+
+// resources gathers the units under their final names, by name. Units of several entries may
+// have one name: their resource then has the policy of the document's first entry.
+func resources(units []candidate, p Profile, warn *warnings) []Resource {
+	members := make(map[string][]candidate)
+	for _, unit := range units {
+		name := unit.name
+		if unit.entry != exclusive {
+			name = cmp.Or(p.TimeSlicing[unit.entry].Rename, name)
+		}
+		members[name] = append(members[name], unit)
+	}
+
+	var all []Resource
+	for _, name := range slices.Sorted(maps.Keys(members)) {
+		resource := Resource{Name: name, FailRequestsGreaterThanOne: p.FailRequestsGreaterThanOne, DeviceIDs: p.DeviceIDs}
+		resource.Policy, resource.SpreadStrict = policyOf(name, members[name], p, warn)
+		// Only now, because a GPU that is gone must change nothing for the others.
+		there := slices.DeleteFunc(members[name], func(u candidate) bool { return u.gpu.DriverIndex == NotListed })
+		if len(there) == 0 {
+			continue
+		}
+		resource.Units = withinListLimit(name, there, p, warn)
+		resource.Devices = devices(resource.Units)
+		all = append(all, resource)
+	}
+	return all
+}
+
+// policyOf returns how a resource's devices are chosen, and warns about other entries.
+func policyOf(name string, units []candidate, p Profile, warn *warnings) (policy AllocationPolicy, strict bool) {
+	first := -1
+	for i, entry := range p.TimeSlicing {
+		switch {
+		case !slices.ContainsFunc(units, func(c candidate) bool { return c.entry == i }):
+		case first < 0:
+			first, policy, strict = i, entry.Policy, entry.SpreadStrict
+		case entry.Policy != policy || entry.SpreadStrict != strict:
+			warn.addf("%s: the policy of %s is that of %s", entry.Path, name, p.TimeSlicing[first].Path)
+		}
+	}
+	if first < 0 {
+		return p.Policy, false
+	}
+	return policy, strict
+}
+
+// unit describes the candidate as it is advertised.
+func (c candidate) unit(entries []ReplicatedResource) Unit {
+	replicas := 1
+	if c.entry != exclusive {
+		replicas = max(1, entries[c.entry].Replicas)
+	}
+	u := Unit{
+		ID: c.gpu.UUID, GPU: c.gpu.UUID, Index: strconv.Itoa(c.gpu.Index), Minor: c.gpu.Minor,
+		Model: c.gpu.Model, GI: -1, CI: -1, NUMANode: c.gpu.NUMANode, Links: c.gpu.Links,
+		Health: c.gpu.Health, Replicas: replicas,
+	}
+	if part := c.partition; part != nil {
+		u.ID = part.UUID
+		u.Index += ":" + strconv.Itoa(part.Index)
+		u.Profile = part.Profile
+		u.GI, u.CI = part.GI, part.CI
+		// Work in a partition cannot use the GPU's links.
+		u.Links = nil
+		u.Health = cmp.Or(u.Health, part.Health)
+	}
+	return u
+}
+
+// devices returns one device of the unit's own ID where it is exclusive, else its replicas.
+func devices(units []Unit) []Device {
+	count := 0
+	for _, unit := range units {
+		count += unit.Replicas
+	}
+	all := make([]Device, 0, count)
+	for _, unit := range units {
+		device := Device{ID: unit.ID, Unit: unit.ID, Healthy: unit.Health.Healthy(), NUMANode: unit.NUMANode}
+		if unit.Replicas == 1 {
+			all = append(all, device)
+			continue
+		}
+		for replica := range unit.Replicas {
+			device.ID = NewDeviceID(unit.ID, replica)
+			all = append(all, device)
+		}
+	}
+	return all
+}
+
+// MaxDevices is the largest number of devices of a resource. The kubelet closes the
+// stream of a plugin whose list exceeds 4 MiB, and shows 0 devices from then on. That
+// is gRPC's default for received messages, which kubernetes 1.36.3 leaves as it is
+// (pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go). MaxDevices makes 3 MiB at
+// 80 bytes a device: the ID "MIG-GPU-<36 characters>/GI/CI::NNNN" of old drivers
+// takes 57 and 4 of framing, "Unhealthy" 11, a NUMA node at most 8.
+const MaxDevices = 3 << 20 / 80
+
+// withinListLimit returns the first units of a resource, as many as one list can hold.
+// Package configs refuses replicas that are too many for any node; here they are too
+// many for this one, which has more GPUs than any node ever built.
+func withinListLimit(name string, members []candidate, p Profile, warn *warnings) []Unit {
+	units := make([]Unit, 0, len(members))
+	left := MaxDevices
+	without := map[int]int{} // units by entry
+	for _, member := range members {
+		unit := member.unit(p.TimeSlicing)
+		if unit.Replicas > left {
+			without[member.entry]++
+			continue
+		}
+		left -= unit.Replicas
+		units = append(units, unit)
+	}
+	for i, entry := range p.TimeSlicing {
+		if count := without[i]; count > 0 {
+			warn.addf("%s.replicas: %d of %d units with %d replicas are not offered as %s: the kubelet takes no list beyond 4 MiB, which is %d devices",
+				entry.Path, count, len(members), entry.Replicas, name, MaxDevices)
+		}
+	}
+	return units
 }

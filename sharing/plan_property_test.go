@@ -11,44 +11,44 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// randomNode makes up to eight boards: some with MIG, some sick.
+// randomNode makes up to eight GPUs: some with MIG, some sick.
 func randomNode(r *rand.Rand) []GPU {
-	fault := func() string {
+	health := func() Health {
 		if r.IntN(5) == 0 {
-			return "xid 79"
+			return Faulty("xid 79")
 		}
-		return ""
+		return Health{}
 	}
 	kinds := []mig.Profile{oneG(), oneGME(), twoG(), halfG(), threeG(), {}}
-	var boards []GPU
+	var gpus []GPU
 	for index := range r.IntN(9) {
-		board := whole(index, []string{a100, t4}[r.IntN(2)])
+		gpu := whole(index, []string{a100, t4}[r.IntN(2)])
 		if r.IntN(2) == 0 {
 			var profiles []mig.Profile
 			for range r.IntN(5) {
 				profiles = append(profiles, kinds[r.IntN(len(kinds))])
 			}
-			board = cut(index, profiles...)
-			for i := range board.Partitions {
-				board.Partitions[i].Fault = fault()
+			gpu = cut(index, profiles...)
+			for i := range gpu.Partitions {
+				gpu.Partitions[i].Health = health()
 			}
 		}
-		board.Fault = fault()
-		boards = append(boards, board)
+		gpu.Health = health()
+		gpus = append(gpus, gpu)
 	}
-	return boards
+	return gpus
 }
 
 // randomProfile makes a profile that fits such nodes now and then.
 func randomProfile(r *rand.Rand, t *testing.T) Profile {
 	names := []string{"nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "nvidia.com/mig-2g.10gb", "nvidia.com/t4"}
 	texts := []string{"0", "1", "2:0", "3:1", "7", whole(4, t4).UUID, "0000:05:00.0"}
-	var shares []Share
+	var shares []ReplicatedResource
 	for range r.IntN(4) {
-		share := Share{
+		share := ReplicatedResource{
 			Resource: names[r.IntN(len(names))],
 			Replicas: r.IntN(4),
-			Policy:   []Policy{Distributed, Packed, Spread}[r.IntN(3)],
+			Policy:   []AllocationPolicy{Distributed, Packed, Spread}[r.IntN(3)],
 		}
 		if r.IntN(2) == 0 {
 			share.Rename = names[r.IntN(len(names))]
@@ -64,7 +64,7 @@ func randomProfile(r *rand.Rand, t *testing.T) Profile {
 	profile := defaults(shares...)
 	profile.MIGStrategy = []MIGStrategy{MIGNone, MIGSingle, MIGMixed}[r.IntN(3)]
 	if r.IntN(2) == 0 {
-		profile.GPUNames = []Naming{{"T4", "nvidia.com/t4"}, {"*", "nvidia.com/gpu"}}
+		profile.GPUNames = []NamingRule{{"T4", "nvidia.com/t4"}, {"*", "nvidia.com/gpu"}}
 	}
 	if r.IntN(3) == 0 {
 		profile.Exclude = selectors(t, texts[r.IntN(len(texts))])
@@ -81,13 +81,13 @@ func TestPlanProperties(t *testing.T) {
 			t.Errorf("node %d: %s", i, problem)
 		}
 		if diff := cmp.Diff(plan, NewPlan(shuffledNode(r, gpus), profile)); diff != "" {
-			t.Errorf("node %d: the order of the boards matters:\n%s", i, diff)
+			t.Errorf("node %d: the order of the GPUs matters:\n%s", i, diff)
 		}
 		if diff := cmp.Diff(shape(plan), shape(NewPlan(healed(gpus), profile))); diff != "" {
 			t.Errorf("node %d: health changes what is offered (-sick +healthy):\n%s", i, diff)
 		}
 		if t.Failed() {
-			t.Fatalf("boards %+v\nprofile %+v", gpus, profile)
+			t.Fatalf("GPUs %+v\nprofile %+v", gpus, profile)
 		}
 	}
 }
@@ -114,16 +114,16 @@ func problems(gpus []GPU, profile Profile, plan Plan) (found []string) {
 				report("unit %s is in %s and %s", unit.ID, other, resource.Name)
 			}
 			seen[unit.ID] = resource.Name
-			fault, known := plan.Faults[unit.ID]
-			if !known || fault != unit.Fault {
-				report("unit %s has fault %q, the inventory %q, %v", unit.ID, unit.Fault, fault, known)
+			health, known := plan.Health[unit.ID]
+			if !known || health != unit.Health {
+				report("unit %s has fault %q, the inventory %q, %v", unit.ID, unit.Health, health, known)
 			}
 			for replica := range unit.Replicas {
 				if len(devices) == 0 {
 					report("%s has too few devices", resource.Name)
 					return found
 				}
-				want := Device{ID: NewDeviceID(unit.ID, replica), Unit: unit.ID, Healthy: fault == "", NUMANode: unit.NUMANode}
+				want := Device{ID: NewDeviceID(unit.ID, replica), Unit: unit.ID, Healthy: health.Healthy(), NUMANode: unit.NUMANode}
 				if unit.Replicas == 1 {
 					want.ID = unit.ID
 				}
@@ -143,21 +143,21 @@ func problems(gpus []GPU, profile Profile, plan Plan) (found []string) {
 // misplaced says which units are offered and must not be, or the reverse.
 func misplaced(gpus []GPU, profile Profile, plan Plan, offered map[string]string) (found []string) {
 	excluded := func(matches func(Selector) bool) bool { return slices.ContainsFunc(profile.Exclude, matches) }
-	for _, board := range gpus {
-		_, asWhole := offered[board.UUID]
-		out := excluded(func(s Selector) bool { return s.MatchGPU(board) })
+	for _, gpu := range gpus {
+		_, asWhole := offered[gpu.UUID]
+		out := excluded(func(s Selector) bool { return s.MatchGPU(gpu) })
 		switch {
-		case asWhole && (board.MIG || out):
-			found = append(found, fmt.Sprintf("board %d is offered", board.Index))
-		case !asWhole && !board.MIG && !out && profile.MIGStrategy != MIGSingle:
-			found = append(found, fmt.Sprintf("board %d is not offered", board.Index))
+		case asWhole && (gpu.MIG || out):
+			found = append(found, fmt.Sprintf("GPU %d is offered", gpu.Index))
+		case !asWhole && !gpu.MIG && !out && profile.MIGStrategy != MIGSingle:
+			found = append(found, fmt.Sprintf("GPU %d is not offered", gpu.Index))
 		}
-		for _, partition := range board.Partitions {
+		for _, partition := range gpu.Partitions {
 			_, here := offered[partition.UUID]
-			out := excluded(func(s Selector) bool { return s.MatchPartition(board, partition) })
+			out := excluded(func(s Selector) bool { return s.MatchPartition(gpu, partition) })
 			allowed := profile.MIGStrategy != MIGNone && !out && !partition.Profile.IsZero()
 			if here && !allowed || !here && allowed && profile.MIGStrategy == MIGMixed {
-				found = append(found, fmt.Sprintf("partition %d:%d is offered: %v", board.Index, partition.Index, here))
+				found = append(found, fmt.Sprintf("partition %d:%d is offered: %v", gpu.Index, partition.Index, here))
 			}
 		}
 	}
@@ -168,26 +168,26 @@ func misplaced(gpus []GPU, profile Profile, plan Plan, offered map[string]string
 }
 
 func shuffledNode(r *rand.Rand, gpus []GPU) []GPU {
-	boards := slices.Clone(gpus)
-	r.Shuffle(len(boards), func(i, j int) { boards[i], boards[j] = boards[j], boards[i] })
-	for _, board := range boards {
-		parts := slices.Clone(board.Partitions)
+	gpus = slices.Clone(gpus)
+	r.Shuffle(len(gpus), func(i, j int) { gpus[i], gpus[j] = gpus[j], gpus[i] })
+	for _, gpu := range gpus {
+		parts := slices.Clone(gpu.Partitions)
 		r.Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
-		boards[slices.IndexFunc(boards, func(g GPU) bool { return g.UUID == board.UUID })].Partitions = parts
+		gpus[slices.IndexFunc(gpus, func(g GPU) bool { return g.UUID == gpu.UUID })].Partitions = parts
 	}
-	return boards
+	return gpus
 }
 
 func healed(gpus []GPU) []GPU {
-	boards := slices.Clone(gpus)
-	for i := range boards {
-		boards[i].Fault = ""
-		boards[i].Partitions = slices.Clone(boards[i].Partitions)
-		for j := range boards[i].Partitions {
-			boards[i].Partitions[j].Fault = ""
+	gpus = slices.Clone(gpus)
+	for i := range gpus {
+		gpus[i].Health = Health{}
+		gpus[i].Partitions = slices.Clone(gpus[i].Partitions)
+		for j := range gpus[i].Partitions {
+			gpus[i].Partitions[j].Health = Health{}
 		}
 	}
-	return boards
+	return gpus
 }
 
 // shape is what a plan offers, whatever its health.
@@ -201,4 +201,38 @@ func shape(plan Plan) [][]string {
 		shapes = append(shapes, names)
 	}
 	return shapes
+}
+
+// TestMissingGPUChangesNoOther checks that a plan offers the other GPUs as if the missing one
+// were there.
+func TestMissingGPUChangesNoOther(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 8))
+	for i := range 1500 {
+		gpus, profile := randomNode(r), randomProfile(r, t)
+		if len(gpus) == 0 {
+			continue
+		}
+		missing := gpus[r.IntN(len(gpus))].UUID
+		before := NewPlan(gpus, profile)
+		for n := range gpus {
+			if gpus[n].UUID == missing {
+				gpus[n].DriverIndex = NotListed
+			}
+		}
+		var want []Resource
+		for _, resource := range before.Resources {
+			units := map[string]bool{}
+			resource.Units = slices.DeleteFunc(slices.Clone(resource.Units), func(u Unit) bool {
+				units[u.ID] = u.GPU == missing
+				return u.GPU == missing
+			})
+			resource.Devices = slices.DeleteFunc(slices.Clone(resource.Devices), func(d Device) bool { return units[d.Unit] })
+			if len(resource.Units) > 0 {
+				want = append(want, resource)
+			}
+		}
+		if diff := cmp.Diff(want, NewPlan(gpus, profile).Resources); diff != "" {
+			t.Fatalf("case %d, without %s (-want +got):\n%s", i, missing, diff)
+		}
+	}
 }

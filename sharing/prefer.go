@@ -1,120 +1,114 @@
 package sharing
 
+import (
+	"math"
+	"slices"
+)
+
 // Prefer returns the devices that a container should get: size IDs, first those
 // of must, then the best of available. This is what the kubelet asks in
 // GetPreferredAllocation. docs/placement.md has an example of each rule.
 //
-// Where all healthy devices of available are whole boards that a container has
-// alone, it gets the boards that are linked best to each other and to those of
-// must, by NVLinks, the distance on the bus and NUMA nodes; of equally good
-// sets the one that leaves the best linked boards to others. The policy does
-// not matter then. Where no links or too many boards are known, that is the
-// order of the list.
+// Where every healthy available device is a whole GPU that a container has alone,
+// the policy does not matter: the container gets the GPUs that are connected best
+// to each other and to those of must, by NVLinks, distance on the PCI bus and NUMA
+// nodes. Of equally good sets it gets the one that leaves the best connected GPUs
+// to others. Where no links, or too many GPUs, are known, the order of the list
+// decides.
 //
-// Otherwise units are taken by the index's policy. A unit is used by as many
-// pods as it has healthy devices in the list that are neither available nor in
-// must; an unhealthy device that is not available is nobody's. The units of a
-// board use the board together.
+// Otherwise units are picked by the policy. Healthy devices of the list that are
+// neither available nor in must are in use by pods; unhealthy ones that are not
+// available are in use by nobody. A GPU's use is the sum over its units.
 //
-//   - Distributed: least used unit first, the picks made so far counted
-//   - Packed: most used board first, the picks made so far counted, and of its
+//   - Distributed: the least used unit first, counting the picks made so far
+//   - Packed: the most used GPU first, counting the picks made so far, and of its
 //     units the most used
-//   - Spread: fewest picks from the unit first, so distinct units while there
-//     are any; then fewest from the board; then least used
+//   - Spread: the unit with the fewest picks first, so distinct units while there
+//     are any; then the GPU with the fewest; then the least used
 //
-// Where that leaves a choice it is made by fewer picks (more for Packed), by the
-// least used board, by fewer unhealthy devices, by the order of the list.
+// Ties are broken by fewer picks (more for Packed), then by the least used GPU,
+// fewer unhealthy devices, and the order of the list.
 //
-// It always returns as many IDs as it can: unhealthy ones and then those that
-// the list does not have are the last resort, and nothing is an error. With
-// fewer than size IDs to choose from it returns them all; with more than size in
-// must, the first size of these in the order of the list; with none, nil. The
-// order and repetition of IDs in available and must make no difference.
-func (x *Index) Prefer(available, must []string, size int) []string {
+// Prefer never fails, and returns as many IDs as it can: the last resort are
+// unhealthy devices, then IDs that the list does not have. With fewer than size
+// IDs to choose from it returns them all; with more than size in must, the first
+// size of these in the order of the list; with none, nil. The order of IDs in
+// available and must, and their repetition, make no difference.
+func (x *DeviceSet) Prefer(available, must []string, size int) []string {
 	if size <= 0 {
 		return nil
 	}
 	c := x.newChoice(available, must)
 	picked := make([]string, 0, min(size, len(available)+len(must)))
-	picked = c.takeRequired(picked, size)
+	picked = take(c.takeAll(picked, required, size), c.required, size)
 	picked = c.takeHealthy(picked, size)
-	picked = c.takeSick(picked, size)
-	picked = take(picked, c.unknown, size)
+	picked = take(c.takeAll(picked, free, size), c.unknown, size)
 	if len(picked) == 0 {
 		return nil
 	}
 	return picked
 }
 
-// takeRequired takes what the container must have.
-func (c *choice) takeRequired(picked []string, size int) []string {
+// takeAll takes the devices of that state, in the order of the list.
+func (c *choice) takeAll(picked []string, of deviceState, size int) []string {
 	for at, state := range c.state {
-		if state == required && len(picked) < size {
-			picked = append(picked, c.devices[at].ID)
-			c.count(c.bucketOf[at])
+		if state == of && len(picked) < size {
+			picked = append(picked, c.ids[at])
+			c.count(c.groupOf[at])
 		}
-	}
-	return take(picked, c.required, size)
-}
-
-// takeHealthy takes healthy devices: boards by their links where that makes
-// sense, else each device from the unit that is best then.
-func (c *choice) takeHealthy(picked []string, size int) []string {
-	if c.near != nil {
-		if free, ok := c.freeSeats(); ok {
-			return c.takeNear(picked, free, size)
-		}
-	}
-	queue := c.newQueue()
-	for len(picked) < size && len(queue.heap) > 0 {
-		picked = append(picked, c.devices[c.pick(queue.heap[0])].ID)
-		queue.fix()
 	}
 	return picked
 }
 
-// freeSeats returns the seats of the boards that are free and healthy,
-// ascending. It is not ok when some free healthy device is not a whole board
-// alone: how much of a shared board a container gets does not depend on links.
-func (c *choice) freeSeats() (seats []int, ok bool) {
-	for b, unit := range c.units {
+// takeHealthy takes healthy devices: whole GPUs by their links, anything else one
+// by one from the unit that is best at that moment.
+func (c *choice) takeHealthy(picked []string, size int) []string {
+	if c.topology != nil {
+		if free, ok := c.freeWholeGPUs(); ok {
+			return c.takeLinked(picked, free, size)
+		}
+	}
+	ranks := make([]rank, len(c.gpus))
+	for len(picked) < size {
+		best, found := c.bestUnit(ranks)
+		if !found {
+			break
+		}
+		picked = append(picked, c.ids[c.pick(best)])
+		ranks[c.groups[best].gpu] = rank{}
+	}
+	return picked
+}
+
+// freeWholeGPUs returns the places in the topology of the GPUs that are free and
+// healthy, ascending. It is not ok when some free healthy device is not a whole
+// GPU: links say nothing of how much of a shared GPU a container gets.
+func (c *choice) freeWholeGPUs() (places []int, ok bool) {
+	for group, unit := range c.units {
 		if unit.left == 0 {
 			continue
 		}
-		seat := c.buckets[b].seat
-		if seat == noSeat {
+		place, whole := slices.BinarySearch(c.wholeGPUs, group)
+		if !whole {
 			return nil, false
 		}
-		seats = append(seats, seat)
+		places = append(places, place)
 	}
-	return seats, true
+	return places, true
 }
 
-// takeNear takes those of the free boards that are linked best to each other
-// and to the boards that the container has already.
-func (c *choice) takeNear(picked []string, seats []int, size int) []string {
-	wanted := min(size-len(picked), len(seats))
+// takeLinked takes those of the free GPUs that are connected best to each other
+// and to the GPUs that the container already has.
+func (c *choice) takeLinked(picked []string, places []int, size int) []string {
+	wanted := min(size-len(picked), len(places))
 	var own []int
-	for seat, b := range c.seats {
-		if c.units[b].picks > 0 {
-			own = append(own, seat)
+	for place, group := range c.wholeGPUs {
+		if c.units[group].picks > 0 {
+			own = append(own, place)
 		}
 	}
-	for _, seat := range c.near.nearest(seats, own, wanted) {
-		picked = append(picked, c.devices[c.pick(c.seats[seat])].ID)
-	}
-	return picked
-}
-
-// takeSick takes unhealthy devices, in the order of the list.
-func (c *choice) takeSick(picked []string, size int) []string {
-	for at, state := range c.state {
-		if len(picked) == size {
-			break
-		}
-		if state == free {
-			picked = append(picked, c.devices[at].ID)
-		}
+	for _, place := range c.topology.bestSet(places, own, wanted) {
+		picked = append(picked, c.ids[c.pick(c.wholeGPUs[place])])
 	}
 	return picked
 }
@@ -122,4 +116,154 @@ func (c *choice) takeSick(picked []string, size int) []string {
 // take appends IDs until there are size.
 func take(picked, ids []string, size int) []string {
 	return append(picked, ids[:min(len(ids), max(0, size-len(picked)))]...)
+}
+
+// choice is one call of Prefer.
+type choice struct {
+	*DeviceSet
+	// state is what the caller said of each device of the list.
+	state []deviceState
+	// required and unknown are IDs of must and of available that the list lacks, sorted.
+	required, unknown []string
+	units             []unitState
+	gpus              []use
+}
+
+type deviceState uint8
+
+const (
+	held deviceState = iota
+	free
+	required
+	taken
+)
+
+// unitState is a unit during one call of Prefer.
+type unitState struct {
+	use
+	// left is the number of healthy devices that may still be picked.
+	left int
+	// next is where in members of its unitGroup to look for the next of them.
+	next int
+}
+
+// use is how much of a unit, or of all units of a GPU, is used during one call of Prefer.
+type use struct {
+	// used counts the healthy devices that pods hold, picks those that this container gets.
+	used, picks, unhealthy int
+}
+
+// newChoice records by device and by unit what the caller said.
+func (x *DeviceSet) newChoice(available, must []string) *choice {
+	c := &choice{
+		DeviceSet: x, state: make([]deviceState, len(x.ids)),
+		units: make([]unitState, len(x.groups)), gpus: make([]use, len(x.gpuUnits)),
+	}
+	c.unknown = c.mark(available, free)
+	c.required = c.mark(must, required)
+	if len(c.required) > 0 {
+		c.unknown = slices.DeleteFunc(c.unknown, func(id string) bool {
+			_, found := slices.BinarySearch(c.required, id)
+			return found
+		})
+	}
+	for at, group := range x.groupOf {
+		switch {
+		case group == noGroup:
+		case !x.healthy[at]:
+			c.units[group].unhealthy++
+			c.gpu(group).unhealthy++
+		case c.state[at] == held:
+			c.units[group].used++
+			c.gpu(group).used++
+		case c.state[at] == free:
+			c.units[group].left++
+		}
+	}
+	return c
+}
+
+// mark notes the state of the devices and returns the IDs that the list lacks, sorted.
+func (c *choice) mark(ids []string, state deviceState) []string {
+	var unknown []string
+	for _, id := range ids {
+		if at, known := c.position[id]; known {
+			c.state[at] = state
+		} else {
+			unknown = append(unknown, id)
+		}
+	}
+	slices.Sort(unknown)
+	return slices.Compact(unknown)
+}
+
+// pick takes the unit's next healthy device and returns its position.
+func (c *choice) pick(group int) int {
+	unit, members := &c.units[group], c.groups[group].members
+	unit.next += slices.IndexFunc(members[unit.next:], func(at int) bool { return c.state[at] == free && c.healthy[at] })
+	at := members[unit.next]
+	c.state[at] = taken
+	unit.left--
+	c.count(group)
+	return at
+}
+
+// count counts a device of the unit as picked.
+func (c *choice) count(group int) {
+	c.units[group].picks++
+	c.gpu(group).picks++
+}
+
+// gpu is the use of the unit's GPU.
+func (c *choice) gpu(group int) *use { return &c.gpus[c.groups[group].gpu] }
+
+// bestUnit returns the unit to pick from next; not found when no healthy device is left.
+// ranks are those of each GPU's best unit; one that is zero is found again.
+func (c *choice) bestUnit(ranks []rank) (group int, found bool) {
+	lowest := &rank{none}
+	for gpu := range ranks {
+		best := &ranks[gpu]
+		if *best == (rank{}) {
+			*best = rank{none}
+			for _, unit := range c.gpuUnits[gpu] {
+				if r := c.rank(unit); c.units[unit].left > 0 && r.less(best) {
+					*best = r
+				}
+			}
+		}
+		if best.less(lowest) {
+			lowest = best
+		}
+	}
+	return lowest[byPlace] - 1, lowest[0] != none
+}
+
+// rank is what units are compared by, from left to right; the lower one is picked from. The
+// last element is the unit's place in groups, from 1. none is the first where there is no unit.
+type rank [byPlace + 1]int
+
+const byPlace, none = 7, math.MaxInt
+
+func (r *rank) less(other *rank) bool {
+	for i := range r {
+		if r[i] != other[i] {
+			return r[i] < other[i]
+		}
+	}
+	return false
+}
+
+// rank is the policy. Of units that it does not distinguish, the first is picked from.
+func (c *choice) rank(group int) rank {
+	unit, gpu := &c.units[group], c.gpu(group)
+	load, gpuLoad := unit.used+unit.picks, gpu.used+gpu.picks
+	switch c.policy {
+	case Packed:
+		// All units of one GPU come before those of the next.
+		return rank{-gpuLoad, -gpu.picks, gpu.unhealthy, c.groups[group].gpu, -load, -unit.picks, unit.unhealthy, group + 1}
+	case Spread:
+		return rank{unit.picks, gpu.picks, load, gpuLoad, unit.unhealthy, byPlace: group + 1}
+	default:
+		return rank{load, unit.picks, gpuLoad, gpu.picks, unit.unhealthy, byPlace: group + 1}
+	}
 }

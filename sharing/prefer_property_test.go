@@ -15,15 +15,15 @@ type question struct {
 	size            int
 }
 
-// newQuestion makes a question about a few small units: some devices sick, some
-// held, some required, some IDs unknown. The units may be whole boards, alone or
-// shared, with links or without, or partitions of two boards.
+// newQuestion makes a question about a few small units: some devices unhealthy, some
+// held, some required, some IDs unknown. The units may be whole GPUs, alone or
+// shared, with links or without, or partitions of two GPUs.
 func newQuestion(r *rand.Rand) question {
 	var q question
-	known, boards, most := r.IntN(4) > 0, r.IntN(3), 1+r.IntN(4)
+	known, gpus, most := r.IntN(4) > 0, r.IntN(3), 1+r.IntN(4)
 	for u := range 1 + r.IntN(6) {
 		unit := Unit{ID: string(rune('A' + u)), GPU: string(rune('A' + u)), NUMANode: r.IntN(3) - 1}
-		if r.IntN(3) < boards {
+		if r.IntN(3) < gpus {
 			unit.GPU = "GPU-" + string(rune('0'+r.IntN(2)))
 		}
 		for peer := range u {
@@ -63,8 +63,8 @@ func (q *question) addDevices(r *rand.Rand, unit string, replicas int) {
 }
 
 // ask asks an index of the question's devices.
-func (q question) ask(policy Policy) []string {
-	return NewIndex(q.devices, q.units, policy).Prefer(q.available, q.must, q.size)
+func (q question) ask(policy AllocationPolicy) []string {
+	return NewDeviceSet(q.devices, q.units, policy).Prefer(q.available, q.must, q.size)
 }
 
 // shuffled is the same question in another order and with repetitions.
@@ -83,7 +83,7 @@ func (q question) shuffled(r *rand.Rand) question {
 }
 
 func TestPreferProperties(t *testing.T) {
-	for _, policy := range []Policy{Distributed, Packed, Spread} {
+	for _, policy := range AllocationPolicies() {
 		t.Run(string(policy), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(1, 2))
 			linked := 0

@@ -1,102 +1,119 @@
 package sharing
 
-// Profile is the configuration in force on a node, resolved and validated: no
-// field is optional in the sense that its absence would mean something that
-// the code has to look up elsewhere. Package configs makes profiles.
+import (
+	"strings"
+	"time"
+)
+
+// Profile is the configuration in force on a node, validated and complete: no field stands
+// for a default that is defined elsewhere. Package configs makes profiles from documents.
 type Profile struct {
-	// MIGStrategy says how boards with MIG enabled are offered.
+	// MIGStrategy says how GPUs with MIG enabled are offered.
 	MIGStrategy MIGStrategy
-	// GPUNames name whole GPUs by model; the first match wins. The last entry
-	// is always {"*", "nvidia.com/gpu"}.
-	GPUNames []Naming
+	// GPUNames name whole GPUs by model; the first match wins. Package configs adds
+	// {"*", "nvidia.com/gpu"} as the last entry.
+	GPUNames []NamingRule
 	// MIGNames name partitions by MIG profile; the first match wins. What
 	// matches none is called "nvidia.com/" + mig.Profile.ResourceName().
-	MIGNames []Naming
-	// Exclude selects boards and partitions that are never offered.
+	MIGNames []NamingRule
+	// Exclude selects GPUs and partitions that are never offered.
 	Exclude []Selector
-	// Shares are the time-slicing entries in the order of the document. A unit
-	// belongs to the first entry that selects it; a unit of no entry is
-	// exclusive.
-	Shares []Share
-	// OneShareOnly refuses requests for more than one device where any of them
-	// is a replica (failRequestsGreaterThanOne).
-	OneShareOnly bool
-	// Policy is how devices are chosen where no share says otherwise.
-	Policy Policy
+	// TimeSlicing has the time-slicing entries in the order of the document. A unit
+	// belongs to the first entry that selects it; a unit of none is exclusive.
+	TimeSlicing []ReplicatedResource
+	// FailRequestsGreaterThanOne refuses requests for more than one device if one is shared.
+	FailRequestsGreaterThanOne bool
+	// Policy is how devices are chosen where no time-slicing entry says otherwise.
+	Policy AllocationPolicy
 	// DeviceIDs says by what a grant names units.
 	DeviceIDs DeviceIDStrategy
 	// Grants says what a container receives for its devices.
 	Grants Grants
 	// Health says what takes a unit out of use, and for how long.
 	Health HealthRules
-	// MIG says which partitions Virgate makes of the boards.
-	MIG Repartition
+	// MIG says which partitions Virgate makes of the GPUs.
+	MIG MIGConfig
+	// RetireAfter says how long held devices that this profile does not want stay Healthy.
+	RetireAfter RetireAfter
 }
 
-// Naming gives the resource name for what matches Pattern.
-type Naming struct {
+// RetireAfter says how long a device that a pod holds stays Healthy when the profile
+// does not want it any more. While it is Healthy, its pod is not affected, but the next
+// waiting pod gets it as soon as it is free.
+type RetireAfter struct {
+	// Shrink is for devices of a unit that has fewer replicas than before. Without
+	// ShrinkSet, the program's own setting counts.
+	Shrink    time.Duration
+	ShrinkSet bool
+	// Switch is for units that get another name, become shared or exclusive, are
+	// excluded or are partitioned: they change when their last holder is gone.
+	Switch time.Duration
+}
+
+// NamingRule gives the resource name for what matches Pattern.
+type NamingRule struct {
 	Pattern Pattern
 	// Name is a fully qualified resource name, for example "nvidia.com/gpu".
 	Name string
 }
 
-// Share is one time-slicing entry: which units of which resource are offered
-// how often.
-type Share struct {
-	// Path is the entry's place in the document, for warnings:
-	// "sharing.timeSlicing.resources[1]".
+// ReplicatedResource is a time-slicing entry: which units have how many replicas.
+type ReplicatedResource struct {
+	// Path is the entry's place in the document: "sharing.timeSlicing.resources[1]".
 	Path string
 	// Resource is the name that the units have before Rename.
 	Resource string
-	// Select chooses among the resource's units that no earlier entry took.
+	// Select chooses among the resource's units that belong to no earlier entry.
 	Select Selection
-	// Replicas is the number of devices a unit; 1 means exclusive.
+	// Replicas is the number of devices per unit; 1 means exclusive.
 	Replicas int
-	// Rename is the name under which the units are offered; empty keeps
-	// Resource.
+	// Rename is the name under which the units are offered; empty keeps Resource.
 	Rename string
 	// Policy is how devices of the resource are chosen.
-	Policy Policy
+	Policy AllocationPolicy
 	// SpreadStrict refuses a request that would put two devices of one
 	// container on one unit. Only with policy Spread.
 	SpreadStrict bool
 }
 
-// Selection is all units, the first Count by board and partition index, or
+// Selection is all units, the first Count by GPU and partition index, or
 // those that match a selector of List. At most one of Count and List is set.
 type Selection struct {
 	Count int
 	List  []Selector
 }
 
-// All says that the selection takes every unit.
+// All says whether the selection takes every unit.
 func (s Selection) All() bool { return s.Count == 0 && s.List == nil }
 
-// MIGStrategy says how boards with MIG enabled are offered. The names are those
-// of NVIDIA's device plugin.
+// MIGStrategy says how GPUs with MIG enabled are offered, by NVIDIA's names.
 type MIGStrategy string
 
 const (
-	// MIGNone withholds boards with MIG enabled: as whole GPUs they run nothing.
+	// MIGNone offers no GPU with MIG enabled, as it cannot run work as a whole.
 	MIGNone MIGStrategy = "none"
-	// MIGSingle offers the partitions of the node's most numerous MIG profile
-	// as if they were whole GPUs.
+	// MIGSingle offers the partitions of the most numerous MIG profile as if whole GPUs.
 	MIGSingle MIGStrategy = "single"
 	// MIGMixed offers each MIG profile under its own resource name.
 	MIGMixed MIGStrategy = "mixed"
 )
 
-// Policy says which devices a container gets when there is a choice.
-type Policy string
+// AllocationPolicy says which devices a container gets when there is a choice.
+type AllocationPolicy string
 
 const (
 	// Distributed takes the least used unit first.
-	Distributed Policy = "distributed"
-	// Packed takes the unit that pods use most first.
-	Packed Policy = "packed"
-	// Spread takes distinct units for one container while there are any.
-	Spread Policy = "spread"
+	Distributed AllocationPolicy = "distributed"
+	// Packed takes the most used unit first.
+	Packed AllocationPolicy = "packed"
+	// Spread takes distinct units for one container as long as there are any.
+	Spread AllocationPolicy = "spread"
 )
+
+// AllocationPolicies are all policies, the default first.
+func AllocationPolicies() []AllocationPolicy {
+	return []AllocationPolicy{Distributed, Packed, Spread}
+}
 
 // DeviceIDStrategy says by what a grant names units.
 type DeviceIDStrategy string
@@ -104,6 +121,29 @@ type DeviceIDStrategy string
 const (
 	// ByUUID names units by UUID.
 	ByUUID DeviceIDStrategy = "uuid"
-	// ByIndex names whole GPUs by the driver's index and partitions by "g:i".
+	// ByIndex names whole GPUs by index and partitions by "g:i", while each has the driver's.
 	ByIndex DeviceIDStrategy = "index"
 )
+
+// Pattern is a text in which each '*' stands for any characters, also for none.
+// Everything else stands for itself; case matters.
+//
+// A pattern is not anchored: "A100" matches "NVIDIA A100-SXM4-40GB". NVIDIA's device
+// plugin reads those of its resources section so (api/config/v1/resources.go), and a
+// profile written for it must name the same GPUs here. So a '*' at either end changes
+// nothing, and the empty pattern matches everything.
+type Pattern string
+
+// Match says whether s contains the pattern, in time proportional to len(s) + len(p).
+func (p Pattern) Match(s string) bool {
+	// The leftmost match of each literal leaves the most room for the rest, so
+	// backtracking is never needed.
+	for literal := range strings.SplitSeq(string(p), "*") {
+		at := strings.Index(s, literal)
+		if at < 0 {
+			return false
+		}
+		s = s[at+len(literal):]
+	}
+	return true
+}

@@ -1,78 +1,80 @@
 package sharing
 
-import "github.com/virgate/virgate/mig"
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/virgate/virgate/mig"
+)
 
 // Plan is what a node should advertise.
 type Plan struct {
 	// Resources by name. None is without devices.
 	Resources []Resource
-	// Warnings name what the profile asked for and the node does not have, and
-	// what the node has and the profile does not offer. Sorted.
+	// Warnings name what the profile asks for in vain and what cannot be offered. Sorted.
 	Warnings []string
-	// Faults has every unit of the inventory, offered or not, and says why it
-	// must not be used; "" for a healthy one. It tells a unit that is no longer
-	// offered from one that is gone.
-	Faults map[string]string
+	// Health has every unit of the inventory by ID, offered or not. A unit that is
+	// missing here is gone, and not just no longer offered.
+	Health map[string]Health
 	// Grants says what a container receives for its devices, also for those of
 	// resources that the plan does not have any more.
 	Grants Grants
+	// RetireAfter is that of the profile.
+	RetireAfter RetireAfter
 }
 
 // Resource is a name that the kubelet advertises, with its devices.
 type Resource struct {
 	// Name is fully qualified, for example "nvidia.com/gpu.shared".
 	Name string
-	// Units are the hardware behind the devices, by board and partition index.
+	// Units are the hardware behind the devices, by GPU and partition index.
 	Units []Unit
 	// Devices are what the kubelet sees, in the order of Units, then by replica.
 	Devices []Device
 	// Policy is how devices are chosen among those available.
-	Policy Policy
+	Policy AllocationPolicy
 	// SpreadStrict refuses two devices of one unit in one container.
 	SpreadStrict bool
-	// OneShareOnly refuses more than one device in one container where any of
-	// them is a replica.
-	OneShareOnly bool
+	// FailRequestsGreaterThanOne is the profile's.
+	FailRequestsGreaterThanOne bool
 	// DeviceIDs says by what a grant names units.
 	DeviceIDs DeviceIDStrategy
 }
 
-// Unit is hardware that can be handed out: a whole GPU or a partition. Health
-// belongs to units.
+// Unit is hardware that can be handed out, a whole GPU or a partition, with its health.
 type Unit struct {
 	// ID is the UUID of the GPU or of the partition.
 	ID string
-	// GPU is the UUID of the board: ID itself for a whole GPU.
+	// GPU is the UUID of the GPU: ID itself for a whole GPU.
 	GPU string
 	// Index is the driver's index: "2" for a whole GPU, "2:0" for a partition.
 	Index string
-	// Minor is the N of the board's /dev/nvidiaN; -1 when unknown.
+	// Minor is the N of the GPU's /dev/nvidiaN; -1 when unknown.
 	Minor int
-	// Model is the board's product name.
+	// Model is the GPU's product name.
 	Model string
 	// Profile is the partition's MIG profile; zero for a whole GPU.
 	Profile mig.Profile
 	// GI and CI are the partition's instance IDs; -1 for a whole GPU.
 	GI, CI int
-	// NUMANode is the NUMA node next to the board; -1 when it has none.
+	// NUMANode is the NUMA node next to the GPU; -1 when it has none.
 	NUMANode int
-	// Links are the ways from a whole GPU to the node's other boards; none for
-	// a partition, and while they are unknown.
+	// Links are a whole GPU's connections to the node's other GPUs; none for a
+	// partition, or while they are unknown.
 	Links []Link
-	// Fault says why the unit must not be used; empty when healthy.
-	Fault string
-	// Replicas is the number of devices that stand for the unit; 1 when a
-	// container has it alone.
+	// Health says whether the unit may be used.
+	Health Health
+	// Replicas is the unit's number of devices; 1 when a container has it alone.
 	Replicas int
 }
 
-// Partition says that the unit is a MIG device and not a whole GPU.
+// Partition says whether the unit is a MIG device and not a whole GPU.
 func (u Unit) Partition() bool { return u.ID != u.GPU }
 
 // Device is an ID that the kubelet sees.
 type Device struct {
-	// ID is the unit's ID for an exclusive unit and "<unit>::<replica>" for a
-	// shared one; see ParseDeviceID.
+	// ID is the unit's ID, or "<unit>::<replica>" of a shared unit; see ParseDeviceID.
 	ID string
 	// Unit is the ID of the unit behind the device.
 	Unit string
@@ -89,4 +91,119 @@ type Allocation struct {
 	Resource string
 	// Devices are the held device IDs, sorted, each once.
 	Devices []string
+}
+
+// Strategy is how the resource's units are handed out, for display: "exclusive" (whole
+// GPUs, one container each), "time-slicing", "mig" or "mig+time-slicing" (replicas of
+// partitions). If several apply, they are in this order, separated by commas. It is
+// empty for a resource without units.
+func (r Resource) Strategy() string {
+	var found []string
+	for _, s := range []struct {
+		name              string
+		partition, shared bool
+	}{{"exclusive", false, false}, {"time-slicing", false, true}, {"mig", true, false}, {"mig+time-slicing", true, true}} {
+		if slices.ContainsFunc(r.Units, func(u Unit) bool { return u.Partition() == s.partition && (u.Replicas > 1) == s.shared }) {
+			found = append(found, s.name)
+		}
+	}
+	return strings.Join(found, ",")
+}
+
+// HealthyDevices is the number of healthy devices.
+func (r Resource) HealthyDevices() int {
+	count := 0
+	for _, device := range r.Devices {
+		if device.Healthy {
+			count++
+		}
+	}
+	return count
+}
+
+// Replicas is the largest number of devices of a unit; 0 for a resource without units.
+func (r Resource) Replicas() int {
+	most := 0
+	for _, unit := range r.Units {
+		most = max(most, unit.Replicas)
+	}
+	return most
+}
+
+// Summary is a plan in numbers, as it is shown to people and programs.
+type Summary struct {
+	Resources []ResourceSummary `json:"resources"`
+	Warnings  []string          `json:"warnings"`
+}
+
+// ResourceSummary is a resource in numbers.
+type ResourceSummary struct {
+	Name string `json:"name"`
+	// Strategy is Resource.Strategy.
+	Strategy string `json:"strategy"`
+	// Replicas is Resource.Replicas.
+	Replicas int `json:"replicas"`
+	// Units, Devices and Healthy are counts; Healthy is of devices.
+	Units   int `json:"units"`
+	Devices int `json:"devices"`
+	Healthy int `json:"healthy"`
+	// GPUs are those behind the devices, by index.
+	GPUs []GPUSummary `json:"gpus"`
+}
+
+// GPUSummary says how many of a resource's devices are a GPU's, or its partitions'.
+type GPUSummary struct {
+	UUID string `json:"uuid"`
+	// Index is the driver's.
+	Index   string `json:"index"`
+	Devices int    `json:"devices"`
+}
+
+// Summary returns the plan in numbers. Its slices are never nil.
+func (p Plan) Summary() Summary {
+	s := Summary{Resources: make([]ResourceSummary, len(p.Resources)), Warnings: append([]string{}, p.Warnings...)}
+	for i, r := range p.Resources {
+		s.Resources[i] = ResourceSummary{
+			Name: r.Name, Strategy: r.Strategy(), Replicas: r.Replicas(),
+			Units: len(r.Units), Devices: len(r.Devices), Healthy: r.HealthyDevices(),
+		}
+		gpus := []GPUSummary{}
+		for _, u := range r.Units {
+			if n := len(gpus); n == 0 || gpus[n-1].UUID != u.GPU {
+				index, _, _ := strings.Cut(u.Index, ":")
+				gpus = append(gpus, GPUSummary{UUID: u.GPU, Index: index})
+			}
+			gpus[len(gpus)-1].Devices += u.Replicas
+		}
+		s.Resources[i].GPUs = gpus
+	}
+	return s
+}
+
+// Withhold returns the plan with faults for units that cannot be granted now: reasons
+// says why, by unit. A unit that is already faulty keeps its fault, and a unit that
+// the node does not have is ignored. The plan itself is not modified.
+func (p Plan) Withhold(reasons map[string]string) Plan {
+	health := maps.Clone(p.Health)
+	for unit, known := range p.Health {
+		if reason := reasons[unit]; known.Healthy() && reason != "" {
+			health[unit] = Faulty(reason)
+		}
+	}
+	if maps.Equal(health, p.Health) {
+		return p
+	}
+	p.Health = health
+	p.Resources = slices.Clone(p.Resources)
+	for i := range p.Resources {
+		r := &p.Resources[i]
+		r.Units, r.Devices = slices.Clone(r.Units), slices.Clone(r.Devices)
+		for j := range r.Units {
+			r.Units[j].Health = health[r.Units[j].ID]
+		}
+		for j := range r.Devices {
+			r.Devices[j].Healthy = health[r.Devices[j].Unit].Healthy()
+		}
+	}
+	return p
 }

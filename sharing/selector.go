@@ -2,21 +2,22 @@ package sharing
 
 import (
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 )
 
-// Selector names a board or a partition in a profile. The grammar has what
+// Selector names a GPU or a partition in a profile. The grammar has what
 // NVIDIA's device plugin takes in a devices list (api/config/v1/replicas.go)
 // and the PCI bus ID:
 //
-//	0                         the board with this driver index
-//	GPU-<uuid>                the board with this UUID
-//	00000000:3B:00.0          the board with this PCI bus ID; a domain of four
+//	0                         the GPU with this index (GPU.Index)
+//	GPU-<uuid>                the GPU with this UUID
+//	00000000:3B:00.0          the GPU with this PCI bus ID; a domain of four
 //	                          digits, as lspci prints it, means the same
-//	0:1                       the partition with MIG device index 1 on board 0
+//	0:1                       the partition with MIG device index 1 on GPU 0
 //	MIG-<uuid>                the partition with this UUID
-//	MIG-GPU-<uuid>/<gi>/<ci>  the partition with these instances on that board,
+//	MIG-GPU-<uuid>/<gi>/<ci>  the partition with these instances on that GPU,
 //	                          as drivers before R470 named it
 //
 // Hexadecimal digits may be in either case. Selectors are comparable: two that
@@ -26,8 +27,7 @@ type Selector struct {
 	kind selectorKind
 	// name is the UUID or the bus ID, normalised; empty where indexes name it.
 	name string
-	// first and second are the board's and the MIG device's index, or the GPU
-	// and compute instance ID.
+	// first and second are the GPU's and the MIG device's index, or the instances' IDs.
 	first, second int
 }
 
@@ -43,8 +43,7 @@ const (
 	byInstances
 )
 
-// ParseSelector reads a selector. The error quotes s and says what would have
-// been accepted.
+// ParseSelector reads a selector. The error quotes s and says what is accepted.
 func ParseSelector(s string) (Selector, error) {
 	for _, parse := range [...]func(string) (Selector, bool){
 		parseIndexes, parseUUIDs, parseBusID,
@@ -67,12 +66,11 @@ func (s Selector) String() string {
 		return fmt.Sprintf("%d:%d", s.first, s.second)
 	case byInstances:
 		return fmt.Sprintf("MIG-%s/%d/%d", s.name, s.first, s.second)
-	default:
-		return s.name
 	}
+	return s.name
 }
 
-// MatchGPU says that the selector names the board.
+// MatchGPU says whether the selector names the GPU.
 func (s Selector) MatchGPU(g GPU) bool {
 	switch s.kind {
 	case byGPUIndex:
@@ -82,13 +80,11 @@ func (s Selector) MatchGPU(g GPU) bool {
 	case byPCIBusID:
 		id, ok := normalBusID(g.PCIBusID)
 		return ok && id == s.name
-	default:
-		return false
 	}
+	return false
 }
 
-// MatchPartition says that the selector names partition p of board g. One that
-// names the board names all of its partitions.
+// MatchPartition says whether the selector names partition p of GPU g, or all of g.
 func (s Selector) MatchPartition(g GPU, p Partition) bool {
 	switch s.kind {
 	case byMIGIndex:
@@ -97,7 +93,82 @@ func (s Selector) MatchPartition(g GPU, p Partition) bool {
 		return strings.EqualFold(p.UUID, s.name)
 	case byInstances:
 		return strings.EqualFold(g.UUID, s.name) && p.GI == s.first && p.CI == s.second
-	default:
-		return s.MatchGPU(g)
 	}
+	return s.MatchGPU(g)
+}
+
+const (
+	gpuPrefix = "GPU-"
+	migPrefix = "MIG-"
+)
+
+// parseIndexes reads a GPU index ("0") or a MIG index ("0:1").
+func parseIndexes(s string) (Selector, bool) {
+	gpu, partition, mig := strings.Cut(s, ":")
+	first, ok := parseIndex(gpu)
+	if !ok || !mig {
+		return Selector{kind: byGPUIndex, first: first}, ok
+	}
+	second, ok := parseIndex(partition)
+	return Selector{kind: byMIGIndex, first: first, second: second}, ok
+}
+
+// parseUUIDs reads the three forms that begin with "GPU-" or "MIG-".
+func parseUUIDs(s string) (Selector, bool) {
+	if uuid, ok := prefixedUUID(s, gpuPrefix); ok {
+		return Selector{kind: byGPUUUID, name: uuid}, true
+	}
+	if uuid, ok := prefixedUUID(s, migPrefix); ok {
+		return Selector{kind: byMIGUUID, name: uuid}, true
+	}
+	rest, ok := strings.CutPrefix(s, migPrefix)
+	if !ok {
+		return Selector{}, false
+	}
+	gpu, instances, _ := strings.Cut(rest, "/")
+	uuid, okGPU := prefixedUUID(gpu, gpuPrefix)
+	gi, ci, _ := strings.Cut(instances, "/")
+	first, okGI := parseIndex(gi)
+	second, okCI := parseIndex(ci)
+	return Selector{kind: byInstances, name: uuid, first: first, second: second}, okGPU && okGI && okCI
+}
+
+// parseBusID reads a PCI bus ID with its domain.
+func parseBusID(s string) (Selector, bool) {
+	id, ok := normalBusID(s)
+	return Selector{kind: byPCIBusID, name: id}, ok
+}
+
+// parseIndex reads a decimal number without sign and without leading zeros.
+func parseIndex(s string) (int, bool) {
+	if s == "" || s[0] < '0' || s[0] > '9' || s[0] == '0' && len(s) > 1 {
+		return 0, false
+	}
+	n, err := strconv.Atoi(s)
+	return n, err == nil
+}
+
+// The forms of UUIDs and PCI bus IDs, with hexadecimal digits in either case.
+var (
+	uuidForm = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
+	busForm  = regexp.MustCompile(`^([0-9a-fA-F]{4})?[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]$`)
+)
+
+// prefixedUUID reads a prefix and a UUID and returns both with the digits in lower case.
+func prefixedUUID(s, prefix string) (string, bool) {
+	uuid, ok := strings.CutPrefix(s, prefix)
+	if !ok || !uuidForm.MatchString(uuid) {
+		return "", false
+	}
+	return prefix + strings.ToLower(uuid), true
+}
+
+// normalBusID returns the bus ID as NVML prints it: a domain of eight digits,
+// upper case. The kernel and lspci write four digits and lower case.
+func normalBusID(s string) (string, bool) {
+	if !busForm.MatchString(s) {
+		return "", false
+	}
+	missing := len("00000000:00:00.0") - len(s)
+	return strings.Repeat("0", missing) + strings.ToUpper(s), true
 }

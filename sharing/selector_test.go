@@ -67,7 +67,7 @@ func TestParseSelectorRefuses(t *testing.T) {
 func TestSelectorMatch(t *testing.T) {
 	first := Partition{UUID: "MIG-" + otherUUID, Index: 0, GI: 7, CI: 0}
 	second := Partition{UUID: "MIG-" + testUUID, Index: 1, GI: 8, CI: 2}
-	board := GPU{
+	gpu := GPU{
 		UUID: "GPU-" + testUUID, Index: 3, PCIBusID: "00000000:3B:00.0",
 		MIG: true, Partitions: []Partition{first, second},
 	}
@@ -85,22 +85,22 @@ func TestSelectorMatch(t *testing.T) {
 		{"other slot", "0000:3C:00.0", false, false, false},
 		{"other domain", "00010000:3B:00.0", false, false, false},
 		{"MIG index", "3:1", false, false, true},
-		{"MIG index on another board", "1:1", false, false, false},
+		{"MIG index on another GPU", "1:1", false, false, false},
 		{"MIG UUID", "MIG-" + testUUID, false, false, true},
 		{"old MIG UUID", "MIG-GPU-" + testUUID + "/8/2", false, false, true},
 		{"old MIG UUID, other compute instance", "MIG-GPU-" + testUUID + "/8/0", false, false, false},
 		{"old MIG UUID, other GPU instance", "MIG-GPU-" + testUUID + "/9/2", false, false, false},
-		{"old MIG UUID, other board", "MIG-GPU-" + otherUUID + "/8/2", false, false, false},
+		{"old MIG UUID, other GPU", "MIG-GPU-" + otherUUID + "/8/2", false, false, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			selector := selectors(t, test.selector)[0]
-			if got := selector.MatchGPU(board); got != test.gpu {
+			if got := selector.MatchGPU(gpu); got != test.gpu {
 				t.Errorf("MatchGPU = %v, want %v", got, test.gpu)
 			}
-			if got := selector.MatchPartition(board, first); got != test.first {
+			if got := selector.MatchPartition(gpu, first); got != test.first {
 				t.Errorf("MatchPartition(first) = %v, want %v", got, test.first)
 			}
-			if got := selector.MatchPartition(board, second); got != test.second2 {
+			if got := selector.MatchPartition(gpu, second); got != test.second2 {
 				t.Errorf("MatchPartition(second) = %v, want %v", got, test.second2)
 			}
 		})
@@ -117,10 +117,10 @@ func TestZeroSelector(t *testing.T) {
 	}
 }
 
-// A board whose bus ID the driver does not tell is not in slot "".
+// A GPU whose bus ID the driver does not tell is not in slot "".
 func TestSelectorUnknownBusID(t *testing.T) {
 	if selectors(t, "0000:3B:00.0")[0].MatchGPU(GPU{}) {
-		t.Error("a bus ID matches a board without one")
+		t.Error("a bus ID matches a GPU without one")
 	}
 }
 

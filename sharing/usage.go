@@ -7,10 +7,9 @@ import (
 	"strings"
 )
 
-// UnitUsage says who shares a unit.
+// UnitUsage says who holds devices of a unit.
 type UnitUsage struct {
-	// Unit is the hardware. Of a unit that no resource offers any more only ID
-	// is set: the rest is not known here.
+	// Unit is the hardware. If no resource offers it any more, only ID is known.
 	Unit Unit
 	// Resource is the name under which the unit is offered now; empty when it
 	// is not. A holder may hold it under another name.
@@ -29,12 +28,11 @@ func (u UnitUsage) Held() int {
 	return count
 }
 
-// Usage joins what is offered with what is held: every unit of the resources,
-// in their order, held or not, then the units that are held but not offered, by
-// ID. What is held is joined by the unit in the device ID and not by the
-// resource, so a pod that got its device under an earlier profile still counts.
-// Devices that name neither a unit of the resources nor a board or partition by
-// UUID are another plugin's and left out.
+// Usage joins what is offered with what is held: every unit of the resources in their
+// order, held or not, then units that are held but not offered, by ID. It goes by the unit
+// in the device ID and not by the resource, so that a device granted under an earlier
+// profile still counts. Devices that name neither a unit of the resources nor the UUID of a
+// GPU or partition are another plugin's and left out.
 func Usage(resources []Resource, allocations []Allocation) []UnitUsage {
 	holders := holdersByUnit(allocations)
 	var all []UnitUsage
@@ -52,8 +50,7 @@ func Usage(resources []Resource, allocations []Allocation) []UnitUsage {
 	return all
 }
 
-// holdersByUnit splits the allocations by unit, one entry a container and
-// resource.
+// holdersByUnit splits the allocations by unit, container and resource.
 func holdersByUnit(allocations []Allocation) map[string][]Allocation {
 	sorted := slices.SortedFunc(slices.Values(allocations), compareHolders)
 	holders := make(map[string][]Allocation)
@@ -83,3 +80,105 @@ func holdersByUnit(allocations []Allocation) map[string][]Allocation {
 func compareHolders(a, b Allocation) int {
 	return cmp.Or(compareContainers(a.holder(), b.holder()), cmp.Compare(a.Resource, b.Resource))
 }
+
+// DeviceCount counts a unit's devices under one name. Each device is in one state,
+// so the three counts add up to the devices in the list.
+type DeviceCount struct {
+	// Resource is the name; GPU is empty for a unit that the node does not have.
+	Resource, GPU, Unit string
+	// Allocated counts devices that containers hold, healthy or not; of the others,
+	// Free counts the healthy ones and Unhealthy the rest.
+	Free, Allocated, Unhealthy int
+}
+
+// CountDevices counts the listed devices by resource and unit, in the lists' order.
+func CountDevices(gpus []GPU, listed []Resource, allocations []Allocation) []DeviceCount {
+	gpu := GPUByUnit(gpus)
+	type device struct{ resource, id string }
+	held := map[device]bool{}
+	for _, a := range allocations {
+		for _, id := range a.Devices {
+			held[device{a.Resource, id}] = true
+		}
+	}
+	var list []DeviceCount
+	for _, resource := range listed {
+		at := map[string]int{}
+		for _, d := range resource.Devices {
+			i, known := at[d.Unit]
+			if !known {
+				i = len(list)
+				at[d.Unit] = i
+				list = append(list, DeviceCount{Resource: resource.Name, GPU: gpu[d.Unit], Unit: d.Unit})
+			}
+			count := &list[i]
+			switch {
+			case held[device{resource.Name, d.ID}]:
+				count.Allocated++
+			case d.Healthy:
+				count.Free++
+			default:
+				count.Unhealthy++
+			}
+		}
+	}
+	return list
+}
+
+// GPUByUnit returns the UUID of the GPU behind each unit of the inventory.
+func GPUByUnit(gpus []GPU) map[string]string {
+	byUnit := map[string]string{}
+	for _, gpu := range gpus {
+		byUnit[gpu.UUID] = gpu.UUID
+		for _, partition := range gpu.Partitions {
+			byUnit[partition.UUID] = gpu.UUID
+		}
+	}
+	return byUnit
+}
+
+// Sharers is how many containers hold devices of the unit, under whatever names.
+func (u UnitUsage) Sharers() int {
+	same := func(a, b Allocation) bool { return a.holder() == b.holder() }
+	return len(slices.CompactFunc(slices.Clone(u.Holders), same))
+}
+
+// Tenants is the number of namespaces whose containers hold devices of the unit. A
+// holder without a namespace does not count, as its pod may be gone.
+func (u UnitUsage) Tenants() int {
+	namespaces := map[string]bool{}
+	for _, holder := range u.Holders {
+		if holder.Namespace != "" {
+			namespaces[holder.Namespace] = true
+		}
+	}
+	return len(namespaces)
+}
+
+// Oversubscriptions say by UUID of each GPU that has units on offer how many containers'
+// worth of them is handed out: held devices divided by offered units. Above 1, containers
+// share.
+func Oversubscriptions(usages []UnitUsage) map[string]float64 {
+	held, units := map[string]int{}, map[string]int{}
+	for _, usage := range usages {
+		if usage.Resource != "" {
+			held[usage.Unit.GPU] += usage.Held()
+			units[usage.Unit.GPU]++
+		}
+	}
+	ratios := make(map[string]float64, len(units))
+	for gpu, offered := range units {
+		ratios[gpu] = float64(held[gpu]) / float64(offered)
+	}
+	return ratios
+}
+
+// Container names a container of a pod on this node.
+type Container struct{ Namespace, Pod, Name string }
+
+func compareContainers(a, b Container) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Name, b.Name))
+}
+
+// holder is the container that holds the devices.
+func (a Allocation) holder() Container { return Container{a.Namespace, a.Pod, a.Container} }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"debug/elf"
 	"fmt"
 	"os"
@@ -10,11 +11,11 @@ import (
 	"strings"
 )
 
-// file is an entry of the image's only layer.
+// file is a file of the image, which has one layer.
 type file struct {
-	// path is where it lies in the image, without a leading slash.
+	// path is its path in the image, without a leading slash.
 	path string
-	// target is set for a symbolic link, data for a file; neither for a folder.
+	// target is for a symbolic link, data for a regular file; a folder has neither.
 	target string
 	data   []byte
 	mode   int64
@@ -22,13 +23,12 @@ type file struct {
 
 func (f file) size() int64 { return int64(len(f.data)) }
 
-// names are the programs that Virgate stands in for when NVIDIA's image is
-// replaced by this one and the manifests stay.
+// names are those of NVIDIA's programs, so manifests for its image work with this one.
 var names = []string{"nvidia-device-plugin", "config-manager"}
 
-// contents are the image's files: the program under its names, and what it
-// needs of the C library.
-func contents(binary string) ([]file, error) {
+// contents are the image's files: the program under its names, what it needs of
+// the C library, and the licences of all that is linked into it, from the folder.
+func contents(binary, licences string) ([]file, error) {
 	program, err := os.ReadFile(binary)
 	if err != nil {
 		return nil, fmt.Errorf("read program: %w", err)
@@ -41,6 +41,13 @@ func contents(binary string) ([]file, error) {
 	for _, name := range names {
 		files = append(files, file{path: path.Join("usr/bin", name), target: "virgate"})
 	}
+	for _, name := range []string{"LICENSE", "THIRD_PARTY_LICENSES"} {
+		text, err := os.ReadFile(filepath.Join(licences, name))
+		if err != nil {
+			return nil, fmt.Errorf("read licences: %w", err)
+		}
+		files = append(files, file{path: path.Join("usr/share/doc/virgate", name), data: text, mode: 0o644})
+	}
 	libraries, err := libraries(binary)
 	if err != nil {
 		return nil, err
@@ -50,12 +57,12 @@ func contents(binary string) ([]file, error) {
 	return files, nil
 }
 
-// loaded is what NVIDIA's libnvidia-ml.so.1 needs beside the program's own
-// libraries; on glibc 2.34 and newer all but libm are empty.
+// loaded are the libraries that NVIDIA's libnvidia-ml.so.1 needs besides the program's;
+// on glibc 2.34 and newer all but libm are empty.
 var loaded = []string{"libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"}
 
-// libraries are the loader and the libraries of a program that is linked
-// dynamically, at the places where the loader looks; none for a static one.
+// libraries are the dynamic loader and the libraries of a program, at the paths where
+// the loader looks; none for a static program.
 func libraries(binary string) ([]file, error) {
 	program, err := elf.Open(binary)
 	if err != nil {
@@ -76,7 +83,7 @@ func libraries(binary string) ([]file, error) {
 		return nil, fmt.Errorf("read program's libraries: %w", err)
 	}
 
-	first, err := read(loader)
+	first, _, err := read(loader)
 	if err != nil {
 		return nil, err
 	}
@@ -92,35 +99,16 @@ func libraries(binary string) ([]file, error) {
 		if err != nil {
 			return nil, err
 		}
-		more, err := importsOf(found)
+		library, more, err := read(found)
 		if err != nil {
 			return nil, err
 		}
-		queue = append(queue, more...)
-		library, err := read(found)
-		if err != nil {
-			return nil, err
-		}
-		files = append(files, library)
+		files, queue = append(files, library), append(queue, more...)
 	}
 	return files, nil
 }
 
-func importsOf(library string) ([]string, error) {
-	f, err := elf.Open(library)
-	if err != nil {
-		return nil, fmt.Errorf("read library: %w", err)
-	}
-	defer func() { _ = f.Close() }()
-	names, err := f.ImportedLibraries()
-	if err != nil {
-		return nil, fmt.Errorf("read library %s: %w", library, err)
-	}
-	return names, nil
-}
-
-// find is the library's path on this machine, in a folder where the image's
-// loader looks too.
+// find is the library's path here, in a folder that the image's loader searches too.
 func find(name string, machine elf.Machine) (string, error) {
 	triplet := map[elf.Machine]string{elf.EM_X86_64: "x86_64-linux-gnu", elf.EM_AARCH64: "aarch64-linux-gnu"}[machine]
 	folders := []string{"/lib/" + triplet, "/usr/lib/" + triplet, "/lib64", "/usr/lib64", "/lib", "/usr/lib"}
@@ -133,13 +121,20 @@ func find(name string, machine elf.Machine) (string, error) {
 	return "", fmt.Errorf("find library %s: in none of %s", name, strings.Join(folders, ", "))
 }
 
-// read reads a library, following links, and keeps its path.
-func read(library string) (file, error) {
+// read reads a library as a file with the path of its link, and what libraries it needs.
+func read(library string) (f file, needed []string, err error) {
 	data, err := os.ReadFile(library)
 	if err != nil {
-		return file{}, fmt.Errorf("read library: %w", err)
+		return file{}, nil, fmt.Errorf("read library: %w", err)
 	}
-	return file{path: strings.TrimPrefix(library, "/"), data: data, mode: 0o755}, nil
+	content, err := elf.NewFile(bytes.NewReader(data))
+	if err == nil {
+		needed, err = content.ImportedLibraries()
+	}
+	if err != nil {
+		return file{}, nil, fmt.Errorf("read library %s: %w", library, err)
+	}
+	return file{path: strings.TrimPrefix(library, "/"), data: data, mode: 0o755}, needed, nil
 }
 
 func libraryNames(files []file) []string {

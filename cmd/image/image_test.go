@@ -14,8 +14,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// The test's own program stands for Virgate: linked as the C compiler's
-// presence has it.
+// The test's own binary takes Virgate's place. It is linked dynamically if there is a C
+// compiler.
 func program(t *testing.T) string {
 	t.Helper()
 	path, err := os.Executable()
@@ -27,7 +27,7 @@ func program(t *testing.T) string {
 
 func TestImage(t *testing.T) {
 	output := filepath.Join(t.TempDir(), "image.tar")
-	o := options{binary: program(t), output: output, reference: "virgate:test", version: "v9"}
+	o := options{binary: program(t), licences: "../..", output: output, reference: "virgate:test", version: "v9"}
 	if err := o.write(); err != nil {
 		t.Fatal(err)
 	}
@@ -69,6 +69,7 @@ func TestImage(t *testing.T) {
 	}
 	for name, target := range map[string]string{
 		"usr/bin/virgate": "", "usr/bin/nvidia-device-plugin": "virgate", "usr/bin/config-manager": "virgate", "tmp/": "",
+		"usr/share/doc/virgate/LICENSE": "", "usr/share/doc/virgate/THIRD_PARTY_LICENSES": "",
 	} {
 		if got, ok := entries[name]; !ok || got != target {
 			t.Errorf("%s: %v, target %q, want %q", name, ok, got, target)
@@ -79,7 +80,7 @@ func TestImage(t *testing.T) {
 func TestSameFilesSameLayer(t *testing.T) {
 	var digests []string
 	for range 2 {
-		files, err := contents(program(t))
+		files, err := contents(program(t), "../..")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -121,7 +122,7 @@ func TestLibrariesOfAProgram(t *testing.T) {
 	}
 }
 
-// asksForLoader says what the kernel goes by to load a program's libraries.
+// asksForLoader says whether the program names a dynamic loader, as the kernel sees it.
 func asksForLoader(t *testing.T, binary string) bool {
 	t.Helper()
 	program, err := elf.Open(binary)
@@ -138,7 +139,7 @@ func TestFailures(t *testing.T) {
 	if err := os.WriteFile(text, []byte("not a program"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	good := options{binary: program(t), output: filepath.Join(folder, "out.tar"), reference: "virgate:test"}
+	good := options{binary: program(t), licences: "../..", output: filepath.Join(folder, "out.tar"), reference: "virgate:test"}
 	for _, test := range []struct {
 		name   string
 		change func(*options)
@@ -162,5 +163,21 @@ func TestFailures(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestBOM(t *testing.T) {
+	output := filepath.Join(t.TempDir(), "bom.json")
+	if err := (options{binary: program(t), version: "v9"}).writeBOM(output); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(output)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"bomFormat": "CycloneDX"`, `"version": "v9"`, `"purl": "pkg:golang/std@go1`, `"purl": "pkg:golang/github.com/google/go-containerregistry@v`} {
+		if !bytes.Contains(text, []byte(want)) {
+			t.Errorf("no %s in\n%s", want, text)
+		}
 	}
 }

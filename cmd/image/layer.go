@@ -12,8 +12,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// pack makes a layer of the files and the folders they lie in. The same files
-// make the same layer, so everything is as old as Unix time.
+// pack makes a layer of the files and their folders, the same for the same files.
 func pack(files []file) (v1.Layer, error) {
 	var buffer bytes.Buffer
 	writer := tar.NewWriter(&buffer)
@@ -30,9 +29,7 @@ func pack(files []file) (v1.Layer, error) {
 		return writer.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o755, ModTime: time.Unix(0, 0)})
 	}
 	for _, f := range files {
-		if err := folder(path.Dir(f.path)); err != nil {
-			return nil, fmt.Errorf("pack %s: %w", f.path, err)
-		}
+		err := folder(path.Dir(f.path))
 		header := &tar.Header{Typeflag: tar.TypeReg, Name: f.path, Mode: f.mode, Size: f.size(), ModTime: time.Unix(0, 0)}
 		switch {
 		case f.target != "":
@@ -41,10 +38,13 @@ func pack(files []file) (v1.Layer, error) {
 			header.Typeflag, header.Name = tar.TypeDir, f.path+"/"
 			made[f.path] = true
 		}
-		if err := writer.WriteHeader(header); err != nil {
-			return nil, fmt.Errorf("pack %s: %w", f.path, err)
+		if err == nil {
+			err = writer.WriteHeader(header)
 		}
-		if _, err := writer.Write(f.data); err != nil {
+		if err == nil {
+			_, err = writer.Write(f.data)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("pack %s: %w", f.path, err)
 		}
 	}

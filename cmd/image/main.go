@@ -24,15 +24,21 @@ func main() {
 	flag.StringVar(&o.binary, "binary", "bin/virgate", "the program, built with cgo or without")
 	flag.StringVar(&o.output, "output", "bin/virgate-image.tar", "the archive to write")
 	flag.StringVar(&o.reference, "reference", "virgate:devel", "the image's name and tag")
+	flag.StringVar(&o.licences, "licences", "../..", "the folder with LICENSE and THIRD_PARTY_LICENSES, which the image carries")
 	flag.StringVar(&o.version, "version", "devel", "the version that the labels say")
+	bom := flag.String("bom", "", "write a CycloneDX bill of materials of the program to this file, and no image")
 	flag.Parse()
-	if err := o.write(); err != nil {
+	work := o.write
+	if *bom != "" {
+		work = func() error { return o.writeBOM(*bom) }
+	}
+	if err := work(); err != nil {
 		fmt.Fprintln(os.Stderr, "image:", err)
 		os.Exit(1)
 	}
 }
 
-type options struct{ binary, output, reference, version string }
+type options struct{ binary, licences, output, reference, version string }
 
 // write makes the image and its archive.
 func (o options) write() error {
@@ -40,7 +46,7 @@ func (o options) write() error {
 	if err != nil {
 		return fmt.Errorf("--reference: %w", err)
 	}
-	files, err := contents(o.binary)
+	files, err := contents(o.binary, o.licences)
 	if err != nil {
 		return err
 	}
@@ -56,7 +62,7 @@ func (o options) write() error {
 	if err != nil {
 		return fmt.Errorf("configure image: %w", err)
 	}
-	// A half-written archive must not look like a whole one.
+	// An incomplete archive must not look like a complete one.
 	partial := o.output + ".partial"
 	err = tarball.WriteToFile(partial, reference, image)
 	if err == nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/virgate/virgate/configs"
-	"github.com/virgate/virgate/internal/policy"
+	"github.com/virgate/virgate/internal/configsource"
 )
 
 // configManagerCommand does what NVIDIA's config-manager does, so that its
@@ -39,9 +39,9 @@ func configManagerCommand(environment environment, stderr io.Writer) *cli.Comman
 	)
 	return &cli.Command{
 		Name:  "config-manager",
-		Usage: "keeps a link at the profile that the node's label names, as NVIDIA's config-manager",
-		Description: "For manifests of NVIDIA's device plugin of which only the image is replaced.\n" +
-			"What cannot be chosen leaves the link as it is. virgate run --config-map needs no such helper.\n\n" +
+		Usage: "keeps a link to the profile that the node's label names, like NVIDIA's config-manager",
+		Description: "For manifests of NVIDIA's device plugin in which only the image is replaced.\n" +
+			"When no profile can be chosen, the link stays as it is. virgate run --config-map needs no such helper.\n\n" +
 			"Example: virgate config-manager --config-dir /available-configs --config-file-dst /config/config.yaml --oneshot",
 		Flags:  flags,
 		Hidden: true,
@@ -52,10 +52,11 @@ func configManagerCommand(environment environment, stderr io.Writer) *cli.Comman
 				}
 			}
 			log := slog.New(slog.NewTextHandler(stderr, nil))
-			node, err := newPolicyNode(cmd, nil, log)
+			o, err := profileOptions(cmd, nil, log)
 			if err != nil {
 				return err
 			}
+			node := &configsource.NodeSource{Source: o.Source, Labels: o.Labels, Default: o.Default, Fallbacks: o.Fallbacks}
 			m := configManager{node: node, dir: cmd.String("config-dir"), link: cmd.String("config-file-dst"), log: log}
 			return m.run(ctx, cmd.Bool("oneshot"))
 		},
@@ -63,50 +64,48 @@ func configManagerCommand(environment environment, stderr io.Writer) *cli.Comman
 }
 
 type configManager struct {
-	node *policy.Node
-	// dir has the profiles, link is what is kept at one of them.
+	node *configsource.NodeSource
+	// dir has the profiles; link points to the chosen one.
 	dir, link string
 	log       *slog.Logger
-	// said is the last complaint.
-	said string
+	// lastError is the error that was logged last.
+	lastError string
 }
 
-// run follows the choice until ctx ends, or with once until it has been made. A
-// choice that cannot be made is no error then either: a plugin that starts
-// without the link serves the profile of its last run, and one that never
-// starts serves none.
+// run follows the label until ctx ends, or with once until a profile has been chosen. It
+// is no error then that none can be: a plugin that starts without the link serves the
+// profile of its last run, but one that never starts serves nothing.
 func (m *configManager) run(ctx context.Context, once bool) error {
-	ahead := policy.WatchAhead(ctx, m.node.Watch)
-	ahead.Await(ctx, func() bool { return m.look() && once })
-	if err := ahead.Stop(); err != nil && ctx.Err() == nil {
+	watching := configsource.StartWatching(ctx, m.node)
+	watching.Await(ctx, func() bool { return m.look() && once })
+	if err := watching.Stop(); err != nil && ctx.Err() == nil {
 		return err
 	}
 	return nil
 }
 
-// look brings the link to where it should be, and says whether the choice is
-// known.
+// look points the link to the chosen profile; false while it is not known which that is.
 func (m *configManager) look() bool {
-	wanted, err := m.node.Wanted()
+	wanted, err := m.node.Selected()
 	if errors.Is(err, configs.ErrPending) {
 		return false
 	}
-	// Whether the profile itself is good, the plugin says.
+	// Whether the profile is valid is for the plugin to say.
 	switch _, missing := os.Stat(filepath.Join(m.dir, wanted.Name)); {
 	case wanted.Name != "" && missing == nil:
 		err = m.point(filepath.Join(m.dir, wanted.Name))
 	case err == nil:
 		err = m.point("")
 	}
-	if err != nil && err.Error() != m.said {
+	if err != nil && err.Error() != m.lastError {
 		m.log.Error("no profile chosen, the link stays as it is", "link", m.link, "error", err)
 	}
-	m.said = fmt.Sprint(err)
+	m.lastError = fmt.Sprint(err)
 	return true
 }
 
-// point makes the link lead to the file, or be an empty file for "". There is
-// always one or the other.
+// point makes the link point to the file, or replaces it by an empty file for "". It
+// is replaced by a rename, so that there is always one or the other.
 func (m *configManager) point(target string) error {
 	if now, err := os.Readlink(m.link); err == nil && now == target {
 		return nil
@@ -115,17 +114,18 @@ func (m *configManager) point(target string) error {
 		return nil
 	}
 	next := m.link + ".next"
-	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("choose %s: %w", target, err)
+	err := os.Remove(next)
+	switch {
+	case err != nil && !errors.Is(err, os.ErrNotExist):
+	case target == "":
+		err = os.WriteFile(next, nil, 0o644) //nolint:gosec // other users read it
+	default:
+		err = os.Symlink(target, next)
 	}
-	create := func() error { return os.Symlink(target, next) }
-	if target == "" {
-		create = func() error { return os.WriteFile(next, nil, 0o644) } //nolint:gosec // other users read it
+	if err == nil {
+		err = os.Rename(next, m.link)
 	}
-	if err := create(); err != nil {
-		return fmt.Errorf("choose %s: %w", target, err)
-	}
-	if err := os.Rename(next, m.link); err != nil {
+	if err != nil {
 		return fmt.Errorf("choose %s: %w", target, err)
 	}
 	m.log.Info("profile chosen", "link", m.link, "profile", target)

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/virgate/virgate/internal/policy"
+	"github.com/virgate/virgate/internal/configsource"
 )
 
 // TestConfigManagerLinks goes through choices one after the other, on one link.
@@ -29,7 +29,7 @@ func TestConfigManagerLinks(t *testing.T) {
 	m := configManager{dir: dir, link: link, log: slog.New(slog.NewTextHandler(&log, nil))}
 	for _, step := range []struct {
 		name, choice string
-		fallbacks    []policy.Fallback
+		fallbacks    []configsource.Fallback
 		target, says string
 	}{
 		{"nothing to choose by", "", nil, "none", "no fallback"},
@@ -38,13 +38,13 @@ func TestConfigManagerLinks(t *testing.T) {
 		{"a profile that is not there", "five", nil, "four", `wants \"five\"`},
 		{"the same complaint again", "five", nil, "four", ""},
 		{"a broken profile, which the plugin refuses", "broken", nil, "broken", "profile chosen"},
-		{"the empty document", "", []policy.Fallback{policy.Empty}, "", "profile chosen"},
-		{"the empty document again", "", []policy.Fallback{policy.Empty}, "", ""},
+		{"the empty document", "", []configsource.Fallback{configsource.FallbackEmpty}, "", "profile chosen"},
+		{"the empty document again", "", []configsource.Fallback{configsource.FallbackEmpty}, "", ""},
 		{"a profile after that", "four", nil, "four", "profile chosen"},
 	} {
 		t.Run(step.name, func(t *testing.T) {
 			log.Reset()
-			m.node = &policy.Node{Shelf: &policy.Directory{Path: dir}, Default: step.choice, Fallbacks: step.fallbacks}
+			m.node = &configsource.NodeSource{Source: &configsource.Directory{Path: dir}, Default: step.choice, Fallbacks: step.fallbacks}
 			if err := m.run(t.Context(), true); err != nil {
 				t.Fatal(err)
 			}
@@ -71,7 +71,7 @@ func TestConfigManagerCannotLink(t *testing.T) {
 	}
 	var log bytes.Buffer
 	m := configManager{
-		node: &policy.Node{Shelf: &policy.Directory{Path: dir}, Default: "four"}, dir: dir,
+		node: &configsource.NodeSource{Source: &configsource.Directory{Path: dir}, Default: "four"}, dir: dir,
 		link: filepath.Join(dir, "none", "config.yaml"), log: slog.New(slog.NewTextHandler(&log, nil)),
 	}
 	if err := m.run(t.Context(), true); err != nil || !strings.Contains(log.String(), "no such file") {
@@ -90,7 +90,7 @@ func TestProgramNames(t *testing.T) {
 		{[]string{"/usr/bin/nvidia-device-plugin", "--mig-strategy=mixed"}, "/usr/bin/nvidia-device-plugin run --mig-strategy=mixed"},
 		{[]string{"/usr/bin/config-manager", "--oneshot"}, "/usr/bin/config-manager config-manager --oneshot"},
 	} {
-		if got := strings.Join(byName(test.args), " "); got != test.want {
+		if got := strings.Join(impliedCommand(test.args), " "); got != test.want {
 			t.Errorf("%q: %q, want %q", test.args, got, test.want)
 		}
 	}

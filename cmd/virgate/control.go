@@ -2,53 +2,167 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
-	"syscall"
+	"net/url"
+	"strings"
+	"time"
 
-	"github.com/virgate/virgate/internal/agent"
+	"github.com/urfave/cli/v3"
+
 	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/sharing"
 )
 
-// listenControl listens on a Unix socket that only its owner can use. The
-// socket of a program that is gone is replaced, that of a living one is not.
-func listenControl(path string) (net.Listener, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, fmt.Errorf("control socket: %w", err)
+func healthCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "health",
+		Usage: "shows the health of a running Virgate's GPUs and partitions, and clears it",
+		Description: "Talks to the virgate run on the same machine.\n\n" +
+			"Example: virgate health",
+		Flags:    []cli.Flag{controlSocketFlag(), outputFlag("table")},
+		Commands: []*cli.Command{clearCommand()},
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			return healthRequest(ctx, cmd, http.MethodGet, "/health", nil)
+		},
 	}
-	if connection, err := net.Dial("unix", path); err == nil {
-		_ = connection.Close()
-		return nil, fmt.Errorf("control socket %s: another program listens there", path)
-	} else if !errors.Is(err, os.ErrNotExist) {
-		if err := os.Remove(path); err != nil {
-			return nil, fmt.Errorf("control socket: %w", err)
-		}
-	}
-	// The mode is set before the file exists: nobody else can ever connect.
-	config := net.ListenConfig{Control: func(_, _ string, socket syscall.RawConn) error {
-		var failed error
-		err := socket.Control(func(fd uintptr) { failed = syscall.Fchmod(int(fd), 0o600) })
-		return errors.Join(err, failed)
-	}}
-	listener, err := config.Listen(context.Background(), "unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("control socket: %w", err)
-	}
-	return listener, nil
 }
 
-// controlHandler is what a running program can be told and asked on its control
-// socket: health, and faults where the node is simulated.
-func controlHandler(health agent.Health, simulated *simnode.Node) http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("/health", agent.HealthHandler(health))
-	mux.Handle("/health/", agent.HealthHandler(health))
-	if simulated != nil {
-		mux.Handle("/sim/", simulated.Handler())
+func clearCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "clear",
+		Usage: "lets a GPU or partition be used again, whatever errors it reported",
+		Description: "It is offered again when the next probe finds nothing wrong. A GPU includes all of\n" +
+			"its partitions. Reset or replace a GPU with a fatal error first: this does neither.\n\n" +
+			"Example: virgate health clear --gpu 0",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "gpu", Required: true, Usage: "a GPU index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…) or a PCI bus ID (00000000:3B:00.0)"},
+		},
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			return healthRequest(ctx, cmd, http.MethodPost, "/health/clear", url.Values{"gpu": {cmd.String("gpu")}})
+		},
 	}
-	return mux
+}
+
+// healthRequest asks the running program for health and prints the answer.
+func healthRequest(ctx context.Context, cmd *cli.Command, method, path string, arguments url.Values) error {
+	answer, err := callControl(ctx, cmd.String("control-socket"), method, path, arguments)
+	if err != nil {
+		return err
+	}
+	var report sharing.HealthReport
+	if err := json.Unmarshal(answer, &report); err != nil {
+		return fmt.Errorf("read the answer of virgate run: %w", err)
+	}
+	return show(cmd, json.RawMessage(answer), func(out *text) { out.health(report) })
+}
+
+func (t *text) health(report sharing.HealthReport) {
+	table := t.table("GPU", "UNIT", "STATE", "SINCE", "REASON", "EXPLANATION")
+	for _, u := range report.Units {
+		table.row(u.Index, u.Unit, u.State, u.Since.Format(time.RFC3339), u.Reason, u.Explanation)
+	}
+	table.end()
+	for _, m := range report.Monitors {
+		if m.RowRemapPending {
+			t.line("row remapping: a memory row of %s waits for a reset; work goes on unharmed", m.GPU)
+		}
+		if m.Degraded != "" {
+			t.line("degraded: %s is watched by probes alone: %s", m.GPU, m.Degraded)
+		}
+	}
+}
+
+func simCommand() *cli.Command {
+	command := &cli.Command{
+		Name:  "sim",
+		Usage: "breaks and heals a running simulated node",
+		Description: "Talks to the virgate run --node sim:… on the same machine.\n\n" +
+			"Example: virgate sim --control-socket /tmp/control.sock xid --gpu 0 79",
+		Flags: []cli.Flag{controlSocketFlag()},
+	}
+	for _, verb := range simnode.Verbs() {
+		command.Commands = append(command.Commands, verbCommand(verb))
+	}
+	return command
+}
+
+// verbCommand is the command for one thing that a simulated node can be told to do.
+func verbCommand(verb simnode.Verb) *cli.Command {
+	command := &cli.Command{Name: verb.Name, Usage: verb.Usage}
+	var positional []simnode.Argument
+	var words []string
+	for _, argument := range verb.Arguments {
+		if argument.Positional {
+			positional = append(positional, argument)
+			words = append(words, strings.ToUpper(argument.Name))
+			continue
+		}
+		command.Flags = append(command.Flags, &cli.StringFlag{Name: argument.Name, Usage: argument.Usage, Required: !argument.Optional})
+	}
+	command.ArgsUsage = strings.Join(words, " ")
+	command.Action = func(ctx context.Context, cmd *cli.Command) error {
+		if given := cmd.Args().Len(); given > len(positional) {
+			return usageError{fmt.Errorf("sim %s: unexpected %q", verb.Name, cmd.Args().Get(len(positional)))}
+		}
+		arguments := url.Values{}
+		for i, given := range cmd.Args().Slice() {
+			arguments.Set(positional[i].Name, given)
+		}
+		for _, argument := range verb.Arguments {
+			if !argument.Positional && cmd.IsSet(argument.Name) {
+				arguments.Set(argument.Name, cmd.String(argument.Name))
+			}
+		}
+		_, err := callControl(ctx, cmd.String("control-socket"), http.MethodPost, "/sim/"+verb.Name, arguments)
+		return err
+	}
+	return command
+}
+
+// controlSocketFlag says where the running program takes requests.
+func controlSocketFlag() cli.Flag {
+	return &cli.StringFlag{Name: "control-socket", Value: "/run/virgate/control.sock", Usage: "the control socket of the running Virgate"}
+}
+
+// callControl sends a request to the program behind the control socket and
+// returns its answer. The error is the program's own where it answered.
+func callControl(ctx context.Context, socket, method, path string, arguments url.Values) ([]byte, error) {
+	code, answer, err := fetch(ctx, method, "http://virgate"+path+"?"+arguments.Encode(), func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	})
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("ask %s for %s: %w", socket, path, err)
+	case code != http.StatusOK && code != http.StatusNoContent:
+		return nil, errors.New(strings.TrimSpace(string(answer)))
+	}
+	return answer, nil
+}
+
+// longestAnswer bounds what a running program may answer, in bytes.
+const longestAnswer = 4 << 20
+
+// fetch sends a request. Dial replaces the usual way to connect; nil for none.
+func fetch(ctx context.Context, method, address string, dial func(ctx context.Context, network, address string) (net.Conn, error)) (code int, answer []byte, err error) {
+	request, err := http.NewRequestWithContext(ctx, method, address, nil)
+	if err != nil {
+		return 0, nil, err
+	}
+	transport := &http.Transport{DialContext: dial}
+	defer transport.CloseIdleConnections()
+	response, err := (&http.Client{Transport: transport}).Do(request)
+	if failed := (*url.Error)(nil); errors.As(err, &failed) {
+		err = failed.Err // The URL would say the address twice, or one that nobody has asked for.
+	}
+	if err != nil {
+		return 0, nil, err
+	}
+	defer func() { _ = response.Body.Close() }()
+	answer, err = io.ReadAll(io.LimitReader(response.Body, longestAnswer))
+	return response.StatusCode, answer, err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 
 	"github.com/virgate/virgate/internal/nvml"
@@ -19,8 +20,8 @@ const (
 	large  = "nvidia.com/mig-3g.40gb"
 )
 
-// cutBy is a profile that has the node's boards cut by that layout.
-func cutBy(layout string) []byte {
+// withLayout is a profile that has the node's GPUs partitioned by that layout.
+func withLayout(layout string) []byte {
 	return fmt.Appendf(nil, `version: v1
 flags:
   migStrategy: mixed
@@ -30,8 +31,8 @@ mig:
 `, layout)
 }
 
-// migSteps re-cut a board under running pods.
-func (s *stage) migSteps() []step {
+// migSteps repartition a GPU under running pods.
+func (s *demoNode) migSteps() []step {
 	return []step{
 		{"The node: an H100, cut into seven small partitions", s.showSmall},
 		{"Three pods take one each, and a fourth asks for a large one", s.runSmallPods},
@@ -43,41 +44,31 @@ func (s *stage) migSteps() []step {
 	}
 }
 
-// draw shows the board's slices, with the pods that have them.
-func (s *stage) draw(ctx context.Context) error {
+// draw shows the GPU's slices, with the pods that have them.
+func (s *demoNode) draw(ctx context.Context) error {
 	gpus, err := nvml.Scan(s.node)
 	if err != nil {
 		return err
 	}
-	cut, err := nvml.NewPartitioner(s.node, nil).Cut(ctx, gpus[0].UUID)
+	state, err := nvml.NewPartitioner(s.node, nil).State(ctx, gpus[0].UUID)
 	if err != nil {
 		return err
 	}
-	holders := map[string]string{}
-	for _, pod := range s.kubelet.Snapshot().Pods {
-		for _, container := range pod.Containers {
-			for _, grant := range container.Grants {
-				for _, id := range grant.Devices {
-					holders[id] = pod.Name
-				}
-			}
-		}
-	}
-	blocks := mig.Change{}.Before(cut.Instances)
+	holders := s.holders()
+	blocks := mig.Change{}.Before(state.Instances)
 	for i := range blocks {
-		for _, instance := range cut.Instances {
+		for _, instance := range state.Instances {
 			if instance.Placement == blocks[i].Placement && len(instance.Computes) > 0 {
 				blocks[i].Note = holders[instance.Computes[0].UUID]
 			}
 		}
 	}
-	_, err = io.WriteString(s.out, drawBlocks("   ", cut.Geometry.Slots, blocks))
+	_, err = io.WriteString(s.out, drawBlocks("   ", state.Geometry.Slots, blocks))
 	return err
 }
 
-// listed waits until the kubelet may hand out so many of each, held ones
-// included.
-func (s *stage) listed(ctx context.Context, smalls, mediums, larges int) error {
+// listed waits until the kubelet may hand out so many of each, with those held.
+func (s *demoNode) listed(ctx context.Context, smalls, mediums, larges int) error {
 	came, err := s.await(ctx, func(k simkubelet.Snapshot) bool {
 		return k.Resources[small].Allocatable == smalls && k.Resources[medium].Allocatable == mediums && k.Resources[large].Allocatable == larges
 	})
@@ -85,17 +76,17 @@ func (s *stage) listed(ctx context.Context, smalls, mediums, larges int) error {
 	return err
 }
 
-func (s *stage) showSmall(ctx context.Context) error {
+func (s *demoNode) showSmall(ctx context.Context) error {
 	if err := s.listed(ctx, 7, 0, 0); err != nil {
 		return err
 	}
 	return s.draw(ctx)
 }
 
-// migPods are those that are there when the board is re-cut; the last one ends.
+// migPods are those that are there when the GPU is repartitioned; the last one ends.
 var migPods = []string{"search", "speech", "vision"}
 
-func (s *stage) runSmallPods(ctx context.Context) error {
+func (s *demoNode) runSmallPods(ctx context.Context) error {
 	for _, name := range migPods {
 		_, err := s.kubelet.AddPod(ctx, podOf("demo", name, small, 1))
 		s.check(err == nil, "pod %s runs on a small partition", name)
@@ -107,13 +98,13 @@ func (s *stage) runSmallPods(ctx context.Context) error {
 
 // askBalanced changes the profile. Two of the pods are on partitions that the
 // new layout keeps; the third one's is one too many, and stays until it ends.
-func (s *stage) askBalanced(ctx context.Context) error {
+func (s *demoNode) askBalanced(ctx context.Context) error {
 	before := s.partitionsOfPods()
-	if err := s.replace(cutBy("all-balanced")); err != nil {
+	if err := s.replace(withLayout("all-balanced")); err != nil {
 		return err
 	}
 	came, err := s.await(ctx, func(k simkubelet.Snapshot) bool {
-		return k.Resources[small].Allocatable == 3 && k.Resources[large].Allocatable == 1
+		return k.Resources[small].Allocatable == 2 && k.Resources[large].Allocatable == 1
 	})
 	if err != nil {
 		return err
@@ -124,38 +115,39 @@ func (s *stage) askBalanced(ctx context.Context) error {
 }
 
 // partitionsOfPods are the partitions that pods hold and that are there.
-func (s *stage) partitionsOfPods() []string {
+func (s *demoNode) partitionsOfPods() []string {
 	gpus, err := nvml.Scan(s.node)
-	if err != nil {
+	if err != nil || len(gpus) == 0 {
 		return nil
 	}
-	var list []string
+	held := slices.Sorted(maps.Keys(s.holders()))
+	return slices.DeleteFunc(held, func(id string) bool {
+		return !slices.ContainsFunc(gpus[0].Partitions, func(p sharing.Partition) bool { return p.UUID == id })
+	})
+}
+
+// holders are the pods by the devices that they hold.
+func (s *demoNode) holders() map[string]string {
+	holders := map[string]string{}
 	for _, pod := range s.kubelet.Snapshot().Pods {
 		for _, container := range pod.Containers {
 			for _, grant := range container.Grants {
 				for _, id := range grant.Devices {
-					if len(gpus) > 0 && hasPartition(gpus[0], id) {
-						list = append(list, id)
-					}
+					holders[id] = pod.Name
 				}
 			}
 		}
 	}
-	slices.Sort(list)
-	return list
+	return holders
 }
 
-func hasPartition(gpu sharing.GPU, uuid string) bool {
-	return slices.ContainsFunc(gpu.Partitions, func(p sharing.Partition) bool { return p.UUID == uuid })
-}
-
-func (s *stage) restartStaying(ctx context.Context) error {
+func (s *demoNode) restartStaying(ctx context.Context) error {
 	_, err := s.kubelet.RestartContainer(ctx, "demo", migPods[0], "main")
 	s.check(err == nil, "the container of pod %s runs again, on its partition", migPods[0])
 	return ctx.Err()
 }
 
-func (s *stage) endThird(ctx context.Context) error {
+func (s *demoNode) endThird(ctx context.Context) error {
 	if err := s.kubelet.DeletePod("demo", migPods[2]); err != nil {
 		return err
 	}
@@ -165,7 +157,7 @@ func (s *stage) endThird(ctx context.Context) error {
 	return s.draw(ctx)
 }
 
-func (s *stage) runLargePod(ctx context.Context) error {
+func (s *demoNode) runLargePod(ctx context.Context) error {
 	if err := s.kubelet.DeletePod("demo", "training"); err != nil {
 		return err
 	}

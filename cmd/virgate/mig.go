@@ -6,26 +6,27 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/urfave/cli/v3"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/daemon"
+	"github.com/virgate/virgate/internal/migchange"
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
 
 func migCommand(environment environment) *cli.Command {
 	return &cli.Command{
 		Name:  "mig",
-		Usage: "plans and checks the MIG partitions of a node's GPUs",
-		Description: "Changes nothing, but for apply.\n\n" +
+		Usage: "plans, checks and changes the MIG layout of a node's GPUs",
+		Description: "Only apply changes anything.\n\n" +
 			"Example: virgate mig plan --node sim:dgx-a100+all-1g.5gb --name all-balanced",
 		Commands: []*cli.Command{migPlanCommand(environment), migApplyCommand(environment), migExportCommand(environment), migAssertCommand(environment)},
-		Action: func(_ context.Context, cmd *cli.Command) error {
-			if name := cmd.Args().First(); name != "" {
-				return usageError{fmt.Errorf("no mig command %q; see virgate mig --help", name)}
-			}
-			return cli.ShowSubcommandHelp(cmd)
-		},
 	}
 }
 
@@ -36,27 +37,25 @@ func wantedFlags(environment environment) []cli.Flag {
 	)
 }
 
-// layoutFlags are wantedFlags for what only looks, with what it is to suppose.
+// layoutFlags are wantedFlags for commands that change nothing, with --busy.
 func layoutFlags(environment environment) []cli.Flag {
 	return append(wantedFlags(environment),
-		&cli.StringSliceFlag{Name: "busy", Usage: "a partition to take for one in use, as 0:1 or by UUID; may be repeated"},
+		&cli.StringSliceFlag{Name: "busy", Usage: "a partition to treat as in use, by index (0:1) or UUID; may be repeated"},
 	)
 }
 
 // wantedLayout is what --config, --config-key and --name ask for. With no
 // layout at all it is an error: nothing could be said about the node.
-func wantedLayout(cmd *cli.Command, environment environment) (sharing.Repartition, error) {
-	var file configs.File
+func wantedLayout(cmd *cli.Command, environment environment) (sharing.MIGConfig, error) {
+	file := configs.File{Kind: configs.KindProfile}
 	if path := cmd.String("config"); path != "" {
 		data, err := os.ReadFile(path)
 		if err != nil {
-			return sharing.Repartition{}, err
+			return sharing.MIGConfig{}, err
 		}
 		if file, err = configs.ParseFile(path, data, overrides(cmd, environment)); err != nil {
-			return sharing.Repartition{}, err
+			return sharing.MIGConfig{}, err
 		}
-	} else {
-		file.Kind = configs.KindProfile
 	}
 	wanted, err := file.MIGLayout(cmd.String("config-key"), cmd.String("name"))
 	switch {
@@ -70,23 +69,191 @@ func wantedLayout(cmd *cli.Command, environment environment) (sharing.Repartitio
 	return wanted, nil
 }
 
-// cutNode reads how the node's boards are cut.
-func cutNode(ctx context.Context, cmd *cli.Command, environment environment) ([]cutBoard, error) {
-	if cmd.Args().Len() > 0 {
-		return nil, usageError{fmt.Errorf("%s takes no argument, got %q", cmd.FullName(), cmd.Args().First())}
-	}
+// openNode makes the node's GPUs as flags and variables say.
+func openNode(cmd *cli.Command, environment environment, log *slog.Logger) (daemon.GPUs, error) {
 	config, err := configs.Parse("", nil, overrides(cmd, environment))
 	if err != nil {
-		return nil, err
+		return daemon.GPUs{}, err
 	}
-	node, err := openBackend(cmd, config.Process, slog.New(slog.NewTextHandler(cmd.Root().ErrWriter, nil)))
+	return openGPUs(cmd, config.Startup, log)
+}
+
+// partitionedNode reads how the node's GPUs are partitioned.
+func partitionedNode(ctx context.Context, cmd *cli.Command, environment environment) ([]partitionedGPU, error) {
+	node, err := openNode(cmd, environment, textLog(cmd))
 	if err != nil {
 		return nil, err
 	}
-	defer node.close()
-	boards, err := readCuts(ctx, node)
+	defer node.Close()
+	gpus, err := nvml.Scan(node.Library)
+	if err != nil {
+		return nil, fmt.Errorf("read GPUs: %w", err)
+	}
+	list, err := readPartitions(ctx, node.Partitioner(nil), gpus)
 	if err != nil {
 		return nil, err
 	}
-	return boards, markBusy(boards, cmd.StringSlice("busy"))
+	return list, markBusy(list, cmd.StringSlice("busy"))
+}
+
+func readPartitions(ctx context.Context, partitioner *nvml.Partitioner, gpus []sharing.GPU) ([]partitionedGPU, error) {
+	list := make([]partitionedGPU, len(gpus))
+	for i, gpu := range gpus {
+		state, err := partitioner.State(ctx, gpu.UUID)
+		if err != nil {
+			return nil, err
+		}
+		state.GPU.Index = gpu.Index
+		list[i] = partitionedGPU{gpu, state}
+	}
+	return list, nil
+}
+
+// partitionedGPU is a GPU with how it is partitioned.
+type partitionedGPU struct {
+	gpu   sharing.GPU
+	state sharing.MIGState
+}
+
+// markBusy marks the named partitions as in use.
+func markBusy(gpus []partitionedGPU, names []string) error {
+	for _, name := range names {
+		selector, err := sharing.ParseSelector(name)
+		if err != nil {
+			return usageError{fmt.Errorf("--busy: %w", err)}
+		}
+		named := map[string]bool{}
+		for i, gpu := range gpus {
+			for _, partition := range gpu.gpu.Partitions {
+				if selector.MatchPartition(gpu.gpu, partition) {
+					named[partition.UUID] = true
+				}
+			}
+			gpus[i].state = gpu.state.WithBusy(func(uuid string) bool { return named[uuid] })
+		}
+		if len(named) == 0 {
+			return usageError{fmt.Errorf("--busy %q names no partition of this node", name)}
+		}
+	}
+	return nil
+}
+
+// gpuPlan is what a running Virgate would do to a GPU now.
+type gpuPlan struct {
+	partitionedGPU
+	migchange.Decision
+}
+
+// planNode is what the wanted layout means for each GPU, with warnings.
+func planNode(ctx context.Context, cmd *cli.Command, environment environment) (wanted sharing.MIGConfig, plans []gpuPlan, warnings []string, err error) {
+	if wanted, err = wantedLayout(cmd, environment); err != nil {
+		return wanted, nil, nil, err
+	}
+	gpus, err := partitionedNode(ctx, cmd, environment)
+	if err != nil {
+		return wanted, nil, nil, err
+	}
+	plans, warnings = planLayout(gpus, wanted)
+	return wanted, plans, warnings, nil
+}
+
+func planLayout(gpus []partitionedGPU, wanted sharing.MIGConfig) (plans []gpuPlan, warnings []string) {
+	ids := make([]sharing.GPUID, len(gpus))
+	for i, gpu := range gpus {
+		ids[i] = gpu.state.GPU
+		plans = append(plans, gpuPlan{gpu, migchange.Decide(migchange.Situation{GPU: gpu.gpu.UUID, State: gpu.state, Wanted: wanted})})
+	}
+	return plans, wanted.Unmatched(ids)
+}
+
+// afterChange are the GPUs as they will be when what can be done now has been done, and
+// warnings of those that keep something back.
+func afterChange(gpus []partitionedGPU, wanted sharing.MIGConfig) (after []sharing.GPU, warnings []string) {
+	plans, warnings := planLayout(gpus, wanted)
+	for _, p := range plans {
+		gpu := p.gpu
+		switch {
+		case p.problem() != "", p.State == nodereport.LayoutPending && p.Record == nil:
+			warnings = append(warnings, fmt.Sprintf("GPU %d stays as it is: %s", gpu.Index, p.Reason))
+		case p.State == nodereport.LayoutBlocked || !p.Change.Complete():
+			warnings = append(warnings, fmt.Sprintf("GPU %d cannot have all of its layout while it is in use: virgate mig plan says more", gpu.Index))
+		}
+		if p.Record != nil {
+			gpu.MIG, gpu.Partitions = p.Change.MIG, partitionsAfter(gpu, p.Change.Result)
+		}
+		after = append(after, gpu)
+	}
+	return after, warnings
+}
+
+// partitionsAfter are the GPU's when it has these. Those that have yet to be made have a
+// UUID that no driver gives.
+func partitionsAfter(gpu sharing.GPU, result []mig.Partition) (partitions []sharing.Partition) {
+	have := slices.Clone(gpu.Partitions)
+	for i, p := range result {
+		next := sharing.Partition{UUID: fmt.Sprintf("%s/new/%d", gpu.UUID, i), Profile: p.Profile, Placement: p.Placement}
+		at := func(old sharing.Partition) bool { return old.Profile == p.Profile && old.Placement == p.Placement }
+		if kept := slices.IndexFunc(have, at); kept >= 0 {
+			next = have[kept]
+			have = slices.Delete(have, kept, kept+1)
+		}
+		next.Index = i
+		partitions = append(partitions, next)
+	}
+	return partitions
+}
+
+// problem says why nothing can be done about the GPU even if all of it is free; else empty.
+func (p gpuPlan) problem() string {
+	if p.State == nodereport.LayoutFailed || p.State == nodereport.LayoutResetRequired || p.State == nodereport.LayoutBlocked && p.Change.Complete() {
+		return p.Reason
+	}
+	return ""
+}
+
+// drawingWidth leaves room for the indent on a terminal of 80 columns.
+const drawingWidth = 76
+
+// drawLayout shows the GPU's slices as they are, indented; none without MIG mode.
+func drawLayout(gpu nodereport.GPULayout) string {
+	if !gpu.MIG {
+		return "  MIG off\n"
+	}
+	return drawBlocks("  ", gpu.Slots, mig.Change{}.Before(gpu.Instances))
+}
+
+// drawBlocks draws them with indent before each line.
+func drawBlocks(indent string, slots int, blocks []mig.Block) string {
+	drawing := mig.Draw(slots, drawingWidth, blocks)
+	return indent + strings.ReplaceAll(strings.TrimSuffix(drawing, "\n"), "\n", "\n"+indent) + "\n"
+}
+
+// migGPUReport is the plan of a GPU in JSON.
+type migGPUReport struct {
+	GPU   string `json:"gpu"`
+	Index int    `json:"index"`
+	// Wanted says that the layout asks something of the GPU that it can have.
+	Wanted bool `json:"wanted"`
+	// Complete says that the GPU has its layout after the steps.
+	Complete bool       `json:"complete"`
+	Problem  string     `json:"problem,omitempty"`
+	Change   mig.Change `json:"change"`
+}
+
+type migNodeReport struct {
+	GPUs     []migGPUReport `json:"gpus"`
+	Warnings []string       `json:"warnings"`
+}
+
+func migReport(plans []gpuPlan, warnings []string) migNodeReport {
+	report := migNodeReport{GPUs: []migGPUReport{}, Warnings: append([]string{}, warnings...)}
+	for _, p := range plans {
+		change := p.Change
+		change.Steps = p.Steps
+		report.GPUs = append(report.GPUs, migGPUReport{
+			GPU: p.gpu.UUID, Index: p.gpu.Index, Wanted: p.State != "" && p.State != nodereport.LayoutFailed,
+			Complete: p.problem() == "" && change.Complete(), Problem: p.problem(), Change: change,
+		})
+	}
+	return report
 }

@@ -1,13 +1,19 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
@@ -18,92 +24,64 @@ func migPlanCommand(environment environment) *cli.Command {
 		Usage: "shows how a layout would be reached, with the slices before and after",
 		Description: "Reads the node's GPUs once and changes nothing.\n\n" +
 			"Example: virgate mig plan --node sim:a30x4+all-1g.6gb --name all-balanced --busy 0:1",
-		Flags: append(append(layoutFlags(environment),
-			outputFlag("text"),
-		), settingFlags()...),
+		Flags: append(append(layoutFlags(environment), outputFlag("text")), settingFlags()...),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
-			asJSON, err := wantsJSON(cmd, "text")
+			wanted, plans, warnings, err := planNode(ctx, cmd, environment)
 			if err != nil {
 				return err
 			}
-			wanted, err := wantedLayout(cmd, environment)
-			if err != nil {
-				return err
-			}
-			boards, err := cutNode(ctx, cmd, environment)
-			if err != nil {
-				return err
-			}
-			plans, warnings := planBoards(boards, wanted)
-			if asJSON {
-				return printJSON(cmd.Root().Writer, migReport(plans, warnings))
-			}
-			for _, p := range plans {
-				if _, err := io.WriteString(cmd.Root().Writer, p.text(wanted)); err != nil {
-					return err
+			return show(cmd, migReport(plans, warnings), func(out *text) {
+				for _, p := range plans {
+					out.plan(p, wanted)
 				}
-			}
-			return printWarnings(cmd.Root().Writer, warnings)
+				out.warnings(warnings)
+			})
 		},
 	}
 }
 
-// text describes the plan of one board for a person.
-func (p boardPlan) text(wanted sharing.Repartition) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "GPU %d, %s: %s\n", p.gpu.Index, p.gpu.Model, p.verdict(wanted))
-	if p.cut.MIG || p.change.Steps != nil {
-		b.WriteString(p.drawing("now", p.change.Before(p.cut.Instances)))
+// plan describes the plan of one GPU.
+func (t *text) plan(p gpuPlan, wanted sharing.MIGConfig) {
+	t.line("GPU %d, %s: %s", p.gpu.Index, p.gpu.Model, p.verdict(wanted))
+	if p.state.Enabled || p.Steps != nil {
+		t.WriteString(p.drawing("now", p.state.Enabled, p.Change.Before(p.state.Instances)))
 	}
-	if !p.change.Empty() {
-		b.WriteString(p.drawing("then", p.change.After(p.cut.Instances)))
+	if !p.Change.Empty() {
+		t.WriteString(p.drawing("then", p.Change.MIG, p.Change.After(p.state.Instances)))
 	}
-	for n, step := range p.change.Steps {
-		fmt.Fprintf(&b, "  %d. %s\n", n+1, step)
+	for n, step := range p.Steps {
+		t.line("  %d. %s", n+1, step)
 	}
-	for _, blocked := range p.change.Blocked {
-		fmt.Fprintf(&b, "  waits: %s (%s)\n", blocked, blocked.UUID)
+	for _, blocked := range p.Change.Blocked {
+		t.line("  waits: %s (%s)", blocked, blocked.UUID)
 	}
-	return b.String()
 }
 
-// drawing is the board's slots under a title; a board without MIG mode has
-// none.
-func (p boardPlan) drawing(title string, blocks []mig.Block) string {
-	if on := p.cut.MIG; title == "now" && !on || title == "then" && !p.after() {
+// drawing is the GPU's slots under a title; a GPU without MIG mode has none.
+func (p gpuPlan) drawing(title string, mode bool, blocks []mig.Block) string {
+	if !mode {
 		return "  " + title + ": MIG off\n"
 	}
-	return "  " + title + ": MIG on\n" + drawBlocks("  ", p.cut.Geometry.Slots, blocks)
-}
-
-// after is the MIG mode when the steps are made.
-func (p boardPlan) after() bool {
-	for _, step := range p.change.Steps {
-		switch step.Action {
-		case mig.EnableMIG:
-			return true
-		case mig.DisableMIG:
-			return false
-		}
-	}
-	return p.cut.MIG
+	return "  " + title + ": MIG on\n" + drawBlocks("  ", p.state.Geometry.Slots, blocks)
 }
 
 // verdict is the plan in a few words.
-func (p boardPlan) verdict(wanted sharing.Repartition) string {
-	c := p.change
+func (p gpuPlan) verdict(wanted sharing.MIGConfig) string {
+	c := p.Change
 	switch {
-	case p.problem != nil:
-		return "cannot be changed: " + p.problem.Error()
-	case !p.wanted:
+	case p.problem() != "":
+		return "cannot be changed: " + p.problem()
+	case p.State == "":
 		return fmt.Sprintf("nothing is asked of it by %q", wanted.Name)
-	case c.Empty() && c.Complete():
-		return fmt.Sprintf("is cut as %q asks", wanted.Name)
-	case !c.Complete() && wanted.WhenBusy == sharing.Refuse:
+	case p.State == nodereport.LayoutApplied:
+		return fmt.Sprintf("has the layout %q", wanted.Name)
+	case !c.Complete() && wanted.WhenBusy == sharing.RefuseWhenBusy:
 		return fmt.Sprintf("refuses %q while partitions in use are in the way (whenBusy: refuse)", wanted.Name)
+	case c.Complete() && c.Empty():
+		return p.Reason
 	}
 	made := 0
-	for _, step := range c.Steps {
+	for _, step := range p.Steps {
 		if step.Action == mig.CreateCompute {
 			made++
 		}
@@ -113,4 +91,130 @@ func (p boardPlan) verdict(wanted sharing.Repartition) string {
 		text += " now; the rest waits"
 	}
 	return text
+}
+
+func migAssertCommand(environment environment) *cli.Command {
+	return &cli.Command{
+		Name:  "assert",
+		Usage: "checks whether the node has the layout; the exit code is 1 if not",
+		Description: "Prints the differences on standard output. A GPU that the layout does not mention does not\n" +
+			"differ; one that cannot have its part of the layout does.\n\n" +
+			"Example: virgate mig assert --node sim:dgx-a100+all-balanced --name all-balanced",
+		Flags: append(layoutFlags(environment), settingFlags()...),
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			_, plans, warnings, err := planNode(ctx, cmd, environment)
+			if err != nil {
+				return err
+			}
+			var differs error
+			err = show(cmd, nil, func(out *text) {
+				for _, p := range plans {
+					if difference := p.difference(); difference != "" {
+						differs = errSilent
+						out.line("GPU %d: %s", p.gpu.Index, difference)
+					}
+				}
+				out.warnings(warnings)
+			})
+			return cmp.Or(err, differs)
+		},
+	}
+}
+
+// difference says how the GPU differs from its layout; empty when it does not.
+func (p gpuPlan) difference() string {
+	switch {
+	case p.problem() != "":
+		return p.problem()
+	case p.State == "", p.State == nodereport.LayoutApplied:
+		return ""
+	case p.Change.Complete() && p.Change.Empty():
+		return p.Reason
+	}
+	return fmt.Sprintf("has %s, wanted %s", describeLayout(p.state.Enabled, countPartitions(p.state.Instances)), describeLayout(p.Layout.MIG, p.Layout.Partitions))
+}
+
+// describeLayout writes "2 × 1g.5gb, 1 × 3g.20gb".
+func describeLayout(on bool, partitions []mig.PartitionCount) string {
+	var texts []string
+	for _, c := range partitions {
+		if c.Count > 0 {
+			texts = append(texts, fmt.Sprintf("%d × %s", c.Count, c.Profile))
+		}
+	}
+	switch {
+	case !on:
+		return "MIG off"
+	case texts == nil:
+		return "no partition"
+	}
+	return strings.Join(texts, ", ")
+}
+
+func migExportCommand(environment environment) *cli.Command {
+	flags := append(nodeFlags(), &cli.StringFlag{Name: "name", Value: "current", Usage: "the name of the layout in the document"})
+	return &cli.Command{
+		Name:  "export",
+		Usage: "writes the node's MIG layout as a mig-parted document",
+		Description: "GPUs without MIG are left out, and so are GPU instances without a partition, which the\n" +
+			"document cannot express.\n\n" +
+			"Example: virgate mig export --node sim:dgx-a100+all-balanced",
+		Flags: append(flags, settingFlags()...),
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			gpus, err := partitionedNode(ctx, cmd, environment)
+			if err != nil {
+				return err
+			}
+			blocks := exportBlocks(gpus)
+			if blocks == nil {
+				return errors.New("no GPU of this node has MIG")
+			}
+			document, err := configs.FormatMIGConfigs(configs.MIGLayouts{{Name: cmd.String("name"), Blocks: blocks}})
+			if err != nil {
+				return err
+			}
+			_, err = io.WriteString(cmd.Root().Writer, document)
+			return err
+		},
+	}
+}
+
+// exportBlocks has a block for each way in which GPUs are partitioned, in the order of
+// the first GPU of each; all GPUs are called so where one block is enough.
+func exportBlocks(gpus []partitionedGPU) []sharing.LayoutBlock {
+	var blocks []sharing.LayoutBlock
+	for _, gpu := range gpus {
+		if len(gpu.state.Geometry.Profiles) == 0 {
+			continue
+		}
+		layout := mig.Layout{MIG: gpu.state.Enabled, Partitions: countPartitions(gpu.state.Instances)}
+		i := slices.IndexFunc(blocks, func(b sharing.LayoutBlock) bool { return reflect.DeepEqual(b.Layout, layout) })
+		if i < 0 {
+			i = len(blocks)
+			blocks = append(blocks, sharing.LayoutBlock{Layout: layout})
+		}
+		blocks[i].Indexes = append(blocks[i].Indexes, gpu.gpu.Index)
+	}
+	if len(blocks) == 1 && len(blocks[0].Indexes) == len(gpus) {
+		blocks[0].All, blocks[0].Indexes = true, nil
+	}
+	return blocks
+}
+
+// countPartitions counts them by profile, smaller ones first; nil for none.
+func countPartitions(instances []mig.Instance) []mig.PartitionCount {
+	var counts []mig.PartitionCount
+	for _, instance := range instances {
+		for _, compute := range instance.Computes {
+			profile := instance.Partition(compute)
+			i := slices.IndexFunc(counts, func(c mig.PartitionCount) bool { return c.Profile == profile })
+			if i < 0 {
+				i = len(counts)
+				counts = append(counts, mig.PartitionCount{Profile: profile})
+			}
+			counts[i].Count++
+		}
+	}
+	slices.SortFunc(counts, func(a, b mig.PartitionCount) int { return a.Profile.Compare(b.Profile) })
+	return counts
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,10 +12,12 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/daemon"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/nvml/driver"
 	"github.com/virgate/virgate/internal/nvml/trace"
 	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/internal/usage"
 )
 
 // nodeFlags choose the node's GPUs.
@@ -26,62 +27,68 @@ func nodeFlags() []cli.Flag {
 			Name:  "node",
 			Value: "auto",
 			Usage: "where the GPUs are: auto or nvml for this machine's driver, trace:FILE for a recorded one, sim:NAME or sim:FILE for a simulated one; names are " +
-				strings.Join(simnode.Names(), ", ") + ", and +LAYOUT cuts their boards: sim:dgx-a100+all-1g.5gb",
+				strings.Join(simnode.Names(), ", ") + ", and +LAYOUT cuts their GPUs: sim:dgx-a100+all-1g.5gb",
 		},
-		&cli.StringFlag{Name: "record", Usage: "the file in which to record what the driver answers, up to 64 MiB, for --node trace:FILE"},
-		&cli.BoolFlag{Name: "record-mask", Value: true, DefaultText: "true", Usage: "whether the recording has made-up UUIDs, the same for the same GPU"},
+		worldFlag(),
+		&cli.StringFlag{Name: "record", Usage: "record the driver's answers in this file, up to 64 MiB, for --node trace:FILE"},
+		&cli.BoolFlag{Name: "record-mask", Value: true, DefaultText: "true", Usage: "replace UUIDs in the recording, the same GPU always by the same one"},
 	}
 }
 
-// backend is where the GPUs are, as --node, --record and the settings of the
-// driver say. It is not opened yet.
-type backend struct {
-	nvml.Library
-	// simulated is nil for one that is not.
-	simulated *simnode.Node
-	// close ends the recording.
-	close func()
+// worldFlag says what is peculiar about a simulated node.
+func worldFlag() cli.Flag {
+	return &cli.StringFlag{Name: "sim-world", Usage: "what a simulated node's driver has to live with, between commas: unprivileged, passthrough, client=NAME, own-pids, moving-minors"}
 }
 
-// openBackend makes the back-end. All of them have the driver's deadlines.
-func openBackend(cmd *cli.Command, process configs.Process, log *slog.Logger) (backend, error) {
-	b := backend{close: func() {}}
-	lib, err := openLibrary(cmd.String("node"), process)
+// openGPUs makes the node's GPUs as --node, --record and the settings of the driver
+// say, with deadlines for driver calls. It does not call the driver yet.
+func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logger) (daemon.GPUs, error) {
+	library, err := openLibrary(cmd.String("node"), cmd.String("sim-world"), startup)
 	if err != nil {
-		return b, err
+		return daemon.GPUs{}, err
 	}
-	b.simulated, _ = lib.(*simnode.Node)
-	b.Library = nvml.WithDeadlines(lib, nvml.Limits{})
+	var gpus daemon.GPUs
+	if simulated, ok := library.(*simnode.Node); ok {
+		gpus = daemon.Simulated(simulated, simulated)
+	} else {
+		gpus = daemon.GPUs{Library: nvml.WithDeadlines(library, nvml.Limits{}), Proc: os.DirFS(cmd.String("proc")), Close: func() {}}
+		// What the kernel does not say, or not of the machine's own namespace, is not seen.
+		gpus.ProcessesHidden = !usage.InInitialNamespace(os.DirFS("/proc")) && !strings.HasPrefix(cmd.String("node"), "trace:")
+	}
+	gpus.Name = cmd.String("node")
 	path := cmd.String("record")
 	if path == "" {
-		return b, nil
+		return gpus, nil
 	}
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
-		return b, fmt.Errorf("record: %w", err)
+		return gpus, fmt.Errorf("record: %w", err)
 	}
-	b.Library = trace.Record(b.Library, file, trace.Options{
+	gpus.Library = trace.Record(gpus.Library, file, trace.Options{
 		Plain:  !cmd.Bool("record-mask"),
 		Failed: func(err error) { log.Warn("recording ends", "file", path, "error", err) },
 	})
-	b.close = func() {
+	gpus.Close = func() {
 		if err := file.Close(); err != nil {
 			log.Warn("recording may not be complete", "file", path, "error", err)
 		}
 	}
-	return b, nil
+	return gpus, nil
 }
 
-// openLibrary is what --node names.
-func openLibrary(name string, process configs.Process) (nvml.Library, error) {
+// openLibrary opens what --node names.
+func openLibrary(name, world string, process configs.StartupSettings) (nvml.Library, error) {
+	if simulated, ok := strings.CutPrefix(name, "sim:"); ok {
+		return openSimulated(simulated, world)
+	}
+	if world != "" {
+		return nil, usageError{fmt.Errorf("--sim-world %q goes with a simulated node, not with --node %s", world, name)}
+	}
 	if name == "auto" || name == "nvml" {
 		return driver.Open(driver.Options{DriverRoot: process.DriverRoot, ContainerDriverRoot: process.ContainerDriverRoot})
 	}
 	if path, ok := strings.CutPrefix(name, "trace:"); ok {
 		return openTrace(path)
-	}
-	if simulated, ok := strings.CutPrefix(name, "sim:"); ok {
-		return openSimulated(simulated)
 	}
 	return nil, usageError{fmt.Errorf("--node %q is none of auto, nvml, trace:FILE, sim:NAME, sim:FILE", name)}
 }
@@ -103,7 +110,18 @@ func openTrace(path string) (nvml.Library, error) {
 	return lib, nil
 }
 
-func openSimulated(name string) (*simnode.Node, error) {
+// openSimulated makes the node of that name or file, in the world of --sim-world.
+func openSimulated(name, world string) (*simnode.Node, error) {
+	node, err := namedNode(name)
+	if err == nil && world != "" {
+		if err := node.SetWorld(world); err != nil {
+			return nil, usageError{fmt.Errorf("--sim-world: %w", err)}
+		}
+	}
+	return node, err
+}
+
+func namedNode(name string) (*simnode.Node, error) {
 	base, _, _ := strings.Cut(name, "+")
 	if !slices.Contains(simnode.Names(), base) {
 		data, err := os.ReadFile(name)
@@ -115,26 +133,4 @@ func openSimulated(name string) (*simnode.Node, error) {
 		}
 	}
 	return simnode.New(name)
-}
-
-// tryDriver says why the driver cannot be opened; nil when it can be, or when
-// ctx ended first. It closes it again: whoever serves opens it as often as it
-// must.
-func tryDriver(ctx context.Context, lib nvml.Library) error {
-	tried := make(chan error, 1)
-	go func() {
-		err := lib.Init()
-		if err == nil {
-			err = lib.Shutdown()
-		}
-		tried <- err
-	}()
-	select {
-	case err := <-tried:
-		if err != nil {
-			return fmt.Errorf("open the driver: %w (with --fail-on-init-error=false it is waited for)", err)
-		}
-	case <-ctx.Done():
-	}
-	return nil
 }

@@ -62,10 +62,14 @@ func TestNodeErrors(t *testing.T) {
 		{"no trace", "trace:" + filepath.Join(t.TempDir(), "none"), 1, "no such file"},
 		{"a bad trace", "trace:" + write(t, `{"trace":1}`, `{"call":"Reset"}`), 1, `trace.jsonl: trace: line 2: no call "Reset"`},
 		{"no simulated node", "sim:dgx", 1, `no simulated node "dgx"`},
+		{"an unknown world", "sim:t4 --sim-world passthrough,moon", 2, `--sim-world: no world "moon": there are unprivileged, passthrough, client=NAME, own-pids, moving-minors`},
+		{"a client without a name", "sim:t4 --sim-world client=", 2, `no world "client="`},
+		{"an empty world", "sim:t4 --sim-world own-pids,", 2, `no world ""`},
+		{"a world for a driver", "nvml --sim-world passthrough", 2, `--sim-world "passthrough" goes with a simulated node, not with --node nvml`},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			code, _, stderr := program(t, "plan", "--node", test.node)
+			code, _, stderr := program(t, append([]string{"plan", "--node"}, strings.Fields(test.node)...)...)
 			if code != test.code || !strings.Contains(stderr, test.want) {
 				t.Errorf("exit code %d, %q, want %d and %q", code, stderr, test.code, test.want)
 			}
@@ -73,12 +77,12 @@ func TestNodeErrors(t *testing.T) {
 	}
 }
 
-// TestNodeRecord holds that a node seen through its recording is the node.
+// TestNodeRecord checks that a node seen through its recording is the node.
 func TestNodeRecord(t *testing.T) {
 	for _, masked := range []string{"true", "false"} {
 		t.Run("masked "+masked, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "recording")
-			common := []string{"plan", "-o", "json", "--mig-strategy", "mixed", "--node"}
+			common := []string{"plan", "-o", "wide", "--mig-strategy", "mixed", "--node"}
 			_, want, _ := program(t, append(common, "sim:mixed", "--record", path, "--record-mask="+masked)...)
 			code, got, stderr := program(t, append(common, "trace:"+path)...)
 			if code != 0 {
@@ -102,7 +106,7 @@ func late(t *testing.T) string {
 		`{"call":"DeviceGetCount","answer":0}`)
 }
 
-// TestNodeFailOnInitError holds that a program whose driver cannot be opened
+// TestNodeFailOnInitError checks that a program whose driver cannot be opened
 // ends at once, as NVIDIA's plugin does by default.
 func TestNodeFailOnInitError(t *testing.T) {
 	code, _, stderr := program(t, "run", "--node", late(t), "--device-plugin-dir", t.TempDir(), "--control-socket", "", "--listen", "")
@@ -111,7 +115,7 @@ func TestNodeFailOnInitError(t *testing.T) {
 	}
 }
 
-// TestNodeDriverWaitedFor holds that the program can also wait for its driver,
+// TestNodeDriverWaitedFor checks that the program can also wait for its driver,
 // says so, and then plans.
 func TestNodeDriverWaitedFor(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
@@ -136,7 +140,7 @@ func TestNodeDriverWaitedFor(t *testing.T) {
 		}
 		return response.Body.Close() == nil && response.StatusCode == http.StatusOK
 	}
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for !plan() {
 		if time.Now().After(deadline) {
 			t.Fatalf("no plan:\n%s", stderr.String())

@@ -1,24 +1,30 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
-	"log/slog"
-	"text/tabwriter"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
 
 	"github.com/urfave/cli/v3"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/configsource"
+	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/nvml"
-	"github.com/virgate/virgate/internal/policy"
 	"github.com/virgate/virgate/sharing"
 )
 
 func planCommand(environment environment) *cli.Command {
 	flags := append(nodeFlags(),
-		&cli.StringFlag{Name: "from", Usage: "an older profile: shows what would change from it"},
-		outputFlag("table"),
+		&cli.StringFlag{Name: "from", Usage: "an older profile: shows what would change from it, how fast, and for whom it waits"},
+		&cli.StringFlag{Name: "addr", Usage: "with --from: the HTTP address of the node's running Virgate, to name the pods that a change waits for"},
+		outputFlag("table", "wide"),
 	)
 	flags = append(flags, configFlags(environment)...)
 	return &cli.Command{
@@ -27,81 +33,258 @@ func planCommand(environment environment) *cli.Command {
 		Description: "Reads the node's GPUs once and changes nothing.\n\n" +
 			"Example: virgate plan --node sim:dgx-a100 --config configs/examples/time-slicing-4.yaml",
 		Flags: append(flags, settingFlags()...),
-		Action: func(_ context.Context, cmd *cli.Command) error {
-			asJSON, err := wantsJSON(cmd, "table")
-			if err != nil {
-				return err
-			}
-			if cmd.Args().Len() > 0 {
-				return usageError{fmt.Errorf("plan takes no argument, got %q", cmd.Args().First())}
-			}
+		Action: func(ctx context.Context, cmd *cli.Command) error {
 			overrides := overrides(cmd, environment)
 			config, err := readConfig(cmd.String("config"), cmd.String("config-key"), overrides)
 			if err != nil {
 				return err
 			}
-			node, err := openBackend(cmd, config.Process, slog.New(slog.NewTextHandler(cmd.Root().ErrWriter, nil)))
+			if err := config.CheckOffered(); err != nil {
+				return fmt.Errorf("%s: %w", cmp.Or(cmd.String("config"), "flags"), err)
+			}
+			node, err := openGPUs(cmd, config.Startup, textLog(cmd))
 			if err != nil {
 				return err
 			}
-			defer node.close()
-			gpus, err := nvml.Scan(node)
+			defer node.Close()
+			gpus, err := nvml.Scan(node.Library)
 			if err != nil {
 				return fmt.Errorf("read GPUs: %w", err)
 			}
-			plan := sharing.NewPlan(gpus, config.Profile)
+			then, waits := gpus, []string(nil)
+			if config.Profile.MIG.Manage {
+				if list, err := readPartitions(ctx, node.Partitioner(nil), gpus); err != nil {
+					waits = []string{"no MIG layout can be planned: " + err.Error()}
+				} else {
+					then, waits = afterChange(list, config.Profile.MIG)
+				}
+			}
+			plan, divides := sharing.NewPlan(then, config.Profile), !reflect.DeepEqual(gpus, then)
+			plan.Warnings = append(plan.Warnings, waits...)
 			if !cmd.IsSet("from") {
-				return printPlan(cmd.Root().Writer, plan, asJSON)
+				report := planReport{Summary: plan.Summary()}
+				if divides {
+					report.Now = new(sharing.NewPlan(gpus, config.Profile).Summary())
+				}
+				return report.show(cmd, config.Profile.MIG.Name)
 			}
 			older, err := readConfig(cmd.String("from"), cmd.String("config-key"), overrides)
 			if err != nil {
 				return err
 			}
-			return printChanges(cmd.Root().Writer, sharing.Diff(sharing.NewPlan(gpus, older.Profile), plan), plan.Warnings, asJSON)
+			changes := sharing.Diff(sharing.NewPlan(gpus, older.Profile), plan)
+			if cmd.IsSet("addr") {
+				if err := nameHolders(ctx, cmd.String("addr"), changes); err != nil {
+					return err
+				}
+			}
+			warnings := append(explainWaits(changes), plan.Warnings...)
+			if divides {
+				warnings = append(warnings, "the MIG layout changes too, in the driver's time and when its GPUs are free: virgate mig plan shows how")
+			}
+			report := changesReport{append([]sharing.Change{}, changes...), append([]string{}, warnings...)}
+			return show(cmd, report, func(out *text) {
+				out.changes(changes)
+				out.warnings(warnings)
+			})
 		},
 	}
 }
 
 func readConfig(path, key string, overrides configs.Overrides) (configs.Config, error) {
-	return (&policy.File{Path: path, Key: key, Overrides: overrides}).Config()
+	return (&configsource.File{Path: path, Key: key, Overrides: overrides}).Config()
 }
 
-func printPlan(w io.Writer, plan sharing.Plan, asJSON bool) error {
-	summary := plan.Summary()
-	if asJSON {
-		return printJSON(w, summary)
+// planReport is what the node would advertise. Now, if any, is what it would before its
+// GPUs have their MIG layout.
+type planReport struct {
+	sharing.Summary
+	Now *sharing.Summary `json:"now,omitempty"`
+}
+
+func (r planReport) show(cmd *cli.Command, layout string) error {
+	return show(cmd, r, func(out *text) {
+		wide := cmd.String("output") == "wide"
+		if r.Now != nil {
+			out.line("now:")
+			out.planned(r.Now.Resources, wide)
+			out.line("\nwith the MIG layout %q:", layout)
+		}
+		out.planned(r.Resources, wide)
+		out.warnings(r.Warnings)
+	})
+}
+
+// planned has a row for each resource; wide, also how many devices are of which GPU.
+func (t *text) planned(resources []sharing.ResourceSummary, wide bool) {
+	header := []any{"RESOURCE", "STRATEGY", "REPLICAS", "UNITS", "DEVICES", "HEALTHY"}
+	if wide {
+		header = append(header, "GPU×DEVICES")
 	}
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "RESOURCE\tSTRATEGY\tREPLICAS\tUNITS\tDEVICES\tHEALTHY")
-	for _, r := range summary.Resources {
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%d\t%d\n", r.Name, r.Strategy, r.Replicas, r.Units, r.Devices, r.Healthy)
+	table := t.table(header...)
+	for _, r := range resources {
+		cells := []any{r.Name, r.Strategy, r.Replicas, r.Units, r.Devices, r.Healthy}
+		var gpus []string
+		for _, gpu := range r.GPUs {
+			gpus = append(gpus, fmt.Sprintf("%s×%d", gpu.Index, gpu.Devices))
+		}
+		if wide && gpus != nil {
+			cells = append(cells, strings.Join(gpus, " "))
+		}
+		table.row(cells...)
 	}
-	if err := table.Flush(); err != nil {
+	table.end()
+}
+
+// nameHolders asks a running Virgate who holds the units that switch.
+func nameHolders(ctx context.Context, address string, changes []sharing.Change) error {
+	address, err := dialAddress(address)
+	if err != nil {
+		return usageError{fmt.Errorf("--addr: %w", err)}
+	}
+	status, _, err := getStatus(ctx, address)
+	if err != nil {
 		return err
 	}
-	return printWarnings(w, summary.Warnings)
+	if !status.HoldersKnown {
+		return fmt.Errorf("%s cannot read who holds what", address)
+	}
+	pods := map[string][]string{}
+	for _, g := range status.GPUs {
+		for _, u := range g.Units {
+			for _, h := range u.Holders { // Sorted by pod.
+				name := nodereport.Unnamed
+				if h.Pod != "" {
+					name = h.Namespace + "/" + h.Pod
+				}
+				pods[u.ID] = append(pods[u.ID], name)
+			}
+		}
+	}
+	for _, c := range changes {
+		for i, s := range c.Switches {
+			c.Switches[i].Pods = slices.Compact(append([]string{}, pods[s.Unit]...))
+		}
+	}
+	return nil
 }
 
-func printChanges(w io.Writer, changes []sharing.Change, warnings []string, asJSON bool) error {
-	if asJSON {
-		return printJSON(w, struct {
-			Changes  []sharing.Change `json:"changes"`
-			Warnings []string         `json:"warnings"`
-		}{append([]sharing.Change{}, changes...), append([]string{}, warnings...)})
+// explainWaits says of each change how long it takes and for whom it waits, by the
+// figures of docs/architecture.md, and warns of shares that are offered to nobody
+// meanwhile. Where Pods is nil it is not known whether there are any.
+func explainWaits(changes []sharing.Change) (warnings []string) {
+	var idle []string
+	for i, c := range changes {
+		var waits []string
+		for _, s := range c.Switches {
+			switch {
+			case s.Pods == nil:
+				waits = append(waits, s.Index)
+			case len(s.Pods) > 0:
+				waits = append(waits, s.Index+" ("+strings.Join(s.Pods, ", ")+")")
+			default:
+				continue
+			}
+			if s.IdleShares && !slices.Contains(idle, s.Index) {
+				idle = append(idle, s.Index)
+			}
+		}
+		switch {
+		case len(waits) > 0:
+			changes[i].Takes = "about 0.3 s where free; GPU " + strings.Join(waits, ", ") + " when the holders end"
+		case len(c.Switches) > 0:
+			changes[i].Takes = "about 0.3 s"
+		case c.Kind == sharing.Shrinks:
+			changes[i].Takes = "at once; shares in use beyond that stay until their pods end"
+		default:
+			changes[i].Takes = "at once"
+		}
 	}
+	if len(idle) > 0 {
+		warnings = []string{"GPU " + strings.Join(idle, ", ") + ": as long as a pod holds a share, the idle shares are offered to nobody, under either profile"}
+	}
+	return warnings
+}
+
+// changesReport is what changes from one profile to another.
+type changesReport struct {
+	Changes  []sharing.Change `json:"changes"`
+	Warnings []string         `json:"warnings"`
+}
+
+func (t *text) changes(changes []sharing.Change) {
 	if len(changes) == 0 {
-		_, _ = fmt.Fprintln(w, "nothing changes")
+		t.line("nothing changes")
 	}
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	table := t.table()
 	for _, c := range changes {
 		what := string(c.Kind)
 		if c.OldName != "" {
 			what += " from " + c.OldName
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%d → %d devices\n", c.Name, what, c.Before, c.After)
+		table.row(c.Name, what, fmt.Sprintf("%d → %d devices", c.Before, c.After), c.Takes)
 	}
-	if err := table.Flush(); err != nil {
-		return err
+	table.end()
+}
+
+func checkCommand(environment environment) *cli.Command {
+	return &cli.Command{
+		Name:      "check",
+		Usage:     "validates profiles, mig-parted documents and ConfigMap manifests",
+		ArgsUsage: "FILE…",
+		Description: "Prints every problem of every file on standard error; the exit code is 1 when there is\n" +
+			"one. On standard output it lists where Virgate does something else than NVIDIA's\n" +
+			"device plugin with the same document.\n\n" +
+			"Example: virgate check configs/examples/*.yaml",
+		Flags: settingFlags(),
+		Action: func(_ context.Context, cmd *cli.Command) error {
+			if cmd.Args().Len() == 0 {
+				return usageError{errors.New("check needs at least one FILE")}
+			}
+			var failed error
+			for _, name := range cmd.Args().Slice() {
+				data, err := os.ReadFile(name)
+				if err == nil {
+					var file configs.File
+					if file, err = configs.ParseFile(name, data, overrides(cmd, environment)); err == nil {
+						err = checkOffered(name, file)
+					}
+					if err == nil {
+						_, _ = fmt.Fprintf(cmd.Root().Writer, "%s: ok (%s)\n", name, file.Kind)
+						printNotes(cmd.Root().Writer, name, file)
+						continue
+					}
+				}
+				failed = errSilent
+				_, _ = fmt.Fprintln(cmd.Root().ErrWriter, err)
+			}
+			return failed
+		},
 	}
-	return printWarnings(w, warnings)
+}
+
+// printNotes lists where Virgate differs from NVIDIA's plugin.
+func printNotes(w io.Writer, name string, file configs.File) {
+	eachProfile(name, file, func(name string, config configs.Config) {
+		for _, note := range config.Notes {
+			_, _ = fmt.Fprintf(w, "%s:%d: %s: %s\n", name, note.Line, note.Path, note.Message)
+		}
+	})
+}
+
+// checkOffered is Config.CheckOffered for all profiles of the file.
+func checkOffered(name string, file configs.File) (err error) {
+	eachProfile(name, file, func(name string, config configs.Config) {
+		if problem := config.CheckOffered(); problem != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", name, problem))
+		}
+	})
+	return err
+}
+
+func eachProfile(name string, file configs.File, do func(name string, config configs.Config)) {
+	do(name, file.Config)
+	for _, entry := range file.Entries {
+		do(fmt.Sprintf("%s[data.%s]", name, entry.Name), entry.Config)
+	}
 }

@@ -1,18 +1,22 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/urfave/cli/v3"
 
 	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/sharing"
 )
 
 // statusTimeout is how long a running program may take to answer.
@@ -21,44 +25,28 @@ const statusTimeout = 10 * time.Second
 func statusCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "status",
-		Usage: "shows what a running Virgate does",
-		Description: "Asks a virgate run over HTTP: its profile, resources and GPUs, and who holds what.\n\n" +
+		Usage: "shows the state of a running Virgate",
+		Description: "Asks a virgate run over HTTP for its profile, resources and GPUs, and who holds what.\n\n" +
 			"Example: virgate status --addr localhost:9400",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "addr", Value: "localhost:9400", Usage: "the HTTP address of the running Virgate: its --listen"},
 			outputFlag("table"),
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
-			asJSON, err := wantsJSON(cmd, "table")
-			if err != nil {
-				return err
-			}
-			if cmd.Args().Len() > 0 {
-				return usageError{fmt.Errorf("status takes no argument, got %q", cmd.Args().First())}
-			}
 			address, err := dialAddress(cmd.String("addr"))
 			if err != nil {
 				return usageError{fmt.Errorf("--addr: %w", err)}
 			}
-			answer, err := askStatus(ctx, address)
+			status, answer, err := getStatus(ctx, address)
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				_, err := cmd.Root().Writer.Write(answer)
-				return err
-			}
-			var status agent.Status
-			if err := json.Unmarshal(answer, &status); err != nil {
-				return fmt.Errorf("read the answer of %s: %w", address, err)
-			}
-			return printPlain(cmd.Root().Writer, func(w io.Writer) error { return printStatus(w, status) })
+			return show(cmd, json.RawMessage(answer), func(out *text) { out.status(status) })
 		},
 	}
 }
 
-// dialAddress is where to ask, for an address in the form of --listen: without a
-// host it is this machine.
+// dialAddress is where to ask, for an address as for --listen: no host is this machine.
 func dialAddress(text string) (string, error) {
 	host, port, err := net.SplitHostPort(text)
 	if err != nil {
@@ -67,35 +55,146 @@ func dialAddress(text string) (string, error) {
 	if port == "" {
 		return "", fmt.Errorf("%q has no port", text)
 	}
-	if host == "" {
-		host = "localhost"
-	}
-	return net.JoinHostPort(host, port), nil
+	return net.JoinHostPort(cmp.Or(host, "localhost"), port), nil
 }
 
-// askStatus returns the program's status as JSON.
-func askStatus(ctx context.Context, address string) ([]byte, error) {
+// getStatus returns the program's status, and the JSON as it came.
+func getStatus(ctx context.Context, address string) (status agent.Status, answer []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/api/v1/status", nil)
-	if err != nil {
-		return nil, fmt.Errorf("ask %s: %w", address, err)
-	}
-	transport := &http.Transport{}
-	defer transport.CloseIdleConnections()
-	response, err := (&http.Client{Transport: transport}).Do(request)
-	if err != nil {
-		return nil, fmt.Errorf("no Virgate answers at %s: %w", address, unwrapURL(err))
-	}
-	defer func() { _ = response.Body.Close() }()
-	answer, err := io.ReadAll(io.LimitReader(response.Body, longestAnswer))
+	code, answer, err := fetch(ctx, http.MethodGet, "http://"+address+"/api/v1/status", nil)
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("read the answer of %s: %w", address, err)
-	case response.StatusCode == http.StatusNotFound:
-		return nil, fmt.Errorf("%s has no status: is a Virgate listening there?", address)
-	case response.StatusCode != http.StatusOK:
-		return nil, fmt.Errorf("%s answers %s: %s", address, response.Status, strings.TrimSpace(string(answer)))
+		return status, nil, fmt.Errorf("no Virgate answers at %s: %w", address, err)
+	case code == http.StatusNotFound:
+		return status, nil, fmt.Errorf("%s has no status: is a Virgate listening there?", address)
+	case code != http.StatusOK:
+		return status, nil, fmt.Errorf("%s answers %d %s: %s", address, code, http.StatusText(code), strings.TrimSpace(string(answer)))
 	}
-	return answer, nil
+	if err := json.Unmarshal(answer, &status); err != nil {
+		return status, nil, fmt.Errorf("read the answer of %s: %w", address, err)
+	}
+	return status, answer, nil
+}
+
+// status tells people of a status.
+func (t *text) status(s agent.Status) {
+	ready := "not ready"
+	if s.Ready {
+		ready = "ready"
+	}
+	applied := "none"
+	if s.Profile.Applied != nil {
+		applied = profileName(*s.Profile.Applied)
+	}
+	table := t.table()
+	table.row("node", cmp.Or(s.Node, "-"))
+	table.row("virgate", fmt.Sprintf("%s, %s, %s", s.Version, s.Role, ready))
+	table.row("profile", fmt.Sprintf("%s since %s", s.Profile.State, s.Profile.Since.Format(time.RFC3339)))
+	table.row("  wanted", profileName(s.Profile.Wanted))
+	table.row("  applied", applied)
+	if s.HoldersAt != nil {
+		table.row("holders", fmt.Sprintf("as the kubelet said %s ago", s.At.Sub(*s.HoldersAt).Round(time.Millisecond)))
+	}
+	table.end()
+	list := func(what string, lines ...string) {
+		for _, line := range lines {
+			if line != "" {
+				t.line("%s: %s", what, line)
+			}
+		}
+	}
+	list("profile", strings.Split(s.Profile.Error, "\n")...)
+	list("waits", nodereport.Waiting(s.Layouts, s.Waits)...)
+	list("not ready", s.Unready...)
+	list("GPUs not read", s.Unread)
+	leaving := slices.ContainsFunc(s.Resources, func(r agent.ResourceStatus) bool { return r.Leaving > 0 || r.Dropped })
+	if leaving && !s.KubeletKnown {
+		t.line("kubelet: what it holds and has applied is not known; no device is removed")
+	}
+	t.line("")
+	t.resources(s.Resources)
+	t.line("")
+	t.units(s)
+	if len(s.Layouts) > 0 {
+		t.line("")
+		t.layouts(s.Layouts)
+	}
+	if len(s.Warnings) > 0 {
+		t.line("")
+		t.warnings(s.Warnings)
+	}
+}
+
+// profileName is "NAME (SOURCE), generation GENERATION".
+func profileName(p nodereport.ProfileRef) string {
+	name := cmp.Or(p.Source, "-")
+	if p.Name != "" {
+		name = p.Name + " of " + name
+	}
+	if p.Generation != "" {
+		name += ", generation " + p.Generation
+	}
+	return name
+}
+
+func (t *text) resources(resources []agent.ResourceStatus) {
+	count := func(n *int) string {
+		if n == nil {
+			return "?"
+		}
+		return strconv.Itoa(*n)
+	}
+	table := t.table("RESOURCE", "STRATEGY", "DEVICES", "HEALTHY", "HELD", "FREE", "LEAVING", "STREAMS")
+	for _, r := range resources {
+		strategy := cmp.Or(r.Strategy, "-")
+		if r.Dropped {
+			strategy = "dropped"
+		}
+		table.row(r.Name, strategy, r.Devices, r.Healthy, count(r.Held), count(r.Free), r.Leaving, r.Streams)
+	}
+	table.end()
+}
+
+func (t *text) units(s agent.Status) {
+	table := t.table("GPU", "UNIT", "MODEL", "RESOURCE", "HELD", "HEALTH", "HOLDERS")
+	unit := func(u agent.UnitStatus, model string) {
+		held := "?"
+		if s.HoldersKnown {
+			held = fmt.Sprintf("%d/%d", u.Held(), u.Replicas)
+		}
+		holders := make([]string, len(u.Holders))
+		for i, h := range u.Holders {
+			holders[i] = h.Namespace + "/" + h.Pod + "/" + h.Container
+		}
+		table.row(cmp.Or(u.Index, "-"), u.ID, model, cmp.Or(u.Resource, "-"), held, healthText(u.Health), strings.Join(holders, " "))
+	}
+	for _, g := range s.GPUs {
+		if len(g.Units) == 0 || g.Units[0].ID != g.UUID && g.Health.State != sharing.Healthy {
+			table.row(g.Index, g.UUID, g.Model, "-", "-", healthText(g.Health), "")
+		}
+		for _, u := range g.Units {
+			unit(u, cmp.Or(u.Profile, g.Model))
+		}
+	}
+	for _, u := range s.Elsewhere {
+		unit(u, "not on this node")
+	}
+	table.end()
+}
+
+// layouts has the GPUs that are partitioned.
+func (t *text) layouts(layouts []nodereport.GPULayout) {
+	table := t.table("GPU", "MIG LAYOUT", "STATE", "REASON")
+	for _, gpu := range layouts {
+		table.row(gpu.Index, gpu.Wanted, gpu.State, cmp.Or(gpu.Reason, "-"))
+	}
+	table.end()
+}
+
+func healthText(h agent.HealthStatus) string {
+	if h.Reason == "" {
+		return string(h.State)
+	}
+	return strings.TrimSuffix(fmt.Sprintf("%s: %s (%s)", h.State, h.Reason, h.Explanation), " ()")
 }

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
-	"reflect"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,27 +13,28 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/migchange"
+	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
 
 // Node is where the GPUs are known.
 type Node interface {
-	// Inventory returns the GPUs as last seen. It fails while they cannot be
-	// read at all, and says why.
+	// Inventory returns the GPUs as last seen. The error says why none can be read.
 	Inventory() ([]sharing.GPU, error)
 	// Watch calls changed whenever Inventory would return something else, at
 	// least once, from any goroutine, and returns when ctx ends.
 	Watch(ctx context.Context, changed func()) error
 }
 
-// Policy is where the profile comes from.
-type Policy interface {
-	// Profile returns the profile that should be in force. It fails when there
-	// is none that can be used; the last good one then stays in force, and Name
-	// and Source are those of what was wanted, as far as that is known. The error
-	// is configs.ErrPending while the choice itself is not known.
-	Profile() (configs.Selected, error)
+// ConfigSource is where the profile comes from.
+type ConfigSource interface {
+	// Profile returns the profile that should be in force. With an error, the last
+	// good one stays in force, and only Name and Source of what is returned count:
+	// they are those of the profile that was wanted, as far as that is known. The
+	// error is configs.ErrPending while it is not known which one is wanted.
+	Profile() (configs.SelectedProfile, error)
 	// Watch is as in Node.
 	Watch(ctx context.Context, changed func()) error
 }
@@ -42,69 +43,72 @@ type Policy interface {
 type Health interface {
 	// Health returns the health of all units as last seen, from any goroutine.
 	Health() sharing.HealthReport
-	// ClearHealth takes an operator's word that the units which the selector names
-	// may be used, and returns their health after that. The error says that there
-	// are none, or that ctx ended.
+	// ClearHealth makes the units that the selector names healthy because an operator says
+	// so, and returns their health then. The error says that there are none, or ctx ended.
 	ClearHealth(ctx context.Context, selector sharing.Selector) ([]sharing.UnitHealth, error)
 }
 
-// Options are what Run needs.
-type Options struct {
-	Node   Node
-	Policy Policy
-	Plugin *plugin.Manager
-	// Host has ready what grants name; nil where names are all that is granted.
-	Host Host
-	// Holders says who holds what; nil when nothing can.
-	Holders plugin.Kubelet
-	// Meter measures the use of the boards; nil for nobody.
-	Meter Meter
-	// SampleInterval is the time between two samples of use and of who holds what,
-	// for the metrics; 5 s when 0.
+// Settings say how Run does its work.
+type Settings struct {
+	// SampleInterval is the time between two samples of the GPUs' utilization and of
+	// who holds what, for the metrics; 5 s when 0.
 	SampleInterval time.Duration
-	// Health is shown in metrics; nil for none.
-	Health Health
-	// OnProfile is called from the loop with each profile that comes into force,
-	// before it is planned with; nil for nobody.
-	OnProfile func(sharing.Profile)
-	// Keeper has the profile of the last run, and keeps this one's; nil for none.
-	Keeper Keeper
-	// Claim returns when this program may serve the node. While another program
-	// does it calls standBy: this one is then ready, and not registered. Nil means
-	// at once.
-	Claim func(ctx context.Context, standBy func()) error
-	// TakeOver is called after that; when it has returned, the inventory has what
-	// the last program on this node left. Nil when that is nothing.
-	TakeOver func(ctx context.Context) error
 	// DrainTimeout is how long, when ctx ends, devices are withdrawn before Run
 	// returns; 0 leaves them as they are, for a successor.
 	DrainTimeout time.Duration
-	// Listen is the HTTP address; empty for none.
+	// Listen is the HTTP address, empty for none; HTTP is how it is served.
 	Listen string
-	// HTTP is how it is served.
-	HTTP HTTP
-	// Background are more things to run beside the loop, such as the control
-	// socket of a simulated node. When one fails, Run ends.
-	Background []func(ctx context.Context) error
-	// Kept says why what has to outlive the program could not be written the last
-	// time, for the metrics and the status; nil where it could. It must not wait.
-	// A nil Kept is that of a program that keeps nothing.
-	Kept func() error
-	// Look makes the loop look again when it receives, as SIGHUP does; nil for
-	// never.
-	Look   <-chan struct{}
+	HTTP   HTTP
+	// Reload has the loop read its inputs again, as SIGHUP does; nil for never.
+	Reload <-chan os.Signal
 	Logger *slog.Logger
 	// Version is shown in virgate_build_info and in the status.
 	Version string
 	// NodeName is the Node object's name, for the status; empty when unknown.
 	NodeName string
-	// Reporter tells Kubernetes; nil for nobody.
+}
+
+// Options are what Run needs.
+type Options struct {
+	Settings
+	Node         Node
+	ConfigSource ConfigSource
+	Plugin       *plugin.Manager
+	// Host prepares what allocate responses refer to, such as CDI specs.
+	Host Host
+	// Kubelet says who holds which devices.
+	Kubelet plugin.Kubelet
+	// Measure measures who uses the GPUs and how much, which may take seconds, and
+	// returns soon after ctx ends. One goroutine calls it, and what it returns is not
+	// changed afterwards.
+	Measure func(ctx context.Context) sharing.Measurement
+	// Health is shown in metrics.
+	Health Health
+	// SetHealthRules is called from the loop with each profile that comes into force,
+	// before it is planned with.
+	SetHealthRules func(sharing.Profile)
+	// LastKnownGood keeps the profile in force for the next start.
+	LastKnownGood LastKnownGood
+	// AcquireLock returns when this program may serve the node. While another program
+	// serves it, standBy is called: this one is ready then, and not registered.
+	AcquireLock func(ctx context.Context, standBy func()) error
+	// RestoreHealth is called after that; when it has returned, the inventory has the
+	// fatal errors that the last program on this node saved.
+	RestoreHealth func(ctx context.Context) error
+	// Background are more things to run beside the loop, such as the control
+	// socket of a simulated node. When one fails, Run ends.
+	Background []func(ctx context.Context) error
+	// StateWriteError says why the state file could not be written the last time, for
+	// the metrics and the status; nil when it could. It must not wait.
+	StateWriteError func() error
+	// Reporter tells Kubernetes what happens on this node; nil where nothing does.
 	Reporter Reporter
-	// Partitioner makes and destroys partitions, as far as the profile allows that;
-	// nil where nothing can. Journal then keeps what has begun, and Refresh returns
-	// when the inventory shows what has been made.
-	Partitioner Partitioner
-	Journal     Journal
+	// Partitioner makes and destroys partitions, as far as the profile allows. Journal
+	// keeps the changes begun; Refresh returns when the inventory shows what was made.
+	// LetGo is as in migchange.Options.
+	Partitioner migchange.Partitioner
+	LetGo       func(ctx context.Context, gpu string) (resume func(), err error)
+	Journal     migchange.Store
 	Refresh     func(ctx context.Context) error
 }
 
@@ -116,20 +120,21 @@ func Run(ctx context.Context, options Options) error {
 
 func newAgent(options Options) *agent {
 	a := &agent{
-		Options: options, changed: make(chan struct{}, 1), asked: make(chan chan struct{}), decided: make(chan struct{}, 1), decidedLast: make(chan struct{}),
-		repartitionWake: make(chan struct{}, 1), registering: make(chan struct{}),
+		Options: options, replan: make(chan struct{}, 1), replanNow: make(chan chan struct{}), reportWake: make(chan struct{}, 1), planEnded: make(chan struct{}),
+		registering: make(chan struct{}), asking: make(chan struct{}, 1),
 	}
-	a.boards = a.newRepartition()
+	a.calls = newCallCollector()
+	a.Plugin.SetCallMetrics(a.calls)
+	a.mig = a.newMIGReconciler()
 	a.state.Store(&state{})
-	a.observed.Store(newObservation())
-	a.progress.Store(&progress{state: sharing.ProfilePending, since: time.Now()})
+	a.lastSample.Store(firstSample())
+	a.progress.Store(&profileProgress{state: nodereport.ProfilePending, since: time.Now()})
 	return a
 }
 
 func (a *agent) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	// HTTP answers until the kubelet is not served any more: a probe must not end
-	// a program that drains.
+	// HTTP answers until the end: a probe must not end a program that drains.
 	answering, stopAnswering := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopAnswering()
 	var others sync.WaitGroup
@@ -140,7 +145,7 @@ func (a *agent) run(ctx context.Context) error {
 			return part(ctx)
 		})
 	}
-	servers, err := a.listenAll(ctx)
+	servers, err := a.servers()
 	if err != nil {
 		return err
 	}
@@ -148,21 +153,22 @@ func (a *agent) run(ctx context.Context) error {
 		start(func(context.Context) error { return server(answering) })
 	}
 	start(func(ctx context.Context) error { return a.watchDriver(ctx, a.Node.Watch) })
-	if a.Host != nil {
-		start(func(ctx context.Context) error { return a.watchDriver(ctx, a.Host.Watch) })
-	}
-	start(func(ctx context.Context) error { return a.Policy.Watch(ctx, a.look) })
-	start(a.plan)
-	start(func(context.Context) error { return a.tell(answering) })
+	start(func(ctx context.Context) error { return a.watchDriver(ctx, a.Host.Watch) })
+	start(func(ctx context.Context) error { return a.ConfigSource.Watch(ctx, a.requestPlan) })
+	start(a.planLoop)
+	start(func(context.Context) error { return a.reportLoop(answering) })
 	if a.Reporter != nil {
 		start(func(context.Context) error { return a.Reporter.Run(answering) })
 	}
-	if a.Holders != nil || a.Meter != nil {
-		start(a.sample)
-	}
-	if a.boards != nil {
-		start(a.repartition)
-	}
+	start(a.sampleLoop)
+	start(func(ctx context.Context) error {
+		select {
+		case <-a.registering:
+			a.mig.Run(ctx)
+		case <-ctx.Done():
+		}
+		return nil
+	})
 	for _, background := range a.Background {
 		start(background)
 	}
@@ -176,13 +182,12 @@ func (a *agent) run(ctx context.Context) error {
 	return nil
 }
 
-// watchDriver follows what the driver or the host has. A driver call that hangs
-// at the end is left behind: it cannot be cancelled, and the program ends all the
-// same.
+// watchDriver follows the driver or the host. A driver call that hangs at the end
+// is abandoned: it cannot be cancelled, and the program must end all the same.
 func (a *agent) watchDriver(ctx context.Context, watch func(ctx context.Context, changed func()) error) error {
-	err := watch(ctx, a.look)
+	err := watch(ctx, a.requestPlan)
 	if err != nil && ctx.Err() != nil {
-		a.Logger.Warn("driver left behind", "error", err)
+		a.Logger.Warn("driver call abandoned", "error", err)
 		return nil
 	}
 	return err
@@ -190,130 +195,93 @@ func (a *agent) watchDriver(ctx context.Context, watch func(ctx context.Context,
 
 type agent struct {
 	Options
-	changed chan struct{}
-	// asked has wishes to be told when the loop has looked.
-	asked chan chan struct{}
-	// decided wakes tell; decidedLast is closed when the loop has ended.
-	decided, decidedLast chan struct{}
-	// boards cuts the boards; nil where nothing can. repartitionWake is for it,
-	// and registering is closed when it may withdraw devices.
-	boards          *repartitioner
-	repartitionWake chan struct{}
-	registering     chan struct{}
-	// standby says that another program serves the node, serving that it is
-	// claimed, draining that it is being given up.
+	calls callCollector
+	// replan wakes the loop; so does replanNow, with a channel to close after planning.
+	replan    chan struct{}
+	replanNow chan chan struct{}
+	// reportWake wakes reportLoop; planEnded is closed when the loop has ended.
+	reportWake, planEnded chan struct{}
+	// mig changes the GPUs' MIG layouts. registering is closed when it may begin to.
+	mig         *migchange.Reconciler
+	registering chan struct{}
+	// standby says that another program serves the node, serving that this one has
+	// its lock, draining that it is withdrawing its devices before it ends.
 	standby, serving, draining atomic.Bool
 	state                      atomic.Pointer[state]
-	progress                   atomic.Pointer[progress]
-	allocations                atomic.Pointer[[]sharing.Allocation]
-	observed                   atomic.Pointer[observation]
+	progress                   atomic.Pointer[profileProgress]
+	// holders is nil while who holds what is not known; asking is taken by who asks.
+	holders    atomic.Pointer[holding]
+	asking     chan struct{}
+	lastSample atomic.Pointer[utilizationSample]
+	// unserved says why Listen and HTTP.HealthListen are not served; nil while they are.
+	unserved [2]atomic.Pointer[error]
 }
 
-// state is what the loop last decided. It is immutable.
-type state struct {
-	// profile is the last good one; planned says that there is one and that the
-	// GPUs have been read.
-	profile *configs.Selected
-	// restored says that profile is that of the last run.
-	restored bool
-	// wanted is what Policy last returned; with rejected it only has a name and a
-	// source.
-	wanted  configs.Selected
-	plan    sharing.Plan
-	planned bool
-	gpus    []sharing.GPU
-	// host is what was last found ready for grants.
-	host plugin.Host
-	// rejected says why the wanted profile is not in force, unread why the GPUs
-	// cannot be read; nil when all is well.
-	rejected, unread error
-}
-
-// look asks the loop to read its inputs again. Bursts become one look.
-func (a *agent) look() {
-	select {
-	case a.changed <- struct{}{}:
-	default:
+// serveKubelet waits for the lock and serves the kubelet until ctx has ended and
+// endOthers, which ends what else runs, has returned. The kubelet comes last because
+// a successor cannot serve it before everything here has ended, and nobody should be
+// without devices for so long. With a DrainTimeout the devices are withdrawn first.
+func (a *agent) serveKubelet(ctx context.Context, endOthers func()) error {
+	err := a.startServing(ctx)
+	if ctx.Err() != nil {
+		return nil // A registration now would be lost in a moment.
 	}
-}
-
-// lookNow returns when the loop has read its inputs after the call, or ctx ends.
-func (a *agent) lookNow(ctx context.Context) {
-	looked := make(chan struct{})
+	if err != nil {
+		return err
+	}
+	running, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- a.Plugin.Run(running) }()
 	select {
-	case a.asked <- looked:
-		<-looked
+	case err := <-ended:
+		return err
 	case <-ctx.Done():
 	}
+	if a.DrainTimeout > 0 {
+		a.drain(running)
+	}
+	endOthers()
+	stop()
+	return <-ended
 }
 
-// plan is the loop.
-func (a *agent) plan(ctx context.Context) error {
-	defer close(a.decidedLast)
-	for {
-		var looked chan struct{}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-a.Look:
-		case <-a.changed:
-		case looked = <-a.asked:
-		}
-		a.decide()
-		if looked != nil {
-			close(looked)
-		}
+// startServing returns when this program has the lock and has taken over what the
+// last program left on the node, or when ctx ends.
+func (a *agent) startServing(ctx context.Context) error {
+	if err := a.AcquireLock(ctx, func() { a.standby.Store(true) }); err != nil {
+		return err
 	}
+	a.serving.Store(true)
+	// Only the program that serves may use the profile of the last run, so the loop
+	// has to look again even if it has seen the same error before.
+	a.requestPlan()
+	if err := a.RestoreHealth(ctx); err != nil {
+		return err
+	}
+	a.mig.Prepare(ctx)
+	close(a.registering)
+	a.planNow(ctx) // So that the first lists have what was found since, and not what the host lacks.
+	return nil
 }
 
-// decide reads both inputs, plans, and hands the plan on. A profile that cannot
-// be used leaves the last good one in force, planned anew for the GPUs as they
-// are; GPUs that cannot be read leave the plan as it is.
-func (a *agent) decide() {
-	last := a.state.Load()
-	next := *last
-
-	a.choose(last, &next)
-	var gpus []sharing.GPU
-	if gpus, next.unread = a.Node.Inventory(); next.unread == nil {
-		next.gpus = gpus
-	} else if last.planned && !sameError(last.unread, next.unread) {
-		a.Logger.Warn("GPUs not read", "error", next.unread)
+// drain withdraws all devices and waits until the kubelet has had time to apply
+// that. Devices that pods hold stay listed to the end.
+func (a *agent) drain(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, a.DrainTimeout)
+	defer cancel()
+	a.Logger.Info("draining", "timeout", a.DrainTimeout)
+	a.draining.Store(true)
+	a.wakeReport()
+	select {
+	case <-a.planEnded: // Another plan would bring the devices back.
+	case <-ctx.Done():
 	}
-	defer a.tellAgain()
-	defer a.repartitionAgain()
-	defer a.state.Store(&next)
-	if next.profile == nil || (next.unread != nil && !last.planned) {
-		return
-	}
-
-	next.plan = a.holdBack(sharing.NewPlan(next.gpus, next.profile.Profile))
-	a.prepare(last, &next)
-	if last.planned && reflect.DeepEqual(last.plan, next.plan) {
-		next.plan = last.plan
-		return
-	}
-	next.planned = true
-	a.report(last.plan, next.plan)
-	a.Plugin.Apply(next.plan)
-}
-
-func sameError(a, b error) bool {
-	return a != nil && b != nil && a.Error() == b.Error()
-}
-
-// report logs what a plan changes.
-func (a *agent) report(last, next sharing.Plan) {
-	for _, r := range next.Resources {
-		a.Logger.Info("resource planned", "resource", r.Name, "strategy", r.Strategy(), "units", len(r.Units), "devices", len(r.Devices), "healthy", r.Healthy())
-	}
-	known := map[string]bool{}
-	for _, warning := range last.Warnings {
-		known[warning] = true
-	}
-	for _, warning := range next.Warnings {
-		if !known[warning] {
-			a.Logger.Warn("plan", "warning", warning)
+	last := a.state.Load().plan
+	a.Plugin.Apply(sharing.Plan{Health: last.Health, Grants: last.Grants})
+	if a.Plugin.AwaitStopped(ctx) != nil {
+		for _, r := range a.Plugin.Status().Resources {
+			a.Logger.Warn("not drained", "resource", r.Name, "devices", r.Devices)
 		}
 	}
 }

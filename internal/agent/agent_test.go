@@ -3,14 +3,285 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/podresources"
 	"github.com/virgate/virgate/internal/simkubelet"
+	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/kubelettest"
 )
+
+// patience is how long anything may take on a machine that does a lot else.
+const patience = 2 * time.Minute
+
+const gpuResource = "nvidia.com/gpu"
+
+// input of either kind: what it answers is set by the test.
+type input[T any] struct {
+	mu      sync.Mutex
+	value   T
+	err     error
+	changed func()
+	started chan struct{}
+}
+
+func newInput[T any](value T, err error) *input[T] {
+	return &input[T]{value: value, err: err, started: make(chan struct{})}
+}
+
+func (i *input[T]) get() (T, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.value, i.err
+}
+
+func (i *input[T]) set(value T, err error) {
+	<-i.started
+	i.mu.Lock()
+	i.value, i.err = value, err
+	i.mu.Unlock()
+	i.changed()
+}
+
+func (i *input[T]) Watch(ctx context.Context, changed func()) error {
+	i.changed = changed
+	close(i.started)
+	changed()
+	<-ctx.Done()
+	return nil
+}
+
+type fakeNode struct{ *input[[]sharing.GPU] }
+
+func (n fakeNode) Inventory() ([]sharing.GPU, error) { return n.get() }
+
+type fakePolicy struct{ *input[sharing.Profile] }
+
+func (p fakePolicy) Profile() (configs.SelectedProfile, error) {
+	profile, err := p.get()
+	if err != nil {
+		return configs.SelectedProfile{Source: "fake"}, err
+	}
+	return configs.Config{Profile: profile}.SelectedFrom("fake", "", nil), nil
+}
+
+func gpus(faults ...string) []sharing.GPU {
+	list := make([]sharing.GPU, len(faults))
+	for i, fault := range faults {
+		list[i] = sharing.GPU{UUID: "GPU-" + string(rune('a'+i)), Index: i, Model: "Test", NUMANode: -1, Health: sharing.Health{Reason: fault}}
+	}
+	return list
+}
+
+func profile(replicas int) sharing.Profile {
+	return sharing.Profile{
+		MIGStrategy: sharing.MIGNone, Policy: sharing.Distributed, DeviceIDs: sharing.ByUUID,
+		GPUNames:    []sharing.NamingRule{{Pattern: "*", Name: gpuResource}},
+		TimeSlicing: []sharing.ReplicatedResource{{Path: "s", Resource: gpuResource, Replicas: replicas, Policy: sharing.Distributed}},
+	}
+}
+
+// idle are the parts of an agent that a test does not care about: nothing happens in
+// them.
+type idle struct{}
+
+func (idle) Health() sharing.HealthReport { return sharing.HealthReport{} }
+
+func (idle) ClearHealth(context.Context, sharing.Selector) ([]sharing.UnitHealth, error) {
+	return nil, errors.New("no unit")
+}
+
+func (idle) Load() (configs.SelectedProfile, bool) { return configs.SelectedProfile{}, false }
+
+func (idle) Save(configs.SelectedProfile) {}
+
+func (idle) Prepare(sharing.Grants, []sharing.GPU) plugin.Host { return plugin.Host{} }
+
+func (idle) Watch(ctx context.Context, _ func()) error {
+	<-ctx.Done()
+	return nil
+}
+
+func (idle) State(context.Context, string) (sharing.MIGState, error) {
+	return sharing.MIGState{}, errors.New("no driver")
+}
+
+func (idle) Apply(context.Context, string, mig.Step) error { return errors.New("no driver") }
+
+// noKubelet is a kubelet that cannot be asked.
+type noKubelet struct{ plugin.Kubelet }
+
+func (noKubelet) Held(context.Context) ([]sharing.Allocation, error) {
+	return nil, errors.New("no kubelet")
+}
+
+// withIdle fills in idle parts.
+func withIdle(o Options) Options {
+	if o.Kubelet == nil {
+		o.Kubelet = noKubelet{}
+	}
+	if o.Measure == nil {
+		o.Measure = func(context.Context) sharing.Measurement { return sharing.Measurement{} }
+	}
+	if o.Health == nil {
+		o.Health = idle{}
+	}
+	if o.Host == nil {
+		o.Host = idle{}
+	}
+	if o.LastKnownGood == nil {
+		o.LastKnownGood = idle{}
+	}
+	if o.Partitioner == nil {
+		o.Partitioner = idle{}
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.SetHealthRules == nil {
+		o.SetHealthRules = func(sharing.Profile) {}
+	}
+	if o.AcquireLock == nil {
+		o.AcquireLock = func(context.Context, func()) error { return nil }
+	}
+	if o.RestoreHealth == nil {
+		o.RestoreHealth = func(context.Context) error { return nil }
+	}
+	if o.StateWriteError == nil {
+		o.StateWriteError = func() error { return nil }
+	}
+	return o
+}
+
+// rig is an agent between inputs that the test sets and a simulated kubelet.
+type rig struct {
+	t       *testing.T
+	ctx     context.Context
+	node    fakeNode
+	policy  fakePolicy
+	kubelet *kubelettest.Kubelet
+	// sight reads the kubelet.
+	sight   plugin.Kubelet
+	options Options
+	agent   *agent
+	http    http.Handler
+	// wantErr is in the error with which run ends; empty for none.
+	wantErr string
+}
+
+func newRig(t *testing.T, change func(*rig)) *rig {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "va") //nolint:usetesting // a socket's path must be short
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	r := &rig{
+		t: t, ctx: ctx,
+		node: fakeNode{newInput(gpus("", ""), nil)}, policy: fakePolicy{newInput(profile(4), nil)},
+		kubelet: kubelettest.New(simkubelet.Options{Dir: dir, PodResourcesSocket: dir + ".sock"}),
+	}
+	sight := podresources.New(podresources.Options{Socket: dir + ".sock", CheckpointDir: dir})
+	t.Cleanup(func() { _ = sight.Close() })
+	r.sight = sight
+	r.options = Options{
+		Node: r.node, ConfigSource: r.policy, Settings: Settings{Logger: slog.New(slog.DiscardHandler), Version: "test"},
+		Plugin: plugin.NewManager(plugin.Options{
+			Dir: dir, Kubelet: sight, Logger: slog.New(slog.DiscardHandler),
+			Timing: pluginTiming(),
+		}),
+	}
+	if change != nil {
+		change(r)
+	}
+	r.options = withIdle(r.options)
+	r.agent = newAgent(r.options)
+	r.http = r.agent.handler()
+	var running sync.WaitGroup
+	running.Go(func() { _ = r.kubelet.Run(ctx) })
+	running.Go(func() {
+		err := r.agent.run(ctx)
+		if (err == nil) != (r.wantErr == "") || (err != nil && !strings.Contains(err.Error(), r.wantErr)) {
+			t.Errorf("run: %v, want %q", err, r.wantErr)
+		}
+	})
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+		_ = os.RemoveAll(dir)
+		_ = os.Remove(dir + ".sock")
+	})
+	return r
+}
+
+// pluginTiming has short waits, and no deadline that a slow machine could exceed.
+func pluginTiming() plugin.Timing {
+	return plugin.Timing{
+		RemovalDelay: 50 * time.Millisecond, ListInterval: time.Millisecond, StopAfter: 50 * time.Millisecond,
+		StreamTimeout: time.Hour, VerifyAfter: time.Hour,
+	}
+}
+
+// endable returns what ends the agent before the test ends. It is for newRig's
+// change.
+func (r *rig) endable() (end func()) {
+	told := make(chan struct{})
+	r.options.Background = append(r.options.Background, func(ctx context.Context) error {
+		select {
+		case <-told:
+			return errors.New("told to stop")
+		case <-ctx.Done():
+			return nil
+		}
+	})
+	r.wantErr = "told to stop"
+	return func() { close(told) }
+}
+
+func (r *rig) shows(allocatable int) {
+	r.t.Helper()
+	if err := r.kubelet.Await(r.ctx, func(k simkubelet.Snapshot) bool { return k.Resources[gpuResource].Allocatable == allocatable }); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) get(path string) (int, string) {
+	recorder := httptest.NewRecorder()
+	r.http.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, path, nil))
+	return recorder.Code, recorder.Body.String()
+}
+
+// awaitBody waits until the path answers with the code and a body with text.
+func (r *rig) awaitBody(path string, code int, text string) {
+	r.t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		gotCode, body := r.get(path)
+		if gotCode == code && strings.Contains(body, text) {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-r.ctx.Done():
+			r.t.Fatalf("%s: %d %q, want %d %q", path, gotCode, body, code, text)
+		}
+	}
+}
 
 func TestFollowsBothInputs(t *testing.T) {
 	r := newRig(t, nil)
@@ -47,7 +318,7 @@ func TestUnreadableGPUsLeaveThePlan(t *testing.T) {
 func TestStandsByUntilClaimed(t *testing.T) {
 	claimed := make(chan struct{})
 	r := newRig(t, func(r *rig) {
-		r.options.Claim = func(ctx context.Context, standBy func()) error {
+		r.options.AcquireLock = func(ctx context.Context, standBy func()) error {
 			standBy()
 			select {
 			case <-claimed:
@@ -70,13 +341,13 @@ func TestStandsByUntilClaimed(t *testing.T) {
 // inventory when all else has been planned.
 func TestTakesOverBeforeItLists(t *testing.T) {
 	r := newRig(t, func(r *rig) {
-		r.options.TakeOver = func(ctx context.Context) error {
+		r.options.RestoreHealth = func(ctx context.Context) error {
 			<-r.node.started
 			<-r.policy.started
-			for len(r.agent.changed) > 0 {
-				r.agent.lookNow(ctx)
+			for len(r.agent.replan) > 0 {
+				r.agent.planNow(ctx)
 			}
-			r.agent.lookNow(ctx)
+			r.agent.planNow(ctx)
 			r.node.mu.Lock()
 			defer r.node.mu.Unlock()
 			r.node.value = gpus("", "fatal") // Without saying so.
@@ -92,7 +363,7 @@ func TestTakesOverBeforeItLists(t *testing.T) {
 func TestDrainsBeforeItEnds(t *testing.T) {
 	var end func()
 	r := newRig(t, func(r *rig) {
-		r.options.DrainTimeout = 30 * time.Second
+		r.options.DrainTimeout = time.Hour
 		end = r.endable()
 	})
 	r.shows(8)
@@ -104,26 +375,172 @@ func TestDrainsBeforeItEnds(t *testing.T) {
 	}
 }
 
-func TestLookAgain(t *testing.T) {
-	look := make(chan struct{})
-	r := newRig(t, func(r *rig) { r.options.Look = look })
+func TestRefresh(t *testing.T) {
+	look := make(chan os.Signal)
+	r := newRig(t, func(r *rig) { r.options.Reload = look })
 	r.shows(8)
 	r.policy.mu.Lock()
 	r.policy.value = profile(2) // Without saying so.
 	r.policy.mu.Unlock()
-	look <- struct{}{}
+	look <- syscall.SIGHUP
 	r.shows(4)
 }
 
 func TestBackgroundFailureEndsRun(t *testing.T) {
 	failure := errors.New("socket gone")
-	err := Run(t.Context(), Options{
-		Node: fakeNode{newInput(gpus(""), nil)}, Policy: fakePolicy{newInput(profile(1), nil)},
+	err := Run(t.Context(), withIdle(Options{
+		Node: fakeNode{newInput(gpus(""), nil)}, ConfigSource: fakePolicy{newInput(profile(1), nil)},
 		Plugin:     plugin.NewManager(plugin.Options{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler)}),
-		Logger:     slog.New(slog.DiscardHandler),
 		Background: []func(context.Context) error{func(context.Context) error { return failure }},
-	})
+	}))
 	if !errors.Is(err, failure) {
 		t.Errorf("got %v", err)
 	}
+}
+
+// TestServesToTheLast has a part of the program take its time to end. A successor
+// has to wait for it, so the kubelet is served meanwhile.
+func TestServesToTheLast(t *testing.T) {
+	rested := make(chan struct{})
+	var end func()
+	r := newRig(t, func(r *rig) {
+		end = r.endable()
+		r.options.Background = append(r.options.Background, func(ctx context.Context) error {
+			<-ctx.Done()
+			<-rested
+			return nil
+		})
+	})
+	r.shows(8)
+	end()
+	lost, cancel := context.WithTimeout(r.ctx, 300*time.Millisecond) // Nothing happens that could be awaited.
+	defer cancel()
+	if r.kubelet.Await(lost, func(k simkubelet.Snapshot) bool { return k.Resources[gpuResource].StreamsClosed > 0 }) == nil {
+		t.Error("the kubelet is left alone while the program ends")
+	}
+	for i := range 8 {
+		if _, err := r.kubelet.AddPod(r.ctx, simkubelet.Pod{
+			Namespace: "test", Name: fmt.Sprint("late-", i),
+			Containers: []simkubelet.Container{{Name: "main", Requests: map[string]int{gpuResource: 1}}},
+		}); err != nil {
+			t.Errorf("a pod that comes while the program ends: %v", err)
+		}
+	}
+	close(rested)
+	r.gone()
+}
+
+// gone waits until the kubelet is not served any more.
+func (r *rig) gone() {
+	r.t.Helper()
+	if err := r.kubelet.Await(r.ctx, func(k simkubelet.Snapshot) bool { return !k.Resources[gpuResource].Connected }); err != nil {
+		r.t.Error(err)
+	}
+}
+
+// TestAnswersWhileItDrains: a probe must not end a program that drains, and
+// Kubernetes is told of what it does.
+func TestAnswersWhileItDrains(t *testing.T) {
+	probe, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := probe.Addr().String()
+	_ = probe.Close()
+	node, reporter := &slowNode{asked: make(chan struct{}), answer: make(chan struct{})}, newFakeReporter()
+	var end func()
+	r := newRig(t, func(r *rig) {
+		end = r.endable()
+		r.options.Listen, r.options.DrainTimeout, r.options.Reporter = address, time.Hour, reporter
+		node.fakeNode = r.node
+		r.options.Node = node
+	})
+	r.shows(8)
+	node.slow.Store(true)
+	r.agent.requestPlan()
+	<-node.asked // So that it drains until it is told.
+	end()
+	r.awaitBody("/api/v1/status", 200, `"role": "draining"`)
+	for range 10 {
+		response, err := http.Get("http://" + address + "/healthz")
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		_ = response.Body.Close()
+	}
+	select {
+	case <-reporter.ended:
+		t.Error("the reporter has ended")
+	default:
+	}
+	close(node.answer)
+	r.gone()
+}
+
+// TestClaimedTooLate has the program end at the moment in which it may serve. It
+// must not register for the time that its other parts take to end.
+func TestClaimedTooLate(t *testing.T) {
+	registered := make(chan bool, 1)
+	var end func()
+	r := newRig(t, func(r *rig) {
+		end = r.endable()
+		r.options.AcquireLock = func(ctx context.Context, standBy func()) error {
+			standBy()
+			<-ctx.Done()
+			return nil
+		}
+		r.options.Background = append(r.options.Background, func(ctx context.Context) error {
+			<-ctx.Done()
+			soon, cancel := context.WithTimeout(r.ctx, 300*time.Millisecond) // Nothing happens that could be awaited.
+			defer cancel()
+			registered <- r.kubelet.Await(soon, func(k simkubelet.Snapshot) bool { return k.Resources[gpuResource].Registrations > 0 }) == nil
+			return nil
+		})
+	})
+	r.awaitBody("/plan", 200, `"devices": 8`)
+	end()
+	if <-registered {
+		t.Error("registered at the end")
+	}
+}
+
+// TestDrainIsTheLastPlan has the program end while it decides about a profile. What
+// it decides must not bring the devices back.
+func TestDrainIsTheLastPlan(t *testing.T) {
+	node := &slowNode{asked: make(chan struct{}), answer: make(chan struct{})}
+	var end func()
+	r := newRig(t, func(r *rig) {
+		end = r.endable()
+		r.options.DrainTimeout = time.Hour
+		node.fakeNode = r.node
+		r.options.Node = node
+	})
+	r.shows(8)
+	node.slow.Store(true)
+	r.policy.set(profile(8), nil)
+	<-node.asked
+	end()
+	r.awaitBody("/api/v1/status", 200, `"role": "draining"`)
+	close(node.answer)
+	r.gone()
+	if capacity := r.kubelet.Snapshot().Resources[gpuResource].Capacity; capacity != 0 {
+		t.Errorf("%d devices are left", capacity)
+	}
+}
+
+// slowNode answers, when it is slow, only after it was told to, and says once that
+// it was asked.
+type slowNode struct {
+	fakeNode
+	slow          atomic.Bool
+	asked, answer chan struct{}
+}
+
+func (n *slowNode) Inventory() ([]sharing.GPU, error) {
+	if n.slow.CompareAndSwap(true, false) {
+		close(n.asked)
+		<-n.answer
+	}
+	return n.fakeNode.Inventory()
 }

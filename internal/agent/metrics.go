@@ -1,72 +1,125 @@
 package agent
 
 import (
+	_ "embed"
+	"strconv"
+
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing/metrics"
 )
 
-// collector shows how the program itself fares.
+//go:embed metrics.txt
+var programFamilies string
+
+// collector shows how the program itself fares, how far the wanted profile has come,
+// and how far the GPUs are that Virgate partitions.
 type collector struct {
+	metrics.Families
 	agent *agent
-	build, profileAccepted, inventoryRead, kubeletSeen, kept, warnings,
-	streams, devices, registrations, lists *prometheus.Desc
 }
 
-func newCollector(a *agent) collector {
-	return collector{
-		agent:           a,
-		build:           desc("build_info", "The running program; always 1.", "version"),
-		profileAccepted: desc("config_last_apply_successful", "Whether the profile that should be in force is."),
-		inventoryRead:   desc("inventory_last_read_successful", "Whether the GPUs could be read when last tried."),
-		kubeletSeen:     desc("kubelet_state_known", "Whether what the kubelet holds and has applied could be read when last needed; while it cannot, no list loses a device."),
-		kept:            desc("state_last_write_successful", "Whether what a restarted Virgate needs to know could be written when last tried; while not, serving goes on."),
-		warnings:        desc("plan_warnings", "Warnings of the plan in force."),
-		streams:         desc("listandwatch_streams", "Streams that the kubelet has open for the resource; 1 is right.", "resource"),
-		devices:         desc("listed_devices", "Devices in the resource's list, by state: healthy, unhealthy.", "resource", "state"),
-		registrations:   desc("kubelet_registrations_total", "Successful registrations of the resource.", "resource"),
-		lists:           desc("listandwatch_updates_total", "Lists sent to the kubelet.", "resource"),
-	}
-}
-
-func desc(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("virgate_"+name, help, labels, nil)
-}
-
-func truth(b bool) float64 {
-	if b {
-		return 1
-	}
-	return 0
-}
-
-// Describe implements prometheus.Collector.
-func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{
-		c.build, c.profileAccepted, c.inventoryRead, c.kubeletSeen, c.kept, c.warnings, c.streams, c.devices, c.registrations, c.lists,
-	} {
-		ch <- desc
-	}
-}
+func newCollector(a *agent) collector { return collector{metrics.ParseFamilies(programFamilies), a} }
 
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
-	send := func(desc *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
-		ch <- metrics.Constant(desc, kind, value, labels...)
-	}
-	s := c.agent.state.Load()
-	send(c.build, prometheus.GaugeValue, 1, c.agent.Version)
-	send(c.profileAccepted, prometheus.GaugeValue, truth(s.profile != nil && s.rejected == nil))
-	send(c.inventoryRead, prometheus.GaugeValue, truth(s.planned && s.unread == nil))
-	send(c.warnings, prometheus.GaugeValue, float64(len(s.plan.Warnings)))
-	send(c.kept, prometheus.GaugeValue, truth(c.agent.unkept() == nil))
+	send := c.To(ch)
+	s, p := c.agent.state.Load(), c.agent.progress.Load()
+	send("build_info", 1, c.agent.Version)
+	send("config_last_apply_successful", metrics.BoolToFloat(s.profile != nil && s.rejected == nil))
+	send("inventory_last_read_successful", metrics.BoolToFloat(s.planned && s.unread == nil))
+	send("plan_warnings", float64(len(s.plan.Warnings)))
+	send("state_last_write_successful", metrics.BoolToFloat(c.agent.StateWriteError() == nil))
 	status := c.agent.Plugin.Status()
-	send(c.kubeletSeen, prometheus.GaugeValue, truth(status.KubeletSeen))
+	send("kubelet_state_known", metrics.BoolToFloat(status.KubeletSeen))
 	for _, r := range status.Resources {
-		send(c.streams, prometheus.GaugeValue, float64(r.Streams), r.Name)
-		send(c.devices, prometheus.GaugeValue, float64(r.Healthy), r.Name, "healthy")
-		send(c.devices, prometheus.GaugeValue, float64(r.Devices-r.Healthy), r.Name, "unhealthy")
-		send(c.registrations, prometheus.CounterValue, float64(r.Registrations), r.Name)
-		send(c.lists, prometheus.CounterValue, float64(r.Lists), r.Name)
+		send("listandwatch_streams", float64(r.Streams), r.Name)
+		send("listed_devices", float64(r.Healthy), r.Name, "healthy")
+		send("listed_devices", float64(r.Devices-r.Healthy), r.Name, "unhealthy")
+		waiting := 0
+		for _, w := range p.waits {
+			if w.Resource == r.Name {
+				waiting++
+			}
+		}
+		send("switch_waiting_units", float64(waiting), r.Name)
+		send("kubelet_registrations_total", float64(r.Registrations), r.Name)
+		send("listandwatch_updates_total", float64(r.Lists), r.Name)
+		send("allocations_total", float64(r.Granted), r.Name)
+		for _, reason := range plugin.RefusalReasons() {
+			send("allocate_failures_total", float64(r.Refused[reason]), r.Name, string(reason))
+		}
+		send("same_unit_grants_total", float64(r.SameUnit), r.Name)
 	}
+	for _, state := range nodereport.ProfileStates() {
+		send("config_state", metrics.BoolToFloat(state == p.state), string(state))
+	}
+	if number, ok := generationNumber(s.wanted.Generation); ok {
+		send("config_generation", number)
+	}
+	if number, ok := generationNumber(p.applied.Generation); ok {
+		send("config_applied_generation", number)
+		send("config_last_apply_timestamp_seconds", float64(p.appliedAt.UnixMilli())/1000)
+		send("config_info", 1, p.applied.Name, p.applied.Source, p.applied.Generation)
+	}
+	collectLayouts(send, c.agent.mig.Status())
+	applied, undone, failed := c.agent.mig.Results()
+	send("mig_repartitions_total", float64(applied), "applied")
+	send("mig_repartitions_total", float64(undone), "undone")
+	send("mig_repartitions_total", float64(failed), "failed")
+}
+
+// generationNumber is a generation as a metric's value. Its 12 hexadecimal
+// digits fit into the 53 bits that a float64 has.
+func generationNumber(generation string) (number float64, ok bool) {
+	value, err := strconv.ParseUint(generation, 16, 48)
+	return float64(value), err == nil
+}
+
+// callCollector measures the kubelet's calls, as plugin.CallMetrics.
+type callCollector struct{ took, preferred *prometheus.HistogramVec }
+
+func newCallCollector() callCollector {
+	return callCollector{
+		took:      callHistogram("allocate_duration_seconds", "How long Allocate took, by result: ok, error.", "resource", "result"),
+		preferred: callHistogram("preferred_allocation_duration_seconds", "How long GetPreferredAllocation took.", "resource"),
+	}
+}
+
+// callHistogram has buckets for calls that take some microseconds. The kubelet's
+// pod handling waits for each of them, so those above a second are told apart too.
+func callHistogram(name, help string, labels ...string) *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "virgate_" + name, Help: help,
+		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .1, .5, 2.5},
+	}, labels)
+}
+
+// Start implements plugin.CallMetrics.
+func (c callCollector) Start(resource string) plugin.CallObservers {
+	return plugin.CallObservers{
+		Granted:   c.took.WithLabelValues(resource, "ok"),
+		Refused:   c.took.WithLabelValues(resource, "error"),
+		Preferred: c.preferred.WithLabelValues(resource),
+	}
+}
+
+// Stop implements plugin.CallMetrics.
+func (c callCollector) Stop(resource string) {
+	c.took.DeletePartialMatch(prometheus.Labels{"resource": resource})
+	c.preferred.DeleteLabelValues(resource)
+}
+
+// Describe implements prometheus.Collector.
+func (c callCollector) Describe(ch chan<- *prometheus.Desc) {
+	c.took.Describe(ch)
+	c.preferred.Describe(ch)
+}
+
+// Collect implements prometheus.Collector.
+func (c callCollector) Collect(ch chan<- prometheus.Metric) {
+	c.took.Collect(ch)
+	c.preferred.Collect(ch)
 }

@@ -2,14 +2,25 @@ package agent
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	_ "embed"
 	"encoding/base64"
+	"fmt"
 	"html/template"
 	"io"
+	"math"
+	"math/bits"
 	"net/http"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
+	"unicode"
+
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/sharing"
 )
 
 //go:embed page.html
@@ -18,12 +29,11 @@ var pageText string
 //go:embed page.css
 var pageStyle string
 
-// page shows a Status to people, as one document that loads nothing and runs
-// nothing.
+// page shows a Status to people: one document that loads and runs nothing.
 type page struct {
 	template *template.Template
-	// policy forbids the browser everything but the page's own style, so that
-	// nothing which a name might smuggle in could do any harm.
+	// policy forbids the browser everything but the page's own style, so that a name
+	// with markup in it could do no harm.
 	policy string
 }
 
@@ -32,8 +42,10 @@ func newPage() page {
 	return page{
 		template: template.Must(template.New("page").Funcs(template.FuncMap{
 			"bytes": bytesText, "percent": percentText, "since": sinceText, "number": numberText, "share": share,
-			"cause": causeText, "breakable": breakable, "positive": positive,
-			"style": func() template.CSS { return template.CSS(pageStyle) }, //nolint:gosec // it is this program's own
+			"cause":     causeText,
+			"breakable": func(text string) []string { return strings.SplitAfter(text, ".") },
+			"positive":  func(n *float64) bool { return n != nil && *n > 0 },
+			"style":     func() template.CSS { return template.CSS(pageStyle) }, //nolint:gosec // it is this program's own
 		}).Parse(pageText)),
 		policy: "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(hash[:]) + "'",
 	}
@@ -57,8 +69,234 @@ func (p page) write(w http.ResponseWriter, status Status, now time.Time) {
 
 // showPage answers with the Status for people.
 func (a *agent) showPage() http.HandlerFunc {
-	// Parsed when somebody looks, which on most nodes nobody does before the
-	// kubelet has its devices.
+	// Parsed at the first request, not at the start, which it would delay.
 	p := sync.OnceValue(newPage)
-	return func(w http.ResponseWriter, _ *http.Request) { p().write(w, a.status(), time.Now()) }
+	return func(w http.ResponseWriter, r *http.Request) { p().write(w, a.status(r.Context()), time.Now()) }
+}
+
+// pageView is a Status as the page draws it.
+type pageView struct {
+	Status
+	Now time.Time
+	// Reasons are why it is not ready, without those that the page says elsewhere.
+	Reasons []string
+	// Waiting is what a switch waits for.
+	Waiting []string
+	GPUs    []gpuView
+	Changes []changeView
+}
+
+// gpuView is a GPU as the page draws it.
+type gpuView struct {
+	GPUStatus
+	// Slots is how many memory slots its partitions lie in; 0 without partitions.
+	Slots int
+	// Layout is how far the GPU is with its MIG layout; nil where none is wanted.
+	Layout *nodereport.GPULayout
+	Blocks []blockView
+}
+
+// blockView is a unit with a cell for each of its devices, busiest holders first.
+type blockView struct {
+	UnitStatus
+	// Cells have the pod that holds the device, empty for a free one.
+	Cells []string
+	// More is how many devices have no cell.
+	More int
+}
+
+// changeView is a change of the profile or of a unit's health.
+type changeView struct {
+	At         time.Time
+	What, Text string
+}
+
+const (
+	// maxCells bounds the cells of a unit, maxChanges the changes shown.
+	maxCells, maxChanges = 48, 10
+)
+
+// newPageView is pure.
+func newPageView(status Status, now time.Time) pageView {
+	view := pageView{Status: status, Now: now, Changes: changesOf(status), Waiting: nodereport.Waiting(status.Layouts, status.Waits)}
+	for _, reason := range status.Unready {
+		if status.Profile.Error == "" || !strings.HasSuffix(reason, status.Profile.Error) {
+			view.Reasons = append(view.Reasons, reason)
+		}
+	}
+	for _, g := range status.GPUs {
+		gpu := gpuView{GPUStatus: g, Slots: slotsOf(g)}
+		if i := slices.IndexFunc(status.Layouts, func(l nodereport.GPULayout) bool { return l.GPU == g.UUID }); i >= 0 {
+			gpu.Layout = &status.Layouts[i]
+			if gpu.Slots > 0 && gpu.Layout.Slots > 0 {
+				gpu.Slots = gpu.Layout.Slots
+			}
+		}
+		for _, u := range g.Units {
+			gpu.Blocks = append(gpu.Blocks, newBlockView(u))
+		}
+		view.GPUs = append(view.GPUs, gpu)
+	}
+	return view
+}
+
+func newBlockView(u UnitStatus) blockView {
+	block := blockView{UnitStatus: u}
+	block.Holders = slices.Clone(u.Holders)
+	slices.SortStableFunc(block.Holders, busiestFirst)
+	total := max(u.Replicas, u.Held())
+	var held []string
+	for _, holder := range block.Holders {
+		held = append(held, slices.Repeat([]string{holder.Namespace + "/" + holder.Pod}, len(holder.Devices))...)
+	}
+	block.Cells = make([]string, min(total, maxCells))
+	copy(block.Cells, held)
+	block.More = total - len(block.Cells)
+	return block
+}
+
+// busiestFirst sorts holders by how much they compute, then by their memory.
+func busiestFirst(a, b Holder) int {
+	load := func(h Holder) (sm, memory float64) {
+		if h.Use != nil {
+			sm, _ = numberOf(h.Use.SM)
+			memory, _ = numberOf(h.Use.Memory)
+		}
+		return sm, memory
+	}
+	smA, memoryA := load(a)
+	smB, memoryB := load(b)
+	return cmp.Or(cmp.Compare(smB, smA), cmp.Compare(memoryB, memoryA))
+}
+
+// slotsOf is the GPU's number of memory slots, 4 or 8 (see mig.GeometryOf). A
+// partition's memory is a little less than its part of the GPU's.
+func slotsOf(g GPUStatus) int {
+	slots := 0
+	for _, u := range g.Units {
+		if u.Placement == nil {
+			continue
+		}
+		slots = max(slots, 4, u.Placement.Start+u.Placement.Size)
+		if u.Memory > 0 {
+			slots = max(slots, int(math.Round(float64(g.Memory)/float64(u.Memory)*float64(u.Placement.Size)*0.9)))
+		}
+	}
+	if slots == 0 {
+		return 0
+	}
+	return min(1<<bits.Len(uint(slots-1)), 8) //nolint:gosec // it is positive
+}
+
+// changesOf are the changes that the status knows of, the latest first.
+func changesOf(status Status) []changeView {
+	var changes []changeView
+	if p := status.Profile; !p.Since.IsZero() {
+		changes = append(changes, changeView{p.Since, "profile", strings.TrimSpace(p.Wanted.Name + " " + string(p.State))})
+	}
+	unit := func(name string, h HealthStatus) {
+		if h.Since != nil && h.Reason != "" {
+			changes = append(changes, changeView{*h.Since, name, string(h.State) + ": " + h.Reason})
+		}
+	}
+	for _, g := range status.GPUs {
+		unit(fmt.Sprintf("GPU %d", g.Index), g.Health)
+		for _, u := range g.Units {
+			if u.ID != g.UUID {
+				unit("partition "+u.Index, u.Health)
+			}
+		}
+	}
+	slices.SortStableFunc(changes, func(a, b changeView) int {
+		return cmp.Or(b.At.Compare(a.At), strings.Compare(a.What, b.What))
+	})
+	return changes[:min(len(changes), maxChanges)]
+}
+
+// bytesText is a number of bytes for people, in GiB or MiB.
+func bytesText(n any) string {
+	value, ok := numberOf(n)
+	switch {
+	case !ok:
+		return "unknown"
+	case value >= 1<<30:
+		return strconv.FormatFloat(value/(1<<30), 'f', 1, 64) + " GiB"
+	default:
+		return strconv.FormatFloat(value/(1<<20), 'f', 0, 64) + " MiB"
+	}
+}
+
+// percentText is a ratio for people.
+func percentText(ratio *float64) string {
+	if ratio == nil {
+		return "unknown"
+	}
+	return strconv.FormatFloat(*ratio*100, 'f', 0, 64) + " %"
+}
+
+// share is the part of the whole, 0 to 1, as <meter> takes it.
+func share(part *float64, whole uint64) string {
+	if part == nil || whole == 0 {
+		return "0"
+	}
+	return numberText(min(1, *part/float64(whole)))
+}
+
+// numberText is a number without an exponent, 0 for an unknown one.
+func numberText(n any) string {
+	value, _ := numberOf(n)
+	return strconv.FormatFloat(value, 'f', -1, 64)
+}
+
+func numberOf(n any) (float64, bool) {
+	switch n := n.(type) {
+	case uint64:
+		return float64(n), true
+	case float64:
+		return n, true
+	case *float64:
+		if n != nil {
+			return *n, true
+		}
+	}
+	return 0, false
+}
+
+// causeText says why processes belong to no holder.
+func causeText(cause sharing.UnattributedCause) string {
+	return cmp.Or(map[sharing.UnattributedCause]string{
+		sharing.CauseNoContainer:  "in no container",
+		sharing.CauseNotAllocated: "in containers that hold no device of it",
+		sharing.CauseUnreadable:   "that could not be looked at",
+	}[cause], string(cause))
+}
+
+// sinceText is how long ago something was, in its largest unit.
+func sinceText(now, then time.Time) string {
+	ago := now.Sub(then)
+	switch {
+	case ago < time.Second:
+		return "now"
+	case ago < time.Minute:
+		return fmt.Sprintf("%d s ago", ago/time.Second)
+	case ago < time.Hour:
+		return fmt.Sprintf("%d min ago", ago/time.Minute)
+	case ago < 48*time.Hour:
+		return fmt.Sprintf("%d h ago", ago/time.Hour)
+	default:
+		return fmt.Sprintf("%d days ago", ago/(24*time.Hour))
+	}
+}
+
+// Plain is the text with U+FFFD for each character that a terminal or a browser obeys
+// instead of showing it: control characters but for the end of a line and the tabulator,
+// and those that change the direction of text. Names come from the driver and from pods,
+// and must not change how the next one reads.
+func Plain(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r != '\n' && r != '\t' && unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, text)
 }

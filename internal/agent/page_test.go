@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
@@ -27,7 +28,7 @@ func drawn(t *testing.T, status Status, now time.Time) string {
 
 func ratio(f float64) *float64 { return &f }
 
-// partitionAt is a partition of a board with eight slots of 5 GiB.
+// partitionAt is a partition of a GPU with eight slots of 5 GiB.
 func partitionAt(start, size int, holders ...Holder) UnitStatus {
 	return UnitStatus{
 		ID: fmt.Sprint("MIG-", start), Index: fmt.Sprint("0:", start), Profile: fmt.Sprint(size, "g"),
@@ -43,14 +44,14 @@ func TestPageShowsTheNode(t *testing.T) {
 	status := Status{
 		Node: "node-7", Version: "v1", Role: RoleServing, Ready: false, Unready: []string{"nvidia.com/gpu: not registered with the kubelet"}, HoldersKnown: true,
 		Profile: ProfileStatus{
-			State: sharing.ProfileRejected, Since: now.Add(-time.Minute), Error: "p.yaml:3: replicas: must be at least 1",
-			Wanted: sharing.ProfileRef{Name: "ten", Source: "ConfigMap gpu/profiles"}, Applied: &sharing.ProfileRef{Name: "four", Generation: "0123456789ab"},
+			State: nodereport.ProfileRejected, Since: now.Add(-time.Minute), Error: "p.yaml:3: replicas: must be at least 1",
+			Wanted: nodereport.ProfileRef{Name: "ten", Source: "ConfigMap gpu/profiles"}, Applied: &nodereport.ProfileRef{Name: "four", Generation: "0123456789ab"},
 		},
-		Resources: []ResourceStatus{{Name: "nvidia.com/gpu", Strategy: "time-slicing", Devices: 4, Healthy: 4, Streams: 1, Held: &one, Leaving: 2}, {Name: "old", Refused: map[plugin.Reason]uint64{plugin.TooMany: 3}}, {Name: "twice", Streams: 2}},
+		Resources: []ResourceStatus{{Name: "nvidia.com/gpu", Strategy: "time-slicing", Devices: 4, Healthy: 4, Streams: 1, Held: &one, Leaving: 2}, {Name: "old", Refused: map[plugin.RefusalReason]uint64{plugin.TooMany: 3}}, {Name: "twice", Streams: 2}},
 		GPUs: []GPUStatus{
 			{
-				UUID: "GPU-a", Index: 0, Model: "Board", Memory: 40 << 30, Health: HealthStatus{State: sharing.Unhealthy, Reason: "XID 79", Since: &fell},
-				Use: &UseStatus{Memory: ratio(10 << 30), SM: ratio(0.25), Celsius: ratio(71), Throttled: []sharing.ThrottleReason{sharing.ThrottlePower}, Contended: true, MaxShare: ratio(0.8), Unattributed: []UnattributedStatus{
+				UUID: "GPU-a", Index: 0, Model: "GPU", Memory: 40 << 30, Health: HealthStatus{State: sharing.Unhealthy, Reason: "XID 79", Since: &fell},
+				Use: &UseStatus{Memory: ratio(10 << 30), SM: ratio(0.25), Celsius: ratio(71), Throttled: []sharing.ThrottleReason{sharing.ThrottlePower}, Contended: true, MaxShare: ratio(0.8), Unattributed: []sharing.UnattributedUtilization{
 					{Cause: sharing.CauseNoContainer, Processes: 1, Memory: ratio(3 << 20), SM: ratio(0.125)}, {Cause: sharing.CauseNotAllocated, Processes: 2},
 				}},
 				Units: []UnitStatus{{ID: "GPU-a", Index: "0", Resource: "nvidia.com/gpu", Replicas: 4, Health: HealthStatus{State: sharing.Unhealthy}, Holders: []Holder{{
@@ -58,13 +59,15 @@ func TestPageShowsTheNode(t *testing.T) {
 				}, {Namespace: "team", Pod: "fair", Devices: []string{"GPU-a::1"}, Use: &UseStatus{Memory: ratio(0), OverShare: ratio(0)}}}}},
 			},
 			{
-				UUID: "GPU-b", Index: 1, Model: "Board", Memory: 40 << 30, MIG: true, Health: HealthStatus{State: sharing.Healthy},
+				UUID: "GPU-b", Index: 1, Model: "GPU", Memory: 40 << 30, MIG: true, Health: HealthStatus{State: sharing.Healthy},
 				Units: []UnitStatus{partitionAt(4, 4), partitionAt(0, 2, Holder{Namespace: "n", Pod: "p", Container: "c", Devices: []string{"MIG-0"}})},
 			},
 		},
-		Layouts:   []sharing.BoardLayout{{GPU: "GPU-b", Wanted: "all-balanced", State: sharing.LayoutBlocked, Reason: "0:0 is in use", Slots: 8}},
+		Layouts:   []nodereport.GPULayout{{GPU: "GPU-b", Wanted: "all-balanced", State: nodereport.LayoutBlocked, Reason: "0:0 is in use", Slots: 8}},
 		Elsewhere: []UnitStatus{{ID: "MIG-gone", Resource: "r", Holders: []Holder{{Namespace: "n", Pod: "left", Container: "c", Devices: []string{"MIG-gone"}}}}},
 		Warnings:  []string{"no unit of r"},
+		Waits:     []nodereport.Wait{{GPU: "GPU-a", Unit: "GPU-a", Index: "0", Resource: "old", Pods: []string{"n/p"}, Since: now}},
+		HoldersAt: &now,
 	}
 	body := drawn(t, status, now)
 	for _, want := range []string{
@@ -73,6 +76,7 @@ func TestPageShowsTheNode(t *testing.T) {
 		"GPU 0 ", "XID 79", "10.0 GiB of 40.0 GiB", `value="0.25"`, "25 %", "71 °C", "slowed: power", "2 of 4 shares held", `title="team/train"`,
 		"team/<strong>train</strong>", "512 MiB, 50 % compute", ">2.0 GiB over its share<", ">contended</span> the busiest container has 80 %",
 		`<p class="soft">besides, 1 process in no container: 3 MiB, 12 % compute<`, `<p class="warn">besides, 2 processes in containers that hold no device of it<`, "How much each container uses is not known", "slots slots8", `class="slice at4 of4"`, `class="slice at0 of2 held"`, "exclusive, held", "exclusive, free",
+		"Switching waits: GPU 0 (GPU-a), held as old by n/p, since ", "Switching waits: GPU 0 (GPU-b) does not have layout all-balanced: 0:0 is in use", "holders as of now",
 		"MIG-gone", "no unit of r", "<strong>all-balanced</strong>", ">blocked</span> 0:0 is in use", "1 min ago</time></td><td>profile</td><td>ten rejected", "<td>GPU 0</td><td>unhealthy: XID 79",
 	} {
 		if !strings.Contains(body, want) {
@@ -90,10 +94,10 @@ func TestPageShowsTheNode(t *testing.T) {
 	}
 }
 
-// TestPageSaysWhyTheProfileIsNotKnown holds that one which has not been read yet
+// TestPageSaysWhyTheProfileIsNotKnown checks that one which has not been read yet
 // is not called refused.
 func TestPageSaysWhyTheProfileIsNotKnown(t *testing.T) {
-	body := drawn(t, Status{Profile: ProfileStatus{State: sharing.ProfilePending, Error: "node n1: not known yet"}}, time.Now())
+	body := drawn(t, Status{Profile: ProfileStatus{State: nodereport.ProfilePending, Error: "node n1: not known yet"}}, time.Now())
 	if !strings.Contains(body, "node n1: not known yet") || strings.Contains(body, "refused") {
 		t.Error(body)
 	}
@@ -108,7 +112,7 @@ func TestPageOfAnEmptyNode(t *testing.T) {
 	}
 }
 
-// TestPageEscapes holds that nothing which comes from outside is markup, whatever
+// TestPageEscapes checks that nothing which comes from outside is markup, whatever
 // place it is shown at.
 func TestPageEscapes(t *testing.T) {
 	const evil = `"><script>alert(1)</script><img src=x onerror=y>'</style></title>{{.}}`
@@ -118,14 +122,15 @@ func TestPageEscapes(t *testing.T) {
 	unit := UnitStatus{ID: evil, Index: evil, Profile: evil, Resource: evil, Replicas: 2, Health: health, Holders: []Holder{holder}}
 	partition := unit
 	partition.Placement = &mig.Placement{Size: 1}
-	ref := sharing.ProfileRef{Name: evil, Source: evil, Generation: evil}
+	ref := nodereport.ProfileRef{Name: evil, Source: evil, Generation: evil}
 	body := drawn(t, Status{
 		Node: evil, Version: evil, Role: evil, Unready: []string{evil}, Unread: evil, Warnings: []string{evil},
 		Profile:   ProfileStatus{State: evil, Since: since, Wanted: ref, Applied: &ref, Problem: evil, Error: evil},
-		Resources: []ResourceStatus{{Name: evil, Strategy: evil, Refused: map[plugin.Reason]uint64{evil: 1}}},
-		GPUs:      []GPUStatus{{UUID: evil, Model: evil, Health: health, Use: &UseStatus{Throttled: []sharing.ThrottleReason{evil}, Unattributed: []UnattributedStatus{{Cause: evil}}}, Units: []UnitStatus{unit, partition}}},
-		Layouts:   []sharing.BoardLayout{{GPU: evil, Wanted: evil, State: evil, Reason: evil}},
+		Resources: []ResourceStatus{{Name: evil, Strategy: evil, Refused: map[plugin.RefusalReason]uint64{evil: 1}}},
+		GPUs:      []GPUStatus{{UUID: evil, Model: evil, Health: health, Use: &UseStatus{Throttled: []sharing.ThrottleReason{evil}, Unattributed: []sharing.UnattributedUtilization{{Cause: evil}}}, Units: []UnitStatus{unit, partition}}},
+		Layouts:   []nodereport.GPULayout{{GPU: evil, Wanted: evil, State: evil, Reason: evil}},
 		Elsewhere: []UnitStatus{unit},
+		Waits:     []nodereport.Wait{{GPU: evil, Unit: evil, Index: evil, Resource: evil, Pods: []string{evil}}},
 	}, since)
 	_, page, _ := strings.Cut(body, "</style>")
 	for _, bad := range []string{"<script", "<img", "</style", "</title>{", `"">`} {
@@ -138,7 +143,7 @@ func TestPageEscapes(t *testing.T) {
 	}
 }
 
-// TestPageLoadsNothing holds that the page needs no other file, no script and no
+// TestPageLoadsNothing checks that the page needs no other file, no script and no
 // style but its own, and tells the browser so.
 func TestPageLoadsNothing(t *testing.T) {
 	recorder := httptest.NewRecorder()
@@ -193,7 +198,7 @@ func TestBlocks(t *testing.T) {
 			block := newBlockView(test.unit)
 			held := 0
 			for _, cell := range block.Cells {
-				if cell.By == "n/p" {
+				if cell == "n/p" {
 					held++
 				}
 			}
@@ -233,7 +238,7 @@ func TestChanges(t *testing.T) {
 	sick := func(second int64) HealthStatus {
 		return HealthStatus{State: sharing.Suspect, Reason: "XID 31", Since: at(second)}
 	}
-	status := Status{Profile: ProfileStatus{State: sharing.ProfileApplied, Since: *at(5)}, GPUs: []GPUStatus{
+	status := Status{Profile: ProfileStatus{State: nodereport.ProfileApplied, Since: *at(5)}, GPUs: []GPUStatus{
 		{UUID: "a", Index: 0, Health: sick(3), Units: []UnitStatus{{ID: "a", Health: sick(3)}}},
 		{UUID: "b", Index: 1, Units: []UnitStatus{{ID: "p", Index: "1:0", Health: sick(7)}, {ID: "q", Index: "1:1", Health: HealthStatus{Since: at(9)}}}},
 	}}
@@ -289,7 +294,7 @@ func TestBusiestFirst(t *testing.T) {
 	}
 }
 
-// TestPageSaysOnce holds that what is wrong with the profile is not said again as
+// TestPageSaysOnce checks that what is wrong with the profile is not said again as
 // a reason for not being ready.
 func TestPageSaysOnce(t *testing.T) {
 	status := Status{Unready: []string{"no profile: p.yaml:3: bad", "no stream"}, Profile: ProfileStatus{Error: "p.yaml:3: bad"}}
@@ -299,17 +304,32 @@ func TestPageSaysOnce(t *testing.T) {
 	}
 }
 
-// TestLayoutKnowsTheSlots holds that what is known beats what is guessed.
+// TestLayoutKnowsTheSlots checks that what is known beats what is guessed.
 func TestLayoutKnowsTheSlots(t *testing.T) {
 	status := Status{
 		GPUs:    []GPUStatus{{UUID: "a", Units: []UnitStatus{partitionAt(6, 1)}}, {UUID: "b", Units: []UnitStatus{{ID: "b"}}}, {UUID: "c", Units: []UnitStatus{partitionAt(6, 1)}}},
-		Layouts: []sharing.BoardLayout{{GPU: "a", Slots: 4}, {GPU: "b", Slots: 4}, {GPU: "c"}},
+		Layouts: []nodereport.GPULayout{{GPU: "a", Slots: 4}, {GPU: "b", Slots: 4}, {GPU: "c"}},
 	}
 	var slots []int
-	for _, board := range newPageView(status, time.Now()).Boards {
-		slots = append(slots, board.Slots)
+	for _, gpu := range newPageView(status, time.Now()).GPUs {
+		slots = append(slots, gpu.Slots)
 	}
 	if diff := cmp.Diff([]int{4, 0, 8}, slots); diff != "" {
 		t.Error(diff)
+	}
+}
+
+func TestPlain(t *testing.T) {
+	for _, row := range []struct{ name, text, want string }{
+		{"nothing to do", "ns/pod-1 é 日本 \n\t", "ns/pod-1 é 日本 \n\t"},
+		{"colours", "a\x1b[31mb", "a\uFFFD[31mb"},
+		{"overwrites the line", "a\rb\bc\x7f", "a\uFFFDb\uFFFDc\uFFFD"},
+		{"the eight-bit escape", "a\u009bb", "a\uFFFDb"},
+		{"the other way round", "a\u202etxt.exe\u2066b", "a\uFFFDtxt.exe\uFFFDb"},
+		{"no UTF-8", "a\xffb", "a\uFFFDb"},
+	} {
+		if got := Plain(row.text); got != row.want {
+			t.Errorf("%s: %q, want %q", row.name, got, row.want)
+		}
 	}
 }

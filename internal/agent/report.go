@@ -1,42 +1,46 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
 
-// Reporter tells Kubernetes what goes on at this node.
+// Reporter tells Kubernetes what happens on this node.
 type Reporter interface {
-	// Report is called from one goroutine, first when this program serves the
-	// node and then whenever the report differs from the last one. It must not
-	// wait; a report that comes while the one before is still being told replaces
-	// it. The report is not changed afterwards.
-	Report(report sharing.NodeReport)
-	// Run tells until ctx ends, and then returns without waiting for the API. It
-	// goes on while devices are withdrawn at the end.
+	// Report is called from one goroutine, first when this program serves the node and then
+	// whenever the report differs from the last one. It must not wait: a report replaces one
+	// that is still to be written. It is not changed afterwards.
+	Report(report nodereport.Report)
+	// Run writes reports until ctx ends, and then returns without waiting for the API
+	// server. It still runs while devices are withdrawn at the end.
 	Run(ctx context.Context) error
 }
 
-// tell keeps account of the progress, and reports what is new, until ctx ends.
-func (a *agent) tell(ctx context.Context) error {
-	var last *sharing.NodeReport
+// reportLoop follows how far the profile has come and reports every change.
+func (a *agent) reportLoop(ctx context.Context) error {
+	var last *nodereport.Report
 	for {
-		// The state first: what is served may belong to a later one, and is then
-		// looked at again.
+		// The state comes first: if what is served belongs to a later one, this runs again.
 		s := a.state.Load()
 		status := a.Plugin.Status()
-		p := a.progress.Load().after(s, status, time.Now())
-		a.progress.Store(&p)
-		// A program that stands by leaves telling to the one that serves.
+		p := *a.progress.Load()
+		if !a.draining.Load() { // What leaves then is not on its way to a profile.
+			p = p.next(s, status, pendingLayouts(a.mig.Status(), s.profile), time.Now())
+			a.progress.Store(&p)
+		}
+		// A program that stands by leaves reporting to the one that serves.
 		if a.Reporter != nil && a.serving.Load() {
 			if report := a.nodeReport(s, p, status); last == nil || !reflect.DeepEqual(*last, report) {
 				last = &report
@@ -47,94 +51,268 @@ func (a *agent) tell(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-a.Plugin.Changed():
-		case <-a.decided:
+			a.mig.WakeIfWaiting()
+		case <-a.reportWake:
 		}
 	}
 }
 
-// tellAgain makes tell look again. It does not wait.
-func (a *agent) tellAgain() {
+// wakeReport makes reportLoop look again. It does not wait.
+func (a *agent) wakeReport() {
 	select {
-	case a.decided <- struct{}{}:
+	case a.reportWake <- struct{}{}:
 	default:
 	}
 }
 
-// nodeReport is what Kubernetes should say.
-func (a *agent) nodeReport(s *state, p progress, status plugin.Status) sharing.NodeReport {
-	report := sharing.NodeReport{State: p.state, Wanted: refOf(s.wanted), Applied: p.applied, Gone: p.gone, Layouts: onTheWay(a.layouts(), s.profile)}
-	if p.state == sharing.ProfileRejected {
-		report.Problem = firstProblem(s.rejected)
-		report.LayoutRefused = errors.Is(s.rejected, configs.ErrLayout)
+// nodeReport is what Kubernetes should be told.
+func (a *agent) nodeReport(s *state, p profileProgress, status plugin.Status) nodereport.Report {
+	report := nodereport.Report{
+		State: p.state, Wanted: profileRef(s.wanted), Applied: p.applied, Gone: p.gone,
+		Layouts: p.layouts, Waits: p.waits, Units: a.Health.Health().Units, Renumbering: sharing.Renumbering(s.gpus), Hit: map[string][]string{},
 	}
-	if a.Health != nil {
-		report.Units = a.Health.Health().Units
+	pods := podsByUnit(s.gpus, status.Holders)
+	for _, u := range report.Units {
+		if u.State == sharing.Suspect || u.State == sharing.Unhealthy {
+			report.Hit[u.Unit] = pods[u.Unit]
+		}
+	}
+	if p.state == nodereport.ProfileRejected {
+		report.Problem = firstProblem(s.rejected)
+		report.LayoutRefused = errors.Is(s.rejected, configs.ErrMIGLayout)
 	}
 	report.Ready, report.Reason, report.Message = readiness(s, p, status, a.draining.Load())
+	for i := range a.unserved {
+		if err := a.unserved[i].Load(); err != nil && *err != nil {
+			report.Message += "; not served: " + (*err).Error()
+		}
+	}
 	return report
 }
 
-// onTheWay are the boards as they are reported: one that has another layout than
-// the profile wants is pending, also when nobody has come to it yet.
-func onTheWay(boards []sharing.BoardLayout, profile *configs.Selected) []sharing.BoardLayout {
+// pendingLayouts are the layouts as they are reported: a GPU that has another one
+// than the profile wants is pending even before its change has been decided.
+func pendingLayouts(gpus []nodereport.GPULayout, profile *configs.SelectedProfile) []nodereport.GPULayout {
 	if profile == nil || !profile.Profile.MIG.Manage || profile.Profile.MIG.Name == "" {
-		return boards
+		return gpus
 	}
-	boards = slices.Clone(boards)
-	for i := range boards {
-		if wanted := profile.Profile.MIG.Name; boards[i].Wanted != wanted {
-			boards[i].Wanted, boards[i].State, boards[i].Reason = wanted, sharing.LayoutPending, ""
+	gpus = slices.Clone(gpus)
+	for i := range gpus {
+		if wanted := profile.Profile.MIG.Name; gpus[i].Wanted != wanted {
+			gpus[i].Wanted, gpus[i].State, gpus[i].Reason = wanted, nodereport.LayoutPending, ""
 		}
 	}
-	return boards
+	return gpus
 }
 
-// readiness is whether pods can be given what the profile in force offers, as a
-// condition of the Node. A profile that is rejected or on its way does not
-// change that while an earlier one serves.
-func readiness(s *state, p progress, status plugin.Status, draining bool) (ready sharing.ConditionStatus, reason, message string) {
+// readiness is whether pods can be given what the profile in force offers, as a condition
+// of the Node. Another profile, rejected or on its way, does not change that.
+func readiness(s *state, p profileProgress, status plugin.Status, draining bool) (ready nodereport.ConditionStatus, reason, message string) {
 	switch {
 	case draining:
-		return sharing.ConditionFalse, "Draining", "all devices are being withdrawn"
+		return nodereport.ConditionFalse, "Draining", "all devices are being withdrawn"
 	case s.profile == nil && errors.Is(s.rejected, configs.ErrPending):
-		return sharing.ConditionUnknown, "Starting", "the profile is " + s.rejected.Error()
+		return nodereport.ConditionUnknown, "Starting", "the profile is " + s.rejected.Error()
 	case s.profile == nil && s.rejected != nil:
-		return sharing.ConditionFalse, "NoProfile", "no profile is in force: " + firstProblem(s.rejected)
+		return nodereport.ConditionFalse, "NoProfile", "no profile is in force: " + firstProblem(s.rejected)
 	case s.profile == nil:
-		return sharing.ConditionUnknown, "Starting", "the profile is not known yet"
-	case !s.planned && s.unread != nil:
-		return sharing.ConditionFalse, "GPUsNotRead", "the GPUs cannot be read: " + s.unread.Error()
+		return nodereport.ConditionUnknown, "Starting", "the profile is not known yet"
+	case !s.planned && s.unread != nil && !errors.Is(s.unread, sharing.ErrNotRead):
+		return nodereport.ConditionFalse, "GPUsNotRead", "the GPUs cannot be read: " + s.unread.Error()
 	case !s.planned:
-		return sharing.ConditionUnknown, "Starting", "the GPUs have not been read yet"
-	case p.applied == (sharing.ProfileRef{}) && !status.Served:
-		return sharing.ConditionUnknown, "Starting", "the plan is not served yet"
+		return nodereport.ConditionUnknown, "Starting", "the GPUs have not been read yet"
+	case p.applied == (nodereport.ProfileRef{}) && !status.Served:
+		return nodereport.ConditionUnknown, "Starting", "the plan is not served yet"
 	}
-	var deaf []string
-	for _, r := range status.Resources {
-		if r.Streams != 1 {
-			deaf = append(deaf, r.Name)
-		}
+	offer := offerText(status)
+	if waiting := nodereport.Waiting(p.layouts, p.waits); len(waiting) > 0 {
+		offer += "; waiting: " + strings.Join(waiting, "; ")
+	} else if !status.KubeletSeen && (p.state == nodereport.ProfilePending || p.state == nodereport.ProfileSwitching) {
+		offer += "; what the kubelet holds and has applied cannot be read"
 	}
+	if slices.ContainsFunc(s.plan.Warnings, func(w string) bool { return strings.HasSuffix(w, sharing.NoMIGRight) }) {
+		offer += "; partitions cannot all be read: " + sharing.NoMIGRight
+	}
+	deaf := unregistered(status)
 	switch {
 	case len(deaf) > 0:
-		return sharing.ConditionFalse, "NotRegistered", "the kubelet does not listen to " + strings.Join(deaf, ", ")
-	case p.state == sharing.ProfileRejected:
-		return sharing.ConditionTrue, "ProfileRejected", "an earlier profile serves " + offerText(s.plan) + "; the wanted one is refused: " + firstProblem(s.rejected)
-	case p.state == sharing.ProfilePending:
-		return sharing.ConditionTrue, "ProfilePending", "the kubelet is being told of " + offerText(s.plan)
+		return nodereport.ConditionFalse, "NotRegistered", "the kubelet does not listen to " + strings.Join(deaf, ", ")
+	case p.state == nodereport.ProfileRejected:
+		return nodereport.ConditionTrue, "ProfileRejected", "the wanted profile is refused: " + firstProblem(s.rejected) + "; an earlier one serves " + offer
+	case p.state == nodereport.ProfilePending:
+		return nodereport.ConditionTrue, "ProfilePending", "the kubelet is being told of the profile: " + offer
+	case p.state == nodereport.ProfileSwitching:
+		return nodereport.ConditionTrue, "Switching", offer
 	default:
-		return sharing.ConditionTrue, "Serving", offerText(s.plan)
+		return nodereport.ConditionTrue, "Serving", offer
 	}
 }
 
-// offerText is a plan in a line: "nvidia.com/gpu (40 devices, 35 healthy)".
-func offerText(plan sharing.Plan) string {
-	if len(plan.Resources) == 0 {
-		return "no resource"
+// offerText is what the kubelet is told, in a line: "nvidia.com/gpu (40 devices, 35
+// healthy)". Devices that nobody holds and that are about to leave do not count.
+func offerText(status plugin.Status) string {
+	var texts []string
+	for _, r := range status.Resources {
+		devices := 0
+		for _, e := range r.Listed {
+			if e.Phase != plugin.Retiring {
+				devices++
+			}
+		}
+		if devices > 0 || !r.Dropped {
+			texts = append(texts, fmt.Sprintf("%s (%d devices, %d healthy)", r.Name, devices, r.Healthy))
+		}
 	}
-	texts := make([]string, len(plan.Resources))
-	for i, r := range plan.Resources {
-		texts[i] = fmt.Sprintf("%s (%d devices, %d healthy)", r.Name, len(r.Devices), r.Healthy())
+	return cmp.Or(strings.Join(texts, ", "), "no resource")
+}
+
+// profileProgress is how far the wanted profile has come. It is immutable.
+type profileProgress struct {
+	state nodereport.ProfileState
+	since time.Time
+	// applied is the profile whose lists the kubelet has; zero before the first.
+	applied nodereport.ProfileRef
+	// appliedAt is since when it has them.
+	appliedAt time.Time
+	// advertised are the resources that are served, gone those that were, by name.
+	advertised []string
+	gone       []nodereport.GoneResource
+	// layouts are those of GPUs that Virgate partitions, waits the units that wait for pods.
+	layouts []nodereport.GPULayout
+	waits   []nodereport.Wait
+}
+
+// next is the progress that follows p when the loop has decided s, the plugin manager has
+// status, and the MIG layouts are these. A profile that was applied stays applied when a
+// stream ends, because then it is the kubelet that is away.
+func (p profileProgress) next(s *state, status plugin.Status, layouts []nodereport.GPULayout, now time.Time) profileProgress {
+	waits, switching := waitsOf(s.gpus, status)
+	switching = switching || len(nodereport.Waiting(layouts, nil)) > 0
+	p.layouts, p.waits = layouts, waits
+	if s.planned && s.profile != nil && !switching && listsApplied(status) && p.applied != profileRef(*s.profile) {
+		p.applied, p.appliedAt = profileRef(*s.profile), now
 	}
-	return strings.Join(texts, ", ")
+	next := nodereport.ProfilePending
+	switch {
+	case errors.Is(s.rejected, configs.ErrPending):
+	case s.rejected != nil:
+		next = nodereport.ProfileRejected
+	case status.Served && switching:
+		next = nodereport.ProfileSwitching
+	case s.profile != nil && p.applied == profileRef(*s.profile):
+		next = nodereport.ProfileApplied
+	}
+	if next != p.state {
+		p.state, p.since = next, now
+	}
+	return p.trackResources(status, now)
+}
+
+// waitsOf are the units that wait for their holders. Switching says that there are units,
+// those or others, that are not offered yet as the plan has them. Units that the node
+// does not have any more do not count.
+func waitsOf(gpus []sharing.GPU, status plugin.Status) (waits []nodereport.Wait, switching bool) {
+	units := map[string]nodereport.Wait{} // Those that nobody holds have no resource.
+	for _, r := range status.Resources {
+		for _, e := range r.Listed {
+			if !e.Switching || e.Vacated {
+				continue
+			}
+			w := units[e.Unit]
+			if e.Phase == plugin.Closing && (w.Resource == "" || e.Since.Before(w.Since)) {
+				w.Resource, w.Since = r.Name, e.Since
+			}
+			units[e.Unit] = w
+		}
+	}
+	if len(units) == 0 {
+		return nil, false
+	}
+	pods := podsByUnit(gpus, status.Holders)
+	add := func(gpu, unit, index string) {
+		w, known := units[unit]
+		switching = switching || known
+		if w.Resource != "" {
+			w.GPU, w.Unit, w.Index, w.Pods = gpu, unit, index, append([]string{}, pods[unit]...)
+			waits = append(waits, w)
+		}
+	}
+	for _, g := range gpus {
+		if g.DriverIndex == sharing.NotListed {
+			continue
+		}
+		add(g.UUID, g.UUID, strconv.Itoa(g.Index))
+		for _, p := range g.Partitions {
+			add(g.UUID, p.UUID, fmt.Sprintf("%d:%d", g.Index, p.Index))
+		}
+	}
+	return waits, switching
+}
+
+// podsByUnit are the pods that hold each unit, or a partition of it, as far as the
+// kubelet names them.
+func podsByUnit(gpus []sharing.GPU, held []sharing.Allocation) map[string][]string {
+	gpuOf, pods := sharing.GPUByUnit(gpus), map[string][]string{}
+	for _, unit := range sharing.Usage(nil, held) {
+		for _, h := range unit.Holders { // Sorted by pod.
+			pod := h.Namespace + "/" + h.Pod
+			for _, id := range []string{unit.Unit.ID, gpuOf[unit.Unit.ID]} {
+				if h.Namespace != "" && !slices.Contains(pods[id], pod) {
+					pods[id] = append(pods[id], pod)
+				}
+			}
+		}
+	}
+	return pods
+}
+
+// trackResources notes which resources came and went.
+func (p profileProgress) trackResources(status plugin.Status, now time.Time) profileProgress {
+	var advertised []string
+	for _, r := range status.Resources {
+		advertised = append(advertised, r.Name)
+	}
+	gone := slices.Clone(p.gone)
+	for _, name := range p.advertised {
+		if !slices.Contains(advertised, name) {
+			gone = append(gone, nodereport.GoneResource{Name: name, Since: now})
+		}
+	}
+	gone = slices.DeleteFunc(gone, func(g nodereport.GoneResource) bool { return slices.Contains(advertised, g.Name) })
+	slices.SortFunc(gone, func(a, b nodereport.GoneResource) int { return strings.Compare(a.Name, b.Name) })
+	p.advertised, p.gone = advertised, gone
+	return p
+}
+
+// listsApplied says that the kubelet has applied the lists of the last plan.
+func listsApplied(status plugin.Status) bool {
+	return status.Served && !slices.ContainsFunc(status.Resources, func(r plugin.ResourceStatus) bool {
+		return r.Streams != 1 || !r.Applied
+	})
+}
+
+// profileRef names a profile.
+func profileRef(s configs.SelectedProfile) nodereport.ProfileRef {
+	return nodereport.ProfileRef{Name: s.Name, Source: s.Source, Generation: s.Generation}
+}
+
+// status is the progress as it is shown.
+func (p profileProgress) status(s *state) ProfileStatus {
+	status := ProfileStatus{State: p.state, Since: p.since, Wanted: profileRef(s.wanted)}
+	if p.applied != (nodereport.ProfileRef{}) {
+		status.Applied = new(p.applied)
+	}
+	if s.rejected != nil {
+		status.Problem, status.Error = firstProblem(s.rejected), s.rejected.Error()
+	}
+	return status
+}
+
+// firstProblem is the first thing that the error says, with its place.
+func firstProblem(err error) string {
+	if problems := configs.Problems(nil); errors.As(err, &problems) && len(problems) > 0 {
+		return problems[0].Error()
+	}
+	first, _, _ := strings.Cut(err.Error(), "\n")
+	return first
 }

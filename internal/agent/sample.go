@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"time"
@@ -9,26 +10,11 @@ import (
 	"github.com/virgate/virgate/sharing/metrics"
 )
 
-// Meter measures how the boards are used, and by which containers.
-type Meter interface {
-	// Measure measures now, which may take seconds, and returns soon after ctx
-	// ends. One goroutine calls it; what it returns is not changed afterwards.
-	Measure(ctx context.Context) sharing.Measurement
-}
-
-// defaultSample is the time between two samples where Options has none.
-const defaultSample = 5 * time.Second
-
-// observation is what the last sample found, with the counters so far. It is
-// immutable.
-type observation struct {
+// utilizationSample is what a sample found, with the counters so far. It is immutable.
+type utilizationSample struct {
+	metrics.UtilizationState
 	// at is when the sample was taken; zero before the first.
-	at     time.Time
-	report sharing.UseReport
-	// contended, attribution and sources are as in metrics.UseState.
-	contended   map[string]time.Duration
-	attribution map[sharing.UseStage]uint64
-	sources     map[string]uint64
+	at time.Time
 }
 
 // The sources of a sample.
@@ -37,29 +23,25 @@ const (
 	kubeletSource = "kubelet"
 )
 
-func newObservation() *observation {
-	first := &observation{
-		contended:   map[string]time.Duration{},
-		attribution: map[sharing.UseStage]uint64{},
-		sources:     map[string]uint64{driverSource: 0, kubeletSource: 0},
+func firstSample() *utilizationSample {
+	var first utilizationSample
+	first.Contended = map[string]time.Duration{}
+	first.AttributionErrors = map[sharing.AttributionStage]uint64{}
+	first.SampleErrors = map[string]uint64{driverSource: 0, kubeletSource: 0}
+	for _, stage := range sharing.AttributionStages() {
+		first.AttributionErrors[stage] = 0
 	}
-	for _, stage := range sharing.UseStages() {
-		first.attribution[stage] = 0
-	}
-	return first
+	return &first
 }
 
-// sample keeps current who holds what and how the boards are used. What cannot
-// be read is absent, not old.
-func (a *agent) sample(ctx context.Context) error {
-	interval := a.SampleInterval
-	if interval <= 0 {
-		interval = defaultSample
-	}
+// sampleLoop keeps current who holds what and how the GPUs are used. What cannot be
+// read now is unknown; no older value stands in for it.
+func (a *agent) sampleLoop(ctx context.Context) error {
+	interval := cmp.Or(max(a.SampleInterval, 0), 5*time.Second)
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
-		a.observe(ctx, interval)
+		a.takeSample(ctx, interval)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -68,55 +50,77 @@ func (a *agent) sample(ctx context.Context) error {
 	}
 }
 
-// observe takes one sample.
-func (a *agent) observe(ctx context.Context, interval time.Duration) {
-	last := a.observed.Load()
-	next := &observation{
-		contended: maps.Clone(last.contended), attribution: maps.Clone(last.attribution), sources: maps.Clone(last.sources),
+// takeSample takes one sample.
+func (a *agent) takeSample(ctx context.Context, interval time.Duration) {
+	last := a.lastSample.Load()
+	next := &utilizationSample{UtilizationState: metrics.UtilizationState{
+		Contended: maps.Clone(last.Contended), AttributionErrors: maps.Clone(last.AttributionErrors), SampleErrors: maps.Clone(last.SampleErrors),
+	}}
+	held, known := a.readHolders(ctx, 0)
+	if !known {
+		next.SampleErrors[kubeletSource]++
+		next.AttributionErrors[sharing.StagePods]++
 	}
-	held, known := a.observeHolders(ctx, next)
-	if a.Meter != nil {
-		measured := a.Meter.Measure(ctx)
-		if ctx.Err() != nil {
-			return
-		}
-		for stage, count := range measured.Errors {
-			next.attribution[stage] += uint64(count)
-		}
-		if measured.Errors[sharing.StageDriver] > 0 {
-			next.sources[driverSource]++
-		}
-		s := a.state.Load()
-		next.report = sharing.NewUseReport(measured, s.gpus, s.plan.Resources, held, known)
+	measured := a.Measure(ctx)
+	if ctx.Err() != nil {
+		return
 	}
+	for stage, count := range measured.Errors {
+		next.AttributionErrors[stage] += uint64(count)
+	}
+	if measured.Errors[sharing.StageDriver] > 0 {
+		next.SampleErrors[driverSource]++
+	}
+	s := a.state.Load()
+	next.Report = sharing.NewUtilizationReport(measured, s.gpus, listed(a.Plugin.Status().Resources, s.gpus), held, known)
 	next.at = time.Now()
-	next.count(last, interval)
-	a.observed.Store(next)
+	next.countContention(last, interval)
+	a.lastSample.Store(next)
 }
 
-// observeHolders asks who holds what.
-func (a *agent) observeHolders(ctx context.Context, next *observation) (held []sharing.Allocation, known bool) {
-	if a.Holders == nil {
-		return nil, false
-	}
-	held, err := a.Holders.Held(ctx)
-	if err != nil {
-		a.allocations.Store(nil)
-		next.sources[kubeletSource]++
-		next.attribution[sharing.StagePods]++
-		return nil, false
-	}
-	a.allocations.Store(&held)
-	return held, true
+// holding is who held what when the kubelet was asked.
+type holding struct {
+	at   time.Time
+	held []sharing.Allocation
 }
 
-// count adds the time since the last sample where a board is contended now. A
-// sample that came late says nothing about more than two intervals.
-func (o *observation) count(last *observation, interval time.Duration) {
-	if o.report.Attributed {
-		for _, board := range o.report.Boards {
-			if board.SM.Known {
-				o.contended[board.GPU] += 0 // Counted from here on, so that the first increase shows.
+// readHolders asks who holds what, after a pause since the last time. When there is no
+// answer before the deadline of ctx, the last one stays.
+func (a *agent) readHolders(ctx context.Context, pause time.Duration) (held []sharing.Allocation, known bool) {
+	came := time.Now()
+	select {
+	case a.asking <- struct{}{}:
+		defer func() { <-a.asking }()
+	case <-ctx.Done():
+		return nil, false
+	}
+	if last := a.holders.Load(); last != nil && !last.at.Before(came) {
+		return last.held, true // Somebody else has asked meanwhile.
+	} else if last != nil {
+		select {
+		case <-time.After(time.Until(last.at.Add(pause))):
+		case <-ctx.Done():
+			return nil, false
+		}
+	}
+	began := time.Now()
+	held, err := a.Kubelet.Held(ctx)
+	switch {
+	case err == nil:
+		a.holders.Store(&holding{began, held})
+	case ctx.Err() == nil:
+		a.holders.Store(nil)
+	}
+	return held, err == nil
+}
+
+// countContention adds the time since the last sample where a GPU is contended now,
+// at most two intervals of it: a sample that came late says nothing about more.
+func (o *utilizationSample) countContention(last *utilizationSample, interval time.Duration) {
+	if o.Report.Attributed {
+		for _, gpu := range o.Report.GPUs {
+			if gpu.SM != nil {
+				o.Contended[gpu.GPU] += 0 // Counted from here on, so that the first increase shows.
 			}
 		}
 	}
@@ -124,38 +128,29 @@ func (o *observation) count(last *observation, interval time.Duration) {
 		return
 	}
 	since := min(o.at.Sub(last.at), 2*interval)
-	for _, contention := range o.report.Contention {
+	for _, contention := range o.Report.Contention {
 		if contention.Contended {
-			o.contended[contention.GPU] += since
+			o.Contended[contention.GPU] += since
 		}
 	}
 }
 
-// Sharing implements metrics.Source.
-func (s source) Sharing() metrics.State {
-	decided := s.state.Load()
-	state := metrics.State{GPUs: decided.gpus, Resources: decided.plan.Resources}
-	if held := s.allocations.Load(); held != nil {
-		state.Allocations, state.AllocationsKnown = *held, true
-	}
-	for _, r := range s.Plugin.Status().Resources {
-		listing := sharing.Listing{Resource: r.Name, Devices: make([]sharing.Device, len(r.Listed))}
-		for i, entry := range r.Listed {
-			listing.Devices[i] = entry.Device
-		}
-		state.Listings = append(state.Listings, listing)
+// sharing is what the node offers and who holds it, for the metrics.
+func (a *agent) sharing() metrics.State {
+	decided := a.state.Load()
+	state := metrics.State{GPUs: decided.gpus, Planned: decided.plan.Resources, Listed: listed(a.Plugin.Status().Resources, decided.gpus)}
+	if known := a.holders.Load(); known != nil {
+		state.Allocations, state.AllocationsKnown = known.held, true
 	}
 	return state
 }
 
-// Use implements metrics.UseSource.
-func (s source) Use() metrics.UseState {
-	last := s.observed.Load()
-	use := metrics.UseState{
-		Report: last.report, Contended: last.contended, AttributionErrors: last.attribution, SampleErrors: last.sources,
-	}
-	if !last.at.IsZero() {
-		use.Age, use.Sampled = time.Since(last.at), true
+// utilization is what the last sample found, for the metrics.
+func (a *agent) utilization() metrics.UtilizationState {
+	last := a.lastSample.Load()
+	use := last.UtilizationState
+	if use.Sampled = !last.at.IsZero(); use.Sampled {
+		use.Age = time.Since(last.at)
 	}
 	return use
 }

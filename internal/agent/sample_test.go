@@ -7,8 +7,10 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -19,6 +21,7 @@ import (
 	"github.com/virgate/virgate/internal/usage"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/sharing/metrics"
 )
 
 // holders say who holds what, and count how often they are asked.
@@ -58,25 +61,41 @@ func newWatch(t testing.TB, name string, replicas int) *watch {
 	}
 	quiet := slog.New(slog.DiscardHandler)
 	w := &watch{t: t, node: node, gpus: gpus, holders: &holders{}, pids: 100}
-	w.agent = newAgent(Options{
-		Plugin: plugin.NewManager(plugin.Options{}), Holders: w.holders, Logger: quiet,
-		Meter: usage.NewSampler(usage.Options{Meter: nvml.NewMeter(node), Proc: node.Proc(), Containers: node, Logger: quiet}),
+	dir, err := os.MkdirTemp("", "vg") //nolint:usetesting // a socket's path must be short
+	if err != nil {
+		t.Fatal(err)
+	}
+	manager := plugin.NewManager(plugin.Options{Dir: dir, Logger: quiet})
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = manager.Run(ctx) })
+	t.Cleanup(func() {
+		stop()
+		running.Wait()
+		_ = os.RemoveAll(dir)
 	})
+	w.agent = newAgent(withIdle(Options{
+		Plugin: manager, Kubelet: w.holders, Settings: Settings{Logger: quiet},
+		Measure: usage.NewSampler(usage.Options{Meter: nvml.NewMeter(node), Proc: node.Proc(), Containers: node, Logger: quiet}).Measure,
+	}))
 	w.state.Store(&state{gpus: gpus, plan: sharing.NewPlan(gpus, profile(replicas)), planned: true})
+	for manager.Apply(w.state.Load().plan); !manager.Status().Served; {
+		<-manager.Changed()
+	}
 	w.sampleNow() // Of the first window nothing is known.
 	return w
 }
 
 func (w *watch) sampleNow() {
 	for index := range w.gpus {
-		if err := w.node.Sample(index); err != nil {
+		if err := w.node.TakeSample(index); err != nil {
 			w.t.Fatal(err)
 		}
 	}
-	w.observe(w.t.Context(), time.Second)
+	w.takeSample(w.t.Context(), time.Second)
 }
 
-// pod gives the board's next free device to a pod of that name, with a process,
+// pod gives the GPU's next free device to a pod of that name, with a process,
 // and returns its ID.
 func (w *watch) pod(name string, gpu int, bytes uint64, percent int) (pid int) {
 	w.t.Helper()
@@ -172,7 +191,7 @@ func TestOneAloneIsNotContended(t *testing.T) {
 	w.want(w.series("gpu_sm_max_share_ratio", ""), ":1")
 }
 
-// TestSumsAreTheDrivers holds that nothing is counted twice and nothing is lost.
+// TestSumsAreTheDrivers checks that nothing is counted twice and nothing is lost.
 func TestSumsAreTheDrivers(t *testing.T) {
 	w := newWatch(t, "l40sx8", 4)
 	for gpu := range 8 {
@@ -270,7 +289,7 @@ func TestPartitionsHaveMemoryAlone(t *testing.T) {
 	w.want(w.series("unattributed_sm_utilization_ratio", ""), "")
 }
 
-// TestAScrapeAsksNobody holds that neither the driver nor the kubelet is asked.
+// TestAScrapeAsksNobody checks that neither the driver nor the kubelet is asked.
 func TestAScrapeAsksNobody(t *testing.T) {
 	w := newWatch(t, "l40sx8", 4)
 	w.pod("one", 0, mebibyte, 20)
@@ -315,7 +334,7 @@ func TestSeriesAreBounded(t *testing.T) {
 	}
 }
 
-// crowded is a node of eight boards with so many replicas each, all held.
+// crowded is a node of eight GPUs with so many replicas each, all held.
 func crowded(t testing.TB, replicas int) *watch {
 	t.Helper()
 	w := newWatch(t, "l40sx8", replicas)
@@ -346,17 +365,17 @@ func BenchmarkScrape(b *testing.B) {
 	}
 }
 
-// TestALateSampleSaysLittle holds that contention is not supposed for the whole
+// TestALateSampleSaysLittle checks that contention is not supposed for the whole
 // time in which nobody looked.
 func TestALateSampleSaysLittle(t *testing.T) {
-	last := &observation{at: time.Unix(1000, 0)}
+	last := &utilizationSample{at: time.Unix(1000, 0)}
 	for after, want := range map[time.Duration]time.Duration{time.Second: time.Second, time.Hour: 10 * time.Second} {
-		next := &observation{
-			at: last.at.Add(after), contended: map[string]time.Duration{"GPU-a": time.Minute},
-			report: sharing.UseReport{Contention: []sharing.Contention{{GPU: "GPU-a", Contended: true}, {GPU: "GPU-b"}}},
-		}
-		next.count(last, 5*time.Second)
-		if got := next.contended["GPU-a"] - time.Minute; got != want || next.contended["GPU-b"] != 0 {
+		next := &utilizationSample{at: last.at.Add(after), UtilizationState: metrics.UtilizationState{
+			Contended: map[string]time.Duration{"GPU-a": time.Minute},
+			Report:    sharing.UtilizationReport{Contention: []sharing.Contention{{GPU: "GPU-a", Contended: true}, {GPU: "GPU-b"}}},
+		}}
+		next.countContention(last, 5*time.Second)
+		if got := next.Contended["GPU-a"] - time.Minute; got != want || next.Contended["GPU-b"] != 0 {
 			t.Errorf("%s counted after %s, want %s", got, after, want)
 		}
 	}

@@ -3,39 +3,43 @@ package agent
 import (
 	"time"
 
+	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
 
-// Status is what a running Virgate does, at one moment. It is made anew for
-// each reader and never changed. Its JSON names are an interface: names are
-// added, and none changes its meaning.
+// Status is what a running Virgate does, at one moment. It is made again for each reader.
+// Its JSON names are an interface: names are added, and none changes its meaning.
 type Status struct {
-	// Node is the Node object's name; empty when it was not told.
+	// Node is the Node object's name; empty when it is not known.
 	Node    string `json:"node,omitempty"`
 	Version string `json:"version"`
 	Role    Role   `json:"role"`
-	// Ready and Unready are as /readyz has them: Unready says why not, and has
-	// nothing when Ready.
+	// Ready is what /readyz answers; Unready has the reasons why it is not.
 	Ready   bool          `json:"ready"`
 	Unready []string      `json:"unready"`
 	Profile ProfileStatus `json:"profile"`
+	// Waits are the units that pods hold in another way than the profile offers them.
+	Waits []nodereport.Wait `json:"waits"`
+	// At is when this was said, and HoldersAt when the kubelet was asked who holds what:
+	// for this answer, if it answers in time. HoldersAt is nil when that is not known.
+	At        time.Time  `json:"at"`
+	HoldersAt *time.Time `json:"holdersAt"`
 	// KubeletKnown says that what the kubelet holds and has applied could be read
 	// when it was last needed; HoldersKnown that who holds what could be read.
 	KubeletKnown bool `json:"kubeletKnown"`
 	HoldersKnown bool `json:"holdersKnown"`
 	// Attributed says that it is known which container uses how much.
 	Attributed bool `json:"attributed"`
-	// Resources are those that the kubelet is told of, and those that are planned
-	// and wait for their units, by name.
+	// Resources are those that the kubelet is told of or that wait for their units, by name.
 	Resources []ResourceStatus `json:"resources"`
-	// GPUs are the node's boards by index, as last seen.
+	// GPUs are the node's GPUs by index, as last seen.
 	GPUs []GPUStatus `json:"gpus"`
-	// Layouts are the boards that Virgate cuts, by index.
-	Layouts []sharing.BoardLayout `json:"layouts"`
+	// Layouts are the GPUs that Virgate partitions, by index.
+	Layouts []nodereport.GPULayout `json:"layouts"`
 	// Elsewhere are units that containers hold and that the node does not show,
-	// such as a partition that was cut away, by ID.
+	// such as a partition that was destroyed, by ID.
 	Elsewhere []UnitStatus `json:"elsewhere"`
 	// Unread says why the GPUs cannot be read now; empty when they can.
 	Unread string `json:"unread,omitempty"`
@@ -49,7 +53,7 @@ type Role string
 const (
 	// RoleStarting waits until it knows whether it may serve.
 	RoleStarting Role = "starting"
-	// RoleStandby is ready to serve in the place of another program.
+	// RoleStandby waits to serve when another program ends.
 	RoleStandby Role = "standby"
 	// RoleServing serves the kubelet.
 	RoleServing Role = "serving"
@@ -59,15 +63,15 @@ const (
 
 // ProfileStatus is how far the wanted profile has come.
 type ProfileStatus struct {
-	State sharing.ProfileState `json:"state"`
+	State nodereport.ProfileState `json:"state"`
 	// Since is when it came into State.
 	Since time.Time `json:"since"`
 	// Wanted is the profile that should be in force, as far as it is known.
-	Wanted sharing.ProfileRef `json:"wanted"`
+	Wanted nodereport.ProfileRef `json:"wanted"`
 	// Applied is the one whose lists the kubelet has; nil before the first.
-	Applied *sharing.ProfileRef `json:"applied"`
-	// Problem is the first thing wrong with a rejected profile, Error all that is,
-	// one a line. Of one that is not known yet they say why; else they are empty.
+	Applied *nodereport.ProfileRef `json:"applied"`
+	// Problem is the first thing that is wrong with a rejected profile, Error all of them,
+	// one a line. For one that is not known yet they say why; otherwise they are empty.
 	Problem string `json:"problem,omitempty"`
 	Error   string `json:"error,omitempty"`
 }
@@ -75,8 +79,7 @@ type ProfileStatus struct {
 // ResourceStatus is how one resource is served now.
 type ResourceStatus struct {
 	Name string `json:"name"`
-	// Strategy is sharing.Resource.Strategy; empty for a resource that the plan
-	// does not have any more.
+	// Strategy is sharing.Resource.Strategy; empty when the plan no longer has it.
 	Strategy string `json:"strategy,omitempty"`
 	// Dropped says that the plan does not have it any more.
 	Dropped bool `json:"dropped"`
@@ -87,29 +90,30 @@ type ResourceStatus struct {
 	Devices int `json:"devices"`
 	Healthy int `json:"healthy"`
 	Leaving int `json:"leaving"`
-	// Held counts devices that containers hold under its name, Free planned ones
-	// that are healthy and that nobody holds; nil when the holders are not known.
+	// Held counts devices that containers hold under its name, Free the healthy ones of
+	// its list that nobody holds; nil when the holders are not known.
 	Held *int `json:"held"`
 	Free *int `json:"free"`
-	// Refused counts the Allocate calls that were refused since it is served, by
-	// why; without reasons that never came up.
-	Refused map[plugin.Reason]uint64 `json:"refused,omitempty"`
+	// Refused counts the Allocate calls that were refused, by those reasons that came up.
+	Refused map[plugin.RefusalReason]uint64 `json:"refused,omitempty"`
 }
 
-// GPUStatus is one board.
+// GPUStatus is one GPU.
 type GPUStatus struct {
-	UUID  string `json:"uuid"`
-	Index int    `json:"index"`
-	Model string `json:"model"`
+	UUID string `json:"uuid"`
+	// Index and DriverIndex are those of sharing.GPU.
+	Index       int    `json:"index"`
+	DriverIndex string `json:"driverIndex,omitempty"`
+	Model       string `json:"model"`
 	// Memory is in bytes.
 	Memory uint64 `json:"memory"`
 	// MIG says that MIG mode is enabled.
 	MIG bool `json:"mig"`
-	// Health is the board's own; a partition has one beside it.
+	// Health is the GPU's own; a partition has one beside it.
 	Health HealthStatus `json:"health"`
 	// Use is how it is used as a whole; nil where that was not measured.
 	Use *UseStatus `json:"use,omitempty"`
-	// Units are the board's partitions by index, or else the board itself.
+	// Units are the GPU's partitions by index, or else the GPU itself.
 	Units []UnitStatus `json:"units"`
 }
 
@@ -120,18 +124,16 @@ type UnitStatus struct {
 	Index string `json:"index,omitempty"`
 	// Profile is a partition's MIG profile; empty for a whole GPU.
 	Profile string `json:"profile,omitempty"`
-	// Placement is where its GPU instance lies, in memory slots; nil for a whole
-	// GPU.
+	// Placement is that of its GPU instance, in memory slots; nil for a whole GPU.
 	Placement *mig.Placement `json:"placement,omitempty"`
 	// Memory is in bytes; 0 when unknown.
 	Memory uint64 `json:"memory,omitempty"`
-	// Resource is the name under which it is offered now, by Replicas devices;
-	// empty and 0 when it is not.
+	// Resource is the name under which it is listed now, by Replicas devices; empty and
+	// 0 when it is not. A unit that waits for its holders is listed under the old name.
 	Resource string       `json:"resource,omitempty"`
 	Replicas int          `json:"replicas"`
 	Health   HealthStatus `json:"health"`
-	// Holders are the containers that hold devices of it, by namespace, pod,
-	// container and resource.
+	// Holders hold devices of it, by namespace, pod, container and resource.
 	Holders []Holder `json:"holders"`
 }
 
@@ -144,11 +146,13 @@ func (u UnitStatus) Held() int {
 	return count
 }
 
-// HealthStatus is the health of a board or partition.
+// HealthStatus is the health of a GPU or partition.
 type HealthStatus struct {
 	State sharing.HealthState `json:"state"`
 	// Reason says what is or was wrong; empty for a healthy unit.
 	Reason string `json:"reason,omitempty"`
+	// Explanation is sharing.UnitHealth's: what XIDs mean, and what ends the fault.
+	Explanation string `json:"explanation,omitempty"`
 	// Since is when it came into State; nil when that is not known.
 	Since *time.Time `json:"since,omitempty"`
 }
@@ -165,36 +169,24 @@ type Holder struct {
 	Use *UseStatus `json:"use,omitempty"`
 }
 
-// UseStatus is how a board is used as a whole, or a unit by one container. What
-// is not known is nil.
+// UseStatus is how a GPU is used as a whole, or a unit by one container; nil is unknown.
 type UseStatus struct {
 	// Memory is in use, in bytes.
 	Memory *float64 `json:"memory,omitempty"`
-	// SM is the ratio, 0 to 1, of the board's multiprocessors in use.
+	// SM is the ratio, 0 to 1, of the GPU's multiprocessors in use.
 	SM *float64 `json:"sm,omitempty"`
-	// Celsius is a board's temperature.
+	// Celsius is a GPU's temperature.
 	Celsius *float64 `json:"celsius,omitempty"`
-	// Throttled are the reasons why a board is slower than it could be.
+	// Throttled are the reasons why a GPU is slower than it could be.
 	Throttled []sharing.ThrottleReason `json:"throttled,omitempty"`
-	// Contended says that several containers compute on a board that has no time
-	// to spare; MaxShare is then the part, 0 to 1, that the busiest one has of what
-	// all of them compute.
+	// Contended says that several containers compute on a GPU that has no time to spare;
+	// MaxShare is then the busiest one's part, 0 to 1, of what all of them compute.
 	Contended bool     `json:"contended,omitempty"`
 	MaxShare  *float64 `json:"maxShare,omitempty"`
-	// Unattributed are what uses a board and is no holder's, by cause; without
-	// causes of which there is no process.
-	Unattributed []UnattributedStatus `json:"unattributed,omitempty"`
+	// Unattributed is what processes use that belong to no holder, by cause.
+	Unattributed []sharing.UnattributedUtilization `json:"unattributed,omitempty"`
 	// Processes are those of a container.
 	Processes int `json:"processes,omitempty"`
 	// OverShare is the memory in bytes that a container uses beyond its fair share.
 	OverShare *float64 `json:"overShare,omitempty"`
-}
-
-// UnattributedStatus is what processes use on a board that are no holder's.
-type UnattributedStatus struct {
-	Cause     sharing.UnattributedCause `json:"cause"`
-	Processes int                       `json:"processes"`
-	// Memory and SM are as in UseStatus.
-	Memory *float64 `json:"memory,omitempty"`
-	SM     *float64 `json:"sm,omitempty"`
 }

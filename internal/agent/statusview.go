@@ -2,66 +2,62 @@ package agent
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
+	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
 
-// showStatus answers with the Status as JSON.
-func (a *agent) showStatus(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, a.status())
-}
+// lookTimeout is how long an answer waits for the kubelet to say who holds what. It is
+// asked again after lookPause only: HTTP, which any pod may reach, must not take the turns
+// of a switch that waits for holders.
+const (
+	lookTimeout = time.Second
+	lookPause   = 200 * time.Millisecond
+)
 
-// status is what goes on now.
-func (a *agent) status() Status {
+// status is what the program does now, and who holds what as the kubelet says now.
+func (a *agent) status(ctx context.Context) Status {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	_, _ = a.readHolders(ctx, lookPause)
 	s, p := a.state.Load(), a.progress.Load()
 	unready := a.unready()
 	status := Status{
+		At: time.Now(), Waits: append([]nodereport.Wait{}, p.waits...), Layouts: append([]nodereport.GPULayout{}, p.layouts...),
 		Node: a.NodeName, Version: a.Version, Role: a.role(),
 		Ready: len(unready) == 0, Unready: append([]string{}, unready...),
 		Profile:  p.status(s),
 		Warnings: append([]string{}, s.plan.Warnings...),
 	}
-	withheld := count(s.host.Obstacles)
+	withheld := countObstacles(s.host.Obstacles)
 	for _, reason := range slices.Sorted(maps.Keys(withheld)) {
 		status.Warnings = append(status.Warnings, fmt.Sprintf("GPUs and partitions that cannot be granted now: %d: %s", withheld[reason], reason))
 	}
-	if err := a.unkept(); err != nil {
+	if err := a.StateWriteError(); err != nil {
 		status.Warnings = append(status.Warnings, "what a restarted Virgate needs to know is not kept: "+err.Error())
 	}
 	if s.unread != nil {
 		status.Unread = s.unread.Error()
 	}
 	var held []sharing.Allocation
-	if known := a.allocations.Load(); known != nil {
-		held, status.HoldersKnown = *known, true
-	}
-	var health sharing.HealthReport
-	if a.Health != nil {
-		health = a.Health.Health()
+	if known := a.holders.Load(); known != nil {
+		held, status.HoldersKnown, status.HoldersAt = known.held, true, &known.at
 	}
 	serving := a.Plugin.Status()
 	status.KubeletKnown = serving.KubeletSeen
-	usage := sharing.Usage(s.plan.Resources, held)
-	status.Resources = resourcesOf(serving.Resources, s.plan, held, usage, status.HoldersKnown)
-	status.Layouts = append([]sharing.BoardLayout{}, a.layouts()...)
-	status.GPUs, status.Elsewhere = gpusOf(s.gpus, usage, health)
-	addUse(&status, a.observed.Load().report)
+	resources := listed(serving.Resources, s.gpus)
+	status.Resources = resourcesOf(serving.Resources, resources, s.plan, held, status.HoldersKnown)
+	status.GPUs, status.Elsewhere = gpusOf(s.gpus, sharing.Usage(resources, held), a.Health.Health())
+	addUtilization(&status, a.lastSample.Load().Report)
 	return status
-}
-
-// unkept is what Kept says.
-func (a *agent) unkept() error {
-	if a.Kept == nil {
-		return nil
-	}
-	return a.Kept()
 }
 
 func (a *agent) role() Role {
@@ -77,25 +73,53 @@ func (a *agent) role() Role {
 	}
 }
 
-// resourcesOf joins what is served with what is planned.
-func resourcesOf(served []plugin.ResourceStatus, plan sharing.Plan, held []sharing.Allocation, usage []sharing.UnitUsage, known bool) []ResourceStatus {
-	byName := map[string]ResourceStatus{}
-	for _, r := range served {
-		byName[r.Name] = ResourceStatus{
-			Name: r.Name, Dropped: r.Dropped, Streams: r.Streams, Devices: r.Devices, Healthy: r.Healthy, Leaving: r.Leaving,
-			Refused: refusals(r),
+// listed are the resources as the kubelet is told of them.
+func listed(served []plugin.ResourceStatus, gpus []sharing.GPU) []sharing.Resource {
+	gpu := sharing.GPUByUnit(gpus)
+	resources := make([]sharing.Resource, len(served))
+	for i, r := range served {
+		resources[i] = sharing.Resource{Name: r.Name, Units: r.Units, Devices: make([]sharing.Device, len(r.Listed))}
+		for j, e := range r.Listed {
+			resources[i].Devices[j] = e.Device
 		}
+		for j := range r.Units { // One that was never planned knows no GPU.
+			r.Units[j].GPU = cmp.Or(r.Units[j].GPU, gpu[r.Units[j].ID])
+		}
+	}
+	return resources
+}
+
+// resourcesOf joins what is served, listed as the kubelet is told, with what is planned.
+func resourcesOf(served []plugin.ResourceStatus, listed []sharing.Resource, plan sharing.Plan, held []sharing.Allocation, known bool) []ResourceStatus {
+	byName := map[string]ResourceStatus{}
+	for i, r := range served {
+		status := ResourceStatus{
+			Name: r.Name, Dropped: r.Dropped, Streams: r.Streams, Devices: r.Devices, Healthy: r.Healthy, Leaving: r.Leaving,
+			Refused: maps.Clone(r.Refused),
+		}
+		maps.DeleteFunc(status.Refused, func(_ plugin.RefusalReason, count uint64) bool { return count == 0 })
+		if !r.Dropped {
+			status.Strategy = listed[i].Strategy()
+		}
+		byName[r.Name] = status
 	}
 	for _, r := range plan.Resources {
 		status := byName[r.Name]
-		status.Name, status.Strategy = r.Name, r.Strategy()
+		status.Name, status.Strategy = r.Name, cmp.Or(status.Strategy, r.Strategy())
 		byName[r.Name] = status
 	}
+	devices := map[string]int{} // Those held.
+	for _, allocation := range held {
+		devices[allocation.Resource] += len(allocation.Devices)
+	}
+	free := map[string]int{}
+	for _, count := range sharing.CountDevices(nil, listed, held) {
+		free[count.Resource] += count.Free
+	}
 	all := make([]ResourceStatus, 0, len(byName))
-	for _, status := range byName {
+	for name, status := range byName {
 		if known {
-			count, free := heldAs(status.Name, held), freeOf(status.Name, usage)
-			status.Held, status.Free = &count, &free
+			status.Held, status.Free = new(devices[name]), new(free[name])
 		}
 		all = append(all, status)
 	}
@@ -103,47 +127,8 @@ func resourcesOf(served []plugin.ResourceStatus, plan sharing.Plan, held []shari
 	return all
 }
 
-// refusals are the counts that are not 0; nil when all are.
-func refusals(r plugin.ResourceStatus) map[plugin.Reason]uint64 {
-	var counts map[plugin.Reason]uint64
-	for why, count := range r.Refused {
-		if count == 0 {
-			continue
-		}
-		if counts == nil {
-			counts = map[plugin.Reason]uint64{}
-		}
-		counts[why] = count
-	}
-	return counts
-}
-
-// heldAs counts the devices that are held under the name.
-func heldAs(name string, held []sharing.Allocation) int {
-	count := 0
-	for _, allocation := range held {
-		if allocation.Resource == name {
-			count += len(allocation.Devices)
-		}
-	}
-	return count
-}
-
-// freeOf counts the devices that healthy units of the resource have left. Which
-// of a unit's devices are held does not matter: their IDs mean nothing.
-func freeOf(name string, usage []sharing.UnitUsage) int {
-	count := 0
-	for _, unit := range usage {
-		if unit.Resource == name && unit.Unit.Fault == "" {
-			count += max(0, unit.Unit.Replicas-unit.Held())
-		}
-	}
-	return count
-}
-
-// gpusOf joins the boards with who holds what. What is held and is no unit of a
-// board is elsewhere.
-func gpusOf(gpus []sharing.GPU, usage []sharing.UnitUsage, health sharing.HealthReport) (boards []GPUStatus, elsewhere []UnitStatus) {
+// gpusOf joins the GPUs with who holds what. Elsewhere are held units of none of them.
+func gpusOf(gpus []sharing.GPU, usage []sharing.UnitUsage, health sharing.HealthReport) (list []GPUStatus, elsewhere []UnitStatus) {
 	used := map[string]sharing.UnitUsage{}
 	for _, u := range usage {
 		used[u.Unit.ID] = u
@@ -152,52 +137,49 @@ func gpusOf(gpus []sharing.GPU, usage []sharing.UnitUsage, health sharing.Health
 	for _, u := range health.Units {
 		states[u.Unit] = u
 	}
-	unit := func(id, index, fault string, memory uint64) UnitStatus {
+	unit := func(id, index string, unitHealth sharing.Health, memory uint64) UnitStatus {
 		u := used[id]
 		delete(used, id)
 		return UnitStatus{
 			ID: id, Index: index, Memory: memory, Resource: u.Resource, Replicas: u.Unit.Replicas,
-			Health: healthOf(states, id, fault), Holders: holdersOf(u),
+			Health: healthOf(states, id, unitHealth), Holders: holdersOf(u),
 		}
 	}
-	boards = make([]GPUStatus, 0, len(gpus))
+	list = make([]GPUStatus, 0, len(gpus))
 	for _, g := range slices.SortedFunc(slices.Values(gpus), func(a, b sharing.GPU) int { return cmp.Compare(a.Index, b.Index) }) {
-		board := GPUStatus{
-			UUID: g.UUID, Index: g.Index, Model: g.Model, Memory: g.Memory, MIG: g.MIG,
-			Health: healthOf(states, g.UUID, g.Fault), Units: []UnitStatus{},
+		gpu := GPUStatus{
+			UUID: g.UUID, Index: g.Index, DriverIndex: g.DriverIndex, Model: g.Model, Memory: g.Memory, MIG: g.MIG,
+			Health: healthOf(states, g.UUID, g.Health), Units: []UnitStatus{},
 		}
 		index := strconv.Itoa(g.Index)
 		for _, p := range g.Partitions {
-			u := unit(p.UUID, index+":"+strconv.Itoa(p.Index), p.Fault, p.Memory)
-			u.Profile, u.Placement = p.Profile.String(), &p.Placement
-			board.Units = append(board.Units, u)
+			u := unit(p.UUID, index+":"+strconv.Itoa(p.Index), p.Health, p.Memory)
+			if u.Profile = p.Profile.String(); p.Placement.Size > 0 {
+				u.Placement = &p.Placement
+			}
+			gpu.Units = append(gpu.Units, u)
 		}
 		if _, held := used[g.UUID]; held || len(g.Partitions) == 0 {
-			board.Units = append(board.Units, unit(g.UUID, index, g.Fault, g.Memory))
+			gpu.Units = append(gpu.Units, unit(g.UUID, index, g.Health, g.Memory))
 		}
-		boards = append(boards, board)
+		list = append(list, gpu)
 	}
 	elsewhere = []UnitStatus{}
 	for _, u := range usage {
 		if _, left := used[u.Unit.ID]; left {
-			elsewhere = append(elsewhere, UnitStatus{
-				ID: u.Unit.ID, Index: u.Unit.Index, Resource: u.Resource, Replicas: u.Unit.Replicas,
-				Health: healthOf(states, u.Unit.ID, u.Unit.Fault), Holders: holdersOf(u),
-			})
+			elsewhere = append(elsewhere, unit(u.Unit.ID, u.Unit.Index, u.Unit.Health, 0))
 		}
 	}
-	return boards, elsewhere
+	return list, elsewhere
 }
 
-// healthOf is the health that is reported of the unit, and where none is, what
-// its fault says.
-func healthOf(states map[string]sharing.UnitHealth, id, fault string) HealthStatus {
+// healthOf is the unit's reported health, or else what its fault says.
+func healthOf(states map[string]sharing.UnitHealth, id string, health sharing.Health) HealthStatus {
 	if known, ok := states[id]; ok {
-		since := known.Since
-		return HealthStatus{State: known.State, Reason: known.Reason, Since: &since}
+		return HealthStatus{State: known.State, Reason: known.Reason, Explanation: known.Explanation, Since: new(known.Since)}
 	}
-	if fault != "" {
-		return HealthStatus{State: sharing.Unhealthy, Reason: fault}
+	if !health.Healthy() {
+		return HealthStatus{State: sharing.Unhealthy, Reason: health.Reason}
 	}
 	return HealthStatus{State: sharing.Healthy}
 }
@@ -208,4 +190,49 @@ func holdersOf(u sharing.UnitUsage) []Holder {
 		holders[i] = Holder{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Resource: h.Resource, Devices: h.Devices}
 	}
 	return holders
+}
+
+// addUtilization adds what was measured last to the status.
+func addUtilization(status *Status, report sharing.UtilizationReport) {
+	status.Attributed = report.Attributed
+	gpus := gpuUtilizations(report)
+	type user struct {
+		unit      string
+		container sharing.Container
+	}
+	users := map[user]*UseStatus{}
+	for _, c := range report.Containers {
+		users[user{c.Unit, c.Container}] = &UseStatus{
+			Memory: c.Memory, SM: c.SM, Processes: c.Processes, OverShare: c.OverShare,
+		}
+	}
+	for g := range status.GPUs {
+		gpu := &status.GPUs[g]
+		gpu.Use = gpus[gpu.UUID]
+		for _, unit := range gpu.Units {
+			for h := range unit.Holders {
+				holder := &unit.Holders[h]
+				holder.Use = users[user{unit.ID, sharing.Container{Namespace: holder.Namespace, Pod: holder.Pod, Name: holder.Container}}]
+			}
+		}
+	}
+}
+
+// gpuUtilizations are those of whole GPUs, by UUID.
+func gpuUtilizations(report sharing.UtilizationReport) map[string]*UseStatus {
+	gpus := map[string]*UseStatus{}
+	for _, b := range report.GPUs {
+		gpus[b.GPU] = &UseStatus{Memory: b.Memory, SM: b.SM, Celsius: b.Celsius, Throttled: b.Throttled}
+	}
+	for _, c := range report.Contention {
+		if gpu := gpus[c.GPU]; gpu != nil && c.Contended {
+			gpu.Contended, gpu.MaxShare = true, &c.MaxShare
+		}
+	}
+	for _, u := range report.Unattributed {
+		if gpu := gpus[u.GPU]; gpu != nil && u.Processes > 0 {
+			gpu.Unattributed = append(gpu.Unattributed, u)
+		}
+	}
+	return gpus
 }

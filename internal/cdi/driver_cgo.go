@@ -19,32 +19,28 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Driver is the Source that asks the driver, by nvcdi. It opens the driver for
+// Driver is the Source that calls the driver, through nvcdi, which opens the driver for
 // each call and closes it again.
 type Driver struct {
 	options DriverOptions
-	// library is what nvcdi is to use in place of the driver's; nil for that.
+	// library replaces the driver's library in tests; nil for the driver's.
 	library []nvcdi.Option
 }
 
-// NewDriver returns a Driver, which needs none before it is asked.
+// NewDriver returns a Driver. There need not be a driver yet.
 func NewDriver(options DriverOptions) Driver { return Driver{options: options} }
 
 // Version implements Source.
 func (d Driver) Version() string {
 	roots := d.options.Find()
-	return fmt.Sprint(roots, installed(roots.Driver))
+	return fmt.Sprint(roots, driverFingerprint(roots.Driver))
 }
 
-// Units implements Source. It asks for one unit after the other, so that a
-// board that does not answer takes no other's entry.
+// Units implements Source. It makes one entry after the other, so that the failure of
+// one GPU does not cost another its entry.
 func (d Driver) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 	roots := d.options.Find()
-	namers, err := deviceNamers()
-	if err != nil {
-		return nil, err
-	}
-	library, err := nvcdi.New(append(d.common(roots), nvcdi.WithMode(nvcdi.ModeNvml), namers)...)
+	library, err := nvcdi.New(append(d.common(roots), nvcdi.WithMode(nvcdi.ModeNvml))...)
 	if err != nil {
 		return nil, fmt.Errorf("open nvcdi: %w", err)
 	}
@@ -53,13 +49,20 @@ func (d Driver) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 	for _, u := range units(gpus) {
 		made, err := library.GetDeviceSpecsByID(u.id)
 		if err == nil {
-			err = complete(u, made, filepath.Join(roots.Dev, "dev"))
+			err = checkDeviceNodes(u, made, filepath.Join(roots.Dev, "dev"))
 		}
 		if err != nil {
 			problems = append(problems, fmt.Errorf("make the CDI entry of %s with the driver at %s: %w", u.id, roots.Driver, err))
 			continue
 		}
-		devices = append(devices, made...)
+		// Pods that were granted the unit by UUID and those that were granted it by index keep it
+		// when the strategy changes, or the driver's indexes, which nvcdi has.
+		for _, name := range []string{u.id, u.index} {
+			for _, entry := range made {
+				entry.Name = name
+				devices = append(devices, entry)
+			}
+		}
 	}
 	if len(devices) == 0 {
 		return nil, errors.Join(problems...)
@@ -91,31 +94,17 @@ func (d Driver) Extra(class string) (*specs.Spec, error) {
 	return d.finish(roots, class, devices, specs.ContainerEdits{})
 }
 
-// deviceNamers give each unit two names: pods that were granted one by UUID and
-// pods that were granted one by index keep theirs when the strategy changes.
-func deviceNamers() (nvcdi.Option, error) {
-	var namers []nvcdi.DeviceNamer
-	for _, by := range []sharing.DeviceIDStrategy{sharing.ByUUID, sharing.ByIndex} {
-		namer, err := nvcdi.NewDeviceNamer(string(by))
-		if err != nil {
-			return nil, fmt.Errorf("name CDI entries by %s: %w", by, err)
-		}
-		namers = append(namers, namer)
-	}
-	return nvcdi.WithDeviceNamers(namers...), nil
-}
-
 func (d Driver) common(roots Roots) []nvcdi.Option {
 	return append([]nvcdi.Option{
 		nvcdi.WithDriverRoot(roots.Driver),
 		nvcdi.WithDevRoot(roots.Dev),
 		nvcdi.WithNVIDIACDIHookPath(d.options.HookPath),
 		nvcdi.WithFeatureFlags(d.options.Features...),
-		nvcdi.WithLogger(messages{d.options.Logger}),
+		nvcdi.WithLogger(nvcdiLogger{d.options.Logger}),
 	}, d.library...)
 }
 
-// finish gathers what many entries have in common, and writes the host's paths.
+// finish makes the spec, with the host's paths.
 func (d Driver) finish(roots Roots, class string, devices []specs.Device, edits specs.ContainerEdits) (*specs.Spec, error) {
 	made, err := spec.New(spec.WithVendor(plugin.CDIVendor), spec.WithClass(class), spec.WithDeviceSpecs(devices), spec.WithEdits(edits))
 	if err != nil {
@@ -132,17 +121,17 @@ func (d Driver) finish(roots Roots, class string, devices []specs.Device, edits 
 	return newSpec(class, raw.Devices, raw.ContainerEdits)
 }
 
-// messages are nvcdi's, which repeats what it looks for at each call.
-type messages struct{ log *slog.Logger }
+// nvcdiLogger lowers the level of nvcdi's messages, which it repeats at each call.
+type nvcdiLogger struct{ log *slog.Logger }
 
-func (m messages) Tracef(string, ...any) {}
+func (l nvcdiLogger) Tracef(string, ...any) {}
 
-func (m messages) Debugf(format string, args ...any) { m.say(slog.LevelDebug, format, args) }
-func (m messages) Infof(format string, args ...any)  { m.say(slog.LevelDebug, format, args) }
+func (l nvcdiLogger) Debugf(format string, args ...any) { l.logf(slog.LevelDebug, format, args) }
+func (l nvcdiLogger) Infof(format string, args ...any)  { l.logf(slog.LevelDebug, format, args) }
 
-func (m messages) Warningf(format string, args ...any) { m.say(slog.LevelDebug, format, args) }
-func (m messages) Errorf(format string, args ...any)   { m.say(slog.LevelWarn, format, args) }
+func (l nvcdiLogger) Warningf(format string, args ...any) { l.logf(slog.LevelDebug, format, args) }
+func (l nvcdiLogger) Errorf(format string, args ...any)   { l.logf(slog.LevelWarn, format, args) }
 
-func (m messages) say(level slog.Level, format string, args []any) {
-	m.log.Log(context.Background(), level, "nvcdi", "message", fmt.Sprintf(format, args...))
+func (l nvcdiLogger) logf(level slog.Level, format string, args []any) {
+	l.log.Log(context.Background(), level, "nvcdi", "message", fmt.Sprintf(format, args...))
 }

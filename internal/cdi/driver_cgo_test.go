@@ -27,9 +27,8 @@ import (
 // group owns the device nodes of driverRoots.
 const group = 44
 
-// driverRoots makes a folder with the libraries that nvcdi looks for, of the
-// mock's driver version, and one with device nodes, of boards 0 and 1 and of
-// GDRCopy.
+// driverRoots makes a folder with the libraries that nvcdi looks for, of the mock's
+// driver version, and one with the device nodes of GPUs 0 and 1 and of GDRCopy.
 func driverRoots(t *testing.T, together bool) (root, devRoot string) {
 	t.Helper()
 	root, devRoot = t.TempDir(), t.TempDir()
@@ -50,7 +49,7 @@ func driverRoots(t *testing.T, together bool) (root, devRoot string) {
 	return root, devRoot
 }
 
-// install puts the libraries of a driver's version in the place of another's.
+// install replaces the libraries by those of another driver version.
 func install(t *testing.T, root, version string) {
 	t.Helper()
 	libraries := filepath.Join(root, "usr/lib/x86_64-linux-gnu")
@@ -65,14 +64,14 @@ func install(t *testing.T, root, version string) {
 	}
 }
 
-// mockDriver is NVIDIA's mock of the driver of a DGX A100, and its first two
-// boards as the inventory has them.
+// mockDriver is NVIDIA's mock of the driver of a DGX A100, with its first two GPUs as
+// they are in the inventory.
 func mockDriver(t *testing.T) (*server.Server, []sharing.GPU) {
 	t.Helper()
-	return mockBoards(t, 2)
+	return mockGPUs(t, 2)
 }
 
-func mockBoards(t *testing.T, count int) (*server.Server, []sharing.GPU) {
+func mockGPUs(t *testing.T, count int) (*server.Server, []sharing.GPU) {
 	t.Helper()
 	library := dgxa100.New()
 	var gpus []sharing.GPU
@@ -81,15 +80,15 @@ func mockBoards(t *testing.T, count int) (*server.Server, []sharing.GPU) {
 		if !ok {
 			t.Fatalf("the mock has a %T", library.Devices[i])
 		}
-		// The mock does not know this call.
+		// The mock does not implement this call.
 		device.IsMigDeviceHandleFunc = func() (bool, nvml.Return) { return false, nvml.SUCCESS }
 		gpus = append(gpus, sharing.GPU{UUID: device.UUID, Index: i, Minor: i})
 	}
 	return library, gpus
 }
 
-// TestDriverSpec has NVIDIA's own mock of a driver behind NVIDIA's own library:
-// what stands between the two and a spec is ours.
+// TestDriverSpec checks the spec that results from NVIDIA's mock of a driver behind
+// NVIDIA's library nvcdi.
 func TestDriverSpec(t *testing.T) {
 	for _, test := range []struct {
 		name        string
@@ -112,7 +111,7 @@ func TestDriverSpec(t *testing.T) {
 			})
 			driver.library = []nvcdi.Option{nvcdi.WithNvmlLib(library)}
 
-			// A board that the driver does not know takes no other's entry.
+			// A GPU that the driver does not know costs no other its entry.
 			lost := "GPU-00000000-0000-0000-0000-000000000000"
 			spec, err := driver.Units(append(slices.Clone(gpus), sharing.GPU{UUID: lost, Index: 2, Minor: 2}))
 			if err == nil || !strings.Contains(err.Error(), lost) {
@@ -132,6 +131,18 @@ func TestDriverSpec(t *testing.T) {
 			if diff := cmp.Diff(want, nodes); diff != "" {
 				t.Errorf("entries (-want +got):\n%s", diff)
 			}
+			// An index is the one that Virgate granted, whatever the driver's is now.
+			gpus[0].Index, gpus[1].Index = 1, 0
+			if renumbered, err := driver.Units(gpus); err != nil {
+				t.Error(err)
+			} else {
+				for _, device := range renumbered.Devices {
+					if path := device.ContainerEdits.DeviceNodes[0].Path; (device.Name == "1" || device.Name == gpus[0].UUID) != (path == "/dev/nvidia0") {
+						t.Errorf("entry %s has %s", device.Name, path)
+					}
+				}
+			}
+			gpus[0].Index, gpus[1].Index = 0, 1
 			checkCommon(t, spec.ContainerEdits, root)
 			if !strings.Contains(log.String(), "level=DEBUG msg=nvcdi") {
 				t.Errorf("nvcdi says nothing: %s", log.String())
@@ -152,10 +163,10 @@ func TestDriverSpec(t *testing.T) {
 	}
 }
 
-// TestBoardWithoutNode holds that a board whose device node nobody has made gets
-// no entry, which would start containers without a GPU, and takes no other's.
-func TestBoardWithoutNode(t *testing.T) {
-	library, gpus := mockBoards(t, 3)
+// TestGPUWithoutNode checks that a GPU whose device node is missing has no entry, which
+// would start containers without a GPU, and that the others have theirs.
+func TestGPUWithoutNode(t *testing.T) {
+	library, gpus := mockGPUs(t, 3)
 	root, devRoot := driverRoots(t, false)
 	driver := NewDriver(DriverOptions{
 		Find: func() Roots { return Roots{root, devRoot} }, Host: Roots{"/", "/"},
@@ -165,7 +176,7 @@ func TestBoardWithoutNode(t *testing.T) {
 	b := newBench(t)
 	b.options.Source = driver
 	names, err := b.Write(t.Context(), gpus, nil)
-	if want := gpus[2].UUID + " with the driver at " + root + ": no node of the board in " + devRoot + "/dev"; !strings.Contains(fmt.Sprint(err), want) {
+	if want := gpus[2].UUID + " with the driver at " + root + ": no node of the GPU in " + devRoot + "/dev"; !strings.Contains(fmt.Sprint(err), want) {
 		t.Errorf("error is %v, want %q", err, want)
 	}
 	entries := []string{"gpu=0", "gpu=1", "gpu=" + gpus[0].UUID, "gpu=" + gpus[1].UUID}
@@ -173,9 +184,8 @@ func TestBoardWithoutNode(t *testing.T) {
 	b.wants(entries, b.checked(names))
 }
 
-// TestDriverIsExchanged holds that entries name the libraries that are there when
-// another version of the driver was installed below a running program, without
-// the boards having changed.
+// TestDriverIsExchanged checks that entries have the new libraries after another
+// version of the driver was installed while the program runs with the same GPUs.
 func TestDriverIsExchanged(t *testing.T) {
 	library, gpus := mockDriver(t)
 	root, _ := driverRoots(t, true)
@@ -205,8 +215,8 @@ func TestDriverIsExchanged(t *testing.T) {
 	}
 }
 
-// checkCommon holds that what all entries share is the host's, and that NVIDIA's
-// runtime is told to keep out.
+// checkCommon checks that what all entries share has the host's paths, and that
+// NVIDIA's runtime is told to add nothing.
 func checkCommon(t *testing.T, edits specs.ContainerEdits, root string) {
 	t.Helper()
 	if text := strings.Join(edits.Env, " "); !strings.Contains(text, "NVIDIA_VISIBLE_DEVICES=void") {

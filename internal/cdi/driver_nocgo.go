@@ -8,8 +8,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Driver is the Source that asks the driver; without cgo it has ErrNoDriver to
-// say.
+// Driver is the Source that calls the driver; without cgo it returns ErrNoDriver.
 type Driver struct{}
 
 // NewDriver returns a Driver.

@@ -7,35 +7,34 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-
-	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
-	"tags.cncf.io/container-device-interface/specs-go"
+	"slices"
+	"strings"
 
 	"github.com/virgate/virgate/plugin"
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/specs-go"
 )
 
 // file is one spec on disk.
 type file struct {
 	dir, class string
-	// spec is what the file holds, or held last; nil while it has held nothing.
+	// spec is the file's content, or its last usable content; nil if there was none.
 	spec *specs.Spec
-	// seen is the file when spec was read or written; nil when there is none that
-	// can be used.
+	// seen is the file as of when spec was read or written; nil without a usable file.
 	seen fs.FileInfo
-	// stale says that the file should have become another one and has not.
+	// stale says that the file could not be replaced.
 	stale bool
 }
 
-// path is where NVIDIA's plugin writes the spec too. Two files with one entry
-// would make it unusable.
+// path is that of NVIDIA's plugin too: a runtime takes an entry in two files from neither.
 func (f *file) path() string { return filepath.Join(f.dir, f.name()) }
 
 func (f *file) name() string { return cdilib.GenerateSpecName(plugin.CDIVendor, f.class) + ".json" }
 
-// look reads the file if it is another one than it was, and says whether
-// something has to be done about it: it was read anew, or is missing. One that
-// cannot be used counts as missing, and then the error says why.
-func (f *file) look() (changed bool, err error) {
+// refresh reads the file if it has changed, and says whether it may have to be written:
+// because it has changed, is missing, or is stale. An unusable file counts as missing,
+// and the error says why it is unusable.
+func (f *file) refresh() (changed bool, err error) {
 	info, err := os.Stat(f.path())
 	if err == nil && same(info, f.seen) {
 		return f.stale, nil
@@ -61,15 +60,8 @@ func same(a, b fs.FileInfo) bool {
 	return b != nil && os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
-// replace brings the file to spec, nil for no file. Until it has, the file is
-// stale.
-func (f *file) replace(spec *specs.Spec) error {
-	err := f.bring(spec)
-	f.stale = err != nil
-	return err
-}
-
-func (f *file) bring(spec *specs.Spec) error {
+// update writes the file, or removes it if spec is nil.
+func (f *file) update(spec *specs.Spec) error {
 	if reflect.DeepEqual(spec, f.spec) && (spec == nil) == (f.seen == nil) {
 		return nil
 	}
@@ -80,10 +72,119 @@ func (f *file) bring(spec *specs.Spec) error {
 		f.seen, f.spec = nil, nil
 		return nil
 	}
-	info, err := f.put(spec)
+	info, err := f.write(spec)
 	if err != nil {
-		return fmt.Errorf("write the CDI spec %s: %w", f.path(), reason(err))
+		return fmt.Errorf("write the CDI spec %s: %w", f.path(), withoutPath(err))
 	}
 	f.seen, f.spec = info, spec
 	return nil
+}
+
+// write has the CDI library validate and write the spec in a temporary folder, and then
+// moves it into place, so a runtime sees either the old file or the new one, complete
+// and readable. The library alone would leave a file behind each time that the disk is
+// full, and makes files that only root can read.
+//
+// Each call has a folder of its own because another Virgate may be writing too. info is
+// that of this call's file, even if the other has replaced it since.
+func (f *file) write(spec *specs.Spec) (info fs.FileInfo, err error) {
+	if err := os.MkdirAll(f.dir, 0o755); err != nil {
+		return nil, err
+	}
+	folder, err := os.MkdirTemp(f.dir, ".virgate-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.RemoveAll(folder) }()
+	cache, err := cdilib.NewCache(cdilib.WithAutoRefresh(false), cdilib.WithSpecDirs(folder))
+	if err != nil {
+		return nil, err
+	}
+	if err := cache.WriteSpec(spec, f.name()); err != nil {
+		return nil, err
+	}
+	made, beside := filepath.Join(folder, f.name()), folder+".tmp"
+	// Runtimes and tools that are not root read specs too.
+	if err := os.Chmod(made, 0o644); err != nil {
+		return nil, err
+	}
+	if info, err = os.Stat(made); err != nil {
+		return nil, err
+	}
+	// Older runtimes notice a new file only if it was renamed within the folder.
+	if err := os.Rename(made, beside); err != nil {
+		return nil, err
+	}
+	if err := os.Rename(beside, f.path()); err != nil {
+		_ = os.Remove(beside)
+		return nil, err
+	}
+	return info, nil
+}
+
+// withoutPath removes the name of a temporary file from an error, so that the same
+// failure has the same text each time.
+func withoutPath(err error) error {
+	if path := (*fs.PathError)(nil); errors.As(err, &path) {
+		return path.Err
+	}
+	if link := (*os.LinkError)(nil); errors.As(err, &link) {
+		return link.Err
+	}
+	return err
+}
+
+// otherSpecs are the files in the folder that others have written. The CDI library
+// rejects an entry that is in two files of one folder.
+type otherSpecs struct {
+	// seen describes the files as of when they were read.
+	seen string
+	// entries are the files of entries of our vendor, by qualified name.
+	entries map[string]string
+}
+
+// refresh reads the files again if one is new, changed or gone. A file that is not a
+// spec has no entries.
+func (o *otherSpecs) refresh(dir string, own map[string]bool) {
+	// If the folder cannot be read, a runtime cannot read it either.
+	entries, _ := os.ReadDir(dir)
+	var seen strings.Builder
+	var paths []string
+	for _, entry := range entries {
+		path := filepath.Join(dir, entry.Name())
+		extension := filepath.Ext(path)
+		if own[entry.Name()] || extension != ".json" && extension != ".yaml" {
+			continue
+		}
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+			fmt.Fprintln(&seen, path, info.ModTime().UnixNano(), info.Size())
+			paths = append(paths, path)
+		}
+	}
+	if seen.String() == o.seen {
+		return
+	}
+	*o = otherSpecs{seen: seen.String(), entries: map[string]string{}}
+	for _, path := range paths {
+		spec, err := cdilib.ReadSpec(path, 0)
+		if err != nil || spec.GetVendor() != plugin.CDIVendor {
+			continue
+		}
+		for _, device := range spec.Devices {
+			o.entries[plugin.CDIName(spec.GetClass(), device.Name)] = path
+		}
+	}
+}
+
+// filter returns the names that no other file has, and an error with the first that one has.
+func (o *otherSpecs) filter(names []string) ([]string, error) {
+	var err error
+	names = slices.DeleteFunc(names, func(name string) bool {
+		path, conflict := o.entries[name]
+		if conflict && err == nil {
+			err = fmt.Errorf("%s has the entry %s too, so that a runtime takes neither", path, name)
+		}
+		return conflict
+	})
+	return names, err
 }

@@ -3,6 +3,7 @@ package cdi
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -13,7 +14,7 @@ import (
 	"time"
 )
 
-// files are the names of what lies in the folder.
+// files are the names in the folder.
 func (b *bench) files() []string {
 	b.t.Helper()
 	entries, err := os.ReadDir(b.options.Dir)
@@ -27,8 +28,8 @@ func (b *bench) files() []string {
 	return names
 }
 
-// limitFiles lets no file of this process grow beyond so many bytes, as a full
-// disk does, until free is called.
+// limitFiles limits the size of files that this process writes, like a full disk, until
+// free is called.
 func limitFiles(t *testing.T, bytes uint64) (free func()) {
 	t.Helper()
 	var before syscall.Rlimit
@@ -44,19 +45,18 @@ func limitFiles(t *testing.T, bytes uint64) (free func()) {
 	return func() { set(before) }
 }
 
-// TestFullDisk holds that a disk that stays full is told of in the same words
-// each time, which the log and the plan go by, and that nothing is left lying
-// there at each attempt.
+// TestFullDisk checks that the error of a full disk is the same each time, because the
+// log and the plan compare it, and that attempts leave no files behind.
 func TestFullDisk(t *testing.T) {
 	b := newBench(t)
-	b.names(boards(1))
-	// Far above what the testing package writes about this process.
+	b.names(gpus(1))
+	// This is far more than the testing package writes.
 	free := limitFiles(t, 1<<20)
 	defer free()
 	const many = 6000
 	var said []string
 	for range 3 {
-		names, err := b.Write(t.Context(), boards(many), nil)
+		names, err := b.Write(t.Context(), gpus(many), nil)
 		if err == nil || !errors.Is(err, syscall.EFBIG) || !strings.Contains(err.Error(), b.path()) {
 			t.Fatalf("error is %v", err)
 		}
@@ -68,13 +68,13 @@ func TestFullDisk(t *testing.T) {
 	}
 	free()
 	b.wants([]string{filepath.Base(b.path())}, b.files())
-	if names := b.names(boards(many)); len(names) != 2*many {
+	if names := b.names(gpus(many)); len(names) != 2*many {
 		t.Errorf("%d entries when there is room", len(names))
 	}
 }
 
-// TestNoFileInItsPlace holds that what is no file is not read, where it can be
-// replaced it is, and where not the log is told no more than the caller.
+// TestNoFileInItsPlace checks that something that is not a regular file is not read, is
+// replaced if possible, and is otherwise reported to the caller and not logged.
 func TestNoFileInItsPlace(t *testing.T) {
 	for _, test := range []struct {
 		name     string
@@ -100,7 +100,7 @@ func TestNoFileInItsPlace(t *testing.T) {
 			}
 			var said []string
 			for range 3 {
-				names, err := b.Write(t.Context(), boards(1), nil)
+				names, err := b.Write(t.Context(), gpus(1), nil)
 				if test.replaced != (err == nil) || test.replaced != (len(names) == 2) {
 					t.Fatalf("names %v, error %v", names, err)
 				}
@@ -131,12 +131,12 @@ func TestNoFileInItsPlace(t *testing.T) {
 	}
 }
 
-// TestFileLeavesWithItsLastEntry holds that no names outlive the file, and that
-// one which somebody else has removed is as good as removed.
+// TestFileLeavesWithItsLastEntry checks that no names remain after the file is gone, and
+// that it may have been removed by somebody else.
 func TestFileLeavesWithItsLastEntry(t *testing.T) {
 	for _, removed := range []bool{false, true} {
 		b := newBench(t)
-		b.names(boards(1))
+		b.names(gpus(1))
 		b.names(nil)
 		b.now = b.now.Add(24 * time.Hour)
 		if removed {
@@ -145,13 +145,13 @@ func TestFileLeavesWithItsLastEntry(t *testing.T) {
 			}
 		}
 		b.wants(nil, b.names(nil))
-		// Nor do they come back with the next one.
-		b.wants([]string{"gpu=0:0", "gpu=MIG-a"}, b.names(boards(1, "MIG-a")))
+		// Nor do they return with the next file.
+		b.wants([]string{"gpu=0:0", "gpu=MIG-a"}, b.names(gpus(1, "MIG-a")))
 	}
 }
 
-// foreign writes another spec to the path, of the same size and as old as the
-// one that info is of, but for what differs.
+// foreign writes another spec to the path, with the size and time of info plus the
+// given differences.
 func foreign(path string, info os.FileInfo, size int, age time.Duration) error {
 	text := `{"cdiVersion":"0.5.0","kind":"k8s.device-plugin.nvidia.com/gpu","devices":[{"name":"0","containerEdits":{"env":["A=B"]}}]}`
 	text += strings.Repeat(" ", int(info.Size())-len(text)+size)
@@ -181,15 +181,112 @@ func TestFileIsBroughtBack(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			b := newBench(t)
-			want := b.names(boards(2))
+			want := b.names(gpus(2))
 			if err := test.spoil(b.path()); err != nil {
 				t.Fatal(err)
 			}
 			made := b.made
-			b.wants(want, b.names(boards(2)))
+			b.wants(want, b.names(gpus(2)))
 			if b.made != made {
 				t.Error("the source was asked for what is known")
 			}
 		})
+	}
+}
+
+// TestEntryInTwoFiles checks that an entry which another file has too counts as missing,
+// because a runtime accepts neither.
+func TestEntryInTwoFiles(t *testing.T) {
+	for _, test := range []struct {
+		file, kind string
+		rival      bool
+	}{
+		{"other.yaml", "k8s.device-plugin.nvidia.com/gpu", true},
+		{"other.json", "k8s.device-plugin.nvidia.com/gpu", true},
+		{"other.yaml", "k8s.device-plugin.nvidia.com/gds", false},
+		{"other.yaml", "nvidia.com/gpu", false},
+		{"other.txt", "k8s.device-plugin.nvidia.com/gpu", false},
+	} {
+		t.Run(test.file+" of "+test.kind, func(t *testing.T) {
+			b := newBench(t)
+			want := b.names(gpus(2), "gds")
+			path := filepath.Join(b.options.Dir, test.file)
+			text := `{"cdiVersion": "0.5.0", "kind": "` + test.kind + `", "devices": [` +
+				`{"name": "0", "containerEdits": {"env": ["A=B"]}}, {"name": "GPU-0", "containerEdits": {"env": ["A=B"]}}, {"name": "own", "containerEdits": {"env": ["A=B"]}}]}`
+			if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			names, err := b.Write(t.Context(), gpus(2), []string{"gds"})
+			if rival := strings.HasPrefix(fmt.Sprint(err), path+" has the entry k8s.device-plugin.nvidia.com/gpu=0 too"); rival != test.rival {
+				t.Errorf("error is %v", err)
+			}
+			for i, name := range names {
+				names[i] = strings.TrimPrefix(name, "k8s.device-plugin.nvidia.com/")
+			}
+			if test.rival {
+				want = []string{"gpu=1", "gpu=GPU-1", "gds=all"}
+			}
+			b.wants(want, names)
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+			b.wants([]string{"gpu=0", "gpu=1", "gpu=GPU-0", "gpu=GPU-1", "gds=all"}, b.names(gpus(2), "gds"))
+		})
+	}
+}
+
+// TestUnreadableOtherSpecs checks that files that are not specs do no harm.
+func TestUnreadableOtherSpecs(t *testing.T) {
+	b := newBench(t)
+	want := b.names(gpus(1))
+	dir := b.options.Dir
+	if err := errors.Join(
+		os.WriteFile(filepath.Join(dir, "torn.json"), []byte("{"), 0o644),
+		os.Mkdir(filepath.Join(dir, "folder.json"), 0o755),
+		syscall.Mkfifo(filepath.Join(dir, "pipe.yaml"), 0o644),
+		os.Symlink("nowhere", filepath.Join(dir, "link.yaml")),
+	); err != nil {
+		t.Fatal(err)
+	}
+	names, err := b.Write(t.Context(), gpus(1), nil)
+	if err != nil || len(names) != len(want) {
+		t.Errorf("names %v, error %v", names, err)
+	}
+}
+
+// TestOtherSpecsAreReadOnce checks that an unchanged file is not read again.
+func TestOtherSpecsAreReadOnce(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "other.yaml")
+	if err := os.WriteFile(path, []byte("no spec"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r otherSpecs
+	read := func() bool {
+		if r.entries != nil {
+			r.entries["mark"] = ""
+		}
+		r.refresh(dir, nil)
+		_, marked := r.entries["mark"]
+		return !marked
+	}
+	if !read() || read() {
+		t.Error("a new file is not read, or an old one is")
+	}
+	if err := os.Chtimes(path, time.Time{}, info.ModTime().Add(time.Nanosecond)); err != nil {
+		t.Fatal(err)
+	}
+	if !read() {
+		t.Error("a newer file is not read")
+	}
+	if err := errors.Join(os.Truncate(path, 2), os.Chtimes(path, time.Time{}, info.ModTime().Add(time.Nanosecond))); err != nil {
+		t.Fatal(err)
+	}
+	if !read() {
+		t.Error("a shorter file is not read")
 	}
 }

@@ -2,42 +2,44 @@ package cdi
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
-	"tags.cncf.io/container-device-interface/specs-go"
-
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
+	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// Source makes specs for the hardware as it is now. A Writer calls it from one
-// goroutine; it may ask the driver and block.
+// Source makes specs for the current hardware. A Writer calls it from one goroutine; it
+// may call the driver and block.
 type Source interface {
-	// Version changes when the same boards need another spec because another
-	// driver was installed. It is asked often, and is quick.
+	// Version changes when the same GPUs need another spec because another driver was
+	// installed. It is called often and must be quick.
 	Version() string
-	// Units returns the spec of these boards and partitions. Each has two
-	// entries: one by UUID, one by index. An error says which could not be made;
-	// the others are there all the same. Without any the spec is nil.
+	// Units returns the spec of the GPUs and partitions. Each has two entries, by UUID
+	// and by index. The error says which entries could not be made; the spec has the
+	// others, and is nil if there are none.
 	Units(gpus []sharing.GPU) (*specs.Spec, error)
-	// Extra returns the spec of one of the classes of sharing.Grants.Extras,
-	// with one entry, "all"; an error when the node has none of it.
+	// Extra returns the spec of one of the classes of sharing.Grants.Extras, with one
+	// entry, "all", or an error if the node has no such device.
 	Extra(class string) (*specs.Spec, error)
 }
 
-// unit is a board or a partition that containers can be given.
+// unit is a GPU or a partition that can be allocated.
 type unit struct {
 	id, index string
 	gpu       sharing.GPU
-	// partition is nil for a whole board.
+	// partition is nil for a whole GPU.
 	partition *sharing.Partition
 }
 
-// units are what needs entries: a board with MIG enabled runs nothing as a
-// whole, and has none.
+// units are what needs entries. A GPU with MIG enabled runs nothing itself, and has none.
 func units(gpus []sharing.GPU) []unit {
 	var all []unit
 	for _, g := range gpus {
@@ -54,8 +56,7 @@ func units(gpus []sharing.GPU) []unit {
 	return all
 }
 
-// fingerprint changes whenever the boards need another spec. Health is not in
-// it.
+// fingerprint changes when the GPUs need another spec. Health is not part of it.
 func fingerprint(gpus []sharing.GPU) string {
 	var lines []string
 	for _, u := range units(gpus) {
@@ -69,19 +70,14 @@ func fingerprint(gpus []sharing.GPU) string {
 	return strings.Join(lines, "\n")
 }
 
-// newSpec makes a spec with sorted entries. Of two entries with one name the
-// first stays. It is nil without entries, which a spec must have.
+// newSpec makes a spec with sorted entries. Of two entries with one name it has the
+// first. It is nil without entries, which a spec must have.
 func newSpec(class string, devices []specs.Device, edits specs.ContainerEdits) (*specs.Spec, error) {
-	seen := map[string]bool{}
-	devices = slices.DeleteFunc(slices.Clone(devices), func(d specs.Device) bool {
-		again := seen[d.Name]
-		seen[d.Name] = true
-		return again
-	})
 	if len(devices) == 0 {
 		return nil, nil
 	}
-	slices.SortFunc(devices, func(a, b specs.Device) int { return cmp.Compare(a.Name, b.Name) })
+	devices = slices.SortedStableFunc(slices.Values(devices), func(a, b specs.Device) int { return cmp.Compare(a.Name, b.Name) })
+	devices = slices.CompactFunc(devices, func(a, b specs.Device) bool { return a.Name == b.Name })
 	spec := &specs.Spec{Version: specs.CurrentVersion, Kind: plugin.CDIVendor + "/" + class, Devices: devices, ContainerEdits: edits}
 	version, err := specs.MinimumRequiredVersion(spec)
 	if err != nil {
@@ -89,4 +85,133 @@ func newSpec(class string, devices []specs.Device, edits specs.ContainerEdits) (
 	}
 	spec.Version = version
 	return spec, nil
+}
+
+// Simulated is the Source of a simulated node. Like the driver's its entries have device
+// nodes with their numbers, so a runtime can inject them; there are no libraries.
+type Simulated struct{}
+
+// The major numbers of NVIDIA's kernel modules: 195 from Linux'
+// Documentation/admin-guide/devices.txt, the others examples of what is assigned at run time.
+const (
+	majorNVIDIA = 195
+	majorUVM    = 511
+	majorCaps   = 510
+)
+
+// Version implements Source.
+func (Simulated) Version() string { return "" }
+
+// Units implements Source. A unit whose GPU has no minor number has no entry.
+func (Simulated) Units(gpus []sharing.GPU) (*specs.Spec, error) {
+	var devices []specs.Device
+	for _, u := range units(gpus) {
+		if u.gpu.Minor < 0 {
+			continue
+		}
+		nodes := []*specs.DeviceNode{node(fmt.Sprintf("/dev/nvidia%d", u.gpu.Minor), majorNVIDIA, u.gpu.Minor)}
+		if p := u.partition; p != nil {
+			gi := capabilityMinor(u.gpu.Minor, p.GI)
+			for _, minor := range []int{gi, gi + 1 + p.CI} {
+				nodes = append(nodes, node(fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor), majorCaps, minor))
+			}
+		}
+		edits := specs.ContainerEdits{DeviceNodes: nodes}
+		devices = append(devices, specs.Device{Name: u.id, ContainerEdits: edits}, specs.Device{Name: u.index, ContainerEdits: edits})
+	}
+	return newSpec(plugin.CDIClass, devices, specs.ContainerEdits{
+		// As in NVIDIA's specs: its runtime must not add devices for the image's variables.
+		Env: []string{"NVIDIA_VISIBLE_DEVICES=void"},
+		DeviceNodes: []*specs.DeviceNode{
+			node("/dev/nvidia-modeset", majorNVIDIA, 254), node("/dev/nvidia-uvm", majorUVM, 0),
+			node("/dev/nvidia-uvm-tools", majorUVM, 1), node("/dev/nvidiactl", majorNVIDIA, 255),
+		},
+	})
+}
+
+// Extra implements Source.
+func (Simulated) Extra(class string) (*specs.Spec, error) {
+	edits := specs.ContainerEdits{Env: []string{"VIRGATE_SIMULATED=" + class}}
+	return newSpec(class, []specs.Device{{Name: "all", ContainerEdits: edits}}, specs.ContainerEdits{})
+}
+
+func node(path string, major, minor int) *specs.DeviceNode {
+	return &specs.DeviceNode{Path: path, Type: "c", Major: int64(major), Minor: int64(minor)}
+}
+
+// capabilityMinor is the minor number of a GPU instance's capability; those of its
+// compute instances follow. As in the driver's /proc/driver/nvidia-caps/mig-minors they
+// start at 3, and each GPU has 15 GPU instances with 8 compute instances each.
+func capabilityMinor(gpu, gi int) int {
+	const first, instances, computes = 3, 15, 8
+	return first + (gpu*instances+gi)*(1+computes)
+}
+
+// DriverOptions say where the driver is. A spec has the host's paths, and is made from
+// files that may be mounted elsewhere for this process.
+type DriverOptions struct {
+	// Find returns where this process finds the driver and its dev. It is called each
+	// time, because a driver may be installed after this program was started.
+	Find func() Roots
+	// Host is where they are on the host.
+	Host Roots
+	// HookPath is the program on the host that specs have as hook:
+	// "/usr/bin/nvidia-cdi-hook".
+	HookPath string
+	// Features are nvcdi's feature flags.
+	Features []string
+	Logger   *slog.Logger
+}
+
+// Roots are the folder with the driver and that with its dev, which are often the same.
+type Roots struct{ Driver, Dev string }
+
+// ErrNoDriver is the error of a Driver in a program without cgo, which nvcdi needs.
+var ErrNoDriver = errors.New("this program was built without cgo and cannot make CDI specs of a real driver; use another deviceListStrategy than cdi-annotations and cdi-cri, or a program with cgo")
+
+// driverFingerprint changes when a file is installed or removed in the folder of the
+// driver's libraries, whose names, with the driver's version, are in the spec. It is
+// empty if they are in none of the usual folders.
+func driverFingerprint(root string) string {
+	for _, folder := range []string{
+		"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu",
+	} {
+		path := filepath.Join(root, folder, "libnvidia-ml.so.1")
+		library, err := os.Lstat(path)
+		if err != nil {
+			continue
+		}
+		around, err := os.Stat(filepath.Dir(path))
+		if err != nil {
+			continue
+		}
+		return fmt.Sprintf("%s %d %d", path, library.ModTime().UnixNano(), around.ModTime().UnixNano())
+	}
+	return ""
+}
+
+// checkDeviceNodes checks that each entry has the device nodes of its unit. nvcdi leaves
+// out nodes that are missing in dev and only logs that. A container would start without
+// its GPU, and an empty entry makes the whole spec invalid.
+func checkDeviceNodes(u unit, entries []specs.Device, dev string) error {
+	for _, entry := range entries {
+		gpu, capabilities := 0, 0
+		for _, node := range entry.ContainerEdits.DeviceNodes {
+			if number, ok := strings.CutPrefix(node.Path, "/dev/nvidia"); ok && number != "" && strings.Trim(number, "0123456789") == "" {
+				gpu++
+			}
+			if strings.HasPrefix(node.Path, "/dev/nvidia-caps/") {
+				capabilities++
+			}
+		}
+		// A GPU instance has one, and its compute instance has one.
+		const needed = 2
+		switch {
+		case gpu == 0:
+			return fmt.Errorf("no node of the GPU in %s", dev)
+		case u.partition != nil && capabilities < needed:
+			return fmt.Errorf("%d of %d nodes of its capabilities in %s", capabilities, needed, filepath.Join(dev, "nvidia-caps"))
+		}
+	}
+	return nil
 }

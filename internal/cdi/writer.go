@@ -1,164 +1,255 @@
+// Package cdi keeps the node's CDI specs, which tell a container runtime what a
+// container with a GPU or a partition needs: device nodes, the driver's libraries,
+// hooks. The contents come from NVIDIA's library nvcdi through Driver, or on a
+// simulated node from Simulated. The container-device-interface library reads,
+// validates and writes specs.
+//
+// Entries and files are named as by NVIDIA's device plugin, so a container can restart
+// after either plugin has replaced the other. An entry outlives its unit for as long as
+// a running pod may need it, because containers restart with the response that they
+// were given once.
+//
+// The package allocates nothing and watches nothing; its caller says when to check the
+// files. Read writer.go first, then source.go (which entries there are), file.go (how
+// they are written) and driver_cgo.go (what nvcdi is asked).
 package cdi
 
 import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"reflect"
+	"slices"
+	"sync"
 	"time"
-
-	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
+	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// Holders says who holds devices.
+// Holders knows which devices pods hold.
 type Holders interface {
-	// Held fails rather than return an incomplete answer.
+	// Held returns an error rather than an incomplete answer.
 	Held(ctx context.Context) ([]sharing.Allocation, error)
 }
 
 // Options are a Writer's settings.
 type Options struct {
-	// Dir is where runtimes look for specs: "/var/run/cdi".
+	// Dir is the folder in which runtimes look for specs: "/var/run/cdi".
 	Dir    string
 	Source Source
-	// Holders says whose units must keep their entries; nil when nothing can, and
-	// then no entry ever leaves.
+	// Holders knows which units must keep their entries; with nil, all do.
 	Holders Holders
-	// Keep is how long the entry of a unit that has left stays at least; 10 min
-	// when zero. It covers a container that is just being made.
-	Keep time.Duration
-	// Retry is the pause after a source that failed; 10 s when zero.
+	// Retry is the time until a source that failed is called again; 10 s when zero.
 	Retry  time.Duration
 	Logger *slog.Logger
-	// Now is the clock; nil means time.Now.
-	Now func() time.Time
 }
+
+// retention is how long the entry of a unit that is gone remains at least. It is for
+// containers that are just being created.
+const retention = 10 * time.Minute
 
 // Writer keeps the specs in a folder. It is for one goroutine.
 type Writer struct {
 	options Options
 	log     *slog.Logger
-	units   *product
-	extras  map[string]*product
-	rivals  rivals
-	// left is since when the units of entries are gone, by entry.
-	left map[string]time.Time
-	// asked is when it was last asked who holds those.
-	asked time.Time
+	now     func() time.Time
+	units   *generated
+	extras  map[string]*generated
+	others  otherSpecs
+	// goneSince is when the unit of an entry was first missing, by entry.
+	goneSince map[string]time.Time
+	// holdersAsked is when those entries were last checked.
+	holdersAsked time.Time
 }
 
-// product is a spec that a source makes, and the file that it goes to.
-type product struct {
+// generated is a spec from the source, and its file.
+type generated struct {
 	file file
-	// of says what made was made for, version by which one of the source.
-	of, version string
-	made        *specs.Spec
-	// err says what is missing in made; it is tried again at again.
-	err   error
-	again time.Time
+	// inputs are those that spec was made for, version the source's version then.
+	inputs, version string
+	spec            *specs.Spec
+	// err says what is missing in spec, which is made again at retryAt.
+	err     error
+	retryAt time.Time
 }
 
-// NewWriter returns a Writer that has touched nothing yet.
+// NewWriter returns a Writer that has written nothing yet.
 func NewWriter(options Options) *Writer {
-	options.Keep = cmp.Or(options.Keep, 10*time.Minute)
 	options.Retry = cmp.Or(options.Retry, 10*time.Second)
-	if options.Now == nil {
-		options.Now = time.Now
-	}
 	return &Writer{
-		options: options, log: options.Logger.With("component", "cdi"),
-		units:  &product{file: file{dir: options.Dir, class: plugin.CDIClass}},
-		extras: map[string]*product{},
+		options: options, log: options.Logger.With("component", "cdi"), now: time.Now,
+		units: &generated{file: file{dir: options.Dir, class: plugin.CDIClass}}, extras: map[string]*generated{},
 	}
 }
 
-// Write sees to it that the specs have entries for the boards, their partitions
-// and the extra classes, and returns the qualified names of all entries that a
-// runtime finds in the files, sorted by class and name. It asks the source only
-// for other boards than the last time, in another version, or when that
-// failed.
+// Write makes sure that the specs have entries for the GPUs, their partitions and the
+// extra classes, and returns the qualified names of all entries that a runtime finds in
+// the files, sorted by class and name. It calls the source only if the GPUs or its
+// version have changed, or if it failed the last time.
 //
-// An error says what is missing; names are valid all the same. Whatever a spec
-// had before for a unit of this node stays when the source cannot make it
-// anew.
+// The error says what is missing; names are valid with an error too. An entry of a unit
+// of this node remains as it is if the source cannot make it again.
 func (w *Writer) Write(ctx context.Context, gpus []sharing.GPU, extras []string) (names []string, err error) {
 	errs := []error{w.writeUnits(ctx, gpus)}
 	names = qualified(w.units.file)
 	own := map[string]bool{w.units.file.name(): true}
 	for _, class := range extras {
-		p := w.extras[class]
-		if p == nil {
-			p = &product{file: file{dir: w.options.Dir, class: class}}
-			w.extras[class] = p
+		extra := w.extras[class]
+		if extra == nil {
+			extra = &generated{file: file{dir: w.options.Dir, class: class}}
+			w.extras[class] = extra
 		}
-		errs = append(errs, w.writeExtra(p))
-		names = append(names, qualified(p.file)...)
-		own[p.file.name()] = true
+		errs = append(errs, w.writeExtra(extra))
+		names = append(names, qualified(extra.file)...)
+		own[extra.file.name()] = true
 	}
-	w.rivals.look(w.options.Dir, own)
-	names, err = w.rivals.without(names)
+	w.others.refresh(w.options.Dir, own)
+	names, err = w.others.filter(names)
 	return names, errors.Join(append(errs, err)...)
 }
 
-// qualified are the names of the entries that a runtime finds.
+// qualified are the qualified names of the file's entries.
 func qualified(f file) []string {
-	if f.seen == nil {
+	if f.seen == nil || f.spec == nil {
 		return nil
 	}
-	names := entryNames(f.spec)
-	for i, name := range names {
-		names[i] = plugin.CDIName(f.class, name)
+	names := make([]string, len(f.spec.Devices))
+	for i, d := range f.spec.Devices {
+		names[i] = plugin.CDIName(f.class, d.Name)
 	}
 	return names
 }
 
 func (w *Writer) writeUnits(ctx context.Context, gpus []sharing.GPU) error {
-	p := w.units
-	made := p.make(fingerprint(gpus), w, func() (*specs.Spec, error) { return w.options.Source.Units(gpus) })
-	changed, spoilt := p.file.look()
-	if !made && !changed && !w.reconsider() {
-		return p.err
+	u := w.units
+	made := w.generate(u, fingerprint(gpus), func() (*specs.Spec, error) { return w.options.Source.Units(gpus) })
+	changed, unusable := u.file.refresh()
+	if !made && !changed && w.now().Before(w.holdersAsked.Add(holdersInterval)) {
+		return u.err
 	}
-	spec, err := merge(plugin.CDIClass, p.made, p.file.spec, w.keeper(ctx, gpus, p.file.spec))
+	spec, err := merge(plugin.CDIClass, u.spec, u.file.spec, w.retainer(ctx, gpus, u.file.spec))
 	if err == nil {
-		err = w.replace(&p.file, spec, spoilt)
+		err = w.replace(&u.file, spec, unusable)
 	}
-	return errors.Join(p.err, err)
+	return errors.Join(u.err, err)
 }
 
-// writeExtra keeps the file that is there when the source has nothing.
-func (w *Writer) writeExtra(p *product) error {
-	p.make(p.file.class, w, func() (*specs.Spec, error) { return w.options.Source.Extra(p.file.class) })
-	_, spoilt := p.file.look()
-	if p.made == nil {
-		return errors.Join(p.err, spoilt)
+// writeExtra keeps an existing file if the source has nothing for it.
+func (w *Writer) writeExtra(g *generated) error {
+	w.generate(g, g.file.class, func() (*specs.Spec, error) { return w.options.Source.Extra(g.file.class) })
+	_, unusable := g.file.refresh()
+	if g.spec == nil {
+		return errors.Join(g.err, unusable)
 	}
-	return w.replace(&p.file, p.made, spoilt)
+	return w.replace(&g.file, g.spec, unusable)
 }
 
-// replace brings the file to spec and mentions what was wrong with the one
-// before; where it cannot, that is the caller's to tell.
-func (w *Writer) replace(f *file, spec *specs.Spec, spoilt error) error {
-	if err := f.replace(spec); err != nil {
-		return err
+// replace writes the file, which is stale until that succeeds, and logs what was wrong
+// with an unusable one before it.
+func (w *Writer) replace(f *file, spec *specs.Spec, unusable error) error {
+	err := f.update(spec)
+	f.stale = err != nil
+	if err == nil && unusable != nil {
+		w.log.Warn("cdi spec replaced", "error", unusable)
 	}
-	if spoilt != nil {
-		w.log.Warn("cdi spec replaced", "error", spoilt)
-	}
-	return nil
+	return err
 }
 
-// make has the spec made where it is for something else or was not complete,
-// and says whether it has.
-func (p *product) make(of string, w *Writer, source func() (*specs.Spec, error)) bool {
-	now, version := w.options.Now(), w.options.Source.Version()
-	if p.of == of && p.version == version && (p.err == nil || now.Before(p.again)) {
+// generate calls the source if the inputs or its version have changed or it failed the
+// last time, and says whether it has.
+func (w *Writer) generate(g *generated, inputs string, source func() (*specs.Spec, error)) bool {
+	now, version := w.now(), w.options.Source.Version()
+	if g.inputs == inputs && g.version == version && (g.err == nil || now.Before(g.retryAt)) {
 		return false
 	}
-	p.of, p.version, p.again = of, version, now.Add(w.options.Retry)
-	p.made, p.err = source()
+	g.inputs, g.version, g.retryAt = inputs, version, now.Add(w.options.Retry)
+	g.spec, g.err = source()
 	return true
+}
+
+// holdersInterval is the time between two checks who holds units that are gone.
+const holdersInterval = time.Minute
+
+// retainer returns which entries of the spec remain besides those that the source has
+// made: those of units that the node still has, or that a pod may hold.
+//
+// An entry by index remains only for the retention time, because the index soon names
+// another unit, which users of indexes accept. If that unit has no entry yet, the index
+// has none: the old entry would give a container the wrong unit. So would an entry with
+// another device node than the GPU has now.
+func (w *Writer) retainer(ctx context.Context, gpus []sharing.GPU, spec *specs.Spec) func(name string) bool {
+	now := w.now()
+	w.holdersAsked = now
+	edits := map[string]specs.ContainerEdits{}
+	if spec != nil {
+		for _, d := range spec.Devices {
+			edits[d.Name] = d.ContainerEdits
+		}
+	}
+	present := map[string]bool{}
+	for _, u := range units(gpus) {
+		// After a change of MIG mode an old device node may be another GPU's.
+		path := fmt.Sprintf("/dev/nvidia%d", u.gpu.Minor)
+		own := u.gpu.Minor < 0 || slices.ContainsFunc(edits[u.id].DeviceNodes, func(n *specs.DeviceNode) bool { return n.Path == path })
+		present[u.id], present[u.index] = own, own && reflect.DeepEqual(edits[u.id], edits[u.index])
+	}
+	before := w.goneSince
+	w.goneSince = map[string]time.Time{}
+	held := sync.OnceValue(func() func(unit string) bool { return w.held(ctx) })
+	return func(name string) bool {
+		if own, ok := present[name]; ok {
+			return own
+		}
+		since, known := before[name]
+		if !known {
+			since = now
+		}
+		if now.Before(since.Add(retention)) || held()(name) {
+			w.goneSince[name] = since
+			return true
+		}
+		return false
+	}
+}
+
+// held returns a function that says whether a pod may hold a unit, which is always true
+// if the holders are unknown.
+func (w *Writer) held(ctx context.Context) func(unit string) bool {
+	var allocations []sharing.Allocation
+	err := errors.ErrUnsupported
+	if w.options.Holders != nil {
+		allocations, err = w.options.Holders.Held(ctx)
+	}
+	if err != nil {
+		return func(string) bool { return true }
+	}
+	units := map[string]bool{}
+	for _, allocation := range allocations {
+		for _, id := range allocation.Devices {
+			unit, _, _ := sharing.ParseDeviceID(id)
+			units[unit] = true
+		}
+	}
+	return func(unit string) bool { return units[unit] }
+}
+
+// merge adds to made the entries of before that it lacks and keep wants. Nil is no spec.
+func merge(class string, made, before *specs.Spec, keep func(name string) bool) (*specs.Spec, error) {
+	if before == nil {
+		before = &specs.Spec{}
+	}
+	if made == nil {
+		made = &specs.Spec{ContainerEdits: before.ContainerEdits}
+	}
+	devices := slices.Clone(made.Devices)
+	for _, d := range before.Devices {
+		if keep(d.Name) {
+			devices = append(devices, d)
+		}
+	}
+	return newSpec(class, devices, made.ContainerEdits)
 }

@@ -1,43 +1,45 @@
 package host
 
 import (
+	"cmp"
 	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+
+	"github.com/virgate/virgate/sharing"
 )
 
-// files is what one look at the file system found. It is never changed.
+// files is what a scan of the file system found. It is never changed.
 type files struct {
-	// control are the control nodes that exist.
+	// control are the driver's control nodes that exist.
 	control []string
-	// nodes are the driver's device nodes that the host has; nil where its dev is
-	// out of sight.
+	// nodes are the driver's device nodes on the host; nil if its dev is not visible.
 	nodes map[string]bool
-	// minors are those of MIG capabilities; minorsErr says why there are none.
+	// minors are those of MIG capabilities; minorsErr says why they are unknown.
 	minors    map[capability]int
 	minorsErr string
-	// noDriver says what an installer has yet to bring; empty when all is there,
-	// and when no driver's folder was asked for.
+	// noDriver says what an installer still has to install; empty if nothing, or if
+	// no folder with a driver was asked for.
 	noDriver string
 }
 
 const (
 	minorsPath  = "/proc/driver/nvidia-caps/mig-minors"
 	nodeControl = "/dev/nvidiactl"
-	// nodeMemory is that of unified memory, which has a module of its own.
-	nodeMemory   = "/dev/nvidia-uvm"
-	notInstalled = "the driver is not installed yet: "
+	// nodeMemory is for unified memory, which has a kernel module of its own.
+	nodeMemory = "/dev/nvidia-uvm"
 )
 
-// look reads the files. driver is the host's folder with the driver; empty for
-// none.
-func (h *Host) look(driver string) files {
+// scan reads the files, those of the driver only if it is mounted into containers.
+func (h *Host) scan(grants sharing.Grants) files {
 	var f files
 	for _, node := range []string{nodeControl, nodeMemory, "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"} {
-		// The driver root's dev may be out of our sight; the nodes are the same.
+		// The dev of the driver root may not be visible here; the nodes are the same.
 		if h.exists(filepath.Join(h.options.DevRoot, node)) || h.exists(node) {
 			f.control = append(f.control, node)
 		}
@@ -45,36 +47,31 @@ func (h *Host) look(driver string) files {
 	if h.seesHost() {
 		f.nodes = h.nodes()
 	}
-	data, err := os.ReadFile(h.seen(minorsPath))
-	if err == nil {
-		f.minors, err = parseMinors(string(data))
-	}
+	data, err := os.ReadFile(h.path(minorsPath))
 	switch {
+	case err == nil:
+		f.minors = parseMinors(string(data))
 	case errors.Is(err, fs.ErrNotExist):
 		f.minorsErr = "there is no " + minorsPath
-	case err != nil:
+	default:
 		f.minorsErr = err.Error()
 	}
-	if driver != "" {
-		f.noDriver = h.missingLibraries(driver)
-	}
-	if driver != "" && f.noDriver == "" {
-		f.noDriver = h.missingNodes()
+	if driver := grants.DriverHostPath; driver != "" && grants.Uses(sharing.DriverMounts) {
+		f.noDriver = cmp.Or(h.missingLibraries(driver), h.missingNodes())
 	}
 	return f
 }
 
-// nodes are those that lie where grants have them; nil without the first one
-// that a driver makes, because that is another dev than the driver's, or a node
-// that is simulated.
+// nodes are the device nodes at the paths that grants use; nil if nvidiactl is not
+// among them, because then this is not the driver's dev, or the node is simulated.
 func (h *Host) nodes() map[string]bool {
 	if !h.exists(filepath.Join(h.options.DevRoot, nodeControl)) {
 		return nil
 	}
 	nodes := map[string]bool{}
 	for _, folder := range []string{"/dev", "/dev/nvidia-caps"} {
-		// A folder that cannot be read has none; a board without MIG has no second.
-		entries, _ := os.ReadDir(h.seen(filepath.Join(h.options.DevRoot, folder)))
+		// A folder that cannot be read has none. Without MIG there is no nvidia-caps.
+		entries, _ := os.ReadDir(h.path(filepath.Join(h.options.DevRoot, folder)))
 		for _, entry := range entries {
 			nodes[filepath.Join(folder, entry.Name())] = true
 		}
@@ -82,10 +79,10 @@ func (h *Host) nodes() map[string]bool {
 	return nodes
 }
 
-// missingNodes says which of the nodes that every CUDA program opens is not
-// there. No runtime brings them where the driver is mounted, and an installer may
-// load the kernel's modules last. Where the host's "/" is in sight they must lie
-// where grants have them: below the installer's folder there is no dev.
+// missingNodes says which of the device nodes that every CUDA program opens is missing.
+// A runtime does not make them if the driver is mounted, and an installer may load the
+// kernel modules last. If the host's "/" is visible they must be at the paths that
+// grants use: below the installer's folder there is no dev.
 func (h *Host) missingNodes() string {
 	var missing []string
 	for _, node := range []string{nodeControl, nodeMemory} {
@@ -94,39 +91,75 @@ func (h *Host) missingNodes() string {
 			missing = append(missing, granted)
 		}
 	}
-	if len(missing) == 0 {
-		return ""
-	}
-	return notInstalled + "there is no " + strings.Join(missing, " and no ")
+	return notYet("there is no ", missing)
 }
 
-// missingLibraries says which of the libraries that every CUDA program needs
-// the folder lacks. An installer links them when it has copied the rest, and
-// both are asked for in case it has not.
+// missingLibraries says which of the libraries that every CUDA program needs is missing
+// in the folder. An installer makes these links after it has copied the rest.
 func (h *Host) missingLibraries(driver string) string {
 	var missing []string
 	for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
 		found := slices.ContainsFunc([]string{"lib64", "lib", ""}, func(dir string) bool {
-			info, err := os.Stat(h.seen(filepath.Join(driver, dir, library)))
+			info, err := os.Stat(h.path(filepath.Join(driver, dir, library)))
 			return err == nil && info.Mode().IsRegular() && info.Size() > 0
 		})
 		if !found {
 			missing = append(missing, library)
 		}
 	}
+	return notYet(driver+" has no ", missing)
+}
+
+// notYet says what is missing; "" for nothing.
+func notYet(place string, missing []string) string {
 	if len(missing) == 0 {
 		return ""
 	}
-	return notInstalled + driver + " has no " + strings.Join(missing, " and no ")
+	return "the driver is not installed yet: " + place + strings.Join(missing, " and no ")
 }
 
-// seen is where this process sees the host's path.
-func (h *Host) seen(path string) string { return filepath.Join(h.options.Root, path) }
+// path is where this process finds the host's path.
+func (h *Host) path(path string) string { return filepath.Join(h.options.Root, path) }
 
 // seesHost says that the host's "/" is mounted for this process.
 func (h *Host) seesHost() bool { return filepath.Join("/", h.options.Root) != "/" }
 
 func (h *Host) exists(path string) bool {
-	_, err := os.Stat(h.seen(path))
+	_, err := os.Stat(h.path(path))
 	return err == nil
 }
+
+// capability is that of a GPU instance, with ci -1, or of a compute instance in it. gpu
+// is the GPU's minor number.
+type capability struct{ gpu, gi, ci int }
+
+// parseMinors reads the driver's table of MIG capabilities,
+// /proc/driver/nvidia-caps/mig-minors, which has the N of each instance's device node
+// /dev/nvidia-caps/nvidia-capN:
+//
+//	line = "gpu" minor "/gi" id [ "/ci" id ] "/access " N
+//
+// All other lines are skipped: "config N" and "monitor N" are for changing and monitoring
+// MIG, not for containers, and a later driver may have more. The source is NVIDIA's MIG
+// User Guide, "Device Nodes and Capabilities".
+func parseMinors(data string) map[capability]int {
+	minors := map[capability]int{}
+	for line := range strings.Lines(data) {
+		found := capabilityLine.FindStringSubmatch(strings.TrimSpace(line))
+		if found == nil {
+			continue
+		}
+		number := func(field int) int {
+			n, _ := strconv.Atoi(found[field])
+			return n
+		}
+		c := capability{gpu: number(1), gi: number(2), ci: -1}
+		if found[3] != "" {
+			c.ci = number(3)
+		}
+		minors[c] = number(4)
+	}
+	return minors
+}
+
+var capabilityLine = regexp.MustCompile(`^gpu([0-9]{1,9})/gi([0-9]{1,9})(?:/ci([0-9]{1,9}))?/access ([0-9]{1,9})$`)

@@ -2,6 +2,7 @@ package host
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -10,12 +11,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/virgate/virgate/sharing"
 )
 
-// TestDriverFolders holds that a driver is found wherever installers put it.
+// TestDriverFolders checks that a driver is found in every folder that installers use.
 func TestDriverFolders(t *testing.T) {
+	mounted := sharing.Grants{Strategies: []sharing.DeviceListStrategy{sharing.DriverMounts}, DriverHostPath: "/opt/driver"}
 	for _, folder := range []string{"lib64", "lib", ""} {
 		root := t.TempDir()
 		h := New(Options{Root: root, Logger: slog.New(slog.DiscardHandler)})
@@ -24,30 +25,30 @@ func TestDriverFolders(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
-			if got := h.look("/opt/driver").noDriver; !strings.Contains(got, library) {
+			if got := h.scan(mounted).noDriver; !strings.Contains(got, library) {
 				t.Errorf("%q without %s: %q", folder, library, got)
 			}
 			path := filepath.Join(root, "opt/driver", folder, library)
 			if err := os.MkdirAll(path, 0o755); err != nil {
 				t.Fatal(err)
 			}
-			if got := h.look("/opt/driver").noDriver; !strings.Contains(got, library) {
+			if got := h.scan(mounted).noDriver; !strings.Contains(got, library) {
 				t.Errorf("%q: a folder counts as %s", folder, library)
 			}
 			if err := errors.Join(os.Remove(path), os.WriteFile(path, []byte("driver"), 0o644)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if got := h.look("/opt/driver").noDriver; got != "" {
+		if got := h.scan(mounted).noDriver; got != "" {
 			t.Errorf("%q: %s", folder, got)
 		}
 	}
 }
 
-// TestNodesAreLookedFor holds that a unit is withheld whose node nobody has made,
-// which no runtime starts a container with, and that it is not where nothing of
-// the driver's dev is in sight.
-func TestNodesAreLookedFor(t *testing.T) {
+// TestDeviceNodesAreRequired checks that a unit is not offered while its device node
+// is missing, because no runtime could start a container with it, but is offered if
+// the driver's dev is not visible at all.
+func TestDeviceNodesAreRequired(t *testing.T) {
 	b := newBench(t, time.Minute)
 	grants := by(sharing.Envvar)
 	grants.DeviceNodes = true
@@ -75,8 +76,8 @@ func TestNodesAreLookedFor(t *testing.T) {
 	lacks(cut, "MIG-0", "")
 }
 
-// TestOwnDevIsNotTheHosts holds that nothing is said of nodes when the host's "/"
-// is not mounted: a container's own dev has what it was given, and the host more.
+// TestOwnDevIsNotTheHosts checks that no device node counts as missing if the host's
+// "/" is not mounted: a container's own dev has fewer nodes than the host's.
 func TestOwnDevIsNotTheHosts(t *testing.T) {
 	for _, root := range []string{"", "/"} {
 		devRoot := t.TempDir()
@@ -90,4 +91,50 @@ func TestOwnDevIsNotTheHosts(t *testing.T) {
 			t.Errorf("%q: %v, control nodes %v", root, got.Obstacles, got.ControlNodes)
 		}
 	}
+}
+
+func TestParseMinors(t *testing.T) {
+	const table = "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\ngpu31/gi14/ci7/access 4322\n"
+	want := map[capability]int{{0, 0, -1}: 3, {0, 0, 0}: 4, {31, 14, 7}: 4322}
+	if diff := cmp.Diff(want, parseMinors(table), cmp.AllowUnexported(capability{})); diff != "" {
+		t.Errorf("minors (-want +got):\n%s", diff)
+	}
+}
+
+// TestParseMinorsSkips checks that a line of a form that is not known, as a later driver may
+// have, hides none of the others.
+func TestParseMinorsSkips(t *testing.T) {
+	for _, line := range []string{
+		"gpu0/gi0/access", "gpu0/gi0 3", "gpu0/access 3", "gpu0/gi0/ci0/x0/access 3", "gi0/gpu0/access 3",
+		"gpu-1/gi0/access 3", "gpu+1/gi0/access 3", "gpu0/gi0/access x", "gpu0/gi0/access -3", "gpu/gi/access 1", "other 3",
+	} {
+		got := parseMinors("gpu1/gi0/access 3\n" + line + "\ngpu1/gi1/access 4\n")
+		want := map[capability]int{{1, 0, -1}: 3, {1, 1, -1}: 4}
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(capability{})); diff != "" {
+			t.Errorf("%q: minors (-want +got):\n%s", line, diff)
+		}
+	}
+}
+
+// FuzzParseMinors checks that a parsed table can be written and parsed again.
+func FuzzParseMinors(f *testing.F) {
+	f.Add("config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\n")
+	f.Add("gpu00/gi1/access 010\n\n")
+	f.Fuzz(func(t *testing.T, data string) {
+		minors := parseMinors(data)
+		var table strings.Builder
+		for c, minor := range minors {
+			if c.gpu < 0 || c.gi < 0 || c.ci < -1 || minor < 0 {
+				t.Errorf("%+v %d", c, minor)
+			}
+			ci := ""
+			if c.ci >= 0 {
+				ci = fmt.Sprintf("/ci%d", c.ci)
+			}
+			fmt.Fprintf(&table, "gpu%d/gi%d%s/access %d\n", c.gpu, c.gi, ci, minor)
+		}
+		if diff := cmp.Diff(minors, parseMinors(table.String()), cmp.AllowUnexported(capability{})); diff != "" {
+			t.Errorf("(-first +again):\n%s", diff)
+		}
+	})
 }

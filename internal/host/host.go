@@ -1,10 +1,20 @@
+// Package host looks at what a node's file system has for containers: the driver's
+// device nodes, the minors of MIG capabilities, the driver that an installer brings,
+// and the CDI specs, which it has written by a Specs. The result is a plugin.Host.
+//
+// The package itself only reads. It does not call the driver: the GPUs come from the
+// inventory. Read host.go first, then files.go.
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"path/filepath"
 	"reflect"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,111 +25,99 @@ import (
 
 // Specs keeps the node's CDI specs. A Host calls it from one goroutine.
 type Specs interface {
-	// Write sees to it that the specs have entries for the boards and for the
-	// extra classes, and returns the qualified names of all entries that a
-	// runtime finds now. Where all is in place it only looks. The error says what
-	// could not be done; names are valid with an error too. It may ask the driver
-	// and block.
+	// Write makes sure that the specs have entries for the GPUs and for the extra
+	// classes, and returns the qualified names of all entries that a container runtime
+	// finds. It writes only what has changed. The error says what could not be done;
+	// names are valid with an error too. It may call the driver and block.
 	Write(ctx context.Context, gpus []sharing.GPU, extras []string) (names []string, err error)
 }
 
 // Options are a Host's settings.
 type Options struct {
-	// Root is where this process sees the host's "/"; empty for "/".
+	// Root is where the host's "/" is mounted for this process; empty for "/".
 	Root string
-	// DevRoot is the folder on the host that has the driver's dev; empty for "/".
+	// DevRoot is the host's folder with the driver's dev; empty for "/".
 	DevRoot string
-	// Specs keeps the CDI specs; nil where there are none to be had.
+	// Specs keeps the CDI specs; nil if they cannot be made.
 	Specs Specs
-	// Interval is the time between two looks at the files; 1 s when zero.
+	// Interval is the time between two checks of the files; 1 s when zero.
 	Interval time.Duration
-	// Patience is how long Prepare waits for new CDI specs; 2 s when zero.
-	Patience time.Duration
-	Logger   *slog.Logger
+	// PrepareTimeout is how long Prepare waits for new CDI specs; 2 s when zero.
+	PrepareTimeout time.Duration
+	Logger         *slog.Logger
 }
 
-// Host has a node's file system made ready for grants.
+// Host knows what a node's file system has for grants, and has CDI specs written.
 type Host struct {
 	options Options
 	log     *slog.Logger
-	poke    chan struct{}
-	// over is closed when Watch is to end: it may write no more.
-	over chan struct{}
-	// late says that a Prepare has gone without the specs that it asked for.
-	late atomic.Bool
+	// wake has Watch write the specs of a new request.
+	wake chan struct{}
+	// ended is closed when Watch ends; no specs are written after that.
+	ended chan struct{}
+	// specsLate says that the last Prepare has not waited for its specs to the end, so
+	// the next ones need not wait at all.
+	specsLate atomic.Bool
 
 	mu sync.Mutex
-	// order is the last one, given is what Prepare answered to it.
-	order   order
-	given   plugin.Host
-	entries entries
+	// request is the last one, prepared what Prepare returned for it.
+	request  request
+	prepared plugin.Host
+	entries  entries
 }
 
-// order is what a plan needs.
-type order struct {
+// request is what a plan needs.
+type request struct {
 	grants sharing.Grants
 	gpus   []sharing.GPU
-	// done is closed when its specs are written or cannot be; nil for no order.
+	// done is closed when its specs are written or could not be; nil for no request.
 	done chan struct{}
 }
 
-// New returns a Host that has not looked yet.
+// New returns a Host that has read nothing yet.
 func New(options Options) *Host {
-	if options.Interval <= 0 {
-		options.Interval = time.Second
-	}
-	if options.Patience <= 0 {
-		options.Patience = 2 * time.Second
-	}
-	return &Host{options: options, log: options.Logger.With("component", "host"), poke: make(chan struct{}, 1), over: make(chan struct{})}
+	options.Interval = cmp.Or(options.Interval, time.Second)
+	options.PrepareTimeout = cmp.Or(options.PrepareTimeout, 2*time.Second)
+	return &Host{options: options, log: options.Logger.With("component", "host"), wake: make(chan struct{}, 1), ended: make(chan struct{})}
 }
 
-// Prepare says what the node has for the plan's grants. CDI specs for new boards
-// are written by Watch, for which it waits Options.Patience at most, and no longer
-// than Watch runs; units that then have no entry have an obstacle. What is returned
-// must not be changed.
+// Prepare returns what the node has for the plan's grants. Watch writes the CDI specs
+// of new GPUs, for which Prepare waits at most Options.PrepareTimeout, and no longer
+// than Watch runs; a unit that has no entry by then has an obstacle. The result must
+// not be changed.
 func (h *Host) Prepare(grants sharing.Grants, gpus []sharing.GPU) plugin.Host {
-	o := order{grants: grants, gpus: gpus, done: make(chan struct{})}
+	r := request{grants: grants, gpus: gpus, done: make(chan struct{})}
 	h.mu.Lock()
-	h.order = o
+	h.request = r
 	h.mu.Unlock()
 	if grants.CDI() {
 		select {
-		case h.poke <- struct{}{}:
+		case h.wake <- struct{}{}:
 		default:
 		}
-		if !h.late.Load() {
+		if !h.specsLate.Load() {
 			select {
-			case <-o.done:
-			case <-h.over:
-			case <-time.After(h.options.Patience):
-				h.late.Store(true)
+			case <-r.done:
+			case <-h.ended:
+			case <-time.After(h.options.PrepareTimeout):
+				h.specsLate.Store(true)
 			}
 		}
 	}
-	found := h.look(driverFolder(grants))
+	found := h.scan(grants)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.given = assemble(grants, h.options.DevRoot, gpus, found, h.entries)
-	return h.given
+	h.prepared = assemble(grants, h.options.DevRoot, gpus, found, h.entries)
+	return h.prepared
 }
 
-// driverFolder is the host's folder whose driver is to be mounted; empty for
-// none.
-func driverFolder(grants sharing.Grants) string {
-	if grants.By(sharing.DriverMounts) {
-		return grants.DriverHostPath
-	}
-	return ""
-}
-
-// abandonAfter is how long Watch waits at its end for specs that are being
-// made: no driver call can be cancelled.
+// abandonAfter is how long Watch waits at its end for specs that are being written: nvcdi
+// makes driver calls of its own, and a hung driver call cannot be cancelled.
 const abandonAfter = 500 * time.Millisecond
 
-// Watch does what Prepare orders, and calls changed, from its own goroutine,
-// when Prepare would answer otherwise than it last did. It is called once and
-// returns when ctx ends; an error says that a driver call was left behind.
+// Watch writes the specs that Prepare needs, and calls changed, from a goroutine of its
+// own, when Prepare would return something else than it last did. It is called once,
+// and returns when ctx ends; an error says that a hung driver call was abandoned.
 func (h *Host) Watch(ctx context.Context, changed func()) error {
 	ended := make(chan struct{})
 	go func() {
@@ -127,7 +125,7 @@ func (h *Host) Watch(ctx context.Context, changed func()) error {
 		h.serve(ctx, changed)
 	}()
 	<-ctx.Done()
-	close(h.over)
+	close(h.ended)
 	select {
 	case <-ended:
 		return nil
@@ -137,41 +135,46 @@ func (h *Host) Watch(ctx context.Context, changed func()) error {
 }
 
 func (h *Host) serve(ctx context.Context, changed func()) {
-	tick := time.NewTicker(h.options.Interval)
-	defer tick.Stop()
-	for {
+	for tick := time.Tick(h.options.Interval); ; {
 		ticked := false
 		select {
 		case <-ctx.Done():
 			return
-		case <-h.poke:
-		case <-tick.C:
+		case <-h.wake:
+		case <-tick:
 			ticked = true
 		}
-		h.mu.Lock()
-		o := h.order
-		h.mu.Unlock()
-		if o.done == nil {
+		r := h.lastRequest()
+		if r.done == nil {
 			continue
 		}
-		if o.grants.CDI() {
-			h.write(ctx, o)
+		if r.grants.CDI() {
+			h.writeSpecs(ctx, r)
 		}
-		h.late.Store(false)
-		if ticked && h.differs() {
+		h.specsLate.Store(false)
+		if ticked && h.changed() {
 			changed()
 		}
 	}
 }
 
-// write has the specs written that the order needs, and keeps what came of it.
-func (h *Host) write(ctx context.Context, o order) {
+func (h *Host) lastRequest() request {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.request
+}
+
+// writeSpecs has the request's specs written and remembers which entries there are.
+func (h *Host) writeSpecs(ctx context.Context, r request) {
 	var names []string
-	err := errNoSpecs
+	err := errors.New("this program cannot make CDI specs")
 	if h.options.Specs != nil {
-		names, err = h.options.Specs.Write(ctx, o.gpus, o.grants.Extras())
+		names, err = h.options.Specs.Write(ctx, r.gpus, r.grants.Extras())
 	}
-	next := entries{names: make(map[string]bool, len(names))}
+	next := entries{names: make(map[string]bool, len(names)), minors: map[string]int{}}
+	for _, g := range r.gpus {
+		next.minors[g.UUID] = g.Minor
+	}
 	for _, name := range names {
 		next.names[name] = true
 	}
@@ -185,21 +188,100 @@ func (h *Host) write(ctx context.Context, o order) {
 	h.entries = next
 	h.mu.Unlock()
 	select {
-	case <-o.done:
+	case <-r.done:
 	default:
-		close(o.done)
+		close(r.done)
 	}
 }
 
-var errNoSpecs = errors.New("this program cannot make CDI specs")
-
-// differs says that Prepare would answer otherwise now.
-func (h *Host) differs() bool {
-	h.mu.Lock()
-	o := h.order
-	h.mu.Unlock()
-	found := h.look(driverFolder(o.grants))
+// changed says that Prepare would return something else now.
+func (h *Host) changed() bool {
+	r := h.lastRequest()
+	found := h.scan(r.grants)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return !reflect.DeepEqual(assemble(o.grants, h.options.DevRoot, o.gpus, found, h.entries), h.given)
+	return !reflect.DeepEqual(assemble(r.grants, h.options.DevRoot, r.gpus, found, h.entries), h.prepared)
 }
+
+// entries are the CDI entries that a container runtime finds.
+type entries struct {
+	names map[string]bool
+	// minors are the GPUs' minor numbers when they were written, by UUID.
+	minors map[string]int
+	// problem says why entries are missing; empty if none are known to be missing.
+	problem string
+}
+
+// assemble says what the node has for the units of its GPUs, and which of them cannot
+// be granted in the way that the profile wants. It is pure.
+func assemble(grants sharing.Grants, devRoot string, gpus []sharing.GPU, f files, e entries) plugin.Host {
+	host := plugin.Host{DevRoot: devRoot, ControlNodes: f.control, Nodes: map[string][]string{}, Obstacles: map[string]string{}}
+	for _, class := range grants.Extras() {
+		if name := plugin.CDIName(class, "all"); e.names[name] {
+			host.Extras = append(host.Extras, name)
+		}
+	}
+	add := func(g sharing.GPU, unit, index string, nodes []string, lacks string) {
+		host.Nodes[unit] = nodes
+		if lacks == "" {
+			lacks = missing(f.nodes, devRoot, nodes)
+		}
+		switch {
+		case f.noDriver != "":
+			host.Obstacles[unit] = f.noDriver
+		case grants.Nodes() && lacks != "":
+			host.Obstacles[unit] = lacks
+		case grants.CDI() && (!e.has(unit) || !e.has(index) || e.minors[g.UUID] != g.Minor):
+			host.Obstacles[unit] = "it has no CDI entry: " + cmp.Or(e.problem, "none is written yet")
+		}
+	}
+	for _, g := range gpus {
+		index, node, lacks := strconv.Itoa(g.Index), []string(nil), "the driver does not tell its device node"
+		if g.Minor >= 0 {
+			node, lacks = []string{"/dev/nvidia" + strconv.Itoa(g.Minor)}, ""
+		}
+		if !g.MIG {
+			add(g, g.UUID, index, node, lacks)
+			continue
+		}
+		// A GPU with MIG enabled runs nothing itself, and has no CDI entry.
+		host.Nodes[g.UUID] = node
+		for _, p := range g.Partitions {
+			nodes, lacks := partitionNodes(f, g, p, node, lacks)
+			add(g, p.UUID, index+":"+strconv.Itoa(p.Index), nodes, lacks)
+		}
+	}
+	return host
+}
+
+// partitionNodes are the device nodes of the GPU and of the partition's capabilities.
+// If one of them is not known there are none, and the text says which.
+func partitionNodes(f files, g sharing.GPU, p sharing.Partition, gpu []string, lacks string) ([]string, string) {
+	if lacks != "" {
+		return nil, lacks
+	}
+	if f.minorsErr != "" {
+		return nil, "the device nodes of partitions are not known: " + f.minorsErr
+	}
+	gi, ok := f.minors[capability{g.Minor, p.GI, -1}]
+	ci, also := f.minors[capability{g.Minor, p.GI, p.CI}]
+	if !ok || !also {
+		return nil, fmt.Sprintf("the device nodes of GPU instance %d and compute instance %d are not known: %s does not list them",
+			p.GI, p.CI, minorsPath)
+	}
+	const node = "/dev/nvidia-caps/nvidia-cap"
+	return []string{gpu[0], node + strconv.Itoa(gi), node + strconv.Itoa(ci)}, ""
+}
+
+// missing says which of the device nodes the host does not have: no runtime can start
+// a container with it. With existing nil that is not known.
+func missing(existing map[string]bool, devRoot string, nodes []string) string {
+	for _, node := range nodes {
+		if existing != nil && !existing[node] {
+			return "there is no " + filepath.Join("/", devRoot, node)
+		}
+	}
+	return ""
+}
+
+func (e entries) has(unit string) bool { return e.names[plugin.CDIName(plugin.CDIClass, unit)] }

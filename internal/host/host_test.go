@@ -1,6 +1,7 @@
 package host
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -8,32 +9,39 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
 
-// specs answer with what they were given.
+// specs are a Specs that returns what it was given.
 type specs struct {
 	mu    sync.Mutex
 	names []string
 	err   error
-	// extras are those of the last order, of writes.
+	// extras are those of the last of so many writes.
 	extras []string
 	writes int
-	// block, while not nil, is waited for, whatever happens to the caller.
-	block chan struct{}
+	// Write returns only when block is closed, unless it is nil; before that it sends
+	// to waiting if there is room.
+	block   chan struct{}
+	waiting chan struct{}
 }
 
 func (s *specs) Write(_ context.Context, _ []sharing.GPU, extras []string) ([]string, error) {
 	s.mu.Lock()
-	block := s.block
+	block, waiting := s.block, s.waiting
 	s.mu.Unlock()
 	if block != nil {
+		select {
+		case waiting <- struct{}{}:
+		default:
+		}
 		<-block
 	}
 	s.mu.Lock()
@@ -49,7 +57,7 @@ func (s *specs) set(change func()) {
 	change()
 }
 
-// bench is a Host that is watched, and the file system that it looks at.
+// bench is a Host that runs, with its file system.
 type bench struct {
 	*Host
 	t       *testing.T
@@ -62,7 +70,7 @@ type bench struct {
 
 func newBench(t *testing.T, patience time.Duration) *bench {
 	b := &bench{t: t, root: t.TempDir(), specs: &specs{}, changes: make(chan struct{}, 1)}
-	b.Host = New(Options{Root: b.root, DevRoot: "/driver", Specs: b.specs, Interval: time.Millisecond, Patience: patience, Logger: slog.New(slog.DiscardHandler)})
+	b.Host = New(Options{Root: b.root, DevRoot: "/driver", Specs: b.specs, Interval: time.Millisecond, PrepareTimeout: patience, Logger: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
@@ -89,10 +97,10 @@ func (b *bench) write(path string) {
 	}
 }
 
-// await prepares again at every change until the answer is as wanted.
+// await calls Prepare again after each change until the result is as wanted.
 func (b *bench) await(grants sharing.Grants, wanted func(plugin.Host) bool) {
 	b.t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(2 * time.Minute)
 	for {
 		got := b.Prepare(grants, gpus())
 		if wanted(got) {
@@ -108,14 +116,14 @@ func (b *bench) await(grants sharing.Grants, wanted func(plugin.Host) bool) {
 
 func gpus() []sharing.GPU { return []sharing.GPU{{UUID: "GPU-0", Minor: 0}} }
 
-func by(strategies ...sharing.ListStrategy) sharing.Grants {
+func by(strategies ...sharing.DeviceListStrategy) sharing.Grants {
 	return sharing.Grants{Strategies: strategies, DriverHostPath: "/home/kubernetes/bin/nvidia"}
 }
 
 func granted(h plugin.Host) bool { return len(h.Obstacles) == 0 }
 
-// TestDriverInstaller is the case "driver installer": the driver arrives piece
-// by piece, and is mounted when it is complete.
+// TestDriverInstaller checks that a driver that is installed piece by piece is mounted
+// when it is complete.
 func TestDriverInstaller(t *testing.T) {
 	b := newBench(t, time.Minute)
 	grants := by(sharing.DriverMounts)
@@ -132,7 +140,7 @@ func TestDriverInstaller(t *testing.T) {
 	lacks("libcuda.so.1 and no libnvidia-ml.so.1")
 	b.write(folder + "/lib64/libnvidia-ml.so.1")
 	lacks("libcuda.so.1")
-	// A link that leads nowhere yet, and an empty file, are no library.
+	// A dangling link and an empty file are no libraries.
 	library := filepath.Join(b.root, folder, "lib64/libcuda.so.1")
 	if err := os.Symlink("libcuda.so.580.95.05", library); err != nil {
 		t.Fatal(err)
@@ -143,11 +151,11 @@ func TestDriverInstaller(t *testing.T) {
 	}
 	lacks("libcuda.so.1")
 	b.write(folder + "/lib64/libcuda.so.580.95.05")
-	// Libraries do not make a node: that is the work of the kernel's modules.
+	// The device nodes come only with the kernel modules.
 	lacks("/driver/dev/nvidiactl and no /driver/dev/nvidia-uvm")
 	b.write("/driver/dev/nvidiactl")
 	lacks("/driver/dev/nvidia-uvm")
-	// A node that is elsewhere is not where grants have it.
+	// Grants do not use a node at another path.
 	b.write("/dev/nvidia-uvm")
 	lacks("/driver/dev/nvidia-uvm")
 	b.write("/driver/dev/nvidia-uvm")
@@ -156,7 +164,7 @@ func TestDriverInstaller(t *testing.T) {
 	})
 	b.write("/driver/dev/nvidia0")
 	b.await(grants, granted)
-	// Uninstalled.
+	// The driver is uninstalled.
 	if err := os.RemoveAll(filepath.Join(b.root, folder)); err != nil {
 		t.Fatal(err)
 	}
@@ -165,13 +173,13 @@ func TestDriverInstaller(t *testing.T) {
 
 func TestDefaults(t *testing.T) {
 	h := New(Options{Logger: slog.New(slog.DiscardHandler)})
-	if h.options.Interval != time.Second || h.options.Patience != 2*time.Second {
-		t.Errorf("looks every %s and waits %s", h.options.Interval, h.options.Patience)
+	if h.options.Interval != time.Second || h.options.PrepareTimeout != 2*time.Second {
+		t.Errorf("looks every %s and waits %s", h.options.Interval, h.options.PrepareTimeout)
 	}
 }
 
-// TestMinorsCannotBeRead holds that partitions are withheld, and why, when the
-// driver's table is not there or is another one than is known.
+// TestMinorsCannotBeRead checks that partitions are not offered, and why, if the
+// driver's table is missing or has an unknown form.
 func TestMinorsCannotBeRead(t *testing.T) {
 	b := newBench(t, time.Minute)
 	grants := by(sharing.Envvar)
@@ -185,7 +193,7 @@ func TestMinorsCannotBeRead(t *testing.T) {
 	}
 	reads("there is no " + minorsPath)
 	b.write(minorsPath)
-	reads(`"driver" is no capability`)
+	reads(minorsPath + " does not list them")
 }
 
 func TestControlNodesAppear(t *testing.T) {
@@ -193,7 +201,7 @@ func TestControlNodesAppear(t *testing.T) {
 	grants := by(sharing.Envvar)
 	b.write("/driver/dev/nvidiactl")
 	b.await(grants, func(h plugin.Host) bool { return cmp.Equal([]string{"/dev/nvidiactl"}, h.ControlNodes) })
-	// Where the driver's dev cannot be seen, our own must do.
+	// If the driver's dev is not visible, this process's own is used.
 	b.write("/dev/nvidia-uvm")
 	b.await(grants, func(h plugin.Host) bool {
 		return cmp.Equal([]string{"/dev/nvidiactl", "/dev/nvidia-uvm"}, h.ControlNodes)
@@ -233,9 +241,9 @@ func TestMissingEntryIsAnObstacle(t *testing.T) {
 	b.await(by(sharing.CDICRI), granted)
 }
 
-// TestSlowDriverHoldsNobodyUp holds that specs that take long delay one plan and
-// no more, and that the units are granted when they are there.
-func TestSlowDriverHoldsNobodyUp(t *testing.T) {
+// TestSlowDriverDelaysPrepareOnce checks that slow specs delay only one plan, and that
+// the units are granted when the specs are written.
+func TestSlowDriverDelaysPrepareOnce(t *testing.T) {
 	b := newBench(t, 10*time.Millisecond)
 	block := make(chan struct{})
 	b.specs.set(func() {
@@ -245,8 +253,8 @@ func TestSlowDriverHoldsNobodyUp(t *testing.T) {
 	if got := b.Prepare(by(sharing.CDICRI), gpus()).Obstacles["GPU-0"]; !strings.Contains(got, "none is written yet") {
 		t.Errorf("obstacle is %q", got)
 	}
-	// The next one does not wait: a wait would meet this patience.
-	b.options.Patience = time.Hour
+	// The next one does not wait: if it did, it would take this long.
+	b.options.PrepareTimeout = time.Hour
 	if got := b.Prepare(by(sharing.CDICRI), gpus()); granted(got) {
 		t.Error("granted without an entry")
 	}
@@ -255,12 +263,14 @@ func TestSlowDriverHoldsNobodyUp(t *testing.T) {
 	b.await(by(sharing.CDICRI), granted)
 }
 
-func TestStuckDriverIsLeftBehind(t *testing.T) {
+func TestHungDriverIsAbandoned(t *testing.T) {
 	b := newBench(t, time.Millisecond)
 	block := make(chan struct{})
 	defer close(block)
-	b.specs.set(func() { b.specs.block = block })
+	waiting := make(chan struct{}, 1)
+	b.specs.set(func() { b.specs.block, b.specs.waiting = block, waiting })
 	b.Prepare(by(sharing.CDICRI), gpus())
+	<-waiting
 	if err := b.stop(); err == nil || !strings.Contains(err.Error(), "CDI specs") {
 		t.Errorf("error is %v", err)
 	}
@@ -274,5 +284,230 @@ func TestNoSpecs(t *testing.T) {
 	}
 	if err := b.stop(); err != nil {
 		t.Error(err)
+	}
+}
+
+// watched is a Host with the default times in a synctest bubble.
+type watched struct {
+	*Host
+	specs   *specs
+	log     *bytes.Buffer
+	changes atomic.Int64
+}
+
+// inBubble runs the test with a Host whose Watch runs.
+func inBubble(t *testing.T, test func(t *testing.T, w *watched)) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &watched{specs: &specs{}, log: &bytes.Buffer{}}
+		w.Host = New(Options{Root: t.TempDir(), Specs: w.specs, Logger: slog.New(slog.NewTextHandler(w.log, nil))})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- w.Watch(ctx, func() { w.changes.Add(1) }) }()
+		test(t, w)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func pass(d time.Duration) { <-time.After(d) }
+
+// changed is how often Watch has reported a change.
+func (w *watched) changed() int64 {
+	synctest.Wait()
+	return w.changes.Load()
+}
+
+func both() []string { return []string{plugin.CDIName("gpu", "GPU-0"), plugin.CDIName("gpu", "0")} }
+
+// TestUnchangedIsNotReported checks that Watch reports no change if there is none.
+func TestUnchangedIsNotReported(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *watched) {
+		pass(time.Minute)
+		if w.changed() != 0 {
+			t.Error("changed before anything was asked for")
+		}
+		w.Prepare(by(sharing.Envvar), gpus())
+		pass(time.Minute)
+		if w.changed() != 0 || w.specs.writes != 0 {
+			t.Errorf("%d changes, %d specs written without CDI", w.changed(), w.specs.writes)
+		}
+		w.specs.set(func() { w.specs.names = both() })
+		w.Prepare(by(sharing.CDICRI), gpus())
+		pass(time.Minute)
+		if w.changed() != 0 || w.specs.writes < 50 {
+			t.Errorf("%d changes, %d looks at the specs in a minute", w.changed(), w.specs.writes)
+		}
+		w.specs.set(func() { w.specs.names = nil })
+		pass(1100 * time.Millisecond)
+		if w.changed() == 0 {
+			t.Error("entries that are gone change nothing")
+		}
+	})
+}
+
+// TestLateSpecs checks that late specs are reported when they are written, and that
+// Prepare waits for the next ones again.
+func TestLateSpecs(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *watched) {
+		block := make(chan struct{})
+		w.specs.set(func() { w.specs.block, w.specs.names = block, both() })
+		start := time.Now()
+		w.Prepare(by(sharing.CDICRI), gpus())
+		if waited := time.Since(start); waited != 2*time.Second {
+			t.Errorf("waited %s", waited)
+		}
+		pass(100 * time.Millisecond)
+		w.specs.set(func() { w.specs.block = nil })
+		close(block)
+		if w.changed() == 0 {
+			t.Error("not told when the specs are there")
+		}
+
+		block = make(chan struct{})
+		w.specs.set(func() { w.specs.block = block })
+		start = time.Now()
+		w.Prepare(by(sharing.CDICRI), gpus())
+		if waited := time.Since(start); waited != 2*time.Second {
+			t.Errorf("waited %s the next time", waited)
+		}
+		close(block)
+	})
+}
+
+// TestPrepareReturnsWhenWatchEnds checks that the end of the program, which waits for
+// Prepare, does not wait for specs that will not be written.
+func TestPrepareReturnsWhenWatchEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		block := make(chan struct{})
+		h := New(Options{Root: t.TempDir(), Specs: &specs{block: block}, Logger: slog.New(slog.DiscardHandler)})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- h.Watch(ctx, func() {}) }()
+		start := time.Now()
+		go func() {
+			pass(100 * time.Millisecond)
+			cancel()
+		}()
+		h.Prepare(by(sharing.CDICRI), gpus())
+		if waited := time.Since(start); waited != 100*time.Millisecond {
+			t.Errorf("waited %s, and the end came after 100ms", waited)
+		}
+		close(block)
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		start = time.Now()
+		h.Prepare(by(sharing.CDICRI), gpus())
+		if waited := time.Since(start); waited != 0 {
+			t.Errorf("waited %s after the end", waited)
+		}
+	})
+}
+
+// TestProblemIsLoggedOnce checks that a lasting problem is logged once.
+func TestProblemIsLoggedOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *watched) {
+		problem := func(err error) {
+			w.specs.set(func() { w.specs.err = err })
+			w.Prepare(by(sharing.CDICRI), gpus())
+			pass(10 * time.Second)
+			synctest.Wait()
+		}
+		problem(errors.New("driver is out"))
+		problem(errors.New("disk is full"))
+		problem(nil)
+		if got := w.log.String(); strings.Count(got, "\n") != 2 || strings.Count(got, "cdi specs incomplete") != 2 {
+			t.Errorf("logged:\n%s", got)
+		}
+	})
+}
+
+// made are the device nodes of the host.
+func made(paths ...string) map[string]bool {
+	nodes := map[string]bool{}
+	for _, path := range paths {
+		nodes[path] = true
+	}
+	return nodes
+}
+
+func TestAssemble(t *testing.T) {
+	cut := sharing.GPU{UUID: "GPU-1", Index: 1, Minor: 4, MIG: true, Partitions: []sharing.Partition{{UUID: "MIG-a", GI: 2, CI: 1}}}
+	hidden := cut
+	hidden.Minor = -1
+	table := files{minors: map[capability]int{{4, 2, -1}: 30, {4, 2, 1}: 32}}
+	const noNode = "the driver does not tell its device node"
+	const noTable = "the device nodes of partitions are not known: there is no table"
+	const notInTable = "the device nodes of GPU instance 2 and compute instance 1 are not known: /proc/driver/nvidia-caps/mig-minors does not list them"
+	tests := []struct {
+		name      string
+		grants    sharing.Grants
+		gpu       sharing.GPU
+		files     files
+		entries   entries
+		nodes     map[string][]string
+		obstacles map[string]string
+	}{
+		{"a GPU", sharing.Grants{DeviceNodes: true}, sharing.GPU{UUID: "GPU-0", Minor: 7}, files{}, entries{},
+			map[string][]string{"GPU-0": {"/dev/nvidia7"}}, nil},
+		{"a GPU without node", sharing.Grants{DeviceNodes: true}, sharing.GPU{UUID: "GPU-0", Minor: -1}, files{}, entries{},
+			map[string][]string{"GPU-0": nil}, map[string]string{"GPU-0": noNode}},
+		{"that needs none", sharing.Grants{}, sharing.GPU{UUID: "GPU-0", Minor: -1}, files{}, entries{},
+			map[string][]string{"GPU-0": nil}, nil},
+		{"a partition", sharing.Grants{DeviceNodes: true}, cut, table, entries{},
+			map[string][]string{"GPU-1": {"/dev/nvidia4"}, "MIG-a": {"/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap32"}}, nil},
+		{"a partition of a GPU without node", by(sharing.DriverMounts), hidden, table, entries{},
+			map[string][]string{"GPU-1": nil, "MIG-a": nil}, map[string]string{"MIG-a": noNode}},
+		{"a partition without table", by(sharing.DriverMounts), cut, files{minorsErr: "there is no table"}, entries{},
+			map[string][]string{"GPU-1": {"/dev/nvidia4"}, "MIG-a": nil}, map[string]string{"MIG-a": noTable}},
+		{"a partition without compute instance in the table", by(sharing.DriverMounts), cut,
+			files{minors: map[capability]int{{4, 2, -1}: 30}}, entries{},
+			map[string][]string{"GPU-1": {"/dev/nvidia4"}, "MIG-a": nil}, map[string]string{"MIG-a": notInTable}},
+		{"a partition without GPU instance in the table", by(sharing.DriverMounts), cut,
+			files{minors: map[capability]int{{4, 2, 1}: 32}}, entries{},
+			map[string][]string{"GPU-1": {"/dev/nvidia4"}, "MIG-a": nil}, map[string]string{"MIG-a": notInTable}},
+		{"no driver", by(sharing.DriverMounts), cut, files{minors: table.minors, noDriver: "no driver"}, entries{},
+			map[string][]string{"GPU-1": {"/dev/nvidia4"}, "MIG-a": {"/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap32"}},
+			map[string]string{"MIG-a": "no driver"}},
+		{"a GPU whose node is not made", sharing.Grants{DeviceNodes: true}, sharing.GPU{UUID: "GPU-0", Minor: 7}, files{nodes: made("/dev/nvidia1")}, entries{},
+			map[string][]string{"GPU-0": {"/dev/nvidia7"}}, map[string]string{"GPU-0": "there is no /driver/dev/nvidia7"}},
+		{"one whose node is made", sharing.Grants{DeviceNodes: true}, sharing.GPU{UUID: "GPU-0", Minor: 7}, files{nodes: made("/dev/nvidia7")}, entries{},
+			map[string][]string{"GPU-0": {"/dev/nvidia7"}}, nil},
+		{"a GPU that needs no node", by(sharing.Envvar), sharing.GPU{UUID: "GPU-0", Minor: 7}, files{nodes: made()}, entries{},
+			map[string][]string{"GPU-0": {"/dev/nvidia7"}}, nil},
+		{"a partition whose capability is not made", by(sharing.DriverMounts), cut,
+			files{minors: table.minors, nodes: made("/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap30")}, entries{},
+			map[string][]string{"GPU-1": {"/dev/nvidia4"}, "MIG-a": {"/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap32"}},
+			map[string]string{"MIG-a": "there is no /driver/dev/nvidia-caps/nvidia-cap32"}},
+		{"an entry by UUID only", by(sharing.CDICRI), sharing.GPU{UUID: "GPU-0"}, files{}, entries{names: map[string]bool{plugin.CDIName("gpu", "GPU-0"): true}},
+			map[string][]string{"GPU-0": {"/dev/nvidia0"}}, map[string]string{"GPU-0": "it has no CDI entry: none is written yet"}},
+		{"an entry by index only", by(sharing.CDICRI), sharing.GPU{UUID: "GPU-0"}, files{}, entries{names: map[string]bool{plugin.CDIName("gpu", "0"): true}, problem: "driver is out"},
+			map[string][]string{"GPU-0": {"/dev/nvidia0"}}, map[string]string{"GPU-0": "it has no CDI entry: driver is out"}},
+		{"both entries", by(sharing.CDICRI), sharing.GPU{UUID: "GPU-0"}, files{}, entries{names: map[string]bool{plugin.CDIName("gpu", "GPU-0"): true, plugin.CDIName("gpu", "0"): true}},
+			map[string][]string{"GPU-0": {"/dev/nvidia0"}}, nil},
+		{"entries with the node that the GPU had before", by(sharing.CDICRI), sharing.GPU{UUID: "GPU-0", Minor: 2}, files{},
+			entries{names: map[string]bool{plugin.CDIName("gpu", "GPU-0"): true, plugin.CDIName("gpu", "0"): true}, minors: map[string]int{"GPU-0": 0}},
+			map[string][]string{"GPU-0": {"/dev/nvidia2"}}, map[string]string{"GPU-0": "it has no CDI entry: none is written yet"}},
+		{"entries with its node", by(sharing.CDICRI), sharing.GPU{UUID: "GPU-0", Minor: 2}, files{},
+			entries{names: map[string]bool{plugin.CDIName("gpu", "GPU-0"): true, plugin.CDIName("gpu", "0"): true}, minors: map[string]int{"GPU-0": 2}},
+			map[string][]string{"GPU-0": {"/dev/nvidia2"}}, nil},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			got := assemble(test.grants, "/driver", []sharing.GPU{test.gpu}, test.files, test.entries)
+			if got.DevRoot != "/driver" {
+				t.Errorf("the nodes are below %q", got.DevRoot)
+			}
+			if diff := cmp.Diff(test.nodes, got.Nodes); diff != "" {
+				t.Errorf("nodes (-want +got):\n%s", diff)
+			}
+			if len(got.Obstacles) > 0 || len(test.obstacles) > 0 {
+				if diff := cmp.Diff(test.obstacles, got.Obstacles); diff != "" {
+					t.Errorf("obstacles (-want +got):\n%s", diff)
+				}
+			}
+		})
 	}
 }

@@ -1,6 +1,7 @@
 package nvml_test
 
 import (
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/nvmltest"
 )
 
 func uuids(gpus []sharing.GPU) []string {
@@ -21,7 +23,7 @@ func uuids(gpus []sharing.GPU) []string {
 	return list
 }
 
-// TestWatchHotPlug holds that a board that is pulled stays known, that the ones
+// TestWatchHotPlug checks that a GPU that is pulled stays known, that the ones
 // behind it keep their identity and their faults though their indices change,
 // and that it is healthy when it is back.
 func TestWatchHotPlug(t *testing.T) {
@@ -29,8 +31,8 @@ func TestWatchHotPlug(t *testing.T) {
 		sim := simulate(t, "a30x4")
 		w := watch(t, sim)
 		before, _ := w.Inventory()
-		must(t, sim.XID(1, 48, nvml.WholeBoard, nvml.WholeBoard))
-		must(t, sim.XID(3, 79, nvml.WholeBoard, nvml.WholeBoard))
+		must(t, sim.XID(1, 48, nvml.WholeGPU, nvml.WholeGPU))
+		must(t, sim.XID(3, 79, nvml.WholeGPU, nvml.WholeGPU))
 		synctest.Wait()
 		must(t, sim.Remove(1))
 		after(rescan)
@@ -38,7 +40,7 @@ func TestWatchHotPlug(t *testing.T) {
 		must(t, err)
 		faults := map[string]string{}
 		for _, gpu := range gpus {
-			faults[gpu.UUID] = gpu.Fault
+			faults[gpu.UUID] = gpu.Health.Reason
 		}
 		want := map[string]string{
 			before[0].UUID: "", before[1].UUID: "XID 48, lost", before[2].UUID: "", before[3].UUID: "XID 79",
@@ -52,14 +54,14 @@ func TestWatchHotPlug(t *testing.T) {
 		w.expect("when it is back", map[string]string{"3": "XID 79"})
 		gpus, _ = w.Inventory()
 		if diff := cmp.Diff(uuids(before), uuids(gpus)); diff != "" {
-			t.Errorf("boards (-before +after):\n%s", diff)
+			t.Errorf("GPUs (-before +after):\n%s", diff)
 		}
 	})
 }
 
-// TestWatchExchange holds that one board pulled and another plugged in between
+// TestWatchReplacedGPU checks that one GPU pulled and another plugged in between
 // two passes, which leaves their number as it was, is seen.
-func TestWatchExchange(t *testing.T) {
+func TestWatchReplacedGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
 		w := watch(t, sim)
@@ -67,7 +69,9 @@ func TestWatchExchange(t *testing.T) {
 		must(t, sim.Remove(0))
 		_, err := sim.Add("t4")
 		must(t, err)
-		after(rescan)
+		// What waits for events of the GPU that is gone may end before the other one has
+		// come, which has the GPUs read at once, and later by as much.
+		after(rescan + probe)
 		gpus, _ := w.Inventory()
 		if len(gpus) != 5 {
 			t.Fatalf("%d GPUs, want 5: the one that is gone and the new one", len(gpus))
@@ -76,14 +80,14 @@ func TestWatchExchange(t *testing.T) {
 			t.Errorf("the driver was opened %d times, want once", got)
 		}
 		for _, gpu := range gpus {
-			if lost := gpu.UUID == before[0].UUID; (gpu.Fault == "lost") != lost || !lost && gpu.Fault != "" {
-				t.Errorf("%s has fault %q", gpu.UUID, gpu.Fault)
+			if lost := gpu.UUID == before[0].UUID; (gpu.Health.Reason == "lost") != lost || !lost && !gpu.Health.Healthy() {
+				t.Errorf("%s has fault %q", gpu.UUID, gpu.Health.Reason)
 			}
 		}
 	})
 }
 
-// TestWatchComesLater holds that a board that cannot be read at first is found
+// TestWatchComesLater checks that a GPU that cannot be read at first is found
 // when it can.
 func TestWatchComesLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -98,15 +102,15 @@ func TestWatchComesLater(t *testing.T) {
 		if gpus, err := w.Inventory(); len(gpus) != 4 || err != nil {
 			t.Fatalf("Inventory() = %d GPUs, %v, want 4", len(gpus), err)
 		}
-		must(t, sim.XID(2, 79, nvml.WholeBoard, nvml.WholeBoard))
+		must(t, sim.XID(2, 79, nvml.WholeGPU, nvml.WholeGPU))
 		synctest.Wait()
 		w.expect("after an XID", map[string]string{"2": "XID 79"})
 	})
 }
 
-// TestWatchRecut holds that a partition's fault goes with it: the one that is
-// cut in its place has the same instance IDs, but is another.
-func TestWatchRecut(t *testing.T) {
+// TestWatchMIGChange checks that a partition's fault goes with it: the one that is
+// created in its place has the same instance IDs, but is another.
+func TestWatchMIGChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "h200+all-1g.35gb")
 		w := watch(t, sim)
@@ -115,22 +119,22 @@ func TestWatchRecut(t *testing.T) {
 		must(t, sim.XID(0, 94, uint32(old.GI), uint32(old.CI)))
 		synctest.Wait()
 		w.expect("after an XID", map[string]string{"0:1": "XID 94"})
-		must(t, sim.DestroyComputeInstance(0, old.GI, old.CI))
-		must(t, sim.DestroyGPUInstance(0, old.GI))
+		must(t, nvmltest.DestroyComputeInstance(sim, 0, old.GI, old.CI))
+		must(t, nvmltest.DestroyGPUInstance(sim, 0, old.GI))
 		after(rescan)
 		gpus, _ := w.Inventory()
 		if n := len(gpus[0].Partitions); n != 3 {
 			t.Fatalf("%d partitions, want 3 with a hole", n)
 		}
-		gi, err := sim.CreateGPUInstance(0, 15, old.Placement.Start)
+		gi, err := nvmltest.CreateGPUInstance(sim, 0, 15, old.Placement.Start)
 		must(t, err)
-		ci, uuid, err := sim.CreateComputeInstance(0, gi, 1)
+		ci, uuid, err := nvmltest.CreateComputeInstance(sim, 0, gi, 1)
 		must(t, err)
 		if gi != old.GI || ci != old.CI || uuid == old.UUID {
 			t.Fatalf("new partition %d/%d %s, old one %d/%d %s", gi, ci, uuid, old.GI, old.CI, old.UUID)
 		}
 		after(rescan)
-		w.expect("after it was cut anew", nil)
+		w.expect("after a new one was created", nil)
 		gpus, _ = w.Inventory()
 		want := old
 		want.UUID = uuid
@@ -140,38 +144,69 @@ func TestWatchRecut(t *testing.T) {
 	})
 }
 
-// TestWatchEventOfNewPartition holds that an event for a partition that was cut
+// TestWatchMinorNumbers checks that a GPU has the device node that it has now, and not the
+// one from before a change of MIG mode, which is another GPU's.
+func TestWatchMinorNumbers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a100-40x2")
+		must(t, sim.SetWorld("moving-minors"))
+		w := watch(t, sim)
+		expect := func(want ...int) {
+			t.Helper()
+			gpus, err := w.Inventory()
+			must(t, err)
+			for i, gpu := range gpus {
+				if gpu.Minor != want[i] {
+					t.Errorf("GPU %d has the minor number %d, want %d", i, gpu.Minor, want[i])
+				}
+			}
+		}
+		expect(1, 0)
+		must(t, nvmltest.SetMIG(sim, 0, true))
+		must(t, nvmltest.SetMIG(sim, 1, true))
+		must(t, w.Refresh(t.Context()))
+		expect(2, 1)
+		end := sim.InjectFault("DeviceGetMinorNumber", simnode.Fault{Return: nvml.Unknown})
+		must(t, w.Refresh(t.Context()))
+		expect(-1, -1)
+		end()
+		must(t, w.Refresh(t.Context()))
+		expect(2, 1)
+	})
+}
+
+// TestWatchEventOfNewPartition checks that an event for a partition that was created
 // since the last pass finds it.
 func TestWatchEventOfNewPartition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100+all-enabled")
 		w := watch(t, sim)
-		gi, err := sim.CreateGPUInstance(4, 19, simnode.AnyPlacement)
+		gi, err := nvmltest.CreateGPUInstance(sim, 4, 19, 0)
 		must(t, err)
-		ci, _, err := sim.CreateComputeInstance(4, gi, 1)
+		ci, _, err := nvmltest.CreateComputeInstance(sim, 4, gi, 1)
 		must(t, err)
 		must(t, sim.XID(4, 94, uint32(gi), uint32(ci)))
 		synctest.Wait()
 		w.expect("after the XID", map[string]string{"4:0": "XID 94"})
 		// One for a partition that there is not is forgotten with the next pass.
-		must(t, sim.XID(4, 95, uint32(gi+1), 0))
+		must(t, sim.XID(4, 94, uint32(gi+1), 0))
 		after(rescan)
-		gi, err = sim.CreateGPUInstance(4, 19, simnode.AnyPlacement)
+		gi, err = nvmltest.CreateGPUInstance(sim, 4, 19, 1)
 		must(t, err)
-		_, _, err = sim.CreateComputeInstance(4, gi, 1)
+		_, _, err = nvmltest.CreateComputeInstance(sim, 4, gi, 1)
 		must(t, err)
 		after(rescan)
 		w.expect("with a second partition", map[string]string{"4:0": "XID 94"})
 	})
 }
 
-// TestWatchHiccupOfPartition holds that a partition does not seem destroyed
+// TestWatchHiccupOfPartition checks that a partition does not seem destroyed
 // when one call for it fails.
 func TestWatchHiccupOfPartition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4+all-balanced")
 		w := watch(t, sim)
-		_, err := sim.ScriptGPU(0, "DeviceGetGpuInstanceId", simnode.Fault{Return: nvml.Unknown, Skip: 1, Times: 1})
+		_, err := sim.InjectGPUFault(0, "DeviceGetGpuInstanceId", simnode.Fault{Return: nvml.Unknown, Skip: 1, Times: 1})
 		must(t, err)
 		must(t, sim.XID(0, 94, 2, 0))
 		after(rescan)
@@ -199,8 +234,8 @@ func (d *swapped) DeviceGetUUID(device nvml.Device) (string, error) {
 	return d.Node.DeviceGetUUID(device)
 }
 
-// TestWatchHandleNamesAnother holds that a handle is not trusted to name the
-// same board for ever.
+// TestWatchHandleNamesAnother checks that a handle is not trusted to name the
+// same GPU for ever.
 func TestWatchHandleNamesAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		driver := &swapped{Node: simulate(t, "mixed")}
@@ -209,8 +244,10 @@ func TestWatchHandleNamesAnother(t *testing.T) {
 		driver.now.Store(true)
 		after(rescan)
 		gpus, _ := w.Inventory()
-		if gpus[0].UUID != before[1].UUID || gpus[1].UUID != before[0].UUID {
-			t.Errorf("boards 0 and 1 are still %s and %s", gpus[0].UUID, gpus[1].UUID)
+		for i := range 2 {
+			if gpus[i].UUID != before[i].UUID || gpus[i].DriverIndex != fmt.Sprint(1-i) {
+				t.Errorf("GPU %d, which was %s, is %+v", i, before[i].UUID, gpus[i])
+			}
 		}
 	})
 }
@@ -240,7 +277,7 @@ func (d untitled) DeviceGetName(device nvml.Device) (string, error) {
 	return name, err
 }
 
-// TestScanProfiles holds that partitions are told by the driver's names, and by
+// TestScanProfiles checks that partitions are told by the driver's names, and by
 // the product name where it has none.
 func TestScanProfiles(t *testing.T) {
 	for _, name := range []string{

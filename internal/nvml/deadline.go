@@ -2,7 +2,10 @@ package nvml
 
 import (
 	"cmp"
+	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -11,18 +14,20 @@ import (
 type Limits struct {
 	// Call is for every call but those below; 30 s when zero.
 	Call time.Duration
-	// Lookup is for DeviceGetHandleByIndex, which on a busy node may honestly
-	// take ten seconds, and Init, which does as much for all boards; 60 s when
-	// zero.
+	// Lookup is for DeviceGetHandleByIndex, which may take ten seconds on a busy
+	// node, and for Init, which does as much for all GPUs; 60 s when zero.
 	Lookup time.Duration
-	// Change is for the calls that change how a board is cut, of which a change of
-	// the MIG mode resets it; 60 s when zero.
+	// Change is for the calls that change the MIG mode or MIG instances. A change
+	// of the mode resets the GPU. 60 s when zero.
 	Change time.Duration
 }
 
-// AbandonedError is what a call answers that took too long, and then every call
-// for the same board until that one has returned. It is an *Error with Timeout
-// for errors.Is and errors.As.
+// endGrace is how long a call may still take when its caller's context ends.
+const endGrace = 500 * time.Millisecond
+
+// AbandonedError is the error of a call that took too long, and then of every
+// call for the same GPU until that one has returned. errors.As and errors.Is
+// also find an *Error with the code Timeout in it.
 type AbandonedError struct {
 	// Call is the call that the driver does not answer.
 	Call string
@@ -37,61 +42,236 @@ func (e *AbandonedError) Error() string {
 // Unwrap is the error of the call.
 func (e *AbandonedError) Unwrap() error { return &Error{Call: e.Call, Return: Timeout} }
 
-// WithDeadlines makes a library whose calls return in time whatever the driver
-// does. One that is not answered within its limit is abandoned; what it would
-// have answered is dropped. Until the driver lets go of it all calls for its
-// board, its partitions included, answer the same *AbandonedError at once,
-// whoever makes them; other boards go on. Calls that concern no board stand
-// together in the same way.
+// WithDeadlines returns a library whose calls return in time whatever the
+// driver does. No NVML call can be cancelled, so one that is not answered
+// within its limit is abandoned, and its answer is dropped when it comes. Until
+// then all calls for its GPU and the GPU's partitions fail at once with the same
+// *AbandonedError, whoever makes them; other GPUs are not affected. Calls that
+// concern no GPU are treated alike as a group. An event set is a group by
+// itself, and EventSetWait has no limit but its own.
 //
-// EventSetWait is handed on as it is: it has a limit of its own.
+// Nothing else handles a hung call: whatever runs on such a library can wait for
+// its own calls. Node and Meter put deadlines on a library that has none, but
+// learn of each other's hung calls only if they share one.
 //
-// Each call has a goroutine. At most one is ever stuck for each handle of a board,
-// and one for each index that is looked up. That costs 6 µs a call
-// (BenchmarkDeadline), of which a look at eight boards makes some hundreds: worker
-// goroutines would save little and need an end.
+// Each call runs in a goroutine of its own, which costs some microseconds
+// (BenchmarkDeadline). At most one per handle of a GPU and one per index can hang.
 func WithDeadlines(lib Library, limits Limits) Library {
 	limits.Call = cmp.Or(limits.Call, 30*time.Second)
 	limits.Lookup = cmp.Or(limits.Lookup, 60*time.Second)
 	limits.Change = cmp.Or(limits.Change, 60*time.Second)
-	return &deadlined{lib: lib, limits: limits, lanes: newLanes()}
+	d := &deadlines{lib: lib, limits: limits, library: newQueue(""), queues: map[any]*queue{}}
+	return &intercepted{lib: lib, interceptor: d.interceptor(newEnding(nil)), deadlines: d}
 }
 
-// deadlined is a library with deadlines. Which call belongs to which board is
-// in lanes; the methods are in deadlinecalls.go, deadlinemetering.go, deadlinemig.go and
-// deadlinecutting.go.
-type deadlined struct {
+// withDeadlines is the library with deadlines, its own if it has them.
+func withDeadlines(lib Library) Library {
+	if deadlinesOf(lib) != nil {
+		return lib
+	}
+	return WithDeadlines(lib, Limits{})
+}
+
+// deadlinesOf finds the deadlines of a library below whatever else intercepts
+// its calls; nil when it has none.
+func deadlinesOf(lib Library) *deadlines {
+	l, ok := lib.(*intercepted)
+	switch {
+	case !ok:
+		return nil
+	case l.deadlines != nil:
+		return l.deadlines
+	}
+	return deadlinesOf(l.lib)
+}
+
+// Until returns the library with calls that end soon after ctx does: what the
+// driver has not answered endGrace after that is abandoned, and later calls are
+// not made. Only a library with deadlines can do that.
+func Until(ctx context.Context, lib Library) Library {
+	l, ok := lib.(*intercepted)
+	if !ok {
+		return lib
+	}
+	if l.deadlines == nil {
+		return &intercepted{lib: Until(ctx, l.lib), interceptor: l.interceptor}
+	}
+	return &intercepted{lib: l.lib, interceptor: l.deadlines.interceptor(newEnding(ctx.Done())), deadlines: l.deadlines}
+}
+
+// deadlines makes the calls of a library one at a time for each GPU, and
+// abandons those that take too long.
+type deadlines struct {
 	lib    Library
 	limits Limits
-	lanes  *lanes
+	// library is the queue of the calls that concern no GPU.
+	library *queue
+
+	mu sync.Mutex
+	// queues are by handle and, for look-ups, by index. The GPU at an index may
+	// change: a hung look-up must not keep the GPU's handle from being used, nor a
+	// hung call by a former handle the GPU that is there now.
+	queues map[any]*queue
 }
 
-// lane is a board's, or the library's, calls: one at a time.
-type lane struct {
+// queueLimit bounds the queues. When it is reached all handles are forgotten,
+// and calls for them go to the library's queue until they are looked up again.
+const queueLimit = 1 << 16
+
+// interceptor makes the calls of one caller.
+func (d *deadlines) interceptor(caller *ending) Interceptor {
+	return func(call Call, do func() (any, error)) (any, error) {
+		q := d.library
+		if len(call.Arguments) > 0 {
+			q = d.queue(call.Arguments[0])
+		}
+		for _, argument := range call.Arguments {
+			// A call for two GPUs waits in the first one's queue, but must not make
+			// that one hang because the second does.
+			if second, ok := argument.(Device); ok {
+				if err := d.queue(second).blocked(); err != nil {
+					return nil, err
+				}
+			}
+		}
+		answer, err := q.run(call, d.limit(call), caller, do, func(answer any) { d.undo(call, answer) })
+		if err != nil {
+			return answer, err
+		}
+		return answer, d.assign(call, answer, q)
+	}
+}
+
+func (d *deadlines) limit(call Call) time.Duration {
+	switch call.Method {
+	case "EventSetWait":
+		return 0
+	case "Init", "DeviceGetHandleByIndex":
+		return d.limits.Lookup
+	case "DeviceSetMigMode", "DeviceCreateGpuInstanceWithPlacement", "GpuInstanceDestroy",
+		"GpuInstanceCreateComputeInstance", "ComputeInstanceDestroy":
+		return d.limits.Change
+	}
+	return d.limits.Call
+}
+
+// undo takes back what an abandoned call opened in the end, since nobody else
+// knows of it. Changes of a GPU are not taken back: whoever asked for one lists
+// what there is before the next.
+func (d *deadlines) undo(call Call, answer any) {
+	switch call.Method {
+	case "Init":
+		_ = d.lib.Shutdown()
+	case "EventSetCreate":
+		_ = d.lib.EventSetFree(answer.(EventSet))
+	}
+}
+
+// queue is the queue of a handle or index.
+func (d *deadlines) queue(key any) *queue {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if q := d.queues[key]; q != nil {
+		return q
+	}
+	switch key := key.(type) {
+	case int:
+		return d.add(key, newQueue(fmt.Sprintf("GPU %d", key)))
+	case EventSet:
+		return d.add(key, newQueue(""))
+	}
+	return d.library
+}
+
+// add puts the key's calls into the queue. It must be called with the lock.
+func (d *deadlines) add(key any, q *queue) *queue {
+	if len(d.queues) >= queueLimit {
+		clear(d.queues)
+	}
+	d.queues[key] = q
+	return q
+}
+
+// assign puts the handles that a call answered into the queue of their GPU. An
+// error says that a GPU which was looked up hangs.
+func (d *deadlines) assign(call Call, answer any, q *queue) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch answer := answer.(type) {
+	case Device:
+		if call.Method != "DeviceGetHandleByIndex" {
+			d.add(answer, q)
+			break
+		}
+		known := d.queues[answer]
+		if known == nil {
+			known = d.add(answer, newQueue(q.name))
+		}
+		return known.blocked()
+	case GPUInstance, ComputeInstance:
+		d.add(answer, q)
+	case []GPUInstance:
+		for _, handle := range answer {
+			d.add(handle, q)
+		}
+	case []ComputeInstance:
+		for _, handle := range answer {
+			d.add(handle, q)
+		}
+	}
+	if call.Method == "EventSetFree" {
+		delete(d.queues, call.Arguments[0])
+	}
+	return nil
+}
+
+// hung names the abandoned calls that have not returned yet, "" when there are
+// none.
+func (d *deadlines) hung() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	calls := []string{d.library.hung()}
+	for _, q := range d.queues {
+		calls = append(calls, q.hung())
+	}
+	slices.Sort(calls)
+	calls = slices.DeleteFunc(slices.Compact(calls), func(call string) bool { return call == "" })
+	return strings.Join(calls, ", ")
+}
+
+// queue makes calls one at a time.
+type queue struct {
+	// name is what the calls are for; "" for the library.
+	name string
 	// turn has room for whoever makes a call.
 	turn chan struct{}
 	mu   sync.Mutex
-	// stuck is the abandoned call that still has the turn; nil for none.
-	stuck *AbandonedError
+	// abandoned is the call that still has the turn although nobody waits for it;
+	// nil for none.
+	abandoned *AbandonedError
 }
 
-func newLane() *lane { return &lane{turn: make(chan struct{}, 1)} }
+func newQueue(name string) *queue { return &queue{name: name, turn: make(chan struct{}, 1)} }
 
-func (l *lane) blocked() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.stuck == nil {
+func (q *queue) blocked() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.abandoned == nil {
 		return nil
 	}
-	return l.stuck
+	return q.abandoned
 }
 
-// release gives the turn to the next call.
-func (l *lane) release() {
-	l.mu.Lock()
-	l.stuck = nil
-	l.mu.Unlock()
-	<-l.turn
+func (q *queue) hung() string {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch {
+	case q.abandoned == nil:
+		return ""
+	case q.name == "":
+		return q.abandoned.Call
+	}
+	return q.abandoned.Call + " for " + q.name
 }
 
 // answer is what a call returned.
@@ -100,55 +280,90 @@ type answer[T any] struct {
 	err   error
 }
 
-// limited makes the call when it is its turn, and waits for the limit at most.
-func limited[T any](l *lane, call string, limit time.Duration, do func() (T, error)) (T, error) {
-	return undoable(l, call, limit, do, func(T) {})
+// run makes the call when it is its turn. It returns when that has answered,
+// when the limit (0 for none) has passed, or when the caller must end.
+func (q *queue) run(call Call, limit time.Duration, caller *ending, do func() (any, error), undo func(any)) (any, error) {
+	if err := q.blocked(); err != nil {
+		return nil, err
+	}
+	select {
+	case <-caller.over:
+		return nil, fmt.Errorf("nvml: %s: %w", call, context.Canceled)
+	default:
+	}
+	began := time.Now()
+	var timeout <-chan time.Time
+	var over <-chan struct{}
+	if limit > 0 {
+		timeout = time.After(limit)
+	}
+	turn, done := q.turn, caller.done
+	var answers chan answer[any]
+	for {
+		select {
+		case turn <- struct{}{}:
+			turn, answers = nil, make(chan answer[any], 1)
+			go q.make(do, answers, undo)
+		case a := <-answers:
+			return a.value, a.err
+		case <-done:
+			done, over = nil, caller.end()
+		case <-timeout:
+			return q.abandon(call, time.Since(began), answers)
+		case <-over:
+			return q.abandon(call, time.Since(began), answers)
+		}
+	}
 }
 
-// undoable is limited for a call that opens something. When it succeeds after
-// it was abandoned, nobody will close that but undo.
-func undoable[T any](l *lane, call string, limit time.Duration, do func() (T, error), undo func(T)) (T, error) {
-	var nothing T
-	if err := l.blocked(); err != nil {
-		return nothing, err
+// make makes the call and gives the turn to the next one.
+func (q *queue) make(do func() (any, error), answers chan<- answer[any], undo func(any)) {
+	value, err := do()
+	q.mu.Lock()
+	late := q.abandoned != nil
+	answers <- answer[any]{value, err}
+	q.mu.Unlock()
+	if late && err == nil {
+		undo(value)
 	}
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case l.turn <- struct{}{}:
-	case <-timer.C:
-		return nothing, cmp.Or(l.blocked(), error(&AbandonedError{Call: call, After: limit}))
-	}
-	answers := make(chan answer[T], 1)
-	go func() {
-		value, err := do()
-		l.mu.Lock()
-		late := l.stuck != nil
-		answers <- answer[T]{value, err}
-		l.mu.Unlock()
-		if late && err == nil {
-			undo(value)
-		}
-		l.release()
-	}()
-	select {
-	case a := <-answers:
-		return a.value, a.err
-	case <-timer.C:
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	q.mu.Lock()
+	q.abandoned = nil
+	q.mu.Unlock()
+	<-q.turn
+}
+
+// abandon is the end of a call that took too long. Without answers it was still
+// waiting for its turn.
+func (q *queue) abandon(call Call, after time.Duration, answers <-chan answer[any]) (any, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	select {
 	case a := <-answers: // At the last moment.
 		return a.value, a.err
 	default:
-		l.stuck = &AbandonedError{Call: call, After: limit}
-		return nothing, l.stuck
 	}
+	if q.abandoned != nil {
+		return nil, q.abandoned
+	}
+	abandoned := &AbandonedError{Call: call.String(), After: after.Round(time.Millisecond)}
+	if answers != nil {
+		q.abandoned = abandoned
+	}
+	return nil, abandoned
 }
 
-// limitedDo is limited for a call without an answer.
-func limitedDo(l *lane, call string, limit time.Duration, do func() error) error {
-	_, err := limited(l, call, limit, func() (struct{}, error) { return struct{}{}, do() })
-	return err
+// ending is how long a caller waits for its calls: until endGrace after done is
+// closed, or for ever when done is nil.
+type ending struct {
+	done  <-chan struct{}
+	began sync.Once
+	// over is closed endGrace after a call has noticed that done is.
+	over chan struct{}
+}
+
+func newEnding(done <-chan struct{}) *ending { return &ending{done: done, over: make(chan struct{})} }
+
+func (e *ending) end() <-chan struct{} {
+	e.began.Do(func() { time.AfterFunc(endGrace, func() { close(e.over) }) })
+	return e.over
 }

@@ -1,6 +1,7 @@
 package nvml_test
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -9,9 +10,10 @@ import (
 
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/mig"
 )
 
-// handles opens the library and looks up its boards.
+// handles opens the library and looks up its GPUs.
 func handles(t *testing.T, lib nvml.Library) []nvml.Device {
 	t.Helper()
 	must(t, lib.Init())
@@ -26,21 +28,21 @@ func handles(t *testing.T, lib nvml.Library) []nvml.Device {
 	return devices
 }
 
-// TestDeadlines holds that a call which is not answered is abandoned after its
-// limit, that its board alone is then out of reach, at once, and that the board
+// TestDeadlines checks that a call which is not answered is abandoned after its
+// limit, that its GPU alone is then out of reach, at once, and that the GPU
 // is back when the call returns.
 func TestDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100+all-balanced")
 		lib := nvml.WithDeadlines(sim, nvml.Limits{})
-		boards := handles(t, lib)
-		partition, err := lib.DeviceGetMigDeviceHandleByIndex(boards[0], 0)
+		gpus := handles(t, lib)
+		partition, err := lib.DeviceGetMigDeviceHandleByIndex(gpus[0], 0)
 		must(t, err)
-		instance, err := lib.DeviceGetGpuInstanceById(boards[0], 1)
+		instance, err := lib.DeviceGetGpuInstanceById(gpus[0], 1)
 		must(t, err)
 		compute, err := lib.GpuInstanceGetComputeInstanceById(instance, 0)
 		must(t, err)
-		_, err = sim.ScriptGPU(0, "DeviceGetMemoryInfo", simnode.Fault{Delay: time.Hour, Times: 1})
+		_, err = sim.InjectGPUFault(0, "DeviceGetMemoryInfo", simnode.Fault{Delay: time.Hour, Times: 1})
 		must(t, err)
 
 		start := time.Now()
@@ -58,18 +60,18 @@ func TestDeadlines(t *testing.T) {
 		first := err
 		start = time.Now()
 		for call, ask := range map[string]func() error{
-			"board":       func() error { _, err := lib.DeviceGetUUID(boards[0]); return err },
+			"GPU":         func() error { _, err := lib.DeviceGetUUID(gpus[0]); return err },
 			"partition":   func() error { _, err := lib.DeviceGetUUID(partition); return err },
 			"GI":          func() error { _, err := lib.GpuInstanceGetInfo(instance); return err },
 			"CI":          func() error { _, err := lib.ComputeInstanceGetInfo(compute); return err },
 			"index":       func() error { _, err := lib.DeviceGetHandleByIndex(0); return err },
-			"second of 2": func() error { _, err := lib.DeviceGetTopologyCommonAncestor(boards[1], boards[0]); return err },
+			"second of 2": func() error { _, err := lib.DeviceGetTopologyCommonAncestor(gpus[1], gpus[0]); return err },
 		} {
 			if err := ask(); err == nil || err.Error() != first.Error() {
 				t.Errorf("%s: error %v while stuck, want that of the stuck call", call, err)
 			}
 		}
-		_, err = lib.DeviceGetUUID(boards[1])
+		_, err = lib.DeviceGetUUID(gpus[1])
 		must(t, err)
 		_, err = lib.DeviceGetHandleByIndex(1)
 		must(t, err)
@@ -79,11 +81,11 @@ func TestDeadlines(t *testing.T) {
 			t.Errorf("the answers took %s, want none to wait", took)
 		}
 		if got := sim.Calls("DeviceGetUUID"); got != 1 {
-			t.Errorf("%d calls reached the driver, want that for the other board", got)
+			t.Errorf("%d calls reached the driver, want that for the other GPU", got)
 		}
 
 		after(time.Hour)
-		_, err = lib.DeviceGetUUID(boards[0])
+		_, err = lib.DeviceGetUUID(gpus[0])
 		must(t, err)
 	})
 }
@@ -107,10 +109,10 @@ func TestDeadlineLimits(t *testing.T) {
 				sim := simulate(t, "t4")
 				lib := nvml.WithDeadlines(sim, nvml.Limits{})
 				must(t, lib.Init())
-				sim.Script(test.call, simnode.Fault{Delay: test.limit - 1, Times: 1})
+				sim.InjectFault(test.call, simnode.Fault{Delay: test.limit - 1, Times: 1})
 				must(t, test.ask(lib))
 				must(t, lib.Init())
-				sim.Script(test.call, simnode.Fault{Delay: test.limit + 1, Times: 1})
+				sim.InjectFault(test.call, simnode.Fault{Delay: test.limit + 1, Times: 1})
 				start := time.Now()
 				err := test.ask(lib)
 				if took := time.Since(start); took != test.limit || !errors.Is(err, nvml.Timeout) {
@@ -125,19 +127,19 @@ func TestDeadlineLimits(t *testing.T) {
 	}
 }
 
-// TestDeadlineLate holds that what an abandoned call has opened in the end is
+// TestDeadlineLate checks that what an abandoned call has opened in the end is
 // closed again, for nobody knows of it.
 func TestDeadlineLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
 		lib := nvml.WithDeadlines(sim, nvml.Limits{Call: time.Second, Lookup: time.Second})
 		must(t, lib.Init())
-		sim.Script("EventSetCreate", simnode.Fault{Delay: time.Minute, Times: 1})
+		sim.InjectFault("EventSetCreate", simnode.Fault{Delay: time.Minute, Times: 1})
 		if _, err := lib.EventSetCreate(); !errors.Is(err, nvml.Timeout) {
 			t.Errorf("EventSetCreate: %v, want TIMEOUT", err)
 		}
 		after(time.Minute)
-		sim.Script("Init", simnode.Fault{Delay: time.Minute, Times: 1})
+		sim.InjectFault("Init", simnode.Fault{Delay: time.Minute, Times: 1})
 		if err := lib.Init(); !errors.Is(err, nvml.Timeout) {
 			t.Errorf("Init: %v, want TIMEOUT", err)
 		}
@@ -152,18 +154,18 @@ func TestDeadlineLate(t *testing.T) {
 	})
 }
 
-// TestDeadlineTurns holds that calls for one board go one by one, so that one
+// TestDeadlineTurns checks that calls for one GPU go one by one, so that one
 // goroutine is stuck however many call.
 func TestDeadlineTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
 		lib := nvml.WithDeadlines(sim, nvml.Limits{Call: time.Second})
-		board := handles(t, lib)[0]
-		sim.Script("DeviceGetUUID", simnode.Fault{Delay: time.Minute})
+		gpu := handles(t, lib)[0]
+		sim.InjectFault("DeviceGetUUID", simnode.Fault{Delay: time.Minute})
 		const callers = 10
 		errs := make(chan error, callers)
 		for range callers {
-			go func() { _, err := lib.DeviceGetUUID(board); errs <- err }()
+			go func() { _, err := lib.DeviceGetUUID(gpu); errs <- err }()
 		}
 		for range callers {
 			if err := <-errs; !errors.Is(err, nvml.Timeout) || !strings.Contains(err.Error(), "abandoned after 1s") {
@@ -177,7 +179,7 @@ func TestDeadlineTurns(t *testing.T) {
 	})
 }
 
-// TestDeadlineEvents holds that a wait for events may outlast any limit.
+// TestDeadlineEvents checks that a wait for events may outlast any limit.
 func TestDeadlineEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lib := nvml.WithDeadlines(simulate(t, "t4"), nvml.Limits{Call: time.Second})
@@ -192,13 +194,13 @@ func TestDeadlineEvents(t *testing.T) {
 	})
 }
 
-// TestScanStuckBoard holds that a board which does not answer hides no other,
+// TestScanStuckGPU checks that a GPU which does not answer hides no other,
 // and is back when it answers.
-func TestScanStuckBoard(t *testing.T) {
+func TestScanStuckGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100")
 		lib := nvml.WithDeadlines(sim, nvml.Limits{})
-		_, err := sim.ScriptGPU(3, "DeviceGetUUID", simnode.Fault{Delay: time.Hour, Times: 1})
+		_, err := sim.InjectGPUFault(3, "DeviceGetUUID", simnode.Fault{Delay: time.Hour, Times: 1})
 		must(t, err)
 		start := time.Now()
 		gpus, err := nvml.Scan(lib)
@@ -238,4 +240,130 @@ func BenchmarkDeadline(b *testing.B) {
 			}
 		})
 	}
+}
+
+// TestFormerHandleStuck checks that a call for a GPU's handle from before, which
+// never returns, costs neither that GPU nor the one that has its index now.
+func TestFormerHandleStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a30x4")
+		w := watch(t, nvml.WithDeadlines(sim, nvml.Limits{}))
+		before, err := w.Inventory()
+		must(t, err)
+		must(t, sim.Heal(1))
+		// The second memory query is that of the handle before the reset.
+		_, err = sim.InjectGPUFault(1, "DeviceGetMemoryInfo", simnode.Fault{Delay: time.Hour, Skip: 1, Times: 1})
+		must(t, err)
+		must(t, sim.Remove(0))
+		for range 12 {
+			after(10 * time.Second)
+			gpus, err := w.Inventory()
+			must(t, err)
+			for _, gpu := range gpus {
+				if gpu.UUID != before[0].UUID && !gpu.Health.Healthy() {
+					t.Errorf("GPU %d: fault %q", gpu.Index, gpu.Health.Reason)
+				}
+			}
+		}
+		if calls := sim.Calls("DeviceGetMemoryInfo"); calls < 3*12 {
+			t.Errorf("%d memory queries in two minutes, want those of three GPUs", calls)
+		}
+		after(time.Hour)
+	})
+}
+
+// TestGPUMovesAway checks that a GPU which is stuck stays so at another index,
+// and that the one which comes to its old index does not wait for it for ever.
+func TestGPUMovesAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a30x4")
+		lib := nvml.WithDeadlines(sim, nvml.Limits{})
+		gpus := handles(t, lib)
+		must(t, sim.Remove(0))
+		for index, want := range gpus[1:] {
+			device, err := lib.DeviceGetHandleByIndex(index)
+			if device != want || err != nil {
+				t.Fatalf("GPU %d is now %v, %v, want %v", index, device, err, want)
+			}
+		}
+		_, err := sim.InjectGPUFault(1, "DeviceGetName", simnode.Fault{Delay: time.Hour, Times: 1})
+		must(t, err)
+		_, err = lib.DeviceGetName(gpus[2])
+		if err == nil {
+			t.Fatal("the GPU is not stuck")
+		}
+		for index, stuck := range []bool{false, true, false} {
+			if _, err := lib.DeviceGetHandleByIndex(index); (err != nil) != stuck {
+				t.Errorf("look-up of GPU %d: %v", index, err)
+			}
+			if _, err := lib.DeviceGetUUID(gpus[index+1]); (err != nil) != stuck {
+				t.Errorf("UUID of GPU %d: %v", index, err)
+			}
+		}
+		after(time.Hour)
+	})
+}
+
+// TestStuckLookUp checks that a look-up which hangs is stuck with its index alone.
+func TestStuckLookUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a30x4")
+		lib := nvml.WithDeadlines(sim, nvml.Limits{})
+		gpus := handles(t, lib)
+		_, err := sim.InjectGPUFault(1, "DeviceGetHandleByIndex", simnode.Fault{Delay: time.Hour, Times: 1})
+		must(t, err)
+		for range 2 {
+			if _, err := lib.DeviceGetHandleByIndex(1); !errors.Is(err, nvml.Timeout) {
+				t.Errorf("the look-up that hangs: %v", err)
+			}
+		}
+		if calls := sim.Calls("DeviceGetHandleByIndex"); calls != 4+1 {
+			t.Errorf("%d look-ups reached the driver, want one that hangs", calls-4)
+		}
+		_, err = lib.DeviceGetHandleByIndex(2)
+		must(t, err)
+		_, err = lib.DeviceGetUUID(gpus[1])
+		must(t, err)
+		_, err = lib.DeviceGetCount()
+		must(t, err)
+		after(time.Hour)
+	})
+}
+
+// TestUntil checks that a call which hangs ends half a second after its caller's
+// context, that the caller makes no call after that, that others can go on with
+// other GPUs, and that it works below a recorder and for a Partitioner's step.
+func TestUntil(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "dgx-a100")
+		shared := nvml.WithDeadlines(sim, nvml.Limits{})
+		gpus := handles(t, shared)
+		uuid, err := shared.DeviceGetUUID(gpus[1])
+		must(t, err)
+		_, err = sim.InjectGPUFault(2, "DeviceGetMemoryInfo", simnode.Fault{Delay: time.Hour, Times: 1})
+		must(t, err)
+		hung := make(chan struct{})
+		time.AfterFunc(time.Hour, func() { close(hung) })
+		_, err = sim.InjectGPUFault(1, "DeviceSetMigMode", simnode.Fault{Until: hung, Times: 1})
+		must(t, err)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		passOn := func(_ nvml.Call, do func() (any, error)) (any, error) { return do() }
+		lib := nvml.Until(ctx, nvml.Intercept(shared, passOn))
+		errs := make(chan error, 2)
+		start := time.Now()
+		go func() { _, err := lib.DeviceGetMemoryInfo(gpus[2]); errs <- err }()
+		go func() { errs <- nvml.NewPartitioner(shared, nil).Apply(ctx, uuid, mig.Step{Action: mig.EnableMIG}) }()
+		for range 2 {
+			if err := <-errs; !errors.Is(err, nvml.Timeout) || time.Since(start) != 1500*time.Millisecond {
+				t.Errorf("%v after %s, want TIMEOUT after 1.5 s", err, time.Since(start))
+			}
+		}
+		if _, err := lib.DeviceGetCount(); !errors.Is(err, context.Canceled) {
+			t.Errorf("a call after the end: %v", err)
+		}
+		_, err = shared.DeviceGetUUID(gpus[0])
+		must(t, err)
+		after(2 * time.Hour)
+	})
 }

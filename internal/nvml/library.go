@@ -2,15 +2,20 @@ package nvml
 
 import (
 	"fmt"
+	"slices"
+	"strconv"
 	"time"
+
+	"github.com/virgate/virgate/mig"
 )
 
-// Library is the part of NVML that Virgate uses, one method a call, named as
-// in NVML's header. Calls come from several goroutines at once: one for each
-// board that is being looked at, one that waits for events, and one for the rest.
+// Library is the part of NVML that Virgate uses, one method a call, named as in
+// NVML's header. Calls come from several goroutines at once: one for each GPU
+// that is being read, one that waits for events, and one for the rest.
 //
-// A failing method returns an *Error that names the call and keeps NVML's
-// return code. A method that a back-end cannot serve returns NotSupported.
+// Every method returns one value and an error, or an error only. A failing method
+// returns an *Error with its name and NVML's return code, NotSupported for what a
+// back-end cannot do.
 type Library interface {
 	Init() error
 	Shutdown() error
@@ -26,10 +31,10 @@ type Library interface {
 	DeviceGetName(Device) (string, error)
 	DeviceGetMemoryInfo(Device) (MemoryInfo, error)
 	DeviceGetArchitecture(Device) (Architecture, error)
-	DeviceGetCudaComputeCapability(Device) (major, minor int, err error)
-	// DeviceGetNumaNodeId is the NUMA node next to the board, -1 for none. (Not
-	// NVML's call of that name, which knows only boards that are a node
-	// themselves: a driver reads it from sysfs by the PCI bus ID.)
+	DeviceGetCudaComputeCapability(Device) (ComputeCapability, error)
+	// DeviceGetNumaNodeId is the NUMA node next to the GPU, -1 for none. NVML's call
+	// of that name is about GPUs that are a node themselves; this one is read from
+	// sysfs by the PCI bus ID.
 	DeviceGetNumaNodeId(Device) (int, error)
 	// DeviceGetTemperature is the core temperature in degrees Celsius.
 	DeviceGetTemperature(Device) (int, error)
@@ -37,40 +42,87 @@ type Library interface {
 	DeviceGetGraphicsRunningProcesses(Device) ([]Process, error)
 	// DeviceGetMPSComputeRunningProcesses are the clients of an MPS server.
 	DeviceGetMPSComputeRunningProcesses(Device) ([]Process, error)
-	// DeviceGetRemappedRows is NotSupported on boards that replace no memory
+	// DeviceGetRemappedRows is NotSupported on GPUs that replace no memory
 	// rows, which are those before Ampere.
 	DeviceGetRemappedRows(Device) (RemappedRows, error)
-	// DeviceGetRetiredPagesPendingStatus says that memory pages wait for a reset
-	// to be retired. It is NotSupported on boards that replace rows instead.
+	// DeviceGetRetiredPagesPendingStatus says whether memory pages wait for a reset
+	// to be retired. It is NotSupported on GPUs that replace rows instead.
 	DeviceGetRetiredPagesPendingStatus(Device) (bool, error)
-	Metering
 
-	// DeviceGetTopologyCommonAncestor says how near two boards are on the bus.
+	// The next three say how busy a device is. All but the clocks, which belong to
+	// the GPU, are NotSupported on a GPU with MIG enabled and on a MIG device
+	// (nvml.h).
+
+	// DeviceGetUtilizationRates is how busy the GPU was in the driver's last
+	// sample period, of between a sixth of a second and a second.
+	DeviceGetUtilizationRates(Device) (Utilization, error)
+	// DeviceGetProcessUtilization returns the samples taken after lastSeen, the
+	// latest Time of an earlier call, or all that the driver has kept for 0. There
+	// is none of a process that did nothing in the sample period. NotFound says
+	// that there is none at all, and is no failure.
+	DeviceGetProcessUtilization(d Device, lastSeen uint64) ([]ProcessSample, error)
+	// DeviceGetCurrentClocksEventReasons says why the clocks are not higher.
+	DeviceGetCurrentClocksEventReasons(Device) (ClockReasons, error)
+
+	// DeviceGetTopologyCommonAncestor says how close two GPUs are on the bus.
 	DeviceGetTopologyCommonAncestor(a, b Device) (TopologyLevel, error)
 	// DeviceGetNvLinkState says whether a link, counted from 0, is active. A
-	// board without NVLink answers NotSupported; InvalidArgument is the end.
+	// GPU without NVLink answers NotSupported; InvalidArgument is the end.
 	DeviceGetNvLinkState(d Device, link int) (bool, error)
-	// DeviceGetNvLinkRemotePciInfo is what is at the link's other end: a board
+	// DeviceGetNvLinkRemotePciInfo is what is at the link's other end: a GPU
 	// or a switch.
 	DeviceGetNvLinkRemotePciInfo(d Device, link int) (PCIInfo, error)
 
-	DeviceGetMigMode(Device) (current, pending bool, err error)
+	// DeviceGetVirtualizationMode says how a virtual machine has the GPU, if one has it.
+	DeviceGetVirtualizationMode(Device) (VirtualizationMode, error)
+	DeviceGetMigMode(Device) (MIGMode, error)
 	DeviceGetMaxMigDeviceCount(Device) (int, error)
-	// DeviceGetMigDeviceHandleByIndex returns NotFound for a hole; walk to the
-	// maximum.
+	// DeviceGetMigDeviceHandleByIndex returns NotFound where there is no device:
+	// indices have holes, up to the maximum.
 	DeviceGetMigDeviceHandleByIndex(parent Device, index int) (Device, error)
 	DeviceGetGpuInstanceId(mig Device) (int, error)
 	DeviceGetComputeInstanceId(mig Device) (int, error)
 	DeviceGetGpuInstanceById(parent Device, id int) (GPUInstance, error)
 	GpuInstanceGetInfo(GPUInstance) (GPUInstanceInfo, error)
-	// DeviceGetGpuInstanceProfileInfo takes the enumeration 0, 1, …, not the
-	// published profile ID; InvalidArgument is the end, NotSupported a hole.
+	// DeviceGetGpuInstanceProfileInfo takes NVML's enumeration 0, 1, …, not the
+	// published profile ID; InvalidArgument is its end, NotSupported a hole.
 	DeviceGetGpuInstanceProfileInfo(d Device, profile int) (GPUInstanceProfile, error)
 	// GpuInstanceGetComputeInstanceById and ComputeInstanceGetInfo together say
 	// how many of its GPU instance's slices a MIG device computes on.
 	GpuInstanceGetComputeInstanceById(gi GPUInstance, id int) (ComputeInstance, error)
 	ComputeInstanceGetInfo(ComputeInstance) (ComputeInstanceInfo, error)
-	Cutting
+
+	// The rest of MIG lists exactly how a GPU is partitioned, and changes it. All of
+	// it needs root or MIG's capability files (NVIDIA MIG User Guide, "Device Nodes
+	// and Capabilities"), and answers NoPermission without. A profile is a published
+	// profile ID here, as in GPUInstanceProfile.ID, unless a method says otherwise.
+
+	// DeviceSetMigMode makes the mode the pending one and tries to activate it.
+	// activation is Success or the reason why that is not possible now, such as
+	// InUse or ResetRequired; err is about the call. Check both.
+	DeviceSetMigMode(d Device, on bool) (activation Return, err error)
+	// DeviceGetGpuInstancePossiblePlacements does not depend on the mode or on
+	// what is on the GPU.
+	DeviceGetGpuInstancePossiblePlacements(d Device, profile int) ([]mig.Placement, error)
+	// DeviceGetGpuInstances also returns those without a compute instance, which are
+	// no MIG devices but take their slots.
+	DeviceGetGpuInstances(d Device, profile int) ([]GPUInstance, error)
+	// DeviceCreateGpuInstanceWithPlacement answers InsufficientResources both
+	// where there is no room and where the slots are taken.
+	DeviceCreateGpuInstanceWithPlacement(d Device, profile int, at mig.Placement) (GPUInstance, error)
+	// GpuInstanceDestroy answers InUse while there are compute instances or
+	// processes, and for a moment after the last one went.
+	GpuInstanceDestroy(GPUInstance) error
+	// GpuInstanceGetComputeInstanceProfileInfo takes the enumeration 0, 1, …;
+	// InvalidArgument is the end, NotSupported a hole. The engines are shared, which
+	// is the only kind that NVML has.
+	GpuInstanceGetComputeInstanceProfileInfo(gi GPUInstance, profile int) (ComputeInstanceProfile, error)
+	// GpuInstanceGetComputeInstances and GpuInstanceCreateComputeInstance take a
+	// ComputeInstanceProfile.ID.
+	GpuInstanceGetComputeInstances(gi GPUInstance, profile int) ([]ComputeInstance, error)
+	GpuInstanceCreateComputeInstance(gi GPUInstance, profile int) (ComputeInstance, error)
+	// ComputeInstanceDestroy answers InUse while processes run on it.
+	ComputeInstanceDestroy(ComputeInstance) error
 
 	EventSetCreate() (EventSet, error)
 	DeviceGetSupportedEventTypes(Device) (EventTypes, error)
@@ -80,9 +132,8 @@ type Library interface {
 	EventSetFree(EventSet) error
 }
 
-// Device, GPUInstance, ComputeInstance and EventSet are the back-end's
-// handles: opaque, comparable, valid until Shutdown or until the hardware
-// behind them goes.
+// Device, GPUInstance, ComputeInstance and EventSet are the back-end's handles:
+// opaque, comparable, and valid until Shutdown or until what they stand for goes.
 type (
 	Device          uint64
 	GPUInstance     uint64
@@ -90,7 +141,7 @@ type (
 	EventSet        uint64
 )
 
-// PCIInfo is where a board sits.
+// PCIInfo is where a GPU sits.
 type PCIInfo struct {
 	// BusID is domain:bus:device.function, for example "00000000:3B:00.0".
 	BusID string
@@ -100,6 +151,20 @@ type PCIInfo struct {
 	// SubsystemID likewise; 0 when unknown.
 	SubsystemID uint32
 }
+
+// ComputeCapability is CUDA's, for example 9.0.
+type ComputeCapability struct{ Major, Minor int }
+
+// VirtualizationMode is NVML's (nvml.h, nvmlGpuVirtualizationMode_t); 0 for a GPU that no
+// virtual machine has.
+type VirtualizationMode int
+
+// Passthrough says that a virtual machine has the GPU, and cannot reset it.
+const Passthrough VirtualizationMode = 1
+
+// MIGMode says whether MIG is enabled now, and whether it will be after the next
+// reset of the GPU.
+type MIGMode struct{ Current, Pending bool }
 
 // MemoryInfo is in bytes.
 type MemoryInfo struct{ Total, Free, Used uint64 }
@@ -111,7 +176,7 @@ type Process struct {
 	Memory uint64
 }
 
-// MemoryUnknown is what NVML reports for memory it cannot tell (all ones).
+// MemoryUnknown is what NVML reports for memory that it cannot tell (all ones).
 const MemoryUnknown = ^uint64(0)
 
 // GPUInstanceInfo says what a GPU instance is and where it lies.
@@ -124,18 +189,18 @@ type GPUInstanceInfo struct {
 	Start, Size int
 }
 
-// GPUInstanceProfile is one way to cut a board.
+// GPUInstanceProfile is a kind of GPU instance that a GPU can have.
 type GPUInstanceProfile struct {
 	// ID is the published profile ID.
 	ID int
 	// Slices is the number of compute slices, the G of "Gg.Mgb".
 	Slices int
-	// Instances is how many of them fit on an empty board.
+	// Instances is how many of them fit on an empty GPU.
 	Instances int
 	// MemoryMB is the memory of one in MiB.
 	MemoryMB uint64
-	// Name is the driver's, for example "1g.5gb+me"; empty on drivers that do
-	// not tell.
+	// Name is the driver's, for example "1g.5gb+me"; empty on drivers that have no
+	// names.
 	Name string
 }
 
@@ -149,9 +214,9 @@ type ComputeInstanceInfo struct {
 // EventTypes is a set of NVML event types.
 type EventTypes uint64
 
-// The event types that say something of a board's health (nvml.h,
+// The event types that say something of a GPU's health (nvml.h,
 // nvmlEventType*). Virgate registers for all but single-bit errors, which the
-// board corrects by itself.
+// GPU corrects by itself.
 const (
 	EventSingleBitECC EventTypes = 1 << 0
 	EventDoubleBitECC EventTypes = 1 << 1
@@ -164,22 +229,176 @@ type Event struct {
 	Type   EventTypes
 	// Data is the XID for EventXIDCritical.
 	Data uint64
-	// GI and CI name the partition, or are WholeBoard.
+	// GI and CI name the partition, or are WholeGPU.
 	GI, CI uint32
 }
 
-// WholeBoard in Event.GI and Event.CI says that no single partition is meant.
-const WholeBoard = ^uint32(0)
+// WholeGPU in Event.GI and Event.CI says that no single partition is meant.
+const WholeGPU = ^uint32(0)
+
+// ComputeInstanceProfile is a kind of compute instance that a GPU instance can
+// have.
+type ComputeInstanceProfile struct {
+	// ID is the published profile ID (nvidia-smi mig -lcip).
+	ID int
+	// Slices is the number of compute slices, the C of "Cc.Gg.Mgb".
+	Slices int
+	// Instances is how many of them fit into an empty GPU instance.
+	Instances int
+}
+
+// Utilization is in percent of the sample period.
+type Utilization struct {
+	// GPU is the time in which at least one kernel ran, Memory the time in which
+	// the GPU's memory was read or written.
+	GPU, Memory int
+}
+
+// ProcessSample is what a process did in one sample period.
+type ProcessSample struct {
+	PID int
+	// Time is the driver's clock, in microseconds.
+	Time uint64
+	// SM is the use of the multiprocessors, Memory that of the bandwidth, both in
+	// percent.
+	SM, Memory int
+}
+
+// ClockReasons is a set of NVML's reasons for lower clocks.
+type ClockReasons uint64
+
+// The reasons that take speed from a busy GPU (nvml.h,
+// nvmlClocksEventReasons).
+const (
+	SoftwarePowerCap        ClockReasons = 0x04
+	HardwareSlowdown        ClockReasons = 0x08
+	SoftwareThermalSlowdown ClockReasons = 0x20
+	HardwareThermalSlowdown ClockReasons = 0x40
+	HardwarePowerBrake      ClockReasons = 0x80
+)
+
+// Architecture is NVML's device architecture.
+type Architecture uint32
+
+// The architectures that NVML's header names (nvml.h, NVML_DEVICE_ARCH_*).
+const (
+	Kepler    Architecture = 2
+	Maxwell   Architecture = 3
+	Pascal    Architecture = 4
+	Volta     Architecture = 5
+	Turing    Architecture = 6
+	Ampere    Architecture = 7
+	Ada       Architecture = 8
+	Hopper    Architecture = 9
+	Blackwell Architecture = 10
+)
+
+// String is the lower-case family name, "" for an architecture that is newer
+// than this list.
+func (a Architecture) String() string {
+	return map[Architecture]string{
+		Kepler: "kepler", Maxwell: "maxwell", Pascal: "pascal", Volta: "volta", Turing: "turing",
+		Ampere: "ampere", Ada: "ada", Hopper: "hopper", Blackwell: "blackwell",
+	}[a]
+}
+
+// TopologyLevel is the lowest part of the bus that two GPUs share; a higher level
+// is farther.
+type TopologyLevel int
+
+// The levels that NVML's header names (nvml.h, nvmlGpuTopologyLevel_t).
+const (
+	TopologyInternal   TopologyLevel = 0
+	TopologySingle     TopologyLevel = 10
+	TopologyMultiple   TopologyLevel = 20
+	TopologyHostBridge TopologyLevel = 30
+	TopologyNode       TopologyLevel = 40
+	TopologySystem     TopologyLevel = 50
+)
+
+// String is the level in one word, "" for one that is not in this list.
+func (l TopologyLevel) String() string {
+	return map[TopologyLevel]string{
+		TopologyInternal: "internal", TopologySingle: "single", TopologyMultiple: "multiple",
+		TopologyHostBridge: "hostbridge", TopologyNode: "node", TopologySystem: "system",
+	}[l]
+}
+
+// RemappedRows is the state of a GPU's spare memory rows.
+type RemappedRows struct {
+	// Correctable and Uncorrectable count the rows that were replaced after
+	// errors of that kind.
+	Correctable, Uncorrectable int
+	// Pending says that a row waits for a reset to be replaced, Failed that one
+	// could not be.
+	Pending, Failed bool
+}
 
 // Error is a failed NVML call.
 type Error struct {
 	// Call is the method with its interesting argument:
 	// "DeviceGetHandleByIndex(3)".
-	Call   string
-	Return Return
+	Call   string `json:"call"`
+	Return Return `json:"return"`
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("nvml: %s: %s", e.Call, e.Return) }
 
 // Unwrap lets errors.Is find the return code: errors.Is(err, nvml.GPUIsLost).
 func (e *Error) Unwrap() error { return e.Return }
+
+// Return is NVML's return code (nvml.h, nvmlReturn_t). It is an error so that
+// errors.Is(err, nvml.GPUIsLost) works on an *Error.
+type Return int
+
+// The return codes that somebody here tells apart; returnNames has all that NVML
+// documents. Success is never in an error.
+const (
+	Success               Return = 0
+	Uninitialized         Return = 1
+	InvalidArgument       Return = 2
+	NotSupported          Return = 3
+	NoPermission          Return = 4
+	NotFound              Return = 6
+	InsufficientSize      Return = 7
+	DriverNotLoaded       Return = 9
+	Timeout               Return = 10
+	LibraryNotFound       Return = 12
+	FunctionNotFound      Return = 13
+	GPUIsLost             Return = 15
+	ResetRequired         Return = 16
+	InUse                 Return = 19
+	Memory                Return = 20
+	InsufficientResources Return = 23
+	Unknown               Return = 999
+)
+
+// returnNames are the names of the codes from 0 on, without "NVML_ERROR_".
+var returnNames = [...]string{
+	"SUCCESS", "UNINITIALIZED", "INVALID_ARGUMENT", "NOT_SUPPORTED", "NO_PERMISSION", "ALREADY_INITIALIZED", "NOT_FOUND", "INSUFFICIENT_SIZE",
+	"INSUFFICIENT_POWER", "DRIVER_NOT_LOADED", "TIMEOUT", "IRQ_ISSUE", "LIBRARY_NOT_FOUND", "FUNCTION_NOT_FOUND", "CORRUPTED_INFOROM", "GPU_IS_LOST",
+	"RESET_REQUIRED", "OPERATING_SYSTEM", "LIB_RM_VERSION_MISMATCH", "IN_USE", "MEMORY", "NO_DATA", "VGPU_ECC_NOT_SUPPORTED", "INSUFFICIENT_RESOURCES",
+	"FREQ_NOT_SUPPORTED", "ARGUMENT_VERSION_MISMATCH", "DEPRECATED", "NOT_READY", "GPU_NOT_FOUND", "INVALID_STATE", "RESET_TYPE_NOT_SUPPORTED",
+}
+
+// String is NVML's name of the code without its "NVML_ERROR_" prefix.
+func (r Return) String() string {
+	switch {
+	case r >= 0 && int(r) < len(returnNames):
+		return returnNames[r]
+	case r == Unknown:
+		return "UNKNOWN"
+	}
+	return "ERROR_" + strconv.Itoa(int(r))
+}
+
+func (r Return) Error() string { return r.String() }
+
+// ParseReturn is the return code of that name, as String writes it; false when
+// there is none.
+func ParseReturn(name string) (Return, bool) {
+	if code := slices.Index(returnNames[:], name); code >= 0 {
+		return Return(code), true
+	}
+	return Unknown, name == "UNKNOWN"
+}

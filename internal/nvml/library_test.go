@@ -34,6 +34,19 @@ func TestParseReturn(t *testing.T) {
 	}
 }
 
+// TestReturnNames checks that the names are at the numbers of nvml.h.
+func TestReturnNames(t *testing.T) {
+	for code, want := range map[nvml.Return]string{
+		nvml.Success: "SUCCESS", nvml.NoPermission: "NO_PERMISSION", nvml.NotFound: "NOT_FOUND", 8: "INSUFFICIENT_POWER", nvml.Timeout: "TIMEOUT",
+		nvml.FunctionNotFound: "FUNCTION_NOT_FOUND", nvml.ResetRequired: "RESET_REQUIRED", nvml.InUse: "IN_USE", nvml.InsufficientResources: "INSUFFICIENT_RESOURCES",
+		27: "NOT_READY", 30: "RESET_TYPE_NOT_SUPPORTED", 31: "ERROR_31", nvml.Unknown: "UNKNOWN", -1: "ERROR_-1",
+	} {
+		if got := code.String(); got != want {
+			t.Errorf("%d is %s, want %s", code, got, want)
+		}
+	}
+}
+
 func TestArchitecture(t *testing.T) {
 	want := []string{2: "kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", 16: ""}
 	for value, name := range want {

@@ -1,123 +1,542 @@
 package nvml
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"time"
 
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
 
-// Partitioner lists how boards are cut and changes it, one step at a time. It
-// decides nothing: which steps are wanted and whether they are safe is for its
-// caller. All of its methods may be called from any goroutine, those for one
-// board from one at a time.
+// Partitioner lists how GPUs are partitioned and changes that, one step at a time.
+// It decides nothing: which steps are wanted and whether they are safe is for its
+// caller. All of its methods may be called from any goroutine, those for one GPU
+// from one at a time.
 type Partitioner struct {
-	lib   Library
-	quiet func(ctx context.Context, gpu string) (resume func(), err error)
+	lib         Library
+	pauseEvents func(ctx context.Context, gpu string) (resume func(), err error)
+	// ProcessesHidden is what each MIGState says of it.
+	ProcessesHidden bool
 }
 
 // NewPartitioner makes a partitioner on the library, which it opens for each
-// call; beside a Node that costs nothing, as the driver counts. quiet has this
-// program let go of a board before its MIG mode changes, see Node.Quiet; nil
-// where nothing else in this program uses it.
-func NewPartitioner(lib Library, quiet func(ctx context.Context, gpu string) (resume func(), err error)) *Partitioner {
-	if quiet == nil {
-		quiet = func(context.Context, string) (func(), error) { return func() {}, nil }
+// call; beside a Node that costs nothing, as the driver counts. The library should
+// have deadlines: then a call ends soon after its context. pauseEvents has
+// this program let go of a GPU before its MIG mode changes, see Node.PauseEvents;
+// nil where nothing else in this program uses it.
+func NewPartitioner(lib Library, pauseEvents func(ctx context.Context, gpu string) (resume func(), err error)) *Partitioner {
+	if pauseEvents == nil {
+		pauseEvents = func(context.Context, string) (func(), error) { return func() {}, nil }
 	}
-	return &Partitioner{lib: lib, quiet: quiet}
+	return &Partitioner{lib: lib, pauseEvents: pauseEvents}
 }
 
-// Cut lists how the board of that UUID is cut. It is exact or an error: what
-// cannot be listed is not left out. An error for a lack of permission wraps
-// sharing.ErrNoPermission.
-func (p *Partitioner) Cut(_ context.Context, gpu string) (sharing.Cut, error) {
-	var cut sharing.Cut
-	err := p.with(gpu, func(b *cutBoard) error {
-		var err error
-		cut, err = b.read()
+// State lists how the GPU of that UUID is partitioned. It is exact or an error:
+// what cannot be listed is not left out. An error for a lack of permission wraps
+// mig.ErrNoPermission.
+func (p *Partitioner) State(ctx context.Context, gpu string) (sharing.MIGState, error) {
+	var state sharing.MIGState
+	err := p.with(ctx, gpu, func(g *migGPU) (err error) {
+		state, err = g.state()
+		state.ProcessesHidden = p.ProcessesHidden
 		return err
 	})
 	if err != nil {
-		return sharing.Cut{}, fmt.Errorf("list the partitions of %s: %w", gpu, meaning(err))
+		return sharing.MIGState{}, fmt.Errorf("list the partitions of %s: %w", gpu, withMeaning(err))
 	}
-	return cut, nil
+	return state, nil
 }
 
-// Make makes the step on the board of that UUID. What the step destroys and is
-// not there any more counts as done; that something is in its place is an error.
-// What becomes of a step that fails with Timeout is unknown: list before the
-// next one.
+// Apply makes the step on the GPU of that UUID. What the step destroys and is not
+// there any more counts as done; that something else is in its place is an error.
+// What becomes of a step that fails with Timeout is unknown: list before the next
+// one.
 //
-// An error wraps sharing.ErrInUse, sharing.ErrNoPermission or
-// sharing.ErrResetRequired where it is one of these. After ErrResetRequired the
-// mode is the pending one.
-func (p *Partitioner) Make(ctx context.Context, gpu string, step mig.Step) error {
-	var do func(*cutBoard) error
+// An error wraps mig.ErrInUse, mig.ErrNoPermission or mig.ErrResetRequired where it
+// is one of these. After ErrResetRequired the mode is the pending one.
+func (p *Partitioner) Apply(ctx context.Context, gpu string, step mig.Step) error {
+	var do func(*migGPU) error
 	switch step.Action {
 	case mig.EnableMIG, mig.DisableMIG:
-		resume, err := p.quiet(ctx, gpu)
+		resume, err := p.pauseEvents(ctx, gpu)
 		if err != nil {
-			return fmt.Errorf("%s of %s: let go of the board: %w", step, gpu, err)
+			return fmt.Errorf("%s of %s: let go of the GPU: %w", step, gpu, err)
 		}
 		defer resume()
-		do = func(b *cutBoard) error { return b.setMode(step.Action == mig.EnableMIG) }
+		do = func(g *migGPU) error { return g.setMode(step.Action == mig.EnableMIG) }
 	case mig.DestroyCompute:
-		do = func(b *cutBoard) error { return b.destroyCompute(step) }
+		do = func(g *migGPU) error { return g.destroyCompute(step.UUID) }
 	case mig.DestroyInstance:
-		do = func(b *cutBoard) error { return b.destroyInstance(ctx, step) }
+		do = func(g *migGPU) error { return g.destroyInstance(ctx, step) }
 	case mig.CreateInstance:
-		do = func(b *cutBoard) error { return b.createInstance(step) }
+		do = func(g *migGPU) error { return g.createInstance(step) }
 	case mig.CreateCompute:
-		do = func(b *cutBoard) error { return b.createCompute(step) }
+		do = func(g *migGPU) error { return g.createCompute(step) }
 	default:
 		return fmt.Errorf("no step %q", step.Action)
 	}
-	if err := p.with(gpu, do); err != nil {
-		return fmt.Errorf("%s on %s: %w", step, gpu, meaning(err))
+	if err := p.with(ctx, gpu, do); err != nil {
+		return fmt.Errorf("%s on %s: %w", step, gpu, withMeaning(err))
 	}
 	return nil
 }
 
-// errNoBoard says that the driver does not list the board.
-var errNoBoard = errors.New("the driver does not list the GPU")
+// errNoGPU says that the driver does not list the GPU.
+var errNoGPU = errors.New("the driver does not list the GPU")
 
-// with opens the driver and finds the board.
-func (p *Partitioner) with(gpu string, do func(*cutBoard) error) (err error) {
-	if err := p.lib.Init(); err != nil {
+// with opens the driver and finds the GPU. The driver's calls end soon after ctx.
+func (p *Partitioner) with(ctx context.Context, gpu string, do func(*migGPU) error) (err error) {
+	lib := Until(ctx, p.lib)
+	if err := lib.Init(); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, p.lib.Shutdown()) }()
-	count, err := p.lib.DeviceGetCount()
+	defer func() { err = errors.Join(err, lib.Shutdown()) }()
+	count, err := lib.DeviceGetCount()
 	if err != nil {
 		return err
 	}
-	// Another board that cannot be read must not be in the way of this one.
+	// Another GPU that cannot be read must not be in the way of this one.
 	var unread error
 	for index := range count {
-		device, err := p.lib.DeviceGetHandleByIndex(index)
+		device, err := lib.DeviceGetHandleByIndex(index)
 		if err == nil {
 			var uuid string
-			if uuid, err = p.lib.DeviceGetUUID(device); err == nil && uuid == gpu {
-				return do(&cutBoard{lib: p.lib, device: device, index: index})
+			if uuid, err = lib.DeviceGetUUID(device); err == nil && uuid == gpu {
+				g := &migGPU{lib: lib, device: device, index: index}
+				return g.withUsers(do(g))
 			}
 		}
 		if err != nil {
 			unread = fmt.Errorf("read GPU %d: %w", index, err)
 		}
 	}
-	return errors.Join(errNoBoard, unread)
+	return errors.Join(errNoGPU, unread)
 }
 
-// meaning adds to a return code what it means for whoever cuts.
-func meaning(err error) error {
+// withMeaning adds to a return code what it means for a step.
+func withMeaning(err error) error {
 	for code, what := range map[Return]error{
-		InUse: sharing.ErrInUse, NoPermission: sharing.ErrNoPermission, ResetRequired: sharing.ErrResetRequired,
+		InUse: mig.ErrInUse, NoPermission: mig.ErrNoPermission, ResetRequired: mig.ErrResetRequired,
 	} {
 		if errors.Is(err, code) {
 			return fmt.Errorf("%w: %w", what, err)
 		}
 	}
 	return err
+}
+
+// migGPU is a GPU for the time of one listing or one step.
+type migGPU struct {
+	lib    Library
+	device Device
+	index  int
+	// profiles are those of the GPU's possible GPU instances, by published ID;
+	// geometry fills them.
+	profiles map[int]instanceProfile
+}
+
+// instanceProfile has a zero profile where the driver's name for it cannot be read.
+type instanceProfile struct {
+	GPUInstanceProfile
+	profile mig.Profile
+}
+
+func (g *migGPU) state() (sharing.MIGState, error) {
+	var state sharing.MIGState
+	pci, err := g.lib.DeviceGetPciInfo(g.device)
+	if err != nil {
+		return state, err
+	}
+	state.GPU = sharing.GPUID{Index: g.index, Device: pci.DeviceID, Subsystem: pci.SubsystemID}
+	mode, err := g.lib.DeviceGetMigMode(g.device)
+	if unsupported(err) {
+		return state, nil
+	}
+	if err != nil {
+		return state, err
+	}
+	state.Enabled, state.Pending = mode.Current, mode.Pending
+	// From Hopper on no reset is needed. A driver that does not tell is tried.
+	virtualization, _ := g.lib.DeviceGetVirtualizationMode(g.device)
+	architecture, _ := g.lib.DeviceGetArchitecture(g.device)
+	state.NeedsReboot = virtualization == Passthrough && architecture < Hopper
+	if state.Geometry, err = g.geometry(); err != nil {
+		return state, err
+	}
+	if !state.Enabled {
+		state.Busy = g.busy(g.device)
+		return state, nil
+	}
+	state.Instances, err = g.instances()
+	return state, err
+}
+
+// errNotListed says that a listing is not exact: some driver calls answer that
+// there is nothing where they mean that they cannot tell.
+var errNotListed = errors.New("the driver does not list")
+
+// instances lists the GPU instances, by placement. A MIG device that is in none of
+// them is an error.
+func (g *migGPU) instances() ([]mig.Instance, error) {
+	devices, err := g.migDevices()
+	if err != nil {
+		return nil, err
+	}
+	var list []mig.Instance
+	for _, id := range slices.Sorted(maps.Keys(g.profiles)) {
+		handles, err := listed(g.lib.DeviceGetGpuInstances(g.device, id))
+		if err != nil {
+			return nil, err
+		}
+		for _, handle := range handles {
+			instance, err := g.instance(handle, g.profiles[id], devices)
+			if err != nil {
+				return nil, err
+			}
+			for _, c := range instance.Computes {
+				delete(devices, migDeviceKey{instance.GI, c.CI})
+			}
+			list = append(list, instance)
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(devices), migDeviceKey.compare) {
+		return nil, fmt.Errorf("MIG device %s is in GPU instance %d, compute instance %d, which %w", devices[key].uuid, key.gi, key.ci, errNotListed)
+	}
+	slices.SortFunc(list, func(a, b mig.Instance) int { return cmp.Compare(a.Placement.Start, b.Placement.Start) })
+	return list, nil
+}
+
+// instance lists one GPU instance with its compute instances.
+func (g *migGPU) instance(handle GPUInstance, profile instanceProfile, devices map[migDeviceKey]migDevice) (mig.Instance, error) {
+	info, err := g.lib.GpuInstanceGetInfo(handle)
+	if err != nil {
+		return mig.Instance{}, err
+	}
+	instance := mig.Instance{GI: info.ID, Profile: profile.profile, Placement: info.placement()}
+	if instance.Profile.IsZero() {
+		instance.Profile = mig.Profile{Compute: profile.Slices, Slices: profile.Slices, MemoryGB: int(profile.MemoryMB >> 10)}
+	}
+	computes := map[int]ComputeInstanceInfo{}
+	err = g.eachComputeProfile(handle, func(way ComputeInstanceProfile) error {
+		handles, err := listed(g.lib.GpuInstanceGetComputeInstances(handle, way.ID))
+		for _, handle := range handles {
+			var info ComputeInstanceInfo
+			if info, err = g.lib.ComputeInstanceGetInfo(handle); err != nil {
+				return err
+			}
+			computes[info.ID] = info
+		}
+		return err
+	})
+	if err != nil {
+		return mig.Instance{}, err
+	}
+	for _, id := range slices.Sorted(maps.Keys(computes)) {
+		device, known := devices[migDeviceKey{info.ID, id}]
+		instance.Computes = append(instance.Computes, mig.Compute{
+			CI: id, Slices: computes[id].Slices, UUID: device.uuid,
+			// What has no name could not be made again, so it is not touched.
+			Busy: !known || profile.profile.IsZero() || g.busy(device.handle),
+		})
+	}
+	return instance, nil
+}
+
+// listed makes an empty list of the answers by which drivers say that there is
+// nothing of a profile.
+func listed[T any](list []T, err error) ([]T, error) {
+	if unsupported(err) || errors.Is(err, NotFound) || errors.Is(err, InvalidArgument) {
+		return nil, nil
+	}
+	return list, err
+}
+
+// enumerate goes through an enumeration of profiles, which ends with
+// INVALID_ARGUMENT and has holes.
+func enumerate[T any](get func(enum int) (T, error), do func(enum int, info T) error) error {
+	for enum := range enumerationBound {
+		info, err := get(enum)
+		switch {
+		case errors.Is(err, InvalidArgument):
+			return nil
+		case unsupported(err):
+			continue
+		case err == nil:
+			err = do(enum, info)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// eachComputeProfile goes through the profiles of compute instances that the GPU
+// instance can have.
+func (g *migGPU) eachComputeProfile(instance GPUInstance, do func(ComputeInstanceProfile) error) error {
+	return enumerate(func(enum int) (ComputeInstanceProfile, error) {
+		return g.lib.GpuInstanceGetComputeInstanceProfileInfo(instance, enum)
+	}, func(_ int, profile ComputeInstanceProfile) error { return do(profile) })
+}
+
+// migDeviceKey names a MIG device by the IDs of its instances, which are used
+// again: only a listing of this moment may be looked up by it.
+type migDeviceKey struct{ gi, ci int }
+
+func (k migDeviceKey) compare(other migDeviceKey) int {
+	return cmp.Or(cmp.Compare(k.gi, other.gi), cmp.Compare(k.ci, other.ci))
+}
+
+type migDevice struct {
+	handle Device
+	uuid   string
+}
+
+// migDevices lists the MIG devices.
+func (g *migGPU) migDevices() (map[migDeviceKey]migDevice, error) {
+	devices := map[migDeviceKey]migDevice{}
+	err := eachMIGDevice(g.lib, g.device, func(index int, handle Device, err error) error {
+		if err != nil {
+			return err
+		}
+		p, err := identifyPartition(g.lib, handle, index)
+		if err != nil {
+			return fmt.Errorf("MIG device %d: %w", index, err)
+		}
+		devices[migDeviceKey{p.GI, p.CI}] = migDevice{handle: handle, uuid: p.UUID}
+		return nil
+	})
+	return devices, err
+}
+
+// busy says that processes use the GPU or the MIG device, or that the driver
+// does not tell.
+func (g *migGPU) busy(device Device) bool {
+	processes, err := listProcesses(g.lib, device)
+	return err != nil || len(processes) > 0
+}
+
+// withUsers adds to IN_USE who uses the GPU, as far as the driver says.
+func (g *migGPU) withUsers(err error) error {
+	if !errors.Is(err, InUse) {
+		return err
+	}
+	var pids []int
+	processes, _ := listProcesses(g.lib, g.device)
+	for _, p := range processes {
+		pids = append(pids, p.PID)
+	}
+	if pids == nil {
+		return fmt.Errorf("%w, by a program that is in no list of the driver, such as DCGM or the persistence daemon", err)
+	}
+	return fmt.Errorf("%w, by the processes %d", err, pids)
+}
+
+// geometry is how the GPU can be partitioned, as its driver says: the driver knows
+// profiles and GPUs that this program does not. Some drivers list no profiles while
+// MIG mode is off, and old ones do not name them: then, and for the numbers of
+// instances, of which some drivers report too few (mig-parted,
+// cmd/nvidia-mig-parted/… discovery), the published geometry of the GPU is asked
+// too.
+func (g *migGPU) geometry() (mig.Geometry, error) {
+	pci, err := g.lib.DeviceGetPciInfo(g.device)
+	if err != nil {
+		return mig.Geometry{}, err
+	}
+	published, known := mig.GeometryOf(uint16(pci.DeviceID >> 16))
+	g.profiles = map[int]instanceProfile{}
+	var geometry mig.Geometry
+	err = enumerate(func(enum int) (GPUInstanceProfile, error) {
+		return g.lib.DeviceGetGpuInstanceProfileInfo(g.device, enum)
+	}, func(enum int, info GPUInstanceProfile) error {
+		profile, err := g.profileInfo(enum, info, published)
+		g.profiles[info.ID] = instanceProfile{info, profile.Profile}
+		if len(profile.Starts) > 0 && !profile.Profile.IsZero() {
+			geometry.Profiles = append(geometry.Profiles, profile)
+		}
+		return err
+	})
+	if err != nil {
+		return mig.Geometry{}, err
+	}
+	if len(geometry.Profiles) == 0 && known {
+		for _, p := range published.Profiles {
+			g.profiles[p.ID] = instanceProfile{GPUInstanceProfile{ID: p.ID, Slices: p.Profile.Slices}, p.Profile}
+		}
+		return published, nil
+	}
+	for _, p := range geometry.Profiles {
+		geometry.Slices = max(geometry.Slices, p.Profile.Slices)
+		geometry.Slots = max(geometry.Slots, slices.Max(p.Starts)+p.Size)
+	}
+	slices.SortFunc(geometry.Profiles, func(a, b mig.ProfileInfo) int { return a.Profile.Compare(b.Profile) })
+	return geometry, nil
+}
+
+// profileInfo is one profile of the driver with its placements.
+func (g *migGPU) profileInfo(enum int, info GPUInstanceProfile, published mig.Geometry) (mig.ProfileInfo, error) {
+	p := mig.ProfileInfo{Enum: enum, ID: info.ID, Max: info.Instances}
+	if profile, err := info.named(); err == nil {
+		p.Profile = profile.Instance()
+	}
+	for _, other := range published.Profiles {
+		if other.Enum == enum && p.Profile.IsZero() {
+			p.Profile = other.Profile
+		}
+		if other.Enum == enum && p.Profile == other.Profile {
+			p.Max = max(p.Max, other.Max)
+		}
+	}
+	placements, err := listed(g.lib.DeviceGetGpuInstancePossiblePlacements(g.device, info.ID))
+	for _, at := range placements {
+		p.Size = at.Size
+		p.Starts = append(p.Starts, at.Start)
+	}
+	slices.Sort(p.Starts)
+	return p, err
+}
+
+// profileOf is the driver's profile of the GPU instance for the partition.
+func (g *migGPU) profileOf(partition mig.Profile) (instanceProfile, error) {
+	if _, err := g.geometry(); err != nil {
+		return instanceProfile{}, err
+	}
+	for _, p := range g.profiles {
+		if p.profile == partition.Instance() {
+			return p, nil
+		}
+	}
+	return instanceProfile{}, fmt.Errorf("%s: %w", partition, mig.ErrUnknownProfile)
+}
+
+// setMode changes the MIG mode. The driver says in two places whether it could.
+func (g *migGPU) setMode(on bool) error {
+	activation, err := g.lib.DeviceSetMigMode(g.device, on)
+	if err != nil {
+		return err
+	}
+	if activation != Success {
+		return &Error{Call: "DeviceSetMigMode: activation", Return: activation}
+	}
+	return nil
+}
+
+// destroyCompute destroys the compute instance that is the MIG device of that UUID:
+// the IDs of a compute instance are used again.
+func (g *migGPU) destroyCompute(migUUID string) error {
+	devices, err := g.migDevices()
+	if err != nil {
+		return err
+	}
+	for key, device := range devices {
+		if device.uuid != migUUID {
+			continue
+		}
+		instance, err := g.lib.DeviceGetGpuInstanceById(g.device, key.gi)
+		if err != nil {
+			return err
+		}
+		compute, err := g.lib.GpuInstanceGetComputeInstanceById(instance, key.ci)
+		if err == nil {
+			err = g.lib.ComputeInstanceDestroy(compute)
+		}
+		return gone(err)
+	}
+	return nil
+}
+
+// destroyInstance destroys the GPU instance of the step's ID, if it is the one
+// at the step's place.
+func (g *migGPU) destroyInstance(ctx context.Context, step mig.Step) error {
+	instance, err := g.lib.DeviceGetGpuInstanceById(g.device, step.GI)
+	if err != nil {
+		return gone(err)
+	}
+	info, err := g.lib.GpuInstanceGetInfo(instance)
+	if err != nil {
+		return err
+	}
+	if at := info.placement(); at != step.Placement {
+		return fmt.Errorf("GPU instance %d is at %s now", step.GI, at)
+	}
+	for try := 1; ; try++ {
+		err := g.lib.GpuInstanceDestroy(instance)
+		if !errors.Is(err, InUse) || try == settleTries {
+			return gone(err)
+		}
+		select {
+		case <-time.After(settlePause):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// For a moment after its last compute instance went, the driver calls a GPU instance
+// in use. It is tried so often to destroy it, with so long a pause.
+const (
+	settleTries = 4
+	settlePause = 100 * time.Millisecond
+)
+
+// gone says that there being nothing to destroy is as good as having done it.
+func gone(err error) error {
+	if errors.Is(err, NotFound) {
+		return nil
+	}
+	return err
+}
+
+func (g *migGPU) createInstance(step mig.Step) error {
+	profile, err := g.profileOf(step.Profile)
+	if err == nil {
+		_, err = g.lib.DeviceCreateGpuInstanceWithPlacement(g.device, profile.ID, step.Placement)
+	}
+	return err
+}
+
+// createCompute makes a compute instance in the GPU instance at the step's place.
+func (g *migGPU) createCompute(step mig.Step) error {
+	profile, err := g.profileOf(step.Profile)
+	if err != nil {
+		return err
+	}
+	instances, err := g.lib.DeviceGetGpuInstances(g.device, profile.ID)
+	if err != nil {
+		return err
+	}
+	for _, instance := range instances {
+		info, err := g.lib.GpuInstanceGetInfo(instance)
+		if err != nil {
+			return err
+		}
+		if info.placement() != step.Placement {
+			continue
+		}
+		compute := -1
+		err = g.eachComputeProfile(instance, func(p ComputeInstanceProfile) error {
+			if compute < 0 && p.Slices == step.Profile.Compute {
+				compute = p.ID
+			}
+			return nil
+		})
+		switch {
+		case err != nil:
+			return err
+		case compute < 0:
+			return fmt.Errorf("the GPU instance has no compute instances of %d slices", step.Profile.Compute)
+		}
+		_, err = g.lib.GpuInstanceCreateComputeInstance(instance, compute)
+		return err
+	}
+	return fmt.Errorf("there is no GPU instance %s at %s", step.Profile.Instance(), step.Placement)
+}
+
+func (i GPUInstanceInfo) placement() mig.Placement {
+	return mig.Placement{Start: i.Start, Size: i.Size}
 }

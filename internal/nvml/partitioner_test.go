@@ -12,22 +12,23 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/nvmltest"
 )
 
-// firstCut is how the node's first board is cut.
-func firstCut(t *testing.T, lib nvml.Library) (gpu string, cut sharing.Cut) {
+// firstState is how the node's first GPU is partitioned.
+func firstState(t *testing.T, lib nvml.Library) (gpu string, state sharing.MIGState) {
 	t.Helper()
 	gpus, err := nvml.Scan(lib)
 	must(t, err)
-	cut, err = nvml.NewPartitioner(lib, nil).Cut(t.Context(), gpus[0].UUID)
+	state, err = nvml.NewPartitioner(lib, nil).State(t.Context(), gpus[0].UUID)
 	must(t, err)
-	return gpus[0].UUID, cut
+	return gpus[0].UUID, state
 }
 
-// TestCutGeometry holds that the geometry that the driver tells is the published
+// TestStateGeometry checks that the geometry that the driver tells is the published
 // one, with MIG on and off, and when the driver does not name its profiles or
 // does not list them.
-func TestCutGeometry(t *testing.T) {
+func TestStateGeometry(t *testing.T) {
 	for model, pci := range map[string]uint16{"a100-40": 0x20B0, "a100-80": 0x20B2, "h100": 0x2330, "h200": 0x2335, "b200": 0x2901, "a30": 0x20B7} {
 		want, _ := mig.GeometryOf(pci)
 		for name, lib := range map[string]nvml.Library{
@@ -35,17 +36,17 @@ func TestCutGeometry(t *testing.T) {
 			model + " without names": nameless{simulate(t, model)}, model + " without profiles": bare{simulate(t, model)},
 			model + " that counts wrong": stingy{simulate(t, model)},
 		} {
-			_, cut := firstCut(t, lib)
-			if diff := cmp.Diff(want, cut.Geometry); diff != "" {
+			_, state := firstState(t, lib)
+			if diff := cmp.Diff(want, state.Geometry); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", name, diff)
 			}
-			if uint16(cut.Board.Device>>16) != pci {
-				t.Errorf("%s: PCI device %#x, want %#x", name, cut.Board.Device, pci)
+			if uint16(state.GPU.Device>>16) != pci {
+				t.Errorf("%s: PCI device %#x, want %#x", name, state.GPU.Device, pci)
 			}
 		}
 	}
-	if _, cut := firstCut(t, simulate(t, "t4")); len(cut.Geometry.Shapes) > 0 || cut.MIG {
-		t.Errorf("a T4 has %+v, want nothing of MIG", cut)
+	if _, state := firstState(t, simulate(t, "t4")); len(state.Geometry.Profiles) > 0 || state.Enabled {
+		t.Errorf("a T4 has %+v, want nothing of MIG", state)
 	}
 }
 
@@ -65,27 +66,27 @@ func (d stingy) DeviceGetGpuInstanceProfileInfo(device nvml.Device, enum int) (n
 	return info, err
 }
 
-// TestCutLists holds that a listing has what is there: an instance without a
+// TestStateLists checks that a listing has what is there: an instance without a
 // compute instance, several in one, and what is in use or cannot be told.
-func TestCutLists(t *testing.T) {
+func TestStateLists(t *testing.T) {
 	sim := simulate(t, "a100-40+all-enabled")
 	must(t, sim.Init())
 	defer func() { must(t, sim.Shutdown()) }()
-	cut := func(profile, start int, computes ...int) {
+	create := func(profile, start int, computes ...int) {
 		t.Helper()
-		gi, err := sim.CreateGPUInstance(0, profile, start)
+		gi, err := nvmltest.CreateGPUInstance(sim, 0, profile, start)
 		must(t, err)
 		for _, slices := range computes {
-			_, _, err := sim.CreateComputeInstance(0, gi, slices)
+			_, _, err := nvmltest.CreateComputeInstance(sim, 0, gi, slices)
 			must(t, err)
 		}
 	}
-	cut(9, 4)        // 3g.20gb without a compute instance
-	cut(14, 0, 1, 1) // 2g.10gb
-	cut(19, 2, 1)
+	create(9, 4)        // 3g.20gb without a compute instance
+	create(14, 0, 1, 1) // 2g.10gb
+	create(19, 2, 1)
 	must(t, sim.AddProcess(0, 1, 4711, 0))
 
-	gpu, listed := firstCut(t, sim)
+	gpu, listed := firstState(t, sim)
 	var got []string
 	for _, i := range listed.Instances {
 		text := i.Profile.String() + " at " + i.Placement.String()
@@ -106,14 +107,14 @@ func TestCutLists(t *testing.T) {
 	}
 
 	for _, call := range []string{"DeviceGetComputeRunningProcesses", "DeviceGetGraphicsRunningProcesses", "DeviceGetMPSComputeRunningProcesses"} {
-		end := sim.Script(call, simnode.Fault{Return: nvml.Unknown})
-		if _, listed := firstCut(t, sim); !listed.Instances[1].Computes[0].Busy {
+		end := sim.InjectFault(call, simnode.Fault{Return: nvml.Unknown})
+		if _, listed := firstState(t, sim); !listed.Instances[1].Computes[0].Busy {
 			t.Errorf("a partition is free though %s fails", call)
 		}
 		end()
 	}
-	end := sim.Script("DeviceGetGraphicsRunningProcesses", simnode.Fault{Return: nvml.NotSupported})
-	if _, listed := firstCut(t, sim); listed.Instances[1].Computes[0].Busy {
+	end := sim.InjectFault("DeviceGetGraphicsRunningProcesses", simnode.Fault{Return: nvml.NotSupported})
+	if _, listed := firstState(t, sim); listed.Instances[1].Computes[0].Busy {
 		t.Error("a partition is busy because the driver knows no graphics processes")
 	}
 	end()
@@ -123,93 +124,120 @@ func TestCutLists(t *testing.T) {
 		"ComputeInstanceGetInfo": 1, "DeviceGetMigDeviceHandleByIndex": 1, "GpuInstanceGetComputeInstanceProfileInfo": 1,
 		"DeviceGetGpuInstancePossiblePlacements": 1,
 	} {
-		end := sim.Script(call, simnode.Fault{Return: nvml.NoPermission, Skip: skip})
-		if _, err := nvml.NewPartitioner(sim, nil).Cut(t.Context(), gpu); !errors.Is(err, sharing.ErrNoPermission) {
+		end := sim.InjectFault(call, simnode.Fault{Return: nvml.NoPermission, Skip: skip})
+		if _, err := nvml.NewPartitioner(sim, nil).State(t.Context(), gpu); !errors.Is(err, mig.ErrNoPermission) {
 			t.Errorf("%s fails: %v, want no permission", call, err)
 		}
 		end()
 	}
-	if _, err := nvml.NewPartitioner(sim, nil).Cut(t.Context(), "GPU-none"); err == nil {
-		t.Error("a board that is not there is listed")
+	if _, err := nvml.NewPartitioner(sim, nil).State(t.Context(), "GPU-none"); err == nil {
+		t.Error("a GPU that is not there is listed")
 	}
 }
 
-// TestMake holds what each step does and what of it is no error.
-func TestMake(t *testing.T) {
+// TestApply holds what each step does and what of it is no error.
+func TestApply(t *testing.T) {
 	sim := simulate(t, "h100+all-enabled")
-	gpu, _ := firstCut(t, sim)
+	gpu, _ := firstState(t, sim)
 	partitioner := nvml.NewPartitioner(sim, nil)
 	profile, err := mig.ParseProfile("1c.2g.20gb")
 	must(t, err)
 	at := mig.Placement{Start: 2, Size: 2}
 	makes := func(step mig.Step) {
 		t.Helper()
-		must(t, partitioner.Make(t.Context(), gpu, step))
+		must(t, partitioner.Apply(t.Context(), gpu, step))
 	}
 	makes(mig.Step{Action: mig.CreateInstance, Profile: profile.Instance(), Placement: at})
 	makes(mig.Step{Action: mig.CreateCompute, Profile: profile, Placement: at})
-	_, cut := firstCut(t, sim)
-	instance := cut.Instances[0]
+	_, state := firstState(t, sim)
+	instance := state.Instances[0]
 	compute := instance.Computes[0]
 	if instance.Placement != at || instance.Partition(compute) != profile {
-		t.Fatalf("made %+v, want %s at %s", cut.Instances, profile, at)
+		t.Fatalf("made %+v, want %s at %s", state.Instances, profile, at)
 	}
 	destroy := mig.Step{Action: mig.DestroyCompute, Profile: profile, Placement: at, GI: instance.GI, CI: compute.CI, UUID: compute.UUID}
 	whole := mig.Step{Action: mig.DestroyInstance, Profile: profile.Instance(), Placement: at, GI: instance.GI}
-	if err := partitioner.Make(t.Context(), gpu, whole); !errors.Is(err, sharing.ErrInUse) {
+	if err := partitioner.Apply(t.Context(), gpu, whole); !errors.Is(err, mig.ErrInUse) {
 		t.Errorf("destroy an instance with a partition: %v, want in use", err)
 	}
 	must(t, sim.AddProcess(0, 0, 1, 0))
-	if err := partitioner.Make(t.Context(), gpu, destroy); !errors.Is(err, sharing.ErrInUse) {
+	if err := partitioner.Apply(t.Context(), gpu, destroy); !errors.Is(err, mig.ErrInUse) {
 		t.Errorf("destroy a partition with a process: %v, want in use", err)
 	}
 	must(t, sim.RemoveProcess(0, 0, 1))
 	other := destroy
 	other.UUID = "MIG-of-another-time"
 	makes(other)
-	if _, cut := firstCut(t, sim); len(cut.Instances[0].Computes) != 1 {
+	if _, state := firstState(t, sim); len(state.Instances[0].Computes) != 1 {
 		t.Error("another MIG device with the IDs of the step was destroyed")
 	}
 	makes(destroy)
 	makes(destroy)
 	wrong := whole
 	wrong.Placement.Start = 0
-	if err := partitioner.Make(t.Context(), gpu, wrong); err == nil {
+	if err := partitioner.Apply(t.Context(), gpu, wrong); err == nil {
 		t.Error("an instance at another place was destroyed")
 	}
 	// For a moment after its compute instance went it is in use.
-	sim.Script("GpuInstanceDestroy", simnode.Fault{Return: nvml.InUse, Times: 2})
+	sim.InjectFault("GpuInstanceDestroy", simnode.Fault{Return: nvml.InUse, Times: 2})
 	makes(whole)
 	makes(whole)
 	makes(mig.Step{Action: mig.DisableMIG})
-	if _, cut := firstCut(t, sim); cut.MIG || cut.Pending {
+	if _, state := firstState(t, sim); state.Enabled || state.Pending {
 		t.Error("MIG mode is still on")
 	}
 }
 
-// TestMakeModePending holds that a mode which waits for a reset is an error of
-// its own.
-func TestMakeModePending(t *testing.T) {
-	sim := simulate(t, "a100-40")
-	gpu, _ := firstCut(t, sim)
-	partitioner := nvml.NewPartitioner(sim, nil)
-	if err := partitioner.Make(t.Context(), gpu, mig.Step{Action: mig.EnableMIG}); !errors.Is(err, sharing.ErrResetRequired) {
-		t.Errorf("enable MIG before Hopper: %v, want a reset required", err)
-	}
-	if _, cut := firstCut(t, sim); cut.MIG || !cut.Pending {
-		t.Errorf("mode %t, pending %t", cut.MIG, cut.Pending)
-	}
-	must(t, sim.Heal(0))
-	must(t, sim.Init())
-	defer func() { must(t, sim.Shutdown()) }()
-	if _, cut := firstCut(t, sim); !cut.MIG {
-		t.Error("MIG is off after the reset")
+// TestApplyMode checks that a mode which is not active yet is an error that says why,
+// with who uses the GPU as far as that is listed, and that the mode is pending; and that
+// a GPU says whether only a reboot activates it.
+func TestApplyMode(t *testing.T) {
+	for _, test := range []struct {
+		node, world string
+		process     bool
+		want        error
+		says        string
+		reboot      bool
+	}{
+		{"a100-40", "passthrough", false, mig.ErrResetRequired, "activation: RESET_REQUIRED", true},
+		{"h100", "passthrough", false, nil, "", false},
+		{"a100-40", "client=dcgm", false, mig.ErrInUse, "by a program that is in no list of the driver", false},
+		{"a100-40", "", true, mig.ErrInUse, "by the processes [4711]", false},
+		{"a100-40", "own-pids", true, mig.ErrInUse, "by a program that is in no list of the driver", false},
+		{"a100-40", "unprivileged", false, mig.ErrNoPermission, "NO_PERMISSION", false},
+	} {
+		t.Run(test.node+" "+test.world, func(t *testing.T) {
+			sim := simulate(t, test.node)
+			if gpu, state := firstState(t, sim); state.NeedsReboot {
+				t.Errorf("%s needs a reboot on bare metal", gpu)
+			}
+			must(t, sim.SetWorld(test.world))
+			if test.process {
+				must(t, sim.AddProcess(0, simnode.WholeGPU, 4711, 0))
+			}
+			gpus, err := nvml.Scan(sim)
+			must(t, err)
+			err = nvml.NewPartitioner(sim, nil).Apply(t.Context(), gpus[0].UUID, mig.Step{Action: mig.EnableMIG})
+			if !errors.Is(err, test.want) || err != nil && !strings.Contains(err.Error(), test.says) {
+				t.Errorf("enable MIG: %v, want %v that says %q", err, test.want, test.says)
+			}
+			if errors.Is(test.want, mig.ErrNoPermission) {
+				return
+			}
+			if _, state := firstState(t, sim); state.Enabled != (err == nil) || !state.Pending || state.NeedsReboot != test.reboot {
+				t.Errorf("mode %t, pending %t, needs a reboot %t", state.Enabled, state.Pending, state.NeedsReboot)
+			}
+			sim.InjectFault("DeviceGetVirtualizationMode", simnode.Fault{Return: nvml.Unknown})
+			if _, state := firstState(t, sim); state.NeedsReboot {
+				t.Error("a driver that does not tell is not tried")
+			}
+		})
 	}
 }
 
-// TestCutIsExact holds that a board of which a part is not listed, by an answer
-// that there is nothing, is an error and not an emptier board.
-func TestCutIsExact(t *testing.T) {
+// TestStateIsExact checks that a GPU of which a part is not listed, by an answer
+// that there is nothing, is an error and not an emptier GPU.
+func TestStateIsExact(t *testing.T) {
 	for _, call := range []string{
 		"DeviceGetGpuInstanceProfileInfo", "DeviceGetGpuInstances", "GpuInstanceGetComputeInstanceProfileInfo", "GpuInstanceGetComputeInstances",
 	} {
@@ -218,11 +246,11 @@ func TestCutIsExact(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			gpu, whole := firstCut(t, sim)
-			sim.Script(call, simnode.Fault{Return: code})
-			cut, err := nvml.NewPartitioner(sim, nil).Cut(t.Context(), gpu)
-			if err == nil && len(cut.Instances) != len(whole.Instances) {
-				t.Errorf("%s answers %s: %d GPU instances of %d", call, code, len(cut.Instances), len(whole.Instances))
+			gpu, whole := firstState(t, sim)
+			sim.InjectFault(call, simnode.Fault{Return: code})
+			state, err := nvml.NewPartitioner(sim, nil).State(t.Context(), gpu)
+			if err == nil && len(state.Instances) != len(whole.Instances) {
+				t.Errorf("%s answers %s: %d GPU instances of %d", call, code, len(state.Instances), len(whole.Instances))
 			}
 			if err != nil && !strings.Contains(err.Error(), "does not list") {
 				t.Errorf("%s answers %s: %v", call, code, err)
@@ -231,15 +259,15 @@ func TestCutIsExact(t *testing.T) {
 	}
 }
 
-// TestPartitionerMinds holds that a board which was let go of for its mode is
-// taken up again, whatever came of it, and that another board which cannot be
+// TestPartitionerMinds checks that a GPU which was let go of for its mode is
+// taken up again, whatever came of it, and that another GPU which cannot be
 // read is in nobody's way.
 func TestPartitionerMinds(t *testing.T) {
 	sim, err := simnode.New("h100x2")
 	must(t, err)
 	gpus, err := nvml.Scan(sim)
 	must(t, err)
-	_, err = sim.ScriptGPU(0, "DeviceGetUUID", simnode.Fault{Return: nvml.GPUIsLost})
+	_, err = sim.InjectGPUFault(0, "DeviceGetUUID", simnode.Fault{Return: nvml.GPUIsLost})
 	must(t, err)
 	quiet := 0
 	p := nvml.NewPartitioner(sim, func(context.Context, string) (func(), error) {
@@ -247,12 +275,12 @@ func TestPartitionerMinds(t *testing.T) {
 		return func() { quiet-- }, nil
 	})
 	for _, on := range []mig.Action{mig.EnableMIG, mig.DisableMIG} {
-		must(t, p.Make(t.Context(), gpus[1].UUID, mig.Step{Action: on, GI: -1, CI: -1}))
+		must(t, p.Apply(t.Context(), gpus[1].UUID, mig.Step{Action: on, GI: -1, CI: -1}))
 	}
-	if err := p.Make(t.Context(), gpus[0].UUID, mig.Step{Action: mig.EnableMIG, GI: -1, CI: -1}); !errors.Is(err, nvml.GPUIsLost) || !strings.Contains(err.Error(), "read GPU 0") {
-		t.Errorf("of the board that cannot be read: %v", err)
+	if err := p.Apply(t.Context(), gpus[0].UUID, mig.Step{Action: mig.EnableMIG, GI: -1, CI: -1}); !errors.Is(err, nvml.GPUIsLost) || !strings.Contains(err.Error(), "read GPU 0") {
+		t.Errorf("of the GPU that cannot be read: %v", err)
 	}
 	if quiet != 0 {
-		t.Errorf("%d boards are not listened to any more", quiet)
+		t.Errorf("%d GPUs are not listened to any more", quiet)
 	}
 }

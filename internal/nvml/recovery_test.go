@@ -1,29 +1,34 @@
 package nvml_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/nvmltest"
 )
 
-// memory is a Store and an Observer.
+// memory is a Store.
 type memory struct {
-	kept    []sharing.FatalHealth
-	saves   int
-	mu      sync.Mutex
-	err     error
-	changes []sharing.HealthChange
+	kept  []nvml.FatalHealth
+	saves int
+	mu    sync.Mutex
+	err   error
 }
 
-func (m *memory) Load() ([]sharing.FatalHealth, error) { return m.kept, m.fails() }
+func (m *memory) Load() ([]nvml.FatalHealth, error) { return m.kept, m.fails() }
 
 func (m *memory) fails() error {
 	m.mu.Lock()
@@ -37,7 +42,7 @@ func (m *memory) fail(err error) {
 	m.err = err
 }
 
-func (m *memory) Save(list []sharing.FatalHealth) error {
+func (m *memory) Save(list []nvml.FatalHealth) error {
 	m.saves++
 	err := m.fails()
 	if err == nil {
@@ -46,17 +51,18 @@ func (m *memory) Save(list []sharing.FatalHealth) error {
 	return err
 }
 
-func (m *memory) HealthChanged(c sharing.HealthChange) { m.changes = append(m.changes, c) }
-
-// way is what the observer was told of the unit.
-func (m *memory) way(unit string) []string {
-	var way []string
-	for _, c := range m.changes {
+// changesOf are the changes of the unit's health in a log of JSON lines.
+func changesOf(t *testing.T, log *bytes.Buffer, unit string) []string {
+	t.Helper()
+	var changes []string
+	for line := range bytes.Lines(log.Bytes()) {
+		var c struct{ Index, To, Cause, Fault, Was string }
+		must(t, json.Unmarshal(line, &c))
 		if c.Index == unit {
-			way = append(way, string(c.State)+" by "+string(c.Cause)+": "+c.Reason)
+			changes = append(changes, c.To+" by "+c.Cause+": "+c.Fault+c.Was)
 		}
 	}
-	return way
+	return changes
 }
 
 func selector(t *testing.T, text string) sharing.Selector {
@@ -66,14 +72,14 @@ func selector(t *testing.T, text string) sharing.Selector {
 	return s
 }
 
-// TestSuspectRecovers holds that a unit recovers from a suspect error by itself,
-// after the quiet time, that it takes longer when it flaps, and who is told.
+// TestSuspectRecovers checks that a unit recovers from a suspect error by itself,
+// after the quiet time, that it takes longer when it flaps, and what the log says.
 func TestSuspectRecovers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		sim, told := simulate(t, "a30x4"), &memory{}
-		w := watchWith(t, sim, nvml.Options{Observer: told})
+		sim, log := simulate(t, "a30x4"), &bytes.Buffer{}
+		w := watchWith(t, sim, nvml.Options{Logger: slog.New(slog.NewJSONHandler(log, nil))})
 		for _, quiet := range []time.Duration{5 * time.Minute, 10 * time.Minute, 20 * time.Minute} {
-			must(t, sim.XID(1, 94, nvml.WholeBoard, nvml.WholeBoard))
+			must(t, sim.XID(1, 94, nvml.WholeGPU, nvml.WholeGPU))
 			synctest.Wait()
 			w.expect("after the XID", map[string]string{"1": "XID 94"})
 			after(quiet - 11*time.Second)
@@ -86,7 +92,7 @@ func TestSuspectRecovers(t *testing.T) {
 			"suspect by xid: XID 94", "healthy by quiet: XID 94",
 			"suspect by xid: XID 94", "healthy by quiet: XID 94",
 		}
-		if diff := cmp.Diff(want, told.way("1")); diff != "" {
+		if diff := cmp.Diff(want, changesOf(t, log, "1")); diff != "" {
 			t.Errorf("changes (-want +got):\n%s", diff)
 		}
 		report := w.Health()
@@ -101,14 +107,14 @@ func TestSuspectRecovers(t *testing.T) {
 	})
 }
 
-// TestSuspectNeedsProbes holds that time alone ends no suspicion: while the
-// board cannot be probed, the quiet time does not end.
+// TestSuspectNeedsProbes checks that time alone ends no suspicion: while the
+// GPU cannot be probed, the quiet time does not end.
 func TestSuspectNeedsProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
 		w := watch(t, sim)
-		must(t, sim.XID(0, 94, nvml.WholeBoard, nvml.WholeBoard))
-		end := sim.Script("DeviceGetMemoryInfo", simnode.Fault{Return: nvml.Unknown})
+		must(t, sim.XID(0, 94, nvml.WholeGPU, nvml.WholeGPU))
+		end := sim.InjectFault("DeviceGetMemoryInfo", simnode.Fault{Return: nvml.Unknown})
 		after(10 * time.Minute)
 		w.expect("while probes fail", map[string]string{"0": "XID 94, memory query: UNKNOWN"})
 		end()
@@ -119,14 +125,14 @@ func TestSuspectNeedsProbes(t *testing.T) {
 	})
 }
 
-// TestIgnoredXIDOnlyCounts holds that nothing else comes of it, and that rules
+// TestIgnoredXIDOnlyCounts checks that nothing else comes of it, and that rules
 // which change hold for what comes after.
 func TestIgnoredXIDOnlyCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
 		w := watch(t, sim)
 		xid := func(code uint64) {
-			must(t, sim.XID(0, code, nvml.WholeBoard, nvml.WholeBoard))
+			must(t, sim.XID(0, code, nvml.WholeGPU, nvml.WholeGPU))
 			synctest.Wait()
 		}
 		xid(13)
@@ -137,16 +143,16 @@ func TestIgnoredXIDOnlyCounts(t *testing.T) {
 		}
 		rules := sharing.DefaultHealthRules()
 		rules.XIDs[13], rules.XIDs[79], rules.TemperatureLimit = sharing.FatalError, sharing.IgnoreError, 50
-		w.SetHealth(rules)
+		w.SetHealthRules(rules)
 		after(time.Minute)
 		w.expect("with other rules", nil)
 		xid(79)
 		xid(12345)
 		xid(13)
 		w.expect("after a fatal one", map[string]string{"0": "XID 13, XID 12345"})
-		must(t, sim.Temperature(0, 60))
+		must(t, sim.SetTemperature(0, 60))
 		after(11 * time.Second)
-		w.expect("warmer than the new limit", map[string]string{"0": "XID 13, XID 12345, temperature 60 °C above 50 °C"})
+		w.expect("warmer than the new limit", map[string]string{"0": "XID 13, XID 12345, temperature above 50 °C"})
 		uuid := uuids(func() []sharing.GPU { gpus, _ := w.Inventory(); return gpus }())[0]
 		want := []sharing.XIDCount{
 			{GPU: uuid, XID: "13", Action: sharing.FatalError, Count: 1},
@@ -160,46 +166,296 @@ func TestIgnoredXIDOnlyCounts(t *testing.T) {
 	})
 }
 
-// TestOperatorClears holds that a word of an operator ends what no probe does.
+// TestRowRemap checks that a memory row that waits for a reset is told, and is a fault only
+// if the rules say so.
+func TestRowRemap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a30x4")
+		w := watch(t, sim)
+		pending := func(want bool) {
+			t.Helper()
+			for _, m := range w.Health().Monitors {
+				if gpus, _ := w.Inventory(); m.RowRemapPending != (want && m.GPU == gpus[2].UUID) {
+					t.Errorf("row remapping of %s is pending: %t", m.GPU, m.RowRemapPending)
+				}
+			}
+		}
+		must(t, sim.Repair(2))
+		after(11 * time.Second)
+		w.expect("by default", nil)
+		pending(true)
+		rules := sharing.DefaultHealthRules()
+		rules.RowRemap = true
+		w.SetHealthRules(rules)
+		after(11 * time.Second)
+		w.expect("by the rules", map[string]string{"2": "row remapping waits for a reset"})
+		w.SetHealthRules(sharing.DefaultHealthRules())
+		after(21 * time.Second)
+		w.expect("by default again", nil)
+		pending(true)
+		must(t, sim.Heal(2))
+		after(11 * time.Second)
+		pending(false)
+	})
+}
+
+// strict are rules by which XID 109 is fatal, also for a partition alone.
+func strict() sharing.HealthRules {
+	rules := sharing.DefaultHealthRules()
+	rules.XIDs[109] = sharing.FatalError
+	return rules
+}
+
+// TestOperatorClears checks that a word of an operator ends what no probe does.
 func TestOperatorClears(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		sim, told := simulate(t, "dgx-a100+all-balanced"), &memory{}
-		w := watchWith(t, sim, nvml.Options{Observer: told})
-		must(t, sim.XID(0, 79, nvml.WholeBoard, nvml.WholeBoard))
-		must(t, sim.XID(0, 95, 3, 0))
+		sim, log := simulate(t, "dgx-a100+all-balanced"), &bytes.Buffer{}
+		w := watchWith(t, sim, nvml.Options{Logger: slog.New(slog.NewJSONHandler(log, nil))})
+		w.SetHealthRules(strict())
+		must(t, sim.XID(0, 79, nvml.WholeGPU, nvml.WholeGPU))
+		must(t, sim.XID(0, 109, 3, 0))
 		after(time.Hour)
-		w.expect("after an hour", map[string]string{"0": "XID 79", "0:2": "XID 95"})
+		w.expect("after an hour", map[string]string{"0": "XID 79", "0:2": "XID 109"})
 		units, err := w.ClearHealth(context.Background(), selector(t, "0:2"))
 		must(t, err)
 		if len(units) != 1 || units[0].State != sharing.Recovering || units[0].Index != "0:2" {
 			t.Errorf("cleared %+v", units)
 		}
-		w.expect("when one was cleared", map[string]string{"0": "XID 79", "0:2": "recovering from XID 95"})
+		w.expect("when one was cleared", map[string]string{"0": "XID 79", "0:2": "recovering from XID 109"})
 		after(11 * time.Second)
 		w.expect("a probe later", map[string]string{"0": "XID 79"})
 		_, err = w.ClearHealth(context.Background(), selector(t, "0"))
 		must(t, err)
 		after(11 * time.Second)
-		w.expect("when the board was cleared", nil)
+		w.expect("when the GPU was cleared", nil)
 		if _, err := w.ClearHealth(context.Background(), selector(t, "8")); err == nil {
 			t.Error("cleared a GPU that there is not")
 		}
-		want := []string{"unhealthy by xid: XID 95", "recovering by operator: XID 95", "healthy by probe: XID 95"}
-		if diff := cmp.Diff(want, told.way("0:2")); diff != "" {
+		want := []string{"unhealthy by xid: XID 109", "recovering by operator: XID 109", "healthy by probe: XID 109"}
+		if diff := cmp.Diff(want, changesOf(t, log, "0:2")); diff != "" {
 			t.Errorf("changes (-want +got):\n%s", diff)
 		}
 	})
 }
 
-// TestOrdersEnd holds that an order to a Node that does not watch ends.
-func TestOrdersEnd(t *testing.T) {
+// TestRequestsEnd checks that an order to a Node that does not watch ends.
+func TestRequestsEnd(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	node := nvml.NewNode(simulate(t, "t4"), nvml.Options{Store: &memory{}})
 	if _, err := node.ClearHealth(ctx, selector(t, "0")); err == nil {
 		t.Error("cleared by a Node that does not watch")
 	}
-	if err := node.TakeOver(ctx); err == nil {
+	if err := node.RestoreHealth(ctx); err == nil {
 		t.Error("took over without watching")
 	}
+}
+
+// TestFatalSurvivesRestart lets one program keep what it saw and another one
+// take it over, on a node to which something may have happened in between.
+func TestFatalSurvivesRestart(t *testing.T) {
+	fatal := map[string]string{"0": "XID 79", "1:0": "XID 109"}
+	tests := []struct {
+		name string
+		// between is what happens to what was kept, and to the new node.
+		between func(*testing.T, *memory, *simnode.Node)
+		boot    string
+		want    map[string]string
+	}{
+		{"the same boot", func(*testing.T, *memory, *simnode.Node) {}, "first", fatal},
+		{"another boot", func(*testing.T, *memory, *simnode.Node) {}, "second", nil},
+		{"an unknown boot", func(*testing.T, *memory, *simnode.Node) {}, "", fatal},
+		{"another driver", func(_ *testing.T, m *memory, _ *simnode.Node) {
+			for i := range m.kept {
+				m.kept[i].Driver = "570.00"
+			}
+		}, "first", nil},
+		{"a partition that is no more", func(t *testing.T, _ *memory, sim *simnode.Node) {
+			must(t, sim.Init())
+			must(t, nvmltest.DestroyComputeInstance(sim, 1, 1, 0))
+			must(t, sim.Shutdown())
+		}, "first", map[string]string{"0": "XID 79"}},
+		{"a GPU that is no more", func(t *testing.T, _ *memory, sim *simnode.Node) { must(t, sim.Remove(0)) },
+			"first", map[string]string{"0:0": "XID 109"}},
+		{"nothing can be read", func(_ *testing.T, m *memory, _ *simnode.Node) { m.kept, m.err = nil, errors.New("disk") }, "first", nil},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			store := &memory{}
+			synctest.Test(t, func(t *testing.T) {
+				sim := simulate(t, "a30x4+all-balanced")
+				w := watchWith(t, sim, nvml.Options{Store: store, Boot: "first"})
+				w.SetHealthRules(strict())
+				must(t, sim.XID(2, 79, nvml.WholeGPU, nvml.WholeGPU))
+				synctest.Wait()
+				must(t, sim.Heal(2))
+				after(time.Minute)
+				must(t, sim.XID(0, 79, nvml.WholeGPU, nvml.WholeGPU))
+				must(t, sim.XID(1, 109, 1, 0))
+				must(t, sim.XID(3, 94, nvml.WholeGPU, nvml.WholeGPU))
+				synctest.Wait()
+				if store.saves > 0 {
+					t.Fatalf("saved %d times before it serves the node", store.saves)
+				}
+				must(t, w.RestoreHealth(context.Background()))
+				synctest.Wait()
+				if store.saves != 1 || len(store.kept) != 2 {
+					t.Fatalf("saved %d times, %+v", store.saves, store.kept)
+				}
+				after(time.Minute)
+				if store.saves != 1 {
+					t.Errorf("saved %d times without news", store.saves)
+				}
+			})
+			synctest.Test(t, func(t *testing.T) {
+				sim := simulate(t, "a30x4+all-balanced")
+				test.between(t, store, sim)
+				w := watchWith(t, sim, nvml.Options{Store: store, Boot: test.boot})
+				w.expect("before it takes over", nil)
+				must(t, w.RestoreHealth(context.Background()))
+				w.expect("when it has taken over", test.want)
+				after(time.Hour)
+				w.expect("an hour later", test.want)
+				if store.err == nil && len(store.kept) != len(test.want) {
+					t.Errorf("kept %+v", store.kept)
+				}
+			})
+		})
+	}
+}
+
+// TestFatalBeforeTheDriver checks that what was kept waits for its GPU, also
+// over another restart, and is over when the GPU has been away.
+func TestFatalBeforeTheDriver(t *testing.T) {
+	gpus, err := nvml.Scan(simulate(t, "a30x4"))
+	must(t, err)
+	kept := []nvml.FatalHealth{
+		{GPU: gpus[0].UUID, Unit: gpus[0].UUID, Reasons: []string{"XID 79"}, Since: time.Unix(1, 0).UTC()},
+		{GPU: gpus[2].UUID, Unit: gpus[2].UUID, Reasons: []string{"XID 48"}, Since: time.Unix(2, 0).UTC()},
+		{GPU: gpus[3].UUID, Unit: gpus[3].UUID, Reasons: []string{"XID 48"}, Since: time.Unix(2, 0).UTC()},
+	}
+	slices.SortFunc(kept, func(a, b nvml.FatalHealth) int { return strings.Compare(a.Unit, b.Unit) })
+	synctest.Test(t, func(t *testing.T) {
+		sim, store := simulate(t, "a30x4"), &memory{kept: kept}
+		must(t, sim.Lose(2))
+		_, err := sim.InjectGPUFault(3, "DeviceGetUUID", simnode.Fault{Return: nvml.Unknown, Times: 1})
+		must(t, err)
+		end := sim.InjectFault("Init", simnode.Fault{Return: nvml.LibraryNotFound})
+		w := watchWith(t, sim, nvml.Options{Store: store})
+		must(t, w.RestoreHealth(context.Background()))
+		if _, err := w.Inventory(); !errors.Is(err, nvml.LibraryNotFound) {
+			t.Errorf("taken over without a driver: %v", err)
+		}
+		if diff := cmp.Diff(kept, store.kept); diff != "" {
+			t.Errorf("without a driver it keeps (-want +got):\n%s", diff)
+		}
+		end()
+		after(2 * time.Second)
+		w.expect("with the driver", map[string]string{"0": "XID 79"})
+		after(rescan)
+		w.expect("when the last GPU can be read", map[string]string{"0": "XID 79", "3": "XID 48"})
+		if since := w.Health().Units[0].Since; !since.Equal(time.Unix(1, 0)) {
+			t.Errorf("unhealthy since %v, want since it was found", since)
+		}
+		must(t, sim.Heal(2))
+		after(time.Minute)
+		w.expect("when the lost GPU is back", map[string]string{"0": "XID 79", "3": "XID 48"})
+	})
+}
+
+// TestStoreFails checks that it is tried again, and takes nothing away.
+func TestStoreFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim, store := simulate(t, "t4"), &memory{err: errors.New("disk full")}
+		w := watchWith(t, sim, nvml.Options{Store: store})
+		must(t, w.RestoreHealth(context.Background()))
+		must(t, sim.XID(0, 79, nvml.WholeGPU, nvml.WholeGPU))
+		after(time.Minute)
+		w.expect("unkept", map[string]string{"0": "XID 79"})
+		store.fail(nil)
+		after(11 * time.Second)
+		if len(store.kept) != 1 {
+			t.Errorf("kept %+v", store.kept)
+		}
+	})
+}
+
+// stuckStore is a store whose Save does not return before it is let go.
+type stuckStore struct {
+	memory
+	saving, letGo chan struct{}
+}
+
+func (s *stuckStore) Save(list []nvml.FatalHealth) error {
+	s.saving <- struct{}{}
+	<-s.letGo
+	return s.memory.Save(list)
+}
+
+// TestFaultIsPublishedBeforeItIsSaved checks that neither a fatal fault nor the
+// next one waits for the disk, that the newest state is what is saved in the end,
+// and that Watch does not end before that.
+func TestFaultIsPublishedBeforeItIsSaved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a30x4")
+		store := &stuckStore{saving: make(chan struct{}, 9), letGo: make(chan struct{})}
+		w := watchWith(t, sim, nvml.Options{Store: store})
+		must(t, w.RestoreHealth(context.Background()))
+		changes := w.changes
+		must(t, sim.XID(0, 79, nvml.WholeGPU, nvml.WholeGPU))
+		synctest.Wait()
+		w.expect("while it is being saved", map[string]string{"0": "XID 79"})
+		if len(store.saving) != 1 || w.changes != changes+1 {
+			t.Errorf("%d saves begun, changed called %d times, want 1 each", len(store.saving), w.changes-changes)
+		}
+		must(t, sim.XID(1, 79, nvml.WholeGPU, nvml.WholeGPU))
+		must(t, sim.XID(2, 79, nvml.WholeGPU, nvml.WholeGPU))
+		synctest.Wait()
+		w.expect("while the first is still being saved", map[string]string{"0": "XID 79", "1": "XID 79", "2": "XID 79"})
+		go func() { <-time.After(400 * time.Millisecond); close(store.letGo) }()
+		if err := w.stop(); err != nil {
+			t.Error(err)
+		}
+		if len(store.saving) != 2 || len(store.kept) != 3 {
+			t.Errorf("%d saves, kept %+v at the end, want 2 and all three", len(store.saving), store.kept)
+		}
+	})
+}
+
+// TestWatchEndsBesideAStuckDisk checks that Watch waits no longer for a disk than
+// for a driver, and says so.
+func TestWatchEndsBesideAStuckDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "t4")
+		store := &stuckStore{saving: make(chan struct{}, 9), letGo: make(chan struct{})}
+		w := watchWith(t, sim, nvml.Options{Store: store})
+		must(t, w.RestoreHealth(context.Background()))
+		must(t, sim.XID(0, 79, nvml.WholeGPU, nvml.WholeGPU))
+		synctest.Wait()
+		began := time.Now()
+		err := w.stop()
+		if took := time.Since(began); err == nil || !strings.Contains(err.Error(), "fatal errors") || took > time.Second {
+			t.Errorf("Watch ended with %v after %s", err, took)
+		}
+		close(store.letGo)
+	})
+}
+
+// TestRestoreBeforeTheFirstScan checks that it makes nothing of GPUs that were
+// not read yet.
+func TestRestoreBeforeTheFirstScan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "t4")
+		sim.InjectFault("Init", simnode.Fault{Delay: time.Second})
+		w := watchWith(t, sim, nvml.Options{Store: &memory{}})
+		must(t, w.RestoreHealth(context.Background()))
+		if gpus, err := w.Inventory(); gpus != nil || !errors.Is(err, sharing.ErrNotRead) {
+			t.Errorf("Inventory() = %v, %v, want none and ErrNotRead", gpus, err)
+		}
+		after(2 * time.Second)
+		w.expect("after the first look", nil)
+		if w.changes != 1 {
+			t.Errorf("changed was called %d times, want once", w.changes)
+		}
+	})
 }

@@ -1,21 +1,26 @@
 package nvml
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
 
 	"github.com/virgate/virgate/sharing"
 )
 
-// Scan opens the library, looks at the node once and closes the library again.
+// Scan opens the library, reads the node's GPUs once and closes the library.
 //
-// The GPUs are by index. A GPU or partition that cannot be read hides no other:
-// it is left out, and the error, which then comes beside the GPUs, says why. A
-// node without GPUs has none and no error. When the driver cannot be opened, or
-// does not list its GPUs, there are no GPUs and an error; errors.Is finds the
-// return code in it.
-func Scan(lib Library) (gpus []sharing.GPU, err error) {
+// The GPUs are sorted by index. A GPU or partition that cannot be read does not
+// hide the others: it is left out, and the error, which then comes with the
+// GPUs, says why. A node without GPUs is no error. When the driver cannot be
+// opened or does not list its GPUs, there are no GPUs, and errors.Is finds the
+// return code in the error. GPUs that are known have their known indexes.
+func Scan(lib Library, known ...KnownGPU) (gpus []sharing.GPU, err error) {
 	if err := lib.Init(); err != nil {
 		return nil, fmt.Errorf("open the driver: %w", err)
 	}
@@ -24,15 +29,342 @@ func Scan(lib Library) (gpus []sharing.GPU, err error) {
 			err = errors.Join(err, fmt.Errorf("close the driver: %w", closing))
 		}
 	}()
-	boards := newScanner(lib, newActivity(), map[string]bool{})
-	defer boards.looking.Wait()
+	scanner := newScanner(lib, map[string]bool{})
+	defer scanner.reads.Wait()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	p := boards.scan(ctx)
-	if p.err != nil {
-		return nil, p.err
+	scanned := scanner.scan(ctx)
+	if scanned.err != nil {
+		return nil, scanned.err
 	}
-	seen := newLedger()
-	seen.enter(p, moment{rules: sharing.DefaultHealthRules()})
-	return seen.inventory(), p.problems
+	seen, now := newTracker(), moment{rules: sharing.DefaultHealthRules()}
+	seen.remember(known, "", now)
+	seen.addScan(scanned, now)
+	return seen.inventory(), scanned.problems
+}
+
+// scanner reads all GPUs at once, and keeps their handles because looking one up
+// takes up to ten seconds on a busy node. A GPU that answers slowly is left out of
+// the scan; its result is handled when it comes. One goroutine uses the scanner.
+type scanner struct {
+	lib      Library
+	topology topology
+	indices  []*gpuIndex
+	// handles are those by which GPUs were last read, by UUID, and lost has the
+	// UUIDs of those that have answered GPU_IS_LOST since. Nothing else is left of
+	// a reset between two scans, so both outlive an enumeration.
+	handles map[string]Device
+	lost    map[string]bool
+	// results come from the reads that are in flight, also between scans.
+	results  chan result
+	inFlight int
+	reads    sync.WaitGroup
+	// scannedOnce says that the first scan is over.
+	scannedOnce bool
+}
+
+// How long a scan waits for GPUs. The first one waits for all, since a GPU that
+// is missing in it seems not to be in the node; a hung call fails before that.
+const (
+	firstPatience = 35 * time.Second
+	patience      = 2 * time.Second
+)
+
+// gpuIndex is an index of the driver's enumeration, with the GPU that was found
+// there. While beingRead is set, the reading goroutine owns both.
+type gpuIndex struct {
+	index int
+	// gpu is nil where none could be identified.
+	gpu       *knownGPU
+	beingRead bool
+}
+
+// result is what came of reading the GPU at an index.
+type result struct {
+	*gpuIndex
+	// keep is the GPU to keep for the next read. One that cannot be replaced is
+	// kept, because what its handle answers later tells a reset from a hiccup.
+	keep    *knownGPU
+	reading reading
+	err     error
+	// lost are the handles that answered GPU_IS_LOST; newHandle says that a new one
+	// works.
+	lost      []Device
+	newHandle bool
+}
+
+// scanResult is what a scan or probe of the GPUs found.
+type scanResult struct {
+	// driver is the driver's version, "" when it does not tell.
+	driver   string
+	readings []reading
+	// unreadable says what is wrong with each known GPU that could not be read, by
+	// UUID. pending are those that have not answered yet.
+	unreadable map[string]finding
+	pending    map[string]bool
+	// complete says that the driver was asked for all its GPUs. uncertain says
+	// that a known GPU may be there all the same, at an index that could not be
+	// read.
+	complete, uncertain bool
+	// lostThere says that a GPU answers GPU_IS_LOST of which nobody knows which it is,
+	// maybe a known one that is not found elsewhere.
+	lostThere bool
+	// problems say what could not be read, joined; nil when all could be.
+	problems error
+	// err says that nothing could be read; the rest is then empty.
+	err error
+}
+
+// errListedTwice says that two indices name one GPU: one of them has a handle
+// from before the GPUs changed places.
+var errListedTwice = errors.New("the driver lists one GPU twice")
+
+// newScanner returns a scanner that knows no GPU. lost may come from a scanner
+// of an earlier session with the driver.
+func newScanner(lib Library, lost map[string]bool) *scanner {
+	return &scanner{lib: lib, topology: topology{lib: lib, levels: map[[2]Device]string{}}, lost: lost, handles: map[string]Device{}, results: make(chan result)}
+}
+
+// scan reads every GPU that the driver lists. It fails as a whole only when the
+// driver does not answer or ctx ends.
+func (s *scanner) scan(ctx context.Context) scanResult {
+	scanned := s.enumerate(ctx)
+	if errors.Is(scanned.err, errListedTwice) {
+		s.indices = nil
+		scanned = s.enumerate(ctx)
+	}
+	return scanned
+}
+
+func (s *scanner) enumerate(ctx context.Context) scanResult {
+	count, err := s.lib.DeviceGetCount()
+	if err != nil {
+		return scanResult{err: fmt.Errorf("list the GPUs: %w", err)}
+	}
+	if count != len(s.indices) {
+		// The results of reads in flight will be ignored: their indices are gone.
+		s.indices = make([]*gpuIndex, count)
+		for index := range s.indices {
+			s.indices[index] = &gpuIndex{index: index}
+		}
+	}
+	return s.readAll(ctx, true)
+}
+
+// probe reads the condition of the known GPUs. It does not enumerate them, so it
+// cannot say that one is missing.
+func (s *scanner) probe(ctx context.Context) scanResult {
+	probed := s.readAll(ctx, false)
+	if errors.Is(probed.err, errListedTwice) {
+		return s.scan(ctx)
+	}
+	probed.complete = false
+	return probed
+}
+
+// readAll reads the GPUs at all indices that are not being read already.
+func (s *scanner) readAll(ctx context.Context, whole bool) scanResult {
+	waiting, handles := map[*gpuIndex]bool{}, maps.Clone(s.handles)
+	for _, i := range s.indices {
+		if !i.beingRead {
+			i.beingRead, waiting[i] = true, true
+			s.start(ctx, func() result { return i.read(s.lib, whole, handles) })
+		}
+	}
+	limit := patience
+	if !s.scannedOnce {
+		limit = firstPatience
+	}
+	enough := time.After(limit)
+	var results []result
+	for late := false; len(waiting) > 0 && !late; {
+		select {
+		case r := <-s.results:
+			delete(waiting, r.gpuIndex)
+			if s.handle(r) {
+				results = append(results, r)
+			}
+		case <-enough:
+			late = true
+		case <-ctx.Done():
+			return scanResult{err: ctx.Err()}
+		}
+	}
+	s.scannedOnce = true
+	return s.merge(results)
+}
+
+// start reads in a goroutine of its own.
+func (s *scanner) start(ctx context.Context, read func() result) {
+	s.inFlight++
+	s.reads.Go(func() { send(ctx, s.results, read()) })
+}
+
+// handle takes note of a finished read, and says whether its index is part of
+// the current enumeration.
+func (s *scanner) handle(r result) bool {
+	s.inFlight--
+	r.beingRead = false
+	for uuid, handle := range s.handles {
+		if slices.Contains(r.lost, handle) {
+			s.lost[uuid] = true
+		}
+	}
+	return slices.Contains(s.indices, r.gpuIndex)
+}
+
+// late makes a scan of a result that came between scans.
+func (s *scanner) late(r result) scanResult {
+	if !s.handle(r) {
+		return scanResult{}
+	}
+	scanned := s.merge([]result{r})
+	scanned.complete = false
+	return scanned
+}
+
+// merge makes a scan of the results, and keeps their GPUs for the next one.
+func (s *scanner) merge(results []result) scanResult {
+	slices.SortFunc(results, func(a, b result) int { return cmp.Compare(a.index, b.index) })
+	seen := map[string]bool{}
+	for _, r := range results {
+		if uuid := r.reading.gpu.UUID; r.err == nil && seen[uuid] {
+			return scanResult{err: errListedTwice}
+		} else if r.err == nil {
+			seen[uuid] = true
+		}
+	}
+	scanned := scanResult{complete: true, unreadable: map[string]finding{}, pending: map[string]bool{}}
+	var problems []error
+	for _, r := range results {
+		before := r.gpu
+		r.gpu = r.keep
+		if err := cmp.Or(r.err, r.reading.problems); err != nil {
+			problems = append(problems, fmt.Errorf("read GPU %d: %w", r.index, err))
+		}
+		switch {
+		case r.err == nil:
+			uuid := r.reading.gpu.UUID
+			r.reading.reset = r.newHandle && s.lost[uuid]
+			delete(s.lost, uuid)
+			s.handles[uuid] = r.reading.device
+			scanned.readings = append(scanned.readings, r.reading)
+		case before != nil && errors.Is(r.err, GPUIsLost):
+			scanned.unreadable[before.fixed.UUID] = lostFinding()
+		case before != nil && errors.Is(r.err, NoPermission):
+			scanned.pending[before.fixed.UUID] = true // No fault of the GPU.
+		case before != nil:
+			scanned.unreadable[before.fixed.UUID] = unreadableFinding(r.err)
+		case errors.Is(r.err, GPUIsLost):
+			scanned.lostThere = true
+		default:
+			scanned.uncertain = true
+		}
+	}
+	var known []*knownGPU
+	for _, i := range s.indices {
+		switch {
+		case i.gpu != nil:
+			known = append(known, i.gpu)
+			if i.beingRead {
+				scanned.pending[i.gpu.fixed.UUID] = true
+			}
+		case i.beingRead:
+			scanned.complete = false
+		}
+	}
+	// The links of a GPU that is being read do not change.
+	links := s.topology.links(known)
+	for i := range scanned.readings {
+		scanned.readings[i].gpu.Links = links[scanned.readings[i].gpu.UUID]
+	}
+	scanned.problems = errors.Join(problems...)
+	return scanned
+}
+
+// lastProbe waits for all reads and then asks every handle once more, also those
+// of GPUs that are at no index: closing the driver loses what they tell of a
+// reset. It leaves that in lost, and does nothing when ctx has ended, since
+// nobody will want to know.
+func (s *scanner) lastProbe(ctx context.Context) {
+	s.wait(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	for _, handle := range s.handles {
+		s.start(ctx, func() result {
+			r := result{gpuIndex: &gpuIndex{}}
+			if answersLost(s.lib, handle) {
+				r.lost = []Device{handle}
+			}
+			return r
+		})
+	}
+	s.wait(ctx)
+}
+
+// wait handles all reads in flight, unless ctx ends.
+func (s *scanner) wait(ctx context.Context) {
+	for s.inFlight > 0 {
+		select {
+		case r := <-s.results:
+			s.handle(r)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// read reads the GPU at the index: by its handle if it has one, with a probe
+// unless the whole is wanted, and otherwise by a new handle. handles are those
+// by which GPUs were last read, by UUID, maybe at another index.
+func (i *gpuIndex) read(lib Library, whole bool, handles map[string]Device) result {
+	r := result{gpuIndex: i, keep: i.gpu}
+	if i.gpu != nil {
+		if !whole {
+			if r.reading, r.err = i.gpu.probe(lib); r.err == nil {
+				return r
+			}
+		}
+		if r.reading, r.err = i.gpu.read(lib); r.err == nil {
+			return r
+		}
+		if _, hung := errors.AsType[*AbandonedError](r.err); hung {
+			return r // The handle may yet answer that its GPU was lost.
+		}
+		if errors.Is(r.err, GPUIsLost) {
+			r.lost = append(r.lost, i.gpu.device)
+		}
+	}
+	found, reading, err := find(lib, i.index)
+	if err != nil {
+		r.err = err
+		return r
+	}
+	r.keep, r.reading, r.err, r.newHandle = found, reading, nil, true
+	if handle, had := handles[reading.gpu.UUID]; had && handle != reading.device && answersLost(lib, handle) {
+		r.lost = append(r.lost, handle)
+	}
+	return r
+}
+
+// find looks up the GPU at the index and reads it.
+func find(lib Library, index int) (*knownGPU, reading, error) {
+	device, err := lib.DeviceGetHandleByIndex(index)
+	if err != nil {
+		return nil, reading{}, err
+	}
+	found, err := identify(lib, device, index)
+	if err != nil {
+		return nil, reading{}, err
+	}
+	r, err := found.read(lib)
+	return found, r, err
+}
+
+// answersLost says whether the handle answers a probe with GPU_IS_LOST. Calls
+// that the driver answers from memory would not tell.
+func answersLost(lib Library, device Device) bool {
+	r := reading{device: device}
+	return errors.Is(r.readCondition(lib), GPUIsLost)
 }

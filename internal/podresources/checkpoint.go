@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,7 +17,7 @@ const checkpointName = "kubelet_internal_checkpoint"
 // maxCheckpoint is the largest file read, in bytes. 56,000 devices make 2.8 MB.
 const maxCheckpoint = 64 << 20
 
-// Checkpoint is the device manager's memory on disk.
+// Checkpoint is what the kubelet's device manager keeps on disk.
 type Checkpoint struct {
 	// Entries are what containers hold, in the file's order.
 	Entries []Entry
@@ -35,11 +35,10 @@ type Entry struct {
 
 // ParseCheckpoint reads the text of a checkpoint file. The format is internal
 // to the kubelet and has no version; this is the one of Kubernetes 1.20 to 1.36
-// (pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go). Keys it does not
-// know are passed over. Where one that it needs is missing or has another shape
-// the error says so and the Checkpoint is empty: half of it would be worse than
-// none. The checksum is not checked, for it hashes a dump of the kubelet's own
-// types.
+// (pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go). Unknown
+// keys are ignored. Where a key that is needed is missing or has another shape, the
+// error says so and the Checkpoint is empty: half of it would be worse than none.
+// The checksum is not verified, because it is of a dump of the kubelet's own types.
 func ParseCheckpoint(text []byte) (Checkpoint, error) {
 	var file struct {
 		Data *struct {
@@ -66,12 +65,9 @@ func ParseCheckpoint(text []byte) (Checkpoint, error) {
 		if entry.PodUID == "" || entry.ContainerName == "" || entry.ResourceName == "" || entry.DeviceIDs == nil {
 			return Checkpoint{}, fmt.Errorf("parse checkpoint: PodDeviceEntries[%d] lacks a pod, container, resource or devices", i)
 		}
-		checkpoint.Entries = append(checkpoint.Entries, Entry{
-			PodUID:    entry.PodUID,
-			Container: entry.ContainerName,
-			Resource:  entry.ResourceName,
-			Devices:   sortedUnion(*entry.DeviceIDs),
-		})
+		devices := slices.Concat(slices.Collect(maps.Values(*entry.DeviceIDs))...)
+		slices.Sort(devices)
+		checkpoint.Entries = append(checkpoint.Entries, Entry{entry.PodUID, entry.ContainerName, entry.ResourceName, slices.Compact(devices)})
 	}
 	for resource, ids := range *file.Data.RegisteredDevices {
 		if len(ids) > 0 {
@@ -82,8 +78,8 @@ func ParseCheckpoint(text []byte) (Checkpoint, error) {
 	return checkpoint, nil
 }
 
-// readCheckpoint tries twice: the kubelet replaces the file by renaming, and
-// may do so between two steps here.
+// readCheckpoint tries twice, because the kubelet may replace the file by renaming
+// while it is read.
 func (s *Source) readCheckpoint() (Checkpoint, error) {
 	if s.options.CheckpointDir == "" {
 		return Checkpoint{}, errNoCheckpoint
@@ -97,17 +93,16 @@ func (s *Source) readCheckpoint() (Checkpoint, error) {
 }
 
 func readCheckpointFile(path string) (Checkpoint, error) {
-	file, err := os.Open(path)
+	info, err := os.Stat(path)
+	if err == nil && (!info.Mode().IsRegular() || info.Size() > maxCheckpoint) {
+		err = fmt.Errorf("checkpoint %s is no file of at most %d bytes", path, maxCheckpoint)
+	}
 	if err != nil {
 		return Checkpoint{}, err
 	}
-	defer func() { _ = file.Close() }()
-	text, err := io.ReadAll(io.LimitReader(file, maxCheckpoint+1))
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return Checkpoint{}, err
-	}
-	if len(text) > maxCheckpoint {
-		return Checkpoint{}, fmt.Errorf("checkpoint %s has more than %d bytes", path, maxCheckpoint)
 	}
 	checkpoint, err := ParseCheckpoint(text)
 	if err != nil {

@@ -5,35 +5,38 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/virgate/virgate/sharing"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// settling is how long after a kubelet's start PodResources alone is not
-// believed: it is served before the API server's pods are known again.
-const settling = time.Minute
+// startupPeriod is how long after a kubelet's start PodResources alone is not
+// believed: the kubelet serves it before it knows the API server's pods again.
+const startupPeriod = time.Minute
 
-// Held returns who holds which devices, of every resource and not only of this
-// plugin's, sorted by namespace, pod, container and resource; nil when nobody
-// holds any.
+// Held returns who holds which devices of any resource, also those of other plugins,
+// sorted by namespace, pod, container and resource; nil when nobody holds any.
 //
-// It is what PodResources shows and what else the checkpoint knows. Of a pod
-// that PodResources does not show only the UID is known: its Namespace is empty
-// and its Pod is "uid:" and the UID. Such an allocation may belong to a pod
-// that is gone; the kubelet forgets it when it next writes its checkpoint,
-// which any list from a plugin makes it do. A device that an init container
-// handed on to another one may be there for both.
+// It is what PodResources shows, and what the checkpoint has beyond that. Of a pod
+// that PodResources does not show only the UID is known: its Namespace is empty and
+// its Pod is "uid:" followed by the UID. Such a pod may be gone; the kubelet forgets
+// it when it next writes its checkpoint, as it does after every list from a plugin.
+// A device that an init container passed on may appear for both containers.
 //
 // The error is ErrIncomplete or ErrUnknown, with the causes.
 func (s *Source) Held(ctx context.Context) ([]sharing.Allocation, error) {
 	listed, listErr := call(ctx, s, func(ctx context.Context, client api.PodResourcesListerClient) (*api.ListPodResourcesResponse, error) {
 		return client.List(ctx, &api.ListPodResourcesRequest{})
 	})
-	// Read after List: what was admitted in between is in the file.
+	// Read after List, so that what was admitted in between is in the file.
 	checkpoint, fileErr := s.readCheckpoint()
 	switch {
 	case listErr != nil && fileErr != nil:
@@ -41,7 +44,7 @@ func (s *Source) Held(ctx context.Context) ([]sharing.Allocation, error) {
 	case listErr != nil:
 		s.logger.Debug("held devices read from the checkpoint alone", "error", listErr)
 	case fileErr != nil:
-		if err := s.settled(); err != nil && !s.unused(fileErr) {
+		if err := s.afterStartup(); err != nil && !s.noCheckpointYet(fileErr) {
 			return nil, fmt.Errorf("%w: %w; checkpoint: %w", ErrIncomplete, err, fileErr)
 		}
 		s.logger.Debug("held devices read from PodResources alone", "error", fileErr)
@@ -49,13 +52,12 @@ func (s *Source) Held(ctx context.Context) ([]sharing.Allocation, error) {
 	return merge(listed.GetPodResources(), checkpoint.Entries), nil
 }
 
-// Applied returns the devices that the kubelet takes for healthy, held or not,
-// sorted, by resource. A resource without healthy devices, or without a plugin,
-// is not in the map, which must not be changed.
+// Applied returns the devices that the kubelet believes to be healthy, held or not,
+// sorted, by resource. A resource without healthy devices, or without a plugin, is
+// not in the map. The map must not be changed.
 //
-// Without PodResources it is what the checkpoint had at the kubelet's last
-// write. That is right after each list, but does not show that a plugin's
-// stream has ended.
+// Without PodResources it is what the kubelet wrote to its checkpoint last. That is
+// right after each list, but does not show that a plugin's stream has ended.
 //
 // The error is ErrUnknown, with the causes.
 func (s *Source) Applied(ctx context.Context) (map[string][]string, error) {
@@ -75,29 +77,29 @@ func unknown(listErr, fileErr error) error {
 	return fmt.Errorf("%w: PodResources: %w; checkpoint: %w", ErrUnknown, listErr, fileErr)
 }
 
-// unused says that no pod of the kubelet can hold a device that PodResources does
-// not show: its directory has no checkpoint. The kubelet reads that at its start,
-// before it makes kubelet.sock, and writes it with every list and every grant, so
-// what it has forgotten it will not remember in a minute either.
-func (s *Source) unused(fileErr error) bool {
+// noCheckpointYet says that the kubelet runs and its directory has no checkpoint, so
+// that no pod can hold a device which PodResources does not show. The kubelet reads
+// the checkpoint at its start, before it creates kubelet.sock, and writes it with
+// every list and every grant: what is not in it then will not be in a minute either.
+func (s *Source) noCheckpointYet(fileErr error) bool {
 	_, err := s.started()
 	return err == nil && errors.Is(fileErr, fs.ErrNotExist)
 }
 
-// settled returns why PodResources may not know of all pods yet: the kubelet has
-// started lately, or nobody knows when.
-func (s *Source) settled() error {
+// afterStartup returns an error while PodResources may not know of all pods yet: the
+// kubelet has started lately, or nobody knows when.
+func (s *Source) afterStartup() error {
 	started, err := s.started()
 	if err != nil {
 		return fmt.Errorf("time of the kubelet's start unknown: %w", err)
 	}
-	if age := s.options.Now().Sub(started); age < settling {
+	if age := s.options.Now().Sub(started); age < startupPeriod {
 		return fmt.Errorf("kubelet started %v ago", age.Round(time.Second))
 	}
 	return nil
 }
 
-// started is when the kubelet made kubelet.sock, as it does at each start.
+// started is when the kubelet created kubelet.sock, as it does at each start.
 func (s *Source) started() (time.Time, error) {
 	if s.options.CheckpointDir == "" {
 		return time.Time{}, errNoCheckpoint
@@ -107,4 +109,122 @@ func (s *Source) started() (time.Time, error) {
 		return time.Time{}, err
 	}
 	return info.ModTime(), nil
+}
+
+// Serving says whether the kubelet is connected to a plugin that offers healthy
+// devices of the resource.
+//
+// Only PodResources can tell: the checkpoint still shows a resource's devices
+// when its plugin has gone. The error is PodResources' own.
+func (s *Source) Serving(ctx context.Context, resource string) (bool, error) {
+	healthy, err := s.allocatable(ctx)
+	return len(healthy[resource]) > 0, err
+}
+
+// allocatable is what PodResources has of the devices that the kubelet believes to be
+// healthy, sorted, by resource. Several callers may share it; it must not be changed.
+func (s *Source) allocatable(ctx context.Context) (map[string][]string, error) {
+	return s.allocatables.ask(ctx, func(ctx context.Context, begins func()) (map[string][]string, error) {
+		encoded, err := call(ctx, s, func(ctx context.Context, _ api.PodResourcesListerClient) (*emptypb.Empty, error) {
+			begins()
+			response := &emptypb.Empty{} // It knows no field, and so keeps all as they are.
+			return response, s.connection.Invoke(ctx, api.PodResourcesLister_GetAllocatableResources_FullMethodName, &api.AllocatableResourcesRequest{}, response)
+		})
+		if err != nil {
+			return nil, err
+		}
+		return allocatableDevices(encoded.ProtoReflect().GetUnknown())
+	})
+}
+
+// allocatableDevices decodes an AllocatableResourcesResponse field by field: it has several
+// messages for each device, of which there may be thousands.
+func allocatableDevices(encoded []byte) (map[string][]string, error) {
+	var err error
+	devices := devicesByResource(func(yield func(*api.ContainerDevices) bool) {
+		for len(encoded) > 0 && err == nil {
+			_, _, length := protowire.ConsumeField(encoded) // It was decoded once, so this does not fail.
+			var part api.AllocatableResourcesResponse
+			err = proto.Unmarshal(encoded[:length], &part)
+			encoded = encoded[length:]
+			for _, entry := range part.Devices {
+				yield(entry)
+			}
+		}
+	})
+	return devices, err
+}
+
+// devicesByResource merges entries: a device has one for each of its NUMA nodes.
+func devicesByResource(entries iter.Seq[*api.ContainerDevices]) map[string][]string {
+	devices := map[string][]string{}
+	for entry := range entries {
+		if len(entry.DeviceIds) > 0 {
+			devices[entry.ResourceName] = append(devices[entry.ResourceName], entry.DeviceIds...)
+		}
+	}
+	for resource, ids := range devices {
+		slices.Sort(ids)
+		devices[resource] = slices.Compact(ids)
+	}
+	return devices
+}
+
+// device is an ID with its resource: IDs are unique in a resource only.
+type device struct{ resource, id string }
+
+// merge adds to the listed pods what the checkpoint's entries have beyond them:
+// the devices that no listed container holds.
+func merge(listed []*api.PodResources, entries []Entry) []sharing.Allocation {
+	var held []sharing.Allocation
+	owners := map[device]sharing.Container{}
+	for _, pod := range listed {
+		for _, container := range pod.Containers {
+			by := sharing.Container{Namespace: pod.Namespace, Pod: pod.Name, Name: container.Name}
+			for resource, ids := range devicesByResource(slices.Values(container.Devices)) {
+				for _, id := range ids {
+					owners[device{resource, id}] = by
+				}
+				held = append(held, allocation(by, resource, ids))
+			}
+		}
+	}
+	pods := identify(entries, owners)
+	for _, entry := range entries {
+		hidden := slices.DeleteFunc(slices.Clone(entry.Devices), func(id string) bool {
+			_, shown := owners[device{entry.Resource, id}]
+			return shown
+		})
+		if len(hidden) == 0 {
+			continue
+		}
+		by, ok := pods[entry.PodUID]
+		if !ok {
+			by = sharing.Container{Pod: "uid:" + entry.PodUID}
+		}
+		by.Name = entry.Container
+		held = append(held, allocation(by, entry.Resource, hidden))
+	}
+	slices.SortFunc(held, func(a, b sharing.Allocation) int {
+		return slices.Compare([]string{a.Namespace, a.Pod, a.Container, a.Resource}, []string{b.Namespace, b.Pod, b.Container, b.Resource})
+	})
+	return held
+}
+
+func allocation(by sharing.Container, resource string, ids []string) sharing.Allocation {
+	return sharing.Allocation{Namespace: by.Namespace, Pod: by.Pod, Container: by.Name, Resource: resource, Devices: ids}
+}
+
+// identify finds the pods behind the checkpoint's UIDs, by a container of the same
+// name that PodResources shows with the same device. It leaves the container empty.
+func identify(entries []Entry, owners map[device]sharing.Container) map[string]sharing.Container {
+	pods := map[string]sharing.Container{}
+	for _, entry := range entries {
+		for _, id := range entry.Devices {
+			if by, shown := owners[device{entry.Resource, id}]; shown && by.Name == entry.Container {
+				pods[entry.PodUID] = sharing.Container{Namespace: by.Namespace, Pod: by.Pod}
+			}
+		}
+	}
+	return pods
 }

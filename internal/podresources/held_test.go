@@ -1,16 +1,21 @@
 package podresources
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/sharing"
+	"google.golang.org/protobuf/proto"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
 func (n *node) expectHeld(source *Source, want ...sharing.Allocation) {
@@ -25,7 +30,7 @@ func (n *node) expectHeld(source *Source, want ...sharing.Allocation) {
 }
 
 func TestHeld(t *testing.T) {
-	n := startNode(t, simkubelet.Options{HoldPods: true})
+	n := startNode(t, simkubelet.Options{DelayPods: true})
 	source := n.source(nil)
 	stop := n.offer("a.sock", devices("a", "b", "c", "d", "e")...)
 	n.expectHeld(source)
@@ -74,7 +79,7 @@ func TestHeld(t *testing.T) {
 // awaitPodResources waits until the connection is there again.
 func awaitPodResources(t *testing.T, source *Source) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(patient)
 	for {
 		if _, err := list(t.Context(), source); err == nil {
 			return
@@ -90,6 +95,11 @@ func TestHeldFromOneSource(t *testing.T) {
 	pod := n.add(simkubelet.Pod{Namespace: "n", Name: "p", Containers: []simkubelet.Container{{Name: "c", Requests: wants(1)}}})
 	named := sharing.Allocation{Namespace: "n", Pod: "p", Container: "c", Resource: gpu, Devices: []string{"a"}}
 	unnamed := sharing.Allocation{Pod: "uid:" + pod.UID, Container: "c", Resource: gpu, Devices: []string{"a"}}
+	started, err := n.source(nil).started()
+	if err != nil {
+		t.Fatal(err)
+	}
+	atStart := func() time.Time { return started }
 	elsewhere := t.TempDir()
 	old := filepath.Join(t.TempDir(), "old")
 	broken := filepath.Join(t.TempDir(), "broken")
@@ -117,10 +127,10 @@ func TestHeldFromOneSource(t *testing.T) {
 		{name: "no checkpoint, kubelet long up", change: func(o *Options) { o.CheckpointDir = old }, want: named},
 		{
 			name: "no checkpoint ever, kubelet just started", want: named,
-			change: func(o *Options) { o.CheckpointDir, o.Now = old, time.Now },
+			change: func(o *Options) { o.CheckpointDir, o.Now = old, atStart },
 		},
 		{
-			name: "broken checkpoint, kubelet just started", change: func(o *Options) { o.CheckpointDir, o.Now = broken, time.Now },
+			name: "broken checkpoint, kubelet just started", change: func(o *Options) { o.CheckpointDir, o.Now = broken, atStart },
 			err: ErrIncomplete, texts: []string{"kubelet started 0s ago", filepath.Join(broken, checkpointName) + ": parse checkpoint"},
 		},
 		{
@@ -173,7 +183,7 @@ func TestSettlingTakesAMinute(t *testing.T) {
 		-time.Hour: false, 0: false, time.Minute - 1: false, time.Minute: true, time.Hour: true,
 	} {
 		source := New(Options{CheckpointDir: dir, Now: func() time.Time { return start.Add(age) }})
-		if err := source.settled(); (err == nil) != settled {
+		if err := source.afterStartup(); (err == nil) != settled {
 			t.Errorf("at %v: got %v", age, err)
 		}
 	}
@@ -223,4 +233,133 @@ func TestBrokenCheckpoint(t *testing.T) {
 	if _, err := New(Options{CheckpointDir: dir}).Held(t.Context()); !errors.Is(err, ErrUnknown) {
 		t.Errorf("got %v", err)
 	}
+}
+
+func TestServing(t *testing.T) {
+	n := startNode(t, simkubelet.Options{})
+	source := n.source(nil)
+	is := func(when, resource string, want bool) {
+		t.Helper()
+		if got, err := source.Serving(n.ctx, resource); got != want || err != nil {
+			t.Errorf("%s, %s: %t, %v", when, resource, got, err)
+		}
+	}
+	is("without a plugin", gpu, false)
+	stop := n.offer("a.sock", devices("0", "!1")...)
+	is("with a plugin", gpu, true)
+	is("with another one's plugin", "nvidia.com/other", false)
+	stop()
+	n.await(func(s simkubelet.Snapshot) bool { return !s.Resources[gpu].Connected })
+	is("when the plugin has gone", gpu, false)
+	n.offer("b.sock", devices("!0")...)
+	is("with a plugin that has nothing healthy", gpu, false)
+}
+
+// GetAllocatableResources shows no device, and waits to be told so where it has
+// somebody to tell that it was called.
+func (s *scripted) GetAllocatableResources(context.Context, *api.AllocatableResourcesRequest) (*api.AllocatableResourcesResponse, error) {
+	s.calls.Add(1)
+	if s.called != nil {
+		close(s.called)
+		<-s.answer
+	}
+	return &api.AllocatableResourcesResponse{}, nil
+}
+
+// TestServingIsAskedForAllAtOnce has many resources register at once, as at a
+// start: one call each would take its turn for seconds.
+func TestServingIsAskedForAllAtOnce(t *testing.T) {
+	service, source := serve(t, nil)
+	var asking sync.WaitGroup
+	for range 10 * crowd {
+		asking.Go(func() {
+			if _, err := source.Serving(t.Context(), gpu); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	asking.Wait()
+	if calls := service.calls.Load(); calls > crowd {
+		t.Errorf("%d calls", calls)
+	}
+}
+
+// TestServingBegins checks that a call which the kubelet may have answered already is
+// none that answers a later question.
+func TestServingBegins(t *testing.T) {
+	service, source := serve(t, nil)
+	service.called, service.answer = make(chan struct{}), make(chan struct{})
+	ended := make(chan error)
+	go func() {
+		_, err := source.Serving(t.Context(), gpu)
+		ended <- err
+	}()
+	<-service.called
+	if source.allocatables.begun.Load() == 0 {
+		t.Error("a call that is under way answers later questions")
+	}
+	close(service.answer)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// FuzzMerge checks that of whatever the kubelet lists and has in its checkpoint no
+// held device is lost and none is made up, and that the answer is sorted.
+func FuzzMerge(f *testing.F) {
+	add := func(checkpoint string, pods ...*api.PodResources) {
+		listed, err := proto.Marshal(&api.ListPodResourcesResponse{PodResources: pods})
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(listed, []byte(checkpoint))
+	}
+	pod := &api.PodResources{Namespace: "n", Name: "p", Containers: []*api.ContainerResources{{Name: "c", Devices: []*api.ContainerDevices{
+		{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"b", "a"}}, {ResourceName: "nvidia.com/gpu", DeviceIds: []string{"a"}}, {},
+	}}}}
+	add(kubeletText, pod, pod)
+	add(kubeletText)
+	add("", pod, &api.PodResources{Name: "\x1b\xe2\x80\xae"})
+	f.Fuzz(func(t *testing.T, listed, text []byte) {
+		var list api.ListPodResourcesResponse
+		if proto.Unmarshal(listed, &list) != nil {
+			return
+		}
+		checkpoint, _ := ParseCheckpoint(text) // Without one, it has no entries.
+		held := merge(list.PodResources, checkpoint.Entries)
+		if !slices.IsSortedFunc(held, func(a, b sharing.Allocation) int {
+			return slices.Compare([]string{a.Namespace, a.Pod, a.Container, a.Resource}, []string{b.Namespace, b.Pod, b.Container, b.Resource})
+		}) {
+			t.Errorf("not sorted: %+v", held)
+		}
+		want, got := map[device]bool{}, map[device]bool{}
+		for _, pod := range list.PodResources {
+			for _, container := range pod.Containers {
+				for _, entry := range container.Devices {
+					for _, id := range entry.DeviceIds {
+						want[device{entry.ResourceName, id}] = true
+					}
+				}
+			}
+		}
+		for _, entry := range checkpoint.Entries {
+			for _, id := range entry.Devices {
+				want[device{entry.Resource, id}] = true
+			}
+		}
+		for _, allocation := range held {
+			if len(allocation.Devices) == 0 || !strictlySorted(allocation.Devices) {
+				t.Errorf("holds %q", allocation.Devices)
+			}
+			for _, id := range allocation.Devices {
+				got[device{allocation.Resource, id}] = true
+				if !want[device{allocation.Resource, id}] {
+					t.Errorf("%s of %s is made up", id, allocation.Resource)
+				}
+			}
+		}
+		if len(got) != len(want) {
+			t.Errorf("%d devices are held, want %d", len(got), len(want))
+		}
+	})
 }

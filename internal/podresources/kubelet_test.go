@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/internal/simkubelet"
+	"github.com/virgate/virgate/test/kubelettest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -19,7 +20,7 @@ const gpu = "nvidia.com/gpu"
 
 // node is a running kubelet with a plugin.
 type node struct {
-	*simkubelet.Kubelet
+	*kubelettest.Kubelet
 	t           *testing.T
 	ctx         context.Context
 	dir, socket string
@@ -39,11 +40,11 @@ func shortDir(t *testing.T) string {
 func startNode(t *testing.T, options simkubelet.Options) *node {
 	t.Helper()
 	dir := shortDir(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	n := &node{t: t, ctx: ctx, dir: filepath.Join(dir, "d"), socket: filepath.Join(dir, "p.sock")}
 	options.Dir, options.PodResourcesSocket = n.dir, n.socket
-	options.Violation = func(message string) { t.Errorf("violation: %s", message) }
-	n.Kubelet = simkubelet.New(options)
+	options.OnViolation = func(message string) { t.Errorf("violation: %s", message) }
+	n.Kubelet = kubelettest.New(options)
 	ended := make(chan error, 1)
 	go func() { ended <- n.Run(ctx) }()
 	t.Cleanup(func() {
@@ -70,6 +71,7 @@ func (n *node) source(change func(*Options)) *Source {
 	options := Options{
 		Socket:        n.socket,
 		CheckpointDir: n.dir,
+		Timeout:       patient,
 		Now:           func() time.Time { return time.Now().Add(2 * time.Minute) },
 	}
 	if change != nil {

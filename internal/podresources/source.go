@@ -1,17 +1,20 @@
 package podresources
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
 	"net"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
@@ -26,7 +29,6 @@ var ErrIncomplete = errors.New("kubelet state incomplete")
 var (
 	errNoSocket     = errors.New("no socket is configured")
 	errNoCheckpoint = errors.New("no directory is configured")
-	errClosed       = errors.New("source is closed")
 )
 
 // maxMessage is the largest answer accepted, in bytes. 56,000 devices make
@@ -58,76 +60,145 @@ type Source struct {
 	// allocatables makes one call of those that wait for their turn.
 	allocatables *shared[map[string][]string]
 
-	mu sync.Mutex
-	// connection is nil before the first call.
+	// connection is nil when there is no socket; connectErr says why.
 	connection *grpc.ClientConn
-	closed     bool
+	connectErr error
 }
 
-// New returns a source. Nothing is opened before the first call.
+// New returns a source, which the caller has to close. Nothing is opened before the
+// first call.
 func New(options Options) *Source {
-	if options.Logger == nil {
-		options.Logger = slog.New(slog.DiscardHandler)
-	}
+	options.Logger = cmp.Or(options.Logger, slog.New(slog.DiscardHandler))
+	options.Timeout = cmp.Or(options.Timeout, 2*time.Second)
 	if options.Now == nil {
 		options.Now = time.Now
 	}
-	if options.Timeout == 0 {
-		options.Timeout = 2 * time.Second
-	}
-	return &Source{
+	s := &Source{
 		options: options,
 		logger:  options.Logger.With("component", "podresources"),
-		// The kubelet serves 100 calls a second to all of its clients together.
-		// This takes at most twenty-five of any second's.
+		// The kubelet answers 100 calls a second, all of its clients together. This
+		// takes at most 25 of them.
 		limiter:      rate.NewLimiter(20, 5),
 		allocatables: newShared[map[string][]string](),
+		connectErr:   errNoSocket,
 	}
+	if options.Socket != "" {
+		s.connection, s.connectErr = connect(options.Socket, options.Timeout)
+	}
+	return s
 }
 
 // Close closes the connection. Calls under way and later ones do without
 // PodResources.
 func (s *Source) Close() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.closed = true
 	if s.connection == nil {
 		return nil
 	}
-	connection := s.connection
-	s.connection = nil
-	return connection.Close()
+	if err := s.connection.Close(); status.Code(err) != codes.Canceled { // It is when it was closed before.
+		return err
+	}
+	return nil
 }
 
-// client returns a client on the one connection, which gRPC dials again as
-// often as the kubelet restarts.
-func (s *Source) client() (api.PodResourcesListerClient, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case s.options.Socket == "":
-		return nil, errNoSocket
-	case s.closed:
-		return nil, errClosed
-	}
+// connect makes the one connection, which gRPC dials at the first call and again
+// as often as the kubelet restarts.
+func connect(socket string, timeout time.Duration) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///pod-resources",
+		grpc.WithAuthority("localhost"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
+		// gRPC's default backoff grows to two minutes; a kubelet is away for seconds.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
+			MinConnectTimeout: timeout,
+		}))
+}
+
+// rateLimited is the message of the kubelet's rate limiter
+// (pkg/kubelet/apis/grpc/ratelimit.go). An answer that is too large has the same
+// code, ResourceExhausted, but is not worth another try.
+const rateLimited = "rejected by rate limit"
+
+// call calls one method, within the timeout and the rate limit. When the kubelet's
+// rate limiter refuses, it tries again with growing pauses until the timeout, and
+// then returns the kubelet's error.
+func call[Response any](ctx context.Context, s *Source, method func(context.Context, api.PodResourcesListerClient) (Response, error)) (none Response, _ error) {
 	if s.connection == nil {
-		connection, err := grpc.NewClient("passthrough:///pod-resources",
-			grpc.WithAuthority("localhost"),
-			grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-				return new(net.Dialer).DialContext(ctx, "unix", s.options.Socket)
-			}),
-			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
-			// The default back-off grows to two minutes; a kubelet is away for
-			// seconds.
-			grpc.WithConnectParams(grpc.ConnectParams{
-				Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
-				MinConnectTimeout: s.options.Timeout,
-			}))
-		if err != nil {
-			return nil, err
-		}
-		s.connection = connection
+		return none, s.connectErr
 	}
-	return api.NewPodResourcesListerClient(s.connection), nil
+	client := api.NewPodResourcesListerClient(s.connection)
+	ctx, cancel := context.WithTimeout(ctx, s.options.Timeout)
+	defer cancel()
+	if err := s.limiter.Wait(ctx); err != nil {
+		return none, err
+	}
+	for pause := 50 * time.Millisecond; ; pause *= 2 {
+		response, err := method(ctx, client)
+		if status.Code(err) != codes.ResourceExhausted || status.Convert(err).Message() != rateLimited {
+			return response, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
+		if s.limiter.Wait(ctx) != nil {
+			return none, err
+		}
+	}
+}
+
+// shared makes one call at a time, and none for a caller whose question was answered
+// by another's call while it waited for its turn: otherwise many resources that
+// register at once would wait for a turn each. Unlike golang.org/x/sync/singleflight
+// it never gives an answer that is older than the question.
+type shared[Answer any] struct {
+	// turn has room for whoever makes a call, and guards what is below begun.
+	turn chan struct{}
+	// begun counts the calls that have begun; answered is the last one that answer and
+	// err are from.
+	begun    atomic.Uint64
+	answered uint64
+	answer   Answer
+	err      error
+}
+
+func newShared[Answer any]() *shared[Answer] {
+	return &shared[Answer]{turn: make(chan struct{}, 1)}
+}
+
+// ask returns the answer of a call that begins after it was asked. call has to call
+// begins whenever it stops waiting and really asks. The answer is for several callers
+// and must not be changed. The error is call's, or that of ctx.
+//
+// The call is cancelled when ctx ends but does not see its deadline: the rate limiter
+// would fail at once on a deadline that is too near, and the other callers would take
+// that error for theirs.
+func (s *shared[Answer]) ask(ctx context.Context, call func(ctx context.Context, begins func()) (Answer, error)) (none Answer, _ error) {
+	before := s.begun.Load()
+	select {
+	case s.turn <- struct{}{}:
+	case <-ctx.Done():
+		return none, ctx.Err()
+	}
+	defer func() { <-s.turn }()
+	if s.answered > before {
+		return s.answer, s.err
+	}
+	calling, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, cancel)()
+	began := uint64(0)
+	begins := func() { began = s.begun.Add(1) }
+	answer, err := call(calling, begins)
+	if ctx.Err() != nil {
+		return none, ctx.Err() // The error of a cancelled call concerns nobody else.
+	}
+	if began == 0 {
+		begins() // It failed before.
+	}
+	s.answered, s.answer, s.err = began, answer, err
+	return answer, err
 }

@@ -2,25 +2,24 @@ package simkubelet
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/util/sets"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
 const checkpointName = "kubelet_internal_checkpoint"
 
-// checkpoint is the file's shape (devicemanager/checkpoint/checkpoint.go).
+// checkpoint is the file (cm/devicemanager/checkpoint/checkpoint.go).
 //
-// The real kubelet's checksum is a hash over a dump of its own Go types and is
-// checked when it reads the file. Here it is 0 and not checked, so a real
-// kubelet would not read the file.
+// The real checksum is a hash over the kubelet's own Go types, and is checked when
+// the file is read. Here it is 0 and not checked, so a real kubelet would not accept
+// the file.
 type checkpoint struct {
 	Data     checkpointData
 	Checksum uint64
@@ -28,20 +27,20 @@ type checkpoint struct {
 
 type checkpointData struct {
 	PodDeviceEntries []podDevicesEntry
-	// RegisteredDevices are the healthy IDs by resource.
+	// RegisteredDevices are the IDs of the healthy devices by resource.
 	RegisteredDevices map[string][]string
 }
 
 type podDevicesEntry struct {
 	PodUID, ContainerName, ResourceName string
-	// DeviceIDs are by NUMA node, -1 for none.
+	// DeviceIDs are by NUMA node, noNode for none.
 	DeviceIDs map[int64][]string
-	// AllocResp is a marshalled ContainerAllocateResponse.
+	// AllocResp is a marshaled ContainerAllocateResponse.
 	AllocResp []byte
 }
 
-// writeCheckpoint replaces the file. The real kubelet syncs it to the disk
-// first; nothing here survives a crash, so this does not. The caller holds the
+// writeCheckpoint replaces the file. Unlike the real kubelet it does not sync the
+// file, because it need not survive a crash of the machine. The caller holds the
 // lock.
 func (k *Kubelet) writeCheckpoint(p *process) {
 	if err := p.saveCheckpoint(k.options.Dir); err != nil {
@@ -51,22 +50,19 @@ func (k *Kubelet) writeCheckpoint(p *process) {
 
 func (p *process) saveCheckpoint(dir string) error {
 	data := checkpointData{RegisteredDevices: map[string][]string{}}
-	for _, holder := range p.ledger.holders() {
-		holding := p.ledger[holder]
-		response, err := proto.MarshalOptions{Deterministic: true}.Marshal(holding.response)
+	for _, key := range p.podDevices.keys() {
+		info := p.podDevices[key]
+		response, err := proto.MarshalOptions{Deterministic: true}.Marshal(info.response)
 		if err != nil {
-			return fmt.Errorf("marshal response for %s: %w", holder.container, err)
+			return fmt.Errorf("marshal response for %s: %w", key.container, err)
 		}
 		data.PodDeviceEntries = append(data.PodDeviceEntries, podDevicesEntry{
-			PodUID:        holder.uid,
-			ContainerName: holder.container,
-			ResourceName:  holder.resource,
-			DeviceIDs:     holding.byNode,
-			AllocResp:     response,
+			PodUID: key.podUID, ContainerName: key.container, ResourceName: key.resource,
+			DeviceIDs: info.byNode, AllocResp: response,
 		})
 	}
 	for resource, devices := range p.devices {
-		data.RegisteredDevices[resource] = append([]string{}, devices.healthy.sorted()...)
+		data.RegisteredDevices[resource] = append([]string{}, sets.List(devices.healthy)...)
 	}
 	text, err := json.Marshal(checkpoint{Data: data})
 	if err != nil {
@@ -79,20 +75,8 @@ func (p *process) saveCheckpoint(dir string) error {
 	return os.Rename(path+".tmp", path)
 }
 
-// readCheckpoint restores the file. No file is no memory.
-func (p *process) readCheckpoint(dir string, now time.Time) error {
-	text, err := os.ReadFile(filepath.Join(dir, checkpointName))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return p.restoreCheckpoint(text, now)
-}
-
-// restoreCheckpoint restores who holds what. Resources come back without
-// devices and with an endpoint that has been stopped now.
+// restoreCheckpoint restores which pods hold what. Resources have no devices at
+// first, and endpoints that count as stopped from now on.
 func (p *process) restoreCheckpoint(text []byte, now time.Time) error {
 	var read checkpoint
 	if err := json.Unmarshal(text, &read); err != nil {
@@ -106,11 +90,11 @@ func (p *process) restoreCheckpoint(text []byte, now time.Time) error {
 		for _, ids := range entry.DeviceIDs {
 			slices.Sort(ids)
 		}
-		p.ledger[holder{entry.PodUID, entry.ContainerName, entry.ResourceName}] = holding{entry.DeviceIDs, response}
+		p.podDevices[allocationKey{entry.PodUID, entry.ContainerName, entry.ResourceName}] = deviceAllocateInfo{entry.DeviceIDs, response}
 	}
-	p.recount()
+	p.updateAllocated()
 	for resource := range read.Data.RegisteredDevices {
-		p.devices[resource] = &devices{healthy: set{}, unhealthy: set{}}
+		p.devices[resource] = &deviceList{healthy: idSet{}, unhealthy: idSet{}}
 		p.endpoints[resource] = &endpoint{stopped: now}
 	}
 	return nil

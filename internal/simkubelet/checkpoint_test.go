@@ -42,7 +42,7 @@ func TestCheckpoint(t *testing.T) {
 		t.Error(diff)
 	}
 
-	// A dead pod stays until it is purged and something is written.
+	// A pod that has ended remains until it is forgotten and the file is written.
 	r.remove("default", "pod")
 	p.send(healthy("a@0+1", "b", "c")...)
 	if got := r.checkpoint(); len(got.PodDeviceEntries) != 1 || !slices.Equal(got.RegisteredDevices[gpu], []string{"a", "b", "c"}) {
@@ -53,7 +53,7 @@ func TestCheckpoint(t *testing.T) {
 		t.Errorf("got %+v, want the new pod alone", got)
 	}
 
-	// A plugin's end writes nothing.
+	// The end of a plugin does not write the file.
 	p.server.Stop()
 	r.awaitCounts(gpu, 0, 3)
 	if got := r.checkpoint().RegisteredDevices[gpu]; len(got) != 3 {

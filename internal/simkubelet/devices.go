@@ -1,63 +1,53 @@
 package simkubelet
 
 import (
+	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
+	"k8s.io/apimachinery/pkg/util/sets"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// devices are what the kubelet knows of a resource. The zero value is a
-// resource known from the checkpoint alone.
-type devices struct {
-	// listed says that this process has received a list.
-	listed bool
-	// all is the last list by ID; the last of equal IDs wins.
+// idSet is a set of device IDs or pod UIDs.
+type idSet = sets.Set[string]
+
+// deviceList is what the kubelet knows of a resource's devices. The zero value is
+// for a resource known only from the checkpoint.
+type deviceList struct {
+	// all are the devices of the last list by ID; the last of equal IDs wins. They are
+	// nil before the first list.
 	all map[string]*api.Device
 	// healthy and unhealthy overlap when a list has an ID twice.
-	healthy, unhealthy set
+	healthy, unhealthy idSet
 }
 
-func newDevices(list []*api.Device) *devices {
-	d := &devices{listed: true, all: make(map[string]*api.Device, len(list)), healthy: set{}, unhealthy: set{}}
+func newDeviceList(list []*api.Device) *deviceList {
+	d := &deviceList{all: make(map[string]*api.Device, len(list)), healthy: idSet{}, unhealthy: idSet{}}
 	for _, device := range list {
 		d.all[device.ID] = device
 		if device.Health == api.Healthy {
-			d.healthy[device.ID] = struct{}{}
+			d.healthy.Insert(device.ID)
 		} else {
-			d.unhealthy[device.ID] = struct{}{}
+			d.unhealthy.Insert(device.ID)
 		}
 	}
 	return d
 }
 
-func (d *devices) capacity() int { return len(d.healthy) + len(d.unhealthy) }
+func (d *deviceList) capacity() int { return len(d.healthy) + len(d.unhealthy) }
 
-func (d *devices) makeUnhealthy() {
-	d.unhealthy = d.unhealthy.union(d.healthy)
-	d.healthy = set{}
-}
-
-// aligned says that some device is bound to a NUMA node, so that the topology
-// manager has hints for the resource.
-func (d *devices) aligned() bool {
-	for _, device := range d.all {
-		if len(nodesOf(device)) > 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// described are the devices of a list, in its order.
-func described(list []*api.Device) []Device {
+// toDevices are the devices of a list in its order.
+func toDevices(list []*api.Device) []Device {
 	devices := make([]Device, len(list))
 	for i, device := range list {
-		devices[i] = Device{ID: device.ID, Healthy: device.Health == api.Healthy, NUMA: nodesOf(device)}
+		devices[i] = Device{ID: device.ID, Healthy: device.Health == api.Healthy}
 	}
 	return devices
 }
 
-// nodesOf are the NUMA nodes of a device, sorted; nil for a nil device too.
+// nodesOf are the NUMA nodes of a device, sorted; nil for a nil device.
 func nodesOf(device *api.Device) []int64 {
 	var nodes []int64
 	for _, node := range device.GetTopology().GetNodes() {
@@ -68,17 +58,215 @@ func nodesOf(device *api.Device) []int64 {
 }
 
 // receiveList replaces the resource's devices, whichever stream the list came
-// on, and writes the checkpoint.
+// from, and writes the checkpoint.
 func (k *Kubelet) receiveList(p *process, resource string, list []*api.Device) {
 	k.lock()
 	defer k.unlock()
 	before := p.devices[resource]
-	p.devices[resource] = newDevices(list)
-	k.counter(resource).lists++
-	k.tell(Event{Kind: Listed, Resource: resource, Devices: described(list)})
+	p.devices[resource] = newDeviceList(list)
+	k.counter(resource).Lists++
+	k.notify(Event{Kind: ListReceived, Resource: resource, Devices: toDevices(list)})
 	for _, message := range checkList(resource, before, list, k.heldByPods(p)[resource]) {
-		k.violate("%s", message)
+		k.violation("%s", message)
 	}
 	k.checkUnits(p)
 	k.writeCheckpoint(p)
+}
+
+// podDevices says which container holds what (cm/devicemanager/pod_devices.go). It
+// still has pods that have ended until the next updateAllocatedDevices.
+type podDevices map[allocationKey]deviceAllocateInfo
+
+// allocationKey is one resource of one container.
+type allocationKey struct{ podUID, container, resource string }
+
+type deviceAllocateInfo struct {
+	// byNode are the device IDs by NUMA node. An ID on two nodes is there twice, and
+	// one on none is under noNode.
+	byNode map[int64][]string
+	// response is the plugin's. The container gets it each time that it starts.
+	response *api.ContainerAllocateResponse
+}
+
+// noNode stands for no NUMA node, also in the checkpoint (nodeWithoutTopology in
+// the kubelet).
+const noNode = -1
+
+func newDeviceAllocateInfo(ids idSet, known map[string]*api.Device, response *api.ContainerAllocateResponse) deviceAllocateInfo {
+	info := deviceAllocateInfo{byNode: map[int64][]string{}, response: response}
+	for _, id := range sets.List(ids) {
+		nodes := nodesOf(known[id])
+		if len(nodes) == 0 {
+			nodes = []int64{noNode}
+		}
+		for _, node := range nodes {
+			info.byNode[node] = append(info.byNode[node], id)
+		}
+	}
+	return info
+}
+
+func (i deviceAllocateInfo) ids() idSet {
+	ids := idSet{}
+	for _, onNode := range i.byNode {
+		ids.Insert(onNode...)
+	}
+	return ids
+}
+
+// keys are sorted by pod, container and resource.
+func (d podDevices) keys() []allocationKey {
+	return slices.SortedFunc(maps.Keys(d), func(a, b allocationKey) int {
+		return slices.Compare([]string{a.podUID, a.container, a.resource}, []string{b.podUID, b.container, b.resource})
+	})
+}
+
+// held are the devices that the pods hold, by resource.
+func (d podDevices) held(pods idSet) map[string]idSet {
+	held := map[string]idSet{}
+	for key, info := range d {
+		if pods.Has(key.podUID) {
+			held[key.resource] = held[key.resource].Union(info.ids())
+		}
+	}
+	return held
+}
+
+// pods are the UIDs of all pods that hold devices.
+func (d podDevices) pods() idSet {
+	pods := idSet{}
+	for key := range d {
+		pods.Insert(key.podUID)
+	}
+	return pods
+}
+
+// resourcesOf are the resources of which the container holds devices, sorted.
+func (d podDevices) resourcesOf(podUID, container string) []string {
+	var names []string
+	for _, key := range d.keys() {
+		if key.podUID == podUID && key.container == container {
+			names = append(names, key.resource)
+		}
+	}
+	return names
+}
+
+// updateAllocatedDevices forgets pods that have ended. Like the kubelet's
+// UpdateAllocatedDevices it is called before devices are allocated to a pod and
+// before List is answered, and does nothing until the kubelet has heard of all
+// pods. The caller holds the lock.
+func (k *Kubelet) updateAllocatedDevices(p *process) {
+	if !p.sourcesReady {
+		return
+	}
+	ended := p.podDevices.pods().Difference(k.livePods())
+	if len(ended) == 0 {
+		return
+	}
+	maps.DeleteFunc(p.podDevices, func(key allocationKey, _ deviceAllocateInfo) bool { return ended.Has(key.podUID) })
+	p.updateAllocated()
+}
+
+// updateAllocated makes the allocated devices those of podDevices and of the
+// admission in progress.
+func (p *process) updateAllocated() {
+	p.allocated = p.podDevices.held(p.podDevices.pods())
+	for resource, ids := range p.admitting {
+		p.allocated[resource] = p.allocated[resource].Union(ids)
+	}
+}
+
+// heldByPods are the devices that live pods hold, by resource, whether or not this
+// process has heard of the pods. The caller holds the lock.
+func (k *Kubelet) heldByPods(p *process) map[string]idSet { return p.podDevices.held(k.livePods()) }
+
+// checkList returns the violations in a resource's next list, sorted. previous are
+// the devices before it, nil for none, and held those of the pods. A real kubelet
+// reports none of them; some make it panic later.
+func checkList(resource string, previous *deviceList, list []*api.Device, held idSet) []string {
+	var violations []string
+	complain := func(format string, arguments ...any) {
+		violations = append(violations, resource+": "+fmt.Sprintf(format, arguments...))
+	}
+	seen := idSet{}
+	for _, device := range list {
+		switch {
+		case device.ID == "":
+			complain("list has a device without ID")
+		case seen.Has(device.ID):
+			complain("list has %s twice", device.ID)
+		}
+		seen.Insert(device.ID)
+		if device.Health != api.Healthy && device.Health != api.Unhealthy {
+			complain("health %q of %s counts as unhealthy", device.Health, device.ID)
+		}
+		if slices.ContainsFunc(nodesOf(device), func(node int64) bool { return node < 0 }) {
+			complain("%s is on a negative NUMA node: no node is no topology", device.ID)
+		}
+		if device.Topology != nil && len(device.Topology.Nodes) == 0 {
+			complain("%s has a topology without nodes: GetAllocatableResources does not show it", device.ID)
+		}
+	}
+	if previous != nil {
+		if dropped := previous.healthy.Difference(seen); len(dropped) > 0 {
+			complain("list drops devices that were Healthy in the list before: %s", joinSome(dropped))
+		}
+	}
+	if dropped := held.Difference(seen); len(dropped) > 0 {
+		complain("list drops devices that pods hold: %s", joinSome(dropped))
+	}
+	slices.Sort(violations)
+	return violations
+}
+
+// checkUnits looks for a unit (an ID up to "::") that can be allocated in two modes: in
+// two resources, or alone and as shares. It has free healthy devices in both, or a pod
+// holds it in one of them. The caller holds the lock.
+func (k *Kubelet) checkUnits(p *process) {
+	held := k.heldByPods(p)
+	type mode struct {
+		resource string
+		shared   bool
+	}
+	modeOf := map[string]mode{}
+	conflicts := map[[2]string]idSet{}
+	see := func(resource, id string) {
+		unit, _, shared := strings.Cut(id, "::")
+		switch other, ok := modeOf[unit]; {
+		case !ok:
+			modeOf[unit] = mode{resource, shared}
+		case other != mode{resource, shared}:
+			pair := [2]string{other.resource, resource}
+			if other.resource == resource {
+				pair[1] += " as shares"
+			}
+			conflicts[pair] = conflicts[pair].Union(sets.New(unit))
+		}
+	}
+	for _, resource := range slices.Sorted(maps.Keys(p.devices)) {
+		for _, id := range sets.List(held[resource]) {
+			see(resource, id)
+		}
+	}
+	for _, resource := range slices.Sorted(maps.Keys(p.devices)) {
+		for id := range p.devices[resource].healthy {
+			if !held[resource].Has(id) && !p.admitting[resource].Has(id) {
+				see(resource, id)
+			}
+		}
+	}
+	for _, pair := range slices.SortedFunc(maps.Keys(conflicts), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
+		k.violation("units to be allocated both in %s and %s: %s", pair[0], pair[1], joinSome(conflicts[pair]))
+	}
+}
+
+// joinSome lists IDs for a message, the first four of many.
+func joinSome(ids idSet) string {
+	const shown = 4
+	sorted := sets.List(ids)
+	if more := len(sorted) - shown; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(sorted[:shown], ", "), more)
+	}
+	return strings.Join(sorted, ", ")
 }

@@ -1,64 +1,62 @@
 package simkubelet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
 )
 
-// ErrDown is returned by whatever needs a running kubelet while it is stopped,
-// and by an admission that a stop cut short.
+// ErrDown is returned by all that needs a running kubelet while it is stopped, and
+// by an admission that a stop interrupted.
 var ErrDown = errors.New("kubelet is down")
 
-// errEnded says that Run has returned: a kubelet runs once.
+// errEnded is returned by Start after Run has returned.
 var errEnded = errors.New("kubelet has ended")
 
 // Kubelet is a simulated kubelet. Its methods may be called from any goroutine.
 type Kubelet struct {
 	options Options
 	logger  *slog.Logger
-	// lifecycle is held while the kubelet starts or stops.
-	lifecycle semaphore
-	// admission is the kubelet's allocation mutex: one pod at a time, whatever
-	// its Allocate takes.
-	admission semaphore
+	// lifecycle is a mutex, held while the kubelet starts or stops. Whoever waits
+	// for it can give up.
+	lifecycle *semaphore.Weighted
+	// admission likewise is the kubelet's allocation mutex: it admits one pod at a
+	// time, however long the plugin's Allocate takes.
+	admission *semaphore.Weighted
 
 	mu sync.Mutex
-	// changed is closed and replaced at every change.
+	// changed is closed and replaced whenever something changes.
 	changed chan struct{}
 	// process is nil while the kubelet is stopped.
-	process  *process
-	ended    bool
-	pods     map[podKey]*pod
-	podsMade int
-	counters map[string]*counters
-	node     map[string]Quantity
-	// violations[delivered:] are still to be passed to Options.Violation.
-	violations   []string
-	delivered    int
-	misbehaviour misbehaviour
+	process   *process
+	ended     bool
+	pods      map[podKey]*pod
+	podsAdded int
+	counters  map[string]*Resource
+	// violations[delivered:] are still to be passed to Options.OnViolation.
+	violations []string
+	delivered  int
 }
 
-// New returns a kubelet that Run starts.
+// New returns a kubelet, which Run starts.
 func New(options Options) *Kubelet {
 	options = options.withDefaults()
 	return &Kubelet{
-		options:   options,
-		logger:    options.Logger.With("component", "simkubelet"),
-		lifecycle: newSemaphore(),
-		admission: newSemaphore(),
-		changed:   make(chan struct{}),
-		pods:      map[podKey]*pod{},
-		counters:  map[string]*counters{},
-		node:      map[string]Quantity{},
+		options: options, logger: options.Logger.With("component", "simkubelet"), changed: make(chan struct{}),
+		lifecycle: semaphore.NewWeighted(1), admission: semaphore.NewWeighted(1),
+		pods: map[podKey]*pod{}, counters: map[string]*Resource{},
 	}
 }
 
-// Run starts the kubelet and blocks until ctx ends. Then it stops it, and
-// returns nil after every goroutine has ended. Its error says why the first
-// start was impossible. A kubelet runs once; Stop and Start interrupt it.
+// Run starts the kubelet, blocks until ctx ends, stops the kubelet, and returns nil
+// when all of its goroutines have ended. Its error says why the kubelet could not
+// be started. A kubelet runs once; Stop and Start interrupt it.
 //
 // Like a killed kubelet it leaves its socket files behind.
 func (k *Kubelet) Run(ctx context.Context) error {
@@ -76,16 +74,16 @@ func (k *Kubelet) Run(ctx context.Context) error {
 }
 
 // Start starts a stopped kubelet: it reads the checkpoint, removes every socket
-// directly in the directory, and serves. Resources of the checkpoint come back
-// without devices. It does nothing when the kubelet is up.
+// directly in the directory, and serves. Resources in the checkpoint have no
+// devices at first. Start does nothing when the kubelet is up.
 func (k *Kubelet) Start(ctx context.Context) error {
-	if err := k.lifecycle.acquire(ctx); err != nil {
+	if err := k.lifecycle.Acquire(ctx, 1); err != nil {
 		return fmt.Errorf("start kubelet: %w", err)
 	}
-	defer k.lifecycle.release()
+	defer k.lifecycle.Release(1)
 
 	k.mu.Lock()
-	up, ended := k.process != nil, k.ended
+	up, ended, pods := k.process != nil, k.ended, len(k.livePods())
 	k.mu.Unlock()
 	switch {
 	case ended:
@@ -93,71 +91,64 @@ func (k *Kubelet) Start(ctx context.Context) error {
 	case up:
 		return nil
 	}
-	p, err := k.startProcess()
-	if err != nil {
+	if err := k.startProcess(); err != nil {
 		return fmt.Errorf("start kubelet: %w", err)
 	}
-	if k.options.HoldPods && k.haveLivePods() {
+	if k.options.DelayPods && pods > 0 {
 		return nil
 	}
-	if err := k.restore(ctx, p); err != nil {
-		k.takeDown()
+	if err := k.RestorePods(ctx); err != nil {
+		k.stopProcess()
 		return fmt.Errorf("start kubelet: %w", err)
 	}
 	return nil
 }
 
-// Stop ends the kubelet's process as a kill does: streams and calls break,
-// memory is lost, socket files and the checkpoint stay. It returns when all of
-// the process's goroutines have ended, and does nothing when the kubelet is
-// down.
+// Stop ends the kubelet's process as a kill does: streams and calls break off,
+// memory is lost, socket files and the checkpoint remain. It returns when all of
+// the process's goroutines have ended, and does nothing when the kubelet is down.
 func (k *Kubelet) Stop(ctx context.Context) error {
-	if err := k.lifecycle.acquire(ctx); err != nil {
+	if err := k.lifecycle.Acquire(ctx, 1); err != nil {
 		return fmt.Errorf("stop kubelet: %w", err)
 	}
-	defer k.lifecycle.release()
-	k.takeDown()
+	defer k.lifecycle.Release(1)
+	k.stopProcess()
 	return nil
 }
 
-// takeDown is Stop for who is at the lifecycle already.
-func (k *Kubelet) takeDown() {
+// stopProcess is Stop for a caller that holds lifecycle already.
+func (k *Kubelet) stopProcess() {
 	k.lock()
 	p := k.process
+	if p == nil {
+		k.unlock()
+		return
+	}
 	k.process = nil
-	if p != nil {
-		k.tell(Event{Kind: Stopped})
-	}
+	k.notify(Event{Kind: Stopped})
 	k.unlock()
-	if p != nil {
-		k.end(p)
+	close(p.stopping)
+	k.closeConnections(p)
+	for _, server := range p.servers {
+		server.Stop()
 	}
+	// A Register call may have added a connection meanwhile.
+	k.closeConnections(p)
+	p.goroutines.Wait()
 }
 
-// Restart is Stop and Start. Containers keep running meanwhile.
-func (k *Kubelet) Restart(ctx context.Context) error {
-	if err := k.Stop(ctx); err != nil {
-		return err
-	}
-	return k.Start(ctx)
-}
-
-// Reboot is Restart with every container stopped in between, so that each pod
-// has to be admitted again with the devices it had.
-func (k *Kubelet) Reboot(ctx context.Context) error {
-	if err := k.Stop(ctx); err != nil {
-		return err
-	}
+// StopContainers stops every container, so each pod has to be admitted again with the
+// devices it had when the kubelet starts the next time.
+func (k *Kubelet) StopContainers() {
 	k.lock()
+	defer k.unlock()
 	for _, pod := range k.pods {
 		pod.containersRunning = false
 	}
-	k.unlock()
-	return k.Start(ctx)
 }
 
-// lock and unlock enclose every change. unlock wakes who awaits a change and
-// passes new violations on.
+// lock and unlock enclose every change. unlock has each Await look again and
+// reports new violations.
 func (k *Kubelet) lock() { k.mu.Lock() }
 
 func (k *Kubelet) unlock() {
@@ -166,16 +157,102 @@ func (k *Kubelet) unlock() {
 	fresh := k.violations[k.delivered:]
 	k.delivered = len(k.violations)
 	k.mu.Unlock()
-	if k.options.Violation != nil {
+	if k.options.OnViolation != nil {
 		for _, message := range fresh {
-			k.options.Violation(message)
+			k.options.OnViolation(message)
 		}
 	}
 }
 
-// violate records a violation. The caller holds the lock.
-func (k *Kubelet) violate(format string, arguments ...any) {
+// violation records a violation. The caller holds the lock.
+func (k *Kubelet) violation(format string, arguments ...any) {
 	message := fmt.Sprintf(format, arguments...)
 	k.logger.Error("contract violated", "violation", message)
 	k.violations = append(k.violations, message)
+}
+
+// Options are a kubelet's settings.
+type Options struct {
+	// Dir is the device-plugins directory, with kubelet.sock and the checkpoint
+	// file. It is created when missing, and each start removes all sockets directly
+	// in it. It must be short: a Unix socket's path has at most 107 bytes.
+	Dir string
+	// PodResourcesSocket is the path of the PodResources socket; empty for none.
+	PodResourcesSocket string
+	// Logger gets what a kubelet would log; nil for nothing.
+	Logger *slog.Logger
+	// OnViolation is called for each violation, with no lock held. Violations returns
+	// them too.
+	OnViolation func(message string)
+	// OnEvent is called for every Event, in the order in which they happen, with the
+	// kubelet's lock held: it must neither block nor call the kubelet.
+	OnEvent func(event Event)
+	// OnRegister is called for every Register call, with no lock held; the call fails with
+	// its error.
+	OnRegister func(ctx context.Context) error
+	// OnRead is called before each list is read, and before the end of a stream is
+	// noticed, with no lock held: a kubelet can be slow. It returns when stopping is closed.
+	OnRead func(stopping <-chan struct{})
+	// AllowOverlap says that several live streams for one resource are no violation.
+	// The kubelet then still behaves like a real one: the first of them to end
+	// disconnects the newest client.
+	AllowOverlap bool
+	// DelayPods keeps the pods of an earlier process unknown until RestorePods is
+	// called, like the time between a kubelet's start and the API server's first
+	// response: PodResources does not list them, and no devices are freed.
+	DelayPods bool
+	// DialTimeout limits the connection to a plugin that registers; 0 means the
+	// kubelet's 10 s.
+	DialTimeout time.Duration
+	// StatusPeriod is the time between two updates of the node's status; 0 means the
+	// kubelet's 10 s.
+	StatusPeriod time.Duration
+	// StopGrace is how long a stopped endpoint is kept; 0 means the kubelet's 5 min.
+	// The next update of the node's status removes the resource.
+	StopGrace time.Duration
+	// Now is the clock for StopGrace; nil means time.Now.
+	Now func() time.Time
+}
+
+func (o Options) withDefaults() Options {
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	o.DialTimeout = cmp.Or(o.DialTimeout, 10*time.Second)
+	o.StatusPeriod = cmp.Or(o.StatusPeriod, 10*time.Second)
+	o.StopGrace = cmp.Or(o.StopGrace, 5*time.Minute)
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.OnRegister == nil {
+		o.OnRegister = func(context.Context) error { return nil }
+	}
+	if o.OnRead == nil {
+		o.OnRead = func(<-chan struct{}) {}
+	}
+	return o
+}
+
+// DropStream disconnects the plugin that serves a resource, as a kubelet does that
+// cannot read a list, and says whether there was one. The context of the plugin's
+// stream is cancelled.
+func (k *Kubelet) DropStream(resource string) bool {
+	k.lock()
+	defer k.unlock()
+	if k.process == nil || k.process.clients[resource] == nil {
+		return false
+	}
+	c := k.process.clients[resource]
+	c.dropped = true
+	k.disconnect(k.process, c)
+	return true
+}
+
+// CloseConnections closes the connections to all plugins, as if their processes
+// were killed: calls in flight fail, and the kubelet notices the ends of streams.
+func (k *Kubelet) CloseConnections() {
+	k.mu.Lock()
+	p := k.process
+	k.mu.Unlock()
+	if p != nil {
+		k.closeConnections(p)
+	}
 }

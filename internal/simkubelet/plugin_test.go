@@ -17,8 +17,8 @@ import (
 
 const gpu = "nvidia.com/gpu"
 
-// rig is a running kubelet. At the end of the test it must have no violation
-// that the test did not ask for.
+// rig is a running kubelet. At the end of the test it must have no violation that
+// the test has not expected.
 type rig struct {
 	*Kubelet
 	t        *testing.T
@@ -35,7 +35,7 @@ func startRig(t *testing.T, options Options) *rig {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	options.Dir = filepath.Join(dir, "d")
 	options.PodResourcesSocket = filepath.Join(dir, "p", "kubelet.sock")
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	r := &rig{Kubelet: New(options), t: t, ctx: ctx}
 	running, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
@@ -96,12 +96,12 @@ func (r *rig) add(pod Pod) PodStatus {
 	return status
 }
 
-// oneContainer is a pod of one container, c, that wants devices.
+// oneContainer is a pod with one container, c, that requests devices.
 func oneContainer(name string, count int) Pod {
 	return Pod{Namespace: "default", Name: name, Containers: []Container{{Name: "c", Requests: map[string]int{gpu: count}}}}
 }
 
-// devicePlugin serves one socket with one stream. It sends what send is told.
+// devicePlugin serves one socket with one stream, and sends the lists of send.
 type devicePlugin struct {
 	api.UnimplementedDevicePluginServer
 	rig      *rig
@@ -109,18 +109,17 @@ type devicePlugin struct {
 	socket   string
 	server   *grpc.Server
 	lists    chan []*api.Device
-	// ended has a value for each stream that the kubelet ended.
+	// ended receives a value for each stream that the kubelet ended.
 	ended chan struct{}
-	// quit ends the streams from this side.
+	// quit ends the streams from the plugin's side.
 	quit chan struct{}
 
 	options  *api.DevicePluginOptions
 	allocate func(context.Context, []string) (*api.AllocateResponse, error)
 	prefer   func(context.Context, *api.ContainerPreferredAllocationRequest) ([]string, error)
-	preStart func(context.Context, []string) error
 }
 
-// servePlugin listens and does not register.
+// servePlugin serves a plugin without registering it.
 func (r *rig) servePlugin(resource, socket string) *devicePlugin {
 	r.t.Helper()
 	p := &devicePlugin{
@@ -147,7 +146,7 @@ func (p *devicePlugin) listen() {
 	p.rig.t.Cleanup(server.Stop)
 }
 
-// startPlugin serves, registers and sends a first list.
+// startPlugin serves and registers a plugin, and sends its first list.
 func (r *rig) startPlugin(resource, socket string, list ...*api.Device) *devicePlugin {
 	r.t.Helper()
 	p := r.servePlugin(resource, socket)
@@ -174,7 +173,7 @@ func registerWith(ctx context.Context, dir string, request *api.RegisterRequest)
 	return err
 }
 
-// send returns when the kubelet has taken the list in.
+// send returns when the kubelet has processed the list.
 func (p *devicePlugin) send(list ...*api.Device) {
 	p.rig.t.Helper()
 	before := p.rig.Snapshot().Resources[p.resource].Lists
@@ -182,7 +181,7 @@ func (p *devicePlugin) send(list ...*api.Device) {
 	p.rig.await(func(s Snapshot) bool { return s.Resources[p.resource].Lists == before+1 })
 }
 
-// post returns when the stream has the list.
+// post returns when the stream has taken the list.
 func (p *devicePlugin) post(list ...*api.Device) {
 	p.rig.t.Helper()
 	select {
@@ -241,10 +240,6 @@ func answer(ids []string) *api.AllocateResponse {
 	return &api.AllocateResponse{ContainerResponses: []*api.ContainerAllocateResponse{
 		{Envs: map[string]string{"DEVICES": strings.Join(ids, ",")}},
 	}}
-}
-
-func (p *devicePlugin) PreStartContainer(ctx context.Context, request *api.PreStartContainerRequest) (*api.PreStartContainerResponse, error) {
-	return &api.PreStartContainerResponse{}, p.preStart(ctx, request.DevicesIds)
 }
 
 // healthy makes devices; nodes are given as "id@node".

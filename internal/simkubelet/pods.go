@@ -7,116 +7,202 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// ErrNoPod is returned for a pod or container that does not exist.
+// Pod is a pod to run. Its name can be used again after DeletePod.
+type Pod struct {
+	Namespace, Name string
+	Containers      []Container
+}
+
+// Container is a container of a Pod. Its name is unique in the pod, and the API server
+// has checked it.
+type Container struct {
+	Name string
+	// Requests are numbers of devices by resource. An explicit 0 needs no device, and
+	// yet is rejected while the resource has no healthy one.
+	Requests map[string]int
+	// Init says that the container runs before the others and ends; later containers
+	// of the pod then get its devices first.
+	Init bool
+}
+
+// Phase is a pod's phase.
+type Phase string
+
+// The phases of a pod. A failed pod never runs again.
+const (
+	Pending Phase = "Pending"
+	Running Phase = "Running"
+	Failed  Phase = "Failed"
+)
+
+// PodStatus is a pod as the kubelet sees it.
+type PodStatus struct {
+	Namespace, Name string
+	// UID tells apart pods that have had the same name.
+	UID   string
+	Phase Phase
+	// Message is the status message of a failed pod; empty for others.
+	Message string
+	// Containers are in the pod's order. They hold nothing if the pod is not running.
+	Containers []ContainerStatus
+}
+
+// ContainerStatus is a container with the devices that were allocated to it.
+type ContainerStatus struct {
+	Name string
+	// Grants are by resource name.
+	Grants []Grant
+}
+
+// Grant is what a container got for one resource.
+type Grant struct {
+	Resource string
+	// Devices are the IDs, sorted.
+	Devices []string
+	// Response is the plugin's response to Allocate, from when the pod was admitted.
+	// It must not be changed.
+	Response *api.ContainerAllocateResponse
+}
+
+// Devices are the container's devices of a resource, sorted; nil for none.
+func (c ContainerStatus) Devices(resource string) []string {
+	for _, grant := range c.Grants {
+		if grant.Resource == resource {
+			return grant.Devices
+		}
+	}
+	return nil
+}
+
+// Env is the environment that plugins gave the container. If two resources set one
+// variable the first by name wins; in a real kubelet that is random, at each start of
+// the container.
+func (c ContainerStatus) Env() map[string]string {
+	env := map[string]string{}
+	for _, grant := range slices.Backward(c.Grants) {
+		maps.Copy(env, grant.Response.GetEnvs())
+	}
+	return env
+}
+
+// AdmissionError says that the kubelet rejected a pod, for good.
+type AdmissionError struct {
+	// Message is the pod's status.message, in the kubelet's words.
+	Message string
+	// Cause is what went wrong; a plugin's gRPC error keeps its code.
+	Cause error
+}
+
+// Error is the pod's status.reason with the message.
+func (e *AdmissionError) Error() string { return "UnexpectedAdmissionError: " + e.Message }
+
+func (e *AdmissionError) Unwrap() error { return e.Cause }
+
+type podKey struct{ namespace, name string }
+
+// pod is a pod from AddPod to DeletePod.
+type pod struct {
+	Pod
+	uid string
+	// added counts pods in the order of AddPod.
+	added   int
+	phase   Phase
+	message string
+	// containersRunning is false before the pod's start and after a reboot.
+	containersRunning bool
+}
+
+// ordered are the containers in the order of their admission: init containers first.
+func (p *pod) ordered() []Container {
+	isInit := func(c Container) bool { return c.Init }
+	init := slices.DeleteFunc(slices.Clone(p.Containers), func(c Container) bool { return !isInit(c) })
+	return append(init, slices.DeleteFunc(slices.Clone(p.Containers), isInit)...)
+}
+
+// ErrNoPod says that a pod or container does not exist.
 var ErrNoPod = errors.New("no such pod")
 
-// AddPod admits a pod and starts its containers. Pods are admitted one at a
-// time; one whose Allocate hangs holds up all others, and no call to the plugin
-// carries a deadline. When ctx ends the call to the plugin is cancelled.
+// AddPod admits a pod and starts its containers. Pods are admitted one at a time: if
+// the plugin hangs in Allocate, all others wait, because calls to plugins have no
+// deadline. The end of ctx cancels such a call.
 //
-// A pod that is turned away stays, Failed, and the error is an *AdmissionError.
-// Where only the start of a container went wrong the pod is returned with the
-// error. A pod whose admission the kubelet's stop cut short is forgotten.
+// A rejected pod remains, as Failed, and the error is an *AdmissionError. A pod whose
+// admission was interrupted by the kubelet's stop is forgotten.
 //
-// The scheduler is not played: what would never be bound to the node is turned
-// away here. A real kubelet runs a pod whose resource it has never heard of
-// without any device.
+// There is no scheduler, so a pod that would never be bound to the node is rejected
+// here. A real kubelet runs a pod without devices if it has never heard of the
+// resource.
 func (k *Kubelet) AddPod(ctx context.Context, spec Pod) (PodStatus, error) {
 	name := spec.Namespace + "/" + spec.Name
-	if err := spec.validate(); err != nil {
-		return PodStatus{}, fmt.Errorf("add pod %s: %w", name, err)
-	}
-	p, leave, err := k.enter(ctx)
+	p, leave, err := k.beginAdmission(ctx)
 	if err != nil {
 		return PodStatus{}, fmt.Errorf("add pod %s: %w", name, err)
 	}
 	defer leave()
 
-	added, err := k.record(p, spec)
-	if err != nil {
-		return PodStatus{}, fmt.Errorf("add pod %s: %w", name, err)
+	key := podKey{spec.Namespace, spec.Name}
+	k.lock()
+	if k.pods[key] != nil {
+		k.unlock()
+		return PodStatus{}, fmt.Errorf("add pod %s: the name is in use", name)
 	}
-	admission := admission{kubelet: k, process: p, pod: added, reusable: map[string]set{}}
-	err = admission.run(ctx)
+	k.podsAdded++
+	added := &pod{Pod: spec, uid: fmt.Sprintf("00000000-0000-4000-8000-%012d", k.podsAdded), added: k.podsAdded, phase: Pending}
+	k.pods[key] = added
+	p.knownPods.Insert(added.uid)
+	k.unlock()
+	err = newAdmission(k, p, added).run(ctx)
 
 	k.lock()
-	down := k.process != p
-	switch {
+	defer k.unlock()
+	switch down := k.process != p; {
 	case err == nil:
 		added.phase, added.containersRunning = Running, true
 	case down:
-		delete(k.pods, added.key())
-		k.tell(Event{Kind: Freed, Pod: added.uid})
+		delete(k.pods, key)
+		k.notify(Event{Kind: PodEnded, Pod: added.uid})
 		err = fmt.Errorf("add pod %s: %w: %w", name, ErrDown, err)
 	default:
-		err = k.fail(added, err)
+		err = k.reject(added, err)
 	}
-	status := k.podStatus(added)
-	k.unlock()
-	if err != nil {
-		return status, err
-	}
-	for _, container := range added.ordered() {
-		if err := admission.start(ctx, container); err != nil {
-			return status, fmt.Errorf("start container %s of pod %s: %w", container.Name, name, err)
-		}
-	}
-	return status, nil
+	return k.podStatus(added), err
 }
 
-// enter waits for the allocation mutex and keeps the process from ending before
-// leave is called. Stopping breaks the calls to plugins, so that is soon.
-func (k *Kubelet) enter(ctx context.Context) (p *process, leave func(), err error) {
-	if err := k.admission.acquire(ctx); err != nil {
+// beginAdmission locks the allocation mutex, and keeps the process from ending until
+// leave is called. That is soon, because a stop ends calls to plugins.
+func (k *Kubelet) beginAdmission(ctx context.Context) (p *process, leave func(), err error) {
+	if err := k.admission.Acquire(ctx, 1); err != nil {
 		return nil, nil, err
 	}
 	k.mu.Lock()
-	p = k.process
-	if p != nil {
-		p.goroutines.Add(1)
-	}
-	k.mu.Unlock()
-	if p == nil {
-		k.admission.release()
+	defer k.mu.Unlock()
+	if p = k.process; p == nil {
+		k.admission.Release(1)
 		return nil, nil, ErrDown
 	}
+	p.goroutines.Add(1)
 	return p, func() {
 		p.goroutines.Done()
-		k.admission.release()
+		k.admission.Release(1)
 	}, nil
 }
 
-func (k *Kubelet) record(p *process, spec Pod) (*pod, error) {
-	k.lock()
-	defer k.unlock()
-	key := podKey{spec.Namespace, spec.Name}
-	if k.pods[key] != nil {
-		return nil, errors.New("the name is in use")
-	}
-	k.podsMade++
-	added := &pod{
-		Pod:   spec,
-		uid:   fmt.Sprintf("00000000-0000-4000-8000-%012d", k.podsMade),
-		age:   k.podsMade,
-		phase: Pending,
-	}
-	k.pods[key] = added
-	p.known[added.uid] = struct{}{}
-	return added, nil
-}
-
-// fail turns a pod away. The caller holds the lock.
-func (k *Kubelet) fail(failed *pod, cause error) error {
-	rejection := rejected(cause)
+// reject makes the pod Failed, in the kubelet's words (pkg/kubelet/cm/admission/
+// errors.go; rejectPod in pkg/kubelet/kubelet.go). The caller holds the lock.
+func (k *Kubelet) reject(failed *pod, cause error) error {
+	rejection := &AdmissionError{fmt.Sprintf("Pod was rejected: Allocate failed due to %v, which is unexpected", cause), cause}
 	failed.phase, failed.message, failed.containersRunning = Failed, rejection.Message, false
-	k.tell(Event{Kind: Freed, Pod: failed.uid})
+	k.notify(Event{Kind: PodEnded, Pod: failed.uid})
 	return rejection
 }
 
-// DeletePod ends a pod. The plugin is told nothing, and the checkpoint names
-// the pod until the kubelet has purged it and writes again.
+// DeletePod ends a pod. The plugin is not informed, and the checkpoint has the pod
+// until the kubelet frees its devices and writes the file again.
 func (k *Kubelet) DeletePod(namespace, name string) error {
 	k.lock()
 	defer k.unlock()
@@ -126,7 +212,7 @@ func (k *Kubelet) DeletePod(namespace, name string) error {
 		return fmt.Errorf("delete pod %s/%s: %w", namespace, name, ErrNoPod)
 	}
 	delete(k.pods, key)
-	k.tell(Event{Kind: Freed, Pod: deleted.uid})
+	k.notify(Event{Kind: PodEnded, Pod: deleted.uid})
 	if k.process != nil {
 		k.checkUnits(k.process)
 	}
@@ -135,28 +221,22 @@ func (k *Kubelet) DeletePod(namespace, name string) error {
 
 // livePods are the UIDs of the pods that have not failed. The caller holds the
 // lock.
-func (k *Kubelet) livePods() set {
-	live := set{}
+func (k *Kubelet) livePods() idSet {
+	live := idSet{}
 	for _, pod := range k.pods {
 		if pod.phase != Failed {
-			live[pod.uid] = struct{}{}
+			live.Insert(pod.uid)
 		}
 	}
 	return live
 }
 
-func (k *Kubelet) haveLivePods() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return len(k.livePods()) > 0
+func (k *Kubelet) podsInOrder() []*pod {
+	return slices.SortedFunc(maps.Values(k.pods), func(a, b *pod) int { return cmp.Compare(a.added, b.added) })
 }
 
-func (k *Kubelet) podsByAge() []*pod {
-	return slices.SortedFunc(maps.Values(k.pods), func(a, b *pod) int { return cmp.Compare(a.age, b.age) })
-}
-
-// podStatus shows no devices while the kubelet is down: it is its memory that
-// is shown. The caller holds the lock.
+// podStatus has no devices while the kubelet is down, because it is the kubelet's
+// memory that it shows. The caller holds the lock.
 func (k *Kubelet) podStatus(of *pod) PodStatus {
 	status := PodStatus{Namespace: of.Namespace, Name: of.Name, UID: of.uid, Phase: of.phase, Message: of.message}
 	for _, container := range of.Containers {
@@ -170,9 +250,9 @@ func (k *Kubelet) containerStatus(of *pod, container string) ContainerStatus {
 	if k.process == nil || of.phase == Failed {
 		return status
 	}
-	for _, resource := range k.process.ledger.resourcesOf(of.uid, container) {
-		holding := k.process.ledger[holder{of.uid, container, resource}]
-		status.Grants = append(status.Grants, Grant{resource, holding.ids().sorted(), holding.response})
+	for _, resource := range k.process.podDevices.resourcesOf(of.uid, container) {
+		info := k.process.podDevices[allocationKey{of.uid, container, resource}]
+		status.Grants = append(status.Grants, Grant{resource, sets.List(info.ids()), info.response})
 	}
 	return status
 }

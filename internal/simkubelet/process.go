@@ -16,61 +16,59 @@ import (
 
 const socketName = "kubelet.sock"
 
-// process is one life of the kubelet, from Start to Stop. The fields below
-// servers are its memory, guarded by Kubelet.mu.
+// process is the kubelet from one Start to the next Stop. The fields below servers
+// are its memory, guarded by Kubelet.mu.
 type process struct {
-	// goroutines counts all that end with the process but gRPC handlers, for
-	// which the servers wait.
+	// goroutines are all of the process's but gRPC's handlers, for which the servers
+	// wait.
 	goroutines sync.WaitGroup
 	stopping   chan struct{}
 	servers    []*grpc.Server
 
-	// clients are the plugins whose end the kubelet would notice, by resource:
-	// one each, however many streams there are.
+	// clients are by resource: one each, however many streams there are.
 	clients map[string]*client
-	// connections are all clients, also those that nothing refers to any more.
+	// connections are all clients, including those that have been replaced in
+	// clients.
 	connections map[*client]struct{}
 	endpoints   map[string]*endpoint
-	devices     map[string]*devices
-	ledger      ledger
-	// allocated are the devices that are not to be given again: those of the
-	// ledger and those of an admission under way, by resource.
-	allocated map[string]set
-	// admitting are the devices of the admission under way alone.
-	admitting map[string]set
-	// known are the UIDs of the pods that this process has heard of.
-	known set
-	// sourcesReady says that it has heard of all pods of the time before it.
+	devices     map[string]*deviceList
+	podDevices  podDevices
+	// allocated are the devices that cannot be allocated: those in podDevices and
+	// those of the admission in progress, by resource.
+	allocated map[string]idSet
+	// admitting are only those of the admission in progress.
+	admitting map[string]idSet
+	// knownPods are the UIDs of the pods that this process has heard of.
+	knownPods idSet
+	// sourcesReady says that it has heard of all pods of earlier processes.
 	sourcesReady bool
 }
 
 func newProcess() *process {
 	return &process{
-		stopping:    make(chan struct{}),
-		clients:     map[string]*client{},
-		connections: map[*client]struct{}{},
-		endpoints:   map[string]*endpoint{},
-		devices:     map[string]*devices{},
-		ledger:      ledger{},
-		allocated:   map[string]set{},
-		admitting:   map[string]set{},
-		known:       set{},
+		stopping: make(chan struct{}), clients: map[string]*client{}, connections: map[*client]struct{}{},
+		endpoints: map[string]*endpoint{}, devices: map[string]*deviceList{}, podDevices: podDevices{},
+		allocated: map[string]idSet{}, admitting: map[string]idSet{}, knownPods: idSet{},
 	}
 }
 
-// startProcess brings a process up in the order of the kubelet: checkpoint,
-// wipe, socket. A plugin that sees kubelet.sock created may rely on the wipe
-// being over.
-func (k *Kubelet) startProcess() (*process, error) {
+// startProcess starts a process in the order of the kubelet: read the checkpoint,
+// remove all sockets, create kubelet.sock. A plugin that sees a new kubelet.sock may
+// create its own.
+func (k *Kubelet) startProcess() error {
 	p := newProcess()
 	if err := os.MkdirAll(k.options.Dir, 0o750); err != nil {
-		return nil, err
+		return err
 	}
-	if err := p.readCheckpoint(k.options.Dir, k.options.Now()); err != nil {
-		return nil, err
+	text, err := os.ReadFile(filepath.Join(k.options.Dir, checkpointName))
+	if err == nil {
+		err = p.restoreCheckpoint(text, k.options.Now())
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	if err := wipeSockets(k.options.Dir); err != nil {
-		return nil, err
+		return err
 	}
 
 	var listeners []net.Listener
@@ -97,12 +95,12 @@ func (k *Kubelet) startProcess() (*process, error) {
 		for _, listener := range listeners {
 			_ = listener.Close()
 		}
-		return nil, err
+		return err
 	}
 
 	k.lock()
 	k.process = p
-	k.tell(Event{Kind: Started})
+	k.notify(Event{Kind: Started})
 	k.unlock()
 	for i, server := range p.servers {
 		p.goroutines.Go(func() {
@@ -112,31 +110,19 @@ func (k *Kubelet) startProcess() (*process, error) {
 		})
 	}
 	p.goroutines.Go(func() { k.reportStatus(p) })
-	return p, nil
+	return nil
 }
 
-// end breaks all connections and waits for the process's goroutines.
-func (k *Kubelet) end(p *process) {
-	close(p.stopping)
+func (k *Kubelet) closeConnections(p *process) {
 	k.lock()
+	defer k.unlock()
 	for client := range p.connections {
-		client.close()
+		_ = client.connection.Close() // It may be closed already.
 	}
-	k.unlock()
-	for _, server := range p.servers {
-		server.Stop()
-	}
-	// A Register that was being answered may have added a connection.
-	k.lock()
-	for client := range p.connections {
-		client.close()
-	}
-	k.unlock()
-	p.goroutines.Wait()
 }
 
-// wipeSockets removes the sockets directly in dir, whosever they are. Regular
-// files and sub-directories stay.
+// wipeSockets removes all sockets directly in dir, whoever made them. Regular files
+// and subdirectories remain.
 func wipeSockets(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -153,8 +139,8 @@ func wipeSockets(dir string) error {
 	return nil
 }
 
-// listenUnix makes a socket whose file outlives the listener, as it does when a
-// process is killed.
+// listenUnix makes a socket whose file remains when the listener is closed, as when
+// a process is killed.
 func listenUnix(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return nil, err

@@ -3,46 +3,35 @@ package simkubelet
 import (
 	"context"
 	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// RestorePods adds the pods of the time before to a process that was started
-// with Options.HoldPods, in the order of their age, as the API server's first
-// answer does. A running pod is admitted unseen. One whose containers a reboot
-// ended needs its very devices, Healthy, or fails.
+// RestorePods adds the pods of earlier processes, oldest first, to a process that was
+// started with Options.DelayPods, as the API server's first response does. A running
+// pod is admitted without a check. One that a reboot has stopped fails unless the
+// very devices that it had are Healthy.
 func (k *Kubelet) RestorePods(ctx context.Context) error {
-	k.mu.Lock()
-	p := k.process
-	k.mu.Unlock()
-	if p == nil {
-		return fmt.Errorf("restore pods: %w", ErrDown)
-	}
-	return k.restore(ctx, p)
-}
-
-func (k *Kubelet) restore(ctx context.Context, expected *process) error {
-	p, leave, err := k.enter(ctx)
+	p, leave, err := k.beginAdmission(ctx)
 	if err != nil {
 		return fmt.Errorf("restore pods: %w", err)
 	}
 	defer leave()
-	if p != expected {
-		return fmt.Errorf("restore pods: %w", ErrDown)
-	}
 	k.mu.Lock()
 	var held []*pod
-	for _, pod := range k.podsByAge() {
-		if !p.known.has(pod.uid) && pod.phase != Failed {
+	for _, pod := range k.podsInOrder() {
+		if !p.knownPods.Has(pod.uid) && pod.phase != Failed {
 			held = append(held, pod)
 		}
 	}
 	k.mu.Unlock()
 	for _, pod := range held {
-		admission := admission{kubelet: k, process: p, pod: pod, reusable: map[string]set{}}
-		err := admission.again(ctx)
+		err := newAdmission(k, p, pod).readmit(ctx)
 		k.lock()
-		p.known[pod.uid] = struct{}{}
+		p.knownPods.Insert(pod.uid)
 		if err != nil {
-			_ = k.fail(pod, err) // the pod's status tells
+			_ = k.reject(pod, err) // The pod's status has the error.
 		} else {
 			pod.containersRunning = true
 		}
@@ -54,11 +43,11 @@ func (k *Kubelet) restore(ctx context.Context, expected *process) error {
 	return nil
 }
 
-// ResizePod admits a running pod once more, as an in-place resize does (on by
-// default since Kubernetes 1.35). It needs the pod's devices Healthy. An error
-// leaves the resize pending and the pod as it was.
+// ResizePod admits a running pod again, as an in-place resize does (on by default
+// since Kubernetes 1.35). That needs the pod's devices to be Healthy. An error leaves
+// the resize pending and the pod as it was.
 func (k *Kubelet) ResizePod(ctx context.Context, namespace, name string) error {
-	p, leave, err := k.enter(ctx)
+	p, leave, err := k.beginAdmission(ctx)
 	if err != nil {
 		return fmt.Errorf("resize pod %s/%s: %w", namespace, name, err)
 	}
@@ -69,45 +58,65 @@ func (k *Kubelet) ResizePod(ctx context.Context, namespace, name string) error {
 	if resized == nil || resized.phase != Running {
 		return fmt.Errorf("resize pod %s/%s: %w", namespace, name, ErrNoPod)
 	}
-	admission := admission{kubelet: k, process: p, pod: resized, reusable: map[string]set{}}
-	if err := admission.again(ctx); err != nil {
+	if err := newAdmission(k, p, resized).readmit(ctx); err != nil {
 		return fmt.Errorf("resize pod %s/%s: %w", namespace, name, err)
 	}
 	return nil
 }
 
-// again admits a pod that holds devices already.
-func (a *admission) again(ctx context.Context) error {
-	a.checkHeldListed()
+// readmit admits a pod that holds devices already. A real kubelet with a topology policy
+// dereferences these, and panics if the resource's list no longer has one. A resource
+// that has sent this process no list has no hints, so nothing happens.
+func (a *admission) readmit(ctx context.Context) error {
+	k, p := a.kubelet, a.process
+	k.lock()
+	for _, key := range p.podDevices.keys() {
+		devices := p.devices[key.resource]
+		if key.podUID != a.pod.uid || devices == nil || devices.all == nil {
+			continue
+		}
+		if gone := p.podDevices[key].ids().Difference(sets.KeySet(devices.all)); len(gone) > 0 {
+			k.violation("kubelet would panic: %s: pod %s/%s is admitted again and holds devices that are not in the list: %s",
+				key.resource, a.pod.Namespace, a.pod.Name, joinSome(gone))
+		}
+	}
+	k.unlock()
 	return a.run(ctx)
 }
 
-// checkHeldListed is the place where the real kubelet, with a topology policy,
-// dereferences a held device that the resource's list no longer has. A resource
-// without a list in this process has no hints and does no harm.
-func (a *admission) checkHeldListed() {
-	k, p := a.kubelet, a.process
+// RestartContainer starts a container of a running pod again. It gets what the plugin
+// answered when the pod was admitted. The plugin and the devices' health do not matter;
+// but the start fails if the resource's endpoint has been removed since.
+func (k *Kubelet) RestartContainer(_ context.Context, namespace, name, container string) (ContainerStatus, error) {
 	k.lock()
 	defer k.unlock()
-	for _, holder := range p.ledger.holders() {
-		devices := p.devices[holder.resource]
-		if holder.uid != a.pod.uid || devices == nil || !devices.listed {
-			continue
-		}
-		gone := set{}
-		for id := range p.ledger[holder].ids() {
-			if devices.all[id] == nil {
-				gone[id] = struct{}{}
-			}
-		}
-		switch {
-		case len(gone) == 0:
-		case k.options.NUMAAligned && devices.aligned():
-			k.violate("kubelet would panic: %s: pod %s/%s is admitted again and holds devices that are not in the list: %s",
-				holder.resource, a.pod.Namespace, a.pod.Name, join(gone))
-		default:
-			k.violate("%s: pod %s/%s is admitted again and holds devices that are not in the list (a panic with a topology policy): %s",
-				holder.resource, a.pod.Namespace, a.pod.Name, join(gone))
+	restarted := k.pods[podKey{namespace, name}]
+	if err := k.checkStart(restarted, container); err != nil {
+		return ContainerStatus{}, fmt.Errorf("restart container %s of pod %s/%s: %w", container, namespace, name, err)
+	}
+	return k.containerStatus(restarted, container), nil
+}
+
+// checkStart says why the container cannot be started; nil if it can. The caller holds
+// the lock.
+func (k *Kubelet) checkStart(of *pod, name string) error {
+	if k.process == nil {
+		return ErrDown
+	}
+	if of == nil {
+		return ErrNoPod
+	}
+	index := slices.IndexFunc(of.Containers, func(c Container) bool { return c.Name == name })
+	switch {
+	case index < 0:
+		return ErrNoPod
+	case of.phase != Running:
+		return fmt.Errorf("pod is %s", of.phase)
+	}
+	for resource, count := range of.Containers[index].Requests {
+		if count > 0 && k.process.endpoints[resource] == nil {
+			return fmt.Errorf("endpoint not found in cache for a registered resource: %s", resource)
 		}
 	}
+	return nil
 }

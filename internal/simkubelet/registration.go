@@ -5,24 +5,34 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
+	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/util/validation"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// registrationServer is what listens on kubelet.sock.
+// registrationServer serves kubelet.sock.
 type registrationServer struct {
 	api.UnimplementedRegistrationServer
 	kubelet *Kubelet
 	process *process
 }
 
-// Register dials the plugin back and asks for its options before it answers.
-// The options in the request are ignored, as by the real kubelet.
+// Register connects to the plugin and asks for its options before it answers. Like
+// the kubelet it ignores the options in the request.
 func (s *registrationServer) Register(ctx context.Context, request *api.RegisterRequest) (*api.Empty, error) {
 	k, p := s.kubelet, s.process
-	if err := k.receiveRegistration(ctx, p, request.ResourceName); err != nil {
+	k.lock()
+	k.counter(request.ResourceName).Registrations++
+	k.notify(Event{Kind: RegisterCalled, Resource: request.ResourceName})
+	k.unlock()
+	if err := k.options.OnRegister(ctx); err != nil {
 		return nil, err
 	}
 	if request.Version != api.Version {
@@ -40,62 +50,60 @@ func (s *registrationServer) Register(ctx context.Context, request *api.Register
 	return &api.Empty{}, nil
 }
 
-// receiveRegistration counts the call and plays the misbehaviour that tests
-// have asked for.
-func (k *Kubelet) receiveRegistration(ctx context.Context, p *process, resource string) error {
-	k.lock()
-	k.counter(resource).registrations++
-	k.tell(Event{Kind: Registering, Resource: resource})
-	silent := k.misbehaviour.silent
-	refused := k.misbehaviour.refusals > 0
-	if refused && !silent {
-		k.misbehaviour.refusals--
-	}
-	k.unlock()
+// checkResourceName accepts the names that the kubelet accepts, which are those of
+// IsExtendedResourceName (kubernetes, pkg/apis/core/v1/helper): a qualified name
+// with a domain, and with room for quota's prefix "requests.".
+func checkResourceName(resource string) error {
 	switch {
-	case silent:
-		select {
-		case <-ctx.Done():
-		case <-p.stopping:
-		}
-		return status.Error(codes.DeadlineExceeded, "kubelet is silent")
-	case refused:
-		return status.Error(codes.Unavailable, "kubelet refuses to register")
+	case !strings.Contains(resource, "/"):
+		return fmt.Errorf("resource name %q has no domain", resource)
+	case strings.Contains(resource, "kubernetes.io/"):
+		return fmt.Errorf("resource name %q is in a domain of Kubernetes itself", resource)
+	case strings.HasPrefix(resource, "requests."):
+		return fmt.Errorf("resource name %q starts with requests", resource)
+	}
+	if problems := validation.IsQualifiedName("requests." + resource); len(problems) > 0 {
+		return fmt.Errorf("resource name %q: %s", resource, strings.Join(problems, "; "))
 	}
 	return nil
 }
 
 // connect makes the plugin at path the resource's client and endpoint.
 //
-// The client is entered before the dial and is removed again when that fails.
-// So a failed Register on a live resource leaves the old plugin serving, with
-// nobody to notice its end.
+// The client is entered before it is connected and is removed again when that
+// fails. So after a failed Register for a live resource the old plugin still
+// serves, and the kubelet does not notice when it ends.
 func (k *Kubelet) connect(ctx context.Context, p *process, resource, path string) error {
-	c, err := newClient(resource, path)
+	// gRPC's limit of 4 MiB a message is the kubelet's too.
+	connection, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
+	c := &client{resource: resource, connection: connection, plugin: api.NewDevicePluginClient(connection)}
 	k.lock()
 	p.clients[resource] = c
 	p.connections[c] = struct{}{}
 	k.unlock()
 
-	options, err := k.greet(ctx, c)
+	options, err := k.dialBack(ctx, c)
 	k.lock()
 	defer k.unlock()
 	if err != nil {
 		delete(p.clients, resource)
 		delete(p.connections, c)
-		c.close()
+		_ = c.connection.Close()
 		return err
 	}
+	if options.PreStartRequired {
+		k.violation("%s: asks for PreStartContainer, which nobody here calls", resource)
+	}
 	p.endpoints[resource] = &endpoint{client: c, options: options}
-	k.counter(resource).socket = filepath.Base(path)
+	k.counter(resource).Socket = filepath.Base(path)
 	p.goroutines.Go(func() { k.runClient(p, c) })
 	return nil
 }
 
-func (k *Kubelet) greet(ctx context.Context, c *client) (*api.DevicePluginOptions, error) {
+func (k *Kubelet) dialBack(ctx context.Context, c *client) (*api.DevicePluginOptions, error) {
 	dialing, cancel := context.WithTimeout(ctx, k.options.DialTimeout)
 	defer cancel()
 	if err := c.dial(dialing); err != nil {
@@ -108,5 +116,129 @@ func (k *Kubelet) greet(ctx context.Context, c *client) (*api.DevicePluginOption
 	return options, nil
 }
 
-// errShutdown ends a dial whose connection was closed.
-var errShutdown = errors.New("connection closed")
+// client is a connection to a plugin, with at most one stream.
+type client struct {
+	resource   string
+	connection *grpc.ClientConn
+	plugin     api.DevicePluginClient
+	// streaming says that the client's stream is counted as live.
+	streaming bool
+	// dropped says that DropStream has disconnected the client. The end of its
+	// stream must then not disconnect the next one.
+	dropped bool
+}
+
+// endpoint receives a resource's calls (cm/devicemanager/endpoint.go).
+type endpoint struct {
+	// client and options are nil for an endpoint that is known only from the
+	// checkpoint.
+	client  *client
+	options *api.DevicePluginOptions
+	// stopped is when the endpoint stopped; zero while it runs.
+	stopped time.Time
+}
+
+// dial blocks until the plugin answers or ctx ends. It keeps trying a socket that
+// nobody serves.
+func (c *client) dial(ctx context.Context) error {
+	c.connection.Connect()
+	for {
+		state := c.connection.GetState()
+		switch state {
+		case connectivity.Ready:
+			return nil
+		case connectivity.Shutdown:
+			return errors.New("connection closed")
+		}
+		if !c.connection.WaitForStateChange(ctx, state) {
+			return ctx.Err()
+		}
+	}
+}
+
+// runClient reads the client's stream and, when that ends, disconnects whichever
+// client the resource has by then. That this can be a newer one is true of the real
+// kubelet (devicemanager/plugin/v1beta1/handler.go, 1.36.3).
+func (k *Kubelet) runClient(p *process, c *client) {
+	k.listAndWatch(p, c)
+	k.lock()
+	defer k.unlock()
+	if current := p.clients[c.resource]; current != nil && !c.dropped {
+		k.disconnect(p, current)
+	}
+}
+
+// disconnect closes the resource's client and makes its devices unhealthy. The
+// checkpoint is not written: it keeps the old health until the next list or
+// allocation. The caller holds the lock.
+func (k *Kubelet) disconnect(p *process, c *client) {
+	_ = c.connection.Close()
+	k.streamClosed(c)
+	delete(p.clients, c.resource)
+	delete(p.connections, c)
+	if endpoint := p.endpoints[c.resource]; endpoint != nil {
+		if devices := p.devices[c.resource]; devices != nil {
+			devices.healthy, devices.unhealthy = idSet{}, devices.unhealthy.Union(devices.healthy)
+		}
+		endpoint.stopped = k.options.Now()
+	}
+	k.logger.Info("plugin disconnected", "resource", c.resource)
+}
+
+// listAndWatch reads the client's lists until its stream ends, and never opens
+// another one.
+func (k *Kubelet) listAndWatch(p *process, c *client) {
+	// The kubelet sets no deadline; closing the connection ends the stream.
+	stream, err := c.plugin.ListAndWatch(context.Background(), &api.Empty{})
+	if err != nil {
+		k.logger.Info("stream not opened", "resource", c.resource, "error", err)
+		return
+	}
+	k.streamOpened(c)
+	defer func() {
+		k.lock()
+		defer k.unlock()
+		k.streamClosed(c)
+	}()
+	for {
+		k.options.OnRead(p.stopping)
+		list, err := stream.Recv()
+		if err != nil {
+			k.options.OnRead(p.stopping)
+			k.logger.Info("stream ended", "resource", c.resource, "error", err)
+			if status.Code(err) == codes.ResourceExhausted {
+				k.lock()
+				k.violation("%s: list over 4 MiB: the kubelet drops the stream: %v", c.resource, err)
+				k.unlock()
+			}
+			return
+		}
+		k.receiveList(p, c.resource, list.Devices)
+	}
+}
+
+func (k *Kubelet) streamOpened(c *client) {
+	k.lock()
+	defer k.unlock()
+	c.streaming = true
+	counter := k.counter(c.resource)
+	counter.StreamsOpened++
+	counter.Streams++
+	k.notify(Event{Kind: StreamOpened, Resource: c.resource})
+	if counter.Streams > 1 && !k.options.AllowOverlap {
+		k.violation("%s: %d live streams: the end of any disconnects the newest", c.resource, counter.Streams)
+	}
+}
+
+// streamClosed counts the end of a stream once: when the kubelet closes it, so that
+// a plugin that registers at once is not blamed for two streams, or when the stream
+// is seen to have ended. The caller holds the lock.
+func (k *Kubelet) streamClosed(c *client) {
+	if c.streaming {
+		c.streaming = false
+		counter := k.counter(c.resource)
+		counter.StreamsClosed++
+		counter.Streams--
+		k.notify(Event{Kind: StreamEnded, Resource: c.resource, ByKubelet: c.dropped})
+	}
+}

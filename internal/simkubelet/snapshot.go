@@ -6,67 +6,57 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// Snapshot is what the kubelet knows at one moment. It shares no memory with
-// the kubelet.
+// Snapshot is what the kubelet knows at one moment. It shares no memory with the
+// kubelet.
 type Snapshot struct {
 	// Up says that a process runs.
 	Up bool
-	// Resources are by name: all that a process knows and all that ever were
-	// named in a Register call. While the kubelet is down they have no devices.
+	// Resources are by name: all that the process knows, and all that were ever named
+	// in a Register call. While the kubelet is down they have no devices.
 	Resources map[string]Resource
-	// Node is the node's status as last published.
-	Node map[string]Quantity
-	// Pods are those not deleted, in the order in which they were added.
+	// Pods are those that are not deleted, in the order of AddPod.
 	Pods []PodStatus
 	// Violations are all so far, oldest first.
 	Violations []string
 }
 
-// Resource is one resource in the kubelet's memory, with counters that outlive
-// a restart.
+// Resource is a resource in the kubelet's memory, with counters since New.
 type Resource struct {
 	// Devices are sorted by ID.
 	Devices []Device
 	// Capacity counts all devices, Allocatable the healthy ones, held or not.
 	Capacity, Allocatable int
-	// Streams is the number of ListAndWatch streams open now.
+	// Streams is the number of open ListAndWatch streams.
 	Streams int
-	// StreamsOpened and StreamsClosed count streams since New.
+	// StreamsOpened and StreamsClosed count all streams.
 	StreamsOpened, StreamsClosed int
-	// Registrations counts Register calls since New, refused and unanswered
-	// ones too.
+	// Registrations counts Register calls, including refused and unanswered ones.
 	Registrations int
-	// Lists counts lists received since New.
+	// Lists counts the lists received.
 	Lists int
-	// Socket is the path, in the device-plugins directory, that was registered
-	// last; empty for none.
+	// Socket is the name of the socket that was registered last; empty for none.
 	Socket string
 	// Connected says that the resource has an endpoint that is not stopped.
 	Connected bool
 }
 
-// Device is a device as the kubelet judges it.
+// Device is a device as the kubelet sees it.
 type Device struct {
 	ID string
-	// Healthy is false for every device of a resource that is not connected.
+	// Healthy is false for all devices of a resource that is not connected.
 	Healthy bool
-	// NUMA are the device's NUMA nodes, sorted; nil for none.
-	NUMA []int64
 }
 
-// counters are a resource's numbers since New.
-type counters struct {
-	registrations, streamsOpened, streamsClosed, lists int
-
-	socket string
-}
-
-// counter is never nil. The caller holds the lock.
-func (k *Kubelet) counter(resource string) *counters {
+// counter has a resource's counters since New, and is never nil. The caller holds the
+// lock.
+func (k *Kubelet) counter(resource string) *Resource {
 	if k.counters[resource] == nil {
-		k.counters[resource] = &counters{}
+		k.counters[resource] = &Resource{}
 	}
 	return k.counters[resource]
 }
@@ -85,9 +75,9 @@ func (k *Kubelet) Violations() []string {
 	return slices.Clone(k.violations)
 }
 
-// Await blocks until the condition holds of the kubelet's state. It looks at
-// every state in which something has changed, and may skip one that was
-// superseded at once. Its error wraps the context's and shows the resources.
+// Await blocks until the condition is true of the kubelet's state, which it evaluates
+// after changes; it may miss a state that was soon replaced. Its error wraps the
+// context's and has the last state.
 func (k *Kubelet) Await(ctx context.Context, condition func(Snapshot) bool) error {
 	for {
 		k.mu.Lock()
@@ -117,28 +107,16 @@ func (s Snapshot) String() string {
 }
 
 func (k *Kubelet) snapshot() Snapshot {
-	s := Snapshot{
-		Up:         k.process != nil,
-		Resources:  map[string]Resource{},
-		Node:       maps.Clone(k.node),
-		Violations: slices.Clone(k.violations),
-	}
+	s := Snapshot{Up: k.process != nil, Resources: map[string]Resource{}, Violations: slices.Clone(k.violations)}
 	for name, c := range k.counters {
-		s.Resources[name] = Resource{
-			Streams:       c.streamsOpened - c.streamsClosed,
-			StreamsOpened: c.streamsOpened,
-			StreamsClosed: c.streamsClosed,
-			Registrations: c.registrations,
-			Lists:         c.lists,
-			Socket:        c.socket,
-		}
+		s.Resources[name] = *c
 	}
 	if k.process != nil {
 		for name, devices := range k.process.devices {
 			r := s.Resources[name]
 			r.Capacity, r.Allocatable = devices.capacity(), len(devices.healthy)
-			for _, id := range devices.healthy.union(devices.unhealthy).sorted() {
-				r.Devices = append(r.Devices, Device{ID: id, Healthy: devices.healthy.has(id), NUMA: nodesOf(devices.all[id])})
+			for _, id := range sets.List(devices.healthy.Union(devices.unhealthy)) {
+				r.Devices = append(r.Devices, Device{ID: id, Healthy: devices.healthy.Has(id)})
 			}
 			s.Resources[name] = r
 		}
@@ -148,8 +126,82 @@ func (k *Kubelet) snapshot() Snapshot {
 			s.Resources[name] = r
 		}
 	}
-	for _, pod := range k.podsByAge() {
+	for _, pod := range k.podsInOrder() {
 		s.Pods = append(s.Pods, k.podStatus(pod))
 	}
 	return s
+}
+
+// reportStatus updates the node's status until the process stops.
+func (k *Kubelet) reportStatus(p *process) {
+	for tick := time.Tick(k.options.StatusPeriod); ; {
+		k.lock()
+		k.updateStatus(p)
+		k.unlock()
+		select {
+		case <-tick:
+		case <-p.stopping:
+			return
+		}
+	}
+}
+
+// updateStatus is what the kubelet does when it reports the node's capacity (GetCapacity):
+// it is here, and only here, that a resource is removed whose endpoint has been stopped
+// for longer than StopGrace. The caller holds the lock.
+func (k *Kubelet) updateStatus(p *process) {
+	removed := false
+	for resource := range p.devices {
+		endpoint := p.endpoints[resource]
+		if endpoint == nil || !endpoint.stopped.IsZero() && k.options.Now().Sub(endpoint.stopped) > k.options.StopGrace {
+			delete(p.endpoints, resource)
+			delete(p.devices, resource)
+			removed = true
+		}
+	}
+	if removed {
+		k.writeCheckpoint(p)
+	}
+}
+
+// Event is something that happened in a kubelet, for Options.OnEvent.
+type Event struct {
+	Kind EventKind
+	// Resource is the resource's name; empty for an event without.
+	Resource string
+	// Devices are those of ListReceived in the order of the list, and those of
+	// Allocated sorted by ID.
+	Devices []Device
+	// Pod is the UID of the pod of Allocated and PodEnded.
+	Pod string
+	// ByKubelet says of StreamEnded that the kubelet ended the stream.
+	ByKubelet bool
+}
+
+// EventKind says what has happened.
+type EventKind string
+
+// The kinds of events.
+const (
+	// Started and Stopped are about a process. Its streams end after Stopped.
+	Started EventKind = "started"
+	Stopped EventKind = "stopped"
+	// RegisterCalled comes before the call is answered or refused.
+	RegisterCalled EventKind = "register called"
+	// StreamOpened and StreamEnded are about ListAndWatch.
+	StreamOpened EventKind = "stream opened"
+	StreamEnded  EventKind = "stream ended"
+	// ListReceived comes when the kubelet has processed a list.
+	ListReceived EventKind = "list received"
+	// Allocated says that a pod holds devices from now on, for one of its containers.
+	Allocated EventKind = "allocated"
+	// PodEnded says that a pod holds nothing any more.
+	PodEnded EventKind = "pod ended"
+)
+
+// notify passes an event to Options.OnEvent. The caller holds the lock.
+func (k *Kubelet) notify(event Event) {
+	if k.options.OnEvent != nil {
+		k.options.OnEvent(event)
+	}
 }

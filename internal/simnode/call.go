@@ -1,148 +1,233 @@
 package simnode
 
 import (
-	"fmt"
+	"errors"
+	"reflect"
+	"slices"
 	"time"
 
 	"github.com/virgate/virgate/internal/nvml"
 )
 
-// target is what a device handle stands for: a board, or a MIG device of it.
-type target struct {
-	board   *board
-	compute *computeInstance
+// Fault is how an NVML call misbehaves.
+type Fault struct {
+	// Return is what the call fails with; with nvml.Success it does its work.
+	Return nvml.Return
+	// Delay is how long the call takes. It holds up no other call, unless it is one that
+	// changes MIG mode or instances: the kernel module makes these one at a time for all
+	// GPUs, and every other call waits meanwhile. (Their controls in its tables, such as
+	// subdeviceCtrlCmdGpuSetPartitions and gisubscriptionCtrlCmdExecPartitionsCreate,
+	// ask neither for a shared API lock nor for the lock of one GPU alone.)
+	Delay time.Duration
+	// Until is what the call waits for after that, holding up no other; nil for nothing.
+	Until <-chan struct{}
+	// Skip is how many calls are left alone first.
+	Skip int
+	// Times is how many calls after those misbehave; 0 for all.
+	Times int
 }
 
-// answers is the return code with which the device answers every call.
-func (t target) answers(d nvml.Device) nvml.Return {
-	switch {
-	case t.board == nil:
-		return nvml.InvalidArgument
-	case t.board.lost || t.board.pulled:
-		return nvml.GPUIsLost
-	case t.compute == nil && t.board.handle != d, t.compute != nil && t.compute.handle != d:
-		return nvml.GPUIsLost
+// injectedFault is a Fault in force.
+type injectedFault struct {
+	call string
+	// gpu limits the fault to calls for one GPU; nil for any call.
+	gpu   *simGPU
+	fault Fault
+	// seen counts the calls that the fault could have hit.
+	seen int
+}
+
+// InjectFault makes calls of that name, such as "DeviceGetUUID", misbehave. Of
+// several faults for one call the first that is not used up applies. end takes
+// the fault back; it may be called more than once.
+func (n *Node) InjectFault(call string, fault Fault) (end func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.addFault(&injectedFault{call: call, fault: fault})
+}
+
+// InjectGPUFault is InjectFault for the calls that concern one GPU or its
+// partitions, even when the GPU's index changes later. Heal ends it.
+func (n *Node) InjectGPUFault(gpu int, call string, fault Fault) (end func(), err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	g, err := n.gpu(gpu)
+	if err != nil {
+		return nil, err
 	}
-	return nvml.Success
+	return n.addFault(&injectedFault{call: call, gpu: g, fault: fault}), nil
 }
 
-// renewHandles gives the board and its MIG devices new handles; the old ones
-// stay known, and dead.
-func (n *Node) renewHandles(b *board) {
-	b.handle = nvml.Device(n.handle())
-	n.devices[b.handle] = target{board: b}
-	for _, i := range b.instances {
-		for _, c := range i.computes {
-			c.handle = nvml.Device(n.handle())
-			n.devices[c.handle] = target{board: b, compute: c}
+func (n *Node) addFault(f *injectedFault) (end func()) {
+	n.faults = append(n.faults, f)
+	return func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.faults = slices.DeleteFunc(n.faults, func(other *injectedFault) bool { return other == f })
+	}
+}
+
+// Calls is how often a call of that name was made.
+func (n *Node) Calls(call string) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.calls[call]
+}
+
+// faultFor is the fault that hits a call for the GPU, which is nil for a call
+// that concerns none; the zero Fault when nothing does.
+func (n *Node) faultFor(call string, gpu *simGPU) Fault {
+	for _, f := range n.faults {
+		if f.call != call || f.gpu != nil && f.gpu != gpu {
+			continue
+		}
+		f.seen++
+		turn := f.seen - f.fault.Skip
+		if turn >= 1 && (f.fault.Times == 0 || turn <= f.fault.Times) {
+			return f.fault
 		}
 	}
+	return Fault{}
 }
 
-// enter is the beginning of every call: it counts the call and plays the script
-// for it. It must be called without the lock, which a delay must not hold.
-func (n *Node) enter(call string, b *board) error {
+// call is the interceptor of every NVML call: it counts the call, injects the fault
+// that is in force for it, and has the driver answer under the Node's lock, which is
+// not held during a fault's delay, and when no slow change of MIG instances is under
+// way.
+func (n *Node) call(call nvml.Call, do func() (any, error)) (any, error) {
 	n.mu.Lock()
-	n.calls[call]++
-	fault := n.scripted(call, b)
-	opened := n.opened > 0
+	n.calls[call.Method]++
+	t := n.targetOf(call)
+	fault := n.faultFor(call.Method, t.gpu)
+	opened := n.opened > 0 || call.Method == "Init"
+	refused := n.refuses(call, t)
 	n.mu.Unlock()
+	if call.Method != "EventSetWait" {
+		n.driver <- struct{}{}
+		if fault.Delay == 0 || !slices.Contains(migChanges, call.Method) {
+			<-n.driver
+		} else {
+			defer func() { <-n.driver }()
+		}
+	}
 	if fault.Delay > 0 {
 		<-time.After(fault.Delay)
 	}
-	if fault.Return != nvml.Success {
-		return failed(call, fault.Return)
+	if fault.Until != nil {
+		<-fault.Until
 	}
-	if !opened && call != "Init" {
-		return failed(call, nvml.Uninitialized)
+	var answer any
+	var err error
+	switch {
+	case fault.Return != nvml.Success:
+		err = fault.Return
+	case !opened:
+		err = nvml.Uninitialized
+	case refused:
+		err = nvml.NoPermission
+	case call.Method == "EventSetWait":
+		answer, err = do() // It locks by itself.
+	default:
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		answer, err = do()
 	}
-	return nil
+	if code, failed := errors.AsType[nvml.Return](err); failed {
+		return nil, &nvml.Error{Call: call.String(), Return: code}
+	}
+	return answer, nil
 }
 
-// ask makes a call for a device: with the lock held, answer says what comes of
-// it on a device that answers at all.
-func ask[T any](n *Node, call string, d nvml.Device, answer func(target) (T, nvml.Return)) (T, error) {
-	var nothing T
-	n.mu.Lock()
-	t := n.devices[d]
-	n.mu.Unlock()
-	if err := n.enter(call, t.board); err != nil {
-		return nothing, err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	code := t.answers(d)
-	if code == nvml.Success {
-		var value T
-		if value, code = answer(t); code == nvml.Success {
-			return value, nil
+// targetOf is what a call is about; the zero one for no GPU.
+func (n *Node) targetOf(call nvml.Call) (t target) {
+	if len(call.Arguments) > 0 {
+		switch handle := call.Arguments[0].(type) {
+		case int:
+			t.gpu, _ = n.gpu(handle)
+		case nvml.Device, nvml.GPUInstance, nvml.ComputeInstance:
+			t = n.targets[reflect.ValueOf(handle).Uint()]
 		}
 	}
-	return nothing, failed(call, code)
+	return t
 }
 
-// askBoard is ask for a call that makes no sense for a MIG device.
-func askBoard[T any](n *Node, call string, d nvml.Device, answer func(*board) (T, nvml.Return)) (T, error) {
-	return ask(n, call, d, func(t target) (T, nvml.Return) {
+// migChanges are the calls that change MIG mode or instances.
+var migChanges = []string{
+	"DeviceSetMigMode", "DeviceCreateGpuInstanceWithPlacement", "GpuInstanceDestroy",
+	"GpuInstanceCreateComputeInstance", "ComputeInstanceDestroy",
+}
+
+// driver makes the NVML calls, with the Node's lock held. Their errors are NVML's
+// return codes.
+type driver struct{ node *Node }
+
+// target is what a handle stands for: a GPU, a GPU instance, a compute instance, or a MIG
+// device, which has no instance here.
+type target struct {
+	gpu      *simGPU
+	instance *gpuInstance
+	compute  *computeInstance
+	// void says that the GPU was reset since: every call is GPU_IS_LOST.
+	void bool
+}
+
+// handle makes a new handle of any kind.
+func (n *Node) handle(t target) uint64 {
+	n.handlesMade++
+	n.targets[n.handlesMade] = t
+	return n.handlesMade
+}
+
+// renewHandles gives the GPU and its MIG devices new handles. The old ones are void.
+func (n *Node) renewHandles(g *simGPU) {
+	for handle, t := range n.targets {
+		t.void = t.void || t.gpu == g && t.instance == nil
+		n.targets[handle] = t
+	}
+	g.handle = nvml.Device(n.handle(target{gpu: g}))
+	for _, c := range g.computes() {
+		c.handle = nvml.Device(n.handle(target{gpu: g, compute: c}))
+	}
+}
+
+// forHandle answers a call with a handle of any kind.
+func forHandle[H ~uint64, T any](n driver, handle H, answer func(target) (T, error)) (value T, err error) {
+	switch t := n.node.targets[uint64(handle)]; {
+	case t.gpu == nil:
+		return value, nvml.InvalidArgument
+	case t.void || t.gpu.lost || t.gpu.removed:
+		return value, nvml.GPUIsLost
+	default:
+		return answer(t)
+	}
+}
+
+// forGPU answers a call that NVML supports for GPUs and not for MIG devices.
+func forGPU[T any](n driver, d nvml.Device, answer func(*simGPU) (T, error)) (T, error) {
+	return forHandle(n, d, func(t target) (value T, err error) {
 		if t.compute != nil {
-			var nothing T
-			return nothing, nvml.NotSupported
+			return value, nvml.NotSupported
 		}
-		return answer(t.board)
+		return answer(t.gpu)
 	})
 }
 
-// askMIG is ask for a call that makes sense only for a MIG device.
-func askMIG[T any](n *Node, call string, d nvml.Device, answer func(*computeInstance) (T, nvml.Return)) (T, error) {
-	return ask(n, call, d, func(t target) (T, nvml.Return) {
+// forWholeGPU is forGPU for a call that is not supported with MIG enabled.
+func forWholeGPU[T any](n driver, d nvml.Device, answer func(*simGPU) (T, error)) (T, error) {
+	return forGPU(n, d, func(g *simGPU) (value T, err error) {
+		if g.mig {
+			return value, nvml.NotSupported
+		}
+		return answer(g)
+	})
+}
+
+// forMIGDevice answers a call that takes only MIG devices.
+func forMIGDevice[T any](n driver, d nvml.Device, answer func(*computeInstance) (T, error)) (T, error) {
+	return forHandle(n, d, func(t target) (value T, err error) {
 		if t.compute == nil {
-			var nothing T
-			return nothing, nvml.InvalidArgument
+			return value, nvml.InvalidArgument
 		}
 		return answer(t.compute)
 	})
 }
-
-// askInstance is ask for a GPU instance.
-func askInstance[T any](n *Node, call string, handle nvml.GPUInstance, answer func(*board, *gpuInstance) (T, nvml.Return)) (T, error) {
-	return askPart(n, call, handle, n.findInstance, answer)
-}
-
-// askCompute is ask for a compute instance.
-func askCompute[T any](n *Node, call string, handle nvml.ComputeInstance, answer func(*computeInstance) (T, nvml.Return)) (T, error) {
-	return askPart(n, call, handle, n.findCompute, func(_ *board, c *computeInstance) (T, nvml.Return) { return answer(c) })
-}
-
-// askPart is ask for an instance, which find finds, or nil, with its board.
-func askPart[Handle, Part, T any](
-	n *Node, call string, handle Handle, find func(Handle) (*board, *Part), answer func(*board, *Part) (T, nvml.Return),
-) (T, error) {
-	var nothing T
-	n.mu.Lock()
-	b, _ := find(handle)
-	n.mu.Unlock()
-	if err := n.enter(call, b); err != nil {
-		return nothing, err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	b, part := find(handle)
-	code := nvml.InvalidArgument
-	var value T
-	switch {
-	case part == nil:
-	case b.lost:
-		code = nvml.GPUIsLost
-	default:
-		value, code = answer(b, part)
-	}
-	if code != nvml.Success {
-		return nothing, failed(call, code)
-	}
-	return value, nil
-}
-
-func failed(call string, code nvml.Return) error { return &nvml.Error{Call: call, Return: code} }
-
-// with writes the argument of a call into its name.
-func with(call string, argument int) string { return fmt.Sprintf("%s(%d)", call, argument) }

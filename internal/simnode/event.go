@@ -6,123 +6,109 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 )
 
-// eventSet is an event set with what is registered in it and what has happened.
+// eventSet is an event set, with the events that nobody has waited for yet.
 type eventSet struct {
-	// registered are the event types by the handle they were registered with,
-	// which a reset of the board makes deaf.
+	// registered are the event types by device handle. A reset of the GPU makes
+	// the handle invalid, and the set hears nothing more of the GPU.
 	registered map[nvml.Device]nvml.EventTypes
 	queue      []nvml.Event
 }
 
-// supportedEvents are those of every simulated board.
+// supportedEvents are those of every simulated GPU.
 const supportedEvents = nvml.EventSingleBitECC | nvml.EventDoubleBitECC | nvml.EventXIDCritical
 
-// EventSetCreate makes an empty set.
-func (n *Node) EventSetCreate() (nvml.EventSet, error) {
-	if err := n.enter("EventSetCreate", nil); err != nil {
-		return 0, err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	handle := nvml.EventSet(n.handle())
-	n.sets[handle] = &eventSet{registered: map[nvml.Device]nvml.EventTypes{}}
+func (n driver) EventSetCreate() (nvml.EventSet, error) {
+	handle := nvml.EventSet(n.node.handle(target{}))
+	n.node.sets[handle] = &eventSet{registered: map[nvml.Device]nvml.EventTypes{}}
 	return handle, nil
 }
 
-// DeviceGetSupportedEventTypes is the same for all boards; MIG devices have no
+// DeviceGetSupportedEventTypes is the same for all GPUs; MIG devices have no
 // events of their own.
-func (n *Node) DeviceGetSupportedEventTypes(d nvml.Device) (nvml.EventTypes, error) {
-	return askBoard(n, "DeviceGetSupportedEventTypes", d, func(*board) (nvml.EventTypes, nvml.Return) {
-		return supportedEvents, nvml.Success
-	})
+func (n driver) DeviceGetSupportedEventTypes(d nvml.Device) (nvml.EventTypes, error) {
+	return forGPU(n, d, func(*simGPU) (nvml.EventTypes, error) { return supportedEvents, nil })
 }
 
-// DeviceRegisterEvents is NOT_SUPPORTED for types that the board does not have.
-func (n *Node) DeviceRegisterEvents(d nvml.Device, types nvml.EventTypes, handle nvml.EventSet) error {
-	_, err := askBoard(n, "DeviceRegisterEvents", d, func(*board) (struct{}, nvml.Return) {
-		set := n.sets[handle]
-		switch {
-		case set == nil:
-			return struct{}{}, nvml.InvalidArgument
-		case types&^supportedEvents != 0:
-			return struct{}{}, nvml.NotSupported
-		}
-		set.registered[d] |= types
-		return struct{}{}, nvml.Success
-	})
-	return err
-}
-
-// EventSetWait returns the oldest event. While a board with a handle in the set
-// is lost, it returns GPU_IS_LOST at once, as nvml.h has it.
-func (n *Node) EventSetWait(handle nvml.EventSet, timeout time.Duration) (nvml.Event, error) {
-	const call = "EventSetWait"
-	if err := n.enter(call, nil); err != nil {
-		return nvml.Event{}, err
+// DeviceRegisterEvents is NOT_SUPPORTED for types that the GPU does not have.
+func (n driver) DeviceRegisterEvents(d nvml.Device, types nvml.EventTypes, handle nvml.EventSet) error {
+	supported, err := n.DeviceGetSupportedEventTypes(d)
+	set := n.node.sets[handle]
+	switch {
+	case err != nil:
+		return err
+	case set == nil:
+		return nvml.InvalidArgument
+	case types&^supported != 0:
+		return nvml.NotSupported
 	}
-	timer := time.NewTimer(timeout)
-	defer timer.Stop()
-	for {
-		event, code, news := n.poll(handle)
-		switch code {
-		case nvml.Success:
-			return event, nil
-		case nvml.Timeout:
-		default:
-			return event, failed(call, code)
+	set.registered[d] |= types
+	return nil
+}
+
+// EventSetWait returns the oldest event. While a GPU with a handle in the set
+// is lost, it returns GPU_IS_LOST at once, as nvml.h has it.
+func (n driver) EventSetWait(handle nvml.EventSet, timeout time.Duration) (nvml.Event, error) {
+	for late := time.After(timeout); ; {
+		event, changed, err := n.node.poll(handle)
+		if changed == nil {
+			return event, err
 		}
 		select {
-		case <-news:
-		case <-timer.C:
-			return event, failed(call, nvml.Timeout)
+		case <-changed:
+		case <-late:
+			return event, nvml.Timeout
 		}
 	}
 }
 
-// poll is what the set has now: TIMEOUT stands for nothing, and news then ends
-// when it is worth another look.
-func (n *Node) poll(handle nvml.EventSet) (event nvml.Event, code nvml.Return, news <-chan struct{}) {
+// poll takes an event from the set. When there is none, changed is closed when it is
+// worth polling again.
+func (n *Node) poll(handle nvml.EventSet) (event nvml.Event, changed <-chan struct{}, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	set := n.sets[handle]
 	if set == nil {
-		return event, nvml.InvalidArgument, nil
+		return event, nil, nvml.InvalidArgument
 	}
 	if len(set.queue) > 0 {
 		event, set.queue = set.queue[0], set.queue[1:]
-		return event, nvml.Success, nil
+		return event, nil, nil
 	}
 	for d := range set.registered {
-		if b := n.devices[d].board; b.handle == d && (b.lost || b.pulled) {
-			return event, nvml.GPUIsLost, nil
+		if t := n.targets[uint64(d)]; !t.void && (t.gpu.lost || t.gpu.removed) {
+			return event, nil, nvml.GPUIsLost
 		}
 	}
-	return event, nvml.Timeout, n.news
+	return event, n.eventsChanged, nil
 }
 
-// EventSetFree ends a set, and every wait on it.
-func (n *Node) EventSetFree(handle nvml.EventSet) error {
-	const call = "EventSetFree"
-	if err := n.enter(call, nil); err != nil {
-		return err
+// EventSetFree frees a set and ends every wait for it.
+func (n driver) EventSetFree(handle nvml.EventSet) error {
+	if n.node.sets[handle] == nil {
+		return nvml.InvalidArgument
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.sets[handle] == nil {
-		return failed(call, nvml.InvalidArgument)
-	}
-	delete(n.sets, handle)
-	n.wake()
+	delete(n.node.sets, handle)
+	n.node.wakeWaits()
 	return nil
 }
 
-// happen puts the board's event into every set that asked for it.
-func (n *Node) happen(b *board, event nvml.Event) {
-	event.Device = b.handle
+// emit puts the GPU's event into every set that has registered for it. Those of
+// partitions are withheld from the unprivileged.
+func (n *Node) emit(g *simGPU, event nvml.Event) {
+	event.Device = g.handle
+	if n.is("unprivileged") && event.GI != nvml.WholeGPU {
+		return
+	}
 	for _, set := range n.sets {
-		if set.registered[b.handle]&event.Type != 0 {
+		if set.registered[g.handle]&event.Type != 0 {
 			set.queue = append(set.queue, event)
 		}
 	}
-	n.wake()
+	n.wakeWaits()
+}
+
+// wakeWaits has every EventSetWait poll its set again.
+func (n *Node) wakeWaits() {
+	close(n.eventsChanged)
+	n.eventsChanged = make(chan struct{})
 }

@@ -7,10 +7,11 @@ import (
 
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/test/nvmltest"
 )
 
 func TestEventSetWait(t *testing.T) {
-	const whole = nvml.WholeBoard
+	const whole = nvml.WholeGPU
 	tests := []struct {
 		name string
 		// do happens one second after the wait has begun.
@@ -22,13 +23,13 @@ func TestEventSetWait(t *testing.T) {
 		{"event", func(t *testing.T, n *simnode.Node, _ nvml.EventSet) {
 			must(t, n.XID(1, 79, whole, whole))
 		}, nvml.Success, time.Second},
-		{"lost board", func(t *testing.T, n *simnode.Node, _ nvml.EventSet) {
+		{"lost GPU", func(t *testing.T, n *simnode.Node, _ nvml.EventSet) {
 			must(t, n.Lose(1))
 		}, nvml.GPUIsLost, time.Second},
-		{"pulled board", func(t *testing.T, n *simnode.Node, _ nvml.EventSet) {
+		{"removed GPU", func(t *testing.T, n *simnode.Node, _ nvml.EventSet) {
 			must(t, n.Remove(1))
 		}, nvml.GPUIsLost, time.Second},
-		{"reset board", func(t *testing.T, n *simnode.Node, _ nvml.EventSet) {
+		{"reset GPU", func(t *testing.T, n *simnode.Node, _ nvml.EventSet) {
 			must(t, n.Heal(1))
 			must(t, n.XID(1, 79, whole, whole))
 		}, nvml.Timeout, 5 * time.Second},
@@ -65,27 +66,27 @@ func TestDeviceRegisterEvents(t *testing.T) {
 	set, err := node.EventSetCreate()
 	must(t, err)
 	if err := node.DeviceRegisterEvents(device, 1<<40, set); returned(err) != nvml.NotSupported {
-		t.Errorf("types that there are not: %v", err)
+		t.Errorf("unsupported types: %v", err)
 	}
 	if err := node.DeviceRegisterEvents(device, nvml.EventXIDCritical, set+1); returned(err) != nvml.InvalidArgument {
-		t.Errorf("set that there is not: %v", err)
+		t.Errorf("unknown set: %v", err)
 	}
 	must(t, node.DeviceRegisterEvents(device, nvml.EventXIDCritical, set))
 	must(t, node.ECC(0, true))
 	if event, err := node.EventSetWait(set, 0); returned(err) != nvml.Timeout {
-		t.Errorf("event of a type that nobody asked for: %+v, %v", event, err)
+		t.Errorf("event of a type that is not registered: %+v, %v", event, err)
 	}
 	if err := node.EventSetFree(set + 1); returned(err) != nvml.InvalidArgument {
-		t.Errorf("freed a set that there is not: %v", err)
+		t.Errorf("freed a unknown set: %v", err)
 	}
 }
 
-// TestScript holds which calls a script takes, and that a slow call holds up no
-// other.
-func TestScript(t *testing.T) {
+// TestInjectFault checks which calls a fault hits, and that a slow call does not delay
+// others.
+func TestInjectFault(t *testing.T) {
 	t.Run("some calls", func(t *testing.T) {
 		node := open(t, "t4")
-		end := node.Script("DeviceGetCount", simnode.Fault{Return: nvml.Unknown, Skip: 2, Times: 2})
+		end := node.InjectFault("DeviceGetCount", simnode.Fault{Return: nvml.Unknown, Skip: 2, Times: 2})
 		var got []nvml.Return
 		for range 6 {
 			_, err := node.DeviceGetCount()
@@ -102,10 +103,10 @@ func TestScript(t *testing.T) {
 			t.Errorf("%d calls counted", calls)
 		}
 	})
-	t.Run("two scripts in turn", func(t *testing.T) {
+	t.Run("two faults in turn", func(t *testing.T) {
 		node := open(t, "t4")
-		node.Script("DeviceGetCount", simnode.Fault{Return: nvml.Unknown, Times: 1})
-		end := node.Script("DeviceGetCount", simnode.Fault{Return: nvml.NoPermission})
+		node.InjectFault("DeviceGetCount", simnode.Fault{Return: nvml.Unknown, Times: 1})
+		end := node.InjectFault("DeviceGetCount", simnode.Fault{Return: nvml.NoPermission})
 		for i, want := range []nvml.Return{nvml.Unknown, nvml.NoPermission, nvml.NoPermission} {
 			if _, err := node.DeviceGetCount(); returned(err) != want {
 				t.Errorf("call %d returned %v, want %s", i, err, want)
@@ -113,12 +114,12 @@ func TestScript(t *testing.T) {
 		}
 		end()
 		if _, err := node.DeviceGetCount(); err != nil {
-			t.Errorf("after the script ended: %v", err)
+			t.Errorf("after the fault ended: %v", err)
 		}
 	})
-	t.Run("board that moves", func(t *testing.T) {
+	t.Run("GPU that moves", func(t *testing.T) {
 		node := open(t, "a30x4")
-		_, err := node.ScriptGPU(2, "DeviceGetHandleByIndex", simnode.Fault{Return: nvml.Unknown})
+		_, err := node.InjectGPUFault(2, "DeviceGetHandleByIndex", simnode.Fault{Return: nvml.Unknown})
 		must(t, err)
 		must(t, node.Remove(0))
 		for gpu, want := range []nvml.Return{0, nvml.Unknown, 0} {
@@ -126,14 +127,14 @@ func TestScript(t *testing.T) {
 				t.Errorf("GPU %d returned %v, want %s", gpu, err, want)
 			}
 		}
-		if _, err := node.ScriptGPU(3, "DeviceGetName", simnode.Fault{}); err == nil {
-			t.Error("a script for a board that there is not")
+		if _, err := node.InjectGPUFault(3, "DeviceGetName", simnode.Fault{}); err == nil {
+			t.Error("injected a fault into a missing GPU")
 		}
 	})
 	t.Run("slow call", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			node := open(t, "t4")
-			node.Script("DeviceGetCount", simnode.Fault{Delay: time.Minute})
+			node.InjectFault("DeviceGetCount", simnode.Fault{Delay: time.Minute})
 			ended := make(chan time.Time)
 			began := time.Now()
 			go func() {
@@ -154,42 +155,42 @@ func TestScript(t *testing.T) {
 	})
 }
 
-// TestOldHandles holds that handles of before a reset are dead, and those of
-// partitions that are gone are no handles.
+// TestOldHandles checks that handles from before a reset are GPU_IS_LOST, and that
+// those of destroyed partitions are invalid.
 func TestOldHandles(t *testing.T) {
 	node := open(t, "h200+all-1g.35gb")
-	board, err := node.DeviceGetHandleByIndex(0)
+	gpu, err := node.DeviceGetHandleByIndex(0)
 	must(t, err)
-	partition, err := node.DeviceGetMigDeviceHandleByIndex(board, 0)
+	partition, err := node.DeviceGetMigDeviceHandleByIndex(gpu, 0)
 	must(t, err)
-	must(t, node.DestroyComputeInstance(0, 1, 0))
+	must(t, nvmltest.DestroyComputeInstance(node, 0, 1, 0))
 	if _, err := node.DeviceGetUUID(partition); returned(err) != nvml.InvalidArgument {
-		t.Errorf("a partition that is gone: %v", err)
+		t.Errorf("a destroyed partition: %v", err)
 	}
-	partition, err = node.DeviceGetMigDeviceHandleByIndex(board, 1)
+	partition, err = node.DeviceGetMigDeviceHandleByIndex(gpu, 1)
 	must(t, err)
 	must(t, node.Heal(0))
-	for _, old := range []nvml.Device{board, partition} {
+	for _, old := range []nvml.Device{gpu, partition} {
 		if _, err := node.DeviceGetUUID(old); returned(err) != nvml.GPUIsLost {
-			t.Errorf("a handle of before the reset: %v", err)
+			t.Errorf("a handle from before the reset: %v", err)
 		}
 	}
-	board, err = node.DeviceGetHandleByIndex(0)
+	gpu, err = node.DeviceGetHandleByIndex(0)
 	must(t, err)
-	if partition, err = node.DeviceGetMigDeviceHandleByIndex(board, 1); err != nil {
-		t.Errorf("a handle of after the reset: %v", err)
+	if partition, err = node.DeviceGetMigDeviceHandleByIndex(gpu, 1); err != nil {
+		t.Errorf("a handle from after the reset: %v", err)
 	}
 	if _, err := node.DeviceGetUUID(partition); err != nil {
-		t.Errorf("a handle of after the reset: %v", err)
+		t.Errorf("a handle from after the reset: %v", err)
 	}
 }
 
-// TestSenseless holds that calls that make no sense are answered.
-func TestSenseless(t *testing.T) {
+// TestUnsupportedCalls checks the return codes of calls with wrong arguments.
+func TestUnsupportedCalls(t *testing.T) {
 	node := open(t, "h200+all-1g.35gb")
-	board, err := node.DeviceGetHandleByIndex(0)
+	gpu, err := node.DeviceGetHandleByIndex(0)
 	must(t, err)
-	partition, err := node.DeviceGetMigDeviceHandleByIndex(board, 0)
+	partition, err := node.DeviceGetMigDeviceHandleByIndex(gpu, 0)
 	must(t, err)
 	number := func(_ any, err error) error { return err }
 	tests := []struct {
@@ -197,19 +198,19 @@ func TestSenseless(t *testing.T) {
 		err  error
 		want nvml.Return
 	}{
-		{"handle nobody has", number(node.DeviceGetUUID(12345)), nvml.InvalidArgument},
+		{"unknown handle", number(node.DeviceGetUUID(12345)), nvml.InvalidArgument},
 		{"index too high", number(node.DeviceGetHandleByIndex(1)), nvml.InvalidArgument},
 		{"index below 0", number(node.DeviceGetHandleByIndex(-1)), nvml.InvalidArgument},
 		{"minor of a partition", number(node.DeviceGetMinorNumber(partition)), nvml.NotSupported},
 		{"temperature of a partition", number(node.DeviceGetTemperature(partition)), nvml.NotSupported},
 		{"events of a partition", number(node.DeviceGetSupportedEventTypes(partition)), nvml.NotSupported},
-		{"instance of a board", number(node.DeviceGetGpuInstanceId(board)), nvml.InvalidArgument},
-		{"compute instance of a board", number(node.DeviceGetComputeInstanceId(board)), nvml.InvalidArgument},
-		{"partition at a hole", number(node.DeviceGetMigDeviceHandleByIndex(board, 4)), nvml.NotFound},
-		{"partition past the maximum", number(node.DeviceGetMigDeviceHandleByIndex(board, 7)), nvml.InvalidArgument},
-		{"instance there is not", number(node.DeviceGetGpuInstanceById(board, 99)), nvml.NotFound},
-		{"instance handle nobody has", number(node.GpuInstanceGetInfo(12345)), nvml.InvalidArgument},
-		{"compute instance handle nobody has", number(node.ComputeInstanceGetInfo(12345)), nvml.InvalidArgument},
+		{"instance of a GPU", number(node.DeviceGetGpuInstanceId(gpu)), nvml.InvalidArgument},
+		{"compute instance of a GPU", number(node.DeviceGetComputeInstanceId(gpu)), nvml.InvalidArgument},
+		{"index without a partition", number(node.DeviceGetMigDeviceHandleByIndex(gpu, 4)), nvml.NotFound},
+		{"partition past the maximum", number(node.DeviceGetMigDeviceHandleByIndex(gpu, 7)), nvml.InvalidArgument},
+		{"unknown instance", number(node.DeviceGetGpuInstanceById(gpu, 99)), nvml.NotFound},
+		{"instance unknown handle", number(node.GpuInstanceGetInfo(12345)), nvml.InvalidArgument},
+		{"compute instance unknown handle", number(node.ComputeInstanceGetInfo(12345)), nvml.InvalidArgument},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

@@ -1,153 +1,222 @@
 package simnode
 
-import "github.com/virgate/virgate/internal/nvml"
+import (
+	"cmp"
+	"fmt"
+	"slices"
 
-// Init opens the driver; like NVML it counts.
-func (n *Node) Init() error {
-	if err := n.enter("Init", nil); err != nil {
-		return err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.opened++
+	"github.com/virgate/virgate/internal/nvml"
+)
+
+func (n driver) Init() error {
+	n.node.opened++
 	return nil
 }
 
 // Shutdown takes back one Init. The last one frees the event sets.
-func (n *Node) Shutdown() error {
-	if err := n.enter("Shutdown", nil); err != nil {
-		return err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.opened--
-	if n.opened == 0 {
-		clear(n.sets)
-		n.wake()
+func (n driver) Shutdown() error {
+	n.node.opened--
+	if n.node.opened == 0 {
+		clear(n.node.sets)
+		n.node.wakeWaits()
 	}
 	return nil
 }
 
-// SystemGetDriverVersion names a driver that knows all boards of this package.
-func (n *Node) SystemGetDriverVersion() (string, error) {
-	return "580.65.06", n.enter("SystemGetDriverVersion", nil)
-}
+// SystemGetDriverVersion is that of a driver that supports every model here.
+func (n driver) SystemGetDriverVersion() (string, error) { return "580.65.06", nil }
 
-// DeviceGetCount is the number of boards in the node, lost ones included.
-func (n *Node) DeviceGetCount() (int, error) {
-	if err := n.enter("DeviceGetCount", nil); err != nil {
-		return 0, err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return len(n.boards), nil
-}
+// DeviceGetCount counts lost GPUs too.
+func (n driver) DeviceGetCount() (int, error) { return len(n.node.gpus), nil }
 
-// DeviceGetHandleByIndex is GPU_IS_LOST for a lost board.
-func (n *Node) DeviceGetHandleByIndex(index int) (nvml.Device, error) {
-	const call = "DeviceGetHandleByIndex"
-	n.mu.Lock()
-	b, _ := n.board(index)
-	n.mu.Unlock()
-	if err := n.enter(call, b); err != nil {
-		return 0, err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
+func (n driver) DeviceGetHandleByIndex(index int) (nvml.Device, error) {
+	g, err := n.node.gpu(index)
 	switch {
-	case b == nil:
-		return 0, failed(with(call, index), nvml.InvalidArgument)
-	case b.lost || b.pulled:
-		return 0, failed(with(call, index), nvml.GPUIsLost)
+	case err != nil:
+		return 0, nvml.InvalidArgument
+	case g.lost || g.removed:
+		return 0, nvml.GPUIsLost
 	}
-	return b.handle, nil
+	return g.handle, nil
 }
 
-// DeviceGetUUID is the UUID of the board or of the MIG device.
-func (n *Node) DeviceGetUUID(d nvml.Device) (string, error) {
-	return ask(n, "DeviceGetUUID", d, func(t target) (string, nvml.Return) {
+func (n driver) DeviceGetUUID(d nvml.Device) (string, error) {
+	return forHandle(n, d, func(t target) (string, error) {
 		if t.compute != nil {
-			return t.compute.uuid, nvml.Success
+			return t.compute.uuid, nil
 		}
-		return t.board.uuid, nvml.Success
+		return t.gpu.uuid, nil
 	})
 }
 
-// DeviceGetMinorNumber is the board's ordinal.
-func (n *Node) DeviceGetMinorNumber(d nvml.Device) (int, error) {
-	return askBoard(n, "DeviceGetMinorNumber", d, func(b *board) (int, nvml.Return) {
-		return b.ordinal, nvml.Success
+func (n driver) DeviceGetMinorNumber(d nvml.Device) (int, error) {
+	return forGPU(n, d, func(g *simGPU) (int, error) { return g.deviceMinor, nil })
+}
+
+func (n driver) DeviceGetPciInfo(d nvml.Device) (nvml.PCIInfo, error) {
+	return forGPU(n, d, func(g *simGPU) (nvml.PCIInfo, error) {
+		return nvml.PCIInfo{BusID: g.busID(), DeviceID: uint32(g.PCI)<<16 | nvidia}, nil
 	})
 }
 
-// DeviceGetPciInfo tells no subsystem ID.
-func (n *Node) DeviceGetPciInfo(d nvml.Device) (nvml.PCIInfo, error) {
-	return askBoard(n, "DeviceGetPciInfo", d, func(b *board) (nvml.PCIInfo, nvml.Return) {
-		return nvml.PCIInfo{BusID: b.busID(), DeviceID: uint32(b.deviceID)<<16 | nvidia}, nvml.Success
-	})
-}
-
-// DeviceGetName is the product name, with the profile of a MIG device.
-func (n *Node) DeviceGetName(d nvml.Device) (string, error) {
-	return ask(n, "DeviceGetName", d, func(t target) (string, nvml.Return) {
+func (n driver) DeviceGetName(d nvml.Device) (string, error) {
+	return forHandle(n, d, func(t target) (string, error) {
 		if t.compute != nil {
-			return t.board.name + " MIG " + t.compute.profile().String(), nvml.Success
+			return t.gpu.Name + " MIG " + t.compute.profile().String(), nil
 		}
-		return t.board.name, nvml.Success
+		return t.gpu.Name, nil
 	})
 }
 
-// DeviceGetMemoryInfo counts what the processes use.
-func (n *Node) DeviceGetMemoryInfo(d nvml.Device) (nvml.MemoryInfo, error) {
-	return ask(n, "DeviceGetMemoryInfo", d, func(t target) (nvml.MemoryInfo, nvml.Return) {
-		total, used := t.board.memory(), t.board.used()
+func (n driver) DeviceGetMemoryInfo(d nvml.Device) (nvml.MemoryInfo, error) {
+	return forHandle(n, d, func(t target) (nvml.MemoryInfo, error) {
+		total, used := t.gpu.Mebibytes<<20, usedBy(t.gpu.allProcesses())
 		if c := t.compute; c != nil {
-			total, used = t.board.share(c.instance.placement.Size), usedBy(c.processes)
+			total, used = t.gpu.memoryOf(c.instance.placement.Size), usedBy(c.processes)
 		}
 		used = min(used, total)
-		return nvml.MemoryInfo{Total: total, Free: total - used, Used: used}, nvml.Success
+		return nvml.MemoryInfo{Total: total, Free: total - used, Used: used}, nil
 	})
 }
 
-// DeviceGetArchitecture is the model's.
-func (n *Node) DeviceGetArchitecture(d nvml.Device) (nvml.Architecture, error) {
-	return ask(n, "DeviceGetArchitecture", d, func(t target) (nvml.Architecture, nvml.Return) {
-		return t.board.architecture, nvml.Success
+func (n driver) DeviceGetArchitecture(d nvml.Device) (nvml.Architecture, error) {
+	return forHandle(n, d, func(t target) (nvml.Architecture, error) { return t.gpu.Architecture, nil })
+}
+
+func (n driver) DeviceGetCudaComputeCapability(d nvml.Device) (nvml.ComputeCapability, error) {
+	return forHandle(n, d, func(t target) (nvml.ComputeCapability, error) {
+		return t.gpu.Compute, nil
 	})
 }
 
-// DeviceGetCudaComputeCapability is the model's.
-func (n *Node) DeviceGetCudaComputeCapability(d nvml.Device) (major, minor int, err error) {
-	b, err := ask(n, "DeviceGetCudaComputeCapability", d, func(t target) (*board, nvml.Return) {
-		return t.board, nvml.Success
-	})
-	if err != nil {
-		return 0, 0, err
-	}
-	return b.major, b.minor, nil
+func (n driver) DeviceGetNumaNodeId(d nvml.Device) (int, error) {
+	return forGPU(n, d, func(g *simGPU) (int, error) { return g.numaNode, nil })
 }
 
-// DeviceGetNumaNodeId is -1 for a board next to none.
-func (n *Node) DeviceGetNumaNodeId(d nvml.Device) (int, error) {
-	return askBoard(n, "DeviceGetNumaNodeId", d, func(b *board) (int, nvml.Return) {
-		return b.numaNode, nvml.Success
+func (n driver) DeviceGetTemperature(d nvml.Device) (int, error) {
+	return forGPU(n, d, func(g *simGPU) (int, error) { return g.temperature, nil })
+}
+
+func (n driver) DeviceGetUtilizationRates(d nvml.Device) (nvml.Utilization, error) {
+	return forWholeGPU(n, d, func(g *simGPU) (nvml.Utilization, error) {
+		return nvml.Utilization{GPU: g.utilization.total()}, nil
 	})
 }
 
-// DeviceGetTemperature is 34 °C unless Temperature says otherwise.
-func (n *Node) DeviceGetTemperature(d nvml.Device) (int, error) {
-	return askBoard(n, "DeviceGetTemperature", d, func(b *board) (int, nvml.Return) {
-		return b.celsius, nvml.Success
-	})
-}
-
-// DeviceGetComputeRunningProcesses is, for a board with MIG enabled, the
-// processes of all its MIG devices.
-func (n *Node) DeviceGetComputeRunningProcesses(d nvml.Device) ([]nvml.Process, error) {
-	return ask(n, "DeviceGetComputeRunningProcesses", d, func(t target) ([]nvml.Process, nvml.Return) {
-		if t.compute != nil {
-			return sortedProcesses(t.compute.processes), nvml.Success
+// DeviceGetProcessUtilization takes a sample if one is due.
+func (n driver) DeviceGetProcessUtilization(d nvml.Device, lastSeen uint64) ([]nvml.ProcessSample, error) {
+	return forWholeGPU(n, d, func(g *simGPU) ([]nvml.ProcessSample, error) {
+		samples := g.utilization.since(lastSeen)
+		if len(samples) == 0 {
+			return nil, nvml.NotFound
 		}
-		return sortedProcesses(t.board.allProcesses()), nvml.Success
+		return samples, nil
 	})
+}
+
+func (n driver) DeviceGetCurrentClocksEventReasons(d nvml.Device) (nvml.ClockReasons, error) {
+	return forGPU(n, d, func(g *simGPU) (nvml.ClockReasons, error) { return g.clockReasons, nil })
+}
+
+// DeviceGetComputeRunningProcesses is, for a GPU with MIG enabled, the
+// processes of all its MIG devices. All processes are of other PID namespaces.
+func (n driver) DeviceGetComputeRunningProcesses(d nvml.Device) ([]nvml.Process, error) {
+	return forHandle(n, d, func(t target) ([]nvml.Process, error) {
+		processes := t.gpu.allProcesses()
+		if t.compute != nil {
+			processes = t.compute.processes
+		}
+		if n.node.is("own-pids") {
+			return nil, nil
+		}
+		return slices.SortedFunc(slices.Values(processes), func(a, b nvml.Process) int { return cmp.Compare(a.PID, b.PID) }), nil
+	})
+}
+
+// DeviceGetGraphicsRunningProcesses is empty, and so is the list for MPS: every
+// simulated process is a compute process.
+func (n driver) DeviceGetGraphicsRunningProcesses(d nvml.Device) ([]nvml.Process, error) {
+	return forHandle(n, d, noProcesses)
+}
+
+func (n driver) DeviceGetMPSComputeRunningProcesses(d nvml.Device) ([]nvml.Process, error) {
+	return forHandle(n, d, noProcesses)
+}
+
+func noProcesses(target) ([]nvml.Process, error) { return nil, nil }
+
+// DeviceGetRemappedRows is NOT_SUPPORTED before Ampere, and while there are instances.
+func (n driver) DeviceGetRemappedRows(d nvml.Device) (nvml.RemappedRows, error) {
+	return forGPU(n, d, func(g *simGPU) (nvml.RemappedRows, error) {
+		if g.Architecture < nvml.Ampere || len(g.instances) > 0 {
+			return nvml.RemappedRows{}, nvml.NotSupported
+		}
+		return g.rows, nil
+	})
+}
+
+// DeviceGetRetiredPagesPendingStatus is NOT_SUPPORTED from Ampere on.
+func (n driver) DeviceGetRetiredPagesPendingStatus(d nvml.Device) (bool, error) {
+	return forGPU(n, d, func(g *simGPU) (bool, error) {
+		if g.Architecture >= nvml.Ampere {
+			return false, nvml.NotSupported
+		}
+		return g.pagesPending, nil
+	})
+}
+
+// DeviceGetTopologyCommonAncestor looks at NUMA nodes only.
+func (n driver) DeviceGetTopologyCommonAncestor(a, b nvml.Device) (nvml.TopologyLevel, error) {
+	return forGPU(n, a, func(g *simGPU) (nvml.TopologyLevel, error) {
+		return forGPU(n, b, func(other *simGPU) (nvml.TopologyLevel, error) {
+			switch {
+			case g == other:
+				return nvml.TopologyInternal, nil
+			case g.numaNode == other.numaNode && g.numaNode >= 0:
+				return nvml.TopologyNode, nil
+			}
+			return nvml.TopologySystem, nil
+		})
+	})
+}
+
+const (
+	// nvSwitches is the number of NVSwitches on a simulated fabric; a GPU's links
+	// are spread over all of them. (A DGX A100 has six, later ones fewer.)
+	nvSwitches = 6
+	// switchDomain is the PCI domain of the switches, where no GPU ever is.
+	switchDomain = 0x100
+)
+
+// DeviceGetNvLinkState is NOT_SUPPORTED on a model without NVLink. The links are
+// inactive when no other GPU of the node has any.
+func (n driver) DeviceGetNvLinkState(d nvml.Device, link int) (bool, error) {
+	return forGPU(n, d, func(g *simGPU) (bool, error) {
+		switch {
+		case g.Links == 0:
+			return false, nvml.NotSupported
+		case link < 0 || link >= g.Links:
+			return false, nvml.InvalidArgument
+		}
+		return n.node.hasFabric(), nil
+	})
+}
+
+// DeviceGetNvLinkRemotePciInfo is the switch at the other end of the link,
+// NOT_FOUND for an inactive link.
+func (n driver) DeviceGetNvLinkRemotePciInfo(d nvml.Device, link int) (nvml.PCIInfo, error) {
+	active, err := n.DeviceGetNvLinkState(d, link)
+	switch {
+	case err != nil:
+		return nvml.PCIInfo{}, err
+	case !active:
+		return nvml.PCIInfo{}, nvml.NotFound
+	}
+	return nvml.PCIInfo{BusID: fmt.Sprintf("%08X:%02X:00.0", switchDomain, link%nvSwitches)}, nil
+}
+
+// hasFabric says that at least two GPUs have NVLinks.
+func (n *Node) hasFabric() bool {
+	linked := slices.DeleteFunc(slices.Clone(n.gpus), func(g *simGPU) bool { return g.Links == 0 })
+	return len(linked) > 1
 }

@@ -7,120 +7,296 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// The methods here change a board's partitions as NVML's calls of like names do
-// (nvml.h). Their errors are *nvml.Error.
-
-// SetMIG turns MIG mode on or off. On boards before Hopper the mode is pending
-// until the board is reset, which Heal is; later ones change at once. It is
-// IN_USE while there are GPU instances or processes.
-func (n *Node) SetMIG(gpu int, on bool) error {
-	return n.cutting("DeviceSetMigMode", gpu, func(b *board) nvml.Return { return b.setMode(on) })
-}
-
-// AnyPlacement lets CreateGPUInstance choose.
-const AnyPlacement = -1
-
-// CreateGPUInstance makes a GPU instance of the published profile ID, at the
-// memory slot or AnyPlacement, and returns its ID. INSUFFICIENT_RESOURCES says
-// that there is no room or that the slot is taken, NOT_SUPPORTED that MIG is
-// off.
-func (n *Node) CreateGPUInstance(gpu, profile, start int) (id int, err error) {
-	err = n.cutting("DeviceCreateGpuInstance", gpu, func(b *board) nvml.Return {
-		i, code := n.createInstance(b, profile, start)
-		if code == nvml.Success {
-			id = i.id
+// DeviceGetMigMode is NOT_SUPPORTED on a GPU without MIG.
+func (n driver) DeviceGetMigMode(d nvml.Device) (nvml.MIGMode, error) {
+	return forGPU(n, d, func(g *simGPU) (nvml.MIGMode, error) {
+		if g.geometry.Profiles == nil {
+			return nvml.MIGMode{}, nvml.NotSupported
 		}
-		return code
+		return nvml.MIGMode{Current: g.mig, Pending: g.migPending}, nil
 	})
-	return id, err
 }
 
-// room finds where the shape can go.
-func (b *board) room(shape mig.Shape, start int) (mig.Placement, nvml.Return) {
-	var kept []mig.Placed
-	for _, i := range b.instances {
-		kept = append(kept, mig.Placed{Profile: i.shape.Profile, Placement: i.placement})
-	}
-	// Whether one more of the profile is legal at all, by count, slices and
-	// media engines, does not depend on where it goes.
-	one := mig.Layout{MIG: true, Partitions: []mig.Count{{Profile: shape.Profile, Count: 1}}}
-	placed, err := b.geometry.Place(one, kept)
-	if err != nil {
-		return mig.Placement{}, nvml.InsufficientResources
-	}
-	if start == AnyPlacement {
-		return placed[0].Placement, nvml.Success
-	}
-	wanted := mig.Placement{Start: start, Size: shape.Size}
-	if !slices.Contains(shape.Starts, start) {
-		return wanted, nvml.InvalidArgument
-	}
-	for _, k := range kept {
-		if k.Placement.Overlaps(wanted) {
-			return wanted, nvml.InsufficientResources
+// DeviceGetVirtualizationMode is that of the node's world.
+func (n driver) DeviceGetVirtualizationMode(d nvml.Device) (nvml.VirtualizationMode, error) {
+	return forGPU(n, d, func(*simGPU) (nvml.VirtualizationMode, error) {
+		if n.node.is("passthrough") {
+			return nvml.Passthrough, nil
 		}
-	}
-	return wanted, nvml.Success
+		return 0, nil
+	})
 }
 
-// CreateComputeInstance makes a compute instance on so many of the GPU
-// instance's slices; it is a new MIG device, with the UUID returned.
-func (n *Node) CreateComputeInstance(gpu, gi, slices int) (id int, uuid string, err error) {
-	err = n.cutting("GpuInstanceCreateComputeInstance", gpu, func(b *board) nvml.Return {
-		i := b.instance(gi)
+// DeviceSetMigMode turns MIG mode on or off. The mode is the pending one in any case;
+// NVML keeps apart what happened to the call and why the mode is not active yet:
+// RESET_REQUIRED before Hopper where the reset is not to be had, and IN_USE while there
+// are GPU instances or processes.
+func (n driver) DeviceSetMigMode(d nvml.Device, on bool) (nvml.Return, error) {
+	return forGPU(n, d, func(g *simGPU) (nvml.Return, error) {
+		if g.geometry.Profiles == nil {
+			return nvml.Success, nvml.NotSupported
+		}
+		g.migPending = on
+		switch {
+		case g.mig == on:
+			return nvml.Success, nil
+		case n.node.is("passthrough") && g.Architecture < nvml.Hopper:
+			return nvml.ResetRequired, nil
+		case len(g.instances) > 0 || len(g.processes) > 0 || n.node.is("client"):
+			return nvml.InUse, nil
+		}
+		g.mig = on
+		if n.node.is("moving-minors") {
+			free := func(minor int) bool {
+				return find(n.node.gpus, func(g *simGPU) bool { return g.deviceMinor == minor }) == nil
+			}
+			g.deviceMinor = lowest(0, free)
+		}
+		return nvml.Success, nil
+	})
+}
+
+// DeviceGetMaxMigDeviceCount is 0 with MIG off.
+func (n driver) DeviceGetMaxMigDeviceCount(d nvml.Device) (int, error) {
+	return forGPU(n, d, func(g *simGPU) (int, error) {
+		if !g.mig {
+			return 0, nil
+		}
+		return g.geometry.Slices, nil
+	})
+}
+
+func (n driver) DeviceGetMigDeviceHandleByIndex(parent nvml.Device, index int) (nvml.Device, error) {
+	return forGPU(n, parent, func(g *simGPU) (nvml.Device, error) {
+		c := g.computeAt(index)
+		switch {
+		case g.geometry.Profiles == nil:
+			return 0, nvml.NotSupported
+		case index < 0 || index >= g.geometry.Slices:
+			return 0, nvml.InvalidArgument
+		case c == nil:
+			return 0, nvml.NotFound
+		}
+		return c.handle, nil
+	})
+}
+
+func (n driver) DeviceGetGpuInstanceId(d nvml.Device) (int, error) {
+	return forMIGDevice(n, d, func(c *computeInstance) (int, error) { return c.instance.id, nil })
+}
+
+func (n driver) DeviceGetComputeInstanceId(d nvml.Device) (int, error) {
+	return forMIGDevice(n, d, func(c *computeInstance) (int, error) { return c.id, nil })
+}
+
+// profileCount is the number of GPU instance profiles that NVML enumerates
+// (nvml.h, NVML_GPU_INSTANCE_PROFILE_COUNT).
+const profileCount = 18
+
+func (n driver) DeviceGetGpuInstanceProfileInfo(d nvml.Device, enum int) (nvml.GPUInstanceProfile, error) {
+	return forGPU(n, d, func(g *simGPU) (nvml.GPUInstanceProfile, error) {
+		if enum < 0 || enum >= profileCount {
+			return nvml.GPUInstanceProfile{}, nvml.InvalidArgument
+		}
+		info, ok := first(g.geometry.Profiles, func(p mig.ProfileInfo) bool { return p.Enum == enum })
+		if !ok {
+			return nvml.GPUInstanceProfile{}, nvml.NotSupported
+		}
+		return nvml.GPUInstanceProfile{
+			ID: info.ID, Slices: info.Profile.Slices, Instances: info.Max,
+			MemoryMB: g.memoryOf(info.Size) >> 20, Name: info.Profile.String(),
+		}, nil
+	})
+}
+
+// DeviceGetGpuInstancePossiblePlacements are those of an empty GPU.
+func (n driver) DeviceGetGpuInstancePossiblePlacements(d nvml.Device, profile int) ([]mig.Placement, error) {
+	return forGPU(n, d, func(g *simGPU) ([]mig.Placement, error) {
+		info, known := g.profileInfo(profile)
+		switch {
+		case g.geometry.Profiles == nil:
+			return nil, nvml.NotSupported
+		case !known:
+			return nil, nvml.InvalidArgument
+		}
+		var placements []mig.Placement
+		for _, start := range info.Starts {
+			placements = append(placements, mig.Placement{Start: start, Size: info.Size})
+		}
+		return placements, nil
+	})
+}
+
+// DeviceGetGpuInstances are in the order of their creation.
+func (n driver) DeviceGetGpuInstances(d nvml.Device, profile int) ([]nvml.GPUInstance, error) {
+	return forGPU(n, d, func(g *simGPU) ([]nvml.GPUInstance, error) {
+		if !g.mig {
+			return nil, nvml.NotSupported
+		}
+		if _, known := g.profileInfo(profile); !known {
+			return nil, nvml.InvalidArgument
+		}
+		var handles []nvml.GPUInstance
+		for _, i := range g.instances {
+			if i.info.ID == profile {
+				handles = append(handles, i.handle)
+			}
+		}
+		return handles, nil
+	})
+}
+
+func (n driver) DeviceGetGpuInstanceById(parent nvml.Device, id int) (nvml.GPUInstance, error) {
+	return forGPU(n, parent, func(g *simGPU) (nvml.GPUInstance, error) {
+		if !g.mig {
+			return 0, nvml.NotSupported
+		}
+		i := g.instance(id)
 		if i == nil {
-			return nvml.NotFound
+			return 0, nvml.NotFound
 		}
-		c, code := n.createCompute(b, i, slices)
-		if code == nvml.Success {
-			id, uuid = c.id, c.uuid
-		}
-		return code
-	})
-	return id, uuid, err
-}
-
-// DestroyComputeInstance is IN_USE while a process runs on it.
-func (n *Node) DestroyComputeInstance(gpu, gi, ci int) error {
-	return n.cutting("ComputeInstanceDestroy", gpu, func(b *board) nvml.Return {
-		i := b.instance(gi)
-		if i == nil || i.compute(ci) == nil {
-			return nvml.NotFound
-		}
-		return n.destroyCompute(i.compute(ci))
+		return i.handle, nil
 	})
 }
 
-// DestroyGPUInstance is IN_USE while there are compute instances.
-func (n *Node) DestroyGPUInstance(gpu, gi int) error {
-	return n.cutting("GpuInstanceDestroy", gpu, func(b *board) nvml.Return {
-		i := b.instance(gi)
-		if i == nil {
-			return nvml.NotFound
+// DeviceCreateGpuInstanceWithPlacement is INSUFFICIENT_RESOURCES where there is no room
+// or the slot is taken, and NOT_SUPPORTED with MIG off.
+func (n driver) DeviceCreateGpuInstanceWithPlacement(d nvml.Device, profile int, at mig.Placement) (nvml.GPUInstance, error) {
+	return forGPU(n, d, func(g *simGPU) (nvml.GPUInstance, error) {
+		info, known := g.profileInfo(profile)
+		switch {
+		case !g.mig:
+			return 0, nvml.NotSupported
+		case !known || info.Size != at.Size || !slices.Contains(info.Starts, at.Start):
+			return 0, nvml.InvalidArgument
+		case !g.fits(info, at):
+			return 0, nvml.InsufficientResources
 		}
-		return b.destroyInstance(i)
+		return n.node.addInstance(g, info, at).handle, nil
 	})
 }
 
-// cutting makes a call that changes a board's partitions.
-func (n *Node) cutting(call string, gpu int, change func(*board) nvml.Return) error {
-	n.mu.Lock()
-	b, _ := n.board(gpu)
-	n.mu.Unlock()
-	if err := n.enter(call, b); err != nil {
-		return err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	code := nvml.InvalidArgument
-	if b != nil {
-		code = nvml.GPUIsLost
-		if !b.lost && !b.pulled {
-			code = change(b)
+func (n driver) GpuInstanceGetInfo(handle nvml.GPUInstance) (nvml.GPUInstanceInfo, error) {
+	return forHandle(n, handle, func(t target) (nvml.GPUInstanceInfo, error) {
+		return nvml.GPUInstanceInfo{
+			ID: t.instance.id, ProfileID: t.instance.info.ID, Start: t.instance.placement.Start, Size: t.instance.placement.Size,
+		}, nil
+	})
+}
+
+// GpuInstanceDestroy is IN_USE while there are compute instances, or another program has
+// the GPU open.
+func (n driver) GpuInstanceDestroy(handle nvml.GPUInstance) error {
+	_, err := forHandle(n, handle, func(t target) (any, error) {
+		if len(t.instance.computes) > 0 || n.node.is("client") {
+			return nil, nvml.InUse
 		}
+		t.gpu.instances = slices.DeleteFunc(t.gpu.instances, func(other *gpuInstance) bool { return other == t.instance })
+		delete(n.node.targets, uint64(handle))
+		return nil, nil
+	})
+	return err
+}
+
+// computeSlices are the compute slices by NVML's enumeration, which is also the
+// published ID here (nvml.h, NVML_COMPUTE_INSTANCE_PROFILE_*).
+var computeSlices = [...]int{1, 2, 3, 4, 7}
+
+// computeProfileCount is the number of compute instance profiles that NVML
+// enumerates (nvml.h, NVML_COMPUTE_INSTANCE_PROFILE_COUNT).
+const computeProfileCount = 9
+
+// computeSlices are the slices of a compute instance of the profile; NOT_SUPPORTED for one
+// that the GPU instance cannot have.
+func (i *gpuInstance) computeSlices(profile int) (int, error) {
+	switch {
+	case profile < 0 || profile >= computeProfileCount:
+		return 0, nvml.InvalidArgument
+	case profile >= len(computeSlices) || computeSlices[profile] > i.info.Profile.Slices:
+		return 0, nvml.NotSupported
 	}
-	if code != nvml.Success {
-		return failed(with(call, gpu), code)
+	return computeSlices[profile], nil
+}
+
+func (n driver) GpuInstanceGetComputeInstanceProfileInfo(handle nvml.GPUInstance, enum int) (nvml.ComputeInstanceProfile, error) {
+	return forHandle(n, handle, func(t target) (nvml.ComputeInstanceProfile, error) {
+		count, err := t.instance.computeSlices(enum)
+		if err != nil {
+			return nvml.ComputeInstanceProfile{}, err
+		}
+		return nvml.ComputeInstanceProfile{ID: enum, Slices: count, Instances: t.instance.info.Profile.Slices / count}, nil
+	})
+}
+
+// GpuInstanceGetComputeInstances are in the order of their creation.
+func (n driver) GpuInstanceGetComputeInstances(handle nvml.GPUInstance, profile int) ([]nvml.ComputeInstance, error) {
+	return forHandle(n, handle, func(t target) (handles []nvml.ComputeInstance, err error) {
+		count, err := t.instance.computeSlices(profile)
+		for _, c := range t.instance.computes {
+			if c.slices == count {
+				handles = append(handles, c.instanceHandle)
+			}
+		}
+		return handles, err
+	})
+}
+
+func (n driver) GpuInstanceGetComputeInstanceById(handle nvml.GPUInstance, id int) (nvml.ComputeInstance, error) {
+	return forHandle(n, handle, func(t target) (nvml.ComputeInstance, error) {
+		c := t.instance.compute(id)
+		if c == nil {
+			return 0, nvml.NotFound
+		}
+		return c.instanceHandle, nil
+	})
+}
+
+func (n driver) GpuInstanceCreateComputeInstance(handle nvml.GPUInstance, profile int) (nvml.ComputeInstance, error) {
+	return forHandle(n, handle, func(t target) (nvml.ComputeInstance, error) {
+		count, err := t.instance.computeSlices(profile)
+		if err != nil {
+			return 0, err
+		}
+		if _, ok := t.instance.findSlices(count); !ok {
+			return 0, nvml.InsufficientResources
+		}
+		return n.node.addCompute(t.gpu, t.instance, count).instanceHandle, nil
+	})
+}
+
+func (n driver) ComputeInstanceGetInfo(handle nvml.ComputeInstance) (nvml.ComputeInstanceInfo, error) {
+	return forHandle(n, handle, func(t target) (nvml.ComputeInstanceInfo, error) {
+		return nvml.ComputeInstanceInfo{ID: t.compute.id, Slices: t.compute.slices}, nil
+	})
+}
+
+// ComputeInstanceDestroy is IN_USE while a process runs on it, or another program has the
+// GPU open.
+func (n driver) ComputeInstanceDestroy(handle nvml.ComputeInstance) error {
+	_, err := forHandle(n, handle, func(t target) (any, error) {
+		if len(t.compute.processes) > 0 || n.node.is("client") {
+			return nil, nvml.InUse
+		}
+		t.instance.computes = slices.DeleteFunc(t.instance.computes, func(other *computeInstance) bool { return other == t.compute })
+		delete(n.node.targets, uint64(handle))
+		delete(n.node.targets, uint64(t.compute.handle))
+		return nil, nil
+	})
+	return err
+}
+
+// fits says whether the GPU has room for another GPU instance at the place.
+func (g *simGPU) fits(info mig.ProfileInfo, at mig.Placement) bool {
+	var kept []mig.Partition
+	for _, i := range g.instances {
+		if i.placement.Overlaps(at) {
+			return false
+		}
+		kept = append(kept, mig.Partition{Profile: i.info.Profile, Placement: i.placement})
 	}
-	return nil
+	// Whether the GPU can have one more of the profile at all, by count, slices
+	// and media engines, does not depend on where it goes.
+	one := mig.Layout{MIG: true, Partitions: []mig.PartitionCount{{Profile: info.Profile, Count: 1}}}
+	_, err := g.geometry.Place(one, kept)
+	return err == nil
 }

@@ -2,14 +2,17 @@ package simnode_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/test/nvmltest"
 )
 
-// The published profile IDs of 7-slice boards (nvidia-smi mig -lgip).
+// The published profile IDs of 7-slice GPUs (nvidia-smi mig -lgip).
 const (
 	whole7g, half4g, half3g, quarter2g, quarter1g, eighth1g, eighth1gMedia = 0, 5, 9, 14, 15, 19, 20
 )
@@ -23,16 +26,16 @@ func TestCreateGPUInstance(t *testing.T) {
 		add  instance
 		want nvml.Return
 	}{
-		{"empty board", "dgx-a100+all-enabled", nil, instance{eighth1g, 6}, nvml.Success},
+		{"empty GPU", "dgx-a100+all-enabled", nil, instance{eighth1g, 6}, nvml.Success},
 		{"MIG off", "dgx-a100", nil, instance{eighth1g, 0}, nvml.NotSupported},
-		{"board without MIG", "t4", nil, instance{eighth1g, 0}, nvml.NotSupported},
+		{"GPU without MIG", "t4", nil, instance{eighth1g, 0}, nvml.NotSupported},
 		{"no such profile", "dgx-a100+all-enabled", nil, instance{1, 0}, nvml.InvalidArgument},
 		{"slot the shape cannot start at", "dgx-a100+all-enabled", nil, instance{quarter2g, 1}, nvml.InvalidArgument},
 		{"slot taken", "dgx-a100+all-enabled", []instance{{eighth1g, 0}}, instance{eighth1g, 0}, nvml.InsufficientResources},
 		{"slot overlapped", "dgx-a100+all-enabled", []instance{{half3g, 0}}, instance{quarter2g, 2}, nvml.InsufficientResources},
-		{"no slot left", "dgx-a100+all-enabled", []instance{{whole7g, 0}}, instance{eighth1g, simnode.AnyPlacement}, nvml.InsufficientResources},
-		{"no slice left", "dgx-a100+all-enabled", []instance{{half3g, 0}, {half3g, 4}}, instance{eighth1g, simnode.AnyPlacement}, nvml.InsufficientResources},
-		{"beside", "dgx-a100+all-enabled", []instance{{half4g, 0}}, instance{half3g, simnode.AnyPlacement}, nvml.Success},
+		{"no slot left", "dgx-a100+all-enabled", []instance{{whole7g, 0}}, instance{eighth1g, 6}, nvml.InsufficientResources},
+		{"no slice left", "dgx-a100+all-enabled", []instance{{half3g, 0}, {half3g, 4}}, instance{eighth1g, 6}, nvml.InsufficientResources},
+		{"beside", "dgx-a100+all-enabled", []instance{{half4g, 0}}, instance{half3g, 4}, nvml.Success},
 		{"more than there are", "dgx-a100+all-enabled", []instance{{eighth1gMedia, 0}}, instance{eighth1gMedia, 1}, nvml.InsufficientResources},
 		{"double memory", "dgx-a100+all-enabled", []instance{{quarter1g, 0}, {quarter1g, 2}, {quarter1g, 4}}, instance{quarter1g, 6}, nvml.Success},
 		{"all media engines taken", "rtx-pro-6000+all-enabled", []instance{{65, 0}}, instance{14, 1}, nvml.InsufficientResources},
@@ -42,10 +45,10 @@ func TestCreateGPUInstance(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			node := open(t, test.node)
 			for _, i := range test.have {
-				_, err := node.CreateGPUInstance(0, i.profile, i.start)
+				_, err := nvmltest.CreateGPUInstance(node, 0, i.profile, i.start)
 				must(t, err)
 			}
-			if _, err := node.CreateGPUInstance(0, test.add.profile, test.add.start); returned(err) != test.want {
+			if _, err := nvmltest.CreateGPUInstance(node, 0, test.add.profile, test.add.start); returned(err) != test.want {
 				t.Errorf("returned %v, want %s", err, test.want)
 			}
 		})
@@ -61,8 +64,8 @@ func returned(err error) nvml.Return {
 	return code
 }
 
-// TestCutLife follows a partition from its creation to its end.
-func TestCutLife(t *testing.T) {
+// TestPartitionLifecycle follows a partition from its creation to its end.
+func TestPartitionLifecycle(t *testing.T) {
 	node := open(t, "dgx-a100+all-enabled")
 	expect := func(what string, err error, want nvml.Return) {
 		t.Helper()
@@ -70,18 +73,18 @@ func TestCutLife(t *testing.T) {
 			t.Fatalf("%s: %v, want %s", what, err, want)
 		}
 	}
-	gi, err := node.CreateGPUInstance(2, half3g, 4)
+	gi, err := nvmltest.CreateGPUInstance(node, 2, half3g, 4)
 	must(t, err)
-	_, _, err = node.CreateComputeInstance(2, gi, 4)
-	expect("more slices than the instance has", err, nvml.InvalidArgument)
-	first, uuid, err := node.CreateComputeInstance(2, gi, 1)
+	_, _, err = nvmltest.CreateComputeInstance(node, 2, gi, 4)
+	expect("more slices than the instance has", err, nvml.NotSupported)
+	first, uuid, err := nvmltest.CreateComputeInstance(node, 2, gi, 1)
 	must(t, err)
-	second, _, err := node.CreateComputeInstance(2, gi, 2)
+	second, _, err := nvmltest.CreateComputeInstance(node, 2, gi, 2)
 	must(t, err)
-	_, _, err = node.CreateComputeInstance(2, gi, 1)
+	_, _, err = nvmltest.CreateComputeInstance(node, 2, gi, 1)
 	expect("more slices than are left", err, nvml.InsufficientResources)
-	_, _, err = node.CreateComputeInstance(2, gi+1, 1)
-	expect("in an instance that there is not", err, nvml.NotFound)
+	_, _, err = nvmltest.CreateComputeInstance(node, 2, gi+1, 1)
+	expect("in an unknown instance", err, nvml.NotFound)
 
 	partitions := scan(t, node)[2].Partitions
 	if len(partitions) != 2 {
@@ -95,73 +98,197 @@ func TestCutLife(t *testing.T) {
 		t.Errorf("second partition is %s", got)
 	}
 
-	expect("MIG off with partitions", node.SetMIG(2, false), nvml.InUse)
-	expect("instance with partitions", node.DestroyGPUInstance(2, gi), nvml.InUse)
+	expect("MIG off with partitions", nvmltest.SetMIG(node, 2, false), nvml.InUse)
+	expect("instance with partitions", nvmltest.DestroyGPUInstance(node, 2, gi), nvml.InUse)
 	must(t, node.AddProcess(2, 0, 4711, 1<<30))
-	expect("partition with a process", node.DestroyComputeInstance(2, gi, first), nvml.InUse)
+	expect("partition with a process", nvmltest.DestroyComputeInstance(node, 2, gi, first), nvml.InUse)
 	must(t, node.RemoveProcess(2, 0, 4711))
-	must(t, node.DestroyComputeInstance(2, gi, first))
-	expect("partition that is gone", node.DestroyComputeInstance(2, gi, first), nvml.NotFound)
+	must(t, nvmltest.DestroyComputeInstance(node, 2, gi, first))
+	expect("partition that is gone", nvmltest.DestroyComputeInstance(node, 2, gi, first), nvml.NotFound)
 
-	again, other, err := node.CreateComputeInstance(2, gi, 1)
+	again, other, err := nvmltest.CreateComputeInstance(node, 2, gi, 1)
 	must(t, err)
 	if again != first || other == uuid {
-		t.Errorf("cut anew it has ID %d and UUID %s, want %d and another than %s", again, other, first, uuid)
+		t.Errorf("made again it has ID %d and UUID %s, want %d and another than %s", again, other, first, uuid)
 	}
-	must(t, node.DestroyComputeInstance(2, gi, again))
-	must(t, node.DestroyComputeInstance(2, gi, second))
-	must(t, node.DestroyGPUInstance(2, gi))
-	expect("instance that is gone", node.DestroyGPUInstance(2, gi), nvml.NotFound)
+	must(t, nvmltest.DestroyComputeInstance(node, 2, gi, again))
+	must(t, nvmltest.DestroyComputeInstance(node, 2, gi, second))
+	must(t, nvmltest.DestroyGPUInstance(node, 2, gi))
+	expect("instance that is gone", nvmltest.DestroyGPUInstance(node, 2, gi), nvml.NotFound)
 	if left := scan(t, node)[2].Partitions; left != nil {
 		t.Errorf("left: %v", left)
 	}
 	must(t, node.Lose(2))
-	_, err = node.CreateGPUInstance(2, half3g, 4)
-	expect("on a lost board", err, nvml.GPUIsLost)
-	_, err = node.CreateGPUInstance(8, half3g, 4)
-	expect("on a board that there is not", err, nvml.InvalidArgument)
+	_, err = nvmltest.CreateGPUInstance(node, 2, half3g, 4)
+	expect("on a lost GPU", err, nvml.GPUIsLost)
+	_, err = nvmltest.CreateGPUInstance(node, 8, half3g, 4)
+	expect("on an unknown GPU", err, nvml.InvalidArgument)
 }
 
-// TestSetMIG holds that a new mode is pending until a reset before Hopper, and
-// in force at once since.
+// TestSetMIG holds what a change of MIG mode does, in each world: what the driver says
+// of it, the modes after it, and after a reset or a reboot.
 func TestSetMIG(t *testing.T) {
-	tests := []struct {
-		node string
-		// now is whether the mode is in force before a reset.
-		now  bool
-		want nvml.Return
+	on, off, pending := nvml.MIGMode{Current: true, Pending: true}, nvml.MIGMode{}, nvml.MIGMode{Pending: true}
+	for _, test := range []struct {
+		node, world               string
+		process                   bool
+		activation                nvml.Return
+		now, afterReset, rebooted nvml.MIGMode
 	}{
-		{"dgx-a100", false, nvml.Success},
-		{"dgx-h100", true, nvml.Success},
-		{"t4", false, nvml.NotSupported},
-	}
-	for _, test := range tests {
-		t.Run(test.node, func(t *testing.T) {
+		{"dgx-a100", "", false, nvml.Success, on, on, on},
+		{"dgx-h100", "", false, nvml.Success, on, on, off},
+		{"dgx-a100", "passthrough", false, nvml.ResetRequired, pending, pending, on},
+		{"dgx-h100", "passthrough", false, nvml.Success, on, on, off},
+		{"dgx-a100", "", true, nvml.InUse, pending, on, on},
+		{"dgx-a100", "own-pids", true, nvml.InUse, pending, on, on},
+		{"dgx-h100", "client=dcgm", false, nvml.InUse, pending, on, off},
+	} {
+		t.Run(test.node+" "+test.world, func(t *testing.T) {
 			node := open(t, test.node)
+			must(t, node.SetWorld(test.world))
+			if test.process {
+				must(t, node.AddProcess(0, simnode.WholeGPU, 4711, 0))
+			}
 			device, err := node.DeviceGetHandleByIndex(0)
 			must(t, err)
-			if err := node.SetMIG(0, true); returned(err) != test.want {
-				t.Fatalf("SetMIG: %v, want %s", err, test.want)
-			}
-			current, pending, err := node.DeviceGetMigMode(device)
-			if test.want != nvml.Success {
-				if returned(err) != nvml.NotSupported {
-					t.Errorf("mode: %v, want NOT_SUPPORTED", err)
+			activation, err := node.DeviceSetMigMode(device, true)
+			must(t, err)
+			expect := func(when string, want nvml.MIGMode) {
+				t.Helper()
+				device, err := node.DeviceGetHandleByIndex(0)
+				must(t, err)
+				if got, err := node.DeviceGetMigMode(device); got != want || err != nil {
+					t.Errorf("%s the mode is %+v, %v, want %+v", when, got, err, want)
 				}
-				return
 			}
-			if current != test.now || !pending || err != nil {
-				t.Errorf("mode now %t, pending %t, %v", current, pending, err)
+			if activation != test.activation {
+				t.Errorf("activation %s, want %s", activation, test.activation)
 			}
+			expect("after the call", test.now)
 			must(t, node.Heal(0))
-			if !scan(t, node)[0].MIG {
-				t.Error("MIG is off after a reset")
-			}
+			expect("after a reset", test.afterReset)
+			node.Reboot()
+			expect("after a reboot", test.rebooted)
 		})
+	}
+	node := open(t, "t4")
+	if err := nvmltest.SetMIG(node, 0, true); returned(err) != nvml.NotSupported {
+		t.Errorf("a GPU without MIG: %v", err)
 	}
 }
 
-// TestProfileNumbers holds that NVML's enumeration and the published profile
+// TestMinorNumbers checks that device nodes are not numbered like GPUs, and that in one
+// world a change of MIG mode moves them, to a number that another GPU had.
+func TestMinorNumbers(t *testing.T) {
+	for world, want := range map[string][]int{"": {1, 0}, "moving-minors": {2, 1}} {
+		node := open(t, "a100-40x2")
+		must(t, node.SetWorld(world))
+		var got []int
+		for gpu := range 2 {
+			must(t, nvmltest.SetMIG(node, gpu, true))
+		}
+		for _, gpu := range scan(t, node) {
+			got = append(got, gpu.Minor)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("world %q: minor numbers %v, want %v", world, got, want)
+		}
+	}
+}
+
+// TestUnprivileged holds which calls are refused without the rights over MIG: those for
+// instances, and those of a GPU with MIG that answer for all its instances. Events of
+// partitions do not come.
+func TestUnprivileged(t *testing.T) {
+	node := open(t, "mixed") // GPU 0 is whole, GPU 2 partitioned.
+	must(t, node.SetWorld("unprivileged"))
+	whole, err := node.DeviceGetHandleByIndex(0)
+	must(t, err)
+	parent, err := node.DeviceGetHandleByIndex(2)
+	must(t, err)
+	partition, err := node.DeviceGetMigDeviceHandleByIndex(parent, 0)
+	must(t, err)
+	_, ofWhole := node.DeviceGetMemoryInfo(whole)
+	_, ofParent := node.DeviceGetMemoryInfo(parent)
+	_, ofPartition := node.DeviceGetMemoryInfo(partition)
+	_, processes := node.DeviceGetComputeRunningProcesses(parent)
+	_, processesOfPartition := node.DeviceGetComputeRunningProcesses(partition)
+	_, instance := node.DeviceGetGpuInstanceById(parent, 1)
+	_, mode := node.DeviceSetMigMode(whole, true)
+	for what, err := range map[string]error{"memory": ofParent, "processes": processes, "instance": instance, "mode": mode} {
+		if returned(err) != nvml.NoPermission {
+			t.Errorf("%s: %v, want NO_PERMISSION", what, err)
+		}
+	}
+	for what, err := range map[string]error{"memory of a whole GPU": ofWhole, "of a partition": ofPartition, "its processes": processesOfPartition} {
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	set := listen(t, node)
+	must(t, node.XID(2, 94, 1, 0))
+	must(t, node.XID(2, 95, nvml.WholeGPU, nvml.WholeGPU))
+	if event, err := node.EventSetWait(set, time.Minute); event.Data != 95 || err != nil {
+		t.Errorf("event %+v, %v, want that of the whole GPU alone", event, err)
+	}
+}
+
+// TestCodes holds codes by which a driver says that a GPU or an instance does not have
+// something.
+func TestCodes(t *testing.T) {
+	node := open(t, "mixed") // GPU 2 has instances, GPU 4 is a T4.
+	handle := func(gpu int) nvml.Device {
+		t.Helper()
+		device, err := node.DeviceGetHandleByIndex(gpu)
+		must(t, err)
+		return device
+	}
+	parent, whole := handle(2), handle(4)
+	instance, err := node.DeviceGetGpuInstanceById(parent, 1)
+	must(t, err)
+	_, rows := node.DeviceGetRemappedRows(parent)
+	_, partition := node.DeviceGetMigDeviceHandleByIndex(whole, 0)
+	_, placements := node.DeviceGetGpuInstancePossiblePlacements(whole, eighth1g)
+	_, computes := node.GpuInstanceGetComputeInstances(instance, 4) // 7 slices.
+	for what, err := range map[string]error{"rows": rows, "MIG device": partition, "placements": placements, "compute instances": computes} {
+		if returned(err) != nvml.NotSupported {
+			t.Errorf("%s: %v, want NOT_SUPPORTED", what, err)
+		}
+	}
+	if rows, err := node.DeviceGetRemappedRows(handle(1)); err != nil {
+		t.Errorf("rows of a GPU without instances: %+v, %v", rows, err)
+	}
+	// A handle that was used for something that is gone is none.
+	for _, c := range node.GPUs()[2].Partitions {
+		must(t, nvmltest.DestroyComputeInstance(node, 2, c.GPUInstance, c.ComputeInstance))
+	}
+	must(t, node.GpuInstanceDestroy(instance))
+	if _, err := node.GpuInstanceGetInfo(instance); returned(err) != nvml.InvalidArgument {
+		t.Errorf("a destroyed instance: %v", err)
+	}
+}
+
+// TestClientAndOwnPIDs checks that another program keeps instances from being destroyed,
+// and that processes of other PID namespaces are in no list although they do, too.
+func TestClientAndOwnPIDs(t *testing.T) {
+	node := open(t, "a100-40+all-1g.5gb")
+	must(t, node.SetWorld("client=dcgm"))
+	if err := nvmltest.DestroyComputeInstance(node, 0, 1, 0); returned(err) != nvml.InUse {
+		t.Errorf("with a client: %v", err)
+	}
+	must(t, node.SetWorld("own-pids"))
+	must(t, node.AddProcess(0, 0, 4711, 0))
+	device, err := node.DeviceGetHandleByIndex(0)
+	must(t, err)
+	if processes, err := node.DeviceGetComputeRunningProcesses(device); len(processes) != 0 || err != nil {
+		t.Errorf("processes %v, %v", processes, err)
+	}
+	if err := nvmltest.DestroyComputeInstance(node, 0, 1, 0); returned(err) != nvml.InUse {
+		t.Errorf("with a process that is not listed: %v", err)
+	}
+}
+
+// TestProfileNumbers checks that NVML's enumeration and the published profile
 // IDs are two things, with holes and an end.
 func TestProfileNumbers(t *testing.T) {
 	node := open(t, "dgx-a100")

@@ -13,88 +13,111 @@ import (
 // Node is a simulated node, and the nvml.Library of its driver. All methods may
 // be called from any goroutine.
 //
-// Methods that name a board take its index in the driver's enumeration at that
-// moment; one out of range is an error that tells the range.
+// Methods that name a GPU take its current index in the driver's enumeration;
+// the error for one out of range names the range.
 type Node struct {
+	// Library has the calls of the node's driver.
+	nvml.Library
 	name string
+	// worlds are those of SetWorld.
+	worlds []string
 
 	mu sync.Mutex
-	// boards are by enumeration index; pulled have been taken out of the node.
-	boards, pulled []*board
-	// made is the number of boards ever made, handles that of handles.
-	made    int
-	handles uint64
-	devices map[nvml.Device]target
-	sets    map[nvml.EventSet]*eventSet
-	// opened is NVML's count of Init less Shutdown.
-	opened  int
-	scripts []*script
-	calls   map[string]int
-	// containers are of the processes that run in one, by PID.
+	// gpus are by enumeration index; removed are no longer in the node.
+	gpus, removed []*simGPU
+	// gpusMade and handlesMade count what was ever made.
+	gpusMade    int
+	handlesMade uint64
+	targets     map[uint64]target
+	sets        map[nvml.EventSet]*eventSet
+	// opened is the number of Init calls less that of Shutdown calls.
+	opened int
+	faults []*injectedFault
+	calls  map[string]int
+	// driver has room for the call that nothing else may go beside; see Fault.Delay.
+	driver chan struct{}
+	// containers are those that processes run in, by PID.
 	containers map[int]sharing.Container
-	// news is closed, and replaced, when a wait for events may have an answer.
-	news chan struct{}
+	// eventsChanged is closed and replaced whenever an EventSetWait may return.
+	eventsChanged chan struct{}
 }
-
-var _ nvml.Library = (*Node)(nil)
 
 func newNode(name string) *Node {
-	return &Node{
-		name:    name,
-		devices: map[nvml.Device]target{},
-		sets:    map[nvml.EventSet]*eventSet{},
-		calls:   map[string]int{},
-
-		containers: map[int]sharing.Container{},
-		news:       make(chan struct{}),
+	n := &Node{
+		name: name, targets: map[uint64]target{}, sets: map[nvml.EventSet]*eventSet{},
+		calls: map[string]int{}, containers: map[int]sharing.Container{}, eventsChanged: make(chan struct{}),
+		driver: make(chan struct{}, 1),
 	}
+	n.Library = nvml.Intercept(driver{n}, n.call)
+	return n
 }
 
-// Name is the node's name, without the suffix that cuts it.
+// Name is the node's name, without +LAYOUT.
 func (n *Node) Name() string { return n.name }
 
-// Links is the number of NVLinks that data between the two boards can use, 0
-// for none and for a board and itself. Boards on an NVSwitch reach each other
-// with all of theirs.
-func (n *Node) Links(a, b int) (int, error) {
+func (n *Node) gpu(index int) (*simGPU, error) {
+	switch {
+	case len(n.gpus) == 0:
+		return nil, fmt.Errorf("no GPU %d: the node has none", index)
+	case index < 0 || index >= len(n.gpus):
+		return nil, fmt.Errorf("no GPU %d: the node has 0 to %d", index, len(n.gpus)-1)
+	}
+	return n.gpus[index], nil
+}
+
+// insert puts the GPU into the enumeration, which is in the order of ordinals.
+func (n *Node) insert(g *simGPU) {
+	n.gpus = append(n.gpus, g)
+	slices.SortFunc(n.gpus, func(a, b *simGPU) int { return cmp.Compare(a.ordinal, b.ordinal) })
+}
+
+// GPU is the true state of a GPU, whatever its driver answers.
+type GPU struct {
+	UUID string
+	// Index is that of the driver's enumeration, -1 for a removed GPU.
+	Index int
+	// MIG is the mode in force.
+	MIG bool
+	// Lost says that the GPU has fallen off the bus.
+	Lost bool
+	// Partitions are in the order of their MIG device indexes; nil for none.
+	Partitions []Partition
+}
+
+// Partition is a MIG device of a GPU.
+type Partition struct {
+	UUID string
+	// Profile is as nvidia-smi writes it: "1g.5gb".
+	Profile string
+	// GPUInstance and ComputeInstance are its IDs on the GPU.
+	GPUInstance, ComputeInstance int
+}
+
+// GPUs are all GPUs, removed ones too, in the order of their creation. The result
+// shares no memory with the node.
+func (n *Node) GPUs() []GPU {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	from, err := n.board(a)
-	if err != nil {
-		return 0, err
+	all := slices.Concat(n.gpus, n.removed)
+	slices.SortFunc(all, func(a, b *simGPU) int { return cmp.Compare(a.ordinal, b.ordinal) })
+	gpus := make([]GPU, len(all))
+	for i, g := range all {
+		gpus[i] = GPU{
+			UUID: g.uuid, Index: slices.Index(n.gpus, g), MIG: g.mig, Lost: g.lost,
+			Partitions: g.partitions(),
+		}
 	}
-	to, err := n.board(b)
-	if err != nil || from == to {
-		return 0, err
+	return gpus
+}
+
+func (g *simGPU) partitions() []Partition {
+	computes := g.computes()
+	slices.SortFunc(computes, func(a, b *computeInstance) int { return cmp.Compare(a.index, b.index) })
+	var partitions []Partition
+	for _, c := range computes {
+		partitions = append(partitions, Partition{
+			UUID: c.uuid, Profile: c.profile().String(), GPUInstance: c.instance.id, ComputeInstance: c.id,
+		})
 	}
-	return min(from.links, to.links), nil
-}
-
-// board is the board at the index.
-func (n *Node) board(index int) (*board, error) {
-	switch {
-	case len(n.boards) == 0:
-		return nil, fmt.Errorf("no GPU %d: the node has none", index)
-	case index < 0 || index >= len(n.boards):
-		return nil, fmt.Errorf("no GPU %d: the node has 0 to %d", index, len(n.boards)-1)
-	}
-	return n.boards[index], nil
-}
-
-// plug puts the board into the enumeration, which goes by the bus.
-func (n *Node) plug(b *board) {
-	n.boards = append(n.boards, b)
-	slices.SortFunc(n.boards, func(a, b *board) int { return cmp.Compare(a.ordinal, b.ordinal) })
-}
-
-// handle makes a number that no handle had before.
-func (n *Node) handle() uint64 {
-	n.handles++
-	return n.handles
-}
-
-// wake lets the waits for events look again.
-func (n *Node) wake() {
-	close(n.news)
-	n.news = make(chan struct{})
+	return partitions
 }

@@ -8,10 +8,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/nvmltest"
 )
 
 // open makes a node with its driver open.
@@ -64,7 +65,7 @@ func TestNewErrors(t *testing.T) {
 		{"dgx-a100+all-1g.6gb", []string{"A100-SXM4-40GB", "1g.6gb", "1g.5gb"}},
 		{"dgx-a100+7", []string{`"7"`, "all-balanced"}},
 		{"dgx-a100+", []string{"all-balanced"}},
-		{"empty+all-balanced", []string{"no board to cut"}},
+		{"empty+all-balanced", []string{"no GPU that could be partitioned"}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -81,8 +82,8 @@ func TestNewErrors(t *testing.T) {
 	}
 }
 
-// TestUUIDs holds that UUIDs are well formed, each another, the same every time,
-// and not changed by a cut.
+// TestUUIDs checks that UUIDs are well formed, unique, the same every time,
+// and not changed by a MIG layout.
 func TestUUIDs(t *testing.T) {
 	form := regexp.MustCompile(`^(GPU|MIG)-[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
 	seen := map[string]string{}
@@ -101,10 +102,10 @@ func TestUUIDs(t *testing.T) {
 			}
 		}
 	}
-	cut, err := simnode.New("dgx-a100+all-balanced")
+	partitioned, err := simnode.New("dgx-a100+all-balanced")
 	must(t, err)
-	if gpu := scan(t, cut)[3]; seen[gpu.UUID] != "dgx-a100" {
-		t.Errorf("the cut node's GPU 3 is not the uncut one's")
+	if gpu := scan(t, partitioned)[3]; seen[gpu.UUID] != "dgx-a100" {
+		t.Errorf("GPU 3 has another UUID with MIG")
 	}
 }
 
@@ -113,40 +114,40 @@ func TestLoadExample(t *testing.T) {
 	must(t, err)
 	node, err := simnode.Load("testdata/lab.yaml", data)
 	must(t, err)
-	type board struct {
+	type gpuFacts struct {
 		Model      string
 		NUMANode   int
 		MIG        bool
 		Partitions int
 	}
-	var got []board
+	var got []gpuFacts
 	for _, gpu := range scan(t, node) {
-		got = append(got, board{gpu.Model, gpu.NUMANode, gpu.MIG, len(gpu.Partitions)})
+		got = append(got, gpuFacts{gpu.Model, gpu.NUMANode, gpu.MIG, len(gpu.Partitions)})
 	}
-	want := []board{
+	want := []gpuFacts{
 		{"NVIDIA A100-SXM4-40GB", 0, false, 0},
 		{"NVIDIA A100-SXM4-40GB", 0, false, 0},
 		{"NVIDIA A30", 1, true, 3},
 		{"Tesla T4", -1, false, 0},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("boards (-want +got):\n%s", diff)
+		t.Errorf("GPUs (-want +got):\n%s", diff)
 	}
 }
 
 func TestLoad(t *testing.T) {
 	tests := []struct {
 		name, document string
-		// says is in the error; without it there is none, and so many boards.
-		says   string
-		boards int
+		// says is in the error; without it there is none, and so many GPUs.
+		says string
+		gpus int
 	}{
 		{"nothing", "", "", 0},
-		{"one board", "boards: [{model: t4}]", "", 1},
-		{"some boards", "boards: [{model: t4, count: 3}, {model: h100}]", "", 4},
+		{"one GPU", "boards: [{model: t4}]", "", 1},
+		{"some GPUs", "boards: [{model: t4, count: 3}, {model: h100}]", "", 4},
 		{"unknown model", "boards: [{model: t4}, {model: t5}]", `lab.yaml: boards[1].model: "t5" is none of a100-40`, 0},
 		{"no model", "boards: [{count: 1}]", `boards[0].model: ""`, 0},
-		{"no board", "boards: [{model: t4, count: 0}]", "boards[0].count: 0", 0},
+		{"no GPU", "boards: [{model: t4, count: 0}]", "boards[0].count: 0", 0},
 		{"too many", "boards: [{model: t4, count: 40}, {model: t4, count: 40}]", "boards: 80 are more than 64", 0},
 		{"bad NUMA node", "boards: [{model: t4, numaNode: -2}]", "boards[0].numaNode: -2", 0},
 		{"bad layout", "boards: [{model: a30}, {model: a30, layout: all-9g.9gb}]", "boards[1].layout: NVIDIA A30", 0},
@@ -154,6 +155,8 @@ func TestLoad(t *testing.T) {
 		{"unknown field at the top", "gpus: []", "gpus", 0},
 		{"wrong type", "boards: [{model: t4, count: many}]", "count", 0},
 		{"no YAML", "boards: [", "lab.yaml", 0},
+		{"a world", "{world: 'passthrough,client=dcgm', boards: [{model: t4}]}", "", 1},
+		{"unknown world", "{world: moon, boards: [{model: t4}]}", `lab.yaml: world: no world "moon": there are unprivileged, passthrough, client=NAME`, 0},
 		{"two problems", "boards: [{model: x}, {model: t4, count: 99}]", "boards[1].count: 99", 0},
 	}
 	for _, test := range tests {
@@ -166,8 +169,8 @@ func TestLoad(t *testing.T) {
 				return
 			}
 			must(t, err)
-			if got := len(scan(t, node)); got != test.boards || node.Name() != "lab" {
-				t.Errorf("%d boards on %s, want %d on lab", got, node.Name(), test.boards)
+			if got := len(scan(t, node)); got != test.gpus || node.Name() != "lab" {
+				t.Errorf("%d GPUs on %s, want %d on lab", got, node.Name(), test.gpus)
 			}
 		})
 	}
@@ -205,33 +208,7 @@ func FuzzNew(f *testing.F) {
 	})
 }
 
-func TestLinks(t *testing.T) {
-	tests := []struct {
-		node       string
-		a, b, want int
-	}{
-		{"dgx-a100", 0, 7, 12},
-		{"dgx-h100", 3, 4, 18},
-		{"dgx-h100", 3, 3, 0},
-		{"mixed", 0, 1, 12},
-		{"mixed", 0, 5, 0},
-		{"l40sx8", 0, 1, 0},
-	}
-	for _, test := range tests {
-		node, err := simnode.New(test.node)
-		must(t, err)
-		if got, err := node.Links(test.a, test.b); got != test.want || err != nil {
-			t.Errorf("%s: Links(%d, %d) = %d, %v, want %d", test.node, test.a, test.b, got, err, test.want)
-		}
-	}
-	node, err := simnode.New("t4")
-	must(t, err)
-	if _, err := node.Links(0, 1); err == nil || !strings.Contains(err.Error(), "no GPU 1: the node has 0 to 0") {
-		t.Errorf("Links to a board that there is not: %v", err)
-	}
-}
-
-// TestUninitialized holds that nothing answers before Init and after Shutdown.
+// TestUninitialized checks that all calls fail before Init and after Shutdown.
 func TestUninitialized(t *testing.T) {
 	node, err := simnode.New("t4")
 	must(t, err)
@@ -245,5 +222,42 @@ func TestUninitialized(t *testing.T) {
 	must(t, node.Shutdown())
 	if err := node.Shutdown(); !errors.Is(err, nvml.Uninitialized) {
 		t.Errorf("Shutdown twice: %v", err)
+	}
+}
+
+func TestGPUs(t *testing.T) {
+	n, err := simnode.New("a30x4+all-2g.12gb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Init(); err != nil {
+		t.Fatal(err)
+	}
+	before := n.GPUs()
+	if err := n.Lose(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Remove(1); err != nil {
+		t.Fatal(err)
+	}
+	// The GPU after it has moved up.
+	if err := nvmltest.DestroyComputeInstance(n, 1, 1, 0); err != nil {
+		t.Fatal(err)
+	}
+	want := n.GPUs()
+	copy(want, before)
+	want[0].Lost = true
+	want[1].Index = -1
+	want[2].Index, want[2].Partitions = 1, before[2].Partitions[1:]
+	want[3].Index = 2
+	if diff := cmp.Diff(want, n.GPUs()); diff != "" {
+		t.Error(diff)
+	}
+	first := simnode.GPU{MIG: true, Partitions: []simnode.Partition{
+		{Profile: "2g.12gb", GPUInstance: 1}, {Profile: "2g.12gb", GPUInstance: 2},
+	}}
+	uuids := cmpopts.IgnoreFields(simnode.Partition{}, "UUID")
+	if diff := cmp.Diff(first, before[0], uuids, cmpopts.IgnoreFields(simnode.GPU{}, "UUID")); diff != "" {
+		t.Error(diff)
 	}
 }

@@ -1,58 +1,62 @@
 package simnode
 
 import (
-	"cmp"
+	"bytes"
+	"crypto/sha256"
+	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
+	"path"
 	"slices"
+	"strconv"
+	"time"
 
 	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/sharing"
 )
 
-// WholeGPU as a MIG device index means the board itself.
+// WholeGPU as a MIG device index means the GPU itself.
 const WholeGPU = -1
 
-// AddProcess lets a process use the board, or the MIG device at the index, and
+// AddProcess starts a process on the GPU, or on the MIG device at the index, with
 // so many bytes of its memory. A partition with a process cannot be destroyed.
 func (n *Node) AddProcess(gpu, device, pid int, bytes uint64) error {
 	return n.changeProcesses(gpu, device, func(list []nvml.Process) ([]nvml.Process, error) {
-		if slices.ContainsFunc(list, func(p nvml.Process) bool { return p.PID == pid }) {
+		if indexOf(list, pid) >= 0 {
 			return nil, fmt.Errorf("process %d is there already", pid)
 		}
 		return append(list, nvml.Process{PID: pid, Memory: bytes}), nil
 	})
 }
 
-// RemoveProcess ends the process's use.
+// RemoveProcess ends the process there.
 func (n *Node) RemoveProcess(gpu, device, pid int) error {
-	err := n.changeProcesses(gpu, device, func(list []nvml.Process) ([]nvml.Process, error) {
-		at := slices.IndexFunc(list, func(p nvml.Process) bool { return p.PID == pid })
+	return n.changeProcesses(gpu, device, func(list []nvml.Process) ([]nvml.Process, error) {
+		at := indexOf(list, pid)
 		if at < 0 {
 			return nil, fmt.Errorf("process %d is not there", pid)
 		}
 		return slices.Delete(list, at, at+1), nil
 	})
-	if err == nil {
-		n.forget(gpu, pid)
-	}
-	return err
 }
 
 func (n *Node) changeProcesses(gpu, device int, change func([]nvml.Process) ([]nvml.Process, error)) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	b, err := n.board(gpu)
+	g, err := n.gpu(gpu)
 	if err != nil {
 		return err
 	}
-	list, where := &b.processes, fmt.Sprintf("GPU %d", gpu)
+	list, where := &g.processes, fmt.Sprintf("GPU %d", gpu)
 	if device != WholeGPU {
 		where = fmt.Sprintf("MIG device %d:%d", gpu, device)
-		c := b.computeAt(device)
+		c := g.computeAt(device)
 		if c == nil {
 			return fmt.Errorf("no %s", where)
 		}
 		list = &c.processes
-	} else if b.mig {
+	} else if g.mig {
 		return fmt.Errorf("%s has MIG enabled: a process needs one of its MIG devices", where)
 	}
 	changed, err := change(*list)
@@ -60,21 +64,196 @@ func (n *Node) changeProcesses(gpu, device int, change func([]nvml.Process) ([]n
 		return fmt.Errorf("%s: %w", where, err)
 	}
 	*list = changed
+	// Of a process that has ended, the utilization and the container are forgotten.
+	maps.DeleteFunc(g.utilization.percent, func(pid, _ int) bool { return indexOf(g.processes, pid) < 0 })
+	maps.DeleteFunc(n.containers, func(pid int, _ sharing.Container) bool { return !n.hasProcess(pid) })
 	return nil
 }
 
-func (b *board) allProcesses() []nvml.Process {
-	all := slices.Clone(b.processes)
-	for _, i := range b.instances {
-		for _, c := range i.computes {
-			all = append(all, c.processes...)
-		}
+func indexOf(list []nvml.Process, pid int) int {
+	return slices.IndexFunc(list, func(p nvml.Process) bool { return p.PID == pid })
+}
+
+func (g *simGPU) allProcesses() []nvml.Process {
+	all := slices.Clone(g.processes)
+	for _, c := range g.computes() {
+		all = append(all, c.processes...)
 	}
 	return all
 }
 
-func sortedProcesses(list []nvml.Process) []nvml.Process {
-	list = slices.Clone(list)
-	slices.SortFunc(list, func(a, b nvml.Process) int { return cmp.Compare(a.PID, b.PID) })
-	return list
+// A real driver samples the utilization of processes every sixth of a second to
+// every second (nvml.h, nvmlDeviceGetProcessUtilization), and keeps some samples.
+const (
+	samplePeriod = time.Second / 6
+	samplesKept  = 256
+)
+
+// utilization is how busy processes keep a GPU. The Node's lock guards it.
+type utilization struct {
+	// percent is by PID.
+	percent map[int]int
+	samples []nvml.ProcessSample
+	// sampled is when the last sample was taken, in microseconds.
+	sampled uint64
 }
+
+// SetUtilization has a process that is on the GPU keep so many percent of its
+// multiprocessors busy. It has no effect for MIG devices: drivers report no
+// utilization by process there.
+func (n *Node) SetUtilization(gpu, pid, percent int) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	g, err := n.gpu(gpu)
+	if err != nil {
+		return err
+	}
+	if indexOf(g.processes, pid) < 0 {
+		return fmt.Errorf("GPU %d: process %d is not there", gpu, pid)
+	}
+	if percent < 0 || percent > 100 {
+		return fmt.Errorf("GPU %d: %d is not in 0 to 100 percent", gpu, percent)
+	}
+	if g.utilization.percent == nil {
+		g.utilization.percent = map[int]int{}
+	}
+	g.utilization.percent[pid] = percent
+	return nil
+}
+
+// TakeSample has the driver sample the GPU's processes now.
+func (n *Node) TakeSample(gpu int) error {
+	return n.change(gpu, func(g *simGPU) { g.utilization.take(max(now(), g.utilization.sampled+1)) })
+}
+
+func now() uint64 { return uint64(time.Now().UnixMicro()) }
+
+// take takes a sample, in which idle processes are left out.
+func (u *utilization) take(at uint64) {
+	u.sampled = at
+	for _, pid := range slices.Sorted(maps.Keys(u.percent)) {
+		if percent := u.percent[pid]; percent > 0 {
+			u.samples = append(u.samples, nvml.ProcessSample{PID: pid, Time: at, SM: percent})
+		}
+	}
+	u.samples = u.samples[max(0, len(u.samples)-samplesKept):]
+}
+
+// since returns the samples after the time, and takes one first if it is due.
+func (u *utilization) since(lastSeen uint64) []nvml.ProcessSample {
+	if at := now(); at >= u.sampled+uint64(samplePeriod.Microseconds()) {
+		u.take(at)
+	}
+	var newer []nvml.ProcessSample
+	for _, s := range u.samples {
+		if s.Time > lastSeen {
+			newer = append(newer, s)
+		}
+	}
+	return newer
+}
+
+// total is how busy the GPU is, in percent.
+func (u *utilization) total() int {
+	sum := 0
+	for _, percent := range u.percent {
+		sum += percent
+	}
+	return min(sum, 100)
+}
+
+// SetContainer sets the container that the process runs in; the zero Container
+// stands for the host itself.
+func (n *Node) SetContainer(pid int, container sharing.Container) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if container == (sharing.Container{}) {
+		delete(n.containers, pid)
+		return
+	}
+	n.containers[pid] = container
+}
+
+// Containers are the containers of the processes by container ID, which a real
+// node gets from the API server.
+func (n *Node) Containers() (map[string]sharing.Container, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	containers := map[string]sharing.Container{}
+	for _, c := range n.containers {
+		containers[containerID(c)] = c
+	}
+	return containers, nil
+}
+
+func containerID(c sharing.Container) string {
+	return fmt.Sprintf("%x", sha256.Sum256([]byte(c.Namespace+"/"+c.Pod+"/"+c.Name)))
+}
+
+// Proc has the files of the host's /proc that tell a process's container:
+// "uptime", "self/cgroup", "1/cgroup", and "cgroup" and "stat" of the processes on
+// the GPUs. It may be read from any goroutine.
+func (n *Node) Proc() fs.FS { return proc{n} }
+
+type proc struct{ node *Node }
+
+// Open implements fs.FS.
+func (p proc) Open(name string) (fs.File, error) {
+	text, known := p.read(name)
+	switch {
+	case !fs.ValidPath(name):
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrInvalid}
+	case !known:
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+	}
+	return procFile{bytes.NewReader([]byte(text))}, nil
+}
+
+func (p proc) read(name string) (text string, known bool) {
+	switch name {
+	case "uptime":
+		return "86400.00 86400.00\n", true
+	case "self/cgroup":
+		return "0::/system.slice/virgate.service\n", true
+	case "1/cgroup":
+		return "0::/init.scope\n", true
+	}
+	directory, file := path.Split(name)
+	pid, err := strconv.Atoi(path.Clean(directory))
+	if err != nil {
+		return "", false
+	}
+	p.node.mu.Lock()
+	defer p.node.mu.Unlock()
+	if !p.node.hasProcess(pid) {
+		return "", false
+	}
+	switch file {
+	case "stat":
+		return fmt.Sprintf("%d (work) S 1 %[1]d %[1]d 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 100 0 0\n", pid), true
+	case "cgroup":
+		return p.node.cgroup(pid), true
+	}
+	return "", false
+}
+
+// hasProcess says that the process is on a GPU.
+func (n *Node) hasProcess(pid int) bool {
+	return slices.ContainsFunc(n.gpus, func(g *simGPU) bool { return indexOf(g.allProcesses(), pid) >= 0 })
+}
+
+func (n *Node) cgroup(pid int) string {
+	c, ok := n.containers[pid]
+	if !ok {
+		return "0::/user.slice/user-1000.slice/session-1.scope\n"
+	}
+	id := containerID(c)
+	return fmt.Sprintf("0::/kubepods.slice/kubepods-pod%s_%s_%s_%s_%s.slice/cri-containerd-%s.scope\n",
+		id[:8], id[8:12], id[12:16], id[16:20], id[20:32], id)
+}
+
+// procFile is a file of proc, which is only read.
+type procFile struct{ *bytes.Reader }
+
+func (procFile) Close() error               { return nil }
+func (procFile) Stat() (fs.FileInfo, error) { return nil, errors.ErrUnsupported }

@@ -21,7 +21,7 @@ const Name = "virgate_state.json"
 // formatVersion is raised when an older program could not read the file right.
 const formatVersion = 1
 
-// maxSize is more than any node's state; a larger file is not ours.
+// maxSize is more than the state of any node needs; a larger file is not ours.
 const maxSize = 64 << 20
 
 // envelope is the file's form.
@@ -36,13 +36,13 @@ type envelope struct {
 type File struct {
 	path string
 	log  *slog.Logger
-	// sync brings a directory to the disk.
+	// sync is (*os.File).Sync, which tests replace.
 	sync func(*os.File) error
 
 	mu       sync.Mutex
 	sections map[string]json.RawMessage
-	// trouble is the last write's error; nil before the first.
-	trouble atomic.Pointer[error]
+	// writeError is the last write's error; nil before the first.
+	writeError atomic.Pointer[error]
 }
 
 // NewFile is the file in dir, not read yet.
@@ -108,8 +108,7 @@ func parse(data []byte) (map[string]json.RawMessage, error) {
 	return sections, nil
 }
 
-// Read fills value from the section; false when there is none. A section that
-// does not fit value is an error.
+// Read fills value from the section; false without one. Not to fit value is an error.
 func (f *File) Read(section string, value any) (bool, error) {
 	f.mu.Lock()
 	raw, ok := f.sections[section]
@@ -123,19 +122,17 @@ func (f *File) Read(section string, value any) (bool, error) {
 	return true, nil
 }
 
-// Write makes value the section's content and returns when it is on disk. On
-// an error the file is as before, or it has value and a power cut may take that
-// back: a disk that fails at the last step does not say which. The next Write
-// tries again with all.
+// Write makes value the section's content and returns when it is on disk. After an error
+// the file is as before, or has the value but a power cut may undo that: a disk that
+// fails at the last step does not say which. The next Write writes all sections again.
 func (f *File) Write(section string, value any) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.write(section, value)
 }
 
-// writeOrForget is Write, but an error takes value back: it is not in the file,
-// and no later Write brings it along.
-func (f *File) writeOrForget(section string, value any) error {
+// WriteOrForget is Write, but after an error no later Write brings value along.
+func (f *File) WriteOrForget(section string, value any) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	before, had := f.sections[section]
@@ -152,7 +149,7 @@ func (f *File) writeOrForget(section string, value any) error {
 	return err
 }
 
-// write is for whoever holds mu.
+// write is called with mu locked.
 func (f *File) write(section string, value any) error {
 	raw, err := json.Marshal(value)
 	if err != nil {
@@ -165,19 +162,18 @@ func (f *File) write(section string, value any) error {
 	return nil
 }
 
-// Trouble says why the last write failed, and with it what the next run may not
-// find; nil when it did not, and before the first. It does not wait for a write
-// that is under way.
-func (f *File) Trouble() error {
-	if err := f.trouble.Load(); err != nil {
+// WriteError says why the last write failed, so that the next run may not find what was
+// to be kept; nil when it succeeded, and before the first. It waits for no write.
+func (f *File) WriteError() error {
+	if err := f.writeError.Load(); err != nil {
 		return *err
 	}
 	return nil
 }
 
-// put brings the file to the sections, for whoever holds mu.
+// put writes the sections to the file; it is called with mu locked.
 func (f *File) put() (err error) {
-	defer func() { f.trouble.Store(&err) }()
+	defer func() { f.writeError.Store(&err) }()
 	data, err := f.text()
 	if err != nil {
 		return err
@@ -185,29 +181,60 @@ func (f *File) put() (err error) {
 	return replace(f.path, data, f.sync)
 }
 
-// text is the file's content, an envelope. The sections are JSON already, and
-// with thousands of devices a megabyte of it: json.Marshal would read through
-// them twice more to find nothing to change.
-func (f *File) text() ([]byte, error) {
-	names := slices.Sorted(maps.Keys(f.sections))
-	size := 2
-	for _, name := range names {
-		size += len(name) + len(f.sections[name]) + 16
-	}
-	sections := append(make([]byte, 0, size), '{')
-	for i, name := range names {
+// text is the file's content, an envelope, in pieces. It is put together by hand because the
+// sections are JSON already: json.Marshal would read and copy what may be a megabyte.
+func (f *File) text() ([][]byte, error) {
+	text := [][]byte{nil, []byte("{")}
+	for i, name := range slices.Sorted(maps.Keys(f.sections)) {
 		key, err := json.Marshal(name)
 		if err != nil {
 			return nil, err
 		}
 		if i > 0 {
-			sections = append(sections, ',')
+			key = slices.Concat([]byte(","), key)
 		}
-		sections = append(append(sections, key...), ':')
-		sections = append(sections, f.sections[name]...)
+		text = append(text, key, []byte(":"), f.sections[name])
 	}
-	sections = append(sections, '}')
-	const frame = 64 // More than stands around them.
-	text := fmt.Appendf(make([]byte, 0, len(sections)+frame), `{"version":%d,"checksum":%d,"sections":`, formatVersion, crc32.Checksum(sections, castagnoli))
-	return append(append(text, sections...), "}\n"...), nil
+	text = append(text, []byte("}"))
+	checksum := uint32(0)
+	for _, piece := range text {
+		checksum = crc32.Update(checksum, castagnoli, piece)
+	}
+	text[0] = fmt.Appendf(nil, `{"version":%d,"checksum":%d,"sections":`, formatVersion, checksum)
+	return append(text, []byte("}\n")), nil
+}
+
+// errNotSynced says that a file was replaced, but a power cut may bring back the old one.
+var errNotSynced = errors.New("replaced, but its directory is not on disk")
+
+// replace replaces the file at path atomically: after a crash at any moment there is
+// either the old file or the new one. It returns when the new one is on disk. After
+// an error the old file is still there; after errNotSynced it is the new one.
+func replace(path string, data [][]byte, sync func(*os.File) error) (err error) {
+	// Opened first, so that nothing has changed when there is no descriptor left.
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }() // It was only read.
+	temporary, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
+	if err != nil {
+		return err
+	}
+	for i := 0; i < len(data) && err == nil; i++ {
+		_, err = temporary.Write(data[i])
+	}
+	if err == nil {
+		err = temporary.Sync()
+	}
+	if err = errors.Join(err, temporary.Close()); err == nil {
+		err = os.Rename(temporary.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(temporary.Name()))
+	}
+	if err := sync(dir); err != nil {
+		return fmt.Errorf("%w: %w", errNotSynced, err)
+	}
+	return nil
 }

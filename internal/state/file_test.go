@@ -3,10 +3,12 @@ package state
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -129,4 +131,58 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestDirectoryNotSynced holds what is told of a disk that fails at the last
+// step: what was written is there, but what WriteOrForget wrote is taken back.
+func TestDirectoryNotSynced(t *testing.T) {
+	dir := t.TempDir()
+	broken := syscall.EIO
+	file := NewFile(dir, discard())
+	if err := file.WriteOrForget("b", 1); err != nil {
+		t.Fatal(err)
+	}
+	file.sync = func(*os.File) error { return broken }
+	if err := file.Write("a", "new"); !errors.Is(err, errNotSynced) || !errors.Is(err, broken) {
+		t.Errorf("error %v", err)
+	}
+	if err := file.WriteOrForget("b", 2); !errors.Is(err, broken) {
+		t.Errorf("error %v", err)
+	}
+	again := NewFile(dir, discard())
+	again.Load()
+	var a string
+	if there, err := again.Read("a", &a); !there || err != nil || a != "new" {
+		t.Errorf("the section is %q, %t, %v", a, there, err)
+	}
+	var b int
+	if there, err := again.Read("b", &b); !there || err != nil || b != 1 {
+		t.Errorf("the section that is forgotten on an error is %d, %t, %v", b, there, err)
+	}
+	if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) != 1 {
+		t.Errorf("files %q, %v", left, err)
+	}
+}
+
+// TestTrouble checks that the last write counts, of whatever section.
+func TestTrouble(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "comes and goes")
+	file := NewFile(dir, discard())
+	if err := file.WriteError(); err != nil {
+		t.Errorf("before the first write: %v", err)
+	}
+	if err := file.Write("a", 1); !errors.Is(err, os.ErrNotExist) || !errors.Is(file.WriteError(), os.ErrNotExist) {
+		t.Errorf("without the directory: %v, %v", err, file.WriteError())
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := file.Write("b", 2); err != nil || file.WriteError() != nil {
+		t.Errorf("with the directory: %v, %v", err, file.WriteError())
+	}
+	again := NewFile(dir, discard())
+	again.Load()
+	if there, err := again.Read("a", new(int)); !there || err != nil {
+		t.Errorf("what could not be written was not brought along: %t, %v", there, err)
+	}
 }

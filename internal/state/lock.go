@@ -13,22 +13,19 @@ import (
 // LockName is the lock file's name in the device-plugins directory.
 const LockName = "virgate.lock"
 
-// lockInterval is how often a waiting program tries; a successor takes over
-// that quickly. (A blocking flock could not be given up at exit.)
+// lockInterval is how often a waiting program tries to get the lock, and so how soon
+// it takes over. (A blocking flock could not be cancelled at exit.)
 const lockInterval = 5 * time.Millisecond
 
-// Lock is held by the one Virgate that serves a device-plugins directory. The
-// system lets go of it when the process ends, however that happens.
+// Lock is held by the one Virgate that serves a device-plugins directory. The kernel
+// releases it when the process ends, however that happens.
 type Lock struct{ file *os.File }
 
-// Acquire waits for the lock in dir, which need not exist yet. waiting is
-// called with each new reason for it: ErrLocked, or why the lock cannot be had.
-// Acquire fails only when ctx ends.
+// Acquire waits for the lock in dir, which need not exist yet. It calls waiting with each
+// new reason to wait: ErrLocked, or a file system's error. It fails only when ctx ends.
 func Acquire(ctx context.Context, dir string, waiting func(err error)) (*Lock, error) {
-	tick := time.NewTicker(lockInterval)
-	defer tick.Stop()
 	said := ""
-	for {
+	for tick := time.Tick(lockInterval); ; {
 		lock, err := tryLock(filepath.Join(dir, LockName))
 		if err == nil {
 			return lock, nil
@@ -40,7 +37,7 @@ func Acquire(ctx context.Context, dir string, waiting func(err error)) (*Lock, e
 		select {
 		case <-ctx.Done():
 			return nil, fmt.Errorf("wait for the lock in %s: %w", dir, ctx.Err())
-		case <-tick.C:
+		case <-tick:
 		}
 	}
 }

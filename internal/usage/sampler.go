@@ -1,3 +1,12 @@
+// Package usage finds out in which containers the processes on the GPUs run.
+//
+// The driver names processes by their IDs on the host. A process's cgroup has the ID
+// of its container, and the pods of this node say whose container that is. This needs
+// the host's /proc. Without the host's process IDs nothing is attributed, and that is
+// reported, so no process is taken for another.
+//
+// The package only reads; package sharing evaluates the result. Read sampler.go first,
+// then process.go.
 package usage
 
 import (
@@ -10,19 +19,16 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Meter reads how the boards are used. Sampler calls it from one goroutine.
+// Meter reads how the GPUs are used. Sampler calls it from one goroutine.
 type Meter interface {
-	// Read returns the boards that can be read, by UUID, and what is wrong with
-	// the others.
-	Read(ctx context.Context) ([]sharing.BoardUse, error)
+	// Read returns the GPUs that can be read, by UUID, and the errors of the others.
+	Read(ctx context.Context) ([]sharing.GPUUtilization, error)
 }
 
-// Containers tell which containers run on this node. Sampler calls it from one
-// goroutine, and it must answer from memory.
+// Containers knows this node's containers. One goroutine calls it; it must not wait.
 type Containers interface {
-	// Containers returns the containers by ID, without the runtime's "://"
-	// prefix, and the error that keeps them unknown, and then nil, or as they were
-	// last seen. What it returns is not changed by either side.
+	// Containers returns the containers by ID without the runtime's "://" prefix. With an
+	// error they are nil, or the last known. Neither side changes the map.
 	Containers() (map[string]sharing.Container, error)
 }
 
@@ -31,50 +37,50 @@ type Options struct {
 	Meter Meter
 	// Proc is the host's /proc.
 	Proc fs.FS
-	// Containers may be nil; nothing is attributed then.
+	// Containers may be nil; then nothing is attributed.
 	Containers Containers
 	Logger     *slog.Logger
 }
 
-// Sampler measures the use of the boards by process, with the container of each
-// process. One goroutine uses it.
+// Sampler measures the GPUs' use by process and container. It is for one goroutine.
 type Sampler struct {
 	options Options
 	log     *slog.Logger
-	cgroups cgroups
-	// said is what was last logged of each stage.
-	said map[sharing.UseStage]string
+	// logged is the last logged error of each stage.
+	logged map[sharing.AttributionStage]string
 }
 
 // NewSampler returns a sampler that has measured nothing yet.
 func NewSampler(options Options) *Sampler {
 	return &Sampler{
 		options: options, log: options.Logger.With("component", "usage"),
-		cgroups: newCgroups(), said: map[sharing.UseStage]string{},
+		logged: map[sharing.AttributionStage]string{},
 	}
 }
 
-// ErrNoContainers says that nobody tells which containers run on the node.
+// ErrNoContainers says that the containers on the node are unknown.
 var ErrNoContainers = errors.New("the containers of this node are not watched")
 
-// Measure measures now. It never fails: what could not be read is missing, and
-// counted. It returns at the latest a few seconds later, and at once when ctx
-// ends.
+// Measure measures now. It does not fail: what could not be read is left out and
+// counted. It returns within a few seconds, and at once when ctx ends.
 func (s *Sampler) Measure(ctx context.Context) sharing.Measurement {
-	m := sharing.Measurement{Errors: map[sharing.UseStage]int{}}
+	m := sharing.Measurement{Errors: map[sharing.AttributionStage]int{}}
 	before := uptime(s.options.Proc)
 	var err error
-	m.Boards, err = s.options.Meter.Read(ctx)
+	m.GPUs, err = s.options.Meter.Read(ctx)
 	s.note(&m, sharing.StageDriver, err)
 
-	containers, err := s.containers()
+	containers, err := map[string]sharing.Container(nil), ErrNoContainers
+	if s.options.Containers != nil {
+		containers, err = s.options.Containers.Containers()
+	}
 	s.note(&m, sharing.StagePods, err)
-	certain, foreign := seesHost(s.options.Proc, s.cgroups)
+	certain, foreign := checkHostPIDs(s.options.Proc)
 	if err != nil && containers == nil || foreign != nil {
 		s.note(&m, sharing.StageProcess, foreign)
 		return m
 	}
-	owners, absent, unreadable := s.owners(m.Boards, containers, before)
+	owners, absent, unreadable := s.owners(m.GPUs, containers, before)
 	if absent > 0 && absent == len(owners) && !certain {
 		s.note(&m, sharing.StageProcess, fmt.Errorf("no process that the driver names is in /proc: %w", errForeign))
 		return m
@@ -84,19 +90,12 @@ func (s *Sampler) Measure(ctx context.Context) sharing.Measurement {
 	return m
 }
 
-func (s *Sampler) containers() (map[string]sharing.Container, error) {
-	if s.options.Containers == nil {
-		return nil, ErrNoContainers
-	}
-	return s.options.Containers.Containers()
-}
-
-// owners looks at each process once, and counts those that it could not read and
-// those among them that are not in /proc.
-func (s *Sampler) owners(boards []sharing.BoardUse, containers map[string]sharing.Container, at ticks) (owners map[int]sharing.Owner, absent, unreadable int) {
-	owners = map[int]sharing.Owner{}
-	for _, board := range boards {
-		for _, unit := range board.Units {
+// owners finds the owner of each process, and counts the processes that it could not
+// read and, among them, those that are not in /proc.
+func (s *Sampler) owners(gpus []sharing.GPUUtilization, containers map[string]sharing.Container, at ticks) (owners map[int]sharing.ProcessOwner, absent, unreadable int) {
+	owners = map[int]sharing.ProcessOwner{}
+	for _, gpu := range gpus {
+		for _, unit := range gpu.Units {
 			for _, process := range unit.Processes {
 				if _, looked := owners[process.PID]; looked {
 					continue
@@ -110,30 +109,30 @@ func (s *Sampler) owners(boards []sharing.BoardUse, containers map[string]sharin
 				if errors.Is(err, fs.ErrNotExist) {
 					absent++
 				}
-				owners[process.PID] = sharing.Owner{Cause: sharing.CauseUnreadable}
+				owners[process.PID] = sharing.ProcessOwner{Cause: sharing.CauseUnreadable}
 			}
 		}
 	}
 	return owners, absent, unreadable
 }
 
-func (s *Sampler) owner(cgroup string, containers map[string]sharing.Container) sharing.Owner {
-	id := s.cgroups.container(cgroup)
+func (s *Sampler) owner(cgroup string, containers map[string]sharing.Container) sharing.ProcessOwner {
+	id := containerOf(cgroup)
 	if container, known := containers[id]; known && id != "" {
-		return sharing.Owner{Container: container}
+		return sharing.ProcessOwner{Container: container}
 	}
-	return sharing.Owner{Cause: sharing.CauseNoContainer}
+	return sharing.ProcessOwner{Cause: sharing.CauseNoContainer}
 }
 
-// note counts an error, and logs it when it is a new one.
-func (s *Sampler) note(m *sharing.Measurement, stage sharing.UseStage, err error) {
+// note counts an error, and logs it if it differs from the last one.
+func (s *Sampler) note(m *sharing.Measurement, stage sharing.AttributionStage, err error) {
 	if err == nil {
-		s.said[stage] = ""
+		s.logged[stage] = ""
 		return
 	}
 	m.Errors[stage]++
-	if text := err.Error(); text != s.said[stage] {
-		s.said[stage] = text
-		s.log.Warn("use not known in full", "stage", stage, "error", err)
+	if text := err.Error(); text != s.logged[stage] {
+		s.logged[stage] = text
+		s.log.Warn("use of the GPUs only partly known", "stage", stage, "error", err)
 	}
 }

@@ -17,11 +17,11 @@ import (
 )
 
 type meter struct {
-	boards []sharing.BoardUse
-	err    error
+	gpus []sharing.GPUUtilization
+	err  error
 }
 
-func (m meter) Read(context.Context) ([]sharing.BoardUse, error) { return m.boards, m.err }
+func (m meter) Read(context.Context) ([]sharing.GPUUtilization, error) { return m.gpus, m.err }
 
 type watched struct {
 	containers map[string]sharing.Container
@@ -30,25 +30,25 @@ type watched struct {
 
 func (w watched) Containers() (map[string]sharing.Container, error) { return w.containers, w.err }
 
-// board is one with those processes.
-func board(pids ...int) []sharing.BoardUse {
+// gpu is a GPU with those processes.
+func gpu(pids ...int) []sharing.GPUUtilization {
 	unit := sharing.UnitProcesses{Unit: "GPU-a"}
 	for _, pid := range pids {
-		unit.Processes = append(unit.Processes, sharing.ProcessUse{PID: pid})
+		unit.Processes = append(unit.Processes, sharing.ProcessUtilization{PID: pid})
 	}
-	return []sharing.BoardUse{{GPU: "GPU-a", Units: []sharing.UnitProcesses{unit}}}
+	return []sharing.GPUUtilization{{GPU: "GPU-a", Units: []sharing.UnitProcesses{unit}}}
 }
 
 func text(s string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(s)} }
 
-// stat is a stat file of a process that started at the time.
+// stat is the stat file of a process that started at the time.
 func stat(start int) *fstest.MapFile {
 	return text(fmt.Sprintf("1 (work) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", start))
 }
 
 func inPod(id string) *fstest.MapFile { return text("0::/kubepods/pod" + uid + "/" + id + "\n") }
 
-// host is the /proc of a host that has been up for 100 s.
+// host is the /proc of a host 100 s after boot.
 func host() fstest.MapFS {
 	return fstest.MapFS{
 		"uptime": text("100.00 1.00\n"), "1/cgroup": text("0::/init.scope\n"), "self/cgroup": text("0::/kubepods/pod" + uid + "/" + other + "\n"),
@@ -62,66 +62,66 @@ var main = sharing.Container{Namespace: "ns", Pod: "one", Name: "main"}
 func running() watched { return watched{containers: map[string]sharing.Container{id: main}} }
 
 func TestMeasureOwners(t *testing.T) {
-	inContainer := sharing.Owner{Container: main}
-	unreadable := sharing.Owner{Cause: sharing.CauseUnreadable}
-	outside := sharing.Owner{Cause: sharing.CauseNoContainer}
+	inContainer := sharing.ProcessOwner{Container: main}
+	unreadable := sharing.ProcessOwner{Cause: sharing.CauseUnreadable}
+	outside := sharing.ProcessOwner{Cause: sharing.CauseNoContainer}
 	for _, test := range []struct {
 		name       string
 		pids       []int
 		change     func(fstest.MapFS)
 		containers Containers
-		want       map[int]sharing.Owner
-		errors     map[sharing.UseStage]int
+		want       map[int]sharing.ProcessOwner
+		errors     map[sharing.AttributionStage]int
 	}{
-		{name: "one in a container, one on the host", pids: []int{10, 11}, want: map[int]sharing.Owner{10: inContainer, 11: outside}},
-		{name: "no process", want: map[int]sharing.Owner{}},
+		{name: "one in a container, one on the host", pids: []int{10, 11}, want: map[int]sharing.ProcessOwner{10: inContainer, 11: outside}},
+		{name: "no process", want: map[int]sharing.ProcessOwner{}},
 		{
 			name: "a container that no pod has", pids: []int{10}, containers: watched{containers: map[string]sharing.Container{other: main}},
-			want: map[int]sharing.Owner{10: outside},
+			want: map[int]sharing.ProcessOwner{10: outside},
 		},
 		{
-			name: "one has ended", pids: []int{10, 12}, want: map[int]sharing.Owner{10: inContainer, 12: unreadable},
-			errors: map[sharing.UseStage]int{sharing.StageProcess: 1},
+			name: "one has ended", pids: []int{10, 12}, want: map[int]sharing.ProcessOwner{10: inContainer, 12: unreadable},
+			errors: map[sharing.AttributionStage]int{sharing.StageProcess: 1},
 		},
 		{
-			name: "all have ended, in the kernel's first namespace", pids: []int{12}, want: map[int]sharing.Owner{12: unreadable},
+			name: "all have ended, in the kernel's first namespace", pids: []int{12}, want: map[int]sharing.ProcessOwner{12: unreadable},
 			change: func(proc fstest.MapFS) {
 				proc["self/ns/pid"] = &fstest.MapFile{Data: []byte(initialNamespace), Mode: fs.ModeSymlink}
 			},
-			errors: map[sharing.UseStage]int{sharing.StageProcess: 1},
+			errors: map[sharing.AttributionStage]int{sharing.StageProcess: 1},
 		},
 		{
 			name: "the driver's IDs are of another namespace", pids: []int{12, 13},
-			errors: map[sharing.UseStage]int{sharing.StageProcess: 1},
+			errors: map[sharing.AttributionStage]int{sharing.StageProcess: 1},
 		},
 		{
-			name: "the ID went to a process that started after the driver was asked", pids: []int{10, 11}, want: map[int]sharing.Owner{10: unreadable, 11: outside},
+			name: "the ID went to a process that started after the driver was asked", pids: []int{10, 11}, want: map[int]sharing.ProcessOwner{10: unreadable, 11: outside},
 			change: func(proc fstest.MapFS) { proc["10/stat"] = stat(10001) },
-			errors: map[sharing.UseStage]int{sharing.StageProcess: 1},
+			errors: map[sharing.AttributionStage]int{sharing.StageProcess: 1},
 		},
 		{
-			name: "started in the tick in which the driver was asked", pids: []int{10}, want: map[int]sharing.Owner{10: inContainer},
+			name: "started in the tick in which the driver was asked", pids: []int{10}, want: map[int]sharing.ProcessOwner{10: inContainer},
 			change: func(proc fstest.MapFS) { proc["10/stat"] = stat(10000) },
 		},
 		{
 			name: "in a container of its own", pids: []int{10},
 			change: func(proc fstest.MapFS) { proc["1/cgroup"], proc["self/cgroup"] = text("0::/\n"), text("0::/\n") },
-			errors: map[sharing.UseStage]int{sharing.StageProcess: 1},
+			errors: map[sharing.AttributionStage]int{sharing.StageProcess: 1},
 		},
 		{
 			name: "in a pod whose containers share their processes", pids: []int{10},
 			change: func(proc fstest.MapFS) { proc["1/cgroup"] = inPod(id) },
-			errors: map[sharing.UseStage]int{sharing.StageProcess: 1},
+			errors: map[sharing.AttributionStage]int{sharing.StageProcess: 1},
 		},
 		{
 			name: "containers not followed any more", pids: []int{10, 11},
 			containers: watched{containers: map[string]sharing.Container{id: main}, err: errors.New("forbidden")},
-			want:       map[int]sharing.Owner{10: inContainer, 11: outside},
-			errors:     map[sharing.UseStage]int{sharing.StagePods: 1},
+			want:       map[int]sharing.ProcessOwner{10: inContainer, 11: outside},
+			errors:     map[sharing.AttributionStage]int{sharing.StagePods: 1},
 		},
 		{
 			name: "containers not watched", pids: []int{10}, containers: watched{err: errors.New("no")},
-			errors: map[sharing.UseStage]int{sharing.StagePods: 1},
+			errors: map[sharing.AttributionStage]int{sharing.StagePods: 1},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -133,12 +133,12 @@ func TestMeasureOwners(t *testing.T) {
 			if containers == nil {
 				containers = running()
 			}
-			sampler := NewSampler(Options{Meter: meter{boards: board(test.pids...)}, Proc: proc, Containers: containers, Logger: slog.New(slog.DiscardHandler)})
+			sampler := NewSampler(Options{Meter: meter{gpus: gpu(test.pids...)}, Proc: proc, Containers: containers, Logger: slog.New(slog.DiscardHandler)})
 			got := sampler.Measure(t.Context())
 			if diff := cmp.Diff(test.want, got.Owners); diff != "" {
 				t.Errorf("owners (-want +got):\n%s", diff)
 			}
-			for _, stage := range sharing.UseStages() {
+			for _, stage := range sharing.AttributionStages() {
 				if got.Errors[stage] != test.errors[stage] {
 					t.Errorf("errors %v, want %v", got.Errors, test.errors)
 				}
@@ -147,8 +147,7 @@ func TestMeasureOwners(t *testing.T) {
 	}
 }
 
-// reusing is a /proc in which the process's ID becomes another's while it is
-// looked at.
+// reusing is a /proc in which the process's ID becomes another's while it is read.
 type reusing struct{ fstest.MapFS }
 
 func (r *reusing) Open(name string) (fs.File, error) {
@@ -168,25 +167,25 @@ func (r *reusing) ReadFile(name string) ([]byte, error) {
 }
 
 func TestMeasureReusedID(t *testing.T) {
-	sampler := NewSampler(Options{Meter: meter{boards: board(10)}, Proc: &reusing{MapFS: host()}, Containers: running(), Logger: slog.New(slog.DiscardHandler)})
-	want := map[int]sharing.Owner{10: {Cause: sharing.CauseUnreadable}}
+	sampler := NewSampler(Options{Meter: meter{gpus: gpu(10)}, Proc: &reusing{MapFS: host()}, Containers: running(), Logger: slog.New(slog.DiscardHandler)})
+	want := map[int]sharing.ProcessOwner{10: {Cause: sharing.CauseUnreadable}}
 	if diff := cmp.Diff(want, sampler.Measure(t.Context()).Owners); diff != "" {
 		t.Errorf("owners (-want +got):\n%s", diff)
 	}
 }
 
-func TestMeasureSaysWhatIsWrongOnce(t *testing.T) {
+func TestMeasureLogsAnErrorOnce(t *testing.T) {
 	var log strings.Builder
 	proc := host()
 	proc["1/cgroup"] = inPod(other)
-	sampler := NewSampler(Options{Meter: meter{boards: board(10), err: errors.New("board 3 is slow")}, Proc: proc, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	sampler := NewSampler(Options{Meter: meter{gpus: gpu(10), err: errors.New("GPU 3 is slow")}, Proc: proc, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	for range 3 {
 		sampler.Measure(t.Context())
 	}
 	if lines := strings.Count(log.String(), "\n"); lines != 3 {
 		t.Errorf("%d lines, want one for each stage:\n%s", lines, &log)
 	}
-	// What is well again and then wrong again is news.
+	// An error that returns after a success is logged again.
 	proc["1/cgroup"] = text("0::/init.scope\n")
 	sampler.options.Containers = running()
 	sampler.Measure(t.Context())
@@ -208,7 +207,7 @@ func BenchmarkOwners400(b *testing.B) {
 	if err := os.CopyFS(root, proc); err != nil {
 		b.Fatal(err)
 	}
-	sampler := NewSampler(Options{Meter: meter{boards: board(pids...)}, Proc: os.DirFS(root), Containers: running(), Logger: slog.New(slog.DiscardHandler)})
+	sampler := NewSampler(Options{Meter: meter{gpus: gpu(pids...)}, Proc: os.DirFS(root), Containers: running(), Logger: slog.New(slog.DiscardHandler)})
 	b.ReportAllocs()
 	for b.Loop() {
 		if got := sampler.Measure(b.Context()); len(got.Owners) != len(pids) {

@@ -1,136 +1,243 @@
 package metrics
 
 import (
+	_ "embed"
+	"fmt"
+	"slices"
 	"strconv"
+	"strings"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/virgate/virgate/sharing"
 )
 
 // State is what a node offers and who holds it, at one moment.
 type State struct {
-	// GPUs are the node's boards as last seen.
+	// GPUs are the node's GPUs as last seen.
 	GPUs []sharing.GPU
-	// Resources are planned now.
-	Resources []sharing.Resource
-	// Listings are what the kubelet is told now.
-	Listings []sharing.Listing
-	// Allocations are who holds what; AllocationsKnown is false when that is not
-	// known, and then no series depends on it.
+	// Planned is what the profile offers, Listed what the kubelet is told now: with the
+	// devices that are about to be removed, and the units that can be used.
+	Planned, Listed []sharing.Resource
+	// Allocations say who holds what. While AllocationsKnown is false, series that
+	// depend on them are absent.
 	Allocations      []sharing.Allocation
 	AllocationsKnown bool
 }
 
-// Source is asked at each scrape, from any goroutine, and answers at once.
-type Source interface{ Sharing() State }
+// Families are the metrics that a collector has, by name without "virgate_".
+type Families map[string]*prometheus.Desc
 
-// Collector is a prometheus.Collector over a Source. None of its series has a
-// pod's name.
-type Collector struct {
-	source                           Source
-	gpuInfo, gpuMemory, unitHealthy  *prometheus.Desc
-	unitInfo, unitDevices            *prometheus.Desc
-	resourceDevices, resourceHealthy *prometheus.Desc
-	replicas, unitSharers, tenants   *prometheus.Desc
-	oversubscription                 *prometheus.Desc
-}
-
-// NewCollector returns a collector that asks source.
-func NewCollector(source Source) Collector {
-	return Collector{
-		source:           source,
-		gpuInfo:          desc("gpu_info", "A GPU of this node; always 1.", "gpu_uuid", "index", "model", "architecture", "mig", "pci_bus_id", "numa_node"),
-		gpuMemory:        desc("gpu_memory_bytes", "Total memory of the GPU.", "gpu_uuid"),
-		unitHealthy:      desc("unit_healthy", "Whether the GPU or partition may be used.", "gpu_uuid", "unit_uuid"),
-		unitInfo:         desc("unit_info", "A GPU or partition that is offered; always 1. Profile and instances are empty for a whole GPU.", "gpu_uuid", "unit_uuid", "mig_profile", "gi", "ci", "resource"),
-		unitDevices:      desc("unit_devices", "Devices of the unit that the kubelet is told of, each in one state: allocated, or else free or unhealthy.", "resource", "gpu_uuid", "unit_uuid", "state"),
-		resourceDevices:  desc("resource_planned_devices", "Devices that the profile offers under the resource name.", "resource"),
-		resourceHealthy:  desc("resource_healthy_devices", "Devices of the resource whose unit is healthy.", "resource"),
-		replicas:         desc("unit_replicas", "Devices that stand for the GPU or partition; 1 is exclusive.", "resource", "gpu_uuid", "unit_uuid"),
-		unitSharers:      desc("unit_sharers", "Containers that hold a device of the GPU or partition.", "resource", "gpu_uuid", "unit_uuid"),
-		tenants:          desc("unit_tenants", "Namespaces whose pods hold a device of the GPU or partition.", "gpu_uuid", "unit_uuid"),
-		oversubscription: desc("gpu_oversubscription_ratio", "Devices of the GPU that containers hold, by the units that it is offered as; above 1, containers share.", "gpu_uuid"),
+// ParseFamilies reads a table with a metric in each line: name{label, label} meaning.
+func ParseFamilies(table string) Families {
+	families := Families{}
+	for line := range strings.Lines(table) {
+		name, rest, _ := strings.Cut(strings.TrimSpace(line), "{")
+		labels, help, _ := strings.Cut(rest, "} ")
+		separator := func(r rune) bool { return r == ',' || r == ' ' }
+		families[name] = prometheus.NewDesc("virgate_"+name, help, strings.FieldsFunc(labels, separator), nil)
 	}
-}
-
-func desc(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("virgate_"+name, help, labels, nil)
+	return families
 }
 
 // Describe implements prometheus.Collector.
-func (c Collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{
-		c.gpuInfo, c.gpuMemory, c.unitHealthy, c.unitInfo, c.unitDevices, c.resourceDevices, c.resourceHealthy,
-		c.replicas, c.unitSharers, c.tenants, c.oversubscription,
-	} {
+func (f Families) Describe(ch chan<- *prometheus.Desc) {
+	for _, desc := range f {
 		ch <- desc
 	}
 }
 
+// Send sends a metric with one value: a counter if its name ends in "_total", else a gauge.
+type Send func(name string, value float64, labels ...string)
+
+// To sends metrics to a scrape.
+func (f Families) To(ch chan<- prometheus.Metric) Send {
+	return func(name string, value float64, labels ...string) {
+		desc, known := f[name]
+		if !known {
+			desc = prometheus.NewInvalidDesc(fmt.Errorf("virgate_%s is in no table of metrics", name))
+		}
+		kind := prometheus.GaugeValue
+		if strings.HasSuffix(name, "_total") {
+			kind = prometheus.CounterValue
+		}
+		ch <- constMetric(desc, kind, value, labels...)
+	}
+}
+
+//go:embed units.txt
+var unitFamilies string
+
+// Collector is a prometheus.Collector of States. Its series name no pods.
+type Collector struct {
+	Families
+	state func() State
+}
+
+// NewCollector returns a collector of what state returns. Like the functions of the other
+// collectors, state is called at each scrape, from any goroutine, and answers at once.
+func NewCollector(state func() State) Collector {
+	return Collector{ParseFamilies(unitFamilies), state}
+}
+
 // Collect implements prometheus.Collector.
 func (c Collector) Collect(ch chan<- prometheus.Metric) {
-	state := c.source.Sharing()
-	c.collectUnits(gauges(ch), state)
+	send, state := c.To(ch), c.state()
+	collectUnits(send, state)
 	if state.AllocationsKnown {
-		c.collectHeld(gauges(ch), state)
+		collectHeld(send, state)
 	}
 }
-
-// gauges sends gauges.
-func gauges(ch chan<- prometheus.Metric) gauge {
-	return func(desc *prometheus.Desc, value float64, labels ...string) {
-		ch <- Constant(desc, prometheus.GaugeValue, value, labels...)
-	}
-}
-
-type gauge func(desc *prometheus.Desc, value float64, labels ...string)
 
 // collectUnits shows what there is and how it is offered.
-func (c Collector) collectUnits(send gauge, state State) {
+func collectUnits(send Send, state State) {
 	for _, g := range state.GPUs {
-		send(c.gpuInfo, 1, g.UUID, strconv.Itoa(g.Index), g.Model, g.Architecture, strconv.FormatBool(g.MIG), g.PCIBusID, strconv.Itoa(g.NUMANode))
-		send(c.gpuMemory, float64(g.Memory), g.UUID)
-		send(c.unitHealthy, truth(g.Fault == ""), g.UUID, g.UUID)
+		send("gpu_info", 1, g.UUID, strconv.Itoa(g.Index), g.Model, g.Architecture, strconv.FormatBool(g.MIG), g.PCIBusID, strconv.Itoa(g.NUMANode))
+		send("gpu_memory_bytes", float64(g.Memory), g.UUID)
+		send("unit_healthy", BoolToFloat(g.Health.Healthy()), g.UUID, g.UUID)
 		for _, p := range g.Partitions {
-			send(c.unitHealthy, truth(g.Fault == "" && p.Fault == ""), g.UUID, p.UUID)
+			send("unit_healthy", BoolToFloat(g.Health.Healthy() && p.Health.Healthy()), g.UUID, p.UUID)
 		}
 	}
-	for _, r := range state.Resources {
-		send(c.resourceDevices, float64(len(r.Devices)), r.Name)
-		send(c.resourceHealthy, float64(r.Healthy()), r.Name)
+	for _, r := range state.Planned {
+		send("resource_planned_devices", float64(len(r.Devices)), r.Name)
+		send("resource_healthy_devices", float64(r.HealthyDevices()), r.Name)
+	}
+	for _, r := range state.Listed {
 		for _, u := range r.Units {
-			send(c.replicas, float64(u.Replicas), r.Name, u.GPU, u.ID)
+			send("unit_replicas", float64(u.Replicas), r.Name, u.GPU, u.ID)
 			profile, gi, ci := "", "", ""
 			if u.Partition() {
 				profile, gi, ci = u.Profile.String(), strconv.Itoa(u.GI), strconv.Itoa(u.CI)
 			}
-			send(c.unitInfo, 1, u.GPU, u.ID, profile, gi, ci, r.Name)
+			send("unit_info", 1, u.GPU, u.ID, profile, gi, ci, r.Name)
 		}
 	}
 }
 
-// collectHeld shows how much of it is held.
-func (c Collector) collectHeld(send gauge, state State) {
-	board := sharing.BoardOf(state.GPUs)
-	for _, o := range sharing.Occupancies(state.GPUs, state.Listings, state.Allocations) {
-		send(c.unitDevices, float64(o.Free), o.Resource, o.GPU, o.Unit, "free")
-		send(c.unitDevices, float64(o.Allocated), o.Resource, o.GPU, o.Unit, "allocated")
-		send(c.unitDevices, float64(o.Unhealthy), o.Resource, o.GPU, o.Unit, "unhealthy")
+// collectHeld shows how much of that is held.
+func collectHeld(send Send, state State) {
+	gpu := sharing.GPUByUnit(state.GPUs)
+	for _, o := range sharing.CountDevices(state.GPUs, state.Listed, state.Allocations) {
+		send("unit_devices", float64(o.Free), o.Resource, o.GPU, o.Unit, "free")
+		send("unit_devices", float64(o.Allocated), o.Resource, o.GPU, o.Unit, "allocated")
+		send("unit_devices", float64(o.Unhealthy), o.Resource, o.GPU, o.Unit, "unhealthy")
 	}
-	usages := sharing.Usage(state.Resources, state.Allocations)
+	usages := sharing.Usage(state.Listed, state.Allocations)
 	for _, usage := range usages {
-		send(c.unitSharers, float64(usage.Sharers()), usage.Resource, board[usage.Unit.ID], usage.Unit.ID)
-		send(c.tenants, float64(usage.Tenants()), board[usage.Unit.ID], usage.Unit.ID)
+		send("unit_sharers", float64(usage.Sharers()), usage.Resource, gpu[usage.Unit.ID], usage.Unit.ID)
+		send("unit_tenants", float64(usage.Tenants()), gpu[usage.Unit.ID], usage.Unit.ID)
 	}
-	for _, o := range sharing.Oversubscriptions(usages) {
-		send(c.oversubscription, o.Ratio, o.GPU)
+	for gpu, ratio := range sharing.Oversubscriptions(usages) {
+		send("gpu_oversubscription_ratio", ratio, gpu)
 	}
 }
 
-func truth(b bool) float64 {
+// BoolToFloat is 1 for true and 0 for false.
+func BoolToFloat(b bool) float64 {
 	if b {
 		return 1
 	}
 	return 0
+}
+
+// constMetric returns a metric with one value. Prometheus accepts only UTF-8, so other bytes
+// in a label, as in a driver's name, become U+FFFD and do not fail the scrape. With too few
+// or too many labels the metric is invalid, which the scrape reports before it goes on.
+func constMetric(desc *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) prometheus.Metric {
+	labels = slices.Clone(labels)
+	for i, label := range labels {
+		labels[i] = strings.ToValidUTF8(label, "\uFFFD")
+	}
+	metric, err := prometheus.NewConstMetric(desc, kind, value, labels...)
+	if err != nil {
+		return prometheus.NewInvalidMetric(desc, err)
+	}
+	return metric
+}
+
+// LimitedCollector limits how many series other collectors show together. Those beyond are
+// dropped and counted, so the collectors that matter most come first. A histogram counts as
+// one series; there are few.
+type LimitedCollector struct {
+	most       int
+	collectors []prometheus.Collector
+	own        Families
+}
+
+// NewLimitedCollector returns a collector of at most so many series of the collectors.
+func NewLimitedCollector(most int, collectors ...prometheus.Collector) LimitedCollector {
+	return LimitedCollector{
+		most: most, collectors: collectors,
+		own: ParseFamilies("dropped_series{} Series that this scrape lacks because there are more than --metrics-max-series."),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (l LimitedCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, c := range l.collectors {
+		c.Describe(ch)
+	}
+	l.own.Describe(ch)
+}
+
+// Collect implements prometheus.Collector.
+func (l LimitedCollector) Collect(ch chan<- prometheus.Metric) {
+	all := make(chan prometheus.Metric, 64)
+	var passing sync.WaitGroup
+	passing.Go(func() { l.pass(all, ch) })
+	defer passing.Wait()
+	defer close(all)
+	// Not in a goroutine of its own, so that a panic reaches the registry.
+	for _, c := range l.collectors {
+		c.Collect(all)
+	}
+}
+
+// pass passes on metrics up to the limit, and then the number of those dropped.
+func (l LimitedCollector) pass(all <-chan prometheus.Metric, ch chan<- prometheus.Metric) {
+	shown, dropped := 0, 0
+	for metric := range all {
+		if shown == l.most {
+			dropped++
+			continue
+		}
+		shown++
+		ch <- metric
+	}
+	l.own.To(ch)("dropped_series", float64(dropped))
+}
+
+//go:embed health.txt
+var healthFamilies string
+
+// HealthCollector is a prometheus.Collector of HealthReports.
+type HealthCollector struct {
+	Families
+	report func() sharing.HealthReport
+}
+
+// NewHealthCollector returns a collector of what report returns.
+func NewHealthCollector(report func() sharing.HealthReport) HealthCollector {
+	return HealthCollector{ParseFamilies(healthFamilies), report}
+}
+
+// Collect implements prometheus.Collector.
+func (c HealthCollector) Collect(ch chan<- prometheus.Metric) {
+	send, report := c.To(ch), c.report()
+	for _, u := range report.Units {
+		for _, state := range sharing.HealthStates() {
+			send("unit_health_state", BoolToFloat(u.State == state), u.GPU, u.Unit, string(state))
+		}
+	}
+	for _, t := range report.Transitions {
+		send("health_transitions_total", float64(t.Count), t.GPU, string(t.From), string(t.To), string(t.Cause))
+	}
+	for _, x := range report.XIDs {
+		send("xid_events_total", float64(x.Count), x.GPU, x.XID, string(x.Action))
+	}
+	for _, m := range report.Monitors {
+		send("health_monitor_up", BoolToFloat(m.Degraded == ""), m.GPU)
+		send("gpu_row_remap_pending", BoolToFloat(m.RowRemapPending), m.GPU)
+	}
 }

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"bytes"
 	"flag"
 	"fmt"
 	"net/http/httptest"
@@ -15,7 +16,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
@@ -24,15 +26,15 @@ var update = flag.Bool("update", false, "write the golden exposition")
 
 type fixed struct {
 	state State
-	use   UseState
+	use   UtilizationState
 }
 
-func (f fixed) Sharing() State { return f.state }
-func (f fixed) Use() UseState  { return f.use }
+func (f fixed) Sharing() State        { return f.state }
+func (f fixed) Use() UtilizationState { return f.use }
 
 // all is every collector of this package over the source.
-func (f fixed) all(most int) Limited {
-	return Limit(most, NewUseCollector(f), NewCollector(f), NewContainerCollector(f, f))
+func (f fixed) all(most int) LimitedCollector {
+	return NewLimitedCollector(most, NewUtilizationCollector(f.Use), NewCollector(f.Sharing), NewContainerCollector(f.Sharing, f.Use))
 }
 
 // shared is a node with one shared GPU and one with a partition, of which one
@@ -45,15 +47,15 @@ func shared(t *testing.T) fixed {
 	gpus := []sharing.GPU{
 		{UUID: "GPU-a", Index: 0, PCIBusID: "00000000:07:00.0", Model: `Test "X"`, Memory: 1 << 30, Architecture: "ampere", NUMANode: 1},
 		{UUID: "GPU-b", Index: 1, PCIBusID: "00000000:08:00.0", Model: "Test", Memory: 1 << 30, NUMANode: -1, MIG: true, Partitions: []sharing.Partition{
-			{UUID: "MIG-b0", Profile: profile, Fault: "XID 94"},
+			{UUID: "MIG-b0", Profile: profile, Health: sharing.Faulty("XID 94")},
 		}},
 	}
 	plan := sharing.NewPlan(gpus, sharing.Profile{
 		MIGStrategy: sharing.MIGMixed, Policy: sharing.Distributed, DeviceIDs: sharing.ByUUID,
-		GPUNames: []sharing.Naming{{Pattern: "*", Name: "nvidia.com/gpu"}},
-		Shares:   []sharing.Share{{Path: "s", Resource: "nvidia.com/gpu", Replicas: 2, Policy: sharing.Distributed}},
+		GPUNames:    []sharing.NamingRule{{Pattern: "*", Name: "nvidia.com/gpu"}},
+		TimeSlicing: []sharing.ReplicatedResource{{Path: "s", Resource: "nvidia.com/gpu", Replicas: 2, Policy: sharing.Distributed}},
 	})
-	state := State{GPUs: gpus, Resources: plan.Resources, AllocationsKnown: true, Allocations: []sharing.Allocation{
+	state := State{GPUs: gpus, Planned: plan.Resources, Listed: slices.Clone(plan.Resources), AllocationsKnown: true, Allocations: []sharing.Allocation{
 		{Namespace: "ns", Pod: "one", Container: "main", Resource: "nvidia.com/gpu", Devices: []string{"GPU-a::0"}},
 		{Namespace: "other", Pod: "two", Container: "main", Resource: "nvidia.com/gpu", Devices: []string{"GPU-a::1"}},
 		{Namespace: "other", Pod: "two", Container: "main", Resource: "nvidia.com/gpu", Devices: []string{"GPU-a::1"}}, // Twice.
@@ -61,39 +63,36 @@ func shared(t *testing.T) fixed {
 		{Namespace: "ns", Pod: "three", Container: "main", Resource: "nvidia.com/old", Devices: []string{"MIG-gone"}},
 		{Namespace: "ns", Pod: "two", Container: "main", Resource: "example.com/nic", Devices: []string{"eth0"}},
 	}}
-	for _, r := range plan.Resources {
-		state.Listings = append(state.Listings, sharing.Listing{Resource: r.Name, Devices: r.Devices})
-	}
 	// A list can have devices that the plan has not.
-	first := &state.Listings[0]
+	first := &state.Listed[0]
 	first.Devices = append(slices.Clone(first.Devices), sharing.Device{ID: "GPU-a::7", Unit: "GPU-a"})
 	return fixed{state: state, use: used(state)}
 }
 
 // used is a sample of that node: the two sharers of the first GPU compute, the
 // partition has no process, and others are on the GPU too.
-func used(state State) UseState {
-	ratio := func(v float64) sharing.Figure { return sharing.KnownFigure(v) }
+func used(state State) UtilizationState {
+	ratio := func(v float64) *float64 { return &v }
 	bytes := ratio
 	measured := sharing.Measurement{
-		Boards: []sharing.BoardUse{
+		GPUs: []sharing.GPUUtilization{
 			{GPU: "GPU-a", Memory: bytes(1 << 30), SM: ratio(0.95), Celsius: ratio(61), ThrottleKnown: true, Throttled: []sharing.ThrottleReason{sharing.ThrottlePower}, Units: []sharing.UnitProcesses{
-				{Unit: "GPU-a", Processes: []sharing.ProcessUse{
+				{Unit: "GPU-a", Processes: []sharing.ProcessUtilization{
 					{PID: 1, Memory: bytes(100 << 20), SM: ratio(0.2)}, {PID: 2, Memory: bytes(700 << 20), SM: ratio(0.6)},
 					{PID: 3, Memory: bytes(50 << 20), SM: ratio(0.1)}, {PID: 4, Memory: bytes(20 << 20), SM: ratio(0.05)}, {PID: 5, SM: ratio(0)},
 				}},
 			}},
 			{GPU: "GPU-b", Memory: bytes(1 << 20), Celsius: ratio(40), Units: []sharing.UnitProcesses{{Unit: "MIG-b0"}}},
 		},
-		Owners: map[int]sharing.Owner{
+		Owners: map[int]sharing.ProcessOwner{
 			1: {Container: sharing.Container{Namespace: "ns", Pod: "one", Name: "main"}}, 2: {Container: sharing.Container{Namespace: "other", Pod: "two", Name: "main"}},
 			3: {Container: sharing.Container{Namespace: "ns", Pod: "three", Name: "main"}}, 4: {Cause: sharing.CauseNoContainer}, 5: {Cause: sharing.CauseUnreadable},
 		},
 	}
-	return UseState{
-		Report:  sharing.NewUseReport(measured, state.GPUs, state.Resources, state.Allocations, state.AllocationsKnown),
+	return UtilizationState{
+		Report:  sharing.NewUtilizationReport(measured, state.GPUs, state.Listed, state.Allocations, state.AllocationsKnown),
 		Sampled: true, Age: 1500 * time.Millisecond, Contended: map[string]time.Duration{"GPU-a": 90 * time.Second},
-		AttributionErrors: map[sharing.UseStage]uint64{sharing.StageDriver: 1, sharing.StageProcess: 2, sharing.StagePods: 0},
+		AttributionErrors: map[sharing.AttributionStage]uint64{sharing.StageDriver: 1, sharing.StageProcess: 2, sharing.StagePods: 0},
 		SampleErrors:      map[string]uint64{"driver": 1, "kubelet": 0},
 	}
 }
@@ -149,7 +148,7 @@ func TestExposition(t *testing.T) {
 	}
 }
 
-// TestUnknownIsAbsent holds that nothing is shown as 0 that is not known.
+// TestUnknownIsAbsent checks that nothing is shown as 0 that is not known.
 func TestUnknownIsAbsent(t *testing.T) {
 	dependent := []string{
 		"virgate_allocation_info", "virgate_unit_sharers", "virgate_unit_tenants", "virgate_unit_devices", "virgate_gpu_oversubscription_ratio",
@@ -174,15 +173,15 @@ func TestUnknownIsAbsent(t *testing.T) {
 	}
 }
 
-// TestUnitDevicesAddUp holds that the three states are what is listed.
+// TestUnitDevicesAddUp checks that the three states are what is listed.
 func TestUnitDevicesAddUp(t *testing.T) {
 	node := shared(t)
 	listed := map[string]int{}
-	for _, listing := range node.state.Listings {
-		listed[listing.Resource] += len(listing.Devices)
+	for _, listing := range node.state.Listed {
+		listed[listing.Name] += len(listing.Devices)
 	}
 	counted := map[string]int{}
-	for _, o := range sharing.Occupancies(node.state.GPUs, node.state.Listings, node.state.Allocations) {
+	for _, o := range sharing.CountDevices(node.state.GPUs, node.state.Listed, node.state.Allocations) {
 		counted[o.Resource] += o.Free + o.Allocated + o.Unhealthy
 	}
 	if diff := cmp.Diff(listed, counted); diff != "" {
@@ -207,7 +206,7 @@ func TestLimitDropsTheLastAndSaysHowMany(t *testing.T) {
 	}
 }
 
-// TestSharersAreContainers holds that a container counts once, whatever the names
+// TestSharersAreContainers checks that a container counts once, whatever the names
 // under which it holds the unit.
 func TestSharersAreContainers(t *testing.T) {
 	node := shared(t)
@@ -217,4 +216,132 @@ func TestSharersAreContainers(t *testing.T) {
 	if text := expose(t, node.all(1000)); !strings.Contains(text, want+"\n") {
 		t.Errorf("want %s in\n%s", want, text)
 	}
+}
+
+func TestConstantShowsAnyName(t *testing.T) {
+	description := prometheus.NewDesc("virgate_test", "A test.", []string{"name"}, nil)
+	for _, test := range []struct{ name, label, want string }{
+		{"plain", "a", `{name="a"}`},
+		{"quotes and lines", "a\"\n\\", `{name="a\"\n\\"}`},
+		{"not UTF-8", "a\xff\xfeb", "{name=\"a\uFFFDb\"}"},
+		{"markup", "</script>", `{name="</script>"}`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			text := expose(t, some{description, constMetric(description, prometheus.GaugeValue, 1, test.label)})
+			if !strings.Contains(text, "virgate_test"+test.want+" 1\n") {
+				t.Errorf("want %s in\n%s", test.want, text)
+			}
+		})
+	}
+}
+
+// TestOneBadSeriesLeavesTheOthers holds for a metric that cannot be shown, and
+// for a collector that panics.
+func TestOneBadSeriesLeavesTheOthers(t *testing.T) {
+	families := ParseFamilies("good{} A test.\nbad{name} A test.")
+	good, bad := families["good"], families["bad"]
+	for name, collector := range map[string]prometheus.Collector{
+		"too few labels": some{bad, constMetric(bad, prometheus.GaugeValue, 1)},
+		"no such metric": unlisted{families},
+		"panic":          broken{bad},
+	} {
+		t.Run(name, func(t *testing.T) {
+			registry := prometheus.NewRegistry()
+			registry.MustRegister(NewLimitedCollector(10, some{good, constMetric(good, prometheus.GaugeValue, 1)}, collector))
+			families, err := registry.Gather()
+			if err == nil {
+				t.Error("nobody hears of it")
+			}
+			if len(families) != 2 || families[1].GetName() != "virgate_good" {
+				t.Errorf("families %v", families)
+			}
+		})
+	}
+}
+
+// some has one metric.
+type some struct {
+	description *prometheus.Desc
+	metric      prometheus.Metric
+}
+
+func (s some) Describe(ch chan<- *prometheus.Desc) { ch <- s.description }
+func (s some) Collect(ch chan<- prometheus.Metric) { ch <- s.metric }
+
+// unlisted sends a metric that its table does not have.
+type unlisted struct{ Families }
+
+func (u unlisted) Describe(ch chan<- *prometheus.Desc) { ch <- u.Families["bad"] }
+func (u unlisted) Collect(ch chan<- prometheus.Metric) { u.To(ch)("other", 1) }
+
+// broken panics when it is asked.
+type broken struct{ description *prometheus.Desc }
+
+func (b broken) Describe(ch chan<- *prometheus.Desc) { ch <- b.description }
+func (b broken) Collect(chan<- prometheus.Metric)    { panic("broken") }
+
+func fixedHealth(report sharing.HealthReport) func() sharing.HealthReport {
+	return func() sharing.HealthReport { return report }
+}
+
+func TestHealthExposition(t *testing.T) {
+	collector := NewHealthCollector(fixedHealth(sharing.HealthReport{
+		Units: []sharing.UnitHealth{
+			{Unit: "GPU-a", GPU: "GPU-a", Index: "0", State: sharing.Healthy},
+			{Unit: "MIG-a", GPU: "GPU-a", Index: "0:0", State: sharing.Suspect, Reason: "XID 94"},
+		},
+		Monitors: []sharing.HealthMonitor{{GPU: "GPU-a", RowRemapPending: true}, {GPU: "GPU-b", Degraded: "the GPU has no events"}},
+		Transitions: []sharing.TransitionCount{
+			{GPU: "GPU-a", From: sharing.Healthy, To: sharing.Suspect, Cause: sharing.CauseXID, Count: 2},
+		},
+		XIDs: []sharing.XIDCount{
+			{GPU: "GPU-a", XID: "94", Action: sharing.SuspectError, Count: 3},
+			{GPU: "GPU-a", XID: sharing.OtherXID, Action: sharing.SuspectError, Count: 1},
+		},
+	}))
+	checkExposition(t, collector, "health.prom")
+	if n := testutil.CollectAndCount(NewHealthCollector(fixedHealth(sharing.HealthReport{}))); n != 0 {
+		t.Errorf("%d series of a node without GPUs", n)
+	}
+}
+
+// FuzzLabels checks that no name of a GPU, a unit or a pod costs the scrape:
+// what is written can be parsed again, and has as many series.
+func FuzzLabels(f *testing.F) {
+	for _, text := range []string{"", "plain", "\"\\\n} 1", "\xff", "\x00", "# TYPE x counter\nx 1", "\u202e", "é"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		source := shared(t)
+		for i := range source.state.GPUs {
+			source.state.GPUs[i].Model, source.state.GPUs[i].Architecture, source.state.GPUs[i].PCIBusID = text, text, text
+		}
+		for i := range source.state.Allocations {
+			source.state.Allocations[i].Namespace = text
+			source.state.Allocations[i].Container = text
+		}
+		source.state.Allocations[0].Devices = append(source.state.Allocations[0].Devices, text, sharing.NewDeviceID("GPU-a", 7)+text)
+		registry := prometheus.NewPedanticRegistry()
+		registry.MustRegister(source.all(1000))
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatalf("%q: %v", text, err)
+		}
+		var page bytes.Buffer
+		for _, family := range families {
+			if _, err := expfmt.MetricFamilyToText(&page, family); err != nil {
+				t.Fatalf("%q: %v", text, err)
+			}
+		}
+		parser := expfmt.NewTextParser(model.UTF8Validation)
+		read, err := parser.TextToMetricFamilies(bytes.NewReader(page.Bytes()))
+		if err != nil {
+			t.Fatalf("%q makes a page that nobody can read: %v\n%s", text, err, page.String())
+		}
+		for _, family := range families {
+			if got := len(read[family.GetName()].GetMetric()); got != len(family.Metric) {
+				t.Errorf("%q: %d series of %s, want %d", text, got, family.GetName(), len(family.Metric))
+			}
+		}
+	})
 }

@@ -1,6 +1,7 @@
 // Package metrics shows plans and allocations to Prometheus.
 //
-// A Collector makes constant metrics at each scrape from what its Source has
-// at hand, so nothing needs to be reset and what is gone leaves no series
-// behind. A scrape never asks the driver or the kubelet.
+// Each collector makes constant metrics at a scrape from what its source has at hand:
+// nothing needs to be reset, and what is gone leaves no series behind. A scrape never
+// asks the driver or the kubelet. collector.go has GPUs, resources and health,
+// utilization.go what processes and containers use.
 package metrics

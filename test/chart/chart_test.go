@@ -35,6 +35,20 @@ func render(t *testing.T, values map[string]any) (manifest, notes string, err er
 	return renderInto(t, "gpu", values)
 }
 
+// manifestOf is what an installation with the values, in YAML, makes.
+func manifestOf(t *testing.T, text string) string {
+	t.Helper()
+	values, err := chartutil.ReadValues([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, _, err := render(t, values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return manifest
+}
+
 func renderInto(t *testing.T, namespace string, values map[string]any) (manifest, notes string, err error) {
 	t.Helper()
 	version, err := chartutil.ParseKubeVersion("v1.36.3")
@@ -183,6 +197,9 @@ func TestValuesAreRefused(t *testing.T) {
 		{"SELinux options that a privileged container does not get", "{driverAccess: privileged, seLinuxOptions: {type: t}}", "seLinuxOptions: container runtimes give"},
 		{"SELinux options that are replaced", "{securityContext: {runAsUser: 0}, seLinuxOptions: {type: t}}", "seLinuxOptions: securityContext replaces it"},
 		{"two pods on one port of a node", "{devicePlugin: {enableHostNetwork: true}}", "devicePlugin.enableHostNetwork: two pods"},
+		{"driver access that cannot work", "driverAccess: cdi", "driverAccess: cdi was removed: no container runtime takes"},
+		{"driver access that is none", "driverAccess: magic", `driverAccess: "magic" is neither runtime nor privileged`},
+		{"managing without reading", "mig: {manage: true, monitor: false}", "mig.monitor: false, but mig.manage needs the same right"},
 		{"a port that is none", "metrics: {port: 0}", "port"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -4,11 +4,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"helm.sh/helm/v3/pkg/chartutil"
 )
 
-// TestDefaultProfile holds that the chart's own default is for the chart's own
+// TestDefaultProfile checks that the chart's own default is for the chart's own
 // profiles: the program refuses one that a user's ConfigMap does not have, while
 // without any it looks for the only profile, as NVIDIA's does.
 func TestDefaultProfile(t *testing.T) {
@@ -22,14 +20,7 @@ func TestDefaultProfile(t *testing.T) {
 		{"own ConfigMap and one of it", "config: {name: own, default: one}", "--default-config=one"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			values, err := chartutil.ReadValues([]byte(test.values))
-			if err != nil {
-				t.Fatal(err)
-			}
-			manifest, _, err := render(t, values)
-			if err != nil {
-				t.Fatal(err)
-			}
+			manifest := manifestOf(t, test.values)
 			arguments := daemonSet(t, decode(t, manifest)).Spec.Template.Spec.Containers[0].Args
 			got := slices.DeleteFunc(arguments, func(a string) bool { return !strings.HasPrefix(a, "--default-config") })
 			if strings.Join(got, " ") != test.want {

@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// TestExamples holds that each manifest of deployments/examples is of
+// TestExamples checks that each manifest of deployments/examples is of
 // Kubernetes' types, and asks for GPUs in the form that Kubernetes reads.
 func TestExamples(t *testing.T) {
 	files, err := filepath.Glob("../../deployments/examples/*.yaml")

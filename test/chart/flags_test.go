@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// TestProgramHasTheFlags holds that every flag and variable in the DaemonSet is
+// TestProgramHasTheFlags checks that every flag and variable in the DaemonSet is
 // one that the program knows.
 func TestProgramHasTheFlags(t *testing.T) {
 	command := exec.Command("go", "run", "./cmd/virgate", "run", "--help")

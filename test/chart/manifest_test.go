@@ -51,7 +51,7 @@ func staticManifest(t *testing.T) string {
 	return manifestHead + "---\n" + strings.Join(documents, "---\n")
 }
 
-// TestManifest holds that the static manifest is the chart's, can be applied as
+// TestManifest checks that the static manifest is the chart's, can be applied as
 // it is, and stays in its namespace.
 func TestManifest(t *testing.T) {
 	got := staticManifest(t)

@@ -10,8 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-
-	"helm.sh/helm/v3/pkg/chartutil"
 )
 
 // TestPrivileges holds, for each value that asks for more than the default ones
@@ -25,12 +23,13 @@ func TestPrivileges(t *testing.T) {
 		"ClusterRole nodes get,list,watch,patch",
 		"ClusterRole nodes/status patch",
 		"Role configmaps/virgate-profiles get,list,watch",
+		"capability SYS_ADMIN",
 		"no escalation",
 		"no privilege",
 		"own Node only",
 		"read-only root",
 		"seccomp RuntimeDefault",
-		"uid 0 without capabilities",
+		"uid 0, capabilities dropped",
 	}, without); diff != "" {
 		t.Errorf("the default values (-want +got):\n%s", diff)
 	}
@@ -42,14 +41,16 @@ func TestPrivileges(t *testing.T) {
 		{"cdi: {specs: true}", []string{"/var/run/cdi"}, nil},
 		{"nvidiaDriverRoot: /run/nvidia/driver", []string{"/run/nvidia/driver, read-only"}, nil},
 		{"driverMounts: {enabled: true}", []string{"/, read-only"}, nil},
-		{"driverAccess: cdi", nil, nil},
 		{"driverAccess: privileged", []string{"/, read-only", "privileged"},
-			[]string{"no escalation", "no privilege", "read-only root", "seccomp RuntimeDefault", "uid 0 without capabilities"}},
+			[]string{"capability SYS_ADMIN", "no escalation", "no privilege", "read-only root", "seccomp RuntimeDefault", "uid 0, capabilities dropped"}},
 		{"migStrategy: mixed", nil, nil},
-		{"mig: {manage: true}", []string{"capability SYS_ADMIN"}, nil},
+		{"migStrategy: none", []string{"/dev/null, read-only"}, []string{"capability SYS_ADMIN"}},
+		{"mig: {monitor: false}", []string{"/dev/null, read-only"}, []string{"capability SYS_ADMIN"}},
+		{"mig: {manage: true}", []string{"PIDs of the host"}, nil},
+		{"node: sim:dgx-a100", nil, []string{"capability SYS_ADMIN"}},
 		{"metrics: {perContainer: true}", []string{"ClusterRole pods list,watch", "PIDs of the host"}, nil},
 		{"{devicePlugin: {enableHostNetwork: true}, updateStrategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 1}}}", []string{"network of the host"}, nil},
-		{"config: {default: ''}", nil, []string{"Role configmaps/virgate-profiles get,list,watch"}},
+		{"config: {default: ''}", []string{"/dev/null, read-only"}, []string{"Role configmaps/virgate-profiles get,list,watch", "capability SYS_ADMIN"}},
 		{"admission: {ownNode: false}", nil, []string{"own Node only"}},
 		{"report: {removeStaleResources: true}", nil, nil},
 		{"networkPolicy: {enabled: true}", nil, nil},
@@ -59,6 +60,62 @@ func TestPrivileges(t *testing.T) {
 			got := [2][]string{less(with, without), less(without, with)}
 			if diff := cmp.Diff([2][]string{test.more, test.fewer}, got); diff != "" {
 				t.Errorf("more and fewer (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestMIGIsServedWhereAProfileMay holds when the container has SYS_ADMIN, without which
+// the driver lets nobody read partitions, and what it asks of NVIDIA's runtime for
+// that: the variables only with the capability, because the runtime starts no container
+// that has them without; and where it lacks the capability a mount that says what
+// NVIDIA_VISIBLE_DEVICES says, because a runtime with
+// accept-nvidia-visible-devices-envvar-when-unprivileged=false would ignore it.
+func TestMIGIsServedWhereAProfileMay(t *testing.T) {
+	const monitor, manage, plain = "SYS_ADMIN monitor", "SYS_ADMIN config monitor", "by mount"
+	for _, test := range []struct{ name, values, want string }{
+		{"the chart's profiles, which a label chooses", "{}", monitor},
+		{"no profiles", "config: {default: ''}", plain},
+		{"strategy none for all profiles", "migStrategy: none", plain},
+		{"strategy single for all profiles", "{migStrategy: single, config: {default: ''}}", monitor},
+		{"profiles that share", "config: {map: {a: 'version: v1', b: 'flags: {migStrategy: none}', c: 'flags: {}', d: 'flags:'}}", plain},
+		{"one of the profiles", "config: {map: {a: 'version: v1', b: 'flags: {migStrategy: mixed}'}}", monitor},
+		{"one of the profiles, but strategy none", "{migStrategy: none, config: {map: {b: 'flags: {migStrategy: mixed}'}}}", plain},
+		{"a profile that is no YAML", "config: {map: {a: '[', b: '- 1', c: ''}}", plain},
+		{"a ConfigMap that the chart cannot read", "config: {name: own}", monitor},
+		{"the same, forbidden", "{config: {name: own}, mig: {monitor: false}}", plain},
+		{"asked for", "{migStrategy: none, mig: {monitor: true}}", monitor},
+		{"to manage", "{migStrategy: none, mig: {manage: true}}", manage},
+		{"simulated", "node: sim:dgx-a100", ""},
+		{"simulated, to manage", "{node: sim:dgx-a100, mig: {manage: true}}", manage},
+		{"a privileged container", "{driverAccess: privileged, mig: {manage: true}}", "privileged"},
+		{"a context without the capability", "securityContext: {runAsUser: 0}", plain},
+		{"a context without the capability, to manage", "{mig: {manage: true}, securityContext: {capabilities: {drop: [ALL]}}}", plain},
+		{"a context with the capability", "securityContext: {capabilities: {add: [SYS_ADMIN]}}", monitor},
+		{"a privileged context", "{mig: {manage: true}, securityContext: {privileged: true}}", "privileged config monitor"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			manifest := manifestOf(t, test.values)
+			container := daemonSet(t, decode(t, manifest)).Spec.Template.Spec.Containers[0]
+			var got []string
+			if security := container.SecurityContext; security.Privileged != nil && *security.Privileged {
+				got = append(got, "privileged")
+			} else if security.Capabilities != nil && slices.Contains(security.Capabilities.Add, "SYS_ADMIN") {
+				got = append(got, "SYS_ADMIN")
+			}
+			for _, variable := range container.Env {
+				switch variable.Name {
+				case "NVIDIA_MIG_CONFIG_DEVICES":
+					got = append(got, "config")
+				case "NVIDIA_MIG_MONITOR_DEVICES":
+					got = append(got, "monitor")
+				}
+			}
+			if slices.ContainsFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/var/run/nvidia-container-devices/all" }) {
+				got = append(got, "by mount")
+			}
+			if strings.Join(got, " ") != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})
 	}
@@ -79,14 +136,7 @@ func less(items, others []string) []string {
 // the API server, and what confines it, sorted.
 func privileges(t *testing.T, text string) []string {
 	t.Helper()
-	values, err := chartutil.ReadValues([]byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	manifest, _, err := render(t, values)
-	if err != nil {
-		t.Fatal(err)
-	}
+	manifest := manifestOf(t, text)
 	objects := decode(t, manifest)
 	list := append(ofPods(t, objects), ofRules(objects)...)
 	if strings.Contains(manifest, "kind: ValidatingAdmissionPolicyBinding\nmetadata:\n  name: virgate-own-node") {
@@ -135,7 +185,7 @@ func ofPods(t *testing.T, objects []runtime.Object) []string {
 	say(security.ReadOnlyRootFilesystem != nil && *security.ReadOnlyRootFilesystem, "read-only root")
 	say(security.SeccompProfile != nil, "seccomp RuntimeDefault")
 	if security.Capabilities != nil {
-		say(fmt.Sprint(security.Capabilities.Drop) == "[ALL]" && *security.RunAsUser == 0, "uid 0 without capabilities")
+		say(fmt.Sprint(security.Capabilities.Drop) == "[ALL]" && *security.RunAsUser == 0, "uid 0, capabilities dropped")
 		for _, capability := range security.Capabilities.Add {
 			list = append(list, "capability "+string(capability))
 		}

@@ -37,7 +37,7 @@ func (s schema) paths() []string {
 	return paths
 }
 
-// TestEveryValueCounts holds that for each value that the schema allows some
+// TestEveryValueCounts checks that for each value that the schema allows some
 // file of testdata sets it, and renders another manifest than without it.
 func TestEveryValueCounts(t *testing.T) {
 	var all schema

@@ -13,7 +13,7 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 )
 
-// TestInventory holds that the GPUs are those of nvidia-smi.
+// TestInventory checks that the GPUs are those of nvidia-smi.
 func TestInventory(t *testing.T) {
 	program(t)
 	lib := open(t)
@@ -33,7 +33,7 @@ func TestInventory(t *testing.T) {
 	}
 }
 
-// TestPartitions holds that the partitions are those of nvidia-smi -L.
+// TestPartitions checks that the partitions are those of nvidia-smi -L.
 func TestPartitions(t *testing.T) {
 	program(t)
 	gpus, err := nvml.Scan(open(t))
@@ -54,7 +54,7 @@ func TestPartitions(t *testing.T) {
 	}
 }
 
-// TestProcesses holds that the memory of processes is what nvidia-smi says. Both
+// TestProcesses checks that the memory of processes is what nvidia-smi says. Both
 // look at a moment, so a machine that works needs several.
 func TestProcesses(t *testing.T) {
 	program(t)

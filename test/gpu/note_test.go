@@ -42,7 +42,7 @@ func TestCalls(t *testing.T) {
 	version, err := lib.SystemGetDriverVersion()
 	must(t, err)
 	note(t, "driver", version)
-	board, err := lib.DeviceGetHandleByIndex(0)
+	gpu, err := lib.DeviceGetHandleByIndex(0)
 	must(t, err)
 	for name, call := range map[string]func(nvml.Device) error{
 		"DeviceGetMemoryInfo":   func(d nvml.Device) error { _, err := lib.DeviceGetMemoryInfo(d); return err },
@@ -53,7 +53,7 @@ func TestCalls(t *testing.T) {
 		const times = 100
 		start := time.Now()
 		for range times {
-			if err := call(board); err != nil {
+			if err := call(gpu); err != nil {
 				note(t, name, err.Error())
 				break
 			}

@@ -35,7 +35,7 @@ func TestServe(t *testing.T) {
 	must(t, err)
 	whole := map[string]bool{}
 	for _, gpu := range gpus {
-		if !gpu.MIG && gpu.Fault == "" {
+		if !gpu.MIG && gpu.Health.Healthy() {
 			whole[gpu.UUID] = true
 		}
 	}
@@ -47,7 +47,7 @@ func TestServe(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	kubelet := simkubelet.New(simkubelet.Options{
-		Dir: filepath.Join(dir, "dp"), PodResourcesSocket: filepath.Join(dir, "pr.sock"), Violation: func(v string) { t.Error(v) },
+		Dir: filepath.Join(dir, "dp"), PodResourcesSocket: filepath.Join(dir, "pr.sock"), OnViolation: func(v string) { t.Error(v) },
 	})
 	must(t, kubelet.Start(ctx))
 	defer func() { must(t, kubelet.Stop(context.WithoutCancel(ctx))) }()

@@ -130,7 +130,7 @@ func TestTwoResourcesInOneContainer(t *testing.T) {
 	}
 }
 
-// TestFilesAreNVIDIAs holds that the specs lie where NVIDIA's plugin writes its
+// TestFilesAreNVIDIAs checks that the specs lie where NVIDIA's plugin writes its
 // own: a second file with the same entries would make both unusable.
 func TestFilesAreNVIDIAs(t *testing.T) {
 	s := newStage(t, "dgx-a100", "flags: {gdsEnabled: true, plugin: {deviceListStrategy: cdi-cri}}")

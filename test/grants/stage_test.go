@@ -59,10 +59,10 @@ func newStage(t *testing.T, nodeName, profile string) stage {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	s := stage{root: hostRoot(t, config.Process.DevRoot, gpus), specs: t.TempDir(), dir: dir}
+	s := stage{root: hostRoot(t, config.Startup.DevRoot, gpus), specs: t.TempDir(), dir: dir}
 	log := slog.New(slog.DiscardHandler)
 	node := host.New(host.Options{
-		Root: s.root, DevRoot: config.Process.DevRoot, Logger: log, Patience: time.Minute,
+		Root: s.root, DevRoot: config.Startup.DevRoot, Logger: log, PrepareTimeout: time.Minute,
 		Specs: cdi.NewWriter(cdi.Options{Dir: s.specs, Source: cdi.Simulated{}, Logger: log}),
 	})
 	manager := plugin.NewManager(plugin.Options{Dir: dir, Logger: log})
@@ -118,11 +118,11 @@ func hostRoot(t *testing.T, devRoot string, gpus []sharing.GPU) string {
 	return root
 }
 
-// The driver's table is of so many boards of so many GPU instances of so many
+// The driver's table is of so many GPUs of so many GPU instances of so many
 // compute instances, in this order, and begins at firstMinor.
 const (
 	firstMinor = 3
-	boards     = 32
+	gpus       = 32
 	instances  = 15
 	computes   = 8
 )
@@ -132,7 +132,7 @@ func migMinors() string {
 	var table strings.Builder
 	table.WriteString("config 1\nmonitor 2\n")
 	minor := firstMinor
-	for gpu := range boards {
+	for gpu := range gpus {
 		for gi := range instances {
 			fmt.Fprintf(&table, "gpu%d/gi%d/access %d\n", gpu, gi, minor)
 			minor++
@@ -169,7 +169,7 @@ func (s stage) allocate(t *testing.T, resource string, places ...int) *api.Conta
 		t.Fatal(err)
 	}
 	defer func() { _ = connection.Close() }()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	response, err := api.NewDevicePluginClient(connection).Allocate(ctx, &api.AllocateRequest{
 		ContainerRequests: []*api.ContainerAllocateRequest{request},

@@ -55,10 +55,11 @@ func peak() (stop func() uint64) {
 	}
 }
 
-// TestFloodOfCalls holds that ten thousand Allocates at a time, from ten
+// TestFloodOfCalls checks that ten thousand Allocates at a time, from ten
 // connections, are each answered or given up by the client, take a bounded
 // memory, and that the kubelet is answered meanwhile and keeps its stream.
 func TestFloodOfCalls(t *testing.T) {
+	long(t)
 	p := start(t, options{profile: replicas(20)})
 	p.shows(gpu, 40)
 	registered := p.kubelet.Snapshot().Resources[gpu].Registrations
@@ -92,7 +93,7 @@ func TestFloodOfCalls(t *testing.T) {
 	if most := stop(); most > before+256<<20 {
 		t.Errorf("%d MiB more than before", (most-before)>>20)
 	}
-	// Not all have come so far: connections beyond the bound are closed.
+	// Connections beyond the limit have waited until others had been idle for a while.
 	p.says("/metrics", `virgate_allocate_failures_total{reason="unknown_device",resource="nvidia.com/gpu"} `)
 	if lines := strings.Count(p.log.String(), "allocation refused"); lines == 0 || lines > 200 {
 		t.Errorf("the log has %d lines of it", lines)
@@ -112,9 +113,10 @@ func (p *program) admit(name string) {
 	}
 }
 
-// TestFloodOfBytes holds that the longest requests that gRPC takes, as dense as
+// TestFloodOfBytes checks that the longest requests that gRPC takes, as dense as
 // they can be, from as many connections as there may be, take a bounded memory.
 func TestFloodOfBytes(t *testing.T) {
+	long(t)
 	p := start(t, options{profile: replicas(20)})
 	p.shows(gpu, 40)
 	dense := &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: make([]string, 2_000_000)}}}
@@ -150,9 +152,10 @@ func TestFloodOfBytes(t *testing.T) {
 	p.shows(gpu, 40)
 }
 
-// TestSecondStream holds that one who opens streams beside the kubelet's is sent
+// TestSecondStream checks that one who opens streams beside the kubelet's is sent
 // away, and that the kubelet has its devices again.
 func TestSecondStream(t *testing.T) {
+	t.Parallel()
 	p := start(t, options{profile: replicas(2)})
 	p.shows(gpu, 4)
 	first := p.kubelet.Snapshot().Resources[gpu].Socket
@@ -178,4 +181,45 @@ func TestSecondStream(t *testing.T) {
 		r := s.Resources[gpu]
 		return r.Socket != first && r.Connected && r.Streams == 1 && r.Allocatable == 4
 	})
+}
+
+// TestLingeringConnections checks that a kubelet which comes back is let in although
+// all connections that the socket may have are open still.
+func TestLingeringConnections(t *testing.T) {
+	t.Parallel()
+	for name, linger := range map[string]func(*grpc.ClientConn) error{
+		"idle": func(c *grpc.ClientConn) error {
+			_, err := api.NewDevicePluginClient(c).GetDevicePluginOptions(t.Context(), &api.Empty{})
+			return err
+		},
+		"in the middle of a call": func(c *grpc.ClientConn) error { // Its request never comes.
+			_, err := c.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, api.DevicePlugin_Allocate_FullMethodName)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := start(t, options{profile: replicas(2)})
+			p.shows(gpu, 4)
+			before := p.kubelet.Snapshot().Resources[gpu]
+			lingering := make(chan error, 4)
+			for range 4 {
+				connection, err := grpc.NewClient("unix:"+filepath.Join(p.dir, before.Socket), grpc.WithTransportCredentials(insecure.NewCredentials()))
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = connection.Close() })
+				go func() { lingering <- linger(connection) }()
+			}
+			for range 3 { // The fourth waits until the kubelet's own has gone.
+				if err := <-lingering; err != nil {
+					t.Fatal(err)
+				}
+			}
+			p.kubelet.DropStream(gpu)
+			p.await(func(s simkubelet.Snapshot) bool {
+				r := s.Resources[gpu]
+				return r.Registrations > before.Registrations && r.Connected && r.Streams == 1 && r.Allocatable == 4
+			})
+		})
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"io"
 	"net"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -21,6 +20,7 @@ import (
 // goes on trying, at a bounded cost and with a bounded log, says that it is not
 // ready, and registers when a kubelet is there.
 func TestPeerThatIsNoKubelet(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name string
 		// serve has one connection.
@@ -77,7 +77,7 @@ func (p *program) survives(so func() bool) {
 	}
 	p.says("/readyz", "nvidia.com/gpu: not registered with the kubelet")
 	p.says("/healthz", "ok")
-	if n := runtime.NumGoroutine(); n > 300 {
+	if n := p.goroutines(); n < 10 || n > 100 {
 		p.t.Errorf("%d goroutines", n)
 	}
 	if lines := strings.Count(p.log.String(), "\n"); lines > 200 {
@@ -93,6 +93,7 @@ func (p *program) survives(so func() bool) {
 // TestPeerThatAnswersNonsense is a gRPC server that answers Register in its own
 // way.
 func TestPeerThatAnswersNonsense(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name   string
 		answer func(stream grpc.ServerStream) error

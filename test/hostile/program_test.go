@@ -10,29 +10,35 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
+	"runtime/pprof"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/agent"
-	"github.com/virgate/virgate/internal/cdi"
-	"github.com/virgate/virgate/internal/host"
-	"github.com/virgate/virgate/internal/nvml"
-	"github.com/virgate/virgate/internal/podresources"
-	"github.com/virgate/virgate/internal/policy"
+	"github.com/virgate/virgate/internal/daemon"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/simnode"
-	"github.com/virgate/virgate/internal/state"
-	"github.com/virgate/virgate/internal/usage"
 	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/test/kubelettest"
 )
 
 const gpu = "nvidia.com/gpu"
 
-// timing has the waits of the protocol short enough for many repetitions.
-func timing() plugin.Timing {
-	return plugin.Timing{Quiet: 40 * time.Millisecond, StopAfter: 20 * time.Millisecond, ListInterval: time.Millisecond}
+// timing has the waits of the protocol short enough for many repetitions. A slow
+// machine is no kubelet that has lost the stream; noKubelet is about one that has.
+func (o options) timing() plugin.Timing {
+	timing := plugin.Timing{RemovalDelay: 40 * time.Millisecond, StopAfter: 20 * time.Millisecond, ListInterval: time.Millisecond}
+	if !o.noKubelet {
+		timing.StreamTimeout, timing.VerifyAfter = time.Hour, time.Hour
+	}
+	return timing
 }
 
 // options say how a program differs from the usual one.
@@ -42,38 +48,37 @@ type options struct {
 	// noKubelet leaves kubelet.sock to the test.
 	noKubelet bool
 	profile   string
-	// node is the simulated node's name; two boards when empty.
+	// node is the simulated node's name; two GPUs when empty.
 	node string
 }
 
-// program is a run of Virgate with its parts put together as cmd/virgate does, on
-// a simulated node and beside a simulated kubelet.
+// program is a run of Virgate on a simulated node and beside a simulated kubelet.
 type program struct {
 	t       *testing.T
 	ctx     context.Context
 	dir     string
 	node    *simnode.Node
-	kubelet *simkubelet.Kubelet
-	look    chan struct{}
-	log     *logbook
+	kubelet *kubelettest.Kubelet
+	look    chan os.Signal
+	log     *logBuffer
 }
 
-// logbook is the beginning of the log, for any goroutine. It has all its room
+// logBuffer is the beginning of the log, for any goroutine. It has all its room
 // from the start, so that a log does not look like a leak.
-type logbook struct {
+type logBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
 const logged = 1 << 20
 
-func newLogbook() *logbook {
-	l := &logbook{}
+func newLogbook() *logBuffer {
+	l := &logBuffer{}
 	l.text.Grow(logged)
 	return l
 }
 
-func (l *logbook) Write(p []byte) (int, error) {
+func (l *logBuffer) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.text.Len()+len(p) <= logged {
@@ -82,7 +87,7 @@ func (l *logbook) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (l *logbook) String() string {
+func (l *logBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.String()
@@ -108,10 +113,10 @@ func start(t *testing.T, o options) *program {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &program{t: t, dir: dir, node: node, look: make(chan struct{}, 1), log: newLogbook()}
+	p := &program{t: t, dir: dir, node: node, look: make(chan os.Signal, 1), log: newLogbook()}
 	p.write(o.profile)
 	resources := filepath.Join(dir, "pr.sock")
-	p.kubelet = simkubelet.New(simkubelet.Options{Dir: dir, PodResourcesSocket: resources, StopGrace: time.Millisecond, StatusPeriod: 50 * time.Millisecond})
+	p.kubelet = kubelettest.New(simkubelet.Options{Dir: dir, PodResourcesSocket: resources, StopGrace: time.Millisecond, StatusPeriod: 50 * time.Millisecond})
 
 	ctx, cancel := context.WithCancel(t.Context())
 	p.ctx = ctx
@@ -128,37 +133,48 @@ func start(t *testing.T, o options) *program {
 		running.Go(func() { _ = p.kubelet.Run(ctx) })
 	}
 	running.Go(func() {
-		if err := p.run(ctx, o, resources); err != nil {
-			t.Errorf("the program ends: %v", err)
-		}
+		pprof.Do(ctx, pprof.Labels("program", dir), func(ctx context.Context) {
+			if err := daemon.Run(ctx, p.daemon(o, resources)); err != nil {
+				t.Errorf("the program ends: %v", err)
+			}
+		})
 	})
 	return p
 }
 
-func (p *program) run(ctx context.Context, o options, resources string) error {
-	log := slog.New(slog.NewTextHandler(p.log, nil))
-	file := state.NewFile(o.stateDir, log)
-	file.Load()
-	kubelet := podresources.New(podresources.Options{Socket: resources, CheckpointDir: p.dir, Logger: log})
-	defer func() { _ = kubelet.Close() }()
-	library := nvml.WithDeadlines(p.node, nvml.Limits{})
-	node := nvml.NewNode(library, nvml.Options{Logger: log, Rescan: time.Second, Probe: time.Second, Store: state.Health{File: file}})
-	specs := cdi.NewWriter(cdi.Options{Dir: o.cdiDir, Holders: kubelet, Source: cdi.Simulated{}, Logger: log, Retry: 20 * time.Millisecond})
-	profile := &policy.File{Path: p.profile()}
-	started, err := profile.Config()
-	if err != nil {
-		return err
+// goroutines is how many this program has, by the label that each goroutine has
+// from the one that started it: other tests run beside this one.
+func (p *program) goroutines() (total int) {
+	p.t.Helper()
+	var profile strings.Builder
+	if err := pprof.Lookup("goroutine").WriteTo(&profile, 1); err != nil {
+		p.t.Fatal(err)
 	}
-	profile.Started = started.Process
-	return agent.Run(ctx, agent.Options{
-		Node: node, Policy: profile, Health: node, TakeOver: node.TakeOver, Kept: file.Trouble,
-		Plugin:  plugin.NewManager(plugin.Options{Dir: p.dir, Kubelet: kubelet, Store: state.Lists{File: file}, Timing: timing(), Logger: log}),
-		Host:    host.New(host.Options{Root: p.dir, Specs: specs, Logger: log, Interval: 20 * time.Millisecond}),
-		Meter:   usage.NewSampler(usage.Options{Meter: nvml.NewMeter(library), Proc: p.node.Proc(), Containers: p.node, Logger: log}),
-		Holders: kubelet, SampleInterval: 50 * time.Millisecond,
-		Partitioner: nvml.NewPartitioner(library, node.Quiet), Journal: state.Journal{File: file}, Refresh: node.LookAgain,
-		Listen: "127.0.0.1:0", Look: p.look, Logger: log, Version: "test",
-	})
+	// A stack's lines are "3 @ 0x4f 0x6a", then "# labels: {...}" if it has any.
+	for stack := range strings.SplitSeq(profile.String(), "\n\n") {
+		if count, _, found := strings.Cut(stack, " @"); found && strings.Contains(stack, p.dir+`"`) {
+			number, err := strconv.Atoi(count[strings.LastIndexByte(count, '\n')+1:])
+			if err != nil {
+				p.t.Fatal(err)
+			}
+			total += number
+		}
+	}
+	return total
+}
+
+// daemon is virgate run with short intervals.
+func (p *program) daemon(o options, resources string) daemon.Options {
+	return daemon.Options{
+		GPUs:      func(configs.StartupSettings) (daemon.GPUs, error) { return daemon.Simulated(p.node, p.node), nil },
+		Profile:   daemon.ProfileOptions{Path: p.profile()},
+		PluginDir: p.dir, StateDir: o.stateDir, PodResourcesSocket: resources, Timing: o.timing(),
+		Rescan: time.Second, Probe: time.Second,
+		HostRoot: p.dir, CDIDir: o.cdiDir, HostInterval: 20 * time.Millisecond, CDIRetry: 20 * time.Millisecond,
+		Settings: agent.Settings{
+			SampleInterval: 50 * time.Millisecond, Listen: "127.0.0.1:0", Reload: p.look, Logger: slog.New(slog.NewTextHandler(p.log, nil)), Version: "test",
+		},
+	}
 }
 
 func (p *program) profile() string { return filepath.Join(p.dir, "profile.yaml") }
@@ -173,7 +189,7 @@ func (p *program) write(text string) {
 		p.t.Fatal(err)
 	}
 	select {
-	case p.look <- struct{}{}:
+	case p.look <- syscall.SIGHUP:
 	default:
 	}
 }
@@ -248,7 +264,148 @@ func (p *program) says(path, text string) {
 	}
 }
 
-// replicas is a profile with so many shares of each board.
+// replicas is a profile with so many shares of each GPU.
 func replicas(n int) string {
 	return fmt.Sprintf("version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}\n", n)
+}
+
+// repetitions is how often a leak test does its thing after warming up. With
+// LEAKS=1000 in the environment it takes minutes, and is the run whose figures
+// docs/reliability.md has.
+func repetitions(t *testing.T) int {
+	t.Helper()
+	text := os.Getenv("LEAKS")
+	if text == "" {
+		return 40
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 20 {
+		t.Fatalf("LEAKS=%q is no number from 20", text)
+	}
+	return n
+}
+
+// long leaves a test out of `make test`, which must not take minutes and must not
+// depend on what else the machine does. `make test-race` plays it.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("long: make test-race plays it")
+	}
+}
+
+// processUsage is what this process has: program, node, kubelet and test.
+type processUsage struct{ goroutines, descriptors, heap float64 }
+
+func measure(t *testing.T) processUsage {
+	t.Helper()
+	descriptors, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Skipf("descriptors cannot be counted here: %v", err)
+	}
+	// Twice, for what a finalizer lets go of.
+	runtime.GC()
+	runtime.GC()
+	var memory runtime.MemStats
+	runtime.ReadMemStats(&memory)
+	return processUsage{float64(runtime.NumGoroutine()), float64(len(descriptors)), float64(memory.HeapAlloc)}
+}
+
+// flat repeats the step and checks that nothing grows with it. A leak grows in every
+// series of repetitions; what fills up once, as pools and buffers do, or is under way
+// in the moment of a measurement, does not: each kind must be flat in one of the series.
+func flat(t *testing.T, step func(n int)) {
+	t.Helper()
+	const warmUp, parts, mostSeries = 20, 10, 5
+	for n := range warmUp {
+		step(n)
+	}
+	count := repetitions(t)
+	growing := map[string]bool{}
+	kinds := []struct {
+		name string
+		of   func(processUsage) float64
+		// most is what a repetition may add: less than one thing in three, and less
+		// memory than any goroutine or connection has.
+		most float64
+	}{
+		{"goroutines", func(u processUsage) float64 { return u.goroutines }, 0.3},
+		{"descriptors", func(u processUsage) float64 { return u.descriptors }, 0.3},
+		{"heap bytes", func(u processUsage) float64 { return u.heap }, 1500},
+	}
+	for _, kind := range kinds {
+		growing[kind.name] = true
+	}
+	for series := 0; series < mostSeries && len(growing) > 0; series++ {
+		seen := []processUsage{measure(t)}
+		for part := range parts {
+			for n := range count / parts {
+				step(part*(count/parts) + n)
+			}
+			seen = append(seen, measure(t))
+		}
+		for _, kind := range kinds {
+			values := make([]float64, len(seen))
+			for i, u := range seen {
+				values[i] = kind.of(u)
+			}
+			growth := slope(values) * parts / float64(count)
+			t.Logf("%s over %d repetitions: %.0f, %+.3f with each", kind.name, count, values, growth)
+			if growth <= kind.most {
+				delete(growing, kind.name)
+			}
+		}
+	}
+	for name := range growing {
+		t.Errorf("%s grow in each of %d series of %d repetitions", name, mostSeries, count)
+	}
+}
+
+// slope is the median of the slopes between any two of the values, by Theil and Sen,
+// which a moment of noise does not move.
+func slope(values []float64) float64 {
+	var slopes []float64
+	for i := range values {
+		for j := range i {
+			slopes = append(slopes, (values[i]-values[j])/float64(i-j))
+		}
+	}
+	slices.Sort(slopes)
+	return slopes[len(slopes)/2]
+}
+
+// TestProfileSwitchesLeakNothing goes round five profiles: fewer and more
+// replicas, a name that comes and goes, another policy, and one that is refused.
+func TestProfileSwitchesLeakNothing(t *testing.T) {
+	long(t)
+	p := start(t, options{profile: replicas(2)})
+	p.shows(gpu, 4)
+	steps := []struct {
+		profile, resource string
+		devices           int
+	}{
+		{replicas(4), gpu, 8},
+		{replicas(3), gpu, 6},
+		{"sharing: {timeSlicing: {renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 2}]}}", gpu + ".shared", 4},
+		{"sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2, policy: packed}]}}", gpu, 4},
+		{"sharing: nonsense", gpu, 4},
+	}
+	flat(t, func(n int) {
+		step := steps[n%len(steps)]
+		p.write(step.profile)
+		p.shows(step.resource, step.devices)
+	})
+}
+
+// TestKubeletRestartsLeakNothing has the kubelet wipe the sockets each time.
+func TestKubeletRestartsLeakNothing(t *testing.T) {
+	long(t)
+	p := start(t, options{profile: replicas(4)})
+	p.shows(gpu, 8)
+	flat(t, func(int) {
+		if err := p.kubelet.Restart(p.ctx); err != nil {
+			t.Fatal(err)
+		}
+		p.shows(gpu, 8)
+	})
 }

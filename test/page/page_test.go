@@ -4,23 +4,20 @@
 package page
 
 import (
-	"bufio"
 	"bytes"
 	"image/png"
-	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
+
+	"github.com/virgate/virgate/test/program"
 )
 
-// patience is for a machine that does many other things.
-const patience = 2 * time.Minute
+const patience = program.Patience
 
 func chromium(t *testing.T) string {
 	t.Helper()
@@ -59,55 +56,30 @@ func (b browser) run(arguments ...string) (output, complaints string) {
 	return stdout.String(), stderr.String()
 }
 
-var listens = regexp.MustCompile(`msg="http listens" address=(\S+)`)
-
 // demo starts the program with a simulated node and kubelet, and returns its
 // HTTP address when all of its pods run.
 func demo(t *testing.T) (address string) {
 	t.Helper()
-	// The go command runs a test again only when something changed that the test
-	// looked at.
-	for _, folder := range []string{"cmd", "configs", "internal", "mig", "plugin", "sharing"} {
-		if err := filepath.WalkDir(filepath.Join("../..", folder), func(_ string, _ fs.DirEntry, err error) error { return err }); err != nil {
-			t.Fatal(err)
-		}
-	}
-	program := filepath.Join(t.TempDir(), "virgate")
-	if output, err := exec.Command("go", "build", "-buildvcs=false", "-o", program, "../../cmd/virgate").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, output)
-	}
-	command := exec.Command(program, "demo", "--serve", "--verbose", "--listen", "127.0.0.1:0")
-	output, err := command.StdoutPipe()
+	virgate, err := program.Build(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	command.Stderr = command.Stdout
-	if err := command.Start(); err != nil {
+	p, err := program.Start(exec.Command(virgate, "demo", "--serve", "--verbose", "--listen", "127.0.0.1:0"))
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = command.Process.Signal(syscall.SIGTERM)
-		stop := time.AfterFunc(patience, func() { _ = command.Process.Kill() })
-		defer stop.Stop()
-		if err := command.Wait(); err != nil {
+		if err := p.Terminate(); err != nil {
 			t.Errorf("demo: %v", err)
 		}
 	})
-	stop := time.AfterFunc(patience, func() { _ = command.Process.Kill() })
-	defer stop.Stop()
-	var said strings.Builder
-	for lines := bufio.NewScanner(output); lines.Scan(); {
-		said.WriteString(lines.Text() + "\n")
-		if found := listens.FindStringSubmatch(lines.Text()); found != nil {
-			address = found[1]
-		}
-		if strings.HasPrefix(lines.Text(), "Serving on") {
-			go func() { _, _ = io.Copy(io.Discard, output) }()
-			return address
-		}
+	if _, err := p.Await(regexp.MustCompile(`(?m)^Serving on`)); err != nil {
+		t.Fatalf("%v\n%s", err, p.Output())
 	}
-	t.Fatalf("the demo does not serve:\n%s", said.String())
-	return ""
+	if address, err = p.Address(); err != nil {
+		t.Fatal(err)
+	}
+	return address
 }
 
 func TestPage(t *testing.T) {

@@ -3,10 +3,8 @@ package prometheus
 import (
 	"flag"
 	"fmt"
-	"io/fs"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -14,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/virgate/virgate/test/program"
 )
 
 var update = flag.Bool("update", false, "write the answers to the questions; look at them before you keep them")
@@ -25,29 +25,16 @@ const answersFile = "testdata/answers.txt"
 // its profile.
 func TestLive(t *testing.T) {
 	tool(t, "prometheus")
-	virgate := build(t)
+	virgate, err := program.Build(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
 	targets := []scraped{{"demo", startDemo(t, virgate)}, {"refusing", startRefusing(t, virgate)}}
 	s := startServer(t, targets...)
 
 	t.Run("questions", func(t *testing.T) { askQuestions(t, s) })
 	t.Run("rules", func(t *testing.T) { checkRules(t, s) })
 	t.Run("queries", func(t *testing.T) { checkQueries(t, s, targets...) })
-}
-
-// build builds the program. It looks at the folders of its sources, because the go
-// command runs a test again only when something changed that the test looked at.
-func build(t *testing.T) (path string) {
-	t.Helper()
-	for _, folder := range []string{"cmd", "configs", "internal", "mig", "plugin", "sharing"} {
-		if err := filepath.WalkDir(filepath.Join(repository, folder), func(_ string, _ fs.DirEntry, err error) error { return err }); err != nil {
-			t.Fatal(err)
-		}
-	}
-	path = filepath.Join(t.TempDir(), "virgate")
-	if output, err := exec.Command("go", "build", "-buildvcs=false", "-o", path, repository+"/cmd/virgate").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, output)
-	}
-	return path
 }
 
 var listens = regexp.MustCompile(`msg="http listens" address=(\S+)`)
@@ -71,12 +58,12 @@ func startRefusing(t *testing.T, virgate string) (address string) {
 		}
 	}
 	write("version: v1\nflags: {migStrategy: mixed}\nmig: {manage: true, config: all-1g.6gb}\n")
-	program := start(t, virgate, "run", "--node", "sim:a30x4+all-1g.6gb", "--config", profile, "--device-plugin-dir", dir,
+	refusing := start(t, virgate, "run", "--node", "sim:a30x4+all-1g.6gb", "--config", profile, "--device-plugin-dir", dir,
 		"--pod-resources-socket", "", "--control-socket", "", "--listen", "127.0.0.1:0")
-	address = program.await(t, listens)
-	program.await(t, regexp.MustCompile(`msg="(profile in force)"`))
+	address = refusing.await(t, listens)
+	refusing.await(t, regexp.MustCompile(`msg="(profile in force)"`))
 	write("version: v1\nsharing: nothing\n")
-	program.await(t, regexp.MustCompile(`(profile rejected)`))
+	refusing.await(t, regexp.MustCompile(`(profile rejected)`))
 	return address
 }
 

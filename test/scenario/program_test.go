@@ -3,6 +3,9 @@ package scenario
 import (
 	"context"
 	"fmt"
+	"io"
+	"net/http"
+	"net/url"
 	"regexp"
 	"strings"
 	"syscall"
@@ -10,6 +13,7 @@ import (
 
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/test/nvmltest"
 )
 
 var variable = regexp.MustCompile(`^[A-Z_]+=`)
@@ -55,7 +59,7 @@ func (c *call) terminate() error {
 		return err
 	}
 	began := time.Now()
-	if err := p.terminate(); err != nil {
+	if err := p.Terminate(); err != nil {
 		return err
 	}
 	return c.judge(began, limit)
@@ -66,13 +70,13 @@ func (c *call) askToEnd() error {
 	if err != nil {
 		return err
 	}
-	return p.command.Process.Signal(syscall.SIGTERM)
+	return p.Signal(syscall.SIGTERM)
 }
 
 func (c *call) crash() error {
 	p, err := c.program()
 	if err == nil {
-		p.kill()
+		p.Kill()
 	}
 	return err
 }
@@ -82,7 +86,7 @@ func (c *call) hangup() error {
 	if err != nil {
 		return err
 	}
-	return p.command.Process.Signal(syscall.SIGHUP)
+	return p.Signal(syscall.SIGHUP)
 }
 
 func (c *call) sim() error {
@@ -98,7 +102,7 @@ func (c *call) status() error {
 	if err != nil {
 		return err
 	}
-	address, err := p.address()
+	address, err := p.Address()
 	if err != nil {
 		return err
 	}
@@ -115,10 +119,10 @@ func (c *call) awaitLog() error {
 	case err != nil:
 		return err
 	case !c.not:
-		_, err = p.log.await(pattern)
+		_, err = p.Await(pattern)
 		return err
 	}
-	if match := pattern.FindString(p.log.String()); match != "" {
+	if match := pattern.FindString(p.Output()); match != "" {
 		return fmt.Errorf("the program says %q", match)
 	}
 	return nil
@@ -136,15 +140,15 @@ func (c *call) hears() error {
 	if err != nil {
 		return err
 	}
-	heard := regexp.MustCompile(`event that says nothing against the GPU.*gpu=` + id)
-	before := len(heard.FindAllString(p.log.String(), -1))
+	heard := regexp.MustCompile(`GPU event ignored.*gpu=` + id)
+	before := len(heard.FindAllString(p.Output(), -1))
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	pause := time.NewTicker(50 * time.Millisecond)
 	defer pause.Stop()
-	for len(heard.FindAllString(p.log.String(), -1)) == before {
-		// XID 43, a program that stopped, is no fault of the board.
-		if err := simnode.Command(ctx, p.control, "xid", map[string]string{"gpu": index, "code": "43"}); err != nil {
+	for len(heard.FindAllString(p.Output(), -1)) == before {
+		// XID 43, a program that stopped, is no fault of the GPU.
+		if err := nvmltest.Post(ctx, p.control, "xid", url.Values{"gpu": {index}, "code": {"43"}}); err != nil {
 			return err
 		}
 		select {
@@ -154,4 +158,103 @@ func (c *call) hears() error {
 		}
 	}
 	return nil
+}
+
+// fetch asks the program for a path.
+func (p *process) fetch(ctx context.Context, path string) (status int, body string, err error) {
+	address, err := p.Address()
+	if err != nil {
+		return 0, "", err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	request.Close = true
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { _ = response.Body.Close() }()
+	data, err := io.ReadAll(response.Body)
+	return response.StatusCode, string(data), err
+}
+
+// awaitAnswer asks until the answer is as wanted: HTTP cannot tell when it
+// would be another one.
+func (p *process) awaitAnswer(path string, wanted func(status int, body string) bool) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	pause := time.NewTicker(50 * time.Millisecond)
+	defer pause.Stop()
+	var status int
+	var body string
+	for {
+		nextStatus, nextBody, err := p.fetch(ctx, path)
+		if err == nil {
+			status, body = nextStatus, nextBody
+		}
+		if err == nil && wanted(status, body) {
+			return nil
+		}
+		select {
+		case <-pause.C:
+		case <-p.Ended:
+			return fmt.Errorf("the program has ended; the last answer of %s was %d: %s", path, status, body)
+		case <-ctx.Done():
+			return fmt.Errorf("%s still answers %d: %s", path, status, body)
+		}
+	}
+}
+
+func (c *call) ready() error {
+	p, err := c.program()
+	if err != nil {
+		return err
+	}
+	if !c.not {
+		return p.awaitAnswer("/readyz", func(status int, _ string) bool { return status == http.StatusOK })
+	}
+	pattern, err := c.pattern()
+	if err != nil {
+		return err
+	}
+	return p.awaitAnswer("/readyz", func(status int, body string) bool {
+		return status == http.StatusServiceUnavailable && pattern.MatchString(body)
+	})
+}
+
+func (c *call) get() error {
+	p, err := c.program()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	status, body, err := p.fetch(ctx, c.take())
+	if err != nil {
+		return err
+	}
+	_, _ = io.WriteString(c.script.Stdout(), body)
+	if (status == http.StatusNotFound) != c.not || status != http.StatusOK && !c.not {
+		return fmt.Errorf("answer %d: %s", status, strings.TrimSpace(body))
+	}
+	return nil
+}
+
+func (c *call) metric() error {
+	p, err := c.program()
+	if err != nil {
+		return err
+	}
+	if len(c.arguments) != 1 {
+		return errUsage
+	}
+	line, err := regexp.Compile("(?m)^(?:" + c.take() + ")$")
+	if err != nil {
+		return err
+	}
+	return p.awaitAnswer("/metrics", func(status int, body string) bool {
+		return status == http.StatusOK && line.MatchString(body) != c.not
+	})
 }

@@ -21,6 +21,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -36,8 +37,9 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// timed ends the names of scripts that measure how long the program takes. They
-// play one after another, before all others.
+// timed ends the names of scripts that measure how long the program takes, or that
+// have to be quicker than one of its deadlines. They play one after another, before
+// all others.
 const timed = "-in-time.txt"
 
 func TestScripts(t *testing.T) {
@@ -50,19 +52,27 @@ func TestScripts(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	var played atomic.Bool
+	t.Cleanup(func() {
+		if !played.Load() {
+			t.Error("no script has been played: -run names them as TestScripts/together/NAME or TestScripts/alone/NAME, without .txt")
+		}
+	})
+	play := func(t *testing.T, files ...string) {
+		testscript.Run(t, testscript.Params{Files: files, Cmds: commands(), RequireUniqueNames: true, Setup: func(env *testscript.Env) error {
+			played.Store(true)
+			return place.setStage(env)
+		}})
+	}
 	var others []string
 	for _, file := range scripts(t) {
 		if !strings.HasSuffix(file, timed) {
 			others = append(others, file)
 			continue
 		}
-		t.Run("alone", func(t *testing.T) { testscript.Run(t, place.params(file)) })
+		t.Run("alone", func(t *testing.T) { play(t, file) })
 	}
-	t.Run("together", func(t *testing.T) { testscript.Run(t, place.params(others...)) })
-}
-
-func (s site) params(files ...string) testscript.Params {
-	return testscript.Params{Files: files, Setup: s.setStage, Cmds: commands(), RequireUniqueNames: true}
+	t.Run("together", func(t *testing.T) { play(t, others...) })
 }
 
 // TestScriptsSayWhatTheyHold keeps names and first lines to their form, and

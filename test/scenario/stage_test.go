@@ -2,21 +2,23 @@ package scenario
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
-
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/kubelettest"
+	"github.com/virgate/virgate/test/program"
 )
 
 // patience is how long a condition may take to come true. A script that is
 // right never waits that long, on the slowest machine neither.
-const patience = 30 * time.Second
+const patience = program.Patience
 
 // stage is what one script plays on.
 type stage struct {
@@ -24,13 +26,13 @@ type stage struct {
 	// home has the script's sockets and its profile.
 	home string
 	// kubelet is nil before the script starts it.
-	kubelet *simkubelet.Kubelet
+	kubelet *kubelettest.Kubelet
 	// programs are those started last under each name, all those ever started.
 	programs map[string]*process
 	all      []*process
 	// hasProfile says that the script has put a profile into place.
 	hasProfile bool
-	// gpus are the boards of the node that was started last, as they are at the
+	// gpus are the GPUs of the node that was started last, as they are at the
 	// start.
 	gpus []sharing.GPU
 	// held are the devices of each pod when the script first asked.
@@ -75,9 +77,9 @@ func (s *stage) profile() string { return filepath.Join(s.home, "profile.yaml") 
 func (s *stage) end(t testscript.T) {
 	var wrong []string
 	for _, p := range s.all {
-		p.kill()
+		p.Kill()
 		for _, sign := range []string{"WARNING: DATA RACE", "panic: ", "fatal error: "} {
-			if strings.Contains(p.log.String(), sign) {
+			if strings.Contains(p.Output(), sign) {
 				wrong = append(wrong, fmt.Sprintf("%s: %s", p.name, sign))
 			}
 		}
@@ -90,7 +92,7 @@ func (s *stage) end(t testscript.T) {
 	}
 	if result, ok := t.(interface{ Failed() bool }); len(wrong) > 0 || ok && result.Failed() {
 		for _, p := range s.all {
-			t.Log("the log of", p.name+":\n"+p.log.String())
+			t.Log("the log of", p.name+":\n"+p.Output())
 		}
 	}
 	if err := os.RemoveAll(s.home); err != nil {
@@ -99,4 +101,122 @@ func (s *stage) end(t testscript.T) {
 	if len(wrong) > 0 {
 		t.Fatal(strings.Join(wrong, "\n"))
 	}
+}
+
+// site is what all scripts share.
+type site struct {
+	// repository is the module's folder.
+	repository string
+	// dir is for everything that the scripts make. Its path is short: that of a
+	// unix socket has 107 bytes at most.
+	dir string
+	// binary is the program. It is alone in its folder, which scripts have in
+	// their PATH.
+	binary string
+}
+
+// newSite builds the program.
+func newSite() (site, error) {
+	repository, err := filepath.Abs("../..")
+	if err != nil {
+		return site{}, err
+	}
+	dir, err := os.MkdirTemp("", "vg")
+	if err != nil {
+		return site{}, err
+	}
+	binary, err := program.Build(filepath.Join(dir, "bin"))
+	if err != nil {
+		return site{}, errors.Join(err, os.RemoveAll(dir))
+	}
+	return site{repository: repository, dir: dir, binary: binary}, nil
+}
+
+// process is one virgate run.
+type process struct {
+	*program.Process
+	name    string
+	control string
+}
+
+// launch starts virgate run and returns when it serves HTTP.
+func (s *stage) launch(name string, environment, arguments []string) (*process, error) {
+	if old := s.programs[name]; old != nil && !old.HasEnded() {
+		return nil, fmt.Errorf("program %s still runs", name)
+	}
+	control := filepath.Join(s.home, fmt.Sprintf("control%d.sock", len(s.all)))
+	arguments = append([]string{
+		"run", "--device-plugin-dir", s.plugins(), "--pod-resources-socket", s.podResources(),
+		"--control-socket", control, "--listen", "127.0.0.1:0", "--rescan", "100ms", "--quiet-time", "200ms",
+	}, arguments...)
+	command := exec.Command(s.binary, arguments...)
+	command.Env = append([]string{promptEnd}, environment...)
+	command.Dir = s.home
+	started, err := program.Start(command)
+	if err != nil {
+		return nil, err
+	}
+	p := &process{Process: started, name: name, control: control}
+	s.programs[name] = p
+	s.all = append(s.all, p)
+	_, err = p.Address()
+	return p, err
+}
+
+func (c *call) replaceProfile() error {
+	if c.not {
+		return os.Remove(c.profile())
+	}
+	if len(c.arguments) != 1 {
+		return errUsage
+	}
+	return c.putProfile(c.take())
+}
+
+// putProfile replaces the profile as a whole, as careful editors do.
+func (c *call) putProfile(file string) error {
+	data := c.script.ReadFile(file)
+	next := c.profile() + ".new"
+	if err := os.WriteFile(next, []byte(data), 0o600); err != nil {
+		return err
+	}
+	c.hasProfile = true
+	return os.Rename(next, c.profile())
+}
+
+// mount does what a kubelet does with a ConfigMap volume: a new folder for each
+// version, the link ..data that moves to it in one step, and a link for each
+// key that goes through ..data and never changes.
+func (c *call) mount() error {
+	if len(c.arguments) != 2 {
+		return errUsage
+	}
+	volume := c.script.MkAbs(c.take())
+	data := c.script.ReadFile(c.take())
+	if err := os.MkdirAll(volume, 0o750); err != nil {
+		return err
+	}
+	old, _ := os.Readlink(filepath.Join(volume, "..data"))
+	version, err := os.MkdirTemp(volume, "..version_")
+	if err != nil {
+		return err
+	}
+	const key = "profile.yaml"
+	if err := os.WriteFile(filepath.Join(version, key), []byte(data), 0o600); err != nil {
+		return err
+	}
+	next := filepath.Join(volume, "..data_tmp")
+	if err := os.Symlink(filepath.Base(version), next); err != nil {
+		return err
+	}
+	if err := os.Rename(next, filepath.Join(volume, "..data")); err != nil {
+		return err
+	}
+	if old == "" {
+		return os.Symlink(filepath.Join("..data", key), filepath.Join(volume, key))
+	}
+	if err := os.RemoveAll(filepath.Join(volume, old)); err != nil {
+		return fmt.Errorf("remove the old version: %w", err)
+	}
+	return nil
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
+	"testing"
 
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/simnode"
@@ -11,14 +13,14 @@ import (
 
 // rest is a node at one moment, and what it should come to.
 type rest struct {
-	wish       wish
+	wish       wantedProfile
 	conditions []condition
-	boards     []simnode.Board
+	gpus       []simnode.GPU
 	kubelet    simkubelet.Snapshot
 }
 
-// judgement is what is not yet as it should be.
-type judgement struct {
+// restCheck is what is not yet as it should be.
+type restCheck struct {
 	rest
 	// health is by ID, by resource, of what is listed.
 	health map[string]map[string]bool
@@ -27,13 +29,13 @@ type judgement struct {
 	// known are the units that were judged or may be anything.
 	known map[string]bool
 	wrong []string
-	// blocked are the boards that pods keep from their layout.
+	// blocked are the GPUs that pods keep from their layout.
 	blocked []string
 }
 
 // judge says what is not as it should be when all has come to rest.
-func judge(r rest) *judgement {
-	j := &judgement{rest: r, health: map[string]map[string]bool{}, held: map[string]map[string]bool{}, known: map[string]bool{}}
+func judge(r rest) *restCheck {
+	j := &restCheck{rest: r, health: map[string]map[string]bool{}, held: map[string]map[string]bool{}, known: map[string]bool{}}
 	for name, resource := range r.kubelet.Resources {
 		j.health[name] = map[string]bool{}
 		for _, device := range resource.Devices {
@@ -53,8 +55,8 @@ func judge(r rest) *judgement {
 		}
 	}
 	j.streams()
-	for ordinal, board := range r.boards {
-		j.board(ordinal, board)
+	for ordinal, gpu := range r.gpus {
+		j.gpu(ordinal, gpu)
 	}
 	j.leftovers()
 	j.heldAreListed()
@@ -66,7 +68,7 @@ func judge(r rest) *judgement {
 // only stopAfter here, which on a busy machine may pass before a registration, or
 // before the kubelet reads the list; it then remembers the devices for five
 // minutes.
-func (j *judgement) streams() {
+func (j *restCheck) streams() {
 	for _, name := range slices.Sorted(maps.Keys(j.kubelet.Resources)) {
 		resource := j.kubelet.Resources[name]
 		needed := slices.Contains(j.wish.names(), name) || len(j.held[name]) > 0
@@ -76,13 +78,13 @@ func (j *judgement) streams() {
 	}
 }
 
-func (j *judgement) complain(format string, arguments ...any) {
+func (j *restCheck) complain(format string, arguments ...any) {
 	j.wrong = append(j.wrong, fmt.Sprintf(format, arguments...))
 }
 
-func (j *judgement) board(ordinal int, board simnode.Board) {
-	units := []string{board.UUID}
-	for _, partition := range board.Partitions {
+func (j *restCheck) gpu(ordinal int, gpu simnode.GPU) {
+	units := []string{gpu.UUID}
+	for _, partition := range gpu.Partitions {
 		units = append(units, partition.UUID)
 	}
 	for _, unit := range units {
@@ -93,47 +95,47 @@ func (j *judgement) board(ordinal int, board simnode.Board) {
 		return
 	case faulty:
 		for _, unit := range units {
-			j.withoutHealthy(unit, "its board is faulty")
+			j.withoutHealthy(unit, "its GPU is faulty")
 		}
 		return
 	}
-	if ordinal < cuttable && j.wish.layout != "" && !j.isCut(board) {
+	if ordinal < cuttable && j.wish.layout != "" && !j.isCut(gpu) {
 		if !slices.ContainsFunc(units, j.isHeld) {
-			j.complain("invariant 9: board %d has not come to layout %s: MIG %t, %v", ordinal, j.wish.layout, board.MIG, cutInto(board))
+			j.complain("invariant 9: GPU %d has not come to layout %s: MIG %t, %v", ordinal, j.wish.layout, gpu.MIG, cutInto(gpu))
 		}
-		j.blocked = append(j.blocked, board.UUID)
+		j.blocked = append(j.blocked, gpu.UUID)
 		j.withoutLeaving(units)
 		return
 	}
-	if board.MIG {
-		j.withoutHealthy(board.UUID, "its board has partitions")
-		j.withoutLeaving([]string{board.UUID})
-		for _, partition := range board.Partitions {
+	if gpu.MIG {
+		j.withoutHealthy(gpu.UUID, "its GPU has partitions")
+		j.withoutLeaving([]string{gpu.UUID})
+		for _, partition := range gpu.Partitions {
 			j.unit(partition.UUID, j.wish.partition(ordinal, partition.Profile))
 		}
 		return
 	}
-	j.unit(board.UUID, j.wish.whole(ordinal))
+	j.unit(gpu.UUID, j.wish.whole(ordinal))
 }
 
-// cutInto counts the partitions of a board by profile.
-func cutInto(board simnode.Board) map[string]int {
+// cutInto counts the partitions of a GPU by profile.
+func cutInto(gpu simnode.GPU) map[string]int {
 	counts := map[string]int{}
-	for _, partition := range board.Partitions {
+	for _, partition := range gpu.Partitions {
 		counts[partition.Profile]++
 	}
 	return counts
 }
 
-// isCut says that the board has the layout's partitions, and MIG mode only for
+// isCut says that the GPU has the layout's partitions, and MIG mode only for
 // them.
-func (j *judgement) isCut(board simnode.Board) bool {
+func (j *restCheck) isCut(gpu simnode.GPU) bool {
 	want := layouts()[j.wish.layout]
-	return board.MIG == (len(want) > 0) && maps.Equal(cutInto(board), want)
+	return gpu.MIG == (len(want) > 0) && maps.Equal(cutInto(gpu), want)
 }
 
 // unit judges the devices of a sound unit that is to be offered in that way.
-func (j *judgement) unit(unit string, want way) {
+func (j *restCheck) unit(unit string, want sharingMode) {
 	healthy, listed, holding := 0, 0, 0
 	elsewhere := false
 	for _, resource := range slices.Sorted(maps.Keys(j.held)) {
@@ -180,7 +182,7 @@ func (j *judgement) unit(unit string, want way) {
 }
 
 // withoutHealthy says that nothing of the unit may be handed out.
-func (j *judgement) withoutHealthy(unit, because string) {
+func (j *restCheck) withoutHealthy(unit, because string) {
 	for _, resource := range slices.Sorted(maps.Keys(j.health)) {
 		for _, id := range slices.Sorted(maps.Keys(j.health[resource])) {
 			if of, _ := unitOf(id); of == unit && j.health[resource][id] {
@@ -192,7 +194,7 @@ func (j *judgement) withoutHealthy(unit, because string) {
 
 // withoutLeaving says that nothing of the units is on its way out: what nobody
 // holds is Healthy, or is not listed.
-func (j *judgement) withoutLeaving(units []string) {
+func (j *restCheck) withoutLeaving(units []string) {
 	for _, resource := range slices.Sorted(maps.Keys(j.health)) {
 		for _, id := range slices.Sorted(maps.Keys(j.health[resource])) {
 			if of, _ := unitOf(id); slices.Contains(units, of) && !j.health[resource][id] && !j.held[resource][id] {
@@ -202,7 +204,7 @@ func (j *judgement) withoutLeaving(units []string) {
 	}
 }
 
-func (j *judgement) isHeld(unit string) bool {
+func (j *restCheck) isHeld(unit string) bool {
 	for _, ids := range j.held {
 		for id := range ids {
 			if of, _ := unitOf(id); of == unit {
@@ -214,7 +216,7 @@ func (j *judgement) isHeld(unit string) bool {
 }
 
 // leftovers are devices of partitions that are gone.
-func (j *judgement) leftovers() {
+func (j *restCheck) leftovers() {
 	for _, resource := range slices.Sorted(maps.Keys(j.health)) {
 		for _, id := range slices.Sorted(maps.Keys(j.health[resource])) {
 			if unit, _ := unitOf(id); !j.known[unit] && !j.held[resource][id] {
@@ -225,12 +227,305 @@ func (j *judgement) leftovers() {
 }
 
 // heldAreListed is invariant 5 as the kubelet sees it.
-func (j *judgement) heldAreListed() {
+func (j *restCheck) heldAreListed() {
 	for _, resource := range slices.Sorted(maps.Keys(j.held)) {
 		for _, id := range slices.Sorted(maps.Keys(j.held[resource])) {
 			if _, listed := j.health[resource][id]; !listed {
 				j.complain("invariant 5: a pod holds %s of %s, which is not listed", id, resource)
 			}
 		}
+	}
+}
+
+// documentNames are the profiles in the ConfigMap.
+var documentNames = []string{"day", "night", "weekend"}
+
+// anyWish is a document's content.
+func (s *scheduler) anyWish() wantedProfile {
+	w := wantedProfile{byModel: s.one(3), oneOnly: s.one(5)}
+	if !s.one(3) {
+		w.layout = pick(s.random, slices.Sorted(maps.Keys(layouts()))...)
+	}
+	names := []string{gpuName, "nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb", "nvidia.com/mig-3g.40gb"}
+	if w.byModel {
+		names = append(names, h100Name)
+	}
+	for _, name := range names {
+		if s.one(2) {
+			w.shares = append(w.shares, share{
+				resource: name, replicas: 2 + s.random.IntN(3), renamed: s.one(4),
+				policy: pick(s.random, "distributed", "packed", "spread"),
+			})
+		}
+	}
+	if s.one(5) {
+		w.excluded = append(w.excluded, s.random.IntN(gpus))
+	}
+	return w
+}
+
+// write puts a good document in place.
+func (s *scheduler) write(name string, w wantedProfile) {
+	s.edits++
+	w.edit = s.edits
+	s.change(operation{kind: edit, name: name, wish: &w}, func() { s.documents[name] = &w })
+}
+
+// spoil puts a bad one in the place of the chosen one. Of another, a label that
+// chooses it might be seen before it is.
+func (s *scheduler) spoil() {
+	name := s.selected
+	s.edits++
+	s.change(operation{kind: edit, name: name, text: s.badDocument()}, func() { s.documents[name] = nil })
+}
+
+// badDocument names its number where the error will quote it.
+func (s *scheduler) badDocument() string {
+	form := pick(s.random,
+		"sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: -%d}]}}\n",
+		"flags: {edit%d: true}\n",
+		"sharing: {timeSlicing: {resources: [{name: nvidia.com/edit%d, replicas: 2}]}}\n",
+		"flags: {migStrategy: mixed}\nmig: {manage: true, config: edit%d}\n",
+		"version: edit%d\n",
+		"edit%d: {timeSlicing: [\n",
+	)
+	return fmt.Sprintf(form, s.edits)
+}
+
+// change adds an operation on the profile. One that is to be rejected leaves
+// the last good profile in force, so which one that is must be certain first.
+func (s *scheduler) change(o operation, do func()) {
+	before := *s
+	before.documents = maps.Clone(s.documents)
+	_, was := s.wanted()
+	do()
+	wanted, ok := s.wanted()
+	if !ok && (s.cutOff > 0 || !was && s.badDocuments != (o.kind == edit)) {
+		*s = before // Nothing can be certain.
+		return
+	}
+	if !ok && !s.awaited {
+		after := *s
+		*s = before
+		s.obey()
+		after.out, after.awaited = s.out, true
+		*s = after
+	}
+	s.add(o)
+	if !ok {
+		// Labels and documents come on two ways. What is changed next must not come
+		// before this, nor this be taken for seen because of something on the other.
+		s.badDocuments = o.kind == edit
+		s.add(operation{kind: obeyed, rejected: true})
+	}
+	if ok {
+		s.awaited = s.awaited && wanted.edit == s.inForce.edit && wanted.layout == s.inForce.layout && wanted.labelled == s.inForce.labelled
+		s.inForce = wanted
+	}
+}
+
+// wanted is what labels and documents say; false when that cannot be had.
+func (s *scheduler) wanted() (wantedProfile, bool) {
+	document := s.documents[s.selected]
+	if document == nil {
+		return wantedProfile{}, false
+	}
+	w := *document
+	if w.layout != "" && s.layout != "" {
+		if _, known := layouts()[s.layout]; !known {
+			return wantedProfile{}, false
+		}
+		w.own, w.layout, w.labelled = w.layout, s.layout, true
+	}
+	return w, true
+}
+
+// obey waits until the profile is in force. It cannot be seen to be while the
+// wanted one is rejected; then it was waited for before.
+func (s *scheduler) obey() {
+	s.mend()
+	if _, ok := s.wanted(); ok {
+		w := s.inForce
+		s.add(operation{kind: obeyed, wish: &w, name: s.selected})
+	}
+	s.awaited = true
+}
+
+func (s *scheduler) profile() {
+	switch n := s.random.IntN(20); {
+	case n < 8 && slices.Contains(documentNames, s.selected):
+		s.write(s.selected, s.anyWish())
+	case n < 10:
+		s.write(pick(s.random, documentNames...), s.anyWish())
+	case n < 14:
+		s.flip(pick(s.random, documentNames...))
+	case n < 15:
+		s.flip(pick(s.random, "", fmt.Sprintf("missing%d", s.edits)))
+	case n < 17:
+		value := pick(s.random, "", "all-balanced", "all-1g.10gb", "all-disabled", "all-9g.90gb")
+		s.change(operation{kind: migLabel, text: value}, func() { s.layout = value })
+	case slices.Contains(documentNames, s.selected):
+		s.spoil()
+	}
+}
+
+func (s *scheduler) flip(value string) {
+	s.change(operation{kind: label, text: value}, func() { s.selected = value })
+}
+
+// What the model says is itself tested on nodes that are right but for one
+// thing.
+
+const (
+	first, second, third = "MIG-1", "MIG-2", "MIG-3"
+	gpu0, gpu3           = "GPU-0", "GPU-3"
+)
+
+// right is a node with one GPU cut in two and one GPU shared by two, of
+// which a pod holds a share; the other GPUs are excluded.
+func right() rest {
+	devices := func(ids ...string) simkubelet.Resource {
+		r := simkubelet.Resource{Connected: true, Streams: 1}
+		for _, id := range ids {
+			r.Devices = append(r.Devices, simkubelet.Device{ID: id, Healthy: true})
+		}
+		return r
+	}
+	return rest{
+		wish: wantedProfile{
+			layout: "all-3g.40gb", excluded: []int{1, 2, 4},
+			shares: []share{{resource: gpuName, replicas: 2}},
+		},
+		conditions: make([]condition, gpus),
+		gpus: []simnode.GPU{
+			{UUID: gpu0, MIG: true, Partitions: []simnode.Partition{{UUID: first, Profile: "3g.40gb"}, {UUID: second, Profile: "3g.40gb"}}},
+			{UUID: "GPU-1", MIG: true, Partitions: []simnode.Partition{{UUID: "MIG-4", Profile: "3g.40gb"}, {UUID: "MIG-5", Profile: "3g.40gb"}}},
+			{UUID: "GPU-2", MIG: true, Partitions: []simnode.Partition{{UUID: "MIG-6", Profile: "3g.40gb"}, {UUID: "MIG-7", Profile: "3g.40gb"}}},
+			{UUID: gpu3},
+			{UUID: "GPU-4"},
+		},
+		kubelet: simkubelet.Snapshot{
+			Resources: map[string]simkubelet.Resource{
+				"nvidia.com/mig-3g.40gb": devices(first, second),
+				gpuName:                  devices(gpu3+"::0", gpu3+"::1"),
+			},
+			Pods: []simkubelet.PodStatus{{Containers: []simkubelet.ContainerStatus{{
+				Grants: []simkubelet.Grant{{Resource: gpuName, Devices: []string{gpu3 + "::1"}}},
+			}}}},
+		},
+	}
+}
+
+// with changes the devices of a resource.
+func (r rest) with(resource string, change func([]simkubelet.Device) []simkubelet.Device) rest {
+	next := r.kubelet.Resources[resource]
+	next.Devices = change(slices.Clone(next.Devices))
+	r.kubelet.Resources[resource] = next
+	return r
+}
+
+func TestJudge(t *testing.T) {
+	sick := func(at int) func([]simkubelet.Device) []simkubelet.Device {
+		return func(devices []simkubelet.Device) []simkubelet.Device {
+			devices[at].Healthy = false
+			return devices
+		}
+	}
+	without := func(at int) func([]simkubelet.Device) []simkubelet.Device {
+		return func(devices []simkubelet.Device) []simkubelet.Device { return slices.Delete(devices, at, at+1) }
+	}
+	plus := func(id string, healthy bool) func([]simkubelet.Device) []simkubelet.Device {
+		return func(devices []simkubelet.Device) []simkubelet.Device {
+			return append(devices, simkubelet.Device{ID: id, Healthy: healthy})
+		}
+	}
+	const parts = "nvidia.com/mig-3g.40gb"
+	tests := []struct {
+		name   string
+		change func(r rest) rest
+		// want is in what is complained of; empty for nothing.
+		want string
+	}{
+		{"all right", func(r rest) rest { return r }, ""},
+		{"a free share is Unhealthy", func(r rest) rest { return r.with(gpuName, sick(0)) }, "invariant 3: GPU-3 has 1 Healthy"},
+		{"a held share is Unhealthy", func(r rest) rest { return r.with(gpuName, sick(1)) }, "invariant 5: GPU-3::1"},
+		{"a held share is not listed", func(r rest) rest { return r.with(gpuName, without(1)) }, "invariant 5: a pod holds GPU-3::1"},
+		{"a share too many", func(r rest) rest { return r.with(gpuName, plus("GPU-3::2", false)) }, "GPU-3 has 3 devices"},
+		{"alone and shared", func(r rest) rest { return r.with(gpuName, plus(gpu3, true)) }, "GPU-3 is still listed"},
+		{"an excluded GPU is offered", func(r rest) rest { return r.with(gpuName, plus("GPU-4", true)) }, "invariant 3: GPU-4"},
+		{"an excluded GPU is on its way", func(r rest) rest { return r.with(gpuName, plus("GPU-4", false)) }, "GPU-4 of nvidia.com/gpu is still on its way out"},
+		{"a GPU and its partitions", func(r rest) rest { return r.with(gpuName, plus(gpu0, true)) }, "invariant 3: GPU-0"},
+		{"a partition that is gone", func(r rest) rest { return r.with(parts, plus(third, false)) }, "MIG-3 is still listed"},
+		{"a partition is missing", func(r rest) rest { return r.with(parts, without(0)) }, "invariant 3: MIG-1 has 0 Healthy"},
+		{"a faulty GPU is offered", func(r rest) rest { r.conditions[0] = faulty; return r }, "its GPU is faulty"},
+		{"a doubtful GPU may be anything", func(r rest) rest { r.conditions[0] = doubtful; return r.with(parts, sick(0)) }, ""},
+		{"another layout", func(r rest) rest { r.wish.layout = "all-balanced"; return r }, "invariant 9: GPU 0 has not come to layout"},
+		{"no stream", func(r rest) rest {
+			next := r.kubelet.Resources[parts]
+			next.Streams = 0
+			r.kubelet.Resources[parts] = next
+			return r
+		}, "invariant 4"},
+		{"a name that nobody wants, without a stream", func(r rest) rest {
+			r.kubelet.Resources["nvidia.com/old"] = simkubelet.Resource{Devices: []simkubelet.Device{{ID: gpu0}}}
+			r.conditions[0] = faulty
+			return r.with(parts, func([]simkubelet.Device) []simkubelet.Device { return nil })
+		}, ""},
+		{"a name that nobody wants and a pod holds, without a stream", func(r rest) rest {
+			r.kubelet.Resources["nvidia.com/old"] = simkubelet.Resource{Devices: []simkubelet.Device{{ID: gpu0}}}
+			r.conditions[0] = faulty
+			r.kubelet.Pods[0].Containers[0].Grants = append(r.kubelet.Pods[0].Containers[0].Grants,
+				simkubelet.Grant{Resource: "nvidia.com/old", Devices: []string{gpu0}})
+			return r.with(parts, func([]simkubelet.Device) []simkubelet.Device { return nil })
+		}, "invariant 4: nvidia.com/old has 0 streams"},
+		{"a pod keeps a GPU from its layout", func(r rest) rest {
+			r.wish.layout, r.wish.excluded = "all-balanced", nil
+			r.conditions[1], r.conditions[2], r.conditions[4] = doubtful, doubtful, doubtful
+			r.kubelet.Pods[0].Containers[0].Grants = append(r.kubelet.Pods[0].Containers[0].Grants,
+				simkubelet.Grant{Resource: parts, Devices: []string{first}})
+			return r
+		}, ""},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			got := strings.Join(judge(test.change(right())).wrong, "\n")
+			if (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
+				t.Errorf("complaints %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestStill(t *testing.T) {
+	made := func(plan string, restless ...string) settledNode {
+		s := settledNode{lists: map[string][]string{gpu0: {"a"}, gpu3: {"b"}}, plan: plan, restless: map[string]bool{}}
+		for _, gpu := range restless {
+			s.restless[gpu] = true
+		}
+		return s
+	}
+	other := func(s settledNode, gpu string) settledNode {
+		s.lists[gpu] = append(s.lists[gpu], "c")
+		return s
+	}
+	tests := []struct {
+		name          string
+		before, after settledNode
+		differ        bool
+	}{
+		{"the same", made("x"), made("x"), false},
+		{"another plan", made("x"), made("y"), true},
+		{"another list", made("x"), other(made("x"), gpu0), true},
+		{"another list of a restless GPU", made("", gpu0), other(made("", gpu0), gpu0), false},
+		{"of one that was restless", made("", gpu0), other(made("x"), gpu0), false},
+		{"of one that has become restless", made("x"), other(made("", gpu0), gpu0), false},
+		{"of another one", made("", gpu0), other(made("", gpu0), gpu3), true},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			if diff := test.before.differ(test.after); (diff != "") != test.differ {
+				t.Errorf("differs: %q", diff)
+			}
+		})
 	}
 }

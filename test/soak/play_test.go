@@ -1,16 +1,26 @@
 package soak
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/test/kubelettest"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // play does one operation. Its error says which invariant does not hold.
@@ -51,7 +61,12 @@ func (w *world) play(o operation) error {
 			return ""
 		})
 	case obeyed:
-		return w.await(o.String(), func() string { return w.program.seen.awaited(o) })
+		return w.await(o.String(), func() string {
+			if missing := w.program.seen.awaited(o); missing != "" || o.rejected {
+				return missing
+			}
+			return w.unsaved(o.wish.edit)
+		})
 	case settle:
 		return w.settle(o)
 	default:
@@ -67,24 +82,24 @@ func (w *world) play(o operation) error {
 
 func (w *world) hardware(o operation) error {
 	node := w.site.node
-	index, board := w.boardAt(o.board)
+	index, gpu := w.gpuAt(o.gpu)
 	switch o.kind {
 	case lose:
 		return node.Lose(index)
 	case heal:
 		return node.Heal(index)
 	case xid:
-		w.hurt(o.board)
-		return node.XID(index, uint64(o.count), nvml.WholeBoard, nvml.WholeBoard)
+		w.hurt(o.gpu)
+		return node.XID(index, uint64(o.count), nvml.WholeGPU, nvml.WholeGPU)
 	case partitionXID:
-		if len(board.Partitions) == 0 {
+		if len(gpu.Partitions) == 0 {
 			return nil
 		}
-		w.hurt(o.board)
-		hit := board.Partitions[o.count%len(board.Partitions)]
+		w.hurt(o.gpu)
+		hit := gpu.Partitions[o.count%len(gpu.Partitions)]
 		return node.XID(index, uint64(o.count), uint32(hit.GPUInstance), uint32(hit.ComputeInstance))
 	case heat:
-		return node.Temperature(index, 95)
+		return node.SetTemperature(index, 95)
 	case pull:
 		return node.Remove(index)
 	case plug:
@@ -95,9 +110,9 @@ func (w *world) hardware(o operation) error {
 			w.reopens = true
 			w.mayMissResets()
 		}
-		w.scripts = append(w.scripts, node.Script(o.name, simnode.Fault{Return: nvml.Unknown, Times: o.count}))
+		w.scripts = append(w.scripts, node.InjectFault(o.name, simnode.Fault{Return: nvml.Unknown, Times: o.count}))
 	case slowCall:
-		w.scripts = append(w.scripts, node.Script(o.name, simnode.Fault{Delay: o.delay, Times: o.count}))
+		w.scripts = append(w.scripts, node.InjectFault(o.name, simnode.Fault{Delay: o.delay, Times: o.count}))
 	}
 	return nil
 }
@@ -130,11 +145,11 @@ func (w *world) disturb(o operation) error {
 		return w.removeSockets("virgate-*.sock")
 	case slowStream:
 		w.witness.slowed()
-		w.kubelet.SlowStream(o.delay)
+		w.kubelet.DelayLists(o.delay)
 	case refuse:
 		w.kubelet.RefuseRegister(o.count)
 	case silence:
-		w.kubelet.SetSilent(o.count > 0)
+		w.kubelet.HangRegister(o.count > 0)
 	case cut:
 		w.cluster.cut()
 	case mend:
@@ -199,29 +214,29 @@ func (w *world) countStreams() map[string][2]int {
 	return counts
 }
 
-// restless are the boards, by UUID, of which what is listed may change by itself:
-// a program that is started while a board is away does not know of it, and a
-// board that waits for pods to be cut is tried again now and then.
+// restless are the GPUs, by UUID, of which what is listed may change by itself:
+// a program that is started while a GPU is away does not know of it, and a
+// GPU that waits for pods to be cut is tried again now and then.
 func (w *world) restless(conditions []condition) map[string]bool {
-	boards := map[string]bool{}
-	for ordinal, board := range w.site.node.Boards() {
-		if conditions[ordinal] != sound || slices.Contains(w.settled.blocked, board.UUID) {
-			boards[board.UUID] = true
+	gpus := map[string]bool{}
+	for ordinal, gpu := range w.site.node.GPUs() {
+		if conditions[ordinal] != sound || slices.Contains(w.settled.blocked, gpu.UUID) {
+			gpus[gpu.UUID] = true
 		}
 	}
-	return boards
+	return gpus
 }
 
-// boardOf has the board of each unit that there is, by UUID.
-func (w *world) boardOf() map[string]string {
-	boards := map[string]string{}
-	for _, board := range w.site.node.Boards() {
-		boards[board.UUID] = board.UUID
-		for _, partition := range board.Partitions {
-			boards[partition.UUID] = board.UUID
+// gpuOf has the GPU of each unit that there is, by UUID.
+func (w *world) gpuOf() map[string]string {
+	gpus := map[string]string{}
+	for _, gpu := range w.site.node.GPUs() {
+		gpus[gpu.UUID] = gpu.UUID
+		for _, partition := range gpu.Partitions {
+			gpus[partition.UUID] = gpu.UUID
 		}
 	}
-	return boards
+	return gpus
 }
 
 // looked waits until the program has looked at its profile twice more: what it
@@ -243,4 +258,525 @@ func (w *world) breathe() {
 	case <-time.After(steady):
 	case <-w.ctx.Done():
 	}
+}
+
+// blow adds one operation of a storm.
+func (s *scheduler) blow() {
+	if s.cutOff > 0 {
+		if s.cutOff--; s.cutOff == 0 {
+			s.cutOff = 1
+			s.mend()
+		}
+	}
+	switch n := s.random.IntN(100); {
+	case n < 45:
+		s.pod()
+	case n < 65:
+		s.profile()
+	case n < 80:
+		s.hardware()
+	case n < 85:
+		s.add(operation{kind: pick(s.random, hangup, scrape)})
+	case s.rough:
+		s.disturb()
+	default:
+		s.pod()
+	}
+}
+
+// mostPods is how many pods there are at once, failed ones too.
+const mostPods = 16
+
+func (s *scheduler) pod() {
+	if len(s.pods) > 0 && (len(s.pods) >= mostPods || s.one(3)) {
+		at := s.random.IntN(len(s.pods))
+		s.add(operation{kind: remove, name: s.pods[at]})
+		s.pods = slices.Delete(s.pods, at, at+1)
+		return
+	}
+	if len(s.pods) > 0 && s.one(4) {
+		s.add(operation{kind: pick(s.random, restartContainer, resizePod), name: pick(s.random, s.pods...)})
+		return
+	}
+	s.made++
+	names := s.inForce.names()
+	if s.one(6) {
+		names = []string{gpuName, gpuName + ".shared", h100Name, "nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb", "nvidia.com/mig-3g.40gb"}
+	}
+	o := operation{kind: admit, name: fmt.Sprintf("pod-%d", s.made), resource: pick(s.random, names...), count: 1}
+	if s.one(4) {
+		o.count = 2 + s.random.IntN(2)
+	}
+	if s.one(8) {
+		o.text = "init"
+	}
+	s.pods = append(s.pods, o.name)
+	s.add(o)
+}
+
+// calls that a storm lets fail or take long; those of the second kind cut.
+var (
+	readingCalls = []string{"DeviceGetMemoryInfo", "DeviceGetCount", "DeviceGetHandleByIndex", "DeviceGetUUID", "DeviceGetMigMode", "DeviceGetTemperature", "EventSetWait", "DeviceGetMigDeviceHandleByIndex"}
+	cuttingCalls = []string{"DeviceSetMigMode", "DeviceCreateGpuInstanceWithPlacement", "GpuInstanceCreateComputeInstance", "ComputeInstanceDestroy", "GpuInstanceDestroy"}
+)
+
+func (s *scheduler) hardware() {
+	ordinal := s.random.IntN(gpus)
+	if slices.Contains(s.pulled, ordinal) {
+		s.plug()
+		return
+	}
+	condition := &s.conditions[ordinal]
+	switch n := s.random.IntN(20); {
+	case n < 3:
+		s.add(operation{kind: lose, gpu: ordinal})
+		*condition = faulty
+	case n < 8:
+		s.heal(ordinal)
+	case n < 10 && *condition != faulty:
+		s.add(operation{kind: pick(s.random, xid, partitionXID), gpu: ordinal, count: pick(s.random, 79, 48, 94, 62, 13, 109)})
+		*condition = doubtful
+	case n < 11:
+		s.add(operation{kind: heat, gpu: ordinal})
+		*condition = faulty
+	case n < 13:
+		if len(s.pulled) < gpus-2 {
+			s.add(operation{kind: pull, gpu: ordinal})
+			s.pulled = append(s.pulled, ordinal)
+			*condition = faulty
+		}
+	case n < 14:
+		s.plug()
+	case n < 17:
+		s.add(operation{kind: failCall, name: pick(s.random, readingCalls...), count: 1 + s.random.IntN(4)})
+	case n < 18:
+		s.add(operation{kind: failCall, name: pick(s.random, cuttingCalls...), count: 1})
+	default:
+		s.add(operation{
+			kind: slowCall, name: pick(s.random, slices.Concat(readingCalls, cuttingCalls)...),
+			count: 1 + s.random.IntN(5), delay: time.Duration(20+s.random.IntN(200)) * time.Millisecond,
+		})
+	}
+}
+
+// plug puts the GPU back that was pulled last.
+func (s *scheduler) plug() {
+	if last := len(s.pulled) - 1; last >= 0 {
+		s.add(operation{kind: plug, gpu: s.pulled[last]})
+		s.conditions[s.pulled[last]] = sound
+		s.pulled = s.pulled[:last]
+	}
+}
+
+// mostCuts bounds how long the program stays away from an API server that comes
+// and goes: it doubles its pause each time.
+const mostCuts = 2
+
+func (s *scheduler) disturb() {
+	switch n := s.random.IntN(20); {
+	case n < 3:
+		s.add(operation{kind: s.orKill(restartProgram, killProgram)})
+	case n < 4:
+		s.add(operation{kind: succeed})
+	case n < 7:
+		s.add(operation{kind: restartKubelet})
+		s.unheard = true
+	case n < 9:
+		if s.unheard {
+			s.add(operation{kind: restorePods})
+			s.unheard = false
+		}
+	case n < 10 && s.one(3):
+		s.add(operation{kind: reboot})
+		s.unheard = true
+	case n < 10:
+		s.add(operation{kind: wipe})
+		s.unheard = true
+	case n < 12:
+		s.add(operation{kind: dropStream, resource: pick(s.random, s.inForce.names()...)})
+	case n < 14:
+		s.add(operation{kind: deleteSockets})
+	case n < 15:
+		s.add(operation{kind: slowStream, delay: time.Duration(5+s.random.IntN(60)) * time.Millisecond})
+		s.slow = true
+	case n < 16:
+		s.add(operation{kind: refuse, count: 1 + s.random.IntN(3)})
+	case n < 17 && s.one(4):
+		s.add(operation{kind: silence, count: 1})
+		s.silenced = true
+	case s.cutOff == 0 && s.cuts < mostCuts && n < 18:
+		s.add(operation{kind: expire})
+		s.cuts++
+	case s.cutOff == 0 && s.cuts < mostCuts:
+		s.add(operation{kind: cut})
+		s.cutOff, s.cuts = 2+s.random.IntN(6), s.cuts+1
+	}
+}
+
+// A run of the program cannot be killed: it is in the test's own process. What
+// SIGKILL does to the world can be had all the same. Each run reaches the
+// device-plugins directory by a link of its own, and the GPUs by a driver of
+// its own. At a kill the link is led elsewhere, the driver cuts nothing any more,
+// and the kubelet's connections break: what the run still does on its way out,
+// such as to save its state, to remove its sockets, to send a list and to undo a
+// cut, comes to nothing.
+
+// environment is what a run of the program has of the site.
+type environment struct {
+	site
+	driver *driverConnection
+}
+
+// reach is the site for the run of that number.
+func (s site) reach(run int) (environment, error) {
+	link := filepath.Join(filepath.Dir(s.dir), "r"+strconv.Itoa(run))
+	if err := os.Symlink(s.dir, link); err != nil {
+		return environment{}, err
+	}
+	s.dir = link
+	return environment{s, &driverConnection{Node: s.node}}, nil
+}
+
+// sever takes the run's reach away.
+func (r environment) sever() error {
+	elsewhere := r.dir + "x"
+	if err := os.Mkdir(elsewhere, 0o750); err != nil {
+		return err
+	}
+	next := r.dir + "n"
+	if err := os.Symlink(elsewhere, next); err != nil {
+		return err
+	}
+	r.driver.severed.Store(true)
+	return os.Rename(next, r.dir)
+}
+
+// driverConnection is the driver until it is severed; then it changes no GPU.
+type driverConnection struct {
+	*simnode.Node
+	severed atomic.Bool
+}
+
+func (t *driverConnection) DeviceSetMigMode(d nvml.Device, on bool) (nvml.Return, error) {
+	if t.severed.Load() {
+		return nvml.Unknown, nvml.Unknown
+	}
+	return t.Node.DeviceSetMigMode(d, on)
+}
+
+func (t *driverConnection) DeviceCreateGpuInstanceWithPlacement(d nvml.Device, profile int, at mig.Placement) (nvml.GPUInstance, error) {
+	if t.severed.Load() {
+		return 0, nvml.Unknown
+	}
+	return t.Node.DeviceCreateGpuInstanceWithPlacement(d, profile, at)
+}
+
+func (t *driverConnection) GpuInstanceCreateComputeInstance(gi nvml.GPUInstance, profile int) (nvml.ComputeInstance, error) {
+	if t.severed.Load() {
+		return 0, nvml.Unknown
+	}
+	return t.Node.GpuInstanceCreateComputeInstance(gi, profile)
+}
+
+func (t *driverConnection) ComputeInstanceDestroy(ci nvml.ComputeInstance) error {
+	if t.severed.Load() {
+		return nvml.Unknown
+	}
+	return t.Node.ComputeInstanceDestroy(ci)
+}
+
+func (t *driverConnection) GpuInstanceDestroy(gi nvml.GPUInstance) error {
+	if t.severed.Load() {
+		return nvml.Unknown
+	}
+	return t.Node.GpuInstanceDestroy(gi)
+}
+
+// start starts a run of the program beside those that there are.
+func (w *world) start() (*program, error) {
+	w.runs++
+	at, err := w.site.reach(w.runs)
+	if err != nil {
+		return nil, err
+	}
+	w.mayMissResets()
+	return start(at), nil
+}
+
+// kill ends the program as SIGKILL does, and starts it again.
+func (w *world) kill() error {
+	if err := w.program.reach.sever(); err != nil {
+		return fmt.Errorf("kill: %w", err)
+	}
+	w.kubelet.CloseConnections()
+	// How it ends is of no interest: it can do nothing right any more.
+	_, _ = w.program.stop()
+	if err := leaked(); err != nil {
+		return err
+	}
+	next, err := w.start()
+	w.program = next
+	return err
+}
+
+// A GPU with a fatal error is used again after a reset, and a reset proves
+// something only to a Virgate that has seen the GPU before and after it. One
+// that ends before it looks, or that has lost its driver, misses the reset
+// (docs/health.md, Restarts); then, and only then, the GPU is reset again.
+
+// hurt notes that the GPU may have had a fatal error.
+func (w *world) hurt(ordinal int) {
+	if _, already := w.missed[ordinal]; !already {
+		w.missed[ordinal] = w.reopens
+	}
+}
+
+// mayMissResets says that the handles of all GPUs are given up, so that what
+// they would tell is not heard.
+func (w *world) mayMissResets() {
+	for ordinal := range w.missed {
+		w.missed[ordinal] = true
+	}
+}
+
+// resetAgain resets the sound GPUs whose reset may have been missed.
+func (w *world) resetAgain(conditions []condition) {
+	for ordinal, missed := range w.missed {
+		if index, _ := w.gpuAt(ordinal); missed && conditions[ordinal] == sound && index >= 0 {
+			_ = w.site.node.Heal(index)
+		}
+	}
+}
+
+// recovered forgets the errors of GPUs that are used again.
+func (w *world) recovered() {
+	for ordinal := range w.missed {
+		if w.settled.isUsed(ordinal) {
+			delete(w.missed, ordinal)
+		}
+	}
+}
+
+// isUsed says that every unit of the GPU can be handed out.
+func (j *restCheck) isUsed(ordinal int) bool {
+	gpu := j.gpus[ordinal]
+	units := map[string]bool{gpu.UUID: false}
+	if gpu.MIG {
+		units = map[string]bool{}
+		for _, partition := range gpu.Partitions {
+			units[partition.UUID] = false
+		}
+	}
+	for _, health := range j.health {
+		for id, healthy := range health {
+			if unit, _ := unitOf(id); healthy {
+				if _, of := units[unit]; of {
+					units[unit] = true
+				}
+			}
+		}
+	}
+	for _, used := range units {
+		if !used {
+			return false
+		}
+	}
+	return len(units) > 0
+}
+
+const namespace = "soak"
+
+// pods does what the schedule has pods do, one after the other, beside all the
+// rest, and judges the answers.
+type pods struct {
+	kubelet *kubelettest.Kubelet
+	queue   chan operation
+	pending sync.WaitGroup
+
+	mu sync.Mutex
+	// known are the disturbances since the last calm.
+	known   map[disturbance]bool
+	answers map[string]int
+	wrong   []string
+}
+
+// disturbance is a reason for which an admission may be refused.
+type disturbance string
+
+const (
+	// connections break, and Virgate or the kubelet is not there.
+	connections disturbance = "broken connection"
+	// faults make devices Unhealthy that the kubelet has just chosen.
+	faults disturbance = "fault"
+	// cutting closes devices that the kubelet has just chosen.
+	cutting disturbance = "GPU being cut"
+	// oneOnly refuses more than one share.
+	oneOnly disturbance = "one share only"
+	// exhaustion is the kubelet's own refusal: it has too few devices.
+	exhaustion disturbance = "too few devices"
+)
+
+func newPods(kubelet *kubelettest.Kubelet) *pods {
+	return &pods{kubelet: kubelet, queue: make(chan operation, mostQueued), known: map[disturbance]bool{}, answers: map[string]int{}}
+}
+
+// mostQueued is more than a storm has operations.
+const mostQueued = 1000
+
+// run does what is queued until the queue is closed.
+func (p *pods) run(ctx context.Context) {
+	for o := range p.queue {
+		p.do(ctx, o)
+		p.pending.Done()
+	}
+}
+
+func (p *pods) add(o operation) {
+	p.pending.Add(1)
+	p.queue <- o
+}
+
+func (p *pods) disturb(d disturbance) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.known[d] = true
+}
+
+// calm forgets the disturbances. Nothing may be queued.
+func (p *pods) calm() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	clear(p.known)
+}
+
+func (p *pods) do(ctx context.Context, o operation) {
+	switch o.kind {
+	case admit:
+		p.count("admission", p.admit(ctx, o))
+	case remove:
+		if err := p.kubelet.DeletePod(namespace, o.name); err != nil && !errors.Is(err, simkubelet.ErrNoPod) {
+			p.complain("%s: %v", o, err)
+		}
+	case restartContainer:
+		_, err := p.kubelet.RestartContainer(ctx, namespace, o.name, "main")
+		switch {
+		case err == nil, errors.Is(err, simkubelet.ErrNoPod), errors.Is(err, simkubelet.ErrDown):
+		case strings.Contains(err.Error(), "pod is Failed"), strings.Contains(err.Error(), "pod is Pending"):
+		default:
+			p.complain("invariant 5: %s: %v", o, err)
+		}
+	case resizePod:
+		err := p.kubelet.ResizePod(ctx, namespace, o.name)
+		switch {
+		case err == nil, errors.Is(err, simkubelet.ErrNoPod), errors.Is(err, simkubelet.ErrDown):
+		default:
+			// A held device may be Unhealthy: then the resize waits, and the pod
+			// runs on.
+			p.count("resize", err)
+		}
+	}
+}
+
+func (p *pods) admit(ctx context.Context, o operation) error {
+	requests := map[string]int{o.resource: o.count}
+	pod := simkubelet.Pod{Namespace: namespace, Name: o.name, Containers: []simkubelet.Container{{Name: "main", Requests: requests}}}
+	if o.text == "init" {
+		pod.Containers = append(pod.Containers, simkubelet.Container{Name: "first", Init: true, Requests: requests})
+	}
+	status, err := p.kubelet.AddPod(ctx, pod)
+	if err == nil {
+		p.judgeGrants(o, status)
+	}
+	return err
+}
+
+// judgeGrants compares what the container was told with what the pod was given.
+func (p *pods) judgeGrants(o operation, pod simkubelet.PodStatus) {
+	for _, container := range pod.Containers {
+		for _, grant := range container.Grants {
+			var units []string
+			for _, id := range grant.Devices {
+				if unit, _ := unitOf(id); !slices.Contains(units, unit) {
+					units = append(units, unit)
+				}
+			}
+			told := strings.Split(grant.Response.GetEnvs()["NVIDIA_VISIBLE_DEVICES"], ",")
+			slices.Sort(units)
+			slices.Sort(told)
+			if !slices.Equal(units, told) {
+				p.complain("%s: %v granted, and the container sees %v", o, grant.Devices, told)
+			}
+		}
+	}
+}
+
+// count notes an answer, and complains where nothing explains it.
+func (p *pods) count(what string, err error) {
+	reason, explained := p.explain(err)
+	p.mu.Lock()
+	p.answers[what+": "+reason]++
+	p.mu.Unlock()
+	if !explained {
+		p.complain("%s: nothing explains %v", what, err)
+	}
+}
+
+// explain says what an answer is called, and whether it is one of the program's
+// answers that the last disturbances can have led to.
+func (p *pods) explain(err error) (reason string, explained bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	because := func(d disturbance) (string, bool) { return string(d), p.known[d] }
+	text, code := "", codes.OK
+	if err != nil {
+		text, code = err.Error(), status.Code(errors.Unwrap(err))
+		if from, ok := errors.AsType[*simkubelet.AdmissionError](err); ok {
+			code = status.Code(from.Cause)
+		}
+	}
+	contains := func(parts ...string) bool {
+		return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(text, part) })
+	}
+	switch {
+	case err == nil:
+		return "admitted", true
+	case contains("unregistered device", "no healthy devices", "requested number of devices unavailable", "previously allocated devices are no longer healthy"):
+		return string(exhaustion), true
+	case errors.Is(err, simkubelet.ErrDown), errors.Is(err, context.Canceled):
+		return because(connections)
+	case contains("unknown Device Plugin", "has been stopped", "endpoint not found", "transport", "connection", "EOF", "the plugin stops"):
+		return because(connections)
+	}
+	switch code {
+	case codes.Canceled:
+		return because(connections)
+	case codes.FailedPrecondition:
+		return because(cutting)
+	case codes.InvalidArgument:
+		return because(oneOnly)
+	case codes.Unavailable:
+		return because(faults)
+	default:
+		return "unexplained: " + code.String(), false
+	}
+}
+
+func (p *pods) complain(format string, arguments ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.wrong = append(p.wrong, fmt.Sprintf(format, arguments...))
+}
+
+// check is all that was ever complained of.
+func (p *pods) check() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.wrong)
+}
+
+// tally are the answers by what they are called.
+func (p *pods) tally() map[string]int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.answers)
 }

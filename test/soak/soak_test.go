@@ -30,6 +30,9 @@ const (
 )
 
 func TestSoak(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-race plays a short soak, make soak a long one")
+	}
 	seed, operations := number(t, "SEED", shortSeed), number(t, "OPERATIONS", shortOperations)
 	path := filepath.Join(os.TempDir(), fmt.Sprintf("virgate-soak-%d.log", seed))
 	file, err := os.Create(path)

@@ -3,18 +3,35 @@ package soak
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/configsource"
+	"github.com/virgate/virgate/internal/daemon"
+	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/kubelettest"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // world is what a schedule is played on.
@@ -22,9 +39,9 @@ type world struct {
 	t       *testing.T
 	ctx     context.Context
 	site    site
-	kubelet *simkubelet.Kubelet
+	kubelet *kubelettest.Kubelet
 	cluster *cluster
-	witness *witness
+	witness *observer
 	pods    *pods
 	program *program
 	// runs counts the programs that were started.
@@ -32,20 +49,20 @@ type world struct {
 	uuids []string
 	// scripts end the driver's troubles.
 	scripts []func()
-	// missed are the boards that may have had a fatal error and were not seen in
+	// missed are the GPUs that may have had a fatal error and were not seen in
 	// use since, with whether a reset of theirs may go unseen.
 	missed map[int]bool
 	// reopens says that the program may give up all handles at any time, because
-	// the boards cannot be listed now and then.
+	// the GPUs cannot be listed now and then.
 	reopens bool
 	// settled is what the last settle left.
-	settled *judgement
+	settled *restCheck
 	// streams is what was counted at the last calm operation on streams.
 	streams map[string][2]int
 	figures figures
 	// patience is how long the node may take to come to rest. What is slow are the
 	// program's own pauses, up to 6 s after an API server was away twice, 5 s and
-	// more after the driver has refused to cut a board; and a machine that does a
+	// more after the driver has refused to cut a GPU; and a machine that does a
 	// lot else.
 	patience time.Duration
 }
@@ -70,9 +87,9 @@ func newWorld(t *testing.T, ctx context.Context, log *slog.Logger) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, ctx: ctx, witness: newWitness(node.Boards), figures: figures{kinds: map[kind]int{}}, missed: map[int]bool{}}
-	for _, board := range node.Boards() {
-		w.uuids = append(w.uuids, board.UUID)
+	w := &world{t: t, ctx: ctx, witness: newWitness(node.GPUs), figures: figures{kinds: map[kind]int{}}, missed: map[int]bool{}}
+	for _, gpu := range node.GPUs() {
+		w.uuids = append(w.uuids, gpu.UUID)
 	}
 	w.site = site{
 		dir: filepath.Join(dir, "dp"), podResources: filepath.Join(dir, "pr.sock"), root: filepath.Join(dir, "host"),
@@ -82,8 +99,8 @@ func newWorld(t *testing.T, ctx context.Context, log *slog.Logger) *world {
 		t.Fatal(err)
 	}
 	w.cluster, w.site.kubeconfig = newCluster(t, dir)
-	w.kubelet = simkubelet.New(simkubelet.Options{
-		Dir: w.site.dir, PodResourcesSocket: w.site.podResources, HoldPods: true, AllowOverlap: true, Witness: w.witness.take, Logger: log,
+	w.kubelet = kubelettest.New(simkubelet.Options{
+		Dir: w.site.dir, PodResourcesSocket: w.site.podResources, DelayPods: true, AllowOverlap: true, OnEvent: w.witness.take, Logger: log,
 	})
 	w.pods = newPods(w.kubelet)
 
@@ -108,10 +125,10 @@ func (w *world) wrong() []string {
 	return slices.Concat(w.witness.check(), w.pods.check(), w.kubelet.Violations())
 }
 
-// boardAt is the driver's index of the board; -1 for one that was pulled.
-func (w *world) boardAt(ordinal int) (index int, board simnode.Board) {
-	board = w.site.node.Boards()[ordinal]
-	return board.Index, board
+// gpuAt is the driver's index of the GPU; -1 for one that was pulled.
+func (w *world) gpuAt(ordinal int) (index int, gpu simnode.GPU) {
+	gpu = w.site.node.GPUs()[ordinal]
+	return gpu.Index, gpu
 }
 
 // await waits until nothing is missing; the error tells what is.
@@ -157,7 +174,7 @@ func (w *world) rest(o operation) error {
 			since = time.Time{}
 			return underway
 		}
-		now := judge(rest{*o.wish, o.conditions, w.site.node.Boards(), w.kubelet.Snapshot()})
+		now := judge(rest{*o.wish, o.conditions, w.site.node.GPUs(), w.kubelet.Snapshot()})
 		if len(now.wrong) > 0 {
 			since = time.Time{}
 			if time.Since(healed) > pause {
@@ -182,7 +199,31 @@ func (w *world) rest(o operation) error {
 	return err
 }
 
-// underway says that a board is in the middle of being cut, which a profile
+// unsaved says that the profile with the edit is not kept for a restart yet: a
+// program that is killed before that comes back with the one before. Empty when
+// it is kept.
+func (w *world) unsaved(edit int) string {
+	data, err := os.ReadFile(filepath.Join(w.site.dir, "virgate_state.json"))
+	if err != nil {
+		return err.Error()
+	}
+	var file struct {
+		Sections struct {
+			Profile struct{ Documents map[string]string }
+		}
+	}
+	if err := json.Unmarshal(data, &file); err != nil {
+		return err.Error()
+	}
+	for _, text := range file.Sections.Profile.Documents {
+		if written := editLine.FindStringSubmatch(text); written != nil && written[1] == strconv.Itoa(edit) {
+			return ""
+		}
+	}
+	return fmt.Sprintf("profile: edit %d is in force and not kept for a restart yet", edit)
+}
+
+// underway says that a GPU is in the middle of being cut, which a profile
 // without a layout lets come to its end; empty when none is.
 func (w *world) underway() string {
 	data, err := os.ReadFile(filepath.Join(w.site.dir, "virgate_state.json"))
@@ -199,10 +240,10 @@ func (w *world) underway() string {
 	if err := json.Unmarshal(data, &file); err != nil {
 		return err.Error()
 	}
-	for ordinal, board := range w.site.node.Boards() {
+	for ordinal, gpu := range w.site.node.GPUs() {
 		for _, change := range file.Sections.Journal.Underway {
-			if change.GPU == board.UUID && board.Index >= 0 && !board.Lost {
-				return fmt.Sprintf("board %d is being cut", ordinal)
+			if change.GPU == gpu.UUID && gpu.Index >= 0 && !gpu.Lost {
+				return fmt.Sprintf("GPU %d is being cut", ordinal)
 			}
 		}
 	}
@@ -240,4 +281,439 @@ func (w *world) succeed() error {
 	w.figures.slowestStop = max(w.figures.slowestStop, took)
 	w.program = next
 	return err
+}
+
+const (
+	nodeName      = "soak"
+	configMapName = "gpu/profiles"
+	profileLabel  = "nvidia.com/device-plugin.config"
+	layoutLabel   = "nvidia.com/mig.config"
+)
+
+// cluster is as much of an API server as Virgate asks: a Node and a ConfigMap
+// that can be listed and watched. What is written to it is accepted and
+// forgotten.
+type cluster struct {
+	server *httptest.Server
+
+	mu      sync.Mutex
+	version int
+	// forgotten is the version before which no watch can begin.
+	forgotten int
+	away      bool
+	labels    map[string]string
+	documents map[string]string
+	history   []change
+	// moved is closed and made anew at every change, broken when all connections
+	// are to end.
+	moved, broken chan struct{}
+}
+
+// change is an object as it was from a version on.
+type change struct {
+	version  int
+	resource string
+	object   any
+}
+
+func newCluster(t *testing.T, dir string) (*cluster, string) {
+	t.Helper()
+	c := &cluster{
+		version: 1, labels: map[string]string{}, documents: map[string]string{},
+		moved: make(chan struct{}), broken: make(chan struct{}),
+	}
+	c.server = httptest.NewServer(c)
+	t.Cleanup(func() {
+		c.cut()
+		c.server.Close()
+	})
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: soak\n"+
+		"clusters: [{name: soak, cluster: {server: %q}}]\ncontexts: [{name: soak, context: {cluster: soak, user: soak}}]\n"+
+		"users: [{name: soak, user: {}}]\n", c.server.URL)
+	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return c, kubeconfig
+}
+
+// setLabel sets a label of the Node; "" removes it.
+func (c *cluster) setLabel(name, value string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.labels, name)
+	if value != "" {
+		c.labels[name] = value
+	}
+	c.record("nodes")
+}
+
+func (c *cluster) setDocument(name, text string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.documents[name] = text
+	c.record("configmaps")
+}
+
+func (c *cluster) record(resource string) {
+	c.version++
+	c.history = append(c.history, change{c.version, resource, c.object(resource)})
+	close(c.moved)
+	c.moved = make(chan struct{})
+}
+
+// cut breaks every connection and answers nobody until mend.
+func (c *cluster) cut() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.away = true
+	close(c.broken)
+	c.broken = make(chan struct{})
+}
+
+func (c *cluster) mend() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.away = false
+}
+
+// expire ends every watch, and none can go on from where it was.
+func (c *cluster) expire() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.version++
+	c.forgotten, c.history = c.version, nil
+	close(c.broken)
+	c.broken = make(chan struct{})
+}
+
+// object is the one object of the resource, as it is now.
+func (c *cluster) object(resource string) any {
+	version := strconv.Itoa(c.version)
+	if resource == "nodes" {
+		labels := map[string]string{}
+		for name, value := range c.labels {
+			labels[name] = value
+		}
+		return metav1.PartialObjectMetadata{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"},
+			ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "soak", ResourceVersion: version, Labels: labels},
+		}
+	}
+	documents := map[string]string{}
+	for name, text := range c.documents {
+		documents[name] = text
+	}
+	return corev1.ConfigMap{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "gpu", Name: "profiles", UID: "profiles", ResourceVersion: version},
+		Data:       documents,
+	}
+}
+
+// ServeHTTP implements http.Handler.
+func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c.mu.Lock()
+	away := c.away
+	c.mu.Unlock()
+	if away {
+		panic(http.ErrAbortHandler)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	resource := "configmaps"
+	if strings.HasPrefix(r.URL.Path, "/api/v1/nodes") {
+		resource = "nodes"
+	}
+	switch {
+	case r.Method != http.MethodGet:
+		_, _ = io.Copy(io.Discard, io.LimitReader(r.Body, 1<<20))
+		c.mu.Lock()
+		object := c.object("nodes")
+		c.mu.Unlock()
+		_ = json.NewEncoder(w).Encode(object)
+	case r.URL.Path == "/api/v1/nodes/"+nodeName:
+		_ = json.NewEncoder(w).Encode(corev1.Node{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "soak"},
+		})
+	case r.URL.Query().Get("watch") != "":
+		c.watch(w, r, resource)
+	default:
+		c.list(w, resource)
+	}
+}
+
+func (c *cluster) list(w http.ResponseWriter, resource string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	list := map[string]any{
+		"apiVersion": "v1", "kind": "ConfigMapList",
+		"metadata": map[string]string{"resourceVersion": strconv.Itoa(c.version)},
+		"items":    []any{c.object(resource)},
+	}
+	if resource == "nodes" {
+		list["apiVersion"], list["kind"] = "meta.k8s.io/v1", "PartialObjectMetadataList"
+	}
+	_ = json.NewEncoder(w).Encode(list)
+}
+
+// watch sends what happened after the version that was asked for, and goes on.
+func (c *cluster) watch(w http.ResponseWriter, r *http.Request, resource string) {
+	from, err := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	c.mu.Lock()
+	if from < c.forgotten {
+		c.mu.Unlock()
+		w.WriteHeader(http.StatusGone)
+		_ = json.NewEncoder(w).Encode(metav1.Status{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
+			Status:   metav1.StatusFailure, Reason: metav1.StatusReasonExpired, Code: http.StatusGone, Message: "too old",
+		})
+		return
+	}
+	broken := c.broken
+	c.mu.Unlock()
+	encoder, flush := json.NewEncoder(w), http.NewResponseController(w).Flush
+	for {
+		c.mu.Lock()
+		var news []change
+		for _, change := range c.history {
+			if change.version > from && change.resource == resource {
+				news = append(news, change)
+			}
+		}
+		moved := c.moved
+		c.mu.Unlock()
+		for _, change := range news {
+			if err := encoder.Encode(map[string]any{"type": "MODIFIED", "object": change.object}); err != nil {
+				return
+			}
+			from = change.version
+		}
+		if err := flush(); err != nil {
+			return
+		}
+		select {
+		case <-moved:
+		case <-broken:
+			panic(http.ErrAbortHandler)
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+// The waits of the program, short enough for thousands of operations. The quiet
+// time stays well above what a kubelet here takes to read a list, and stopAfter
+// above what it takes to keep and read one on a busy machine.
+const (
+	quiet       = 400 * time.Millisecond
+	retireAfter = 300 * time.Millisecond
+	stopAfter   = time.Second
+	healthQuiet = 100 * time.Millisecond
+	probe       = 60 * time.Millisecond
+	rescan      = 120 * time.Millisecond
+)
+
+// site is where a program runs.
+type site struct {
+	// dir is the device-plugins directory, with the state file.
+	dir, podResources, kubeconfig string
+	// root is what the program takes for the host's file system.
+	root string
+	node *simnode.Node
+	log  *slog.Logger
+}
+
+// program is one run of virgate run, with the times above.
+type program struct {
+	reach  environment
+	seen   *seenPolicy
+	look   chan os.Signal
+	cancel context.CancelFunc
+	// ended is closed when it has; err then says what went wrong.
+	ended chan struct{}
+	err   error
+	// address is known once HTTP is served.
+	address chan string
+}
+
+// start returns at once; what cannot be started is told by stop.
+func start(at environment) *program {
+	ctx, cancel := context.WithCancel(context.Background())
+	p := &program{
+		reach: at,
+		seen:  &seenPolicy{}, look: make(chan os.Signal, 1), cancel: cancel,
+		ended: make(chan struct{}), address: make(chan string, 1),
+	}
+	go func() {
+		defer close(p.ended)
+		p.err = p.run(ctx, at)
+	}()
+	return p
+}
+
+func (p *program) run(ctx context.Context, s environment) error {
+	log := slog.New(addressHandler{s.log.Handler(), p.address})
+	config, err := configsource.RESTConfig(s.kubeconfig)
+	if err != nil {
+		return err
+	}
+	api, err := configsource.NewClient(config)
+	if err != nil {
+		return err
+	}
+	reporter, err := nodestatus.New(nodestatus.Options{
+		Config: config, Node: nodeName, Events: true, Condition: true, Annotations: true, Logger: log,
+	})
+	if err != nil {
+		return err
+	}
+	return daemon.Run(ctx, daemon.Options{
+		GPUs: func(configs.StartupSettings) (daemon.GPUs, error) { return daemon.Simulated(s.node, s.driver), nil },
+		Profile: daemon.ProfileOptions{
+			Source:  configsource.NewConfigMap(api, "gpu", "profiles", log),
+			Labels:  configsource.NewNodeLabels(api, nodeName, profileLabel, log),
+			Observe: p.seen.see,
+			// A driver that answers late or with errors at the start is waited for.
+			Overrides: configs.Overrides{"flags.failOnInitError": {Value: "false", Source: "the soak"}},
+		},
+		PluginDir: s.dir, PodResourcesSocket: s.podResources,
+		Timing: plugin.Timing{RemovalDelay: quiet, RetireAfter: retireAfter, StopAfter: stopAfter, ListInterval: 5 * time.Millisecond},
+		Rescan: rescan, Probe: probe, DriverBackoff: 20 * time.Millisecond, BootID: "soak",
+		HealthRules: func(rules sharing.HealthRules) sharing.HealthRules {
+			rules.QuietTime, rules.MaxQuietTime = healthQuiet, healthQuiet // Less than a profile may say.
+			rules.XIDs[fatalXIDOfPartition] = sharing.FatalError
+			return rules
+		},
+		HostRoot: s.root, Reporter: reporter,
+		Settings: agent.Settings{
+			SampleInterval: 500 * time.Millisecond, Listen: "127.0.0.1:0", Reload: p.look, Logger: log, Version: "soak", NodeName: nodeName,
+		},
+	})
+}
+
+// hangup is SIGHUP.
+func (p *program) hangup() {
+	select {
+	case p.look <- syscall.SIGHUP:
+	default:
+	}
+}
+
+// longestStop is for a machine that does a lot else: alone it takes tens of
+// milliseconds.
+const longestStop = time.Minute
+
+// stop is SIGTERM. It returns how long the end took.
+func (p *program) stop() (time.Duration, error) {
+	began := time.Now()
+	p.cancel()
+	select {
+	case <-p.ended:
+		if p.err != nil {
+			return time.Since(began), fmt.Errorf("virgate run: %w", p.err)
+		}
+		return time.Since(began), nil
+	case <-time.After(longestStop):
+		return longestStop, fmt.Errorf("invariant 10: virgate run has not ended %s after SIGTERM", longestStop)
+	}
+}
+
+// scrape reads every page.
+func (p *program) scrape(ctx context.Context) error {
+	for _, path := range []string{"/healthz", "/metrics", "/plan", "/status", "/api/v1/status"} {
+		code, _, err := p.page(ctx, path)
+		if err != nil {
+			return err
+		}
+		// There is no plan before there is a profile.
+		if code != http.StatusOK && (path != "/plan" || code != http.StatusServiceUnavailable) {
+			return fmt.Errorf("%s: %d", path, code)
+		}
+	}
+	return nil
+}
+
+// page is what the program answers on HTTP.
+func (p *program) page(ctx context.Context, path string) (code int, body string, err error) {
+	var address string
+	select {
+	case address = <-p.address:
+		p.address <- address
+	default:
+		return 0, "", errors.New("http is not served yet")
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	request.Close = true
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { _ = response.Body.Close() }()
+	text, err := io.ReadAll(response.Body)
+	return response.StatusCode, string(text), err
+}
+
+// addressHandler passes log records on, and tells where HTTP is served.
+type addressHandler struct {
+	slog.Handler
+	address chan string
+}
+
+func (h addressHandler) Handle(ctx context.Context, record slog.Record) error {
+	if record.Message == "http listens" {
+		record.Attrs(func(a slog.Attr) bool {
+			if a.Key == "address" {
+				h.address <- a.Value.String()
+			}
+			return true
+		})
+	}
+	return h.Handler.Handle(ctx, record)
+}
+
+// ours are the packages of which nothing may run when no program does. Driver
+// calls are left behind at the end by design, so internal/nvml is not one.
+var ours = []string{"/internal/agent.", "/internal/configsource.", "/internal/nodestatus.", "/internal/podresources.", "/internal/state.", "/internal/host.", "/internal/cdi.", "virgate/plugin."}
+
+// leaked says which goroutines a program that has ended left.
+func leaked() error {
+	var left []string
+	// A goroutine whose end was waited for may still be on its way out.
+	for range 100 {
+		left = running()
+		if len(left) == 0 {
+			return nil
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+	return fmt.Errorf("invariant 10: %d goroutines outlive the program:\n%s", len(left), strings.Join(left, "\n\n"))
+}
+
+func running() []string {
+	stacks := make([]byte, 1<<20)
+	for {
+		n := runtime.Stack(stacks, true)
+		if n < len(stacks) {
+			stacks = stacks[:n]
+			break
+		}
+		stacks = make([]byte, 2*len(stacks))
+	}
+	var found []string
+	for stack := range strings.SplitSeq(string(stacks), "\n\n") {
+		for _, name := range ours {
+			if strings.Contains(stack, name) && !strings.Contains(stack, "soak.running(") {
+				found = append(found, stack)
+				break
+			}
+		}
+	}
+	return found
 }

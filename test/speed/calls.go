@@ -17,15 +17,7 @@ const (
 // that does nothing on the same connection: both have the same way through the
 // kernel and gRPC, so their ratio is the plugin's own part.
 func calls(ctx context.Context, b bench) ([]figure, error) {
-	var figures []figure
-	for _, devices := range sizes {
-		found, err := callsOf(ctx, b, devices)
-		if err != nil {
-			return nil, fmt.Errorf("calls with %d devices: %w", devices, err)
-		}
-		figures = append(figures, found...)
-	}
-	return figures, nil
+	return ofSizes(ctx, b, "calls", callsOf)
 }
 
 func callsOf(ctx context.Context, b bench, devices int) ([]figure, error) {
@@ -57,7 +49,7 @@ func callsOf(ctx context.Context, b bench, devices int) ([]figure, error) {
 		}
 		figures = append(figures, found...)
 	}
-	kept, err := footprint(ctx, virgate)
+	kept, err := footprint(virgate)
 	if err != nil {
 		return nil, err
 	}

@@ -3,20 +3,31 @@ package main
 import (
 	"context"
 	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"runtime"
 	"strconv"
+	"strings"
 	"time"
 
-	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/internal/simkubelet"
+	"github.com/virgate/virgate/test/nvmltest"
 )
 
 // changes measures from a cause outside the program to the moment in which the
 // kubelet has the list that follows from it.
 func changes(ctx context.Context, b bench) ([]figure, error) {
+	return ofSizes(ctx, b, "changes", changesOf)
+}
+
+// ofSizes are the figures for each number of devices.
+func ofSizes(ctx context.Context, b bench, what string, of func(ctx context.Context, b bench, devices int) ([]figure, error)) ([]figure, error) {
 	var figures []figure
 	for _, devices := range sizes {
-		found, err := changesOf(ctx, b, devices)
+		found, err := of(ctx, b, devices)
 		if err != nil {
-			return nil, fmt.Errorf("changes of %d devices: %w", devices, err)
+			return nil, fmt.Errorf("%s with %d devices: %w", what, devices, err)
 		}
 		figures = append(figures, found...)
 	}
@@ -43,12 +54,12 @@ func changesOf(ctx context.Context, b bench, devices int) ([]figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	last := devices + b.rounds(8)*boards
+	last := devices + b.rounds(8)*gpus
 	failed, err := s.failures(ctx, last)
 	if err != nil {
 		return nil, err
 	}
-	kept, err := footprint(ctx, p)
+	kept, err := footprint(p)
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +86,7 @@ func pause(ctx context.Context, length time.Duration) error {
 func (s *stage) switches(ctx context.Context, times, devices int) (sample, error) {
 	var took sample
 	for range times {
-		devices += boards
+		devices += gpus
 		if err := pause(ctx, settle); err != nil {
 			return nil, err
 		}
@@ -91,21 +102,373 @@ func (s *stage) switches(ctx context.Context, times, devices int) (sample, error
 	return took, nil
 }
 
-// failures are boards that report a fatal error, one after the other.
+// failures are GPUs that report a fatal error, one after the other.
 func (s *stage) failures(ctx context.Context, devices int) (sample, error) {
 	var took sample
-	for gpu := range boards - 1 {
+	for gpu := range gpus - 1 {
 		if err := pause(ctx, settle); err != nil {
 			return nil, err
 		}
 		if err := took.timed(func() error {
-			if err := simnode.Command(ctx, s.path("control.sock"), "xid", map[string]string{"gpu": strconv.Itoa(gpu), "code": "79"}); err != nil {
+			if err := nvmltest.Post(ctx, s.path("control.sock"), "xid", url.Values{"gpu": {strconv.Itoa(gpu)}, "code": {"79"}}); err != nil {
 				return err
 			}
-			return s.shows(ctx, devices-(gpu+1)*devices/boards)
+			return s.shows(ctx, devices-(gpu+1)*devices/gpus)
 		}); err != nil {
 			return nil, err
 		}
 	}
 	return took, nil
+}
+
+// looks are scrapes of the metrics and views of the page.
+func looks(_ context.Context, b bench, virgate *process, _ plugin) ([]figure, error) {
+	var scraped, viewed sample
+	var objects counts
+	for range b.rounds(15) {
+		if err := scraped.timed(func() error { _, err := virgate.get("/metrics"); return err }); err != nil {
+			return nil, err
+		}
+		if err := viewed.timed(func() error { _, err := virgate.get("/status"); return err }); err != nil {
+			return nil, err
+		}
+		// Between two scrapes the program has made what one takes.
+		if err := objects.counted(virgate, func() error { return nil }); err != nil {
+			return nil, err
+		}
+	}
+	return []figure{
+		{"scrape", milliseconds(scraped.median()), "ms"},
+		{"scrape-objects", objects.median(), ""},
+		{"page", milliseconds(viewed.median()), "ms"},
+	}, nil
+}
+
+// atRest is when everything that follows the start is over, such as the second
+// scrape and the first writes to the Node.
+const atRest = 10 * time.Second
+
+// rest measures a program that has all it can have (the API server followed and
+// written to, metrics scraped, the page shown) and then has nothing to do.
+func rest(ctx context.Context, b bench) ([]figure, error) {
+	s, err := newStage(ctx, b.binary)
+	if err != nil {
+		return nil, err
+	}
+	defer s.stop()
+	if err := s.unpack(); err != nil {
+		return nil, err
+	}
+	const devices = 80
+	p, end, err := s.runWithAPI(ctx, devices)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	if err := s.shows(ctx, devices); err != nil {
+		return nil, err
+	}
+	for _, path := range []string{"/metrics", "/status", "/metrics", "/status"} {
+		if _, err := p.get(path); err != nil {
+			return nil, err
+		}
+	}
+	if err := pause(ctx, atRest); err != nil {
+		return nil, err
+	}
+	before, err := p.work()
+	if err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	if err := pause(ctx, time.Duration(b.rounds(20))*time.Second); err != nil {
+		return nil, err
+	}
+	after, err := p.work()
+	if err != nil {
+		return nil, err
+	}
+	seconds := time.Since(began).Seconds()
+	kept, err := footprint(p)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.stop(); err != nil {
+		return nil, fmt.Errorf("rest: %w", err)
+	}
+	return prefixed("rest", append([]figure{
+		{"cpu", milliseconds(after.cpu-before.cpu) / seconds, "ms/s"},
+		{"wakes", float64(after.wakes-before.wakes) / seconds, "/s"},
+	}, kept...)), nil
+}
+
+// runWithAPI starts virgate with a profile of so many devices from an API server,
+// which end stops.
+func (s *stage) runWithAPI(ctx context.Context, devices int) (p *process, end func(), err error) {
+	api, err := newAPIServer(map[string]string{"shared": string(profile(devices))})
+	if err != nil {
+		return nil, nil, err
+	}
+	end = func() {
+		api.CloseClientConnections()
+		api.Close()
+	}
+	if err := api.kubeconfig(s.path("kubeconfig")); err != nil {
+		end()
+		return nil, nil, err
+	}
+	p, err = s.run(ctx, "--kubeconfig", s.path("kubeconfig"), "--node-name", nodeName, "--config-map", namespace+"/"+configMapName)
+	if err != nil {
+		end()
+		return nil, nil, err
+	}
+	return p, end, nil
+}
+
+// startup measures from before the process is made to the moment in which the
+// kubelet has the list, beside a process of the same binary that only says its
+// version. Both take turns.
+func startup(ctx context.Context, b bench) ([]figure, error) {
+	return ofSizes(ctx, b, "start", startupOf)
+}
+
+func startupOf(ctx context.Context, b bench, devices int) ([]figure, error) {
+	s, err := newStage(ctx, b.binary)
+	if err != nil {
+		return nil, err
+	}
+	defer s.stop()
+	if err := s.share(devices); err != nil {
+		return nil, err
+	}
+	var bare, bareWork, advertised, work, kubelet sample
+	var objects, goroutines, own, all float64
+	for range b.rounds(10) {
+		version := exec.CommandContext(ctx, b.binary, "version")
+		if err := bare.timed(version.Run); err != nil {
+			return nil, err
+		}
+		bareWork = append(bareWork, version.ProcessState.UserTime()+version.ProcessState.SystemTime())
+		runtime.GC() // So that this process's garbage is nobody's time.
+		before, err := ownWork()
+		if err != nil {
+			return nil, err
+		}
+		var p *process
+		if err := advertised.timed(func() error {
+			if p, err = s.run(ctx, s.configured()...); err != nil {
+				return err
+			}
+			return s.shows(ctx, devices)
+		}); err != nil {
+			return nil, err
+		}
+		after, err := ownWork()
+		if err != nil {
+			return nil, err
+		}
+		kubelet = append(kubelet, after-before)
+		done, err := p.work()
+		if err != nil {
+			return nil, err
+		}
+		work = append(work, done.cpu)
+		resident, err := p.memory()
+		if err != nil {
+			return nil, err
+		}
+		own, all = megabytes(resident.own), megabytes(resident.all)
+		if objects, err = p.series("go_memstats_mallocs_total"); err != nil {
+			return nil, err
+		}
+		if goroutines, err = p.series("go_goroutines"); err != nil {
+			return nil, err
+		}
+		if err := p.stop(); err != nil {
+			return nil, err
+		}
+		if err := s.forget(ctx); err != nil {
+			return nil, err
+		}
+	}
+	name := func(what string) string { return fmt.Sprintf("start/%d/%s", devices, what) }
+	return []figure{
+		{name("process"), milliseconds(bare.median()), "ms"},
+		{name("advertised"), milliseconds(advertised.median()), "ms"},
+		{name("over-process"), milliseconds(advertised.median() - bare.median()), "ms"},
+		{name("least-over-process"), milliseconds(advertised.quantile(0) - bare.quantile(0)), "ms"},
+		{name("kubelet-cpu"), milliseconds(kubelet.median()), "ms"},
+		{name("processes"), advertised.over(bare), "×"},
+		{name("cpu"), milliseconds(work.median() - bareWork.median()), "ms"},
+		{name("objects"), objects, ""},
+		{name("goroutines"), goroutines, ""},
+		{name("own"), own, "MB"},
+		{name("resident"), all, "MB"},
+	}, nil
+}
+
+// replicas is how many devices a GPU has in a succession.
+const replicas = 4
+
+// succession measures how long the kubelet is without devices when one virgate
+// takes over from another that stands by, as in a rollout: from the end of the
+// first stream to the last resource's list.
+func succession(ctx context.Context, b bench) ([]figure, error) {
+	var figures []figure
+	for _, resources := range []int{1, gpus} {
+		found, err := successionOf(ctx, b, resources)
+		if err != nil {
+			return nil, fmt.Errorf("succession with %d resources: %w", resources, err)
+		}
+		figures = append(figures, found...)
+	}
+	return figures, nil
+}
+
+func successionOf(ctx context.Context, b bench, resources int) ([]figure, error) {
+	s, err := newStage(ctx, b.binary)
+	if err != nil {
+		return nil, err
+	}
+	defer s.stop()
+	if err := os.WriteFile(s.path("profile.yaml"), named(resources), 0o600); err != nil {
+		return nil, fmt.Errorf("write the profile: %w", err)
+	}
+	serving, err := s.alone(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var without, ended sample
+	for range b.rounds(20) {
+		if err := s.await(ctx, func(k simkubelet.Snapshot) bool { return allocatable(k) == gpus*replicas }); err != nil {
+			return nil, err
+		}
+		next, err := s.alone(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if err := next.standsBy(ctx); err != nil {
+			return nil, err
+		}
+		stopped := make(chan error, 1)
+		began := time.Now()
+		go func() { stopped <- serving.stop() }()
+		if err := s.await(ctx, func(k simkubelet.Snapshot) bool { return allocatable(k) < gpus*replicas }); err != nil {
+			return nil, err
+		}
+		lost := time.Now()
+		if err := s.await(ctx, func(k simkubelet.Snapshot) bool { return allocatable(k) == gpus*replicas }); err != nil {
+			return nil, err
+		}
+		without = append(without, time.Since(lost))
+		if err := <-stopped; err != nil {
+			return nil, err
+		}
+		ended = append(ended, lost.Sub(began))
+		serving = next
+	}
+	name := func(what string) string { return fmt.Sprintf("succession/%d/%s", resources, what) }
+	return []figure{
+		{name("until-lost"), milliseconds(ended.median()), "ms"},
+		{name("without-least"), milliseconds(without.quantile(0)), "ms"},
+		{name("without"), milliseconds(without.median()), "ms"},
+		{name("without-most"), milliseconds(without.quantile(1)), "ms"},
+	}, serving.stop()
+}
+
+// named offers all GPUs under one name, or each under its own.
+func named(resources int) []byte {
+	text := "version: v1\nsharing:\n  timeSlicing:\n    resources:\n"
+	if resources == 1 {
+		return fmt.Appendf(nil, text+"    - {name: %s, replicas: %d}\n", resource, replicas)
+	}
+	var entries strings.Builder
+	for i := range gpus {
+		fmt.Fprintf(&entries, "    - {name: %s, devices: [%d], replicas: %d, rename: nvidia.com/GPU-%d}\n", resource, i, replicas, i)
+	}
+	return []byte(text + entries.String())
+}
+
+func (s *stage) await(ctx context.Context, condition func(simkubelet.Snapshot) bool) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return s.kubelet.Await(ctx, condition)
+}
+
+// allocatable counts the healthy devices of all resources.
+func allocatable(k simkubelet.Snapshot) int {
+	count := 0
+	for _, r := range k.Resources {
+		count += r.Allocatable
+	}
+	return count
+}
+
+// standsBy waits until the process is ready, beside the one that serves.
+func (p *process) standsBy(ctx context.Context) error {
+	for late := time.Now().Add(patience); ; {
+		_, err := p.get("/readyz")
+		if err == nil || time.Now().After(late) {
+			return err
+		}
+		if err := pause(ctx, 10*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// alone starts a virgate without a control socket, of which two would want one.
+func (s *stage) alone(ctx context.Context) (*process, error) {
+	return s.run(ctx, append(s.configured(), "--control-socket", "")...)
+}
+
+// peakAllocates is how many Allocates are made before the most that was resident is
+// read: as many containers as a node starts in days.
+const peakAllocates = 5000
+
+// peak measures the most memory that the program ever has resident, from its first
+// instruction through its start and its calls, with the API server followed and
+// written to. It is what the container's limit has to allow.
+func peak(ctx context.Context, b bench) ([]figure, error) {
+	var figures []figure
+	for _, devices := range []int{80, 8000} {
+		most, err := peakOf(ctx, b, devices)
+		if err != nil {
+			return nil, fmt.Errorf("peak with %d devices: %w", devices, err)
+		}
+		figures = append(figures, figure{fmt.Sprintf("peak/%d/resident", devices), megabytes(most), "MB"})
+	}
+	return figures, nil
+}
+
+func peakOf(ctx context.Context, b bench, devices int) (uint64, error) {
+	s, err := newStage(ctx, b.binary)
+	if err != nil {
+		return 0, err
+	}
+	defer s.stop()
+	if err := s.unpack(); err != nil {
+		return 0, err
+	}
+	virgate, end, err := s.runWithAPI(ctx, devices)
+	if err != nil {
+		return 0, err
+	}
+	defer end()
+	if err := s.shows(ctx, devices); err != nil {
+		return 0, err
+	}
+	p, err := s.dial()
+	if err != nil {
+		return 0, err
+	}
+	defer p.close()
+	if err := repeat(peakAllocates, func(i int) error { return p.allocate(ctx, i) }); err != nil {
+		return 0, err
+	}
+	most, err := virgate.peak()
+	if err != nil {
+		return 0, err
+	}
+	return most, virgate.stop()
 }

@@ -46,6 +46,7 @@ type measurement struct {
 func measurements() []measurement {
 	return []measurement{
 		{"start", startup},
+		{"peak", peak},
 		{"calls", calls},
 		{"change", changes},
 		{"succession", succession},
@@ -57,7 +58,7 @@ func measurements() []measurement {
 func run(ctx context.Context, arguments []string, out io.Writer) error {
 	flags := flag.NewFlagSet("speed", flag.ContinueOnError)
 	checks := flags.Bool("check", false, "hold the budget and nothing else")
-	only := flags.String("only", "", "the measurement to make: start, calls, change, succession, rest or size; all of them without")
+	only := flags.String("only", "", "the measurement to make: start, peak, calls, change, succession, rest or size; all of them without")
 	binary := flags.String("binary", "bin/virgate", "the program, as make build makes it")
 	scale := flags.Int("scale", 1, "how many times the usual number of rounds")
 	switch err := flags.Parse(arguments); {

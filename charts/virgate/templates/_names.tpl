@@ -65,3 +65,51 @@ time-slicing-4
 true
 {{- end -}}
 {{- end -}}
+
+{{- /* Whether a profile may serve partitions: by the value migStrategy, which replaces
+the profiles' own, or else by any profile that a node can choose. The chart cannot read
+a ConfigMap of the user's own, which may, as in NVIDIA's chart. */ -}}
+{{- define "virgate.servesMIG" -}}
+{{- $result := dict -}}
+{{- if .Values.migStrategy -}}
+{{- if ne .Values.migStrategy "none" -}}{{- $_ := set $result "serves" true -}}{{- end -}}
+{{- else if .Values.config.name -}}
+{{- $_ := set $result "serves" true -}}
+{{- else if include "virgate.configMap" . -}}
+{{- $profiles := dict -}}
+{{- range $path, $text := .Files.Glob "profiles/*.yaml" -}}{{- $_ := set $profiles $path (toString $text) -}}{{- end -}}
+{{- range (.Values.config.map | default $profiles) -}}
+{{- $flags := get (fromYaml .) "flags" -}}
+{{- if kindIs "map" $flags -}}
+{{- if ne "none" (get $flags "migStrategy" | default "none" | toString) -}}{{- $_ := set $result "serves" true -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if $result.serves }}true{{ end -}}
+{{- end -}}
+
+{{- /* Whether the plugin is to read partitions, which the driver lets nobody do without
+SYS_ADMIN. A simulated node asks nothing of the kind. */ -}}
+{{- define "virgate.monitorsMIG" -}}
+{{- if and .Values.mig.manage (eq "false" (toString .Values.mig.monitor)) -}}
+{{- fail "mig.monitor: false, but mig.manage needs the same right: leave mig.monitor out" -}}
+{{- end -}}
+{{- if or .Values.mig.manage (eq "true" (toString .Values.mig.monitor)) -}}
+true
+{{- else if and (kindIs "invalid" .Values.mig.monitor) (not (regexMatch "^(sim|trace):" .Values.node)) -}}
+{{- include "virgate.servesMIG" . -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Whether the container has SYS_ADMIN. */ -}}
+{{- define "virgate.sysAdmin" -}}
+{{- $security := .Values.securityContext | default dict -}}
+{{- if $security -}}
+{{- $add := get (get $security "capabilities" | default dict) "add" | default list -}}
+{{- if or (get $security "privileged") (has "SYS_ADMIN" $add) (has "CAP_SYS_ADMIN" $add) (has "ALL" $add) }}true{{ end -}}
+{{- else if eq .Values.driverAccess "privileged" -}}
+true
+{{- else -}}
+{{- include "virgate.monitorsMIG" . -}}
+{{- end -}}
+{{- end -}}

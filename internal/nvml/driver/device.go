@@ -3,22 +3,25 @@
 package driver
 
 import (
-	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
+	"math"
+	"runtime"
+	"time"
 
+	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/virgate/virgate/internal/nvml"
 )
 
 // SystemGetDriverVersion is the driver's version, for example "580.65.06".
 func (l *library) SystemGetDriverVersion() (string, error) {
-	return asked(l, "SystemGetDriverVersion", gonvml.Interface.SystemGetDriverVersion)
+	return callLibrary(l, "SystemGetDriverVersion", gonvml.Interface.SystemGetDriverVersion)
 }
 
 func (l *library) DeviceGetCount() (int, error) {
-	return asked(l, "DeviceGetCount", gonvml.Interface.DeviceGetCount)
+	return callLibrary(l, "DeviceGetCount", gonvml.Interface.DeviceGetCount)
 }
 
 func (l *library) DeviceGetHandleByIndex(index int) (nvml.Device, error) {
-	return asked(l, with("DeviceGetHandleByIndex", index), func(api gonvml.Interface) (nvml.Device, gonvml.Return) {
+	return callLibrary(l, with("DeviceGetHandleByIndex", index), func(api gonvml.Interface) (nvml.Device, gonvml.Return) {
 		if !ordinal(index) {
 			return 0, gonvml.ERROR_INVALID_ARGUMENT
 		}
@@ -27,37 +30,36 @@ func (l *library) DeviceGetHandleByIndex(index int) (nvml.Device, error) {
 }
 
 func (l *library) DeviceGetUUID(d nvml.Device) (string, error) {
-	return askDevice(l, "DeviceGetUUID", d, gonvml.Device.GetUUID)
+	return callDevice(l, "DeviceGetUUID", d, gonvml.Device.GetUUID)
 }
 
 func (l *library) DeviceGetMinorNumber(d nvml.Device) (int, error) {
-	return askDevice(l, "DeviceGetMinorNumber", d, gonvml.Device.GetMinorNumber)
+	return callDevice(l, "DeviceGetMinorNumber", d, gonvml.Device.GetMinorNumber)
 }
 
 func (l *library) DeviceGetName(d nvml.Device) (string, error) {
-	return askDevice(l, "DeviceGetName", d, gonvml.Device.GetName)
+	return callDevice(l, "DeviceGetName", d, gonvml.Device.GetName)
 }
 
 func (l *library) DeviceGetMemoryInfo(d nvml.Device) (nvml.MemoryInfo, error) {
-	memory, err := askDevice(l, "DeviceGetMemoryInfo", d, gonvml.Device.GetMemoryInfo)
+	memory, err := callDevice(l, "DeviceGetMemoryInfo", d, gonvml.Device.GetMemoryInfo)
 	return nvml.MemoryInfo{Total: memory.Total, Free: memory.Free, Used: memory.Used}, err
 }
 
 func (l *library) DeviceGetArchitecture(d nvml.Device) (nvml.Architecture, error) {
-	architecture, err := askDevice(l, "DeviceGetArchitecture", d, gonvml.Device.GetArchitecture)
+	architecture, err := callDevice(l, "DeviceGetArchitecture", d, gonvml.Device.GetArchitecture)
 	return nvml.Architecture(architecture), err
 }
 
-func (l *library) DeviceGetCudaComputeCapability(d nvml.Device) (major, minor int, err error) {
-	capability, err := askDevice(l, "DeviceGetCudaComputeCapability", d, func(d gonvml.Device) ([2]int, gonvml.Return) {
+func (l *library) DeviceGetCudaComputeCapability(d nvml.Device) (nvml.ComputeCapability, error) {
+	return callDevice(l, "DeviceGetCudaComputeCapability", d, func(d gonvml.Device) (nvml.ComputeCapability, gonvml.Return) {
 		major, minor, code := d.GetCudaComputeCapability()
-		return [2]int{major, minor}, code
+		return nvml.ComputeCapability{Major: major, Minor: minor}, code
 	})
-	return capability[0], capability[1], err
 }
 
 func (l *library) DeviceGetTemperature(d nvml.Device) (int, error) {
-	celsius, err := askDevice(l, "DeviceGetTemperature", d, func(d gonvml.Device) (uint32, gonvml.Return) {
+	celsius, err := callDevice(l, "DeviceGetTemperature", d, func(d gonvml.Device) (uint32, gonvml.Return) {
 		return d.GetTemperature(gonvml.TEMPERATURE_GPU)
 	})
 	return int(celsius), err
@@ -75,8 +77,8 @@ func (l *library) DeviceGetMPSComputeRunningProcesses(d nvml.Device) ([]nvml.Pro
 	return l.processes("DeviceGetMPSComputeRunningProcesses", d, gonvml.Device.GetMPSComputeRunningProcesses)
 }
 
-func (l *library) processes(call string, d nvml.Device, get func(gonvml.Device) ([]gonvml.ProcessInfo, gonvml.Return)) ([]nvml.Process, error) {
-	running, err := askDevice(l, call, d, get)
+func (l *library) processes(name string, d nvml.Device, get func(gonvml.Device) ([]gonvml.ProcessInfo, gonvml.Return)) ([]nvml.Process, error) {
+	running, err := callDevice(l, name, d, get)
 	var processes []nvml.Process
 	for _, p := range running {
 		processes = append(processes, nvml.Process{PID: int(p.Pid), Memory: p.UsedGpuMemory})
@@ -85,13 +87,160 @@ func (l *library) processes(call string, d nvml.Device, get func(gonvml.Device) 
 }
 
 func (l *library) DeviceGetRemappedRows(d nvml.Device) (nvml.RemappedRows, error) {
-	return askDevice(l, "DeviceGetRemappedRows", d, func(d gonvml.Device) (nvml.RemappedRows, gonvml.Return) {
+	return callDevice(l, "DeviceGetRemappedRows", d, func(d gonvml.Device) (nvml.RemappedRows, gonvml.Return) {
 		correctable, uncorrectable, pending, failed, code := d.GetRemappedRows()
 		return nvml.RemappedRows{Correctable: correctable, Uncorrectable: uncorrectable, Pending: pending, Failed: failed}, code
 	})
 }
 
 func (l *library) DeviceGetRetiredPagesPendingStatus(d nvml.Device) (bool, error) {
-	pending, err := askDevice(l, "DeviceGetRetiredPagesPendingStatus", d, gonvml.Device.GetRetiredPagesPendingStatus)
+	pending, err := callDevice(l, "DeviceGetRetiredPagesPendingStatus", d, gonvml.Device.GetRetiredPagesPendingStatus)
 	return pending == gonvml.FEATURE_ENABLED, err
+}
+
+func (l *library) DeviceGetPciInfo(d nvml.Device) (nvml.PCIInfo, error) {
+	return callDevice(l, "DeviceGetPciInfo", d, func(d gonvml.Device) (nvml.PCIInfo, gonvml.Return) {
+		return place(d.GetPciInfo())
+	})
+}
+
+// DeviceGetNumaNodeId asks the driver for the GPU's bus address, and the kernel
+// for the node of that.
+func (l *library) DeviceGetNumaNodeId(d nvml.Device) (int, error) {
+	return callDevice(l, "DeviceGetNumaNodeId", d, func(d gonvml.Device) (int, gonvml.Return) {
+		pci, code := d.GetPciInfo()
+		return numaNode(l.machine, addressOf(pci)), code
+	})
+}
+
+func (l *library) DeviceGetTopologyCommonAncestor(a, b nvml.Device) (nvml.TopologyLevel, error) {
+	level, err := callDevice(l, "DeviceGetTopologyCommonAncestor", a, func(one gonvml.Device) (gonvml.GpuTopologyLevel, gonvml.Return) {
+		other, known := l.devices.handle(b)
+		if !known {
+			return 0, gonvml.ERROR_INVALID_ARGUMENT
+		}
+		return one.GetTopologyCommonAncestor(other)
+	})
+	return nvml.TopologyLevel(level), err
+}
+
+func (l *library) DeviceGetNvLinkState(d nvml.Device, link int) (bool, error) {
+	state, err := callWith(l, "DeviceGetNvLinkState", &l.devices, d, link, gonvml.Device.GetNvLinkState)
+	return state == gonvml.FEATURE_ENABLED, err
+}
+
+func (l *library) DeviceGetNvLinkRemotePciInfo(d nvml.Device, link int) (nvml.PCIInfo, error) {
+	return callWith(l, "DeviceGetNvLinkRemotePciInfo", &l.devices, d, link, func(d gonvml.Device, link int) (nvml.PCIInfo, gonvml.Return) {
+		return place(d.GetNvLinkRemotePciInfo(link))
+	})
+}
+
+// place writes the bus ID from its parts: drivers before 390 fill in only a
+// text of another form.
+func place(pci gonvml.PciInfo, code gonvml.Return) (nvml.PCIInfo, gonvml.Return) {
+	return nvml.PCIInfo{BusID: addressOf(pci).String(), DeviceID: pci.PciDeviceId, SubsystemID: pci.PciSubSystemId}, code
+}
+
+func addressOf(pci gonvml.PciInfo) address {
+	return address{domain: pci.Domain, bus: pci.Bus, device: pci.Device}
+}
+
+func (l *library) DeviceGetUtilizationRates(d nvml.Device) (nvml.Utilization, error) {
+	rates, err := callDevice(l, "DeviceGetUtilizationRates", d, gonvml.Device.GetUtilizationRates)
+	return nvml.Utilization{GPU: int(rates.Gpu), Memory: int(rates.Memory)}, err
+}
+
+func (l *library) DeviceGetProcessUtilization(d nvml.Device, lastSeen uint64) ([]nvml.ProcessSample, error) {
+	written, err := callDevice(l, "DeviceGetProcessUtilization", d, func(d gonvml.Device) ([]gonvml.ProcessUtilizationSample, gonvml.Return) {
+		return processUtilization(d, lastSeen)
+	})
+	var samples []nvml.ProcessSample
+	for _, s := range written {
+		samples = append(samples, nvml.ProcessSample{PID: int(s.Pid), Time: s.TimeStamp, SM: int(s.SmUtil), Memory: int(s.MemUtil)})
+	}
+	return samples, err
+}
+
+// processUtilization mends two faults of go-nvml v0.13.3, which asks for the
+// size and then for the samples: where there is nothing to ask for it answers
+// that the size is insufficient, and where samples came between its two
+// questions it slices beyond what it has, which panics.
+func processUtilization(d gonvml.Device, lastSeen uint64) (samples []gonvml.ProcessUtilizationSample, code gonvml.Return) {
+	defer func() {
+		switch thrown := recover().(type) {
+		case nil:
+		case runtime.Error:
+			samples, code = nil, gonvml.ERROR_INSUFFICIENT_SIZE
+		default:
+			panic(thrown)
+		}
+	}()
+	samples, code = d.GetProcessUtilization(lastSeen)
+	if code == gonvml.ERROR_INSUFFICIENT_SIZE && len(samples) == 0 {
+		code = gonvml.ERROR_NOT_FOUND
+	}
+	return samples, code
+}
+
+// DeviceGetCurrentClocksEventReasons asks under the name that drivers before 535
+// know too.
+func (l *library) DeviceGetCurrentClocksEventReasons(d nvml.Device) (nvml.ClockReasons, error) {
+	reasons, err := callDevice(l, "DeviceGetCurrentClocksEventReasons", d, func(d gonvml.Device) (uint64, gonvml.Return) {
+		return d.GetCurrentClocksThrottleReasons()
+	})
+	return nvml.ClockReasons(reasons), err
+}
+
+func (l *library) EventSetCreate() (nvml.EventSet, error) {
+	return callLibrary(l, "EventSetCreate", func(api gonvml.Interface) (nvml.EventSet, gonvml.Return) {
+		return l.sets.numbered(api.EventSetCreate())
+	})
+}
+
+func (l *library) DeviceGetSupportedEventTypes(d nvml.Device) (nvml.EventTypes, error) {
+	types, err := callDevice(l, "DeviceGetSupportedEventTypes", d, gonvml.Device.GetSupportedEventTypes)
+	return nvml.EventTypes(types), err
+}
+
+func (l *library) DeviceRegisterEvents(d nvml.Device, types nvml.EventTypes, set nvml.EventSet) error {
+	_, err := callDevice(l, "DeviceRegisterEvents", d, func(d gonvml.Device) (struct{}, gonvml.Return) {
+		handle, known := l.sets.handle(set)
+		if !known {
+			return struct{}{}, gonvml.ERROR_INVALID_ARGUMENT
+		}
+		return struct{}{}, d.RegisterEvents(uint64(types), handle)
+	})
+	return err
+}
+
+func (l *library) EventSetWait(set nvml.EventSet, timeout time.Duration) (nvml.Event, error) {
+	event, err := call(l, "EventSetWait", &l.sets, set, func(set gonvml.EventSet) (gonvml.EventData, gonvml.Return) {
+		return set.Wait(milliseconds(timeout))
+	})
+	if err != nil {
+		return nvml.Event{}, err
+	}
+	partitions, err := callLibrary(l, "EventSetWait", func(api gonvml.Interface) (bool, gonvml.Return) {
+		return api.Extensions().LookupSymbol("nvmlEventSetWait_v2") == nil, gonvml.SUCCESS
+	})
+	if !partitions {
+		// The wait of drivers before 450 does not fill these in.
+		event.GpuInstanceId, event.ComputeInstanceId = nvml.WholeGPU, nvml.WholeGPU
+	}
+	return nvml.Event{
+		Device: l.devices.number(event.Device), Type: nvml.EventTypes(event.EventType), Data: event.EventData,
+		GI: event.GpuInstanceId, CI: event.ComputeInstanceId,
+	}, err
+}
+
+// milliseconds is the time in the driver's unit, rounded up: to wait for 0 of
+// them, again and again, would be to spin.
+func milliseconds(timeout time.Duration) uint32 {
+	const unit = time.Millisecond
+	whole := (max(timeout, 0) + unit - 1) / unit
+	return uint32(min(whole, math.MaxUint32))
+}
+
+func (l *library) EventSetFree(set nvml.EventSet) error {
+	return free(l, "EventSetFree", &l.sets, set, gonvml.EventSet.Free)
 }

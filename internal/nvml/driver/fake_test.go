@@ -15,11 +15,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-
 	"github.com/virgate/virgate/internal/nvml"
-	"github.com/virgate/virgate/internal/nvml/nvmltest"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/nvmltest"
 )
 
 // install compiles testdata/fake.c into the driver root as a driver of that
@@ -109,7 +108,7 @@ func TestFakeDriver(t *testing.T) {
 	})
 	t.Run("old", func(t *testing.T) { install(t, root, "410.1"); old(t, lib) })
 	t.Run("new", func(t *testing.T) { install(t, root, "580.1", "-DNEW", "-DPENDING"); renewed(t, lib) })
-	t.Run("cutting", func(t *testing.T) { cuts(t, lib) })
+	t.Run("cutting", func(t *testing.T) { instances(t, lib) })
 	t.Run("conformance", func(t *testing.T) {
 		nvmltest.Run(t, func(*testing.T) nvml.Library { return lib }, nvmltest.Expect{GPUs: 2, Partitions: 2})
 	})
@@ -129,8 +128,8 @@ func TestFakeDriver(t *testing.T) {
 	})
 }
 
-// boards are those of testdata/fake.c as they must be found.
-func boards() []sharing.GPU {
+// GPUs are those of testdata/fake.c as they must be found.
+func gpus() []sharing.GPU {
 	gpu := func(index, minor, node int, bus string) sharing.GPU {
 		return sharing.GPU{
 			UUID:  strings.ReplaceAll("GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", "x", string(rune('0'+index))),
@@ -151,7 +150,7 @@ func boards() []sharing.GPU {
 	return gpus
 }
 
-// scan is the boards that are found.
+// scan is the GPUs that are found.
 func scan(t *testing.T, lib nvml.Library) []sharing.GPU {
 	t.Helper()
 	gpus, err := nvml.Scan(lib)
@@ -162,7 +161,7 @@ func scan(t *testing.T, lib nvml.Library) []sharing.GPU {
 // old holds that a driver without newer calls is read, and that a call it does
 // not have is an answer and not the end of the process.
 func old(t *testing.T, lib nvml.Library) {
-	if diff := cmp.Diff(boards(), scan(t, lib), cmpopts.IgnoreFields(sharing.GPU{}, "Links")); diff != "" {
+	if diff := cmp.Diff(gpus(), scan(t, lib), cmpopts.IgnoreFields(sharing.GPU{}, "Links")); diff != "" {
 		t.Errorf("inventory (-want +got):\n%s", diff)
 	}
 	must(t, lib.Init())
@@ -171,59 +170,59 @@ func old(t *testing.T, lib nvml.Library) {
 	if version, err := lib.SystemGetDriverVersion(); version != "410.1" || err != nil {
 		t.Errorf("version %q, %v, want 410.1 after one Shutdown of two", version, err)
 	}
-	board, err := lib.DeviceGetHandleByIndex(1)
+	gpu, err := lib.DeviceGetHandleByIndex(1)
 	must(t, err)
-	for name, call := range missing(lib, board) {
+	for name, call := range missing(lib, gpu) {
 		if err := call(); !errors.Is(err, nvml.FunctionNotFound) {
 			t.Errorf("%s: %v, want FUNCTION_NOT_FOUND", name, err)
 		}
 	}
-	profile, err := lib.DeviceGetGpuInstanceProfileInfo(board, 0)
+	profile, err := lib.DeviceGetGpuInstanceProfileInfo(gpu, 0)
 	if want := (nvml.GPUInstanceProfile{ID: 19, Slices: 1, Instances: 7, MemoryMB: 4864}); profile != want || err != nil {
 		t.Errorf("profile %+v, %v, want %+v", profile, err, want)
 	}
-	if event := event(t, lib, board); event.GI != nvml.WholeBoard || event.CI != nvml.WholeBoard {
-		t.Errorf("event of partition %d, %d, want the whole board: the driver knows no partitions", event.GI, event.CI)
+	if event := event(t, lib, gpu); event.GI != nvml.WholeGPU || event.CI != nvml.WholeGPU {
+		t.Errorf("event of partition %d, %d, want the whole GPU: the driver knows no partitions", event.GI, event.CI)
 	}
 	must(t, lib.Shutdown())
-	if _, err := lib.DeviceGetUUID(board); !errors.Is(err, nvml.Uninitialized) {
+	if _, err := lib.DeviceGetUUID(gpu); !errors.Is(err, nvml.Uninitialized) {
 		t.Errorf("after the last Shutdown: %v, want UNINITIALIZED", err)
 	}
 	must(t, lib.Init())
 	defer func() { must(t, lib.Shutdown()) }()
-	if _, err := lib.DeviceGetUUID(board); !errors.Is(err, nvml.InvalidArgument) {
+	if _, err := lib.DeviceGetUUID(gpu); !errors.Is(err, nvml.InvalidArgument) {
 		t.Errorf("a handle from before: %v, want INVALID_ARGUMENT", err)
 	}
 }
 
 // missing are calls that the old driver does not have.
-func missing(lib nvml.Library, board nvml.Device) map[string]func() error {
+func missing(lib nvml.Library, gpu nvml.Device) map[string]func() error {
 	return map[string]func() error{
-		"DeviceGetRemappedRows":               func() error { _, err := lib.DeviceGetRemappedRows(board); return err },
-		"DeviceGetRetiredPagesPendingStatus":  func() error { _, err := lib.DeviceGetRetiredPagesPendingStatus(board); return err },
-		"DeviceGetComputeRunningProcesses":    func() error { _, err := lib.DeviceGetComputeRunningProcesses(board); return err },
-		"DeviceGetMPSComputeRunningProcesses": func() error { _, err := lib.DeviceGetMPSComputeRunningProcesses(board); return err },
-		"DeviceGetUtilizationRates":           func() error { _, err := lib.DeviceGetUtilizationRates(board); return err },
-		"DeviceGetProcessUtilization":         func() error { _, err := lib.DeviceGetProcessUtilization(board, 0); return err },
-		"DeviceGetCurrentClocksEventReasons":  func() error { _, err := lib.DeviceGetCurrentClocksEventReasons(board); return err },
-		"DeviceSetMigMode":                    func() error { _, err := lib.DeviceSetMigMode(board, true); return err },
-		"DeviceGetGpuInstances(19)":           func() error { _, err := lib.DeviceGetGpuInstances(board, 19); return err },
-		"DeviceGetTopologyCommonAncestor":     func() error { _, err := lib.DeviceGetTopologyCommonAncestor(board, board); return err },
-		"DeviceGetNvLinkState(17)":            func() error { _, err := lib.DeviceGetNvLinkState(board, 17); return err },
-		"DeviceGetNvLinkRemotePciInfo(0)":     func() error { _, err := lib.DeviceGetNvLinkRemotePciInfo(board, 0); return err },
+		"DeviceGetRemappedRows":               func() error { _, err := lib.DeviceGetRemappedRows(gpu); return err },
+		"DeviceGetRetiredPagesPendingStatus":  func() error { _, err := lib.DeviceGetRetiredPagesPendingStatus(gpu); return err },
+		"DeviceGetComputeRunningProcesses":    func() error { _, err := lib.DeviceGetComputeRunningProcesses(gpu); return err },
+		"DeviceGetMPSComputeRunningProcesses": func() error { _, err := lib.DeviceGetMPSComputeRunningProcesses(gpu); return err },
+		"DeviceGetUtilizationRates":           func() error { _, err := lib.DeviceGetUtilizationRates(gpu); return err },
+		"DeviceGetProcessUtilization":         func() error { _, err := lib.DeviceGetProcessUtilization(gpu, 0); return err },
+		"DeviceGetCurrentClocksEventReasons":  func() error { _, err := lib.DeviceGetCurrentClocksEventReasons(gpu); return err },
+		"DeviceSetMigMode":                    func() error { _, err := lib.DeviceSetMigMode(gpu, true); return err },
+		"DeviceGetGpuInstances(19)":           func() error { _, err := lib.DeviceGetGpuInstances(gpu, 19); return err },
+		"DeviceGetTopologyCommonAncestor":     func() error { _, err := lib.DeviceGetTopologyCommonAncestor(gpu, gpu); return err },
+		"DeviceGetNvLinkState(17)":            func() error { _, err := lib.DeviceGetNvLinkState(gpu, 17); return err },
+		"DeviceGetNvLinkRemotePciInfo(0)":     func() error { _, err := lib.DeviceGetNvLinkRemotePciInfo(gpu, 0); return err },
 	}
 }
 
 // event waits for the fake's one event, and then for none.
-func event(t *testing.T, lib nvml.Library, board nvml.Device) nvml.Event {
+func event(t *testing.T, lib nvml.Library, gpu nvml.Device) nvml.Event {
 	t.Helper()
 	set, err := lib.EventSetCreate()
 	must(t, err)
-	must(t, lib.DeviceRegisterEvents(board, nvml.EventXIDCritical, set))
+	must(t, lib.DeviceRegisterEvents(gpu, nvml.EventXIDCritical, set))
 	event, err := lib.EventSetWait(set, time.Microsecond)
 	must(t, err)
-	if event.Device != board || event.Type != nvml.EventXIDCritical || event.Data != 94 {
-		t.Errorf("event %+v, want XID 94 of board 1", event)
+	if event.Device != gpu || event.Type != nvml.EventXIDCritical || event.Data != 94 {
+		t.Errorf("event %+v, want XID 94 of GPU 1", event)
 	}
 	if _, err := lib.EventSetWait(set, time.Second); !errors.Is(err, nvml.Timeout) {
 		t.Errorf("EventSetWait: %v, want TIMEOUT", err)
@@ -238,7 +237,7 @@ func event(t *testing.T, lib nvml.Library, board nvml.Device) nvml.Event {
 // renewed holds that the next Init opens the driver that has been installed in
 // the place of the one in use.
 func renewed(t *testing.T, lib nvml.Library) {
-	if diff := cmp.Diff(boards(), scan(t, lib), cmpopts.IgnoreFields(sharing.GPU{}, "Links", "Fault")); diff != "" {
+	if diff := cmp.Diff(gpus(), scan(t, lib), cmpopts.IgnoreFields(sharing.GPU{}, "Links", "Health")); diff != "" {
 		t.Errorf("inventory (-want +got):\n%s", diff)
 	}
 	must(t, lib.Init())
@@ -248,13 +247,13 @@ func renewed(t *testing.T, lib nvml.Library) {
 	}
 	first, err := lib.DeviceGetHandleByIndex(0)
 	must(t, err)
-	board, err := lib.DeviceGetHandleByIndex(1)
+	gpu, err := lib.DeviceGetHandleByIndex(1)
 	must(t, err)
 	rows, err := lib.DeviceGetRemappedRows(first)
 	if want := (nvml.RemappedRows{Correctable: 1, Uncorrectable: 2, Pending: true}); rows != want || err != nil {
 		t.Errorf("rows %+v, %v, want %+v", rows, err, want)
 	}
-	if _, err := lib.DeviceGetRemappedRows(board); err == nil || err.Error() != "nvml: DeviceGetRemappedRows: NOT_SUPPORTED" {
+	if _, err := lib.DeviceGetRemappedRows(gpu); err == nil || err.Error() != "nvml: DeviceGetRemappedRows: NOT_SUPPORTED" {
 		t.Errorf("error %v, want the driver's code with the call", err)
 	}
 	processes, err := lib.DeviceGetComputeRunningProcesses(first)
@@ -262,16 +261,133 @@ func renewed(t *testing.T, lib nvml.Library) {
 	if diff := cmp.Diff([]nvml.Process{{PID: 4711, Memory: 1 << 20}, {PID: 4712, Memory: nvml.MemoryUnknown}}, processes); diff != "" {
 		t.Errorf("processes (-want +got):\n%s", diff)
 	}
-	metered(t, lib, first, board)
-	profile, err := lib.DeviceGetGpuInstanceProfileInfo(board, 0)
+	metered(t, lib, first, gpu)
+	profile, err := lib.DeviceGetGpuInstanceProfileInfo(gpu, 0)
 	must(t, err)
 	if want := (nvml.GPUInstanceProfile{ID: 19, Slices: 1, Instances: 7, MemoryMB: 4864, Name: "MIG 1g.5gb"}); profile != want {
 		t.Errorf("profile %+v, want %+v", profile, want)
 	}
-	if event := event(t, lib, board); event.GI != 9 || event.CI != 0 {
+	if event := event(t, lib, gpu); event.GI != 9 || event.CI != 0 {
 		t.Errorf("event of partition %d, %d, want 9, 0", event.GI, event.CI)
 	}
 	if _, err := lib.DeviceGetHandleByIndex(-1); !errors.Is(err, nvml.InvalidArgument) || !bytes.Contains([]byte(err.Error()), []byte("(-1)")) {
 		t.Errorf("index -1: %v, want INVALID_ARGUMENT", err)
+	}
+}
+
+// instances holds what becomes of the calls that list and change MIG instances,
+// against the fake with those calls.
+func instances(t *testing.T, lib nvml.Library) {
+	must(t, lib.Init())
+	defer func() { must(t, lib.Shutdown()) }()
+	first, err := lib.DeviceGetHandleByIndex(0)
+	must(t, err)
+	gpu, err := lib.DeviceGetHandleByIndex(1)
+	must(t, err)
+
+	// The status of the activation and that of the call must not be mixed up.
+	activation, err := lib.DeviceSetMigMode(first, true)
+	if activation != nvml.ResetRequired || err != nil {
+		t.Errorf("MIG on: %v, %v, want RESET_REQUIRED and no error", activation, err)
+	}
+	if activation, err = lib.DeviceSetMigMode(first, false); activation != nvml.InUse || err != nil {
+		t.Errorf("MIG off: %v, %v, want IN_USE and no error", activation, err)
+	}
+	if activation, err = lib.DeviceSetMigMode(gpu, true); activation != nvml.Success || !errors.Is(err, nvml.NoPermission) {
+		t.Errorf("MIG on: %v, %v, want an error NO_PERMISSION", activation, err)
+	}
+
+	placements, err := lib.DeviceGetGpuInstancePossiblePlacements(gpu, 19)
+	must(t, err)
+	if len(placements) != 7 || placements[6] != (mig.Placement{Start: 6, Size: 1}) {
+		t.Errorf("placements %v, want 0:1 to 6:1", placements)
+	}
+	instances, err := lib.DeviceGetGpuInstances(gpu, 19)
+	must(t, err)
+	known, err := lib.DeviceGetGpuInstanceById(gpu, 9)
+	must(t, err)
+	if len(instances) != 2 || instances[1] != known {
+		t.Errorf("instances %v, want two, the second %d", instances, known)
+	}
+	if _, err := lib.DeviceGetGpuInstances(gpu, -1); !errors.Is(err, nvml.InvalidArgument) {
+		t.Errorf("profile -1: %v, want INVALID_ARGUMENT", err)
+	}
+	if err := lib.GpuInstanceDestroy(known); !errors.Is(err, nvml.InUse) {
+		t.Errorf("destroy one in use: %v, want IN_USE", err)
+	}
+	processes, err := lib.DeviceGetMPSComputeRunningProcesses(gpu)
+	must(t, err)
+	if diff := cmp.Diff([]nvml.Process{{PID: 4713}}, processes); diff != "" {
+		t.Errorf("MPS clients (-want +got):\n%s", diff)
+	}
+	if processes, err = lib.DeviceGetGraphicsRunningProcesses(gpu); len(processes) > 0 || err != nil {
+		t.Errorf("graphics processes %v, %v, want none", processes, err)
+	}
+	instanceHole(t, lib, gpu)
+}
+
+// instanceHole makes an instance, with a compute instance, and destroys both.
+func instanceHole(t *testing.T, lib nvml.Library, gpu nvml.Device) {
+	t.Helper()
+	if _, err := lib.DeviceCreateGpuInstanceWithPlacement(gpu, 19, mig.Placement{Start: 0, Size: 1}); !errors.Is(err, nvml.InsufficientResources) {
+		t.Errorf("create where there is no room: %v, want INSUFFICIENT_RESOURCES", err)
+	}
+	instance, err := lib.DeviceCreateGpuInstanceWithPlacement(gpu, 19, mig.Placement{Start: 1, Size: 1})
+	must(t, err)
+	profile, err := lib.GpuInstanceGetComputeInstanceProfileInfo(instance, 0)
+	if want := (nvml.ComputeInstanceProfile{ID: 5, Slices: 1, Instances: 1}); profile != want || err != nil {
+		t.Errorf("profile %+v, %v, want %+v", profile, err, want)
+	}
+	if _, err := lib.GpuInstanceGetComputeInstanceProfileInfo(instance, 9); !errors.Is(err, nvml.InvalidArgument) {
+		t.Errorf("profile 9: %v, want INVALID_ARGUMENT", err)
+	}
+	compute, err := lib.GpuInstanceCreateComputeInstance(instance, profile.ID)
+	must(t, err)
+	listed, err := lib.GpuInstanceGetComputeInstances(instance, profile.ID)
+	if err != nil || len(listed) != 1 || listed[0] != compute {
+		t.Errorf("compute instances %v, %v, want %d", listed, err, compute)
+	}
+	must(t, lib.ComputeInstanceDestroy(compute))
+	must(t, lib.GpuInstanceDestroy(instance))
+	for name, err := range map[string]error{
+		"ComputeInstanceDestroy": lib.ComputeInstanceDestroy(compute), "GpuInstanceDestroy": lib.GpuInstanceDestroy(instance),
+	} {
+		if !errors.Is(err, nvml.InvalidArgument) {
+			t.Errorf("%s again: %v, want INVALID_ARGUMENT: the handle may be another's by now", name, err)
+		}
+	}
+}
+
+// metered holds what the fake says of the use of its GPUs, the second of which
+// has MIG enabled.
+func metered(t *testing.T, lib nvml.Library, whole, partitioned nvml.Device) {
+	t.Helper()
+	rates, err := lib.DeviceGetUtilizationRates(whole)
+	if want := (nvml.Utilization{GPU: 42, Memory: 7}); rates != want || err != nil {
+		t.Errorf("rates %+v, %v, want %+v", rates, err, want)
+	}
+	reasons, err := lib.DeviceGetCurrentClocksEventReasons(whole)
+	if want := nvml.SoftwarePowerCap | nvml.HardwareThermalSlowdown; reasons != want || err != nil {
+		t.Errorf("clocks %#x, %v, want %#x", reasons, err, want)
+	}
+	samples, err := lib.DeviceGetProcessUtilization(whole, 0)
+	must(t, err)
+	want := []nvml.ProcessSample{{PID: 4711, Time: 1000, SM: 30, Memory: 3}, {PID: 4711, Time: 2000, SM: 50, Memory: 5}}
+	if diff := cmp.Diff(want, samples); diff != "" {
+		t.Errorf("samples (-want +got):\n%s", diff)
+	}
+	for name, test := range map[string]struct {
+		device   nvml.Device
+		lastSeen uint64
+		want     nvml.Return
+	}{
+		"more came while it was asked": {whole, 1000, nvml.InsufficientSize},
+		"no room needed":               {whole, 1500, nvml.NotFound},
+		"nothing new":                  {whole, 2000, nvml.NotFound},
+		"MIG enabled":                  {partitioned, 0, nvml.NotSupported},
+	} {
+		if _, err := lib.DeviceGetProcessUtilization(test.device, test.lastSeen); !errors.Is(err, test.want) {
+			t.Errorf("%s: %v, want %s", name, err, test.want)
+		}
 	}
 }

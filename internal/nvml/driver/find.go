@@ -1,17 +1,19 @@
 package driver
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
+	"strconv"
 	"strings"
 )
 
-// libraryName is the driver's name for the version of the library that has not
-// changed since there is one.
+// libraryName is the name of the library with its ABI version, which NVIDIA has
+// never changed.
 const libraryName = "libnvidia-ml.so.1"
 
 // libraryFolders are the folders below a driver root in which NVIDIA's device
@@ -27,7 +29,7 @@ func libraryFolders() []string {
 	}
 }
 
-// root is a folder that a driver was installed under, as if it were "/".
+// root is a folder in which a driver was installed as if it were "/".
 type root struct {
 	path  string
 	files fs.FS
@@ -35,10 +37,10 @@ type root struct {
 
 func newRoot(path string) root { return root{path: path, files: os.DirFS(path)} }
 
-// find is the path of the first driver library under the roots, free of
-// symbolic links: each version of a driver then has a path of its own, which is
-// what the loader tells libraries apart by. It is "" when there is none, and
-// looked has the folders in which it would have been.
+// find returns the path of the first driver library under the roots, with symbolic
+// links resolved: the loader tells libraries apart by path, so each version of a
+// driver needs its own. It is "" when there is none, and looked has the folders
+// that were searched.
 func find(roots []root) (library string, looked []string) {
 	for _, r := range roots {
 		for _, folder := range libraryFolders() {
@@ -55,14 +57,14 @@ func find(roots []root) (library string, looked []string) {
 	return "", looked
 }
 
-// linkLimit is the number of symbolic links after which a path is taken to go
-// round in circles; Linux has the same (path_resolution(7)).
+// linkLimit is the number of symbolic links after which a path is taken to be a
+// loop, as in Linux (path_resolution(7)).
 const linkLimit = 40
 
 var errLinks = errors.New("too many symbolic links")
 
-// resolve follows the name's symbolic links as a process would that has the
-// tree as its root: absolute ones begin at the root, and .. ends there.
+// resolve follows the name's symbolic links as a process would that has the tree
+// as its root: absolute links start at the root, and .. does not leave it.
 func resolve(tree fs.FS, name string) (string, error) {
 	done := "."
 	for links := 0; name != ""; {
@@ -94,4 +96,77 @@ func resolve(tree fs.FS, name string) (string, error) {
 		name = path.Join(target, name)
 	}
 	return done, nil
+}
+
+// ErrNoCgo is Open's error in a program that was built without cgo.
+var ErrNoCgo = errors.New("built without cgo: this program cannot open a driver")
+
+// Options say where the driver is. The zero value stands for a driver that is
+// installed in the usual places of this machine.
+type Options struct {
+	// DriverRoot is where the driver is installed on the host, "/" when empty. It is
+	// of use only if this process sees the host's files under the same paths, as
+	// outside a container.
+	DriverRoot string
+	// ContainerDriverRoot is where the driver root is mounted in this process's
+	// container. If it exists it is searched first. Empty for nowhere.
+	ContainerDriverRoot string
+	// MachineRoot is the folder with the sys, dev and etc of this machine, "/" when
+	// empty. Tests set it.
+	MachineRoot string
+}
+
+// roots are searched for the library, in order.
+func (o Options) roots() []root {
+	var roots []root
+	if o.ContainerDriverRoot != "" {
+		if info, err := os.Stat(o.ContainerDriverRoot); err == nil && info.IsDir() {
+			roots = append(roots, newRoot(o.ContainerDriverRoot))
+		}
+	}
+	return append(roots, newRoot(cmp.Or(o.DriverRoot, "/")))
+}
+
+// The platforms on which NVIDIA's GPUs are not reached as they are on a server.
+var (
+	errWSL   = errors.New("WSL (there is /dev/dxg) is not supported: its GPUs have no device nodes that a container could be given")
+	errTegra = errors.New("a Tegra system is not supported: its GPU is part of the processor and cannot be enumerated")
+)
+
+// platform says why the machine, a tree like "/", is not supported; nil when it
+// is. It looks for the same files as NVIDIA's go-nvlib.
+func platform(machine fs.FS) error {
+	if _, err := fs.Stat(machine, "dev/dxg"); err == nil {
+		return errWSL
+	}
+	if _, err := fs.Stat(machine, "etc/nv_tegra_release"); err == nil {
+		return errTegra
+	}
+	family, err := fs.ReadFile(machine, "sys/devices/soc0/family")
+	if err == nil && strings.HasPrefix(strings.ToLower(string(family)), "tegra") {
+		return errTegra
+	}
+	return nil
+}
+
+// address is a place on the PCI bus. GPUs are function 0.
+type address struct{ domain, bus, device uint32 }
+
+// String is the address as NVML writes it, "00000000:3B:00.0".
+func (a address) String() string { return fmt.Sprintf("%08X:%02X:%02X.0", a.domain, a.bus, a.device) }
+
+// sysfs is the address as the kernel writes it, "0000:3b:00.0".
+func (a address) sysfs() string { return fmt.Sprintf("%04x:%02x:%02x.0", a.domain, a.bus, a.device) }
+
+// numaNode is the NUMA node next to the device, from the machine's sysfs; -1 when
+// the kernel knows none, for which it writes -1 too
+// (Documentation/ABI/testing/sysfs-bus-pci).
+func numaNode(machine fs.FS, a address) int {
+	// A file that cannot be read is empty, which is no number.
+	text, _ := fs.ReadFile(machine, "sys/bus/pci/devices/"+a.sysfs()+"/numa_node")
+	node, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || node < 0 {
+		return -1
+	}
+	return node
 }

@@ -57,6 +57,7 @@ typedef unsigned long long bits;
 	F(nvmlDeviceGetNvLinkState, (handle a, number b, number *c), (a, b, c)) \
 	F(nvmlDeviceGetNvLinkRemotePciInfo, (handle a, number b, void *c), (a, b, c)) \
 	F(nvmlDeviceGetNvLinkRemotePciInfo_v2, (handle a, number b, void *c), (a, b, c)) \
+	F(nvmlDeviceGetVirtualizationMode, (handle a, number *b), (a, b)) \
 	F(nvmlDeviceGetMigMode, (handle a, number *b, number *c), (a, b, c)) \
 	F(nvmlDeviceGetMaxMigDeviceCount, (handle a, number *b), (a, b)) \
 	F(nvmlDeviceGetMigDeviceHandleByIndex, (handle a, number b, handle *c), (a, b, c)) \

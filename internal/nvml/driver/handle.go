@@ -2,17 +2,17 @@ package driver
 
 import "sync"
 
-// handleLimit bounds a table. The driver has far fewer handles at a time; but
-// whether it makes new ones for the same thing, no document says.
+// handleLimit bounds a table. The driver has far fewer handles at a time, but no
+// document says whether it makes new ones for the same thing.
 const handleLimit = 1 << 16
 
-// table gives the driver's handles numbers, which are never used twice. The
-// zero value is empty.
+// table numbers the driver's handles. No number is used twice. The zero value is
+// empty.
 type table[Handle comparable, Number ~uint64] struct {
 	mu      sync.Mutex
 	numbers map[Handle]Number
 	handles map[Number]Handle
-	// last is the last number given; oldest the first that may still be known.
+	// last is the last number given, oldest the first that may still be known.
 	last, oldest Number
 }
 
@@ -35,7 +35,8 @@ func (t *table[Handle, Number]) number(handle Handle) Number {
 	return t.last
 }
 
-// handle is what has the number; false when nothing has, as after reset.
+// handle returns the handle with the number; false when there is none, as after
+// reset.
 func (t *table[Handle, Number]) handle(number Number) (Handle, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -52,7 +53,7 @@ func (t *table[Handle, Number]) reset() {
 	t.oldest = t.last + 1
 }
 
-// forget is for a handle that the driver has taken back.
+// forget removes a handle that the driver has taken back.
 func (t *table[Handle, Number]) forget(number Number) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -3,15 +3,16 @@
 package driver
 
 import (
+	"cmp"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
 
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
-
 	"github.com/virgate/virgate/internal/nvml"
 )
 
@@ -21,13 +22,12 @@ type library struct {
 	options Options
 	machine fs.FS
 
-	// mu is for Init and Shutdown alone: one of them that the driver does not
-	// answer holds it.
+	// mu is for Init and Shutdown only, because one that hangs holds it.
 	mu sync.Mutex
 	// known are the libraries loaded so far, by path.
 	known map[string]*loaded
-	// opened is NVML's count of Init less Shutdown; api, which is set when it is
-	// not 0, is what the calls go to.
+	// opened is NVML's count of Init less Shutdown. api is what the calls go to; nil
+	// while opened is 0.
 	opened int
 	api    atomic.Pointer[gonvml.Interface]
 
@@ -37,17 +37,17 @@ type library struct {
 	sets      table[gonvml.EventSet, nvml.EventSet]
 }
 
-// Open returns the driver's library. It neither looks for it nor opens it: Init
-// does, and answers LibraryNotFound with the places that it looked at, or
-// NotSupported on WSL and Tegra systems. One library is of use in a process:
-// the calls of all end in the one that was opened last.
+// Open returns the driver's library without looking for it. Init finds and opens
+// it, and fails with LibraryNotFound and the places where it looked, or with
+// NotSupported on WSL and Tegra systems. A process can use one library only: the
+// calls of all go to the one that was opened last.
 func Open(options Options) (nvml.Library, error) {
 	return &library{
-		options: options, machine: os.DirFS(options.machine()), known: map[string]*loaded{},
+		options: options, machine: os.DirFS(cmp.Or(options.MachineRoot, "/")), known: map[string]*loaded{},
 	}, nil
 }
 
-// Init opens the driver; like NVML it counts.
+// Init opens the driver, and counts like NVML.
 func (l *library) Init() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -98,9 +98,9 @@ func (l *library) load() (*loaded, error) {
 	return now, nil
 }
 
-// Shutdown takes back one Init. After the last one all handles are void, and
-// the next Init looks for the library anew, also when the driver did not like to
-// be closed: it may be one that was exchanged meanwhile.
+// Shutdown takes back one Init. After the last one all handles are void and the
+// next Init looks for the library again, also if closing the driver failed: it
+// may have been replaced meanwhile.
 func (l *library) Shutdown() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -115,9 +115,90 @@ func (l *library) Shutdown() error {
 }
 
 // failed is the error of a call; nil for SUCCESS.
-func failed(call string, code gonvml.Return) error {
+func failed(name string, code gonvml.Return) error {
 	if code == gonvml.SUCCESS {
 		return nil
 	}
-	return &nvml.Error{Call: call, Return: nvml.Return(code)}
+	return &nvml.Error{Call: name, Return: nvml.Return(code)}
+}
+
+// callLibrary makes a call that is for no handle.
+func callLibrary[T any](l *library, name string, get func(gonvml.Interface) (T, gonvml.Return)) (T, error) {
+	var nothing T
+	api := l.api.Load()
+	if api == nil {
+		return nothing, failed(name, gonvml.ERROR_UNINITIALIZED)
+	}
+	value, code := get(*api)
+	if err := failed(name, code); err != nil {
+		return nothing, err
+	}
+	return value, nil
+}
+
+// call makes a call for the handle with the number. An unknown number answers
+// InvalidArgument, as the driver does for a handle that it never gave.
+func call[Handle comparable, Number ~uint64, T any](l *library, name string, things *table[Handle, Number], number Number, get func(Handle) (T, gonvml.Return)) (T, error) {
+	return callLibrary(l, name, func(gonvml.Interface) (nothing T, _ gonvml.Return) {
+		thing, known := things.handle(number)
+		if !known {
+			return nothing, gonvml.ERROR_INVALID_ARGUMENT
+		}
+		return get(thing)
+	})
+}
+
+// free makes the call that ends what the number stands for, and forgets its handle:
+// the driver may give that to something new.
+func free[Handle comparable, Number ~uint64](l *library, name string, things *table[Handle, Number], number Number, do func(Handle) gonvml.Return) error {
+	_, err := call(l, name, things, number, func(handle Handle) (struct{}, gonvml.Return) {
+		code := do(handle)
+		if code == gonvml.SUCCESS {
+			things.forget(number)
+		}
+		return struct{}{}, code
+	})
+	return err
+}
+
+// callWith is call with an argument, which is part of the name in an error. One
+// that does not fit the driver's unsigned 32 bits answers InvalidArgument.
+func callWith[Handle comparable, Number ~uint64, T any](
+	l *library, name string, things *table[Handle, Number], number Number, argument int, get func(Handle, int) (T, gonvml.Return),
+) (T, error) {
+	return call(l, with(name, argument), things, number, func(thing Handle) (nothing T, _ gonvml.Return) {
+		if !ordinal(argument) {
+			return nothing, gonvml.ERROR_INVALID_ARGUMENT
+		}
+		return get(thing, argument)
+	})
+}
+
+// with writes the argument of a call into its name.
+func with(name string, argument int) string { return fmt.Sprintf("%s(%d)", name, argument) }
+
+// ordinal says whether the number can be passed to the driver.
+func ordinal(number int) bool { return number >= 0 && number <= math.MaxInt32 }
+
+// numbered turns the handle that a call returned into its number.
+func (t *table[Handle, Number]) numbered(handle Handle, code gonvml.Return) (Number, gonvml.Return) {
+	if code != gonvml.SUCCESS {
+		return 0, code
+	}
+	return t.number(handle), code
+}
+
+// allNumbered is numbered for a list of handles.
+func (t *table[Handle, Number]) allNumbered(handles []Handle, code gonvml.Return) (list []Number, _ gonvml.Return) {
+	if code == gonvml.SUCCESS {
+		for _, handle := range handles {
+			list = append(list, t.number(handle))
+		}
+	}
+	return list, code
+}
+
+// callDevice is call for a device.
+func callDevice[T any](l *library, name string, d nvml.Device, get func(gonvml.Device) (T, gonvml.Return)) (T, error) {
+	return call(l, name, &l.devices, d, get)
 }

@@ -4,55 +4,58 @@ package driver
 
 import (
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
-
 	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/mig"
 )
 
-func (l *library) DeviceGetMigMode(d nvml.Device) (current, pending bool, err error) {
-	mode, err := askDevice(l, "DeviceGetMigMode", d, func(d gonvml.Device) ([2]bool, gonvml.Return) {
+func (l *library) DeviceGetVirtualizationMode(d nvml.Device) (nvml.VirtualizationMode, error) {
+	mode, err := callDevice(l, "DeviceGetVirtualizationMode", d, gonvml.Device.GetVirtualizationMode)
+	return nvml.VirtualizationMode(mode), err
+}
+
+func (l *library) DeviceGetMigMode(d nvml.Device) (nvml.MIGMode, error) {
+	return callDevice(l, "DeviceGetMigMode", d, func(d gonvml.Device) (nvml.MIGMode, gonvml.Return) {
 		current, pending, code := d.GetMigMode()
-		return [2]bool{current == gonvml.DEVICE_MIG_ENABLE, pending == gonvml.DEVICE_MIG_ENABLE}, code
+		return nvml.MIGMode{Current: current == gonvml.DEVICE_MIG_ENABLE, Pending: pending == gonvml.DEVICE_MIG_ENABLE}, code
 	})
-	return mode[0], mode[1], err
 }
 
 func (l *library) DeviceGetMaxMigDeviceCount(d nvml.Device) (int, error) {
-	return askDevice(l, "DeviceGetMaxMigDeviceCount", d, gonvml.Device.GetMaxMigDeviceCount)
+	return callDevice(l, "DeviceGetMaxMigDeviceCount", d, gonvml.Device.GetMaxMigDeviceCount)
 }
 
 func (l *library) DeviceGetMigDeviceHandleByIndex(parent nvml.Device, index int) (nvml.Device, error) {
-	return askWith(l, "DeviceGetMigDeviceHandleByIndex", &l.devices, parent, index, func(d gonvml.Device, index int) (nvml.Device, gonvml.Return) {
+	return callWith(l, "DeviceGetMigDeviceHandleByIndex", &l.devices, parent, index, func(d gonvml.Device, index int) (nvml.Device, gonvml.Return) {
 		return l.devices.numbered(d.GetMigDeviceHandleByIndex(index))
 	})
 }
 
 func (l *library) DeviceGetGpuInstanceId(d nvml.Device) (int, error) {
-	return askDevice(l, "DeviceGetGpuInstanceId", d, gonvml.Device.GetGpuInstanceId)
+	return callDevice(l, "DeviceGetGpuInstanceId", d, gonvml.Device.GetGpuInstanceId)
 }
 
 func (l *library) DeviceGetComputeInstanceId(d nvml.Device) (int, error) {
-	return askDevice(l, "DeviceGetComputeInstanceId", d, gonvml.Device.GetComputeInstanceId)
+	return callDevice(l, "DeviceGetComputeInstanceId", d, gonvml.Device.GetComputeInstanceId)
 }
 
 func (l *library) DeviceGetGpuInstanceById(parent nvml.Device, id int) (nvml.GPUInstance, error) {
-	return askWith(l, "DeviceGetGpuInstanceById", &l.devices, parent, id, func(d gonvml.Device, id int) (nvml.GPUInstance, gonvml.Return) {
+	return callWith(l, "DeviceGetGpuInstanceById", &l.devices, parent, id, func(d gonvml.Device, id int) (nvml.GPUInstance, gonvml.Return) {
 		return l.instances.numbered(d.GetGpuInstanceById(id))
 	})
 }
 
 func (l *library) GpuInstanceGetInfo(gi nvml.GPUInstance) (nvml.GPUInstanceInfo, error) {
-	info, err := ask(l, "GpuInstanceGetInfo", &l.instances, gi, gonvml.GpuInstance.GetInfo)
+	info, err := call(l, "GpuInstanceGetInfo", &l.instances, gi, gonvml.GpuInstance.GetInfo)
 	return nvml.GPUInstanceInfo{
 		ID: int(info.Id), ProfileID: int(info.ProfileId),
 		Start: int(info.Placement.Start), Size: int(info.Placement.Size),
 	}, err
 }
 
-// DeviceGetGpuInstanceProfileInfo asks for the profile with its name, and where
-// the driver has no call for that, or not in this form, without.
+// DeviceGetGpuInstanceProfileInfo asks for the profile with its name, and without
+// where the driver has no such call, or not in this version.
 func (l *library) DeviceGetGpuInstanceProfileInfo(d nvml.Device, profile int) (nvml.GPUInstanceProfile, error) {
-	const call = "DeviceGetGpuInstanceProfileInfo"
-	return askWith(l, call, &l.devices, d, profile, func(d gonvml.Device, profile int) (nvml.GPUInstanceProfile, gonvml.Return) {
+	return callWith(l, "DeviceGetGpuInstanceProfileInfo", &l.devices, d, profile, func(d gonvml.Device, profile int) (nvml.GPUInstanceProfile, gonvml.Return) {
 		named, code := d.GetGpuInstanceProfileInfoV(profile).V2()
 		if code == gonvml.ERROR_FUNCTION_NOT_FOUND || code == gonvml.ERROR_ARGUMENT_VERSION_MISMATCH {
 			plain, code := d.GetGpuInstanceProfileInfo(profile)
@@ -81,15 +84,88 @@ func text(characters []int8) string {
 }
 
 func (l *library) GpuInstanceGetComputeInstanceById(gi nvml.GPUInstance, id int) (nvml.ComputeInstance, error) {
-	const call = "GpuInstanceGetComputeInstanceById"
-	return askWith(l, call, &l.instances, gi, id, func(instance gonvml.GpuInstance, id int) (nvml.ComputeInstance, gonvml.Return) {
+	return callWith(l, "GpuInstanceGetComputeInstanceById", &l.instances, gi, id, func(instance gonvml.GpuInstance, id int) (nvml.ComputeInstance, gonvml.Return) {
 		return l.computes.numbered(instance.GetComputeInstanceById(id))
 	})
 }
 
 func (l *library) ComputeInstanceGetInfo(ci nvml.ComputeInstance) (nvml.ComputeInstanceInfo, error) {
-	return ask(l, "ComputeInstanceGetInfo", &l.computes, ci, func(compute gonvml.ComputeInstance) (nvml.ComputeInstanceInfo, gonvml.Return) {
+	return call(l, "ComputeInstanceGetInfo", &l.computes, ci, func(compute gonvml.ComputeInstance) (nvml.ComputeInstanceInfo, gonvml.Return) {
 		info, code := compute.GetInfo()
 		return nvml.ComputeInstanceInfo{ID: int(info.Id), Slices: int(info.Placement.Size)}, code
 	})
+}
+
+// mostInstances is room for all GPU instances of one profile on a GPU, or compute
+// instances in a GPU instance: no GPU has more than eight slots. The driver trusts
+// the count that it is given.
+const mostInstances = 32
+
+// DeviceSetMigMode sets the mode. go-nvml returns what became of the activation
+// first, and then what became of the call.
+func (l *library) DeviceSetMigMode(d nvml.Device, on bool) (nvml.Return, error) {
+	mode := gonvml.DEVICE_MIG_DISABLE
+	if on {
+		mode = gonvml.DEVICE_MIG_ENABLE
+	}
+	return callDevice(l, "DeviceSetMigMode", d, func(d gonvml.Device) (nvml.Return, gonvml.Return) {
+		activation, code := d.SetMigMode(mode)
+		return nvml.Return(activation), code
+	})
+}
+
+func (l *library) DeviceGetGpuInstancePossiblePlacements(d nvml.Device, profile int) ([]mig.Placement, error) {
+	return callWith(l, "DeviceGetGpuInstancePossiblePlacements", &l.devices, d, profile, func(d gonvml.Device, profile int) ([]mig.Placement, gonvml.Return) {
+		possible, code := d.GetGpuInstancePossiblePlacements(&gonvml.GpuInstanceProfileInfo{Id: uint32(profile)})
+		var placements []mig.Placement
+		for _, p := range possible {
+			placements = append(placements, mig.Placement{Start: int(p.Start), Size: int(p.Size)})
+		}
+		return placements, code
+	})
+}
+
+func (l *library) DeviceGetGpuInstances(d nvml.Device, profile int) ([]nvml.GPUInstance, error) {
+	return callWith(l, "DeviceGetGpuInstances", &l.devices, d, profile, func(d gonvml.Device, profile int) ([]nvml.GPUInstance, gonvml.Return) {
+		return l.instances.allNumbered(d.GetGpuInstances(&gonvml.GpuInstanceProfileInfo{Id: uint32(profile), InstanceCount: mostInstances}))
+	})
+}
+
+func (l *library) DeviceCreateGpuInstanceWithPlacement(d nvml.Device, profile int, at mig.Placement) (nvml.GPUInstance, error) {
+	return callWith(l, "DeviceCreateGpuInstanceWithPlacement", &l.devices, d, profile, func(d gonvml.Device, profile int) (nvml.GPUInstance, gonvml.Return) {
+		if !ordinal(at.Start) || !ordinal(at.Size) {
+			return 0, gonvml.ERROR_INVALID_ARGUMENT
+		}
+		return l.instances.numbered(d.CreateGpuInstanceWithPlacement(
+			&gonvml.GpuInstanceProfileInfo{Id: uint32(profile)},
+			&gonvml.GpuInstancePlacement{Start: uint32(at.Start), Size: uint32(at.Size)},
+		))
+	})
+}
+
+func (l *library) GpuInstanceDestroy(gi nvml.GPUInstance) error {
+	return free(l, "GpuInstanceDestroy", &l.instances, gi, gonvml.GpuInstance.Destroy)
+}
+
+func (l *library) GpuInstanceGetComputeInstanceProfileInfo(gi nvml.GPUInstance, profile int) (nvml.ComputeInstanceProfile, error) {
+	return callWith(l, "GpuInstanceGetComputeInstanceProfileInfo", &l.instances, gi, profile, func(instance gonvml.GpuInstance, profile int) (nvml.ComputeInstanceProfile, gonvml.Return) {
+		info, code := instance.GetComputeInstanceProfileInfo(profile, gonvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+		return nvml.ComputeInstanceProfile{ID: int(info.Id), Slices: int(info.SliceCount), Instances: int(info.InstanceCount)}, code
+	})
+}
+
+func (l *library) GpuInstanceGetComputeInstances(gi nvml.GPUInstance, profile int) ([]nvml.ComputeInstance, error) {
+	return callWith(l, "GpuInstanceGetComputeInstances", &l.instances, gi, profile, func(instance gonvml.GpuInstance, profile int) ([]nvml.ComputeInstance, gonvml.Return) {
+		return l.computes.allNumbered(instance.GetComputeInstances(&gonvml.ComputeInstanceProfileInfo{Id: uint32(profile), InstanceCount: mostInstances}))
+	})
+}
+
+func (l *library) GpuInstanceCreateComputeInstance(gi nvml.GPUInstance, profile int) (nvml.ComputeInstance, error) {
+	return callWith(l, "GpuInstanceCreateComputeInstance", &l.instances, gi, profile, func(instance gonvml.GpuInstance, profile int) (nvml.ComputeInstance, gonvml.Return) {
+		return l.computes.numbered(instance.CreateComputeInstance(&gonvml.ComputeInstanceProfileInfo{Id: uint32(profile)}))
+	})
+}
+
+func (l *library) ComputeInstanceDestroy(ci nvml.ComputeInstance) error {
+	return free(l, "ComputeInstanceDestroy", &l.computes, ci, gonvml.ComputeInstance.Destroy)
 }

@@ -1,7 +1,9 @@
 package trace
 
 import (
-	"encoding/json"
+	"bufio"
+	"bytes"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -9,106 +11,151 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 )
 
-// replay is a library that answers from a trace. Its other methods are in
-// replaycalls.go, replaymetering.go, replaymig.go and replaycutting.go.
+// Limit is the size, in bytes, at which Record stops and from which Parse
+// refuses a trace. Reading a node of eight GPUs once takes some 50 kB.
+const Limit = 64 << 20
+
+// longestLine bounds a line, in bytes. The longest answer is the processes of a
+// GPU, at 40 bytes each.
+const longestLine = 1 << 20
+
+// waitMethod is the one method that does not repeat its last answer.
+const waitMethod = "EventSetWait"
+
+// Parse reads a trace and returns a library that answers from it. An error
+// names the line. Blank lines are not part of the format, and a trace whose
+// recorder could not finish it ends without a line feed, which is an error too.
+//
+// A call with the same arguments gets the answers of the trace one after the
+// other, and then the last one again and again. A call that the trace does not
+// have gets NotSupported, except for Init and Shutdown, which then work.
+// EventSetWait returns each event or error of the trace once, and after that it
+// waits and times out.
+//
+// The library's methods may be called from any goroutine. Opening it again does
+// not start the trace over.
+func Parse(data []byte) (nvml.Library, error) {
+	if len(data) > Limit {
+		return nil, fmt.Errorf("trace: %d bytes, more than %d", len(data), Limit)
+	}
+	if len(data) > 0 && data[len(data)-1] != '\n' {
+		return nil, fmt.Errorf("trace: line %d: cut off", bytes.Count(data, []byte("\n"))+1)
+	}
+	scanner := bufio.NewScanner(bytes.NewReader(data))
+	scanner.Buffer(nil, longestLine)
+	r := &replay{methods: methods(), lines: map[string][]line{}}
+	number := 0
+	for scanner.Scan() {
+		number++
+		read := r.read
+		if number == 1 {
+			read = readHeader
+		}
+		if err := read(scanner.Bytes()); err != nil {
+			return nil, fmt.Errorf("trace: line %d: %w", number, err)
+		}
+	}
+	if err := scanner.Err(); err != nil {
+		return nil, fmt.Errorf("trace: line %d: %w", number+1, err)
+	}
+	if number == 0 {
+		return nil, errors.New("trace: empty, not even a header")
+	}
+	return nvml.Intercept(nil, r.call), nil
+}
+
+func readHeader(text []byte) error {
+	var h header
+	if err := decodeStrictly(text, &h); err != nil {
+		return fmt.Errorf("not the header of a trace: %w", err)
+	}
+	if h.Trace != version {
+		return fmt.Errorf("version %d of the format, this program reads %d", h.Trace, version)
+	}
+	return nil
+}
+
+// replay answers calls from a trace.
 type replay struct {
+	methods map[string]method
+
 	mu sync.Mutex
-	// answers are what is left of the trace, by key.
-	answers map[string][]line
+	// lines are what is left of the trace, by key.
+	lines map[string][]line
 	// opened is NVML's count of Init less Shutdown.
 	opened int
 }
 
-func (r *replay) add(l line) {
+// read adds a line of the trace.
+func (r *replay) read(text []byte) error {
+	var l line
+	if err := decodeStrictly(text, &l); err != nil {
+		return err
+	}
+	known, ok := r.methods[l.Call]
+	if !ok {
+		return fmt.Errorf("no call %q", l.Call)
+	}
+	if err := known.check(l); err != nil {
+		return err
+	}
 	k := key(l.Call, l.Arguments)
-	r.answers[k] = append(r.answers[k], l)
-}
-
-// next is the answer to a call, which is then used up unless it is the last.
-func (r *replay) next(call string, arguments []uint64) (line, bool) {
-	k := key(call, arguments)
-	left := r.answers[k]
-	if len(left) == 0 {
-		return line{}, false
-	}
-	if len(left) > 1 {
-		r.answers[k] = left[1:]
-	}
-	return left[0], true
-}
-
-// play answers a call.
-func play[T any](r *replay, call string, arguments ...uint64) (T, error) {
-	var value T
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.opened == 0 {
-		return value, &nvml.Error{Call: call, Return: nvml.Uninitialized}
-	}
-	l, known := r.next(call, arguments)
-	if !known {
-		return value, &nvml.Error{Call: call, Return: nvml.NotSupported}
-	}
-	return decode[T](l)
-}
-
-// decode is the line's answer, which Parse has found to be a T.
-func decode[T any](l line) (T, error) {
-	var value T
-	if l.Error != nil {
-		return value, &nvml.Error{Call: l.Error.Call, Return: l.Error.Return}
-	}
-	if l.Answer == nil {
-		return value, nil
-	}
-	if err := json.Unmarshal(l.Answer, &value); err != nil {
-		return value, fmt.Errorf("trace: %s: %w", l.Call, err)
-	}
-	return value, nil
-}
-
-// Init opens the trace, which does not begin anew.
-func (r *replay) Init() error { return r.open("Init", 1) }
-
-// Shutdown takes back one Init.
-func (r *replay) Shutdown() error { return r.open("Shutdown", -1) }
-
-func (r *replay) open(call string, count int) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.opened+count < 0 {
-		return &nvml.Error{Call: call, Return: nvml.Uninitialized}
-	}
-	if l, known := r.next(call, nil); known {
-		if _, err := decode[struct{}](l); err != nil {
-			return err
-		}
-	}
-	r.opened += count
+	r.lines[k] = append(r.lines[k], l)
 	return nil
 }
 
-// EventSetWait never repeats an event.
-func (r *replay) EventSetWait(set nvml.EventSet, timeout time.Duration) (nvml.Event, error) {
-	if event, err, known := r.event(set); known {
-		return event, err
+// call is the library's interceptor.
+func (r *replay) call(call nvml.Call, _ func() (any, error)) (any, error) {
+	answer, err, known := r.next(call)
+	switch {
+	case known && call.Method == "DeviceGetProcessUtilization" && err == nil:
+		return since(answer.([]nvml.ProcessSample), call.Arguments[1].(uint64))
+	case known:
+		return answer, err
+	case call.Method == waitMethod:
+		<-time.After(call.Arguments[1].(time.Duration)) // As long as the driver would wait.
+		return nil, &nvml.Error{Call: call.Method, Return: nvml.Timeout}
 	}
-	<-time.After(timeout)
-	return nvml.Event{}, &nvml.Error{Call: waitCall, Return: nvml.Timeout}
+	return nil, &nvml.Error{Call: call.Method, Return: nvml.NotSupported}
 }
 
-func (r *replay) event(set nvml.EventSet) (event nvml.Event, err error, known bool) {
+// next is the answer to a call, which is then used up unless it is the last;
+// false when the trace has none.
+func (r *replay) next(call nvml.Call) (answer any, err error, known bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.opened == 0 {
-		return event, &nvml.Error{Call: waitCall, Return: nvml.Uninitialized}, true
+	if r.opened == 0 && call.Method != "Init" {
+		return nil, &nvml.Error{Call: call.Method, Return: nvml.Uninitialized}, true
 	}
-	k := key(waitCall, []uint64{uint64(set)})
-	left := r.answers[k]
-	if len(left) == 0 {
-		return event, nil, false
+	k := key(call.Method, numbers(call.Arguments))
+	if left := r.lines[k]; len(left) > 0 {
+		known = true
+		answer, err = left[0].decode(call.Answer)
+		if failed := left[0].Error; failed != nil {
+			answer, err = nil, &nvml.Error{Call: failed.Call, Return: failed.Return}
+		}
+		if len(left) > 1 || call.Method == waitMethod {
+			r.lines[k] = left[1:]
+		}
 	}
-	r.answers[k] = left[1:]
-	event, err = decode[nvml.Event](left[0])
-	return event, err, true
+	if opens := map[string]int{"Init": 1, "Shutdown": -1}[call.Method]; opens != 0 && err == nil {
+		r.opened += opens
+		known = true
+	}
+	return answer, err, known
+}
+
+// since leaves out the samples that the caller has seen, so that an answer which
+// is repeated is not taken for new samples.
+func since(samples []nvml.ProcessSample, lastSeen uint64) (any, error) {
+	var later []nvml.ProcessSample
+	for _, s := range samples {
+		if s.Time > lastSeen {
+			later = append(later, s)
+		}
+	}
+	if len(later) == 0 {
+		return nil, &nvml.Error{Call: "DeviceGetProcessUtilization", Return: nvml.NotFound}
+	}
+	return later, nil
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/virgate/virgate/internal/nvml"
-	"github.com/virgate/virgate/internal/nvml/nvmltest"
 	"github.com/virgate/virgate/internal/nvml/trace"
 	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/test/nvmltest"
 )
 
 var update = flag.Bool("update", false, "write the traces in testdata anew")
@@ -46,13 +46,13 @@ func parse(t *testing.T, data []byte) nvml.Library {
 	return lib
 }
 
-// TestTraces holds that the traces in testdata are what their nodes answer.
+// TestTraces checks that the traces in testdata are what their nodes answer.
 func TestTraces(t *testing.T) {
 	for _, name := range simulated() {
 		t.Run(name, func(t *testing.T) {
 			node := simulate(t, name)
 			var written bytes.Buffer
-			nvmltest.Tour(t, trace.Record(node, &written, trace.Options{}), nvmltest.Expect{
+			nvmltest.RunOnce(t, trace.Record(node, &written, trace.Options{}), nvmltest.Expect{
 				GPUs: nvmltest.Unknown, Partitions: nvmltest.Unknown, Event: xid(node),
 			})
 			path := filepath.Join("testdata", name+".jsonl")
@@ -69,7 +69,7 @@ func TestTraces(t *testing.T) {
 }
 
 func xid(node *simnode.Node) func(*testing.T, int) {
-	return func(t *testing.T, gpu int) { must(t, node.XID(gpu, 94, nvml.WholeBoard, nvml.WholeBoard)) }
+	return func(t *testing.T, gpu int) { must(t, node.XID(gpu, 94, nvml.WholeGPU, nvml.WholeGPU)) }
 }
 
 // TestConformance holds the suite against every trace in testdata, those of
@@ -90,7 +90,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// TestInventory holds that a node seen through its trace is the node.
+// TestInventory checks that a node seen through its trace is the node.
 func TestInventory(t *testing.T) {
 	for _, name := range []string{"dgx-a100+all-balanced", "mixed", "empty"} {
 		t.Run(name, func(t *testing.T) {
@@ -106,7 +106,7 @@ func TestInventory(t *testing.T) {
 	}
 }
 
-// TestMask holds that masked traces name no GPU, that masks are the same every
+// TestMask checks that masked traces name no GPU, that masks are the same every
 // time, and that all else is as it was.
 func TestMask(t *testing.T) {
 	record := func(options trace.Options) (string, int) {
@@ -169,15 +169,15 @@ func TestReplay(t *testing.T) {
 			}
 		}
 		if got, err := lib.DeviceGetTemperature(8); got != 60 || err != nil {
-			t.Errorf("another board: %d, %v, want 60", got, err)
+			t.Errorf("another GPU: %d, %v, want 60", got, err)
 		}
-		if current, pending, err := lib.DeviceGetMigMode(7); current || !pending || err != nil {
-			t.Errorf("MIG mode %t, pending %t, %v, want false, true", current, pending, err)
+		if mode, err := lib.DeviceGetMigMode(7); mode != (nvml.MIGMode{Pending: true}) || err != nil {
+			t.Errorf("MIG mode %+v, %v, want pending", mode, err)
 		}
 		if _, err := lib.DeviceGetUUID(7); !errors.Is(err, nvml.NotSupported) {
 			t.Errorf("a call that the trace has not: %v, want NOT_SUPPORTED", err)
 		}
-		want := nvml.Event{Device: 7, Type: nvml.EventXIDCritical, Data: 79, GI: nvml.WholeBoard, CI: nvml.WholeBoard}
+		want := nvml.Event{Device: 7, Type: nvml.EventXIDCritical, Data: 79, GI: nvml.WholeGPU, CI: nvml.WholeGPU}
 		if event, err := lib.EventSetWait(1, time.Minute); event != want || err != nil {
 			t.Errorf("event %+v, %v, want %+v", event, err, want)
 		}
@@ -191,7 +191,7 @@ func TestReplay(t *testing.T) {
 	})
 }
 
-// TestRecordEnds holds that a trace which cannot go on says so once, ends with a
+// TestRecordEnds checks that a trace which cannot go on says so once, ends with a
 // whole line, and leaves the program alone.
 func TestRecordEnds(t *testing.T) {
 	full := errors.New("no space left on device")
@@ -228,7 +228,7 @@ func TestRecordEnds(t *testing.T) {
 	}
 }
 
-// TestRecordWaits holds that waits without an event leave no trace.
+// TestRecordWaits checks that waits without an event leave no trace.
 func TestRecordWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		node := simulate(t, "t4")
@@ -249,7 +249,7 @@ type writer func([]byte) (int, error)
 
 func (w writer) Write(p []byte) (int, error) { return w(p) }
 
-// sorted is the lines in order: boards may be read side by side.
+// sorted is the lines in order: GPUs may be read side by side.
 func sorted(text string) string {
 	lines := strings.Split(text, "\n")
 	slices.Sort(lines)

@@ -1,17 +1,32 @@
 package api
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
-	"github.com/virgate/virgate/internal/policy"
+	"github.com/virgate/virgate/internal/configsource"
+	"github.com/virgate/virgate/internal/nodestatus"
+	"github.com/virgate/virgate/internal/simkubelet"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // testChoice plays what operators do to a node, one after another.
 func testChoice(t *testing.T, s *server) {
 	two, four, ten := document("2"), document("4"), document("10")
-	f := s.follow(t, "n1", virgateToken, func(n *policy.Node) { n.Default = "two" })
+	f := s.follow(t, "n1", virgateToken, func(n *configsource.NodeSource) { n.Default = "two" })
 
 	// Neither the Node nor the ConfigMap is there.
 	f.awaits(t, "", "node n1: not there")
@@ -43,7 +58,7 @@ func testChoice(t *testing.T, s *server) {
 	s.setProfiles(map[string]string{"two": two, "gone": "flags: {nvidiaDriverRoot: /other}\n"})
 	f.awaits(t, is(t, "gone", four), "ConfigMap gpu/profiles[gone]: flags.nvidiaDriverRoot: cannot change while the program runs (is /, wanted /other)")
 
-	// The active key is removed (peers.md B12), then the node relabelled.
+	// The key in use is removed from the ConfigMap, then the Node gets another label.
 	s.setProfiles(map[string]string{"two": two, "four": four})
 	f.awaits(t, is(t, "gone", four), `wants "gone"`)
 	s.setNode("n1", "two")
@@ -75,9 +90,245 @@ func testChoice(t *testing.T, s *server) {
 // testNoLabel: without a node name the label is not looked at.
 func testNoLabel(t *testing.T, s *server) {
 	s.setProfiles(map[string]string{"default": document("4")})
-	f := s.follow(t, "n1", virgateToken, func(n *policy.Node) { n.Labels, n.Fallbacks = nil, []policy.Fallback{policy.Named} })
+	f := s.follow(t, "n1", virgateToken, func(n *configsource.NodeSource) {
+		n.Labels, n.Fallbacks = nil, []configsource.Fallback{configsource.FallbackNamed}
+	})
 	f.awaits(t, is(t, "default", document("4")), "")
 	if requests := f.seen(); len(requests) != 2 {
 		t.Errorf("%d requests without a label, want 2: %q", len(requests), requests)
 	}
+}
+
+// writeKey makes the key that an API server signs service-account tokens with.
+func writeKey(t *testing.T, path string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, path, string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: data})))
+}
+
+// testListLimit has the most devices that a profile can ask for served, and one
+// replica more refused before anything changes: the kubelet would drop the list,
+// and show no device at all.
+func testListLimit(t *testing.T, s *server) {
+	const gpus, most = 16, 2457
+	s.setNode("limit", "a")
+	s.setProfiles(map[string]string{"a": document(strconv.Itoa(most))})
+	p := s.run(t, "limit", "t4x16", nil)
+	const gpu = "nvidia.com/gpu"
+	s.await(startTimeout, "the longest list", func() bool {
+		return p.offers(gpu, gpus*most) && s.node("limit").Labels[nodestatus.StateLabel] == "applied"
+	})
+	generation := s.node("limit").Annotations[nodestatus.GenerationAnnotation]
+	before := p.kubelet.Snapshot().Resources[gpu]
+
+	s.setProfiles(map[string]string{"a": document(strconv.Itoa(most + 1))})
+	s.await(startTimeout, "the refusal", func() bool {
+		return s.says("limit", generation, "rejected", "ProfileRejected") && len(s.told("limit", nodestatus.ReasonProfileRejected)) == 1
+	})
+	told := s.told("limit", nodestatus.ReasonProfileRejected)[0]
+	for _, part := range []string{"ConfigMap gpu/profiles[a]", "sharing.timeSlicing.resources[0].replicas", "4 MiB", "at most 2457 replicas", "(got 2458)"} {
+		if !strings.Contains(told, part) {
+			t.Errorf("%q does not say %s", told, part)
+		}
+	}
+	after := p.kubelet.Snapshot().Resources[gpu]
+	if after.StreamsOpened != 1 || after.Registrations != 1 || !reflect.DeepEqual(before.Devices, after.Devices) {
+		t.Errorf("%d streams, %d registrations, %d devices; want nothing changed", after.StreamsOpened, after.Registrations, len(after.Devices))
+	}
+	if violations := p.kubelet.Violations(); len(violations) > 0 {
+		t.Error(violations)
+	}
+}
+
+// setLayout puts mig-manager's label on the Node.
+func (s *server) setLayout(name, layout string) {
+	s.t.Helper()
+	_, err := s.admin.CoreV1().Nodes().Patch(s.t.Context(), name, types.MergePatchType,
+		[]byte(`{"metadata":{"labels":{"`+configsource.MIGLabel+`":"`+layout+`"}}}`), metav1.PatchOptions{})
+	s.must(err)
+}
+
+// testMIGLabel has mig-manager's label choose how the node's GPU is cut, and
+// its other label say how that went. At rest the program asks nothing of the API
+// server, and a Node that was made anew has all that the old one had.
+func testMIGLabel(t *testing.T, s *server) {
+	const small, big = "nvidia.com/mig-1g.6gb", "nvidia.com/mig-2g.12gb"
+	s.setProfiles(map[string]string{"a": "flags: {migStrategy: mixed}\nmig: {manage: true, config: all-1g.6gb}\n"})
+	s.setNode("cut", "a")
+	p := s.run(t, "cut", "a30+all-2g.12gb", nil)
+	defer func() {
+		if t.Failed() {
+			t.Logf("labels %v, requests %q, events %q", s.node("cut").Labels, p.seen(), s.told("cut", ""))
+		}
+	}()
+	says := func(state, layout string) bool {
+		labels := s.node("cut").Labels
+		return labels[nodestatus.StateLabel] == state && labels[nodestatus.MIGStateLabel] == layout
+	}
+	s.await(startTimeout, "the profile's layout", func() bool { return says("applied", "success") && p.offers(small, 4) })
+	generation := func() string { return s.node("cut").Annotations[nodestatus.GenerationAnnotation] }
+	first := generation()
+
+	s.setLayout("cut", "all-2g.12gb")
+	s.await(startTimeout, "the label's layout", func() bool {
+		return says("applied", "success") && p.offers(big, 2) && p.offers(small, 0) && generation() != first
+	})
+	s.await(startTimeout, "its event", func() bool {
+		return slices.ContainsFunc(s.told("cut", nodestatus.ReasonMIGApplied), func(m string) bool { return strings.Contains(m, "layout all-2g.12gb") })
+	})
+
+	// A pod is in the way: nothing is taken from it.
+	pod, err := p.kubelet.AddPod(t.Context(), simkubelet.Pod{
+		Namespace: "default", Name: "holder", Containers: []simkubelet.Container{{Name: "c", Requests: map[string]int{big: 1}}},
+	})
+	if err != nil {
+		t.Fatal(pod, err)
+	}
+	s.setLayout("cut", "all-1g.6gb")
+	s.await(startTimeout, "the label's layout to wait", func() bool {
+		return says("switching", "pending") && len(s.told("cut", nodestatus.ReasonMIGBlocked)) == 1 && p.offers(small, 2)
+	})
+	s.must(p.kubelet.DeletePod("default", "holder"))
+	s.await(startTimeout, "the label's layout", func() bool { return says("applied", "success") && p.offers(small, 4) })
+
+	// A name that is none.
+	s.setLayout("cut", "all-3g.1gb")
+	s.await(startTimeout, "the refusal", func() bool {
+		return says("rejected", "failed") && len(s.told("cut", nodestatus.ReasonProfileRejected)) == 1
+	})
+	for _, part := range []string{"ConfigMap gpu/profiles[a]", configsource.MIGLabel, `"all-3g.1gb"`} {
+		if got := s.told("cut", nodestatus.ReasonProfileRejected)[0]; !strings.Contains(got, part) {
+			t.Errorf("%q does not name %s", got, part)
+		}
+	}
+	if !p.offers(small, 4) {
+		t.Error("the last good layout is gone")
+	}
+	s.setLayout("cut", "all-1g.6gb")
+	s.await(startTimeout, "the label's layout", func() bool { return says("applied", "success") })
+
+	p.rests(t)
+	s.removeNode("cut")
+	s.must(func() error {
+		_, err := s.admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: "cut", Labels: map[string]string{label: "a", configsource.MIGLabel: "all-1g.6gb"}},
+		}, metav1.CreateOptions{})
+		return err
+	}())
+	began := time.Now()
+	s.await(startTimeout, "the new Node to say it", func() bool {
+		return says("applied", "success") && s.says("cut", first, "applied", "Serving")
+	})
+	t.Logf("a Node made anew had everything after %s", time.Since(began).Round(time.Millisecond))
+	p.rests(t)
+
+	watched := 0
+	for _, request := range p.seen() {
+		if strings.HasPrefix(request, "GET") && strings.Contains(request, "fieldSelector") {
+			watched++
+		}
+	}
+	if watched != 4 {
+		t.Errorf("%d lists and watches, want those of the start: %q", watched, p.seen())
+	}
+	if found := p.kubelet.Violations(); found != nil {
+		t.Errorf("the kubelet could have died: %q", found)
+	}
+}
+
+// rests waits until the program has told everything, and then that it asks
+// nothing any more.
+func (p *program) rests(t *testing.T) {
+	t.Helper()
+	const rest = 10 * time.Second
+	last, since := len(p.seen()), time.Now()
+	await(t, startTimeout, "a rest", func() bool {
+		if now := len(p.seen()); now != last {
+			last, since = now, time.Now()
+		}
+		return time.Since(since) > rest
+	})
+}
+
+// firstSecond is over when a watch that is cut goes on where it was: client-go's
+// Reflector takes one that has brought nothing in its first second for broken, and
+// lists.
+const firstSecond = 1100 * time.Millisecond
+
+// testCutOff: a node without a network keeps its profile, and catches up from
+// where it was: with one watch more of each object, and no list. (It sees what
+// happened meanwhile in its order, so a choice that was right for a while can be
+// in force for a moment.)
+func testCutOff(t *testing.T, s *server) {
+	two, four := document("2"), document("4")
+	s.setNode("n1", "a")
+	s.setProfiles(map[string]string{"a": two, "b": four})
+	f := s.follow(t, "n1", virgateToken, nil)
+	f.awaits(t, is(t, "a", two), "")
+	pass(firstSecond)
+
+	f.setCut(true)
+	s.setProfiles(map[string]string{"a": four, "b": two})
+	f.setCut(false)
+	f.awaits(t, is(t, "a", four), "")
+	if lists := lists(f.seen()); lists != 2 {
+		t.Errorf("%d lists, want 2: %q", lists, f.seen())
+	}
+	if history := f.history(); !slices.Equal(history, []string{is(t, "a", two), is(t, "a", four)}) {
+		t.Errorf("applied %q", history)
+	}
+}
+
+// testServerRestarts: without an API server nothing changes. One that starts
+// anew has forgotten the versions that the node knows (410), so the node lists
+// once more; it never asks in vain at a rate that grows with time.
+func testServerRestarts(t *testing.T, s *server) {
+	two, four := document("2"), document("4")
+	s.setNode("n1", "a")
+	s.setProfiles(map[string]string{"a": two})
+	f := s.follow(t, "n1", virgateToken, nil)
+	f.awaits(t, is(t, "a", two), "")
+	pass(firstSecond)
+
+	s.stop()
+	f.setCut(true) // It must not see the new server before all has changed.
+	s.start()
+	for i := range 5 { // Others write as well.
+		_, err := s.admin.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("other-", i)}}, metav1.CreateOptions{})
+		s.must(err)
+	}
+	s.removeNode("n1")
+	s.setNode("n1", "b")
+	s.setProfiles(map[string]string{"b": four})
+	s.stop()
+	s.start()
+	if history := f.history(); len(history) != 1 {
+		t.Errorf("applied %q while there was no server", history)
+	}
+	f.setCut(false)
+	f.awaits(t, is(t, "b", four), "")
+	if history := f.history(); len(history) != 2 {
+		t.Errorf("applied %q, want what was and what is", history)
+	}
+	t.Logf("%d requests, %d of them lists, %d answered with 410", len(f.seen()), lists(f.seen()), f.answered(http.StatusGone))
+	if lists := lists(f.seen()); lists < 3 || lists > 6 {
+		t.Errorf("%d lists, want those of the start and one more of each object whose versions are forgotten: %q", lists, f.seen())
+	}
+}
+
+func lists(requests []string) int {
+	count := 0
+	for _, request := range requests {
+		if !strings.Contains(request, "watch=true") {
+			count++
+		}
+	}
+	return count
 }

@@ -1,4 +1,4 @@
-// Package api holds Virgate's internal/policy against a real API server, and is
+// Package api holds Virgate's internal/configsource against a real API server, and is
 // nothing but its tests.
 //
 // What runs is kube-apiserver of k8s.io/kubernetes v1.36.3, as a process of its

@@ -14,7 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
-	"github.com/virgate/virgate/internal/policy/report"
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -43,9 +44,9 @@ func TestReport(t *testing.T) {
 }
 
 // startReporter runs a reporter that logs in with config until the test ends.
-func startReporter(t *testing.T, config *rest.Config, node string, log *slog.Logger) *report.Reporter {
+func startReporter(t *testing.T, config *rest.Config, node string, log *slog.Logger) *nodestatus.Reporter {
 	t.Helper()
-	r, err := report.New(report.Options{Config: config, Node: node, Events: true, Condition: true, Annotations: true, RemoveStale: true, Logger: log})
+	r, err := nodestatus.New(nodestatus.Options{Config: config, Node: node, Events: true, Condition: true, Annotations: true, RemoveStale: true, Logger: log})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,16 +85,16 @@ func (c complaints) await(t *testing.T, parts ...string) {
 	}
 }
 
-func serving(generation string) sharing.NodeReport {
-	ref := sharing.ProfileRef{Name: "a", Source: "ConfigMap gpu/profiles", Generation: generation}
-	return sharing.NodeReport{
-		State: sharing.ProfileApplied, Wanted: ref, Applied: ref, Ready: sharing.ConditionTrue, Reason: "Serving", Message: "nvidia.com/gpu",
+func serving(generation string) nodereport.Report {
+	ref := nodereport.ProfileRef{Name: "a", Source: "ConfigMap gpu/profiles", Generation: generation}
+	return nodereport.Report{
+		State: nodereport.ProfileApplied, Wanted: ref, Applied: ref, Ready: nodereport.ConditionTrue, Reason: "Serving", Message: "nvidia.com/gpu",
 	}
 }
 
-func refused(problem string) sharing.NodeReport {
+func refused(problem string) nodereport.Report {
 	r := serving("g1")
-	r.State, r.Wanted.Generation, r.Problem, r.Reason = sharing.ProfileRejected, "", problem, "ProfileRejected"
+	r.State, r.Wanted.Generation, r.Problem, r.Reason = nodereport.ProfileRejected, "", problem, "ProfileRejected"
 	return r
 }
 
@@ -109,9 +110,9 @@ func (s *server) node(name string) *corev1.Node {
 // annotations, its label and its condition.
 func (s *server) says(name, generation, state, reason string) bool {
 	node := s.node(name)
-	i := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == report.ConditionType })
+	i := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == nodestatus.ConditionType })
 	return i >= 0 && node.Status.Conditions[i].Reason == reason &&
-		node.Annotations[report.GenerationAnnotation] == generation && node.Labels[report.StateLabel] == state
+		node.Annotations[nodestatus.GenerationAnnotation] == generation && node.Labels[nodestatus.StateLabel] == state
 }
 
 // told are the messages of the node's events with that reason, "" for any, found
@@ -141,7 +142,7 @@ func testTold(t *testing.T, s *server) {
 
 	r := startReporter(t, s.config(virgateToken), "told", nil)
 	first := serving("g1")
-	first.Gone = []sharing.GoneResource{{Name: "nvidia.com/old", Since: time.Now().Add(-time.Hour)}}
+	first.Gone = []nodereport.GoneResource{{Name: "nvidia.com/old", Since: time.Now().Add(-time.Hour)}}
 	r.Report(first)
 	s.await(startTimeout, "the first profile", func() bool {
 		return s.says("told", "g1", "applied", "Serving") && len(s.told("told", "ProfileApplied")) == 1

@@ -1,9 +1,31 @@
 package api
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/configsource"
+	"github.com/virgate/virgate/internal/nodereport"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 )
 
 // testRightsTaken: a node whose rights are taken while it watches keeps its
@@ -32,5 +54,238 @@ func testRightsTaken(t *testing.T, s *server) {
 	f.awaits(t, is(t, "a", four), "")
 	if history := f.history(); len(history) != 2 {
 		t.Errorf("applied %q", history)
+	}
+}
+
+// testRefused: who may read nothing gets no profile, and is told what is
+// missing.
+func testRefused(t *testing.T, s *server) {
+	s.setNode("n1", "a")
+	s.setProfiles(map[string]string{"a": document("2")})
+	f := s.follow(t, "n1", strangerToken, nil)
+	f.awaits(t, "", `node n1: not known yet: list node n1: nodes "n1" is forbidden: User "stranger" cannot list resource "nodes"`)
+	if _, err := f.policy.Profile(); !errors.Is(err, configs.ErrPending) {
+		t.Errorf("%v is not pending", err)
+	}
+}
+
+// testAllowed: the chart's rights are those that are needed, and no more.
+func testAllowed(t *testing.T, s *server) {
+	s.setNode("n1", "a")
+	s.setProfiles(map[string]string{"a": document("2")})
+	virgate, err := kubernetes.NewForConfig(s.config(virgateToken))
+	if err != nil {
+		t.Fatal(err)
+	}
+	core, options := virgate.CoreV1(), metav1.ListOptions{}
+	patch := []byte(`{"metadata":{"labels":{"nvidia.com/device-plugin.config.state":"applied"}}}`)
+	status := []byte(`{"status":{"conditions":[{"type":"GPUSharingReady","status":"True"}]}}`)
+	for _, test := range []struct {
+		name    string
+		allowed bool
+		do      func(context.Context) error
+	}{
+		{"patch its node", true, func(ctx context.Context) error {
+			_, err := core.Nodes().Patch(ctx, "n1", types.MergePatchType, patch, metav1.PatchOptions{})
+			return err
+		}},
+		{"patch its node's status", true, func(ctx context.Context) error {
+			_, err := core.Nodes().Patch(ctx, "n1", types.StrategicMergePatchType, status, metav1.PatchOptions{}, "status")
+			return err
+		}},
+		{"create an event", true, func(ctx context.Context) error {
+			_, err := core.Events("default").Create(ctx, &corev1.Event{
+				ObjectMeta: metav1.ObjectMeta{Name: "n1.1"}, InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: "n1"},
+			}, metav1.CreateOptions{})
+			return err
+		}},
+		{"update a node", false, func(ctx context.Context) error {
+			_, err := core.Nodes().Update(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, metav1.UpdateOptions{})
+			return err
+		}},
+		{"delete a node", false, func(ctx context.Context) error { return core.Nodes().Delete(ctx, "n1", metav1.DeleteOptions{}) }},
+		{"list the namespace's ConfigMaps", false, func(ctx context.Context) error {
+			_, err := core.ConfigMaps(namespace).List(ctx, options)
+			return err
+		}},
+		{"read another ConfigMap", false, func(ctx context.Context) error {
+			_, err := core.ConfigMaps("kube-system").Get(ctx, "x", metav1.GetOptions{})
+			return err
+		}},
+		{"write the ConfigMap", false, func(ctx context.Context) error {
+			_, err := core.ConfigMaps(namespace).Patch(ctx, configMap, types.MergePatchType, []byte(`{"data":{"b":""}}`), metav1.PatchOptions{})
+			return err
+		}},
+		{"list secrets", false, func(ctx context.Context) error { _, err := core.Secrets(namespace).List(ctx, options); return err }},
+		{"list pods", false, func(ctx context.Context) error { _, err := core.Pods("").List(ctx, options); return err }},
+	} {
+		if err := test.do(t.Context()); (err == nil) != test.allowed || err != nil && !apierrors.IsForbidden(err) {
+			t.Errorf("%s: allowed %v, got %v", test.name, test.allowed, err)
+		}
+	}
+}
+
+// testAdmission installs the shipped policy and writes with the
+// token of a pod.
+func testAdmission(t *testing.T, s *server) {
+	s.setNode("n1", "")
+	s.setNode("n2", "")
+	config := s.podToken("n1")
+	s.applyFile("../../../charts/virgate/files/admission-own-node.yaml")
+	client, err := kubernetes.NewForConfig(config)
+	s.must(err)
+	patch := func(node, body string, part ...string) error {
+		_, err := client.CoreV1().Nodes().Patch(t.Context(), node, types.StrategicMergePatchType, []byte(body), metav1.PatchOptions{}, part...)
+		return err
+	}
+	const ours = `{"metadata":{"annotations":{"virgate.github.io/generation":"x"}}}`
+	s.await(startTimeout, "the policy to hold", func() bool { return apierrors.IsInvalid(patch("n2", ours)) })
+
+	r := startReporter(t, config, "n1", nil)
+	stale := serving("g1")
+	_, err = s.admin.CoreV1().Nodes().Patch(t.Context(), "n1", types.StrategicMergePatchType, []byte(`{"status":{"capacity":{"nvidia.com/old":"0","nvidia.com/gpu":"8","pods":"0"},"addresses":[{"type":"InternalIP","address":"10.0.0.1"}],"conditions":[{"type":"Ready","status":"True"}]}}`), metav1.PatchOptions{}, "status")
+	s.must(err)
+	stale.Gone = []nodereport.GoneResource{{Name: "nvidia.com/old", Since: time.Now().Add(-time.Hour)}}
+	r.Report(stale)
+	s.await(startTimeout, "its own node to be told", func() bool {
+		_, there := s.node("n1").Status.Capacity["nvidia.com/old"]
+		return s.says("n1", "g1", "applied", "Serving") && len(s.told("n1", "ProfileApplied")) == 1 && !there
+	})
+
+	for _, test := range []struct {
+		name, node, part, body, why string
+	}{
+		{"another node's annotations", "n2", "", ours, "may not write to node n2"},
+		{"another node's condition", "n2", "status", `{"status":{"conditions":[{"type":"GPUSharingReady","status":"True"}]}}`, "may not write to node n2"},
+		{"a taint", "n1", "", `{"spec":{"taints":[{"key":"k","effect":"NoSchedule"}]}}`, "spec"},
+		{"a foreign label", "n1", "", `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`, "labels"},
+		{"the label that chooses a layout", "n1", "", `{"metadata":{"labels":{"nvidia.com/mig.config":"all-disabled"}}}`, "labels"},
+		{"a foreign annotation", "n1", "", `{"metadata":{"annotations":{"x":"y"}}}`, "annotations"},
+		{"a foreign condition", "n1", "status", `{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`, "conditions"},
+		{"addresses", "n1", "status", `{"status":{"addresses":[{"type":"InternalIP","address":"10.0.0.66"}]}}`, "addresses"},
+		{"an owner", "n1", "", `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"p","uid":"u"}]}}`, "owners"},
+		{"an owner, by way of the status", "n1", "status", `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"p","uid":"u"}]}}`, "owners"},
+		{"a finalizer", "n1", "", `{"metadata":{"finalizers":["example.com/stay"]}}`, "finalizers"},
+		{"the kubelet's port", "n1", "status", `{"status":{"daemonEndpoints":{"kubeletEndpoint":{"Port":6666}}}}`, "daemonEndpoints"},
+		{"the kubelet's version", "n1", "status", `{"status":{"nodeInfo":{"kubeletVersion":"v0.0.1"}}}`, "nodeInfo"},
+		{"more capacity", "n1", "status", `{"status":{"capacity":{"nvidia.com/gpu":"80"}}}`, "capacity"},
+		{"a capacity of its own", "n1", "status", `{"status":{"capacity":{"example.com/new":"1"}}}`, "capacity"},
+		{"a capacity that is not 0 away", "n1", "status", `{"status":{"capacity":{"nvidia.com/gpu":null}}}`, "capacity"},
+		{"a capacity of Kubernetes' own away", "n1", "status", `{"status":{"capacity":{"pods":null}}}`, "capacity"},
+		{"what is allocatable", "n1", "status", `{"status":{"allocatable":{"nvidia.com/gpu":"80"}}}`, "allocatable"},
+		{"attached volumes", "n1", "status", `{"status":{"volumesAttached":[{"name":"v","devicePath":"/dev/v"}]}}`, "volumes"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var parts []string
+			if test.part != "" {
+				parts = []string{test.part}
+			}
+			if err := patch(test.node, test.body, parts...); err == nil || !strings.Contains(err.Error(), test.why) {
+				t.Errorf("got %v, want %q", err, test.why)
+			}
+		})
+	}
+	if err := patch("n1", `{"metadata":{"labels":{"nvidia.com/mig.config.state":"success"}}}`); err != nil {
+		t.Errorf("its own other label: %v", err)
+	}
+	event := &corev1.Event{
+		ObjectMeta: metav1.ObjectMeta{Name: "e", Namespace: "default"}, Reason: "R", InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: "n2"},
+	}
+	if _, err := client.CoreV1().Events("default").Create(t.Context(), event, metav1.CreateOptions{}); err == nil || !strings.Contains(err.Error(), "own node only") {
+		t.Errorf("an event about another node: %v", err)
+	}
+	_, err = s.admin.CoreV1().Events("default").Create(t.Context(), event, metav1.CreateOptions{})
+	s.must(err)
+	taken := []byte(`{"involvedObject":{"name":"n1"}}`)
+	if _, err := client.CoreV1().Events("default").Patch(t.Context(), "e", types.StrategicMergePatchType, taken, metav1.PatchOptions{}); err == nil || !strings.Contains(err.Error(), "own node only") {
+		t.Errorf("an event taken from another node: %v", err)
+	}
+}
+
+// podToken logs in as Virgate's service account from a pod on the node.
+func (s *server) podToken(node string) *rest.Config {
+	s.t.Helper()
+	const name = "virgate"
+	ctx, core := s.t.Context(), s.admin.CoreV1()
+	_, err := core.Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	s.must(err)
+	_, err = core.ServiceAccounts(name).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	s.must(err)
+	s.bind("virgate-account", "virgate", rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: name, Name: name})
+	zero := resource.MustParse("0")
+	pod, err := core.Pods(name).Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PodSpec{
+			NodeName: node, ServiceAccountName: name,
+			Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"cpu": zero}}}},
+		},
+	}, metav1.CreateOptions{})
+	s.must(err)
+	token, err := core.ServiceAccounts(name).CreateToken(ctx, name, &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: name, UID: pod.UID},
+	}}, metav1.CreateOptions{})
+	s.must(err)
+	return s.config(token.Status.Token)
+}
+
+// applyFile creates what a manifest has.
+func (s *server) applyFile(path string) {
+	s.t.Helper()
+	data, err := os.ReadFile(path)
+	s.must(err)
+	client, err := dynamic.NewForConfig(s.config(adminToken))
+	s.must(err)
+	for document := range strings.SplitSeq(string(data), "\n---\n") {
+		object := &unstructured.Unstructured{}
+		converted, err := utilyaml.ToJSON([]byte(document))
+		s.must(err)
+		s.must(json.Unmarshal(converted, object))
+		plural := map[string]string{
+			"ValidatingAdmissionPolicy": "validatingadmissionpolicies", "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
+		}[object.GetKind()]
+		kind := schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: plural}
+		_, err = client.Resource(kind).Create(s.t.Context(), object, metav1.CreateOptions{})
+		s.must(err)
+	}
+}
+
+// testPods: the pods of the node are seen, with the right of their own, and no
+// others.
+func testPods(t *testing.T, s *server) {
+	s.createRole("virgate-pods", "clusterrole-pods.yaml")
+	s.bind("virgate-pods", "virgate-pods", user("virgate"))
+	t.Cleanup(func() {
+		_ = s.admin.RbacV1().ClusterRoleBindings().Delete(context.Background(), "virgate-pods", metav1.DeleteOptions{})
+	})
+
+	count := &counter{}
+	api, err := configsource.NewClient(count.into(s.config(virgateToken)))
+	s.must(err)
+	pods := configsource.NewPods(api, "n1", slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- pods.Watch(ctx, func() {}) }()
+	defer func() {
+		cancel()
+		s.must(<-ended)
+	}()
+	for _, node := range []string{"n1", "n2"} {
+		pod, err := s.admin.CoreV1().Pods("default").Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "on-" + node},
+			Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+		}, metav1.CreateOptions{})
+		s.must(err)
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", ContainerID: "containerd://" + node}}
+		_, err = s.admin.CoreV1().Pods("default").UpdateStatus(t.Context(), pod, metav1.UpdateOptions{})
+		s.must(err)
+	}
+	await(t, 30*time.Second, "the pod's container", func() bool {
+		containers, err := pods.Containers()
+		return err == nil && len(containers) == 1 && containers["n1"].Pod == "on-n1"
+	})
+	for _, request := range count.seen() {
+		if !strings.Contains(request, "fieldSelector=spec.nodeName%3Dn1") {
+			t.Errorf("%s is for pods of other nodes", request)
+		}
 	}
 }

@@ -1,7 +1,9 @@
 package api
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"io"
 	"net"
 	"net/http"
@@ -10,14 +12,20 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/component-base/cli"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
+	"sigs.k8s.io/yaml"
 )
 
 // asServer makes this test binary an API server.
@@ -206,5 +214,218 @@ func write(t *testing.T, path, content string) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// tick is the unit of processor time in /proc (proc_pid_stat(5)); Linux has 100 a
+// second on every platform that Go knows.
+const tick = 10 * time.Millisecond
+
+func (s *server) proc(file string) []byte {
+	s.t.Helper()
+	data, err := os.ReadFile("/proc/" + strconv.Itoa(s.process.Process.Pid) + "/" + file)
+	s.must(err)
+	return data
+}
+
+// cpu is the processor time that the server has used, of all its threads and the
+// kernel on its behalf.
+func (s *server) cpu() time.Duration {
+	s.t.Helper()
+	stat := s.proc("stat")
+	// The second field, a name in parentheses, may hold spaces.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	const user, system = 14 - 3, 15 - 3 // numbered as in the manual, from the third field
+	total := time.Duration(0)
+	for _, field := range []int{user, system} {
+		ticks, err := strconv.Atoi(fields[field])
+		s.must(err)
+		total += time.Duration(ticks) * tick
+	}
+	return total
+}
+
+// memory is what the server has in use right after a garbage collection.
+type memory struct {
+	// resident and heap are bytes.
+	resident, heap float64
+	goroutines     float64
+}
+
+func (s *server) memory() memory {
+	s.t.Helper()
+	_, err := s.admin.RESTClient().Get().AbsPath("/debug/pprof/heap").Param("gc", "1").DoRaw(s.t.Context())
+	s.must(err)
+	m := memory{heap: s.metric("go_memstats_heap_alloc_bytes"), goroutines: s.metric("go_goroutines")}
+	for line := range strings.Lines(string(s.proc("status"))) {
+		if fields := strings.Fields(line); fields[0] == "VmRSS:" {
+			kibibytes, err := strconv.ParseFloat(fields[1], 64)
+			s.must(err)
+			m.resident = kibibytes * 1024
+		}
+	}
+	return m
+}
+
+// metric is the sum of the server's series of that name.
+func (s *server) metric(name string) float64 {
+	s.t.Helper()
+	exposition, err := s.admin.RESTClient().Get().AbsPath("/metrics").DoRaw(s.t.Context())
+	s.must(err)
+	sum := 0.0
+	for line := range strings.Lines(string(exposition)) {
+		if rest, ok := strings.CutPrefix(line, name); ok && strings.ContainsAny(rest[:1], "{ ") {
+			value, err := strconv.ParseFloat(strings.TrimSpace(rest[strings.LastIndexByte(rest, ' '):]), 64)
+			s.must(err)
+			sum += value
+		}
+	}
+	return sum
+}
+
+func (s *server) must(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// setNode makes or labels a Node; "" takes the label away.
+func (s *server) setNode(name, profile string) {
+	s.t.Helper()
+	nodes := s.admin.CoreV1().Nodes()
+	if _, err := nodes.Get(s.t.Context(), name, metav1.GetOptions{}); err != nil {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{}}}
+		if profile != "" {
+			node.Labels[label] = profile
+		}
+		_, err := nodes.Create(s.t.Context(), node, metav1.CreateOptions{})
+		s.must(err)
+		return
+	}
+	var value any
+	if profile != "" {
+		value = profile
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]any{label: value}}})
+	s.must(err)
+	_, err = nodes.Patch(s.t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{})
+	s.must(err)
+}
+
+func (s *server) removeNode(name string) {
+	s.t.Helper()
+	s.must(s.admin.CoreV1().Nodes().Delete(s.t.Context(), name, metav1.DeleteOptions{}))
+}
+
+// setProfiles makes the ConfigMap hold exactly the documents.
+func (s *server) setProfiles(documents map[string]string) {
+	s.t.Helper()
+	maps := s.admin.CoreV1().ConfigMaps(namespace)
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: configMap}, Data: documents}
+	if _, err := maps.Update(s.t.Context(), object, metav1.UpdateOptions{}); err != nil {
+		_, err = maps.Create(s.t.Context(), object, metav1.CreateOptions{})
+		s.must(err)
+	}
+}
+
+func (s *server) removeProfiles() {
+	s.t.Helper()
+	s.must(s.admin.CoreV1().ConfigMaps(namespace).Delete(s.t.Context(), configMap, metav1.DeleteOptions{}))
+}
+
+// allow gives the user virgate what the chart gives it.
+func (s *server) allow() {
+	s.t.Helper()
+	_, err := s.admin.CoreV1().Namespaces().Create(s.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	s.must(err)
+	s.createRole("virgate", "clusterrole.yaml")
+	s.bind("virgate", "virgate", user("virgate"))
+	access := s.admin.RbacV1()
+	_, err = access.Roles(namespace).Create(s.t.Context(), &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Name: "virgate"},
+		Rules: []rbacv1.PolicyRule{{
+			APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{configMap},
+			Verbs: []string{"get", "list", "watch"},
+		}},
+	}, metav1.CreateOptions{})
+	s.must(err)
+	_, err = access.RoleBindings(namespace).Create(s.t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "virgate"}, Subjects: []rbacv1.Subject{user("virgate")},
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "virgate"},
+	}, metav1.CreateOptions{})
+	s.must(err)
+}
+
+// createRole creates the ClusterRole that a file of the chart has.
+func (s *server) createRole(name, file string) {
+	s.t.Helper()
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	data, err := os.ReadFile("../../../charts/virgate/files/" + file)
+	s.must(err)
+	s.must(yaml.UnmarshalStrict(data, role))
+	_, err = s.admin.RbacV1().ClusterRoles().Create(s.t.Context(), role, metav1.CreateOptions{})
+	s.must(err)
+}
+
+// bind gives the ClusterRole to somebody, by a binding of that name.
+func (s *server) bind(name, role string, subject rbacv1.Subject) {
+	s.t.Helper()
+	_, err := s.admin.RbacV1().ClusterRoleBindings().Create(s.t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Subjects: []rbacv1.Subject{subject},
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+	}, metav1.CreateOptions{})
+	s.must(err)
+}
+
+func user(name string) rbacv1.Subject {
+	return rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: name}
+}
+
+// reset takes away what tests made.
+func (s *server) reset() {
+	s.t.Helper()
+	all := metav1.ListOptions{}
+	s.must(s.admin.CoreV1().Nodes().DeleteCollection(s.t.Context(), metav1.DeleteOptions{}, all))
+	s.must(s.admin.CoreV1().ConfigMaps(namespace).DeleteCollection(s.t.Context(), metav1.DeleteOptions{}, all))
+}
+
+// cluster starts a server where the user virgate may do what it may.
+func cluster(t *testing.T) *server {
+	t.Helper()
+	s := startServer(t)
+	s.allow()
+	return s
+}
+
+// TestAPI plays everything on one API server, as starting it is what takes
+// longest. Each part begins without Nodes and without a ConfigMap.
+func TestAPI(t *testing.T) {
+	s := cluster(t)
+	for _, part := range []struct {
+		name string
+		play func(*testing.T, *server)
+	}{
+		{"choice", testChoice},
+		{"no label", testNoLabel},
+		{"refused", testRefused},
+		{"allowed", testAllowed},
+		{"cut off", testCutOff},
+		{"rights taken", testRightsTaken},
+		{"pods", testPods},
+		{"kubelet", testKubelet},
+		{"MIG label", testMIGLabel},
+		{"list limit", testListLimit},
+		{"one connection", testOneConnection},
+		{"200 nodes", testManyNodes},
+		{"server restarts", testServerRestarts},
+	} {
+		t.Run(part.name, func(t *testing.T) {
+			whole := s.t
+			s.t = t
+			defer func() { s.t = whole }()
+			s.reset()
+			part.play(t, s)
+		})
 	}
 }

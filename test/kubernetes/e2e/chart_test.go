@@ -1,10 +1,30 @@
 package e2e
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/restmapper"
 )
 
 // namespace is where Virgate is installed.
@@ -40,4 +60,269 @@ func (c *cluster) helm(t *testing.T, arguments ...string) string {
 		t.Fatalf("helm %q: %v\n%s", arguments, err, output)
 	}
 	return string(output)
+}
+
+// profiles makes a ConfigMap of profiles beside the release, for config.name, and
+// removes it at the end of the test.
+func (c *cluster) profiles(t *testing.T, name string, texts map[string]string) {
+	t.Helper()
+	maps := c.client.CoreV1().ConfigMaps(namespace)
+	if _, err := maps.Create(t.Context(), &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: texts}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := maps.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// createNamespace makes it unless it is there.
+func (c *cluster) createNamespace(t *testing.T, name string) {
+	t.Helper()
+	_, err := c.client.CoreV1().Namespaces().Create(t.Context(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+}
+
+// editProfile gives one profile of the ConfigMap another text.
+func (c *cluster) editProfile(t *testing.T, name, profile, text string) {
+	t.Helper()
+	patch, err := json.Marshal(map[string]any{"data": map[string]string{profile: text}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.client.CoreV1().ConfigMaps(namespace).Patch(t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// apply creates the manifest's objects, as kubectl does, and removes them at the
+// end of the test.
+func (c *cluster) apply(t *testing.T, path string) {
+	t.Helper()
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	client, err := dynamic.NewForConfig(c.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(c.client.Discovery()))
+	for decoder := yaml.NewYAMLOrJSONDecoder(file, 4096); ; {
+		object := &unstructured.Unstructured{}
+		if err := decoder.Decode(&object.Object); errors.Is(err, io.EOF) {
+			return
+		} else if err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+		if len(object.Object) == 0 {
+			continue // Only a comment.
+		}
+		kind := object.GroupVersionKind()
+		mapping, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var objects dynamic.ResourceInterface = client.Resource(mapping.Resource)
+		if object.GetNamespace() != "" {
+			objects = client.Resource(mapping.Resource).Namespace(object.GetNamespace())
+		}
+		options := metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict}
+		if _, err := objects.Create(t.Context(), object, options); err != nil {
+			t.Fatalf("%s: create %s %s: %v", path, kind.Kind, object.GetName(), err)
+		}
+		t.Cleanup(func() { removeObject(t, objects, object.GetName()) })
+	}
+}
+
+// removeObject deletes it and waits until what it owns is gone too.
+func removeObject(t *testing.T, objects dynamic.ResourceInterface, name string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	foreground := metav1.DeletePropagationForeground
+	err := objects.Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &foreground})
+	for err == nil {
+		if ctx.Err() != nil {
+			t.Errorf("%s does not go", name)
+			return
+		}
+		_, err = objects.Get(ctx, name, metav1.GetOptions{})
+	}
+	if !apierrors.IsNotFound(err) {
+		t.Error(err)
+	}
+}
+
+// testDefaultValues installs the chart as a new user does.
+func testDefaultValues(t *testing.T, c *cluster) {
+	began := time.Now()
+	c.install(t, "node=sim:dgx-a100")
+	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 32})
+	took := time.Since(began)
+	c.report.note("helm install to allocatable", took.Round(10*time.Millisecond).String())
+	if took > time.Minute {
+		t.Errorf("shared GPUs took %s, longer than a minute", took)
+	}
+	c.run(t, pod("first", "nvidia.com/gpu", 1))
+	if got := c.printedVariable(t, "first", "NVIDIA_VISIBLE_DEVICES"); !strings.HasPrefix(got, "GPU-") || strings.Contains(got, ",") {
+		t.Errorf("the pod sees %q, want one GPU", got)
+	}
+}
+
+// testManifest has the API server accept the static manifest and the node start
+// its pod; without a driver here it has nothing to offer.
+func testManifest(t *testing.T, c *cluster) {
+	c.uninstall(t)
+	// Helm leaves it, and there is none if nothing was installed before.
+	_ = c.client.CoreV1().Namespaces().Delete(t.Context(), namespace, metav1.DeleteOptions{})
+	c.await(t, time.Minute, "the namespace to go", func() error {
+		if _, err := c.client.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{}); err == nil {
+			return errNotYet
+		}
+		return nil
+	})
+	c.apply(t, "../../../deployments/virgate.yaml")
+	c.await(t, time.Minute, "the pod to run", func() error {
+		pods, err := c.client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(pods.Items) != 1 {
+			return fmt.Errorf("%d pods, %w", len(pods.Items), err)
+		}
+		if status := pods.Items[0].Status; status.Phase != v1.PodRunning {
+			return fmt.Errorf("it is %s: %s", status.Phase, status.Message)
+		}
+		return nil
+	})
+}
+
+// testImageSwap runs under NVIDIA's own manifests, of which only the image is
+// replaced: its init container and its sidecar, its command, its variables.
+func testImageSwap(t *testing.T, c *cluster) {
+	c.uninstall(t)
+	c.apply(t, "testdata/nvidia.yaml")
+	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 32})
+	c.run(t, pod("swapped", "nvidia.com/gpu", 1))
+	if got := c.printedVariable(t, "swapped", "NVIDIA_VISIBLE_DEVICES"); !strings.HasPrefix(got, "GPU-") {
+		t.Errorf("the pod sees %q, want a GPU", got)
+	}
+	c.label(t, "ten")
+	defer c.label(t, "")
+	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 80})
+}
+
+// testCDI has containerd put the device nodes into containers, by the specs that
+// Virgate writes. A simulated GPU's spec has its node's numbers, so containerd
+// makes the node where the machine has none.
+func testCDI(t *testing.T, c *cluster) {
+	for _, strategy := range []string{"cdi-cri", "cdi-annotations"} {
+		c.install(t, "node=sim:dgx-a100", "deviceListStrategy="+strategy, "extraArgs={--cdi-dir=/var/run/cdi}")
+		c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 32})
+		c.run(t, pod(strategy, "nvidia.com/gpu", 1))
+		lines := c.printed(t, strategy)
+		for _, want := range []string{"device /dev/nvidiactl", "env NVIDIA_VISIBLE_DEVICES=void"} {
+			if !slices.Contains(lines, want) {
+				t.Errorf("%s: the container printed %q, not %q", strategy, lines, want)
+			}
+		}
+		gpus := slices.DeleteFunc(slices.Clone(lines), func(line string) bool {
+			number, ok := strings.CutPrefix(line, "device /dev/nvidia")
+			return !ok || strings.Trim(number, "0123456789") != ""
+		})
+		if len(gpus) != 1 {
+			t.Errorf("%s: the container has %q, want one GPU's node", strategy, gpus)
+		}
+	}
+}
+
+// testUninstall takes the chart away while pods hold shares, and brings it back.
+func testUninstall(t *testing.T, c *cluster) {
+	c.install(t, "node=sim:t4x2")
+	all := map[string]int64{shared: 8}
+	c.awaitAllocatable(t, all)
+	holders := c.hold(t, "holder", 3)
+	before, plugin := c.podStates(t, holders), c.plugin(t)
+	if running := processes(t, plugin); len(running) != 1 {
+		t.Fatalf("Virgate's container has processes %v, want one", running)
+	}
+
+	began := time.Now()
+	c.uninstall(t)
+	c.awaitAllocatable(t, map[string]int64{})
+	c.report.note("helm uninstall to allocatable 0", time.Since(began).Round(10*time.Millisecond).String())
+	c.awaitServed(t, map[string]int64{})
+	c.nothingLeft(t, plugin)
+	c.awaitInsufficient(t, "nowhere", shared)
+	c.undisturbed(t, before)
+
+	c.install(t, "node=sim:t4x2")
+	c.awaitAllocatable(t, all)
+	c.undisturbed(t, before)
+	c.fill(t, append(holders, "nowhere"), 2, 4)
+}
+
+// nothingLeft fails if of Virgate, which ran in that pod, there is a process, a
+// socket or an object in the cluster.
+func (c *cluster) nothingLeft(t *testing.T, plugin *v1.Pod) {
+	t.Helper()
+	if left := processes(t, plugin); len(left) > 0 {
+		t.Errorf("Virgate's processes %v run on", left)
+	}
+	err := filepath.WalkDir("/var/lib/kubelet/device-plugins", func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err == nil && entry.Type() == fs.ModeSocket && entry.Name() != "kubelet.sock" {
+			t.Errorf("the socket %s is left", path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.await(t, time.Minute, "the chart's objects to be gone", func() error {
+		if left := c.named(t, "virgate"); len(left) > 0 {
+			return fmt.Errorf("there are %q", left)
+		}
+		return nil
+	})
+}
+
+// named are the objects of all kinds whose names begin so, as "RESOURCE/NAME", but
+// for namespaces, which Helm leaves, and events, which stay for an hour.
+func (c *cluster) named(t *testing.T, prefix string) []string {
+	t.Helper()
+	client, err := dynamic.NewForConfig(c.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups, err := c.client.Discovery().ServerPreferredResources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, group := range groups {
+		version, err := schema.ParseGroupVersion(group.GroupVersion)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, kind := range group.APIResources {
+			if !slices.Contains(kind.Verbs, "list") || kind.Name == "namespaces" || kind.Name == "events" {
+				continue
+			}
+			list, err := client.Resource(version.WithResource(kind.Name)).List(t.Context(), metav1.ListOptions{})
+			if err != nil {
+				t.Fatalf("list %s: %v", kind.Name, err)
+			}
+			for _, object := range list.Items {
+				if strings.HasPrefix(object.GetName(), prefix) {
+					found = append(found, kind.Name+"/"+object.GetName())
+				}
+			}
+		}
+	}
+	return found
 }

@@ -1,19 +1,168 @@
 package e2e
 
 import (
+	"context"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 )
+
+// cluster is the Kubernetes of one node, with what has been installed on it.
+type cluster struct {
+	work, tools string
+	config      *rest.Config
+	client      *kubernetes.Clientset
+
+	apiServer, containerd, kubelet *component
+
+	report *report
+}
+
+// errNotYet is a condition that does not hold and has nothing to say.
+var errNotYet = errors.New("not yet")
+
+// startCluster starts all of it and stops it at the end of the test.
+func startCluster(t *testing.T) *cluster {
+	t.Helper()
+	c := &cluster{work: os.Getenv(workFolder), tools: os.Getenv(toolsFolder), report: &report{started: time.Now()}}
+	c.report.step("control plane", func() { c.startControlPlane(t) })
+	if version, err := c.client.ServerVersion(); err != nil || version.Major != "1" {
+		t.Fatalf("version %v, %v: run by make e2e, which says which it is", version, err)
+	}
+	c.report.step("node ready", func() { c.startNode(t) })
+	return c
+}
+
+// ready says why the API server is not, the first time also making the client.
+func (c *cluster) ready() error {
+	if c.client == nil {
+		config, err := clientcmd.BuildConfigFromFlags("", c.path("admin.conf"))
+		if err != nil {
+			return err
+		}
+		config.QPS = -1
+		client, err := kubernetes.NewForConfig(config)
+		if err != nil {
+			return err // Its certificate is not written yet.
+		}
+		c.config, c.client = config, client
+	}
+	var code int
+	if err := c.client.RESTClient().Get().AbsPath("/readyz").Do(context.Background()).StatusCode(&code).Error(); err != nil {
+		return err
+	}
+	if code != http.StatusOK {
+		return errNotYet
+	}
+	return nil
+}
+
+// await waits until the condition has no complaint.
+func (c *cluster) await(t *testing.T, limit time.Duration, what string, condition func() error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := condition()
+		if err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("waited %s for %s: %v", limit, what, err)
+		case <-tick.C:
+		}
+	}
+}
+
+// component is a process of the cluster, which tests stop and start.
+type component struct {
+	name    string
+	log     string
+	command func() *exec.Cmd
+	running *exec.Cmd
+	ended   chan struct{}
+}
+
+// component starts a process that ends with the test; its log is shown if the
+// test fails.
+func (c *cluster) component(t *testing.T, name string, command func() *exec.Cmd) *component {
+	t.Helper()
+	started := &component{name: name, log: filepath.Join(c.work, name+".log"), command: command}
+	started.start(t)
+	t.Cleanup(func() {
+		started.stop(syscall.SIGTERM)
+		if t.Failed() {
+			t.Logf("%s's log ends:\n%s", name, tail(started.log))
+		}
+	})
+	return started
+}
+
+// kubernetes is a component that this binary holds.
+func (c *cluster) kubernetes(t *testing.T, name string, arguments ...string) *component {
+	t.Helper()
+	return c.component(t, name, func() *exec.Cmd {
+		command := exec.Command("/proc/self/exe", arguments...)
+		command.Env = append(os.Environ(), role+"="+name)
+		return command
+	})
+}
+
+func (p *component) start(t *testing.T) {
+	t.Helper()
+	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = log.Close() }()
+	p.running, p.ended = p.command(), make(chan struct{})
+	p.running.Stdout, p.running.Stderr = log, log
+	if err := p.running.Start(); err != nil {
+		t.Fatalf("start %s: %v", p.name, err)
+	}
+	go func(running *exec.Cmd, ended chan struct{}) {
+		_ = running.Wait()
+		close(ended)
+	}(p.running, p.ended)
+}
+
+// stop sends the signal and waits for the end, at last by force.
+func (p *component) stop(signal syscall.Signal) {
+	_ = p.running.Process.Signal(signal)
+	select {
+	case <-p.ended:
+	case <-time.After(15 * time.Second):
+		_ = p.running.Process.Kill()
+		<-p.ended
+	}
+}
+
+func tail(path string) string {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	return string(content[max(0, len(content)-4000):])
+}
 
 // The tokens of the cluster's users.
 const (

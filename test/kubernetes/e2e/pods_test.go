@@ -4,11 +4,14 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -113,4 +116,167 @@ func (c *cluster) printedVariable(t *testing.T, name, variable string) string {
 		}
 	}
 	return ""
+}
+
+// unexpectedAdmission is the reason of a pod that the kubelet does not take because
+// a device plugin refused, or had not so many devices.
+const unexpectedAdmission = "UnexpectedAdmissionError"
+
+// runAll creates the pods and waits until all of them run. They go together at the
+// end of the test.
+func (c *cluster) runAll(t *testing.T, pods []*v1.Pod) {
+	t.Helper()
+	for _, each := range pods {
+		c.create(t, each)
+	}
+	t.Cleanup(func() { c.removeAll(t, pods) })
+	for _, each := range pods {
+		c.awaitPhase(t, each.Name, v1.PodRunning)
+	}
+}
+
+// removeAll deletes the pods and waits until they are gone.
+func (c *cluster) removeAll(t *testing.T, pods []*v1.Pod) {
+	t.Helper()
+	for _, each := range pods {
+		_ = c.client.CoreV1().Pods(each.Namespace).Delete(context.WithoutCancel(t.Context()), each.Name, metav1.DeleteOptions{})
+	}
+	for _, each := range pods {
+		c.remove(t, each.Name)
+	}
+}
+
+// clear removes all of the tests' pods.
+func (c *cluster) clear(t *testing.T) {
+	t.Helper()
+	left, err := c.client.CoreV1().Pods(workspace).List(context.WithoutCancel(t.Context()), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods := make([]*v1.Pod, len(left.Items))
+	for i := range left.Items {
+		pods[i] = &left.Items[i]
+	}
+	c.removeAll(t, pods)
+}
+
+// gpus are what each pod sees of the node's GPUs.
+func (c *cluster) gpus(t *testing.T, pods []*v1.Pod) []string {
+	t.Helper()
+	seen := make([]string, len(pods))
+	for i, each := range pods {
+		seen[i] = c.printedVariable(t, each.Name, "NVIDIA_VISIBLE_DEVICES")
+	}
+	return seen
+}
+
+// awaitInsufficient creates a pod for one device and waits until the scheduler has
+// said that there are too few. The scheduler may know of a smaller number later than
+// the test does: a pod that the kubelet refuses then is created again.
+func (c *cluster) awaitInsufficient(t *testing.T, name, resource string) {
+	t.Helper()
+	one := pod(name, resource, 1)
+	c.create(t, one)
+	c.await(t, time.Minute, fmt.Sprintf("pod %s to find too few of %s", name, resource), func() error {
+		got, err := c.client.CoreV1().Pods(workspace).Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if got.Status.Phase == v1.PodFailed && overtaken(got) {
+			c.remove(t, name)
+			c.create(t, one)
+			return errNotYet
+		}
+		for _, condition := range got.Status.Conditions {
+			if condition.Type == v1.PodScheduled && condition.Status == v1.ConditionFalse && strings.Contains(condition.Message, "Insufficient "+resource) {
+				return nil
+			}
+		}
+		return fmt.Errorf("it is %s, %v", got.Status.Phase, got.Status.Conditions)
+	})
+}
+
+// shared is the resource of the default profile.
+const shared = "nvidia.com/gpu"
+
+// hold runs pods with one share each and returns their names.
+func (c *cluster) hold(t *testing.T, prefix string, count int) []string {
+	t.Helper()
+	names, pods := make([]string, count), make([]*v1.Pod, count)
+	for i := range count {
+		names[i] = fmt.Sprintf("%s-%d", prefix, i)
+		pods[i] = pod(names[i], shared, 1)
+	}
+	c.runAll(t, pods)
+	return names
+}
+
+// podState is of a pod what changes when anything happens to it.
+type podState struct {
+	UID, Container, GPU string
+	Phase               v1.PodPhase
+	Restarts            int32
+}
+
+func (c *cluster) podStates(t *testing.T, names []string) map[string]podState {
+	t.Helper()
+	all := map[string]podState{}
+	for _, name := range names {
+		pod, err := c.client.CoreV1().Pods(workspace).Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		status := pod.Status.ContainerStatuses[0]
+		all[name] = podState{
+			string(pod.UID), status.ContainerID, c.printedVariable(t, name, "NVIDIA_VISIBLE_DEVICES"),
+			pod.Status.Phase, status.RestartCount,
+		}
+	}
+	return all
+}
+
+// undisturbed says whether the pods live on as before.
+func (c *cluster) undisturbed(t *testing.T, before map[string]podState) {
+	t.Helper()
+	if difference := cmp.Diff(before, c.podStates(t, slices.Sorted(maps.Keys(before)))); difference != "" {
+		t.Errorf("pods were disturbed (-before +after):\n%s", difference)
+	}
+}
+
+// restart kills the pod's container and waits until it runs again.
+func (c *cluster) restart(t *testing.T, name string) {
+	t.Helper()
+	before := c.awaitPhase(t, name, v1.PodRunning)
+	for _, process := range processes(t, before) {
+		if err := syscall.Kill(process, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.await(t, time.Minute, "the container of "+name+" to start again", func() error {
+		status := c.awaitPhase(t, name, v1.PodRunning).Status.ContainerStatuses[0]
+		if status.RestartCount == before.Status.ContainerStatuses[0].RestartCount || status.State.Running == nil {
+			return fmt.Errorf("it is %v", status.State)
+		}
+		return nil
+	})
+}
+
+// fill has pods take what is left beside the holders, and fails if a GPU has more
+// or fewer than its shares, or if one more pod gets any.
+func (c *cluster) fill(t *testing.T, holders []string, gpus, shares int) {
+	t.Helper()
+	full := append(slices.Clone(holders), c.hold(t, "filler", gpus*shares-len(holders))...)
+	count := map[string]int{}
+	for _, each := range c.podStates(t, full) {
+		count[each.GPU]++
+	}
+	if len(count) != gpus {
+		t.Errorf("pods have %v, want %d GPUs", count, gpus)
+	}
+	for gpu, pods := range count {
+		if pods != shares {
+			t.Errorf("%s is given to %d pods, want %d", gpu, pods, shares)
+		}
+	}
+	c.awaitInsufficient(t, "excess", shared)
 }

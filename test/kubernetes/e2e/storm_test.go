@@ -2,8 +2,13 @@ package e2e
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,21 +16,113 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
+// sharingMode is how a GPU is offered: by which name, and shared or whole.
+type sharingMode struct {
+	resource string
+	shared   bool
+}
+
+// layout is how many devices each of the node's eight GPUs is to have in each way:
+// what a profile says, worked out by hand.
+type layout map[sharingMode][8]int
+
+// alike gives that many to GPUs from first up to last, last not included.
+func alike(count, first, last int) (counts [8]int) {
+	for i := first; i < last; i++ {
+		counts[i] = count
+	}
+	return counts
+}
+
+// change is what one layout gives a resource more than another, and takes from it.
+// To be offered in another way is both.
+func change(from, to layout, resource string) (gives, takes bool) {
+	for _, shared := range []bool{false, true} {
+		w := sharingMode{resource, shared}
+		for gpu := range to[w] {
+			gives = gives || to[w][gpu] > from[w][gpu]
+			takes = takes || to[w][gpu] < from[w][gpu]
+		}
+	}
+	return gives, takes
+}
+
+// offers is what the node has of the resource at rest, when pods hold so many
+// devices of each GPU in each mode. What pods hold beyond a smaller number of shares
+// stays allocatable; what they hold in a mode that is to end does not. A GPU is
+// offered in its new mode when nobody holds it in another.
+func (l layout) offers(resource string, held map[sharingMode][8]int) (count int64) {
+	for gpu := range 8 {
+		for _, shared := range []bool{false, true} {
+			w := sharingMode{resource, shared}
+			if l[w][gpu] > 0 && !heldOtherwise(held, w, gpu) {
+				count += int64(max(held[w][gpu], l[w][gpu]))
+			}
+		}
+	}
+	return count
+}
+
+func heldOtherwise(held map[sharingMode][8]int, than sharingMode, gpu int) bool {
+	for w, counts := range held {
+		if w != than && counts[gpu] > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// stormResources are all that the layouts have.
+var stormResources = []string{"nvidia.com/gpu", "nvidia.com/gpu.shared"}
+
+// stormProfile is one of the chart's profiles whose number of shares the storm edits.
+type stormProfile struct {
+	name string
+	// shares is the number in the file, edited the other one.
+	shares, edited int
+	layout         func(shares int) layout
+}
+
+var stormProfiles = []stormProfile{
+	{"time-slicing-4", 4, 6, func(shares int) layout { return layout{{"nvidia.com/gpu", true}: alike(shares, 0, 8)} }},
+	{"time-slicing-10", 10, 7, func(shares int) layout { return layout{{"nvidia.com/gpu", true}: alike(shares, 0, 8)} }},
+	{"time-slicing-renamed", 4, 8, func(shares int) layout { return layout{{"nvidia.com/gpu.shared", true}: alike(shares, 0, 8)} }},
+	{"side-by-side", 8, 5, func(shares int) layout {
+		return layout{{"nvidia.com/gpu.shared", true}: alike(shares, 0, 2), {"nvidia.com/gpu", false}: alike(1, 2, 8)}
+	}},
+}
+
+// text is the profile with that number of shares.
+func (p stormProfile) text(t *testing.T, shares int) string {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join("..", "..", "..", "charts", "virgate", "profiles", p.name+".yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := "replicas: " + strconv.Itoa(p.shares)
+	if strings.Count(string(content), before) != 1 {
+		t.Fatalf("profile %s has not one %q", p.name, before)
+	}
+	return strings.Replace(string(content), before, "replicas: "+strconv.Itoa(shares), 1)
+}
+
 // The storm: so many pods and switches, at most so many pods at once.
 const (
-	stormPods     = 300
-	stormSwitches = 100
+	stormPods     = 150
+	stormSwitches = 40
 	stormCrowd    = 60
 	stormMap      = "storm"
 )
 
 // storm creates and deletes pods of all that is on offer while the profile changes.
 type storm struct {
+	// name is that of the part, and its pods' first word.
+	name    string
 	c       *cluster
 	random  *rand.Rand
-	diary   *diary
+	events  *eventLog
 	kubelet api.PodResourcesListerClient
-	tenants *tenants
+	monitor *shareMonitor
 
 	// profile is the label's, edited says of each whether its text is the other one.
 	profile  int
@@ -33,21 +130,33 @@ type storm struct {
 	layout   layout
 	switches []switching
 	created  int
-	// leaving is when each pod that is there is to go, most how many ran at once.
-	leaving map[string]time.Time
-	most    int
+	// leaving is when each pod that is there is to go, which is at least and at most so
+	// long after it came; most how many ran at once.
+	leaving       map[string]time.Time
+	atLeast, upTo time.Duration
+	most          int
 }
 
-// switching is a change of what the node is to offer.
+// switching is a change of what the node is to offer. It is shown when the node's
+// status has all of it.
 type switching struct {
-	at       time.Time
-	from, to layout
-	name     string
+	at, shown time.Time
+	from, to  layout
+	name      string
+}
+
+// newStorm is one whose pods stay as long as that; they go with the test.
+func newStorm(t *testing.T, c *cluster, name string, atLeast, upTo time.Duration) *storm {
+	t.Helper()
+	t.Cleanup(func() { c.clear(t) })
+	return &storm{
+		c: c, name: name, random: rand.New(rand.NewPCG(1, 1)), kubelet: c.kubeletSays(t),
+		edited: make([]bool, len(stormProfiles)), leaving: map[string]time.Time{}, atLeast: atLeast, upTo: upTo,
+	}
 }
 
 func testStorm(t *testing.T, c *cluster) {
-	s := &storm{c: c, random: rand.New(rand.NewPCG(1, 1)), edited: make([]bool, len(stormProfiles)), leaving: map[string]time.Time{}}
-	t.Cleanup(func() { c.clear(t) })
+	s := newStorm(t, c, "storm", 10*time.Second, 70*time.Second)
 	s.begin(t)
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -66,9 +175,10 @@ func testStorm(t *testing.T, c *cluster) {
 			}
 		}
 		s.removePods(t, now)
-		s.most = max(s.most, s.diary.running())
+		s.most = max(s.most, s.events.running())
 	}
 	s.end(t)
+	s.reportSwitches()
 }
 
 func (s *storm) between(least, most time.Duration) time.Duration {
@@ -87,15 +197,20 @@ func (s *storm) begin(t *testing.T) {
 	t.Cleanup(func() { s.c.label(t, "") })
 	s.c.install(t, "node=sim:dgx-a100", "config.name="+stormMap, quickly)
 	s.c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 6, "nvidia.com/gpu.shared": 16})
-	s.kubelet = s.c.kubeletSays(t)
 	gpus := slices.Concat(units(t, s.kubelet, "nvidia.com/gpu.shared"), units(t, s.kubelet, "nvidia.com/gpu"))
 	s.profile = 1
 	profile := stormProfiles[s.profile]
 	s.layout = profile.layout(profile.shares)
 	s.c.label(t, profile.name)
 	s.c.offers(t, map[string]int64{"nvidia.com/gpu": 80})
-	s.diary = s.c.keepDiary(t)
-	s.tenants = followTenants(t, s.kubelet, s.diary, gpus)
+	s.follow(t, gpus)
+}
+
+// follow begins to watch the node and the pods.
+func (s *storm) follow(t *testing.T, gpus []string) {
+	t.Helper()
+	s.events = s.c.watchCluster(t)
+	s.monitor = startShareMonitor(t, s.kubelet, s.events, gpus, s.layout)
 }
 
 // change gives the node another label, or the label's profile another text.
@@ -114,13 +229,19 @@ func (s *storm) change(t *testing.T) {
 		shares = profile.edited
 	}
 	to := profile.layout(shares)
-	s.switches = append(s.switches, switching{time.Now(), s.layout, to, fmt.Sprintf("%s %s (%d)", name, profile.name, shares)})
-	s.layout = to
+	s.goTo(fmt.Sprintf("%s %s (%d)", name, profile.name, shares), to)
 	if name == "label" {
 		s.c.label(t, profile.name)
 		return
 	}
 	s.c.editProfile(t, stormMap, profile.name, profile.text(t, shares))
+}
+
+// goTo says that the node will be asked for that layout now.
+func (s *storm) goTo(name string, to layout) {
+	s.monitor.want(to)
+	s.switches = append(s.switches, switching{at: time.Now(), from: s.layout, to: to, name: name})
+	s.layout = to
 }
 
 // nextProfile is another one, most often one of the first two: a GPU goes over to
@@ -135,26 +256,26 @@ func (s *storm) nextProfile() int {
 // addPod creates a pod for one of a resource that the node's status says it has.
 func (s *storm) addPod(t *testing.T) {
 	t.Helper()
-	names := s.diary.onOffer()
+	names := s.events.onOffer()
 	if len(names) == 0 {
 		return
 	}
-	one := pod(fmt.Sprintf("storm-%d", s.created), names[s.random.IntN(len(names))], 1)
+	one := pod(fmt.Sprintf("%s-%d", s.name, s.created), names[s.random.IntN(len(names))], 1)
 	if _, err := s.c.client.CoreV1().Pods(workspace).Create(t.Context(), one, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	s.created++
-	s.leaving[one.Name] = time.Now().Add(s.between(10*time.Second, 70*time.Second))
+	s.leaving[one.Name] = time.Now().Add(s.between(s.atLeast, s.upTo))
 }
 
 // removePods deletes those whose time has come, and those that were refused.
 func (s *storm) removePods(t *testing.T, now time.Time) {
 	t.Helper()
 	for name, leaves := range s.leaving {
-		if now.Before(leaves) && !s.diary.isRefused(name) {
+		if now.Before(leaves) && !s.events.isRefused(name) {
 			continue
 		}
-		s.diary.deleting(name)
+		s.events.deleting(name)
 		if err := s.c.client.CoreV1().Pods(workspace).Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -167,17 +288,16 @@ func (s *storm) removePods(t *testing.T, now time.Time) {
 func (s *storm) standStill(t *testing.T) {
 	t.Helper()
 	s.c.await(t, time.Minute, "the node to come to rest", func() error {
-		held := s.tenants.counts()
-		want := map[string]int64{}
-		for _, resource := range []string{"nvidia.com/gpu", "nvidia.com/gpu.shared"} {
-			if count := s.layout.offers(resource, held); count > 0 {
-				want[resource] = count
-			}
+		if complaints := s.monitor.unlike(); len(complaints) > 0 {
+			return fmt.Errorf("%q", complaints)
 		}
-		return differs(want, s.c.node(t).Status.Allocatable)
+		if err := differs(s.wanted(), s.c.node(t).Status.Allocatable); err != nil {
+			return fmt.Errorf("%w\nholders: %q", err, s.monitor.odd())
+		}
+		return nil
 	})
-	for name, held := range s.tenants.now() {
-		if !s.diary.runs(name) {
+	for name, held := range s.monitor.last().held {
+		if !s.events.runs(name) {
 			continue
 		}
 		if got := s.c.printedVariable(t, name, "NVIDIA_VISIBLE_DEVICES"); len(held) != 1 || got != held[0].unit {
@@ -186,7 +306,19 @@ func (s *storm) standStill(t *testing.T) {
 	}
 }
 
-// end takes all away and judges what the diary says.
+// wanted is what the node is to offer with what pods hold now.
+func (s *storm) wanted() map[string]int64 {
+	held := s.monitor.counts()
+	want := map[string]int64{}
+	for _, resource := range stormResources {
+		if count := s.layout.offers(resource, held); count > 0 {
+			want[resource] = count
+		}
+	}
+	return want
+}
+
+// end takes all away and judges what the event log says.
 func (s *storm) end(t *testing.T) {
 	t.Helper()
 	s.standStill(t)
@@ -197,4 +329,171 @@ func (s *storm) end(t *testing.T) {
 		t.Errorf("Virgate was restarted: %v", status)
 	}
 	s.judge(t)
+}
+
+// lag is how long after its cause a change may show: Virgate asks the kubelet within
+// a second who holds what, the kubelet writes the node's status each second, and the
+// machine may be busy: with 20 processes waiting for two cores, the kubelet took 6 s
+// to look at a pod.
+const lag = 20 * time.Second
+
+// judge holds all that the event log has of a storm against what may be. The kubelet has
+// less of a resource because of a switch, or of pods that ended and held what the
+// profile wants no more. A pod is refused because it was bound when the node's
+// status said more than the kubelet had, and not for longer than the lag.
+func (s *storm) judge(t *testing.T) {
+	t.Helper()
+	s.events.mu.Lock()
+	defer s.events.mu.Unlock()
+	if len(s.events.wrong) > 20 {
+		t.Errorf("of %d complaints the first:", len(s.events.wrong))
+	}
+	for _, wrong := range s.events.wrong[:min(len(s.events.wrong), 20)] {
+		t.Error(wrong)
+	}
+	for _, each := range s.falls() {
+		if each.cause == "" {
+			t.Errorf("%s fell from %d to %d at %s for no reason; switches before: %s", each.resource, each.from, each.to, each.at.Format(clock), s.lately(each.at))
+		}
+	}
+	ran, refused := 0, 0
+	var worst time.Duration
+	for _, name := range slices.Sorted(maps.Keys(s.events.pods)) {
+		l := s.events.pods[name]
+		if !l.ran.IsZero() {
+			ran++
+		}
+		if l.refused.IsZero() {
+			continue
+		}
+		refused++
+		since, why := s.overtaken(l)
+		if since > lag || why == "" {
+			t.Errorf("pod %s, bound %s and refused %s: %s; switches before: %s",
+				name, l.bound.Format(clock), l.refused.Format(clock), l.refusal, s.lately(l.refused))
+			continue
+		}
+		worst = max(worst, since)
+		t.Logf("pod %s was overtaken: %s", name, why)
+	}
+	note := func(what, value string) { s.c.report.note(s.name+": "+what, value) }
+	note("pods made, ran, refused because a shrink overtook them", fmt.Sprintf("%d, %d, %d", len(s.events.pods), ran, refused))
+	note("pods that ran at once, at most", fmt.Sprint(s.most))
+	note("times the kubelet had less of a resource, all for a reason", fmt.Sprint(len(s.falls())))
+	note("worst time from a shrink to a pod's refusal", worst.Round(time.Millisecond).String())
+	note("until the health of what pods hold followed a switch, at most", time.Duration(s.monitor.slowest.Load()).Round(time.Millisecond).String())
+}
+
+// overtaken says how long before the pod's refusal the kubelet had less of its
+// resource than the node's status said when the pod was bound; why is empty if it
+// had not.
+func (s *storm) overtaken(l *podRecord) (since time.Duration, why string) {
+	// The scheduler chose shortly before, by what it knew then.
+	said := max(lastBefore(s.events.statuses, l.bound).allocatable[l.resource], lastBefore(s.events.statuses, l.bound.Add(-time.Second)).allocatable[l.resource])
+	for _, truth := range slices.Backward(s.events.kubeletStates) {
+		has := truth.allocatable[l.resource]
+		switch {
+		case truth.at.After(l.refused.Add(time.Second)), truth.at.After(l.bound) && has >= said:
+			continue // The first look after the refusal may be the first to see why, and its news may come late.
+		case has >= said:
+			return since, why
+		}
+		since, why = max(0, l.refused.Sub(truth.at)), fmt.Sprintf("bound %s when %d of %s were said to be, refused %s, when from %s on there were %d",
+			l.bound.Format(clock), said, l.resource, l.refused.Format(clock), truth.at.Format(clock), has)
+	}
+	return since, why
+}
+
+const clock = "15:04:05.000"
+
+// fall is that the kubelet has less of a resource than before.
+type fall struct {
+	at       time.Time
+	resource string
+	from, to int64
+	cause    string // Empty for none that is allowed.
+}
+
+func (s *storm) falls() []fall {
+	var all []fall
+	for i := 1; i < len(s.events.kubeletStates); i++ {
+		before, now := s.events.kubeletStates[i-1].allocatable, s.events.kubeletStates[i]
+		for resource, from := range before {
+			if to := now.allocatable[resource]; to < from {
+				all = append(all, fall{now.at, resource, from, to, s.cause(now.at, resource, from-to)})
+			}
+		}
+	}
+	return all
+}
+
+// cause is why so many of a resource may go at that time.
+func (s *storm) cause(at time.Time, resource string, count int64) string {
+	for _, each := range slices.Backward(s.switches) {
+		since := at.Sub(each.at)
+		if _, takes := change(each.from, each.to, resource); takes && since > 0 && since < lag {
+			return fmt.Sprintf("%s after %s", since.Round(time.Millisecond), each.name)
+		}
+	}
+	ended := int64(0) // Before or after: of fifty that end together the API server hears late.
+	for _, l := range s.events.pods {
+		if since := at.Sub(l.ended); l.resource == resource && !l.ran.IsZero() && !l.ended.IsZero() && since.Abs() < lag {
+			ended++
+		}
+	}
+	if ended >= count {
+		return fmt.Sprintf("when %d pods with it had ended", ended)
+	}
+	return ""
+}
+
+// lately are the switches that could matter at that time.
+func (s *storm) lately(at time.Time) string {
+	var names []string
+	for _, each := range s.switches {
+		if since := at.Sub(each.at); since > 0 && since < 3*lag {
+			names = append(names, fmt.Sprintf("%s at %s", each.name, each.at.Format(clock)))
+		}
+	}
+	return fmt.Sprintf("%q", names)
+}
+
+// reportSwitches notes how long it took from a switch to the first status of the
+// node that shows it: less of what it takes or more of what it gives.
+func (s *storm) reportSwitches() {
+	s.events.mu.Lock()
+	defer s.events.mu.Unlock()
+	var times []time.Duration
+	for i, each := range s.switches {
+		end := time.Now()
+		if i+1 < len(s.switches) {
+			end = s.switches[i+1].at
+		}
+		if took, ok := s.shown(each, end); ok {
+			times = append(times, took)
+		}
+	}
+	slices.Sort(times)
+	s.c.report.note("storm: switches, seen in allocatable before the next", fmt.Sprintf("%d, %d", len(s.switches), len(times)))
+	if len(times) > 0 {
+		s.c.report.note("storm: switch to allocatable, median and worst", fmt.Sprintf("%s, %s",
+			times[len(times)/2].Round(time.Millisecond), times[len(times)-1].Round(time.Millisecond)))
+	}
+}
+
+func (s *storm) shown(by switching, end time.Time) (took time.Duration, ok bool) {
+	for i := 1; i < len(s.events.statuses); i++ {
+		now := s.events.statuses[i]
+		if now.at.Before(by.at) || now.at.After(end) {
+			continue
+		}
+		for _, resource := range stormResources {
+			gives, takes := change(by.from, by.to, resource)
+			before, after := s.events.statuses[i-1].allocatable[resource], now.allocatable[resource]
+			if gives && after > before || takes && after < before {
+				return now.at.Sub(by.at), true
+			}
+		}
+	}
+	return 0, false
 }

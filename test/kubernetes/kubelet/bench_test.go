@@ -6,14 +6,32 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"reflect"
+	"runtime/debug"
 	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
-	"k8s.io/klog/v2"
-	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
-
+	cadvisor "github.com/google/cadvisor/info/v1"
+	"github.com/virgate/virgate/internal/podresources"
+	"github.com/virgate/virgate/internal/state"
 	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/pkg/kubelet/cm/containermap"
+	"k8s.io/kubernetes/pkg/kubelet/cm/devicemanager"
+	deviceplugin "k8s.io/kubernetes/pkg/kubelet/cm/devicemanager/plugin/v1beta1"
+	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
+	"k8s.io/kubernetes/pkg/kubelet/config"
 )
 
 func TestMain(m *testing.M) {
@@ -25,6 +43,8 @@ func TestMain(m *testing.M) {
 type bench struct {
 	*kubelet
 	log *slog.Logger
+	// reader, when set, stands between the next Virgate and what it reads of the kubelet.
+	reader func(plugin.Kubelet) plugin.Kubelet
 }
 
 // newBench starts a kubelet. When the test ends, it fails if the kubelet
@@ -36,7 +56,7 @@ func newBench(t *testing.T, policy string) *bench {
 		for _, stack := range b.crashes() {
 			t.Errorf("this would have killed the kubelet: %s", stack)
 		}
-		for _, rule := range b.ledger.broken() {
+		for _, rule := range b.history.broken() {
 			t.Error(rule)
 		}
 	})
@@ -54,7 +74,7 @@ func newNaiveBench(t *testing.T, policy string) *bench {
 		t: t, policy: policy, pods: &pods{},
 		dir: filepath.Join(root, "plugins"), podResources: filepath.Join(root, "podresources.sock"),
 	}
-	k.ledger = newLedger(k.pods.holds)
+	k.history = newListHistory(k.pods.holds)
 	if err := os.Mkdir(k.dir, 0o750); err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +97,7 @@ func policies() []string {
 
 // quick makes removals happen within a test.
 func quick() plugin.Timing {
-	return plugin.Timing{Quiet: 50 * time.Millisecond, ListInterval: time.Millisecond, StopAfter: 200 * time.Millisecond}
+	return plugin.Timing{RemovalDelay: 50 * time.Millisecond, ListInterval: time.Millisecond, StopAfter: 200 * time.Millisecond}
 }
 
 // pause is between two looks at a condition.
@@ -134,4 +154,515 @@ func (b *bench) starts(p *pod) {
 	if !slices.Equal(visible, unitsOf(p)) {
 		b.t.Errorf("%s with %v starts with %v", p.Name, p.devices, visible)
 	}
+}
+
+// kubelet is a node's kubelet over all of its restarts.
+type kubelet struct {
+	t *testing.T
+	// dir is the device-plugins directory; PodResources' socket is beside it.
+	dir, podResources string
+	policy            string
+	pods              *pods
+	history           *listHistory
+
+	// loop is held by what the kubelet does in its one loop.
+	loop sync.Mutex
+	// life is held by whatever needs process to stay.
+	life sync.RWMutex
+	*process
+	// panics are the stacks of what would have killed the kubelet.
+	mu     sync.Mutex
+	panics []string
+}
+
+// process is one life of the kubelet.
+type process struct {
+	manager  *devicemanager.ManagerImpl
+	topology topologymanager.Manager
+	observer *observer
+	// ready says that every source of pods has been seen.
+	ready   atomic.Bool
+	crashed atomic.Bool
+	unserve func()
+}
+
+// numaNodes are those of the machine.
+func numaNodes() []cadvisor.Node { return []cadvisor.Node{{Id: 0}, {Id: 1}} }
+
+// start begins a life, with the pods that run already.
+func (k *kubelet) start() {
+	k.t.Helper()
+	if err := k.begin(); err != nil {
+		k.t.Fatalf("start kubelet: %v", err)
+	}
+}
+
+func (k *kubelet) begin() error {
+	topology, err := topologymanager.NewManager(numaNodes(), k.policy, topologymanager.ContainerTopologyScope, nil)
+	if err != nil {
+		return err
+	}
+	socket := filepath.Join(k.dir, "kubelet.sock")
+	manager, err := newManagerImpl(klog.Background(), socket, numaNodes(), topology)
+	if err != nil {
+		return err
+	}
+	p := &process{manager: manager, topology: topology, observer: &observer{manager: manager, history: k.history}}
+	if err := attach(manager, socket, p.observer); err != nil {
+		return err
+	}
+	topology.AddHintProvider(klog.Background(), manager)
+
+	containers, running := containermap.NewContainerMap(), sets.New[string]()
+	for _, pod := range k.pods.running() {
+		id := "container-of-" + pod.Name
+		containers.Add(string(pod.UID), pod.container().Name, id)
+		running.Insert(id)
+	}
+	p.ready.Store(len(running) == 0)
+	sources := config.NewSourcesReady(func(sets.Set[string]) bool { return p.ready.Load() })
+	// PodResources is served as late as this in the kubelet too.
+	if err := manager.Start(klog.Background(), k.pods.GetActivePods, sources, containers, running); err != nil {
+		return err
+	}
+	if p.unserve, err = servePodResources(k.podResources, k.pods, manager); err != nil {
+		return err
+	}
+	k.process = p
+	return nil
+}
+
+// end ends this life as a kill does: connections break, and nothing is written
+// any more.
+func (k *kubelet) end() {
+	k.loop.Lock()
+	defer k.loop.Unlock()
+	if k.crashed.Load() {
+		free(k.manager)
+	}
+	k.life.Lock()
+	defer k.life.Unlock()
+	k.kill()
+}
+
+func (k *kubelet) kill() {
+	k.unserve()
+	k.observer.end()
+	if err := k.manager.Stop(klog.Background()); err != nil {
+		k.t.Errorf("stop kubelet: %v", err)
+	}
+}
+
+// free lets go of the device manager's lock if a panic has left it locked, so
+// that whoever waits for it can end.
+func free(manager *devicemanager.ManagerImpl) {
+	mutex := locked(manager)
+	for range 1000 {
+		if mutex.TryLock() {
+			mutex.Unlock()
+			return
+		}
+		pause()
+	}
+	mutex.Unlock()
+}
+
+// restart ends this life and, after a while, begins the next. The running pods
+// still have to be admitted again, see readmit.
+func (k *kubelet) restart(away time.Duration) {
+	k.t.Helper()
+	k.loop.Lock()
+	defer k.loop.Unlock()
+	k.life.Lock()
+	defer k.life.Unlock()
+	k.kill()
+	k.history.restarted()
+	nap(k.t.Context(), away)
+	k.start()
+}
+
+// errCrashed says that the kubelet's code panicked.
+type errCrashed struct{ stack string }
+
+func (e errCrashed) Error() string { return "the kubelet crashed: " + e.stack }
+
+// survive runs a part of the kubelet and returns its panic as an error.
+func (k *kubelet) survive(part func() error) (err error) {
+	k.life.RLock()
+	defer k.life.RUnlock()
+	if k.crashed.Load() {
+		return errCrashed{"earlier"}
+	}
+	defer func() {
+		if cause := recover(); cause != nil {
+			k.crashed.Store(true)
+			stack := fmt.Sprintf("%v\n%s", cause, debug.Stack())
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			k.panics = append(k.panics, stack)
+			err = errCrashed{stack}
+		}
+	}()
+	return part()
+}
+
+// crashes returns the stacks of all panics so far.
+func (k *kubelet) crashes() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return append([]string(nil), k.panics...)
+}
+
+// node is what the kubelet would publish of a resource; known is false when it
+// would publish nothing.
+func (k *kubelet) node(resource string) (capacity, allocatable int, known bool) {
+	k.life.RLock()
+	defer k.life.RUnlock()
+	all, free, _ := k.manager.GetCapacity()
+	for name, quantity := range all {
+		if string(name) == resource {
+			able := free[name]
+			return int(quantity.Value()), int(able.Value()), true
+		}
+	}
+	return 0, 0, false
+}
+
+// drop makes the kubelet let go of the resource's plugin, as it does when the
+// plugin watcher deregisters one.
+func (k *kubelet) drop(resource string) {
+	k.life.RLock()
+	defer k.life.RUnlock()
+	k.manager.GetWatcherHandler().DeRegisterPlugin(resource, "")
+}
+
+// startContainer returns the units that a start of the pod's container is given,
+// sorted.
+func (k *kubelet) startContainer(p *pod) (visible []string, err error) {
+	err = k.survive(func() error {
+		options, err := k.manager.GetDeviceRunContainerOptions(context.Background(), p.Pod, p.container())
+		if err != nil {
+			return fmt.Errorf("start %s: %w", p.Name, err)
+		}
+		if options == nil {
+			return fmt.Errorf("start %s: the kubelet knows of no devices", p.Name)
+		}
+		for _, env := range options.Envs {
+			visible = append(visible, strings.Split(env.Value, ",")...)
+		}
+		return nil
+	})
+	// The kubelet asks for devices in no order, so the plugin names units in none.
+	slices.Sort(visible)
+	return visible, err
+}
+
+// newManagerImpl makes a device manager in any directory; the exported one
+// knows only the kubelet's own.
+//
+//go:linkname newManagerImpl k8s.io/kubernetes/pkg/kubelet/cm/devicemanager.newManagerImpl
+func newManagerImpl(klog.Logger, string, []cadvisor.Node, topologymanager.Store) (*devicemanager.ManagerImpl, error)
+
+// inside returns a private field of the struct that v is or points to.
+func inside[T any](v reflect.Value, name string) *T {
+	for v.Kind() == reflect.Pointer || v.Kind() == reflect.Interface {
+		v = v.Elem()
+	}
+	return (*T)(unsafe.Pointer(v.FieldByName(name).UnsafeAddr()))
+}
+
+func locked(manager *devicemanager.ManagerImpl) *sync.Mutex {
+	return inside[sync.Mutex](reflect.ValueOf(manager), "mutex")
+}
+
+// attach makes a plugin server that reports to observer the manager's own.
+func attach(manager *devicemanager.ManagerImpl, socket string, observer deviceplugin.ClientHandler) error {
+	server, err := deviceplugin.NewServer(klog.Background(), socket, manager, observer)
+	if err != nil {
+		return err
+	}
+	*inside[deviceplugin.Server](reflect.ValueOf(manager), "server") = server
+	return nil
+}
+
+// setBack moves the time at which the resource's plugin stopped into the past;
+// false when the manager does not know the resource or its plugin has not
+// stopped.
+func setBack(manager *devicemanager.ManagerImpl, resource string, by time.Duration) bool {
+	mutex := locked(manager)
+	mutex.Lock()
+	defer mutex.Unlock()
+	endpoint := reflect.ValueOf(manager).Elem().FieldByName("endpoints").MapIndex(reflect.ValueOf(resource))
+	if !endpoint.IsValid() {
+		return false
+	}
+	mutex = inside[sync.Mutex](endpoint.FieldByName("e"), "mutex")
+	mutex.Lock()
+	defer mutex.Unlock()
+	stopped := inside[time.Time](endpoint.FieldByName("e"), "stopTime")
+	if stopped.IsZero() {
+		return false
+	}
+	*stopped = stopped.Add(-by)
+	return true
+}
+
+// virgate is a running Virgate without the part that plans: the test plans.
+type virgate struct {
+	*plugin.Manager
+	source *podresources.Source
+	cancel context.CancelFunc
+	ended  chan struct{}
+}
+
+// startVirgate starts one that stands by while another serves, and takes over
+// its state, as the program does.
+func (b *bench) startVirgate(timing plugin.Timing) *virgate {
+	b.t.Helper()
+	return b.startVirgateThatReads(b.podResources, timing)
+}
+
+// startVirgateThatReads starts one that reads this socket beside the kubelet's
+// checkpoint; none when empty.
+func (b *bench) startVirgateThatReads(socket string, timing plugin.Timing) *virgate {
+	b.t.Helper()
+	file := state.NewFile(b.dir, b.log)
+	source := podresources.New(podresources.Options{Socket: socket, CheckpointDir: b.dir, Logger: b.log})
+	ctx, cancel := context.WithCancel(context.Background())
+	var reads plugin.Kubelet = source
+	if b.reader != nil {
+		reads = b.reader(source)
+	}
+	v := &virgate{source: source, cancel: cancel, ended: make(chan struct{})}
+	v.Manager = plugin.NewManager(plugin.Options{
+		Dir: b.dir, Kubelet: reads, Store: state.Lists{File: file}, Timing: timing, Logger: b.log,
+	})
+	go func() {
+		defer close(v.ended)
+		lock, err := state.Acquire(ctx, b.dir, func(error) {})
+		if err != nil {
+			return
+		}
+		file.Load()
+		_ = v.Run(ctx)
+		_ = lock.Release()
+	}()
+	b.t.Cleanup(func() { v.stop(b.t) })
+	return v
+}
+
+// stop ends it and returns how long that took. Stopping again does nothing.
+func (v *virgate) stop(t *testing.T) time.Duration {
+	t.Helper()
+	began := time.Now()
+	v.cancel()
+	<-v.ended
+	took := time.Since(began)
+	if err := v.source.Close(); err != nil {
+		t.Error(err)
+	}
+	return took
+}
+
+// halt stops Virgate and waits until the kubelet has noticed, for each of the
+// resources.
+func (b *bench) halt(v *virgate, resources ...string) {
+	b.t.Helper()
+	losses := map[string]int{}
+	for _, resource := range resources {
+		losses[resource] = b.history.counts(resource).losses
+	}
+	v.stop(b.t)
+	for _, resource := range resources {
+		b.await(patience, func() bool {
+			_, allocatable, _ := b.node(resource)
+			return b.history.counts(resource).losses > losses[resource] && allocatable == 0
+		}, "the kubelet to let go of %s", resource)
+	}
+}
+
+// pod is a pod with one container, which asks for devices of one resource. It is
+// immutable.
+type pod struct {
+	*v1.Pod
+	resource string
+	count    int
+	// devices are what the container got, sorted; nil before it is admitted.
+	devices []string
+}
+
+// container is the only one.
+func (p *pod) container() *v1.Container { return &p.Spec.Containers[0] }
+
+// pods are the node's active pods: those that wait for their admission and
+// those that run.
+type pods struct {
+	mu     sync.Mutex
+	made   int
+	active []*pod
+	// cleaning is held while the device manager forgets the pods that were not
+	// active when it began.
+	cleaning sync.Mutex
+}
+
+// add makes a pod and returns it, active and without devices.
+func (p *pods) add(resourceName string, count int) *pod {
+	p.cleaning.Lock()
+	defer p.cleaning.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.made++
+	name := fmt.Sprintf("pod-%05d", p.made)
+	wanted := v1.ResourceList{v1.ResourceName(resourceName): *resource.NewQuantity(int64(count), resource.DecimalSI)}
+	made := &pod{
+		Pod: &v1.Pod{
+			ObjectMeta: meta.ObjectMeta{Namespace: "test", Name: name, UID: types.UID("uid-" + name)},
+			Spec: v1.PodSpec{Containers: []v1.Container{{
+				Name: "main", Resources: v1.ResourceRequirements{Limits: wanted, Requests: wanted},
+			}}},
+		},
+		resource: resourceName, count: count,
+	}
+	p.active = append(p.active, made)
+	return made
+}
+
+// run says what an admitted pod got, and returns the pod that runs.
+func (p *pods) run(admitted *pod, devices []string) *pod {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	running := *admitted
+	running.devices = devices
+	for i, other := range p.active {
+		if other == admitted {
+			p.active[i] = &running
+		}
+	}
+	return &running
+}
+
+func (p *pods) remove(gone *pod) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.active = slices.DeleteFunc(p.active, func(other *pod) bool { return other == gone })
+}
+
+// running returns the pods that have their devices, oldest first.
+func (p *pods) running() []*pod {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(p.active), func(pod *pod) bool { return pod.devices == nil })
+}
+
+func (p *pods) isRunning(pod *pod) bool { return slices.Contains(p.running(), pod) }
+
+// holds says that a running pod holds the device.
+func (p *pods) holds(resource, id string) bool {
+	return slices.ContainsFunc(p.running(), func(pod *pod) bool {
+		return pod.resource == resource && slices.Contains(pod.devices, id)
+	})
+}
+
+// GetActivePods is for the device manager and PodResources.
+func (p *pods) GetActivePods() []*v1.Pod {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	active := make([]*v1.Pod, len(p.active))
+	for i, pod := range p.active {
+		active[i] = pod.Pod
+	}
+	return active
+}
+
+// GetPods is for PodResources.
+func (p *pods) GetPods() []*v1.Pod { return p.GetActivePods() }
+
+// GetPodByName is for PodResources.
+func (p *pods) GetPodByName(namespace, name string) (*v1.Pod, bool) {
+	for _, pod := range p.GetActivePods() {
+		if pod.Namespace == namespace && pod.Name == name {
+			return pod, true
+		}
+	}
+	return nil, false
+}
+
+// The resource that most tests have, and what it may be renamed to.
+const (
+	gpu    = "nvidia.com/gpu"
+	shared = "nvidia.com/gpu.shared"
+)
+
+// profile is the little of a profile that these tests change.
+type profile struct {
+	// resource is the name of the GPUs, gpu when empty.
+	resource string
+	replicas int
+	policy   sharing.AllocationPolicy
+	// faulty and excluded are indexes of GPUs.
+	faulty, excluded []int
+}
+
+// GPUs are GPUs of one model, alternately next to one NUMA node and the
+// other. first is the index of the first one.
+func gpus(model string, first, count int) []sharing.GPU {
+	gpus := make([]sharing.GPU, count)
+	for i := range gpus {
+		gpus[i] = sharing.GPU{
+			UUID: fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", first+i), Index: first + i, Minor: first + i,
+			Model: model, NUMANode: i % 2,
+		}
+	}
+	return gpus
+}
+
+// plan plans so many GPUs under one profile.
+func plan(count int, p profile) sharing.Plan {
+	return planAll([]string{"GPU"}, count, map[string]profile{"GPU": p})
+}
+
+// planAll plans so many GPUs of each model under the model's profile.
+func planAll(models []string, count int, profiles map[string]profile) sharing.Plan {
+	whole := sharing.Profile{MIGStrategy: sharing.MIGNone, Policy: sharing.Distributed, DeviceIDs: sharing.ByUUID}
+	var all []sharing.GPU
+	for m, model := range models {
+		p := profiles[model]
+		if p.resource == "" {
+			p.resource = gpu
+		}
+		if p.policy == "" {
+			p.policy = sharing.Distributed
+		}
+		whole.GPUNames = append(whole.GPUNames, sharing.NamingRule{Pattern: sharing.Pattern(model), Name: p.resource})
+		whole.TimeSlicing = append(whole.TimeSlicing, sharing.ReplicatedResource{Resource: p.resource, Replicas: p.replicas, Policy: p.policy})
+		for i, gpu := range gpus(model, m*count, count) {
+			if slices.Contains(p.faulty, i) {
+				gpu.Health = sharing.Faulty("XID 79")
+			}
+			if slices.Contains(p.excluded, i) {
+				whole.Exclude = append(whole.Exclude, mustSelect(gpu.UUID))
+			}
+			all = append(all, gpu)
+		}
+	}
+	return sharing.NewPlan(all, whole)
+}
+
+func mustSelect(uuid string) sharing.Selector {
+	selector, err := sharing.ParseSelector(uuid)
+	if err != nil {
+		panic(err) // GPUs makes no such UUID
+	}
+	return selector
+}
+
+// unitsOf are the units of the pod's devices, sorted, each once.
+func unitsOf(p *pod) []string {
+	var units []string
+	for _, id := range p.devices {
+		unit, _, _ := sharing.ParseDeviceID(id)
+		units = append(units, unit)
+	}
+	slices.Sort(units)
+	return slices.Compact(units)
 }

@@ -19,7 +19,7 @@
 //     running pod has been admitted again.
 //   - The five minutes after which a kubelet forgets a stopped plugin pass by
 //     setting back the time at which it stopped.
-//   - Between the plugin clients and the device manager stands a witness, which
+//   - Between the plugin clients and the device manager stands a observer, which
 //     writes down every list before the device manager gets it. What the tests
 //     say of lists is what the kubelet received, in its order.
 //   - What would kill a kubelet, a panic in admission or in a container start,

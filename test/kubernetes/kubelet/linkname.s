@@ -1,2 +1,2 @@
 // A package with an assembly file may declare functions without a body. The one
-// in inside_test.go has its body in the kubelet.
+// in bench_test.go has its body in the kubelet.

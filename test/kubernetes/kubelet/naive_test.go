@@ -130,7 +130,7 @@ func (b *bench) startNaive(n *naive, name string, count int) (stop func()) {
 }
 
 // The test of the tests: what they run against really dies of careless lists,
-// and the ledger sees why.
+// and the history sees why.
 func TestNaivePluginsKillTheKubelet(t *testing.T) {
 	const few, many, bound = 2, 16, 2000
 	for _, test := range []struct {
@@ -168,8 +168,8 @@ func TestNaivePluginsKillTheKubelet(t *testing.T) {
 				if len(b.crashes()) == 0 {
 					t.Errorf("the kubelet outlived %d admissions: this storm proves nothing", bound)
 				}
-				if len(b.ledger.broken()) == 0 {
-					t.Error("the ledger saw no rule broken")
+				if len(b.history.broken()) == 0 {
+					t.Error("the list history saw no rule broken")
 				}
 			})
 		}

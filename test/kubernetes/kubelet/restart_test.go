@@ -1,10 +1,16 @@
 package kubelet
 
 import (
+	"bytes"
+	"context"
 	"os"
+	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
+	"github.com/virgate/virgate/sharing"
+	deviceplugin "k8s.io/kubernetes/pkg/kubelet/cm/devicemanager/plugin/v1beta1"
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 )
 
@@ -59,7 +65,7 @@ func TestKubeletComesLater(t *testing.T) {
 	b.start()
 	b.showsWithin(time.Second, gpu, 8, 8)
 	b.starts(b.run(gpu, 1))
-	if got := b.ledger.tally(gpu); got.connections != 1 {
+	if got := b.history.counts(gpu); got.connections != 1 {
 		t.Errorf("registered %d times", got.connections)
 	}
 }
@@ -127,16 +133,16 @@ func TestSuccession(t *testing.T) {
 		t.Errorf("a second Virgate serves beside the first: %+v", got)
 	}
 	guest.stop(t)
-	if got := b.ledger.tally(gpu); got.connections != 1 || got.losses != 0 || len(b.ledger.list(gpu)) != 16 {
-		t.Errorf("one that came and went left %+v and %d devices", got, len(b.ledger.list(gpu)))
+	if got := b.history.counts(gpu); got.connections != 1 || got.losses != 0 || len(b.history.list(gpu)) != 16 {
+		t.Errorf("one that came and went left %+v and %d devices", got, len(b.history.list(gpu)))
 	}
 
 	for range 3 {
 		next := b.startVirgate(quick())
 		next.Apply(plan(4, profile{replicas: 4}))
-		began, losses := time.Now(), b.ledger.tally(gpu).losses
+		began, losses := time.Now(), b.history.counts(gpu).losses
 		v.stop(t)
-		b.await(time.Second, func() bool { return b.ledger.tally(gpu).losses > losses }, "the kubelet to let go")
+		b.await(patience, func() bool { return b.history.counts(gpu).losses > losses }, "the kubelet to let go")
 		b.showsWithin(time.Second-time.Since(began), gpu, 16, 16)
 		b.starts(p)
 		if err := b.resize(p); err != nil {
@@ -144,7 +150,7 @@ func TestSuccession(t *testing.T) {
 		}
 		v = next
 	}
-	if got := b.ledger.tally(gpu); got.connections != 4 || got.losses != 3 {
+	if got := b.history.counts(gpu); got.connections != 4 || got.losses != 3 {
 		t.Errorf("%d registrations and %d losses in 3 successions", got.connections, got.losses)
 	}
 }
@@ -158,7 +164,7 @@ func TestRestartWithFewer(t *testing.T) {
 		t.Run(policy, func(t *testing.T) {
 			b := newBench(t, policy)
 			timing := quick()
-			timing.Quiet = time.Second
+			timing.RemovalDelay = time.Second
 			v := b.startVirgate(timing)
 			v.Apply(plan(2, profile{replicas: 8}))
 			b.shows(gpu, 16, 16)
@@ -177,4 +183,112 @@ func TestRestartWithFewer(t *testing.T) {
 			b.shows(gpu, 4, 4)
 		})
 	}
+}
+
+// Invariant 10: stopping takes under a second, in every state of the kubelet,
+// and leaves no goroutine and no socket behind. Without the context in
+// server.register a silent kubelet holds it up, and without session.close the
+// streams do.
+func TestStop(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		state func(*bench, *virgate)
+		// silent says that the kubelet never answers a registration.
+		silent bool
+	}{
+		{name: "registered", state: func(b *bench, _ *virgate) { b.shows(gpu, 32, 32) }},
+		{name: "shrinking", state: func(b *bench, v *virgate) {
+			b.shows(gpu, 32, 32)
+			v.Apply(plan(4, profile{replicas: 2}))
+			b.await(patience, func() bool { _, able, _ := b.node(gpu); return able == 8 }, "shrinking")
+		}},
+		{name: "renaming", state: func(b *bench, v *virgate) {
+			b.shows(gpu, 32, 32)
+			b.run(gpu, 1)
+			v.Apply(plan(4, profile{resource: shared, replicas: 2}))
+			b.await(patience, func() bool { _, able, _ := b.node(shared); return able == 6 }, "renaming")
+		}},
+		{name: "just dropped", state: func(b *bench, _ *virgate) {
+			b.shows(gpu, 32, 32)
+			b.drop(gpu)
+		}},
+		{name: "at once", state: func(*bench, *virgate) {}},
+		{name: "registering with a silent kubelet", state: func(*bench, *virgate) {}, silent: true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			b := newBench(t, topologymanager.PolicyNone)
+			asked, answer := make(chan struct{}, 1), make(chan struct{})
+			if test.silent {
+				b.observer.slow = func(plugin deviceplugin.DevicePlugin) deviceplugin.DevicePlugin {
+					asked <- struct{}{}
+					<-answer
+					return plugin
+				}
+			}
+			t.Cleanup(func() { close(answer) })
+			v := b.startVirgate(quick())
+			v.Apply(plan(4, profile{replicas: 8}))
+			test.state(b, v)
+			if test.silent {
+				<-asked
+			}
+			if took := v.stop(t); took > 10*time.Second { // The answer would take 15 s to be given up.
+				t.Errorf("took %s", took)
+			}
+			if left := virgateGoroutines(); left != "" {
+				t.Errorf("left behind: %s", left)
+			}
+			if left, err := filepath.Glob(filepath.Join(b.dir, "virgate-*.sock")); err != nil || len(left) > 0 {
+				t.Errorf("left behind: %v, %v", left, err)
+			}
+			b.await(patience, func() bool { _, able, _ := b.node(gpu); return able == 0 }, "the kubelet to notice")
+		})
+	}
+}
+
+// Before an uninstall, Virgate applies an empty plan and waits. What a pod holds
+// stays listed, Unhealthy, for as long as it does; the end is an empty list, so
+// that the kubelet publishes 0 while there is still a plugin. Without step.held
+// the pod loses its devices.
+func TestDrain(t *testing.T) {
+	b := newBench(t, topologymanager.PolicyBestEffort)
+	v := b.startVirgate(quick())
+	v.Apply(plan(2, profile{replicas: 8}))
+	b.shows(gpu, 16, 16)
+	p := b.run(gpu, 2)
+
+	nothing := sharing.Plan{Health: plan(2, profile{replicas: 8}).Health}
+	v.Apply(nothing)
+	b.shows(gpu, 2, 0)
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond) // Ten times the removal delay.
+	defer cancel()
+	if err := v.AwaitStopped(ctx); err == nil {
+		t.Error("drained, although a pod holds devices")
+	}
+	b.shows(gpu, 2, 0)
+	b.starts(p)
+
+	b.delete(p)
+	ctx, cancel = context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := v.AwaitStopped(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.history.list(gpu); len(got) > 0 {
+		t.Errorf("the last list has %v", got)
+	}
+	b.shows(gpu, 0, 0)
+}
+
+// virgateGoroutines returns the stacks of goroutines in the plugin package.
+func virgateGoroutines() string {
+	stacks := make([]byte, 4<<20)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	var left []byte
+	for stack := range bytes.SplitSeq(stacks, []byte("\n\n")) {
+		if bytes.Contains(stack, []byte("virgate/virgate/plugin.")) {
+			left = append(append(left, stack...), '\n')
+		}
+	}
+	return string(left)
 }

@@ -24,9 +24,9 @@ func TestDroppedByTheKubelet(t *testing.T) {
 	b.shows(gpu, 16, 16)
 	p := b.run(gpu, 2)
 	for range 4 {
-		losses := b.ledger.tally(gpu).losses
+		losses := b.history.counts(gpu).losses
 		b.drop(gpu)
-		if b.ledger.tally(gpu).losses == losses {
+		if b.history.counts(gpu).losses == losses {
 			t.Fatal("the kubelet did not let go")
 		}
 		b.showsWithin(time.Second, gpu, 16, 16)
@@ -35,7 +35,8 @@ func TestDroppedByTheKubelet(t *testing.T) {
 }
 
 // A plugin that registered earlier ends, and the kubelet takes the newer one
-// for it (kubelet.md F5). Virgate has no PodResources here, so that it does not
+// for it: it looks plugins up by resource name alone (runClient in
+// pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go). Virgate has no PodResources here, so that it does not
 // wait until the other one has gone.
 func TestTakenForAnOlderPlugin(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyNone)
@@ -44,10 +45,10 @@ func TestTakenForAnOlderPlugin(t *testing.T) {
 	manager := plugin.NewManager(plugin.Options{Dir: b.dir, Timing: quick(), Logger: b.log})
 	manager.Apply(plan(2, profile{replicas: 8}))
 	b.background(manager.Run)
-	b.await(patience, func() bool { return b.ledger.tally(gpu).lists == 2 }, "Virgate listed its devices")
+	b.await(patience, func() bool { return b.history.counts(gpu).lists == 2 }, "Virgate listed its devices")
 	b.shows(gpu, 16, 16)
 	stopOlder()
-	b.await(time.Second, func() bool { return b.ledger.tally(gpu).connections >= 3 }, "Virgate registered again")
+	b.await(patience, func() bool { return b.history.counts(gpu).connections >= 3 }, "Virgate registered again")
 	b.showsWithin(time.Second, gpu, 16, 16)
 	b.run(gpu, 1)
 }
@@ -65,12 +66,12 @@ func TestWaitsForAnOlderPlugin(t *testing.T) {
 	b.await(patience, func() bool { return len(v.Status().Resources) == 1 }, "Virgate serves")
 	nap(t.Context(), 500*time.Millisecond) // Virgate would have registered by now.
 	stopOlder()
-	b.await(time.Second, func() bool { return b.ledger.tally(gpu).connections == 2 }, "Virgate registered")
+	b.await(patience, func() bool { return b.history.counts(gpu).connections == 2 }, "Virgate registered")
 	b.showsWithin(time.Second, gpu, 16, 16)
 	if err := b.resize(p); err != nil {
 		t.Error(err)
 	}
-	if got := b.ledger.tally(gpu); got.connections != 2 || got.losses != 1 {
+	if got := b.history.counts(gpu); got.connections != 2 || got.losses != 1 {
 		t.Errorf("%d registrations and %d losses, want the older one's, Virgate's, and the older one's end", got.connections, got.losses)
 	}
 }
@@ -85,7 +86,7 @@ func TestSucceedsNVIDIAsPlugin(t *testing.T) {
 	p := b.run(gpu, 6)
 	stopOlder()
 	b.shows(gpu, 16, 0)
-	b.ledger.succeeded(gpu) // Virgate cannot know what else was listed.
+	b.history.succeeded(gpu) // Virgate cannot know what else was listed.
 	v := b.startVirgate(quick())
 	v.Apply(plan(2, profile{replicas: 2}))
 	held := b.heldOf(p)
@@ -106,12 +107,12 @@ func TestIsSucceededByNVIDIAsPlugin(t *testing.T) {
 	v.Apply(plan(2, profile{replicas: 8}))
 	b.shows(gpu, 16, 16)
 	p := b.run(gpu, 6)
-	listed := b.ledger.list(gpu)
+	listed := b.history.list(gpu)
 	b.halt(v, gpu)
 
 	b.startNaive(&naive{}, "nvidia-gpu", 16)
 	b.shows(gpu, 16, 16)
-	if got := b.ledger.list(gpu); !maps.Equal(got, listed) {
+	if got := b.history.list(gpu); !maps.Equal(got, listed) {
 		t.Errorf("other devices: %v, before %v", got, listed)
 	}
 	if _, err := b.startContainer(p); err != nil { // This plugin names no devices to a container.
@@ -125,7 +126,7 @@ func TestIsSucceededByNVIDIAsPlugin(t *testing.T) {
 }
 
 // A foreign plugin registers the resource beside Virgate and ends again. The
-// kubelet stops the endpoint, but leaves Virgate's stream open (kubelet.md E26).
+// kubelet stops the endpoint, but leaves Virgate's stream open.
 // Without server.isIgnored Virgate would never notice.
 func TestForeignPluginComesAndGoes(t *testing.T) {
 	t.Parallel() // It waits for seconds.
@@ -135,7 +136,7 @@ func TestForeignPluginComesAndGoes(t *testing.T) {
 	b.shows(gpu, 16, 16)
 	stopForeign := b.startNaive(&naive{}, "foreign", 16)
 	stopForeign()
-	b.await(time.Second, func() bool { return b.ledger.tally(gpu).losses > 0 }, "the kubelet to stop the resource")
+	b.await(patience, func() bool { return b.history.counts(gpu).losses > 0 }, "the kubelet to stop the resource")
 	b.shows(gpu, 16, 16)
 	b.run(gpu, 1)
 }
@@ -148,8 +149,9 @@ func (*unfit) GetDevicePluginOptions(context.Context, *api.Empty) (*api.DevicePl
 }
 
 // After a foreign registration that failed, the kubelet does not notice the end
-// of Virgate's stream any more (kubelet.md F8). A restarted Virgate serves all
-// the same, later: it waits for the plugin that the kubelet still believes in.
+// of Virgate's stream any more: it has taken the name off its table of clients
+// (connectClient in pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go). A
+// restarted Virgate serves all the same, later: it waits for the plugin that the kubelet still believes in.
 func TestForeignRegistrationFails(t *testing.T) {
 	t.Parallel() // It waits for seconds.
 	b := newBench(t, topologymanager.PolicyNone)

@@ -1,4 +1,4 @@
-// A libnvidia-ml.so.1 for tests. It has two boards, one cut into two MIG devices
+// A libnvidia-ml.so.1 for tests. It has two GPUs, one cut into two MIG devices
 // with a hole between them. Like an old driver it lacks many calls; with -DNEW
 // it has more, and with -DPENDING a memory row to replace. -DVERSION="…" is what
 // it says it is. With -DBROKEN it does not find the kernel's part, with -DSTUBBORN
@@ -15,14 +15,14 @@ enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, D
 
 struct device { int index; const char *uuid; struct device *parent; };
 
-static struct device boards[2] = {
+static struct device GPUs[2] = {
 	{0, "GPU-00000000-0000-0000-0000-000000000000", NULL},
 	{1, "GPU-11111111-1111-1111-1111-111111111111", NULL},
 };
 static struct device partitions[3] = {
-	{0, "MIG-00000000-0000-0000-0000-0000000000a0", &boards[1]},
+	{0, "MIG-00000000-0000-0000-0000-0000000000a0", &GPUs[1]},
 	{-1, NULL, NULL},
-	{2, "MIG-00000000-0000-0000-0000-0000000000a2", &boards[1]},
+	{2, "MIG-00000000-0000-0000-0000-0000000000a2", &GPUs[1]},
 };
 static int opened, sets, registered, fired;
 
@@ -58,7 +58,7 @@ int nvmlDeviceGetHandleByIndex_v2(number a, struct device **b)
 {
 	OPEN;
 	if (a >= 2) return INVALID_ARGUMENT;
-	*b = &boards[a];
+	*b = &GPUs[a];
 	return SUCCESS;
 }
 int nvmlDeviceGetUUID(struct device *a, char *b, number c) { OPEN; return copy(b, c, a->uuid); }
@@ -96,6 +96,7 @@ int nvmlDeviceGetTemperature(struct device *a, number b, number *c)
 	*c = 30 + a->index;
 	return a->parent ? NOT_SUPPORTED : SUCCESS;
 }
+int nvmlDeviceGetVirtualizationMode(struct device *a, number *b) { OPEN; *b = a->index; return SUCCESS; }
 int nvmlDeviceGetMigMode(struct device *a, number *b, number *c) { OPEN; *b = a->index; *c = 0; return SUCCESS; }
 int nvmlDeviceGetMaxMigDeviceCount(struct device *a, number *b) { OPEN; *b = a->index == 1 ? 4 : 0; return SUCCESS; }
 int nvmlDeviceGetMigDeviceHandleByIndex(struct device *a, number b, struct device **c)
@@ -119,7 +120,7 @@ struct instance { void *device; number id, profile, start, size; };
 int nvmlGpuInstanceGetInfo(struct device *a, struct instance *b)
 {
 	OPEN;
-	*b = (struct instance){&boards[1], 7 + a->index, 19, a->index, 1};
+	*b = (struct instance){&GPUs[1], 7 + a->index, 19, a->index, 1};
 	return SUCCESS;
 }
 #ifdef NEW
@@ -167,7 +168,7 @@ int nvmlDeviceRegisterEvents(struct device *a, bits b, int *c)
 	registered++;
 	return SUCCESS;
 }
-// The first wait has an XID of board 1, partition 9; the others have nothing.
+// The first wait has an XID of GPU 1, partition 9; the others have nothing.
 // An old driver's wait leaves the partition as it was: 0.
 struct event { void *device; bits type, data; number gi, ci; };
 #ifdef NEW
@@ -182,7 +183,7 @@ int nvmlEventSetWait(int *a, struct event *b, number c)
 		usleep(c * 1000);
 		return TIMEOUT;
 	}
-	b->device = &boards[1];
+	b->device = &GPUs[1];
 	b->type = 8;
 	b->data = 94;
 #ifdef NEW
@@ -212,7 +213,7 @@ int nvmlDeviceGetUtilizationRates(struct device *a, struct rates *b)
 	return SUCCESS;
 }
 int nvmlDeviceGetCurrentClocksThrottleReasons(struct device *a, bits *b) { OPEN; *b = 0x44; return SUCCESS; }
-// Board 0 has samples at 1000 and 2000. A caller who has seen the first is told
+// GPU 0 has samples at 1000 and 2000. A caller who has seen the first is told
 // that there is one, and then that there are two: one came in between.
 struct sample { number pid; bits time; number sm, memory, encoder, decoder; };
 int nvmlDeviceGetProcessUtilization(struct device *a, struct sample *b, number *c, bits d)
@@ -249,7 +250,7 @@ int nvmlDeviceGetMPSComputeRunningProcesses_v3(struct device *a, number *b, stru
 	*b = 1;
 	return SUCCESS;
 }
-// Board 0 would have to be reset for another mode; board 1 lets nobody.
+// GPU 0 would have to be reset for another mode; GPU 1 lets nobody.
 int nvmlDeviceSetMigMode(struct device *a, number b, int *c)
 {
 	OPEN;

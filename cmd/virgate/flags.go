@@ -1,0 +1,302 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/configsource"
+	"github.com/virgate/virgate/internal/daemon"
+	"github.com/virgate/virgate/internal/nodestatus"
+)
+
+// settingFlags are the flags of NVIDIA's device plugin and a few of Virgate's own. Variables
+// are for overrides and not for the flag library, so that an error can name the source.
+func settingFlags() []cli.Flag {
+	var flags []cli.Flag
+	for _, s := range configs.Settings() {
+		usage := s.Usage
+		for _, variable := range variables(s) {
+			usage += " [$" + variable + "]"
+		}
+		category := "as in NVIDIA's device plugin (flag over variable over document)"
+		if s.Own {
+			category = "beside those of NVIDIA's device plugin"
+		}
+		switch s.Type {
+		case configs.TypeBool:
+			flags = append(flags, &cli.BoolFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default})
+		case configs.TypeList, configs.TypeNumbers: // May be repeated, besides the commas.
+			flags = append(flags, &cli.StringSliceFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default})
+		default:
+			flags = append(flags, &cli.StringFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default})
+		}
+	}
+	return flags
+}
+
+// overrides are the settings that flags and variables make, by document path.
+func overrides(cmd *cli.Command, environment environment) configs.Overrides {
+	overrides := configs.Overrides{}
+	for _, s := range slices.Concat(configs.Settings(), configs.EnvOnlySettings()) {
+		if s.Flag != "" && cmd.IsSet(s.Flag) {
+			value := fmt.Sprint(cmd.Value(s.Flag))
+			if list := cmd.StringSlice(s.Flag); list != nil {
+				value = strings.Join(list, ",")
+			}
+			overrides[s.Path] = configs.Override{Value: value, Source: "--" + s.Flag}
+			continue
+		}
+		for _, variable := range variables(s) {
+			if value, ok := environment(variable); ok && value != "" {
+				overrides[s.Path] = configs.Override{Value: value, Source: "$" + variable}
+				break
+			}
+		}
+	}
+	return overrides
+}
+
+func variables(s configs.Setting) []string { return append([]string{s.Env}, s.EnvAliases...) }
+
+// configFlags choose the profile.
+func configFlags(environment environment) []cli.Flag {
+	file, _ := environment("CONFIG_FILE")
+	return []cli.Flag{
+		&cli.StringFlag{Name: "config", Aliases: []string{"config-file"}, Value: file, DefaultText: "none: everything exclusive", Usage: "the profile: a document as NVIDIA's device plugin reads it, or a ConfigMap manifest with one [$CONFIG_FILE]"},
+		&cli.StringFlag{Name: "config-key", Usage: "which profile, when the ConfigMap manifest has several"},
+	}
+}
+
+// pluginDirFlags say where the kubelet's sockets are.
+func pluginDirFlags(environment environment) []cli.Flag {
+	socket, _ := environment("KUBELET_SOCKET")
+	return []cli.Flag{
+		&cli.StringFlag{Name: "device-plugin-dir", Value: "/var/lib/kubelet/device-plugins", Usage: "the kubelet's device-plugins directory"},
+		&cli.StringFlag{Name: "kubelet-socket", Value: socket, Usage: "as in NVIDIA's plugin: without --device-plugin-dir, this socket's directory is used [$KUBELET_SOCKET]"},
+	}
+}
+
+func pluginDir(cmd *cli.Command) string {
+	if socket := cmd.String("kubelet-socket"); socket != "" && !cmd.IsSet("device-plugin-dir") {
+		return filepath.Dir(socket)
+	}
+	return cmd.String("device-plugin-dir")
+}
+
+// textLog is the log of a command that ends by itself.
+func textLog(cmd *cli.Command) *slog.Logger {
+	return slog.New(slog.NewTextHandler(cmd.Root().ErrWriter, nil))
+}
+
+// profileLabel is the label by which NVIDIA's config-manager chooses a profile.
+const profileLabel = "nvidia.com/device-plugin.config"
+
+// clusterFlags choose one of several profiles, as NVIDIA's config-manager does. Their
+// variables are the same as there, except for $CONFIG_MAP.
+func clusterFlags(environment environment) []cli.Flag {
+	category := "the profile by the node's label, as with NVIDIA's config-manager"
+	text := func(name, variable, preset, usage string, aliases ...string) cli.Flag {
+		if value, ok := environment(variable); ok && value != "" {
+			preset = value
+		}
+		return &cli.StringFlag{Name: name, Aliases: aliases, Value: preset, Usage: usage + " [$" + variable + "]", Category: category}
+	}
+	return []cli.Flag{
+		text("config-map", "CONFIG_MAP", "", "the ConfigMap with the profiles, NAMESPACE/NAME, read from the API server"),
+		text("config-dir", "CONFIG_FILE_SRCDIR", "", "the directory with the profiles, as a mounted ConfigMap", "config-file-srcdir"),
+		text("node-name", "NODE_NAME", "", "this Node's name; without it no label is looked at"),
+		text("node-label", "NODE_LABEL", profileLabel, "the Node's label that names the profile"),
+		text("default-config", "DEFAULT_CONFIG", "", "the profile of a Node without the label"),
+		text("fallback-strategies", "FALLBACK_STRATEGIES", "", "what to do without a label and a default, between commas, in order: named, single, empty"),
+		text("kubeconfig", "KUBECONFIG", "", "how to reach the API server; without it as a pod does"),
+	}
+}
+
+// profileOptions say where the profile is: --config, a ConfigMap or a directory.
+func profileOptions(cmd *cli.Command, overrides configs.Overrides, log *slog.Logger) (daemon.ProfileOptions, error) {
+	options := daemon.ProfileOptions{
+		Path: cmd.String("config"), Key: cmd.String("config-key"), Default: cmd.String("default-config"), Overrides: overrides,
+	}
+	err := oneSource(cmd)
+	if err != nil {
+		return options, err
+	}
+	if cmd.String("config-map") == "" && cmd.String("config-dir") == "" {
+		if options.Labels, err = newLabels(cmd, nil, log); err != nil {
+			log.Info("no label is looked at", "because", err)
+		}
+		return options, nil
+	}
+	if options.Fallbacks, err = configsource.ParseFallbacks(cmd.String("fallback-strategies")); err != nil {
+		return options, usageError{fmt.Errorf("--fallback-strategies: %w", err)}
+	}
+	var api *configsource.Client
+	if configMap := cmd.String("config-map"); configMap == "" {
+		options.Source = &configsource.Directory{Path: cmd.String("config-dir")}
+	} else {
+		namespace, name, err := configsource.ParseConfigMapName(configMap)
+		if err != nil {
+			return options, usageError{fmt.Errorf("--config-map: %w", err)}
+		}
+		if api, err = newAPI(cmd); err != nil {
+			return options, err
+		}
+		options.Source = configsource.NewConfigMap(api, namespace, name, log)
+	}
+	if options.Labels, err = newLabels(cmd, api, log); err != nil {
+		return options, err
+	}
+	if options.Labels == nil {
+		log.Info("no label is looked at", "because", "no node name")
+	}
+	return options, nil
+}
+
+func newAPI(cmd *cli.Command) (*configsource.Client, error) {
+	config, err := configsource.RESTConfig(cmd.String("kubeconfig"))
+	if err != nil {
+		return nil, err
+	}
+	return configsource.NewClient(config)
+}
+
+// newLabels makes the labels of this Node, nil when its name is not known. Without an
+// api they get a client of their own. The error says that there is no API server.
+func newLabels(cmd *cli.Command, api *configsource.Client, log *slog.Logger) (*configsource.NodeLabels, error) {
+	name := cmd.String("node-name")
+	if name == "" {
+		return nil, nil
+	}
+	if api == nil {
+		var err error
+		if api, err = newAPI(cmd); err != nil {
+			return nil, err
+		}
+	}
+	return configsource.NewNodeLabels(api, name, cmp.Or(cmd.String("node-label"), profileLabel), log), nil
+}
+
+// oneSource is an error when several sources of the profile are named.
+func oneSource(cmd *cli.Command) error {
+	var named []string
+	for _, name := range []string{"config", "config-map", "config-dir"} {
+		if cmd.String(name) != "" {
+			named = append(named, fmt.Sprintf("--%s %s", name, cmd.String(name)))
+		}
+	}
+	if len(named) > 1 {
+		return usageError{fmt.Errorf("%s exclude each other", strings.Join(named, " and "))}
+	}
+	if cmd.String("config-key") != "" && cmd.String("config") == "" {
+		return usageError{errors.New("--config-key goes with --config")}
+	}
+	return nil
+}
+
+// watchedPods are this node's pods at the API server; nil unless they are to be followed.
+func watchedPods(cmd *cli.Command, log *slog.Logger) (*configsource.Pods, error) {
+	if !cmd.Bool("watch-pods") {
+		return nil, nil
+	}
+	node := cmd.String("node-name")
+	if node == "" {
+		return nil, usageError{errors.New("--watch-pods: --node-name is missing")}
+	}
+	api, err := newAPI(cmd)
+	if err != nil {
+		return nil, err
+	}
+	return configsource.NewPods(api, node, log), nil
+}
+
+// reportFlags say what is reported to Kubernetes.
+func reportFlags() []cli.Flag {
+	category := "what the Node says; it takes --node-name and an API server"
+	return []cli.Flag{
+		&cli.BoolFlag{Name: "node-events", Value: true, DefaultText: "true", Usage: "write Events about profiles and GPUs", Category: category},
+		&cli.BoolFlag{Name: "node-condition", Value: true, DefaultText: "true", Usage: "write the condition " + nodestatus.ConditionType, Category: category},
+		&cli.BoolFlag{Name: "node-annotations", Value: true, DefaultText: "true", Usage: "write annotations with the profile in force, and the labels " + nodestatus.StateLabel + " and " + nodestatus.MIGStateLabel, Category: category},
+		&cli.BoolFlag{Name: "remove-stale-resources", Usage: "remove resources that Virgate has stopped from the Node's capacity, minutes later", Category: category},
+	}
+}
+
+// newReporter makes the reporter to Kubernetes; nil when nothing is to be reported.
+// Where there is no API server, that is an error only if a flag asked for a report.
+func newReporter(cmd *cli.Command, log *slog.Logger) (*nodestatus.Reporter, error) {
+	options := nodestatus.Options{
+		Node: cmd.String("node-name"), Events: cmd.Bool("node-events"), Condition: cmd.Bool("node-condition"),
+		Annotations: cmd.Bool("node-annotations"), RemoveStale: cmd.Bool("remove-stale-resources"),
+		Logger: log,
+	}
+	if !options.Events && !options.Condition && !options.Annotations && !options.RemoveStale {
+		return nil, nil
+	}
+	asked := ""
+	for _, name := range []string{"node-events", "node-condition", "node-annotations", "remove-stale-resources"} {
+		if cmd.IsSet(name) && cmd.Bool(name) {
+			asked = name
+		}
+	}
+	var err error
+	if options.Node == "" {
+		err = errors.New("no --node-name")
+	} else {
+		options.Config, err = configsource.RESTConfig(cmd.String("kubeconfig"))
+	}
+	switch {
+	case err == nil:
+		return nodestatus.New(options)
+	case asked != "":
+		return nil, usageError{fmt.Errorf("--%s: %w", asked, err)}
+	default:
+		log.Info("nothing is reported to Kubernetes", "because", err)
+		return nil, nil
+	}
+}
+
+// metricsFlags say what is measured and how it is shown.
+func metricsFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.DurationFlag{Name: "sample", Value: 5 * time.Second, Usage: "the time between two samples of who uses the GPUs and how much"},
+		&cli.StringFlag{Name: "proc", Value: "/proc", Usage: "where the host's /proc is; a simulated node has its own"},
+		&cli.BoolFlag{Name: "watch-pods", Usage: "follow this node's pods at the API server, to tell whose container a process is in; needs --node-name and the right to list and watch pods"},
+		&cli.BoolFlag{Name: "metrics-per-container", Value: true, DefaultText: "true", Usage: "have series in /metrics that name pods"},
+		&cli.IntFlag{Name: "metrics-max-series", Value: 10000, Usage: "how many of Virgate's series a scrape may have; virgate_dropped_series counts those beyond"},
+		&cli.StringFlag{Name: "web-config-file", Usage: "TLS and basic authentication for --listen, in the format of Prometheus's exporters (github.com/prometheus/exporter-toolkit, docs/web-configuration.md)"},
+		&cli.StringFlag{Name: "health-listen", Usage: "another HTTP address, for /healthz and /readyz alone and without --web-config-file; empty for none"},
+		&cli.BoolFlag{Name: "pprof", Usage: "serve /debug/pprof/ on --listen"},
+	}
+}
+
+// httpOptions are what the flags say about HTTP.
+func httpOptions(cmd *cli.Command) (agent.HTTP, error) {
+	if most := cmd.Int("metrics-max-series"); most <= 0 {
+		return agent.HTTP{}, usageError{fmt.Errorf("--metrics-max-series must be more than 0, got %d", most)}
+	}
+	options := agent.HTTP{
+		ConfigFile:   cmd.String("web-config-file"),
+		HealthListen: cmd.String("health-listen"),
+		Profiling:    cmd.Bool("pprof"),
+		NoContainers: !cmd.Bool("metrics-per-container"),
+		MaxSeries:    cmd.Int("metrics-max-series"),
+	}
+	return options, options.Validate()
+}
+
+// grantFlags say where what containers receive lies.
+func grantFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "cdi-dir", Value: "/var/run/cdi", Usage: "where container runtimes look for CDI specs; on a simulated node the default is below --device-plugin-dir"},
+		&cli.StringFlag{Name: "host-root", Value: "/", Usage: "where the host's / is mounted, to look for device nodes and for an installer's driver"},
+	}
+}

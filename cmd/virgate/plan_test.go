@@ -1,0 +1,203 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
+)
+
+// TestPlanSaysForWhomAChangeWaits renames two shared GPUs of which one is held, with and
+// without a running program that knows by whom.
+func TestPlanSaysForWhomAChangeWaits(t *testing.T) {
+	renamed := func() []sharing.Change {
+		return []sharing.Change{
+			{Kind: sharing.Renamed, Switches: []sharing.Switch{{Unit: "GPU-a", Index: "0", IdleShares: true}, {Unit: "GPU-b", Index: "1", IdleShares: true}}},
+			{Kind: sharing.Vanishes, Switches: []sharing.Switch{{Unit: "GPU-b", Index: "1", IdleShares: true}, {Unit: "GPU-c", Index: "2"}}},
+			{Kind: sharing.Grows},
+			{Kind: sharing.Shrinks},
+		}
+	}
+	says := func(changes []sharing.Change) []string {
+		var lines []string
+		warnings := explainWaits(changes)
+		for _, c := range changes {
+			lines = append(lines, c.Takes)
+		}
+		return append(lines, warnings...)
+	}
+	const last = ": as long as a pod holds a share, the idle shares are offered to nobody, under either profile"
+	if diff := cmp.Diff([]string{
+		"about 0.3 s where free; GPU 0, 1 when the holders end", "about 0.3 s where free; GPU 1, 2 when the holders end", "at once",
+		"at once; shares in use beyond that stay until their pods end", "GPU 0, 1" + last,
+	}, says(renamed())); diff != "" {
+		t.Error(diff)
+	}
+
+	status := agent.Status{HoldersKnown: true, GPUs: []agent.GPUStatus{{Units: []agent.UnitStatus{
+		{ID: "GPU-a", Holders: []agent.Holder{{}, {Namespace: "ns", Pod: "a"}, {Namespace: "ns", Pod: "b"}, {Namespace: "ns", Pod: "b"}}}, {ID: "GPU-b"},
+	}}}}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(status) }))
+	defer server.Close()
+	changes, address := renamed(), strings.TrimPrefix(server.URL, "http://")
+	if err := nameHolders(t.Context(), address, changes); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{
+		"about 0.3 s where free; GPU 0 (a pod that the kubelet does not name, ns/a, ns/b) when the holders end", "about 0.3 s", "at once",
+		"at once; shares in use beyond that stay until their pods end", "GPU 0" + last,
+	}, says(changes)); diff != "" {
+		t.Error(diff)
+	}
+	status.HoldersKnown = false
+	if err := nameHolders(t.Context(), address, changes); err == nil {
+		t.Error("a program that does not know who holds what is believed")
+	}
+	if err := nameHolders(t.Context(), "nowhere", changes); err == nil {
+		t.Error("no address")
+	}
+}
+
+// TestPlanHasTheLayoutMade checks that plan shows a node that has yet to be divided as it
+// shows one that has been, and beside that what is offered until then.
+func TestPlanHasTheLayoutMade(t *testing.T) {
+	const shares = "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}, {name: nvidia.com/mig-1g.10gb, devices: 3, replicas: 4, rename: nvidia.com/small}]}}\n"
+	type report struct {
+		sharing.Summary
+		Now *sharing.Summary
+	}
+	plan := func(node, strategy, layout string) (r report) {
+		t.Helper()
+		path := filepath.Join(t.TempDir(), "profile.yaml")
+		document := shares + "flags: {migStrategy: " + strategy + "}\n"
+		if layout != "" {
+			document += "mig: {manage: true, config: " + layout + "}\n"
+		}
+		if err := os.WriteFile(path, []byte(document), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		code, stdout, stderr := program(t, "plan", "--node", "sim:"+node, "--config", path, "-o", "json")
+		if code != 0 {
+			t.Fatalf("%s to %s: exit code %d: %s", node, layout, code, stderr)
+		}
+		if err := json.Unmarshal([]byte(stdout), &r); err != nil {
+			t.Fatal(err)
+		}
+		// A GPU has another UUID on another node.
+		forget := func(s *sharing.Summary) {
+			for i := range s.Resources {
+				for j := range s.Resources[i].GPUs {
+					s.Resources[i].GPUs[j].UUID = ""
+				}
+			}
+		}
+		forget(&r.Summary)
+		if r.Now != nil {
+			forget(r.Now)
+		}
+		return r
+	}
+	for _, test := range []struct{ node, then, strategy, layout string }{
+		{"dgx-h100", "dgx-h100+all-balanced", "mixed", "all-balanced"},
+		{"h100x2", "h100x2+all-1g.10gb", "single", "all-1g.10gb"},
+		{"h100x2+all-1g.10gb", "h100x2+all-balanced", "mixed", "all-balanced"},
+		{"h100x2+all-balanced", "h100x2", "none", "all-disabled"},
+		{"h100x2+all-1g.10gb", "h100x2+all-1g.10gb", "mixed", "all-1g.10gb"},
+		{"h100", "h100+all-enabled", "mixed", "all-enabled"},
+		{"l40s", "l40s", "mixed", "all-balanced"},
+	} {
+		t.Run(test.node+" to "+test.layout, func(t *testing.T) {
+			got, want, now := plan(test.node, test.strategy, test.layout), plan(test.then, test.strategy, ""), plan(test.node, test.strategy, "")
+			if diff := cmp.Diff(want.Resources, got.Resources); diff != "" {
+				t.Errorf("resources (-want +got):\n%s", diff)
+			}
+			if unchanged := test.node == test.then; unchanged != (got.Now == nil) {
+				t.Fatalf("before: %v", got.Now)
+			}
+			if got.Now != nil {
+				if diff := cmp.Diff(now.Resources, got.Now.Resources); diff != "" {
+					t.Errorf("now (-want +got):\n%s", diff)
+				}
+			}
+		})
+	}
+}
+
+func migProfile(t *testing.T, text string) mig.Profile {
+	t.Helper()
+	profile, err := mig.ParseProfile(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return profile
+}
+
+// TestPlanOfGPUsThatKeepTheirPartitions has GPUs whose layout cannot be had, or not now: they
+// are planned as they are, and told.
+func TestPlanOfGPUsThatKeepTheirPartitions(t *testing.T) {
+	node, err := openSimulated("h100x4+all-1g.10gb", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpus, err := nvml.Scan(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := readPartitions(t.Context(), nvml.NewPartitioner(node, nil), gpus)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := gpus[1].Partitions[0]
+	if err := markBusy(list, []string{"1:0", "2"}); err != nil {
+		t.Fatal(err)
+	}
+	list[3].state.NeedsReboot = true
+	wanted := sharing.MIGConfig{Manage: true, Name: "one", WhenBusy: sharing.WaitWhenBusy, Blocks: []sharing.LayoutBlock{
+		{All: true, Layout: mig.Layout{}}, {Indexes: []int{1, 2}, Layout: mig.Layout{MIG: true, Partitions: []mig.PartitionCount{{Profile: migProfile(t, "7g.80gb"), Count: 1}}}},
+	}}
+	after, warnings := afterChange(list, wanted)
+	var got []string
+	for _, gpu := range after {
+		got = append(got, fmt.Sprint(gpu.MIG, len(gpu.Partitions)))
+	}
+	if diff := cmp.Diff([]string{"false 0", "true 1", "true 7", "true 7"}, got); diff != "" {
+		t.Errorf("MIG and partitions (-want +got):\n%s", diff)
+	}
+	if kept := after[1].Partitions; len(kept) == 1 && kept[0].UUID != first.UUID {
+		t.Errorf("the partition in use is %s, was %s", kept[0].UUID, first.UUID)
+	}
+	const busy = " cannot have all of its layout while it is in use: virgate mig plan says more"
+	if diff := cmp.Diff([]string{"GPU 1" + busy, "GPU 2" + busy, "GPU 3 stays as it is: the MIG mode for the next reset is set"}, warnings); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+}
+
+// TestPartitionsAfter checks that partitions which stay keep their UUID and health, each once.
+func TestPartitionsAfter(t *testing.T) {
+	half, whole := migProfile(t, "1c.3g.40gb"), migProfile(t, "3g.40gb")
+	at := mig.Placement{Start: 4, Size: 4}
+	gpu := sharing.GPU{UUID: "GPU-a", Partitions: []sharing.Partition{
+		{UUID: "MIG-a", Index: 0, Profile: half, Placement: at}, {UUID: "MIG-b", Index: 1, Profile: half, Placement: at, Health: sharing.Faulty("XID 79")},
+		{UUID: "MIG-c", Index: 2, Profile: half, Placement: mig.Placement{Size: 4}},
+	}}
+	got := partitionsAfter(gpu, []mig.Partition{{Profile: whole, Placement: mig.Placement{Size: 4}}, {Profile: half, Placement: at}, {Profile: half, Placement: at}, {Profile: half, Placement: at}})
+	want := []sharing.Partition{
+		{UUID: "GPU-a/new/0", Index: 0, Profile: whole, Placement: mig.Placement{Size: 4}},
+		{UUID: "MIG-a", Index: 1, Profile: half, Placement: at}, {UUID: "MIG-b", Index: 2, Profile: half, Placement: at, Health: sharing.Faulty("XID 79")},
+		{UUID: "GPU-a/new/3", Index: 3, Profile: half, Placement: at},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("partitions (-want +got):\n%s", diff)
+	}
+}

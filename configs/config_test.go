@@ -1,0 +1,508 @@
+package configs
+
+import (
+	"errors"
+	"flag"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/virgate/virgate/sharing"
+)
+
+var compareSelectors = cmp.Comparer(func(a, b sharing.Selector) bool { return a == b })
+
+func selectors(t *testing.T, texts ...string) []sharing.Selector {
+	t.Helper()
+	var list []sharing.Selector
+	for _, text := range texts {
+		selector, err := sharing.ParseSelector(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, selector)
+	}
+	return list
+}
+
+// withDefaults is the profile of an empty document, changed.
+func withDefaults(change func(*sharing.Profile)) sharing.Profile {
+	p := sharing.Profile{
+		MIGStrategy: sharing.MIGNone,
+		GPUNames:    []sharing.NamingRule{{Pattern: "*", Name: "nvidia.com/gpu"}},
+		Policy:      sharing.Distributed,
+		DeviceIDs:   sharing.ByUUID,
+		Grants: sharing.Grants{
+			Strategies: []sharing.DeviceListStrategy{sharing.Envvar}, AnnotationPrefix: "cdi.k8s.io/",
+			DriverHostPath: "/usr/local/nvidia", DriverContainerPath: "/usr/local/nvidia",
+		},
+		Health: sharing.DefaultHealthRules(),
+		MIG:    sharing.MIGConfig{WhenBusy: sharing.WaitWhenBusy},
+	}
+	if change != nil {
+		change(&p)
+	}
+	return p
+}
+
+func shares(list ...sharing.ReplicatedResource) func(*sharing.Profile) {
+	return func(p *sharing.Profile) { p.TimeSlicing = list }
+}
+
+func parse(t *testing.T, document string) Config {
+	t.Helper()
+	config, err := Parse("doc.yaml", []byte(document), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return config
+}
+
+func TestParseProfile(t *testing.T) {
+	const first = "sharing.timeSlicing.resources[0]"
+	gpu4 := sharing.ReplicatedResource{Path: first, Resource: "nvidia.com/gpu", Replicas: 4, Policy: sharing.Distributed}
+	tests := []struct {
+		name, document string
+		want           sharing.Profile
+	}{
+		{"empty", "", withDefaults(nil)},
+		{"only a comment", "# nothing\n", withDefaults(nil)},
+		{"null", "null", withDefaults(nil)},
+		{"ends in a document mark", "version: v1\n---\n", withDefaults(nil)},
+		{"null sections", "version:\nflags:\nresources: ~\nsharing: null\nimex:\nmig:\nhealth:\nexclude:\n", withDefaults(nil)},
+		{"null inner sections", "flags: {plugin: , gfd: , migStrategy: }\nsharing: {timeSlicing: , mps: }\nresources: {gpus: , mig: }", withDefaults(nil)},
+		{"empty sections", "flags: {plugin: {}, gfd: {}}\nresources: {gpus: [], mig: []}\nsharing: {timeSlicing: {resources: []}, mps: {resources: []}}\nimex: {channelIDs: []}\nexclude: []", withDefaults(nil)},
+		{"JSON", `{"version":"v1","sharing":{"timeSlicing":{"resources":[{"name":"nvidia.com/gpu","replicas":4}]}}}`, withDefaults(shares(gpu4))},
+		{"unqualified name", "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}]}}", withDefaults(shares(gpu4))},
+		{"devices all", "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 4, devices: all}]}}", withDefaults(shares(gpu4))},
+		{"flags", "flags: {migStrategy: mixed, plugin: {deviceIDStrategy: index, sharedDevicesAllocationPolicy: packed}}", withDefaults(func(p *sharing.Profile) {
+			p.MIGStrategy, p.DeviceIDs, p.Policy = sharing.MIGMixed, sharing.ByIndex, sharing.Packed
+		})},
+		{"policy of the node is the entry's", "flags: {plugin: {sharedDevicesAllocationPolicy: spread}}\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 4, spread: strict}]}}", withDefaults(func(p *sharing.Profile) {
+			share := gpu4
+			share.Policy, share.SpreadStrict = sharing.Spread, true
+			p.Policy, p.TimeSlicing = sharing.Spread, []sharing.ReplicatedResource{share}
+		})},
+		{"fail requests greater than one", "sharing: {timeSlicing: {failRequestsGreaterThanOne: yes}}", withDefaults(func(p *sharing.Profile) { p.FailRequestsGreaterThanOne = true })},
+		{"one policy for all entries of a name", `
+sharing:
+  timeSlicing:
+    resources:
+    - {name: gpu, replicas: 1, devices: [7]}
+    - {name: gpu, replicas: 4, policy: spread, spread: strict}
+`, withDefaults(shares(
+			sharing.ReplicatedResource{Path: first, Resource: "nvidia.com/gpu", Replicas: 1, Policy: sharing.Spread, SpreadStrict: true, Select: sharing.Selection{List: selectors(t, "7")}},
+			sharing.ReplicatedResource{Path: "sharing.timeSlicing.resources[1]", Resource: "nvidia.com/gpu", Replicas: 4, Policy: sharing.Spread, SpreadStrict: true},
+		))},
+		{"rename by default", `
+sharing:
+  timeSlicing:
+    renameByDefault: true
+    resources:
+    - {name: gpu, replicas: 1, devices: 1}
+    - {name: gpu, replicas: 1, devices: 2, rename: whole}
+    - {name: gpu, replicas: 2, rename: twice, devices: 1}
+    - {name: gpu, replicas: 3}
+`, withDefaults(shares(
+			sharing.ReplicatedResource{Path: first, Resource: "nvidia.com/gpu", Replicas: 1, Policy: sharing.Distributed, Select: sharing.Selection{Count: 1}},
+			sharing.ReplicatedResource{Path: "sharing.timeSlicing.resources[1]", Resource: "nvidia.com/gpu", Replicas: 1, Rename: "nvidia.com/whole", Policy: sharing.Distributed, Select: sharing.Selection{Count: 2}},
+			sharing.ReplicatedResource{Path: "sharing.timeSlicing.resources[2]", Resource: "nvidia.com/gpu", Replicas: 2, Rename: "nvidia.com/twice", Policy: sharing.Distributed, Select: sharing.Selection{Count: 1}},
+			sharing.ReplicatedResource{Path: "sharing.timeSlicing.resources[3]", Resource: "nvidia.com/gpu", Replicas: 3, Rename: "nvidia.com/gpu.shared", Policy: sharing.Distributed},
+		))},
+		{"every form of selector", `
+exclude: [2, "00000000:3B:00.0"]
+sharing:
+  timeSlicing:
+    resources:
+    - name: gpu
+      replicas: 4
+      devices: [0, "1", 0:1, GPU-b1028956-cfa2-0990-bf4a-5da9abb51763, MIG-b1028956-cfa2-0990-bf4a-5da9abb51763]
+`, withDefaults(func(p *sharing.Profile) {
+			share := gpu4
+			share.Select.List = selectors(t, "0", "1", "0:1", "GPU-b1028956-cfa2-0990-bf4a-5da9abb51763", "MIG-b1028956-cfa2-0990-bf4a-5da9abb51763")
+			p.Exclude, p.TimeSlicing = selectors(t, "2", "00000000:3B:00.0"), []sharing.ReplicatedResource{share}
+		})},
+		{"names", "resources: {gpus: [{pattern: A100, name: a100}], mig: [{pattern: 1g.*, name: example.com/small}]}", withDefaults(func(p *sharing.Profile) {
+			p.GPUNames = []sharing.NamingRule{{Pattern: "A100", Name: "nvidia.com/a100"}, {Pattern: "*", Name: "nvidia.com/gpu"}}
+			p.MIGNames = []sharing.NamingRule{{Pattern: "1g.*", Name: "example.com/small"}}
+		})},
+		{"the last name is not appended twice", `resources: {gpus: [{pattern: "*", name: nvidia.com/gpu}]}`, withDefaults(nil)},
+		{"a last name of one's own", `resources: {gpus: [{pattern: "*", name: any}]}`, withDefaults(func(p *sharing.Profile) {
+			p.GPUNames = []sharing.NamingRule{{Pattern: "*", Name: "nvidia.com/any"}, {Pattern: "*", Name: "nvidia.com/gpu"}}
+		})},
+		{"anchors and merge keys", `
+sharing:
+  timeSlicing:
+    resources:
+    - &base {name: gpu, replicas: 4, devices: [0]}
+    - {devices: [1], <<: *base}
+    - {<<: [{devices: [2]}, *base], replicas: 5}
+`, withDefaults(func(p *sharing.Profile) {
+			a, b, c := gpu4, gpu4, gpu4
+			a.Select.List, b.Select.List, c.Select.List = selectors(t, "0"), selectors(t, "1"), selectors(t, "2")
+			b.Path, c.Path, c.Replicas = "sharing.timeSlicing.resources[1]", "sharing.timeSlicing.resources[2]", 5
+			p.TimeSlicing = []sharing.ReplicatedResource{a, b, c}
+		})},
+		{"the same selector for two resources", `
+flags: {migStrategy: mixed}
+sharing: {timeSlicing: {resources: [{name: gpu, replicas: 4, devices: [0]}, {name: mig-1g.5gb.me, replicas: 4, devices: [0]}]}}
+`, withDefaults(func(p *sharing.Profile) {
+			a, b := gpu4, gpu4
+			a.Select.List, b.Select.List = selectors(t, "0"), selectors(t, "0")
+			b.Path, b.Resource = "sharing.timeSlicing.resources[1]", "nvidia.com/mig-1g.5gb.me"
+			p.MIGStrategy, p.TimeSlicing = sharing.MIGMixed, []sharing.ReplicatedResource{a, b}
+		})},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			got := parse(t, test.document).Profile
+			if diff := cmp.Diff(test.want, got, compareSelectors, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("profile (-want +got):\n%s", diff)
+			}
+			if len(test.want.TimeSlicing) > 0 && test.want.TimeSlicing[0].Select.All() != got.TimeSlicing[0].Select.All() {
+				t.Errorf("selection is %+v", got.TimeSlicing[0].Select)
+			}
+		})
+	}
+}
+
+func TestParseProcess(t *testing.T) {
+	defaults := StartupSettings{FailOnInitError: true, DriverRoot: "/", DevRoot: "/", ContainerDriverRoot: "/driver-root", DeviceDiscoveryStrategy: "auto", CDIHookPath: "/usr/bin/nvidia-cdi-hook"}
+	tests := []struct {
+		name, document string
+		want           StartupSettings
+	}{
+		{"empty", "", defaults},
+		{"empty paths are the defaults", `flags: {nvidiaDriverRoot: "", nvidiaDevRoot: "", plugin: {containerDriverRoot: ""}}`, defaults},
+		{"the dev root follows the driver root", "flags: {nvidiaDriverRoot: /run/nvidia/driver}",
+			StartupSettings{FailOnInitError: true, DriverRoot: "/run/nvidia/driver", DevRoot: "/run/nvidia/driver", ContainerDriverRoot: "/driver-root", DeviceDiscoveryStrategy: "auto", CDIHookPath: "/usr/bin/nvidia-cdi-hook"}},
+		{"everything", "flags: {failOnInitError: off, nvidiaDriverRoot: /a, nvidiaDevRoot: /b, deviceDiscoveryStrategy: nvml, plugin: {containerDriverRoot: /c, nvidiaCDIHookPath: /d, cdiFeatureFlags: [x, z]}}",
+			StartupSettings{DriverRoot: "/a", DevRoot: "/b", ContainerDriverRoot: "/c", DeviceDiscoveryStrategy: "nvml", CDIHookPath: "/d", CDIFeatures: "x,z"}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			if diff := cmp.Diff(test.want, parse(t, test.document).Startup); diff != "" {
+				t.Errorf("process (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestBooleans has the words that YAML 1.1 and NVIDIA's plugin take for true
+// and false.
+func TestBooleans(t *testing.T) {
+	words := map[string]bool{
+		"true": true, "True": true, "TRUE": true, "yes": true, "Yes": true, "YES": true, "on": true, "On": true, "ON": true, "y": true, "Y": true,
+		"false": false, "False": false, "FALSE": false, "no": false, "No": false, "NO": false, "off": false, "Off": false, "OFF": false, "n": false, "N": false,
+	}
+	for word, want := range words {
+		if got := parse(t, "flags: {failOnInitError: "+word+"}").Startup.FailOnInitError; got != want {
+			t.Errorf("%s is read as %v", word, got)
+		}
+		for _, text := range []string{`"` + word + `"`, "!!str " + word} {
+			if _, err := Parse("", []byte("flags: {failOnInitError: "+text+"}"), nil); err == nil {
+				t.Errorf("%s is accepted for a switch", text)
+			}
+		}
+		if _, err := Parse("", []byte("flags: {mpsRoot: "+word+"}"), nil); err == nil {
+			t.Errorf("a bare %s is accepted as text", word)
+		}
+		parse(t, `flags: {mpsRoot: "`+word+`"}`)
+	}
+}
+
+func TestOverridesWin(t *testing.T) {
+	document := `
+flags:
+  migStrategy: single
+  failOnInitError: true
+  nvidiaDriverRoot: /document
+  deviceDiscoveryStrategy: tegra
+  plugin:
+    deviceListStrategy: [cdi-cri]
+    deviceIDStrategy: uuid
+    passDeviceSpecs: true
+imex: {channelIDs: [0]}
+`
+	config, err := Parse("doc.yaml", []byte(document), Overrides{
+		"flags.migStrategy":               {Value: "mixed", Source: "--mig-strategy"},
+		"flags.failOnInitError":           {Value: "0", Source: "$FAIL_ON_INIT_ERROR"},
+		"flags.nvidiaDriverRoot":          {Value: "/override", Source: "--nvidia-driver-root"},
+		"flags.deviceDiscoveryStrategy":   {Value: "nvml", Source: "--device-discovery-strategy"},
+		"flags.plugin.deviceListStrategy": {Value: " envvar ", Source: "$DEVICE_LIST_STRATEGY"},
+		"flags.plugin.deviceIDStrategy":   {Value: "index", Source: "$DEVICE_ID_STRATEGY"},
+		"flags.plugin.passDeviceSpecs":    {Value: "F", Source: "$PASS_DEVICE_SPECS"},
+		"imex.channelIDs":                 {Value: "", Source: "--imex-channel-ids"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := config.Profile; p.MIGStrategy != sharing.MIGMixed || p.DeviceIDs != sharing.ByIndex {
+		t.Errorf("profile has strategy %s and IDs by %s", p.MIGStrategy, p.DeviceIDs)
+	}
+	want := StartupSettings{
+		DriverRoot: "/override", DevRoot: "/override", ContainerDriverRoot: "/driver-root", DeviceDiscoveryStrategy: "nvml",
+		CDIHookPath: "/usr/bin/nvidia-cdi-hook",
+	}
+	if diff := cmp.Diff(want, config.Startup); diff != "" {
+		t.Errorf("process (-want +got):\n%s", diff)
+	}
+}
+
+func TestOverrideProblems(t *testing.T) {
+	tests := []struct {
+		name, document, path, value string
+		want                        Problem
+	}{
+		{"impossible", "", "flags.migStrategy", "mixd",
+			Problem{File: "$X", Path: "flags.migStrategy", Value: `"mixd"`, Message: "expected none, single or mixed"}},
+		{"no switch", "", "flags.failOnInitError", "",
+			Problem{File: "$X", Path: "flags.failOnInitError", Value: `""`, Message: "expected true or false"}},
+		{"relative path", "", "flags.nvidiaDevRoot", "dev",
+			Problem{File: "$X", Path: "flags.nvidiaDevRoot", Value: `"dev"`, Message: "expected an absolute path"}},
+		{"an item of a list", "", "flags.plugin.deviceListStrategy", "envvar,what",
+			Problem{File: "$X", Path: "flags.plugin.deviceListStrategy", Value: `"envvar,what"`, Message: "expected envvar, volume-mounts, cdi-annotations, cdi-cri or driver-mounts"}},
+		{"an empty list", "", "flags.plugin.deviceListStrategy", "",
+			Problem{File: "$X", Path: "flags.plugin.deviceListStrategy", Value: `""`, Message: "expected envvar, volume-mounts, cdi-annotations, cdi-cri or driver-mounts"}},
+		{"not supported", "flags: {deviceDiscoveryStrategy: nvml}", "flags.deviceDiscoveryStrategy", "tegra",
+			Problem{File: "$X", Path: "flags.deviceDiscoveryStrategy", Value: `"tegra"`, Message: "is not supported yet, only auto or nvml"}},
+		{"the root of a container", "", "flags.plugin.driverMounts.containerPath", "//",
+			Problem{File: "$X", Path: "flags.plugin.driverMounts.containerPath", Value: `"//"`, Message: "expected a folder below /"}},
+		{"no number", "", "imex.channelIDs", "0,a",
+			Problem{File: "$X", Path: "imex.channelIDs", Value: `"0,a"`, Message: "expected whole numbers from 0"}},
+		{"numbers that are not supported", "", "imex.channelIDs", "0",
+			Problem{File: "$X", Path: "imex.channelIDs", Value: `"0"`, Message: "is not supported yet"}},
+		{"unknown setting", "", "flags.nothing", "x",
+			Problem{File: "$X", Path: "flags.nothing", Value: `"x"`, Message: "no such setting"}},
+		{"the document is still judged", "flags: {migStrategy: mixd}", "flags.migStrategy", "mixed",
+			Problem{File: "doc.yaml", Line: 1, Path: "flags.migStrategy", Value: `"mixd"`, Message: "expected none, single or mixed"}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := Parse("doc.yaml", []byte(test.document), Overrides{test.path: {Value: test.value, Source: "$X"}})
+			var got Problems
+			if !errors.As(err, &got) {
+				t.Fatalf("error is %v", err)
+			}
+			if diff := cmp.Diff(Problems{test.want}, got); diff != "" {
+				t.Errorf("problems (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestOverrideProblemOnce has two documents in one file, which meet the same
+// override.
+func TestOverrideProblemOnce(t *testing.T) {
+	manifest := "apiVersion: v1\nkind: ConfigMap\ndata: {a: '', b: ''}\n"
+	_, err := ParseFile("map.yaml", []byte(manifest), Overrides{"flags.migStrategy": {Value: "x", Source: "--mig-strategy"}})
+	const want = `--mig-strategy: flags.migStrategy: expected none, single or mixed (got "x")`
+	if err == nil || err.Error() != want {
+		t.Errorf("error is %v, want %s", err, want)
+	}
+}
+
+func TestProcessCheck(t *testing.T) {
+	have := StartupSettings{FailOnInitError: true, DriverRoot: "/a", DevRoot: "/a", ContainerDriverRoot: "/c", DeviceDiscoveryStrategy: "auto"}
+	if err := have.CheckUnchanged(have); err != nil {
+		t.Errorf("without a change: %v", err)
+	}
+	next := have
+	next.FailOnInitError, next.DevRoot = false, "/b"
+	const want = "flags.failOnInitError: cannot change while the program runs (is true, wanted false): restart it\n" +
+		"flags.nvidiaDevRoot: cannot change while the program runs (is /a, wanted /b): restart it"
+	if err := have.CheckUnchanged(next); err == nil || err.Error() != want {
+		t.Errorf("error is %v, want %s", err, want)
+	}
+	for _, next := range []StartupSettings{{DriverRoot: "/x"}, {ContainerDriverRoot: "/x"}, {DeviceDiscoveryStrategy: "nvml"}, {CDIHookPath: "/x"}, {CDIFeatures: "x"}} {
+		if err := (StartupSettings{}).CheckUnchanged(next); err == nil {
+			t.Errorf("a change to %+v is accepted", next)
+		}
+	}
+}
+
+func TestNotes(t *testing.T) {
+	document := `version: v1
+flags:
+  migStrategy: single
+  useNodeFeatureAPI: false
+  plugin:
+    sharedDevicesAllocationPolicy: spread
+    nvidiaCTKPath: /ctk
+  gfd:
+    sleepInterval: 60s
+resources:
+  gpus:
+  - {pattern: A100, name: a100}
+  - {pattern: "*", name: gpu}
+exclude: [3]
+sharing:
+  timeSlicing:
+    resources:
+    - name: gpu
+      devices: 1
+      replicas: 1
+    - name: gpu
+      devices: [0]
+      replicas: 2
+      rename: two
+      policy: spread
+      spread: strict
+`
+	const entries = "sharing.timeSlicing.resources"
+	const take = " are time-sliced; NVIDIA's plugin takes all"
+	want := []Note{
+		{3, "flags.migStrategy", "GPUs that do not conform are left out with a warning; NVIDIA's plugin does not start"},
+		{4, "flags.useNodeFeatureAPI", "has no effect: it configures GPU feature discovery, not the device plugin"},
+		{6, "flags.plugin.sharedDevicesAllocationPolicy", "Virgate's own value; NVIDIA's plugin refuses it"},
+		{7, "flags.plugin.nvidiaCTKPath", "has no effect: nvidiaCDIHookPath has taken its place"},
+		{9, "flags.gfd.sleepInterval", "has no effect: it configures GPU feature discovery, not the device plugin"},
+		{12, "resources.gpus[0]", "named here; NVIDIA's plugin reads resources and ignores it"},
+		{14, "exclude", "Virgate's own: these are never offered; NVIDIA's plugin has no such key"},
+		{19, entries + "[0].devices", "only the first devices" + take},
+		{20, entries + "[0].replicas", "1 means exclusive, as without the entry; NVIDIA's plugin wants 2 or more"},
+		{22, entries + "[1].devices", "only these devices" + take},
+		{24, entries + "[1].rename", "renamed here; NVIDIA's plugin ignores it"},
+		{25, entries + "[1].policy", "Virgate's own; NVIDIA's plugin has one policy for the node"},
+		{26, entries + "[1].spread", "Virgate's own: a container never gets two devices of one unit; NVIDIA's plugin has no such key"},
+	}
+	if diff := cmp.Diff(want, parse(t, document).Notes); diff != "" {
+		t.Errorf("notes (-want +got):\n%s", diff)
+	}
+}
+
+func TestNotesOfSingleKeys(t *testing.T) {
+	tests := []struct {
+		name, document string
+		overrides      Overrides
+		want           []Note
+	}{
+		{"what NVIDIA's plugin does too", "flags: {migStrategy: mixed}\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 2, rename: gpu.shared}]}}", nil, nil},
+		{"its own default name", `resources: {gpus: [{pattern: "*", name: gpu}]}`, nil, nil},
+		{"an empty section", "sharing: {timeSlicing: {}}", nil, nil},
+		{"no resources", "sharing: {timeSlicing: {renameByDefault: true}}", nil,
+			[]Note{{1, "sharing.timeSlicing", "names no resources, so nothing is time-sliced; NVIDIA's plugin refuses this"}}},
+		{"strategy none", "flags: {migStrategy: none}", nil,
+			[]Note{{1, "flags.migStrategy", "GPUs with MIG enabled are not offered; NVIDIA's plugin offers them as whole GPUs, on which nothing runs"}}},
+		{"nothing said, nothing noted", "", nil, nil},
+		{"IMEX without channels", "imex: {required: true}", nil, []Note{{1, "imex.required", "has no effect without channels"}}},
+		{"an override", "flags: {migStrategy: single}", Overrides{"flags.migStrategy": {Value: "mixed", Source: "--mig-strategy"}}, nil},
+		{"a strategy of Virgate's among others", "flags: {plugin: {deviceListStrategy: [cdi-cri, driver-mounts]}}", nil,
+			[]Note{{1, "flags.plugin.deviceListStrategy", "Virgate's own value; NVIDIA's plugin refuses it"}}},
+		{"strategies of NVIDIA's plugin", "flags: {plugin: {deviceListStrategy: [cdi-cri, envvar], passDeviceSpecs: true}}", nil, nil},
+		{"a key of Virgate's", "flags: {plugin: {driverMounts: {hostPath: /opt/nvidia}}}", nil,
+			[]Note{{1, "flags.plugin.driverMounts.hostPath", "Virgate's own; NVIDIA's plugin has no such key"}}},
+		{"an override without effect", "", Overrides{"flags.mpsRoot": {Value: "/mps", Source: "$MPS_ROOT"}},
+			[]Note{{0, "flags.mpsRoot", "$MPS_ROOT: " + "has no effect: Virgate runs no MPS daemon"}}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			config, err := Parse("", []byte(test.document), test.overrides)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, config.Notes); diff != "" {
+				t.Errorf("notes (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// TestBadDocuments compares all problems of each document with the golden file
+// beside it.
+func TestBadDocuments(t *testing.T) {
+	files, err := filepath.Glob("testdata/bad/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no documents: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".yaml"), func(t *testing.T) {
+			data, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := ParseFile(filepath.Base(file), data, nil)
+			var problems Problems
+			if !errors.As(err, &problems) {
+				t.Fatalf("error is %T %v, want Problems", err, err)
+			}
+			empty := File{Name: got.Name, Kind: got.Kind}
+			if diff := cmp.Diff(empty, got, compareSelectors); diff != "" {
+				t.Errorf("a bad document has content (-want +got):\n%s", diff)
+			}
+			golden := strings.TrimSuffix(file, ".yaml") + ".want"
+			text := problems.Error() + "\n"
+			if *update {
+				if err := os.WriteFile(golden, []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), text); diff != "" {
+				t.Errorf("problems (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestExamples(t *testing.T) {
+	files, err := fs.Glob(os.DirFS("."), "examples/*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Parse(file, data, nil); err != nil {
+			t.Errorf("%s does not parse:\n%v", file, err)
+		}
+		if !strings.HasPrefix(string(data), "# ") {
+			t.Errorf("%s does not begin with what it is for", file)
+		}
+		names = append(names, strings.TrimSuffix(path.Base(file), ".yaml"))
+	}
+	want := []string{
+		"excluded-gpu", "grants-cdi", "grants-driver-mounts", "grants-volume-mounts", "health", "mig-balanced", "mig-layouts", "mig-mixed", "mig-replicas", "mig-single", "names-by-model", "side-by-side",
+		"time-slicing-10", "time-slicing-4", "time-slicing-renamed",
+	}
+	if diff := cmp.Diff(want, names); diff != "" {
+		t.Errorf("examples (-want +got):\n%s", diff)
+	}
+}
+
+func TestRetireAfter(t *testing.T) {
+	for _, test := range []struct {
+		document, problem string
+		want              sharing.RetireAfter
+	}{
+		{"", "", sharing.RetireAfter{}},
+		{"retireAfter: {}", "", sharing.RetireAfter{}},
+		{"retireAfter: {shrink: 0s}", "", sharing.RetireAfter{ShrinkSet: true}},
+		{"retireAfter: {shrink: 10m, switch: 90s}", "", sharing.RetireAfter{Shrink: 10 * time.Minute, ShrinkSet: true, Switch: 90 * time.Second}},
+		{"retireAfter: {shrink: -1s}", "retireAfter.shrink: expected a duration from 0s", sharing.RetireAfter{}},
+		{"retireAfter: {switch: soon}", "retireAfter.switch: expected a duration from 0s", sharing.RetireAfter{}},
+		{"retireAfter: {rename: 1s}", "retireAfter.rename", sharing.RetireAfter{}},
+	} {
+		config, err := Parse("", []byte(test.document), nil)
+		if (err == nil) != (test.problem == "") || err != nil && !strings.Contains(err.Error(), test.problem) {
+			t.Errorf("%s: error %v, want %q", test.document, err, test.problem)
+		}
+		if config.Profile.RetireAfter != test.want {
+			t.Errorf("%s: %+v, want %+v", test.document, config.Profile.RetireAfter, test.want)
+		}
+	}
+}

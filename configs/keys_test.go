@@ -1,0 +1,218 @@
+package configs
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"go.yaml.in/yaml/v3"
+)
+
+// sampleEntry is a list's entry that has what is required, by the path of the
+// list, in YAML.
+func sampleEntry(list string) string {
+	switch list {
+	case pathShare:
+		return "{name: nvidia.com/gpu, replicas: 4, policy: spread}"
+	case "resources.gpus[]", "resources.mig[]":
+		return "{pattern: A, name: nvidia.com/a}"
+	case pathMIGBlock:
+		return "{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 1}}"
+	}
+	return "{}"
+}
+
+// sampleValue is a value that the key may have, in YAML.
+func sampleValue(key documentKey) string {
+	switch {
+	case len(key.Choices) > 0:
+		return key.Choices[len(key.Choices)-1]
+	case key.Default != "":
+		return key.Default
+	}
+	switch key.Form {
+	case "resource name":
+		return "nvidia.com/gpu"
+	case "true or false":
+		return "true"
+	case "list of indexes, UUIDs and PCI bus IDs":
+		return "[0]"
+	case "list":
+		return "[]"
+	case "mapping from MIG profiles to whole numbers":
+		return "{1g.5gb: 1}"
+	case "all, or a list of GPU indexes":
+		return "all"
+	}
+	switch key.Path {
+	case pathShare + ".replicas":
+		return "4"
+	case pathRetireAfter + ".shrink":
+		return "5m"
+	case "mig.config":
+		return "all-balanced"
+	case "mig.allowed":
+		return "[all-balanced]"
+	case "health.xids":
+		return "{79: fatal, other: ignore}"
+	case pathMIGBlock + ".device-filter":
+		return `["0x20B010DE"]`
+	}
+	return "A"
+}
+
+// edit is a document that has the key's section, changed.
+func edit(t *testing.T, key documentKey, change func(section map[string]any, name string)) string {
+	t.Helper()
+	section, name := cutLast("." + key.Path)
+	section = strings.TrimPrefix(section, ".")
+	inner := map[string]any{}
+	if err := yaml.Unmarshal([]byte(sampleEntry(section)), &inner); err != nil {
+		t.Fatal(err)
+	}
+	change(inner, name)
+	var document any = inner
+	for section != "" {
+		outer, last := cutLast("." + section)
+		section = strings.TrimPrefix(outer, ".")
+		if plain, list := strings.CutSuffix(last, "[]"); list {
+			last, document = plain, []any{document}
+		}
+		document = map[string]any{last: document}
+	}
+	text, err := yaml.Marshal(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// written is a document in which the key has the value.
+func (key documentKey) written(t *testing.T, value string) string {
+	return edit(t, key, func(section map[string]any, name string) {
+		var content any
+		if err := yaml.Unmarshal([]byte(value), &content); err != nil {
+			t.Fatal(err)
+		}
+		section[name] = content
+	})
+}
+
+// inDocument is the key's path in such a document.
+func (key documentKey) inDocument() string { return strings.ReplaceAll(key.Path, "[]", "[0]") }
+
+// TestDocumentKeys checks that what the table says of each key is what the reader
+// does: its values, its default, whether it is required and whose it is.
+func TestDocumentKeys(t *testing.T) {
+	seen := map[string]bool{}
+	for _, key := range keyTable.Keys {
+		t.Run(key.Path, func(t *testing.T) {
+			if seen[key.Path] || key.Usage == "" || key.Form == "" {
+				t.Fatal("is there twice, or says nothing")
+			}
+			seen[key.Path] = true
+			without := edit(t, key, func(section map[string]any, name string) { delete(section, name) })
+			config := parse(t, key.written(t, sampleValue(key)))
+			if note := slices.ContainsFunc(config.Notes, func(n Note) bool { return strings.Contains(n.Message, "Virgate's own") }); key.Own && !note {
+				t.Errorf("own, but the notes are %v", config.Notes)
+			}
+			for _, choice := range key.Choices {
+				parse(t, key.written(t, choice))
+			}
+			if key.Choices != nil {
+				key.refused(t, key.written(t, "nonsense"), "expected")
+			}
+			if key.Form == "true or false" {
+				key.refused(t, key.written(t, "nonsense"), "expected true or false")
+			}
+			if key.Required {
+				key.refused(t, without, "is required")
+			}
+			if key.Default != "" {
+				if diff := cmp.Diff(parse(t, without), parse(t, key.written(t, key.Default)), compareSelectors, cmpopts.IgnoreFields(Config{}, "Notes")); diff != "" {
+					t.Errorf("the default changes something (-want +got):\n%s", diff)
+				}
+			}
+		})
+	}
+}
+
+// refused holds that the key, and with it the document, is refused.
+func (key documentKey) refused(t *testing.T, document, want string) {
+	t.Helper()
+	_, err := Parse("", []byte(document), nil)
+	var problems Problems
+	errors.As(err, &problems)
+	if !slices.ContainsFunc(problems, func(p Problem) bool {
+		return p.Path == key.inDocument() && strings.Contains(p.Message, want)
+	}) {
+		t.Errorf("error is %v, want %q at %s of:\n%s", err, want, key.inDocument(), document)
+	}
+}
+
+// TestKeysOfTheRoot checks that the table and the settings have each key that
+// stands at the top of a profile, and no other.
+func TestKeysOfTheRoot(t *testing.T) {
+	tops := map[string]bool{}
+	for _, key := range keyTable.Keys {
+		top, _, _ := strings.Cut(key.Path, ".")
+		tops[top] = true
+	}
+	for _, s := range keyTable.Settings {
+		top, _, _ := strings.Cut(s.Path, ".")
+		tops[top] = true
+	}
+	for top := range maps.Keys(tops) {
+		if _, err := Parse("", []byte(top+":"), nil); err != nil {
+			t.Errorf("%s: %v", top, err)
+		}
+	}
+	if _, err := Parse("", []byte("{version: , flags: , resources: , sharing: , imex: , exclude: , retireAfter: , mig: , health: }"), nil); err != nil || len(tops) != 9 {
+		t.Errorf("%d keys, %v", len(tops), err)
+	}
+}
+
+func TestKeysOf(t *testing.T) {
+	for _, test := range []struct {
+		path string
+		want []string
+	}{
+		{"resources", []string{"gpus", "mig"}},
+		{"mig", []string{"allowed", "config", "configs", "manage", "whenBusy"}},
+		{pathMIGBlock, []string{"device-filter", "devices", "mig-devices", "mig-enabled"}},
+		{"health.temperature", []string{"hysteresis", "limit"}},
+		{"nothing", nil},
+	} {
+		if diff := cmp.Diff(test.want, keysOf(test.path)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", test.path, diff)
+		}
+	}
+}
+
+// TestKeyTable checks that keys.json has no field by mistake, and every policy.
+func TestKeyTable(t *testing.T) {
+	decoder := json.NewDecoder(bytes.NewReader(keyFile))
+	decoder.DisallowUnknownFields()
+	var table keysAndSettings
+	if err := decoder.Decode(&table); err != nil {
+		t.Error(err)
+	}
+	choices := map[string][]string{}
+	for _, s := range keyTable.Settings {
+		choices[s.Path] = s.Choices
+	}
+	for _, key := range keyTable.Keys {
+		choices[key.Path] = key.Choices
+	}
+	for _, path := range []string{pathPolicy, pathShare + ".policy"} {
+		if diff := cmp.Diff(policyNames(), choices[path]); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", path, diff)
+		}
+	}
+}

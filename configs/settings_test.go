@@ -1,0 +1,156 @@
+package configs
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/virgate/virgate/sharing"
+)
+
+// TestSettingNames checks that flags and variables are those of NVIDIA's plugin,
+// and two of Virgate's, and that none is there twice.
+func TestSettingNames(t *testing.T) {
+	want := map[string]string{
+		"mig-strategy": "MIG_STRATEGY", "fail-on-init-error": "FAIL_ON_INIT_ERROR", "mps-root": "MPS_ROOT",
+		"nvidia-driver-root": "NVIDIA_DRIVER_ROOT", "dev-root": "NVIDIA_DEV_ROOT", "gdrcopy-enabled": "GDRCOPY_ENABLED",
+		"gds-enabled": "GDS_ENABLED", "mofed-enabled": "MOFED_ENABLED", "use-node-feature-api": "USE_NODE_FEATURE_API",
+		"device-discovery-strategy": "DEVICE_DISCOVERY_STRATEGY", "pass-device-specs": "PASS_DEVICE_SPECS",
+		"device-list-strategy": "DEVICE_LIST_STRATEGY", "device-id-strategy": "DEVICE_ID_STRATEGY",
+		"shared-devices-allocation-policy": "SHARED_DEVICES_ALLOCATION_POLICY", "cdi-annotation-prefix": "CDI_ANNOTATION_PREFIX",
+		"nvidia-cdi-hook-path": "NVIDIA_CDI_HOOK_PATH", "container-driver-root": "CONTAINER_DRIVER_ROOT",
+		"cdi-feature-flags":       "CDI_FEATURE_FLAGS",
+		"driver-mounts-host-path": "DRIVER_MOUNTS_HOST_PATH", "driver-mounts-container-path": "DRIVER_MOUNTS_CONTAINER_PATH",
+		"imex-channel-ids": "IMEX_CHANNEL_IDS", "imex-required": "IMEX_REQUIRED",
+	}
+	got := make(map[string]string)
+	seen := make(map[string]bool)
+	for _, s := range Settings() {
+		got[s.Flag] = s.Env
+		for _, name := range append(append([]string{s.Flag, s.Env, s.Path}, s.Aliases...), s.EnvAliases...) {
+			if seen[name] {
+				t.Errorf("%s is there twice", name)
+			}
+			seen[name] = true
+		}
+		if s.Usage == "" {
+			t.Errorf("%s has no usage", s.Flag)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("flags and variables (-want +got):\n%s", diff)
+	}
+}
+
+// written is the setting's default as a document says it.
+func written(s Setting) string {
+	switch s.Type {
+	case TypeBool:
+		return s.Default
+	case TypeList, TypeNumbers:
+		return "[" + s.Default + "]"
+	default:
+		return `"` + s.Default + `"`
+	}
+}
+
+// TestDefaultsWrittenOut checks that a default changes nothing when it is said,
+// by the document or by an override.
+func TestDefaultsWrittenOut(t *testing.T) {
+	plain := parse(t, "")
+	for _, s := range keyTable.Settings {
+		section, key := cutLast(s.Path)
+		document := key + ": " + written(s)
+		for _, part := range []string{"gfd", "driverMounts", "plugin", "flags", "imex"} {
+			if strings.Contains("."+section+".", "."+part+".") {
+				document = part + ": {" + document + "}"
+			}
+		}
+		byDocument := parse(t, document)
+		byOverride, err := Parse("", nil, Overrides{s.Path: {Value: s.Default, Source: "--x"}})
+		if err != nil {
+			t.Errorf("%s: override with the default: %v", s.Path, err)
+		}
+		for _, got := range []Config{byDocument, byOverride} {
+			if diff := cmp.Diff(plain, got, compareSelectors, cmpopts.IgnoreFields(Config{}, "Notes")); diff != "" {
+				t.Errorf("%s: the default changes something (-want +got):\n%s", s.Path, diff)
+			}
+			if inert := len(got.Notes) == 1 && strings.Contains(got.Notes[0].Message, "has no effect"); inert != (s.Inert != "") {
+				t.Errorf("%s: notes are %v", s.Path, got.Notes)
+			}
+		}
+	}
+}
+
+func TestGrants(t *testing.T) {
+	with := func(change func(*sharing.Grants)) sharing.Grants {
+		grants := withDefaults(nil).Grants
+		change(&grants)
+		return grants
+	}
+	tests := []struct {
+		name, document string
+		want           sharing.Grants
+	}{
+		{"a list", "flags: {plugin: {deviceListStrategy: [cdi-cri, volume-mounts]}}", with(func(g *sharing.Grants) {
+			g.Strategies = []sharing.DeviceListStrategy{sharing.CDICRI, sharing.VolumeMounts}
+		})},
+		{"a text with commas", `flags: {plugin: {deviceListStrategy: "cdi-annotations, envvar"}}`, with(func(g *sharing.Grants) {
+			g.Strategies = []sharing.DeviceListStrategy{sharing.CDIAnnotations, sharing.Envvar}
+		})},
+		{"a strategy twice", "flags: {plugin: {deviceListStrategy: [envvar, cdi-cri, envvar]}}", with(func(g *sharing.Grants) {
+			g.Strategies = []sharing.DeviceListStrategy{sharing.Envvar, sharing.CDICRI}
+		})},
+		{"switches", "flags: {gdrcopyEnabled: true, gdsEnabled: true, mofedEnabled: true, plugin: {passDeviceSpecs: true}}", with(func(g *sharing.Grants) {
+			g.DeviceNodes, g.GDRCopy, g.GDS, g.MOFED = true, true, true, true
+		})},
+		{"one switch is one switch", "flags: {gdsEnabled: true}", with(func(g *sharing.Grants) { g.GDS = true })},
+		{"another one", "flags: {mofedEnabled: true}", with(func(g *sharing.Grants) { g.MOFED = true })},
+		{"prefix", "flags: {plugin: {cdiAnnotationPrefix: example.com/}}", with(func(g *sharing.Grants) { g.AnnotationPrefix = "example.com/" })},
+		{"driver mounts", "flags: {plugin: {deviceListStrategy: driver-mounts, driverMounts: {hostPath: /home/kubernetes/bin/nvidia, containerPath: /opt/nvidia}}}",
+			with(func(g *sharing.Grants) {
+				g.Strategies = []sharing.DeviceListStrategy{sharing.DriverMounts}
+				g.DriverHostPath, g.DriverContainerPath = "/home/kubernetes/bin/nvidia", "/opt/nvidia"
+			})},
+		{"empty texts are the defaults", `flags: {plugin: {cdiAnnotationPrefix: "", driverMounts: {hostPath: "", containerPath: ""}}}`, with(func(*sharing.Grants) {})},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			if diff := cmp.Diff(test.want, parse(t, test.document).Profile.Grants); diff != "" {
+				t.Errorf("grants (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestAnnotationPrefix(t *testing.T) {
+	label := strings.Repeat("a", 49)
+	domain := strings.Repeat(label+".", 5)
+	tests := []struct {
+		name, prefix string
+		ok           bool
+	}{
+		{"the runtimes' own", "cdi.k8s.io/", true},
+		{"one label", "team/", true},
+		{"the longest", domain + "abc/", true},
+		{"one more", domain + "abcd/", false},
+		{"no slash", "cdi.k8s.io", false},
+		{"only a slash", "/", false},
+		{"two slashes", "cdi.k8s.io//", false},
+		{"behind the slash", "cdi.k8s.io/virgate-", false},
+		{"upper case", "CDI.k8s.io/", false},
+		{"an empty label", "cdi..io/", false},
+		{"a blank", "cdi.k8s.io /", false},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := Parse("", nil, Overrides{"flags.plugin.cdiAnnotationPrefix": {Value: test.prefix, Source: "$X"}})
+			want := "flags.plugin.cdiAnnotationPrefix: expected a lower-case domain and a slash, such as cdi.k8s.io/ (got " + strconv.Quote(test.prefix) + ")"
+			if ok := err == nil; ok != test.ok || !ok && len(test.prefix) < valueShown && !strings.Contains(err.Error(), want) {
+				t.Errorf("error is %v, want %t for none", err, test.ok)
+			}
+		})
+	}
+}

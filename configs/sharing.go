@@ -1,0 +1,289 @@
+package configs
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/virgate/virgate/sharing"
+)
+
+// sharedEntry is an entry of sharing.timeSlicing.resources, to be checked against others.
+type sharedEntry struct {
+	value    value
+	replicas value
+	share    sharing.ReplicatedResource
+	// policyWritten says that the entry itself has a policy or a spread.
+	policyWritten bool
+}
+
+// offeredAs is the name under which the entry's units are advertised.
+func (e sharedEntry) offeredAs() string { return cmp.Or(e.share.Rename, e.share.Resource) }
+
+// readSharing reads the section sharing into a profile that has the rest already.
+func readSharing(v value, profile *sharing.Profile) {
+	section := v.mapping(keysOf("sharing")...)
+	refuseMPS(section.field("mps"))
+
+	slicing := section.field("timeSlicing")
+	f := slicing.mapping(keysOf(pathTimeSlicing)...)
+	reader := entryReader{profile: profile, keys: keysOf(pathShare), seen: make(map[string]map[sharing.Selector]int)}
+	reader.renameByDefault, _ = f.field("renameByDefault").boolean()
+	profile.FailRequestsGreaterThanOne, _ = f.field("failRequestsGreaterThanOne").boolean()
+	for _, naming := range slices.Concat(profile.GPUNames, profile.MIGNames) {
+		reader.names = append(reader.names, naming.Name)
+	}
+	slices.Sort(reader.names)
+	reader.names = slices.Compact(reader.names)
+
+	items, ok := f.field("resources").items()
+	if !slicing.absent() && (!ok || len(items) == 0) && len(f.entries) > 0 {
+		slicing.note("names no resources, so nothing is time-sliced; NVIDIA's plugin refuses this")
+	}
+	var entries []sharedEntry
+	for _, item := range items {
+		if e, ok := reader.read(item); ok {
+			entries = append(entries, e)
+		}
+	}
+	reportUnreachable(entries)
+	unifyPolicies(entries)
+	reportLongLists(*profile, entries)
+	for _, e := range entries {
+		profile.TimeSlicing = append(profile.TimeSlicing, e.share)
+	}
+}
+
+// refuseMPS accepts the section mps only if it shares nothing.
+func refuseMPS(v value) {
+	f := v.mapping(keysOf(pathMPS)...)
+	f.field("renameByDefault").boolean()
+	f.field("failRequestsGreaterThanOne").boolean()
+	resources := f.field("resources")
+	if items, ok := resources.items(); ok && len(items) == 0 || resources.absent() {
+		return
+	}
+	resources.problem("MPS is not supported yet; time-slicing is, under sharing.timeSlicing")
+}
+
+// entryReader reads the entries of sharing.timeSlicing.resources.
+type entryReader struct {
+	profile         *sharing.Profile
+	renameByDefault bool
+	// keys are the keys of an entry.
+	keys []string
+	// names are the resource names that the section resources makes, sorted.
+	names []string
+	// seen has, by resource, the lines of the selectors in earlier entries.
+	seen map[string]map[sharing.Selector]int
+}
+
+// read returns false if it cannot read an entry's name, devices or replicas. If
+// it returns true, it may still have reported other problems.
+func (r *entryReader) read(item value) (sharedEntry, bool) {
+	if item.shape() != shapeMapping {
+		item.problem("expected a mapping with name and replicas")
+		return sharedEntry{}, false
+	}
+	f := item.mapping(r.keys...)
+	name, named := readResourceName(f.required("name"))
+	if named {
+		r.reportUnknownName(f.field("name"), name)
+	}
+	if r.seen[name] == nil {
+		r.seen[name] = make(map[sharing.Selector]int)
+	}
+	selection, selected := readSelection(f.field("devices"), r.seen[name])
+	replicas, counted := readReplicas(f.required("replicas"))
+	e := sharedEntry{value: item, replicas: f.field("replicas"), share: sharing.ReplicatedResource{
+		Path: item.path, Resource: name, Select: selection, Replicas: replicas,
+	}}
+	e.share.Rename = r.readRename(f, e.share)
+	e.share.Policy, e.share.SpreadStrict, e.policyWritten = r.readPolicy(f)
+	return e, named && selected && counted
+}
+
+func readReplicas(v value) (int, bool) {
+	replicas, ok := v.number()
+	switch {
+	case ok && replicas < 1:
+		v.problem("expected 1 or more")
+		return 0, false
+	case replicas == 1:
+		v.note("1 means exclusive, as without the entry; NVIDIA's plugin wants 2 or more")
+	}
+	return replicas, ok
+}
+
+// reportUnknownName reports a name that no unit of any node can have, either
+// because it is misspelt or because the section resources does not make it.
+func (r *entryReader) reportUnknownName(v value, name string) {
+	if namesPartition(name) {
+		return
+	}
+	if _, known := slices.BinarySearch(r.names, name); known {
+		return
+	}
+	message := "no GPU or partition has this name: expected " + gpuResource +
+		", nvidia.com/mig- and a MIG profile, or a name from resources"
+	if len(r.names) <= candidatesTried {
+		// All names share the domain, so it would make all of them look alike.
+		short := make([]string, len(r.names))
+		for i, known := range r.names {
+			short[i] = strings.TrimPrefix(known, resourceDomain)
+		}
+		if near := nearest(strings.TrimPrefix(name, resourceDomain), short); near != "" {
+			message += ", did you mean " + near + "?"
+		}
+	}
+	v.problem(message)
+}
+
+// readRename returns the name under which the units are offered, "" for their own.
+func (r *entryReader) readRename(f fields, share sharing.ReplicatedResource) string {
+	v := f.field("rename")
+	if !v.absent() {
+		rename, ok := readResourceName(v)
+		if ok && (!r.renameByDefault || rename != share.Resource+sharedSuffix) {
+			v.note("renamed here; NVIDIA's plugin ignores it")
+		}
+		return rename
+	}
+	if !r.renameByDefault || share.Replicas < 2 || share.Resource == "" {
+		return ""
+	}
+	rename, err := parseResourceName(share.Resource + sharedSuffix)
+	if err != nil {
+		f.field("name").problem("with the suffix " + sharedSuffix + " of renameByDefault: " + err.Error())
+	}
+	return rename
+}
+
+// readPolicy reads policy and spread. written is false where the profile's policy holds.
+func (r *entryReader) readPolicy(f fields) (policy sharing.AllocationPolicy, strict, written bool) {
+	policy = r.profile.Policy
+	if v := f.field("policy"); !v.absent() {
+		written = true
+		v.note("Virgate's own; NVIDIA's plugin has one policy for the node")
+		if text, ok := v.oneOf(policyNames()...); ok {
+			policy = sharing.AllocationPolicy(text)
+		}
+	}
+	v := f.field("spread")
+	if v.absent() {
+		return policy, false, written
+	}
+	v.note("Virgate's own: a container never gets two devices of one unit; NVIDIA's plugin has no such key")
+	if _, ok := v.oneOf("strict"); ok && policy != sharing.Spread {
+		v.problem(fmt.Sprintf("needs policy: spread, the policy here is %s", policy))
+	}
+	return policy, true, true
+}
+
+// unifyPolicies gives all entries that are offered under one name one policy, because a
+// container's devices are chosen from the whole resource. It reports two that disagree.
+func unifyPolicies(entries []sharedEntry) {
+	decided := make(map[string]sharedEntry)
+	for _, e := range entries {
+		if !e.policyWritten {
+			continue
+		}
+		if first, ok := decided[e.offeredAs()]; !ok {
+			decided[e.offeredAs()] = e
+		} else if first.share.Policy != e.share.Policy || first.share.SpreadStrict != e.share.SpreadStrict {
+			e.value.problemHere(fmt.Sprintf(
+				"is offered as %s with policy %s, but the entry on line %d offers that with policy %s: a resource has one policy",
+				e.offeredAs(), policyText(e.share), first.value.line, policyText(first.share)))
+		}
+	}
+	for i := range entries {
+		if e, ok := decided[entries[i].offeredAs()]; ok {
+			entries[i].share.Policy, entries[i].share.SpreadStrict = e.share.Policy, e.share.SpreadStrict
+		}
+	}
+}
+
+// policyNames are the policies as documents name them.
+func policyNames() []string {
+	var names []string
+	for _, policy := range sharing.AllocationPolicies() {
+		names = append(names, string(policy))
+	}
+	return names
+}
+
+func policyText(s sharing.ReplicatedResource) string {
+	if s.SpreadStrict {
+		return string(s.Policy) + " (strict)"
+	}
+	return string(s.Policy)
+}
+
+// reportUnreachable reports entries that match no unit on any node, because an
+// earlier entry takes all units of the same resource.
+func reportUnreachable(entries []sharedEntry) {
+	all := make(map[string]int)
+	for _, e := range entries {
+		if line, taken := all[e.share.Resource]; taken {
+			e.value.problemHere(fmt.Sprintf(
+				"never matches: the entry on line %d takes all devices of %s, put this one before it", line, e.share.Resource))
+		} else if e.share.Select.All() {
+			all[e.share.Resource] = e.value.line
+		}
+	}
+}
+
+// A document is read without knowing the node, so the length of a list is checked for the
+// largest node that is sold: 16 GPUs (DGX-2), each with 7 partitions.
+const (
+	gpusPerNode      = 16
+	partitionsPerGPU = 7
+)
+
+// reportLongLists reports the entries through which a resource could have more
+// devices than the kubelet accepts in one list.
+func reportLongLists(profile sharing.Profile, entries []sharedEntry) {
+	unitsPerGPU := func(resource string) int {
+		if profile.MIGStrategy == sharing.MIGSingle || namesPartition(resource) ||
+			slices.ContainsFunc(profile.MIGNames, func(n sharing.NamingRule) bool { return n.Name == resource }) {
+			return partitionsPerGPU
+		}
+		return 1
+	}
+	units := make(map[string]int)
+	for _, e := range entries {
+		units[e.offeredAs()] = max(units[e.offeredAs()], gpusPerNode*unitsPerGPU(e.share.Resource))
+	}
+	// The worst case is that the entries with most replicas get their units first.
+	entries = slices.Clone(entries)
+	slices.SortStableFunc(entries, func(a, b sharedEntry) int { return cmp.Compare(b.share.Replicas, a.share.Replicas) })
+	left, devices, tooLong := maps.Clone(units), make(map[string]int), make(map[string]bool)
+	for _, e := range entries {
+		name, each := e.offeredAs(), unitsPerGPU(e.share.Resource)
+		if tooLong[name] {
+			continue
+		}
+		var wanted int
+		switch {
+		case e.share.Select.Count > 0:
+			wanted = e.share.Select.Count
+		case e.share.Select.All():
+			wanted = gpusPerNode * each
+		default: // a selector may be a GPU, and then has all of its partitions
+			wanted = len(e.share.Select.List) * each
+		}
+		taken := min(left[name], wanted)
+		left[name] -= taken
+		// The replicas alone can be too many, and their product overflow.
+		if e.share.Replicas > sharing.MaxDevices || devices[name]+taken*e.share.Replicas > sharing.MaxDevices {
+			e.replicas.problem(fmt.Sprintf(
+				"a node of %d units could have more than %d devices of %s, and the kubelet takes no list beyond 4 MiB: at most %d replicas are safe here",
+				units[name], sharing.MaxDevices, name, (sharing.MaxDevices-devices[name])/max(taken, 1)))
+			tooLong[name] = true
+			continue
+		}
+		devices[name] += taken * e.share.Replicas
+	}
+}

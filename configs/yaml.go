@@ -1,0 +1,448 @@
+package configs
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+const (
+	// documentBytes is the largest document that is read, as large as a ConfigMap can be.
+	documentBytes = 1 << 20
+	// documentNodes bounds the number of keys and values. The reader follows
+	// aliases, so an alias counts with everything that it stands for: a few lines
+	// of nested aliases could otherwise take hours to read.
+	documentNodes = 100_000
+	// documentDepth bounds the nesting; a profile needs 6 levels.
+	documentDepth = 50
+)
+
+// source is a document while it is read: where it is from, its problems and notes so far.
+type source struct {
+	file string
+	// offset is the number of lines before the document, in a ConfigMap manifest.
+	offset   int
+	problems *Problems
+	notes    []Note
+}
+
+// position is where a problem is.
+type position struct {
+	file string
+	line int
+	path string
+}
+
+func (s *source) problem(at position, shown, message string) {
+	*s.problems = append(*s.problems, Problem{File: at.file, Line: at.line, Path: at.path, Value: shown, Message: message})
+}
+
+// open parses data and returns the root of the document, which is absent if data
+// is empty. It returns false after it has reported a problem.
+func (s *source) open(data []byte) (value, bool) {
+	nothing := value{source: s, line: s.offset + 1}
+	if len(data) > documentBytes {
+		s.problem(nothing.position(), "", fmt.Sprintf("the document has %d bytes, more than 1 MiB", len(data)))
+		return nothing, false
+	}
+	decoder := yaml.NewDecoder(bytes.NewReader(data))
+	var document yaml.Node
+	if err := decoder.Decode(&document); errors.Is(err, io.EOF) {
+		return nothing, true
+	} else if err != nil {
+		s.syntax(err)
+		return nothing, false
+	}
+	if !s.single(decoder) {
+		return nothing, false
+	}
+	root := s.newValue("", document.Content[0])
+	if reason := tooLarge(document.Content[0]); reason != "" {
+		s.problem(root.position(), "", reason)
+		return nothing, false
+	}
+	if !root.absent() && root.node.Kind != yaml.MappingNode {
+		root.problem("expected a mapping at the top")
+		return nothing, false
+	}
+	return root, true
+}
+
+// single reports a second document in the file, but for an empty one after "---".
+func (s *source) single(decoder *yaml.Decoder) bool {
+	var second yaml.Node
+	err := decoder.Decode(&second)
+	if errors.Is(err, io.EOF) {
+		return true
+	}
+	if err != nil {
+		s.syntax(err)
+		return false
+	}
+	if v := s.newValue("", second.Content[0]); !v.absent() {
+		s.problem(v.position(), "", "a second YAML document begins here: expected one in a file")
+		return false
+	}
+	return true
+}
+
+// syntax reports the parser's error, whose text has the line: "yaml: line N: …".
+func (s *source) syntax(err error) {
+	at := position{file: s.file, line: s.offset + 1}
+	message := strings.TrimPrefix(err.Error(), "yaml: ")
+	number, text, found := strings.Cut(message, ": ")
+	if line, err := strconv.Atoi(strings.TrimPrefix(number, "line ")); err == nil && found {
+		at.line, message = s.offset+line, text
+	}
+	s.problem(at, "", "not valid YAML: "+message)
+}
+
+// tooLarge says why the document is too large to be read, "" if it is not. An
+// alias that contains itself is nested too deeply.
+func tooLarge(root *yaml.Node) string {
+	nodes := 0
+	var measure func(node *yaml.Node, depth int) string
+	measure = func(node *yaml.Node, depth int) string {
+		nodes++
+		switch {
+		case nodes > documentNodes:
+			return fmt.Sprintf("the document has more than %d keys and values, those behind aliases counted each time", documentNodes)
+		case depth > documentDepth:
+			return fmt.Sprintf("the document is nested deeper than %d levels, those behind aliases counted", documentDepth)
+		case node.Kind == yaml.AliasNode:
+			return measure(node.Alias, depth+1)
+		}
+		for _, child := range node.Content {
+			if reason := measure(child, depth+1); reason != "" {
+				return reason
+			}
+		}
+		return ""
+	}
+	return measure(root, 1)
+}
+
+// value is a position in a document and what is written there, if anything.
+// Methods such as text and number report a value of the wrong type, and say
+// whether they return something. An absent value is no problem to them.
+type value struct {
+	source *source
+	path   string
+	line   int
+	// node is never an alias. It is nil if the key is missing.
+	node *yaml.Node
+}
+
+// newValue follows aliases, but keeps the alias's line, where a reader looks first.
+func (s *source) newValue(path string, node *yaml.Node) value {
+	v := value{source: s, path: path, line: s.offset + node.Line, node: node}
+	for v.node.Kind == yaml.AliasNode {
+		v.node = v.node.Alias
+	}
+	return v
+}
+
+// absent says that the key is missing or has no value: "flags:", "flags: null".
+func (v value) absent() bool {
+	return v.node == nil || v.node.Kind == yaml.ScalarNode && v.node.ShortTag() == "!!null"
+}
+
+// shape is the kind of a value, as far as the reader distinguishes kinds.
+type shape int
+
+const (
+	shapeNothing shape = iota
+	shapeText
+	shapeNumber
+	shapeOther
+	shapeList
+	shapeMapping
+)
+
+func (v value) shape() shape {
+	switch {
+	case v.absent():
+		return shapeNothing
+	case v.node.Kind == yaml.MappingNode:
+		return shapeMapping
+	case v.node.Kind == yaml.SequenceNode:
+		return shapeList
+	case v.node.ShortTag() == "!!str":
+		return shapeText
+	case v.node.ShortTag() == "!!int":
+		return shapeNumber
+	}
+	return shapeOther
+}
+
+func (v value) position() position { return position{file: v.source.file, line: v.line, path: v.path} }
+
+// problem reports the value, which the message quotes.
+func (v value) problem(message string) {
+	v.source.problem(v.position(), v.shown(), message)
+}
+
+// problemHere reports a problem whose message does not need the value.
+func (v value) problemHere(message string) { v.source.problem(v.position(), "", message) }
+
+func (v value) note(message string) {
+	v.source.notes = append(v.source.notes, Note{Line: v.line, Path: v.path, Message: message})
+}
+
+// shown is the value as a message quotes it, "" if the key is missing.
+func (v value) shown() string {
+	switch v.shape() {
+	case shapeMapping:
+		return "a mapping"
+	case shapeList:
+		return "a list"
+	case shapeNothing:
+		if v.node == nil {
+			return ""
+		}
+		return "nothing"
+	case shapeText:
+		return quote(v.node.Value)
+	}
+	// Anything else without a style is a bare number, date or boolean.
+	if v.node.Style == 0 && len(v.node.Value) <= valueShown {
+		return v.node.Value
+	}
+	return quote(v.node.Value)
+}
+
+// text reads a string. It refuses a bare yes, no, on, off, y or n, because
+// NVIDIA's plugin reads YAML 1.1, where these are booleans.
+func (v value) text() (string, bool) {
+	if v.absent() {
+		return "", false
+	}
+	if v.shape() != shapeText {
+		v.problem("expected text")
+		return "", false
+	}
+	if _, bare := v.bareBool(); bare {
+		v.problem("expected text: write it in quotes, without them it means true or false")
+		return "", false
+	}
+	return v.node.Value, true
+}
+
+// oneOf reads a string that has to be one of the choices.
+func (v value) oneOf(choices ...string) (string, bool) {
+	text, ok := v.text()
+	if ok && !slices.Contains(choices, text) {
+		v.problem("expected " + alternatives(choices))
+		return "", false
+	}
+	return text, ok
+}
+
+// duration reads a duration within bounds; expected is the problem of another one.
+func (v value) duration(shortest, longest time.Duration, expected string) (time.Duration, bool) {
+	text, ok := v.text()
+	if !ok {
+		return 0, false
+	}
+	duration, err := time.ParseDuration(text)
+	if err != nil || duration < shortest || duration > longest {
+		v.problem(expected)
+		return 0, false
+	}
+	return duration, true
+}
+
+// boolean reads true or false in any spelling of YAML 1.1.
+func (v value) boolean() (result, ok bool) {
+	if v.absent() {
+		return false, false
+	}
+	result, ok = v.bareBool()
+	if !ok {
+		v.problem("expected true or false")
+	}
+	return result, ok
+}
+
+func (v value) bareBool() (result, ok bool) {
+	// A plain scalar has no style: it has no quotes and no tag, and is no block.
+	if v.node.Kind != yaml.ScalarNode || v.node.Style != 0 {
+		return false, false
+	}
+	switch v.node.Value {
+	case "true", "True", "TRUE", "yes", "Yes", "YES", "on", "On", "ON", "y", "Y":
+		return true, true
+	case "false", "False", "FALSE", "no", "No", "NO", "off", "Off", "OFF", "n", "N":
+		return false, true
+	}
+	return false, false
+}
+
+// number reads a whole number in plain decimal digits. It refuses 1_000, 0x10, 4.0, and
+// leading zeros, because YAML 1.1 reads 010 as octal and YAML 1.2 as decimal.
+func (v value) number() (int, bool) {
+	if v.absent() {
+		return 0, false
+	}
+	if v.shape() == shapeNumber {
+		if n, err := strconv.Atoi(v.node.Value); err == nil && strconv.Itoa(n) == v.node.Value {
+			return n, true
+		}
+	}
+	v.problem("expected a whole number, in decimal digits and without quotes")
+	return 0, false
+}
+
+// texts reads a list of strings. A single string is a list of one.
+func (v value) texts() ([]value, bool) {
+	switch v.shape() {
+	case shapeList:
+		return v.items()
+	case shapeNothing:
+		return nil, false
+	case shapeMapping:
+		v.problem("expected text or a list")
+		return nil, false
+	}
+	return []value{v}, true
+}
+
+// items reads a list.
+func (v value) items() ([]value, bool) {
+	if v.absent() {
+		return nil, false
+	}
+	if v.shape() != shapeList {
+		v.problem("expected a list")
+		return nil, false
+	}
+	items := make([]value, len(v.node.Content))
+	for i, node := range v.node.Content {
+		items[i] = v.source.newValue(fmt.Sprintf("%s[%d]", v.path, i), node)
+	}
+	return items, true
+}
+
+// entry is a key of a mapping and its value.
+type entry struct {
+	key   string
+	line  int
+	value value
+}
+
+// problem reports the key itself.
+func (e entry) problem(message string) {
+	e.value.source.problem(position{e.value.source.file, e.line, e.value.path}, quote(e.key), message)
+}
+
+// fields are the entries of a mapping whose possible keys are known.
+type fields struct {
+	parent  value
+	entries map[string]value
+}
+
+// field returns the value under key; a missing one is absent and has the parent's line.
+func (f fields) field(key string) value {
+	if v, ok := f.entries[key]; ok {
+		return v
+	}
+	return value{source: f.parent.source, path: join(f.parent.path, key), line: f.parent.line}
+}
+
+// required is like field, and reports an absent value.
+func (f fields) required(key string) value {
+	v := f.field(key)
+	if v.absent() {
+		v.problemHere("is required")
+	}
+	return v
+}
+
+// mapping reads a mapping and reports any key that is not one of the known ones.
+func (v value) mapping(known ...string) fields {
+	f := fields{parent: v, entries: make(map[string]value)}
+	for _, e := range v.pairs() {
+		if slices.Contains(known, e.key) {
+			f.entries[e.key] = e.value
+			continue
+		}
+		message := "unknown key"
+		if near := nearest(e.key, known); near != "" {
+			message += ", did you mean " + near + "?"
+		}
+		v.source.problem(position{v.source.file, e.line, e.value.path}, "", message)
+	}
+	return f
+}
+
+// pairs reads a mapping with arbitrary keys, in the order of the document. A repeated key is
+// reported and left out. A merge key ("<<") adds those keys of another mapping, or of a list
+// of mappings, that the mapping does not have itself.
+func (v value) pairs() []entry {
+	if v.absent() {
+		return nil
+	}
+	if v.shape() != shapeMapping {
+		v.problem("expected a mapping")
+		return nil
+	}
+	var own []entry
+	var merged []value
+	lines := make(map[string]int)
+	for i := 0; i+1 < len(v.node.Content); i += 2 {
+		key := v.source.newValue(v.path, v.node.Content[i])
+		if key.node.ShortTag() == "!!merge" {
+			merged = append(merged, v.source.newValue(join(v.path, "<<"), v.node.Content[i+1]))
+			continue
+		}
+		if key.node.Kind != yaml.ScalarNode || key.absent() {
+			key.problem("expected text as the key")
+			continue
+		}
+		name := key.node.Value
+		path := join(v.path, name)
+		if first, again := lines[name]; again {
+			v.source.problem(position{v.source.file, key.line, path}, "", "the key is repeated, it is on line "+strconv.Itoa(first)+" already")
+			continue
+		}
+		lines[name] = key.line
+		own = append(own, entry{name, key.line, v.source.newValue(path, v.node.Content[i+1])})
+	}
+	for _, m := range merged {
+		mappings := []value{m}
+		if m.shape() == shapeList {
+			mappings, _ = m.items()
+		}
+		for _, mapping := range mappings {
+			for _, e := range mapping.pairs() {
+				if _, has := lines[e.key]; !has {
+					lines[e.key] = e.line
+					e.value.path = join(v.path, e.key)
+					own = append(own, e)
+				}
+			}
+		}
+	}
+	return own
+}
+
+// join appends a key to a path, in quotes where it would be unreadable without.
+func join(path, key string) string {
+	plain := key != "" && len(key) <= valueShown && strings.Trim(key, keyCharacters) == ""
+	switch {
+	case !plain:
+		return path + "[" + quote(key) + "]"
+	case path == "":
+		return key
+	}
+	return path + "." + key
+}
+
+const keyCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._+<,"

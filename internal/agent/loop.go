@@ -1,0 +1,208 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"reflect"
+	"slices"
+
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
+)
+
+// state is what the loop decided last. It is immutable.
+type state struct {
+	// profile is the last good one; planned says that it was planned for known GPUs.
+	profile *configs.SelectedProfile
+	// restored says that profile is that of the last run.
+	restored bool
+	// wanted is what ConfigSource returned last, of a rejected one only name and source.
+	wanted  configs.SelectedProfile
+	plan    sharing.Plan
+	planned bool
+	gpus    []sharing.GPU
+	// host is what was last prepared for allocate responses.
+	host plugin.Host
+	// rejected says why the wanted profile is not in force, unread why no GPU can be read.
+	rejected, unread error
+}
+
+// requestPlan asks the loop to read its inputs again. Bursts become one reading.
+func (a *agent) requestPlan() {
+	select {
+	case a.replan <- struct{}{}:
+	default:
+	}
+}
+
+// planNow returns when the loop has read its inputs after the call, or ctx ends.
+func (a *agent) planNow(ctx context.Context) {
+	planned := make(chan struct{})
+	select {
+	case a.replanNow <- planned:
+		<-planned
+	case <-ctx.Done():
+	}
+}
+
+// planLoop is the loop.
+func (a *agent) planLoop(ctx context.Context) error {
+	defer close(a.planEnded)
+	for {
+		var planned chan struct{}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.Reload:
+		case <-a.replan:
+		case planned = <-a.replanNow:
+		}
+		a.decide()
+		if planned != nil {
+			close(planned)
+		}
+	}
+}
+
+// decide reads profile and GPUs, plans, and hands the plan to the plugin manager.
+// When the profile cannot be used, the last good one is planned for the GPUs as they
+// are now; when the GPUs cannot be read, the plan stays.
+func (a *agent) decide() {
+	last := a.state.Load()
+	next := *last
+
+	a.selectProfile(last, &next)
+	var gpus []sharing.GPU
+	if gpus, next.unread = a.Node.Inventory(); next.unread == nil {
+		next.gpus = gpus
+	} else if last.planned && !sameError(last.unread, next.unread) {
+		a.Logger.Warn("GPUs not read", "error", next.unread)
+	}
+	defer a.wakeReport()
+	defer a.mig.Wake()
+	defer a.state.Store(&next)
+	if next.profile == nil || (next.unread != nil && !last.planned) {
+		return
+	}
+
+	next.plan = a.mig.HoldBack(sharing.NewPlan(next.gpus, next.profile.Profile))
+	a.prepareHost(last, &next)
+	if last.planned && reflect.DeepEqual(last.plan, next.plan) {
+		next.plan = last.plan
+		return
+	}
+	next.planned = true
+	a.logPlan(last.plan, next.plan)
+	a.Plugin.Apply(next.plan)
+}
+
+func sameError(a, b error) bool {
+	return a != nil && b != nil && a.Error() == b.Error()
+}
+
+// logPlan logs what a plan changes.
+func (a *agent) logPlan(last, next sharing.Plan) {
+	for _, r := range next.Resources {
+		a.Logger.Info("resource planned", "resource", r.Name, "strategy", r.Strategy(), "units", len(r.Units), "devices", len(r.Devices), "healthy", r.HealthyDevices())
+	}
+	for _, warning := range next.Warnings {
+		if !slices.Contains(last.Warnings, warning) {
+			a.Logger.Warn("plan", "warning", warning)
+		}
+	}
+}
+
+// LastKnownGood keeps the profile in force for the next start. It is called from
+// the loop, and only by the program that serves the node.
+type LastKnownGood interface {
+	// Load returns the profile that was in force when the last program ended; false
+	// when there was none, or it cannot be used any more.
+	Load() (configs.SelectedProfile, bool)
+	// Save is called with the profile in force whenever the loop decides, but not with
+	// one that Load returned. It does not wait for the disk, and reports errors itself.
+	Save(configs.SelectedProfile)
+}
+
+// selectProfile finds the profile in force: the wanted one, else the last good one
+// of this program, else that of the program before it.
+func (a *agent) selectProfile(last, next *state) {
+	wanted, err := a.ConfigSource.Profile()
+	next.wanted, next.rejected = wanted, err
+	serving := a.serving.Load()
+	switch {
+	case err == nil:
+		next.profile, next.restored = &wanted, false
+	case next.profile == nil && serving:
+		if kept, ok := a.LastKnownGood.Load(); ok {
+			next.profile, next.restored = &kept, true
+			a.Logger.Info("using the profile of the last run", "profile", kept.String(), "generation", kept.Generation)
+		}
+	}
+	// Also when the wanted one is rejected: a program that stood by has saved no good one.
+	if serving && next.profile != nil && !next.restored {
+		a.LastKnownGood.Save(*next.profile)
+	}
+	if err != nil && !sameError(last.rejected, err) {
+		if errors.Is(err, configs.ErrPending) {
+			a.Logger.Info("waiting for the profile", "because", err)
+		} else {
+			a.Logger.Error("profile rejected, the last good one stays in force", "error", err)
+		}
+	}
+	if next.profile == nil || last.profile != nil && reflect.DeepEqual(last.profile.Profile, next.profile.Profile) {
+		return
+	}
+	if err == nil {
+		a.Logger.Info("profile in force", "profile", wanted.String(), "generation", wanted.Generation)
+	}
+	a.SetHealthRules(next.profile.Profile)
+}
+
+// Host has what allocate responses refer to: CDI specs, device nodes, the driver.
+type Host interface {
+	// Prepare makes sure that the host has what these grants and GPUs need, and
+	// returns what it has, which is not changed afterwards.
+	//
+	// The loop calls it before each plan goes out and waits for it, up to 2 s while
+	// CDI specs are being written: a device that is listed before its CDI spec is
+	// there could be allocated at once, and the container would fail to start. It
+	// seldom waits: a spec is written when GPUs have changed, and one that is late is
+	// not waited for again, so that a hung driver delays one plan, not every fault.
+	Prepare(grants sharing.Grants, gpus []sharing.GPU) plugin.Host
+	// Watch is as in Node: it calls changed when Prepare would return something else.
+	Watch(ctx context.Context, changed func()) error
+}
+
+// prepareHost prepares the host for the next plan, and withholds from the plan what
+// could not be granted. A program that stands by leaves the host alone.
+func (a *agent) prepareHost(last, next *state) {
+	if !a.serving.Load() {
+		return
+	}
+	next.host = a.Host.Prepare(next.plan.Grants, next.gpus)
+	next.plan = next.plan.Withhold(next.host.Obstacles)
+	if reflect.DeepEqual(last.host, next.host) {
+		return
+	}
+	a.Plugin.SetHost(next.host)
+	reasons, known := countObstacles(next.host.Obstacles), countObstacles(last.host.Obstacles)
+	for _, reason := range slices.Sorted(maps.Keys(reasons)) {
+		if reasons[reason] != known[reason] {
+			a.Logger.Warn("gpus withheld", "reason", reason, "units", reasons[reason])
+		}
+	}
+	if len(reasons) == 0 && len(known) > 0 {
+		a.Logger.Info("all gpus can be granted")
+	}
+}
+
+// countObstacles counts the units that have each obstacle.
+func countObstacles(obstacles map[string]string) map[string]int {
+	reasons := map[string]int{}
+	for _, reason := range obstacles {
+		reasons[reason]++
+	}
+	return reasons
+}

@@ -1,0 +1,307 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/simkubelet"
+	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
+)
+
+// fakeLastKnownGood has the profile of a last run, and remembers what it is to keep.
+type fakeLastKnownGood struct {
+	last *configs.SelectedProfile
+	mu   sync.Mutex
+	kept []string
+}
+
+func (k *fakeLastKnownGood) Load() (configs.SelectedProfile, bool) {
+	if k.last == nil {
+		return configs.SelectedProfile{}, false
+	}
+	return *k.last, true
+}
+
+func (k *fakeLastKnownGood) Save(s configs.SelectedProfile) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if n := len(k.kept); n == 0 || k.kept[n-1] != s.Generation {
+		k.kept = append(k.kept, s.Generation)
+	}
+}
+
+func (k *fakeLastKnownGood) list() string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return fmt.Sprint(k.kept)
+}
+
+func generations(replicas ...int) string {
+	var list []string
+	for _, r := range replicas {
+		list = append(list, configs.Generation(profile(r)))
+	}
+	return fmt.Sprint(list)
+}
+
+func TestLastRunsProfileServes(t *testing.T) {
+	last := configs.Config{Profile: profile(3)}.SelectedFrom("ConfigMap gpu/profiles", "a", nil)
+	for _, test := range []struct {
+		name string
+		err  error
+	}{
+		{"a broken profile", errors.New("line 3")},
+		{"one that is not known", fmt.Errorf("node n1: %w", configs.ErrPending)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			keeper := &fakeLastKnownGood{last: &last}
+			r := newRig(t, func(r *rig) {
+				r.policy = fakePolicy{newInput(profile(4), test.err)}
+				r.options.ConfigSource, r.options.LastKnownGood = r.policy, keeper
+			})
+			r.awaitBody("/readyz", 200, "ok")
+			if got := r.agent.state.Load().plan.Resources[0]; len(got.Devices) != 6 {
+				t.Errorf("%d devices, want those of the last run's profile", len(got.Devices))
+			}
+			if got := keeper.list(); got != "[]" {
+				t.Errorf("kept %s, which was there", got)
+			}
+			r.policy.set(profile(5), nil)
+			r.awaitBody("/plan", 200, `"replicas": 5`)
+			if got, want := keeper.list(), generations(5); got != want {
+				t.Errorf("kept %s, want %s", got, want)
+			}
+			r.policy.set(profile(6), errors.New("line 4"))
+			r.awaitBody("/metrics", 200, "virgate_config_last_apply_successful 0")
+			if got, want := keeper.list(), generations(5); got != want {
+				t.Errorf("kept %s, want %s", got, want)
+			}
+		})
+	}
+}
+
+// A program that stands by has rejected the profile before it may serve, and
+// nothing changes when it may. Found by test/soak. With GPUs that it may partition, it
+// has to know what it serves before it registers.
+func TestLastRunsProfileServesAfterStandby(t *testing.T) {
+	last := configs.Config{Profile: profile(3)}.SelectedFrom("ConfigMap gpu/profiles", "a", nil)
+	for _, partitions := range []bool{false, true} {
+		t.Run(fmt.Sprint("partitions ", partitions), func(t *testing.T) {
+			r := newRig(t, func(r *rig) {
+				r.policy = fakePolicy{newInput(profile(4), errors.New("line 3"))}
+				r.options.ConfigSource, r.options.LastKnownGood = r.policy, &fakeLastKnownGood{last: &last}
+				if partitions {
+					sim, err := simnode.New("a30x2")
+					if err != nil {
+						t.Fatal(err)
+					}
+					r.options.Partitioner = nvml.NewPartitioner(sim, nvml.NewNode(sim, nvml.Options{Logger: r.options.Logger}).PauseEvents)
+					r.options.Journal = &memoryStore{}
+				}
+				r.options.AcquireLock = func(ctx context.Context, standBy func()) error {
+					standBy()
+					for tick := time.NewTicker(time.Millisecond); ctx.Err() == nil; <-tick.C {
+						if s := r.agent.state.Load(); s.rejected != nil && s.gpus != nil {
+							tick.Stop()
+							return nil
+						}
+					}
+					return ctx.Err()
+				}
+			})
+			r.shows(6)
+		})
+	}
+}
+
+// A profile that was good while the program stood by is the last good one, and
+// is kept although the wanted one is bad by the time the program serves. Found by
+// test/soak.
+func TestKeepsWhatWasGoodWhileItStoodBy(t *testing.T) {
+	keeper, claimed := &fakeLastKnownGood{}, make(chan struct{})
+	r := newRig(t, func(r *rig) {
+		r.options.LastKnownGood = keeper
+		r.options.AcquireLock = func(ctx context.Context, standBy func()) error {
+			standBy()
+			select {
+			case <-claimed:
+			case <-ctx.Done():
+			}
+			return ctx.Err()
+		}
+	})
+	r.awaitBody("/plan", 200, `"replicas": 4`)
+	r.policy.set(profile(5), errors.New("line 3"))
+	r.awaitBody("/metrics", 200, "virgate_config_last_apply_successful 0")
+	if got := keeper.list(); got != "[]" {
+		t.Errorf("kept %s by a program that stands by", got)
+	}
+	close(claimed)
+	r.shows(8)
+	if got, want := keeper.list(), generations(4); got != want {
+		t.Errorf("kept %s, want %s", got, want)
+	}
+}
+
+// fakeHost answers what the test sets, and counts the questions.
+type fakeHost struct {
+	*input[plugin.Host]
+	prepared *atomic.Int64
+}
+
+func newFakeHost(host plugin.Host) fakeHost { return fakeHost{newInput(host, nil), &atomic.Int64{}} }
+
+func (h fakeHost) Prepare(sharing.Grants, []sharing.GPU) plugin.Host {
+	h.prepared.Add(1)
+	host, _ := h.get()
+	return host
+}
+
+func withheld(units ...string) plugin.Host {
+	host := plugin.Host{Obstacles: map[string]string{}}
+	for _, unit := range units {
+		host.Obstacles[unit] = "the driver is not installed yet"
+	}
+	return host
+}
+
+// TestObstaclesWithhold checks that nothing is advertised ready until the host
+// has what a grant names, and that it is taken back when the host loses it.
+func TestObstaclesWithhold(t *testing.T) {
+	host := newFakeHost(withheld("GPU-a", "GPU-b"))
+	r := newRig(t, func(r *rig) { r.options.Host = host })
+	listed := func(k simkubelet.Snapshot) bool { return len(k.Resources[gpuResource].Devices) == 8 }
+	if err := r.kubelet.Await(r.ctx, listed); err != nil {
+		t.Fatal(err)
+	}
+	r.shows(0)
+	host.set(withheld("GPU-b"), nil)
+	r.shows(4)
+	host.set(withheld(), nil)
+	r.shows(8)
+	host.set(withheld("GPU-a"), nil)
+	r.shows(4)
+}
+
+// TestHostReachesGrants checks that a grant has what the host got ready for it,
+// also when only that has changed.
+func TestHostReachesGrants(t *testing.T) {
+	nodes := map[string][]string{"GPU-a": {"/dev/nvidia0"}, "GPU-b": {"/dev/nvidia1"}}
+	host := newFakeHost(plugin.Host{Nodes: nodes})
+	r := newRig(t, func(r *rig) {
+		r.options.Host = host
+		want, _ := r.policy.get()
+		want.Grants = sharing.Grants{DeviceNodes: true}
+		r.policy.value = want
+	})
+	r.shows(8)
+	granted := func(name string) []string {
+		t.Helper()
+		pod, err := r.kubelet.AddPod(r.ctx, simkubelet.Pod{Namespace: "test", Name: name, Containers: []simkubelet.Container{
+			{Name: "main", Requests: map[string]int{gpuResource: 1}},
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var paths []string
+		for _, device := range pod.Containers[0].Grants[0].Response.Devices {
+			paths = append(paths, device.ContainerPath)
+		}
+		return paths
+	}
+	if got := granted("first"); len(got) != 1 || !strings.HasPrefix(got[0], "/dev/nvidia") {
+		t.Errorf("granted %v", got)
+	}
+	host.set(plugin.Host{Nodes: nodes, ControlNodes: []string{"/dev/nvidiactl"}}, nil)
+	r.agent.planNow(r.ctx)
+	// The manager takes the new view up by itself; nothing shows that it has.
+	for name := "p"; ; name += "p" {
+		if got := granted(name); len(got) == 2 && got[0] == "/dev/nvidiactl" {
+			return
+		}
+		if err := r.kubelet.DeletePod("test", name); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestStandbyLeavesTheHostAlone(t *testing.T) {
+	host := newFakeHost(withheld())
+	claimed := make(chan struct{})
+	r := newRig(t, func(r *rig) {
+		r.options.Host = host
+		r.options.AcquireLock = func(ctx context.Context, _ func()) error {
+			select {
+			case <-claimed:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	})
+	r.agent.planNow(r.ctx)
+	if got := host.prepared.Load(); got != 0 {
+		t.Errorf("prepared %d times while standing by", got)
+	}
+	close(claimed)
+	r.shows(8)
+	if host.prepared.Load() == 0 {
+		t.Error("serves without having prepared the host")
+	}
+}
+
+// TestFirstListIsPrepared checks that the kubelet never sees a unit Healthy that
+// could not be granted from the start.
+func TestFirstListIsPrepared(t *testing.T) {
+	host := newFakeHost(withheld("GPU-a"))
+	r := newRig(t, func(r *rig) { r.options.Host = host })
+	healthy := map[string]bool{}
+	err := r.kubelet.Await(r.ctx, func(k simkubelet.Snapshot) bool {
+		for _, device := range k.Resources[gpuResource].Devices {
+			healthy[device.ID] = healthy[device.ID] || device.Healthy
+		}
+		return k.Resources[gpuResource].Allocatable == 4
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id, was := range healthy {
+		if was && strings.HasPrefix(id, "GPU-a") {
+			t.Errorf("%s was Healthy", id)
+		}
+	}
+}
+
+func TestCountObstacles(t *testing.T) {
+	got := countObstacles(map[string]string{"GPU-a": "x", "GPU-b": "x", "GPU-c": "y"})
+	if diff := cmp.Diff(map[string]int{"x": 2, "y": 1}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// stuckHost ends like a Host whose driver does not answer.
+type stuckHost struct{ fakeHost }
+
+func (h stuckHost) Watch(ctx context.Context, changed func()) error {
+	if err := h.fakeHost.Watch(ctx, changed); err != nil {
+		return err
+	}
+	return errors.New("abandoned the CDI specs")
+}
+
+func TestStuckHostIsLeftBehind(t *testing.T) {
+	r := newRig(t, func(r *rig) { r.options.Host = stuckHost{newFakeHost(withheld())} })
+	r.shows(8)
+}

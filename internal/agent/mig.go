@@ -1,0 +1,71 @@
+package agent
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/virgate/virgate/internal/migchange"
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/sharing/metrics"
+)
+
+// newMIGReconciler makes what changes the GPUs' MIG layouts.
+func (a *agent) newMIGReconciler() *migchange.Reconciler {
+	return migchange.New(migchange.Options{
+		Partitioner: a.Partitioner, LetGo: a.LetGo, Store: a.Journal, Devices: a.Plugin, Inputs: a.migInputs, Holders: a.Kubelet.Held,
+		Resources: a.resourcesOf, Plan: a.planNow, Changed: a.wakeReport, Refresh: a.Refresh, Logger: a.Logger,
+	})
+}
+
+var errNotPlanned = errors.New("nothing is planned yet")
+
+// migInputs are the GPUs and the wanted layout that the loop has last decided by.
+func (a *agent) migInputs() (gpus []sharing.GPU, wanted sharing.MIGConfig, err error) {
+	s := a.state.Load()
+	if s.profile != nil {
+		wanted = s.profile.Profile.MIG
+	}
+	if !s.planned {
+		err = errNotPlanned
+	}
+	gpus = slices.DeleteFunc(slices.Clone(s.gpus), func(g sharing.GPU) bool { return g.DriverIndex == sharing.NotListed })
+	return gpus, wanted, err
+}
+
+// resourcesOf are the resources that the profile in force makes of these GPUs.
+func (a *agent) resourcesOf(gpus []sharing.GPU) []sharing.Resource {
+	profile := a.state.Load().profile
+	if profile == nil {
+		return nil
+	}
+	return sharing.NewPlan(gpus, profile.Profile).Resources
+}
+
+// collectLayouts shows how far the GPUs are that Virgate partitions.
+func collectLayouts(send metrics.Send, gpus []nodereport.GPULayout) {
+	for _, gpu := range gpus {
+		for _, state := range nodereport.LayoutStates() {
+			send("mig_layout_state", metrics.BoolToFloat(state == gpu.State), gpu.GPU, gpu.Wanted, string(state))
+		}
+		used := 0
+		type kind struct{ profile, state string }
+		counts := map[kind]int{}
+		for _, instance := range gpu.Instances {
+			used += instance.Placement.Size
+			state := "free"
+			for _, compute := range instance.Computes {
+				if compute.Busy {
+					state = "in_use"
+				}
+			}
+			counts[kind{instance.Profile.String(), state}]++
+		}
+		send("mig_slots", float64(used), gpu.GPU, "used")
+		send("mig_slots", float64(gpu.Slots-used-gpu.Unreachable), gpu.GPU, "free")
+		send("mig_slots", float64(gpu.Unreachable), gpu.GPU, "unreachable")
+		for k, count := range counts {
+			send("mig_instances", float64(count), gpu.GPU, k.profile, k.state)
+		}
+	}
+}

@@ -1,0 +1,252 @@
+package configsource
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+)
+
+// TestSharedConnection: what asks at once at the start shares one connection, and
+// what asks at once when that is lost shares another. A node costs one TLS
+// handshake each time.
+func TestSharedConnection(t *testing.T) {
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("watch") == "" {
+			http.NotFound(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	}))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	defer server.Close()
+	var dials atomic.Int32
+	api, err := NewClient(&rest.Config{
+		Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true},
+		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+			dials.Add(1)
+			return (&net.Dialer{}).DialContext(ctx, network, address)
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := NewNodeLabels(api, "n1", labelName, nil).node.watcher
+	askAtOnce := func() {
+		var asking sync.WaitGroup
+		for range 10 {
+			asking.Go(func() { _, _ = node.list(t.Context(), metav1.ListOptions{}) })
+		}
+		asking.Wait()
+	}
+	askAtOnce()
+	if got := dials.Load(); got != 1 {
+		t.Errorf("%d connections, want 1", got)
+	}
+	watching, err := node.watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watching.Stop()
+	server.CloseClientConnections()
+	for range watching.ResultChan() { // until it is seen that it is lost
+	}
+	askAtOnce()
+	if got := dials.Load(); got != 2 {
+		t.Errorf("%d connections, want 2", got)
+	}
+}
+
+// heldServer is a server whose answers wait.
+type heldServer struct {
+	asked  atomic.Int32
+	answer chan error
+}
+
+func (h *heldServer) RoundTrip(request *http.Request) (*http.Response, error) {
+	h.asked.Add(1)
+	select {
+	case <-request.Context().Done():
+		return nil, request.Context().Err()
+	case err := <-h.answer:
+		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(""))}, err
+	}
+}
+
+// await waits until so many were asked.
+func (h *heldServer) await(t *testing.T, requests int32) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for h.asked.Load() < requests {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d requests, want %d", h.asked.Load(), requests)
+		}
+		<-time.After(time.Millisecond)
+	}
+}
+
+func ask(ctx context.Context, through http.RoundTripper) <-chan error {
+	ended := make(chan error, 1)
+	go func() {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1", nil)
+		if err == nil {
+			var answer *http.Response
+			if answer, err = through.RoundTrip(request); err == nil {
+				err = answer.Body.Close()
+			}
+		}
+		ended <- err
+	}()
+	return ended
+}
+
+// TestSharedConnectionIsNoQueue: requests wait for the first one only, not for
+// longer than they are patient, and one after another while nobody answers.
+func TestSharedConnectionIsNoQueue(t *testing.T) {
+	server := &heldServer{answer: make(chan error)}
+	one := newSharedConnection(server)
+	first := ask(t.Context(), one)
+	server.answer <- errors.New("away")
+	if err := <-first; err == nil {
+		t.Fatal("answered")
+	}
+	second, after := ask(t.Context(), one), ask(t.Context(), one)
+	server.await(t, 2)
+	for range 50 { // Nothing tells that a request waits.
+		if got := server.asked.Load(); got != 2 {
+			t.Fatalf("%d asked while nobody has connected", got)
+		}
+		<-time.After(time.Millisecond)
+	}
+	server.answer <- nil
+	server.answer <- nil
+	for _, ended := range []<-chan error{second, after} {
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Connected: these are asked at once.
+	third, fourth := ask(t.Context(), one), ask(t.Context(), one)
+	server.await(t, 5)
+	server.answer <- nil
+	server.answer <- errors.New("away")
+	if first, second := <-third, <-fourth; (first == nil) == (second == nil) {
+		t.Errorf("answered %v and %v", first, second)
+	}
+
+	// One that hangs holds up nobody who gives up.
+	one = newSharedConnection(server)
+	hanging, stop := context.WithCancel(t.Context())
+	first = ask(hanging, one)
+	server.await(t, 6)
+	impatient, cancel := context.WithCancel(t.Context())
+	second = ask(impatient, one)
+	cancel()
+	if err := <-second; !errors.Is(err, context.Canceled) {
+		t.Errorf("gave up with %v", err)
+	}
+	if got := server.asked.Load(); got != 6 {
+		t.Errorf("%d asked", got)
+	}
+	stop()
+	if err := <-first; !errors.Is(err, context.Canceled) {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+// TestEndlessAnswer: an answer without an end is given up, and costs no more
+// memory than the longest that is read.
+func TestEndlessAnswer(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		block := bytes.Repeat([]byte("x"), 1<<20)
+		for r.Context().Err() == nil {
+			if _, err := w.Write(block); err != nil {
+				return
+			}
+		}
+	}))
+	defer server.Close()
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(path, []byte(`{kind: Config, apiVersion: v1, current-context: c,
+contexts: [{name: c, context: {cluster: c, user: u}}], users: [{name: u, user: {}}],
+clusters: [{name: c, cluster: {server: "`+server.URL+`"}}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	config, err := RESTConfig(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	api, err := NewClient(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	pods := api.watcher(query{resource: "pods", selector: byName("n")}, nil)
+	if _, err := pods.list(ctx, metav1.ListOptions{}); err == nil || !strings.Contains(err.Error(), "longer than 33554432 bytes") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestRequestsAreMadeOnce: a server that asks for time is asked once, not again
+// by the library after exactly that time.
+func TestRequestsAreMadeOnce(t *testing.T) {
+	var asked, metadata atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		if strings.Contains(r.Header.Get("Accept"), "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata") {
+			metadata.Add(1)
+		}
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, "too many requests", http.StatusTooManyRequests)
+	}))
+	defer server.Close()
+	api, err := NewClient(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	watchers := map[string]*watcher{
+		"node":      NewNodeLabels(api, "n1", labelName, log).node.watcher,
+		"ConfigMap": NewConfigMap(api, "gpu", "profiles", log).watcher,
+	}
+	for name, w := range watchers {
+		requests := map[string]func() error{
+			"list":  func() error { _, err := w.list(t.Context(), metav1.ListOptions{}); return err },
+			"watch": func() error { _, err := w.watch(t.Context(), metav1.ListOptions{ResourceVersion: "1"}); return err },
+		}
+		for kind, request := range requests {
+			t.Run(name+" "+kind, func(t *testing.T) {
+				asked.Store(0)
+				err := request()
+				if seconds, ok := apierrors.SuggestsClientDelay(err); !ok || seconds != 1 {
+					t.Errorf("the error %v asks for %d s, %t", err, seconds, ok)
+				}
+				if got := asked.Load(); got != 1 {
+					t.Errorf("asked %d times", got)
+				}
+			})
+		}
+	}
+	if got := metadata.Load(); got != 2 {
+		t.Errorf("%d requests are for metadata alone, want those of the Node", got)
+	}
+}

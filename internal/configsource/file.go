@@ -1,0 +1,253 @@
+package configsource
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/virgate/virgate/configs"
+)
+
+// File takes the profile from a file, or from flags alone when Path is empty.
+type File struct {
+	// Path is a profile, or a ConfigMap manifest with one; it may be a symbolic link.
+	Path string
+	// Key chooses a profile from a ConfigMap manifest with several.
+	Key string
+	// Overrides are the settings from flags and environment.
+	Overrides configs.Overrides
+	// Started are the settings of this process; a profile that needs others is refused.
+	Started configs.StartupSettings
+	// Labels are the Node's, for the MIG layout's; nil where none are looked at.
+	Labels *NodeLabels
+
+	content polled[[]byte]
+	// hadContent says that the file was not always empty. An empty one is then no profile
+	// that says nothing: who writes to it in place empties it first.
+	hadContent atomic.Bool
+	// last is what was parsed last: a profile is asked for whenever anything on the node
+	// changes, and parsing takes far longer than comparing a few kilobytes.
+	mu   sync.Mutex
+	last *parsedFile
+}
+
+// parsedFile is the content of a file with what it says.
+type parsedFile struct {
+	data     []byte
+	selected configs.SelectedProfile
+	err      error
+}
+
+// Profile reads the file and returns its profile. The error names file, line
+// and field of every problem. It is configs.ErrPending while the Node's labels
+// are not known and the profile depends on them.
+func (f *File) Profile() (configs.SelectedProfile, error) {
+	selected, err := f.parse()
+	if err == nil {
+		selected, err = f.Labels.Layout(selected)
+	}
+	if err != nil {
+		return configs.SelectedProfile{Name: f.Key, Source: cmp.Or(f.Path, flagsSource)}, err
+	}
+	return checkStarted(selected, nil, f.Started)
+}
+
+// Config reads the file and returns all that it says.
+func (f *File) Config() (configs.Config, error) {
+	selected, err := f.parse()
+	return selected.Config, err
+}
+
+func (f *File) parse() (configs.SelectedProfile, error) {
+	if f.Path == "" {
+		return parseFlags(f.Overrides)
+	}
+	data, err := f.read()
+	if err != nil {
+		return configs.SelectedProfile{}, fmt.Errorf("read profile: %w", err)
+	}
+	if len(data) > 0 {
+		f.hadContent.Store(true)
+	} else if f.hadContent.Load() {
+		return configs.SelectedProfile{}, fmt.Errorf("%s: it had a profile and is empty now; one that says nothing is version: v1", f.Path)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.last == nil || !bytes.Equal(f.last.data, data) {
+		f.last = &parsedFile{data: data}
+		f.last.selected, f.last.err = parseFile(f.Path, data, f.Key, f.Overrides)
+	}
+	return f.last.selected, f.last.err
+}
+
+func (f *File) read() ([]byte, error) {
+	return f.content.read(func() ([]byte, error) { return readLimited(f.Path) }, bytes.Equal)
+}
+
+// parseFile reads a profile, or a ConfigMap manifest that has one under key.
+func parseFile(path string, data []byte, key string, overrides configs.Overrides) (configs.SelectedProfile, error) {
+	file, err := configs.ParseFile(path, data, overrides)
+	if err != nil {
+		return configs.SelectedProfile{}, err
+	}
+	config, err := file.Select(key)
+	if err != nil {
+		return configs.SelectedProfile{}, err
+	}
+	return config.SelectedFrom(path, key, map[string]string{"": string(data)}), nil
+}
+
+// flagsSource is what people call a profile that no document says.
+const flagsSource = "flags"
+
+// parseFlags is the profile of flags and environment alone.
+func parseFlags(overrides configs.Overrides) (configs.SelectedProfile, error) {
+	config, err := configs.Parse("", nil, overrides)
+	return config.SelectedFrom(flagsSource, "", nil), err
+}
+
+// Watch calls changed at once and whenever the content or the labels are others.
+func (f *File) Watch(ctx context.Context, changed func()) error {
+	var following sync.WaitGroup
+	defer following.Wait()
+	if f.Labels != nil {
+		following.Go(func() { _ = f.Labels.Watch(ctx, changed) })
+	}
+	if f.Path == "" {
+		changed()
+		<-ctx.Done()
+		return nil
+	}
+	f.content.watch(ctx, func() { _, _ = f.read() }, changed)
+	return nil
+}
+
+// Directory has profiles in files by their names, as a mounted ConfigMap has them.
+type Directory struct {
+	Path string
+
+	content polled[configs.Documents]
+}
+
+// String is the path.
+func (d *Directory) String() string { return d.Path }
+
+// Documents reads the files. Directories are left out, and names that begin
+// with "..", which the kubelet uses for itself, as NVIDIA's config-manager does.
+func (d *Directory) Documents() (configs.Documents, error) {
+	return d.content.read(d.documents, maps.Equal[configs.Documents, configs.Documents])
+}
+
+func (d *Directory) documents() (configs.Documents, error) {
+	// A mounted ConfigMap changes when this link does: its target has one version.
+	path := d.Path
+	if target, err := filepath.EvalSymlinks(filepath.Join(path, "..data")); err == nil {
+		path = target
+	}
+	files, err := os.ReadDir(path)
+	if err != nil {
+		return nil, fmt.Errorf("read profiles: %w", err)
+	}
+	documents := configs.Documents{}
+	for _, file := range files {
+		path := filepath.Join(path, file.Name())
+		info, err := os.Stat(path)
+		if strings.HasPrefix(file.Name(), "..") || err == nil && !info.Mode().IsRegular() {
+			continue
+		}
+		var data []byte
+		if err == nil {
+			data, err = readLimited(path)
+		}
+		switch {
+		case err == nil:
+			documents[file.Name()] = string(data)
+		case !errors.Is(err, os.ErrNotExist):
+			return nil, fmt.Errorf("read profiles: %w", err)
+		}
+	}
+	return documents, nil
+}
+
+// Watch calls changed at once and whenever a file has other content, comes or goes.
+func (d *Directory) Watch(ctx context.Context, changed func()) error {
+	d.content.watch(ctx, func() { _, _ = d.Documents() }, changed)
+	return nil
+}
+
+// maxDocument is the size in bytes of the largest document that is read; a
+// ConfigMap has 1 MiB in all (Kubernetes, api/validation).
+const maxDocument = 4 << 20
+
+// readLimited reads a file of at most maxDocument.
+func readLimited(path string) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	data, err := io.ReadAll(io.LimitReader(file, maxDocument+1))
+	if err = errors.Join(err, file.Close()); err != nil {
+		return nil, err
+	}
+	if len(data) > maxDocument {
+		return nil, fmt.Errorf("%s: longer than %d bytes", path, maxDocument)
+	}
+	return data, nil
+}
+
+// readInterval is how often files are read. Reading a few kilobytes costs less
+// than being wrong about renames, symbolic links that move and editors that
+// truncate, which a file watch has to follow one by one.
+const readInterval = 200 * time.Millisecond
+
+// polled counts the changes of what is read again and again. Each reading is compared with
+// the one before it, whoever made that: a file that is there for a moment, between two
+// looks of Watch, would stay in force otherwise.
+type polled[T any] struct {
+	mu      sync.Mutex
+	last    T
+	lastErr error
+	changes atomic.Int64
+}
+
+func (p *polled[T]) read(do func() (T, error), equal func(a, b T) bool) (T, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	value, err := do()
+	if !equal(value, p.last) || fmt.Sprint(err) != fmt.Sprint(p.lastErr) {
+		p.changes.Add(1)
+	}
+	p.last, p.lastErr = value, err
+	return value, err
+}
+
+// watch calls changed at once and whenever a reading, which look makes, has differed.
+func (p *polled[T]) watch(ctx context.Context, look, changed func()) {
+	tick := time.NewTicker(readInterval)
+	defer tick.Stop()
+	look() // Before the first call: what changes after it is then noticed.
+	told := p.changes.Load()
+	changed()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		look()
+		if now := p.changes.Load(); now != told {
+			told = now
+			changed()
+		}
+	}
+}

@@ -1,0 +1,125 @@
+package configsource
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"sync/atomic"
+	"time"
+
+	"github.com/virgate/virgate/configs"
+)
+
+// Store keeps a profile over restarts: where it was found, and its documents.
+type Store interface {
+	// Load returns what was last saved; false for nothing.
+	Load() (configs.SelectedProfile, bool, error)
+	// Save returns when the profile is on disk.
+	Save(configs.SelectedProfile) error
+}
+
+// LastKnownGood keeps the profile in force, so that the next start needs neither the
+// API server nor a profile that is right just then.
+type LastKnownGood struct {
+	store     Store
+	overrides configs.Overrides
+	started   configs.StartupSettings
+	log       *slog.Logger
+
+	wanted atomic.Pointer[configs.SelectedProfile]
+	wake   chan struct{}
+	// dropped says that what is stored has been found of no use.
+	dropped atomic.Bool
+}
+
+// NewLastKnownGood makes a LastKnownGood; Run does the writing.
+func NewLastKnownGood(store Store, overrides configs.Overrides, started configs.StartupSettings, log *slog.Logger) *LastKnownGood {
+	return &LastKnownGood{store: store, overrides: overrides, started: started, log: log, wake: make(chan struct{}, 1)}
+}
+
+// Load reads the stored profile; false, with a warning once, when none can be used.
+func (k *LastKnownGood) Load() (configs.SelectedProfile, bool) {
+	if k.dropped.Load() {
+		return configs.SelectedProfile{}, false
+	}
+	stored, ok, err := k.store.Load()
+	var selected configs.SelectedProfile
+	if ok {
+		if selected, err = Restore(stored, k.overrides); err == nil {
+			err = k.started.CheckUnchanged(selected.Startup)
+		}
+	}
+	if err != nil {
+		k.dropped.Store(true)
+		k.log.Warn("profile of the last run dropped", "profile", stored.String(), "error", err)
+		return configs.SelectedProfile{}, false
+	}
+	return selected, ok
+}
+
+// Restore reads the documents of a stored profile anew.
+func Restore(stored configs.SelectedProfile, overrides configs.Overrides) (configs.SelectedProfile, error) {
+	var selected configs.SelectedProfile
+	var err error
+	if text, one := stored.Documents[""]; one || len(stored.Documents) == 0 {
+		selected, err = parseFile(stored.Source, []byte(text), stored.Name, overrides)
+		selected.Documents = stored.Documents
+	} else {
+		selected, err = configs.Documents(stored.Documents).Select(stored.Source, stored.Name, overrides)
+	}
+	if err == nil {
+		selected, err = selected.SelectMIG(stored.Layout)
+	}
+	if err != nil {
+		return configs.SelectedProfile{}, fmt.Errorf("read the stored profile: %w", err)
+	}
+	return selected, nil
+}
+
+// Save has the profile written by Run.
+func (k *LastKnownGood) Save(selected configs.SelectedProfile) {
+	if last := k.wanted.Load(); last != nil && same(*last, selected) {
+		return
+	}
+	k.wanted.Store(&selected)
+	select {
+	case k.wake <- struct{}{}:
+	default:
+	}
+}
+
+func same(a, b configs.SelectedProfile) bool {
+	return a.Name == b.Name && a.Source == b.Source && a.Generation == b.Generation && a.Layout == b.Layout && maps.Equal(a.Documents, b.Documents)
+}
+
+// retryPause is the wait after a write that went wrong.
+const retryPause = 10 * time.Second
+
+// Run writes until ctx ends; what was to be kept by then is written before it
+// returns. It never fails: what cannot be written is tried again, and told.
+func (k *LastKnownGood) Run(ctx context.Context) error {
+	var written *configs.SelectedProfile
+	for last := false; !last; {
+		var again <-chan time.Time
+		if written != k.wanted.Load() {
+			again = time.After(retryPause)
+		}
+		select {
+		case <-ctx.Done():
+			last = true
+		case <-k.wake:
+		case <-again:
+		}
+		wanted := k.wanted.Load()
+		if wanted == written {
+			continue
+		}
+		if err := k.store.Save(*wanted); err != nil {
+			k.log.Error("profile not kept for a restart", "error", err)
+			continue
+		}
+		written = wanted
+	}
+	return nil
+}

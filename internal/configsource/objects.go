@@ -1,0 +1,238 @@
+package configsource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/sharing"
+)
+
+// errNotThere says that an object does not exist.
+var errNotThere = errors.New("not there")
+
+// watched is what is wanted of some objects of the API server, kept up to date.
+type watched[T any] struct {
+	store *partStore[T]
+	*watcher
+}
+
+// newWatched makes a watched; part and equal are partStore's.
+func newWatched[T any](client *Client, q query, part func(object any) (string, T, bool), equal func(a, b T) bool, log *slog.Logger) watched[T] {
+	s := &partStore[T]{what: q.what, part: part, equal: equal, log: log}
+	return watched[T]{s, client.watcher(q, s)}
+}
+
+// Watch follows the objects until ctx ends, and calls changed, from one goroutine,
+// whenever something else would be returned of them, be it another error.
+func (w watched[T]) Watch(ctx context.Context, changed func()) error {
+	w.store.changed = changed
+	w.run(ctx)
+	return nil
+}
+
+// object is a part of one object of the API server.
+type object[T any] struct {
+	name string
+	watched[T]
+}
+
+// newObject makes an object; of tells what is wanted of it.
+func newObject[T any](client *Client, q query, name string, of func(object any) (T, bool), equal func(a, b T) bool, log *slog.Logger) object[T] {
+	part := func(object any) (string, T, bool) {
+		if described, err := meta.Accessor(object); err != nil || described.GetName() != name {
+			var none T
+			return name, none, false
+		}
+		value, ok := of(object)
+		return name, value, ok
+	}
+	return object[T]{name, newWatched(client, q, part, equal, log)}
+}
+
+// String is what people call it: "ConfigMap gpu/profiles".
+func (o object[T]) String() string { return o.what }
+
+// value returns the part as last seen, also while the API server cannot be reached. The
+// error says that it is not there, or is configs.ErrPending before it was looked for.
+func (o object[T]) value() (T, error) {
+	seen := o.store.load()
+	value, there := seen.parts[o.name]
+	switch {
+	case there:
+		return value, nil
+	case seen.parts != nil:
+		return value, fmt.Errorf("%s: %w", o.what, errNotThere)
+	}
+	return value, o.store.pending()
+}
+
+// ConfigMap has profiles in a ConfigMap, read from the API server.
+type ConfigMap struct{ object[configs.Documents] }
+
+// ParseConfigMapName reads NAMESPACE/NAME.
+func ParseConfigMapName(s string) (namespace, name string, err error) {
+	namespace, name, found := strings.Cut(s, "/")
+	if !found || namespace == "" || name == "" || strings.Contains(name, "/") {
+		return "", "", fmt.Errorf("expected NAMESPACE/NAME (got %q)", s)
+	}
+	return namespace, name, nil
+}
+
+// NewConfigMap makes a ConfigMap; Watch reads it.
+func NewConfigMap(client *Client, namespace, name string, log *slog.Logger) *ConfigMap {
+	q := query{what: "ConfigMap " + namespace + "/" + name, resource: "configmaps", namespace: namespace, selector: byName(name)}
+	return &ConfigMap{newObject(client, q, name, documentsOf, maps.Equal[configs.Documents, configs.Documents], log)}
+}
+
+func documentsOf(object any) (configs.Documents, bool) {
+	configMap, ok := object.(*corev1.ConfigMap)
+	if !ok {
+		return nil, false
+	}
+	documents := configs.Documents{}
+	maps.Copy(documents, configMap.Data)
+	for key, data := range configMap.BinaryData { // A mounted one has them too.
+		documents[key] = string(data)
+	}
+	return documents, true
+}
+
+// Documents implements Source.
+func (c *ConfigMap) Documents() (configs.Documents, error) { return c.value() }
+
+// MIGLabel is the Node's label that names a MIG layout, as for NVIDIA's
+// mig-manager (mig-parted v0.15, deployments/container).
+const MIGLabel = "nvidia.com/mig.config"
+
+// NodeLabels are the labels of one Node that say what the node should be. The nil
+// NodeLabels are those of a Node that is not looked at.
+type NodeLabels struct {
+	// Name is that of the label that names a profile.
+	Name string
+	// Replaced is called from Watch whenever the Node is another one than before,
+	// as the first one is: nothing was written to it yet. Nil for nobody.
+	Replaced func()
+	node     object[labels]
+}
+
+// labels is what is wanted of a Node's metadata.
+type labels struct {
+	profile, layout string
+	// uid tells a Node from its successor of the same name.
+	uid types.UID
+}
+
+// NewNodeLabels makes the NodeLabels of the named Node; Watch reads them. Label is
+// the name of the label that names a profile.
+func NewNodeLabels(client *Client, node, label string, log *slog.Logger) *NodeLabels {
+	// No label and an empty one are no choice, as in NVIDIA's config-manager.
+	of := func(object any) (labels, bool) {
+		described, err := meta.Accessor(object)
+		if err != nil {
+			return labels{}, false
+		}
+		all := described.GetLabels()
+		return labels{profile: all[label], layout: all[MIGLabel], uid: described.GetUID()}, true
+	}
+	q := query{what: "node " + node, resource: "nodes", selector: byName(node), metadataOnly: true}
+	return &NodeLabels{Name: label, node: newObject(client, q, node, of, func(a, b labels) bool { return a == b }, log)}
+}
+
+// Layout returns the profile with the MIG layout that MIGLabel names, where
+// Virgate may partition GPUs. Elsewhere the label does not matter, nor whether it
+// is known. The error names the label and its value, or is configs.ErrPending
+// before the Node has been looked for, or that it is not there.
+func (l *NodeLabels) Layout(selected configs.SelectedProfile) (configs.SelectedProfile, error) {
+	if l == nil || !selected.Profile.MIG.Manage {
+		return selected, nil
+	}
+	now, err := l.node.value()
+	if err != nil {
+		return selected, err
+	}
+	return l.layout(now, selected)
+}
+
+// layout is Layout of labels that were read before.
+func (l *NodeLabels) layout(now labels, selected configs.SelectedProfile) (configs.SelectedProfile, error) {
+	if l == nil || !selected.Profile.MIG.Manage {
+		return selected, nil
+	}
+	selected, err := selected.SelectMIG(now.layout)
+	if err != nil {
+		return selected, fmt.Errorf("%s: label %s of %s: %w", selected, MIGLabel, l.node.what, err)
+	}
+	return selected, nil
+}
+
+// Watch follows the Node's metadata until ctx ends.
+func (l *NodeLabels) Watch(ctx context.Context, changed func()) error {
+	var known types.UID
+	return l.node.Watch(ctx, func() {
+		if now, err := l.node.value(); err == nil && now.uid != known {
+			known = now.uid
+			if l.Replaced != nil {
+				l.Replaced()
+			}
+		}
+		changed()
+	})
+}
+
+// Pods are the pods of one node as the API server has them. They cost a third
+// watch, whose traffic grows with the node's pods, and a right of its own; so
+// they are watched only where somebody asks for them.
+type Pods struct {
+	watched[map[string]sharing.Container]
+}
+
+// NewPods makes the Pods of the named Node; Watch reads them.
+func NewPods(client *Client, node string, log *slog.Logger) *Pods {
+	q := query{what: "pods of node " + node, resource: "pods", selector: fields.OneTermEqualSelector("spec.nodeName", node)}
+	return &Pods{newWatched(client, q, containersOf, maps.Equal[map[string]sharing.Container, map[string]sharing.Container], log)}
+}
+
+// containersOf are the pod's containers, init containers included, for Containers.
+func containersOf(object any) (uid string, containers map[string]sharing.Container, ok bool) {
+	pod, ok := object.(*corev1.Pod)
+	if !ok {
+		return "", nil, false
+	}
+	containers = map[string]sharing.Container{}
+	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		if _, id, _ := strings.Cut(status.ContainerID, "://"); id != "" {
+			containers[id] = sharing.Container{Namespace: pod.Namespace, Pod: pod.Name, Name: status.Name}
+		}
+	}
+	return string(pod.UID), containers, true
+}
+
+// Containers returns the containers that run or have run, by ID without the runtime's
+// "://" prefix. The error is configs.ErrPending before the pods have been read, and they
+// are nil then. Another error says why they are not followed now, as when the right to
+// them was taken away; they are as last seen then.
+func (p *Pods) Containers() (map[string]sharing.Container, error) {
+	seen := p.store.load()
+	if seen.parts == nil {
+		return nil, p.store.pending()
+	}
+	all := map[string]sharing.Container{}
+	for _, containers := range seen.parts {
+		maps.Copy(all, containers)
+	}
+	if seen.failure != nil {
+		return all, fmt.Errorf("%s: as last seen: %w", p.what, seen.failure)
+	}
+	return all, nil
+}

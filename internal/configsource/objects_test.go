@@ -1,0 +1,201 @@
+package configsource
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/sharing"
+)
+
+const (
+	cutting = "flags: {migStrategy: mixed}\nmig: {manage: true, config: all-balanced}\n"
+	layouts = "version: v1\nmig-configs: {mine: [{devices: all, mig-enabled: false}]}\n"
+)
+
+// labeledNode is a Node with both labels; "" is none.
+func labeledNode(profile, layout string) runtime.Object {
+	node := fakeNode("n1", profile).(*metav1.PartialObjectMetadata)
+	if layout != "" {
+		metav1.SetMetaDataLabel(&node.ObjectMeta, MIGLabel, layout)
+	}
+	return node
+}
+
+// TestMIGLabel has the Node's other label choose among the layouts, where GPUs
+// may be cut, over the same watch.
+func TestMIGLabel(t *testing.T) {
+	s := newTestNode(t, nil)
+	s.maps.change("profiles", fakeConfigMap(map[string]string{"a": cutting, "b": four, "layouts": layouts}))
+	s.nodes.change("n1", labeledNode("a", ""))
+	s.run()
+	balanced := generation(t, cutting)
+	s.await(balanced, "")
+	disabled := generation(t, strings.Replace(cutting, "all-balanced", "all-disabled", 1))
+	s.nodes.change("n1", labeledNode("a", "all-disabled"))
+	s.await(disabled, "")
+
+	s.nodes.change("n1", labeledNode("a", "min"))
+	s.await(disabled, `ConfigMap gpu/profiles[a]: label nvidia.com/mig.config of node n1: MIG layout "min": no layout has this name, did you mean mine?`)
+	if wanted, err := s.source.Profile(); !errors.Is(err, configs.ErrMIGLayout) || wanted.Name != "a" || wanted.Generation != "" {
+		t.Errorf("got %+v, %v; want the name alone", wanted, err)
+	}
+	s.nodes.change("n1", labeledNode("b", "min")) // Nothing is cut there.
+	s.await(generation(t, four), "")
+	s.nodes.change("n1", labeledNode("a", "all-balanced"))
+	s.await(balanced, "")
+	s.nodes.change("n1", labeledNode("a", "mine"))
+	mine, err := configs.Documents{"a": strings.Replace(cutting, "all-balanced", "mine", 1), "layouts": layouts}.Select("", "a", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.await(mine.Generation, "")
+
+	// A layout that may not be chosen is refused like one that does not exist, and so is one
+	// of which nothing would be offered.
+	documents := configs.Documents{"a": "exclude: [9]\n" + strings.Replace(cutting, "config:", "allowed: [mine], config:", 1), "b": "mig: {manage: true}\n", "layouts": layouts}
+	allowing, err := documents.Select("", "a", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if mine, err = allowing.SelectMIG("mine"); err != nil {
+		t.Fatal(err)
+	}
+	s.maps.change("profiles", fakeConfigMap(documents))
+	s.await(mine.Generation, "")
+	s.nodes.change("n1", labeledNode("a", "all-disabled"))
+	s.await(mine.Generation, `ConfigMap gpu/profiles[a]: label nvidia.com/mig.config of node n1: MIG layout "all-disabled": mig.allowed does not have it, only ["mine"]`)
+	if _, err := s.source.Profile(); !errors.Is(err, configs.ErrMIGLayout) {
+		t.Errorf("%v is no fault of a layout", err)
+	}
+	s.nodes.change("n1", labeledNode("a", ""))
+	s.await(allowing.Generation, "")
+	s.nodes.change("n1", labeledNode("b", "all-balanced"))
+	s.await(allowing.Generation, `ConfigMap gpu/profiles[b]: mig.config: MIG layout "all-balanced": GPUs with MIG are not offered with flags.migStrategy none, the default: choose mixed or single`)
+	if _, err := s.source.Profile(); !errors.Is(err, configs.ErrMIGLayout) {
+		t.Errorf("%v is no fault of a layout", err)
+	}
+	if s.stop(); s.nodes.lists != 1 || s.nodes.opened != 1 {
+		t.Errorf("%d lists of the node, %d watches", s.nodes.lists, s.nodes.opened)
+	}
+}
+
+// TestReplaced hears of each Node of the name once, also of one that was made
+// anew while nobody watched.
+func TestReplaced(t *testing.T) {
+	s := newTestNode(t, nil)
+	heard := make(chan struct{}, 10)
+	s.source.Labels.Replaced = func() { heard <- struct{}{} }
+	node := func(uid types.UID, profile string) runtime.Object {
+		node := fakeNode("n1", profile).(*metav1.PartialObjectMetadata)
+		node.UID = uid
+		return node
+	}
+	s.maps.change("profiles", fakeConfigMap(map[string]string{"a": four, "b": ten}))
+	s.nodes.change("n1", node("1", "a"))
+	s.run()
+	<-heard
+	s.await(generation(t, four), "")
+	s.nodes.change("n1", node("1", "b"))
+	s.await(generation(t, ten), "")
+	s.nodes.change("n1", nil)
+	s.await(generation(t, ten), "not there")
+	s.nodes.change("n1", node("2", "b"))
+	<-heard
+	s.nodes.setAway(errors.New("connection refused"))
+	s.nodes.change("n1", nil)
+	s.nodes.change("n1", node("3", "a"))
+	s.nodes.expire()
+	s.nodes.setAway(nil)
+	<-heard
+	s.await(generation(t, four), "")
+	s.nodes.drop()
+	s.nodes.change("n1", node("3", "b"))
+	s.await(generation(t, ten), "")
+	if len(heard) > 0 {
+		t.Errorf("heard of a Node %d times more", len(heard))
+	}
+}
+
+func fakePod(uid, name string, ids map[string]string) *corev1.Pod {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: name, UID: types.UID(uid)}}
+	for container, id := range ids {
+		pod.Status.ContainerStatuses = append(pod.Status.ContainerStatuses, corev1.ContainerStatus{Name: container, ContainerID: id})
+	}
+	return pod
+}
+
+func TestPods(t *testing.T) {
+	server := newFakeServer()
+	pods := NewPods(&Client{server.watcher}, "n1", slog.New(slog.DiscardHandler))
+	server.setAway(errors.New("forbidden"))
+	changes := make(chan struct{}, 100)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- pods.Watch(ctx, func() { changes <- struct{}{} }) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	await := func(want map[string]sharing.Container) {
+		t.Helper()
+		for {
+			select {
+			case <-changes:
+			case <-time.After(patience):
+				got, err := pods.Containers()
+				t.Fatalf("got %v, %v; want %v", got, err, want)
+			}
+			if got, err := pods.Containers(); err == nil && maps.Equal(got, want) {
+				return
+			}
+		}
+	}
+	<-changes
+	if _, err := pods.Containers(); !errors.Is(err, configs.ErrPending) || err.Error() != "pods of node n1: not known yet: list pods of node n1: forbidden" {
+		t.Errorf("before the pods are known: %v", err)
+	}
+	server.setAway(nil)
+	await(nil)
+	server.change("p", fakePod("1", "p", map[string]string{"waits": ""}))
+	server.change("q", fakePod("2", "q", map[string]string{"y": "c://2y", "x": "c://2x"}))
+	await(map[string]sharing.Container{"2x": {Namespace: "a", Pod: "q", Name: "x"}, "2y": {Namespace: "a", Pod: "q", Name: "y"}})
+	server.change("p", fakePod("1", "p", map[string]string{"waits": "c://1"}))
+	await(map[string]sharing.Container{
+		"1": {Namespace: "a", Pod: "p", Name: "waits"}, "2x": {Namespace: "a", Pod: "q", Name: "x"}, "2y": {Namespace: "a", Pod: "q", Name: "y"},
+	})
+	server.change("q", nil)
+	await(map[string]sharing.Container{"1": {Namespace: "a", Pod: "p", Name: "waits"}})
+
+	// Another pod of the same name, while nobody watches.
+	server.setAway(errors.New("refused"))
+	server.change("p", nil)
+	server.change("p", fakePod("3", "p", map[string]string{"waits": "c://3"}))
+	server.expire()
+	lost := func() bool {
+		got, err := pods.Containers()
+		return len(got) == 1 && got["1"].Pod == "p" && err != nil && strings.Contains(err.Error(), "as last seen: ") && strings.Contains(err.Error(), "refused")
+	}
+	for late := time.After(patience); !lost(); {
+		select {
+		case <-changes:
+		case <-late:
+			got, err := pods.Containers()
+			t.Fatalf("got %v, %v when the right to them is gone", got, err)
+		}
+	}
+	server.setAway(nil)
+	await(map[string]sharing.Container{"3": {Namespace: "a", Pod: "p", Name: "waits"}})
+}

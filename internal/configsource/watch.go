@@ -1,0 +1,302 @@
+package configsource
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/virgate/virgate/configs"
+)
+
+// watcher keeps a store up to date with a few objects of the API server. client-go's
+// Reflector does the bookkeeping: it lists once, watches from there, and lists again when
+// the server has forgotten that version. The watcher makes its requests, with deadlines,
+// which the Reflector does not set, and spreads them over time, so that the nodes of a
+// cluster do not come back together: see docs/scale.md.
+type watcher struct {
+	// what is watched, for messages: "node n1".
+	what  string
+	list  func(context.Context, metav1.ListOptions) (runtime.Object, error)
+	watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
+	store store
+	pace  pace
+
+	// retry is the backoff of watches that fail or are cut; opened and due are when
+	// the last watch began, and when the server is to end it.
+	retry       wait.Backoff
+	opened, due time.Time
+	// listing is held during a list, which the Reflector does not wait for when it
+	// ends (v0.36, tools/cache/reflector.go).
+	listing sync.Mutex
+}
+
+// store is where a watcher puts what it sees, from one goroutine at a time.
+type store interface {
+	cache.ReflectorStore
+	// Failed says why the objects cannot be watched; nil when they can be again.
+	Failed(error)
+}
+
+// pace is how a watcher spends its time.
+type pace struct {
+	// backoff is the wait after failures. A list resets it, and so does a watch that
+	// stays open for as long as the longest wait.
+	backoff wait.Backoff
+	// spread is the time over which the nodes of a cluster come back when their
+	// watches are cut at once, as when an API server ends: each waits for a random
+	// part of it. 10,000 nodes are then 2,000 connections a second.
+	spread time.Duration
+	// answer is how long a request may go unanswered.
+	answer time.Duration
+	// life is how long a watch may go on; 0 for a minute longer than the server was
+	// asked to let it. A lost connection is noticed earlier, by HTTP/2's pings.
+	life time.Duration
+}
+
+func defaultPace() pace {
+	return pace{
+		// The jitter doubles a wait at most: no node waits for more than 40 s.
+		backoff: wait.Backoff{Duration: 300 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: 20 * time.Second},
+		spread:  5 * time.Second, answer: 15 * time.Second,
+	}
+}
+
+// watchTimeout is the shortest time until the server ends a watch; the longest is twice that.
+const watchTimeout = 30 * time.Minute
+
+// run watches until ctx ends.
+func (w *watcher) run(ctx context.Context) {
+	w.retry = w.pace.backoff
+	backoff := w.pace.backoff
+	requests := &cache.ListWatch{ListWithContextFunc: w.listNow, WatchFuncWithContext: w.watchFrom}
+	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(requests, w), nil, w.store, cache.ReflectorOptions{
+		Name: w.what, TypeDescription: w.what, MinWatchTimeout: watchTimeout, Backoff: &backoff, Logger: &klog.Logger{},
+	})
+	// A stream that breaks in the middle of an event is a cut watch as well, which needs no
+	// list. An event that can never be read does: it comes again with each watch from there.
+	reflector.MaxInternalErrorRetryDuration = w.pace.spread
+	// The store is told all that the Reflector would log; the zero Logger is silent.
+	reflector.RunWithContext(klog.NewContext(ctx, klog.Logger{}))
+	w.listing.Lock()
+	defer w.listing.Unlock()
+}
+
+// IsWatchListSemanticsUnSupported tells the Reflector to list and then to watch.
+// Servers before Kubernetes 1.27 ignore that a watch is asked to begin with a
+// list, and the Reflector would wait for its end for ever.
+func (*watcher) IsWatchListSemanticsUnSupported() bool { return true }
+
+// listNow makes the Reflector's lists. It asks for what there is now, not for what some
+// server's cache has, as the Reflector would: no old profile must come back.
+func (w *watcher) listNow(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
+	w.listing.Lock()
+	defer w.listing.Unlock()
+	w.retry, w.due = w.pace.backoff, time.Time{}
+	asking, cancel := context.WithTimeout(ctx, w.pace.answer)
+	defer cancel()
+	list, err := w.list(asking, metav1.ListOptions{})
+	if err == nil && !meta.IsListType(list) {
+		err = fmt.Errorf("the answer is a %T", list)
+	}
+	if described, ok := list.(metav1.ListInterface); ok && err == nil && described.GetContinue() != "" {
+		// The Reflector would ask for the rest, and be given the same part, for ever.
+		err = errors.New("the answer is a part of the list, which was not asked for")
+	}
+	if err != nil {
+		err = fmt.Errorf("list %s: %w", w.what, err)
+		if ctx.Err() == nil {
+			w.store.Failed(err)
+			sleep(ctx, askedFor(err)) // The Reflector waits for its backoff as well.
+		}
+		return nil, err
+	}
+	return list, nil
+}
+
+// watchFrom makes the Reflector's watches. It tries until the server answers or has
+// forgotten the version: the Reflector would list after most failures, and would come back
+// at once after a watch that was cut.
+func (w *watcher) watchFrom(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	if time.Since(w.opened) > w.retry.Cap {
+		w.retry = w.pace.backoff
+	}
+	if time.Now().Before(w.due) {
+		sleep(ctx, w.retry.Step()+time.Duration(rand.Float64()*float64(w.pace.spread)))
+	}
+	for {
+		events, err := w.open(ctx, options)
+		switch {
+		case err == nil:
+			w.opened = time.Now()
+			w.due = w.opened.Add(time.Duration(*options.TimeoutSeconds) * time.Second)
+			w.store.Failed(nil)
+			return events, nil
+		case ctx.Err() != nil, apierrors.IsResourceExpired(err), apierrors.IsGone(err):
+			return nil, err
+		}
+		w.store.Failed(err)
+		sleep(ctx, w.retry.Step()+askedFor(err))
+	}
+}
+
+// open asks for a watch once, with a deadline for the answer and one for the watch.
+func (w *watcher) open(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	timeout := time.Duration(*options.TimeoutSeconds) * time.Second
+	watching, cancel := context.WithTimeout(ctx, cmp.Or(w.pace.life, timeout+time.Minute))
+	late := time.AfterFunc(w.pace.answer, cancel)
+	events, err := w.watch(watching, options)
+	if answered := late.Stop(); err != nil {
+		cancel()
+		if !answered && ctx.Err() == nil {
+			return nil, fmt.Errorf("watch %s: no answer in %s", w.what, w.pace.answer)
+		}
+		return nil, fmt.Errorf("watch %s: %w", w.what, err)
+	}
+	context.AfterFunc(watching, events.Stop)
+	return openWatch{events, cancel}, nil
+}
+
+// openWatch is a watch with its deadline.
+type openWatch struct {
+	watch.Interface
+	cancel context.CancelFunc
+}
+
+// Stop implements watch.Interface.
+func (o openWatch) Stop() {
+	o.cancel()
+	o.Interface.Stop()
+}
+
+// askedFor is the delay that the API server asks for, randomly extended to at most
+// twice as much: it sends the same delay, up to 32 s, to all clients that it refuses
+// (k8s.io/apiserver v0.36, dropped_requests_tracker.go).
+func askedFor(err error) time.Duration {
+	seconds, _ := apierrors.SuggestsClientDelay(err)
+	return wait.Jitter(time.Duration(seconds)*time.Second, 1)
+}
+
+func sleep(ctx context.Context, pause time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(pause):
+	}
+}
+
+// partStore is a store that keeps a part of each object, by a key, and drops the rest.
+// It is read from any goroutine.
+type partStore[T any] struct {
+	// what the objects are, for messages.
+	what string
+	// part is what is wanted of an object; false for another object. equal compares.
+	part  func(object any) (key string, value T, ok bool)
+	equal func(a, b T) bool
+	// changed is called when a part has changed, and when they cannot be watched.
+	changed func()
+	log     *slog.Logger
+	seen    atomic.Pointer[snapshot[T]]
+}
+
+// snapshot is what was last seen. It is immutable.
+type snapshot[T any] struct {
+	// parts are nil before the first list.
+	parts map[string]T
+	// failure says why they cannot be watched; nil when they can.
+	failure error
+}
+
+func (s *partStore[T]) load() snapshot[T] {
+	if seen := s.seen.Load(); seen != nil {
+		return *seen
+	}
+	return snapshot[T]{}
+}
+
+// pending is the error before the first list.
+func (s *partStore[T]) pending() error {
+	if failure := s.load().failure; failure != nil {
+		return fmt.Errorf("%s: %w: %w", s.what, configs.ErrPending, failure)
+	}
+	return fmt.Errorf("%s: %w", s.what, configs.ErrPending)
+}
+
+// Add implements cache.ReflectorStore.
+func (s *partStore[T]) Add(object any) error { return s.Update(object) }
+
+// Update implements cache.ReflectorStore.
+func (s *partStore[T]) Update(object any) error {
+	if key, value, ok := s.part(object); ok {
+		parts := maps.Clone(s.load().parts)
+		if parts == nil {
+			parts = map[string]T{}
+		}
+		parts[key] = value
+		s.keep(parts)
+	}
+	return nil
+}
+
+// Delete implements cache.ReflectorStore.
+func (s *partStore[T]) Delete(object any) error {
+	if key, _, ok := s.part(object); ok {
+		parts := maps.Clone(s.load().parts)
+		delete(parts, key)
+		s.keep(parts)
+	}
+	return nil
+}
+
+// Replace implements cache.ReflectorStore.
+func (s *partStore[T]) Replace(objects []any, _ string) error {
+	parts := make(map[string]T, len(objects))
+	for _, object := range objects {
+		if key, value, ok := s.part(object); ok {
+			parts[key] = value
+		}
+	}
+	s.keep(parts)
+	return nil
+}
+
+// Resync implements cache.ReflectorStore.
+func (*partStore[T]) Resync() error { return nil }
+
+func (s *partStore[T]) keep(parts map[string]T) {
+	last := s.load()
+	if last.parts != nil && maps.EqualFunc(last.parts, parts, s.equal) {
+		return
+	}
+	s.seen.Store(&snapshot[T]{parts: parts, failure: last.failure})
+	s.changed()
+}
+
+// Failed implements store.
+func (s *partStore[T]) Failed(err error) {
+	last := s.load()
+	if fmt.Sprint(err) == fmt.Sprint(last.failure) {
+		return
+	}
+	s.seen.Store(&snapshot[T]{parts: last.parts, failure: err})
+	if err == nil {
+		s.log.Info("API server answers again", "what", s.what)
+	} else {
+		s.log.Warn("API server not followed, what was last seen stays", "what", s.what, "error", err)
+	}
+	s.changed()
+}

@@ -1,0 +1,220 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/cdi"
+	"github.com/virgate/virgate/internal/configsource"
+	"github.com/virgate/virgate/internal/host"
+	"github.com/virgate/virgate/internal/migchange"
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/nodestatus"
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/podresources"
+	"github.com/virgate/virgate/internal/state"
+	"github.com/virgate/virgate/internal/usage"
+	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
+)
+
+// Options are all in which one run of the program may differ from another. A
+// duration of 0 is the default of the part that it is for.
+type Options struct {
+	agent.Settings
+
+	// GPUs opens the node's GPUs, once, with the settings that the process starts with.
+	GPUs    func(configs.StartupSettings) (GPUs, error)
+	Profile ProfileOptions
+
+	// PluginDir is the kubelet's device-plugins directory, which also has the lock.
+	PluginDir string
+	// StateDir has the state file; empty for PluginDir.
+	StateDir string
+	// PodResourcesSocket is the kubelet's; empty where its checkpoint must do.
+	PodResourcesSocket string
+	Timing             plugin.Timing
+
+	// Rescan, Probe and DriverBackoff are those of nvml.Options.
+	Rescan, Probe, DriverBackoff time.Duration
+	// BootID is the machine's; another one since fatal errors were kept clears them.
+	BootID string
+	// HealthRules changes what a profile says of health; nil leaves it.
+	HealthRules func(sharing.HealthRules) sharing.HealthRules
+
+	// HostRoot is where this process sees the host's "/"; empty for "/".
+	HostRoot string
+	// CDIDir is where runtimes look for CDI specs; empty for PluginDir/cdi, where none does.
+	CDIDir string
+	// HostInterval and CDIRetry are those of host.Options and cdi.Options.
+	HostInterval, CDIRetry time.Duration
+
+	// Pods tell whose container a process is in; nil where nobody follows them.
+	Pods *configsource.Pods
+
+	// ControlSocket is the path of the control socket; empty for none. With
+	// ControlRequired the program does not start without it.
+	ControlSocket   string
+	ControlRequired bool
+
+	// Reporter writes to the Node; nil for nothing.
+	Reporter *nodestatus.Reporter
+}
+
+// Run runs the program until ctx ends. An error means that it could not start or go on.
+func Run(ctx context.Context, o Options) error {
+	log := o.Logger
+	if o.HealthRules == nil {
+		o.HealthRules = func(rules sharing.HealthRules) sharing.HealthRules { return rules }
+	}
+	file := state.NewFile(cmp.Or(o.StateDir, o.PluginDir), log)
+	profile, err := openProfile(ctx, o.Profile, state.Profile{File: file}, o.Reporter, log)
+	if err != nil {
+		return err
+	}
+	defer profile.stop()
+
+	gpus, err := o.GPUs(profile.startup)
+	if err != nil {
+		return err
+	}
+	defer gpus.Close()
+	if profile.startup.FailOnInitError {
+		if err := tryDriver(ctx, gpus.Library); err != nil {
+			return err
+		}
+	}
+	kubelet := podresources.New(podresources.Options{Socket: o.PodResourcesSocket, CheckpointDir: o.PluginDir, Logger: log})
+	defer func() { _ = kubelet.Close() }()
+	node := nvml.NewNode(gpus.Library, nvml.Options{
+		Logger: log, Rescan: o.Rescan, Probe: o.Probe, Backoff: o.DriverBackoff,
+		Store: state.Section[nvml.FatalHealth]{File: file, Name: state.HealthSection},
+		Known: state.Section[nvml.KnownGPU]{File: file, Name: state.GPUSection}, Boot: o.BootID,
+	})
+	specs := cdi.NewWriter(cdi.Options{
+		Dir: cmp.Or(o.CDIDir, filepath.Join(o.PluginDir, "cdi")), Source: gpus.cdiSource(profile.startup, log),
+		Holders: kubelet, Retry: o.CDIRetry, Logger: log,
+	})
+	lock := &nodeLock{dir: o.PluginDir, file: file, log: log}
+	defer lock.release()
+	options := agent.Options{
+		Settings:       o.Settings,
+		Node:           node,
+		Health:         node,
+		SetHealthRules: func(profile sharing.Profile) { node.SetHealthRules(o.HealthRules(profile.Health)) },
+		RestoreHealth:  node.RestoreHealth,
+		ConfigSource:   profile.source,
+		LastKnownGood:  profile.lastKnownGood,
+
+		AcquireLock: lock.acquire,
+		Plugin: plugin.NewManager(plugin.Options{
+			Dir: o.PluginDir, Kubelet: kubelet, Store: state.Lists{File: file}, Timing: o.Timing, Logger: log.With("component", "plugin"),
+		}),
+		Kubelet:         kubelet,
+		StateWriteError: file.WriteError,
+		Host:            host.New(host.Options{Root: o.HostRoot, DevRoot: profile.startup.DevRoot, Specs: specs, Interval: o.HostInterval, Logger: log}),
+
+		Partitioner: gpus.Partitioner(node.PauseEvents), LetGo: node.PauseEvents,
+		Journal: file,
+		Refresh: node.Refresh,
+
+		Measure: usage.NewSampler(usage.Options{
+			Meter: nvml.NewMeter(gpus.Library), Proc: gpus.Proc, Containers: gpus.containers(o.Pods), Logger: log,
+		}).Measure,
+		Background: []func(context.Context) error{profile.lastKnownGood.Run},
+	}
+	if o.Reporter != nil {
+		options.Reporter = o.Reporter
+	}
+	if o.Pods != nil {
+		options.Background = append(options.Background, func(ctx context.Context) error {
+			return o.Pods.Watch(ctx, func() {}) // The sampler looks when it samples.
+		})
+	}
+	if o.ControlSocket != "" {
+		control, err := listenControl(o.ControlSocket)
+		switch {
+		case err == nil:
+			options.Background = append(options.Background, func(ctx context.Context) error {
+				return agent.ServeControl(ctx, control, controlHandler(node, gpus.Control))
+			})
+		case o.ControlRequired:
+			return err
+		default:
+			log.Warn("no control socket", "error", err)
+		}
+	}
+	log.Info("virgate starts", "version", o.Version, "node", gpus.Name, "config", profile.name)
+	defer log.Info("virgate ends")
+	return agent.Run(ctx, options)
+}
+
+// MIGOptions are what ApplyMIG needs.
+type MIGOptions struct {
+	GPUs GPUs
+	// Simulated says that no kubelet serves these GPUs, and that they end with the
+	// program: there is no journal.
+	Simulated bool
+	// PluginDir and PodResourcesSocket are as in Options; the journal is in PluginDir.
+	PluginDir, PodResourcesSocket string
+	// WithoutKubelet assumes that no pod holds a GPU.
+	WithoutKubelet bool
+	Logger         *slog.Logger
+}
+
+// ApplyMIG brings the GPUs to the wanted MIG layout once, as far as that goes now,
+// on a node that no Virgate serves, and returns how far they are. The error says
+// that one does, or that the GPUs could not be read.
+func ApplyMIG(ctx context.Context, o MIGOptions, wanted sharing.MIGConfig) ([]nodereport.GPULayout, error) {
+	options := migchange.Options{Partitioner: o.GPUs.Partitioner(nil), Logger: o.Logger}
+	var known []nvml.KnownGPU
+	if !o.Simulated {
+		lock, err := lockOnce(ctx, o.PluginDir)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = lock.Release() }()
+		file := state.NewFile(o.PluginDir, o.Logger)
+		file.Load()
+		options.Store = file
+		if known, err = (state.Section[nvml.KnownGPU]{File: file, Name: state.GPUSection}).Load(); err != nil {
+			return nil, err
+		}
+		if !o.WithoutKubelet {
+			kubelet := podresources.New(podresources.Options{Socket: o.PodResourcesSocket, CheckpointDir: o.PluginDir, Logger: o.Logger})
+			defer func() { _ = kubelet.Close() }()
+			options.Holders = kubelet.Held
+		}
+	}
+	options.Inputs = func() ([]sharing.GPU, sharing.MIGConfig, error) {
+		gpus, err := nvml.Scan(o.GPUs.Library, known...)
+		return gpus, wanted, err
+	}
+	layouts, err := migchange.Once(ctx, options)
+	if err != nil {
+		return nil, fmt.Errorf("read GPUs: %w", err)
+	}
+	return layouts, nil
+}
+
+// lockOnce takes the lock of an existing device-plugins directory that nobody serves.
+func lockOnce(ctx context.Context, dir string) (*state.Lock, error) {
+	if _, err := os.Stat(dir); err != nil {
+		return nil, fmt.Errorf("find --device-plugin-dir: %w", err)
+	}
+	waiting, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	lock, err := state.Acquire(waiting, dir, func(err error) { giveUp(err) })
+	if err != nil {
+		return nil, errors.Join(context.Cause(waiting), err)
+	}
+	return lock, nil
+}

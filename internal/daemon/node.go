@@ -1,0 +1,197 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/cdi"
+	"github.com/virgate/virgate/internal/configsource"
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/internal/state"
+	"github.com/virgate/virgate/internal/usage"
+	"github.com/virgate/virgate/plugin"
+)
+
+// GPUs are a node's GPUs and what goes with them.
+type GPUs struct {
+	// Library has deadlines already; see nvml.WithDeadlines.
+	Library nvml.Library
+	// Name is what --node calls them.
+	Name string
+	// Proc is the /proc of the processes that use them.
+	Proc fs.FS
+	// Containers tell whose container a process is in; nil leaves that to Options.Pods.
+	Containers usage.Containers
+	// CDI makes the CDI specs; nil for those of NVIDIA's driver.
+	CDI cdi.Source
+	// Control answers below /sim/ on the control socket; nil for nothing.
+	Control http.Handler
+	// Close is called at the end.
+	Close func()
+	// ProcessesHidden says that the driver does not list processes of other PID namespaces.
+	ProcessesHidden bool
+}
+
+// Partitioner is nvml.NewPartitioner's for the GPUs.
+func (g GPUs) Partitioner(pauseEvents func(ctx context.Context, gpu string) (resume func(), err error)) *nvml.Partitioner {
+	p := nvml.NewPartitioner(g.Library, pauseEvents)
+	p.ProcessesHidden = g.ProcessesHidden
+	return p
+}
+
+// Simulated are the GPUs of a simulated node, which knows its own processes and
+// containers. The library is the node, or stands before it.
+func Simulated(node *simnode.Node, library nvml.Library) GPUs {
+	return GPUs{
+		Library: nvml.WithDeadlines(library, nvml.Limits{}), Name: node.Name(),
+		Proc: node.Proc(), Containers: node, CDI: cdi.Simulated{}, Control: node.Handler(),
+		Close: func() {}, ProcessesHidden: node.OwnPIDs(),
+	}
+}
+
+func (g GPUs) containers(pods *configsource.Pods) usage.Containers {
+	if g.Containers == nil && pods != nil {
+		return pods
+	}
+	return g.Containers
+}
+
+func (g GPUs) cdiSource(startup configs.StartupSettings, log *slog.Logger) cdi.Source {
+	if g.CDI != nil {
+		return g.CDI
+	}
+	return cdi.NewDriver(driverOptions(startup, log))
+}
+
+// driverOptions find the driver as NVIDIA's plugin does: where it is mounted in
+// this program's container, else where it is on the host.
+func driverOptions(startup configs.StartupSettings, log *slog.Logger) cdi.DriverOptions {
+	options := cdi.DriverOptions{
+		Find: func() cdi.Roots {
+			roots := cdi.Roots{Driver: startup.DriverRoot, Dev: "/"}
+			if isDirectory(startup.ContainerDriverRoot) {
+				roots.Driver = startup.ContainerDriverRoot
+			}
+			if isDirectory(filepath.Join(roots.Driver, "dev")) {
+				roots.Dev = roots.Driver
+			}
+			return roots
+		},
+		Host:     cdi.Roots{Driver: startup.DriverRoot, Dev: startup.DevRoot},
+		HookPath: startup.CDIHookPath, Logger: log,
+	}
+	if startup.CDIFeatures != "" {
+		options.Features = strings.Split(startup.CDIFeatures, ",")
+	}
+	return options
+}
+
+func isDirectory(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}
+
+// tryDriver says why the driver cannot be opened; nil when it can be, or when ctx
+// ended first. It closes it again: whoever serves opens it as often as it must.
+func tryDriver(ctx context.Context, library nvml.Library) error {
+	library = nvml.Until(ctx, library)
+	err := library.Init()
+	if err == nil {
+		err = library.Shutdown()
+	}
+	if err != nil && ctx.Err() == nil {
+		return fmt.Errorf("open the driver: %w (with --fail-on-init-error=false it is waited for)", err)
+	}
+	return nil
+}
+
+// nodeLock is the right to serve a device-plugins directory. Of two programs on one
+// node the second stands by until the first has ended.
+type nodeLock struct {
+	dir  string
+	file *state.File
+	log  *slog.Logger
+	lock *state.Lock
+}
+
+// acquire waits for the right and takes over what the last program left.
+func (l *nodeLock) acquire(ctx context.Context, standBy func()) error {
+	lock, err := state.Acquire(ctx, l.dir, func(err error) {
+		if !errors.Is(err, state.ErrLocked) {
+			l.log.Error("node not claimed, trying again", "error", err)
+			return
+		}
+		l.log.Info("standing by", "because", err)
+		standBy()
+	})
+	if err != nil {
+		return err
+	}
+	l.lock = lock
+	l.file.Load()
+	if err := plugin.RemoveSockets(l.dir); err != nil {
+		l.log.Warn("old sockets not removed", "error", err)
+	}
+	l.log.Info("serving this node", "dir", l.dir)
+	return nil
+}
+
+func (l *nodeLock) release() {
+	if l.lock == nil {
+		return
+	}
+	if err := l.lock.Release(); err != nil {
+		l.log.Warn("lock not released", "error", err)
+	}
+}
+
+// listenControl listens on a Unix socket that only its owner can use. The socket
+// of a program that is gone is replaced, that of a living one is not.
+func listenControl(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	if connection, err := net.Dial("unix", path); err == nil {
+		_ = connection.Close()
+		return nil, fmt.Errorf("control socket %s: another program listens there", path)
+	} else if !errors.Is(err, os.ErrNotExist) {
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("control socket: %w", err)
+		}
+	}
+	// The mode is set before the file exists: nobody else can ever connect.
+	config := net.ListenConfig{Control: func(_, _ string, socket syscall.RawConn) error {
+		var failed error
+		err := socket.Control(func(fd uintptr) { failed = syscall.Fchmod(int(fd), 0o600) })
+		return errors.Join(err, failed)
+	}}
+	listener, err := config.Listen(context.Background(), "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	return listener, nil
+}
+
+// controlHandler is what a running program can be told and asked on its control
+// socket: health, and what the GPUs themselves can be told.
+func controlHandler(health agent.Health, gpus http.Handler) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/health", agent.HealthHandler(health))
+	mux.Handle("/health/", agent.HealthHandler(health))
+	if gpus != nil {
+		mux.Handle("/sim/", gpus)
+	}
+	return mux
+}

@@ -1,0 +1,115 @@
+package daemon
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/cdi"
+	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/sharing"
+)
+
+// TestDriverComesLater checks that CDI specs are made of the driver that is there
+// when they are made, not of what was there when the program started.
+func TestDriverComesLater(t *testing.T) {
+	mounted := filepath.Join(t.TempDir(), "driver-root")
+	options := driverOptions(configs.StartupSettings{
+		DriverRoot: "/run/nvidia/driver", DevRoot: "/run/nvidia/driver", ContainerDriverRoot: mounted,
+		CDIHookPath: "/usr/bin/nvidia-cdi-hook", CDIFeatures: "one,two",
+	}, slog.New(slog.DiscardHandler))
+	finds := func(want cdi.Roots) {
+		t.Helper()
+		if diff := cmp.Diff(want, options.Find()); diff != "" {
+			t.Errorf("roots (-want +got):\n%s", diff)
+		}
+	}
+	finds(cdi.Roots{Driver: "/run/nvidia/driver", Dev: "/"})
+	for _, step := range []struct {
+		folder string
+		want   cdi.Roots
+	}{
+		{mounted, cdi.Roots{Driver: mounted, Dev: "/"}},
+		{filepath.Join(mounted, "dev"), cdi.Roots{Driver: mounted, Dev: mounted}},
+	} {
+		if err := os.MkdirAll(step.folder, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		finds(step.want)
+	}
+	if diff := cmp.Diff(cdi.Roots{Driver: "/run/nvidia/driver", Dev: "/run/nvidia/driver"}, options.Host); diff != "" {
+		t.Errorf("the host's (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"one", "two"}, options.Features); diff != "" || options.HookPath != "/usr/bin/nvidia-cdi-hook" {
+		t.Errorf("features (-want +got):\n%s\nhook %s", diff, options.HookPath)
+	}
+	if features := driverOptions(configs.StartupSettings{}, nil).Features; features != nil {
+		t.Errorf("features %q of none", features)
+	}
+}
+
+// TestApplyMIGNeedsAPluginDir: without the directory nobody could say what pods
+// hold, nor that no Virgate serves the node. An empty flag is no leave to go on.
+func TestApplyMIGNeedsAPluginDir(t *testing.T) {
+	node, err := simnode.New("h100+all-1g.10gb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wanted := sharing.MIGConfig{Name: "all-disabled", Manage: true}
+	for _, dir := range []string{"", filepath.Join(t.TempDir(), "missing")} {
+		layouts, err := ApplyMIG(t.Context(), MIGOptions{GPUs: Simulated(node, node), PluginDir: dir, Logger: slog.New(slog.DiscardHandler)}, wanted)
+		if !errors.Is(err, os.ErrNotExist) || layouts != nil {
+			t.Errorf("in %q: %v, error %v", dir, layouts, err)
+		}
+	}
+}
+
+// noHealth has no unit that could be cleared.
+type noHealth struct{}
+
+func (noHealth) Health() sharing.HealthReport { return sharing.HealthReport{} }
+
+func (noHealth) ClearHealth(_ context.Context, s sharing.Selector) ([]sharing.UnitHealth, error) {
+	return []sharing.UnitHealth{{Unit: s.String()}}, nil
+}
+
+// FuzzControl checks that the control socket answers any request with a code that
+// is known, and an error with a text that a terminal can be shown.
+func FuzzControl(f *testing.F) {
+	for _, request := range []string{
+		"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", "POST /health/clear?gpu=0 HTTP/1.1\r\nHost: x\r\n\r\n", "POST /health/clear?gpu=0-99999 HTTP/1.1\r\nHost: x\r\n\r\n",
+		"POST /sim/xid?gpu=0&code=79 HTTP/1.1\r\nHost: x\r\n\r\n", "POST /sim/xid?gpu=0&gpu=1&code=\x1b HTTP/1.1\r\nHost: x\r\n\r\n",
+		"POST /sim/add HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-www-form-urlencoded\r\nContent-Length: 5\r\n\r\nb=t4;",
+		"POST /health/clear HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: 99\r\n\r\n--b\r\n", "PUT /sim/%2f HTTP/1.1\r\nHost: x\r\n\r\n",
+	} {
+		f.Add([]byte(request))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		request, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(data)))
+		if err != nil {
+			return
+		}
+		node, err := simnode.New("t4")
+		if err != nil {
+			t.Fatal(err)
+		}
+		recorder := httptest.NewRecorder()
+		controlHandler(noHealth{}, node.Handler()).ServeHTTP(recorder, request)
+		switch recorder.Code {
+		case http.StatusOK, http.StatusNoContent:
+		case http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusMovedPermanently, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
+		default:
+			t.Errorf("%s %s is answered %d", request.Method, request.URL, recorder.Code)
+		}
+	})
+}

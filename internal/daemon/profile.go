@@ -1,0 +1,137 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/configsource"
+	"github.com/virgate/virgate/internal/nodestatus"
+	"github.com/virgate/virgate/internal/state"
+)
+
+// ProfileOptions say where the profile is: in a file, or in Source, by the Node's label.
+type ProfileOptions struct {
+	// Path is the file, empty for flags and variables alone; Key is configsource.File's.
+	Path, Key string
+	// Source has profiles by name, of which Labels, Default and Fallbacks choose as
+	// in configsource.NodeSource; nil for a file.
+	Source    configsource.Source
+	Default   string
+	Fallbacks []configsource.Fallback
+	// Labels are the Node's; nil where none are looked at.
+	Labels *configsource.NodeLabels
+	// Overrides are the settings from flags and variables.
+	Overrides configs.Overrides
+	// Observe is called with each profile that the program reads; nil for none.
+	Observe func(configs.SelectedProfile, error)
+}
+
+// profile is where the profile comes from, opened.
+type profile struct {
+	source        agent.ConfigSource
+	lastKnownGood *configsource.LastKnownGood
+	// startup are the settings that cannot change while the process runs.
+	startup configs.StartupSettings
+	// name is what people call the source.
+	name string
+	// stop ends what follows it already.
+	stop func()
+}
+
+// openProfile finds out which settings the process starts with: those of the profile if it
+// is known soon enough, else of the last run's, else of flags and variables alone.
+func openProfile(ctx context.Context, o ProfileOptions, last state.Profile, reporter *nodestatus.Reporter, log *slog.Logger) (*profile, error) {
+	// The flags alone must make sense; a wrong document can be mended meanwhile.
+	flags, err := configs.Parse("", nil, o.Overrides)
+	if err != nil {
+		return nil, err
+	}
+	p := &profile{startup: flags.Startup, stop: func() {}}
+	restored := false
+	if stored, ok := last.Peek(); ok {
+		if selected, err := configsource.Restore(stored, o.Overrides); err == nil {
+			p.startup, restored = selected.Startup, true
+		}
+	}
+	if o.Labels != nil && reporter != nil {
+		o.Labels.Replaced = reporter.NodeReplaced
+	}
+	if o.Source == nil {
+		p.openFile(o, log)
+	} else {
+		p.openSource(ctx, o, restored, log)
+	}
+	if o.Observe != nil {
+		p.source = observedSource{p.source, o.Observe}
+	}
+	p.lastKnownGood = configsource.NewLastKnownGood(last, o.Overrides, p.startup, log)
+	return p, nil
+}
+
+func (p *profile) openFile(o ProfileOptions, log *slog.Logger) {
+	file := &configsource.File{Path: o.Path, Key: o.Key, Overrides: o.Overrides, Labels: o.Labels}
+	if config, err := file.Config(); err == nil {
+		p.startWith(config.Startup, config.Notes, log)
+	}
+	file.Started = p.startup
+	p.source, p.name = file, file.Path
+}
+
+// The start waits for the API server to tell the profile, because its settings for
+// the process cannot be taken over later: firstProfileTimeout, or
+// restoredProfileTimeout where the last run's profile is there to serve at once.
+const (
+	firstProfileTimeout    = 5 * time.Second
+	restoredProfileTimeout = time.Second
+)
+
+func (p *profile) openSource(ctx context.Context, o ProfileOptions, restored bool, log *slog.Logger) {
+	source := &configsource.NodeSource{
+		Source: o.Source, Labels: o.Labels, Default: o.Default, Fallbacks: o.Fallbacks, Overrides: o.Overrides,
+	}
+	watching := configsource.StartWatching(ctx, source)
+	timeout := firstProfileTimeout
+	if restored {
+		timeout = restoredProfileTimeout
+	}
+	waiting, done := context.WithTimeout(ctx, timeout)
+	defer done()
+	watching.Await(waiting, func() bool {
+		selected, err := source.Selected()
+		if err == nil {
+			p.startWith(selected.Startup, selected.Notes, log)
+		}
+		return !errors.Is(err, configs.ErrPending)
+	})
+	source.Started = p.startup
+	p.source, p.name = watching, o.Source.String()
+	p.stop = func() {
+		if err := watching.Stop(); err != nil {
+			log.Warn("profile not followed to the end", "error", err)
+		}
+	}
+}
+
+// startWith has the process start as the profile says.
+func (p *profile) startWith(startup configs.StartupSettings, notes []configs.Note, log *slog.Logger) {
+	p.startup = startup
+	for _, note := range notes {
+		log.Info("profile differs from NVIDIA's plugin", "path", note.Path, "note", note.Message)
+	}
+}
+
+// observedSource tells what is read.
+type observedSource struct {
+	agent.ConfigSource
+	observe func(configs.SelectedProfile, error)
+}
+
+func (s observedSource) Profile() (configs.SelectedProfile, error) {
+	selected, err := s.ConfigSource.Profile()
+	s.observe(selected, err)
+	return selected, err
+}

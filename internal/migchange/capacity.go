@@ -1,0 +1,124 @@
+package migchange
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/sharing"
+)
+
+// keepCapacity puts off changes that would leave a resource without devices although
+// the wanted layouts have some of it. As long as none of its devices stays, only half of
+// the GPUs change that have some to lose; the others follow when the first offer it
+// again. A GPU from which nothing can be taken, because all of it is held, counts
+// neither way.
+func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
+	if r.Resources == nil || !slices.ContainsFunc(looks, func(l *look) bool { return len(l.Steps) > 0 }) {
+		return
+	}
+	byGPU := map[string]*look{}
+	for _, l := range looks {
+		if len(l.Steps) > 0 {
+			byGPU[l.gpu.UUID] = l
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	after := map[string]sharing.Resource{}
+	for _, resource := range r.Resources(r.afterwards(gpus, byGPU)) {
+		after[resource.Name] = resource
+	}
+	for _, resource := range r.Resources(gpus) {
+		stays, kept := after[resource.Name]
+		if !kept {
+			continue
+		}
+		lasting, waiting, underWay := false, map[string]bool{}, map[string]bool{}
+		for _, unit := range stays.Units {
+			if g := r.gpus[unit.GPU]; g != nil && g.changing {
+				underWay[unit.GPU] = true // Its old units may be gone already.
+			}
+		}
+		gpuOf := map[string]string{}
+		for _, unit := range resource.Units {
+			gpuOf[unit.ID] = unit.GPU
+		}
+		for _, d := range resource.Devices {
+			gpu := gpuOf[d.Unit]
+			g, l := r.gpus[gpu], byGPU[gpu]
+			goes := l != nil && slices.Contains(l.Withdraw, d.Unit)
+			switch offered := g == nil || g.only == nil || g.only[d.Unit]; {
+			case !d.Healthy:
+			case offered && goes:
+				waiting[gpu] = true
+			case offered:
+				lasting = true
+			case l != nil:
+				underWay[gpu] = true
+			}
+		}
+		if lasting {
+			continue
+		}
+		most := max(1, (len(waiting)+len(underWay))/2) - len(underWay)
+		for i, l := range looks {
+			if !waiting[l.gpu.UUID] {
+				continue
+			}
+			if most--; most < 0 {
+				looks[i] = l.putOff("the other GPUs with its resource change first")
+				byGPU[l.gpu.UUID] = looks[i]
+			}
+		}
+	}
+}
+
+// oneFirst puts off all changes of MIG mode but one until one has come true: another
+// program that has the GPUs open, and what else keeps the driver from it, shows with the
+// change only, and no other GPU is to leave service for that.
+func (r *Reconciler) oneFirst(looks []*look) {
+	if r.modeChanges.Load() {
+		return
+	}
+	one := r.room() < mostChanges
+	for i, l := range looks {
+		if l.Record == nil || l.Record.Before.MIG == l.Record.After.MIG {
+			continue
+		}
+		if one {
+			looks[i] = l.putOff("another GPU changes its MIG mode first")
+		}
+		one = true
+	}
+}
+
+// putOff has the GPU offered as it is, but for what a pod holds and has to go.
+func (l *look) putOff(reason string) *look {
+	offer := maps.Clone(l.Offer)
+	for _, unit := range l.Withdraw {
+		offer[unit] = true
+	}
+	return &look{gpu: l.gpu, managedGPU: l.managedGPU, Decision: Decision{
+		State: nodereport.LayoutPending, Reason: reason, Offer: offer,
+	}}
+}
+
+// afterwards are the GPUs as they will be, as far as resources depend on that.
+func (r *Reconciler) afterwards(gpus []sharing.GPU, looks map[string]*look) []sharing.GPU {
+	gpus = slices.Clone(gpus)
+	for i := range gpus {
+		record, known := r.journal.record(gpus[i].UUID)
+		if l := looks[gpus[i].UUID]; l != nil {
+			record, known = *l.Record, true
+		}
+		if !known {
+			continue
+		}
+		gpus[i].MIG, gpus[i].MIGPending, gpus[i].Partitions = record.After.MIG, record.After.MIG, nil
+		for n, p := range record.After.Partitions {
+			gpus[i].Partitions = append(gpus[i].Partitions, sharing.Partition{UUID: gpus[i].UUID + "/" + p.Placement.String() + p.Profile.String(), Index: n, Profile: p.Profile, Placement: p.Placement})
+		}
+	}
+	return gpus
+}

@@ -1,0 +1,211 @@
+package migchange
+
+import (
+	"slices"
+	"time"
+
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
+)
+
+// Situation is what a decision about one GPU depends on.
+type Situation struct {
+	// GPU is the GPU's UUID, and State how it is partitioned.
+	GPU   string
+	State sharing.MIGState
+	// Wanted is what is asked of the node's GPUs.
+	Wanted sharing.MIGConfig
+	// Holders says who holds what.
+	Holders Holders
+	// KeptInMIG says that Virgate keeps the GPU in MIG mode. Nobody can have been
+	// given it as a whole then, so that not knowing the holders is no reason to wait.
+	KeptInMIG bool
+	// ResetRequired says that the driver answered so when it was last asked for the mode.
+	ResetRequired bool
+	// Starting says that nothing is registered yet, so that no device can be
+	// withdrawn.
+	Starting bool
+	// AwaitKubelet says that the kubelet could not be read since the start, and that
+	// it is still given time: most often it has just been started too.
+	AwaitKubelet bool
+}
+
+// Decision is what is to be done about a GPU now.
+type Decision struct {
+	// State is how far the GPU is, and Reason why it does not have its layout. State
+	// is empty where nothing is wanted of the GPU.
+	State  nodereport.LayoutState
+	Reason string
+	// Layout is what is wanted of the GPU. Change is what is done now on the way there,
+	// and what stands in the way.
+	Layout mig.Layout
+	Change mig.Change
+	// Steps are to be made now, in this order; none while something has to be waited
+	// for. They are those of Change, or take back a change of MIG mode.
+	Steps []mig.Step
+	// Record is what the journal has while they are made; nil for steps that touch no
+	// partition.
+	Record *Record
+	// Withdraw are the units that nobody may be given any more before the first step.
+	Withdraw []string
+	// Offer are the units of the GPU that stay offered until then; nil for all. What
+	// is in the way of the layout is not among them: when its holder is gone, it must
+	// not be given to another pod.
+	Offer map[string]bool
+	// Doubtful are units whose holder may be gone without the kubelet having noticed.
+	Doubtful []string
+	// Again is when to look again; 0 for when something changes.
+	Again time.Duration
+}
+
+// A list or a holder that changes wakes whoever waits for it. recheckInterval is for
+// what wakes nobody: a process that ends. retryInterval is the wait for a kubelet
+// that has not been seen yet, and after a check that found another GPU than the one
+// before. soon is the wait before a GPU that was just changed is checked again, which
+// gives its new status.
+const (
+	recheckInterval = 2 * time.Second
+	retryInterval   = 100 * time.Millisecond
+	soon            = time.Millisecond
+)
+
+// Decide says what to do about a GPU. It is pure, and the only place where that is
+// decided: a running Virgate makes exactly the steps that virgate mig plan shows.
+func Decide(s Situation) Decision {
+	layout, wanted, err := s.Wanted.Layout(s.State.GPU, s.State.Geometry)
+	switch {
+	case err != nil:
+		return Decision{State: nodereport.LayoutFailed, Reason: err.Error()}
+	case !wanted:
+		return Decision{}
+	}
+	change, err := mig.NewChange(s.State.Geometry, s.State.Enabled, s.Holders.mark(s.State).Instances, layout)
+	if err != nil {
+		return Decision{State: nodereport.LayoutFailed, Reason: err.Error()}
+	}
+	awaitsReset := s.State.Pending != s.State.Enabled // Or will: only a reset or a reboot brings the mode.
+	if layout.MIG != s.State.Enabled {
+		awaitsReset = s.State.NeedsReboot || s.ResetRequired
+	}
+	if awaitsReset {
+		return s.awaitReset(layout)
+	}
+	d := Decision{Layout: layout, Change: change, Offer: map[string]bool{}, Withdraw: slices.Clone(change.Doomed)}
+	for _, uuid := range change.Kept {
+		d.Offer[uuid] = true
+	}
+	for _, b := range change.Blocked {
+		delete(d.Offer, b.UUID)
+	}
+	var wholeInUse string
+	if change.MIG != s.State.Enabled {
+		d.Withdraw = append(d.Withdraw, s.GPU)
+		wholeInUse = s.wholeInUse()
+	}
+	if d.Reason = wholeInUse; d.Reason == "" && !change.Complete() {
+		d.Reason = s.Holders.explain(change.Blocked)
+		if s.State.ProcessesHidden {
+			d.Reason = useUnknown + ": " + d.Reason
+		}
+	}
+	stuck := wholeInUse != "" || change.Empty()
+	switch {
+	case change.Empty() && d.Reason == "":
+		d.State, d.Offer = nodereport.LayoutApplied, nil
+	case wholeInUse != "" && !s.Holders.known() && s.AwaitKubelet:
+		// A pod that got the GPU now would keep the layout waiting for as long as it
+		// runs.
+		d.State, d.Again = nodereport.LayoutPending, retryInterval
+	case d.Reason != "" && (s.State.ProcessesHidden || s.Wanted.WhenBusy == sharing.RefuseWhenBusy || stuck && !s.Holders.known() ||
+		wholeInUse != "" && s.Holders.pods[s.GPU] == ""):
+		// A program that is no pod's may run for ever: the GPU stays in service.
+		d.State, d.Again = nodereport.LayoutBlocked, recheckInterval
+		d.Offer, d.Doubtful = nil, s.Holders.doubtfulUnits()
+	case stuck:
+		d.State, d.Again = nodereport.LayoutBlocked, recheckInterval
+	case s.Starting && len(change.Doomed) > 0:
+		// Partitions that were never listed need not be withdrawn later.
+		d.State, d.Again = nodereport.LayoutPending, recheckInterval
+		d.Reason = "waits until devices can be withdrawn"
+	default:
+		d.State, d.Again = nodereport.LayoutPending, recheckInterval
+		d.Reason = "devices are being withdrawn"
+		d.Steps = change.Steps
+		d.Record = &Record{GPU: s.GPU, Before: s.State.Layout(), After: change.Target()}
+		return d
+	}
+	if !change.Empty() {
+		d.Change, d.Withdraw = mig.Change{Blocked: change.Blocked}, nil // It is not made now.
+	}
+	return d
+}
+
+// awaitReset is Decide for a GPU whose MIG mode changes with a reset or a reboot alone.
+// Until then it is offered as it is, and the driver is asked for the mode without
+// withdrawing anything; but while somebody uses the GPU, nothing is asked of it.
+func (s Situation) awaitReset(layout mig.Layout) Decision {
+	d := Decision{
+		State: nodereport.LayoutResetRequired, Reason: "another MIG mode waits for a reset of the GPU or a reboot, which Virgate does not do",
+		Layout: layout, Again: recheckInterval,
+	}
+	use := s.wholeInUse()
+	if use == "" && anyBusy(s.Holders.mark(s.State)) {
+		use = "partitions of the GPU are in use"
+	}
+	switch {
+	case s.State.Pending == layout.MIG || s.ResetRequired && layout.MIG != s.State.Enabled:
+	case use == "":
+		d.State, d.Reason = nodereport.LayoutPending, "the MIG mode for the next reset is set"
+		d.Steps, d.Again = []mig.Step{mig.ModeStep(layout.MIG)}, soon
+	case layout.MIG != s.State.Enabled:
+		d.State, d.Reason = nodereport.LayoutBlocked, "another MIG mode takes a reboot, and before that "+use
+	}
+	return d
+}
+
+// useUnknown is why nothing that exists is changed where processes are not seen.
+const useUnknown = "in use: unknown, because the driver lists no processes to a container without the host's PID namespace (hostPID)"
+
+// wholeInUse says what keeps the GPU, as a whole, from another MIG mode; "" for
+// nothing.
+func (s Situation) wholeInUse() string {
+	pod, held := s.Holders.pods[s.GPU]
+	switch {
+	case !s.Holders.known() && !s.KeptInMIG:
+		return s.Holders.err.Error()
+	case held:
+		return "the GPU is in use as a whole by " + pod
+	case !s.State.Enabled && s.State.Busy:
+		return "the GPU is in use as a whole by a process, or its processes cannot be listed"
+	case !s.State.Enabled && s.State.ProcessesHidden && !s.KeptInMIG:
+		return useUnknown
+	}
+	return ""
+}
+
+// lasting are the partitions of the GPU that neither finishing nor undoing the
+// change touches.
+func lasting(state sharing.MIGState, record Record) map[string]bool {
+	set := map[string]bool{}
+	for _, instance := range state.Instances {
+		for _, c := range instance.Computes {
+			placed := mig.Partition{Profile: instance.Partition(c), Placement: instance.Placement}
+			if slices.Contains(record.Before.Partitions, placed) && slices.Contains(record.After.Partitions, placed) {
+				set[c.UUID] = true
+			}
+		}
+	}
+	return set
+}
+
+// partitionsOf are the UUIDs of the partitions.
+func partitionsOf(instances []mig.Instance) map[string]bool {
+	set := map[string]bool{}
+	for _, instance := range instances {
+		for _, c := range instance.Computes {
+			set[c.UUID] = true
+		}
+	}
+	return set
+}

@@ -1,0 +1,174 @@
+package migchange
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
+)
+
+// recorded has the steps that were made.
+type recorded struct {
+	Partitioner
+	steps []string
+}
+
+func (r *recorded) Apply(ctx context.Context, gpu string, step mig.Step) error {
+	r.steps = append(r.steps, step.String())
+	return r.Partitioner.Apply(ctx, gpu, step)
+}
+
+// TestDecidedStepsAreMade checks that a reconciler makes exactly the steps that
+// Decide says, in their order, whatever is in use. virgate mig plan prints them.
+func TestDecidedStepsAreMade(t *testing.T) {
+	for _, c := range changes {
+		t.Run(c.node+" to "+c.layout, func(t *testing.T) {
+			w := newWorld(t, c.node)
+			w.use(c.processes, c.pods...)
+			var decided []string
+			d := Decide(Situation{
+				GPU: w.gpu(), State: w.migState(), Wanted: layoutNamed(c.layout),
+				Holders: NewHolders([]sharing.Allocation{{Namespace: "default", Pod: "pod", Devices: w.held}}, nil),
+			})
+			for _, step := range d.Steps {
+				decided = append(decided, step.String())
+			}
+			r := w.program()
+			made := &recorded{Partitioner: r.Partitioner}
+			r.Partitioner = made
+			w.run(r, layoutNamed(c.layout), false, 20)
+			if diff := cmp.Diff(decided, made.steps); diff != "" || len(decided) == 0 {
+				t.Errorf("steps (-decided +made):\n%s", diff)
+			}
+			if diff := cmp.Diff(w.layout(), d.Record.After); diff != "" {
+				t.Errorf("layout (-made +decided):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestDecide holds what is decided in each situation: whether steps are made, what
+// goes on being offered, and what is said.
+func TestDecide(t *testing.T) {
+	unknown := NewHolders(nil, errors.New("no socket"))
+	const kept, all = "kept", "all"
+	for _, test := range []struct {
+		name, node, layout string
+		adjust             func(*Situation)
+		state              nodereport.LayoutState
+		// offer is all, kept, or nothing at all; steps says that some are made.
+		offer, reason string
+		steps         bool
+	}{
+		{"nothing is wanted", "h100", "", nil, "", all, "", false},
+		{"the layout is not for this GPU", "h100", "all-1g.5gb", nil, nodereport.LayoutFailed, all, "no such profile", false},
+		{"has the layout", "h100+all-balanced", "all-balanced", nil, nodereport.LayoutApplied, all, "", false},
+		{"is changed", "h100+all-1g.10gb", "all-balanced", nil, nodereport.LayoutPending, kept, "being withdrawn", true},
+		{"the mode is changed", "h100", "all-balanced", nil, nodereport.LayoutPending, "", "being withdrawn", true},
+		{"a pod has the GPU as a whole", "h100", "all-balanced", func(s *Situation) { hold(s, s.GPU) },
+			nodereport.LayoutBlocked, "", "as a whole by default/pod", false},
+		{"a process has it", "h100", "all-balanced", func(s *Situation) { s.State.Busy = true }, nodereport.LayoutBlocked, all, "by a process", false},
+		{"processes are not seen", "h100", "all-balanced", func(s *Situation) { s.State.ProcessesHidden = true }, nodereport.LayoutBlocked, all, "in use: unknown", false},
+		{"processes are not seen, but one is", "h100", "all-balanced", func(s *Situation) { s.State.ProcessesHidden, s.State.Busy = true, true },
+			nodereport.LayoutBlocked, all, "by a process", false},
+		{"processes are not seen of a GPU that nobody can have", "h100", "all-balanced", func(s *Situation) { s.State.ProcessesHidden, s.KeptInMIG = true, true },
+			nodereport.LayoutPending, "", "being withdrawn", true},
+		{"processes of partitions are not seen", "h100+all-1g.10gb", "all-3g.40gb", func(s *Situation) { s.State.ProcessesHidden = true },
+			nodereport.LayoutBlocked, all, "in use: unknown", false},
+		{"processes are not seen, and need not be", "h100+all-balanced", "all-balanced", func(s *Situation) { s.State.ProcessesHidden = true },
+			nodereport.LayoutApplied, all, "", false},
+		{"partitions are made where there are none, whoever is not seen", "h100+all-enabled", "all-balanced", func(s *Situation) { s.State.ProcessesHidden = true },
+			nodereport.LayoutPending, "", "being withdrawn", true},
+		{"that is refused", "h100", "all-balanced", func(s *Situation) {
+			hold(s, s.GPU)
+			s.Wanted.WhenBusy = sharing.RefuseWhenBusy
+		}, nodereport.LayoutBlocked, all, "as a whole", false},
+		{"nobody knows who has it", "h100", "all-balanced", func(s *Situation) { s.Holders = unknown }, nodereport.LayoutBlocked, all, "no socket", false},
+		{"the kubelet is awaited", "h100", "all-balanced", func(s *Situation) { s.Holders, s.AwaitKubelet = unknown, true },
+			nodereport.LayoutPending, "", "no socket", false},
+		{"nobody can have it", "h100", "all-balanced", func(s *Situation) { s.Holders, s.KeptInMIG = unknown, true },
+			nodereport.LayoutPending, "", "being withdrawn", true},
+		{"nobody knows who has partitions", "h100+all-1g.10gb", "all-3g.40gb", func(s *Situation) { s.Holders = unknown },
+			nodereport.LayoutBlocked, all, "no socket", false},
+		{"a pod is in the way of one", "h100+all-1g.10gb", "all-3g.40gb", func(s *Situation) { hold(s, first(s)) },
+			nodereport.LayoutPending, "", "being withdrawn", true},
+		{"a pod is in the way, and nothing else is to be done", "h100+all-7g.80gb", "all-3g.40gb", func(s *Situation) { hold(s, first(s)) },
+			nodereport.LayoutBlocked, "", "default/pod", false},
+		{"a pod in the way is refused", "h100+all-1g.10gb", "all-3g.40gb", func(s *Situation) {
+			hold(s, first(s))
+			s.Wanted.WhenBusy = sharing.RefuseWhenBusy
+		}, nodereport.LayoutBlocked, all, "default/pod", false},
+		{"devices cannot be withdrawn yet", "h100+all-1g.10gb", "all-balanced", func(s *Situation) { s.Starting = true },
+			nodereport.LayoutPending, kept, "waits until", false},
+		{"at the start a free GPU is partitioned", "h100", "all-balanced", func(s *Situation) { s.Starting = true },
+			nodereport.LayoutPending, "", "being withdrawn", true},
+		{"the wanted mode waits for a reset", "a100-40", "all-balanced", func(s *Situation) { s.State.Pending, s.ResetRequired = true, true },
+			nodereport.LayoutResetRequired, all, "reset", false},
+		{"a reset was asked for, and the mode is not the pending one", "a100-40", "all-balanced", func(s *Situation) { s.ResetRequired = true },
+			nodereport.LayoutResetRequired, all, "reset", false},
+		{"the mode was in use and is set again", "a100-40", "all-balanced", func(s *Situation) { s.State.Pending = true },
+			nodereport.LayoutPending, "", "being withdrawn", true},
+		{"the mode takes a reboot", "a100-40", "all-balanced", func(s *Situation) { s.State.NeedsReboot = true },
+			nodereport.LayoutPending, all, "for the next reset", true},
+		{"the mode takes a reboot, and partitions go with it", "a100-40+all-1g.5gb", "all-disabled", func(s *Situation) { s.State.NeedsReboot = true },
+			nodereport.LayoutPending, all, "for the next reset", true},
+		{"a pod has a GPU whose mode takes a reboot", "a100-40", "all-balanced", func(s *Situation) {
+			s.State.NeedsReboot = true
+			hold(s, s.GPU)
+		}, nodereport.LayoutBlocked, all, "as a whole by default/pod", false},
+		{"a pod has a partition that goes with a reboot", "a100-40+all-1g.5gb", "all-disabled", func(s *Situation) {
+			s.State.NeedsReboot = true
+			hold(s, first(s))
+		}, nodereport.LayoutBlocked, all, "partitions of the GPU are in use", false},
+		{"the mode waits for a reboot", "a100-40", "all-balanced", func(s *Situation) { s.State.NeedsReboot, s.State.Pending = true, true },
+			nodereport.LayoutResetRequired, all, "reset", false},
+		{"another mode waits for a reset", "a100-40", "all-disabled", func(s *Situation) { s.State.Pending = true },
+			nodereport.LayoutPending, all, "for the next reset", true},
+		{"it cannot be taken back", "a100-40", "all-disabled", func(s *Situation) {
+			s.State.Pending = true
+			hold(s, s.GPU)
+		}, nodereport.LayoutResetRequired, all, "reset", false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t, test.node)
+			s := Situation{GPU: w.gpu(), State: w.migState(), Wanted: layoutNamed(test.layout)}
+			if test.adjust != nil {
+				test.adjust(&s)
+			}
+			d := Decide(s)
+			if d.State != test.state || !strings.Contains(d.Reason, test.reason) || (test.reason == "") != (d.Reason == "") {
+				t.Errorf("%s (%s), want %s (%s)", d.State, d.Reason, test.state, test.reason)
+			}
+			offer := kept
+			switch {
+			case d.Offer == nil:
+				offer = all
+			case len(d.Offer) == 0:
+				offer = ""
+			}
+			if offer != test.offer {
+				t.Errorf("offers %v, want %q", d.Offer, test.offer)
+			}
+			if steps := len(d.Steps) > 0; steps != test.steps || !steps && (d.Record != nil || len(d.Withdraw) > 0) {
+				t.Errorf("%d steps, record %+v, withdraws %v", len(d.Steps), d.Record, d.Withdraw)
+			}
+			if again := d.Again > 0; again != (d.State == nodereport.LayoutPending || d.State == nodereport.LayoutBlocked || d.State == nodereport.LayoutResetRequired) {
+				t.Errorf("%s is looked at again in %s", d.State, d.Again)
+			}
+		})
+	}
+}
+
+// hold lets a pod have the unit.
+func hold(s *Situation, unit string) {
+	s.Holders = NewHolders([]sharing.Allocation{{Namespace: "default", Pod: "pod", Devices: []string{unit}}}, nil)
+}
+
+// first is the GPU's first partition.
+func first(s *Situation) string { return s.State.Instances[0].Computes[0].UUID }

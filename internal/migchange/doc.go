@@ -1,0 +1,14 @@
+// Package migchange brings the node's GPUs to the MIG layout that is wanted of
+// them. It decides which steps lead there, what has to be withdrawn from the
+// kubelet first and what has to be waited for; makes the steps; and keeps a
+// journal, so that a change which was interrupted is finished or undone at the next
+// start. A partition that somebody uses is never destroyed.
+//
+// It does not place partitions, which is for package mig, and talks neither to the
+// driver nor to the kubelet itself: whoever uses it hands both over in Options.
+//
+// To read it: decide.go says what is to be done about one GPU, and holders.go who
+// is in the way; both are pure. journal.go is what survives the program.
+// reconciler.go goes through the GPUs, execute.go makes the steps, and offer.go
+// says what may be offered meanwhile and how far the GPUs are.
+package migchange

@@ -1,0 +1,259 @@
+package migchange
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/mig"
+)
+
+// change makes a change that nothing prevents any more. From the first write
+// of the journal to the last the GPU is between two layouts, and only what belongs
+// to both is offered.
+func (r *Reconciler) change(ctx context.Context, g *managedGPU, d Decision, holders Holders) {
+	if err := r.save(func(j Journal) Journal { return j.begin(*d.Record) }); err != nil {
+		r.fail(ctx, g, err, longestRetry)
+		return
+	}
+	g.inTheWay = d.Change.Blocked
+	r.report(g, nodereport.LayoutPending, "partitions are being made")
+	r.finish(ctx, g, *d.Record, holders)
+}
+
+// resume goes on with a change that an earlier run, or an earlier try, has begun.
+func (r *Reconciler) resume(ctx context.Context, g *managedGPU, record Record) {
+	r.report(g, nodereport.LayoutPending, "an interrupted change is being finished")
+	state, err := r.Partitioner.State(ctx, record.GPU)
+	if err != nil {
+		r.offer(ctx, g, map[string]bool{})
+		r.fail(ctx, g, err, longestRetry)
+		return
+	}
+	r.offer(ctx, g, lasting(state, record))
+	r.finish(ctx, g, record, r.holders(ctx))
+}
+
+// finish makes the GPU as the change wants it or, if that fails, as it was before. If
+// both fail, the journal keeps the change for the next try. A change that ctx
+// interrupts is left to the next run.
+func (r *Reconciler) finish(ctx context.Context, g *managedGPU, record Record, holders Holders) {
+	turn := r.takeTurn(ctx, record)
+	if turn == nil {
+		return
+	}
+	defer turn.end()
+	err := r.apply(ctx, record.GPU, record.After, holders)
+	if ctx.Err() != nil {
+		return
+	}
+	if err == nil {
+		if ended := r.end(ctx, g, record, turn); ended != nil {
+			r.fail(ctx, g, ended, longestRetry)
+			return
+		}
+		r.applied.Add(1)
+		g.failures = 0
+		return
+	}
+	undoing := r.apply(ctx, record.GPU, record.Before, holders)
+	switch {
+	case ctx.Err() != nil:
+	case undoing == nil:
+		r.undone.Add(1)
+		err = errors.Join(err, r.end(ctx, g, record, turn))
+		r.fail(ctx, g, fmt.Errorf("undone after %w", err), longestUndone)
+	case errors.Is(err, mig.ErrInUse) && errors.Is(undoing, mig.ErrInUse):
+		// Somebody uses what neither layout has: the journal cannot help any more. What
+		// there is counts, and the next decision goes around it.
+		r.failed.Add(1)
+		r.fail(ctx, g, errors.Join(err, r.end(ctx, g, record, turn)), longestRetry)
+	default:
+		r.failed.Add(1)
+		r.fail(ctx, g, fmt.Errorf("%w; and not undone: %w", err, undoing), longestRetry)
+	}
+}
+
+// turn is a GPU's turn at the driver: the time between its first step and the reading of
+// what became of them. resume undoes Options.LetGo, before that reading. Both may be
+// called again.
+type turn struct{ resume, end func() }
+
+// takeTurn waits for the GPU's turn; nil when ctx ends first.
+func (r *Reconciler) takeTurn(ctx context.Context, record Record) *turn {
+	resume := func() {}
+	if r.LetGo != nil && record.Before.MIG != record.After.MIG {
+		if undo, err := r.LetGo(ctx, record.GPU); err == nil { // Or else the step fails, and says why.
+			resume = sync.OnceFunc(undo)
+		}
+	}
+	select {
+	case r.driver <- struct{}{}:
+		return &turn{resume, sync.OnceFunc(func() { resume(); <-r.driver })}
+	case <-ctx.Done():
+		resume()
+		return nil
+	}
+}
+
+// errNoProgress says that the driver does not list what it said it did.
+var errNoProgress = errors.New("the driver said that it was done, and lists something else")
+
+// apply makes steps until the GPU is as the target says. It lists the GPU again after
+// each: what became of a step that failed, or was never answered, is seen and not
+// guessed, and at the end the whole is verified. It goes on while every step leaves
+// one less to make. The holders are those from before: nobody is given what it destroys.
+func (r *Reconciler) apply(ctx context.Context, gpu string, target mig.PlacedLayout, holders Holders) error {
+	failure := errNoProgress
+	for left := -1; ; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		state, err := r.Partitioner.State(ctx, gpu)
+		if err != nil {
+			if !errors.Is(failure, errNoProgress) {
+				err = errors.Join(failure, err)
+			}
+			return err
+		}
+		steps, err := mig.Steps(state.Enabled, holders.markHeld(state).Instances, target)
+		switch {
+		case err != nil:
+			return err
+		case len(steps) == 0:
+			return nil
+		case left >= 0 && len(steps) >= left:
+			return failure
+		}
+		left, failure = len(steps), errNoProgress
+		err = r.makeStep(ctx, gpu, steps[0])
+		if err != nil {
+			failure = err
+		}
+		if steps[0].Profile.IsZero() {
+			r.modeChanges.Store(err == nil)
+			r.Wake()
+		}
+	}
+}
+
+// makeStep makes one step, and logs it: what was done to a GPU can then be read
+// beside what virgate mig plan said.
+func (r *Reconciler) makeStep(ctx context.Context, gpu string, step mig.Step) error {
+	err := r.Partitioner.Apply(ctx, gpu, step)
+	if err != nil {
+		r.log.Warn("MIG step not made", "gpu", gpu, "step", step, "error", err)
+	} else {
+		r.log.Info("MIG step made", "gpu", gpu, "step", step)
+	}
+	return err
+}
+
+// end offers what the GPU has now, and then takes the change out of the journal. The
+// inventory may still show what was there before, so until it does not, only what
+// the GPU has is offered. That ends its turn.
+func (r *Reconciler) end(ctx context.Context, g *managedGPU, record Record, turn *turn) error {
+	state, err := r.Partitioner.State(ctx, record.GPU)
+	if err != nil {
+		return err
+	}
+	r.see(g, state)
+	g.stale = true
+	turn.resume()
+	limit, cancel := context.WithTimeout(ctx, refreshLimit)
+	defer cancel()
+	err = r.Refresh(limit)
+	turn.end()
+	if err != nil && record.Before.MIG != record.After.MIG {
+		// Its device node may be another GPU's by now.
+		return err
+	}
+	g.left = partitionsOf(state.Instances)
+	only := maps.Clone(g.left)
+	for _, blocked := range g.inTheWay {
+		delete(only, blocked.UUID)
+	}
+	r.offer(ctx, g, only)
+	r.allowAllocation(g)
+	return r.save(func(j Journal) Journal {
+		j = j.end(record.GPU)
+		if state.Enabled && record.After.MIG {
+			j = j.withEnabled(record.GPU, true)
+		}
+		return j
+	})
+}
+
+// refreshLimit bounds how long a change waits for the GPUs to be read again.
+const refreshLimit = 30 * time.Second
+
+// save keeps the journal as edited.
+func (r *Reconciler) save(edit func(Journal) Journal) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	next := edit(r.journal)
+	if err := next.save(r.Store); err != nil {
+		return fmt.Errorf("keep the journal: %w", err)
+	}
+	r.journal = next
+	r.limit()
+	return nil
+}
+
+// keepEnabled notes whether Virgate keeps the GPU in MIG mode.
+func (r *Reconciler) keepEnabled(gpu string, enabled bool) {
+	if slices.Contains(r.currentJournal().Enabled, gpu) == enabled {
+		return
+	}
+	if err := r.save(func(j Journal) Journal { return j.withEnabled(gpu, enabled) }); err != nil {
+		r.log.Error("MIG mode not kept for a restart", "gpu", gpu, "error", err)
+	}
+}
+
+// fail reports the error and delays the next try, by at most longest. Until then the
+// GPU stays as it is, and what is offered of it does too.
+func (r *Reconciler) fail(ctx context.Context, g *managedGPU, err error, longest time.Duration) time.Duration {
+	state, reason := nodereport.LayoutFailed, err.Error()
+	g.resetRequired = errors.Is(err, mig.ErrResetRequired)
+	switch {
+	case errors.Is(err, mig.ErrNoPermission):
+		reason = "Virgate may not partition GPUs, which takes the capability SYS_ADMIN and NVIDIA_MIG_CONFIG_DEVICES=all, or a privileged container: " + reason
+	case errors.Is(err, mig.ErrInUse):
+		state = nodereport.LayoutBlocked
+	case g.resetRequired:
+		state = nodereport.LayoutResetRequired
+	}
+	r.report(g, state, reason)
+	if _, begun := r.currentJournal().record(g.status.GPU); !begun {
+		r.offer(ctx, g, nil)
+	}
+	if errors.Is(err, mig.ErrNoPermission) {
+		g.notPermitted = true
+		return 0
+	}
+	g.failures++
+	wait := retryAfter(g.failures, longest)
+	g.retryAt = r.now().Add(wait)
+	return wait
+}
+
+// The pause after a failure doubles from the first to the longest. What was begun
+// and undone took free partitions away from everybody for a while, and does so at
+// each try: it is tried more rarely in the end.
+const (
+	firstRetry    = 5 * time.Second
+	longestRetry  = 5 * time.Minute
+	longestUndone = time.Hour
+)
+
+// retryAfter is the pause after so many failures in a row, with jitter.
+func retryAfter(failures int, longest time.Duration) time.Duration {
+	pause := min(firstRetry<<min(failures-1, 10), longest)
+	return pause/2 + rand.N(pause/2)
+}

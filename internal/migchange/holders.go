@@ -1,0 +1,86 @@
+package migchange
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
+)
+
+// Holders says who holds which unit, as the kubelet tells. The zero Holders is a
+// node on which no pod holds any.
+type Holders struct {
+	// pods are the holders by unit.
+	pods map[string]string
+	// doubtful are the units whose holder may be gone: the kubelet does not say which
+	// pod has them.
+	doubtful map[string]bool
+	// err says why that cannot be known; nil when it is.
+	err error
+}
+
+var errHoldersUnknown = errors.New("what pods hold cannot be read")
+
+// NewHolders makes Holders of what was asked of the kubelet: its answer, or why
+// there is none.
+func NewHolders(allocations []sharing.Allocation, err error) Holders {
+	if err != nil {
+		return Holders{err: fmt.Errorf("%w: %w", errHoldersUnknown, err)}
+	}
+	h := Holders{pods: map[string]string{}, doubtful: map[string]bool{}}
+	for _, a := range allocations {
+		pod := a.Namespace + "/" + a.Pod
+		if a.Namespace == "" {
+			pod = "a pod"
+		}
+		for _, id := range a.Devices {
+			unit, _, _ := sharing.ParseDeviceID(id)
+			h.pods[unit] = pod
+			if a.Namespace == "" {
+				h.doubtful[unit] = true
+			}
+		}
+	}
+	return h
+}
+
+func (h Holders) known() bool { return h.err == nil }
+
+func (h Holders) doubtfulUnits() []string { return slices.Sorted(maps.Keys(h.doubtful)) }
+
+// mark returns the GPU's state with what pods hold as busy, and with everything
+// busy while that is not known, or who uses it.
+func (h Holders) mark(state sharing.MIGState) sharing.MIGState {
+	return state.WithBusy(func(uuid string) bool { return !h.known() || state.ProcessesHidden || h.pods[uuid] != "" })
+}
+
+// markHeld is mark for a change that has begun: what it destroys was free, and not
+// knowing is no reason to leave it half done.
+func (h Holders) markHeld(state sharing.MIGState) sharing.MIGState {
+	return state.WithBusy(func(uuid string) bool { return h.pods[uuid] != "" })
+}
+
+func anyBusy(state sharing.MIGState) bool {
+	return slices.ContainsFunc(state.Instances, func(i mig.Instance) bool {
+		return slices.ContainsFunc(i.Computes, func(c mig.Compute) bool { return c.Busy })
+	})
+}
+
+// explain says what a change is blocked by.
+func (h Holders) explain(blocked []mig.Blocked) string {
+	reasons := make([]string, len(blocked))
+	for i, b := range blocked {
+		reasons[i] = b.String()
+		if pod := h.pods[b.UUID]; pod != "" {
+			reasons[i] += " (" + pod + ")"
+		}
+	}
+	if !h.known() {
+		reasons = append(reasons, h.err.Error())
+	}
+	return strings.Join(reasons, "; ")
+}

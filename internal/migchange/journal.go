@@ -1,0 +1,94 @@
+package migchange
+
+import (
+	"slices"
+
+	"github.com/virgate/virgate/mig"
+)
+
+// Journal is what must be known after a crash or a reboot of the GPUs whose MIG
+// layout Virgate changes. It is written before the first step of a change and after
+// the last, and never modified in place.
+type Journal struct {
+	// Underway are the changes that have begun and not ended.
+	Underway []Record `json:"underway"`
+	// Enabled are the UUIDs of the GPUs that Virgate keeps in MIG mode. Nobody has
+	// been given one as a whole, so whoever finds the mode off may enable it again.
+	Enabled []string `json:"enabled"`
+}
+
+// Record is a change of a GPU that has begun: it must be finished, or undone,
+// before the GPU is used again.
+type Record struct {
+	// GPU is the GPU's UUID.
+	GPU string `json:"gpu"`
+	// Before is how it was partitioned, After how it is to be.
+	Before mig.PlacedLayout `json:"before"`
+	After  mig.PlacedLayout `json:"after"`
+}
+
+// Store keeps the journal, as the state file does.
+type Store interface {
+	// Read fills value from the section; false when there is none.
+	Read(section string, value any) (bool, error)
+	// WriteOrForget makes value the section's content, and returns when it is on disk.
+	// On an error the section is as before, and no later write brings value along: a
+	// change that could not be recorded does not begin, and the next run must not find
+	// it.
+	WriteOrForget(section string, value any) error
+}
+
+// section is the journal's in the Store.
+const section = "journal"
+
+func loadJournal(store Store) (Journal, error) {
+	if store == nil {
+		return Journal{}, nil
+	}
+	var j Journal
+	if _, err := store.Read(section, &j); err != nil {
+		return Journal{}, err
+	}
+	return j, nil
+}
+
+func (j Journal) save(store Store) error {
+	if store == nil {
+		return nil
+	}
+	return store.WriteOrForget(section, Journal{Underway: append([]Record{}, j.Underway...), Enabled: append([]string{}, j.Enabled...)})
+}
+
+// record is the GPU's change; false for none.
+func (j Journal) record(gpu string) (Record, bool) {
+	i := slices.IndexFunc(j.Underway, func(r Record) bool { return r.GPU == gpu })
+	if i < 0 {
+		return Record{}, false
+	}
+	return j.Underway[i], true
+}
+
+// begin is the journal with that change under way.
+func (j Journal) begin(r Record) Journal {
+	j.Underway = append(slices.Clone(j.Underway), r)
+	if !r.After.MIG {
+		j = j.withEnabled(r.GPU, false)
+	}
+	return j
+}
+
+// end is the journal when nothing is under way on the GPU.
+func (j Journal) end(gpu string) Journal {
+	j.Underway = slices.DeleteFunc(slices.Clone(j.Underway), func(r Record) bool { return r.GPU == gpu })
+	return j
+}
+
+// withEnabled is the journal of a Virgate that keeps the GPU in MIG mode, or does
+// not.
+func (j Journal) withEnabled(gpu string, enabled bool) Journal {
+	j.Enabled = slices.DeleteFunc(slices.Clone(j.Enabled), func(other string) bool { return other == gpu })
+	if enabled {
+		j.Enabled = append(j.Enabled, gpu)
+	}
+	return j
+}

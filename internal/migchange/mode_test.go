@@ -1,0 +1,276 @@
+package migchange
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/sharing"
+)
+
+// neverWithheld holds that all of the GPUs is offered whenever there is a new plan, but
+// for so many GPUs at a time.
+func (w *world) neverWithheld(r *Reconciler, but int) {
+	r.Plan = func(context.Context) {
+		withheld := map[string]bool{}
+		for _, gpu := range w.sim.GPUs() {
+			units := []string{gpu.UUID}
+			if gpu.MIG {
+				units = nil
+			}
+			for _, p := range gpu.Partitions {
+				units = append(units, p.UUID)
+			}
+			only, limited := r.offered.Load().only[gpu.UUID]
+			if limited && slices.ContainsFunc(units, func(unit string) bool { return !only[unit] }) {
+				withheld[gpu.UUID] = true
+			}
+		}
+		if len(withheld) > but {
+			w.t.Errorf("withheld: %v", withheld)
+		}
+	}
+}
+
+// TestResetRequired checks that where only a reboot activates the mode, it is asked for
+// and reported; that the GPU is offered as it is all the time, and no other GPU
+// touched; and that the layout is made after the reboot, by the program that asked and
+// by another one.
+func TestResetRequired(t *testing.T) {
+	for name, restarts := range map[string]bool{"the same program": false, "another program": true} {
+		t.Run(name, func(t *testing.T) {
+			w, wanted := newWorldIn(t, "a100-40x2", "passthrough"), layoutNamed("all-balanced")
+			r := w.program()
+			w.neverWithheld(r, 0)
+			w.run(r, wanted, false, 5)
+			got := w.state(r)
+			if got.State != nodereport.LayoutResetRequired || w.writes != 1 || len(w.kept.Underway) != 0 {
+				t.Errorf("%s (%s) after %d writes, want reset-required after 1; journal %+v", got.State, got.Reason, w.writes, w.kept)
+			}
+			gpus, err := nvml.Scan(w.sim)
+			if err != nil || gpus[1].MIGPending || !gpus[0].MIGPending || gpus[0].MIG {
+				t.Errorf("GPUs %+v (%v), want the mode of the first one pending", gpus, err)
+			}
+			if restarts {
+				r = w.program()
+				w.neverWithheld(r, 0)
+				w.run(r, wanted, true, 5)
+				if got := w.state(r); got.State != nodereport.LayoutResetRequired || w.writes != 1 {
+					t.Errorf("after a restart: %s (%s) after %d writes", got.State, got.Reason, w.writes)
+				}
+			}
+			w.sim.Reboot()
+			if restarts {
+				r = w.program()
+			}
+			w.neverWithheld(r, 1)
+			w.run(r, wanted, restarts, 5)
+			if got := w.state(r); got.State != nodereport.LayoutApplied || r.offered.Load().only[got.GPU] != nil {
+				t.Errorf("after the reboot: %s (%s), offered %v, want all", got.State, got.Reason, r.offered.Load().only)
+			}
+			// And back: the partitions stay in service until the next reboot.
+			w.neverWithheld(r, 0)
+			w.run(r, layoutNamed("all-disabled"), false, 5)
+			if got := w.state(r); got.State != nodereport.LayoutResetRequired || len(w.layout().Partitions) != 4 {
+				t.Errorf("back: %s (%s), GPU %v", got.State, got.Reason, w.layout())
+			}
+			w.sim.Reboot()
+			w.run(r, layoutNamed("all-disabled"), false, 5)
+			if got := w.state(r); got.State != nodereport.LayoutApplied || w.layout().MIG {
+				t.Errorf("back, after the reboot: %s (%s), GPU %v", got.State, got.Reason, w.layout())
+			}
+		})
+	}
+}
+
+// TestResetRequiredUnexpectedly checks that a GPU whose driver asks for a reset, which it
+// did not say before, is withheld once, and never again before the reset has come; and
+// that partitions which went for the mode are made again until then.
+func TestResetRequiredUnexpectedly(t *testing.T) {
+	for node, layout := range map[string]string{"a100-40x2": "all-balanced", "a100-40x2+all-balanced": "all-disabled"} {
+		t.Run(layout, func(t *testing.T) {
+			w, wanted := newWorldIn(t, node, "passthrough"), layoutNamed(layout)
+			w.gpus = 2
+			w.sim.InjectFault("DeviceGetVirtualizationMode", simnode.Fault{Return: nvml.Unknown})
+			before := w.layouts()
+			r := w.program()
+			w.neverWithheld(r, 1)
+			w.run(r, wanted, false, 10)
+			w.neverWithheld(r, 0)
+			calls := w.sim.Calls("DeviceSetMigMode")
+			w.run(r, wanted, false, 10)
+			for _, got := range *r.status.Load() {
+				if got.State != nodereport.LayoutResetRequired || calls != 2 || r.offered.Load().only[got.GPU] != nil {
+					t.Errorf("%s (%s), the mode set %d times, offered %v", got.State, got.Reason, calls, r.offered.Load().only)
+				}
+			}
+			if diff := cmp.Diff(before, w.layouts()); diff != "" || w.sim.Calls("DeviceSetMigMode") != calls || len(w.kept.Underway) != 0 {
+				t.Errorf("journal %+v, the mode set %d times; before the reset (-before +now):\n%s", w.kept, w.sim.Calls("DeviceSetMigMode"), diff)
+			}
+			w.enter("")
+			for gpu := range 2 {
+				if err := w.sim.Heal(gpu); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w.neverWithheld(r, 2)
+			w.run(r, wanted, false, 20)
+			for _, got := range *r.status.Load() {
+				if got.State != nodereport.LayoutApplied {
+					t.Errorf("after the reset: %s (%s)", got.State, got.Reason)
+				}
+			}
+		})
+	}
+}
+
+// TestAnotherProgramHasTheGPUs checks that where a program that is in no list keeps the
+// mode from changing, one GPU is tried at a time, ever more rarely; that each is offered
+// as it was between the tries; that this is said; and that all have the layout when
+// the program has ended.
+func TestAnotherProgramHasTheGPUs(t *testing.T) {
+	for node, layout := range map[string]string{"a100-40x3": "all-balanced", "h100x3": "all-balanced", "h100x3+all-1g.10gb": "all-3g.40gb"} {
+		t.Run(node, func(t *testing.T) {
+			w, wanted := newWorldIn(t, node, "client=dcgm"), layoutNamed(layout)
+			w.gpus = 3
+			before := w.layouts()
+			r := w.program()
+			if node != "h100x3+all-1g.10gb" {
+				w.neverWithheld(r, 1)
+			}
+			begun := w.clock
+			for w.clock.Before(begun.Add(24 * time.Hour)) {
+				gpus, err := nvml.Scan(w.sim)
+				if err != nil {
+					t.Fatal(err)
+				}
+				w.clock = w.clock.Add(max(time.Second, r.passAndWait(t.Context(), gpus, wanted, false)))
+			}
+			if tries := w.sim.Calls("DeviceSetMigMode") + w.sim.Calls("ComputeInstanceDestroy"); tries < 6 || tries > 3*60 {
+				t.Errorf("%d tries of three GPUs in a day", tries)
+			}
+			for _, got := range *r.status.Load() {
+				if got.State != nodereport.LayoutBlocked || !strings.Contains(got.Reason, "in no list of the driver") || r.offered.Load().only[got.GPU] != nil {
+					t.Errorf("%s (%s), offered %v", got.State, got.Reason, r.offered.Load().only)
+				}
+			}
+			if diff := cmp.Diff(before, w.layouts()); diff != "" || len(w.kept.Underway) != 0 {
+				t.Errorf("journal %+v, GPUs (-before +now):\n%s", w.kept, diff)
+			}
+			w.enter("")
+			r.Plan = func(context.Context) {}
+			w.run(r, wanted, false, 20)
+			for _, got := range *r.status.Load() {
+				if got.State != nodereport.LayoutApplied {
+					t.Errorf("in the end: %s (%s)", got.State, got.Reason)
+				}
+			}
+		})
+	}
+}
+
+// passes looks at the GPUs so many times while the clock stands still.
+func (w *world) passes(r *Reconciler, wanted sharing.MIGConfig, times int) {
+	w.t.Helper()
+	for range times {
+		gpus, err := nvml.Scan(w.sim)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		r.passAndWait(w.t.Context(), gpus[:max(1, w.gpus)], wanted, false)
+	}
+}
+
+// TestProgramComesLater checks that one GPU is tried at a time also where changes of the
+// mode came true before.
+func TestProgramComesLater(t *testing.T) {
+	w := newWorld(t, "h100x3+all-enabled")
+	w.gpus = 3
+	r := w.program()
+	w.run(r, layoutNamed("all-disabled"), false, 10)
+	w.enter("client=dcgm")
+	w.passes(r, layoutNamed("all-balanced"), 10)
+	w.clock = w.clock.Add(2 * time.Hour)
+	w.neverWithheld(r, 1)
+	calls := w.sim.Calls("DeviceSetMigMode")
+	w.passes(r, layoutNamed("all-balanced"), 10)
+	if tries := w.sim.Calls("DeviceSetMigMode") - calls; tries != 3 {
+		t.Errorf("%d tries of three GPUs", tries)
+	}
+}
+
+// TestResetDuringAPause checks that a reset is seen before the next try would be due.
+func TestResetDuringAPause(t *testing.T) {
+	w, wanted := newWorldIn(t, "a100-40", "passthrough"), layoutNamed("all-balanced")
+	w.sim.InjectFault("DeviceGetVirtualizationMode", simnode.Fault{Return: nvml.Unknown})
+	r := w.program()
+	w.passes(r, wanted, 5)
+	if got := w.state(r); got.State != nodereport.LayoutResetRequired {
+		t.Errorf("%s (%s)", got.State, got.Reason)
+	}
+	w.enter("")
+	if err := w.sim.Heal(0); err != nil {
+		t.Fatal(err)
+	}
+	w.passes(r, wanted, 5)
+	if got := w.state(r); got.State != nodereport.LayoutApplied {
+		t.Errorf("after the reset: %s (%s)", got.State, got.Reason)
+	}
+}
+
+// TestPauses checks that there is a pause after RESET_REQUIRED also where the driver has
+// not made the mode the pending one, and after IN_USE that follows.
+func TestPauses(t *testing.T) {
+	w, wanted := newWorld(t, "h100"), layoutNamed("all-balanced")
+	r := w.program()
+	for n, code := range []nvml.Return{nvml.ResetRequired, nvml.InUse} {
+		end := w.sim.InjectFault("DeviceSetMigMode", simnode.Fault{Return: code})
+		w.passes(r, wanted, 10)
+		state := []nodereport.LayoutState{nodereport.LayoutResetRequired, nodereport.LayoutBlocked}[n]
+		if got := w.state(r); w.sim.Calls("DeviceSetMigMode") != n+1 || got.State != state || r.offered.Load().only[got.GPU] != nil {
+			t.Errorf("%s: asked %d times, %s (%s), offered %v", code, w.sim.Calls("DeviceSetMigMode"), got.State, got.Reason, r.offered.Load().only)
+		}
+		w.clock = w.clock.Add(2 * time.Hour)
+		end()
+	}
+	w.run(r, wanted, false, 5)
+	if got := w.state(r); got.State != nodereport.LayoutApplied {
+		t.Errorf("in the end: %s (%s)", got.State, got.Reason)
+	}
+}
+
+// TestListedClient checks that IN_USE names the processes that the driver lists.
+func TestListedClient(t *testing.T) {
+	w := newWorld(t, "h100")
+	r := w.program()
+	r.Partitioner = &watched{r.Partitioner, func() { _ = w.sim.AddProcess(0, simnode.WholeGPU, 4711, 0) }}
+	w.run(r, layoutNamed("all-balanced"), false, 1)
+	if got := w.state(r); !strings.Contains(got.Reason, "by the processes [4711]") {
+		t.Errorf("%s (%s)", got.State, got.Reason)
+	}
+}
+
+// TestNotReadAgain checks that a GPU whose MIG mode has changed is not offered before it
+// was read again: its device node may be another GPU's by now.
+func TestNotReadAgain(t *testing.T) {
+	w, wanted := newWorldIn(t, "a100-40", "moving-minors"), layoutNamed("all-balanced")
+	r := w.program()
+	r.Refresh = func(context.Context) error { return errors.New("not read") }
+	w.run(r, wanted, false, 5)
+	got := w.state(r)
+	if only, limited := r.offered.Load().only[got.GPU]; !limited || len(only) != 0 || got.State != nodereport.LayoutFailed {
+		t.Errorf("%s (%s), offered %v", got.State, got.Reason, only)
+	}
+	r.Refresh = noRefresh(func() {})
+	w.run(r, wanted, false, 5)
+	if got := w.state(r); got.State != nodereport.LayoutApplied || r.offered.Load().only[got.GPU] != nil {
+		t.Errorf("%s (%s), offered %v", got.State, got.Reason, r.offered.Load().only)
+	}
+}

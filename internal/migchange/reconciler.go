@@ -1,0 +1,566 @@
+package migchange
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"reflect"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
+)
+
+// Partitioner lists and changes how GPUs are partitioned. The Reconciler calls it from
+// several goroutines, for one GPU from one at a time.
+type Partitioner interface {
+	// State lists how the GPU of that UUID is partitioned, exactly; what cannot be
+	// listed exactly is an error.
+	State(ctx context.Context, gpu string) (sharing.MIGState, error)
+	// Apply makes one step. What became of it when it fails is not known.
+	Apply(ctx context.Context, gpu string, step mig.Step) error
+}
+
+// Devices keeps units from being granted; see plugin.Manager. The Reconciler makes one
+// call of BlockAllocation or AllowAllocation at a time.
+type Devices interface {
+	Withdrawn(units ...string) bool
+	BlockAllocation(reason string, units ...string)
+	AllowAllocation(units ...string)
+	RefreshHolders(units ...string)
+}
+
+// Options are what a Reconciler works with.
+type Options struct {
+	Partitioner Partitioner
+	// LetGo has this program let go of a GPU, for a change of its MIG mode, until resume
+	// is called; nil where nothing else in it uses the GPUs. What it waits for can then be
+	// over when it is the GPU's turn.
+	LetGo func(ctx context.Context, gpu string) (resume func(), err error)
+	// Store keeps the journal; nil for GPUs that do not outlive the program.
+	Store Store
+	// Devices is nil where no kubelet is served.
+	Devices Devices
+	// Holders says who holds which devices; nil where that cannot be known.
+	Holders func(ctx context.Context) ([]sharing.Allocation, error)
+	// Inputs are the node's GPUs and what is wanted of them; an error says that they
+	// are not known.
+	Inputs func() (gpus []sharing.GPU, wanted sharing.MIGConfig, err error)
+	// Resources are those that these GPUs would be offered as; nil where no kubelet is
+	// served.
+	Resources func(gpus []sharing.GPU) []sharing.Resource
+	// Plan plans with what HoldBack says now, and returns when the new plan is out;
+	// nil for none.
+	Plan func(ctx context.Context)
+	// Changed is called when Status returns something else; nil for none.
+	Changed func()
+	// Refresh has the GPUs read again for Inputs; nil where that is not needed.
+	Refresh func(ctx context.Context) error
+	Logger  *slog.Logger
+}
+
+// Reconciler brings the GPUs to their wanted layout. HoldBack, Status, Results, Wake
+// and WakeIfWaiting may be called from any goroutine, the rest from one.
+//
+// That goroutine looks at the GPUs and decides; each change that has begun is made in
+// a goroutine of its own, which has the GPU's managedGPU to itself until it ends.
+type Reconciler struct {
+	Options
+	wake chan struct{}
+	log  *slog.Logger
+	now  func() time.Time
+
+	wanted sharing.MIGConfig
+	loaded bool
+	// kubeletSeen says that the holders could be read once. Until kubeletDeadline it
+	// is waited for.
+	kubeletSeen     atomic.Bool
+	kubeletDeadline time.Time
+	// changes are those under way, and begun counts them all. driver has room for the
+	// one whose turn it is.
+	changes sync.WaitGroup
+	begun   int
+	driver  chan struct{}
+	// modeChanges says that the last change of a GPU's MIG mode came true.
+	modeChanges atomic.Bool
+	// waiting says that a GPU does not have its layout.
+	waiting atomic.Bool
+
+	// mu guards the journal and gpus, of each GPU status, only and changing, and what
+	// Allocate refuses.
+	mu      sync.Mutex
+	journal Journal
+	gpus    map[string]*managedGPU
+
+	offered                 atomic.Pointer[offered]
+	status                  atomic.Pointer[[]nodereport.GPULayout]
+	applied, undone, failed atomic.Uint64
+}
+
+// managedGPU is what is known of one GPU, and done about it.
+type managedGPU struct {
+	status nodereport.GPULayout
+	// only are the units of the GPU that may be offered; nil for all.
+	only map[string]bool
+	// changing says that a change is being made.
+	changing bool
+	// stale says that the GPU has other partitions than before, those in left, and
+	// that the inventory may not show them yet.
+	stale bool
+	left  map[string]bool
+	// inTheWay are the partitions in use that the layout has no place for.
+	inTheWay []mig.Blocked
+	// closed are the units that Allocate refuses.
+	closed []string
+	// logged is the last state that was logged, other than pending.
+	logged stateReason
+	// last is the last look, nil when nothing of it counts any more. While a GPU waits, it
+	// stands until lookAt as long as so many of its units are withdrawn.
+	last      *look
+	lookAt    time.Time
+	withdrawn int
+	// tried is what the failures below are about.
+	tried sharing.MIGConfig
+	// notPermitted says that the driver refused this process. To try again would only
+	// withdraw devices again: another profile or start has to come.
+	notPermitted bool
+	// resetRequired says that the last failure was that the GPU has to be reset. It is
+	// looked at all the same: somebody may have done that.
+	resetRequired bool
+	// failures in a row put off the next try until retryAt.
+	failures int
+	retryAt  time.Time
+}
+
+// New makes a reconciler that has done nothing yet.
+func New(o Options) *Reconciler {
+	if o.Devices == nil {
+		o.Devices = noKubelet{}
+	}
+	if o.Plan == nil {
+		o.Plan = func(context.Context) {}
+	}
+	if o.Changed == nil {
+		o.Changed = func() {}
+	}
+	if o.Refresh == nil {
+		o.Refresh = func(context.Context) error { return nil }
+	}
+	r := &Reconciler{
+		Options: o, wake: make(chan struct{}, 1), log: o.Logger.With("component", "mig"), now: time.Now,
+		driver: make(chan struct{}, 1), gpus: map[string]*managedGPU{},
+	}
+	r.status.Store(&[]nodereport.GPULayout{})
+	r.offered.Store(&offered{})
+	return r
+}
+
+// noKubelet stands in for Devices where no kubelet is served.
+type noKubelet struct{}
+
+func (noKubelet) Withdrawn(...string) bool          { return true }
+func (noKubelet) BlockAllocation(string, ...string) {}
+func (noKubelet) AllowAllocation(...string)         {}
+func (noKubelet) RefreshHolders(...string)          {}
+
+// Once brings the GPUs to their layouts as far as that goes now, where no program
+// serves the kubelet: nothing is withdrawn, and what pods and processes use is left
+// alone. Without Holders no pod holds anything. It returns what became of the GPUs,
+// by index. The error is that of Inputs.
+func Once(ctx context.Context, o Options) ([]nodereport.GPULayout, error) {
+	if o.Holders == nil {
+		o.Holders = func(context.Context) ([]sharing.Allocation, error) { return nil, nil }
+	}
+	r := New(o)
+	err := r.passes(ctx, false)
+	return r.Status(), err
+}
+
+// Wake has Run look at the GPUs again. It does not wait.
+func (r *Reconciler) Wake() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// WakeIfWaiting is Wake for when a list or a holder has changed, which is nothing to a
+// GPU that has its layout.
+func (r *Reconciler) WakeIfWaiting() {
+	if r.waiting.Load() {
+		r.Wake()
+	}
+}
+
+// Prepare brings the GPUs as far as it can before anything is registered: what a
+// crash left is finished or undone, and what a reboot or a reset took away is made
+// again, so that the pods which had it are admitted again. It returns when that is
+// done, or could not be, or ctx ends.
+func (r *Reconciler) Prepare(ctx context.Context) {
+	for {
+		if _, _, err := r.Inputs(); err == nil {
+			break
+		}
+		select {
+		case <-r.wake:
+		case <-ctx.Done():
+			return
+		}
+	}
+	_ = r.passes(ctx, true)
+}
+
+// passes goes over the GPUs until nothing can be done at once any more: a pass may
+// finish one change of a GPU, and the next one begin another.
+func (r *Reconciler) passes(ctx context.Context, starting bool) error {
+	for n := 0; ; n++ {
+		gpus, wanted, err := r.Inputs()
+		if err != nil {
+			return err
+		}
+		again := r.passAndWait(ctx, gpus, wanted, starting)
+		if again == 0 || again > soon || n >= maxPasses*len(gpus) {
+			return nil
+		}
+	}
+}
+
+// maxPasses bounds the passes for a GPU where they do not go on for ever.
+const maxPasses = 8
+
+// passAndWait is a pass with the end of the changes that it begins.
+func (r *Reconciler) passAndWait(ctx context.Context, gpus []sharing.GPU, wanted sharing.MIGConfig, starting bool) time.Duration {
+	before := r.begun
+	again := r.pass(ctx, gpus, wanted, starting)
+	r.changes.Wait()
+	if r.begun > before {
+		return soon
+	}
+	return again
+}
+
+// Run goes over the GPUs until ctx ends, whenever it is woken or has something to
+// wait for.
+func (r *Reconciler) Run(ctx context.Context) {
+	defer r.changes.Wait()
+	for ctx.Err() == nil {
+		var later <-chan time.Time
+		if gpus, wanted, err := r.Inputs(); err == nil {
+			if again := r.pass(ctx, gpus, wanted, false); again > 0 {
+				later = time.After(again)
+			}
+		}
+		select {
+		case <-r.wake:
+		case <-later:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// awaitKubelet is how long, after the start, a kubelet is waited for that cannot be
+// read.
+const awaitKubelet = time.Minute
+
+// mostChanges is how many GPUs are changed at a time: one has the driver, and the next
+// one is ready for it. The driver makes one change of MIG mode or instances at a time on
+// all GPUs (the kernel module holds its API lock and all GPUs' locks meanwhile), so that
+// two that took turns would both end late.
+const mostChanges = 2
+
+// look is what was found out about a GPU. It is not modified.
+type look struct {
+	gpu sharing.GPU
+	*managedGPU
+	Decision
+	starting bool
+	// withheld are the units that are not to be offered any more.
+	withheld []string
+}
+
+// pass looks at all GPUs, has everything withdrawn at once that has to go, and begins
+// the changes that nothing speaks against any more. It says when to do so again; 0 for
+// when something changes. Before the node is registered, starting, nothing goes that
+// somebody may have been told of.
+func (r *Reconciler) pass(ctx context.Context, gpus []sharing.GPU, wanted sharing.MIGConfig, starting bool) (again time.Duration) {
+	r.loadJournal()
+	r.wanted = wanted
+	if r.kubeletDeadline.IsZero() {
+		r.kubeletDeadline = r.now().Add(awaitKubelet)
+	}
+	r.forgetMissing(gpus)
+	holders := sync.OnceValue(func() Holders { return r.holders(ctx) })
+	var looks []*look
+	fresh := false
+	for _, gpu := range gpus {
+		g := r.managed(gpu)
+		if g == nil {
+			continue // It is being changed.
+		}
+		if ctx.Err() != nil {
+			break
+		}
+		before := g.last
+		l, wait := r.look(ctx, gpu, g, holders, starting)
+		if l != nil {
+			looks = append(looks, l)
+			fresh = fresh || l != before
+		}
+		again = sooner(again, wait)
+	}
+	r.oneFirst(looks)
+	r.keepCapacity(gpus, looks)
+	var doubtful []string
+	limited := false
+	for _, l := range looks {
+		r.report(l.managedGPU, l.State, l.Reason)
+		doubtful = append(doubtful, l.Doubtful...)
+		limited = r.setLimit(l.managedGPU, l.Offer) || limited
+	}
+	if limited {
+		r.Plan(ctx)
+	}
+	again = sooner(again, r.begin(ctx, looks, starting))
+	r.publish()
+	if fresh && len(doubtful) > 0 { // To be asked has the kubelet read, which wakes the next pass.
+		r.Devices.RefreshHolders(slices.Compact(slices.Sorted(slices.Values(doubtful)))...)
+	}
+	return again
+}
+
+// sooner is the shorter of two waits, of which 0 is none.
+func sooner(a, b time.Duration) time.Duration {
+	if a == 0 || b > 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// look finds out how far a GPU is and decides about it. It returns nil where there is
+// nothing to decide, or that was done, and in any case when to look again.
+func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, holders func() Holders, starting bool) (*look, time.Duration) {
+	if !reflect.DeepEqual(g.tried, r.wanted) {
+		g.tried, g.notPermitted, g.resetRequired, g.failures, g.retryAt = r.wanted, false, false, 0, time.Time{}
+	}
+	g.stale = g.stale && !g.isShownBy(gpu)
+	record, begun := r.currentJournal().record(gpu.UUID)
+	now := r.now()
+	if wait := g.retryAt.Sub(now); g.notPermitted || wait > 0 && !g.resetRequired {
+		if !begun {
+			r.offer(ctx, g, nil)
+		}
+		return nil, max(wait, 0)
+	}
+	if begun {
+		if r.room() > 0 {
+			r.start(g, func() { r.resume(ctx, g, record) })
+		}
+		return nil, 0 // The end of another one wakes.
+	}
+	if l := g.last; l != nil && r.waiting.Load() && l.State != nodereport.LayoutFailed && l.starting == starting && now.Before(g.lookAt) &&
+		r.countWithdrawn(l) == g.withdrawn && reflect.DeepEqual(l.gpu, gpu) {
+		if l.Again == 0 {
+			return l, 0
+		}
+		return l, g.lookAt.Sub(now)
+	}
+	g.last = nil
+	d, err := r.decide(ctx, g, holders, starting)
+	if err != nil {
+		return nil, r.fail(ctx, g, err, longestRetry)
+	}
+	switch d.State {
+	case "":
+		r.keepEnabled(gpu.UUID, false)
+	case nodereport.LayoutApplied:
+		r.keepEnabled(gpu.UUID, g.status.MIG)
+		g.failures = 0
+	}
+	if len(d.Steps) > 0 && d.Record == nil {
+		r.report(g, d.State, d.Reason)
+		for _, step := range d.Steps {
+			if err := r.makeStep(ctx, gpu.UUID, step); err != nil {
+				return nil, r.fail(ctx, g, err, longestRetry)
+			}
+		}
+		return nil, d.Again
+	}
+	l := &look{gpu: gpu, managedGPU: g, Decision: d, starting: starting}
+	if d.Offer != nil {
+		units := partitionsOf(g.status.Instances)
+		units[gpu.UUID] = true
+		for unit := range units {
+			if !d.Offer[unit] {
+				l.withheld = append(l.withheld, unit)
+			}
+		}
+	}
+	g.last, g.lookAt, g.withdrawn = l, now.Add(cmp.Or(d.Again, recheckInterval)), r.countWithdrawn(l)
+	return l, d.Again
+}
+
+// countWithdrawn is how many of the units are withdrawn that are not to be offered any
+// more. A unit that a pod held becomes so by itself when the pod has ended, and then
+// there is something new to decide.
+func (r *Reconciler) countWithdrawn(l *look) (count int) {
+	for _, unit := range l.withheld {
+		if r.Devices.Withdrawn(unit) {
+			count++
+		}
+	}
+	return count
+}
+
+// begin begins the changes for which everything is withdrawn, as many as may be made
+// at a time. It has Allocate refuse what they take away, and then decides once more:
+// what that finds to be free can be granted to nobody any more.
+func (r *Reconciler) begin(ctx context.Context, looks []*look, starting bool) (again time.Duration) {
+	withdrawn := func(l *look) bool { return starting || r.Devices.Withdrawn(l.Withdraw...) }
+	room := r.room()
+	looks = slices.DeleteFunc(slices.Clone(looks), func(l *look) bool {
+		if len(l.Steps) == 0 || room == 0 || !withdrawn(l) {
+			return true
+		}
+		room--
+		return false
+	})
+	for _, l := range looks {
+		r.mu.Lock()
+		l.closed = l.Withdraw
+		r.Devices.BlockAllocation("is being repartitioned", l.closed...)
+		r.mu.Unlock()
+	}
+	holders := sync.OnceValue(func() Holders { return r.holders(ctx) })
+	for _, l := range looks {
+		l.last = nil
+		d, err := r.decide(ctx, l.managedGPU, holders, starting)
+		switch {
+		case err != nil:
+			again = sooner(again, r.fail(ctx, l.managedGPU, err, longestRetry))
+		case !reflect.DeepEqual(l.Decision, d) || !withdrawn(l):
+			r.allowAllocation(l.managedGPU)
+			again = sooner(again, retryInterval)
+		default:
+			r.start(l.managedGPU, func() { r.change(ctx, l.managedGPU, d, holders()) })
+		}
+	}
+	return again
+}
+
+// room is how many more changes may begin now.
+func (r *Reconciler) room() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	room := mostChanges
+	for _, g := range r.gpus {
+		if g.changing {
+			room--
+		}
+	}
+	return max(0, room)
+}
+
+// start makes a change in a goroutine of its own.
+func (r *Reconciler) start(g *managedGPU, change func()) {
+	r.mu.Lock()
+	g.changing = true
+	r.mu.Unlock()
+	g.last = nil
+	r.begun++
+	r.changes.Go(func() {
+		change()
+		r.mu.Lock()
+		g.changing = false
+		r.mu.Unlock()
+		r.Wake()
+	})
+}
+
+// loadJournal reads the journal of the last run, once.
+func (r *Reconciler) loadJournal() {
+	if r.loaded {
+		return
+	}
+	r.loaded = true
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var err error
+	if r.journal, err = loadJournal(r.Store); err != nil {
+		r.log.Error("journal of MIG changes not read", "error", err)
+	}
+	r.limit()
+}
+
+// currentJournal is the journal, which is never modified.
+func (r *Reconciler) currentJournal() Journal {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.journal
+}
+
+// forgetMissing drops what is known of GPUs that are not on the node any more. What
+// the journal has of them stays there.
+func (r *Reconciler) forgetMissing(gpus []sharing.GPU) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for uuid, g := range r.gpus {
+		if !g.changing && !slices.ContainsFunc(gpus, func(gpu sharing.GPU) bool { return gpu.UUID == uuid }) {
+			r.allow(g)
+			delete(r.gpus, uuid)
+			r.limit()
+		}
+	}
+}
+
+// managed is what is known of that GPU; nil while it is being changed.
+func (r *Reconciler) managed(gpu sharing.GPU) *managedGPU {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	g := r.gpus[gpu.UUID]
+	if g == nil {
+		g = &managedGPU{}
+		r.gpus[gpu.UUID] = g
+	}
+	if g.changing {
+		return nil
+	}
+	g.status.GPU, g.status.Index, g.status.Wanted = gpu.UUID, gpu.Index, r.wanted.Name
+	return g
+}
+
+// decide looks at the GPU and decides about it. A GPU of which nothing can be wanted
+// is not looked at.
+func (r *Reconciler) decide(ctx context.Context, g *managedGPU, holders func() Holders, starting bool) (Decision, error) {
+	if !r.wanted.Manage || r.wanted.Name == "" {
+		return Decision{}, nil
+	}
+	state, err := r.Partitioner.State(ctx, g.status.GPU)
+	if err != nil {
+		return Decision{}, err
+	}
+	state.GPU.Index = g.status.Index
+	h := holders()
+	r.see(g, h.markHeld(state))
+	return Decide(Situation{
+		GPU: g.status.GPU, State: state, Wanted: r.wanted, Holders: h,
+		KeptInMIG: slices.Contains(r.currentJournal().Enabled, g.status.GPU), Starting: starting,
+		ResetRequired: g.resetRequired && (state.Pending != state.Enabled || r.now().Before(g.retryAt)),
+		AwaitKubelet:  !r.kubeletSeen.Load() && r.now().Before(r.kubeletDeadline),
+	}), nil
+}
+
+// holders asks the kubelet.
+func (r *Reconciler) holders(ctx context.Context) Holders {
+	if r.Holders == nil {
+		return Holders{err: errHoldersUnknown}
+	}
+	h := NewHolders(r.Holders(ctx))
+	if h.known() {
+		r.kubeletSeen.Store(true)
+	}
+	return h
+}

@@ -1,0 +1,327 @@
+package migchange
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
+)
+
+// fleet is a node of several GPUs with a running Reconciler, a kubelet that needs its
+// time to let go of a unit, and a driver that needs its time for each change.
+type fleet struct {
+	t       *testing.T
+	sim     *simnode.Node
+	profile sharing.Profile
+	program *Reconciler
+
+	mu sync.Mutex
+	// withheld are the units that are not offered, with the time since when; known are
+	// those that ever were.
+	withheld map[string]time.Time
+	known    map[string]bool
+	held     map[string]bool
+	// least is how many devices a resource had in the plans, at least.
+	least map[string]int
+	// most is how many GPUs were in the journal at a time.
+	most int
+}
+
+const (
+	withdrawal = 150 * time.Millisecond
+	stepTime   = time.Second
+)
+
+// changingCalls are the driver's calls that change a GPU's MIG mode or instances.
+var changingCalls = []string{
+	"DeviceSetMigMode", "DeviceCreateGpuInstanceWithPlacement", "GpuInstanceDestroy",
+	"GpuInstanceCreateComputeInstance", "ComputeInstanceDestroy",
+}
+
+// startFleet starts the program in the bubble of synctest.
+func startFleet(t *testing.T, node string, profile sharing.Profile) *fleet {
+	t.Helper()
+	sim, err := simnode.New(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fleet{t: t, sim: sim, profile: profile, withheld: map[string]time.Time{}, known: map[string]bool{}, held: map[string]bool{}, least: map[string]int{}}
+	for _, call := range changingCalls {
+		sim.InjectFault(call, simnode.Fault{Return: nvml.Success, Delay: stepTime})
+	}
+	f.program = New(Options{
+		Partitioner: nvml.NewPartitioner(sim, nil), Store: f, Devices: f, Logger: slog.New(slog.DiscardHandler),
+		Holders: func(context.Context) ([]sharing.Allocation, error) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			held := slices.DeleteFunc(slices.Collect(maps.Keys(f.held)), func(unit string) bool { return !f.held[unit] })
+			return []sharing.Allocation{{Namespace: "default", Pod: "pod", Devices: held}}, nil
+		},
+		Inputs:    func() ([]sharing.GPU, sharing.MIGConfig, error) { return f.gpus(), f.wanted().MIG, nil },
+		Resources: func(gpus []sharing.GPU) []sharing.Resource { return sharing.NewPlan(gpus, f.wanted()).Resources },
+		Plan:      f.plan,
+	})
+	f.plan(t.Context())
+	ctx, end := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		f.program.Run(ctx)
+	}()
+	t.Cleanup(func() {
+		end()
+		<-ended
+	})
+	return f
+}
+
+func (f *fleet) wanted() sharing.Profile {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.profile
+}
+
+// gpus is what the driver has, also while it is busy.
+func (f *fleet) gpus() (gpus []sharing.GPU) {
+	for _, g := range f.sim.GPUs() {
+		gpu := sharing.GPU{UUID: g.UUID, Index: g.Index, Model: "H100", MIG: g.MIG, MIGPending: g.MIG}
+		for i, p := range g.Partitions {
+			profile, err := mig.ParseProfile(p.Profile)
+			if err != nil {
+				f.t.Error(err)
+			}
+			gpu.Partitions = append(gpu.Partitions, sharing.Partition{UUID: p.UUID, Index: i, Profile: profile})
+		}
+		gpus = append(gpus, gpu)
+	}
+	return gpus
+}
+
+// plan is the agent's loop, and wakes the program when the kubelet has let go.
+func (f *fleet) plan(context.Context) {
+	everything := sharing.NewPlan(f.gpus(), f.wanted())
+	offered := map[string]bool{}
+	counts := map[string]int{}
+	for _, r := range f.program.HoldBack(everything).Resources {
+		counts[r.Name] = len(r.Devices)
+		for _, unit := range r.Units {
+			offered[unit.ID] = true
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, r := range everything.Resources {
+		if least, known := f.least[r.Name]; !known || counts[r.Name] < least {
+			f.least[r.Name] = counts[r.Name]
+		}
+		for _, unit := range r.Units {
+			f.known[unit.ID] = f.known[unit.ID] || offered[unit.ID]
+			if _, since := f.withheld[unit.ID]; offered[unit.ID] {
+				delete(f.withheld, unit.ID)
+			} else if !since {
+				f.withheld[unit.ID] = time.Now()
+				time.AfterFunc(withdrawal, f.program.WakeIfWaiting)
+			}
+		}
+	}
+	f.program.Wake()
+}
+
+func (f *fleet) Withdrawn(units ...string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, unit := range units {
+		since, withheld := f.withheld[unit]
+		if f.held[unit] || f.known[unit] && (!withheld || time.Since(since) < withdrawal) {
+			return false
+		}
+	}
+	return true
+}
+
+func (*fleet) BlockAllocation(string, ...string) {}
+func (*fleet) AllowAllocation(...string)         {}
+func (*fleet) RefreshHolders(...string)          {}
+func (*fleet) Read(string, any) (bool, error)    { return false, nil }
+
+func (f *fleet) WriteOrForget(_ string, value any) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.most = max(f.most, len(value.(Journal).Underway))
+	return nil
+}
+
+func (f *fleet) leastOf(resource string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.least[resource]
+}
+
+func (f *fleet) hold(unit string, held bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.held[unit] = held
+}
+
+// calls is how many changes the driver has made.
+func (f *fleet) calls() (count int) {
+	for _, call := range changingCalls {
+		count += f.sim.Calls(call)
+	}
+	return count
+}
+
+// want asks for a layout and returns when so many GPUs have it, with how long it took.
+func (f *fleet) want(layout string, count int) time.Duration {
+	f.t.Helper()
+	began := time.Now()
+	f.mu.Lock()
+	f.profile.MIG = layoutNamed(layout)
+	f.mu.Unlock()
+	f.program.Wake()
+	f.await(count)
+	return time.Since(began)
+}
+
+func (f *fleet) await(count int) {
+	f.t.Helper()
+	for deadline := time.Now().Add(time.Hour); ; <-time.After(time.Millisecond) {
+		applied := 0
+		for _, gpu := range f.program.Status() {
+			if gpu.Wanted == f.wanted().MIG.Name && gpu.State == nodereport.LayoutApplied {
+				applied++
+			}
+		}
+		if applied == count {
+			return
+		}
+		if time.Now().After(deadline) {
+			f.t.Fatalf("%d GPUs have the layout, want %d: %+v", applied, count, f.program.Status())
+		}
+	}
+}
+
+func fleetProfile(names ...sharing.NamingRule) sharing.Profile {
+	return sharing.Profile{MIGStrategy: sharing.MIGMixed, GPUNames: []sharing.NamingRule{{Pattern: "*", Name: "gpu"}}, MIGNames: names}
+}
+
+// TestWaitsForNothingButTheDriver changes eight free GPUs on a driver that makes one
+// change at a time. Their units are withdrawn side by side, and then the driver is
+// always at work.
+func TestWaitsForNothingButTheDriver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := startFleet(t, "dgx-h100", fleetProfile())
+		for _, layout := range []string{"all-3g.40gb", "all-1g.10gb", "all-disabled"} {
+			before := f.calls()
+			took := f.want(layout, 8)
+			if driver := time.Duration(f.calls()-before) * stepTime; took < driver || took > driver+withdrawal+time.Millisecond {
+				t.Errorf("%s took %s, of which %s for the driver and %s for the kubelet", layout, took, driver, withdrawal)
+			}
+		}
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.most != mostChanges {
+			t.Errorf("%d GPUs were in the journal at a time, want one at the driver and one ready for it", f.most)
+		}
+	})
+}
+
+// TestHeldGPUDelaysNoOther checks that a GPU in use keeps no free one waiting, and
+// changes when its pod has ended, which it is told of.
+func TestHeldGPUDelaysNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := startFleet(t, "h100x4", fleetProfile())
+		holder := f.gpus()[0].UUID
+		f.hold(holder, true)
+		took := f.want("all-3g.40gb", 3)
+		if driver := time.Duration(f.calls()) * stepTime; took > driver+withdrawal+time.Millisecond {
+			t.Errorf("the free GPUs took %s, of which %s for the driver", took, driver)
+		}
+		if only := f.program.offered.Load().only[holder]; only == nil || len(only) != 0 {
+			t.Errorf("of the held GPU %v may be offered, want nothing: another pod would take it", only)
+		}
+		before := f.calls()
+		f.hold(holder, false)
+		began := time.Now()
+		f.program.WakeIfWaiting()
+		f.await(4)
+		if took, driver := time.Since(began), time.Duration(f.calls()-before)*stepTime; took > driver+withdrawal+time.Millisecond {
+			t.Errorf("after its pod's end the GPU took %s, of which %s for the driver", took, driver)
+		}
+	})
+}
+
+// TestKeepsCapacity checks that a resource which keeps its name always has devices while
+// several free GPUs change, and that one whose name goes is not spared.
+func TestKeepsCapacity(t *testing.T) {
+	for _, gpus := range []int{2, 3, 8} {
+		t.Run(fmt.Sprint(gpus, " GPUs"), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := startFleet(t, fmt.Sprintf("h100x%d+all-3g.40gb", gpus), fleetProfile(sharing.NamingRule{Pattern: "*", Name: "slice"}))
+				before := f.calls()
+				took := f.want("all-2g.20gb", gpus)
+				if f.leastOf("slice") == 0 {
+					t.Error("there was nothing to allocate")
+				}
+				if driver := time.Duration(f.calls()-before) * stepTime; took > driver+2*withdrawal+time.Millisecond {
+					t.Errorf("it took %s, of which %s for the driver", took, driver)
+				}
+				f.want("all-disabled", gpus)
+				if least := f.leastOf("slice"); least != 0 {
+					t.Errorf("%d devices of a name that goes were spared", least)
+				}
+			})
+		})
+	}
+}
+
+// TestKilledWithSeveralUnderWay ends the program at each write while two GPUs are being
+// changed: at the next start each of them has the old or the wanted layout before
+// anything is registered, and what is in use is still there.
+func TestKilledWithSeveralUnderWay(t *testing.T) {
+	several := 0
+	for _, late := range []bool{false, true} {
+		for dies := 1; ; dies++ {
+			w, wanted := newWorld(t, "h100x3+all-1g.10gb"), layoutNamed("all-balanced")
+			w.gpus = 3
+			w.use([]int{0}, 5)
+			busy, before := w.inUse(), w.layouts()
+			w.dies, w.late = dies, late
+			if w.run(w.program(), wanted, false, 20) {
+				break
+			}
+			w.dies = 0
+			if len(w.kept.Underway) > 1 {
+				several++
+			}
+			r := w.program()
+			w.run(r, sharing.MIGConfig{}, true, 20)
+			if len(w.kept.Underway) != 0 {
+				t.Fatalf("killed at write %d (late %t): journal %v after a start", dies, late, w.kept)
+			}
+			now := w.layouts()
+			w.run(r, wanted, false, 20)
+			after := w.layouts()
+			for i := range now {
+				if !contains([]mig.PlacedLayout{before[i], after[i]}, now[i]) {
+					t.Errorf("killed at write %d (late %t): GPU %d has %v, neither the old nor the wanted layout", dies, late, i, now[i])
+				}
+			}
+			w.survive(busy)
+		}
+	}
+	if several == 0 {
+		t.Error("never were several changes under way")
+	}
+}

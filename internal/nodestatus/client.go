@@ -1,0 +1,117 @@
+package nodestatus
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+)
+
+// fieldManager is the name under which the API keeps what is Virgate's.
+const fieldManager = "virgate"
+
+// client is the part of the Kubernetes API that is written here: one Node and its Events.
+type client struct {
+	rest    rest.Interface
+	node    string
+	timeout time.Duration
+}
+
+// connect makes a client for the named Node; it does not connect yet.
+func connect(config *rest.Config, node string, timeout time.Duration) (client, error) {
+	if config == nil {
+		return client{}, errors.New("report to the API: no way to reach it")
+	}
+	if node == "" {
+		return client{}, errors.New("report to the API: this node's name is not known")
+	}
+	// Requests are few and their number is bounded by writeLoop and eventQueue; answers are
+	// decoded here, and only refusals by the library.
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, metav1.SchemeGroupVersion)
+	config = rest.CopyConfig(config)
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	config.APIPath, config.GroupVersion = "/api", &corev1.SchemeGroupVersion
+	config.QPS = -1
+	rest, err := rest.RESTClientFor(config)
+	if err != nil {
+		return client{}, fmt.Errorf("report to the API: %w", err)
+	}
+	return client{rest: rest, node: node, timeout: timeout}, nil
+}
+
+// node is what is read of a Node.
+type node struct {
+	Status struct {
+		Conditions []corev1.NodeCondition `json:"conditions"`
+		Capacity   map[string]string      `json:"capacity"`
+	} `json:"status"`
+}
+
+// read reads the Node.
+func (c client) read(ctx context.Context) (node, error) {
+	var n node
+	data, err := c.do(ctx, c.rest.Get().Resource("nodes").Name(c.node))
+	if err == nil {
+		err = json.Unmarshal(data, &n)
+	}
+	if err != nil {
+		return node{}, fmt.Errorf("read node %s: %w", c.node, err)
+	}
+	return n, nil
+}
+
+// patchNode patches the Node, or the named part of it.
+func (c client) patchNode(ctx context.Context, kind types.PatchType, body any, part ...string) error {
+	return c.send(ctx, "patch node "+c.node, c.rest.Patch(kind).Resource("nodes").Name(c.node).SubResource(part...), body)
+}
+
+// createEvent makes the event; one of that name that exists is this one, made
+// by a request whose answer was lost.
+func (c client) createEvent(ctx context.Context, event *corev1.Event) error {
+	request := c.rest.Post().Namespace(event.Namespace).Resource("events").SetHeader("Content-Type", runtime.ContentTypeJSON)
+	if err := c.send(ctx, "create event "+event.Reason, request, event); !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	return nil
+}
+
+// patchEvent changes an event.
+func (c client) patchEvent(ctx context.Context, name string, body any) error {
+	request := c.rest.Patch(types.StrategicMergePatchType).Namespace(metav1.NamespaceDefault).Resource("events").Name(name)
+	return c.send(ctx, "patch event "+name, request, body)
+}
+
+// send makes a request that writes. What it wrote is known: the answer is the metadata alone.
+func (c client) send(ctx context.Context, what string, request *rest.Request, body any) error {
+	data, err := json.Marshal(body)
+	if err == nil {
+		_, err = c.do(ctx, request.Param("fieldManager", fieldManager).Body(data).
+			SetHeader("Accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"))
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
+}
+
+// do asks once: who asks again, and when, is writeLoop's business.
+func (c client) do(ctx context.Context, request *rest.Request) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	result := request.MaxRetries(0).Do(ctx)
+	if err := result.Error(); err != nil {
+		return nil, err
+	}
+	return result.Raw()
+}

@@ -1,0 +1,310 @@
+package nodestatus
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+)
+
+const nodeName = "n1"
+
+// fakeAPI is an API server with one Node and Events. It merges as a real one
+// does, and can be told to refuse, to be slow and to be away.
+type fakeAPI struct {
+	t      *testing.T
+	server *httptest.Server
+
+	mutex sync.Mutex
+	// node is nil while there is none.
+	node   *corev1.Node
+	events map[string]corev1.Event
+	// requests are "METHOD PATH CONTENT-TYPE", in their order.
+	requests []string
+	// refuse answers a request with this status, 0 for none, by its path's end.
+	refuse map[string]int
+	// hang lets requests wait until they are given up.
+	hang bool
+	// changed is closed and made anew with each request.
+	changed chan struct{}
+}
+
+func newFakeAPI(t *testing.T) *fakeAPI {
+	t.Helper()
+	f := &fakeAPI{t: t, node: newNode(), events: map[string]corev1.Event{}, refuse: map[string]int{}, changed: make(chan struct{})}
+	f.server = httptest.NewServer(f)
+	t.Cleanup(f.server.Close)
+	return f
+}
+
+func newNode() *corev1.Node {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: nodeName, Labels: map[string]string{"theirs": "label"}, Annotations: map[string]string{"theirs": "annotation"},
+	}}
+	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady"}}
+	return node
+}
+
+func (f *fakeAPI) config() *rest.Config { return &rest.Config{Host: f.server.URL} }
+
+func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	f.mutex.Lock()
+	hang := f.hang
+	f.mutex.Unlock()
+	if hang {
+		<-r.Context().Done()
+		return
+	}
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	f.requests = append(f.requests, strings.TrimSpace(r.Method+" "+r.URL.Path+" "+r.Header.Get("Content-Type")))
+	defer func() { close(f.changed); f.changed = make(chan struct{}) }()
+	if r.Method != http.MethodGet && r.URL.Query().Get("fieldManager") != "virgate" {
+		f.t.Errorf("%s %s by field manager %q", r.Method, r.URL, r.URL.Query().Get("fieldManager"))
+	}
+	for path, status := range f.refuse {
+		if strings.HasSuffix(r.URL.Path, path) && status != 0 {
+			answer(w, status, "refused by the test")
+			return
+		}
+	}
+	switch path := r.URL.Path; {
+	case path == "/api/v1/nodes/"+nodeName || path == "/api/v1/nodes/"+nodeName+"/status":
+		f.serveNode(w, r, body)
+	case strings.HasPrefix(path, "/api/v1/namespaces/default/events"):
+		f.serveEvent(w, r, body)
+	default:
+		f.t.Errorf("%s %s: nothing of Virgate's", r.Method, path)
+		answer(w, http.StatusNotFound, "no such thing")
+	}
+}
+
+// alreadyExists is the message of the one conflict that is not about versions.
+const alreadyExists = "already exists"
+
+func answer(w http.ResponseWriter, status int, message string) {
+	reason := map[int]metav1.StatusReason{
+		403: metav1.StatusReasonForbidden, 404: metav1.StatusReasonNotFound, 409: metav1.StatusReasonConflict, 422: metav1.StatusReasonInvalid,
+	}[status]
+	if message == alreadyExists {
+		reason = metav1.StatusReasonAlreadyExists
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(metav1.Status{
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Message: message, Reason: reason, Code: int32(status),
+	})
+}
+
+func (f *fakeAPI) serveNode(w http.ResponseWriter, r *http.Request, body []byte) {
+	if f.node == nil {
+		answer(w, http.StatusNotFound, `nodes "n1" not found`)
+		return
+	}
+	if r.Method == http.MethodPatch {
+		next := f.node.DeepCopy()
+		var err error
+		switch r.Header.Get("Content-Type") {
+		case "application/strategic-merge-patch+json":
+			err = merge(next, body)
+		case "application/json-patch+json":
+			err = removeCapacity(next, body)
+		default:
+			err = fmt.Errorf("a patch of type %s", r.Header.Get("Content-Type"))
+		}
+		if err != nil {
+			answer(w, http.StatusUnprocessableEntity, err.Error())
+			return
+		}
+		// Each way in changes its own part, as with the real API.
+		if strings.HasSuffix(r.URL.Path, "/status") {
+			f.node.Status = next.Status
+		} else {
+			f.node.ObjectMeta = next.ObjectMeta
+		}
+	} else if r.Method != http.MethodGet {
+		f.t.Errorf("%s of a node", r.Method)
+	}
+	_ = json.NewEncoder(w).Encode(f.node)
+}
+
+// merge patches an object in place.
+func merge[T any](object *T, patch []byte) error {
+	data, err := json.Marshal(object)
+	if err != nil {
+		return err
+	}
+	var before, change map[string]any
+	if err := errors.Join(json.Unmarshal(data, &before), json.Unmarshal(patch, &change)); err != nil {
+		return err
+	}
+	if data, err = json.Marshal(strategicMerge(before, change)); err != nil {
+		return err
+	}
+	*object = *new(T)
+	return json.Unmarshal(data, object)
+}
+
+// strategicMerge is a strategic merge of what occurs here: null takes a key
+// away, maps are merged, and lists of conditions by their type.
+func strategicMerge(object, patch map[string]any) map[string]any {
+	if object == nil {
+		object = map[string]any{}
+	}
+	for key, value := range patch {
+		switch value := value.(type) {
+		case nil:
+			delete(object, key)
+		case map[string]any:
+			inner, _ := object[key].(map[string]any)
+			object[key] = strategicMerge(inner, value)
+		case []any:
+			list, _ := object[key].([]any)
+			for _, item := range value {
+				item := item.(map[string]any)
+				i := slices.IndexFunc(list, func(other any) bool { return other.(map[string]any)["type"] == item["type"] })
+				if i < 0 {
+					list = append(list, item)
+				} else {
+					list[i] = strategicMerge(list[i].(map[string]any), item)
+				}
+			}
+			object[key] = list
+		default:
+			object[key] = value
+		}
+	}
+	return object
+}
+
+// removeCapacity is the one JSON patch that there is.
+func removeCapacity(node *corev1.Node, patch []byte) error {
+	var operations []struct{ Op, Path, Value string }
+	if err := json.Unmarshal(patch, &operations); err != nil {
+		return err
+	}
+	if len(operations) != 2 || operations[0].Op != "test" || operations[1].Op != "remove" || operations[0].Path != operations[1].Path {
+		return fmt.Errorf("the patch %s", patch)
+	}
+	escaped, ok := strings.CutPrefix(operations[0].Path, "/status/capacity/")
+	name := corev1.ResourceName(strings.NewReplacer("~1", "/", "~0", "~").Replace(escaped))
+	quantity, exists := node.Status.Capacity[name]
+	if !ok || !exists || quantity.String() != operations[0].Value {
+		return fmt.Errorf("test of %s is not true", operations[0].Path)
+	}
+	delete(node.Status.Capacity, name)
+	return nil
+}
+
+func (f *fakeAPI) serveEvent(w http.ResponseWriter, r *http.Request, body []byte) {
+	switch r.Method {
+	case http.MethodPost:
+		var event corev1.Event
+		if err := json.Unmarshal(body, &event); err != nil {
+			answer(w, http.StatusBadRequest, err.Error())
+			return
+		}
+		if _, ok := f.events[event.Name]; ok {
+			answer(w, http.StatusConflict, alreadyExists)
+			return
+		}
+		f.events[event.Name] = event
+	case http.MethodPatch:
+		name := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
+		event, ok := f.events[name]
+		if !ok {
+			answer(w, http.StatusNotFound, "no such event")
+			return
+		}
+		if err := merge(&event, body); err != nil {
+			answer(w, http.StatusUnprocessableEntity, err.Error())
+			return
+		}
+		f.events[name] = event
+	default:
+		f.t.Errorf("%s of an event", r.Method)
+	}
+	_, _ = w.Write([]byte("{}"))
+}
+
+// change changes the server's state.
+func (f *fakeAPI) change(do func()) {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	do()
+}
+
+// await waits until what holds of the server's state.
+func (f *fakeAPI) await(what string, holds func() bool) {
+	f.t.Helper()
+	late := time.After(2 * time.Minute)
+	for {
+		f.mutex.Lock()
+		changed, ok := f.changed, holds()
+		state := f.describe()
+		f.mutex.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-changed:
+		case <-late:
+			f.t.Fatalf("not %s:\n%s", what, state)
+		}
+	}
+}
+
+func (f *fakeAPI) describe() string {
+	text := strings.Join(f.requests[max(0, len(f.requests)-40):], "\n")
+	if f.node != nil {
+		text += fmt.Sprintf("\n%v %v\n%+v", f.node.Annotations, f.node.Labels, f.node.Status.Conditions)
+	}
+	return text + "\n" + strings.Join(f.told(), "\n")
+}
+
+// told are the events as "REASON MESSAGE xCOUNT", in the order in which they
+// began.
+func (f *fakeAPI) told() []string {
+	events := slices.SortedFunc(maps.Values(f.events), func(a, b corev1.Event) int { return strings.Compare(a.Name, b.Name) })
+	lines := make([]string, len(events))
+	for i, e := range events {
+		lines[i] = fmt.Sprintf("%s %s x%d", e.Reason, e.Message, e.Count)
+	}
+	return lines
+}
+
+// condition is the Node's GPUSharingReady; ok is false when it has none.
+func (f *fakeAPI) condition() (condition corev1.NodeCondition, ok bool) {
+	if f.node == nil {
+		return corev1.NodeCondition{}, false
+	}
+	i := slices.IndexFunc(f.node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == ConditionType })
+	if i < 0 {
+		return corev1.NodeCondition{}, false
+	}
+	return f.node.Status.Conditions[i], true
+}
+
+// count counts requests that begin so.
+func (f *fakeAPI) count(prefix string) int {
+	count := 0
+	for _, request := range f.requests {
+		if strings.HasPrefix(request, prefix) {
+			count++
+		}
+	}
+	return count
+}

@@ -1,0 +1,195 @@
+package nodestatus
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/virgate/virgate/internal/nodereport"
+)
+
+const (
+	// ProfileAnnotation has the name of the profile in force; it is missing where
+	// the profile has none, and before the first is in force.
+	ProfileAnnotation = "virgate.github.io/profile"
+	// SourceAnnotation has where that was read.
+	SourceAnnotation = "virgate.github.io/source"
+	// GenerationAnnotation has its generation.
+	GenerationAnnotation = "virgate.github.io/generation"
+	// StateLabel has the state of the profile that should be in force: one of
+	// nodereport.ProfileStates. It lies beside the label by which NVIDIA's
+	// config-manager chooses a profile.
+	StateLabel = "nvidia.com/device-plugin.config.state"
+	// MIGStateLabel has the state of the wanted MIG layout in mig-manager's words
+	// (mig-parted v0.15, deployments/container): success, pending or failed. It is
+	// written only where Virgate changes MIG layouts, so that mig-manager's own stays.
+	MIGStateLabel = "nvidia.com/mig.config.state"
+)
+
+// metadata writes the Node's annotations and labels.
+type metadata struct {
+	client client
+	// written is what the Node was last given; nil while that is not known.
+	written *objectMeta
+}
+
+// objectMeta is a patch of a Node's metadata. A nil value takes the key away.
+type objectMeta struct {
+	Annotations map[string]*string `json:"annotations"`
+	Labels      map[string]*string `json:"labels"`
+}
+
+func (m *metadata) forget() { m.written = nil }
+
+func (m *metadata) write(ctx context.Context, report nodereport.Report) (again time.Duration, err error) {
+	wanted := metadataOf(report)
+	if m.written != nil {
+		for key := range m.written.Labels {
+			if _, stays := wanted.Labels[key]; !stays {
+				wanted.Labels[key] = nil
+			}
+		}
+		if reflect.DeepEqual(wanted, *m.written) {
+			return 0, nil
+		}
+	}
+	if err := m.client.patchNode(ctx, types.StrategicMergePatchType, map[string]any{"metadata": wanted}); err != nil {
+		return 0, err
+	}
+	m.written = &wanted
+	return 0, nil
+}
+
+// metadataOf is what the report says in annotations and labels.
+func metadataOf(report nodereport.Report) objectMeta {
+	value := func(text string) *string {
+		if text == "" {
+			return nil
+		}
+		return &text
+	}
+	wanted := objectMeta{
+		Annotations: map[string]*string{
+			ProfileAnnotation:    value(report.Applied.Name),
+			SourceAnnotation:     value(report.Applied.Source),
+			GenerationAnnotation: value(report.Applied.Generation),
+		},
+		Labels: map[string]*string{StateLabel: value(string(report.State))},
+	}
+	if state := report.LayoutState(); state != "" {
+		wanted.Labels[MIGStateLabel] = &state
+	}
+	return wanted
+}
+
+// ConditionType is the Node's condition that says whether pods can be given
+// what the profile in force offers.
+const ConditionType = "GPUSharingReady"
+
+// maxMessage bounds messages, in bytes: Kubernetes' newer Event API refuses
+// longer ones (kubernetes, pkg/apis/core/validation/events.go).
+const maxMessage = 1024
+
+// condition writes the Node's condition.
+type condition struct {
+	client client
+	// written is the condition as the Node has it; nil while that is not known.
+	written *corev1.NodeCondition
+}
+
+func (c *condition) forget() { c.written = nil }
+
+func (c *condition) write(ctx context.Context, report nodereport.Report) (again time.Duration, err error) {
+	if c.written == nil {
+		// An earlier run may have written it: its time must not begin anew.
+		n, err := c.client.read(ctx)
+		if err != nil {
+			return 0, err
+		}
+		c.written = &corev1.NodeCondition{}
+		if i := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == ConditionType }); i >= 0 {
+			c.written = &n.Status.Conditions[i]
+		}
+	}
+	next := corev1.NodeCondition{
+		Type: ConditionType, Status: corev1.ConditionStatus(report.Ready), Reason: report.Reason, Message: truncate(report.Message),
+		LastHeartbeatTime: metav1.Now(), LastTransitionTime: c.written.LastTransitionTime,
+	}
+	same := next.Status == c.written.Status
+	if same && next.Reason == c.written.Reason && next.Message == c.written.Message {
+		return 0, nil
+	}
+	if !same || next.LastTransitionTime.IsZero() {
+		next.LastTransitionTime = next.LastHeartbeatTime
+	}
+	// Strategic merging takes conditions by type (k8s.io/api/core/v1, NodeStatus).
+	patch := map[string]any{"status": map[string]any{"conditions": []corev1.NodeCondition{next}}}
+	if err := c.client.patchNode(ctx, types.StrategicMergePatchType, patch, "status"); err != nil {
+		return 0, err
+	}
+	c.written = &next
+	return 0, nil
+}
+
+// staleResources takes resources that were stopped out of the Node's capacity. The
+// kubelet leaves them there with the value 0 for ever
+// (kubernetes/kubernetes#52510), and drops what is allocatable of them by
+// itself once the capacity is gone (pkg/kubelet/nodestatus/setters.go).
+type staleResources struct {
+	client client
+	grace  time.Duration
+	// done are those that need nothing more, as they were reported.
+	done map[nodereport.GoneResource]bool
+}
+
+func (r *staleResources) forget() { clear(r.done) }
+
+func (r *staleResources) write(ctx context.Context, report nodereport.Report) (again time.Duration, err error) {
+	var due []nodereport.GoneResource
+	for _, gone := range report.Gone {
+		if r.done[gone] {
+			continue
+		}
+		if wait := time.Until(gone.Since.Add(r.grace)); wait <= 0 {
+			due = append(due, gone)
+		} else if again == 0 || wait < again {
+			again = wait
+		}
+	}
+	if len(due) == 0 {
+		return again, nil
+	}
+	node, err := r.client.read(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for _, gone := range due {
+		if node.Status.Capacity[gone.Name] == "0" {
+			if err := r.remove(ctx, gone.Name); err != nil {
+				return 0, err
+			}
+		}
+		r.done[gone] = true // What has another value is somebody else's.
+	}
+	return again, nil
+}
+
+// remove takes the resource away if its capacity is still 0: the API refuses
+// the whole patch otherwise, and that is well.
+func (r *staleResources) remove(ctx context.Context, name string) error {
+	path := "/status/capacity/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(name)
+	operations := []map[string]string{{"op": "test", "path": path, "value": "0"}, {"op": "remove", "path": path}}
+	err := r.client.patchNode(ctx, types.JSONPatchType, operations, "status")
+	if err != nil && !apierrors.IsInvalid(err) {
+		return fmt.Errorf("remove %s: %w", name, err)
+	}
+	return nil
+}

@@ -1,0 +1,256 @@
+package nvml_test
+
+import (
+	"errors"
+	"log/slog"
+	"reflect"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/virgate/virgate/internal/nvml"
+)
+
+// Tests of answers that nvml.h allows, or that were seen of a driver, and that the
+// simulated driver does not give by itself; docs/nvml.md has them.
+
+// probe is the default interval between two probes, and a little for a wait for events.
+const probe = 10*time.Second + 300*time.Millisecond
+
+// answering is the simulated driver, with other answers where change has them. change
+// gets the driver's own answer.
+func answering(sim nvml.Library, change func(call nvml.Call, answer any, err error) (any, error)) nvml.Library {
+	return nvml.Intercept(sim, func(call nvml.Call, do func() (any, error)) (any, error) {
+		answer, err := do()
+		return change(call, answer, err)
+	})
+}
+
+// failing makes calls of that name fail with the code, where they are about something
+// that is not there if only is set, and otherwise always.
+func failing(method string, code nvml.Return, only error) func(nvml.Call, any, error) (any, error) {
+	return func(call nvml.Call, answer any, err error) (any, error) {
+		if call.Method != method || only != nil && !errors.Is(err, only) {
+			return answer, err
+		}
+		return reflect.Zero(call.Answer).Interface(), &nvml.Error{Call: call.String(), Return: code}
+	}
+}
+
+// TestHolesOfMIGDevices checks that a hole among the MIG devices may be INVALID_ARGUMENT,
+// as go-nvlib knows it: for a scan, for a change and for the use.
+func TestHolesOfMIGDevices(t *testing.T) {
+	sim := simulate(t, "a100-40+all-balanced")
+	want, err := nvml.Scan(sim)
+	must(t, err)
+	holes := answering(sim, failing("DeviceGetMigDeviceHandleByIndex", nvml.InvalidArgument, nvml.NotFound))
+	got, err := nvml.Scan(holes)
+	must(t, err)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("scan (-NOT_FOUND +INVALID_ARGUMENT):\n%s", diff)
+	}
+	if _, state := firstState(t, holes); len(state.Instances) != len(want[0].Partitions) {
+		t.Errorf("a change sees %d instances, want %d", len(state.Instances), len(want[0].Partitions))
+	}
+	use, err := nvml.NewMeter(holes).Read(t.Context())
+	must(t, err)
+	if len(use[0].Units) != len(want[0].Partitions) {
+		t.Errorf("the use of %d partitions, want %d", len(use[0].Units), len(want[0].Partitions))
+	}
+}
+
+// TestNVLinkErrors checks that a link whose state cannot be read hides no other.
+func TestNVLinkErrors(t *testing.T) {
+	sim := simulate(t, "dgx-a100")
+	links := func(lib nvml.Library) int {
+		gpus, err := nvml.Scan(lib)
+		must(t, err)
+		return gpus[0].Links[0].NVLinks
+	}
+	all := links(sim)
+	for _, code := range []nvml.Return{nvml.NotSupported, nvml.InvalidArgument, nvml.Unknown} {
+		fails := answering(sim, func(call nvml.Call, answer any, err error) (any, error) {
+			if call.Method == "DeviceGetNvLinkState" && call.Arguments[1] == 0 {
+				return false, &nvml.Error{Call: call.String(), Return: code}
+			}
+			return answer, err
+		})
+		if got := links(fails); got != all-1 {
+			t.Errorf("%d links when the first is %s, want %d of %d", got, code, all-1, all)
+		}
+	}
+	// A driver that does not answer is asked no further.
+	var asked atomic.Int32
+	lost := answering(sim, func(call nvml.Call, answer any, err error) (any, error) {
+		if call.Method == "DeviceGetNvLinkState" {
+			asked.Add(1)
+			return false, &nvml.Error{Call: call.String(), Return: nvml.GPUIsLost}
+		}
+		return answer, err
+	})
+	if links(lost); asked.Load() > 8 {
+		t.Errorf("%d questions for the links of 8 lost GPUs, want one each", asked.Load())
+	}
+}
+
+// TestProcessesOfMPS checks that a list of MPS clients that may not be read, or that a MIG
+// device does not have, says nothing of the use; other errors of it count as in use.
+func TestProcessesOfMPS(t *testing.T) {
+	sim := simulate(t, "a100-40+all-1g.5gb")
+	for code, busy := range map[nvml.Return]bool{nvml.InvalidArgument: false, nvml.NoPermission: false, nvml.NotSupported: false, nvml.Unknown: true} {
+		_, state := firstState(t, answering(sim, failing("DeviceGetMPSComputeRunningProcesses", code, nil)))
+		if state.Instances[0].Computes[0].Busy != busy {
+			t.Errorf("busy is %t when the list of MPS clients is %s", !busy, code)
+		}
+	}
+}
+
+// TestHandleOfAnotherPartition checks that a probe notices when the handle of a partition
+// stands for another one, or for none, whatever its memory query says.
+func TestHandleOfAnotherPartition(t *testing.T) {
+	for name, err := range map[string]error{
+		"another one": nil, "none": &nvml.Error{Call: "DeviceGetUUID", Return: nvml.InvalidArgument},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sim := simulate(t, "h200+all-1g.35gb")
+				gpus, scanErr := nvml.Scan(sim)
+				must(t, scanErr)
+				var gone atomic.Bool
+				w := watch(t, answering(sim, func(call nvml.Call, answer any, callErr error) (any, error) {
+					switch {
+					case !gone.Load() || callErr != nil:
+					case call.Method == "DeviceGetUUID" && answer == gpus[0].Partitions[1].UUID:
+						return "MIG-other", err
+					case call.Method == "DeviceGetMigDeviceHandleByIndex" && call.Arguments[1] == 1 && err != nil:
+						return answer, &nvml.Error{Call: call.String(), Return: nvml.NotFound}
+					}
+					return answer, callErr
+				}))
+				gone.Store(true)
+				after(probe)
+				now, _ := w.Inventory()
+				for _, p := range now[0].Partitions {
+					if p.UUID == gpus[0].Partitions[1].UUID {
+						t.Errorf("%s is still a partition after the next probe: %+v", p.UUID, p)
+					}
+				}
+				if want := len(gpus[0].Partitions); err == nil && len(now[0].Partitions) != want {
+					t.Errorf("%d partitions, want %d with the new one", len(now[0].Partitions), want)
+				}
+			})
+		})
+	}
+}
+
+// TestEventsOfTheWholeGPUName checks that the log names instances only for events that do.
+func TestEventsOfTheWholeGPUName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "h200+all-1g.35gb")
+		var log strings.Builder
+		w := watchWith(t, sim, nvml.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		must(t, sim.XID(0, 94, nvml.WholeGPU, nvml.WholeGPU))
+		synctest.Wait()
+		must(t, sim.XID(0, 94, 1, nvml.WholeGPU))
+		synctest.Wait()
+		must(t, sim.XID(0, 94, 1, 0))
+		synctest.Wait()
+		must(t, w.stop())
+		var got []string
+		for line := range strings.Lines(log.String()) {
+			if _, instances, ok := strings.Cut(line, "data=94"); ok {
+				instances, _, _ = strings.Cut(instances, " fault=")
+				got = append(got, instances)
+			}
+		}
+		if diff := cmp.Diff([]string{"", " gi=1", " gi=1 ci=0"}, got); diff != "" {
+			t.Errorf("(-want +got):\n%s\n%s", diff, log.String())
+		}
+	})
+}
+
+// TestEventsOfUnknownHandles checks that an event may have a handle that nobody was given:
+// its UUID says which GPU is meant, and where the driver does not tell that, all are suspect.
+func TestEventsOfUnknownHandles(t *testing.T) {
+	const foreign = 1 << 40
+	every := func(reason string) map[string]string {
+		return map[string]string{"0": reason, "1": reason, "2": reason, "3": reason}
+	}
+	tests := []struct {
+		name string
+		xid  uint64
+		uuid func(asked string, err error) (string, error)
+		want map[string]string
+	}{
+		{"its UUID tells", 79, func(asked string, err error) (string, error) { return asked, err }, map[string]string{"2": "XID 79"}},
+		{"nothing tells", 79, func(string, error) (string, error) {
+			return "", &nvml.Error{Call: "DeviceGetUUID", Return: nvml.Unknown}
+		},
+			every("XID 79 of a GPU that the driver does not name")},
+		{"nothing tells, and it is a program's", 31, func(string, error) (string, error) {
+			return "", &nvml.Error{Call: "DeviceGetUUID", Return: nvml.Unknown}
+		}, nil},
+		{"a GPU that is not listed", 79, func(string, error) (string, error) { return "GPU-other", nil }, nil},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sim := simulate(t, "a30x4")
+				var others atomic.Int32
+				w := watch(t, answering(sim, func(call nvml.Call, answer any, err error) (any, error) {
+					switch event, isEvent := answer.(nvml.Event); {
+					case isEvent && err == nil:
+						event.Device += foreign
+						return event, nil
+					case call.Method == "DeviceGetUUID" && call.Arguments[0].(nvml.Device) > foreign:
+						others.Add(1)
+						return test.uuid(sim.DeviceGetUUID(call.Arguments[0].(nvml.Device) - foreign))
+					}
+					return answer, err
+				}))
+				scans := sim.Calls("DeviceGetCount")
+				must(t, sim.XID(2, test.xid, nvml.WholeGPU, nvml.WholeGPU))
+				synctest.Wait()
+				w.expect("after the event", test.want)
+				if again := sim.Calls("DeviceGetCount") > scans; again != (test.name == "a GPU that is not listed") {
+					t.Errorf("looks for other GPUs at once: %t", again)
+				}
+				if others.Load() != 1 {
+					t.Errorf("the UUID was asked %d times, want once", others.Load())
+				}
+				after(6 * time.Minute)
+				if len(test.want) != 1 {
+					w.expect("after the quiet time", nil)
+				}
+			})
+		})
+	}
+}
+
+// TestEventOfAnOlderHandle checks that an event with the handle that a GPU had before a
+// reset is that GPU's.
+func TestEventOfAnOlderHandle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a30x4")
+		must(t, sim.Init())
+		defer func() { must(t, sim.Shutdown()) }()
+		old, err := sim.DeviceGetHandleByIndex(2)
+		must(t, err)
+		w := watch(t, answering(sim, func(call nvml.Call, answer any, err error) (any, error) {
+			if event, isEvent := answer.(nvml.Event); isEvent && err == nil {
+				event.Device = old
+				return event, nil
+			}
+			return answer, err
+		}))
+		must(t, sim.Heal(2))
+		after(probe)
+		must(t, sim.XID(2, 94, nvml.WholeGPU, nvml.WholeGPU))
+		synctest.Wait()
+		w.expect("after the event", map[string]string{"2": "XID 94"})
+	})
+}

@@ -1,0 +1,220 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/virgate/virgate/sharing"
+)
+
+// eventWait is the longest that one wait for events lasts. Nothing interrupts
+// it, so the program's end may have to wait for it.
+const eventWait = 250 * time.Millisecond
+
+// healthEvents are the events that Virgate registers for.
+const healthEvents = EventDoubleBitECC | EventXIDCritical
+
+// listener keeps one event set, and one goroutine that waits on it, for all
+// GPUs. One lost GPU makes every wait on its set fail from then on
+// (nvml.h, nvmlEventSetWait_v2: GPU_IS_LOST), so a set that failed is thrown
+// away and a new one made without the GPUs that could not be read.
+type listener struct {
+	*poller
+	// open says that set exists; since is when it was created.
+	open  bool
+	set   EventSet
+	since time.Time
+	// registered are the handles that were registered, or have no events, with this set.
+	registered *sync.Map
+	// waiting says that a goroutine waits on the set. It ends after halt, or with
+	// the first wait that fails, and sends to ended either way.
+	waiting bool
+	halt    context.CancelFunc
+	ended   chan error
+	// retry, when not nil, fires at the end of a pause in which no set is created;
+	// the poller's loop then sets it to nil.
+	backoff backoff
+	retry   <-chan time.Time
+	// degraded says of each GPU that was registered, or could not be, why its
+	// events are not received; "" when they are. reported is what the publisher
+	// knows of it.
+	degraded, reported map[string]string
+}
+
+func newListener(p *poller) *listener {
+	return &listener{poller: p, ended: make(chan error, 1), backoff: backoff{first: p.options.Backoff}, degraded: map[string]string{}}
+}
+
+// register registers the GPUs that were read for events, with a new set if there
+// is none. Registering that fails is tried again after the next scan.
+func (l *listener) register(ctx context.Context, readings []reading) {
+	defer l.reportDegraded(ctx)
+	if !l.open && !l.createSet() {
+		for _, r := range readings {
+			if l.degraded[r.gpu.UUID] == "" {
+				l.degraded[r.gpu.UUID] = waitFails
+			}
+		}
+		return
+	}
+	for _, r := range readings {
+		if _, paused := l.paused.Load(r.gpu.UUID); paused {
+			l.degraded[r.gpu.UUID] = "its MIG mode is being changed"
+			continue
+		}
+		if _, already := l.registered.Load(r.device); already {
+			continue
+		}
+		registered, err := l.registerGPU(r.device)
+		switch {
+		case err != nil:
+			l.degraded[r.gpu.UUID] = "not registered for events: " + cause(err)
+			continue
+		case !registered:
+			l.degraded[r.gpu.UUID] = "the GPU has no events"
+		case r.gpu.MIG && r.gpu.Denied:
+			l.degraded[r.gpu.UUID] = "the driver withholds those of partitions: " + sharing.NoMIGRight
+		default:
+			l.degraded[r.gpu.UUID] = ""
+		}
+		l.registered.Store(r.device, nil)
+		if registered && !l.waiting {
+			waiting, halt := context.WithCancel(ctx)
+			l.waiting, l.halt = true, halt
+			set, registered := l.set, l.registered
+			go func() { l.ended <- l.wait(ctx, waiting, set, registered) }()
+		}
+	}
+}
+
+// waitFails is why a GPU is degraded after a wait for events failed.
+const waitFails = "waiting for events fails"
+
+// reportDegraded tells the publisher what is degraded, if that has changed.
+func (l *listener) reportDegraded(ctx context.Context) {
+	if !maps.Equal(l.degraded, l.reported) {
+		l.reported = maps.Clone(l.degraded)
+		send(ctx, l.monitors, l.reported)
+	}
+}
+
+func (l *listener) markAllDegraded() {
+	for uuid := range l.degraded {
+		l.degraded[uuid] = waitFails
+	}
+}
+
+func (l *listener) createSet() bool {
+	if l.retry != nil {
+		return false
+	}
+	set, err := l.lib.EventSetCreate()
+	if err != nil {
+		l.backOff(err)
+		return false
+	}
+	l.open, l.set, l.since, l.registered = true, set, time.Now(), &sync.Map{}
+	return true
+}
+
+// registerGPU registers the GPU for its events; false when it has none.
+func (l *listener) registerGPU(device Device) (bool, error) {
+	supported, err := l.lib.DeviceGetSupportedEventTypes(device)
+	if err == nil && supported&healthEvents != 0 {
+		err = l.lib.DeviceRegisterEvents(device, supported&healthEvents, l.set)
+		if err == nil {
+			return true, nil
+		}
+	}
+	if unsupported(err) {
+		return false, nil
+	}
+	return false, err
+}
+
+// receivedEvent is an event for the publisher.
+type receivedEvent struct {
+	Event
+	// uuid is what the driver says of a handle that was never registered; "" for nothing.
+	uuid string
+}
+
+// wait sends events to the publisher until halted ends, which is no error, or a
+// wait fails. Events of the last wait are sent too, unless ctx has ended.
+func (l *listener) wait(ctx, halted context.Context, set EventSet, registered *sync.Map) error {
+	for halted.Err() == nil {
+		event, err := l.lib.EventSetWait(set, eventWait)
+		switch {
+		case err == nil:
+			received := receivedEvent{Event: event}
+			if _, known := registered.Load(event.Device); !known {
+				received.uuid, _ = l.lib.DeviceGetUUID(event.Device)
+			}
+			send(ctx, l.events, received)
+		case !errors.Is(err, Timeout):
+			return err
+		}
+	}
+	return nil
+}
+
+// handleFailure throws away the set on which a wait failed. If it had worked for
+// a while it is replaced after the next scan, so that the other GPUs' events are
+// hardly missed, and otherwise after a pause. The failure says nothing of any
+// GPU's health: the scan finds out which one is lost.
+func (l *listener) handleFailure(ctx context.Context, err error) {
+	l.waiting = false
+	worked := time.Since(l.since) >= l.options.Backoff
+	l.freeSet()
+	l.markAllDegraded()
+	if worked {
+		l.backoff.reset()
+		l.log.Warn("waiting for events failed", "error", err)
+		return
+	}
+	l.backOff(err)
+	l.reportDegraded(ctx)
+}
+
+func (l *listener) backOff(err error) {
+	pause := l.backoff.pause()
+	l.log.Warn("waiting for events failed", "error", err, "pause", pause)
+	l.retry = time.After(pause)
+}
+
+// stop ends listening.
+func (l *listener) stop(ctx context.Context) {
+	l.closeSet()
+	l.markAllDegraded()
+	l.reportDegraded(ctx)
+}
+
+// closeSet ends the waiting goroutine and then frees the set, never the other
+// way round: the driver would be waiting on freed memory. The next register
+// creates another set.
+func (l *listener) closeSet() {
+	if l.waiting {
+		l.halt()
+		if err := <-l.ended; err != nil && !errors.Is(err, context.Canceled) {
+			l.log.Warn("waiting for events failed", "error", err)
+		}
+		l.waiting = false
+	}
+	l.freeSet()
+}
+
+func (l *listener) freeSet() {
+	if !l.open {
+		return
+	}
+	l.open = false
+	if l.halt != nil {
+		l.halt()
+	}
+	if err := l.lib.EventSetFree(l.set); err != nil && !errors.Is(err, context.Canceled) {
+		l.log.Warn("an event set could not be freed", "error", err)
+	}
+}

@@ -1,0 +1,444 @@
+package nvml
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
+)
+
+// knownGPU is a GPU's handle, with what holds for as long as the handle does.
+type knownGPU struct {
+	device Device
+	// fixed has the facts that do not change: no health, memory or MIG.
+	fixed sharing.GPU
+	// links is the number of active NVLinks by the bus ID at the other end.
+	links map[string]int
+	// profiles are the names of the GPU instance profiles by published ID; nil
+	// until MIG is first seen enabled.
+	profiles map[int]mig.Profile
+	// last is the last whole reading, which a probe refreshes.
+	last reading
+}
+
+// reading is what was read of one GPU.
+type reading struct {
+	// gpu is the GPU, without faults.
+	gpu    sharing.GPU
+	device Device
+	// partitions are the handles of gpu.Partitions, by UUID.
+	partitions map[string]Device
+	// findings are what is wrong, by the UUID of the GPU or partition, without the
+	// temperature, which has to be compared with the one before.
+	findings map[string][]finding
+	// celsius is meaningless unless celsiusKnown is set.
+	celsius      int
+	celsiusKnown bool
+	// rowRemapPending says that a memory row waits for a reset to be remapped.
+	rowRemapPending bool
+	// reset is evidence that the GPU was reset since the last reading: its handle
+	// was lost and a new one works.
+	reset bool
+	// problems are about the partitions that could not be read and are missing from
+	// gpu; nil when none are.
+	problems error
+}
+
+func (r *reading) found(unit string, f finding) {
+	r.findings[unit] = appendNew(r.findings[unit], f)
+}
+
+// identify reads the facts that do not change. The rest of the program tells
+// GPUs apart by UUID, product name and bus ID, so a GPU without them is of no
+// use; the other facts may be unknown.
+func identify(lib Library, device Device, index int) (*knownGPU, error) {
+	gpu := sharing.GPU{Index: index, Minor: -1, NUMANode: -1}
+	var err error
+	if gpu.UUID, err = lib.DeviceGetUUID(device); err != nil {
+		return nil, err
+	}
+	if gpu.Model, err = lib.DeviceGetName(device); err != nil {
+		return nil, err
+	}
+	pci, err := lib.DeviceGetPciInfo(device)
+	if err != nil {
+		return nil, err
+	}
+	gpu.PCIBusID = pci.BusID
+	if node, err := lib.DeviceGetNumaNodeId(device); err == nil {
+		gpu.NUMANode = node
+	}
+	if architecture, err := lib.DeviceGetArchitecture(device); err == nil {
+		gpu.Architecture = architecture.String()
+	}
+	if capability, err := lib.DeviceGetCudaComputeCapability(device); err == nil {
+		gpu.ComputeCapability = fmt.Sprintf("%d.%d", capability.Major, capability.Minor)
+	}
+	return &knownGPU{device: device, fixed: gpu, links: readLinks(lib, device)}, nil
+}
+
+// read takes a whole reading. An error says that the handle is of no use: the
+// GPU is lost, the handle names another one, or it does not tell whether MIG is
+// enabled, without which the GPU must not be offered at all.
+func (g *knownGPU) read(lib Library) (reading, error) {
+	r := reading{gpu: g.fixed, device: g.device}
+	uuid, err := lib.DeviceGetUUID(g.device)
+	if err != nil {
+		return r, err
+	}
+	if uuid != g.fixed.UUID {
+		return r, fmt.Errorf("the handle of %s now names %s", g.fixed.UUID, uuid)
+	}
+	// A change of MIG mode may give the GPU another device node, and its old one to
+	// another GPU.
+	if minor, err := lib.DeviceGetMinorNumber(g.device); err == nil {
+		r.gpu.Minor = minor
+	}
+	mode, err := lib.DeviceGetMigMode(g.device)
+	if err != nil && !unsupported(err) {
+		return r, err
+	}
+	r.gpu.MIG, r.gpu.MIGPending = mode.Current, mode.Pending
+	if r.gpu.MIG {
+		if err = g.readPartitions(lib, &r); err != nil {
+			return r, err
+		}
+	}
+	if err = r.readCondition(lib); err != nil {
+		return r, err
+	}
+	g.last = r
+	return r, nil
+}
+
+// probe reads only the condition; the rest is that of the last reading. After an
+// error the GPU must be read: its handle is of no use, or a partition does not
+// answer, which may be faulty or gone.
+func (g *knownGPU) probe(lib Library) (reading, error) {
+	r := g.last
+	if err := r.readCondition(lib); err != nil {
+		return r, err
+	}
+	for _, p := range r.gpu.Partitions {
+		// A handle of a partition that is gone may come to stand for another one.
+		uuid, err := lib.DeviceGetUUID(r.partitions[p.UUID])
+		if err != nil || uuid != p.UUID || len(r.findings[p.UUID]) > 0 && len(g.last.findings[p.UUID]) == 0 {
+			return r, fmt.Errorf("MIG device %d does not answer as %s", p.Index, p.UUID)
+		}
+	}
+	return r, nil
+}
+
+// unsupported says whether the GPU or the driver does not know the call.
+func unsupported(err error) bool {
+	return errors.Is(err, NotSupported) || errors.Is(err, FunctionNotFound)
+}
+
+// cause is what a finding says of an error: the return code alone, which is the
+// same whichever handle and call it came from, so that the text stays the same.
+func cause(err error) string {
+	if code, ok := errors.AsType[Return](err); ok {
+		return code.String()
+	}
+	return strings.TrimSpace(err.Error())
+}
+
+// readCondition reads the condition of the GPU and of its partitions. A lost GPU
+// is an error.
+func (r *reading) readCondition(lib Library) error {
+	r.findings, r.rowRemapPending = map[string][]finding{}, false
+	memory, err := r.readMemory(lib, r.device, r.gpu.UUID)
+	if err != nil {
+		return err
+	}
+	r.gpu.Memory = memory
+	r.celsius, err = lib.DeviceGetTemperature(r.device)
+	if errors.Is(err, GPUIsLost) {
+		return err
+	}
+	r.celsiusKnown = err == nil
+	if err := r.readMemoryRepairs(lib); err != nil {
+		return err
+	}
+	// The partitions are also those of an earlier reading, which must not change.
+	r.gpu.Partitions = slices.Clone(r.gpu.Partitions)
+	for i := range r.gpu.Partitions {
+		p := &r.gpu.Partitions[i]
+		if p.Memory, err = r.readMemory(lib, r.partitions[p.UUID], p.UUID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readMemory is the device's memory in bytes, 0 when unknown. A failing memory
+// query is a finding, because it is the simplest sign of life that a device
+// gives. A lost GPU is an error.
+func (r *reading) readMemory(lib Library, device Device, unit string) (bytes uint64, err error) {
+	memory, err := lib.DeviceGetMemoryInfo(device)
+	switch {
+	case err == nil:
+		return memory.Total, nil
+	case errors.Is(err, GPUIsLost):
+		return 0, err
+	case unsupported(err), errors.Is(err, NoPermission):
+		// GPUs that share the host's memory have none of their own to report, and that of a
+		// GPU with MIG is for the privileged.
+		r.gpu.Denied = r.gpu.Denied || !unsupported(err)
+		return 0, nil
+	}
+	r.found(unit, finding{sharing.CauseMemory, "memory query: " + cause(err)})
+	return 0, nil
+}
+
+// readMemoryRepairs looks for memory repairs that wait for a reset. Until then
+// the GPU works around the broken place, and its next error may be worse. A GPU
+// that does not tell is taken to need none. A lost GPU is an error.
+func (r *reading) readMemoryRepairs(lib Library) error {
+	rows, err := lib.DeviceGetRemappedRows(r.device)
+	switch {
+	case errors.Is(err, GPUIsLost):
+		return err
+	case err != nil:
+	case rows.Failed:
+		r.found(r.gpu.UUID, finding{sharing.CauseMemory, "row remapping failed"})
+	case rows.Pending:
+		r.rowRemapPending = true
+	}
+	pending, err := lib.DeviceGetRetiredPagesPendingStatus(r.device)
+	switch {
+	case errors.Is(err, GPUIsLost):
+		return err
+	case err == nil && pending:
+		r.found(r.gpu.UUID, finding{sharing.CauseMemory, "page retirement waits for a reset"})
+	}
+	return nil
+}
+
+// readPartitions reads the GPU's MIG devices. One that cannot be read does not hide
+// the others; what could not be read is in the reading's problems. A lost GPU is an
+// error.
+func (g *knownGPU) readPartitions(lib Library, r *reading) (err error) {
+	if g.profiles == nil {
+		if g.profiles, err = readProfiles(lib, g.device); err != nil {
+			return err
+		}
+	}
+	r.partitions = map[string]Device{}
+	var failed []error
+	err = eachMIGDevice(lib, g.device, func(index int, device Device, err error) error {
+		var partition sharing.Partition
+		if err == nil {
+			partition, err = g.readPartition(lib, r, device, index)
+		}
+		switch {
+		case errors.Is(err, GPUIsLost):
+			return err
+		case err != nil:
+			failed = append(failed, fmt.Errorf("read MIG device %d: %w", index, err))
+		default:
+			r.gpu.Partitions = append(r.gpu.Partitions, partition)
+			r.partitions[partition.UUID] = device
+		}
+		return nil
+	})
+	r.problems = errors.Join(failed...)
+	return err
+}
+
+// eachMIGDevice goes through the GPU's MIG devices, until do returns an error. do gets
+// the handle at each index, or why there is none. Indices have holes, for which drivers
+// answer NOT_FOUND or INVALID_ARGUMENT (go-nvlib, pkg/nvlib/device, VisitMigDevices), so
+// all are tried.
+func eachMIGDevice(lib Library, gpu Device, do func(index int, device Device, err error) error) error {
+	most, err := lib.DeviceGetMaxMigDeviceCount(gpu)
+	for index := 0; index < most && err == nil; index++ {
+		device, failed := lib.DeviceGetMigDeviceHandleByIndex(gpu, index)
+		if !errors.Is(failed, NotFound) && !errors.Is(failed, InvalidArgument) {
+			err = do(index, device, failed)
+		}
+	}
+	return err
+}
+
+// identifyPartition reads the UUID and the IDs of a MIG device.
+func identifyPartition(lib Library, device Device, index int) (p sharing.Partition, err error) {
+	p.Index = index
+	p.UUID, err = lib.DeviceGetUUID(device)
+	if err == nil {
+		p.GI, err = lib.DeviceGetGpuInstanceId(device)
+	}
+	if err == nil {
+		p.CI, err = lib.DeviceGetComputeInstanceId(device)
+	}
+	return p, err
+}
+
+// readPartition reads the MIG device. Drivers that do not name profiles still put the
+// name at the end of its product name, "NVIDIA A100-SXM4-40GB MIG 1g.5gb"; that also
+// tells those who may not ask for its instances, but not its place.
+func (g *knownGPU) readPartition(lib Library, r *reading, device Device, index int) (sharing.Partition, error) {
+	p, err := identifyPartition(lib, device, index)
+	if err != nil {
+		return p, err
+	}
+	err = g.readInstances(lib, &p)
+	if errors.Is(err, NoPermission) {
+		r.gpu.Denied = true
+	} else if err != nil || !p.Profile.IsZero() {
+		return p, err
+	}
+	name, err := lib.DeviceGetName(device)
+	if err != nil {
+		return p, err
+	}
+	_, profile, found := strings.Cut(name, " MIG ")
+	if !found {
+		return p, fmt.Errorf("product name %q tells no MIG profile", name)
+	}
+	p.Profile, err = mig.ParseProfile(profile)
+	return p, err
+}
+
+// readInstances reads the place of the partition's GPU instance, and its profile: the
+// driver's name for that of the GPU instance, if it has one, with the compute slices of
+// the compute instance.
+func (g *knownGPU) readInstances(lib Library, p *sharing.Partition) error {
+	handle, err := lib.DeviceGetGpuInstanceById(g.device, p.GI)
+	if err != nil {
+		return err
+	}
+	instance, err := lib.GpuInstanceGetInfo(handle)
+	if err != nil {
+		return err
+	}
+	p.Placement = instance.placement()
+	profile, named := g.profiles[instance.ProfileID]
+	if !named {
+		return nil
+	}
+	compute, err := lib.GpuInstanceGetComputeInstanceById(handle, p.CI)
+	if err != nil {
+		return err
+	}
+	info, err := lib.ComputeInstanceGetInfo(compute)
+	profile.Compute = info.Slices
+	if err == nil {
+		p.Profile = profile
+	}
+	return err
+}
+
+// readProfiles reads the GPU's GPU instance profiles in NVML's enumeration, which
+// has holes and ends with INVALID_ARGUMENT. Profiles with a name that this
+// program cannot read are left out.
+func readProfiles(lib Library, device Device) (map[int]mig.Profile, error) {
+	profiles := map[int]mig.Profile{}
+	for enum := range enumerationBound {
+		info, err := lib.DeviceGetGpuInstanceProfileInfo(device, enum)
+		switch {
+		case errors.Is(err, InvalidArgument):
+			return profiles, nil
+		case errors.Is(err, GPUIsLost):
+			return nil, err
+		case err != nil:
+			continue
+		}
+		if profile, err := info.named(); err == nil {
+			profiles[info.ID] = profile
+		}
+	}
+	return profiles, nil
+}
+
+// named parses the driver's name of the profile, which some drivers begin with
+// "MIG ".
+func (p GPUInstanceProfile) named() (mig.Profile, error) {
+	return mig.ParseProfile(strings.TrimPrefix(p.Name, "MIG "))
+}
+
+// enumerationBound ends an enumeration of a driver that never says INVALID_ARGUMENT.
+// NVML has 18 profiles and 18 NVLinks a GPU (nvml.h, NVML_GPU_INSTANCE_PROFILE_COUNT
+// and NVML_NVLINK_MAX_LINKS).
+const enumerationBound = 64
+
+// readLinks counts the GPU's active NVLinks by the bus ID at the other end. A link that
+// cannot be read counts as inactive, whatever the code, and the next one is asked.
+func readLinks(lib Library, device Device) map[string]int {
+	links := map[string]int{}
+	for link := range enumerationBound {
+		active, err := lib.DeviceGetNvLinkState(device, link)
+		if errors.Is(err, GPUIsLost) || errors.Is(err, Timeout) {
+			break
+		}
+		if !active {
+			continue
+		}
+		if remote, err := lib.DeviceGetNvLinkRemotePciInfo(device, link); err == nil {
+			links[strings.ToUpper(remote.BusID)]++
+		}
+	}
+	return links
+}
+
+// nvLinks is the number of NVLinks that data between two GPUs can use: those from
+// one to the other, and through each switch as many as both GPUs have to it. gpus
+// has the bus IDs of the GPUs; any other end of a link is a switch.
+func nvLinks(a, b *knownGPU, gpus map[string]bool) int {
+	count := a.links[busKey(b)]
+	for remote, ofA := range a.links {
+		if !gpus[remote] {
+			count += min(ofA, b.links[remote])
+		}
+	}
+	return count
+}
+
+func busKey(g *knownGPU) string { return strings.ToUpper(g.fixed.PCIBusID) }
+
+// topology is how the GPUs are connected. Levels are kept for as long as the
+// handles are, because GPUs do not move on the bus.
+type topology struct {
+	lib    Library
+	levels map[[2]Device]string
+}
+
+// links returns the links of each GPU to the others, by its UUID.
+func (t *topology) links(gpus []*knownGPU) map[string][]sharing.Link {
+	onBus, handles := map[string]bool{}, map[Device]bool{}
+	for _, g := range gpus {
+		onBus[busKey(g)], handles[g.device] = true, true
+	}
+	maps.DeleteFunc(t.levels, func(pair [2]Device, _ string) bool { return !handles[pair[0]] || !handles[pair[1]] })
+	linked := map[string][]sharing.Link{}
+	for _, from := range gpus {
+		for _, to := range gpus {
+			if from == to {
+				continue
+			}
+			linked[from.fixed.UUID] = append(linked[from.fixed.UUID], sharing.Link{
+				Peer: to.fixed.UUID, NVLinks: nvLinks(from, to, onBus), Level: t.level(from.device, to.device),
+			})
+		}
+		slices.SortFunc(linked[from.fixed.UUID], func(a, b sharing.Link) int { return cmp.Compare(a.Peer, b.Peer) })
+	}
+	return linked
+}
+
+// level is the topology level in one word, "" when the driver does not tell.
+func (t *topology) level(a, b Device) string {
+	pair := [2]Device{min(a, b), max(a, b)}
+	level, known := t.levels[pair]
+	if !known {
+		if answer, err := t.lib.DeviceGetTopologyCommonAncestor(pair[0], pair[1]); err == nil {
+			level = answer.String()
+		}
+		t.levels[pair] = level
+	}
+	return level
+}

@@ -1,0 +1,248 @@
+package nvml
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/virgate/virgate/sharing"
+)
+
+// unitHealth is what is known of one unit's health. It is a value: observe
+// derives the next one from it, from what was observed, and from the time.
+// docs/health.md has the states.
+//
+// That a probe passes does not clear a unit of an error that it reported: after
+// an XID the driver may well answer for a GPU that computes nothing. A suspect
+// unit also needs time, and one with a fatal error needs evidence that its GPU
+// was reset, or an operator's word.
+type unitHealth struct {
+	state sharing.HealthState
+	// since is when it came into its state, and cause why.
+	since time.Time
+	cause sharing.HealthCause
+	// fatal and suspicions are the errors of either kind that it reported since it
+	// was last healthy; failing is what the last probe found.
+	fatal, suspicions, failing []finding
+	// recoveringFrom says what it recovers from while it does.
+	recoveringFrom string
+	// lastTrouble is when something was last reported or found, or when that ended.
+	lastTrouble time.Time
+	// relapses counts how often it became unhealthy without having been healthy for
+	// long in between.
+	relapses int
+}
+
+// healthChange says that a unit's health has changed from one state to another.
+type healthChange struct {
+	// UnitHealth is the unit as it is now. When it is healthy again, Reason is what
+	// it has recovered from.
+	sharing.UnitHealth
+	From  sharing.HealthState
+	Cause sharing.HealthCause
+}
+
+// observation is what happened to a unit.
+type observation struct {
+	kind observationKind
+	// findings is one for a report; for a probe it is all that is wrong now.
+	findings []finding
+}
+
+type observationKind int
+
+const (
+	// reportedSuspect and reportedFatal: the GPU reported an error, maybe in an earlier
+	// run of the program, which kept it.
+	reportedSuspect observationKind = iota
+	reportedFatal
+	// probed: the unit was probed, and only the findings are wrong.
+	probed
+	// wasReset: there is evidence that the GPU was reset.
+	wasReset
+	// wasCleared: an operator says that the unit may be used.
+	wasCleared
+)
+
+func newUnitHealth(now time.Time) unitHealth {
+	return unitHealth{state: sharing.Healthy, since: now}
+}
+
+// observe is the unit's health after the observation. It does not change h.
+func (h unitHealth) observe(o observation, rules sharing.HealthRules, now time.Time) unitHealth {
+	was := h.reason()
+	switch o.kind {
+	case reportedSuspect:
+		h.suspicions, h.lastTrouble = appendNew(h.suspicions, o.findings...), now
+		if h.state != sharing.Unhealthy {
+			h = h.setState(sharing.Suspect, o.findings[0].cause, rules, now)
+		}
+	case reportedFatal:
+		h.fatal, h.lastTrouble = appendNew(h.fatal, o.findings...), now
+		h = h.setState(sharing.Unhealthy, o.findings[0].cause, rules, now)
+	case probed:
+		h.failing = o.findings
+		if len(h.failing) > 0 {
+			h.lastTrouble = now
+			h = h.setState(sharing.Unhealthy, h.failing[0].cause, rules, now)
+		} else {
+			h = h.probePassed(was, rules, now)
+		}
+	case wasReset:
+		h.failing = nil
+		h = h.startOver(was, sharing.CauseReset, rules, now)
+	case wasCleared:
+		h = h.startOver(was, sharing.CauseOperator, rules, now)
+	}
+	return h
+}
+
+func (h unitHealth) probePassed(was string, rules sharing.HealthRules, now time.Time) unitHealth {
+	quiet, cause := h.quietTime(rules), sharing.CauseProbe
+	if quiet > 0 {
+		cause = sharing.CauseQuiet
+	}
+	switch {
+	case h.state == sharing.Unhealthy && len(h.fatal) == 0:
+		h.recoveringFrom, h.lastTrouble = was, now
+		return h.setState(sharing.Recovering, sharing.CauseProbe, rules, now)
+	case (h.state == sharing.Suspect || h.state == sharing.Recovering) && now.Sub(h.lastTrouble) >= quiet:
+		return h.setState(sharing.Healthy, cause, rules, now)
+	}
+	return h
+}
+
+// quietTime is how long the unit, suspect or recovering, must be without trouble. What a
+// probe found, a probe may find the end of at once, but not when it keeps coming back.
+func (h unitHealth) quietTime(rules sharing.HealthRules) time.Duration {
+	if h.state == sharing.Recovering && len(h.suspicions) == 0 {
+		return rules.QuietTimeAfter(h.relapses - 1)
+	}
+	return rules.QuietTimeAfter(h.relapses)
+}
+
+// explain says what the XIDs that the unit reported mean, and what ends its fault.
+func (h unitHealth) explain(celsius int, rules sharing.HealthRules) string {
+	var texts []string
+	for _, f := range slices.Concat(h.fatal, h.suspicions) {
+		var code uint64
+		if n, _ := fmt.Sscanf(f.text, "XID %d", &code); n == 1 && !slices.Contains(texts, sharing.XIDMeaning(code)) {
+			texts = append(texts, sharing.XIDMeaning(code))
+		}
+	}
+	quiet, ends := h.quietTime(rules), ""
+	switch n := len(h.failing); {
+	case h.state == sharing.Healthy:
+		return ""
+	case len(h.fatal) > 0:
+		ends = "with a reset of the GPU, or with virgate health clear"
+	case n > 0 && h.failing[n-1].cause == sharing.CauseTemperature:
+		ends = fmt.Sprintf("at %d °C, it has %d °C", rules.TemperatureSafe, celsius)
+	case n > 0 || quiet == 0:
+		ends = "with the next probe that finds nothing wrong"
+	default:
+		ends = "when it stays quiet until " + h.lastTrouble.Add(quiet).UTC().Format("15:04 MST")
+	}
+	return strings.Join(append(texts, "ends "+ends), "; ")
+}
+
+// startOver forgets what the unit reported, and how often. What the last probe
+// found stays.
+func (h unitHealth) startOver(was string, cause sharing.HealthCause, rules sharing.HealthRules, now time.Time) unitHealth {
+	h.fatal, h.suspicions, h.relapses = nil, nil, 0
+	if h.state == sharing.Healthy || len(h.failing) > 0 {
+		return h
+	}
+	h.recoveringFrom, h.lastTrouble = was, now
+	return h.setState(sharing.Recovering, cause, rules, now)
+}
+
+// setState is the unit in the state, which may be the one that it is in.
+func (h unitHealth) setState(state sharing.HealthState, cause sharing.HealthCause, rules sharing.HealthRules, now time.Time) unitHealth {
+	if state == h.state {
+		return h
+	}
+	unhealthy := state == sharing.Suspect || state == sharing.Unhealthy
+	switch {
+	case state == sharing.Healthy:
+		h.suspicions, h.recoveringFrom = nil, ""
+	case unhealthy && h.state == sharing.Healthy && now.Sub(h.since) >= rules.MaxQuietTime:
+		h.relapses = 1
+	case unhealthy && h.state != sharing.Suspect:
+		h.relapses++
+	}
+	if unhealthy {
+		h.recoveringFrom = ""
+	}
+	h.state, h.cause, h.since = state, cause, now
+	return h
+}
+
+// reason is what is wrong with the unit, or what it recovers from; "" for a
+// healthy one.
+func (h unitHealth) reason() string {
+	if h.state == sharing.Recovering {
+		return h.recoveringFrom
+	}
+	var texts []string
+	for _, f := range appendNew(h.fatal, slices.Concat(h.suspicions, h.failing)...) {
+		texts = append(texts, f.text)
+	}
+	return strings.Join(texts, ", ")
+}
+
+// health is the unit's health in the inventory.
+func (h unitHealth) health() sharing.Health {
+	switch h.state {
+	case sharing.Healthy:
+		return sharing.Health{}
+	case sharing.Recovering:
+		return sharing.Faulty("recovering from " + h.recoveringFrom)
+	}
+	return sharing.Faulty(h.reason())
+}
+
+// finding is one thing that is wrong with a unit.
+type finding struct {
+	cause sharing.HealthCause
+	// text stays the same while the fault does: if it changed with every reading, each
+	// would look like a new fault.
+	text string
+}
+
+// lostFinding is for a GPU that no longer answers, or that the driver no longer
+// lists.
+func lostFinding() finding { return finding{sharing.CauseLost, "lost"} }
+
+// notReadFinding is for what may be there but was not found.
+func notReadFinding() finding { return finding{sharing.CauseProbe, "cannot be read"} }
+
+func unreadableFinding(err error) finding {
+	return finding{sharing.CauseProbe, "cannot be read: " + cause(err)}
+}
+
+// classify says what an event reports about the unit that it names, and which action
+// follows. An event that says nothing about the health of the hardware is ignored.
+func classify(e Event, rules sharing.HealthRules) (finding, sharing.ErrorAction) {
+	switch {
+	case e.Type&EventXIDCritical != 0:
+		return finding{sharing.CauseXID, "XID " + strconv.FormatUint(e.Data, 10)}, rules.XID(e.Data)
+	case e.Type&EventDoubleBitECC != 0:
+		return finding{sharing.CauseECC, "double-bit ECC error"}, rules.DoubleBitECC
+	}
+	return finding{}, sharing.IgnoreError
+}
+
+// appendNew appends those that the list does not name yet to a copy of it. What an
+// earlier run kept and the GPU reports again is the same matter, whatever its cause.
+func appendNew(list []finding, more ...finding) []finding {
+	list = slices.Clone(list)
+	for _, f := range more {
+		if !slices.ContainsFunc(list, func(known finding) bool { return known.text == f.text }) {
+			list = append(list, f)
+		}
+	}
+	return list
+}

@@ -1,0 +1,289 @@
+package nvml_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/sharing"
+)
+
+// knownGPUs is a Store of the GPUs that are known.
+type knownGPUs struct {
+	list  []nvml.KnownGPU
+	saves int
+}
+
+func (k *knownGPUs) Load() ([]nvml.KnownGPU, error) { return slices.Clone(k.list), nil }
+
+func (k *knownGPUs) Save(list []nvml.KnownGPU) error {
+	k.list, k.saves = slices.Clone(list), k.saves+1
+	return nil
+}
+
+// numbers are the GPUs, A for the first that the simulated node had, each with its index and
+// after a slash the driver's where that is another: "B=1/0".
+func (w *watched) numbers() string {
+	gpus, err := w.Inventory()
+	must(w.t, err)
+	return numbers(gpus)
+}
+
+func numbers(gpus []sharing.GPU) string {
+	var list []string
+	for _, gpu := range gpus {
+		text := fmt.Sprintf("%c=%d", 'A'+gpu.PCIBusID[9]-'0', gpu.Index)
+		if gpu.DriverIndex != "" {
+			text += "/" + gpu.DriverIndex
+		}
+		list = append(list, text)
+	}
+	return strings.Join(list, " ")
+}
+
+func add(t *testing.T, sim *simnode.Node, model string) {
+	t.Helper()
+	_, err := sim.Add(model)
+	must(t, err)
+}
+
+// TestIndexesStay checks that GPUs that come and go change no other GPU's index, whatever
+// the driver makes of them.
+func TestIndexesStay(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		change func(*testing.T, *simnode.Node)
+		want   string
+	}{
+		{"one leaves", func(t *testing.T, sim *simnode.Node) { must(t, sim.Remove(0)) }, "A=0/none B=1/0 C=2/1 D=3/2"},
+		{"the last one leaves", func(t *testing.T, sim *simnode.Node) { must(t, sim.Remove(3)) }, "A=0 B=1 C=2 D=3/none"},
+		{"one falls off the bus", func(t *testing.T, sim *simnode.Node) { must(t, sim.Lose(1)) }, "A=0 B=1/lost C=2 D=3"},
+		{"one leaves and comes back", func(t *testing.T, sim *simnode.Node) {
+			must(t, sim.Remove(0))
+			after(rescan)
+			add(t, sim, "")
+		}, "A=0 B=1 C=2 D=3"},
+		{"another one comes", func(t *testing.T, sim *simnode.Node) { add(t, sim, "a30") }, "A=0 B=1 C=2 D=3 E=4"},
+		{"another one has the driver's index of a known one", func(t *testing.T, sim *simnode.Node) {
+			must(t, sim.Remove(1))
+			after(rescan)
+			add(t, sim, "a30")
+		}, "A=0 B=1/none C=2/1 D=3/2 E=4/3"},
+		{"the same in one moment", func(t *testing.T, sim *simnode.Node) {
+			must(t, sim.Remove(1))
+			add(t, sim, "a30")
+		}, "A=0 B=1/none C=2/1 D=3/2 E=4/3"},
+		{"all leave", func(t *testing.T, sim *simnode.Node) {
+			for range 4 {
+				must(t, sim.Remove(0))
+			}
+		}, "A=0/none B=1/none C=2/none D=3/none"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sim := simulate(t, "a30x4")
+				w := watch(t, sim)
+				test.change(t, sim)
+				after(rescan)
+				if got := w.numbers(); got != test.want {
+					t.Errorf("indexes %s, want %s", got, test.want)
+				}
+			})
+		})
+	}
+}
+
+// TestIndexesOutliveTheProgram holds what a restarted program makes of the GPUs that it knew:
+// they have their indexes, and after a restart, but not after a reboot, those that the driver does
+// not list are still told of.
+func TestIndexesOutliveTheProgram(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		// before changes the node while the first program runs, between before the second does.
+		before, between func(*testing.T, *simnode.Node)
+		boot            string
+		want            string
+	}{
+		{"nothing has changed", nil, nil, "first", "A=0 B=1 C=2 D=3"},
+		{"restart after one has left", func(t *testing.T, sim *simnode.Node) { must(t, sim.Remove(0)) }, nil,
+			"first", "A=0/none B=1/0 C=2/1 D=3/2"},
+		{"restart while one is lost", func(t *testing.T, sim *simnode.Node) { must(t, sim.Lose(0)) }, nil,
+			"first", "A=0/lost B=1 C=2 D=3"},
+		{"one leaves while no program runs", nil, func(t *testing.T, sim *simnode.Node) { must(t, sim.Remove(0)) },
+			"first", "A=0/none B=1/0 C=2/1 D=3/2"},
+		{"reboot without it", nil, func(t *testing.T, sim *simnode.Node) { must(t, sim.Remove(0)) },
+			"second", "B=1/0 C=2/1 D=3/2"},
+		{"reboot with another in its place, at the driver's end", nil, func(t *testing.T, sim *simnode.Node) {
+			must(t, sim.Remove(0))
+			add(t, sim, "a30")
+		}, "second", "B=1/0 C=2/1 D=3/2 E=4/3"},
+		{"reboot with others only", nil, func(t *testing.T, sim *simnode.Node) {
+			for range 4 {
+				must(t, sim.Remove(0))
+				add(t, sim, "a30")
+			}
+		}, "second", "E=0 F=1 G=2 H=3"},
+		{"reboot, of one of them later", nil, func(t *testing.T, sim *simnode.Node) {
+			must(t, sim.Remove(2))
+			must(t, sim.Remove(2))
+			add(t, sim, "a30")
+			add(t, sim, "a30")
+		}, "second", "A=0 B=1 E=2 F=3"},
+		{"reboot with one that cannot be told from a known one", nil, func(t *testing.T, sim *simnode.Node) {
+			must(t, sim.Remove(3))
+			add(t, sim, "a30")
+			must(t, sim.Lose(1))
+		}, "second", "A=0 C=2 E=4/3"},
+		{"an unknown boot", nil, func(t *testing.T, sim *simnode.Node) { must(t, sim.Remove(0)) }, "", "B=1/0 C=2/1 D=3/2"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			known := &knownGPUs{}
+			change := func(t *testing.T, sim *simnode.Node, changes ...func(*testing.T, *simnode.Node)) {
+				for _, change := range changes {
+					if change != nil {
+						change(t, sim)
+					}
+				}
+			}
+			synctest.Test(t, func(t *testing.T) {
+				sim := simulate(t, "a30x4")
+				w := watchWith(t, sim, nvml.Options{Store: &memory{}, Known: known, Boot: "first"})
+				must(t, w.RestoreHealth(context.Background()))
+				change(t, sim, test.before)
+				after(rescan)
+				saved := known.saves
+				after(time.Hour)
+				if known.saves != saved {
+					t.Errorf("saved %d times without news", known.saves-saved)
+				}
+			})
+			for _, standby := range []bool{false, true} {
+				synctest.Test(t, func(t *testing.T) {
+					sim := simulate(t, "a30x4")
+					change(t, sim, test.before, test.between)
+					w := watchWith(t, sim, nvml.Options{Store: &memory{}, Known: &knownGPUs{list: known.list}, Boot: test.boot})
+					if standby {
+						after(time.Hour)
+					}
+					must(t, w.RestoreHealth(context.Background()))
+					for _, when := range []string{"when it has taken over", "later"} {
+						if got := w.numbers(); got != test.want {
+							t.Errorf("standing by before: %t: indexes %s %s, want %s", standby, got, when, test.want)
+						}
+						after(rescan)
+					}
+				})
+			}
+		})
+	}
+}
+
+// TestIndexComesBack checks that a GPU that comes back has its old index, over any number
+// of reboots, if no other has it now.
+func TestIndexComesBack(t *testing.T) {
+	known := &knownGPUs{}
+	for boot, test := range []struct {
+		without []int // from the last to the first
+		added   int
+		want    string
+	}{
+		{nil, 0, "A=0 B=1 C=2 D=3"},
+		{[]int{1}, 0, "A=0 C=2/1 D=3/2"},
+		{[]int{1}, 0, "A=0 C=2/1 D=3/2"},
+		{nil, 0, "A=0 B=1 C=2 D=3"},
+		{[]int{3}, 1, "A=0 B=1 C=2 E=3"}, // As where a spare part takes its place.
+		{nil, 1, "A=0 B=1 C=2 E=3/4 D=4/3"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			sim := simulate(t, "a30x4")
+			for _, gpu := range test.without {
+				must(t, sim.Remove(gpu))
+			}
+			for range test.added {
+				add(t, sim, "a30")
+			}
+			w := watchWith(t, sim, nvml.Options{Store: &memory{}, Known: known, Boot: fmt.Sprint(boot)})
+			must(t, w.RestoreHealth(context.Background()))
+			synctest.Wait()
+			if got := w.numbers(); got != test.want {
+				t.Errorf("boot %d: indexes %s, want %s", boot, got, test.want)
+			}
+		})
+	}
+}
+
+// TestOneIndexOneGPU checks that a selector by index names one GPU, and the one that had the index.
+func TestOneIndexOneGPU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "dgx-a100")
+		w := watch(t, sim)
+		gpus, err := w.Inventory()
+		must(t, err)
+		must(t, sim.Remove(0))
+		after(rescan)
+		for _, gpu := range gpus[1:] {
+			selector, err := sharing.ParseSelector(fmt.Sprint(gpu.Index))
+			must(t, err)
+			units, err := w.ClearHealth(context.Background(), selector)
+			must(t, err)
+			if len(units) != 1 || units[0].Unit != gpu.UUID || units[0].Index != fmt.Sprint(gpu.Index) {
+				t.Errorf("GPU %d was %s and is %+v", gpu.Index, gpu.UUID, units)
+			}
+		}
+	})
+}
+
+// TestMissingGPUIsForgotten checks that an operator's word ends what is told of a GPU that was
+// taken out, but not what is told of one that may still be there.
+func TestMissingGPUIsForgotten(t *testing.T) {
+	first, err := sharing.ParseSelector("0")
+	must(t, err)
+	synctest.Test(t, func(t *testing.T) {
+		sim, known := simulate(t, "a30x4"), &knownGPUs{}
+		w := watchWith(t, sim, nvml.Options{Store: &memory{}, Known: known, Boot: "first"})
+		must(t, w.RestoreHealth(context.Background()))
+		must(t, sim.Lose(0))
+		after(rescan)
+		_, err = w.ClearHealth(context.Background(), first)
+		must(t, err)
+		if got := w.numbers(); got != "A=0/lost B=1 C=2 D=3" {
+			t.Errorf("indexes %s after a lost GPU was cleared", got)
+		}
+		must(t, sim.Remove(0))
+		after(rescan)
+		_, err = w.ClearHealth(context.Background(), first)
+		must(t, err)
+		after(rescan)
+		if got := w.numbers(); got != "B=1/0 C=2/1 D=3/2" || len(known.list) != 3 {
+			t.Errorf("indexes %s after a missing GPU was cleared, known %+v", got, known.list)
+		}
+		add(t, sim, "")
+		after(rescan)
+		if got := w.numbers(); got != "A=0 B=1 C=2 D=3" {
+			t.Errorf("indexes %s when it is back", got)
+		}
+	})
+}
+
+// TestScanKnows checks that a program that looks once has the indexes of the one that serves.
+func TestScanKnows(t *testing.T) {
+	sim := simulate(t, "a30x4")
+	gpus, err := nvml.Scan(sim)
+	must(t, err)
+	var known []nvml.KnownGPU
+	for _, gpu := range gpus {
+		known = append(known, nvml.KnownGPU{GPU: gpu})
+	}
+	must(t, sim.Remove(0))
+	gpus, err = nvml.Scan(sim, known...)
+	must(t, err)
+	if got := numbers(gpus); got != "B=1/0 C=2/1 D=3/2" {
+		t.Errorf("indexes %s", got)
+	}
+}

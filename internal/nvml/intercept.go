@@ -1,0 +1,284 @@
+package nvml
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/virgate/virgate/mig"
+)
+
+// Call is one call of a Library's method, as an Interceptor sees it.
+type Call struct {
+	// Method is the method's name in Library, for example "DeviceGetUUID".
+	Method string
+	// Arguments are the method's, in their order and with their types.
+	Arguments []any
+	// Answer is the type of what the method returns beside its error; nil for
+	// methods that return an error only.
+	Answer reflect.Type
+}
+
+// String names the call for an error message: the method, with the arguments
+// that say more than a handle does, for example "DeviceGetNvLinkState(3)".
+func (c Call) String() string {
+	var telling []string
+	for _, argument := range c.Arguments {
+		switch argument.(type) {
+		case int, bool, mig.Placement:
+			telling = append(telling, fmt.Sprint(argument))
+		}
+	}
+	if telling == nil {
+		return c.Method
+	}
+	return c.Method + "(" + strings.Join(telling, ", ") + ")"
+}
+
+// Interceptor stands between the program and a Library. It makes the call with
+// do, at most once and from any goroutine, or answers in its place. What it
+// returns is of the call's Answer type; nil stands for the zero value. It may
+// be called from several goroutines at once.
+type Interceptor func(call Call, do func() (any, error)) (any, error)
+
+// Intercept returns a library of which every call goes through the interceptor.
+// lib may be nil if the interceptor never calls do.
+func Intercept(lib Library, interceptor Interceptor) Library {
+	return &intercepted{lib: lib, interceptor: interceptor}
+}
+
+// intercepted routes all methods of Library through invoke.
+type intercepted struct {
+	lib         Library
+	interceptor Interceptor
+	// deadlines is what WithDeadlines intercepts with; nil for anybody else.
+	deadlines *deadlines
+}
+
+// invoke makes one call through the interceptor.
+func invoke[T any](l *intercepted, method string, do func() (T, error), arguments ...any) (T, error) {
+	call := Call{Method: method, Arguments: arguments, Answer: reflect.TypeFor[T]()}
+	answer, err := l.interceptor(call, func() (any, error) { return do() })
+	value, _ := answer.(T)
+	return value, err
+}
+
+// invoke0, invoke1 and invoke2 are for methods with so many arguments.
+func invoke0[T any](l *intercepted, method string, do func(Library) (T, error)) (T, error) {
+	return invoke(l, method, func() (T, error) { return do(l.lib) })
+}
+
+func invoke1[A, T any](l *intercepted, method string, do func(Library, A) (T, error), a A) (T, error) {
+	return invoke(l, method, func() (T, error) { return do(l.lib, a) }, a)
+}
+
+func invoke2[A, B, T any](l *intercepted, method string, do func(Library, A, B) (T, error), a A, b B) (T, error) {
+	return invoke(l, method, func() (T, error) { return do(l.lib, a, b) }, a, b)
+}
+
+// invokeOnly is for methods that return an error only.
+func invokeOnly(l *intercepted, method string, do func() error, arguments ...any) error {
+	_, err := l.interceptor(Call{Method: method, Arguments: arguments}, func() (any, error) { return nil, do() })
+	return err
+}
+
+func (l *intercepted) Init() error {
+	return invokeOnly(l, "Init", func() error { return l.lib.Init() })
+}
+
+func (l *intercepted) Shutdown() error {
+	return invokeOnly(l, "Shutdown", func() error { return l.lib.Shutdown() })
+}
+
+func (l *intercepted) SystemGetDriverVersion() (string, error) {
+	return invoke0(l, "SystemGetDriverVersion", Library.SystemGetDriverVersion)
+}
+
+func (l *intercepted) DeviceGetCount() (int, error) {
+	return invoke0(l, "DeviceGetCount", Library.DeviceGetCount)
+}
+
+func (l *intercepted) DeviceGetHandleByIndex(index int) (Device, error) {
+	return invoke1(l, "DeviceGetHandleByIndex", Library.DeviceGetHandleByIndex, index)
+}
+
+func (l *intercepted) DeviceGetUUID(d Device) (string, error) {
+	return invoke1(l, "DeviceGetUUID", Library.DeviceGetUUID, d)
+}
+
+func (l *intercepted) DeviceGetMinorNumber(d Device) (int, error) {
+	return invoke1(l, "DeviceGetMinorNumber", Library.DeviceGetMinorNumber, d)
+}
+
+func (l *intercepted) DeviceGetPciInfo(d Device) (PCIInfo, error) {
+	return invoke1(l, "DeviceGetPciInfo", Library.DeviceGetPciInfo, d)
+}
+
+func (l *intercepted) DeviceGetName(d Device) (string, error) {
+	return invoke1(l, "DeviceGetName", Library.DeviceGetName, d)
+}
+
+func (l *intercepted) DeviceGetMemoryInfo(d Device) (MemoryInfo, error) {
+	return invoke1(l, "DeviceGetMemoryInfo", Library.DeviceGetMemoryInfo, d)
+}
+
+func (l *intercepted) DeviceGetArchitecture(d Device) (Architecture, error) {
+	return invoke1(l, "DeviceGetArchitecture", Library.DeviceGetArchitecture, d)
+}
+
+func (l *intercepted) DeviceGetCudaComputeCapability(d Device) (ComputeCapability, error) {
+	return invoke1(l, "DeviceGetCudaComputeCapability", Library.DeviceGetCudaComputeCapability, d)
+}
+
+func (l *intercepted) DeviceGetNumaNodeId(d Device) (int, error) {
+	return invoke1(l, "DeviceGetNumaNodeId", Library.DeviceGetNumaNodeId, d)
+}
+
+func (l *intercepted) DeviceGetTemperature(d Device) (int, error) {
+	return invoke1(l, "DeviceGetTemperature", Library.DeviceGetTemperature, d)
+}
+
+func (l *intercepted) DeviceGetComputeRunningProcesses(d Device) ([]Process, error) {
+	return invoke1(l, "DeviceGetComputeRunningProcesses", Library.DeviceGetComputeRunningProcesses, d)
+}
+
+func (l *intercepted) DeviceGetGraphicsRunningProcesses(d Device) ([]Process, error) {
+	return invoke1(l, "DeviceGetGraphicsRunningProcesses", Library.DeviceGetGraphicsRunningProcesses, d)
+}
+
+func (l *intercepted) DeviceGetMPSComputeRunningProcesses(d Device) ([]Process, error) {
+	return invoke1(l, "DeviceGetMPSComputeRunningProcesses", Library.DeviceGetMPSComputeRunningProcesses, d)
+}
+
+func (l *intercepted) DeviceGetRemappedRows(d Device) (RemappedRows, error) {
+	return invoke1(l, "DeviceGetRemappedRows", Library.DeviceGetRemappedRows, d)
+}
+
+func (l *intercepted) DeviceGetRetiredPagesPendingStatus(d Device) (bool, error) {
+	return invoke1(l, "DeviceGetRetiredPagesPendingStatus", Library.DeviceGetRetiredPagesPendingStatus, d)
+}
+
+func (l *intercepted) DeviceGetUtilizationRates(d Device) (Utilization, error) {
+	return invoke1(l, "DeviceGetUtilizationRates", Library.DeviceGetUtilizationRates, d)
+}
+
+func (l *intercepted) DeviceGetProcessUtilization(d Device, lastSeen uint64) ([]ProcessSample, error) {
+	return invoke2(l, "DeviceGetProcessUtilization", Library.DeviceGetProcessUtilization, d, lastSeen)
+}
+
+func (l *intercepted) DeviceGetCurrentClocksEventReasons(d Device) (ClockReasons, error) {
+	return invoke1(l, "DeviceGetCurrentClocksEventReasons", Library.DeviceGetCurrentClocksEventReasons, d)
+}
+
+func (l *intercepted) DeviceGetTopologyCommonAncestor(a, b Device) (TopologyLevel, error) {
+	return invoke2(l, "DeviceGetTopologyCommonAncestor", Library.DeviceGetTopologyCommonAncestor, a, b)
+}
+
+func (l *intercepted) DeviceGetNvLinkState(d Device, link int) (bool, error) {
+	return invoke2(l, "DeviceGetNvLinkState", Library.DeviceGetNvLinkState, d, link)
+}
+
+func (l *intercepted) DeviceGetNvLinkRemotePciInfo(d Device, link int) (PCIInfo, error) {
+	return invoke2(l, "DeviceGetNvLinkRemotePciInfo", Library.DeviceGetNvLinkRemotePciInfo, d, link)
+}
+
+func (l *intercepted) DeviceGetVirtualizationMode(d Device) (VirtualizationMode, error) {
+	return invoke1(l, "DeviceGetVirtualizationMode", Library.DeviceGetVirtualizationMode, d)
+}
+
+func (l *intercepted) DeviceGetMigMode(d Device) (MIGMode, error) {
+	return invoke1(l, "DeviceGetMigMode", Library.DeviceGetMigMode, d)
+}
+
+func (l *intercepted) DeviceGetMaxMigDeviceCount(d Device) (int, error) {
+	return invoke1(l, "DeviceGetMaxMigDeviceCount", Library.DeviceGetMaxMigDeviceCount, d)
+}
+
+func (l *intercepted) DeviceGetMigDeviceHandleByIndex(d Device, index int) (Device, error) {
+	return invoke2(l, "DeviceGetMigDeviceHandleByIndex", Library.DeviceGetMigDeviceHandleByIndex, d, index)
+}
+
+func (l *intercepted) DeviceGetGpuInstanceId(d Device) (int, error) {
+	return invoke1(l, "DeviceGetGpuInstanceId", Library.DeviceGetGpuInstanceId, d)
+}
+
+func (l *intercepted) DeviceGetComputeInstanceId(d Device) (int, error) {
+	return invoke1(l, "DeviceGetComputeInstanceId", Library.DeviceGetComputeInstanceId, d)
+}
+
+func (l *intercepted) DeviceGetGpuInstanceById(d Device, id int) (GPUInstance, error) {
+	return invoke2(l, "DeviceGetGpuInstanceById", Library.DeviceGetGpuInstanceById, d, id)
+}
+
+func (l *intercepted) GpuInstanceGetInfo(gi GPUInstance) (GPUInstanceInfo, error) {
+	return invoke1(l, "GpuInstanceGetInfo", Library.GpuInstanceGetInfo, gi)
+}
+
+func (l *intercepted) DeviceGetGpuInstanceProfileInfo(d Device, profile int) (GPUInstanceProfile, error) {
+	return invoke2(l, "DeviceGetGpuInstanceProfileInfo", Library.DeviceGetGpuInstanceProfileInfo, d, profile)
+}
+
+func (l *intercepted) GpuInstanceGetComputeInstanceById(gi GPUInstance, id int) (ComputeInstance, error) {
+	return invoke2(l, "GpuInstanceGetComputeInstanceById", Library.GpuInstanceGetComputeInstanceById, gi, id)
+}
+
+func (l *intercepted) ComputeInstanceGetInfo(ci ComputeInstance) (ComputeInstanceInfo, error) {
+	return invoke1(l, "ComputeInstanceGetInfo", Library.ComputeInstanceGetInfo, ci)
+}
+
+func (l *intercepted) DeviceSetMigMode(d Device, on bool) (Return, error) {
+	return invoke2(l, "DeviceSetMigMode", Library.DeviceSetMigMode, d, on)
+}
+
+func (l *intercepted) DeviceGetGpuInstancePossiblePlacements(d Device, profile int) ([]mig.Placement, error) {
+	return invoke2(l, "DeviceGetGpuInstancePossiblePlacements", Library.DeviceGetGpuInstancePossiblePlacements, d, profile)
+}
+
+func (l *intercepted) DeviceGetGpuInstances(d Device, profile int) ([]GPUInstance, error) {
+	return invoke2(l, "DeviceGetGpuInstances", Library.DeviceGetGpuInstances, d, profile)
+}
+
+func (l *intercepted) DeviceCreateGpuInstanceWithPlacement(d Device, profile int, at mig.Placement) (GPUInstance, error) {
+	return invoke(l, "DeviceCreateGpuInstanceWithPlacement", func() (GPUInstance, error) { return l.lib.DeviceCreateGpuInstanceWithPlacement(d, profile, at) }, d, profile, at)
+}
+
+func (l *intercepted) GpuInstanceDestroy(gi GPUInstance) error {
+	return invokeOnly(l, "GpuInstanceDestroy", func() error { return l.lib.GpuInstanceDestroy(gi) }, gi)
+}
+
+func (l *intercepted) GpuInstanceGetComputeInstanceProfileInfo(gi GPUInstance, profile int) (ComputeInstanceProfile, error) {
+	return invoke2(l, "GpuInstanceGetComputeInstanceProfileInfo", Library.GpuInstanceGetComputeInstanceProfileInfo, gi, profile)
+}
+
+func (l *intercepted) GpuInstanceGetComputeInstances(gi GPUInstance, profile int) ([]ComputeInstance, error) {
+	return invoke2(l, "GpuInstanceGetComputeInstances", Library.GpuInstanceGetComputeInstances, gi, profile)
+}
+
+func (l *intercepted) GpuInstanceCreateComputeInstance(gi GPUInstance, profile int) (ComputeInstance, error) {
+	return invoke2(l, "GpuInstanceCreateComputeInstance", Library.GpuInstanceCreateComputeInstance, gi, profile)
+}
+
+func (l *intercepted) ComputeInstanceDestroy(ci ComputeInstance) error {
+	return invokeOnly(l, "ComputeInstanceDestroy", func() error { return l.lib.ComputeInstanceDestroy(ci) }, ci)
+}
+
+func (l *intercepted) EventSetCreate() (EventSet, error) {
+	return invoke0(l, "EventSetCreate", Library.EventSetCreate)
+}
+
+func (l *intercepted) DeviceGetSupportedEventTypes(d Device) (EventTypes, error) {
+	return invoke1(l, "DeviceGetSupportedEventTypes", Library.DeviceGetSupportedEventTypes, d)
+}
+
+func (l *intercepted) DeviceRegisterEvents(d Device, types EventTypes, set EventSet) error {
+	return invokeOnly(l, "DeviceRegisterEvents", func() error { return l.lib.DeviceRegisterEvents(d, types, set) }, d, types, set)
+}
+
+func (l *intercepted) EventSetWait(set EventSet, timeout time.Duration) (Event, error) {
+	return invoke2(l, "EventSetWait", Library.EventSetWait, set, timeout)
+}
+
+func (l *intercepted) EventSetFree(set EventSet) error {
+	return invokeOnly(l, "EventSetFree", func() error { return l.lib.EventSetFree(set) }, set)
+}

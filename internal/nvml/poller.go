@@ -1,0 +1,180 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// poller is the side of a Node that talks to the driver: it opens it, reads the
+// GPUs at intervals, listens for events, and sends what it sees to the publisher.
+type poller struct {
+	*Node
+	// lib is the Node's, with calls that end soon after Watch does.
+	lib      Library
+	scans    chan scanResult
+	events   chan receivedEvent
+	monitors chan map[string]string
+	// rescanNow has room for one request to scan early.
+	rescanNow chan struct{}
+	// loggedProblems are those that were logged last.
+	loggedProblems string
+	// lost has the GPUs that were lost and not read since. Like awaitingScan it
+	// outlives a session with the driver.
+	lost map[string]bool
+	// awaitingScan are the commands that wait for the next scan that succeeds.
+	awaitingScan []chan struct{}
+}
+
+func newPoller(n *Node, lib Library) *poller {
+	return &poller{
+		Node: n, lib: lib, scans: make(chan scanResult), events: make(chan receivedEvent), monitors: make(chan map[string]string),
+		rescanNow: make(chan struct{}, 1), lost: map[string]bool{},
+	}
+}
+
+// rescanSoon asks for an early scan. It never blocks.
+func (p *poller) rescanSoon() {
+	select {
+	case p.rescanNow <- struct{}{}:
+	default:
+	}
+}
+
+// backoff is the pause before the next try. It doubles with each, up to
+// backoffLimit.
+type backoff struct{ first, next time.Duration }
+
+const backoffLimit = 30 * time.Second
+
+func (b *backoff) pause() time.Duration {
+	pause := max(b.first, b.next)
+	b.next = min(2*pause, backoffLimit)
+	return pause
+}
+
+func (b *backoff) reset() { b.next = 0 }
+
+// run opens the driver, and opens it again after it failed, until ctx ends.
+func (p *poller) run(ctx context.Context) {
+	retry := backoff{first: p.options.Backoff}
+	for {
+		worked, err := p.session(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if worked {
+			retry.reset()
+		}
+		if !send(ctx, p.scans, scanResult{err: err}) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(retry.pause()):
+		}
+	}
+}
+
+// session opens the driver and reads the GPUs until that fails or ctx ends.
+// worked says that they could be read at least once.
+func (p *poller) session(ctx context.Context) (worked bool, err error) {
+	if err := p.lib.Init(); err != nil {
+		return false, fmt.Errorf("open the driver: %w", err)
+	}
+	defer func() {
+		if err := p.lib.Shutdown(); err != nil && !errors.Is(err, context.Canceled) {
+			p.log.Warn("the driver could not be closed", "error", err)
+		}
+	}()
+	gpus := newScanner(p.lib, p.lost)
+	defer gpus.reads.Wait()
+	// This comes after the end of the wait for events, because a GPU may be reset
+	// while that is awaited.
+	defer gpus.lastProbe(ctx)
+	listening := newListener(p)
+	defer listening.stop(ctx)
+	// The driver's version stays empty when it cannot be read.
+	version, _ := p.lib.SystemGetDriverVersion()
+	var scannedAt time.Time
+	for {
+		var scanned scanResult
+		// Half an interval early is better than almost a whole one late.
+		if now := time.Now(); now.Sub(scannedAt) >= p.options.Rescan-p.options.Probe/2 {
+			scannedAt, scanned = now, gpus.scan(ctx)
+		} else {
+			scanned = gpus.probe(ctx)
+		}
+		if scanned.err != nil {
+			return worked, scanned.err
+		}
+		worked, scanned.driver = true, version
+		p.logProblems(scanned.problems)
+		if !p.deliver(ctx, scanned, listening) {
+			return worked, nil
+		}
+		for _, waiting := range p.awaitingScan {
+			close(waiting)
+		}
+		p.awaitingScan = nil
+		for next := time.After(min(p.options.Rescan, p.options.Probe)); next != nil; {
+			select {
+			case <-ctx.Done():
+				return worked, nil
+			case <-next:
+				next = nil
+			case <-p.rescanNow:
+				scannedAt, next = time.Time{}, nil
+			case c := <-p.commands:
+				if c.do != nil {
+					c.do(listening)
+					close(c.done)
+				} else {
+					p.awaitingScan = append(p.awaitingScan, c.done)
+				}
+				scannedAt, next = time.Time{}, nil
+			case r := <-gpus.results:
+				if !p.deliver(ctx, gpus.late(r), listening) {
+					return worked, nil
+				}
+			case <-listening.retry:
+				listening.retry, next = nil, nil
+			case err := <-listening.ended:
+				listening.handleFailure(ctx, err)
+				scannedAt, next = time.Time{}, nil
+			}
+		}
+	}
+}
+
+// deliver sends a scan to the publisher, which must know the handles before
+// events name them, and then registers the GPUs for events.
+func (p *poller) deliver(ctx context.Context, scanned scanResult, listening *listener) bool {
+	if !send(ctx, p.scans, scanned) {
+		return false
+	}
+	listening.register(ctx, scanned.readings)
+	return true
+}
+
+// logProblems logs what could not be read, unless that is what was logged last.
+func (p *poller) logProblems(problems error) {
+	if text := message(problems); text != p.loggedProblems {
+		p.loggedProblems = text
+		if problems != nil {
+			p.log.Warn("not every GPU could be read", "error", problems)
+		}
+	}
+}
+
+// send sends the value; false when ctx ended first.
+func send[T any](ctx context.Context, to chan<- T, value T) bool {
+	select {
+	case to <- value:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,194 @@
+package nvml
+
+import (
+	"cmp"
+	"errors"
+	"log/slog"
+	"maps"
+	"reflect"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/virgate/virgate/sharing"
+)
+
+// publisher is Watch's goroutine, and the only one that uses the tracker. It
+// publishes once for each thing that it handles.
+type publisher struct {
+	*Node
+	tracker *tracker
+	changed func()
+	// degraded says of each GPU why its events are not received; "" when they are.
+	degraded map[string]string
+	// saver and knownSaver are nil before RestoreHealth: until then the stores are an
+	// earlier program's.
+	saver      *saver[FatalHealth]
+	knownSaver *saver[KnownGPU]
+}
+
+func (p *publisher) handleScan(scanned scanResult) {
+	if scanned.err != nil {
+		p.tracker.addFailure(scanned.err)
+		p.publish(&snapshot{gpus: p.current.Load().gpus, err: scanned.err})
+		return
+	}
+	p.tracker.addScan(scanned, p.moment())
+	p.publish(&snapshot{gpus: p.tracker.inventory()})
+}
+
+// handleEvent says whether the GPUs must be read again to understand the event.
+func (p *publisher) handleEvent(event receivedEvent) (again bool) {
+	gpu, reported, action, assigned := p.tracker.addEvent(event, p.moment())
+	log := p.log.With("gpu", gpu, "type", uint64(event.Type), "data", event.Data)
+	if event.GI != WholeGPU {
+		log = log.With("gi", event.GI)
+	}
+	if event.CI != WholeGPU {
+		log = log.With("ci", event.CI)
+	}
+	switch {
+	case action == sharing.IgnoreError:
+		log.Info("GPU event ignored")
+	case gpu != "" && p.tracker.gpus[gpu] == nil:
+		log.Warn("event of a GPU that is not known")
+	default:
+		log.Warn("GPU event", "fault", reported.finding.text, "action", action)
+	}
+	p.publishFaults()
+	return !assigned
+}
+
+func (p *publisher) handleMonitors(degraded map[string]string) {
+	for _, uuid := range slices.Sorted(maps.Keys(degraded)) {
+		before, known := p.degraded[uuid]
+		switch now := degraded[uuid]; {
+		case now == before:
+		case now != "":
+			p.log.Warn("no events from a GPU, probes alone watch it", "gpu", uuid, "because", now)
+		case known:
+			p.log.Info("events from a GPU are received again", "gpu", uuid)
+		}
+	}
+	maps.Copy(p.degraded, degraded)
+	p.publishReport()
+}
+
+// publishFaults publishes the GPUs when nothing was learned about the driver.
+func (p *publisher) publishFaults() {
+	next := *p.current.Load()
+	if len(p.tracker.gpus) > 0 {
+		next.gpus = p.tracker.inventory()
+	}
+	p.publish(&next)
+}
+
+// publish makes next the inventory, if it differs from the one before, and only
+// then has fatal errors saved.
+func (p *publisher) publish(next *snapshot) {
+	for _, change := range p.tracker.counters.changes {
+		p.logChange(change)
+	}
+	p.tracker.counters.changes = nil
+	p.publishReport()
+	before := p.current.Load()
+	if !reflect.DeepEqual(before.gpus, next.gpus) || message(before.err) != message(next.err) {
+		if next.err != nil {
+			p.log.Error("the driver cannot be read", "error", next.err)
+		}
+		p.current.Store(next)
+		p.changed()
+	}
+	if p.saver != nil {
+		p.saver.save(p.tracker.fatalErrors(p.options.Boot))
+		p.knownSaver.save(p.tracker.knownGPUs())
+	}
+}
+
+// publishReport makes a new health report.
+func (p *publisher) publishReport() {
+	report := p.tracker.health(*p.rules.Load())
+	report.Monitors = []sharing.HealthMonitor{}
+	for uuid, gpu := range p.tracker.gpus {
+		if degraded, registered := p.degraded[uuid]; registered {
+			report.Monitors = append(report.Monitors, sharing.HealthMonitor{GPU: uuid, Degraded: degraded, RowRemapPending: gpu.rowRemapPending})
+		}
+	}
+	slices.SortFunc(report.Monitors, func(a, b sharing.HealthMonitor) int { return cmp.Compare(a.GPU, b.GPU) })
+	p.report.Store(&report)
+}
+
+func (p *publisher) logChange(c healthChange) {
+	log := p.log.With("unit", c.Unit, "gpu", c.GPU, "index", c.Index, "from", c.From, "to", c.State, "cause", c.Cause)
+	switch c.State {
+	case sharing.Healthy:
+		log.Info("unit is healthy again", "was", c.Reason)
+	case sharing.Recovering:
+		log.Info("unit is recovering", "was", c.Reason)
+	default:
+		log.Warn("unit is faulty", "fault", c.Reason, "explanation", c.Explanation)
+	}
+}
+
+// saver keeps the newest list in the store, in a goroutine of its own:
+// the kubelet must hear of a fault before a disk has synced it.
+type saver[T any] struct {
+	store Store[T]
+	log   *slog.Logger
+	// given is the list that the goroutine was last given. lists has room for one
+	// that it has not taken yet, which a newer one replaces.
+	given []T
+	lists chan []T
+	// failed says that the last list could not be saved.
+	failed atomic.Bool
+	done   chan struct{}
+}
+
+// startSaver starts the goroutine. stored is what the store has.
+func startSaver[T any](store Store[T], stored []T, log *slog.Logger) *saver[T] {
+	s := &saver[T]{store: store, log: log, given: stored, lists: make(chan []T, 1), done: make(chan struct{})}
+	go s.run()
+	return s
+}
+
+// save has the list saved if it differs from the last one, or if that could not
+// be saved.
+func (s *saver[T]) save(list []T) {
+	same := len(list) == 0 && len(s.given) == 0 || reflect.DeepEqual(list, s.given)
+	if same && !s.failed.Load() {
+		return
+	}
+	s.given = list
+	select {
+	case <-s.lists:
+	default:
+	}
+	s.lists <- list
+}
+
+func (s *saver[T]) run() {
+	defer close(s.done)
+	logged := ""
+	for list := range s.lists {
+		err := s.store.Save(list)
+		if err != nil && err.Error() != logged {
+			s.log.Error("fatal errors or indexes of GPUs not kept for a restart", "error", err)
+		}
+		logged = message(err)
+		s.failed.Store(err != nil)
+	}
+}
+
+// stop waits until the newest list is saved, or the limit comes. It does nothing for nil.
+func (s *saver[T]) stop(limit time.Time) error {
+	if s == nil {
+		return nil
+	}
+	close(s.lists)
+	select {
+	case <-s.done:
+		return nil
+	case <-time.After(time.Until(limit)):
+		return errors.New("abandoned the saving of fatal errors or indexes, which the disk does not finish")
+	}
+}

@@ -1,0 +1,539 @@
+package nvml
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/virgate/virgate/sharing"
+)
+
+// tracker remembers every GPU that was ever seen, and what is wrong with it. It
+// does not call the driver: scans and events are added to it, and it derives the
+// inventory and the health from them. One goroutine owns it.
+type tracker struct {
+	gpus map[string]*gpuState
+	// handles are all by which GPUs were ever read, with their UUIDs.
+	handles  map[Device]string
+	counters *counters
+	// driver is the last known version of the driver; unloaded says that no driver
+	// was loaded since.
+	driver   string
+	unloaded bool
+	// known has every GPU that has an index, by UUID: those of gpus, and those of an earlier
+	// run. boot is that of the machine, "" before they are known.
+	known map[string]KnownGPU
+	boot  string
+	// complete says that the last complete scan has found all GPUs that there are, certain
+	// that it has also told which they are.
+	complete, certain bool
+	// pending are the fatal errors of an earlier run against units that were not
+	// seen yet.
+	pending []FatalHealth
+}
+
+func newTracker() *tracker {
+	return &tracker{
+		gpus: map[string]*gpuState{}, handles: map[Device]string{}, known: map[string]KnownGPU{},
+		counters: &counters{transitions: map[sharing.TransitionCount]sharing.TransitionCount{}, xids: map[sharing.XIDCount]sharing.XIDCount{}},
+	}
+}
+
+// moment is when something is observed, and the health rules that apply to it.
+type moment struct {
+	now   time.Time
+	rules sharing.HealthRules
+}
+
+// addScan adds a scan that read something. A GPU that a complete scan does not
+// have is no longer listed by the driver, but it stays, because its pods still
+// hold it.
+func (t *tracker) addScan(scanned scanResult, at moment) {
+	// Loading a driver, another one or the same again, resets the GPUs.
+	if t.unloaded || differ(scanned.driver, t.driver) {
+		for _, gpu := range t.gpus {
+			gpu.lost = true
+		}
+	}
+	t.unloaded, t.driver = false, cmp.Or(scanned.driver, t.driver)
+	if scanned.complete {
+		t.complete = !scanned.uncertain
+		t.certain = t.complete && !scanned.lostThere
+	}
+	read := map[string]bool{}
+	for _, r := range scanned.readings {
+		uuid := r.gpu.UUID
+		read[uuid], t.handles[r.device] = true, uuid
+		gpu := t.gpus[uuid]
+		if gpu == nil {
+			gpu = t.newGPU()
+			t.gpus[uuid] = gpu
+		}
+		gpu.driverIndex, gpu.listed = r.gpu.Index, true
+	}
+	for _, r := range scanned.readings {
+		gpu := t.gpus[r.gpu.UUID]
+		r.gpu.Index = t.index(r.gpu.UUID, r.gpu.Index)
+		gpu.addReading(r, at)
+		t.restoreGPU(gpu, at)
+	}
+	for _, uuid := range t.uuids() {
+		why, failed := scanned.unreadable[uuid]
+		switch {
+		case read[uuid] || scanned.pending[uuid]:
+		case failed:
+			t.gpus[uuid].addUnreadable(why, at)
+		case scanned.complete && scanned.uncertain:
+			t.gpus[uuid].addUnreadable(notReadFinding(), at)
+		case scanned.complete:
+			t.gpus[uuid].addUnreadable(lostFinding(), at)
+			t.gpus[uuid].listed = scanned.lostThere
+		}
+	}
+	if scanned.complete && !scanned.uncertain {
+		t.pending = slices.DeleteFunc(t.pending, func(f FatalHealth) bool { return !read[f.GPU] && !scanned.pending[f.GPU] })
+	}
+	t.addMissing(at)
+}
+
+func (t *tracker) newGPU() *gpuState {
+	return &gpuState{units: map[string]unitHealth{}, counters: t.counters}
+}
+
+// index is the index of a GPU: the one under which it was first known. A new GPU has the
+// driver's, even if that was the index of a GPU that is gone, as where one was replaced. While
+// the node has that other GPU, the new one has the next index that no known GPU has.
+func (t *tracker) index(uuid string, driver int) int {
+	if gpu, known := t.known[uuid]; known {
+		return gpu.Index
+	}
+	owners := map[int]string{}
+	for owner, gpu := range t.known {
+		owners[gpu.Index] = owner
+	}
+	index := driver
+	if t.certain && t.gpus[owners[index]] == nil {
+		delete(t.known, owners[index])
+	} else {
+		for owners[index] != "" {
+			index++
+		}
+	}
+	t.known[uuid] = KnownGPU{GPU: sharing.GPU{UUID: uuid, Index: index}}
+	return index
+}
+
+// remember takes over the GPUs that an earlier run knew: they have their indexes of then.
+// boot is that of the machine now, "" when unknown.
+func (t *tracker) remember(stored []KnownGPU, boot string, at moment) {
+	t.known, t.boot = map[string]KnownGPU{}, boot
+	for _, gpu := range stored {
+		t.known[gpu.UUID] = gpu
+	}
+	for _, gpu := range t.inventory() {
+		t.gpus[gpu.UUID].gpu.Index = t.index(gpu.UUID, gpu.Index)
+	}
+	t.addMissing(at)
+}
+
+// addMissing adds, as lost, the GPUs that an earlier run knew since the machine was booted and
+// that the driver does not list: what a profile means by four GPUs must not depend on whether
+// the program was restarted.
+func (t *tracker) addMissing(at moment) {
+	for uuid, known := range t.known {
+		if t.complete && t.gpus[uuid] == nil && t.boot != "" && t.boot == known.Boot {
+			t.gpus[uuid] = t.newGPU()
+			t.gpus[uuid].gpu, t.gpus[uuid].listed = known.GPU, !t.certain
+			t.gpus[uuid].addUnreadable(lostFinding(), at)
+		}
+	}
+}
+
+// knownGPUs is what to keep for a restart, by index.
+func (t *tracker) knownGPUs() []KnownGPU {
+	for uuid, gpu := range t.gpus {
+		known := KnownGPU{GPU: gpu.gpu, Boot: t.boot}
+		known.Links = nil
+		t.known[uuid] = known
+	}
+	return slices.SortedFunc(maps.Values(t.known), func(a, b KnownGPU) int { return cmp.Compare(a.Index, b.Index) })
+}
+
+// addFailure adds a scan that could read nothing.
+func (t *tracker) addFailure(err error) { t.unloaded = t.unloaded || errors.Is(err, DriverNotLoaded) }
+
+// uuids are those of the known GPUs, sorted.
+func (t *tracker) uuids() []string { return slices.Sorted(maps.Keys(t.gpus)) }
+
+// addEvent adds an event to the GPU that has or had its handle, or else the UUID that it
+// came with. Where neither tells the GPU, uuid is "", and all GPUs are suspect. The event
+// is not assigned when it names a GPU or partition that is not known: the next scan may
+// find it.
+func (t *tracker) addEvent(e receivedEvent, at moment) (uuid string, r errorReport, action sharing.ErrorAction, assigned bool) {
+	found, action := classify(e.Event, at.rules)
+	r = errorReport{event: e.Event, kind: reportedSuspect, finding: found}
+	uuid = cmp.Or(t.handles[e.Device], e.uuid)
+	if uuid == "" && action != sharing.IgnoreError {
+		action = sharing.SuspectError
+		r.finding.text += " of a GPU that the driver does not name"
+		r.event.GI = WholeGPU
+		for _, uuid := range t.uuids() {
+			t.gpus[uuid].assign(r, at)
+		}
+	}
+	if action == sharing.FatalError {
+		r.kind = reportedFatal
+	}
+	gpu := t.gpus[uuid]
+	if gpu == nil {
+		return uuid, r, action, uuid == ""
+	}
+	if e.Type&EventXIDCritical != 0 {
+		t.counters.addXID(uuid, e.Data, at.rules)
+	}
+	if action == sharing.IgnoreError || gpu.assign(r, at) {
+		return uuid, r, action, true
+	}
+	if !slices.Contains(gpu.unassigned, r) {
+		gpu.unassigned = append(gpu.unassigned, r)
+	}
+	return uuid, r, action, false
+}
+
+// errNoUnit says that a selector names nothing on the node.
+var errNoUnit = errors.New("no such GPU or partition")
+
+// clear takes an operator's word that the selected units may be used, for a GPU
+// its partitions too, and returns their health after that. A GPU that the driver does
+// not list is forgotten.
+func (t *tracker) clear(selector sharing.Selector, at moment) ([]sharing.UnitHealth, error) {
+	var cleared []sharing.UnitHealth
+	for _, uuid := range t.uuids() {
+		gpu := t.gpus[uuid]
+		for _, unit := range gpu.matching(selector) {
+			gpu.observe(unit, observation{kind: wasCleared}, at)
+			cleared = append(cleared, gpu.health(unit, at.rules))
+		}
+		if selector.MatchGPU(gpu.gpu) && !gpu.listed {
+			delete(t.gpus, uuid)
+			delete(t.known, uuid)
+		}
+	}
+	if cleared == nil {
+		return nil, fmt.Errorf("%w: %s", errNoUnit, selector)
+	}
+	return cleared, nil
+}
+
+// restore takes over the fatal errors of an earlier run, except those of an
+// earlier boot.
+func (t *tracker) restore(stored []FatalHealth, boot string, at moment) {
+	t.pending = slices.DeleteFunc(slices.Clone(stored), func(f FatalHealth) bool { return differ(f.Boot, boot) })
+	for _, uuid := range t.uuids() {
+		t.restoreGPU(t.gpus[uuid], at)
+	}
+}
+
+// restoreGPU adds the pending errors of a GPU that was read. Those of a partition
+// that it does not have are dropped: the partition was destroyed.
+func (t *tracker) restoreGPU(gpu *gpuState, at moment) {
+	t.pending = slices.DeleteFunc(t.pending, func(f FatalHealth) bool {
+		if f.GPU != gpu.gpu.UUID {
+			return false
+		}
+		if _, there := gpu.units[f.Unit]; there && !differ(f.Driver, t.driver) {
+			o := observation{kind: reportedFatal}
+			for _, reason := range f.Reasons {
+				o.findings = append(o.findings, finding{sharing.CauseRestart, reason})
+			}
+			if len(o.findings) > 0 {
+				gpu.observe(f.Unit, o, at)
+				// It has been in this state since before the restart.
+				h := gpu.units[f.Unit]
+				if f.Since.Before(h.since) {
+					h.since = f.Since
+				}
+				gpu.units[f.Unit] = h
+			}
+		}
+		return true
+	})
+}
+
+// differ says whether both are known and not the same.
+func differ(a, b string) bool { return a != "" && b != "" && a != b }
+
+// fatalErrors is what to keep for a restart, by unit: the errors in force, and
+// those that are still pending.
+func (t *tracker) fatalErrors(boot string) []FatalHealth {
+	list := slices.Clone(t.pending)
+	for uuid, gpu := range t.gpus {
+		for unit, h := range gpu.units {
+			if len(h.fatal) == 0 {
+				continue
+			}
+			f := FatalHealth{GPU: uuid, Unit: unit, Since: h.since.UTC().Round(0), Boot: boot, Driver: t.driver}
+			for _, found := range h.fatal {
+				f.Reasons = append(f.Reasons, found.text)
+			}
+			list = append(list, f)
+		}
+	}
+	slices.SortFunc(list, func(a, b FatalHealth) int { return cmp.Compare(a.Unit, b.Unit) })
+	return list
+}
+
+// inventory is the GPUs as they are now, by index. It shares nothing with the
+// tracker.
+func (t *tracker) inventory() []sharing.GPU {
+	gpus := make([]sharing.GPU, 0, len(t.gpus))
+	for _, gpu := range t.gpus {
+		gpus = append(gpus, gpu.withHealth())
+	}
+	slices.SortFunc(gpus, func(a, b sharing.GPU) int {
+		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
+	})
+	return gpus
+}
+
+// health is every unit's health, by GPU and partition index, with the
+// counters.
+func (t *tracker) health(rules sharing.HealthRules) sharing.HealthReport {
+	units := []sharing.UnitHealth{}
+	for _, gpu := range t.inventory() {
+		units = append(units, t.gpus[gpu.UUID].health(gpu.UUID, rules))
+		for _, p := range gpu.Partitions {
+			units = append(units, t.gpus[gpu.UUID].health(p.UUID, rules))
+		}
+	}
+	return sharing.HealthReport{
+		Units: units,
+		Transitions: slices.SortedFunc(maps.Values(t.counters.transitions), func(a, b sharing.TransitionCount) int {
+			return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To), cmp.Compare(a.Cause, b.Cause))
+		}),
+		XIDs: slices.SortedFunc(maps.Values(t.counters.xids), func(a, b sharing.XIDCount) int {
+			return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.XID, b.XID), cmp.Compare(a.Action, b.Action))
+		}),
+	}
+}
+
+// gpuState is what is known of one GPU.
+type gpuState struct {
+	// gpu is the last reading, without faults, with the index of the tracker.
+	gpu sharing.GPU
+	// driverIndex is the index at which the driver last had the GPU; listed says that it
+	// has the GPU still.
+	driverIndex int
+	listed      bool
+	// units is the health of the GPU and of its partitions, by UUID.
+	units map[string]unitHealth
+	// lost says that the GPU was lost, or its driver unloaded, since it was last
+	// read: when it comes back it has been reset.
+	lost bool
+	// hot says that the GPU was too hot at the last reading, celsius how hot.
+	hot     bool
+	celsius int
+	// rowRemapPending is the last reading's.
+	rowRemapPending bool
+	// unassigned are reports for partitions that were not known yet.
+	unassigned []errorReport
+	counters   *counters
+}
+
+// errorReport is an error that the driver reported for a unit, classified by the rules
+// in force when it came.
+type errorReport struct {
+	event   Event
+	kind    observationKind
+	finding finding
+}
+
+func (g *gpuState) addReading(r reading, at moment) {
+	reset := r.reset || g.lost
+	g.complete(&r)
+	g.gpu, g.lost = r.gpu, false
+	if reset {
+		g.hot, g.unassigned = false, nil
+		for _, unit := range g.allUnits() {
+			g.observe(unit, observation{kind: wasReset}, at)
+		}
+	}
+	if r.celsiusKnown {
+		g.hot = r.celsius > at.rules.TemperatureLimit || g.hot && r.celsius > at.rules.TemperatureSafe
+		g.celsius = r.celsius
+	}
+	if g.rowRemapPending = r.rowRemapPending; r.rowRemapPending && at.rules.RowRemap {
+		r.found(r.gpu.UUID, finding{sharing.CauseMemory, "row remapping waits for a reset"})
+	}
+	for _, unit := range g.allUnits() {
+		wrong := r.findings[unit]
+		if unit == g.gpu.UUID && g.hot {
+			wrong = append(slices.Clip(wrong), finding{sharing.CauseTemperature, fmt.Sprintf("temperature above %d °C", at.rules.TemperatureLimit)})
+		}
+		// The reading that shows a reset does not show that all is well.
+		if len(wrong) > 0 || !reset {
+			g.observe(unit, observation{kind: probed, findings: wrong}, at)
+		}
+	}
+	for _, late := range g.unassigned {
+		g.assign(late, at)
+	}
+	g.unassigned = nil
+}
+
+// allUnits are the UUIDs of the GPU and of its partitions, in that order.
+func (g *gpuState) allUnits() []string {
+	units := []string{g.gpu.UUID}
+	for _, p := range g.gpu.Partitions {
+		units = append(units, p.UUID)
+	}
+	return units
+}
+
+// complete fills in what was known before and could not be read now, and forgets
+// the partitions that are gone.
+func (g *gpuState) complete(r *reading) {
+	// The next probe's reading starts from this one, so it must not be changed.
+	r.findings, r.gpu.Partitions = maps.Clone(r.findings), slices.Clone(r.gpu.Partitions)
+	r.gpu.Memory = cmp.Or(r.gpu.Memory, g.gpu.Memory)
+	for _, before := range g.gpu.Partitions {
+		i := slices.IndexFunc(r.gpu.Partitions, func(p sharing.Partition) bool { return p.UUID == before.UUID })
+		switch {
+		case i >= 0:
+			r.gpu.Partitions[i].Memory = cmp.Or(r.gpu.Partitions[i].Memory, before.Memory)
+		case r.problems == nil:
+			delete(g.units, before.UUID)
+		default:
+			// A partition must not seem destroyed because one call failed.
+			r.gpu.Partitions = append(r.gpu.Partitions, before)
+			if !errors.Is(r.problems, NoPermission) {
+				r.found(before.UUID, notReadFinding())
+			}
+		}
+	}
+}
+
+// assign adds the report to the units that it names, or to the GPU if the error is always
+// the whole GPU's; false when the GPU has no such partition.
+func (g *gpuState) assign(r errorReport, at moment) bool {
+	o := observation{kind: r.kind, findings: []finding{r.finding}}
+	if r.event.GI == WholeGPU || !g.gpu.MIG || r.event.Type&EventXIDCritical != 0 && sharing.XIDOfWholeGPU(r.event.Data) {
+		g.observe(g.gpu.UUID, o, at)
+		return true
+	}
+	assigned := false
+	for _, p := range g.gpu.Partitions {
+		if uint32(p.GI) == r.event.GI && (r.event.CI == WholeGPU || uint32(p.CI) == r.event.CI) {
+			g.observe(p.UUID, o, at)
+			assigned = true
+		}
+	}
+	return assigned
+}
+
+// addUnreadable adds a scan that could not read the GPU.
+func (g *gpuState) addUnreadable(why finding, at moment) {
+	g.lost = g.lost || why.cause == sharing.CauseLost
+	g.observe(g.gpu.UUID, observation{kind: probed, findings: []finding{why}}, at)
+}
+
+func (g *gpuState) observe(unit string, o observation, at moment) {
+	before, known := g.units[unit]
+	if !known {
+		before = newUnitHealth(at.now)
+	}
+	after := before.observe(o, at.rules, at.now)
+	g.units[unit] = after
+	if after.state == before.state {
+		return
+	}
+	change := healthChange{UnitHealth: g.health(unit, at.rules), From: before.state, Cause: after.cause}
+	change.Reason = cmp.Or(change.Reason, before.reason())
+	g.counters.addChange(change)
+}
+
+// health is the unit's health in words.
+func (g *gpuState) health(unit string, rules sharing.HealthRules) sharing.UnitHealth {
+	h := g.units[unit]
+	return sharing.UnitHealth{
+		Unit: unit, GPU: g.gpu.UUID, Index: g.index(unit), State: h.state, Reason: h.reason(), Since: h.since,
+		Explanation: h.explain(g.celsius, rules),
+	}
+}
+
+// index is the index of the GPU or of its partition.
+func (g *gpuState) index(unit string) string {
+	for _, p := range g.gpu.Partitions {
+		if p.UUID == unit {
+			return fmt.Sprintf("%d:%d", g.gpu.Index, p.Index)
+		}
+	}
+	return strconv.Itoa(g.gpu.Index)
+}
+
+// matching are the GPU's units that the selector names, the GPU first.
+func (g *gpuState) matching(selector sharing.Selector) []string {
+	var units []string
+	if selector.MatchGPU(g.gpu) {
+		units = append(units, g.gpu.UUID)
+	}
+	for _, p := range g.gpu.Partitions {
+		if selector.MatchPartition(g.gpu, p) {
+			units = append(units, p.UUID)
+		}
+	}
+	return units
+}
+
+func (g *gpuState) withHealth() sharing.GPU {
+	gpu := g.gpu
+	switch {
+	case !g.listed:
+		gpu.DriverIndex = sharing.NotListed
+	case g.lost:
+		gpu.DriverIndex = sharing.Lost
+	case g.driverIndex != gpu.Index:
+		gpu.DriverIndex = strconv.Itoa(g.driverIndex)
+	}
+	gpu.Health = g.units[gpu.UUID].health()
+	gpu.Partitions = slices.Clone(gpu.Partitions)
+	slices.SortFunc(gpu.Partitions, func(a, b sharing.Partition) int {
+		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
+	})
+	for i := range gpu.Partitions {
+		gpu.Partitions[i].Health = g.units[gpu.Partitions[i].UUID].health()
+	}
+	return gpu
+}
+
+// counters count what happened to the health of all GPUs.
+type counters struct {
+	// transitions and xids are by themselves with a Count of 0.
+	transitions map[sharing.TransitionCount]sharing.TransitionCount
+	xids        map[sharing.XIDCount]sharing.XIDCount
+	// changes are those that were not reported yet.
+	changes []healthChange
+}
+
+func (c *counters) addChange(change healthChange) {
+	key := sharing.TransitionCount{GPU: change.GPU, From: change.From, To: change.State, Cause: change.Cause}
+	counted := key
+	counted.Count = c.transitions[key].Count + 1
+	c.transitions[key] = counted
+	c.changes = append(c.changes, change)
+}
+
+func (c *counters) addXID(gpu string, code uint64, rules sharing.HealthRules) {
+	name := sharing.OtherXID
+	if _, known := rules.XIDs[code]; known {
+		name = strconv.FormatUint(code, 10)
+	}
+	key := sharing.XIDCount{GPU: gpu, XID: name, Action: rules.XID(code)}
+	counted := key
+	counted.Count = c.xids[key].Count + 1
+	c.xids[key] = counted
+}

@@ -1,0 +1,166 @@
+package nvml
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/virgate/virgate/sharing"
+)
+
+const (
+	gpuHandle = Device(1)
+	gpuUUID   = "GPU-0"
+	partUUID  = "MIG-0"
+)
+
+func at(seconds int) moment {
+	return moment{now: time.Unix(0, 0).Add(time.Duration(seconds) * time.Second), rules: sharing.DefaultHealthRules()}
+}
+
+// seen is a full pass over one GPU, with its partition or without.
+func seen(partitions ...sharing.Partition) scanResult {
+	gpu := sharing.GPU{UUID: gpuUUID, MIG: true, Partitions: partitions}
+	return scanResult{complete: true, readings: []reading{{gpu: gpu, device: gpuHandle, findings: map[string][]finding{}}}}
+}
+
+func partition() sharing.Partition { return sharing.Partition{UUID: partUUID, GI: 1} }
+
+func xid(code uint64, gi uint32) Event {
+	return Event{Device: gpuHandle, Type: EventXIDCritical, Data: code, GI: gi}
+}
+
+// TestTrackerForgets checks that what no pass can bring back is not kept: faults
+// of partitions that are gone, and events of before a reset.
+func TestTrackerForgets(t *testing.T) {
+	known := newTracker()
+	known.addScan(seen(partition()), at(0))
+	if _, _, _, placed := known.addEvent(receivedEvent{Event: xid(94, 1)}, at(0)); !placed {
+		t.Fatal("the event was not placed")
+	}
+	known.addScan(seen(), at(10))
+	if _, kept := known.gpus[gpuUUID].units[partUUID]; kept {
+		t.Error("kept the health of no unit")
+	}
+
+	// The partition is not known now, and then the GPU is reset.
+	for range 3 {
+		if _, _, _, placed := known.addEvent(receivedEvent{Event: xid(94, 1)}, at(10)); placed {
+			t.Fatal("the event was placed")
+		}
+	}
+	if kept := known.gpus[gpuUUID].unassigned; len(kept) != 1 {
+		t.Errorf("kept %d times the same event", len(kept))
+	}
+	reset := seen(partition())
+	reset.readings[0].reset = true
+	known.addScan(reset, at(20))
+	if got := known.inventory()[0].Partitions[0].Health.Reason; got != "" {
+		t.Errorf("fault %q of before the reset", got)
+	}
+}
+
+// TestTrackerEvidence holds what counts as evidence that a GPU was reset, and
+// what does not.
+func TestTrackerEvidence(t *testing.T) {
+	absent := func() scanResult { return scanResult{complete: true} }
+	unread := func(why finding) scanResult {
+		return scanResult{complete: true, unreadable: map[string]finding{gpuUUID: why}}
+	}
+	with := func(driver string) scanResult {
+		p := seen()
+		p.driver = driver
+		return p
+	}
+	tests := []struct {
+		name string
+		then []func(*tracker)
+		want sharing.HealthState
+	}{
+		{"nothing", nil, sharing.Unhealthy},
+		{"it was not listed", []func(*tracker){func(l *tracker) { l.addScan(absent(), at(10)) }}, sharing.Recovering},
+		{"it was lost", []func(*tracker){func(l *tracker) { l.addScan(unread(lostFinding()), at(10)) }}, sharing.Recovering},
+		{"it could not be read", []func(*tracker){func(l *tracker) { l.addScan(unread(unreadableFinding(Unknown)), at(10)) }}, sharing.Unhealthy},
+		{"it was lost, and then could not be read", []func(*tracker){
+			func(l *tracker) { l.addScan(unread(lostFinding()), at(10)) }, func(l *tracker) { l.addScan(unread(unreadableFinding(Unknown)), at(20)) },
+		}, sharing.Recovering},
+		{"it may be what could not be read", []func(*tracker){func(l *tracker) { l.addScan(scanResult{complete: true, uncertain: true}, at(10)) }}, sharing.Unhealthy},
+		{"it was read late, after another driver came", []func(*tracker){
+			func(l *tracker) { l.addScan(with("1"), at(10)) }, func(l *tracker) { l.addScan(scanResult{driver: "2"}, at(20)) },
+		}, sharing.Recovering},
+		{"it has not answered yet", []func(*tracker){func(l *tracker) {
+			l.addScan(scanResult{complete: true, pending: map[string]bool{gpuUUID: true}}, at(10))
+		}}, sharing.Unhealthy},
+		{"another GPU was late", []func(*tracker){func(l *tracker) { l.addScan(scanResult{}, at(10)) }}, sharing.Unhealthy},
+		{"no driver was loaded", []func(*tracker){func(l *tracker) { l.addFailure(&Error{Call: "Init", Return: DriverNotLoaded}) }}, sharing.Recovering},
+		{"the driver hiccuped", []func(*tracker){func(l *tracker) { l.addFailure(&Error{Call: "Init", Return: Uninitialized}) }}, sharing.Unhealthy},
+		{"another driver", []func(*tracker){func(l *tracker) { l.addScan(with("1"), at(10)) }, func(l *tracker) { l.addScan(with("2"), at(20)) }}, sharing.Recovering},
+		{"the same driver", []func(*tracker){func(l *tracker) { l.addScan(with("1"), at(10)) }, func(l *tracker) { l.addScan(with("1"), at(20)) }}, sharing.Unhealthy},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			known := newTracker()
+			known.addScan(seen(), at(0))
+			known.addEvent(receivedEvent{Event: xid(79, WholeGPU)}, at(0))
+			for _, step := range test.then {
+				step(known)
+			}
+			if test.name != "another driver" && test.name != "the same driver" {
+				known.addScan(seen(), at(30))
+			}
+			if got := known.gpus[gpuUUID].units[gpuUUID].state; got != test.want {
+				t.Errorf("state %s, want %s", got, test.want)
+			}
+		})
+	}
+}
+
+// TestTrackerLate checks that one look which came late, and could not tell which GPU
+// it was of, says nothing against those that it did not find.
+func TestTrackerLate(t *testing.T) {
+	known := newTracker()
+	known.addScan(seen(), at(0))
+	known.addScan(scanResult{uncertain: true}, at(10))
+	if got := known.inventory()[0].Health.Reason; got != "" {
+		t.Errorf("fault %q", got)
+	}
+}
+
+// TestTrackerClear checks that a GPU's word is its partitions' too, a
+// partition's its own, and that what a probe finds stays.
+func TestTrackerClear(t *testing.T) {
+	sick := func() *tracker {
+		known := newTracker()
+		p := seen(partition())
+		p.readings[0].found(gpuUUID, finding{sharing.CauseMemory, "memory query: UNKNOWN"})
+		known.addScan(p, at(0))
+		known.addEvent(receivedEvent{Event: xid(79, WholeGPU)}, at(0))
+		known.addEvent(receivedEvent{Event: xid(94, 1)}, at(0))
+		return known
+	}
+	gpu := sharing.UnitHealth{Unit: gpuUUID, GPU: gpuUUID, Index: "0", State: sharing.Unhealthy, Reason: "memory query: UNKNOWN", Explanation: "ends with the next probe that finds nothing wrong", Since: at(0).now}
+	part := sharing.UnitHealth{Unit: partUUID, GPU: gpuUUID, Index: "0:0", State: sharing.Recovering, Reason: "XID 94", Explanation: "ends with the next probe that finds nothing wrong", Since: at(60).now}
+	for _, test := range []struct {
+		selector string
+		want     []sharing.UnitHealth
+	}{
+		{"0", []sharing.UnitHealth{gpu, part}},
+		{"0:0", []sharing.UnitHealth{part}},
+		{"1", nil},
+	} {
+		t.Run(test.selector, func(t *testing.T) {
+			selector, err := sharing.ParseSelector(test.selector)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := sick().clear(selector, at(60))
+			if errors.Is(err, errNoUnit) != (test.want == nil) {
+				t.Errorf("error %v", err)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("health after that (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

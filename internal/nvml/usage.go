@@ -1,0 +1,345 @@
+package nvml
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/virgate/virgate/sharing"
+)
+
+// Meter reads how the GPUs are used. It has handles of its own, and opens the
+// library only while it reads, so that whoever else has it open can close it and
+// open another version after that. One goroutine uses it.
+type Meter struct {
+	lib   Library
+	count *pendingCall[int]
+	gpus  []*gpuMeter
+}
+
+// NewMeter returns a meter that reads through the library.
+func NewMeter(lib Library) *Meter {
+	return &Meter{lib: withDeadlines(lib), count: newPendingCall[int]()}
+}
+
+// Read returns the use of each GPU that answers within two seconds, by UUID. A
+// slower one is missing, and a later Read gets its answer. The error says why
+// GPUs or units are missing, or is ctx's when that ended first. The contexts of
+// all calls should end together, since the last Read waits for what earlier ones
+// began.
+func (m *Meter) Read(ctx context.Context) (gpus []sharing.GPUUtilization, err error) {
+	enough, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	lib := Until(ctx, m.lib)
+	m.count.begin(func() (int, error) { return whileOpen(lib, lib.DeviceGetCount) })
+	defer func() {
+		if ctx.Err() != nil {
+			// The calls in flight end soon after their context has.
+			_, _ = m.count.wait(context.Background())
+			for _, g := range m.gpus {
+				_, _ = g.wait(context.Background())
+			}
+			gpus, err = nil, ctx.Err()
+		}
+	}()
+	count, err := m.count.wait(enough)
+	if err != nil {
+		return nil, fmt.Errorf("read use: %w", err)
+	}
+	for len(m.gpus) < count {
+		m.gpus = append(m.gpus, &gpuMeter{index: len(m.gpus), pendingCall: newPendingCall[measurement]()})
+	}
+	m.gpus = m.gpus[:count]
+	for _, g := range m.gpus {
+		g.begin(func() (measurement, error) {
+			return whileOpen(lib, func() (measurement, error) { return g.measure(lib) })
+		})
+	}
+	return m.collect(enough)
+}
+
+// collect waits for the GPUs until enough ends.
+func (m *Meter) collect(enough context.Context) ([]sharing.GPUUtilization, error) {
+	seen := map[string]*gpuMeter{}
+	var gpus []sharing.GPUUtilization
+	var problems []error
+	for _, g := range m.gpus {
+		answer, err := g.wait(enough)
+		if err != nil {
+			problems = append(problems, fmt.Errorf("read use of GPU %d: %w", g.index, err))
+			continue
+		}
+		if twin := seen[answer.use.GPU]; twin != nil {
+			// The GPUs have changed places, so both have to be looked up again.
+			g.uuid, twin.uuid = "", ""
+			continue
+		}
+		seen[answer.use.GPU] = g
+		gpus, problems = append(gpus, answer.use), append(problems, answer.problems)
+	}
+	slices.SortFunc(gpus, func(a, b sharing.GPUUtilization) int { return cmp.Compare(a.GPU, b.GPU) })
+	return gpus, errors.Join(problems...)
+}
+
+// whileOpen opens the library for as long as do takes.
+func whileOpen[T any](lib Library, do func() (T, error)) (value T, err error) {
+	if err := lib.Init(); err != nil {
+		return value, err
+	}
+	value, err = do()
+	return value, errors.Join(err, lib.Shutdown())
+}
+
+// gpuMeter measures the GPU at an index. While its call is in flight, the call's
+// goroutine owns it.
+type gpuMeter struct {
+	index int
+	*pendingCall[measurement]
+	// uuid and device are the GPU's; uuid is empty when it has to be looked up.
+	uuid   string
+	device Device
+	window sampleWindow
+}
+
+// measurement is a GPU's use, and why units are missing in it.
+type measurement struct {
+	use      sharing.GPUUtilization
+	problems error
+}
+
+// measure reads the GPU. After an error its handle is looked up again.
+func (g *gpuMeter) measure(lib Library) (m measurement, err error) {
+	defer func() {
+		if err != nil {
+			g.uuid = ""
+		}
+	}()
+	if g.uuid == "" {
+		if g.device, err = lib.DeviceGetHandleByIndex(g.index); err != nil {
+			return m, err
+		}
+		if g.uuid, err = lib.DeviceGetUUID(g.device); err != nil {
+			return m, err
+		}
+		g.window = sampleWindow{}
+	}
+	m.use.GPU = g.uuid
+	memory, err := lib.DeviceGetMemoryInfo(g.device)
+	switch {
+	case err == nil:
+		m.use.Memory = new(float64(memory.Used))
+	case !unsupported(err) && !errors.Is(err, NoPermission):
+		return m, err
+	}
+	if celsius, err := lib.DeviceGetTemperature(g.device); err == nil {
+		m.use.Celsius = new(float64(celsius))
+	}
+	if reasons, err := lib.DeviceGetCurrentClocksEventReasons(g.device); err == nil {
+		m.use.Throttled, m.use.ThrottleKnown = reasons.throttles(), true
+	}
+	if rates, err := lib.DeviceGetUtilizationRates(g.device); err == nil && rates.GPU >= 0 && rates.GPU <= 100 {
+		m.use.SM = new(float64(rates.GPU) / 100)
+	}
+	mode, err := lib.DeviceGetMigMode(g.device)
+	if err != nil && !unsupported(err) {
+		return m, err
+	}
+	if mode.Current {
+		m.use.Units, m.problems, err = g.partitions(lib)
+		return m, err
+	}
+	m.use.Units, m.problems = g.whole(lib, m.use.SM)
+	return m, nil
+}
+
+// whole returns the processes of a GPU without MIG.
+func (g *gpuMeter) whole(lib Library, busy *float64) ([]sharing.UnitProcesses, error) {
+	processes, err := processesOn(lib, g.device)
+	if err != nil {
+		return nil, err
+	}
+	samples, err := lib.DeviceGetProcessUtilization(g.device, g.window.seen)
+	sm := g.window.add(samples, err, busy)
+	for i := range processes {
+		processes[i].SM = sm(processes[i].PID)
+	}
+	return []sharing.UnitProcesses{{Unit: g.uuid, Processes: processes}}, nil
+}
+
+// partitions returns the processes of each MIG device. The driver tells only
+// their memory.
+func (g *gpuMeter) partitions(lib Library) (units []sharing.UnitProcesses, problems, err error) {
+	err = eachMIGDevice(lib, g.device, func(index int, device Device, err error) error {
+		var uuid string
+		if err == nil {
+			uuid, err = lib.DeviceGetUUID(device)
+		}
+		var processes []sharing.ProcessUtilization
+		if err == nil {
+			processes, err = processesOn(lib, device)
+		}
+		if err != nil {
+			problems = errors.Join(problems, fmt.Errorf("MIG device %d:%d: %w", g.index, index, err))
+		} else {
+			units = append(units, sharing.UnitProcesses{Unit: uuid, Processes: processes})
+		}
+		return nil
+	})
+	slices.SortFunc(units, func(a, b sharing.UnitProcesses) int { return cmp.Compare(a.Unit, b.Unit) })
+	return units, problems, err
+}
+
+// listProcesses lists the compute and graphics processes on the device, some of them
+// more than once. Only the list of compute processes must be had: a driver may not know
+// the others, not have them for a MIG device (INVALID_ARGUMENT), or refuse them.
+func listProcesses(lib Library, device Device) ([]Process, error) {
+	listed, err := lib.DeviceGetComputeRunningProcesses(device)
+	if err != nil {
+		return nil, err
+	}
+	for _, list := range []func(Device) ([]Process, error){
+		lib.DeviceGetGraphicsRunningProcesses, lib.DeviceGetMPSComputeRunningProcesses,
+	} {
+		more, err := list(device)
+		if err != nil && !unsupported(err) && !errors.Is(err, NoPermission) && !errors.Is(err, InvalidArgument) {
+			return nil, err
+		}
+		listed = append(listed, more...)
+	}
+	return listed, nil
+}
+
+// processesOn returns the compute and graphics processes on the device, by PID.
+// A process that is in several of the driver's lists counts once, because each
+// list has all its memory (nvml.h).
+func processesOn(lib Library, device Device) ([]sharing.ProcessUtilization, error) {
+	listed, err := listProcesses(lib, device)
+	if err != nil {
+		return nil, err
+	}
+	memory := map[int]*float64{}
+	for _, p := range listed {
+		used := memory[p.PID]
+		if p.Memory != MemoryUnknown && (used == nil || *used < float64(p.Memory)) {
+			used = new(float64(p.Memory))
+		}
+		memory[p.PID] = used
+	}
+	processes := make([]sharing.ProcessUtilization, 0, len(memory))
+	for pid, used := range memory {
+		processes = append(processes, sharing.ProcessUtilization{PID: pid, Memory: used})
+	}
+	slices.SortFunc(processes, func(a, b sharing.ProcessUtilization) int { return cmp.Compare(a.PID, b.PID) })
+	return processes, nil
+}
+
+// throttles are the reasons that an operator can do something about. A hardware
+// slowdown is also set beside the thermal or power reason that it has.
+func (r ClockReasons) throttles() []sharing.ThrottleReason {
+	var reasons []sharing.ThrottleReason
+	if r&(SoftwareThermalSlowdown|HardwareThermalSlowdown) != 0 {
+		reasons = append(reasons, sharing.ThrottleThermal)
+	}
+	if r&(SoftwarePowerCap|HardwarePowerBrake) != 0 {
+		reasons = append(reasons, sharing.ThrottlePower)
+	}
+	if r&HardwareSlowdown != 0 {
+		reasons = append(reasons, sharing.ThrottleHardware)
+	}
+	return reasons
+}
+
+var errSlow = errors.New("no answer yet")
+
+// pendingCall is work that a goroutine does with the driver, and that may take
+// longer than anybody waits.
+type pendingCall[T any] struct {
+	answers  chan answer[T]
+	inFlight bool
+}
+
+func newPendingCall[T any]() *pendingCall[T] {
+	return &pendingCall[T]{answers: make(chan answer[T], 1)}
+}
+
+// begin starts the work, unless the last one is still in flight.
+func (c *pendingCall[T]) begin(do func() (T, error)) {
+	if c.inFlight {
+		return
+	}
+	c.inFlight = true
+	go func() {
+		value, err := do()
+		c.answers <- answer[T]{value, err}
+	}()
+}
+
+// wait returns errSlow when enough ends before there is an answer, and when
+// nothing is in flight.
+func (c *pendingCall[T]) wait(enough context.Context) (nothing T, _ error) {
+	if !c.inFlight {
+		return nothing, errSlow
+	}
+	var a answer[T]
+	select {
+	case a = <-c.answers:
+	case <-enough.Done():
+		select {
+		case a = <-c.answers: // It came while others were waited for.
+		default:
+			return nothing, errSlow
+		}
+	}
+	c.inFlight = false
+	return a.value, a.err
+}
+
+// sampleWindow is the time between two readings of the samples of a GPU's
+// processes.
+type sampleWindow struct {
+	// seen is the time of the latest sample, in the driver's microseconds.
+	seen uint64
+	// begun says that there was an earlier reading, so that new samples are from the
+	// time since then.
+	begun bool
+}
+
+// add adds the samples since the last reading, and returns how busy each process
+// was meanwhile: the mean of its samples, as a ratio.
+//
+// A process without a sample did nothing (nvml.h). When there is no sample at all
+// the GPU was idle, or the driver has taken none, so that counts as idle only if
+// the GPU's own utilization says so too. All is unknown in the first reading,
+// whose samples may be of any age.
+func (w *sampleWindow) add(samples []ProcessSample, err error, busy *float64) func(pid int) *float64 {
+	begun := w.begun
+	if err == nil || errors.Is(err, NotFound) {
+		w.begun = true
+	}
+	type mean struct{ sum, count int }
+	means := map[int]mean{}
+	before := w.seen
+	for _, s := range samples {
+		// Some drivers return samples that are unset or make no sense.
+		if s.Time <= before || s.SM < 0 || s.SM > 100 {
+			continue
+		}
+		w.seen = max(w.seen, s.Time)
+		m := means[s.PID]
+		means[s.PID] = mean{m.sum + s.SM, m.count + 1}
+	}
+	idle := len(means) == 0 && errors.Is(err, NotFound) && busy != nil && *busy == 0
+	known := begun && (len(means) > 0 || idle)
+	return func(pid int) *float64 {
+		m := means[pid]
+		switch {
+		case !known:
+			return nil
+		case m.count == 0:
+			return new(0.0)
+		}
+		return new(float64(m.sum) / float64(m.count) / 100)
+	}
+}

@@ -1,0 +1,217 @@
+package simnode
+
+import (
+	"crypto/sha1"
+	"fmt"
+	"slices"
+
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/mig"
+)
+
+// normalTemperature is a GPU's temperature unless it was set, in degrees Celsius.
+const normalTemperature = 34
+
+// simGPU is a simulated GPU. The Node's lock guards it.
+type simGPU struct {
+	model
+	// ordinal is the GPU's number in the order of creation. It is never used
+	// again, and the UUID and the PCI address follow from it.
+	ordinal int
+	uuid    string
+	// deviceMinor is the N of /dev/nvidiaN, which need not be the index.
+	deviceMinor int
+	numaNode    int
+	// geometry has no profiles on a GPU without MIG.
+	geometry mig.Geometry
+	// handle is the valid one: a reset makes a new one.
+	handle      nvml.Device
+	lost        bool
+	removed     bool
+	temperature int
+	// rows (from Ampere on) or pagesPending (before) is the state of the GPU's
+	// memory repair.
+	rows         nvml.RemappedRows
+	pagesPending bool
+	// mig is the mode now, migPending the one after the next reset.
+	mig, migPending bool
+	instances       []*gpuInstance
+	// migDevicesMade is the number of MIG devices ever made; their UUIDs follow
+	// from it.
+	migDevicesMade int
+	processes      []nvml.Process
+	utilization    utilization
+	clockReasons   nvml.ClockReasons
+}
+
+// gpuInstance is a GPU instance of a GPU.
+type gpuInstance struct {
+	id        int
+	handle    nvml.GPUInstance
+	info      mig.ProfileInfo
+	placement mig.Placement
+	computes  []*computeInstance
+}
+
+// computeInstance is a compute instance, which is a MIG device.
+type computeInstance struct {
+	instance *gpuInstance
+	id       int
+	// start is the first of its slices in the GPU instance.
+	start, slices int
+	uuid          string
+	// index is the MIG device index on the GPU.
+	index          int
+	handle         nvml.Device
+	instanceHandle nvml.ComputeInstance
+	processes      []nvml.Process
+}
+
+// newGPU makes the node's next GPU.
+func (n *Node) newGPU(m model, numaNode int) *simGPU {
+	geometry, _ := mig.GeometryOf(m.PCI)
+	g := &simGPU{
+		model: m, ordinal: n.gpusMade, deviceMinor: n.gpusMade ^ 1, numaNode: numaNode, geometry: geometry,
+		uuid: "GPU-" + nameUUID(fmt.Sprintf("%s/gpu/%d", n.name, n.gpusMade)), temperature: normalTemperature,
+	}
+	n.gpusMade++
+	n.renewHandles(g)
+	return g
+}
+
+const gpusPerDomain = 15
+
+// busID is the PCI address. Addresses ascend with the ordinals, because the
+// driver enumerates GPUs by address.
+func (g *simGPU) busID() string {
+	return fmt.Sprintf("%08X:%02X:00.0", g.ordinal/gpusPerDomain, 0x07+0x10*(g.ordinal%gpusPerDomain))
+}
+
+// memoryOf is the memory of so many memory slots, in bytes. (A real partition
+// has a little less, which the driver keeps for itself.)
+func (g *simGPU) memoryOf(slots int) uint64 {
+	return g.Mebibytes * uint64(slots) / uint64(g.geometry.Slots) << 20
+}
+
+// usedBy is the memory of the processes in bytes.
+func usedBy(processes []nvml.Process) uint64 {
+	var used uint64
+	for _, p := range processes {
+		if p.Memory != nvml.MemoryUnknown {
+			used += p.Memory
+		}
+	}
+	return used
+}
+
+// nameUUID is a UUID that follows from the name, like those of version 5 (RFC
+// 9562, section 5.5).
+func nameUUID(name string) string {
+	sum := sha1.Sum([]byte("virgate/simnode/" + name))
+	id := sum[:16]
+	id[6] = id[6]&0x0F | 0x50
+	id[8] = id[8]&0x3F | 0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", id[0:4], id[4:6], id[6:8], id[8:10], id[10:16])
+}
+
+// profileInfo is about the GPU instance profile with that published ID.
+func (g *simGPU) profileInfo(profile int) (mig.ProfileInfo, bool) {
+	return first(g.geometry.Profiles, func(p mig.ProfileInfo) bool { return p.ID == profile })
+}
+
+// computes are the MIG devices, by GPU instance.
+func (g *simGPU) computes() []*computeInstance {
+	var computes []*computeInstance
+	for _, i := range g.instances {
+		computes = append(computes, i.computes...)
+	}
+	return computes
+}
+
+// profile is the name of the MIG device.
+func (c *computeInstance) profile() mig.Profile {
+	p := c.instance.info.Profile
+	p.Compute = c.slices
+	return p
+}
+
+// addInstance makes a GPU instance, which the caller knows to fit. Like the
+// driver it reuses IDs.
+func (n *Node) addInstance(g *simGPU, info mig.ProfileInfo, at mig.Placement) *gpuInstance {
+	id := lowest(1, func(id int) bool { return g.instance(id) == nil })
+	i := &gpuInstance{id: id, info: info, placement: at}
+	i.handle = nvml.GPUInstance(n.handle(target{gpu: g, instance: i}))
+	g.instances = append(g.instances, i)
+	return i
+}
+
+// addCompute makes a compute instance, which the caller knows to fit. Its UUID
+// has not been used before, and depends only on the history of the node.
+func (n *Node) addCompute(g *simGPU, i *gpuInstance, slices int) *computeInstance {
+	start, _ := i.findSlices(slices)
+	c := &computeInstance{
+		instance: i, start: start, slices: slices,
+		id:    lowest(0, func(id int) bool { return i.compute(id) == nil }),
+		index: lowest(0, func(index int) bool { return g.computeAt(index) == nil }),
+		uuid:  "MIG-" + nameUUID(fmt.Sprintf("%s/gpu/%d/mig/%d", n.name, g.ordinal, g.migDevicesMade)),
+	}
+	c.handle = nvml.Device(n.handle(target{gpu: g, compute: c}))
+	c.instanceHandle = nvml.ComputeInstance(n.handle(target{gpu: g, instance: i, compute: c}))
+	g.migDevicesMade++
+	i.computes = append(i.computes, c)
+	return c
+}
+
+// lowest is the lowest number from first on that is free.
+func lowest(first int, free func(int) bool) int {
+	for !free(first) {
+		first++
+	}
+	return first
+}
+
+// first returns the first element that matches; false when none does.
+func first[T any](list []T, matches func(T) bool) (found T, ok bool) {
+	if at := slices.IndexFunc(list, matches); at >= 0 {
+		return list[at], true
+	}
+	return found, false
+}
+
+// find is first for pointers, nil when none matches.
+func find[T any](list []*T, matches func(*T) bool) *T {
+	found, _ := first(list, matches)
+	return found
+}
+
+func (g *simGPU) instance(id int) *gpuInstance {
+	return find(g.instances, func(i *gpuInstance) bool { return i.id == id })
+}
+
+// computeAt is the MIG device at the index.
+func (g *simGPU) computeAt(index int) *computeInstance {
+	return find(g.computes(), func(c *computeInstance) bool { return c.index == index })
+}
+
+func (i *gpuInstance) compute(id int) *computeInstance {
+	return find(i.computes, func(c *computeInstance) bool { return c.id == id })
+}
+
+// findSlices is where in the GPU instance a compute instance of so many slices
+// goes; false when there is no room. It is the last place, which leaves most
+// room for larger ones. A compute instance starts at a multiple of the next
+// power of two: drivers are stricter than a count of free slices, too, though
+// each has its own list of places (nvidia-smi mig -lcipp).
+func (i *gpuInstance) findSlices(slices int) (start int, ok bool) {
+	align := 1
+	for align < slices {
+		align *= 2
+	}
+	for at := 0; at+slices <= i.info.Profile.Slices; at += align {
+		overlaps := func(c *computeInstance) bool { return at < c.start+c.slices && c.start < at+slices }
+		if find(i.computes, overlaps) == nil {
+			start, ok = at, true
+		}
+	}
+	return start, ok
+}

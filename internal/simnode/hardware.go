@@ -1,0 +1,145 @@
+package simnode
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/virgate/virgate/internal/nvml"
+)
+
+// XID has the GPU report an XID error, as an event and with no other effect. gi
+// and ci are IDs of a GPU instance and a compute instance, or nvml.WholeGPU.
+func (n *Node) XID(gpu int, code uint64, gi, ci uint32) error {
+	return n.change(gpu, func(g *simGPU) {
+		n.emit(g, nvml.Event{Type: nvml.EventXIDCritical, Data: code, GI: gi, CI: ci})
+	})
+}
+
+// ECC has the GPU report a memory error, either a double-bit one or a corrected
+// single-bit one.
+func (n *Node) ECC(gpu int, double bool) error {
+	kind := nvml.EventSingleBitECC
+	if double {
+		kind = nvml.EventDoubleBitECC
+	}
+	return n.change(gpu, func(g *simGPU) {
+		n.emit(g, nvml.Event{Type: kind, GI: nvml.WholeGPU, CI: nvml.WholeGPU})
+	})
+}
+
+// Repair has the GPU report that a memory repair waits for a reset: row remapping
+// from Ampere on, page retirement before.
+func (n *Node) Repair(gpu int) error {
+	return n.change(gpu, func(g *simGPU) {
+		if g.Architecture >= nvml.Ampere {
+			g.rows.Pending = true
+			return
+		}
+		g.pagesPending = true
+	})
+}
+
+// Lose has the GPU fall off the bus: it still counts as a GPU of the node, and
+// every call for it or for its partitions is GPU_IS_LOST.
+func (n *Node) Lose(gpu int) error {
+	return n.change(gpu, func(g *simGPU) {
+		g.lost = true
+		n.wakeWaits()
+	})
+}
+
+// Heal resets the GPU. It then answers again, but only with new handles; its
+// temperature is normal, its memory is repaired, its processes are gone, a pending
+// MIG mode is in force unless that takes a Reboot, and the faults of InjectGPUFault
+// have ended. There is no event for a reset, as with real GPUs.
+//
+// Unlike after a real reset, the partitions are still there, with their UUIDs.
+func (n *Node) Heal(gpu int) error { return n.change(gpu, n.reset) }
+
+func (n *Node) reset(g *simGPU) {
+	g.lost = false
+	g.temperature = normalTemperature
+	if g.rows.Pending {
+		g.rows.Pending = false
+		g.rows.Uncorrectable++
+	}
+	g.pagesPending = false
+	if !n.is("passthrough") {
+		g.mig = g.migPending
+	}
+	g.processes, g.utilization, g.clockReasons = nil, utilization{}, 0
+	for _, c := range g.computes() {
+		c.processes = nil
+	}
+	n.faults = slices.DeleteFunc(n.faults, func(f *injectedFault) bool { return f.gpu == g })
+	n.renewHandles(g)
+}
+
+// SetTemperature sets the temperature of the GPU's core, in degrees Celsius.
+func (n *Node) SetTemperature(gpu, celsius int) error {
+	return n.change(gpu, func(g *simGPU) { g.temperature = celsius })
+}
+
+// Throttle sets why the GPU's clocks are lower than they could be; 0 for no reason.
+func (n *Node) Throttle(gpu int, reasons nvml.ClockReasons) error {
+	return n.change(gpu, func(g *simGPU) { g.clockReasons = reasons })
+}
+
+// Remove takes the GPU out of the node: the indexes of the GPUs after it go down
+// by one, and its handles are GPU_IS_LOST.
+func (n *Node) Remove(gpu int) error {
+	return n.change(gpu, func(g *simGPU) {
+		g.removed = true
+		n.gpus = append(n.gpus[:gpu:gpu], n.gpus[gpu+1:]...)
+		n.removed = append(n.removed, g)
+		n.wakeWaits()
+	})
+}
+
+// Add puts a GPU into the node and returns its index: a new one of the model, or,
+// when model is empty, the GPU that was removed last, at its old PCI address and
+// reset.
+func (n *Node) Add(model string) (gpu int, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	g, err := n.gpuToAdd(model)
+	if err != nil {
+		return 0, err
+	}
+	n.insert(g)
+	return slices.Index(n.gpus, g), nil
+}
+
+func (n *Node) gpuToAdd(key string) (*simGPU, error) {
+	if key == "" {
+		last := len(n.removed) - 1
+		if last < 0 {
+			return nil, fmt.Errorf("no GPU was removed that could be added again; to add a new one, name a model: %s", modelKeys())
+		}
+		g := n.removed[last]
+		n.removed = n.removed[:last]
+		g.removed = false
+		n.reset(g)
+		return g, nil
+	}
+	m, ok := modelOf(key)
+	if !ok {
+		return nil, fmt.Errorf("no model %q: there are %s", key, modelKeys())
+	}
+	if n.gpusMade >= maxGPUs {
+		return nil, fmt.Errorf("the node has had %d GPUs, which is the most it can", maxGPUs)
+	}
+	return n.newGPU(m, 0), nil
+}
+
+// change changes the GPU at the index.
+func (n *Node) change(gpu int, change func(*simGPU)) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	g, err := n.gpu(gpu)
+	if err != nil {
+		return err
+	}
+	change(g)
+	return nil
+}

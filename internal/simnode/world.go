@@ -1,0 +1,65 @@
+package simnode
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/virgate/virgate/internal/nvml"
+)
+
+// SetWorld puts the node, which nobody uses yet, where calls are answered otherwise, by a
+// comma-separated list; docs/nvml.md has the calls:
+//
+//	unprivileged   this process may neither change nor monitor MIG
+//	passthrough    a virtual machine has the GPUs: before Hopper, MIG mode changes with a Reboot
+//	client=NAME    another program has the GPUs open, and is in no list of processes
+//	own-pids       this process does not see the processes of other PID namespaces
+//	moving-minors  a change of MIG mode gives the GPU another minor number
+func (n *Node) SetWorld(list string) error {
+	names := strings.Split(list, ",")
+	for _, name := range names {
+		kind, client, _ := strings.Cut(name, "=")
+		known := slices.Contains([]string{"unprivileged", "passthrough", "own-pids", "moving-minors"}, name)
+		if list != "" && !known && (kind != "client" || client == "") {
+			return fmt.Errorf("no world %q: there are unprivileged, passthrough, client=NAME, own-pids, moving-minors", name)
+		}
+	}
+	n.worlds = names
+	return nil
+}
+
+// OwnPIDs says that this process does not see the processes of other PID namespaces.
+func (n *Node) OwnPIDs() bool { return n.is("own-pids") }
+
+// is says that the node is in the world, which is "client" for any client.
+func (n *Node) is(world string) bool {
+	return slices.ContainsFunc(n.worlds, func(name string) bool { return name == world || strings.HasPrefix(name, world+"=") })
+}
+
+// refuses says that the call takes a right that this process does not have. Those for
+// instances may all be refused, also where nvml.h does not say so. The handle of a GPU
+// with MIG answers for all its instances, to the privileged only.
+func (n *Node) refuses(call nvml.Call, t target) bool {
+	name := call.Method
+	instances := name == "DeviceSetMigMode" || strings.Contains(name, "Instance") && !strings.HasSuffix(name, "InstanceId")
+	ofAll := name == "DeviceGetMemoryInfo" || strings.HasSuffix(name, "RunningProcesses")
+	return n.is("unprivileged") && (instances || ofAll && t.gpu != nil && t.gpu.mig && t.compute == nil)
+}
+
+// Reboot is a reboot of the machine, but for this program, which runs on: all GPUs are
+// reset, their MIG mode is the pending one, or off from Hopper on, and all instances
+// are gone.
+func (n *Node) Reboot() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, g := range n.gpus {
+		g.mig = g.migPending && g.Architecture < nvml.Hopper
+		g.migPending = g.mig
+		maps.DeleteFunc(n.targets, func(_ uint64, t target) bool { return t.gpu == g && t.instance != nil })
+		g.instances = nil
+		n.reset(g)
+	}
+	n.wakeWaits()
+}

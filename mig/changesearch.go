@@ -1,0 +1,240 @@
+package mig
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// NewChange returns the smallest change of a GPU to the wanted layout. mode says
+// whether MIG mode is on now; have are all GPU instances of the GPU.
+//
+// Partitions that the layout has stay as they are, and those in use are neither
+// destroyed nor moved. A free one moves only if the layout is impossible
+// otherwise, so that as few as possible are destroyed and created. The search is
+// exact: if the layout can be reached, it is. If partitions in use are in the
+// way, Blocked names as few of them as possible, and the steps do what can be
+// done already and will not have to be undone: they destroy what the layout does
+// not have, and create what fits.
+//
+// The caller has to check that nobody uses the GPU as a whole before EnableMIG.
+//
+// The error says that no GPU with this geometry can have the layout, and wraps
+// ErrNoRoom, ErrUnknownProfile or ErrNoMIG; or that have contradicts itself. The
+// Change is then zero.
+func NewChange(g Geometry, mode bool, have []Instance, want Layout) (Change, error) {
+	if want.MIG && len(g.Profiles) == 0 {
+		return Change{}, fmt.Errorf("enable MIG: %w", ErrNoMIG)
+	}
+	wanted, err := g.expand(want)
+	if err != nil {
+		return Change{}, err
+	}
+	if err := g.arrange(g.assign(wanted, nil), nil); err != nil {
+		return Change{}, err
+	}
+	have, err = g.checked(mode, have)
+	if err != nil {
+		return Change{}, err
+	}
+	search := newKeepSearch(g, have, wanted)
+	// There always is a best outcome, because the layout fits on the empty GPU.
+	search.choose(0, 0)
+	change := search.best.change()
+	// MIG mode cannot be switched off before the last partition in use is gone.
+	change.MIG = want.MIG || mode && !change.Complete()
+	if change.Steps, err = Steps(mode, have, change.Target()); err != nil {
+		return Change{}, err
+	}
+	return change, nil
+}
+
+// checked returns a copy of the GPU instances sorted by start, with their compute
+// instances sorted by CI. The error says in what they contradict each other or the GPU.
+func (g Geometry) checked(mode bool, have []Instance) ([]Instance, error) {
+	if !mode && len(have) > 0 {
+		return nil, errors.New("a GPU with MIG off has GPU instances")
+	}
+	sorted := slices.SortedFunc(slices.Values(have), func(a, b Instance) int { return cmp.Compare(a.Placement.Start, b.Placement.Start) })
+	outlines := make([]Partition, len(sorted))
+	for i, instance := range sorted {
+		outlines[i] = Partition{instance.Profile, instance.Placement}
+		computes := slices.SortedFunc(slices.Values(instance.Computes), func(a, b Compute) int { return cmp.Compare(a.CI, b.CI) })
+		sorted[i].Computes = computes
+		free := instance.Profile.Slices
+		for _, c := range computes {
+			free -= c.Slices
+			if c.Slices < 1 || free < 0 {
+				return nil, fmt.Errorf("partition %s of GPU instance %d does not fit its %d slices", c.UUID, instance.GI, instance.Profile.Slices)
+			}
+		}
+	}
+	_, err := g.instances(outlines)
+	return sorted, err
+}
+
+// existing is a partition that the GPU has.
+type existing struct {
+	Compute
+	profile Profile
+	// instance is the index of its GPU instance in keepSearch.have.
+	instance int
+}
+
+// newKeepSearch prepares the search. wanted is sorted largest first, have by start.
+func newKeepSearch(g Geometry, have []Instance, wanted []Profile) *keepSearch {
+	g.Profiles = slices.Clone(g.Profiles)
+	for i, info := range g.Profiles {
+		g.Profiles[i].Starts = preferred(info)
+	}
+	k := &keepSearch{geometry: g, have: have, wanted: wanted, unmet: make(map[Profile]int)}
+	for _, p := range wanted {
+		k.unmet[p]++
+	}
+	for i, instance := range have {
+		for _, c := range instance.Computes {
+			k.existing = append(k.existing, existing{c, instance.Partition(c), i})
+		}
+	}
+	slices.SortStableFunc(k.existing, k.rank)
+	k.kept = make([]bool, len(k.existing))
+	k.weightFrom = make([]int, len(k.existing)+1)
+	for i, p := range slices.Backward(k.existing) {
+		k.weightFrom[i] = k.weightFrom[i+1] + k.weight(p)
+	}
+	return k
+}
+
+// rank sorts partitions by how much they are worth keeping: those in use come
+// first, then those where Place would put them, because they leave most room.
+func (k *keepSearch) rank(p, q existing) int {
+	return cmp.Or(
+		cmp.Compare(k.weight(q), k.weight(p)),
+		cmp.Compare(k.detour(p.instance), k.detour(q.instance)),
+		cmp.Compare(p.instance, q.instance),
+		cmp.Compare(q.Slices, p.Slices),
+	)
+}
+
+// detour is the number of starts that Place would try before the one of the GPU instance.
+func (k *keepSearch) detour(i int) int {
+	starts := k.geometry.infoOf(k.have[i].Profile).Starts
+	if at := slices.Index(starts, k.have[i].Placement.Start); at >= 0 {
+		return at
+	}
+	return len(starts)
+}
+
+// weight says how much keeping the partition counts: one in use counts more than
+// all free ones together.
+func (k *keepSearch) weight(p existing) int {
+	if p.Busy {
+		return len(k.existing) + 1
+	}
+	return 1
+}
+
+// keepSearch looks for the partitions to keep by backtracking. What is feasible
+// with some partitions is feasible with fewer, which cuts off most branches. A GPU
+// has at most 7 partitions, so there are 128 choices at worst.
+type keepSearch struct {
+	geometry Geometry
+	have     []Instance
+	// existing are the partitions of have, sorted by rank.
+	existing []existing
+	// wanted are the partitions of the layout, largest first. unmet counts those
+	// for which no partition is kept so far.
+	wanted []Profile
+	unmet  map[Profile]int
+	// kept says which of the existing partitions become part of the layout.
+	kept []bool
+	// weightFrom is the weight of existing[n:], by n.
+	weightFrom []int
+	// best is the best outcome so far; of equal ones, the first by rank.
+	best outcome
+}
+
+// outcome is the layout that a choice of kept partitions leads to.
+type outcome struct {
+	search *keepSearch
+	kept   []bool
+	// weight is the weight of the kept partitions.
+	weight int
+	// instances are the GPU instances of the layout.
+	instances []plannedInstance
+	// ready is the number of partitions that can be created now.
+	ready int
+}
+
+// better prefers keeping what exists, then creating as much as possible now, then
+// few GPU instances, which leave more room.
+func (o outcome) better(than outcome) bool {
+	return than.kept == nil || cmp.Or(
+		cmp.Compare(o.weight, than.weight),
+		cmp.Compare(o.ready, than.ready),
+		cmp.Compare(len(than.instances), len(o.instances)),
+	) > 0
+}
+
+// choose decides on existing[n:]; weight is that of the partitions kept so far.
+func (k *keepSearch) choose(n, weight int) {
+	if k.best.kept != nil && weight+k.weightFrom[n] < k.best.weight {
+		return
+	}
+	if n == len(k.existing) {
+		if o := k.outcome(weight); o.better(k.best) {
+			k.best = o
+		}
+		return
+	}
+	p := k.existing[n]
+	// Of interchangeable compute instances, those with the lower CI are kept.
+	repeats := n > 0 && !k.kept[n-1] && k.existing[n-1].profile == p.profile &&
+		k.existing[n-1].instance == p.instance && k.existing[n-1].Busy == p.Busy
+	if k.unmet[p.profile] > 0 && !repeats {
+		k.kept[n] = true
+		k.unmet[p.profile]--
+		if k.feasible() {
+			k.choose(n+1, weight+k.weight(p))
+		}
+		k.unmet[p.profile]++
+		k.kept[n] = false
+	}
+	k.choose(n+1, weight)
+}
+
+// feasible says that the rest of the layout fits beside the kept partitions after
+// all others are destroyed.
+func (k *keepSearch) feasible() bool {
+	live := k.live(k.kept)
+	all := k.geometry.assign(k.missing(), live)
+	s := search{geometry: k.geometry, fresh: all[len(live):], placed: all[:len(live):len(live)]}
+	return s.place(0, 0)
+}
+
+// live are the GPU instances with a chosen partition, sorted by start.
+func (k *keepSearch) live(chosen []bool) []instance {
+	var partitions []Partition
+	for n, p := range k.existing {
+		if chosen[n] {
+			partitions = append(partitions, Partition{p.profile, k.have[p.instance].Placement})
+		}
+	}
+	live, _ := k.geometry.instances(partitions) // All of them were checked together.
+	return live
+}
+
+// missing are the wanted partitions for which none is kept, largest first.
+func (k *keepSearch) missing() []Profile {
+	left := maps.Clone(k.unmet)
+	var missing []Profile
+	for _, p := range k.wanted {
+		if left[p] > 0 {
+			left[p]--
+			missing = append(missing, p)
+		}
+	}
+	return missing
+}

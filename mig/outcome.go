@@ -1,0 +1,249 @@
+package mig
+
+import (
+	"cmp"
+	"slices"
+)
+
+// plannedInstance is a GPU instance of the layout.
+type plannedInstance struct {
+	instance
+	// ready are its partitions that do not exist yet and can be created now, while
+	// partitions in use that the layout does not have still exist. waiting are those
+	// that cannot. Both are sorted largest first.
+	ready, waiting []Profile
+}
+
+// outcome decides where the layout's GPU instances are if the partitions in kept
+// are kept. It is only called if there is a way to place them.
+func (k *keepSearch) outcome(weight int) outcome {
+	o := outcome{search: k, kept: slices.Clone(k.kept), weight: weight}
+	live := k.live(k.kept)
+	all := k.geometry.assign(k.missing(), live)
+	now := k.live(k.occupied(k.kept))
+	for n := range live {
+		o.instances = append(o.instances, k.extended(live[n], all[n], now))
+	}
+	a := placementSearch{
+		keep:   k,
+		search: search{geometry: k.geometry, fresh: all[len(live):], placed: all[:len(live):len(live)]},
+		now:    now,
+		best:   -1,
+	}
+	a.place(0, 0, 0)
+	o.instances = append(o.instances, a.found...)
+	for _, s := range o.instances {
+		o.ready += len(s.ready)
+	}
+	return o
+}
+
+// extended is a GPU instance that stays, with the partitions to be added to it.
+// Their slices may still be taken by a partition in use, as in now.
+func (k *keepSearch) extended(before, after instance, now []instance) plannedInstance {
+	s := plannedInstance{instance: after}
+	free := now[s.at(now)].free
+	for _, p := range after.partitions[len(before.partitions):] {
+		if p.Compute <= free {
+			free -= p.Compute
+			s.ready = append(s.ready, p)
+		} else {
+			s.waiting = append(s.waiting, p)
+		}
+	}
+	return s
+}
+
+// occupied says which existing partitions exist during the steps, because they
+// are kept or in use.
+func (k *keepSearch) occupied(kept []bool) []bool {
+	occupied := slices.Clone(kept)
+	for n, p := range k.existing {
+		occupied[n] = occupied[n] || p.Busy
+	}
+	return occupied
+}
+
+// placementSearch looks for those placements of the new GPU instances with which
+// most partitions can be created now and, among these, most GPU instances exist already.
+type placementSearch struct {
+	keep *keepSearch
+	search
+	// now are the GPU instances that exist during the steps, and those placed so
+	// far that can be created now.
+	now []instance
+	// chosen are the new instances placed so far. found is the best choice of all,
+	// and best its score.
+	chosen []plannedInstance
+	found  []plannedInstance
+	best   int
+}
+
+// place is like search.place, but does not stop at the first result if a better
+// one is possible.
+func (a *placementSearch) place(n, from, score int) {
+	if score+a.possible(n) <= a.best {
+		return
+	}
+	if n == len(a.fresh) {
+		a.best, a.found = score, slices.Clone(a.chosen)
+		return
+	}
+	next := &a.fresh[n]
+	for i := from; i < len(next.info.Starts); i++ {
+		next.placement = Placement{Start: next.info.Starts[i], Size: next.info.Size}
+		if !a.fits(*next) {
+			continue
+		}
+		// As in search, but the score depends on the instances' partitions, too.
+		after := 0
+		if n+1 < len(a.fresh) && a.fresh[n+1].info.Profile == next.info.Profile &&
+			len(a.fresh[n+1].partitions) == len(next.partitions) {
+			after = i + 1
+		}
+		s, gain := a.planned(*next)
+		now := a.now
+		if len(s.ready) > 0 {
+			a.now = append(a.now, *next)
+		}
+		a.placed = append(a.placed, *next)
+		a.chosen = append(a.chosen, s)
+		a.place(n+1, after, score+gain)
+		a.now = now
+		a.chosen = a.chosen[:len(a.chosen)-1]
+		a.placed = a.placed[:len(a.placed)-1]
+	}
+}
+
+// readyScore is more than the number of GPU instances that a GPU can have, so
+// that one more partition that can be created now outweighs all that exist.
+const readyScore = 1 << 10
+
+// planned says whether a new instance can be created now at its placement. Its score
+// is one higher if it exists there already.
+func (a *placementSearch) planned(fresh instance) (s plannedInstance, score int) {
+	beside := search{geometry: a.geometry, placed: a.now}
+	if !beside.fits(fresh) {
+		return plannedInstance{instance: fresh, waiting: fresh.partitions}, 0
+	}
+	score = readyScore * len(fresh.partitions)
+	if slices.ContainsFunc(a.keep.have, func(h Instance) bool { return h.Placement == fresh.placement && h.Profile == fresh.info.Profile }) {
+		score++
+	}
+	return plannedInstance{instance: fresh, ready: fresh.partitions}, score
+}
+
+// possible is an upper bound of the score of fresh[n:].
+func (a *placementSearch) possible(n int) int {
+	score := 0
+	for _, i := range a.fresh[n:] {
+		score += readyScore * len(i.partitions)
+		if slices.ContainsFunc(a.keep.have, func(h Instance) bool { return h.Profile == i.info.Profile }) {
+			score++
+		}
+	}
+	return score
+}
+
+// change is the part of the outcome that can be done now, still without steps.
+func (o outcome) change() Change {
+	var change Change
+	stays := o.stays()
+	for n, p := range o.search.existing {
+		if stays[n] {
+			change.Kept = append(change.Kept, p.UUID)
+			change.Result = append(change.Result, Partition{p.profile, o.search.have[p.instance].Placement})
+		} else {
+			change.Doomed = append(change.Doomed, p.UUID)
+		}
+	}
+	for _, s := range o.instances {
+		for _, p := range s.ready {
+			change.Result = append(change.Result, Partition{p, s.placement})
+		}
+	}
+	change.Blocked = o.blocked()
+	// Everything but the steps is sorted, so that equal changes are the same.
+	slices.Sort(change.Doomed)
+	slices.Sort(change.Kept)
+	slices.SortFunc(change.Result, comparePlaced)
+	slices.SortStableFunc(change.Blocked, func(a, b Blocked) int {
+		return cmp.Or(comparePlaced(a.Partition, b.Partition), cmp.Compare(a.UUID, b.UUID))
+	})
+	return change
+}
+
+// stays says which existing partitions exist after the steps: those kept, those
+// in use, and free ones that will move but can be used until their new place is
+// free, because nothing else needs the existing one yet.
+func (o outcome) stays() []bool {
+	k := o.search
+	stays := k.occupied(o.kept)
+	remaining := k.live(stays)
+	short := make(map[Profile]int)
+	for _, s := range o.instances {
+		for _, p := range s.waiting {
+			short[p]++
+		}
+		made := 0 // slices of the partitions to be created now
+		for _, p := range s.ready {
+			made += p.Compute
+		}
+		if i := s.at(remaining); i >= 0 {
+			remaining[i].free -= made
+		} else if len(s.ready) > 0 {
+			s.free = s.info.Profile.Slices - made
+			remaining = append(remaining, s.instance)
+		}
+	}
+	for n, p := range k.existing {
+		if stays[n] || short[p.profile] == 0 {
+			continue
+		}
+		own := newInstance(k.geometry.infoOf(p.profile), p.profile, k.have[p.instance].Placement)
+		if i := own.at(remaining); i >= 0 {
+			if remaining[i].info.Profile != own.info.Profile || remaining[i].free < p.Slices {
+				continue
+			}
+			remaining[i].free -= p.Slices
+		} else if beside := (search{geometry: k.geometry, placed: remaining}); beside.fits(own) {
+			remaining = append(remaining, own)
+		} else {
+			continue
+		}
+		stays[n] = true
+		short[p.profile]--
+	}
+	return stays
+}
+
+// at is the index of the instance among the others by its place, -1 if it is not one of them.
+func (i instance) at(others []instance) int {
+	return slices.IndexFunc(others, func(other instance) bool { return other.placement == i.placement })
+}
+
+// blocked are the partitions in use that the layout does not have. Each has the
+// wanted partitions that wait for it: those whose place it overlaps, and those
+// whose place none overlaps, which could be waiting for any of them.
+func (o outcome) blocked() []Blocked {
+	var all []Blocked
+	for n, p := range o.search.existing {
+		if p.Busy && !o.kept[n] {
+			all = append(all, Blocked{Partition: Partition{p.profile, o.search.have[p.instance].Placement}, UUID: p.UUID})
+		}
+	}
+	for _, s := range o.instances {
+		inPlace := slices.ContainsFunc(all, func(b Blocked) bool { return b.Placement.Overlaps(s.placement) })
+		for _, p := range s.waiting {
+			for i := range all {
+				if !inPlace || all[i].Placement.Overlaps(s.placement) {
+					all[i].Waiting = append(all[i].Waiting, Partition{p, s.placement})
+				}
+			}
+		}
+	}
+	for i := range all {
+		slices.SortFunc(all[i].Waiting, comparePlaced)
+	}
+	return all
+}

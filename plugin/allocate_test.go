@@ -1,0 +1,358 @@
+package plugin_test
+
+import (
+	"context"
+	"go/parser"
+	"go/token"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// stuck is a store and a log that, once stopped, do not answer until they are
+// freed.
+type stuck struct {
+	slog.Handler
+	stopped atomic.Bool
+	freed   chan struct{}
+	// saved and logged say that a call hangs.
+	saved, logged chan struct{}
+}
+
+func (s *stuck) wait(hit chan struct{}) {
+	if s.stopped.Load() {
+		select {
+		case hit <- struct{}{}:
+		default:
+		}
+		<-s.freed
+	}
+}
+
+func (s *stuck) Enabled(context.Context, slog.Level) bool { return true }
+func (s *stuck) WithAttrs([]slog.Attr) slog.Handler       { return s }
+
+func (s *stuck) Handle(context.Context, slog.Record) error {
+	s.wait(s.logged)
+	return nil
+}
+
+func (s *stuck) Load() (plugin.Lists, error) { return nil, nil }
+
+func (s *stuck) Save(plugin.Lists) error {
+	s.wait(s.saved)
+	return nil
+}
+
+// TestAllocateWaitsForNobody has everything hang that the program waits for but
+// the kubelet's call itself: no grant and no refusal waits for it.
+func TestAllocateWaitsForNobody(t *testing.T) {
+	s := &stuck{Handler: slog.DiscardHandler, freed: make(chan struct{}), saved: make(chan struct{}, 1), logged: make(chan struct{}, 1)}
+	defer close(s.freed)
+	client, manager := dialOptions(t, plugin.Options{Logger: slog.New(s), Store: s}, plan(gpu, 2, 2))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if _, err := client.Allocate(ctx, allocate("GPU-0001::0")); err != nil {
+		t.Fatal(err)
+	}
+	s.stopped.Store(true)
+	// More refusals than can wait for the log.
+	for range 200 {
+		if _, err := client.Allocate(ctx, allocate("GPU-0009::0")); status.Code(err) != codes.NotFound {
+			t.Fatalf("error is %v", err)
+		}
+	}
+	manager.SetHost(plugin.Host{})
+	manager.Apply(by(plan(gpu, 3, 2), sharing.CDICRI))
+	for _, hit := range []chan struct{}{s.logged, s.saved} {
+		select {
+		case <-hit:
+		case <-ctx.Done():
+			t.Fatal("nothing hangs")
+		}
+	}
+	for range 20 {
+		if _, err := client.Allocate(ctx, allocate("GPU-0001::0")); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestGrantsTouchNothing checks that what makes an answer has no means to do I/O
+// or to take a lock.
+func TestGrantsTouchNothing(t *testing.T) {
+	allowed := map[string]bool{}
+	for _, path := range []string{
+		"cmp", "crypto/sha256", "encoding/hex", "slices", "strings", "time",
+		"google.golang.org/grpc/codes", "google.golang.org/grpc/status", "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1",
+		"github.com/virgate/virgate/sharing",
+	} {
+		allowed[path] = true
+	}
+	for _, name := range []string{"allocate.go"} {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, spec := range file.Imports {
+			path, err := strconv.Unquote(spec.Path.Value)
+			if err != nil || !allowed[path] {
+				t.Errorf("%s imports %s", name, spec.Path.Value)
+			}
+		}
+	}
+}
+
+// by is the plan with these strategies.
+func by(p sharing.Plan, strategies ...sharing.DeviceListStrategy) sharing.Plan {
+	p.Grants = sharing.Grants{Strategies: strategies, AnnotationPrefix: "cdi.k8s.io/"}
+	return p
+}
+
+// granted is the answer for one container.
+func granted(t *testing.T, client api.DevicePluginClient, ids ...string) *api.ContainerAllocateResponse {
+	t.Helper()
+	response, err := client.Allocate(t.Context(), allocate(ids...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.ContainerResponses[0]
+}
+
+// awaitGrant asks again until the answer is as wanted: the manager takes a new
+// plan or host up by itself.
+func awaitGrant(t *testing.T, client api.DevicePluginClient, id string, wanted func(*api.ContainerAllocateResponse) bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for {
+		response, err := client.Allocate(t.Context(), allocate(id))
+		if err == nil && wanted(response.ContainerResponses[0]) {
+			return
+		}
+		if ctx.Err() != nil {
+			t.Fatalf("answer stays %v, %v", response, err)
+		}
+	}
+}
+
+// TestUnknownNodeIsRefused checks that a container is not started without the
+// device that it was promised.
+func TestUnknownNodeIsRefused(t *testing.T) {
+	for _, grants := range []sharing.Grants{
+		{DeviceNodes: true},
+		{Strategies: []sharing.DeviceListStrategy{sharing.DriverMounts}},
+	} {
+		p := plan(gpu, 2, 1)
+		p.Grants = grants
+		client, manager := dialManager(t, p)
+		_, err := client.Allocate(t.Context(), allocate("GPU-0001"))
+		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "device GPU-0001 must not be used: its device node is not known") {
+			t.Errorf("%+v: error is %v", grants, err)
+		}
+		manager.SetHost(plugin.Host{Nodes: map[string][]string{"GPU-0001": {"/dev/nvidia1"}}, DevRoot: "/driver/"})
+		awaitGrant(t, client, "GPU-0001", func(r *api.ContainerAllocateResponse) bool {
+			return len(r.Devices) == 1 && r.Devices[0].HostPath == "/driver/dev/nvidia1" && r.Devices[0].ContainerPath == "/dev/nvidia1"
+		})
+	}
+}
+
+// TestNodesOfOneGPU checks that a node which two units have is granted once, and
+// that a grant writes nothing into the host, which others read at that moment.
+func TestNodesOfOneGPU(t *testing.T) {
+	p := plan(gpu, 2, 1)
+	p.Grants = sharing.Grants{DeviceNodes: true}
+	client, manager := dialManager(t, p)
+	const gpu = "/dev/nvidia0"
+	control := make([]string, 1, 8)
+	control[0] = "/dev/nvidiactl"
+	manager.SetHost(plugin.Host{ControlNodes: control, Nodes: map[string][]string{"GPU-0000": {gpu, "/dev/a"}, "GPU-0001": {gpu, "/dev/b"}}})
+	awaitGrant(t, client, "GPU-0000", func(r *api.ContainerAllocateResponse) bool { return len(r.Devices) == 3 })
+	var paths []string
+	for _, device := range granted(t, client, "GPU-0001", "GPU-0000").Devices {
+		paths = append(paths, device.HostPath)
+	}
+	if diff := cmp.Diff([]string{"/dev/nvidiactl", gpu, "/dev/a", "/dev/b"}, paths); diff != "" {
+		t.Errorf("nodes (-want +got):\n%s", diff)
+	}
+	if written := control[:2][1]; written != "" {
+		t.Errorf("%s is written behind the control nodes", written)
+	}
+}
+
+// TestHostSendsNoList checks that what only grants depend on costs the kubelet
+// no list.
+func TestHostSendsNoList(t *testing.T) {
+	b := newBench(t, nil)
+	b.manager.Apply(plan(gpu, 2, 2))
+	b.shows(gpu, 4, 4)
+	before := b.kubelet.Snapshot().Resources[gpu]
+	b.manager.SetHost(plugin.Host{ControlNodes: []string{"/dev/nvidiactl"}})
+	b.manager.Apply(by(plan(gpu, 2, 2), sharing.CDICRI))
+	b.manager.Apply(plan(gpu, 3, 2)) // Something that does need one.
+	b.shows(gpu, 6, 6)
+	after := b.kubelet.Snapshot().Resources[gpu]
+	if after.Lists != before.Lists+1 || after.StreamsOpened != 1 {
+		t.Errorf("%d lists more and %d streams", after.Lists-before.Lists, after.StreamsOpened)
+	}
+}
+
+func TestAnnotationKey(t *testing.T) {
+	client := dialPlugin(t, by(plan(gpu, 3, 2), sharing.CDIAnnotations))
+	key := func(client api.DevicePluginClient, ids ...string) string {
+		for key := range granted(t, client, ids...).Annotations {
+			return key
+		}
+		return ""
+	}
+	first := key(client, "GPU-0000::0", "GPU-0001::0")
+	name, ok := strings.CutPrefix(first, "cdi.k8s.io/nvidia-device-plugin_")
+	if !ok || len(name) != 36 || len("nvidia-device-plugin_"+name) > 63 {
+		t.Errorf("key is %q", first)
+	}
+	if again := key(client, "GPU-0001::0", "GPU-0000::0"); again != first {
+		t.Errorf("the order of the request matters: %q and %q", first, again)
+	}
+	other := dialPlugin(t, by(plan(gpu+".shared", 3, 2), sharing.CDIAnnotations))
+	keys := []string{first, key(client, "GPU-0000::0"), key(client, "GPU-0000::1", "GPU-0001::0"), key(other, "GPU-0000::0", "GPU-0001::0")}
+	slices.Sort(keys)
+	if len(slices.Compact(keys)) != 4 {
+		t.Errorf("unlike allocations have one key: %q", keys)
+	}
+}
+
+// TestDroppedResourceIsGrantedAsThePlanSays checks that strategies are the
+// plan's, not those of when the resource was last planned.
+func TestDroppedResourceIsGrantedAsThePlanSays(t *testing.T) {
+	p := plan(gpu, 2, 1)
+	client, manager := dialManager(t, p)
+	manager.Apply(by(sharing.Plan{Health: p.Health}, sharing.CDICRI))
+	awaitGrant(t, client, "GPU-0001", func(r *api.ContainerAllocateResponse) bool {
+		return len(r.CdiDevices) == 1 && r.CdiDevices[0].Name == "k8s.device-plugin.nvidia.com/gpu=GPU-0001" && len(r.Envs) == 0
+	})
+}
+
+// TestUnknownIndex checks that a unit without an index is told by UUID, which
+// every runtime knows, rather than by nothing.
+func TestUnknownIndex(t *testing.T) {
+	p := plan(gpu, 2, 1)
+	p.Resources[0].DeviceIDs = sharing.ByIndex
+	p.Resources[0].Units[1].Index = ""
+	want := map[string]string{"NVIDIA_VISIBLE_DEVICES": "0,GPU-0001"}
+	if diff := cmp.Diff(want, granted(t, dialPlugin(t, p), "GPU-0000", "GPU-0001").Envs); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestOneShareOnlyIsForShares checks that whole GPUs may be had by the number
+// where shares may not.
+func TestOneShareOnlyIsForShares(t *testing.T) {
+	p := plan(gpu, 2, 1)
+	p.Resources[0].FailRequestsGreaterThanOne = true
+	if got := granted(t, dialPlugin(t, p), "GPU-0000", "GPU-0001").Envs["NVIDIA_VISIBLE_DEVICES"]; got != "GPU-0000,GPU-0001" {
+		t.Errorf("granted %q", got)
+	}
+}
+
+func TestAllocate(t *testing.T) {
+	oneShare := plan(gpu, 2, 4)
+	oneShare.Resources[0].FailRequestsGreaterThanOne = true
+	strict := plan(gpu, 2, 4)
+	strict.Resources[0].SpreadStrict = true
+	gone := plan(gpu, 2, 1)
+	delete(gone.Health, "GPU-0001")
+	byIndex := plan(gpu, 3, 2)
+	byIndex.Resources[0].DeviceIDs = sharing.ByIndex
+	for _, test := range []struct {
+		name    string
+		plan    sharing.Plan
+		request *api.AllocateRequest
+		visible string
+		code    codes.Code
+		message string
+	}{
+		{"one exclusive", plan(gpu, 2, 1), allocate("GPU-0001"), "GPU-0001", codes.OK, ""},
+		{"two units in the plan's order", plan(gpu, 3, 4), allocate("GPU-0002::1", "GPU-0000::3"), "GPU-0000,GPU-0002", codes.OK, ""},
+		{"one unit once", plan(gpu, 2, 4), allocate("GPU-0001::0", "GPU-0001::2"), "GPU-0001", codes.OK, ""},
+		{"by index", byIndex, allocate("GPU-0002::1", "GPU-0001::0"), "1,2", codes.OK, ""},
+		{"unknown device", plan(gpu, 2, 4), allocate("GPU-0001::9"), "", codes.NotFound, `nvidia.com/gpu has no device "GPU-0001::9"`},
+		{"one known, one not", plan(gpu, 2, 4), allocate("GPU-0001::1", "GPU-0001"), "", codes.NotFound, `no device "GPU-0001"`},
+		{"no device", plan(gpu, 2, 4), allocate(), "", codes.InvalidArgument, "no device requested"},
+		{"no container", plan(gpu, 2, 4), &api.AllocateRequest{}, "", codes.InvalidArgument, "no container"},
+		{"faulty unit", withFault(plan(gpu, 2, 4), "GPU-0001", "XID 79"), allocate("GPU-0001::0"), "", codes.Unavailable, "XID 79"},
+		{"unit that is gone", gone, allocate("GPU-0001"), "", codes.Unavailable, "no longer on this node"},
+		{"two shares where one is allowed", oneShare, allocate("GPU-0001::0", "GPU-0000::0"), "", codes.InvalidArgument, "a container may request 1, not 2"},
+		{"two shares of one unit where one is allowed", oneShare, allocate("GPU-0001::0", "GPU-0001::1"), "", codes.InvalidArgument, "a container may request 1, not 2"},
+		{"one share where one is allowed", oneShare, allocate("GPU-0001::0"), "GPU-0001", codes.OK, ""},
+		{"strict spread on one unit", strict, allocate("GPU-0001::0", "GPU-0001::1"), "", codes.ResourceExhausted, "spread is strict"},
+		{"strict spread on two units", strict, allocate("GPU-0001::0", "GPU-0000::1"), "GPU-0000,GPU-0001", codes.OK, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			client := dialPlugin(t, test.plan)
+			response, err := client.Allocate(t.Context(), test.request)
+			if status.Code(err) != test.code || (err != nil && !strings.Contains(err.Error(), test.message)) {
+				t.Fatalf("got %v, want %s with %q", err, test.code, test.message)
+			}
+			if err != nil {
+				return
+			}
+			want := []map[string]string{{"NVIDIA_VISIBLE_DEVICES": test.visible}}
+			var got []map[string]string
+			for _, container := range response.ContainerResponses {
+				got = append(got, container.Envs)
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestOneAnswerAContainer(t *testing.T) {
+	client := dialPlugin(t, plan(gpu, 2, 4))
+	response, err := client.Allocate(t.Context(), &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{
+		{DevicesIds: []string{"GPU-0000::0"}}, {DevicesIds: []string{"GPU-0001::0"}},
+	}})
+	if err != nil || len(response.ContainerResponses) != 2 {
+		t.Errorf("got %v, %v, want two answers", response, err)
+	}
+}
+
+func TestPreferredAllocationNeverFails(t *testing.T) {
+	client := dialPlugin(t, withFault(plan(gpu, 2, 2), "GPU-0001", "XID 79"))
+	for _, test := range []struct {
+		name      string
+		available []string
+		size      int32
+		want      int
+	}{
+		{"enough", []string{"GPU-0000::0", "GPU-0000::1"}, 2, 2},
+		{"unknown IDs only", []string{"x", "y", "z"}, 2, 2},
+		{"faulty IDs only", []string{"GPU-0001::0"}, 1, 1},
+		{"too few", []string{"GPU-0000::0"}, 3, 1},
+		{"none", nil, 1, 0},
+		{"negative size", []string{"GPU-0000::0"}, -1, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			response, err := client.GetPreferredAllocation(t.Context(), &api.PreferredAllocationRequest{
+				ContainerRequests: []*api.ContainerPreferredAllocationRequest{{AvailableDeviceIDs: test.available, AllocationSize: test.size}},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := len(response.ContainerResponses[0].DeviceIDs); got != test.want {
+				t.Errorf("%d IDs, want %d", got, test.want)
+			}
+		})
+	}
+}

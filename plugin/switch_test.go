@@ -1,0 +1,649 @@
+package plugin
+
+import (
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/virgate/virgate/sharing"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// TestNextSwitchesAFreeUnit follows a unit step by step.
+func TestNextSwitchesAFreeUnit(t *testing.T) {
+	w := newWorld(t)
+	w.step(planOf(nil, "gpu=1:A"))
+	shared := planOf(nil, "gpu=2:A")
+	const tick = 10 * time.Millisecond
+	next := func(look bool) {
+		w.now = w.now.Add(tick)
+		if look {
+			w.look()
+		}
+		w.step(shared)
+	}
+	state := func() string {
+		e := w.lists["gpu"].Entries[0]
+		return fmt.Sprintf("%s: listed %t, applied %t, closed %t, vacated %t", w.show("gpu"), !e.Since.IsZero(), !e.Applied.IsZero(), e.Closed, e.Vacated)
+	}
+	expect := func(want string) {
+		t.Helper()
+		if got := state(); got != want {
+			t.Fatalf("after %s: %s, want %s", w.now.Sub(time.Unix(1000, 0)), got, want)
+		}
+	}
+	next(false)
+	expect("A: listed false, applied false, closed false, vacated false") // Not before the kubelet was read.
+	next(true)
+	expect("a-: listed false, applied false, closed false, vacated false")
+	next(false)
+	expect("a-: listed true, applied false, closed false, vacated false")
+	next(false)
+	expect("a-: listed true, applied false, closed false, vacated false")
+	next(true)
+	expect("a-: listed true, applied true, closed false, vacated false")
+	for range 4 {
+		next(true)
+		expect("a-: listed true, applied true, closed false, vacated false") // For admissions under way.
+	}
+	next(true)
+	expect("a-: listed true, applied true, closed true, vacated false")
+	next(false)
+	expect("a-: listed true, applied true, closed true, vacated false") // The last look is older than that.
+	next(true)
+	expect("a- A0 A1: listed true, applied true, closed true, vacated true")
+	w.pass(shared, 9*time.Second)
+	w.expect("gpu", "a- A0 A1") // Leaving the list takes the removal delay.
+	w.pass(shared, 2*time.Second)
+	w.expect("gpu", "A0 A1")
+}
+
+// TestNextSwitchWaits holds what a free unit waits for, one thing at a time.
+func TestNextSwitchWaits(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		// from is when it happens: "offered", "retiring", "closed".
+		from     string
+		happens  func(*world)
+		ends     func(*world)
+		switches bool // before it ends
+	}{
+		{"nothing", "offered", func(*world) {}, func(*world) {}, true},
+		{"kubelet not read", "offered", func(w *world) { w.blind = true }, func(w *world) { w.blind = false }, false},
+		{"kubelet not read", "retiring", func(w *world) { w.blind = true }, func(w *world) { w.blind = false }, false},
+		{"kubelet not read", "closed", func(w *world) { w.blind = true }, func(w *world) { w.blind = false }, false},
+		{"list not sent", "offered", func(w *world) { w.unsent = true }, func(w *world) { w.unsent = false }, false},
+		{"stream lost", "retiring", func(w *world) { w.lost = true }, func(w *world) { w.lost = false }, false},
+		{"stream lost", "closed", func(w *world) { w.lost = true }, func(w *world) { w.lost = false }, false},
+		{"held", "offered", func(w *world) { w.held.add("gpu", "A") }, func(w *world) { w.held = DeviceIDs{} }, false},
+		{"held", "retiring", func(w *world) { w.held.add("gpu", "A") }, func(w *world) { w.held = DeviceIDs{} }, false},
+		{"held", "closed", func(w *world) { w.held.add("gpu", "A") }, func(w *world) { w.held = DeviceIDs{} }, false},
+		{"granted, not seen", "closed", func(w *world) { w.grant("gpu", "A") }, func(w *world) { w.now = w.now.Add(11 * time.Second) }, false},
+		{"granted, seen and gone", "closed", func(w *world) {
+			w.grant("gpu", "A")
+			w.held.add("gpu", "A")
+			w.pass(planOf(nil, "gpu=2:A"), time.Second)
+			w.held = DeviceIDs{}
+		}, func(*world) {}, true},
+		{"granted, and held by somebody unnamed who is gone", "closed", func(w *world) {
+			w.grant("gpu", "A")
+			w.held.add("gpu", "A")
+			w.unnamed = true
+			w.pass(planOf(nil, "gpu=2:A"), time.Second)
+			w.held = DeviceIDs{}
+		}, func(w *world) { w.now = w.now.Add(11 * time.Second) }, false},
+	} {
+		t.Run(test.name+" "+test.from, func(t *testing.T) {
+			w := newWorld(t)
+			w.step(planOf(nil, "gpu=1:A"))
+			shared := planOf(nil, "gpu=2:A")
+			for range 10 {
+				e := w.lists["gpu"].Entries[0]
+				if test.from == "offered" || test.from == string(e.Phase) && !e.Applied.IsZero() || test.from == "closed" && e.Closed {
+					break
+				}
+				w.pass(shared, time.Second)
+			}
+			test.happens(w)
+			switched := func() bool { return strings.Contains(w.show("gpu"), "A0 A1") }
+			w.pass(shared, 7*time.Second)
+			if switched() != test.switches {
+				t.Errorf("list %q, switched %t", w.show("gpu"), switched())
+			}
+			test.ends(w)
+			w.pass(shared, 7*time.Second)
+			if !switched() {
+				t.Errorf("list %q after it has ended", w.show("gpu"))
+			}
+		})
+	}
+}
+
+// TestNextWaves holds which units leave first, and when the others follow.
+func TestNextWaves(t *testing.T) {
+	for _, test := range []struct {
+		name, before, after string
+		held                []string
+		faults              map[string]string
+		// lists are all that the kubelet is given of the resource gpu, without what
+		// is on its way out.
+		lists []string
+	}{
+		{name: "one", before: "gpu=1:A", after: "gpu=2:A", lists: []string{"A", "", "A0 A1"}},
+		{name: "two", before: "gpu=1:A,B", after: "gpu=2:A,B", lists: []string{"A B", "B", "A0 A1", "A0 A1 B0 B1"}},
+		{name: "four", before: "gpu=1:A,B,C,D", after: "gpu=2:A,B,C,D", lists: []string{
+			"A B C D", "C D", "A0 A1 B0 B1", "A0 A1 B0 B1 C0 C1 D0 D1"}},
+		{name: "back", before: "gpu=2:A,B", after: "gpu=1:A,B", lists: []string{"A0 A1 B0 B1", "B0 B1", "A", "A B"}},
+		{name: "some stay", before: "gpu=1:A,B,C", after: "gpu=1:A gpu.shared=2:B,C", lists: []string{"A B C", "A"}},
+		{name: "one comes back", before: "gpu=1:A,B,C", after: "gpu.shared=2:A,B gpu=2:C", lists: []string{"A B C", "A B", "C0 C1"}},
+		{name: "all get another name", before: "gpu=1:A,B", after: "x=1:A,B", lists: []string{"A B", ""}},
+		{name: "one is held", before: "gpu=1:A,B", after: "gpu=2:A,B", held: []string{"A"}, lists: []string{"A B", "", "B0 B1"}},
+		{name: "one is faulty", before: "gpu=1:A,B", after: "gpu=2:A,B", faults: map[string]string{"A": "XID 79"}, lists: []string{"A B", "", "B0 B1"}},
+		{name: "one is excluded", before: "gpu=1:A,B", after: "gpu=1:B", lists: []string{"A B", "B"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.step(planOf(nil, strings.Fields(test.before)...))
+			w.look()
+			for _, id := range test.held {
+				w.held.add("gpu", id)
+			}
+			var lists []string
+			for range 30 {
+				var healthy []string
+				for word := range strings.FieldsSeq(w.show("gpu")) {
+					if strings.ToUpper(word) == word {
+						healthy = append(healthy, word)
+					}
+				}
+				if list := strings.Join(healthy, " "); len(lists) == 0 || lists[len(lists)-1] != list {
+					lists = append(lists, list)
+				}
+				w.now = w.now.Add(100 * time.Millisecond)
+				w.look()
+				w.step(planOf(test.faults, strings.Fields(test.after)...))
+			}
+			if !slices.Equal(lists, test.lists) {
+				t.Errorf("lists %q, want %q", lists, test.lists)
+			}
+		})
+	}
+}
+
+// TestNextUnderRandomLag runs random plans, pods and faults against a kubelet that
+// applies lists late and shows holders late, and checks after each step what the
+// kubelet could be harmed by.
+func TestNextUnderRandomLag(t *testing.T) {
+	t.Parallel()
+	plans := []string{
+		"gpu=1:A,B,C,D", "gpu=4:A,B,C,D", "gpu=2:A,B,C,D", "gpu.shared=3:A,B,C,D", "gpu=1:A,B gpu.shared=2:C,D",
+		"gpu=2:A gpu.shared=1:B", "gpu=1:A,B,C", "gpu=2:B,C,D",
+	}
+	switched := 0
+	for seed := range uint64(60) {
+		random := rand.New(rand.NewPCG(seed, 3))
+		w := newLagging(t, random)
+		plan := planOf(nil, strings.Fields(plans[0])...)
+		w.run(plan, 5)
+		for range 25 {
+			if random.IntN(3) == 0 {
+				plan = planOf(nil, strings.Fields(plans[random.IntN(len(plans))])...)
+			}
+			w.run(plan, 1+random.IntN(60))
+			if t.Failed() {
+				t.Fatalf("seed %d", seed)
+			}
+		}
+		for len(w.pods) > 0 {
+			w.end(0)
+		}
+		w.calm = true
+		w.run(plan, 600)
+		for _, r := range plan.Resources {
+			var got []sharing.Device
+			for _, e := range w.lists[r.Name].Entries {
+				got = append(got, e.Device)
+			}
+			if !slices.Equal(got, r.Devices) {
+				t.Fatalf("seed %d: did not converge: %v, want %v", seed, got, r.Devices)
+			}
+		}
+		switched += w.switched
+	}
+	if switched < 400 {
+		t.Errorf("%d switches", switched)
+	}
+}
+
+// lagging is a world whose kubelet applies lists in its own time. Its pods are admitted
+// in three steps, in each of which time may pass: a device is chosen, Allocate is asked,
+// and the pod holds it.
+type lagging struct {
+	*world
+	random *rand.Rand
+	calm   bool
+	// queue are the lists on their way, applied the ones that the kubelet has.
+	queue   []Lists
+	applied Lists
+	pods    []*lagPod
+	// switched counts the units that were offered in another mode.
+	switched, refused int
+	modes             map[string]sharingMode
+}
+
+type lagPod struct {
+	resource, id string
+	// granted says that Allocate has answered, holds that the kubelet shows the pod.
+	granted, holds bool
+}
+
+func newLagging(t *testing.T, random *rand.Rand) *lagging {
+	return &lagging{world: newWorld(t), random: random, applied: Lists{}, modes: map[string]sharingMode{}}
+}
+
+// run goes through so many moments of ten milliseconds.
+func (w *lagging) run(plan sharing.Plan, moments int) {
+	for range moments {
+		w.now = w.now.Add(10 * time.Millisecond)
+		if w.calm {
+			w.now = w.now.Add(100 * time.Millisecond)
+		}
+		switch n := len(w.queue); { // Lists are coalesced.
+		case n > 0 && w.calm:
+			w.applied, w.queue = w.queue[n-1], nil
+		case n > 0 && w.random.IntN(3) == 0:
+			n = w.random.IntN(n)
+			w.applied, w.queue = w.queue[n], w.queue[n+1:]
+		}
+		if !w.calm {
+			w.movePods()
+		}
+		if w.calm || w.random.IntN(2) == 0 {
+			w.look()
+			w.seen.Applied = DeviceIDs{}
+			for resource, list := range w.applied {
+				for _, e := range list.Entries {
+					if e.Healthy {
+						w.seen.Applied.add(resource, e.ID)
+					}
+				}
+			}
+			w.now = w.now.Add(time.Millisecond)
+		}
+		if !w.calm {
+			w.movePods()
+		}
+		before := w.lists
+		w.step(plan)
+		w.queue = append(w.queue, w.lists)
+		w.check(before, plan)
+		if w.t.Failed() {
+			return
+		}
+	}
+}
+
+// movePods lets each pod go a step further, or none, and has one come.
+func (w *lagging) movePods() {
+	for i := len(w.pods) - 1; i >= 0; i-- {
+		switch p := w.pods[i]; {
+		case w.random.IntN(3) > 0:
+		case p.holds:
+			if w.random.IntN(10) == 0 {
+				w.end(i)
+			}
+		case p.granted:
+			p.holds = true
+			w.held.add(p.resource, p.id)
+		case w.isClosed(p.resource, p.id):
+			w.refused++
+			w.end(i)
+		default:
+			p.granted = true
+			w.grant(p.resource, p.id)
+		}
+	}
+	if w.random.IntN(4) > 0 {
+		return
+	}
+	var free []*lagPod
+	for resource, list := range w.applied {
+		for _, e := range list.Entries {
+			taken := slices.ContainsFunc(w.pods, func(p *lagPod) bool { return p.resource == resource && p.id == e.ID })
+			if e.Healthy && !taken {
+				free = append(free, &lagPod{resource: resource, id: e.ID})
+			}
+		}
+	}
+	slices.SortFunc(free, func(a, b *lagPod) int { return strings.Compare(a.resource+a.id, b.resource+b.id) })
+	if len(free) > 0 {
+		w.pods = append(w.pods, free[w.random.IntN(len(free))])
+	}
+}
+
+func (w *lagging) end(i int) {
+	delete(w.held[w.pods[i].resource], w.pods[i].id)
+	w.pods = slices.Delete(w.pods, i, i+1)
+}
+
+// isClosed says what Allocate would answer now.
+func (w *lagging) isClosed(resource, id string) bool {
+	return slices.ContainsFunc(w.lists[resource].Entries, func(e Entry) bool { return e.ID == id && e.Closed })
+}
+
+func (w *lagging) check(before Lists, plan sharing.Plan) {
+	t := w.t
+	t.Helper()
+	held := map[string]map[sharingMode]bool{}
+	for _, p := range w.pods {
+		listed := slices.ContainsFunc(w.lists[p.resource].Entries, func(e Entry) bool { return e.ID == p.id })
+		if !listed {
+			t.Errorf("%s of %s, which a pod has or is about to have, has left the list", p.id, p.resource)
+		}
+		if p.granted {
+			unit, _, _ := sharing.ParseDeviceID(p.id)
+			if held[unit] == nil {
+				held[unit] = map[sharingMode]bool{}
+			}
+			held[unit][Entry{Device: sharing.Device{ID: p.id}}.mode(p.resource)] = true
+		}
+	}
+	offered := map[string]map[sharingMode]bool{}
+	for resource, list := range w.lists {
+		for _, e := range list.Entries {
+			if !e.Healthy {
+				continue
+			}
+			mode := e.mode(resource)
+			if offered[e.Unit] == nil {
+				offered[e.Unit] = map[sharingMode]bool{}
+			}
+			offered[e.Unit][mode] = true
+			if w.modes[e.Unit] != mode {
+				w.modes[e.Unit] = mode
+				w.switched++
+			}
+			for other := range held[e.Unit] {
+				if other != mode {
+					t.Errorf("%s of %s is offered, and the unit is held as %v", e.ID, resource, other)
+				}
+			}
+		}
+	}
+	for unit, modes := range held {
+		if len(modes) > 1 {
+			t.Errorf("%s is held as %v", unit, modes)
+		}
+	}
+	for unit, modes := range offered {
+		if len(modes) > 1 {
+			t.Errorf("%s is offered as %v", unit, modes)
+		}
+	}
+	for resource, list := range before {
+		for _, e := range list.Entries {
+			if e.Healthy && !slices.ContainsFunc(w.lists[resource].Entries, func(n Entry) bool { return n.ID == e.ID }) {
+				t.Errorf("%s left %s while Healthy", e.ID, resource)
+			}
+		}
+	}
+	w.checkAllocatable(before, plan)
+}
+
+// checkAllocatable holds that a resource which stays has a Healthy device if two of
+// its units were Healthy in the list before, and free as far as that was to be seen.
+func (w *lagging) checkAllocatable(before Lists, plan sharing.Plan) {
+	w.t.Helper()
+	for _, r := range plan.Resources {
+		free := map[string]bool{}
+		for _, e := range before[r.Name].Entries {
+			free[e.Unit] = free[e.Unit] || e.Healthy
+		}
+		for _, e := range before[r.Name].Entries {
+			if w.seen.Held.has(r.Name, e.ID) || w.seen.unseen(r.Name, e.ID, w.calls.Granted[r.Name][e.ID], w.timing.RemovalDelay) {
+				delete(free, e.Unit)
+			}
+		}
+		maps.DeleteFunc(free, func(_ string, is bool) bool { return !is })
+		if len(free) >= 2 && !slices.ContainsFunc(w.lists[r.Name].Entries, func(e Entry) bool { return e.Healthy }) {
+			w.t.Errorf("%s has no Healthy device left, and %d units were free", r.Name, len(free))
+		}
+	}
+}
+
+// TestNextRetireAfter holds how long a held device stays Healthy, by what the profile
+// says of a shrink and of a switch.
+func TestNextRetireAfter(t *testing.T) {
+	const minute = time.Minute
+	for _, test := range []struct {
+		name  string
+		after string
+		says  sharing.RetireAfter
+		want  time.Duration // 0 for at once
+	}{
+		{"shrink, as the flag says", "gpu=2:A", sharing.RetireAfter{}, minute},
+		{"shrink, as the profile says", "gpu=2:A", sharing.RetireAfter{Shrink: 2 * minute, ShrinkSet: true}, 2 * minute},
+		{"shrink, at once", "gpu=2:A", sharing.RetireAfter{ShrinkSet: true, Switch: minute}, 0},
+		{"exclusive", "gpu=1:A", sharing.RetireAfter{Shrink: minute, ShrinkSet: true}, 0},
+		{"another name", "x=4:A", sharing.RetireAfter{}, 0},
+		{"another name, later", "x=4:A", sharing.RetireAfter{Switch: 2 * minute}, 2 * minute},
+		{"excluded", "gpu=4:B", sharing.RetireAfter{}, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.step(planOf(nil, "gpu=4:A"))
+			for n := range 4 {
+				w.held.add("gpu", sharing.NewDeviceID("A", n))
+			}
+			w.look()
+			plan := planOf(nil, test.after)
+			plan.RetireAfter = test.says
+			w.pass(plan, time.Second)
+			began := w.now
+			for w.now.Before(began.Add(time.Hour)) && strings.Contains(w.show("gpu"), "A3") {
+				w.pass(plan, time.Second)
+			}
+			if took := w.now.Sub(began); took != test.want {
+				t.Errorf("Healthy for %s, want %s", took, test.want)
+			}
+		})
+	}
+}
+
+// TestClosedWhileAllocateIsUnderWay closes a device between the moment in which Allocate
+// takes the generation and the one in which it grants. The call is refused and leaves no
+// grant; one that was answered before is seen by whoever looks after the closing.
+func TestClosedWhileAllocateIsUnderWay(t *testing.T) {
+	plan := planOf(nil, "gpu=1:A,B")
+	list := Next(nil, plan, KubeletSnapshot{}, RPCState{}, time.Unix(1000, 0), Timing{})["gpu"]
+	made := func(list List, previous *generation) *generation {
+		return newGeneration(plan.Resources[0], list, grantTerms{host: &Host{}}, plan.Health, nil, previous)
+	}
+	open := made(list, nil)
+	closing := List{Entries: slices.Clone(list.Entries)}
+	closing.Entries[0].Phase, closing.Entries[0].Closed = Retiring, true
+	clock := time.Unix(2000, 0)
+	s := &server{Options: Options{Now: func() time.Time { return clock }}, name: "gpu", blocked: newBlockedUnits()}
+	s.publish(open)
+	allocate := func(id string) error {
+		_, err := service{server: s}.Allocate(t.Context(), &api.AllocateRequest{
+			ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: []string{id}}},
+		})
+		return err
+	}
+	state := func() RPCState {
+		calls := RPCState{Granted: map[string]map[string]time.Time{}, Preferred: map[string]map[string]time.Time{}, Closed: map[string]map[string]time.Time{}}
+		s.current.Load().rpcState(calls)
+		return calls
+	}
+
+	if err := allocate("B"); err != nil {
+		t.Fatal(err)
+	}
+	next := made(closing, open)
+	if closed := state().Closed["gpu"]; len(closed) > 0 {
+		t.Errorf("closed before it is published: %v", closed)
+	}
+	now := s.Now
+	s.Now = func() time.Time { // Allocate has taken the generation when it asks for the time.
+		s.Now = now
+		clock = clock.Add(time.Second)
+		s.publish(next)
+		return clock
+	}
+	err := allocate("A")
+	if status.Code(err) != codes.FailedPrecondition || reasonOf(err) != Switching {
+		t.Errorf("granted while it was closed: %v", err)
+	}
+	calls := state()
+	if _, granted := calls.Granted["gpu"]["A"]; granted || len(calls.Granted["gpu"]) != 1 {
+		t.Errorf("grants %v, want that of B", calls.Granted["gpu"])
+	}
+	if got := calls.Closed["gpu"]["A"]; !got.Equal(clock) {
+		t.Errorf("closed at %s, want when it was published", got)
+	}
+	if err := allocate("A"); reasonOf(err) != Switching {
+		t.Errorf("granted after it was closed: %v", err)
+	}
+	s.publish(made(list, next))
+	if err := allocate("A"); err != nil || len(state().Closed["gpu"]) > 0 {
+		t.Errorf("open again: %v, closed %v", err, state().Closed["gpu"])
+	}
+}
+
+// TestNextOpensAgain checks that all devices of a unit are served again when a pod is
+// found that has one of them.
+func TestNextOpensAgain(t *testing.T) {
+	w := newWorld(t)
+	w.step(planOf(nil, "gpu=2:A"))
+	alone := planOf(nil, "gpu=1:A")
+	closed := func() (n int) {
+		for _, e := range w.lists["gpu"].Entries {
+			if e.Closed {
+				n++
+			}
+		}
+		return n
+	}
+	for closed() == 0 {
+		w.pass(alone, time.Second)
+	}
+	if n := closed(); n != 2 {
+		t.Errorf("%d devices are closed, want both", n)
+	}
+	w.held.add("gpu", "A::0")
+	w.pass(alone, time.Second)
+	w.expect("gpu", "a0+ a1-")
+	if n := closed(); n > 0 {
+		t.Errorf("%d devices are closed while a pod has the unit", n)
+	}
+}
+
+// TestNextClosesNothingBlindly checks that nothing is refused while holders cannot be
+// read: the unit could not be offered in another mode.
+func TestNextClosesNothingBlindly(t *testing.T) {
+	w := newWorld(t)
+	w.step(planOf(nil, "gpu=1:A"))
+	shared := planOf(nil, "gpu=2:A")
+	for w.lists["gpu"].Entries[0].Applied.IsZero() {
+		w.pass(shared, 10*time.Millisecond)
+		w.now = w.now.Add(-time.Second + 10*time.Millisecond)
+	}
+	w.blind = true
+	w.pass(shared, time.Minute)
+	if w.lists["gpu"].Entries[0].Closed {
+		t.Error("closed")
+	}
+}
+
+// TestNextWavesWithoutRoom switches GPUs whose new devices find no room in the list
+// beside the old ones: those that stay behind remain offered.
+func TestNextWavesWithoutRoom(t *testing.T) {
+	w := newWorld(t)
+	w.step(planOf(nil, fmt.Sprintf("gpu=%d:A,B,D", sharing.MaxDevices/3)))
+	alone := planOf(nil, fmt.Sprintf("gpu=%d:C", sharing.MaxDevices/3), "y=1:A,B,D")
+	for range 10 {
+		w.now = w.now.Add(100 * time.Millisecond)
+		w.look()
+		w.step(alone)
+		if !slices.ContainsFunc(w.lists["gpu"].Entries, func(e Entry) bool { return e.Healthy }) {
+			t.Fatalf("nothing is Healthy after %s", w.now.Sub(time.Unix(1000, 0)))
+		}
+		if w.lists["y"].Entries != nil {
+			return // The first of them has its new name.
+		}
+	}
+	t.Error("nothing has switched")
+}
+
+// TestScheduleLooksSoon holds what is read next, and how soon.
+func TestScheduleLooksSoon(t *testing.T) {
+	now := time.Now()
+	const never = time.Duration(-1)
+	retiring := Entry{Phase: Retiring, Switching: true, Since: now}
+	applied := retiring
+	applied.Applied = now
+	closed := applied
+	closed.Closed = true
+	vacated := closed
+	vacated.Vacated = true
+	for _, test := range []struct {
+		name   string
+		entry  Entry
+		unseen bool
+		most   time.Duration
+		due    reading
+	}{
+		{"nothing", Entry{Phase: Offered}, false, never, reading{}},
+		{"a grant", Entry{Phase: Offered}, true, firstGrantPause, reading{held: true}},
+		{"not its turn", Entry{Phase: Offered, Switching: true}, false, 500 * time.Millisecond, reading{applied: true, held: true}},
+		{"held", Entry{Phase: Closing, Switching: true}, false, 500 * time.Millisecond, reading{applied: true, held: true}},
+		{"not listed", Entry{Phase: Retiring}, false, 500 * time.Millisecond, reading{applied: true, held: true}},
+		{"listed", retiring, false, firstPause, reading{applied: true}},
+		{"applied", applied, false, 50 * time.Millisecond, reading{}},
+		{"closed", closed, false, 0, reading{held: true}},
+		{"vacated", vacated, false, 500 * time.Millisecond, reading{applied: true, held: true}},
+	} {
+		m := NewManager(Options{})
+		r := &reconciler{Manager: m, lists: Lists{"gpu": {Entries: []Entry{test.entry}}}, unseenGrants: test.unseen}
+		r.schedule.change()
+		wait, any := r.schedule.next(r)
+		if any != (test.most != never) || wait > max(test.most, 0) || r.schedule.due != test.due {
+			t.Errorf("%s: %+v after %s (%t), want %+v within %s", test.name, r.schedule.due, wait, any, test.due, test.most)
+		}
+	}
+}
+
+// TestHoldersWithoutANameAreLookedForSoon holds how often a list is sent again while the
+// kubelet names no pod for what is held: every two seconds in the end when a unit waits to
+// change its mode, and more and more rarely when nothing waits but a device to leave.
+func TestHoldersWithoutANameAreLookedForSoon(t *testing.T) {
+	for switching, least := range map[bool]int{true: 300, false: 20} {
+		now := time.Unix(1000, 0)
+		r := reconciler{Manager: NewManager(Options{Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return now }})}
+		r.kubelet.Uncertain = DeviceIDs{}
+		r.kubelet.Uncertain.add("gpu", "A")
+		list := List{Entries: []Entry{{Device: sharing.Device{ID: "A", Unit: "A"}, Phase: Closing, Switching: switching}}}
+		s := &running{server: r.newServer("gpu")}
+		s.publish(newGeneration(sharing.Resource{Name: "gpu"}, list, grantTerms{}, nil, nil, nil))
+		lists := 0
+		for range 6000 { // ten minutes
+			before := s.current.Load()
+			r.resendIfUncertain(s, list)
+			if s.current.Load() != before {
+				lists++
+			}
+			now = now.Add(100 * time.Millisecond)
+		}
+		if lists < least || lists > least+5 {
+			t.Errorf("switching %t: sent %d times in ten minutes, want about %d", switching, lists, least)
+		}
+	}
+}

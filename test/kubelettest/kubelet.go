@@ -1,0 +1,102 @@
+// Package kubelettest is a simulated kubelet that can be made slow, silent and refusing.
+package kubelettest
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/virgate/virgate/internal/simkubelet"
+)
+
+// Kubelet is a simulated kubelet with faults.
+type Kubelet struct {
+	*simkubelet.Kubelet
+
+	mu        sync.Mutex
+	hang      bool
+	refuse    int
+	listDelay time.Duration
+}
+
+// New returns a kubelet, which Run starts. It sets OnRegister and OnRead.
+func New(options simkubelet.Options) *Kubelet {
+	k := &Kubelet{}
+	options.OnRegister, options.OnRead = k.register, k.read
+	k.Kubelet = simkubelet.New(options)
+	return k
+}
+
+// HangRegister makes the kubelet accept Register calls and never answer them.
+func (k *Kubelet) HangRegister(hang bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.hang = hang
+}
+
+// RefuseRegister makes the next n Register calls fail at once.
+func (k *Kubelet) RefuseRegister(n int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.refuse = n
+}
+
+// DelayLists makes the kubelet wait before it reads each list, except for the next
+// one of each open stream, and before it notices the end of a stream, because one
+// goroutine does both. 0 ends that.
+func (k *Kubelet) DelayLists(delay time.Duration) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.listDelay = delay
+}
+
+// Restart is Stop and Start. Containers keep running.
+func (k *Kubelet) Restart(ctx context.Context) error {
+	if err := k.Stop(ctx); err != nil {
+		return err
+	}
+	return k.Start(ctx)
+}
+
+// Reboot is Restart with every container stopped in between, so each pod has to be
+// admitted again with the devices it had.
+func (k *Kubelet) Reboot(ctx context.Context) error {
+	if err := k.Stop(ctx); err != nil {
+		return err
+	}
+	k.StopContainers()
+	return k.Start(ctx)
+}
+
+func (k *Kubelet) register(ctx context.Context) error {
+	k.mu.Lock()
+	hang := k.hang
+	refuse := !hang && k.refuse > 0
+	if refuse {
+		k.refuse--
+	}
+	k.mu.Unlock()
+	switch {
+	case hang:
+		<-ctx.Done()
+		return status.Error(codes.DeadlineExceeded, "kubelet is silent")
+	case refuse:
+		return status.Error(codes.Unavailable, "kubelet refuses to register")
+	}
+	return nil
+}
+
+func (k *Kubelet) read(stopping <-chan struct{}) {
+	k.mu.Lock()
+	delay := k.listDelay
+	k.mu.Unlock()
+	if delay > 0 {
+		select {
+		case <-time.After(delay):
+		case <-stopping:
+		}
+	}
+}

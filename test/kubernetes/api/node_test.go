@@ -1,0 +1,478 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/configsource"
+	"github.com/virgate/virgate/internal/daemon"
+	"github.com/virgate/virgate/internal/nodestatus"
+	"github.com/virgate/virgate/internal/simkubelet"
+	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/plugin"
+	"k8s.io/client-go/rest"
+)
+
+const (
+	namespace, configMap = "gpu", "profiles"
+	label                = "nvidia.com/device-plugin.config"
+)
+
+// nodeClient is a node's policy, and what it would have had applied.
+type nodeClient struct {
+	counter
+	config *rest.Config
+	policy *configsource.NodeSource
+	// applies is called with what comes into force; nil for nobody.
+	applies func(configs.SelectedProfile)
+	stop    func()
+
+	mu sync.Mutex
+	// applied are the names and generations in force one after another, at when
+	// the last of them came; rejected is why the wanted one is not in force, "" if
+	// it is.
+	applied  []string
+	at       time.Time
+	rejected string
+}
+
+// follow starts a policy for the named Node.
+func (s *server) follow(t *testing.T, node, token string, change func(*configsource.NodeSource)) *nodeClient {
+	t.Helper()
+	return s.followBy(t, node, token, func(f *nodeClient) {
+		if change != nil {
+			change(f.policy)
+		}
+	})
+}
+
+// followBy is follow with a follower that is changed before it starts.
+func (s *server) followBy(t *testing.T, node, token string, change func(*nodeClient)) *nodeClient {
+	t.Helper()
+	f := &nodeClient{}
+	f.config = f.into(s.config(token))
+	api, err := configsource.NewClient(f.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	started, err := configs.Parse("", nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.policy = &configsource.NodeSource{
+		Source: configsource.NewConfigMap(api, namespace, configMap, log), Labels: configsource.NewNodeLabels(api, node, label, log),
+		Started: started.Startup,
+	}
+	change(f)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- f.policy.Watch(ctx, f.look) }()
+	f.stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Error("the policy does not end")
+		}
+	})
+	t.Cleanup(f.stop)
+	return f
+}
+
+// look does what the agent's loop does.
+func (f *nodeClient) look() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	selected, err := f.policy.Profile()
+	f.rejected = ""
+	if err != nil {
+		f.rejected = err.Error()
+		return
+	}
+	next := selected.Name + "@" + selected.Generation
+	if len(f.applied) == 0 || f.applied[len(f.applied)-1] != next {
+		f.applied, f.at = append(f.applied, next), time.Now()
+		if f.applies != nil {
+			f.applies(selected)
+		}
+	}
+}
+
+// state returns the profile in force as name@generation, and why the wanted one
+// is not.
+func (f *nodeClient) state() (inForce, rejected string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.applied) > 0 {
+		inForce = f.applied[len(f.applied)-1]
+	}
+	return inForce, f.rejected
+}
+
+// followTimeout covers two waits of a node that had no API server for long, up
+// to 45 s each, and requests to a busy one that time out between them.
+const followTimeout = 3 * time.Minute
+
+// awaits waits until the profile is in force, "" for any, and the reason for
+// rejecting another one, "" for none, holds the text.
+func (f *nodeClient) awaits(t *testing.T, inForce, rejected string) {
+	t.Helper()
+	defer func() {
+		if t.Failed() {
+			have, why := f.state()
+			t.Logf("in force %q, rejected %q, requests %q", have, why, f.seen())
+		}
+	}()
+	await(t, followTimeout, inForce+" in force, rejected: "+rejected, func() bool {
+		have, why := f.state()
+		return have == inForce && (rejected == "") == (why == "") && strings.Contains(why, rejected)
+	})
+}
+
+// since is when the profile in force came into force.
+func (f *nodeClient) since() time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.at
+}
+
+func (f *nodeClient) history() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return append([]string(nil), f.applied...)
+}
+
+// document offers every GPU so many times.
+func document(replicas string) string {
+	return "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: " + replicas + "}]}}\n"
+}
+
+// is names a profile as state does.
+func is(t *testing.T, name, text string) string {
+	t.Helper()
+	config, err := configs.Parse("", []byte(text), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return name + "@" + configs.Generation(config.Profile)
+}
+
+// counter counts what goes over one node's connections, and can cut them.
+type counter struct {
+	read, written atomic.Int64
+	mu            sync.Mutex
+	requests      []request
+	dials         []time.Time
+	open          map[net.Conn]bool
+	cut           bool
+}
+
+// request is one that was made.
+type request struct {
+	at time.Time
+	// what is its method and URL.
+	what string
+	// answer is the status; 0 while there is none, or when there was none. It came
+	// at answered.
+	answer   int
+	answered time.Time
+}
+
+// writes says that it changes something.
+func (r request) writes() bool { return !strings.HasPrefix(r.what, http.MethodGet) }
+
+// into has what is asked with the configuration counted. All that use it share
+// one connection, as they do in the program.
+func (c *counter) into(config *rest.Config) *rest.Config {
+	c.open = map[net.Conn]bool{}
+	config.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.cut {
+			return nil, net.ErrClosed
+		}
+		c.dials = append(c.dials, time.Now())
+		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		c.open[conn] = true
+		return counted{conn, c}, nil
+	}
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			c.mu.Lock()
+			place := len(c.requests)
+			c.requests = append(c.requests, request{at: time.Now(), what: r.Method + " " + r.URL.RequestURI()})
+			c.mu.Unlock()
+			answer, err := next.RoundTrip(r)
+			if err == nil {
+				c.mu.Lock()
+				c.requests[place].answer, c.requests[place].answered = answer.StatusCode, time.Now()
+				c.mu.Unlock()
+			}
+			return answer, err
+		})
+	})
+	shared, err := rest.TransportFor(config)
+	if err != nil {
+		panic(err) // The configuration is the test's own.
+	}
+	return &rest.Config{Host: config.Host, Transport: shared, QPS: -1}
+}
+
+// setCut cuts the network, or mends it.
+func (c *counter) setCut(cut bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cut = cut
+	if cut {
+		for conn := range c.open {
+			_ = conn.Close()
+		}
+	}
+}
+
+// made are the requests so far.
+func (c *counter) made() []request {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.requests)
+}
+
+// dialled is when connections were asked for.
+func (c *counter) dialled() []time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.dials)
+}
+
+func (c *counter) seen() []string {
+	var all []string
+	for _, r := range c.made() {
+		all = append(all, r.what)
+	}
+	return all
+}
+
+func (c *counter) answered(status int) int {
+	count := 0
+	for _, r := range c.made() {
+		if r.answer == status {
+			count++
+		}
+	}
+	return count
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (t roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return t(r) }
+
+type counted struct {
+	net.Conn
+	counter *counter
+}
+
+func (c counted) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.counter.read.Add(int64(n))
+	return n, err
+}
+
+func (c counted) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	c.counter.written.Add(int64(n))
+	return n, err
+}
+
+func (c counted) Close() error {
+	c.counter.mu.Lock()
+	delete(c.counter.open, c.Conn)
+	c.counter.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// testOneConnection: what reads and what writes, each with a configuration of its
+// own as in the program, share one connection to the API server.
+func testOneConnection(t *testing.T, s *server) {
+	s.setNode("one", "a")
+	s.setProfiles(map[string]string{"a": document("2")})
+	kubeconfig := filepath.Join(t.TempDir(), "config")
+	// The name keeps it apart from the tests' own connections.
+	write(t, kubeconfig, fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c,
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:%d", insecure-skip-tls-verify: true, tls-server-name: one-connection}}],
+users: [{name: u, user: {token: %s}}], contexts: [{name: c, context: {cluster: c, user: u}}]}`, s.port, virgateToken))
+	before := s.connections()
+	read, err := configsource.RESTConfig(kubeconfig)
+	s.must(err)
+	f := s.followBy(t, "one", virgateToken, func(f *nodeClient) {
+		api, err := configsource.NewClient(read)
+		s.must(err)
+		log := slog.New(slog.DiscardHandler)
+		f.policy.Source, f.policy.Labels = configsource.NewConfigMap(api, namespace, configMap, log), configsource.NewNodeLabels(api, "one", label, log)
+		f.config, err = configsource.RESTConfig(kubeconfig)
+		s.must(err)
+		f.tell(t, "one")
+	})
+	f.awaits(t, is(t, "a", document("2")), "")
+	s.await(startTimeout, "the Node to say so", func() bool {
+		return s.node("one").Labels[nodestatus.StateLabel] == "applied" && len(s.told("one", "")) == 1
+	})
+	// One that lost a race is closed at once.
+	s.await(startTimeout, "one connection", func() bool { return s.connections()-before == 1 })
+}
+
+// connections are those that this process has to the server.
+func (s *server) connections() int {
+	s.t.Helper()
+	data, err := os.ReadFile("/proc/self/net/tcp")
+	s.must(err)
+	count := 0
+	for line := range strings.Lines(string(data)) {
+		const remote, state, established = 2, 3, "01" // columns, proc_pid_net(5)
+		fields := strings.Fields(line)
+		if len(fields) > state && strings.HasSuffix(fields[remote], fmt.Sprintf(":%04X", s.port)) && fields[state] == established {
+			count++
+		}
+	}
+	return count
+}
+
+// program is all of Virgate on one simulated node.
+type program struct {
+	counter
+	gpus    *simnode.Node
+	kubelet *simkubelet.Kubelet
+}
+
+// run starts it for the Node with GPUs of that kind until the test ends, with the
+// profiles of the API server, or as change says; nil for no change.
+func (s *server) run(t *testing.T, name, gpus string, change func(*daemon.Options)) *program {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "va") //nolint:usetesting // a socket's path must be short
+	s.must(err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	p := &program{}
+	p.gpus, err = simnode.New(gpus)
+	s.must(err)
+	log := slog.New(slog.DiscardHandler)
+	p.kubelet = simkubelet.New(simkubelet.Options{Dir: dir, PodResourcesSocket: filepath.Join(dir, "pr.sock"), Logger: log})
+	config := p.into(s.config(virgateToken))
+	reporter, err := nodestatus.New(nodestatus.Options{Config: config, Node: name, Events: true, Condition: true, Annotations: true})
+	s.must(err)
+	api, err := configsource.NewClient(config)
+	s.must(err)
+	options := daemon.Options{
+		GPUs: func(configs.StartupSettings) (daemon.GPUs, error) { return daemon.Simulated(p.gpus, p.gpus), nil },
+		Profile: daemon.ProfileOptions{
+			Source: configsource.NewConfigMap(api, namespace, configMap, log), Labels: configsource.NewNodeLabels(api, name, label, log),
+		},
+		PluginDir: dir, PodResourcesSocket: filepath.Join(dir, "pr.sock"),
+		Timing: plugin.Timing{RemovalDelay: 500 * time.Millisecond, StopAfter: time.Second},
+		Rescan: time.Minute, Probe: time.Minute, Reporter: reporter,
+		Settings: agent.Settings{NodeName: name, Logger: log, Version: "test"},
+	}
+	if change != nil {
+		change(&options)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	t.Cleanup(func() { cancel(); running.Wait() })
+	running.Go(func() { _ = p.kubelet.Run(ctx) })
+	running.Go(func() {
+		if err := daemon.Run(ctx, options); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+// offers says that the kubelet can give exactly so many of the resource.
+func (p *program) offers(resource string, devices int) bool {
+	return p.kubelet.Snapshot().Resources[resource].Allocatable == devices
+}
+
+// testProgramTells runs all of the program between a simulated driver, a
+// simulated kubelet and the real API server.
+func testProgramTells(t *testing.T, s *server) {
+	s.setNode("program", "")
+	profile := filepath.Join(t.TempDir(), "profile.yaml")
+	const entry = "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - {name: nvidia.com/gpu, replicas: "
+	write(t, profile, entry+"4}\n")
+	gpus := s.run(t, "program", "dgx-a100", func(o *daemon.Options) {
+		o.Profile, o.PodResourcesSocket, o.Probe = daemon.ProfileOptions{Path: profile}, "", 100*time.Millisecond
+	}).gpus
+	s.await(startTimeout, "the first profile", func() bool {
+		return s.node("program").Labels[nodestatus.StateLabel] == "applied" && len(s.told("program", "ProfileApplied")) == 1
+	})
+	generation := s.node("program").Annotations[nodestatus.GenerationAnnotation]
+
+	s.await(startTimeout, "the XID", func() bool {
+		// An event that comes before anybody listens is lost, so it comes again.
+		s.must(gpus.Do("xid", map[string]string{"gpu": "0", "code": "79"}))
+		return slices.ContainsFunc(s.told("program", "GPUUnhealthy"), func(m string) bool { return strings.Contains(m, "GPU 0 (GPU-") && strings.Contains(m, "XID 79") })
+	})
+
+	write(t, profile, entry+"-3}\n")
+	s.await(startTimeout, "the refusal", func() bool {
+		return s.says("program", generation, "rejected", "ProfileRejected") && len(s.told("program", "ProfileRejected")) == 1
+	})
+	for _, part := range []string{profile + ":5", "sharing.timeSlicing.resources[0].replicas", "(got -3)"} {
+		if got := s.told("program", "ProfileRejected")[0]; !strings.Contains(got, part) {
+			t.Errorf("%q does not name %s", got, part)
+		}
+	}
+
+	write(t, profile, entry+"5}\n")
+	s.await(startTimeout, "the next profile", func() bool {
+		node := s.node("program")
+		return node.Labels[nodestatus.StateLabel] == "applied" && node.Annotations[nodestatus.GenerationAnnotation] != generation && len(s.told("program", "ProfileApplied")) == 2
+	})
+}
+
+// testKubelet has the whole program between the API server and a simulated
+// kubelet: what changes in the cluster is what the kubelet sees, on the stream
+// that was open before.
+func testKubelet(t *testing.T, s *server) {
+	two, four, ten := document("2"), document("4"), document("10")
+	s.setNode("n1", "a")
+	s.setProfiles(map[string]string{"a": two, "b": four})
+	kubelet := s.run(t, "n1", "t4", nil).kubelet
+	shows := func(devices int) {
+		t.Helper()
+		began := time.Now()
+		await(t, 30*time.Second, "the kubelet to see it", func() bool {
+			return kubelet.Snapshot().Resources["nvidia.com/gpu"].Allocatable == devices
+		})
+		t.Logf("%d devices after %s", devices, time.Since(began).Round(time.Millisecond))
+	}
+	shows(2)
+	s.setNode("n1", "b")
+	shows(4)
+	s.setProfiles(map[string]string{"a": two, "b": ten})
+	shows(10)
+	s.setProfiles(map[string]string{"a": two, "b": document("0")})
+	s.setNode("n1", "a")
+	shows(2)
+	if seen := kubelet.Snapshot().Resources["nvidia.com/gpu"]; seen.StreamsOpened != 1 || seen.Registrations != 1 {
+		t.Errorf("%d streams, %d registrations; want one of each", seen.StreamsOpened, seen.Registrations)
+	}
+}

@@ -1,0 +1,570 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sort"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// eventLog is what the API server tells of the node and the tests' pods, as it comes.
+type eventLog struct {
+	mu sync.Mutex
+	// statuses are the node's allocatable each time it is another, kubeletStates what the
+	// kubelet itself has.
+	statuses, kubeletStates []status
+	pods                    map[string]*podRecord
+	// serving are Virgate's pods that are ready, overlaps how often one became so
+	// beside another.
+	serving  map[string]bool
+	overlaps int
+	// wrong is what no pod and no watch may do.
+	wrong []string
+}
+
+type status struct {
+	at          time.Time
+	allocatable map[string]int64
+}
+
+// watchCluster begins one that ends with the test.
+func (c *cluster) watchCluster(t *testing.T) *eventLog {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	d := &eventLog{pods: map[string]*podRecord{}, serving: map[string]bool{}}
+	nodes, err := c.client.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", hostName).String()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods, err := c.client.CoreV1().Pods(workspace).Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plugins, err := c.client.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=virgate"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var following sync.WaitGroup
+	for _, events := range []watch.Interface{nodes, pods, plugins} {
+		following.Go(func() { d.follow(ctx, events) })
+	}
+	t.Cleanup(func() { cancel(); following.Wait() })
+	return d
+}
+
+func (d *eventLog) follow(ctx context.Context, events watch.Interface) {
+	for event := range events.ResultChan() {
+		d.mu.Lock()
+		switch object := event.Object.(type) {
+		case *v1.Node:
+			d.addNode(object)
+		case *v1.Pod:
+			if object.Namespace == namespace {
+				d.addPluginPod(object, event.Type == watch.Deleted)
+			} else {
+				d.addPod(object, event.Type == watch.Deleted)
+			}
+		default:
+			d.wrong = append(d.wrong, fmt.Sprintf("watch: %v", object))
+		}
+		d.mu.Unlock()
+	}
+	if ctx.Err() == nil {
+		d.complain("a watch ended")
+	}
+}
+
+func (d *eventLog) complain(format string, arguments ...any) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.wrong = append(d.wrong, fmt.Sprintf(format, arguments...))
+}
+
+func (d *eventLog) addNode(node *v1.Node) {
+	d.statuses = appendStatus(d.statuses, offered(node.Status.Allocatable))
+}
+
+func (d *eventLog) addKubeletState(devices map[string][]heldDevice) {
+	now := map[string]int64{}
+	for resource, each := range devices {
+		now[resource] = int64(len(each))
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.kubeletStates = appendStatus(d.kubeletStates, now)
+}
+
+// appendStatus adds it if it is new.
+func appendStatus(all []status, now map[string]int64) []status {
+	if len(all) > 0 && maps.Equal(now, all[len(all)-1].allocatable) {
+		return all
+	}
+	return append(all, status{time.Now(), now})
+}
+
+// lastBefore is the one that held at that time.
+func lastBefore(all []status, when time.Time) status {
+	i := sort.Search(len(all), func(i int) bool { return all[i].at.After(when) })
+	if i == 0 {
+		return status{}
+	}
+	return all[i-1]
+}
+
+func (d *eventLog) addPluginPod(pod *v1.Pod, deleted bool) {
+	if deleted || !slices.ContainsFunc(pod.Status.Conditions, func(c v1.PodCondition) bool {
+		return c.Type == v1.PodReady && c.Status == v1.ConditionTrue
+	}) {
+		delete(d.serving, pod.Name)
+		return
+	}
+	if !d.serving[pod.Name] && len(d.serving) > 0 {
+		d.overlaps++
+	}
+	d.serving[pod.Name] = true
+}
+
+// onOffer are the resources of which the node's status has any, sorted.
+func (d *eventLog) onOffer() (names []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.statuses) == 0 {
+		return nil
+	}
+	for name, count := range d.statuses[len(d.statuses)-1].allocatable {
+		if count > 0 {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// podRecord is what was seen of a pod; times are zero for what has not been.
+type podRecord struct {
+	resource          string
+	bound, ran, ended time.Time
+	refused           time.Time
+	refusal           string
+	beingDeleted      bool
+}
+
+func (d *eventLog) addPod(pod *v1.Pod, deleted bool) {
+	l := d.pods[pod.Name]
+	if l == nil {
+		l = &podRecord{}
+		d.pods[pod.Name] = l
+	}
+	for name := range pod.Spec.Containers[0].Resources.Limits {
+		l.resource = string(name)
+	}
+	now := time.Now()
+	l.beingDeleted = l.beingDeleted || pod.DeletionTimestamp != nil
+	if pod.Spec.NodeName != "" {
+		keepFirst(&l.bound, now)
+	}
+	switch pod.Status.Phase {
+	case v1.PodRunning:
+		keepFirst(&l.ran, now)
+	case v1.PodFailed, v1.PodSucceeded:
+		keepFirst(&l.ended, now)
+		if l.ran.IsZero() && !l.beingDeleted && (overtaken(pod) || d.overlaps > 0 && cutOff(pod)) {
+			keepFirst(&l.refused, now)
+			l.refusal = pod.Status.Reason + ": " + pod.Status.Message
+		} else if !l.beingDeleted && l.refused.IsZero() {
+			d.wrong = append(d.wrong, fmt.Sprintf("pod %s is %s: %s: %s", pod.Name, pod.Status.Phase, pod.Status.Reason, pod.Status.Message))
+		}
+	}
+	for _, container := range pod.Status.ContainerStatuses {
+		if container.RestartCount > 0 {
+			d.wrong = append(d.wrong, fmt.Sprintf("pod %s was restarted", pod.Name))
+		}
+		if waiting := container.State.Waiting; waiting != nil && waiting.Reason != "ContainerCreating" && !l.beingDeleted {
+			d.wrong = append(d.wrong, fmt.Sprintf("pod %s: %s: %s", pod.Name, waiting.Reason, waiting.Message))
+		}
+	}
+	if deleted {
+		keepFirst(&l.ended, now)
+	}
+}
+
+// overtaken says that the kubelet had no device for the pod any more.
+func overtaken(pod *v1.Pod) bool {
+	if pod.Status.Reason != unexpectedAdmission {
+		return strings.HasPrefix(pod.Status.Reason, "OutOfnvidia.com/")
+	}
+	return strings.Contains(pod.Status.Message, "requested number of devices unavailable") ||
+		strings.Contains(pod.Status.Message, "no healthy devices present")
+}
+
+// cutOff says that the kubelet called a plugin that had ended in a rollout.
+func cutOff(pod *v1.Pod) bool {
+	return pod.Status.Reason == unexpectedAdmission && (strings.Contains(pod.Status.Message, "code = Unavailable") ||
+		strings.Contains(pod.Status.Message, "has been stopped"))
+}
+
+func keepFirst(moment *time.Time, now time.Time) {
+	if moment.IsZero() {
+		*moment = now
+	}
+}
+
+// deleting is told before a pod is deleted, so that nothing comes between.
+func (d *eventLog) deleting(name string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.pods[name] == nil {
+		d.pods[name] = &podRecord{}
+	}
+	d.pods[name].beingDeleted = true
+}
+
+// runs says that the pod runs and is to go on.
+func (d *eventLog) runs(name string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l := d.pods[name]
+	return l != nil && l.runs()
+}
+
+func (l *podRecord) runs() bool { return !l.ran.IsZero() && l.ended.IsZero() && !l.beingDeleted }
+
+// decided says that the pod has run or ended.
+func (d *eventLog) decided(name string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l := d.pods[name]
+	return l != nil && (!l.ran.IsZero() || !l.ended.IsZero())
+}
+
+// isRefused says that the kubelet has not taken the pod.
+func (d *eventLog) isRefused(name string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l := d.pods[name]
+	return l != nil && !l.refused.IsZero()
+}
+
+// allRan says which pods have not run yet, nor ended or been deleted before.
+func (d *eventLog) allRan() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for name, l := range d.pods {
+		if l.ran.IsZero() && l.ended.IsZero() && !l.beingDeleted {
+			return fmt.Errorf("pod %s does not: %+v", name, *l)
+		}
+	}
+	return nil
+}
+
+// running is how many pods run.
+func (d *eventLog) running() (count int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, l := range d.pods {
+		if l.runs() {
+			count++
+		}
+	}
+	return count
+}
+
+// heldDevice is a device of a pod as the kubelet has it.
+type heldDevice struct {
+	sharingMode
+	unit, id string
+}
+
+// kubeletSays is a client of the kubelet's PodResources, where the kubelet says what
+// it has and who holds it, without the API server.
+func (c *cluster) kubeletSays(t *testing.T) api.PodResourcesListerClient {
+	t.Helper()
+	// The kubelet may be away for a while: gRPC's own pauses grow to minutes.
+	again := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Second / 4, Multiplier: 1, MaxDelay: time.Second / 4}, MinConnectTimeout: time.Second}
+	connection, err := grpc.NewClient("unix:///var/lib/kubelet/pod-resources/kubelet.sock",
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(again))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = connection.Close() })
+	return api.NewPodResourcesListerClient(connection)
+}
+
+// holdings are the devices of the tests' pods, by the pods' names.
+func holdings(ctx context.Context, kubelet api.PodResourcesListerClient) (map[string][]heldDevice, error) {
+	answer, err := kubelet.List(ctx, &api.ListPodResourcesRequest{})
+	if err != nil {
+		return nil, err
+	}
+	found := map[string][]heldDevice{}
+	for _, pod := range answer.PodResources {
+		if pod.Namespace != workspace {
+			continue
+		}
+		for _, container := range pod.Containers {
+			for _, devices := range container.Devices {
+				found[pod.Name] = append(found[pod.Name], holdingsOf(devices)...)
+			}
+		}
+	}
+	return found, nil
+}
+
+func holdingsOf(devices *api.ContainerDevices) []heldDevice {
+	var found []heldDevice
+	for _, id := range devices.DeviceIds {
+		unit, _, shared := strings.Cut(id, "::")
+		found = append(found, heldDevice{sharingMode{devices.ResourceName, shared}, unit, id})
+	}
+	return found
+}
+
+// healthy are the devices of NVIDIA's resources that the kubelet could grant or has
+// granted, by resource.
+func healthy(ctx context.Context, kubelet api.PodResourcesListerClient) (map[string][]heldDevice, error) {
+	answer, err := kubelet.GetAllocatableResources(ctx, &api.AllocatableResourcesRequest{})
+	if err != nil {
+		return nil, err
+	}
+	found := map[string][]heldDevice{}
+	for _, devices := range answer.Devices {
+		found[devices.ResourceName] = append(found[devices.ResourceName], holdingsOf(devices)...)
+	}
+	return found, nil
+}
+
+// units are those that the resource is offered on, sorted.
+func units(t *testing.T, kubelet api.PodResourcesListerClient, resource string) []string {
+	t.Helper()
+	devices, err := healthy(t.Context(), kubelet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]struct{}{}
+	for _, device := range devices[resource] {
+		found[device.unit] = struct{}{}
+	}
+	return slices.Sorted(maps.Keys(found))
+}
+
+// shareMonitor follows which pod holds what, as the kubelet has it, and complains to the
+// events when a pod loses a device, or has one for itself that it has not.
+type shareMonitor struct {
+	kubelet api.PodResourcesListerClient
+	events  *eventLog
+	// units are the node's GPUs in the order of the layouts.
+	units []string
+
+	mu     sync.Mutex
+	looks  []look
+	wanted layout
+	// strange is since when what a pod holds is not as it should be, by complaint, and
+	// slowest how long that ever was.
+	strange map[string]time.Time
+	slowest atomic.Int64
+}
+
+// look is what the kubelet said at a time: who holds what, by pod, and which devices
+// are healthy, by resource.
+type look struct {
+	at            time.Time
+	held, healthy map[string][]heldDevice
+}
+
+// startShareMonitor follows until the end of the test.
+func startShareMonitor(t *testing.T, kubelet api.PodResourcesListerClient, d *eventLog, units []string, wanted layout) *shareMonitor {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	f := &shareMonitor{kubelet: kubelet, events: d, units: units, wanted: wanted, strange: map[string]time.Time{}}
+	var following sync.WaitGroup
+	following.Go(func() { f.run(ctx) })
+	t.Cleanup(func() { cancel(); following.Wait() })
+	return f
+}
+
+func (f *shareMonitor) run(ctx context.Context) {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		held, err := holdings(ctx, f.kubelet)
+		var devices map[string][]heldDevice
+		if err == nil {
+			devices, err = healthy(ctx, f.kubelet)
+		}
+		if err != nil {
+			f.complain(ctx, "the kubelet does not say who holds what: %v", err)
+			continue
+		}
+		f.compare(ctx, held)
+		f.alone(ctx, held)
+		f.events.addKubeletState(devices)
+		f.mu.Lock()
+		f.looks = append(f.looks, look{time.Now(), held, devices})
+		f.mu.Unlock()
+		f.persists(ctx)
+	}
+}
+
+func (f *shareMonitor) complain(ctx context.Context, format string, arguments ...any) {
+	if ctx.Err() == nil {
+		f.events.complain(format, arguments...)
+	}
+}
+
+// compare says that who ran and is not being deleted holds what it held.
+func (f *shareMonitor) compare(ctx context.Context, held map[string][]heldDevice) {
+	for name, before := range f.last().held {
+		if difference := cmp.Diff(before, held[name], cmp.AllowUnexported(heldDevice{}, sharingMode{})); difference != "" && f.events.runs(name) {
+			f.complain(ctx, "pod %s has other devices (-before +after):\n%s", name, difference)
+		}
+	}
+}
+
+// alone says that a whole GPU has one tenant.
+func (f *shareMonitor) alone(ctx context.Context, held map[string][]heldDevice) {
+	whole, pods := map[string]bool{}, map[string][]string{}
+	for name, devices := range held {
+		for _, device := range devices {
+			whole[device.unit] = whole[device.unit] || !device.shared
+			pods[device.unit] = append(pods[device.unit], name)
+		}
+	}
+	for unit := range whole {
+		if whole[unit] && len(pods[unit]) > 1 {
+			slices.Sort(pods[unit])
+			f.complain(ctx, "%s is whole one's of the pods %q", unit, pods[unit])
+		}
+	}
+}
+
+// want is told before the node is to offer something else.
+func (f *shareMonitor) want(l layout) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.wanted = l
+}
+
+// unlike says of which running pods the devices are not as the layout has it. What a
+// pod holds is healthy exactly as long as its GPU is to be offered in that mode, be it
+// in fewer shares. In a mode that ends it is Unhealthy, so that nobody gets it next.
+func (f *shareMonitor) unlike() (complaints []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.looks) == 0 {
+		return []string{"nobody has looked"}
+	}
+	now := f.looks[len(f.looks)-1]
+	for _, name := range slices.Sorted(maps.Keys(now.held)) {
+		for _, device := range now.held[name] {
+			stays := f.wanted[device.sharingMode][slices.Index(f.units, device.unit)] > 0
+			if stays != slices.Contains(now.healthy[device.resource], device) && f.events.runs(name) {
+				complaints = append(complaints, fmt.Sprintf("pod %s holds %s of %s: healthy is %t, and its GPU stays in that mode is %t",
+					name, device.id, device.resource, !stays, stays))
+			}
+		}
+	}
+	return complaints
+}
+
+// odd are the holders that a layout does not explain: those that do not run, of a device
+// that is not healthy, or of one that another pod holds too.
+func (f *shareMonitor) odd() (found []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	holders := map[heldDevice]string{}
+	now := f.looks[len(f.looks)-1]
+	found = append(found, "looked at "+now.at.Format(clock))
+	for _, name := range slices.Sorted(maps.Keys(now.held)) {
+		for _, device := range now.held[name] {
+			isHealthy := slices.Contains(now.healthy[device.resource], device)
+			if other := holders[device]; other != "" || !isHealthy || !f.events.runs(name) {
+				found = append(found, fmt.Sprintf("%s: %s, healthy %t, runs %t, another's %q", name, device.id, isHealthy, f.events.runs(name), other))
+			}
+			holders[device] = name
+		}
+	}
+	return found
+}
+
+// persists complains of what has been unlike the layout for longer than the lag.
+func (f *shareMonitor) persists(ctx context.Context) {
+	now := time.Now()
+	strange := map[string]time.Time{}
+	for _, complaint := range f.unlike() {
+		since, known := f.strange[complaint]
+		if !known {
+			since = now
+		}
+		lasted := now.Sub(since)
+		if lasted > lag && time.Duration(f.slowest.Load()) <= lag { // Once is enough.
+			f.complain(ctx, "since %s: %s", since.Format(clock), complaint)
+		}
+		f.slowest.Store(max(f.slowest.Load(), int64(lasted)))
+		strange[complaint] = since
+	}
+	f.strange = strange
+}
+
+// last is the newest look.
+func (f *shareMonitor) last() look {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.looks) == 0 {
+		return look{}
+	}
+	return f.looks[len(f.looks)-1]
+}
+
+// counts are how many devices of each GPU are held in each way.
+func (f *shareMonitor) counts() map[sharingMode][8]int {
+	counts := map[sharingMode][8]int{}
+	for _, devices := range f.last().held {
+		for _, device := range devices {
+			of := counts[device.sharingMode]
+			of[slices.Index(f.units, device.unit)]++
+			counts[device.sharingMode] = of
+		}
+	}
+	return counts
+}
+
+// free is how many GPUs nobody held at the fullest moment of that time.
+func (f *shareMonitor) free(from, to time.Time) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	most := 0
+	for _, look := range f.looks {
+		if look.at.Before(from) || look.at.After(to) {
+			continue
+		}
+		held := map[string]bool{}
+		for _, devices := range look.held {
+			for _, device := range devices {
+				held[device.unit] = true
+			}
+		}
+		most = max(most, len(held))
+	}
+	return len(f.units) - most
+}

@@ -1,0 +1,459 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// testKubeletRestarts ends the kubelet, in order and by force, while pods hold
+// shares.
+func testKubeletRestarts(t *testing.T, c *cluster) {
+	c.install(t, "node=sim:t4x2")
+	all := map[string]int64{shared: 8}
+	c.awaitServed(t, all)
+	c.awaitAllocatable(t, all)
+	holders := c.hold(t, "holder", 3)
+	before, plugin := c.podStates(t, holders), c.plugin(t)
+	lasting := pod("lasting", shared, 1)
+	lasting.Spec.RestartPolicy = v1.RestartPolicyAlways
+	c.run(t, lasting)
+	gpu := c.printedVariable(t, lasting.Name, "NVIDIA_VISIBLE_DEVICES")
+	for _, way := range []struct {
+		name   string
+		signal syscall.Signal
+	}{{"stopped", syscall.SIGTERM}, {"killed", syscall.SIGKILL}} {
+		c.kubelet.stop(way.signal)
+		began := time.Now()
+		c.kubelet.start(t)
+		c.awaitServed(t, all)
+		c.report.note("kubelet "+way.name+", start to shares", time.Since(began).Round(10*time.Millisecond).String())
+		c.awaitAllocatable(t, all)
+		c.hold(t, way.name, 1)
+		c.undisturbed(t, before)
+	}
+	if c.plugin(t).Status.ContainerStatuses[0].RestartCount != plugin.Status.ContainerStatuses[0].RestartCount {
+		t.Error("the kubelet's end has ended Virgate too")
+	}
+	c.restart(t, lasting.Name)
+	if after := c.printedVariable(t, lasting.Name, "NVIDIA_VISIBLE_DEVICES"); after != gpu {
+		t.Errorf("a container that started again has %s, its pod was given %s", after, gpu)
+	}
+	c.fill(t, append(holders, lasting.Name, "stopped-0", "killed-0"), 2, 4)
+}
+
+// testContainerdRestarts does the same to the container runtime, which neither
+// Virgate nor a running pod needs.
+func testContainerdRestarts(t *testing.T, c *cluster) {
+	c.install(t, "node=sim:t4x2")
+	all := map[string]int64{shared: 8}
+	c.awaitAllocatable(t, all)
+	holders := c.hold(t, "holder", 3)
+	before, plugin := c.podStates(t, holders), c.plugin(t)
+	registered := registrations(t, plugin)
+	for _, way := range []struct {
+		name   string
+		signal syscall.Signal
+	}{{"stopped", syscall.SIGTERM}, {"killed", syscall.SIGKILL}} {
+		c.containerd.stop(way.signal)
+		c.awaitServed(t, all)
+		if _, err := fetch(plugin, "/readyz"); err != nil {
+			t.Errorf("while containerd is %s: %v", way.name, err)
+		}
+		began := time.Now()
+		c.containerd.start(t)
+		c.hold(t, way.name, 1)
+		c.report.note("containerd "+way.name+", start to a new pod", time.Since(began).Round(10*time.Millisecond).String())
+		c.undisturbed(t, before)
+		c.awaitAllocatable(t, all)
+	}
+	if after := c.plugin(t); after.UID != plugin.UID || after.Status.ContainerStatuses[0].ContainerID != plugin.Status.ContainerStatuses[0].ContainerID {
+		t.Error("containerd's end has ended Virgate too")
+	}
+	if after := registrations(t, plugin); after != registered {
+		t.Errorf("Virgate has registered %s times, before containerd's end %s", after, registered)
+	}
+	c.fill(t, append(holders, "stopped-0", "killed-0"), 2, 4)
+}
+
+// registrations is how often the kubelet had to be told of Virgate.
+func registrations(t *testing.T, plugin *v1.Pod) string {
+	t.Helper()
+	values, err := series(plugin, "virgate_kubelet_registrations_total", `resource="nvidia.com/gpu"`)
+	if err != nil || len(values) != 1 {
+		t.Fatalf("registrations are %q: %v", values, err)
+	}
+	return values[0]
+}
+
+// testPluginKilled kills Virgate without a word while pods hold shares.
+func testPluginKilled(t *testing.T, c *cluster) {
+	c.install(t, "node=sim:t4x2")
+	all := map[string]int64{shared: 8}
+	c.awaitAllocatable(t, all)
+	holders := c.hold(t, "holder", 3)
+	before, plugin := c.podStates(t, holders), c.plugin(t)
+	killed := processes(t, plugin)
+	if len(killed) != 1 {
+		t.Fatalf("Virgate's container has processes %v, want one", killed)
+	}
+	began := time.Now()
+	if err := syscall.Kill(killed[0], syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	c.await(t, time.Minute, "the kubelet to start it again", func() error {
+		status := c.plugin(t).Status.ContainerStatuses[0]
+		if status.RestartCount != plugin.Status.ContainerStatuses[0].RestartCount+1 || !status.Ready {
+			return errors.New("it is not ready")
+		}
+		return nil
+	})
+	c.awaitServed(t, all)
+	c.report.note("plugin killed to shares", time.Since(began).Round(10*time.Millisecond).String())
+	c.awaitAllocatable(t, all)
+	c.undisturbed(t, before)
+	c.fill(t, holders, 2, 4)
+	// The socket of the one that was killed is in nobody's way. Asked again, for the
+	// output of a command that ends at once does not always come through. It also lists
+	// the GPUs of the parts before, as lost: the machine was not rebooted since.
+	c.await(t, time.Minute, "virgate health", func() error {
+		if health := c.exec(t, c.plugin(t), "/usr/bin/virgate", "health"); strings.Count(health, "  healthy") != 2 {
+			return fmt.Errorf("it says %q", health)
+		}
+		return nil
+	})
+}
+
+// testOutage ends the API server while pods hold shares. The profile is edited in
+// the moment before, a GPU becomes too hot meanwhile, and the profile is edited
+// once more when the API server is back.
+func testOutage(t *testing.T, c *cluster) {
+	c.createNamespace(t, namespace)
+	c.profiles(t, "edited", map[string]string{"chosen": replicas("4")})
+	c.install(t, "node=sim:t4x2", "config.name=edited", "config.default=chosen")
+	c.awaitAllocatable(t, map[string]int64{shared: 8})
+	before, plugin := c.podStates(t, c.hold(t, "holder", 2)), c.plugin(t)
+
+	c.editProfile(t, "edited", "chosen", replicas("5"))
+	c.apiServer.stop(syscall.SIGKILL)
+	down := time.Now()
+	c.answers(t, plugin)
+	heat(t, c, plugin)
+	c.awaitServed(t, map[string]int64{shared: c.awaitHalf(t, plugin)})
+	c.answers(t, plugin)
+
+	c.apiServer.start(t)
+	c.await(t, time.Minute, "the API server", c.ready)
+	back := time.Now()
+	c.report.note("API server away", back.Sub(down).Round(10*time.Millisecond).String())
+	c.awaitAllocatable(t, map[string]int64{shared: 5})
+	c.awaitEvent(t, down, "GPUUnhealthy", "GPU 0", "95")
+	edited := time.Now()
+	c.editProfile(t, "edited", "chosen", replicas("6"))
+	c.awaitAllocatable(t, map[string]int64{shared: 6})
+	c.report.note("edit after the API server's return to allocatable", time.Since(edited).Round(10*time.Millisecond).String())
+	c.awaitEvent(t, back, "ProfileApplied", "chosen")
+	c.awaitCondition(t, v1.ConditionTrue, "Serving", "12 devices, 6 healthy")
+	c.undisturbed(t, before)
+	c.hold(t, "later", 1)
+	if c.plugin(t).Status.ContainerStatuses[0].RestartCount != plugin.Status.ContainerStatuses[0].RestartCount {
+		t.Error("Virgate has ended without an API server")
+	}
+}
+
+// answers waits until the pod answers all that it should; it is not ready in the
+// moment in which it takes up what was edited.
+func (c *cluster) answers(t *testing.T, plugin *v1.Pod) {
+	t.Helper()
+	for _, path := range []string{"/healthz", "/readyz", "/status", "/api/v1/status"} {
+		c.await(t, 10*time.Second, "an answer without an API server", func() error {
+			_, err := fetch(plugin, path)
+			return err
+		})
+	}
+}
+
+// awaitHalf waits until Virgate lists one GPU's devices as healthy and the other's
+// not, and returns how many: four, or five if it had seen the edit.
+func (c *cluster) awaitHalf(t *testing.T, plugin *v1.Pod) (healthy int64) {
+	t.Helper()
+	c.await(t, time.Minute, "half of the devices to be healthy", func() error {
+		counts := [2]int64{}
+		for i, state := range []string{"healthy", "unhealthy"} {
+			values, err := series(plugin, "virgate_listed_devices", `resource="nvidia.com/gpu"`, `state="`+state+`"`)
+			if err != nil || len(values) != 1 {
+				return fmt.Errorf("%s are %q: %v", state, values, err)
+			}
+			if counts[i], err = strconv.ParseInt(values[0], 10, 64); err != nil {
+				return err
+			}
+		}
+		if healthy = counts[0]; healthy != counts[1] || healthy != 4 && healthy != 5 {
+			return fmt.Errorf("%d are healthy, %d are not", counts[0], counts[1])
+		}
+		return nil
+	})
+	return healthy
+}
+
+// heat makes GPU 0 too hot without asking the API server: through the container's
+// file system, which its process shows.
+func heat(t *testing.T, c *cluster, plugin *v1.Pod) {
+	t.Helper()
+	c.simulate(t, plugin, "temperature", "--gpu", "0", "95")
+}
+
+// simulate has the pod's simulated node do something.
+func (c *cluster) simulate(t *testing.T, plugin *v1.Pod, verb ...string) {
+	t.Helper()
+	for _, process := range processes(t, plugin) {
+		socket := fmt.Sprintf("/proc/%d/root/run/virgate/control.sock", process)
+		if output, err := exec.Command(c.path("virgate"), append([]string{"sim", "--control-socket", socket}, verb...)...).CombinedOutput(); err != nil {
+			t.Fatalf("sim %q: %v\n%s", verb, err, output)
+		}
+	}
+}
+
+// rollouts is how often one version takes over from another.
+const rollouts = 4
+
+// handover is how long the kubelet may be without a plugin when one takes over from
+// another: it drops the devices when the connection of the one ends, and takes a
+// registration only after that.
+const handover = 5 * time.Second
+
+// testRollout rolls the DaemonSet to another version and back while pods start
+// and end all the time.
+func testRollout(t *testing.T, c *cluster) {
+	c.install(t, "node=sim:dgx-a100")
+	c.awaitAllocatable(t, map[string]int64{shared: 32})
+	holders := c.hold(t, "holder", 4)
+	before := c.podStates(t, holders)
+	d := c.watchCluster(t)
+	t.Cleanup(func() { c.clear(t) })
+	kubelet := c.kubeletSays(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var busy sync.WaitGroup
+	busy.Go(func() { c.startPods(ctx, d) })
+	busy.Go(func() { d.followTruth(ctx, kubelet) })
+	// Whatever ends the test, nobody writes to it after.
+	defer busy.Wait()
+	defer cancel()
+
+	first, took := time.Now(), time.Duration(0)
+	for i := range rollouts {
+		tag := []string{nextVersion, version}[i%2]
+		began := time.Now()
+		c.install(t, "node=sim:dgx-a100", "image.tag="+tag)
+		took += time.Since(began)
+		if got, want := c.plugin(t).Spec.Containers[0].Image, "virgate:"+tag; got != want {
+			t.Fatalf("after the rollout %s runs, want %s", got, want)
+		}
+	}
+	c.awaitAllocatable(t, map[string]int64{shared: 32})
+	cancel()
+	busy.Wait()
+	c.await(t, time.Minute, "the last pods to run", d.allRan)
+	c.undisturbed(t, before)
+	c.report.note("a rollout, on average", (took / rollouts).Round(10*time.Millisecond).String())
+	c.judgeRollouts(t, d, first, len(holders))
+}
+
+// judgeRollouts says that old and new were ready together each time, that the
+// kubelet had all shares but for one short moment each time, and that no pod was
+// refused at any other moment.
+func (c *cluster) judgeRollouts(t *testing.T, d *eventLog, began time.Time, holders int) {
+	t.Helper()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, wrong := range d.wrong {
+		t.Error(wrong)
+	}
+	if d.overlaps < rollouts {
+		t.Errorf("old and new were ready together in %d of %d rollouts", d.overlaps, rollouts)
+	}
+	for _, state := range d.kubeletStates {
+		if count := state.allocatable[shared]; count != 32 && count != 0 {
+			t.Errorf("at %s the kubelet had %v", state.at.Format(clock), state.allocatable)
+		}
+	}
+	var moments []time.Duration
+	gaps := c.gaps(t, began)
+	for _, g := range gaps {
+		moments = append(moments, g.end.Sub(g.begin))
+	}
+	if len(moments) > rollouts || slices.ContainsFunc(moments, func(m time.Duration) bool { return m > handover }) {
+		t.Errorf("in %d rollouts the kubelet was without devices for %v", rollouts, moments)
+	}
+	refused := 0
+	for name, l := range d.pods {
+		if l.refusal == "" {
+			continue
+		}
+		refused++
+		if !slices.ContainsFunc(gaps, func(g gap) bool { return g.begin.Before(l.refused) && g.end.After(l.bound) }) {
+			t.Errorf("pod %s, bound %s, was refused %s: %s; the kubelet was without devices %v", name, l.bound.Format(clock), l.refused.Format(clock), l.refusal, gaps)
+		}
+	}
+	c.report.note("rollouts, pods started meanwhile, refused in the moment of the handover", fmt.Sprintf("%d, %d, %d", rollouts, len(d.pods)-holders, refused))
+	c.report.note("rollouts: moments in which the kubelet had no device", fmt.Sprint(moments))
+	c.report.note("rollouts: times the node's status said 0", fmt.Sprint(count(d.statuses, func(s status) bool { return s.allocatable[shared] == 0 })))
+}
+
+// gap is a time in which the kubelet had no plugin for the shares.
+type gap struct{ begin, end time.Time }
+
+func (g gap) String() string { return g.begin.Format(clock) + " to " + g.end.Format(clock) }
+
+// gaps are those since then, by the kubelet's log: from the end of one plugin's
+// stream to the first list of the next.
+func (c *cluster) gaps(t *testing.T, since time.Time) (all []gap) {
+	t.Helper()
+	log, err := os.ReadFile(c.kubelet.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var begin time.Time
+	for line := range strings.Lines(string(log)) {
+		ended := strings.Contains(line, `"ListAndWatch ended unexpectedly`)
+		if !ended && !strings.Contains(line, `"State pushed for device plugin"`) || !strings.Contains(line, fmt.Sprintf(`resource=%q`, shared)) {
+			continue
+		}
+		// Such as I1122 15:48:07.676210, without the year.
+		at, err := time.ParseInLocation("20060102 15:04:05.000000", since.Format("2006")+line[1:21], time.Local)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch {
+		case at.Before(since):
+		case ended:
+			begin = at
+		case !begin.IsZero():
+			all, begin = append(all, gap{begin, at}), time.Time{}
+		}
+	}
+	return all
+}
+
+// followTruth looks what the kubelet has until the context ends.
+func (d *eventLog) followTruth(ctx context.Context, kubelet api.PodResourcesListerClient) {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		devices, err := healthy(ctx, kubelet)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			d.complain("the kubelet does not say what it has: %v", err)
+			continue
+		}
+		d.addKubeletState(devices)
+	}
+}
+
+func count(all []status, is func(status) bool) (found int) {
+	for _, each := range all {
+		if is(each) {
+			found++
+		}
+	}
+	return found
+}
+
+// startPods creates pods one after another until the context ends, and deletes each
+// when it runs or was refused, and a few more have been created.
+func (c *cluster) startPods(ctx context.Context, d *eventLog) {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	pods := c.client.CoreV1().Pods(workspace)
+	calls := context.WithoutCancel(ctx) // None is cut off in the middle.
+	var waiting []string
+	for i := 0; ; i++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if len(waiting) < 20 {
+			one := pod(fmt.Sprintf("starting-%d", i), shared, 1)
+			if _, err := pods.Create(calls, one, metav1.CreateOptions{}); err != nil {
+				d.complain("create %s: %v", one.Name, err)
+			}
+			waiting = append(waiting, one.Name)
+		}
+		if len(waiting) > 4 && d.decided(waiting[0]) {
+			d.deleting(waiting[0])
+			if err := pods.Delete(calls, waiting[0], metav1.DeleteOptions{}); err != nil {
+				d.complain("delete %s: %v", waiting[0], err)
+			}
+			waiting = waiting[1:]
+		}
+	}
+}
+
+// testFault lets a GPU fail while pods hold its shares, and mends it.
+func testFault(t *testing.T, c *cluster) {
+	c.install(t, "node=sim:t4x2", "extraArgs[0]=--probe=2s") // Heat, and the end of any fault, is seen by a probe.
+	all := map[string]int64{shared: 8}
+	c.awaitAllocatable(t, all)
+	before, plugin := c.podStates(t, c.hold(t, "holder", 2)), c.plugin(t)
+	sim := func(command ...string) {
+		t.Helper()
+		c.exec(t, plugin, append([]string{"/usr/bin/virgate", "sim"}, command...)...)
+	}
+	for _, fault := range []struct {
+		name   string
+		inject []string
+		says   string // What the event says of it.
+		metric string
+		labels []string
+	}{
+		{"XID", []string{"xid", "--gpu", "0", "79"}, "XID 79", "virgate_xid_events_total", []string{`action="fatal"`, `xid="79"`}},
+		{"heat", []string{"temperature", "--gpu", "0", "95"}, "temperature above 90", "virgate_health_transitions_total", []string{`cause="temperature"`, `to="unhealthy"`}},
+	} {
+		began := time.Now()
+		sim(fault.inject...)
+		c.awaitAllocatable(t, map[string]int64{shared: 4})
+		c.report.note("fault ("+fault.name+") to allocatable", time.Since(began).Round(10*time.Millisecond).String())
+		message := c.awaitEvent(t, began, "GPUUnhealthy", "GPU 0", fault.says)
+		c.awaitCondition(t, v1.ConditionTrue, "Serving", "8 devices, 4 healthy")
+		c.awaitSeries(t, plugin, fault.metric, "1", fault.labels...)
+		c.awaitSeries(t, plugin, "virgate_unit_health_state", "1", `state="unhealthy"`)
+		c.awaitSeries(t, plugin, "virgate_listed_devices", "4", `resource="nvidia.com/gpu"`, `state="unhealthy"`)
+
+		// What starts now goes to the other GPU.
+		for name, started := range c.podStates(t, c.hold(t, strings.ToLower(fault.name), 1)) {
+			if strings.Contains(message, started.GPU) {
+				t.Errorf("pod %s was given the GPU of which an event had said: %s", name, message)
+			}
+		}
+
+		began = time.Now()
+		sim("heal", "--gpu", "0")
+		c.awaitAllocatable(t, all)
+		c.report.note("heal ("+fault.name+") to allocatable", time.Since(began).Round(10*time.Millisecond).String())
+		c.awaitEvent(t, began, "GPURecovered", "GPU 0", fault.says)
+		c.awaitCondition(t, v1.ConditionTrue, "Serving", "8 devices, 8 healthy")
+		c.awaitSeries(t, plugin, "virgate_listed_devices", "0", `resource="nvidia.com/gpu"`, `state="unhealthy"`)
+		c.undisturbed(t, before)
+	}
+}

@@ -1,0 +1,376 @@
+package e2e
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// The profiles of the tests below, in a ConfigMap of their own.
+const transitionMap = "transitions"
+
+var transitionTexts = map[string]string{
+	"exclusive": "version: v1\n",
+	"four":      replicas("4"),
+	"ten":       replicas("10"),
+	"renamed":   replicas("4") + "      rename: nvidia.com/gpu.shared\n",
+}
+
+// allGPUs is the layout of such a profile.
+func allGPUs(profile string) layout {
+	switch profile {
+	case "exclusive":
+		return layout{{"nvidia.com/gpu", false}: alike(1, 0, 8)}
+	case "ten":
+		return layout{{"nvidia.com/gpu", true}: alike(10, 0, 8)}
+	case "renamed":
+		return layout{{"nvidia.com/gpu.shared", true}: alike(4, 0, 8)}
+	}
+	return layout{{"nvidia.com/gpu", true}: alike(4, 0, 8)}
+}
+
+// beginExclusive installs Virgate on eight whole GPUs and follows them.
+func (s *storm) beginExclusive(t *testing.T) {
+	t.Helper()
+	s.c.createNamespace(t, namespace)
+	s.c.profiles(t, transitionMap, transitionTexts)
+	s.c.label(t, "exclusive")
+	t.Cleanup(func() { s.c.label(t, "") })
+	s.c.install(t, "node=sim:dgx-a100", "config.name="+transitionMap, quickly)
+	s.layout = allGPUs("exclusive")
+	s.c.offers(t, map[string]int64{"nvidia.com/gpu": 8})
+	s.follow(t, units(t, s.kubelet, "nvidia.com/gpu"))
+}
+
+// label gives the node the label of such a profile.
+func (s *storm) label(t *testing.T, profile, name string) *switching {
+	t.Helper()
+	s.goTo(name, allGPUs(profile))
+	s.c.label(t, profile)
+	return &s.switches[len(s.switches)-1]
+}
+
+// tooLong is a bound for what takes a second or so, on a machine with much else to do;
+// it is below the 30 seconds that such switches took when they waited for the quiet time.
+const tooLong = 10 * time.Second
+
+// testTransitions measures each kind of switch, from the label to the node's status,
+// while pods come and go.
+func testTransitions(t *testing.T, c *cluster) {
+	const rounds, crowd = 20, 4
+	s := newStorm(t, c, "transitions", 2*time.Second, 6*time.Second)
+	s.beginExclusive(t)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	var nextPod time.Time
+	// until lets pods come and go until the condition holds.
+	until := func(condition func() bool) {
+		limit := time.Now().Add(time.Minute)
+		for !condition() {
+			now := <-tick.C
+			if now.After(limit) {
+				t.Fatalf("the node wants %v and does not come to it", s.wanted())
+			}
+			if now.After(nextPod) && len(s.leaving) < crowd {
+				s.addPod(t)
+				nextPod = now.Add(s.between(0, time.Second))
+			}
+			s.removePods(t, now)
+			s.most = max(s.most, s.events.running())
+		}
+	}
+	kinds := []struct{ to, name string }{
+		{"four", "exclusive to 4 replicas"}, {"ten", "4 to 10 replicas"}, {"four", "10 to 4 replicas"},
+		{"renamed", "to another name"}, {"four", "to the first name"}, {"exclusive", "4 replicas to exclusive"},
+	}
+	times := map[string][]time.Duration{}
+	for range rounds {
+		for _, kind := range kinds {
+			// The label comes at any moment of the kubelet's status period.
+			begins := time.Now().Add(s.between(0, time.Second))
+			until(func() bool { return time.Now().After(begins) })
+			each := s.label(t, kind.to, kind.name)
+			// The status is as old as its period: what it says may be what was right with
+			// pods that have gone meanwhile.
+			var right []map[string]int64
+			until(func() bool {
+				right = append(right, s.wanted())
+				return slices.ContainsFunc(right, s.events.offers)
+			})
+			each.shown = time.Now()
+			times[kind.name] = append(times[kind.name], each.shown.Sub(each.at))
+		}
+	}
+	s.end(t)
+	s.neverNone(t)
+	for _, kind := range kinds {
+		reportTimes(t, c, fmt.Sprintf("%s: label to allocatable, median and worst of %d", kind.name, rounds), times[kind.name])
+	}
+}
+
+// reportTimes notes the median and the worst.
+func reportTimes(t *testing.T, c *cluster, what string, times []time.Duration) {
+	t.Helper()
+	slices.Sort(times)
+	median, worst := times[len(times)/2], times[len(times)-1]
+	c.report.note(what, fmt.Sprintf("%s, %s", median.Round(10*time.Millisecond), worst.Round(10*time.Millisecond)))
+	if worst > tooLong {
+		t.Errorf("%s: %s", what, times)
+	}
+}
+
+// offers says that the node's status has these, and no other devices.
+func (d *eventLog) offers(want map[string]int64) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.statuses) == 0 {
+		return false
+	}
+	got := maps.Clone(d.statuses[len(d.statuses)-1].allocatable)
+	maps.DeleteFunc(got, func(_ string, count int64) bool { return count == 0 })
+	return maps.Equal(want, got)
+}
+
+// neverNone says that a resource that a switch leaves its name was always there during
+// the switch, if two GPUs at least were free.
+func (s *storm) neverNone(t *testing.T) {
+	t.Helper()
+	s.events.mu.Lock()
+	defer s.events.mu.Unlock()
+	fewest := map[string]int64{}
+	for _, each := range s.switches {
+		for _, resource := range stormResources {
+			if each.from.devices(resource) == 0 || each.to.devices(resource) == 0 {
+				continue
+			}
+			for who, statuses := range map[string][]status{"the node's status": s.events.statuses, "the kubelet": s.events.kubeletStates} {
+				for _, status := range statuses {
+					if status.at.Before(each.at) || status.at.After(each.shown) {
+						continue
+					}
+					count := status.allocatable[resource]
+					// Virgate learns within a second that a pod has gone, or longer on a busy machine.
+					free := s.monitor.free(each.at.Add(-5*time.Second), status.at.Add(time.Second))
+					if count == 0 && free > 1 {
+						t.Errorf("%s, %s after the label: %s has no %s, and %d GPUs were free", each.name, status.at.Sub(each.at), who, resource, free)
+					}
+					if least, known := fewest[each.name]; !known || count < least {
+						fewest[each.name] = count
+					}
+				}
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(fewest)) {
+		s.c.report.note(name+": allocatable meanwhile, at least", fmt.Sprint(fewest[name]))
+	}
+}
+
+// devices are all that the layout has of the resource.
+func (l layout) devices(resource string) (count int) {
+	for mode, counts := range l {
+		for _, each := range counts {
+			if mode.resource == resource {
+				count += each
+			}
+		}
+	}
+	return count
+}
+
+// testQueue switches a full node while many pods wait: each GPU is to change when those
+// end who have it, and not to go to the next in the old mode.
+func testQueue(t *testing.T, c *cluster) {
+	const waiting, lasts = 40, 10 * time.Second
+	s := newStorm(t, c, "queue", lasts, lasts+1)
+	s.beginExclusive(t)
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	// until keeps so many pods waiting, ends those that have run long enough, and goes
+	// on until the condition holds.
+	until := func(what string, condition func() bool) {
+		limit := time.Now().Add(2 * time.Minute)
+		for now := range tick.C {
+			if condition() {
+				return
+			}
+			if now.After(limit) {
+				t.Fatalf("waited for %s: pods hold %v", what, s.monitor.counts())
+			}
+			for range s.events.waiting(waiting) {
+				s.queue(t)
+			}
+			for name := range s.leaving {
+				s.leaving[name] = s.events.endsAfter(name, lasts)
+			}
+			s.removePods(t, now)
+			s.most = max(s.most, s.events.running())
+		}
+	}
+	for _, each := range []struct{ to, name string }{{"four", "exclusive to 4 replicas"}, {"exclusive", "4 replicas to exclusive"}} {
+		mode := onlyMode(s.layout)
+		until("every GPU to be held", func() bool {
+			counts := s.monitor.counts()[mode]
+			return !slices.Contains(counts[:], 0) && s.events.waiting(waiting) == 0
+		})
+		began := time.Now()
+		s.label(t, each.to, each.name)
+		until(each.name, func() bool { return s.events.offers(s.wanted()) && s.monitor.counts()[mode] == [8]int{} })
+		s.handovers(t, began, mode, each.name)
+	}
+	s.end(t)
+}
+
+// queue creates a pod that waits for a GPU or a share of one.
+func (s *storm) queue(t *testing.T) {
+	t.Helper()
+	one := pod(fmt.Sprintf("%s-%d", s.name, s.created), shared, 1)
+	s.events.expect(one.Name)
+	if _, err := s.c.client.CoreV1().Pods(workspace).Create(t.Context(), one, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.created++
+	s.leaving[one.Name] = time.Now().Add(time.Hour)
+}
+
+// expect counts the pod before the API server tells of it.
+func (d *eventLog) expect(name string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.pods[name] = &podRecord{}
+}
+
+// waiting is how many fewer pods than that wait for a node.
+func (d *eventLog) waiting(want int) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, l := range d.pods {
+		if l.bound.IsZero() && l.ended.IsZero() && !l.beingDeleted {
+			want--
+		}
+	}
+	return max(0, want)
+}
+
+// endsAfter is when a pod has run so long; in an hour if it does not run.
+func (d *eventLog) endsAfter(name string, lasts time.Duration) time.Time {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if ran := d.pods[name].ran; !ran.IsZero() {
+		return ran.Add(lasts)
+	}
+	return time.Now().Add(time.Hour)
+}
+
+// onlyMode is that of a layout with one.
+func onlyMode(l layout) sharingMode {
+	for mode := range l {
+		return mode
+	}
+	return sharingMode{}
+}
+
+// handovers judges what the monitor saw since a switch away from the mode. As soon as
+// the kubelet shows no device of a GPU as healthy in the old mode, it shows none again,
+// and none of them has a new holder. It notes how long after its last holder's end
+// each GPU was offered in the new mode.
+func (s *storm) handovers(t *testing.T, began time.Time, mode sharingMode, name string) {
+	t.Helper()
+	s.monitor.mu.Lock()
+	defer s.monitor.mu.Unlock()
+	var times []time.Duration
+	for _, unit := range s.monitor.units {
+		withdrawn := false
+		var ended, offered time.Time
+		holders := map[string]string{}
+		for _, look := range s.monitor.looks {
+			if look.at.Before(began) {
+				continue
+			}
+			for pod, devices := range look.held {
+				for _, device := range devices {
+					if device.unit != unit || device.sharingMode != mode {
+						continue
+					}
+					ended = look.at
+					if before, known := holders[device.id]; withdrawn && known && before != pod {
+						t.Errorf("%s: %s went from pod %s to pod %s after its mode had ended", name, device.id, before, pod)
+					}
+					if withdrawn {
+						holders[device.id] = pod
+					}
+				}
+			}
+			old, others := 0, 0
+			for _, devices := range look.healthy {
+				for _, device := range devices {
+					switch {
+					case device.unit != unit:
+					case device.sharingMode == mode:
+						old++
+					default:
+						others++
+					}
+				}
+			}
+			switch {
+			case old == 0:
+				withdrawn = true
+			case withdrawn:
+				t.Errorf("%s: %s is offered in the old mode again, %s after the label", name, unit, look.at.Sub(began))
+			}
+			if others > 0 && offered.IsZero() {
+				offered = look.at
+			}
+		}
+		if !withdrawn || offered.IsZero() || offered.Before(ended) {
+			t.Errorf("%s: %s was not handed over: held until %s, offered anew %s", name, unit, ended.Format(clock), offered.Format(clock))
+			continue
+		}
+		times = append(times, offered.Sub(ended))
+	}
+	if len(times) > 0 {
+		reportTimes(t, s.c, "full node, "+name+": last holder's end to the GPU's new mode, median and worst", times)
+	}
+}
+
+// testRepartitioning gives two H100 other MIG layouts by the node's label. The driver
+// takes a second for each GPU instance that it makes.
+func testRepartitioning(t *testing.T, c *cluster) {
+	const driver = time.Second
+	text := func(layout string) string {
+		return "version: v1\nflags:\n  migStrategy: mixed\nmig:\n  manage: true\n  config: " + layout + "\n"
+	}
+	c.createNamespace(t, namespace)
+	c.profiles(t, "layouts", map[string]string{"small": text("all-1g.10gb"), "balanced": text("all-balanced")})
+	t.Cleanup(func() { c.label(t, "") })
+	c.label(t, "small")
+	c.install(t, "node=sim:h100x2+all-1g.10gb", "config.name=layouts", quickly)
+	c.offers(t, map[string]int64{"nvidia.com/mig-1g.10gb": 14})
+	for gpu := range 2 {
+		c.simulate(t, c.plugin(t), "slow", "--gpu", strconv.Itoa(gpu), "DeviceCreateGpuInstanceWithPlacement", strconv.FormatInt(driver.Milliseconds(), 10))
+	}
+	for _, each := range []struct {
+		profile string
+		made    int
+		want    map[string]int64
+	}{
+		{"balanced", 4, map[string]int64{"nvidia.com/mig-1g.10gb": 4, "nvidia.com/mig-2g.20gb": 2, "nvidia.com/mig-3g.40gb": 2}},
+		{"small", 10, map[string]int64{"nvidia.com/mig-1g.10gb": 14}},
+	} {
+		began := time.Now()
+		c.label(t, each.profile)
+		c.awaitAllocatable(t, each.want)
+		took, drivers := time.Since(began), time.Duration(each.made)*driver
+		c.report.note(fmt.Sprintf("two H100 to layout %s, %d instances made: label to allocatable, without %s of the driver", each.profile, each.made, drivers),
+			(took - drivers).Round(10*time.Millisecond).String())
+		if took > drivers+tooLong {
+			t.Errorf("layout %s took %s", each.profile, took)
+		}
+	}
+}

@@ -1,0 +1,572 @@
+// Package nvmltest is a conformance suite for back-ends of nvml.Library: for the
+// simulated node, for traces and, where there is one, for a real driver. It only
+// reads, so that it can run on a node in use.
+package nvmltest
+
+import (
+	"errors"
+	"regexp"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/sharing"
+)
+
+// Unknown in Expect says that the number may be any.
+const Unknown = -1
+
+// Expect is what is known of a node in advance.
+type Expect struct {
+	// GPUs and Partitions are how many there are on the whole node.
+	GPUs, Partitions int
+	// Event makes the GPU at that index report XID 94; nil when nothing can. A trace
+	// in which it did has the event.
+	Event func(t *testing.T, gpu int)
+}
+
+// Run holds the suite against the libraries that open returns, which it has not
+// opened yet: one for each part.
+func Run(t *testing.T, open func(t *testing.T) nvml.Library, expect Expect) {
+	t.Run("life", func(t *testing.T) { life(t, open(t)) })
+	for _, part := range []struct {
+		name string
+		hold func(*testing.T, nvml.Library, Expect)
+	}{
+		{"gpus", gpus}, {"partitions", partitions}, {"profiles", profiles}, {"instances", instances},
+		{"neighbours", neighbours}, {"events", events},
+	} {
+		t.Run(part.name, func(t *testing.T) {
+			lib := open(t)
+			must(t, lib.Init())
+			defer func() { must(t, lib.Shutdown()) }()
+			part.hold(t, lib, expect)
+		})
+	}
+	t.Run("scan", func(t *testing.T) { scan(t, open(t), expect) })
+}
+
+// RunOnce runs the suite on one library, opened once, and always in the same
+// order. It makes all the calls of Run, so that Run passes on a trace of it.
+func RunOnce(t *testing.T, lib nvml.Library, expect Expect) {
+	must(t, lib.Init())
+	defer func() { must(t, lib.Shutdown()) }()
+	for _, hold := range []func(*testing.T, nvml.Library, Expect){gpus, partitions, profiles, instances, neighbours, events} {
+		hold(t, lib, expect)
+	}
+}
+
+// life holds that the library counts how often it is opened, and answers only
+// while it is.
+func life(t *testing.T, lib nvml.Library) {
+	closed := func(when string) {
+		t.Helper()
+		if _, err := lib.DeviceGetCount(); !errors.Is(err, nvml.Uninitialized) {
+			t.Errorf("DeviceGetCount %s: %v, want UNINITIALIZED", when, err)
+		}
+		if err := lib.Shutdown(); !errors.Is(err, nvml.Uninitialized) {
+			t.Errorf("Shutdown %s: %v, want UNINITIALIZED", when, err)
+		}
+	}
+	closed("before Init")
+	for _, times := range []int{1, 2} {
+		for range times {
+			must(t, lib.Init())
+		}
+		for range times {
+			if _, err := lib.DeviceGetCount(); err != nil {
+				t.Errorf("DeviceGetCount between Init and the last Shutdown: %v", err)
+			}
+			must(t, lib.Shutdown())
+		}
+		closed("after the last Shutdown")
+	}
+}
+
+// scan holds that two looks see the same.
+func scan(t *testing.T, lib nvml.Library, expect Expect) {
+	look := func() []sharing.GPU {
+		gpus, err := nvml.Scan(lib)
+		if errors.Is(err, nvml.NoPermission) {
+			expect.Partitions = Unknown // Their instances may not be asked.
+			return gpus
+		}
+		must(t, err)
+		return gpus
+	}
+	first := look()
+	if diff := cmp.Diff(first, look()); diff != "" {
+		t.Errorf("the second look (-first +second):\n%s", diff)
+	}
+	found := 0
+	for _, gpu := range first {
+		found += len(gpu.Partitions)
+	}
+	number(t, "GPUs", len(first), expect.GPUs)
+	number(t, "partitions", found, expect.Partitions)
+}
+
+func number(t *testing.T, what string, got, want int) {
+	t.Helper()
+	if want != Unknown && got != want {
+		t.Errorf("%d %s, want %d", got, what, want)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fails holds that the error is one of NVML's, with its code and its call.
+func fails(t *testing.T, call string, err error, codes ...nvml.Return) {
+	t.Helper()
+	failed, ok := errors.AsType[*nvml.Error](err)
+	if !ok {
+		t.Errorf("%s: %v is no *nvml.Error", call, err)
+		return
+	}
+	if failed.Call == "" || failed.Return == nvml.Success {
+		t.Errorf("%s: %#v does not tell the call and a code", call, failed)
+	}
+	if len(codes) > 0 && !slices.Contains(codes, failed.Return) {
+		t.Errorf("%s: %v, want one of %v", call, err, codes)
+	}
+}
+
+// optional holds that a call which a GPU or a driver need not have, if it
+// fails, says that it is not there.
+func optional(t *testing.T, call string, err error) bool {
+	t.Helper()
+	if err != nil {
+		fails(t, call, err, nvml.NotSupported, nvml.FunctionNotFound, nvml.NoPermission, nvml.InvalidArgument)
+	}
+	return err == nil
+}
+
+// The names of things, as NVML's header and nvidia-smi have them.
+var (
+	gpuUUID = regexp.MustCompile(`^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	migUUID = regexp.MustCompile(`^MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	busID   = regexp.MustCompile(`^[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]$`)
+	release = regexp.MustCompile(`^[0-9]+(\.[0-9]+)+$`)
+)
+
+// devices are the handles of all GPUs that this process may open.
+func devices(t *testing.T, lib nvml.Library) []nvml.Device {
+	t.Helper()
+	found, _ := counted(t, lib)
+	return found
+}
+
+// counted are the devices, and how many GPUs there are: those that may not be opened
+// count all the same (nvml.h).
+func counted(t *testing.T, lib nvml.Library) (found []nvml.Device, count int) {
+	t.Helper()
+	count, err := lib.DeviceGetCount()
+	must(t, err)
+	for index := range count {
+		device, err := lib.DeviceGetHandleByIndex(index)
+		if errors.Is(err, nvml.NoPermission) {
+			continue
+		}
+		must(t, err)
+		found = append(found, device)
+	}
+	return found, count
+}
+
+// GPUs holds what is said of each GPU.
+func gpus(t *testing.T, lib nvml.Library, expect Expect) {
+	version, err := lib.SystemGetDriverVersion()
+	must(t, err)
+	matches(t, "driver version", version, release)
+	found, count := counted(t, lib)
+	number(t, "GPUs", count, expect.GPUs)
+	_, err = lib.DeviceGetHandleByIndex(count)
+	fails(t, "DeviceGetHandleByIndex past the last", err, nvml.InvalidArgument)
+
+	uuids, buses := map[string]bool{}, map[string]bool{}
+	for _, device := range found {
+		uuid, err := lib.DeviceGetUUID(device)
+		must(t, err)
+		matches(t, "UUID", uuid, gpuUUID)
+		unique(t, "UUID", uuid, uuids)
+		pci, err := lib.DeviceGetPciInfo(device)
+		must(t, err)
+		matches(t, "bus ID", pci.BusID, busID)
+		unique(t, "bus ID", pci.BusID, buses)
+		if vendor := pci.DeviceID & 0xffff; vendor != 0x10de {
+			t.Errorf("PCI vendor %#x, want NVIDIA's", vendor)
+		}
+		name, err := lib.DeviceGetName(device)
+		must(t, err)
+		if name == "" {
+			t.Error("a GPU without a name")
+		}
+		gpu(t, lib, device)
+	}
+}
+
+// GPU holds what is said in numbers.
+func gpu(t *testing.T, lib nvml.Library, device nvml.Device) {
+	total := memory(t, lib, device)
+	if minor, err := lib.DeviceGetMinorNumber(device); optional(t, "DeviceGetMinorNumber", err) {
+		between(t, "minor number", minor, 0, 255)
+	}
+	if node, err := lib.DeviceGetNumaNodeId(device); optional(t, "DeviceGetNumaNodeId", err) {
+		between(t, "NUMA node", node, -1, 1023)
+	}
+	if celsius, err := lib.DeviceGetTemperature(device); optional(t, "DeviceGetTemperature", err) {
+		between(t, "temperature", celsius, 1, 119)
+	}
+	if architecture, err := lib.DeviceGetArchitecture(device); optional(t, "DeviceGetArchitecture", err) {
+		between(t, "architecture", int(architecture), int(nvml.Kepler), 255)
+	}
+	if capability, err := lib.DeviceGetCudaComputeCapability(device); optional(t, "DeviceGetCudaComputeCapability", err) {
+		between(t, "compute capability", capability.Major, 3, 99)
+		between(t, "compute capability after the dot", capability.Minor, 0, 9)
+	}
+	if rows, err := lib.DeviceGetRemappedRows(device); optional(t, "DeviceGetRemappedRows", err) {
+		between(t, "remapped rows", min(rows.Correctable, rows.Uncorrectable), 0, 1<<20)
+	}
+	metering(t, lib, device)
+	_, err := lib.DeviceGetRetiredPagesPendingStatus(device)
+	optional(t, "DeviceGetRetiredPagesPendingStatus", err)
+	if processes, err := lib.DeviceGetComputeRunningProcesses(device); optional(t, "DeviceGetComputeRunningProcesses", err) {
+		for _, p := range processes {
+			if p.PID <= 0 || p.Memory != nvml.MemoryUnknown && total > 0 && p.Memory > total {
+				t.Errorf("process %+v on a GPU of %d bytes", p, total)
+			}
+		}
+	}
+}
+
+// memory holds that what is used is there, and returns the total in bytes; 0
+// for a device without memory of its own.
+func memory(t *testing.T, lib nvml.Library, device nvml.Device) uint64 {
+	t.Helper()
+	info, err := lib.DeviceGetMemoryInfo(device)
+	if !optional(t, "DeviceGetMemoryInfo", err) {
+		return 0
+	}
+	if info.Total == 0 || info.Used > info.Total || info.Free > info.Total {
+		t.Errorf("memory %+v: more than there is, or none", info)
+	}
+	return info.Total
+}
+
+func between(t *testing.T, what string, got, least, most int) {
+	t.Helper()
+	if got < least || got > most {
+		t.Errorf("%s %d, want %d to %d", what, got, least, most)
+	}
+}
+
+func matches(t *testing.T, what, got string, grammar *regexp.Regexp) {
+	t.Helper()
+	if !grammar.MatchString(got) {
+		t.Errorf("%s %q is not of the form %s", what, got, grammar)
+	}
+}
+
+func unique(t *testing.T, what, got string, seen map[string]bool) {
+	t.Helper()
+	if seen[got] {
+		t.Errorf("%s %s: two have it", what, got)
+	}
+	seen[got] = true
+}
+
+// walkLimit is more than any walk of this suite has steps.
+const walkLimit = 128
+
+// partitions holds that the walk over a GPU's MIG devices ends, has holes and
+// no other errors, and that each device leads to its instances.
+func partitions(t *testing.T, lib nvml.Library, expect Expect) {
+	found := 0
+	uuids := map[string]bool{}
+	for _, parent := range devices(t, lib) {
+		mode, err := lib.DeviceGetMigMode(parent)
+		if !optional(t, "DeviceGetMigMode", err) {
+			continue
+		}
+		most, err := lib.DeviceGetMaxMigDeviceCount(parent)
+		if !optional(t, "DeviceGetMaxMigDeviceCount", err) {
+			continue
+		}
+		between(t, "MIG devices at most", most, 0, walkLimit)
+		for index := range most {
+			device, err := lib.DeviceGetMigDeviceHandleByIndex(parent, index)
+			if err != nil {
+				// NVIDIA's go-nvlib takes both for a hole.
+				fails(t, "DeviceGetMigDeviceHandleByIndex", err, nvml.NotFound, nvml.InvalidArgument)
+				continue
+			}
+			if !mode.Current {
+				t.Errorf("MIG device %d of a GPU without MIG", index)
+			}
+			found++
+			partition(t, lib, parent, device, uuids)
+		}
+	}
+	number(t, "partitions", found, expect.Partitions)
+}
+
+// partition holds what is said of one.
+func partition(t *testing.T, lib nvml.Library, parent, device nvml.Device, uuids map[string]bool) {
+	t.Helper()
+	uuid, err := lib.DeviceGetUUID(device)
+	must(t, err)
+	matches(t, "UUID", uuid, migUUID)
+	unique(t, "UUID", uuid, uuids)
+	memory(t, lib, device)
+	_, err = lib.DeviceGetName(device)
+	must(t, err)
+
+	gi, err := lib.DeviceGetGpuInstanceId(device)
+	must(t, err)
+	// Instances are for root, and each call may say so.
+	instance, err := lib.DeviceGetGpuInstanceById(parent, gi)
+	if errors.Is(err, nvml.NoPermission) {
+		return
+	}
+	must(t, err)
+	info, err := lib.GpuInstanceGetInfo(instance)
+	if errors.Is(err, nvml.NoPermission) {
+		return
+	}
+	must(t, err)
+	if info.ID != gi || info.Size < 1 || info.Start < 0 {
+		t.Errorf("GPU instance %+v, want ID %d and a place", info, gi)
+	}
+	ci, err := lib.DeviceGetComputeInstanceId(device)
+	must(t, err)
+	compute, err := lib.GpuInstanceGetComputeInstanceById(instance, ci)
+	if errors.Is(err, nvml.NoPermission) {
+		return
+	}
+	must(t, err)
+	slices, err := lib.ComputeInstanceGetInfo(compute)
+	if errors.Is(err, nvml.NoPermission) {
+		return
+	}
+	must(t, err)
+	if slices.ID != ci || slices.Slices < 1 {
+		t.Errorf("compute instance %+v, want ID %d and slices", slices, ci)
+	}
+}
+
+// profiles holds that the enumeration of GPU instance profiles has an end.
+func profiles(t *testing.T, lib nvml.Library, _ Expect) {
+	for _, device := range devices(t, lib) {
+		for enum := range walkLimit + 1 {
+			profile, err := lib.DeviceGetGpuInstanceProfileInfo(device, enum)
+			if errors.Is(err, nvml.InvalidArgument) || errors.Is(err, nvml.FunctionNotFound) || errors.Is(err, nvml.NoPermission) {
+				break
+			}
+			switch {
+			case enum == walkLimit:
+				t.Errorf("no end of profiles after %d", enum)
+			case err != nil:
+				fails(t, "DeviceGetGpuInstanceProfileInfo", err, nvml.NotSupported)
+			case profile.Slices < 1 || profile.Instances < 1 || profile.MemoryMB == 0:
+				t.Errorf("profile %d: %+v is of nothing", enum, profile)
+			}
+		}
+	}
+}
+
+// neighbours holds what is said of pairs of GPUs and of links.
+func neighbours(t *testing.T, lib nvml.Library, _ Expect) {
+	found := devices(t, lib)
+	for i, a := range found {
+		for _, b := range found[i+1:] {
+			there, err := lib.DeviceGetTopologyCommonAncestor(a, b)
+			if !optional(t, "DeviceGetTopologyCommonAncestor", err) {
+				continue
+			}
+			back, err := lib.DeviceGetTopologyCommonAncestor(b, a)
+			must(t, err)
+			if there != back || there.String() == "" {
+				t.Errorf("levels %d there and %d back", there, back)
+			}
+		}
+		links(t, lib, a)
+	}
+}
+
+// links holds that the enumeration of a GPU's links has an end, and that an
+// active one leads somewhere.
+func links(t *testing.T, lib nvml.Library, device nvml.Device) {
+	t.Helper()
+	for link := range walkLimit + 1 {
+		active, err := lib.DeviceGetNvLinkState(device, link)
+		if !optional(t, "DeviceGetNvLinkState", err) {
+			return
+		}
+		if link == walkLimit {
+			t.Errorf("no end of links after %d", link)
+		}
+		if !active {
+			continue
+		}
+		if remote, err := lib.DeviceGetNvLinkRemotePciInfo(device, link); optional(t, "DeviceGetNvLinkRemotePciInfo", err) {
+			matches(t, "bus ID at the other end", remote.BusID, busID)
+		}
+	}
+}
+
+// metering holds what is said of a GPU's use.
+func metering(t *testing.T, lib nvml.Library, device nvml.Device) {
+	t.Helper()
+	if rates, err := lib.DeviceGetUtilizationRates(device); optional(t, "DeviceGetUtilizationRates", err) {
+		between(t, "percent of the GPU's time", rates.GPU, 0, 100)
+		between(t, "percent of the memory's time", rates.Memory, 0, 100)
+	}
+	_, err := lib.DeviceGetCurrentClocksEventReasons(device)
+	optional(t, "DeviceGetCurrentClocksEventReasons", err)
+	samples(t, lib, device)
+}
+
+// samples holds that samples are of processes, and that those which were seen do
+// not come again.
+func samples(t *testing.T, lib nvml.Library, device nvml.Device) {
+	t.Helper()
+	seen := uint64(0)
+	for range 2 {
+		taken, err := lib.DeviceGetProcessUtilization(device, seen)
+		if errors.Is(err, nvml.NotFound) || !optional(t, "DeviceGetProcessUtilization", err) {
+			return
+		}
+		before := seen
+		for _, s := range taken {
+			if s.PID <= 0 || s.Time <= before {
+				t.Errorf("sample %+v, although those up to %d were seen", s, before)
+			}
+			between(t, "percent of the multiprocessors", s.SM, 0, 100)
+			seen = max(seen, s.Time)
+		}
+	}
+}
+
+// instances holds that the exact listing of a GPU's instances agrees with its
+// profiles, and that each placement lies on the GPU. Listing is for root.
+func instances(t *testing.T, lib nvml.Library, _ Expect) {
+	for _, device := range devices(t, lib) {
+		for enum := range walkLimit {
+			profile, err := lib.DeviceGetGpuInstanceProfileInfo(device, enum)
+			if errors.Is(err, nvml.InvalidArgument) {
+				break
+			}
+			if err != nil {
+				continue
+			}
+			placements, err := lib.DeviceGetGpuInstancePossiblePlacements(device, profile.ID)
+			if !optional(t, "DeviceGetGpuInstancePossiblePlacements", err) {
+				continue
+			}
+			for _, at := range placements {
+				if at.Start < 0 || at.Size < 1 || at.Start+at.Size > walkLimit {
+					t.Errorf("profile %d can lie at %s", profile.ID, at)
+				}
+			}
+			instances, err := lib.DeviceGetGpuInstances(device, profile.ID)
+			if !optional(t, "DeviceGetGpuInstances", err) {
+				continue
+			}
+			for _, instance := range instances {
+				listed(t, lib, instance, profile.ID)
+			}
+		}
+	}
+}
+
+// listed holds that an instance which was listed by its profile is of it, and so
+// for its compute instances.
+func listed(t *testing.T, lib nvml.Library, instance nvml.GPUInstance, profile int) {
+	t.Helper()
+	info, err := lib.GpuInstanceGetInfo(instance)
+	must(t, err)
+	if info.ProfileID != profile {
+		t.Errorf("GPU instance %d is of profile %d and listed by %d", info.ID, info.ProfileID, profile)
+	}
+	for enum := range walkLimit {
+		profile, err := lib.GpuInstanceGetComputeInstanceProfileInfo(instance, enum)
+		if errors.Is(err, nvml.InvalidArgument) || errors.Is(err, nvml.NoPermission) {
+			return
+		}
+		if !optional(t, "GpuInstanceGetComputeInstanceProfileInfo", err) {
+			continue
+		}
+		computes, err := lib.GpuInstanceGetComputeInstances(instance, profile.ID)
+		if !optional(t, "GpuInstanceGetComputeInstances", err) {
+			continue
+		}
+		for _, compute := range computes {
+			info, err := lib.ComputeInstanceGetInfo(compute)
+			must(t, err)
+			if info.Slices != profile.Slices {
+				t.Errorf("compute instance %d has %d slices and is listed by %d", info.ID, info.Slices, profile.Slices)
+			}
+		}
+	}
+}
+
+// shortWait is for waits that nothing is expected of. The driver counts in
+// milliseconds.
+const shortWait = 20 * time.Millisecond
+
+// events holds the life of an event set: GPUs are registered, a wait ends in
+// time, and a freed set is none.
+func events(t *testing.T, lib nvml.Library, expect Expect) {
+	set, err := lib.EventSetCreate()
+	must(t, err)
+	found := devices(t, lib)
+	registered := Unknown
+	for index, device := range found {
+		supported, err := lib.DeviceGetSupportedEventTypes(device)
+		if !optional(t, "DeviceGetSupportedEventTypes", err) || supported&nvml.EventXIDCritical == 0 {
+			continue
+		}
+		if optional(t, "DeviceRegisterEvents", lib.DeviceRegisterEvents(device, nvml.EventXIDCritical, set)) {
+			registered = index
+		}
+	}
+	if expect.Event != nil && registered != Unknown {
+		expect.Event(t, registered)
+		event, err := lib.EventSetWait(set, 10*time.Second)
+		must(t, err)
+		if event.Device != found[registered] || event.Type != nvml.EventXIDCritical || event.Data != 94 {
+			t.Errorf("event %+v, want XID 94 of GPU %d", event, registered)
+		}
+	}
+	quiet(t, lib, set)
+	must(t, lib.EventSetFree(set))
+}
+
+// quiet holds that a wait ends with Timeout, not much too late and not always at once:
+// an interrupt may end one early (nvml.h). A node that works may have an event meanwhile.
+func quiet(t *testing.T, lib nvml.Library, set nvml.EventSet) {
+	t.Helper()
+	for range walkLimit {
+		start := time.Now()
+		_, err := lib.EventSetWait(set, shortWait)
+		if err == nil {
+			continue
+		}
+		fails(t, "EventSetWait", err, nvml.Timeout)
+		took := time.Since(start)
+		if errors.Is(err, nvml.Timeout) && took > 5*time.Second {
+			t.Errorf("a wait of %s took %s", shortWait, took)
+		}
+		if took >= shortWait/2 {
+			return
+		}
+	}
+	t.Errorf("%d events or early ends: a wait never timed out", walkLimit)
+}

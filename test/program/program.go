@@ -1,0 +1,186 @@
+// Package program builds virgate and starts it, for the tests that need it as a
+// process of its own. What can be tested within one process uses internal/daemon.
+package program
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Patience is how long anything may take on a machine that does a lot else. Who
+// waits longer has found an error.
+const Patience = 2 * time.Minute
+
+// Build builds virgate as dir/virgate and returns that path; with the race
+// detector when the test has it. It reads the folders of all sources, because
+// the go command takes a pass from its cache until something changes that the
+// test itself has read.
+func Build(dir string) (string, error) {
+	path := filepath.Join(dir, "virgate")
+	arguments := []string{"build", "-buildvcs=false", "-o", path}
+	if RaceDetector() {
+		arguments = append(arguments, "-race")
+	}
+	const virgate = "github.com/virgate/virgate/cmd/virgate"
+	const sources = `{{if .Module}}{{if .Module.Main}}{{.Dir}}{{range .EmbedFiles}}
+{{$.Dir}}/{{.}}{{end}}{{end}}{{end}}`
+	list, err := goTool("list", "-deps", "-f", sources, virgate)
+	if err != nil {
+		return "", err
+	}
+	for source := range strings.FieldsSeq(list) {
+		info, err := os.Stat(source)
+		if err == nil && info.IsDir() {
+			_, err = os.ReadDir(source)
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	_, err = goTool(append(arguments, virgate)...)
+	return path, err
+}
+
+// RaceDetector says that this test, and so the program, is built with it.
+func RaceDetector() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
+}
+
+func goTool(arguments ...string) (string, error) {
+	output, err := exec.Command("go", arguments...).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("go %s: %w\n%s", arguments[0], err, output)
+	}
+	return string(output), nil
+}
+
+// Process is a program that runs, of which all output is kept.
+type Process struct {
+	command *exec.Cmd
+	// Ended is closed when it has.
+	Ended chan struct{}
+	err   error
+
+	mu   sync.Mutex
+	text []byte
+	// more is closed and replaced when there is more text, or the end.
+	more chan struct{}
+}
+
+// Start starts the command. What it writes, to both outputs unless the command
+// has others, is for Await and Output.
+func Start(command *exec.Cmd) (*Process, error) {
+	p := &Process{command: command, Ended: make(chan struct{}), more: make(chan struct{})}
+	if command.Stdout == nil {
+		command.Stdout = p
+	}
+	if command.Stderr == nil {
+		command.Stderr = p
+	}
+	if err := command.Start(); err != nil {
+		return nil, err
+	}
+	go func() {
+		p.err = command.Wait()
+		close(p.Ended)
+	}()
+	return p, nil
+}
+
+// Write implements io.Writer for the program's output.
+func (p *Process) Write(text []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.text = append(p.text, text...)
+	close(p.more)
+	p.more = make(chan struct{})
+	return len(text), nil
+}
+
+// Output is what it has written so far.
+func (p *Process) Output() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return string(p.text)
+}
+
+// Await waits until the output matches, and returns the match and its groups as
+// regexp.FindStringSubmatch does. Its error is os.ErrDeadlineExceeded after
+// Patience, and another when the program has ended without having written it.
+func (p *Process) Await(pattern *regexp.Regexp) ([]string, error) {
+	late := time.After(Patience)
+	for over := false; ; {
+		p.mu.Lock()
+		text, more := string(p.text), p.more
+		p.mu.Unlock()
+		if match := pattern.FindStringSubmatch(text); match != nil {
+			return match, nil
+		}
+		if over {
+			return nil, fmt.Errorf("the program has ended without having said %s", pattern)
+		}
+		select {
+		case <-more:
+		case <-p.Ended:
+			over = true
+		case <-late:
+			return nil, fmt.Errorf("the program does not say %s: %w", pattern, os.ErrDeadlineExceeded)
+		}
+	}
+}
+
+var listens = regexp.MustCompile(`msg="http listens" address=(\S+)`)
+
+// Address waits until virgate serves HTTP, and returns where.
+func (p *Process) Address() (string, error) {
+	match, err := p.Await(listens)
+	if err != nil {
+		return "", err
+	}
+	return match[1], nil
+}
+
+// HasEnded says so, without waiting.
+func (p *Process) HasEnded() bool {
+	select {
+	case <-p.Ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// Signal sends the signal.
+func (p *Process) Signal(signal os.Signal) error { return p.command.Process.Signal(signal) }
+
+// Terminate sends SIGTERM and returns when the program has ended; nil when its
+// exit code is 0.
+func (p *Process) Terminate() error {
+	if err := p.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("terminate: %w", err)
+	}
+	select {
+	case <-p.Ended:
+		return p.err
+	case <-time.After(Patience):
+		p.Kill()
+		return errors.New("the program ignores SIGTERM")
+	}
+}
+
+// Kill ends the program if it still runs, and returns when it has ended.
+func (p *Process) Kill() {
+	_ = p.command.Process.Kill() // It fails when the program has ended already.
+	<-p.Ended
+}

@@ -1,0 +1,150 @@
+package repository
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/virgate/virgate/"
+
+// arrows are which of our packages each package may import: those named and no
+// others, for the folder and what lies below it. They are the arrows of
+// docs/architecture.md. The linter (.golangci.yml) holds the libraries of each
+// package and what is pure; this holds the arrows for whoever runs `make test`.
+var arrows = map[string][]string{
+	"mig":             {},
+	"sharing":         {"mig"},
+	"sharing/metrics": {"sharing"},
+	"configs":         {"sharing", "mig"},
+	"plugin":          {"sharing"},
+	"internal/agent":  {"mig", "sharing", "sharing/metrics", "configs", "plugin", "internal/migchange", "internal/nodereport"},
+	"internal/daemon": {
+		"sharing", "configs", "plugin", "internal/agent", "internal/migchange", "internal/nodereport", "internal/nvml", "internal/simnode", "internal/configsource",
+		"internal/nodestatus", "internal/podresources", "internal/usage", "internal/state", "internal/cdi", "internal/host",
+	},
+	"internal/migchange":    {"mig", "sharing", "internal/nodereport"},
+	"internal/nodereport":   {"mig", "sharing"},
+	"internal/nvml":         {"mig", "sharing"},
+	"internal/nvml/driver":  {"mig", "internal/nvml"},
+	"internal/nvml/trace":   {"mig", "internal/nvml"},
+	"internal/simnode":      {"mig", "sharing", "internal/nvml"},
+	"internal/simkubelet":   {"sharing"},
+	"internal/configsource": {"sharing", "configs"},
+	"internal/nodestatus":   {"sharing", "internal/nodereport"},
+	"internal/podresources": {"sharing", "plugin"},
+	"internal/usage":        {"sharing"},
+	"internal/state":        {"mig", "sharing", "configs", "plugin"},
+	"internal/cdi":          {"sharing", "plugin"},
+	"internal/host":         {"sharing", "plugin"},
+}
+
+// forbidden says why folder must not import path; "" when it may.
+func forbidden(folder, path string) string {
+	nearest := ""
+	for at := range arrows {
+		if (folder == at || strings.HasPrefix(folder, at+"/")) && len(at) > len(nearest) {
+			nearest = at
+		}
+	}
+	target, ours := strings.CutPrefix(path, module)
+	within := target == nearest || strings.HasPrefix(target, nearest+"/") && arrows[target] == nil
+	switch {
+	case strings.HasPrefix(folder, "cmd/") || strings.HasPrefix(folder, "test/"):
+		return ""
+	case path == "C" && folder != "internal/nvml/driver":
+		return "everything but internal/nvml/driver builds without a C compiler"
+	case nearest == "":
+		return "the package has no arrows: state them here, in .golangci.yml and in docs/architecture.md"
+	case ours && !within && !slices.Contains(arrows[nearest], target):
+		return nearest + " may import only " + strings.Join(arrows[nearest], ", ")
+	}
+	return ""
+}
+
+// TestImports holds the arrows in this repository. Files may be built with cgo
+// only or without cgo only, so it looks at both; listing needs no C compiler.
+func TestImports(t *testing.T) {
+	readFolders(t)
+	for _, cgo := range []string{"CGO_ENABLED=0", "CGO_ENABLED=1"} {
+		command := exec.CommandContext(t.Context(), "go", "list", "-e", "-json=ImportPath,Imports", module+"...")
+		command.Env = append(os.Environ(), cgo)
+		output, err := command.Output()
+		if err != nil {
+			t.Fatalf("%s: %v", command, err)
+		}
+		seen := map[string]bool{}
+		for decoder := json.NewDecoder(strings.NewReader(string(output))); ; {
+			var p struct {
+				ImportPath string
+				Imports    []string
+			}
+			if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatalf("%s: %v", command, err)
+			}
+			folder := strings.TrimPrefix(p.ImportPath, module)
+			seen[folder] = true
+			for _, path := range p.Imports {
+				if why := forbidden(folder, path); why != "" {
+					t.Errorf("%s imports %s: %s", folder, path, why)
+				}
+			}
+		}
+		for folder := range arrows {
+			if !seen[folder] {
+				t.Errorf("%s is no package: its arrows are held against nothing", folder)
+			}
+		}
+	}
+}
+
+// readFolders reads the folders of the tree. go test takes a pass from its cache
+// until something changes that the test itself has read; what go list reads in
+// a process of its own does not count.
+func readFolders(t *testing.T) {
+	t.Helper()
+	err := filepath.WalkDir(repository, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && path != repository && entry.IsDir() && strings.HasPrefix(entry.Name(), ".") {
+			return fs.SkipDir
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestForbidden(t *testing.T) {
+	for _, test := range []struct {
+		folder, path string
+		want         bool
+	}{
+		{"mig", "strings", false},
+		{"sharing", module + "mig", false},
+		{"mig", module + "sharing", true},
+		{"sharing", module + "internal/nvml", true},
+		{"sharing/metrics", module + "sharing", false},
+		{"sharing", module + "sharing/metrics", true},
+		{"plugin/grant", module + "plugin", false},
+		{"mig/tables", module + "sharing", true},
+		{"migrate", "strings", true},
+		{"internal/state", module + "internal/nvml", true},
+		{"internal/agent", module + "internal/configsource", true},
+		{"cmd/virgate", module + "internal/agent", false},
+		{"internal/nvml/driver", "C", false},
+		{"internal/nvml", "C", true},
+	} {
+		if got := forbidden(test.folder, test.path); (got != "") != test.want {
+			t.Errorf("%s imports %s: %q", test.folder, test.path, got)
+		}
+	}
+}

@@ -125,6 +125,8 @@ type MIGState struct {
 	// NeedsReboot says that only a reboot of the machine activates another mode, as where a
 	// virtual machine has the GPU and cannot reset it.
 	NeedsReboot bool
+	// NotPermitted says that this program may not change how GPUs are partitioned.
+	NotPermitted bool
 	// Busy says that processes use a GPU without MIG mode, or that nobody can
 	// tell. With MIG mode each compute instance says it for itself.
 	Busy bool

@@ -13,6 +13,7 @@ import (
 
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/daemon"
+	"github.com/virgate/virgate/internal/host"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/nvml/driver"
 	"github.com/virgate/virgate/internal/nvml/trace"
@@ -37,7 +38,7 @@ func nodeFlags() []cli.Flag {
 
 // worldFlag says what is peculiar about a simulated node.
 func worldFlag() cli.Flag {
-	return &cli.StringFlag{Name: "sim-world", Usage: "what a simulated node's driver has to live with, between commas: unprivileged, passthrough, client=NAME, own-pids, moving-minors"}
+	return &cli.StringFlag{Name: "sim-world", Usage: "what a simulated node's driver has to live with, between commas: unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors"}
 }
 
 // openGPUs makes the node's GPUs as --node, --record and the settings of the driver
@@ -53,7 +54,9 @@ func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logge
 	} else {
 		gpus = daemon.GPUs{Library: nvml.WithDeadlines(library, nvml.Limits{}), Proc: os.DirFS(cmd.String("proc")), Close: func() {}}
 		// What the kernel does not say, or not of the machine's own namespace, is not seen.
-		gpus.ProcessesHidden = !usage.InInitialNamespace(os.DirFS("/proc")) && !strings.HasPrefix(cmd.String("node"), "trace:")
+		if !strings.HasPrefix(cmd.String("node"), "trace:") {
+			gpus.ProcessesHidden, gpus.NotPermitted = !usage.InInitialNamespace(os.DirFS("/proc")), !host.MayPartition("/")
+		}
 	}
 	gpus.Name = cmd.String("node")
 	path := cmd.String("record")

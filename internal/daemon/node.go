@@ -40,14 +40,15 @@ type GPUs struct {
 	Control http.Handler
 	// Close is called at the end.
 	Close func()
-	// ProcessesHidden says that the driver does not list processes of other PID namespaces.
-	ProcessesHidden bool
+	// ProcessesHidden says that the driver does not list processes of other PID namespaces,
+	// NotPermitted that it surely refuses to partition GPUs.
+	ProcessesHidden, NotPermitted bool
 }
 
 // Partitioner is nvml.NewPartitioner's for the GPUs.
 func (g GPUs) Partitioner(pauseEvents func(ctx context.Context, gpu string) (resume func(), err error)) *nvml.Partitioner {
 	p := nvml.NewPartitioner(g.Library, pauseEvents)
-	p.ProcessesHidden = g.ProcessesHidden
+	p.ProcessesHidden, p.NotPermitted = g.ProcessesHidden, g.NotPermitted
 	return p
 }
 
@@ -57,7 +58,7 @@ func Simulated(node *simnode.Node, library nvml.Library) GPUs {
 	return GPUs{
 		Library: nvml.WithDeadlines(library, nvml.Limits{}), Name: node.Name(),
 		Proc: node.Proc(), Containers: node, CDI: cdi.Simulated{}, Control: node.Handler(),
-		Close: func() {}, ProcessesHidden: node.OwnPIDs(),
+		Close: func() {}, ProcessesHidden: node.OwnPIDs(), NotPermitted: !node.MayChangeMIG(),
 	}
 }
 

@@ -62,6 +62,25 @@ func (h *Host) scan(grants sharing.Grants) files {
 	return f
 }
 
+var effectiveCapabilities = regexp.MustCompile(`(?m)^CapEff:\s*([0-9a-f]{1,16})$`)
+
+// MayPartition says that this process may have the right to configure MIG: the capability
+// SYS_ADMIN, or the driver's device node for it. With neither the driver refuses.
+func MayPartition(root string) bool {
+	if node, err := os.Open(filepath.Join(root, "dev/nvidia-caps/nvidia-cap1")); err == nil {
+		_ = node.Close()
+		return true
+	}
+	const sysAdmin = 21 // linux/capability.h
+	status, _ := os.ReadFile(filepath.Join(root, "proc/self/status"))
+	set := effectiveCapabilities.FindSubmatch(status)
+	if set == nil {
+		return true
+	}
+	bits, _ := strconv.ParseUint(string(set[1]), 16, 64)
+	return bits>>sysAdmin&1 == 1
+}
+
 // nodes are the device nodes at the paths that grants use; nil if nvidiactl is not
 // among them, because then this is not the driver's dev, or the node is simulated.
 func (h *Host) nodes() map[string]bool {

@@ -138,3 +138,37 @@ func FuzzParseMinors(f *testing.F) {
 		}
 	})
 }
+
+// TestMayPartition holds who is not even tried: a process with neither SYS_ADMIN nor the
+// device node to configure MIG.
+func TestMayPartition(t *testing.T) {
+	const none, sysAdmin, status = "00000000a80425fb", "00000000a82425fb", "Name:\tvirgate\nCapPrm:\t000001ffffffffff\nCapEff:\t%s\nCapBnd:\t000001ffffffffff\n"
+	for name, test := range map[string]struct {
+		status string
+		node   bool
+		want   bool
+	}{
+		"no right": {fmt.Sprintf(status, none), false, false}, "the capability": {fmt.Sprintf(status, sysAdmin), false, true},
+		"the device node": {fmt.Sprintf(status, none), true, true}, "not told": {"Name:\tvirgate\n", false, true}, "no file": {"", false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			files := map[string]string{"proc/self/status": test.status}
+			if test.node {
+				files["dev/nvidia-caps/nvidia-cap1"] = "a device"
+			}
+			for name, content := range files {
+				path := filepath.Join(root, name)
+				if content == "" {
+					continue
+				}
+				if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := MayPartition(root); got != test.want {
+				t.Errorf("may partition: %t", got)
+			}
+		})
+	}
+}

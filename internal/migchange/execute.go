@@ -147,6 +147,9 @@ func (r *Reconciler) apply(ctx context.Context, gpu string, target mig.PlacedLay
 // beside what virgate mig plan said.
 func (r *Reconciler) makeStep(ctx context.Context, gpu string, step mig.Step) error {
 	err := r.Partitioner.Apply(ctx, gpu, step)
+	if errors.Is(err, mig.ErrNoPermission) {
+		r.refused.Store(true)
+	}
 	if err != nil {
 		r.log.Warn("MIG step not made", "gpu", gpu, "step", step, "error", err)
 	} else {
@@ -223,7 +226,7 @@ func (r *Reconciler) fail(ctx context.Context, g *managedGPU, err error, longest
 	g.resetRequired = errors.Is(err, mig.ErrResetRequired)
 	switch {
 	case errors.Is(err, mig.ErrNoPermission):
-		reason = "Virgate may not partition GPUs, which takes the capability SYS_ADMIN and NVIDIA_MIG_CONFIG_DEVICES=all, or a privileged container: " + reason
+		reason = notPermitted + ": " + reason
 	case errors.Is(err, mig.ErrInUse):
 		state = nodereport.LayoutBlocked
 	case g.resetRequired:

@@ -39,6 +39,36 @@ func (w *world) neverWithheld(r *Reconciler, but int) {
 	}
 }
 
+// TestMonitorOnly checks that a program that may monitor MIG but not change it takes no
+// GPU out of service, and says what is missing; and that where the driver alone knows it,
+// one GPU has to leave service for that, and no other, until another layout is wanted.
+func TestMonitorOnly(t *testing.T) {
+	for name, known := range map[string]bool{"known before": true, "told by the driver": false} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorldIn(t, "a100-40x3", "monitor-only")
+			w.gpus = 3
+			r := w.program()
+			r.Partitioner.(*nvml.Partitioner).NotPermitted = known && !w.sim.MayChangeMIG()
+			tries := 1
+			if known {
+				tries = 0
+			}
+			w.neverWithheld(r, tries)
+			for n, layout := range []string{"all-balanced", "all-1g.5gb"} {
+				w.run(r, layoutNamed(layout), false, 10)
+				if calls := w.sim.Calls("DeviceSetMigMode"); calls != tries*(n+1) {
+					t.Errorf("%s: the driver was asked for the mode %d times", layout, calls)
+				}
+				for _, got := range *r.status.Load() {
+					if got.State != nodereport.LayoutFailed || !strings.Contains(got.Reason, "SYS_ADMIN") || r.offered.Load().only[got.GPU] != nil {
+						t.Errorf("%s: %s (%s), offered %v", layout, got.State, got.Reason, r.offered.Load().only)
+					}
+				}
+			}
+		})
+	}
+}
+
 // TestResetRequired checks that where only a reboot activates the mode, it is asked for
 // and reported; that the GPU is offered as it is all the time, and no other GPU
 // touched; and that the layout is made after the reboot, by the program that asked and

@@ -87,6 +87,9 @@ type Reconciler struct {
 	driver  chan struct{}
 	// modeChanges says that the last change of a GPU's MIG mode came true.
 	modeChanges atomic.Bool
+	// refused says that this process was refused a step towards the wanted layout, as it
+	// would be on every GPU.
+	refused atomic.Bool
 	// waiting says that a GPU does not have its layout.
 	waiting atomic.Bool
 
@@ -288,7 +291,10 @@ type look struct {
 // somebody may have been told of.
 func (r *Reconciler) pass(ctx context.Context, gpus []sharing.GPU, wanted sharing.MIGConfig, starting bool) (again time.Duration) {
 	r.loadJournal()
-	r.wanted = wanted
+	if !reflect.DeepEqual(r.wanted, wanted) {
+		r.wanted = wanted
+		r.refused.Store(false)
+	}
 	if r.kubeletDeadline.IsZero() {
 		r.kubeletDeadline = r.now().Add(awaitKubelet)
 	}
@@ -542,7 +548,7 @@ func (r *Reconciler) decide(ctx context.Context, g *managedGPU, holders func() H
 	if err != nil {
 		return Decision{}, err
 	}
-	state.GPU.Index = g.status.Index
+	state.GPU.Index, state.NotPermitted = g.status.Index, state.NotPermitted || r.refused.Load()
 	h := holders()
 	r.see(g, h.markHeld(state))
 	return Decide(Situation{

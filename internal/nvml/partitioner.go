@@ -20,8 +20,8 @@ import (
 type Partitioner struct {
 	lib         Library
 	pauseEvents func(ctx context.Context, gpu string) (resume func(), err error)
-	// ProcessesHidden is what each MIGState says of it.
-	ProcessesHidden bool
+	// ProcessesHidden and NotPermitted are what each MIGState says of it.
+	ProcessesHidden, NotPermitted bool
 }
 
 // NewPartitioner makes a partitioner on the library, which it opens for each
@@ -43,7 +43,7 @@ func (p *Partitioner) State(ctx context.Context, gpu string) (sharing.MIGState, 
 	var state sharing.MIGState
 	err := p.with(ctx, gpu, func(g *migGPU) (err error) {
 		state, err = g.state()
-		state.ProcessesHidden = p.ProcessesHidden
+		state.ProcessesHidden, state.NotPermitted = p.ProcessesHidden, p.NotPermitted
 		return err
 	})
 	if err != nil {

@@ -233,6 +233,32 @@ func TestUnprivileged(t *testing.T) {
 	}
 }
 
+// TestMonitorOnly holds that MIG can be read and not changed where there is only the right
+// to monitor it.
+func TestMonitorOnly(t *testing.T) {
+	node := open(t, "a100-40+all-1g.5gb")
+	must(t, node.SetWorld("monitor-only"))
+	parent, err := node.DeviceGetHandleByIndex(0)
+	must(t, err)
+	instance, err := node.DeviceGetGpuInstanceById(parent, 1)
+	must(t, err)
+	compute, err := node.GpuInstanceGetComputeInstanceById(instance, 0)
+	must(t, err)
+	_, memory := node.DeviceGetMemoryInfo(parent)
+	must(t, memory)
+	_, mode := node.DeviceSetMigMode(parent, false)
+	_, create := node.DeviceCreateGpuInstanceWithPlacement(parent, eighth1g, mig.Placement{Start: 0, Size: 1})
+	_, createCompute := node.GpuInstanceCreateComputeInstance(instance, 0)
+	for what, err := range map[string]error{
+		"mode": mode, "create": create, "create compute": createCompute,
+		"destroy compute": node.ComputeInstanceDestroy(compute), "destroy": node.GpuInstanceDestroy(instance),
+	} {
+		if returned(err) != nvml.NoPermission {
+			t.Errorf("%s: %v, want NO_PERMISSION", what, err)
+		}
+	}
+}
+
 // TestCodes holds codes by which a driver says that a GPU or an instance does not have
 // something.
 func TestCodes(t *testing.T) {

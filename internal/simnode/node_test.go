@@ -156,7 +156,7 @@ func TestLoad(t *testing.T) {
 		{"wrong type", "boards: [{model: t4, count: many}]", "count", 0},
 		{"no YAML", "boards: [", "lab.yaml", 0},
 		{"a world", "{world: 'passthrough,client=dcgm', boards: [{model: t4}]}", "", 1},
-		{"unknown world", "{world: moon, boards: [{model: t4}]}", `lab.yaml: world: no world "moon": there are unprivileged, passthrough, client=NAME`, 0},
+		{"unknown world", "{world: moon, boards: [{model: t4}]}", `lab.yaml: world: no world "moon": there are unprivileged, monitor-only, passthrough, client=NAME`, 0},
 		{"two problems", "boards: [{model: x}, {model: t4, count: 99}]", "boards[1].count: 99", 0},
 	}
 	for _, test := range tests {

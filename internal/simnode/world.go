@@ -13,6 +13,7 @@ import (
 // comma-separated list; docs/nvml.md has the calls:
 //
 //	unprivileged   this process may neither change nor monitor MIG
+//	monitor-only   this process may monitor MIG, and not change it
 //	passthrough    a virtual machine has the GPUs: before Hopper, MIG mode changes with a Reboot
 //	client=NAME    another program has the GPUs open, and is in no list of processes
 //	own-pids       this process does not see the processes of other PID namespaces
@@ -21,9 +22,9 @@ func (n *Node) SetWorld(list string) error {
 	names := strings.Split(list, ",")
 	for _, name := range names {
 		kind, client, _ := strings.Cut(name, "=")
-		known := slices.Contains([]string{"unprivileged", "passthrough", "own-pids", "moving-minors"}, name)
+		known := slices.Contains([]string{"unprivileged", "monitor-only", "passthrough", "own-pids", "moving-minors"}, name)
 		if list != "" && !known && (kind != "client" || client == "") {
-			return fmt.Errorf("no world %q: there are unprivileged, passthrough, client=NAME, own-pids, moving-minors", name)
+			return fmt.Errorf("no world %q: there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors", name)
 		}
 	}
 	n.worlds = names
@@ -32,6 +33,9 @@ func (n *Node) SetWorld(list string) error {
 
 // OwnPIDs says that this process does not see the processes of other PID namespaces.
 func (n *Node) OwnPIDs() bool { return n.is("own-pids") }
+
+// MayChangeMIG says that this process has the right to.
+func (n *Node) MayChangeMIG() bool { return !n.is("monitor-only") && !n.is("unprivileged") }
 
 // is says that the node is in the world, which is "client" for any client.
 func (n *Node) is(world string) bool {
@@ -43,9 +47,9 @@ func (n *Node) is(world string) bool {
 // with MIG answers for all its instances, to the privileged only.
 func (n *Node) refuses(call nvml.Call, t target) bool {
 	name := call.Method
-	instances := name == "DeviceSetMigMode" || strings.Contains(name, "Instance") && !strings.HasSuffix(name, "InstanceId")
+	instances := strings.Contains(name, "Instance") && !strings.HasSuffix(name, "InstanceId")
 	ofAll := name == "DeviceGetMemoryInfo" || strings.HasSuffix(name, "RunningProcesses")
-	return n.is("unprivileged") && (instances || ofAll && t.gpu != nil && t.gpu.mig && t.compute == nil)
+	return !n.MayChangeMIG() && slices.Contains(migChanges, name) || n.is("unprivileged") && (instances || ofAll && t.gpu != nil && t.gpu.mig && t.compute == nil)
 }
 
 // Reboot is a reboot of the machine, but for this program, which runs on: all GPUs are

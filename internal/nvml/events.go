@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -29,6 +30,8 @@ type listener struct {
 	since time.Time
 	// registered are the handles that were registered, or have no events, with this set.
 	registered *sync.Map
+	// doubtful are the handles whose registering was UNKNOWN.
+	doubtful map[Device]bool
 	// waiting says that a goroutine waits on the set. It ends after halt, or with
 	// the first wait that fails, and sends to ended either way.
 	waiting bool
@@ -45,22 +48,21 @@ type listener struct {
 }
 
 func newListener(p *poller) *listener {
-	return &listener{poller: p, ended: make(chan error, 1), backoff: backoff{first: p.options.Backoff}, degraded: map[string]string{}}
+	return &listener{
+		poller: p, ended: make(chan error, 1), backoff: backoff{first: p.options.Backoff},
+		degraded: map[string]string{}, doubtful: map[Device]bool{},
+	}
 }
 
 // register registers the GPUs that were read for events, with a new set if there
 // is none. Registering that fails is tried again after the next scan.
 func (l *listener) register(ctx context.Context, readings []reading) {
 	defer l.reportDegraded(ctx)
-	if !l.open && !l.createSet() {
-		for _, r := range readings {
-			if l.degraded[r.gpu.UUID] == "" {
-				l.degraded[r.gpu.UUID] = waitFails
-			}
-		}
-		return
-	}
 	for _, r := range readings {
+		if !l.open && !l.createSet() {
+			l.degraded[r.gpu.UUID] = cmp.Or(l.degraded[r.gpu.UUID], waitFails)
+			continue
+		}
 		if _, paused := l.paused.Load(r.gpu.UUID); paused {
 			l.degraded[r.gpu.UUID] = "its MIG mode is being changed"
 			continue
@@ -120,19 +122,41 @@ func (l *listener) createSet() bool {
 	return true
 }
 
-// registerGPU registers the GPU for its events; false when it has none.
+// registerGPU registers the GPU for its events; false when it has none. After UNKNOWN the
+// set is in no defined state (nvml.h) and replaced after a pause; the next time the GPU
+// must first pass with a set of its own, so that it costs the others no more events.
 func (l *listener) registerGPU(device Device) (bool, error) {
 	supported, err := l.lib.DeviceGetSupportedEventTypes(device)
 	if err == nil && supported&healthEvents != 0 {
-		err = l.lib.DeviceRegisterEvents(device, supported&healthEvents, l.set)
+		if l.doubtful[device] {
+			err = l.tryAlone(device, supported&healthEvents)
+		}
 		if err == nil {
-			return true, nil
+			err = l.lib.DeviceRegisterEvents(device, supported&healthEvents, l.set)
+			if err == nil {
+				return true, nil
+			}
+			if errors.Is(err, Unknown) {
+				l.doubtful[device] = true
+				l.closeSet()
+				l.markAllDegraded()
+				l.backOff(err)
+			}
 		}
 	}
 	if unsupported(err) {
 		return false, nil
 	}
 	return false, err
+}
+
+// tryAlone registers the GPU with a set that is then freed.
+func (l *listener) tryAlone(device Device, types EventTypes) error {
+	set, err := l.lib.EventSetCreate()
+	if err != nil {
+		return err
+	}
+	return errors.Join(l.lib.DeviceRegisterEvents(device, types, set), l.lib.EventSetFree(set))
 }
 
 // receivedEvent is an event for the publisher.

@@ -112,6 +112,59 @@ func TestMonitorDegraded(t *testing.T) {
 	})
 }
 
+// TestRegisteringIsUnknown checks that an event set which is in no defined state, because
+// a GPU could not be registered with it, is replaced by another one, with the GPU if that
+// was once, and without it as long as it is so; and that nothing is left of the sets.
+func TestRegisteringIsUnknown(t *testing.T) {
+	for name, test := range map[string]struct {
+		times int
+		deaf  map[int]string
+	}{
+		"once": {1, nil}, "again and again": {0, map[int]string{2: "not registered for events: UNKNOWN"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sim := simulate(t, "a30x4")
+				_, err := sim.InjectGPUFault(2, "DeviceRegisterEvents", simnode.Fault{Return: nvml.Unknown, Times: test.times})
+				must(t, err)
+				w := watch(t, sim)
+				const fails = "waiting for events fails"
+				w.expectDeaf("at first", map[int]string{0: fails, 1: fails, 2: "not registered for events: UNKNOWN", 3: fails})
+				after(2 * time.Second)
+				w.expectDeaf("2 s later", test.deaf)
+				made := sim.Calls("EventSetCreate")
+				for gpu := range 4 {
+					must(t, sim.XID(gpu, 79, nvml.WholeGPU, nvml.WholeGPU))
+				}
+				after(time.Second)
+				faults := map[string]string{"0": "XID 79", "1": "XID 79", "2": "XID 79", "3": "XID 79"}
+				if test.deaf != nil {
+					delete(faults, "2")
+				}
+				w.expect("after an XID of each", faults)
+				after(time.Hour)
+				w.expectDeaf("an hour later", test.deaf)
+				if now := sim.Calls("EventSetCreate"); test.deaf == nil && now != made {
+					t.Errorf("%d event sets, 2 s after the start there were %d", now, made)
+				}
+				// The set that works is not replaced any more.
+				for gpu := range 4 {
+					must(t, sim.XID(gpu, 48, nvml.WholeGPU, nvml.WholeGPU))
+				}
+				after(time.Second)
+				for unit := range faults {
+					faults[unit] += ", XID 48"
+				}
+				w.expect("after another XID of each", faults)
+				must(t, w.stop())
+				if made, freed := sim.Calls("EventSetCreate"), sim.Calls("EventSetFree"); made != freed {
+					t.Errorf("%d event sets made, %d freed", made, freed)
+				}
+			})
+		})
+	}
+}
+
 // TestSlowGPU checks that a GPU that answers slowly, or not at all, keeps its
 // health and holds up no other: neither their probes nor their discovery.
 func TestSlowGPU(t *testing.T) {

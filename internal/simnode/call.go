@@ -121,6 +121,9 @@ func (n *Node) call(call nvml.Call, do func() (any, error)) (any, error) {
 	switch {
 	case fault.Return != nvml.Success:
 		err = fault.Return
+		if call.Method == "DeviceRegisterEvents" && fault.Return == nvml.Unknown {
+			n.breakSet(call.Arguments[2].(nvml.EventSet))
+		}
 	case !opened:
 		err = nvml.Uninitialized
 	case refused:

@@ -12,6 +12,8 @@ type eventSet struct {
 	// the handle invalid, and the set hears nothing more of the GPU.
 	registered map[nvml.Device]nvml.EventTypes
 	queue      []nvml.Event
+	// undefined says that registering a GPU was UNKNOWN: no event comes any more.
+	undefined bool
 }
 
 // supportedEvents are those of every simulated GPU.
@@ -100,7 +102,7 @@ func (n *Node) emit(g *simGPU, event nvml.Event) {
 		return
 	}
 	for _, set := range n.sets {
-		if set.registered[g.handle]&event.Type != 0 {
+		if set.registered[g.handle]&event.Type != 0 && !set.undefined {
 			set.queue = append(set.queue, event)
 		}
 	}
@@ -111,4 +113,13 @@ func (n *Node) emit(g *simGPU, event nvml.Event) {
 func (n *Node) wakeWaits() {
 	close(n.eventsChanged)
 	n.eventsChanged = make(chan struct{})
+}
+
+// breakSet has the set in no defined state.
+func (n *Node) breakSet(handle nvml.EventSet) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if set := n.sets[handle]; set != nil {
+		set.undefined = true
+	}
 }

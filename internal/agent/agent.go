@@ -121,11 +121,13 @@ func Run(ctx context.Context, options Options) error {
 func newAgent(options Options) *agent {
 	a := &agent{
 		Options: options, replan: make(chan struct{}, 1), replanNow: make(chan chan struct{}), reportWake: make(chan struct{}, 1), planEnded: make(chan struct{}),
-		registering: make(chan struct{}), asking: make(chan struct{}, 1),
+		registering: make(chan struct{}), asking: make(chan struct{}, 1), calls: newCallCollector(),
 	}
-	a.calls = newCallCollector()
 	a.Plugin.SetCallMetrics(a.calls)
-	a.mig = a.newMIGReconciler()
+	a.mig = migchange.New(migchange.Options{
+		Partitioner: a.Partitioner, LetGo: a.LetGo, Store: a.Journal, Devices: a.Plugin, Inputs: a.migInputs, Holders: a.Kubelet.Held,
+		Resources: a.resourcesOf, Plan: a.planNow, Changed: a.wakeReport, Refresh: a.Refresh, Logger: a.Logger,
+	})
 	a.state.Store(&state{})
 	a.lastSample.Store(firstSample())
 	a.progress.Store(&profileProgress{state: nodereport.ProfilePending, since: time.Now()})

@@ -149,7 +149,6 @@ func (a *agent) serve(ctx context.Context, listener net.Listener, handler http.H
 	return web.Serve(listener, server, &web.FlagConfig{WebConfigFile: &config}, a.Logger)
 }
 
-// healthHandler answers probes.
 func (a *agent) healthHandler() *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
@@ -161,7 +160,7 @@ func (a *agent) healthHandler() *http.ServeMux {
 // the last collectors are left out.
 func (a *agent) registry() *prometheus.Registry {
 	show := []prometheus.Collector{
-		newCollector(a), a.calls, metrics.NewHealthCollector(a.Health.Health),
+		collector{metrics.ParseFamilies(programFamilies), a}, a.calls, metrics.NewHealthCollector(a.Health.Health),
 		metrics.NewUtilizationCollector(a.utilization), metrics.NewCollector(a.sharing),
 	}
 	if !a.HTTP.NoContainers {
@@ -291,8 +290,7 @@ func writeJSON(w http.ResponseWriter, value any) {
 // running Virgate be changed, so the listener must keep out who may not do that.
 func ServeControl(ctx context.Context, listener net.Listener, handler http.Handler) error {
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10}
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
-	defer stop()
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
 	return server.Serve(listener)
 }
 

@@ -47,7 +47,6 @@ func (a *agent) planNow(ctx context.Context) {
 	}
 }
 
-// planLoop is the loop.
 func (a *agent) planLoop(ctx context.Context) error {
 	defer close(a.planEnded)
 	for {
@@ -102,7 +101,6 @@ func sameError(a, b error) bool {
 	return a != nil && b != nil && a.Error() == b.Error()
 }
 
-// logPlan logs what a plan changes.
 func (a *agent) logPlan(last, next sharing.Plan) {
 	for _, r := range next.Resources {
 		a.Logger.Info("resource planned", "resource", r.Name, "strategy", r.Strategy(), "units", len(r.Units), "devices", len(r.Devices), "healthy", r.HealthyDevices())
@@ -198,7 +196,6 @@ func (a *agent) prepareHost(last, next *state) {
 	}
 }
 
-// countObstacles counts the units that have each obstacle.
 func countObstacles(obstacles map[string]string) map[string]int {
 	reasons := map[string]int{}
 	for _, reason := range obstacles {

@@ -14,16 +14,13 @@ import (
 //go:embed metrics.txt
 var programFamilies string
 
-// collector shows how the program itself fares, how far the wanted profile has come,
-// and how far the GPUs are that Virgate partitions.
+// collector is a prometheus.Collector that shows how the program itself fares, how far the
+// wanted profile has come, and how far the GPUs are that Virgate partitions.
 type collector struct {
 	metrics.Families
 	agent *agent
 }
 
-func newCollector(a *agent) collector { return collector{metrics.ParseFamilies(programFamilies), a} }
-
-// Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	send := c.To(ch)
 	s, p := c.agent.state.Load(), c.agent.progress.Load()
@@ -78,7 +75,7 @@ func generationNumber(generation string) (number float64, ok bool) {
 	return float64(value), err == nil
 }
 
-// callCollector measures the kubelet's calls, as plugin.CallMetrics.
+// callCollector measures the kubelet's calls: it is a plugin.CallMetrics and a prometheus.Collector.
 type callCollector struct{ took, preferred *prometheus.HistogramVec }
 
 func newCallCollector() callCollector {
@@ -97,7 +94,6 @@ func callHistogram(name, help string, labels ...string) *prometheus.HistogramVec
 	}, labels)
 }
 
-// Start implements plugin.CallMetrics.
 func (c callCollector) Start(resource string) plugin.CallObservers {
 	return plugin.CallObservers{
 		Granted:   c.took.WithLabelValues(resource, "ok"),
@@ -106,19 +102,16 @@ func (c callCollector) Start(resource string) plugin.CallObservers {
 	}
 }
 
-// Stop implements plugin.CallMetrics.
 func (c callCollector) Stop(resource string) {
 	c.took.DeletePartialMatch(prometheus.Labels{"resource": resource})
 	c.preferred.DeleteLabelValues(resource)
 }
 
-// Describe implements prometheus.Collector.
 func (c callCollector) Describe(ch chan<- *prometheus.Desc) {
 	c.took.Describe(ch)
 	c.preferred.Describe(ch)
 }
 
-// Collect implements prometheus.Collector.
 func (c callCollector) Collect(ch chan<- prometheus.Metric) {
 	c.took.Collect(ch)
 	c.preferred.Collect(ch)

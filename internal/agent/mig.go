@@ -4,21 +4,11 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/sharing/metrics"
 )
-
-// newMIGReconciler makes what changes the GPUs' MIG layouts.
-func (a *agent) newMIGReconciler() *migchange.Reconciler {
-	return migchange.New(migchange.Options{
-		Partitioner: a.Partitioner, LetGo: a.LetGo, Store: a.Journal, Devices: a.Plugin, Inputs: a.migInputs, Holders: a.Kubelet.Held,
-		Resources: a.resourcesOf, Plan: a.planNow, Changed: a.wakeReport, Refresh: a.Refresh, Logger: a.Logger,
-	})
-}
-
-var errNotPlanned = errors.New("nothing is planned yet")
 
 // migInputs are the GPUs and the wanted layout that the loop has last decided by.
 func (a *agent) migInputs() (gpus []sharing.GPU, wanted sharing.MIGConfig, err error) {
@@ -27,7 +17,7 @@ func (a *agent) migInputs() (gpus []sharing.GPU, wanted sharing.MIGConfig, err e
 		wanted = s.profile.Profile.MIG
 	}
 	if !s.planned {
-		err = errNotPlanned
+		err = errors.New("nothing is planned yet")
 	}
 	gpus = slices.DeleteFunc(slices.Clone(s.gpus), func(g sharing.GPU) bool { return g.DriverIndex == sharing.NotListed })
 	return gpus, wanted, err
@@ -54,10 +44,8 @@ func collectLayouts(send metrics.Send, gpus []nodereport.GPULayout) {
 		for _, instance := range gpu.Instances {
 			used += instance.Placement.Size
 			state := "free"
-			for _, compute := range instance.Computes {
-				if compute.Busy {
-					state = "in_use"
-				}
+			if slices.ContainsFunc(instance.Computes, func(c mig.Compute) bool { return c.Busy }) {
+				state = "in_use"
 			}
 			counts[kind{instance.Profile.String(), state}]++
 		}

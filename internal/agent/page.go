@@ -51,7 +51,6 @@ func newPage() page {
 	}
 }
 
-// write answers with the page.
 func (p page) write(w http.ResponseWriter, status Status, now time.Time) {
 	var buffer bytes.Buffer
 	if err := p.template.Execute(&buffer, newPageView(status, now)); err != nil {

@@ -65,7 +65,6 @@ func (a *agent) wakeReport() {
 	}
 }
 
-// nodeReport is what Kubernetes should be told.
 func (a *agent) nodeReport(s *state, p profileProgress, status plugin.Status) nodereport.Report {
 	report := nodereport.Report{
 		State: p.state, Wanted: profileRef(s.wanted), Applied: p.applied, Gone: p.gone,

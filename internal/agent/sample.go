@@ -50,7 +50,6 @@ func (a *agent) sampleLoop(ctx context.Context) error {
 	}
 }
 
-// takeSample takes one sample.
 func (a *agent) takeSample(ctx context.Context, interval time.Duration) {
 	last := a.lastSample.Load()
 	next := &utilizationSample{UtilizationState: metrics.UtilizationState{

@@ -99,8 +99,14 @@ func Run(ctx context.Context, o Options) error {
 		Store: state.Section[nvml.FatalHealth]{File: file, Name: state.HealthSection},
 		Known: state.Section[nvml.KnownGPU]{File: file, Name: state.GPUSection}, Boot: o.BootID,
 	})
+	if gpus.CDI == nil {
+		gpus.CDI = cdi.NewDriver(driverOptions(profile.startup, log))
+	}
+	if gpus.Containers == nil && o.Pods != nil {
+		gpus.Containers = o.Pods
+	}
 	specs := cdi.NewWriter(cdi.Options{
-		Dir: cmp.Or(o.CDIDir, filepath.Join(o.PluginDir, "cdi")), Source: gpus.cdiSource(profile.startup, log),
+		Dir: cmp.Or(o.CDIDir, filepath.Join(o.PluginDir, "cdi")), Source: gpus.CDI,
 		Holders: kubelet, Retry: o.CDIRetry, Logger: log,
 	})
 	lock := &nodeLock{dir: o.PluginDir, file: file, log: log}
@@ -127,7 +133,7 @@ func Run(ctx context.Context, o Options) error {
 		Refresh: node.Refresh,
 
 		Measure: usage.NewSampler(usage.Options{
-			Meter: nvml.NewMeter(gpus.Library), Proc: gpus.Proc, Containers: gpus.containers(o.Pods), Logger: log,
+			Meter: nvml.NewMeter(gpus.Library), Proc: gpus.Proc, Containers: gpus.Containers, Logger: log,
 		}).Measure,
 		Background: []func(context.Context) error{profile.lastKnownGood.Run},
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/cdi"
-	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/internal/state"
@@ -60,20 +59,6 @@ func Simulated(node *simnode.Node, library nvml.Library) GPUs {
 		Proc: node.Proc(), Containers: node, CDI: cdi.Simulated{}, Control: node.Handler(),
 		Close: func() {}, ProcessesHidden: node.OwnPIDs(), NotPermitted: !node.MayChangeMIG(),
 	}
-}
-
-func (g GPUs) containers(pods *configsource.Pods) usage.Containers {
-	if g.Containers == nil && pods != nil {
-		return pods
-	}
-	return g.Containers
-}
-
-func (g GPUs) cdiSource(startup configs.StartupSettings, log *slog.Logger) cdi.Source {
-	if g.CDI != nil {
-		return g.CDI
-	}
-	return cdi.NewDriver(driverOptions(startup, log))
 }
 
 // driverOptions find the driver as NVIDIA's plugin does: where it is mounted in

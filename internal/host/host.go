@@ -59,9 +59,11 @@ type Host struct {
 	// the next ones need not wait at all.
 	specsLate atomic.Bool
 
+	// request is the last one, nil before it.
+	request atomic.Pointer[request]
+
 	mu sync.Mutex
-	// request is the last one, prepared what Prepare returned for it.
-	request  request
+	// prepared is what Prepare returned last.
 	prepared plugin.Host
 	entries  entries
 }
@@ -70,7 +72,7 @@ type Host struct {
 type request struct {
 	grants sharing.Grants
 	gpus   []sharing.GPU
-	// done is closed when its specs are written or could not be; nil for no request.
+	// done is closed when its specs are written or could not be.
 	done chan struct{}
 }
 
@@ -86,10 +88,8 @@ func New(options Options) *Host {
 // than Watch runs; a unit that has no entry by then has an obstacle. The result must
 // not be changed.
 func (h *Host) Prepare(grants sharing.Grants, gpus []sharing.GPU) plugin.Host {
-	r := request{grants: grants, gpus: gpus, done: make(chan struct{})}
-	h.mu.Lock()
-	h.request = r
-	h.mu.Unlock()
+	r := &request{grants: grants, gpus: gpus, done: make(chan struct{})}
+	h.request.Store(r)
 	if grants.CDI() {
 		select {
 		case h.wake <- struct{}{}:
@@ -144,8 +144,8 @@ func (h *Host) serve(ctx context.Context, changed func()) {
 		case <-tick:
 			ticked = true
 		}
-		r := h.lastRequest()
-		if r.done == nil {
+		r := h.request.Load()
+		if r == nil {
 			continue
 		}
 		if r.grants.CDI() {
@@ -158,14 +158,8 @@ func (h *Host) serve(ctx context.Context, changed func()) {
 	}
 }
 
-func (h *Host) lastRequest() request {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.request
-}
-
 // writeSpecs has the request's specs written and remembers which entries there are.
-func (h *Host) writeSpecs(ctx context.Context, r request) {
+func (h *Host) writeSpecs(ctx context.Context, r *request) {
 	var names []string
 	err := errors.New("this program cannot make CDI specs")
 	if h.options.Specs != nil {
@@ -196,7 +190,7 @@ func (h *Host) writeSpecs(ctx context.Context, r request) {
 
 // changed says that Prepare would return something else now.
 func (h *Host) changed() bool {
-	r := h.lastRequest()
+	r := h.request.Load()
 	found := h.scan(r.grants)
 	h.mu.Lock()
 	defer h.mu.Unlock()

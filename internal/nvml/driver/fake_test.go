@@ -44,6 +44,20 @@ func install(t *testing.T, root, version string, flags ...string) {
 	must(t, os.Rename(link+".new", link))
 }
 
+// capabilities is where fake.c looks for its folder of device nodes.
+const capabilities = "NVIDIA_CAPS"
+
+// grant gives this process the rights over MIG of these device nodes, and no others.
+func grant(t *testing.T, nodes ...string) {
+	t.Helper()
+	folder := os.Getenv(capabilities)
+	must(t, os.RemoveAll(folder))
+	must(t, os.Mkdir(folder, 0o755))
+	for _, node := range nodes {
+		must(t, os.WriteFile(filepath.Join(folder, node), nil, 0o600))
+	}
+}
+
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -62,6 +76,8 @@ func TestFakeDriver(t *testing.T) {
 		t.Skip("this process has loaded a driver already, as with -count=2")
 	}
 	root, machine := t.TempDir(), t.TempDir()
+	t.Setenv(capabilities, t.TempDir())
+	grant(t, configure, monitor)
 	bus := filepath.Join(machine, "sys/bus/pci/devices/10000:3c:00.0")
 	must(t, os.MkdirAll(bus, 0o755))
 	must(t, os.WriteFile(filepath.Join(bus, "numa_node"), []byte("1\n"), 0o600))
@@ -106,12 +122,18 @@ func TestFakeDriver(t *testing.T) {
 			t.Errorf("Shutdown: %v, want UNKNOWN", err)
 		}
 	})
-	t.Run("old", func(t *testing.T) { install(t, root, "410.1"); old(t, lib) })
-	t.Run("new", func(t *testing.T) { install(t, root, "580.1", "-DNEW", "-DPENDING"); renewed(t, lib) })
+	t.Run("old", func(t *testing.T) { install(t, root, "410.1", "-DTROUBLE"); old(t, lib) })
+	t.Run("new", func(t *testing.T) { install(t, root, "580.1", "-DNEW", "-DTROUBLE"); renewed(t, lib) })
 	t.Run("cutting", func(t *testing.T) { instances(t, lib) })
 	t.Run("conformance", func(t *testing.T) {
-		nvmltest.Run(t, func(*testing.T) nvml.Library { return lib }, nvmltest.Expect{GPUs: 2, Partitions: 2})
+		for name, nodes := range map[string][]string{"no right": nil, "to monitor": {monitor}, "both": {configure, monitor}} {
+			t.Run(name, func(t *testing.T) {
+				grant(t, nodes...)
+				nvmltest.Run(t, func(*testing.T) nvml.Library { return lib }, nvmltest.Expect{GPUs: 2, Partitions: 2})
+			})
+		}
 	})
+	t.Run("codes", func(t *testing.T) { install(t, root, "581.1", "-DNEW"); sameCodes(t, lib); modes(t, lib) })
 	t.Run("no longer a library", func(t *testing.T) {
 		install(t, root, "590.1")
 		must(t, os.WriteFile(filepath.Join(root, "usr/lib64/libnvidia-ml.so.590.1"), []byte("#!"), 0o600))
@@ -141,11 +163,11 @@ func gpus() []sharing.GPU {
 		return sharing.Partition{
 			UUID: "MIG-00000000-0000-0000-0000-0000000000a" + string(rune('0'+index)), Index: index,
 			Profile: mig.Profile{Compute: 1, Slices: 1, MemoryGB: 5}, GI: 7 + index,
-			Placement: mig.Placement{Start: index, Size: 1}, Memory: 40 << 30,
+			Placement: mig.Placement{Start: index, Size: 1}, Memory: 4864 << 20,
 		}
 	}
 	gpus := []sharing.GPU{gpu(0, 0, -1, "00000000:3B:00.0"), gpu(1, 1, 1, "00010000:3C:00.0")}
-	gpus[1].MIG = true
+	gpus[1].MIG, gpus[1].MIGPending = true, true
 	gpus[1].Partitions = []sharing.Partition{partition(0), partition(2)}
 	return gpus
 }
@@ -267,6 +289,15 @@ func renewed(t *testing.T, lib nvml.Library) {
 	if want := (nvml.GPUInstanceProfile{ID: 19, Slices: 1, Instances: 7, MemoryMB: 4864, Name: "MIG 1g.5gb"}); profile != want {
 		t.Errorf("profile %+v, want %+v", profile, want)
 	}
+	grant(t)
+	set, err := lib.EventSetCreate()
+	must(t, err)
+	must(t, lib.DeviceRegisterEvents(gpu, nvml.EventXIDCritical, set))
+	if event, err := lib.EventSetWait(set, time.Millisecond); !errors.Is(err, nvml.Timeout) {
+		t.Errorf("an event of a partition, without the right to monitor: %+v, %v, want TIMEOUT", event, err)
+	}
+	must(t, lib.EventSetFree(set))
+	grant(t, configure, monitor)
 	if event := event(t, lib, gpu); event.GI != 9 || event.CI != 0 {
 		t.Errorf("event of partition %d, %d, want 9, 0", event.GI, event.CI)
 	}
@@ -285,16 +316,20 @@ func instances(t *testing.T, lib nvml.Library) {
 	gpu, err := lib.DeviceGetHandleByIndex(1)
 	must(t, err)
 
-	// The status of the activation and that of the call must not be mixed up.
-	activation, err := lib.DeviceSetMigMode(first, true)
-	if activation != nvml.ResetRequired || err != nil {
-		t.Errorf("MIG on: %v, %v, want RESET_REQUIRED and no error", activation, err)
-	}
-	if activation, err = lib.DeviceSetMigMode(first, false); activation != nvml.InUse || err != nil {
-		t.Errorf("MIG off: %v, %v, want IN_USE and no error", activation, err)
-	}
-	if activation, err = lib.DeviceSetMigMode(gpu, true); activation != nvml.Success || !errors.Is(err, nvml.NoPermission) {
-		t.Errorf("MIG on: %v, %v, want an error NO_PERMISSION", activation, err)
+	// The status of the activation and that of the call must not be mixed up, and the
+	// mode is pending in any case.
+	for _, test := range []struct {
+		gpu        nvml.Device
+		on         bool
+		activation nvml.Return
+	}{{first, true, nvml.InUse}, {first, false, nvml.Success}, {gpu, false, nvml.ResetRequired}, {gpu, true, nvml.Success}} {
+		activation, err := lib.DeviceSetMigMode(test.gpu, test.on)
+		if activation != test.activation || err != nil {
+			t.Errorf("MIG %t: %v, %v, want %v and no error", test.on, activation, err, test.activation)
+		}
+		if mode, err := lib.DeviceGetMigMode(test.gpu); mode != (nvml.MIGMode{Current: test.gpu == gpu, Pending: test.on}) || err != nil {
+			t.Errorf("MIG %t: then the mode is %+v, %v", test.on, mode, err)
+		}
 	}
 
 	placements, err := lib.DeviceGetGpuInstancePossiblePlacements(gpu, 19)
@@ -315,12 +350,12 @@ func instances(t *testing.T, lib nvml.Library) {
 	if err := lib.GpuInstanceDestroy(known); !errors.Is(err, nvml.InUse) {
 		t.Errorf("destroy one in use: %v, want IN_USE", err)
 	}
-	processes, err := lib.DeviceGetMPSComputeRunningProcesses(gpu)
+	processes, err := lib.DeviceGetMPSComputeRunningProcesses(first)
 	must(t, err)
 	if diff := cmp.Diff([]nvml.Process{{PID: 4713}}, processes); diff != "" {
 		t.Errorf("MPS clients (-want +got):\n%s", diff)
 	}
-	if processes, err = lib.DeviceGetGraphicsRunningProcesses(gpu); len(processes) > 0 || err != nil {
+	if processes, err = lib.DeviceGetGraphicsRunningProcesses(first); len(processes) > 0 || err != nil {
 		t.Errorf("graphics processes %v, %v, want none", processes, err)
 	}
 	instanceHole(t, lib, gpu)
@@ -347,7 +382,15 @@ func instanceHole(t *testing.T, lib nvml.Library, gpu nvml.Device) {
 	if err != nil || len(listed) != 1 || listed[0] != compute {
 		t.Errorf("compute instances %v, %v, want %d", listed, err, compute)
 	}
+	device, err := lib.DeviceGetMigDeviceHandleByIndex(gpu, 1)
+	must(t, err)
 	must(t, lib.ComputeInstanceDestroy(compute))
+	if uuid, err := lib.DeviceGetUUID(device); !errors.Is(err, nvml.InvalidArgument) {
+		t.Errorf("UUID of a MIG device that is gone: %s, %v, want INVALID_ARGUMENT", uuid, err)
+	}
+	if err := lib.GpuInstanceDestroy(instance); !errors.Is(err, nvml.InUse) {
+		t.Errorf("destroy just after the compute instance: %v, want IN_USE", err)
+	}
 	must(t, lib.GpuInstanceDestroy(instance))
 	for name, err := range map[string]error{
 		"ComputeInstanceDestroy": lib.ComputeInstanceDestroy(compute), "GpuInstanceDestroy": lib.GpuInstanceDestroy(instance),
@@ -355,6 +398,31 @@ func instanceHole(t *testing.T, lib nvml.Library, gpu nvml.Device) {
 		if !errors.Is(err, nvml.InvalidArgument) {
 			t.Errorf("%s again: %v, want INVALID_ARGUMENT: the handle may be another's by now", name, err)
 		}
+	}
+}
+
+// modes holds what a change of MIG mode does to a GPU that nobody uses.
+func modes(t *testing.T, lib nvml.Library) {
+	grant(t, configure, monitor)
+	must(t, lib.Init())
+	defer func() { must(t, lib.Shutdown()) }()
+	gpu, err := lib.DeviceGetHandleByIndex(0)
+	must(t, err)
+	before, err := lib.DeviceGetMinorNumber(gpu)
+	must(t, err)
+	if _, err := lib.DeviceGetGpuInstanceProfileInfo(gpu, 0); !errors.Is(err, nvml.NotSupported) {
+		t.Errorf("profile while MIG is off: %v, want NOT_SUPPORTED", err)
+	}
+	activation, err := lib.DeviceSetMigMode(gpu, true)
+	mode, _ := lib.DeviceGetMigMode(gpu)
+	if want := (nvml.MIGMode{Current: true, Pending: true}); activation != nvml.Success || err != nil || mode != want {
+		t.Errorf("MIG on: %v, %v, then %+v", activation, err, mode)
+	}
+	if minor, err := lib.DeviceGetMinorNumber(gpu); minor == before || err != nil {
+		t.Errorf("minor number %d before and %d after, %v", before, minor, err)
+	}
+	if _, err := lib.DeviceGetGpuInstanceProfileInfo(gpu, 0); err != nil {
+		t.Errorf("profile with MIG on: %v", err)
 	}
 }
 

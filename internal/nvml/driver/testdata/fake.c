@@ -1,32 +1,98 @@
-// A libnvidia-ml.so.1 for tests. It has two GPUs, one cut into two MIG devices
-// with a hole between them. Like an old driver it lacks many calls; with -DNEW
-// it has more, and with -DPENDING a memory row to replace. -DVERSION="…" is what
-// it says it is. With -DBROKEN it does not find the kernel's part, with -DSTUBBORN
-// it cannot be closed.
+// A libnvidia-ml.so.1 for tests, which grants rights and answers as docs/nvml.md says.
+// It has two A100s; of the second, two partitions were made, with a hole between
+// them, but not with -DWHOLE. What is made and destroyed lasts as long as the process.
+//
+// Over MIG a process has all rights with the capability SYS_ADMIN, and else those whose
+// device nodes it may open. Where $NVIDIA_CAPS has a folder in the place of
+// /dev/nvidia-caps, the capability does not count.
+//
+// Like an old driver it lacks many calls; with -DNEW it has more. -DVERSION="…" is what
+// it says it is. With -DBROKEN it does not find the kernel's part, with -DSTUBBORN it
+// cannot be closed. With -DTROUBLE GPU 0 has processes and a memory row to replace, and
+// GPU 1 is a virtual machine's and has an XID.
 
+#include <linux/capability.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 typedef unsigned int number;
 typedef unsigned long long bits;
 
-enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9, TIMEOUT, UNKNOWN = 999 };
-
-struct device { int index; const char *uuid; struct device *parent; };
-
-static struct device GPUs[2] = {
-	{0, "GPU-00000000-0000-0000-0000-000000000000", NULL},
-	{1, "GPU-11111111-1111-1111-1111-111111111111", NULL},
+enum {
+	SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 6, INSUFFICIENT_SIZE,
+	DRIVER_NOT_LOADED = 9, TIMEOUT, RESET_REQUIRED = 16, IN_USE = 19, INSUFFICIENT_RESOURCES = 23, UNKNOWN = 999
 };
-static struct device partitions[3] = {
-	{0, "MIG-00000000-0000-0000-0000-0000000000a0", &GPUs[1]},
-	{-1, NULL, NULL},
-	{2, "MIG-00000000-0000-0000-0000-0000000000a2", &GPUs[1]},
-};
-static int opened, sets, registered, fired;
 
+#ifdef TROUBLE
+enum { TROUBLED = 1 };
+#else
+enum { TROUBLED = 0 };
+#endif
+
+// A profile's size is in memory slots, its memory in MiB.
+struct profile { number id, slices, size, count; bits memory; const char *name; };
+enum { PROFILES = 5, SLOTS = 7, FIRST_GI = 7, FIRST_COMPUTE = 5 };
+static const struct profile profiles[PROFILES] = { // In NVML's order.
+	{19, 1, 1, 7, 4864, "1g.5gb"}, {14, 2, 2, 3, 9856, "2g.10gb"}, {9, 3, 4, 2, 19968, "3g.20gb"},
+	{5, 4, 4, 1, 19968, "4g.20gb"}, {0, 7, 8, 1, 40192, "7g.40gb"},
+};
+
+// A GPU, or, with a parent, the memory slot with that index in which a GPU instance
+// begins: the instance's handle is also that of its one compute instance and of the MIG
+// device, and later that of others.
+struct device {
+	number index;
+	struct device *parent;
+	number mig, pending, minor;
+	const struct profile *profile; // NULL: no instance.
+	number compute, serial, leaving;
+};
+static struct device slots[2][SLOTS], GPUs[2] = {{.index = 0, .minor = 0}, {.index = 1, .minor = 1}};
+static number opened, sets, registered, fired, serials;
+
+__attribute__((constructor)) static void begin(void)
+{
+	for (int i = 0; i < 2 * SLOTS; i++)
+		slots[i / SLOTS][i % SLOTS] = (struct device){.index = i % SLOTS, .parent = &GPUs[i / SLOTS]};
+#ifndef WHOLE
+	GPUs[1].mig = GPUs[1].pending = 1;
+	for (int i = 0; i <= 2; i += 2) {
+		slots[1][i].profile = &profiles[0];
+		slots[1][i].compute = 1;
+	}
+#endif
+}
+
+// The rights, by the numbers of their device nodes.
+enum { CONFIGURE = 1, MONITOR };
+static int may(number right)
+{
+	const char *folder = getenv("NVIDIA_CAPS");
+	if (folder == NULL) {
+		struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+		struct __user_cap_data_struct has[2] = {{0}};
+		syscall(SYS_capget, &header, has);
+		if (has[0].effective >> CAP_SYS_ADMIN & 1) return 1;
+		folder = "/dev/nvidia-caps";
+	}
+	char node[4096];
+	snprintf(node, sizeof node, "%s/nvidia-cap%u", folder, right);
+	return access(node, R_OK) == 0;
+}
+
+// What each call asks of its caller and its handle.
 #define OPEN if (opened == 0) return UNINITIALIZED
+#define DEVICE OPEN; if (a->parent && !a->compute) return INVALID_ARGUMENT
+#define GPU OPEN; if (a->parent) return INVALID_ARGUMENT
+#define OF_ALL DEVICE; if (a->mig && !may(MONITOR)) return NO_PERMISSION
+#define READS OPEN; if (!may(MONITOR)) return NO_PERMISSION
+#define CHANGES OPEN; if (!may(CONFIGURE)) return NO_PERMISSION
+#define INSTANCE if (!a->profile) return INVALID_ARGUMENT
+#define COMPUTE if (!a->compute) return INVALID_ARGUMENT
+#define WITHOUT_MIG DEVICE; if (a->parent || a->mig) return NOT_SUPPORTED
 
 // The text is made anew by every call, as the driver's is.
 static int copy(char *to, number length, const char *text)
@@ -61,19 +127,26 @@ int nvmlDeviceGetHandleByIndex_v2(number a, struct device **b)
 	*b = &GPUs[a];
 	return SUCCESS;
 }
-int nvmlDeviceGetUUID(struct device *a, char *b, number c) { OPEN; return copy(b, c, a->uuid); }
+int nvmlDeviceGetUUID(struct device *a, char *b, number c)
+{
+	DEVICE;
+	if (!a->parent) return copy(b, c, a->index ? "GPU-11111111-1111-1111-1111-111111111111" : "GPU-00000000-0000-0000-0000-000000000000");
+	snprintf(b, c, "MIG-%08x-0000-0000-0000-0000000000a%u", a->serial, a->index);
+	return SUCCESS;
+}
 int nvmlDeviceGetName(struct device *a, char *b, number c)
 {
-	OPEN;
-	return copy(b, c, a->parent ? "NVIDIA Fake A100-SXM4-40GB MIG 1g.5gb" : "NVIDIA Fake A100-SXM4-40GB");
+	DEVICE;
+	snprintf(b, c, "NVIDIA Fake A100-SXM4-40GB%s%s", a->parent ? " MIG " : "", a->parent ? a->profile->name : "");
+	return SUCCESS;
 }
-int nvmlDeviceGetMinorNumber(struct device *a, number *b) { OPEN; *b = a->index; return SUCCESS; }
+int nvmlDeviceGetMinorNumber(struct device *a, number *b) { GPU; *b = a->minor; return SUCCESS; }
 
 struct pci { char legacy[16]; number domain, bus, device, id, subsystem; char text[32]; };
 // Like the call of old drivers it leaves the long text empty.
 int nvmlDeviceGetPciInfo_v2(struct device *a, struct pci *b)
 {
-	OPEN;
+	GPU;
 	memset(b, 0, sizeof *b);
 	b->domain = a->index == 0 ? 0 : 0x10000;
 	b->bus = 0x3b + a->index;
@@ -83,106 +156,113 @@ int nvmlDeviceGetPciInfo_v2(struct device *a, struct pci *b)
 struct memory { bits total, free, used; };
 int nvmlDeviceGetMemoryInfo(struct device *a, struct memory *b)
 {
-	OPEN;
-	*b = (struct memory){40ull << 30, 39ull << 30, 1ull << 30};
+	OF_ALL;
+	bits total = (a->parent ? a->profile->memory : 40960) << 20;
+	*b = (struct memory){total, total - (1 << 30), 1 << 30};
 	return SUCCESS;
 }
-int nvmlDeviceGetArchitecture(struct device *a, number *b) { OPEN; *b = 7; return SUCCESS; }
-int nvmlDeviceGetCudaComputeCapability(struct device *a, int *b, int *c) { OPEN; *b = 8; *c = 0; return SUCCESS; }
+int nvmlDeviceGetArchitecture(struct device *a, number *b) { GPU; *b = 7; return SUCCESS; }
+int nvmlDeviceGetCudaComputeCapability(struct device *a, int *b, int *c) { GPU; *b = 8; *c = 0; return SUCCESS; }
 int nvmlDeviceGetTemperature(struct device *a, number b, number *c)
 {
-	OPEN;
+	DEVICE;
 	if (b != 0) return INVALID_ARGUMENT;
 	*c = 30 + a->index;
 	return a->parent ? NOT_SUPPORTED : SUCCESS;
 }
-int nvmlDeviceGetVirtualizationMode(struct device *a, number *b) { OPEN; *b = a->index; return SUCCESS; }
-int nvmlDeviceGetMigMode(struct device *a, number *b, number *c) { OPEN; *b = a->index; *c = 0; return SUCCESS; }
-int nvmlDeviceGetMaxMigDeviceCount(struct device *a, number *b) { OPEN; *b = a->index == 1 ? 4 : 0; return SUCCESS; }
+int nvmlDeviceGetVirtualizationMode(struct device *a, number *b) { GPU; *b = TROUBLED && a->index == 1; return SUCCESS; }
+int nvmlDeviceGetMigMode(struct device *a, number *b, number *c) { GPU; *b = a->mig; *c = a->pending; return SUCCESS; }
+int nvmlDeviceGetMaxMigDeviceCount(struct device *a, number *b) { GPU; *b = a->mig ? SLOTS : 0; return SUCCESS; }
 int nvmlDeviceGetMigDeviceHandleByIndex(struct device *a, number b, struct device **c)
 {
-	OPEN;
-	if (b >= 4) return INVALID_ARGUMENT;
-	if (a->index != 1 || b >= 3 || partitions[b].uuid == NULL) return NOT_FOUND;
-	*c = &partitions[b];
-	return SUCCESS;
+	GPU;
+	if (b >= SLOTS) return INVALID_ARGUMENT;
+	*c = &slots[a->index][b];
+	return (*c)->compute ? SUCCESS : NOT_FOUND;
 }
-int nvmlDeviceGetGpuInstanceId(struct device *a, number *b) { OPEN; *b = 7 + a->index; return SUCCESS; }
-int nvmlDeviceGetComputeInstanceId(struct device *a, number *b) { OPEN; *b = 0; return SUCCESS; }
+int nvmlDeviceGetGpuInstanceId(struct device *a, number *b) { DEVICE; *b = FIRST_GI + a->index; return a->parent ? SUCCESS : INVALID_ARGUMENT; }
+int nvmlDeviceGetComputeInstanceId(struct device *a, number *b) { DEVICE; *b = 0; return a->parent ? SUCCESS : INVALID_ARGUMENT; }
 int nvmlDeviceGetGpuInstanceById(struct device *a, number b, struct device **c)
 {
-	OPEN;
-	if (b != 7 && b != 9) return NOT_FOUND;
-	*c = &partitions[b - 7];
-	return SUCCESS;
+	READS;
+	GPU;
+	if (!a->mig) return NOT_SUPPORTED;
+	if (b < FIRST_GI || b >= FIRST_GI + SLOTS) return NOT_FOUND;
+	*c = &slots[a->index][b - FIRST_GI];
+	return (*c)->profile ? SUCCESS : NOT_FOUND;
 }
 struct instance { void *device; number id, profile, start, size; };
 int nvmlGpuInstanceGetInfo(struct device *a, struct instance *b)
 {
-	OPEN;
-	*b = (struct instance){&GPUs[1], 7 + a->index, 19, a->index, 1};
+	READS;
+	INSTANCE;
+	*b = (struct instance){a->parent, FIRST_GI + a->index, a->profile->id, a->index, a->profile->size};
 	return SUCCESS;
 }
+// Some drivers tell profiles only while MIG is on.
+#define TELL_PROFILE \
+	READS; \
+	GPU; \
+	if (b >= 10) return INVALID_ARGUMENT; \
+	if (b >= PROFILES || !a->mig) return NOT_SUPPORTED; \
+	memset(c, 0, sizeof *c); \
+	c->id = profiles[b].id; c->slices = profiles[b].slices; c->count = profiles[b].count; c->memory = profiles[b].memory;
 #ifdef NEW
 struct named { number version, id, p2p, slices, count, sm, copy, decode, encode, jpeg, ofa; bits memory; char name[96]; };
 int nvmlDeviceGetGpuInstanceProfileInfoV(struct device *a, number b, struct named *c)
 {
-	OPEN;
-	if (b > 3) return INVALID_ARGUMENT;
-	if (b != 0) return NOT_SUPPORTED;
-	c->id = 19; c->slices = 1; c->count = 7; c->memory = 4864;
-	return copy(c->name, sizeof c->name, "MIG 1g.5gb");
+	TELL_PROFILE;
+	snprintf(c->name, sizeof c->name, "MIG %s", profiles[b].name);
+	return SUCCESS;
 }
 #else
 struct plain { number id, p2p, slices, count, sm, copy, decode, encode, jpeg, ofa; bits memory; };
-int nvmlDeviceGetGpuInstanceProfileInfo(struct device *a, number b, struct plain *c)
-{
-	OPEN;
-	if (b > 3) return INVALID_ARGUMENT;
-	if (b != 0) return NOT_SUPPORTED;
-	memset(c, 0, sizeof *c);
-	c->id = 19; c->slices = 1; c->count = 7; c->memory = 4864;
-	return SUCCESS;
-}
+int nvmlDeviceGetGpuInstanceProfileInfo(struct device *a, number b, struct plain *c) { TELL_PROFILE; return SUCCESS; }
 #endif
 int nvmlGpuInstanceGetComputeInstanceById(struct device *a, number b, struct device **c)
 {
-	OPEN;
-	if (b != 0) return NOT_FOUND;
+	READS;
+	INSTANCE;
 	*c = a;
-	return SUCCESS;
+	return b == 0 && a->compute ? SUCCESS : NOT_FOUND;
 }
 struct compute { void *device, *instance; number id, profile, start, size; };
 int nvmlComputeInstanceGetInfo_v2(struct device *a, struct compute *b)
 {
-	OPEN;
-	*b = (struct compute){a, a, 0, 0, 0, 1};
+	READS;
+	COMPUTE;
+	*b = (struct compute){a->parent, a, 0, FIRST_COMPUTE + (number)(a->profile - profiles), 0, a->profile->slices};
 	return SUCCESS;
 }
-int nvmlEventSetCreate(int **a) { OPEN; *a = &sets; sets++; return SUCCESS; }
-int nvmlDeviceGetSupportedEventTypes(struct device *a, bits *b) { OPEN; *b = 0x1b; return SUCCESS; }
-int nvmlDeviceRegisterEvents(struct device *a, bits b, int *c)
+int nvmlEventSetCreate(number **a) { OPEN; *a = &sets; sets++; return SUCCESS; }
+int nvmlDeviceGetSupportedEventTypes(struct device *a, bits *b) { GPU; *b = 0x1b; return SUCCESS; }
+int nvmlDeviceRegisterEvents(struct device *a, bits b, number *c)
 {
-	OPEN;
+	DEVICE;
 	if (a->parent) return NOT_SUPPORTED;
 	registered++;
 	return SUCCESS;
 }
-// The first wait has an XID of GPU 1, partition 9; the others have nothing.
-// An old driver's wait leaves the partition as it was: 0.
+// The first wait has an XID of GPU 1, partition 9, the next ones nothing. An old
+// driver's wait leaves the partition as it was, 0, and is for everybody.
 struct event { void *device; bits type, data; number gi, ci; };
 #ifdef NEW
-int nvmlEventSetWait_v2(int *a, struct event *b, number c)
+int nvmlEventSetWait_v2(number *a, struct event *b, number c)
 #else
-int nvmlEventSetWait(int *a, struct event *b, number c)
+int nvmlEventSetWait(number *a, struct event *b, number c)
 #endif
 {
 	OPEN;
 	if (c == 0) return INVALID_ARGUMENT;
-	if (!registered || fired++) {
+	int happens = TROUBLED && registered && !fired;
+#ifdef NEW
+	happens = happens && may(MONITOR);
+#endif
+	if (!happens) {
 		usleep(c * 1000);
 		return TIMEOUT;
 	}
+	fired = 1;
 	b->device = &GPUs[1];
 	b->type = 8;
 	b->data = 94;
@@ -192,127 +272,171 @@ int nvmlEventSetWait(int *a, struct event *b, number c)
 #endif
 	return SUCCESS;
 }
-int nvmlEventSetFree(int *a) { OPEN; sets--; return SUCCESS; }
+int nvmlEventSetFree(number *a) { OPEN; sets--; return SUCCESS; }
 #ifdef NEW
 struct process { number pid; bits memory; number gi, ci; };
+static int list(struct device *a, number *b, struct process *c, number count, struct process first, struct process second)
+{
+	OF_ALL;
+	if (!TROUBLED || a != &GPUs[0]) count = 0;
+	if (*b < count) return INSUFFICIENT_SIZE;
+	if (count > 0) c[0] = first;
+	if (count > 1) c[1] = second;
+	*b = count;
+	return SUCCESS;
+}
 int nvmlDeviceGetComputeRunningProcesses_v3(struct device *a, number *b, struct process *c)
 {
-	OPEN;
-	if (*b < 2) return 7; // INSUFFICIENT_SIZE
-	c[0] = (struct process){4711, 1 << 20, 0, 0};
-	c[1] = (struct process){4712, ~0ull, 0, 0};
-	*b = 2;
-	return SUCCESS;
+	return list(a, b, c, 2, (struct process){4711, 1 << 20, 0, 0}, (struct process){4712, ~0ull, 0, 0});
+}
+int nvmlDeviceGetGraphicsRunningProcesses_v3(struct device *a, number *b, struct process *c)
+{
+	return list(a, b, c, 0, (struct process){0}, (struct process){0});
+}
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(struct device *a, number *b, struct process *c)
+{
+	return list(a, b, c, 1, (struct process){4713, 0, 0, 0}, (struct process){0});
 }
 struct rates { number gpu, memory; };
-int nvmlDeviceGetUtilizationRates(struct device *a, struct rates *b)
-{
-	OPEN;
-	if (a->index == 1) return NOT_SUPPORTED;
-	*b = (struct rates){42, 7};
-	return SUCCESS;
-}
-int nvmlDeviceGetCurrentClocksThrottleReasons(struct device *a, bits *b) { OPEN; *b = 0x44; return SUCCESS; }
-// GPU 0 has samples at 1000 and 2000. A caller who has seen the first is told
-// that there is one, and then that there are two: one came in between.
+int nvmlDeviceGetUtilizationRates(struct device *a, struct rates *b) { WITHOUT_MIG; *b = (struct rates){42, 7}; return SUCCESS; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(struct device *a, bits *b) { GPU; *b = 0x44; return SUCCESS; }
+// There are samples at 1000 and 2000. A caller who has seen the first is told that
+// there is one, and then that there are two: one came in between.
 struct sample { number pid; bits time; number sm, memory, encoder, decoder; };
 int nvmlDeviceGetProcessUtilization(struct device *a, struct sample *b, number *c, bits d)
 {
-	OPEN;
-	if (a->index == 1) return NOT_SUPPORTED;
+	WITHOUT_MIG;
 	if (d >= 2000) return NOT_FOUND;
-	if (d == 1500) { *c = 0; return 7; }
+	if (d == 1500) { *c = 0; return INSUFFICIENT_SIZE; }
 	number count = d >= 1000 ? 1 : 2;
-	if (b == NULL) { *c = count; return 7; } // INSUFFICIENT_SIZE
-	if (count == 1) { *c = 2; return 7; }
+	if (b == NULL) { *c = count; return INSUFFICIENT_SIZE; }
+	if (count == 1) { *c = 2; return INSUFFICIENT_SIZE; }
 	b[0] = (struct sample){4711, 1000, 30, 3, 0, 0};
 	b[1] = (struct sample){4711, 2000, 50, 5, 0, 0};
 	return SUCCESS;
 }
 int nvmlDeviceGetRemappedRows(struct device *a, number *b, number *c, number *d, number *e)
 {
-	OPEN;
-	if (a->index == 1) return NOT_SUPPORTED;
-	*b = 1; *c = 2; *d = 0; *e = 0;
-#ifdef PENDING
-	*d = 1;
-#endif
+	WITHOUT_MIG;
+	*b = 1; *c = 2; *d = TROUBLED; *e = 0;
 	return SUCCESS;
 }
-#endif
-#ifdef NEW
-int nvmlDeviceGetGraphicsRunningProcesses_v3(struct device *a, number *b, struct process *c) { OPEN; *b = 0; return SUCCESS; }
-int nvmlDeviceGetMPSComputeRunningProcesses_v3(struct device *a, number *b, struct process *c)
+
+static number instances(struct device *gpu)
 {
-	OPEN;
-	if (*b < 1) return 7; // INSUFFICIENT_SIZE
-	c[0] = (struct process){4713, 0, 0, 0};
-	*b = 1;
-	return SUCCESS;
+	number count = 0;
+	for (number i = 0; i < SLOTS; i++)
+		count += slots[gpu->index][i].profile != NULL;
+	return count;
 }
-// GPU 0 would have to be reset for another mode; GPU 1 lets nobody.
+// The mode is the pending one in any case. Its activation gives a GPU another minor.
 int nvmlDeviceSetMigMode(struct device *a, number b, int *c)
 {
-	OPEN;
-	*c = SUCCESS;
+	CHANGES;
+	GPU;
 	if (b > 1) return INVALID_ARGUMENT;
-	if (a->index == 1) return 4; // NO_PERMISSION
-	*c = b ? 16 : 19; // RESET_REQUIRED, IN_USE
+	a->pending = b;
+	*c = SUCCESS;
+	if (a->mig == b) return SUCCESS;
+	if (TROUBLED && a->index == 1) *c = RESET_REQUIRED;
+	else if (TROUBLED || instances(a)) *c = IN_USE;
+	else { a->mig = b; a->minor ^= 2; }
 	return SUCCESS;
+}
+static const struct profile *profile(number id)
+{
+	for (number i = 0; i < PROFILES; i++)
+		if (profiles[i].id == id) return &profiles[i];
+	return NULL;
 }
 struct placement { number start, size; };
 int nvmlDeviceGetGpuInstancePossiblePlacements_v2(struct device *a, number b, struct placement *c, number *d)
 {
-	OPEN;
-	if (b != 19) return INVALID_ARGUMENT;
-	for (number i = 0; c != NULL && i < *d; i++)
-		c[i] = (struct placement){i, 1};
-	*d = 7;
+	READS;
+	GPU;
+	const struct profile *p = profile(b);
+	if (p == NULL) return INVALID_ARGUMENT;
+	for (number i = 0; c != NULL && i < *d && i < p->count; i++)
+		c[i] = (struct placement){i * p->size, p->size};
+	*d = p->count;
 	return SUCCESS;
 }
 int nvmlDeviceGetGpuInstances(struct device *a, number b, struct device **c, number *d)
 {
-	OPEN;
-	if (b != 19) return INVALID_ARGUMENT;
-	if (*d < 7) return 7;
-	c[0] = &partitions[0];
-	c[1] = &partitions[2];
-	*d = 2;
+	READS;
+	GPU;
+	if (!a->mig) return NOT_SUPPORTED;
+	if (profile(b) == NULL) return INVALID_ARGUMENT;
+	if (*d < SLOTS) return INSUFFICIENT_SIZE;
+	*d = 0;
+	for (number i = 0; i < SLOTS; i++)
+		if (slots[a->index][i].profile == profile(b)) c[(*d)++] = &slots[a->index][i];
 	return SUCCESS;
 }
-// A new instance lies in the hole; the others are in use.
 int nvmlDeviceCreateGpuInstanceWithPlacement(struct device *a, number b, const struct placement *c, struct device **d)
 {
-	OPEN;
-	if (b != 19 || c->size != 1) return INVALID_ARGUMENT;
-	if (c->start != 1) return 23; // INSUFFICIENT_RESOURCES
-	*d = &partitions[1];
+	CHANGES;
+	GPU;
+	const struct profile *p = profile(b);
+	if (!a->mig) return NOT_SUPPORTED;
+	if (p == NULL || c->size != p->size || c->start % p->size || c->start / p->size >= p->count) return INVALID_ARGUMENT;
+	for (number i = 0; i < SLOTS; i++) {
+		const struct profile *other = slots[a->index][i].profile;
+		if (other != NULL && i < c->start + c->size && c->start < i + other->size) return INSUFFICIENT_RESOURCES;
+	}
+	*d = &slots[a->index][c->start];
+	(*d)->profile = p;
 	return SUCCESS;
 }
-int nvmlGpuInstanceDestroy(struct device *a) { OPEN; return a == &partitions[1] ? SUCCESS : 19; }
+// One is in use for a moment after its compute instance has gone.
+int nvmlGpuInstanceDestroy(struct device *a)
+{
+	CHANGES;
+	INSTANCE;
+	if (a->compute) return IN_USE;
+	if (a->leaving) { a->leaving = 0; return IN_USE; }
+	a->profile = NULL;
+	return SUCCESS;
+}
+// A compute instance has all of its GPU instance.
 struct part { number id, slices, count, sm, copy, decode, encode, jpeg, ofa; };
 int nvmlGpuInstanceGetComputeInstanceProfileInfo(struct device *a, number b, number c, struct part *d)
 {
-	OPEN;
+	READS;
+	INSTANCE;
 	if (b > 8 || c != 0) return INVALID_ARGUMENT;
-	if (b != 0) return NOT_SUPPORTED;
-	*d = (struct part){5, 1, 1};
+	if (b >= PROFILES || a->profile != &profiles[b]) return NOT_SUPPORTED;
+	*d = (struct part){FIRST_COMPUTE + b, a->profile->slices, 1};
 	return SUCCESS;
 }
+#define OF_COMPUTE_PROFILE \
+	INSTANCE; \
+	if (b < FIRST_COMPUTE || b >= FIRST_COMPUTE + PROFILES) return INVALID_ARGUMENT; \
+	if (a->profile != &profiles[b - FIRST_COMPUTE]) return NOT_SUPPORTED
 int nvmlGpuInstanceGetComputeInstances(struct device *a, number b, struct device **c, number *d)
 {
-	OPEN;
-	if (b != 5) return INVALID_ARGUMENT;
+	READS;
+	OF_COMPUTE_PROFILE;
 	c[0] = a;
-	*d = 1;
+	*d = a->compute;
 	return SUCCESS;
 }
 int nvmlGpuInstanceCreateComputeInstance(struct device *a, number b, struct device **c)
 {
-	OPEN;
-	if (b != 5) return INVALID_ARGUMENT;
+	CHANGES;
+	OF_COMPUTE_PROFILE;
+	if (a->compute) return INSUFFICIENT_RESOURCES;
+	a->compute = 1;
+	a->serial = ++serials;
 	*c = a;
 	return SUCCESS;
 }
-int nvmlComputeInstanceDestroy(struct device *a) { OPEN; return a == &partitions[1] ? SUCCESS : 19; }
+int nvmlComputeInstanceDestroy(struct device *a)
+{
+	CHANGES;
+	COMPUTE;
+	a->compute = 0;
+	a->leaving = 1;
+	return SUCCESS;
+}
 #endif

@@ -1,0 +1,214 @@
+//go:build cgo
+
+package driver
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/mig"
+)
+
+// sameCodes holds that testdata/fake.c and the simulated node answer with the same codes,
+// with the rights over MIG and without, and that each right of the C library is for its
+// own calls.
+func sameCodes(t *testing.T, lib nvml.Library) {
+	node, err := simnode.New("mixed") // GPU 0 is whole, GPU 2 partitioned.
+	must(t, err)
+	grant(t, monitor)
+	simulated, fake := newSubject(t, node, 0, 2), newSubject(t, lib, 0, 1)
+	defer func() { must(t, node.Shutdown()) }()
+	defer func() { must(t, lib.Shutdown()) }()
+
+	must(t, node.SetWorld("unprivileged"))
+	grant(t)
+	refused := fake.codes()
+	if diff := cmp.Diff(simulated.codes(), refused); diff != "" {
+		t.Errorf("without the rights (-simulated +C library):\n%s", diff)
+	}
+	must(t, node.SetWorld(""))
+	grant(t, configure, monitor)
+	granted := fake.codes()
+	if diff := cmp.Diff(simulated.codes(), granted); diff != "" {
+		t.Errorf("with the rights (-simulated +C library):\n%s", diff)
+	}
+	for right, calls := range map[string][]asked{configure: fake.reading(), monitor: fake.changing()} {
+		grant(t, right)
+		for _, call := range calls {
+			want := granted[call.name]
+			if refused[call.name] == nvml.NoPermission {
+				want = nvml.NoPermission
+			}
+			if got := call.code(); got != want {
+				t.Errorf("with %s alone: %s: %s, want %s", right, call.name, got, want)
+			}
+		}
+	}
+}
+
+// The device nodes of the rights over MIG.
+const configure, monitor = "nvidia-cap1", "nvidia-cap2"
+
+// subject is a driver with a GPU that is whole and one that has a partition of one slice.
+type subject struct {
+	lib                      nvml.Library
+	whole, parent, partition nvml.Device
+	gi                       nvml.GPUInstance
+	info                     nvml.GPUInstanceInfo
+	ci                       nvml.ComputeInstance
+	profile                  nvml.ComputeInstanceProfile
+}
+
+// newSubject opens the driver.
+func newSubject(t *testing.T, lib nvml.Library, whole, parent int) *subject {
+	t.Helper()
+	must(t, lib.Init())
+	s := &subject{lib: lib}
+	var err error
+	s.whole, err = lib.DeviceGetHandleByIndex(whole)
+	must(t, err)
+	s.parent, err = lib.DeviceGetHandleByIndex(parent)
+	must(t, err)
+	s.partition, err = lib.DeviceGetMigDeviceHandleByIndex(s.parent, 0)
+	must(t, err)
+	id, err := lib.DeviceGetGpuInstanceId(s.partition)
+	must(t, err)
+	s.gi, err = lib.DeviceGetGpuInstanceById(s.parent, id)
+	must(t, err)
+	s.info, err = lib.GpuInstanceGetInfo(s.gi)
+	must(t, err)
+	s.ci, err = lib.GpuInstanceGetComputeInstanceById(s.gi, 0)
+	must(t, err)
+	s.profile, err = lib.GpuInstanceGetComputeInstanceProfileInfo(s.gi, 0)
+	must(t, err)
+	return s
+}
+
+// asked is one call, which returns its code.
+type asked struct {
+	name string
+	code func() nvml.Return
+}
+
+// of is a call that returns a value and an error.
+func of[T any](name string, make func() (T, error)) asked {
+	return asked{name, func() nvml.Return { _, err := make(); return code(err) }}
+}
+
+func code(err error) nvml.Return {
+	failed, ok := errors.AsType[*nvml.Error](err)
+	if !ok {
+		return nvml.Success
+	}
+	return failed.Return
+}
+
+// codes are the codes of all the calls below, which leave everything as it was.
+func (s *subject) codes() map[string]nvml.Return {
+	codes := map[string]nvml.Return{}
+	for _, call := range append(s.reading(), s.changing()...) {
+		codes[call.name] = call.code()
+	}
+	return codes
+}
+
+const none = 99 // No profile and no instance has this number.
+
+func (s *subject) reading() []asked {
+	calls := []asked{
+		of("MIG device of no index", func() (nvml.Device, error) { return s.lib.DeviceGetMigDeviceHandleByIndex(s.parent, none) }),
+		of("MIG device of a whole GPU", func() (nvml.Device, error) { return s.lib.DeviceGetMigDeviceHandleByIndex(s.whole, 0) }),
+		of("GPU instance ID of a GPU", func() (int, error) { return s.lib.DeviceGetGpuInstanceId(s.whole) }),
+		of("compute instance ID of a GPU", func() (int, error) { return s.lib.DeviceGetComputeInstanceId(s.whole) }),
+		of("GPU instance", func() (nvml.GPUInstance, error) { return s.lib.DeviceGetGpuInstanceById(s.parent, s.info.ID) }),
+		of("no GPU instance", func() (nvml.GPUInstance, error) { return s.lib.DeviceGetGpuInstanceById(s.parent, none) }),
+		of("GPU instance of a whole GPU", func() (nvml.GPUInstance, error) { return s.lib.DeviceGetGpuInstanceById(s.whole, s.info.ID) }),
+		of("about a GPU instance", func() (nvml.GPUInstanceInfo, error) { return s.lib.GpuInstanceGetInfo(s.gi) }),
+		of("compute instance", func() (nvml.ComputeInstance, error) { return s.lib.GpuInstanceGetComputeInstanceById(s.gi, 0) }),
+		of("no compute instance", func() (nvml.ComputeInstance, error) { return s.lib.GpuInstanceGetComputeInstanceById(s.gi, none) }),
+		of("about a compute instance", func() (nvml.ComputeInstanceInfo, error) { return s.lib.ComputeInstanceGetInfo(s.ci) }),
+		of("profile", func() (nvml.GPUInstanceProfile, error) { return s.lib.DeviceGetGpuInstanceProfileInfo(s.parent, 0) }),
+		of("no profile", func() (nvml.GPUInstanceProfile, error) { return s.lib.DeviceGetGpuInstanceProfileInfo(s.parent, 5) }),
+		of("end of profiles", func() (nvml.GPUInstanceProfile, error) { return s.lib.DeviceGetGpuInstanceProfileInfo(s.parent, none) }),
+		of("compute profile", func() (nvml.ComputeInstanceProfile, error) {
+			return s.lib.GpuInstanceGetComputeInstanceProfileInfo(s.gi, 0)
+		}),
+		of("too large compute profile", func() (nvml.ComputeInstanceProfile, error) {
+			return s.lib.GpuInstanceGetComputeInstanceProfileInfo(s.gi, 4)
+		}),
+		of("end of compute profiles", func() (nvml.ComputeInstanceProfile, error) {
+			return s.lib.GpuInstanceGetComputeInstanceProfileInfo(s.gi, none)
+		}),
+		of("GPU instances", func() ([]nvml.GPUInstance, error) { return s.lib.DeviceGetGpuInstances(s.parent, s.info.ProfileID) }),
+		of("GPU instances of no profile", func() ([]nvml.GPUInstance, error) { return s.lib.DeviceGetGpuInstances(s.parent, none) }),
+		of("GPU instances of a whole GPU", func() ([]nvml.GPUInstance, error) { return s.lib.DeviceGetGpuInstances(s.whole, s.info.ProfileID) }),
+		of("compute instances", func() ([]nvml.ComputeInstance, error) {
+			return s.lib.GpuInstanceGetComputeInstances(s.gi, s.profile.ID)
+		}),
+		of("compute instances, too large", func() ([]nvml.ComputeInstance, error) {
+			return s.lib.GpuInstanceGetComputeInstances(s.gi, s.profile.ID+4)
+		}),
+		of("compute instances of no profile", func() ([]nvml.ComputeInstance, error) {
+			return s.lib.GpuInstanceGetComputeInstances(s.gi, none)
+		}),
+	}
+	for name, device := range map[string]nvml.Device{"whole GPU": s.whole, "GPU with MIG": s.parent, "partition": s.partition} {
+		calls = append(calls,
+			of("memory of a "+name, func() (nvml.MemoryInfo, error) { return s.lib.DeviceGetMemoryInfo(device) }),
+			of("processes of a "+name, func() ([]nvml.Process, error) { return s.lib.DeviceGetComputeRunningProcesses(device) }),
+			of("graphics processes of a "+name, func() ([]nvml.Process, error) { return s.lib.DeviceGetGraphicsRunningProcesses(device) }),
+			of("MPS clients of a "+name, func() ([]nvml.Process, error) { return s.lib.DeviceGetMPSComputeRunningProcesses(device) }),
+		)
+	}
+	for name, device := range map[string]nvml.Device{"whole GPU": s.whole, "GPU with MIG": s.parent} {
+		calls = append(calls,
+			of("rows of a "+name, func() (nvml.RemappedRows, error) { return s.lib.DeviceGetRemappedRows(device) }),
+			of("utilization of a "+name, func() (nvml.Utilization, error) { return s.lib.DeviceGetUtilizationRates(device) }),
+			of("placements on a "+name, func() ([]mig.Placement, error) {
+				return s.lib.DeviceGetGpuInstancePossiblePlacements(device, s.info.ProfileID)
+			}),
+			of("placements of no profile on a "+name, func() ([]mig.Placement, error) {
+				return s.lib.DeviceGetGpuInstancePossiblePlacements(device, none)
+			}),
+		)
+	}
+	return calls
+}
+
+// changing are calls that change nothing: they fail, or the last undoes the first.
+func (s *subject) changing() []asked {
+	place := mig.Placement{Start: s.info.Start, Size: s.info.Size}
+	make := func(device nvml.Device, profile int, at mig.Placement) func() (nvml.GPUInstance, error) {
+		return func() (nvml.GPUInstance, error) {
+			return s.lib.DeviceCreateGpuInstanceWithPlacement(device, profile, at)
+		}
+	}
+	mode := func(name string, device nvml.Device, on bool) asked {
+		return asked{name, func() nvml.Return {
+			activation, err := s.lib.DeviceSetMigMode(device, on)
+			if err != nil {
+				return code(err)
+			}
+			return activation
+		}}
+	}
+	return []asked{
+		of("a GPU instance of a whole GPU", make(s.whole, s.info.ProfileID, place)),
+		of("a GPU instance of no profile", make(s.parent, none, place)),
+		of("a GPU instance of another size", make(s.parent, s.info.ProfileID, mig.Placement{Start: s.info.Start, Size: 3})),
+		of("a GPU instance beyond the last slot", make(s.parent, s.info.ProfileID, mig.Placement{Start: 7, Size: s.info.Size})),
+		of("a GPU instance where one is", make(s.parent, s.info.ProfileID, place)),
+		of("a second compute instance", func() (nvml.ComputeInstance, error) {
+			return s.lib.GpuInstanceCreateComputeInstance(s.gi, s.profile.ID)
+		}),
+		of("a compute instance that is too large", func() (nvml.ComputeInstance, error) {
+			return s.lib.GpuInstanceCreateComputeInstance(s.gi, s.profile.ID+4)
+		}),
+		{"destroy a GPU instance with a compute instance", func() nvml.Return { return code(s.lib.GpuInstanceDestroy(s.gi)) }},
+		mode("MIG off, with instances", s.parent, false), mode("MIG stays on", s.parent, true),
+		mode("MIG on", s.whole, true), mode("MIG off", s.whole, false),
+	}
+}

@@ -55,10 +55,7 @@ func readHealth(v value, overrides Overrides) sharing.HealthRules {
 }
 
 func readAction(v value, otherwise sharing.ErrorAction) sharing.ErrorAction {
-	if text, ok := v.oneOf(string(sharing.IgnoreError), string(sharing.SuspectError), string(sharing.FatalError)); ok {
-		return sharing.ErrorAction(text)
-	}
-	return otherwise
+	return choice(v, otherwise, sharing.IgnoreError, sharing.SuspectError, sharing.FatalError)
 }
 
 func readQuietTime(v value, otherwise time.Duration) time.Duration {

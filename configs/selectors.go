@@ -54,8 +54,10 @@ func readSelection(v value, seen map[sharing.Selector]int) (sharing.Selection, b
 func readSelectors(items []value, seen map[sharing.Selector]int) []sharing.Selector {
 	selectors := make([]sharing.Selector, 0, len(items))
 	for _, item := range items {
-		selector, ok := readSelector(item)
-		if !ok {
+		selector, err := sharing.ParseSelector(item.node.Value)
+		// A GPU index may be written as a number.
+		if shape := item.shape(); err != nil || shape != shapeText && shape != shapeNumber {
+			item.problem("expected a GPU index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…) or a PCI bus ID (00000000:3B:00.0)")
 			continue
 		}
 		if line, again := seen[selector]; again {
@@ -66,15 +68,4 @@ func readSelectors(items []value, seen map[sharing.Selector]int) []sharing.Selec
 		selectors = append(selectors, selector)
 	}
 	return selectors
-}
-
-// readSelector reads a selector. A GPU index may be written as a number.
-func readSelector(v value) (sharing.Selector, bool) {
-	if shape := v.shape(); shape == shapeText || shape == shapeNumber {
-		if selector, err := sharing.ParseSelector(v.node.Value); err == nil {
-			return selector, true
-		}
-	}
-	v.problem("expected a GPU index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…) or a PCI bus ID (00000000:3B:00.0)")
-	return sharing.Selector{}, false
 }

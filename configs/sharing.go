@@ -167,9 +167,7 @@ func (r *entryReader) readPolicy(f fields) (policy sharing.AllocationPolicy, str
 	if v := f.field("policy"); !v.absent() {
 		written = true
 		v.note("Virgate's own; NVIDIA's plugin has one policy for the node")
-		if text, ok := v.oneOf(policyNames()...); ok {
-			policy = sharing.AllocationPolicy(text)
-		}
+		policy = choice(v, policy, sharing.AllocationPolicies()...)
 	}
 	v := f.field("spread")
 	if v.absent() {
@@ -203,15 +201,6 @@ func unifyPolicies(entries []sharedEntry) {
 			entries[i].share.Policy, entries[i].share.SpreadStrict = e.share.Policy, e.share.SpreadStrict
 		}
 	}
-}
-
-// policyNames are the policies as documents name them.
-func policyNames() []string {
-	var names []string
-	for _, policy := range sharing.AllocationPolicies() {
-		names = append(names, string(policy))
-	}
-	return names
 }
 
 func policyText(s sharing.ReplicatedResource) string {

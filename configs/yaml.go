@@ -245,6 +245,18 @@ func (v value) oneOf(choices ...string) (string, bool) {
 	return text, ok
 }
 
+// choice is oneOf for a named type; an absent or a wrong value is otherwise.
+func choice[T ~string](v value, otherwise T, choices ...T) T {
+	texts := make([]string, len(choices))
+	for i, c := range choices {
+		texts[i] = string(c)
+	}
+	if text, ok := v.oneOf(texts...); ok {
+		return T(text)
+	}
+	return otherwise
+}
+
 // duration reads a duration within bounds; expected is the problem of another one.
 func (v value) duration(shortest, longest time.Duration, expected string) (time.Duration, bool) {
 	text, ok := v.text()

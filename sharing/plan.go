@@ -259,32 +259,31 @@ const defaultDomain = "nvidia.com/"
 // nameUnits gives each unit the name of its resource. With MIG strategy single a
 // partition has the name that its GPU would have.
 func nameUnits(units []candidate, p Profile) {
-	for i := range units {
-		u := &units[i]
-		if u.partition == nil || p.MIGStrategy == MIGSingle {
-			u.name = resourceName(u.gpu.Model, p.GPUNames, defaultDomain+"gpu")
-			continue
+	for i, u := range units {
+		kind, rules, name := u.gpu.Model, p.GPUNames, defaultDomain+"gpu"
+		if u.partition != nil && p.MIGStrategy != MIGSingle {
+			kind, rules, name = u.partition.Profile.String(), p.MIGNames, defaultDomain+u.partition.Profile.ResourceName()
 		}
-		profile := u.partition.Profile
-		u.name = resourceName(profile.String(), p.MIGNames, defaultDomain+profile.ResourceName())
-	}
-}
-
-// resourceName returns the name of the first rule that matches s.
-func resourceName(s string, rules []NamingRule, otherwise string) string {
-	for _, rule := range rules {
-		if rule.Pattern.Match(s) {
-			return rule.Name
+		if first := slices.IndexFunc(rules, func(r NamingRule) bool { return r.Pattern.Match(kind) }); first >= 0 {
+			name = rules[first].Name
 		}
+		units[i].name = name
 	}
-	return otherwise
 }
 
 // assignEntries gives each unit to the first time-slicing entry that selects it, in
 // the order of the document, and warns about what an entry asks for and does not get.
 func assignEntries(units []candidate, entries []ReplicatedResource, warn *warnings) {
 	for i, entry := range entries {
-		all, free := unitsOf(units, entry.Resource)
+		var all, free []*candidate
+		for j := range units {
+			if unit := &units[j]; unit.name == entry.Resource {
+				all = append(all, unit)
+				if unit.entry == exclusive {
+					free = append(free, unit)
+				}
+			}
+		}
 		switch {
 		case len(all) == 0:
 			warn.addf("%s: no unit of %s on this node", entry.Path, entry.Resource)
@@ -296,21 +295,6 @@ func assignEntries(units []candidate, entries []ReplicatedResource, warn *warnin
 			}
 		}
 	}
-}
-
-// unitsOf returns a resource's units, and those of them that belong to no entry yet.
-func unitsOf(units []candidate, resource string) (all, free []*candidate) {
-	for i := range units {
-		unit := &units[i]
-		if unit.name != resource {
-			continue
-		}
-		all = append(all, unit)
-		if unit.entry == exclusive {
-			free = append(free, unit)
-		}
-	}
-	return all, free
 }
 
 // choose returns those of the free units that the entry selects.

@@ -45,12 +45,19 @@ const (
 
 // ParseSelector reads a selector. The error quotes s and says what is accepted.
 func ParseSelector(s string) (Selector, error) {
-	for _, parse := range [...]func(string) (Selector, bool){
-		parseIndexes, parseUUIDs, parseBusID,
-	} {
-		if selector, ok := parse(s); ok {
-			return selector, nil
-		}
+	gpu, partition, mig := strings.Cut(s, ":")
+	first, isIndex := parseIndex(gpu)
+	second, isMIGIndex := parseIndex(partition)
+	busID, isBusID := normalBusID(s)
+	switch selector, isUUID := parseUUIDs(s); {
+	case isIndex && !mig:
+		return Selector{kind: byGPUIndex, first: first}, nil
+	case isIndex && isMIGIndex:
+		return Selector{kind: byMIGIndex, first: first, second: second}, nil
+	case isBusID:
+		return Selector{kind: byPCIBusID, name: busID}, nil
+	case isUUID:
+		return selector, nil
 	}
 	return Selector{}, fmt.Errorf("%q names no GPU or partition: want a GPU index (0), a MIG index (0:1), "+
 		"a UUID (GPU-…, MIG-…) or a PCI bus ID (00000000:3B:00.0)", s)
@@ -102,17 +109,6 @@ const (
 	migPrefix = "MIG-"
 )
 
-// parseIndexes reads a GPU index ("0") or a MIG index ("0:1").
-func parseIndexes(s string) (Selector, bool) {
-	gpu, partition, mig := strings.Cut(s, ":")
-	first, ok := parseIndex(gpu)
-	if !ok || !mig {
-		return Selector{kind: byGPUIndex, first: first}, ok
-	}
-	second, ok := parseIndex(partition)
-	return Selector{kind: byMIGIndex, first: first, second: second}, ok
-}
-
 // parseUUIDs reads the three forms that begin with "GPU-" or "MIG-".
 func parseUUIDs(s string) (Selector, bool) {
 	if uuid, ok := prefixedUUID(s, gpuPrefix); ok {
@@ -131,12 +127,6 @@ func parseUUIDs(s string) (Selector, bool) {
 	first, okGI := parseIndex(gi)
 	second, okCI := parseIndex(ci)
 	return Selector{kind: byInstances, name: uuid, first: first, second: second}, okGPU && okGI && okCI
-}
-
-// parseBusID reads a PCI bus ID with its domain.
-func parseBusID(s string) (Selector, bool) {
-	id, ok := normalBusID(s)
-	return Selector{kind: byPCIBusID, name: id}, ok
 }
 
 // parseIndex reads a decimal number without sign and without leading zeros.

@@ -2,6 +2,7 @@ package sharing
 
 import (
 	"cmp"
+	"math/big"
 	"slices"
 )
 
@@ -221,12 +222,5 @@ func (s *setSearch) add(m setScore, at int, together []int) setScore {
 
 // combinationsWithin says whether there are at most so many ways to choose k of n.
 func combinationsWithin(n, k, most int) bool {
-	ways := 1
-	for i := range min(k, n-k) {
-		// Never a fraction: the product so far is a binomial coefficient.
-		if ways = ways * (n - i) / (i + 1); ways > most {
-			return false
-		}
-	}
-	return true
+	return new(big.Int).Binomial(int64(n), int64(k)).Cmp(big.NewInt(int64(most))) <= 0
 }

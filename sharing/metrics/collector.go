@@ -65,28 +65,29 @@ func (f Families) To(ch chan<- prometheus.Metric) Send {
 	}
 }
 
-//go:embed units.txt
-var unitFamilies string
-
-// Collector is a prometheus.Collector of States. Its series name no pods.
-type Collector struct {
+// collector sends the metrics of its families at each scrape.
+type collector struct {
 	Families
-	state func() State
-}
-
-// NewCollector returns a collector of what state returns. Like the functions of the other
-// collectors, state is called at each scrape, from any goroutine, and answers at once.
-func NewCollector(state func() State) Collector {
-	return Collector{ParseFamilies(unitFamilies), state}
+	collect func(send Send)
 }
 
 // Collect implements prometheus.Collector.
-func (c Collector) Collect(ch chan<- prometheus.Metric) {
-	send, state := c.To(ch), c.state()
-	collectUnits(send, state)
-	if state.AllocationsKnown {
-		collectHeld(send, state)
-	}
+func (c collector) Collect(ch chan<- prometheus.Metric) { c.collect(c.To(ch)) }
+
+//go:embed units.txt
+var unitFamilies string
+
+// NewCollector returns a collector of what state returns, whose series name no pods. Like the
+// functions of the other collectors, state is called at each scrape, from any goroutine, and
+// answers at once.
+func NewCollector(state func() State) prometheus.Collector {
+	return collector{ParseFamilies(unitFamilies), func(send Send) {
+		now := state()
+		collectUnits(send, now)
+		if now.AllocationsKnown {
+			collectHeld(send, now)
+		}
+	}}
 }
 
 // collectUnits shows what there is and how it is offered.
@@ -211,20 +212,12 @@ func (l LimitedCollector) pass(all <-chan prometheus.Metric, ch chan<- prometheu
 //go:embed health.txt
 var healthFamilies string
 
-// HealthCollector is a prometheus.Collector of HealthReports.
-type HealthCollector struct {
-	Families
-	report func() sharing.HealthReport
-}
-
 // NewHealthCollector returns a collector of what report returns.
-func NewHealthCollector(report func() sharing.HealthReport) HealthCollector {
-	return HealthCollector{ParseFamilies(healthFamilies), report}
+func NewHealthCollector(report func() sharing.HealthReport) prometheus.Collector {
+	return collector{ParseFamilies(healthFamilies), func(send Send) { collectHealth(send, report()) }}
 }
 
-// Collect implements prometheus.Collector.
-func (c HealthCollector) Collect(ch chan<- prometheus.Metric) {
-	send, report := c.To(ch), c.report()
+func collectHealth(send Send, report sharing.HealthReport) {
 	for _, u := range report.Units {
 		for _, state := range sharing.HealthStates() {
 			send("unit_health_state", BoolToFloat(u.State == state), u.GPU, u.Unit, string(state))

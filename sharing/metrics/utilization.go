@@ -25,21 +25,12 @@ type UtilizationState struct {
 //go:embed utilization.txt
 var utilizationFamilies string
 
-// UtilizationCollector is a prometheus.Collector of UtilizationStates. Its series name
-// no pods.
-type UtilizationCollector struct {
-	Families
-	use func() UtilizationState
+// NewUtilizationCollector returns a collector of what use returns, whose series name no pods.
+func NewUtilizationCollector(use func() UtilizationState) prometheus.Collector {
+	return collector{ParseFamilies(utilizationFamilies), func(send Send) { collectUtilization(send, use()) }}
 }
 
-// NewUtilizationCollector returns a collector of what use returns.
-func NewUtilizationCollector(use func() UtilizationState) UtilizationCollector {
-	return UtilizationCollector{ParseFamilies(utilizationFamilies), use}
-}
-
-// Collect implements prometheus.Collector.
-func (c UtilizationCollector) Collect(ch chan<- prometheus.Metric) {
-	send, use := c.To(ch), c.use()
+func collectUtilization(send Send, use UtilizationState) {
 	for stage, errors := range use.AttributionErrors {
 		send("attribution_errors_total", float64(errors), string(stage))
 	}
@@ -106,26 +97,19 @@ func figure(send Send, name string, figure *float64, labels ...string) {
 //go:embed containers.txt
 var containerFamilies string
 
-// ContainerCollector is a prometheus.Collector of all series that name a pod. They are
+// NewContainerCollector returns a collector of all series that name a pod. They are
 // gauges of the present state, so that none is left when a pod has ended.
-type ContainerCollector struct {
-	Families
-	state func() State
-	use   func() UtilizationState
+func NewContainerCollector(state func() State, use func() UtilizationState) prometheus.Collector {
+	return collector{ParseFamilies(containerFamilies), func(send Send) {
+		if now := state(); now.AllocationsKnown {
+			collectAllocations(send, now)
+		}
+		collectContainers(send, use().Report.Containers)
+	}}
 }
 
-// NewContainerCollector returns a collector of what both return.
-func NewContainerCollector(state func() State, use func() UtilizationState) ContainerCollector {
-	return ContainerCollector{ParseFamilies(containerFamilies), state, use}
-}
-
-// Collect implements prometheus.Collector.
-func (c ContainerCollector) Collect(ch chan<- prometheus.Metric) {
-	send, state := c.To(ch), c.state()
-	if state.AllocationsKnown {
-		collectAllocations(send, state)
-	}
-	for _, use := range c.use().Report.Containers {
+func collectContainers(send Send, containers []sharing.ContainerUtilization) {
+	for _, use := range containers {
 		labels := []string{use.Namespace, use.Pod, use.Name, use.GPU, use.Unit}
 		figure(send, "container_memory_used_bytes", use.Memory, labels...)
 		figure(send, "container_sm_utilization_ratio", use.SM, labels...)

@@ -14,16 +14,13 @@ race = $(shell go build -race runtime/cgo 2>/dev/null && echo -race)
 export CGO_CFLAGS := -g -O2 -Wno-deprecated-declarations # go-nvml has all of NVML's header
 export CGO_LDFLAGS := -g -O2 -Wl,-z,lazy # it leaves NVML's names to the loader; some compilers say -z now
 
-.PHONY: help all checks demo build test test-race test-kubernetes e2e test-chart manifest reference test-prometheus image image-tar licences sbom gpu-bundle test-gpu fuzz vulnerabilities soak lint bench bench-check
+.PHONY: help all demo build test test-race test-kubernetes e2e test-chart manifest reference test-prometheus image image-tar licences sbom gpu-bundle test-gpu fuzz vulnerabilities soak lint bench bench-check
 .NOTPARALLEL:
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
 
-# All that needs no machine to itself; CI runs it beside e2e.
-checks: lint test test-race test-chart test-kubernetes
-
-all: checks e2e bench-check ## what CI runs
+all: lint test test-race test-chart test-kubernetes e2e bench-check ## what CI runs
 
 demo: ## the whole program on a simulated node, in one process
 	go run ./cmd/virgate demo

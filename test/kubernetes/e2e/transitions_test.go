@@ -220,7 +220,7 @@ func testQueue(t *testing.T, c *cluster) {
 		})
 		began := time.Now()
 		s.label(t, each.to, each.name)
-		until(each.name, func() bool { return s.events.offers(s.wanted()) && s.monitor.counts()[mode] == [8]int{} })
+		until(each.name, func() bool { return s.events.offers(s.wanted()) && s.monitor.changed(mode) })
 		s.handovers(t, began, mode, each.name)
 	}
 	s.end(t)
@@ -265,6 +265,26 @@ func (d *eventLog) endsAfter(name string, lasts time.Duration) time.Time {
 		return ran.Add(lasts)
 	}
 	return time.Now().Add(time.Hour)
+}
+
+// changed says that in the newest look every GPU is offered, and none is held or
+// offered in that mode any more. The node's status may be ahead of it.
+func (f *shareMonitor) changed(from sharingMode) bool {
+	newest, offered := f.last(), map[string]bool{}
+	for _, devices := range newest.held {
+		if slices.ContainsFunc(devices, func(d heldDevice) bool { return d.sharingMode == from }) {
+			return false
+		}
+	}
+	for _, devices := range newest.healthy {
+		for _, device := range devices {
+			if device.sharingMode == from {
+				return false
+			}
+			offered[device.unit] = true
+		}
+	}
+	return len(offered) == len(f.units)
 }
 
 // onlyMode is that of a layout with one.

@@ -104,16 +104,16 @@ func quick() plugin.Timing {
 func pause() { <-time.After(time.Millisecond) }
 
 // patience is how long a condition may take that has no deadline of its own.
-const patience = 15 * time.Second
+const patience = time.Minute
 
 // await waits until the condition holds.
-func (b *bench) await(within time.Duration, condition func() bool, format string, args ...any) {
+func (b *bench) await(condition func() bool, format string, args ...any) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), within)
+	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
 	defer cancel()
 	for !condition() {
 		if ctx.Err() != nil {
-			b.t.Fatalf("not within %s: %s", within, fmt.Sprintf(format, args...))
+			b.t.Fatalf("not within %s: %s", patience, fmt.Sprintf(format, args...))
 		}
 		pause()
 	}
@@ -122,13 +122,8 @@ func (b *bench) await(within time.Duration, condition func() bool, format string
 // shows waits until the kubelet publishes these numbers of the resource.
 func (b *bench) shows(resource string, capacity, allocatable int) {
 	b.t.Helper()
-	b.showsWithin(patience, resource, capacity, allocatable)
-}
-
-func (b *bench) showsWithin(within time.Duration, resource string, capacity, allocatable int) {
-	b.t.Helper()
 	var all, able int
-	b.await(within, func() bool {
+	b.await(func() bool {
 		all, able, _ = b.node(resource)
 		return all == capacity && able == allocatable
 	}, "%s with capacity %d and allocatable %d", resource, capacity, allocatable)
@@ -474,7 +469,7 @@ func (b *bench) halt(v *virgate, resources ...string) {
 	}
 	v.stop(b.t)
 	for _, resource := range resources {
-		b.await(patience, func() bool {
+		b.await(func() bool {
 			_, allocatable, _ := b.node(resource)
 			return b.history.counts(resource).losses > losses[resource] && allocatable == 0
 		}, "the kubelet to let go of %s", resource)

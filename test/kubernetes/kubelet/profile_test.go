@@ -123,7 +123,7 @@ func TestRenameWithPodsHolding(t *testing.T) {
 			v = b.startVirgate(quick())
 			v.Apply(renamed)
 			// What the kubelet shows of the old name is the same without a plugin.
-			b.await(patience, func() bool { return b.history.counts(gpu).connections == 2 }, "the old name registered again")
+			b.await(func() bool { return b.history.counts(gpu).connections == 2 }, "the old name registered again")
 			b.shows(gpu, 2, 0)
 			b.shows(shared, 6, 6)
 			for _, resource := range []string{gpu, shared} {
@@ -136,7 +136,7 @@ func TestRenameWithPodsHolding(t *testing.T) {
 			b.starts(q)
 			b.delete(p)
 			b.shows(shared, 12, 12)
-			b.await(patience, func() bool { return b.history.counts(gpu).losses == 2 }, "the old name's end")
+			b.await(func() bool { return b.history.counts(gpu).losses == 2 }, "the old name's end")
 			if list := b.history.list(gpu); len(list) != 0 {
 				t.Errorf("the old name ends with %v in its list", list)
 			}

@@ -310,11 +310,11 @@ func TestToldBeforeItIsRemoved(t *testing.T) {
 	sent := func(lists uint64) func() bool { return func() bool { return v.Status().Resources[0].Lists >= lists } }
 	stall()
 	v.Apply(plan(2, profile{replicas: 8}))
-	b.await(patience, sent(2), "the longer list sent")
+	b.await(sent(2), "the longer list sent")
 	v.Apply(plan(2, profile{replicas: 2}))
-	b.await(patience, sent(3), "another one")
+	b.await(sent(3), "another one")
 	goOn()
-	b.await(patience, func() bool { return b.history.counts(gpu).lists >= 3 }, "the kubelet to read on")
+	b.await(func() bool { return b.history.counts(gpu).lists >= 3 }, "the kubelet to read on")
 	b.shows(gpu, 4, 4)
 }
 
@@ -329,7 +329,7 @@ func TestServesAKubeletThatIsBehind(t *testing.T) {
 	b.shows(gpu, 16, 16)
 	stall()
 	v.Apply(plan(2, profile{replicas: 2}))
-	b.await(patience, func() bool { return v.Status().Resources[0].Lists == 2 }, "the list sent")
+	b.await(func() bool { return v.Status().Resources[0].Lists == 2 }, "the list sent")
 	nap(t.Context(), time.Second) // Twenty times the removal delay.
 	p := b.run(gpu, 16)
 	goOn()
@@ -449,7 +449,7 @@ func TestShrinkWhileTheKubeletIsSlow(t *testing.T) {
 			for _, p := range b.pods.running() {
 				b.starts(p)
 				// Its devices may have been free and Unhealthy when they were granted.
-				b.await(patience, func() bool { return b.resize(p) == nil }, "the pod's devices to be Healthy")
+				b.await(func() bool { return b.resize(p) == nil }, "the pod's devices to be Healthy")
 			}
 		})
 	}
@@ -481,7 +481,7 @@ func TestCheckpointAlone(t *testing.T) {
 			}
 
 			b.delete(p)
-			b.await(patience, func() bool {
+			b.await(func() bool {
 				b.delete(b.run(gpu, 1)) // The kubelet forgets pods when it admits one.
 				nap(t.Context(), 2*quick().RemovalDelay)
 				capacity, allocatable, _ := b.node(gpu)

@@ -317,9 +317,9 @@ func (c admissionCheck) settle(err error) {
 	}
 }
 
-// awaitLoss waits a moment until the kubelet notices that the plugin is gone.
+// awaitLoss waits until the kubelet notices that the plugin is gone.
 func (c admissionCheck) awaitLoss() {
-	ctx, cancel := context.WithTimeout(c.t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(c.t.Context(), patience)
 	defer cancel()
 	for ctx.Err() == nil {
 		if _, unbroken := c.byLists(); !unbroken {
@@ -343,7 +343,7 @@ func (c admissionCheck) awaitRemoval(id string) bool {
 }
 
 func (c admissionCheck) awaitRemovalAfter(id string, quiet time.Duration) bool {
-	ctx, cancel := context.WithTimeout(c.t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(c.t.Context(), patience)
 	defer cancel()
 	for ctx.Err() == nil {
 		if c.history.overtook(c.resource, id, c.at, c.ended, quiet) {

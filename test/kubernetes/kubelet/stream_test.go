@@ -15,7 +15,7 @@ import (
 	"github.com/virgate/virgate/plugin"
 )
 
-// Invariant 4, each time within a second. Without the retry in
+// Invariant 4. Without the retry in
 // registrar.streamChanged the resource stays lost.
 func TestDroppedByTheKubelet(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyNone)
@@ -29,7 +29,7 @@ func TestDroppedByTheKubelet(t *testing.T) {
 		if b.history.counts(gpu).losses == losses {
 			t.Fatal("the kubelet did not let go")
 		}
-		b.showsWithin(time.Second, gpu, 16, 16)
+		b.shows(gpu, 16, 16)
 		b.starts(p)
 	}
 }
@@ -45,11 +45,11 @@ func TestTakenForAnOlderPlugin(t *testing.T) {
 	manager := plugin.NewManager(plugin.Options{Dir: b.dir, Timing: quick(), Logger: b.log})
 	manager.Apply(plan(2, profile{replicas: 8}))
 	b.background(manager.Run)
-	b.await(patience, func() bool { return b.history.counts(gpu).lists == 2 }, "Virgate listed its devices")
+	b.await(func() bool { return b.history.counts(gpu).lists == 2 }, "Virgate listed its devices")
 	b.shows(gpu, 16, 16)
 	stopOlder()
-	b.await(patience, func() bool { return b.history.counts(gpu).connections >= 3 }, "Virgate registered again")
-	b.showsWithin(time.Second, gpu, 16, 16)
+	b.await(func() bool { return b.history.counts(gpu).connections >= 3 }, "Virgate registered again")
+	b.shows(gpu, 16, 16)
 	b.run(gpu, 1)
 }
 
@@ -63,11 +63,11 @@ func TestWaitsForAnOlderPlugin(t *testing.T) {
 	p := b.run(gpu, 2)
 	v := b.startVirgate(quick())
 	v.Apply(plan(2, profile{replicas: 8}))
-	b.await(patience, func() bool { return len(v.Status().Resources) == 1 }, "Virgate serves")
+	b.await(func() bool { return len(v.Status().Resources) == 1 }, "Virgate serves")
 	nap(t.Context(), 500*time.Millisecond) // Virgate would have registered by now.
 	stopOlder()
-	b.await(patience, func() bool { return b.history.counts(gpu).connections == 2 }, "Virgate registered")
-	b.showsWithin(time.Second, gpu, 16, 16)
+	b.await(func() bool { return b.history.counts(gpu).connections == 2 }, "Virgate registered")
+	b.shows(gpu, 16, 16)
 	if err := b.resize(p); err != nil {
 		t.Error(err)
 	}
@@ -136,7 +136,7 @@ func TestForeignPluginComesAndGoes(t *testing.T) {
 	b.shows(gpu, 16, 16)
 	stopForeign := b.startNaive(&naive{}, "foreign", 16)
 	stopForeign()
-	b.await(patience, func() bool { return b.history.counts(gpu).losses > 0 }, "the kubelet to stop the resource")
+	b.await(func() bool { return b.history.counts(gpu).losses > 0 }, "the kubelet to stop the resource")
 	b.shows(gpu, 16, 16)
 	b.run(gpu, 1)
 }
@@ -167,7 +167,7 @@ func TestForeignRegistrationFails(t *testing.T) {
 	v.stop(t)
 	v = b.startVirgate(quick())
 	v.Apply(plan(2, profile{replicas: 8}))
-	b.await(patience, func() bool {
+	b.await(func() bool {
 		p, err := b.admit(gpu, 1)
 		if err == nil {
 			b.delete(p)

@@ -169,7 +169,7 @@ func (s *switchStorm) judge(resource, message string, at int, ended time.Time) {
 		if s.history.outlasted(resource, id, at, ended, s.timing.Settle) {
 			return
 		}
-		s.await(patience, func() bool { return s.history.flapped(resource, id, at) }, "an excuse for a refusal before the settle time was over: %s", message)
+		s.await(func() bool { return s.history.flapped(resource, id, at) }, "an excuse for a refusal before the settle time was over: %s", message)
 		return
 	}
 	if id, is := unknownDevice(message, resource); is {
@@ -363,7 +363,7 @@ func TestSwitchLooksForHoldersAtTheEnd(t *testing.T) {
 	}
 	v = b.startVirgate(timing)
 	v.Apply(plan(1, profile{replicas: 4}))
-	b.await(patience, func() bool {
+	b.await(func() bool {
 		status := v.Status().Resources
 		return len(status) == 1 && len(status[0].Listed) > 0 && status[0].Listed[0].Phase == plugin.Closing
 	}, "the holder found")
@@ -384,7 +384,7 @@ func TestSwitchWaitsForAKubeletThatIsBehind(t *testing.T) {
 	b.shows(gpu, 16, 16)
 	stall()
 	v.Apply(plan(2, profile{resource: shared, replicas: 8}))
-	b.await(patience, func() bool {
+	b.await(func() bool {
 		status := v.Status().Resources
 		return len(status) > 0 && status[0].Lists == 2
 	}, "the list sent")

@@ -24,7 +24,8 @@ type Node interface {
 	// Inventory returns the GPUs as last seen. The error says why none can be read.
 	Inventory() ([]sharing.GPU, error)
 	// Watch calls changed whenever Inventory would return something else, at
-	// least once, from any goroutine, and returns when ctx ends.
+	// least once, from any goroutine, and returns when ctx ends. It is not called before
+	// AcquireLock has returned, and nor is anything else that opens the driver.
 	Watch(ctx context.Context, changed func()) error
 }
 
@@ -121,7 +122,7 @@ func Run(ctx context.Context, options Options) error {
 func newAgent(options Options) *agent {
 	a := &agent{
 		Options: options, replan: make(chan struct{}, 1), replanNow: make(chan chan struct{}), reportWake: make(chan struct{}, 1), planEnded: make(chan struct{}),
-		registering: make(chan struct{}), asking: make(chan struct{}, 1), calls: newCallCollector(),
+		locked: make(chan struct{}), registering: make(chan struct{}), asking: make(chan struct{}, 1), calls: newCallCollector(),
 	}
 	a.Plugin.SetCallMetrics(a.calls)
 	a.mig = migchange.New(migchange.Options{
@@ -154,7 +155,7 @@ func (a *agent) run(ctx context.Context) error {
 	for _, server := range servers {
 		start(func(context.Context) error { return server(answering) })
 	}
-	start(func(ctx context.Context) error { return a.watchDriver(ctx, a.Node.Watch) })
+	start(after(a.locked, func(ctx context.Context) error { return a.watchDriver(ctx, a.Node.Watch) }))
 	start(func(ctx context.Context) error { return a.watchDriver(ctx, a.Host.Watch) })
 	start(func(ctx context.Context) error { return a.ConfigSource.Watch(ctx, a.requestPlan) })
 	start(a.planLoop)
@@ -162,15 +163,11 @@ func (a *agent) run(ctx context.Context) error {
 	if a.Reporter != nil {
 		start(func(context.Context) error { return a.Reporter.Run(answering) })
 	}
-	start(a.sampleLoop)
-	start(func(ctx context.Context) error {
-		select {
-		case <-a.registering:
-			a.mig.Run(ctx)
-		case <-ctx.Done():
-		}
+	start(after(a.locked, a.sampleLoop))
+	start(after(a.registering, func(ctx context.Context) error {
+		a.mig.Run(ctx)
 		return nil
-	})
+	}))
 	for _, background := range a.Background {
 		start(background)
 	}
@@ -182,6 +179,18 @@ func (a *agent) run(ctx context.Context) error {
 		return err
 	}
 	return nil
+}
+
+// after is the part, begun when ready is closed, if that is before ctx ends.
+func after(ready <-chan struct{}, part func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		select {
+		case <-ready:
+			return part(ctx)
+		case <-ctx.Done():
+			return nil
+		}
+	}
 }
 
 // watchDriver follows the driver or the host. A driver call that hangs at the end
@@ -203,9 +212,10 @@ type agent struct {
 	replanNow chan chan struct{}
 	// reportWake wakes reportLoop; planEnded is closed when the loop has ended.
 	reportWake, planEnded chan struct{}
-	// mig changes the GPUs' MIG layouts. registering is closed when it may begin to.
-	mig         *migchange.Reconciler
-	registering chan struct{}
+	// mig changes the GPUs' MIG layouts. registering is closed when it may begin to, locked
+	// when the driver may be opened.
+	mig                 *migchange.Reconciler
+	locked, registering chan struct{}
 	// standby says that another program serves the node, serving that this one has
 	// its lock, draining that it is withdrawing its devices before it ends.
 	standby, serving, draining atomic.Bool
@@ -255,6 +265,7 @@ func (a *agent) startServing(ctx context.Context) error {
 		return err
 	}
 	a.serving.Store(true)
+	close(a.locked)
 	// Only the program that serves may use the profile of the last run, so the loop
 	// has to look again even if it has seen the same error before.
 	a.requestPlan()

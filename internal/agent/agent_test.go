@@ -317,7 +317,12 @@ func TestUnreadableGPUsLeaveThePlan(t *testing.T) {
 
 func TestStandsByUntilClaimed(t *testing.T) {
 	claimed := make(chan struct{})
+	var measured atomic.Int32
 	r := newRig(t, func(r *rig) {
+		r.options.Measure = func(context.Context) sharing.Measurement {
+			measured.Add(1)
+			return sharing.Measurement{}
+		}
 		r.options.AcquireLock = func(ctx context.Context, standBy func()) error {
 			standBy()
 			select {
@@ -333,8 +338,17 @@ func TestStandsByUntilClaimed(t *testing.T) {
 	if n := r.kubelet.Snapshot().Resources[gpuResource].Registrations; n != 0 {
 		t.Errorf("%d registrations while standing by", n)
 	}
+	select {
+	case <-r.node.started:
+		t.Error("a driver is watched while standing by")
+	default:
+	}
+	if n := measured.Load(); n != 0 {
+		t.Errorf("%d measurements while standing by", n)
+	}
 	close(claimed)
 	r.shows(8)
+	<-r.node.started
 }
 
 // TestTakesOverBeforeItLists has the last program's fatal error come into the

@@ -87,15 +87,10 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer gpus.Close()
-	if profile.startup.FailOnInitError {
-		if err := tryDriver(ctx, gpus.Library); err != nil {
-			return err
-		}
-	}
 	kubelet := podresources.New(podresources.Options{Socket: o.PodResourcesSocket, CheckpointDir: o.PluginDir, Logger: log})
 	defer func() { _ = kubelet.Close() }()
 	node := nvml.NewNode(gpus.Library, nvml.Options{
-		Logger: log, Rescan: o.Rescan, Probe: o.Probe, Backoff: o.DriverBackoff,
+		Logger: log, Rescan: o.Rescan, Probe: o.Probe, Backoff: o.DriverBackoff, FailOnInitError: profile.startup.FailOnInitError,
 		Store: state.Section[nvml.FatalHealth]{File: file, Name: state.HealthSection},
 		Known: state.Section[nvml.KnownGPU]{File: file, Name: state.GPUSection}, Boot: o.BootID,
 	})

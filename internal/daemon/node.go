@@ -89,20 +89,6 @@ func isDirectory(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// tryDriver says why the driver cannot be opened; nil when it can be, or when ctx
-// ended first. It closes it again: whoever serves opens it as often as it must.
-func tryDriver(ctx context.Context, library nvml.Library) error {
-	library = nvml.Until(ctx, library)
-	err := library.Init()
-	if err == nil {
-		err = library.Shutdown()
-	}
-	if err != nil && ctx.Err() == nil {
-		return fmt.Errorf("open the driver: %w (with --fail-on-init-error=false it is waited for)", err)
-	}
-	return nil
-}
-
 // nodeLock is the right to serve a device-plugins directory. Of two programs on one
 // node the second stands by until the first has ended.
 type nodeLock struct {

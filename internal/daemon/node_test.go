@@ -10,13 +10,19 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/cdi"
+	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/internal/state"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -112,4 +118,62 @@ func FuzzControl(f *testing.F) {
 			t.Errorf("%s %s is answered %d", request.Method, request.URL, recorder.Code)
 		}
 	})
+}
+
+// TestStandbyOpensNoDriver: a program that waits for the lock keeps no GPU from being reset,
+// and finds out that its driver cannot be opened when it is to serve.
+func TestStandbyOpensNoDriver(t *testing.T) {
+	node, err := simnode.New("h100x2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	node.InjectFault("Init", simnode.Fault{Return: nvml.DriverNotLoaded})
+	dir := t.TempDir()
+	lock, err := state.Acquire(t.Context(), dir, func(error) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	said, reload := make(logLines, 100), make(chan os.Signal)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- Run(t.Context(), Options{
+			GPUs:      func(configs.StartupSettings) (GPUs, error) { return Simulated(node, node), nil },
+			PluginDir: dir, HostRoot: dir,
+			Settings: agent.Settings{Reload: reload, SampleInterval: time.Millisecond, Logger: slog.New(slog.NewTextHandler(said, nil))},
+		})
+	}()
+	for line := ""; !strings.Contains(line, "standing by"); {
+		select {
+		case line = <-said:
+		case err := <-ended:
+			t.Fatalf("ended before it could stand by: %v", err)
+		}
+	}
+	for range 3 { // Each is taken when the loop has decided about the one before.
+		select {
+		case reload <- syscall.SIGHUP:
+		case err := <-ended:
+			t.Fatalf("ended while standing by: %v", err)
+		}
+	}
+	if n := node.Calls("Init"); n != 0 {
+		t.Errorf("opened the driver %d times while standing by", n)
+	}
+	if err := lock.Release(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; !errors.Is(err, nvml.DriverNotLoaded) || !strings.Contains(err.Error(), "--fail-on-init-error=false") {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+// logLines are the lines of a log, as far as there is room.
+type logLines chan string
+
+func (l logLines) Write(line []byte) (int, error) {
+	select {
+	case l <- string(line):
+	default:
+	}
+	return len(line), nil
 }

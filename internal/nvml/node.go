@@ -3,7 +3,6 @@ package nvml
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -26,6 +25,8 @@ type Options struct {
 	// depends on: opening the driver, listing the GPUs, waiting for events. It
 	// doubles with every failure in a row, up to 30 s; 1 s when zero.
 	Backoff time.Duration
+	// FailOnInitError has Watch return when the driver cannot be opened at first.
+	FailOnInitError bool
 	// Store keeps fatal errors for a restart, Known the GPUs with their indexes; both are
 	// nil or neither is.
 	Store Store[FatalHealth]
@@ -135,17 +136,14 @@ func (n *Node) moment() moment { return moment{now: time.Now(), rules: *n.rules.
 // Watch keeps the inventory up to date until ctx ends; call it once. It calls
 // changed, from its own goroutine, after the first scan and whenever Inventory
 // answers differently from before. A driver that is missing or fails is tried
-// again, and is no reason to return.
+// again, and is no reason to return, but with FailOnInitError at the start.
 //
 // It returns nil when ctx and all goroutines have ended. A call that the driver
 // does not answer is abandoned after half a second, and the error names it.
 func (n *Node) Watch(ctx context.Context, changed func()) error {
 	poller := newPoller(n, Until(ctx, n.lib))
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		poller.run(ctx)
-	}()
+	ended := make(chan error, 1)
+	go func() { ended <- poller.run(ctx) }()
 	p := &publisher{Node: n, tracker: newTracker(), changed: changed, degraded: map[string]string{}}
 	for {
 		select {
@@ -161,14 +159,10 @@ func (n *Node) Watch(ctx context.Context, changed func()) error {
 			r.do(p)
 			p.publishFaults()
 			close(r.done)
+		case err := <-ended:
+			return p.stop(err)
 		case <-ctx.Done():
-			<-ended
-			var err error
-			if hung := deadlinesOf(n.lib).hung(); hung != "" {
-				err = fmt.Errorf("abandoned %s, which the driver does not answer", hung)
-			}
-			limit := time.Now().Add(endGrace)
-			return errors.Join(err, p.saver.stop(limit), p.knownSaver.stop(limit))
+			return p.stop(<-ended)
 		}
 	}
 }

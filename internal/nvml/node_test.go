@@ -75,6 +75,26 @@ func TestWatchDriverComesLate(t *testing.T) {
 	})
 }
 
+// TestWatchMustOpenAtFirst checks that FailOnInitError is about the start: a driver that
+// goes later is waited for.
+func TestWatchMustOpenAtFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "dgx-a100")
+		w := watchWith(t, sim, nvml.Options{FailOnInitError: true})
+		sim.InjectFault("DeviceGetCount", simnode.Fault{Return: nvml.Uninitialized, Times: 1})
+		sim.InjectFault("Init", simnode.Fault{Return: nvml.DriverNotLoaded, Times: 1})
+		after(2 * rescan)
+		w.expect("with the driver again", nil)
+		must(t, w.stop())
+
+		sim.InjectFault("Init", simnode.Fault{Return: nvml.DriverNotLoaded, Times: 1})
+		err := nvml.NewNode(sim, nvml.Options{FailOnInitError: true}).Watch(t.Context(), func() { t.Error("news of no driver") })
+		if !errors.Is(err, nvml.DriverNotLoaded) {
+			t.Errorf("Watch() = %v, want DRIVER_NOT_LOADED", err)
+		}
+	})
+}
+
 // TestWatchDriverGoes checks that the GPUs and their faults stay known while the
 // driver does not answer, and that it is opened anew.
 func TestWatchDriverGoes(t *testing.T) {

@@ -23,6 +23,8 @@ type poller struct {
 	// lost has the GPUs that were lost and not read since. Like awaitingScan it
 	// outlives a session with the driver.
 	lost map[string]bool
+	// mustOpen says that the driver was not opened yet, and has to be at once.
+	mustOpen bool
 	// awaitingScan are the commands that wait for the next scan that succeeds.
 	awaitingScan []chan struct{}
 }
@@ -30,7 +32,7 @@ type poller struct {
 func newPoller(n *Node, lib Library) *poller {
 	return &poller{
 		Node: n, lib: lib, scans: make(chan scanResult), events: make(chan receivedEvent), monitors: make(chan map[string]string),
-		rescanNow: make(chan struct{}, 1), lost: map[string]bool{},
+		rescanNow: make(chan struct{}, 1), lost: map[string]bool{}, mustOpen: n.options.FailOnInitError,
 	}
 }
 
@@ -57,22 +59,22 @@ func (b *backoff) pause() time.Duration {
 func (b *backoff) reset() { b.next = 0 }
 
 // run opens the driver, and opens it again after it failed, until ctx ends.
-func (p *poller) run(ctx context.Context) {
+func (p *poller) run(ctx context.Context) error {
 	retry := backoff{first: p.options.Backoff}
 	for {
 		worked, err := p.session(ctx)
-		if ctx.Err() != nil {
-			return
-		}
 		if worked {
 			retry.reset()
 		}
-		if !send(ctx, p.scans, scanResult{err: err}) {
-			return
+		switch {
+		case p.mustOpen && ctx.Err() == nil:
+			return fmt.Errorf("%w (with --fail-on-init-error=false it is waited for)", err)
+		case ctx.Err() != nil || !send(ctx, p.scans, scanResult{err: err}):
+			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case <-time.After(retry.pause()):
 		}
 	}
@@ -84,6 +86,7 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 	if err := p.lib.Init(); err != nil {
 		return false, fmt.Errorf("open the driver: %w", err)
 	}
+	p.mustOpen = false
 	defer func() {
 		if err := p.lib.Shutdown(); err != nil && !errors.Is(err, context.Canceled) {
 			p.log.Warn("the driver could not be closed", "error", err)

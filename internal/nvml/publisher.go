@@ -3,6 +3,7 @@ package nvml
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"reflect"
@@ -25,6 +26,15 @@ type publisher struct {
 	// earlier program's.
 	saver      *saver[FatalHealth]
 	knownSaver *saver[KnownGPU]
+}
+
+// stop ends what the publisher has begun, and adds to the error what could not be ended.
+func (p *publisher) stop(err error) error {
+	if hung := deadlinesOf(p.lib).hung(); hung != "" {
+		err = errors.Join(err, fmt.Errorf("abandoned %s, which the driver does not answer", hung))
+	}
+	limit := time.Now().Add(endGrace)
+	return errors.Join(err, p.saver.stop(limit), p.knownSaver.stop(limit))
 }
 
 func (p *publisher) handleScan(scanned scanResult) {

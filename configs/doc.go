@@ -8,12 +8,11 @@
 // no I/O. It knows nothing of the node, so a setting that merely matches nothing
 // on some node is not an error here.
 //
-// Read config.go first, then file.go and documents.go for where documents come
-// from. keys.json lists every key, and docs/configuration-reference.md is generated
-// from it. There is a file for each section: settings.go (flags and imex),
-// names.go (resources), sharing.go, selectors.go (devices and exclude), mig.go
-// with migconfigs.go, and health.go. yaml.go and problem.go know the positions of
-// values and what is wrong with them.
+// Read config.go first, then documents.go for where documents come from. keys.json
+// lists every key, and docs/configuration-reference.md is generated from it. There is
+// a file for each section: settings.go (flags and imex), names.go (resources, devices
+// and exclude), sharing.go, mig.go with migconfigs.go, and health.go. yaml.go and
+// problem.go know the positions of values and what is wrong with them.
 //
 // Keys, flags, variables and defaults are those of k8s-device-plugin v0.20
 // (api/config/v1, cmd/nvidia-device-plugin/main.go).

@@ -1,13 +1,17 @@
 package configs
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
+
+	"go.yaml.in/yaml/v3"
 
 	"github.com/virgate/virgate/sharing"
 )
@@ -124,4 +128,235 @@ func Generation(p sharing.Profile) string {
 	// the addresses of pointers; a test ensures that a Profile has none.
 	sum := sha256.Sum256(fmt.Appendf(nil, "%#v", p))
 	return hex.EncodeToString(sum[:6])
+}
+
+// DocumentKind says what a document is.
+type DocumentKind string
+
+const (
+	// KindProfile is a device-plugin document. An empty document is one.
+	KindProfile DocumentKind = "profile"
+	// KindMIGConfigs is a mig-parted document.
+	KindMIGConfigs DocumentKind = "mig-configs"
+	// KindConfigMap is the manifest of a Kubernetes ConfigMap.
+	KindConfigMap DocumentKind = "ConfigMap"
+)
+
+// File is a document of any kind.
+type File struct {
+	// Name is the file's name as the caller gave it, or the key of a ConfigMap.
+	Name string
+	// Kind says which of the other fields has the content.
+	Kind   DocumentKind
+	Config Config
+	MIG    MIGLayouts
+	// Entries are the documents of a ConfigMap, sorted by Name.
+	Entries []File
+}
+
+// ParseFile reads a document of any kind. One with the key kind, apiVersion or data is a
+// ConfigMap, one with mig-configs is mig-parted's, any other is a device-plugin document.
+//
+// The error is of type Problems and complete. The File then has Name and Kind only.
+func ParseFile(file string, data []byte, overrides Overrides) (File, error) {
+	kind := KindProfile
+	result, err := parseDocument(file, data, func(root value) (f File) {
+		switch kind = kindOf(root); kind {
+		case KindConfigMap:
+			f.Entries = readConfigMap(root, data, overrides)
+		case KindMIGConfigs:
+			f.MIG = readMIGConfigs(root)
+		default:
+			f.Config = readProfile(root, overrides, nil)
+		}
+		return f
+	})
+	result.Name, result.Kind = file, kind
+	return result, err
+}
+
+// kindOf looks at the top-level keys, and reports no problems.
+func kindOf(root value) DocumentKind {
+	if root.shape() != shapeMapping {
+		return KindProfile
+	}
+	kind := KindProfile
+	for i := 0; i < len(root.node.Content); i += 2 {
+		if root.node.Content[i].Kind != yaml.ScalarNode {
+			continue
+		}
+		switch root.node.Content[i].Value {
+		case "kind", "apiVersion", "data":
+			return KindConfigMap
+		case migConfigsKey:
+			kind = KindMIGConfigs
+		}
+	}
+	return kind
+}
+
+// Select returns the device-plugin document to run with. In a ConfigMap it is
+// the one under key or, with an empty key, the only one; the error lists the
+// keys to choose from. Other files have no keys, and key must be empty.
+func (f File) Select(key string) (Config, error) {
+	switch {
+	case f.Kind == KindMIGConfigs:
+		return Config{}, fmt.Errorf("select from %s: it is a mig-parted document, which has no profile", f.Name)
+	case f.Kind == KindProfile && key != "":
+		return Config{}, fmt.Errorf("select %s from %s: it is no ConfigMap and has no keys", quote(key), f.Name)
+	case f.Kind == KindProfile:
+		return f.Config, nil
+	}
+	config, err := f.choose(key)
+	if err != nil {
+		return Config{}, fmt.Errorf("select from %s: %w", f.Name, err)
+	}
+	return config, nil
+}
+
+func (f File) choose(key string) (Config, error) {
+	var chosen []Config
+	var keys []string
+	for _, e := range f.Entries {
+		if e.Kind == KindProfile {
+			keys = append(keys, e.Name)
+		} else if e.Name == key {
+			return Config{}, fmt.Errorf("key %s is a mig-parted document, which has no profile", key)
+		}
+		if e.Kind == KindProfile && (key == "" || e.Name == key) {
+			chosen = append(chosen, e.Config)
+		}
+	}
+	switch {
+	case len(keys) == 0:
+		return Config{}, errors.New("no key holds a profile")
+	case len(chosen) == 0:
+		return Config{}, fmt.Errorf("no key %s, there is %s", quote(key), strings.Join(keys, ", "))
+	case len(chosen) > 1:
+		return Config{}, fmt.Errorf("several keys hold a profile, choose one of %s", strings.Join(keys, ", "))
+	}
+	return chosen[0], nil
+}
+
+// MIGLayout returns the MIG layout that the file asks for. A non-empty name asks
+// for that layout instead: one of the profile that key chooses (see Select), of
+// a mig-parted document, or a built-in one. mig.manage is then true, because
+// whoever names a layout wants it.
+//
+// The error says what cannot be chosen, and which layouts there are if the file
+// has several and none was named.
+func (f File) MIGLayout(key, name string) (sharing.MIGConfig, error) {
+	config, err := f.Select(key)
+	if layouts, ok := f.onlyLayouts(); ok {
+		switch {
+		case key != "":
+			return sharing.MIGConfig{}, fmt.Errorf("select %s from %s: it has no profile", quote(key), f.Name)
+		case name == "":
+			return sharing.MIGConfig{}, fmt.Errorf("%s has layouts, name one of %s", f.Name, strings.Join(layouts.names(), ", "))
+		}
+		config.Layouts = layouts
+	} else if err != nil || name == "" {
+		return config.Profile.MIG, err
+	}
+	config.Profile.MIG.Manage = true
+	config.Profile.MIG.WhenBusy = cmp.Or(config.Profile.MIG.WhenBusy, sharing.WaitWhenBusy)
+	config, err = config.SelectMIG(name)
+	return config.Profile.MIG, err
+}
+
+// onlyLayouts are the layouts of a file without a profile; false with one.
+func (f File) onlyLayouts() (MIGLayouts, bool) {
+	if f.Kind == KindMIGConfigs {
+		return f.MIG, true
+	}
+	var layouts MIGLayouts
+	for _, e := range f.Entries {
+		if e.Kind == KindProfile {
+			return nil, false
+		}
+		layouts = layouts.merge(e.MIG)
+	}
+	return layouts, len(layouts) > 0
+}
+
+// readConfigMap reads the manifest of a ConfigMap and the documents in its data:
+// device-plugin documents, each with the overrides, and mig-parted documents.
+//
+// Problems and notes call a document "FILE[data.KEY]". They count its lines in
+// the manifest if it is a literal block ("|") there, otherwise in the document.
+func readConfigMap(root value, manifest []byte, overrides Overrides) []File {
+	f := root.mapping("apiVersion", "kind", "metadata", "data", "binaryData", "immutable")
+	f.required("apiVersion").oneOf("v1")
+	f.required("kind").oneOf("ConfigMap")
+	f.field("immutable").boolean()
+	if v := f.field("binaryData"); !v.absent() {
+		v.problem("is not read: put documents under data")
+	}
+	for _, e := range f.field("metadata").pairs() {
+		if e.key == "name" {
+			e.value.text() // Which reports what is no text; nothing else needs the name.
+		}
+	}
+	lines := strings.Split(string(manifest), "\n")
+	roots := make(map[string]value)
+	var entries []File
+	var layouts MIGLayouts
+	for _, e := range f.field("data").pairs() {
+		root, ok := openData(e, lines)
+		if !ok {
+			continue
+		}
+		roots[e.key] = root
+		// Whatever else a key looks like, it holds no ConfigMap.
+		entry := File{Name: e.key, Kind: KindProfile}
+		if kindOf(root) == KindMIGConfigs {
+			entry.Kind, entry.MIG = KindMIGConfigs, readMIGConfigs(root)
+		}
+		entries = append(entries, entry)
+	}
+	slices.SortFunc(entries, func(a, b File) int { return cmp.Compare(a.Name, b.Name) })
+	for _, e := range entries {
+		layouts = layouts.merge(e.MIG)
+	}
+	// Profiles come last, because they can name the layouts of the other keys.
+	for i, e := range entries {
+		if e.Kind == KindProfile {
+			entries[i].Config = readProfile(roots[e.Name], overrides, layouts)
+		}
+	}
+	return entries
+}
+
+var dataKey = regexp.MustCompile(`^[-._a-zA-Z0-9]+$`)
+
+// openData opens the document under a key. It refuses the keys and values that
+// the API server refuses (Kubernetes, apimachinery validation.IsConfigMapKey).
+func openData(e entry, manifest []string) (value, bool) {
+	if len(e.key) > 253 || !dataKey.MatchString(e.key) || e.key == "." || strings.HasPrefix(e.key, "..") {
+		e.problem("a ConfigMap's key has letters, digits, '-', '_' and '.' only")
+		return value{}, false
+	}
+	if e.value.shape() != shapeText {
+		e.value.problem("expected a document as text, as after \"|\"")
+		return value{}, false
+	}
+	text := e.value.node.Value
+	inner := &source{
+		file:     fmt.Sprintf("%s[%s]", e.value.source.file, e.value.path),
+		offset:   literalOffset(e.value, text, manifest),
+		problems: e.value.source.problems,
+	}
+	return inner.open([]byte(text))
+}
+
+// literalOffset is the number of lines of the manifest before the text, if the
+// text is written there line by line; 0 if not, as for quoted text.
+func literalOffset(v value, text string, manifest []string) int {
+	for i, line := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
+		at := v.line + i
+		if at >= len(manifest) || !strings.HasSuffix(strings.TrimRight(manifest[at], "\r"), line) {
+			return 0
+		}
+	}
+	return v.line
 }

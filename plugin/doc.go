@@ -6,9 +6,8 @@
 // grants need it is given as a Host. docs/architecture.md has the reasons behind the
 // protocol.
 //
-// Read list.go and next.go for the decision what each resource lists next, a pure
+// Read next.go and switch.go for the decision what each resource lists next, a pure
 // function; kubelet.go, manager.go and reconcile.go for the loop around it; and
 // generation.go, server.go, allocate.go and refusal.go for what answers the kubelet's
-// calls. session.go and registrar.go keep a server registered; status.go is what
-// others see.
+// calls. session.go and registrar.go keep a server registered.
 package plugin

@@ -7,9 +7,9 @@
 // of NVML, of the kubelet or of any file format.
 //
 // Read it in this order: inventory.go, health.go and profile.go have what goes in;
-// resource.go has what comes out, plan.go how; deviceset.go, prefer.go and topology.go
-// choose devices; usage.go and utilization.go say who holds and who uses them. The
-// rest is parts of a profile: selector.go, grants.go, healthrules.go, mig.go.
+// resource.go has what comes out, plan.go how; prefer.go and topology.go choose
+// devices; usage.go and utilization.go say who holds and who uses them. The rest is
+// parts of a profile: selector.go, mig.go.
 //
 // The words (GPU, partition, unit, device, resource, profile, plan, allocation) are
 // those of docs/architecture.md.

@@ -5,8 +5,7 @@
 // the host's /proc. Without the host's process IDs nothing is attributed, and that is
 // reported, so no process is taken for another.
 //
-// The package only reads; package sharing evaluates the result. Read sampler.go first,
-// then process.go.
+// The package only reads; package sharing evaluates the result.
 package usage
 
 import (
@@ -15,6 +14,11 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/virgate/virgate/sharing"
 )
@@ -135,4 +139,159 @@ func (s *Sampler) note(m *sharing.Measurement, stage sharing.AttributionStage, e
 		s.logged[stage] = text
 		s.log.Warn("use of the GPUs only partly known", "stage", stage, "error", err)
 	}
+}
+
+// initialNamespace is the link of the kernel's initial PID namespace
+// (PROC_PID_INIT_INO in Linux' include/linux/proc_ns.h).
+const initialNamespace = "pid:[4026531836]"
+
+// InInitialNamespace says that this process is in it.
+func InInitialNamespace(proc fs.FS) bool {
+	link, err := fs.ReadLink(proc, "self/ns/pid")
+	return err == nil && link == initialNamespace
+}
+
+var errForeign = errors.New("the host's process IDs are not visible; the pod needs hostPID: true")
+
+// checkHostPIDs returns an error if the process IDs in proc are not the host's. In a PID
+// namespace of its own a program would find other processes under the driver's IDs.
+//
+// The kernel's initial namespace is certainly the host's. If a node is a container
+// itself, the host is that container: then its first process is neither in a pod nor in
+// the cgroup of this process, and whether the driver uses its IDs is not certain.
+func checkHostPIDs(proc fs.FS) (certain bool, err error) {
+	if InInitialNamespace(proc) {
+		return true, nil
+	}
+	first, err := fs.ReadFile(proc, "1/cgroup")
+	if err != nil {
+		return false, fmt.Errorf("look for the host's first process: %w", err)
+	}
+	self, err := fs.ReadFile(proc, "self/cgroup")
+	if err != nil {
+		return false, fmt.Errorf("look for this process: %w", err)
+	}
+	if string(first) == string(self) || isInPod(string(first)) {
+		return false, errForeign
+	}
+	return false, nil
+}
+
+// ticks are hundredths of a second, the unit of times in /proc on every machine that
+// has GPUs (USER_HZ, proc_pid_stat(5)).
+type ticks uint64
+
+// always is after the start of every process.
+const always ticks = math.MaxUint64
+
+var errReused = errors.New("the process ID is another process's now")
+
+// readCgroup reads the cgroup file of the process, which must have been running at the
+// time. The driver may name a process that has ended and whose ID is in use again, so
+// the process's start is read before and after.
+func readCgroup(proc fs.FS, pid int, at ticks) (string, error) {
+	before, err := readStart(proc, pid)
+	if err != nil {
+		return "", err
+	}
+	file, err := fs.ReadFile(proc, fmt.Sprintf("%d/cgroup", pid))
+	if err != nil {
+		return "", fmt.Errorf("read process %d: %w", pid, err)
+	}
+	after, err := readStart(proc, pid)
+	if err != nil {
+		return "", err
+	}
+	if before != after || after > at {
+		return "", fmt.Errorf("process %d: %w", pid, errReused)
+	}
+	return string(file), nil
+}
+
+func readStart(proc fs.FS, pid int) (ticks, error) {
+	file, err := fs.ReadFile(proc, fmt.Sprintf("%d/stat", pid))
+	var start ticks
+	if err == nil {
+		start, err = parseStart(string(file))
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read process %d: %w", pid, err)
+	}
+	return start, nil
+}
+
+// parseStart returns the start of a process, as time since boot: field 22 of its stat
+// file. Field 2, the program's name, may contain spaces and parentheses.
+func parseStart(stat string) (ticks, error) {
+	name := strings.LastIndex(stat, ")")
+	const afterName = 22 - 3
+	if fields := strings.Fields(stat[name+1:]); name >= 0 && len(fields) > afterName {
+		if start, err := strconv.ParseUint(fields[afterName], 10, 64); err == nil {
+			return ticks(start), nil
+		}
+	}
+	return 0, errors.New("no start time in its stat file")
+}
+
+// uptime is the time since boot; always if it cannot be read.
+func uptime(proc fs.FS) ticks {
+	file, err := fs.ReadFile(proc, "uptime")
+	if err != nil {
+		return always
+	}
+	seconds, _, _ := strings.Cut(string(file), " ")
+	up, err := strconv.ParseFloat(seconds, 64)
+	if err != nil || !(up >= 0 && up < math.MaxUint32) {
+		return always
+	}
+	return ticks(math.Round(up * 100))
+}
+
+// The grammar of the two parts of a path in a process's cgroup file that matter:
+//
+//	pod       = ( start | "/" | "-" ) "pod" ( UUID with "-" or "_" | 32 hex digits )
+//	container = 64 hex digits, between anything else
+//
+// The kubelet names a pod's cgroup by the pod's UID, in which its systemd driver writes
+// "_" for "-"; a static pod has a hash of 32 digits instead (kubernetes v1.36,
+// pkg/kubelet/cm/pod_container_manager_linux.go). Each runtime adds the container's ID
+// in its own way, always with all 64 digits.
+var (
+	podPart       = regexp.MustCompile(`(?:^|[/-])pod(?:[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:[^0-9a-f]|$)`)
+	containerPart = regexp.MustCompile(`(?:^|[^0-9a-f])([0-9a-f]{64})(?:[^0-9a-f]|$)`)
+)
+
+// containerOf returns the ID of the pod's container in which the process runs, or "".
+// file is /proc/PID/cgroup of either version: lines of hierarchy, controllers and path
+// (cgroups(7)).
+//
+// It is the first ID after the first pod: a runtime inside the container adds more
+// after it, and a node that is a container itself has its own before it.
+func containerOf(file string) string {
+	for _, path := range paths(file) {
+		pod := podPart.FindStringIndex(path)
+		if pod == nil {
+			continue
+		}
+		// The last character of the pod's match may be the first of the ID's.
+		if id := containerPart.FindStringSubmatch(path[pod[1]-1:]); id != nil {
+			return id[1]
+		}
+	}
+	return ""
+}
+
+// isInPod says that the process is in a pod's cgroup, in a container or not.
+func isInPod(file string) bool {
+	return slices.ContainsFunc(paths(file), podPart.MatchString)
+}
+
+// paths are the paths in the file's lines.
+func paths(file string) (paths []string) {
+	for line := range strings.Lines(file) {
+		if parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3); len(parts) == 3 {
+			paths = append(paths, parts[2])
+		}
+	}
+	return paths
 }

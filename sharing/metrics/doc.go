@@ -2,6 +2,5 @@
 //
 // Each collector makes constant metrics at a scrape from what its source has at hand:
 // nothing needs to be reset, and what is gone leaves no series behind. A scrape never
-// asks the driver or the kubelet. collector.go has GPUs, resources and health,
-// utilization.go what processes and containers use.
+// asks the driver or the kubelet.
 package metrics

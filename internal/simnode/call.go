@@ -133,7 +133,9 @@ func (n *Node) call(call nvml.Call, do func() (any, error)) (any, error) {
 	default:
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		answer, err = do()
+		if err = n.check(call); err == nil {
+			answer, err = do()
+		}
 	}
 	if code, failed := errors.AsType[nvml.Return](err); failed {
 		return nil, &nvml.Error{Call: call.String(), Return: code}
@@ -144,14 +146,22 @@ func (n *Node) call(call nvml.Call, do func() (any, error)) (any, error) {
 // targetOf is what a call is about; the zero one for no GPU.
 func (n *Node) targetOf(call nvml.Call) (t target) {
 	if len(call.Arguments) > 0 {
-		switch handle := call.Arguments[0].(type) {
-		case int:
-			t.gpu, _ = n.gpu(handle)
-		case nvml.Device, nvml.GPUInstance, nvml.ComputeInstance:
-			t = n.targets[reflect.ValueOf(handle).Uint()]
+		if index, lookup := call.Arguments[0].(int); lookup {
+			t.gpu, _ = n.gpu(index)
+			return t
 		}
+		t, _ = n.target(call.Arguments[0])
 	}
 	return t
+}
+
+// target is what an argument of a call stands for; false for one that is no handle.
+func (n *Node) target(argument any) (t target, handle bool) {
+	switch argument.(type) {
+	case nvml.Device, nvml.GPUInstance, nvml.ComputeInstance:
+		return n.targets[reflect.ValueOf(argument).Uint()], true
+	}
+	return t, false
 }
 
 // migChanges are the calls that change MIG mode or instances.
@@ -160,9 +170,52 @@ var migChanges = []string{
 	"GpuInstanceCreateComputeInstance", "ComputeInstanceDestroy",
 }
 
-// driver makes the NVML calls, with the Node's lock held. Their errors are NVML's
-// return codes.
+// check says what is wrong with the handles of a call; nil for nothing.
+func (n *Node) check(call nvml.Call) error {
+	for _, argument := range call.Arguments {
+		t, handle := n.target(argument)
+		migDevice := t.compute != nil && t.instance == nil
+		switch {
+		case !handle:
+			continue
+		case t.gpu == nil:
+			return nvml.InvalidArgument
+		case t.void || t.gpu.lost || t.gpu.removed:
+			return nvml.GPUIsLost
+		}
+		switch call.Method {
+		case "DeviceGetUUID", "DeviceGetName", "DeviceGetMemoryInfo", "DeviceGetArchitecture", "DeviceGetCudaComputeCapability",
+			"DeviceGetComputeRunningProcesses", "DeviceGetGraphicsRunningProcesses", "DeviceGetMPSComputeRunningProcesses":
+			// For GPUs and MIG devices.
+		case "DeviceGetGpuInstanceId", "DeviceGetComputeInstanceId":
+			if !migDevice {
+				return nvml.InvalidArgument
+			}
+		case "DeviceGetUtilizationRates", "DeviceGetProcessUtilization":
+			if migDevice || t.gpu.mig {
+				return nvml.NotSupported
+			}
+		default: // For GPUs and instances.
+			if migDevice {
+				return nvml.NotSupported
+			}
+		}
+	}
+	return nil
+}
+
+// driver makes the NVML calls, with the Node's lock held, for handles that check has found
+// to be good. Their errors are NVML's return codes.
 type driver struct{ node *Node }
+
+func (n driver) gpu(d nvml.Device) *simGPU { return n.node.targets[uint64(d)].gpu }
+
+// migDevice is nil for a GPU.
+func (n driver) migDevice(d nvml.Device) *computeInstance { return n.node.targets[uint64(d)].compute }
+
+func (n driver) instance(gi nvml.GPUInstance) *gpuInstance {
+	return n.node.targets[uint64(gi)].instance
+}
 
 // target is what a handle stands for: a GPU, a GPU instance, a compute instance, or a MIG
 // device, which has no instance here.
@@ -191,46 +244,4 @@ func (n *Node) renewHandles(g *simGPU) {
 	for _, c := range g.computes() {
 		c.handle = nvml.Device(n.handle(target{gpu: g, compute: c}))
 	}
-}
-
-// forHandle answers a call with a handle of any kind.
-func forHandle[H ~uint64, T any](n driver, handle H, answer func(target) (T, error)) (value T, err error) {
-	switch t := n.node.targets[uint64(handle)]; {
-	case t.gpu == nil:
-		return value, nvml.InvalidArgument
-	case t.void || t.gpu.lost || t.gpu.removed:
-		return value, nvml.GPUIsLost
-	default:
-		return answer(t)
-	}
-}
-
-// forGPU answers a call that NVML supports for GPUs and not for MIG devices.
-func forGPU[T any](n driver, d nvml.Device, answer func(*simGPU) (T, error)) (T, error) {
-	return forHandle(n, d, func(t target) (value T, err error) {
-		if t.compute != nil {
-			return value, nvml.NotSupported
-		}
-		return answer(t.gpu)
-	})
-}
-
-// forWholeGPU is forGPU for a call that is not supported with MIG enabled.
-func forWholeGPU[T any](n driver, d nvml.Device, answer func(*simGPU) (T, error)) (T, error) {
-	return forGPU(n, d, func(g *simGPU) (value T, err error) {
-		if g.mig {
-			return value, nvml.NotSupported
-		}
-		return answer(g)
-	})
-}
-
-// forMIGDevice answers a call that takes only MIG devices.
-func forMIGDevice[T any](n driver, d nvml.Device, answer func(*computeInstance) (T, error)) (T, error) {
-	return forHandle(n, d, func(t target) (value T, err error) {
-		if t.compute == nil {
-			return value, nvml.InvalidArgument
-		}
-		return answer(t.compute)
-	})
 }

@@ -27,20 +27,17 @@ func (n driver) EventSetCreate() (nvml.EventSet, error) {
 
 // DeviceGetSupportedEventTypes is the same for all GPUs; MIG devices have no
 // events of their own.
-func (n driver) DeviceGetSupportedEventTypes(d nvml.Device) (nvml.EventTypes, error) {
-	return forGPU(n, d, func(*simGPU) (nvml.EventTypes, error) { return supportedEvents, nil })
+func (n driver) DeviceGetSupportedEventTypes(nvml.Device) (nvml.EventTypes, error) {
+	return supportedEvents, nil
 }
 
 // DeviceRegisterEvents is NOT_SUPPORTED for types that the GPU does not have.
 func (n driver) DeviceRegisterEvents(d nvml.Device, types nvml.EventTypes, handle nvml.EventSet) error {
-	supported, err := n.DeviceGetSupportedEventTypes(d)
 	set := n.node.sets[handle]
 	switch {
-	case err != nil:
-		return err
 	case set == nil:
 		return nvml.InvalidArgument
-	case types&^supported != 0:
+	case types&^supportedEvents != 0:
 		return nvml.NotSupported
 	}
 	set.registered[d] |= types

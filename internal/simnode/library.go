@@ -41,143 +41,114 @@ func (n driver) DeviceGetHandleByIndex(index int) (nvml.Device, error) {
 }
 
 func (n driver) DeviceGetUUID(d nvml.Device) (string, error) {
-	return forHandle(n, d, func(t target) (string, error) {
-		if t.compute != nil {
-			return t.compute.uuid, nil
-		}
-		return t.gpu.uuid, nil
-	})
+	if c := n.migDevice(d); c != nil {
+		return c.uuid, nil
+	}
+	return n.gpu(d).uuid, nil
 }
 
-func (n driver) DeviceGetMinorNumber(d nvml.Device) (int, error) {
-	return forGPU(n, d, func(g *simGPU) (int, error) { return g.deviceMinor, nil })
-}
+func (n driver) DeviceGetMinorNumber(d nvml.Device) (int, error) { return n.gpu(d).deviceMinor, nil }
 
 func (n driver) DeviceGetPciInfo(d nvml.Device) (nvml.PCIInfo, error) {
-	return forGPU(n, d, func(g *simGPU) (nvml.PCIInfo, error) {
-		return nvml.PCIInfo{BusID: g.busID(), DeviceID: uint32(g.PCI)<<16 | nvidia}, nil
-	})
+	return nvml.PCIInfo{BusID: n.gpu(d).busID(), DeviceID: uint32(n.gpu(d).PCI)<<16 | nvidia}, nil
 }
 
 func (n driver) DeviceGetName(d nvml.Device) (string, error) {
-	return forHandle(n, d, func(t target) (string, error) {
-		if t.compute != nil {
-			return t.gpu.Name + " MIG " + t.compute.profile().String(), nil
-		}
-		return t.gpu.Name, nil
-	})
+	if c := n.migDevice(d); c != nil {
+		return n.gpu(d).Name + " MIG " + c.profile().String(), nil
+	}
+	return n.gpu(d).Name, nil
 }
 
 func (n driver) DeviceGetMemoryInfo(d nvml.Device) (nvml.MemoryInfo, error) {
-	return forHandle(n, d, func(t target) (nvml.MemoryInfo, error) {
-		total, used := t.gpu.Mebibytes<<20, usedBy(t.gpu.allProcesses())
-		if c := t.compute; c != nil {
-			total, used = t.gpu.memoryOf(c.instance.placement.Size), usedBy(c.processes)
-		}
-		used = min(used, total)
-		return nvml.MemoryInfo{Total: total, Free: total - used, Used: used}, nil
-	})
+	g := n.gpu(d)
+	total, used := g.Mebibytes<<20, usedBy(g.allProcesses())
+	if c := n.migDevice(d); c != nil {
+		total, used = g.memoryOf(c.instance.placement.Size), usedBy(c.processes)
+	}
+	used = min(used, total)
+	return nvml.MemoryInfo{Total: total, Free: total - used, Used: used}, nil
 }
 
 func (n driver) DeviceGetArchitecture(d nvml.Device) (nvml.Architecture, error) {
-	return forHandle(n, d, func(t target) (nvml.Architecture, error) { return t.gpu.Architecture, nil })
+	return n.gpu(d).Architecture, nil
 }
 
 func (n driver) DeviceGetCudaComputeCapability(d nvml.Device) (nvml.ComputeCapability, error) {
-	return forHandle(n, d, func(t target) (nvml.ComputeCapability, error) {
-		return t.gpu.Compute, nil
-	})
+	return n.gpu(d).Compute, nil
 }
 
-func (n driver) DeviceGetNumaNodeId(d nvml.Device) (int, error) {
-	return forGPU(n, d, func(g *simGPU) (int, error) { return g.numaNode, nil })
-}
+func (n driver) DeviceGetNumaNodeId(d nvml.Device) (int, error) { return n.gpu(d).numaNode, nil }
 
-func (n driver) DeviceGetTemperature(d nvml.Device) (int, error) {
-	return forGPU(n, d, func(g *simGPU) (int, error) { return g.temperature, nil })
-}
+func (n driver) DeviceGetTemperature(d nvml.Device) (int, error) { return n.gpu(d).temperature, nil }
 
 func (n driver) DeviceGetUtilizationRates(d nvml.Device) (nvml.Utilization, error) {
-	return forWholeGPU(n, d, func(g *simGPU) (nvml.Utilization, error) {
-		return nvml.Utilization{GPU: g.utilization.total()}, nil
-	})
+	return nvml.Utilization{GPU: n.gpu(d).utilization.total()}, nil
 }
 
 // DeviceGetProcessUtilization takes a sample if one is due.
 func (n driver) DeviceGetProcessUtilization(d nvml.Device, lastSeen uint64) ([]nvml.ProcessSample, error) {
-	return forWholeGPU(n, d, func(g *simGPU) ([]nvml.ProcessSample, error) {
-		samples := g.utilization.since(lastSeen)
-		if len(samples) == 0 {
-			return nil, nvml.NotFound
-		}
-		return samples, nil
-	})
+	samples := n.gpu(d).utilization.since(lastSeen)
+	if len(samples) == 0 {
+		return nil, nvml.NotFound
+	}
+	return samples, nil
 }
 
 func (n driver) DeviceGetCurrentClocksEventReasons(d nvml.Device) (nvml.ClockReasons, error) {
-	return forGPU(n, d, func(g *simGPU) (nvml.ClockReasons, error) { return g.clockReasons, nil })
+	return n.gpu(d).clockReasons, nil
 }
 
 // DeviceGetComputeRunningProcesses is, for a GPU with MIG enabled, the
 // processes of all its MIG devices. All processes are of other PID namespaces.
 func (n driver) DeviceGetComputeRunningProcesses(d nvml.Device) ([]nvml.Process, error) {
-	return forHandle(n, d, func(t target) ([]nvml.Process, error) {
-		processes := t.gpu.allProcesses()
-		if t.compute != nil {
-			processes = t.compute.processes
-		}
-		if n.node.is("own-pids") {
-			return nil, nil
-		}
-		return slices.SortedFunc(slices.Values(processes), func(a, b nvml.Process) int { return cmp.Compare(a.PID, b.PID) }), nil
-	})
+	processes := n.gpu(d).allProcesses()
+	if c := n.migDevice(d); c != nil {
+		processes = c.processes
+	}
+	if n.node.is("own-pids") {
+		return nil, nil
+	}
+	return slices.SortedFunc(slices.Values(processes), func(a, b nvml.Process) int { return cmp.Compare(a.PID, b.PID) }), nil
 }
 
 // DeviceGetGraphicsRunningProcesses is empty, and so is the list for MPS: every
 // simulated process is a compute process.
-func (n driver) DeviceGetGraphicsRunningProcesses(d nvml.Device) ([]nvml.Process, error) {
-	return forHandle(n, d, noProcesses)
+func (n driver) DeviceGetGraphicsRunningProcesses(nvml.Device) ([]nvml.Process, error) {
+	return nil, nil
 }
 
-func (n driver) DeviceGetMPSComputeRunningProcesses(d nvml.Device) ([]nvml.Process, error) {
-	return forHandle(n, d, noProcesses)
+func (n driver) DeviceGetMPSComputeRunningProcesses(nvml.Device) ([]nvml.Process, error) {
+	return nil, nil
 }
-
-func noProcesses(target) ([]nvml.Process, error) { return nil, nil }
 
 // DeviceGetRemappedRows is NOT_SUPPORTED before Ampere, and while there are instances.
 func (n driver) DeviceGetRemappedRows(d nvml.Device) (nvml.RemappedRows, error) {
-	return forGPU(n, d, func(g *simGPU) (nvml.RemappedRows, error) {
-		if g.Architecture < nvml.Ampere || len(g.instances) > 0 {
-			return nvml.RemappedRows{}, nvml.NotSupported
-		}
-		return g.rows, nil
-	})
+	g := n.gpu(d)
+	if g.Architecture < nvml.Ampere || len(g.instances) > 0 {
+		return nvml.RemappedRows{}, nvml.NotSupported
+	}
+	return g.rows, nil
 }
 
 // DeviceGetRetiredPagesPendingStatus is NOT_SUPPORTED from Ampere on.
 func (n driver) DeviceGetRetiredPagesPendingStatus(d nvml.Device) (bool, error) {
-	return forGPU(n, d, func(g *simGPU) (bool, error) {
-		if g.Architecture >= nvml.Ampere {
-			return false, nvml.NotSupported
-		}
-		return g.pagesPending, nil
-	})
+	if n.gpu(d).Architecture >= nvml.Ampere {
+		return false, nvml.NotSupported
+	}
+	return n.gpu(d).pagesPending, nil
 }
 
 // DeviceGetTopologyCommonAncestor looks at NUMA nodes only.
 func (n driver) DeviceGetTopologyCommonAncestor(a, b nvml.Device) (nvml.TopologyLevel, error) {
-	return forGPU(n, a, func(g *simGPU) (nvml.TopologyLevel, error) {
-		return forGPU(n, b, func(other *simGPU) (nvml.TopologyLevel, error) {
-			switch {
-			case g == other:
-				return nvml.TopologyInternal, nil
-			case g.numaNode == other.numaNode && g.numaNode >= 0:
-				return nvml.TopologyNode, nil
-			}
-			return nvml.TopologySystem, nil
-		})
-	})
+	g, other := n.gpu(a), n.gpu(b)
+	switch {
+	case g == other:
+		return nvml.TopologyInternal, nil
+	case g.numaNode == other.numaNode && g.numaNode >= 0:
+		return nvml.TopologyNode, nil
+	}
+	return nvml.TopologySystem, nil
 }
 
 const (
@@ -191,15 +162,13 @@ const (
 // DeviceGetNvLinkState is NOT_SUPPORTED on a model without NVLink. The links are
 // inactive when no other GPU of the node has any.
 func (n driver) DeviceGetNvLinkState(d nvml.Device, link int) (bool, error) {
-	return forGPU(n, d, func(g *simGPU) (bool, error) {
-		switch {
-		case g.Links == 0:
-			return false, nvml.NotSupported
-		case link < 0 || link >= g.Links:
-			return false, nvml.InvalidArgument
-		}
-		return n.node.hasFabric(), nil
-	})
+	switch links := n.gpu(d).Links; {
+	case links == 0:
+		return false, nvml.NotSupported
+	case link < 0 || link >= links:
+		return false, nvml.InvalidArgument
+	}
+	return n.node.hasFabric(), nil
 }
 
 // DeviceGetNvLinkRemotePciInfo is the switch at the other end of the link,

@@ -9,22 +9,19 @@ import (
 
 // DeviceGetMigMode is NOT_SUPPORTED on a GPU without MIG.
 func (n driver) DeviceGetMigMode(d nvml.Device) (nvml.MIGMode, error) {
-	return forGPU(n, d, func(g *simGPU) (nvml.MIGMode, error) {
-		if g.geometry.Profiles == nil {
-			return nvml.MIGMode{}, nvml.NotSupported
-		}
-		return nvml.MIGMode{Current: g.mig, Pending: g.migPending}, nil
-	})
+	g := n.gpu(d)
+	if g.geometry.Profiles == nil {
+		return nvml.MIGMode{}, nvml.NotSupported
+	}
+	return nvml.MIGMode{Current: g.mig, Pending: g.migPending}, nil
 }
 
 // DeviceGetVirtualizationMode is that of the node's world.
-func (n driver) DeviceGetVirtualizationMode(d nvml.Device) (nvml.VirtualizationMode, error) {
-	return forGPU(n, d, func(*simGPU) (nvml.VirtualizationMode, error) {
-		if n.node.is("passthrough") {
-			return nvml.Passthrough, nil
-		}
-		return 0, nil
-	})
+func (n driver) DeviceGetVirtualizationMode(nvml.Device) (nvml.VirtualizationMode, error) {
+	if n.node.is("passthrough") {
+		return nvml.Passthrough, nil
+	}
+	return 0, nil
 }
 
 // DeviceSetMigMode turns MIG mode on or off. The mode is the pending one in any case;
@@ -32,170 +29,154 @@ func (n driver) DeviceGetVirtualizationMode(d nvml.Device) (nvml.VirtualizationM
 // RESET_REQUIRED before Hopper where the reset is not to be had, and IN_USE while there
 // are GPU instances or processes.
 func (n driver) DeviceSetMigMode(d nvml.Device, on bool) (nvml.Return, error) {
-	return forGPU(n, d, func(g *simGPU) (nvml.Return, error) {
-		if g.geometry.Profiles == nil {
-			return nvml.Success, nvml.NotSupported
-		}
-		g.migPending = on
-		switch {
-		case g.mig == on:
-			return nvml.Success, nil
-		case n.node.is("passthrough") && g.Architecture < nvml.Hopper:
-			return nvml.ResetRequired, nil
-		case len(g.instances) > 0 || len(g.processes) > 0 || n.node.is("client"):
-			return nvml.InUse, nil
-		}
-		g.mig = on
-		if n.node.is("moving-minors") {
-			free := func(minor int) bool {
-				return find(n.node.gpus, func(g *simGPU) bool { return g.deviceMinor == minor }) == nil
-			}
-			g.deviceMinor = lowest(0, free)
-		}
+	g := n.gpu(d)
+	if g.geometry.Profiles == nil {
+		return nvml.Success, nvml.NotSupported
+	}
+	g.migPending = on
+	switch {
+	case g.mig == on:
 		return nvml.Success, nil
-	})
+	case n.node.is("passthrough") && g.Architecture < nvml.Hopper:
+		return nvml.ResetRequired, nil
+	case len(g.instances) > 0 || len(g.processes) > 0 || n.node.is("client"):
+		return nvml.InUse, nil
+	}
+	g.mig = on
+	if n.node.is("moving-minors") {
+		free := func(minor int) bool {
+			return find(n.node.gpus, func(g *simGPU) bool { return g.deviceMinor == minor }) == nil
+		}
+		g.deviceMinor = lowest(0, free)
+	}
+	return nvml.Success, nil
 }
 
 // DeviceGetMaxMigDeviceCount is 0 with MIG off.
 func (n driver) DeviceGetMaxMigDeviceCount(d nvml.Device) (int, error) {
-	return forGPU(n, d, func(g *simGPU) (int, error) {
-		if !g.mig {
-			return 0, nil
-		}
-		return g.geometry.Slices, nil
-	})
+	if !n.gpu(d).mig {
+		return 0, nil
+	}
+	return n.gpu(d).geometry.Slices, nil
 }
 
 func (n driver) DeviceGetMigDeviceHandleByIndex(parent nvml.Device, index int) (nvml.Device, error) {
-	return forGPU(n, parent, func(g *simGPU) (nvml.Device, error) {
-		c := g.computeAt(index)
-		switch {
-		case g.geometry.Profiles == nil:
-			return 0, nvml.NotSupported
-		case index < 0 || index >= g.geometry.Slices:
-			return 0, nvml.InvalidArgument
-		case c == nil:
-			return 0, nvml.NotFound
-		}
-		return c.handle, nil
-	})
+	g := n.gpu(parent)
+	c := g.computeAt(index)
+	switch {
+	case g.geometry.Profiles == nil:
+		return 0, nvml.NotSupported
+	case index < 0 || index >= g.geometry.Slices:
+		return 0, nvml.InvalidArgument
+	case c == nil:
+		return 0, nvml.NotFound
+	}
+	return c.handle, nil
 }
 
 func (n driver) DeviceGetGpuInstanceId(d nvml.Device) (int, error) {
-	return forMIGDevice(n, d, func(c *computeInstance) (int, error) { return c.instance.id, nil })
+	return n.migDevice(d).instance.id, nil
 }
 
-func (n driver) DeviceGetComputeInstanceId(d nvml.Device) (int, error) {
-	return forMIGDevice(n, d, func(c *computeInstance) (int, error) { return c.id, nil })
-}
+func (n driver) DeviceGetComputeInstanceId(d nvml.Device) (int, error) { return n.migDevice(d).id, nil }
 
 // profileCount is the number of GPU instance profiles that NVML enumerates
 // (nvml.h, NVML_GPU_INSTANCE_PROFILE_COUNT).
 const profileCount = 18
 
 func (n driver) DeviceGetGpuInstanceProfileInfo(d nvml.Device, enum int) (nvml.GPUInstanceProfile, error) {
-	return forGPU(n, d, func(g *simGPU) (nvml.GPUInstanceProfile, error) {
-		if enum < 0 || enum >= profileCount {
-			return nvml.GPUInstanceProfile{}, nvml.InvalidArgument
-		}
-		info, ok := first(g.geometry.Profiles, func(p mig.ProfileInfo) bool { return p.Enum == enum })
-		if !ok {
-			return nvml.GPUInstanceProfile{}, nvml.NotSupported
-		}
-		return nvml.GPUInstanceProfile{
-			ID: info.ID, Slices: info.Profile.Slices, Instances: info.Max,
-			MemoryMB: g.memoryOf(info.Size) >> 20, Name: info.Profile.String(),
-		}, nil
-	})
+	if enum < 0 || enum >= profileCount {
+		return nvml.GPUInstanceProfile{}, nvml.InvalidArgument
+	}
+	g := n.gpu(d)
+	info, ok := first(g.geometry.Profiles, func(p mig.ProfileInfo) bool { return p.Enum == enum })
+	if !ok {
+		return nvml.GPUInstanceProfile{}, nvml.NotSupported
+	}
+	return nvml.GPUInstanceProfile{
+		ID: info.ID, Slices: info.Profile.Slices, Instances: info.Max,
+		MemoryMB: g.memoryOf(info.Size) >> 20, Name: info.Profile.String(),
+	}, nil
 }
 
 // DeviceGetGpuInstancePossiblePlacements are those of an empty GPU.
 func (n driver) DeviceGetGpuInstancePossiblePlacements(d nvml.Device, profile int) ([]mig.Placement, error) {
-	return forGPU(n, d, func(g *simGPU) ([]mig.Placement, error) {
-		info, known := g.profileInfo(profile)
-		switch {
-		case g.geometry.Profiles == nil:
-			return nil, nvml.NotSupported
-		case !known:
-			return nil, nvml.InvalidArgument
-		}
-		var placements []mig.Placement
-		for _, start := range info.Starts {
-			placements = append(placements, mig.Placement{Start: start, Size: info.Size})
-		}
-		return placements, nil
-	})
+	g := n.gpu(d)
+	info, known := g.profileInfo(profile)
+	switch {
+	case g.geometry.Profiles == nil:
+		return nil, nvml.NotSupported
+	case !known:
+		return nil, nvml.InvalidArgument
+	}
+	var placements []mig.Placement
+	for _, start := range info.Starts {
+		placements = append(placements, mig.Placement{Start: start, Size: info.Size})
+	}
+	return placements, nil
 }
 
 // DeviceGetGpuInstances are in the order of their creation.
 func (n driver) DeviceGetGpuInstances(d nvml.Device, profile int) ([]nvml.GPUInstance, error) {
-	return forGPU(n, d, func(g *simGPU) ([]nvml.GPUInstance, error) {
-		if !g.mig {
-			return nil, nvml.NotSupported
+	g := n.gpu(d)
+	if !g.mig {
+		return nil, nvml.NotSupported
+	}
+	if _, known := g.profileInfo(profile); !known {
+		return nil, nvml.InvalidArgument
+	}
+	var handles []nvml.GPUInstance
+	for _, i := range g.instances {
+		if i.info.ID == profile {
+			handles = append(handles, i.handle)
 		}
-		if _, known := g.profileInfo(profile); !known {
-			return nil, nvml.InvalidArgument
-		}
-		var handles []nvml.GPUInstance
-		for _, i := range g.instances {
-			if i.info.ID == profile {
-				handles = append(handles, i.handle)
-			}
-		}
-		return handles, nil
-	})
+	}
+	return handles, nil
 }
 
 func (n driver) DeviceGetGpuInstanceById(parent nvml.Device, id int) (nvml.GPUInstance, error) {
-	return forGPU(n, parent, func(g *simGPU) (nvml.GPUInstance, error) {
-		if !g.mig {
-			return 0, nvml.NotSupported
-		}
-		i := g.instance(id)
-		if i == nil {
-			return 0, nvml.NotFound
-		}
-		return i.handle, nil
-	})
+	g := n.gpu(parent)
+	if !g.mig {
+		return 0, nvml.NotSupported
+	}
+	i := g.instance(id)
+	if i == nil {
+		return 0, nvml.NotFound
+	}
+	return i.handle, nil
 }
 
 // DeviceCreateGpuInstanceWithPlacement is INSUFFICIENT_RESOURCES where there is no room
 // or the slot is taken, and NOT_SUPPORTED with MIG off.
 func (n driver) DeviceCreateGpuInstanceWithPlacement(d nvml.Device, profile int, at mig.Placement) (nvml.GPUInstance, error) {
-	return forGPU(n, d, func(g *simGPU) (nvml.GPUInstance, error) {
-		info, known := g.profileInfo(profile)
-		switch {
-		case !g.mig:
-			return 0, nvml.NotSupported
-		case !known || info.Size != at.Size || !slices.Contains(info.Starts, at.Start):
-			return 0, nvml.InvalidArgument
-		case !g.fits(info, at):
-			return 0, nvml.InsufficientResources
-		}
-		return n.node.addInstance(g, info, at).handle, nil
-	})
+	g := n.gpu(d)
+	info, known := g.profileInfo(profile)
+	switch {
+	case !g.mig:
+		return 0, nvml.NotSupported
+	case !known || info.Size != at.Size || !slices.Contains(info.Starts, at.Start):
+		return 0, nvml.InvalidArgument
+	case !g.fits(info, at):
+		return 0, nvml.InsufficientResources
+	}
+	return n.node.addInstance(g, info, at).handle, nil
 }
 
 func (n driver) GpuInstanceGetInfo(handle nvml.GPUInstance) (nvml.GPUInstanceInfo, error) {
-	return forHandle(n, handle, func(t target) (nvml.GPUInstanceInfo, error) {
-		return nvml.GPUInstanceInfo{
-			ID: t.instance.id, ProfileID: t.instance.info.ID, Start: t.instance.placement.Start, Size: t.instance.placement.Size,
-		}, nil
-	})
+	i := n.instance(handle)
+	return nvml.GPUInstanceInfo{ID: i.id, ProfileID: i.info.ID, Start: i.placement.Start, Size: i.placement.Size}, nil
 }
 
 // GpuInstanceDestroy is IN_USE while there are compute instances, or another program has
 // the GPU open.
 func (n driver) GpuInstanceDestroy(handle nvml.GPUInstance) error {
-	_, err := forHandle(n, handle, func(t target) (any, error) {
-		if len(t.instance.computes) > 0 || n.node.is("client") {
-			return nil, nvml.InUse
-		}
-		t.gpu.instances = slices.DeleteFunc(t.gpu.instances, func(other *gpuInstance) bool { return other == t.instance })
-		delete(n.node.targets, uint64(handle))
-		return nil, nil
-	})
-	return err
+	t := n.node.targets[uint64(handle)]
+	if len(t.instance.computes) > 0 || n.node.is("client") {
+		return nvml.InUse
+	}
+	t.gpu.instances = slices.DeleteFunc(t.gpu.instances, func(other *gpuInstance) bool { return other == t.instance })
+	delete(n.node.targets, uint64(handle))
+	return nil
 }
 
 // computeSlices are the compute slices by NVML's enumeration, which is also the
@@ -219,70 +200,62 @@ func (i *gpuInstance) computeSlices(profile int) (int, error) {
 }
 
 func (n driver) GpuInstanceGetComputeInstanceProfileInfo(handle nvml.GPUInstance, enum int) (nvml.ComputeInstanceProfile, error) {
-	return forHandle(n, handle, func(t target) (nvml.ComputeInstanceProfile, error) {
-		count, err := t.instance.computeSlices(enum)
-		if err != nil {
-			return nvml.ComputeInstanceProfile{}, err
-		}
-		return nvml.ComputeInstanceProfile{ID: enum, Slices: count, Instances: t.instance.info.Profile.Slices / count}, nil
-	})
+	i := n.instance(handle)
+	count, err := i.computeSlices(enum)
+	if err != nil {
+		return nvml.ComputeInstanceProfile{}, err
+	}
+	return nvml.ComputeInstanceProfile{ID: enum, Slices: count, Instances: i.info.Profile.Slices / count}, nil
 }
 
 // GpuInstanceGetComputeInstances are in the order of their creation.
-func (n driver) GpuInstanceGetComputeInstances(handle nvml.GPUInstance, profile int) ([]nvml.ComputeInstance, error) {
-	return forHandle(n, handle, func(t target) (handles []nvml.ComputeInstance, err error) {
-		count, err := t.instance.computeSlices(profile)
-		for _, c := range t.instance.computes {
-			if c.slices == count {
-				handles = append(handles, c.instanceHandle)
-			}
+func (n driver) GpuInstanceGetComputeInstances(handle nvml.GPUInstance, profile int) (handles []nvml.ComputeInstance, err error) {
+	i := n.instance(handle)
+	count, err := i.computeSlices(profile)
+	for _, c := range i.computes {
+		if c.slices == count {
+			handles = append(handles, c.instanceHandle)
 		}
-		return handles, err
-	})
+	}
+	return handles, err
 }
 
 func (n driver) GpuInstanceGetComputeInstanceById(handle nvml.GPUInstance, id int) (nvml.ComputeInstance, error) {
-	return forHandle(n, handle, func(t target) (nvml.ComputeInstance, error) {
-		c := t.instance.compute(id)
-		if c == nil {
-			return 0, nvml.NotFound
-		}
-		return c.instanceHandle, nil
-	})
+	c := n.instance(handle).compute(id)
+	if c == nil {
+		return 0, nvml.NotFound
+	}
+	return c.instanceHandle, nil
 }
 
 func (n driver) GpuInstanceCreateComputeInstance(handle nvml.GPUInstance, profile int) (nvml.ComputeInstance, error) {
-	return forHandle(n, handle, func(t target) (nvml.ComputeInstance, error) {
-		count, err := t.instance.computeSlices(profile)
-		if err != nil {
-			return 0, err
-		}
-		if _, ok := t.instance.findSlices(count); !ok {
-			return 0, nvml.InsufficientResources
-		}
-		return n.node.addCompute(t.gpu, t.instance, count).instanceHandle, nil
-	})
+	t := n.node.targets[uint64(handle)]
+	count, err := t.instance.computeSlices(profile)
+	if err != nil {
+		return 0, err
+	}
+	if _, ok := t.instance.findSlices(count); !ok {
+		return 0, nvml.InsufficientResources
+	}
+	return n.node.addCompute(t.gpu, t.instance, count).instanceHandle, nil
 }
 
 func (n driver) ComputeInstanceGetInfo(handle nvml.ComputeInstance) (nvml.ComputeInstanceInfo, error) {
-	return forHandle(n, handle, func(t target) (nvml.ComputeInstanceInfo, error) {
-		return nvml.ComputeInstanceInfo{ID: t.compute.id, Slices: t.compute.slices}, nil
-	})
+	c := n.node.targets[uint64(handle)].compute
+	return nvml.ComputeInstanceInfo{ID: c.id, Slices: c.slices}, nil
 }
 
 // ComputeInstanceDestroy is IN_USE while a process runs on it, or another program has the
 // GPU open.
 func (n driver) ComputeInstanceDestroy(handle nvml.ComputeInstance) error {
-	_, err := forHandle(n, handle, func(t target) (any, error) {
-		if len(t.compute.processes) > 0 || n.node.is("client") {
-			return nil, nvml.InUse
-		}
-		t.instance.computes = slices.DeleteFunc(t.instance.computes, func(other *computeInstance) bool { return other == t.compute })
-		delete(n.node.targets, uint64(handle))
-		delete(n.node.targets, uint64(t.compute.handle))
-		return nil, nil
-	})
-	return err
+	t := n.node.targets[uint64(handle)]
+	if len(t.compute.processes) > 0 || n.node.is("client") {
+		return nvml.InUse
+	}
+	t.instance.computes = slices.DeleteFunc(t.instance.computes, func(other *computeInstance) bool { return other == t.compute })
+	delete(n.node.targets, uint64(handle))
+	delete(n.node.targets, uint64(t.compute.handle))
+	return nil
 }
 
 // fits says whether the GPU has room for another GPU instance at the place.

@@ -87,10 +87,15 @@ type Device struct {
 // Allocation is a container that holds devices now, as the kubelet reports it.
 type Allocation struct {
 	Namespace, Pod, Container string
-	// Resource is the name under which the devices are held.
+	// Resource is the name under which the devices are held: for a claim's, the DRA driver's.
 	Resource string
-	// Devices are the held device IDs, sorted, each once.
+	// Devices are the held device IDs, sorted, each once; for a claim's, units' UUIDs.
 	Devices []string
+	// Claim is the ResourceClaim by which a DRA driver gave them, in the pod's namespace;
+	// empty for those of a device plugin. AnyGPU says that nobody can tell which they are,
+	// so that Devices are all GPUs.
+	Claim  string
+	AnyGPU bool
 }
 
 // Strategy is how the resource's units are handed out, for display: "exclusive" (whole

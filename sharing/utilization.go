@@ -267,7 +267,10 @@ func newFairShares(gpus []GPU, resources []Resource, allocations []Allocation) f
 	for _, usage := range Usage(nil, allocations) {
 		held := map[Container]int{}
 		for _, holder := range usage.Holders {
-			if holder.Pod != "" {
+			switch {
+			case holder.Claim != "":
+				held[holder.holder()] = 1 << 20 // It is not known how much: all of it.
+			case holder.Pod != "":
 				held[holder.holder()] += len(holder.Devices)
 			}
 		}

@@ -52,6 +52,12 @@ func TestUseReportContainers(t *testing.T) {
 			want: []ContainerUtilization{use("a", 1, known(500), known(0.1), known(100))},
 		},
 		{
+			name: "a claim is of nobody knows how much", gpu: on(uses(1, 500, 0.1)),
+			held:   []Allocation{{Namespace: "ns", Pod: "a", Container: "c", Resource: "gpu.nvidia.com", Devices: []string{"GPU-a"}, Claim: "claim"}},
+			owners: map[int]ProcessOwner{1: inPod("a")},
+			want:   []ContainerUtilization{use("a", 1, known(500), known(0.1), known(0))},
+		},
+		{
 			name: "a holder without a process uses nothing", gpu: on(),
 			held: []Allocation{holder("a", "GPU-a::0")}, owners: map[int]ProcessOwner{},
 			want: []ContainerUtilization{use("a", 0, known(0), known(0), known(0))},

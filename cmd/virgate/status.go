@@ -166,6 +166,9 @@ func (t *text) units(s agent.Status) {
 		holders := make([]string, len(u.Holders))
 		for i, h := range u.Holders {
 			holders[i] = h.Namespace + "/" + h.Pod + "/" + h.Container
+			if claim := h.ByClaim(); claim != "" {
+				holders[i] += " (" + claim + ")"
+			}
 		}
 		table.row(cmp.Or(u.Index, "-"), u.ID, model, cmp.Or(u.Resource, "-"), held, healthText(u.Health), strings.Join(holders, " "))
 	}

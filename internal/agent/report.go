@@ -248,15 +248,15 @@ func waitsOf(gpus []sharing.GPU, status plugin.Status) (waits []nodereport.Wait,
 	return waits, switching
 }
 
-// podsByUnit are the pods that hold each unit, or a partition of it, as far as the
-// kubelet names them.
+// podsByUnit are the pods that hold devices of each unit, or a partition of it, as far as
+// the kubelet names them.
 func podsByUnit(gpus []sharing.GPU, held []sharing.Allocation) map[string][]string {
 	gpuOf, pods := sharing.GPUByUnit(gpus), map[string][]string{}
 	for _, unit := range sharing.Usage(nil, held) {
 		for _, h := range unit.Holders { // Sorted by pod.
 			pod := h.Namespace + "/" + h.Pod
 			for _, id := range []string{unit.Unit.ID, gpuOf[unit.Unit.ID]} {
-				if h.Namespace != "" && !slices.Contains(pods[id], pod) {
+				if h.Namespace != "" && h.Claim == "" && !slices.Contains(pods[id], pod) {
 					pods[id] = append(pods[id], pod)
 				}
 			}

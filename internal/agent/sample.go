@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/virgate/virgate/sharing"
@@ -139,7 +140,8 @@ func (a *agent) sharing() metrics.State {
 	decided := a.state.Load()
 	state := metrics.State{GPUs: decided.gpus, Planned: decided.plan.Resources, Listed: listed(a.Plugin.Status().Resources, decided.gpus)}
 	if known := a.holders.Load(); known != nil {
-		state.Allocations, state.AllocationsKnown = known.held, true
+		ofAnyGPU := func(a sharing.Allocation) bool { return a.AnyGPU } // It would count for each.
+		state.Allocations, state.AllocationsKnown = slices.DeleteFunc(slices.Clone(known.held), ofAnyGPU), true
 	}
 	return state
 }

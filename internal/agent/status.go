@@ -162,11 +162,26 @@ type Holder struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
 	Container string `json:"container"`
-	// Resource is the name under which it holds them, maybe an older one.
+	// Resource is the name under which it holds them, maybe an older one; by a claim, the
+	// DRA driver's.
 	Resource string   `json:"resource"`
 	Devices  []string `json:"devices"`
+	// Claim and AnyGPU are those of sharing.Allocation.
+	Claim  string `json:"claim,omitempty"`
+	AnyGPU bool   `json:"anyGPU,omitempty"`
 	// Use is how it uses the unit; nil where that is not known.
 	Use *UseStatus `json:"use,omitempty"`
+}
+
+// ByClaim says by which claim it holds them; "" for devices of a device plugin.
+func (h Holder) ByClaim() string {
+	switch {
+	case h.AnyGPU:
+		return "claim " + h.Claim + ", of unknown GPUs"
+	case h.Claim != "":
+		return "claim " + h.Claim
+	}
+	return ""
 }
 
 // UseStatus is how a GPU is used as a whole, or a unit by one container; nil is unknown.

@@ -187,7 +187,7 @@ func healthOf(states map[string]sharing.UnitHealth, id string, health sharing.He
 func holdersOf(u sharing.UnitUsage) []Holder {
 	holders := make([]Holder, len(u.Holders))
 	for i, h := range u.Holders {
-		holders[i] = Holder{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Resource: h.Resource, Devices: h.Devices}
+		holders[i] = Holder{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Resource: h.Resource, Devices: h.Devices, Claim: h.Claim, AnyGPU: h.AnyGPU}
 	}
 	return holders
 }

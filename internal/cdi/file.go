@@ -4,14 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
-	"strings"
 
 	"github.com/virgate/virgate/plugin"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/pkg/parser"
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
@@ -134,57 +135,79 @@ func withoutPath(err error) error {
 	return err
 }
 
-// otherSpecs are the files in the folder that others have written. The CDI library
-// rejects an entry that is in two files of one folder.
-type otherSpecs struct {
-	// seen describes the files as of when they were read.
-	seen string
-	// entries are the files of entries of our vendor, by qualified name.
-	entries map[string]string
+// specFiles are CDI specs that others have written, by path.
+type specFiles map[string]specFile
+
+// specFile is a spec as of when it was read.
+type specFile struct {
+	info fs.FileInfo
+	// entries say by qualified name what hardware an entry gives; see hardwareOf.
+	entries map[string][]string
 }
 
-// refresh reads the files again if one is new, changed or gone. A file that is not a
-// spec has no entries.
-func (o *otherSpecs) refresh(dir string, own map[string]bool) {
-	// If the folder cannot be read, a runtime cannot read it either.
-	entries, _ := os.ReadDir(dir)
-	var seen strings.Builder
-	var paths []string
-	for _, entry := range entries {
-		path := filepath.Join(dir, entry.Name())
-		extension := filepath.Ext(path)
-		if own[entry.Name()] || extension != ".json" && extension != ".yaml" {
-			continue
-		}
-		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
-			fmt.Fprintln(&seen, path, info.ModTime().UnixNano(), info.Size())
-			paths = append(paths, path)
-		}
-	}
-	if seen.String() == o.seen {
-		return
-	}
-	*o = otherSpecs{seen: seen.String(), entries: map[string]string{}}
-	for _, path := range paths {
-		spec, err := cdilib.ReadSpec(path, 0)
-		if err != nil || spec.GetVendor() != plugin.CDIVendor {
-			continue
-		}
-		for _, device := range spec.Devices {
-			o.entries[plugin.CDIName(spec.GetClass(), device.Name)] = path
+// refresh reads the files in the folders that are new or have changed, other than own.
+// A file that is not a spec has no entries.
+func (s *specFiles) refresh(own map[string]bool, dirs ...string) {
+	before := *s
+	*s = specFiles{}
+	for _, dir := range dirs {
+		// If the folder cannot be read, a runtime cannot read it either.
+		entries, _ := os.ReadDir(dir)
+		for _, entry := range entries {
+			path := filepath.Join(dir, entry.Name())
+			extension := filepath.Ext(path)
+			if own[entry.Name()] || extension != ".json" && extension != ".yaml" {
+				continue
+			}
+			info, err := os.Stat(path)
+			switch known, ok := before[path]; {
+			case err != nil || !info.Mode().IsRegular():
+			case ok && same(info, known.info):
+				(*s)[path] = known
+			default:
+				(*s)[path] = specFile{info, readEntries(path)}
+			}
 		}
 	}
 }
 
-// filter returns the names that no other file has, and an error with the first that one has.
-func (o *otherSpecs) filter(names []string) ([]string, error) {
+func readEntries(path string) map[string][]string {
+	spec, err := cdilib.ReadSpec(path, 0)
+	if err != nil {
+		return nil
+	}
+	entries := make(map[string][]string, len(spec.Devices))
+	common := hardwareOf(spec.ContainerEdits)
+	for _, device := range spec.Devices {
+		entries[parser.QualifiedName(spec.GetVendor(), spec.GetClass(), device.Name)] = slices.Concat(common, hardwareOf(device.ContainerEdits))
+	}
+	return entries
+}
+
+// entry says what hardware the entry gives, and whether a file has it.
+func (s *specFiles) entry(name string) (hardware []string, found bool) {
+	for _, file := range *s {
+		if hardware, found = file.entries[name]; found {
+			break
+		}
+	}
+	return hardware, found
+}
+
+// filter returns the names that no file has, and an error with the first that one has:
+// the CDI library rejects an entry that is in two files of one folder.
+func (s *specFiles) filter(names []string) ([]string, error) {
 	var err error
 	names = slices.DeleteFunc(names, func(name string) bool {
-		path, conflict := o.entries[name]
-		if conflict && err == nil {
-			err = fmt.Errorf("%s has the entry %s too, so that a runtime takes neither", path, name)
+		for _, path := range slices.Sorted(maps.Keys(*s)) {
+			if _, conflict := (*s)[path].entries[name]; conflict {
+				if err == nil {
+					err = fmt.Errorf("%s has the entry %s too, so that a runtime takes neither", path, name)
+				}
+				return true
+			}
 		}
-		return conflict
+		return false
 	})
 	return names, err
 }

@@ -265,13 +265,13 @@ func TestOtherSpecsAreReadOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var r otherSpecs
+	var r specFiles
 	read := func() bool {
-		if r.entries != nil {
-			r.entries["mark"] = ""
+		if r != nil {
+			r[path] = specFile{r[path].info, map[string][]string{"mark": nil}}
 		}
-		r.refresh(dir, nil)
-		_, marked := r.entries["mark"]
+		r.refresh(nil, dir)
+		_, marked := r[path].entries["mark"]
 		return !marked
 	}
 	if !read() || read() {

@@ -59,7 +59,7 @@ type Writer struct {
 	now     func() time.Time
 	units   *generated
 	extras  map[string]*generated
-	others  otherSpecs
+	others  specFiles
 	// goneSince is when the unit of an entry was first missing, by entry.
 	goneSince map[string]time.Time
 	// holdersAsked is when those entries were last checked.
@@ -107,7 +107,7 @@ func (w *Writer) Write(ctx context.Context, gpus []sharing.GPU, extras []string)
 		names = append(names, qualified(extra.file)...)
 		own[extra.file.name()] = true
 	}
-	w.others.refresh(w.options.Dir, own)
+	w.others.refresh(own, w.options.Dir)
 	names, err = w.others.filter(names)
 	return names, errors.Join(append(errs, err)...)
 }

@@ -87,8 +87,6 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer gpus.Close()
-	kubelet := podresources.New(podresources.Options{Socket: o.PodResourcesSocket, CheckpointDir: o.PluginDir, Logger: log})
-	defer func() { _ = kubelet.Close() }()
 	node := nvml.NewNode(gpus.Library, nvml.Options{
 		Logger: log, Rescan: o.Rescan, Probe: o.Probe, Backoff: o.DriverBackoff, FailOnInitError: profile.startup.FailOnInitError,
 		Store: state.Section[nvml.FatalHealth]{File: file, Name: state.HealthSection},
@@ -100,8 +98,12 @@ func Run(ctx context.Context, o Options) error {
 	if gpus.Containers == nil && o.Pods != nil {
 		gpus.Containers = o.Pods
 	}
+	cdiDir := cmp.Or(o.CDIDir, filepath.Join(o.PluginDir, "cdi"))
+	claims := cdi.NewClaims(node.Inventory, cdiDir, filepath.Join(cmp.Or(o.HostRoot, "/"), "etc/cdi"))
+	kubelet := podresources.New(podresources.Options{Socket: o.PodResourcesSocket, CheckpointDir: o.PluginDir, Claimed: claims.Units, Logger: log})
+	defer func() { _ = kubelet.Close() }()
 	specs := cdi.NewWriter(cdi.Options{
-		Dir: cmp.Or(o.CDIDir, filepath.Join(o.PluginDir, "cdi")), Source: gpus.CDI,
+		Dir: cdiDir, Source: gpus.CDI,
 		Holders: kubelet, Retry: o.CDIRetry, Logger: log,
 	})
 	lock := &nodeLock{dir: o.PluginDir, file: file, log: log}
@@ -177,6 +179,7 @@ type MIGOptions struct {
 func ApplyMIG(ctx context.Context, o MIGOptions, wanted sharing.MIGConfig) ([]nodereport.GPULayout, error) {
 	options := migchange.Options{Partitioner: o.GPUs.Partitioner(nil), Logger: o.Logger}
 	var known []nvml.KnownGPU
+	var gpus []sharing.GPU
 	if !o.Simulated {
 		lock, err := lockOnce(ctx, o.PluginDir)
 		if err != nil {
@@ -190,13 +193,14 @@ func ApplyMIG(ctx context.Context, o MIGOptions, wanted sharing.MIGConfig) ([]no
 			return nil, err
 		}
 		if !o.WithoutKubelet {
-			kubelet := podresources.New(podresources.Options{Socket: o.PodResourcesSocket, CheckpointDir: o.PluginDir, Logger: o.Logger})
+			claims := cdi.NewClaims(func() ([]sharing.GPU, error) { return gpus, nil })
+			kubelet := podresources.New(podresources.Options{Socket: o.PodResourcesSocket, CheckpointDir: o.PluginDir, Claimed: claims.Units, Logger: o.Logger})
 			defer func() { _ = kubelet.Close() }()
 			options.Holders = kubelet.Held
 		}
 	}
-	options.Inputs = func() ([]sharing.GPU, sharing.MIGConfig, error) {
-		gpus, err := nvml.Scan(o.GPUs.Library, known...)
+	options.Inputs = func() (_ []sharing.GPU, _ sharing.MIGConfig, err error) {
+		gpus, err = nvml.Scan(o.GPUs.Library, known...)
 		return gpus, wanted, err
 	}
 	layouts, err := migchange.Once(ctx, options)

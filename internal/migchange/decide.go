@@ -80,7 +80,7 @@ func Decide(s Situation) Decision {
 	case !wanted:
 		return Decision{}
 	}
-	change, err := mig.NewChange(s.State.Geometry, s.State.Enabled, s.Holders.mark(s.State).Instances, layout)
+	change, err := mig.NewChange(s.State.Geometry, s.State.Enabled, s.Holders.mark(s.GPU, s.State).Instances, layout)
 	if err != nil {
 		return Decision{State: nodereport.LayoutFailed, Reason: err.Error()}
 	}
@@ -107,7 +107,7 @@ func Decide(s Situation) Decision {
 		wholeInUse = s.wholeInUse()
 	}
 	if d.Reason = wholeInUse; d.Reason == "" && !change.Complete() {
-		d.Reason = s.Holders.explain(change.Blocked)
+		d.Reason = s.Holders.explain(s.GPU, change.Blocked)
 		if s.State.ProcessesHidden {
 			d.Reason = useUnknown + ": " + d.Reason
 		}
@@ -121,8 +121,9 @@ func Decide(s Situation) Decision {
 		// runs.
 		d.State, d.Again = nodereport.LayoutPending, retryInterval
 	case d.Reason != "" && (s.State.ProcessesHidden || s.Wanted.WhenBusy == sharing.RefuseWhenBusy || stuck && !s.Holders.known() ||
-		wholeInUse != "" && s.Holders.pods[s.GPU] == ""):
-		// A program that is no pod's may run for ever: the GPU stays in service.
+		wholeInUse != "" && s.Holders.pods[s.GPU] == "" || s.Holders.claimed[s.GPU]):
+		// A program that is no pod's may run for ever, and a DRA driver may give the GPU again:
+		// it stays in service.
 		d.State, d.Again = nodereport.LayoutBlocked, recheckInterval
 		d.Offer, d.Doubtful = nil, s.Holders.doubtfulUnits()
 	case stuck:
@@ -153,7 +154,7 @@ func (s Situation) awaitReset(layout mig.Layout) Decision {
 		Layout: layout, Again: recheckInterval,
 	}
 	use := s.wholeInUse()
-	if use == "" && anyBusy(s.Holders.mark(s.State)) {
+	if use == "" && anyBusy(s.Holders.mark(s.GPU, s.State)) {
 		use = "partitions of the GPU are in use"
 	}
 	switch {

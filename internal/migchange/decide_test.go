@@ -118,6 +118,16 @@ func TestDecide(t *testing.T) {
 			hold(s, first(s))
 			s.Wanted.WhenBusy = sharing.RefuseWhenBusy
 		}, nodereport.LayoutBlocked, all, "default/pod", false},
+		{"a claim has the GPU as a whole", "h100", "all-balanced", func(s *Situation) { claim(s, s.GPU, false) },
+			nodereport.LayoutBlocked, all, "as a whole by default/pod by the claim c of gpu.nvidia.com", false},
+		{"a claim has some GPU", "h100", "all-balanced", func(s *Situation) { claim(s, s.GPU, true) },
+			nodereport.LayoutBlocked, all, "which may be of any GPU", false},
+		{"a claim has partitions of the GPU", "h100+all-1g.10gb", "all-3g.40gb", func(s *Situation) { claim(s, s.GPU, false) },
+			nodereport.LayoutBlocked, all, "(default/pod by the claim c of gpu.nvidia.com)", false},
+		{"a claim has a partition in the way of one", "h100+all-1g.10gb", "all-3g.40gb", func(s *Situation) { claim(s, first(s), false) },
+			nodereport.LayoutPending, "", "being withdrawn", true},
+		{"a claim has nothing that goes", "h100+all-balanced", "all-balanced", func(s *Situation) { claim(s, s.GPU, false) },
+			nodereport.LayoutApplied, all, "", false},
 		{"devices cannot be withdrawn yet", "h100+all-1g.10gb", "all-balanced", func(s *Situation) { s.Starting = true },
 			nodereport.LayoutPending, kept, "waits until", false},
 		{"at the start a free GPU is partitioned", "h100", "all-balanced", func(s *Situation) { s.Starting = true },
@@ -182,6 +192,13 @@ func TestDecide(t *testing.T) {
 // hold lets a pod have the unit.
 func hold(s *Situation, unit string) {
 	s.Holders = NewHolders([]sharing.Allocation{{Namespace: "default", Pod: "pod", Devices: []string{unit}}}, nil)
+}
+
+// claim lets a pod have the unit by a claim.
+func claim(s *Situation, unit string, anyGPU bool) {
+	s.Holders = NewHolders([]sharing.Allocation{{
+		Namespace: "default", Pod: "pod", Resource: "gpu.nvidia.com", Devices: []string{unit}, Claim: "c", AnyGPU: anyGPU,
+	}}, nil)
 }
 
 // first is the GPU's first partition.

@@ -122,7 +122,7 @@ func (r *Reconciler) apply(ctx context.Context, gpu string, target mig.PlacedLay
 			}
 			return err
 		}
-		steps, err := mig.Steps(state.Enabled, holders.markHeld(state).Instances, target)
+		steps, err := mig.Steps(state.Enabled, holders.markHeld(gpu, state).Instances, target)
 		switch {
 		case err != nil:
 			return err

@@ -1,6 +1,7 @@
 package migchange
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,8 +15,10 @@ import (
 // Holders says who holds which unit, as the kubelet tells. The zero Holders is a
 // node on which no pod holds any.
 type Holders struct {
-	// pods are the holders by unit.
-	pods map[string]string
+	// pods are the holders by unit. By claims, in claimed, a GPU is held with all of its
+	// partitions.
+	pods    map[string]string
+	claimed map[string]bool
 	// doubtful are the units whose holder may be gone: the kubelet does not say which
 	// pod has them.
 	doubtful map[string]bool
@@ -31,15 +34,22 @@ func NewHolders(allocations []sharing.Allocation, err error) Holders {
 	if err != nil {
 		return Holders{err: fmt.Errorf("%w: %w", errHoldersUnknown, err)}
 	}
-	h := Holders{pods: map[string]string{}, doubtful: map[string]bool{}}
+	h := Holders{pods: map[string]string{}, claimed: map[string]bool{}, doubtful: map[string]bool{}}
 	for _, a := range allocations {
 		pod := a.Namespace + "/" + a.Pod
 		if a.Namespace == "" {
 			pod = "a pod"
 		}
+		switch {
+		case a.AnyGPU:
+			pod += " by the claim " + a.Claim + " of " + a.Resource + ", which may be of any GPU"
+		case a.Claim != "":
+			pod += " by the claim " + a.Claim + " of " + a.Resource
+		}
 		for _, id := range a.Devices {
 			unit, _, _ := sharing.ParseDeviceID(id)
 			h.pods[unit] = pod
+			h.claimed[unit] = h.claimed[unit] || a.Claim != ""
 			if a.Namespace == "" {
 				h.doubtful[unit] = true
 			}
@@ -54,14 +64,17 @@ func (h Holders) doubtfulUnits() []string { return slices.Sorted(maps.Keys(h.dou
 
 // mark returns the GPU's state with what pods hold as busy, and with everything
 // busy while that is not known, or who uses it.
-func (h Holders) mark(state sharing.MIGState) sharing.MIGState {
-	return state.WithBusy(func(uuid string) bool { return !h.known() || state.ProcessesHidden || h.pods[uuid] != "" })
+func (h Holders) mark(gpu string, state sharing.MIGState) sharing.MIGState {
+	if !h.known() || state.ProcessesHidden {
+		return state.WithBusy(func(string) bool { return true })
+	}
+	return h.markHeld(gpu, state)
 }
 
 // markHeld is mark for a change that has begun: what it destroys was free, and not
 // knowing is no reason to leave it half done.
-func (h Holders) markHeld(state sharing.MIGState) sharing.MIGState {
-	return state.WithBusy(func(uuid string) bool { return h.pods[uuid] != "" })
+func (h Holders) markHeld(gpu string, state sharing.MIGState) sharing.MIGState {
+	return state.WithBusy(func(uuid string) bool { return h.pods[uuid] != "" || h.claimed[gpu] })
 }
 
 func anyBusy(state sharing.MIGState) bool {
@@ -70,12 +83,12 @@ func anyBusy(state sharing.MIGState) bool {
 	})
 }
 
-// explain says what a change is blocked by.
-func (h Holders) explain(blocked []mig.Blocked) string {
+// explain says what a change of the GPU is blocked by.
+func (h Holders) explain(gpu string, blocked []mig.Blocked) string {
 	reasons := make([]string, len(blocked))
 	for i, b := range blocked {
 		reasons[i] = b.String()
-		if pod := h.pods[b.UUID]; pod != "" {
+		if pod := cmp.Or(h.pods[b.UUID], h.pods[gpu]); pod != "" {
 			reasons[i] += " (" + pod + ")"
 		}
 	}

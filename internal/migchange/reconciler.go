@@ -550,7 +550,7 @@ func (r *Reconciler) decide(ctx context.Context, g *managedGPU, holders func() H
 	}
 	state.GPU.Index, state.NotPermitted = g.status.Index, state.NotPermitted || r.refused.Load()
 	h := holders()
-	r.see(g, h.markHeld(state))
+	r.see(g, h.markHeld(g.status.GPU, state))
 	return Decide(Situation{
 		GPU: g.status.GPU, State: state, Wanted: r.wanted, Holders: h,
 		KeptInMIG: slices.Contains(r.currentJournal().Enabled, g.status.GPU), Starting: starting,

@@ -31,6 +31,10 @@ const startupPeriod = time.Minute
 // it when it next writes its checkpoint, as it does after every list from a plugin.
 // A device that an init container passed on may appear for both containers.
 //
+// Containers that have GPUs by a claim, from a DRA driver, are among them. The checkpoint
+// does not have them: while PodResources is not to be had, or so soon after the kubelet's
+// start that it may not know of all pods, those that it had before are in the answer too.
+//
 // The error is ErrIncomplete or ErrUnknown, with the causes.
 func (s *Source) Held(ctx context.Context) ([]sharing.Allocation, error) {
 	listed, listErr := call(ctx, s, func(ctx context.Context, client api.PodResourcesListerClient) (*api.ListPodResourcesResponse, error) {
@@ -49,7 +53,72 @@ func (s *Source) Held(ctx context.Context) ([]sharing.Allocation, error) {
 		}
 		s.logger.Debug("held devices read from PodResources alone", "error", fileErr)
 	}
-	return merge(listed.GetPodResources(), checkpoint.Entries), nil
+	held := append(merge(listed.GetPodResources(), checkpoint.Entries), s.claimed(listed.GetPodResources(), listErr == nil)...)
+	slices.SortFunc(held, func(a, b sharing.Allocation) int {
+		return slices.Compare([]string{a.Namespace, a.Pod, a.Container, a.Resource, a.Claim}, []string{b.Namespace, b.Pod, b.Container, b.Resource, b.Claim})
+	})
+	return held, nil
+}
+
+// claimed are the containers that have GPUs by claims. Known says that PodResources has
+// answered.
+func (s *Source) claimed(pods []*api.PodResources, known bool) (held []sharing.Allocation) {
+	if s.options.Claimed == nil {
+		return nil
+	}
+	for _, pod := range pods {
+		for _, container := range pod.Containers {
+			for _, claim := range container.DynamicResources {
+				held = append(held, s.claimedFrom(pod, container.Name, claim)...)
+			}
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	started, _ := s.started()
+	settled := known && s.afterStartup() == nil
+	shown := slices.Clone(held)
+	s.claims = slices.DeleteFunc(s.claims, func(last seenClaim) bool {
+		again := slices.ContainsFunc(shown, func(a sharing.Allocation) bool {
+			return a.Namespace == last.Namespace && a.Pod == last.Pod && a.Container == last.Container && a.Claim == last.Claim
+		})
+		if again || settled || known && started.Equal(last.kubelet) {
+			return true
+		}
+		held = append(held, last.Allocation)
+		return false
+	})
+	for _, a := range shown {
+		s.claims = append(s.claims, seenClaim{a, started})
+	}
+	return held
+}
+
+// seenClaim is what PodResources showed of the kubelet that started then: what this one
+// does not show any more has ended.
+type seenClaim struct {
+	sharing.Allocation
+	kubelet time.Time
+}
+
+// claimedFrom has an allocation for each driver that gave GPUs for the claim. The kubelet
+// names with each device the CDI entries of those before it too, so they are put together.
+func (s *Source) claimedFrom(pod *api.PodResources, container string, claim *api.DynamicResource) (held []sharing.Allocation) {
+	devices, names := map[string][]string{}, map[string][]string{}
+	for _, resource := range claim.ClaimResources {
+		devices[resource.DriverName] = append(devices[resource.DriverName], resource.DeviceName)
+		for _, device := range resource.CdiDevices {
+			names[resource.DriverName] = append(names[resource.DriverName], device.Name)
+		}
+	}
+	for driver := range devices {
+		if units, anyGPU := s.options.Claimed(driver, devices[driver], names[driver]); len(units) > 0 {
+			held = append(held, sharing.Allocation{
+				Namespace: pod.Namespace, Pod: pod.Name, Container: container, Resource: driver, Devices: units, Claim: claim.ClaimName, AnyGPU: anyGPU,
+			})
+		}
+	}
+	return held
 }
 
 // Applied returns the devices that the kubelet believes to be healthy, held or not,
@@ -205,9 +274,6 @@ func merge(listed []*api.PodResources, entries []Entry) []sharing.Allocation {
 		by.Name = entry.Container
 		held = append(held, allocation(by, entry.Resource, hidden))
 	}
-	slices.SortFunc(held, func(a, b sharing.Allocation) int {
-		return slices.Compare([]string{a.Namespace, a.Pod, a.Container, a.Resource}, []string{b.Namespace, b.Pod, b.Container, b.Resource})
-	})
 	return held
 }
 

@@ -169,6 +169,91 @@ func TestHeldFromOneSource(t *testing.T) {
 	}
 }
 
+// TestHeldByClaims checks that containers with GPUs by claims hold them, and go on doing so
+// while PodResources cannot be read or may not know of all pods: no checkpoint has them.
+func TestHeldByClaims(t *testing.T) {
+	n := startNode(t, simkubelet.Options{DelayPods: true})
+	ahead := 2 * time.Minute
+	source := n.source(func(o *Options) {
+		o.Now = func() time.Time { return time.Now().Add(ahead) }
+		o.Claimed = func(driver string, devices, names []string) ([]string, bool) {
+			if driver != "gpu.nvidia.com" {
+				return nil, false
+			}
+			return append(slices.Clone(devices), names...), devices[0] == "unknown"
+		}
+	})
+	n.offer("a.sock", devices("a")...)
+	claim := func(name, driver string, devices ...string) simkubelet.Claim {
+		c := simkubelet.Claim{Name: name}
+		for _, device := range devices {
+			c.Devices = append(c.Devices, simkubelet.ClaimDevice{Driver: driver, Pool: "node", Name: device, CDI: []string{"x/y=" + device}})
+		}
+		return c
+	}
+	n.add(simkubelet.Pod{Namespace: "n", Name: "p", Containers: []simkubelet.Container{
+		{Name: "both", Requests: wants(1), Claims: []simkubelet.Claim{claim("gpus", "gpu.nvidia.com", "gpu-0", "gpu-1"), claim("net", "dra.net", "eth1")}},
+		{Name: "other", Claims: []simkubelet.Claim{claim("odd", "gpu.nvidia.com", "unknown")}},
+	}})
+	claimed := []sharing.Allocation{
+		{Namespace: "n", Pod: "p", Container: "both", Resource: "gpu.nvidia.com", Devices: []string{"gpu-0", "gpu-1", "x/y=gpu-0", "x/y=gpu-0", "x/y=gpu-1"}, Claim: "gpus"},
+		{Namespace: "n", Pod: "p", Container: "both", Resource: gpu, Devices: []string{"a"}},
+		{Namespace: "n", Pod: "p", Container: "other", Resource: "gpu.nvidia.com", Devices: []string{"unknown", "x/y=unknown"}, Claim: "odd", AnyGPU: true},
+	}
+	n.expectHeld(source, claimed...)
+
+	expectClaims := func(want ...string) {
+		t.Helper()
+		held, err := source.Held(n.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, a := range held {
+			if a.Claim != "" {
+				got = append(got, a.Pod+" "+a.Claim)
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("claims: %s", diff)
+		}
+	}
+	if err := n.Stop(n.ctx); err != nil {
+		t.Fatal(err)
+	}
+	expectClaims("p gpus", "p odd")
+	expectClaims("p gpus", "p odd")
+	ahead = 0
+	if err := n.Start(n.ctx); err != nil {
+		t.Fatal(err)
+	}
+	awaitPodResources(t, source)
+	expectClaims("p gpus", "p odd") // The kubelet has not heard of its pods yet.
+	if err := n.RestorePods(n.ctx); err != nil {
+		t.Fatal(err)
+	}
+	expectClaims("p gpus", "p odd")
+	if err := n.DeletePod("n", "p"); err != nil {
+		t.Fatal(err)
+	}
+	expectClaims() // This kubelet has shown it.
+
+	n.add(simkubelet.Pod{Namespace: "n", Name: "q", Containers: []simkubelet.Container{{Name: "c", Claims: []simkubelet.Claim{claim("gpus", "gpu.nvidia.com", "gpu-0")}}}})
+	expectClaims("q gpus")
+	if err := n.Stop(n.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(n.DeletePod("n", "q"), n.Start(n.ctx)); err != nil {
+		t.Fatal(err)
+	}
+	awaitPodResources(t, source)
+	expectClaims("q gpus")
+	ahead = 2 * time.Minute
+	expectClaims()
+	ahead = 0
+	expectClaims()
+}
+
 func TestSettlingTakesAMinute(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "kubelet.sock")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -47,6 +48,9 @@ type Options struct {
 	Logger *slog.Logger
 	// Now is the clock that kubelet.sock's age is told by; nil means time.Now.
 	Now func() time.Time
+	// Claimed says which units a container has of a DRA driver by a claim; see cdi.Claims.
+	// Nil where claims give no GPUs.
+	Claimed func(driver string, devices, cdiNames []string) (units []string, anyGPU bool)
 	// Timeout limits one call to PodResources with its retries; 0 means 2 s.
 	Timeout time.Duration
 }
@@ -63,6 +67,10 @@ type Source struct {
 	// connection is nil when there is no socket; connectErr says why.
 	connection *grpc.ClientConn
 	connectErr error
+
+	// claims are the last that PodResources had, guarded by mu.
+	mu     sync.Mutex
+	claims []seenClaim
 }
 
 // New returns a source, which the caller has to close. Nothing is opened before the

@@ -13,8 +13,8 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// podResourcesServer serves PodResources v1, with devices only: no CPUs, no memory,
-// no DRA.
+// podResourcesServer serves PodResources v1, with devices and claims only: no CPUs, no
+// memory.
 type podResourcesServer struct {
 	podresources.UnimplementedPodResourcesListerServer
 	kubelet *Kubelet
@@ -85,7 +85,27 @@ func (s *podResourcesServer) describe(pod *pod) *podresources.PodResources {
 				}
 			}
 		}
+		for _, claim := range container.Claims {
+			resources.DynamicResources = append(resources.DynamicResources, dynamicResource(pod.Namespace, claim))
+		}
 		described.Containers = append(described.Containers, resources)
+	}
+	return described
+}
+
+// dynamicResource is, as in the kubelet (GetDynamicResources in
+// pkg/kubelet/cm/container_manager_linux.go), a claim whose devices each have the CDI
+// entries of the driver's devices before them too.
+func dynamicResource(namespace string, claim Claim) *podresources.DynamicResource {
+	described := &podresources.DynamicResource{ClaimName: claim.Name, ClaimNamespace: namespace}
+	entries := map[string][]*podresources.CDIDevice{}
+	for _, device := range claim.Devices {
+		for _, name := range device.CDI {
+			entries[device.Driver] = append(entries[device.Driver], &podresources.CDIDevice{Name: name})
+		}
+		described.ClaimResources = append(described.ClaimResources, &podresources.ClaimResource{
+			CdiDevices: slices.Clone(entries[device.Driver]), DriverName: device.Driver, PoolName: device.Pool, DeviceName: device.Name,
+		})
 	}
 	return described
 }

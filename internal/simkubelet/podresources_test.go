@@ -113,6 +113,41 @@ func TestPodResources(t *testing.T) {
 	}
 }
 
+// TestClaims checks that claims are shown as the kubelet shows them: each device with the
+// CDI entries of its driver's devices before it, and none of a container that has ended.
+func TestClaims(t *testing.T) {
+	r := startRig(t, Options{})
+	claims := []Claim{{Name: "c", Devices: []ClaimDevice{
+		{Driver: "gpu.nvidia.com", Pool: "node", Name: "gpu-0", CDI: []string{"v/claim=c-gpu-0"}},
+		{Driver: "dra.net", Pool: "node", Name: "eth1"},
+		{Driver: "gpu.nvidia.com", Pool: "node", Name: "gpu-1", CDI: []string{"v/claim=c-gpu-1"}},
+	}}}
+	r.add(Pod{Namespace: "n", Name: "p", Containers: []Container{{Name: "init", Init: true, Claims: claims}, {Name: "main", Claims: claims}}})
+	response, err := r.podResources().List(r.ctx, &podresources.ListPodResourcesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, container := range response.PodResources[0].Containers {
+		for _, claim := range container.DynamicResources {
+			for _, device := range claim.ClaimResources {
+				text := fmt.Sprintf("%s %s/%s %s %s %s", container.Name, claim.ClaimNamespace, claim.ClaimName, device.DriverName, device.PoolName, device.DeviceName)
+				for _, entry := range device.CdiDevices {
+					text += " " + entry.Name
+				}
+				got = append(got, text)
+			}
+		}
+	}
+	want := []string{
+		"main n/c gpu.nvidia.com node gpu-0 v/claim=c-gpu-0", "main n/c dra.net node eth1",
+		"main n/c gpu.nvidia.com node gpu-1 v/claim=c-gpu-0 v/claim=c-gpu-1",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestPodResourcesRateLimit(t *testing.T) {
 	r := startRig(t, Options{})
 	client := r.podResources()

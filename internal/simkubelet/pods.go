@@ -28,6 +28,21 @@ type Container struct {
 	// Init says that the container runs before the others and ends; later containers
 	// of the pod then get its devices first.
 	Init bool
+	// Claims are what DRA drivers have given to the container. This kubelet asks no driver:
+	// it only shows them.
+	Claims []Claim
+}
+
+// Claim is a ResourceClaim in the pod's namespace.
+type Claim struct {
+	Name    string
+	Devices []ClaimDevice
+}
+
+// ClaimDevice is a device of a claim, with its CDI entries.
+type ClaimDevice struct {
+	Driver, Pool, Name string
+	CDI                []string
 }
 
 // Phase is a pod's phase.

@@ -81,7 +81,8 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		// unchanged: all that is as it was at mark.
 		"unchanged": command((*call).unchanged),
 
-		// pod NAME RESOURCE=N…: runs. ! pod NAME RESOURCE=N… REGEXP: is refused.
+		// pod NAME RESOURCE=N… claim:DRIVER/DEVICE,ENTRY…: runs, with that device and CDI
+		// entry from a DRA driver. ! pod NAME RESOURCE=N… REGEXP: is refused.
 		"pod": negatable((*call).pod),
 		// delete NAME.
 		"delete": command((*call).deletePod),

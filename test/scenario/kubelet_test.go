@@ -203,22 +203,30 @@ const (
 func (c *call) pod() error {
 	name := c.take()
 	requests := map[string]int{}
+	var claims []simkubelet.Claim
+arguments:
 	for len(c.arguments) > 0 {
 		resource, text, ok := strings.Cut(c.arguments[0], "=")
 		count, err := strconv.Atoi(text)
-		if !ok || err != nil {
-			break
+		driver, device, claimed := strings.Cut(strings.TrimPrefix(c.arguments[0], "claim:"), "/")
+		switch {
+		case claimed && strings.HasPrefix(resource, "claim:"):
+			device, entry, _ := strings.Cut(device, ",")
+			claims = append(claims, simkubelet.Claim{Name: "claim-of-" + name, Devices: []simkubelet.ClaimDevice{{Driver: driver, Pool: "node", Name: device, CDI: []string{entry}}}})
+		case ok && err == nil:
+			requests[resource] = count
+		default:
+			break arguments
 		}
-		requests[resource] = count
 		c.take()
 	}
-	if len(requests) == 0 || c.not != (len(c.arguments) == 1) {
+	if len(requests)+len(claims) == 0 || c.not != (len(c.arguments) == 1) {
 		return errUsage
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	_, err := c.kubelet.AddPod(ctx, simkubelet.Pod{
-		Namespace: namespace, Name: name, Containers: []simkubelet.Container{{Name: container, Requests: requests}},
+		Namespace: namespace, Name: name, Containers: []simkubelet.Container{{Name: container, Requests: requests, Claims: claims}},
 	})
 	if !c.not {
 		return err

@@ -1,0 +1,144 @@
+package cdi
+
+import (
+	"cmp"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/virgate/virgate/sharing"
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/specs-go"
+)
+
+// Claims finds out which GPUs a DRA driver has given to a container. The kubelet knows the
+// driver's names for them and the CDI entries, whose specs have the device nodes. Its
+// methods may be called from any goroutine.
+type Claims struct {
+	dirs []string
+	gpus func() ([]sharing.GPU, error)
+
+	mu    sync.Mutex
+	files specFiles
+}
+
+// NewClaims returns Claims that look for GPUs in the inventory and for CDI specs in these
+// folders; without any, where runtimes do by default.
+func NewClaims(inventory func() ([]sharing.GPU, error), dirs ...string) *Claims {
+	if len(dirs) == 0 {
+		dirs = cdilib.DefaultSpecDirs
+	}
+	return &Claims{dirs: dirs, gpus: inventory}
+}
+
+// nvidiaDriver is the name of NVIDIA's DRA driver for GPUs. Its devices are called
+// gpu-<minor>, and gpu-<minor>-mig-<MIG profile>-<its ID>-<first slot>.
+const nvidiaDriver = "gpu.nvidia.com"
+
+var (
+	gpuUUID      = regexp.MustCompile(`(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
+	gpuNode      = regexp.MustCompile(`^nvidia([0-9]+)$`)
+	nvidiaDevice = regexp.MustCompile(`^gpu-([0-9]+)(?:-mig-.+-[0-9]+-([0-9]+))?$`)
+)
+
+// anyGPU stands for hardware that cannot be told.
+const anyGPU = "any"
+
+// hardwareOf is what the edits give of NVIDIA's GPUs: UUIDs, and names of device nodes
+// such as nvidia0.
+func hardwareOf(edits specs.ContainerEdits) (hardware []string) {
+	for _, variable := range edits.Env {
+		uuids := gpuUUID.FindAllString(variable, -1)
+		hardware = append(hardware, uuids...)
+		value, visible := strings.CutPrefix(variable, "NVIDIA_VISIBLE_DEVICES=")
+		if visible && len(uuids) == 0 && value != "" && value != "void" && value != "none" {
+			hardware = append(hardware, anyGPU) // Indexes or "all", for NVIDIA's runtime.
+		}
+	}
+	for _, node := range edits.DeviceNodes {
+		if name := path.Base(cmp.Or(node.HostPath, node.Path)); gpuNode.MatchString(name) {
+			hardware = append(hardware, name)
+		}
+	}
+	return hardware
+}
+
+// Units says which GPUs and partitions a container has by a claim: their UUIDs, sorted, and
+// none where it has none of NVIDIA's. Devices are the driver's names for what the claim has
+// of it, and names those of the CDI entries.
+//
+// What cannot be told counts as more: a partition as its GPU, a GPU as all GPUs, for which
+// guessed is true. Entries that no spec has are a GPU's if the driver or they are named
+// after GPUs.
+func (c *Claims) Units(driver string, devices, names []string) (units []string, guessed bool) {
+	gpus, _ := c.gpus() // With an error they are the last ones known.
+	for _, hardware := range c.hardware(driver, devices, names) {
+		node := gpuNode.FindStringSubmatch(hardware)
+		at := slices.IndexFunc(gpus, func(gpu sharing.GPU) bool { return node != nil && strconv.Itoa(gpu.Minor) == node[1] })
+		switch {
+		case node == nil && hardware != anyGPU:
+			units = append(units, hardware)
+		case at >= 0:
+			units = append(units, unitsOf(gpus[at], driver, devices)...)
+		default:
+			guessed = true
+		}
+	}
+	if guessed {
+		for _, gpu := range gpus {
+			units = append(units, gpu.UUID)
+		}
+	}
+	slices.Sort(units)
+	return slices.Compact(units), guessed
+}
+
+// hardware is what the claim's devices are, as hardwareOf has it.
+func (c *Claims) hardware(driver string, devices, names []string) (hardware []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.files.refresh(nil, c.dirs...)
+	missing := len(names) == 0
+	for _, name := range names {
+		uuids := gpuUUID.FindAllString(name, -1)
+		entry, found := c.files.entry(name)
+		hardware = slices.Concat(hardware, uuids, entry)
+		missing = missing || !found && len(uuids) == 0
+	}
+	if !missing {
+		return hardware
+	}
+	for _, device := range devices {
+		if match := nvidiaDevice.FindStringSubmatch(device); driver == nvidiaDriver && match != nil {
+			hardware = append(hardware, "nvidia"+match[1])
+		} else if strings.Contains(driver+strings.Join(names, ""), "gpu") {
+			hardware = append(hardware, anyGPU)
+		}
+	}
+	return hardware
+}
+
+// unitsOf are the partitions of the GPU that NVIDIA's DRA driver means by the devices, and
+// the GPU where it means the GPU or one that is not known.
+func unitsOf(gpu sharing.GPU, driver string, devices []string) (units []string) {
+	for _, device := range devices {
+		match := nvidiaDevice.FindStringSubmatch(device)
+		if driver != nvidiaDriver || match == nil || match[1] != strconv.Itoa(gpu.Minor) {
+			continue
+		}
+		unit := gpu.UUID
+		for _, p := range gpu.Partitions {
+			if p.Placement.Size > 0 && strconv.Itoa(p.Placement.Start) == match[2] {
+				unit = p.UUID
+			}
+		}
+		units = append(units, unit)
+	}
+	if len(units) == 0 {
+		return []string{gpu.UUID}
+	}
+	return units
+}

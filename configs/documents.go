@@ -26,7 +26,6 @@ func (d Documents) ProfileNames() []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(d)), d.isLayouts)
 }
 
-// isLayouts says that the document is a mig-parted document.
 func (d Documents) isLayouts(name string) bool {
 	// Parsing a ConfigMap's whole mebibyte to find one profile would be slow. The
 	// key is there literally, unless an escape or another encoding hides it.

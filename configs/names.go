@@ -142,7 +142,6 @@ func namesPartition(name string) bool {
 	return err == nil && resourceDomain+profile.ResourceName() == name
 }
 
-// readExclude reads the selectors of what is never offered.
 func readExclude(v value) []sharing.Selector {
 	items, ok := v.items()
 	if !ok || len(items) == 0 {

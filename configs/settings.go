@@ -348,7 +348,6 @@ func (s Setting) outside(set []string, text string) bool {
 	return slices.ContainsFunc(s.items(text), func(item string) bool { return !slices.Contains(set, item) })
 }
 
-// items are the items of a list, or the value itself.
 func (s Setting) items(text string) []string {
 	if s.Type == TypeList || s.Type == TypeNumbers {
 		return listItems(text)

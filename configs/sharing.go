@@ -68,12 +68,10 @@ func refuseMPS(v value) {
 	resources.problem("MPS is not supported yet; time-slicing is, under sharing.timeSlicing")
 }
 
-// entryReader reads the entries of sharing.timeSlicing.resources.
 type entryReader struct {
 	profile         *sharing.Profile
 	renameByDefault bool
-	// keys are the keys of an entry.
-	keys []string
+	keys            []string
 	// names are the resource names that the section resources makes, sorted.
 	names []string
 	// seen has, by resource, the lines of the selectors in earlier entries.

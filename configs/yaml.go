@@ -33,7 +33,6 @@ type source struct {
 	notes    []Note
 }
 
-// position is where a problem is.
 type position struct {
 	file string
 	line int
@@ -326,7 +325,6 @@ func (v value) texts() ([]value, bool) {
 	return []value{v}, true
 }
 
-// items reads a list.
 func (v value) items() ([]value, bool) {
 	if v.absent() {
 		return nil, false
@@ -342,7 +340,6 @@ func (v value) items() ([]value, bool) {
 	return items, true
 }
 
-// entry is a key of a mapping and its value.
 type entry struct {
 	key   string
 	line  int

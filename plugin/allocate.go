@@ -90,7 +90,6 @@ const (
 	deviceMountRoot    = "/var/run/nvidia-container-devices"
 )
 
-// allocateResponse is what one container receives.
 type allocateResponse struct {
 	grantTerms
 	// resource and ids are what was requested, units what stands behind it, and names
@@ -229,7 +228,6 @@ func unitNames(units []sharing.Unit, by sharing.DeviceIDStrategy) []string {
 	return names
 }
 
-// onHost is the path on the host of what a container sees at path.
 func (h *Host) onHost(path string) string {
 	return strings.TrimSuffix(h.DevRoot, "/") + path
 }

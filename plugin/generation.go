@@ -98,7 +98,6 @@ func servedUnit(e Entry, health map[string]sharing.Health, units map[string]shar
 	return unit
 }
 
-// repeated is the same generation, to be sent again.
 func (g *generation) repeated() *generation {
 	again := *g
 	again.superseded = make(chan struct{})

@@ -78,7 +78,6 @@ func (k KubeletSnapshot) unseen(resource, id string, granted time.Time, delay ti
 	return granted.After(k.HeldAt.Add(-delay)) && !k.SeenHeld[resource][id].After(granted)
 }
 
-// unseenAny says that a grant is unseen.
 func (k KubeletSnapshot) unseenAny(granted DeviceTimes, delay time.Duration) bool {
 	for resource, devices := range granted {
 		for id, at := range devices {

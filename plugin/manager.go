@@ -238,7 +238,6 @@ func (m *Manager) RefreshHolders(units ...string) {
 	m.planned.notify()
 }
 
-// awaitsHolders says that RefreshHolders names the unit.
 func (m *Manager) awaitsHolders(unit string) bool {
 	awaited := m.refreshing.Load()
 	return awaited != nil && slices.Contains(*awaited, unit)

@@ -217,7 +217,6 @@ func (s *inputs) entries(resource string, old []Entry, want []sharing.Device) []
 	return withRoom(entries, old)
 }
 
-// unitDevices are the devices of one unit: those listed, and those planned.
 type unitDevices struct {
 	unit string
 	old  []Entry
@@ -376,7 +375,6 @@ func (s *inputs) healthy(unit string) bool {
 	return present && health.Healthy()
 }
 
-// offer makes the device one that the plan wants.
 func (e *Entry) offer(healthy bool) {
 	*e = Entry{Device: e.Device, Index: e.Index, Phase: Offered}
 	e.Healthy = healthy
@@ -423,7 +421,6 @@ func (s *inputs) appendSurplus(kept []rankedEntry, resource string, c rankedEntr
 	return append(kept, c)
 }
 
-// healthyFor is how long a Closing device stays Healthy.
 func (s *inputs) healthyFor(e Entry) time.Duration {
 	switch {
 	case e.Switching:

@@ -277,7 +277,6 @@ func (r *running) streamState(into RPCState) {
 	into.Sent[r.name] = last.version == current.version
 }
 
-// reading says what of the kubelet is to be read.
 type reading struct{ applied, held bool }
 
 func (r reading) or(other reading) reading {
@@ -319,7 +318,6 @@ func (s *schedule) read(most time.Duration) {
 	}
 }
 
-// change records that a list has changed.
 func (s *schedule) change() { s.last, s.pause = time.Now(), 0 }
 
 // next returns how long to wait before the next step; false when nothing is waited for.

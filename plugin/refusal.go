@@ -73,7 +73,6 @@ func closedDevice(resource, id string) error {
 	return refusef(Switching, codes.FailedPrecondition, "%s: device %s is no longer offered: the profile has changed", resource, id)
 }
 
-// refuseClosed returns an error when one of the devices is closed.
 func (g *generation) refuseClosed(ids []string) error {
 	for _, id := range ids {
 		if at, ok := g.choices.Index(id); ok && g.list.Entries[at].Closed {
@@ -83,7 +82,6 @@ func (g *generation) refuseClosed(ids []string) error {
 	return nil
 }
 
-// refusals are the counts by reason.
 func (c *counters) refusals() map[RefusalReason]uint64 {
 	counts := make(map[RefusalReason]uint64, len(refusalReasons))
 	for i, reason := range refusalReasons {
@@ -92,7 +90,6 @@ func (c *counters) refusals() map[RefusalReason]uint64 {
 	return counts
 }
 
-// refusal is an Allocate that was refused.
 type refusal struct {
 	// devices are the first of those requested, as the log shows them.
 	devices   []string

@@ -232,7 +232,6 @@ func (b *backoff) grow() { b.current = min(max(2*b.current, minBackoff), maxBack
 // wait is how long to wait before the next try; it does not grow by being asked.
 func (b *backoff) wait() time.Duration { return jitter(b.current) }
 
-// jitter is a random duration between half of d and d.
 func jitter(d time.Duration) time.Duration {
 	if d <= 0 {
 		return 0
@@ -240,7 +239,6 @@ func jitter(d time.Duration) time.Duration {
 	return d/2 + rand.N(d/2+1)
 }
 
-// sleep waits for d, or until ctx ends.
 func sleep(ctx context.Context, d time.Duration) {
 	select {
 	case <-time.After(d):

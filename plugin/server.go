@@ -206,7 +206,6 @@ func (s service) Allocate(_ context.Context, request *api.AllocateRequest) (*api
 	return response, nil
 }
 
-// grant answers for one container.
 func (s service) grant(current *generation, ids []string, at time.Time) (granted *api.ContainerAllocateResponse, sameUnit bool, err error) {
 	if err = s.blocked.refuse(s.name, ids); err != nil {
 		return nil, false, err

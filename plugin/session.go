@@ -56,7 +56,6 @@ func socketName(resource string) string {
 
 const socketPrefix = "virgate-"
 
-// open listens on a new socket and serves there.
 func (s *server) open() (*session, error) {
 	path := filepath.Join(s.Dir, socketName(s.name))
 	listener, err := net.Listen("unix", path)

@@ -83,7 +83,6 @@ func ordered(gpus []GPU) []GPU {
 	return gpus
 }
 
-// healthByUnit has the health of every GPU and partition.
 func healthByUnit(gpus []GPU) map[string]Health {
 	byUnit := make(map[string]Health)
 	for _, gpu := range gpus {
@@ -156,7 +155,6 @@ type candidate struct {
 // exclusive is the entry of a unit that a container has alone.
 const exclusive = -1
 
-// matches says whether the selector names the unit.
 func (c candidate) matches(s Selector) bool {
 	if c.partition == nil {
 		return s.MatchGPU(*c.gpu)
@@ -250,7 +248,6 @@ func mostCommonProfile(gpus []GPU) mig.Profile {
 	return best
 }
 
-// describe names a GPU in a warning.
 func describe(g *GPU) string { return fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID) }
 
 // defaultDomain is that of resources that no rule names, as in NVIDIA's internal/rm/rm.go.
@@ -297,7 +294,6 @@ func assignEntries(units []candidate, entries []ReplicatedResource, warn *warnin
 	}
 }
 
-// choose returns those of the free units that the entry selects.
 func (e ReplicatedResource) choose(all, free []*candidate, warn *warnings) []*candidate {
 	switch {
 	case e.Select.All():
@@ -380,7 +376,6 @@ func policyOf(name string, units []candidate, p Profile, warn *warnings) (policy
 	return policy, strict
 }
 
-// unit describes the candidate as it is advertised.
 func (c candidate) unit(entries []ReplicatedResource) Unit {
 	replicas := 1
 	if c.entry != exclusive {

@@ -89,7 +89,6 @@ func (x *DeviceSet) Index(id string) (at int, ok bool) {
 	return at, ok
 }
 
-// findWholeGPUs finds the GPUs that a container can have whole and alone.
 func (x *DeviceSet) findWholeGPUs(devices []Device, known map[string]Unit) {
 	var whole []*Unit
 	var groups []int
@@ -149,7 +148,6 @@ func (x *DeviceSet) Prefer(available, must []string, size int) []string {
 	return picked
 }
 
-// takeAll takes the devices of that state, in the order of the list.
 func (c *choice) takeAll(picked []string, of deviceState, size int) []string {
 	for at, state := range c.state {
 		if state == of && len(picked) < size {
@@ -213,7 +211,6 @@ func (c *choice) takeLinked(picked []string, places []int, size int) []string {
 	return picked
 }
 
-// take appends IDs until there are size.
 func take(picked, ids []string, size int) []string {
 	return append(picked, ids[:min(len(ids), max(0, size-len(picked)))]...)
 }
@@ -308,13 +305,11 @@ func (c *choice) pick(group int) int {
 	return at
 }
 
-// count counts a device of the unit as picked.
 func (c *choice) count(group int) {
 	c.units[group].picks++
 	c.gpu(group).picks++
 }
 
-// gpu is the use of the unit's GPU.
 func (c *choice) gpu(group int) *use { return &c.gpus[c.groups[group].gpu] }
 
 // bestUnit returns the unit to pick from next; not found when no healthy device is left.

@@ -175,7 +175,6 @@ func (s *setSearch) with(m setScore, at, together int) setScore {
 	return setScore{inside: m.inside + s.toOwn[at] + together, left: m.left + together - s.toFree[at]}
 }
 
-// keepBest keeps the chosen GPUs if they are the best so far.
 func (s *setSearch) keepBest(m setScore) {
 	if s.best == nil || m.better(s.bestScore) {
 		s.best, s.bestScore = append(s.best[:0], s.chosen...), m

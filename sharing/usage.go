@@ -180,5 +180,4 @@ func compareContainers(a, b Container) int {
 	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Name, b.Name))
 }
 
-// holder is the container that holds the devices.
 func (a Allocation) holder() Container { return Container{a.Namespace, a.Pod, a.Container} }

@@ -43,7 +43,6 @@ func main() {
 
 type options struct{ binary, licences, output, reference, version string }
 
-// write makes the image and its archive.
 func (o options) write() error {
 	reference, err := name.NewTag(o.reference)
 	if err != nil {
@@ -83,7 +82,6 @@ func (o options) write() error {
 	return nil
 }
 
-// configure says how the image is started.
 func (o options) configure(image v1.Image) (v1.Image, error) {
 	config, err := image.ConfigFile()
 	if err != nil {

@@ -48,7 +48,6 @@ func clearCommand() *cli.Command {
 	}
 }
 
-// healthRequest asks the running program for health and prints the answer.
 func healthRequest(ctx context.Context, cmd *cli.Command, method, path string, arguments url.Values) error {
 	answer, err := callControl(ctx, cmd.String("control-socket"), method, path, arguments)
 	if err != nil {
@@ -124,7 +123,6 @@ func verbCommand(verb simnode.Verb) *cli.Command {
 	return command
 }
 
-// controlSocketFlag says where the running program takes requests.
 func controlSocketFlag() cli.Flag {
 	return &cli.StringFlag{Name: "control-socket", Value: "/run/virgate/control.sock", Usage: "the control socket of the running Virgate"}
 }

@@ -17,9 +17,11 @@ import (
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/daemon"
+	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
 )
 
 func demoCommand() *cli.Command {
@@ -68,7 +70,9 @@ func demoCommand() *cli.Command {
 
 // demoNode is the real program between a simulated node and a simulated kubelet.
 type demoNode struct {
-	node    *simnode.Node
+	node *simnode.Node
+	// gpus are the node's at the start.
+	gpus    []sharing.GPU
 	kubelet *simkubelet.Kubelet
 	// profile is the path of the profile that the program watches.
 	profile string
@@ -101,8 +105,12 @@ func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string, n
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 
+	gpus, err := nvml.Scan(node)
+	if err != nil {
+		return fmt.Errorf("demo: %w", err)
+	}
 	s := &demoNode{
-		node: node, out: out, profile: filepath.Join(dir, "profile.yaml"),
+		node: node, gpus: gpus, out: out, profile: filepath.Join(dir, "profile.yaml"),
 		kubelet: simkubelet.New(simkubelet.Options{Dir: filepath.Join(dir, "dp"), PodResourcesSocket: filepath.Join(dir, "pr.sock"), Logger: log.With("component", "kubelet")}),
 	}
 	if err := s.replace(scenario.profile); err != nil {

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/internal/configsource"
-	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/sharing"
 )
@@ -19,13 +18,11 @@ const gpuResource = "nvidia.com/gpu"
 // patience is how long a step may take on a slow machine.
 const patience = 2 * time.Minute
 
-// step is a part of the demo.
 type step struct {
 	title string
 	play  func(context.Context) error
 }
 
-// mainSteps show the main job.
 func (s *demoNode) mainSteps() []step {
 	return []step{
 		{"The node", s.showNode},
@@ -69,14 +66,10 @@ func (s *demoNode) await(ctx context.Context, wanted func(simkubelet.Snapshot) b
 }
 
 func (s *demoNode) showNode(context.Context) error {
-	gpus, err := nvml.Scan(s.node)
-	if err != nil {
-		return err
-	}
-	for _, gpu := range gpus {
+	for _, gpu := range s.gpus {
 		s.say("   GPU %d  %s  %d GiB  NUMA %d  %s", gpu.Index, gpu.Model, gpu.Memory>>30, gpu.NUMANode, gpu.UUID)
 	}
-	s.check(len(gpus) == 8, "8 GPUs found")
+	s.check(len(s.gpus) == 8, "8 GPUs found")
 	return nil
 }
 
@@ -85,11 +78,7 @@ func (s *demoNode) showPlan(context.Context) error {
 	if err != nil {
 		return err
 	}
-	gpus, err := nvml.Scan(s.node)
-	if err != nil {
-		return err
-	}
-	plan := sharing.NewPlan(gpus, config.Profile)
+	plan := sharing.NewPlan(s.gpus, config.Profile)
 	for _, r := range plan.Summary().Resources {
 		s.say("   %s  %s  %d units × %d replicas = %d devices", r.Name, r.Strategy, r.Units, r.Replicas, r.Devices)
 	}
@@ -212,13 +201,9 @@ func (s *demoNode) breakAndHeal(ctx context.Context) error {
 	if err := s.node.Do("xid", map[string]string{"gpu": "0", "code": "79"}); err != nil {
 		return err
 	}
-	gpus, err := nvml.Scan(s.node)
-	if err != nil {
-		return err
-	}
 	healthy := func(k simkubelet.Snapshot) (count int) {
 		for _, d := range k.Resources[gpuResource].Devices {
-			if d.Healthy && strings.HasPrefix(d.ID, gpus[0].UUID+"::") {
+			if d.Healthy && strings.HasPrefix(d.ID, s.gpus[0].UUID+"::") {
 				count++
 			}
 		}
@@ -342,12 +327,8 @@ func (s *demoNode) fillNode(ctx context.Context) error {
 
 // startProcesses starts a process on each unit that a container holds, and one outside.
 func (s *demoNode) startProcesses() error {
-	gpus, err := nvml.Scan(s.node)
-	if err != nil {
-		return err
-	}
 	index := map[string]int{}
-	for _, gpu := range gpus {
+	for _, gpu := range s.gpus {
 		index[gpu.UUID] = gpu.Index
 	}
 	pid := firstPID

@@ -46,11 +46,7 @@ func (s *demoNode) migSteps() []step {
 
 // draw shows the GPU's slices, with the pods that have them.
 func (s *demoNode) draw(ctx context.Context) error {
-	gpus, err := nvml.Scan(s.node)
-	if err != nil {
-		return err
-	}
-	state, err := nvml.NewPartitioner(s.node, nil).State(ctx, gpus[0].UUID)
+	state, err := nvml.NewPartitioner(s.node, nil).State(ctx, s.gpus[0].UUID)
 	if err != nil {
 		return err
 	}

@@ -68,7 +68,6 @@ func overrides(cmd *cli.Command, environment environment) configs.Overrides {
 
 func variables(s configs.Setting) []string { return append([]string{s.Env}, s.EnvAliases...) }
 
-// configFlags choose the profile.
 func configFlags(environment environment) []cli.Flag {
 	file, _ := environment("CONFIG_FILE")
 	return []cli.Flag{
@@ -77,7 +76,6 @@ func configFlags(environment environment) []cli.Flag {
 	}
 }
 
-// pluginDirFlags say where the kubelet's sockets are.
 func pluginDirFlags(environment environment) []cli.Flag {
 	socket, _ := environment("KUBELET_SOCKET")
 	return []cli.Flag{
@@ -219,7 +217,6 @@ func watchedPods(cmd *cli.Command, log *slog.Logger) (*configsource.Pods, error)
 	return configsource.NewPods(api, node, log), nil
 }
 
-// reportFlags say what is reported to Kubernetes.
 func reportFlags() []cli.Flag {
 	category := "what the Node says; it takes --node-name and an API server"
 	return []cli.Flag{
@@ -264,7 +261,6 @@ func newReporter(cmd *cli.Command, log *slog.Logger) (*nodestatus.Reporter, erro
 	}
 }
 
-// metricsFlags say what is measured and how it is shown.
 func metricsFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.DurationFlag{Name: "sample", Value: 5 * time.Second, Usage: "the time between two samples of who uses the GPUs and how much"},
@@ -278,7 +274,6 @@ func metricsFlags() []cli.Flag {
 	}
 }
 
-// httpOptions are what the flags say about HTTP.
 func httpOptions(cmd *cli.Command) (agent.HTTP, error) {
 	if most := cmd.Int("metrics-max-series"); most <= 0 {
 		return agent.HTTP{}, usageError{fmt.Errorf("--metrics-max-series must be more than 0, got %d", most)}
@@ -293,7 +288,6 @@ func httpOptions(cmd *cli.Command) (agent.HTTP, error) {
 	return options, options.Validate()
 }
 
-// grantFlags say where what containers receive lies.
 func grantFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "cdi-dir", Value: "/var/run/cdi", Usage: "where container runtimes look for CDI specs; on a simulated node the default is below --device-plugin-dir"},

@@ -71,7 +71,6 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 // environment looks up a variable, as os.LookupEnv.
 type environment func(name string) (value string, ok bool)
 
-// usageError is a wrong command line.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }

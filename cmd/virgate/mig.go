@@ -31,7 +31,6 @@ func migCommand(environment environment) *cli.Command {
 	}
 }
 
-// wantedFlags choose the node and the wanted layout.
 func wantedFlags(environment environment) []cli.Flag {
 	return append(append(nodeFlags(), configFlags(environment)...),
 		&cli.StringFlag{Name: "name", Usage: "the layout: one of the document, or all-disabled, all-enabled, all-balanced, all-<profile>; default: mig.config of the profile"},
@@ -70,7 +69,6 @@ func wantedLayout(cmd *cli.Command, environment environment) (sharing.MIGConfig,
 	return wanted, nil
 }
 
-// openNode makes the node's GPUs as flags and variables say.
 func openNode(cmd *cli.Command, environment environment, log *slog.Logger) (daemon.GPUs, error) {
 	config, err := configs.Parse("", nil, overrides(cmd, environment))
 	if err != nil {
@@ -79,7 +77,6 @@ func openNode(cmd *cli.Command, environment environment, log *slog.Logger) (daem
 	return openGPUs(cmd, config.Startup, log)
 }
 
-// partitionedNode reads how the node's GPUs are partitioned.
 func partitionedNode(ctx context.Context, cmd *cli.Command, environment environment) ([]partitionedGPU, error) {
 	node, err := openNode(cmd, environment, textLog(cmd))
 	if err != nil {
@@ -110,13 +107,11 @@ func readPartitions(ctx context.Context, partitioner *nvml.Partitioner, gpus []s
 	return list, nil
 }
 
-// partitionedGPU is a GPU with how it is partitioned.
 type partitionedGPU struct {
 	gpu   sharing.GPU
 	state sharing.MIGState
 }
 
-// markBusy marks the named partitions as in use.
 func markBusy(gpus []partitionedGPU, names []string) error {
 	for _, name := range names {
 		selector, err := sharing.ParseSelector(name)
@@ -229,7 +224,6 @@ func drawBlocks(indent string, slots int, blocks []mig.Block) string {
 	return indent + strings.ReplaceAll(strings.TrimSuffix(drawing, "\n"), "\n", "\n"+indent) + "\n"
 }
 
-// migGPUReport is the plan of a GPU in JSON.
 type migGPUReport struct {
 	GPU   string `json:"gpu"`
 	Index int    `json:"index"`

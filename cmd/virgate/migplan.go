@@ -40,7 +40,6 @@ func migPlanCommand(environment environment) *cli.Command {
 	}
 }
 
-// plan describes the plan of one GPU.
 func (t *text) plan(p gpuPlan, wanted sharing.MIGConfig) {
 	t.line("GPU %d, %s: %s", p.gpu.Index, p.gpu.Model, p.verdict(wanted))
 	if p.state.Enabled || p.Steps != nil {

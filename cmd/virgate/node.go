@@ -21,7 +21,6 @@ import (
 	"github.com/virgate/virgate/internal/usage"
 )
 
-// nodeFlags choose the node's GPUs.
 func nodeFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{
@@ -79,7 +78,6 @@ func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logge
 	return gpus, nil
 }
 
-// openLibrary opens what --node names.
 func openLibrary(name, world string, process configs.StartupSettings) (nvml.Library, error) {
 	if simulated, ok := strings.CutPrefix(name, "sim:"); ok {
 		return openSimulated(simulated, world)

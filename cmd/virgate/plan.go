@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"reflect"
 	"slices"
@@ -206,7 +205,6 @@ func explainWaits(changes []sharing.Change) (warnings []string) {
 	return warnings
 }
 
-// changesReport is what changes from one profile to another.
 type changesReport struct {
 	Changes  []sharing.Change `json:"changes"`
 	Warnings []string         `json:"warnings"`
@@ -243,48 +241,42 @@ func checkCommand(environment environment) *cli.Command {
 			}
 			var failed error
 			for _, name := range cmd.Args().Slice() {
-				data, err := os.ReadFile(name)
-				if err == nil {
-					var file configs.File
-					if file, err = configs.ParseFile(name, data, overrides(cmd, environment)); err == nil {
-						err = checkOffered(name, file)
-					}
-					if err == nil {
-						_, _ = fmt.Fprintf(cmd.Root().Writer, "%s: ok (%s)\n", name, file.Kind)
-						printNotes(cmd.Root().Writer, name, file)
-						continue
-					}
+				notes, err := checkFile(name, overrides(cmd, environment))
+				if err != nil {
+					failed = errSilent
+					_, _ = fmt.Fprintln(cmd.Root().ErrWriter, err)
+					continue
 				}
-				failed = errSilent
-				_, _ = fmt.Fprintln(cmd.Root().ErrWriter, err)
+				_, _ = fmt.Fprint(cmd.Root().Writer, notes)
 			}
 			return failed
 		},
 	}
 }
 
-// printNotes lists where Virgate differs from NVIDIA's plugin.
-func printNotes(w io.Writer, name string, file configs.File) {
-	eachProfile(name, file, func(name string, config configs.Config) {
-		for _, note := range config.Notes {
-			_, _ = fmt.Fprintf(w, "%s:%d: %s: %s\n", name, note.Line, note.Path, note.Message)
-		}
-	})
-}
-
-// checkOffered is Config.CheckOffered for all profiles of the file.
-func checkOffered(name string, file configs.File) (err error) {
-	eachProfile(name, file, func(name string, config configs.Config) {
-		if problem := config.CheckOffered(); problem != nil {
-			err = errors.Join(err, fmt.Errorf("%s: %w", name, problem))
-		}
-	})
-	return err
-}
-
-func eachProfile(name string, file configs.File, do func(name string, config configs.Config)) {
-	do(name, file.Config)
-	for _, entry := range file.Entries {
-		do(fmt.Sprintf("%s[data.%s]", name, entry.Name), entry.Config)
+// checkFile returns the lines about a valid file: what it is, and where Virgate differs from
+// NVIDIA's plugin.
+func checkFile(name string, overrides configs.Overrides) (string, error) {
+	data, err := os.ReadFile(name)
+	if err != nil {
+		return "", err
 	}
+	file, err := configs.ParseFile(name, data, overrides)
+	if err != nil {
+		return "", err
+	}
+	lines := fmt.Sprintf("%s: ok (%s)\n", name, file.Kind)
+	look := func(where string, config configs.Config) {
+		if problem := config.CheckOffered(); problem != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", where, problem))
+		}
+		for _, note := range config.Notes {
+			lines += fmt.Sprintf("%s:%d: %s: %s\n", where, note.Line, note.Path, note.Message)
+		}
+	}
+	look(name, file.Config)
+	for _, entry := range file.Entries {
+		look(fmt.Sprintf("%s[data.%s]", name, entry.Name), entry.Config)
+	}
+	return lines, err
 }

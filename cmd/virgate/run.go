@@ -60,7 +60,6 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 	}
 }
 
-// serve runs the program as the command line says.
 func serve(ctx context.Context, cmd *cli.Command, environment environment, log *slog.Logger) error {
 	options := daemon.Options{
 		Settings: agent.Settings{

@@ -63,7 +63,6 @@ func NewClient(config *rest.Config) (*Client, error) {
 	return &Client{func(q query, into store) *watcher { return newWatcher(core, q, into) }}, nil
 }
 
-// query says which objects to watch.
 type query struct {
 	// what names them in messages: "node n1".
 	what, resource string
@@ -113,7 +112,6 @@ const maxResponse = 32 << 20
 // has gone mad does not take the node's memory.
 type responseLimit struct{ next http.RoundTripper }
 
-// RoundTrip implements http.RoundTripper.
 func (l responseLimit) RoundTrip(request *http.Request) (*http.Response, error) {
 	response, err := l.next.RoundTrip(request)
 	if err == nil && request.URL.Query().Get("watch") == "" {
@@ -127,7 +125,6 @@ type limitedBody struct {
 	left int
 }
 
-// Read implements io.Reader.
 func (b *limitedBody) Read(p []byte) (int, error) {
 	if b.left <= 0 {
 		return 0, fmt.Errorf("the API server's answer is longer than %d bytes", maxResponse)
@@ -154,7 +151,6 @@ func newSharedConnection(next http.RoundTripper) *sharedConnection {
 	return &sharedConnection{next: next, first: make(chan struct{}, 1)}
 }
 
-// RoundTrip implements http.RoundTripper.
 func (s *sharedConnection) RoundTrip(request *http.Request) (*http.Response, error) {
 	if !s.connected.Load() {
 		select {
@@ -182,7 +178,6 @@ type connectionBody struct {
 	connection *sharedConnection
 }
 
-// Read implements io.Reader.
 func (b *connectionBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {

@@ -41,7 +41,6 @@ type File struct {
 	last *parsedFile
 }
 
-// parsedFile is the content of a file with what it says.
 type parsedFile struct {
 	data     []byte
 	selected configs.SelectedProfile

@@ -18,7 +18,6 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// errNotThere says that an object does not exist.
 var errNotThere = errors.New("not there")
 
 // watched is what is wanted of some objects of the API server, kept up to date.

@@ -96,7 +96,6 @@ func (c Criteria) require(name, who string) error {
 	return fmt.Errorf("%s wants %q: %s", who, name, c.available())
 }
 
-// available lists what there is.
 func (c Criteria) available() string {
 	if len(c.Names) == 0 {
 		return "it holds no profile"

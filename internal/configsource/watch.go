@@ -80,7 +80,6 @@ func defaultPace() pace {
 // watchTimeout is the shortest time until the server ends a watch; the longest is twice that.
 const watchTimeout = 30 * time.Minute
 
-// run watches until ctx ends.
 func (w *watcher) run(ctx context.Context) {
 	w.retry = w.pace.backoff
 	backoff := w.pace.backoff
@@ -172,13 +171,11 @@ func (w *watcher) open(ctx context.Context, options metav1.ListOptions) (watch.I
 	return openWatch{events, cancel}, nil
 }
 
-// openWatch is a watch with its deadline.
 type openWatch struct {
 	watch.Interface
 	cancel context.CancelFunc
 }
 
-// Stop implements watch.Interface.
 func (o openWatch) Stop() {
 	o.cancel()
 	o.Interface.Stop()
@@ -236,10 +233,9 @@ func (s *partStore[T]) pending() error {
 	return fmt.Errorf("%s: %w", s.what, configs.ErrPending)
 }
 
-// Add implements cache.ReflectorStore.
+// Add and the next four methods implement cache.ReflectorStore.
 func (s *partStore[T]) Add(object any) error { return s.Update(object) }
 
-// Update implements cache.ReflectorStore.
 func (s *partStore[T]) Update(object any) error {
 	if key, value, ok := s.part(object); ok {
 		parts := maps.Clone(s.load().parts)
@@ -252,7 +248,6 @@ func (s *partStore[T]) Update(object any) error {
 	return nil
 }
 
-// Delete implements cache.ReflectorStore.
 func (s *partStore[T]) Delete(object any) error {
 	if key, _, ok := s.part(object); ok {
 		parts := maps.Clone(s.load().parts)
@@ -262,7 +257,6 @@ func (s *partStore[T]) Delete(object any) error {
 	return nil
 }
 
-// Replace implements cache.ReflectorStore.
 func (s *partStore[T]) Replace(objects []any, _ string) error {
 	parts := make(map[string]T, len(objects))
 	for _, object := range objects {
@@ -274,7 +268,6 @@ func (s *partStore[T]) Replace(objects []any, _ string) error {
 	return nil
 }
 
-// Resync implements cache.ReflectorStore.
 func (*partStore[T]) Resync() error { return nil }
 
 func (s *partStore[T]) keep(parts map[string]T) {
@@ -286,7 +279,6 @@ func (s *partStore[T]) keep(parts map[string]T) {
 	s.changed()
 }
 
-// Failed implements store.
 func (s *partStore[T]) Failed(err error) {
 	last := s.load()
 	if fmt.Sprint(err) == fmt.Sprint(last.failure) {

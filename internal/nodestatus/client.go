@@ -58,7 +58,6 @@ type node struct {
 	} `json:"status"`
 }
 
-// read reads the Node.
 func (c client) read(ctx context.Context) (node, error) {
 	var n node
 	data, err := c.do(ctx, c.rest.Get().Resource("nodes").Name(c.node))
@@ -71,7 +70,6 @@ func (c client) read(ctx context.Context) (node, error) {
 	return n, nil
 }
 
-// patchNode patches the Node, or the named part of it.
 func (c client) patchNode(ctx context.Context, kind types.PatchType, body any, part ...string) error {
 	return c.send(ctx, "patch node "+c.node, c.rest.Patch(kind).Resource("nodes").Name(c.node).SubResource(part...), body)
 }
@@ -86,7 +84,6 @@ func (c client) createEvent(ctx context.Context, event *corev1.Event) error {
 	return nil
 }
 
-// patchEvent changes an event.
 func (c client) patchEvent(ctx context.Context, name string, body any) error {
 	request := c.rest.Patch(types.StrategicMergePatchType).Namespace(metav1.NamespaceDefault).Resource("events").Name(name)
 	return c.send(ctx, "patch event "+name, request, body)

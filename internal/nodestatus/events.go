@@ -229,7 +229,6 @@ func newEventQueue(timing timing) *eventQueue {
 	return &eventQueue{timing: timing, limit: rate.NewLimiter(rate.Every(timing.between), timing.burst)}
 }
 
-// add says that it happened.
 func (q *eventQueue) add(n eventText, at time.Time) {
 	q.mutex.Lock()
 	defer q.mutex.Unlock()
@@ -322,7 +321,6 @@ func (q *eventQueue) takeDropped() int {
 	return dropped
 }
 
-// eventWriter writes the events of the queue.
 type eventWriter struct {
 	queue  *eventQueue
 	client client

@@ -34,7 +34,6 @@ const (
 	MIGStateLabel = "nvidia.com/mig.config.state"
 )
 
-// metadata writes the Node's annotations and labels.
 type metadata struct {
 	client client
 	// written is what the Node was last given; nil while that is not known.
@@ -68,7 +67,6 @@ func (m *metadata) write(ctx context.Context, report nodereport.Report) (again t
 	return 0, nil
 }
 
-// metadataOf is what the report says in annotations and labels.
 func metadataOf(report nodereport.Report) objectMeta {
 	value := func(text string) *string {
 		if text == "" {
@@ -98,7 +96,6 @@ const ConditionType = "GPUSharingReady"
 // longer ones (kubernetes, pkg/apis/core/validation/events.go).
 const maxMessage = 1024
 
-// condition writes the Node's condition.
 type condition struct {
 	client client
 	// written is the condition as the Node has it; nil while that is not known.

@@ -52,7 +52,6 @@ type Reporter struct {
 // options.Config cannot be used.
 func New(options Options) (*Reporter, error) { return newReporter(options, defaultTiming()) }
 
-// timing has the reporter's delays.
 type timing struct {
 	// settle is how long a change waits for more before it is written, and pace
 	// the least time between two writes of one thing.
@@ -167,7 +166,6 @@ func (r *Reporter) Run(ctx context.Context) error {
 	return nil
 }
 
-// writer writes one thing.
 type writer interface {
 	// write writes what is otherwise in the last report than what it wrote last, from the
 	// loop's goroutine. again is when to call it even if nothing is new; 0 for never.
@@ -215,7 +213,6 @@ func drain(signal <-chan struct{}) {
 	}
 }
 
-// run writes until ctx ends.
 func (l *writeLoop) run(ctx context.Context) {
 	var again <-chan time.Time
 	for {

@@ -281,12 +281,10 @@ func containerOf(file string) string {
 	return ""
 }
 
-// isInPod says that the process is in a pod's cgroup, in a container or not.
 func isInPod(file string) bool {
 	return slices.ContainsFunc(paths(file), podPart.MatchString)
 }
 
-// paths are the paths in the file's lines.
 func paths(file string) (paths []string) {
 	for line := range strings.Lines(file) {
 		if parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3); len(parts) == 3 {

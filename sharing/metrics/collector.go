@@ -92,7 +92,6 @@ func NewCollector(state func() State) prometheus.Collector {
 	}}
 }
 
-// collectUnits shows what there is and how it is offered.
 func collectUnits(send Send, state State) {
 	for _, g := range state.GPUs {
 		send("gpu_info", 1, g.UUID, strconv.Itoa(g.Index), g.Model, g.Architecture, strconv.FormatBool(g.MIG), g.PCIBusID, strconv.Itoa(g.NUMANode))
@@ -118,7 +117,6 @@ func collectUnits(send Send, state State) {
 	}
 }
 
-// collectHeld shows how much of that is held.
 func collectHeld(send Send, state State) {
 	gpu := sharing.GPUByUnit(state.GPUs)
 	for _, o := range sharing.CountDevices(state.GPUs, state.Listed, state.Allocations) {
@@ -315,7 +313,6 @@ func collectAttributed(send Send, report sharing.UtilizationReport) {
 	}
 }
 
-// figure sends a value if it is known.
 func figure(send Send, name string, figure *float64, labels ...string) {
 	if figure != nil {
 		send(name, *figure, labels...)

@@ -10,7 +10,6 @@ import (
 
 // Instance is a GPU instance and its compute instances, as the driver lists them.
 type Instance struct {
-	// GI is the driver's GPU instance ID.
 	GI int `json:"gi"`
 	// Profile is the GPU instance's profile; its Compute equals its Slices.
 	Profile   Profile   `json:"profile"`
@@ -25,9 +24,8 @@ type Compute struct {
 	// CI is the driver's compute instance ID, unique in its GPU instance.
 	CI int `json:"ci"`
 	// Slices is the number of compute slices, the C of "Cc.Gg.Mgb".
-	Slices int `json:"slices"`
-	// UUID is that of the MIG device.
-	UUID string `json:"uuid"`
+	Slices int    `json:"slices"`
+	UUID   string `json:"uuid"`
 	// Busy says that a pod or a process uses it, or that this is unknown.
 	Busy bool `json:"busy,omitempty"`
 }

@@ -158,11 +158,9 @@ type keepSearch struct {
 
 // outcome is the layout that a choice of kept partitions leads to.
 type outcome struct {
-	search *keepSearch
-	kept   []bool
-	// weight is the weight of the kept partitions.
-	weight int
-	// instances are the GPU instances of the layout.
+	search    *keepSearch
+	kept      []bool
+	weight    int
 	instances []plannedInstance
 	// ready is the number of partitions that can be created now.
 	ready int

@@ -140,7 +140,6 @@ func newInstance(info ProfileInfo, p Profile, at Placement) instance {
 	return instance{info: info, placement: at, partitions: []Profile{p}, free: p.Slices - p.Compute}
 }
 
-// add adds the partition to the instance, if it fits there.
 func (i *instance) add(p Profile) bool {
 	if i.info.Profile != p.Instance() || i.free < p.Compute {
 		return false

@@ -76,20 +76,17 @@ type Options struct {
 	ConfigSource ConfigSource
 	Plugin       *plugin.Manager
 	// Host prepares what allocate responses refer to, such as CDI specs.
-	Host Host
-	// Kubelet says who holds which devices.
+	Host    Host
 	Kubelet plugin.Kubelet
 	// Measure measures who uses the GPUs and how much, which may take seconds, and
 	// returns soon after ctx ends. One goroutine calls it, and what it returns is not
 	// changed afterwards.
 	Measure func(ctx context.Context) sharing.Measurement
-	// Health is shown in metrics.
-	Health Health
+	Health  Health
 	// SetHealthRules is called from the loop with each profile that comes into force,
 	// before it is planned with.
 	SetHealthRules func(sharing.Profile)
-	// LastKnownGood keeps the profile in force for the next start.
-	LastKnownGood LastKnownGood
+	LastKnownGood  LastKnownGood
 	// AcquireLock returns when this program may serve the node. While another program
 	// serves it, standBy is called: this one is ready then, and not registered.
 	AcquireLock func(ctx context.Context, standBy func()) error

@@ -66,7 +66,6 @@ func (p page) write(w http.ResponseWriter, status Status, now time.Time) {
 	_, _ = io.WriteString(w, Plain(buffer.String()))
 }
 
-// showPage answers with the Status for people.
 func (a *agent) showPage() http.HandlerFunc {
 	// Parsed at the first request, not at the start, which it would delay.
 	p := sync.OnceValue(newPage)
@@ -85,7 +84,6 @@ type pageView struct {
 	Changes []changeView
 }
 
-// gpuView is a GPU as the page draws it.
 type gpuView struct {
 	GPUStatus
 	// Slots is how many memory slots its partitions lie in; 0 without partitions.
@@ -225,7 +223,6 @@ func bytesText(n any) string {
 	}
 }
 
-// percentText is a ratio for people.
 func percentText(ratio *float64) string {
 	if ratio == nil {
 		return "unknown"

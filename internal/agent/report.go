@@ -265,7 +265,6 @@ func podsByUnit(gpus []sharing.GPU, held []sharing.Allocation) map[string][]stri
 	return pods
 }
 
-// trackResources notes which resources came and went.
 func (p profileProgress) trackResources(status plugin.Status, now time.Time) profileProgress {
 	var advertised []string
 	for _, r := range status.Resources {
@@ -290,12 +289,10 @@ func listsApplied(status plugin.Status) bool {
 	})
 }
 
-// profileRef names a profile.
 func profileRef(s configs.SelectedProfile) nodereport.ProfileRef {
 	return nodereport.ProfileRef{Name: s.Name, Source: s.Source, Generation: s.Generation}
 }
 
-// status is the progress as it is shown.
 func (p profileProgress) status(s *state) ProfileStatus {
 	status := ProfileStatus{State: p.state, Since: p.since, Wanted: profileRef(s.wanted)}
 	if p.applied != (nodereport.ProfileRef{}) {

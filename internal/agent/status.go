@@ -107,8 +107,7 @@ type GPUStatus struct {
 	Model       string `json:"model"`
 	// Memory is in bytes.
 	Memory uint64 `json:"memory"`
-	// MIG says that MIG mode is enabled.
-	MIG bool `json:"mig"`
+	MIG    bool   `json:"mig"`
 	// Health is the GPU's own; a partition has one beside it.
 	Health HealthStatus `json:"health"`
 	// Use is how it is used as a whole; nil where that was not measured.

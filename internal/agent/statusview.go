@@ -192,7 +192,6 @@ func holdersOf(u sharing.UnitUsage) []Holder {
 	return holders
 }
 
-// addUtilization adds what was measured last to the status.
 func addUtilization(status *Status, report sharing.UtilizationReport) {
 	status.Attributed = report.Attributed
 	gpus := gpuUtilizations(report)

@@ -37,8 +37,7 @@ type GPUs struct {
 	CDI cdi.Source
 	// Control answers below /sim/ on the control socket; nil for nothing.
 	Control http.Handler
-	// Close is called at the end.
-	Close func()
+	Close   func()
 	// ProcessesHidden says that the driver does not list processes of other PID namespaces,
 	// NotPermitted that it surely refuses to partition GPUs.
 	ProcessesHidden, NotPermitted bool

@@ -36,8 +36,7 @@ type profile struct {
 	lastKnownGood *configsource.LastKnownGood
 	// startup are the settings that cannot change while the process runs.
 	startup configs.StartupSettings
-	// name is what people call the source.
-	name string
+	name    string
 	// stop ends what follows it already.
 	stop func()
 }
@@ -116,7 +115,6 @@ func (p *profile) openSource(ctx context.Context, o ProfileOptions, restored boo
 	}
 }
 
-// startWith has the process start as the profile says.
 func (p *profile) startWith(startup configs.StartupSettings, notes []configs.Note, log *slog.Logger) {
 	p.startup = startup
 	for _, note := range notes {
@@ -124,7 +122,6 @@ func (p *profile) startWith(startup configs.StartupSettings, notes []configs.Not
 	}
 }
 
-// observedSource tells what is read.
 type observedSource struct {
 	agent.ConfigSource
 	observe func(configs.SelectedProfile, error)

@@ -62,8 +62,7 @@ type Host struct {
 	// request is the last one, nil before it.
 	request atomic.Pointer[request]
 
-	mu sync.Mutex
-	// prepared is what Prepare returned last.
+	mu       sync.Mutex
 	prepared plugin.Host
 	entries  entries
 }

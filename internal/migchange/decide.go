@@ -15,8 +15,7 @@ type Situation struct {
 	GPU   string
 	State sharing.MIGState
 	// Wanted is what is asked of the node's GPUs.
-	Wanted sharing.MIGConfig
-	// Holders says who holds what.
+	Wanted  sharing.MIGConfig
 	Holders Holders
 	// KeptInMIG says that Virgate keeps the GPU in MIG mode. Nobody can have been
 	// given it as a whole then, so that not knowing the holders is no reason to wait.
@@ -206,7 +205,6 @@ func lasting(state sharing.MIGState, record Record) map[string]bool {
 	return set
 }
 
-// partitionsOf are the UUIDs of the partitions.
 func partitionsOf(instances []mig.Instance) map[string]bool {
 	set := map[string]bool{}
 	for _, instance := range instances {

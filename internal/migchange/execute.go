@@ -196,7 +196,6 @@ func (r *Reconciler) end(ctx context.Context, g *managedGPU, record Record, turn
 // refreshLimit bounds how long a change waits for the GPUs to be read again.
 const refreshLimit = 30 * time.Second
 
-// save keeps the journal as edited.
 func (r *Reconciler) save(edit func(Journal) Journal) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -209,7 +208,6 @@ func (r *Reconciler) save(edit func(Journal) Journal) error {
 	return nil
 }
 
-// keepEnabled notes whether Virgate keeps the GPU in MIG mode.
 func (r *Reconciler) keepEnabled(gpu string, enabled bool) {
 	if slices.Contains(r.currentJournal().Enabled, gpu) == enabled {
 		return

@@ -83,7 +83,6 @@ func anyBusy(state sharing.MIGState) bool {
 	})
 }
 
-// explain says what a change of the GPU is blocked by.
 func (h Holders) explain(gpu string, blocked []mig.Blocked) string {
 	reasons := make([]string, len(blocked))
 	for i, b := range blocked {

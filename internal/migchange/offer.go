@@ -113,7 +113,6 @@ func (r *Reconciler) Results() (applied, undone, failed uint64) {
 	return r.applied.Load(), r.undone.Load(), r.failed.Load()
 }
 
-// publish makes the Status.
 func (r *Reconciler) publish() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -167,7 +166,6 @@ func (r *Reconciler) report(g *managedGPU, state nodereport.LayoutState, reason 
 	g.logged = stateReason{state, reason}
 }
 
-// see notes how the GPU is partitioned.
 func (r *Reconciler) see(g *managedGPU, state sharing.MIGState) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

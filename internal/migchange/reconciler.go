@@ -108,8 +108,7 @@ type Reconciler struct {
 type managedGPU struct {
 	status nodereport.GPULayout
 	// only are the units of the GPU that may be offered; nil for all.
-	only map[string]bool
-	// changing says that a change is being made.
+	only     map[string]bool
 	changing bool
 	// stale says that the GPU has other partitions than before, those in left, and
 	// that the inventory may not show them yet.
@@ -470,7 +469,6 @@ func (r *Reconciler) room() int {
 	return max(0, room)
 }
 
-// start makes a change in a goroutine of its own.
 func (r *Reconciler) start(g *managedGPU, change func()) {
 	r.mu.Lock()
 	g.changing = true
@@ -486,7 +484,6 @@ func (r *Reconciler) start(g *managedGPU, change func()) {
 	})
 }
 
-// loadJournal reads the journal of the last run, once.
 func (r *Reconciler) loadJournal() {
 	if r.loaded {
 		return
@@ -559,7 +556,6 @@ func (r *Reconciler) decide(ctx context.Context, g *managedGPU, holders func() H
 	}), nil
 }
 
-// holders asks the kubelet.
 func (r *Reconciler) holders(ctx context.Context) Holders {
 	if r.Holders == nil {
 		return Holders{err: errHoldersUnknown}

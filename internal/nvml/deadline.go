@@ -29,9 +29,7 @@ const endGrace = 500 * time.Millisecond
 // call for the same GPU until that one has returned. errors.As and errors.Is
 // also find an *Error with the code Timeout in it.
 type AbandonedError struct {
-	// Call is the call that the driver does not answer.
-	Call string
-	// After is how long it was waited for.
+	Call  string
 	After time.Duration
 }
 
@@ -118,7 +116,6 @@ type deadlines struct {
 // and calls for them go to the library's queue until they are looked up again.
 const queueLimit = 1 << 16
 
-// interceptor makes the calls of one caller.
 func (d *deadlines) interceptor(caller *ending) Interceptor {
 	return func(call Call, do func() (any, error)) (any, error) {
 		q := d.library
@@ -274,7 +271,6 @@ func (q *queue) hung() string {
 	return q.abandoned.Call + " for " + q.name
 }
 
-// answer is what a call returned.
 type answer[T any] struct {
 	value T
 	err   error

@@ -159,7 +159,6 @@ func (l *listener) tryAlone(device Device, types EventTypes) error {
 	return errors.Join(l.lib.DeviceRegisterEvents(device, types, set), l.lib.EventSetFree(set))
 }
 
-// receivedEvent is an event for the publisher.
 type receivedEvent struct {
 	Event
 	// uuid is what the driver says of a handle that was never registered; "" for nothing.
@@ -209,7 +208,6 @@ func (l *listener) backOff(err error) {
 	l.retry = time.After(pause)
 }
 
-// stop ends listening.
 func (l *listener) stop(ctx context.Context) {
 	l.closeSet()
 	l.markAllDegraded()

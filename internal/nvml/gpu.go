@@ -26,7 +26,6 @@ type knownGPU struct {
 	last reading
 }
 
-// reading is what was read of one GPU.
 type reading struct {
 	// gpu is the GPU, without faults.
 	gpu    sharing.GPU
@@ -266,7 +265,6 @@ func eachMIGDevice(lib Library, gpu Device, do func(index int, device Device, er
 	return err
 }
 
-// identifyPartition reads the UUID and the IDs of a MIG device.
 func identifyPartition(lib Library, device Device, index int) (p sharing.Partition, err error) {
 	p.Index = index
 	p.UUID, err = lib.DeviceGetUUID(device)

@@ -44,7 +44,6 @@ type healthChange struct {
 	Cause sharing.HealthCause
 }
 
-// observation is what happened to a unit.
 type observation struct {
 	kind observationKind
 	// findings is one for a report; for a probe it is all that is wrong now.

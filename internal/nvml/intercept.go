@@ -56,7 +56,6 @@ type intercepted struct {
 	deadlines *deadlines
 }
 
-// invoke makes one call through the interceptor.
 func invoke[T any](l *intercepted, method string, do func() (T, error), arguments ...any) (T, error) {
 	call := Call{Method: method, Arguments: arguments, Answer: reflect.TypeFor[T]()}
 	answer, err := l.interceptor(call, func() (any, error) { return do() })

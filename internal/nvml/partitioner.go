@@ -86,7 +86,6 @@ func (p *Partitioner) Apply(ctx context.Context, gpu string, step mig.Step) erro
 	return nil
 }
 
-// errNoGPU says that the driver does not list the GPU.
 var errNoGPU = errors.New("the driver does not list the GPU")
 
 // with opens the driver and finds the GPU. The driver's calls end soon after ctx.
@@ -211,7 +210,6 @@ func (g *migGPU) instances() ([]mig.Instance, error) {
 	return list, nil
 }
 
-// instance lists one GPU instance with its compute instances.
 func (g *migGPU) instance(handle GPUInstance, profile instanceProfile, devices map[migDeviceKey]migDevice) (mig.Instance, error) {
 	info, err := g.lib.GpuInstanceGetInfo(handle)
 	if err != nil {
@@ -297,7 +295,6 @@ type migDevice struct {
 	uuid   string
 }
 
-// migDevices lists the MIG devices.
 func (g *migGPU) migDevices() (map[migDeviceKey]migDevice, error) {
 	devices := map[migDeviceKey]migDevice{}
 	err := eachMIGDevice(g.lib, g.device, func(index int, handle Device, err error) error {
@@ -378,7 +375,6 @@ func (g *migGPU) geometry() (mig.Geometry, error) {
 	return geometry, nil
 }
 
-// profileInfo is one profile of the driver with its placements.
 func (g *migGPU) profileInfo(enum int, info GPUInstanceProfile, published mig.Geometry) (mig.ProfileInfo, error) {
 	p := mig.ProfileInfo{Enum: enum, ID: info.ID, Max: info.Instances}
 	if profile, err := info.named(); err == nil {
@@ -500,7 +496,6 @@ func (g *migGPU) createInstance(step mig.Step) error {
 	return err
 }
 
-// createCompute makes a compute instance in the GPU instance at the step's place.
 func (g *migGPU) createCompute(step mig.Step) error {
 	profile, err := g.profileOf(step.Profile)
 	if err != nil {

@@ -17,8 +17,7 @@ type poller struct {
 	events   chan receivedEvent
 	monitors chan map[string]string
 	// rescanNow has room for one request to scan early.
-	rescanNow chan struct{}
-	// loggedProblems are those that were logged last.
+	rescanNow      chan struct{}
 	loggedProblems string
 	// lost has the GPUs that were lost and not read since. Like awaitingScan it
 	// outlives a session with the driver.
@@ -162,7 +161,6 @@ func (p *poller) deliver(ctx context.Context, scanned scanResult, listening *lis
 	return true
 }
 
-// logProblems logs what could not be read, unless that is what was logged last.
 func (p *poller) logProblems(problems error) {
 	if text := message(problems); text != p.loggedProblems {
 		p.loggedProblems = text
@@ -172,7 +170,6 @@ func (p *poller) logProblems(problems error) {
 	}
 }
 
-// send sends the value; false when ctx ended first.
 func send[T any](ctx context.Context, to chan<- T, value T) bool {
 	select {
 	case to <- value:

@@ -115,7 +115,6 @@ func (p *publisher) publish(next *snapshot) {
 	}
 }
 
-// publishReport makes a new health report.
 func (p *publisher) publishReport() {
 	report := p.tracker.health(*p.rules.Load())
 	report.Monitors = []sharing.HealthMonitor{}
@@ -147,9 +146,8 @@ type saver[T any] struct {
 	log   *slog.Logger
 	// given is the list that the goroutine was last given. lists has room for one
 	// that it has not taken yet, which a newer one replaces.
-	given []T
-	lists chan []T
-	// failed says that the last list could not be saved.
+	given  []T
+	lists  chan []T
 	failed atomic.Bool
 	done   chan struct{}
 }

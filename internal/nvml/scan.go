@@ -56,10 +56,9 @@ type scanner struct {
 	handles map[string]Device
 	lost    map[string]bool
 	// results come from the reads that are in flight, also between scans.
-	results  chan result
-	inFlight int
-	reads    sync.WaitGroup
-	// scannedOnce says that the first scan is over.
+	results     chan result
+	inFlight    int
+	reads       sync.WaitGroup
 	scannedOnce bool
 }
 
@@ -194,7 +193,6 @@ func (s *scanner) readAll(ctx context.Context, whole bool) scanResult {
 	return s.merge(results)
 }
 
-// start reads in a goroutine of its own.
 func (s *scanner) start(ctx context.Context, read func() result) {
 	s.inFlight++
 	s.reads.Go(func() { send(ctx, s.results, read()) })
@@ -348,7 +346,6 @@ func (i *gpuIndex) read(lib Library, whole bool, handles map[string]Device) resu
 	return r
 }
 
-// find looks up the GPU at the index and reads it.
 func find(lib Library, index int) (*knownGPU, reading, error) {
 	device, err := lib.DeviceGetHandleByIndex(index)
 	if err != nil {

@@ -163,7 +163,6 @@ func (t *tracker) knownGPUs() []KnownGPU {
 	return slices.SortedFunc(maps.Values(t.known), func(a, b KnownGPU) int { return cmp.Compare(a.Index, b.Index) })
 }
 
-// addFailure adds a scan that could read nothing.
 func (t *tracker) addFailure(err error) { t.unloaded = t.unloaded || errors.Is(err, DriverNotLoaded) }
 
 // uuids are those of the known GPUs, sorted.
@@ -435,7 +434,6 @@ func (g *gpuState) assign(r errorReport, at moment) bool {
 	return assigned
 }
 
-// addUnreadable adds a scan that could not read the GPU.
 func (g *gpuState) addUnreadable(why finding, at moment) {
 	g.lost = g.lost || why.cause == sharing.CauseLost
 	g.observe(g.gpu.UUID, observation{kind: probed, findings: []finding{why}}, at)
@@ -465,7 +463,6 @@ func (g *gpuState) health(unit string, rules sharing.HealthRules) sharing.UnitHe
 	}
 }
 
-// index is the index of the GPU or of its partition.
 func (g *gpuState) index(unit string) string {
 	for _, p := range g.gpu.Partitions {
 		if p.UUID == unit {

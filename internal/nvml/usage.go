@@ -103,7 +103,6 @@ type gpuMeter struct {
 	window sampleWindow
 }
 
-// measurement is a GPU's use, and why units are missing in it.
 type measurement struct {
 	use      sharing.GPUUtilization
 	problems error
@@ -154,7 +153,6 @@ func (g *gpuMeter) measure(lib Library) (m measurement, err error) {
 	return m, nil
 }
 
-// whole returns the processes of a GPU without MIG.
 func (g *gpuMeter) whole(lib Library, busy *float64) ([]sharing.UnitProcesses, error) {
 	processes, err := processesOn(lib, g.device)
 	if err != nil {

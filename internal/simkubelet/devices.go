@@ -38,7 +38,6 @@ func newDeviceList(list []*api.Device) *deviceList {
 
 func (d *deviceList) capacity() int { return len(d.healthy) + len(d.unhealthy) }
 
-// toDevices are the devices of a list in its order.
 func toDevices(list []*api.Device) []Device {
 	devices := make([]Device, len(list))
 	for i, device := range list {

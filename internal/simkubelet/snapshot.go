@@ -14,7 +14,6 @@ import (
 // Snapshot is what the kubelet knows at one moment. It shares no memory with the
 // kubelet.
 type Snapshot struct {
-	// Up says that a process runs.
 	Up bool
 	// Resources are by name: all that the process knows, and all that were ever named
 	// in a Register call. While the kubelet is down they have no devices.
@@ -30,15 +29,12 @@ type Resource struct {
 	// Devices are sorted by ID.
 	Devices []Device
 	// Capacity counts all devices, Allocatable the healthy ones, held or not.
-	Capacity, Allocatable int
-	// Streams is the number of open ListAndWatch streams.
-	Streams int
-	// StreamsOpened and StreamsClosed count all streams.
+	Capacity, Allocatable        int
+	Streams                      int
 	StreamsOpened, StreamsClosed int
 	// Registrations counts Register calls, including refused and unanswered ones.
 	Registrations int
-	// Lists counts the lists received.
-	Lists int
+	Lists         int
 	// Socket is the name of the socket that was registered last; empty for none.
 	Socket string
 	// Connected says that the resource has an endpoint that is not stopped.
@@ -132,7 +128,6 @@ func (k *Kubelet) snapshot() Snapshot {
 	return s
 }
 
-// reportStatus updates the node's status until the process stops.
 func (k *Kubelet) reportStatus(p *process) {
 	for tick := time.Tick(k.options.StatusPeriod); ; {
 		k.lock()

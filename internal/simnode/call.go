@@ -227,7 +227,6 @@ type target struct {
 	void bool
 }
 
-// handle makes a new handle of any kind.
 func (n *Node) handle(t target) uint64 {
 	n.handlesMade++
 	n.targets[n.handlesMade] = t

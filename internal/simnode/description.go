@@ -65,7 +65,6 @@ func (d description) validate() (total int, err error) {
 	return total, errors.Join(problems...)
 }
 
-// build makes the node.
 func (d description) build() (*Node, error) {
 	total, err := d.validate()
 	if err != nil {

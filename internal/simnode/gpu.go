@@ -44,7 +44,6 @@ type simGPU struct {
 	clockReasons   nvml.ClockReasons
 }
 
-// gpuInstance is a GPU instance of a GPU.
 type gpuInstance struct {
 	id        int
 	handle    nvml.GPUInstance
@@ -67,7 +66,6 @@ type computeInstance struct {
 	processes      []nvml.Process
 }
 
-// newGPU makes the node's next GPU.
 func (n *Node) newGPU(m model, numaNode int) *simGPU {
 	geometry, _ := mig.GeometryOf(m.PCI)
 	g := &simGPU{
@@ -188,7 +186,6 @@ func (g *simGPU) instance(id int) *gpuInstance {
 	return find(g.instances, func(i *gpuInstance) bool { return i.id == id })
 }
 
-// computeAt is the MIG device at the index.
 func (g *simGPU) computeAt(index int) *computeInstance {
 	return find(g.computes(), func(c *computeInstance) bool { return c.index == index })
 }

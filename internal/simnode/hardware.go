@@ -132,7 +132,6 @@ func (n *Node) gpuToAdd(key string) (*simGPU, error) {
 	return n.newGPU(m, 0), nil
 }
 
-// change changes the GPU at the index.
 func (n *Node) change(gpu int, change func(*simGPU)) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

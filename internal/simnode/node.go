@@ -18,8 +18,7 @@ import (
 type Node struct {
 	// Library has the calls of the node's driver.
 	nvml.Library
-	name string
-	// worlds are those of SetWorld.
+	name   string
 	worlds []string
 
 	mu sync.Mutex
@@ -77,8 +76,7 @@ type GPU struct {
 	// Index is that of the driver's enumeration, -1 for a removed GPU.
 	Index int
 	// MIG is the mode in force.
-	MIG bool
-	// Lost says that the GPU has fallen off the bus.
+	MIG  bool
 	Lost bool
 	// Partitions are in the order of their MIG device indexes; nil for none.
 	Partitions []Partition

@@ -237,7 +237,6 @@ func (p proc) read(name string) (text string, known bool) {
 	return "", false
 }
 
-// hasProcess says that the process is on a GPU.
 func (n *Node) hasProcess(pid int) bool {
 	return slices.ContainsFunc(n.gpus, func(g *simGPU) bool { return indexOf(g.allProcesses(), pid) >= 0 })
 }

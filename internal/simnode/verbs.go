@@ -190,7 +190,6 @@ func (v Verb) read(arguments map[string]string) (values, error) {
 	return parsed, errors.Join(problems...)
 }
 
-// parseNumber reads a whole number from 0 on.
 func parseNumber(text string) (any, error) {
 	number, err := strconv.ParseUint(text, 10, 63)
 	if err != nil {

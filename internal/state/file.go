@@ -24,7 +24,6 @@ const formatVersion = 1
 // maxSize is more than the state of any node needs; a larger file is not ours.
 const maxSize = 64 << 20
 
-// envelope is the file's form.
 type envelope struct {
 	Version int `json:"version"`
 	// Checksum is the CRC-32 (Castagnoli) of Sections as they stand in the file.
@@ -86,7 +85,6 @@ func readLimited(path string) ([]byte, error) {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// parse checks a file's content and returns its sections.
 func parse(data []byte) (map[string]json.RawMessage, error) {
 	var e envelope
 	if err := json.Unmarshal(data, &e); err != nil {

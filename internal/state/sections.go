@@ -71,10 +71,8 @@ func (l Lists) Save(lists plugin.Lists) error {
 
 // The sections that a Section keeps.
 const (
-	// HealthSection has the fatal errors of units.
 	HealthSection = "health"
-	// GPUSection has the known GPUs.
-	GPUSection = "gpus"
+	GPUSection    = "gpus"
 )
 
 // Section keeps a list in the section Name, each element a T that JSON can encode.

@@ -44,7 +44,6 @@ func (t *table[Handle, Number]) handle(number Number) (Handle, bool) {
 	return handle, known
 }
 
-// reset forgets all handles.
 func (t *table[Handle, Number]) reset() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

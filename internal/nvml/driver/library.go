@@ -198,7 +198,6 @@ func (t *table[Handle, Number]) allNumbered(handles []Handle, code gonvml.Return
 	return list, code
 }
 
-// callDevice is call for a device.
 func callDevice[T any](l *library, name string, d nvml.Device, get func(gonvml.Device) (T, gonvml.Return)) (T, error) {
 	return call(l, name, &l.devices, d, get)
 }

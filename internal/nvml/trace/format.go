@@ -16,7 +16,6 @@ import (
 // version is of the format; a reader refuses others.
 const version = 1
 
-// header is a trace's first line.
 type header struct {
 	Trace  int  `json:"trace"`
 	Masked bool `json:"masked"`

@@ -75,7 +75,6 @@ func readHeader(text []byte) error {
 	return nil
 }
 
-// replay answers calls from a trace.
 type replay struct {
 	methods map[string]method
 
@@ -86,7 +85,6 @@ type replay struct {
 	opened int
 }
 
-// read adds a line of the trace.
 func (r *replay) read(text []byte) error {
 	var l line
 	if err := decodeStrictly(text, &l); err != nil {

@@ -129,6 +129,7 @@ func TestRegisteringIsUnknown(t *testing.T) {
 				must(t, err)
 				w := watch(t, sim)
 				const fails = "waiting for events fails"
+				after(time.Second / 2) // The wait for the set's events ends.
 				w.expectDeaf("at first", map[int]string{0: fails, 1: fails, 2: "not registered for events: UNKNOWN", 3: fails})
 				after(2 * time.Second)
 				w.expectDeaf("2 s later", test.deaf)

@@ -4,109 +4,63 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"reflect"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/mig"
 )
 
 // TestAnswers notes how each call that reads is answered, for each GPU, MIG device and
-// instance: the return code, or how an enumeration goes. docs/nvml.md says what nvml.h
-// promises, and docs/hardware.md what is to be learnt from it.
+// instance: the value or the return code, or how an enumeration goes. docs/nvml.md says
+// what nvml.h promises, and docs/hardware.md what is to be learnt from it.
 func TestAnswers(t *testing.T) {
 	program(t)
 	lib := open(t)
-	namespace, err := os.Readlink("/proc/self/ns/pid")
-	note(t, "PID namespace (4026531836 is the host's)", fmt.Sprint(namespace, " ", err))
-	count, err := lib.DeviceGetCount()
-	must(t, err)
-	for index := range count {
+	var gpus []nvml.Device
+	for index := range count(t, lib) {
+		of := "GPU " + strconv.Itoa(index)
 		gpu, err := lib.DeviceGetHandleByIndex(index)
+		note(t, of, "lookup", code(err))
 		if err != nil {
-			note(t, fmt.Sprintf("GPU %d", index), err.Error())
 			continue
 		}
+		gpus = append(gpus, gpu)
 		again, err := lib.DeviceGetHandleByIndex(index)
-		note(t, fmt.Sprintf("GPU %d has the same handle again", index), err == nil && again == gpu)
-		note(t, fmt.Sprintf("GPU %d", index), codes(lib, gpu))
-		note(t, fmt.Sprintf("GPU %d, links", index), enumerate(func(link int) error { _, err := lib.DeviceGetNvLinkState(gpu, link); return err }))
-		note(t, fmt.Sprintf("GPU %d, profiles", index), enumerate(func(enum int) error {
-			profile, err := lib.DeviceGetGpuInstanceProfileInfo(gpu, enum)
-			if err == nil {
-				_, placements := lib.DeviceGetGpuInstancePossiblePlacements(gpu, profile.ID)
-				_, instances := lib.DeviceGetGpuInstances(gpu, profile.ID)
-				note(t, fmt.Sprintf("GPU %d, profile %d", index, profile.ID), fmt.Sprintf("%+v, placements %s, instances %s", profile, code(placements), code(instances)))
-			}
-			return err
-		}))
-		note(t, fmt.Sprintf("GPU %d, MIG devices", index), enumerate(func(i int) error {
+		note(t, of, "same handle again", err == nil && again == gpu)
+		noteDevice(t, lib, of, gpu)
+		noteProfiles(t, lib, of, gpu)
+		note(t, of, "MIG devices", enumerate(func(i int) (any, error) {
 			device, err := lib.DeviceGetMigDeviceHandleByIndex(gpu, i)
-			if err == nil {
-				note(t, fmt.Sprintf("MIG device %d:%d", index, i), codes(lib, device))
-				noteInstances(t, lib, gpu, device)
+			if err != nil {
+				return nil, err
 			}
-			return err
+			of := fmt.Sprintf("MIG device %d:%d", index, i)
+			again, failed := lib.DeviceGetMigDeviceHandleByIndex(gpu, i)
+			note(t, of, "same handle again", failed == nil && again == device)
+			noteDevice(t, lib, of, device)
+			noteInstances(t, lib, of, gpu, device)
+			return "there", nil
 		}))
 	}
-}
-
-// TestWaitEnds notes whether a wait for events, of which there should be none, ends
-// before its time: nvml.h allows that.
-func TestWaitEnds(t *testing.T) {
-	program(t)
-	lib := open(t)
-	set, err := lib.EventSetCreate()
-	must(t, err)
-	defer func() { must(t, lib.EventSetFree(set)) }()
-	gpu, err := lib.DeviceGetHandleByIndex(0)
-	must(t, err)
-	supported, err := lib.DeviceGetSupportedEventTypes(gpu)
-	note(t, "events of GPU 0", fmt.Sprintf("%#x, %s", supported, code(err)))
-	note(t, "registered", code(lib.DeviceRegisterEvents(gpu, supported&(nvml.EventXIDCritical|nvml.EventDoubleBitECC), set)))
-	for range 5 {
-		start := time.Now()
-		_, err := lib.EventSetWait(set, 200*time.Millisecond)
-		note(t, "a wait of 200ms", fmt.Sprintf("%s after %s", code(err), time.Since(start)))
+	for a, gpu := range gpus {
+		for b, other := range gpus[:a] {
+			level, err := lib.DeviceGetTopologyCommonAncestor(gpu, other)
+			note(t, fmt.Sprintf("GPUs %d and %d", a, b), "common ancestor", answer(level, err))
+		}
 	}
 }
 
-// noteInstances notes the way from a MIG device to its instances.
-func noteInstances(t *testing.T, lib nvml.Library, gpu, device nvml.Device) {
+// noteDevice notes what a GPU or MIG device answers to the calls that take it and no more
+// than a number.
+func noteDevice(t *testing.T, lib nvml.Library, of string, device nvml.Device) {
 	t.Helper()
-	gi, err := lib.DeviceGetGpuInstanceId(device)
-	if err != nil {
-		return
-	}
-	instance, err := lib.DeviceGetGpuInstanceById(gpu, gi)
-	note(t, "GPU instance "+fmt.Sprint(gi), code(err))
-	if err != nil {
-		return
-	}
-	again, err := lib.DeviceGetGpuInstanceById(gpu, gi)
-	note(t, "the same handle again", err == nil && again == instance)
-	info, err := lib.GpuInstanceGetInfo(instance)
-	note(t, "its place", fmt.Sprintf("%+v, %s", info, code(err)))
-	note(t, "its profiles", enumerate(func(enum int) error {
-		_, err := lib.GpuInstanceGetComputeInstanceProfileInfo(instance, enum)
-		return err
-	}))
-	ci, err := lib.DeviceGetComputeInstanceId(device)
-	if err != nil {
-		return
-	}
-	compute, err := lib.GpuInstanceGetComputeInstanceById(instance, ci)
-	note(t, "compute instance "+fmt.Sprint(ci), code(err))
-	if err == nil {
-		slices, err := lib.ComputeInstanceGetInfo(compute)
-		note(t, "its slices", fmt.Sprintf("%+v, %s", slices, code(err)))
-	}
-}
-
-// codes are the return codes of all calls that take a device and nothing else.
-func codes(lib nvml.Library, device nvml.Device) map[string]string {
-	answers := map[string]string{}
+	answers := map[string]any{}
 	library := reflect.TypeFor[nvml.Library]()
 	for i := range library.NumMethod() {
 		method := library.Method(i)
@@ -114,23 +68,237 @@ func codes(lib nvml.Library, device nvml.Device) map[string]string {
 			continue
 		}
 		out := reflect.ValueOf(lib).MethodByName(method.Name).Call([]reflect.Value{reflect.ValueOf(device)})
-		err, _ := out[len(out)-1].Interface().(error)
-		answers[method.Name] = code(err)
+		err, _ := out[1].Interface().(error)
+		answers[method.Name] = answer(out[0].Interface(), err)
 	}
-	return answers
+	note(t, of, "answers", answers)
+	seen := map[int]string{}
+	for _, list := range []func(nvml.Device) ([]nvml.Process, error){
+		lib.DeviceGetComputeRunningProcesses, lib.DeviceGetGraphicsRunningProcesses, lib.DeviceGetMPSComputeRunningProcesses,
+	} {
+		processes, _ := list(device)
+		for _, p := range processes {
+			seen[p.PID] = command(p.PID)
+		}
+	}
+	note(t, of, "listed processes", seen)
+	samples, err := lib.DeviceGetProcessUtilization(device, 0)
+	note(t, of, "process samples", answer(samples, err))
+	note(t, of, "links", enumerate(func(link int) (any, error) {
+		active, err := lib.DeviceGetNvLinkState(device, link)
+		if err != nil {
+			return nil, err
+		}
+		remote, err := lib.DeviceGetNvLinkRemotePciInfo(device, link)
+		return fmt.Sprintf("active %t, to %v", active, answer(remote.BusID, err)), nil
+	}))
 }
 
-// enumerate is how a call answers for 0, 1, …, without what follows when the same
-// code comes again and again.
-func enumerate(get func(int) error) []string {
-	var answers []string
+// noteProfiles notes the GPU's profiles, and for each of them, and for those that are
+// published but not listed, where instances can be and how many there are.
+func noteProfiles(t *testing.T, lib nvml.Library, of string, gpu nvml.Device) {
+	t.Helper()
+	var ids []int
+	note(t, of, "profiles", enumerate(func(enum int) (any, error) {
+		profile, err := lib.DeviceGetGpuInstanceProfileInfo(gpu, enum)
+		if err != nil {
+			return nil, err
+		}
+		ids = append(ids, profile.ID)
+		return fmt.Sprintf("%+v", profile), nil
+	}))
+	if pci, err := lib.DeviceGetPciInfo(gpu); err == nil {
+		published, _ := mig.GeometryOf(uint16(pci.DeviceID >> 16))
+		for _, profile := range published.Profiles {
+			ids = append(ids, profile.ID)
+		}
+	}
+	if len(ids) == 0 {
+		ids = []int{0} // How it refuses.
+	}
+	slices.Sort(ids)
+	for _, id := range slices.Compact(ids) {
+		of := fmt.Sprintf("%s, profile %d", of, id)
+		places, err := lib.DeviceGetGpuInstancePossiblePlacements(gpu, id)
+		note(t, of, "placements", answer(fmt.Sprint(places), err))
+		instances, err := lib.DeviceGetGpuInstances(gpu, id)
+		note(t, of, "instances", answer(len(instances), err))
+	}
+}
+
+// noteInstances notes the way from a MIG device to its instances.
+func noteInstances(t *testing.T, lib nvml.Library, of string, gpu, device nvml.Device) {
+	t.Helper()
+	gi, err := lib.DeviceGetGpuInstanceId(device)
+	if err != nil {
+		return
+	}
+	instance, err := lib.DeviceGetGpuInstanceById(gpu, gi)
+	note(t, of, "GPU instance", answer(gi, err))
+	if err != nil {
+		return
+	}
+	again, err := lib.DeviceGetGpuInstanceById(gpu, gi)
+	note(t, of, "same GPU instance again", err == nil && again == instance)
+	info, err := lib.GpuInstanceGetInfo(instance)
+	note(t, of, "place", answer(info, err))
+	note(t, of, "compute profiles", enumerate(func(enum int) (any, error) {
+		profile, err := lib.GpuInstanceGetComputeInstanceProfileInfo(instance, enum)
+		return fmt.Sprintf("%+v", profile), err
+	}))
+	note(t, of, "compute instances by profile", enumerate(func(id int) (any, error) {
+		computes, err := lib.GpuInstanceGetComputeInstances(instance, id)
+		return len(computes), err
+	}))
+	ci, err := lib.DeviceGetComputeInstanceId(device)
+	if err != nil {
+		return
+	}
+	compute, err := lib.GpuInstanceGetComputeInstanceById(instance, ci)
+	note(t, of, "compute instance", answer(ci, err))
+	if err == nil {
+		slices, err := lib.ComputeInstanceGetInfo(compute)
+		note(t, of, "slices", answer(slices, err))
+	}
+}
+
+// TestRights notes who asks: what the other findings mean depends on it.
+func TestRights(t *testing.T) {
+	program(t)
+	note(t, "", "user", os.Geteuid())
+	// 4026531836 is the host's.
+	namespace, err := os.Readlink("/proc/self/ns/pid")
+	note(t, "", "PID namespace", answer(namespace, err))
+	status, err := os.ReadFile("/proc/self/status")
+	must(t, err)
+	for line := range strings.Lines(string(status)) {
+		if set, found := strings.CutPrefix(line, "CapEff:"); found {
+			bits, err := strconv.ParseUint(strings.TrimSpace(set), 16, 64)
+			note(t, "", "SYS_ADMIN", answer(bits>>21&1 == 1, err))
+		}
+	}
+	for n := range 2 {
+		file, err := os.Open(fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", n+1))
+		note(t, "", fmt.Sprintf("nvidia-cap%d", n+1), answer("can be opened", err))
+		_ = file.Close()
+	}
+	for _, name := range []string{"NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES", "NVIDIA_VISIBLE_DEVICES"} {
+		note(t, "", name, os.Getenv(name))
+	}
+	module, err := os.ReadFile("/proc/driver/nvidia/version")
+	note(t, "", "kernel module", answer(string(module), err))
+}
+
+// TestEvents notes the events that each GPU has, whether it can be registered for
+// them, and whether a wait, in which there should be none, ends before its time: nvml.h
+// allows that.
+func TestEvents(t *testing.T) {
+	program(t)
+	lib := open(t)
+	set, err := lib.EventSetCreate()
+	must(t, err)
+	defer func() { must(t, lib.EventSetFree(set)) }()
+	for index := range count(t, lib) {
+		gpu, err := lib.DeviceGetHandleByIndex(index)
+		if err != nil {
+			continue
+		}
+		of := "GPU " + strconv.Itoa(index)
+		supported, err := lib.DeviceGetSupportedEventTypes(gpu)
+		note(t, of, "event types", answer(fmt.Sprintf("%#x", uint64(supported)), err))
+		note(t, of, "registering", code(lib.DeviceRegisterEvents(gpu, supported&(nvml.EventXIDCritical|nvml.EventDoubleBitECC), set)))
+	}
+	for range 5 {
+		start := time.Now()
+		_, err := lib.EventSetWait(set, 200*time.Millisecond)
+		note(t, "", "wait of 200ms", fmt.Sprintf("%s after %s", code(err), time.Since(start)))
+	}
+}
+
+// TestOpenFiles notes which of the driver's device nodes this process has open at each
+// stage of a session: what is open while a GPU is to be reset is in the way. It also
+// notes who else has them open, as far as /proc shows it.
+func TestOpenFiles(t *testing.T) {
+	program(t)
+	open := func(stage string) { note(t, "", "open files "+stage, driverFiles("self")) }
+	open("before Init")
+	lib := bare(t)
+	open("after Init")
+	for index := range count(t, lib) {
+		gpu, err := lib.DeviceGetHandleByIndex(index)
+		if err != nil {
+			continue
+		}
+		_, _ = lib.DeviceGetMemoryInfo(gpu)
+		open(fmt.Sprintf("after looking up GPU %d", index))
+		set, err := lib.EventSetCreate()
+		must(t, err)
+		_ = lib.DeviceRegisterEvents(gpu, nvml.EventXIDCritical, set)
+		open(fmt.Sprintf("with an event set of GPU %d", index))
+		must(t, lib.EventSetFree(set))
+		open(fmt.Sprintf("after the event set of GPU %d", index))
+	}
+	must(t, lib.Shutdown())
+	open("after Shutdown")
+	folders, err := filepath.Glob("/proc/[0-9]*")
+	must(t, err)
+	clients := map[string][]string{}
+	for _, folder := range folders {
+		pid, _ := strconv.Atoi(filepath.Base(folder))
+		if files := driverFiles(filepath.Base(folder)); len(files) > 0 && pid != os.Getpid() {
+			clients[fmt.Sprint(pid, " ", command(pid))] = files
+		}
+	}
+	note(t, "", "programs that have the driver open", clients)
+	gpus, err := filepath.Glob("/proc/driver/nvidia/gpus/*/information")
+	must(t, err)
+	for _, path := range gpus {
+		information, err := os.ReadFile(path)
+		note(t, "", path, answer(string(information), err))
+	}
+}
+
+// driverFiles are the driver's device nodes that the process of /proc has open, sorted.
+func driverFiles(process string) []string {
+	files := []string{}
+	descriptors, _ := filepath.Glob("/proc/" + process + "/fd/*")
+	for _, descriptor := range descriptors {
+		if path, err := os.Readlink(descriptor); err == nil && strings.HasPrefix(path, "/dev/nvidia") {
+			files = append(files, path)
+		}
+	}
+	slices.Sort(files)
+	return files
+}
+
+// command is the name of the process's program, in the PID namespace of these tests.
+func command(pid int) string {
+	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	if err != nil {
+		return "not in /proc"
+	}
+	return strings.TrimSpace(string(name))
+}
+
+// enumerate is how a call answers for 0, 1, …: its value or the code, without what
+// follows when the same comes again and again.
+func enumerate(get func(int) (any, error)) []any {
+	var answers []any
 	for i := range 40 {
-		answers = append(answers, code(get(i)))
+		answers = append(answers, answer(get(i)))
 	}
 	for len(answers) > 1 && answers[len(answers)-1] == answers[len(answers)-2] {
 		answers = answers[:len(answers)-1]
 	}
 	return answers
+}
+
+// answer is the value, or the return code of the failed call.
+func answer(value any, err error) any {
+	if err != nil {
+		return code(err)
+	}
+	return value
 }
 
 func code(err error) string {
@@ -141,4 +309,11 @@ func code(err error) string {
 		return code.String()
 	}
 	return err.Error()
+}
+
+func count(t *testing.T, lib nvml.Library) int {
+	t.Helper()
+	count, err := lib.DeviceGetCount()
+	must(t, err)
+	return count
 }

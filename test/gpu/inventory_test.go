@@ -20,13 +20,13 @@ func TestInventory(t *testing.T) {
 	start := time.Now()
 	gpus, err := nvml.Scan(lib)
 	must(t, err)
-	note(t, "scan, driver open", time.Since(start))
+	note(t, "", "scan with the driver", time.Since(start))
 	var got [][]string
 	for _, gpu := range gpus {
 		got = append(got, []string{
 			strconv.Itoa(gpu.Index), gpu.UUID, gpu.PCIBusID, gpu.Model, strconv.FormatUint(gpu.Memory>>20, 10),
 		})
-		note(t, "GPU "+strconv.Itoa(gpu.Index), gpu)
+		note(t, "GPU "+strconv.Itoa(gpu.Index), "inventory", gpu)
 	}
 	if diff := cmp.Diff(query(t, "gpu=index,uuid,pci.bus_id,name,memory.total"), got); diff != "" {
 		t.Errorf("GPUs (-nvidia-smi +virgate):\n%s", diff)
@@ -66,7 +66,7 @@ func TestProcesses(t *testing.T) {
 			want[row[0]+" "+row[1]] = row[2]
 		}
 		if diff = cmp.Diff(want, processes(t, lib)); diff == "" {
-			note(t, "processes", len(want))
+			note(t, "", "processes", len(want))
 			return
 		}
 	}

@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,17 +12,13 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 )
 
-// note leaves a finding in findings.jsonl, in $OUT.
-func note(t *testing.T, what string, value any) {
+// note leaves a finding about a GPU, or about the machine, in findings.jsonl, in $OUT.
+func note(t *testing.T, of, what string, value any) {
 	t.Helper()
 	if duration, ok := value.(time.Duration); ok {
 		value = duration.String()
 	}
-	line, err := json.Marshal(struct {
-		Test  string `json:"test"`
-		What  string `json:"what"`
-		Value any    `json:"value"`
-	}{t.Name(), what, value})
+	line, err := json.Marshal(finding{t.Name(), of, what, value})
 	must(t, err)
 	t.Logf("%s", line)
 	folder := os.Getenv("OUT")
@@ -35,29 +32,50 @@ func note(t *testing.T, what string, value any) {
 	must(t, file.Close())
 }
 
-// TestCalls notes what the calls of a probe cost.
-func TestCalls(t *testing.T) {
+type finding struct {
+	Test  string `json:"test"`
+	Of    string `json:"of,omitempty"`
+	What  string `json:"what"`
+	Value any    `json:"value"`
+}
+
+// TestTimes notes what a session with the driver and the calls of a probe cost, these
+// with deadlines and without. machine.txt says whether the persistence daemon runs.
+func TestTimes(t *testing.T) {
 	program(t)
-	lib := open(t)
+	for _, when := range []string{"first", "second"} {
+		start := time.Now()
+		lib := bare(t)
+		note(t, "", when+" Init", time.Since(start))
+		start = time.Now()
+		_, err := lib.DeviceGetHandleByIndex(0)
+		note(t, "", when+" lookup of GPU 0", answer(time.Since(start).String(), err))
+		start = time.Now()
+		must(t, lib.Shutdown())
+		note(t, "", when+" Shutdown", time.Since(start))
+	}
+	lib := bare(t)
+	defer func() { must(t, lib.Shutdown()) }()
 	version, err := lib.SystemGetDriverVersion()
 	must(t, err)
-	note(t, "driver", version)
-	gpu, err := lib.DeviceGetHandleByIndex(0)
-	must(t, err)
-	for name, call := range map[string]func(nvml.Device) error{
-		"DeviceGetMemoryInfo":   func(d nvml.Device) error { _, err := lib.DeviceGetMemoryInfo(d); return err },
-		"DeviceGetTemperature":  func(d nvml.Device) error { _, err := lib.DeviceGetTemperature(d); return err },
-		"DeviceGetRemappedRows": func(d nvml.Device) error { _, err := lib.DeviceGetRemappedRows(d); return err },
-		"DeviceGetUUID":         func(d nvml.Device) error { _, err := lib.DeviceGetUUID(d); return err },
-	} {
-		const times = 100
-		start := time.Now()
-		for range times {
-			if err := call(gpu); err != nil {
-				note(t, name, err.Error())
-				break
+	note(t, "", "driver", version)
+	for how, lib := range map[string]nvml.Library{"without deadlines": lib, "with deadlines": nvml.WithDeadlines(lib, nvml.Limits{})} {
+		gpu, err := lib.DeviceGetHandleByIndex(0)
+		must(t, err)
+		for name, call := range map[string]func(nvml.Device) error{
+			"DeviceGetMemoryInfo":   func(d nvml.Device) error { _, err := lib.DeviceGetMemoryInfo(d); return err },
+			"DeviceGetTemperature":  func(d nvml.Device) error { _, err := lib.DeviceGetTemperature(d); return err },
+			"DeviceGetRemappedRows": func(d nvml.Device) error { _, err := lib.DeviceGetRemappedRows(d); return err },
+			"DeviceGetUUID":         func(d nvml.Device) error { _, err := lib.DeviceGetUUID(d); return err },
+		} {
+			const times = 100
+			start := time.Now()
+			for range times {
+				err = errors.Join(err, call(gpu))
 			}
+			each := time.Since(start) / times
+			note(t, "GPU 0", "time of "+name+" "+how, answer(each.String(), err))
+			err = nil
 		}
-		note(t, name+", each", time.Since(start)/times)
 	}
 }

@@ -13,8 +13,9 @@ if ! command -v nvidia-smi >/dev/null; then
 fi
 {
   nvidia-smi -L
-  nvidia-smi --query-gpu=index,uuid,pci.bus_id,name,memory.total,driver_version,mig.mode.current --format=csv
+  nvidia-smi --query-gpu=index,uuid,pci.bus_id,name,memory.total,driver_version,mig.mode.current,ecc.mode.current,persistence_mode --format=csv
   nvidia-smi topo -m
+  nvidia-smi -q | grep -E -A 3 '^GPU|Reset Status|Recovery Action|Virtualization Mode'
   uname -sr
 } >"$out/machine.txt" 2>&1
 

@@ -68,7 +68,7 @@ func TestServe(t *testing.T) {
 		exit := <-ended
 		t.Fatalf("%d devices of %d GPUs are not advertised: %v (%v)\n%s", replicas*len(whole), len(whole), err, exit, log)
 	}
-	note(t, "from the start until the kubelet has the devices", time.Since(start))
+	note(t, "", "from the start until the kubelet has the devices", time.Since(start))
 
 	status, err := kubelet.AddPod(ctx, simkubelet.Pod{
 		Namespace: "default", Name: "pod",
@@ -84,7 +84,7 @@ func TestServe(t *testing.T) {
 	must(t, command.Process.Signal(syscall.SIGTERM))
 	err = <-ended
 	took := time.Since(start)
-	note(t, "from SIGTERM to the end", took)
+	note(t, "", "from SIGTERM to the end", took)
 	if err != nil || took > time.Second {
 		t.Errorf("ended after %s with %v, want within a second with exit code 0\n%s", took, err, log)
 	}

@@ -36,14 +36,20 @@ func query(t *testing.T, what string) [][]string {
 	return rows
 }
 
-// open opens this machine's driver until the test ends.
+// open opens this machine's driver until the test ends, with deadlines as the program.
 func open(t *testing.T) nvml.Library {
+	t.Helper()
+	lib := nvml.WithDeadlines(bare(t), nvml.Limits{})
+	t.Cleanup(func() { must(t, lib.Shutdown()) })
+	return lib
+}
+
+// bare opens this machine's driver.
+func bare(t *testing.T) nvml.Library {
 	t.Helper()
 	lib, err := driver.Open(driver.Options{})
 	must(t, err)
-	lib = nvml.WithDeadlines(lib, nvml.Limits{})
 	must(t, lib.Init())
-	t.Cleanup(func() { must(t, lib.Shutdown()) })
 	return lib
 }
 

@@ -278,9 +278,11 @@ func commentOf(header, call string) string {
 }
 
 // TestNVMLDifferences checks that each difference of the simulated driver that a row or
-// a sentence names is explained, and that none is explained which no row names.
+// a sentence names is explained, that none is explained which no row names, and that
+// docs/hardware.md has each of them on its list.
 func TestNVMLDifferences(t *testing.T) {
 	rows, explained := nvmlRows(t, documents(t)[nvmlPage])
+	listed := difference.FindAllString(documents(t)["docs/hardware.md"], -1)
 	named := map[string]bool{}
 	for call, row := range rows {
 		found := difference.FindAllString(row.differences, -1)
@@ -299,6 +301,9 @@ func TestNVMLDifferences(t *testing.T) {
 		}
 		if slices.Contains(explained[:i], name) {
 			t.Errorf("%s is explained twice", name)
+		}
+		if !slices.Contains(listed, name) {
+			t.Errorf("%s is not on the list of docs/hardware.md", name)
 		}
 	}
 	for _, page := range []string{nvmlPage, "docs/hardware.md"} {

@@ -176,9 +176,10 @@ func TestAllowed(t *testing.T) {
 	}
 }
 
-// TestCheckOffered refuses to divide GPUs of which nothing would be offered.
+// TestCheckOffered refuses to divide all GPUs when nothing of them would be offered.
 func TestCheckOffered(t *testing.T) {
-	const mine = ", configs: {mine: [{devices: [0], mig-enabled: true, mig-devices: {}}, {devices: [1], mig-enabled: false}], away: [{devices: all, mig-enabled: false}], all-disabled: [{devices: all, mig-enabled: true, mig-devices: {}}]}"
+	const mine = ", configs: {mine: [{devices: [0], mig-enabled: true, mig-devices: {}}, {devices: [1], mig-enabled: false}], away: [{devices: all, mig-enabled: false}], one: [{devices: [0], mig-enabled: true, mig-devices: {}}], but: [{devices: all, mig-enabled: true, mig-devices: {}}, {devices: [0], mig-enabled: false}], " +
+		"models: [{device-filter: '0x20B010DE', devices: all, mig-enabled: true, mig-devices: {}}, {device-filter: '0x233010DE', devices: all, mig-enabled: true, mig-devices: {}}], all-disabled: [{devices: all, mig-enabled: true, mig-devices: {}}]}"
 	for _, row := range []struct {
 		name, strategy, mig string
 		ok                  bool
@@ -190,7 +191,10 @@ func TestCheckOffered(t *testing.T) {
 		{"enabled", "none", "manage: true, config: all-enabled", false},
 		{"without manage", "none", "config: all-balanced", true},
 		{"for the label", "none", "manage: true", true},
-		{"its own on one GPU", "none", "manage: true, config: mine" + mine, false},
+		{"its own on one GPU, the other one whole", "none", "manage: true, config: mine" + mine, true},
+		{"its own on one GPU, the others as they are", "none", "manage: true, config: one" + mine, true},
+		{"its own on all GPUs but one", "none", "manage: true, config: but" + mine, true},
+		{"its own on all of each model", "none", "manage: true, config: models" + mine, false},
 		{"its own, off", "none", "manage: true, config: away" + mine, true},
 		{"its own all-disabled that divides", "none", "manage: true, config: all-disabled" + mine, false},
 	} {

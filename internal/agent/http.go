@@ -70,7 +70,8 @@ func (a *agent) servers() (servers []func(context.Context) error, err error) {
 		servers = append(servers, func(ctx context.Context) error {
 			// That another program has the address, as may be on the host's network, must
 			// not end the serving of GPUs.
-			for pause := 100 * time.Millisecond; ctx.Err() == nil; pause = min(2*pause, 10*time.Second) {
+			for pause := firstPause; ctx.Err() == nil; {
+				began := time.Now()
 				listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.address)
 				if err == nil {
 					a.Logger.Info(s.listens, "address", listener.Addr().String()) //nolint:sloglint // one of the two constants above
@@ -84,11 +85,27 @@ func (a *agent) servers() (servers []func(context.Context) error, err error) {
 				case <-ctx.Done():
 				case <-time.After(pause):
 				}
+				pause = nextPause(pause, time.Since(began))
 			}
 			return nil
 		})
 	}
 	return servers, nil
+}
+
+// The pause before an address is tried again doubles from the first to the longest.
+const (
+	firstPause   = 100 * time.Millisecond
+	longestPause = 10 * time.Second
+)
+
+// nextPause is the pause after this one, and after a try that took so long with it: what
+// was served for a while and ended is a new failure.
+func nextPause(pause, took time.Duration) time.Duration {
+	if took >= 2*longestPause {
+		return firstPause
+	}
+	return min(2*pause, longestPause)
 }
 
 // setUnserved tells why an address is not served, or that it is.

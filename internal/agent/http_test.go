@@ -608,3 +608,19 @@ func TestTakeOverFailureEndsRun(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// TestNextPause checks that the pause grows while an address fails at once, and not from
+// where it was when it has been served meanwhile.
+func TestNextPause(t *testing.T) {
+	pause := firstPause
+	for n := range 20 {
+		next := nextPause(pause, pause)
+		if next <= pause && pause < longestPause || next > longestPause {
+			t.Errorf("pause %d is %s, after %s", n, next, pause)
+		}
+		pause = next
+	}
+	if next := nextPause(pause, time.Hour); next != firstPause {
+		t.Errorf("%s after an hour of service, want %s", next, firstPause)
+	}
+}

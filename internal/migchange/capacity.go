@@ -76,20 +76,24 @@ func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
 
 // oneFirst puts off all changes of MIG mode but one until one has come true: another
 // program that has the GPUs open, and what else keeps the driver from it, shows with the
-// change only, and no other GPU is to leave service for that.
+// change only, and no other GPU is to leave service for that. The one is the first of those
+// that have failed least often: it keeps its turn for as long as its withdrawal takes, also
+// when the pause of one that fails every time is shorter.
 func (r *Reconciler) oneFirst(looks []*look) {
 	if r.modeChanges.Load() {
 		return
 	}
-	one := r.room() < mostChanges
-	for i, l := range looks {
-		if l.Record == nil || l.Record.Before.MIG == l.Record.After.MIG {
-			continue
+	changes := func(l *look) bool { return l.Record != nil && l.Record.Before.MIG != l.Record.After.MIG }
+	var one *look
+	for _, l := range looks {
+		if changes(l) && (one == nil || l.failures < one.failures) {
+			one = l
 		}
-		if one {
+	}
+	for i, l := range looks {
+		if changes(l) && (l != one || r.room() < mostChanges) {
 			looks[i] = l.putOff("another GPU changes its MIG mode first")
 		}
-		one = true
 	}
 }
 

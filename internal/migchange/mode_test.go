@@ -12,6 +12,7 @@ import (
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -302,5 +303,105 @@ func TestNotReadAgain(t *testing.T) {
 	w.run(r, wanted, false, 5)
 	if got := w.state(r); got.State != nodereport.LayoutApplied || r.offered.Load().only[got.GPU] != nil {
 		t.Errorf("%s (%s), offered %v", got.State, got.Reason, r.offered.Load().only)
+	}
+}
+
+// interposed has calls of a Partitioner answered otherwise.
+type interposed struct {
+	Partitioner
+	state func()
+	apply func(gpu string) error
+}
+
+func (i interposed) State(ctx context.Context, gpu string) (sharing.MIGState, error) {
+	state, err := i.Partitioner.State(ctx, gpu)
+	i.state()
+	return state, err
+}
+
+func (i interposed) Apply(ctx context.Context, gpu string, step mig.Step) error {
+	if err := i.apply(gpu); err != nil {
+		return err
+	}
+	return i.Partitioner.Apply(ctx, gpu, step)
+}
+
+// TestPodEndsMeanwhile checks that a pod which ends while a GPU is looked at is not taken
+// for a program without one: the GPU would be offered again, and given to the next pod.
+func TestPodEndsMeanwhile(t *testing.T) {
+	w, wanted := newWorld(t, "h100"), layoutNamed("all-balanced")
+	must(t, w.sim.AddProcess(0, simnode.WholeGPU, 4711, 1<<20))
+	w.held = []string{w.gpu()}
+	r := w.program()
+	looked := false
+	end := func() { // When the first of two questions was answered.
+		if !looked {
+			looked, w.held = true, nil
+			must(t, w.sim.RemoveProcess(0, simnode.WholeGPU, 4711))
+		}
+	}
+	r.Partitioner = interposed{r.Partitioner, end, func(string) error { return nil }}
+	holders := r.Holders
+	r.Holders = func(ctx context.Context) ([]sharing.Allocation, error) {
+		defer end()
+		return holders(ctx)
+	}
+	w.passes(r, wanted, 1)
+	if got := w.state(r); !strings.Contains(got.Reason, "default/pod") || r.offered.Load().only[got.GPU] == nil {
+		t.Errorf("%s (%s), offered %v, want held back for the pod", got.State, got.Reason, r.offered.Load().only)
+	}
+	w.clock = w.clock.Add(recheckInterval)
+	w.run(r, wanted, false, 5)
+	if got := w.state(r); got.State != nodereport.LayoutApplied {
+		t.Errorf("in the end: %s (%s)", got.State, got.Reason)
+	}
+}
+
+// sluggish has units withdrawn only when they have not been offered for a while.
+type sluggish struct {
+	*world
+	since map[string]time.Time
+	takes time.Duration
+}
+
+func (s sluggish) Withdrawn(units ...string) bool {
+	return !slices.ContainsFunc(units, func(unit string) bool {
+		since, withheld := s.since[unit]
+		return !withheld || s.clock.Before(since.Add(s.takes))
+	})
+}
+
+// TestFailingGPUTakesNoTurns checks that a GPU whose mode never changes does not come
+// before another one whose devices are still being withdrawn when it is tried again.
+func TestFailingGPUTakesNoTurns(t *testing.T) {
+	w, wanted := newWorld(t, "h100x2"), layoutNamed("all-balanced")
+	w.gpus = 2
+	gpus, err := nvml.Scan(w.sim)
+	must(t, err)
+	r := w.program()
+	tries := 0
+	r.Partitioner = interposed{r.Partitioner, func() {}, func(gpu string) error {
+		if gpu != gpus[0].UUID {
+			return nil
+		}
+		tries++
+		return mig.ErrInUse
+	}}
+	devices := sluggish{w, map[string]time.Time{}, 30 * time.Second}
+	r.Devices = devices
+	r.Plan = func(context.Context) {
+		for _, gpu := range gpus {
+			if only, limited := r.offered.Load().only[gpu.UUID]; !limited || only[gpu.UUID] {
+				delete(devices.since, gpu.UUID)
+			} else if _, known := devices.since[gpu.UUID]; !known {
+				devices.since[gpu.UUID] = w.clock
+			}
+		}
+	}
+	for begun := w.clock; w.clock.Before(begun.Add(10*time.Minute)) && !r.modeChanges.Load(); w.clock = w.clock.Add(time.Second) {
+		w.passes(r, wanted, 1)
+	}
+	if !r.modeChanges.Load() || tries != 1 {
+		t.Errorf("the other GPU has the mode: %v, after %d tries of the one that fails", r.modeChanges.Load(), tries)
 	}
 }

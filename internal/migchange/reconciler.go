@@ -541,12 +541,13 @@ func (r *Reconciler) decide(ctx context.Context, g *managedGPU, holders func() H
 	if !r.wanted.Manage || r.wanted.Name == "" {
 		return Decision{}, nil
 	}
+	// Asked first, or the processes of a pod that ends meanwhile would seem to be nobody's.
+	h := holders()
 	state, err := r.Partitioner.State(ctx, g.status.GPU)
 	if err != nil {
 		return Decision{}, err
 	}
 	state.GPU.Index, state.NotPermitted = g.status.Index, state.NotPermitted || r.refused.Load()
-	h := holders()
 	r.see(g, h.markHeld(g.status.GPU, state))
 	return Decide(Situation{
 		GPU: g.status.GPU, State: state, Wanted: r.wanted, Holders: h,

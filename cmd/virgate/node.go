@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -51,10 +52,10 @@ func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logge
 	if simulated, ok := library.(*simnode.Node); ok {
 		gpus = daemon.Simulated(simulated, simulated)
 	} else {
-		gpus = daemon.GPUs{Library: nvml.WithDeadlines(library, nvml.Limits{}), Proc: os.DirFS(cmd.String("proc")), Close: func() {}}
+		gpus = daemon.GPUs{Library: nvml.WithDeadlines(library, nvml.Limits{}), Proc: os.DirFS(cmp.Or(cmd.String("proc"), "/proc")), Close: func() {}}
 		// What the kernel does not say, or not of the machine's own namespace, is not seen.
 		if !strings.HasPrefix(cmd.String("node"), "trace:") {
-			gpus.ProcessesHidden, gpus.NotPermitted = !usage.InInitialNamespace(os.DirFS("/proc")), !host.MayPartition("/")
+			gpus.ProcessesHidden, gpus.NotPermitted = !usage.InInitialNamespace(gpus.Proc), !host.MayPartition("/")
 		}
 	}
 	gpus.Name = cmd.String("node")

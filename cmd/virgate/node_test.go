@@ -3,7 +3,9 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -14,6 +16,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/urfave/cli/v3"
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/nvml/driver"
+	"github.com/virgate/virgate/internal/usage"
 )
 
 // program runs a command line to its end.
@@ -50,6 +56,32 @@ func write(t *testing.T, lines ...string) (path string) {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// TestProcessesHidden checks whose PID namespace counts: that of --proc, and of this
+// process for commands that have no such flag.
+func TestProcessesHidden(t *testing.T) {
+	own := !usage.InInitialNamespace(os.DirFS("/proc"))
+	for namespace, want := range map[string]bool{"pid:[4026531836]": false, "pid:[4026532199]": true, "": own} {
+		var flags []cli.Flag
+		if namespace != "" {
+			proc := t.TempDir()
+			if err := errors.Join(os.MkdirAll(filepath.Join(proc, "self/ns"), 0o755), os.Symlink(namespace, filepath.Join(proc, "self/ns/pid"))); err != nil {
+				t.Fatal(err)
+			}
+			flags = append(flags, &cli.StringFlag{Name: "proc", Value: proc})
+		}
+		command := &cli.Command{Flags: append(flags, nodeFlags()...), Action: func(_ context.Context, cmd *cli.Command) error {
+			gpus, err := openGPUs(cmd, configs.StartupSettings{}, slog.New(slog.DiscardHandler))
+			if err == nil && gpus.ProcessesHidden != want {
+				t.Errorf("in %q: processes are hidden: %t, want %t", namespace, gpus.ProcessesHidden, want)
+			}
+			return err
+		}}
+		if err := command.Run(t.Context(), []string{"virgate"}); err != nil && !errors.Is(err, driver.ErrNoCgo) {
+			t.Error(err)
+		}
+	}
 }
 
 func TestNodeErrors(t *testing.T) {

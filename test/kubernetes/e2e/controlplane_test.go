@@ -189,7 +189,7 @@ func (c *cluster) startControlPlane(t *testing.T) {
 		"--advertise-address="+nodeAddress, "--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.96.0.0/24",
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--token-auth-file="+c.path("tokens.csv"),
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+c.path("accounts.key"),
-		"--service-account-signing-key-file="+c.path("accounts.key"), "--shutdown-delay-duration=0s",
+		"--service-account-signing-key-file="+c.path("accounts.key"), "--shutdown-delay-duration=0s", "--allow-privileged=true",
 	)
 	c.kubeconfigs(t)
 	c.await(t, time.Minute, "the API server", c.ready)

@@ -2,7 +2,7 @@
 // users would see: etcd, kube-apiserver, kube-controller-manager, kube-scheduler
 // and kubelet are linked into the test's own binary, containerd, Helm and the CNI
 // plugins are built from their modules; runc is the machine's. Virgate runs in
-// its own image, on a simulated node.
+// its own image, on a simulated node; in one part it loads a driver's library.
 //
 // All of it runs in namespaces of its own (mounts, processes, network, name), so
 // that it meets no other Kubernetes on the machine and ends with the test however

@@ -85,6 +85,7 @@ func TestKubernetes(t *testing.T) {
 		{"uninstall", testUninstall},
 		{"CDI", testCDI},
 		{"Prometheus", testPrometheus},
+		{"nvml", testNVML},
 		{"image swap", testImageSwap},
 		{"manifest", testManifest},
 	} {

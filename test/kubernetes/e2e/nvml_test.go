@@ -1,0 +1,249 @@
+package e2e
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+)
+
+// driverSource is a libnvidia-ml.so.1 in C, which grants rights as the driver does.
+const driverSource = "../../../internal/nvml/driver/testdata/fake.c"
+
+// testNVML has the chart's container load a driver's library, and use it with the rights
+// that the chart gives it: whole GPUs and partitions, with SYS_ADMIN and without.
+func testNVML(t *testing.T, c *cluster) {
+	whole, partitioned := c.installDriver(t, "whole", "-DWHOLE"), c.installDriver(t, "partitioned")
+	t.Cleanup(func() { c.label(t, "") })
+	const notRead = "partitions cannot all be read: the container lacks the right to monitor MIG, which takes the capability SYS_ADMIN and NVIDIA_MIG_MONITOR_DEVICES=all"
+	wholeGPUs := map[string]served{"nvidia.com/gpu": {2, "nvidia0 nvidia1"}}
+	both := map[string]served{"nvidia.com/gpu": {1, "nvidia0"}, "nvidia.com/mig-1g.5gb": {2, "nvidia1"}}
+	for _, node := range []struct {
+		name, driver string
+		values       []string
+		privileged   bool
+		serves       map[string]served
+		said         string
+	}{
+		{"whole GPUs", whole, []string{"migStrategy=none"}, false, wholeGPUs, ""},
+		{"whole GPUs, privileged container", whole, []string{"migStrategy=none", "driverAccess=privileged"}, true, wholeGPUs, ""},
+		{"partitions", partitioned, []string{"migStrategy=mixed"}, true, both, ""},
+		{"partitions, SYS_ADMIN forbidden", partitioned, []string{"migStrategy=mixed", "mig.monitor=false"}, false, both, notRead},
+	} {
+		t.Run(node.name, func(t *testing.T) {
+			c.installOn(t, node.driver, append(node.values, "config.map.plain=version: v1", "config.default=plain")...)
+			c.serves(t, node.serves)
+			c.hasSysAdmin(t, node.privileged)
+			c.awaitCondition(t, v1.ConditionTrue, "Serving", node.said)
+			c.saysOfMIG(t, node.said)
+		})
+	}
+	t.Run("layouts", func(t *testing.T) { c.makesLayouts(t, whole) })
+	t.Run("layouts, SYS_ADMIN forbidden", func(t *testing.T) {
+		began := time.Now()
+		c.installOn(t, whole, "migStrategy=mixed", "mig.monitor=false", "config.map.balanced="+layoutProfile("all-balanced"), "config.default=balanced")
+		c.awaitEvent(t, began, "MIGFailed", "GPU 0", "SYS_ADMIN", "NVIDIA_MIG_CONFIG_DEVICES=all")
+		c.awaitEvent(t, began, "MIGFailed", "GPU 1", "SYS_ADMIN", "NVIDIA_MIG_CONFIG_DEVICES=all")
+		c.serves(t, wholeGPUs)
+	})
+}
+
+func layoutProfile(layout string) string {
+	return "version: v1\nmig:\n  manage: true\n  config: " + layout
+}
+
+// makesLayouts has MIG turned on, partitions made anew, and MIG turned off. In this node's
+// PID namespace, which is not the machine's, the driver might hide processes, so that
+// nothing is changed; then the plugin reads another /proc, in which it is.
+func (c *cluster) makesLayouts(t *testing.T, driver string) {
+	const small, off = "all-1g.5gb", "all-disabled"
+	values := []string{"migStrategy=mixed", "mig.manage=true", "config.default=all-balanced"}
+	for _, layout := range []string{"all-balanced", small, off} {
+		values = append(values, "config.map."+strings.ReplaceAll(layout, ".", `\.`)+"="+layoutProfile(layout))
+	}
+	began := time.Now()
+	c.installOn(t, driver, values...)
+	c.hasSysAdmin(t, true)
+	c.awaitEvent(t, began, "MIGBlocked", "in use: unknown", "hostPID")
+	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 2})
+	c.installOn(t, driver, append(values, "extraArgs[2]=--proc=/driver-root/proc")...)
+	for _, each := range []struct {
+		label  string
+		serves map[string]served
+	}{
+		// A change of the mode moves the minor numbers.
+		{"", map[string]served{"nvidia.com/mig-1g.5gb": {4, "nvidia2 nvidia3"}, "nvidia.com/mig-2g.10gb": {2, "nvidia2 nvidia3"}, "nvidia.com/mig-3g.20gb": {2, "nvidia2 nvidia3"}}},
+		{small, map[string]served{"nvidia.com/mig-1g.5gb": {14, "nvidia2 nvidia3"}}},
+		{off, map[string]served{"nvidia.com/gpu": {2, "nvidia0 nvidia1"}}},
+	} {
+		c.label(t, each.label)
+		c.serves(t, each.serves)
+		c.awaitCondition(t, v1.ConditionTrue, "Serving")
+	}
+}
+
+// installDriver makes a driver root below which are the library, the device nodes and
+// the numbers of those of partitions, and returns its path.
+func (c *cluster) installDriver(t *testing.T, name string, flags ...string) (root string) {
+	t.Helper()
+	compiler, err := exec.LookPath("cc")
+	if err != nil {
+		if os.Getenv("E2E") == "required" {
+			t.Fatal(err)
+		}
+		t.Skip("no C compiler named cc, so the program cannot load a library either")
+	}
+	root = c.path("driver-" + name)
+	for _, folder := range []string{"usr/lib64", "dev/nvidia-caps", "proc/self/ns"} {
+		if err := os.MkdirAll(filepath.Join(root, folder), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	library := filepath.Join(root, "usr/lib64/libnvidia-ml.so.1")
+	arguments := append([]string{"-shared", "-fPIC", "-DNEW", `-DVERSION="580.1"`, "-o", library, driverSource}, flags...)
+	if output, err := exec.Command(compiler, arguments...).CombinedOutput(); err != nil {
+		t.Fatalf("cc: %v\n%s", err, output)
+	}
+	node := func(name string, major, minor uint32) {
+		if err := unix.Mknod(filepath.Join(root, "dev", name), unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The driver's numbers; that of the module for unified memory is any.
+	node("nvidiactl", 195, 255)
+	node("nvidia-uvm", 240, 0)
+	for gpu := range uint32(4) { // The library's GPUs have others of these after a change of MIG mode.
+		node(fmt.Sprintf("nvidia%d", gpu), 195, gpu)
+	}
+	minors, next := "config 1\nmonitor 2\n", uint32(3)
+	for gpu := range 4 {
+		for instance := 7; instance < 14; instance++ {
+			minors += fmt.Sprintf("gpu%d/gi%d/access %d\ngpu%[1]d/gi%[2]d/ci0/access %[4]d\n", gpu, instance, next, next+1)
+			node(fmt.Sprintf("nvidia-caps/nvidia-cap%d", next), 241, next)
+			node(fmt.Sprintf("nvidia-caps/nvidia-cap%d", next+1), 241, next+1)
+			next += 2
+		}
+	}
+	c.write(t, filepath.Join("driver-"+name, "proc/driver/nvidia-caps/mig-minors"), minors)
+	if err := os.Symlink("pid:[4026531836]", filepath.Join(root, "proc/self/ns/pid")); err != nil { // The machine's.
+		t.Fatal(err)
+	}
+	return root
+}
+
+// installOn installs the chart on a node with the driver.
+func (c *cluster) installOn(t *testing.T, driver string, values ...string) {
+	t.Helper()
+	c.install(t, append(values, "node=nvml", "compatWithCPUManager=true",
+		"nvidiaDriverRoot="+driver, "nvidiaDevRoot="+driver, quickly, "extraArgs[1]=--host-root=/driver-root")...)
+}
+
+// hasSysAdmin says whether the plugin's process has the capability.
+func (c *cluster) hasSysAdmin(t *testing.T, want bool) {
+	t.Helper()
+	for _, process := range processes(t, c.plugin(t)) {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", process))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, line, _ := strings.Cut(string(status), "CapEff:")
+		line, _, _ = strings.Cut(line, "\n")
+		effective, err := strconv.ParseUint(strings.TrimSpace(line), 16, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := effective>>unix.CAP_SYS_ADMIN&1 == 1; got != want {
+			t.Errorf("the plugin has SYS_ADMIN: %t, want %t", got, want)
+		}
+	}
+}
+
+// saysOfMIG says whether the plugin's log and `virgate status` name the missing right.
+func (c *cluster) saysOfMIG(t *testing.T, want string) {
+	t.Helper()
+	plugin := c.plugin(t)
+	log, err := c.client.CoreV1().Pods(namespace).GetLogs(plugin.Name, &v1.PodLogOptions{}).DoRaw(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for where, text := range map[string]string{"log": string(log), "status": c.exec(t, plugin, "virgate", "status")} {
+		if got := strings.Contains(text, "SYS_ADMIN"); got != (want != "") {
+			t.Errorf("the %s names SYS_ADMIN: %t, want %t:\n%s", where, got, want != "", text)
+		}
+	}
+}
+
+// served is how many devices of a resource the node has, on the GPUs of these device nodes.
+type served struct {
+	devices int64
+	gpus    string
+}
+
+// serves waits until the node offers these resources and no others, and has a pod use
+// each device.
+func (c *cluster) serves(t *testing.T, want map[string]served) {
+	t.Helper()
+	counts := map[string]int64{}
+	for resource, each := range want {
+		counts[resource] = each.devices
+	}
+	c.awaitAllocatable(t, counts)
+	for resource, each := range want {
+		pods := numbered("nodes-"+strings.NewReplacer("nvidia.com/", "", ".", "-").Replace(resource), int(each.devices), resource)
+		c.runAll(t, pods)
+		if gpus := c.givenNodes(t, pods, strings.Contains(resource, "mig-")); gpus != each.gpus {
+			t.Errorf("pods with %s have the GPUs %q, want %q", resource, gpus, each.gpus)
+		}
+		c.removeAll(t, pods)
+	}
+}
+
+// givenNodes says whether each of the pods was given device nodes of its own, and returns
+// those of the GPUs.
+func (c *cluster) givenNodes(t *testing.T, pods []*v1.Pod, partitions bool) string {
+	t.Helper()
+	want := map[string]int{"GPU": 1, "nvidiactl": 1, "nvidia-uvm": 1}
+	if partitions {
+		want["capability"] = 2
+	}
+	given, gpus := map[string]string{}, map[string]bool{}
+	for _, pod := range pods {
+		var own []string
+		kinds := map[string]int{}
+		for _, line := range c.printed(t, pod.Name) {
+			node, ok := strings.CutPrefix(line, "device /dev/")
+			switch {
+			case !ok:
+				continue
+			case strings.HasPrefix(node, "nvidia-caps/"):
+				kinds["capability"]++
+				own = append(own, node)
+			case strings.Trim(strings.TrimPrefix(node, "nvidia"), "0123456789") == "":
+				kinds["GPU"]++
+				own = append(own, node)
+				gpus[node] = true
+			default:
+				kinds[node]++
+			}
+		}
+		if !maps.Equal(kinds, want) {
+			t.Errorf("pod %s has device nodes %v, want %v: %q", pod.Name, kinds, want, own)
+		}
+		slices.Sort(own)
+		nodes := strings.Join(own, " ")
+		if other, twice := given[nodes]; twice {
+			t.Errorf("pods %s and %s have the same device nodes: %s", other, pod.Name, nodes)
+		}
+		given[nodes] = pod.Name
+	}
+	return strings.Join(slices.Sorted(maps.Keys(gpus)), " ")
+}

@@ -39,7 +39,6 @@ func NewPlan(gpus []GPU, p Profile) Plan {
 	nameUnits(units, p)
 	assignEntries(units, p.TimeSlicing, &warn)
 	plan.Resources = resources(units, p, &warn)
-	p.Grants.warn(plan.Resources, &warn)
 	plan.Warnings = warn.sorted()
 	return plan
 }

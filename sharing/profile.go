@@ -1,6 +1,7 @@
 package sharing
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -215,14 +216,14 @@ func (g Grants) Extras() []string {
 	return extras
 }
 
-// warn warns that two resources in one container may conflict: of two values of one
-// variable, the kubelet takes either one at random at each start of the container.
-// Grants without a strategy are from no document, and get no warning.
-func (g Grants) warn(resources []Resource, warn *warnings) {
+// Conflicts says whether two resources in one container would conflict: of two values of
+// one variable, the kubelet takes either one at random at each start of the container.
+// It is no warning of the plan, because most nodes with two names have no such container.
+func (g Grants) Conflicts(resources []Resource) []string {
 	alone := slices.Contains(g.Strategies, Envvar) && !g.Uses(VolumeMounts) && !g.CDI() && !g.Uses(DriverMounts)
 	if !alone || len(resources) < 2 {
-		return
+		return nil
 	}
-	warn.addf("deviceListStrategy %s: a container that asks for two resources of this node sees the devices of one of them, another one at every start; %s and %s have no such limit",
-		Envvar, VolumeMounts, CDICRI)
+	return []string{fmt.Sprintf("deviceListStrategy %s: a container that asks for two resources of this node sees the devices of one of them, another one at every start; %s and %s have no such limit",
+		Envvar, VolumeMounts, CDICRI)}
 }

@@ -12,6 +12,8 @@ type Measurement struct {
 	GPUs []GPUUtilization
 	// Owners say where each process on the GPUs runs, by PID; nil while none can be found out.
 	Owners map[int]ProcessOwner
+	// Unwatched says that nobody asked for Owners.
+	Unwatched bool
 	// Errors counts what went wrong, by stage.
 	Errors map[AttributionStage]int
 }
@@ -118,6 +120,8 @@ type UtilizationReport struct {
 	GPUs []GPUUtilization
 	// Attributed says that each process's container is known; if not, the rest is empty.
 	Attributed bool
+	// Unwatched is that of the measurement.
+	Unwatched bool
 	// Containers hold devices of a unit that could be read, by unit, namespace, pod and name.
 	Containers []ContainerUtilization
 	// Unattributed has an entry for each cause and each GPU that could be read, by
@@ -160,7 +164,7 @@ type UnattributedUtilization struct {
 // allocations are those at the time of the measurement. known is false when they
 // could not be read; nothing is attributed then.
 func NewUtilizationReport(m Measurement, gpus []GPU, resources []Resource, allocations []Allocation, known bool) UtilizationReport {
-	report := UtilizationReport{GPUs: m.GPUs}
+	report := UtilizationReport{GPUs: m.GPUs, Unwatched: m.Unwatched}
 	if m.Owners == nil || !known {
 		return report
 	}

@@ -59,7 +59,7 @@ func planCommand(environment environment) *cli.Command {
 				}
 			}
 			plan, divides := sharing.NewPlan(then, config.Profile), !reflect.DeepEqual(gpus, then)
-			plan.Warnings = append(plan.Warnings, waits...)
+			plan.Warnings = slices.Concat(plan.Grants.Conflicts(plan.Resources), plan.Warnings, waits)
 			if !cmd.IsSet("from") {
 				report := planReport{Summary: plan.Summary()}
 				if divides {

@@ -2,7 +2,6 @@ package agent
 
 import (
 	_ "embed"
-	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -53,11 +52,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for _, state := range nodereport.ProfileStates() {
 		send("config_state", metrics.BoolToFloat(state == p.state), string(state))
 	}
-	if number, ok := generationNumber(s.wanted.Generation); ok {
-		send("config_generation", number)
-	}
-	if number, ok := generationNumber(p.applied.Generation); ok {
-		send("config_applied_generation", number)
+	if p.applied.Generation != "" {
 		send("config_last_apply_timestamp_seconds", float64(p.appliedAt.UnixMilli())/1000)
 		send("config_info", 1, p.applied.Name, p.applied.Source, p.applied.Generation)
 	}
@@ -66,13 +61,6 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	send("mig_repartitions_total", float64(applied), "applied")
 	send("mig_repartitions_total", float64(undone), "undone")
 	send("mig_repartitions_total", float64(failed), "failed")
-}
-
-// generationNumber is a generation as a metric's value. Its 12 hexadecimal
-// digits fit into the 53 bits that a float64 has.
-func generationNumber(generation string) (number float64, ok bool) {
-	value, err := strconv.ParseUint(generation, 16, 48)
-	return float64(value), err == nil
 }
 
 // callCollector measures the kubelet's calls: it is a plugin.CallMetrics and a prometheus.Collector.

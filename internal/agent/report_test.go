@@ -392,20 +392,6 @@ func TestFirstProblem(t *testing.T) {
 	}
 }
 
-func TestGenerationNumber(t *testing.T) {
-	for _, test := range []struct {
-		text string
-		want float64
-		ok   bool
-	}{
-		{"", 0, false}, {"x", 0, false}, {"0000000000ff", 255, true}, {"ffffffffffff", 1<<48 - 1, true},
-	} {
-		if got, ok := generationNumber(test.text); ok != test.ok || ok && got != test.want {
-			t.Errorf("%q is %v, %t", test.text, got, ok)
-		}
-	}
-}
-
 // TestOnTheWay has GPUs with another layout than the wanted one be pending, so
 // that nobody takes the state of the last layout for that of the next.
 func TestOnTheWay(t *testing.T) {

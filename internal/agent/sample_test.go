@@ -217,7 +217,7 @@ func TestSumsAreTheDrivers(t *testing.T) {
 			}
 		}
 	}
-	w.want(w.series("unattributed_processes", "cause"), "no_container:8 not_allocated:8 unreadable:0")
+	w.want(w.series("unattributed_processes", "cause"), "no_container:8 not_allocated:8")
 }
 
 func TestAPodThatEndsVanishes(t *testing.T) {

@@ -62,9 +62,6 @@ func NewSampler(options Options) *Sampler {
 	}
 }
 
-// ErrNoContainers says that the containers on the node are unknown.
-var ErrNoContainers = errors.New("the containers of this node are not watched")
-
 // Measure measures now. It does not fail: what could not be read is left out and
 // counted. It returns within a few seconds, and at once when ctx ends.
 func (s *Sampler) Measure(ctx context.Context) sharing.Measurement {
@@ -74,10 +71,10 @@ func (s *Sampler) Measure(ctx context.Context) sharing.Measurement {
 	m.GPUs, err = s.options.Meter.Read(ctx)
 	s.note(&m, sharing.StageDriver, err)
 
-	containers, err := map[string]sharing.Container(nil), ErrNoContainers
-	if s.options.Containers != nil {
-		containers, err = s.options.Containers.Containers()
+	if m.Unwatched = s.options.Containers == nil; m.Unwatched {
+		return m
 	}
+	containers, err := s.options.Containers.Containers()
 	s.note(&m, sharing.StagePods, err)
 	certain, foreign := checkHostPIDs(s.options.Proc)
 	if err != nil && containers == nil || foreign != nil {

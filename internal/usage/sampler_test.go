@@ -178,7 +178,8 @@ func TestMeasureLogsAnErrorOnce(t *testing.T) {
 	var log strings.Builder
 	proc := host()
 	proc["1/cgroup"] = inPod(other)
-	sampler := NewSampler(Options{Meter: meter{gpus: gpu(10), err: errors.New("GPU 3 is slow")}, Proc: proc, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	unwatched := watched{err: errors.New("no")}
+	sampler := NewSampler(Options{Meter: meter{gpus: gpu(10), err: errors.New("GPU 3 is slow")}, Proc: proc, Containers: unwatched, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	for range 3 {
 		sampler.Measure(t.Context())
 	}
@@ -193,6 +194,17 @@ func TestMeasureLogsAnErrorOnce(t *testing.T) {
 	sampler.Measure(t.Context())
 	if lines := strings.Count(log.String(), "hostPID"); lines != 2 {
 		t.Errorf("%d lines about the namespace, want 2:\n%s", lines, &log)
+	}
+}
+
+// TestMeasureForNobody checks that where nobody follows the containers, their owners are
+// not looked for, and that this is no error.
+func TestMeasureForNobody(t *testing.T) {
+	var log strings.Builder
+	sampler := NewSampler(Options{Meter: meter{gpus: gpu(10)}, Proc: host(), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	got := sampler.Measure(t.Context())
+	if !got.Unwatched || got.Owners != nil || len(got.GPUs) != 1 || len(got.Errors) > 0 || log.Len() > 0 {
+		t.Errorf("measured %+v, logged %q", got, &log)
 	}
 }
 

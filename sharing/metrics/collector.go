@@ -266,7 +266,9 @@ func collectUtilization(send Send, use UtilizationState) {
 	for gpu, contended := range use.Contended {
 		send("gpu_contended_seconds_total", contended.Seconds(), gpu)
 	}
-	send("attribution_up", BoolToFloat(use.Report.Attributed))
+	if !use.Report.Unwatched {
+		send("attribution_up", BoolToFloat(use.Report.Attributed))
+	}
 	if use.Sampled {
 		send("sample_age_seconds", use.Age.Seconds())
 	}
@@ -307,6 +309,9 @@ func collectAttributed(send Send, report sharing.UtilizationReport) {
 		send("gpu_sm_max_share_ratio", contention.MaxShare, contention.GPU)
 	}
 	for _, rest := range report.Unattributed {
+		if rest.Processes == 0 {
+			continue
+		}
 		figure(send, "unattributed_memory_bytes", rest.Memory, rest.GPU, string(rest.Cause))
 		figure(send, "unattributed_sm_utilization_ratio", rest.SM, rest.GPU, string(rest.Cause))
 		send("unattributed_processes", float64(rest.Processes), rest.GPU, string(rest.Cause))

@@ -148,6 +148,15 @@ func TestExposition(t *testing.T) {
 	}
 }
 
+// TestUnwatchedIsNotDown checks that nothing is called down that nobody asked for.
+func TestUnwatchedIsNotDown(t *testing.T) {
+	source := shared(t)
+	source.use.Report = sharing.NewUtilizationReport(sharing.Measurement{Unwatched: true}, source.state.GPUs, nil, nil, true)
+	if n := testutil.CollectAndCount(source.all(1000), "virgate_attribution_up"); n != 0 {
+		t.Errorf("%d series of virgate_attribution_up", n)
+	}
+}
+
 // TestUnknownIsAbsent checks that nothing is shown as 0 that is not known.
 func TestUnknownIsAbsent(t *testing.T) {
 	dependent := []string{

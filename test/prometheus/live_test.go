@@ -124,6 +124,7 @@ func checkQueries(t *testing.T, s server, targets ...scraped) {
 				known[metric] = append(known[metric], labels...)
 			}
 		}
+		known["kube_node_info"] = []string{"node"} // Of kube-state-metrics.
 		problems = nil
 		for _, q := range queries(t) {
 			if _, err := s.vector(q.text); err != nil {

@@ -330,6 +330,7 @@ func TestQueriesUseDocumentedMetrics(t *testing.T) {
 		known[metric] = append(known[metric], "job", "instance", "node", "namespace", "pod", "container")
 	}
 	known["up"] = []string{"job", "instance", "node"}
+	known["kube_node_info"] = []string{"node"}
 	known["ALERTS"] = []string{"alertname", "alertstate"}
 	for _, rule := range allRules(t) {
 		if rule.Record != "" {

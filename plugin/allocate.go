@@ -150,7 +150,7 @@ func (a allocateResponse) nodes() []*api.DeviceSpec {
 	}
 	specs := make([]*api.DeviceSpec, len(paths))
 	for i, path := range paths {
-		specs[i] = &api.DeviceSpec{ContainerPath: path, HostPath: a.host.onHost(path), Permissions: permissions}
+		specs[i] = &api.DeviceSpec{ContainerPath: path, HostPath: strings.TrimSuffix(a.host.DevRoot, "/") + path, Permissions: permissions}
 	}
 	return specs
 }
@@ -226,8 +226,4 @@ func unitNames(units []sharing.Unit, by sharing.DeviceIDStrategy) []string {
 		}
 	}
 	return names
-}
-
-func (h *Host) onHost(path string) string {
-	return strings.TrimSuffix(h.DevRoot, "/") + path
 }

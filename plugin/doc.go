@@ -9,5 +9,5 @@
 // Read next.go and switch.go for the decision what each resource lists next, a pure
 // function; kubelet.go, manager.go and reconcile.go for the loop around it; and
 // generation.go, server.go, allocate.go and refusal.go for what answers the kubelet's
-// calls. session.go and registrar.go keep a server registered.
+// calls. registrar.go keeps a server registered.
 package plugin

@@ -188,10 +188,7 @@ func (k *keepSearch) choose(n, weight int) {
 		return
 	}
 	p := k.existing[n]
-	// Of interchangeable compute instances, those with the lower CI are kept.
-	repeats := n > 0 && !k.kept[n-1] && k.existing[n-1].profile == p.profile &&
-		k.existing[n-1].instance == p.instance && k.existing[n-1].Busy == p.Busy
-	if k.unmet[p.profile] > 0 && !repeats {
+	if k.unmet[p.profile] > 0 {
 		k.kept[n] = true
 		k.unmet[p.profile]--
 		if k.feasible() {
@@ -209,7 +206,7 @@ func (k *keepSearch) feasible() bool {
 	live := k.live(k.kept)
 	all := k.geometry.assign(k.missing(), live)
 	s := search{geometry: k.geometry, fresh: all[len(live):], placed: all[:len(live):len(live)]}
-	return s.place(0, 0)
+	return s.place(0, 0, anyPlaces)
 }
 
 // live are the GPU instances with a chosen partition, sorted by start.

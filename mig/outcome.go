@@ -24,14 +24,16 @@ func (k *keepSearch) outcome(weight int) outcome {
 	for n := range live {
 		o.instances = append(o.instances, k.extended(live[n], all[n], now))
 	}
-	a := placementSearch{
-		keep:   k,
-		search: search{geometry: k.geometry, fresh: all[len(live):], placed: all[:len(live):len(live)]},
-		now:    now,
-		best:   -1,
-	}
-	a.place(0, 0, 0)
-	o.instances = append(o.instances, a.found...)
+	rest := search{geometry: k.geometry, fresh: all[len(live):], placed: all[:len(live):len(live)]}
+	var found []plannedInstance
+	best := -1
+	rest.place(0, 0, func() bool {
+		if planned, score := k.planned(rest.fresh, now); score > best {
+			best, found = score, planned
+		}
+		return false
+	})
+	o.instances = append(o.instances, found...)
 	for _, s := range o.instances {
 		o.ready += len(s.ready)
 	}
@@ -64,85 +66,28 @@ func (k *keepSearch) occupied(kept []bool) []bool {
 	return occupied
 }
 
-// placementSearch looks for those placements of the new GPU instances with which
-// most partitions can be created now and, among these, most GPU instances exist already.
-type placementSearch struct {
-	keep *keepSearch
-	search
-	// now are the GPU instances that exist during the steps, and those placed so
-	// far that can be created now.
-	now []instance
-	// chosen are the new instances placed so far. found is the best choice of all,
-	// and best its score.
-	chosen []plannedInstance
-	found  []plannedInstance
-	best   int
-}
-
-// place is like search.place, but does not stop at the first result if a better
-// one is possible.
-func (a *placementSearch) place(n, from, score int) {
-	if score+a.possible(n) <= a.best {
-		return
-	}
-	if n == len(a.fresh) {
-		a.best, a.found = score, slices.Clone(a.chosen)
-		return
-	}
-	next := &a.fresh[n]
-	for i := from; i < len(next.info.Starts); i++ {
-		next.placement = Placement{Start: next.info.Starts[i], Size: next.info.Size}
-		if !a.fits(*next) {
-			continue
-		}
-		// As in search, but the score depends on the instances' partitions, too.
-		after := 0
-		if n+1 < len(a.fresh) && a.fresh[n+1].info.Profile == next.info.Profile &&
-			len(a.fresh[n+1].partitions) == len(next.partitions) {
-			after = i + 1
-		}
-		s, gain := a.planned(*next)
-		now := a.now
-		if len(s.ready) > 0 {
-			a.now = append(a.now, *next)
-		}
-		a.placed = append(a.placed, *next)
-		a.chosen = append(a.chosen, s)
-		a.place(n+1, after, score+gain)
-		a.now = now
-		a.chosen = a.chosen[:len(a.chosen)-1]
-		a.placed = a.placed[:len(a.placed)-1]
-	}
-}
-
 // readyScore is more than the number of GPU instances that a GPU can have, so
 // that one more partition that can be created now outweighs all that exist.
 const readyScore = 1 << 10
 
-// planned says whether a new instance can be created now at its placement. Its score
-// is one higher if it exists there already.
-func (a *placementSearch) planned(fresh instance) (s plannedInstance, score int) {
-	beside := search{geometry: a.geometry, placed: a.now}
-	if !beside.fits(fresh) {
-		return plannedInstance{instance: fresh, waiting: fresh.partitions}, 0
-	}
-	score = readyScore * len(fresh.partitions)
-	if slices.ContainsFunc(a.keep.have, func(h Instance) bool { return h.Placement == fresh.placement && h.Profile == fresh.info.Profile }) {
-		score++
-	}
-	return plannedInstance{instance: fresh, ready: fresh.partitions}, score
-}
-
-// possible is an upper bound of the score of fresh[n:].
-func (a *placementSearch) possible(n int) int {
-	score := 0
-	for _, i := range a.fresh[n:] {
+// planned says which of the placed new instances can be created now, beside those that exist
+// during the steps. The score is for how many partitions these have and, of equal numbers, for
+// how many of the instances exist there already.
+func (k *keepSearch) planned(fresh, now []instance) (planned []plannedInstance, score int) {
+	beside := search{geometry: k.geometry, placed: slices.Clip(now)}
+	for _, i := range fresh {
+		if !beside.fits(i) {
+			planned = append(planned, plannedInstance{instance: i, waiting: i.partitions})
+			continue
+		}
+		beside.placed = append(beside.placed, i)
+		planned = append(planned, plannedInstance{instance: i, ready: i.partitions})
 		score += readyScore * len(i.partitions)
-		if slices.ContainsFunc(a.keep.have, func(h Instance) bool { return h.Profile == i.info.Profile }) {
+		if slices.ContainsFunc(k.have, func(h Instance) bool { return h.Placement == i.placement && h.Profile == i.info.Profile }) {
 			score++
 		}
 	}
-	return score
+	return planned, score
 }
 
 // change is the part of the outcome that can be done now, still without steps.

@@ -223,7 +223,7 @@ func (g Geometry) arrange(fresh, live []instance) error {
 		fresh[i].info.Starts = preferred(fresh[i].info)
 	}
 	s := search{geometry: g, fresh: fresh, placed: slices.Clone(live)}
-	if s.place(0, 0) {
+	if s.place(0, 0, anyPlaces) {
 		return nil
 	}
 	// The instances before the deepest one fit together, but not with that one.
@@ -240,12 +240,12 @@ func (g Geometry) arrange(fresh, live []instance) error {
 	return fmt.Errorf("place %s beside %s: %w", missing, strings.Join(beside, ", "), ErrNoRoom)
 }
 
-// place finds placements for fresh[n:]. The first of them has to be at one of
-// info.Starts[from:].
-func (s *search) place(n, from int) bool {
+// place finds placements for fresh[n:], of which the first has to be at one of
+// info.Starts[from:]. It calls placed with each way to place them all, until that returns true.
+func (s *search) place(n, from int, placed func() bool) bool {
 	s.deepest = max(s.deepest, n)
 	if n == len(s.fresh) {
-		return true
+		return placed()
 	}
 	next := &s.fresh[n]
 	for i := from; i < len(next.info.Starts); i++ {
@@ -253,19 +253,23 @@ func (s *search) place(n, from int) bool {
 		if !s.fits(*next) {
 			continue
 		}
-		// Instances of one profile are interchangeable, so one order is enough.
+		// Instances with equally many partitions of one profile are interchangeable, so one
+		// order is enough.
 		after := 0
-		if n+1 < len(s.fresh) && s.fresh[n+1].info.Profile == next.info.Profile {
+		if n+1 < len(s.fresh) && s.fresh[n+1].info.Profile == next.info.Profile && len(s.fresh[n+1].partitions) == len(next.partitions) {
 			after = i + 1
 		}
 		s.placed = append(s.placed, *next)
-		if s.place(n+1, after) {
+		if s.place(n+1, after, placed) {
 			return true
 		}
 		s.placed = s.placed[:len(s.placed)-1]
 	}
 	return false
 }
+
+// anyPlaces has search.place end with the first placements that it finds.
+func anyPlaces() bool { return true }
 
 // preferred are a profile's starts in the order that leaves most room for large
 // profiles later. Profiles with an odd number of slices go to the high end,

@@ -17,6 +17,8 @@ type knownGPU struct {
 	device Device
 	// fixed has the facts that do not change: no health, memory or MIG.
 	fixed sharing.GPU
+	// binding is that of PCIInfo.
+	binding uint64
 	// links is the number of active NVLinks by the bus ID at the other end.
 	links map[string]int
 	// profiles are the names of the GPU instance profiles by published ID; nil
@@ -38,8 +40,7 @@ type reading struct {
 	// celsius is meaningless unless celsiusKnown is set.
 	celsius      int
 	celsiusKnown bool
-	// rowRemapPending says that a memory row waits for a reset to be remapped.
-	rowRemapPending bool
+	marks        Marks
 	// reset is evidence that the GPU was reset since the last reading: its handle
 	// was lost and a new one works.
 	reset bool
@@ -78,14 +79,14 @@ func identify(lib Library, device Device, index int) (*knownGPU, error) {
 	if capability, err := lib.DeviceGetCudaComputeCapability(device); err == nil {
 		gpu.ComputeCapability = fmt.Sprintf("%d.%d", capability.Major, capability.Minor)
 	}
-	return &knownGPU{device: device, fixed: gpu, links: readLinks(lib, device)}, nil
+	return &knownGPU{device: device, fixed: gpu, binding: pci.Binding, links: readLinks(lib, device)}, nil
 }
 
 // read takes a whole reading. An error says that the handle is of no use: the
 // GPU is lost, the handle names another one, or it does not tell whether MIG is
 // enabled, without which the GPU must not be offered at all.
 func (g *knownGPU) read(lib Library) (reading, error) {
-	r := reading{gpu: g.fixed, device: g.device}
+	r := reading{gpu: g.fixed, device: g.device, marks: Marks{Binding: g.binding}}
 	uuid, err := lib.DeviceGetUUID(g.device)
 	if err != nil {
 		return r, err
@@ -150,7 +151,8 @@ func cause(err error) string {
 // readCondition reads the condition of the GPU and of its partitions. A lost GPU
 // is an error.
 func (r *reading) readCondition(lib Library) error {
-	r.findings, r.rowRemapPending = map[string][]finding{}, false
+	r.findings = map[string][]finding{}
+	r.marks.ResetAdvised, r.marks.RowRemap = "", ""
 	memory, err := r.readMemory(lib, r.device, r.gpu.UUID)
 	if err != nil {
 		return err
@@ -161,6 +163,12 @@ func (r *reading) readCondition(lib Library) error {
 		return err
 	}
 	r.celsiusKnown = err == nil
+	switch action, err := lib.DeviceGetFieldValues(r.device, RecoveryAction); {
+	case err == nil && action == RecoverNone:
+		r.marks.ResetAdvised = notWaiting
+	case err == nil && (action == RecoverReset || action == RecoverDrainAndReset):
+		r.marks.ResetAdvised = waiting
+	}
 	if err := r.readMemoryRepairs(lib); err != nil {
 		return err
 	}
@@ -203,11 +211,11 @@ func (r *reading) readMemoryRepairs(lib Library) error {
 	switch {
 	case errors.Is(err, GPUIsLost):
 		return err
-	case err != nil:
-	case rows.Failed:
-		r.found(r.gpu.UUID, finding{sharing.CauseMemory, "row remapping failed"})
-	case rows.Pending:
-		r.rowRemapPending = true
+	case err == nil:
+		r.marks.RowRemap = waits(rows.Pending)
+		if rows.Failed {
+			r.found(r.gpu.UUID, finding{sharing.CauseMemory, "row remapping failed"})
+		}
 	}
 	pending, err := lib.DeviceGetRetiredPagesPendingStatus(r.device)
 	switch {

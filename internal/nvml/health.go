@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -201,6 +202,45 @@ func (h unitHealth) health() sharing.Health {
 		return sharing.Faulty("recovering from " + h.recoveringFrom)
 	}
 	return sharing.Faulty(h.reason())
+}
+
+// Marks are what is known of a GPU that shows, in a later reading, session or run, that the
+// GPU was reset in between. docs/health.md has the reasons. The zero value knows nothing.
+type Marks struct {
+	// Binding is that of PCIInfo.
+	Binding uint64 `json:"binding,omitempty"`
+	// ResetAdvised says whether the driver advises to reset the GPU, RowRemap whether a
+	// memory row waits for a reset to be remapped.
+	ResetAdvised resetWait `json:"resetAdvised,omitempty"`
+	RowRemap     resetWait `json:"rowRemap,omitempty"`
+}
+
+// resetWait says whether something waits for a reset; "" when that is not known.
+type resetWait string
+
+const (
+	waiting    resetWait = "waiting"
+	notWaiting resetWait = "not waiting"
+)
+
+func waits(so bool) resetWait {
+	if so {
+		return waiting
+	}
+	return notWaiting
+}
+
+// over is what is known when the marks before, and then these, were read.
+func (m Marks) over(before Marks) Marks {
+	return Marks{
+		Binding: cmp.Or(m.Binding, before.Binding), ResetAdvised: cmp.Or(m.ResetAdvised, before.ResetAdvised), RowRemap: cmp.Or(m.RowRemap, before.RowRemap),
+	}
+}
+
+// resetSince says whether the GPU was reset after the marks before were read.
+func (m Marks) resetSince(before Marks) bool {
+	return m.Binding != before.Binding && m.Binding != 0 && before.Binding != 0 ||
+		m.ResetAdvised == notWaiting && before.ResetAdvised == waiting || m.RowRemap == notWaiting && before.RowRemap == waiting
 }
 
 // finding is one thing that is wrong with a unit.

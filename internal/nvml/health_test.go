@@ -239,3 +239,25 @@ func TestExplain(t *testing.T) {
 		})
 	}
 }
+
+// TestResetSince: what is not known on one side is no evidence of a reset.
+func TestResetSince(t *testing.T) {
+	tests := []struct {
+		before, now Marks
+		want        bool
+	}{
+		{Marks{}, Marks{}, false},
+		{Marks{}, Marks{Binding: 2, ResetAdvised: notWaiting, RowRemap: notWaiting}, false}, // An older Virgate kept none.
+		{Marks{Binding: 1, ResetAdvised: waiting, RowRemap: waiting}, Marks{}, false},
+		{Marks{ResetAdvised: notWaiting, RowRemap: notWaiting}, Marks{ResetAdvised: waiting, RowRemap: waiting}, false},
+		{Marks{Binding: 1, ResetAdvised: waiting, RowRemap: waiting}, Marks{Binding: 1, ResetAdvised: waiting, RowRemap: waiting}, false},
+		{Marks{Binding: 2}, Marks{Binding: 1}, true},
+		{Marks{ResetAdvised: waiting}, Marks{ResetAdvised: notWaiting}, true},
+		{Marks{RowRemap: waiting}, Marks{RowRemap: notWaiting}, true},
+	}
+	for _, test := range tests {
+		if got := test.now.resetSince(test.before); got != test.want {
+			t.Errorf("%+v since %+v: reset %t, want %t", test.now, test.before, got, test.want)
+		}
+	}
+}

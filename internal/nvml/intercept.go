@@ -150,6 +150,10 @@ func (l *intercepted) DeviceGetMPSComputeRunningProcesses(d Device) ([]Process, 
 	return invoke1(l, "DeviceGetMPSComputeRunningProcesses", Library.DeviceGetMPSComputeRunningProcesses, d)
 }
 
+func (l *intercepted) DeviceGetFieldValues(d Device, field int) (uint32, error) {
+	return invoke2(l, "DeviceGetFieldValues", Library.DeviceGetFieldValues, d, field)
+}
+
 func (l *intercepted) DeviceGetRemappedRows(d Device) (RemappedRows, error) {
 	return invoke1(l, "DeviceGetRemappedRows", Library.DeviceGetRemappedRows, d)
 }

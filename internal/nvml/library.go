@@ -42,6 +42,8 @@ type Library interface {
 	DeviceGetGraphicsRunningProcesses(Device) ([]Process, error)
 	// DeviceGetMPSComputeRunningProcesses are the clients of an MPS server.
 	DeviceGetMPSComputeRunningProcesses(Device) ([]Process, error)
+	// DeviceGetFieldValues reads one field, such as RecoveryAction.
+	DeviceGetFieldValues(d Device, field int) (uint32, error)
 	// DeviceGetRemappedRows is NotSupported on GPUs that replace no memory
 	// rows, which are those before Ampere.
 	DeviceGetRemappedRows(Device) (RemappedRows, error)
@@ -150,6 +152,10 @@ type PCIInfo struct {
 	DeviceID uint32
 	// SubsystemID likewise; 0 when unknown.
 	SubsystemID uint32
+	// Binding tells one binding of the kernel's driver to the GPU from every other since the
+	// machine was booted: loading the driver, or taking the GPU off the bus, makes another one.
+	// It is the kernel's and not NVML's; 0 when unknown.
+	Binding uint64 `json:",omitempty"`
 }
 
 // ComputeCapability is CUDA's, for example 9.0.
@@ -323,6 +329,18 @@ func (l TopologyLevel) String() string {
 		TopologyHostBridge: "hostbridge", TopologyNode: "node", TopologySystem: "system",
 	}[l]
 }
+
+// RecoveryAction is the field that says what the driver advises to do with the GPU (nvml.h,
+// NVML_FI_DEV_GET_GPU_RECOVERY_ACTION and nvmlDeviceGpuRecoveryAction_t). Older
+// drivers do not have it.
+const RecoveryAction = 230
+
+// Of the advices, those that say whether the GPU is to be reset.
+const (
+	RecoverNone          uint32 = 0
+	RecoverReset         uint32 = 1
+	RecoverDrainAndReset uint32 = 4
+)
 
 // RemappedRows is the state of a GPU's spare memory rows.
 type RemappedRows struct {

@@ -45,9 +45,11 @@ type FatalHealth struct {
 	Reasons []string  `json:"reasons"`
 	Since   time.Time `json:"since"`
 	// Boot is the boot ID of the machine, Driver the version of the driver; empty
-	// when unknown. Another boot or driver means that the GPU has been reset.
+	// when unknown. Another boot or driver means that the GPU has been reset, and so may
+	// its marks.
 	Boot   string `json:"boot,omitempty"`
 	Driver string `json:"driver,omitempty"`
+	Marks
 }
 
 // KnownGPU is a GPU as a Store keeps it for a restart of the program, without links.

@@ -120,7 +120,7 @@ func (p *publisher) publishReport() {
 	report.Monitors = []sharing.HealthMonitor{}
 	for uuid, gpu := range p.tracker.gpus {
 		if degraded, registered := p.degraded[uuid]; registered {
-			report.Monitors = append(report.Monitors, sharing.HealthMonitor{GPU: uuid, Degraded: degraded, RowRemapPending: gpu.rowRemapPending})
+			report.Monitors = append(report.Monitors, sharing.HealthMonitor{GPU: uuid, Degraded: degraded, RowRemapPending: gpu.marks.RowRemap == waiting})
 		}
 	}
 	slices.SortFunc(report.Monitors, func(a, b sharing.HealthMonitor) int { return cmp.Compare(a.GPU, b.GPU) })

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -321,6 +322,80 @@ func TestFatalSurvivesRestart(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestResetWhileDown resets GPUs while no program, or none with a session, sees it. Only what
+// the driver or the kernel shows afterwards ends the fault: not the reset itself, whose
+// trace a driver need not keep.
+func TestResetWhileDown(t *testing.T) {
+	heal := func(t *testing.T, sim *simnode.Node) { must(t, sim.Heal(0)) }
+	advise := func(t *testing.T, sim *simnode.Node) { must(t, sim.XID(0, 154, nvml.WholeGPU, nvml.WholeGPU)) }
+	const stays, over = true, false
+	tests := []struct {
+		name            string
+		before, between func(*testing.T, *simnode.Node)
+		want            bool
+	}{
+		{"nothing", nil, nil, stays},
+		{"the driver still advises a reset", advise, nil, stays},
+		{"a reset that nothing shows", nil, heal, stays},
+		{"a reset that the driver advised", advise, heal, over},
+		{"a reset, and a driver that gives no advice", advise, func(t *testing.T, sim *simnode.Node) {
+			heal(t, sim)
+			sim.InjectFault("DeviceGetFieldValues", simnode.Fault{Return: nvml.FunctionNotFound})
+		}, stays},
+		{"a row is remapped", func(t *testing.T, sim *simnode.Node) { must(t, sim.Repair(0)) }, heal, over},
+		{"a row is remapped, which cannot be read at once", func(t *testing.T, sim *simnode.Node) { must(t, sim.Repair(0)) }, func(t *testing.T, sim *simnode.Node) {
+			heal(t, sim)
+			sim.InjectFault("DeviceGetRemappedRows", simnode.Fault{Return: nvml.Unknown, Times: 20})
+		}, over},
+		{"a row still waits", func(t *testing.T, sim *simnode.Node) { must(t, sim.Repair(0)) }, nil, stays},
+		{"the GPU comes back to the bus", nil, func(t *testing.T, sim *simnode.Node) {
+			must(t, sim.Remove(0))
+			_, err := sim.Add("")
+			must(t, err)
+		}, over},
+		{"the same driver is loaded again", nil, func(t *testing.T, sim *simnode.Node) { must(t, sim.Reload()) }, over},
+	}
+	for _, test := range tests {
+		for _, restarted := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, restarted %t", test.name, restarted), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					sim, options := simulate(t, "a30x4"), nvml.Options{Store: &memory{}, Boot: "boot"}
+					w := watchWith(t, sim, options)
+					must(t, w.RestoreHealth(context.Background()))
+					must(t, sim.XID(0, 79, nvml.WholeGPU, nvml.WholeGPU))
+					synctest.Wait()
+					if test.before != nil {
+						test.before(t, sim)
+					}
+					after(time.Minute)
+					if restarted {
+						must(t, w.stop())
+					} else {
+						sim.InjectFault("DeviceGetCount", simnode.Fault{Return: nvml.Uninitialized, Times: 1})
+						for sim.Calls("Shutdown") == 0 {
+							after(100 * time.Millisecond)
+						}
+					}
+					if test.between != nil {
+						test.between(t, sim)
+					}
+					if restarted {
+						options.Known = nil
+						w = watchWith(t, sim, options)
+						must(t, w.RestoreHealth(context.Background()))
+					}
+					after(10 * time.Minute)
+					gpus, err := w.Inventory()
+					must(t, err)
+					if reason := gpus[0].Health.Reason; strings.HasPrefix(reason, "XID 79") != test.want || !test.want && reason != "" {
+						t.Errorf("fault %q, stays: %t", reason, test.want)
+					}
+				})
+			})
+		}
 	}
 }
 

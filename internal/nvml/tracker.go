@@ -244,7 +244,8 @@ func (t *tracker) restoreGPU(gpu *gpuState, at moment) {
 		if f.GPU != gpu.gpu.UUID {
 			return false
 		}
-		if _, there := gpu.units[f.Unit]; there && !differ(f.Driver, t.driver) {
+		if _, there := gpu.units[f.Unit]; there && !differ(f.Driver, t.driver) && !gpu.marks.resetSince(f.Marks) {
+			gpu.marks = gpu.marks.over(f.Marks)
 			o := observation{kind: reportedFatal}
 			for _, reason := range f.Reasons {
 				o.findings = append(o.findings, finding{sharing.CauseRestart, reason})
@@ -275,7 +276,7 @@ func (t *tracker) fatalErrors(boot string) []FatalHealth {
 			if len(h.fatal) == 0 {
 				continue
 			}
-			f := FatalHealth{GPU: uuid, Unit: unit, Since: h.since.UTC().Round(0), Boot: boot, Driver: t.driver}
+			f := FatalHealth{GPU: uuid, Unit: unit, Since: h.since.UTC().Round(0), Boot: boot, Driver: t.driver, Marks: gpu.marks}
 			for _, found := range h.fatal {
 				f.Reasons = append(f.Reasons, found.text)
 			}
@@ -336,8 +337,8 @@ type gpuState struct {
 	// hot says that the GPU was too hot at the last reading, celsius how hot.
 	hot     bool
 	celsius int
-	// rowRemapPending is the last reading's.
-	rowRemapPending bool
+	// marks are those of all readings so far, and of the run before.
+	marks Marks
 	// unassigned are reports for partitions that were not known yet.
 	unassigned []errorReport
 	counters   *counters
@@ -352,7 +353,8 @@ type errorReport struct {
 }
 
 func (g *gpuState) addReading(r reading, at moment) {
-	reset := r.reset || g.lost
+	reset := r.reset || g.lost || r.marks.resetSince(g.marks)
+	g.marks = r.marks.over(g.marks)
 	g.complete(&r)
 	g.gpu, g.lost = r.gpu, false
 	if reset {
@@ -365,7 +367,7 @@ func (g *gpuState) addReading(r reading, at moment) {
 		g.hot = r.celsius > at.rules.TemperatureLimit || g.hot && r.celsius > at.rules.TemperatureSafe
 		g.celsius = r.celsius
 	}
-	if g.rowRemapPending = r.rowRemapPending; r.rowRemapPending && at.rules.RowRemap {
+	if r.marks.RowRemap == waiting && at.rules.RowRemap {
 		r.found(r.gpu.UUID, finding{sharing.CauseMemory, "row remapping waits for a reset"})
 	}
 	for _, unit := range g.allUnits() {

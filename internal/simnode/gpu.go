@@ -33,6 +33,10 @@ type simGPU struct {
 	// memory repair.
 	rows         nvml.RemappedRows
 	pagesPending bool
+	// binding is another one each time the kernel's driver takes the GPU, and recovery what the
+	// driver advises to do with it.
+	binding  uint64
+	recovery uint32
 	// mig is the mode now, migPending the one after the next reset.
 	mig, migPending bool
 	instances       []*gpuInstance
@@ -73,8 +77,15 @@ func (n *Node) newGPU(m model, numaNode int) *simGPU {
 		uuid: "GPU-" + nameUUID(fmt.Sprintf("%s/gpu/%d", n.name, n.gpusMade)), temperature: normalTemperature,
 	}
 	n.gpusMade++
+	n.bind(g)
 	n.renewHandles(g)
 	return g
+}
+
+// bind has the kernel's driver take the GPU.
+func (n *Node) bind(g *simGPU) {
+	n.bindingsMade++
+	g.binding = n.bindingsMade
 }
 
 const gpusPerDomain = 15

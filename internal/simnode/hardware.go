@@ -7,10 +7,17 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 )
 
-// XID has the GPU report an XID error, as an event and with no other effect. gi
+// recoveryActionChanged is the XID that says so.
+const recoveryActionChanged = 154
+
+// XID has the GPU report an XID error, as an event and with no other effect, but that after
+// 154 the driver advises to reset the GPU, until that is done. gi
 // and ci are IDs of a GPU instance and a compute instance, or nvml.WholeGPU.
 func (n *Node) XID(gpu int, code uint64, gi, ci uint32) error {
 	return n.change(gpu, func(g *simGPU) {
+		if code == recoveryActionChanged {
+			g.recovery = nvml.RecoverReset
+		}
 		n.emit(g, nvml.Event{Type: nvml.EventXIDCritical, Data: code, GI: gi, CI: ci})
 	})
 }
@@ -57,7 +64,7 @@ func (n *Node) Lose(gpu int) error {
 func (n *Node) Heal(gpu int) error { return n.change(gpu, n.reset) }
 
 func (n *Node) reset(g *simGPU) {
-	g.lost = false
+	g.lost, g.recovery = false, nvml.RecoverNone
 	g.temperature = normalTemperature
 	if g.rows.Pending {
 		g.rows.Pending = false
@@ -73,6 +80,21 @@ func (n *Node) reset(g *simGPU) {
 	}
 	n.faults = slices.DeleteFunc(n.faults, func(f *injectedFault) bool { return f.gpu == g })
 	n.renewHandles(g)
+}
+
+// Reload unloads the driver and loads it again, which resets all GPUs. It fails while
+// somebody has the driver open.
+func (n *Node) Reload() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.opened > 0 {
+		return fmt.Errorf("the driver is in use: it was opened %d times more than closed", n.opened)
+	}
+	for _, g := range n.gpus {
+		n.bind(g)
+		n.reset(g)
+	}
+	return nil
 }
 
 // SetTemperature sets the temperature of the GPU's core, in degrees Celsius.
@@ -119,6 +141,7 @@ func (n *Node) gpuToAdd(key string) (*simGPU, error) {
 		g := n.removed[last]
 		n.removed = n.removed[:last]
 		g.removed = false
+		n.bind(g)
 		n.reset(g)
 		return g, nil
 	}

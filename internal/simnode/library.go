@@ -50,7 +50,7 @@ func (n driver) DeviceGetUUID(d nvml.Device) (string, error) {
 func (n driver) DeviceGetMinorNumber(d nvml.Device) (int, error) { return n.gpu(d).deviceMinor, nil }
 
 func (n driver) DeviceGetPciInfo(d nvml.Device) (nvml.PCIInfo, error) {
-	return nvml.PCIInfo{BusID: n.gpu(d).busID(), DeviceID: uint32(n.gpu(d).PCI)<<16 | nvidia}, nil
+	return nvml.PCIInfo{BusID: n.gpu(d).busID(), DeviceID: uint32(n.gpu(d).PCI)<<16 | nvidia, Binding: n.gpu(d).binding}, nil
 }
 
 func (n driver) DeviceGetName(d nvml.Device) (string, error) {
@@ -120,6 +120,14 @@ func (n driver) DeviceGetGraphicsRunningProcesses(nvml.Device) ([]nvml.Process, 
 
 func (n driver) DeviceGetMPSComputeRunningProcesses(nvml.Device) ([]nvml.Process, error) {
 	return nil, nil
+}
+
+// DeviceGetFieldValues knows the advice of XID 154.
+func (n driver) DeviceGetFieldValues(d nvml.Device, field int) (uint32, error) {
+	if field != nvml.RecoveryAction {
+		return 0, nvml.NotSupported
+	}
+	return n.gpu(d).recovery, nil
 }
 
 // DeviceGetRemappedRows is NOT_SUPPORTED before Ampere, and while there are instances.

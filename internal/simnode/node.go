@@ -24,11 +24,11 @@ type Node struct {
 	mu sync.Mutex
 	// gpus are by enumeration index; removed are no longer in the node.
 	gpus, removed []*simGPU
-	// gpusMade and handlesMade count what was ever made.
-	gpusMade    int
-	handlesMade uint64
-	targets     map[uint64]target
-	sets        map[nvml.EventSet]*eventSet
+	// gpusMade, handlesMade and bindingsMade count what was ever made.
+	gpusMade                  int
+	handlesMade, bindingsMade uint64
+	targets                   map[uint64]target
+	sets                      map[nvml.EventSet]*eventSet
 	// opened is the number of Init calls less that of Shutdown calls.
 	opened int
 	faults []*injectedFault

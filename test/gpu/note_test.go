@@ -65,6 +65,7 @@ func TestTimes(t *testing.T) {
 		for name, call := range map[string]func(nvml.Device) error{
 			"DeviceGetMemoryInfo":   func(d nvml.Device) error { _, err := lib.DeviceGetMemoryInfo(d); return err },
 			"DeviceGetTemperature":  func(d nvml.Device) error { _, err := lib.DeviceGetTemperature(d); return err },
+			"DeviceGetFieldValues":  func(d nvml.Device) error { _, err := lib.DeviceGetFieldValues(d, nvml.RecoveryAction); return err },
 			"DeviceGetRemappedRows": func(d nvml.Device) error { _, err := lib.DeviceGetRemappedRows(d); return err },
 			"DeviceGetUUID":         func(d nvml.Device) error { _, err := lib.DeviceGetUUID(d); return err },
 		} {

@@ -231,6 +231,9 @@ func gpu(t *testing.T, lib nvml.Library, device nvml.Device) {
 		between(t, "compute capability", capability.Major, 3, 99)
 		between(t, "compute capability after the dot", capability.Minor, 0, 9)
 	}
+	if action, err := lib.DeviceGetFieldValues(device, nvml.RecoveryAction); optional(t, "DeviceGetFieldValues", err) {
+		between(t, "recovery action", int(action), 0, 255)
+	}
 	if rows, err := lib.DeviceGetRemappedRows(device); optional(t, "DeviceGetRemappedRows", err) {
 		between(t, "remapped rows", min(rows.Correctable, rows.Uncorrectable), 0, 1<<20)
 	}

@@ -150,6 +150,8 @@ func (s *subject) reading() []asked {
 	}
 	for name, device := range map[string]nvml.Device{"whole GPU": s.whole, "GPU with MIG": s.parent} {
 		calls = append(calls,
+			of("recovery action of a "+name, func() (uint32, error) { return s.lib.DeviceGetFieldValues(device, nvml.RecoveryAction) }),
+			of("no field of a "+name, func() (uint32, error) { return s.lib.DeviceGetFieldValues(device, 1) }),
 			of("rows of a "+name, func() (nvml.RemappedRows, error) { return s.lib.DeviceGetRemappedRows(device) }),
 			of("utilization of a "+name, func() (nvml.Utilization, error) { return s.lib.DeviceGetUtilizationRates(device) }),
 			of("placements on a "+name, func() ([]mig.Placement, error) {

@@ -3,6 +3,7 @@
 package driver
 
 import (
+	"encoding/binary"
 	"math"
 	"runtime"
 	"time"
@@ -86,6 +87,17 @@ func (l *library) processes(name string, d nvml.Device, get func(gonvml.Device) 
 	return processes, err
 }
 
+func (l *library) DeviceGetFieldValues(d nvml.Device, field int) (uint32, error) {
+	return callWith(l, "DeviceGetFieldValues", &l.devices, d, field, func(d gonvml.Device, field int) (uint32, gonvml.Return) {
+		values := []gonvml.FieldValue{{FieldId: uint32(field)}}
+		code := d.GetFieldValues(values)
+		if code == gonvml.SUCCESS {
+			code = gonvml.Return(values[0].NvmlReturn)
+		}
+		return binary.NativeEndian.Uint32(values[0].Value[:]), code
+	})
+}
+
 func (l *library) DeviceGetRemappedRows(d nvml.Device) (nvml.RemappedRows, error) {
 	return callDevice(l, "DeviceGetRemappedRows", d, func(d gonvml.Device) (nvml.RemappedRows, gonvml.Return) {
 		correctable, uncorrectable, pending, failed, code := d.GetRemappedRows()
@@ -100,7 +112,10 @@ func (l *library) DeviceGetRetiredPagesPendingStatus(d nvml.Device) (bool, error
 
 func (l *library) DeviceGetPciInfo(d nvml.Device) (nvml.PCIInfo, error) {
 	return callDevice(l, "DeviceGetPciInfo", d, func(d gonvml.Device) (nvml.PCIInfo, gonvml.Return) {
-		return place(d.GetPciInfo())
+		pci, code := d.GetPciInfo()
+		info, _ := place(pci, code)
+		info.Binding = binding(l.machine, addressOf(pci))
+		return info, code
 	})
 }
 

@@ -220,6 +220,7 @@ func old(t *testing.T, lib nvml.Library) {
 // missing are calls that the old driver does not have.
 func missing(lib nvml.Library, gpu nvml.Device) map[string]func() error {
 	return map[string]func() error{
+		"DeviceGetFieldValues(230)":           func() error { _, err := lib.DeviceGetFieldValues(gpu, nvml.RecoveryAction); return err },
 		"DeviceGetRemappedRows":               func() error { _, err := lib.DeviceGetRemappedRows(gpu); return err },
 		"DeviceGetRetiredPagesPendingStatus":  func() error { _, err := lib.DeviceGetRetiredPagesPendingStatus(gpu); return err },
 		"DeviceGetComputeRunningProcesses":    func() error { _, err := lib.DeviceGetComputeRunningProcesses(gpu); return err },
@@ -277,6 +278,12 @@ func renewed(t *testing.T, lib nvml.Library) {
 	}
 	if _, err := lib.DeviceGetRemappedRows(gpu); err == nil || err.Error() != "nvml: DeviceGetRemappedRows: NOT_SUPPORTED" {
 		t.Errorf("error %v, want the driver's code with the call", err)
+	}
+	if action, err := lib.DeviceGetFieldValues(gpu, nvml.RecoveryAction); action != nvml.RecoverReset || err != nil {
+		t.Errorf("recovery action %d, %v, want a reset", action, err)
+	}
+	if _, err := lib.DeviceGetFieldValues(gpu, 1); !errors.Is(err, nvml.NotSupported) {
+		t.Errorf("a field that the driver does not have: %v, want NOT_SUPPORTED", err)
 	}
 	processes, err := lib.DeviceGetComputeRunningProcesses(first)
 	must(t, err)

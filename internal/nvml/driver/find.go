@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // libraryName is the name of the library with its ABI version, which NVIDIA has
@@ -169,4 +170,18 @@ func numaNode(machine fs.FS, a address) int {
 		return -1
 	}
 	return node
+}
+
+// binding is nvml.PCIInfo's: the number of sysfs's node for it, which the kernel gives to no
+// other node before the next boot (Linux, fs/kernfs/dir.c: kernfs_new_node).
+func binding(machine fs.FS, a address) uint64 {
+	info, err := fs.Lstat(machine, "sys/bus/pci/devices/"+a.sysfs()+"/driver")
+	if err != nil {
+		return 0
+	}
+	stat, known := info.Sys().(*syscall.Stat_t)
+	if !known {
+		return 0
+	}
+	return stat.Ino
 }

@@ -3,6 +3,8 @@ package driver
 import (
 	"errors"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"testing"
 	"testing/fstest"
 
@@ -194,6 +196,35 @@ func TestNUMANode(t *testing.T) {
 	}
 	if got, want := (address{0x10000, 0x3b, 2}).String(), "00010000:3B:02.0"; got != want {
 		t.Errorf("address %q, want %q", got, want)
+	}
+}
+
+// TestBinding: the kernel makes another node for each binding.
+func TestBinding(t *testing.T) {
+	machine := t.TempDir()
+	folder := filepath.Join(machine, "sys/bus/pci/devices/0000:3b:00.0")
+	bind := func() uint64 {
+		t.Helper()
+		if err := errors.Join(os.Symlink("../drivers/nvidia", folder+"/next"), os.Rename(folder+"/next", folder+"/driver")); err != nil {
+			t.Fatal(err)
+		}
+		return binding(os.DirFS(machine), address{0, 0x3b, 0})
+	}
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if got := binding(os.DirFS(machine), address{0, 0x3b, 0}); got != 0 {
+		t.Errorf("binding %d of a GPU without a driver", got)
+	}
+	first := bind()
+	if again := binding(os.DirFS(machine), address{0, 0x3b, 0}); first == 0 || again != first {
+		t.Errorf("binding %d, and then %d", first, again)
+	}
+	if second := bind(); second == 0 || second == first {
+		t.Errorf("binding %d after %d", second, first)
+	}
+	if got := binding(fstest.MapFS{"sys/bus/pci/devices/0000:3b:00.0/driver": {Mode: fs.ModeSymlink}}, address{0, 0x3b, 0}); got != 0 {
+		t.Errorf("binding %d where files have no numbers", got)
 	}
 }
 

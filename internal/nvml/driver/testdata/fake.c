@@ -315,6 +315,18 @@ int nvmlDeviceGetProcessUtilization(struct device *a, struct sample *b, number *
 	b[1] = (struct sample){4711, 2000, 50, 5, 0, 0};
 	return SUCCESS;
 }
+// The call succeeds although a field does not. In trouble the driver advises a reset.
+struct field { number id, scope; long long time, latency; int type, code; union { number small; bits large; } value; };
+int nvmlDeviceGetFieldValues(struct device *a, int b, struct field *c)
+{
+	GPU;
+	for (int i = 0; i < b; i++) {
+		c[i].code = c[i].id == 230 ? SUCCESS : NOT_SUPPORTED;
+		c[i].type = 1;
+		c[i].value.small = TROUBLED;
+	}
+	return SUCCESS;
+}
 int nvmlDeviceGetRemappedRows(struct device *a, number *b, number *c, number *d, number *e)
 {
 	WITHOUT_MIG;

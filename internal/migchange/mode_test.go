@@ -17,8 +17,9 @@ import (
 )
 
 // neverWithheld holds that all of the GPUs is offered whenever there is a new plan, but
-// for so many GPUs at a time.
-func (w *world) neverWithheld(r *Reconciler, but int) {
+// for so many GPUs at a time. It returns those that ever were not.
+func (w *world) neverWithheld(r *Reconciler, but int) (ever map[string]bool) {
+	ever = map[string]bool{}
 	r.Plan = func(context.Context) {
 		withheld := map[string]bool{}
 		for _, gpu := range w.sim.GPUs() {
@@ -31,13 +32,14 @@ func (w *world) neverWithheld(r *Reconciler, but int) {
 			}
 			only, limited := r.offered.Load().only[gpu.UUID]
 			if limited && slices.ContainsFunc(units, func(unit string) bool { return !only[unit] }) {
-				withheld[gpu.UUID] = true
+				withheld[gpu.UUID], ever[gpu.UUID] = true, true
 			}
 		}
 		if len(withheld) > but {
 			w.t.Errorf("withheld: %v", withheld)
 		}
 	}
+	return ever
 }
 
 // TestMonitorOnly checks that a program that may monitor MIG but not change it takes no
@@ -54,11 +56,11 @@ func TestMonitorOnly(t *testing.T) {
 			if known {
 				tries = 0
 			}
-			w.neverWithheld(r, tries)
+			withheld := w.neverWithheld(r, tries)
 			for n, layout := range []string{"all-balanced", "all-1g.5gb"} {
-				w.run(r, layoutNamed(layout), false, 10)
-				if calls := w.sim.Calls("DeviceSetMigMode"); calls != tries*(n+1) {
-					t.Errorf("%s: the driver was asked for the mode %d times", layout, calls)
+				w.passes(r, layoutNamed(layout), 10)
+				if calls := w.sim.Calls("DeviceSetMigMode"); calls != tries*(n+1) || len(withheld) != tries {
+					t.Errorf("%s: the driver was asked for the mode %d times, and %d GPUs were withheld", layout, calls, len(withheld))
 				}
 				for _, got := range *r.status.Load() {
 					if got.State != nodereport.LayoutFailed || !strings.Contains(got.Reason, "SYS_ADMIN") || r.offered.Load().only[got.GPU] != nil {
@@ -274,6 +276,29 @@ func TestPauses(t *testing.T) {
 	w.run(r, wanted, false, 5)
 	if got := w.state(r); got.State != nodereport.LayoutApplied {
 		t.Errorf("in the end: %s (%s)", got.State, got.Reason)
+	}
+}
+
+// busyKubelet never has anything withdrawn.
+type busyKubelet struct{ *world }
+
+func (busyKubelet) Withdrawn(...string) bool { return false }
+
+// TestNotListedAnyMore checks that a GPU is offered at once as it is when the driver does
+// not list it exactly any more while its devices are being withdrawn.
+func TestNotListedAnyMore(t *testing.T) {
+	w, wanted := newWorld(t, "h100"), layoutNamed("all-balanced")
+	r := w.program()
+	r.Devices = busyKubelet{w}
+	w.passes(r, wanted, 1)
+	if only := r.offered.Load().only[w.gpu()]; only == nil {
+		t.Error("nothing is withheld for the change")
+	}
+	w.sim.InjectFault("DeviceGetGpuInstancePossiblePlacements", simnode.Fault{Return: nvml.Unknown})
+	w.clock = w.clock.Add(recheckInterval)
+	w.passes(r, wanted, 1)
+	if got := w.state(r); got.State != nodereport.LayoutFailed || r.offered.Load().only[got.GPU] != nil {
+		t.Errorf("%s (%s), offered %v, want all", got.State, got.Reason, r.offered.Load().only)
 	}
 }
 

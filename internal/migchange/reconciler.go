@@ -366,7 +366,7 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 		}
 		return nil, 0 // The end of another one wakes.
 	}
-	if l := g.last; l != nil && r.waiting.Load() && l.State != nodereport.LayoutFailed && l.starting == starting && now.Before(g.lookAt) &&
+	if l := g.last; l != nil && !r.refused.Load() && r.waiting.Load() && l.State != nodereport.LayoutFailed && l.starting == starting && now.Before(g.lookAt) &&
 		r.countWithdrawn(l) == g.withdrawn && reflect.DeepEqual(l.gpu, gpu) {
 		if l.Again == 0 {
 			return l, 0

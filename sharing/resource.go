@@ -185,6 +185,29 @@ func (p Plan) Summary() Summary {
 	return s
 }
 
+// Without returns the plan without the units that are not to be offered now. They stay
+// known, so that their devices are withdrawn in the usual way. The plan itself is not
+// modified.
+func (p Plan) Without(held func(Unit) bool) Plan {
+	if !slices.ContainsFunc(p.Resources, func(r Resource) bool { return slices.ContainsFunc(r.Units, held) }) {
+		return p
+	}
+	var resources []Resource
+	for _, r := range p.Resources {
+		left := map[string]bool{}
+		r.Units = slices.DeleteFunc(slices.Clone(r.Units), func(unit Unit) bool {
+			left[unit.ID] = !held(unit)
+			return !left[unit.ID]
+		})
+		r.Devices = slices.DeleteFunc(slices.Clone(r.Devices), func(device Device) bool { return !left[device.Unit] })
+		if len(r.Devices) > 0 {
+			resources = append(resources, r)
+		}
+	}
+	p.Resources = resources
+	return p
+}
+
 // Withhold returns the plan with faults for units that cannot be granted now: reasons
 // says why, by unit. A unit that is already faulty keeps its fault, and a unit that
 // the node does not have is ignored. The plan itself is not modified.

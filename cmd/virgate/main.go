@@ -3,7 +3,7 @@
 // internal/daemon.
 //
 // Read main.go first, then run.go, the command that matters, with flags.go and
-// node.go. status.go, control.go and plan.go ask and explain, print.go has how that is
+// node.go. status.go, control.go, gpu.go and plan.go ask and explain, print.go has how that is
 // printed; mig.go begins the mig commands and demo.go the demo.
 package main
 
@@ -48,7 +48,7 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 		ExitErrHandler: func(context.Context, *cli.Command, error) {},
 		Commands: []*cli.Command{
 			runCommand(environment, stderr), planCommand(environment), checkCommand(environment),
-			statusCommand(), healthCommand(), migCommand(environment), simCommand(), demoCommand(), versionCommand(),
+			statusCommand(), healthCommand(), gpuCommand(), migCommand(environment), simCommand(), demoCommand(), versionCommand(),
 			configManagerCommand(environment, stderr),
 		},
 		Action: func(_ context.Context, cmd *cli.Command) error { return cli.ShowRootCommandHelp(cmd) },

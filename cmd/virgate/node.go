@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -59,6 +60,11 @@ func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logge
 		}
 	}
 	gpus.Name = cmd.String("node")
+	if gpus.Reset == nil && !strings.HasPrefix(gpus.Name, "trace:") {
+		gpus.Reset = func(ctx context.Context, busID string) error {
+			return driver.ResetGPU(ctx, driverOptions(startup), busID)
+		}
+	}
 	path := cmd.String("record")
 	if path == "" {
 		return gpus, nil
@@ -87,12 +93,16 @@ func openLibrary(name, world string, process configs.StartupSettings) (nvml.Libr
 		return nil, usageError{fmt.Errorf("--sim-world %q goes with a simulated node, not with --node %s", world, name)}
 	}
 	if name == "auto" || name == "nvml" {
-		return driver.Open(driver.Options{DriverRoot: process.DriverRoot, ContainerDriverRoot: process.ContainerDriverRoot})
+		return driver.Open(driverOptions(process))
 	}
 	if path, ok := strings.CutPrefix(name, "trace:"); ok {
 		return openTrace(path)
 	}
 	return nil, usageError{fmt.Errorf("--node %q is none of auto, nvml, trace:FILE, sim:NAME, sim:FILE", name)}
+}
+
+func driverOptions(process configs.StartupSettings) driver.Options {
+	return driver.Options{DriverRoot: process.DriverRoot, ContainerDriverRoot: process.ContainerDriverRoot}
 }
 
 func openTrace(path string) (nvml.Library, error) {

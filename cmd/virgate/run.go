@@ -25,7 +25,8 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 	flags := append(nodeFlags(), configFlags(environment)...)
 	flags = append(flags,
 		&cli.StringFlag{Name: "pod-resources-socket", Value: "/var/lib/kubelet/pod-resources/kubelet.sock", Usage: "the kubelet's PodResources socket; without it the kubelet's checkpoint is read"},
-		&cli.StringFlag{Name: "control-socket", Value: "/run/virgate/control.sock", Usage: "the socket for virgate health and virgate sim; empty for none"},
+		&cli.StringFlag{Name: "control-socket", Value: "/run/virgate/control.sock", Usage: "the socket for virgate health, virgate gpu and virgate sim; empty for none"},
+		&cli.BoolFlag{Name: "allow-gpu-reset", Usage: "let virgate gpu reset and profiles with mig.reset run nvidia-smi --gpu-reset of the driver root"},
 		&cli.StringFlag{Name: "listen", Value: ":9400", Usage: "the HTTP address of /healthz, /readyz, /metrics, /plan and the page /status; empty for none"},
 		&cli.DurationFlag{Name: "rescan", Value: 30 * time.Second, Usage: "the time between two readings of what GPUs and partitions there are"},
 		&cli.DurationFlag{Name: "probe", Value: 10 * time.Second, Usage: "the time between two probes of the GPUs' health"},
@@ -67,9 +68,9 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 		},
 		PluginDir: pluginDir(cmd), PodResourcesSocket: cmd.String("pod-resources-socket"),
 		Timing: plugin.Timing{RemovalDelay: cmd.Duration("quiet-time"), RetireAfter: cmd.Duration("retire-after")},
-		Rescan: cmd.Duration("rescan"), Probe: cmd.Duration("probe"), BootID: bootID(log, cmd.String("boot-id-file"), cmd.String("node")),
+		Rescan: cmd.Duration("rescan"), Probe: cmd.Duration("probe"), BootID: bootID(log, cmd.String("boot-id-file")),
 		HostRoot: cmd.String("host-root"), CDIDir: cdiDir(cmd),
-		ControlSocket: cmd.String("control-socket"), ControlRequired: cmd.IsSet("control-socket"),
+		ControlSocket: cmd.String("control-socket"), ControlRequired: cmd.IsSet("control-socket"), AllowReset: cmd.Bool("allow-gpu-reset"),
 		GPUs: func(startup configs.StartupSettings) (daemon.GPUs, error) { return openGPUs(cmd, startup, log) },
 	}
 	if cmd.Bool("drain-on-exit") {
@@ -95,19 +96,13 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 	return daemon.Run(ctx, options)
 }
 
-// bootID is what the kernel calls this boot, "" when it does not tell. Another node than
-// the machine's is of another boot: its GPUs are not missed when the program next serves the
-// machine's.
-func bootID(log *slog.Logger, path, node string) string {
+// bootID is what the kernel calls this boot, "" when it does not tell.
+func bootID(log *slog.Logger, path string) string {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		log.Warn("boot ID not read, a reboot does not clear fatal errors", "error", err)
 	}
-	id := strings.TrimSpace(string(data))
-	if other, _, _ := strings.Cut(node, "+"); id != "" && other != "auto" && other != "nvml" {
-		id += " " + other
-	}
-	return id
+	return strings.TrimSpace(string(data))
 }
 
 // cdiDir is where the CDI specs are written. Those of a simulated node must not

@@ -108,6 +108,9 @@ type Options struct {
 	LetGo       func(ctx context.Context, gpu string) (resume func(), err error)
 	Journal     migchange.Store
 	Refresh     func(ctx context.Context) error
+	Releases    ReleaseOptions
+	// Control serves the control socket, with gpu for what is below /gpu; nil for none.
+	Control func(ctx context.Context, gpu http.Handler) error
 }
 
 // Run plans and serves until ctx ends, and returns when everything it started
@@ -126,6 +129,7 @@ func newAgent(options Options) *agent {
 		Partitioner: a.Partitioner, LetGo: a.LetGo, Store: a.Journal, Devices: a.Plugin, Inputs: a.migInputs, Holders: a.Kubelet.Held,
 		Resources: a.resourcesOf, Plan: a.planNow, Changed: a.wakeReport, Refresh: a.Refresh, Logger: a.Logger,
 	})
+	a.releases.gpus, a.releases.begun = map[string]*release{}, make(chan struct{}, 1)
 	a.state.Store(&state{})
 	a.lastSample.Store(firstSample())
 	a.progress.Store(&profileProgress{state: nodereport.ProfilePending, since: time.Now()})
@@ -165,6 +169,10 @@ func (a *agent) run(ctx context.Context) error {
 		a.mig.Run(ctx)
 		return nil
 	}))
+	start(after(a.registering, a.releaseLoop))
+	if a.Control != nil {
+		start(func(ctx context.Context) error { return a.Control(ctx, a.releaseHandler()) })
+	}
 	for _, background := range a.Background {
 		start(background)
 	}
@@ -213,6 +221,7 @@ type agent struct {
 	// when the driver may be opened.
 	mig                 *migchange.Reconciler
 	locked, registering chan struct{}
+	releases            releases
 	// standby says that another program serves the node, serving that this one has
 	// its lock, draining that it is withdrawing its devices before it ends.
 	standby, serving, draining atomic.Bool
@@ -261,6 +270,7 @@ func (a *agent) startServing(ctx context.Context) error {
 	if err := a.AcquireLock(ctx, func() { a.standby.Store(true) }); err != nil {
 		return err
 	}
+	a.loadReleases()
 	a.serving.Store(true)
 	close(a.locked)
 	// Only the program that serves may use the profile of the last run, so the loop

@@ -87,6 +87,9 @@ func (a *agent) decide() {
 	}
 
 	next.plan = a.mig.HoldBack(sharing.NewPlan(next.gpus, next.profile.Profile))
+	released, warnings := a.released()
+	next.plan = next.plan.Without(func(unit sharing.Unit) bool { return released[unit.GPU] })
+	next.plan.Warnings = append(slices.Clip(next.plan.Warnings), warnings...)
 	a.prepareHost(last, &next)
 	if last.planned && reflect.DeepEqual(last.plan, next.plan) {
 		next.plan = last.plan

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 	"time"
@@ -64,6 +65,8 @@ type Options struct {
 	// ControlRequired the program does not start without it.
 	ControlSocket   string
 	ControlRequired bool
+	// AllowReset lets the program reset GPUs.
+	AllowReset bool
 
 	// Reporter writes to the Node; nil for nothing.
 	Reporter *nodestatus.Reporter
@@ -102,12 +105,20 @@ func Run(ctx context.Context, o Options) error {
 	claims := cdi.NewClaims(node.Inventory, cdiDir, filepath.Join(cmp.Or(o.HostRoot, "/"), "etc/cdi"))
 	kubelet := podresources.New(podresources.Options{Socket: o.PodResourcesSocket, CheckpointDir: o.PluginDir, Claimed: claims.Units, Logger: log})
 	defer func() { _ = kubelet.Close() }()
+	gpus.Library = node.Library()
 	specs := cdi.NewWriter(cdi.Options{
 		Dir: cdiDir, Source: gpus.CDI,
 		Holders: kubelet, Retry: o.CDIRetry, Logger: log,
 	})
 	lock := &nodeLock{dir: o.PluginDir, file: file, log: log}
 	defer lock.release()
+	partitioner := gpus.Partitioner(node.PauseEvents)
+	releases := agent.ReleaseOptions{
+		Releaser: node, Processes: partitioner.Processes, Store: state.Section[agent.Release]{File: file, Name: state.ReleaseSection},
+	}
+	if o.AllowReset {
+		releases.Reset = gpus.Reset
+	}
 	options := agent.Options{
 		Settings:       o.Settings,
 		Node:           node,
@@ -125,7 +136,7 @@ func Run(ctx context.Context, o Options) error {
 		StateWriteError: file.WriteError,
 		Host:            host.New(host.Options{Root: o.HostRoot, DevRoot: profile.startup.DevRoot, Specs: specs, Interval: o.HostInterval, Logger: log}),
 
-		Partitioner: gpus.Partitioner(node.PauseEvents), LetGo: node.PauseEvents,
+		Partitioner: partitioner, LetGo: node.PauseEvents, Releases: releases,
 		Journal: file,
 		Refresh: node.Refresh,
 
@@ -146,9 +157,9 @@ func Run(ctx context.Context, o Options) error {
 		control, err := listenControl(o.ControlSocket)
 		switch {
 		case err == nil:
-			options.Background = append(options.Background, func(ctx context.Context) error {
-				return agent.ServeControl(ctx, control, controlHandler(node, gpus.Control))
-			})
+			options.Control = func(ctx context.Context, releases http.Handler) error {
+				return agent.ServeControl(ctx, control, controlHandler(node, releases, gpus.Control))
+			}
 		case o.ControlRequired:
 			return err
 		default:

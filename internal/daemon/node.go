@@ -37,7 +37,9 @@ type GPUs struct {
 	CDI cdi.Source
 	// Control answers below /sim/ on the control socket; nil for nothing.
 	Control http.Handler
-	Close   func()
+	// Reset resets the GPU with that PCI bus ID, which nothing in this program has open.
+	Reset func(ctx context.Context, busID string) error
+	Close func()
 	// ProcessesHidden says that the driver does not list processes of other PID namespaces,
 	// NotPermitted that it surely refuses to partition GPUs.
 	ProcessesHidden, NotPermitted bool
@@ -56,6 +58,7 @@ func Simulated(node *simnode.Node, library nvml.Library) GPUs {
 	return GPUs{
 		Library: nvml.WithDeadlines(library, nvml.Limits{}), Name: node.Name(),
 		Proc: node.Proc(), Containers: node, CDI: cdi.Simulated{}, Control: node.Handler(),
+		Reset: func(_ context.Context, busID string) error { return node.ResetGPU(busID) },
 		Close: func() {}, ProcessesHidden: node.OwnPIDs(), NotPermitted: !node.MayChangeMIG(),
 	}
 }
@@ -156,11 +159,13 @@ func listenControl(path string) (net.Listener, error) {
 }
 
 // controlHandler is what a running program can be told and asked on its control
-// socket: health, and what the GPUs themselves can be told.
-func controlHandler(health agent.Health, gpus http.Handler) http.Handler {
+// socket: health, releases of GPUs, and what simulated GPUs themselves can be told.
+func controlHandler(health agent.Health, releases, gpus http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/health", agent.HealthHandler(health))
 	mux.Handle("/health/", agent.HealthHandler(health))
+	mux.Handle("/gpu", releases)
+	mux.Handle("/gpu/", releases)
 	if gpus != nil {
 		mux.Handle("/sim/", gpus)
 	}

@@ -110,7 +110,7 @@ func FuzzControl(f *testing.F) {
 			t.Fatal(err)
 		}
 		recorder := httptest.NewRecorder()
-		controlHandler(noHealth{}, node.Handler()).ServeHTTP(recorder, request)
+		controlHandler(noHealth{}, http.NotFoundHandler(), node.Handler()).ServeHTTP(recorder, request)
 		switch recorder.Code {
 		case http.StatusOK, http.StatusNoContent:
 		case http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusMovedPermanently, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:

@@ -21,28 +21,13 @@ type offered struct {
 }
 
 // HoldBack takes out of the plan what must not be offered while GPUs are being
-// changed. The units stay known, so that their devices are withdrawn in the usual
-// way.
+// changed.
 func (r *Reconciler) HoldBack(plan sharing.Plan) sharing.Plan {
 	now := r.offered.Load()
-	if len(now.only) == 0 && len(now.partitionsOnly) == 0 {
-		return plan
-	}
-	var resources []sharing.Resource
-	for _, r := range plan.Resources {
-		held := map[string]bool{}
-		for _, unit := range r.Units {
-			only, limited := now.only[unit.GPU]
-			held[unit.ID] = limited && !only[unit.ID] || !unit.Partition() && now.partitionsOnly[unit.GPU]
-		}
-		r.Units = slices.DeleteFunc(slices.Clone(r.Units), func(unit sharing.Unit) bool { return held[unit.ID] })
-		r.Devices = slices.DeleteFunc(slices.Clone(r.Devices), func(device sharing.Device) bool { return held[device.Unit] })
-		if len(r.Devices) > 0 {
-			resources = append(resources, r)
-		}
-	}
-	plan.Resources = resources
-	return plan
+	return plan.Without(func(unit sharing.Unit) bool {
+		only, limited := now.only[unit.GPU]
+		return limited && !only[unit.ID] || !unit.Partition() && now.partitionsOnly[unit.GPU]
+	})
 }
 
 // setLimit lets only those units of the GPU be offered, or with nil the whole GPU once
@@ -130,6 +115,14 @@ func (r *Reconciler) publish() {
 		r.status.Store(&list)
 		r.Changed()
 	}
+}
+
+// Changing says that a change of the GPU is being made.
+func (r *Reconciler) Changing(gpu string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	g := r.gpus[gpu]
+	return g != nil && g.changing
 }
 
 type stateReason struct {

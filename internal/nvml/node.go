@@ -41,10 +41,8 @@ type FatalHealth struct {
 	// GPU is the GPU's UUID, Unit the UUID of the GPU or of its partition.
 	GPU  string `json:"gpu"`
 	Unit string `json:"unit"`
-	// Reasons are at least one, in the order in which they came; XIDs has the XID of each, 0
-	// for none.
+	// Reasons are at least one, in the order in which they came.
 	Reasons []string  `json:"reasons"`
-	XIDs    []uint64  `json:"xids,omitempty"`
 	Since   time.Time `json:"since"`
 	// Boot is the boot ID of the machine, Driver the version of the driver; empty
 	// when unknown. Another boot or driver means that the GPU has been reset, and so may
@@ -59,8 +57,6 @@ type KnownGPU struct {
 	sharing.GPU
 	// Boot is the boot ID of the machine when the GPU was in it; empty when unknown.
 	Boot string `json:"boot,omitempty"`
-	// Provisional says that another GPU has the GPU's index, which may be gone.
-	Provisional bool `json:"provisional,omitempty"`
 }
 
 // Store keeps a list for a restart of the program. A Node calls one method at a time,
@@ -86,6 +82,7 @@ type Node struct {
 	commands chan command
 	// paused has the UUIDs of the GPUs that must not be registered for events.
 	paused sync.Map
+	gate   *gate
 }
 
 // snapshot is what Inventory answers; it is never changed.
@@ -101,8 +98,9 @@ func NewNode(lib Library, options Options) *Node {
 	options.Probe = cmp.Or(options.Probe, 10*time.Second)
 	options.Backoff = cmp.Or(options.Backoff, time.Second)
 	options.Logger = cmp.Or(options.Logger, slog.New(slog.DiscardHandler))
+	gate := newGate()
 	n := &Node{
-		lib: withDeadlines(lib), options: options, log: options.Logger.With("component", "nvml"),
+		lib: Intercept(withDeadlines(lib), gate.call), gate: gate, options: options, log: options.Logger.With("component", "nvml"),
 		requests: make(chan request), commands: make(chan command),
 	}
 	n.current.Store(&snapshot{err: sharing.ErrNotRead})
@@ -150,7 +148,7 @@ func (n *Node) Watch(ctx context.Context, changed func()) error {
 	poller := newPoller(n, Until(ctx, n.lib))
 	ended := make(chan error, 1)
 	go func() { ended <- poller.run(ctx) }()
-	p := &publisher{Node: n, tracker: newTracker(), changed: changed, degraded: map[string]string{}}
+	p := &publisher{Node: n, tracker: newTracker(n.gate.index), changed: changed, degraded: map[string]string{}}
 	for {
 		select {
 		case scanned := <-poller.scans:

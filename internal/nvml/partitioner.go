@@ -86,6 +86,19 @@ func (p *Partitioner) Apply(ctx context.Context, gpu string, step mig.Step) erro
 	return nil
 }
 
+// Processes are the IDs of the processes that the driver lists on the GPU of that UUID, and
+// on its partitions; none where it does not tell.
+func (p *Partitioner) Processes(ctx context.Context, gpu string) (pids []int) {
+	_ = p.with(ctx, gpu, func(g *migGPU) error {
+		processes, err := listProcesses(g.lib, g.device)
+		for _, process := range processes {
+			pids = append(pids, process.PID)
+		}
+		return err
+	})
+	return pids
+}
+
 var errNoGPU = errors.New("the driver does not list the GPU")
 
 // with opens the driver and finds the GPU. The driver's calls end soon after ctx.

@@ -68,6 +68,8 @@ func (p *poller) run(ctx context.Context) error {
 		switch {
 		case p.mustOpen && ctx.Err() == nil:
 			return fmt.Errorf("%w (with --fail-on-init-error=false it is waited for)", err)
+		case err == nil && ctx.Err() == nil:
+			continue // The gate wants another session.
 		case ctx.Err() != nil || !send(ctx, p.scans, scanResult{err: err}):
 			return nil
 		}
@@ -143,6 +145,9 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 				}
 			case <-listening.retry:
 				listening.retry, next = nil, nil
+			case <-p.gate.reopen:
+				clear(listening.degraded) // The next session has events again at once.
+				return worked, nil
 			case err := <-listening.ended:
 				listening.handleFailure(ctx, err)
 				scannedAt, next = time.Time{}, nil

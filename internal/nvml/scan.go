@@ -37,7 +37,7 @@ func Scan(lib Library, known ...KnownGPU) (gpus []sharing.GPU, err error) {
 	if scanned.err != nil {
 		return nil, scanned.err
 	}
-	seen, now := newTracker(), moment{rules: sharing.DefaultHealthRules()}
+	seen, now := newTracker(newGate().index), moment{rules: sharing.DefaultHealthRules()}
 	seen.remember(known, "", now)
 	seen.addScan(scanned, now)
 	return seen.inventory(), scanned.problems
@@ -101,8 +101,6 @@ type scanResult struct {
 	// UUID. pending are those that have not answered yet.
 	unreadable map[string]finding
 	pending    map[string]bool
-	// refused are those of the pending that the driver does not let this program read.
-	refused map[string]bool
 	// complete says that the driver was asked for all its GPUs. uncertain says
 	// that a known GPU may be there all the same, at an index that could not be
 	// read.
@@ -234,12 +232,13 @@ func (s *scanner) merge(results []result) scanResult {
 			seen[uuid] = true
 		}
 	}
-	scanned := scanResult{complete: true, unreadable: map[string]finding{}, pending: map[string]bool{}, refused: map[string]bool{}}
+	scanned := scanResult{complete: true, unreadable: map[string]finding{}, pending: map[string]bool{}}
 	var problems []error
 	for _, r := range results {
 		before := r.gpu
 		r.gpu = r.keep
-		if err := cmp.Or(r.err, r.reading.problems); err != nil {
+		gone, released := errors.AsType[*releasedError](r.err)
+		if err := cmp.Or(r.err, r.reading.problems); err != nil && !released {
 			problems = append(problems, fmt.Errorf("read GPU %d: %w", r.index, err))
 		}
 		switch {
@@ -249,10 +248,12 @@ func (s *scanner) merge(results []result) scanResult {
 			delete(s.lost, uuid)
 			s.handles[uuid] = r.reading.device
 			scanned.readings = append(scanned.readings, r.reading)
+		case released:
+			scanned.pending[gone.gpu] = true
 		case before != nil && errors.Is(r.err, GPUIsLost):
 			scanned.unreadable[before.fixed.UUID] = lostFinding()
 		case before != nil && errors.Is(r.err, NoPermission):
-			scanned.pending[before.fixed.UUID], scanned.refused[before.fixed.UUID] = true, true // No fault of the GPU.
+			scanned.pending[before.fixed.UUID] = true // No fault of the GPU.
 		case before != nil:
 			scanned.unreadable[before.fixed.UUID] = unreadableFinding(r.err)
 		case errors.Is(r.err, GPUIsLost):

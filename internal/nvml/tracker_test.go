@@ -34,7 +34,7 @@ func xid(code uint64, gi uint32) Event {
 // TestTrackerForgets checks that what no pass can bring back is not kept: faults
 // of partitions that are gone, and events of before a reset.
 func TestTrackerForgets(t *testing.T) {
-	known := newTracker()
+	known := newTracker(newGate().index)
 	known.addScan(seen(partition()), at(0))
 	if _, _, _, placed := known.addEvent(receivedEvent{Event: xid(94, 1)}, at(0)); !placed {
 		t.Fatal("the event was not placed")
@@ -100,7 +100,7 @@ func TestTrackerEvidence(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			known := newTracker()
+			known := newTracker(newGate().index)
 			known.addScan(seen(), at(0))
 			known.addEvent(receivedEvent{Event: xid(79, WholeGPU)}, at(0))
 			for _, step := range test.then {
@@ -119,7 +119,7 @@ func TestTrackerEvidence(t *testing.T) {
 // TestTrackerLate checks that one look which came late, and could not tell which GPU
 // it was of, says nothing against those that it did not find.
 func TestTrackerLate(t *testing.T) {
-	known := newTracker()
+	known := newTracker(newGate().index)
 	known.addScan(seen(), at(0))
 	known.addScan(scanResult{uncertain: true}, at(10))
 	if got := known.inventory()[0].Health.Reason; got != "" {
@@ -131,9 +131,9 @@ func TestTrackerLate(t *testing.T) {
 // partition's its own, and that what a probe finds stays.
 func TestTrackerClear(t *testing.T) {
 	sick := func() *tracker {
-		known := newTracker()
+		known := newTracker(newGate().index)
 		p := seen(partition())
-		p.readings[0].found(gpuUUID, finding{cause: sharing.CauseMemory, text: "memory query: UNKNOWN"})
+		p.readings[0].found(gpuUUID, finding{sharing.CauseMemory, "memory query: UNKNOWN"})
 		known.addScan(p, at(0))
 		known.addEvent(receivedEvent{Event: xid(79, WholeGPU)}, at(0))
 		known.addEvent(receivedEvent{Event: xid(94, 1)}, at(0))
@@ -162,24 +162,5 @@ func TestTrackerClear(t *testing.T) {
 				t.Errorf("health after that (-want +got):\n%s", diff)
 			}
 		})
-	}
-}
-
-// TestHandleOfAnotherGPU checks that an event counts for the GPU that its handle stands for
-// now, if the driver was asked, and else for the one that it stood for.
-func TestHandleOfAnotherGPU(t *testing.T) {
-	for _, test := range []struct{ asked, want string }{{"", gpuUUID}, {"GPU-1", "GPU-1"}} {
-		known := newTracker()
-		both := seen()
-		both.readings = append(both.readings, reading{gpu: sharing.GPU{UUID: "GPU-1", Index: 1}, device: gpuHandle + 1, findings: map[string][]finding{}})
-		known.addScan(both, at(0))
-		if uuid, _, _, assigned := known.addEvent(receivedEvent{Event: xid(79, WholeGPU), uuid: test.asked}, at(0)); uuid != test.want || !assigned {
-			t.Errorf("event with %q: of %q, assigned %t", test.asked, uuid, assigned)
-		}
-		for _, gpu := range known.inventory() {
-			if gpu.Health.Healthy() == (gpu.UUID == test.want) {
-				t.Errorf("event with %q: %s is %q", test.asked, gpu.UUID, gpu.Health.Reason)
-			}
-		}
 	}
 }

@@ -67,13 +67,16 @@ func (m *Meter) collect(enough context.Context) ([]sharing.GPUUtilization, error
 	var problems []error
 	for _, g := range m.gpus {
 		answer, err := g.wait(enough)
+		if _, released := errors.AsType[*releasedError](err); released {
+			continue
+		}
 		if err != nil {
 			problems = append(problems, fmt.Errorf("read use of GPU %d: %w", g.index, err))
 			continue
 		}
 		if twin := seen[answer.use.GPU]; twin != nil {
 			// The GPUs have changed places, so both have to be looked up again.
-			g.uuid, twin.uuid = "", ""
+			g.found, twin.found = false, false
 			continue
 		}
 		seen[answer.use.GPU] = g
@@ -97,7 +100,8 @@ func whileOpen[T any](lib Library, do func() (T, error)) (value T, err error) {
 type gpuMeter struct {
 	index int
 	*pendingCall[measurement]
-	// uuid and device are the GPU's; uuid is empty when it has to be looked up.
+	// found says that uuid and device are the GPU's, which else has to be looked up.
+	found  bool
 	uuid   string
 	device Device
 	window sampleWindow
@@ -112,20 +116,29 @@ type measurement struct {
 func (g *gpuMeter) measure(lib Library) (m measurement, err error) {
 	defer func() {
 		if err != nil {
-			g.uuid = ""
+			g.found, g.uuid = false, ""
 		}
 	}()
-	if g.uuid == "" {
+	fresh := !g.found
+	if fresh {
 		if g.device, err = lib.DeviceGetHandleByIndex(g.index); err != nil {
 			return m, err
 		}
-		if g.uuid, err = lib.DeviceGetUUID(g.device); err != nil {
+		uuid, err := lib.DeviceGetUUID(g.device)
+		if err != nil {
 			return m, err
 		}
-		g.window = sampleWindow{}
+		if uuid != g.uuid {
+			g.uuid, g.window = uuid, sampleWindow{}
+		}
+		g.found = true
 	}
 	m.use.GPU = g.uuid
 	memory, err := lib.DeviceGetMemoryInfo(g.device)
+	if errors.Is(err, InvalidArgument) && !fresh { // The handle is of an earlier session.
+		g.found = false
+		return g.measure(lib)
+	}
 	switch {
 	case err == nil:
 		m.use.Memory = new(float64(memory.Used))

@@ -47,7 +47,12 @@ func watchWith(t *testing.T, library nvml.Library, options nvml.Options) *watche
 	if options.Known == nil {
 		options.Known = &knownGPUs{}
 	}
-	w := &watched{Node: nvml.NewNode(library, options), t: t}
+	return watchNode(t, nvml.NewNode(library, options))
+}
+
+func watchNode(t *testing.T, node *nvml.Node) *watched {
+	t.Helper()
+	w := &watched{Node: node, t: t}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- w.Watch(ctx, func() { w.changes++ }) }()

@@ -25,7 +25,9 @@ type simGPU struct {
 	// geometry has no profiles on a GPU without MIG.
 	geometry mig.Geometry
 	// handle is the valid one: a reset makes a new one.
-	handle      nvml.Device
+	handle nvml.Device
+	// opened says that somebody has looked the GPU up since the driver was opened.
+	opened      bool
 	lost        bool
 	removed     bool
 	temperature int
@@ -149,9 +151,17 @@ func (c *computeInstance) profile() mig.Profile {
 func (n *Node) addInstance(g *simGPU, info mig.ProfileInfo, at mig.Placement) *gpuInstance {
 	id := lowest(1, func(id int) bool { return g.instance(id) == nil })
 	i := &gpuInstance{id: id, info: info, placement: at}
-	i.handle = nvml.GPUInstance(n.handle(target{gpu: g, instance: i}))
+	n.newInstanceHandles(g, i)
 	g.instances = append(g.instances, i)
 	return i
+}
+
+// newInstanceHandles gives the instance and its compute instances handles.
+func (n *Node) newInstanceHandles(g *simGPU, i *gpuInstance) {
+	i.handle = nvml.GPUInstance(n.handle(target{gpu: g, instance: i}))
+	for _, c := range i.computes {
+		c.instanceHandle = nvml.ComputeInstance(n.handle(target{gpu: g, instance: i, compute: c}))
+	}
 }
 
 // addCompute makes a compute instance, which the caller knows to fit. Its UUID

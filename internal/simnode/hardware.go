@@ -63,6 +63,33 @@ func (n *Node) Lose(gpu int) error {
 // Unlike after a real reset, the partitions are still there, with their UUIDs.
 func (n *Node) Heal(gpu int) error { return n.change(gpu, n.reset) }
 
+// ResetGPU is nvidia-smi --gpu-reset of the GPU with that PCI bus ID, which has no effect
+// but that of Heal. It is refused while anybody has the GPU open, which includes whoever
+// has looked it up and not closed the driver since, in a virtual machine that cannot reset
+// it, and for a lost GPU, which takes a Reboot.
+func (n *Node) ResetGPU(busID string) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	g := find(n.gpus, func(g *simGPU) bool { return g.busID() == busID })
+	if g == nil {
+		return fmt.Errorf("no devices were found with the PCI bus ID %q", busID)
+	}
+	return n.resetUnused(g)
+}
+
+func (n *Node) resetUnused(g *simGPU) error {
+	switch {
+	case g.lost:
+		return fmt.Errorf("unable to determine the device handle for GPU %s: GPU is lost. Reboot the system to recover this GPU", g.busID())
+	case n.is("passthrough"):
+		return fmt.Errorf("resetting GPU %s is not supported", g.busID())
+	case g.opened || len(g.allProcesses()) > 0 || n.is("client"):
+		return fmt.Errorf("the following GPUs could not be reset: GPU %s: In use by another client", g.busID())
+	}
+	n.reset(g)
+	return nil
+}
+
 func (n *Node) reset(g *simGPU) {
 	g.lost, g.recovery = false, nvml.RecoverNone
 	g.temperature = normalTemperature

@@ -13,11 +13,20 @@ func (n driver) Init() error {
 	return nil
 }
 
-// Shutdown takes back one Init. The last one frees the event sets.
+// Shutdown takes back one Init. The last one frees the event sets, closes the GPUs, and
+// takes their handles back.
 func (n driver) Shutdown() error {
 	n.node.opened--
 	if n.node.opened == 0 {
 		clear(n.node.sets)
+		clear(n.node.targets)
+		for _, g := range slices.Concat(n.node.gpus, n.node.removed) {
+			g.opened = false
+			n.node.renewHandles(g)
+			for _, i := range g.instances {
+				n.node.newInstanceHandles(g, i)
+			}
+		}
 		n.node.wakeWaits()
 	}
 	return nil
@@ -37,6 +46,7 @@ func (n driver) DeviceGetHandleByIndex(index int) (nvml.Device, error) {
 	case g.lost || g.removed:
 		return 0, nvml.GPUIsLost
 	}
+	g.opened = true
 	return g.handle, nil
 }
 

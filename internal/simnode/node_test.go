@@ -261,3 +261,100 @@ func TestGPUs(t *testing.T) {
 		t.Error(diff)
 	}
 }
+
+// TestResetGPU holds that a GPU is reset as nvidia-smi does it: not while anybody has
+// looked it up and not closed the driver since.
+func TestResetGPU(t *testing.T) {
+	const busID = "00000000:07:00.0"
+	for _, test := range []struct {
+		name, world, want string
+		do                func(t *testing.T, n *simnode.Node)
+	}{
+		{"nobody has it open", "", "", func(*testing.T, *simnode.Node) {}},
+		{"the driver is open, and another GPU", "", "", func(t *testing.T, n *simnode.Node) {
+			must(t, n.Init())
+			_, err := n.DeviceGetHandleByIndex(1)
+			must(t, err)
+		}},
+		{"looked up", "", "In use by another client", func(t *testing.T, n *simnode.Node) {
+			must(t, n.Init())
+			_, err := n.DeviceGetHandleByIndex(0)
+			must(t, err)
+		}},
+		{"one of two sessions ended", "", "In use by another client", func(t *testing.T, n *simnode.Node) {
+			must(t, n.Init())
+			must(t, n.Init())
+			_, err := n.DeviceGetHandleByIndex(0)
+			must(t, err)
+			must(t, n.Shutdown())
+		}},
+		{"closed again", "", "", func(t *testing.T, n *simnode.Node) {
+			must(t, n.Init())
+			_, err := n.DeviceGetHandleByIndex(0)
+			must(t, err)
+			must(t, n.Shutdown())
+		}},
+		{"a process", "", "In use by another client", func(t *testing.T, n *simnode.Node) {
+			must(t, n.AddProcess(0, simnode.WholeGPU, 4242, 1))
+		}},
+		{"another client", "client=dcgm", "In use by another client", func(*testing.T, *simnode.Node) {}},
+		{"pass-through", "passthrough", "not supported", func(*testing.T, *simnode.Node) {}},
+		{"lost", "", "GPU is lost", func(t *testing.T, n *simnode.Node) { must(t, n.Lose(0)) }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			n, err := simnode.New("dgx-a100")
+			must(t, err)
+			must(t, n.SetWorld(test.world))
+			must(t, n.Repair(0))
+			test.do(t, n)
+			err = n.ResetGPU(busID)
+			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+				t.Fatalf("%v, want %q", err, test.want)
+			}
+			if verb := n.Do("reset", map[string]string{"gpu": "0"}); (verb == nil) != (err == nil) {
+				t.Errorf("sim reset: %v", verb)
+			}
+			must(t, n.Init())
+			device, lost := n.DeviceGetHandleByIndex(0)
+			rows, _ := n.DeviceGetRemappedRows(device)
+			if lost == nil && rows.Pending != (test.want != "") {
+				t.Errorf("rows wait for a reset: %v", rows.Pending)
+			}
+		})
+	}
+	n, err := simnode.New("dgx-a100")
+	must(t, err)
+	if err := n.ResetGPU("00000000:FF:00.0"); err == nil || !strings.Contains(err.Error(), "00000000:FF:00.0") {
+		t.Errorf("no such GPU: %v", err)
+	}
+}
+
+// TestHandlesEndWithTheDriver holds that a handle of an earlier session is good for nothing.
+func TestHandlesEndWithTheDriver(t *testing.T) {
+	n, err := simnode.New("dgx-a100+all-1g.5gb")
+	must(t, err)
+	must(t, n.Init())
+	device, err := n.DeviceGetHandleByIndex(0)
+	must(t, err)
+	instance, err := n.DeviceGetGpuInstanceById(device, 7)
+	must(t, err)
+	compute, err := n.GpuInstanceGetComputeInstanceById(instance, 0)
+	must(t, err)
+	must(t, n.Shutdown())
+	must(t, n.Init())
+	_, ofDevice := n.DeviceGetUUID(device)
+	_, ofInstance := n.GpuInstanceGetInfo(instance)
+	_, ofCompute := n.ComputeInstanceGetInfo(compute)
+	for _, err := range []error{ofDevice, ofInstance, ofCompute} {
+		if !errors.Is(err, nvml.InvalidArgument) {
+			t.Errorf("%v, want INVALID_ARGUMENT", err)
+		}
+	}
+	device, err = n.DeviceGetHandleByIndex(0)
+	must(t, err)
+	instance, err = n.DeviceGetGpuInstanceById(device, 7)
+	must(t, err)
+	if _, err := n.GpuInstanceGetComputeInstanceById(instance, 0); err != nil {
+		t.Error(err)
+	}
+}

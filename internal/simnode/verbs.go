@@ -70,6 +70,10 @@ func Verbs() []Verb {
 		{"repair", "make a GPU need a reset to repair its memory", []Argument{gpuArgument}, onGPU((*Node).Repair)},
 		{"lose", "make a GPU fall off the bus", []Argument{gpuArgument}, onGPU((*Node).Lose)},
 		{"heal", "reset a GPU, which repairs everything", []Argument{gpuArgument}, onGPU((*Node).Heal)},
+		{"reset", "reset a GPU with nvidia-smi --gpu-reset, which is refused while anybody has it open", []Argument{gpuArgument}, onGPU(func(n *Node, gpu int) (err error) {
+			missing := n.change(gpu, func(g *simGPU) { err = n.resetUnused(g) })
+			return errors.Join(missing, err)
+		})},
 		{"reboot", "reset all GPUs as a reboot of the machine does, which takes all partitions away", nil, func(n *Node, _ values) error {
 			n.Reboot()
 			return nil

@@ -71,8 +71,9 @@ func (l Lists) Save(lists plugin.Lists) error {
 
 // The sections that a Section keeps.
 const (
-	HealthSection = "health"
-	GPUSection    = "gpus"
+	HealthSection  = "health"
+	GPUSection     = "gpus"
+	ReleaseSection = "releases"
 )
 
 // Section keeps a list in the section Name, each element a T that JSON can encode.

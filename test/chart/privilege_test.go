@@ -47,6 +47,8 @@ func TestPrivileges(t *testing.T) {
 		{"migStrategy: none", []string{"/dev/null, read-only"}, []string{"capability SYS_ADMIN"}},
 		{"mig: {monitor: false}", []string{"/dev/null, read-only"}, []string{"capability SYS_ADMIN"}},
 		{"mig: {manage: true}", []string{"/var/run/cdi, read-only", "PIDs of the host"}, nil},
+		{"mig: {reset: true}", []string{"/, read-only", "capability SYS_CHROOT"}, nil},
+		{"{mig: {reset: true, monitor: false}, nvidiaDriverRoot: /run/nvidia/driver}", []string{"/run/nvidia/driver, read-only", "capability SYS_CHROOT"}, nil},
 		{"node: sim:dgx-a100", nil, []string{"capability SYS_ADMIN"}},
 		{"metrics: {perContainer: true}", []string{"ClusterRole pods list,watch", "PIDs of the host"}, nil},
 		{"{devicePlugin: {enableHostNetwork: true}, updateStrategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 1}}}", []string{"network of the host"}, nil},

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/virgate/virgate/internal/agent"
+)
+
+func gpuCommand() *cli.Command {
+	selector := &cli.StringFlag{Name: "gpu", Required: true, Usage: "a GPU index (0), a UUID (GPU-…) or a PCI bus ID (00000000:3B:00.0)"}
+	length := &cli.DurationFlag{Name: "for", Value: 10 * time.Minute, Usage: "when to take the GPU back at the latest, from now on"}
+	wait := &cli.BoolFlag{Name: "wait", Value: true, DefaultText: "true", Usage: "wait for the GPU's holders; else only say who they are, and end with exit code 1"}
+	verb := func(name, usage, description string, flags ...cli.Flag) *cli.Command {
+		return &cli.Command{
+			Name: name, Usage: usage, Description: description + "\n\nExample: virgate gpu " + name + " --gpu 0",
+			Flags:  append([]cli.Flag{selector}, flags...),
+			Action: func(ctx context.Context, cmd *cli.Command) error { return changeRelease(ctx, cmd, name) },
+		}
+	}
+	return &cli.Command{
+		Name:  "gpu",
+		Usage: "lets go of a running Virgate's GPU, so that it can be reset, and takes it back",
+		Description: "Without a subcommand it shows the GPUs that are released, and those that were.\n" +
+			"Talks to the virgate run on the same machine.\n\n" +
+			"Example: virgate gpu",
+		Flags: []cli.Flag{controlSocketFlag(), outputFlag("table")},
+		Commands: []*cli.Command{
+			verb("release", "withdraws a GPU, waits for its holders and closes what keeps it from being reset",
+				"When it ends with exit code 0, Virgate has nothing of the GPU open, and nvidia-smi --gpu-reset\n"+
+					"can run. Given again, it sets another time.", length, wait),
+			verb("restore", "takes a released GPU back before its time is over",
+				"It is offered again as its health allows."),
+			verb("reset", "releases a GPU, resets it with the driver's nvidia-smi and takes it back",
+				"The running Virgate has to allow it: --allow-gpu-reset.", length),
+		},
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			list, err := askReleases(ctx, cmd, http.MethodGet, "", nil)
+			if err != nil {
+				return err
+			}
+			return show(cmd, list, func(out *text) {
+				table := out.table("GPU", "UUID", "STATE", "UNTIL", "WAITS FOR")
+				for _, r := range list {
+					table.row(r.Index, r.GPU, r.State, r.Until.UTC().Format(time.RFC3339), strings.Join(r.Waits, ", "))
+				}
+				table.end()
+			})
+		},
+	}
+}
+
+// askReleases asks the running program for its releases, or tells it to change one.
+func askReleases(ctx context.Context, cmd *cli.Command, method, verb string, arguments url.Values) (list []agent.Release, err error) {
+	answer, err := callControl(ctx, cmd.String("control-socket"), method, "/gpu"+verb, arguments)
+	if err != nil {
+		return nil, err
+	}
+	if method == http.MethodPost {
+		answer = slices.Concat([]byte("["), answer, []byte("]"))
+	}
+	if err := json.Unmarshal(answer, &list); err != nil {
+		return nil, fmt.Errorf("read the answer of virgate run: %w", err)
+	}
+	return list, nil
+}
+
+// changeRelease releases, resets or restores a GPU, and says how far that is until it is done.
+func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
+	arguments := url.Values{"gpu": {cmd.String("gpu")}}
+	if verb != "restore" {
+		arguments.Set("for", cmd.Duration("for").String())
+	}
+	list, err := askReleases(ctx, cmd, http.MethodPost, "/"+verb, arguments)
+	if err != nil {
+		return err
+	}
+	r := list[0]
+	say := func(format string, arguments ...any) {
+		fmt.Fprintf(cmd.Root().Writer, "GPU %d (%s) %s\n", r.Index, r.GPU, agent.Plain(fmt.Sprintf(format, arguments...)))
+	}
+	var waits []string
+	for {
+		switch {
+		case verb == "release" && r.State == agent.Released:
+			say("is released until %s: nvidia-smi --gpu-reset -i %s can run; virgate gpu restore --gpu %d takes it back", r.Until.UTC().Format("15:04:05 MST"), r.PCIBusID, r.Index)
+			return nil
+		case r.State != agent.Restored:
+		case verb == "restore":
+			say("is taken back")
+			return nil
+		case r.WasReset:
+			say("was reset and is taken back")
+			return nil
+		case r.Problem != "":
+			return errors.New("not reset, and taken back: " + r.Problem)
+		default:
+			return fmt.Errorf("taken back: %s is over, or virgate gpu restore ended it", cmd.Duration("for"))
+		}
+		if len(r.Waits) > 0 && !slices.Equal(r.Waits, waits) {
+			waits = r.Waits
+			say("waits for: %s", strings.Join(waits, ", "))
+		}
+		if verb == "release" && !cmd.Bool("wait") && len(waits) > 0 && !slices.Equal(waits, []string{agent.ReleaseWithdrawing}) {
+			return errSilent
+		}
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if list, err = askReleases(ctx, cmd, http.MethodGet, "", nil); err != nil {
+			return err
+		}
+		at := slices.IndexFunc(list, func(other agent.Release) bool { return other.GPU == r.GPU })
+		if at < 0 {
+			return errors.New("the running Virgate was restarted, and the release is over")
+		}
+		r = list[at]
+	}
+}

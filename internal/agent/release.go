@@ -1,0 +1,409 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/sharing"
+)
+
+// Release is a GPU that this program has let go of for a while, or is about to, so that it
+// can be reset.
+type Release struct {
+	// GPU, Index and PCIBusID are those of sharing.GPU.
+	GPU      string `json:"gpu"`
+	Index    int    `json:"index"`
+	PCIBusID string `json:"pciBusID"`
+	// DriverIndex is the driver's index of the GPU, -1 while unknown.
+	DriverIndex int `json:"driverIndex"`
+	// Until is when the GPU is taken back.
+	Until time.Time    `json:"until"`
+	State ReleaseState `json:"state"`
+	// Waits says what a release that is waiting waits for.
+	Waits []string `json:"waits,omitempty"`
+	// Reset says that this program is to reset the GPU, and then to take it back.
+	Reset bool `json:"reset,omitempty"`
+	// WasReset says that it has, Problem why it could not.
+	WasReset bool   `json:"wasReset,omitempty"`
+	Problem  string `json:"problem,omitempty"`
+}
+
+// ReleaseState is how far a release is.
+type ReleaseState string
+
+const (
+	// ReleaseWaiting says that pods, processes or this program have the GPU still.
+	ReleaseWaiting ReleaseState = "waiting"
+	// Released says that this program has nothing of the GPU open.
+	Released ReleaseState = "released"
+	// Restored says that the GPU is as if it had not been released.
+	Restored ReleaseState = "restored"
+)
+
+// Releaser lets go of GPUs; see nvml.Node.
+type Releaser interface {
+	KeepReleased(driverIndexes map[string]int)
+	Release(ctx context.Context, gpu string) (driverIndex int, err error)
+	Restore(ctx context.Context, gpu string, wasReset bool) error
+}
+
+// ReleaseOptions are what releases need.
+type ReleaseOptions struct {
+	Releaser Releaser
+	// Store keeps them for a restart.
+	Store interface {
+		Load() ([]Release, error)
+		Save(list []Release) error
+	}
+	// Processes are the IDs of those that the driver lists on the GPU; none where it cannot tell.
+	Processes func(ctx context.Context, gpu string) []int
+	// Reset resets the GPU with that PCI bus ID, which nobody has open; nil where that is
+	// not allowed.
+	Reset func(ctx context.Context, pciBusID string) error
+}
+
+// releases are those of this run, by GPU. Each has a goroutine.
+type releases struct {
+	mu   sync.Mutex
+	gpus map[string]*release
+	// begun has room to tell releaseLoop that there is a new one.
+	begun chan struct{}
+}
+
+type release struct {
+	Release
+	// running says that it has its goroutine, and wake tells that of a change.
+	running bool
+	wake    chan struct{}
+}
+
+// loadReleases takes over what the last run had released. It is called before the driver is opened.
+func (a *agent) loadReleases() {
+	if a.Releases.Releaser == nil {
+		return
+	}
+	kept, err := a.Releases.Store.Load()
+	if err != nil {
+		a.Logger.Error("released GPUs of the last run not read", "error", err)
+	}
+	indexes := map[string]int{}
+	for _, r := range kept {
+		indexes[r.GPU] = r.DriverIndex
+		r.State, r.Reset = ReleaseWaiting, r.Reset && a.Releases.Reset != nil
+		a.releases.gpus[r.GPU] = &release{Release: r, wake: make(chan struct{}, 1)}
+	}
+	a.Releases.Releaser.KeepReleased(indexes)
+}
+
+// releaseLoop runs the releases until ctx ends.
+func (a *agent) releaseLoop(ctx context.Context) error {
+	var group sync.WaitGroup
+	defer group.Wait()
+	for {
+		a.releases.mu.Lock()
+		for _, r := range a.releases.gpus {
+			if !r.running {
+				r.running = true
+				group.Go(func() { a.runRelease(ctx, r) })
+			}
+		}
+		a.releases.mu.Unlock()
+		select {
+		case <-a.releases.begun:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// listReleases are all releases of this run, by index.
+func (a *agent) listReleases() []Release {
+	a.releases.mu.Lock()
+	defer a.releases.mu.Unlock()
+	list := []Release{}
+	for _, r := range a.releases.gpus {
+		list = append(list, r.Release)
+	}
+	slices.SortFunc(list, func(x, y Release) int { return x.Index - y.Index })
+	return list
+}
+
+// released are the GPUs that are not to be offered, with a warning for each.
+func (a *agent) released() (gpus map[string]bool, warnings []string) {
+	gpus = map[string]bool{}
+	for _, r := range a.listReleases() {
+		if r.State != Restored {
+			gpus[r.GPU] = true
+			warnings = append(warnings, fmt.Sprintf("GPU %d (%s) is not offered: it is released until %s, or until virgate gpu restore", r.Index, r.GPU, r.Until.UTC().Format("15:04 MST")))
+		}
+	}
+	return gpus, warnings
+}
+
+// keep keeps the releases for a restart. It must be called with the lock.
+func (r *releases) keep(store interface{ Save([]Release) error }) error {
+	kept := []Release{}
+	for _, gpu := range slices.Sorted(maps.Keys(r.gpus)) {
+		if k := r.gpus[gpu].Release; k.State != Restored {
+			kept = append(kept, k)
+		}
+	}
+	if err := store.Save(kept); err != nil {
+		return fmt.Errorf("keep the release for a restart: %w", err)
+	}
+	return nil
+}
+
+// setRelease changes a release from its goroutine.
+func (a *agent) setRelease(r *release, change func(*Release)) {
+	a.releases.mu.Lock()
+	defer a.releases.mu.Unlock()
+	before := r.Release
+	if change(&r.Release); reflect.DeepEqual(before, r.Release) {
+		return
+	}
+	if err := a.releases.keep(a.Releases.Store); err != nil {
+		a.Logger.Error("release changed", "error", err)
+	}
+}
+
+// notify tells whoever waits, without waiting.
+func notify(wake chan<- struct{}) {
+	select {
+	case wake <- struct{}{}:
+	default:
+	}
+}
+
+// ReleaseWithdrawing is what a release waits for when no pod has the GPU.
+const ReleaseWithdrawing = "its devices to be withdrawn"
+
+const (
+	// releaseInterval is the time between two looks at what a release waits for.
+	releaseInterval = 500 * time.Millisecond
+	// resetLimit is how long a reset may take.
+	resetLimit = 5 * time.Minute
+)
+
+// runRelease withdraws the GPU, lets go of it, resets it if that is wanted, and takes it
+// back when its time is over.
+func (a *agent) runRelease(ctx context.Context, r *release) {
+	log := a.Logger.With("gpu", r.GPU, "index", r.Index)
+	log.Info("GPU is being released", "until", r.Until)
+	a.planNow(ctx)
+	for {
+		a.releases.mu.Lock()
+		now := r.Release
+		a.releases.mu.Unlock()
+		pause := time.Until(now.Until)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case pause <= 0:
+			if a.Releases.Releaser.Restore(ctx, now.GPU, now.WasReset) == nil {
+				a.setRelease(r, func(r *Release) { r.State, r.Waits = Restored, nil })
+				a.planNow(ctx)
+				log.Info("GPU taken back")
+			}
+			return
+		case now.State == ReleaseWaiting:
+			pause = min(pause, releaseInterval)
+			index, waits := now.DriverIndex, a.waitsOfRelease(ctx, now.GPU)
+			if len(waits) == 0 {
+				var err error
+				if index, err = a.Releases.Releaser.Release(ctx, now.GPU); err != nil {
+					waits = []string{err.Error()}
+				}
+			}
+			switch {
+			case len(waits) == 0:
+				now.State, pause = Released, 0
+				log.Info("GPU released, nvidia-smi --gpu-reset can run", "pci", now.PCIBusID)
+			case !slices.Equal(waits, now.Waits):
+				log.Info("GPU not released yet", "waits", waits)
+			}
+			a.setRelease(r, func(r *Release) { r.State, r.DriverIndex, r.Waits = now.State, index, waits })
+		case now.Reset:
+			limit, cancel := context.WithTimeout(ctx, resetLimit)
+			err := a.Releases.Reset(limit, now.PCIBusID)
+			cancel()
+			pause = 0
+			if err != nil {
+				log.Error("GPU not reset", "error", err)
+			} else {
+				log.Info("GPU reset")
+			}
+			a.setRelease(r, func(r *Release) {
+				r.Reset, r.WasReset, r.Problem, r.Until = false, err == nil, message(err), time.Now()
+			})
+		}
+		select {
+		case <-time.After(pause):
+		case <-r.wake:
+		case <-ctx.Done():
+		}
+	}
+}
+
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// waitsOfRelease says what has the GPU still; nothing when this program can let go of it.
+func (a *agent) waitsOfRelease(ctx context.Context, gpu string) (waits []string) {
+	s := a.state.Load()
+	held, err := a.Kubelet.Held(ctx)
+	if err != nil {
+		return []string{"what pods hold cannot be read: " + err.Error()}
+	}
+	units := []string{gpu}
+	for _, g := range s.gpus {
+		if g.UUID == gpu {
+			for _, p := range g.Partitions {
+				units = append(units, p.UUID)
+			}
+		}
+	}
+	waits = podsByUnit(s.gpus, held)[gpu]
+	for _, allocation := range held {
+		if allocation.Namespace == "" && !slices.Contains(waits, nodereport.Unnamed) && slices.ContainsFunc(allocation.Devices, func(id string) bool {
+			unit, _, _ := sharing.ParseDeviceID(id)
+			return slices.Contains(units, unit)
+		}) {
+			waits = append(waits, nodereport.Unnamed)
+		}
+	}
+	if a.mig.Changing(gpu) {
+		waits = append(waits, "its MIG layout is being changed")
+	}
+	if !a.Plugin.Withdrawn(units...) {
+		a.Plugin.RefreshHolders(units...) // One that the kubelet does not name may be gone.
+		if waits == nil {
+			waits = []string{ReleaseWithdrawing}
+		}
+	}
+	for _, pid := range a.Releases.Processes(ctx, gpu) {
+		waits = append(waits, fmt.Sprintf("process %d", pid))
+	}
+	return waits
+}
+
+// maxRelease bounds for how long a GPU is released: a forgotten one comes back.
+const maxRelease = 24 * time.Hour
+
+// beginRelease releases the GPU that the selector names for that long, or makes that the
+// time of a release under way.
+func (a *agent) beginRelease(selector sharing.Selector, length time.Duration, reset bool) (Release, error) {
+	gpu, err := a.selectGPU(selector)
+	switch {
+	case err != nil:
+		return Release{}, err
+	case reset && a.Releases.Reset == nil:
+		return Release{}, errors.New("this Virgate may not reset GPUs: it takes virgate run --allow-gpu-reset, or mig.reset of the chart")
+	case length <= 0 || length > maxRelease:
+		return Release{}, fmt.Errorf("for: %s is not more than 0 and at most %s", length, maxRelease)
+	}
+	a.releases.mu.Lock()
+	defer a.releases.mu.Unlock()
+	before := maps.Clone(a.releases.gpus)
+	r := before[gpu.UUID]
+	if r == nil || r.State == Restored {
+		r = &release{
+			Release: Release{GPU: gpu.UUID, Index: gpu.Index, PCIBusID: gpu.PCIBusID, DriverIndex: -1, State: ReleaseWaiting},
+			wake:    make(chan struct{}, 1),
+		}
+		a.releases.gpus[gpu.UUID] = r
+	}
+	last := r.Release
+	r.Until, r.Reset = time.Now().Add(length).Round(0), r.Reset || reset
+	if err := a.releases.keep(a.Releases.Store); err != nil {
+		r.Release, a.releases.gpus = last, before
+		return Release{}, err
+	}
+	notify(r.wake)
+	notify(a.releases.begun)
+	return r.Release, nil
+}
+
+// selectGPU is the GPU that the selector names.
+func (a *agent) selectGPU(selector sharing.Selector) (sharing.GPU, error) {
+	if !a.serving.Load() {
+		return sharing.GPU{}, errors.New("this Virgate does not serve the node: ask the one that does")
+	}
+	for _, gpu := range a.state.Load().gpus {
+		if selector.MatchGPU(gpu) {
+			return gpu, nil
+		}
+		for _, p := range gpu.Partitions {
+			if selector.MatchPartition(gpu, p) {
+				return sharing.GPU{}, fmt.Errorf("%s is a partition: only a GPU as a whole can be released, which is %d", selector, gpu.Index)
+			}
+		}
+	}
+	return sharing.GPU{}, fmt.Errorf("no such GPU: %s", selector)
+}
+
+// restoreNow ends the release of the GPU that the selector names.
+func (a *agent) restoreNow(selector sharing.Selector) (Release, error) {
+	gpu, err := a.selectGPU(selector)
+	if err != nil {
+		return Release{}, err
+	}
+	a.releases.mu.Lock()
+	defer a.releases.mu.Unlock()
+	r := a.releases.gpus[gpu.UUID]
+	if r == nil || r.State == Restored {
+		return Release{}, fmt.Errorf("GPU %d is not released", gpu.Index)
+	}
+	r.Until = time.Now()
+	notify(r.wake)
+	return r.Release, nil
+}
+
+// releaseHandler answers GET /gpu with the releases of this run, as a list in JSON, and
+// POST /gpu/release, /gpu/reset, both with gpu=SELECTOR and for=DURATION, and
+// /gpu/restore with gpu=SELECTOR, with the Release. It is for the control socket.
+func (a *agent) releaseHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /gpu", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, a.listReleases()) })
+	mux.HandleFunc("POST /gpu/{verb}", func(w http.ResponseWriter, r *http.Request) {
+		r.Body = http.MaxBytesReader(w, r.Body, maxControlBody)
+		selector, err := sharing.ParseSelector(r.FormValue("gpu"))
+		if err != nil {
+			err = fmt.Errorf("gpu: %w", err)
+		}
+		var answer Release
+		switch verb := r.PathValue("verb"); {
+		case err != nil:
+		case verb == "restore":
+			answer, err = a.restoreNow(selector)
+		case verb == "release" || verb == "reset":
+			var length time.Duration
+			if length, err = time.ParseDuration(r.FormValue("for")); err != nil {
+				err = fmt.Errorf("for: expected a time such as 10m (got %q)", r.FormValue("for"))
+			} else {
+				answer, err = a.beginRelease(selector, length, verb == "reset")
+			}
+		default:
+			http.NotFound(w, r)
+			return
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		writeJSON(w, answer)
+	})
+	return mux
+}

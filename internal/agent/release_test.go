@@ -1,0 +1,285 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// fakeReleaser lets go of GPUs, resets them, and keeps what it is told for a restart.
+type fakeReleaser struct {
+	mu sync.Mutex
+	// kept is what Save was last given, saving why it fails.
+	kept   []Release
+	saving error
+	// calls are those of Release, Reset and Restore; fail has errors of theirs, each for once.
+	calls []string
+	fail  map[string]error
+	// early are the GPUs of KeepReleased.
+	early map[string]int
+}
+
+func (f *fakeReleaser) Load() ([]Release, error) { return slices.Clone(f.kept), nil }
+
+func (f *fakeReleaser) Save(list []Release) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.saving == nil {
+		f.kept = slices.Clone(list)
+	}
+	return f.saving
+}
+
+func (f *fakeReleaser) KeepReleased(gpus map[string]int) { f.early = gpus }
+
+func (f *fakeReleaser) call(name string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls = append(f.calls, name)
+	err := f.fail[name]
+	delete(f.fail, name)
+	return err
+}
+
+func (f *fakeReleaser) made() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return strings.Join(f.calls, ", ")
+}
+
+func (f *fakeReleaser) Release(_ context.Context, gpu string) (int, error) {
+	return 7, f.call("release " + gpu)
+}
+
+func (f *fakeReleaser) Restore(_ context.Context, gpu string, wasReset bool) error {
+	if wasReset {
+		gpu += " reset"
+	}
+	return f.call("restore " + gpu)
+}
+
+func (f *fakeReleaser) reset(_ context.Context, busID string) error { return f.call("reset " + busID) }
+
+// releasing is a rig with two GPUs of four devices each.
+func releasing(t *testing.T, f *fakeReleaser, mayReset bool) *rig {
+	t.Helper()
+	r := newRig(t, func(r *rig) {
+		r.node.value[0].PCIBusID = "00000000:07:00.0"
+		r.options.Kubelet = r.sight
+		r.options.Releases = ReleaseOptions{Releaser: f, Store: f, Processes: func(context.Context, string) []int { return nil }}
+		if mayReset {
+			r.options.Releases.Reset = f.reset
+		}
+	})
+	return r
+}
+
+// tell asks the control socket's handler.
+func (r *rig) tell(method, path string) (code int, body string) {
+	recorder := httptest.NewRecorder()
+	r.agent.releaseHandler().ServeHTTP(recorder, httptest.NewRequest(method, path, nil))
+	return recorder.Code, recorder.Body.String()
+}
+
+// awaitRelease waits until the only release is as wanted.
+func (r *rig) awaitRelease(what string, wanted func(Release) bool) {
+	r.t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		var list []Release
+		_, body := r.tell(http.MethodGet, "/gpu")
+		if err := json.Unmarshal([]byte(body), &list); err == nil && len(list) == 1 && wanted(list[0]) {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-r.ctx.Done():
+			r.t.Fatalf("no release %s: %s", what, body)
+		}
+	}
+}
+
+func in(state ReleaseState) func(Release) bool {
+	return func(r Release) bool { return r.State == state }
+}
+
+// TestReleaseRefused holds what cannot be done, with its reason, and that nothing comes of it.
+func TestReleaseRefused(t *testing.T) {
+	f := &fakeReleaser{}
+	r := releasing(t, f, false)
+	r.shows(8)
+	for _, test := range []struct{ path, says string }{
+		{"/gpu/release?gpu=5&for=1m", "no such GPU: 5"},
+		{"/gpu/release?gpu=all&for=1m", `gpu: "all" names no GPU or partition`},
+		{"/gpu/release?for=1m", `gpu: "" names no GPU or partition`},
+		{"/gpu/release?gpu=0", `for: expected a time such as 10m (got "")`},
+		{"/gpu/release?gpu=0&for=10", `for: expected a time such as 10m (got "10")`},
+		{"/gpu/release?gpu=0&for=-1s", "for: -1s is not more than 0 and at most 24h0m0s"},
+		{"/gpu/release?gpu=0&for=24h1s", "for: 24h0m1s is not more than 0 and at most 24h0m0s"},
+		{"/gpu/restore?gpu=0", "GPU 0 is not released"},
+		{"/gpu/reset?gpu=0&for=1m", "this Virgate may not reset GPUs: it takes virgate run --allow-gpu-reset"},
+	} {
+		if code, body := r.tell(http.MethodPost, test.path); code != http.StatusBadRequest || !strings.HasPrefix(body, test.says) {
+			t.Errorf("%s: %d %q, want %q", test.path, code, body, test.says)
+		}
+	}
+	if code, _ := r.tell(http.MethodPost, "/gpu/lend?gpu=0"); code != http.StatusNotFound {
+		t.Errorf("an unknown verb: %d", code)
+	}
+	if code, _ := r.tell(http.MethodGet, "/gpu/release?gpu=0&for=1m"); code != http.StatusMethodNotAllowed {
+		t.Errorf("by reading: %d", code)
+	}
+	f.saving = errors.New("the disk is full")
+	if code, body := r.tell(http.MethodPost, "/gpu/release?gpu=0&for=1m"); code != http.StatusBadRequest || !strings.Contains(body, "keep the release for a restart: the disk is full") {
+		t.Errorf("not kept: %d %q", code, body)
+	}
+	if _, body := r.tell(http.MethodGet, "/gpu"); body != "[]\n" {
+		t.Errorf("there are releases: %s", body)
+	}
+	r.agent.planNow(r.ctx)
+	if plan := r.agent.state.Load().plan; len(plan.Resources[0].Units) != 2 || f.made() != "" {
+		t.Errorf("units %v, calls %s", plan.Resources[0].Units, f.made())
+	}
+}
+
+// TestReleaseStandby holds that a program that stands by releases nothing.
+func TestReleaseStandby(t *testing.T) {
+	f := &fakeReleaser{}
+	r := newRig(t, func(r *rig) {
+		r.options.Releases = ReleaseOptions{Releaser: f, Store: f}
+		r.options.AcquireLock = func(ctx context.Context, standBy func()) error {
+			standBy()
+			<-ctx.Done()
+			return ctx.Err()
+		}
+	})
+	r.awaitBody("/readyz", http.StatusOK, "ok")
+	if code, body := r.tell(http.MethodPost, "/gpu/release?gpu=0&for=1m"); code != http.StatusBadRequest || !strings.Contains(body, "does not serve the node") {
+		t.Errorf("%d %q", code, body)
+	}
+}
+
+// TestReleaseIsTriedAgain holds that a GPU of which this program cannot let go is withdrawn
+// and tried again, that a later time counts, and that the end of it brings the GPU back.
+func TestReleaseIsTriedAgain(t *testing.T) {
+	f := &fakeReleaser{fail: map[string]error{"release GPU-a": errors.New("a call hangs")}}
+	r := releasing(t, f, false)
+	r.shows(8)
+	r.tell(http.MethodPost, "/gpu/release?gpu=0&for=1h")
+	r.awaitRelease("that waits for the driver", func(r Release) bool { return slices.Equal(r.Waits, []string{"a call hangs"}) })
+	r.shows(4)
+	r.awaitRelease("at the next try", in(Released))
+	if _, warnings := r.agent.released(); len(warnings) != 1 || !strings.HasPrefix(warnings[0], "GPU 0 (GPU-a) is not offered: it is released until ") {
+		t.Errorf("warnings %q", warnings)
+	}
+	if gpus, _, _ := r.agent.migInputs(); len(gpus) != 1 || gpus[0].UUID != "GPU-b" {
+		t.Errorf("MIG layouts are changed of %v", gpus)
+	}
+	r.tell(http.MethodPost, "/gpu/release?gpu=0&for=1ms")
+	r.awaitRelease("that is over", in(Restored))
+	r.shows(8)
+	if f.made() != "release GPU-a, release GPU-a, restore GPU-a" || len(f.kept) != 0 {
+		t.Errorf("calls %s, kept %v", f.made(), f.kept)
+	}
+}
+
+// TestReleaseReset holds the order of a reset, and that the GPU comes back in any case.
+func TestReleaseReset(t *testing.T) {
+	f := &fakeReleaser{fail: map[string]error{"reset 00000000:07:00.0": errors.New("in use by another client")}}
+	r := releasing(t, f, true)
+	r.shows(8)
+	r.tell(http.MethodPost, "/gpu/reset?gpu=0&for=1h")
+	r.awaitRelease("with a problem", func(r Release) bool {
+		return r.State == Restored && !r.WasReset && r.Problem == "in use by another client"
+	})
+	r.shows(8)
+	r.tell(http.MethodPost, "/gpu/reset?gpu=0&for=1h")
+	r.awaitRelease("with a reset", func(r Release) bool { return r.State == Restored && r.WasReset && r.Problem == "" })
+	r.shows(8)
+	const one = "release GPU-a, reset 00000000:07:00.0, restore GPU-a"
+	if f.made() != one+", "+one+" reset" {
+		t.Errorf("calls %s", f.made())
+	}
+}
+
+// TestReleaseOverARestart holds that a kept release is in force before the driver is
+// opened, and that one which is to be reset is so only where that is allowed still.
+func TestReleaseOverARestart(t *testing.T) {
+	for _, mayReset := range []bool{false, true} {
+		f := &fakeReleaser{kept: []Release{{
+			GPU: "GPU-a", Index: 0, PCIBusID: "00000000:07:00.0", DriverIndex: 3, Until: time.Now().Add(time.Hour), State: Released, Reset: true,
+		}}}
+		opened := false
+		r := newRig(t, func(r *rig) {
+			r.options.Kubelet = r.sight
+			r.options.Releases = ReleaseOptions{Releaser: f, Store: f, Processes: func(context.Context, string) []int { return nil }}
+			if mayReset {
+				r.options.Releases.Reset = f.reset
+			}
+			r.options.Node = watchedNode{r.node, func() { opened = f.early["GPU-a"] == 3 }}
+		})
+		if mayReset {
+			r.awaitRelease("with a reset", func(r Release) bool { return r.State == Restored && r.WasReset })
+			r.shows(8)
+		} else {
+			r.awaitRelease("kept", in(Released))
+			r.shows(4)
+		}
+		if !opened {
+			t.Error("the driver was opened before the release was known")
+		}
+	}
+}
+
+// watchedNode tells when it is watched.
+type watchedNode struct {
+	fakeNode
+	watched func()
+}
+
+func (n watchedNode) Watch(ctx context.Context, changed func()) error {
+	n.watched()
+	return n.fakeNode.Watch(ctx, changed)
+}
+
+// TestReleaseHolders holds who is named: pods, and processes that the driver lists.
+func TestReleaseHolders(t *testing.T) {
+	f := &fakeReleaser{}
+	pids := []int{4242}
+	var mu sync.Mutex
+	r := newRig(t, func(r *rig) {
+		r.options.Kubelet = r.sight
+		r.options.Releases = ReleaseOptions{Releaser: f, Store: f, Processes: func(_ context.Context, gpu string) []int {
+			mu.Lock()
+			defer mu.Unlock()
+			return pids
+		}}
+	})
+	r.shows(8)
+	r.tell(http.MethodPost, "/gpu/release?gpu=1&for=1h")
+	r.awaitRelease("that waits for a process", func(r Release) bool { return slices.Equal(r.Waits, []string{"process 4242"}) })
+	if f.made() != "" {
+		t.Errorf("calls %s", f.made())
+	}
+	mu.Lock()
+	pids = nil
+	mu.Unlock()
+	r.awaitRelease("when it has ended", in(Released))
+
+	blind := newRig(t, func(r *rig) {
+		r.options.Releases = ReleaseOptions{Releaser: &fakeReleaser{}, Store: &fakeReleaser{}, Processes: func(context.Context, string) []int { return nil }}
+	})
+	blind.shows(8)
+	blind.tell(http.MethodPost, "/gpu/release?gpu=0&for=1h")
+	blind.awaitRelease("that cannot be judged", func(r Release) bool {
+		return slices.Equal(r.Waits, []string{"what pods hold cannot be read: no kubelet"})
+	})
+}

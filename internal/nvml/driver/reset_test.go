@@ -1,0 +1,86 @@
+package driver
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestResetGPU runs a script in the place of nvidia-smi, with the driver root as its root.
+func TestResetGPU(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("to change the root takes root")
+	}
+	root := t.TempDir()
+	place := func(name, script string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Join(root, "usr/bin"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(root, "usr/bin", name), []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	options := Options{ContainerDriverRoot: root, DriverRoot: filepath.Join(root, "none")}
+	err := ResetGPU(t.Context(), options, "00000000:3B:00.0")
+	if err == nil || !strings.Contains(err.Error(), "no nvidia-smi in "+filepath.Join(root, "usr/bin")+", ") {
+		t.Fatalf("without one: %v", err)
+	}
+	shell, err := filepath.EvalSymlinks("/bin/sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range append([]string{shell}, libraries(t, shell)...) {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.MkdirAll(filepath.Join(root, filepath.Dir(file)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(root, file), data, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	place("nvidia-smi-580", "#!"+shell+"\necho \"$@\" >/said\n")
+	if err := os.Symlink("/usr/bin/nvidia-smi-580", filepath.Join(root, "usr/bin/nvidia-smi")); err != nil {
+		t.Fatal(err)
+	}
+	if err := ResetGPU(t.Context(), options, "00000000:3B:00.0"); err != nil {
+		t.Fatal(err)
+	}
+	said, err := os.ReadFile(filepath.Join(root, "said"))
+	if err != nil || string(said) != "--gpu-reset -i 00000000:3B:00.0\n" {
+		t.Errorf("it was called with %q, %v", said, err)
+	}
+	place("nvidia-smi-580", "#!"+shell+"\necho 'The following GPUs could not be reset:'\necho '  GPU 3B: In use by another client' >&2\nexit 255\n")
+	err = ResetGPU(t.Context(), options, "00000000:3B:00.0")
+	if err == nil || !strings.HasSuffix(err.Error(), "exit status 255: The following GPUs could not be reset: GPU 3B: In use by another client") {
+		t.Errorf("refused: %v", err)
+	}
+	place("nvidia-smi-580", "#!"+shell+"\nwhile :; do :; done\n")
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := ResetGPU(ctx, options, "00000000:3B:00.0"); err == nil {
+		t.Error("one that hangs is waited for")
+	}
+}
+
+// libraries are those that the program is linked with.
+func libraries(t *testing.T, program string) (files []string) {
+	t.Helper()
+	said, err := exec.Command("ldd", program).Output()
+	if err != nil {
+		t.Skipf("ldd: %v", err)
+	}
+	for _, word := range strings.Fields(string(said)) {
+		if strings.HasPrefix(word, "/") {
+			files = append(files, word)
+		}
+	}
+	return files
+}

@@ -1,0 +1,229 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/virgate/virgate/sharing"
+)
+
+// gate keeps this program from having GPUs open that it has released. A driver resets no
+// GPU that anybody has open; NVML opens a GPU when it is looked up and closes it with the
+// last Shutdown, which is what nvml.h calls to initialize. So to let go of one GPU, all
+// sessions of the program have to end, and no later one may look that GPU up.
+type gate struct {
+	// reopen asks the poller to end its session and to begin another.
+	reopen chan struct{}
+
+	mu sync.Mutex
+	// released has the driver's index of each released GPU by UUID, -1 while unknown.
+	released map[string]int
+	// opened is NVML's count of Init less Shutdown. looked has the indexes that were looked
+	// up since it was 0, and handles those that came of it.
+	opened  int
+	looked  map[int]bool
+	handles map[Device]int
+	// closing is not nil while Init waits for the end of all sessions.
+	closing chan struct{}
+}
+
+func newGate() *gate {
+	return &gate{reopen: make(chan struct{}, 1), released: map[string]int{}, looked: map[int]bool{}, handles: map[Device]int{}}
+}
+
+// releasedError is the answer to looking a released GPU up, which is not done.
+type releasedError struct{ gpu string }
+
+func (e *releasedError) Error() string { return e.gpu + " is released" }
+
+// call is the Interceptor.
+func (g *gate) call(call Call, do func() (any, error)) (any, error) {
+	if err := g.enter(call); err != nil {
+		return nil, err
+	}
+	answer, err := do()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	_, hung := errors.AsType[*AbandonedError](err)
+	switch {
+	case call.Method == "Init" && err != nil, call.Method == "Shutdown" && !hung:
+		if g.opened = max(0, g.opened-1); g.opened == 0 {
+			clear(g.looked)
+			clear(g.handles)
+			g.stopClosing()
+		}
+	case err != nil:
+	case call.Method == "DeviceGetHandleByIndex":
+		g.handles[answer.(Device)] = call.Arguments[0].(int)
+	case call.Method == "DeviceGetUUID":
+		gpu, index := answer.(string), g.handles[call.Arguments[0].(Device)]
+		if at, released := g.released[gpu]; released && at != index { // The driver counts its GPUs otherwise now.
+			g.released[gpu] = index
+			g.startClosing()
+			return nil, &releasedError{gpu}
+		}
+	}
+	return answer, err
+}
+
+// enter comes before each call: it has Init wait, and refuses to look released GPUs up.
+func (g *gate) enter(call Call) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case call.Method == "Init":
+		for g.closing != nil {
+			closed := g.closing
+			g.mu.Unlock()
+			<-closed
+			g.mu.Lock()
+		}
+		g.opened++
+	case call.Method == "DeviceGetHandleByIndex":
+		index := call.Arguments[0].(int)
+		for gpu, at := range g.released {
+			if at == index {
+				return &releasedError{gpu}
+			}
+		}
+		g.looked[index] = true
+	}
+	return nil
+}
+
+// closeLimit is how long all sessions may take to end: longer than a look at how GPUs are used.
+const closeLimit = 10 * time.Second
+
+// startClosing has all sessions end, and none begin before that. It must be called with
+// the lock.
+func (g *gate) startClosing() {
+	select {
+	case g.reopen <- struct{}{}:
+	default:
+	}
+	if g.closing == nil {
+		g.closing = make(chan struct{})
+		time.AfterFunc(closeLimit, func() {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.stopClosing()
+		})
+	}
+}
+
+func (g *gate) stopClosing() {
+	if g.closing != nil {
+		close(g.closing)
+		g.closing = nil
+	}
+}
+
+// errStillOpen says that a session of this program does not end.
+var errStillOpen = errors.New("this program still has it open, because a driver call is not answered: to let go of it, restart Virgate")
+
+// release keeps the GPU at the index closed, and returns when it is.
+func (g *gate) release(ctx context.Context, gpu string, index int) error {
+	g.mu.Lock()
+	g.released[gpu] = index
+	if !g.looked[index] {
+		g.mu.Unlock()
+		return nil
+	}
+	g.startClosing()
+	closed := g.closing
+	g.mu.Unlock()
+	select {
+	case <-closed:
+	case <-ctx.Done():
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.stopClosing()
+	if g.looked[index] {
+		return errStillOpen
+	}
+	return nil
+}
+
+// index is where the driver has the released GPU, -1 if that is unknown.
+func (g *gate) index(gpu string) (index int, released bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	index, released = g.released[gpu]
+	return index, released
+}
+
+// Library is the Node's library. Whatever else of this program uses the GPUs must use it,
+// so that Release can let go of them.
+func (n *Node) Library() Library { return n.lib }
+
+// KeepReleased has the GPUs that an earlier run had released, by their driver's indexes,
+// stay so. It is to be called before Watch.
+func (n *Node) KeepReleased(gpus map[string]int) {
+	n.gate.mu.Lock()
+	defer n.gate.mu.Unlock()
+	for gpu, index := range gpus {
+		n.gate.released[gpu] = index
+	}
+}
+
+// Release lets go of the GPU of that UUID until Restore, so that it can be reset: events,
+// handles and, because NVML closes nothing else, the session with the driver. What is
+// known of the GPU stays as it is. Events of other GPUs are missed for a moment. It
+// returns the driver's index of the GPU. The error says that a driver call hangs, that the
+// GPU is not known, or that ctx ended; the GPU then is not looked up any more either.
+func (n *Node) Release(ctx context.Context, gpu string) (index int, err error) {
+	index = -1
+	known := false
+	ended := n.request(ctx, func(p *publisher) {
+		var state *gpuState
+		if state, known = p.tracker.gpus[gpu]; known && state.listed {
+			index = state.driverIndex
+		}
+		p.handleMonitors(map[string]string{gpu: "it is released"})
+	})
+	switch {
+	case ended != nil:
+		err = ended
+	case !known:
+		err = errNoUnit
+	default:
+		err = n.gate.release(ctx, gpu, index)
+	}
+	if err != nil {
+		return index, fmt.Errorf("let go of %s: %w", gpu, err)
+	}
+	return index, nil
+}
+
+// Restore undoes Release, and returns when the GPU was read again. wasReset says that it
+// was reset meanwhile. The error says that ctx ended first.
+func (n *Node) Restore(ctx context.Context, gpu string, wasReset bool) error {
+	err := n.request(ctx, func(p *publisher) {
+		if state := p.tracker.gpus[gpu]; state != nil && wasReset {
+			state.lost = true
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("take %s back: %w", gpu, err)
+	}
+	n.gate.mu.Lock()
+	delete(n.gate.released, gpu)
+	n.gate.mu.Unlock()
+	return n.Refresh(ctx)
+}
+
+// addReleased adds a GPU that an earlier run knew and had released, and that is not looked
+// up: it is as it was.
+func (t *tracker) addReleased(known sharing.GPU, driverIndex int, at moment) {
+	gpu := t.newGPU()
+	gpu.gpu, gpu.listed, gpu.driverIndex = known, true, driverIndex
+	for _, unit := range gpu.allUnits() {
+		gpu.units[unit] = newUnitHealth(at.now)
+	}
+	t.gpus[known.UUID] = gpu
+	t.restoreGPU(gpu, at)
+}

@@ -1,0 +1,209 @@
+package nvml_test
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/simnode"
+)
+
+// busOf is the PCI bus ID of a GPU of a simulated node with up to 15 of them.
+func busOf(gpu int) string { return "00000000:" + string("0123456789"[gpu]) + "7:00.0" }
+
+// isClosed says whether nothing has the GPU open: a driver resets it then. It is reset.
+func isClosed(sim *simnode.Node, gpu int) bool { return sim.ResetGPU(busOf(gpu)) == nil }
+
+// metering reads the use of the GPUs every five seconds, as the program does.
+func metering(t *testing.T, w *watched) {
+	t.Helper()
+	meter := nvml.NewMeter(w.Library())
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for tick := time.NewTicker(5 * time.Second); ; {
+			if gpus, err := meter.Read(ctx); ctx.Err() == nil && (err != nil || len(gpus) < 2) {
+				t.Errorf("use of %d GPUs, %v", len(gpus), err)
+			}
+			select {
+			case <-ctx.Done():
+				tick.Stop()
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-ended })
+}
+
+// TestRelease holds that nothing of this program has a GPU open that it has released, that
+// all it knows of the GPU stays as it was, that other GPUs are watched on, and what is
+// true when the GPU is taken back.
+func TestRelease(t *testing.T) {
+	for _, wasReset := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			sim, log := simulate(t, "a30x4"), &bytes.Buffer{}
+			w := watchWith(t, sim, nvml.Options{Logger: slog.New(slog.NewTextHandler(log, nil))})
+			metering(t, w)
+			gpu := sim.GPUs()[2].UUID
+			must(t, sim.XID(2, 48, nvml.WholeGPU, nvml.WholeGPU))
+			after(time.Second)
+			if isClosed(sim, 2) {
+				t.Fatal("it can be reset before it is released")
+			}
+			before := log.Len()
+			index, err := w.Release(context.Background(), gpu)
+			if err != nil || index != 2 {
+				t.Fatalf("index %d, %v", index, err)
+			}
+			for range 40 {
+				if !isClosed(sim, 2) {
+					t.Fatal("something has it open")
+				}
+				after(1700 * time.Millisecond)
+				w.expect("while it is released", map[string]string{"2": "XID 48"})
+			}
+			if isClosed(sim, 1) {
+				t.Error("nobody has another GPU open")
+			}
+			must(t, sim.XID(1, 94, nvml.WholeGPU, nvml.WholeGPU))
+			after(time.Second)
+			w.expect("with an error of another GPU", map[string]string{"1": "XID 94", "2": "XID 48"})
+			if text := log.String()[before:]; strings.Count(text, "level=WARN") != 3 || strings.Contains(text, "not every GPU") {
+				t.Errorf("the log says more than that GPU 2 has no events and GPU 1 an error:\n%s", text)
+			}
+			must(t, w.Restore(context.Background(), gpu, wasReset))
+			after(time.Minute)
+			if wasReset {
+				w.expect("after a reset", map[string]string{"1": "XID 94"})
+			} else {
+				w.expect("when it was not reset", map[string]string{"1": "XID 94", "2": "XID 48"})
+			}
+			if isClosed(sim, 2) {
+				t.Error("nobody has looked the GPU up again")
+			}
+			must(t, sim.XID(2, 62, nvml.WholeGPU, nvml.WholeGPU))
+			after(time.Second)
+			if gpus, _ := w.Inventory(); !strings.Contains(gpus[2].Health.Reason, "XID 62") {
+				t.Errorf("its events are not heard: %q", gpus[2].Health.Reason)
+			}
+		})
+	}
+}
+
+// TestReleaseAndAnotherGPUGoes holds that a released GPU stays closed when the driver
+// numbers its GPUs anew.
+func TestReleaseAndAnotherGPUGoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a30x4")
+		w := watch(t, sim)
+		metering(t, w)
+		gpu := sim.GPUs()[2].UUID
+		_, err := w.Release(context.Background(), gpu)
+		must(t, err)
+		must(t, sim.Remove(0))
+		after(time.Minute)
+		for range 20 {
+			if !isClosed(sim, 2) {
+				t.Fatal("something has it open")
+			}
+			after(time.Second)
+		}
+		w.expect("a minute later", map[string]string{"0": "lost"})
+		must(t, w.Restore(context.Background(), gpu, false))
+		w.expect("taken back", map[string]string{"0": "lost"})
+		if got := w.numbers(); got != "A=0/none B=1/0 C=2/1 D=3/2" {
+			t.Errorf("indexes %s", got)
+		}
+	})
+}
+
+// TestReleaseWhileACallHangs holds that a GPU does not count as released while a session
+// with the driver goes on, and that this keeps nothing else waiting for ever.
+func TestReleaseWhileACallHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a30x4")
+		w := watch(t, sim)
+		meter := nvml.NewMeter(w.Library())
+		_, err := sim.InjectGPUFault(1, "DeviceGetUtilizationRates", simnode.Fault{Delay: 25 * time.Second, Times: 1})
+		must(t, err)
+		_, err = meter.Read(context.Background())
+		if err == nil {
+			t.Fatal("the call did not hang")
+		}
+		gpu := sim.GPUs()[2].UUID
+		_, err = w.Release(context.Background(), gpu)
+		if err == nil || !strings.Contains(err.Error(), "not answered") || isClosed(sim, 2) {
+			t.Fatalf("while it hangs: %v", err)
+		}
+		after(time.Second)
+		w.expect("while it hangs", nil)
+		after(20 * time.Second)
+		_, err = w.Release(context.Background(), gpu)
+		if err != nil || !isClosed(sim, 2) {
+			t.Fatalf("when it has returned: %v", err)
+		}
+		// A call that is slow is waited for, and nobody opens the driver again meanwhile.
+		_, err = sim.InjectGPUFault(1, "DeviceGetUtilizationRates", simnode.Fault{Delay: 5 * time.Second, Times: 1})
+		must(t, err)
+		_, err = meter.Read(context.Background()) // What the other call has answered.
+		must(t, err)
+		if _, err = meter.Read(context.Background()); err == nil {
+			t.Fatal("the call is not slow")
+		}
+		if _, err := w.Release(context.Background(), sim.GPUs()[3].UUID); err != nil || !isClosed(sim, 3) {
+			t.Errorf("while a call is slow: %v", err)
+		}
+		if _, err := w.Release(context.Background(), "GPU-none"); err == nil || !strings.Contains(err.Error(), "GPU-none") {
+			t.Errorf("an unknown GPU: %v", err)
+		}
+	})
+}
+
+// TestReleasedOverARestart holds that a GPU which an earlier run had released is not opened
+// by the next one, not even for a moment, and has the faults of before.
+func TestReleasedOverARestart(t *testing.T) {
+	for _, boot := range []string{"first", ""} {
+		for _, slow := range []time.Duration{0, time.Second} {
+			known, faults := &knownGPUs{}, &memory{}
+			var gpu string
+			synctest.Test(t, func(t *testing.T) {
+				sim := simulate(t, "a30x4")
+				w := watchWith(t, sim, nvml.Options{Store: faults, Known: known, Boot: "first"})
+				must(t, w.RestoreHealth(context.Background()))
+				must(t, sim.XID(2, 48, nvml.WholeGPU, nvml.WholeGPU))
+				after(time.Second)
+				gpu = sim.GPUs()[2].UUID
+			})
+			synctest.Test(t, func(t *testing.T) {
+				sim := simulate(t, "a30x4")
+				node := nvml.NewNode(sim, nvml.Options{Store: faults, Known: known, Boot: boot})
+				node.KeepReleased(map[string]int{gpu: 2})
+				sim.InjectFault("DeviceGetHandleByIndex", simnode.Fault{Delay: slow, Times: 3})
+				w := watchNode(t, node)
+				must(t, w.RestoreHealth(context.Background()))
+				after(time.Minute)
+				if calls := sim.Calls("DeviceGetUUID"); !isClosed(sim, 2) || calls == 0 {
+					t.Fatal("something has it open")
+				}
+				w.expect("while it is released", map[string]string{"2": "XID 48"})
+				if got := w.numbers(); got != "A=0 B=1 C=2 D=3" {
+					t.Errorf("indexes %s", got)
+				}
+				must(t, w.Restore(context.Background(), gpu, false))
+				after(time.Minute)
+				w.expect("when it was not reset", map[string]string{"2": "XID 48"})
+				must(t, w.stop())
+				if len(faults.kept) != 1 {
+					t.Errorf("kept are %+v", faults.kept)
+				}
+			})
+		}
+	}
+}

@@ -22,12 +22,12 @@ func (l *library) DeviceGetCount() (int, error) {
 }
 
 func (l *library) DeviceGetHandleByIndex(index int) (nvml.Device, error) {
-	return callLibrary(l, with("DeviceGetHandleByIndex", index), func(api gonvml.Interface) (nvml.Device, gonvml.Return) {
+	return l.devices.numbered(callLibrary(l, with("DeviceGetHandleByIndex", index), func(api gonvml.Interface) (gonvml.Device, gonvml.Return) {
 		if !ordinal(index) {
-			return 0, gonvml.ERROR_INVALID_ARGUMENT
+			return nil, gonvml.ERROR_INVALID_ARGUMENT
 		}
-		return l.devices.numbered(api.DeviceGetHandleByIndex(index))
-	})
+		return api.DeviceGetHandleByIndex(index)
+	}))
 }
 
 func (l *library) DeviceGetUUID(d nvml.Device) (string, error) {
@@ -207,9 +207,7 @@ func (l *library) DeviceGetCurrentClocksEventReasons(d nvml.Device) (nvml.ClockR
 }
 
 func (l *library) EventSetCreate() (nvml.EventSet, error) {
-	return callLibrary(l, "EventSetCreate", func(api gonvml.Interface) (nvml.EventSet, gonvml.Return) {
-		return l.sets.numbered(api.EventSetCreate())
-	})
+	return l.sets.numbered(callLibrary(l, "EventSetCreate", gonvml.Interface.EventSetCreate))
 }
 
 func (l *library) DeviceGetSupportedEventTypes(d nvml.Device) (nvml.EventTypes, error) {

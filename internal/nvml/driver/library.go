@@ -181,21 +181,19 @@ func with(name string, argument int) string { return fmt.Sprintf("%s(%d)", name,
 func ordinal(number int) bool { return number >= 0 && number <= math.MaxInt32 }
 
 // numbered turns the handle that a call returned into its number.
-func (t *table[Handle, Number]) numbered(handle Handle, code gonvml.Return) (Number, gonvml.Return) {
-	if code != gonvml.SUCCESS {
-		return 0, code
+func (t *table[Handle, Number]) numbered(handle Handle, err error) (Number, error) {
+	if err != nil {
+		return 0, err
 	}
-	return t.number(handle), code
+	return t.number(handle), nil
 }
 
 // allNumbered is numbered for a list of handles.
-func (t *table[Handle, Number]) allNumbered(handles []Handle, code gonvml.Return) (list []Number, _ gonvml.Return) {
-	if code == gonvml.SUCCESS {
-		for _, handle := range handles {
-			list = append(list, t.number(handle))
-		}
+func (t *table[Handle, Number]) allNumbered(handles []Handle, err error) (list []Number, _ error) {
+	for _, handle := range handles {
+		list = append(list, t.number(handle))
 	}
-	return list, code
+	return list, err
 }
 
 func callDevice[T any](l *library, name string, d nvml.Device, get func(gonvml.Device) (T, gonvml.Return)) (T, error) {

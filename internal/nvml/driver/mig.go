@@ -25,9 +25,7 @@ func (l *library) DeviceGetMaxMigDeviceCount(d nvml.Device) (int, error) {
 }
 
 func (l *library) DeviceGetMigDeviceHandleByIndex(parent nvml.Device, index int) (nvml.Device, error) {
-	return callWith(l, "DeviceGetMigDeviceHandleByIndex", &l.devices, parent, index, func(d gonvml.Device, index int) (nvml.Device, gonvml.Return) {
-		return l.devices.numbered(d.GetMigDeviceHandleByIndex(index))
-	})
+	return l.devices.numbered(callWith(l, "DeviceGetMigDeviceHandleByIndex", &l.devices, parent, index, gonvml.Device.GetMigDeviceHandleByIndex))
 }
 
 func (l *library) DeviceGetGpuInstanceId(d nvml.Device) (int, error) {
@@ -39,9 +37,7 @@ func (l *library) DeviceGetComputeInstanceId(d nvml.Device) (int, error) {
 }
 
 func (l *library) DeviceGetGpuInstanceById(parent nvml.Device, id int) (nvml.GPUInstance, error) {
-	return callWith(l, "DeviceGetGpuInstanceById", &l.devices, parent, id, func(d gonvml.Device, id int) (nvml.GPUInstance, gonvml.Return) {
-		return l.instances.numbered(d.GetGpuInstanceById(id))
-	})
+	return l.instances.numbered(callWith(l, "DeviceGetGpuInstanceById", &l.devices, parent, id, gonvml.Device.GetGpuInstanceById))
 }
 
 func (l *library) GpuInstanceGetInfo(gi nvml.GPUInstance) (nvml.GPUInstanceInfo, error) {
@@ -84,9 +80,7 @@ func text(characters []int8) string {
 }
 
 func (l *library) GpuInstanceGetComputeInstanceById(gi nvml.GPUInstance, id int) (nvml.ComputeInstance, error) {
-	return callWith(l, "GpuInstanceGetComputeInstanceById", &l.instances, gi, id, func(instance gonvml.GpuInstance, id int) (nvml.ComputeInstance, gonvml.Return) {
-		return l.computes.numbered(instance.GetComputeInstanceById(id))
-	})
+	return l.computes.numbered(callWith(l, "GpuInstanceGetComputeInstanceById", &l.instances, gi, id, gonvml.GpuInstance.GetComputeInstanceById))
 }
 
 func (l *library) ComputeInstanceGetInfo(ci nvml.ComputeInstance) (nvml.ComputeInstanceInfo, error) {
@@ -126,21 +120,21 @@ func (l *library) DeviceGetGpuInstancePossiblePlacements(d nvml.Device, profile 
 }
 
 func (l *library) DeviceGetGpuInstances(d nvml.Device, profile int) ([]nvml.GPUInstance, error) {
-	return callWith(l, "DeviceGetGpuInstances", &l.devices, d, profile, func(d gonvml.Device, profile int) ([]nvml.GPUInstance, gonvml.Return) {
-		return l.instances.allNumbered(d.GetGpuInstances(&gonvml.GpuInstanceProfileInfo{Id: uint32(profile), InstanceCount: mostInstances}))
-	})
+	return l.instances.allNumbered(callWith(l, "DeviceGetGpuInstances", &l.devices, d, profile, func(d gonvml.Device, profile int) ([]gonvml.GpuInstance, gonvml.Return) {
+		return d.GetGpuInstances(&gonvml.GpuInstanceProfileInfo{Id: uint32(profile), InstanceCount: mostInstances})
+	}))
 }
 
 func (l *library) DeviceCreateGpuInstanceWithPlacement(d nvml.Device, profile int, at mig.Placement) (nvml.GPUInstance, error) {
-	return callWith(l, "DeviceCreateGpuInstanceWithPlacement", &l.devices, d, profile, func(d gonvml.Device, profile int) (nvml.GPUInstance, gonvml.Return) {
+	return l.instances.numbered(callWith(l, "DeviceCreateGpuInstanceWithPlacement", &l.devices, d, profile, func(d gonvml.Device, profile int) (gonvml.GpuInstance, gonvml.Return) {
 		if !ordinal(at.Start) || !ordinal(at.Size) {
-			return 0, gonvml.ERROR_INVALID_ARGUMENT
+			return nil, gonvml.ERROR_INVALID_ARGUMENT
 		}
-		return l.instances.numbered(d.CreateGpuInstanceWithPlacement(
+		return d.CreateGpuInstanceWithPlacement(
 			&gonvml.GpuInstanceProfileInfo{Id: uint32(profile)},
 			&gonvml.GpuInstancePlacement{Start: uint32(at.Start), Size: uint32(at.Size)},
-		))
-	})
+		)
+	}))
 }
 
 func (l *library) GpuInstanceDestroy(gi nvml.GPUInstance) error {
@@ -155,15 +149,15 @@ func (l *library) GpuInstanceGetComputeInstanceProfileInfo(gi nvml.GPUInstance, 
 }
 
 func (l *library) GpuInstanceGetComputeInstances(gi nvml.GPUInstance, profile int) ([]nvml.ComputeInstance, error) {
-	return callWith(l, "GpuInstanceGetComputeInstances", &l.instances, gi, profile, func(instance gonvml.GpuInstance, profile int) ([]nvml.ComputeInstance, gonvml.Return) {
-		return l.computes.allNumbered(instance.GetComputeInstances(&gonvml.ComputeInstanceProfileInfo{Id: uint32(profile), InstanceCount: mostInstances}))
-	})
+	return l.computes.allNumbered(callWith(l, "GpuInstanceGetComputeInstances", &l.instances, gi, profile, func(instance gonvml.GpuInstance, profile int) ([]gonvml.ComputeInstance, gonvml.Return) {
+		return instance.GetComputeInstances(&gonvml.ComputeInstanceProfileInfo{Id: uint32(profile), InstanceCount: mostInstances})
+	}))
 }
 
 func (l *library) GpuInstanceCreateComputeInstance(gi nvml.GPUInstance, profile int) (nvml.ComputeInstance, error) {
-	return callWith(l, "GpuInstanceCreateComputeInstance", &l.instances, gi, profile, func(instance gonvml.GpuInstance, profile int) (nvml.ComputeInstance, gonvml.Return) {
-		return l.computes.numbered(instance.CreateComputeInstance(&gonvml.ComputeInstanceProfileInfo{Id: uint32(profile)}))
-	})
+	return l.computes.numbered(callWith(l, "GpuInstanceCreateComputeInstance", &l.instances, gi, profile, func(instance gonvml.GpuInstance, profile int) (gonvml.ComputeInstance, gonvml.Return) {
+		return instance.CreateComputeInstance(&gonvml.ComputeInstanceProfileInfo{Id: uint32(profile)})
+	}))
 }
 
 func (l *library) ComputeInstanceDestroy(ci nvml.ComputeInstance) error {

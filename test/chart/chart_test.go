@@ -4,6 +4,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -144,7 +145,8 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// The chart's profiles are the repository's examples.
+// The chart's profiles are the repository's examples, but for those that fit one
+// machine only.
 func TestProfilesAreTheExamples(t *testing.T) {
 	shipped, err := filepath.Glob(filepath.Join(folder, "profiles/*.yaml"))
 	if err != nil || len(shipped) != len(profiles(t)) {
@@ -165,7 +167,10 @@ func TestProfilesAreTheExamples(t *testing.T) {
 	}
 }
 
-// profiles are the repository's examples, by the name that a node's label has.
+// ofOneMachine is how a profile names a GPU of one machine: by UUID or PCI bus ID.
+var ofOneMachine = regexp.MustCompile(`(?:GPU|MIG)-[0-9a-f]{8}-|[0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:`)
+
+// profiles are the examples that the chart ships, by the name that a node's label has.
 func profiles(t *testing.T) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob("../../configs/examples/*.yaml")
@@ -178,10 +183,16 @@ func profiles(t *testing.T) map[string]string {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if ofOneMachine.Match(text) {
+			continue
+		}
 		byName[strings.TrimSuffix(filepath.Base(file), ".yaml")] = string(text)
 	}
 	return byName
 }
+
+// half is a profile, in YAML's quotes.
+const half = "'sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}'"
 
 func TestValuesAreRefused(t *testing.T) {
 	for _, test := range []struct {
@@ -194,6 +205,13 @@ func TestValuesAreRefused(t *testing.T) {
 		{"a strategy that is none", "config: {fallbackStrategies: [any]}", "fallbackStrategies"},
 		{"name and map", "config: {name: a, map: {b: 'version: v1'}}", "config: name and map exclude each other"},
 		{"an unknown profile", "config: {default: time-slicing-5}", `config.default: the chart has no profile "time-slicing-5"`},
+		{"a default that the map has not", "config: {map: {b: 'version: v1', a: 'version: v1'}, default: c}", `config.default: config.map has no profile "c": there are a, b`},
+		{"a policy for a name that nobody shares under", "{config: {map: {half: " + half + "}}, admission: {oneSharePerContainer: true, sharedResources: [nvidia.com/gpu.shared]}}",
+			`admission.sharedResources: it lacks nvidia.com/gpu, which the profile "half" shares`},
+		{"the same by the chart's profiles", "admission: {sharesNeedNamespaceLabel: true, sharedResources: [nvidia.com/gpu, nvidia.com/gpu.shared]}", "it lacks nvidia.com/a100"},
+		{"a policy where nothing is shared", "{config: {map: {whole: 'version: v1'}}, admission: {oneSharePerContainer: true}}", "no profile shares anything"},
+		{"a policy for profiles that the chart cannot read", "{config: {name: own}, admission: {sharesNeedNamespaceLabel: true}}", "the chart cannot read the ConfigMap own"},
+		{"at most nothing", "admission: {mostPerContainer: {nvidia.com/gpu: 0}}", "mostPerContainer"},
 		{"SELinux options that a privileged container does not get", "{driverAccess: privileged, seLinuxOptions: {type: t}}", "seLinuxOptions: container runtimes give"},
 		{"SELinux options that are replaced", "{securityContext: {runAsUser: 0}, seLinuxOptions: {type: t}}", "seLinuxOptions: securityContext replaces it"},
 		{"two pods on one port of a node", "{devicePlugin: {enableHostNetwork: true}}", "devicePlugin.enableHostNetwork: two pods"},

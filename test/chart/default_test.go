@@ -1,9 +1,13 @@
 package chart
 
 import (
+	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 )
 
 // TestDefaultProfile checks that the chart's own default is for the chart's own
@@ -11,8 +15,9 @@ import (
 // without any it looks for the only profile, as NVIDIA's does.
 func TestDefaultProfile(t *testing.T) {
 	for _, test := range []struct{ name, values, want string }{
-		{"nothing said", "{}", "--default-config=time-slicing-4"},
+		{"nothing said", "{}", "--default-config=exclusive"},
 		{"one of the chart's", "config: {default: mig-mixed}", "--default-config=mig-mixed"},
+		{"shares", "config: {default: time-slicing-4}", "--default-config=time-slicing-4"},
 		{"none", "config: {default: ''}", ""},
 		{"own profiles", "config: {map: {own: 'version: v1'}}", ""},
 		{"own profiles and one of them", "config: {map: {own: 'version: v1'}, default: own}", "--default-config=own"},
@@ -25,6 +30,40 @@ func TestDefaultProfile(t *testing.T) {
 			got := slices.DeleteFunc(arguments, func(a string) bool { return !strings.HasPrefix(a, "--default-config") })
 			if strings.Join(got, " ") != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// TestSharePolicies checks of which resources, and how many of each, the policies speak.
+func TestSharePolicies(t *testing.T) {
+	const on, slices2 = "admission: {oneSharePerContainer: true, sharesNeedNamespaceLabel: true}", "{timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 2}, {name: example.com/b, rename: c, replicas: 3}, {name: d, replicas: 1}]}}"
+	for _, test := range []struct{ name, values, want string }{
+		{"none", "{}", ""},
+		{"the chart's profiles", on, "one-share [nvidia.com/a100 nvidia.com/gpu nvidia.com/gpu.shared nvidia.com/mig-1g.10gb nvidia.com/mig-1g.5gb] 1\n" +
+			"shared-namespaces [nvidia.com/a100 nvidia.com/gpu nvidia.com/gpu.shared nvidia.com/mig-1g.10gb nvidia.com/mig-1g.5gb] 0"},
+		{"own profiles", "{config: {map: {a: 'sharing: " + slices2 + "', b: " + half + ", c: 'version: v1', d: '[', e: 'sharing: 3', f: 'sharing: {timeSlicing: {resources: [1]}}'}}, " + on + "}",
+			"one-share [nvidia.com/c nvidia.com/gpu nvidia.com/gpu.shared] 1\nshared-namespaces [nvidia.com/c nvidia.com/gpu nvidia.com/gpu.shared] 0"},
+		{"MPS", "{config: {map: {a: 'sharing: {mps: {resources: [{name: gpu, rename: gpu.mps, replicas: 2}]}}'}}, admission: {oneSharePerContainer: true}}", "one-share [nvidia.com/gpu.mps] 1"},
+		{"named", "{config: {name: own}, admission: {oneSharePerContainer: true, sharedResources: [a/b]}}", "one-share [a/b] 1"},
+		{"more than what is shared", "{config: {map: {b: " + half + "}}, admission: {oneSharePerContainer: true, sharedResources: [a/b, nvidia.com/gpu]}}", "one-share [a/b nvidia.com/gpu] 1"},
+		{"strict", "admission: {mostPerContainer: {nvidia.com/gpu.shared: 8, Example.com/a_b: 2}}", "most-example.com-a-b [Example.com/a_b] 2\nmost-nvidia.com-gpu.shared [nvidia.com/gpu.shared] 8"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			names, most := regexp.MustCompile(`(\[[^]]*\])\.all\(r,`), regexp.MustCompile(`compareTo\(quantity\('(\d+)'\)\) <= 0`)
+			var got []string
+			for _, object := range decode(t, manifestOf(t, test.values)) {
+				policy, ok := object.(*admissionv1.ValidatingAdmissionPolicy)
+				if !ok || strings.HasSuffix(policy.Name, "own-node") {
+					continue
+				}
+				expression := policy.Spec.Validations[0].Expression
+				list := strings.NewReplacer(`"`, "", ",", " ").Replace(names.FindStringSubmatch(expression)[1])
+				got = append(got, fmt.Sprintf("%s %s %s", strings.TrimPrefix(policy.Name, "virgate-"), list, most.FindStringSubmatch(expression)[1]))
+			}
+			slices.Sort(got)
+			if strings.Join(got, "\n") != test.want {
+				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), test.want)
 			}
 		})
 	}

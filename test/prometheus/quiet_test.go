@@ -34,7 +34,7 @@ func TestQuietClusterRaisesNoAlert(t *testing.T) {
 	tool(t, "promtool")
 	const exclusive, shared = "dgx-a100", "h100x2"
 	fits := map[string]string{
-		"/": exclusive, "excluded-gpu": "", "grants-driver-mounts": "", // Without the folder that an installer fills no GPU is ready.
+		"/": exclusive, "grants-driver-mounts": "", // Without the folder that an installer fills no GPU is ready.
 		"mig-mixed": "dgx-a100+all-balanced", "mig-replicas": "boards: [{model: a100-40, layout: all-1g.5gb}, {model: a100-80, layout: all-1g.10gb}]", "mig-single": "dgx-a100+all-1g.5gb",
 		"mig-balanced": exclusive, "mig-layouts": exclusive, "names-by-model": exclusive, "side-by-side": "boards: [{model: a100-40, count: 3}, {model: a100-40, layout: all-1g.5gb}]",
 	}

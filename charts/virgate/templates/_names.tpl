@@ -41,7 +41,7 @@ user's own, whose one profile or whose profile "default" the program finds. */ -
 {{- define "virgate.defaultProfile" -}}
 {{- $config := .Values.config -}}
 {{- if and (kindIs "invalid" $config.default) (not $config.name) (not $config.map) -}}
-time-slicing-4
+exclusive
 {{- else -}}
 {{- default "" $config.default -}}
 {{- end -}}
@@ -56,6 +56,38 @@ time-slicing-4
 {{- else if or .Values.config.map (include "virgate.defaultProfile" .) -}}
 {{- include "virgate.fullname" . }}-profiles
 {{- end -}}
+{{- end -}}
+
+{{- /* The profiles that a node can choose, as JSON, by name; none of a ConfigMap of the
+user's own, which the chart cannot read. */ -}}
+{{- define "virgate.profiles" -}}
+{{- $profiles := dict -}}
+{{- if .Values.config.map -}}
+{{- $profiles = .Values.config.map -}}
+{{- else if and (include "virgate.configMap" .) (not .Values.config.name) -}}
+{{- range $path, $text := .Files.Glob "profiles/*.yaml" -}}{{- $_ := set $profiles (base $path | trimSuffix ".yaml") (toString $text) -}}{{- end -}}
+{{- end -}}
+{{- toJson $profiles -}}
+{{- end -}}
+
+{{- /* The resources that those profiles share, as JSON, each with one that does. */ -}}
+{{- define "virgate.sharedNames" -}}
+{{- $shared := dict -}}
+{{- range $profile, $text := include "virgate.profiles" . | fromJson -}}
+{{- $sharing := get (fromYaml $text) "sharing" -}}
+{{- range $way := list "timeSlicing" "mps" -}}
+{{- $slices := kindIs "map" $sharing | ternary $sharing dict | dig $way dict -}}
+{{- $entries := kindIs "map" $slices | ternary $slices dict | dig "resources" list -}}
+{{- range $entry := kindIs "slice" $entries | ternary $entries list -}}
+{{- if and (kindIs "map" $entry) (ne "1" (get $entry "replicas" | toString)) -}}
+{{- $suffix := eq "true" (get $slices "renameByDefault" | toString) | ternary ".shared" "" -}}
+{{- $name := get $entry "rename" | default (printf "%v%s" (get $entry "name") $suffix) | toString -}}
+{{- $_ := set $shared (contains "/" $name | ternary $name (printf "nvidia.com/%s" $name)) $profile -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $shared -}}
 {{- end -}}
 
 {{- define "virgate.writesSpecs" -}}
@@ -75,10 +107,8 @@ a ConfigMap of the user's own, which may, as in NVIDIA's chart. */ -}}
 {{- if ne .Values.migStrategy "none" -}}{{- $_ := set $result "serves" true -}}{{- end -}}
 {{- else if .Values.config.name -}}
 {{- $_ := set $result "serves" true -}}
-{{- else if include "virgate.configMap" . -}}
-{{- $profiles := dict -}}
-{{- range $path, $text := .Files.Glob "profiles/*.yaml" -}}{{- $_ := set $profiles $path (toString $text) -}}{{- end -}}
-{{- range (.Values.config.map | default $profiles) -}}
+{{- else -}}
+{{- range include "virgate.profiles" . | fromJson -}}
 {{- $flags := get (fromYaml .) "flags" -}}
 {{- if kindIs "map" $flags -}}
 {{- if ne "none" (get $flags "migStrategy" | default "none" | toString) -}}{{- $_ := set $result "serves" true -}}{{- end -}}

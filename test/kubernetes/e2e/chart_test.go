@@ -33,6 +33,9 @@ const namespace = "virgate"
 // chart is its folder.
 const chart = "../../../charts/virgate"
 
+// fourShares is the value by which a node without a label has four shares of each GPU.
+const fourShares = "config.default=time-slicing-4"
+
 // install installs the chart, or changes what is installed, by Helm's command and
 // waits until it says that all is ready. Each setting is a --set.
 func (c *cluster) install(t *testing.T, settings ...string) {
@@ -158,16 +161,19 @@ func removeObject(t *testing.T, objects dynamic.ResourceInterface, name string) 
 	}
 }
 
-// testDefaultValues installs the chart as a new user does.
+// testDefaultValues installs the chart as a new user does: every GPU is whole, and one
+// value shares them.
 func testDefaultValues(t *testing.T, c *cluster) {
 	began := time.Now()
 	c.install(t, "node=sim:dgx-a100")
-	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 32})
+	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 8})
 	took := time.Since(began)
 	c.report.note("helm install to allocatable", took.Round(10*time.Millisecond).String())
 	if took > time.Minute {
-		t.Errorf("shared GPUs took %s, longer than a minute", took)
+		t.Errorf("GPUs took %s, longer than a minute", took)
 	}
+	c.install(t, "node=sim:dgx-a100", fourShares)
+	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 32})
 	c.run(t, pod("first", "nvidia.com/gpu", 1))
 	if got := c.printedVariable(t, "first", "NVIDIA_VISIBLE_DEVICES"); !strings.HasPrefix(got, "GPU-") || strings.Contains(got, ",") {
 		t.Errorf("the pod sees %q, want one GPU", got)
@@ -219,7 +225,7 @@ func testImageSwap(t *testing.T, c *cluster) {
 // makes the node where the machine has none.
 func testCDI(t *testing.T, c *cluster) {
 	for _, strategy := range []string{"cdi-cri", "cdi-annotations"} {
-		c.install(t, "node=sim:dgx-a100", "deviceListStrategy="+strategy, "extraArgs={--cdi-dir=/var/run/cdi}")
+		c.install(t, "node=sim:dgx-a100", fourShares, "deviceListStrategy="+strategy, "extraArgs={--cdi-dir=/var/run/cdi}")
 		c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 32})
 		c.run(t, pod(strategy, "nvidia.com/gpu", 1))
 		lines := c.printed(t, strategy)
@@ -240,7 +246,7 @@ func testCDI(t *testing.T, c *cluster) {
 
 // testUninstall takes the chart away while pods hold shares, and brings it back.
 func testUninstall(t *testing.T, c *cluster) {
-	c.install(t, "node=sim:t4x2")
+	c.install(t, "node=sim:t4x2", fourShares)
 	all := map[string]int64{shared: 8}
 	c.awaitAllocatable(t, all)
 	holders := c.hold(t, "holder", 3)
@@ -258,7 +264,7 @@ func testUninstall(t *testing.T, c *cluster) {
 	c.awaitInsufficient(t, "nowhere", shared)
 	c.undisturbed(t, before)
 
-	c.install(t, "node=sim:t4x2")
+	c.install(t, "node=sim:t4x2", fourShares)
 	c.awaitAllocatable(t, all)
 	c.undisturbed(t, before)
 	c.fill(t, append(holders, "nowhere"), 2, 4)

@@ -22,7 +22,7 @@ import (
 // testKubeletRestarts ends the kubelet, in order and by force, while pods hold
 // shares.
 func testKubeletRestarts(t *testing.T, c *cluster) {
-	c.install(t, "node=sim:t4x2")
+	c.install(t, "node=sim:t4x2", fourShares)
 	all := map[string]int64{shared: 8}
 	c.awaitServed(t, all)
 	c.awaitAllocatable(t, all)
@@ -58,7 +58,7 @@ func testKubeletRestarts(t *testing.T, c *cluster) {
 // testContainerdRestarts does the same to the container runtime, which neither
 // Virgate nor a running pod needs.
 func testContainerdRestarts(t *testing.T, c *cluster) {
-	c.install(t, "node=sim:t4x2")
+	c.install(t, "node=sim:t4x2", fourShares)
 	all := map[string]int64{shared: 8}
 	c.awaitAllocatable(t, all)
 	holders := c.hold(t, "holder", 3)
@@ -101,7 +101,7 @@ func registrations(t *testing.T, plugin *v1.Pod) string {
 
 // testPluginKilled kills Virgate without a word while pods hold shares.
 func testPluginKilled(t *testing.T, c *cluster) {
-	c.install(t, "node=sim:t4x2")
+	c.install(t, "node=sim:t4x2", fourShares)
 	all := map[string]int64{shared: 8}
 	c.awaitAllocatable(t, all)
 	holders := c.hold(t, "holder", 3)
@@ -238,7 +238,7 @@ const handover = 5 * time.Second
 // testRollout rolls the DaemonSet to another version and back while pods start
 // and end all the time.
 func testRollout(t *testing.T, c *cluster) {
-	c.install(t, "node=sim:dgx-a100")
+	c.install(t, "node=sim:dgx-a100", fourShares)
 	c.awaitAllocatable(t, map[string]int64{shared: 32})
 	holders := c.hold(t, "holder", 4)
 	before := c.podStates(t, holders)
@@ -257,7 +257,7 @@ func testRollout(t *testing.T, c *cluster) {
 	for i := range rollouts {
 		tag := []string{nextVersion, version}[i%2]
 		began := time.Now()
-		c.install(t, "node=sim:dgx-a100", "image.tag="+tag)
+		c.install(t, "node=sim:dgx-a100", fourShares, "image.tag="+tag)
 		took += time.Since(began)
 		if got, want := c.plugin(t).Spec.Containers[0].Image, "virgate:"+tag; got != want {
 			t.Fatalf("after the rollout %s runs, want %s", got, want)
@@ -412,7 +412,7 @@ func (c *cluster) startPods(ctx context.Context, d *eventLog) {
 
 // testFault lets a GPU fail while pods hold its shares, and mends it.
 func testFault(t *testing.T, c *cluster) {
-	c.install(t, "node=sim:t4x2", "extraArgs[0]=--probe=2s") // Heat, and the end of any fault, is seen by a probe.
+	c.install(t, "node=sim:t4x2", fourShares, "extraArgs[0]=--probe=2s") // Heat, and the end of any fault, is seen by a probe.
 	all := map[string]int64{shared: 8}
 	c.awaitAllocatable(t, all)
 	before, plugin := c.podStates(t, c.hold(t, "holder", 2)), c.plugin(t)

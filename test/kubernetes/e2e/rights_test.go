@@ -22,7 +22,7 @@ const otherHost = "node-2"
 // testRights tries with the tokens of Virgate's pod, of its service account alone
 // and of a stranger what each may do.
 func testRights(t *testing.T, c *cluster) {
-	c.install(t, "node=sim:t4x2")
+	c.install(t, "node=sim:t4x2", fourShares)
 	other := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: otherHost}}
 	nodes := c.client.CoreV1().Nodes()
 	if _, err := nodes.Create(t.Context(), other, metav1.CreateOptions{}); err != nil {
@@ -193,7 +193,7 @@ func (c *cluster) as(t *testing.T, token string) *kubernetes.Clientset {
 // testAdmission has the chart's policies judge pods, before and after their
 // namespace is given the label.
 func testAdmission(t *testing.T, c *cluster) {
-	c.install(t, "node=sim:t4x2", "admission.oneSharePerContainer=true", "admission.sharesNeedNamespaceLabel=true", "admission.sharedResources={nvidia.com/gpu}")
+	c.install(t, "node=sim:t4x2", fourShares, "admission.oneSharePerContainer=true", "admission.sharesNeedNamespaceLabel=true")
 	c.awaitAllocatable(t, map[string]int64{shared: 8})
 	preparing := pod("preparing", "cpu", 1)
 	preparing.Spec.InitContainers = pod("", shared, 2).Spec.Containers
@@ -208,6 +208,7 @@ func testAdmission(t *testing.T, c *cluster) {
 			{"one share", create(pod("one", shared, 1)), place},
 			{"two shares", create(pod("two", shared, 2)), either},
 			{"no share", create(pod("none", "cpu", 1)), ""},
+			{"0 shares", create(pod("zero", shared, 0)), ""},
 		}},
 		{"wrong", `"forbidden"`, []attempt{{"one share", create(pod("one", shared, 1)), place}}},
 		{"allowed", `"allowed"`, []attempt{
@@ -226,7 +227,7 @@ func testAdmission(t *testing.T, c *cluster) {
 
 	// Without the values, nobody is judged any more.
 	c.labelNamespace(t, "null")
-	c.install(t, "node=sim:t4x2")
+	c.install(t, "node=sim:t4x2", fourShares)
 	c.allowed(t, c.client, attempt{"two shares", create(pod("two", shared, 2)), ""})
 }
 

@@ -85,7 +85,7 @@ type stormProfile struct {
 
 var stormProfiles = []stormProfile{
 	{"time-slicing-4", 4, 6, func(shares int) layout { return layout{{"nvidia.com/gpu", true}: alike(shares, 0, 8)} }},
-	{"time-slicing-10", 10, 7, func(shares int) layout { return layout{{"nvidia.com/gpu", true}: alike(shares, 0, 8)} }},
+	{"time-slicing-10-packed", 10, 7, func(shares int) layout { return layout{{"nvidia.com/gpu", true}: alike(shares, 0, 8)} }},
 	{"time-slicing-renamed", 4, 8, func(shares int) layout { return layout{{"nvidia.com/gpu.shared", true}: alike(shares, 0, 8)} }},
 	{"side-by-side", 8, 5, func(shares int) layout {
 		return layout{{"nvidia.com/gpu.shared", true}: alike(shares, 0, 2), {"nvidia.com/gpu", false}: alike(1, 2, 8)}

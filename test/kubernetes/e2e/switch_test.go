@@ -64,7 +64,7 @@ func testRename(t *testing.T, c *cluster) {
 	const renamed = shared + ".shared"
 	t.Cleanup(func() { c.label(t, "") })
 	c.label(t, "time-slicing-4")
-	c.install(t, "node=sim:t4x4", quickly)
+	c.install(t, "node=sim:t4x4", fourShares, quickly)
 	c.offers(t, map[string]int64{shared: 16})
 	holders := c.hold(t, "holder", 3) // One on each of three GPUs.
 	before := c.podStates(t, holders)
@@ -117,8 +117,8 @@ func names(pods []*v1.Pod) []string {
 // have. The quiet time is the usual one: allocatable does not wait for it.
 func testShrink(t *testing.T, c *cluster) {
 	t.Cleanup(func() { c.label(t, "") })
-	c.label(t, "time-slicing-10")
-	c.install(t, "node=sim:t4x2")
+	c.label(t, "time-slicing-10-packed")
+	c.install(t, "node=sim:t4x2", fourShares)
 	c.awaitAllocatable(t, map[string]int64{shared: 20})
 	holders := c.hold(t, "holder", 8) // The profile packs them on one GPU.
 	before := c.podStates(t, holders)
@@ -164,7 +164,7 @@ const quickly = "extraArgs[0]=--quiet-time=3s"
 
 // testShares plays the chart's profiles for whole GPUs, by the node's label.
 func testShares(t *testing.T, c *cluster) {
-	c.install(t, "node=sim:dgx-a100", quickly)
+	c.install(t, "node=sim:dgx-a100", fourShares, quickly)
 	c.offers(t, map[string]int64{"nvidia.com/gpu": 32})
 	t.Cleanup(func() { c.label(t, "") })
 
@@ -176,7 +176,7 @@ func testShares(t *testing.T, c *cluster) {
 			{"time-slicing-10", map[string]int64{"nvidia.com/gpu": 80}},
 			{"time-slicing-renamed", map[string]int64{"nvidia.com/gpu.shared": 32}},
 			{"side-by-side", map[string]int64{"nvidia.com/gpu": 6, "nvidia.com/gpu.shared": 16}},
-			{"excluded-gpu", map[string]int64{"nvidia.com/gpu": 28}},
+			{"exclusive", map[string]int64{"nvidia.com/gpu": 8}},
 			{"time-slicing-4", map[string]int64{"nvidia.com/gpu": 32}},
 		} {
 			began := time.Now()
@@ -196,7 +196,7 @@ func testShares(t *testing.T, c *cluster) {
 		}
 	})
 	t.Run("one share only", func(t *testing.T) {
-		c.label(t, "time-slicing-10")
+		c.label(t, "time-slicing-10-packed")
 		c.offers(t, map[string]int64{"nvidia.com/gpu": 80})
 		greedy := pod("greedy", "nvidia.com/gpu", 2)
 		c.create(t, greedy)
@@ -244,7 +244,7 @@ func testPartitions(t *testing.T, c *cluster) {
 	t.Cleanup(func() { c.label(t, "") })
 	t.Run("all GPUs", func(t *testing.T) {
 		c.label(t, "mig-mixed")
-		c.install(t, "node=sim:dgx-a100+all-balanced", quickly)
+		c.install(t, "node=sim:dgx-a100+all-balanced", fourShares, quickly)
 		c.offers(t, map[string]int64{"nvidia.com/mig-1g.5gb": 16, "nvidia.com/mig-2g.10gb": 8, "nvidia.com/mig-3g.20gb": 8})
 		pods := slices.Concat(numbered("small", 3, "nvidia.com/mig-1g.5gb"), numbered("medium", 2, "nvidia.com/mig-2g.10gb"),
 			numbered("large", 2, "nvidia.com/mig-3g.20gb"))
@@ -253,7 +253,7 @@ func testPartitions(t *testing.T, c *cluster) {
 	})
 	t.Run("beside shares and whole GPUs", func(t *testing.T) {
 		c.label(t, "side-by-side")
-		c.install(t, "node=sim:mixed", quickly)
+		c.install(t, "node=sim:mixed", fourShares, quickly)
 		c.offers(t, map[string]int64{
 			"nvidia.com/gpu": 2, "nvidia.com/gpu.shared": 16,
 			"nvidia.com/mig-1g.5gb": 18, "nvidia.com/mig-2g.10gb": 1, "nvidia.com/mig-3g.20gb": 1,

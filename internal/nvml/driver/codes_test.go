@@ -79,8 +79,8 @@ type asked struct {
 }
 
 // of is a call that returns a value and an error.
-func of[T any](name string, make func() (T, error)) asked {
-	return asked{name, func() nvml.Return { _, err := make(); return code(err) }}
+func of[T any](name string, ask func() (T, error)) asked {
+	return asked{name, func() nvml.Return { _, err := ask(); return code(err) }}
 }
 
 func code(err error) nvml.Return {
@@ -168,7 +168,7 @@ func (s *subject) reading() []asked {
 // changing are calls that change nothing: they fail, or the last undoes the first.
 func (s *subject) changing() []asked {
 	place := mig.Placement{Start: s.info.Start, Size: s.info.Size}
-	make := func(device nvml.Device, profile int, at mig.Placement) func() (nvml.GPUInstance, error) {
+	create := func(device nvml.Device, profile int, at mig.Placement) func() (nvml.GPUInstance, error) {
 		return func() (nvml.GPUInstance, error) {
 			return s.lib.DeviceCreateGpuInstanceWithPlacement(device, profile, at)
 		}
@@ -183,11 +183,11 @@ func (s *subject) changing() []asked {
 		}}
 	}
 	return []asked{
-		of("a GPU instance of a whole GPU", make(s.whole, s.info.ProfileID, place)),
-		of("a GPU instance of no profile", make(s.parent, none, place)),
-		of("a GPU instance of another size", make(s.parent, s.info.ProfileID, mig.Placement{Start: s.info.Start, Size: 3})),
-		of("a GPU instance beyond the last slot", make(s.parent, s.info.ProfileID, mig.Placement{Start: 7, Size: s.info.Size})),
-		of("a GPU instance where one is", make(s.parent, s.info.ProfileID, place)),
+		of("a GPU instance of a whole GPU", create(s.whole, s.info.ProfileID, place)),
+		of("a GPU instance of no profile", create(s.parent, none, place)),
+		of("a GPU instance of another size", create(s.parent, s.info.ProfileID, mig.Placement{Start: s.info.Start, Size: 3})),
+		of("a GPU instance beyond the last slot", create(s.parent, s.info.ProfileID, mig.Placement{Start: 7, Size: s.info.Size})),
+		of("a GPU instance where one is", create(s.parent, s.info.ProfileID, place)),
 		of("a second compute instance", func() (nvml.ComputeInstance, error) {
 			return s.lib.GpuInstanceCreateComputeInstance(s.gi, s.profile.ID)
 		}),

@@ -181,6 +181,9 @@ func offer(gpus []GPU, strategy MIGStrategy, warn *warnings) []candidate {
 			warn.addf("%s: not offered: MIG is off, while MIG strategy %q offers partitions only on this node",
 				describe(gpu), strategy)
 		case !gpu.MIG:
+			if gpu.Denied {
+				warn.addf("%s: the driver does not let this program read it: it is offered as it was, and its faults are not seen", describe(gpu))
+			}
 			units = append(units, candidate{gpu: gpu, entry: exclusive})
 		case strategy != MIGSingle && strategy != MIGMixed:
 			warn.addf("%s: not offered: MIG is enabled, and MIG strategy %q offers whole GPUs only",

@@ -269,6 +269,12 @@ func TestPlanMIGStrategy(t *testing.T) {
 			profile: strategy(MIGNone),
 			want:    []string{"nvidia.com/gpu: 0×1 1×1"},
 		}, {
+			name:     "a whole GPU that may not be read is told of",
+			gpus:     []GPU{whole(0, a100), denied(whole(1, a100))},
+			profile:  strategy(MIGNone),
+			want:     []string{"nvidia.com/gpu: 0×1 1×1"},
+			warnings: []string{"GPU 1 (GPU-00000000-0000-0000-0000-000000000001): the driver does not let this program read it: it is offered as it was, and its faults are not seen"},
+		}, {
 			name:    "none withholds GPUs with MIG",
 			gpus:    []GPU{whole(0, a100), cut(1, oneG()), cut(2)},
 			profile: strategy(MIGNone),
@@ -283,6 +289,7 @@ func TestPlanMIGStrategy(t *testing.T) {
 			profile: strategy(MIGMixed),
 			want:    []string{"nvidia.com/gpu: 0×1", "nvidia.com/mig-1g.5gb: 1:0×1"},
 			warnings: []string{
+				"GPU 0 (GPU-00000000-0000-0000-0000-000000000000): the driver does not let this program read it: it is offered as it was, and its faults are not seen",
 				`GPU 1 (GPU-00000000-0000-0000-0000-000000000001): its partitions cannot be read, or not all about them: ` + NoMIGRight,
 				`GPU 2 (GPU-00000000-0000-0000-0000-000000000002): its partitions cannot be read, or not all about them: ` + NoMIGRight,
 			},

@@ -68,7 +68,7 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 		},
 		PluginDir: pluginDir(cmd), PodResourcesSocket: cmd.String("pod-resources-socket"),
 		Timing: plugin.Timing{RemovalDelay: cmd.Duration("quiet-time"), RetireAfter: cmd.Duration("retire-after")},
-		Rescan: cmd.Duration("rescan"), Probe: cmd.Duration("probe"), BootID: bootID(log, cmd.String("boot-id-file")),
+		Rescan: cmd.Duration("rescan"), Probe: cmd.Duration("probe"), BootID: bootID(log, cmd.String("boot-id-file"), cmd.String("node")),
 		HostRoot: cmd.String("host-root"), CDIDir: cdiDir(cmd),
 		ControlSocket: cmd.String("control-socket"), ControlRequired: cmd.IsSet("control-socket"), AllowReset: cmd.Bool("allow-gpu-reset"),
 		GPUs: func(startup configs.StartupSettings) (daemon.GPUs, error) { return openGPUs(cmd, startup, log) },
@@ -96,13 +96,19 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 	return daemon.Run(ctx, options)
 }
 
-// bootID is what the kernel calls this boot, "" when it does not tell.
-func bootID(log *slog.Logger, path string) string {
+// bootID is what the kernel calls this boot, "" when it does not tell. Another node than
+// the machine's is of another boot: its GPUs are not missed when the program next serves the
+// machine's.
+func bootID(log *slog.Logger, path, node string) string {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		log.Warn("boot ID not read, a reboot does not clear fatal errors", "error", err)
 	}
-	return strings.TrimSpace(string(data))
+	id := strings.TrimSpace(string(data))
+	if other, _, _ := strings.Cut(node, "+"); id != "" && other != "auto" && other != "nvml" {
+		id += " " + other
+	}
+	return id
 }
 
 // cdiDir is where the CDI specs are written. Those of a simulated node must not

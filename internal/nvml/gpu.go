@@ -199,7 +199,7 @@ func (r *reading) readMemory(lib Library, device Device, unit string) (bytes uin
 		r.gpu.Denied = r.gpu.Denied || !unsupported(err)
 		return 0, nil
 	}
-	r.found(unit, finding{sharing.CauseMemory, "memory query: " + cause(err)})
+	r.found(unit, finding{cause: sharing.CauseMemory, text: "memory query: " + cause(err)})
 	return 0, nil
 }
 
@@ -214,7 +214,7 @@ func (r *reading) readMemoryRepairs(lib Library) error {
 	case err == nil:
 		r.marks.RowRemap = waits(rows.Pending)
 		if rows.Failed {
-			r.found(r.gpu.UUID, finding{sharing.CauseMemory, "row remapping failed"})
+			r.found(r.gpu.UUID, finding{cause: sharing.CauseMemory, text: "row remapping failed"})
 		}
 	}
 	pending, err := lib.DeviceGetRetiredPagesPendingStatus(r.device)
@@ -222,7 +222,7 @@ func (r *reading) readMemoryRepairs(lib Library) error {
 	case errors.Is(err, GPUIsLost):
 		return err
 	case err == nil && pending:
-		r.found(r.gpu.UUID, finding{sharing.CauseMemory, "page retirement waits for a reset"})
+		r.found(r.gpu.UUID, finding{cause: sharing.CauseMemory, text: "page retirement waits for a reset"})
 	}
 	return nil
 }

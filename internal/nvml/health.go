@@ -127,9 +127,8 @@ func (h unitHealth) quietTime(rules sharing.HealthRules) time.Duration {
 func (h unitHealth) explain(celsius int, rules sharing.HealthRules) string {
 	var texts []string
 	for _, f := range slices.Concat(h.fatal, h.suspicions) {
-		var code uint64
-		if n, _ := fmt.Sscanf(f.text, "XID %d", &code); n == 1 && !slices.Contains(texts, sharing.XIDMeaning(code)) {
-			texts = append(texts, sharing.XIDMeaning(code))
+		if meaning := sharing.XIDMeaning(f.xid); f.xid != 0 && !slices.Contains(texts, meaning) {
+			texts = append(texts, meaning)
 		}
 	}
 	quiet, ends := h.quietTime(rules), ""
@@ -249,17 +248,19 @@ type finding struct {
 	// text stays the same while the fault does: if it changed with every reading, each
 	// would look like a new fault.
 	text string
+	// xid is the XID that was reported; 0 for none.
+	xid uint64
 }
 
 // lostFinding is for a GPU that no longer answers, or that the driver no longer
 // lists.
-func lostFinding() finding { return finding{sharing.CauseLost, "lost"} }
+func lostFinding() finding { return finding{cause: sharing.CauseLost, text: "lost"} }
 
 // notReadFinding is for what may be there but was not found.
-func notReadFinding() finding { return finding{sharing.CauseProbe, "cannot be read"} }
+func notReadFinding() finding { return finding{cause: sharing.CauseProbe, text: "cannot be read"} }
 
 func unreadableFinding(err error) finding {
-	return finding{sharing.CauseProbe, "cannot be read: " + cause(err)}
+	return finding{cause: sharing.CauseProbe, text: "cannot be read: " + cause(err)}
 }
 
 // classify says what an event reports about the unit that it names, and which action
@@ -267,9 +268,9 @@ func unreadableFinding(err error) finding {
 func classify(e Event, rules sharing.HealthRules) (finding, sharing.ErrorAction) {
 	switch {
 	case e.Type&EventXIDCritical != 0:
-		return finding{sharing.CauseXID, "XID " + strconv.FormatUint(e.Data, 10)}, rules.XID(e.Data)
+		return finding{cause: sharing.CauseXID, text: "XID " + strconv.FormatUint(e.Data, 10), xid: e.Data}, rules.XID(e.Data)
 	case e.Type&EventDoubleBitECC != 0:
-		return finding{sharing.CauseECC, "double-bit ECC error"}, rules.DoubleBitECC
+		return finding{cause: sharing.CauseECC, text: "double-bit ECC error"}, rules.DoubleBitECC
 	}
 	return finding{}, sharing.IgnoreError
 }

@@ -10,12 +10,12 @@ import (
 
 // The observations of the tables below.
 var (
-	xid94     = observation{kind: reportedSuspect, findings: []finding{{sharing.CauseXID, "XID 94"}}}
-	ecc       = observation{kind: reportedSuspect, findings: []finding{{sharing.CauseECC, "double-bit ECC error"}}}
-	xid79     = observation{kind: reportedFatal, findings: []finding{{sharing.CauseXID, "XID 79"}}}
-	suspect79 = observation{kind: reportedSuspect, findings: []finding{{sharing.CauseXID, "XID 79"}}}
-	kept79    = observation{kind: reportedFatal, findings: []finding{{sharing.CauseRestart, "XID 79"}}}
-	isHot     = observation{kind: probed, findings: []finding{{sharing.CauseTemperature, "hot"}}}
+	xid94     = observation{kind: reportedSuspect, findings: []finding{{cause: sharing.CauseXID, text: "XID 94", xid: 94}}}
+	ecc       = observation{kind: reportedSuspect, findings: []finding{{cause: sharing.CauseECC, text: "double-bit ECC error"}}}
+	xid79     = observation{kind: reportedFatal, findings: []finding{{cause: sharing.CauseXID, text: "XID 79", xid: 79}}}
+	suspect79 = observation{kind: reportedSuspect, findings: []finding{{cause: sharing.CauseXID, text: "XID 79", xid: 79}}}
+	kept79    = observation{kind: reportedFatal, findings: []finding{{cause: sharing.CauseRestart, text: "XID 79", xid: 79}}}
+	isHot     = observation{kind: probed, findings: []finding{{cause: sharing.CauseTemperature, text: "hot"}}}
 	isLost    = observation{kind: probed, findings: []finding{lostFinding()}}
 	isFine    = observation{kind: probed}
 	isReset   = observation{kind: wasReset}
@@ -218,11 +218,14 @@ func TestExplain(t *testing.T) {
 		{"fatal and suspect", []observation{xid79, xid94, isFine},
 			"the GPU has fallen off the bus; an uncorrectable memory error, contained to one program; ends with a reset of the GPU, or with virgate health clear"},
 		{"kept by an earlier run", []observation{kept79}, "the GPU has fallen off the bus; ends with a reset of the GPU, or with virgate health clear"},
-		{"unknown", []observation{{kind: reportedSuspect, findings: []finding{{sharing.CauseXID, "XID 12345"}}}},
+		{"an XID in other words", []observation{{kind: reportedSuspect, findings: []finding{{cause: sharing.CauseXID, text: "error 94", xid: 94}}}},
+			"an uncorrectable memory error, contained to one program; ends when it stays quiet until 23:00 UTC"},
+		{"no XID", []observation{{kind: reportedSuspect, findings: []finding{{cause: sharing.CauseECC, text: "XID 94 or so"}}}}, "ends when it stays quiet until 23:00 UTC"},
+		{"unknown", []observation{{kind: reportedSuspect, findings: []finding{{cause: sharing.CauseXID, text: "XID 12345", xid: 12345}}}},
 			"an error that only NVIDIA's catalogue of XIDs explains; ends when it stays quiet until 23:00 UTC"},
-		{"twice the same meaning", []observation{{kind: reportedFatal, findings: []finding{{sharing.CauseXID, "XID 144"}, {sharing.CauseXID, "XID 145"}}}},
+		{"twice the same meaning", []observation{{kind: reportedFatal, findings: []finding{{cause: sharing.CauseXID, text: "XID 144", xid: 144}, {cause: sharing.CauseXID, text: "XID 145", xid: 145}}}},
 			"an error of an NVLink; ends with a reset of the GPU, or with virgate health clear"},
-		{"hot", []observation{{kind: probed, findings: []finding{{sharing.CauseTemperature, "temperature above 90 °C"}}}}, "ends at 85 °C, it has 97 °C"},
+		{"hot", []observation{{kind: probed, findings: []finding{{cause: sharing.CauseTemperature, text: "temperature above 90 °C"}}}}, "ends at 85 °C, it has 97 °C"},
 		{"lost", []observation{isLost}, "ends with the next probe that finds nothing wrong"},
 		{"cleared", []observation{xid79, isClear}, "ends with the next probe that finds nothing wrong"},
 		{"found again and again", []observation{isHot, isFine, isHot, isFine}, "ends when it stays quiet until 23:00 UTC"},

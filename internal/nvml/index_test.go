@@ -184,6 +184,46 @@ func TestIndexesOutliveTheProgram(t *testing.T) {
 	}
 }
 
+// TestIndexUntilCertain checks that a new GPU that another one's index was kept from, because
+// that might have been there, has it when that is known to be gone; after a restart too.
+func TestIndexUntilCertain(t *testing.T) {
+	replace := func(t *testing.T) *simnode.Node {
+		sim := simulate(t, "a30x4")
+		must(t, sim.Remove(3))
+		add(t, sim, "a30")
+		must(t, sim.Lose(1))
+		return sim
+	}
+	known := &knownGPUs{}
+	synctest.Test(t, func(t *testing.T) {
+		w := watchWith(t, simulate(t, "a30x4"), nvml.Options{Store: &memory{}, Known: known, Boot: "first"})
+		must(t, w.RestoreHealth(context.Background()))
+	})
+	for n, restart := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			sim := replace(t)
+			w := watchWith(t, sim, nvml.Options{Store: &memory{}, Known: known, Boot: "second"})
+			must(t, w.RestoreHealth(context.Background()))
+			if got := w.numbers(); got != "A=0 C=2 E=4/3" {
+				t.Errorf("indexes %s at start %d", got, n)
+			}
+			if !restart {
+				return
+			}
+			must(t, sim.Heal(1))
+			after(rescan)
+			if got := w.numbers(); got != "A=0 B=1 C=2 E=3" {
+				t.Errorf("indexes %s when all can be read", got)
+			}
+			add(t, sim, "a30")
+			after(rescan)
+			if got := w.numbers(); got != "A=0 B=1 C=2 E=3 F=4" {
+				t.Errorf("indexes %s with another one", got)
+			}
+		})
+	}
+}
+
 // TestIndexComesBack checks that a GPU that comes back has its old index, over any number
 // of reboots, if no other has it now.
 func TestIndexComesBack(t *testing.T) {
@@ -267,6 +307,27 @@ func TestMissingGPUIsForgotten(t *testing.T) {
 		after(rescan)
 		if got := w.numbers(); got != "A=0 B=1 C=2 D=3" {
 			t.Errorf("indexes %s when it is back", got)
+		}
+	})
+}
+
+// TestIndexStaysWhenItsOwnerIsForgotten checks that a GPU keeps the index that it was given
+// beside one that is missing, also when that one is forgotten.
+func TestIndexStaysWhenItsOwnerIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a30x4")
+		w := watch(t, sim)
+		must(t, sim.Remove(3))
+		after(rescan)
+		add(t, sim, "a30")
+		after(rescan)
+		missing, err := sharing.ParseSelector("3")
+		must(t, err)
+		_, err = w.ClearHealth(context.Background(), missing)
+		must(t, err)
+		after(rescan)
+		if got := w.numbers(); got != "A=0 B=1 C=2 E=4/3" {
+			t.Errorf("indexes %s", got)
 		}
 	})
 }

@@ -41,8 +41,10 @@ type FatalHealth struct {
 	// GPU is the GPU's UUID, Unit the UUID of the GPU or of its partition.
 	GPU  string `json:"gpu"`
 	Unit string `json:"unit"`
-	// Reasons are at least one, in the order in which they came.
+	// Reasons are at least one, in the order in which they came; XIDs has the XID of each, 0
+	// for none.
 	Reasons []string  `json:"reasons"`
+	XIDs    []uint64  `json:"xids,omitempty"`
 	Since   time.Time `json:"since"`
 	// Boot is the boot ID of the machine, Driver the version of the driver; empty
 	// when unknown. Another boot or driver means that the GPU has been reset, and so may
@@ -57,6 +59,8 @@ type KnownGPU struct {
 	sharing.GPU
 	// Boot is the boot ID of the machine when the GPU was in it; empty when unknown.
 	Boot string `json:"boot,omitempty"`
+	// Provisional says that another GPU has the GPU's index, which may be gone.
+	Provisional bool `json:"provisional,omitempty"`
 }
 
 // Store keeps a list for a restart of the program. A Node calls one method at a time,

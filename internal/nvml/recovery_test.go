@@ -405,9 +405,9 @@ func TestFatalBeforeTheDriver(t *testing.T) {
 	gpus, err := nvml.Scan(simulate(t, "a30x4"))
 	must(t, err)
 	kept := []nvml.FatalHealth{
-		{GPU: gpus[0].UUID, Unit: gpus[0].UUID, Reasons: []string{"XID 79"}, Since: time.Unix(1, 0).UTC()},
+		{GPU: gpus[0].UUID, Unit: gpus[0].UUID, Reasons: []string{"XID 79"}, XIDs: []uint64{79}, Since: time.Unix(1, 0).UTC()},
 		{GPU: gpus[2].UUID, Unit: gpus[2].UUID, Reasons: []string{"XID 48"}, Since: time.Unix(2, 0).UTC()},
-		{GPU: gpus[3].UUID, Unit: gpus[3].UUID, Reasons: []string{"XID 48"}, Since: time.Unix(2, 0).UTC()},
+		{GPU: gpus[3].UUID, Unit: gpus[3].UUID, Reasons: []string{"XID 48"}, Since: time.Unix(2, 0).UTC()}, // As before there were XIDs.
 	}
 	slices.SortFunc(kept, func(a, b nvml.FatalHealth) int { return strings.Compare(a.Unit, b.Unit) })
 	synctest.Test(t, func(t *testing.T) {
@@ -429,6 +429,9 @@ func TestFatalBeforeTheDriver(t *testing.T) {
 		w.expect("with the driver", map[string]string{"0": "XID 79"})
 		after(rescan)
 		w.expect("when the last GPU can be read", map[string]string{"0": "XID 79", "3": "XID 48"})
+		if got := w.Health().Units[0].Explanation; !strings.Contains(got, "fallen off the bus") {
+			t.Errorf("after a restart XID 79 is %q", got)
+		}
 		if since := w.Health().Units[0].Since; !since.Equal(time.Unix(1, 0)) {
 			t.Errorf("unhealthy since %v, want since it was found", since)
 		}
@@ -449,7 +452,7 @@ func TestStoreFails(t *testing.T) {
 		w.expect("unkept", map[string]string{"0": "XID 79"})
 		store.fail(nil)
 		after(11 * time.Second)
-		if len(store.kept) != 1 {
+		if len(store.kept) != 1 || !slices.Equal(store.kept[0].XIDs, []uint64{79}) {
 			t.Errorf("kept %+v", store.kept)
 		}
 	})

@@ -107,6 +107,7 @@ func TestReleaseAndAnotherGPUGoes(t *testing.T) {
 		gpu := sim.GPUs()[2].UUID
 		_, err := w.Release(context.Background(), gpu)
 		must(t, err)
+		after(time.Second) // Between two looks at the use.
 		must(t, sim.Remove(0))
 		after(time.Minute)
 		for range 20 {

@@ -97,6 +97,9 @@ func TestPrivilegeTaken(t *testing.T) {
 				synctest.Wait()
 				after, err := node.Inventory()
 				must(t, err)
+				if !after[0].Denied {
+					t.Error("nobody is told")
+				}
 				if len(after[0].Partitions) != len(before[0].Partitions) {
 					t.Errorf("%d partitions, before %d", len(after[0].Partitions), len(before[0].Partitions))
 				}
@@ -104,6 +107,14 @@ func TestPrivilegeTaken(t *testing.T) {
 					if unit.Reason != "" {
 						t.Errorf("%s: %s", unit.Unit, unit.Reason)
 					}
+				}
+				taken.Store(false)
+				<-time.After(time.Minute)
+				synctest.Wait()
+				given, err := node.Inventory()
+				must(t, err)
+				if given[0].Denied {
+					t.Error("denied when the privilege is back")
 				}
 			})
 		})

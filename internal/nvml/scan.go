@@ -101,6 +101,8 @@ type scanResult struct {
 	// UUID. pending are those that have not answered yet.
 	unreadable map[string]finding
 	pending    map[string]bool
+	// refused are those of the pending that the driver does not let this program read.
+	refused map[string]bool
 	// complete says that the driver was asked for all its GPUs. uncertain says
 	// that a known GPU may be there all the same, at an index that could not be
 	// read.
@@ -232,7 +234,7 @@ func (s *scanner) merge(results []result) scanResult {
 			seen[uuid] = true
 		}
 	}
-	scanned := scanResult{complete: true, unreadable: map[string]finding{}, pending: map[string]bool{}}
+	scanned := scanResult{complete: true, unreadable: map[string]finding{}, pending: map[string]bool{}, refused: map[string]bool{}}
 	var problems []error
 	for _, r := range results {
 		before := r.gpu
@@ -253,7 +255,7 @@ func (s *scanner) merge(results []result) scanResult {
 		case before != nil && errors.Is(r.err, GPUIsLost):
 			scanned.unreadable[before.fixed.UUID] = lostFinding()
 		case before != nil && errors.Is(r.err, NoPermission):
-			scanned.pending[before.fixed.UUID] = true // No fault of the GPU.
+			scanned.pending[before.fixed.UUID], scanned.refused[before.fixed.UUID] = true, true // No fault of the GPU.
 		case before != nil:
 			scanned.unreadable[before.fixed.UUID] = unreadableFinding(r.err)
 		case errors.Is(r.err, GPUIsLost):

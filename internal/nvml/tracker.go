@@ -88,7 +88,9 @@ func (t *tracker) addScan(scanned scanResult, at moment) {
 	for _, uuid := range t.uuids() {
 		why, failed := scanned.unreadable[uuid]
 		switch {
-		case read[uuid] || scanned.pending[uuid]:
+		case read[uuid]:
+		case scanned.pending[uuid]:
+			t.gpus[uuid].gpu.Denied = t.gpus[uuid].gpu.Denied || scanned.refused[uuid]
 		case failed:
 			t.gpus[uuid].addUnreadable(why, at)
 		case scanned.complete && scanned.uncertain:
@@ -110,11 +112,14 @@ func (t *tracker) newGPU() *gpuState {
 
 // index is the index of a GPU: the one under which it was first known. A new GPU has the
 // driver's, even if that was the index of a GPU that is gone, as where one was replaced. While
-// the node has that other GPU, the new one has the next index that no known GPU has.
+// the node has that other GPU, or may have it, the new one has the next index that no known
+// GPU has; in the second case until it is certain.
 func (t *tracker) index(uuid string, driver int) int {
-	if gpu, known := t.known[uuid]; known {
+	gpu, known := t.known[uuid]
+	if known && !(gpu.Provisional && t.certain) {
 		return gpu.Index
 	}
+	delete(t.known, uuid)
 	owners := map[int]string{}
 	for owner, gpu := range t.known {
 		owners[gpu.Index] = owner
@@ -127,7 +132,7 @@ func (t *tracker) index(uuid string, driver int) int {
 			index++
 		}
 	}
-	t.known[uuid] = KnownGPU{GPU: sharing.GPU{UUID: uuid, Index: index}}
+	t.known[uuid] = KnownGPU{GPU: sharing.GPU{UUID: uuid, Index: index}, Provisional: !t.certain && index != driver}
 	return index
 }
 
@@ -165,7 +170,7 @@ func (t *tracker) addMissing(at moment) {
 // knownGPUs is what to keep for a restart, by index.
 func (t *tracker) knownGPUs() []KnownGPU {
 	for uuid, gpu := range t.gpus {
-		known := KnownGPU{GPU: gpu.gpu, Boot: t.boot}
+		known := KnownGPU{GPU: gpu.gpu, Boot: t.boot, Provisional: t.known[uuid].Provisional}
 		known.Links = nil
 		t.known[uuid] = known
 	}
@@ -177,14 +182,14 @@ func (t *tracker) addFailure(err error) { t.unloaded = t.unloaded || errors.Is(e
 // uuids are those of the known GPUs, sorted.
 func (t *tracker) uuids() []string { return slices.Sorted(maps.Keys(t.gpus)) }
 
-// addEvent adds an event to the GPU that has or had its handle, or else the UUID that it
-// came with. Where neither tells the GPU, uuid is "", and all GPUs are suspect. The event
+// addEvent adds an event to the GPU of the UUID that it came with, or else to the one that
+// has or had its handle. Where neither tells the GPU, uuid is "", and all GPUs are suspect. The event
 // is not assigned when it names a GPU or partition that is not known: the next scan may
 // find it.
 func (t *tracker) addEvent(e receivedEvent, at moment) (uuid string, r errorReport, action sharing.ErrorAction, assigned bool) {
 	found, action := classify(e.Event, at.rules)
 	r = errorReport{event: e.Event, kind: reportedSuspect, finding: found}
-	uuid = cmp.Or(t.handles[e.Device], e.uuid)
+	uuid = cmp.Or(e.uuid, t.handles[e.Device]) // A handle may stand for another GPU than it did.
 	if uuid == "" && action != sharing.IgnoreError {
 		action = sharing.SuspectError
 		r.finding.text += " of a GPU that the driver does not name"
@@ -256,8 +261,12 @@ func (t *tracker) restoreGPU(gpu *gpuState, at moment) {
 		if _, there := gpu.units[f.Unit]; there && !differ(f.Driver, t.driver) && !gpu.marks.resetSince(f.Marks) {
 			gpu.marks = gpu.marks.over(f.Marks)
 			o := observation{kind: reportedFatal}
-			for _, reason := range f.Reasons {
-				o.findings = append(o.findings, finding{sharing.CauseRestart, reason})
+			for i, reason := range f.Reasons {
+				found := finding{cause: sharing.CauseRestart, text: reason}
+				if len(f.XIDs) == len(f.Reasons) { // Not so in a state file of before there were any.
+					found.xid = f.XIDs[i]
+				}
+				o.findings = append(o.findings, found)
 			}
 			if len(o.findings) > 0 {
 				gpu.observe(f.Unit, o, at)
@@ -287,7 +296,7 @@ func (t *tracker) fatalErrors(boot string) []FatalHealth {
 			}
 			f := FatalHealth{GPU: uuid, Unit: unit, Since: h.since.UTC().Round(0), Boot: boot, Driver: t.driver, Marks: gpu.marks}
 			for _, found := range h.fatal {
-				f.Reasons = append(f.Reasons, found.text)
+				f.Reasons, f.XIDs = append(f.Reasons, found.text), append(f.XIDs, found.xid)
 			}
 			list = append(list, f)
 		}
@@ -377,12 +386,12 @@ func (g *gpuState) addReading(r reading, at moment) {
 		g.celsius = r.celsius
 	}
 	if r.marks.RowRemap == waiting && at.rules.RowRemap {
-		r.found(r.gpu.UUID, finding{sharing.CauseMemory, "row remapping waits for a reset"})
+		r.found(r.gpu.UUID, finding{cause: sharing.CauseMemory, text: "row remapping waits for a reset"})
 	}
 	for _, unit := range g.allUnits() {
 		wrong := r.findings[unit]
 		if unit == g.gpu.UUID && g.hot {
-			wrong = append(slices.Clip(wrong), finding{sharing.CauseTemperature, fmt.Sprintf("temperature above %d °C", at.rules.TemperatureLimit)})
+			wrong = append(slices.Clip(wrong), finding{cause: sharing.CauseTemperature, text: fmt.Sprintf("temperature above %d °C", at.rules.TemperatureLimit)})
 		}
 		// The reading that shows a reset does not show that all is well.
 		if len(wrong) > 0 || !reset {

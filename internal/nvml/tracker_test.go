@@ -133,7 +133,7 @@ func TestTrackerClear(t *testing.T) {
 	sick := func() *tracker {
 		known := newTracker(newGate().index)
 		p := seen(partition())
-		p.readings[0].found(gpuUUID, finding{sharing.CauseMemory, "memory query: UNKNOWN"})
+		p.readings[0].found(gpuUUID, finding{cause: sharing.CauseMemory, text: "memory query: UNKNOWN"})
 		known.addScan(p, at(0))
 		known.addEvent(receivedEvent{Event: xid(79, WholeGPU)}, at(0))
 		known.addEvent(receivedEvent{Event: xid(94, 1)}, at(0))
@@ -162,5 +162,24 @@ func TestTrackerClear(t *testing.T) {
 				t.Errorf("health after that (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestHandleOfAnotherGPU checks that an event counts for the GPU that its handle stands for
+// now, if the driver was asked, and else for the one that it stood for.
+func TestHandleOfAnotherGPU(t *testing.T) {
+	for _, test := range []struct{ asked, want string }{{"", gpuUUID}, {"GPU-1", "GPU-1"}} {
+		known := newTracker(newGate().index)
+		both := seen()
+		both.readings = append(both.readings, reading{gpu: sharing.GPU{UUID: "GPU-1", Index: 1}, device: gpuHandle + 1, findings: map[string][]finding{}})
+		known.addScan(both, at(0))
+		if uuid, _, _, assigned := known.addEvent(receivedEvent{Event: xid(79, WholeGPU), uuid: test.asked}, at(0)); uuid != test.want || !assigned {
+			t.Errorf("event with %q: of %q, assigned %t", test.asked, uuid, assigned)
+		}
+		for _, gpu := range known.inventory() {
+			if gpu.Health.Healthy() == (gpu.UUID == test.want) {
+				t.Errorf("event with %q: %s is %q", test.asked, gpu.UUID, gpu.Health.Reason)
+			}
+		}
 	}
 }

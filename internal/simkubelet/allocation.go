@@ -47,10 +47,7 @@ func (a *admission) allocate(ctx context.Context, container Container, resource 
 	k, p := a.kubelet, a.process
 	k.lock()
 	defer k.unlock()
-	defer func() {
-		delete(p.admitting, resource)
-		p.updateAllocated()
-	}()
+	defer func() { delete(p.admitting, resource) }()
 	chosen, err := a.devicesToAllocate(ctx, container.Name, resource, container.Requests[resource])
 	if err != nil || len(chosen) == 0 {
 		return err
@@ -170,13 +167,12 @@ func (a *admission) devicesToAllocate(ctx context.Context, container, resource s
 		fresh := sets.List(from.Difference(selected))
 		selected.Insert(fresh[:min(missing(), len(fresh))]...)
 		p.admitting[resource] = selected
-		p.allocated[resource] = p.allocated[resource].Union(selected)
 		return missing() == 0
 	}
 	if take(a.devicesToReuse[resource]) {
 		return selected, nil
 	}
-	available := devices.healthy.Difference(p.allocated[resource])
+	available := devices.healthy.Difference(p.allocated(resource))
 	if len(available) < missing() {
 		return nil, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d",
 			resource, missing(), len(available))

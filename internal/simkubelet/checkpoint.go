@@ -92,7 +92,6 @@ func (p *process) restoreCheckpoint(text []byte, now time.Time) error {
 		}
 		p.podDevices[allocationKey{entry.PodUID, entry.ContainerName, entry.ResourceName}] = deviceAllocateInfo{entry.DeviceIDs, response}
 	}
-	p.updateAllocated()
 	for resource := range read.Data.RegisteredDevices {
 		p.devices[resource] = &deviceList{healthy: idSet{}, unhealthy: idSet{}}
 		p.endpoints[resource] = &endpoint{stopped: now}

@@ -120,26 +120,6 @@ func (d podDevices) keys() []allocationKey {
 	})
 }
 
-// held are the devices that the pods hold, by resource.
-func (d podDevices) held(pods idSet) map[string]idSet {
-	held := map[string]idSet{}
-	for key, info := range d {
-		if pods.Has(key.podUID) {
-			held[key.resource] = held[key.resource].Union(info.ids())
-		}
-	}
-	return held
-}
-
-// pods are the UIDs of all pods that hold devices.
-func (d podDevices) pods() idSet {
-	pods := idSet{}
-	for key := range d {
-		pods.Insert(key.podUID)
-	}
-	return pods
-}
-
 // resourcesOf are the resources of which the container holds devices, sorted.
 func (d podDevices) resourcesOf(podUID, container string) []string {
 	var names []string
@@ -156,29 +136,35 @@ func (d podDevices) resourcesOf(podUID, container string) []string {
 // before List is answered, and does nothing until the kubelet has heard of all
 // pods. The caller holds the lock.
 func (k *Kubelet) updateAllocatedDevices(p *process) {
-	if !p.sourcesReady {
-		return
+	if p.sourcesReady {
+		live := k.livePods()
+		maps.DeleteFunc(p.podDevices, func(key allocationKey, _ deviceAllocateInfo) bool { return !live.Has(key.podUID) })
 	}
-	ended := p.podDevices.pods().Difference(k.livePods())
-	if len(ended) == 0 {
-		return
-	}
-	maps.DeleteFunc(p.podDevices, func(key allocationKey, _ deviceAllocateInfo) bool { return ended.Has(key.podUID) })
-	p.updateAllocated()
 }
 
-// updateAllocated makes the allocated devices those of podDevices and of the
-// admission in progress.
-func (p *process) updateAllocated() {
-	p.allocated = p.podDevices.held(p.podDevices.pods())
-	for resource, ids := range p.admitting {
-		p.allocated[resource] = p.allocated[resource].Union(ids)
+// allocated are the devices of the resource that cannot be allocated: those in podDevices
+// and those of the admission in progress.
+func (p *process) allocated(resource string) idSet {
+	ids := p.admitting[resource]
+	for key, info := range p.podDevices {
+		if key.resource == resource {
+			ids = ids.Union(info.ids())
+		}
 	}
+	return ids
 }
 
 // heldByPods are the devices that live pods hold, by resource, whether or not this
 // process has heard of the pods. The caller holds the lock.
-func (k *Kubelet) heldByPods(p *process) map[string]idSet { return p.podDevices.held(k.livePods()) }
+func (k *Kubelet) heldByPods(p *process) map[string]idSet {
+	live, held := k.livePods(), map[string]idSet{}
+	for key, info := range p.podDevices {
+		if live.Has(key.podUID) {
+			held[key.resource] = held[key.resource].Union(info.ids())
+		}
+	}
+	return held
+}
 
 // checkList returns the violations in a resource's next list, sorted. previous are
 // the devices before it, nil for none, and held those of the pods. A real kubelet

@@ -33,10 +33,7 @@ type process struct {
 	endpoints   map[string]*endpoint
 	devices     map[string]*deviceList
 	podDevices  podDevices
-	// allocated are the devices that cannot be allocated: those in podDevices and
-	// those of the admission in progress, by resource.
-	allocated map[string]idSet
-	// admitting are only those of the admission in progress.
+	// admitting are the devices of the admission in progress, by resource.
 	admitting map[string]idSet
 	// knownPods are the UIDs of the pods that this process has heard of.
 	knownPods idSet
@@ -48,7 +45,7 @@ func newProcess() *process {
 	return &process{
 		stopping: make(chan struct{}), clients: map[string]*client{}, connections: map[*client]struct{}{},
 		endpoints: map[string]*endpoint{}, devices: map[string]*deviceList{}, podDevices: podDevices{},
-		allocated: map[string]idSet{}, admitting: map[string]idSet{}, knownPods: idSet{},
+		admitting: map[string]idSet{}, knownPods: idSet{},
 	}
 }
 

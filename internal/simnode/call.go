@@ -49,13 +49,8 @@ func (n *Node) InjectFault(call string, fault Fault) (end func()) {
 // InjectGPUFault is InjectFault for the calls that concern one GPU or its
 // partitions, even when the GPU's index changes later. Heal ends it.
 func (n *Node) InjectGPUFault(gpu int, call string, fault Fault) (end func(), err error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	g, err := n.gpu(gpu)
-	if err != nil {
-		return nil, err
-	}
-	return n.addFault(&injectedFault{call: call, gpu: g, fault: fault}), nil
+	err = n.change(gpu, func(g *simGPU) { end = n.addFault(&injectedFault{call: call, gpu: g, fault: fault}) })
+	return end, err
 }
 
 func (n *Node) addFault(f *injectedFault) (end func()) {

@@ -1,15 +1,14 @@
 package simnode
 
 import (
-	"bytes"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
 	"path"
 	"slices"
 	"strconv"
+	"testing/fstest"
 	"time"
 
 	"github.com/virgate/virgate/internal/nvml"
@@ -199,14 +198,11 @@ type proc struct{ node *Node }
 
 // Open implements fs.FS.
 func (p proc) Open(name string) (fs.File, error) {
-	text, known := p.read(name)
-	switch {
-	case !fs.ValidPath(name):
-		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrInvalid}
-	case !known:
-		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+	files := fstest.MapFS{}
+	if text, known := p.read(name); known {
+		files[name] = &fstest.MapFile{Data: []byte(text)}
 	}
-	return procFile{bytes.NewReader([]byte(text))}, nil
+	return files.Open(name)
 }
 
 func (p proc) read(name string) (text string, known bool) {
@@ -250,9 +246,3 @@ func (n *Node) cgroup(pid int) string {
 	return fmt.Sprintf("0::/kubepods.slice/kubepods-pod%s_%s_%s_%s_%s.slice/cri-containerd-%s.scope\n",
 		id[:8], id[8:12], id[12:16], id[16:20], id[20:32], id)
 }
-
-// procFile is a file of proc, which is only read.
-type procFile struct{ *bytes.Reader }
-
-func (procFile) Close() error               { return nil }
-func (procFile) Stat() (fs.FileInfo, error) { return nil, errors.ErrUnsupported }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/virgate/virgate/mig"
@@ -22,6 +23,10 @@ type Partitioner struct {
 	pauseEvents func(ctx context.Context, gpu string) (resume func(), err error)
 	// ProcessesHidden and NotPermitted are what each MIGState says of it.
 	ProcessesHidden, NotPermitted bool
+	// Clients says which programs have the device node of the GPU with that minor number open,
+	// and with the error why some may be missing; nil where nobody knows. It is asked when the
+	// driver says IN_USE and lists no process.
+	Clients func(minor int) ([]string, error)
 }
 
 // NewPartitioner makes a partitioner on the library, which it opens for each
@@ -120,7 +125,7 @@ func (p *Partitioner) with(ctx context.Context, gpu string, do func(*migGPU) err
 			var uuid string
 			if uuid, err = lib.DeviceGetUUID(device); err == nil && uuid == gpu {
 				g := &migGPU{lib: lib, device: device, index: index}
-				return g.withUsers(do(g))
+				return p.withUsers(g, do(g))
 			}
 		}
 		if err != nil {
@@ -331,8 +336,9 @@ func (g *migGPU) busy(device Device) bool {
 	return err != nil || len(processes) > 0
 }
 
-// withUsers adds to IN_USE who uses the GPU, as far as the driver says.
-func (g *migGPU) withUsers(err error) error {
+// withUsers adds to IN_USE who uses the GPU, as far as the driver says, or else who has it
+// open.
+func (p *Partitioner) withUsers(g *migGPU, err error) error {
 	if !errors.Is(err, InUse) {
 		return err
 	}
@@ -341,10 +347,22 @@ func (g *migGPU) withUsers(err error) error {
 	for _, p := range processes {
 		pids = append(pids, p.PID)
 	}
-	if pids == nil {
-		return fmt.Errorf("%w, by a program that is in no list of the driver, such as DCGM or the persistence daemon", err)
+	if pids != nil {
+		return fmt.Errorf("%w, by the processes %d", err, pids)
 	}
-	return fmt.Errorf("%w, by the processes %d", err, pids)
+	err = fmt.Errorf("%w, by a program that is in no list of the driver", err)
+	minor, unknown := g.lib.DeviceGetMinorNumber(g.device)
+	if p.Clients == nil || unknown != nil {
+		return fmt.Errorf("%w, such as DCGM or the persistence daemon", err)
+	}
+	clients, unknown := p.Clients(minor)
+	switch {
+	case len(clients) > 0:
+		return fmt.Errorf("%w: %s", err, strings.Join(clients, ", "))
+	case unknown != nil:
+		return fmt.Errorf("%w, such as DCGM or the persistence daemon; which is unknown: %w", err, unknown)
+	}
+	return fmt.Errorf("%w, nor has one its device node open: perhaps a module of the kernel, such as nvidia_drm", err)
 }
 
 // geometry is how the GPU can be partitioned, as its driver says: the driver knows

@@ -3,6 +3,7 @@ package nvml_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -230,6 +231,44 @@ func TestApplyMode(t *testing.T) {
 			sim.InjectFault("DeviceGetVirtualizationMode", simnode.Fault{Return: nvml.Unknown})
 			if _, state := firstState(t, sim); state.NeedsReboot {
 				t.Error("a driver that does not tell is not tried")
+			}
+		})
+	}
+}
+
+// TestClients checks that what has a GPU open and is in no list is named, as far as somebody
+// knows; and that nobody is asked without need.
+func TestClients(t *testing.T) {
+	for _, test := range []struct {
+		name, world string
+		clients     []string
+		err         error
+		says        string
+		asked       []int
+	}{
+		{"named", "client=dcgm", []string{"dcgm (PID 1)", "b (PID 2)"}, errors.New("not all"), "in no list of the driver: dcgm (PID 1), b (PID 2)", []int{1}},
+		{"not known", "client=dcgm", nil, errors.New("no hostPID"), "such as DCGM or the persistence daemon; which is unknown: no hostPID", []int{1}},
+		{"no program", "client=dcgm", nil, nil, "nvidia_drm", []int{1}},
+		{"nothing in the way", "", nil, nil, "", nil},
+		{"not permitted", "unprivileged", nil, nil, "NO_PERMISSION", nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			sim := simulate(t, "a100-40")
+			must(t, sim.SetWorld(test.world))
+			gpus, err := nvml.Scan(sim)
+			must(t, err)
+			var asked []int
+			p := nvml.NewPartitioner(sim, nil)
+			p.Clients = func(minor int) ([]string, error) {
+				asked = append(asked, minor)
+				return test.clients, test.err
+			}
+			err = p.Apply(t.Context(), gpus[0].UUID, mig.Step{Action: mig.EnableMIG})
+			if (err != nil) != (test.says != "") || err != nil && !strings.Contains(err.Error(), test.says) {
+				t.Errorf("%v, want %q", err, test.says)
+			}
+			if !slices.Equal(asked, test.asked) {
+				t.Errorf("asked for minors %v, want %v", asked, test.asked)
 			}
 		})
 	}

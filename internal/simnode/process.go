@@ -8,6 +8,7 @@ import (
 	"path"
 	"slices"
 	"strconv"
+	"strings"
 	"testing/fstest"
 	"time"
 
@@ -191,18 +192,42 @@ func containerID(c sharing.Container) string {
 
 // Proc has the files of the host's /proc that tell a process's container:
 // "uptime", "self/cgroup", "1/cgroup", and "cgroup" and "stat" of the processes on
-// the GPUs. It may be read from any goroutine.
+// the GPUs; and the open files of the program that has the GPUs open in the world client. It
+// may be read from any goroutine.
 func (n *Node) Proc() fs.FS { return proc{n} }
 
 type proc struct{ node *Node }
 
 // Open implements fs.FS.
 func (p proc) Open(name string) (fs.File, error) {
-	files := fstest.MapFS{}
+	files := p.client()
 	if text, known := p.read(name); known {
 		files[name] = &fstest.MapFile{Data: []byte(text)}
 	}
 	return files.Open(name)
+}
+
+// ReadLink and Lstat implement fs.ReadLinkFS.
+func (p proc) ReadLink(name string) (string, error)   { return p.client().ReadLink(name) }
+func (p proc) Lstat(name string) (fs.FileInfo, error) { return p.client().Lstat(name) }
+
+// client has the files of the program that has the GPUs open, if there is one.
+func (p proc) client() fstest.MapFS {
+	files := fstest.MapFS{}
+	for _, world := range p.node.worlds {
+		name, is := strings.CutPrefix(world, "client=")
+		if !is {
+			continue
+		}
+		files["812/comm"] = &fstest.MapFile{Data: []byte(name + "\n")}
+		files["812/cgroup"] = &fstest.MapFile{Data: []byte("0::/system.slice/" + name + ".service\n")}
+		p.node.mu.Lock()
+		for i, gpu := range p.node.gpus {
+			files[fmt.Sprintf("812/fd/%d", i+3)] = &fstest.MapFile{Mode: fs.ModeSymlink, Data: fmt.Appendf(nil, "/dev/nvidia%d", gpu.deviceMinor)}
+		}
+		p.node.mu.Unlock()
+	}
+	return files
 }
 
 func (p proc) read(name string) (text string, known bool) {

@@ -1,0 +1,111 @@
+package usage
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// How many open files are looked at, of one process and of all: a few hundred
+// milliseconds' worth.
+const (
+	mostFilesOfOne = 4096
+	mostFiles      = 200_000
+)
+
+// Clients says which programs have the GPU's device node /dev/nvidia<minor> open, other
+// than this one: "nv-hostengine (PID 812, of pod 7e4c…)", by PID. The driver lists no
+// process that only watches a GPU, and yet such a one keeps it from another MIG mode.
+//
+// It reads the open files of all processes of the host, so it is for when there is a
+// reason. The error says why a program may be missing; without the right to see the open
+// files of others, which programs are known to do so and run.
+func Clients(proc fs.FS, minor int) ([]string, error) {
+	if _, err := checkHostPIDs(proc); err != nil {
+		return nil, err
+	}
+	return openBy(proc, fmt.Sprintf("nvidia%d", minor), mostFiles)
+}
+
+// openBy is Clients for a file of that name, and for so many open files at most.
+func openBy(proc fs.FS, name string, left int) (clients []string, err error) {
+	entries, err := fs.ReadDir(proc, ".")
+	if err != nil {
+		return nil, fmt.Errorf("list the processes: %w", err)
+	}
+	self, _ := fs.ReadLink(proc, "self")
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return pidOf(a) - pidOf(b) })
+	var usual []string
+	hidden := 0
+	for _, entry := range entries {
+		if pidOf(entry) == 0 || entry.Name() == self {
+			continue
+		}
+		has, err := hasOpen(proc, entry.Name(), name, &left)
+		switch {
+		case left <= 0:
+			return clients, errors.New("too many files are open on this machine to look at all")
+		case has:
+			clients = append(clients, describe(proc, entry.Name()))
+		case errors.Is(err, fs.ErrPermission):
+			hidden++
+			if name := describe(proc, entry.Name()); strings.HasPrefix(name, "nv") || strings.HasPrefix(name, "dcgm") {
+				usual = append(usual, name)
+			}
+		}
+	}
+	if hidden > 0 {
+		err = fmt.Errorf("the open files of %d processes may not be read, which takes SYS_PTRACE", hidden)
+	}
+	if usual != nil {
+		err = fmt.Errorf("%w; among them are %s", err, strings.Join(usual, ", "))
+	}
+	return clients, err
+}
+
+// pidOf is 0 for what is no process.
+func pidOf(entry fs.DirEntry) int {
+	pid, _ := strconv.Atoi(entry.Name())
+	return pid
+}
+
+// hasOpen says whether the process has a file of that name open, wherever it is.
+func hasOpen(proc fs.FS, pid, name string, left *int) (bool, error) {
+	dir, err := proc.Open(pid + "/fd")
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = dir.Close() }()
+	var files []fs.DirEntry
+	if list, ok := dir.(fs.ReadDirFile); ok {
+		files, _ = list.ReadDir(min(mostFilesOfOne, *left)) // It may end meanwhile.
+	}
+	for _, file := range files {
+		*left--
+		link, err := fs.ReadLink(proc, pid+"/fd/"+file.Name())
+		if errors.Is(err, fs.ErrPermission) {
+			return false, err
+		}
+		if path.Base(link) == name {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// describe is a process's name, as far as the kernel keeps it, with its ID and its pod's.
+func describe(proc fs.FS, pid string) string {
+	name, _ := fs.ReadFile(proc, pid+"/comm")
+	text := strings.TrimSpace(string(name)) + " (PID " + pid
+	file, _ := fs.ReadFile(proc, pid+"/cgroup")
+	for _, path := range paths(string(file)) {
+		if pod := podPart.FindStringSubmatch(path); pod != nil {
+			return text + ", of the pod with the UID " + strings.ReplaceAll(pod[1], "_", "-") + ")"
+		}
+	}
+	return text + ")"
+}

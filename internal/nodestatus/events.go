@@ -279,7 +279,8 @@ func (q *eventQueue) next(now time.Time) (s series, after time.Duration, ok bool
 		return series{}, time.Duration((1 - tokens) * float64(q.timing.between)), false
 	}
 	if first.name == "" {
-		first.name = eventName(now)
+		// No other event has the name: nodes that make one at the same time differ by what is random.
+		first.name = fieldManager + "." + strconv.FormatInt(now.UnixNano(), 16) + "." + rand.String(8)
 	}
 	return *first, 0, true
 }
@@ -321,14 +322,12 @@ func (q *eventQueue) takeDropped() int {
 	return dropped
 }
 
+// eventWriter writes the events of the queue, which are about a name and outlive the Node.
 type eventWriter struct {
 	queue  *eventQueue
 	client client
 	log    *slog.Logger
 }
-
-// forget keeps events: they are about a name, not about an object that is gone.
-func (*eventWriter) forget() {}
 
 func (w *eventWriter) write(ctx context.Context, report nodereport.Report) (again time.Duration, err error) {
 	if dropped := w.queue.takeDropped(); dropped > 0 {
@@ -374,12 +373,6 @@ func eventOf(s series, node string) *corev1.Event {
 		Source:              corev1.EventSource{Component: fieldManager, Host: node},
 		ReportingController: fieldManager, ReportingInstance: node,
 	}
-}
-
-// eventName makes a name that no other event has: the time, and something random
-// for nodes that make one at the same time.
-func eventName(now time.Time) string {
-	return fieldManager + "." + strconv.FormatInt(now.UnixNano(), 16) + "." + rand.String(8)
 }
 
 // truncate shortens text to maxMessage, by whole characters, and shows that it did.

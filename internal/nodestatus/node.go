@@ -46,8 +46,6 @@ type objectMeta struct {
 	Labels      map[string]*string `json:"labels"`
 }
 
-func (m *metadata) forget() { m.written = nil }
-
 func (m *metadata) write(ctx context.Context, report nodereport.Report) (again time.Duration, err error) {
 	wanted := metadataOf(report)
 	if m.written != nil {
@@ -102,8 +100,6 @@ type condition struct {
 	written *corev1.NodeCondition
 }
 
-func (c *condition) forget() { c.written = nil }
-
 func (c *condition) write(ctx context.Context, report nodereport.Report) (again time.Duration, err error) {
 	if c.written == nil {
 		// An earlier run may have written it: its time must not begin anew.
@@ -146,8 +142,6 @@ type staleResources struct {
 	// done are those that need nothing more, as they were reported.
 	done map[nodereport.GoneResource]bool
 }
-
-func (r *staleResources) forget() { clear(r.done) }
 
 func (r *staleResources) write(ctx context.Context, report nodereport.Report) (again time.Duration, err error) {
 	var due []nodereport.GoneResource

@@ -96,21 +96,19 @@ func newReporter(options Options, timing timing) (*Reporter, error) {
 	}
 	log := cmp.Or(options.Logger, slog.New(slog.DiscardHandler))
 	r := &Reporter{queue: newEventQueue(timing), events: options.Events}
-	add := func(name string, write writer) {
-		r.loops = append(r.loops, newWriteLoop(write, r.lastReport, timing, log.With("component", "report", "writes", name)))
+	add := func(wanted bool, what string, newWriter func() writer) {
+		if wanted {
+			r.loops = append(r.loops, newWriteLoop(newWriter, r.lastReport, timing, log.With("component", "report", "writes", what)))
+		}
 	}
-	if options.Annotations {
-		add("annotations", &metadata{client: client})
-	}
-	if options.Condition {
-		add("condition", &condition{client: client})
-	}
-	if options.Events {
-		add("events", &eventWriter{queue: r.queue, client: client, log: log.With("component", "report")})
-	}
-	if options.RemoveStale {
-		add("stale resources", &staleResources{client: client, grace: timing.grace, done: map[nodereport.GoneResource]bool{}})
-	}
+	add(options.Annotations, "annotations", func() writer { return &metadata{client: client} })
+	add(options.Condition, "condition", func() writer { return &condition{client: client} })
+	add(options.Events, "events", func() writer {
+		return &eventWriter{queue: r.queue, client: client, log: log.With("component", "report")}
+	})
+	add(options.RemoveStale, "stale resources", func() writer {
+		return &staleResources{client: client, grace: timing.grace, done: map[nodereport.GoneResource]bool{}}
+	})
 	return r, nil
 }
 
@@ -170,15 +168,15 @@ type writer interface {
 	// write writes what is otherwise in the last report than what it wrote last, from the
 	// loop's goroutine. again is when to call it even if nothing is new; 0 for never.
 	write(ctx context.Context, report nodereport.Report) (again time.Duration, err error)
-	// forget makes the next write assume that nothing has been written. It is called
-	// from the same goroutine.
-	forget()
 }
 
 // writeLoop calls one writer when there is something to write. Each writer has a
 // loop of its own, because where one may not write, another may.
 type writeLoop struct {
-	writer writer
+	// writer is of newWriter, and replaced where what it wrote may be gone with the Node.
+	writer    writer
+	newWriter func() writer
+
 	report func() *nodereport.Report
 	timing timing
 	log    *slog.Logger
@@ -192,9 +190,9 @@ type writeLoop struct {
 	logged string
 }
 
-func newWriteLoop(writer writer, report func() *nodereport.Report, timing timing, log *slog.Logger) *writeLoop {
+func newWriteLoop(newWriter func() writer, report func() *nodereport.Report, timing timing, log *slog.Logger) *writeLoop {
 	return &writeLoop{
-		writer: writer, report: report, timing: timing, log: log, retry: timing.retry,
+		newWriter: newWriter, report: report, timing: timing, log: log, retry: timing.retry,
 		woken: make(chan struct{}, 1), spread: make(chan struct{}, 1), replaced: make(chan struct{}, 1),
 	}
 }
@@ -214,13 +212,14 @@ func drain(signal <-chan struct{}) {
 }
 
 func (l *writeLoop) run(ctx context.Context) {
+	l.writer = l.newWriter()
 	var again <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-l.replaced:
-			l.writer.forget()
+			l.writer = l.newWriter()
 		case <-l.woken:
 			l.pause(ctx, l.timing.settle, nil)
 		case <-l.spread:
@@ -263,7 +262,7 @@ func (l *writeLoop) try(ctx context.Context) (again time.Duration) {
 		}
 		if apierrors.IsNotFound(err) {
 			// What was written is gone with the Node; the next one has none of it.
-			l.writer.forget()
+			l.writer = l.newWriter()
 		}
 		if text := err.Error(); text != l.logged {
 			l.logged = text
@@ -280,7 +279,7 @@ func (l *writeLoop) pause(ctx context.Context, wait time.Duration, end <-chan st
 	case <-ctx.Done():
 	case <-end:
 	case <-l.replaced:
-		l.writer.forget()
+		l.writer = l.newWriter()
 		l.retry = l.timing.retry
 		signal(l.woken)
 	}

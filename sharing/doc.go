@@ -8,8 +8,8 @@
 //
 // Read it in this order: inventory.go, health.go and profile.go have what goes in;
 // resource.go has what comes out, plan.go how; prefer.go and topology.go choose
-// devices; usage.go and utilization.go say who holds and who uses them. The rest is
-// parts of a profile: selector.go, mig.go.
+// devices; usage.go says who holds and who uses them. The rest is parts of a profile:
+// selector.go, mig.go.
 //
 // The words (GPU, partition, unit, device, resource, profile, plan, allocation) are
 // those of docs/architecture.md.

@@ -181,3 +181,342 @@ func compareContainers(a, b Container) int {
 }
 
 func (a Allocation) holder() Container { return Container{a.Namespace, a.Pod, a.Container} }
+
+// Measurement is how the node's GPUs were used shortly before one moment. A figure that
+// is nil, in it and in a UtilizationReport, is unknown: it is not shown, and never as 0.
+type Measurement struct {
+	// GPUs are those that could be read, sorted by UUID.
+	GPUs []GPUUtilization
+	// Owners say where each process on the GPUs runs, by PID; nil while none can be found out.
+	Owners map[int]ProcessOwner
+	// Unwatched says that nobody asked for Owners.
+	Unwatched bool
+	// Errors counts what went wrong, by stage.
+	Errors map[AttributionStage]int
+}
+
+// AttributionStage is a step on the way from a GPU's processes to containers.
+type AttributionStage string
+
+const (
+	// StageDriver asks the driver for GPUs and processes.
+	StageDriver AttributionStage = "nvml"
+	// StageProcess looks the processes up in /proc.
+	StageProcess AttributionStage = "cgroup"
+	// StagePods asks who runs in a container and who holds which devices.
+	StagePods AttributionStage = "pods"
+)
+
+// AttributionStages are all stages.
+func AttributionStages() []AttributionStage {
+	return []AttributionStage{StageDriver, StageProcess, StagePods}
+}
+
+// GPUUtilization is how a GPU is used, as the driver reports it.
+type GPUUtilization struct {
+	// GPU is the GPU's UUID.
+	GPU string
+	// Memory is in use, in bytes, by processes and by the driver itself.
+	Memory *float64
+	// SM is the ratio of time, 0 to 1, in which the GPU computed; unknown with MIG.
+	SM *float64
+	// Celsius is the core temperature.
+	Celsius *float64
+	// Throttled are the reasons why a busy GPU is slower than it could be;
+	// ThrottleKnown says whether the driver told.
+	Throttled     []ThrottleReason
+	ThrottleKnown bool
+	// Units are the GPU, or with MIG its partitions, as far as processes could be read.
+	Units []UnitProcesses
+}
+
+// UnitProcesses are the processes on a unit.
+type UnitProcesses struct {
+	// Unit is the UUID of the GPU or partition.
+	Unit string
+	// Processes are by PID, each once.
+	Processes []ProcessUtilization
+}
+
+// ProcessUtilization is how a process uses a unit.
+type ProcessUtilization struct {
+	// PID is the process ID on the host.
+	PID int
+	// Memory is in bytes.
+	Memory *float64
+	// SM is the ratio of the GPU's multiprocessors, 0 to 1; unknown on a partition.
+	SM *float64
+}
+
+// ThrottleReason is one of the constants below.
+type ThrottleReason string
+
+const (
+	// ThrottleThermal says that the GPU or its memory is too hot.
+	ThrottleThermal ThrottleReason = "thermal"
+	// ThrottlePower says that the GPU has reached its power limit.
+	ThrottlePower ThrottleReason = "power"
+	// ThrottleHardware says that the hardware has halved the clocks, because of heat
+	// or power, or because the power supply demanded it.
+	ThrottleHardware ThrottleReason = "hw_slowdown"
+)
+
+// ThrottleReasons are all reasons.
+func ThrottleReasons() []ThrottleReason {
+	return []ThrottleReason{ThrottleThermal, ThrottlePower, ThrottleHardware}
+}
+
+// ProcessOwner says where a process runs.
+type ProcessOwner struct {
+	// Container is the container of a pod; meaningless when Cause is set.
+	Container Container
+	// Cause says why there is none; empty when there is one.
+	Cause UnattributedCause
+}
+
+// UnattributedCause says why a process counts for no container.
+type UnattributedCause string
+
+const (
+	// CauseNoContainer says that the process runs in no container of a pod.
+	CauseNoContainer UnattributedCause = "no_container"
+	// CauseNotAllocated says that its container holds no device of the unit.
+	CauseNotAllocated UnattributedCause = "not_allocated"
+	// CauseUnreadable says that the process could not be looked up; it may have ended.
+	CauseUnreadable UnattributedCause = "unreadable"
+)
+
+// UnattributedCauses are all causes.
+func UnattributedCauses() []UnattributedCause {
+	return []UnattributedCause{CauseNoContainer, CauseNotAllocated, CauseUnreadable}
+}
+
+// UtilizationReport says who uses the node's GPUs, and how much.
+type UtilizationReport struct {
+	// GPUs are as measured.
+	GPUs []GPUUtilization
+	// Attributed says that each process's container is known; if not, the rest is empty.
+	Attributed bool
+	// Unwatched is that of the measurement.
+	Unwatched bool
+	// Containers hold devices of a unit that could be read, by unit, namespace, pod and name.
+	Containers []ContainerUtilization
+	// Unattributed has an entry for each cause and each GPU that could be read, by
+	// GPU and in the order of UnattributedCauses.
+	Unattributed []UnattributedUtilization
+	// Contention has the GPUs on which containers compute, by UUID.
+	Contention []Contention
+}
+
+// ContainerUtilization is how a container uses a unit of which it holds a device.
+type ContainerUtilization struct {
+	Container
+	// GPU and Unit are UUIDs.
+	GPU, Unit string
+	// Processes is how many it has on the unit.
+	Processes int
+	// Memory is in bytes; SM is the ratio of the GPU's multiprocessors, unknown
+	// on a partition. Both are 0 for a container without processes.
+	Memory, SM *float64
+	// OverShare is the memory in bytes beyond the container's fair share, which is
+	// the unit's memory divided by its replicas, times the devices held; 0 within
+	// it, unknown for a unit that is no longer offered.
+	OverShare *float64
+}
+
+// UnattributedUtilization is what processes use that belong to no holder.
+type UnattributedUtilization struct {
+	GPU       string            `json:"-"`
+	Cause     UnattributedCause `json:"cause"`
+	Processes int               `json:"processes"`
+	// Memory and SM are as in ContainerUtilization.
+	Memory *float64 `json:"memory,omitempty"`
+	SM     *float64 `json:"sm,omitempty"`
+}
+
+// NewUtilizationReport joins a measurement with who holds what. Each process counts
+// once: for its container if that holds a device of the unit, else for a cause. So
+// the sums over a GPU are what the driver reports.
+//
+// allocations are those at the time of the measurement. known is false when they
+// could not be read; nothing is attributed then.
+func NewUtilizationReport(m Measurement, gpus []GPU, resources []Resource, allocations []Allocation, known bool) UtilizationReport {
+	report := UtilizationReport{GPUs: m.GPUs, Unwatched: m.Unwatched}
+	if m.Owners == nil || !known {
+		return report
+	}
+	report.Attributed = true
+	shares := newFairShares(gpus, resources, allocations)
+	for _, gpu := range m.GPUs {
+		rest := newUnattributed(gpu)
+		for _, unit := range gpu.Units {
+			report.Containers = append(report.Containers, attribute(gpu.GPU, unit, m.Owners, shares, rest)...)
+		}
+		report.Unattributed = append(report.Unattributed, rest...)
+	}
+	slices.SortFunc(report.Containers, func(a, b ContainerUtilization) int {
+		return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Unit, b.Unit), compareContainers(a.Container, b.Container))
+	})
+	report.Contention = contention(m.GPUs, report.Containers)
+	return report
+}
+
+// attribute counts the unit's processes for its holders, and the others as rest.
+func attribute(gpu string, unit UnitProcesses, owners map[int]ProcessOwner, shares fairShares, rest unattributed) []ContainerUtilization {
+	holders := shares.holders[unit.Unit]
+	uses := make(map[Container]*ContainerUtilization, len(holders))
+	nothing := new(0.0)
+	sm := nothing
+	if unit.Unit != gpu {
+		sm = nil
+	}
+	for container := range holders {
+		uses[container] = &ContainerUtilization{Container: container, GPU: gpu, Unit: unit.Unit, Memory: nothing, SM: sm}
+	}
+	for _, process := range unit.Processes {
+		owner, looked := owners[process.PID]
+		if !looked {
+			owner.Cause = CauseUnreadable
+		}
+		use := uses[owner.Container]
+		switch {
+		case owner.Cause != "":
+			rest.add(owner.Cause, process)
+		case use == nil:
+			rest.add(CauseNotAllocated, process)
+		default:
+			use.Processes++
+			use.Memory, use.SM = plus(use.Memory, process.Memory), plus(use.SM, process.SM)
+		}
+	}
+	list := make([]ContainerUtilization, 0, len(uses))
+	for container, use := range uses {
+		use.OverShare = shares.over(unit.Unit, holders[container], use.Memory)
+		list = append(list, *use)
+	}
+	return list
+}
+
+// unattributed is what belongs to no holder on one GPU, in the order of
+// UnattributedCauses; nil for a GPU that could not be read.
+type unattributed []UnattributedUtilization
+
+func newUnattributed(gpu GPUUtilization) (list unattributed) {
+	if len(gpu.Units) == 0 {
+		return nil
+	}
+	sm := new(0.0)
+	if slices.ContainsFunc(gpu.Units, func(u UnitProcesses) bool { return u.Unit != gpu.GPU }) {
+		sm = nil
+	}
+	for _, cause := range UnattributedCauses() {
+		list = append(list, UnattributedUtilization{GPU: gpu.GPU, Cause: cause, Memory: new(0.0), SM: sm})
+	}
+	return list
+}
+
+func (u unattributed) add(cause UnattributedCause, process ProcessUtilization) {
+	use := &u[slices.Index(UnattributedCauses(), cause)]
+	use.Processes++
+	use.Memory, use.SM = plus(use.Memory, process.Memory), plus(use.SM, process.SM)
+}
+
+// fairShares say who was granted how much of each unit.
+type fairShares struct {
+	// holders has the number of devices that a container holds of a unit.
+	holders map[string]map[Container]int
+	// replicas is how many devices an offered unit has.
+	replicas map[string]int
+	// memory is the unit's, in bytes; 0 when unknown.
+	memory map[string]uint64
+}
+
+// newFairShares leaves out holders without a name, as their pods may be gone.
+func newFairShares(gpus []GPU, resources []Resource, allocations []Allocation) fairShares {
+	s := fairShares{holders: map[string]map[Container]int{}, replicas: map[string]int{}, memory: map[string]uint64{}}
+	for _, resource := range resources {
+		for _, unit := range resource.Units {
+			s.replicas[unit.ID] = unit.Replicas
+		}
+	}
+	for _, gpu := range gpus {
+		s.memory[gpu.UUID] = gpu.Memory
+		for _, partition := range gpu.Partitions {
+			s.memory[partition.UUID] = partition.Memory
+		}
+	}
+	for _, usage := range Usage(nil, allocations) {
+		held := map[Container]int{}
+		for _, holder := range usage.Holders {
+			switch {
+			case holder.Claim != "":
+				held[holder.holder()] = 1 << 20 // It is not known how much: all of it.
+			case holder.Pod != "":
+				held[holder.holder()] += len(holder.Devices)
+			}
+		}
+		s.holders[usage.Unit.ID] = held
+	}
+	return s
+}
+
+// over is ContainerUtilization.OverShare of a holder of so many devices. It matters
+// because time-slicing does not limit memory: who uses more leaves others less.
+func (s fairShares) over(unit string, devices int, used *float64) *float64 {
+	replicas, offered := s.replicas[unit]
+	total := s.memory[unit]
+	if used == nil || !offered || replicas < 1 || total == 0 {
+		return nil
+	}
+	fair := float64(total) * float64(min(devices, replicas)) / float64(replicas)
+	return new(max(0, *used-fair))
+}
+
+// ContendedFrom is the ratio of busy time from which a shared GPU counts as contended.
+const ContendedFrom = 0.9
+
+// Contention says how much the containers on a GPU slow each other down.
+type Contention struct {
+	GPU string
+	// MaxShare is the share, 0 to 1, of the container that computes most in what all
+	// containers compute. Near 1 with several active ones, the others get little.
+	MaxShare float64
+	// Contended says that at least two containers compute, and that the GPU is busy
+	// for at least ContendedFrom of its time.
+	Contended bool
+}
+
+// contention has an entry for each GPU on which containers compute, all of known use.
+func contention(gpus []GPUUtilization, containers []ContainerUtilization) []Contention {
+	var list []Contention
+	for _, gpu := range gpus {
+		var most float64
+		active, sum := 0, new(0.0)
+		for _, c := range containers {
+			if c.GPU != gpu.GPU {
+				continue
+			}
+			if sum = plus(sum, c.SM); c.SM != nil && *c.SM > 0 {
+				most = max(most, *c.SM)
+				active++
+			}
+		}
+		if sum == nil || *sum == 0 {
+			continue
+		}
+		list = append(list, Contention{
+			GPU: gpu.GPU, MaxShare: most / *sum,
+			Contended: active >= 2 && gpu.SM != nil && *gpu.SM >= ContendedFrom,
+		})
+	}
+	slices.SortFunc(list, func(a, b Contention) int { return cmp.Compare(a.GPU, b.GPU) })
+	return list
+}
+
+// plus is the sum, unknown if one of the two is.
+func plus(a, b *float64) *float64 {
+	if a == nil || b == nil {
+		return nil
+	}
+	return new(*a + *b)
+}

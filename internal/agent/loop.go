@@ -30,12 +30,7 @@ type state struct {
 }
 
 // requestPlan asks the loop to read its inputs again. Bursts become one reading.
-func (a *agent) requestPlan() {
-	select {
-	case a.replan <- struct{}{}:
-	default:
-	}
-}
+func (a *agent) requestPlan() { notify(a.replan) }
 
 // planNow returns when the loop has read its inputs after the call, or ctx ends.
 func (a *agent) planNow(ctx context.Context) {

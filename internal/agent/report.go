@@ -58,12 +58,7 @@ func (a *agent) reportLoop(ctx context.Context) error {
 }
 
 // wakeReport makes reportLoop look again. It does not wait.
-func (a *agent) wakeReport() {
-	select {
-	case a.reportWake <- struct{}{}:
-	default:
-	}
-}
+func (a *agent) wakeReport() { notify(a.reportWake) }
 
 func (a *agent) nodeReport(s *state, p profileProgress, status plugin.Status) nodereport.Report {
 	report := nodereport.Report{

@@ -44,9 +44,7 @@ func (a *agent) status(ctx context.Context) Status {
 	if err := a.StateWriteError(); err != nil {
 		status.Warnings = append(status.Warnings, "what a restarted Virgate needs to know is not kept: "+err.Error())
 	}
-	if s.unread != nil {
-		status.Unread = s.unread.Error()
-	}
+	status.Unread = message(s.unread)
 	var held []sharing.Allocation
 	if known := a.holders.Load(); known != nil {
 		held, status.HoldersKnown, status.HoldersAt = known.held, true, &known.at

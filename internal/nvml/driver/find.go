@@ -38,24 +38,23 @@ type root struct {
 
 func newRoot(path string) root { return root{path: path, files: os.DirFS(path)} }
 
-// find returns the path of the first driver library under the roots, with symbolic
-// links resolved: the loader tells libraries apart by path, so each version of a
-// driver needs its own. It is "" when there is none, and looked has the folders
-// that were searched.
-func find(roots []root) (library string, looked []string) {
-	for _, r := range roots {
-		for _, folder := range libraryFolders() {
-			looked = append(looked, filepath.Join(r.path, folder))
-			name, err := resolve(r.files, path.Join(folder, libraryName))
+// find returns the first file of that name in one of the folders below the roots: its root,
+// and its path there with symbolic links resolved, "" when there is none. looked has the
+// folders that were searched.
+func find(roots []root, folders []string, name string) (in root, file string, looked []string) {
+	for _, in := range roots {
+		for _, folder := range folders {
+			looked = append(looked, filepath.Join(in.path, folder))
+			file, err := resolve(in.files, path.Join(folder, name))
 			if err != nil {
 				continue
 			}
-			if info, err := fs.Stat(r.files, name); err == nil && info.Mode().IsRegular() {
-				return filepath.Join(r.path, name), looked
+			if info, err := fs.Stat(in.files, file); err == nil && info.Mode().IsRegular() {
+				return in, file, looked
 			}
 		}
 	}
-	return "", looked
+	return root{}, "", looked
 }
 
 // linkLimit is the number of symbolic links after which a path is taken to be a

@@ -61,7 +61,10 @@ func TestFind(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			got, looked := find([]root{{"/driver-root", test.container}, {"/", test.host}})
+			in, got, looked := find([]root{{"/driver-root", test.container}, {"/", test.host}}, libraryFolders(), libraryName)
+			if got != "" {
+				got = filepath.Join(in.path, got)
+			}
 			if got != test.want {
 				t.Errorf("found %q, want %q", got, test.want)
 			}

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -80,9 +81,10 @@ func (l *library) Init() error {
 
 // load finds the library and loads it, if it is not loaded yet.
 func (l *library) load() (*loaded, error) {
-	path, looked := find(l.options.roots())
-	if path == "" {
-		path = libraryName
+	path := libraryName
+	in, file, looked := find(l.options.roots(), libraryFolders(), libraryName)
+	if file != "" { // The loader tells libraries apart by path, so each version of a driver needs its own.
+		path = filepath.Join(in.path, file)
 	}
 	if now := l.known[path]; now != nil {
 		return now, nil

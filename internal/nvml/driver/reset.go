@@ -3,10 +3,7 @@ package driver
 import (
 	"context"
 	"fmt"
-	"io/fs"
 	"os/exec"
-	"path"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -22,27 +19,17 @@ func smiFolders() []string { return []string{"usr/bin", "usr/sbin", "bin", "sbin
 // GPU, too. That takes the capability SYS_CHROOT where the root is not /. The error has what
 // nvidia-smi says.
 func ResetGPU(ctx context.Context, options Options, busID string) error {
-	var looked []string
-	for _, r := range options.roots() {
-		for _, folder := range smiFolders() {
-			looked = append(looked, filepath.Join(r.path, folder))
-			name, err := resolve(r.files, path.Join(folder, "nvidia-smi"))
-			if err != nil {
-				continue
-			}
-			if info, err := fs.Stat(r.files, name); err != nil || !info.Mode().IsRegular() {
-				continue
-			}
-			command := exec.CommandContext(ctx, "/"+name, "--gpu-reset", "-i", busID)
-			command.Dir, command.Env, command.WaitDelay = "/", []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, 5*time.Second
-			if r.path != "/" {
-				command.SysProcAttr = &syscall.SysProcAttr{Chroot: r.path}
-			}
-			if said, err := command.CombinedOutput(); err != nil {
-				return fmt.Errorf("run nvidia-smi of %s: %w: %s", r.path, err, strings.Join(strings.Fields(string(said[:min(len(said), 4096)])), " "))
-			}
-			return nil
-		}
+	in, file, looked := find(options.roots(), smiFolders(), "nvidia-smi")
+	if file == "" {
+		return fmt.Errorf("no nvidia-smi in %s", strings.Join(looked, ", "))
 	}
-	return fmt.Errorf("no nvidia-smi in %s", strings.Join(looked, ", "))
+	command := exec.CommandContext(ctx, "/"+file, "--gpu-reset", "-i", busID)
+	command.Dir, command.Env, command.WaitDelay = "/", []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, 5*time.Second
+	if in.path != "/" {
+		command.SysProcAttr = &syscall.SysProcAttr{Chroot: in.path}
+	}
+	if said, err := command.CombinedOutput(); err != nil {
+		return fmt.Errorf("run nvidia-smi of %s: %w: %s", in.path, err, strings.Join(strings.Fields(string(said[:min(len(said), 4096)])), " "))
+	}
+	return nil
 }

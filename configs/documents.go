@@ -158,11 +158,17 @@ type File struct {
 //
 // The error is of type Problems and complete. The File then has Name and Kind only.
 func ParseFile(file string, data []byte, overrides Overrides) (File, error) {
+	return ParseKey(file, data, "", overrides)
+}
+
+// ParseKey is ParseFile for who uses only one profile of a ConfigMap, if key is not empty:
+// what is wrong with the others, of which it reads nothing but the names, is no problem.
+func ParseKey(file string, data []byte, key string, overrides Overrides) (File, error) {
 	kind := KindProfile
 	result, err := parseDocument(file, data, func(root value) (f File) {
 		switch kind = kindOf(root); kind {
 		case KindConfigMap:
-			f.Entries = readConfigMap(root, data, overrides)
+			f.Entries = readConfigMap(root, data, key, overrides)
 		case KindMIGConfigs:
 			f.MIG = readMIGConfigs(root)
 		default:
@@ -279,11 +285,12 @@ func (f File) onlyLayouts() (MIGLayouts, bool) {
 }
 
 // readConfigMap reads the manifest of a ConfigMap and the documents in its data:
-// device-plugin documents, each with the overrides, and mig-parted documents.
+// device-plugin documents, each with the overrides, and mig-parted documents. With a key
+// it leaves out the content of other device-plugin documents.
 //
 // Problems and notes call a document "FILE[data.KEY]". They count its lines in
 // the manifest if it is a literal block ("|") there, otherwise in the document.
-func readConfigMap(root value, manifest []byte, overrides Overrides) []File {
+func readConfigMap(root value, manifest []byte, key string, overrides Overrides) []File {
 	f := root.mapping("apiVersion", "kind", "metadata", "data", "binaryData", "immutable")
 	f.required("apiVersion").oneOf("v1")
 	f.required("kind").oneOf("ConfigMap")
@@ -301,7 +308,13 @@ func readConfigMap(root value, manifest []byte, overrides Overrides) []File {
 	var entries []File
 	var layouts MIGLayouts
 	for _, e := range f.field("data").pairs() {
+		before := *e.value.source.problems
 		root, ok := openData(e, lines)
+		if key != "" && e.key != key && (!ok || kindOf(root) != KindMIGConfigs) {
+			*e.value.source.problems = before
+			entries = append(entries, File{Name: e.key, Kind: KindProfile})
+			continue
+		}
 		if !ok {
 			continue
 		}
@@ -319,8 +332,8 @@ func readConfigMap(root value, manifest []byte, overrides Overrides) []File {
 	}
 	// Profiles come last, because they can name the layouts of the other keys.
 	for i, e := range entries {
-		if e.Kind == KindProfile {
-			entries[i].Config = readProfile(roots[e.Name], overrides, layouts)
+		if root, ok := roots[e.Name]; ok && e.Kind == KindProfile {
+			entries[i].Config = readProfile(root, overrides, layouts)
 		}
 	}
 	return entries

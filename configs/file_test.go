@@ -35,6 +35,21 @@ func TestParseFileKinds(t *testing.T) {
 	}
 }
 
+// TestKeyIsChecked checks that what is wrong with the chosen profile, with layouts, which
+// any profile can name, and with the manifest is a problem.
+func TestKeyIsChecked(t *testing.T) {
+	for _, test := range []struct{ document, want string }{
+		{"apiVersion: v1\nkind: ConfigMap\ndata: {a: 'flag: {}', b: '['}", "f[data.a]:1: flag: unknown key"},
+		{"apiVersion: v1\nkind: ConfigMap\ndata: {a: '', b: '{version: v1, mig-configs: {}}'}", "f[data.b]:1: mig-configs"},
+		{"apiVersion: v2\nkind: ConfigMap\ndata: {a: '', b: '['}", "f:1: apiVersion"},
+	} {
+		_, err := ParseKey("f", []byte(test.document), "a", nil)
+		if problems, ok := err.(Problems); !ok || len(problems) != 1 || !strings.Contains(err.Error(), test.want) { //nolint:errorlint // It is of that type.
+			t.Errorf("got %v, want %q and no more", err, test.want)
+		}
+	}
+}
+
 func TestSelect(t *testing.T) {
 	const manifest = "apiVersion: v1\nkind: ConfigMap\ndata:\n"
 	const layouts = "  layouts: '{version: v1, mig-configs: {a: [{devices: all, mig-enabled: false}]}}'\n"
@@ -50,6 +65,8 @@ func TestSelect(t *testing.T) {
 		{"mig-parted", "version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}]}", "", "", "select from f: it is a mig-parted document, which has no profile"},
 		{"the only profile", manifest + layouts + mixed, "", sharing.MIGMixed, ""},
 		{"by key", manifest + mixed + "  default: ''\n", "mixed", sharing.MIGMixed, ""},
+		{"by key beside what is wrong", manifest + mixed + "  mps: 'sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}'\n  syntax: '['\n  number: 3\n  \"a key\": ''\n", "mixed", sharing.MIGMixed, ""},
+		{"by key with a layout of another", manifest + layouts + "  a: 'mig: {manage: false, config: a}'\n  b: '['\n", "a", sharing.MIGNone, ""},
 		{"several", manifest + mixed + "  default: ''\n", "", "", "select from f: several keys hold a profile, choose one of default, mixed"},
 		{"no such key", manifest + mixed + "  default: ''\n", "other", "", `select from f: no key "other", there is default, mixed`},
 		{"key of layouts", manifest + layouts + mixed, "layouts", "", "select from f: key layouts is a mig-parted document, which has no profile"},
@@ -58,7 +75,7 @@ func TestSelect(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			file, err := ParseFile("f", []byte(test.document), nil)
+			file, err := ParseKey("f", []byte(test.document), test.key, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

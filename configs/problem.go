@@ -17,6 +17,9 @@ const (
 	valueShown = 60
 )
 
+// Required is the Message about a key that is missing.
+const Required = "is required"
+
 // Problem is one thing that is wrong with a document or an override.
 type Problem struct {
 	// File is the file's name as the caller gave it, "FILE[data.KEY]" for a

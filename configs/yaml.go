@@ -369,7 +369,7 @@ func (f fields) field(key string) value {
 func (f fields) required(key string) value {
 	v := f.field(key)
 	if v.absent() {
-		v.problemHere("is required")
+		v.problemHere(Required)
 	}
 	return v
 }

@@ -53,7 +53,7 @@ func wantedLayout(cmd *cli.Command, environment environment) (sharing.MIGConfig,
 		if err != nil {
 			return sharing.MIGConfig{}, err
 		}
-		if file, err = configs.ParseFile(path, data, overrides(cmd, environment)); err != nil {
+		if file, err = configs.ParseKey(path, data, cmd.String("config-key"), overrides(cmd, environment)); err != nil {
 			return sharing.MIGConfig{}, err
 		}
 	}

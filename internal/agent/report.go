@@ -299,10 +299,12 @@ func (p profileProgress) status(s *state) ProfileStatus {
 	return status
 }
 
-// firstProblem is the first thing that the error says, with its place.
+// firstProblem is the first thing that the error says, with its place. That a key is missing
+// comes last: another one is mostly that key, misspelt.
 func firstProblem(err error) string {
 	if problems := configs.Problems(nil); errors.As(err, &problems) && len(problems) > 0 {
-		return problems[0].Error()
+		first := slices.IndexFunc(problems, func(p configs.Problem) bool { return p.Message != configs.Required })
+		return problems[max(first, 0)].Error()
 	}
 	first, _, _ := strings.Cut(err.Error(), "\n")
 	return first

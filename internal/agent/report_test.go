@@ -380,6 +380,10 @@ func TestFirstProblem(t *testing.T) {
 		want string
 	}{
 		{"problems", problems, "ConfigMap gpu/profiles[data.a]:3: sharing.x: must be at least 1 (got -1)"},
+		{"a misspelt key", configs.Problems{
+			{File: "p", Line: 4, Path: "a.replicas", Message: configs.Required}, {File: "p", Line: 5, Path: "a.replica", Message: "unknown key, did you mean replicas?"},
+		}, "p:5: a.replica: unknown key, did you mean replicas?"},
+		{"a missing key alone", configs.Problems{{File: "p", Line: 4, Path: "a.replicas", Message: configs.Required}}, "p:4: a.replicas: is required"},
 		{"wrapped", fmt.Errorf("read: %w", problems), "ConfigMap gpu/profiles[data.a]:3: sharing.x: must be at least 1 (got -1)"},
 		{"other", errors.New("p.yaml: flags.a: cannot change\nflags.b: cannot change"), "p.yaml: flags.a: cannot change"},
 		{"no problem at all", configs.Problems{}, ""},

@@ -95,7 +95,7 @@ func (f *File) read() ([]byte, error) {
 
 // parseFile reads a profile, or a ConfigMap manifest that has one under key.
 func parseFile(path string, data []byte, key string, overrides configs.Overrides) (configs.SelectedProfile, error) {
-	file, err := configs.ParseFile(path, data, overrides)
+	file, err := configs.ParseKey(path, data, key, overrides)
 	if err != nil {
 		return configs.SelectedProfile{}, err
 	}

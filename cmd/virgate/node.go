@@ -56,7 +56,7 @@ func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logge
 		gpus = daemon.GPUs{Library: nvml.WithDeadlines(library, nvml.Limits{}), Proc: os.DirFS(cmp.Or(cmd.String("proc"), "/proc")), Close: func() {}}
 		// What the kernel does not say, or not of the machine's own namespace, is not seen.
 		if !strings.HasPrefix(cmd.String("node"), "trace:") {
-			gpus.ProcessesHidden, gpus.NotPermitted = !usage.InInitialNamespace(gpus.Proc), !host.MayPartition("/")
+			gpus.ProcessesHidden, gpus.NotPermitted = !usage.InInitialNamespace(gpus.Proc), !host.MayPartition(gpus.Proc, "/dev")
 		}
 	}
 	gpus.Name = cmd.String("node")

@@ -58,15 +58,16 @@ func write(t *testing.T, lines ...string) (path string) {
 	return path
 }
 
-// TestProcessesHidden checks whose PID namespace counts: that of --proc, and of this
-// process for commands that have no such flag.
+// TestProcessesHidden checks whose PID namespace and capabilities count: those of --proc,
+// and of this process for commands that have no such flag.
 func TestProcessesHidden(t *testing.T) {
 	own := !usage.InInitialNamespace(os.DirFS("/proc"))
 	for namespace, want := range map[string]bool{"pid:[4026531836]": false, "pid:[4026532199]": true, "": own} {
 		var flags []cli.Flag
 		if namespace != "" {
 			proc := t.TempDir()
-			if err := errors.Join(os.MkdirAll(filepath.Join(proc, "self/ns"), 0o755), os.Symlink(namespace, filepath.Join(proc, "self/ns/pid"))); err != nil {
+			if err := errors.Join(os.MkdirAll(filepath.Join(proc, "self/ns"), 0o755), os.Symlink(namespace, filepath.Join(proc, "self/ns/pid")),
+				os.WriteFile(filepath.Join(proc, "self/status"), []byte("CapEff:\t00000000a80425fb\n"), 0o600)); err != nil {
 				t.Fatal(err)
 			}
 			flags = append(flags, &cli.StringFlag{Name: "proc", Value: proc})
@@ -75,6 +76,9 @@ func TestProcessesHidden(t *testing.T) {
 			gpus, err := openGPUs(cmd, configs.StartupSettings{}, slog.New(slog.DiscardHandler))
 			if err == nil && gpus.ProcessesHidden != want {
 				t.Errorf("in %q: processes are hidden: %t, want %t", namespace, gpus.ProcessesHidden, want)
+			}
+			if _, none := os.Stat("/dev/nvidia-caps/nvidia-cap1"); err == nil && namespace != "" && gpus.NotPermitted != (none != nil) {
+				t.Errorf("without SYS_ADMIN: not permitted: %t", gpus.NotPermitted)
 			}
 			return err
 		}}

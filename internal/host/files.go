@@ -64,15 +64,15 @@ func (h *Host) scan(grants sharing.Grants) files {
 
 var effectiveCapabilities = regexp.MustCompile(`(?m)^CapEff:\s*([0-9a-f]{1,16})$`)
 
-// MayPartition says that this process may have the right to configure MIG: the capability
-// SYS_ADMIN, or the driver's device node for it. With neither the driver refuses.
-func MayPartition(root string) bool {
-	if node, err := os.Open(filepath.Join(root, "dev/nvidia-caps/nvidia-cap1")); err == nil {
+// MayPartition says that this process, of proc, may have the right to configure MIG: the
+// capability SYS_ADMIN, or the driver's device node for it. With neither the driver refuses.
+func MayPartition(proc fs.FS, dev string) bool {
+	if node, err := os.Open(filepath.Join(dev, "nvidia-caps/nvidia-cap1")); err == nil {
 		_ = node.Close()
 		return true
 	}
 	const sysAdmin = 21 // linux/capability.h
-	status, _ := os.ReadFile(filepath.Join(root, "proc/self/status"))
+	status, _ := fs.ReadFile(proc, "self/status")
 	set := effectiveCapabilities.FindSubmatch(status)
 	if set == nil {
 		return true

@@ -166,7 +166,7 @@ func TestMayPartition(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if got := MayPartition(root); got != test.want {
+			if got := MayPartition(os.DirFS(filepath.Join(root, "proc")), filepath.Join(root, "dev")); got != test.want {
 				t.Errorf("may partition: %t", got)
 			}
 		})

@@ -72,6 +72,8 @@ func noteDevice(t *testing.T, lib nvml.Library, of string, device nvml.Device) {
 		answers[method.Name] = answer(out[0].Interface(), err)
 	}
 	note(t, of, "answers", answers)
+	action, err := lib.DeviceGetFieldValues(device, nvml.RecoveryAction)
+	note(t, of, "recovery action", answer(action, err))
 	seen := map[int]string{}
 	for _, list := range []func(nvml.Device) ([]nvml.Process, error){
 		lib.DeviceGetComputeRunningProcesses, lib.DeviceGetGraphicsRunningProcesses, lib.DeviceGetMPSComputeRunningProcesses,

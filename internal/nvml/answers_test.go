@@ -84,16 +84,18 @@ func TestNVLinkErrors(t *testing.T) {
 		}
 	}
 	// A driver that does not answer is asked no further.
-	var asked atomic.Int32
-	lost := answering(sim, func(call nvml.Call, answer any, err error) (any, error) {
-		if call.Method == "DeviceGetNvLinkState" {
-			asked.Add(1)
-			return false, &nvml.Error{Call: call.String(), Return: nvml.GPUIsLost}
+	for _, code := range []nvml.Return{nvml.GPUIsLost, nvml.Timeout} {
+		var asked atomic.Int32
+		fails := answering(sim, func(call nvml.Call, answer any, err error) (any, error) {
+			if call.Method == "DeviceGetNvLinkState" {
+				asked.Add(1)
+				return false, &nvml.Error{Call: call.String(), Return: code}
+			}
+			return answer, err
+		})
+		if links(fails); asked.Load() > 8 {
+			t.Errorf("%d questions for the links of 8 GPUs that answer %s, want one each", asked.Load(), code)
 		}
-		return answer, err
-	})
-	if links(lost); asked.Load() > 8 {
-		t.Errorf("%d questions for the links of 8 lost GPUs, want one each", asked.Load())
 	}
 }
 
@@ -147,6 +149,64 @@ func TestHandleOfAnotherPartition(t *testing.T) {
 	}
 }
 
+// TestPartitionAnsweredFromMemory checks that a partition which is gone, but whose UUID the
+// driver still answers, leaves the inventory with the next probe.
+func TestPartitionAnsweredFromMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "h200+all-1g.35gb")
+		var gone atomic.Bool
+		var handle atomic.Uint64
+		w := watch(t, answering(sim, func(call nvml.Call, answer any, err error) (any, error) {
+			switch {
+			case call.Method == "DeviceGetMigDeviceHandleByIndex" && call.Arguments[1] == 1:
+				handle.Store(uint64(answer.(nvml.Device)))
+				if gone.Load() {
+					return answer, &nvml.Error{Call: call.String(), Return: nvml.NotFound}
+				}
+			case call.Method == "DeviceGetMemoryInfo" && gone.Load() && call.Arguments[0] == nvml.Device(handle.Load()):
+				return answer, &nvml.Error{Call: call.String(), Return: nvml.Unknown}
+			}
+			return answer, err
+		}))
+		before, _ := w.Inventory()
+		gone.Store(true)
+		after(probe)
+		now, _ := w.Inventory()
+		if len(now[0].Partitions) != len(before[0].Partitions)-1 {
+			t.Errorf("%d partitions, before one went there were %d", len(now[0].Partitions), len(before[0].Partitions))
+		}
+		w.expect("after the probe", nil)
+	})
+}
+
+// TestFailedRepairs checks that a memory row which could not be remapped, or a page that
+// waits to be retired, is a fault as long as the driver says so.
+func TestFailedRepairs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a100-40")
+		var rows, pages atomic.Bool
+		w := watch(t, answering(sim, func(call nvml.Call, answer any, err error) (any, error) {
+			switch {
+			case call.Method == "DeviceGetRemappedRows" && rows.Load():
+				return nvml.RemappedRows{Uncorrectable: 512, Failed: true}, nil
+			case call.Method == "DeviceGetRetiredPagesPendingStatus" && pages.Load():
+				return true, nil
+			}
+			return answer, err
+		}))
+		rows.Store(true)
+		after(probe)
+		w.expect("after a remapping failed", map[string]string{"0": "row remapping failed"})
+		pages.Store(true)
+		after(probe)
+		w.expect("and a page waits", map[string]string{"0": "row remapping failed, page retirement waits for a reset"})
+		rows.Store(false)
+		pages.Store(false)
+		after(time.Minute)
+		w.expect("when both are over", nil)
+	})
+}
+
 // TestEventsOfTheWholeGPUName checks that the log names instances only for events that do.
 func TestEventsOfTheWholeGPUName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -180,28 +240,34 @@ func TestEventsOfUnknownHandles(t *testing.T) {
 	every := func(reason string) map[string]string {
 		return map[string]string{"0": reason, "1": reason, "2": reason, "3": reason}
 	}
+	unknown := func(string, error) (string, error) {
+		return "", &nvml.Error{Call: "DeviceGetUUID", Return: nvml.Unknown}
+	}
 	tests := []struct {
-		name string
-		xid  uint64
-		uuid func(asked string, err error) (string, error)
-		want map[string]string
+		name   string
+		xid    uint64
+		layout string
+		uuid   func(asked string, err error) (string, error)
+		want   map[string]string
+		action string
 	}{
-		{"its UUID tells", 79, func(asked string, err error) (string, error) { return asked, err }, map[string]string{"2": "XID 79"}},
-		{"nothing tells", 79, func(string, error) (string, error) {
-			return "", &nvml.Error{Call: "DeviceGetUUID", Return: nvml.Unknown}
-		},
-			every("XID 79 of a GPU that the driver does not name")},
-		{"nothing tells, and it is a program's", 31, func(string, error) (string, error) {
-			return "", &nvml.Error{Call: "DeviceGetUUID", Return: nvml.Unknown}
-		}, nil},
-		{"a GPU that is not listed", 79, func(string, error) (string, error) { return "GPU-other", nil }, nil},
+		{"its UUID tells", 79, "", func(asked string, err error) (string, error) { return asked, err }, map[string]string{"2": "XID 79"}, "action=fatal"},
+		{"nothing tells", 79, "", unknown, every("XID 79 of a GPU that the driver does not name"), "action=suspect"},
+		{"nothing tells whose partition", 94, "+all-balanced", unknown, every("XID 94 of a GPU that the driver does not name"), "action=suspect"},
+		{"nothing tells, and it is a program's", 31, "", unknown, nil, "ignored"},
+		{"a GPU that is not listed", 79, "", func(string, error) (string, error) { return "GPU-other", nil }, nil, "not known"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				sim := simulate(t, "a30x4")
+				sim := simulate(t, "a30x4"+test.layout)
+				gi := nvml.WholeGPU
+				if test.layout != "" {
+					gi = 2
+				}
 				var others atomic.Int32
-				w := watch(t, answering(sim, func(call nvml.Call, answer any, err error) (any, error) {
+				var log strings.Builder
+				w := watchWith(t, answering(sim, func(call nvml.Call, answer any, err error) (any, error) {
 					switch event, isEvent := answer.(nvml.Event); {
 					case isEvent && err == nil:
 						event.Device += foreign
@@ -211,11 +277,14 @@ func TestEventsOfUnknownHandles(t *testing.T) {
 						return test.uuid(sim.DeviceGetUUID(call.Arguments[0].(nvml.Device) - foreign))
 					}
 					return answer, err
-				}))
+				}), nvml.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 				scans := sim.Calls("DeviceGetCount")
-				must(t, sim.XID(2, test.xid, nvml.WholeGPU, nvml.WholeGPU))
+				must(t, sim.XID(2, test.xid, gi, nvml.WholeGPU))
 				synctest.Wait()
 				w.expect("after the event", test.want)
+				if !strings.Contains(log.String(), test.action) {
+					t.Errorf("the log does not say %s:\n%s", test.action, log.String())
+				}
 				if again := sim.Calls("DeviceGetCount") > scans; again != (test.name == "a GPU that is not listed") {
 					t.Errorf("looks for other GPUs at once: %t", again)
 				}

@@ -298,7 +298,7 @@ func TestStateIsExact(t *testing.T) {
 	}
 }
 
-// TestPartitionerMinds checks that a GPU which was let go of for its mode is
+// TestPartitionerMinds checks that a GPU is let go of while its mode changes, and
 // taken up again, whatever came of it, and that another GPU which cannot be
 // read is in nobody's way.
 func TestPartitionerMinds(t *testing.T) {
@@ -309,7 +309,13 @@ func TestPartitionerMinds(t *testing.T) {
 	_, err = sim.InjectGPUFault(0, "DeviceGetUUID", simnode.Fault{Return: nvml.GPUIsLost})
 	must(t, err)
 	quiet := 0
-	p := nvml.NewPartitioner(sim, func(context.Context, string) (func(), error) {
+	watched := answering(sim, func(call nvml.Call, answer any, err error) (any, error) {
+		if call.Method == "DeviceSetMigMode" && quiet != 1 {
+			t.Error("the mode is changed of a GPU that is listened to")
+		}
+		return answer, err
+	})
+	p := nvml.NewPartitioner(watched, func(context.Context, string) (func(), error) {
 		quiet++
 		return func() { quiet-- }, nil
 	})

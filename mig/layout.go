@@ -60,7 +60,16 @@ func namedLayout(name string, g Geometry) (Layout, error) {
 	if !ok {
 		return Layout{}, errors.New("not one of all-disabled, all-enabled, all-balanced and all-<profile>")
 	}
-	return uniform(profile, g)
+	// This is unambiguous, because no profile has a "." right after the memory.
+	p, err := ParseProfile(strings.Replace(profile, "gb.", "gb+", 1))
+	if err != nil {
+		return Layout{}, err
+	}
+	info, ok := g.ProfileInfo(p)
+	if !ok {
+		return Layout{}, g.unknown(p)
+	}
+	return Layout{MIG: true, Partitions: []PartitionCount{{p, info.Max * (p.Slices / p.Compute)}}}, nil
 }
 
 func balanced(g Geometry) (Layout, error) {
@@ -76,18 +85,4 @@ func balanced(g Geometry) (Layout, error) {
 		}
 	}
 	return layout, nil
-}
-
-func uniform(written string, g Geometry) (Layout, error) {
-	// This is unambiguous, because no profile has a "." right after the memory.
-	p, err := ParseProfile(strings.Replace(written, "gb.", "gb+", 1))
-	if err != nil {
-		return Layout{}, err
-	}
-	info, ok := g.ProfileInfo(p)
-	if !ok {
-		return Layout{}, g.unknown(p)
-	}
-	perInstance := p.Slices / p.Compute
-	return Layout{MIG: true, Partitions: []PartitionCount{{p, info.Max * perInstance}}}, nil
 }

@@ -386,7 +386,6 @@ const (
 	GPUIsLost             Return = 15
 	ResetRequired         Return = 16
 	InUse                 Return = 19
-	Memory                Return = 20
 	InsufficientResources Return = 23
 	Unknown               Return = 999
 )

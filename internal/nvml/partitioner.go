@@ -95,12 +95,17 @@ func (p *Partitioner) Apply(ctx context.Context, gpu string, step mig.Step) erro
 // on its partitions; none where it does not tell.
 func (p *Partitioner) Processes(ctx context.Context, gpu string) (pids []int) {
 	_ = p.with(ctx, gpu, func(g *migGPU) error {
-		processes, err := listProcesses(g.lib, g.device)
-		for _, process := range processes {
-			pids = append(pids, process.PID)
-		}
-		return err
+		pids = g.pids()
+		return nil
 	})
+	return pids
+}
+
+func (g *migGPU) pids() (pids []int) {
+	processes, _ := listProcesses(g.lib, g.device)
+	for _, p := range processes {
+		pids = append(pids, p.PID)
+	}
 	return pids
 }
 
@@ -342,12 +347,7 @@ func (p *Partitioner) withUsers(g *migGPU, err error) error {
 	if !errors.Is(err, InUse) {
 		return err
 	}
-	var pids []int
-	processes, _ := listProcesses(g.lib, g.device)
-	for _, p := range processes {
-		pids = append(pids, p.PID)
-	}
-	if pids != nil {
+	if pids := g.pids(); pids != nil {
 		return fmt.Errorf("%w, by the processes %d", err, pids)
 	}
 	err = fmt.Errorf("%w, by a program that is in no list of the driver", err)

@@ -69,10 +69,7 @@ func (l *library) Init() error {
 		l.computes.reset()
 		l.sets.reset()
 		l.api.Store(&now.api)
-		l.opened = 1
-		return nil
-	}
-	if err := failed("Init", (*l.api.Load()).Init()); err != nil {
+	} else if err := failed("Init", (*l.api.Load()).Init()); err != nil {
 		return err
 	}
 	l.opened++

@@ -11,6 +11,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
 )
 
 // fakeReleaser lets go of GPUs, resets them, and keeps what it is told for a restart.
@@ -274,6 +277,16 @@ func TestReleaseHolders(t *testing.T) {
 	mu.Unlock()
 	r.awaitRelease("when it has ended", in(Released))
 
+	claims := newRig(t, func(r *rig) {
+		r.options.Kubelet = claiming{r.sight}
+		r.options.Releases = ReleaseOptions{Releaser: &fakeReleaser{}, Store: &fakeReleaser{}, Processes: func(context.Context, string) []int { return nil }}
+	})
+	claims.shows(8)
+	claims.tell(http.MethodPost, "/gpu/release?gpu=0&for=1h")
+	claims.awaitRelease("that waits for claims", func(r Release) bool {
+		return slices.Equal(r.Waits, []string{"ns/odd (claim c, of unknown GPUs)", "ns/pod (claim c)"})
+	})
+
 	blind := newRig(t, func(r *rig) {
 		r.options.Releases = ReleaseOptions{Releaser: &fakeReleaser{}, Store: &fakeReleaser{}, Processes: func(context.Context, string) []int { return nil }}
 	})
@@ -282,4 +295,14 @@ func TestReleaseHolders(t *testing.T) {
 	blind.awaitRelease("that cannot be judged", func(r Release) bool {
 		return slices.Equal(r.Waits, []string{"what pods hold cannot be read: no kubelet"})
 	})
+}
+
+// claiming is a kubelet on which pods have the first GPU by claims.
+type claiming struct{ plugin.Kubelet }
+
+func (c claiming) Held(ctx context.Context) ([]sharing.Allocation, error) {
+	held, err := c.Kubelet.Held(ctx)
+	return append(held,
+		sharing.Allocation{Namespace: "ns", Pod: "pod", Container: "c", Resource: "gpu.nvidia.com", Devices: []string{"GPU-a"}, Claim: "c"},
+		sharing.Allocation{Namespace: "ns", Pod: "odd", Container: "c", Resource: "gpu.example.com", Devices: []string{"GPU-a"}, Claim: "c", AnyGPU: true}), err
 }

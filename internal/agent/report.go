@@ -65,7 +65,8 @@ func (a *agent) nodeReport(s *state, p profileProgress, status plugin.Status) no
 		State: p.state, Wanted: profileRef(s.wanted), Applied: p.applied, Gone: p.gone,
 		Layouts: p.layouts, Waits: p.waits, Units: a.Health.Health().Units, Renumbering: sharing.Renumbering(s.gpus), Hit: map[string][]string{},
 	}
-	pods := podsByUnit(s.gpus, status.Holders)
+	ofAnyGPU := func(a sharing.Allocation) bool { return a.AnyGPU }
+	pods := podsByUnit(s.gpus, slices.DeleteFunc(slices.Clone(status.Holders), ofAnyGPU))
 	for _, u := range report.Units {
 		if u.State == sharing.Suspect || u.State == sharing.Unhealthy {
 			report.Hit[u.Unit] = pods[u.Unit]
@@ -222,7 +223,8 @@ func waitsOf(gpus []sharing.GPU, status plugin.Status) (waits []nodereport.Wait,
 	if len(units) == 0 {
 		return nil, false
 	}
-	pods := podsByUnit(gpus, status.Holders)
+	byClaim := func(a sharing.Allocation) bool { return a.Claim != "" } // No list has those devices.
+	pods := podsByUnit(gpus, slices.DeleteFunc(slices.Clone(status.Holders), byClaim))
 	add := func(gpu, unit, index string) {
 		w, known := units[unit]
 		switching = switching || known
@@ -243,15 +245,18 @@ func waitsOf(gpus []sharing.GPU, status plugin.Status) (waits []nodereport.Wait,
 	return waits, switching
 }
 
-// podsByUnit are the pods that hold devices of each unit, or a partition of it, as far as
-// the kubelet names them.
+// podsByUnit are the pods that hold each unit, or a partition of it, as far as the kubelet
+// names them.
 func podsByUnit(gpus []sharing.GPU, held []sharing.Allocation) map[string][]string {
 	gpuOf, pods := sharing.GPUByUnit(gpus), map[string][]string{}
 	for _, unit := range sharing.Usage(nil, held) {
 		for _, h := range unit.Holders { // Sorted by pod.
 			pod := h.Namespace + "/" + h.Pod
+			if claim := (Holder{Claim: h.Claim, AnyGPU: h.AnyGPU}).ByClaim(); claim != "" {
+				pod += " (" + claim + ")"
+			}
 			for _, id := range []string{unit.Unit.ID, gpuOf[unit.Unit.ID]} {
-				if h.Namespace != "" && h.Claim == "" && !slices.Contains(pods[id], pod) {
+				if h.Namespace != "" && !slices.Contains(pods[id], pod) {
 					pods[id] = append(pods[id], pod)
 				}
 			}

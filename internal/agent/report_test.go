@@ -537,6 +537,7 @@ func TestProgressOfSwitches(t *testing.T) {
 			status := served(plugin.ResourceStatus{Name: "r", Streams: 1, Applied: true, Listed: test.listed})
 			status.Holders = []sharing.Allocation{
 				pod("two", "r", "GPU-a::1"), pod("one", "r", "GPU-a::0"), pod("one", "r", "GPU-a::1"), {Pod: "uid:1", Resource: "r", Devices: []string{"MIG-b"}},
+				{Namespace: "ns", Pod: "claiming", Container: "c", Resource: "gpu.nvidia.com", Devices: []string{"GPU-a", "MIG-b"}, Claim: "claim"},
 			}
 			s := decision("g1", "g1", test.rejected)
 			s.gpus = gpus
@@ -574,6 +575,8 @@ func TestReportsPodsOfFaultyUnits(t *testing.T) {
 		return sharing.Allocation{Namespace: "n", Pod: pod, Container: "c", Resource: gpuResource, Devices: devices}
 	}
 	held := []sharing.Allocation{holds("p", "MIG-0::0"), holds("q", "MIG-1::0"), holds("r", "MIG-1::1", "GPU-b"), {Resource: gpuResource, Devices: []string{"MIG-0::1"}}}
+	held = append(held, sharing.Allocation{Namespace: "n", Pod: "claimer", Resource: "gpu.nvidia.com", Devices: []string{"GPU-b"}, Claim: "c"},
+		sharing.Allocation{Namespace: "n", Pod: "anywhere", Resource: "gpu.example.com", Devices: []string{"GPU-a", "GPU-b"}, Claim: "c", AnyGPU: true})
 	unit := func(uuid, gpu string, state sharing.HealthState) sharing.UnitHealth {
 		return sharing.UnitHealth{Unit: uuid, GPU: gpu, State: state}
 	}
@@ -585,7 +588,7 @@ func TestReportsPodsOfFaultyUnits(t *testing.T) {
 		{"none is faulty", []sharing.UnitHealth{unit("GPU-a", "GPU-a", sharing.Healthy), unit("MIG-0", "GPU-a", sharing.Recovering)}, map[string][]string{}},
 		{"a partition", []sharing.UnitHealth{unit("GPU-a", "GPU-a", sharing.Healthy), unit("MIG-1", "GPU-a", sharing.Suspect)}, map[string][]string{"MIG-1": {"n/q", "n/r"}}},
 		{"a GPU with partitions", []sharing.UnitHealth{unit("GPU-a", "GPU-a", sharing.Unhealthy), unit("MIG-1", "GPU-a", sharing.Healthy)}, map[string][]string{"GPU-a": {"n/p", "n/q", "n/r"}}},
-		{"a GPU", []sharing.UnitHealth{unit("GPU-b", "GPU-b", sharing.Unhealthy)}, map[string][]string{"GPU-b": {"n/r"}}},
+		{"a GPU", []sharing.UnitHealth{unit("GPU-b", "GPU-b", sharing.Unhealthy)}, map[string][]string{"GPU-b": {"n/claimer (claim c)", "n/r"}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			a := &agent{Options: Options{Health: sickUnits{units: test.units}}}

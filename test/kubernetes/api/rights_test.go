@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -246,6 +247,70 @@ func (s *server) applyFile(path string) {
 		kind := schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: plural}
 		_, err = client.Resource(kind).Create(s.t.Context(), object, metav1.CreateOptions{})
 		s.must(err)
+	}
+}
+
+// testSharePolicies has the API server judge pods by the chart's policies about shares, as
+// the chart's tests render them: one share of nvidia.com/gpu, in labelled namespaces only,
+// and at most 8 of nvidia.com/gpu.shared.
+func testSharePolicies(t *testing.T, s *server) {
+	var policies []string
+	for name, part := range map[string]string{"everything": "", "overrides": "-most-"} {
+		rendered, err := os.ReadFile("../../chart/testdata/" + name + ".golden.yaml")
+		s.must(err)
+		for document := range strings.SplitSeq(string(rendered), "\n---\n") {
+			if strings.Contains(document, "kind: ValidatingAdmissionPolicy") && strings.Contains(document, part) {
+				policies = append(policies, document)
+			}
+		}
+	}
+	if len(policies) != 6 {
+		t.Fatalf("%d policies and bindings, want 3 of each", len(policies))
+	}
+	file := filepath.Join(t.TempDir(), "policies.yaml")
+	write(t, file, strings.Join(policies, "\n---\n"))
+	s.applyFile(file)
+	t.Cleanup(func() {
+		all := metav1.ListOptions{}
+		s.must(s.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().DeleteCollection(context.Background(), metav1.DeleteOptions{}, all))
+		s.must(s.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().DeleteCollection(context.Background(), metav1.DeleteOptions{}, all))
+	})
+	_, err := s.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+		Name: "sharing", Labels: map[string]string{"virgate.github.io/shared-gpus": "allowed"},
+	}}, metav1.CreateOptions{})
+	s.must(err)
+	try := func(space, name, count string, initially bool) error {
+		asks := corev1.Container{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceName(name): resource.MustParse(count)}}}
+		spec := corev1.PodSpec{Containers: []corev1.Container{asks}}
+		if initially {
+			spec = corev1.PodSpec{InitContainers: []corev1.Container{asks}, Containers: []corev1.Container{{Name: "main", Image: "i"}}}
+		}
+		_, err := s.admin.CoreV1().Pods(space).Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "p-"}, Spec: spec}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
+	s.await(startTimeout, "the policies to hold", func() bool {
+		return try("sharing", "nvidia.com/gpu", "2", false) != nil && try("default", "nvidia.com/gpu", "1", false) != nil && try("default", "nvidia.com/gpu.shared", "9", false) != nil
+	})
+	const one, place, most = "at most one share of a GPU", "virgate.github.io/shared-gpus=allowed", "at most 8 of nvidia.com/gpu.shared"
+	for _, test := range []struct {
+		space, name, count string
+		initially          bool
+		refused            string
+	}{
+		{"default", "nvidia.com/gpu", "1", false, place},
+		{"default", "nvidia.com/gpu", "0", false, ""},
+		{"default", "nvidia.com/mig-1g.5gb", "2", false, ""},
+		{"sharing", "nvidia.com/gpu", "1", false, ""},
+		{"sharing", "nvidia.com/gpu", "2", false, one},
+		{"sharing", "nvidia.com/gpu", "2", true, one},
+		{"default", "nvidia.com/gpu.shared", "8", false, ""},
+		{"default", "nvidia.com/gpu.shared", "9", false, most},
+		{"default", "nvidia.com/gpu.shared", "9", true, most},
+		{"default", "cpu", "9", false, ""},
+	} {
+		if err := try(test.space, test.name, test.count, test.initially); (err == nil) != (test.refused == "") || err != nil && !strings.Contains(err.Error(), test.refused) {
+			t.Errorf("%s asks for %s of %s (at first: %t): got %v, want %q", test.space, test.count, test.name, test.initially, err, test.refused)
+		}
 	}
 }
 

@@ -413,6 +413,7 @@ func TestAPI(t *testing.T) {
 		{"cut off", testCutOff},
 		{"rights taken", testRightsTaken},
 		{"pods", testPods},
+		{"share policies", testSharePolicies},
 		{"kubelet", testKubelet},
 		{"MIG label", testMIGLabel},
 		{"list limit", testListLimit},

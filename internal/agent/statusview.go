@@ -138,10 +138,14 @@ func gpusOf(gpus []sharing.GPU, usage []sharing.UnitUsage, health sharing.Health
 	unit := func(id, index string, unitHealth sharing.Health, memory uint64) UnitStatus {
 		u := used[id]
 		delete(used, id)
-		return UnitStatus{
+		status := UnitStatus{
 			ID: id, Index: index, Memory: memory, Resource: u.Resource, Replicas: u.Unit.Replicas,
-			Health: healthOf(states, id, unitHealth), Holders: holdersOf(u),
+			Health: healthOf(states, id, unitHealth), Holders: make([]Holder, len(u.Holders)),
 		}
+		for i, h := range u.Holders {
+			status.Holders[i] = Holder{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Resource: h.Resource, Devices: h.Devices, Claim: h.Claim, AnyGPU: h.AnyGPU}
+		}
+		return status
 	}
 	list = make([]GPUStatus, 0, len(gpus))
 	for _, g := range slices.SortedFunc(slices.Values(gpus), func(a, b sharing.GPU) int { return cmp.Compare(a.Index, b.Index) }) {
@@ -180,14 +184,6 @@ func healthOf(states map[string]sharing.UnitHealth, id string, health sharing.He
 		return HealthStatus{State: sharing.Unhealthy, Reason: health.Reason}
 	}
 	return HealthStatus{State: sharing.Healthy}
-}
-
-func holdersOf(u sharing.UnitUsage) []Holder {
-	holders := make([]Holder, len(u.Holders))
-	for i, h := range u.Holders {
-		holders[i] = Holder{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Resource: h.Resource, Devices: h.Devices, Claim: h.Claim, AnyGPU: h.AnyGPU}
-	}
-	return holders
 }
 
 func addUtilization(status *Status, report sharing.UtilizationReport) {

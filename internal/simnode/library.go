@@ -180,13 +180,14 @@ const (
 // DeviceGetNvLinkState is NOT_SUPPORTED on a model without NVLink. The links are
 // inactive when no other GPU of the node has any.
 func (n driver) DeviceGetNvLinkState(d nvml.Device, link int) (bool, error) {
-	switch links := n.gpu(d).Links; {
-	case links == 0:
+	g := n.gpu(d)
+	switch {
+	case g.Links == 0:
 		return false, nvml.NotSupported
-	case link < 0 || link >= links:
+	case link < 0 || link >= g.Links:
 		return false, nvml.InvalidArgument
 	}
-	return n.node.hasFabric(), nil
+	return slices.ContainsFunc(n.node.gpus, func(other *simGPU) bool { return other != g && other.Links > 0 }), nil
 }
 
 // DeviceGetNvLinkRemotePciInfo is the switch at the other end of the link,
@@ -200,10 +201,4 @@ func (n driver) DeviceGetNvLinkRemotePciInfo(d nvml.Device, link int) (nvml.PCII
 		return nvml.PCIInfo{}, nvml.NotFound
 	}
 	return nvml.PCIInfo{BusID: fmt.Sprintf("%08X:%02X:00.0", switchDomain, link%nvSwitches)}, nil
-}
-
-// hasFabric says that at least two GPUs have NVLinks.
-func (n *Node) hasFabric() bool {
-	linked := slices.DeleteFunc(slices.Clone(n.gpus), func(g *simGPU) bool { return g.Links == 0 })
-	return len(linked) > 1
 }

@@ -9,17 +9,14 @@ import (
 	"time"
 )
 
-// smiFolders are the folders below a driver root in which mig-parted looks for nvidia-smi
-// (pkg/mig/reconfigure, find.go).
-func smiFolders() []string { return []string{"usr/bin", "usr/sbin", "bin", "sbin"} }
-
 // ResetGPU resets the GPU with that PCI bus ID by nvidia-smi, which NVML has no call for. It
 // runs that of the first driver root that has one, with the root as its /, because it needs
 // the libraries there, and the sockets of the persistence daemon, which then lets go of the
 // GPU, too. That takes the capability SYS_CHROOT where the root is not /. The error has what
 // nvidia-smi says.
 func ResetGPU(ctx context.Context, options Options, busID string) error {
-	in, file, looked := find(options.roots(), smiFolders(), "nvidia-smi")
+	// mig-parted looks in these folders (pkg/mig/reconfigure, find.go).
+	in, file, looked := find(options.roots(), []string{"usr/bin", "usr/sbin", "bin", "sbin"}, "nvidia-smi")
 	if file == "" {
 		return fmt.Errorf("no nvidia-smi in %s", strings.Join(looked, ", "))
 	}

@@ -169,6 +169,8 @@ func TestOldHandles(t *testing.T) {
 	}
 	partition, err = node.DeviceGetMigDeviceHandleByIndex(gpu, 1)
 	must(t, err)
+	instance, err := node.DeviceGetGpuInstanceById(gpu, 2)
+	must(t, err)
 	must(t, node.Heal(0))
 	for _, old := range []nvml.Device{gpu, partition} {
 		if _, err := node.DeviceGetUUID(old); returned(err) != nvml.GPUIsLost {
@@ -177,11 +179,14 @@ func TestOldHandles(t *testing.T) {
 	}
 	gpu, err = node.DeviceGetHandleByIndex(0)
 	must(t, err)
-	if partition, err = node.DeviceGetMigDeviceHandleByIndex(gpu, 1); err != nil {
-		t.Errorf("a handle from after the reset: %v", err)
+	if _, err := node.DeviceGetMigDeviceHandleByIndex(gpu, 1); returned(err) != nvml.NotFound {
+		t.Errorf("a partition after the reset: %v", err)
 	}
-	if _, err := node.DeviceGetUUID(partition); err != nil {
-		t.Errorf("a handle from after the reset: %v", err)
+	if _, err := node.GpuInstanceGetInfo(instance); returned(err) != nvml.InvalidArgument {
+		t.Errorf("an instance from before the reset: %v", err)
+	}
+	if mode, err := node.DeviceGetMigMode(gpu); !mode.Current || err != nil {
+		t.Errorf("MIG mode %+v after the reset, %v", mode, err)
 	}
 }
 

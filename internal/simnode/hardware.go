@@ -2,6 +2,7 @@ package simnode
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/virgate/virgate/internal/nvml"
@@ -60,7 +61,7 @@ func (n *Node) Lose(gpu int) error {
 // MIG mode is in force unless that takes a Reboot, and the faults of InjectGPUFault
 // have ended. There is no event for a reset, as with real GPUs.
 //
-// Unlike after a real reset, the partitions are still there, with their UUIDs.
+// All instances are gone, and their handles are void.
 func (n *Node) Heal(gpu int) error { return n.change(gpu, n.reset) }
 
 // ResetGPU is nvidia-smi --gpu-reset of the GPU with that PCI bus ID, which has no effect
@@ -102,9 +103,8 @@ func (n *Node) reset(g *simGPU) {
 		g.mig = g.migPending
 	}
 	g.processes, g.utilization, g.clockReasons = nil, utilization{}, 0
-	for _, c := range g.computes() {
-		c.processes = nil
-	}
+	maps.DeleteFunc(n.targets, func(_ uint64, t target) bool { return t.gpu == g && t.instance != nil })
+	g.instances = nil
 	n.faults = slices.DeleteFunc(n.faults, func(f *injectedFault) bool { return f.gpu == g })
 	n.renewHandles(g)
 }

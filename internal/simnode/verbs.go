@@ -69,7 +69,7 @@ func Verbs() []Verb {
 		{"ecc", "make a GPU report a double-bit memory error", []Argument{gpuArgument}, onGPU(func(n *Node, gpu int) error { return n.ECC(gpu, true) })},
 		{"repair", "make a GPU need a reset to repair its memory", []Argument{gpuArgument}, onGPU((*Node).Repair)},
 		{"lose", "make a GPU fall off the bus", []Argument{gpuArgument}, onGPU((*Node).Lose)},
-		{"heal", "reset a GPU, which repairs everything", []Argument{gpuArgument}, onGPU((*Node).Heal)},
+		{"heal", "reset a GPU, which repairs everything and takes its partitions away", []Argument{gpuArgument}, onGPU((*Node).Heal)},
 		{"reset", "reset a GPU with nvidia-smi --gpu-reset, which is refused while anybody has it open", []Argument{gpuArgument}, onGPU(func(n *Node, gpu int) (err error) {
 			missing := n.change(gpu, func(g *simGPU) { err = n.resetUnused(g) })
 			return errors.Join(missing, err)

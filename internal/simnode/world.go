@@ -2,7 +2,6 @@ package simnode
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -53,16 +52,13 @@ func (n *Node) refuses(call nvml.Call, t target) bool {
 }
 
 // Reboot is a reboot of the machine, but for this program, which runs on: all GPUs are
-// reset, their MIG mode is the pending one, or off from Hopper on, and all instances
-// are gone.
+// reset, and their MIG mode is the pending one, or off from Hopper on.
 func (n *Node) Reboot() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, g := range n.gpus {
 		g.mig = g.migPending && g.Architecture < nvml.Hopper
 		g.migPending = g.mig
-		maps.DeleteFunc(n.targets, func(_ uint64, t target) bool { return t.gpu == g && t.instance != nil })
-		g.instances = nil
 		n.reset(g)
 	}
 	n.wakeWaits()

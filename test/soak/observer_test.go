@@ -30,7 +30,9 @@ type observer struct {
 	broken  bool
 	dropped map[string]bool
 	// slow says that the schedule has let the kubelet read slowly since then.
-	slow       bool
+	slow bool
+	// reset are the partitions that a reset by the schedule has destroyed.
+	reset      map[string]bool
 	violations []string
 	counts     counts
 }
@@ -41,7 +43,7 @@ type counts struct{ lists, streams, grants, removed int }
 func newWitness(gpus func() []simnode.GPU) *observer {
 	return &observer{
 		gpus: gpus, lists: map[string]map[string]bool{}, held: map[string]map[string]map[string]bool{},
-		streams: map[string]int{}, dropped: map[string]bool{},
+		streams: map[string]int{}, dropped: map[string]bool{}, reset: map[string]bool{},
 	}
 }
 
@@ -66,6 +68,15 @@ func (w *observer) slowed() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.slow = true
+}
+
+// resets says that the schedule is about to reset the GPU.
+func (w *observer) resets(gpu simnode.GPU) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, partition := range gpu.Partitions {
+		w.reset[partition.UUID] = true
+	}
 }
 
 // take is simkubelet.Options.OnEvent.
@@ -188,7 +199,7 @@ func (w *observer) judgeGrant(e simkubelet.Event, id string) {
 			}
 		}
 	}
-	exists := false
+	exists := w.reset[unit] // The program may not know yet.
 	for _, gpu := range w.gpus() {
 		exists = exists || gpu.UUID == unit
 		for _, partition := range gpu.Partitions {
@@ -237,7 +248,7 @@ func (w *observer) check() []string {
 	}
 	for _, resource := range slices.Sorted(maps.Keys(w.held)) {
 		for _, id := range slices.Sorted(maps.Keys(w.held[resource])) {
-			if unit, _ := unitOf(id); len(w.held[resource][id]) > 0 && !there[unit] {
+			if unit, _ := unitOf(id); len(w.held[resource][id]) > 0 && !there[unit] && !w.reset[unit] {
 				w.complain("invariant 9: %s was destroyed while %d pods have it", unit, len(w.held[resource][id]))
 			}
 		}

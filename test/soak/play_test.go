@@ -87,7 +87,7 @@ func (w *world) hardware(o operation) error {
 	case lose:
 		return node.Lose(index)
 	case heal:
-		return node.Heal(index)
+		return w.resetGPU(gpu)
 	case xid:
 		w.hurt(o.gpu)
 		return node.XID(index, uint64(o.count), nvml.WholeGPU, nvml.WholeGPU)
@@ -103,6 +103,11 @@ func (w *world) hardware(o operation) error {
 	case pull:
 		return node.Remove(index)
 	case plug:
+		for _, gpu := range node.GPUs() {
+			if gpu.Index < 0 {
+				w.witness.resets(gpu)
+			}
+		}
 		_, err := node.Add("")
 		return err
 	case failCall:
@@ -542,8 +547,8 @@ func (w *world) mayMissResets() {
 // resetAgain resets the sound GPUs whose reset may have been missed.
 func (w *world) resetAgain(conditions []condition) {
 	for ordinal, missed := range w.missed {
-		if index, _ := w.gpuAt(ordinal); missed && conditions[ordinal] == sound && index >= 0 {
-			_ = w.site.node.Heal(index)
+		if index, gpu := w.gpuAt(ordinal); missed && conditions[ordinal] == sound && index >= 0 {
+			_ = w.resetGPU(gpu)
 		}
 	}
 }

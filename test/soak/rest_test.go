@@ -206,7 +206,7 @@ func (w *world) oneFault(o operation) error {
 	if diff := cmp.Diff(before, w.healthOf(others)); diff != "" {
 		return fmt.Errorf("invariant 3: a fault of %v changed others (-before +after):\n%s", units, diff)
 	}
-	if err := w.site.node.Heal(index); err != nil {
+	if err := w.resetGPU(gpu); err != nil {
 		return err
 	}
 	return w.rest(o)

@@ -131,6 +131,12 @@ func (w *world) gpuAt(ordinal int) (index int, gpu simnode.GPU) {
 	return gpu.Index, gpu
 }
 
+// resetGPU resets the GPU, which is in the node.
+func (w *world) resetGPU(gpu simnode.GPU) error {
+	w.witness.resets(gpu)
+	return w.site.node.Heal(gpu.Index)
+}
+
 // await waits until nothing is missing; the error tells what is.
 func (w *world) await(what string, missing func() string) error {
 	tick := time.NewTicker(10 * time.Millisecond)

@@ -432,3 +432,33 @@ func TestStopIsQuick(t *testing.T) {
 		t.Error("Run has not ended")
 	}
 }
+
+// numberedWriter tells which of several writers is used.
+type numberedWriter struct {
+	number int
+	used   chan<- int
+}
+
+func (w numberedWriter) write(context.Context, nodereport.Report) (time.Duration, error) {
+	w.used <- w.number
+	return 0, nil
+}
+
+// TestNodeReplacedAtRest checks that a loop which has nothing to do begins anew with a
+// Node that was replaced: what the writer before it wrote is gone.
+func TestNodeReplacedAtRest(t *testing.T) {
+	made, used := 0, make(chan int, 1)
+	l := newWriteLoop(func() writer {
+		made++
+		return numberedWriter{made, used}
+	}, func() *nodereport.Report { return &nodereport.Report{} }, fast(), slog.New(slog.DiscardHandler))
+	signal(l.replaced)
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { l.run(ctx) })
+	if number := <-used; number != 2 {
+		t.Errorf("writer %d writes to the new Node, want the second", number)
+	}
+	stop()
+	running.Wait()
+}

@@ -186,7 +186,7 @@ func TestKeysOf(t *testing.T) {
 		want []string
 	}{
 		{"resources", []string{"gpus", "mig"}},
-		{"mig", []string{"allowed", "config", "configs", "manage", "whenBusy"}},
+		{"mig", []string{"allowed", "config", "configs", "manage", "reset", "whenBusy"}},
 		{pathMIGBlock, []string{"device-filter", "devices", "mig-devices", "mig-enabled"}},
 		{"health.temperature", []string{"hysteresis", "limit"}},
 		{"nothing", nil},

@@ -72,6 +72,10 @@ func readMIG(v value, elsewhere MIGLayouts) (sharing.MIGConfig, MIGLayouts, []st
 		wanted.WhenBusy = sharing.WhenBusy(text)
 	}
 	wanted.Manage, _ = f.field("manage").boolean()
+	wanted.Reset, _ = f.field("reset").boolean()
+	if wanted.Reset && !wanted.Manage {
+		f.field("reset").note("has no effect without manage: true")
+	}
 	layouts := append(readLayouts(f.field("configs"), true), elsewhere...)
 
 	config := f.field("config")

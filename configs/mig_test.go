@@ -232,9 +232,12 @@ func TestLayoutsFromElsewhere(t *testing.T) {
 }
 
 func TestMIGNotes(t *testing.T) {
-	config, err := Parse("f", []byte("mig:\n  config: all-balanced\n"), nil)
+	config, err := Parse("f", []byte("mig:\n  config: all-balanced\n  reset: true\n"), nil)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if !config.Profile.MIG.Reset {
+		t.Error("mig.reset is lost")
 	}
 	var got []string
 	for _, note := range config.Notes {
@@ -245,6 +248,7 @@ func TestMIGNotes(t *testing.T) {
 	want := []string{
 		"mig: Virgate's own: NVIDIA's plugin makes no partitions",
 		"mig.config: has no effect without manage: true",
+		"mig.reset: has no effect without manage: true",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("notes (-want +got):\n%s", diff)

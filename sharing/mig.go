@@ -18,6 +18,8 @@ type MIGConfig struct {
 	Blocks []LayoutBlock
 	// WhenBusy says what happens to a GPU with partitions in use that are in the way.
 	WhenBusy WhenBusy
+	// Reset allows to reset a GPU that nobody uses where another MIG mode waits for that.
+	Reset bool
 }
 
 // WhenBusy is one of the constants below.

@@ -95,6 +95,8 @@ func (a *agent) loadReleases() {
 		a.Logger.Error("released GPUs of the last run not read", "error", err)
 	}
 	indexes := map[string]int{}
+	a.releases.mu.Lock()
+	defer a.releases.mu.Unlock()
 	for _, r := range kept {
 		indexes[r.GPU] = r.DriverIndex
 		r.State, r.Reset = ReleaseWaiting, r.Reset && a.Releases.Reset != nil
@@ -116,7 +118,12 @@ func (a *agent) releaseLoop(ctx context.Context) error {
 			}
 		}
 		a.releases.mu.Unlock()
+		var later <-chan time.Time
+		if a.resetForMIG(ctx) {
+			later = time.After(migResetInterval)
+		}
 		select {
+		case <-later:
 		case <-a.releases.begun:
 		case <-ctx.Done():
 			return nil
@@ -260,20 +267,25 @@ func message(err error) string {
 	return err.Error()
 }
 
-// waitsOfRelease says what has the GPU still; nothing when this program can let go of it.
-func (a *agent) waitsOfRelease(ctx context.Context, gpu string) (waits []string) {
-	s := a.state.Load()
-	held, err := a.Kubelet.Held(ctx)
-	if err != nil {
-		return []string{"what pods hold cannot be read: " + err.Error()}
-	}
+// unitsOf are the units of the GPU.
+func (a *agent) unitsOf(gpu string) []string {
 	units := []string{gpu}
-	for _, g := range s.gpus {
+	for _, g := range a.state.Load().gpus {
 		if g.UUID == gpu {
 			for _, p := range g.Partitions {
 				units = append(units, p.UUID)
 			}
 		}
+	}
+	return units
+}
+
+// usersOf are the pods and processes that have the GPU, or why that is not known.
+func (a *agent) usersOf(ctx context.Context, gpu string) (waits []string) {
+	s, units := a.state.Load(), a.unitsOf(gpu)
+	held, err := a.Kubelet.Held(ctx)
+	if err != nil {
+		return []string{"what pods hold cannot be read: " + err.Error()}
 	}
 	waits = podsByUnit(s.gpus, held)[gpu]
 	for _, allocation := range held {
@@ -284,6 +296,15 @@ func (a *agent) waitsOfRelease(ctx context.Context, gpu string) (waits []string)
 			waits = append(waits, nodereport.Unnamed)
 		}
 	}
+	for _, pid := range a.Releases.Processes(ctx, gpu) {
+		waits = append(waits, fmt.Sprintf("process %d", pid))
+	}
+	return waits
+}
+
+// waitsOfRelease says what has the GPU still; nothing when this program can let go of it.
+func (a *agent) waitsOfRelease(ctx context.Context, gpu string) []string {
+	waits, units := a.usersOf(ctx, gpu), a.unitsOf(gpu)
 	if a.mig.Changing(gpu) {
 		waits = append(waits, "its MIG layout is being changed")
 	}
@@ -292,9 +313,6 @@ func (a *agent) waitsOfRelease(ctx context.Context, gpu string) (waits []string)
 		if waits == nil {
 			waits = []string{ReleaseWithdrawing}
 		}
-	}
-	for _, pid := range a.Releases.Processes(ctx, gpu) {
-		waits = append(waits, fmt.Sprintf("process %d", pid))
 	}
 	return waits
 }
@@ -334,6 +352,54 @@ func (a *agent) beginRelease(selector sharing.Selector, length time.Duration, re
 	notify(r.wake)
 	notify(a.releases.begun)
 	return r.Release, nil
+}
+
+const (
+	// migResetInterval is the time between two looks at whether a GPU can be reset for its
+	// MIG mode, migResetTime how long its release may take, and migResetPause how long after
+	// a try nothing is tried that may end in the same way.
+	migResetInterval = 5 * time.Second
+	migResetTime     = time.Minute
+	migResetPause    = 10 * time.Minute
+)
+
+// resetForMIG begins to reset a GPU whose MIG mode waits for that, where the profile wants
+// that, the GPU's driver can, and nobody uses it. It says whether a GPU waits for that. One
+// goes first: what keeps the driver from resetting one may keep it from resetting all.
+func (a *agent) resetForMIG(ctx context.Context) bool {
+	s := a.state.Load()
+	if a.Releases.Reset == nil || s.profile == nil || !s.profile.Profile.MIG.Reset {
+		return false
+	}
+	waiting, now := migResets(a.mig.Status(), a.listReleases(), time.Now())
+	for _, gpu := range now {
+		selector, err := sharing.ParseSelector(gpu)
+		if err != nil || len(a.usersOf(ctx, gpu)) > 0 {
+			continue
+		}
+		if _, err := a.beginRelease(selector, migResetTime, true); err != nil {
+			a.Logger.Error("GPU not reset for its MIG mode", "gpu", gpu, "error", err)
+		}
+		break
+	}
+	return waiting
+}
+
+// migResets are the GPUs of which one may be reset now for its MIG mode. Waiting says that
+// there are such GPUs, now or later.
+func migResets(layouts []nodereport.GPULayout, releases []Release, now time.Time) (waiting bool, gpus []string) {
+	for _, l := range layouts {
+		if l.State == nodereport.LayoutResetRequired && l.Resettable {
+			gpus = append(gpus, l.GPU)
+		}
+	}
+	waiting = len(gpus) > 0
+	for _, r := range releases {
+		if r.State != Restored || now.Sub(r.Until) < migResetPause && (r.Problem != "" || slices.Contains(gpus, r.GPU)) {
+			return waiting, nil
+		}
+	}
+	return waiting, gpus
 }
 
 // selectGPU is the GPU that the selector names.

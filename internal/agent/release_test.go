@@ -9,9 +9,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -220,14 +222,14 @@ func TestReleaseOverARestart(t *testing.T) {
 		f := &fakeReleaser{kept: []Release{{
 			GPU: "GPU-a", Index: 0, PCIBusID: "00000000:07:00.0", DriverIndex: 3, Until: time.Now().Add(time.Hour), State: Released, Reset: true,
 		}}}
-		opened := false
+		var opened atomic.Bool
 		r := newRig(t, func(r *rig) {
 			r.options.Kubelet = r.sight
 			r.options.Releases = ReleaseOptions{Releaser: f, Store: f, Processes: func(context.Context, string) []int { return nil }}
 			if mayReset {
 				r.options.Releases.Reset = f.reset
 			}
-			r.options.Node = watchedNode{r.node, func() { opened = f.early["GPU-a"] == 3 }}
+			r.options.Node = watchedNode{r.node, func() { opened.Store(f.early["GPU-a"] == 3) }}
 		})
 		if mayReset {
 			r.awaitRelease("with a reset", func(r Release) bool { return r.State == Restored && r.WasReset })
@@ -236,7 +238,7 @@ func TestReleaseOverARestart(t *testing.T) {
 			r.awaitRelease("kept", in(Released))
 			r.shows(4)
 		}
-		if !opened {
+		if !opened.Load() {
 			t.Error("the driver was opened before the release was known")
 		}
 	}
@@ -305,4 +307,40 @@ func (c claiming) Held(ctx context.Context) ([]sharing.Allocation, error) {
 	return append(held,
 		sharing.Allocation{Namespace: "ns", Pod: "pod", Container: "c", Resource: "gpu.nvidia.com", Devices: []string{"GPU-a"}, Claim: "c"},
 		sharing.Allocation{Namespace: "ns", Pod: "odd", Container: "c", Resource: "gpu.example.com", Devices: []string{"GPU-a"}, Claim: "c", AnyGPU: true}), err
+}
+
+// TestMIGResets holds which GPUs may be reset for their MIG mode, and when.
+func TestMIGResets(t *testing.T) {
+	now := time.Now()
+	layouts := []nodereport.GPULayout{
+		{GPU: "applied", State: nodereport.LayoutApplied, Resettable: true},
+		{GPU: "blocked", State: nodereport.LayoutBlocked, Resettable: true},
+		{GPU: "one", State: nodereport.LayoutResetRequired, Resettable: true},
+		{GPU: "reboot", State: nodereport.LayoutResetRequired},
+		{GPU: "two", State: nodereport.LayoutResetRequired, Resettable: true},
+	}
+	ago := func(gpu, problem string, ago time.Duration) Release {
+		return Release{GPU: gpu, State: Restored, Until: now.Add(-ago), Problem: problem}
+	}
+	for _, test := range []struct {
+		name     string
+		releases []Release
+		want     string
+	}{
+		{"those that wait for no more than a reset", nil, "one two"},
+		{"another GPU is released", []Release{{GPU: "applied", State: Released, Until: now.Add(time.Hour)}}, ""},
+		{"another one was reset", []Release{ago("applied", "", time.Second)}, "one two"},
+		{"another one was refused", []Release{ago("applied", "in use", 9*time.Minute)}, ""},
+		{"that was long ago", []Release{ago("applied", "in use", 11*time.Minute)}, "one two"},
+		{"it had no effect", []Release{ago("one", "", time.Minute)}, ""},
+		{"it may have by now", []Release{ago("one", "", time.Hour)}, "one two"},
+	} {
+		waiting, gpus := migResets(layouts, test.releases, now)
+		if got := strings.Join(gpus, " "); got != test.want || !waiting {
+			t.Errorf("%s: %q, want %q; waiting %t", test.name, got, test.want, waiting)
+		}
+	}
+	if waiting, gpus := migResets(layouts[:2], nil, now); waiting || gpus != nil {
+		t.Errorf("nothing waits: %v %t", gpus, waiting)
+	}
 }

@@ -40,6 +40,9 @@ func (a *agent) reportLoop(ctx context.Context) error {
 			p = p.next(s, status, pendingLayouts(a.mig.Status(), s.profile), time.Now())
 			a.progress.Store(&p)
 		}
+		if slices.ContainsFunc(p.layouts, func(l nodereport.GPULayout) bool { return l.State == nodereport.LayoutResetRequired }) {
+			notify(a.releases.begun)
+		}
 		// A program that stands by leaves reporting to the one that serves.
 		if a.Reporter != nil && a.serving.Load() {
 			if report := a.nodeReport(s, p, status); last == nil || !reflect.DeepEqual(*last, report) {

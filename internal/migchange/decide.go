@@ -149,7 +149,7 @@ func Decide(s Situation) Decision {
 // withdrawing anything; but while somebody uses the GPU, nothing is asked of it.
 func (s Situation) awaitReset(layout mig.Layout) Decision {
 	d := Decision{
-		State: nodereport.LayoutResetRequired, Reason: "another MIG mode waits for a reset of the GPU or a reboot, which Virgate does not do",
+		State: nodereport.LayoutResetRequired, Reason: "another MIG mode waits for a reset of the GPU (mig.reset) or a reboot",
 		Layout: layout, Again: recheckInterval,
 	}
 	use := s.wholeInUse()

@@ -84,7 +84,7 @@ func TestResetRequired(t *testing.T) {
 			w.neverWithheld(r, 0)
 			w.run(r, wanted, false, 5)
 			got := w.state(r)
-			if got.State != nodereport.LayoutResetRequired || w.writes != 1 || len(w.kept.Underway) != 0 {
+			if got.State != nodereport.LayoutResetRequired || got.Resettable || w.writes != 1 || len(w.kept.Underway) != 0 {
 				t.Errorf("%s (%s) after %d writes, want reset-required after 1; journal %+v", got.State, got.Reason, w.writes, w.kept)
 			}
 			gpus, err := nvml.Scan(w.sim)
@@ -267,7 +267,7 @@ func TestPauses(t *testing.T) {
 		end := w.sim.InjectFault("DeviceSetMigMode", simnode.Fault{Return: code})
 		w.passes(r, wanted, 10)
 		state := []nodereport.LayoutState{nodereport.LayoutResetRequired, nodereport.LayoutBlocked}[n]
-		if got := w.state(r); w.sim.Calls("DeviceSetMigMode") != n+1 || got.State != state || r.offered.Load().only[got.GPU] != nil {
+		if got := w.state(r); w.sim.Calls("DeviceSetMigMode") != n+1 || got.State != state || !got.Resettable || r.offered.Load().only[got.GPU] != nil {
 			t.Errorf("%s: asked %d times, %s (%s), offered %v", code, w.sim.Calls("DeviceSetMigMode"), got.State, got.Reason, r.offered.Load().only)
 		}
 		w.clock = w.clock.Add(2 * time.Hour)

@@ -163,6 +163,7 @@ func (r *Reconciler) see(g *managedGPU, state sharing.MIGState) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	g.status.MIG, g.status.Slots, g.status.Instances = state.Enabled, state.Geometry.Slots, state.Instances
+	g.status.Resettable = !state.NeedsReboot
 	g.status.Unreachable = state.Geometry.Unreachable(state.Instances)
 }
 

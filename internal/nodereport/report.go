@@ -220,6 +220,9 @@ type GPULayout struct {
 	Instances []mig.Instance `json:"instances,omitempty"`
 	// Unreachable is how many free slots nothing can be placed in now.
 	Unreachable int `json:"unreachable,omitempty"`
+	// Resettable says that a reset of the GPU would bring another MIG mode, and not only a
+	// reboot.
+	Resettable bool `json:"-"`
 }
 
 // String says that the GPU does not have its layout, and why.

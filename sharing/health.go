@@ -109,6 +109,9 @@ type HealthMonitor struct {
 	RowRemapPending bool `json:"rowRemapPending,omitempty"`
 }
 
+// NoEvents is why a GPU is Degraded for good: it never sends any.
+const NoEvents = "the GPU has no events"
+
 // HealthReport is the health of a node's units, with counters since the start. Sorted.
 type HealthReport struct {
 	// Units by GPU and partition index.

@@ -76,7 +76,7 @@ func (l *listener) register(ctx context.Context, readings []reading) {
 			l.degraded[r.gpu.UUID] = "not registered for events: " + cause(err)
 			continue
 		case !registered:
-			l.degraded[r.gpu.UUID] = "the GPU has no events"
+			l.degraded[r.gpu.UUID] = sharing.NoEvents
 		case r.gpu.MIG && r.gpu.Denied:
 			l.degraded[r.gpu.UUID] = "the driver withholds those of partitions: " + sharing.NoMIGRight
 		default:

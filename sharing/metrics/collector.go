@@ -230,7 +230,9 @@ func collectHealth(send Send, report sharing.HealthReport) {
 		send("xid_events_total", float64(x.Count), x.GPU, x.XID, string(x.Action))
 	}
 	for _, m := range report.Monitors {
-		send("health_monitor_up", BoolToFloat(m.Degraded == ""), m.GPU)
+		if m.Degraded != sharing.NoEvents {
+			send("health_monitor_up", BoolToFloat(m.Degraded == ""), m.GPU)
+		}
 		send("gpu_row_remap_pending", BoolToFloat(m.RowRemapPending), m.GPU)
 	}
 }

@@ -299,7 +299,7 @@ func TestHealthExposition(t *testing.T) {
 			{Unit: "GPU-a", GPU: "GPU-a", Index: "0", State: sharing.Healthy},
 			{Unit: "MIG-a", GPU: "GPU-a", Index: "0:0", State: sharing.Suspect, Reason: "XID 94"},
 		},
-		Monitors: []sharing.HealthMonitor{{GPU: "GPU-a", RowRemapPending: true}, {GPU: "GPU-b", Degraded: "the GPU has no events"}},
+		Monitors: []sharing.HealthMonitor{{GPU: "GPU-a", RowRemapPending: true}, {GPU: "GPU-b", Degraded: "not registered for events: UNKNOWN"}, {GPU: "GPU-c", Degraded: sharing.NoEvents}},
 		Transitions: []sharing.TransitionCount{
 			{GPU: "GPU-a", From: sharing.Healthy, To: sharing.Suspect, Cause: sharing.CauseXID, Count: 2},
 		},

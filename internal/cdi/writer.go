@@ -9,9 +9,11 @@
 // a running pod may need it, because containers restart with the response that they
 // were given once.
 //
+// Claims reads the specs of others: they say which GPUs containers have through DRA.
+//
 // The package allocates nothing and watches nothing; its caller says when to check the
 // files. Read writer.go first, then source.go (which entries there are), file.go (how
-// they are written) and driver_cgo.go (what nvcdi is asked).
+// they are written) and driver_cgo.go (what nvcdi is asked); claims.go is by itself.
 package cdi
 
 import (

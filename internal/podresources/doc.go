@@ -2,7 +2,7 @@
 // devices it has applied. It changes nothing, and opens only the two places that it
 // is told of:
 //
-//   - PodResources, a gRPC service on a Unix socket. It names pods. It leaves out
+//   - PodResources, a gRPC service on a Unix socket. It names pods, and alone has claims (DRA). It leaves out
 //     what only a finished init container had, and after a restart of the kubelet
 //     every pod that the kubelet has not heard of again.
 //   - The device manager's checkpoint, a file in the device-plugins directory. It

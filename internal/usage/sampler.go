@@ -5,6 +5,8 @@
 // the host's /proc. Without the host's process IDs nothing is attributed, and that is
 // reported, so no process is taken for another.
 //
+// Clients names programs that have a GPU open and that the driver does not list.
+//
 // The package only reads; package sharing evaluates the result.
 package usage
 

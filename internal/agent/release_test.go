@@ -27,6 +27,8 @@ type fakeReleaser struct {
 	// calls are those of Release, Reset and Restore; fail has errors of theirs, each for once.
 	calls []string
 	fail  map[string]error
+	// withdrawn says that nobody can be given the GPU any more; nil where that is not asked.
+	withdrawn func(gpu string) bool
 	// early are the GPUs of KeepReleased.
 	early map[string]int
 }
@@ -60,6 +62,9 @@ func (f *fakeReleaser) made() string {
 }
 
 func (f *fakeReleaser) Release(_ context.Context, gpu string) (int, error) {
+	if f.withdrawn != nil && !f.withdrawn(gpu) {
+		gpu += " too early"
+	}
 	return 7, f.call("release " + gpu)
 }
 
@@ -177,6 +182,7 @@ func TestReleaseStandby(t *testing.T) {
 func TestReleaseIsTriedAgain(t *testing.T) {
 	f := &fakeReleaser{fail: map[string]error{"release GPU-a": errors.New("a call hangs")}}
 	r := releasing(t, f, false)
+	f.withdrawn = func(gpu string) bool { return r.agent.Plugin.Withdrawn(gpu) }
 	r.shows(8)
 	r.tell(http.MethodPost, "/gpu/release?gpu=0&for=1h")
 	r.awaitRelease("that waits for the driver", func(r Release) bool { return slices.Equal(r.Waits, []string{"a call hangs"}) })

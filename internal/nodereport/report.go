@@ -193,7 +193,7 @@ const (
 	// or that the GPU cannot have the layout.
 	LayoutFailed LayoutState = "failed"
 	// LayoutResetRequired says that another MIG mode waits for a reset of the
-	// GPU, which Virgate never does.
+	// GPU or a reboot.
 	LayoutResetRequired LayoutState = "reset-required"
 )
 

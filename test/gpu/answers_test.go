@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/nvml/driver"
 	"github.com/virgate/virgate/mig"
 )
 
@@ -258,6 +260,44 @@ func TestOpenFiles(t *testing.T) {
 		information, err := os.ReadFile(path)
 		note(t, "", path, answer(string(information), err))
 	}
+}
+
+// TestRelease checks that a running Node has the device node of a GPU closed that it has
+// let go of, with its session with the driver going on, and notes what else it has open.
+func TestRelease(t *testing.T) {
+	program(t)
+	lib, err := driver.Open(driver.Options{})
+	must(t, err)
+	node := nvml.NewNode(lib, nvml.Options{})
+	ctx, cancel := context.WithCancel(t.Context())
+	read, ended := make(chan struct{}, 1), make(chan error, 1)
+	go func() {
+		ended <- node.Watch(ctx, func() {
+			select {
+			case read <- struct{}{}:
+			default:
+			}
+		})
+	}()
+	<-read
+	gpus, err := node.Inventory()
+	must(t, err)
+	for _, gpu := range gpus {
+		of, path := "GPU "+strconv.Itoa(gpu.Index), fmt.Sprint("/dev/nvidia", gpu.Minor)
+		began := time.Now()
+		_, err := node.Release(ctx, gpu.UUID)
+		note(t, of, "release", answer(time.Since(began).String(), err))
+		must(t, node.Refresh(ctx))
+		files := driverFiles("self")
+		note(t, of, "open files while it is released", files)
+		if slices.Contains(files, path) {
+			t.Errorf("%s is released, and %s is open", of, path)
+		}
+		must(t, node.Restore(ctx, gpu.UUID, false))
+		note(t, of, "open files when it is restored", driverFiles("self"))
+	}
+	cancel()
+	must(t, <-ended)
 }
 
 // driverFiles are the driver's device nodes that the process of /proc has open, sorted.

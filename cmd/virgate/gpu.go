@@ -106,7 +106,7 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 		default:
 			return fmt.Errorf("taken back: %s is over, or virgate gpu restore ended it", cmd.Duration("for"))
 		}
-		if len(r.Waits) > 0 && !slices.Equal(r.Waits, waits) {
+		if verb != "restore" && len(r.Waits) > 0 && !slices.Equal(r.Waits, waits) {
 			waits = r.Waits
 			say("waits for: %s", strings.Join(waits, ", "))
 		}
@@ -116,7 +116,8 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 		select {
 		case <-time.After(200 * time.Millisecond):
 		case <-ctx.Done():
-			return ctx.Err()
+			say("goes on being released until %s: virgate gpu restore --gpu %d ends that", r.Until.UTC().Format("15:04:05 MST"), r.Index)
+			return errSilent
 		}
 		if list, err = askReleases(ctx, cmd, http.MethodGet, "", nil); err != nil {
 			return err

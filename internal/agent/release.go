@@ -98,7 +98,9 @@ func (a *agent) loadReleases() {
 	a.releases.mu.Lock()
 	defer a.releases.mu.Unlock()
 	for _, r := range kept {
-		indexes[r.GPU] = r.DriverIndex
+		if r.State == Released { // Another one may have holders, and is watched until they are gone.
+			indexes[r.GPU] = r.DriverIndex
+		}
 		r.State, r.Reset = ReleaseWaiting, r.Reset && a.Releases.Reset != nil
 		a.releases.gpus[r.GPU] = &release{Release: r, wake: make(chan struct{}, 1)}
 	}

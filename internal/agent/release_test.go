@@ -224,6 +224,11 @@ func TestReleaseReset(t *testing.T) {
 // TestReleaseOverARestart holds that a kept release is in force before the driver is
 // opened, and that one which is to be reset is so only where that is allowed still.
 func TestReleaseOverARestart(t *testing.T) {
+	waiting := &fakeReleaser{kept: []Release{{GPU: "GPU-a", DriverIndex: -1, Until: time.Now().Add(time.Hour), State: ReleaseWaiting}}}
+	releasing(t, waiting, false).awaitRelease("after it had waited", in(Released))
+	if len(waiting.early) > 0 {
+		t.Errorf("before it was withdrawn, %v is not looked up", waiting.early)
+	}
 	for _, mayReset := range []bool{false, true} {
 		f := &fakeReleaser{kept: []Release{{
 			GPU: "GPU-a", Index: 0, PCIBusID: "00000000:07:00.0", DriverIndex: 3, Until: time.Now().Add(time.Hour), State: Released, Reset: true,

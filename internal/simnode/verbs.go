@@ -81,8 +81,8 @@ func Verbs() []Verb {
 		{"temperature", "set a GPU's temperature", []Argument{
 			gpuArgument, {Name: "celsius", Usage: "degrees Celsius", Positional: true, parse: parseNumber},
 		}, func(n *Node, v values) error { return n.SetTemperature(v.number("gpu"), v.number("celsius")) }},
-		{"fail", "make a driver call fail for a GPU until it is healed", []Argument{
-			gpuArgument, callArgument,
+		{"fail", "make a driver call fail for a GPU until it is healed, or a few calls of any kind", []Argument{
+			{Name: "gpu", Usage: "index of the GPU; without it the next calls fail, such as Init", Optional: true, absent: noGPU, parse: parseNumber}, callArgument,
 			{Name: "return", Usage: "NVML return code; UNKNOWN when left out", Optional: true, absent: nvml.Unknown, parse: parseReturn},
 			{Name: "times", Usage: "how many calls fail; all when left out", Optional: true, absent: 0, parse: parseNumber},
 		}, injectFault(func(v values) Fault { return Fault{Return: v["return"].(nvml.Return), Times: v.number("times")} })},
@@ -130,11 +130,22 @@ func Verbs() []Verb {
 	}
 }
 
-// injectFault is a verb that injects a fault, which stays until the GPU is healed.
+const noGPU = -1
+
+// injectFault is a verb that injects a fault, which stays until the GPU is healed, or for
+// so many calls.
 func injectFault(fault func(values) Fault) func(*Node, values) error {
 	return func(n *Node, v values) error {
-		_, err := n.InjectGPUFault(v.number("gpu"), v["call"].(string), fault(v))
-		return err
+		f := fault(v)
+		switch {
+		case v.number("gpu") != noGPU:
+			_, err := n.InjectGPUFault(v.number("gpu"), v["call"].(string), f)
+			return err
+		case f.Times == 0:
+			return errors.New("times is missing: without a GPU nothing else ends it")
+		}
+		n.InjectFault(v["call"].(string), f)
+		return nil
 	}
 }
 

@@ -289,3 +289,17 @@ func TestHandler(t *testing.T) {
 		})
 	}
 }
+
+// TestFailWithoutGPU makes the next calls fail that are for no GPU.
+func TestFailWithoutGPU(t *testing.T) {
+	node := open(t, "t4")
+	must(t, node.Do("fail", map[string]string{"call": "Init", "return": "DRIVER_NOT_LOADED", "times": "1"}))
+	if err := node.Init(); returned(err) != nvml.DriverNotLoaded {
+		t.Errorf("Init() = %v, want DRIVER_NOT_LOADED", err)
+	}
+	must(t, node.Init())
+	must(t, node.Shutdown())
+	if err := node.Do("fail", map[string]string{"call": "Init"}); err == nil {
+		t.Error("for ever")
+	}
+}

@@ -90,7 +90,7 @@ func Decide(s Situation) Decision {
 	if awaitsReset {
 		return s.awaitReset(layout)
 	}
-	if s.State.NotPermitted && !(change.Empty() && change.Complete()) {
+	if s.State.NotPermitted && (!change.Empty() || !change.Complete()) {
 		return Decision{State: nodereport.LayoutFailed, Reason: notPermitted, Layout: layout}
 	}
 	d := Decision{Layout: layout, Change: change, Offer: map[string]bool{}, Withdraw: slices.Clone(change.Doomed)}

@@ -73,8 +73,8 @@ func (g *gate) call(call Call, do func() (any, error)) (any, error) {
 func (g *gate) enter(call Call) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	switch {
-	case call.Method == "Init":
+	switch call.Method {
+	case "Init":
 		for g.closing != nil {
 			closed := g.closing
 			g.mu.Unlock()
@@ -82,7 +82,7 @@ func (g *gate) enter(call Call) error {
 			g.mu.Lock()
 		}
 		g.opened++
-	case call.Method == "DeviceGetHandleByIndex":
+	case "DeviceGetHandleByIndex":
 		index := call.Arguments[0].(int)
 		for gpu, at := range g.released {
 			if at == index {

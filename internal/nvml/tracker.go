@@ -116,7 +116,7 @@ func (t *tracker) newGPU() *gpuState {
 // GPU has; in the second case until it is certain.
 func (t *tracker) index(uuid string, driver int) int {
 	gpu, known := t.known[uuid]
-	if known && !(gpu.Provisional && t.certain) {
+	if known && (!gpu.Provisional || !t.certain) {
 		return gpu.Index
 	}
 	delete(t.known, uuid)

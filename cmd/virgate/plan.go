@@ -59,9 +59,10 @@ func planCommand(environment environment) *cli.Command {
 				}
 			}
 			plan, divides := sharing.NewPlan(then, config.Profile), !reflect.DeepEqual(gpus, then)
-			plan.Warnings = slices.Concat(plan.Grants.Conflicts(plan.Resources), plan.Warnings, waits)
+			hints := plan.Grants.Conflicts(plan.Resources)
+			plan.Warnings = append(plan.Warnings, waits...)
 			if !cmd.IsSet("from") {
-				report := planReport{Summary: plan.Summary()}
+				report := planReport{Summary: plan.Summary(), hints: hints}
 				if divides {
 					report.Now = new(sharing.NewPlan(gpus, config.Profile).Summary())
 				}
@@ -77,7 +78,7 @@ func planCommand(environment environment) *cli.Command {
 					return err
 				}
 			}
-			warnings := append(explainWaits(changes), plan.Warnings...)
+			warnings := slices.Concat(explainWaits(changes), hints, plan.Warnings)
 			if divides {
 				warnings = append(warnings, "the MIG layout changes too, in the driver's time and when its GPUs are free: virgate mig plan shows how")
 			}
@@ -95,9 +96,11 @@ func readConfig(path, key string, overrides configs.Overrides) (configs.Config, 
 }
 
 // planReport is what the node would advertise. Now, if any, is what it would before its
-// GPUs have their MIG layout.
+// GPUs have their MIG layout. The hints are for people: the running program, whose plan is
+// the same otherwise, does not give them.
 type planReport struct {
 	sharing.Summary
+	hints []string
 	Now *sharing.Summary `json:"now,omitempty"`
 }
 
@@ -110,7 +113,7 @@ func (r planReport) show(cmd *cli.Command, layout string) error {
 			out.line("\nwith the MIG layout %q:", layout)
 		}
 		out.planned(r.Resources, wide)
-		out.warnings(r.Warnings)
+		out.warnings(slices.Concat(r.hints, r.Warnings))
 	})
 }
 

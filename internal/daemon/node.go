@@ -104,12 +104,15 @@ type nodeLock struct {
 // acquire waits for the right and takes over what the last program left.
 func (l *nodeLock) acquire(ctx context.Context, standBy func()) error {
 	lock, err := state.Acquire(ctx, l.dir, func(err error) {
-		if !errors.Is(err, state.ErrLocked) {
+		switch {
+		case errors.Is(err, state.ErrLocked):
+			l.log.Info("standing by", "because", err)
+			standBy()
+		case errors.Is(err, os.ErrNotExist):
+			l.log.Warn("waiting for the kubelet to make its directory", "dir", l.dir)
+		default:
 			l.log.Error("node not claimed, trying again", "error", err)
-			return
 		}
-		l.log.Info("standing by", "because", err)
-		standBy()
 	})
 	if err != nil {
 		return err

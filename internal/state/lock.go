@@ -30,7 +30,7 @@ func Acquire(ctx context.Context, dir string, waiting func(err error)) (*Lock, e
 		if err == nil {
 			return lock, nil
 		}
-		if err.Error() != said && !errors.Is(err, os.ErrNotExist) {
+		if err.Error() != said {
 			said = err.Error()
 			waiting(err)
 		}

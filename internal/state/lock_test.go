@@ -66,8 +66,12 @@ func TestLockSaysWhyItWaits(t *testing.T) {
 func TestLockWaitEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Acquire(ctx, filepath.Join(t.TempDir(), "missing"), func(err error) { t.Errorf("waits because of %v", err) }); !errors.Is(err, context.Canceled) {
+	var reason error
+	if _, err := Acquire(ctx, filepath.Join(t.TempDir(), "missing"), func(err error) { reason = err }); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
+	}
+	if !errors.Is(reason, os.ErrNotExist) {
+		t.Errorf("waits because of %v", reason)
 	}
 }
 

@@ -54,6 +54,9 @@ func (s site) setStage(env *testscript.Env) error {
 		return err
 	}
 	set := &stage{site: s, home: home, programs: map[string]*process{}, held: map[string][]string{}}
+	if err := os.Mkdir(set.plugins(), 0o750); err != nil {
+		return err
+	}
 	env.Values[stageKey{}] = set
 	env.Setenv("PATH", filepath.Dir(s.binary)+string(os.PathListSeparator)+env.Getenv("PATH"))
 	env.Setenv("STAGE", set.home)
@@ -64,7 +67,7 @@ func (s site) setStage(env *testscript.Env) error {
 	return nil
 }
 
-// plugins is the kubelet's device-plugins directory.
+// plugins is the kubelet's device-plugins directory, which a node has from its first boot on.
 func (s *stage) plugins() string { return filepath.Join(s.home, "dp") }
 
 // podResources is the path of the kubelet's PodResources socket.

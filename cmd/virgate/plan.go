@@ -101,7 +101,7 @@ func readConfig(path, key string, overrides configs.Overrides) (configs.Config, 
 type planReport struct {
 	sharing.Summary
 	hints []string
-	Now *sharing.Summary `json:"now,omitempty"`
+	Now   *sharing.Summary `json:"now,omitempty"`
 }
 
 func (r planReport) show(cmd *cli.Command, layout string) error {

@@ -174,12 +174,14 @@ func (f *fleet) hold(unit string, held bool) {
 	f.held[unit] = held
 }
 
-// calls is how many changes the driver has made.
-func (f *fleet) calls() (count int) {
+// driverTime is what the driver took so far: each GPU instance is in use when it is first to
+// be destroyed, and not 5 ms later.
+func (f *fleet) driverTime() time.Duration {
+	calls := 0
 	for _, call := range changingCalls {
-		count += f.sim.Calls(call)
+		calls += f.sim.Calls(call)
 	}
-	return count
+	return time.Duration(calls)*stepTime + time.Duration(f.sim.Calls("GpuInstanceDestroy")/2)*5*time.Millisecond
 }
 
 // want asks for a layout and returns when so many GPUs have it, with how long it took.
@@ -223,9 +225,9 @@ func TestWaitsForNothingButTheDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := startFleet(t, "dgx-h100", fleetProfile())
 		for _, layout := range []string{"all-3g.40gb", "all-1g.10gb", "all-disabled"} {
-			before := f.calls()
+			before := f.driverTime()
 			took := f.want(layout, 8)
-			if driver := time.Duration(f.calls()-before) * stepTime; took < driver || took > driver+withdrawal+time.Millisecond {
+			if driver := f.driverTime() - before; took < driver || took > driver+withdrawal+time.Millisecond {
 				t.Errorf("%s took %s, of which %s for the driver and %s for the kubelet", layout, took, driver, withdrawal)
 			}
 		}
@@ -245,18 +247,18 @@ func TestHeldGPUDelaysNoOther(t *testing.T) {
 		holder := f.gpus()[0].UUID
 		f.hold(holder, true)
 		took := f.want("all-3g.40gb", 3)
-		if driver := time.Duration(f.calls()) * stepTime; took > driver+withdrawal+time.Millisecond {
+		if driver := f.driverTime(); took > driver+withdrawal+time.Millisecond {
 			t.Errorf("the free GPUs took %s, of which %s for the driver", took, driver)
 		}
 		if only := f.program.offered.Load().only[holder]; only == nil || len(only) != 0 {
 			t.Errorf("of the held GPU %v may be offered, want nothing: another pod would take it", only)
 		}
-		before := f.calls()
+		before := f.driverTime()
 		f.hold(holder, false)
 		began := time.Now()
 		f.program.WakeIfWaiting()
 		f.await(4)
-		if took, driver := time.Since(began), time.Duration(f.calls()-before)*stepTime; took > driver+withdrawal+time.Millisecond {
+		if took, driver := time.Since(began), f.driverTime()-before; took > driver+withdrawal+time.Millisecond {
 			t.Errorf("after its pod's end the GPU took %s, of which %s for the driver", took, driver)
 		}
 	})
@@ -269,12 +271,12 @@ func TestKeepsCapacity(t *testing.T) {
 		t.Run(fmt.Sprint(gpus, " GPUs"), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := startFleet(t, fmt.Sprintf("h100x%d+all-3g.40gb", gpus), fleetProfile(sharing.NamingRule{Pattern: "*", Name: "slice"}))
-				before := f.calls()
+				before := f.driverTime()
 				took := f.want("all-2g.20gb", gpus)
 				if f.leastOf("slice") == 0 {
 					t.Error("there was nothing to allocate")
 				}
-				if driver := time.Duration(f.calls()-before) * stepTime; took > driver+2*withdrawal+time.Millisecond {
+				if driver := f.driverTime() - before; took > driver+2*withdrawal+time.Millisecond {
 					t.Errorf("it took %s, of which %s for the driver", took, driver)
 				}
 				f.want("all-disabled", gpus)

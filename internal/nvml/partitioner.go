@@ -491,13 +491,13 @@ func (g *migGPU) destroyInstance(ctx context.Context, step mig.Step) error {
 	if at := info.placement(); at != step.Placement {
 		return fmt.Errorf("GPU instance %d is at %s now", step.GI, at)
 	}
-	for try := 1; ; try++ {
+	for pause := settleFirst; ; pause *= 2 {
 		err := g.lib.GpuInstanceDestroy(instance)
-		if !errors.Is(err, InUse) || try == settleTries {
+		if !errors.Is(err, InUse) || pause > settleLast {
 			return gone(err)
 		}
 		select {
-		case <-time.After(settlePause):
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return err
 		}
@@ -505,10 +505,10 @@ func (g *migGPU) destroyInstance(ctx context.Context, step mig.Step) error {
 }
 
 // For a moment after its last compute instance went, the driver calls a GPU instance
-// in use. It is tried so often to destroy it, with so long a pause.
+// in use. It is tried again to destroy it with pauses that double, 0.3 s in all.
 const (
-	settleTries = 4
-	settlePause = 100 * time.Millisecond
+	settleFirst = 5 * time.Millisecond
+	settleLast  = 160 * time.Millisecond
 )
 
 // gone says that there being nothing to destroy is as good as having done it.

@@ -56,6 +56,8 @@ type gpuInstance struct {
 	info      mig.ProfileInfo
 	placement mig.Placement
 	computes  []*computeInstance
+	// lingers says that its last compute instance has only just gone.
+	lingers bool
 }
 
 // computeInstance is a compute instance, which is a MIG device.

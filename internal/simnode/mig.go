@@ -167,11 +167,12 @@ func (n driver) GpuInstanceGetInfo(handle nvml.GPUInstance) (nvml.GPUInstanceInf
 	return nvml.GPUInstanceInfo{ID: i.id, ProfileID: i.info.ID, Start: i.placement.Start, Size: i.placement.Size}, nil
 }
 
-// GpuInstanceDestroy is IN_USE while there are compute instances, or another program has
-// the GPU open.
+// GpuInstanceDestroy is IN_USE while there are compute instances, at the first call after
+// the last of them went, and while another program has the GPU open.
 func (n driver) GpuInstanceDestroy(handle nvml.GPUInstance) error {
 	t := n.node.targets[uint64(handle)]
-	if len(t.instance.computes) > 0 || n.node.is("client") {
+	if len(t.instance.computes) > 0 || t.instance.lingers || n.node.is("client") {
+		t.instance.lingers = false
 		return nvml.InUse
 	}
 	t.gpu.instances = slices.DeleteFunc(t.gpu.instances, func(other *gpuInstance) bool { return other == t.instance })
@@ -253,6 +254,7 @@ func (n driver) ComputeInstanceDestroy(handle nvml.ComputeInstance) error {
 		return nvml.InUse
 	}
 	t.instance.computes = slices.DeleteFunc(t.instance.computes, func(other *computeInstance) bool { return other == t.compute })
+	t.instance.lingers = len(t.instance.computes) == 0
 	delete(n.node.targets, uint64(handle))
 	delete(n.node.targets, uint64(t.compute.handle))
 	return nil

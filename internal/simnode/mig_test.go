@@ -288,6 +288,9 @@ func TestCodes(t *testing.T) {
 	for _, c := range node.GPUs()[2].Partitions {
 		must(t, nvmltest.DestroyComputeInstance(node, 2, c.GPUInstance, c.ComputeInstance))
 	}
+	if err := node.GpuInstanceDestroy(instance); returned(err) != nvml.InUse {
+		t.Errorf("an instance that was in use a moment ago: %v, want IN_USE", err)
+	}
 	must(t, node.GpuInstanceDestroy(instance))
 	if _, err := node.GpuInstanceGetInfo(instance); returned(err) != nvml.InvalidArgument {
 		t.Errorf("a destroyed instance: %v", err)

@@ -1,6 +1,7 @@
 package nvmltest
 
 import (
+	"errors"
 	"slices"
 
 	"github.com/virgate/virgate/internal/nvml"
@@ -111,7 +112,8 @@ func DestroyComputeInstance(lib nvml.Library, gpu, gi, ci int) error {
 	return lib.ComputeInstanceDestroy(compute)
 }
 
-// DestroyGPUInstance is IN_USE while there are compute instances.
+// DestroyGPUInstance is IN_USE while there are compute instances. That the last of them has
+// only just gone is no reason: it tries a second time.
 func DestroyGPUInstance(lib nvml.Library, gpu, gi int) error {
 	device, err := lib.DeviceGetHandleByIndex(gpu)
 	if err != nil {
@@ -119,6 +121,9 @@ func DestroyGPUInstance(lib nvml.Library, gpu, gi int) error {
 	}
 	instance, err := lib.DeviceGetGpuInstanceById(device, gi)
 	if err != nil {
+		return err
+	}
+	if err := lib.GpuInstanceDestroy(instance); !errors.Is(err, nvml.InUse) {
 		return err
 	}
 	return lib.GpuInstanceDestroy(instance)

@@ -10,7 +10,7 @@ import (
 
 // Instance is a GPU instance and its compute instances, as the driver lists them.
 type Instance struct {
-	GI int `json:"gi"`
+	GI int `json:"gi"` // the driver's GPU instance ID
 	// Profile is the GPU instance's profile; its Compute equals its Slices.
 	Profile   Profile   `json:"profile"`
 	Placement Placement `json:"placement"`

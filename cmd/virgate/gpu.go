@@ -18,8 +18,8 @@ import (
 
 func gpuCommand() *cli.Command {
 	selector := &cli.StringFlag{Name: "gpu", Required: true, Usage: "a GPU index (0), a UUID (GPU-…) or a PCI bus ID (00000000:3B:00.0)"}
-	length := &cli.DurationFlag{Name: "for", Value: 10 * time.Minute, Usage: "when to take the GPU back at the latest, from now on"}
-	wait := &cli.BoolFlag{Name: "wait", Value: true, DefaultText: "true", Usage: "wait for the GPU's holders; else only say who they are, and end with exit code 1"}
+	length := &cli.DurationFlag{Name: "for", Value: 10 * time.Minute, Usage: "how long until the GPU is taken back, from now on; 24h at most"}
+	wait := &cli.BoolFlag{Name: "wait", Value: true, DefaultText: "true", Usage: "wait for the GPU's holders; false names them and ends with exit code 1, while the release goes on"}
 	verb := func(name, usage, description string, flags ...cli.Flag) *cli.Command {
 		return &cli.Command{
 			Name: name, Usage: usage, Description: description + "\n\nExample: virgate gpu " + name + " --gpu 0",
@@ -29,19 +29,19 @@ func gpuCommand() *cli.Command {
 	}
 	return &cli.Command{
 		Name:  "gpu",
-		Usage: "lets go of a running Virgate's GPU, so that it can be reset, and takes it back",
-		Description: "Without a subcommand it shows the GPUs that are released, and those that were.\n" +
+		Usage: "releases a GPU of a running Virgate, so that it can be reset, and takes it back",
+		Description: "Without a subcommand it shows the GPUs that are released, or were since that Virgate started.\n" +
 			"Talks to the virgate run on the same machine.\n\n" +
 			"Example: virgate gpu",
 		Flags: []cli.Flag{controlSocketFlag(), outputFlag("table")},
 		Commands: []*cli.Command{
 			verb("release", "withdraws a GPU, waits for its holders and closes what keeps it from being reset",
 				"When it ends with exit code 0, Virgate has nothing of the GPU open, and nvidia-smi --gpu-reset\n"+
-					"can run. Given again, it sets another time.", length, wait),
+					"can run, unless other programs have it open. Run again, it sets a new time.", length, wait),
 			verb("restore", "takes a released GPU back before its time is over",
 				"It is offered again as its health allows."),
 			verb("reset", "releases a GPU, resets it with the driver's nvidia-smi and takes it back",
-				"The running Virgate has to allow it: --allow-gpu-reset.", length),
+				"The running Virgate has to allow it: --allow-gpu-reset, the chart's mig.reset.", length),
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			list, err := askReleases(ctx, cmd, http.MethodGet, "", nil)
@@ -74,7 +74,7 @@ func askReleases(ctx context.Context, cmd *cli.Command, method, verb string, arg
 	return list, nil
 }
 
-// changeRelease releases, resets or restores a GPU, and says how far that is until it is done.
+// changeRelease releases, resets or restores a GPU, and reports progress until that is done.
 func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 	arguments := url.Values{"gpu": {cmd.String("gpu")}}
 	if verb != "restore" {

@@ -15,8 +15,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Release is a GPU that this program has let go of for a while, or is about to, so that it
-// can be reset.
+// Release is a GPU that this program has closed for a while, or is about to, so that it can
+// be reset.
 type Release struct {
 	// GPU, Index and PCIBusID are those of sharing.GPU.
 	GPU      string `json:"gpu"`
@@ -24,14 +24,14 @@ type Release struct {
 	PCIBusID string `json:"pciBusID"`
 	// DriverIndex is the driver's index of the GPU, -1 while unknown.
 	DriverIndex int `json:"driverIndex"`
-	// Until is when the GPU is taken back.
+	// Until is when the GPU is taken back, whatever State then is.
 	Until time.Time    `json:"until"`
 	State ReleaseState `json:"state"`
-	// Waits says what a release that is waiting waits for.
+	// Waits are the holders and whatever else a waiting release waits for, as text.
 	Waits []string `json:"waits,omitempty"`
 	// Reset says that this program is to reset the GPU, and then to take it back.
 	Reset bool `json:"reset,omitempty"`
-	// WasReset says that it has, Problem why it could not.
+	// WasReset says that it did, Problem why it could not.
 	WasReset bool   `json:"wasReset,omitempty"`
 	Problem  string `json:"problem,omitempty"`
 }
@@ -40,15 +40,15 @@ type Release struct {
 type ReleaseState string
 
 const (
-	// ReleaseWaiting says that pods, processes or this program have the GPU still.
+	// ReleaseWaiting says that pods, processes or this program still have the GPU.
 	ReleaseWaiting ReleaseState = "waiting"
 	// Released says that this program has nothing of the GPU open.
 	Released ReleaseState = "released"
-	// Restored says that the GPU is as if it had not been released.
+	// Restored says that the release is over and the GPU taken back.
 	Restored ReleaseState = "restored"
 )
 
-// Releaser lets go of GPUs; see nvml.Node.
+// Releaser closes GPUs, by UUID, and takes them back; see nvml.Node.
 type Releaser interface {
 	KeepReleased(driverIndexes map[string]int)
 	Release(ctx context.Context, gpu string) (driverIndex int, err error)
@@ -58,12 +58,13 @@ type Releaser interface {
 // ReleaseOptions are what releases need.
 type ReleaseOptions struct {
 	Releaser Releaser
-	// Store keeps them for a restart.
+	// Store keeps the releases for a restart.
 	Store interface {
 		Load() ([]Release, error)
 		Save(list []Release) error
 	}
-	// Processes are the IDs of those that the driver lists on the GPU; none where it cannot tell.
+	// Processes are the IDs of the processes that the driver lists on the GPU; none where it
+	// cannot tell.
 	Processes func(ctx context.Context, gpu string) []int
 	// Reset resets the GPU with that PCI bus ID, which nobody has open; nil where that is
 	// not allowed.
@@ -85,7 +86,7 @@ type release struct {
 	wake    chan struct{}
 }
 
-// loadReleases takes over what the last run had released. It is called before the driver is opened.
+// loadReleases takes over the last run's releases. It is called before the driver is opened.
 func (a *agent) loadReleases() {
 	if a.Releases.Releaser == nil {
 		return
@@ -98,7 +99,7 @@ func (a *agent) loadReleases() {
 	a.releases.mu.Lock()
 	defer a.releases.mu.Unlock()
 	for _, r := range kept {
-		if r.State == Released { // Another one may have holders, and is watched until they are gone.
+		if r.State == Released { // One that still waits may have holders: the GPU is watched until they are gone.
 			indexes[r.GPU] = r.DriverIndex
 		}
 		r.State, r.Reset = ReleaseWaiting, r.Reset && a.Releases.Reset != nil
@@ -157,7 +158,7 @@ func (a *agent) released() (gpus map[string]bool, warnings []string) {
 	return gpus, warnings
 }
 
-// keep keeps the releases for a restart. It must be called with the lock.
+// keep saves the releases for a restart. It must be called with the lock.
 func (r *releases) keep(store interface{ Save([]Release) error }) error {
 	kept := []Release{}
 	for _, gpu := range slices.Sorted(maps.Keys(r.gpus)) {
@@ -282,7 +283,7 @@ func (a *agent) unitsOf(gpu string) []string {
 	return units
 }
 
-// usersOf are the pods and processes that have the GPU, or why that is not known.
+// usersOf are the pods and processes that use the GPU, or why that is not known.
 func (a *agent) usersOf(ctx context.Context, gpu string) (waits []string) {
 	s, units := a.state.Load(), a.unitsOf(gpu)
 	held, err := a.Kubelet.Held(ctx)
@@ -304,7 +305,7 @@ func (a *agent) usersOf(ctx context.Context, gpu string) (waits []string) {
 	return waits
 }
 
-// waitsOfRelease says what has the GPU still; nothing when this program can let go of it.
+// waitsOfRelease says what the release waits for; nothing when this program can close the GPU.
 func (a *agent) waitsOfRelease(ctx context.Context, gpu string) []string {
 	waits, units := a.usersOf(ctx, gpu), a.unitsOf(gpu)
 	if a.mig.Changing(gpu) {
@@ -319,11 +320,11 @@ func (a *agent) waitsOfRelease(ctx context.Context, gpu string) []string {
 	return waits
 }
 
-// maxRelease bounds for how long a GPU is released: a forgotten one comes back.
+// maxRelease is the longest time of a release, so that a forgotten GPU comes back.
 const maxRelease = 24 * time.Hour
 
-// beginRelease releases the GPU that the selector names for that long, or makes that the
-// time of a release under way.
+// beginRelease releases the GPU that the selector names for that long. A release that is
+// under way gets the new time, counted from now.
 func (a *agent) beginRelease(selector sharing.Selector, length time.Duration, reset bool) (Release, error) {
 	gpu, err := a.selectGPU(selector)
 	switch {
@@ -359,15 +360,15 @@ func (a *agent) beginRelease(selector sharing.Selector, length time.Duration, re
 const (
 	// migResetInterval is the time between two looks at whether a GPU can be reset for its
 	// MIG mode, migResetTime how long its release may take, and migResetPause how long after
-	// a try nothing is tried that may end in the same way.
+	// a failure no other reset is tried.
 	migResetInterval = 5 * time.Second
 	migResetTime     = time.Minute
 	migResetPause    = 10 * time.Minute
 )
 
-// resetForMIG begins to reset a GPU whose MIG mode waits for that, where the profile wants
-// that, the GPU's driver can, and nobody uses it. It says whether a GPU waits for that. One
-// goes first: what keeps the driver from resetting one may keep it from resetting all.
+// resetForMIG begins to reset a GPU that nobody uses and whose MIG mode waits for a reset,
+// where the profile has mig.reset. It says whether any GPU waits for that. One goes first:
+// what keeps the driver from resetting one may keep it from resetting all.
 func (a *agent) resetForMIG(ctx context.Context) bool {
 	s := a.state.Load()
 	if a.Releases.Reset == nil || s.profile == nil || !s.profile.Profile.MIG.Reset {

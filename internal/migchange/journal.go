@@ -10,7 +10,7 @@ import (
 // layout Virgate changes. It is written before the first step of a change and after
 // the last, and never modified in place.
 type Journal struct {
-	Underway []Record `json:"underway"`
+	Underway []Record `json:"underway"` // changes that have begun and not ended
 	// Enabled are the UUIDs of the GPUs that Virgate keeps in MIG mode. Nobody has
 	// been given one as a whole, so whoever finds the mode off may enable it again.
 	Enabled []string `json:"enabled"`

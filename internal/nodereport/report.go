@@ -220,8 +220,8 @@ type GPULayout struct {
 	Instances []mig.Instance `json:"instances,omitempty"`
 	// Unreachable is how many free slots nothing can be placed in now.
 	Unreachable int `json:"unreachable,omitempty"`
-	// Resettable says that a reset of the GPU would bring another MIG mode, and not only a
-	// reboot.
+	// Resettable says that a reset of the GPU activates a pending MIG mode; false where that
+	// takes a reboot.
 	Resettable bool `json:"-"`
 }
 

@@ -29,8 +29,8 @@ const endGrace = 500 * time.Millisecond
 // call for the same GPU until that one has returned. errors.As and errors.Is
 // also find an *Error with the code Timeout in it.
 type AbandonedError struct {
-	Call  string
-	After time.Duration
+	Call  string        // the call that the driver does not answer
+	After time.Duration // how long it was waited for
 }
 
 func (e *AbandonedError) Error() string {

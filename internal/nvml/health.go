@@ -203,8 +203,8 @@ func (h unitHealth) health() sharing.Health {
 	return sharing.Faulty(h.reason())
 }
 
-// Marks are what is known of a GPU that shows, in a later reading, session or run, that the
-// GPU was reset in between. docs/health.md has the reasons. The zero value knows nothing.
+// Marks are what is read of a GPU to see later, even in another session or run, whether it
+// was reset in between; docs/health.md says why. The zero value means that nothing is known.
 type Marks struct {
 	// Binding is that of PCIInfo.
 	Binding uint64 `json:"binding,omitempty"`

@@ -34,7 +34,7 @@ func newGate() *gate {
 	return &gate{reopen: make(chan struct{}, 1), released: map[string]int{}, looked: map[int]bool{}, handles: map[Device]int{}}
 }
 
-// releasedError is the answer to looking a released GPU up, which is not done.
+// releasedError is what looking up a released GPU returns, without asking the driver.
 type releasedError struct{ gpu string }
 
 func (e *releasedError) Error() string { return e.gpu + " is released" }
@@ -97,8 +97,8 @@ func (g *gate) enter(call Call) error {
 // closeLimit is how long all sessions may take to end: longer than a look at how GPUs are used.
 const closeLimit = 10 * time.Second
 
-// startClosing has all sessions end, and none begin before that. It must be called with
-// the lock.
+// startClosing asks all sessions to end, and lets none begin before they have. It must be
+// called with the lock.
 func (g *gate) startClosing() {
 	select {
 	case g.reopen <- struct{}{}:
@@ -156,12 +156,12 @@ func (g *gate) index(gpu string) (index int, released bool) {
 	return index, released
 }
 
-// Library is the Node's library. Whatever else of this program uses the GPUs must use it,
-// so that Release can let go of them.
+// Library is the Node's library. Whatever else in this program uses the GPUs must go through
+// it, so that Release can close them.
 func (n *Node) Library() Library { return n.lib }
 
-// KeepReleased has the GPUs that an earlier run had released, by their driver's indexes,
-// stay so. It is to be called before Watch.
+// KeepReleased keeps closed the GPUs that an earlier run had released. They come by UUID, with
+// the driver's index, -1 while unknown. It must be called before Watch.
 func (n *Node) KeepReleased(gpus map[string]int) {
 	n.gate.mu.Lock()
 	defer n.gate.mu.Unlock()

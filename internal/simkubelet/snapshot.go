@@ -14,7 +14,7 @@ import (
 // Snapshot is what the kubelet knows at one moment. It shares no memory with the
 // kubelet.
 type Snapshot struct {
-	Up bool
+	Up bool // a process runs
 	// Resources are by name: all that the process knows, and all that were ever named
 	// in a Register call. While the kubelet is down they have no devices.
 	Resources map[string]Resource
@@ -30,11 +30,11 @@ type Resource struct {
 	Devices []Device
 	// Capacity counts all devices, Allocatable the healthy ones, held or not.
 	Capacity, Allocatable        int
-	Streams                      int
+	Streams                      int // open now
 	StreamsOpened, StreamsClosed int
 	// Registrations counts Register calls, including refused and unanswered ones.
 	Registrations int
-	Lists         int
+	Lists         int // received
 	// Socket is the name of the socket that was registered last; empty for none.
 	Socket string
 	// Connected says that the resource has an endpoint that is not stopped.

@@ -77,7 +77,7 @@ type GPU struct {
 	Index int
 	// MIG is the mode in force.
 	MIG  bool
-	Lost bool
+	Lost bool // it has fallen off the bus
 	// Partitions are in the order of their MIG device indexes; nil for none.
 	Partitions []Partition
 }

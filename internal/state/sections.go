@@ -71,9 +71,9 @@ func (l Lists) Save(lists plugin.Lists) error {
 
 // The sections that a Section keeps.
 const (
-	HealthSection  = "health"
-	GPUSection     = "gpus"
-	ReleaseSection = "releases"
+	HealthSection  = "health"   // fatal errors of units
+	GPUSection     = "gpus"     // GPUs that are known
+	ReleaseSection = "releases" // GPUs that are released, see agent.Release
 )
 
 // Section keeps a list in the section Name, each element a T that JSON can encode.

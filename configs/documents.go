@@ -161,8 +161,9 @@ func ParseFile(file string, data []byte, overrides Overrides) (File, error) {
 	return ParseKey(file, data, "", overrides)
 }
 
-// ParseKey is ParseFile for who uses only one profile of a ConfigMap, if key is not empty:
-// what is wrong with the others, of which it reads nothing but the names, is no problem.
+// ParseKey is ParseFile for a caller that uses one profile of a ConfigMap, the one under key:
+// of other profiles it reads the names alone, so that their problems are none of its own. With
+// an empty key it is ParseFile.
 func ParseKey(file string, data []byte, key string, overrides Overrides) (File, error) {
 	kind := KindProfile
 	result, err := parseDocument(file, data, func(root value) (f File) {

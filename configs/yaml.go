@@ -244,7 +244,7 @@ func (v value) oneOf(choices ...string) (string, bool) {
 	return text, ok
 }
 
-// choice is oneOf for a named type; an absent or a wrong value is otherwise.
+// choice is oneOf for a named type. It returns otherwise where the value is absent or wrong.
 func choice[T ~string](v value, otherwise T, choices ...T) T {
 	texts := make([]string, len(choices))
 	for i, c := range choices {

@@ -268,7 +268,7 @@ func (s *search) place(n, from int, placed func() bool) bool {
 	return false
 }
 
-// anyPlaces has search.place end with the first placements that it finds.
+// anyPlaces makes search.place stop at the first placements that it finds.
 func anyPlaces() bool { return true }
 
 // preferred are a profile's starts in the order that leaves most room for large

@@ -18,7 +18,7 @@ type MIGConfig struct {
 	Blocks []LayoutBlock
 	// WhenBusy says what happens to a GPU with partitions in use that are in the way.
 	WhenBusy WhenBusy
-	// Reset allows to reset a GPU that nobody uses where another MIG mode waits for that.
+	// Reset says that a GPU that nobody uses is reset where its new MIG mode waits for that.
 	Reset bool
 }
 

@@ -216,9 +216,10 @@ func (g Grants) Extras() []string {
 	return extras
 }
 
-// Conflicts says whether two resources in one container would conflict: of two values of
-// one variable, the kubelet takes either one at random at each start of the container.
-// It is no warning of the plan, because most nodes with two names have no such container.
+// Conflicts returns a hint if two of the resources would conflict in one container, else none:
+// of two values of one variable, the kubelet takes either one at random at each start of the
+// container. It is no warning of the plan, because most nodes with two names have no such
+// container.
 func (g Grants) Conflicts(resources []Resource) []string {
 	alone := slices.Contains(g.Strategies, Envvar) && !g.Uses(VolumeMounts) && !g.CDI() && !g.Uses(DriverMounts)
 	if !alone || len(resources) < 2 {

@@ -189,7 +189,7 @@ type Measurement struct {
 	GPUs []GPUUtilization
 	// Owners say where each process on the GPUs runs, by PID; nil while none can be found out.
 	Owners map[int]ProcessOwner
-	// Unwatched says that nobody asked for Owners.
+	// Unwatched says that nobody asked for Owners, which are nil then.
 	Unwatched bool
 	// Errors counts what went wrong, by stage.
 	Errors map[AttributionStage]int
@@ -297,7 +297,7 @@ type UtilizationReport struct {
 	GPUs []GPUUtilization
 	// Attributed says that each process's container is known; if not, the rest is empty.
 	Attributed bool
-	// Unwatched is that of the measurement.
+	// Unwatched is the Measurement's.
 	Unwatched bool
 	// Containers hold devices of a unit that could be read, by unit, namespace, pod and name.
 	Containers []ContainerUtilization

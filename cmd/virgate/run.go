@@ -96,9 +96,9 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 	return daemon.Run(ctx, options)
 }
 
-// bootID is what the kernel calls this boot, "" when it does not tell. Another node than
-// the machine's is of another boot: its GPUs are not missed when the program next serves the
-// machine's.
+// bootID is the kernel's ID of this boot, "" when it cannot be read. A simulated or recorded
+// node has another one than the machine, so that its GPUs are not shown as lost when the
+// program serves the machine's next.
 func bootID(log *slog.Logger, path, node string) string {
 	data, err := os.ReadFile(path)
 	if err != nil {

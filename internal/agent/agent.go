@@ -186,7 +186,8 @@ func (a *agent) run(ctx context.Context) error {
 	return nil
 }
 
-// after is the part, begun when ready is closed, if that is before ctx ends.
+// after returns a part that waits for ready to be closed before it runs; when ctx ends
+// first, it never does.
 func after(ready <-chan struct{}, part func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		select {
@@ -217,7 +218,7 @@ type agent struct {
 	replanNow chan chan struct{}
 	// reportWake wakes reportLoop; planEnded is closed when the loop has ended.
 	reportWake, planEnded chan struct{}
-	// mig changes the GPUs' MIG layouts. registering is closed when it may begin to, locked
+	// mig changes the GPUs' MIG layouts, from when registering is closed. locked is closed
 	// when the driver may be opened.
 	mig                 *migchange.Reconciler
 	locked, registering chan struct{}

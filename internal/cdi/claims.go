@@ -14,9 +14,9 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// Claims finds out which GPUs a DRA driver has given to a container. The kubelet knows the
-// driver's names for them and the CDI entries, whose specs have the device nodes. Its
-// methods may be called from any goroutine.
+// Claims finds out which GPUs a DRA driver has allocated to a container. The kubelet knows the
+// driver's names for them and their CDI entries; the specs of those have the device nodes.
+// Its methods may be called from any goroutine.
 type Claims struct {
 	dirs []string
 	gpus func() ([]sharing.GPU, error)
@@ -26,7 +26,8 @@ type Claims struct {
 }
 
 // NewClaims returns Claims that look for GPUs in the inventory and for CDI specs in these
-// folders; without any, where runtimes do by default.
+// folders; without any, in the CDI library's default ones. After an error of inventory its
+// GPUs are used all the same: they are the last ones known.
 func NewClaims(inventory func() ([]sharing.GPU, error), dirs ...string) *Claims {
 	if len(dirs) == 0 {
 		dirs = cdilib.DefaultSpecDirs
@@ -35,7 +36,7 @@ func NewClaims(inventory func() ([]sharing.GPU, error), dirs ...string) *Claims 
 }
 
 // nvidiaDriver is the name of NVIDIA's DRA driver for GPUs. Its devices are called
-// gpu-<minor>, and gpu-<minor>-mig-<MIG profile>-<its ID>-<first slot>.
+// gpu-<minor>, or gpu-<minor>-mig-<MIG profile>-<its ID>-<first slot>.
 const nvidiaDriver = "gpu.nvidia.com"
 
 var (
@@ -44,11 +45,11 @@ var (
 	nvidiaDevice = regexp.MustCompile(`^gpu-([0-9]+)(?:-mig-.+-[0-9]+-([0-9]+))?$`)
 )
 
-// anyGPU stands for hardware that cannot be told.
+// anyGPU stands for GPUs of which nobody can tell which they are.
 const anyGPU = "any"
 
-// hardwareOf is what the edits give of NVIDIA's GPUs: UUIDs, and names of device nodes
-// such as nvidia0.
+// hardwareOf returns the GPUs that the edits give a container, as UUIDs, names of device nodes
+// such as nvidia0, or anyGPU.
 func hardwareOf(edits specs.ContainerEdits) (hardware []string) {
 	for _, variable := range edits.Env {
 		uuids := gpuUUID.FindAllString(variable, -1)
@@ -66,13 +67,13 @@ func hardwareOf(edits specs.ContainerEdits) (hardware []string) {
 	return hardware
 }
 
-// Units says which GPUs and partitions a container has by a claim: their UUIDs, sorted, and
-// none where it has none of NVIDIA's. Devices are the driver's names for what the claim has
-// of it, and names those of the CDI entries.
+// Units returns the UUIDs of the GPUs and partitions that a container has by a claim, sorted;
+// none where it has none of NVIDIA's. Devices are the driver's names for the devices that it
+// allocated, and names are their CDI entries.
 //
-// What cannot be told counts as more: a partition as its GPU, a GPU as all GPUs, for which
-// guessed is true. Entries that no spec has are a GPU's if the driver or they are named
-// after GPUs.
+// Where Units cannot tell, it errs on the safe side: a partition counts as its GPU, and a GPU as
+// all GPUs, with guessed true. Entries that are in no spec count as GPUs if their names or the
+// driver's contain "gpu".
 func (c *Claims) Units(driver string, devices, names []string) (units []string, guessed bool) {
 	gpus, _ := c.gpus() // With an error they are the last ones known.
 	for _, hardware := range c.hardware(driver, devices, names) {
@@ -96,7 +97,7 @@ func (c *Claims) Units(driver string, devices, names []string) (units []string, 
 	return slices.Compact(units), guessed
 }
 
-// hardware is what the claim's devices are, as hardwareOf has it.
+// hardware returns what the claim's devices are, in the form of hardwareOf.
 func (c *Claims) hardware(driver string, devices, names []string) (hardware []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -121,8 +122,8 @@ func (c *Claims) hardware(driver string, devices, names []string) (hardware []st
 	return hardware
 }
 
-// unitsOf are the partitions of the GPU that NVIDIA's DRA driver means by the devices, and
-// the GPU where it means the GPU or one that is not known.
+// unitsOf returns the partitions of the GPU that NVIDIA's DRA driver means by the devices, or
+// the GPU's UUID for a device that is the GPU or an unknown partition of it.
 func unitsOf(gpu sharing.GPU, driver string, devices []string) (units []string) {
 	for _, device := range devices {
 		match := nvidiaDevice.FindStringSubmatch(device)

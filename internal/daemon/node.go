@@ -41,7 +41,7 @@ type GPUs struct {
 	Reset func(ctx context.Context, busID string) error
 	Close func()
 	// ProcessesHidden says that the driver does not list processes of other PID namespaces,
-	// NotPermitted that it surely refuses to partition GPUs.
+	// NotPermitted that it certainly refuses to partition GPUs.
 	ProcessesHidden, NotPermitted bool
 }
 

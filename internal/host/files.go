@@ -64,8 +64,9 @@ func (h *Host) scan(grants sharing.Grants) files {
 
 var effectiveCapabilities = regexp.MustCompile(`(?m)^CapEff:\s*([0-9a-f]{1,16})$`)
 
-// MayPartition says that this process, of proc, may have the right to configure MIG: the
-// capability SYS_ADMIN, or the driver's device node for it. With neither the driver refuses.
+// MayPartition says whether this process may have the right to configure MIG: the capability
+// SYS_ADMIN, as its status in proc says, or the driver's device node below dev. With neither
+// the driver refuses.
 func MayPartition(proc fs.FS, dev string) bool {
 	if node, err := os.Open(filepath.Join(dev, "nvidia-caps/nvidia-cap1")); err == nil {
 		_ = node.Close()

@@ -74,11 +74,11 @@ func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
 	}
 }
 
-// oneFirst puts off all changes of MIG mode but one until one has come true: another
-// program that has the GPUs open, and what else keeps the driver from it, shows with the
-// change only, and no other GPU is to leave service for that. The one is the first of those
-// that have failed least often: it keeps its turn for as long as its withdrawal takes, also
-// when the pause of one that fails every time is shorter.
+// oneFirst puts off all changes of MIG mode but one until one has come true. Whatever keeps the
+// driver from it, such as another program that has the GPUs open, shows only when the mode is
+// set, and no other GPU is to leave service for that. The one is the first of those that have
+// failed least often: it keeps its turn however long its withdrawal takes, even when a GPU that
+// fails every time has a shorter pause.
 func (r *Reconciler) oneFirst(looks []*look) {
 	if r.modeChanges.Load() {
 		return

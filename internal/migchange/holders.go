@@ -15,8 +15,8 @@ import (
 // Holders says who holds which unit, as the kubelet tells. The zero Holders is a
 // node on which no pod holds any.
 type Holders struct {
-	// pods are the holders by unit. By claims, in claimed, a GPU is held with all of its
-	// partitions.
+	// pods are the holders by unit. claimed are the units that are held by claims; a GPU is
+	// held with all of its partitions then.
 	pods    map[string]string
 	claimed map[string]bool
 	// doubtful are the units whose holder may be gone: the kubelet does not say which

@@ -87,8 +87,8 @@ type Reconciler struct {
 	driver  chan struct{}
 	// modeChanges says that the last change of a GPU's MIG mode came true.
 	modeChanges atomic.Bool
-	// refused says that this process was refused a step towards the wanted layout, as it
-	// would be on every GPU.
+	// refused says that the driver refused this process a step towards the wanted layout, as
+	// it would for every GPU.
 	refused atomic.Bool
 	// waiting says that a GPU does not have its layout.
 	waiting atomic.Bool
@@ -541,7 +541,8 @@ func (r *Reconciler) decide(ctx context.Context, g *managedGPU, holders func() H
 	if !r.wanted.Manage || r.wanted.Name == "" {
 		return Decision{}, nil
 	}
-	// Asked first, or the processes of a pod that ends meanwhile would seem to be nobody's.
+	// Holders come first: otherwise the processes of a pod that ends in between would seem to
+	// be nobody's.
 	h := holders()
 	state, err := r.Partitioner.State(ctx, g.status.GPU)
 	if err != nil {

@@ -279,7 +279,7 @@ func (q *eventQueue) next(now time.Time) (s series, after time.Duration, ok bool
 		return series{}, time.Duration((1 - tokens) * float64(q.timing.between)), false
 	}
 	if first.name == "" {
-		// No other event has the name: nodes that make one at the same time differ by what is random.
+		// The random part is for nodes that make an event at the same time.
 		first.name = fieldManager + "." + strconv.FormatInt(now.UnixNano(), 16) + "." + rand.String(8)
 	}
 	return *first, 0, true

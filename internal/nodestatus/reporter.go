@@ -173,7 +173,8 @@ type writer interface {
 // writeLoop calls one writer when there is something to write. Each writer has a
 // loop of its own, because where one may not write, another may.
 type writeLoop struct {
-	// writer is of newWriter, and replaced where what it wrote may be gone with the Node.
+	// writer comes from newWriter, and is replaced when the Node, and with it what was
+	// written, may be gone.
 	writer    writer
 	newWriter func() writer
 

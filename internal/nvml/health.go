@@ -214,7 +214,7 @@ type Marks struct {
 	RowRemap     resetWait `json:"rowRemap,omitempty"`
 }
 
-// resetWait says whether something waits for a reset; "" when that is not known.
+// resetWait says whether something waits for a reset; "" means unknown.
 type resetWait string
 
 const (
@@ -229,7 +229,7 @@ func waits(so bool) resetWait {
 	return notWaiting
 }
 
-// over is what is known when the marks before, and then these, were read.
+// over returns these marks, with what is unknown in them taken from those before.
 func (m Marks) over(before Marks) Marks {
 	return Marks{
 		Binding: cmp.Or(m.Binding, before.Binding), ResetAdvised: cmp.Or(m.ResetAdvised, before.ResetAdvised), RowRemap: cmp.Or(m.RowRemap, before.RowRemap),

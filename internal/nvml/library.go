@@ -335,7 +335,7 @@ func (l TopologyLevel) String() string {
 // drivers do not have it.
 const RecoveryAction = 230
 
-// Of the advices, those that say whether the GPU is to be reset.
+// The values of RecoveryAction that say whether the GPU is to be reset.
 const (
 	RecoverNone          uint32 = 0
 	RecoverReset         uint32 = 1

@@ -47,8 +47,8 @@ type FatalHealth struct {
 	XIDs    []uint64  `json:"xids,omitempty"`
 	Since   time.Time `json:"since"`
 	// Boot is the boot ID of the machine, Driver the version of the driver; empty
-	// when unknown. Another boot or driver means that the GPU has been reset, and so may
-	// its marks.
+	// when unknown. Another boot or driver means that the GPU has been reset, and other
+	// marks may mean it.
 	Boot   string `json:"boot,omitempty"`
 	Driver string `json:"driver,omitempty"`
 	Marks
@@ -59,7 +59,8 @@ type KnownGPU struct {
 	sharing.GPU
 	// Boot is the boot ID of the machine when the GPU was in it; empty when unknown.
 	Boot string `json:"boot,omitempty"`
-	// Provisional says that another GPU has the GPU's index, which may be gone.
+	// Provisional says that Index is for the time being: the driver's belongs to another GPU,
+	// which may be gone.
 	Provisional bool `json:"provisional,omitempty"`
 }
 
@@ -144,7 +145,7 @@ func (n *Node) moment() moment { return moment{now: time.Now(), rules: *n.rules.
 // Watch keeps the inventory up to date until ctx ends; call it once. It calls
 // changed, from its own goroutine, after the first scan and whenever Inventory
 // answers differently from before. A driver that is missing or fails is tried
-// again, and is no reason to return, but with FailOnInitError at the start.
+// again, and is no reason to return, except at the start with FailOnInitError.
 //
 // It returns nil when ctx and all goroutines have ended. A call that the driver
 // does not answer is abandoned after half a second, and the error names it.

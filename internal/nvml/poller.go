@@ -22,7 +22,8 @@ type poller struct {
 	// lost has the GPUs that were lost and not read since. Like awaitingScan it
 	// outlives a session with the driver.
 	lost map[string]bool
-	// mustOpen says that the driver was not opened yet, and has to be at once.
+	// mustOpen says that the driver has not been opened yet, and that a failure ends the
+	// program.
 	mustOpen bool
 	// awaitingScan are the commands that wait for the next scan that succeeds.
 	awaitingScan []chan struct{}

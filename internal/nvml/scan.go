@@ -101,7 +101,7 @@ type scanResult struct {
 	// UUID. pending are those that have not answered yet.
 	unreadable map[string]finding
 	pending    map[string]bool
-	// refused are those of the pending that the driver does not let this program read.
+	// refused are those of pending that the driver does not let this program read.
 	refused map[string]bool
 	// complete says that the driver was asked for all its GPUs. uncertain says
 	// that a known GPU may be there all the same, at an index that could not be

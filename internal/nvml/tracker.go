@@ -112,8 +112,8 @@ func (t *tracker) newGPU() *gpuState {
 
 // index is the index of a GPU: the one under which it was first known. A new GPU has the
 // driver's, even if that was the index of a GPU that is gone, as where one was replaced. While
-// the node has that other GPU, or may have it, the new one has the next index that no known
-// GPU has; in the second case until it is certain.
+// the node has that other GPU, the new one has the next index that no known GPU has. While it
+// only may have it, that index is provisional.
 func (t *tracker) index(uuid string, driver int) int {
 	gpu, known := t.known[uuid]
 	if known && (!gpu.Provisional || !t.certain) {
@@ -355,7 +355,7 @@ type gpuState struct {
 	// hot says that the GPU was too hot at the last reading, celsius how hot.
 	hot     bool
 	celsius int
-	// marks are those of all readings so far, and of the run before.
+	// marks are the last known, of this run or the one before.
 	marks Marks
 	// unassigned are reports for partitions that were not known yet.
 	unassigned []errorReport

@@ -100,7 +100,7 @@ func whileOpen[T any](lib Library, do func() (T, error)) (value T, err error) {
 type gpuMeter struct {
 	index int
 	*pendingCall[measurement]
-	// found says that uuid and device are the GPU's, which else has to be looked up.
+	// found says that uuid and device are known; otherwise the GPU has to be looked up.
 	found  bool
 	uuid   string
 	device Device

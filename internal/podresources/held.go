@@ -31,9 +31,9 @@ const startupPeriod = time.Minute
 // it when it next writes its checkpoint, as it does after every list from a plugin.
 // A device that an init container passed on may appear for both containers.
 //
-// Containers that have GPUs by a claim, from a DRA driver, are among them. The checkpoint
-// does not have them: while PodResources is not to be had, or so soon after the kubelet's
-// start that it may not know of all pods, those that it had before are in the answer too.
+// Containers that have GPUs by a claim, from a DRA driver, are among them. They are not in the
+// checkpoint: while PodResources does not answer, or so soon after the kubelet's start that it
+// may not know of all pods, the claims of its last answer are added.
 //
 // The error is ErrIncomplete or ErrUnknown, with the causes.
 func (s *Source) Held(ctx context.Context) ([]sharing.Allocation, error) {
@@ -60,7 +60,7 @@ func (s *Source) Held(ctx context.Context) ([]sharing.Allocation, error) {
 	return held, nil
 }
 
-// claimed are the containers that have GPUs by claims. Known says that PodResources has
+// claimed returns the containers that have GPUs by claims. Known says that PodResources has
 // answered.
 func (s *Source) claimed(pods []*api.PodResources, known bool) (held []sharing.Allocation) {
 	if s.options.Claimed == nil {
@@ -94,15 +94,16 @@ func (s *Source) claimed(pods []*api.PodResources, known bool) (held []sharing.A
 	return held
 }
 
-// seenClaim is what PodResources showed of the kubelet that started then: what this one
-// does not show any more has ended.
+// seenClaim is a claim that PodResources showed, with the start of that kubelet: once the same
+// kubelet no longer shows it, it has ended.
 type seenClaim struct {
 	sharing.Allocation
 	kubelet time.Time
 }
 
-// claimedFrom has an allocation for each driver that gave GPUs for the claim. The kubelet
-// names with each device the CDI entries of those before it too, so they are put together.
+// claimedFrom returns an allocation for each driver that allocated GPUs for the claim. With each
+// device the kubelet also names the CDI entries of the devices before it, so it takes a
+// driver's devices together.
 func (s *Source) claimedFrom(pod *api.PodResources, container string, claim *api.DynamicResource) (held []sharing.Allocation) {
 	devices, names := map[string][]string{}, map[string][]string{}
 	for _, resource := range claim.ClaimResources {

@@ -48,8 +48,8 @@ type Options struct {
 	Logger *slog.Logger
 	// Now is the clock that kubelet.sock's age is told by; nil means time.Now.
 	Now func() time.Time
-	// Claimed says which units a container has of a DRA driver by a claim; see cdi.Claims.
-	// Nil where claims give no GPUs.
+	// Claimed returns the UUIDs of the units that a container has by a claim, from a DRA
+	// driver; see cdi.Claims. Nil leaves claims out.
 	Claimed func(driver string, devices, cdiNames []string) (units []string, anyGPU bool)
 	// Timeout limits one call to PodResources with its retries; 0 means 2 s.
 	Timeout time.Duration

@@ -150,7 +150,7 @@ func (n *Node) targetOf(call nvml.Call) (t target) {
 	return t
 }
 
-// target is what an argument of a call stands for; false for one that is no handle.
+// target returns what an argument of a call stands for; false if it is no handle.
 func (n *Node) target(argument any) (t target, handle bool) {
 	switch argument.(type) {
 	case nvml.Device, nvml.GPUInstance, nvml.ComputeInstance:
@@ -165,7 +165,7 @@ var migChanges = []string{
 	"GpuInstanceCreateComputeInstance", "ComputeInstanceDestroy",
 }
 
-// check says what is wrong with the handles of a call; nil for nothing.
+// check returns the error of a call with wrong handles; nil if they are right.
 func (n *Node) check(call nvml.Call) error {
 	for _, argument := range call.Arguments {
 		t, handle := n.target(argument)

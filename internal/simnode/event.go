@@ -112,7 +112,7 @@ func (n *Node) wakeWaits() {
 	n.eventsChanged = make(chan struct{})
 }
 
-// breakSet has the set in no defined state.
+// breakSet puts the set into no defined state, as UNKNOWN does: no event comes any more.
 func (n *Node) breakSet(handle nvml.EventSet) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -35,8 +35,8 @@ type simGPU struct {
 	// memory repair.
 	rows         nvml.RemappedRows
 	pagesPending bool
-	// binding is another one each time the kernel's driver takes the GPU, and recovery what the
-	// driver advises to do with it.
+	// binding changes each time the kernel's driver is bound to the GPU. recovery is what the
+	// driver advises to do with the GPU.
 	binding  uint64
 	recovery uint32
 	// mig is the mode now, migPending the one after the next reset.

@@ -11,9 +11,9 @@ import (
 // recoveryActionChanged is the XID that says so.
 const recoveryActionChanged = 154
 
-// XID has the GPU report an XID error, as an event and with no other effect, but that after
-// 154 the driver advises to reset the GPU, until that is done. gi
-// and ci are IDs of a GPU instance and a compute instance, or nvml.WholeGPU.
+// XID has the GPU report an XID error, as an event. Only 154 has another effect: from then on
+// the driver advises a reset, until the GPU is reset. gi and ci are the IDs of a GPU instance
+// and a compute instance, or nvml.WholeGPU.
 func (n *Node) XID(gpu int, code uint64, gi, ci uint32) error {
 	return n.change(gpu, func(g *simGPU) {
 		if code == recoveryActionChanged {
@@ -64,10 +64,10 @@ func (n *Node) Lose(gpu int) error {
 // All instances are gone, and their handles are void.
 func (n *Node) Heal(gpu int) error { return n.change(gpu, n.reset) }
 
-// ResetGPU is nvidia-smi --gpu-reset of the GPU with that PCI bus ID, which has no effect
-// but that of Heal. It is refused while anybody has the GPU open, which includes whoever
-// has looked it up and not closed the driver since, in a virtual machine that cannot reset
-// it, and for a lost GPU, which takes a Reboot.
+// ResetGPU plays nvidia-smi --gpu-reset of the GPU with that PCI bus ID, and does what Heal
+// does. It is refused while anybody has the GPU open, such as a program that has looked it up
+// and not closed the driver since; in a virtual machine that cannot reset it; and for a lost
+// GPU, which takes a Reboot.
 func (n *Node) ResetGPU(busID string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

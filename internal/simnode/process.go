@@ -211,7 +211,7 @@ func (p proc) Open(name string) (fs.File, error) {
 func (p proc) ReadLink(name string) (string, error)   { return p.client().ReadLink(name) }
 func (p proc) Lstat(name string) (fs.FileInfo, error) { return p.client().Lstat(name) }
 
-// client has the files of the program that has the GPUs open, if there is one.
+// client returns the files in proc of the program of the world client, if there is one.
 func (p proc) client() fstest.MapFS {
 	files := fstest.MapFS{}
 	for _, world := range p.node.worlds {

@@ -10,20 +10,21 @@ import (
 	"strings"
 )
 
-// How many open files are looked at, of one process and of all: a few hundred
-// milliseconds' worth.
+// How many open files are looked at, of one process and of all. That takes a few hundred
+// milliseconds.
 const (
 	mostFilesOfOne = 4096
 	mostFiles      = 200_000
 )
 
-// Clients says which programs have the GPU's device node /dev/nvidia<minor> open, other
-// than this one: "nv-hostengine (PID 812, of pod 7e4c…)", by PID. The driver lists no
-// process that only watches a GPU, and yet such a one keeps it from another MIG mode.
+// Clients returns the programs other than this one that have the GPU's device node
+// /dev/nvidia<minor> open, sorted by PID: "nv-hostengine (PID 812, of pod 7e4c…)". The driver
+// does not list a process that only watches a GPU, yet such a process keeps the GPU's MIG mode
+// from changing.
 //
-// It reads the open files of all processes of the host, so it is for when there is a
-// reason. The error says why a program may be missing; without the right to see the open
-// files of others, which programs are known to do so and run.
+// It reads the open files of all processes of the host, so call it only when there is a reason.
+// The error says why a program may be missing. Without the right to see the open files of
+// others, it names the running programs that usually have GPUs open.
 func Clients(proc fs.FS, minor int) ([]string, error) {
 	if _, err := checkHostPIDs(proc); err != nil {
 		return nil, err
@@ -31,7 +32,7 @@ func Clients(proc fs.FS, minor int) ([]string, error) {
 	return openBy(proc, fmt.Sprintf("nvidia%d", minor), mostFiles)
 }
 
-// openBy is Clients for a file of that name, and for so many open files at most.
+// openBy is Clients for any file of that name; it looks at so many open files at most.
 func openBy(proc fs.FS, name string, left int) (clients []string, err error) {
 	entries, err := fs.ReadDir(proc, ".")
 	if err != nil {

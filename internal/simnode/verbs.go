@@ -81,10 +81,10 @@ func Verbs() []Verb {
 		{"temperature", "set a GPU's temperature", []Argument{
 			gpuArgument, {Name: "celsius", Usage: "degrees Celsius", Positional: true, parse: parseNumber},
 		}, func(n *Node, v values) error { return n.SetTemperature(v.number("gpu"), v.number("celsius")) }},
-		{"fail", "make a driver call fail for a GPU until it is healed, or a few calls of any kind", []Argument{
-			{Name: "gpu", Usage: "index of the GPU; without it the next calls fail, such as Init", Optional: true, absent: noGPU, parse: parseNumber}, callArgument,
+		{"fail", "make a driver call fail, for a GPU until it is healed, or without a GPU a number of times", []Argument{
+			{Name: "gpu", Usage: "index of the GPU; without it the next calls of that name fail, also those for no GPU, such as Init", Optional: true, absent: noGPU, parse: parseNumber}, callArgument,
 			{Name: "return", Usage: "NVML return code; UNKNOWN when left out", Optional: true, absent: nvml.Unknown, parse: parseReturn},
-			{Name: "times", Usage: "how many calls fail; all when left out", Optional: true, absent: 0, parse: parseNumber},
+			{Name: "times", Usage: "how many calls fail; all when left out, which takes a GPU", Optional: true, absent: 0, parse: parseNumber},
 		}, injectFault(func(v values) Fault { return Fault{Return: v["return"].(nvml.Return), Times: v.number("times")} })},
 		{"slow", "make a driver call slow for a GPU until it is healed", []Argument{
 			gpuArgument, callArgument, {Name: "milliseconds", Usage: "how long it takes", Positional: true, parse: parseNumber},

@@ -53,14 +53,15 @@ func (g *gate) call(call Call, do func() (any, error)) (any, error) {
 		if g.opened = max(0, g.opened-1); g.opened == 0 {
 			clear(g.looked)
 			clear(g.handles)
-			g.stopClosing()
+			g.stopClosing(g.closing)
 		}
 	case err != nil:
 	case call.Method == "DeviceGetHandleByIndex":
 		g.handles[answer.(Device)] = call.Arguments[0].(int)
 	case call.Method == "DeviceGetUUID":
-		gpu, index := answer.(string), g.handles[call.Arguments[0].(Device)]
-		if at, released := g.released[gpu]; released && at != index { // The driver counts its GPUs otherwise now.
+		gpu := answer.(string)
+		index, looked := g.handles[call.Arguments[0].(Device)]                  // That of an event may be none of them.
+		if at, released := g.released[gpu]; released && looked && at != index { // The driver counts its GPUs otherwise now.
 			g.released[gpu] = index
 			g.startClosing()
 			return nil, &releasedError{gpu}
@@ -105,18 +106,21 @@ func (g *gate) startClosing() {
 	default:
 	}
 	if g.closing == nil {
-		g.closing = make(chan struct{})
+		closing := make(chan struct{})
+		g.closing = closing
 		time.AfterFunc(closeLimit, func() {
 			g.mu.Lock()
 			defer g.mu.Unlock()
-			g.stopClosing()
+			g.stopClosing(closing)
 		})
 	}
 }
 
-func (g *gate) stopClosing() {
-	if g.closing != nil {
-		close(g.closing)
+// stopClosing lets sessions begin again, unless that closing is over and maybe another one
+// under way.
+func (g *gate) stopClosing(closing chan struct{}) {
+	if closing != nil && closing == g.closing {
+		close(closing)
 		g.closing = nil
 	}
 }
@@ -124,12 +128,16 @@ func (g *gate) stopClosing() {
 // errStillOpen says that a session of this program does not end.
 var errStillOpen = errors.New("this program still has it open, because a driver call is not answered: to let go of it, restart Virgate")
 
-// release keeps the GPU at the index closed, and returns when it is.
-func (g *gate) release(ctx context.Context, gpu string, index int) error {
+// release keeps the GPU at the index closed, and returns when it is. While calls hang it
+// has no session end: that would help nothing, and the driver might not open again.
+func (g *gate) release(ctx context.Context, gpu string, index int, hung string) error {
 	g.mu.Lock()
 	g.released[gpu] = index
-	if !g.looked[index] {
+	if looked := g.looked[index]; !looked || hung != "" {
 		g.mu.Unlock()
+		if looked {
+			return fmt.Errorf("%w (%s)", errStillOpen, hung)
+		}
 		return nil
 	}
 	g.startClosing()
@@ -141,7 +149,7 @@ func (g *gate) release(ctx context.Context, gpu string, index int) error {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.stopClosing()
+	g.stopClosing(closed)
 	if g.looked[index] {
 		return errStillOpen
 	}
@@ -191,7 +199,7 @@ func (n *Node) Release(ctx context.Context, gpu string) (index int, err error) {
 	case !known:
 		err = errNoUnit
 	default:
-		err = n.gate.release(ctx, gpu, index)
+		err = n.gate.release(ctx, gpu, index, deadlinesOf(n.lib).hung())
 	}
 	if err != nil {
 		return index, fmt.Errorf("let go of %s: %w", gpu, err)

@@ -150,8 +150,9 @@ func TestReleaseWhileACallHangs(t *testing.T) {
 		if err != nil || !isClosed(sim, 2) {
 			t.Fatalf("when it has returned: %v", err)
 		}
-		// A call that is slow is waited for, and nobody opens the driver again meanwhile.
-		_, err = sim.InjectGPUFault(1, "DeviceGetUtilizationRates", simnode.Fault{Delay: 5 * time.Second, Times: 1})
+		// A call that is slow is waited for, for as long as if no other GPU had just been
+		// released, and nobody opens the driver again meanwhile.
+		_, err = sim.InjectGPUFault(1, "DeviceGetUtilizationRates", simnode.Fault{Delay: 11 * time.Second, Times: 1})
 		must(t, err)
 		_, err = meter.Read(context.Background()) // What the other call has answered.
 		must(t, err)
@@ -163,6 +164,32 @@ func TestReleaseWhileACallHangs(t *testing.T) {
 		}
 		if _, err := w.Release(context.Background(), "GPU-none"); err == nil || !strings.Contains(err.Error(), "GPU-none") {
 			t.Errorf("an unknown GPU: %v", err)
+		}
+	})
+}
+
+// TestReleaseWhileACallIsAbandoned holds that no session is ended for a GPU while a call
+// hangs of which nobody knows when it returns: other GPUs are watched on.
+func TestReleaseWhileACallIsAbandoned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a30x4")
+		w := watch(t, sim)
+		_, err := sim.InjectGPUFault(1, "DeviceGetMemoryInfo", simnode.Fault{Delay: 2 * time.Minute, Times: 1})
+		must(t, err)
+		after(time.Minute)
+		began, sessions, gpu := time.Now(), sim.Calls("Shutdown"), sim.GPUs()[2].UUID
+		_, err = w.Release(context.Background(), gpu)
+		if err == nil || !strings.Contains(err.Error(), "DeviceGetMemoryInfo for GPU 1") || time.Since(began) > 0 || sim.Calls("Shutdown") != sessions {
+			t.Errorf("while it hangs, after %s: %v", time.Since(began), err)
+		}
+		must(t, sim.XID(3, 94, nvml.WholeGPU, nvml.WholeGPU))
+		after(time.Second)
+		if gpus, _ := w.Inventory(); gpus[3].Health.Reason != "XID 94" {
+			t.Errorf("an error of another GPU: %q", gpus[3].Health.Reason)
+		}
+		after(2 * time.Minute)
+		if _, err = w.Release(context.Background(), gpu); err != nil || !isClosed(sim, 2) {
+			t.Errorf("when it has returned: %v", err)
 		}
 	})
 }

@@ -183,3 +183,14 @@ func TestHandleOfAnotherGPU(t *testing.T) {
 		}
 	}
 }
+
+// TestHandleThatWasNotLookedUp checks that the UUID of a handle which an event brought tells
+// nothing of where the driver has a released GPU: another one would be kept closed for it.
+func TestHandleThatWasNotLookedUp(t *testing.T) {
+	g := newGate()
+	g.released[gpuUUID] = 3
+	uuid := func() (any, error) { return gpuUUID, nil }
+	if answer, err := g.call(Call{Method: "DeviceGetUUID", Arguments: []any{gpuHandle}}, uuid); answer != gpuUUID || err != nil || g.released[gpuUUID] != 3 {
+		t.Errorf("%v, %v, at index %d", answer, err, g.released[gpuUUID])
+	}
+}

@@ -199,9 +199,33 @@ const ReleaseWithdrawing = "its devices to be withdrawn"
 const (
 	// releaseInterval is the time between two looks at what a release waits for.
 	releaseInterval = 500 * time.Millisecond
-	// resetLimit is how long a reset may take.
+	// resetLimit is how long a reset may take, resetGrace how long it may then take to end.
 	resetLimit = 5 * time.Minute
+	resetGrace = 300 * time.Millisecond
 )
+
+// releasePause is the time after which this program tries again to let go of a GPU: each
+// try may keep it from watching the others for a while.
+func releasePause(failures int) time.Duration { return releaseInterval << min(failures, 7) }
+
+// reset resets the GPU. What waits in the kernel cannot be killed, and is abandoned.
+func (a *agent) reset(ctx context.Context, pciBusID string) error {
+	ctx, cancel := context.WithTimeout(ctx, resetLimit)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- a.Releases.Reset(ctx, pciBusID) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(resetGrace):
+		return fmt.Errorf("abandoned the reset, which does not end: %w", ctx.Err())
+	}
+}
 
 // runRelease withdraws the GPU, lets go of it, resets it if that is wanted, and takes it
 // back when its time is over.
@@ -209,7 +233,7 @@ func (a *agent) runRelease(ctx context.Context, r *release) {
 	log := a.Logger.With("gpu", r.GPU, "index", r.Index)
 	log.Info("GPU is being released", "until", r.Until)
 	a.planNow(ctx)
-	for {
+	for failures := 0; ; {
 		a.releases.mu.Lock()
 		now := r.Release
 		a.releases.mu.Unlock()
@@ -218,33 +242,50 @@ func (a *agent) runRelease(ctx context.Context, r *release) {
 		case ctx.Err() != nil:
 			return
 		case pause <= 0:
-			if a.Releases.Releaser.Restore(ctx, now.GPU, now.WasReset) == nil {
-				a.setRelease(r, func(r *Release) { r.State, r.Waits = Restored, nil })
-				a.planNow(ctx)
-				log.Info("GPU taken back")
+			// It is opened from now on, so whoever asks for it meanwhile has to wait.
+			a.setRelease(r, func(r *Release) { r.State, r.Waits = ReleaseWaiting, nil })
+			if a.Releases.Releaser.Restore(ctx, now.GPU, now.WasReset) != nil {
+				return
 			}
+			again := false
+			a.setRelease(r, func(r *Release) {
+				if again = time.Until(r.Until) > 0; again {
+					r.WasReset, r.Problem = false, ""
+				} else {
+					r.State = Restored
+				}
+			})
+			if again {
+				continue
+			}
+			a.planNow(ctx)
+			log.Info("GPU taken back")
 			return
 		case now.State == ReleaseWaiting:
-			pause = min(pause, releaseInterval)
+			next := releaseInterval
 			index, waits := now.DriverIndex, a.waitsOfRelease(ctx, now.GPU)
 			if len(waits) == 0 {
 				var err error
 				if index, err = a.Releases.Releaser.Release(ctx, now.GPU); err != nil {
 					waits = []string{err.Error()}
+					failures++
+					next = releasePause(failures)
 				}
 			}
+			pause = min(pause, next)
 			switch {
 			case len(waits) == 0:
-				now.State, pause = Released, 0
+				now.State, pause, failures = Released, 0, 0
 				log.Info("GPU released, nvidia-smi --gpu-reset can run", "pci", now.PCIBusID)
 			case !slices.Equal(waits, now.Waits):
 				log.Info("GPU not released yet", "waits", waits)
 			}
 			a.setRelease(r, func(r *Release) { r.State, r.DriverIndex, r.Waits = now.State, index, waits })
 		case now.Reset:
-			limit, cancel := context.WithTimeout(ctx, resetLimit)
-			err := a.Releases.Reset(limit, now.PCIBusID)
-			cancel()
+			err := a.reset(ctx, now.PCIBusID)
+			if err != nil && ctx.Err() != nil {
+				return // The next run resets it.
+			}
 			pause = 0
 			if err != nil {
 				log.Error("GPU not reset", "error", err)

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/virgate/virgate/internal/nodereport"
@@ -29,6 +31,8 @@ type fakeReleaser struct {
 	fail  map[string]error
 	// withdrawn says that nobody can be given the GPU any more; nil where that is not asked.
 	withdrawn func(gpu string) bool
+	// meanwhile is what happens before a call answers; nil for nothing.
+	meanwhile func(ctx context.Context, call string)
 	// early are the GPUs of KeepReleased.
 	early map[string]int
 }
@@ -46,7 +50,10 @@ func (f *fakeReleaser) Save(list []Release) error {
 
 func (f *fakeReleaser) KeepReleased(gpus map[string]int) { f.early = gpus }
 
-func (f *fakeReleaser) call(name string) error {
+func (f *fakeReleaser) call(ctx context.Context, name string) error {
+	if f.meanwhile != nil {
+		f.meanwhile(ctx, name)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.calls = append(f.calls, name)
@@ -61,21 +68,23 @@ func (f *fakeReleaser) made() string {
 	return strings.Join(f.calls, ", ")
 }
 
-func (f *fakeReleaser) Release(_ context.Context, gpu string) (int, error) {
+func (f *fakeReleaser) Release(ctx context.Context, gpu string) (int, error) {
 	if f.withdrawn != nil && !f.withdrawn(gpu) {
 		gpu += " too early"
 	}
-	return 7, f.call("release " + gpu)
+	return 7, f.call(ctx, "release "+gpu)
 }
 
-func (f *fakeReleaser) Restore(_ context.Context, gpu string, wasReset bool) error {
+func (f *fakeReleaser) Restore(ctx context.Context, gpu string, wasReset bool) error {
 	if wasReset {
 		gpu += " reset"
 	}
-	return f.call("restore " + gpu)
+	return f.call(ctx, "restore "+gpu)
 }
 
-func (f *fakeReleaser) reset(_ context.Context, busID string) error { return f.call("reset " + busID) }
+func (f *fakeReleaser) reset(ctx context.Context, busID string) error {
+	return cmp.Or(f.call(ctx, "reset "+busID), ctx.Err())
+}
 
 // releasing is a rig with two GPUs of four devices each.
 func releasing(t *testing.T, f *fakeReleaser, mayReset bool) *rig {
@@ -199,6 +208,89 @@ func TestReleaseIsTriedAgain(t *testing.T) {
 	r.shows(8)
 	if f.made() != "release GPU-a, release GPU-a, restore GPU-a" || len(f.kept) != 0 {
 		t.Errorf("calls %s, kept %v", f.made(), f.kept)
+	}
+}
+
+// TestReleasePause holds that what does not succeed is tried less and less often, but is.
+func TestReleasePause(t *testing.T) {
+	for failures, want := range map[int]time.Duration{1: time.Second, 2: 2 * time.Second, 7: 64 * time.Second, 8: 64 * time.Second, 1e6: 64 * time.Second} {
+		if got := releasePause(failures); got != want {
+			t.Errorf("after %d failures: %s, want %s", failures, got, want)
+		}
+	}
+}
+
+// TestReleaseAgainAtItsEnd holds that a GPU which is being opened again does not count as
+// released, and is released anew when that is asked for meanwhile.
+func TestReleaseAgainAtItsEnd(t *testing.T) {
+	f := &fakeReleaser{}
+	r := releasing(t, f, false)
+	asked := false
+	f.meanwhile = func(_ context.Context, call string) {
+		if call == "restore GPU-a" && !asked {
+			asked = true
+			if code, body := r.tell(http.MethodPost, "/gpu/release?gpu=0&for=1h"); code != http.StatusOK || !strings.Contains(body, `"waiting"`) {
+				t.Errorf("asked for while it ends: %d %s", code, body)
+			}
+		}
+	}
+	r.shows(8)
+	r.tell(http.MethodPost, "/gpu/release?gpu=0&for=1h")
+	r.awaitRelease("at first", in(Released))
+	r.tell(http.MethodPost, "/gpu/restore?gpu=0")
+	r.awaitRelease("anew", func(now Release) bool {
+		return now.State == Released && f.made() == "release GPU-a, restore GPU-a, release GPU-a"
+	})
+	r.shows(4)
+}
+
+// TestResetThatDoesNotEnd holds that nothing waits for a reset which cannot be stopped.
+func TestResetThatDoesNotEnd(t *testing.T) {
+	for name, want := range map[string]time.Duration{"the program ends": resetGrace, "the time is over": resetLimit + resetGrace} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				never := make(chan struct{})
+				defer close(never)
+				a := &agent{Options: Options{Releases: ReleaseOptions{Reset: func(context.Context, string) error {
+					<-never
+					return nil
+				}}}}
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if want == resetGrace {
+					cancel()
+				}
+				began := time.Now()
+				if err := a.reset(ctx, "00000000:07:00.0"); err == nil || !strings.Contains(err.Error(), "abandoned the reset") || time.Since(began) != want {
+					t.Errorf("after %s: %v, want it after %s", time.Since(began), err, want)
+				}
+			})
+		})
+	}
+}
+
+// TestResetCutShort holds that a reset which the program's end has cut short is kept for the
+// next run, and not told as one that the driver refused.
+func TestResetCutShort(t *testing.T) {
+	under := make(chan struct{})
+	f := &fakeReleaser{meanwhile: func(ctx context.Context, call string) {
+		if strings.HasPrefix(call, "reset") {
+			close(under)
+			<-ctx.Done()
+		}
+	}}
+	t.Cleanup(func() { // When the program has ended.
+		if len(f.kept) != 1 || !f.kept[0].Reset || f.kept[0].Problem != "" || !f.kept[0].Until.After(time.Now()) {
+			t.Errorf("kept are %+v", f.kept)
+		}
+	})
+	r := releasing(t, f, true)
+	r.shows(8)
+	r.tell(http.MethodPost, "/gpu/reset?gpu=0&for=1h")
+	select {
+	case <-under:
+	case <-r.ctx.Done():
+		t.Error("it is not reset")
 	}
 }
 

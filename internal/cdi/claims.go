@@ -39,6 +39,9 @@ func NewClaims(inventory func() ([]sharing.GPU, error), dirs ...string) *Claims 
 // gpu-<minor>, or gpu-<minor>-mig-<MIG profile>-<its ID>-<first slot>.
 const nvidiaDriver = "gpu.nvidia.com"
 
+// otherGPUs are the DRA drivers of Intel's and AMD's GPUs.
+var otherGPUs = []string{"gpu.intel.com", "gpu.amd.com"}
+
 var (
 	gpuUUID      = regexp.MustCompile(`(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
 	gpuNode      = regexp.MustCompile(`^nvidia([0-9]+)$`)
@@ -115,7 +118,7 @@ func (c *Claims) hardware(driver string, devices, names []string) (hardware []st
 	for _, device := range devices {
 		if match := nvidiaDevice.FindStringSubmatch(device); driver == nvidiaDriver && match != nil {
 			hardware = append(hardware, "nvidia"+match[1])
-		} else if strings.Contains(driver+strings.Join(names, ""), "gpu") {
+		} else if strings.Contains(driver+strings.Join(names, ""), "gpu") && !slices.Contains(otherGPUs, driver) {
 			hardware = append(hardware, anyGPU)
 		}
 	}

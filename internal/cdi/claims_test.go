@@ -97,6 +97,7 @@ func TestClaims(t *testing.T) {
 		{"a network device", "shares.example.com", []string{"x"}, []string{other + "nic"}, nil, false},
 		{"a network device without an entry", "dra.net", []string{"eth1"}, nil, nil, false},
 		{"a network device whose spec is gone", "dra.net", []string{"eth1"}, []string{"dra.net/nic=eth1"}, nil, false},
+		{"another maker's GPU", "gpu.intel.com", []string{"0000-03-00-0"}, nil, nil, false},
 		{"a domain of NVIDIA's other driver", "compute-domain.nvidia.com", []string{"channel-0"}, []string{"k8s.compute-domain.nvidia.com/claim=c2-channel-0"}, nil, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {

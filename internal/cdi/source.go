@@ -31,6 +31,19 @@ type Source interface {
 	Extra(class string) (*specs.Spec, error)
 }
 
+// Guarded is a Source that opens all GPUs to make their specs, which Open allows by calling
+// use, or refuses.
+type Guarded struct {
+	Source
+	Open func(use func()) error
+}
+
+// Units returns Open's error where it refuses.
+func (g Guarded) Units(gpus []sharing.GPU) (spec *specs.Spec, err error) {
+	refused := g.Open(func() { spec, err = g.Source.Units(gpus) })
+	return spec, errors.Join(refused, err)
+}
+
 // unit is a GPU or a partition that can be allocated.
 type unit struct {
 	id, index string

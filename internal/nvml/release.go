@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,10 +24,11 @@ type gate struct {
 	// released has the driver's index of each released GPU by UUID, -1 while unknown.
 	released map[string]int
 	// opened is NVML's count of Init less Shutdown. looked has the indexes that were looked
-	// up since it was 0, and handles those that came of it.
-	opened  int
-	looked  map[int]bool
-	handles map[Device]int
+	// up since it was 0, allLooked says that all were, and handles has those that came of it.
+	opened    int
+	looked    map[int]bool
+	allLooked bool
+	handles   map[Device]int
 	// closing is not nil while Init waits for the end of all sessions.
 	closing chan struct{}
 }
@@ -50,11 +53,7 @@ func (g *gate) call(call Call, do func() (any, error)) (any, error) {
 	_, hung := errors.AsType[*AbandonedError](err)
 	switch {
 	case call.Method == "Init" && err != nil, call.Method == "Shutdown" && !hung:
-		if g.opened = max(0, g.opened-1); g.opened == 0 {
-			clear(g.looked)
-			clear(g.handles)
-			g.stopClosing(g.closing)
-		}
+		g.end()
 	case err != nil:
 	case call.Method == "DeviceGetHandleByIndex":
 		g.handles[answer.(Device)] = call.Arguments[0].(int)
@@ -68,6 +67,22 @@ func (g *gate) call(call Call, do func() (any, error)) (any, error) {
 		}
 	}
 	return answer, err
+}
+
+// end counts the end of a session. It must be called with the lock.
+func (g *gate) end() {
+	if g.opened = max(0, g.opened-1); g.opened == 0 {
+		clear(g.looked)
+		clear(g.handles)
+		g.allLooked = false
+		g.stopClosing(g.closing)
+	}
+}
+
+// isOpen says whether a session may have the GPU at that index open, -1 for an unknown one.
+// It must be called with the lock.
+func (g *gate) isOpen(index int) bool {
+	return g.looked[index] || g.allLooked || index < 0 && g.opened > 0
 }
 
 // enter comes before each call: it has Init wait, and refuses to look released GPUs up.
@@ -133,9 +148,9 @@ var errStillOpen = errors.New("this program still has it open, because a driver 
 func (g *gate) release(ctx context.Context, gpu string, index int, hung string) error {
 	g.mu.Lock()
 	g.released[gpu] = index
-	if looked := g.looked[index]; !looked || hung != "" {
+	if open := g.isOpen(index); !open || hung != "" {
 		g.mu.Unlock()
-		if looked {
+		if open {
 			return fmt.Errorf("%w (%s)", errStillOpen, hung)
 		}
 		return nil
@@ -150,7 +165,7 @@ func (g *gate) release(ctx context.Context, gpu string, index int, hung string) 
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.stopClosing(closed)
-	if g.looked[index] {
+	if g.isOpen(index) {
 		return errStillOpen
 	}
 	return nil
@@ -167,6 +182,29 @@ func (g *gate) index(gpu string) (index int, released bool) {
 // Library is the Node's library. Whatever else in this program uses the GPUs must go through
 // it, so that Release can close them.
 func (n *Node) Library() Library { return n.lib }
+
+// OpenAll calls use, which opens all GPUs through a session of its own, as NVIDIA's library for
+// CDI does. NVML counts it with this program's. The error says that a GPU is released; use
+// is not called then.
+func (n *Node) OpenAll(use func()) error {
+	if err := n.gate.enter(Call{Method: "Init"}); err != nil {
+		return err
+	}
+	n.gate.mu.Lock()
+	released := slices.Sorted(maps.Keys(n.gate.released))
+	n.gate.allLooked = n.gate.allLooked || len(released) == 0
+	n.gate.mu.Unlock()
+	defer func() {
+		n.gate.mu.Lock()
+		defer n.gate.mu.Unlock()
+		n.gate.end()
+	}()
+	if len(released) > 0 {
+		return &releasedError{released[0]}
+	}
+	use()
+	return nil
+}
 
 // KeepReleased keeps closed the GPUs that an earlier run had released. They come by UUID, with
 // the driver's index, -1 while unknown. It must be called before Watch.

@@ -235,3 +235,38 @@ func TestReleasedOverARestart(t *testing.T) {
 		}
 	}
 }
+
+// TestOpenAll checks that who opens all GPUs does not while one of them is released, and
+// that a release waits for the end of who has them open.
+func TestOpenAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a30x4")
+		w := watch(t, sim)
+		gpu := sim.GPUs()[2].UUID
+		released := make(chan error, 1)
+		began := time.Now()
+		must(t, w.OpenAll(func() {
+			go func() {
+				_, err := w.Release(context.Background(), gpu)
+				released <- err
+			}()
+			after(3 * time.Second)
+			if len(released) > 0 {
+				t.Error("released while it is open")
+			}
+		}))
+		must(t, <-released)
+		if took := time.Since(began); took > 4*time.Second {
+			t.Errorf("it took %s to let go after 3 s of use", took)
+		}
+		if err := w.OpenAll(func() { t.Error("opened while it is released") }); err == nil || !strings.Contains(err.Error(), gpu) {
+			t.Errorf("got %v, want that %s is released", err, gpu)
+		}
+		must(t, w.Restore(context.Background(), gpu, false))
+		opened := false
+		must(t, w.OpenAll(func() { opened = true }))
+		if !opened {
+			t.Error("not opened when it was taken back")
+		}
+	})
+}

@@ -92,7 +92,7 @@ func Until(ctx context.Context, lib Library) Library {
 		return lib
 	}
 	if l.deadlines == nil {
-		return &intercepted{lib: Until(ctx, l.lib), interceptor: l.interceptor}
+		return &intercepted{lib: Until(ctx, l.lib), interceptor: l.interceptor, methods: l.methods}
 	}
 	return &intercepted{lib: l.lib, interceptor: l.deadlines.interceptor(newEnding(ctx.Done())), deadlines: l.deadlines}
 }

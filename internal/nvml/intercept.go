@@ -3,6 +3,7 @@ package nvml
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -42,42 +43,65 @@ func (c Call) String() string {
 // be called from several goroutines at once.
 type Interceptor func(call Call, do func() (any, error)) (any, error)
 
-// Intercept returns a library of which every call goes through the interceptor.
-// lib may be nil if the interceptor never calls do.
-func Intercept(lib Library, interceptor Interceptor) Library {
-	return &intercepted{lib: lib, interceptor: interceptor}
+// Intercept returns a library of which the calls of these methods, or of all where none is
+// named, go through the interceptor. lib may be nil if the interceptor never calls do.
+func Intercept(lib Library, interceptor Interceptor, methods ...string) Library {
+	return &intercepted{lib: lib, interceptor: interceptor, methods: methods}
 }
 
 // intercepted routes all methods of Library through invoke.
 type intercepted struct {
 	lib         Library
 	interceptor Interceptor
+	// methods are those that are intercepted; all when empty.
+	methods []string
 	// deadlines is what WithDeadlines intercepts with; nil for anybody else.
 	deadlines *deadlines
 }
 
 func invoke[T any](l *intercepted, method string, do func() (T, error), arguments ...any) (T, error) {
+	if l.passes(method) {
+		return do()
+	}
 	call := Call{Method: method, Arguments: arguments, Answer: reflect.TypeFor[T]()}
 	answer, err := l.interceptor(call, func() (any, error) { return do() })
 	value, _ := answer.(T)
 	return value, err
 }
 
-// invoke0, invoke1 and invoke2 are for methods with so many arguments.
+// passes says that the interceptor does not want to see the method.
+func (l *intercepted) passes(method string) bool {
+	return len(l.methods) > 0 && !slices.Contains(l.methods, method)
+}
+
+// invoke0, invoke1 and invoke2 are for methods with so many arguments. A call that passes
+// makes no objects.
 func invoke0[T any](l *intercepted, method string, do func(Library) (T, error)) (T, error) {
+	if l.passes(method) {
+		return do(l.lib)
+	}
 	return invoke(l, method, func() (T, error) { return do(l.lib) })
 }
 
 func invoke1[A, T any](l *intercepted, method string, do func(Library, A) (T, error), a A) (T, error) {
+	if l.passes(method) {
+		return do(l.lib, a)
+	}
 	return invoke(l, method, func() (T, error) { return do(l.lib, a) }, a)
 }
 
 func invoke2[A, B, T any](l *intercepted, method string, do func(Library, A, B) (T, error), a A, b B) (T, error) {
+	if l.passes(method) {
+		return do(l.lib, a, b)
+	}
 	return invoke(l, method, func() (T, error) { return do(l.lib, a, b) }, a, b)
 }
 
 // invokeOnly is for methods that return an error only.
 func invokeOnly(l *intercepted, method string, do func() error, arguments ...any) error {
+	if l.passes(method) {
+		return do()
+	}
 	_, err := l.interceptor(Call{Method: method, Arguments: arguments}, func() (any, error) { return nil, do() })
 	return err
 }

@@ -3,6 +3,7 @@ package nvml_test
 import (
 	"errors"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -51,11 +52,16 @@ func TestIntercept(t *testing.T) {
 }
 
 // TestInterceptMakesTheCall checks that do is the same method of the library below,
-// with the same arguments.
+// with the same arguments, also where somebody in between wants other methods only.
 func TestInterceptMakesTheCall(t *testing.T) {
 	library := reflect.TypeFor[nvml.Library]()
 	var below nvml.Call
 	lib := nvml.Intercept(nil, func(call nvml.Call, _ func() (any, error)) (any, error) { below = call; return nil, nil })
+	var seen []string
+	lib = nvml.Intercept(lib, func(call nvml.Call, do func() (any, error)) (any, error) {
+		seen = append(seen, call.Method)
+		return do()
+	}, "Init", "DeviceGetUUID")
 	lib = nvml.Intercept(lib, func(call nvml.Call, do func() (any, error)) (any, error) {
 		answer, err := do()
 		if diff := cmp.Diff(call.Arguments, below.Arguments); diff != "" || below.Method != call.Method {
@@ -69,6 +75,9 @@ func TestInterceptMakesTheCall(t *testing.T) {
 			in = append(in, distinct(library.Method(i).Type.In(n), n+1))
 		}
 		reflect.ValueOf(lib).MethodByName(library.Method(i).Name).Call(in)
+	}
+	if !slices.Equal(seen, []string{"DeviceGetUUID", "Init"}) {
+		t.Errorf("one who wants two methods sees %q", seen)
 	}
 }
 

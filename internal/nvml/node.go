@@ -105,7 +105,7 @@ func NewNode(lib Library, options Options) *Node {
 	options.Logger = cmp.Or(options.Logger, slog.New(slog.DiscardHandler))
 	gate := newGate()
 	n := &Node{
-		lib: Intercept(withDeadlines(lib), gate.call), gate: gate, options: options, log: options.Logger.With("component", "nvml"),
+		lib: Intercept(withDeadlines(lib), gate.call, gateMethods...), gate: gate, options: options, log: options.Logger.With("component", "nvml"),
 		requests: make(chan request), commands: make(chan command),
 	}
 	n.current.Store(&snapshot{err: sharing.ErrNotRead})

@@ -42,6 +42,9 @@ type releasedError struct{ gpu string }
 
 func (e *releasedError) Error() string { return e.gpu + " is released" }
 
+// gateMethods are those that call looks at.
+var gateMethods = []string{"Init", "Shutdown", "DeviceGetHandleByIndex", "DeviceGetUUID"}
+
 // call is the Interceptor.
 func (g *gate) call(call Call, do func() (any, error)) (any, error) {
 	if err := g.enter(call); err != nil {

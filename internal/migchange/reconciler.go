@@ -349,7 +349,7 @@ func sooner(a, b time.Duration) time.Duration {
 // nothing to decide, or that was done, and in any case when to look again.
 func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, holders func() Holders, starting bool) (*look, time.Duration) {
 	if !reflect.DeepEqual(g.tried, r.wanted) {
-		g.tried, g.notPermitted, g.resetRequired, g.failures, g.retryAt = r.wanted, false, false, 0, time.Time{}
+		g.tried, g.notPermitted, g.resetRequired, g.failures, g.retryAt, g.last = r.wanted, false, false, 0, time.Time{}, nil
 	}
 	g.stale = g.stale && !g.isShownBy(gpu)
 	record, begun := r.currentJournal().record(gpu.UUID)

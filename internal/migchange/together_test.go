@@ -264,6 +264,25 @@ func TestHeldGPUDelaysNoOther(t *testing.T) {
 	})
 }
 
+// TestAnotherLayoutWhileAGPUWaits checks that what was decided about a GPU for one layout is
+// not kept for the next one, while another GPU waits.
+func TestAnotherLayoutWhileAGPUWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := startFleet(t, "h100x2", fleetProfile())
+		f.hold(f.gpus()[0].UUID, true)
+		f.want("all-3g.40gb", 1)
+		time.Sleep(time.Second)
+		before := f.driverTime()
+		took := f.want("all-1g.10gb", 1)
+		if driver := f.driverTime() - before; took > driver+withdrawal+time.Millisecond {
+			t.Errorf("the free GPU took %s, of which %s for the driver", took, driver)
+		}
+		if got := len(f.gpus()[1].Partitions); got != 7 {
+			t.Errorf("the free GPU is said to have the layout, with %d partitions", got)
+		}
+	})
+}
+
 // TestKeepsCapacity checks that a resource which keeps its name always has devices while
 // several free GPUs change, and that one whose name goes is not spared.
 func TestKeepsCapacity(t *testing.T) {

@@ -271,7 +271,7 @@ func TestAnotherLayoutWhileAGPUWaits(t *testing.T) {
 		f := startFleet(t, "h100x2", fleetProfile())
 		f.hold(f.gpus()[0].UUID, true)
 		f.want("all-3g.40gb", 1)
-		time.Sleep(time.Second)
+		synctest.Wait()
 		before := f.driverTime()
 		took := f.want("all-1g.10gb", 1)
 		if driver := f.driverTime() - before; took > driver+withdrawal+time.Millisecond {

@@ -17,9 +17,13 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	toolswatch "k8s.io/client-go/tools/watch"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
@@ -31,9 +35,13 @@ type eventLog struct {
 	statuses, kubeletStates []status
 	pods                    map[string]*podRecord
 	// serving are Virgate's pods that are ready, overlaps how often one became so
-	// beside another.
-	serving  map[string]bool
-	overlaps int
+	// beside another, lapses how often one was not ready any more that was to stay.
+	serving          map[string]bool
+	overlaps, lapses int
+	// images are those of Virgate's pods, by the pods' names.
+	images map[string]string
+	// rollingOut says that Virgate's pod is replaced meanwhile.
+	rollingOut bool
 	// wrong is what no pod and no watch may do.
 	wrong []string
 }
@@ -47,21 +55,37 @@ type status struct {
 func (c *cluster) watchCluster(t *testing.T) *eventLog {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	d := &eventLog{pods: map[string]*podRecord{}, serving: map[string]bool{}}
-	nodes, err := c.client.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", hostName).String()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	pods, err := c.client.CoreV1().Pods(workspace).Watch(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	plugins, err := c.client.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=virgate"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := &eventLog{pods: map[string]*podRecord{}, serving: map[string]bool{}, images: map[string]string{}}
+	core := c.client.CoreV1().RESTClient()
 	var following sync.WaitGroup
-	for _, events := range []watch.Interface{nodes, pods, plugins} {
+	for _, of := range []struct {
+		resource, namespace, label string
+		field                      fields.Selector
+	}{
+		{"nodes", "", "", fields.OneTermEqualSelector("metadata.name", hostName)},
+		{"pods", workspace, "", fields.Everything()},
+		{"pods", namespace, "app.kubernetes.io/name=virgate", fields.Everything()},
+	} {
+		objects := cache.NewFilteredListWatchFromClient(core, of.resource, of.namespace, func(options *metav1.ListOptions) {
+			options.LabelSelector, options.FieldSelector = of.label, of.field.String()
+		})
+		now, err := objects.ListWithContext(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := meta.EachListItem(now, func(object runtime.Object) error { d.add(watch.Event{Type: watch.Added, Object: object}); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		version, err := meta.NewAccessor().ResourceVersion(now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The API server ends the watch of one who does not keep up; this one begins again
+		// where it was.
+		events, err := toolswatch.NewRetryWatcherWithContext(ctx, version, objects)
+		if err != nil {
+			t.Fatal(err)
+		}
 		following.Go(func() { d.follow(ctx, events) })
 	}
 	t.Cleanup(func() { cancel(); following.Wait() })
@@ -70,23 +94,27 @@ func (c *cluster) watchCluster(t *testing.T) *eventLog {
 
 func (d *eventLog) follow(ctx context.Context, events watch.Interface) {
 	for event := range events.ResultChan() {
-		d.mu.Lock()
-		switch object := event.Object.(type) {
-		case *v1.Node:
-			d.addNode(object)
-		case *v1.Pod:
-			if object.Namespace == namespace {
-				d.addPluginPod(object, event.Type == watch.Deleted)
-			} else {
-				d.addPod(object, event.Type == watch.Deleted)
-			}
-		default:
-			d.wrong = append(d.wrong, fmt.Sprintf("watch: %v", object))
-		}
-		d.mu.Unlock()
+		d.add(event)
 	}
 	if ctx.Err() == nil {
 		d.complain("a watch ended")
+	}
+}
+
+func (d *eventLog) add(event watch.Event) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch object := event.Object.(type) {
+	case *v1.Node:
+		d.addNode(object)
+	case *v1.Pod:
+		if object.Namespace == namespace {
+			d.addPluginPod(object, event.Type == watch.Deleted)
+		} else {
+			d.addPod(object, event.Type == watch.Deleted)
+		}
+	default:
+		d.wrong = append(d.wrong, fmt.Sprintf("watch: %v", object))
 	}
 }
 
@@ -128,9 +156,16 @@ func lastBefore(all []status, when time.Time) status {
 }
 
 func (d *eventLog) addPluginPod(pod *v1.Pod, deleted bool) {
+	d.images[pod.Name] = pod.Spec.Containers[0].Image
+	if deleted {
+		delete(d.images, pod.Name)
+	}
 	if deleted || !slices.ContainsFunc(pod.Status.Conditions, func(c v1.PodCondition) bool {
 		return c.Type == v1.PodReady && c.Status == v1.ConditionTrue
 	}) {
+		if d.serving[pod.Name] && !deleted && pod.DeletionTimestamp == nil {
+			d.lapses++
+		}
 		delete(d.serving, pod.Name)
 		return
 	}
@@ -138,6 +173,16 @@ func (d *eventLog) addPluginPod(pod *v1.Pod, deleted bool) {
 		d.overlaps++
 	}
 	d.serving[pod.Name] = true
+}
+
+// only says which of Virgate's pods there are, if it is not one with that image.
+func (d *eventLog) only(image string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if images := slices.Collect(maps.Values(d.images)); !slices.Equal(images, []string{image}) {
+		return fmt.Errorf("there are %q", images)
+	}
+	return nil
 }
 
 // onOffer are the resources of which the node's status has any, sorted.
@@ -156,7 +201,9 @@ func (d *eventLog) onOffer() (names []string) {
 	return names
 }
 
-// podRecord is what was seen of a pod; times are zero for what has not been.
+// podRecord is what was seen of a pod; times are zero for what has not been. They are
+// when the test heard of it, which may be long after, but for bound, which is at most a
+// second before the pod was bound: the kubelet looked at it between bound and refused.
 type podRecord struct {
 	resource          string
 	bound, ran, ended time.Time
@@ -176,15 +223,17 @@ func (d *eventLog) addPod(pod *v1.Pod, deleted bool) {
 	}
 	now := time.Now()
 	l.beingDeleted = l.beingDeleted || pod.DeletionTimestamp != nil
-	if pod.Spec.NodeName != "" {
-		keepFirst(&l.bound, now)
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == v1.PodScheduled && condition.Status == v1.ConditionTrue {
+			keepFirst(&l.bound, condition.LastTransitionTime.Time)
+		}
 	}
 	switch pod.Status.Phase {
 	case v1.PodRunning:
 		keepFirst(&l.ran, now)
 	case v1.PodFailed, v1.PodSucceeded:
 		keepFirst(&l.ended, now)
-		if l.ran.IsZero() && !l.beingDeleted && (overtaken(pod) || d.overlaps > 0 && cutOff(pod)) {
+		if l.ran.IsZero() && !l.beingDeleted && (overtaken(pod) || d.rollingOut && cutOff(pod)) {
 			keepFirst(&l.refused, now)
 			l.refusal = pod.Status.Reason + ": " + pod.Status.Message
 		} else if !l.beingDeleted && l.refused.IsZero() {
@@ -213,10 +262,11 @@ func overtaken(pod *v1.Pod) bool {
 		strings.Contains(pod.Status.Message, "no healthy devices present")
 }
 
-// cutOff says that the kubelet called a plugin that had ended in a rollout.
+// cutOff says that the kubelet called a plugin that had ended in a rollout: Canceled is
+// its own answer while it closes the connection.
 func cutOff(pod *v1.Pod) bool {
 	return pod.Status.Reason == unexpectedAdmission && (strings.Contains(pod.Status.Message, "code = Unavailable") ||
-		strings.Contains(pod.Status.Message, "has been stopped"))
+		strings.Contains(pod.Status.Message, "code = Canceled") || strings.Contains(pod.Status.Message, "has been stopped"))
 }
 
 func keepFirst(moment *time.Time, now time.Time) {

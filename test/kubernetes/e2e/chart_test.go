@@ -41,7 +41,7 @@ const fourShares = "config.default=time-slicing-4"
 func (c *cluster) install(t *testing.T, settings ...string) {
 	t.Helper()
 	arguments := []string{"upgrade", "--install", "virgate", chart,
-		"--namespace", namespace, "--create-namespace", "--wait", "--timeout", "2m"}
+		"--namespace", namespace, "--create-namespace", "--wait", "--timeout", patience.String()}
 	for _, setting := range settings {
 		arguments = append(arguments, "--set", setting)
 	}
@@ -51,7 +51,7 @@ func (c *cluster) install(t *testing.T, settings ...string) {
 // uninstall removes the chart, if it is installed, and waits until its pods are gone.
 func (c *cluster) uninstall(t *testing.T) {
 	t.Helper()
-	c.helm(t, "uninstall", "virgate", "--namespace", namespace, "--ignore-not-found", "--wait", "--cascade", "foreground")
+	c.helm(t, "uninstall", "virgate", "--namespace", namespace, "--ignore-not-found", "--wait", "--cascade", "foreground", "--timeout", patience.String())
 }
 
 func (c *cluster) helm(t *testing.T, arguments ...string) string {
@@ -145,7 +145,7 @@ func (c *cluster) apply(t *testing.T, path string) {
 // removeObject deletes it and waits until what it owns is gone too.
 func removeObject(t *testing.T, objects dynamic.ResourceInterface, name string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	foreground := metav1.DeletePropagationForeground
 	err := objects.Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &foreground})
@@ -186,14 +186,14 @@ func testManifest(t *testing.T, c *cluster) {
 	c.uninstall(t)
 	// Helm leaves it, and there is none if nothing was installed before.
 	_ = c.client.CoreV1().Namespaces().Delete(t.Context(), namespace, metav1.DeleteOptions{})
-	c.await(t, time.Minute, "the namespace to go", func() error {
+	c.await(t, "the namespace to go", func() error {
 		if _, err := c.client.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{}); err == nil {
 			return errNotYet
 		}
 		return nil
 	})
 	c.apply(t, "../../../deployments/virgate.yaml")
-	c.await(t, time.Minute, "the pod to run", func() error {
+	c.await(t, "the pod to run", func() error {
 		pods, err := c.client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
 		if err != nil || len(pods.Items) != 1 {
 			return fmt.Errorf("%d pods, %w", len(pods.Items), err)
@@ -289,7 +289,7 @@ func (c *cluster) nothingLeft(t *testing.T, plugin *v1.Pod) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.await(t, time.Minute, "the chart's objects to be gone", func() error {
+	c.await(t, "the chart's objects to be gone", func() error {
 		if left := c.named(t, "virgate"); len(left) > 0 {
 			return fmt.Errorf("there are %q", left)
 		}

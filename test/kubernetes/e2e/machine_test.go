@@ -395,7 +395,7 @@ conf_dir = '`+c.path("cni")+`'
 		command.Env = append(os.Environ(), "PATH="+c.tools+":"+os.Getenv("PATH"))
 		return command
 	})
-	c.await(t, time.Minute, "containerd", func() error {
+	c.await(t, "containerd", func() error {
 		return exec.Command(filepath.Join(c.tools, "ctr"), "--address", runtimeSocket, "version").Run()
 	})
 	for _, image := range images() {
@@ -434,7 +434,7 @@ imageGCLowThresholdPercent: 99
 		// What the chart's affinity asks for; node feature discovery sets it elsewhere.
 		"--node-labels=nvidia.com/gpu.present=true",
 	)
-	c.await(t, 2*time.Minute, "the node to be ready", func() error {
+	c.await(t, "the node to be ready", func() error {
 		node, err := c.client.CoreV1().Nodes().Get(t.Context(), hostName, metav1.GetOptions{})
 		if err != nil {
 			return err

@@ -33,7 +33,7 @@ import (
 func (c *cluster) plugin(t *testing.T) *v1.Pod {
 	t.Helper()
 	var found *v1.Pod
-	c.await(t, time.Minute, "one pod of Virgate", func() error {
+	c.await(t, "one pod of Virgate", func() error {
 		pods, err := c.client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=virgate"})
 		if err != nil {
 			return err
@@ -96,7 +96,7 @@ func fetch(pod *v1.Pod, path string) (string, error) {
 // value. A label is written as on /metrics: state="applied".
 func (c *cluster) awaitSeries(t *testing.T, pod *v1.Pod, name, value string, labels ...string) {
 	t.Helper()
-	c.await(t, time.Minute, fmt.Sprintf("%s with %s to be %s", name, labels, value), func() error {
+	c.await(t, fmt.Sprintf("%s with %s to be %s", name, labels, value), func() error {
 		values, err := series(pod, name, labels...)
 		if err == nil && !slices.Contains(values, value) {
 			err = fmt.Errorf("there are %q", values)
@@ -153,7 +153,7 @@ func (c *cluster) node(t *testing.T) *v1.Node {
 // but for such as it offers none of.
 func (c *cluster) awaitAllocatable(t *testing.T, want map[string]int64) {
 	t.Helper()
-	c.await(t, 90*time.Second, fmt.Sprintf("allocatable %v", want), func() error {
+	c.await(t, fmt.Sprintf("allocatable %v", want), func() error {
 		return differs(want, c.node(t).Status.Allocatable)
 	})
 }
@@ -162,7 +162,7 @@ func (c *cluster) awaitAllocatable(t *testing.T, want map[string]int64) {
 func (c *cluster) offers(t *testing.T, want map[string]int64) {
 	t.Helper()
 	c.awaitAllocatable(t, want)
-	c.await(t, 90*time.Second, fmt.Sprintf("capacity %v", want), func() error {
+	c.await(t, fmt.Sprintf("capacity %v", want), func() error {
 		return differs(want, c.node(t).Status.Capacity)
 	})
 }
@@ -210,7 +210,7 @@ func (c *cluster) label(t *testing.T, profile string) {
 func (c *cluster) awaitServed(t *testing.T, want map[string]int64) {
 	t.Helper()
 	kubelet := c.kubeletSays(t)
-	c.await(t, 90*time.Second, fmt.Sprintf("the kubelet to have %v", want), func() error {
+	c.await(t, fmt.Sprintf("the kubelet to have %v", want), func() error {
 		answer, err := kubelet.GetAllocatableResources(t.Context(), &api.AllocatableResourcesRequest{})
 		if err != nil {
 			return err
@@ -230,7 +230,7 @@ func (c *cluster) awaitServed(t *testing.T, want map[string]int64) {
 // words, and happened after began; it returns what the event says.
 func (c *cluster) awaitEvent(t *testing.T, began time.Time, reason string, words ...string) (message string) {
 	t.Helper()
-	c.await(t, time.Minute, fmt.Sprintf("the event %s with %q", reason, words), func() error {
+	c.await(t, fmt.Sprintf("the event %s with %q", reason, words), func() error {
 		events, err := c.client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{
 			FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + hostName + ",reason=" + reason,
 		})
@@ -254,7 +254,7 @@ func (c *cluster) awaitEvent(t *testing.T, began time.Time, reason string, words
 // awaitCondition waits until the node's condition GPUSharingReady says so.
 func (c *cluster) awaitCondition(t *testing.T, status v1.ConditionStatus, reason string, words ...string) {
 	t.Helper()
-	c.await(t, time.Minute, fmt.Sprintf("GPUSharingReady to be %s, %s", status, reason), func() error {
+	c.await(t, fmt.Sprintf("GPUSharingReady to be %s, %s", status, reason), func() error {
 		for _, condition := range c.node(t).Status.Conditions {
 			if condition.Type != "GPUSharingReady" {
 				continue
@@ -272,7 +272,7 @@ func (c *cluster) awaitCondition(t *testing.T, status v1.ConditionStatus, reason
 // state of the one that is wanted.
 func (c *cluster) awaitProfile(t *testing.T, name, state string) {
 	t.Helper()
-	c.await(t, time.Minute, fmt.Sprintf("the node to say %s and %s", name, state), func() error {
+	c.await(t, fmt.Sprintf("the node to say %s and %s", name, state), func() error {
 		node := c.node(t)
 		if got, gotState := node.Annotations["virgate.github.io/profile"], node.Labels[profileLabel+".state"]; got != name || gotState != state {
 			return fmt.Errorf("it says %q and %q", got, gotState)
@@ -314,13 +314,13 @@ scrape_configs:
 	c.component(t, "prometheus", func() *exec.Cmd {
 		return exec.Command(program, "--config.file="+c.path("prometheus.yaml"), "--storage.tsdb.path="+c.path("prometheus"), "--web.listen-address=127.0.0.1:9090")
 	})
-	c.await(t, time.Minute, "a scrape", func() error { return found(t, "up{node='"+hostName+"'} == 1") })
+	c.await(t, "a scrape", func() error { return found(t, "up{node='"+hostName+"'} == 1") })
 	if found(t, "ALERTS{alertname='VirgateProfileRejected'}") == nil {
 		t.Fatal("the alert fires while all is well")
 	}
 	c.label(t, "wrong")
 	defer c.label(t, "")
-	c.await(t, time.Minute, "the alert", func() error {
+	c.await(t, "the alert", func() error {
 		return found(t, "ALERTS{alertname='VirgateProfileRejected', alertstate='firing', node='"+hostName+"'}")
 	})
 }

@@ -48,7 +48,7 @@ func (c *cluster) create(t *testing.T, pod *v1.Pod) {
 // remove deletes the pod and waits until it is gone.
 func (c *cluster) remove(t *testing.T, name string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	pods := c.client.CoreV1().Pods(workspace)
 	_ = pods.Delete(ctx, name, metav1.DeleteOptions{})
@@ -71,7 +71,7 @@ func (c *cluster) run(t *testing.T, pod *v1.Pod) {
 func (c *cluster) awaitPhase(t *testing.T, name string, phase v1.PodPhase) *v1.Pod {
 	t.Helper()
 	var got *v1.Pod
-	c.await(t, time.Minute, fmt.Sprintf("pod %s to be %s", name, phase), func() error {
+	c.await(t, fmt.Sprintf("pod %s to be %s", name, phase), func() error {
 		var err error
 		if got, err = c.client.CoreV1().Pods(workspace).Get(t.Context(), name, metav1.GetOptions{}); err != nil {
 			return err
@@ -89,7 +89,7 @@ func (c *cluster) awaitPhase(t *testing.T, name string, phase v1.PodPhase) *v1.P
 func (c *cluster) printed(t *testing.T, name string) []string {
 	t.Helper()
 	var lines []string
-	c.await(t, time.Minute, "pod "+name+"'s output", func() error {
+	c.await(t, "pod "+name+"'s output", func() error {
 		stream, err := c.client.CoreV1().Pods(workspace).GetLogs(name, &v1.PodLogOptions{}).Stream(t.Context())
 		if err != nil {
 			return err
@@ -177,7 +177,7 @@ func (c *cluster) awaitInsufficient(t *testing.T, name, resource string) {
 	t.Helper()
 	one := pod(name, resource, 1)
 	c.create(t, one)
-	c.await(t, time.Minute, fmt.Sprintf("pod %s to find too few of %s", name, resource), func() error {
+	c.await(t, fmt.Sprintf("pod %s to find too few of %s", name, resource), func() error {
 		got, err := c.client.CoreV1().Pods(workspace).Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -252,7 +252,7 @@ func (c *cluster) restart(t *testing.T, name string) {
 			t.Fatal(err)
 		}
 	}
-	c.await(t, time.Minute, "the container of "+name+" to start again", func() error {
+	c.await(t, "the container of "+name+" to start again", func() error {
 		status := c.awaitPhase(t, name, v1.PodRunning).Status.ContainerStatuses[0]
 		if status.RestartCount == before.Status.ContainerStatuses[0].RestartCount || status.State.Running == nil {
 			return fmt.Errorf("it is %v", status.State)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	authentication "k8s.io/api/authentication/v1"
 	v1 "k8s.io/api/core/v1"
@@ -116,7 +115,7 @@ type attempt struct {
 // once, and an allowed one may meet another writer.
 func (c *cluster) allowed(t *testing.T, client *kubernetes.Clientset, a attempt) {
 	t.Helper()
-	c.await(t, 10*time.Second, "the API server's word", func() error {
+	c.await(t, "the API server's word", func() error {
 		err := a.try(t.Context(), client)
 		switch {
 		case a.refused == "":

@@ -287,7 +287,7 @@ func (s *storm) removePods(t *testing.T, now time.Time) {
 // and looks that each pod sees what the kubelet says it holds.
 func (s *storm) standStill(t *testing.T) {
 	t.Helper()
-	s.c.await(t, time.Minute, "the node to come to rest", func() error {
+	s.c.await(t, "the node to come to rest", func() error {
 		if complaints := s.monitor.unlike(); len(complaints) > 0 {
 			return fmt.Errorf("%q", complaints)
 		}

@@ -66,13 +66,13 @@ func TestIndexesStay(t *testing.T) {
 		{"one falls off the bus", func(t *testing.T, sim *simnode.Node) { must(t, sim.Lose(1)) }, "A=0 B=1/lost C=2 D=3"},
 		{"one leaves and comes back", func(t *testing.T, sim *simnode.Node) {
 			must(t, sim.Remove(0))
-			after(rescan)
+			after(enumerated)
 			add(t, sim, "")
 		}, "A=0 B=1 C=2 D=3"},
 		{"another one comes", func(t *testing.T, sim *simnode.Node) { add(t, sim, "a30") }, "A=0 B=1 C=2 D=3 E=4"},
 		{"another one has the driver's index of a known one", func(t *testing.T, sim *simnode.Node) {
 			must(t, sim.Remove(1))
-			after(rescan)
+			after(enumerated)
 			add(t, sim, "a30")
 		}, "A=0 B=1/none C=2/1 D=3/2 E=4/3"},
 		{"the same in one moment", func(t *testing.T, sim *simnode.Node) {
@@ -90,7 +90,7 @@ func TestIndexesStay(t *testing.T) {
 				sim := simulate(t, "a30x4")
 				w := watch(t, sim)
 				test.change(t, sim)
-				after(rescan)
+				after(enumerated)
 				if got := w.numbers(); got != test.want {
 					t.Errorf("indexes %s, want %s", got, test.want)
 				}

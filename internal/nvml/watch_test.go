@@ -25,6 +25,11 @@ import (
 // for events that has to end when the driver is closed.
 const rescan = 30*time.Second + 300*time.Millisecond
 
+// enumerated is the longest time until the driver has been asked for all its GPUs, also when
+// a wait for events that failed has moved the passes: a pass enumerates if the next one would
+// come more than half an interval between probes too late.
+const enumerated = rescan + 5*time.Second
+
 // watched is a Node with Watch running on a simulated node.
 type watched struct {
 	*nvml.Node

@@ -148,6 +148,9 @@ func Run(ctx context.Context, o Options) error {
 	if o.Reporter != nil {
 		options.Reporter = o.Reporter
 	}
+	if o.Profile.Labels != nil {
+		options.Paused = o.Profile.Labels.Paused
+	}
 	if o.Pods != nil {
 		options.Background = append(options.Background, func(ctx context.Context) error {
 			return o.Pods.Watch(ctx, func() {}) // The sampler looks when it samples.

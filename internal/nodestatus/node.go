@@ -50,7 +50,7 @@ func (m *metadata) write(ctx context.Context, report nodereport.Report) (again t
 	wanted := metadataOf(report)
 	if m.written != nil {
 		for key := range m.written.Labels {
-			if _, stays := wanted.Labels[key]; !stays {
+			if _, stays := wanted.Labels[key]; !stays && !(key == MIGStateLabel && report.LayoutsLeft) {
 				wanted.Labels[key] = nil
 			}
 		}

@@ -202,11 +202,17 @@ func (c *cluster) label(t *testing.T, profile string) {
 	if profile != "" {
 		value = profile
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]any{profileLabel: value}}})
+	c.setLabels(t, "", map[string]any{profileLabel: value})
+}
+
+// setLabels sets labels of the node, as the named program; nil takes one away.
+func (c *cluster) setLabels(t *testing.T, program string, labels map[string]any) {
+	t.Helper()
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": labels}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.client.CoreV1().Nodes().Patch(context.WithoutCancel(t.Context()), hostName, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := c.client.CoreV1().Nodes().Patch(context.WithoutCancel(t.Context()), hostName, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: program}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -218,12 +218,21 @@ func heat(t *testing.T, c *cluster, plugin *v1.Pod) {
 // simulate has the pod's simulated node do something.
 func (c *cluster) simulate(t *testing.T, plugin *v1.Pod, verb ...string) {
 	t.Helper()
+	if err := c.trySimulate(t, plugin, verb...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// trySimulate is simulate for what the simulated node may refuse.
+func (c *cluster) trySimulate(t *testing.T, plugin *v1.Pod, verb ...string) error {
+	t.Helper()
 	for _, process := range processes(t, plugin) {
 		socket := fmt.Sprintf("/proc/%d/root/run/virgate/control.sock", process)
 		if output, err := exec.Command(c.path("virgate"), append([]string{"sim", "--control-socket", socket}, verb...)...).CombinedOutput(); err != nil {
-			t.Fatalf("sim %q: %v\n%s", verb, err, output)
+			return fmt.Errorf("sim %q: %w\n%s", verb, err, output)
 		}
 	}
+	return nil
 }
 
 // rollouts is how often one version takes over from another.

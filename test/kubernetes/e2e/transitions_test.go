@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -384,4 +385,41 @@ func testRepartitioning(t *testing.T, c *cluster) {
 		c.report.note(fmt.Sprintf("two H100 to layout %s, %d instances made: label to allocatable, without %s of the driver", each.profile, each.made, drivers),
 			(took - drivers).Round(10*time.Millisecond).String())
 	}
+	besideMIGManager(t, c)
+}
+
+// besideMIGManager does what NVIDIA's mig-manager does to a node that has fourteen 1g.10gb on two
+// H100: Virgate makes no layout beside it, lets go of the GPUs while it is at work, and makes the
+// layouts again when it is gone.
+func besideMIGManager(t *testing.T, c *cluster) {
+	const deploy, plugin, state = "nvidia.com/gpu.deploy.mig-manager", "nvidia.com/gpu.deploy.device-plugin", "nvidia.com/mig.config.state"
+	t.Cleanup(func() { c.setLabels(t, "", map[string]any{deploy: nil, plugin: nil, state: nil}) })
+	small := map[string]int64{"nvidia.com/mig-1g.10gb": 14}
+	c.setLabels(t, "gpu-operator", map[string]any{deploy: "true"})
+	c.awaitCondition(t, v1.ConditionTrue, "Serving", deploy+" of node "+hostName+" is true")
+	c.setLabels(t, "nvidia-mig-manager", map[string]any{state: "pending", plugin: "paused-for-mig-change"})
+	c.label(t, "balanced")
+	c.awaitCondition(t, v1.ConditionFalse, "PausedForMIGChange", plugin)
+	c.awaitAllocatable(t, map[string]int64{})
+	c.await(t, time.Minute, "GPU 0 to be closed, so that it can be reset", func() error {
+		return c.trySimulate(t, c.plugin(t), "reset", "--gpu", "0")
+	})
+	c.setLabels(t, "nvidia-mig-manager", map[string]any{state: "success", plugin: "true"})
+	half := map[string]int64{"nvidia.com/mig-1g.10gb": 7} // A reset takes the partitions.
+	c.awaitAllocatable(t, half)
+	c.awaitProfile(t, "balanced", "applied")
+	if now := c.node(t); differs(half, now.Status.Allocatable) != nil || now.Labels[state] != "success" {
+		t.Errorf("beside mig-manager the node has %v and says %q; want what that has made and said", offered(now.Status.Allocatable), now.Labels[state])
+	}
+	c.setLabels(t, "gpu-operator", map[string]any{deploy: nil}) // But it has been seen at work.
+	c.awaitCondition(t, v1.ConditionTrue, "Serving", "nvidia-mig-manager has written the label "+state)
+	c.setLabels(t, "gpu-operator", map[string]any{deploy: "false"})
+	c.label(t, "small")
+	c.awaitAllocatable(t, small)
+	c.await(t, time.Minute, "the state to be Virgate's", func() error {
+		if now := c.node(t).Labels[state]; now != "success" {
+			return fmt.Errorf("it is %q", now)
+		}
+		return nil
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/virgate/virgate/sharing"
 )
@@ -16,6 +17,8 @@ type Config struct {
 	Profile sharing.Profile
 	// Startup has the settings that take effect when the program starts.
 	Startup StartupSettings
+	// Discovery has those that only GPU feature discovery obeys.
+	Discovery FeatureDiscovery
 	// Layouts are the MIG layouts that can be named beside the built-in ones: the
 	// profile's own, then those of mig-parted documents in the same ConfigMap.
 	Layouts MIGLayouts
@@ -46,6 +49,17 @@ type StartupSettings struct {
 	// CDIFeatures are feature flags of nvcdi, the library that makes the CDI
 	// specs, separated by commas. Default none.
 	CDIFeatures string
+}
+
+// FeatureDiscovery are the settings of GPU feature discovery alone.
+type FeatureDiscovery struct {
+	// Oneshot ends it when the labels are written, NoTimestamp leaves out the time.
+	Oneshot, NoTimestamp bool
+	// SleepInterval is the time between two readings of the GPUs.
+	SleepInterval time.Duration
+	// UseNodeFeatureAPI writes a NodeFeature object and not OutputFile.
+	UseNodeFeatureAPI           bool
+	OutputFile, MachineTypeFile string
 }
 
 // CheckUnchanged returns an error that names each setting that differs, with both values.
@@ -153,7 +167,12 @@ func readProfile(root value, overrides Overrides, layouts MIGLayouts) Config {
 
 	notes := root.source.notes
 	slices.SortStableFunc(notes, func(a, b Note) int { return cmp.Compare(a.Line, b.Line) })
-	return Config{Profile: profile, Layouts: layouts, Allowed: allowed, Notes: notes, Startup: StartupSettings{
+	interval, _ := time.ParseDuration(set["flags.gfd.sleepInterval"]) // A wrong one is a problem.
+	discovery := FeatureDiscovery{
+		Oneshot: set.on("flags.gfd.oneshot"), NoTimestamp: set.on("flags.gfd.noTimestamp"), SleepInterval: interval,
+		UseNodeFeatureAPI: set.on("flags.useNodeFeatureAPI"), OutputFile: set["flags.gfd.outputFile"], MachineTypeFile: set["flags.gfd.machineTypeFile"],
+	}
+	return Config{Profile: profile, Layouts: layouts, Allowed: allowed, Notes: notes, Discovery: discovery, Startup: StartupSettings{
 		FailOnInitError:         set.on(pathFailOnInitError),
 		DriverRoot:              set[pathDriverRoot],
 		DevRoot:                 cmp.Or(set[pathDevRoot], set[pathDriverRoot]),

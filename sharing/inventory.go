@@ -33,8 +33,16 @@ type GPU struct {
 	Architecture string `json:"architecture,omitempty"`
 	// ComputeCapability is the CUDA compute capability, "8.0"; empty when unknown.
 	ComputeCapability string `json:"computeCapability,omitempty"`
+	// PCIClass is the PCI class: 0x030200 for a GPU without a display, 0x030000 with one; 0
+	// when unknown.
+	PCIClass uint32 `json:"-"`
+	// Clique is "<cluster UUID>.<clique>" of the fabric of NVLinks between machines that the
+	// GPU has joined; empty for none.
+	Clique string `json:"-"`
 	// NUMANode is the NUMA node next to the GPU; -1 when it has none.
 	NUMANode int `json:"numaNode"`
+	// MIGCapable says that the GPU can have MIG enabled.
+	MIGCapable bool `json:"-"`
 	// MIG says that MIG mode is enabled now. Such a GPU runs no work as a whole.
 	MIG bool `json:"mig"`
 	// MIGPending is what MIG will be after the next reset of the GPU; it
@@ -74,9 +82,25 @@ type Partition struct {
 	Placement mig.Placement `json:"placement"`
 	// Memory is the partition's memory in bytes; 0 when unknown.
 	Memory uint64 `json:"memory,omitempty"`
+	// Attributes say what the partition has of its GPU; zero when unknown.
+	Attributes PartitionAttributes `json:"-"`
 	// Health says whether this partition may be used. A fault of the GPU holds
 	// for the partition too and is not repeated here.
 	Health Health `json:"fault,omitzero"`
+}
+
+// PartitionAttributes say what a partition has of its GPU. Engines may be shared with
+// other partitions of the same GPU instance.
+type PartitionAttributes struct {
+	MemoryMiB       uint64 `json:"memoryMiB"`
+	Multiprocessors int    `json:"multiprocessors"`
+	GPUSlices       int    `json:"gpuSlices"`
+	ComputeSlices   int    `json:"computeSlices"`
+	CopyEngines     int    `json:"copyEngines"`
+	Decoders        int    `json:"decoders"`
+	Encoders        int    `json:"encoders"`
+	JPEGEngines     int    `json:"jpegEngines"`
+	OFAEngines      int    `json:"ofaEngines"`
 }
 
 // Link is the connection from a GPU to another one of the node.

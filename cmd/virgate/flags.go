@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,13 +21,13 @@ import (
 )
 
 // settingFlags are the flags of NVIDIA's device plugin and a few of Virgate's own. Variables
-// are for overrides and not for the flag library, so that an error can name the source. With
-// names, only the help of those is shown; the others have no effect, but the command line of
-// another command is accepted.
-func settingFlags(shown ...string) []cli.Flag {
+// are for overrides and not for the flag library, so that an error can name the source.
+func settingFlags() []cli.Flag { return flagsOf(configs.Settings()) }
+
+func flagsOf(settings []configs.Setting) []cli.Flag {
 	var flags []cli.Flag
-	for _, s := range configs.Settings() {
-		usage, hidden := s.Usage, shown != nil && !slices.Contains(shown, s.Flag)
+	for _, s := range settings {
+		usage := s.Usage
 		for _, variable := range variables(s) {
 			usage += " [$" + variable + "]"
 		}
@@ -36,25 +37,24 @@ func settingFlags(shown ...string) []cli.Flag {
 		}
 		switch s.Type {
 		case configs.TypeBool:
-			flags = append(flags, &cli.BoolFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default, Hidden: hidden})
+			flags = append(flags, &cli.BoolFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default})
 		case configs.TypeList, configs.TypeNumbers: // May be repeated, besides the commas.
-			flags = append(flags, &cli.StringSliceFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default, Hidden: hidden})
+			flags = append(flags, &cli.StringSliceFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default})
 		default:
-			flags = append(flags, &cli.StringFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default, Hidden: hidden})
+			flags = append(flags, &cli.StringFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default})
 		}
 	}
 	return flags
 }
 
-// planFlags are those of settingFlags of which something depends that is only planned.
-func planFlags() []cli.Flag {
-	return settingFlags("mig-strategy", "nvidia-driver-root", "container-driver-root", "device-list-strategy", "device-id-strategy", "shared-devices-allocation-policy")
-}
-
 // overrides are the settings that flags and variables make, by document path.
 func overrides(cmd *cli.Command, environment environment) configs.Overrides {
+	return overridesOf(cmd, environment, slices.Concat(configs.Settings(), configs.EnvOnlySettings()))
+}
+
+func overridesOf(cmd *cli.Command, environment environment, settings []configs.Setting) configs.Overrides {
 	overrides := configs.Overrides{}
-	for _, s := range slices.Concat(configs.Settings(), configs.EnvOnlySettings()) {
+	for _, s := range settings {
 		if s.Flag != "" && cmd.IsSet(s.Flag) {
 			value := fmt.Sprint(cmd.Value(s.Flag))
 			if list := cmd.StringSlice(s.Flag); list != nil {
@@ -224,30 +224,67 @@ func watchedPods(cmd *cli.Command, log *slog.Logger) (*configsource.Pods, error)
 	return configsource.NewPods(api, node, log), nil
 }
 
-func reportFlags() []cli.Flag {
+func reportFlags(environment environment) []cli.Flag {
+	namespace, _ := environment("NAMESPACE")
 	category := "what the Node says; it takes --node-name and an API server"
 	return []cli.Flag{
 		&cli.BoolFlag{Name: "node-events", Value: true, DefaultText: "true", Usage: "write Events about profiles and GPUs", Category: category},
 		&cli.BoolFlag{Name: "node-condition", Value: true, DefaultText: "true", Usage: "write the condition " + nodestatus.ConditionType, Category: category},
 		&cli.BoolFlag{Name: "node-annotations", Value: true, DefaultText: "true", Usage: "write annotations with the profile in force, and the labels " + nodestatus.StateLabel + " and " + nodestatus.MIGStateLabel, Category: category},
+		&cli.BoolFlag{Name: "feature-labels", Usage: "write labels that say what GPUs the node has and how they are shared, as GPU feature discovery does", Category: category},
+		&cli.StringFlag{Name: "feature-output", Value: nodestatus.FeaturesToNode, Usage: "where they go: node, or to node feature discovery (NFD) as nfd-file or nfd-api", Category: category},
+		&cli.StringFlag{Name: "feature-file", Value: "/etc/kubernetes/node-feature-discovery/features.d/virgate", Usage: "the file of nfd-file", Category: category},
+		&cli.StringFlag{Name: "feature-namespace", Value: namespace, Usage: "the namespace of the NodeFeature object of nfd-api, and of this pod, whose name is in $POD_NAME [$NAMESPACE]", Category: category},
+		&cli.StringFlag{Name: "machine-type-file", Value: "/sys/class/dmi/id/product_name", Usage: "the file with the machine's name, for the label gpu.machine", Category: category},
 		&cli.BoolFlag{Name: "remove-stale-resources", Usage: "remove resources that Virgate has stopped from the Node's capacity, minutes later", Category: category},
 	}
 }
 
+// featureOutput is where feature labels go: nowhere, unless they are asked for.
+func featureOutput(cmd *cli.Command, environment environment) (nodestatus.FeatureOutput, error) {
+	var output nodestatus.FeatureOutput
+	if !cmd.Bool("feature-labels") {
+		return output, nil
+	}
+	pod, _ := environment("POD_NAME")
+	output = nodestatus.FeatureOutput{
+		Kind: cmd.String("feature-output"), File: cmd.String("feature-file"),
+		Namespace: cmd.String("feature-namespace"), Name: "virgate-features-for-" + cmd.String("node-name"), Pod: pod,
+	}
+	switch {
+	case !slices.Contains([]string{nodestatus.FeaturesToNode, nodestatus.FeaturesToFile, nodestatus.FeaturesToNFD}, output.Kind):
+		return output, usageError{fmt.Errorf("--feature-output %q is none of node, nfd-file, nfd-api", output.Kind)}
+	case output.Kind == nodestatus.FeaturesToFile && output.File == "":
+		return output, usageError{errors.New("--feature-output nfd-file needs --feature-file")}
+	case output.Kind == nodestatus.FeaturesToNFD && output.Namespace == "":
+		return output, usageError{errors.New("--feature-output nfd-api needs --feature-namespace")}
+	}
+	return output, nil
+}
+
+// machineName is the machine's, from the file; empty when unknown.
+func machineName(path string, log *slog.Logger) string {
+	data, err := os.ReadFile(path)
+	if err != nil && path != "" {
+		log.Info("machine's name not read", "error", err)
+	}
+	return string(data)
+}
+
 // newReporter makes the reporter to Kubernetes; nil when nothing is to be reported.
 // Where there is no API server, that is an error only if a flag asked for a report.
-func newReporter(cmd *cli.Command, log *slog.Logger) (*nodestatus.Reporter, error) {
+func newReporter(cmd *cli.Command, features nodestatus.FeatureOutput, log *slog.Logger) (*nodestatus.Reporter, error) {
 	options := nodestatus.Options{
 		Node: cmd.String("node-name"), Events: cmd.Bool("node-events"), Condition: cmd.Bool("node-condition"),
 		Annotations: cmd.Bool("node-annotations"), RemoveStale: cmd.Bool("remove-stale-resources"),
-		Logger: log,
+		Features: features, Logger: log,
 	}
-	if !options.Events && !options.Condition && !options.Annotations && !options.RemoveStale {
+	if !options.Events && !options.Condition && !options.Annotations && !options.RemoveStale && features.Kind == "" {
 		return nil, nil
 	}
 	asked := ""
-	for _, name := range []string{"node-events", "node-condition", "node-annotations", "remove-stale-resources"} {
-		if cmd.IsSet(name) && cmd.Bool(name) {
+	for _, name := range []string{"node-events", "node-condition", "node-annotations", "remove-stale-resources", "feature-labels"} {
+		if cmd.IsSet(name) && cmd.Bool(name) && (name != "feature-labels" || features.NeedsAPI()) {
 			asked = name
 		}
 	}
@@ -264,6 +301,9 @@ func newReporter(cmd *cli.Command, log *slog.Logger) (*nodestatus.Reporter, erro
 		return nil, usageError{fmt.Errorf("--%s: %w", asked, err)}
 	default:
 		log.Info("nothing is reported to Kubernetes", "because", err)
+		if features.Kind == nodestatus.FeaturesToFile {
+			return nodestatus.New(nodestatus.Options{Features: features, Logger: log})
+		}
 		return nil, nil
 	}
 }

@@ -49,7 +49,7 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 		Commands: []*cli.Command{
 			runCommand(environment, stderr), planCommand(environment), checkCommand(environment),
 			statusCommand(), healthCommand(), gpuCommand(), migCommand(environment), simCommand(), demoCommand(), versionCommand(),
-			configManagerCommand(environment, stderr),
+			configManagerCommand(environment, stderr), featureDiscoveryCommand(environment, stderr),
 		},
 		Action: func(_ context.Context, cmd *cli.Command) error { return cli.ShowRootCommandHelp(cmd) },
 	}
@@ -101,14 +101,14 @@ func addUsageErrors(cmd *cli.Command) {
 }
 
 // impliedCommand adds the command that the program's name stands for: it takes the
-// place of two programs of NVIDIA's image when only the image is replaced.
+// place of programs of NVIDIA's image when only the image is replaced.
 func impliedCommand(args []string) []string {
 	if len(args) > 0 {
-		switch filepath.Base(args[0]) {
+		switch name := filepath.Base(args[0]); name {
 		case "nvidia-device-plugin":
 			return slices.Insert(slices.Clone(args), 1, "run")
-		case "config-manager":
-			return slices.Insert(slices.Clone(args), 1, "config-manager")
+		case "config-manager", featureDiscoveryName:
+			return slices.Insert(slices.Clone(args), 1, name)
 		}
 	}
 	return args

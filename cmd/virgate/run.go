@@ -18,6 +18,7 @@ import (
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/daemon"
+	"github.com/virgate/virgate/internal/features"
 	"github.com/virgate/virgate/plugin"
 )
 
@@ -43,7 +44,7 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 		Description: "Changes of the profile, of the GPUs and of the kubelet are followed while running.\n" +
 			"SIGHUP makes it read its inputs again, SIGTERM ends it and leaves the devices to a successor.\n\n" +
 			"Example: virgate run --node sim:dgx-a100 --config profile.yaml --device-plugin-dir /tmp/dp",
-		Flags: slices.Concat(pluginDirFlags(environment), flags, metricsFlags(), clusterFlags(environment), reportFlags(), grantFlags(), settingFlags()),
+		Flags: slices.Concat(pluginDirFlags(environment), flags, metricsFlags(), clusterFlags(environment), reportFlags(environment), grantFlags(), settingFlags()),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			var level slog.Level
 			if err := level.UnmarshalText([]byte(cmd.String("log-level"))); err != nil {
@@ -83,7 +84,14 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 	if options.Pods, err = watchedPods(cmd, log); err != nil {
 		return err
 	}
-	if options.Reporter, err = newReporter(cmd, log); err != nil {
+	output, err := featureOutput(cmd, environment)
+	if err != nil {
+		return err
+	}
+	if output.Kind != "" {
+		options.Features = &features.Node{Machine: machineName(cmd.String("machine-type-file"), log), Timestamp: time.Now().Unix()}
+	}
+	if options.Reporter, err = newReporter(cmd, output, log); err != nil {
 		return err
 	}
 	if options.Profile, err = profileOptions(cmd, overrides(cmd, environment), log); err != nil {

@@ -101,6 +101,9 @@ type Options struct {
 	StateWriteError func() error
 	// Reporter tells Kubernetes what happens on this node; nil where nothing does.
 	Reporter Reporter
+	// Features are the labels of the node with these GPUs and this profile; nil for none. It
+	// must not wait.
+	Features func([]sharing.GPU, sharing.Profile) map[string]string
 	// Partitioner makes and destroys partitions, as far as the profile allows. Journal
 	// keeps the changes begun; Refresh returns when the inventory shows what was made.
 	// LetGo is as in migchange.Options.
@@ -109,9 +112,6 @@ type Options struct {
 	Journal     migchange.Store
 	Refresh     func(ctx context.Context) error
 	Releases    ReleaseOptions
-	// Paused says whether another program changes the GPUs' MIG layouts just now and needs them
-	// closed, and whether that is known; nil for never. ConfigSource.Watch tells of changes.
-	Paused func() (paused, known bool)
 	// Control serves the control socket, with gpu for what is below /gpu; nil for none.
 	Control func(ctx context.Context, gpu http.Handler) error
 }

@@ -23,11 +23,12 @@ type state struct {
 	plan    sharing.Plan
 	planned bool
 	gpus    []sharing.GPU
+	// features are the labels that follow from gpus and profile; nil before those are known.
+	features map[string]string
 	// host is what was last prepared for allocate responses.
 	host plugin.Host
 	// rejected says why the wanted profile is not in force, unread why no GPU can be read.
 	rejected, unread error
-	pause            pause
 }
 
 // requestPlan asks the loop to read its inputs again. Bursts become one reading.
@@ -69,13 +70,6 @@ func (a *agent) decide() {
 	next := *last
 
 	a.selectProfile(last, &next)
-	next.pause = a.pauseNow()
-	if next.pause.paused != last.pause.paused {
-		a.Logger.Warn("mig-manager pauses this program by a label of the Node", "paused", next.pause.paused)
-	}
-	if next.pause.paused || next.pause != last.pause {
-		defer notify(a.releases.begun)
-	}
 	var gpus []sharing.GPU
 	if gpus, next.unread = a.Node.Inventory(); next.unread == nil {
 		next.gpus = gpus
@@ -84,7 +78,12 @@ func (a *agent) decide() {
 	}
 	defer a.wakeReport()
 	defer a.mig.Wake()
-	defer a.state.Store(&next)
+	defer func() {
+		if a.Features != nil && next.profile != nil && next.unread == nil {
+			next.features = a.Features(next.gpus, next.profile.Profile)
+		}
+		a.state.Store(&next)
+	}()
 	if next.profile == nil || (next.unread != nil && !last.planned) {
 		return
 	}

@@ -65,7 +65,7 @@ func (a *agent) wakeReport() { notify(a.reportWake) }
 
 func (a *agent) nodeReport(s *state, p profileProgress, status plugin.Status) nodereport.Report {
 	report := nodereport.Report{
-		State: p.state, Wanted: profileRef(s.wanted), Applied: p.applied, Gone: p.gone,
+		State: p.state, Wanted: profileRef(s.wanted), Applied: p.applied, Gone: p.gone, Features: s.features,
 		Layouts: p.layouts, Waits: p.waits, Units: a.Health.Health().Units, Renumbering: sharing.Renumbering(s.gpus), Hit: map[string][]string{},
 	}
 	ofAnyGPU := func(a sharing.Allocation) bool { return a.AnyGPU }
@@ -79,7 +79,6 @@ func (a *agent) nodeReport(s *state, p profileProgress, status plugin.Status) no
 		report.Problem = firstProblem(s.rejected)
 		report.LayoutRefused = errors.Is(s.rejected, configs.ErrMIGLayout)
 	}
-	report.LayoutsLeft = s.profile != nil && s.profile.Profile.MIG.LeftTo != ""
 	report.Ready, report.Reason, report.Message = readiness(s, p, status, a.draining.Load())
 	for i := range a.unserved {
 		if err := a.unserved[i].Load(); err != nil && *err != nil {
@@ -110,8 +109,6 @@ func readiness(s *state, p profileProgress, status plugin.Status, draining bool)
 	switch {
 	case draining:
 		return nodereport.ConditionFalse, "Draining", "all devices are being withdrawn"
-	case s.pause.paused:
-		return nodereport.ConditionFalse, "PausedForMIGChange", pausedText
 	case s.profile == nil && errors.Is(s.rejected, configs.ErrPending):
 		return nodereport.ConditionUnknown, "Starting", "the profile is " + s.rejected.Error()
 	case s.profile == nil && s.rejected != nil:
@@ -133,9 +130,6 @@ func readiness(s *state, p profileProgress, status plugin.Status, draining bool)
 	}
 	if slices.ContainsFunc(s.plan.Warnings, func(w string) bool { return strings.HasSuffix(w, sharing.NoMIGRight) }) {
 		offer += "; partitions cannot all be read: " + sharing.NoMIGRight
-	}
-	if left := s.profile.Profile.MIG.LeftTo; left != "" {
-		offer += "; " + left
 	}
 	deaf := unregistered(status)
 	switch {

@@ -15,6 +15,7 @@ import (
 	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/cdi"
 	"github.com/virgate/virgate/internal/configsource"
+	"github.com/virgate/virgate/internal/features"
 	"github.com/virgate/virgate/internal/host"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
@@ -68,6 +69,9 @@ type Options struct {
 	// AllowReset lets the program reset GPUs.
 	AllowReset bool
 
+	// Features has the labels of the node made, from what does not change while the program
+	// runs; nil for none. The Reporter writes them.
+	Features *features.Node
 	// Reporter writes to the Node; nil for nothing.
 	Reporter *nodestatus.Reporter
 }
@@ -148,8 +152,12 @@ func Run(ctx context.Context, o Options) error {
 	if o.Reporter != nil {
 		options.Reporter = o.Reporter
 	}
-	if o.Profile.Labels != nil {
-		options.Paused = o.Profile.Labels.Paused
+	if o.Features != nil {
+		options.Features = func(gpus []sharing.GPU, profile sharing.Profile) map[string]string {
+			n, versions := *o.Features, node.Versions()
+			n.GPUs, n.Profile, n.Driver, n.CUDA = gpus, profile, versions.Driver, versions.CUDA
+			return features.Labels(n)
+		}
 	}
 	if o.Pods != nil {
 		options.Background = append(options.Background, func(ctx context.Context) error {

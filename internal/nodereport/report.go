@@ -123,8 +123,6 @@ type Report struct {
 	// LayoutRefused says that the MIG layout which the node's label names cannot
 	// be had, so that Layouts are those of the last one that could.
 	LayoutRefused bool
-	// LayoutsLeft says that another program makes the MIG layouts and tells their state.
-	LayoutsLeft bool
 	// Renumbering is that of sharing.Renumbering.
 	Renumbering string
 	// Units is the health of all units, by GPU and partition index.
@@ -134,6 +132,9 @@ type Report struct {
 	Hit map[string][]string
 	// Waits are the units for whose holders the profile waits, by GPU and partition index.
 	Waits []Wait
+	// Features are the labels that say what GPUs the node has and how they are shared; nil
+	// while that is not known, or where nobody wants them.
+	Features map[string]string
 	// Gone are the resources that this program has advertised and stopped, by
 	// name.
 	Gone []GoneResource

@@ -52,6 +52,10 @@ func connect(config *rest.Config, node string, timeout time.Duration) (client, e
 
 // node is what is read of a Node.
 type node struct {
+	Metadata struct {
+		Labels      map[string]string `json:"labels"`
+		Annotations map[string]string `json:"annotations"`
+	} `json:"metadata"`
 	Status struct {
 		Conditions []corev1.NodeCondition `json:"conditions"`
 		Capacity   map[string]string      `json:"capacity"`

@@ -31,6 +31,10 @@ type fakeAPI struct {
 	// node is nil while there is none.
 	node   *corev1.Node
 	events map[string]corev1.Event
+	// features is the NodeFeature virgate/features, nil while there is none; pod answers for the
+	// program's pod, empty for 403.
+	features map[string]any
+	pod      string
 	// requests are "METHOD PATH CONTENT-TYPE", in their order.
 	requests []string
 	// refuse answers a request with this status, 0 for none, by its path's end.
@@ -86,6 +90,14 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		f.serveNode(w, r, body)
 	case strings.HasPrefix(path, "/api/v1/namespaces/default/events"):
 		f.serveEvent(w, r, body)
+	case strings.HasPrefix(path, "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/virgate/nodefeatures"):
+		f.serveFeatures(w, r, body)
+	case path == "/api/v1/namespaces/virgate/pods/virgate-1":
+		if f.pod == "" {
+			answer(w, http.StatusForbidden, "no right")
+			return
+		}
+		_, _ = io.WriteString(w, f.pod)
 	default:
 		f.t.Errorf("%s %s: nothing of Virgate's", r.Method, path)
 		answer(w, http.StatusNotFound, "no such thing")
@@ -307,4 +319,34 @@ func (f *fakeAPI) count(prefix string) int {
 		}
 	}
 	return count
+}
+
+// serveFeatures keeps one NodeFeature, as a real server with NFD's CustomResourceDefinition does.
+func (f *fakeAPI) serveFeatures(w http.ResponseWriter, r *http.Request, body []byte) {
+	one := strings.HasSuffix(r.URL.Path, "/nodefeatures/features")
+	switch {
+	case r.Method == http.MethodPost && !one && f.features == nil:
+	case r.Method == http.MethodPut && one && f.features != nil:
+	case r.Method == http.MethodGet && one && f.features != nil:
+		_ = json.NewEncoder(w).Encode(f.features)
+		return
+	case r.Method == http.MethodGet && one:
+		answer(w, http.StatusNotFound, "no such object")
+		return
+	default:
+		f.t.Errorf("%s %s", r.Method, r.URL.Path)
+	}
+	var next map[string]any
+	if err := json.Unmarshal(body, &next); err != nil {
+		answer(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	metadata := next["metadata"].(map[string]any)
+	if f.features != nil && metadata["resourceVersion"] != f.features["metadata"].(map[string]any)["resourceVersion"] {
+		answer(w, http.StatusConflict, "another version")
+		return
+	}
+	metadata["resourceVersion"] = fmt.Sprint(len(f.requests))
+	f.features = next
+	_, _ = w.Write([]byte("{}"))
 }

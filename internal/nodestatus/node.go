@@ -3,6 +3,8 @@ package nodestatus
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -36,8 +38,14 @@ const (
 
 type metadata struct {
 	client client
-	// written is what the Node was last given; nil while that is not known.
+	// features writes the feature labels, noProfile nothing of the profile. Both go in one
+	// patch, so that nobody sees the one without the other.
+	features, noProfile bool
+	log                 *slog.Logger
+	// written is what the Node was last given of the profile; nil while that is not known.
 	written *objectMeta
+	// leftToNFD are the feature labels that were last found to be NFD's.
+	leftToNFD []string
 }
 
 // objectMeta is a patch of a Node's metadata. A nil value takes the key away.
@@ -47,22 +55,31 @@ type objectMeta struct {
 }
 
 func (m *metadata) write(ctx context.Context, report nodereport.Report) (again time.Duration, err error) {
-	wanted := metadataOf(report)
+	wanted, patch := metadataOf(report), objectMeta{Annotations: map[string]*string{}, Labels: map[string]*string{}}
 	if m.written != nil {
 		for key := range m.written.Labels {
-			if _, stays := wanted.Labels[key]; !stays && !(key == MIGStateLabel && report.LayoutsLeft) {
+			if _, stays := wanted.Labels[key]; !stays {
 				wanted.Labels[key] = nil
 			}
 		}
-		if reflect.DeepEqual(wanted, *m.written) {
-			return 0, nil
+	}
+	if !m.noProfile && (m.written == nil || !reflect.DeepEqual(wanted, *m.written)) {
+		maps.Copy(patch.Annotations, wanted.Annotations)
+		maps.Copy(patch.Labels, wanted.Labels)
+	}
+	if m.features && report.Features != nil {
+		if err := m.addFeatures(ctx, report.Features, patch); err != nil {
+			return 0, err
+		}
+		again = recheck
+	}
+	if len(patch.Annotations) > 0 || len(patch.Labels) > 0 {
+		if err := m.client.patchNode(ctx, types.StrategicMergePatchType, map[string]any{"metadata": patch}); err != nil {
+			return 0, err
 		}
 	}
-	if err := m.client.patchNode(ctx, types.StrategicMergePatchType, map[string]any{"metadata": wanted}); err != nil {
-		return 0, err
-	}
 	m.written = &wanted
-	return 0, nil
+	return again, nil
 }
 
 func metadataOf(report nodereport.Report) objectMeta {

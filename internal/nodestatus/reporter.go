@@ -29,6 +29,8 @@ type Options struct {
 	Condition bool
 	// Annotations writes the Node's annotations and its labels.
 	Annotations bool
+	// Features says where feature labels go; the zero value for nowhere.
+	Features FeatureOutput
 	// RemoveStale removes resources that were stopped from the Node's capacity,
 	// when they have been 0 for long enough.
 	RemoveStale bool
@@ -90,9 +92,13 @@ func defaultTiming() timing {
 }
 
 func newReporter(options Options, timing timing) (*Reporter, error) {
-	client, err := connect(options.Config, options.Node, timing.request)
-	if err != nil {
-		return nil, err
+	var client client
+	onlyFile := options.Features.Kind == FeaturesToFile && !options.Events && !options.Condition && !options.Annotations && !options.RemoveStale
+	if !onlyFile {
+		var err error
+		if client, err = connect(options.Config, options.Node, timing.request); err != nil {
+			return nil, err
+		}
 	}
 	log := cmp.Or(options.Logger, slog.New(slog.DiscardHandler))
 	r := &Reporter{queue: newEventQueue(timing), events: options.Events}
@@ -101,7 +107,12 @@ func newReporter(options Options, timing timing) (*Reporter, error) {
 			r.loops = append(r.loops, newWriteLoop(newWriter, r.lastReport, timing, log.With("component", "report", "writes", what)))
 		}
 	}
-	add(options.Annotations, "annotations", func() writer { return &metadata{client: client} })
+	toNode := options.Features.Kind == FeaturesToNode
+	add(options.Annotations || toNode, "annotations", func() writer {
+		return &metadata{client: client, noProfile: !options.Annotations, features: toNode, log: log.With("component", "report")}
+	})
+	add(options.Features.Kind == FeaturesToFile, "feature labels", func() writer { return featureFile{options.Features.File} })
+	add(options.Features.Kind == FeaturesToNFD, "feature labels", func() writer { return &NodeFeature{client: client, FeatureOutput: options.Features} })
 	add(options.Condition, "condition", func() writer { return &condition{client: client} })
 	add(options.Events, "events", func() writer {
 		return &eventWriter{queue: r.queue, client: client, log: log.With("component", "report")}

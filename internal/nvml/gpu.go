@@ -69,7 +69,7 @@ func identify(lib Library, device Device, index int) (*knownGPU, error) {
 	if err != nil {
 		return nil, err
 	}
-	gpu.PCIBusID = pci.BusID
+	gpu.PCIBusID, gpu.PCIClass = pci.BusID, pci.Class
 	if node, err := lib.DeviceGetNumaNodeId(device); err == nil {
 		gpu.NUMANode = node
 	}
@@ -103,7 +103,11 @@ func (g *knownGPU) read(lib Library) (reading, error) {
 	if err != nil && !unsupported(err) {
 		return r, err
 	}
-	r.gpu.MIG, r.gpu.MIGPending = mode.Current, mode.Pending
+	r.gpu.MIG, r.gpu.MIGPending, r.gpu.MIGCapable = mode.Current, mode.Pending, err == nil
+	// A GPU may join the fabric long after the driver was loaded.
+	if fabric, err := lib.DeviceGetGpuFabricInfo(g.device); err == nil && fabric.Registered {
+		r.gpu.Clique = fmt.Sprintf("%s.%d", fabric.Cluster, fabric.Clique)
+	}
 	if r.gpu.MIG {
 		if err = g.readPartitions(lib, &r); err != nil {
 			return r, err
@@ -292,6 +296,9 @@ func (g *knownGPU) readPartition(lib Library, r *reading, device Device, index i
 	p, err := identifyPartition(lib, device, index)
 	if err != nil {
 		return p, err
+	}
+	if attributes, err := lib.DeviceGetAttributes(device); err == nil {
+		p.Attributes = attributes
 	}
 	err = g.readInstances(lib, &p)
 	if errors.Is(err, NoPermission) {

@@ -118,6 +118,10 @@ func (l *intercepted) SystemGetDriverVersion() (string, error) {
 	return invoke0(l, "SystemGetDriverVersion", Library.SystemGetDriverVersion)
 }
 
+func (l *intercepted) SystemGetCudaDriverVersion() (int, error) {
+	return invoke0(l, "SystemGetCudaDriverVersion", Library.SystemGetCudaDriverVersion)
+}
+
 func (l *intercepted) DeviceGetCount() (int, error) {
 	return invoke0(l, "DeviceGetCount", Library.DeviceGetCount)
 }
@@ -210,6 +214,10 @@ func (l *intercepted) DeviceGetNvLinkRemotePciInfo(d Device, link int) (PCIInfo,
 	return invoke2(l, "DeviceGetNvLinkRemotePciInfo", Library.DeviceGetNvLinkRemotePciInfo, d, link)
 }
 
+func (l *intercepted) DeviceGetGpuFabricInfo(d Device) (FabricInfo, error) {
+	return invoke1(l, "DeviceGetGpuFabricInfo", Library.DeviceGetGpuFabricInfo, d)
+}
+
 func (l *intercepted) DeviceGetVirtualizationMode(d Device) (VirtualizationMode, error) {
 	return invoke1(l, "DeviceGetVirtualizationMode", Library.DeviceGetVirtualizationMode, d)
 }
@@ -232,6 +240,10 @@ func (l *intercepted) DeviceGetGpuInstanceId(d Device) (int, error) {
 
 func (l *intercepted) DeviceGetComputeInstanceId(d Device) (int, error) {
 	return invoke1(l, "DeviceGetComputeInstanceId", Library.DeviceGetComputeInstanceId, d)
+}
+
+func (l *intercepted) DeviceGetAttributes(d Device) (Attributes, error) {
+	return invoke1(l, "DeviceGetAttributes", Library.DeviceGetAttributes, d)
 }
 
 func (l *intercepted) DeviceGetGpuInstanceById(d Device, id int) (GPUInstance, error) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
 )
 
 // Library is the part of NVML that Virgate uses, one method a call, named as in
@@ -20,6 +21,8 @@ type Library interface {
 	Init() error
 	Shutdown() error
 	SystemGetDriverVersion() (string, error)
+	// SystemGetCudaDriverVersion is the newest CUDA that the driver runs: 12080 for 12.8.
+	SystemGetCudaDriverVersion() (int, error)
 
 	DeviceGetCount() (int, error)
 	DeviceGetHandleByIndex(index int) (Device, error)
@@ -75,6 +78,9 @@ type Library interface {
 	// or a switch.
 	DeviceGetNvLinkRemotePciInfo(d Device, link int) (PCIInfo, error)
 
+	// DeviceGetGpuFabricInfo is NotSupported on GPUs before Hopper.
+	DeviceGetGpuFabricInfo(Device) (FabricInfo, error)
+
 	// DeviceGetVirtualizationMode says how a virtual machine has the GPU, if one has it.
 	DeviceGetVirtualizationMode(Device) (VirtualizationMode, error)
 	DeviceGetMigMode(Device) (MIGMode, error)
@@ -84,6 +90,8 @@ type Library interface {
 	DeviceGetMigDeviceHandleByIndex(parent Device, index int) (Device, error)
 	DeviceGetGpuInstanceId(mig Device) (int, error)
 	DeviceGetComputeInstanceId(mig Device) (int, error)
+	// DeviceGetAttributes is NotSupported for a GPU.
+	DeviceGetAttributes(mig Device) (Attributes, error)
 	DeviceGetGpuInstanceById(parent Device, id int) (GPUInstance, error)
 	GpuInstanceGetInfo(GPUInstance) (GPUInstanceInfo, error)
 	// DeviceGetGpuInstanceProfileInfo takes NVML's enumeration 0, 1, …, not the
@@ -152,10 +160,24 @@ type PCIInfo struct {
 	DeviceID uint32
 	// SubsystemID likewise; 0 when unknown.
 	SubsystemID uint32
+	// Class is the kernel's, 0x030200 for a GPU without a display; 0 when unknown.
+	Class uint32 `json:",omitempty"`
 	// Binding tells one binding of the kernel's driver to the GPU from every other since the
 	// machine was booted: loading the driver, or taking the GPU off the bus, makes another one.
 	// It is the kernel's and not NVML's; 0 when unknown.
 	Binding uint64 `json:",omitempty"`
+}
+
+// Attributes say what a MIG device has of its GPU.
+type Attributes = sharing.PartitionAttributes
+
+// FabricInfo is a GPU's place in a fabric of NVLinks between machines.
+type FabricInfo struct {
+	// Cluster is a UUID in text, with Clique a number in it.
+	Cluster string
+	Clique  uint32
+	// Registered says that the GPU has joined the fabric, so that both are known.
+	Registered bool
 }
 
 // ComputeCapability is CUDA's, for example 9.0.

@@ -92,8 +92,9 @@ type Node struct {
 
 // snapshot is what Inventory answers; it is never changed.
 type snapshot struct {
-	gpus []sharing.GPU
-	err  error
+	gpus     []sharing.GPU
+	versions Versions
+	err      error
 }
 
 // NewNode returns the node behind the library. It neither opens the library nor
@@ -129,6 +130,9 @@ func (n *Node) Inventory() ([]sharing.GPU, error) {
 	return now.gpus, now.err
 }
 
+// Versions are those of the driver that Inventory comes from.
+func (n *Node) Versions() Versions { return n.current.Load().versions }
+
 // Health is the health behind the inventory's faults, empty before the first
 // scan. It may be called from any goroutine, and what it returns must not be
 // modified.
@@ -150,7 +154,6 @@ func (n *Node) moment() moment { return moment{now: time.Now(), rules: *n.rules.
 // It returns nil when ctx and all goroutines have ended. A call that the driver
 // does not answer is abandoned after half a second, and the error names it.
 func (n *Node) Watch(ctx context.Context, changed func()) error {
-	defer context.AfterFunc(ctx, n.gate.stop)()
 	poller := newPoller(n, Until(ctx, n.lib))
 	ended := make(chan error, 1)
 	go func() { ended <- poller.run(ctx) }()

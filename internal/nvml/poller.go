@@ -101,8 +101,7 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 	defer gpus.lastProbe(ctx)
 	listening := newListener(p)
 	defer listening.stop(ctx)
-	// The driver's version stays empty when it cannot be read.
-	version, _ := p.lib.SystemGetDriverVersion()
+	versions := ReadVersions(p.lib)
 	var scannedAt time.Time
 	for {
 		var scanned scanResult
@@ -115,7 +114,7 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 		if scanned.err != nil {
 			return worked, scanned.err
 		}
-		worked, scanned.driver = true, version
+		worked, scanned.driver, scanned.versions = true, versions.Driver, versions
 		p.logProblems(scanned.problems)
 		if !p.deliver(ctx, scanned, listening) {
 			return worked, nil

@@ -40,11 +40,11 @@ func (p *publisher) stop(err error) error {
 func (p *publisher) handleScan(scanned scanResult) {
 	if scanned.err != nil {
 		p.tracker.addFailure(scanned.err)
-		p.publish(&snapshot{gpus: p.current.Load().gpus, err: scanned.err})
+		p.publish(&snapshot{gpus: p.current.Load().gpus, versions: p.Versions(), err: scanned.err})
 		return
 	}
 	p.tracker.addScan(scanned, p.moment())
-	p.publish(&snapshot{gpus: p.tracker.inventory()})
+	p.publish(&snapshot{gpus: p.tracker.inventory(), versions: scanned.versions})
 }
 
 // handleEvent says whether the GPUs must be read again to understand the event.
@@ -102,7 +102,7 @@ func (p *publisher) publish(next *snapshot) {
 	p.tracker.counters.changes = nil
 	p.publishReport()
 	before := p.current.Load()
-	if !reflect.DeepEqual(before.gpus, next.gpus) || message(before.err) != message(next.err) {
+	if !reflect.DeepEqual(before.gpus, next.gpus) || before.versions != next.versions || message(before.err) != message(next.err) {
 		if next.err != nil {
 			p.log.Error("the driver cannot be read", "error", next.err)
 		}

@@ -29,10 +29,8 @@ type gate struct {
 	looked    map[int]bool
 	allLooked bool
 	handles   map[Device]int
-	// closing is not nil while Init waits for the end of all sessions; ending says that it
-	// waits no more, because the program ends.
+	// closing is not nil while Init waits for the end of all sessions.
 	closing chan struct{}
-	ending  bool
 }
 
 func newGate() *gate {
@@ -125,7 +123,7 @@ func (g *gate) startClosing() {
 	case g.reopen <- struct{}{}:
 	default:
 	}
-	if g.closing == nil && !g.ending {
+	if g.closing == nil {
 		closing := make(chan struct{})
 		g.closing = closing
 		time.AfterFunc(closeLimit, func() {
@@ -143,14 +141,6 @@ func (g *gate) stopClosing(closing chan struct{}) {
 		close(closing)
 		g.closing = nil
 	}
-}
-
-// stop keeps nobody waiting any more: the program ends.
-func (g *gate) stop() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.ending = true
-	g.stopClosing(g.closing)
 }
 
 // errStillOpen says that a session of this program does not end.

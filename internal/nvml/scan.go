@@ -43,6 +43,20 @@ func Scan(lib Library, known ...KnownGPU) (gpus []sharing.GPU, err error) {
 	return seen.inventory(), scanned.problems
 }
 
+// Versions are those of the driver; zero when unknown.
+type Versions struct {
+	// Driver is "580.65.06", CUDA the newest that it runs, 12080 for 12.8.
+	Driver string
+	CUDA   int
+}
+
+// ReadVersions asks the driver, which is open. What it does not tell is zero.
+func ReadVersions(lib Library) (v Versions) {
+	v.Driver, _ = lib.SystemGetDriverVersion()
+	v.CUDA, _ = lib.SystemGetCudaDriverVersion()
+	return v
+}
+
 // scanner reads all GPUs at once, and keeps their handles because looking one up
 // takes up to ten seconds on a busy node. A GPU that answers slowly is left out of
 // the scan; its result is handled when it comes. One goroutine uses the scanner.
@@ -96,6 +110,7 @@ type result struct {
 type scanResult struct {
 	// driver is the driver's version, "" when it does not tell.
 	driver   string
+	versions Versions
 	readings []reading
 	// unreadable says what is wrong with each known GPU that could not be read, by
 	// UUID. pending are those that have not answered yet.

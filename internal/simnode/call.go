@@ -186,6 +186,10 @@ func (n *Node) check(call nvml.Call) error {
 			if !migDevice {
 				return nvml.InvalidArgument
 			}
+		case "DeviceGetAttributes":
+			if !migDevice {
+				return nvml.NotSupported
+			}
 		case "DeviceGetUtilizationRates", "DeviceGetProcessUtilization":
 			if migDevice || t.gpu.mig {
 				return nvml.NotSupported

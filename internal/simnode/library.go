@@ -35,6 +35,9 @@ func (n driver) Shutdown() error {
 // SystemGetDriverVersion is that of a driver that supports every model here.
 func (n driver) SystemGetDriverVersion() (string, error) { return "580.65.06", nil }
 
+// SystemGetCudaDriverVersion is that of the same driver.
+func (n driver) SystemGetCudaDriverVersion() (int, error) { return 13000, nil }
+
 // DeviceGetCount counts lost GPUs too.
 func (n driver) DeviceGetCount() (int, error) { return len(n.node.gpus), nil }
 
@@ -60,7 +63,18 @@ func (n driver) DeviceGetUUID(d nvml.Device) (string, error) {
 func (n driver) DeviceGetMinorNumber(d nvml.Device) (int, error) { return n.gpu(d).deviceMinor, nil }
 
 func (n driver) DeviceGetPciInfo(d nvml.Device) (nvml.PCIInfo, error) {
-	return nvml.PCIInfo{BusID: n.gpu(d).busID(), DeviceID: uint32(n.gpu(d).PCI)<<16 | nvidia, Binding: n.gpu(d).binding}, nil
+	return nvml.PCIInfo{BusID: n.gpu(d).busID(), DeviceID: uint32(n.gpu(d).PCI)<<16 | nvidia, Class: display3D, Binding: n.gpu(d).binding}, nil
+}
+
+// display3D is the PCI class of a GPU without a display, as all models here are.
+const display3D = 0x030200
+
+// DeviceGetGpuFabricInfo: no simulated machine is part of a fabric of several.
+func (n driver) DeviceGetGpuFabricInfo(d nvml.Device) (nvml.FabricInfo, error) {
+	if n.gpu(d).Architecture < nvml.Hopper {
+		return nvml.FabricInfo{}, nvml.NotSupported
+	}
+	return nvml.FabricInfo{Cluster: "00000000-0000-0000-0000-000000000000"}, nil
 }
 
 func (n driver) DeviceGetName(d nvml.Device) (string, error) {

@@ -80,6 +80,19 @@ func (n driver) DeviceGetGpuInstanceId(d nvml.Device) (int, error) {
 
 func (n driver) DeviceGetComputeInstanceId(d nvml.Device) (int, error) { return n.migDevice(d).id, nil }
 
+// DeviceGetAttributes counts what the slices of an A100 have, on every model.
+func (n driver) DeviceGetAttributes(d nvml.Device) (nvml.Attributes, error) {
+	c := n.migDevice(d)
+	gi, whole := c.instance.info.Profile.Slices, 0
+	if gi == 7 || c.instance.info.Profile.Attributes != "" {
+		whole = 1 // Only the whole GPU, or the one instance with media extensions, has these.
+	}
+	return nvml.Attributes{
+		MemoryMiB: n.gpu(d).memoryOf(c.instance.placement.Size) >> 20, Multiprocessors: 14 * c.slices, GPUSlices: gi, ComputeSlices: c.slices,
+		CopyEngines: gi, Decoders: max(gi/2, whole), JPEGEngines: whole, OFAEngines: whole,
+	}, nil
+}
+
 // profileCount is the number of GPU instance profiles that NVML enumerates
 // (nvml.h, NVML_GPU_INSTANCE_PROFILE_COUNT).
 const profileCount = 18

@@ -93,6 +93,31 @@ func TestOwnNodePolicy(t *testing.T) {
 	}
 }
 
+// Feature labels are allowed only where they are asked for, and where they go.
+func TestFeatureLabelsPolicy(t *testing.T) {
+	for _, test := range []struct {
+		values          string
+		labels, objects int
+	}{
+		{"{}", 0, 0},
+		{"featureLabels: {output: nfd-api}", 0, 0},
+		{"featureLabels: {enabled: true}", 2, 0},
+		{"featureLabels: {enabled: true, output: nfd-file}", 0, 0},
+		{"featureLabels: {enabled: true, output: nfd-api}", 0, 1},
+	} {
+		manifest := manifestOf(t, test.values)
+		if labels := strings.Count(manifest, `k in variables.ownLabels || k.matches("^nvidia[.]com/`); labels != test.labels {
+			t.Errorf("%s: feature labels are allowed in %d places, want %d", test.values, labels, test.labels)
+		}
+		if objects := strings.Count(manifest, "resources: [nodefeatures]\n  matchConditions:"); objects != test.objects || strings.Count(manifest, "object.spec.labels.all(k, k.matches(") != objects {
+			t.Errorf("%s: %d rules about NodeFeatures, want %d", test.values, objects, test.objects)
+		}
+	}
+	if _, _, err := render(t, map[string]any{"featureLabels": map[string]any{"output": "file"}}); err == nil || !strings.Contains(err.Error(), "featureLabels") {
+		t.Errorf("output file: error %v", err)
+	}
+}
+
 // Each file testdata/NAME.values.yaml is rendered to testdata/NAME.golden.yaml.
 func TestGolden(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.values.yaml")

@@ -56,6 +56,10 @@ func TestPrivileges(t *testing.T) {
 		{"admission: {ownNode: false}", nil, []string{"own Node only"}},
 		{"report: {removeStaleResources: true}", nil, nil},
 		{"networkPolicy: {enabled: true}", nil, nil},
+		{"featureLabels: {enabled: true}", nil, nil},
+		{"featureLabels: {output: nfd-file}", nil, nil},
+		{"featureLabels: {enabled: true, output: nfd-file}", []string{"/etc/kubernetes/node-feature-discovery/features.d"}, nil},
+		{"featureLabels: {enabled: true, output: nfd-api}", []string{"Role nodefeatures get,create,update", "Role pods get"}, nil},
 	} {
 		t.Run(test.values, func(t *testing.T) {
 			with := privileges(t, test.values)

@@ -150,10 +150,11 @@ func optional(t *testing.T, call string, err error) bool {
 
 // The names of things, as NVML's header and nvidia-smi have them.
 var (
-	gpuUUID = regexp.MustCompile(`^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-	migUUID = regexp.MustCompile(`^MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-	busID   = regexp.MustCompile(`^[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]$`)
-	release = regexp.MustCompile(`^[0-9]+(\.[0-9]+)+$`)
+	gpuUUID     = regexp.MustCompile(`^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	migUUID     = regexp.MustCompile(`^MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	clusterUUID = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	busID       = regexp.MustCompile(`^[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]$`)
+	release     = regexp.MustCompile(`^[0-9]+(\.[0-9]+)+$`)
 )
 
 // devices are the handles of all GPUs that this process may open.
@@ -185,6 +186,9 @@ func gpus(t *testing.T, lib nvml.Library, expect Expect) {
 	version, err := lib.SystemGetDriverVersion()
 	must(t, err)
 	matches(t, "driver version", version, release)
+	if cuda, err := lib.SystemGetCudaDriverVersion(); optional(t, "SystemGetCudaDriverVersion", err) {
+		between(t, "CUDA version", cuda, 1000, 99999)
+	}
 	found, count := counted(t, lib)
 	number(t, "GPUs", count, expect.GPUs)
 	_, err = lib.DeviceGetHandleByIndex(count)
@@ -237,8 +241,13 @@ func gpu(t *testing.T, lib nvml.Library, device nvml.Device) {
 	if rows, err := lib.DeviceGetRemappedRows(device); optional(t, "DeviceGetRemappedRows", err) {
 		between(t, "remapped rows", min(rows.Correctable, rows.Uncorrectable), 0, 1<<20)
 	}
+	if fabric, err := lib.DeviceGetGpuFabricInfo(device); optional(t, "DeviceGetGpuFabricInfo", err) {
+		matches(t, "cluster", fabric.Cluster, clusterUUID)
+	}
+	_, err := lib.DeviceGetAttributes(device)
+	fails(t, "DeviceGetAttributes of a GPU", err, nvml.NotSupported, nvml.FunctionNotFound, nvml.InvalidArgument)
 	metering(t, lib, device)
-	_, err := lib.DeviceGetRetiredPagesPendingStatus(device)
+	_, err = lib.DeviceGetRetiredPagesPendingStatus(device)
 	optional(t, "DeviceGetRetiredPagesPendingStatus", err)
 	if processes, err := lib.DeviceGetComputeRunningProcesses(device); optional(t, "DeviceGetComputeRunningProcesses", err) {
 		for _, p := range processes {
@@ -330,6 +339,13 @@ func partition(t *testing.T, lib nvml.Library, parent, device nvml.Device, uuids
 	memory(t, lib, device)
 	_, err = lib.DeviceGetName(device)
 	must(t, err)
+
+	if attributes, err := lib.DeviceGetAttributes(device); optional(t, "DeviceGetAttributes", err) {
+		between(t, "compute slices", attributes.ComputeSlices, 1, 8)
+		between(t, "GPU slices", attributes.GPUSlices, attributes.ComputeSlices, 8)
+		between(t, "multiprocessors", attributes.Multiprocessors, 1, 1024)
+		between(t, "memory of a partition in MiB", int(attributes.MemoryMiB), 1, 1<<20)
+	}
 
 	gi, err := lib.DeviceGetGpuInstanceId(device)
 	must(t, err)

@@ -28,8 +28,9 @@ var arrows = map[string][]string{
 	"internal/agent":  {"mig", "sharing", "sharing/metrics", "configs", "plugin", "internal/migchange", "internal/nodereport"},
 	"internal/daemon": {
 		"sharing", "configs", "plugin", "internal/agent", "internal/migchange", "internal/nodereport", "internal/nvml", "internal/simnode", "internal/configsource",
-		"internal/nodestatus", "internal/podresources", "internal/usage", "internal/state", "internal/cdi", "internal/host",
+		"internal/features", "internal/nodestatus", "internal/podresources", "internal/usage", "internal/state", "internal/cdi", "internal/host",
 	},
+	"internal/features":     {"sharing"},
 	"internal/migchange":    {"mig", "sharing", "internal/nodereport"},
 	"internal/nodereport":   {"mig", "sharing"},
 	"internal/nvml":         {"mig", "sharing"},

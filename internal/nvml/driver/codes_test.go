@@ -142,6 +142,7 @@ func (s *subject) reading() []asked {
 	}
 	for name, device := range map[string]nvml.Device{"whole GPU": s.whole, "GPU with MIG": s.parent, "partition": s.partition} {
 		calls = append(calls,
+			of("attributes of a "+name, func() (nvml.Attributes, error) { return s.lib.DeviceGetAttributes(device) }),
 			of("memory of a "+name, func() (nvml.MemoryInfo, error) { return s.lib.DeviceGetMemoryInfo(device) }),
 			of("processes of a "+name, func() ([]nvml.Process, error) { return s.lib.DeviceGetComputeRunningProcesses(device) }),
 			of("graphics processes of a "+name, func() ([]nvml.Process, error) { return s.lib.DeviceGetGraphicsRunningProcesses(device) }),

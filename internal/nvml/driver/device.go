@@ -4,6 +4,7 @@ package driver
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math"
 	"runtime"
 	"time"
@@ -15,6 +16,10 @@ import (
 // SystemGetDriverVersion is the driver's version, for example "580.65.06".
 func (l *library) SystemGetDriverVersion() (string, error) {
 	return callLibrary(l, "SystemGetDriverVersion", gonvml.Interface.SystemGetDriverVersion)
+}
+
+func (l *library) SystemGetCudaDriverVersion() (int, error) {
+	return callLibrary(l, "SystemGetCudaDriverVersion", gonvml.Interface.SystemGetCudaDriverVersion)
 }
 
 func (l *library) DeviceGetCount() (int, error) {
@@ -114,7 +119,7 @@ func (l *library) DeviceGetPciInfo(d nvml.Device) (nvml.PCIInfo, error) {
 	return callDevice(l, "DeviceGetPciInfo", d, func(d gonvml.Device) (nvml.PCIInfo, gonvml.Return) {
 		pci, code := d.GetPciInfo()
 		info, _ := place(pci, code)
-		info.Binding = binding(l.machine, addressOf(pci))
+		info.Binding, info.Class = binding(l.machine, addressOf(pci)), class(l.machine, addressOf(pci))
 		return info, code
 	})
 }
@@ -147,6 +152,18 @@ func (l *library) DeviceGetNvLinkState(d nvml.Device, link int) (bool, error) {
 func (l *library) DeviceGetNvLinkRemotePciInfo(d nvml.Device, link int) (nvml.PCIInfo, error) {
 	return callWith(l, "DeviceGetNvLinkRemotePciInfo", &l.devices, d, link, func(d gonvml.Device, link int) (nvml.PCIInfo, gonvml.Return) {
 		return place(d.GetNvLinkRemotePciInfo(link))
+	})
+}
+
+// DeviceGetGpuFabricInfo asks by the call that the first drivers with fabrics have too.
+func (l *library) DeviceGetGpuFabricInfo(d nvml.Device) (nvml.FabricInfo, error) {
+	return callDevice(l, "DeviceGetGpuFabricInfo", d, func(d gonvml.Device) (nvml.FabricInfo, gonvml.Return) {
+		info, code := d.GetGpuFabricInfo()
+		id := info.ClusterUuid
+		return nvml.FabricInfo{
+			Cluster: fmt.Sprintf("%x-%x-%x-%x-%x", id[0:4], id[4:6], id[6:8], id[8:10], id[10:]), Clique: info.CliqueId,
+			Registered: info.State == gonvml.GPU_FABRIC_STATE_COMPLETED && gonvml.Return(info.Status) == gonvml.SUCCESS,
+		}, code
 	})
 }
 

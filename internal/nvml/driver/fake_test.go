@@ -164,10 +164,16 @@ func gpus() []sharing.GPU {
 			UUID: "MIG-00000000-0000-0000-0000-0000000000a" + string(rune('0'+index)), Index: index,
 			Profile: mig.Profile{Compute: 1, Slices: 1, MemoryGB: 5}, GI: 7 + index,
 			Placement: mig.Placement{Start: index, Size: 1}, Memory: 4864 << 20,
+			Attributes: sharing.PartitionAttributes{
+				MemoryMiB: 4864, Multiprocessors: 14, GPUSlices: 1, ComputeSlices: 1,
+				CopyEngines: 1, Decoders: 2, Encoders: 3, JPEGEngines: 4, OFAEngines: 5,
+			},
 		}
 	}
 	gpus := []sharing.GPU{gpu(0, 0, -1, "00000000:3B:00.0"), gpu(1, 1, 1, "00010000:3C:00.0")}
+	gpus[0].MIGCapable, gpus[1].MIGCapable = true, true
 	gpus[1].MIG, gpus[1].MIGPending = true, true
+	gpus[1].Clique = "ab000000-0000-0000-0000-0000000000cd.7"
 	gpus[1].Partitions = []sharing.Partition{partition(0), partition(2)}
 	return gpus
 }
@@ -191,6 +197,9 @@ func old(t *testing.T, lib nvml.Library) {
 	must(t, lib.Shutdown())
 	if version, err := lib.SystemGetDriverVersion(); version != "410.1" || err != nil {
 		t.Errorf("version %q, %v, want 410.1 after one Shutdown of two", version, err)
+	}
+	if version, err := lib.SystemGetCudaDriverVersion(); version != 12080 || err != nil {
+		t.Errorf("CUDA version %d, %v, want 12080", version, err)
 	}
 	gpu, err := lib.DeviceGetHandleByIndex(1)
 	must(t, err)

@@ -184,3 +184,13 @@ func binding(machine fs.FS, a address) uint64 {
 	}
 	return stat.Ino
 }
+
+// class is nvml.PCIInfo's, from the machine's sysfs: "0x030200".
+func class(machine fs.FS, a address) uint32 {
+	text, _ := fs.ReadFile(machine, "sys/bus/pci/devices/"+a.sysfs()+"/class")
+	class, err := strconv.ParseUint(strings.TrimSpace(string(text)), 0, 32)
+	if err != nil {
+		return 0
+	}
+	return uint32(class)
+}

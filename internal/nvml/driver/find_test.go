@@ -250,3 +250,17 @@ func FuzzMachine(f *testing.F) {
 		}
 	})
 }
+
+func TestClass(t *testing.T) {
+	for _, test := range []struct {
+		name, text string
+		want       uint32
+	}{{"a GPU without a display", "0x030200\n", 0x030200}, {"no number", "3D\n", 0}, {"nothing", "", 0}} {
+		t.Run(test.name, func(t *testing.T) {
+			machine := fstest.MapFS{"sys/bus/pci/devices/0000:3b:00.0/class": {Data: []byte(test.text)}}
+			if got := class(machine, address{0, 0x3b, 0}); got != test.want {
+				t.Errorf("class %#x, want %#x", got, test.want)
+			}
+		})
+	}
+}

@@ -25,6 +25,7 @@ typedef unsigned long long bits;
 	F(nvmlInit_v2, (void), ()) \
 	F(nvmlShutdown, (void), ()) \
 	F(nvmlSystemGetDriverVersion, (char *a, number b), (a, b)) \
+	F(nvmlSystemGetCudaDriverVersion, (int *a), (a)) \
 	F(nvmlDeviceGetCount, (number *a), (a)) \
 	F(nvmlDeviceGetCount_v2, (number *a), (a)) \
 	F(nvmlDeviceGetHandleByIndex, (number a, handle *b), (a, b)) \
@@ -58,12 +59,15 @@ typedef unsigned long long bits;
 	F(nvmlDeviceGetNvLinkState, (handle a, number b, number *c), (a, b, c)) \
 	F(nvmlDeviceGetNvLinkRemotePciInfo, (handle a, number b, void *c), (a, b, c)) \
 	F(nvmlDeviceGetNvLinkRemotePciInfo_v2, (handle a, number b, void *c), (a, b, c)) \
+	F(nvmlDeviceGetGpuFabricInfo, (handle a, void *b), (a, b)) \
 	F(nvmlDeviceGetVirtualizationMode, (handle a, number *b), (a, b)) \
 	F(nvmlDeviceGetMigMode, (handle a, number *b, number *c), (a, b, c)) \
 	F(nvmlDeviceGetMaxMigDeviceCount, (handle a, number *b), (a, b)) \
 	F(nvmlDeviceGetMigDeviceHandleByIndex, (handle a, number b, handle *c), (a, b, c)) \
 	F(nvmlDeviceGetGpuInstanceId, (handle a, number *b), (a, b)) \
 	F(nvmlDeviceGetComputeInstanceId, (handle a, number *b), (a, b)) \
+	F(nvmlDeviceGetAttributes, (handle a, void *b), (a, b)) \
+	F(nvmlDeviceGetAttributes_v2, (handle a, void *b), (a, b)) \
 	F(nvmlDeviceGetGpuInstanceById, (handle a, number b, handle *c), (a, b, c)) \
 	F(nvmlDeviceGetGpuInstanceProfileInfo, (handle a, number b, void *c), (a, b, c)) \
 	F(nvmlDeviceGetGpuInstanceProfileInfoV, (handle a, number b, void *c), (a, b, c)) \

@@ -36,6 +36,16 @@ func (l *library) DeviceGetComputeInstanceId(d nvml.Device) (int, error) {
 	return callDevice(l, "DeviceGetComputeInstanceId", d, gonvml.Device.GetComputeInstanceId)
 }
 
+func (l *library) DeviceGetAttributes(d nvml.Device) (nvml.Attributes, error) {
+	a, err := callDevice(l, "DeviceGetAttributes", d, gonvml.Device.GetAttributes)
+	return nvml.Attributes{
+		MemoryMiB: a.MemorySizeMB, Multiprocessors: int(a.MultiprocessorCount),
+		GPUSlices: int(a.GpuInstanceSliceCount), ComputeSlices: int(a.ComputeInstanceSliceCount),
+		CopyEngines: int(a.SharedCopyEngineCount), Decoders: int(a.SharedDecoderCount), Encoders: int(a.SharedEncoderCount),
+		JPEGEngines: int(a.SharedJpegCount), OFAEngines: int(a.SharedOfaCount),
+	}, err
+}
+
 func (l *library) DeviceGetGpuInstanceById(parent nvml.Device, id int) (nvml.GPUInstance, error) {
 	return l.instances.numbered(callWith(l, "DeviceGetGpuInstanceById", &l.devices, parent, id, gonvml.Device.GetGpuInstanceById))
 }

@@ -119,6 +119,7 @@ int nvmlShutdown(void)
 	return SUCCESS;
 }
 int nvmlSystemGetDriverVersion(char *a, number b) { OPEN; return copy(a, b, VERSION); }
+int nvmlSystemGetCudaDriverVersion(int *a) { *a = 12080; return SUCCESS; }
 int nvmlDeviceGetCount_v2(number *a) { OPEN; *a = 2; return SUCCESS; }
 int nvmlDeviceGetHandleByIndex_v2(number a, struct device **b)
 {
@@ -190,6 +191,23 @@ int nvmlDeviceGetGpuInstanceById(struct device *a, number b, struct device **c)
 	if (b < FIRST_GI || b >= FIRST_GI + SLOTS) return NOT_FOUND;
 	*c = &slots[a->index][b - FIRST_GI];
 	return (*c)->profile ? SUCCESS : NOT_FOUND;
+}
+struct attributes { number sms, copy, decoders, encoders, jpeg, ofa, gi, ci; bits memory; };
+int nvmlDeviceGetAttributes_v2(struct device *a, struct attributes *b)
+{
+	DEVICE;
+	if (!a->parent) return NOT_SUPPORTED;
+	*b = (struct attributes){14 * a->profile->slices, 1, 2, 3, 4, 5, a->profile->slices, a->profile->slices, a->profile->memory};
+	return SUCCESS;
+}
+// GPU 1 has joined a fabric, as no A100 can.
+struct fabric { unsigned char cluster[16]; int status; number clique; unsigned char state; };
+int nvmlDeviceGetGpuFabricInfo(struct device *a, struct fabric *b)
+{
+	GPU;
+	if (a->index == 0) return NOT_SUPPORTED;
+	*b = (struct fabric){{0xab, [15] = 0xcd}, 0, 7, 3};
+	return SUCCESS;
 }
 struct instance { void *device; number id, profile, start, size; };
 int nvmlGpuInstanceGetInfo(struct device *a, struct instance *b)

@@ -1,0 +1,193 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// parsed are the labels of a file of NFD.
+func parsed(t *testing.T, text string) map[string]string {
+	t.Helper()
+	labels := map[string]string{}
+	for line := range strings.Lines(text) {
+		label, value, ok := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
+		if !ok || labels[label] != "" {
+			t.Errorf("line %q", line)
+		}
+		labels[strings.TrimPrefix(label, "nvidia.com/")] = value
+	}
+	return labels
+}
+
+const shared4 = "version: v1\nflags: {migStrategy: mixed, useNodeFeatureAPI: false, gfd: {oneshot: true, noTimestamp: true}}\n" +
+	"sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
+
+// TestFeatureDiscoveryOnce checks which of flag, variable and profile counts.
+func TestFeatureDiscoveryOnce(t *testing.T) {
+	dir := t.TempDir()
+	put := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	profile, machine := put("profile", shared4), put("product_name", "NVIDIA DGX A100\n")
+	once := []string{"--oneshot", "--use-node-feature-api=false", "--output-file="}
+	for _, test := range []struct {
+		name string
+		args []string
+		env  map[string]string
+		want map[string]string // Empty for a label that must be missing.
+		err  string
+		code int
+	}{
+		{"flags", append(once, "--mig-strategy=mixed", "--machine-type-file", machine), nil, map[string]string{
+			"gpu.count": "8", "gpu.replicas": "1", "mig.strategy": "mixed", "gpu.machine": "NVIDIA-DGX-A100", "cuda.driver-version.major": "580",
+		}, "", 0},
+		{"variables", []string{"--output-file="}, map[string]string{
+			"GFD_ONESHOT": "true", "GFD_NO_TIMESTAMP": "1", "GFD_USE_NODE_FEATURE_API": "false", "USE_NODE_FEATURE_API": "true", "MIG_STRATEGY": "mixed", "GFD_MIG_STRATEGY": "single",
+			"GFD_MACHINE_TYPE_FILE": machine,
+		}, map[string]string{"gpu.count": "8", "mig.strategy": "single", "gpu.machine": "NVIDIA-DGX-A100", "gfd.timestamp": ""}, "", 0},
+		{"profile", []string{"--output-file="}, map[string]string{"CONFIG_FILE": profile}, map[string]string{
+			"gpu.product": "NVIDIA-A100-SXM4-40GB-SHARED", "gpu.replicas": "4", "mig.strategy": "mixed", "gfd.timestamp": "",
+		}, "", 0},
+		{"a variable over the profile", []string{"--output-file="}, map[string]string{"GFD_CONFIG_FILE": profile, "CONFIG_FILE": "/none", "MIG_STRATEGY": "single"}, map[string]string{"mig.strategy": "single", "gpu.replicas": "4"}, "", 0},
+		{"a flag over the variable", append(once, "--mig-strategy", "none", "--config-file", profile), map[string]string{"MIG_STRATEGY": "single"}, map[string]string{"mig.strategy": "", "gpu.replicas": "4"}, "", 0},
+
+		{"no profile", append(once, "--config-file", "/none"), nil, nil, "/none", 1},
+		{"a wrong profile", append(once, "--config-file", put("wrong", "version: v1\nflags: {gfd: {sleepInterval: soon}}")), nil, nil, "flags.gfd.sleepInterval: expected a duration such as 60s", 1},
+		{"a wrong variable", once, map[string]string{"MIG_STRATEGY": "double"}, nil, "$MIG_STRATEGY: flags.migStrategy: expected none, single or mixed", 1},
+		{"no time between", append(once, "--sleep-interval=0s"), nil, nil, "sleep-interval must be more than 0, got 0s", 2},
+		{"no node", []string{"--oneshot"}, nil, nil, "--use-node-feature-api needs --node-name", 2},
+		{"no folder", []string{"--oneshot", "--use-node-feature-api=false", "-o", filepath.Join(dir, "none", "gfd")}, nil, nil, filepath.Join(dir, "none"), 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var stdout, stderr bytes.Buffer
+			args := append([]string{"/usr/bin/gpu-feature-discovery", "--node", "sim:dgx-a100"}, test.args...)
+			variable := func(name string) (string, bool) { value, ok := test.env[name]; return value, ok }
+			if code := run(t.Context(), args, variable, &stdout, &stderr); code != test.code || !strings.Contains(stderr.String(), test.err) {
+				t.Fatalf("exit code %d, want %d and %q:\n%s", code, test.code, test.err, stderr.String())
+			}
+			labels := parsed(t, stdout.String())
+			for label, want := range test.want {
+				if got := labels[label]; got != want {
+					t.Errorf("%s is %q, want %q", label, got, want)
+				}
+			}
+		})
+	}
+}
+
+// TestFeatureDiscoveryWithoutDriver: the driver is waited for, or the program ends.
+func TestFeatureDiscoveryWithoutDriver(t *testing.T) {
+	root := t.TempDir()
+	if _, err := os.Stat("/dev/nvidiactl"); err == nil {
+		t.Skip("this machine has a driver")
+	}
+	for wait, want := range map[string]int{"--fail-on-init-error": 1, "--fail-on-init-error=false": 0} {
+		var stdout, stderr bytes.Buffer
+		args := []string{"gpu-feature-discovery", "--oneshot", "--use-node-feature-api=false", "-o=", "--nvidia-driver-root", root, "--driver-root-ctr-path", root, wait}
+		code := run(t.Context(), args, func(string) (string, bool) { return "", false }, &stdout, &stderr)
+		if labels := parsed(t, stdout.String()); code != want || want == 0 && (len(labels) != 1 || labels["gfd.timestamp"] == "") {
+			t.Errorf("%s: exit code %d with %v, want %d:\n%s", wait, code, labels, want, stderr.String())
+		}
+	}
+}
+
+// TestFeatureDiscoveryFollows has the profile changed, made wrong and mended, and the program told by
+// SIGHUP and ended.
+func TestFeatureDiscoveryFollows(t *testing.T) {
+	dir := t.TempDir()
+	profile, output := filepath.Join(dir, "profile"), filepath.Join(dir, "gfd")
+	write := func(replicas string) {
+		text := strings.NewReplacer("replicas: 4", "replicas: "+replicas, "oneshot: true, noTimestamp: true", "sleepInterval: 1h").Replace(shared4)
+		if err := os.WriteFile(profile+".next", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(profile+".next", profile); err != nil {
+			t.Fatal(err)
+		}
+	}
+	await := func(what string, holds func(labels map[string]string) bool) {
+		t.Helper()
+		for late := time.After(2 * time.Minute); ; {
+			if data, err := os.ReadFile(output); err == nil && holds(parsed(t, string(data))) {
+				return
+			}
+			select {
+			case <-late:
+				t.Fatalf("not %s", what)
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+	}
+	write("2")
+	ctx, end := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	var stderr bytes.Buffer
+	running.Go(func() {
+		args := []string{"gpu-feature-discovery", "--node", "sim:t4", "--config-file", profile, "--output-file", output}
+		if code := run(ctx, args, func(string) (string, bool) { return "", false }, &bytes.Buffer{}, &stderr); code != 0 {
+			t.Errorf("exit code %d", code)
+		}
+	})
+	replicas := func(want string) func(map[string]string) bool {
+		return func(labels map[string]string) bool {
+			return labels["gpu.replicas"] == want && labels["gfd.timestamp"] != ""
+		}
+	}
+	await("written", replicas("2"))
+	write("3")
+	await("changed", replicas("3"))
+	write("-1")
+	write("5")
+	await("mended", replicas("5"))
+	if err := os.Remove(output); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	await("written at SIGHUP", replicas("5"))
+	end()
+	running.Wait()
+	if _, err := os.Stat(output); !os.IsNotExist(err) {
+		t.Errorf("the file is left: %v\n%s", err, stderr.String())
+	}
+}
+
+// TestFeatureDiscoveryObject checks which object is asked for, in whose name.
+func TestFeatureDiscoveryObject(t *testing.T) {
+	asked := make(chan string, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case asked <- r.Method + " " + r.URL.Path:
+		default:
+		}
+		w.WriteHeader(http.StatusForbidden)
+	}))
+	defer server.Close()
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	text := "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n" +
+		"clusters: [{name: c, cluster: {server: " + server.URL + "}}]\nusers: [{name: u, user: {}}]\n"
+	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	variables := map[string]string{"KUBECONFIG": kubeconfig, "NODE_NAME": "n1", "NAMESPACE": "gpu-operator", "GFD_ONESHOT": "true"}
+	var stderr bytes.Buffer
+	code := run(t.Context(), []string{"gpu-feature-discovery", "--node", "sim:t4"}, func(name string) (string, bool) { value, ok := variables[name]; return value, ok }, &bytes.Buffer{}, &stderr)
+	want := "GET /apis/nfd.k8s-sigs.io/v1alpha1/namespaces/gpu-operator/nodefeatures/nvidia-features-for-n1"
+	if got := <-asked; got != want || code != 1 || !strings.Contains(stderr.String(), "NodeFeature gpu-operator/nvidia-features-for-n1") {
+		t.Errorf("asked %q, want %q; exit code %d:\n%s", got, want, code, stderr.String())
+	}
+}

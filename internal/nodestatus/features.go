@@ -1,0 +1,234 @@
+package nodestatus
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/virgate/virgate/internal/nodereport"
+)
+
+// Where feature labels can go.
+const (
+	// FeaturesToNode writes them to the Node itself.
+	FeaturesToNode = "node"
+	// FeaturesToFile writes a file of NFD, node feature discovery, which makes labels of it.
+	FeaturesToFile = "nfd-file"
+	// FeaturesToNFD writes a NodeFeature object, of which NFD makes labels.
+	FeaturesToNFD = "nfd-api"
+)
+
+// FeatureOutput says where feature labels go.
+type FeatureOutput struct {
+	// Kind is one of those above; empty for nowhere.
+	Kind string
+	// File is the file, and the NodeFeature is Namespace/Name.
+	File, Namespace, Name string
+	// Pod is this program's, in Namespace: the NodeFeature goes with it and its DaemonSet.
+	// It is empty when unknown.
+	Pod string
+}
+
+// NeedsAPI says that the output takes an API server.
+func (o FeatureOutput) NeedsAPI() bool { return o.Kind == FeaturesToNode || o.Kind == FeaturesToNFD }
+
+// recheck is how long feature labels go unlooked at: others may have taken them away, as NFD
+// does with those of a GPU feature discovery that has gone.
+const recheck = 5 * time.Minute
+
+const (
+	// FeaturesAnnotation has the names of the feature labels that are Virgate's.
+	FeaturesAnnotation = "virgate.github.io/feature-labels"
+	// nfdAnnotation has those that are NFD's; those of another instance of NFD have its name
+	// before that (node-feature-discovery, pkg/apis/nfd/v1alpha1/annotations_labels.go).
+	nfdAnnotation = "nfd.node.kubernetes.io/feature-labels"
+)
+
+// addFeatures adds to the patch what makes the Node's feature labels the wanted ones. Those
+// that NFD writes are left to it.
+func (m *metadata) addFeatures(ctx context.Context, wanted map[string]string, patch objectMeta) error {
+	node, err := m.client.read(ctx)
+	if err != nil {
+		return err
+	}
+	var nfd, ours, left []string
+	for key, names := range node.Metadata.Annotations {
+		if key == nfdAnnotation || strings.HasSuffix(key, "."+nfdAnnotation) {
+			nfd = append(nfd, strings.Split(names, ",")...)
+		}
+	}
+	for _, label := range slices.Sorted(maps.Keys(wanted)) {
+		value := wanted[label]
+		if slices.Contains(nfd, label) {
+			left = append(left, label)
+			continue
+		}
+		ours = append(ours, label)
+		if now, there := node.Metadata.Labels[label]; !there || now != value {
+			patch.Labels[label] = &value
+		}
+	}
+	if !slices.Equal(left, m.leftToNFD) && len(left) > 0 {
+		m.log.Warn("feature labels are left to node feature discovery, which writes them", "labels", strings.Join(left, ","))
+	}
+	m.leftToNFD = left
+	before, marked := node.Metadata.Annotations[FeaturesAnnotation]
+	for _, label := range strings.Split(before, ",") {
+		if _, there := node.Metadata.Labels[label]; there && !slices.Contains(ours, label) && !slices.Contains(nfd, label) {
+			patch.Labels[label] = nil
+		}
+	}
+	if names := strings.Join(ours, ","); !marked || names != before {
+		patch.Annotations[FeaturesAnnotation] = &names
+	}
+	return nil
+}
+
+// WriteFeatureFile writes the labels in the form of NFD's features.d, so that nobody sees half
+// of them. It does nothing where they are written already.
+func WriteFeatureFile(path string, labels map[string]string) error {
+	var content bytes.Buffer
+	_ = PrintFeatures(&content, labels) // A buffer takes everything.
+	if now, err := os.ReadFile(path); err == nil && bytes.Equal(now, content.Bytes()) {
+		return nil
+	}
+	// NFD reads the files of its folder, but those of no folder in it.
+	next, err := os.MkdirTemp(filepath.Dir(path), ".virgate-")
+	if err == nil {
+		file := filepath.Join(next, "features")
+		err = os.WriteFile(file, content.Bytes(), 0o644) //nolint:gosec // NFD may run as another user.
+		if err == nil {
+			err = os.Rename(file, path)
+		}
+		err = errors.Join(err, os.RemoveAll(next))
+	}
+	if err != nil {
+		return fmt.Errorf("write feature labels: %w", err)
+	}
+	return nil
+}
+
+// PrintFeatures writes the labels in the form of NFD's features.d.
+func PrintFeatures(w io.Writer, labels map[string]string) error {
+	for _, label := range slices.Sorted(maps.Keys(labels)) {
+		if _, err := fmt.Fprintf(w, "%s=%s\n", label, labels[label]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// featureFile writes the labels into the file of that path.
+type featureFile struct{ path string }
+
+func (f featureFile) write(_ context.Context, report nodereport.Report) (again time.Duration, err error) {
+	if report.Features == nil {
+		return 0, nil
+	}
+	return recheck, WriteFeatureFile(f.path, report.Features)
+}
+
+// NodeFeature is an object by which NFD labels the Node.
+type NodeFeature struct {
+	client client
+	FeatureOutput
+}
+
+// NewNodeFeature makes it; nothing is asked of the API server yet.
+func NewNodeFeature(config *rest.Config, node string, output FeatureOutput) (*NodeFeature, error) {
+	client, err := connect(config, node, defaultTiming().request)
+	return &NodeFeature{client: client, FeatureOutput: output}, err
+}
+
+func (f *NodeFeature) write(ctx context.Context, report nodereport.Report) (again time.Duration, err error) {
+	if report.Features == nil {
+		return 0, nil
+	}
+	return recheck, f.Write(ctx, report.Features)
+}
+
+// nodeFeature is the part of a NodeFeature that matters here.
+type nodeFeature struct {
+	APIVersion string            `json:"apiVersion"`
+	Kind       string            `json:"kind"`
+	Metadata   metav1.ObjectMeta `json:"metadata"`
+	Spec       struct {
+		Features map[string]any    `json:"features"`
+		Labels   map[string]string `json:"labels"`
+	} `json:"spec"`
+}
+
+const (
+	nfdAPI = "/apis/nfd.k8s-sigs.io/v1alpha1"
+	// ofNode is the label by which NFD knows the Node of a NodeFeature.
+	ofNode = "nfd.node.kubernetes.io/node-name"
+)
+
+// Write makes the labels those of the object, which is made where there is none.
+func (f *NodeFeature) Write(ctx context.Context, labels map[string]string) error {
+	path := []string{nfdAPI, "namespaces", f.Namespace, "nodefeatures"}
+	what, one := "write NodeFeature "+f.Namespace+"/"+f.Name, append(slices.Clone(path), f.Name)
+	var now nodeFeature
+	data, err := f.client.do(ctx, f.client.rest.Get().AbsPath(one...))
+	missing := apierrors.IsNotFound(err)
+	if err == nil {
+		err = json.Unmarshal(data, &now)
+	}
+	if err != nil && !missing {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	if !missing && maps.Equal(now.Spec.Labels, labels) && now.Metadata.Labels[ofNode] == f.client.node {
+		return nil
+	}
+	next := nodeFeature{APIVersion: "nfd.k8s-sigs.io/v1alpha1", Kind: "NodeFeature"}
+	next.Metadata = metav1.ObjectMeta{
+		Name: f.Name, Namespace: f.Namespace, ResourceVersion: now.Metadata.ResourceVersion, Labels: map[string]string{ofNode: f.client.node},
+	}
+	if next.Metadata.OwnerReferences, err = f.owners(ctx); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	next.Spec.Labels = labels
+	next.Spec.Features = map[string]any{"flags": struct{}{}, "attributes": struct{}{}, "instances": struct{}{}} // All are required.
+	request := f.client.rest.Put().AbsPath(one...)
+	if missing {
+		request = f.client.rest.Post().AbsPath(path...)
+	}
+	return f.client.send(ctx, what, request.SetHeader("Content-Type", "application/json"), next)
+}
+
+// owners are this program's pod and what owns that: Kubernetes takes the object away when all
+// of them are gone. There are none where the pod may not be read.
+func (f *NodeFeature) owners(ctx context.Context) ([]metav1.OwnerReference, error) {
+	if f.Pod == "" {
+		return nil, nil
+	}
+	var pod metav1.PartialObjectMetadata
+	data, err := f.client.do(ctx, f.client.rest.Get().Namespace(f.Namespace).Resource("pods").Name(f.Pod))
+	switch {
+	case apierrors.IsForbidden(err) || apierrors.IsNotFound(err):
+		return nil, nil
+	case err == nil:
+		err = json.Unmarshal(data, &pod)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read pod %s: %w", f.Pod, err)
+	}
+	owners := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}}
+	for _, owner := range pod.OwnerReferences {
+		owners = append(owners, metav1.OwnerReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: owner.UID})
+	}
+	return owners, nil
+}

@@ -7,7 +7,6 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
-	"net/http"
 	"reflect"
 	"slices"
 	"strconv"
@@ -75,9 +74,10 @@ func testChoice(t *testing.T, s *server) {
 	f.awaits(t, is(t, "four", four), "")
 
 	// All that took one list and one watch of each object.
+	f.expectReasons(t)
 	requests := f.seen()
-	if len(requests) != 4 {
-		t.Errorf("%d requests, want 4: %q", len(requests), requests)
+	if answers := len(f.answers()); answers != 4 {
+		t.Errorf("%d answers, want 4: %q", answers, requests)
 	}
 	for _, request := range requests {
 		if !strings.Contains(request, "fieldSelector=metadata.name%3Dn1") && !strings.Contains(request, "fieldSelector=metadata.name%3Dprofiles") {
@@ -94,8 +94,9 @@ func testNoLabel(t *testing.T, s *server) {
 		n.Labels, n.Fallbacks = nil, []configsource.Fallback{configsource.FallbackNamed}
 	})
 	f.awaits(t, is(t, "default", document("4")), "")
-	if requests := f.seen(); len(requests) != 2 {
-		t.Errorf("%d requests without a label, want 2: %q", len(requests), requests)
+	f.awaitWatches(t, 1)
+	if answers := len(f.answers()); answers != 2 {
+		t.Errorf("%d answers without a label, want 2: %q", answers, f.seen())
 	}
 }
 
@@ -229,13 +230,8 @@ func testMIGLabel(t *testing.T, s *server) {
 	t.Logf("a Node made anew had everything after %s", time.Since(began).Round(time.Millisecond))
 	p.rests(t)
 
-	watched := 0
-	for _, request := range p.seen() {
-		if strings.HasPrefix(request, "GET") && strings.Contains(request, "fieldSelector") {
-			watched++
-		}
-	}
-	if watched != 4 {
+	p.expectReasons(t)
+	if watched := len(p.answers()); watched != 4 {
 		t.Errorf("%d lists and watches, want those of the start: %q", watched, p.seen())
 	}
 	if found := p.kubelet.Violations(); found != nil {
@@ -262,6 +258,25 @@ func (p *program) rests(t *testing.T) {
 // lists.
 const firstSecond = 1100 * time.Millisecond
 
+// awaitWatches waits until so many watches have been answered, and then for their first
+// second.
+func (c *counter) awaitWatches(t *testing.T, count int) {
+	t.Helper()
+	await(t, followTimeout, "the watches to begin", func() bool { return watches(c.answers()) >= count })
+	pass(firstSecond)
+}
+
+// watches counts those among the requests.
+func watches(requests []request) int {
+	count := 0
+	for _, r := range requests {
+		if r.watch() {
+			count++
+		}
+	}
+	return count
+}
+
 // testCutOff: a node without a network keeps its profile, and catches up from
 // where it was: with one watch more of each object, and no list. (It sees what
 // happened meanwhile in its order, so a choice that was right for a while can be
@@ -272,30 +287,29 @@ func testCutOff(t *testing.T, s *server) {
 	s.setProfiles(map[string]string{"a": two, "b": four})
 	f := s.follow(t, "n1", virgateToken, nil)
 	f.awaits(t, is(t, "a", two), "")
-	pass(firstSecond)
+	f.awaitWatches(t, 2)
 
 	f.setCut(true)
 	s.setProfiles(map[string]string{"a": four, "b": two})
 	f.setCut(false)
 	f.awaits(t, is(t, "a", four), "")
-	if lists := lists(f.seen()); lists != 2 {
-		t.Errorf("%d lists, want 2: %q", lists, f.seen())
-	}
+	f.expectReasons(t)
 	if history := f.history(); !slices.Equal(history, []string{is(t, "a", two), is(t, "a", four)}) {
 		t.Errorf("applied %q", history)
 	}
 }
 
 // testServerRestarts: without an API server nothing changes. One that starts
-// anew has forgotten the versions that the node knows (410), so the node lists
-// once more; it never asks in vain at a rate that grows with time.
+// anew has forgotten the versions that the node knows, so the node lists
+// once more for each time that it is told so, and asks more and more seldom while it
+// is told nothing.
 func testServerRestarts(t *testing.T, s *server) {
 	two, four := document("2"), document("4")
 	s.setNode("n1", "a")
 	s.setProfiles(map[string]string{"a": two})
 	f := s.follow(t, "n1", virgateToken, nil)
 	f.awaits(t, is(t, "a", two), "")
-	pass(firstSecond)
+	f.awaitWatches(t, 2)
 
 	s.stop()
 	f.setCut(true) // It must not see the new server before all has changed.
@@ -317,18 +331,15 @@ func testServerRestarts(t *testing.T, s *server) {
 	if history := f.history(); len(history) != 2 {
 		t.Errorf("applied %q, want what was and what is", history)
 	}
-	t.Logf("%d requests, %d of them lists, %d answered with 410", len(f.seen()), lists(f.seen()), f.answered(http.StatusGone))
-	if lists := lists(f.seen()); lists < 3 || lists > 6 {
-		t.Errorf("%d lists, want those of the start and one more of each object whose versions are forgotten: %q", lists, f.seen())
-	}
-}
-
-func lists(requests []string) int {
-	count := 0
-	for _, request := range requests {
-		if !strings.Contains(request, "watch=true") {
-			count++
+	f.expectReasons(t)
+	forgotten := map[string]int{}
+	for _, r := range f.made() {
+		if r.forgotten {
+			forgotten[r.object()]++
 		}
 	}
-	return count
+	t.Logf("%d requests, %d answered; versions forgotten: %v", len(f.made()), len(f.answers()), forgotten)
+	if len(forgotten) != 2 {
+		t.Errorf("forgotten were only %v: this test proves nothing", forgotten)
+	}
 }

@@ -1,8 +1,10 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -23,6 +25,7 @@ import (
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/plugin"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 )
 
@@ -88,7 +91,7 @@ func (s *server) followBy(t *testing.T, node, token string, change func(*nodeCli
 			if err != nil {
 				t.Error(err)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(startTimeout):
 			t.Error("the policy does not end")
 		}
 	})
@@ -193,7 +196,21 @@ type request struct {
 	// at answered.
 	answer   int
 	answered time.Time
+	// forgotten says that the server had no events any more from the version on that a
+	// watch asked for: that was its answer, or an event.
+	forgotten bool
 }
+
+// follows says that it is one of those that keep up with an object: a list or a watch.
+func (r request) follows() bool { return !r.writes() && strings.Contains(r.what, "fieldSelector") }
+
+// object is what is followed, and watch whether it is a watch.
+func (r request) object() string { object, _, _ := strings.Cut(r.what, "?"); return object }
+func (r request) watch() bool    { return strings.Contains(r.what, "watch=true") }
+
+// inVain says that nothing came of it: a server that starts or is busy refuses some,
+// and the connection may break. How often that happens is the server's business.
+func (r request) inVain() bool { return r.answer != http.StatusOK && !r.forgotten }
 
 // writes says that it changes something.
 func (r request) writes() bool { return !strings.HasPrefix(r.what, http.MethodGet) }
@@ -227,6 +244,7 @@ func (c *counter) into(config *rest.Config) *rest.Config {
 				c.mu.Lock()
 				c.requests[place].answer, c.requests[place].answered = answer.StatusCode, time.Now()
 				c.mu.Unlock()
+				answer.Body = &readAnswer{ReadCloser: answer.Body, counter: c, place: place}
 			}
 			return answer, err
 		})
@@ -280,6 +298,67 @@ func (c *counter) answered(status int) int {
 		}
 	}
 	return count
+}
+
+// answers are the lists and watches of which something came.
+func (c *counter) answers() []request {
+	return slices.DeleteFunc(c.made(), func(r request) bool { return !r.follows() || r.inVain() })
+}
+
+// expectReasons holds how the node asks, however slow the server is: it lists an object
+// once, and once more for each time that the server has forgotten what it knows; and after
+// one in vain it waits, each time for longer.
+func (c *counter) expectReasons(t *testing.T) {
+	t.Helper()
+	const first, longest = 300 * time.Millisecond, 20 * time.Second // configsource's backoff
+	last, pause := map[string]request{}, map[string]time.Duration{}
+	for _, r := range c.made() {
+		object := r.object()
+		before, again := last[object]
+		switch {
+		case !r.follows():
+			continue
+		case again && !r.watch() && before.watch() && !before.forgotten:
+			t.Errorf("%s is listed again at %s after a watch at %s that the server answered with %d", object, r.at, before.at, before.answer)
+		case again && !r.watch() && !before.watch() && !before.inVain():
+			t.Errorf("%s is listed twice, at %s and %s", object, before.at, r.at)
+		}
+		if again && before.inVain() && before.watch() == r.watch() {
+			if waited := r.at.Sub(before.at); waited < pause[object] {
+				t.Errorf("%s is asked for %s after a request in vain, want %s at least", object, waited, pause[object])
+			}
+			pause[object] = min(2*pause[object], longest)
+		} else {
+			pause[object] = first
+		}
+		last[object] = r
+	}
+	if t.Failed() {
+		for _, r := range c.made() {
+			t.Logf("%s answered %d, forgotten %t: %s", r.at, r.answer, r.forgotten, r.what)
+		}
+	}
+}
+
+// readAnswer looks for the word of a server that has forgotten a version.
+type readAnswer struct {
+	io.ReadCloser
+	counter *counter
+	place   int
+	tail    []byte
+}
+
+func (a *readAnswer) Read(p []byte) (int, error) {
+	n, err := a.ReadCloser.Read(p)
+	const expired = string(metav1.StatusReasonExpired)
+	a.tail = append(a.tail, p[:n]...)
+	if bytes.Contains(a.tail, []byte(expired)) {
+		a.counter.mu.Lock()
+		a.counter.requests[a.place].forgotten = true
+		a.counter.mu.Unlock()
+	}
+	a.tail = a.tail[max(0, len(a.tail)-len(expired)):]
+	return n, err
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)
@@ -459,7 +538,7 @@ func testKubelet(t *testing.T, s *server) {
 	shows := func(devices int) {
 		t.Helper()
 		began := time.Now()
-		await(t, 30*time.Second, "the kubelet to see it", func() bool {
+		await(t, followTimeout, "the kubelet to see it", func() bool {
 			return kubelet.Snapshot().Resources["nvidia.com/gpu"].Allocatable == devices
 		})
 		t.Logf("%d devices after %s", devices, time.Since(began).Round(time.Millisecond))

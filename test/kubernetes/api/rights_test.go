@@ -42,6 +42,7 @@ func testRightsTaken(t *testing.T, s *server) {
 	binding, err := bindings.Get(t.Context(), "virgate", metav1.GetOptions{})
 	s.must(err)
 	s.must(bindings.Delete(t.Context(), "virgate", metav1.DeleteOptions{}))
+	s.awaitRights(false)
 	f.setCut(true) // The server asks for rights when a watch begins.
 	f.setCut(false)
 	s.await(startTimeout, "the refusal", func() bool { return f.answered(403) > 0 })
@@ -344,7 +345,7 @@ func testPods(t *testing.T, s *server) {
 		_, err = s.admin.CoreV1().Pods("default").UpdateStatus(t.Context(), pod, metav1.UpdateOptions{})
 		s.must(err)
 	}
-	await(t, 30*time.Second, "the pod's container", func() bool {
+	await(t, followTimeout, "the pod's container", func() bool {
 		containers, err := pods.Containers()
 		return err == nil && len(containers) == 1 && containers["n1"].Pod == "on-n1"
 	})

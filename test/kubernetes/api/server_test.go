@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/url"
@@ -13,10 +15,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -197,17 +201,24 @@ func await(t *testing.T, limit time.Duration, what string, condition func() bool
 	}
 }
 
+// freePort is one below those that connections have at their own end (ip(7),
+// ip_local_port_range): one of those could take it while a server restarts.
 func freePort(t *testing.T) int {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for {
+		port := 20_000 + rand.IntN(12_000)
+		listener, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port))
+		if errors.Is(err, syscall.EADDRINUSE) {
+			continue
+		}
+		if err == nil {
+			err = listener.Close()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return port
 	}
-	port := listener.Addr().(*net.TCPAddr).Port
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return port
 }
 
 func write(t *testing.T, path, content string) {
@@ -355,6 +366,25 @@ func (s *server) allow() {
 		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "virgate"},
 	}, metav1.CreateOptions{})
 	s.must(err)
+	s.awaitRights(true)
+}
+
+// awaitRights waits until the server, which learns of roles and bindings later than those who
+// write them, lets the user virgate read Nodes and, if it is to, the profiles.
+func (s *server) awaitRights(profiles bool) {
+	s.t.Helper()
+	may := func(what authorizationv1.ResourceAttributes) bool {
+		what.Verb = "list"
+		review, err := s.admin.AuthorizationV1().SubjectAccessReviews().Create(s.t.Context(), &authorizationv1.SubjectAccessReview{
+			Spec: authorizationv1.SubjectAccessReviewSpec{User: "virgate", ResourceAttributes: &what},
+		}, metav1.CreateOptions{})
+		s.must(err)
+		return review.Status.Allowed
+	}
+	s.await(startTimeout, "the server to know the rights", func() bool {
+		return may(authorizationv1.ResourceAttributes{Resource: "nodes"}) &&
+			may(authorizationv1.ResourceAttributes{Resource: "configmaps", Namespace: namespace, Name: configMap}) == profiles
+	})
 }
 
 // createRole creates the ClusterRole that a file of the chart has.

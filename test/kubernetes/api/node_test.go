@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -222,8 +223,8 @@ func (c *counter) into(config *rest.Config) *rest.Config {
 	config.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.cut {
-			return nil, net.ErrClosed
+		if c.cut { // client-go takes some errors, such as net.ErrClosed, for a watch that was answered and has ended.
+			return nil, &net.OpError{Op: "dial", Net: network, Err: syscall.ENETUNREACH}
 		}
 		c.dials = append(c.dials, time.Now())
 		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)

@@ -83,6 +83,8 @@ type SelectedProfile struct {
 	Generation string `json:"generation"`
 	// Layout is the MIG layout of the node's label (see SelectMIG), "" for the profile's.
 	Layout string `json:"layout,omitempty"`
+	// MIGLeftTo is why another program makes the MIG layouts (see LeaveMIG), "" for none.
+	MIGLeftTo string `json:"migLeftTo,omitempty"`
 	// Documents are the texts that the profile was read from, by name, to be stored and read
 	// again. A single file has the name "". There are none for flags alone.
 	Documents map[string]string `json:"documents,omitempty"`
@@ -105,6 +107,16 @@ func (s SelectedProfile) SelectMIG(name string) (SelectedProfile, error) {
 	}
 	s.Config, s.Generation, s.Layout = config, Generation(config.Profile), name
 	return s, nil
+}
+
+// LeaveMIG is the profile on a node where another program makes the MIG layouts, for which
+// the reason is given; "" for none.
+func (s SelectedProfile) LeaveMIG(reason string) SelectedProfile {
+	if reason != "" && s.Profile.MIG.Manage {
+		s.Profile.MIG.Manage, s.Profile.MIG.LeftTo, s.MIGLeftTo = false, reason, reason
+		s.Generation = Generation(s.Profile)
+	}
+	return s
 }
 
 // String names the profile for people: "SOURCE[NAME]", or the source alone.

@@ -30,9 +30,8 @@ const (
 	SameUnit RefusalReason = "same_unit"
 	// NotReady says that the node lacks what the grant needs.
 	NotReady RefusalReason = "not_ready"
-	// MIGChange says that the MIG layout of the unit's GPU is being changed. Its word is
-	// older than its name, and alerts may use it.
-	MIGChange RefusalReason = "recut"
+	// MIGChange says that the MIG layout of the unit's GPU is being changed.
+	MIGChange RefusalReason = "repartitioning"
 	// Switching says that the unit leaves the mode in which it was requested.
 	Switching RefusalReason = "switching"
 	// Internal says that no kubelet makes such a request.

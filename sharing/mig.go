@@ -20,6 +20,9 @@ type MIGConfig struct {
 	WhenBusy WhenBusy
 	// Reset says that a GPU that nobody uses is reset where its new MIG mode waits for that.
 	Reset bool
+	// LeftTo says, for people, which other program makes the layouts that the profile would
+	// have Virgate make; empty for none. Manage is false then.
+	LeftTo string
 }
 
 // WhenBusy is one of the constants below.

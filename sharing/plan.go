@@ -34,6 +34,9 @@ func NewPlan(gpus []GPU, p Profile) Plan {
 	if text := Renumbering(gpus); text != "" {
 		warn.addf("%s", text)
 	}
+	if p.MIG.LeftTo != "" {
+		warn.addf("mig.manage has no effect: %s", p.MIG.LeftTo)
+	}
 	gpus = exclude(gpus, p.Exclude, &warn)
 	units := offer(gpus, p.MIGStrategy, &warn)
 	nameUnits(units, p)

@@ -21,13 +21,15 @@ import (
 )
 
 // settingFlags are the flags of NVIDIA's device plugin and a few of Virgate's own. Variables
-// are for overrides and not for the flag library, so that an error can name the source.
-func settingFlags() []cli.Flag { return flagsOf(configs.Settings()) }
+// are for overrides and not for the flag library, so that an error can name the source. With
+// names, only the help of those is shown; the others have no effect, but the command line of
+// another command is accepted.
+func settingFlags(shown ...string) []cli.Flag { return flagsOf(configs.Settings(), shown...) }
 
-func flagsOf(settings []configs.Setting) []cli.Flag {
+func flagsOf(settings []configs.Setting, shown ...string) []cli.Flag {
 	var flags []cli.Flag
 	for _, s := range settings {
-		usage := s.Usage
+		usage, hidden := s.Usage, shown != nil && !slices.Contains(shown, s.Flag)
 		for _, variable := range variables(s) {
 			usage += " [$" + variable + "]"
 		}
@@ -37,14 +39,19 @@ func flagsOf(settings []configs.Setting) []cli.Flag {
 		}
 		switch s.Type {
 		case configs.TypeBool:
-			flags = append(flags, &cli.BoolFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default})
+			flags = append(flags, &cli.BoolFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default, Hidden: hidden})
 		case configs.TypeList, configs.TypeNumbers: // May be repeated, besides the commas.
-			flags = append(flags, &cli.StringSliceFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default})
+			flags = append(flags, &cli.StringSliceFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default, Hidden: hidden})
 		default:
-			flags = append(flags, &cli.StringFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default})
+			flags = append(flags, &cli.StringFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default, Hidden: hidden})
 		}
 	}
 	return flags
+}
+
+// planFlags are those of settingFlags of which something depends that is only planned.
+func planFlags() []cli.Flag {
+	return settingFlags("mig-strategy", "nvidia-driver-root", "container-driver-root", "device-list-strategy", "device-id-strategy", "shared-devices-allocation-policy")
 }
 
 // overrides are the settings that flags and variables make, by document path.

@@ -116,7 +116,11 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 		select {
 		case <-time.After(200 * time.Millisecond):
 		case <-ctx.Done():
-			say("goes on being released until %s: virgate gpu restore --gpu %d ends that", r.Until.UTC().Format("15:04:05 MST"), r.Index)
+			goes := "goes on being released"
+			if r.Reset {
+				goes = "is still reset when nobody uses it, and released"
+			}
+			say(goes+" until %s: virgate gpu restore --gpu %d ends that", r.Until.UTC().Format("15:04:05 MST"), r.Index)
 			return errSilent
 		}
 		if list, err = askReleases(ctx, cmd, http.MethodGet, "", nil); err != nil {

@@ -265,7 +265,7 @@ func migApplyCommand(environment environment) *cli.Command {
 		Description: "What pods or processes use stays as it is. Where a Virgate serves the node, set mig.config\n" +
 			"in its profile instead. The exit code is 1 when a GPU does not have its layout afterwards.\n\n" +
 			"Example: virgate mig apply --node sim:h100 --name all-balanced",
-		Flags: append(flags, settingFlags()...),
+		Flags: append(flags, planFlags()...),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			wanted, err := wantedLayout(cmd, environment)
 			if err != nil {

@@ -24,7 +24,7 @@ func migPlanCommand(environment environment) *cli.Command {
 		Usage: "shows how a layout would be reached, with the slices before and after",
 		Description: "Reads the node's GPUs once and changes nothing.\n\n" +
 			"Example: virgate mig plan --node sim:a30x4+all-1g.6gb --name all-balanced --busy 0:1",
-		Flags: append(append(layoutFlags(environment), outputFlag("text")), settingFlags()...),
+		Flags: append(append(layoutFlags(environment), outputFlag("text")), planFlags()...),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			wanted, plans, warnings, err := planNode(ctx, cmd, environment)
 			if err != nil {
@@ -99,7 +99,7 @@ func migAssertCommand(environment environment) *cli.Command {
 		Description: "Prints the differences on standard output. A GPU that the layout does not mention does not\n" +
 			"differ; one that cannot have its part of the layout does.\n\n" +
 			"Example: virgate mig assert --node sim:dgx-a100+all-balanced --name all-balanced",
-		Flags: append(layoutFlags(environment), settingFlags()...),
+		Flags: append(layoutFlags(environment), planFlags()...),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			_, plans, warnings, err := planNode(ctx, cmd, environment)
 			if err != nil {
@@ -158,7 +158,7 @@ func migExportCommand(environment environment) *cli.Command {
 		Description: "GPUs without MIG are left out, and so are GPU instances without a partition, which the\n" +
 			"document cannot express.\n\n" +
 			"Example: virgate mig export --node sim:dgx-a100+all-balanced",
-		Flags: append(flags, settingFlags()...),
+		Flags: append(flags, planFlags()...),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			gpus, err := partitionedNode(ctx, cmd, environment)
 			if err != nil {

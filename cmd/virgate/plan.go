@@ -31,7 +31,7 @@ func planCommand(environment environment) *cli.Command {
 		Usage: "shows what the node would advertise, without a kubelet",
 		Description: "Reads the node's GPUs once and changes nothing.\n\n" +
 			"Example: virgate plan --node sim:dgx-a100 --config configs/examples/time-slicing-4.yaml",
-		Flags: append(flags, settingFlags()...),
+		Flags: append(flags, planFlags()...),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			overrides := overrides(cmd, environment)
 			config, err := readConfig(cmd.String("config"), cmd.String("config-key"), overrides)

@@ -112,6 +112,9 @@ type Options struct {
 	Journal     migchange.Store
 	Refresh     func(ctx context.Context) error
 	Releases    ReleaseOptions
+	// Paused says whether another program changes the GPUs' MIG layouts just now and needs them
+	// closed, and whether that is known; nil for never. ConfigSource.Watch tells of changes.
+	Paused func() (paused, known bool)
 	// Control serves the control socket, with gpu for what is below /gpu; nil for none.
 	Control func(ctx context.Context, gpu http.Handler) error
 }

@@ -29,6 +29,7 @@ type state struct {
 	host plugin.Host
 	// rejected says why the wanted profile is not in force, unread why no GPU can be read.
 	rejected, unread error
+	pause            pause
 }
 
 // requestPlan asks the loop to read its inputs again. Bursts become one reading.
@@ -70,6 +71,13 @@ func (a *agent) decide() {
 	next := *last
 
 	a.selectProfile(last, &next)
+	next.pause = a.pauseNow()
+	if next.pause.paused != last.pause.paused {
+		a.Logger.Warn("mig-manager pauses this program by a label of the Node", "paused", next.pause.paused)
+	}
+	if next.pause.paused || next.pause != last.pause {
+		defer notify(a.releases.begun)
+	}
 	var gpus []sharing.GPU
 	if gpus, next.unread = a.Node.Inventory(); next.unread == nil {
 		next.gpus = gpus

@@ -19,6 +19,9 @@ func (a *agent) migInputs() (gpus []sharing.GPU, wanted sharing.MIGConfig, err e
 	if !s.planned {
 		err = errors.New("nothing is planned yet")
 	}
+	if s.pause.paused {
+		return nil, wanted, err
+	}
 	released, _ := a.released()
 	gpus = slices.DeleteFunc(slices.Clone(s.gpus), func(g sharing.GPU) bool { return g.DriverIndex == sharing.NotListed || released[g.UUID] })
 	return gpus, wanted, err

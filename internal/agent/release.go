@@ -31,6 +31,8 @@ type Release struct {
 	Waits []string `json:"waits,omitempty"`
 	// Reset says that this program is to reset the GPU, and then to take it back.
 	Reset bool `json:"reset,omitempty"`
+	// Pause says that it is there for another program to change MIG layouts, and ends with that.
+	Pause bool `json:"pause,omitempty"`
 	// WasReset says that it did, Problem why it could not.
 	WasReset bool   `json:"wasReset,omitempty"`
 	Problem  string `json:"problem,omitempty"`
@@ -99,6 +101,9 @@ func (a *agent) loadReleases() {
 	a.releases.mu.Lock()
 	defer a.releases.mu.Unlock()
 	for _, r := range kept {
+		if now := a.pauseNow(); r.Pause && now.known && !now.paused {
+			continue
+		}
 		if r.State == Released { // One that still waits may have holders: the GPU is watched until they are gone.
 			indexes[r.GPU] = r.DriverIndex
 		}
@@ -113,6 +118,7 @@ func (a *agent) releaseLoop(ctx context.Context) error {
 	var group sync.WaitGroup
 	defer group.Wait()
 	for {
+		a.followPause()
 		a.releases.mu.Lock()
 		for _, r := range a.releases.gpus {
 			if !r.running {
@@ -150,9 +156,15 @@ func (a *agent) listReleases() []Release {
 func (a *agent) released() (gpus map[string]bool, warnings []string) {
 	gpus = map[string]bool{}
 	for _, r := range a.listReleases() {
-		if r.State != Restored {
-			gpus[r.GPU] = true
+		if r.State == Restored {
+			continue
+		}
+		gpus[r.GPU] = true
+		switch {
+		case !r.Pause:
 			warnings = append(warnings, fmt.Sprintf("GPU %d (%s) is not offered: it is released until %s, or until virgate gpu restore", r.Index, r.GPU, r.Until.UTC().Format("15:04 MST")))
+		case !slices.Contains(warnings, pausedText):
+			warnings = append(warnings, pausedText)
 		}
 	}
 	return gpus, warnings
@@ -238,6 +250,9 @@ func (a *agent) runRelease(ctx context.Context, r *release) {
 		now := r.Release
 		a.releases.mu.Unlock()
 		pause := time.Until(now.Until)
+		if a.pauseNow().paused {
+			pause = max(pause, releaseInterval)
+		}
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -249,7 +264,7 @@ func (a *agent) runRelease(ctx context.Context, r *release) {
 			}
 			again := false
 			a.setRelease(r, func(r *Release) {
-				if again = time.Until(r.Until) > 0; again {
+				if again = time.Until(r.Until) > 0 || a.pauseNow().paused; again {
 					r.WasReset, r.Problem = false, ""
 				} else {
 					r.State = Restored
@@ -378,6 +393,14 @@ func (a *agent) beginRelease(selector sharing.Selector, length time.Duration, re
 	}
 	a.releases.mu.Lock()
 	defer a.releases.mu.Unlock()
+	return a.addRelease(gpu, func(r *Release) {
+		r.Until, r.Reset = time.Now().Add(length).Round(0), r.Reset || reset
+	})
+}
+
+// addRelease begins a release, or changes one that is under way. It must be called with the
+// lock of releases.
+func (a *agent) addRelease(gpu sharing.GPU, change func(*Release)) (Release, error) {
 	before := maps.Clone(a.releases.gpus)
 	r := before[gpu.UUID]
 	if r == nil || r.State == Restored {
@@ -388,7 +411,7 @@ func (a *agent) beginRelease(selector sharing.Selector, length time.Duration, re
 		a.releases.gpus[gpu.UUID] = r
 	}
 	last := r.Release
-	r.Until, r.Reset = time.Now().Add(length).Round(0), r.Reset || reset
+	change(&r.Release)
 	if err := a.releases.keep(a.Releases.Store); err != nil {
 		r.Release, a.releases.gpus = last, before
 		return Release{}, err
@@ -446,6 +469,48 @@ func migResets(layouts []nodereport.GPULayout, releases []Release, now time.Time
 	return waiting, gpus
 }
 
+// pause is what is known of Options.Paused.
+type pause struct{ paused, known bool }
+
+func (a *agent) pauseNow() (p pause) {
+	if a.Paused == nil {
+		return pause{known: true}
+	}
+	p.paused, p.known = a.Paused()
+	return p
+}
+
+const (
+	// pausedText says why nothing is offered then.
+	pausedText = "no GPU is offered while mig-manager changes MIG layouts: the Node's label nvidia.com/gpu.deploy.device-plugin is paused-for-mig-change"
+	// pauseLimit is how long GPUs stay closed for that after a restart while it is not known
+	// whether it is over.
+	pauseLimit = time.Hour
+)
+
+// followPause releases all GPUs during a pause, and takes them back after it. No release ends
+// meanwhile.
+func (a *agent) followPause() {
+	now := a.pauseNow()
+	a.releases.mu.Lock()
+	defer a.releases.mu.Unlock()
+	for _, gpu := range a.state.Load().gpus {
+		if r := a.releases.gpus[gpu.UUID]; !now.paused || gpu.DriverIndex == sharing.NotListed || r != nil && r.State != Restored {
+			continue
+		}
+		_, err := a.addRelease(gpu, func(r *Release) { r.Pause, r.Until = true, time.Now().Add(pauseLimit).Round(0) })
+		if err != nil {
+			a.Logger.Error("GPU not released for a change of MIG layouts", "gpu", gpu.UUID, "error", err)
+		}
+	}
+	for _, r := range a.releases.gpus {
+		if r.Pause && r.State != Restored && now.known && !now.paused {
+			r.Until = time.Now()
+			notify(r.wake)
+		}
+	}
+}
+
 // selectGPU is the GPU that the selector names.
 func (a *agent) selectGPU(selector sharing.Selector) (sharing.GPU, error) {
 	if !a.serving.Load() {
@@ -473,8 +538,11 @@ func (a *agent) restoreNow(selector sharing.Selector) (Release, error) {
 	a.releases.mu.Lock()
 	defer a.releases.mu.Unlock()
 	r := a.releases.gpus[gpu.UUID]
-	if r == nil || r.State == Restored {
+	switch {
+	case r == nil || r.State == Restored:
 		return Release{}, fmt.Errorf("GPU %d is not released", gpu.Index)
+	case a.pauseNow().paused:
+		return Release{}, errors.New(pausedText)
 	}
 	r.Until = time.Now()
 	notify(r.wake)

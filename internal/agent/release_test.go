@@ -447,3 +447,172 @@ func TestMIGResets(t *testing.T) {
 		t.Errorf("nothing waits: %v %t", gpus, waiting)
 	}
 }
+
+// pausable is a rig on which another program may need the GPUs.
+type pausable struct {
+	*rig
+	now atomic.Pointer[pause]
+}
+
+func newPausable(t *testing.T, f *fakeReleaser, at pause) *pausable {
+	t.Helper()
+	p := &pausable{}
+	p.now.Store(&at)
+	p.rig = newRig(t, func(r *rig) {
+		r.options.Kubelet = r.sight
+		r.options.Releases = ReleaseOptions{Releaser: f, Store: f, Processes: func(context.Context, string) []int { return nil }}
+		r.options.Paused = func() (bool, bool) { now := p.now.Load(); return now.paused, now.known }
+	})
+	return p
+}
+
+func (p *pausable) set(now pause) {
+	p.now.Store(&now)
+	p.agent.requestPlan()
+}
+
+// awaitReleases waits until the releases are in these states, by index.
+func (p *pausable) awaitReleases(states ...ReleaseState) {
+	p.t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		var now []ReleaseState
+		for _, r := range p.agent.listReleases() {
+			now = append(now, r.State)
+		}
+		if slices.Equal(now, states) {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-p.ctx.Done():
+			p.t.Fatalf("releases are %v, want %v", now, states)
+		}
+	}
+}
+
+// TestPause holds that every GPU is withdrawn and closed while mig-manager needs them, also one
+// that comes meanwhile, that no MIG layout is changed then, and that the end of it brings them back.
+func TestPause(t *testing.T) {
+	f := &fakeReleaser{}
+	p := newPausable(t, f, pause{known: true})
+	f.withdrawn = func(gpu string) bool { return p.agent.Plugin.Withdrawn(gpu) }
+	p.shows(8)
+	p.set(pause{paused: true, known: true})
+	p.awaitReleases(Released, Released)
+	p.shows(0)
+	if gpus, _, err := p.agent.migInputs(); len(gpus) != 0 || err != nil {
+		t.Errorf("MIG layouts are changed of %v, %v", gpus, err)
+	}
+	s := p.agent.state.Load()
+	if !slices.Equal(s.plan.Warnings, []string{pausedText}) {
+		t.Errorf("warnings %q", s.plan.Warnings)
+	}
+	if ready, reason, message := readiness(s, *p.agent.progress.Load(), p.agent.Plugin.Status(), false); ready != nodereport.ConditionFalse || reason != "PausedForMIGChange" || message != pausedText {
+		t.Errorf("%s %s: %s", ready, reason, message)
+	}
+	if code, body := p.tell(http.MethodPost, "/gpu/restore?gpu=0"); code != http.StatusBadRequest || body != pausedText+"\n" {
+		t.Errorf("restored meanwhile: %d %q", code, body)
+	}
+	p.node.set(gpus("", "", ""), nil)
+	p.awaitReleases(Released, Released, Released)
+
+	p.set(pause{}) // The API server is away.
+	p.set(pause{known: true})
+	p.awaitReleases(Restored, Restored, Restored)
+	p.shows(12)
+	for _, gpu := range []string{"GPU-a", "GPU-b", "GPU-c"} {
+		if made := f.made(); strings.Count(made, "release "+gpu) != 1 || strings.Count(made, "restore "+gpu) != 1 {
+			t.Errorf("%s: calls %s", gpu, made)
+		}
+	}
+	if len(f.kept) != 0 {
+		t.Errorf("kept %v", f.kept)
+	}
+}
+
+// TestPauseBeforeRelease holds that no MIG layout is changed in a pause before the GPUs are released.
+func TestPauseBeforeRelease(t *testing.T) {
+	a := &agent{}
+	a.state.Store(&state{planned: true, gpus: gpus("", ""), pause: pause{paused: true, known: true}})
+	if gpus, _, err := a.migInputs(); len(gpus) != 0 || err != nil {
+		t.Errorf("MIG layouts are changed of %v, %v", gpus, err)
+	}
+}
+
+// TestPauseAndRelease holds that a release for somebody does not end in a pause, nor by the end of one.
+func TestPauseAndRelease(t *testing.T) {
+	f := &fakeReleaser{}
+	p := newPausable(t, f, pause{known: true})
+	p.shows(8)
+	p.tell(http.MethodPost, "/gpu/release?gpu=0&for=1h")
+	p.awaitReleases(Released)
+	p.set(pause{paused: true, known: true})
+	p.awaitReleases(Released, Released)
+	p.set(pause{known: true})
+	p.awaitReleases(Released, Restored)
+	p.shows(4)
+
+	p.set(pause{paused: true, known: true})
+	p.awaitReleases(Released, Released)
+	p.tell(http.MethodPost, "/gpu/release?gpu=0&for=1ms")
+	p.node.set(gpus("", "", ""), nil)
+	p.awaitReleases(Released, Released, Released)
+	if made := f.made(); strings.Contains(made, "restore GPU-a") {
+		t.Errorf("the end of the release ended the pause: %s", made)
+	}
+	p.set(pause{known: true})
+	p.awaitReleases(Restored, Restored, Restored)
+	p.shows(12)
+}
+
+// TestPauseAgain holds that GPUs which are just being taken back are released for the next pause.
+func TestPauseAgain(t *testing.T) {
+	var p *pausable
+	var once sync.Once
+	f := &fakeReleaser{meanwhile: func(_ context.Context, call string) {
+		if strings.HasPrefix(call, "restore") {
+			once.Do(func() { p.set(pause{paused: true, known: true}); p.agent.planNow(p.ctx) })
+		}
+	}}
+	p = newPausable(t, f, pause{paused: true, known: true})
+	p.awaitReleases(Released, Released)
+	p.set(pause{known: true})
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for strings.Count(f.made(), "restore") == 0 {
+		select {
+		case <-tick.C:
+		case <-p.ctx.Done():
+			t.Fatal("nothing is taken back")
+		}
+	}
+	p.awaitReleases(Released, Released)
+	p.shows(0)
+}
+
+// TestPauseOverARestart holds that a restart in a pause leaves the GPUs closed, also while it
+// is not known whether the pause is over, and that they are not even withdrawn where it is.
+func TestPauseOverARestart(t *testing.T) {
+	kept := func() *fakeReleaser {
+		return &fakeReleaser{kept: []Release{
+			{GPU: "GPU-a", DriverIndex: 3, Until: time.Now().Add(time.Hour), State: Released, Pause: true},
+			{GPU: "GPU-b", Index: 1, DriverIndex: 4, Until: time.Now().Add(time.Hour), State: Released, Pause: true},
+		}}
+	}
+	over := kept()
+	newPausable(t, over, pause{known: true}).shows(8)
+	if len(over.early) != 0 || over.made() != "" {
+		t.Errorf("it was over: %v, calls %s", over.early, over.made())
+	}
+	f := kept()
+	p := newPausable(t, f, pause{})
+	p.awaitReleases(Released, Released)
+	if f.early["GPU-a"] != 3 || f.early["GPU-b"] != 4 {
+		t.Errorf("before the driver was opened: %v", f.early)
+	}
+	p.set(pause{known: true})
+	p.awaitReleases(Restored, Restored)
+	p.shows(8)
+}

@@ -79,6 +79,7 @@ func (a *agent) nodeReport(s *state, p profileProgress, status plugin.Status) no
 		report.Problem = firstProblem(s.rejected)
 		report.LayoutRefused = errors.Is(s.rejected, configs.ErrMIGLayout)
 	}
+	report.LayoutsLeft = s.profile != nil && s.profile.Profile.MIG.LeftTo != ""
 	report.Ready, report.Reason, report.Message = readiness(s, p, status, a.draining.Load())
 	for i := range a.unserved {
 		if err := a.unserved[i].Load(); err != nil && *err != nil {
@@ -109,6 +110,8 @@ func readiness(s *state, p profileProgress, status plugin.Status, draining bool)
 	switch {
 	case draining:
 		return nodereport.ConditionFalse, "Draining", "all devices are being withdrawn"
+	case s.pause.paused:
+		return nodereport.ConditionFalse, "PausedForMIGChange", pausedText
 	case s.profile == nil && errors.Is(s.rejected, configs.ErrPending):
 		return nodereport.ConditionUnknown, "Starting", "the profile is " + s.rejected.Error()
 	case s.profile == nil && s.rejected != nil:
@@ -130,6 +133,9 @@ func readiness(s *state, p profileProgress, status plugin.Status, draining bool)
 	}
 	if slices.ContainsFunc(s.plan.Warnings, func(w string) bool { return strings.HasSuffix(w, sharing.NoMIGRight) }) {
 		offer += "; partitions cannot all be read: " + sharing.NoMIGRight
+	}
+	if left := s.profile.Profile.MIG.LeftTo; left != "" {
+		offer += "; " + left
 	}
 	deaf := unregistered(status)
 	switch {

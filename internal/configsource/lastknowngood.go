@@ -69,7 +69,7 @@ func Restore(stored configs.SelectedProfile, overrides configs.Overrides) (confi
 		selected, err = configs.Documents(stored.Documents).Select(stored.Source, stored.Name, overrides)
 	}
 	if err == nil {
-		selected, err = selected.SelectMIG(stored.Layout)
+		selected, err = selected.LeaveMIG(stored.MIGLeftTo).SelectMIG(stored.Layout)
 	}
 	if err != nil {
 		return configs.SelectedProfile{}, fmt.Errorf("read the stored profile: %w", err)

@@ -2,6 +2,7 @@ package configsource
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"strings"
@@ -171,5 +172,35 @@ func TestKeepsTheLayout(t *testing.T) {
 	store.stored.Layout = "gone"
 	if got, ok := newTestLastKnownGood(t, store, nil).Load(); ok {
 		t.Errorf("kept %+v with a layout that is none", got)
+	}
+}
+
+// TestKeepsMIGLeft has a profile come back without the right to make MIG layouts that are
+// another program's, so that a start without an API server does not fight it.
+func TestKeepsMIGLeft(t *testing.T) {
+	selected, err := configs.Documents{"a": cutting}.Select("d", "a", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	selected = selected.LeaveMIG("mig-manager makes them")
+	store := &fakeStore{saved: make(chan struct{}, 10)}
+	k := newTestLastKnownGood(t, store, nil)
+	k.Save(selected)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := k.Run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	stored, err := json.Marshal(store.stored)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store.stored = &configs.SelectedProfile{}
+	if err := json.Unmarshal(stored, store.stored); err != nil {
+		t.Fatal(err)
+	}
+	got, ok := newTestLastKnownGood(t, store, nil).Load()
+	if mig := got.Profile.MIG; !ok || mig.Manage || mig.LeftTo != "mig-manager makes them" || got.Generation != selected.Generation {
+		t.Errorf("kept %+v", got)
 	}
 }

@@ -1,6 +1,7 @@
 package configsource
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -114,6 +116,18 @@ func (c *ConfigMap) Documents() (configs.Documents, error) { return c.value() }
 // mig-manager (mig-parted v0.15, deployments/container).
 const MIGLabel = "nvidia.com/mig.config"
 
+// Labels of the GPU Operator's nodes, as of mig-manager v0.15 (mig-parted, pkg/mig/reconfigure).
+const (
+	// migManagerLabel is "true" where the operator runs mig-manager.
+	migManagerLabel = "nvidia.com/gpu.deploy.mig-manager"
+	// pluginLabel is paused while mig-manager changes layouts: whoever has a GPU open has to
+	// let go of it.
+	pluginLabel, paused = "nvidia.com/gpu.deploy.device-plugin", "paused-for-mig-change"
+	// migStateLabel is written by whoever makes the layouts, Virgate under the name ownManager:
+	// see internal/nodestatus.
+	migStateLabel, ownManager = "nvidia.com/mig.config.state", "virgate"
+)
+
 // NodeLabels are the labels of one Node that say what the node should be. The nil
 // NodeLabels are those of a Node that is not looked at.
 type NodeLabels struct {
@@ -128,6 +142,10 @@ type NodeLabels struct {
 // labels is what is wanted of a Node's metadata.
 type labels struct {
 	profile, layout string
+	// leftTo says that another program makes the Node's MIG layouts; "" for none.
+	leftTo string
+	// paused says that mig-manager wants all GPUs released.
+	paused bool
 	// uid tells a Node from its successor of the same name.
 	uid types.UID
 }
@@ -136,16 +154,54 @@ type labels struct {
 // the name of the label that names a profile.
 func NewNodeLabels(client *Client, node, label string, log *slog.Logger) *NodeLabels {
 	// No label and an empty one are no choice, as in NVIDIA's config-manager.
+	// A state that somebody had written before this program looked may be left over.
+	var leftover migWriter
+	seen := false
 	of := func(object any) (labels, bool) {
 		described, err := meta.Accessor(object)
 		if err != nil {
 			return labels{}, false
 		}
 		all := described.GetLabels()
-		return labels{profile: all[label], layout: all[MIGLabel], uid: described.GetUID()}, true
+		now := labels{profile: all[label], layout: all[MIGLabel], paused: all[pluginLabel] == paused, uid: described.GetUID()}
+		writer := otherMIGWriter(described.GetManagedFields())
+		if !seen {
+			seen, leftover = true, writer
+		}
+		switch {
+		case all[migManagerLabel] == "true":
+			now.leftTo = fmt.Sprintf("the label %s of node %s is true, so the GPU Operator's mig-manager makes the MIG layouts; with false, Virgate does", migManagerLabel, node)
+		case all[migManagerLabel] != "false" && writer.name != "" && writer != leftover:
+			now.leftTo = fmt.Sprintf("%s has written the label %s of node %s, so it makes the MIG layouts; when it is gone, and %s is false, Virgate does",
+				writer.name, migStateLabel, node, migManagerLabel)
+		}
+		return now, true
 	}
 	q := query{what: "node " + node, resource: "nodes", selector: byName(node), metadataOnly: true}
 	return &NodeLabels{Name: label, node: newObject(client, q, node, of, func(a, b labels) bool { return a == b }, log)}
+}
+
+// migWriter is a program that writes to the API, and when it did so last.
+type migWriter struct {
+	name string
+	at   int64
+}
+
+// otherMIGWriter is who has written migStateLabel as it is; none where that is Virgate.
+func otherMIGWriter(fields []metav1.ManagedFieldsEntry) migWriter {
+	for _, f := range fields {
+		if f.FieldsV1 != nil && f.Time != nil && f.Manager != ownManager && bytes.Contains(f.FieldsV1.Raw, []byte(`"f:`+migStateLabel+`"`)) {
+			return migWriter{f.Manager, f.Time.Unix()}
+		}
+	}
+	return migWriter{}
+}
+
+// Paused says whether mig-manager wants whoever has a GPU of the Node open to let go of it;
+// known is false while the Node has not been read, or is not there.
+func (l *NodeLabels) Paused() (paused, known bool) {
+	now, err := l.node.value()
+	return now.paused, err == nil
 }
 
 // Layout returns the profile with the MIG layout that MIGLabel names, where
@@ -168,7 +224,7 @@ func (l *NodeLabels) layout(now labels, selected configs.SelectedProfile) (confi
 	if l == nil || !selected.Profile.MIG.Manage {
 		return selected, nil
 	}
-	selected, err := selected.SelectMIG(now.layout)
+	selected, err := selected.LeaveMIG(now.leftTo).SelectMIG(now.layout)
 	if err != nil {
 		return selected, fmt.Errorf("%s: label %s of %s: %w", selected, MIGLabel, l.node.what, err)
 	}

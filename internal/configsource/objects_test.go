@@ -90,6 +90,66 @@ func TestMIGLabel(t *testing.T) {
 	}
 }
 
+// TestMIGManager leaves the MIG layouts to mig-manager where a label says that the operator
+// runs it, or somebody writes their state, and says of each pause that it is one.
+func TestMIGManager(t *testing.T) {
+	s := newTestNode(t, nil)
+	s.maps.change("profiles", fakeConfigMap(map[string]string{"a": cutting, "b": four}))
+	long, then := metav1.NewTime(time.Unix(1, 0)), metav1.NewTime(time.Unix(2, 0))
+	state := func(manager string, at metav1.Time) metav1.ManagedFieldsEntry {
+		return metav1.ManagedFieldsEntry{Manager: manager, Time: &at, FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata":{"f:labels":{"f:nvidia.com/mig.config.state":{}}}}`)}}
+	}
+	set := func(profile, layout string, fields []metav1.ManagedFieldsEntry, labels ...string) {
+		node := labeledNode(profile, layout).(*metav1.PartialObjectMetadata)
+		node.ManagedFields = append([]metav1.ManagedFieldsEntry{{Manager: "kubelet", Time: &then, FieldsV1: &metav1.FieldsV1{Raw: []byte("{}")}}}, fields...)
+		for i := 0; i < len(labels); i += 2 {
+			metav1.SetMetaDataLabel(&node.ObjectMeta, labels[i], labels[i+1])
+		}
+		s.nodes.change("n1", node)
+	}
+	if _, known := s.source.Labels.Paused(); known {
+		t.Error("a pause is known before the node")
+	}
+	leftover := []metav1.ManagedFieldsEntry{state("nvidia-mig-manager", long)}
+	set("a", "", leftover)
+	s.run()
+	own, err := configs.Documents{"a": cutting}.Select("", "a", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.await(own.Generation, "")
+	left := func(why string) string { return own.LeaveMIG(why).Generation }
+	operator := left("the label nvidia.com/gpu.deploy.mig-manager of node n1 is true, so the GPU Operator's mig-manager makes the MIG layouts; with false, Virgate does")
+	other := left("nvidia-mig-manager has written the label nvidia.com/mig.config.state of node n1, so it makes the MIG layouts; when it is gone, and nvidia.com/gpu.deploy.mig-manager is false, Virgate does")
+
+	const deploy = "nvidia.com/gpu.deploy.mig-manager"
+	set("a", "of-mig-managers-own-file", leftover, deploy, "true") // It is for mig-manager to know.
+	s.await(operator, "")
+	set("b", "", leftover, deploy, "true")
+	s.await(generation(t, four), "")
+	set("a", "", leftover, deploy, "false")
+	s.await(own.Generation, "")
+
+	set("a", "all-disabled", []metav1.ManagedFieldsEntry{state("virgate", then)})
+	s.await(generation(t, strings.Replace(cutting, "all-balanced", "all-disabled", 1)), "")
+	set("a", "", []metav1.ManagedFieldsEntry{state("nvidia-mig-manager", then)})
+	s.await(other, "")
+	set("a", "", []metav1.ManagedFieldsEntry{state("nvidia-mig-manager", then)}, deploy, "false")
+	s.await(own.Generation, "")
+
+	const plugin = "nvidia.com/gpu.deploy.device-plugin"
+	for _, step := range []struct {
+		value string
+		want  bool
+	}{{"true", false}, {"paused-for-mig-change", true}, {"false", false}} {
+		set("a", "", nil, plugin, step.value, deploy, map[bool]string{true: "true"}[step.want])
+		s.await(map[bool]string{true: operator, false: own.Generation}[step.want], "")
+		if paused, known := s.source.Labels.Paused(); paused != step.want || !known {
+			t.Errorf("%s: paused %t, known %t", step.value, paused, known)
+		}
+	}
+}
+
 // TestReplaced hears of each Node of the name once, also of one that was made
 // anew while nobody watched.
 func TestReplaced(t *testing.T) {

@@ -152,6 +152,9 @@ func Run(ctx context.Context, o Options) error {
 	if o.Reporter != nil {
 		options.Reporter = o.Reporter
 	}
+	if o.Profile.Labels != nil {
+		options.Paused = o.Profile.Labels.Paused
+	}
 	if o.Features != nil {
 		options.Features = func(gpus []sharing.GPU, profile sharing.Profile) map[string]string {
 			n, versions := *o.Features, node.Versions()

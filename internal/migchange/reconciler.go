@@ -353,6 +353,12 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 	}
 	g.stale = g.stale && !g.isShownBy(gpu)
 	record, begun := r.currentJournal().record(gpu.UUID)
+	if begun && r.wanted.LeftTo != "" { // Whoever makes the layouts now has decided otherwise, or will.
+		if err := r.save(func(j Journal) Journal { return j.end(gpu.UUID) }); err != nil {
+			return nil, r.fail(ctx, g, err, longestRetry)
+		}
+		begun = false
+	}
 	now := r.now()
 	if wait := g.retryAt.Sub(now); g.notPermitted || wait > 0 && !g.resetRequired {
 		if !begun {

@@ -680,6 +680,32 @@ func TestManagedNoMore(t *testing.T) {
 	}
 }
 
+// TestLeftToAnother checks that a change in its middle is forgotten, and nothing more is
+// changed, when another program makes the layouts from then on.
+func TestLeftToAnother(t *testing.T) {
+	w := newWorld(t, "h100+all-1g.10gb")
+	r := w.program()
+	end := w.sim.InjectFault("GpuInstanceCreateComputeInstance", simnode.Fault{Return: nvml.Unknown})
+	w.run(r, layoutNamed("all-3g.40gb"), false, 2)
+	if len(w.kept.Underway) != 1 {
+		t.Fatalf("journal %+v, want a change in its middle", w.kept)
+	}
+	end()
+	before, writes := w.layout(), w.writes
+	wanted := layoutNamed("all-3g.40gb")
+	wanted.Manage, wanted.LeftTo = false, "mig-manager makes them"
+	for _, starting := range []bool{true, false} {
+		r = w.program() // The next run of the program finds the journal.
+		w.run(r, wanted, starting, 20)
+	}
+	if diff := cmp.Diff(before, w.layout()); diff != "" || w.writes != writes || len(w.kept.Underway)+len(w.kept.Enabled) != 0 {
+		t.Errorf("%d writes, journal %+v, GPU (-before +after):\n%s", w.writes-writes, w.kept, diff)
+	}
+	if r.offered.Load().only[w.gpu()] != nil || r.offered.Load().partitionsOnly[w.gpu()] {
+		t.Errorf("held back: %+v", r.offered.Load())
+	}
+}
+
 // TestTwoGPUs checks that one GPU in trouble keeps no other from its layout.
 func TestTwoGPUs(t *testing.T) {
 	w := newWorld(t, "h100x2+all-1g.10gb")

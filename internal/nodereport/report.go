@@ -123,6 +123,8 @@ type Report struct {
 	// LayoutRefused says that the MIG layout which the node's label names cannot
 	// be had, so that Layouts are those of the last one that could.
 	LayoutRefused bool
+	// LayoutsLeft says that another program makes the MIG layouts and tells their state.
+	LayoutsLeft bool
 	// Renumbering is that of sharing.Renumbering.
 	Renumbering string
 	// Units is the health of all units, by GPU and partition index.

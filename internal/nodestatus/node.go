@@ -58,7 +58,7 @@ func (m *metadata) write(ctx context.Context, report nodereport.Report) (again t
 	wanted, patch := metadataOf(report), objectMeta{Annotations: map[string]*string{}, Labels: map[string]*string{}}
 	if m.written != nil {
 		for key := range m.written.Labels {
-			if _, stays := wanted.Labels[key]; !stays {
+			if _, stays := wanted.Labels[key]; !stays && !(key == MIGStateLabel && report.LayoutsLeft) {
 				wanted.Labels[key] = nil
 			}
 		}

@@ -231,6 +231,8 @@ func TestMIGLabel(t *testing.T) {
 	}
 	refused := gpu(nodereport.LayoutApplied)
 	refused.LayoutRefused = true
+	left := applied("g2")
+	left.LayoutsLeft = true
 	m := &metadata{client: client}
 	for _, step := range []struct {
 		name   string
@@ -247,7 +249,13 @@ func TestMIGLabel(t *testing.T) {
 		{"still not", applied("g1"), "", 5},
 		{"still not, otherwise new", applied("g2"), "", 6},
 		{"failed", gpu(nodereport.LayoutFailed), "failed", 7},
+		{"left to mig-manager, which has written", left, "rebooting", 8},
+		{"left to it still", left, "rebooting", 8},
+		{"taken over", gpu(nodereport.LayoutPending), "pending", 9},
 	} {
+		if step.report.LayoutsLeft {
+			f.node.Labels[MIGStateLabel] = "rebooting"
+		}
 		if _, err := m.write(t.Context(), step.report); err != nil {
 			t.Fatal(err)
 		}

@@ -154,6 +154,7 @@ func (n *Node) moment() moment { return moment{now: time.Now(), rules: *n.rules.
 // It returns nil when ctx and all goroutines have ended. A call that the driver
 // does not answer is abandoned after half a second, and the error names it.
 func (n *Node) Watch(ctx context.Context, changed func()) error {
+	defer context.AfterFunc(ctx, n.gate.stop)()
 	poller := newPoller(n, Until(ctx, n.lib))
 	ended := make(chan error, 1)
 	go func() { ended <- poller.run(ctx) }()

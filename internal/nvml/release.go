@@ -29,8 +29,10 @@ type gate struct {
 	looked    map[int]bool
 	allLooked bool
 	handles   map[Device]int
-	// closing is not nil while Init waits for the end of all sessions.
+	// closing is not nil while Init waits for the end of all sessions; ending says that it
+	// waits no more, because the program ends.
 	closing chan struct{}
+	ending  bool
 }
 
 func newGate() *gate {
@@ -123,7 +125,7 @@ func (g *gate) startClosing() {
 	case g.reopen <- struct{}{}:
 	default:
 	}
-	if g.closing == nil {
+	if g.closing == nil && !g.ending {
 		closing := make(chan struct{})
 		g.closing = closing
 		time.AfterFunc(closeLimit, func() {
@@ -141,6 +143,14 @@ func (g *gate) stopClosing(closing chan struct{}) {
 		close(closing)
 		g.closing = nil
 	}
+}
+
+// stop keeps nobody waiting any more: the program ends.
+func (g *gate) stop() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.ending = true
+	g.stopClosing(g.closing)
 }
 
 // errStillOpen says that a session of this program does not end.

@@ -194,6 +194,32 @@ func TestReleaseWhileACallIsAbandoned(t *testing.T) {
 	})
 }
 
+// TestEndDuringARelease holds that the program's end does not wait for a session that is to be
+// closed and goes on.
+func TestEndDuringARelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a30x4")
+		w := watch(t, sim)
+		hung, released := make(chan struct{}), make(chan error, 1)
+		go func() { _ = w.OpenAll(func() { <-hung }) }()
+		synctest.Wait()
+		go func() {
+			_, err := w.Release(context.Background(), sim.GPUs()[3].UUID)
+			released <- err
+		}()
+		after(time.Second)
+		began := time.Now()
+		must(t, w.stop())
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("the end took %s", took)
+		}
+		if err := <-released; err == nil {
+			t.Error("released while a session is open")
+		}
+		close(hung)
+	})
+}
+
 // TestReleasedOverARestart holds that a GPU which an earlier run had released is not opened
 // by the next one, not even for a moment, and has the faults of before.
 func TestReleasedOverARestart(t *testing.T) {

@@ -10,12 +10,8 @@ import (
 	"strings"
 )
 
-// How many open files are looked at, of one process and of all. That takes a few hundred
-// milliseconds.
-const (
-	mostFilesOfOne = 4096
-	mostFiles      = 200_000
-)
+// mostFiles is how many open files are looked at. That takes a few hundred milliseconds.
+const mostFiles = 200_000
 
 // Clients returns the programs other than this one that have the GPU's device node
 // /dev/nvidia<minor> open, sorted by PID: "nv-hostengine (PID 812, of pod 7e4c…)". The driver
@@ -74,6 +70,9 @@ func pidOf(entry fs.DirEntry) int {
 	return pid
 }
 
+// fewFiles is how many names of open files are in memory at a time.
+const fewFiles = 1024
+
 // hasOpen says whether the process has a file of that name open, wherever it is.
 func hasOpen(proc fs.FS, pid, name string, left *int) (bool, error) {
 	dir, err := proc.Open(pid + "/fd")
@@ -81,19 +80,20 @@ func hasOpen(proc fs.FS, pid, name string, left *int) (bool, error) {
 		return false, err
 	}
 	defer func() { _ = dir.Close() }()
-	var files []fs.DirEntry
-	if list, ok := dir.(fs.ReadDirFile); ok {
-		files, _ = list.ReadDir(min(mostFilesOfOne, *left)) // It may end meanwhile.
-	}
-	for _, file := range files {
-		*left--
-		link, err := fs.ReadLink(proc, pid+"/fd/"+file.Name())
-		if errors.Is(err, fs.ErrPermission) {
-			return false, err
+	list, ok := dir.(fs.ReadDirFile)
+	for ok && *left > 0 {
+		files, err := list.ReadDir(min(fewFiles, *left))
+		for _, file := range files {
+			*left--
+			link, err := fs.ReadLink(proc, pid+"/fd/"+file.Name())
+			if errors.Is(err, fs.ErrPermission) {
+				return false, err
+			}
+			if path.Base(link) == name {
+				return true, nil
+			}
 		}
-		if path.Base(link) == name {
-			return true, nil
-		}
+		ok = err == nil // It may end meanwhile.
 	}
 	return false, nil
 }

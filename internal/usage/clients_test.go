@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -73,6 +74,13 @@ func TestClients(t *testing.T) {
 			},
 		},
 		{name: "a PID namespace of one's own", change: func(proc fstest.MapFS) { proc["1/cgroup"] = inPod(id) }, err: "hostPID"},
+		{
+			name: "one of very many files", change: func(proc fstest.MapFS) {
+				process(proc, 13, "dcgm", slices.Repeat([]string{"/dev/null"}, 5000)...)
+				proc["13/fd/99999"] = link(gpu1) // A MapFS lists it last.
+			},
+			want: []string{"dcgm (PID 13)"},
+		},
 		{
 			name: "not to be listed, and no usual program", unlisted: "12",
 			change: func(proc fstest.MapFS) { process(proc, 12, "sshd", gpu1) },

@@ -47,19 +47,26 @@ func TestSharePolicies(t *testing.T) {
 		{"MPS", "{config: {map: {a: 'sharing: {mps: {resources: [{name: gpu, rename: gpu.mps, replicas: 2}]}}'}}, admission: {oneSharePerContainer: true}}", "one-share [nvidia.com/gpu.mps] 1"},
 		{"named", "{config: {name: own}, admission: {oneSharePerContainer: true, sharedResources: [a/b]}}", "one-share [a/b] 1"},
 		{"more than what is shared", "{config: {map: {b: " + half + "}}, admission: {oneSharePerContainer: true, sharedResources: [a/b, nvidia.com/gpu]}}", "one-share [a/b nvidia.com/gpu] 1"},
-		{"strict", "admission: {mostPerContainer: {nvidia.com/gpu.shared: 8, Example.com/a_b: 2}}", "most-example.com-a-b [Example.com/a_b] 2\nmost-nvidia.com-gpu.shared [nvidia.com/gpu.shared] 8"},
+		{"strict", "admission: {mostPerContainer: {nvidia.com/gpu.shared: 8, Example.com/a_b: 2, example.com/a-b: 3}}",
+			"most-per-container [Example.com/a_b] 2\nmost-per-container [example.com/a-b] 3\nmost-per-container [nvidia.com/gpu.shared] 8"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			names, most := regexp.MustCompile(`(\[[^]]*\])\.all\(r,`), regexp.MustCompile(`compareTo\(quantity\('(\d+)'\)\) <= 0`)
 			var got []string
+			known := map[string]bool{}
 			for _, object := range decode(t, manifestOf(t, test.values)) {
 				policy, ok := object.(*admissionv1.ValidatingAdmissionPolicy)
 				if !ok || strings.HasSuffix(policy.Name, "own-node") {
 					continue
 				}
-				expression := policy.Spec.Validations[0].Expression
-				list := strings.NewReplacer(`"`, "", ",", " ").Replace(names.FindStringSubmatch(expression)[1])
-				got = append(got, fmt.Sprintf("%s %s %s", strings.TrimPrefix(policy.Name, "virgate-"), list, most.FindStringSubmatch(expression)[1]))
+				if known[policy.Name] {
+					t.Errorf("two policies are called %s", policy.Name)
+				}
+				known[policy.Name] = true
+				for _, validation := range policy.Spec.Validations {
+					list := strings.NewReplacer(`"`, "", ",", " ").Replace(names.FindStringSubmatch(validation.Expression)[1])
+					got = append(got, fmt.Sprintf("%s %s %s", strings.TrimPrefix(policy.Name, "virgate-"), list, most.FindStringSubmatch(validation.Expression)[1]))
+				}
 			}
 			slices.Sort(got)
 			if strings.Join(got, "\n") != test.want {

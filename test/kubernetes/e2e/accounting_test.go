@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sort"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -146,15 +145,6 @@ func appendStatus(all []status, now map[string]int64) []status {
 	return append(all, status{time.Now(), now})
 }
 
-// lastBefore is the one that held at that time.
-func lastBefore(all []status, when time.Time) status {
-	i := sort.Search(len(all), func(i int) bool { return all[i].at.After(when) })
-	if i == 0 {
-		return status{}
-	}
-	return all[i-1]
-}
-
 func (d *eventLog) addPluginPod(pod *v1.Pod, deleted bool) {
 	d.images[pod.Name] = pod.Spec.Containers[0].Image
 	if deleted {
@@ -253,13 +243,15 @@ func (d *eventLog) addPod(pod *v1.Pod, deleted bool) {
 	}
 }
 
-// overtaken says that the kubelet had no device for the pod any more.
+// overtaken says that the kubelet had no device for the pod any more, or that it had
+// chosen one before it heard that the device is offered in another mode.
 func overtaken(pod *v1.Pod) bool {
 	if pod.Status.Reason != unexpectedAdmission {
-		return strings.HasPrefix(pod.Status.Reason, "OutOfnvidia.com/")
+		return strings.HasPrefix(pod.Status.Reason, outOf)
 	}
 	return strings.Contains(pod.Status.Message, "requested number of devices unavailable") ||
-		strings.Contains(pod.Status.Message, "no healthy devices present")
+		strings.Contains(pod.Status.Message, "no healthy devices present") ||
+		strings.Contains(pod.Status.Message, "is no longer offered: the profile has changed")
 }
 
 // cutOff says that the kubelet called a plugin that had ended in a rollout: Canceled is
@@ -424,6 +416,8 @@ type shareMonitor struct {
 	mu     sync.Mutex
 	looks  []look
 	wanted layout
+	// doubled are the pods that the look before had on one GPU that is for one.
+	doubled map[string][]string
 	// strange is since when what a pod holds is not as it should be, by complaint, and
 	// slowest how long that ever was.
 	strange map[string]time.Time
@@ -451,6 +445,7 @@ func startShareMonitor(t *testing.T, kubelet api.PodResourcesListerClient, d *ev
 func (f *shareMonitor) run(ctx context.Context) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
+	answered := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
@@ -462,10 +457,13 @@ func (f *shareMonitor) run(ctx context.Context) {
 		if err == nil {
 			devices, err = healthy(ctx, f.kubelet)
 		}
-		if err != nil {
-			f.complain(ctx, "the kubelet does not say who holds what: %v", err)
+		if err != nil { // It refuses whom it finds too eager.
+			if time.Since(answered) > lag {
+				f.complain(ctx, "the kubelet does not say who holds what: %v", err)
+			}
 			continue
 		}
+		answered = time.Now()
 		f.compare(ctx, held)
 		f.alone(ctx, held)
 		f.events.addKubeletState(devices)
@@ -491,7 +489,8 @@ func (f *shareMonitor) compare(ctx context.Context, held map[string][]heldDevice
 	}
 }
 
-// alone says that a whole GPU has one tenant.
+// alone says that a whole GPU has one tenant, in two looks: the kubelet asks itself of one
+// pod after another, and one may leave a GPU to the other meanwhile.
 func (f *shareMonitor) alone(ctx context.Context, held map[string][]heldDevice) {
 	whole, pods := map[string]bool{}, map[string][]string{}
 	for name, devices := range held {
@@ -500,12 +499,18 @@ func (f *shareMonitor) alone(ctx context.Context, held map[string][]heldDevice) 
 			pods[device.unit] = append(pods[device.unit], name)
 		}
 	}
+	doubled := map[string][]string{}
 	for unit := range whole {
-		if whole[unit] && len(pods[unit]) > 1 {
-			slices.Sort(pods[unit])
+		if !whole[unit] || len(pods[unit]) < 2 {
+			continue
+		}
+		slices.Sort(pods[unit])
+		doubled[unit] = pods[unit]
+		if slices.Equal(f.doubled[unit], pods[unit]) {
 			f.complain(ctx, "%s is whole one's of the pods %q", unit, pods[unit])
 		}
 	}
+	f.doubled = doubled
 }
 
 // want is told before the node is to offer something else.
@@ -599,22 +604,20 @@ func (f *shareMonitor) counts() map[sharingMode][8]int {
 	return counts
 }
 
-// free is how many GPUs nobody held at the fullest moment of that time.
+// free is how many GPUs nobody held at any moment of that time.
 func (f *shareMonitor) free(from, to time.Time) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	most := 0
+	held := map[string]bool{}
 	for _, look := range f.looks {
 		if look.at.Before(from) || look.at.After(to) {
 			continue
 		}
-		held := map[string]bool{}
 		for _, devices := range look.held {
 			for _, device := range devices {
 				held[device.unit] = true
 			}
 		}
-		most = max(most, len(held))
 	}
-	return len(f.units) - most
+	return len(f.units) - len(held)
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -31,6 +32,8 @@ type cluster struct {
 
 	apiServer, containerd, kubelet *component
 
+	// pods are those that tests have created, by name.
+	pods   map[string]*v1.Pod
 	report *report
 }
 
@@ -40,7 +43,7 @@ var errNotYet = errors.New("not yet")
 // startCluster starts all of it and stops it at the end of the test.
 func startCluster(t *testing.T) *cluster {
 	t.Helper()
-	c := &cluster{work: os.Getenv(workFolder), tools: os.Getenv(toolsFolder), report: &report{started: time.Now()}}
+	c := &cluster{work: os.Getenv(workFolder), tools: os.Getenv(toolsFolder), pods: map[string]*v1.Pod{}, report: &report{started: time.Now()}}
 	c.report.step("control plane", func() { c.startControlPlane(t) })
 	if version, err := c.client.ServerVersion(); err != nil || version.Major != "1" {
 		t.Fatalf("version %v, %v: run by make e2e, which says which it is", version, err)

@@ -175,7 +175,14 @@ func (c *cluster) saysOfMIG(t *testing.T, want string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for where, text := range map[string]string{"log": string(log), "status": c.exec(t, plugin, "virgate", "status")} {
+	status := ""
+	c.await(t, "virgate status", func() error {
+		if status, err = c.exec(t, plugin, "virgate", "status"); !strings.Contains(status, "nvidia.com/") {
+			return fmt.Errorf("it says %q, %w", status, err)
+		}
+		return nil
+	})
+	for where, text := range map[string]string{"log": string(log), "status": status} {
 		if got := strings.Contains(text, "SYS_ADMIN"); got != (want != "") {
 			t.Errorf("the %s names SYS_ADMIN: %t, want %t:\n%s", where, got, want != "", text)
 		}

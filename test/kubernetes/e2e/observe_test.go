@@ -79,7 +79,7 @@ func processes(t *testing.T, pod *v1.Pod) []int {
 
 // fetch is what the pod answers over HTTP at the path.
 func fetch(pod *v1.Pod, path string) (string, error) {
-	client := http.Client{Timeout: 5 * time.Second}
+	client := http.Client{Timeout: time.Minute}
 	response, err := client.Get("http://" + net.JoinHostPort(pod.Status.PodIP, "9400") + path)
 	if err != nil {
 		return "", err
@@ -121,8 +121,9 @@ func series(pod *v1.Pod, name string, labels ...string) ([]string, error) {
 	return values, nil
 }
 
-// exec runs the command in the pod, as kubectl does, and returns what it prints.
-func (c *cluster) exec(t *testing.T, pod *v1.Pod, command ...string) string {
+// exec runs the command in the pod, as kubectl does, and returns what it prints, which of
+// a command that ends at once does not always come through.
+func (c *cluster) exec(t *testing.T, pod *v1.Pod, command ...string) (string, error) {
 	t.Helper()
 	request := c.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
 		VersionedParams(&v1.PodExecOptions{Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec)
@@ -132,9 +133,9 @@ func (c *cluster) exec(t *testing.T, pod *v1.Pod, command ...string) string {
 	}
 	var output, complaint bytes.Buffer // Both are written at once.
 	if err := executor.StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdout: &output, Stderr: &complaint}); err != nil {
-		t.Fatalf("%q in pod %s: %v\n%s", command, pod.Name, err, &complaint)
+		return "", fmt.Errorf("%q in pod %s: %w\n%s", command, pod.Name, err, &complaint)
 	}
-	return output.String()
+	return output.String(), nil
 }
 
 // profileLabel chooses the node's profile.
@@ -150,10 +151,15 @@ func (c *cluster) node(t *testing.T) *v1.Node {
 }
 
 // awaitAllocatable waits until the node offers exactly these of NVIDIA's resources,
-// but for such as it offers none of.
+// but for such as it offers none of. The kubelet must have them too, whose status of
+// the node may be what was right a second ago.
 func (c *cluster) awaitAllocatable(t *testing.T, want map[string]int64) {
 	t.Helper()
+	kubelet := c.kubeletSays(t)
 	c.await(t, fmt.Sprintf("allocatable %v", want), func() error {
+		if err := serves(t, kubelet, want); err != nil {
+			return err
+		}
 		return differs(want, c.node(t).Status.Allocatable)
 	})
 }
@@ -196,11 +202,17 @@ func (c *cluster) label(t *testing.T, profile string) {
 	if profile != "" {
 		value = profile
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]any{profileLabel: value}}})
+	c.setLabels(t, "", map[string]any{profileLabel: value})
+}
+
+// setLabels sets labels of the node, as the named program; nil takes one away.
+func (c *cluster) setLabels(t *testing.T, program string, labels map[string]any) {
+	t.Helper()
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": labels}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.client.CoreV1().Nodes().Patch(context.WithoutCancel(t.Context()), hostName, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := c.client.CoreV1().Nodes().Patch(context.WithoutCancel(t.Context()), hostName, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: program}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -210,20 +222,23 @@ func (c *cluster) label(t *testing.T, profile string) {
 func (c *cluster) awaitServed(t *testing.T, want map[string]int64) {
 	t.Helper()
 	kubelet := c.kubeletSays(t)
-	c.await(t, fmt.Sprintf("the kubelet to have %v", want), func() error {
-		answer, err := kubelet.GetAllocatableResources(t.Context(), &api.AllocatableResourcesRequest{})
-		if err != nil {
-			return err
-		}
-		got := map[string]int64{}
-		for _, device := range answer.GetDevices() {
-			got[device.GetResourceName()] += int64(len(device.GetDeviceIds()))
-		}
-		if difference := cmp.Diff(want, got); difference != "" {
-			return fmt.Errorf("it has (-want +got):\n%s", difference)
-		}
-		return nil
-	})
+	c.await(t, fmt.Sprintf("the kubelet to have %v", want), func() error { return serves(t, kubelet, want) })
+}
+
+// serves says what else the kubelet has than so many healthy devices.
+func serves(t *testing.T, kubelet api.PodResourcesListerClient, want map[string]int64) error {
+	devices, err := healthy(t.Context(), kubelet)
+	if err != nil {
+		return err
+	}
+	got := map[string]int64{}
+	for resource, each := range devices {
+		got[resource] = int64(len(each))
+	}
+	if difference := cmp.Diff(want, got); difference != "" {
+		return fmt.Errorf("the kubelet has (-want +got):\n%s", difference)
+	}
+	return nil
 }
 
 // awaitEvent waits until an event about the node has this reason and all of these

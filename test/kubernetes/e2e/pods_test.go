@@ -42,7 +42,17 @@ func (c *cluster) create(t *testing.T, pod *v1.Pod) {
 	if _, err := c.client.CoreV1().Pods(pod.Namespace).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	c.pods[pod.Name] = pod
 	t.Cleanup(func() { c.remove(t, pod.Name) })
+}
+
+// createAgain replaces a pod that the kubelet has refused.
+func (c *cluster) createAgain(t *testing.T, name string) {
+	t.Helper()
+	c.remove(t, name)
+	if _, err := c.client.CoreV1().Pods(workspace).Create(t.Context(), c.pods[name], metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // remove deletes the pod and waits until it is gone.
@@ -68,6 +78,9 @@ func (c *cluster) run(t *testing.T, pod *v1.Pod) {
 	c.awaitPhase(t, pod.Name, v1.PodRunning)
 }
 
+// awaitPhase waits until the pod is in that phase. The scheduler may bind a pod by the
+// node's status of which the kubelet's own copy is older: one that the kubelet refuses
+// for that is created again, as its owner would do.
 func (c *cluster) awaitPhase(t *testing.T, name string, phase v1.PodPhase) *v1.Pod {
 	t.Helper()
 	var got *v1.Pod
@@ -75,6 +88,11 @@ func (c *cluster) awaitPhase(t *testing.T, name string, phase v1.PodPhase) *v1.P
 		var err error
 		if got, err = c.client.CoreV1().Pods(workspace).Get(t.Context(), name, metav1.GetOptions{}); err != nil {
 			return err
+		}
+		if phase == v1.PodRunning && strings.HasPrefix(got.Status.Reason, outOf) {
+			c.report.note("pod "+name+", created again", got.Status.Reason)
+			c.createAgain(t, name)
+			return errNotYet
 		}
 		if got.Status.Phase != phase {
 			return fmt.Errorf("it is %s: %s: %s", got.Status.Phase, got.Status.Reason, got.Status.Message)
@@ -121,6 +139,10 @@ func (c *cluster) printedVariable(t *testing.T, name, variable string) string {
 // unexpectedAdmission is the reason of a pod that the kubelet does not take because
 // a device plugin refused, or had not so many devices.
 const unexpectedAdmission = "UnexpectedAdmissionError"
+
+// outOf begins the reason of a pod that the kubelet does not take because the node's
+// status, as the kubelet has it, has not so many devices.
+const outOf = "OutOfnvidia.com/"
 
 // runAll creates the pods and waits until all of them run. They go together at the
 // end of the test.
@@ -175,16 +197,14 @@ func (c *cluster) gpus(t *testing.T, pods []*v1.Pod) []string {
 // the test does: a pod that the kubelet refuses then is created again.
 func (c *cluster) awaitInsufficient(t *testing.T, name, resource string) {
 	t.Helper()
-	one := pod(name, resource, 1)
-	c.create(t, one)
+	c.create(t, pod(name, resource, 1))
 	c.await(t, fmt.Sprintf("pod %s to find too few of %s", name, resource), func() error {
 		got, err := c.client.CoreV1().Pods(workspace).Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
 		if got.Status.Phase == v1.PodFailed && overtaken(got) {
-			c.remove(t, name)
-			c.create(t, one)
+			c.createAgain(t, name)
 			return errNotYet
 		}
 		for _, condition := range got.Status.Conditions {
@@ -226,6 +246,9 @@ func (c *cluster) podStates(t *testing.T, names []string) map[string]podState {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if len(pod.Status.ContainerStatuses) == 0 {
+			t.Fatalf("pod %s has no container: %v", name, pod.Status)
+		}
 		status := pod.Status.ContainerStatuses[0]
 		all[name] = podState{
 			string(pod.UID), status.ContainerID, c.printedVariable(t, name, "NVIDIA_VISIBLE_DEVICES"),
@@ -266,6 +289,9 @@ func (c *cluster) restart(t *testing.T, name string) {
 func (c *cluster) fill(t *testing.T, holders []string, gpus, shares int) {
 	t.Helper()
 	full := append(slices.Clone(holders), c.hold(t, "filler", gpus*shares-len(holders))...)
+	for _, name := range full {
+		c.awaitPhase(t, name, v1.PodRunning) // One that has waited before is not the next.
+	}
 	count := map[string]int{}
 	for _, each := range c.podStates(t, full) {
 		count[each.GPU]++

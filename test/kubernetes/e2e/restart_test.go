@@ -70,9 +70,7 @@ func testContainerdRestarts(t *testing.T, c *cluster) {
 	}{{"stopped", syscall.SIGTERM}, {"killed", syscall.SIGKILL}} {
 		c.containerd.stop(way.signal)
 		c.awaitServed(t, all)
-		if _, err := fetch(plugin, "/readyz"); err != nil {
-			t.Errorf("while containerd is %s: %v", way.name, err)
-		}
+		c.answers(t, plugin)
 		began := time.Now()
 		c.containerd.start(t)
 		c.hold(t, way.name, 1)
@@ -116,7 +114,7 @@ func testPluginKilled(t *testing.T, c *cluster) {
 	}
 	c.await(t, "the kubelet to start it again", func() error {
 		status := c.plugin(t).Status.ContainerStatuses[0]
-		if status.RestartCount != plugin.Status.ContainerStatuses[0].RestartCount+1 || !status.Ready {
+		if status.RestartCount == plugin.Status.ContainerStatuses[0].RestartCount || !status.Ready {
 			return errors.New("it is not ready")
 		}
 		return nil
@@ -130,8 +128,9 @@ func testPluginKilled(t *testing.T, c *cluster) {
 	// output of a command that ends at once does not always come through. It also lists
 	// the GPUs of the parts before, as lost: the machine was not rebooted since.
 	c.await(t, "virgate health", func() error {
-		if health := c.exec(t, c.plugin(t), "/usr/bin/virgate", "health"); strings.Count(health, "  healthy") != 2 {
-			return fmt.Errorf("it says %q", health)
+		health, err := c.exec(t, c.plugin(t), "/usr/bin/virgate", "health")
+		if strings.Count(health, "  healthy") != 2 {
+			return fmt.Errorf("it says %q, %w", health, err)
 		}
 		return nil
 	})
@@ -174,12 +173,12 @@ func testOutage(t *testing.T, c *cluster) {
 	}
 }
 
-// answers waits until the pod answers all that it should; it is not ready in the
-// moment in which it takes up what was edited.
+// answers waits until the pod answers all that it should, also where a part of the
+// cluster is missing; it is not ready in the moment in which it takes up what was edited.
 func (c *cluster) answers(t *testing.T, plugin *v1.Pod) {
 	t.Helper()
 	for _, path := range []string{"/healthz", "/readyz", "/status", "/api/v1/status"} {
-		c.await(t, "an answer without an API server", func() error {
+		c.await(t, "an answer from "+path, func() error {
 			_, err := fetch(plugin, path)
 			return err
 		})
@@ -219,12 +218,21 @@ func heat(t *testing.T, c *cluster, plugin *v1.Pod) {
 // simulate has the pod's simulated node do something.
 func (c *cluster) simulate(t *testing.T, plugin *v1.Pod, verb ...string) {
 	t.Helper()
+	if err := c.trySimulate(t, plugin, verb...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// trySimulate is simulate for what the simulated node may refuse.
+func (c *cluster) trySimulate(t *testing.T, plugin *v1.Pod, verb ...string) error {
+	t.Helper()
 	for _, process := range processes(t, plugin) {
 		socket := fmt.Sprintf("/proc/%d/root/run/virgate/control.sock", process)
 		if output, err := exec.Command(c.path("virgate"), append([]string{"sim", "--control-socket", socket}, verb...)...).CombinedOutput(); err != nil {
-			t.Fatalf("sim %q: %v\n%s", verb, err, output)
+			return fmt.Errorf("sim %q: %w\n%s", verb, err, output)
 		}
 	}
+	return nil
 }
 
 // rollouts is how often one version takes over from another.
@@ -321,7 +329,7 @@ type gap struct{ begin, end time.Time }
 // the scheduler's copy is newer already.
 func (g gap) explains(l *podRecord) bool {
 	after := 2 * time.Second
-	if strings.HasPrefix(l.refusal, "OutOf") {
+	if strings.HasPrefix(l.refusal, outOf) {
 		after = lag
 	}
 	return g.begin.Add(-2*time.Second).Before(l.refused) && g.end.Add(after).After(l.bound)
@@ -421,10 +429,6 @@ func testFault(t *testing.T, c *cluster) {
 	all := map[string]int64{shared: 8}
 	c.awaitAllocatable(t, all)
 	before, plugin := c.podStates(t, c.hold(t, "holder", 2)), c.plugin(t)
-	sim := func(command ...string) {
-		t.Helper()
-		c.exec(t, plugin, append([]string{"/usr/bin/virgate", "sim"}, command...)...)
-	}
 	for _, fault := range []struct {
 		name   string
 		inject []string
@@ -436,7 +440,7 @@ func testFault(t *testing.T, c *cluster) {
 		{"heat", []string{"temperature", "--gpu", "0", "95"}, "temperature above 90", "virgate_health_transitions_total", []string{`cause="temperature"`, `to="unhealthy"`}},
 	} {
 		began := time.Now()
-		sim(fault.inject...)
+		c.simulate(t, plugin, fault.inject...)
 		c.awaitAllocatable(t, map[string]int64{shared: 4})
 		c.report.note("fault ("+fault.name+") to allocatable", time.Since(began).Round(10*time.Millisecond).String())
 		message := c.awaitEvent(t, began, "GPUUnhealthy", "GPU 0", fault.says)
@@ -453,7 +457,7 @@ func testFault(t *testing.T, c *cluster) {
 		}
 
 		began = time.Now()
-		sim("heal", "--gpu", "0")
+		c.simulate(t, plugin, "heal", "--gpu", "0")
 		c.awaitAllocatable(t, all)
 		c.report.note("heal ("+fault.name+") to allocatable", time.Since(began).Round(10*time.Millisecond).String())
 		c.awaitEvent(t, began, "GPURecovered", "GPU 0", fault.says)

@@ -114,7 +114,7 @@ func names(pods []*v1.Pod) []string {
 }
 
 // testShrink takes shares away from a GPU on which more are held than it is to
-// have. The quiet time is the usual one: allocatable does not wait for it.
+// have. The quiet time is the usual one.
 func testShrink(t *testing.T, c *cluster) {
 	t.Cleanup(func() { c.label(t, "") })
 	c.label(t, "time-slicing-10-packed")
@@ -127,11 +127,7 @@ func testShrink(t *testing.T, c *cluster) {
 	began := time.Now()
 	c.label(t, "time-slicing-4")
 	c.awaitAllocatable(t, map[string]int64{shared: 8 + 4})
-	took := time.Since(began)
-	c.report.note("shrink with held replicas, label to allocatable", took.Round(10*time.Millisecond).String())
-	if took > 20*time.Second {
-		t.Errorf("allocatable took %s to fall", took)
-	}
+	c.report.note("shrink with held replicas, label to allocatable", time.Since(began).Round(10*time.Millisecond).String())
 	for name, each := range c.podStates(t, c.hold(t, "beside", 4)) {
 		if each.GPU == gpu {
 			t.Errorf("pod %s got a share of %s, of which twice as many are held as there are to be", name, gpu)
@@ -161,6 +157,10 @@ func testShrink(t *testing.T, c *cluster) {
 // quickly makes a surplus device leave after three seconds instead of 30: the
 // kubelet here writes the node's status ten times as often as one does by default.
 const quickly = "extraArgs[0]=--quiet-time=3s"
+
+// never makes a surplus device stay: what waits for it to leave does not come, however
+// fast or slow the machine is.
+const never = "extraArgs[0]=--quiet-time=24h"
 
 // testShares plays the chart's profiles for whole GPUs, by the node's label.
 func testShares(t *testing.T, c *cluster) {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -41,9 +42,9 @@ func (s *storm) beginExclusive(t *testing.T) {
 	s.c.profiles(t, transitionMap, transitionTexts)
 	s.c.label(t, "exclusive")
 	t.Cleanup(func() { s.c.label(t, "") })
-	s.c.install(t, "node=sim:dgx-a100", "config.name="+transitionMap, quickly)
+	s.c.install(t, "node=sim:dgx-a100", "config.name="+transitionMap, never)
 	s.layout = allGPUs("exclusive")
-	s.c.offers(t, map[string]int64{"nvidia.com/gpu": 8})
+	s.c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 8})
 	s.follow(t, units(t, s.kubelet, "nvidia.com/gpu"))
 }
 
@@ -55,12 +56,9 @@ func (s *storm) label(t *testing.T, profile, name string) *switching {
 	return &s.switches[len(s.switches)-1]
 }
 
-// tooLong is a bound for what takes a second or so, on a machine with much else to do;
-// it is below the 30 seconds that such switches took when they waited for the quiet time.
-const tooLong = 10 * time.Second
-
 // testTransitions measures each kind of switch, from the label to the node's status,
-// while pods come and go.
+// while pods come and go. None waits for the quiet time; how long it takes is for the
+// report, since it says as much of the machine.
 func testTransitions(t *testing.T, c *cluster) {
 	const rounds, crowd = 20, 4
 	s := newStorm(t, c, "transitions", 2*time.Second, 6*time.Second)
@@ -70,7 +68,7 @@ func testTransitions(t *testing.T, c *cluster) {
 	var nextPod time.Time
 	// until lets pods come and go until the condition holds.
 	until := func(condition func() bool) {
-		limit := time.Now().Add(time.Minute)
+		limit := time.Now().Add(patience)
 		for !condition() {
 			now := <-tick.C
 			if now.After(limit) {
@@ -109,19 +107,15 @@ func testTransitions(t *testing.T, c *cluster) {
 	s.end(t)
 	s.neverNone(t)
 	for _, kind := range kinds {
-		reportTimes(t, c, fmt.Sprintf("%s: label to allocatable, median and worst of %d", kind.name, rounds), times[kind.name])
+		reportTimes(c, fmt.Sprintf("%s: label to allocatable, median and worst of %d", kind.name, rounds), times[kind.name])
 	}
 }
 
 // reportTimes notes the median and the worst.
-func reportTimes(t *testing.T, c *cluster, what string, times []time.Duration) {
-	t.Helper()
+func reportTimes(c *cluster, what string, times []time.Duration) {
 	slices.Sort(times)
 	median, worst := times[len(times)/2], times[len(times)-1]
 	c.report.note(what, fmt.Sprintf("%s, %s", median.Round(10*time.Millisecond), worst.Round(10*time.Millisecond)))
-	if worst > tooLong {
-		t.Errorf("%s: %s", what, times)
-	}
 }
 
 // offers says that the node's status has these, and no other devices.
@@ -154,8 +148,9 @@ func (s *storm) neverNone(t *testing.T) {
 						continue
 					}
 					count := status.allocatable[resource]
-					// Virgate learns within a second that a pod has gone, or longer on a busy machine.
-					free := s.monitor.free(each.at.Add(-5*time.Second), status.at.Add(time.Second))
+					// Virgate learns within a second that a pod has gone, or in several on a busy machine,
+					// and of the next pod before.
+					free := s.monitor.free(each.at.Add(-10*time.Second), status.at.Add(time.Second))
 					if count == 0 && free > 1 {
 						t.Errorf("%s, %s after the label: %s has no %s, and %d GPUs were free", each.name, status.at.Sub(each.at), who, resource, free)
 					}
@@ -194,7 +189,7 @@ func testQueue(t *testing.T, c *cluster) {
 	// until keeps so many pods waiting, ends those that have run long enough, and goes
 	// on until the condition holds.
 	until := func(what string, condition func() bool) {
-		limit := time.Now().Add(2 * time.Minute)
+		limit := time.Now().Add(patience)
 		for now := range tick.C {
 			if condition() {
 				return
@@ -355,7 +350,7 @@ func (s *storm) handovers(t *testing.T, began time.Time, mode sharingMode, name 
 		times = append(times, offered.Sub(ended))
 	}
 	if len(times) > 0 {
-		reportTimes(t, s.c, "full node, "+name+": last holder's end to the GPU's new mode, median and worst", times)
+		reportTimes(s.c, "full node, "+name+": last holder's end to the GPU's new mode, median and worst", times)
 	}
 }
 
@@ -370,8 +365,8 @@ func testRepartitioning(t *testing.T, c *cluster) {
 	c.profiles(t, "layouts", map[string]string{"small": text("all-1g.10gb"), "balanced": text("all-balanced")})
 	t.Cleanup(func() { c.label(t, "") })
 	c.label(t, "small")
-	c.install(t, "node=sim:h100x2+all-1g.10gb", "config.name=layouts", quickly)
-	c.offers(t, map[string]int64{"nvidia.com/mig-1g.10gb": 14})
+	c.install(t, "node=sim:h100x2+all-1g.10gb", "config.name=layouts", never)
+	c.awaitAllocatable(t, map[string]int64{"nvidia.com/mig-1g.10gb": 14})
 	for gpu := range 2 {
 		c.simulate(t, c.plugin(t), "slow", "--gpu", strconv.Itoa(gpu), "DeviceCreateGpuInstanceWithPlacement", strconv.FormatInt(driver.Milliseconds(), 10))
 	}
@@ -389,8 +384,42 @@ func testRepartitioning(t *testing.T, c *cluster) {
 		took, drivers := time.Since(began), time.Duration(each.made)*driver
 		c.report.note(fmt.Sprintf("two H100 to layout %s, %d instances made: label to allocatable, without %s of the driver", each.profile, each.made, drivers),
 			(took - drivers).Round(10*time.Millisecond).String())
-		if took > drivers+tooLong {
-			t.Errorf("layout %s took %s", each.profile, took)
-		}
 	}
+	besideMIGManager(t, c)
+}
+
+// besideMIGManager does what NVIDIA's mig-manager does to a node that has fourteen 1g.10gb on two
+// H100: Virgate makes no layout beside it, lets go of the GPUs while it is at work, and makes the
+// layouts again when it is gone.
+func besideMIGManager(t *testing.T, c *cluster) {
+	const deploy, plugin, state = "nvidia.com/gpu.deploy.mig-manager", "nvidia.com/gpu.deploy.device-plugin", "nvidia.com/mig.config.state"
+	t.Cleanup(func() { c.setLabels(t, "", map[string]any{deploy: nil, plugin: nil, state: nil}) })
+	small := map[string]int64{"nvidia.com/mig-1g.10gb": 14}
+	c.setLabels(t, "gpu-operator", map[string]any{deploy: "true"})
+	c.awaitCondition(t, v1.ConditionTrue, "Serving", deploy+" of node "+hostName+" is true")
+	c.setLabels(t, "nvidia-mig-manager", map[string]any{state: "pending", plugin: "paused-for-mig-change"})
+	c.label(t, "balanced")
+	c.awaitCondition(t, v1.ConditionFalse, "PausedForMIGChange", plugin)
+	c.awaitAllocatable(t, map[string]int64{})
+	c.await(t, time.Minute, "GPU 0 to be closed, so that it can be reset", func() error {
+		return c.trySimulate(t, c.plugin(t), "reset", "--gpu", "0")
+	})
+	c.setLabels(t, "nvidia-mig-manager", map[string]any{state: "success", plugin: "true"})
+	half := map[string]int64{"nvidia.com/mig-1g.10gb": 7} // A reset takes the partitions.
+	c.awaitAllocatable(t, half)
+	c.awaitProfile(t, "balanced", "applied")
+	if now := c.node(t); differs(half, now.Status.Allocatable) != nil || now.Labels[state] != "success" {
+		t.Errorf("beside mig-manager the node has %v and says %q; want what that has made and said", offered(now.Status.Allocatable), now.Labels[state])
+	}
+	c.setLabels(t, "gpu-operator", map[string]any{deploy: nil}) // But it has been seen at work.
+	c.awaitCondition(t, v1.ConditionTrue, "Serving", "nvidia-mig-manager has written the label "+state)
+	c.setLabels(t, "gpu-operator", map[string]any{deploy: "false"})
+	c.label(t, "small")
+	c.awaitAllocatable(t, small)
+	c.await(t, time.Minute, "the state to be Virgate's", func() error {
+		if now := c.node(t).Labels[state]; now != "success" {
+			return fmt.Errorf("it is %q", now)
+		}
+		return nil
+	})
 }

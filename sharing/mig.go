@@ -113,7 +113,7 @@ func (r MIGConfig) Unmatched(gpus []GPUID) []string {
 			}
 		}
 	}
-	return notes.sorted()
+	return sorted(notes.all)
 }
 
 func (b LayoutBlock) passes(gpu GPUID) bool {

@@ -42,7 +42,7 @@ func NewPlan(gpus []GPU, p Profile) Plan {
 	nameUnits(units, p)
 	assignEntries(units, p.TimeSlicing, &warn)
 	plan.Resources = resources(units, p, &warn)
-	plan.Warnings = warn.sorted()
+	plan.Warnings, plan.Unmatched = sorted(warn.all), sorted(warn.unmatched)
 	return plan
 }
 
@@ -96,16 +96,22 @@ func healthByUnit(gpus []GPU) map[string]Health {
 	return byUnit
 }
 
-// warnings collects what a plan has to say besides its resources.
-type warnings []string
+// warnings collects what a plan has to say besides its resources: its Warnings and Unmatched.
+type warnings struct{ all, unmatched []string }
 
 func (w *warnings) addf(format string, args ...any) {
-	*w = append(*w, fmt.Sprintf(format, args...))
+	w.all = append(w.all, fmt.Sprintf(format, args...))
 }
 
-func (w warnings) sorted() []string {
-	slices.Sort(w)
-	return slices.Compact(w)
+// unmatchedf is addf for what a profile names in vain.
+func (w *warnings) unmatchedf(format string, args ...any) {
+	w.addf(format, args...)
+	w.unmatched = append(w.unmatched, w.all[len(w.all)-1])
+}
+
+func sorted(texts []string) []string {
+	slices.Sort(texts)
+	return slices.Compact(texts)
 }
 
 // exclude returns the GPUs without what the selectors name. A GPU whose partitions are all
@@ -137,7 +143,7 @@ func exclude(gpus []GPU, selectors []Selector, warn *warnings) []GPU {
 	}
 	for i, selector := range selectors {
 		if !matched[i] {
-			warn.addf("exclude[%d]: %q names nothing on this node", i, selector)
+			warn.unmatchedf("exclude[%d]: %q names nothing on this node", i, selector)
 		}
 	}
 	return kept
@@ -288,9 +294,9 @@ func assignEntries(units []candidate, entries []ReplicatedResource, warn *warnin
 		}
 		switch {
 		case len(all) == 0:
-			warn.addf("%s: no unit of %s on this node", entry.Path, entry.Resource)
+			warn.unmatchedf("%s: no unit of %s on this node", entry.Path, entry.Resource)
 		case len(free) == 0:
-			warn.addf("%s: earlier entries take every unit of %s", entry.Path, entry.Resource)
+			warn.unmatchedf("%s: earlier entries take every unit of %s", entry.Path, entry.Resource)
 		default:
 			for _, unit := range entry.choose(all, free, warn) {
 				unit.entry = i
@@ -306,7 +312,7 @@ func (e ReplicatedResource) choose(all, free []*candidate, warn *warnings) []*ca
 	case e.Select.List != nil:
 		return e.chooseListed(all, free, warn)
 	case e.Select.Count > len(free):
-		warn.addf("%s.devices: %d units of %s wanted, %d free on this node",
+		warn.unmatchedf("%s.devices: %d units of %s wanted, %d free on this node",
 			e.Path, e.Select.Count, e.Resource, len(free))
 		return free
 	}
@@ -325,10 +331,10 @@ func (e ReplicatedResource) chooseListed(all, free []*candidate, warn *warnings)
 		switch {
 		case len(chosen) > before:
 		case slices.ContainsFunc(all, matches):
-			warn.addf("%s.devices[%d]: earlier entries take what %q selects of %s",
+			warn.unmatchedf("%s.devices[%d]: earlier entries take what %q selects of %s",
 				e.Path, i, selector, e.Resource)
 		default:
-			warn.addf("%s.devices[%d]: %q selects no unit of %s on this node",
+			warn.unmatchedf("%s.devices[%d]: %q selects no unit of %s on this node",
 				e.Path, i, selector, e.Resource)
 		}
 	}

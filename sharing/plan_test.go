@@ -740,3 +740,43 @@ func TestPlanNamesUnitsByUUIDWhileIndexesMove(t *testing.T) {
 		})
 	}
 }
+
+// TestUnmatched holds which warnings are as it should be where one profile serves unlike nodes.
+func TestUnmatched(t *testing.T) {
+	gpus := node(3)
+	gpus[2].MIG = true
+	selector := func(text string) Selector {
+		s, err := ParseSelector(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	profile := defaults(
+		ReplicatedResource{Resource: "nvidia.com/mig-1g.5gb", Replicas: 2},
+		ReplicatedResource{Resource: "nvidia.com/gpu", Replicas: 2, Select: Selection{List: []Selector{selector("0"), selector("7")}}},
+		ReplicatedResource{Resource: "nvidia.com/gpu", Replicas: 3, Select: Selection{List: []Selector{selector("0"), selector("1")}}},
+		ReplicatedResource{Resource: "nvidia.com/gpu", Replicas: 4, Select: Selection{Count: 1}},
+	)
+	profile.Exclude = []Selector{selector("9")}
+	plan := NewPlan(gpus, profile)
+	want := []string{
+		`exclude[0]: "9" names nothing on this node`,
+		`resources[0]: no unit of nvidia.com/mig-1g.5gb on this node`,
+		`resources[1].devices[1]: "7" selects no unit of nvidia.com/gpu on this node`,
+		`resources[2].devices[0]: earlier entries take what "0" selects of nvidia.com/gpu`,
+		`resources[3]: earlier entries take every unit of nvidia.com/gpu`,
+	}
+	if diff := cmp.Diff(want, plan.Unmatched); diff != "" {
+		t.Errorf("unmatched (-want +got):\n%s", diff)
+	}
+	var others []string
+	for _, warning := range plan.Warnings {
+		if !slices.Contains(plan.Unmatched, warning) {
+			others = append(others, warning)
+		}
+	}
+	if len(others) != 1 || !strings.Contains(others[0], "not offered: MIG is enabled") || len(plan.Warnings) != len(want)+1 {
+		t.Errorf("the other warnings are %q", others)
+	}
+}

@@ -14,6 +14,9 @@ type Plan struct {
 	Resources []Resource
 	// Warnings name what the profile asks for in vain and what cannot be offered. Sorted.
 	Warnings []string
+	// Unmatched are those of Warnings that are as it should be where one profile serves unlike
+	// nodes: they name what the profile speaks of and this node does not have.
+	Unmatched []string
 	// Health has every unit of the inventory by ID, offered or not. A unit that is
 	// missing here is gone, and not just no longer offered.
 	Health map[string]Health

@@ -228,6 +228,11 @@ func testAdmission(t *testing.T, c *cluster) {
 	c.labelNamespace(t, "null")
 	c.install(t, "node=sim:t4x2", fourShares)
 	c.allowed(t, c.client, attempt{"two shares", create(pod("two", shared, 2)), ""})
+
+	// What no node could ever give, as with spread: strict, makes no pods that fail one after another.
+	c.install(t, "node=sim:t4x2", fourShares, `admission.mostPerContainer.nvidia\.com/gpu\.shared=2`, `admission.mostPerContainer.nvidia\.com/gpu_shared=9`)
+	c.allowed(t, c.client, attempt{"as many as there are GPUs", create(pod("two", shared, 2)), ""})
+	c.allowed(t, c.client, attempt{"more than there are GPUs", create(pod("three", shared, 3)), "a container may have at most 2 of nvidia.com/gpu.shared"})
 }
 
 // create is the attempt to make the pod.

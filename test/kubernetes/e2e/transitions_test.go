@@ -401,7 +401,7 @@ func besideMIGManager(t *testing.T, c *cluster) {
 	c.label(t, "balanced")
 	c.awaitCondition(t, v1.ConditionFalse, "PausedForMIGChange", plugin)
 	c.awaitAllocatable(t, map[string]int64{})
-	c.await(t, time.Minute, "GPU 0 to be closed, so that it can be reset", func() error {
+	c.await(t, "GPU 0 to be closed, so that it can be reset", func() error {
 		return c.trySimulate(t, c.plugin(t), "reset", "--gpu", "0")
 	})
 	c.setLabels(t, "nvidia-mig-manager", map[string]any{state: "success", plugin: "true"})
@@ -416,7 +416,7 @@ func besideMIGManager(t *testing.T, c *cluster) {
 	c.setLabels(t, "gpu-operator", map[string]any{deploy: "false"})
 	c.label(t, "small")
 	c.awaitAllocatable(t, small)
-	c.await(t, time.Minute, "the state to be Virgate's", func() error {
+	c.await(t, "the state to be Virgate's", func() error {
 		if now := c.node(t).Labels[state]; now != "success" {
 			return fmt.Errorf("it is %q", now)
 		}

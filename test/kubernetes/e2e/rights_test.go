@@ -230,9 +230,9 @@ func testAdmission(t *testing.T, c *cluster) {
 	c.allowed(t, c.client, attempt{"two shares", create(pod("two", shared, 2)), ""})
 
 	// What no node could ever give, as with spread: strict, makes no pods that fail one after another.
-	c.install(t, "node=sim:t4x2", fourShares, `admission.mostPerContainer.nvidia\.com/gpu\.shared=2`, `admission.mostPerContainer.nvidia\.com/gpu_shared=9`)
+	c.install(t, "node=sim:t4x2", fourShares, `admission.mostPerContainer.nvidia\.com/gpu=2`, `admission.mostPerContainer.nvidia\.com/g_pu=9`, `admission.mostPerContainer.nvidia\.com/g-pu=9`)
+	c.allowed(t, c.client, attempt{"more than there are GPUs", create(pod("three", shared, 3)), "a container may have at most 2 of nvidia.com/gpu"})
 	c.allowed(t, c.client, attempt{"as many as there are GPUs", create(pod("two", shared, 2)), ""})
-	c.allowed(t, c.client, attempt{"more than there are GPUs", create(pod("three", shared, 3)), "a container may have at most 2 of nvidia.com/gpu.shared"})
 }
 
 // create is the attempt to make the pod.

@@ -14,7 +14,7 @@ race = $(shell go build -race runtime/cgo 2>/dev/null && echo -race)
 export CGO_CFLAGS := -g -O2 -Wno-deprecated-declarations # go-nvml has all of NVML's header
 export CGO_LDFLAGS := -g -O2 -Wl,-z,lazy # it leaves NVML's names to the loader; some compilers say -z now
 
-.PHONY: help all demo build test test-race test-kubernetes e2e test-chart manifest reference test-prometheus image image-tar licences sbom gpu-bundle test-gpu fuzz vulnerabilities soak lint bench bench-check
+.PHONY: help all demo build test test-race test-kubernetes e2e test-chart manifest reference test-prometheus image image-tar shell licences sbom gpu-bundle test-gpu fuzz vulnerabilities soak lint bench bench-check
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -60,8 +60,11 @@ test-prometheus: ## rules, dashboards and queries, by Debian's package prometheu
 image: ## virgate:VERSION, by docker
 	docker build --file cmd/image/Dockerfile --build-arg VERSION=$(VERSION) --tag virgate:$(VERSION) .
 
-image-tar: build ## bin/virgate-image.tar, without a container engine
-	cd cmd/image && go run . -binary $(CURDIR)/bin/virgate -output $(CURDIR)/bin/virgate-image.tar -reference virgate:$(VERSION) -version $(VERSION)
+shell: ## bin/shell, the image's sh
+	cd cmd/image && CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o $(CURDIR)/bin/shell ./shell
+
+image-tar: build shell ## bin/virgate-image.tar, without a container engine
+	cd cmd/image && go run . -binary $(CURDIR)/bin/virgate -shell $(CURDIR)/bin/shell -output $(CURDIR)/bin/virgate-image.tar -reference virgate:$(VERSION) -version $(VERSION)
 
 licences: ## THIRD_PARTY_LICENSES, after a change of go.mod
 	go test -run '^TestLicences$$' ./test/repository -update

@@ -29,23 +29,37 @@ type file struct {
 
 func (f file) size() int64 { return int64(len(f.data)) }
 
-// names are those of NVIDIA's programs, so manifests for its image work with this one.
-var names = []string{"nvidia-device-plugin", "config-manager"}
+// names are the names of NVIDIA's programs, so manifests for its image work with this one.
+// Those of the shell are what the scripts in them call.
+var (
+	names      = []string{"nvidia-device-plugin", "config-manager", "gpu-feature-discovery", "mps-control-daemon"}
+	shellNames = []string{"bash", "cat", "grep", "lsmod", "sleep"}
+)
 
-// contents are the image's files: the program under its names, what it needs of
-// the C library, and the licences of all that is linked into it, from the folder.
-func contents(binary, licences string) ([]file, error) {
-	program, err := os.ReadFile(binary)
-	if err != nil {
-		return nil, fmt.Errorf("read program: %w", err)
-	}
+// contents are the image's files: the program and the shell (none if that is "") under
+// their names, what the program needs of the C library, and the licences of all that is
+// linked into them, from the folder.
+func contents(binary, shell, licences string) ([]file, error) {
 	files := []file{
 		{path: "tmp", mode: 0o1777},
+		{path: "bin", target: "usr/bin"}, // Scripts name /bin/sh.
 		{path: "etc/passwd", data: []byte("root:x:0:0:root:/:/sbin/nologin\n"), mode: 0o644},
-		{path: "usr/bin/virgate", data: program, mode: 0o755},
 	}
-	for _, name := range names {
-		files = append(files, file{path: path.Join("usr/bin", name), target: "virgate"})
+	for _, program := range []struct {
+		from, name string
+		names      []string
+	}{{binary, "virgate", names}, {shell, "sh", shellNames}} {
+		if program.from == "" {
+			continue
+		}
+		data, err := os.ReadFile(program.from)
+		if err != nil {
+			return nil, fmt.Errorf("read program: %w", err)
+		}
+		files = append(files, file{path: path.Join("usr/bin", program.name), data: data, mode: 0o755})
+		for _, name := range program.names {
+			files = append(files, file{path: path.Join("usr/bin", name), target: program.name})
+		}
 	}
 	for _, name := range []string{"LICENSE", "THIRD_PARTY_LICENSES"} {
 		text, err := os.ReadFile(filepath.Join(licences, name))

@@ -27,7 +27,7 @@ func program(t *testing.T) string {
 
 func TestImage(t *testing.T) {
 	output := filepath.Join(t.TempDir(), "image.tar")
-	o := options{binary: program(t), licences: "../..", output: output, reference: "virgate:test", version: "v9"}
+	o := options{binary: program(t), shell: program(t), licences: "../..", output: output, reference: "virgate:test", version: "v9"}
 	if err := o.write(); err != nil {
 		t.Fatal(err)
 	}
@@ -69,6 +69,8 @@ func TestImage(t *testing.T) {
 	}
 	for name, target := range map[string]string{
 		"usr/bin/virgate": "", "usr/bin/nvidia-device-plugin": "virgate", "usr/bin/config-manager": "virgate", "tmp/": "",
+		"usr/bin/gpu-feature-discovery": "virgate", "usr/bin/mps-control-daemon": "virgate",
+		"bin": "usr/bin", "usr/bin/sh": "", "usr/bin/bash": "sh", "usr/bin/cat": "sh", "usr/bin/grep": "sh", "usr/bin/lsmod": "sh", "usr/bin/sleep": "sh",
 		"usr/share/doc/virgate/LICENSE": "", "usr/share/doc/virgate/THIRD_PARTY_LICENSES": "",
 	} {
 		if got, ok := entries[name]; !ok || got != target {
@@ -77,10 +79,23 @@ func TestImage(t *testing.T) {
 	}
 }
 
+// The Dockerfile makes the same names.
+func TestDockerfile(t *testing.T) {
+	text, err := os.ReadFile("Dockerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"for name in " + strings.Join(names, " ") + "; do ln -s virgate", "for name in " + strings.Join(shellNames, " ") + "; do ln -s sh ", "ln -s usr/bin /image/bin"} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("it has no %q", want)
+		}
+	}
+}
+
 func TestSameFilesSameLayer(t *testing.T) {
 	var digests []string
 	for range 2 {
-		files, err := contents(program(t), "../..")
+		files, err := contents(program(t), program(t), "../..")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -147,6 +162,7 @@ func TestFailures(t *testing.T) {
 	}{
 		{"a reference that is none", func(o *options) { o.reference = "Virgate:a b" }, "--reference"},
 		{"no program", func(o *options) { o.binary = filepath.Join(folder, "none") }, "read program"},
+		{"no shell", func(o *options) { o.shell = filepath.Join(folder, "none") }, "read program"},
 		{"a text", func(o *options) { o.binary = text }, "read program"},
 		{"no folder", func(o *options) { o.output = filepath.Join(folder, "none", "out.tar") }, "write "},
 		{"a folder in its place", func(o *options) { o.output = t.TempDir() }, "write "},

@@ -25,6 +25,7 @@ import (
 func main() {
 	var o options
 	flag.StringVar(&o.binary, "binary", "bin/virgate", "the program, built with cgo or without")
+	flag.StringVar(&o.shell, "shell", "", "the program of ./shell, built without cgo, to be the image's sh; empty for none")
 	flag.StringVar(&o.output, "output", "bin/virgate-image.tar", "the archive to write")
 	flag.StringVar(&o.reference, "reference", "virgate:devel", "the image's name and tag")
 	flag.StringVar(&o.licences, "licences", "../..", "the folder with LICENSE and THIRD_PARTY_LICENSES, which the image carries")
@@ -41,14 +42,14 @@ func main() {
 	}
 }
 
-type options struct{ binary, licences, output, reference, version string }
+type options struct{ binary, shell, licences, output, reference, version string }
 
 func (o options) write() error {
 	reference, err := name.NewTag(o.reference)
 	if err != nil {
 		return fmt.Errorf("--reference: %w", err)
 	}
-	files, err := contents(o.binary, o.licences)
+	files, err := contents(o.binary, o.shell, o.licences)
 	if err != nil {
 		return err
 	}

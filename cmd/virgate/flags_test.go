@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -77,5 +79,38 @@ func TestRepeatedNumbers(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("overrides (-want +got):\n%s", diff)
+	}
+}
+
+// TestPodResources holds where the socket is looked for: where the flag says, where the
+// chart mounts it, or below the host's root, which the GPU Operator mounts.
+func TestPodResources(t *testing.T) {
+	mounted, host := t.TempDir(), t.TempDir()
+	for _, folder := range []string{"kubelet", mounted} {
+		if err := os.MkdirAll(filepath.Join(host, folder), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, test := range []struct {
+		name, preset string
+		args         []string
+		want         string
+	}{
+		{"the folder is mounted", filepath.Join(mounted, "s.sock"), nil, filepath.Join(mounted, "s.sock")},
+		{"the host's root is mounted", "/kubelet/s.sock", nil, host + "/kubelet/s.sock"},
+		{"neither is", "/other/s.sock", nil, "/other/s.sock"},
+		{"a flag says another", "", []string{"--pod-resources-socket", "/kubelet/s.sock"}, "/kubelet/s.sock"},
+		{"a flag says none", "/kubelet/s.sock", []string{"--pod-resources-socket", ""}, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := "not called"
+			command := &cli.Command{
+				Flags:  []cli.Flag{&cli.StringFlag{Name: "pod-resources-socket", Value: test.preset}},
+				Action: func(_ context.Context, cmd *cli.Command) error { got = podResources(cmd, host); return nil },
+			}
+			if err := command.Run(t.Context(), append([]string{"run"}, test.args...)); err != nil || got != test.want {
+				t.Errorf("%q, %v, want %q", got, err, test.want)
+			}
+		})
 	}
 }

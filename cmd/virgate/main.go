@@ -54,6 +54,10 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 		Action: func(_ context.Context, cmd *cli.Command) error { return cli.ShowRootCommandHelp(cmd) },
 	}
 	addUsageErrors(root)
+	if len(args) > 0 && filepath.Base(args[0]) == "mps-control-daemon" {
+		_, _ = fmt.Fprintln(stderr, "mps-control-daemon: Virgate has no MPS: remove sharing.mps from the profile of this node, and its label nvidia.com/mps.capable")
+		return 1
+	}
 	err := root.Run(ctx, impliedCommand(args))
 	switch {
 	case err == nil:

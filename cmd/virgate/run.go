@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -25,7 +26,7 @@ import (
 func runCommand(environment environment, stderr io.Writer) *cli.Command {
 	flags := append(nodeFlags(), configFlags(environment)...)
 	flags = append(flags,
-		&cli.StringFlag{Name: "pod-resources-socket", Value: "/var/lib/kubelet/pod-resources/kubelet.sock", Usage: "the kubelet's PodResources socket; without it the kubelet's checkpoint is read"},
+		&cli.StringFlag{Name: "pod-resources-socket", Value: "/var/lib/kubelet/pod-resources/kubelet.sock", Usage: "the kubelet's PodResources socket, by default also below /host if that has its folder, as in the GPU Operator's pods; without it the kubelet's checkpoint is read"},
 		&cli.StringFlag{Name: "control-socket", Value: "/run/virgate/control.sock", Usage: "the socket for virgate health, virgate gpu and virgate sim; empty for none"},
 		&cli.BoolFlag{Name: "allow-gpu-reset", Usage: "let virgate gpu reset and profiles with mig.reset run nvidia-smi --gpu-reset of the driver root"},
 		&cli.StringFlag{Name: "listen", Value: ":9400", Usage: "the HTTP address of /healthz, /readyz, /metrics, /plan and the page /status; empty for none"},
@@ -67,7 +68,7 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 		Settings: agent.Settings{
 			SampleInterval: cmd.Duration("sample"), Listen: cmd.String("listen"), NodeName: cmd.String("node-name"), Logger: log, Version: version,
 		},
-		PluginDir: pluginDir(cmd), PodResourcesSocket: cmd.String("pod-resources-socket"),
+		PluginDir: pluginDir(cmd), PodResourcesSocket: podResources(cmd, "/host"),
 		Timing: plugin.Timing{RemovalDelay: cmd.Duration("quiet-time"), RetireAfter: cmd.Duration("retire-after")},
 		Rescan: cmd.Duration("rescan"), Probe: cmd.Duration("probe"), BootID: bootID(log, cmd.String("boot-id-file"), cmd.String("node")),
 		HostRoot: cmd.String("host-root"), CDIDir: cdiDir(cmd),
@@ -102,6 +103,21 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 	defer signal.Stop(hangups)
 	options.Reload = hangups
 	return daemon.Run(ctx, options)
+}
+
+// podResources is PodResources' socket. Where no flag names it and its folder is not mounted,
+// the host's root may be, which the GPU Operator mounts for its drivers.
+func podResources(cmd *cli.Command, hostRoot string) string {
+	socket := cmd.String("pod-resources-socket")
+	if cmd.IsSet("pod-resources-socket") || isDirectory(filepath.Dir(socket)) || !isDirectory(filepath.Dir(hostRoot+socket)) {
+		return socket
+	}
+	return hostRoot + socket
+}
+
+func isDirectory(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
 }
 
 // bootID is the kernel's ID of this boot, "" when it cannot be read. A simulated or recorded

@@ -16,7 +16,7 @@ import (
 var update = flag.Bool("update", false, "write the golden files and THIRD_PARTY_LICENSES instead of comparing with them")
 
 // TestLicences checks that THIRD_PARTY_LICENSES names every module that is linked
-// into the program, with its version and the text of its licence. After a change
+// into the program or the image's shell, with its version and the text of its licence. After a change
 // of go.mod: make licences.
 func TestLicences(t *testing.T) {
 	got := licences(t)
@@ -39,14 +39,17 @@ func TestLicences(t *testing.T) {
 // licences is each licence text once, below the modules that have it.
 func licences(t *testing.T) string {
 	t.Helper()
-	list := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}} {{.Dir}}{{end}}{{end}}", "./cmd/virgate")
-	list.Dir = repository
-	list.Env = append(os.Environ(), "CGO_ENABLED=1", "GOOS=linux", "GOARCH=amd64")
-	output, err := list.Output()
-	if err != nil {
-		t.Fatal(err)
+	var modules []string
+	for _, program := range []struct{ folder, name string }{{repository, "./cmd/virgate"}, {filepath.Join(repository, "cmd/image"), "./shell"}} {
+		list := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}} {{.Dir}}{{end}}{{end}}", program.name)
+		list.Dir = program.folder
+		list.Env = append(os.Environ(), "CGO_ENABLED=1", "GOOS=linux", "GOARCH=amd64")
+		output, err := list.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		modules = append(modules, strings.Split(strings.TrimSpace(string(output)), "\n")...)
 	}
-	modules := strings.Split(strings.TrimSpace(string(output)), "\n")
 	slices.Sort(modules)
 	by := map[string][]string{}
 	var texts []string
@@ -65,7 +68,7 @@ func licences(t *testing.T) string {
 		t.Fatalf("%d licences: are the modules listed?", len(texts))
 	}
 	var b strings.Builder
-	b.WriteString("Virgate's binary contains Go's standard library (BSD-3-Clause, as golang.org/x/sys below) and the modules\nbelow, each under the licence that follows its name. Made by `make licences`.\n")
+	b.WriteString("Virgate's binaries contain Go's standard library (BSD-3-Clause, as golang.org/x/sys below) and the modules\nbelow, each under the licence that follows its name. Made by `make licences`.\n")
 	for _, text := range texts {
 		fmt.Fprintf(&b, "\n%s\n\n%s\n\n%s\n", strings.Repeat("=", 80), strings.Join(by[text], "\n"), text)
 	}

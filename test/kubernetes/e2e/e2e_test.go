@@ -87,6 +87,7 @@ func TestKubernetes(t *testing.T) {
 		{"Prometheus", testPrometheus},
 		{"nvml", testNVML},
 		{"image swap", testImageSwap},
+		{"operator", testOperator},
 		{"manifest", testManifest},
 	} {
 		t.Run(part.name, func(t *testing.T) { c.report.step(part.name, func() { part.play(t, c) }) })

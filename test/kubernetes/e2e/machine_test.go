@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -48,19 +49,24 @@ func build(work string) (tools string, err error) {
 	}
 	steps = append(steps,
 		[]string{root, "make", "--no-print-directory", "build", "OUTPUT=" + filepath.Join(work, "virgate")},
+		[]string{filepath.Join(root, "cmd/image"), "go", "build", "-ldflags=-s -w", "-o", filepath.Join(work, "shell"), "./shell"},
 		[]string{".", "go", "build", "-ldflags=-s -w", "-o", filepath.Join(work, "workload"), "./workload"},
 	)
 	for _, name := range images() {
-		steps = append(steps, []string{filepath.Join(root, "cmd/image"), "go", "run", ".", "-binary", filepath.Join(work, name.program),
-			"-output", filepath.Join(work, name.file), "-reference", name.reference, "-version", "e2e"})
+		step := []string{filepath.Join(root, "cmd/image"), "go", "run", ".", "-binary", filepath.Join(work, name.program),
+			"-output", filepath.Join(work, name.file), "-reference", name.reference, "-version", "e2e"}
+		if name.program == "virgate" {
+			step = append(step, "-shell", filepath.Join(work, "shell"))
+		}
+		steps = append(steps, step)
 	}
 	for _, step := range steps {
 		fmt.Fprintln(os.Stderr, "e2e:", strings.Join(step[1:], " "))
 		command := exec.Command(step[1], step[2:]...)
 		command.Dir = step[0]
 		command.Env = append(os.Environ(), "GOBIN="+tools)
-		if step[len(step)-1] == "./workload" {
-			command.Env = append(command.Env, "CGO_ENABLED=0") // Static: its image holds nothing else.
+		if slices.Contains([]string{"./workload", "./shell"}, step[len(step)-1]) {
+			command.Env = append(command.Env, "CGO_ENABLED=0") // Static: its image may hold nothing else.
 		}
 		if output, err := command.CombinedOutput(); err != nil {
 			return "", fmt.Errorf("%s: %w\n%s", strings.Join(step[1:], " "), err, output)

@@ -53,11 +53,16 @@ func (c *cluster) plugin(t *testing.T) *v1.Pod {
 	return found
 }
 
-// processes are the process IDs in the pod's only container, as this machine has
-// them: pods and test are in the same namespace of processes.
-func processes(t *testing.T, pod *v1.Pod) []int {
+// processes are the process IDs in the pod's container of that name, or its only one, as
+// this machine has them: pods and test are in the same namespace of processes.
+func processes(t *testing.T, pod *v1.Pod, name ...string) []int {
 	t.Helper()
-	_, container, _ := strings.Cut(pod.Status.ContainerStatuses[0].ContainerID, "://")
+	container := ""
+	for _, status := range pod.Status.ContainerStatuses {
+		if len(name) == 0 || status.Name == name[0] {
+			_, container, _ = strings.Cut(status.ContainerID, "://")
+		}
+	}
 	files, err := filepath.Glob("/proc/[0-9]*/cgroup")
 	if err != nil || container == "" {
 		t.Fatalf("pod %s has container %q, and the processes are not known: %v", pod.Name, container, err)

@@ -1,0 +1,165 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Where the GPU Operator's programs meet on the node.
+const (
+	operatorNamespace = "gpu-operator"
+	deployLabel       = "nvidia.com/gpu.deploy.device-plugin"
+	validations       = "/run/nvidia/validations"
+	operatorDriver    = "/run/nvidia/driver"
+)
+
+// testOperator runs under what the GPU Operator would create, with this image in the place
+// of NVIDIA's: the plugin waits for the toolkit and the driver, and a label of the node
+// chooses a profile of the operator's ConfigMap.
+func testOperator(t *testing.T, c *cluster) {
+	c.uninstall(t)
+	driver := c.installDriver(t, "operator", "-DWHOLE")
+	t.Cleanup(func() { _ = os.RemoveAll(validations) })
+	c.setLabels(t, "", map[string]any{deployLabel: "true"})
+	t.Cleanup(func() { c.setLabels(t, "", map[string]any{deployLabel: nil}) })
+	c.apply(t, "testdata/gpu-operator.yaml")
+	plugin := c.operatorPod(t, "the toolkit to be waited for", func(pod *v1.Pod) error {
+		if len(pod.Status.InitContainerStatuses) == 0 || pod.Status.InitContainerStatuses[0].State.Running == nil {
+			return fmt.Errorf("its containers are %v", pod.Status.InitContainerStatuses)
+		}
+		return nil
+	})
+	validated(t, "toolkit-ready", "")
+	c.awaitLog(t, plugin, "nvidia-device-plugin", "no driver yet")
+	c.awaitAllocatable(t, map[string]int64{})
+
+	// As the driver's container leaves it on the node.
+	if err := unix.Mount(driver, operatorDriver, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(operatorDriver, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	validated(t, "driver-ready", "IS_HOST_DRIVER=false\nNVIDIA_DRIVER_ROOT="+operatorDriver+"\nDRIVER_ROOT_CTR_PATH=/driver-root\nNVIDIA_DEV_ROOT="+operatorDriver+"\nDEV_ROOT_CTR_PATH=/driver-root\n")
+	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 2})
+	c.validates(t)
+
+	plugin = c.operatorPod(t, "its containers to be ready", func(pod *v1.Pod) error {
+		for _, status := range pod.Status.ContainerStatuses {
+			if !status.Ready || status.RestartCount > 0 {
+				return fmt.Errorf("container %s is ready: %t, after %d restarts", status.Name, status.Ready, status.RestartCount)
+			}
+		}
+		return nil
+	})
+	replacedShell(t, plugin)
+
+	t.Cleanup(func() { c.label(t, "") })
+	for _, each := range []struct {
+		label   string
+		devices int64
+	}{{"shared", 8}, {"whole", 2}, {"shared", 8}, {"", 2}} {
+		c.label(t, each.label)
+		c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": each.devices})
+		c.validates(t)
+	}
+	pods := numbered("operated", 2, "nvidia.com/gpu")
+	c.runAll(t, pods)
+	if gpus := c.gpus(t, pods); gpus[0] == gpus[1] {
+		t.Errorf("two pods have the GPU %s alone", gpus[0])
+	}
+}
+
+// validated writes what one of the operator's validations found.
+func validated(t *testing.T, name, text string) {
+	t.Helper()
+	path := filepath.Join(validations, name)
+	if err := os.WriteFile(path+".next", []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".next", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// validates does what the operator's validator does: it looks for GPUs in the node's
+// capacity, and runs a pod with one, which no scheduler assigns.
+func (c *cluster) validates(t *testing.T) {
+	t.Helper()
+	if count := offered(c.node(t).Status.Capacity)["nvidia.com/gpu"]; count < 1 {
+		t.Fatalf("the node's capacity has %d of nvidia.com/gpu", count)
+	}
+	one := pod("nvidia-device-plugin-validator", "nvidia.com/gpu", 1)
+	one.Spec.NodeName = hostName
+	c.run(t, one)
+	lines := c.printed(t, one.Name)
+	for _, want := range []string{"env NVIDIA_VISIBLE_DEVICES=GPU-", "device /dev/nvidia"} {
+		if !slices.ContainsFunc(lines, func(line string) bool { return strings.HasPrefix(line, want) }) {
+			t.Errorf("the validator's pod printed %q, nothing with %q", lines, want)
+		}
+	}
+	c.remove(t, one.Name)
+}
+
+// operatorPod waits until the plugin's pod is so, and returns it.
+func (c *cluster) operatorPod(t *testing.T, what string, is func(*v1.Pod) error) *v1.Pod {
+	t.Helper()
+	var found *v1.Pod
+	c.await(t, what, func() error {
+		pods, err := c.client.CoreV1().Pods(operatorNamespace).List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(pods.Items) != 1 {
+			return fmt.Errorf("%d pods, %w", len(pods.Items), err)
+		}
+		found = &pods.Items[0]
+		return is(found)
+	})
+	return found
+}
+
+// awaitLog waits until the container has printed the text.
+func (c *cluster) awaitLog(t *testing.T, pod *v1.Pod, container, text string) {
+	t.Helper()
+	c.await(t, fmt.Sprintf("%q in the log of %s", text, container), func() error {
+		log, err := c.client.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &v1.PodLogOptions{Container: container}).DoRaw(t.Context())
+		if err != nil {
+			return err
+		}
+		if !strings.Contains(string(log), text) {
+			return fmt.Errorf("it is %q", log)
+		}
+		return nil
+	})
+}
+
+// replacedShell says whether the plugin alone is left in its container, so that the signal
+// by which the kubelet ends it reaches it, and whether it has what the script derived.
+func replacedShell(t *testing.T, pod *v1.Pod) {
+	t.Helper()
+	running := processes(t, pod, "nvidia-device-plugin")
+	if len(running) != 1 {
+		t.Fatalf("in the plugin's container run %v", running)
+	}
+	for file, want := range map[string]string{
+		"cmdline":                "nvidia-device-plugin\x00",
+		"root/feature-flags.env": "GDRCOPY_ENABLED=false\n",
+		"environ":                "\x00NVIDIA_DRIVER_ROOT=" + operatorDriver + "\x00",
+	} {
+		got, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", running[0], file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains("\x00"+string(got), want) {
+			t.Errorf("%s of the plugin's process is %q, want %q", file, got, want)
+		}
+	}
+}

@@ -236,6 +236,8 @@ func TestValuesAreRefused(t *testing.T) {
 		{"the same by the chart's profiles", "admission: {sharesNeedNamespaceLabel: true, sharedResources: [nvidia.com/gpu, nvidia.com/gpu.shared]}", "it lacks nvidia.com/a100"},
 		{"a policy where nothing is shared", "{config: {map: {whole: 'version: v1'}}, admission: {oneSharePerContainer: true}}", "no profile shares anything"},
 		{"a policy for profiles that the chart cannot read", "{config: {name: own}, admission: {sharesNeedNamespaceLabel: true}}", "the chart cannot read the ConfigMap own"},
+		{"at most, of what no pod can name", "admission: {mostPerContainer: {gpu: 2}}", "mostPerContainer"},
+		{"shared, what no pod can name", "{config: {name: own}, admission: {oneSharePerContainer: true, sharedResources: [gpu]}}", "sharedResources"},
 		{"at most nothing", "admission: {mostPerContainer: {nvidia.com/gpu: 0}}", "mostPerContainer"},
 		{"SELinux options that a privileged container does not get", "{driverAccess: privileged, seLinuxOptions: {type: t}}", "seLinuxOptions: container runtimes give"},
 		{"SELinux options that are replaced", "{securityContext: {runAsUser: 0}, seLinuxOptions: {type: t}}", "seLinuxOptions: securityContext replaces it"},

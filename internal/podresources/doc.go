@@ -7,8 +7,9 @@
 //     every pod that the kubelet has not heard of again.
 //   - The device manager's checkpoint, a file in the device-plugins directory. It
 //     leaves nothing out, and names pods by UID. It keeps a pod that is gone until
-//     the kubelet writes it again, which a list from a device plugin or an admission
-//     makes it do.
+//     the kubelet has looked, which it does when it admits a pod with devices and
+//     before it answers PodResources, and then writes the file, as after a list from
+//     a device plugin (UpdateAllocatedDevices in pkg/kubelet/cm/devicemanager).
 //
 // So both together are never less than the truth, and may be more for a while.
 //

@@ -28,7 +28,8 @@ const startupPeriod = time.Minute
 // It is what PodResources shows, and what the checkpoint has beyond that. Of a pod
 // that PodResources does not show only the UID is known: its Namespace is empty and
 // its Pod is "uid:" followed by the UID. Such a pod may be gone; the kubelet forgets
-// it when it next writes its checkpoint, as it does after every list from a plugin.
+// it when somebody asks PodResources, or a pod with devices is admitted, and it then writes
+// its checkpoint, as it does after every list from a plugin.
 // A device that an init container passed on may appear for both containers.
 //
 // Containers that have GPUs by a claim, from a DRA driver, are among them. They are not in the

@@ -476,7 +476,7 @@ func TestExamples(t *testing.T) {
 		names = append(names, strings.TrimSuffix(path.Base(file), ".yaml"))
 	}
 	want := []string{
-		"excluded-gpu", "exclusive", "grants-cdi", "grants-driver-mounts", "grants-volume-mounts", "health", "mig-balanced", "mig-layouts", "mig-mixed", "mig-replicas", "mig-single", "names-by-model", "side-by-side",
+		"excluded-gpu", "exclusive", "grants-cdi", "grants-driver-mounts", "grants-volume-mounts", "health", "memory-guard", "mig-balanced", "mig-layouts", "mig-mixed", "mig-replicas", "mig-single", "names-by-model", "side-by-side", "time-slices",
 		"time-slicing-10-packed", "time-slicing-10", "time-slicing-4", "time-slicing-renamed",
 	}
 	if diff := cmp.Diff(want, names); diff != "" {

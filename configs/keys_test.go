@@ -21,7 +21,9 @@ import (
 func sampleEntry(list string) string {
 	switch list {
 	case pathShare:
-		return "{name: nvidia.com/gpu, replicas: 4, policy: spread}"
+		return "{name: nvidia.com/gpu, replicas: 1, policy: spread}"
+	case pathShare + ".memory":
+		return "{limit: share}"
 	case "resources.gpus[]", "resources.mig[]":
 		return "{pattern: A, name: nvidia.com/a}"
 	case pathMIGBlock:
@@ -53,6 +55,8 @@ func sampleValue(key documentKey) string {
 		return "all"
 	}
 	switch key.Path {
+	case pathShare + ".memory.limit":
+		return "40%"
 	case pathShare + ".replicas":
 		return "4"
 	case pathRetireAfter + ".shrink":
@@ -82,6 +86,11 @@ func edit(t *testing.T, key documentKey, change func(section map[string]any, nam
 	var document any = inner
 	for section != "" {
 		outer, last := cutLast("." + section)
+		if entry := strings.TrimPrefix(outer, "."); entry == pathShare {
+			document = map[string]any{"name": "nvidia.com/gpu", "replicas": 4, last: document}
+			section = entry
+			continue
+		}
 		section = strings.TrimPrefix(outer, ".")
 		if plain, list := strings.CutSuffix(last, "[]"); list {
 			last, document = plain, []any{document}

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/virgate/virgate/sharing"
 )
@@ -100,6 +102,8 @@ func (r *entryReader) read(item value) (sharedEntry, bool) {
 	}}
 	e.share.Rename = r.readRename(f, e.share)
 	e.share.Policy, e.share.SpreadStrict, e.policyWritten = r.readPolicy(f)
+	e.share.Driver = readDriverSettings(f, e.share)
+	e.share.Guard = readMemoryGuard(f.field("memory"), e.share)
 	return e, named && selected && counted
 }
 
@@ -176,6 +180,74 @@ func (r *entryReader) readPolicy(f fields) (policy sharing.AllocationPolicy, str
 		v.problem(fmt.Sprintf("needs policy: spread, the policy here is %s", policy))
 	}
 	return policy, true, true
+}
+
+// readDriverSettings reads timeSlice and computeMode.
+func readDriverSettings(f fields, share sharing.ReplicatedResource) (s sharing.DriverSettings) {
+	slice, mode := f.field("timeSlice"), f.field("computeMode")
+	for _, v := range []value{slice, mode} {
+		if v.absent() {
+			continue
+		}
+		v.note("Virgate's own; NVIDIA's plugin has no such key")
+		if namesPartition(share.Resource) {
+			v.problem(share.Resource + " is a partition: only whole GPUs have this")
+		}
+	}
+	if !slice.absent() {
+		s.TimeSlice = choice(slice, "", sharing.TimeSlices()...)
+	}
+	if !mode.absent() {
+		s.ComputeMode = choice(mode, "", sharing.DefaultComputeMode, sharing.ExclusiveProcess)
+	}
+	if s.ComputeMode == sharing.ExclusiveProcess && share.Replicas > 1 {
+		mode.problem(fmt.Sprintf("lets one process use the GPU, and replicas: %d shares it: write replicas: 1", share.Replicas))
+	}
+	return s
+}
+
+// readMemoryGuard reads memory. An absent one guards nothing.
+func readMemoryGuard(v value, share sharing.ReplicatedResource) (g sharing.MemoryGuard) {
+	if v.absent() {
+		return g
+	}
+	v.note("Virgate's own; NVIDIA's plugin has no such key")
+	f := v.mapping(keysOf(pathShare + ".memory")...)
+	if share.Replicas == 1 {
+		v.problem("guards shares, and replicas: 1 has none")
+	}
+	limit := f.required("limit")
+	if text, ok := limit.text(); ok && !readMemoryLimit(text, &g) {
+		limit.problem("expected share, a part from 1% to 100%, or an amount such as 512MiB or 8GiB")
+	}
+	g.Grace = 30 * time.Second
+	if grace := f.field("grace"); !grace.absent() {
+		g.Grace, _ = grace.duration(0, 24*time.Hour, "expected a duration from 0s to 24h, such as 30s")
+	}
+	if action, ok := f.field("action").oneOf("report", "evict"); ok {
+		g.Evict = action == "evict"
+	}
+	return g
+}
+
+func readMemoryLimit(text string, g *sharing.MemoryGuard) bool {
+	if g.Share = text == "share"; g.Share {
+		return true
+	}
+	for unit, bytes := range map[string]uint64{"%": 0, "MiB": 1 << 20, "GiB": 1 << 30} {
+		digits, is := strings.CutSuffix(text, unit)
+		number, err := strconv.ParseUint(digits, 10, 20)
+		switch {
+		case !is:
+		case err != nil || number < 1 || bytes == 0 && number > 100:
+			return false
+		case bytes == 0:
+			g.Ratio = float64(number) / 100
+		default:
+			g.Bytes = number * bytes
+		}
+	}
+	return g.Ratio > 0 || g.Bytes > 0
 }
 
 // unifyPolicies gives all entries that are offered under one name one policy, because a

@@ -298,8 +298,13 @@ func assignEntries(units []candidate, entries []ReplicatedResource, warn *warnin
 		case len(free) == 0:
 			warn.unmatchedf("%s: earlier entries take every unit of %s", entry.Path, entry.Resource)
 		default:
+			parts := false
 			for _, unit := range entry.choose(all, free, warn) {
 				unit.entry = i
+				parts = parts || unit.partition != nil
+			}
+			if parts && entry.Driver != (DriverSettings{}) {
+				warn.addf("%s: timeSlice and computeMode are for whole GPUs: partitions of %s have neither", entry.Path, entry.Resource)
 			}
 		}
 	}
@@ -388,14 +393,14 @@ func policyOf(name string, units []candidate, p Profile, warn *warnings) (policy
 }
 
 func (c candidate) unit(entries []ReplicatedResource) Unit {
-	replicas := 1
+	entry := ReplicatedResource{Replicas: 1}
 	if c.entry != exclusive {
-		replicas = max(1, entries[c.entry].Replicas)
+		entry = entries[c.entry]
 	}
 	u := Unit{
 		ID: c.gpu.UUID, GPU: c.gpu.UUID, Index: strconv.Itoa(c.gpu.Index), Minor: c.gpu.Minor,
 		Model: c.gpu.Model, GI: -1, CI: -1, NUMANode: c.gpu.NUMANode, Links: c.gpu.Links,
-		Health: c.gpu.Health, Replicas: replicas,
+		Health: c.gpu.Health, Replicas: max(1, entry.Replicas), Driver: entry.Driver, Guard: entry.Guard,
 	}
 	if part := c.partition; part != nil {
 		u.ID = part.UUID
@@ -403,7 +408,7 @@ func (c candidate) unit(entries []ReplicatedResource) Unit {
 		u.Profile = part.Profile
 		u.GI, u.CI = part.GI, part.CI
 		// Work in a partition cannot use the GPU's links.
-		u.Links = nil
+		u.Links, u.Driver = nil, DriverSettings{}
 		u.Health = cmp.Or(u.Health, part.Health)
 	}
 	return u

@@ -76,7 +76,47 @@ type ReplicatedResource struct {
 	// SpreadStrict refuses a request that would put two devices of one
 	// container on one unit. Only with policy Spread.
 	SpreadStrict bool
+	// Driver are settings of the driver for whole GPUs.
+	Driver DriverSettings
+	// Guard limits the memory of each container.
+	Guard MemoryGuard
 }
+
+// DriverSettings are what the driver is told of a whole GPU. Empty ones are left as they are.
+type DriverSettings struct {
+	// TimeSlice is how long a process of a shared GPU computes before another one may.
+	TimeSlice TimeSlice
+	// ComputeMode says how many processes may compute on the GPU.
+	ComputeMode ComputeMode
+}
+
+// TimeSlice is a length of time that NVIDIA does not publish, by the names of its DRA driver.
+type TimeSlice string
+
+// The lengths, each longer than the one before but for the first, which is the driver's choice.
+const (
+	DefaultTimeSlice TimeSlice = "default"
+	ShortTimeSlice   TimeSlice = "short"
+	MediumTimeSlice  TimeSlice = "medium"
+	LongTimeSlice    TimeSlice = "long"
+)
+
+// TimeSlices are all lengths, each at the number that nvidia-smi has for it.
+func TimeSlices() []TimeSlice {
+	return []TimeSlice{DefaultTimeSlice, ShortTimeSlice, MediumTimeSlice, LongTimeSlice}
+}
+
+// ComputeMode is how many processes may compute on a GPU.
+type ComputeMode string
+
+const (
+	// DefaultComputeMode sets no limit.
+	DefaultComputeMode ComputeMode = "default"
+	// ExclusiveProcess lets one process compute. All others are refused.
+	ExclusiveProcess ComputeMode = "exclusive-process"
+	// ProhibitedCompute lets none. No profile asks for it.
+	ProhibitedCompute ComputeMode = "prohibited"
+)
 
 // Selection is all units, the first Count by GPU and partition index, or
 // those that match a selector of List. At most one of Count and List is set.

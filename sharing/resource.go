@@ -70,6 +70,10 @@ type Unit struct {
 	Health Health
 	// Replicas is the unit's number of devices; 1 when a container has it alone.
 	Replicas int
+	// Driver are the settings of a whole GPU that the profile asks for; none for a partition.
+	Driver DriverSettings
+	// Guard limits the memory of each container on a shared unit.
+	Guard MemoryGuard
 }
 
 // Partition says whether the unit is a MIG device and not a whole GPU.

@@ -322,6 +322,11 @@ type ContainerUtilization struct {
 	// the unit's memory divided by its replicas, times the devices held; 0 within
 	// it, unknown for a unit that is no longer offered.
 	OverShare *float64
+	// Limit is the memory in bytes that Guard lets it use; nil for a container that is not
+	// guarded. OverLimit says that it has used more for longer than the grace.
+	Limit     *float64
+	Guard     MemoryGuard
+	OverLimit bool
 }
 
 // UnattributedUtilization is what processes use that belong to no holder.

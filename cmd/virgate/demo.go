@@ -37,7 +37,7 @@ func demoCommand() *cli.Command {
 			"each step. The exit code is 0 only if every step succeeded.\n\n" +
 			"Example: virgate demo --serve, then open http://localhost:9400/status",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "scenario", Value: "main", Usage: "main: time-slicing, live switches, a fault; mig: a GPU gets another MIG layout under running pods"},
+			&cli.StringFlag{Name: "scenario", Value: "main", Usage: "main: time-slicing, live switches, a fault; mig: a GPU gets another MIG layout under running pods; guard: pods use more memory than is theirs"},
 			worldFlag(),
 			&cli.BoolFlag{Name: "serve", Usage: "keep running afterwards, with HTTP on --listen"},
 			&cli.StringFlag{Name: "listen", Value: "localhost:9400", Usage: "the HTTP address with --serve"},
@@ -62,7 +62,7 @@ func demoCommand() *cli.Command {
 			}
 			scenario, known := scenarios()[cmd.String("scenario")]
 			if !known {
-				return usageError{fmt.Errorf("--scenario %q is neither main nor mig", cmd.String("scenario"))}
+				return usageError{fmt.Errorf("--scenario %q is none of main, mig, guard", cmd.String("scenario"))}
 			}
 			node, err := openSimulated(scenario.node, cmd.String("sim-world"))
 			if err != nil {
@@ -82,6 +82,7 @@ type demoNode struct {
 	// profile is the path of the profile that the program watches.
 	profile string
 	out     io.Writer
+	api     *demoAPI
 	// broken are the steps that did not come true.
 	broken []string
 }
@@ -97,8 +98,9 @@ type scenario struct {
 
 func scenarios() map[string]scenario {
 	return map[string]scenario{
-		"main": {"dgx-a100", timesSlicedBy(10), (*demoNode).mainSteps, (*demoNode).fillNode},
-		"mig":  {"h100+all-1g.10gb", withLayout("all-1g.10gb"), (*demoNode).migSteps, func(*demoNode, context.Context) error { return nil }},
+		"main":  {"dgx-a100", timesSlicedBy(10), (*demoNode).mainSteps, (*demoNode).fillNode},
+		"mig":   {"h100+all-1g.10gb", withLayout("all-1g.10gb"), (*demoNode).migSteps, func(*demoNode, context.Context) error { return nil }},
+		"guard": {"t4", []byte(guardedProfile), (*demoNode).guardSteps, func(*demoNode, context.Context) error { return nil }},
 	}
 }
 
@@ -118,6 +120,7 @@ func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string, n
 		node: node, gpus: gpus, out: out, profile: filepath.Join(dir, "profile.yaml"),
 		kubelet: simkubelet.New(simkubelet.Options{Dir: filepath.Join(dir, "dp"), PodResourcesSocket: filepath.Join(dir, "pr.sock"), Logger: log.With("component", "kubelet")}),
 	}
+	s.api = &demoAPI{kubelet: s.kubelet}
 	if err := s.replace(scenario.profile); err != nil {
 		return fmt.Errorf("demo: %w", err)
 	}
@@ -129,6 +132,7 @@ func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string, n
 		return daemon.Run(ctx, daemon.Options{
 			GPUs:      func(configs.StartupSettings) (daemon.GPUs, error) { return daemon.Simulated(node, node), nil },
 			Profile:   daemon.ProfileOptions{Path: s.profile},
+			Guard:     s.api.pods(),
 			PluginDir: filepath.Join(dir, "dp"), PodResourcesSocket: filepath.Join(dir, "pr.sock"),
 			Timing: plugin.Timing{RemovalDelay: time.Second}, Rescan: 300 * time.Millisecond, Probe: 300 * time.Millisecond,
 			Settings: agent.Settings{SampleInterval: time.Second, Listen: listen, Logger: log, Version: version},

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -231,6 +232,25 @@ func watchedPods(cmd *cli.Command, log *slog.Logger) (*configsource.Pods, error)
 	return configsource.NewPods(api, node, log), nil
 }
 
+// evictor evicts pods; nil where the command line does not allow that.
+func evictor(cmd *cli.Command) (func(ctx context.Context, namespace, pod, uid string) error, error) {
+	if !cmd.Bool("evict-over-limit") {
+		return nil, nil
+	}
+	if !cmd.Bool("watch-pods") {
+		return nil, usageError{errors.New("--evict-over-limit: --watch-pods is missing, without which nobody knows who uses how much")}
+	}
+	config, err := configsource.RESTConfig(cmd.String("kubeconfig"))
+	if err != nil {
+		return nil, fmt.Errorf("--evict-over-limit: %w", err)
+	}
+	evictor, err := nodestatus.NewEvictor(config, cmd.String("node-name"))
+	if err != nil {
+		return nil, err
+	}
+	return evictor.Evict, nil
+}
+
 func reportFlags(environment environment) []cli.Flag {
 	namespace, _ := environment("NAMESPACE")
 	category := "what the Node says; it takes --node-name and an API server"
@@ -320,6 +340,7 @@ func metricsFlags() []cli.Flag {
 		&cli.DurationFlag{Name: "sample", Value: 5 * time.Second, Usage: "the time between two samples of who uses the GPUs and how much"},
 		&cli.StringFlag{Name: "proc", Value: "/proc", Usage: "where the host's /proc is; a simulated node has its own"},
 		&cli.BoolFlag{Name: "watch-pods", Usage: "follow this node's pods at the API server, to tell whose container a process is in; needs --node-name and the right to list and watch pods"},
+		&cli.BoolFlag{Name: "evict-over-limit", Usage: "evict pods as profiles with memory.action: evict want; needs --watch-pods and the right to create pods/eviction"},
 		&cli.BoolFlag{Name: "metrics-per-container", Value: true, DefaultText: "true", Usage: "have series in /metrics that name pods"},
 		&cli.IntFlag{Name: "metrics-max-series", Value: 10000, Usage: "how many of Virgate's series a scrape may have; virgate_dropped_series counts those beyond"},
 		&cli.StringFlag{Name: "web-config-file", Usage: "TLS and basic authentication for --listen, in the format of Prometheus's exporters (github.com/prometheus/exporter-toolkit, docs/web-configuration.md)"},

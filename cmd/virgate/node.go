@@ -21,6 +21,7 @@ import (
 	"github.com/virgate/virgate/internal/nvml/trace"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/internal/usage"
+	"github.com/virgate/virgate/sharing"
 )
 
 func nodeFlags() []cli.Flag {
@@ -61,6 +62,9 @@ func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logge
 	}
 	gpus.Name = cmd.String("node")
 	if gpus.Reset == nil && !strings.HasPrefix(gpus.Name, "trace:") {
+		gpus.SetTimeSlice = func(ctx context.Context, gpu string, slice sharing.TimeSlice) error {
+			return driver.SetTimeSlice(ctx, driverOptions(startup), gpu, slices.Index(sharing.TimeSlices(), slice))
+		}
 		gpus.Reset = func(ctx context.Context, busID string) error {
 			return driver.ResetGPU(ctx, driverOptions(startup), busID)
 		}

@@ -85,6 +85,9 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 	if options.Pods, err = watchedPods(cmd, log); err != nil {
 		return err
 	}
+	if options.Guard.Evict, err = evictor(cmd); err != nil {
+		return err
+	}
 	output, err := featureOutput(cmd, environment)
 	if err != nil {
 		return err

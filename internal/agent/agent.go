@@ -115,6 +115,10 @@ type Options struct {
 	// Paused says whether another program changes the GPUs' MIG layouts just now and needs them
 	// closed, and whether that is known; nil for never. ConfigSource.Watch tells of changes.
 	Paused func() (paused, known bool)
+	// DriverSettings sets time slices and compute modes.
+	DriverSettings DriverSettings
+	// Pods are for the guard of memory.
+	Pods Pods
 	// Control serves the control socket, with gpu for what is below /gpu; nil for none.
 	Control func(ctx context.Context, gpu http.Handler) error
 }
@@ -136,6 +140,9 @@ func newAgent(options Options) *agent {
 		Resources: a.resourcesOf, Plan: a.planNow, Changed: a.wakeReport, Refresh: a.Refresh, Logger: a.Logger,
 	})
 	a.releases.gpus, a.releases.begun = map[string]*release{}, make(chan struct{}, 1)
+	a.gpuSettings = gpuSettings{wake: make(chan struct{}, 1), changed: map[string]ChangedGPU{}, slices: map[string]setSlice{}, failed: map[string]failedSetting{}}
+	a.gpuSettings.list.Store(&map[string][]GPUSetting{})
+	a.guard.init()
 	a.state.Store(&state{})
 	a.lastSample.Store(firstSample())
 	a.progress.Store(&profileProgress{state: nodereport.ProfilePending, since: time.Now()})
@@ -176,6 +183,10 @@ func (a *agent) run(ctx context.Context) error {
 		return nil
 	}))
 	start(after(a.registering, a.releaseLoop))
+	start(after(a.registering, a.guardLoop))
+	if a.DriverSettings.Store != nil {
+		start(after(a.registering, a.settingsLoop))
+	}
 	if a.Control != nil {
 		start(func(ctx context.Context) error { return a.Control(ctx, a.releaseHandler()) })
 	}
@@ -229,6 +240,8 @@ type agent struct {
 	mig                 *migchange.Reconciler
 	locked, registering chan struct{}
 	releases            releases
+	gpuSettings         gpuSettings
+	guard               guard
 	// standby says that another program serves the node, serving that this one has
 	// its lock, draining that it is withdrawing its devices before it ends.
 	standby, serving, draining atomic.Bool

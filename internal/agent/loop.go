@@ -86,6 +86,7 @@ func (a *agent) decide() {
 	}
 	defer a.wakeReport()
 	defer a.mig.Wake()
+	defer notify(a.gpuSettings.wake)
 	defer func() {
 		if a.Features != nil && next.profile != nil && next.unread == nil {
 			next.features = a.Features(next.gpus, next.profile.Profile)
@@ -100,6 +101,7 @@ func (a *agent) decide() {
 	released, warnings := a.released()
 	next.plan = next.plan.Without(func(unit sharing.Unit) bool { return released[unit.GPU] })
 	next.plan.Warnings = append(slices.Clip(next.plan.Warnings), warnings...)
+	next.plan.Warnings = append(next.plan.Warnings, slices.Concat(a.settingWarnings(next.gpus), a.guard.warnings())...)
 	a.prepareHost(last, &next)
 	if last.planned && reflect.DeepEqual(last.plan, next.plan) {
 		next.plan = last.plan

@@ -57,6 +57,16 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		send("config_last_apply_timestamp_seconds", float64(p.appliedAt.UnixMilli())/1000)
 		send("config_info", 1, p.applied.Name, p.applied.Source, p.applied.Generation)
 	}
+	for gpu, list := range *c.agent.gpuSettings.list.Load() {
+		for _, s := range list {
+			send("gpu_setting_applied", metrics.BoolToFloat(s.State == SettingApplied), gpu, s.Setting, s.Value)
+		}
+	}
+	c.agent.guard.mu.Lock()
+	for result, count := range c.agent.guard.evictions {
+		send("memory_guard_evictions_total", float64(count), result)
+	}
+	c.agent.guard.mu.Unlock()
 	collectLayouts(send, c.agent.mig.Status())
 	applied, undone, failed := c.agent.mig.Results()
 	send("mig_repartitions_total", float64(applied), "applied")

@@ -220,12 +220,13 @@ const (
 // try may keep it from watching the others for a while.
 func releasePause(failures int) time.Duration { return releaseInterval << min(failures, 7) }
 
-// reset resets the GPU. What waits in the kernel cannot be killed, and is abandoned.
-func (a *agent) reset(ctx context.Context, pciBusID string) error {
-	ctx, cancel := context.WithTimeout(ctx, resetLimit)
+// abandonable calls what runs nvidia-smi. What waits in the kernel cannot be killed, and is
+// abandoned.
+func abandonable(ctx context.Context, limit time.Duration, what string, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	ended := make(chan error, 1)
-	go func() { ended <- a.Releases.Reset(ctx, pciBusID) }()
+	go func() { ended <- do(ctx) }()
 	select {
 	case err := <-ended:
 		return err
@@ -235,7 +236,7 @@ func (a *agent) reset(ctx context.Context, pciBusID string) error {
 	case err := <-ended:
 		return err
 	case <-time.After(resetGrace):
-		return fmt.Errorf("abandoned the reset, which does not end: %w", ctx.Err())
+		return fmt.Errorf("abandoned %s, which does not end: %w", what, ctx.Err())
 	}
 }
 
@@ -297,7 +298,7 @@ func (a *agent) runRelease(ctx context.Context, r *release) {
 			}
 			a.setRelease(r, func(r *Release) { r.State, r.DriverIndex, r.Waits = now.State, index, waits })
 		case now.Reset:
-			err := a.reset(ctx, now.PCIBusID)
+			err := abandonable(ctx, resetLimit, "the reset", func(ctx context.Context) error { return a.Releases.Reset(ctx, now.PCIBusID) })
 			if err != nil && ctx.Err() != nil {
 				return // The next run resets it.
 			}

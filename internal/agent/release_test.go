@@ -251,17 +251,17 @@ func TestResetThatDoesNotEnd(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				never := make(chan struct{})
 				defer close(never)
-				a := &agent{Options: Options{Releases: ReleaseOptions{Reset: func(context.Context, string) error {
+				reset := func(context.Context) error {
 					<-never
 					return nil
-				}}}}
+				}
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				if want == resetGrace {
 					cancel()
 				}
 				began := time.Now()
-				if err := a.reset(ctx, "00000000:07:00.0"); err == nil || !strings.Contains(err.Error(), "abandoned the reset") || time.Since(began) != want {
+				if err := abandonable(ctx, resetLimit, "the reset", reset); err == nil || !strings.Contains(err.Error(), "abandoned the reset") || time.Since(began) != want {
 					t.Errorf("after %s: %v, want it after %s", time.Since(began), err, want)
 				}
 			})

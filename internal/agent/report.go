@@ -66,7 +66,7 @@ func (a *agent) wakeReport() { notify(a.reportWake) }
 func (a *agent) nodeReport(s *state, p profileProgress, status plugin.Status) nodereport.Report {
 	report := nodereport.Report{
 		State: p.state, Wanted: profileRef(s.wanted), Applied: p.applied, Gone: p.gone, Features: s.features,
-		Layouts: p.layouts, Waits: p.waits, Units: a.Health.Health().Units, Renumbering: sharing.Renumbering(s.gpus), Hit: map[string][]string{},
+		Layouts: p.layouts, Waits: p.waits, Units: a.Health.Health().Units, Renumbering: sharing.Renumbering(s.gpus), OverLimit: a.guard.overLimits(), Hit: map[string][]string{},
 	}
 	ofAnyGPU := func(a sharing.Allocation) bool { return a.AnyGPU }
 	pods := podsByUnit(s.gpus, slices.DeleteFunc(slices.Clone(status.Holders), ofAnyGPU))

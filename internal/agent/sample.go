@@ -74,6 +74,7 @@ func (a *agent) takeSample(ctx context.Context, interval time.Duration) {
 	s := a.state.Load()
 	next.Report = sharing.NewUtilizationReport(measured, s.gpus, listed(a.Plugin.Status().Resources, s.gpus), held, known)
 	next.at = time.Now()
+	a.guardMemory(next.Report, s, held, next.at, interval)
 	next.countContention(last, interval)
 	a.lastSample.Store(next)
 }

@@ -110,6 +110,8 @@ type GPUStatus struct {
 	MIG    bool   `json:"mig"`
 	// Health is the GPU's own; a partition has one beside it.
 	Health HealthStatus `json:"health"`
+	// Settings are those of the driver that the profile asks for.
+	Settings []GPUSetting `json:"settings,omitempty"`
 	// Use is how it is used as a whole; nil where that was not measured.
 	Use *UseStatus `json:"use,omitempty"`
 	// Units are the GPU's partitions by index, or else the GPU itself.
@@ -203,4 +205,8 @@ type UseStatus struct {
 	Processes int `json:"processes,omitempty"`
 	// OverShare is the memory in bytes that a container uses beyond its fair share.
 	OverShare *float64 `json:"overShare,omitempty"`
+	// Limit is the memory in bytes that the profile lets a container use; OverLimit says that
+	// it has used more for longer than the grace.
+	Limit     *float64 `json:"limit,omitempty"`
+	OverLimit bool     `json:"overLimit,omitempty"`
 }

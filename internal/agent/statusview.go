@@ -54,6 +54,9 @@ func (a *agent) status(ctx context.Context) Status {
 	resources := listed(serving.Resources, s.gpus)
 	status.Resources = resourcesOf(serving.Resources, resources, s.plan, held, status.HoldersKnown)
 	status.GPUs, status.Elsewhere = gpusOf(s.gpus, sharing.Usage(resources, held), a.Health.Health())
+	for i := range status.GPUs {
+		status.GPUs[i].Settings = (*a.gpuSettings.list.Load())[status.GPUs[i].UUID]
+	}
 	addUtilization(&status, a.lastSample.Load().Report)
 	return status
 }
@@ -196,7 +199,7 @@ func addUtilization(status *Status, report sharing.UtilizationReport) {
 	users := map[user]*UseStatus{}
 	for _, c := range report.Containers {
 		users[user{c.Unit, c.Container}] = &UseStatus{
-			Memory: c.Memory, SM: c.SM, Processes: c.Processes, OverShare: c.OverShare,
+			Memory: c.Memory, SM: c.SM, Processes: c.Processes, OverShare: c.OverShare, Limit: c.Limit, OverLimit: c.OverLimit,
 		}
 	}
 	for g := range status.GPUs {

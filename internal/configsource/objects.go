@@ -291,3 +291,22 @@ func (p *Pods) Containers() (map[string]sharing.Container, error) {
 	}
 	return all, nil
 }
+
+// PodUID returns the UID of the pod of that name; empty while it is not known, or of two.
+func (p *Pods) PodUID(namespace, name string) (found string) {
+	seen := p.store.load()
+	if seen.failure != nil {
+		return ""
+	}
+	for uid, containers := range seen.parts {
+		for _, c := range containers {
+			if c.Namespace == namespace && c.Pod == name {
+				if found != "" && found != uid {
+					return ""
+				}
+				found = uid
+			}
+		}
+	}
+	return found
+}

@@ -232,6 +232,16 @@ func TestPods(t *testing.T) {
 	server.change("p", fakePod("1", "p", map[string]string{"waits": ""}))
 	server.change("q", fakePod("2", "q", map[string]string{"y": "c://2y", "x": "c://2x"}))
 	await(map[string]sharing.Container{"2x": {Namespace: "a", Pod: "q", Name: "x"}, "2y": {Namespace: "a", Pod: "q", Name: "y"}})
+	if uid, none := pods.PodUID("a", "q"), pods.PodUID("b", "q"); uid != "2" || none != "" {
+		t.Errorf("UID of a/q %q, of b/q %q", uid, none)
+	}
+	server.change("q of before", fakePod("3", "q", map[string]string{"x": "c://3"}))
+	await(map[string]sharing.Container{"2x": {Namespace: "a", Pod: "q", Name: "x"}, "2y": {Namespace: "a", Pod: "q", Name: "y"}, "3": {Namespace: "a", Pod: "q", Name: "x"}})
+	if uid := pods.PodUID("a", "q"); uid != "" {
+		t.Errorf("of two pods of one name the UID is %q", uid)
+	}
+	server.change("q of before", nil)
+	await(map[string]sharing.Container{"2x": {Namespace: "a", Pod: "q", Name: "x"}, "2y": {Namespace: "a", Pod: "q", Name: "y"}})
 	server.change("p", fakePod("1", "p", map[string]string{"waits": "c://1"}))
 	await(map[string]sharing.Container{
 		"1": {Namespace: "a", Pod: "p", Name: "waits"}, "2x": {Namespace: "a", Pod: "q", Name: "x"}, "2y": {Namespace: "a", Pod: "q", Name: "y"},
@@ -255,6 +265,9 @@ func TestPods(t *testing.T) {
 			got, err := pods.Containers()
 			t.Fatalf("got %v, %v when the right to them is gone", got, err)
 		}
+	}
+	if uid := pods.PodUID("a", "p"); uid != "" {
+		t.Errorf("as last seen: the UID is %q", uid)
 	}
 	server.setAway(nil)
 	await(map[string]sharing.Container{"3": {Namespace: "a", Pod: "p", Name: "waits"}})

@@ -61,6 +61,8 @@ type Options struct {
 
 	// Pods tell whose container a process is in; nil where nobody follows them.
 	Pods *configsource.Pods
+	// Guard evicts pods that use too much memory. Without its UID, Pods tell that.
+	Guard agent.Pods
 
 	// ControlSocket is the path of the control socket; empty for none. With
 	// ControlRequired the program does not start without it.
@@ -141,6 +143,10 @@ func Run(ctx context.Context, o Options) error {
 		Host:            host.New(host.Options{Root: o.HostRoot, DevRoot: profile.startup.DevRoot, Specs: specs, Interval: o.HostInterval, Logger: log}),
 
 		Partitioner: partitioner, LetGo: node.PauseEvents, Releases: releases,
+		DriverSettings: agent.DriverSettings{
+			Store:       state.Section[agent.ChangedGPU]{File: file, Name: state.SettingSection},
+			ComputeMode: node.ComputeMode, SetComputeMode: node.SetComputeMode, SetTimeSlice: gpus.SetTimeSlice,
+		},
 		Journal: file,
 		Refresh: node.Refresh,
 
@@ -148,6 +154,9 @@ func Run(ctx context.Context, o Options) error {
 			Meter: nvml.NewMeter(gpus.Library), Proc: gpus.Proc, Containers: gpus.Containers, Logger: log,
 		}).Measure,
 		Background: []func(context.Context) error{profile.lastKnownGood.Run},
+	}
+	if options.Pods = o.Guard; o.Pods != nil && o.Guard.UID == nil {
+		options.Pods.UID = o.Pods.PodUID
 	}
 	if o.Reporter != nil {
 		options.Reporter = o.Reporter

@@ -21,6 +21,7 @@ import (
 	"github.com/virgate/virgate/internal/state"
 	"github.com/virgate/virgate/internal/usage"
 	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
 )
 
 // GPUs are a node's GPUs and what goes with them.
@@ -39,7 +40,9 @@ type GPUs struct {
 	Control http.Handler
 	// Reset resets the GPU with that PCI bus ID, which nothing in this program has open.
 	Reset func(ctx context.Context, busID string) error
-	Close func()
+	// SetTimeSlice sets the time slice of the GPU of that UUID.
+	SetTimeSlice func(ctx context.Context, gpu string, slice sharing.TimeSlice) error
+	Close        func()
 	// ProcessesHidden says that the driver does not list processes of other PID namespaces,
 	// NotPermitted that it certainly refuses to partition GPUs.
 	ProcessesHidden, NotPermitted bool
@@ -60,6 +63,9 @@ func Simulated(node *simnode.Node, library nvml.Library) GPUs {
 		Library: nvml.WithDeadlines(library, nvml.Limits{}), Name: node.Name(),
 		Proc: node.Proc(), Containers: node, CDI: cdi.Simulated{}, Control: node.Handler(),
 		Reset: func(_ context.Context, busID string) error { return node.ResetGPU(busID) },
+		SetTimeSlice: func(_ context.Context, gpu string, slice sharing.TimeSlice) error {
+			return node.SetTimeSlice(gpu, slice)
+		},
 		Close: func() {}, ProcessesHidden: node.OwnPIDs(), NotPermitted: !node.MayChangeMIG(),
 	}
 }

@@ -9,6 +9,7 @@ package nodereport
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -137,10 +138,35 @@ type Report struct {
 	// Features are the labels that say what GPUs the node has and how they are shared; nil
 	// while that is not known, or where nobody wants them.
 	Features map[string]string
+	// OverLimit are the containers that have used more memory of a unit than the profile lets
+	// them for longer than its grace, by unit and container.
+	OverLimit []OverLimit
 	// Gone are the resources that this program has advertised and stopped, by
 	// name.
 	Gone []GoneResource
 }
+
+// OverLimit is a container that has used more memory of a unit than its limit for longer than
+// the grace.
+type OverLimit struct {
+	Unit string
+	sharing.Container
+	// Text is what was found when the grace was over.
+	Text string
+	// Evicted says that its pod is evicted, Refused why it is not although it should be.
+	Evicted bool
+	Refused string
+}
+
+// What can keep a pod from being evicted.
+var (
+	// ErrDisruptionBudget says that a PodDisruptionBudget does not allow it now.
+	ErrDisruptionBudget = errors.New("a PodDisruptionBudget does not allow it now")
+	// ErrMayNotEvict says that this program may not evict pods.
+	ErrMayNotEvict = errors.New("this Virgate may not evict pods: it takes --evict-over-limit and the right to create pods/eviction, which are the chart's memoryGuard.evict")
+	// ErrPodGone says that there is no such pod any more.
+	ErrPodGone = errors.New("the pod is gone")
+)
 
 // LayoutState is the state of the wanted MIG layout in the words of the label
 // nvidia.com/mig.config.state, as mig-manager has them: "success", "pending" or

@@ -44,6 +44,12 @@ const (
 	ReasonMIGBlocked = "MIGBlocked"
 	// ReasonMIGFailed says that the GPU cannot have the layout, or the driver refused.
 	ReasonMIGFailed = "MIGFailed"
+	// ReasonMemoryOverLimit says which container uses more memory of which GPU or partition
+	// than the profile lets it, ReasonEvicted that its pod is evicted for that, and
+	// ReasonEvictionRefused why it is not.
+	ReasonMemoryOverLimit = "MemoryOverLimit"
+	ReasonEvicted         = "MemoryOverLimitEvicted"
+	ReasonEvictionRefused = "EvictionRefused"
 	// ReasonMIGResetRequired says that another MIG mode waits for a reset, which
 	// Virgate never does.
 	ReasonMIGResetRequired = "MIGResetRequired"
@@ -77,6 +83,7 @@ func newEvents(last *nodereport.Report, next nodereport.Report) []eventText {
 		events = append(events, warning(ReasonGPUsRenumbered, "%s", next.Renumbering))
 	}
 	events = append(events, healthEvents(last.Units, next)...)
+	events = append(events, overLimitEvents(last.OverLimit, next.OverLimit)...)
 	events = append(events, layoutEvents(last.Layouts, next.Layouts)...)
 	return append(events, waitEvents(*last, next)...)
 }
@@ -103,6 +110,27 @@ func healthEvents(last []sharing.UnitHealth, next nodereport.Report) []eventText
 				events = append(events, normal(ReasonGPURecovered, "%s is healthy again, it had: %s", describeUnit(unit), was.Reason))
 			}
 		case sharing.Recovering:
+		}
+	}
+	return events
+}
+
+// overLimitEvents are what has happened to containers that use too much memory. That one
+// does not any more is no event.
+func overLimitEvents(last, next []nodereport.OverLimit) (events []eventText) {
+	for _, o := range next {
+		var was nodereport.OverLimit
+		if i := slices.IndexFunc(last, func(l nodereport.OverLimit) bool { return l.Unit == o.Unit && l.Container == o.Container }); i >= 0 {
+			was = last[i]
+		}
+		if was.Text != o.Text {
+			events = append(events, warning(ReasonMemoryOverLimit, "%s", o.Text))
+		}
+		if o.Evicted && !was.Evicted {
+			events = append(events, warning(ReasonEvicted, "pod %s/%s is evicted: %s", o.Namespace, o.Pod, o.Text))
+		}
+		if o.Refused != "" && o.Refused != was.Refused {
+			events = append(events, warning(ReasonEvictionRefused, "pod %s/%s is not evicted: %s", o.Namespace, o.Pod, o.Refused))
 		}
 	}
 	return events

@@ -319,7 +319,7 @@ func concernsThisNodeOnly(last, next nodereport.Report) bool {
 	served := last.Ready != next.Ready && last.State != nodereport.ProfilePending && next.State != nodereport.ProfilePending
 	chosen := last.Wanted.Name != next.Wanted.Name
 	ended := len(next.Waits) < len(last.Waits)
-	return started || served || chosen || ended || progressed(last.Layouts, next.Layouts) || !reflect.DeepEqual(last.Units, next.Units)
+	return started || served || !slices.Equal(last.OverLimit, next.OverLimit) || chosen || ended || progressed(last.Layouts, next.Layouts) || !reflect.DeepEqual(last.Units, next.Units)
 }
 
 // progressed says that GPUs have come nearer to the layouts that were already wanted.

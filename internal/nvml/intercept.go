@@ -222,6 +222,14 @@ func (l *intercepted) DeviceGetVirtualizationMode(d Device) (VirtualizationMode,
 	return invoke1(l, "DeviceGetVirtualizationMode", Library.DeviceGetVirtualizationMode, d)
 }
 
+func (l *intercepted) DeviceGetComputeMode(d Device) (ComputeMode, error) {
+	return invoke1(l, "DeviceGetComputeMode", Library.DeviceGetComputeMode, d)
+}
+
+func (l *intercepted) DeviceSetComputeMode(d Device, mode ComputeMode) error {
+	return invokeOnly(l, "DeviceSetComputeMode", func() error { return l.lib.DeviceSetComputeMode(d, mode) }, d, mode)
+}
+
 func (l *intercepted) DeviceGetMigMode(d Device) (MIGMode, error) {
 	return invoke1(l, "DeviceGetMigMode", Library.DeviceGetMigMode, d)
 }

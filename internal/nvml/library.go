@@ -83,6 +83,10 @@ type Library interface {
 
 	// DeviceGetVirtualizationMode says how a virtual machine has the GPU, if one has it.
 	DeviceGetVirtualizationMode(Device) (VirtualizationMode, error)
+	// DeviceGetComputeMode and DeviceSetComputeMode are for a GPU without MIG; setting takes
+	// root, and answers NoPermission without.
+	DeviceGetComputeMode(Device) (ComputeMode, error)
+	DeviceSetComputeMode(d Device, mode ComputeMode) error
 	DeviceGetMigMode(Device) (MIGMode, error)
 	DeviceGetMaxMigDeviceCount(Device) (int, error)
 	// DeviceGetMigDeviceHandleByIndex returns NotFound where there is no device:
@@ -189,6 +193,16 @@ type VirtualizationMode int
 
 // Passthrough says that a virtual machine has the GPU, and cannot reset it.
 const Passthrough VirtualizationMode = 1
+
+// ComputeMode is NVML's (nvml.h, nvmlComputeMode_t).
+type ComputeMode int
+
+// The modes that drivers have.
+const (
+	ComputeDefault          ComputeMode = 0
+	ComputeProhibited       ComputeMode = 2
+	ComputeExclusiveProcess ComputeMode = 3
+)
 
 // MIGMode says whether MIG is enabled now, and whether it will be after the next
 // reset of the GPU.

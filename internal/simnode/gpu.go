@@ -7,6 +7,7 @@ import (
 
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
 )
 
 // normalTemperature is a GPU's temperature unless it was set, in degrees Celsius.
@@ -41,7 +42,10 @@ type simGPU struct {
 	recovery uint32
 	// mig is the mode now, migPending the one after the next reset.
 	mig, migPending bool
-	instances       []*gpuInstance
+	// computeMode and timeSlice are lost with a reset.
+	computeMode nvml.ComputeMode
+	timeSlice   sharing.TimeSlice
+	instances   []*gpuInstance
 	// migDevicesMade is the number of MIG devices ever made; their UUIDs follow
 	// from it.
 	migDevicesMade int

@@ -1,11 +1,13 @@
 package simnode_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/sharing"
 )
 
 // TestMemoryFull checks that processes never use more memory than the GPU has.
@@ -60,5 +62,70 @@ func TestAddAgain(t *testing.T) {
 	}
 	if err == nil || !strings.Contains(err.Error(), "64 GPUs") {
 		t.Errorf("added %d GPUs, %v", gpu, err)
+	}
+}
+
+// TestDriverSettings holds who may set time slice and compute mode, on which GPUs, what a mode
+// does to processes, and what takes both back.
+func TestDriverSettings(t *testing.T) {
+	open := func(world string) (*simnode.Node, nvml.Device, nvml.Device) {
+		node, err := simnode.New("mixed") // GPU 0 is whole, GPU 2 partitioned.
+		if err == nil {
+			err = node.SetWorld(world)
+		}
+		if err == nil {
+			err = node.Init()
+		}
+		whole, failed := node.DeviceGetHandleByIndex(0)
+		parent, missing := node.DeviceGetHandleByIndex(2)
+		if err := errors.Join(err, failed, missing); err != nil {
+			t.Fatal(err)
+		}
+		return node, whole, parent
+	}
+	for _, world := range []string{"unprivileged", "monitor-only"} {
+		node, whole, _ := open(world)
+		if err := node.DeviceSetComputeMode(whole, nvml.ComputeExclusiveProcess); !errors.Is(err, nvml.NoPermission) {
+			t.Errorf("%s: %v, want NO_PERMISSION", world, err)
+		}
+		if err := node.SetTimeSlice(node.GPUs()[0].UUID, sharing.LongTimeSlice); err == nil {
+			t.Errorf("%s may set the time slice", world)
+		}
+	}
+	node, whole, parent := open("")
+	if err := node.DeviceSetComputeMode(parent, nvml.ComputeDefault); !errors.Is(err, nvml.NotSupported) {
+		t.Errorf("with MIG: %v, want NOT_SUPPORTED", err)
+	}
+	for _, uuid := range []string{node.GPUs()[2].UUID, "GPU-none"} {
+		if node.SetTimeSlice(uuid, sharing.LongTimeSlice) == nil {
+			t.Errorf("time slice of %s is set", uuid)
+		}
+	}
+	for what, lose := range map[string]func() error{
+		"reset":  func() error { return node.Heal(0) },
+		"reboot": func() error { node.Reboot(); return nil },
+		"last program gone": func() error {
+			return errors.Join(node.Shutdown(), node.Init())
+		},
+	} {
+		var err error
+		if whole, err = node.DeviceGetHandleByIndex(0); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(node.DeviceSetComputeMode(whole, nvml.ComputeExclusiveProcess), node.SetTimeSlice(node.GPUs()[0].UUID, sharing.LongTimeSlice)); err != nil {
+			t.Fatal(err)
+		}
+		if err := node.AddProcess(0, simnode.WholeGPU, 10, 0); err != nil {
+			t.Fatal(err)
+		}
+		if node.AddProcess(0, simnode.WholeGPU, 11, 0) == nil {
+			t.Error("a second process on a GPU for one")
+		}
+		if err := errors.Join(node.RemoveProcess(0, simnode.WholeGPU, 10), lose()); err != nil {
+			t.Fatal(err)
+		}
+		if gpu := node.GPUs()[0]; gpu.ComputeMode != nvml.ComputeDefault || gpu.TimeSlice != "" {
+			t.Errorf("after a %s: %+v", what, gpu)
+		}
 	}
 }

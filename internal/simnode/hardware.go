@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/sharing"
 )
 
 // recoveryActionChanged is the XID that says so.
@@ -103,10 +104,29 @@ func (n *Node) reset(g *simGPU) {
 		g.mig = g.migPending
 	}
 	g.processes, g.utilization, g.clockReasons = nil, utilization{}, 0
+	g.computeMode, g.timeSlice = nvml.ComputeDefault, ""
 	maps.DeleteFunc(n.targets, func(_ uint64, t target) bool { return t.gpu == g && t.instance != nil })
 	g.instances = nil
 	n.faults = slices.DeleteFunc(n.faults, func(f *injectedFault) bool { return f.gpu == g })
 	n.renewHandles(g)
+}
+
+// SetTimeSlice plays nvidia-smi compute-policy --set-timeslice for the GPU of that UUID. What
+// nvidia-smi says is made up; that it refuses is not.
+func (n *Node) SetTimeSlice(gpu string, slice sharing.TimeSlice) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	g := find(n.gpus, func(g *simGPU) bool { return g.uuid == gpu })
+	switch {
+	case g == nil || g.lost:
+		return fmt.Errorf("no devices were found with the ID %s", gpu)
+	case !n.MayChangeMIG():
+		return fmt.Errorf("unable to set the time slice of GPU %s: Insufficient Permissions", g.busID())
+	case g.mig:
+		return fmt.Errorf("unable to set the time slice of GPU %s: Not Supported", g.busID())
+	}
+	g.timeSlice = slice
+	return nil
 }
 
 // Reload unloads the driver and loads it again, which resets all GPUs. It fails while

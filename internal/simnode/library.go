@@ -22,6 +22,7 @@ func (n driver) Shutdown() error {
 		clear(n.node.targets)
 		for _, g := range slices.Concat(n.node.gpus, n.node.removed) {
 			g.opened = false
+			g.computeMode, g.timeSlice = nvml.ComputeDefault, "" // No daemon keeps the GPU as it is.
 			n.node.renewHandles(g)
 			for _, i := range g.instances {
 				n.node.newInstanceHandles(g, i)
@@ -169,6 +170,26 @@ func (n driver) DeviceGetRetiredPagesPendingStatus(d nvml.Device) (bool, error) 
 		return false, nvml.NotSupported
 	}
 	return n.gpu(d).pagesPending, nil
+}
+
+// DeviceGetComputeMode and DeviceSetComputeMode are NOT_SUPPORTED for a GPU with MIG, and for
+// its MIG devices, which a driver has them for.
+func (n driver) DeviceGetComputeMode(d nvml.Device) (nvml.ComputeMode, error) {
+	if n.gpu(d).mig {
+		return 0, nvml.NotSupported
+	}
+	return n.gpu(d).computeMode, nil
+}
+
+func (n driver) DeviceSetComputeMode(d nvml.Device, mode nvml.ComputeMode) error {
+	switch {
+	case mode != nvml.ComputeDefault && mode != nvml.ComputeProhibited && mode != nvml.ComputeExclusiveProcess:
+		return nvml.InvalidArgument
+	case n.gpu(d).mig:
+		return nvml.NotSupported
+	}
+	n.gpu(d).computeMode = mode
+	return nil
 }
 
 // DeviceGetTopologyCommonAncestor looks at NUMA nodes only.

@@ -42,7 +42,7 @@ func (n driver) DeviceSetMigMode(d nvml.Device, on bool) (nvml.Return, error) {
 	case len(g.instances) > 0 || len(g.processes) > 0 || n.node.is("client"):
 		return nvml.InUse, nil
 	}
-	g.mig = on
+	g.mig, g.computeMode, g.timeSlice = on, nvml.ComputeDefault, ""
 	if n.node.is("moving-minors") {
 		free := func(minor int) bool {
 			return find(n.node.gpus, func(g *simGPU) bool { return g.deviceMinor == minor }) == nil

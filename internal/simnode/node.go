@@ -78,6 +78,9 @@ type GPU struct {
 	// MIG is the mode in force.
 	MIG  bool
 	Lost bool // it has fallen off the bus
+	// ComputeMode and TimeSlice are what was set since the last reset.
+	ComputeMode nvml.ComputeMode
+	TimeSlice   sharing.TimeSlice
 	// Partitions are in the order of their MIG device indexes; nil for none.
 	Partitions []Partition
 }
@@ -102,7 +105,7 @@ func (n *Node) GPUs() []GPU {
 	for i, g := range all {
 		gpus[i] = GPU{
 			UUID: g.uuid, Index: slices.Index(n.gpus, g), MIG: g.mig, Lost: g.lost,
-			Partitions: g.partitions(),
+			ComputeMode: g.computeMode, TimeSlice: g.timeSlice, Partitions: g.partitions(),
 		}
 	}
 	return gpus

@@ -26,6 +26,9 @@ func (n *Node) AddProcess(gpu, device, pid int, bytes uint64) error {
 		if indexOf(list, pid) >= 0 {
 			return nil, fmt.Errorf("process %d is there already", pid)
 		}
+		if mode := n.gpus[gpu].computeMode; mode == nvml.ComputeProhibited || mode == nvml.ComputeExclusiveProcess && len(list) > 0 {
+			return nil, fmt.Errorf("all CUDA-capable devices are busy or unavailable: compute mode %d, processes %d", mode, len(list))
+		}
 		return append(list, nvml.Process{PID: pid, Memory: bytes}), nil
 	})
 }

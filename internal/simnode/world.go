@@ -48,7 +48,8 @@ func (n *Node) refuses(call nvml.Call, t target) bool {
 	name := call.Method
 	instances := strings.Contains(name, "Instance") && !strings.HasSuffix(name, "InstanceId")
 	ofAll := name == "DeviceGetMemoryInfo" || strings.HasSuffix(name, "RunningProcesses")
-	return !n.MayChangeMIG() && slices.Contains(migChanges, name) || n.is("unprivileged") && (instances || ofAll && t.gpu != nil && t.gpu.mig && t.compute == nil)
+	changes := slices.Contains(migChanges, name) || name == "DeviceSetComputeMode"
+	return !n.MayChangeMIG() && changes || n.is("unprivileged") && (instances || ofAll && t.gpu != nil && t.gpu.mig && t.compute == nil)
 }
 
 // Reboot is a reboot of the machine, but for this program, which runs on: all GPUs are

@@ -347,6 +347,9 @@ func collectContainers(send Send, containers []sharing.ContainerUtilization) {
 		figure(send, "container_sm_utilization_ratio", use.SM, labels...)
 		send("container_processes", float64(use.Processes), labels...)
 		figure(send, "container_memory_over_share_bytes", use.OverShare, labels...)
+		if figure(send, "container_memory_limit_bytes", use.Limit, labels...); use.Limit != nil {
+			send("container_memory_over_limit", BoolToFloat(use.OverLimit), labels...)
+		}
 	}
 }
 

@@ -47,6 +47,8 @@ func TestPrivileges(t *testing.T) {
 		{"migStrategy: none", []string{"/dev/null, read-only"}, []string{"capability SYS_ADMIN"}},
 		{"mig: {monitor: false}", []string{"/dev/null, read-only"}, []string{"capability SYS_ADMIN"}},
 		{"mig: {manage: true}", []string{"/var/run/cdi, read-only", "PIDs of the host"}, nil},
+		{"{metrics: {perContainer: true}, memoryGuard: {evict: true}}", []string{"ClusterRole pods list,watch", "ClusterRole pods/eviction create", "PIDs of the host"}, nil},
+		{"gpuSettings: {manage: true}", []string{"/, read-only", "capability SYS_CHROOT"}, nil},
 		{"mig: {reset: true}", []string{"/, read-only", "PIDs of the host", "capability SYS_CHROOT"}, nil},
 		{"{mig: {reset: true, monitor: false}, nvidiaDriverRoot: /run/nvidia/driver}", []string{"/run/nvidia/driver, read-only", "PIDs of the host", "capability SYS_CHROOT"}, nil},
 		{"node: sim:dgx-a100", nil, []string{"capability SYS_ADMIN"}},

@@ -228,6 +228,9 @@ func gpu(t *testing.T, lib nvml.Library, device nvml.Device) {
 	if celsius, err := lib.DeviceGetTemperature(device); optional(t, "DeviceGetTemperature", err) {
 		between(t, "temperature", celsius, 1, 119)
 	}
+	if mode, err := lib.DeviceGetComputeMode(device); optional(t, "DeviceGetComputeMode", err) {
+		between(t, "compute mode", int(mode), int(nvml.ComputeDefault), int(nvml.ComputeExclusiveProcess))
+	}
 	if architecture, err := lib.DeviceGetArchitecture(device); optional(t, "DeviceGetArchitecture", err) {
 		between(t, "architecture", int(architecture), int(nvml.Kepler), 255)
 	}

@@ -251,7 +251,7 @@ func TestNVMLHeader(t *testing.T) {
 		}
 		who := "all"
 		switch {
-		case strings.Contains(comment, "Requires root user"):
+		case strings.Contains(comment, "Requires root"): // "root user", or "root/admin permissions".
 			who = "root"
 		case strings.Contains(comment, "Requires privileged user"):
 			who = "privileged"

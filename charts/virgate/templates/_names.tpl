@@ -137,7 +137,7 @@ true
 {{- if $security -}}
 {{- $add := get (get $security "capabilities" | default dict) "add" | default list -}}
 {{- if or (get $security "privileged") (has "SYS_ADMIN" $add) (has "CAP_SYS_ADMIN" $add) (has "ALL" $add) }}true{{ end -}}
-{{- else if or (eq .Values.driverAccess "privileged") .Values.mig.reset -}}
+{{- else if or (eq .Values.driverAccess "privileged") .Values.mig.reset .Values.gpuSettings.manage -}}
 true
 {{- else -}}
 {{- include "virgate.monitorsMIG" . -}}

@@ -25,7 +25,7 @@ func sameCodes(t *testing.T, lib nvml.Library) {
 	for _, world := range []struct {
 		name   string
 		rights []string
-	}{{"unprivileged", nil}, {"monitor-only", []string{monitor}}, {"", []string{configure, monitor}}} {
+	}{{"unprivileged", nil}, {"monitor-only", []string{monitor}}, {"", []string{isRoot, configure, monitor}}} {
 		must(t, node.SetWorld(world.name))
 		grant(t, world.rights...)
 		if diff := cmp.Diff(simulated.codes(), fake.codes()); diff != "" {
@@ -34,8 +34,8 @@ func sameCodes(t *testing.T, lib nvml.Library) {
 	}
 }
 
-// The device nodes of the rights over MIG.
-const configure, monitor = "nvidia-cap1", "nvidia-cap2"
+// The device nodes of the rights over MIG, and what stands for being root.
+const isRoot, configure, monitor = "nvidia-cap0", "nvidia-cap1", "nvidia-cap2"
 
 // subject is a driver with a GPU that is whole and one that has a partition of one slice.
 type subject struct {
@@ -153,6 +153,7 @@ func (s *subject) reading() []asked {
 		calls = append(calls,
 			of("recovery action of a "+name, func() (uint32, error) { return s.lib.DeviceGetFieldValues(device, nvml.RecoveryAction) }),
 			of("no field of a "+name, func() (uint32, error) { return s.lib.DeviceGetFieldValues(device, 1) }),
+			of("compute mode of a "+name, func() (nvml.ComputeMode, error) { return s.lib.DeviceGetComputeMode(device) }),
 			of("rows of a "+name, func() (nvml.RemappedRows, error) { return s.lib.DeviceGetRemappedRows(device) }),
 			of("utilization of a "+name, func() (nvml.Utilization, error) { return s.lib.DeviceGetUtilizationRates(device) }),
 			of("placements on a "+name, func() ([]mig.Placement, error) {
@@ -183,7 +184,21 @@ func (s *subject) changing() []asked {
 			return activation
 		}}
 	}
+	computeMode := func(device nvml.Device, mode nvml.ComputeMode) func() nvml.Return {
+		return func() nvml.Return { return code(s.lib.DeviceSetComputeMode(device, mode)) }
+	}
 	return []asked{
+		{"compute mode that nobody has any more", computeMode(s.whole, 1)}, {"no compute mode", computeMode(s.whole, none)},
+		{"compute mode of a GPU with MIG", computeMode(s.parent, nvml.ComputeExclusiveProcess)},
+		{"compute mode", computeMode(s.whole, nvml.ComputeExclusiveProcess)},
+		of("compute mode as set", func() (any, error) {
+			mode, err := s.lib.DeviceGetComputeMode(s.whole)
+			if err == nil && mode != nvml.ComputeDefault {
+				err = &nvml.Error{Return: nvml.Return(1000 + mode)} // To be compared, as the codes are.
+			}
+			return nil, err
+		}),
+		{"compute mode as before", computeMode(s.whole, nvml.ComputeDefault)},
 		of("a GPU instance of a whole GPU", create(s.whole, s.info.ProfileID, place)),
 		of("a GPU instance of no profile", create(s.parent, none, place)),
 		of("a GPU instance of another size", create(s.parent, s.info.ProfileID, mig.Placement{Start: s.info.Start, Size: 3})),

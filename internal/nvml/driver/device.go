@@ -223,6 +223,18 @@ func (l *library) DeviceGetCurrentClocksEventReasons(d nvml.Device) (nvml.ClockR
 	return nvml.ClockReasons(reasons), err
 }
 
+func (l *library) DeviceGetComputeMode(d nvml.Device) (nvml.ComputeMode, error) {
+	mode, err := callDevice(l, "DeviceGetComputeMode", d, gonvml.Device.GetComputeMode)
+	return nvml.ComputeMode(mode), err
+}
+
+func (l *library) DeviceSetComputeMode(d nvml.Device, mode nvml.ComputeMode) error {
+	_, err := callDevice(l, "DeviceSetComputeMode", d, func(d gonvml.Device) (struct{}, gonvml.Return) {
+		return struct{}{}, d.SetComputeMode(gonvml.ComputeMode(mode))
+	})
+	return err
+}
+
 func (l *library) EventSetCreate() (nvml.EventSet, error) {
 	return l.sets.numbered(callLibrary(l, "EventSetCreate", gonvml.Interface.EventSetCreate))
 }

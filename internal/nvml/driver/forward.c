@@ -61,6 +61,8 @@ typedef unsigned long long bits;
 	F(nvmlDeviceGetNvLinkRemotePciInfo_v2, (handle a, number b, void *c), (a, b, c)) \
 	F(nvmlDeviceGetGpuFabricInfo, (handle a, void *b), (a, b)) \
 	F(nvmlDeviceGetVirtualizationMode, (handle a, number *b), (a, b)) \
+	F(nvmlDeviceGetComputeMode, (handle a, number *b), (a, b)) \
+	F(nvmlDeviceSetComputeMode, (handle a, number b), (a, b)) \
 	F(nvmlDeviceGetMigMode, (handle a, number *b, number *c), (a, b, c)) \
 	F(nvmlDeviceGetMaxMigDeviceCount, (handle a, number *b), (a, b)) \
 	F(nvmlDeviceGetMigDeviceHandleByIndex, (handle a, number b, handle *c), (a, b, c)) \

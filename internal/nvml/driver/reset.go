@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -15,12 +16,23 @@ import (
 // GPU, too. That takes the capability SYS_CHROOT where the root is not /. The error has what
 // nvidia-smi says.
 func ResetGPU(ctx context.Context, options Options, busID string) error {
+	return runSMI(ctx, options, "--gpu-reset", "-i", busID)
+}
+
+// SetTimeSlice sets the time slice of the GPU of that UUID to nvidia-smi's number of it, as
+// ResetGPU resets. NVIDIA's DRA driver does the same (cmd/gpu-kubelet-plugin/nvlib.go): NVML
+// has no call for that either.
+func SetTimeSlice(ctx context.Context, options Options, gpu string, slice int) error {
+	return runSMI(ctx, options, "compute-policy", "-i", gpu, "--set-timeslice", strconv.Itoa(slice))
+}
+
+func runSMI(ctx context.Context, options Options, arguments ...string) error {
 	// mig-parted looks in these folders (pkg/mig/reconfigure, find.go).
 	in, file, looked := find(options.roots(), []string{"usr/bin", "usr/sbin", "bin", "sbin"}, "nvidia-smi")
 	if file == "" {
 		return fmt.Errorf("no nvidia-smi in %s", strings.Join(looked, ", "))
 	}
-	command := exec.CommandContext(ctx, "/"+file, "--gpu-reset", "-i", busID)
+	command := exec.CommandContext(ctx, "/"+file, arguments...)
 	command.Dir, command.Env, command.WaitDelay = "/", []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, 5*time.Second
 	if in.path != "/" {
 		command.SysProcAttr = &syscall.SysProcAttr{Chroot: in.path}

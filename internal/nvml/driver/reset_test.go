@@ -57,6 +57,13 @@ func TestResetGPU(t *testing.T) {
 	if err != nil || string(said) != "--gpu-reset -i 00000000:3B:00.0\n" {
 		t.Errorf("it was called with %q, %v", said, err)
 	}
+	if err := SetTimeSlice(t.Context(), options, "GPU-1", 3); err != nil {
+		t.Fatal(err)
+	}
+	said, err = os.ReadFile(filepath.Join(root, "said"))
+	if err != nil || string(said) != "compute-policy -i GPU-1 --set-timeslice 3\n" {
+		t.Errorf("it was called with %q, %v", said, err)
+	}
 	place("nvidia-smi-580", "#!"+shell+"\necho 'The following GPUs could not be reset:'\necho '  GPU 3B: In use by another client' >&2\nexit 255\n")
 	err = ResetGPU(t.Context(), options, "00000000:3B:00.0")
 	if err == nil || !strings.HasSuffix(err.Error(), "exit status 255: The following GPUs could not be reset: GPU 3B: In use by another client") {

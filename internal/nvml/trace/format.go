@@ -51,6 +51,8 @@ func numbers(arguments []any) []uint64 {
 			list = append(list, uint64(argument.Start), uint64(argument.Size))
 		case int:
 			list = append(list, uint64(argument))
+		case nvml.ComputeMode:
+			list = append(list, uint64(argument))
 		default: // A handle, or a set of event types.
 			list = append(list, reflect.ValueOf(argument).Uint())
 		}

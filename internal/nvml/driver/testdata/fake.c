@@ -46,7 +46,7 @@ static const struct profile profiles[PROFILES] = { // In NVML's order.
 struct device {
 	number index;
 	struct device *parent;
-	number mig, pending, minor;
+	number mig, pending, minor, mode;
 	const struct profile *profile; // NULL: no instance.
 	number compute, serial, leaving;
 };
@@ -66,8 +66,9 @@ __attribute__((constructor)) static void begin(void)
 #endif
 }
 
-// The rights, by the numbers of their device nodes.
-enum { CONFIGURE = 1, MONITOR };
+// The rights, by the numbers of their device nodes. There is none for 0, which is what root has
+// alone: only a test makes one.
+enum { ROOT, CONFIGURE, MONITOR };
 static int may(number right)
 {
 	const char *folder = getenv("NVIDIA_CAPS");
@@ -172,6 +173,16 @@ int nvmlDeviceGetTemperature(struct device *a, number b, number *c)
 	return a->parent ? NOT_SUPPORTED : SUCCESS;
 }
 int nvmlDeviceGetVirtualizationMode(struct device *a, number *b) { GPU; *b = TROUBLED && a->index == 1; return SUCCESS; }
+int nvmlDeviceGetComputeMode(struct device *a, number *b) { WITHOUT_MIG; *b = a->mode; return SUCCESS; }
+int nvmlDeviceSetComputeMode(struct device *a, number b)
+{
+	OPEN;
+	if (!may(ROOT)) return NO_PERMISSION;
+	if (b != 0 && b != 2 && b != 3) return INVALID_ARGUMENT;
+	WITHOUT_MIG;
+	a->mode = b;
+	return SUCCESS;
+}
 int nvmlDeviceGetMigMode(struct device *a, number *b, number *c) { GPU; *b = a->mig; *c = a->pending; return SUCCESS; }
 int nvmlDeviceGetMaxMigDeviceCount(struct device *a, number *b) { GPU; *b = a->mig ? SLOTS : 0; return SUCCESS; }
 int nvmlDeviceGetMigDeviceHandleByIndex(struct device *a, number b, struct device **c)

@@ -105,8 +105,9 @@ type HealthMonitor struct {
 	GPU string `json:"gpu"`
 	// Degraded says why not, so that only probes watch the GPU; empty when it does.
 	Degraded string `json:"degraded,omitempty"`
-	// RowRemapPending says that a memory row waits for a reset to be remapped.
-	RowRemapPending bool `json:"rowRemapPending,omitempty"`
+	// RowRemapPending says whether a memory row waits for a reset to be remapped; nil when
+	// the driver has never told.
+	RowRemapPending *bool `json:"rowRemapPending,omitempty"`
 }
 
 // NoEvents is why a GPU is Degraded for good: it never sends any.

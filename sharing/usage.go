@@ -226,6 +226,14 @@ type GPUUtilization struct {
 	// ThrottleKnown says whether the driver told.
 	Throttled     []ThrottleReason
 	ThrottleKnown bool
+	// ClockReasons are those of ClockReasons that hold, known like Throttled.
+	ClockReasons []string
+	// Watts is the power that the GPU draws, Joules the energy since the driver was loaded.
+	Watts, Joules *float64
+	// MemoryErrors are the counters of errors that the GPU has.
+	MemoryErrors []MemoryErrors
+	// Rows are the memory rows that were remapped; nil when unknown.
+	Rows *RemappedRows
 	// Units are the GPU, or with MIG its partitions, as far as processes could be read.
 	Units []UnitProcesses
 }
@@ -246,6 +254,31 @@ type ProcessUtilization struct {
 	Memory *float64
 	// SM is the ratio of the GPU's multiprocessors, 0 to 1; unknown on a partition.
 	SM *float64
+}
+
+// MemoryErrors is how many errors of a GPU's memory ECC has found.
+type MemoryErrors struct {
+	// Kind is corrected or uncorrected, Location the memory, such as dram.
+	Kind, Location string
+	// Lifetime says that they are those of the GPU's life, and not since the driver was loaded.
+	Lifetime bool
+	Count    float64
+}
+
+// RemappedRows is how many memory rows of a GPU were replaced by spare ones, after errors that
+// were corrected and after others. Failed says that one could not be.
+type RemappedRows struct {
+	Correctable, Uncorrectable float64
+	Failed                     bool
+}
+
+// ClockReasons are why a GPU's clocks may be lower than they could be, in the order of NVML's
+// bits and by its names (nvml.h, nvmlClocksEventReasons).
+func ClockReasons() []string {
+	return []string{
+		"gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost",
+		"sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "display_clock_setting",
+	}
 }
 
 // ThrottleReason is one of the constants below.

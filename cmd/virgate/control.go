@@ -67,7 +67,7 @@ func (t *text) health(report sharing.HealthReport) {
 	}
 	table.end()
 	for _, m := range report.Monitors {
-		if m.RowRemapPending {
+		if pending := m.RowRemapPending; pending != nil && *pending {
 			t.line("row remapping: a memory row of %s waits for a reset; work goes on unharmed", m.GPU)
 		}
 		if m.Degraded != "" {

@@ -298,6 +298,7 @@ func TestAScrapeAsksNobody(t *testing.T) {
 		for _, call := range []string{
 			"Init", "DeviceGetCount", "DeviceGetHandleByIndex", "DeviceGetUUID", "DeviceGetMemoryInfo", "DeviceGetTemperature",
 			"DeviceGetComputeRunningProcesses", "DeviceGetProcessUtilization", "DeviceGetUtilizationRates", "DeviceGetMigMode",
+			"DeviceGetPowerUsage", "DeviceGetTotalEnergyConsumption", "DeviceGetMemoryErrorCounter", "DeviceGetRemappedRows",
 		} {
 			calls += w.node.Calls(call)
 		}

@@ -186,6 +186,10 @@ func (l *intercepted) DeviceGetRemappedRows(d Device) (RemappedRows, error) {
 	return invoke1(l, "DeviceGetRemappedRows", Library.DeviceGetRemappedRows, d)
 }
 
+func (l *intercepted) DeviceGetMemoryErrorCounter(d Device, counter MemoryErrorCounter) (uint64, error) {
+	return invoke2(l, "DeviceGetMemoryErrorCounter", Library.DeviceGetMemoryErrorCounter, d, counter)
+}
+
 func (l *intercepted) DeviceGetRetiredPagesPendingStatus(d Device) (bool, error) {
 	return invoke1(l, "DeviceGetRetiredPagesPendingStatus", Library.DeviceGetRetiredPagesPendingStatus, d)
 }
@@ -200,6 +204,14 @@ func (l *intercepted) DeviceGetProcessUtilization(d Device, lastSeen uint64) ([]
 
 func (l *intercepted) DeviceGetCurrentClocksEventReasons(d Device) (ClockReasons, error) {
 	return invoke1(l, "DeviceGetCurrentClocksEventReasons", Library.DeviceGetCurrentClocksEventReasons, d)
+}
+
+func (l *intercepted) DeviceGetPowerUsage(d Device) (int, error) {
+	return invoke1(l, "DeviceGetPowerUsage", Library.DeviceGetPowerUsage, d)
+}
+
+func (l *intercepted) DeviceGetTotalEnergyConsumption(d Device) (uint64, error) {
+	return invoke1(l, "DeviceGetTotalEnergyConsumption", Library.DeviceGetTotalEnergyConsumption, d)
 }
 
 func (l *intercepted) DeviceGetTopologyCommonAncestor(a, b Device) (TopologyLevel, error) {

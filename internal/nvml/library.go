@@ -50,13 +50,16 @@ type Library interface {
 	// DeviceGetRemappedRows is NotSupported on GPUs that replace no memory
 	// rows, which are those before Ampere.
 	DeviceGetRemappedRows(Device) (RemappedRows, error)
+	// DeviceGetMemoryErrorCounter is how many errors that ECC has found were counted. It is
+	// NotSupported where ECC is off, for memory that the GPU does not count, and with MIG
+	// enabled for what is counted since the driver was loaded (nvml.h).
+	DeviceGetMemoryErrorCounter(Device, MemoryErrorCounter) (uint64, error)
 	// DeviceGetRetiredPagesPendingStatus says whether memory pages wait for a reset
 	// to be retired. It is NotSupported on GPUs that replace rows instead.
 	DeviceGetRetiredPagesPendingStatus(Device) (bool, error)
 
-	// The next three say how busy a device is. All but the clocks, which belong to
-	// the GPU, are NotSupported on a GPU with MIG enabled and on a MIG device
-	// (nvml.h).
+	// The next say how busy a device is. The first two are NotSupported on a GPU with MIG
+	// enabled (nvml.h), and all on a MIG device: clocks and power are the GPU's.
 
 	// DeviceGetUtilizationRates is how busy the GPU was in the driver's last
 	// sample period, of between a sixth of a second and a second.
@@ -68,6 +71,12 @@ type Library interface {
 	DeviceGetProcessUtilization(d Device, lastSeen uint64) ([]ProcessSample, error)
 	// DeviceGetCurrentClocksEventReasons says why the clocks are not higher.
 	DeviceGetCurrentClocksEventReasons(Device) (ClockReasons, error)
+	// DeviceGetPowerUsage is in milliwatts, with the memory: the mean of a second, or on
+	// GA100 and before Ampere that of the moment.
+	DeviceGetPowerUsage(Device) (int, error)
+	// DeviceGetTotalEnergyConsumption is in millijoules since the driver was loaded. It is
+	// NotSupported before Volta.
+	DeviceGetTotalEnergyConsumption(Device) (uint64, error)
 
 	// DeviceGetTopologyCommonAncestor says how close two GPUs are on the bus.
 	DeviceGetTopologyCommonAncestor(a, b Device) (TopologyLevel, error)
@@ -306,7 +315,8 @@ type ProcessSample struct {
 	SM, Memory int
 }
 
-// ClockReasons is a set of NVML's reasons for lower clocks.
+// ClockReasons is a set of NVML's reasons for lower clocks. sharing.ClockReasons has the names
+// of its bits.
 type ClockReasons uint64
 
 // The reasons that take speed from a busy GPU (nvml.h,
@@ -387,6 +397,24 @@ type RemappedRows struct {
 	// could not be.
 	Pending, Failed bool
 }
+
+// MemoryErrorCounter is one of NVML's counters of memory errors.
+type MemoryErrorCounter struct {
+	// Uncorrected and Aggregate are NVML's nvmlMemoryErrorType_t and nvmlEccCounterType_t:
+	// an aggregate counter is of the GPU's life, the others begin when the driver is loaded.
+	Uncorrected, Aggregate bool
+	// Location is NVML's nvmlMemoryLocation_t.
+	Location int
+}
+
+// The locations of errors that GPUs count from Turing on.
+const (
+	DRAM = 2
+	SRAM = 7
+)
+
+// memoryLocations are the names of nvmlMemoryLocation_t (nvml.h), by number.
+var memoryLocations = [...]string{"l1_cache", "l2_cache", "dram", "register_file", "texture_memory", "texture_shm", "cbu", "sram"}
 
 // Error is a failed NVML call.
 type Error struct {

@@ -120,7 +120,11 @@ func (p *publisher) publishReport() {
 	report.Monitors = []sharing.HealthMonitor{}
 	for uuid, gpu := range p.tracker.gpus {
 		if degraded, registered := p.degraded[uuid]; registered {
-			report.Monitors = append(report.Monitors, sharing.HealthMonitor{GPU: uuid, Degraded: degraded, RowRemapPending: gpu.marks.RowRemap == waiting})
+			monitor := sharing.HealthMonitor{GPU: uuid, Degraded: degraded}
+			if told := gpu.marks.RowRemap; told != "" {
+				monitor.RowRemapPending = new(told == waiting)
+			}
+			report.Monitors = append(report.Monitors, monitor)
 		}
 	}
 	slices.SortFunc(report.Monitors, func(a, b sharing.HealthMonitor) int { return cmp.Compare(a.GPU, b.GPU) })

@@ -176,8 +176,8 @@ func TestRowRemap(t *testing.T) {
 		pending := func(want bool) {
 			t.Helper()
 			for _, m := range w.Health().Monitors {
-				if gpus, _ := w.Inventory(); m.RowRemapPending != (want && m.GPU == gpus[2].UUID) {
-					t.Errorf("row remapping of %s is pending: %t", m.GPU, m.RowRemapPending)
+				if gpus, _ := w.Inventory(); m.RowRemapPending == nil || *m.RowRemapPending != (want && m.GPU == gpus[2].UUID) {
+					t.Errorf("row remapping of %s is pending: %+v", m.GPU, m)
 				}
 			}
 		}

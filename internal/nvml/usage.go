@@ -105,6 +105,10 @@ type gpuMeter struct {
 	uuid   string
 	device Device
 	window sampleWindow
+	// errorCounters are those that the driver may have for the GPU, mig the mode in which it
+	// was asked for all.
+	errorCounters []MemoryErrorCounter
+	mig           bool
 }
 
 type measurement struct {
@@ -149,7 +153,16 @@ func (g *gpuMeter) measure(lib Library) (m measurement, err error) {
 		m.use.Celsius = new(float64(celsius))
 	}
 	if reasons, err := lib.DeviceGetCurrentClocksEventReasons(g.device); err == nil {
-		m.use.Throttled, m.use.ThrottleKnown = reasons.throttles(), true
+		m.use.Throttled, m.use.ThrottleKnown, m.use.ClockReasons = reasons.throttles(), true, reasons.names()
+	}
+	if milliwatts, err := lib.DeviceGetPowerUsage(g.device); err == nil {
+		m.use.Watts = new(float64(milliwatts) / 1000)
+	}
+	if millijoules, err := lib.DeviceGetTotalEnergyConsumption(g.device); err == nil {
+		m.use.Joules = new(float64(millijoules) / 1000)
+	}
+	if rows, err := lib.DeviceGetRemappedRows(g.device); err == nil {
+		m.use.Rows = &sharing.RemappedRows{Correctable: float64(rows.Correctable), Uncorrectable: float64(rows.Uncorrectable), Failed: rows.Failed}
 	}
 	if rates, err := lib.DeviceGetUtilizationRates(g.device); err == nil && rates.GPU >= 0 && rates.GPU <= 100 {
 		m.use.SM = new(float64(rates.GPU) / 100)
@@ -158,12 +171,52 @@ func (g *gpuMeter) measure(lib Library) (m measurement, err error) {
 	if err != nil && !unsupported(err) {
 		return m, err
 	}
+	if fresh || mode.Current != g.mig { // With MIG enabled, the GPU has other counters.
+		g.errorCounters, g.mig = errorCounters(lib, g.device), mode.Current
+	}
+	m.use.MemoryErrors = g.memoryErrors(lib)
 	if mode.Current {
 		m.use.Units, m.problems, err = g.partitions(lib)
 		return m, err
 	}
 	m.use.Units, m.problems = g.whole(lib, m.use.SM)
 	return m, nil
+}
+
+// errorCounters are the counters of memory errors that the GPU may have. From Turing on there
+// are only two locations (nvml.h), so the others are not asked for.
+func errorCounters(lib Library, device Device) (all []MemoryErrorCounter) {
+	architecture, err := lib.DeviceGetArchitecture(device)
+	for location := range memoryLocations {
+		if err == nil && architecture >= Turing && location != DRAM && location != SRAM {
+			continue
+		}
+		for _, uncorrected := range []bool{false, true} {
+			for _, aggregate := range []bool{false, true} {
+				all = append(all, MemoryErrorCounter{uncorrected, aggregate, location})
+			}
+		}
+	}
+	return all
+}
+
+// memoryErrors reads the counters of memory errors, and no more asks for those that the driver
+// does not have. One that it does not know at all is INVALID_ARGUMENT.
+func (g *gpuMeter) memoryErrors(lib Library) (counts []sharing.MemoryErrors) {
+	g.errorCounters = slices.DeleteFunc(g.errorCounters, func(counter MemoryErrorCounter) bool {
+		count, err := lib.DeviceGetMemoryErrorCounter(g.device, counter)
+		if err == nil {
+			kind := "corrected"
+			if counter.Uncorrected {
+				kind = "uncorrected"
+			}
+			counts = append(counts, sharing.MemoryErrors{
+				Kind: kind, Location: memoryLocations[counter.Location], Lifetime: counter.Aggregate, Count: float64(count),
+			})
+		}
+		return unsupported(err) || errors.Is(err, InvalidArgument)
+	})
+	return counts
 }
 
 func (g *gpuMeter) whole(lib Library, busy *float64) ([]sharing.UnitProcesses, error) {
@@ -260,6 +313,16 @@ func (r ClockReasons) throttles() []sharing.ThrottleReason {
 		reasons = append(reasons, sharing.ThrottleHardware)
 	}
 	return reasons
+}
+
+// names are those of sharing.ClockReasons.
+func (r ClockReasons) names() (names []string) {
+	for bit, name := range sharing.ClockReasons() {
+		if r&(1<<bit) != 0 {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 var errSlow = errors.New("no answer yet")

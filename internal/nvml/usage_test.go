@@ -12,6 +12,7 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/nvmltest"
 )
 
 // metered is a simulated node with a meter that has read it once.
@@ -45,7 +46,14 @@ func uses(t *testing.T, gpus []sharing.GPUUtilization, at int) []sharing.Process
 }
 
 func TestMeterReadsAGPU(t *testing.T) {
-	node, meter := metered(t, "t4")
+	synctest.Test(t, testMeterReadsAGPU) // The energy that a GPU has used depends on the time.
+}
+
+func testMeterReadsAGPU(t *testing.T) {
+	node, meter := metered(t, "a100-40")
+	do(t, node.SetPower(0, 250), node.ECC(0, false), node.ECC(0, false), node.ECC(0, true), node.Repair(0), node.Heal(0))
+	do(t, node.SetPower(0, 250))
+	time.Sleep(10 * time.Second)
 	do(t,
 		node.AddProcess(0, simnode.WholeGPU, 20, 3<<30), node.AddProcess(0, simnode.WholeGPU, 10, nvml.MemoryUnknown),
 		node.SetUtilization(0, 20, 40), node.SetTemperature(0, 71), node.Throttle(0, nvml.HardwareThermalSlowdown|nvml.SoftwarePowerCap), node.TakeSample(0),
@@ -55,6 +63,14 @@ func TestMeterReadsAGPU(t *testing.T) {
 	want := sharing.GPUUtilization{
 		GPU: gpus[0].GPU, Memory: new(float64(3 << 30)), SM: new(float64(0.4)), Celsius: new(float64(71)),
 		Throttled: []sharing.ThrottleReason{sharing.ThrottleThermal, sharing.ThrottlePower}, ThrottleKnown: true,
+		ClockReasons: []string{"sw_power_cap", "hw_thermal_slowdown"}, Watts: new(250.0), Joules: new(2500.0),
+		MemoryErrors: []sharing.MemoryErrors{
+			{Kind: "corrected", Location: "dram", Count: 2}, {Kind: "corrected", Location: "dram", Lifetime: true, Count: 2},
+			{Kind: "uncorrected", Location: "dram", Count: 1}, {Kind: "uncorrected", Location: "dram", Lifetime: true, Count: 1},
+			{Kind: "corrected", Location: "sram"}, {Kind: "corrected", Location: "sram", Lifetime: true},
+			{Kind: "uncorrected", Location: "sram"}, {Kind: "uncorrected", Location: "sram", Lifetime: true},
+		},
+		Rows: &sharing.RemappedRows{Uncorrectable: 1},
 		Units: []sharing.UnitProcesses{{Unit: gpus[0].GPU, Processes: []sharing.ProcessUtilization{
 			{PID: 10, SM: new(float64(0))},
 			{PID: 20, Memory: new(float64(3 << 30)), SM: new(float64(0.4))},
@@ -63,6 +79,83 @@ func TestMeterReadsAGPU(t *testing.T) {
 	if diff := cmp.Diff([]sharing.GPUUtilization{want}, gpus); diff != "" {
 		t.Errorf("use (-want +got):\n%s", diff)
 	}
+}
+
+// TestMeterLeavesOutWhatTheDriverDoesNotTell checks that a figure which is not to be had is
+// missing, and takes no other with it.
+func TestMeterLeavesOutWhatTheDriverDoesNotTell(t *testing.T) {
+	told := func(use sharing.GPUUtilization) map[string]bool {
+		return map[string]bool{
+			"DeviceGetPowerUsage": use.Watts != nil, "DeviceGetTotalEnergyConsumption": use.Joules != nil, "DeviceGetRemappedRows": use.Rows != nil,
+			"DeviceGetMemoryErrorCounter": len(use.MemoryErrors) == 8, "DeviceGetCurrentClocksEventReasons": use.ThrottleKnown,
+		}
+	}
+	for _, code := range []nvml.Return{nvml.NotSupported, nvml.FunctionNotFound, nvml.NoPermission, nvml.Unknown} {
+		for call := range told(sharing.GPUUtilization{}) {
+			node, meter := metered(t, "a100-40")
+			do(t, node.Init()) // Handles stay what they are from reading to reading.
+			if _, err := meter.Read(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			end := node.InjectFault(call, simnode.Fault{Return: code})
+			gpus, err := meter.Read(t.Context())
+			do(t, err)
+			for other, is := range told(gpus[0]) {
+				if is == (other == call) {
+					t.Errorf("%s is %s: %s is told: %t", call, code, other, is)
+				}
+			}
+			end()
+			gpus, err = meter.Read(t.Context())
+			do(t, err)
+			// What the driver does not have is not asked for again.
+			if is := told(gpus[0])[call]; is == (call == "DeviceGetMemoryErrorCounter" && (code == nvml.NotSupported || code == nvml.FunctionNotFound)) {
+				t.Errorf("%s was %s and is not any more: it is told: %t", call, code, is)
+			}
+		}
+	}
+}
+
+// TestMeterAsksForMemoryErrorsThatThereAre checks that counters which the driver does not have
+// are asked for once, and again when MIG was turned on or off.
+func TestMeterAsksForMemoryErrorsThatThereAre(t *testing.T) {
+	node, err := simnode.New("a100-40")
+	do(t, err, node.Init(), node.ECC(0, true))
+	old := false
+	meter := nvml.NewMeter(nvml.Intercept(node, func(call nvml.Call, do func() (any, error)) (any, error) {
+		if old {
+			return nvml.Volta, nil
+		}
+		return do()
+	}, "DeviceGetArchitecture"))
+	read := func(calls, uncorrected int) {
+		t.Helper()
+		before := node.Calls("DeviceGetMemoryErrorCounter")
+		gpus, err := meter.Read(t.Context())
+		do(t, err)
+		if asked := node.Calls("DeviceGetMemoryErrorCounter") - before; asked != calls {
+			t.Errorf("asked for %d counters, want %d", asked, calls)
+		}
+		for _, errors := range gpus[0].MemoryErrors {
+			if errors.Kind == "uncorrected" && errors.Location == "dram" {
+				uncorrected -= int(errors.Count)
+			}
+		}
+		if uncorrected != 0 {
+			t.Errorf("%+v: %d uncorrected errors too few", gpus[0].MemoryErrors, uncorrected)
+		}
+	}
+	read(8, 2) // Since the driver was loaded, and ever.
+	read(8, 2)
+	do(t, nvmltest.SetMIG(node, 0, true))
+	read(8, 1) // Ever.
+	read(4, 1)
+	old = true // Before Turing there are more.
+	do(t, nvmltest.SetMIG(node, 0, false))
+	read(8*4, 2)
+	read(8, 2)
+	do(t, node.ECC(0, true))
+	read(8, 4)
 }
 
 func TestMeterAveragesTheSamplesOfItsWindow(t *testing.T) {

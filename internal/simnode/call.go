@@ -180,7 +180,7 @@ func (n *Node) check(call nvml.Call) error {
 		}
 		switch call.Method {
 		case "DeviceGetUUID", "DeviceGetName", "DeviceGetMemoryInfo", "DeviceGetArchitecture", "DeviceGetCudaComputeCapability",
-			"DeviceGetComputeRunningProcesses", "DeviceGetGraphicsRunningProcesses", "DeviceGetMPSComputeRunningProcesses":
+			"DeviceGetComputeRunningProcesses", "DeviceGetGraphicsRunningProcesses", "DeviceGetMPSComputeRunningProcesses", "DeviceGetMemoryErrorCounter":
 			// For GPUs and MIG devices.
 		case "DeviceGetGpuInstanceId", "DeviceGetComputeInstanceId":
 			if !migDevice {

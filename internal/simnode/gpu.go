@@ -3,6 +3,7 @@ package simnode
 import (
 	"crypto/sha1"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/virgate/virgate/internal/nvml"
@@ -12,6 +13,9 @@ import (
 
 // normalTemperature is a GPU's temperature unless it was set, in degrees Celsius.
 const normalTemperature = 34
+
+// normalPower is its power in milliwatts unless it was set, that of an idle A100.
+const normalPower = 55_000
 
 // simGPU is a simulated GPU. The Node's lock guards it.
 type simGPU struct {
@@ -52,6 +56,31 @@ type simGPU struct {
 	processes      []nvml.Process
 	utilization    utilization
 	clockReasons   nvml.ClockReasons
+	meter          meter
+	// errors are the memory errors that ECC found.
+	errors map[nvml.MemoryErrorCounter]uint64
+}
+
+// meter has the power of a GPU and what it has used since the driver was loaded.
+type meter struct {
+	milliwatts int
+	// millijoules are those until at, in microseconds.
+	millijoules float64
+	at          uint64
+}
+
+// read is the energy until now, in millijoules.
+func (m *meter) read() uint64 {
+	at := now()
+	m.millijoules += float64(m.milliwatts) * float64(at-m.at) / 1e6
+	m.at = at
+	return uint64(m.millijoules)
+}
+
+// load is what loading the kernel's driver does to the counts of a GPU.
+func (g *simGPU) load() {
+	g.meter.millijoules, g.meter.at = 0, now()
+	maps.DeleteFunc(g.errors, func(c nvml.MemoryErrorCounter, _ uint64) bool { return !c.Aggregate })
 }
 
 type gpuInstance struct {
@@ -83,6 +112,7 @@ func (n *Node) newGPU(m model, numaNode int) *simGPU {
 	g := &simGPU{
 		model: m, ordinal: n.gpusMade, deviceMinor: n.gpusMade ^ 1, numaNode: numaNode, geometry: geometry,
 		uuid: "GPU-" + nameUUID(fmt.Sprintf("%s/gpu/%d", n.name, n.gpusMade)), temperature: normalTemperature,
+		meter: meter{milliwatts: normalPower, at: now()}, errors: map[nvml.MemoryErrorCounter]uint64{},
 	}
 	n.gpusMade++
 	n.bind(g)

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
@@ -128,4 +130,43 @@ func TestDriverSettings(t *testing.T) {
 			t.Errorf("after a %s: %+v", what, gpu)
 		}
 	}
+}
+
+// TestEnergyAndErrors checks what a GPU counts since the driver was loaded, and in its life.
+func TestEnergyAndErrors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		node := open(t, "t4")
+		counts := func(when string, millijoules, errors, ever uint64) {
+			t.Helper()
+			gpu, err := node.DeviceGetHandleByIndex(0)
+			must(t, err)
+			if got, err := node.DeviceGetTotalEnergyConsumption(gpu); got != millijoules || err != nil {
+				t.Errorf("%s: %d mJ, %v, want %d", when, got, err, millijoules)
+			}
+			for aggregate, want := range map[bool]uint64{false: errors, true: ever} {
+				counter := nvml.MemoryErrorCounter{Uncorrected: true, Aggregate: aggregate, Location: nvml.DRAM}
+				if got, err := node.DeviceGetMemoryErrorCounter(gpu, counter); got != want || err != nil {
+					t.Errorf("%s: %+v: %d, %v, want %d", when, counter, got, err, want)
+				}
+			}
+		}
+		must(t, node.SetPower(0, 10))
+		must(t, node.ECC(0, true))
+		time.Sleep(3 * time.Second)
+		counts("after 3 s of 10 W", 30_000, 1, 1)
+		must(t, node.SetPower(0, 20))
+		time.Sleep(2 * time.Second)
+		counts("and 2 s of 20 W", 70_000, 1, 1)
+		must(t, node.Heal(0))
+		counts("after a reset", 70_000, 1, 1)
+		must(t, node.Shutdown())
+		must(t, node.Reload())
+		must(t, node.Init())
+		counts("after the driver was loaded", 0, 0, 1)
+		must(t, node.ECC(0, true))
+		time.Sleep(time.Second)
+		counts("a second later", 55_000, 1, 2)
+		node.Reboot()
+		counts("after a reboot", 0, 0, 2)
+	})
 }

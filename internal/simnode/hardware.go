@@ -24,7 +24,7 @@ func (n *Node) XID(gpu int, code uint64, gi, ci uint32) error {
 	})
 }
 
-// ECC has the GPU report a memory error, either a double-bit one or a corrected
+// ECC has the GPU report an error of its DRAM, either a double-bit one or a corrected
 // single-bit one.
 func (n *Node) ECC(gpu int, double bool) error {
 	kind := nvml.EventSingleBitECC
@@ -32,6 +32,9 @@ func (n *Node) ECC(gpu int, double bool) error {
 		kind = nvml.EventDoubleBitECC
 	}
 	return n.change(gpu, func(g *simGPU) {
+		for _, aggregate := range []bool{false, true} {
+			g.errors[nvml.MemoryErrorCounter{Uncorrected: double, Aggregate: aggregate, Location: nvml.DRAM}]++
+		}
 		n.emit(g, nvml.Event{Type: kind, GI: nvml.WholeGPU, CI: nvml.WholeGPU})
 	})
 }
@@ -95,6 +98,8 @@ func (n *Node) resetUnused(g *simGPU) error {
 func (n *Node) reset(g *simGPU) {
 	g.lost, g.recovery = false, nvml.RecoverNone
 	g.temperature = normalTemperature
+	g.meter.read()
+	g.meter.milliwatts = normalPower
 	if g.rows.Pending {
 		g.rows.Pending = false
 		g.rows.Uncorrectable++
@@ -140,6 +145,7 @@ func (n *Node) Reload() error {
 	for _, g := range n.gpus {
 		n.bind(g)
 		n.reset(g)
+		g.load()
 	}
 	return nil
 }
@@ -147,6 +153,14 @@ func (n *Node) Reload() error {
 // SetTemperature sets the temperature of the GPU's core, in degrees Celsius.
 func (n *Node) SetTemperature(gpu, celsius int) error {
 	return n.change(gpu, func(g *simGPU) { g.temperature = celsius })
+}
+
+// SetPower sets the power that the GPU draws, in watts.
+func (n *Node) SetPower(gpu, watts int) error {
+	return n.change(gpu, func(g *simGPU) {
+		g.meter.read()
+		g.meter.milliwatts = watts * 1000
+	})
 }
 
 // Throttle sets why the GPU's clocks are lower than they could be; 0 for no reason.
@@ -190,6 +204,7 @@ func (n *Node) gpuToAdd(key string) (*simGPU, error) {
 		g.removed = false
 		n.bind(g)
 		n.reset(g)
+		g.load()
 		return g, nil
 	}
 	m, ok := modelOf(key)

@@ -124,6 +124,36 @@ func (n driver) DeviceGetCurrentClocksEventReasons(d nvml.Device) (nvml.ClockRea
 	return n.gpu(d).clockReasons, nil
 }
 
+func (n driver) DeviceGetPowerUsage(d nvml.Device) (int, error) {
+	return n.gpu(d).meter.milliwatts, nil
+}
+
+// DeviceGetTotalEnergyConsumption is NOT_SUPPORTED before Volta, of which there is no model.
+func (n driver) DeviceGetTotalEnergyConsumption(d nvml.Device) (uint64, error) {
+	return n.gpu(d).meter.read(), nil
+}
+
+// DeviceGetMemoryErrorCounter knows what GPUs count from Turing on. With MIG enabled, only
+// MIG devices tell what happened since the driver was loaded, and only of uncorrected errors
+// outside of the DRAM (nvml.h).
+func (n driver) DeviceGetMemoryErrorCounter(d nvml.Device, counter nvml.MemoryErrorCounter) (uint64, error) {
+	g := n.gpu(d)
+	counted := counter.Location == nvml.DRAM || counter.Location == nvml.SRAM
+	switch {
+	case n.migDevice(d) != nil:
+		counted = counter == nvml.MemoryErrorCounter{Uncorrected: true, Location: nvml.SRAM}
+	case g.mig:
+		counted = counted && counter.Aggregate
+	}
+	switch {
+	case counter.Location < 0 || counter.Location > nvml.SRAM:
+		return 0, nvml.InvalidArgument
+	case !counted:
+		return 0, nvml.NotSupported
+	}
+	return g.errors[counter], nil
+}
+
 // DeviceGetComputeRunningProcesses is, for a GPU with MIG enabled, the
 // processes of all its MIG devices. All processes are of other PID namespaces.
 func (n driver) DeviceGetComputeRunningProcesses(d nvml.Device) ([]nvml.Process, error) {

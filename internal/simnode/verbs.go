@@ -66,7 +66,9 @@ func Verbs() []Verb {
 		}, func(n *Node, v values) error {
 			return n.XID(v.number("gpu"), uint64(v.number("code")), v["gi"].(uint32), v["ci"].(uint32))
 		}},
-		{"ecc", "make a GPU report a double-bit memory error", []Argument{gpuArgument}, onGPU(func(n *Node, gpu int) error { return n.ECC(gpu, true) })},
+		{"ecc", "make a GPU report a memory error", []Argument{gpuArgument, {
+			Name: "kind", Usage: "corrected (a single-bit error) or uncorrected (a double-bit one); uncorrected when left out", Optional: true, absent: true, parse: parseError,
+		}}, func(n *Node, v values) error { return n.ECC(v.number("gpu"), v["kind"].(bool)) }},
 		{"repair", "make a GPU need a reset to repair its memory", []Argument{gpuArgument}, onGPU((*Node).Repair)},
 		{"lose", "make a GPU fall off the bus", []Argument{gpuArgument}, onGPU((*Node).Lose)},
 		{"heal", "reset a GPU, which repairs everything and takes its partitions away", []Argument{gpuArgument}, onGPU((*Node).Heal)},
@@ -81,6 +83,9 @@ func Verbs() []Verb {
 		{"temperature", "set a GPU's temperature", []Argument{
 			gpuArgument, {Name: "celsius", Usage: "degrees Celsius", Positional: true, parse: parseNumber},
 		}, func(n *Node, v values) error { return n.SetTemperature(v.number("gpu"), v.number("celsius")) }},
+		{"power", "set the power that a GPU draws", []Argument{
+			gpuArgument, {Name: "watts", Usage: "watts", Positional: true, parse: parseNumber},
+		}, func(n *Node, v values) error { return n.SetPower(v.number("gpu"), v.number("watts")) }},
 		{"fail", "make a driver call fail, for a GPU until it is healed, or without a GPU a number of times", []Argument{
 			{Name: "gpu", Usage: "index of the GPU; without it the next calls of that name fail, also those for no GPU, such as Init", Optional: true, absent: noGPU, parse: parseNumber}, callArgument,
 			{Name: "return", Usage: "NVML return code; UNKNOWN when left out", Optional: true, absent: nvml.Unknown, parse: parseReturn},
@@ -112,7 +117,7 @@ func Verbs() []Verb {
 			return n.SetUtilization(v.number("gpu"), v.number("pid"), v.number("sm"))
 		}},
 		{"throttle", "make a GPU reduce its clocks", []Argument{
-			gpuArgument, {Name: "reason", Usage: "thermal, power, hw_slowdown or none", Positional: true, parse: parseReason},
+			gpuArgument, {Name: "reason", Usage: "thermal, power, none, or a name of NVML's such as hw_slowdown", Positional: true, parse: parseReason},
 		}, func(n *Node, v values) error { return n.Throttle(v.number("gpu"), v["reason"].(nvml.ClockReasons)) }},
 		{"process-remove", "end a process on a GPU or a MIG device", []Argument{
 			gpuArgument, migArgument, processArgument,
@@ -233,13 +238,22 @@ func parseContainer(text string) (any, error) {
 }
 
 func parseReason(text string) (any, error) {
-	reason, known := map[string]nvml.ClockReasons{
-		"thermal": nvml.HardwareThermalSlowdown, "power": nvml.SoftwarePowerCap, "hw_slowdown": nvml.HardwareSlowdown, "none": 0,
-	}[text]
+	reason, known := map[string]nvml.ClockReasons{"thermal": nvml.HardwareThermalSlowdown, "power": nvml.SoftwarePowerCap, "none": 0}[text]
+	if bit := slices.Index(sharing.ClockReasons(), text); bit >= 0 {
+		reason, known = 1<<bit, true
+	}
 	if !known {
-		return nil, fmt.Errorf("%q is none of thermal, power, hw_slowdown, none", text)
+		return nil, fmt.Errorf("%q is none of thermal, power, none, %s", text, strings.Join(sharing.ClockReasons(), ", "))
 	}
 	return reason, nil
+}
+
+// parseError says whether the error is one that could not be corrected.
+func parseError(text string) (any, error) {
+	if text != "corrected" && text != "uncorrected" {
+		return nil, fmt.Errorf("%q is none of corrected, uncorrected", text)
+	}
+	return text == "uncorrected", nil
 }
 
 func parseCall(text string) (any, error) {

@@ -129,6 +129,26 @@ func TestDo(t *testing.T) {
 				t.Errorf("containers %v, and then %v", containers, left)
 			}
 		}},
+		{"ecc", arguments{"gpu": "1", "kind": "corrected"}, func(t *testing.T, n *simnode.Node, events []nvml.Event) {
+			for counter, want := range map[nvml.MemoryErrorCounter]uint64{
+				{Location: nvml.DRAM}: 1, {Location: nvml.DRAM, Aggregate: true}: 1, {Location: nvml.SRAM}: 0,
+				{Location: nvml.DRAM, Uncorrected: true}: 0,
+			} {
+				if count, err := n.DeviceGetMemoryErrorCounter(device(t, n, 1), counter); count != want || err != nil {
+					t.Errorf("%+v: %d, %v, want %d", counter, count, err, want)
+				}
+			}
+		}},
+		{"power", arguments{"gpu": "1", "watts": "300"}, func(t *testing.T, n *simnode.Node, _ []nvml.Event) {
+			if milliwatts, err := n.DeviceGetPowerUsage(device(t, n, 1)); milliwatts != 300_000 || err != nil {
+				t.Errorf("%d mW, %v", milliwatts, err)
+			}
+		}},
+		{"throttle", arguments{"gpu": "1", "reason": "sync_boost"}, func(t *testing.T, n *simnode.Node, _ []nvml.Event) {
+			if reasons, err := n.DeviceGetCurrentClocksEventReasons(device(t, n, 1)); reasons != 0x10 || err != nil {
+				t.Errorf("reasons %#x, %v", reasons, err)
+			}
+		}},
 		{"throttle", arguments{"gpu": "1", "reason": "thermal"}, func(t *testing.T, n *simnode.Node, _ []nvml.Event) {
 			if reasons, err := n.DeviceGetCurrentClocksEventReasons(device(t, n, 1)); reasons != nvml.HardwareThermalSlowdown || err != nil {
 				t.Errorf("reasons %#x, %v", reasons, err)
@@ -226,6 +246,8 @@ func TestDoErrors(t *testing.T) {
 		{"instance out of range", "xid", arguments{"gpu": "1", "code": "79", "gi": "4294967295"}, "gi: 4294967295"},
 		{"unknown call", "fail", arguments{"gpu": "1", "call": "GetName"}, `call: "GetName"`},
 		{"unknown return code", "fail", arguments{"gpu": "1", "call": "DeviceGetName", "return": "LOST"}, `return: "LOST"`},
+		{"unknown kind of error", "ecc", arguments{"gpu": "1", "kind": "double"}, `kind: "double" is none of corrected, uncorrected`},
+		{"unknown reason", "throttle", arguments{"gpu": "1", "reason": "heat"}, `reason: "heat" is none of thermal, power, none, gpu_idle, `},
 		{"process on a GPU with MIG", "process-add", arguments{"gpu": "2", "pid": "1"}, "GPU 2 has MIG enabled"},
 		{"process on no MIG device", "process-add", arguments{"gpu": "2", "mig": "4", "pid": "1"}, "no MIG device 2:4"},
 		{"process that is not there", "process-remove", arguments{"gpu": "0", "pid": "1"}, "GPU 0: process 1 is not there"},

@@ -61,6 +61,7 @@ func (n *Node) Reboot() {
 		g.mig = g.migPending && g.Architecture < nvml.Hopper
 		g.migPending = g.mig
 		n.reset(g)
+		g.load()
 	}
 	n.wakeWaits()
 }

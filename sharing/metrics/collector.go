@@ -233,7 +233,9 @@ func collectHealth(send Send, report sharing.HealthReport) {
 		if m.Degraded != sharing.NoEvents {
 			send("health_monitor_up", BoolToFloat(m.Degraded == ""), m.GPU)
 		}
-		send("gpu_row_remap_pending", BoolToFloat(m.RowRemapPending), m.GPU)
+		if m.RowRemapPending != nil {
+			send("gpu_row_remap_pending", BoolToFloat(*m.RowRemapPending), m.GPU)
+		}
 	}
 }
 
@@ -283,8 +285,25 @@ func collectGPUs(send Send, report sharing.UtilizationReport) {
 		figure(send, "gpu_sm_utilization_ratio", gpu.SM, gpu.GPU)
 		figure(send, "gpu_memory_used_bytes", gpu.Memory, gpu.GPU)
 		figure(send, "gpu_temperature_celsius", gpu.Celsius, gpu.GPU)
+		figure(send, "gpu_power_watts", gpu.Watts, gpu.GPU)
+		figure(send, "gpu_energy_joules_total", gpu.Joules, gpu.GPU)
+		for _, errors := range gpu.MemoryErrors {
+			name := "gpu_ecc_errors_total"
+			if errors.Lifetime {
+				name = "gpu_ecc_lifetime_errors_total"
+			}
+			send(name, errors.Count, gpu.GPU, errors.Kind, errors.Location)
+		}
+		if rows := gpu.Rows; rows != nil {
+			send("gpu_remapped_rows_total", rows.Correctable, gpu.GPU, "correctable")
+			send("gpu_remapped_rows_total", rows.Uncorrectable, gpu.GPU, "uncorrectable")
+			send("gpu_row_remap_failed", BoolToFloat(rows.Failed), gpu.GPU)
+		}
 		if !gpu.ThrottleKnown {
 			continue
+		}
+		for _, reason := range sharing.ClockReasons() {
+			send("gpu_clocks_event_reason", BoolToFloat(slices.Contains(gpu.ClockReasons, reason)), gpu.GPU, reason)
 		}
 		for _, reason := range sharing.ThrottleReasons() {
 			send("gpu_throttled", BoolToFloat(slices.Contains(gpu.Throttled, reason)), gpu.GPU, string(reason))

@@ -76,12 +76,14 @@ func used(state State) UtilizationState {
 	bytes := ratio
 	measured := sharing.Measurement{
 		GPUs: []sharing.GPUUtilization{
-			{GPU: "GPU-a", Memory: bytes(1 << 30), SM: ratio(0.95), Celsius: ratio(61), ThrottleKnown: true, Throttled: []sharing.ThrottleReason{sharing.ThrottlePower}, Units: []sharing.UnitProcesses{
-				{Unit: "GPU-a", Processes: []sharing.ProcessUtilization{
-					{PID: 1, Memory: bytes(100 << 20), SM: ratio(0.2)}, {PID: 2, Memory: bytes(700 << 20), SM: ratio(0.6)},
-					{PID: 3, Memory: bytes(50 << 20), SM: ratio(0.1)}, {PID: 4, Memory: bytes(20 << 20), SM: ratio(0.05)}, {PID: 5, SM: ratio(0)},
+			{GPU: "GPU-a", Memory: bytes(1 << 30), SM: ratio(0.95), Celsius: ratio(61), ThrottleKnown: true, Throttled: []sharing.ThrottleReason{sharing.ThrottlePower},
+				ClockReasons: []string{"sw_power_cap", "sync_boost"}, Watts: ratio(312.5), Joules: ratio(1234.5), Rows: &sharing.RemappedRows{Correctable: 1, Uncorrectable: 2, Failed: true},
+				MemoryErrors: []sharing.MemoryErrors{{Kind: "corrected", Location: "dram", Count: 3}, {Kind: "corrected", Location: "dram", Lifetime: true, Count: 30}, {Kind: "uncorrected", Location: "sram", Count: 1}}, Units: []sharing.UnitProcesses{
+					{Unit: "GPU-a", Processes: []sharing.ProcessUtilization{
+						{PID: 1, Memory: bytes(100 << 20), SM: ratio(0.2)}, {PID: 2, Memory: bytes(700 << 20), SM: ratio(0.6)},
+						{PID: 3, Memory: bytes(50 << 20), SM: ratio(0.1)}, {PID: 4, Memory: bytes(20 << 20), SM: ratio(0.05)}, {PID: 5, SM: ratio(0)},
+					}},
 				}},
-			}},
 			{GPU: "GPU-b", Memory: bytes(1 << 20), Celsius: ratio(40), Units: []sharing.UnitProcesses{{Unit: "MIG-b0"}}},
 		},
 		Owners: map[int]sharing.ProcessOwner{
@@ -299,7 +301,7 @@ func TestHealthExposition(t *testing.T) {
 			{Unit: "GPU-a", GPU: "GPU-a", Index: "0", State: sharing.Healthy},
 			{Unit: "MIG-a", GPU: "GPU-a", Index: "0:0", State: sharing.Suspect, Reason: "XID 94"},
 		},
-		Monitors: []sharing.HealthMonitor{{GPU: "GPU-a", RowRemapPending: true}, {GPU: "GPU-b", Degraded: "not registered for events: UNKNOWN"}, {GPU: "GPU-c", Degraded: sharing.NoEvents}},
+		Monitors: []sharing.HealthMonitor{{GPU: "GPU-a", RowRemapPending: new(true)}, {GPU: "GPU-b", RowRemapPending: new(false), Degraded: "not registered for events: UNKNOWN"}, {GPU: "GPU-c", Degraded: sharing.NoEvents}},
 		Transitions: []sharing.TransitionCount{
 			{GPU: "GPU-a", From: sharing.Healthy, To: sharing.Suspect, Cause: sharing.CauseXID, Count: 2},
 		},

@@ -76,6 +76,14 @@ func noteDevice(t *testing.T, lib nvml.Library, of string, device nvml.Device) {
 	note(t, of, "answers", answers)
 	action, err := lib.DeviceGetFieldValues(device, nvml.RecoveryAction)
 	note(t, of, "recovery action", answer(action, err))
+	counters := map[string]any{}
+	for location := range nvml.SRAM + 1 {
+		for _, counter := range []nvml.MemoryErrorCounter{{Location: location}, {Location: location, Uncorrected: true}, {Location: location, Aggregate: true}, {Location: location, Uncorrected: true, Aggregate: true}} {
+			count, err := lib.DeviceGetMemoryErrorCounter(device, counter)
+			counters[fmt.Sprintf("%+v", counter)] = answer(count, err)
+		}
+	}
+	note(t, of, "memory errors", counters)
 	seen := map[int]string{}
 	for _, list := range []func(nvml.Device) ([]nvml.Process, error){
 		lib.DeviceGetComputeRunningProcesses, lib.DeviceGetGraphicsRunningProcesses, lib.DeviceGetMPSComputeRunningProcesses,

@@ -452,6 +452,22 @@ func metering(t *testing.T, lib nvml.Library, device nvml.Device) {
 	}
 	_, err := lib.DeviceGetCurrentClocksEventReasons(device)
 	optional(t, "DeviceGetCurrentClocksEventReasons", err)
+	if milliwatts, err := lib.DeviceGetPowerUsage(device); optional(t, "DeviceGetPowerUsage", err) {
+		between(t, "milliwatts", milliwatts, 0, 10_000_000)
+	}
+	if before, err := lib.DeviceGetTotalEnergyConsumption(device); optional(t, "DeviceGetTotalEnergyConsumption", err) {
+		after, err := lib.DeviceGetTotalEnergyConsumption(device)
+		must(t, err)
+		if after < before {
+			t.Errorf("%d mJ were used, after %d", after, before)
+		}
+	}
+	for location := range nvml.SRAM + 2 {
+		_, err := lib.DeviceGetMemoryErrorCounter(device, nvml.MemoryErrorCounter{Location: location, Aggregate: true})
+		if optional(t, "DeviceGetMemoryErrorCounter", err) && location > nvml.SRAM {
+			t.Errorf("errors of location %d, which no header has", location)
+		}
+	}
 	samples(t, lib, device)
 }
 

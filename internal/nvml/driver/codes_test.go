@@ -4,6 +4,7 @@ package driver
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -100,7 +101,11 @@ func (s *subject) codes() map[string]nvml.Return {
 	return codes
 }
 
-const none = 99 // No profile and no instance has this number.
+func (s *subject) memoryErrors(name string, device nvml.Device, counter nvml.MemoryErrorCounter) asked {
+	return of(fmt.Sprintf("errors %+v %s", counter, name), func() (uint64, error) { return s.lib.DeviceGetMemoryErrorCounter(device, counter) })
+}
+
+const none = 99 // No memory, no profile and no instance has this number.
 
 func (s *subject) reading() []asked {
 	calls := []asked{
@@ -146,6 +151,11 @@ func (s *subject) reading() []asked {
 			of("memory of a "+name, func() (nvml.MemoryInfo, error) { return s.lib.DeviceGetMemoryInfo(device) }),
 			of("processes of a "+name, func() ([]nvml.Process, error) { return s.lib.DeviceGetComputeRunningProcesses(device) }),
 			of("graphics processes of a "+name, func() ([]nvml.Process, error) { return s.lib.DeviceGetGraphicsRunningProcesses(device) }),
+			s.memoryErrors("of a "+name, device, nvml.MemoryErrorCounter{Location: nvml.DRAM}),
+			s.memoryErrors("of a "+name, device, nvml.MemoryErrorCounter{Location: nvml.SRAM, Uncorrected: true}),
+			s.memoryErrors("of a "+name, device, nvml.MemoryErrorCounter{Location: nvml.SRAM, Uncorrected: true, Aggregate: true}),
+			s.memoryErrors("of a "+name, device, nvml.MemoryErrorCounter{Aggregate: true}),
+			s.memoryErrors("of a "+name, device, nvml.MemoryErrorCounter{Aggregate: true, Location: none}),
 			of("MPS clients of a "+name, func() ([]nvml.Process, error) { return s.lib.DeviceGetMPSComputeRunningProcesses(device) }),
 		)
 	}
@@ -156,6 +166,8 @@ func (s *subject) reading() []asked {
 			of("compute mode of a "+name, func() (nvml.ComputeMode, error) { return s.lib.DeviceGetComputeMode(device) }),
 			of("rows of a "+name, func() (nvml.RemappedRows, error) { return s.lib.DeviceGetRemappedRows(device) }),
 			of("utilization of a "+name, func() (nvml.Utilization, error) { return s.lib.DeviceGetUtilizationRates(device) }),
+			of("power of a "+name, func() (int, error) { return s.lib.DeviceGetPowerUsage(device) }),
+			of("energy of a "+name, func() (uint64, error) { return s.lib.DeviceGetTotalEnergyConsumption(device) }),
 			of("placements on a "+name, func() ([]mig.Placement, error) {
 				return s.lib.DeviceGetGpuInstancePossiblePlacements(device, s.info.ProfileID)
 			}),

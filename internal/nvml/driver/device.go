@@ -235,6 +235,28 @@ func (l *library) DeviceSetComputeMode(d nvml.Device, mode nvml.ComputeMode) err
 	return err
 }
 
+func (l *library) DeviceGetPowerUsage(d nvml.Device) (int, error) {
+	milliwatts, err := callDevice(l, "DeviceGetPowerUsage", d, gonvml.Device.GetPowerUsage)
+	return int(milliwatts), err
+}
+
+func (l *library) DeviceGetTotalEnergyConsumption(d nvml.Device) (uint64, error) {
+	return callDevice(l, "DeviceGetTotalEnergyConsumption", d, gonvml.Device.GetTotalEnergyConsumption)
+}
+
+func (l *library) DeviceGetMemoryErrorCounter(d nvml.Device, counter nvml.MemoryErrorCounter) (uint64, error) {
+	return callDevice(l, "DeviceGetMemoryErrorCounter", d, func(d gonvml.Device) (uint64, gonvml.Return) {
+		kind, since := gonvml.MEMORY_ERROR_TYPE_CORRECTED, gonvml.EccCounterType(gonvml.VOLATILE_ECC)
+		if counter.Uncorrected {
+			kind = gonvml.MEMORY_ERROR_TYPE_UNCORRECTED
+		}
+		if counter.Aggregate {
+			since = gonvml.AGGREGATE_ECC
+		}
+		return d.GetMemoryErrorCounter(kind, since, gonvml.MemoryLocation(counter.Location))
+	})
+}
+
 func (l *library) EventSetCreate() (nvml.EventSet, error) {
 	return l.sets.numbered(callLibrary(l, "EventSetCreate", gonvml.Interface.EventSetCreate))
 }

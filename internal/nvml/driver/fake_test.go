@@ -237,6 +237,9 @@ func missing(lib nvml.Library, gpu nvml.Device) map[string]func() error {
 		"DeviceGetUtilizationRates":           func() error { _, err := lib.DeviceGetUtilizationRates(gpu); return err },
 		"DeviceGetProcessUtilization":         func() error { _, err := lib.DeviceGetProcessUtilization(gpu, 0); return err },
 		"DeviceGetCurrentClocksEventReasons":  func() error { _, err := lib.DeviceGetCurrentClocksEventReasons(gpu); return err },
+		"DeviceGetPowerUsage":                 func() error { _, err := lib.DeviceGetPowerUsage(gpu); return err },
+		"DeviceGetTotalEnergyConsumption":     func() error { _, err := lib.DeviceGetTotalEnergyConsumption(gpu); return err },
+		"DeviceGetMemoryErrorCounter":         func() error { _, err := lib.DeviceGetMemoryErrorCounter(gpu, nvml.MemoryErrorCounter{}); return err },
 		"DeviceSetMigMode":                    func() error { _, err := lib.DeviceSetMigMode(gpu, true); return err },
 		"DeviceGetGpuInstances(19)":           func() error { _, err := lib.DeviceGetGpuInstances(gpu, 19); return err },
 		"DeviceGetTopologyCommonAncestor":     func() error { _, err := lib.DeviceGetTopologyCommonAncestor(gpu, gpu); return err },
@@ -453,6 +456,20 @@ func metered(t *testing.T, lib nvml.Library, whole, partitioned nvml.Device) {
 	reasons, err := lib.DeviceGetCurrentClocksEventReasons(whole)
 	if want := nvml.SoftwarePowerCap | nvml.HardwareThermalSlowdown; reasons != want || err != nil {
 		t.Errorf("clocks %#x, %v, want %#x", reasons, err, want)
+	}
+	if milliwatts, err := lib.DeviceGetPowerUsage(partitioned); milliwatts != 61250 || err != nil {
+		t.Errorf("power %d, %v, want 61250 mW", milliwatts, err)
+	}
+	if millijoules, err := lib.DeviceGetTotalEnergyConsumption(partitioned); millijoules != 5_000_000_000_500 || err != nil {
+		t.Errorf("energy %d, %v, want 5000000000500 mJ", millijoules, err)
+	}
+	// Three numbers go to the driver, none of them in another's place.
+	for counter, want := range map[nvml.MemoryErrorCounter]uint64{
+		{Location: nvml.DRAM}: 2, {Location: nvml.SRAM}: 7, {Location: nvml.DRAM, Uncorrected: true}: 102, {Location: nvml.DRAM, Aggregate: true}: 12,
+	} {
+		if count, err := lib.DeviceGetMemoryErrorCounter(whole, counter); count != want || err != nil {
+			t.Errorf("%+v: %d, %v, want %d", counter, count, err, want)
+		}
 	}
 	samples, err := lib.DeviceGetProcessUtilization(whole, 0)
 	must(t, err)

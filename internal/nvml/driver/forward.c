@@ -52,6 +52,9 @@ typedef unsigned long long bits;
 	F(nvmlDeviceGetUtilizationRates, (handle a, void *b), (a, b)) \
 	F(nvmlDeviceGetProcessUtilization, (handle a, void *b, number *c, bits d), (a, b, c, d)) \
 	F(nvmlDeviceGetCurrentClocksThrottleReasons, (handle a, bits *b), (a, b)) \
+	F(nvmlDeviceGetPowerUsage, (handle a, number *b), (a, b)) \
+	F(nvmlDeviceGetTotalEnergyConsumption, (handle a, bits *b), (a, b)) \
+	F(nvmlDeviceGetMemoryErrorCounter, (handle a, number b, number c, number d, bits *e), (a, b, c, d, e)) \
 	F(nvmlDeviceGetFieldValues, (handle a, int b, void *c), (a, b, c)) \
 	F(nvmlDeviceGetRemappedRows, (handle a, number *b, number *c, number *d, number *e), (a, b, c, d, e)) \
 	F(nvmlDeviceGetRetiredPagesPendingStatus, (handle a, number *b), (a, b)) \

@@ -47,6 +47,8 @@ func numbers(arguments []any) []uint64 {
 				number = 1
 			}
 			list = append(list, number)
+		case nvml.MemoryErrorCounter:
+			list = append(list, numbers([]any{argument.Uncorrected, argument.Aggregate, argument.Location})...)
 		case mig.Placement:
 			list = append(list, uint64(argument.Start), uint64(argument.Size))
 		case int:

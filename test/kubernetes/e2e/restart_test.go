@@ -429,6 +429,13 @@ func testFault(t *testing.T, c *cluster) {
 	all := map[string]int64{shared: 8}
 	c.awaitAllocatable(t, all)
 	before, plugin := c.podStates(t, c.hold(t, "holder", 2)), c.plugin(t)
+	// What an operator's dashboard shows beside faults.
+	c.simulate(t, plugin, "power", "--gpu", "0", "65")
+	c.awaitSeries(t, plugin, "virgate_gpu_power_watts", "65")
+	c.simulate(t, plugin, "throttle", "--gpu", "1", "hw_power_brake_slowdown")
+	c.awaitSeries(t, plugin, "virgate_gpu_clocks_event_reason", "1", `reason="hw_power_brake_slowdown"`)
+	c.simulate(t, plugin, "ecc", "--gpu", "1", "--kind", "corrected")
+	c.awaitSeries(t, plugin, "virgate_gpu_ecc_lifetime_errors_total", "1", `kind="corrected"`, `location="dram"`)
 	for _, fault := range []struct {
 		name   string
 		inject []string

@@ -329,6 +329,22 @@ int nvmlDeviceGetMPSComputeRunningProcesses_v3(struct device *a, number *b, stru
 struct rates { number gpu, memory; };
 int nvmlDeviceGetUtilizationRates(struct device *a, struct rates *b) { WITHOUT_MIG; *b = (struct rates){42, 7}; return SUCCESS; }
 int nvmlDeviceGetCurrentClocksThrottleReasons(struct device *a, bits *b) { GPU; *b = 0x44; return SUCCESS; }
+#define OF_GPU DEVICE; if (a->parent) return NOT_SUPPORTED
+int nvmlDeviceGetPowerUsage(struct device *a, number *b) { OF_GPU; *b = 61250; return SUCCESS; }
+int nvmlDeviceGetTotalEnergyConsumption(struct device *a, bits *b) { OF_GPU; *b = 5000000000500; return SUCCESS; }
+// A100s count errors of DRAM and SRAM. With MIG, the GPU tells those of its life, and the MIG
+// device the uncorrected ones of the SRAM since the driver was loaded.
+enum { DRAM = 2, SRAM = 7 };
+int nvmlDeviceGetMemoryErrorCounter(struct device *a, number uncorrected, number aggregate, number location, bits *b)
+{
+	DEVICE;
+	if (uncorrected > 1 || aggregate > 1 || location > SRAM) return INVALID_ARGUMENT;
+	if (location != DRAM && location != SRAM) return NOT_SUPPORTED;
+	if (a->parent && (!uncorrected || aggregate || location == DRAM)) return NOT_SUPPORTED;
+	if (a->mig && !aggregate) return NOT_SUPPORTED;
+	*b = 100 * uncorrected + 10 * aggregate + location;
+	return SUCCESS;
+}
 // There are samples at 1000 and 2000. A caller who has seen the first is told that
 // there is one, and then that there are two: one came in between.
 struct sample { number pid; bits time; number sm, memory, encoder, decoder; };

@@ -131,7 +131,7 @@ func (d *deadlines) interceptor(caller *ending) Interceptor {
 				}
 			}
 		}
-		answer, err := q.run(call, d.limit(call), caller, do, func(answer any) { d.undo(call, answer) })
+		answer, err := q.run(call, d.limit(call), caller, do, d)
 		if err != nil {
 			return answer, err
 		}
@@ -278,7 +278,7 @@ type answer[T any] struct {
 
 // run makes the call when it is its turn. It returns when that has answered,
 // when the limit (0 for none) has passed, or when the caller must end.
-func (q *queue) run(call Call, limit time.Duration, caller *ending, do func() (any, error), undo func(any)) (any, error) {
+func (q *queue) run(call Call, limit time.Duration, caller *ending, do func() (any, error), of *deadlines) (any, error) {
 	if err := q.blocked(); err != nil {
 		return nil, err
 	}
@@ -299,7 +299,7 @@ func (q *queue) run(call Call, limit time.Duration, caller *ending, do func() (a
 		select {
 		case turn <- struct{}{}:
 			turn, answers = nil, make(chan answer[any], 1)
-			go q.make(do, answers, undo)
+			go q.make(call, do, answers, of)
 		case a := <-answers:
 			return a.value, a.err
 		case <-done:
@@ -313,14 +313,14 @@ func (q *queue) run(call Call, limit time.Duration, caller *ending, do func() (a
 }
 
 // make makes the call and gives the turn to the next one.
-func (q *queue) make(do func() (any, error), answers chan<- answer[any], undo func(any)) {
+func (q *queue) make(call Call, do func() (any, error), answers chan<- answer[any], of *deadlines) {
 	value, err := do()
 	q.mu.Lock()
 	late := q.abandoned != nil
 	answers <- answer[any]{value, err}
 	q.mu.Unlock()
 	if late && err == nil {
-		undo(value)
+		of.undo(call, value)
 	}
 	q.mu.Lock()
 	q.abandoned = nil

@@ -59,12 +59,14 @@ type intercepted struct {
 	deadlines *deadlines
 }
 
-func invoke[T any](l *intercepted, method string, do func() (T, error), arguments ...any) (T, error) {
+func invoke[T any](l *intercepted, method string, do func() (any, error), arguments ...any) (T, error) {
+	var answer any
+	var err error
 	if l.passes(method) {
-		return do()
+		answer, err = do()
+	} else {
+		answer, err = l.interceptor(Call{Method: method, Arguments: arguments, Answer: reflect.TypeFor[T]()}, do)
 	}
-	call := Call{Method: method, Arguments: arguments, Answer: reflect.TypeFor[T]()}
-	answer, err := l.interceptor(call, func() (any, error) { return do() })
 	value, _ := answer.(T)
 	return value, err
 }
@@ -80,21 +82,21 @@ func invoke0[T any](l *intercepted, method string, do func(Library) (T, error)) 
 	if l.passes(method) {
 		return do(l.lib)
 	}
-	return invoke(l, method, func() (T, error) { return do(l.lib) })
+	return invoke[T](l, method, func() (any, error) { return do(l.lib) })
 }
 
 func invoke1[A, T any](l *intercepted, method string, do func(Library, A) (T, error), a A) (T, error) {
 	if l.passes(method) {
 		return do(l.lib, a)
 	}
-	return invoke(l, method, func() (T, error) { return do(l.lib, a) }, a)
+	return invoke[T](l, method, func() (any, error) { return do(l.lib, a) }, a)
 }
 
 func invoke2[A, B, T any](l *intercepted, method string, do func(Library, A, B) (T, error), a A, b B) (T, error) {
 	if l.passes(method) {
 		return do(l.lib, a, b)
 	}
-	return invoke(l, method, func() (T, error) { return do(l.lib, a, b) }, a, b)
+	return invoke[T](l, method, func() (any, error) { return do(l.lib, a, b) }, a, b)
 }
 
 // invokeOnly is for methods that return an error only.
@@ -299,7 +301,7 @@ func (l *intercepted) DeviceGetGpuInstances(d Device, profile int) ([]GPUInstanc
 }
 
 func (l *intercepted) DeviceCreateGpuInstanceWithPlacement(d Device, profile int, at mig.Placement) (GPUInstance, error) {
-	return invoke(l, "DeviceCreateGpuInstanceWithPlacement", func() (GPUInstance, error) { return l.lib.DeviceCreateGpuInstanceWithPlacement(d, profile, at) }, d, profile, at)
+	return invoke[GPUInstance](l, "DeviceCreateGpuInstanceWithPlacement", func() (any, error) { return l.lib.DeviceCreateGpuInstanceWithPlacement(d, profile, at) }, d, profile, at)
 }
 
 func (l *intercepted) GpuInstanceDestroy(gi GPUInstance) error {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -146,9 +147,11 @@ func BoolToFloat(b bool) float64 {
 // in a label, as in a driver's name, become U+FFFD and do not fail the scrape. With too few
 // or too many labels the metric is invalid, which the scrape reports before it goes on.
 func constMetric(desc *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) prometheus.Metric {
-	labels = slices.Clone(labels)
-	for i, label := range labels {
-		labels[i] = strings.ToValidUTF8(label, "\uFFFD")
+	if slices.ContainsFunc(labels, func(label string) bool { return !utf8.ValidString(label) }) {
+		labels = slices.Clone(labels)
+		for i, label := range labels {
+			labels[i] = strings.ToValidUTF8(label, "\uFFFD")
+		}
 	}
 	metric, err := prometheus.NewConstMetric(desc, kind, value, labels...)
 	if err != nil {

@@ -61,7 +61,8 @@ type DriverSettings struct {
 	// mig.ErrNoPermission.
 	ComputeMode    func(ctx context.Context, gpu string) (mode sharing.ComputeMode, binding uint64, err error)
 	SetComputeMode func(ctx context.Context, gpu string, mode sharing.ComputeMode) error
-	// SetTimeSlice runs nvidia-smi: the driver tells nobody else which one is set.
+	// SetTimeSlice runs nvidia-smi: the driver tells nobody else which one is set. Nil for a
+	// recording.
 	SetTimeSlice func(ctx context.Context, gpu string, slice sharing.TimeSlice) error
 }
 
@@ -247,7 +248,11 @@ func (a *agent) setTimeSlice(ctx context.Context, gpu string, slice sharing.Time
 	changed.TimeSlice = changed.TimeSlice || slice != sharing.DefaultTimeSlice
 	delete(g.slices, gpu)
 	err := a.keepChanged(gpu, changed)
-	if err == nil {
+	switch {
+	case err != nil:
+	case a.DriverSettings.SetTimeSlice == nil:
+		err = errors.New("these GPUs are a recording")
+	default:
 		err = abandonable(ctx, settingLimit, "nvidia-smi", func(ctx context.Context) error { return a.DriverSettings.SetTimeSlice(ctx, gpu, slice) })
 	}
 	if err != nil {

@@ -260,6 +260,19 @@ func TestComputeModeWaitsForTheGPU(t *testing.T) {
 	r.awaitSettings("undone", func() bool { return f.now(whole) == "default  0" })
 }
 
+// TestTimeSliceOfARecording holds that it is a warning.
+func TestTimeSliceOfARecording(t *testing.T) {
+	f := newFakeSettings()
+	r := newRig(t, func(r *rig) {
+		r.options.Kubelet, r.options.DriverSettings = r.sight, f.settings()
+		r.options.DriverSettings.SetTimeSlice = nil
+		r.startWith(settingProfile("", sharing.LongTimeSlice))
+	})
+	r.awaitSettings("a warning", func() bool {
+		return strings.Contains(strings.Join(r.agent.state.Load().plan.Warnings, "\n"), "timeSlice long is not set: these GPUs are a recording")
+	})
+}
+
 // TestGPUSettingsFail holds that what cannot be set is a warning with what is missing, and no
 // reason not to serve.
 func TestGPUSettingsFail(t *testing.T) {

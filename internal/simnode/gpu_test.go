@@ -94,7 +94,7 @@ func TestDriverSettings(t *testing.T) {
 			t.Errorf("%s may set the time slice", world)
 		}
 	}
-	node, whole, parent := open("")
+	node, _, parent := open("")
 	if err := node.DeviceSetComputeMode(parent, nvml.ComputeDefault); !errors.Is(err, nvml.NotSupported) {
 		t.Errorf("with MIG: %v, want NOT_SUPPORTED", err)
 	}
@@ -110,8 +110,8 @@ func TestDriverSettings(t *testing.T) {
 			return errors.Join(node.Shutdown(), node.Init())
 		},
 	} {
-		var err error
-		if whole, err = node.DeviceGetHandleByIndex(0); err != nil {
+		whole, err := node.DeviceGetHandleByIndex(0)
+		if err != nil {
 			t.Fatal(err)
 		}
 		if err := errors.Join(node.DeviceSetComputeMode(whole, nvml.ComputeExclusiveProcess), node.SetTimeSlice(node.GPUs()[0].UUID, sharing.LongTimeSlice)); err != nil {

@@ -147,6 +147,8 @@ func readProfile(root value, overrides Overrides, layouts MIGLayouts) Config {
 			GDRCopy:             set.on("flags.gdrcopyEnabled"),
 			GDS:                 set.on("flags.gdsEnabled"),
 			MOFED:               set.on("flags.mofedEnabled"),
+			IMEXChannels:        listItems(set["imex.channelIDs"]),
+			IMEXRequired:        set.on("imex.required"),
 			AnnotationPrefix:    set["flags.plugin.cdiAnnotationPrefix"],
 			DriverHostPath:      set["flags.plugin.driverMounts.hostPath"],
 			DriverContainerPath: set["flags.plugin.driverMounts.containerPath"],

@@ -138,6 +138,9 @@ func settingForm(s Setting) string {
 	if s.Type == TypeList && s.Choices != nil {
 		return "list, or text with commas, of " + codes(s.Choices)
 	}
+	if s.Type == TypeNumbers && s.Choices != nil {
+		return "`[]` or `[" + strings.Join(s.Choices, ", ") + "]`"
+	}
 	return cmp.Or(codes(s.Choices), form)
 }
 
@@ -158,8 +161,6 @@ func settingMeaning(t *testing.T, s Setting) string {
 	switch {
 	case s.Inert != "":
 		return usage + ". Inert: " + strings.TrimPrefix(s.Inert, "has no effect: ")
-	case s.Only != nil && len(s.Only) == 0:
-		return usage + ". Refused, unless it is empty"
 	case s.Only != nil:
 		var refused []string
 		for _, choice := range s.Choices {
@@ -179,10 +180,12 @@ func settingMeaning(t *testing.T, s Setting) string {
 // readAtTheStart says that a running program refuses a document which changes
 // the setting.
 func readAtTheStart(t *testing.T, s Setting) bool {
-	other := map[SettingType]string{TypeBool: "true", TypePath: "/other", TypeKeyPrefix: "other/", TypeNumbers: "", TypeDuration: "1s"}[s.Type]
+	other := map[SettingType]string{TypeBool: "true", TypePath: "/other", TypeKeyPrefix: "other/", TypeDuration: "1s"}[s.Type]
 	switch {
 	case s.Default == other && s.Type == TypeBool:
 		other = "false"
+	case s.Type == TypeNumbers:
+		other = "0"
 	case s.Choices != nil:
 		other = s.Choices[1]
 	case s.Type == TypeString, s.Type == TypeList:

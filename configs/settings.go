@@ -320,6 +320,9 @@ func (s Setting) validate(from *source, text string, at position, shown string) 
 				expected = "expected whole numbers from 0"
 			}
 		}
+		if s.Choices != nil && expected == "" && (s.outside(s.Choices, text) || len(listItems(text)) > len(s.Choices)) {
+			expected = "expected [] or [" + strings.Join(s.Choices, ", ") + "]"
+		}
 	case TypePath:
 		if text != "" && !strings.HasPrefix(text, "/") {
 			expected = "expected an absolute path"

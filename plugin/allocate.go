@@ -87,6 +87,7 @@ func (g *generation) takeBack(ids []string, granted time.Time) {
 const (
 	visibleDevices     = "NVIDIA_VISIBLE_DEVICES"
 	driverCapabilities = "NVIDIA_DRIVER_CAPABILITIES"
+	imexChannels       = "NVIDIA_IMEX_CHANNELS"
 	deviceMountRoot    = "/var/run/nvidia-container-devices"
 )
 
@@ -110,11 +111,17 @@ func (a allocateResponse) response() *api.ContainerAllocateResponse {
 		return response
 	}
 	response.Envs = map[string]string{visibleDevices: strings.Join(a.names, ",")}
+	if a.grants.Uses(sharing.Envvar) && len(a.host.IMEXChannels) > 0 {
+		response.Envs[imexChannels] = strings.Join(a.host.IMEXChannels, ",")
+	}
 	if a.grants.Uses(sharing.VolumeMounts) {
 		// The runtime takes the names from the mounts when the variable says so.
 		response.Envs[visibleDevices] = deviceMountRoot
 		for _, name := range a.names {
 			response.Mounts = append(response.Mounts, &api.Mount{HostPath: "/dev/null", ContainerPath: deviceMountRoot + "/" + name})
+		}
+		for _, channel := range a.host.IMEXChannels {
+			response.Mounts = append(response.Mounts, &api.Mount{HostPath: "/dev/null", ContainerPath: deviceMountRoot + "/imex/" + channel})
 		}
 	}
 	if a.grants.Uses(sharing.DriverMounts) {
@@ -148,6 +155,9 @@ func (a allocateResponse) nodes() []*api.DeviceSpec {
 			}
 		}
 	}
+	for _, channel := range a.host.IMEXChannels {
+		paths = append(paths, IMEXNode(channel))
+	}
 	specs := make([]*api.DeviceSpec, len(paths))
 	for i, path := range paths {
 		specs[i] = &api.DeviceSpec{ContainerPath: path, HostPath: strings.TrimSuffix(a.host.DevRoot, "/") + path, Permissions: permissions}
@@ -157,9 +167,12 @@ func (a allocateResponse) nodes() []*api.DeviceSpec {
 
 // nameEntries names the CDI entries, in the kubelet's field or in an annotation.
 func (a allocateResponse) nameEntries(response *api.ContainerAllocateResponse) {
-	entries := make([]string, 0, len(a.names)+len(a.host.Extras))
+	entries := make([]string, 0, len(a.names)+len(a.host.IMEXChannels)+len(a.host.Extras))
 	for _, name := range a.names {
 		entries = append(entries, CDIName(CDIClass, name))
+	}
+	for _, channel := range a.host.IMEXChannels {
+		entries = append(entries, CDIName(IMEXClass, channel))
 	}
 	entries = append(entries, a.host.Extras...)
 	if a.grants.Uses(sharing.CDIAnnotations) {
@@ -197,6 +210,10 @@ type Host struct {
 	ControlNodes []string
 	// DevRoot is the host's directory that the nodes' paths are relative to; empty for "/".
 	DevRoot string
+	// IMEXChannels are those of Grants.IMEXChannels that the node has, IMEXLacks says why one of
+	// them is missing.
+	IMEXChannels []string
+	IMEXLacks    string
 	// Extras are the qualified CDI names of those of Grants.Extras that the node has.
 	Extras []string
 	// Obstacles say why a unit cannot be granted now, by its ID.
@@ -209,8 +226,15 @@ type Host struct {
 // (k8s-device-plugin, cmd/nvidia-device-plugin/plugin-manager.go).
 const CDIVendor = "k8s.device-plugin.nvidia.com"
 
-// CDIClass is the class of GPUs and partitions.
-const CDIClass = "gpu"
+// CDIClass is the class of GPUs and partitions, IMEXClass that of IMEX channels, whose entries
+// have their numbers as names.
+const (
+	CDIClass  = "gpu"
+	IMEXClass = "imex-channel"
+)
+
+// IMEXNode is the device node of the IMEX channel of that number.
+func IMEXNode(channel string) string { return "/dev/nvidia-caps-imex-channels/channel" + channel }
 
 // CDIName is the qualified name of a CDI entry.
 func CDIName(class, name string) string { return CDIVendor + "/" + class + "=" + name }

@@ -200,6 +200,10 @@ type Grants struct {
 	DeviceNodes bool
 	// GDRCopy, GDS and MOFED ask for GDRCopy, GPUDirect Storage and Mellanox's network stack.
 	GDRCopy, GDS, MOFED bool
+	// IMEXChannels are the numbers of the IMEX channels that every container is given, as far as
+	// the node has them. With IMEXRequired nothing is granted while it lacks one.
+	IMEXChannels []string
+	IMEXRequired bool
 	// AnnotationPrefix begins the key of a CDI annotation: "cdi.k8s.io/".
 	AnnotationPrefix string
 	// DriverHostPath is the host's directory of the driver for DriverMounts,

@@ -78,11 +78,15 @@ func (d Driver) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 // Extra implements Source.
 func (d Driver) Extra(class string) (*specs.Spec, error) {
 	roots := d.options.Find()
-	library, err := nvcdi.New(append(d.common(roots), nvcdi.WithMode(class))...)
+	mode, name := nvcdi.Mode(class), "all"
+	if class == plugin.IMEXClass {
+		mode, name = nvcdi.ModeImex, "0" // The only one that a profile can ask for.
+	}
+	library, err := nvcdi.New(append(d.common(roots), nvcdi.WithMode(mode))...)
 	if err != nil {
 		return nil, fmt.Errorf("open nvcdi for %s: %w", class, err)
 	}
-	devices, err := library.GetDeviceSpecsByID("all")
+	devices, err := library.GetDeviceSpecsByID(name)
 	if err != nil {
 		return nil, fmt.Errorf("make the CDI entry of %s: %w", class, err)
 	}

@@ -154,6 +154,13 @@ func TestDriverSpec(t *testing.T) {
 				t.Errorf("gdrcopy: spec %+v, error %v", spec, err)
 			}
 
+			spec, err = driver.Extra("imex-channel")
+			const channel = "/dev/nvidia-caps-imex-channels/channel0"
+			if err != nil || spec.Kind != "k8s.device-plugin.nvidia.com/imex-channel" || len(spec.Devices) != 1 || spec.Devices[0].Name != "0" ||
+				spec.Devices[0].ContainerEdits.DeviceNodes[0].Path != channel || spec.Devices[0].ContainerEdits.DeviceNodes[0].HostPath != test.hostDevRoot+channel {
+				t.Errorf("IMEX channel: spec %+v, error %v", spec, err)
+			}
+
 			b := newBench(t)
 			b.options.Source = driver
 			entries := []string{"gpu=0", "gpu=1", "gpu=" + gpus[0].UUID, "gpu=" + gpus[1].UUID}

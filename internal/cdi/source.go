@@ -27,7 +27,8 @@ type Source interface {
 	// others, and is nil if there are none.
 	Units(gpus []sharing.GPU) (*specs.Spec, error)
 	// Extra returns the spec of one of the classes of sharing.Grants.Extras, with one
-	// entry, "all", or an error if the node has no such device.
+	// entry, "all", or an error if the node has no such device; or that of plugin.IMEXClass
+	// with channel 0, whether or not the node has it.
 	Extra(class string) (*specs.Spec, error)
 }
 
@@ -110,6 +111,7 @@ const (
 	majorNVIDIA = 195
 	majorUVM    = 511
 	majorCaps   = 510
+	majorIMEX   = 509
 )
 
 // Version implements Source.
@@ -144,6 +146,10 @@ func (Simulated) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 
 // Extra implements Source.
 func (Simulated) Extra(class string) (*specs.Spec, error) {
+	if class == plugin.IMEXClass {
+		edits := specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{node(plugin.IMEXNode("0"), majorIMEX, 0)}}
+		return newSpec(class, []specs.Device{{Name: "0", ContainerEdits: edits}}, specs.ContainerEdits{})
+	}
 	edits := specs.ContainerEdits{Env: []string{"VIRGATE_SIMULATED=" + class}}
 	return newSpec(class, []specs.Device{{Name: "all", ContainerEdits: edits}}, specs.ContainerEdits{})
 }

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -20,6 +21,8 @@ type files struct {
 	control []string
 	// nodes are the driver's device nodes on the host; nil if its dev is not visible.
 	nodes map[string]bool
+	// channels are the IMEX channels that exist, of those that are asked for.
+	channels []string
 	// minors are those of MIG capabilities; minorsErr says why they are unknown.
 	minors    map[capability]int
 	minorsErr string
@@ -42,6 +45,12 @@ func (h *Host) scan(grants sharing.Grants) files {
 		// The dev of the driver root may not be visible here; the nodes are the same.
 		if h.exists(filepath.Join(h.options.DevRoot, node)) || h.exists(node) {
 			f.control = append(f.control, node)
+		}
+	}
+	for _, channel := range grants.IMEXChannels {
+		node := plugin.IMEXNode(channel)
+		if h.isDevice(filepath.Join(h.options.DevRoot, node)) || h.isDevice(node) {
+			f.channels = append(f.channels, channel)
 		}
 	}
 	if h.seesHost() {
@@ -147,6 +156,11 @@ func (h *Host) seesHost() bool { return filepath.Join("/", h.options.Root) != "/
 func (h *Host) exists(path string) bool {
 	_, err := os.Stat(h.path(path))
 	return err == nil
+}
+
+func (h *Host) isDevice(path string) bool {
+	info, err := os.Stat(h.path(path))
+	return err == nil && info.Mode()&fs.ModeCharDevice != 0
 }
 
 // capability is that of a GPU instance, with ci -1, or of a compute instance in it. gpu

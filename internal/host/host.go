@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -106,7 +107,11 @@ func (h *Host) Prepare(grants sharing.Grants, gpus []sharing.GPU) plugin.Host {
 	found := h.scan(grants)
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	before := h.prepared.IMEXLacks
 	h.prepared = assemble(grants, h.options.DevRoot, gpus, found, h.entries)
+	if lacks := h.prepared.IMEXLacks; lacks != before && lacks != "" {
+		h.log.Warn("an IMEX channel is left out of grants", "because", lacks, "required", grants.IMEXRequired)
+	}
 	return h.prepared
 }
 
@@ -162,7 +167,11 @@ func (h *Host) writeSpecs(ctx context.Context, r *request) {
 	var names []string
 	err := errors.New("this program cannot make CDI specs")
 	if h.options.Specs != nil {
-		names, err = h.options.Specs.Write(ctx, r.gpus, r.grants.Extras())
+		classes := r.grants.Extras()
+		if len(r.grants.IMEXChannels) > 0 {
+			classes = append(classes, plugin.IMEXClass)
+		}
+		names, err = h.options.Specs.Write(ctx, r.gpus, classes)
 	}
 	next := entries{names: make(map[string]bool, len(names)), minors: map[string]int{}}
 	for _, g := range r.gpus {
@@ -209,6 +218,7 @@ type entries struct {
 // be granted in the way that the profile wants. It is pure.
 func assemble(grants sharing.Grants, devRoot string, gpus []sharing.GPU, f files, e entries) plugin.Host {
 	host := plugin.Host{DevRoot: devRoot, ControlNodes: f.control, Nodes: map[string][]string{}, Obstacles: map[string]string{}}
+	host.IMEXChannels, host.IMEXLacks = channels(grants, devRoot, f, e)
 	for _, class := range grants.Extras() {
 		if name := plugin.CDIName(class, "all"); e.names[name] {
 			host.Extras = append(host.Extras, name)
@@ -222,6 +232,8 @@ func assemble(grants sharing.Grants, devRoot string, gpus []sharing.GPU, f files
 		switch {
 		case f.noDriver != "":
 			host.Obstacles[unit] = f.noDriver
+		case grants.IMEXRequired && host.IMEXLacks != "":
+			host.Obstacles[unit] = host.IMEXLacks + ", which imex.required asks for"
 		case grants.Nodes() && lacks != "":
 			host.Obstacles[unit] = lacks
 		case grants.CDI() && (!e.has(unit) || !e.has(index) || e.minors[g.UUID] != g.Minor):
@@ -245,6 +257,22 @@ func assemble(grants sharing.Grants, devRoot string, gpus []sharing.GPU, f files
 		}
 	}
 	return host
+}
+
+// channels are the IMEX channels that the node has of those that are asked for, and the reason
+// why one is missing; "" if none is.
+func channels(grants sharing.Grants, devRoot string, f files, e entries) (has []string, lacks string) {
+	for _, channel := range grants.IMEXChannels {
+		switch {
+		case !slices.Contains(f.channels, channel):
+			lacks = "there is no device " + filepath.Join("/", devRoot, plugin.IMEXNode(channel))
+		case grants.CDI() && !e.names[plugin.CDIName(plugin.IMEXClass, channel)]:
+			lacks = "IMEX channel " + channel + " has no CDI entry: " + cmp.Or(e.problem, "none is written yet")
+		default:
+			has = append(has, channel)
+		}
+	}
+	return has, lacks
 }
 
 // partitionNodes are the device nodes of the GPU and of the partition's capabilities.

@@ -433,6 +433,63 @@ func made(paths ...string) map[string]bool {
 	return nodes
 }
 
+// TestIMEX checks that a channel is granted as soon as the node has it, in the way that the
+// strategy needs, and that nothing is granted before that if the profile says so.
+func TestIMEX(t *testing.T) {
+	const missing = "there is no device /driver/dev/nvidia-caps-imex-channels/channel0"
+	entry := plugin.CDIName("imex-channel", "0")
+	for _, test := range []struct {
+		name     string
+		strategy sharing.DeviceListStrategy
+		required bool
+	}{
+		{"envvar", sharing.Envvar, false}, {"envvar, required", sharing.Envvar, true},
+		{"CDI", sharing.CDICRI, false}, {"CDI, required", sharing.CDICRI, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			b := newBench(t, time.Minute)
+			cdi := test.strategy == sharing.CDICRI
+			b.specs.set(func() { b.specs.names = []string{plugin.CDIName("gpu", "GPU-0"), plugin.CDIName("gpu", "0")} })
+			grants := by(test.strategy)
+			grants.IMEXChannels, grants.IMEXRequired = []string{"0"}, test.required
+			lacks := func(why string) {
+				t.Helper()
+				b.await(grants, func(h plugin.Host) bool {
+					obstacle := ""
+					if test.required {
+						obstacle = why + ", which imex.required asks for"
+					}
+					return len(h.IMEXChannels) == 0 && h.IMEXLacks == why && h.Obstacles["GPU-0"] == obstacle
+				})
+			}
+			lacks(missing)
+			b.write("/driver" + plugin.IMEXNode("0"))
+			lacks(missing) // It is a file.
+			path := filepath.Join(b.root, "/driver", plugin.IMEXNode("0"))
+			if err := errors.Join(os.Remove(path), os.Symlink("/dev/null", path)); err != nil {
+				t.Fatal(err)
+			}
+			if cdi {
+				lacks("IMEX channel 0 has no CDI entry: none is written yet")
+				b.specs.set(func() { b.specs.names = append(b.specs.names, entry) })
+			}
+			b.await(grants, func(h plugin.Host) bool {
+				return cmp.Equal(h.IMEXChannels, []string{"0"}) && h.IMEXLacks == "" && granted(h)
+			})
+			if b.specs.set(func() {
+				if asked := cmp.Equal(b.specs.extras, []string{"imex-channel"}); asked != cdi {
+					t.Errorf("CDI classes %v", b.specs.extras)
+				}
+			}); os.Remove(path) != nil {
+				t.Fatal("it cannot be removed")
+			}
+			lacks(missing)
+			grants.IMEXChannels = nil
+			b.await(grants, func(h plugin.Host) bool { return h.IMEXChannels == nil && granted(h) })
+		})
+	}
+}
+
 func TestAssemble(t *testing.T) {
 	cut := sharing.GPU{UUID: "GPU-1", Index: 1, Minor: 4, MIG: true, Partitions: []sharing.Partition{{UUID: "MIG-a", GI: 2, CI: 1}}}
 	hidden := cut

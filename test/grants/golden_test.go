@@ -34,6 +34,7 @@ func requests() []request {
 
 func TestAnswers(t *testing.T) {
 	const sharing = "\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 3}]}}"
+	const imex = "\nimex: {channelIDs: [0], required: true}"
 	profiles := []struct{ name, flags string }{
 		{"envvar", `{migStrategy: mixed}`},
 		{"envvar-index", `{migStrategy: mixed, plugin: {deviceIDStrategy: index}}`},
@@ -48,6 +49,10 @@ func TestAnswers(t *testing.T) {
 		{"cdi-cri-index", `{migStrategy: mixed, plugin: {deviceListStrategy: cdi-cri, deviceIDStrategy: index}}`},
 		{"cdi-cri-extras", `{migStrategy: mixed, gdsEnabled: true, mofedEnabled: true, gdrcopyEnabled: true, plugin: {deviceListStrategy: cdi-cri, passDeviceSpecs: true}}`},
 		{"driver-mounts", `{migStrategy: mixed, plugin: {deviceListStrategy: driver-mounts}}`},
+		{"imex-envvar", `{migStrategy: mixed, plugin: {passDeviceSpecs: true}}` + imex},
+		{"imex-volume-mounts", `{migStrategy: mixed, plugin: {deviceListStrategy: volume-mounts}}` + imex},
+		{"imex-cdi", `{migStrategy: mixed, gdsEnabled: true, plugin: {deviceListStrategy: "cdi-cri,cdi-annotations"}}` + imex},
+		{"imex-driver-mounts", `{migStrategy: mixed, plugin: {deviceListStrategy: driver-mounts}}` + imex},
 		{"several", `{migStrategy: mixed, gdsEnabled: true, plugin: {deviceListStrategy: "envvar,volume-mounts,cdi-annotations,cdi-cri", passDeviceSpecs: true}}`},
 	}
 	for _, profile := range profiles {

@@ -7,6 +7,7 @@ package grants
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -114,6 +115,11 @@ func hostRoot(t *testing.T, devRoot string, gpus []sharing.GPU) string {
 		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
 			t.Fatal(err)
 		}
+	}
+	// An IMEX channel is a device, as a link to one is.
+	channel := filepath.Join(root, devRoot, plugin.IMEXNode("0"))
+	if err := errors.Join(os.MkdirAll(filepath.Dir(channel), 0o755), os.Symlink("/dev/null", channel)); err != nil {
+		t.Fatal(err)
 	}
 	return root
 }

@@ -50,6 +50,9 @@ func (r UtilizationReport) SetLimits(gpus []GPU, planned, listed []Resource, all
 			}
 		}
 	}
+	if len(guarded) == 0 {
+		return
+	}
 	now := map[string][]offer{}
 	for _, resource := range listed {
 		for _, unit := range resource.Units {

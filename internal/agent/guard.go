@@ -11,6 +11,7 @@ import (
 
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/sharing/metrics"
 )
 
 // Pods are what the guard of memory needs to know of pods, and to do to them.
@@ -35,8 +36,10 @@ const (
 
 // guard watches which containers use more memory than the profile lets them.
 type guard struct {
-	// wake has room to tell guardLoop that there is a new sample.
+	// wake has room to tell guardLoop that there is a new sample. used says that a profile of
+	// this run has had a guard; guardMemory has it.
 	wake chan struct{}
+	used bool
 
 	mu sync.Mutex
 	// over are the containers over their limits.
@@ -75,12 +78,18 @@ func (g *guard) init() {
 // how long. What is not certain now was not certain since the last sample either, so it
 // begins anew.
 func (a *agent) guardMemory(report sharing.UtilizationReport, s *state, held []sharing.Allocation, now time.Time, interval time.Duration) {
+	guards := slices.ContainsFunc(s.plan.Resources, func(r sharing.Resource) bool {
+		return slices.ContainsFunc(r.Units, func(u sharing.Unit) bool { return u.Guard != (sharing.MemoryGuard{}) })
+	})
+	if !guards && !a.guard.used { // As on most nodes.
+		return
+	}
 	report.SetLimits(s.gpus, s.plan.Resources, listed(a.Plugin.Status().Resources, s.gpus), held)
 	g := &a.guard
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	over := map[guarded]*overLimit{}
-	g.held = map[string]bool{}
+	g.held, g.used = map[string]bool{}, true
 	for i := range report.Containers {
 		c := &report.Containers[i]
 		key := guarded{Container: c.Container, unit: c.Unit}
@@ -110,9 +119,7 @@ func (a *agent) guardMemory(report sharing.UtilizationReport, s *state, held []s
 		}
 	}
 	warning := ""
-	if report.Unwatched && slices.ContainsFunc(s.plan.Resources, func(r sharing.Resource) bool {
-		return slices.ContainsFunc(r.Units, func(u sharing.Unit) bool { return u.Guard != (sharing.MemoryGuard{}) })
-	}) {
+	if report.Unwatched && guards {
 		warning = "memory: nobody watches what containers use: it takes --watch-pods and the host's PIDs, which are the chart's metrics.perContainer"
 	}
 	if warning != g.warning {
@@ -204,6 +211,17 @@ func (g *guard) warnings() []string {
 		return nil
 	}
 	return []string{g.warning}
+}
+
+// collect sends nothing where no profile has had a guard.
+func (g *guard) collect(send metrics.Send) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for result, count := range g.evictions {
+		if g.held != nil {
+			send("memory_guard_evictions_total", float64(count), result)
+		}
+	}
 }
 
 // overLimits are the containers over their limits for longer than the grace, in order.

@@ -62,11 +62,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			send("gpu_setting_applied", metrics.BoolToFloat(s.State == SettingApplied), gpu, s.Setting, s.Value)
 		}
 	}
-	c.agent.guard.mu.Lock()
-	for result, count := range c.agent.guard.evictions {
-		send("memory_guard_evictions_total", float64(count), result)
-	}
-	c.agent.guard.mu.Unlock()
+	c.agent.guard.collect(send)
 	collectLayouts(send, c.agent.mig.Status())
 	applied, undone, failed := c.agent.mig.Results()
 	send("mig_repartitions_total", float64(applied), "applied")

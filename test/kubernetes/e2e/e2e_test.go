@@ -79,6 +79,7 @@ func TestKubernetes(t *testing.T) {
 		{"plugin killed", testPluginKilled},
 		{"bad profile", testBadProfile},
 		{"fault", testFault},
+		{"guard", testGuard},
 		{"outage", testOutage},
 		{"rights", testRights},
 		{"admission", testAdmission},

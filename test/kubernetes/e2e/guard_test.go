@@ -1,0 +1,70 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// testGuard has one pod within its share of the memory, one beyond it, and one that is further
+// beyond it and that a PodDisruptionBudget keeps.
+func testGuard(t *testing.T, c *cluster) {
+	const profile = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4, memory: {limit: share, grace: 2s, action: evict}}]}}\n"
+	c.createNamespace(t, namespace)
+	c.profiles(t, "guard", map[string]string{"guarded": profile})
+	c.install(t, "node=sim:t4", "config.name=guard", "config.default=guarded", "metrics.perContainer=true", "memoryGuard.evict=true", "extraArgs[0]=--sample=500ms")
+	c.awaitAllocatable(t, map[string]int64{shared: 4})
+	kept := pod("guard-kept", shared, 1)
+	kept.Labels = map[string]string{"guard": "kept"}
+	budgets := c.client.PolicyV1().PodDisruptionBudgets(workspace)
+	if _, err := budgets.Create(t.Context(), &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "guard"}, Spec: policyv1.PodDisruptionBudgetSpec{
+		MinAvailable: new(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: kept.Labels},
+	}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	dropBudget := func() {
+		if err := budgets.Delete(context.WithoutCancel(t.Context()), "guard", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(dropBudget) // Of a test that has failed before it does.
+	began, plugin := time.Now(), c.plugin(t)
+	for i, p := range []struct {
+		pod   *v1.Pod
+		bytes int
+	}{{kept, 7 << 30}, {pod("guard-over", shared, 1), 5 << 30}, {pod("guard-within", shared, 1), 2 << 30}} {
+		c.run(t, p.pod)
+		c.simulate(t, plugin, "process-add", "--gpu", "0", "--bytes", fmt.Sprint(p.bytes), "--container", workspace+"/"+p.pod.Name+"/work", fmt.Sprint(900000+i))
+	}
+	within := c.podStates(t, []string{"guard-within"})
+	gone := func(name string) {
+		t.Helper()
+		c.await(t, name+" to be evicted", func() error {
+			found, err := c.client.CoreV1().Pods(workspace).Get(t.Context(), name, metav1.GetOptions{})
+			switch {
+			case apierrors.IsNotFound(err):
+				return nil
+			case err == nil:
+				err = fmt.Errorf("it is %s", found.Status.Phase)
+			}
+			return err
+		})
+	}
+	gone("guard-over")
+	c.awaitEvent(t, began, "MemoryOverLimit", "guard-over")
+	c.awaitEvent(t, began, "MemoryOverLimitEvicted", "guard-over")
+	c.awaitEvent(t, began, "EvictionRefused", "guard-kept", "PodDisruptionBudget")
+	c.awaitPhase(t, "guard-kept", v1.PodRunning)
+	c.simulate(t, plugin, "process-remove", "--gpu", "0", "900001")
+	c.awaitSeries(t, plugin, "virgate_memory_guard_evictions_total", "1", `result="evicted"`)
+	dropBudget()
+	gone("guard-kept")
+	c.undisturbed(t, within)
+}

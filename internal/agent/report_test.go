@@ -87,6 +87,29 @@ func named(replicas int, generation string) configs.SelectedProfile {
 	return s
 }
 
+// TestReportsFeatures: the labels come with the profile that they follow from.
+func TestReportsFeatures(t *testing.T) {
+	reporter := newFakeReporter()
+	policy := selectedPolicy{newInput(named(4, "g1"), nil)}
+	newRig(t, func(r *rig) {
+		r.options.Reporter, r.options.ConfigSource = reporter, policy
+		r.options.Features = func(gpus []sharing.GPU, p sharing.Profile) map[string]string {
+			return map[string]string{"gpus": fmt.Sprint(len(gpus)), "replicas": fmt.Sprint(p.TimeSlicing[0].Replicas)}
+		}
+	})
+	for generation, replicas := range map[string]int{"g2": 2, "g3": 3} {
+		policy.set(named(replicas, generation), nil)
+		reporter.await(t, generation, func(r nodereport.Report) bool { return r.Applied.Generation == generation })
+		reporter.mutex.Lock()
+		for _, r := range reporter.reports {
+			if r.Applied.Generation == generation && (r.Features["replicas"] != fmt.Sprint(replicas) || r.Features["gpus"] == "0") {
+				t.Errorf("profile %s with the labels %v", generation, r.Features)
+			}
+		}
+		reporter.mutex.Unlock()
+	}
+}
+
 func TestReportsWhatHappens(t *testing.T) {
 	reporter := newFakeReporter()
 	policy := selectedPolicy{newInput(named(4, "g1"), nil)}

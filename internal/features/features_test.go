@@ -89,6 +89,8 @@ func TestLabels(t *testing.T) {
 	fabric[0].Clique, fabric[1].Clique = "c.1", "c.1"
 	half := slices.Clone(fabric)
 	half[1].Clique = ""
+	apart := slices.Clone(fabric)
+	apart[1].Clique = "c.2"
 	display := a100(0, 1)
 	display[0].PCIClass = 0x030000
 	media := cut(a100(0, 1)[0], "1g.5gb+me", "1g.5gb")
@@ -185,6 +187,7 @@ func TestLabels(t *testing.T) {
 		}},
 		{"clique", features.Node{GPUs: fabric}, []string{"gpu.clique"}, map[string]string{"gpu.clique": "c.1"}},
 		{"half a clique", features.Node{GPUs: half}, []string{"gpu.clique"}, map[string]string{}},
+		{"two cliques", features.Node{GPUs: apart}, []string{"gpu.clique"}, map[string]string{}},
 		{"display", features.Node{GPUs: display}, []string{"gpu.mode="}, map[string]string{"gpu.mode": "graphics"}},
 		{"display and none", features.Node{GPUs: append(display, t4(1))}, []string{"gpu.mode="}, map[string]string{"gpu.mode": "unknown"}},
 		{"long model", features.Node{GPUs: long, Profile: share("gpu", 2, "")}, []string{"gpu.product", "gpu.model"}, map[string]string{

@@ -83,6 +83,7 @@ func TestKubernetes(t *testing.T) {
 		{"outage", testOutage},
 		{"rights", testRights},
 		{"admission", testAdmission},
+		{"feature labels", testFeatureLabels},
 		{"uninstall", testUninstall},
 		{"CDI", testCDI},
 		{"Prometheus", testPrometheus},

@@ -292,6 +292,9 @@ func socketName(resource string) string {
 
 const socketPrefix = "virgate-"
 
+// SocketPattern matches the names of all sockets that Virgate makes.
+const SocketPattern = socketPrefix + "*.sock"
+
 func (s *server) open() (*session, error) {
 	path := filepath.Join(s.Dir, socketName(s.name))
 	listener, err := net.Listen("unix", path)
@@ -392,7 +395,7 @@ func (s *server) register(ctx context.Context, session *session) error {
 // RemoveSockets removes the sockets that a Virgate which was killed has left in dir.
 // Only the program that may serve the directory calls it, before it does.
 func RemoveSockets(dir string) error {
-	left, err := filepath.Glob(filepath.Join(dir, socketPrefix+"*.sock"))
+	left, err := filepath.Glob(filepath.Join(dir, SocketPattern))
 	if err != nil {
 		return fmt.Errorf("find sockets: %w", err)
 	}

@@ -257,6 +257,7 @@ func reportFlags(environment environment) []cli.Flag {
 	return []cli.Flag{
 		&cli.BoolFlag{Name: "node-events", Value: true, DefaultText: "true", Usage: "write Events about profiles and GPUs", Category: category},
 		&cli.BoolFlag{Name: "node-condition", Value: true, DefaultText: "true", Usage: "write the condition " + nodestatus.ConditionType, Category: category},
+		&cli.DurationFlag{Name: "node-heartbeat", Value: 5 * time.Minute, Usage: "how often the condition is written again while it stays as it is, so that its age tells whether anybody serves the node; 0 for never", Category: category},
 		&cli.BoolFlag{Name: "node-annotations", Value: true, DefaultText: "true", Usage: "write annotations with the profile in force, and the labels " + nodestatus.StateLabel + " and " + nodestatus.MIGStateLabel, Category: category},
 		&cli.BoolFlag{Name: "feature-labels", Usage: "write labels that say what GPUs the node has and how they are shared, as GPU feature discovery does", Category: category},
 		&cli.StringFlag{Name: "feature-output", Value: nodestatus.FeaturesToNode, Usage: "where they go: node, or to node feature discovery (NFD) as nfd-file or nfd-api", Category: category},
@@ -301,8 +302,11 @@ func machineName(path string, log *slog.Logger) string {
 // newReporter makes the reporter to Kubernetes; nil when nothing is to be reported.
 // Where there is no API server, that is an error only if a flag asked for a report.
 func newReporter(cmd *cli.Command, features nodestatus.FeatureOutput, log *slog.Logger) (*nodestatus.Reporter, error) {
+	if beat := cmd.Duration("node-heartbeat"); beat < 0 {
+		return nil, usageError{fmt.Errorf("--node-heartbeat must not be less than 0, got %s", beat)}
+	}
 	options := nodestatus.Options{
-		Node: cmd.String("node-name"), Events: cmd.Bool("node-events"), Condition: cmd.Bool("node-condition"),
+		Node: cmd.String("node-name"), Events: cmd.Bool("node-events"), Condition: cmd.Bool("node-condition"), Heartbeat: cmd.Duration("node-heartbeat"),
 		Annotations: cmd.Bool("node-annotations"), RemoveStale: cmd.Bool("remove-stale-resources"),
 		Features: features, Logger: log,
 	}

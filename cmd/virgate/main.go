@@ -48,7 +48,7 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 		ExitErrHandler: func(context.Context, *cli.Command, error) {},
 		Commands: []*cli.Command{
 			runCommand(environment, stderr), planCommand(environment), checkCommand(environment),
-			statusCommand(), healthCommand(), gpuCommand(), migCommand(environment), simCommand(), demoCommand(), versionCommand(),
+			statusCommand(), healthCommand(), gpuCommand(), migCommand(environment), simCommand(), demoCommand(), uninstallCommand(environment), versionCommand(),
 			configManagerCommand(environment, stderr), featureDiscoveryCommand(environment, stderr),
 		},
 		Action: func(_ context.Context, cmd *cli.Command) error { return cli.ShowRootCommandHelp(cmd) },

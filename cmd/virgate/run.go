@@ -30,6 +30,7 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 		&cli.StringFlag{Name: "control-socket", Value: "/run/virgate/control.sock", Usage: "the socket for virgate health, virgate gpu and virgate sim; empty for none"},
 		&cli.BoolFlag{Name: "allow-gpu-reset", Usage: "let virgate gpu reset and profiles with mig.reset run nvidia-smi --gpu-reset of the driver root"},
 		&cli.StringFlag{Name: "listen", Value: ":9400", Usage: "the HTTP address of /healthz, /readyz, /metrics, /plan and the page /status; empty for none"},
+		&cli.BoolFlag{Name: "listen-when-serving", Usage: "take --listen and --control-socket only when serving, for a Virgate that stands by beside another in one pod; probes need --health-listen"},
 		&cli.DurationFlag{Name: "rescan", Value: 30 * time.Second, Usage: "the time between two readings of what GPUs and partitions there are"},
 		&cli.DurationFlag{Name: "probe", Value: 10 * time.Second, Usage: "the time between two probes of the GPUs' health"},
 		&cli.StringFlag{Name: "boot-id-file", Value: "/proc/sys/kernel/random/boot_id", Usage: "the file with the machine's boot ID; a boot resets the GPUs"},
@@ -66,7 +67,7 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 func serve(ctx context.Context, cmd *cli.Command, environment environment, log *slog.Logger) error {
 	options := daemon.Options{
 		Settings: agent.Settings{
-			SampleInterval: cmd.Duration("sample"), Listen: cmd.String("listen"), NodeName: cmd.String("node-name"), Logger: log, Version: version,
+			SampleInterval: cmd.Duration("sample"), Listen: cmd.String("listen"), ListenWhenServing: cmd.Bool("listen-when-serving"), NodeName: cmd.String("node-name"), Logger: log, Version: version,
 		},
 		PluginDir: pluginDir(cmd), PodResourcesSocket: podResources(cmd, "/host"),
 		Timing: plugin.Timing{RemovalDelay: cmd.Duration("quiet-time"), RetireAfter: cmd.Duration("retire-after")},

@@ -60,6 +60,9 @@ type Settings struct {
 	// Listen is the HTTP address, empty for none; HTTP is how it is served.
 	Listen string
 	HTTP   HTTP
+	// ListenWhenServing leaves Listen and the control socket to the program that serves
+	// the node, for two that share them in one pod. Probes then need HTTP.HealthListen.
+	ListenWhenServing bool
 	// Reload has the loop read its inputs again, as SIGHUP does; nil for never.
 	Reload <-chan os.Signal
 	Logger *slog.Logger
@@ -188,7 +191,11 @@ func (a *agent) run(ctx context.Context) error {
 		start(after(a.registering, a.settingsLoop))
 	}
 	if a.Control != nil {
-		start(func(ctx context.Context) error { return a.Control(ctx, a.releaseHandler()) })
+		control := func(ctx context.Context) error { return a.Control(ctx, a.releaseHandler()) }
+		if a.ListenWhenServing {
+			control = after(a.locked, control)
+		}
+		start(control)
 	}
 	for _, background := range a.Background {
 		start(background)

@@ -67,7 +67,7 @@ func (a *agent) servers() (servers []func(context.Context) error, err error) {
 		if _, err := net.ResolveTCPAddr("tcp", s.address); err != nil {
 			return nil, fmt.Errorf("listen for %s: %w", s.what, err)
 		}
-		servers = append(servers, func(ctx context.Context) error {
+		serve := func(ctx context.Context) error {
 			// That another program has the address, as may be on the host's network, must
 			// not end the serving of GPUs.
 			for pause := firstPause; ctx.Err() == nil; {
@@ -88,7 +88,11 @@ func (a *agent) servers() (servers []func(context.Context) error, err error) {
 				pause = nextPause(pause, time.Since(began))
 			}
 			return nil
-		})
+		}
+		if a.ListenWhenServing && i == 0 {
+			serve = after(a.locked, serve)
+		}
+		servers = append(servers, serve)
 	}
 	return servers, nil
 }

@@ -99,6 +99,51 @@ func serving(t *testing.T, options HTTP) (main, health net.Addr) {
 	return log.await(t, "http listens"), log.await(t, "health listens")
 }
 
+// TestListensWhenServing has a program stand by beside one that has its address and its
+// control socket: it takes them when it serves, and its probes are answered from the start.
+func TestListensWhenServing(t *testing.T) {
+	claimed, standing, controlled := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	log := newListening()
+	newRig(t, func(r *rig) {
+		r.options.Listen, r.options.HTTP, r.options.ListenWhenServing = "127.0.0.1:0", HTTP{HealthListen: "127.0.0.1:0"}, true
+		r.options.Logger = slog.New(log)
+		r.options.Control = func(ctx context.Context, _ http.Handler) error {
+			close(controlled)
+			<-ctx.Done()
+			return nil
+		}
+		r.options.AcquireLock = func(ctx context.Context, standBy func()) error {
+			standBy()
+			close(standing)
+			select {
+			case <-claimed:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	})
+	<-standing
+	health := log.await(t, "health listens").String()
+	for range 3 { // What was started before the answers would have come to listen.
+		if code, body := answer(t, http.DefaultClient, "http://"+health+"/readyz", "", ""); code != http.StatusOK {
+			t.Fatalf("standing by, it is not ready: %d %s", code, body)
+		}
+	}
+	select {
+	case address := <-log.addresses["http listens"]:
+		t.Errorf("standing by, it listens at %s", address)
+	case <-controlled:
+		t.Error("standing by, it serves the control socket")
+	default:
+	}
+	close(claimed)
+	if code, body := answer(t, http.DefaultClient, "http://"+log.await(t, "http listens").String()+"/api/v1/status", "", ""); code != http.StatusOK || !strings.Contains(body, `"role": "serving"`) {
+		t.Errorf("serving, it answers %d %s", code, body)
+	}
+	<-controlled
+}
+
 // answer asks for a URL, with a name and a password if there is a name.
 func answer(t *testing.T, client *http.Client, url, name, password string) (int, string) {
 	t.Helper()

@@ -66,7 +66,7 @@ func (a *agent) wakeReport() { notify(a.reportWake) }
 func (a *agent) nodeReport(s *state, p profileProgress, status plugin.Status) nodereport.Report {
 	report := nodereport.Report{
 		State: p.state, Wanted: profileRef(s.wanted), Applied: p.applied, Gone: p.gone, Features: s.features,
-		Layouts: p.layouts, Waits: p.waits, Units: a.Health.Health().Units, Renumbering: sharing.Renumbering(s.gpus), OverLimit: a.guard.overLimits(), Hit: map[string][]string{},
+		Layouts: p.layouts, NoLayout: s.profile != nil && !wantsLayout(s.profile), Waits: p.waits, Units: a.Health.Health().Units, Renumbering: sharing.Renumbering(s.gpus), OverLimit: a.guard.overLimits(), Hit: map[string][]string{},
 	}
 	ofAnyGPU := func(a sharing.Allocation) bool { return a.AnyGPU }
 	pods := podsByUnit(s.gpus, slices.DeleteFunc(slices.Clone(status.Holders), ofAnyGPU))
@@ -92,7 +92,7 @@ func (a *agent) nodeReport(s *state, p profileProgress, status plugin.Status) no
 // pendingLayouts are the layouts as they are reported: a GPU that has another one
 // than the profile wants is pending even before its change has been decided.
 func pendingLayouts(gpus []nodereport.GPULayout, profile *configs.SelectedProfile) []nodereport.GPULayout {
-	if profile == nil || !profile.Profile.MIG.Manage || profile.Profile.MIG.Name == "" {
+	if !wantsLayout(profile) {
 		return gpus
 	}
 	gpus = slices.Clone(gpus)
@@ -102,6 +102,10 @@ func pendingLayouts(gpus []nodereport.GPULayout, profile *configs.SelectedProfil
 		}
 	}
 	return gpus
+}
+
+func wantsLayout(profile *configs.SelectedProfile) bool {
+	return profile != nil && profile.Profile.MIG.Manage && profile.Profile.MIG.Name != ""
 }
 
 // readiness is whether pods can be given what the profile in force offers, as a condition

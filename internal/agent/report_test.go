@@ -118,7 +118,7 @@ func TestReportsWhatHappens(t *testing.T) {
 		r.options.ConfigSource = policy
 	})
 	first := reporter.await(t, "the first profile", reported(nodereport.ProfileApplied, "Serving"))
-	if first.Applied.Generation != "g1" || first.Ready != nodereport.ConditionTrue || first.Message != "nvidia.com/gpu (8 devices, 8 healthy)" || len(first.Units) != 1 {
+	if first.Applied.Generation != "g1" || first.Ready != nodereport.ConditionTrue || first.Message != "nvidia.com/gpu (8 devices, 8 healthy)" || len(first.Units) != 1 || !first.NoLayout {
 		t.Errorf("report %+v", first)
 	}
 	r.shows(8) // What is called applied, the kubelet has.
@@ -144,6 +144,33 @@ func TestReportsWhatHappens(t *testing.T) {
 	away := reporter.await(t, "the kubelet being away", reported(nodereport.ProfileApplied, "NotRegistered"))
 	if away.Ready != nodereport.ConditionFalse || !strings.Contains(away.Message, gpuResource) {
 		t.Errorf("report %+v", away)
+	}
+}
+
+// TestWantsLayout: the layout's state that an earlier run has told is void only when it is
+// known that the profile in force asks for none.
+func TestWantsLayout(t *testing.T) {
+	with := func(c sharing.MIGConfig) *configs.SelectedProfile {
+		return &configs.SelectedProfile{Config: configs.Config{Profile: sharing.Profile{MIG: c}}}
+	}
+	for _, test := range []struct {
+		name    string
+		profile *configs.SelectedProfile
+		want    bool
+	}{
+		{"no profile yet", nil, false},
+		{"no layout", with(sharing.MIGConfig{Manage: true}), false},
+		{"not to be changed", with(sharing.MIGConfig{Name: "all-disabled"}), false},
+		{"a layout", with(sharing.MIGConfig{Manage: true, Name: "all-disabled"}), true},
+	} {
+		if got := wantsLayout(test.profile); got != test.want {
+			t.Errorf("%s: %t", test.name, got)
+		}
+		a := newAgent(withIdle(Options{Plugin: plugin.NewManager(plugin.Options{}), Health: &fakeHealth{}}))
+		report := a.nodeReport(&state{profile: test.profile}, *a.progress.Load(), plugin.Status{})
+		if want := test.profile != nil && !test.want; report.NoLayout != want {
+			t.Errorf("%s: reported that no layout is wanted: %t", test.name, report.NoLayout)
+		}
 	}
 }
 

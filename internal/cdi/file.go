@@ -30,6 +30,9 @@ type file struct {
 // path is that of NVIDIA's plugin too: a runtime takes an entry in two files from neither.
 func (f *file) path() string { return filepath.Join(f.dir, f.name()) }
 
+// SpecPattern matches the names of all files that a Writer makes in its folder.
+const SpecPattern = plugin.CDIVendor + "-*.json"
+
 func (f *file) name() string { return cdilib.GenerateSpecName(plugin.CDIVendor, f.class) + ".json" }
 
 // refresh reads the file if it has changed, and says whether it may have to be written:

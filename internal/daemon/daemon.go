@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -177,21 +178,33 @@ func Run(ctx context.Context, o Options) error {
 		})
 	}
 	if o.ControlSocket != "" {
-		control, err := listenControl(o.ControlSocket)
-		switch {
-		case err == nil:
+		serve := func(ctx context.Context, control net.Listener, releases http.Handler) error {
+			return agent.ServeControl(ctx, control, controlHandler(node, releases, gpus.Control))
+		}
+		if o.ListenWhenServing {
 			options.Control = func(ctx context.Context, releases http.Handler) error {
-				return agent.ServeControl(ctx, control, controlHandler(node, releases, gpus.Control))
+				control, err := listenControl(o.ControlSocket)
+				if err != nil {
+					log.Error("no control socket", "error", err)
+					return nil
+				}
+				return serve(ctx, control, releases)
 			}
-		case o.ControlRequired:
+		} else if control, err := listenControl(o.ControlSocket); err == nil {
+			options.Control = func(ctx context.Context, releases http.Handler) error { return serve(ctx, control, releases) }
+		} else if o.ControlRequired {
 			return err
-		default:
+		} else {
 			log.Warn("no control socket", "error", err)
 		}
 	}
 	log.Info("virgate starts", "version", o.Version, "node", gpus.Name, "config", profile.name)
 	defer log.Info("virgate ends")
-	return agent.Run(ctx, options)
+	err = agent.Run(ctx, options)
+	if o.Reporter != nil {
+		lock.leave(func() { o.Reporter.Leave(context.WithoutCancel(ctx)) })
+	}
+	return err
 }
 
 // MIGOptions are what ApplyMIG needs.

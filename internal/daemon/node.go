@@ -139,6 +139,17 @@ func (l *nodeLock) release() {
 	if err := l.lock.Release(); err != nil {
 		l.log.Warn("lock not released", "error", err)
 	}
+	l.lock = nil
+}
+
+// leave gives the right up and, if there is no successor, calls say before one can come.
+func (l *nodeLock) leave(say func()) {
+	l.release()
+	if last, ok := state.AcquireLast(l.dir); ok {
+		l.lock = last
+		say()
+		l.release()
+	}
 }
 
 // listenControl listens on a Unix socket that only its owner can use. The socket

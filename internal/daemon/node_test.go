@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -164,6 +165,95 @@ func TestStandbyOpensNoDriver(t *testing.T) {
 	}
 	if err := <-ended; !errors.Is(err, nvml.DriverNotLoaded) || !strings.Contains(err.Error(), "--fail-on-init-error=false") {
 		t.Errorf("ended with %v", err)
+	}
+}
+
+// TestLeavingIsSaidByTheLast: a program that ends says so before another can serve the
+// node, and not when another one stands by.
+func TestLeavingIsSaidByTheLast(t *testing.T) {
+	dir := t.TempDir()
+	node := func() *nodeLock {
+		return &nodeLock{dir: dir, file: state.NewFile(dir, slog.New(slog.DiscardHandler)), log: slog.New(slog.DiscardHandler)}
+	}
+	first, second := node(), node()
+	if err := first.acquire(t.Context(), func() { t.Error("the first stands by") }); err != nil {
+		t.Fatal(err)
+	}
+	standing, acquired := make(chan bool), make(chan error)
+	go func() { acquired <- second.acquire(t.Context(), func() { close(standing) }) }()
+	<-standing
+	first.leave(func() { t.Error("left to nobody, and another stands by") })
+	if err := <-acquired; err != nil {
+		t.Fatal(err)
+	}
+	said := false
+	second.leave(func() {
+		said = true
+		if _, last := state.AcquireLast(dir); last {
+			t.Error("a successor can serve before it is said that there is none")
+		}
+	})
+	if !said {
+		t.Error("nobody serves the node, and nobody says so")
+	}
+	if err := node().acquire(t.Context(), func() { t.Error("the lock was kept") }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestRemoveHostFiles removes what Virgate makes and nothing else, when nobody serves the
+// node: its directories then look as if it had never been there.
+func TestRemoveHostFiles(t *testing.T) {
+	dir, cdiDir := t.TempDir(), t.TempDir()
+	theirs := []string{filepath.Join(dir, "kubelet.sock"), filepath.Join(dir, "nvidia-gpu.sock"), filepath.Join(dir, "kubelet_internal_checkpoint"), filepath.Join(cdiDir, "nvidia.yaml")}
+	ours := []string{
+		filepath.Join(cdiDir, "k8s.device-plugin.nvidia.com-gpu.json"), filepath.Join(dir, "cdi", "k8s.device-plugin.nvidia.com-gpu.json"),
+		filepath.Join(dir, "virgate-nvidia.com_gpu-0123abcd.sock"), filepath.Join(dir, state.Name), filepath.Join(dir, state.Name+".bad"), filepath.Join(dir, state.StandbyName),
+	}
+	if err := os.Mkdir(filepath.Join(dir, "cdi"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range append(theirs, ours...) {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lock, err := state.Acquire(t.Context(), dir, func(error) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if removed, err := RemoveHostFiles(t.Context(), dir, cdiDir); !errors.Is(err, state.ErrLocked) || len(removed) > 0 {
+		t.Errorf("removed %q while another serves: %v", removed, err)
+	}
+	for _, path := range append(theirs, ours...) {
+		if _, err := os.Stat(path); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := lock.Release(); err != nil {
+		t.Fatal(err)
+	}
+	removed, err := RemoveHostFiles(t.Context(), dir, cdiDir)
+	if err != nil || len(removed) != len(ours)+2 { // The lock, and the folder cdi.
+		t.Errorf("removed %q: %v", removed, err)
+	}
+	var left []string
+	for _, folder := range []string{dir, cdiDir} {
+		entries, err := os.ReadDir(folder)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			left = append(left, filepath.Join(folder, e.Name()))
+		}
+	}
+	slices.Sort(theirs)
+	slices.Sort(left)
+	if !slices.Equal(left, theirs) {
+		t.Errorf("left %q, want %q", left, theirs)
+	}
+	if _, err := RemoveHostFiles(t.Context(), filepath.Join(dir, "missing"), cdiDir); err == nil {
+		t.Error("a missing folder is no error")
 	}
 }
 

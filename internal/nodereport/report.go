@@ -121,6 +121,8 @@ type Report struct {
 	Reason, Message string
 	// Layouts are the GPUs that Virgate partitions, by index.
 	Layouts []GPULayout
+	// NoLayout says that the profile in force asks for no MIG layout; false while there is none.
+	NoLayout bool
 	// LayoutRefused says that the MIG layout which the node's label names cannot
 	// be had, so that Layouts are those of the last one that could.
 	LayoutRefused bool

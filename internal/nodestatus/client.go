@@ -74,6 +74,22 @@ func (c client) read(ctx context.Context) (node, error) {
 	return n, nil
 }
 
+// metadata is the Node's, with who wrote what.
+func (c client) metadata(ctx context.Context) (metav1.ObjectMeta, error) {
+	var object metav1.PartialObjectMetadata
+	data, err := c.do(ctx, c.rest.Get().Resource("nodes").Name(c.node).SetHeader("Accept", metadataOnly))
+	if err == nil {
+		err = json.Unmarshal(data, &object)
+	}
+	if err != nil {
+		return metav1.ObjectMeta{}, fmt.Errorf("read node %s: %w", c.node, err)
+	}
+	return object.ObjectMeta, nil
+}
+
+// metadataOnly asks for an object's metadata alone.
+const metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+
 func (c client) patchNode(ctx context.Context, kind types.PatchType, body any, part ...string) error {
 	return c.send(ctx, "patch node "+c.node, c.rest.Patch(kind).Resource("nodes").Name(c.node).SubResource(part...), body)
 }
@@ -98,7 +114,7 @@ func (c client) send(ctx context.Context, what string, request *rest.Request, bo
 	data, err := json.Marshal(body)
 	if err == nil {
 		_, err = c.do(ctx, request.Param("fieldManager", fieldManager).Body(data).
-			SetHeader("Accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"))
+			SetHeader("Accept", metadataOnly))
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)

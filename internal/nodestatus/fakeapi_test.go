@@ -88,6 +88,8 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch path := r.URL.Path; {
 	case path == "/api/v1/nodes/"+nodeName || path == "/api/v1/nodes/"+nodeName+"/status":
 		f.serveNode(w, r, body)
+	case path == "/api/v1/nodes":
+		f.serveNames(w, r)
 	case strings.HasPrefix(path, "/api/v1/namespaces/default/events"):
 		f.serveEvent(w, r, body)
 	case strings.HasPrefix(path, "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/virgate/nodefeatures"):
@@ -153,6 +155,18 @@ func (f *fakeAPI) serveNode(w http.ResponseWriter, r *http.Request, body []byte)
 	_ = json.NewEncoder(w).Encode(f.node)
 }
 
+// serveNames lists the Node, and two others on two pages more.
+func (f *fakeAPI) serveNames(w http.ResponseWriter, r *http.Request) {
+	page := metav1.PartialObjectMetadataList{ListMeta: metav1.ListMeta{Continue: "n0"}, Items: []metav1.PartialObjectMetadata{{ObjectMeta: f.node.ObjectMeta}}}
+	switch name := r.URL.Query().Get("continue"); name {
+	case "n0":
+		page.Continue, page.Items[0].Name = "n2", name
+	case "n2":
+		page.Continue, page.Items[0].Name = "", name
+	}
+	_ = json.NewEncoder(w).Encode(page)
+}
+
 // merge patches an object in place.
 func merge[T any](object *T, patch []byte) error {
 	data, err := json.Marshal(object)
@@ -187,6 +201,10 @@ func strategicMerge(object, patch map[string]any) map[string]any {
 			list, _ := object[key].([]any)
 			for _, item := range value {
 				item := item.(map[string]any)
+				if item["$patch"] == "delete" {
+					list = slices.DeleteFunc(list, func(other any) bool { return other.(map[string]any)["type"] == item["type"] })
+					continue
+				}
 				i := slices.IndexFunc(list, func(other any) bool { return other.(map[string]any)["type"] == item["type"] })
 				if i < 0 {
 					list = append(list, item)

@@ -2,6 +2,7 @@ package nodestatus
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -14,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/virgate/virgate/internal/nodereport"
 )
@@ -46,6 +48,8 @@ type metadata struct {
 	written *objectMeta
 	// leftToNFD are the feature labels that were last found to be NFD's.
 	leftToNFD []string
+	// looked says that there is no MIGStateLabel of an earlier run any more.
+	looked bool
 }
 
 // objectMeta is a patch of a Node's metadata. A nil value takes the key away.
@@ -63,6 +67,16 @@ func (m *metadata) write(ctx context.Context, report nodereport.Report) (again t
 			}
 		}
 	}
+	if report.NoLayout && !report.LayoutsLeft && !m.looked && !m.noProfile {
+		// An earlier run may have had layouts to tell of. What mig-manager wrote stays.
+		meta, err := m.client.metadata(ctx)
+		if err != nil {
+			return 0, err
+		}
+		if wrote(meta, "f:labels", MIGStateLabel) {
+			wanted.Labels[MIGStateLabel] = nil
+		}
+	}
 	if !m.noProfile && (m.written == nil || !reflect.DeepEqual(wanted, *m.written)) {
 		maps.Copy(patch.Annotations, wanted.Annotations)
 		maps.Copy(patch.Labels, wanted.Labels)
@@ -78,8 +92,23 @@ func (m *metadata) write(ctx context.Context, report nodereport.Report) (again t
 			return 0, err
 		}
 	}
-	m.written = &wanted
+	m.written, m.looked = &wanted, m.looked || report.NoLayout && !report.LayoutsLeft
 	return again, nil
+}
+
+// wrote says that the value which the object has in f:labels or f:annotations under that
+// key is Virgate's: the API keeps who wrote each value last.
+func wrote(meta metav1.ObjectMeta, section, key string) bool {
+	return slices.ContainsFunc(meta.ManagedFields, func(entry metav1.ManagedFieldsEntry) bool {
+		var fields struct {
+			Metadata map[string]map[string]any `json:"f:metadata"`
+		}
+		if entry.Manager != fieldManager || entry.FieldsV1 == nil || json.Unmarshal(entry.FieldsV1.Raw, &fields) != nil {
+			return false
+		}
+		_, found := fields.Metadata[section]["f:"+key]
+		return found
+	})
 }
 
 func metadataOf(report nodereport.Report) objectMeta {
@@ -113,20 +142,32 @@ const maxMessage = 1024
 
 type condition struct {
 	client client
-	// written is the condition as the Node has it; nil while that is not known.
+	// written is the condition as the Node has it, without a type if it has none; nil
+	// while that is not known.
 	written *corev1.NodeCondition
+	// heartbeat is Options.Heartbeat, and beat when the next one is due: not on all nodes
+	// at once that were written to at once.
+	heartbeat time.Duration
+	beat      time.Time
+}
+
+func (c *condition) read(ctx context.Context) error {
+	n, err := c.client.read(ctx)
+	if err != nil {
+		return err
+	}
+	c.written = &corev1.NodeCondition{}
+	if i := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == ConditionType }); i >= 0 {
+		c.written = &n.Status.Conditions[i]
+	}
+	return nil
 }
 
 func (c *condition) write(ctx context.Context, report nodereport.Report) (again time.Duration, err error) {
 	if c.written == nil {
 		// An earlier run may have written it: its time must not begin anew.
-		n, err := c.client.read(ctx)
-		if err != nil {
+		if err := c.read(ctx); err != nil {
 			return 0, err
-		}
-		c.written = &corev1.NodeCondition{}
-		if i := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == ConditionType }); i >= 0 {
-			c.written = &n.Status.Conditions[i]
 		}
 	}
 	next := corev1.NodeCondition{
@@ -135,7 +176,9 @@ func (c *condition) write(ctx context.Context, report nodereport.Report) (again 
 	}
 	same := next.Status == c.written.Status
 	if same && next.Reason == c.written.Reason && next.Message == c.written.Message {
-		return 0, nil
+		if left := time.Until(c.beat); c.heartbeat == 0 || left > 0 {
+			return max(0, left), nil
+		}
 	}
 	if !same || next.LastTransitionTime.IsZero() {
 		next.LastTransitionTime = next.LastHeartbeatTime
@@ -146,7 +189,12 @@ func (c *condition) write(ctx context.Context, report nodereport.Report) (again 
 		return 0, err
 	}
 	c.written = &next
-	return 0, nil
+	if c.heartbeat == 0 {
+		return 0, nil
+	}
+	again = wait.Jitter(c.heartbeat, 0.2)
+	c.beat = time.Now().Add(again)
+	return again, nil
 }
 
 // staleResources takes resources that were stopped out of the Node's capacity. The
@@ -166,10 +214,10 @@ func (r *staleResources) write(ctx context.Context, report nodereport.Report) (a
 		if r.done[gone] {
 			continue
 		}
-		if wait := time.Until(gone.Since.Add(r.grace)); wait <= 0 {
+		if left := time.Until(gone.Since.Add(r.grace)); left <= 0 {
 			due = append(due, gone)
-		} else if again == 0 || wait < again {
-			again = wait
+		} else if again == 0 || left < again {
+			again = left
 		}
 	}
 	if len(due) == 0 {

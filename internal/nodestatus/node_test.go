@@ -265,6 +265,130 @@ func TestMIGLabel(t *testing.T) {
 	}
 }
 
+// TestStaleMIGLabel starts where an earlier run has left the label: it goes when the profile
+// in force asks for no layout, unless somebody else wrote it.
+func TestStaleMIGLabel(t *testing.T) {
+	for _, test := range []struct{ manager, section, want string }{
+		{"virgate", "f:labels", ""}, {"mig-manager", "f:labels", "success"}, {"virgate", "f:annotations", "success"},
+	} {
+		f := newFakeAPI(t)
+		f.node.Labels[MIGStateLabel] = "success"
+		f.node.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet"}, {Manager: test.manager, FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{
+			Raw: []byte(`{"f:metadata":{"` + test.section + `":{".":{},"f:` + MIGStateLabel + `":{}}}}`),
+		}}}
+		client, err := connect(f.config(), nodeName, time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := &metadata{client: client}
+		write := func(report nodereport.Report, want string, reads int) {
+			t.Helper()
+			if _, err := m.write(t.Context(), report); err != nil {
+				t.Error(err)
+			}
+			if got := f.node.Labels[MIGStateLabel]; got != want || f.count("GET") != reads {
+				t.Errorf("%s, %s: %q after %d readings, want %q after %d", test.manager, test.section, got, f.count("GET"), want, reads)
+			}
+		}
+		report := applied("g1")
+		write(report, "success", 0) // Whether a layout is wanted is not known yet.
+		report.NoLayout = true
+		f.refuse["/nodes/n1"] = 403
+		if _, err := m.write(t.Context(), report); err == nil {
+			t.Error("a refusal is no error")
+		}
+		f.refuse["/nodes/n1"] = 0
+		before := f.count("GET")
+		write(report, test.want, before+1)
+		write(report, test.want, before+1)
+		report.State = nodereport.ProfilePending
+		write(report, test.want, before+1)
+		if f.node.Labels[StateLabel] != "pending" {
+			t.Errorf("labels %v", f.node.Labels)
+		}
+	}
+}
+
+// TestHeartbeat writes the condition again while nothing changes.
+func TestHeartbeat(t *testing.T) {
+	f := newFakeAPI(t)
+	options := Options{Config: f.config(), Node: nodeName, Condition: true, Heartbeat: time.Millisecond}
+	start(t, options, fast()).Report(applied("g1"))
+	began := metav1.Time{}
+	f.await("beats", func() bool {
+		c, ok := f.condition()
+		if ok && began.IsZero() {
+			began = c.LastTransitionTime
+		}
+		return f.count("PATCH") > 5 && c.LastHeartbeatTime.After(began.Time) // Their times have whole seconds.
+	})
+	f.change(func() {
+		if c, _ := f.condition(); !c.LastTransitionTime.Equal(&began) || c.Status != "True" || c.Reason != "Serving" {
+			t.Errorf("%+v after heartbeats, it began at %s", c, began)
+		}
+		if n := f.count("GET"); n != 1 {
+			t.Errorf("read %d times", n)
+		}
+	})
+}
+
+// TestHeartbeatIsNotEarly has one that is due much later: only changes are written.
+func TestHeartbeatIsNotEarly(t *testing.T) {
+	f := newFakeAPI(t)
+	client, err := connect(f.config(), nodeName, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &condition{client: client, heartbeat: time.Hour}
+	for range 2 {
+		again, err := c.write(t.Context(), applied("g1"))
+		if err != nil || again < 50*time.Minute || again > 72*time.Minute {
+			t.Errorf("again after %s, %v; want about an hour", again, err)
+		}
+	}
+	if n := f.count("PATCH"); n != 1 {
+		t.Errorf("%d writes, want 1", n)
+	}
+}
+
+// TestLeave ends a reporter for good.
+func TestLeave(t *testing.T) {
+	for _, test := range []struct {
+		name            string
+		condition, hang bool
+		before, want    string
+	}{
+		{name: "serving", condition: true, before: "Serving", want: "Stopped"},
+		{name: "drained", condition: true, before: "Draining", want: "Stopped"},
+		{name: "it was never written", condition: true},
+		{name: "not to be written", before: "Serving", want: "Serving"},
+		{name: "no answer", condition: true, hang: true, before: "Serving", want: "Serving"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			f := newFakeAPI(t)
+			began := metav1.NewTime(time.Now().Add(-time.Hour).Truncate(time.Second))
+			if test.before != "" {
+				f.node.Status.Conditions = append(f.node.Status.Conditions, corev1.NodeCondition{
+					Type: ConditionType, Status: "True", Reason: test.before, LastTransitionTime: began,
+				})
+			}
+			f.hang = test.hang
+			r, err := newReporter(Options{Config: f.config(), Node: nodeName, Condition: test.condition}, fast())
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Leave(t.Context()) // It must return also without an answer.
+			c, found := f.condition()
+			if c.Reason != test.want || found != (test.before != "") {
+				t.Errorf("%+v", c)
+			}
+			if test.want == "Stopped" && (c.Status != "Unknown" || c.Message == "" || !c.LastTransitionTime.After(began.Time)) {
+				t.Errorf("%+v", c)
+			}
+		})
+	}
+}
+
 // TestEventWhoseAnswerWasLost is made twice.
 func TestEventWhoseAnswerWasLost(t *testing.T) {
 	f := newFakeAPI(t)

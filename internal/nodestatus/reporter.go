@@ -25,8 +25,10 @@ type Options struct {
 	Node string
 	// Events writes Events about the Node.
 	Events bool
-	// Condition writes the Node's condition GPUSharingReady.
+	// Condition writes the Node's condition GPUSharingReady, and Heartbeat is how often it
+	// is written again while it says the same; 0 for never.
 	Condition bool
+	Heartbeat time.Duration
 	// Annotations writes the Node's annotations and its labels.
 	Annotations bool
 	// Features says where feature labels go; the zero value for nowhere.
@@ -40,9 +42,10 @@ type Options struct {
 
 // Reporter writes the last report to the Node.
 type Reporter struct {
-	loops  []*writeLoop
-	queue  *eventQueue
-	events bool
+	options Options
+	client  client
+	loops   []*writeLoop
+	queue   *eventQueue
 
 	// mutex guards what Report leaves for the loops.
 	mutex sync.Mutex
@@ -101,7 +104,7 @@ func newReporter(options Options, timing timing) (*Reporter, error) {
 		}
 	}
 	log := cmp.Or(options.Logger, slog.New(slog.DiscardHandler))
-	r := &Reporter{queue: newEventQueue(timing), events: options.Events}
+	r := &Reporter{options: options, client: client, queue: newEventQueue(timing)}
 	add := func(wanted bool, what string, newWriter func() writer) {
 		if wanted {
 			r.loops = append(r.loops, newWriteLoop(newWriter, r.lastReport, timing, log.With("component", "report", "writes", what)))
@@ -113,7 +116,7 @@ func newReporter(options Options, timing timing) (*Reporter, error) {
 	})
 	add(options.Features.Kind == FeaturesToFile, "feature labels", func() writer { return featureFile{options.Features.File} })
 	add(options.Features.Kind == FeaturesToNFD, "feature labels", func() writer { return &NodeFeature{client: client, FeatureOutput: options.Features} })
-	add(options.Condition, "condition", func() writer { return &condition{client: client} })
+	add(options.Condition, "condition", func() writer { return &condition{client: client, heartbeat: options.Heartbeat} })
 	add(options.Events, "events", func() writer {
 		return &eventWriter{queue: r.queue, client: client, log: log.With("component", "report")}
 	})
@@ -131,7 +134,7 @@ func (r *Reporter) Report(report nodereport.Report) {
 	if r.last != nil && reflect.DeepEqual(*r.last, report) {
 		return
 	}
-	if r.events {
+	if r.options.Events {
 		at := time.Now()
 		for _, n := range newEvents(r.last, report) {
 			r.queue.add(n, at)
@@ -173,6 +176,29 @@ func (r *Reporter) Run(ctx context.Context) error {
 	}
 	running.Wait()
 	return nil
+}
+
+// leaveTimeout is how long the end of the program waits for Leave.
+const leaveTimeout = 2 * time.Second
+
+// Leave says in the condition, if the Node has it, that nobody serves this node any more.
+// It is called when Run has returned and no successor is there, and waits for the API
+// server for a moment only: what it cannot write, the heartbeat's age tells.
+func (r *Reporter) Leave(ctx context.Context) {
+	if !r.options.Condition {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+	defer cancel()
+	left := nodereport.Report{Ready: nodereport.ConditionUnknown, Reason: "Stopped", Message: "Virgate has ended on this node, and nobody serves its GPUs until it starts again"}
+	c := &condition{client: r.client}
+	err := c.read(ctx)
+	if err == nil && c.written.Type != "" {
+		_, err = c.write(ctx, left)
+	}
+	if err != nil {
+		cmp.Or(r.options.Logger, slog.New(slog.DiscardHandler)).Warn("the condition does not say that nobody serves this node", "error", err)
+	}
 }
 
 type writer interface {

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 )
 
@@ -78,7 +81,7 @@ func TestLockWaitEnds(t *testing.T) {
 // TestLockWaitLeaksNothing: who stands by for weeks tries 200 times a second.
 func TestLockWaitLeaksNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), LockName)
-	lock, err := tryLock(path)
+	lock, err := tryLock(path, syscall.LOCK_EX)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,11 +95,156 @@ func TestLockWaitLeaksNothing(t *testing.T) {
 	}
 	before := open()
 	for range 1000 {
-		if _, err := tryLock(path); !errors.Is(err, ErrLocked) {
+		if _, err := tryLock(path, syscall.LOCK_EX); !errors.Is(err, ErrLocked) {
 			t.Fatalf("got %v", err)
 		}
 	}
 	if more := open() - before; more > 100 {
 		t.Errorf("%d descriptors more", more)
+	}
+}
+
+func TestLastOfADirectory(t *testing.T) {
+	dir := t.TempDir()
+	lock := func(name string, kind int) *Lock {
+		t.Helper()
+		lock, err := tryLock(filepath.Join(dir, name), kind)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return lock
+	}
+	for _, test := range []struct {
+		name, file string
+		kind       int
+	}{{"another serves", LockName, syscall.LOCK_EX}, {"another stands by", StandbyName, syscall.LOCK_SH}} {
+		other := lock(test.file, test.kind)
+		if _, last := AcquireLast(dir); last {
+			t.Errorf("%s, and this is the last", test.name)
+		}
+		if err := other.Release(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	last, ok := AcquireLast(dir)
+	if !ok {
+		t.Fatal("alone, and not the last")
+	}
+	if _, err := tryLock(filepath.Join(dir, LockName), syscall.LOCK_EX); !errors.Is(err, ErrLocked) {
+		t.Errorf("the last does not have the lock: %v", err)
+	}
+	if err := last.Release(); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := AcquireLast(filepath.Join(dir, "missing")); ok {
+		t.Error("the last of a directory that is not there")
+	}
+}
+
+// TestStandbyIsSeen has who waits be seen from when it says so until it no longer waits.
+func TestStandbyIsSeen(t *testing.T) {
+	dir := t.TempDir()
+	standby := filepath.Join(dir, StandbyName)
+	serving, err := tryLock(filepath.Join(dir, LockName), syscall.LOCK_EX)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := func() bool {
+		lock, err := tryLock(standby, syscall.LOCK_EX)
+		if err == nil {
+			err = lock.Release()
+		} else if errors.Is(err, ErrLocked) {
+			return true
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		return false
+	}
+	stand := func() (giveUp func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		waiting, ended := make(chan error, 2), make(chan error)
+		go func() {
+			_, err := Acquire(ctx, dir, func(err error) { waiting <- err })
+			ended <- err
+		}()
+		<-waiting
+		return func() {
+			cancel()
+			if err := <-ended; !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		}
+	}
+	first, second := stand(), stand()
+	for _, giveUp := range []func(){first, second} {
+		if !seen() {
+			t.Error("who waits is not seen")
+		}
+		giveUp()
+	}
+	if seen() {
+		t.Error("who has waited is still seen")
+	}
+	waiting, ended := make(chan error, 2), make(chan error)
+	go func() {
+		lock, err := Acquire(t.Context(), dir, func(err error) { waiting <- err })
+		if err == nil && seen() {
+			err = errors.New("who serves is seen as standing by")
+		}
+		if err == nil {
+			err = lock.Release()
+		}
+		ended <- err
+	}()
+	<-waiting
+	if err := serving.Release(); err != nil {
+		t.Error(err)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSomebodyIsTheLast ends one that serves and several that wait at the same time: each
+// time one of them learns that it is the last.
+func TestSomebodyIsTheLast(t *testing.T) {
+	dir := t.TempDir()
+	for round := range 300 {
+		serving, err := Acquire(t.Context(), dir, func(err error) { t.Errorf("round %d: %v", round, err) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var last atomic.Int32
+		leave := func(lock *Lock) {
+			if lock != nil {
+				if err := lock.Release(); err != nil {
+					t.Error(err)
+				}
+			}
+			if lock, ok := AcquireLast(dir); ok {
+				last.Add(1)
+				if err := lock.Release(); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		waiting := make(chan error, 2)
+		var all sync.WaitGroup
+		for range 2 {
+			all.Go(func() {
+				lock, _ := Acquire(ctx, dir, func(err error) { waiting <- err })
+				leave(lock)
+			})
+		}
+		<-waiting
+		<-waiting
+		all.Go(cancel)
+		all.Go(func() { leave(serving) })
+		all.Wait()
+		if last.Load() == 0 {
+			t.Fatalf("round %d: nobody was the last", round)
+		}
 	}
 }

@@ -143,3 +143,32 @@ true
 {{- include "virgate.monitorsMIG" . -}}
 {{- end -}}
 {{- end -}}
+
+{{- /* A container, but for its name, that takes from the node what Virgate has left there. */ -}}
+{{- define "virgate.uninstall" -}}
+image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+args: [uninstall, --host, --node=$(NODE_NAME)]
+env:
+- name: NODE_NAME
+  valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+{{- with .Values.resources }}
+resources:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  runAsUser: 0
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  seccompProfile: {type: RuntimeDefault}
+  capabilities: {drop: [ALL]}
+  {{- with .Values.seLinuxOptions }}
+  seLinuxOptions:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+volumeMounts:
+- {name: device-plugins, mountPath: /var/lib/kubelet/device-plugins}
+{{- if include "virgate.writesSpecs" . }}
+- {name: cdi, mountPath: /var/run/cdi}
+{{- end }}
+{{- end -}}

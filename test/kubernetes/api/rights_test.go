@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/nodestatus"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -189,6 +191,30 @@ func testAdmission(t *testing.T, s *server) {
 	}
 	if err := patch("n1", `{"metadata":{"labels":{"nvidia.com/mig.config.state":"success"}}}`); err != nil {
 		t.Errorf("its own other label: %v", err)
+	}
+
+	r.Leave(t.Context())
+	if c := s.node("n1").Status.Conditions; !slices.ContainsFunc(c, func(c corev1.NodeCondition) bool {
+		return c.Type == nodestatus.ConditionType && c.Status == corev1.ConditionUnknown && c.Reason == "Stopped"
+	}) {
+		t.Errorf("at the end the conditions are %+v", c)
+	}
+	_, err = s.admin.CoreV1().Nodes().Patch(t.Context(), "n2", types.StrategicMergePatchType, []byte(ours), metav1.PatchOptions{})
+	s.must(err)
+	if _, err := nodestatus.Uninstall(t.Context(), config, "n2", "nvidia.com"); err == nil || !strings.Contains(err.Error(), "may not write to node n2") {
+		t.Errorf("take away what another node's left: %v", err)
+	}
+	if _, err := nodestatus.Uninstall(t.Context(), config, "n1", "nvidia.com"); err != nil {
+		t.Errorf("take away what it left: %v", err)
+	}
+	n := s.node("n1")
+	for key := range n.Annotations {
+		if strings.HasPrefix(key, "virgate.github.io/") {
+			t.Errorf("the annotation %s is left", key)
+		}
+	}
+	if _, left := n.Labels[nodestatus.StateLabel]; left || len(n.Status.Conditions) != 1 || n.Status.Conditions[0].Type != corev1.NodeReady {
+		t.Errorf("labels %v and conditions %+v are left", n.Labels, n.Status.Conditions)
 	}
 	event := &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{Name: "e", Namespace: "default"}, Reason: "R", InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: "n2"},

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/virgate/virgate/internal/configsource"
+	"github.com/virgate/virgate/internal/daemon"
+	"github.com/virgate/virgate/internal/nodestatus"
+)
+
+func uninstallCommand(environment environment) *cli.Command {
+	kubeconfig, _ := environment("KUBECONFIG")
+	return &cli.Command{
+		Name:  "uninstall",
+		Usage: "takes away what a Virgate that has ended left on Nodes, and on this machine",
+		Description: "From Nodes: the condition, labels and annotations that Virgate wrote, and resources of which there are 0.\n" +
+			"The kubelet keeps a resource for five minutes after Virgate's end, and puts back what is removed\n" +
+			"before: --wait 6m looks again until then. Running it twice does no harm.\n\n" +
+			"Example: virgate uninstall --kubeconfig ~/.kube/config --all --wait 6m",
+		Flags: append(pluginDirFlags(environment),
+			&cli.StringSliceFlag{Name: "node", Usage: "this Node; may be repeated"},
+			&cli.BoolFlag{Name: "all", Usage: "all Nodes of the cluster"},
+			&cli.StringFlag{Name: "kubeconfig", Value: kubeconfig, Usage: "how to reach the API server; without it as a pod does [$KUBECONFIG]"},
+			&cli.StringFlag{Name: "domain", Value: "nvidia.com", Usage: "the domain of the resources, the part before the /"},
+			&cli.BoolFlag{Name: "host", Usage: "also what lies on this machine: state, lock and sockets in the device-plugins directory, and CDI specs. Not while a Virgate serves it"},
+			&cli.StringFlag{Name: "cdi-dir", Value: "/var/run/cdi", Usage: "where --host looks for CDI specs"},
+			&cli.DurationFlag{Name: "wait", Usage: "how long to look every 10 s whether there is more to take away"},
+		),
+		Action: uninstall,
+	}
+}
+
+// uninstallInterval is the time between two looks with --wait.
+const uninstallInterval = 10 * time.Second
+
+func uninstall(ctx context.Context, cmd *cli.Command) error {
+	nodes := cmd.StringSlice("node")
+	switch {
+	case cmd.Bool("all") && len(nodes) > 0:
+		return usageError{errors.New("--node and --all exclude each other")}
+	case !cmd.Bool("all") && len(nodes) == 0 && !cmd.Bool("host"):
+		return usageError{errors.New("uninstall needs --node, --all or --host")}
+	case cmd.Duration("wait") < 0:
+		return usageError{fmt.Errorf("--wait must not be less than 0, got %s", cmd.Duration("wait"))}
+	case strings.Contains(cmd.String("domain"), "/") || cmd.String("domain") == "":
+		return usageError{fmt.Errorf("--domain: expected a domain such as nvidia.com, got %q", cmd.String("domain"))}
+	}
+	out := cmd.Root().Writer
+	if cmd.Bool("host") {
+		removed, err := daemon.RemoveHostFiles(ctx, pluginDir(cmd), cmd.String("cdi-dir"))
+		for _, path := range removed {
+			_, _ = fmt.Fprintln(out, "removed", path)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if !cmd.Bool("all") && len(nodes) == 0 {
+		return nil
+	}
+	config, err := configsource.RESTConfig(cmd.String("kubeconfig"))
+	if err != nil {
+		return err
+	}
+	if cmd.Bool("all") {
+		if nodes, err = nodestatus.NodeNames(ctx, config); err != nil {
+			return err
+		}
+	}
+	waiting, stop := context.WithTimeout(ctx, cmd.Duration("wait"))
+	defer stop()
+	for {
+		var errs []error
+		var left []string
+		for _, node := range nodes {
+			removed, err := nodestatus.Uninstall(ctx, config, node, cmd.String("domain"))
+			errs = append(errs, err)
+			if len(removed.Done) > 0 {
+				_, _ = fmt.Fprintf(out, "node %s: removed %s\n", node, strings.Join(removed.Done, ", "))
+			}
+			if len(removed.Left) > 0 {
+				left = append(left, fmt.Sprintf("node %s: still has %s, which the kubelet gives up 5 minutes after its plugin's end", node, strings.Join(removed.Left, ", ")))
+			}
+		}
+		select {
+		case <-waiting.Done():
+			for _, line := range left {
+				_, _ = fmt.Fprintln(out, line)
+			}
+			return errors.Join(errs...)
+		case <-time.After(uninstallInterval):
+		}
+	}
+}

@@ -1,0 +1,46 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/virgate/virgate/internal/cdi"
+	"github.com/virgate/virgate/internal/state"
+	"github.com/virgate/virgate/plugin"
+)
+
+// RemoveHostFiles removes all that Virgate has written to the machine's device-plugins and
+// CDI directories, and returns what that was. The error says that a Virgate serves it.
+func RemoveHostFiles(ctx context.Context, pluginDir, cdiDir string) (removed []string, err error) {
+	lock, err := lockOnce(ctx, pluginDir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = lock.Release() }()
+	var paths []string
+	for _, pattern := range []string{
+		filepath.Join(cdiDir, cdi.SpecPattern), filepath.Join(pluginDir, "cdi", cdi.SpecPattern), filepath.Join(pluginDir, "cdi"),
+		filepath.Join(pluginDir, plugin.SocketPattern), filepath.Join(pluginDir, state.Name+"*"),
+		filepath.Join(pluginDir, state.StandbyName), filepath.Join(pluginDir, state.LockName), // The lock last: until then nobody else can serve.
+	} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			return nil, fmt.Errorf("find %s: %w", pattern, err)
+		}
+		slices.Sort(found)
+		paths = append(paths, found...)
+	}
+	var errs []error
+	for _, path := range paths {
+		if err := os.Remove(path); err != nil {
+			errs = append(errs, fmt.Errorf("remove what Virgate left: %w", err))
+			continue
+		}
+		removed = append(removed, path)
+	}
+	return removed, errors.Join(errs...)
+}

@@ -69,7 +69,7 @@ func (r UtilizationReport) SetLimits(gpus []GPU, planned, listed []Resource, all
 		}
 		devices[id] = map[Container]int{}
 		for _, h := range usage.Holders {
-			certain := h.Claim == "" && h.Pod != "" && h.Resource == wanted.resource && !slices.ContainsFunc(h.Devices, func(device string) bool {
+			certain := h.Pod != "" && h.Resource == wanted.resource && !slices.ContainsFunc(h.Devices, func(device string) bool {
 				_, _, shared := ParseDeviceID(device)
 				return !shared
 			})

@@ -162,7 +162,8 @@ func newSettingsRig(t *testing.T, f *fakeSettings) *rig {
 func TestGPUSettings(t *testing.T) {
 	f := newFakeSettings()
 	whole, shared := gpus("", "")[0].UUID, gpus("", "")[1].UUID
-	f.modes[shared] = sharing.ProhibitedCompute // Nobody asked for another one.
+	f.modes[whole] = sharing.ProhibitedCompute
+	f.modes[shared] = sharing.ProhibitedCompute // Nobody asks for another one.
 	t.Run("set", func(t *testing.T) {
 		r := newSettingsRig(t, f)
 		r.awaitSettings("set", func() bool {
@@ -187,7 +188,7 @@ func TestGPUSettings(t *testing.T) {
 		p := settingProfile("", sharing.LongTimeSlice)
 		r.policy.set(p, nil)
 		r.awaitSettings("changed", func() bool {
-			return f.now(whole) == "default  1" && f.now(shared) == "prohibited long 1" && r.told(0) == ""
+			return f.now(whole) == "prohibited  1" && f.now(shared) == "prohibited long 1" && r.told(0) == ""
 		})
 	})
 	t.Run("undone by a later run", func(t *testing.T) {

@@ -369,7 +369,7 @@ func testRepartitioning(t *testing.T, c *cluster) {
 	c.profiles(t, "layouts", map[string]string{"small": text("all-1g.10gb"), "balanced": text("all-balanced")})
 	t.Cleanup(func() { c.label(t, "") })
 	c.label(t, "small")
-	c.install(t, "node=sim:h100x2+all-1g.10gb", "config.name=layouts", never)
+	c.install(t, "node=sim:h100x2+all-1g.10gb", "config.name=layouts", quickly)
 	c.awaitAllocatable(t, map[string]int64{"nvidia.com/mig-1g.10gb": 14})
 	for gpu := range 2 {
 		c.simulate(t, c.plugin(t), "slow", "--gpu", strconv.Itoa(gpu), "DeviceCreateGpuInstanceWithPlacement", strconv.FormatInt(driver.Milliseconds(), 10))

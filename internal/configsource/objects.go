@@ -1,7 +1,6 @@
 package configsource
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -190,7 +189,7 @@ type migWriter struct {
 // otherMIGWriter is who has written migStateLabel as it is; none where that is Virgate.
 func otherMIGWriter(fields []metav1.ManagedFieldsEntry) migWriter {
 	for _, f := range fields {
-		if f.FieldsV1 != nil && f.Time != nil && f.Manager != ownManager && bytes.Contains(f.FieldsV1.Raw, []byte(`"f:`+migStateLabel+`"`)) {
+		if f.FieldsV1 != nil && f.Time != nil && f.Manager != ownManager && strings.Contains(f.FieldsV1.GetRawString(), `"f:`+migStateLabel+`"`) {
 			return migWriter{f.Manager, f.Time.Unix()}
 		}
 	}

@@ -97,11 +97,11 @@ func TestMIGManager(t *testing.T) {
 	s.maps.change("profiles", fakeConfigMap(map[string]string{"a": cutting, "b": four}))
 	long, then := metav1.NewTime(time.Unix(1, 0)), metav1.NewTime(time.Unix(2, 0))
 	state := func(manager string, at metav1.Time) metav1.ManagedFieldsEntry {
-		return metav1.ManagedFieldsEntry{Manager: manager, Time: &at, FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata":{"f:labels":{"f:nvidia.com/mig.config.state":{}}}}`)}}
+		return metav1.ManagedFieldsEntry{Manager: manager, Time: &at, FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{"f:nvidia.com/mig.config.state":{}}}}`)}
 	}
 	set := func(profile, layout string, fields []metav1.ManagedFieldsEntry, labels ...string) {
 		node := labeledNode(profile, layout).(*metav1.PartialObjectMetadata)
-		node.ManagedFields = append([]metav1.ManagedFieldsEntry{{Manager: "kubelet", Time: &then, FieldsV1: &metav1.FieldsV1{Raw: []byte("{}")}}}, fields...)
+		node.ManagedFields = append([]metav1.ManagedFieldsEntry{{Manager: "kubelet", Time: &then, FieldsV1: metav1.NewFieldsV1("{}")}}, fields...)
 		for i := 0; i < len(labels); i += 2 {
 			metav1.SetMetaDataLabel(&node.ObjectMeta, labels[i], labels[i+1])
 		}

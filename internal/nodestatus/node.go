@@ -62,7 +62,7 @@ func (m *metadata) write(ctx context.Context, report nodereport.Report) (again t
 	wanted, patch := metadataOf(report), objectMeta{Annotations: map[string]*string{}, Labels: map[string]*string{}}
 	if m.written != nil {
 		for key := range m.written.Labels {
-			if _, stays := wanted.Labels[key]; !stays && !(key == MIGStateLabel && report.LayoutsLeft) {
+			if _, stays := wanted.Labels[key]; !stays && (key != MIGStateLabel || !report.LayoutsLeft) {
 				wanted.Labels[key] = nil
 			}
 		}
@@ -103,7 +103,7 @@ func wrote(meta metav1.ObjectMeta, section, key string) bool {
 		var fields struct {
 			Metadata map[string]map[string]any `json:"f:metadata"`
 		}
-		if entry.Manager != fieldManager || entry.FieldsV1 == nil || json.Unmarshal(entry.FieldsV1.Raw, &fields) != nil {
+		if entry.Manager != fieldManager || entry.FieldsV1 == nil || json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
 			return false
 		}
 		_, found := fields.Metadata[section]["f:"+key]

@@ -273,9 +273,8 @@ func TestStaleMIGLabel(t *testing.T) {
 	} {
 		f := newFakeAPI(t)
 		f.node.Labels[MIGStateLabel] = "success"
-		f.node.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet"}, {Manager: test.manager, FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{
-			Raw: []byte(`{"f:metadata":{"` + test.section + `":{".":{},"f:` + MIGStateLabel + `":{}}}}`),
-		}}}
+		f.node.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet"}, {Manager: test.manager, FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(
+			`{"f:metadata":{"` + test.section + `":{".":{},"f:` + MIGStateLabel + `":{}}}}`)}}
 		client, err := connect(f.config(), nodeName, time.Minute)
 		if err != nil {
 			t.Fatal(err)

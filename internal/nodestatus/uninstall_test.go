@@ -24,9 +24,8 @@ func TestUninstall(t *testing.T) {
 		f.node.Labels[key] = "x"
 	}
 	// MIGStateLabel is mig-manager's here.
-	f.node.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "virgate", FieldsV1: &metav1.FieldsV1{
-		Raw: []byte(`{"f:metadata":{"f:labels":{"f:nvidia.com/ours":{}},"f:annotations":{"f:ours":{}}}}`),
-	}}, {Manager: "mig-manager", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata":{"f:labels":{"f:` + MIGStateLabel + `":{}}}}`)}}}
+	f.node.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "virgate", FieldsV1: metav1.NewFieldsV1(
+		`{"f:metadata":{"f:labels":{"f:nvidia.com/ours":{}},"f:annotations":{"f:ours":{}}}}`)}, {Manager: "mig-manager", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{"f:` + MIGStateLabel + `":{}}}}`)}}
 	removed, err := Uninstall(t.Context(), f.config(), nodeName, "nvidia.com")
 	if err != nil {
 		t.Fatal(err)

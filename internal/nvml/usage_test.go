@@ -53,7 +53,7 @@ func testMeterReadsAGPU(t *testing.T) {
 	node, meter := metered(t, "a100-40")
 	do(t, node.SetPower(0, 250), node.ECC(0, false), node.ECC(0, false), node.ECC(0, true), node.Repair(0), node.Heal(0))
 	do(t, node.SetPower(0, 250))
-	time.Sleep(10 * time.Second)
+	<-time.After(10 * time.Second)
 	do(t,
 		node.AddProcess(0, simnode.WholeGPU, 20, 3<<30), node.AddProcess(0, simnode.WholeGPU, 10, nvml.MemoryUnknown),
 		node.SetUtilization(0, 20, 40), node.SetTemperature(0, 71), node.Throttle(0, nvml.HardwareThermalSlowdown|nvml.SoftwarePowerCap), node.TakeSample(0),

@@ -163,9 +163,9 @@ func TestStandbyIsSeen(t *testing.T) {
 	}
 	stand := func() (giveUp func()) {
 		ctx, cancel := context.WithCancel(t.Context())
-		waiting, ended := make(chan error, 2), make(chan error)
+		waiting, ended := make(chan struct{}, 2), make(chan error)
 		go func() {
-			_, err := Acquire(ctx, dir, func(err error) { waiting <- err })
+			_, err := Acquire(ctx, dir, func(error) { waiting <- struct{}{} })
 			ended <- err
 		}()
 		<-waiting
@@ -186,9 +186,9 @@ func TestStandbyIsSeen(t *testing.T) {
 	if seen() {
 		t.Error("who has waited is still seen")
 	}
-	waiting, ended := make(chan error, 2), make(chan error)
+	waiting, ended := make(chan struct{}, 2), make(chan error)
 	go func() {
-		lock, err := Acquire(t.Context(), dir, func(err error) { waiting <- err })
+		lock, err := Acquire(t.Context(), dir, func(error) { waiting <- struct{}{} })
 		if err == nil && seen() {
 			err = errors.New("who serves is seen as standing by")
 		}
@@ -230,11 +230,11 @@ func TestSomebodyIsTheLast(t *testing.T) {
 				}
 			}
 		}
-		waiting := make(chan error, 2)
+		waiting := make(chan struct{}, 2)
 		var all sync.WaitGroup
 		for range 2 {
 			all.Go(func() {
-				lock, _ := Acquire(ctx, dir, func(err error) { waiting <- err })
+				lock, _ := Acquire(ctx, dir, func(error) { waiting <- struct{}{} })
 				leave(lock)
 			})
 		}

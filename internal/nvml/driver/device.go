@@ -246,7 +246,7 @@ func (l *library) DeviceGetTotalEnergyConsumption(d nvml.Device) (uint64, error)
 
 func (l *library) DeviceGetMemoryErrorCounter(d nvml.Device, counter nvml.MemoryErrorCounter) (uint64, error) {
 	return callDevice(l, "DeviceGetMemoryErrorCounter", d, func(d gonvml.Device) (uint64, gonvml.Return) {
-		kind, since := gonvml.MEMORY_ERROR_TYPE_CORRECTED, gonvml.EccCounterType(gonvml.VOLATILE_ECC)
+		kind, since := gonvml.MEMORY_ERROR_TYPE_CORRECTED, gonvml.VOLATILE_ECC
 		if counter.Uncorrected {
 			kind = gonvml.MEMORY_ERROR_TYPE_UNCORRECTED
 		}

@@ -153,9 +153,15 @@ const (
 func (r *reconciler) resendIfUncertain(s *running, list List) {
 	uncertain, more := map[string]bool{}, false
 	longest := r.options.Timing.RemovalDelay
+	surplus := map[string]bool{} // Of such a unit any device that comes free makes one leave.
+	for _, e := range list.Entries {
+		if e.Phase == Closing {
+			surplus[e.Unit] = true
+		}
+	}
 	for _, e := range list.Entries {
 		awaited := e.Switching || r.awaitsHolders(e.Unit)
-		if (e.Phase == Closing || awaited) && r.kubelet.Uncertain.has(s.name, e.ID) {
+		if (surplus[e.Unit] || awaited) && r.kubelet.Uncertain.has(s.name, e.ID) {
 			uncertain[e.ID] = true
 			more = more || !s.resentFor[e.ID]
 			if awaited {

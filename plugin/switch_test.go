@@ -621,16 +621,30 @@ func TestScheduleLooksSoon(t *testing.T) {
 	}
 }
 
-// TestHoldersWithoutANameAreLookedForSoon holds how often a list is sent again while the
+// TestHoldersWithoutANameAreLookedForSoon checks how often a list is sent again while the
 // kubelet names no pod for what is held: every two seconds in the end when a unit waits to
-// change its mode, and more and more rarely when nothing waits but a device to leave.
+// change its mode, and more and more rarely when nothing waits but a device to leave, be it
+// this one or another of its unit.
 func TestHoldersWithoutANameAreLookedForSoon(t *testing.T) {
-	for switching, least := range map[bool]int{true: 300, false: 20} {
+	entry := func(id string, phase Phase, switching bool) Entry {
+		return Entry{Device: sharing.Device{ID: id, Unit: id[:1]}, Phase: phase, Switching: switching}
+	}
+	for _, test := range []struct {
+		name    string
+		entries []Entry
+		least   int
+	}{
+		{"changes its mode", []Entry{entry("A::0", Closing, true)}, 300},
+		{"surplus", []Entry{entry("A::0", Closing, false)}, 20},
+		{"another one is surplus", []Entry{entry("A::0", Offered, false), entry("A::1", Closing, false)}, 20},
+		{"another unit's is surplus", []Entry{entry("A::0", Offered, false), entry("B::0", Closing, false)}, 0},
+		{"offered", []Entry{entry("A::0", Offered, false)}, 0},
+	} {
 		now := time.Unix(1000, 0)
 		r := reconciler{Manager: NewManager(Options{Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return now }})}
 		r.kubelet.Uncertain = DeviceIDs{}
-		r.kubelet.Uncertain.add("gpu", "A")
-		list := List{Entries: []Entry{{Device: sharing.Device{ID: "A", Unit: "A"}, Phase: Closing, Switching: switching}}}
+		r.kubelet.Uncertain.add("gpu", "A::0")
+		list := List{Entries: test.entries}
 		s := &running{server: r.newServer("gpu")}
 		s.publish(newGeneration(sharing.Resource{Name: "gpu"}, list, grantTerms{}, nil, nil, nil))
 		lists := 0
@@ -642,8 +656,8 @@ func TestHoldersWithoutANameAreLookedForSoon(t *testing.T) {
 			}
 			now = now.Add(100 * time.Millisecond)
 		}
-		if lists < least || lists > least+5 {
-			t.Errorf("switching %t: sent %d times in ten minutes, want about %d", switching, lists, least)
+		if lists < test.least || lists > test.least+5 || test.least == 0 && lists > 0 {
+			t.Errorf("%s: sent %d times in ten minutes, want about %d", test.name, lists, test.least)
 		}
 	}
 }

@@ -18,9 +18,7 @@ import (
 // testFeatureLabels follows the labels through profiles, has pods choose the node by them, and
 // tries what else their rights allow; then it sends them through node feature discovery.
 func testFeatureLabels(t *testing.T, c *cluster) {
-	const byNode = "nvidia.com/gpu.present" // Another's label, which must stay.
-	c.setLabels(t, "", map[string]any{byNode: "true"})
-	t.Cleanup(func() { c.setLabels(t, "", map[string]any{byNode: nil}) })
+	const byNode = "nvidia.com/gpu.present" // The node has it by itself. It must stay: the chart looks for it.
 	t.Cleanup(func() { c.withoutFeatures(t) })
 	c.install(t, "node=sim:dgx-a100", "featureLabels.enabled=true")
 	c.awaitFeatures(t, map[string]string{

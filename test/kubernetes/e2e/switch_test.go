@@ -118,7 +118,7 @@ func names(pods []*v1.Pod) []string {
 func testShrink(t *testing.T, c *cluster) {
 	t.Cleanup(func() { c.label(t, "") })
 	c.label(t, "time-slicing-10-packed")
-	c.install(t, "node=sim:t4x2", fourShares)
+	c.install(t, "node=sim:t4x2", fourShares, never)
 	c.awaitAllocatable(t, map[string]int64{shared: 20})
 	holders := c.hold(t, "holder", 8) // The profile packs them on one GPU.
 	before := c.podStates(t, holders)

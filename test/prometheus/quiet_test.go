@@ -35,7 +35,8 @@ func TestQuietClusterRaisesNoAlert(t *testing.T) {
 	const exclusive, shared = "dgx-a100", "h100x2"
 	fits := map[string]string{
 		"/": exclusive, "grants-driver-mounts": "", // Without the folder that an installer fills no GPU is ready.
-		"mig-mixed": "dgx-a100+all-balanced", "mig-replicas": "boards: [{model: a100-40, layout: all-1g.5gb}, {model: a100-80, layout: all-1g.10gb}]", "mig-single": "dgx-a100+all-1g.5gb",
+		"memory-guard": "", // With default values nobody watches what containers use, which is what the alert is for.
+		"mig-mixed":    "dgx-a100+all-balanced", "mig-replicas": "boards: [{model: a100-40, layout: all-1g.5gb}, {model: a100-80, layout: all-1g.10gb}]", "mig-single": "dgx-a100+all-1g.5gb",
 		"mig-balanced": exclusive, "mig-layouts": exclusive, "names-by-model": exclusive, "side-by-side": "boards: [{model: a100-40, count: 3}, {model: a100-40, layout: all-1g.5gb}]",
 	}
 	files, err := filepath.Glob(repository + "/charts/virgate/profiles/*.yaml")

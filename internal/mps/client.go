@@ -1,0 +1,216 @@
+package mps
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/virgate/virgate/internal/nodereport"
+)
+
+// Unit and State are what is said on the socket.
+type (
+	Unit  = nodereport.MPSUnit
+	State = nodereport.MPSState
+)
+
+// Both sides send lines of JSON: the client all units that it wants daemons for, whenever they
+// change; the server the states of all units that have one or should have one, whenever they
+// change and every heartbeat.
+type (
+	wishLine struct {
+		Units []Unit `json:"units"`
+	}
+	statesLine struct {
+		Units []State `json:"units"`
+	}
+)
+
+const (
+	heartbeat = 2 * time.Second
+	// silence is after which a connection without a line is given up.
+	silence = 5 * heartbeat
+	// redial is the time between two attempts to connect.
+	redial = time.Second
+	// maxLine is the longest line, with room for thousands of units.
+	maxLine = 1 << 20
+)
+
+// SocketName is the name of the socket in the root directory.
+const SocketName = "virgate.sock"
+
+// Client tells the supervisor which daemons are wanted. Run does the work; the other methods may
+// be called from any goroutine at any time.
+type Client struct {
+	socket string
+	log    *slog.Logger
+
+	mu        sync.Mutex
+	wish      *wishLine
+	states    []State
+	connected bool
+	// changed is closed with every change of the fields above, wished with those of wish.
+	changed, wished chan struct{}
+}
+
+// NewClient returns a client of the supervisor that listens at the socket.
+func NewClient(socket string, log *slog.Logger) *Client {
+	return &Client{socket: socket, log: log, changed: make(chan struct{}), wished: make(chan struct{})}
+}
+
+// Want says for which units daemons are wanted, for all of them, and never blocks. Until the first
+// call the supervisor keeps what an earlier client wanted.
+func (c *Client) Want(units []Unit) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.wish != nil && slices.Equal(c.wish.Units, units) {
+		return
+	}
+	c.wish = &wishLine{slices.Clone(units)}
+	close(c.wished)
+	c.wished = make(chan struct{})
+}
+
+// States are the units that have a daemon or should have one, sorted by ID. Without
+// connection they are not known, and there are none.
+func (c *Client) States() (states []State, connected bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.states), c.connected
+}
+
+// Watch calls changed after each change of States until ctx ends.
+func (c *Client) Watch(ctx context.Context, changed func()) error {
+	for {
+		c.mu.Lock()
+		next := c.changed
+		c.mu.Unlock()
+		changed() // Also at first: an earlier change may have been missed.
+		select {
+		case <-next:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (c *Client) set(states []State, connected bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.connected == connected && slices.Equal(c.states, states) {
+		return
+	}
+	c.states, c.connected = states, connected
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// Run stays connected to the supervisor until ctx ends.
+func (c *Client) Run(ctx context.Context) error {
+	told := "" // A node without MPS has no supervisor: that is said once.
+	for {
+		err := c.session(ctx, func() { told = "" })
+		c.set(nil, false)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err.Error() != told {
+			c.log.Info("not connected to virgate mps", "socket", c.socket, "because", err)
+			told = err.Error()
+		}
+		select {
+		case <-time.After(redial):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// session talks to the supervisor until the connection fails or ctx ends.
+func (c *Client) session(ctx context.Context, connected func()) error {
+	connection, err := (&net.Dialer{}).DialContext(ctx, "unix", c.socket)
+	if err != nil {
+		return err
+	}
+	defer connection.Close()
+	defer context.AfterFunc(ctx, func() { _ = connection.Close() })()
+	connected()
+	sending, stop := context.WithCancel(ctx)
+	sent := make(chan struct{})
+	defer func() {
+		stop()
+		_ = connection.Close()
+		<-sent
+	}()
+	go func() {
+		defer close(sent)
+		c.sendWishes(sending, connection)
+	}()
+	return readLines(connection, silence, func(line statesLine) { c.set(line.Units, true) })
+}
+
+// sendWishes sends each wish. When it cannot, the connection is closed.
+func (c *Client) sendWishes(ctx context.Context, connection net.Conn) {
+	var sent *wishLine
+	for {
+		c.mu.Lock()
+		wish, next := c.wish, c.wished
+		c.mu.Unlock()
+		if wish != sent {
+			if err := writeLine(connection, wish); err != nil {
+				_ = connection.Close()
+				return
+			}
+			sent = wish
+		}
+		select {
+		case <-next:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func writeLine(connection net.Conn, value any) error {
+	line, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	if err := connection.SetWriteDeadline(time.Now().Add(silence)); err != nil {
+		return err
+	}
+	_, err = connection.Write(append(line, '\n'))
+	return err
+}
+
+// readLines hands over the lines until there is an error, or none for longer than patience,
+// unless that is 0.
+func readLines[T any](connection net.Conn, patience time.Duration, handle func(T)) error {
+	lines := bufio.NewScanner(connection)
+	lines.Buffer(nil, maxLine)
+	for {
+		if patience > 0 {
+			if err := connection.SetReadDeadline(time.Now().Add(patience)); err != nil {
+				return err
+			}
+		}
+		if !lines.Scan() {
+			if err := lines.Err(); err != nil {
+				return err
+			}
+			return errors.New("the connection was closed")
+		}
+		var line T
+		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
+			return fmt.Errorf("line %q: %w", lines.Text(), err)
+		}
+		handle(line)
+	}
+}

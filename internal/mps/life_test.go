@@ -1,0 +1,388 @@
+package mps_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/virgate/virgate/internal/mps"
+	"github.com/virgate/virgate/internal/simmps"
+	"github.com/virgate/virgate/sharing"
+)
+
+// noServers are servers and clients that nobody sees.
+type noServers struct{ pids *atomic.Int64 }
+
+func (s noServers) Start(string) (int, error)  { return int(s.pids.Add(1)), nil }
+func (noServers) Stop(string, int)             {}
+func (noServers) AddClient(string, int) error  { return nil }
+func (noServers) RemoveClient(_ string, _ int) {}
+
+func inProcess() *simmps.InProcess { return &simmps.InProcess{Servers: noServers{&atomic.Int64{}}} }
+
+// each runs the test with NVIDIA's program as a process, and as a goroutine of the test.
+func each(t *testing.T, test func(t *testing.T, n *node)) {
+	t.Run("program", func(t *testing.T) { test(t, newNode(t, program(t))) })
+	t.Run("in process", func(t *testing.T) { test(t, newNode(t, inProcess())) })
+}
+
+func TestLife(t *testing.T) {
+	each(t, func(t *testing.T, n *node) {
+		n.supervise()
+		n.connect()
+		n.client.Want([]mps.Unit{unit(gpu), {ID: "MIG-1", GPU: other, ThreadPercentage: 14, PinnedMemory: 5000 << 20}})
+		n.await(gpu+" ready", "MIG-1 ready")
+		n.awaitMode(gpu, sharing.ExclusiveProcess)
+		n.awaitMode(other, sharing.DefaultComputeMode) // It has partitions.
+		n.until(".ready", func() (bool, string) { return n.exists(".ready"), "missing" })
+		for _, test := range []struct{ unit, command, want string }{
+			{gpu, "get_default_active_thread_percentage", "25.0"},
+			{gpu, "get_default_device_pinned_mem_limit " + gpu, "10G"},
+			{gpu, "get_default_device_pinned_mem_limit 0", "10G"},
+			{"MIG-1", "get_default_active_thread_percentage", "14.0"},
+			{"MIG-1", "get_default_device_pinned_mem_limit MIG-1", "4G"}, // As it shows 5000M.
+		} {
+			if got := n.ask(test.unit, test.command); got != test.want {
+				t.Errorf("%s of %s: %q, want %q", test.command, test.unit, got, test.want)
+			}
+		}
+		for _, path := range []string{gpu, gpu + "/pipe", gpu + "/log"} {
+			if info, err := os.Stat(filepath.Join(n.root, path)); err != nil || info.Mode().Perm() != 0o755 {
+				t.Errorf("%s: %v, %v, want 0755: clients are of any user", path, info.Mode(), err)
+			}
+		}
+		if info, err := os.Stat(filepath.Join(n.root, mps.SocketName)); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("socket: %v, %v, want 0600", info.Mode(), err)
+		}
+
+		n.client.Want([]mps.Unit{{ID: "MIG-1", GPU: other, ThreadPercentage: 14, PinnedMemory: 5000 << 20}})
+		n.await("MIG-1 ready")
+		n.awaitMode(gpu, sharing.DefaultComputeMode)
+		if n.exists(gpu) {
+			t.Errorf("the directory of %s is there still", gpu)
+		}
+		n.client.Want(nil)
+		n.await()
+		if n.exists("MIG-1") {
+			t.Error("the directory of MIG-1 is there still")
+		}
+	})
+}
+
+// TestModeOfOthers: a mode that was exclusive before stays, and one that somebody else has set
+// meanwhile is not overwritten.
+func TestModeOfOthers(t *testing.T) {
+	n := newNode(t, inProcess())
+	_ = n.modes.set(t.Context(), gpu, sharing.ExclusiveProcess)
+	n.supervise()
+	n.connect()
+	n.client.Want([]mps.Unit{unit(gpu), unit(other)})
+	n.await(gpu+" ready", other+" ready")
+	n.awaitMode(other, sharing.ExclusiveProcess)
+	_ = n.modes.set(t.Context(), other, sharing.DefaultComputeMode)
+	n.awaitMode(other, sharing.ExclusiveProcess) // It is set again, as after a reset.
+	n.client.Want(nil)
+	n.await()
+	n.awaitMode(gpu, sharing.ExclusiveProcess)
+	n.awaitMode(other, sharing.DefaultComputeMode)
+}
+
+func TestFaults(t *testing.T) {
+	for _, test := range []struct{ fault, reason string }{
+		{"refuse", "the test wants it so"},
+		{"die", "it ended"},
+		{"hang", "does not answer to get_default_active_thread_percentage in time"},
+	} {
+		t.Run(test.fault, func(t *testing.T) {
+			each(t, func(t *testing.T, n *node) {
+				n.options.Timing.Answer, n.options.Timing.Stop = time.Second, 10*time.Millisecond
+				n.supervise()
+				n.connect()
+				n.client.Want([]mps.Unit{unit(gpu)})
+				n.await(gpu + " ready")
+				n.fault(gpu, test.fault)
+				if test.fault == "refuse" { // It has to be started for that.
+					n.client.Want(nil)
+					n.await()
+					if err := os.MkdirAll(filepath.Join(n.root, gpu, "log"), 0o700); err != nil {
+						t.Fatal(err)
+					}
+					n.fault(gpu, test.fault)
+					n.client.Want([]mps.Unit{unit(gpu)})
+				}
+				n.await(gpu + " failed+" + test.reason)
+				n.until("no .ready", func() (bool, string) { return !n.exists(".ready"), "there still" })
+				n.awaitMode(gpu, sharing.ExclusiveProcess) // It is wanted.
+				n.fault(gpu, "")
+				n.await(gpu + " ready")
+				n.fault(gpu, test.fault)
+				if test.fault != "refuse" {
+					n.await(gpu + " failed+" + test.reason)
+				}
+				n.client.Want(nil)
+				n.await()
+				n.awaitMode(gpu, sharing.DefaultComputeMode)
+			})
+		})
+	}
+}
+
+// TestNoQuit: a daemon that does not obey is killed, with its server.
+func TestNoQuit(t *testing.T) {
+	n := newNode(t, program(t))
+	n.options.Timing.Stop = 10 * time.Millisecond
+	n.supervise()
+	n.connect()
+	n.client.Want([]mps.Unit{unit(gpu)})
+	n.await(gpu + " ready")
+	client, err := simmps.Connect(t.Context(), n.pipe(gpu), os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	if client.Percentage != 25 || client.Memory != "10240M" {
+		t.Errorf("the client has %+v", client)
+	}
+	if syscall.Kill(client.Server, 0) != nil {
+		t.Fatalf("no server %d", client.Server)
+	}
+	n.fault(gpu, "stay")
+	n.client.Want(nil)
+	n.await()
+	n.awaitNoProcess(client.Server)
+	n.awaitMode(gpu, sharing.DefaultComputeMode)
+}
+
+// awaitNoProcess waits until the process is gone, or a zombie of whoever has to look after it.
+func (n *node) awaitNoProcess(pid int) {
+	n.t.Helper()
+	n.until(fmt.Sprintf("the end of process %d", pid), func() (bool, string) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		return err != nil || strings.Contains(string(stat), ") Z"), string(stat)
+	})
+}
+
+// TestDeadDaemon: the server of a daemon that was killed is ended before the next one starts.
+func TestDeadDaemon(t *testing.T) {
+	n := newNode(t, program(t))
+	n.supervise()
+	n.connect()
+	n.client.Want([]mps.Unit{unit(gpu)})
+	n.await(gpu + " ready")
+	client, err := simmps.Connect(t.Context(), n.pipe(gpu), os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	pid := n.daemon(gpu)
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	n.until("another daemon", func() (bool, string) { now := n.daemon(gpu); return now != pid && now != 0, fmt.Sprint(now) })
+	n.await(gpu + " ready")
+	n.awaitNoProcess(client.Server)
+}
+
+// daemon is the PID of the unit's daemon, 0 for none.
+func (n *node) daemon(unit string) (pid int) {
+	data, _ := os.ReadFile(filepath.Join(n.pipe(unit), "nvidia-cuda-mps-control.pid"))
+	_, _ = fmt.Sscan(string(data), &pid)
+	return pid
+}
+
+// TestClientRestart: the daemons stay while nobody is connected, and until another wish is told.
+func TestClientRestart(t *testing.T) {
+	n := newNode(t, program(t))
+	n.supervise()
+	stop := n.connect()
+	n.client.Want([]mps.Unit{unit(gpu)})
+	n.await(gpu + " ready")
+	pid := n.daemon(gpu)
+	stop()
+	if states, connected := n.client.States(); connected || states != nil {
+		t.Errorf("after Run: %v, %v", states, connected)
+	}
+	stop = n.connect()
+	n.await(gpu + " ready")
+	n.client.Want([]mps.Unit{unit(gpu)})
+	n.await(gpu + " ready")
+	if now := n.daemon(gpu); now != pid {
+		t.Errorf("another daemon: %d, was %d", now, pid)
+	}
+	stop()
+	n.connect()
+	n.client.Want([]mps.Unit{unit(other)})
+	n.await(other + " ready")
+}
+
+// TestSupervisorRestart: its end restores the modes; the next one serves again in the same
+// directories, which pods have mounted.
+func TestSupervisorRestart(t *testing.T) {
+	each(t, func(t *testing.T, n *node) {
+		stop := n.supervise()
+		n.connect()
+		n.client.Want([]mps.Unit{unit(gpu)})
+		n.await(gpu + " ready")
+		before, err := os.Stat(n.pipe(gpu))
+		if err != nil {
+			t.Fatal(err)
+		}
+		stop()
+		if mode, _ := n.modes.get(t.Context(), gpu); mode != sharing.DefaultComputeMode {
+			t.Errorf("compute mode %s", mode)
+		}
+		if n.exists(".ready") {
+			t.Error(".ready is there still")
+		}
+		n.until("the loss of the connection", func() (bool, string) {
+			_, connected := n.client.States()
+			return !connected, "connected"
+		})
+		n.supervise()
+		n.await(gpu + " ready")
+		after, err := os.Stat(n.pipe(gpu))
+		if err != nil || !os.SameFile(before, after) {
+			t.Errorf("another directory for the pods that have the pipe directory: %v", err)
+		}
+	})
+}
+
+// TestNobodyWishes: what an earlier run left is removed although no client comes.
+func TestNobodyWishes(t *testing.T) {
+	n := newNode(t, inProcess())
+	if err := os.WriteFile(filepath.Join(n.root, "compute-modes.json"), []byte(`{"`+gpu+`":"default"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_ = n.modes.set(t.Context(), gpu, sharing.ExclusiveProcess)
+	if err := os.MkdirAll(n.pipe("MIG-1"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	n.options.Timing.FirstWish = time.Millisecond
+	n.supervise()
+	n.awaitMode(gpu, sharing.DefaultComputeMode)
+	n.until("no directory", func() (bool, string) { return !n.exists("MIG-1"), "there still" })
+}
+
+// TestOtherLimits: other limits are set on the living daemon and its server.
+func TestOtherLimits(t *testing.T) {
+	each(t, func(t *testing.T, n *node) {
+		n.supervise()
+		n.connect()
+		n.client.Want([]mps.Unit{unit(gpu)})
+		n.await(gpu + " ready")
+		pid := n.daemon(gpu)
+		client, err := simmps.Connect(t.Context(), n.pipe(gpu), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		less := unit(gpu)
+		less.ThreadPercentage, less.PinnedMemory = 10, 4<<30
+		n.client.Want([]mps.Unit{less})
+		n.until("other limits of the server", func() (bool, string) {
+			now := n.ask(gpu, fmt.Sprintf("get_active_thread_percentage %d", client.Server)) + n.ask(gpu, fmt.Sprintf("get_device_pinned_mem_limit %d 0", client.Server))
+			return now == "10.04G", now
+		})
+		n.await(gpu + " ready")
+		if now := n.daemon(gpu); now != pid {
+			t.Errorf("another daemon: %d, was %d", now, pid)
+		}
+	})
+}
+
+// TestModeNotKept: without the journal, and without the right, nothing is started or set.
+func TestModeNotSet(t *testing.T) {
+	for name, test := range map[string]struct {
+		breaks func(n *node)
+		mend   func(n *node)
+		reason string
+	}{
+		"journal": {
+			func(n *node) { _ = os.Mkdir(filepath.Join(n.root, "compute-modes.json.next"), 0o700) },
+			func(n *node) { _ = os.Remove(filepath.Join(n.root, "compute-modes.json.next")) },
+			"keep the compute mode",
+		},
+		"right": {
+			func(n *node) {
+				_ = os.Chmod(string(n.modes), 0)
+				_ = os.Mkdir(filepath.Join(string(n.modes), gpu), 0o700)
+			},
+			func(n *node) { _ = os.Remove(filepath.Join(string(n.modes), gpu)) },
+			"compute mode",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, inProcess())
+			test.breaks(n)
+			n.supervise()
+			n.connect()
+			n.client.Want([]mps.Unit{unit(gpu)})
+			n.await(gpu + " failed+" + test.reason)
+			if n.exists(gpu) {
+				t.Error("a daemon was started")
+			}
+			test.mend(n)
+			n.await(gpu + " ready")
+		})
+	}
+}
+
+// TestModeNotRestored: the unit stays listed until its mode is restored, and serves again when
+// it is wanted before that.
+func TestModeNotRestored(t *testing.T) {
+	n := newNode(t, inProcess())
+	var broken atomic.Bool
+	set := n.options.SetComputeMode
+	n.options.SetComputeMode = func(ctx context.Context, gpu string, mode sharing.ComputeMode) error {
+		if broken.Load() {
+			return errors.New("GPU is lost")
+		}
+		return set(ctx, gpu, mode)
+	}
+	n.supervise()
+	n.connect()
+	n.client.Want([]mps.Unit{unit(gpu)})
+	n.await(gpu + " ready")
+	broken.Store(true)
+	n.client.Want([]mps.Unit{})
+	n.await(gpu + " stopping+GPU is lost")
+	n.client.Want([]mps.Unit{unit(gpu)})
+	n.await(gpu + " ready")
+	n.client.Want([]mps.Unit{})
+	n.await(gpu + " stopping+GPU is lost")
+	broken.Store(false)
+	n.await()
+	n.awaitMode(gpu, sharing.DefaultComputeMode)
+}
+
+// TestStrangeServer: a supervisor that says what cannot be read is none.
+func TestStrangeServer(t *testing.T) {
+	n := newNode(t, inProcess())
+	listener, err := net.Listen("unix", filepath.Join(n.root, mps.SocketName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.connect()
+	connection, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = connection.Write([]byte(`{"units":[{"id":"GPU-1","phase":"ready"}]}` + "\n"))
+	n.await("GPU-1 ready")
+	_, _ = connection.Write([]byte("no JSON\n"))
+	n.until("no connection", func() (bool, string) {
+		states, connected := n.client.States()
+		return !connected && states == nil, fmt.Sprint(states)
+	})
+	_ = listener.Close()
+	n.supervise()
+	n.await()
+}

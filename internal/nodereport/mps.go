@@ -1,0 +1,36 @@
+package nodereport
+
+// MPSUnit is a whole GPU or a partition for which a control daemon of NVIDIA's MPS is wanted.
+type MPSUnit struct {
+	// ID is the UUID of the GPU or of the partition, GPU that of the GPU.
+	ID  string `json:"id"`
+	GPU string `json:"gpu"`
+	// ThreadPercentage and PinnedMemory, in bytes, are the most that one client can have;
+	// 0 for no limit.
+	ThreadPercentage int    `json:"threadPercentage,omitempty"`
+	PinnedMemory     uint64 `json:"pinnedMemory,omitempty"`
+}
+
+// MPSState is how the control daemon of a unit is.
+type MPSState struct {
+	ID    string   `json:"id"`
+	Phase MPSPhase `json:"phase"`
+	// Reason says what is wrong, for people; empty when nothing is.
+	Reason string `json:"reason,omitempty"`
+}
+
+// MPSPhase is how far a control daemon is.
+type MPSPhase string
+
+const (
+	// MPSStarting says that it does not serve yet.
+	MPSStarting MPSPhase = "starting"
+	// MPSReady says that it answers and has its limits.
+	MPSReady MPSPhase = "ready"
+	// MPSFailed says that it could not be started, has ended or does not answer. It is tried
+	// again.
+	MPSFailed MPSPhase = "failed"
+	// MPSStopping says that it is not wanted any more, and that it, or the compute mode that
+	// it needs, is still there.
+	MPSStopping MPSPhase = "stopping"
+)

@@ -1,0 +1,429 @@
+// Package simmps stands in for NVIDIA's nvidia-cuda-mps-control where there is no GPU: as a
+// program (Main; test/mpscontrol builds it), and as goroutines of tests and of the demo (InProcess).
+//
+// A daemon has the files and the commands of the real one, as far as NVIDIA's manual and reports
+// of users have them, and refuses what that refuses: a second daemon in a pipe directory, a
+// directory that is missing, a socket path that is too long, more clients than a server takes.
+// What the real one says to a command that it does not know is not documented.
+//
+// A CUDA program is a connection (Connect): it starts the server, as the real one does at the
+// first client, and counts as a client until it is closed. Nothing is computed.
+//
+// For tests a file named fault in the log directory makes a daemon refuse to start (refuse),
+// answer nothing (hang), end without a word (die), or not obey the command quit (stay).
+package simmps
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	// MaxClients are those of a server, from compute capability 7.0 on.
+	MaxClients = 48
+	// maxSocketPath is the longest path of a Unix socket (unix(7)).
+	maxSocketPath = 107
+	faultInterval = 20 * time.Millisecond
+)
+
+// errNone is what the real program says, and exits with 1.
+var errNone = errors.New("Cannot find MPS control daemon process")
+
+// Environment are the variables of the same names.
+type Environment struct{ Device, Pipe, Log string }
+
+// Servers are the nvidia-cuda-mps-server processes of a daemon.
+type Servers interface {
+	// Start starts the server for the device. An error is that of the first client: the GPU
+	// may be busy.
+	Start(device string) (pid int, err error)
+	Stop(device string, pid int)
+	// AddClient and RemoveClient are told of the server's clients.
+	AddClient(device string, pid int) error
+	RemoveClient(device string, pid int)
+}
+
+func (e Environment) fault() string {
+	text, _ := os.ReadFile(filepath.Join(e.Log, "fault"))
+	return strings.TrimSpace(string(text))
+}
+
+func (e Environment) socket() string { return filepath.Join(e.Pipe, "control") }
+
+// daemon is a control daemon. Its mutex guards the rest.
+type daemon struct {
+	env     Environment
+	servers Servers
+	quit    context.CancelFunc
+
+	mu         sync.Mutex
+	percentage float64
+	memory     map[string]string
+	server     *server
+}
+
+// server has the limits that the daemon had when it was started, or was told for it later.
+type server struct {
+	pid        int
+	percentage float64
+	memory     map[string]string
+	clients    []int
+}
+
+var errDied = errors.New("killed")
+
+// serve is the daemon until it is told to quit, dies by a fault or ctx ends, which is as if it
+// were killed: its files stay.
+func serve(ctx context.Context, env Environment, servers Servers) error {
+	if env.fault() == "refuse" {
+		return errors.New("Cannot start MPS control daemon: the test wants it so")
+	}
+	if info, err := os.Stat(env.Pipe); err != nil || !info.IsDir() {
+		return fmt.Errorf("Failed to access the pipe directory %s", env.Pipe)
+	}
+	if len(env.socket()) > maxSocketPath {
+		return errNone
+	}
+	lock, err := os.OpenFile(filepath.Join(env.Pipe, "control_lock"), os.O_RDWR|os.O_CREATE, 0o666)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return errors.New("An instance of this daemon is already running")
+	}
+	_ = os.Remove(env.socket()) // Of one that was killed.
+	listener, err := net.Listen("unix", env.socket())
+	if err != nil {
+		return errNone
+	}
+	listener.(*net.UnixListener).SetUnlinkOnClose(false)
+	defer listener.Close()
+	if err := os.Chmod(env.socket(), 0o666); err != nil {
+		return err
+	}
+	pidFile := filepath.Join(env.Pipe, "nvidia-cuda-mps-control.pid")
+	if err := os.WriteFile(pidFile, fmt.Appendf(nil, "%d\n", os.Getpid()), 0o666); err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	d := &daemon{env: env, servers: servers, percentage: 100, memory: map[string]string{}}
+	quit, done := context.WithCancel(ctx)
+	d.quit = done
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer done()
+	defer context.AfterFunc(quit, func() { _ = listener.Close() })()
+	group.Go(func() {
+		for quit.Err() == nil {
+			if env.fault() == "die" {
+				stop(errDied)
+			}
+			select {
+			case <-time.After(faultInterval):
+			case <-quit.Done():
+			}
+		}
+	})
+	group.Go(func() {
+		for {
+			connection, err := listener.Accept()
+			if err != nil {
+				done()
+				return
+			}
+			group.Go(func() {
+				defer connection.Close()
+				defer context.AfterFunc(quit, func() { _ = connection.Close() })()
+				d.handle(quit, connection)
+			})
+		}
+	})
+	<-quit.Done()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.server != nil {
+		servers.Stop(env.Device, d.server.pid)
+	}
+	return errors.Join(os.Remove(env.socket()), os.Remove(pidFile))
+}
+
+// handle serves a connection: a command, or a client for as long as it is open.
+func (d *daemon) handle(ctx context.Context, connection net.Conn) {
+	lines := bufio.NewScanner(connection)
+	if !lines.Scan() {
+		return
+	}
+	if d.env.fault() == "hang" {
+		<-ctx.Done()
+		return
+	}
+	if text, is := strings.CutPrefix(lines.Text(), "client "); is {
+		pid, _ := strconv.Atoi(text)
+		s, err := d.addClient(pid)
+		if err != nil {
+			_, _ = fmt.Fprintf(connection, "error %v\n", err)
+			return
+		}
+		_, _ = fmt.Fprintf(connection, "ok %d %g %s\n", s.pid, s.percentage, s.memory[d.env.Device])
+		lines.Scan() // Until it is closed.
+		d.removeClient(s, pid)
+		return
+	}
+	_, _ = io.WriteString(connection, d.command(strings.Fields(lines.Text())))
+}
+
+func (d *daemon) addClient(pid int) (server, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.server == nil {
+		serverPID, err := d.servers.Start(d.env.Device)
+		if err != nil {
+			return server{}, err
+		}
+		d.server = &server{pid: serverPID, percentage: d.percentage, memory: d.memory}
+	}
+	if len(d.server.clients) == MaxClients {
+		return server{}, fmt.Errorf("the server has %d clients already", MaxClients)
+	}
+	if err := d.servers.AddClient(d.env.Device, pid); err != nil {
+		return server{}, err
+	}
+	d.server.clients = append(d.server.clients, pid)
+	return *d.server, nil
+}
+
+func (d *daemon) removeClient(s server, pid int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.servers.RemoveClient(d.env.Device, pid)
+	if at := slices.Index(d.server.clients, pid); at >= 0 {
+		d.server.clients = slices.Delete(d.server.clients, at, at+1)
+	}
+}
+
+// command is what the daemon says to a command of the manual.
+func (d *daemon) command(words []string) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var name string
+	if len(words) > 0 {
+		name, words = words[0], words[1:]
+	}
+	// of is the server of the PID that the command begins with.
+	of := func(arguments int) *server {
+		if len(words) == arguments && d.server != nil && words[0] == strconv.Itoa(d.server.pid) {
+			return d.server
+		}
+		return nil
+	}
+	switch {
+	case name == "quit" && d.env.fault() == "stay":
+		return ""
+	case name == "quit":
+		d.quit()
+		return ""
+	case name == "get_server_list" && d.server != nil:
+		return fmt.Sprintln(d.server.pid)
+	case name == "get_server_list":
+		return ""
+	case name == "get_server_status" && of(1) != nil:
+		return "ACTIVE\n"
+	case name == "get_client_list" && of(1) != nil:
+		return lines(d.server.clients)
+	case name == "ps":
+		text := "PID       ID    SERVER    DEVICE             NAMESPACE    COMMAND\n"
+		if d.server != nil {
+			for i, pid := range d.server.clients {
+				text += fmt.Sprintf("%-9d %-5d %-9d %-18.18s %-12d cuda\n", pid, i+1, d.server.pid, d.env.Device, 4026531836)
+			}
+		}
+		return text
+	case name == "get_default_active_thread_percentage":
+		return percent(d.percentage)
+	case name == "set_default_active_thread_percentage" && len(words) == 1:
+		return setPercentage(&d.percentage, words[0])
+	case name == "get_active_thread_percentage" && of(1) != nil:
+		return percent(d.server.percentage)
+	case name == "set_active_thread_percentage" && of(2) != nil:
+		return setPercentage(&d.server.percentage, words[1])
+	case name == "get_default_device_pinned_mem_limit" && len(words) == 1:
+		return fmt.Sprintln(shown(d.memory[d.device(words[0])]))
+	case name == "set_default_device_pinned_mem_limit" && len(words) == 2:
+		return d.setMemory(&d.memory, words[0], words[1])
+	case name == "get_device_pinned_mem_limit" && of(2) != nil:
+		return fmt.Sprintln(shown(d.server.memory[d.device(words[1])]))
+	case name == "set_device_pinned_mem_limit" && of(3) != nil:
+		return d.setMemory(&d.server.memory, words[1], words[2])
+	}
+	return "Invalid command\n"
+}
+
+// device is the UUID of a device that may be named by the ordinal that the daemon sees.
+func (d *daemon) device(name string) string {
+	if name == "0" {
+		return d.env.Device
+	}
+	return name
+}
+
+func (d *daemon) setMemory(limits *map[string]string, device, value string) string {
+	device = d.device(device)
+	number, unit := strings.TrimRight(value, "GM"), value[max(0, len(value)-1):]
+	if n, err := strconv.ParseUint(number, 10, 32); err != nil || n == 0 || unit != "G" && unit != "M" || len(number)+1 != len(value) {
+		return "Invalid device pinned memory limit\n"
+	}
+	if device != d.env.Device {
+		return "Invalid device\n"
+	}
+	*limits = map[string]string{device: value} // The only one; a server keeps the old map.
+	return ""
+}
+
+// shown is a limit as the real one shows it: in whole gigabytes from one on.
+func shown(limit string) string {
+	if mebibytes, is := strings.CutSuffix(limit, "M"); is {
+		if n, _ := strconv.Atoi(mebibytes); n >= 1024 {
+			return fmt.Sprintf("%dG", n/1024)
+		}
+	}
+	return limit
+}
+
+func percent(value float64) string { return fmt.Sprintf("%.1f\n", value) }
+
+func setPercentage(value *float64, text string) string {
+	n, err := strconv.ParseFloat(text, 64)
+	if err != nil || n <= 0 || n > 100 {
+		return "Invalid active thread percentage\n"
+	}
+	*value = n
+	return percent(n)
+}
+
+func lines(numbers []int) (text string) {
+	for _, n := range numbers {
+		text += fmt.Sprintln(n)
+	}
+	return text
+}
+
+// ask sends a command to the daemon of the pipe directory.
+func ask(ctx context.Context, env Environment, command string) (string, error) {
+	connection, err := (&net.Dialer{}).DialContext(ctx, "unix", env.socket())
+	if err != nil {
+		return "", errNone
+	}
+	defer connection.Close()
+	defer context.AfterFunc(ctx, func() { _ = connection.Close() })()
+	if _, err := fmt.Fprintln(connection, command); err != nil {
+		return "", err
+	}
+	answer, err := io.ReadAll(connection)
+	return string(answer), err
+}
+
+// Client is a CUDA program's connection.
+type Client struct {
+	net.Conn
+	// Server is the PID of the server, Percentage and Memory what it lets the client have.
+	Server     int
+	Percentage float64
+	Memory     string
+}
+
+// Connect connects to the daemon of the pipe directory, as CUDA does when a program begins to
+// use a GPU, for the process. Close ends that.
+func Connect(ctx context.Context, pipe string, pid int) (*Client, error) {
+	connection, err := (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(pipe, "control"))
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = connection.Close() })
+	defer stop()
+	c := &Client{Conn: connection}
+	_, _ = fmt.Fprintf(connection, "client %d\n", pid)
+	line, err := bufio.NewReader(connection).ReadString('\n')
+	if text, refused := strings.CutPrefix(line, "error "); refused {
+		err = errors.New(strings.TrimSpace(text))
+	}
+	if err != nil {
+		_ = connection.Close()
+		return nil, fmt.Errorf("MPS client failed to connect to the MPS control daemon or the MPS server: %w", err)
+	}
+	_, _ = fmt.Sscanf(line, "ok %d %g %s", &c.Server, &c.Percentage, &c.Memory)
+	return c, nil
+}
+
+// serverArgument makes the program a server, which does nothing until it is killed.
+const serverArgument = "--simulated-server"
+
+// Main is the program and returns its exit code. ctx ends as if it were killed.
+func Main(ctx context.Context, arguments []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	env := Environment{Device: os.Getenv("CUDA_VISIBLE_DEVICES"), Pipe: os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), Log: os.Getenv("CUDA_MPS_LOG_DIRECTORY")}
+	switch strings.Join(arguments, " ") {
+	case serverArgument:
+		<-ctx.Done()
+		return 0
+	case "-f":
+		_, _ = fmt.Fprintf(stdout, "Starting control daemon using socket %s\n", env.socket())
+		if err := serve(ctx, env, &processes{}); err != nil {
+			_, _ = fmt.Fprintln(stderr, err)
+			return 1
+		}
+		return 0
+	case "":
+		for lines := bufio.NewScanner(stdin); lines.Scan(); {
+			answer, err := ask(ctx, env, lines.Text())
+			if err != nil {
+				_, _ = fmt.Fprintln(stdout, err)
+				return 1
+			}
+			_, _ = io.WriteString(stdout, answer)
+		}
+		return 0
+	}
+	_, _ = fmt.Fprintf(stderr, "usage: nvidia-cuda-mps-control [-f]\n")
+	return 1
+}
+
+// processes are Servers that are children of the daemon's process.
+type processes struct{ command *exec.Cmd }
+
+// Start, Stop, AddClient and RemoveClient implement Servers.
+func (p *processes) Start(string) (int, error) {
+	path, err := os.Executable()
+	if err != nil {
+		return 0, err
+	}
+	p.command = exec.Command(path, serverArgument)
+	if err := p.command.Start(); err != nil {
+		return 0, err
+	}
+	return p.command.Process.Pid, nil
+}
+
+func (p *processes) Stop(string, int) {
+	_ = p.command.Process.Kill()
+	_ = p.command.Wait()
+}
+
+func (p *processes) AddClient(string, int) error { return nil }
+func (p *processes) RemoveClient(string, int)    {}

@@ -49,6 +49,9 @@ type StartupSettings struct {
 	// CDIFeatures are feature flags of nvcdi, the library that makes the CDI
 	// specs, separated by commas. Default none.
 	CDIFeatures string
+	// MPSRoot is the host's directory with the files of virgate mps; empty where that does
+	// not run.
+	MPSRoot string
 }
 
 // FeatureDiscovery are the settings of GPU feature discovery alone.
@@ -76,6 +79,7 @@ func (s StartupSettings) CheckUnchanged(next StartupSettings) error {
 		{pathCDIHook, s.CDIHookPath, next.CDIHookPath},
 		{pathCDIFeatures, s.CDIFeatures, next.CDIFeatures},
 		{pathDiscovery, s.DeviceDiscoveryStrategy, next.DeviceDiscoveryStrategy},
+		{pathMPSRoot, s.MPSRoot, next.MPSRoot},
 	} {
 		if setting.have != setting.want {
 			errs = append(errs, fmt.Errorf("%s: cannot change while the program runs (is %v, wanted %v): restart it", setting.path, setting.have, setting.want))
@@ -182,6 +186,7 @@ func readProfile(root value, overrides Overrides, layouts MIGLayouts) Config {
 		DeviceDiscoveryStrategy: set[pathDiscovery],
 		CDIHookPath:             set[pathCDIHook],
 		CDIFeatures:             set[pathCDIFeatures],
+		MPSRoot:                 set[pathMPSRoot],
 	}}
 }
 

@@ -182,8 +182,8 @@ func TestParseProcess(t *testing.T) {
 		{"empty paths are the defaults", `flags: {nvidiaDriverRoot: "", nvidiaDevRoot: "", plugin: {containerDriverRoot: ""}}`, defaults},
 		{"the dev root follows the driver root", "flags: {nvidiaDriverRoot: /run/nvidia/driver}",
 			StartupSettings{FailOnInitError: true, DriverRoot: "/run/nvidia/driver", DevRoot: "/run/nvidia/driver", ContainerDriverRoot: "/driver-root", DeviceDiscoveryStrategy: "auto", CDIHookPath: "/usr/bin/nvidia-cdi-hook"}},
-		{"everything", "flags: {failOnInitError: off, nvidiaDriverRoot: /a, nvidiaDevRoot: /b, deviceDiscoveryStrategy: nvml, plugin: {containerDriverRoot: /c, nvidiaCDIHookPath: /d, cdiFeatureFlags: [x, z]}}",
-			StartupSettings{DriverRoot: "/a", DevRoot: "/b", ContainerDriverRoot: "/c", DeviceDiscoveryStrategy: "nvml", CDIHookPath: "/d", CDIFeatures: "x,z"}},
+		{"everything", "flags: {failOnInitError: off, nvidiaDriverRoot: /a, nvidiaDevRoot: /b, deviceDiscoveryStrategy: nvml, plugin: {containerDriverRoot: /c, nvidiaCDIHookPath: /d, cdiFeatureFlags: [x, z]}, mpsRoot: /e}",
+			StartupSettings{MPSRoot: "/e", DriverRoot: "/a", DevRoot: "/b", ContainerDriverRoot: "/c", DeviceDiscoveryStrategy: "nvml", CDIHookPath: "/d", CDIFeatures: "x,z"}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -210,10 +210,10 @@ func TestBooleans(t *testing.T) {
 				t.Errorf("%s is accepted for a switch", text)
 			}
 		}
-		if _, err := Parse("", []byte("flags: {mpsRoot: "+word+"}"), nil); err == nil {
+		if _, err := Parse("", []byte("flags: {plugin: {nvidiaCDIHookPath: "+word+"}}"), nil); err == nil {
 			t.Errorf("a bare %s is accepted as text", word)
 		}
-		parse(t, `flags: {mpsRoot: "`+word+`"}`)
+		parse(t, `flags: {plugin: {nvidiaCDIHookPath: "`+word+`"}}`)
 	}
 }
 
@@ -322,7 +322,7 @@ func TestProcessCheck(t *testing.T) {
 	if err := have.CheckUnchanged(next); err == nil || err.Error() != want {
 		t.Errorf("error is %v, want %s", err, want)
 	}
-	for _, next := range []StartupSettings{{DriverRoot: "/x"}, {ContainerDriverRoot: "/x"}, {DeviceDiscoveryStrategy: "nvml"}, {CDIHookPath: "/x"}, {CDIFeatures: "x"}} {
+	for _, next := range []StartupSettings{{DriverRoot: "/x"}, {ContainerDriverRoot: "/x"}, {DeviceDiscoveryStrategy: "nvml"}, {CDIHookPath: "/x"}, {CDIFeatures: "x"}, {MPSRoot: "/x"}} {
 		if err := (StartupSettings{}).CheckUnchanged(next); err == nil {
 			t.Errorf("a change to %+v is accepted", next)
 		}
@@ -400,8 +400,8 @@ func TestNotesOfSingleKeys(t *testing.T) {
 		{"strategies of NVIDIA's plugin", "flags: {plugin: {deviceListStrategy: [cdi-cri, envvar], passDeviceSpecs: true}}", nil, nil},
 		{"a key of Virgate's", "flags: {plugin: {driverMounts: {hostPath: /opt/nvidia}}}", nil,
 			[]Note{{1, "flags.plugin.driverMounts.hostPath", "Virgate's own; NVIDIA's plugin has no such key"}}},
-		{"an override without effect", "", Overrides{"flags.mpsRoot": {Value: "/mps", Source: "$MPS_ROOT"}},
-			[]Note{{0, "flags.mpsRoot", "$MPS_ROOT: " + "has no effect: Virgate runs no MPS daemon"}}},
+		{"an override without effect", "", Overrides{"flags.plugin.kubeletSocket": {Value: "/k", Source: "$KUBELET_SOCKET"}},
+			[]Note{{0, "flags.plugin.kubeletSocket", "$KUBELET_SOCKET: " + "has no effect: Virgate finds the kubelet's socket in its --device-plugin-dir"}}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

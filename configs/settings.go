@@ -24,6 +24,7 @@ const (
 	pathContainerDriverRoot = "flags.plugin.containerDriverRoot"
 	pathCDIHook             = "flags.plugin.nvidiaCDIHookPath"
 	pathCDIFeatures         = "flags.plugin.cdiFeatureFlags"
+	pathMPSRoot             = "flags.mpsRoot"
 )
 
 // keyTable is keys.json, what profiles may say, in the order of

@@ -49,15 +49,11 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 		Commands: []*cli.Command{
 			runCommand(environment, stderr), planCommand(environment), checkCommand(environment),
 			statusCommand(), healthCommand(), gpuCommand(), migCommand(environment), simCommand(), demoCommand(), uninstallCommand(environment), versionCommand(),
-			configManagerCommand(environment, stderr), featureDiscoveryCommand(environment, stderr),
+			mpsCommand(environment, stderr), configManagerCommand(environment, stderr), featureDiscoveryCommand(environment, stderr),
 		},
 		Action: func(_ context.Context, cmd *cli.Command) error { return cli.ShowRootCommandHelp(cmd) },
 	}
 	addUsageErrors(root)
-	if len(args) > 0 && filepath.Base(args[0]) == "mps-control-daemon" {
-		_, _ = fmt.Fprintln(stderr, "mps-control-daemon: Virgate has no MPS: remove sharing.mps from the profile of this node, and its label nvidia.com/mps.capable")
-		return 1
-	}
 	err := root.Run(ctx, impliedCommand(args))
 	switch {
 	case err == nil:
@@ -111,6 +107,8 @@ func impliedCommand(args []string) []string {
 		switch name := filepath.Base(args[0]); name {
 		case "nvidia-device-plugin":
 			return slices.Insert(slices.Clone(args), 1, "run")
+		case "mps-control-daemon":
+			return slices.Insert(slices.Clone(args), 1, "mps")
 		case "config-manager", featureDiscoveryName:
 			return slices.Insert(slices.Clone(args), 1, name)
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/daemon"
 	"github.com/virgate/virgate/internal/features"
+	"github.com/virgate/virgate/internal/mps"
 	"github.com/virgate/virgate/plugin"
 )
 
@@ -38,7 +39,8 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 		&cli.DurationFlag{Name: "retire-after", Value: 10 * time.Minute, Usage: "how long a device that a pod holds stays Healthy when its GPU has fewer replicas than before; retireAfter.shrink in a profile wins"},
 		&cli.BoolFlag{Name: "drain-on-exit", Usage: "withdraw all devices before ending, as for an uninstall; without it they are left to a successor"},
 		&cli.DurationFlag{Name: "drain-timeout", Value: 2 * time.Minute, Usage: "how long that may take"},
-		&cli.StringFlag{Name: "log-level", Value: "info", Usage: "debug, info, warn or error"},
+		&cli.StringFlag{Name: "mps-socket", Value: mpsDirectory + "/" + mps.SocketName, Usage: "the socket of virgate mps, which runs the MPS daemons; used with --mps-root"},
+		logLevelFlag(),
 	)
 	return &cli.Command{
 		Name:  "run",
@@ -48,20 +50,31 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 			"Example: virgate run --node sim:dgx-a100 --config profile.yaml --device-plugin-dir /tmp/dp",
 		Flags: slices.Concat(pluginDirFlags(environment), flags, metricsFlags(), clusterFlags(environment), reportFlags(environment), grantFlags(), settingFlags()),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
-			var level slog.Level
-			if err := level.UnmarshalText([]byte(cmd.String("log-level"))); err != nil {
-				return usageError{fmt.Errorf("--log-level: expected debug, info, warn or error (got %q)", cmd.String("log-level"))}
+			log, err := newLog(cmd, stderr)
+			if err != nil {
+				return err
 			}
 			for _, name := range []string{"quiet-time", "retire-after", "rescan", "probe", "drain-timeout", "sample"} {
 				if cmd.Duration(name) <= 0 {
 					return usageError{fmt.Errorf("--%s must be more than 0, got %s", name, cmd.Duration(name))}
 				}
 			}
-			log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
 			klog.SetSlogLogger(log) // client-go's lines look like the program's.
 			return serve(ctx, cmd, environment, log)
 		},
 	}
+}
+
+func logLevelFlag() cli.Flag {
+	return &cli.StringFlag{Name: "log-level", Value: "info", Usage: "debug, info, warn or error"}
+}
+
+func newLog(cmd *cli.Command, stderr io.Writer) (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(cmd.String("log-level"))); err != nil {
+		return nil, usageError{fmt.Errorf("--log-level: expected debug, info, warn or error (got %q)", cmd.String("log-level"))}
+	}
+	return slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level})), nil
 }
 
 func serve(ctx context.Context, cmd *cli.Command, environment environment, log *slog.Logger) error {
@@ -73,7 +86,7 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 		Timing: plugin.Timing{RemovalDelay: cmd.Duration("quiet-time"), RetireAfter: cmd.Duration("retire-after")},
 		Rescan: cmd.Duration("rescan"), Probe: cmd.Duration("probe"), BootID: bootID(log, cmd.String("boot-id-file"), cmd.String("node")),
 		HostRoot: cmd.String("host-root"), CDIDir: cdiDir(cmd),
-		ControlSocket: cmd.String("control-socket"), ControlRequired: cmd.IsSet("control-socket"), AllowReset: cmd.Bool("allow-gpu-reset"),
+		MPSSocket: cmd.String("mps-socket"), ControlSocket: cmd.String("control-socket"), ControlRequired: cmd.IsSet("control-socket"), AllowReset: cmd.Bool("allow-gpu-reset"),
 		GPUs: func(startup configs.StartupSettings) (daemon.GPUs, error) { return openGPUs(cmd, startup, log) },
 	}
 	if cmd.Bool("drain-on-exit") {

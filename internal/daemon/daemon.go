@@ -19,6 +19,7 @@ import (
 	"github.com/virgate/virgate/internal/features"
 	"github.com/virgate/virgate/internal/host"
 	"github.com/virgate/virgate/internal/migchange"
+	"github.com/virgate/virgate/internal/mps"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/internal/nvml"
@@ -64,6 +65,9 @@ type Options struct {
 	Pods *configsource.Pods
 	// Guard evicts pods that use too much memory. Without its UID, Pods tell that.
 	Guard agent.Pods
+
+	// MPSSocket is where virgate mps listens; of use where the settings have a directory of MPS.
+	MPSSocket string
 
 	// ControlSocket is the path of the control socket; empty for none. With
 	// ControlRequired the program does not start without it.
@@ -155,6 +159,10 @@ func Run(ctx context.Context, o Options) error {
 			Meter: nvml.NewMeter(gpus.Library), Proc: gpus.Proc, Containers: gpus.Containers, Logger: log,
 		}).Measure,
 		Background: []func(context.Context) error{profile.lastKnownGood.Run},
+	}
+	if profile.startup.MPSRoot != "" {
+		client := mps.NewClient(o.MPSSocket, log.With("component", "mps"))
+		options.Background = append(options.Background, client.Run)
 	}
 	if options.Pods = o.Guard; o.Pods != nil && o.Guard.UID == nil {
 		options.Pods.UID = o.Pods.PodUID

@@ -72,7 +72,7 @@ func (p Program) command(ctx context.Context, env Environment, arguments ...stri
 	// Not in the terminal's group: an interrupt is for this program.
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if root != "/" {
-		return inDriverRoot(command, root, env)
+		command = inDriverRoot(command, root, env)
 	}
 	return command, nil
 }

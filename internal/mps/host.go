@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -67,7 +68,79 @@ func memoryOf(meminfo string) (kibibytes uint64, err error) {
 	return 0, fmt.Errorf("%s does not say how much memory there is: %w", meminfo, fs.ErrInvalid)
 }
 
-func inDriverRoot(command *exec.Cmd, root string, env Environment) (*exec.Cmd, error) {
-	command.SysProcAttr.Chroot = root
-	return command, nil
+// InDriverRoot is the subcommand of virgate mps that calls EnterDriverRoot.
+const InDriverRoot = "in-driver-root"
+
+// inDriverRoot has the command run with the driver root as its root, in which it sees the
+// directory of MPS and its /dev/shm as this process does. Nothing can be made in a driver root,
+// so this program mounts that in a mount namespace of the command's own.
+func inDriverRoot(command *exec.Cmd, root string, env Environment) *exec.Cmd {
+	mpsRoot := filepath.Dir(env.Shm)
+	command.Args = slices.Concat([]string{"virgate", "mps", InDriverRoot, root, mpsRoot, command.Path}, command.Args[1:])
+	command.Path = "/proc/self/exe"
+	command.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
+	return command
+}
+
+// EnterDriverRoot becomes the program in the driver root. The arguments are the driver root, the
+// directory of MPS, the program's path and its arguments. It returns only with an error.
+//
+// The new root is a tmpfs with all that is in the driver root, and with the directory of MPS
+// under its own path.
+func EnterDriverRoot(arguments []string) error {
+	if len(arguments) < 3 {
+		return fmt.Errorf("%s: a driver root, a directory and a program are wanted", InDriverRoot)
+	}
+	root, mpsRoot := arguments[0], arguments[1]
+	base := filepath.Join(mpsRoot, ".driver-root")
+	if err := os.MkdirAll(base, 0o700); err != nil {
+		return err
+	}
+	if err := syscall.Mount("tmpfs", base, "tmpfs", 0, "mode=755"); err != nil {
+		return fmt.Errorf("mount %s: %w", base, err)
+	}
+	bind := func(from, to string, flags uintptr) error {
+		if err := os.MkdirAll(to, 0o755); err != nil { //nolint:gosec // a mount point
+			return err
+		}
+		if err := syscall.Mount(from, to, "", syscall.MS_BIND|flags, ""); err != nil {
+			return fmt.Errorf("mount %s at %s: %w", from, to, err)
+		}
+		return nil
+	}
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		from, to := filepath.Join(root, e.Name()), filepath.Join(base, e.Name())
+		link, err := os.Readlink(from)
+		switch {
+		case err == nil:
+			err = os.Symlink(link, to)
+		case e.IsDir():
+			err = bind(from, to, syscall.MS_REC)
+		default:
+			err = nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	mounts := []struct{ from, to string }{{mpsRoot, mpsRoot}, {"/proc", "/proc"}, {filepath.Join(mpsRoot, "shm"), "/dev/shm"}}
+	if _, err := os.Stat(filepath.Join(base, "dev/nvidiactl")); err != nil { // Nor are the others there.
+		mounts = slices.Insert(mounts, 0, struct{ from, to string }{"/dev", "/dev"})
+	}
+	for _, m := range mounts {
+		if err := bind(m.from, filepath.Join(base, m.to), 0); err != nil {
+			return err
+		}
+	}
+	if err := syscall.Chroot(base); err != nil {
+		return fmt.Errorf("change the root to %s: %w", root, err)
+	}
+	if err := os.Chdir("/"); err != nil {
+		return err
+	}
+	return fmt.Errorf("run %s of %s: %w", arguments[2], root, syscall.Exec(arguments[2], arguments[2:], os.Environ()))
 }

@@ -189,6 +189,9 @@ func TestDeadDaemon(t *testing.T) {
 	n.until("another daemon", func() (bool, string) { now := n.daemon(gpu); return now != pid && now != 0, fmt.Sprint(now) })
 	n.await(gpu + " ready")
 	n.awaitNoProcess(client.Server)
+	if states, _ := n.client.States(); len(states) != 1 || states[0].Restarts != 1 {
+		t.Errorf("%+v, want one restart", states)
+	}
 }
 
 // daemon is the PID of the unit's daemon, 0 for none.
@@ -385,4 +388,73 @@ func TestStrangeServer(t *testing.T) {
 	_ = listener.Close()
 	n.supervise()
 	n.await()
+}
+
+// TestDriverRoot: the daemon of a driver that is installed elsewhere sees the directory of MPS
+// and the shared memory as everybody does.
+func TestDriverRoot(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("to mount and to change the root takes root")
+	}
+	p := program(t)
+	_, path, _ := p.Find()
+	p.Find = func() (string, string, error) { return "/.", path, nil } // Not "/", and the same.
+	n := newNode(t, p)
+	if err := os.Mkdir(filepath.Join(n.root, "shm"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(n.root, "shm/mark"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.supervise()
+	n.connect()
+	n.client.Want([]mps.Unit{unit(gpu)})
+	n.await(gpu + " ready")
+	of := filepath.Join("/proc", fmt.Sprint(n.daemon(gpu)), "root")
+	for _, path := range []string{"/dev/shm/mark", "/dev/null", "/proc/self", n.pipe(gpu) + "/control"} {
+		if _, err := os.Lstat(of + path); err != nil {
+			t.Errorf("in the driver root: %v", err)
+		}
+	}
+	if _, err := os.Stat("/dev/shm/mark"); err == nil {
+		t.Error("mounted for everybody")
+	}
+	n.client.Want([]mps.Unit{})
+	n.await()
+}
+
+func TestMountShm(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("to mount takes root")
+	}
+	root := t.TempDir()
+	shm := filepath.Join(root, "shm")
+	if err := mps.MountShm(root, "/proc"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(shm, 0) })
+	if err := os.WriteFile(filepath.Join(shm, "mark"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := mps.MountShm(root, "/proc"); err != nil {
+		t.Fatal(err)
+	}
+	var of syscall.Statfs_t
+	var machine syscall.Sysinfo_t
+	if err := errors.Join(syscall.Statfs(shm, &of), syscall.Sysinfo(&machine)); err != nil {
+		t.Fatal(err)
+	}
+	half := int64(machine.Totalram) / 2
+	if size := int64(of.Blocks) * of.Bsize; size < half-1<<20 || size > half+1<<20 {
+		t.Errorf("%d bytes, want half of the machine's %d", size, machine.Totalram)
+	}
+	if info, err := os.Stat(shm); err != nil || info.Mode().Perm() != 0o777 || info.Mode()&os.ModeSticky == 0 {
+		t.Errorf("%v, %v, want as /dev/shm", info.Mode(), err)
+	}
+	if _, err := os.Stat(filepath.Join(shm, "mark")); err != nil {
+		t.Errorf("mounted twice: %v", err)
+	}
+	if err := mps.MountShm(filepath.Join(root, "other"), t.TempDir()); err == nil {
+		t.Error("no error without /proc")
+	}
 }

@@ -33,6 +33,10 @@ func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == mps.ProgramName {
 		os.Exit(simmps.Main(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
+	if len(os.Args) > 2 && os.Args[2] == mps.InDriverRoot {
+		_, _ = fmt.Fprintln(os.Stderr, mps.EnterDriverRoot(os.Args[3:]))
+		os.Exit(1)
+	}
 	if root := os.Getenv(killRoot); root != "" {
 		supervise(root)
 	}

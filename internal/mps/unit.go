@@ -40,6 +40,8 @@ type unitRun struct {
 
 	daemon Daemon
 	wanted bool
+	// starts is how often it was started.
+	starts int
 }
 
 func (u *unitRun) dir() string { return filepath.Join(u.Root, u.unit.ID) }
@@ -49,7 +51,7 @@ func (u *unitRun) environment() Environment {
 }
 
 func (u *unitRun) tell(phase nodereport.MPSPhase, reason error) {
-	state := State{ID: u.unit.ID, Phase: phase}
+	state := State{ID: u.unit.ID, Phase: phase, Restarts: max(0, u.starts-1)}
 	if reason != nil {
 		state.Reason = reason.Error()
 	}
@@ -173,6 +175,7 @@ func (u *unitRun) start(ctx context.Context) error {
 	if err := makeDirs(u.dir(), env.Pipe, env.Log); err != nil {
 		return err
 	}
+	u.starts++
 	var err error
 	if u.daemon, err = u.Control.Start(env); err != nil {
 		return err

@@ -17,6 +17,8 @@ type MPSState struct {
 	Phase MPSPhase `json:"phase"`
 	// Reason says what is wrong, for people; empty when nothing is.
 	Reason string `json:"reason,omitempty"`
+	// Restarts is how often it was started again since virgate mps has run.
+	Restarts int `json:"restarts,omitempty"`
 }
 
 // MPSPhase is how far a control daemon is.

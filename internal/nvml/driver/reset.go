@@ -26,19 +26,29 @@ func SetTimeSlice(ctx context.Context, options Options, gpu string, slice int) e
 	return runSMI(ctx, options, "compute-policy", "-i", gpu, "--set-timeslice", strconv.Itoa(slice))
 }
 
-func runSMI(ctx context.Context, options Options, arguments ...string) error {
+// FindProgram finds a program of the driver: the first driver root that has it, and its path
+// there.
+func FindProgram(options Options, name string) (root, path string, err error) {
 	// mig-parted looks in these folders (pkg/mig/reconfigure, find.go).
-	in, file, looked := find(options.roots(), []string{"usr/bin", "usr/sbin", "bin", "sbin"}, "nvidia-smi")
+	in, file, looked := find(options.roots(), []string{"usr/bin", "usr/sbin", "bin", "sbin"}, name)
 	if file == "" {
-		return fmt.Errorf("no nvidia-smi in %s", strings.Join(looked, ", "))
+		return "", "", fmt.Errorf("no %s in %s", name, strings.Join(looked, ", "))
 	}
-	command := exec.CommandContext(ctx, "/"+file, arguments...)
+	return in.path, "/" + file, nil
+}
+
+func runSMI(ctx context.Context, options Options, arguments ...string) error {
+	root, path, err := FindProgram(options, "nvidia-smi")
+	if err != nil {
+		return err
+	}
+	command := exec.CommandContext(ctx, path, arguments...)
 	command.Dir, command.Env, command.WaitDelay = "/", []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, 5*time.Second
-	if in.path != "/" {
-		command.SysProcAttr = &syscall.SysProcAttr{Chroot: in.path}
+	if root != "/" {
+		command.SysProcAttr = &syscall.SysProcAttr{Chroot: root}
 	}
 	if said, err := command.CombinedOutput(); err != nil {
-		return fmt.Errorf("run nvidia-smi of %s: %w: %s", in.path, err, strings.Join(strings.Fields(string(said[:min(len(said), 4096)])), " "))
+		return fmt.Errorf("run nvidia-smi of %s: %w: %s", root, err, strings.Join(strings.Fields(string(said[:min(len(said), 4096)])), " "))
 	}
 	return nil
 }

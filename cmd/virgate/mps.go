@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"slices"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/mps"
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/nvml/driver"
+	"github.com/virgate/virgate/internal/state"
+	"github.com/virgate/virgate/sharing"
+)
+
+// mpsDirectory is where virgate run, virgate mps, the daemons and the pods see the directory of
+// MPS, each in its own container.
+const mpsDirectory = "/mps"
+
+// mpsCommand runs the MPS daemons. It also takes the place of NVIDIA's mps-control-daemon.
+func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
+	// Of the settings, where the driver is. --mps-root is another path here than for virgate run.
+	settings := slices.DeleteFunc(configs.Settings(), func(s configs.Setting) bool { return s.Flag == "mps-root" })
+	flags := append(flagsOf(settings, "nvidia-driver-root", "container-driver-root"), nodeFlags()[0], worldFlag(),
+		&cli.StringFlag{Name: "mps-root", Value: mpsDirectory, Usage: "the directory of MPS, as this program, the daemons and the pods see it"},
+		&cli.StringFlag{Name: "proc", Value: "/proc", Usage: "where /proc is"},
+		logLevelFlag(),
+		&cli.StringFlag{Name: "config-file", Hidden: true},
+	)
+	return &cli.Command{
+		Name:  "mps",
+		Usage: "runs NVIDIA's MPS daemons for the GPUs that virgate run shares by MPS",
+		Description: "One nvidia-cuda-mps-control for each GPU or partition. It needs root, the host's process IDs, and\n" +
+			"the right to set compute modes; virgate run, which says for which GPUs, does not.\n" +
+			"SIGTERM ends the daemons and restores the compute modes.\n\n" +
+			"Example: virgate mps --mps-root /run/nvidia/mps",
+		Flags: flags,
+		Commands: []*cli.Command{{
+			Name:        "mount-shm",
+			Usage:       "mounts the memory that daemons and pods share, a tmpfs of half the machine's",
+			Description: "It does nothing where that is mounted already.\n\nExample: virgate mps mount-shm",
+			Action: func(_ context.Context, cmd *cli.Command) error {
+				return mps.MountShm(cmd.String("mps-root"), cmd.String("proc"))
+			},
+		}, {
+			Name: mps.InDriverRoot, Hidden: true, ArgsUsage: "...",
+			Action: func(_ context.Context, cmd *cli.Command) error { return mps.EnterDriverRoot(cmd.Args().Slice()) },
+		}},
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			log, err := newLog(cmd, stderr)
+			if err != nil {
+				return err
+			}
+			config, err := configs.Parse("", nil, overridesOf(cmd, environment, settings))
+			if err != nil {
+				return usageError{err}
+			}
+			return superviseMPS(ctx, cmd, config.Startup, log)
+		},
+	}
+}
+
+func superviseMPS(ctx context.Context, cmd *cli.Command, startup configs.StartupSettings, log *slog.Logger) error {
+	gpus, err := openGPUs(cmd, startup, log)
+	if err != nil {
+		return err
+	}
+	defer gpus.Close()
+	root := cmd.String("mps-root")
+	if err := os.MkdirAll(root, 0o755); err != nil { //nolint:gosec // pods' users enter it
+		return fmt.Errorf("--mps-root: %w", err)
+	}
+	lock, err := state.Acquire(ctx, root, func(err error) { log.Info("standing by", "because", err) })
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	defer func() { _ = lock.Release() }()
+	node := nvml.NewNode(gpus.Library, nvml.Options{Logger: log})
+	return mps.Run(ctx, mps.Options{
+		Root: root, Logger: log.With("component", "mps"),
+		Control: mps.Program{
+			// NVIDIA's runtime has it in this container; else it is in the driver root.
+			Find: func() (string, string, error) {
+				root, path, err := driver.FindProgram(driver.Options{}, mps.ProgramName)
+				if err != nil {
+					var other error
+					if root, path, other = driver.FindProgram(driverOptions(startup), mps.ProgramName); other != nil {
+						return "", "", errors.Join(err, other)
+					}
+				}
+				return root, path, nil
+			},
+			Proc: cmd.String("proc"), Logger: log.With("component", "mps"),
+		},
+		ComputeMode: func(ctx context.Context, gpu string) (sharing.ComputeMode, error) {
+			mode, _, err := node.ComputeMode(ctx, gpu)
+			return mode, err
+		},
+		SetComputeMode: node.SetComputeMode,
+	})
+}

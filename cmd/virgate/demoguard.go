@@ -13,13 +13,15 @@ import (
 	"github.com/virgate/virgate/internal/simkubelet"
 )
 
-// guardedProfile evicts who uses more than its share of the memory for two seconds.
+// guardedProfile has short time slices, and evicts who uses more than its share of the memory
+// for two seconds.
 const guardedProfile = `version: v1
 sharing:
   timeSlicing:
     resources:
     - name: nvidia.com/gpu
       replicas: 4
+      timeSlice: short
       memory: {limit: share, grace: 2s, action: evict}
 `
 
@@ -78,7 +80,10 @@ func (s *demoNode) guardSteps() []step {
 		}},
 		{"The budget goes", func(ctx context.Context) error {
 			s.api.lifted.Store(true)
-			return s.awaitEviction(ctx, keptPod, "inference")
+			if err := s.awaitEviction(ctx, keptPod, "inference"); err != nil {
+				return err
+			}
+			return s.node.Do("process-remove", map[string]string{"gpu": "0", "pid": strconv.Itoa(firstPID + 1)})
 		}},
 		{"What the kubelet thinks of it", s.showVerdict},
 	}

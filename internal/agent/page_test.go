@@ -55,8 +55,8 @@ func TestPageShowsTheNode(t *testing.T) {
 					{Cause: sharing.CauseNoContainer, Processes: 1, Memory: ratio(3 << 20), SM: ratio(0.125)}, {Cause: sharing.CauseNotAllocated, Processes: 2},
 				}},
 				Units: []UnitStatus{{ID: "GPU-a", Index: "0", Resource: "nvidia.com/gpu", Replicas: 4, Health: HealthStatus{State: sharing.Unhealthy}, Holders: []Holder{{
-					Namespace: "team", Pod: "train", Container: "main", Devices: []string{"GPU-a::0"}, Use: &UseStatus{Memory: ratio(512 << 20), SM: ratio(0.5), OverShare: ratio(2 << 30)},
-				}, {Namespace: "team", Pod: "fair", Devices: []string{"GPU-a::1"}, Use: &UseStatus{Memory: ratio(0), OverShare: ratio(0)}}}}},
+					Namespace: "team", Pod: "train", Container: "main", Devices: []string{"GPU-a::0"}, Use: &UseStatus{Memory: ratio(512 << 20), SM: ratio(0.5), OverShare: ratio(2 << 30), Limit: ratio(256 << 20), OverLimit: true},
+				}, {Namespace: "team", Pod: "fair", Devices: []string{"GPU-a::1"}, Use: &UseStatus{Memory: ratio(0), OverShare: ratio(0), Limit: ratio(1)}}}}},
 			},
 			{
 				UUID: "GPU-b", Index: 1, Model: "GPU", Memory: 40 << 30, MIG: true, Health: HealthStatus{State: sharing.Healthy},
@@ -74,7 +74,7 @@ func TestPageShowsTheNode(t *testing.T) {
 		"<title>node-7 – Virgate</title>", ">not ready<", ">serving<", "<strong>ten</strong>", ">rejected<", "ConfigMap gpu/profiles",
 		"four stays in force", "p.yaml:3: replicas: must be at least 1", "nvidia.com/gpu: not registered", "is being withdrawn", ", 2 leaving", ">not connected<", "refused so far: too_many × 3", ">2 streams<",
 		"GPU 0 ", "XID 79", "10.0 GiB of 40.0 GiB", `value="0.25"`, "25 %", "71 °C", "slowed: power", "2 of 4 shares held", `title="team/train"`,
-		"team/<strong>train</strong>", "512 MiB, 50 % compute", ">2.0 GiB over its share<", ">contended</span> the busiest container has 80 %",
+		"team/<strong>train</strong>", "512 MiB of 256 MiB, 50 % compute", ">over its limit<", ">2.0 GiB over its share<", ">contended</span> the busiest container has 80 %",
 		`<p class="soft">besides, 1 process in no container: 3 MiB, 12 % compute<`, `<p class="warn">besides, 2 processes in containers that hold no device of it<`, "How much each container uses is not known", "slots slots8", `class="slice at4 of4"`, `class="slice at0 of2 held"`, "exclusive, held", "exclusive, free",
 		"Switching waits: GPU 0 (GPU-a), held as old by n/p, since ", "Switching waits: GPU 0 (GPU-b) does not have layout all-balanced: 0:0 is in use", "holders as of now",
 		"MIG-gone", "no unit of r", "<strong>all-balanced</strong>", ">blocked</span> 0:0 is in use", "1 min ago</time></td><td>profile</td><td>ten rejected", "<td>GPU 0</td><td>unhealthy: XID 79",
@@ -85,6 +85,9 @@ func TestPageShowsTheNode(t *testing.T) {
 	}
 	if strings.Count(body, "over its share") != 1 {
 		t.Error("who uses no more than its share is shown as over it")
+	}
+	if strings.Count(body, "over its limit") != 1 {
+		t.Error("who is within its limit is shown as over it")
 	}
 	if n := strings.Count(body, `<li class="cell`); n != 4 {
 		t.Errorf("%d cells for 4 shares", n)

@@ -20,16 +20,16 @@ var update = flag.Bool("update", false, "write the answers to the questions; loo
 
 const answersFile = "testdata/answers.txt"
 
-// TestLive has a real Prometheus scrape two running programs: the demo, with
-// pods and processes on a simulated node, and one without a kubelet that refuses
-// its profile.
+// TestLive has a real Prometheus scrape three running programs: the demo, with
+// pods and processes on a simulated node, one without a kubelet that refuses
+// its profile, and the demo of limits.
 func TestLive(t *testing.T) {
 	tool(t, "prometheus")
 	virgate, err := program.Build(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	targets := []scraped{{"demo", startDemo(t, virgate)}, {"refusing", startRefusing(t, virgate)}}
+	targets := []scraped{{"demo", startDemo(t, virgate)}, {"refusing", startRefusing(t, virgate)}, {"limits", startLimits(t, virgate)}}
 	s := startServer(t, targets...)
 
 	t.Run("questions", func(t *testing.T) { askQuestions(t, s) })
@@ -65,6 +65,13 @@ func startRefusing(t *testing.T, virgate string) (address string) {
 	write("version: v1\nsharing: nothing\n")
 	refusing.await(t, regexp.MustCompile(`(profile rejected)`))
 	return address
+}
+
+func startLimits(t *testing.T, virgate string) (address string) {
+	t.Helper()
+	limits := start(t, virgate, "demo", "--scenario", "guard", "--serve", "--verbose", "--listen", "127.0.0.1:0")
+	limits.await(t, regexp.MustCompile(`(Serving on)`))
+	return limits.await(t, listens)
 }
 
 // askQuestions holds the answers to the questions of docs/monitoring.md. Their
@@ -110,7 +117,7 @@ func askQuestions(t *testing.T, s server) {
 }
 
 // checkQueries holds that every query can be evaluated over real series, and that
-// none names a metric or a label that the two programs do not have: such a one
+// none names a metric or a label that the programs do not have: such a one
 // finds nothing, in silence.
 func checkQueries(t *testing.T, s server, targets ...scraped) {
 	var problems []string

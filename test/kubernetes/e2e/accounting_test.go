@@ -41,6 +41,8 @@ type eventLog struct {
 	images map[string]string
 	// rollingOut says that Virgate's pod is replaced meanwhile.
 	rollingOut bool
+	// stopped is how often the node said that nobody serves it.
+	stopped int
 	// wrong is what no pod and no watch may do.
 	wrong []string
 }
@@ -125,6 +127,9 @@ func (d *eventLog) complain(format string, arguments ...any) {
 
 func (d *eventLog) addNode(node *v1.Node) {
 	d.statuses = appendStatus(d.statuses, offered(node.Status.Allocatable))
+	if slices.ContainsFunc(node.Status.Conditions, func(c v1.NodeCondition) bool { return c.Type == "GPUSharingReady" && c.Reason == "Stopped" }) {
+		d.stopped++
+	}
 }
 
 func (d *eventLog) addKubeletState(devices map[string][]heldDevice) {

@@ -41,12 +41,7 @@ const fourShares = "config.default=time-slicing-4"
 // it and the node's status say before may be of the old one. Each setting is a --set.
 func (c *cluster) install(t *testing.T, settings ...string) {
 	t.Helper()
-	arguments := []string{"upgrade", "--install", "virgate", chart,
-		"--namespace", namespace, "--create-namespace", "--wait", "--timeout", patience.String()}
-	for _, setting := range settings {
-		arguments = append(arguments, "--set", setting)
-	}
-	c.helm(t, arguments...)
+	c.upgrade(t, settings...)
 	c.await(t, "the kubelet to have the plugin's lists", func() error {
 		streams, err := series(c.plugin(t), "virgate_listandwatch_streams")
 		if err == nil && !slices.ContainsFunc(streams, func(count string) bool { return count != "0" }) {
@@ -54,6 +49,17 @@ func (c *cluster) install(t *testing.T, settings ...string) {
 		}
 		return err
 	})
+}
+
+// upgrade is install, for pods that serve nothing.
+func (c *cluster) upgrade(t *testing.T, settings ...string) {
+	t.Helper()
+	arguments := []string{"upgrade", "--install", "virgate", chart,
+		"--namespace", namespace, "--create-namespace", "--wait", "--timeout", patience.String()}
+	for _, setting := range settings {
+		arguments = append(arguments, "--set", setting)
+	}
+	c.helm(t, arguments...)
 }
 
 // uninstall removes the chart, if it is installed, and waits until its pods are gone.
@@ -245,6 +251,86 @@ func testCDI(t *testing.T, c *cluster) {
 		})
 		if len(gpus) != 1 {
 			t.Errorf("%s: the container has %q, want one GPU's node", strategy, gpus)
+		}
+	}
+}
+
+// testLeaving takes Virgate away with all that it has left, once as the chart does on
+// each node, and once by the command, after the chart alone is gone.
+func testLeaving(t *testing.T, c *cluster) {
+	c.createNamespace(t, namespace)
+	c.profiles(t, "layout", map[string]string{"chosen": "version: v1\nflags: {migStrategy: mixed}\nmig: {manage: true, config: all-balanced}\n"})
+	partitioned := []string{"node=sim:dgx-a100", "config.name=layout", "config.default=chosen", "mig.manage=true", "deviceListStrategy=cdi-cri", "extraArgs={--cdi-dir=/var/run/cdi}"}
+	state := func(want string) {
+		t.Helper()
+		c.await(t, "the state of the layout to be "+want, func() error {
+			if got := c.node(t).Labels["nvidia.com/mig.config.state"]; got != want {
+				return fmt.Errorf("it is %q", got)
+			}
+			return nil
+		})
+	}
+	c.install(t, partitioned...)
+	state("success")
+	c.install(t, "node=sim:t4x2", fourShares) // Without the right to change layouts.
+	state("")
+	c.awaitAllocatable(t, map[string]int64{shared: 8})
+
+	c.install(t, partitioned...)
+	state("success")
+	lies := func() (found []string) {
+		for _, pattern := range []string{"/var/lib/kubelet/device-plugins/virgate*", "/var/run/cdi/k8s.device-plugin.nvidia.com*"} {
+			matches, err := filepath.Glob(pattern)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found = append(found, matches...)
+		}
+		return found
+	}
+	if len(lies()) < 4 {
+		t.Fatalf("on the node lie %q, not state, lock, sockets and specs", lies())
+	}
+	c.upgrade(t, append(partitioned, "uninstall=true")...) // Helm waits until the pods are ready.
+	if left := lies(); len(left) > 0 {
+		t.Errorf("on the node are left %q", left)
+	}
+	c.nodeIsClean(t)
+	c.uninstall(t)
+	c.nodeIsClean(t)
+
+	c.install(t, "node=sim:t4x2", fourShares)
+	c.awaitCondition(t, v1.ConditionTrue, "Serving")
+	// Helm takes the right to say so away at once, so the program ends before.
+	if err := c.client.AppsV1().DaemonSets(namespace).Delete(t.Context(), "virgate", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	c.awaitCondition(t, v1.ConditionUnknown, "Stopped", "nobody serves")
+	c.uninstall(t)
+	output, err := exec.Command(c.path("virgate"), "uninstall", "--all", "--kubeconfig", c.path("admin.conf")).CombinedOutput()
+	if err != nil || !strings.Contains(string(output), "condition GPUSharingReady") {
+		t.Errorf("uninstall: %v\n%s", err, output)
+	}
+	c.nodeIsClean(t)
+}
+
+// nodeIsClean fails if the Node has a condition, a label or an annotation of Virgate's.
+func (c *cluster) nodeIsClean(t *testing.T) {
+	t.Helper()
+	node := c.node(t)
+	for _, condition := range node.Status.Conditions {
+		if condition.Type == "GPUSharingReady" {
+			t.Errorf("the node has the condition %+v", condition)
+		}
+	}
+	for key := range node.Labels {
+		if strings.HasSuffix(key, "config.state") {
+			t.Errorf("the node has the label %s", key)
+		}
+	}
+	for key := range node.Annotations {
+		if strings.HasPrefix(key, "virgate.github.io/") {
+			t.Errorf("the node has the annotation %s", key)
 		}
 	}
 }

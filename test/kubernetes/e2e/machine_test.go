@@ -429,6 +429,7 @@ podsPerCore: 0
 kubeAPIQPS: 200
 kubeAPIBurst: 400
 eventRecordQPS: 0
+crashLoopBackOff: {maxContainerRestartPeriod: 1s}
 evictionHard: {memory.available: 50Mi}
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99

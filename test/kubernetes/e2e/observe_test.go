@@ -40,7 +40,7 @@ func (c *cluster) plugin(t *testing.T) *v1.Pod {
 		}
 		var staying []*v1.Pod
 		for i := range pods.Items {
-			if pods.Items[i].DeletionTimestamp == nil && len(pods.Items[i].Status.ContainerStatuses) == 1 {
+			if pods.Items[i].DeletionTimestamp == nil && len(pods.Items[i].Status.ContainerStatuses) == len(pods.Items[i].Spec.Containers) {
 				staying = append(staying, &pods.Items[i])
 			}
 		}

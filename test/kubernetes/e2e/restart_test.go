@@ -136,6 +136,145 @@ func testPluginKilled(t *testing.T, c *cluster) {
 	})
 }
 
+// kills is how often the program that serves is killed, with a standby and without.
+const kills = 10
+
+// testStandby kills Virgate again and again while pods start and end, with a second
+// container that stands by and without. With it the shares come back from a program that ran
+// before, and whoever was killed stands by next; how many pods that saves is noted.
+func testStandby(t *testing.T, c *cluster) {
+	for _, enabled := range []bool{true, false} {
+		c.install(t, "node=sim:dgx-a100", fourShares, fmt.Sprintf("standby.enabled=%t", enabled))
+		all := map[string]int64{shared: 32}
+		c.awaitServed(t, all)
+		c.awaitAllocatable(t, all)
+		before := c.podStates(t, c.hold(t, fmt.Sprintf("holder-%t", enabled), 2))
+		d := c.watchCluster(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		var busy sync.WaitGroup
+		busy.Go(func() { c.startPods(ctx, d) })
+		func() {
+			defer busy.Wait()
+			defer cancel()
+			first := time.Now()
+			for range kills {
+				var ran []int
+				killed := 0
+				c.await(t, "all containers to be ready", func() error {
+					for _, status := range c.plugin(t).Status.ContainerStatuses {
+						if !status.Ready {
+							return fmt.Errorf("%s is not", status.Name)
+						}
+					}
+					ran, killed = c.virgates(t), serving(t) // The kubelet may not have told yet that one is away.
+					if want := map[bool]int{true: 2, false: 1}[enabled]; len(ran) != want || !slices.Contains(ran, killed) {
+						return fmt.Errorf("there are %v, want %d, and %d serves", ran, want, killed)
+					}
+					return nil
+				})
+				if err := syscall.Kill(killed, syscall.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
+				var next int
+				c.await(t, "another to serve", func() error {
+					if next = serving(t); next == 0 || next == killed {
+						return errNotYet
+					}
+					return nil
+				})
+				if ranBefore := slices.Contains(ran, next); ranBefore != enabled {
+					t.Errorf("standby.enabled is %t, and the one that serves then ran before: %t", enabled, ranBefore)
+				}
+				c.awaitServed(t, all)
+			}
+			c.notes(t, d, enabled, c.gaps(t, first))
+			if enabled {
+				for _, process := range c.virgates(t) {
+					role := map[bool]string{true: "serves", false: "stands by"}[process == serving(t)]
+					c.report.note("memory of the one that "+role, resident(t, process))
+				}
+			}
+		}()
+		c.awaitAllocatable(t, all)
+		c.undisturbed(t, before)
+		c.clear(t)
+	}
+}
+
+// notes notes what ten kills cost.
+func (c *cluster) notes(t *testing.T, d *eventLog, standby bool, gaps []gap) {
+	t.Helper()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, wrong := range d.wrong {
+		t.Error(wrong)
+	}
+	refused := 0
+	for _, l := range d.pods {
+		if l.refusal != "" {
+			refused++
+		}
+	}
+	var moments []time.Duration
+	for _, g := range gaps {
+		moments = append(moments, g.end.Sub(g.begin).Round(time.Millisecond))
+	}
+	c.report.note(fmt.Sprintf("%d kills, standby %t: pods, refused; without devices", kills, standby), fmt.Sprintf("%d, %d; %v", len(d.pods), refused, moments))
+}
+
+// virgates are the processes of Virgate's containers.
+func (c *cluster) virgates(t *testing.T) (all []int) {
+	t.Helper()
+	plugin := c.plugin(t)
+	for _, status := range plugin.Status.ContainerStatuses {
+		one := plugin.DeepCopy()
+		one.Status.ContainerStatuses = []v1.ContainerStatus{status}
+		all = append(all, processes(t, one)...)
+	}
+	return all
+}
+
+// serving is the process that has Virgate's lock, 0 for none.
+func serving(t *testing.T) int {
+	t.Helper()
+	info, err := os.Stat("/var/lib/kubelet/device-plugins/virgate.lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	locks, err := os.ReadFile("/proc/locks")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inode := fmt.Sprintf(":%d", info.Sys().(*syscall.Stat_t).Ino)
+	for line := range strings.Lines(string(locks)) { // 1: FLOCK  ADVISORY  WRITE 123 00:2f:456 0 EOF
+		words := strings.Fields(line)
+		if len(words) < 6 || words[1] != "FLOCK" || !strings.HasSuffix(words[5], inode) {
+			continue
+		}
+		process, err := strconv.Atoi(words[4])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return process
+	}
+	return 0
+}
+
+// resident is how much memory the process has.
+func resident(t *testing.T, process int) string {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", process))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if size, found := strings.CutPrefix(line, "VmRSS:"); found {
+			return strings.TrimSpace(size)
+		}
+	}
+	return "unknown"
+}
+
 // testOutage ends the API server while pods hold shares. The profile is edited in
 // the moment before, a GPU becomes too hot meanwhile, and the profile is edited
 // once more when the API server is back.
@@ -245,6 +384,7 @@ func testRollout(t *testing.T, c *cluster) {
 	c.awaitAllocatable(t, map[string]int64{shared: 32})
 	holders := c.hold(t, "holder", 4)
 	before := c.podStates(t, holders)
+	c.awaitCondition(t, v1.ConditionTrue, "Serving")
 	d := c.watchCluster(t)
 	d.rollingOut = true
 	t.Cleanup(func() { c.clear(t) })
@@ -287,6 +427,9 @@ func (c *cluster) judgeRollouts(t *testing.T, d *eventLog, began time.Time, hold
 	defer d.mu.Unlock()
 	for _, wrong := range d.wrong {
 		t.Error(wrong)
+	}
+	if d.stopped > 0 && d.lapses == 0 {
+		t.Error("the node said that nobody serves it, while one took over from another")
 	}
 	// A pod whose probes have timed out is replaced without waiting for the new one.
 	if d.overlaps == 0 || d.overlaps+d.lapses < rollouts {

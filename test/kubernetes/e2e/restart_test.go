@@ -150,6 +150,7 @@ func testStandby(t *testing.T, c *cluster) {
 		c.awaitAllocatable(t, all)
 		before := c.podStates(t, c.hold(t, fmt.Sprintf("holder-%t", enabled), 2))
 		d := c.watchCluster(t)
+		d.rollingOut = true // The kubelet is cut off from the one that is killed, too.
 		ctx, cancel := context.WithCancel(t.Context())
 		var busy sync.WaitGroup
 		busy.Go(func() { c.startPods(ctx, d) })

@@ -1,22 +1,30 @@
 package chart
 
 import (
+	"cmp"
+	"fmt"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // TestProgramHasTheFlags checks that every flag and variable in the DaemonSet is
 // one that the program knows.
 func TestProgramHasTheFlags(t *testing.T) {
-	helps := map[string]string{}
-	for _, name := range []string{"run", "uninstall"} {
-		command := exec.Command("go", "run", "./cmd/virgate", name, "--help")
-		command.Dir = "../.."
+	program, helps := filepath.Join(t.TempDir(), "virgate"), map[string]string{}
+	build := exec.Command("go", "build", "-o", program, "./cmd/virgate")
+	build.Dir = "../.."
+	if said, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, said)
+	}
+	for _, name := range []string{"run", "uninstall", "mps", "mps mount-shm"} {
+		command := exec.Command(program, append(strings.Fields(name), "--help")...)
 		help, err := command.Output()
 		if err != nil {
 			t.Fatal(err)
@@ -35,31 +43,42 @@ func TestProgramHasTheFlags(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		container := daemonSet(t, decode(t, manifest)).Spec.Template.Spec.Containers[0]
-		want := "run"
-		if file == "testdata/uninstall.values.yaml" {
-			want = "uninstall"
+		pod := daemonSet(t, decode(t, manifest)).Spec.Template.Spec
+		for _, container := range slices.Concat(pod.InitContainers, pod.Containers) {
+			checkFlags(t, fmt.Sprintf("%s, %s", file, container.Name), container, helps)
 		}
-		help := helps[want]
-		if container.Args[0] != want {
-			t.Errorf("%s: starts %q", file, container.Args[0])
+	}
+}
+
+func checkFlags(t *testing.T, where string, container corev1.Container, helps map[string]string) {
+	t.Helper()
+	command, arguments := container.Args[0], container.Args[1:]
+	if len(arguments) > 0 && !strings.HasPrefix(arguments[0], "-") {
+		command, arguments = command+" "+arguments[0], arguments[1:]
+	}
+	want := map[string]string{"uninstall": "uninstall", "mps": "mps", "mount-shm": "mps mount-shm"}[container.Name]
+	if strings.HasPrefix(where, "testdata/uninstall.values.yaml") {
+		want = "uninstall"
+	}
+	help := helps[command]
+	if command != cmp.Or(want, "run") || help == "" {
+		t.Errorf("%s: starts %q", where, command)
+	}
+	for _, argument := range arguments {
+		name, _, _ := strings.Cut(argument, "=")
+		if !strings.Contains(help, name) {
+			t.Errorf("%s: no flag %s", where, name)
 		}
-		for _, argument := range container.Args[1:] {
-			name, _, _ := strings.Cut(argument, "=")
-			if !strings.Contains(help, name) {
-				t.Errorf("%s: no flag %s", file, name)
-			}
+	}
+	for _, variable := range container.Env {
+		switch variable.Name {
+		case "NODE_NAME":
+			continue // Also for $(NODE_NAME) in an argument.
+		case "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES":
+			continue // For NVIDIA's container runtime.
 		}
-		for _, variable := range container.Env {
-			switch variable.Name {
-			case "NODE_NAME":
-				continue // Also for $(NODE_NAME) in an argument.
-			case "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES":
-				continue // For NVIDIA's container runtime.
-			}
-			if !strings.Contains(help, "$"+variable.Name) {
-				t.Errorf("%s: no variable %s", file, variable.Name)
-			}
+		if !strings.Contains(help, "$"+variable.Name) {
+			t.Errorf("%s: no variable %s", where, variable.Name)
 		}
 	}
 }

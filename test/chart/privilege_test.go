@@ -49,6 +49,9 @@ func TestPrivileges(t *testing.T) {
 		{"mig: {manage: true}", []string{"/var/run/cdi, read-only", "PIDs of the host"}, nil},
 		{"{metrics: {perContainer: true}, memoryGuard: {evict: true}}", []string{"ClusterRole pods list,watch", "ClusterRole pods/eviction create", "PIDs of the host"}, nil},
 		{"gpuSettings: {manage: true}", []string{"/, read-only", "capability SYS_CHROOT"}, nil},
+		{"mps: {enabled: true}", []string{"/run/nvidia/mps", "/run/nvidia/mps/shm", "PIDs of the host", "privileged mount-shm", "privileged mps"}, nil},
+		{"{mps: {enabled: true, root: /srv/mps}, node: sim:dgx-a100}", []string{"/srv/mps", "/srv/mps/shm", "PIDs of the host", "privileged mount-shm", "privileged mps"}, []string{"capability SYS_ADMIN"}},
+		{"mps: {root: /srv/mps}", nil, nil},
 		{"mig: {reset: true}", []string{"/, read-only", "PIDs of the host", "capability SYS_CHROOT"}, nil},
 		{"{mig: {reset: true, monitor: false}, nvidiaDriverRoot: /run/nvidia/driver}", []string{"/run/nvidia/driver, read-only", "PIDs of the host", "capability SYS_CHROOT"}, nil},
 		{"node: sim:dgx-a100", nil, []string{"capability SYS_ADMIN"}},
@@ -171,12 +174,20 @@ func ofPods(t *testing.T, objects []runtime.Object) []string {
 		if volume.HostPath == nil {
 			continue
 		}
-		mount := container.VolumeMounts[slices.IndexFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume.Name })]
-		if mount.ReadOnly {
+		readOnly := true
+		for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
+			for _, mount := range c.VolumeMounts {
+				readOnly = readOnly && (mount.Name != volume.Name || mount.ReadOnly)
+			}
+		}
+		if readOnly {
 			list = append(list, volume.HostPath.Path+", read-only")
 		} else {
 			list = append(list, volume.HostPath.Path)
 		}
+	}
+	for _, c := range slices.Concat(pod.InitContainers, pod.Containers[1:]) {
+		say(c.SecurityContext.Privileged != nil && *c.SecurityContext.Privileged, "privileged "+c.Name)
 	}
 	security := container.SecurityContext
 	privileged := security.Privileged != nil && *security.Privileged

@@ -315,13 +315,15 @@ const (
 	CauseNoContainer UnattributedCause = "no_container"
 	// CauseNotAllocated says that its container holds no device of the unit.
 	CauseNotAllocated UnattributedCause = "not_allocated"
+	// CauseMPSServer says that it is NVIDIA's MPS server, which has memory for its clients.
+	CauseMPSServer UnattributedCause = "mps_server"
 	// CauseUnreadable says that the process could not be looked up; it may have ended.
 	CauseUnreadable UnattributedCause = "unreadable"
 )
 
 // UnattributedCauses are all causes.
 func UnattributedCauses() []UnattributedCause {
-	return []UnattributedCause{CauseNoContainer, CauseNotAllocated, CauseUnreadable}
+	return []UnattributedCause{CauseNoContainer, CauseNotAllocated, CauseMPSServer, CauseUnreadable}
 }
 
 // UtilizationReport says who uses the node's GPUs, and how much.

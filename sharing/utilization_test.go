@@ -99,15 +99,16 @@ func TestUseReportContainers(t *testing.T) {
 func TestUseReportRest(t *testing.T) {
 	gpus, resources := sharedGPU()
 	measured := Measurement{
-		GPUs: []GPUUtilization{on(uses(1, 1, 0.1), uses(2, 2, 0.2), uses(3, 4, 0.3), uses(4, 8, 0.4), uses(5, 16, 0.5))},
+		GPUs: []GPUUtilization{on(uses(1, 1, 0.1), uses(2, 2, 0.2), uses(3, 4, 0.3), uses(4, 8, 0.4), uses(5, 16, 0.5), uses(6, 32, 0))},
 		Owners: map[int]ProcessOwner{
-			1: inPod("a"), 2: inPod("intruder"), 3: {Cause: CauseNoContainer}, 4: {Cause: CauseUnreadable}, // Nothing of 5.
+			1: inPod("a"), 2: inPod("intruder"), 3: {Cause: CauseNoContainer}, 4: {Cause: CauseUnreadable}, 6: {Cause: CauseMPSServer}, // Nothing of 5.
 		},
 	}
 	report := NewUtilizationReport(measured, gpus, resources, []Allocation{holder("a", "GPU-a::0")}, true)
 	want := []UnattributedUtilization{
 		{GPU: "GPU-a", Cause: CauseNoContainer, Processes: 1, Memory: new(float64(4)), SM: new(float64(0.3))},
 		{GPU: "GPU-a", Cause: CauseNotAllocated, Processes: 1, Memory: new(float64(2)), SM: new(float64(0.2))},
+		{GPU: "GPU-a", Cause: CauseMPSServer, Processes: 1, Memory: new(float64(32)), SM: new(float64(0))},
 		{GPU: "GPU-a", Cause: CauseUnreadable, Processes: 2, Memory: new(float64(24)), SM: new(float64(0.9))},
 	}
 	if diff := cmp.Diff(want, report.Unattributed); diff != "" {

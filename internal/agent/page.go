@@ -263,6 +263,7 @@ func causeText(cause sharing.UnattributedCause) string {
 	return cmp.Or(map[sharing.UnattributedCause]string{
 		sharing.CauseNoContainer:  "in no container",
 		sharing.CauseNotAllocated: "in containers that hold no device of it",
+		sharing.CauseMPSServer:    "of an MPS server",
 		sharing.CauseUnreadable:   "that could not be looked at",
 	}[cause], string(cause))
 }

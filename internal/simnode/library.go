@@ -157,24 +157,36 @@ func (n driver) DeviceGetMemoryErrorCounter(d nvml.Device, counter nvml.MemoryEr
 // DeviceGetComputeRunningProcesses is, for a GPU with MIG enabled, the
 // processes of all its MIG devices. All processes are of other PID namespaces.
 func (n driver) DeviceGetComputeRunningProcesses(d nvml.Device) ([]nvml.Process, error) {
-	processes := n.gpu(d).allProcesses()
-	if c := n.migDevice(d); c != nil {
-		processes = c.processes
-	}
-	if n.node.is("own-pids") {
-		return nil, nil
-	}
-	return slices.SortedFunc(slices.Values(processes), func(a, b nvml.Process) int { return cmp.Compare(a.PID, b.PID) }), nil
+	return n.listed(n.processes(d), false), nil
 }
 
-// DeviceGetGraphicsRunningProcesses is empty, and so is the list for MPS: every
-// simulated process is a compute process.
+// listed are those processes that are clients of an MPS server, or those that are not.
+func (n driver) listed(processes []nvml.Process, clients bool) (list []nvml.Process) {
+	for _, p := range processes {
+		if !n.node.is("own-pids") && clients == (n.node.mps[p.PID] == mpsClient) {
+			list = append(list, p)
+		}
+	}
+	slices.SortFunc(list, func(a, b nvml.Process) int { return cmp.Compare(a.PID, b.PID) })
+	return list
+}
+
+// processes are those of the GPU with those of its MIG devices, or of the MIG device.
+func (n driver) processes(d nvml.Device) []nvml.Process {
+	if c := n.migDevice(d); c != nil {
+		return c.processes
+	}
+	return n.gpu(d).allProcesses()
+}
+
+// DeviceGetGraphicsRunningProcesses is empty: no simulated process draws.
 func (n driver) DeviceGetGraphicsRunningProcesses(nvml.Device) ([]nvml.Process, error) {
 	return nil, nil
 }
 
-func (n driver) DeviceGetMPSComputeRunningProcesses(nvml.Device) ([]nvml.Process, error) {
-	return nil, nil
+// DeviceGetMPSComputeRunningProcesses are clients; their server is a compute process.
+func (n driver) DeviceGetMPSComputeRunningProcesses(d nvml.Device) ([]nvml.Process, error) {
+	return n.listed(n.processes(d), true), nil
 }
 
 // DeviceGetFieldValues knows the advice of XID 154.

@@ -37,6 +37,10 @@ type Node struct {
 	driver chan struct{}
 	// containers are those that processes run in, by PID.
 	containers map[int]sharing.Container
+	// mps are the servers and clients of MPS among the processes, by PID; serversMade is the
+	// number of servers ever started.
+	mps         map[int]mpsRole
+	serversMade int
 	// eventsChanged is closed and replaced whenever an EventSetWait may return.
 	eventsChanged chan struct{}
 }
@@ -44,7 +48,7 @@ type Node struct {
 func newNode(name string) *Node {
 	n := &Node{
 		name: name, targets: map[uint64]target{}, sets: map[nvml.EventSet]*eventSet{},
-		calls: map[string]int{}, containers: map[int]sharing.Container{}, eventsChanged: make(chan struct{}),
+		calls: map[string]int{}, containers: map[int]sharing.Container{}, mps: map[int]mpsRole{}, eventsChanged: make(chan struct{}),
 		driver: make(chan struct{}, 1),
 	}
 	n.Library = nvml.Intercept(driver{n}, n.call)

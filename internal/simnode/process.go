@@ -62,6 +62,7 @@ func (n *Node) changeProcesses(gpu, device int, change func([]nvml.Process) ([]n
 	} else if g.mig {
 		return fmt.Errorf("%s has MIG enabled: a process needs one of its MIG devices", where)
 	}
+	maps.DeleteFunc(n.mps, func(pid int, _ mpsRole) bool { return !n.hasProcess(pid) })
 	changed, err := change(*list)
 	if err != nil {
 		return fmt.Errorf("%s: %w", where, err)
@@ -194,7 +195,7 @@ func containerID(c sharing.Container) string {
 }
 
 // Proc has the files of the host's /proc that tell a process's container:
-// "uptime", "self/cgroup", "1/cgroup", and "cgroup" and "stat" of the processes on
+// "uptime", "self/cgroup", "1/cgroup", and "cgroup", "comm" and "stat" of the processes on
 // the GPUs; and the open files of the program that has the GPUs open in the world client. It
 // may be read from any goroutine.
 func (n *Node) Proc() fs.FS { return proc{n} }
@@ -252,9 +253,15 @@ func (p proc) read(name string) (text string, known bool) {
 	if !p.node.hasProcess(pid) {
 		return "", false
 	}
+	program := "work"
+	if p.node.mps[pid] == mpsServer {
+		program = "nvidia-cuda-mps" // The kernel keeps 15 characters of a name.
+	}
 	switch file {
+	case "comm":
+		return program + "\n", true
 	case "stat":
-		return fmt.Sprintf("%d (work) S 1 %[1]d %[1]d 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 100 0 0\n", pid), true
+		return fmt.Sprintf("%d (%s) S 1 %[1]d %[1]d 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 100 0 0\n", pid, program), true
 	case "cgroup":
 		return p.node.cgroup(pid), true
 	}

@@ -106,6 +106,9 @@ func (s *Sampler) owners(gpus []sharing.GPUUtilization, containers map[string]sh
 				file, err := readCgroup(s.options.Proc, process.PID, at)
 				if err == nil {
 					owners[process.PID] = s.owner(file, containers)
+					if isMPSServer(s.options.Proc, process.PID) {
+						owners[process.PID] = sharing.ProcessOwner{Cause: sharing.CauseMPSServer}
+					}
 					continue
 				}
 				unreadable++
@@ -125,6 +128,13 @@ func (s *Sampler) owner(cgroup string, containers map[string]sharing.Container) 
 		return sharing.ProcessOwner{Container: container}
 	}
 	return sharing.ProcessOwner{Cause: sharing.CauseNoContainer}
+}
+
+// isMPSServer says that the process is a server of NVIDIA's MPS, which serves the processes of
+// others.
+func isMPSServer(proc fs.FS, pid int) bool {
+	name, _ := fs.ReadFile(proc, fmt.Sprintf("%d/comm", pid))
+	return strings.TrimSpace(string(name)) == "nvidia-cuda-mps" // -server: the kernel keeps 15 characters.
 }
 
 // note counts an error, and logs it if it differs from the last one.

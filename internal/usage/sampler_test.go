@@ -74,6 +74,12 @@ func TestMeasureOwners(t *testing.T) {
 		errors     map[sharing.AttributionStage]int
 	}{
 		{name: "one in a container, one on the host", pids: []int{10, 11}, want: map[int]sharing.ProcessOwner{10: inContainer, 11: outside}},
+		{
+			name: "an MPS server in a pod's container", pids: []int{10, 11}, want: map[int]sharing.ProcessOwner{10: {Cause: sharing.CauseMPSServer}, 11: outside},
+			change: func(proc fstest.MapFS) {
+				proc["10/comm"], proc["11/comm"] = text("nvidia-cuda-mps\n"), text("nvidia-cuda-mp\n")
+			},
+		},
 		{name: "no process", want: map[int]sharing.ProcessOwner{}},
 		{
 			name: "a container that no pod has", pids: []int{10}, containers: watched{containers: map[string]sharing.Container{other: main}},

@@ -1,0 +1,110 @@
+package simnode
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/virgate/virgate/internal/nvml"
+)
+
+// The processes of NVIDIA's MPS. Like the driver (nvml.h, and nvidia-smi's types C and M+C) the
+// node has a server in the list of compute processes and its clients in that for MPS. In the compute
+// mode EXCLUSIVE_PROCESS the server is the one process; its clients are none for that.
+type mpsRole int
+
+const (
+	mpsServer mpsRole = iota + 1
+	mpsClient
+)
+
+const (
+	mpsServerBytes = 30 << 20
+	mpsClientBytes = 256 << 20
+	// firstServerPID is the process ID of the first server.
+	firstServerPID = 900_001
+)
+
+// MPS are the servers and clients of NVIDIA's MPS on a node, by the UUID of the GPU or of the
+// partition; see simmps.Servers.
+type MPS struct{ node *Node }
+
+// MPS returns those of the node.
+func (n *Node) MPS() MPS { return MPS{n} }
+
+// Start starts a server, which is a process like any other: the GPU may be busy.
+func (m MPS) Start(device string) (pid int, err error) {
+	gpu, index, err := m.node.find(device)
+	if err != nil {
+		return 0, err
+	}
+	m.node.mu.Lock()
+	m.node.serversMade++
+	pid = firstServerPID - 1 + m.node.serversMade
+	m.node.mu.Unlock()
+	if err := m.node.AddProcess(gpu, index, pid, mpsServerBytes); err != nil {
+		return 0, fmt.Errorf("MPS server: %w", err)
+	}
+	m.node.setMPS(pid, mpsServer)
+	return pid, nil
+}
+
+// Stop ends a server, and with it what its clients have on the GPU.
+func (m MPS) Stop(device string, pid int) {
+	gpu, index, err := m.node.find(device)
+	if err != nil {
+		return // Its processes are gone, too.
+	}
+	_ = m.node.changeProcesses(gpu, index, func(list []nvml.Process) ([]nvml.Process, error) {
+		return slices.DeleteFunc(list, func(p nvml.Process) bool { return p.PID == pid || m.node.mps[p.PID] == mpsClient }), nil
+	})
+}
+
+// AddClient has the process begin to use the device through its server.
+func (m MPS) AddClient(device string, pid int) error {
+	gpu, index, err := m.node.find(device)
+	if err != nil {
+		return err
+	}
+	err = m.node.changeProcesses(gpu, index, func(list []nvml.Process) ([]nvml.Process, error) {
+		switch {
+		case !slices.ContainsFunc(list, func(p nvml.Process) bool { return m.node.mps[p.PID] == mpsServer }):
+			return nil, fmt.Errorf("no MPS server for process %d", pid)
+		case indexOf(list, pid) >= 0:
+			return nil, fmt.Errorf("process %d is there already", pid)
+		}
+		return append(list, nvml.Process{PID: pid, Memory: mpsClientBytes}), nil
+	})
+	if err == nil {
+		m.node.setMPS(pid, mpsClient)
+	}
+	return err
+}
+
+// RemoveClient ends that.
+func (m MPS) RemoveClient(device string, pid int) {
+	if gpu, index, err := m.node.find(device); err == nil {
+		_ = m.node.RemoveProcess(gpu, index, pid)
+	}
+}
+
+// setMPS says what the process is. changeProcesses forgets it.
+func (n *Node) setMPS(pid int, role mpsRole) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mps[pid] = role
+}
+
+// find is where the GPU or the partition of that UUID is now.
+func (n *Node) find(uuid string) (gpu, device int, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for i, g := range n.gpus {
+		if g.uuid == uuid {
+			return i, WholeGPU, nil
+		}
+		if c, found := first(g.computes(), func(c *computeInstance) bool { return c.uuid == uuid }); found {
+			return i, c.index, nil
+		}
+	}
+	return 0, 0, fmt.Errorf("no GPU or partition %s", uuid)
+}

@@ -154,6 +154,7 @@ func readProfile(root value, overrides Overrides, layouts MIGLayouts) Config {
 			IMEXChannels:        listItems(set["imex.channelIDs"]),
 			IMEXRequired:        set.on("imex.required"),
 			AnnotationPrefix:    set["flags.plugin.cdiAnnotationPrefix"],
+			MPSRoot:             set["flags.mpsRoot"],
 			DriverHostPath:      set["flags.plugin.driverMounts.hostPath"],
 			DriverContainerPath: set["flags.plugin.driverMounts.containerPath"],
 		},

@@ -90,6 +90,32 @@ func TestParseProfile(t *testing.T) {
 			p.Policy, p.TimeSlicing = sharing.Spread, []sharing.ReplicatedResource{share}
 		})},
 		{"fail requests greater than one", "sharing: {timeSlicing: {failRequestsGreaterThanOne: yes}}", withDefaults(func(p *sharing.Profile) { p.FailRequestsGreaterThanOne = true })},
+		{"MPS", `
+flags: {mpsRoot: /var/mps, plugin: {sharedDevicesAllocationPolicy: spread}}
+sharing:
+  mps:
+    renameByDefault: true
+    resources:
+    - {name: gpu, replicas: 10, devices: [0, 1]}
+    - {name: gpu, replicas: 4, policy: packed, memory: {limit: share}, rename: part}
+`, withDefaults(func(p *sharing.Profile) {
+			p.Policy, p.Grants.MPSRoot = sharing.Spread, "/var/mps"
+			p.TimeSlicing = []sharing.ReplicatedResource{
+				{Path: "sharing.mps.resources[0]", Resource: "nvidia.com/gpu", Replicas: 10, Rename: "nvidia.com/gpu.shared", Policy: sharing.Distributed, Select: sharing.Selection{List: selectors(t, "0", "1")}, MPS: true},
+				{Path: "sharing.mps.resources[1]", Resource: "nvidia.com/gpu", Replicas: 4, Rename: "nvidia.com/part", Policy: sharing.Packed, MPS: true, Guard: sharing.MemoryGuard{Share: true, Grace: 30 * time.Second}},
+			}
+		})},
+		{"MPS beside time-slicing: what selects some comes first", `
+sharing:
+  mps:
+    failRequestsGreaterThanOne: false
+    resources: [{name: gpu, replicas: 3}]
+  timeSlicing:
+    resources: [{name: gpu, replicas: 2, devices: 1}]
+`, withDefaults(shares(
+			sharing.ReplicatedResource{Path: first, Resource: "nvidia.com/gpu", Replicas: 2, Policy: sharing.Distributed, Select: sharing.Selection{Count: 1}},
+			sharing.ReplicatedResource{Path: "sharing.mps.resources[0]", Resource: "nvidia.com/gpu", Replicas: 3, Policy: sharing.Distributed, MPS: true, SeveralShares: true},
+		))},
 		{"one policy for all entries of a name", `
 sharing:
   timeSlicing:
@@ -358,7 +384,7 @@ sharing:
       spread: strict
 `
 	const entries = "sharing.timeSlicing.resources"
-	const take = " are time-sliced; NVIDIA's plugin takes all"
+	const take = " are shared; NVIDIA's plugin takes all"
 	want := []Note{
 		{3, "flags.migStrategy", "GPUs that do not conform are left out with a warning; NVIDIA's plugin does not start"},
 		{4, "flags.useNodeFeatureAPI", "has no effect: it configures GPU feature discovery, not the device plugin"},
@@ -402,6 +428,14 @@ func TestNotesOfSingleKeys(t *testing.T) {
 			[]Note{{1, "flags.plugin.driverMounts.hostPath", "Virgate's own; NVIDIA's plugin has no such key"}}},
 		{"an override without effect", "", Overrides{"flags.plugin.kubeletSocket": {Value: "/k", Source: "$KUBELET_SOCKET"}},
 			[]Note{{0, "flags.plugin.kubeletSocket", "$KUBELET_SOCKET: " + "has no effect: Virgate finds the kubelet's socket in its --device-plugin-dir"}}},
+		{"MPS", "sharing: {mps: {failRequestsGreaterThanOne: true, resources: [{name: gpu, replicas: 2}]}}", nil, nil},
+		{"MPS, several shares", "sharing: {mps: {failRequestsGreaterThanOne: false, resources: [{name: gpu, replicas: 2}]}}", nil,
+			[]Note{{1, "sharing.mps.failRequestsGreaterThanOne", "a container may have several shares of one unit, and their part of it; NVIDIA's plugin has one limit for all"}}},
+		{"MPS of partitions", "sharing: {mps: {resources: [{name: nvidia.com/mig-1g.5gb, replicas: 2}]}}", nil,
+			[]Note{{1, "sharing.mps.resources[0]", "partitions have a daemon each; NVIDIA's plugin refuses them"}}},
+		{"MPS beside time-slicing", "sharing:\n  timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0]}]}\n  mps: {resources: [{name: gpu, replicas: 2}]}", nil,
+			[]Note{{2, "sharing.timeSlicing.resources[0].devices", "only these devices are shared; NVIDIA's plugin takes all"},
+				{3, "sharing.mps", "beside timeSlicing; NVIDIA's plugin takes one of the two for a node"}}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -478,7 +512,7 @@ func TestExamples(t *testing.T) {
 		names = append(names, strings.TrimSuffix(path.Base(file), ".yaml"))
 	}
 	want := []string{
-		"excluded-gpu", "exclusive", "grants-cdi", "grants-driver-mounts", "grants-volume-mounts", "health", "memory-guard", "mig-balanced", "mig-layouts", "mig-mixed", "mig-replicas", "mig-single", "names-by-model", "side-by-side", "time-slices",
+		"excluded-gpu", "exclusive", "grants-cdi", "grants-driver-mounts", "grants-volume-mounts", "health", "memory-guard", "mig-balanced", "mig-layouts", "mig-mixed", "mig-replicas", "mig-single", "mps", "names-by-model", "side-by-side", "time-slices",
 		"time-slicing-10-packed", "time-slicing-10", "time-slicing-4", "time-slicing-renamed",
 	}
 	if diff := cmp.Diff(want, names); diff != "" {

@@ -20,9 +20,11 @@ import (
 // list, in YAML.
 func sampleEntry(list string) string {
 	switch list {
+	case pathMPS + ".resources[]":
+		return "{name: nvidia.com/gpu, replicas: 2}"
 	case pathShare:
 		return "{name: nvidia.com/gpu, replicas: 1, policy: spread}"
-	case pathShare + ".memory":
+	case pathShare + ".memory", pathMPS + ".resources[]" + ".memory":
 		return "{limit: share}"
 	case "resources.gpus[]", "resources.mig[]":
 		return "{pattern: A, name: nvidia.com/a}"
@@ -55,9 +57,9 @@ func sampleValue(key documentKey) string {
 		return "all"
 	}
 	switch key.Path {
-	case pathShare + ".memory.limit":
+	case pathShare + ".memory.limit", pathMPS + ".resources[]" + ".memory.limit":
 		return "40%"
-	case pathShare + ".replicas":
+	case pathShare + ".replicas", pathMPS + ".resources[]" + ".replicas":
 		return "4"
 	case pathRetireAfter + ".shrink":
 		return "5m"
@@ -86,7 +88,7 @@ func edit(t *testing.T, key documentKey, change func(section map[string]any, nam
 	var document any = inner
 	for section != "" {
 		outer, last := cutLast("." + section)
-		if entry := strings.TrimPrefix(outer, "."); entry == pathShare {
+		if entry := strings.TrimPrefix(outer, "."); entry == pathShare || entry == pathMPS+".resources[]" {
 			document = map[string]any{"name": "nvidia.com/gpu", "replicas": 4, last: document}
 			section = entry
 			continue

@@ -165,7 +165,7 @@ func readSelection(v value, seen map[sharing.Selector]int) (sharing.Selection, b
 		if len(items) == 0 {
 			v.problem("selects nothing: " + expectedDevices)
 		}
-		v.note("only these devices are time-sliced; NVIDIA's plugin takes all")
+		v.note("only these devices are shared; NVIDIA's plugin takes all")
 		return sharing.Selection{List: readSelectors(items, seen)}, true
 	case shapeNumber:
 		count, ok := v.number()
@@ -173,7 +173,7 @@ func readSelection(v value, seen map[sharing.Selector]int) (sharing.Selection, b
 			v.problem("selects nothing: expected 1 or more")
 			return sharing.Selection{}, false
 		}
-		v.note("only the first devices are time-sliced; NVIDIA's plugin takes all")
+		v.note("only the first devices are shared; NVIDIA's plugin takes all")
 		return sharing.Selection{Count: count}, ok
 	case shapeText:
 		if v.node.Value == "all" {

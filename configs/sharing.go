@@ -12,7 +12,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// sharedEntry is an entry of sharing.timeSlicing.resources, to be checked against others.
+// sharedEntry is an entry of sharing.timeSlicing.resources or sharing.mps.resources, to be checked
+// against others.
 type sharedEntry struct {
 	value    value
 	replicas value
@@ -27,29 +28,29 @@ func (e sharedEntry) offeredAs() string { return cmp.Or(e.share.Rename, e.share.
 // readSharing reads the section sharing into a profile that has the rest already.
 func readSharing(v value, profile *sharing.Profile) {
 	section := v.mapping(keysOf("sharing")...)
-	refuseMPS(section.field("mps"))
-
-	slicing := section.field("timeSlicing")
-	f := slicing.mapping(keysOf(pathTimeSlicing)...)
-	reader := entryReader{profile: profile, keys: keysOf(pathShare), seen: make(map[string]map[sharing.Selector]int)}
-	reader.renameByDefault, _ = f.field("renameByDefault").boolean()
-	profile.FailRequestsGreaterThanOne, _ = f.field("failRequestsGreaterThanOne").boolean()
+	reader := entryReader{profile: profile, seen: make(map[string]map[sharing.Selector]int)}
 	for _, naming := range slices.Concat(profile.GPUNames, profile.MIGNames) {
 		reader.names = append(reader.names, naming.Name)
 	}
 	slices.Sort(reader.names)
 	reader.names = slices.Compact(reader.names)
 
-	items, ok := f.field("resources").items()
-	if !slicing.absent() && (!ok || len(items) == 0) && len(f.entries) > 0 {
-		slicing.note("names no resources, so nothing is time-sliced; NVIDIA's plugin refuses this")
-	}
-	var entries []sharedEntry
-	for _, item := range items {
-		if e, ok := reader.read(item); ok {
-			entries = append(entries, e)
+	slicing, mps := section.field("timeSlicing"), section.field("mps")
+	fail, entries := reader.readSection(slicing, pathTimeSlicing, "time-sliced")
+	profile.FailRequestsGreaterThanOne, _ = fail.boolean()
+
+	reader.mps = true
+	fail, shared := reader.readSection(mps, pathMPS, "shared by MPS")
+	if one, _ := fail.boolean(); !fail.absent() && !one && len(shared) > 0 {
+		fail.note("a container may have several shares of one unit, and their part of it; NVIDIA's plugin has one limit for all")
+		for i := range shared {
+			shared[i].share.SeveralShares = true
 		}
 	}
+	if len(entries) > 0 && len(shared) > 0 {
+		mps.note("beside timeSlicing; NVIDIA's plugin takes one of the two for a node")
+	}
+	entries = inOrder(entries, shared)
 	reportUnreachable(entries)
 	unifyPolicies(entries)
 	reportLongLists(*profile, entries)
@@ -58,22 +59,47 @@ func readSharing(v value, profile *sharing.Profile) {
 	}
 }
 
-// refuseMPS accepts the section mps only if it shares nothing.
-func refuseMPS(v value) {
-	f := v.mapping(keysOf(pathMPS)...)
-	f.field("renameByDefault").boolean()
-	f.field("failRequestsGreaterThanOne").boolean()
-	resources := f.field("resources")
-	if items, ok := resources.items(); ok && len(items) == 0 || resources.absent() {
-		return
+// readSection reads timeSlicing or mps, and returns its failRequestsGreaterThanOne and its entries.
+func (r *entryReader) readSection(section value, path, shared string) (fail value, entries []sharedEntry) {
+	f := section.mapping(keysOf(path)...)
+	r.renameByDefault, _ = f.field("renameByDefault").boolean()
+	fail = f.field("failRequestsGreaterThanOne")
+	items, ok := f.field("resources").items()
+	if !section.absent() && (!ok || len(items) == 0) && len(f.entries) > 0 {
+		section.note("names no resources, so nothing is " + shared + "; NVIDIA's plugin refuses this")
 	}
-	resources.problem("MPS is not supported yet; time-slicing is, under sharing.timeSlicing")
+	for _, item := range items {
+		if e, ok := r.read(item); ok {
+			entries = append(entries, e)
+		}
+	}
+	return fail, entries
+}
+
+// inOrder puts the entries of two sections in the order in which they take units: what selects
+// some before what takes all that are left. Otherwise the document's order counts.
+func inOrder(slicing, mps []sharedEntry) []sharedEntry {
+	entries := slices.Concat(slicing, mps)
+	if len(slicing) == 0 || len(mps) == 0 {
+		return entries
+	}
+	slices.SortStableFunc(entries, func(a, b sharedEntry) int {
+		switch allA, allB := a.share.Select.All(), b.share.Select.All(); {
+		case allA != allB && allA:
+			return 1
+		case allA != allB:
+			return -1
+		}
+		return cmp.Compare(a.value.line, b.value.line)
+	})
+	return entries
 }
 
 type entryReader struct {
 	profile         *sharing.Profile
 	renameByDefault bool
-	keys            []string
+	// mps says that the entries are of sharing.mps.
+	mps bool
 	// names are the resource names that the section resources makes, sorted.
 	names []string
 	// seen has, by resource, the lines of the selectors in earlier entries.
@@ -87,7 +113,7 @@ func (r *entryReader) read(item value) (sharedEntry, bool) {
 		item.problem("expected a mapping with name and replicas")
 		return sharedEntry{}, false
 	}
-	f := item.mapping(r.keys...)
+	f := item.mapping(keysOf(pathShare)...)
 	name, named := readResourceName(f.required("name"))
 	if named {
 		r.reportUnknownName(f.field("name"), name)
@@ -98,8 +124,14 @@ func (r *entryReader) read(item value) (sharedEntry, bool) {
 	selection, selected := readSelection(f.field("devices"), r.seen[name])
 	replicas, counted := readReplicas(f.required("replicas"))
 	e := sharedEntry{value: item, replicas: f.field("replicas"), share: sharing.ReplicatedResource{
-		Path: item.path, Resource: name, Select: selection, Replicas: replicas,
+		Path: item.path, Resource: name, Select: selection, Replicas: replicas, MPS: r.mps,
 	}}
+	if r.mps && namesPartition(name) {
+		item.note("partitions have a daemon each; NVIDIA's plugin refuses them")
+	}
+	if r.mps && replicas > sharing.MaxMPSClients {
+		e.replicas.problem(fmt.Sprintf("an MPS server of any GPU serves %d processes at most", sharing.MaxMPSClients))
+	}
 	e.share.Rename = r.readRename(f, e.share)
 	e.share.Policy, e.share.SpreadStrict, e.policyWritten = r.readPolicy(f)
 	e.share.Driver = readDriverSettings(f, e.share)
@@ -166,13 +198,23 @@ func (r *entryReader) readRename(f fields, share sharing.ReplicatedResource) str
 // readPolicy reads policy and spread. written is false where the profile's policy holds.
 func (r *entryReader) readPolicy(f fields) (policy sharing.AllocationPolicy, strict, written bool) {
 	policy = r.profile.Policy
+	if r.mps && policy == sharing.Spread {
+		policy = sharing.Distributed
+	}
 	if v := f.field("policy"); !v.absent() {
 		written = true
 		v.note("Virgate's own; NVIDIA's plugin has one policy for the node")
 		policy = choice(v, policy, sharing.AllocationPolicies()...)
+		if r.mps && policy == sharing.Spread {
+			v.problem("a container's shares by MPS are always of one unit: expected distributed or packed")
+		}
 	}
 	v := f.field("spread")
 	if v.absent() {
+		return policy, false, written
+	}
+	if r.mps {
+		v.problem("a container's shares by MPS are always of one unit")
 		return policy, false, written
 	}
 	v.note("Virgate's own: a container never gets two devices of one unit; NVIDIA's plugin has no such key")
@@ -187,6 +229,10 @@ func readDriverSettings(f fields, share sharing.ReplicatedResource) (s sharing.D
 	slice, mode := f.field("timeSlice"), f.field("computeMode")
 	for _, v := range []value{slice, mode} {
 		if v.absent() {
+			continue
+		}
+		if share.MPS {
+			v.problem("is for sharing.timeSlicing: what MPS shares is not time-sliced, and its daemon needs the compute mode exclusive-process, which is set with it")
 			continue
 		}
 		v.note("Virgate's own; NVIDIA's plugin has no such key")
@@ -283,13 +329,16 @@ func policyText(s sharing.ReplicatedResource) string {
 // reportUnreachable reports entries that match no unit on any node, because an
 // earlier entry takes all units of the same resource.
 func reportUnreachable(entries []sharedEntry) {
-	all := make(map[string]int)
+	all := make(map[string]sharedEntry)
 	for _, e := range entries {
-		if line, taken := all[e.share.Resource]; taken {
-			e.value.problemHere(fmt.Sprintf(
-				"never matches: the entry on line %d takes all devices of %s, put this one before it", line, e.share.Resource))
+		if taker, taken := all[e.share.Resource]; taken {
+			advice := "put this one before it"
+			if taker.share.MPS != e.share.MPS {
+				advice = "say which devices one of the two has"
+			}
+			e.value.problemHere(fmt.Sprintf("never matches: the entry on line %d takes all devices of %s, %s", taker.value.line, e.share.Resource, advice))
 		} else if e.share.Select.All() {
-			all[e.share.Resource] = e.value.line
+			all[e.share.Resource] = e
 		}
 	}
 }

@@ -3,7 +3,9 @@ package plugin
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -30,26 +32,42 @@ func (g *generation) grant(ids []string, now time.Time) (response *api.Container
 	}
 	slices.Sort(places) // So that the same devices always give the same answer, and those of a unit are neighbours.
 	var units []sharing.Unit
-	replicas, repeated := false, ""
+	timeSliced, repeated := false, ""
+	shares, several := 0, true // By MPS.
 	for _, place := range places {
 		e := &g.list.Entries[place]
 		unit := g.units[e.Unit]
 		if !unit.Health.Healthy() {
 			return nil, false, refusef(UnhealthyDevice, codes.Unavailable, "%s: device %s must not be used: %s", name, e.ID, unit.Health.Reason)
 		}
+		if reason := g.withheld[e.Unit]; reason != "" && !e.Switching {
+			return nil, false, refusef(NotReady, codes.Unavailable, "%s: device %s must not be used: %s", name, e.ID, reason)
+		}
 		if e.Closed {
 			return nil, false, closedDevice(name, e.ID)
 		}
-		replicas = replicas || e.ID != e.Unit
+		if of := sharing.MPSShares(e.ID); of > 0 {
+			shares, several = of, several && unit.MPS.Several
+		} else {
+			timeSliced = timeSliced || e.ID != e.Unit
+		}
 		if last := len(units) - 1; last >= 0 && units[last].ID == e.Unit {
 			repeated = e.Unit
 			continue
 		}
 		units = append(units, unit)
 	}
-	if g.resource.FailRequestsGreaterThanOne && replicas && len(ids) > 1 {
+	if g.resource.FailRequestsGreaterThanOne && timeSliced && len(ids) > 1 {
 		return nil, false, refusef(TooMany, codes.InvalidArgument,
 			"%s is shared: a container may request 1, not %d (more shares give access to the same GPU, not more of it; failRequestsGreaterThanOne is set)", name, len(ids))
+	}
+	if shares > 0 && !several && len(ids) > 1 {
+		return nil, false, refusef(TooMany, codes.InvalidArgument,
+			"%s is shared by MPS: a container may request 1, not %d (sharing.mps.failRequestsGreaterThanOne is set, as it is by default)", name, len(ids))
+	}
+	if shares > 0 && len(units) > 1 {
+		return nil, false, refusef(SeveralUnits, codes.ResourceExhausted,
+			"%s is shared by MPS: a container's shares are all of one GPU, and none has %d free (a program talks to the daemon of one GPU)", name, len(ids))
 	}
 	if g.resource.SpreadStrict && repeated != "" {
 		return nil, false, refusef(SameUnit, codes.ResourceExhausted,
@@ -69,8 +87,8 @@ func (g *generation) grant(ids []string, now time.Time) (response *api.Container
 	}
 	return allocateResponse{
 		grantTerms: g.terms, resource: name, ids: ids,
-		units: units, names: unitNames(units, g.resource.DeviceIDs),
-	}.response(), repeated != "", nil
+		units: units, names: unitNames(units, g.resource.DeviceIDs), mpsShares: shares, granted: len(slices.Compact(places)),
+	}.response(), repeated != "" && shares == 0, nil
 }
 
 // takeBack forgets a grant that came to nothing. The kubelet had chosen the devices, so
@@ -99,6 +117,9 @@ type allocateResponse struct {
 	ids      []string
 	units    []sharing.Unit
 	names    []string
+	// mpsShares is how many shares the unit has if it is shared by MPS, and granted how many of
+	// them these are.
+	mpsShares, granted int
 }
 
 // response is the answer as the API has it. It depends on nothing but its receiver.
@@ -107,10 +128,16 @@ func (a allocateResponse) response() *api.ContainerAllocateResponse {
 	if a.grants.CDI() {
 		a.nameEntries(response)
 	}
+	if a.mpsShares > 0 {
+		a.shareByMPS(response)
+	}
 	if a.grants.OnlyCDI() {
 		return response
 	}
-	response.Envs = map[string]string{visibleDevices: strings.Join(a.names, ",")}
+	if response.Envs == nil {
+		response.Envs = map[string]string{}
+	}
+	response.Envs[visibleDevices] = strings.Join(a.names, ",")
 	if a.grants.Uses(sharing.Envvar) && len(a.host.IMEXChannels) > 0 {
 		response.Envs[imexChannels] = strings.Join(a.host.IMEXChannels, ",")
 	}
@@ -137,6 +164,28 @@ func (a allocateResponse) response() *api.ContainerAllocateResponse {
 		response.Envs["NVIDIA_"+strings.ToUpper(extra)] = "enabled"
 	}
 	return response
+}
+
+// mpsPipes is where a container finds its daemon.
+const mpsPipes = "/mps/pipe"
+
+// shareByMPS has the container's programs talk to the unit's daemon, with the limits of what it
+// was granted. The daemon shows them one device, which is their ordinal 0: NVIDIA's plugin found
+// that a limit by UUID is not applied (its release v0.15.0).
+func (a allocateResponse) shareByMPS(response *api.ContainerAllocateResponse) {
+	unit := a.units[0]
+	limit := sharing.NewMPSLimit(a.granted, a.mpsShares, unit.Memory)
+	response.Envs = map[string]string{
+		"CUDA_MPS_PIPE_DIRECTORY":           mpsPipes,
+		"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": strconv.Itoa(limit.ThreadPercentage),
+	}
+	if limit.PinnedMemory > 0 {
+		response.Envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = "0=" + strconv.FormatUint(limit.PinnedMemory>>20, 10) + "M"
+	}
+	response.Mounts = []*api.Mount{
+		{HostPath: path.Join(a.grants.MPSRoot, unit.ID, "pipe"), ContainerPath: mpsPipes},
+		{HostPath: path.Join(a.grants.MPSRoot, "shm"), ContainerPath: "/dev/shm"},
+	}
 }
 
 // nodes are the device nodes, those that every container needs first. With DriverMounts

@@ -93,7 +93,7 @@ func TestAllocateWaitsForNobody(t *testing.T) {
 func TestGrantsTouchNothing(t *testing.T) {
 	allowed := map[string]bool{}
 	for _, path := range []string{
-		"cmp", "crypto/sha256", "encoding/hex", "slices", "strings", "time",
+		"cmp", "crypto/sha256", "encoding/hex", "path", "slices", "strconv", "strings", "time",
 		"google.golang.org/grpc/codes", "google.golang.org/grpc/status", "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1",
 		"github.com/virgate/virgate/sharing",
 	} {

@@ -19,8 +19,10 @@ type generation struct {
 	list     List
 	terms    grantTerms
 	choices  *sharing.DeviceSet
-	// units are those behind the list, by ID.
-	units map[string]sharing.Unit
+	// units are those behind the list, by ID, and withheld says which of them cannot be granted
+	// in the way in which the plan offers them, and why.
+	units    map[string]sharing.Unit
+	withheld map[string]string
 	// uses are by place in the list.
 	uses []*deviceUse
 	// version counts the lists of the server that have other devices than the one before.
@@ -43,8 +45,13 @@ type deviceUse struct{ granted, preferred, closed atomic.Int64 }
 func newGeneration(resource sharing.Resource, list List, terms grantTerms, health map[string]sharing.Health, units map[string]sharing.Unit, previous *generation) *generation {
 	g := &generation{
 		resource: resource, list: list, terms: terms,
-		units: map[string]sharing.Unit{}, uses: make([]*deviceUse, len(list.Entries)),
+		units: map[string]sharing.Unit{}, withheld: map[string]string{}, uses: make([]*deviceUse, len(list.Entries)),
 		version: 1, superseded: make(chan struct{}),
+	}
+	for _, u := range resource.Units {
+		if !u.Health.Healthy() {
+			g.withheld[u.ID] = u.Health.Reason
+		}
 	}
 	devices := make([]sharing.Device, len(list.Entries))
 	var fresh []deviceUse // Allocated together: a list may have thousands.

@@ -68,23 +68,22 @@ func (l List) equal(other List) bool {
 // Lists are the lists of all resources, by name.
 type Lists map[string]List
 
-// sharingMode is how a unit is offered: under which name, and whether shared.
+// sharingMode is how a unit is offered: under which name, whether shared, and by MPS between
+// how many.
 type sharingMode struct {
 	resource string
 	shared   bool
+	mps      int
 }
 
-func (e Entry) mode(resource string) sharingMode { return sharingMode{resource, e.shared()} }
+func (e Entry) mode(resource string) sharingMode {
+	_, _, shared := sharing.ParseDeviceID(e.ID)
+	return sharingMode{resource, shared, sharing.MPSShares(e.ID)}
+}
 
 func replica(id string) int {
 	_, n, _ := sharing.ParseDeviceID(id)
 	return n
-}
-
-// shared says that the device is a share of its unit, rather than the whole of it.
-func (e Entry) shared() bool {
-	_, _, shared := sharing.ParseDeviceID(e.ID)
-	return shared
 }
 
 // savedAs says that the lists need not be saved again, because devices and phases are
@@ -115,7 +114,7 @@ type RPCState struct {
 //
 // A list grows at once and shrinks in two phases (see Phase). Devices that pods
 // hold are kept first. A unit that changes its sharing mode (another resource name,
-// or shared instead of exclusive) is offered in the new one when none of its old
+// or shared instead of exclusive, or by MPS between another number) is offered in the new one when none of its old
 // devices can be used any more; the old ones stay in the list, Unhealthy, until they
 // can leave it. When the kubelet cannot be read, nothing is removed and no unit
 // changes its mode.
@@ -297,7 +296,7 @@ func (s *inputs) appendUnit(entries []Entry, resource string, p *unitDevices) []
 		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.replica, b.replica))
 	})
 	unit := s.units[p.unit]
-	healthy := s.healthy(p.unit)
+	healthy := s.healthy(p.unit) && !unit.withheld
 	kept := candidates[:0] // In place: there may be thousands.
 	for i, c := range candidates {
 		switch {
@@ -326,7 +325,10 @@ func (s *inputs) appendUnit(entries []Entry, resource string, p *unitDevices) []
 // candidates returns the unit's devices that may be offered, and as surplus those
 // listed devices that may not but have to stay in the list for now.
 func (s *inputs) candidates(resource string, p *unitDevices) (candidates, surplus []rankedEntry) {
-	shared := len(p.want) > 0 && Entry{Device: p.want[0]}.shared()
+	var mode sharingMode
+	if len(p.want) > 0 {
+		mode = Entry{Device: p.want[0]}.mode(resource)
+	}
 	blocked := s.units[p.unit].blocked()
 	candidates = slices.Grow(s.ranked[:0], max(len(p.old), len(p.want)))
 	missing := s.missing
@@ -341,7 +343,7 @@ func (s *inputs) candidates(resource string, p *unitDevices) (candidates, surplu
 		named := missing[e.ID]
 		delete(missing, e.ID)
 		switch {
-		case len(p.want) == 0 || e.shared() != shared:
+		case len(p.want) == 0 || e.mode(resource) != mode:
 			c.Switching = true
 			surplus = s.appendSurplus(surplus, resource, c)
 			continue
@@ -394,7 +396,7 @@ func (s *inputs) appendSurplus(kept []rankedEntry, resource string, c rankedEntr
 			c.Since = s.now
 		}
 		c.Entry = Entry{Device: c.Device, Index: c.Index, Phase: Closing, Since: c.Since, Switching: c.Switching}
-		c.Healthy = s.healthy(c.Unit) && s.now.Before(c.Since.Add(s.healthyFor(c.Entry)))
+		c.Healthy = s.healthy(c.Unit) && (c.Switching || !unit.withheld) && s.now.Before(c.Since.Add(s.healthyFor(c.Entry)))
 		return append(kept, c)
 	}
 	if s.removable(resource, c.Entry) {

@@ -451,7 +451,7 @@ func checkInvariants(t *testing.T, seed uint64, w *world) {
 				t.Errorf("seed %d: %s is listed twice in %s", seed, e.ID, resource)
 			}
 			listed.add(resource, e.ID)
-			key := sharingMode{resource, e.shared()}
+			key := e.mode(resource)
 			if e.Healthy && !w.held.has(resource, e.ID) {
 				if ways[e.Unit] == nil {
 					ways[e.Unit] = map[sharingMode]bool{}

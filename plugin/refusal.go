@@ -28,6 +28,8 @@ const (
 	TooMany RefusalReason = "too_many"
 	// SameUnit says that the devices should be of distinct units and are not.
 	SameUnit RefusalReason = "same_unit"
+	// SeveralUnits says that the devices should be of one unit and are not.
+	SeveralUnits RefusalReason = "several_units"
 	// NotReady says that the node lacks what the grant needs.
 	NotReady RefusalReason = "not_ready"
 	// MIGChange says that the MIG layout of the unit's GPU is being changed.
@@ -38,7 +40,7 @@ const (
 	Internal RefusalReason = "internal"
 )
 
-var refusalReasons = [...]RefusalReason{UnknownDevice, UnhealthyDevice, TooMany, SameUnit, NotReady, MIGChange, Switching, Internal}
+var refusalReasons = [...]RefusalReason{UnknownDevice, UnhealthyDevice, TooMany, SameUnit, SeveralUnits, NotReady, MIGChange, Switching, Internal}
 
 // RefusalReasons are all reasons.
 func RefusalReasons() []RefusalReason { return slices.Clone(refusalReasons[:]) }

@@ -17,6 +17,8 @@ type unitState struct {
 	mode    sharingMode
 	index   string
 	order   int
+	// withheld says that it cannot be granted in that mode now.
+	withheld bool
 
 	// leaving counts the listed devices in another mode than the planned one, without
 	// those of which it is known that nobody can use them any more.
@@ -51,6 +53,7 @@ func (s *inputs) findUnits(have Lists, want sharing.Plan) {
 			u := at(unit.ID)
 			u.planned, u.index, u.order = true, unit.Index, len(s.units)
 			u.mode.resource = r.Name
+			u.withheld = !unit.Health.Healthy()
 		}
 		for _, d := range r.Devices {
 			at(d.Unit).mode = Entry{Device: d}.mode(r.Name)
@@ -110,6 +113,10 @@ func (s *inputs) startWaves(have Lists, wanted map[string]sharing.Resource) {
 		seen := map[*unitState]bool{}
 		for _, e := range have[resource].Entries {
 			u := s.units[e.Unit]
+			if u.leaving == 0 && u.withheld && s.healthy(u.id) && !seen[u] && u.mode == e.mode(resource) {
+				seen[u] = true
+				underWay++ // It has left its mode, and cannot be granted in the new one yet.
+			}
 			if u.leaving == 0 || u.begins || u.mode == e.mode(resource) || e.Vacated || seen[u] {
 				continue
 			}
@@ -162,7 +169,7 @@ func (u *unitState) away(resource string) int {
 // hasLasting says that the next list has a Healthy device in the mode that its unit keeps.
 func (s *inputs) hasLasting(list List, want sharing.Resource) bool {
 	for _, e := range list.Entries {
-		if e.Healthy && e.Phase == Offered && s.units[e.Unit].mode == e.mode(want.Name) && s.healthy(e.Unit) {
+		if u := s.units[e.Unit]; e.Healthy && e.Phase == Offered && u.mode == e.mode(want.Name) && s.healthy(e.Unit) && !u.withheld {
 			return true
 		}
 	}
@@ -170,6 +177,6 @@ func (s *inputs) hasLasting(list List, want sharing.Resource) bool {
 		return false // There may be no room for new ones.
 	}
 	return slices.ContainsFunc(want.Units, func(unit sharing.Unit) bool {
-		return !s.units[unit.ID].blocked() && s.healthy(unit.ID)
+		return !s.units[unit.ID].blocked() && s.healthy(unit.ID) && unit.Health.Healthy()
 	})
 }

@@ -17,7 +17,7 @@ type Change struct {
 	Before int `json:"before"`
 	After  int `json:"after"`
 	// Switches are the units that leave the resource, or come to it, or change between
-	// exclusive and shared. Each does so when no pod holds it; see plugin.Next. Without
+	// exclusive, shared and shared by MPS, or their number of shares by MPS. Each does so when no pod holds it; see plugin.Next. Without
 	// any, the change is made with the next list.
 	Switches []Switch `json:"switches,omitempty"`
 	// Takes says for people how long it takes and for whom it waits; Diff leaves it empty.
@@ -36,17 +36,18 @@ type Switch struct {
 	Pods []string `json:"pods,omitempty"`
 }
 
-// mode is how a unit is offered.
+// mode is how a unit is offered; mps is the number of its shares by MPS.
 type mode struct {
 	resource string
 	shared   bool
+	mps      int
 }
 
 func (p Plan) modes() map[string]mode {
 	byUnit := map[string]mode{}
 	for _, r := range p.Resources {
 		for _, u := range r.Units {
-			byUnit[u.ID] = mode{r.Name, u.Replicas > 1}
+			byUnit[u.ID] = mode{r.Name, u.Replicas > 1, u.MPS.Shares}
 		}
 	}
 	return byUnit

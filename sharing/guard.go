@@ -64,14 +64,14 @@ func (r UtilizationReport) SetLimits(gpus []GPU, planned, listed []Resource, all
 	for _, usage := range Usage(nil, allocations) {
 		id := usage.Unit.ID
 		wanted, ok := guarded[id]
-		if !ok || len(now[id]) != 1 || now[id][0].resource != wanted.resource || now[id][0].unit.Replicas != wanted.unit.Replicas || memory[id] == 0 {
+		if !ok || len(now[id]) != 1 || now[id][0].resource != wanted.resource || now[id][0].unit.Replicas != wanted.unit.Replicas || now[id][0].unit.MPS.Shares != wanted.unit.MPS.Shares || memory[id] == 0 {
 			continue
 		}
 		devices[id] = map[Container]int{}
 		for _, h := range usage.Holders {
 			certain := h.Pod != "" && h.Resource == wanted.resource && !slices.ContainsFunc(h.Devices, func(device string) bool {
 				_, _, shared := ParseDeviceID(device)
-				return !shared
+				return !shared || MPSShares(device) != wanted.unit.MPS.Shares
 			})
 			if _, other := devices[id][h.holder()]; other || !certain {
 				devices[id][h.holder()] = 0 // Also where another holding is certain.

@@ -129,17 +129,46 @@ func NewDeviceID(unit string, replica int) string {
 	return unit + replicaMark + strconv.Itoa(replica)
 }
 
+// shareMark stands between the replica and the number of shares in a device ID.
+const shareMark = "of"
+
+// NewMPSDeviceID returns the device ID of a share by MPS, counted from 0:
+//
+//	id = unit "::" replica "of" shares
+//
+// It says of how many, and differs from a time-slice's, so that whoever reads who holds what
+// knows how: a container keeps the limits of its start, and a unit is shared in one way at a time.
+func NewMPSDeviceID(unit string, replica, shares int) string {
+	return NewDeviceID(unit, replica) + shareMark + strconv.Itoa(shares)
+}
+
+// MPSShares is the number of the unit's shares where the device is one by MPS, else 0.
+func MPSShares(id string) int {
+	_, _, shares, _ := parseDeviceID(id)
+	return shares
+}
+
 // ParseDeviceID splits a device ID. What is not the ID of a replica is that of a unit, so
 // there is no error: shared is then false, unit is id and replica is 0. The replica is a
 // decimal number without sign and without leading zeros.
 func ParseDeviceID(id string) (unit string, replica int, shared bool) {
+	unit, replica, _, shared = parseDeviceID(id)
+	return unit, replica, shared
+}
+
+func parseDeviceID(id string) (unit string, replica, mpsShares int, shared bool) {
 	at := strings.LastIndex(id, replicaMark)
 	if at <= 0 {
-		return id, 0, false
+		return id, 0, 0, false
 	}
-	replica, ok := parseIndex(id[at+len(replicaMark):])
+	number, of, mps := strings.Cut(id[at+len(replicaMark):], shareMark)
+	replica, ok := parseIndex(number)
+	if mps && ok {
+		mpsShares, ok = parseIndex(of)
+		ok = ok && replica < mpsShares
+	}
 	if !ok {
-		return id, 0, false
+		return id, 0, 0, false
 	}
-	return id[:at], replica, true
+	return id[:at], replica, mpsShares, true
 }

@@ -26,6 +26,11 @@ func TestParseDeviceID(t *testing.T) {
 		{"leading zero", "a::01", "a::01", 0, false},
 		{"one colon", "a:1", "a:1", 0, false},
 		{"text", "a::b", "a::b", 0, false},
+		{"MPS", gpu + "::3of10", gpu, 3, true},
+		{"MPS, not one of them", "a::10of10", "a::10of10", 0, false},
+		{"MPS, of no number", "a::1of", "a::1of", 0, false},
+		{"MPS, leading zero", "a::1of010", "a::1of010", 0, false},
+		{"MPS, no replica", "a::of4", "a::of4", 0, false},
 		{"too large", "a::99999999999999999999", "a::99999999999999999999", 0, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -39,7 +44,7 @@ func TestParseDeviceID(t *testing.T) {
 }
 
 func FuzzParseDeviceID(f *testing.F) {
-	for _, id := range []string{"", "a", "a::0", "a::12", "::1", "a::01", "a::1::2", "a::-1", "a:::1"} {
+	for _, id := range []string{"", "a", "a::0", "a::12", "::1", "a::01", "a::1::2", "a::-1", "a:::1", "a::1of2", "a::2of2", "a::1of2of3"} {
 		f.Add(id)
 	}
 	f.Fuzz(func(t *testing.T, id string) {
@@ -53,7 +58,11 @@ func FuzzParseDeviceID(f *testing.F) {
 		if unit == "" || replica < 0 {
 			t.Errorf("ParseDeviceID(%q) = %q, %d", id, unit, replica)
 		}
-		if again := NewDeviceID(unit, replica); again != id {
+		again := NewDeviceID(unit, replica)
+		if shares := MPSShares(id); shares > 0 {
+			again = NewMPSDeviceID(unit, replica, shares)
+		}
+		if again != id {
 			t.Errorf("ParseDeviceID(%q) = %q, %d, which is written %q", id, unit, replica, again)
 		}
 	})

@@ -17,7 +17,7 @@ import (
 //  1. exclude: drop the GPUs and partitions that Profile.Exclude names
 //  2. offer: by MIG strategy, as whole GPUs, as partitions or not at all
 //  3. name: the resource each unit belongs to
-//  4. assign: give each unit to the first time-slicing entry that selects it
+//  4. assign: give each unit to the first entry that selects it
 //  5. replicate and rename: one resource per final name, with its devices
 //  6. copy each unit's health to its devices
 //
@@ -41,6 +41,7 @@ func NewPlan(gpus []GPU, p Profile) Plan {
 	units := offer(gpus, p.MIGStrategy, &warn)
 	nameUnits(units, p)
 	assignEntries(units, p.TimeSlicing, &warn)
+	units = refuseTooManyClients(units, p.TimeSlicing, &warn)
 	plan.Resources = resources(units, p, &warn)
 	plan.Warnings, plan.Unmatched = sorted(warn.all), sorted(warn.unmatched)
 	return plan
@@ -279,7 +280,7 @@ func nameUnits(units []candidate, p Profile) {
 	}
 }
 
-// assignEntries gives each unit to the first time-slicing entry that selects it, in
+// assignEntries gives each unit to the first entry that selects it, in
 // the order of the document, and warns about what an entry asks for and does not get.
 func assignEntries(units []candidate, entries []ReplicatedResource, warn *warnings) {
 	for i, entry := range entries {
@@ -401,12 +402,14 @@ func (c candidate) unit(entries []ReplicatedResource) Unit {
 		ID: c.gpu.UUID, GPU: c.gpu.UUID, Index: strconv.Itoa(c.gpu.Index), Minor: c.gpu.Minor,
 		Model: c.gpu.Model, GI: -1, CI: -1, NUMANode: c.gpu.NUMANode, Links: c.gpu.Links,
 		Health: c.gpu.Health, Replicas: max(1, entry.Replicas), Driver: entry.Driver, Guard: entry.Guard,
+		Memory: c.gpu.Memory, MPS: entry.mps(),
 	}
 	if part := c.partition; part != nil {
 		u.ID = part.UUID
 		u.Index += ":" + strconv.Itoa(part.Index)
 		u.Profile = part.Profile
 		u.GI, u.CI = part.GI, part.CI
+		u.Memory = part.Memory
 		// Work in a partition cannot use the GPU's links.
 		u.Links, u.Driver = nil, DriverSettings{}
 		u.Health = cmp.Or(u.Health, part.Health)
@@ -428,7 +431,7 @@ func devices(units []Unit) []Device {
 			continue
 		}
 		for replica := range unit.Replicas {
-			device.ID = NewDeviceID(unit.ID, replica)
+			device.ID = unit.deviceID(replica)
 			all = append(all, device)
 		}
 	}

@@ -25,6 +25,8 @@ type DeviceSet struct {
 	// has the group of each, ascending; both nil when all GPUs are equally near.
 	topology  *topology
 	wholeGPUs []int
+	// mps says which groups are shared by MPS; nil for none.
+	mps map[int]bool
 }
 
 // unitGroup has the devices of one unit.
@@ -78,6 +80,12 @@ func NewDeviceSet(devices []Device, units []Unit, policy AllocationPolicy) *Devi
 		x.ids[at], x.healthy[at], x.groupOf[at] = device.ID, device.Healthy, group
 		x.position[device.ID] = at
 		x.groups[group].members = append(x.groups[group].members, at)
+		if MPSShares(device.ID) > 0 {
+			if x.mps == nil {
+				x.mps = map[int]bool{}
+			}
+			x.mps[group] = true
+		}
 	}
 	x.findWholeGPUs(devices, known)
 	return x
@@ -125,6 +133,8 @@ func (x *DeviceSet) findWholeGPUs(devices []Device, known map[string]Unit) {
 //   - Spread: the unit with the fewest picks first, so distinct units while there
 //     are any; then the GPU with the fewest; then the least used
 //
+// Several shares by MPS are always of one unit: the first by the policy that has enough.
+//
 // Ties are broken by fewer picks (more for Packed), then by the least used GPU,
 // fewer unhealthy devices, and the order of the list.
 //
@@ -167,6 +177,9 @@ func (c *choice) takeHealthy(picked []string, size int) []string {
 		}
 	}
 	ranks := make([]rank, len(c.gpus))
+	if c.mps != nil && size > 1 {
+		c.keepTogether(size - len(picked))
+	}
 	for len(picked) < size {
 		best, found := c.bestUnit(ranks)
 		if !found {
@@ -176,6 +189,29 @@ func (c *choice) takeHealthy(picked []string, size int) []string {
 		ranks[c.groups[best].gpu] = rank{}
 	}
 	return picked
+}
+
+// keepTogether leaves only one unit to pick from if so many devices must be of one unit: that
+// of the container's other devices, or else the first by the policy that has enough. Where none
+// has, what MPS shares is left out.
+func (c *choice) keepTogether(wanted int) {
+	chosen := noGroup
+	best := rank{none}
+	for group := range c.units {
+		unit, r := &c.units[group], c.rank(group)
+		if unit.picks > 0 && c.mps[group] {
+			chosen = group
+			break
+		}
+		if unit.left >= wanted && r.less(&best) {
+			chosen, best = group, r
+		}
+	}
+	for group := range c.units {
+		if chosen != noGroup && group != chosen || chosen == noGroup && c.mps[group] {
+			c.units[group].left = 0
+		}
+	}
 }
 
 // freeWholeGPUs returns the places in the topology of the GPUs that are free and

@@ -20,10 +20,10 @@ type Profile struct {
 	MIGNames []NamingRule
 	// Exclude selects GPUs and partitions that are never offered.
 	Exclude []Selector
-	// TimeSlicing has the time-slicing entries in the order of the document. A unit
+	// TimeSlicing has the entries of both sections, timeSlicing and mps, in the order of the document. A unit
 	// belongs to the first entry that selects it; a unit of none is exclusive.
 	TimeSlicing []ReplicatedResource
-	// FailRequestsGreaterThanOne refuses requests for more than one device if one is shared.
+	// FailRequestsGreaterThanOne refuses requests for more than one device if one is time-sliced.
 	FailRequestsGreaterThanOne bool
 	// Policy is how devices are chosen where no time-slicing entry says otherwise.
 	Policy AllocationPolicy
@@ -59,7 +59,7 @@ type NamingRule struct {
 	Name string
 }
 
-// ReplicatedResource is a time-slicing entry: which units have how many replicas.
+// ReplicatedResource is an entry of timeSlicing or mps: which units have how many replicas.
 type ReplicatedResource struct {
 	// Path is the entry's place in the document: "sharing.timeSlicing.resources[1]".
 	Path string
@@ -80,6 +80,8 @@ type ReplicatedResource struct {
 	Driver DriverSettings
 	// Guard limits the memory of each container.
 	Guard MemoryGuard
+	// MPS shares the units by MPS, and SeveralShares lets a container have several of one unit.
+	MPS, SeveralShares bool
 }
 
 // DriverSettings are what the driver is told of a whole GPU. Empty ones are left as they are.
@@ -209,6 +211,8 @@ type Grants struct {
 	// DriverHostPath is the host's directory of the driver for DriverMounts,
 	// DriverContainerPath where it is mounted in the container.
 	DriverHostPath, DriverContainerPath string
+	// MPSRoot is the host's directory of the MPS daemons' files.
+	MPSRoot string
 }
 
 // DeviceListStrategy is a way to tell a container its devices. The names are those of

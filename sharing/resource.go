@@ -61,12 +61,14 @@ type Unit struct {
 	Profile mig.Profile
 	// GI and CI are the partition's instance IDs; -1 for a whole GPU.
 	GI, CI int
+	// Memory is the unit's memory in bytes; 0 when unknown.
+	Memory uint64
 	// NUMANode is the NUMA node next to the GPU; -1 when it has none.
 	NUMANode int
 	// Links are a whole GPU's connections to the node's other GPUs; none for a
 	// partition, or while they are unknown.
 	Links []Link
-	// Health says whether the unit may be used.
+	// Health says whether the unit may be used in the way in which it is offered.
 	Health Health
 	// Replicas is the unit's number of devices; 1 when a container has it alone.
 	Replicas int
@@ -74,6 +76,16 @@ type Unit struct {
 	Driver DriverSettings
 	// Guard limits the memory of each container on a shared unit.
 	Guard MemoryGuard
+	// MPS says how the unit is shared, if by MPS.
+	MPS MPS
+}
+
+// deviceID is the ID of a shared unit's replica.
+func (u Unit) deviceID(replica int) string {
+	if u.MPS.Shares > 0 {
+		return NewMPSDeviceID(u.ID, replica, u.MPS.Shares)
+	}
+	return NewDeviceID(u.ID, replica)
 }
 
 // Partition says whether the unit is a MIG device and not a whole GPU.
@@ -81,7 +93,8 @@ func (u Unit) Partition() bool { return u.ID != u.GPU }
 
 // Device is an ID that the kubelet sees.
 type Device struct {
-	// ID is the unit's ID, or "<unit>::<replica>" of a shared unit; see ParseDeviceID.
+	// ID is the unit's ID, or "<unit>::<replica>" or "<unit>::<replica>of<shares>" of a shared
+	// unit; see ParseDeviceID.
 	ID string
 	// Unit is the ID of the unit behind the device.
 	Unit string
@@ -106,16 +119,21 @@ type Allocation struct {
 }
 
 // Strategy is how the resource's units are handed out, for display: "exclusive" (whole
-// GPUs, one container each), "time-slicing", "mig" or "mig+time-slicing" (replicas of
-// partitions). If several apply, they are in this order, separated by commas. It is
-// empty for a resource without units.
+// GPUs, one container each), "time-slicing", "mps", "mig", "mig+time-slicing" (replicas of
+// partitions) or "mig+mps". If several apply, they are in this order, separated by commas. It
+// is empty for a resource without units.
 func (r Resource) Strategy() string {
 	var found []string
 	for _, s := range []struct {
-		name              string
-		partition, shared bool
-	}{{"exclusive", false, false}, {"time-slicing", false, true}, {"mig", true, false}, {"mig+time-slicing", true, true}} {
-		if slices.ContainsFunc(r.Units, func(u Unit) bool { return u.Partition() == s.partition && (u.Replicas > 1) == s.shared }) {
+		name                   string
+		partition, shared, mps bool
+	}{
+		{"exclusive", false, false, false}, {"time-slicing", false, true, false}, {"mps", false, true, true},
+		{"mig", true, false, false}, {"mig+time-slicing", true, true, false}, {"mig+mps", true, true, true},
+	} {
+		if slices.ContainsFunc(r.Units, func(u Unit) bool {
+			return u.Partition() == s.partition && (u.Replicas > 1) == s.shared && (u.MPS.Shares > 0) == s.mps
+		}) {
 			found = append(found, s.name)
 		}
 	}
@@ -229,6 +247,27 @@ func (p Plan) Withhold(reasons map[string]string) Plan {
 		return p
 	}
 	p.Health = health
+	return p.withHealth(health)
+}
+
+// WithholdModes is Withhold for units that cannot be granted in the way in which the plan
+// offers them. Health stays as it is, so that what a pod may still be granted of the unit in
+// another way is not concerned.
+func (p Plan) WithholdModes(reasons map[string]string) Plan {
+	if len(reasons) == 0 {
+		return p
+	}
+	health := maps.Clone(p.Health)
+	for unit, reason := range reasons {
+		if known := p.Health[unit]; known.Healthy() {
+			health[unit] = Faulty(reason)
+		}
+	}
+	return p.withHealth(health)
+}
+
+// withHealth returns the plan with this health of the units of its resources.
+func (p Plan) withHealth(health map[string]Health) Plan {
 	p.Resources = slices.Clone(p.Resources)
 	for i := range p.Resources {
 		r := &p.Resources[i]

@@ -103,6 +103,7 @@ func (a *agent) decide() {
 	next.plan.Warnings = append(slices.Clip(next.plan.Warnings), warnings...)
 	next.plan.Warnings = append(next.plan.Warnings, slices.Concat(a.settingWarnings(next.gpus), a.guard.warnings())...)
 	a.prepareHost(last, &next)
+	next.plan = withholdMPS(next.plan)
 	if last.planned && reflect.DeepEqual(last.plan, next.plan) {
 		next.plan = last.plan
 		return

@@ -206,22 +206,24 @@ func checkList(resource string, previous *deviceList, list []*api.Device, held i
 }
 
 // checkUnits looks for a unit (an ID up to "::") that can be allocated in two modes: in
-// two resources, or alone and as shares. It has free healthy devices in both, or a pod
+// two resources, alone and as shares, or as shares of two kinds ("3of10" are Virgate's by MPS). It has free healthy devices in both, or a pod
 // holds it in one of them. The caller holds the lock.
 func (k *Kubelet) checkUnits(p *process) {
 	held := k.heldByPods(p)
 	type mode struct {
 		resource string
 		shared   bool
+		of       string
 	}
 	modeOf := map[string]mode{}
 	conflicts := map[[2]string]idSet{}
 	see := func(resource, id string) {
-		unit, _, shared := strings.Cut(id, "::")
+		unit, replica, shared := strings.Cut(id, "::")
+		_, of, _ := strings.Cut(replica, "of")
 		switch other, ok := modeOf[unit]; {
 		case !ok:
-			modeOf[unit] = mode{resource, shared}
-		case other != mode{resource, shared}:
+			modeOf[unit] = mode{resource, shared, of}
+		case other != mode{resource, shared, of}:
 			pair := [2]string{other.resource, resource}
 			if other.resource == resource {
 				pair[1] += " as shares"

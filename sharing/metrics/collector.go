@@ -357,6 +357,7 @@ func NewContainerCollector(state func() State, use func() UtilizationState) prom
 	return collector{ParseFamilies(containerFamilies), func(send Send) {
 		if now := state(); now.AllocationsKnown {
 			collectAllocations(send, now)
+			collectMPSLimits(send, now)
 		}
 		collectContainers(send, use().Report.Containers)
 	}}
@@ -371,6 +372,26 @@ func collectContainers(send Send, containers []sharing.ContainerUtilization) {
 		figure(send, "container_memory_over_share_bytes", use.OverShare, labels...)
 		if figure(send, "container_memory_limit_bytes", use.Limit, labels...); use.Limit != nil {
 			send("container_memory_over_limit", BoolToFloat(use.OverLimit), labels...)
+		}
+	}
+}
+
+// collectMPSLimits shows what containers were granted of units that are shared by MPS. Who
+// holds such a unit under another name was granted something else.
+func collectMPSLimits(send Send, state State) {
+	gpu := sharing.GPUByUnit(state.GPUs)
+	for _, usage := range sharing.Usage(state.Listed, state.Allocations) {
+		shares := usage.Unit.MPS.Shares
+		for _, h := range usage.Holders {
+			if shares == 0 || h.Resource != usage.Resource {
+				continue
+			}
+			limit := sharing.NewMPSLimit(min(len(h.Devices), shares), shares, usage.Unit.Memory)
+			labels := []string{h.Namespace, h.Pod, h.Container, gpu[usage.Unit.ID], usage.Unit.ID}
+			send("container_mps_thread_ratio", float64(limit.ThreadPercentage)/100, labels...)
+			if limit.PinnedMemory > 0 {
+				send("container_mps_memory_limit_bytes", float64(limit.PinnedMemory), labels...)
+			}
 		}
 	}
 }

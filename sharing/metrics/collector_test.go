@@ -229,6 +229,44 @@ func TestSharersAreContainers(t *testing.T) {
 	}
 }
 
+// TestMPSLimits holds what MPS lets who have, and that it limits nobody else.
+func TestMPSLimits(t *testing.T) {
+	const byMPS, sliced, gib = "nvidia.com/gpu", "nvidia.com/other", 1 << 30
+	state := State{
+		AllocationsKnown: true,
+		GPUs:             []sharing.GPU{{UUID: "GPU-a"}, {UUID: "GPU-b"}, {UUID: "GPU-c"}},
+		Listed: []sharing.Resource{
+			{Name: byMPS, Units: []sharing.Unit{
+				{ID: "GPU-a", GPU: "GPU-a", Replicas: 3, Memory: gib, MPS: sharing.MPS{Shares: 3, Several: true}}, {ID: "GPU-c", GPU: "GPU-c", Replicas: 2, MPS: sharing.MPS{Shares: 2}},
+			}},
+			{Name: sliced, Units: []sharing.Unit{{ID: "GPU-b", GPU: "GPU-b", Replicas: 2, Memory: gib}}},
+		},
+		Allocations: []sharing.Allocation{
+			{Namespace: "ns", Pod: "one", Container: "main", Resource: byMPS, Devices: []string{"GPU-a::0"}},
+			{Namespace: "ns", Pod: "two", Container: "main", Resource: byMPS, Devices: []string{"GPU-a::1", "GPU-a::2"}},
+			{Namespace: "ns", Pod: "unknown", Container: "main", Resource: byMPS, Devices: []string{"GPU-c::0"}}, // Its GPU's memory is not known.
+			{Namespace: "ns", Pod: "old", Container: "main", Resource: sliced, Devices: []string{"GPU-a::4"}},
+			{Namespace: "ns", Pod: "sliced", Container: "main", Resource: sliced, Devices: []string{"GPU-b::0"}},
+		},
+	}
+	var got []string
+	for line := range strings.Lines(expose(t, fixed{state: state}.all(1000))) {
+		if strings.HasPrefix(line, "virgate_container_mps_") {
+			got = append(got, strings.TrimSpace(line))
+		}
+	}
+	series := func(name, pod, gpu, value string) string {
+		return fmt.Sprintf(`virgate_container_mps_%[1]s{container="main",gpu_uuid=%[2]q,namespace="ns",pod=%[3]q,unit_uuid=%[2]q} %[4]s`, name, gpu, pod, value)
+	}
+	want := []string{
+		series("memory_limit_bytes", "one", "GPU-a", "3.57564416e+08"), series("memory_limit_bytes", "two", "GPU-a", "7.15128832e+08"), // 341 and 682 MiB, rounded down.
+		series("thread_ratio", "one", "GPU-a", "0.33"), series("thread_ratio", "two", "GPU-a", "0.66"), series("thread_ratio", "unknown", "GPU-c", "0.5"),
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 func TestConstantShowsAnyName(t *testing.T) {
 	description := prometheus.NewDesc("virgate_test", "A test.", []string{"name"}, nil)
 	for _, test := range []struct{ name, label, want string }{

@@ -36,6 +36,7 @@ func TestQuietClusterRaisesNoAlert(t *testing.T) {
 	fits := map[string]string{
 		"/": exclusive, "grants-driver-mounts": "", // Without the folder that an installer fills no GPU is ready.
 		"memory-guard": "", // With default values nobody watches what containers use, which is what the alert is for.
+		"mps":          "", // It takes the chart's mps.enabled: without daemons nothing can be used.
 		"mig-mixed":    "dgx-a100+all-balanced", "mig-replicas": "boards: [{model: a100-40, layout: all-1g.5gb}, {model: a100-80, layout: all-1g.10gb}]", "mig-single": "dgx-a100+all-1g.5gb",
 		"mig-balanced": exclusive, "mig-layouts": exclusive, "names-by-model": exclusive, "side-by-side": "boards: [{model: a100-40, count: 3}, {model: a100-40, layout: all-1g.5gb}]",
 	}

@@ -261,12 +261,15 @@ func reportFlags(environment environment) []cli.Flag {
 		&cli.BoolFlag{Name: "node-annotations", Value: true, DefaultText: "true", Usage: "write annotations with the profile in force, and the labels " + nodestatus.StateLabel + " and " + nodestatus.MIGStateLabel, Category: category},
 		&cli.BoolFlag{Name: "feature-labels", Usage: "write labels that say what GPUs the node has and how they are shared, as GPU feature discovery does", Category: category},
 		&cli.StringFlag{Name: "feature-output", Value: nodestatus.FeaturesToNode, Usage: "where they go: node, or to node feature discovery (NFD) as nfd-file or nfd-api", Category: category},
-		&cli.StringFlag{Name: "feature-file", Value: "/etc/kubernetes/node-feature-discovery/features.d/virgate", Usage: "the file of nfd-file", Category: category},
+		&cli.StringFlag{Name: "feature-file", Value: featureFile, Usage: "the file of nfd-file", Category: category},
 		&cli.StringFlag{Name: "feature-namespace", Value: namespace, Usage: "the namespace of the NodeFeature object of nfd-api, and of this pod, whose name is in $POD_NAME [$NAMESPACE]", Category: category},
 		&cli.StringFlag{Name: "machine-type-file", Value: "/sys/class/dmi/id/product_name", Usage: "the file with the machine's name, for the label gpu.machine", Category: category},
 		&cli.BoolFlag{Name: "remove-stale-resources", Usage: "remove resources that Virgate has stopped from the Node's capacity, minutes later", Category: category},
 	}
 }
+
+// featureFile is where NFD's worker reads it, under a name of Virgate's own.
+const featureFile = "/etc/kubernetes/node-feature-discovery/features.d/virgate"
 
 // featureOutput is where feature labels go: nowhere, unless they are asked for.
 func featureOutput(cmd *cli.Command, environment environment) (nodestatus.FeatureOutput, error) {

@@ -28,8 +28,9 @@ func uninstallCommand(environment environment) *cli.Command {
 			&cli.BoolFlag{Name: "all", Usage: "all Nodes of the cluster"},
 			&cli.StringFlag{Name: "kubeconfig", Value: kubeconfig, Usage: "how to reach the API server; without it as a pod does [$KUBECONFIG]"},
 			&cli.StringFlag{Name: "domain", Value: "nvidia.com", Usage: "the domain of the resources, the part before the /"},
-			&cli.BoolFlag{Name: "host", Usage: "also what lies on this machine: state, lock and sockets in the device-plugins directory, and CDI specs. Not while a Virgate serves it"},
+			&cli.BoolFlag{Name: "host", Usage: "also what lies on this machine: state, lock and sockets in the device-plugins directory, CDI specs, and the file of feature labels. Not while a Virgate serves it"},
 			&cli.StringFlag{Name: "cdi-dir", Value: "/var/run/cdi", Usage: "where --host looks for CDI specs"},
+			&cli.StringFlag{Name: "feature-file", Value: featureFile, Usage: "the file of feature labels that --host removes"},
 			&cli.DurationFlag{Name: "wait", Usage: "how long to look every 10 s whether there is more to take away"},
 		),
 		Action: uninstall,
@@ -53,7 +54,7 @@ func uninstall(ctx context.Context, cmd *cli.Command) error {
 	}
 	out := cmd.Root().Writer
 	if cmd.Bool("host") {
-		removed, err := daemon.RemoveHostFiles(ctx, pluginDir(cmd), cmd.String("cdi-dir"))
+		removed, err := daemon.RemoveHostFiles(ctx, pluginDir(cmd), cmd.String("cdi-dir"), cmd.String("feature-file"))
 		for _, path := range removed {
 			_, _ = fmt.Fprintln(out, "removed", path)
 		}

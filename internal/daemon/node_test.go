@@ -204,10 +204,11 @@ func TestLeavingIsSaidByTheLast(t *testing.T) {
 // TestRemoveHostFiles removes what Virgate makes and nothing else, when nobody serves the
 // node: its directories then look as if it had never been there.
 func TestRemoveHostFiles(t *testing.T) {
-	dir, cdiDir := t.TempDir(), t.TempDir()
-	theirs := []string{filepath.Join(dir, "kubelet.sock"), filepath.Join(dir, "nvidia-gpu.sock"), filepath.Join(dir, "kubelet_internal_checkpoint"), filepath.Join(cdiDir, "nvidia.yaml")}
+	dir, cdiDir, features := t.TempDir(), t.TempDir(), t.TempDir()
+	featureFile := filepath.Join(features, "virgate")
+	theirs := []string{filepath.Join(dir, "kubelet.sock"), filepath.Join(features, "gfd"), filepath.Join(dir, "nvidia-gpu.sock"), filepath.Join(dir, "kubelet_internal_checkpoint"), filepath.Join(cdiDir, "nvidia.yaml")}
 	ours := []string{
-		filepath.Join(cdiDir, "k8s.device-plugin.nvidia.com-gpu.json"), filepath.Join(dir, "cdi", "k8s.device-plugin.nvidia.com-gpu.json"),
+		featureFile, filepath.Join(cdiDir, "k8s.device-plugin.nvidia.com-gpu.json"), filepath.Join(dir, "cdi", "k8s.device-plugin.nvidia.com-gpu.json"),
 		filepath.Join(dir, "virgate-nvidia.com_gpu-0123abcd.sock"), filepath.Join(dir, state.Name), filepath.Join(dir, state.Name+".bad"), filepath.Join(dir, state.StandbyName),
 	}
 	if err := os.Mkdir(filepath.Join(dir, "cdi"), 0o700); err != nil {
@@ -222,7 +223,7 @@ func TestRemoveHostFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if removed, err := RemoveHostFiles(t.Context(), dir, cdiDir); !errors.Is(err, state.ErrLocked) || len(removed) > 0 {
+	if removed, err := RemoveHostFiles(t.Context(), dir, cdiDir, featureFile); !errors.Is(err, state.ErrLocked) || len(removed) > 0 {
 		t.Errorf("removed %q while another serves: %v", removed, err)
 	}
 	for _, path := range append(theirs, ours...) {
@@ -233,12 +234,12 @@ func TestRemoveHostFiles(t *testing.T) {
 	if err := lock.Release(); err != nil {
 		t.Fatal(err)
 	}
-	removed, err := RemoveHostFiles(t.Context(), dir, cdiDir)
+	removed, err := RemoveHostFiles(t.Context(), dir, cdiDir, featureFile)
 	if err != nil || len(removed) != len(ours)+2 { // The lock, and the folder cdi.
 		t.Errorf("removed %q: %v", removed, err)
 	}
 	var left []string
-	for _, folder := range []string{dir, cdiDir} {
+	for _, folder := range []string{dir, cdiDir, features} {
 		entries, err := os.ReadDir(folder)
 		if err != nil {
 			t.Fatal(err)
@@ -252,7 +253,7 @@ func TestRemoveHostFiles(t *testing.T) {
 	if !slices.Equal(left, theirs) {
 		t.Errorf("left %q, want %q", left, theirs)
 	}
-	if _, err := RemoveHostFiles(t.Context(), filepath.Join(dir, "missing"), cdiDir); err == nil {
+	if _, err := RemoveHostFiles(t.Context(), filepath.Join(dir, "missing"), cdiDir, featureFile); err == nil {
 		t.Error("a missing folder is no error")
 	}
 }

@@ -14,14 +14,18 @@ import (
 )
 
 // RemoveHostFiles removes all that Virgate has written to the machine's device-plugins and
-// CDI directories, and returns what that was. The error says that a Virgate serves it.
-func RemoveHostFiles(ctx context.Context, pluginDir, cdiDir string) (removed []string, err error) {
+// CDI directories, and its file of feature labels, and returns what that was. The error says
+// that a Virgate serves it.
+func RemoveHostFiles(ctx context.Context, pluginDir, cdiDir, featureFile string) (removed []string, err error) {
 	lock, err := lockOnce(ctx, pluginDir)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = lock.Release() }()
 	var paths []string
+	if _, err := os.Lstat(featureFile); err == nil {
+		paths = append(paths, featureFile)
+	}
 	for _, pattern := range []string{
 		filepath.Join(cdiDir, cdi.SpecPattern), filepath.Join(pluginDir, "cdi", cdi.SpecPattern), filepath.Join(pluginDir, "cdi"),
 		filepath.Join(pluginDir, plugin.SocketPattern), filepath.Join(pluginDir, state.Name+"*"),

@@ -171,4 +171,7 @@ volumeMounts:
 {{- if include "virgate.writesSpecs" . }}
 - {name: cdi, mountPath: /var/run/cdi}
 {{- end }}
+{{- if and .Values.featureLabels.enabled (eq .Values.featureLabels.output "nfd-file") }}
+- {name: features, mountPath: /etc/kubernetes/node-feature-discovery/features.d}
+{{- end }}
 {{- end -}}

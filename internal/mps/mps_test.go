@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -31,7 +32,9 @@ const (
 // kill_test.go.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == mps.ProgramName {
-		os.Exit(simmps.Main(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+		code := simmps.Main(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+		// The race detector would wait for a second at a usual end.
+		_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT_GROUP, uintptr(code), 0, 0)
 	}
 	if len(os.Args) > 2 && os.Args[2] == mps.InDriverRoot {
 		_, _ = fmt.Fprintln(os.Stderr, mps.EnterDriverRoot(os.Args[3:]))

@@ -34,6 +34,9 @@ func (f file) size() int64 { return int64(len(f.data)) }
 var (
 	names      = []string{"nvidia-device-plugin", "config-manager", "gpu-feature-discovery", "mps-control-daemon"}
 	shellNames = []string{"bash", "cat", "grep", "lsmod", "sleep"}
+	// variables are those of NVIDIA's image too, by which NVIDIA's runtime gives a container the
+	// driver: some of its manifests, such as the operator's of GPU feature discovery, name none.
+	variables = []string{"PATH=/usr/bin", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"}
 )
 
 // contents are the image's files: the program and the shell (none if that is "") under

@@ -42,6 +42,9 @@ func TestImage(t *testing.T) {
 	if got := strings.Join(append(config.Config.Entrypoint, config.Config.Cmd...), " "); got != "/usr/bin/virgate run" {
 		t.Errorf("starts %q", got)
 	}
+	if got := strings.Join(config.Config.Env, " "); got != "PATH=/usr/bin NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility" {
+		t.Errorf("variables %q", got)
+	}
 	if got := config.Config.Labels["org.opencontainers.image.version"]; got != "v9" {
 		t.Errorf("version %q", got)
 	}
@@ -79,13 +82,13 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// The Dockerfile makes the same names.
+// The Dockerfile makes the same names and variables.
 func TestDockerfile(t *testing.T) {
 	text, err := os.ReadFile("Dockerfile")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"for name in " + strings.Join(names, " ") + "; do ln -s virgate", "for name in " + strings.Join(shellNames, " ") + "; do ln -s sh ", "ln -s usr/bin /image/bin"} {
+	for _, want := range []string{"for name in " + strings.Join(names, " ") + "; do ln -s virgate", "for name in " + strings.Join(shellNames, " ") + "; do ln -s sh ", "ln -s usr/bin /image/bin", "\nENV " + strings.Join(variables, " ") + "\n"} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("it has no %q", want)
 		}

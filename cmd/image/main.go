@@ -93,7 +93,7 @@ func (o options) configure(image v1.Image) (v1.Image, error) {
 	config.Created = v1.Time{Time: time.Unix(0, 0).UTC()} // The same program makes the same image.
 	config.Config = v1.Config{
 		Entrypoint: []string{"/usr/bin/virgate"}, Cmd: []string{"run"},
-		Env: []string{"PATH=/usr/bin"},
+		Env: variables,
 		Labels: map[string]string{
 			"org.opencontainers.image.title":       "virgate",
 			"org.opencontainers.image.description": "Shares a node's NVIDIA GPUs among pods",

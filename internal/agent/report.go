@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -137,6 +138,10 @@ func readiness(s *state, p profileProgress, status plugin.Status, draining bool)
 	}
 	if slices.ContainsFunc(s.plan.Warnings, func(w string) bool { return strings.HasSuffix(w, sharing.NoMIGRight) }) {
 		offer += "; partitions cannot all be read: " + sharing.NoMIGRight
+	}
+	withheld := countObstacles(s.host.Obstacles)
+	for _, because := range slices.Sorted(maps.Keys(withheld)) {
+		offer += fmt.Sprintf("; cannot be granted now: %d: %s", withheld[because], because)
 	}
 	if left := s.profile.Profile.MIG.LeftTo; left != "" {
 		offer += "; " + left

@@ -264,6 +264,8 @@ func TestReadiness(t *testing.T) {
 	notRead.planned, notReady.planned, notReady.unread = false, false, sharing.ErrNotRead
 	denied := decision("g1", "g1", nil)
 	denied.plan.Warnings = []string{"another", "GPU 1: " + sharing.NoMIGRight, "GPU 2: " + sharing.NoMIGRight}
+	withheld := decision("g1", "g1", nil)
+	withheld.host.Obstacles = map[string]string{"GPU-1": "there is no channel", "GPU-2": "there is no channel"}
 	is := func(state nodereport.ProfileState, applied string) profileProgress {
 		p := profileProgress{state: state}
 		if applied != "" {
@@ -292,6 +294,7 @@ func TestReadiness(t *testing.T) {
 		{"rejected", decision("g1", "", bad), is(nodereport.ProfileRejected, "g1"), served(listed), false, "True ProfileRejected"},
 		{"on its way", decision("g2", "g2", nil), is(nodereport.ProfilePending, "g1"), plugin.Status{Resources: []plugin.ResourceStatus{listed}}, false, "True ProfilePending"},
 		{"serving", decision("g1", "g1", nil), is(nodereport.ProfileApplied, "g1"), served(listed), false, "True Serving"},
+		{"serving nothing", withheld, is(nodereport.ProfileApplied, "g1"), served(listed), false, "True Serving"},
 		{"serving without a right", denied, is(nodereport.ProfileApplied, "g1"), served(listed), false, "True Serving"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -301,6 +304,9 @@ func TestReadiness(t *testing.T) {
 			}
 			if got := strings.Count(message, "SYS_ADMIN and NVIDIA_MIG_MONITOR_DEVICES=all"); (got == 1) != (test.state == denied) {
 				t.Errorf("message %q names the missing right %d times", message, got)
+			}
+			if got := strings.Contains(message, "; cannot be granted now: 2: there is no channel"); got != (test.state == withheld) {
+				t.Errorf("message %q says why units are withheld: %t", message, got)
 			}
 			if errors.Is(test.state.rejected, bad) && !strings.Contains(message, bad.Error()) {
 				t.Errorf("message %q does not say what is wrong", message)

@@ -152,6 +152,8 @@ args: [uninstall, --host, --node=$(NODE_NAME)]
 env:
 - name: NODE_NAME
   valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+{{- /* The image asks NVIDIA's runtime for all GPUs. This container needs no driver. */}}
+- {name: NVIDIA_VISIBLE_DEVICES, value: void}
 {{- with .Values.resources }}
 resources:
   {{- toYaml . | nindent 2 }}

@@ -158,43 +158,11 @@ func (c *cluster) writesNodeFeature(t *testing.T) {
 	c.apply(t, "testdata/nodefeature.yaml")
 	t.Cleanup(func() { c.uninstall(t) })
 	c.install(t, "node=sim:dgx-a100", "featureLabels.enabled=true", "featureLabels.output=nfd-api", fourShares)
-	const path = "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/" + namespace + "/nodefeatures"
-	type object struct {
-		Metadata metav1.ObjectMeta
-		Spec     struct{ Labels map[string]string }
-	}
-	read := func() (found object, err error) {
-		data, err := c.client.RESTClient().Get().AbsPath(path, "virgate-features-for-"+hostName).DoRaw(t.Context())
-		if err == nil {
-			err = json.Unmarshal(data, &found)
-		}
-		return found, err
-	}
-	replicas := func(want string) {
-		t.Helper()
-		c.await(t, "the object to say replicas "+want, func() error {
-			found, err := read()
-			if got := found.Spec.Labels["nvidia.com/gpu.replicas"]; err == nil && got != want {
-				err = fmt.Errorf("it says %q", got)
-			}
-			return err
-		})
-	}
-	replicas("4")
+	const path = nodeFeatures + namespace + "/nodefeatures"
+	c.awaitNodeFeature(t, namespace, "virgate-features-for-"+hostName, "gpu.replicas", "4")
 	c.label(t, "exclusive")
 	defer c.label(t, "")
-	replicas("1")
-	found, err := read()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var owners []string
-	for _, owner := range found.Metadata.OwnerReferences {
-		owners = append(owners, owner.Kind)
-	}
-	if got := strings.Join(owners, ","); got != "Pod,DaemonSet" || found.Metadata.Labels["nfd.node.kubernetes.io/node-name"] != hostName {
-		t.Errorf("the object belongs to %s and is about %v", got, found.Metadata.Labels)
-	}
+	c.awaitNodeFeature(t, namespace, "virgate-features-for-"+hostName, "gpu.replicas", "1")
 
 	client := c.as(t, c.token(t, c.plugin(t)))
 	write := func(name, node, label string) func(context.Context, *kubernetes.Clientset) error {
@@ -212,5 +180,38 @@ func (c *cluster) writesNodeFeature(t *testing.T) {
 		{"its own", write("virgate-features-for-"+hostName, hostName, "nvidia.com/gpu.count"), "already exists"},
 	} {
 		t.Run(a.name, func(t *testing.T) { c.allowed(t, client, a) })
+	}
+}
+
+// nodeFeatures begins the paths of NFD's objects, before the namespace.
+const nodeFeatures = "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/"
+
+// awaitNodeFeature waits until NFD's object has the label, and checks to whom it belongs.
+func (c *cluster) awaitNodeFeature(t *testing.T, namespace, name, label, want string) {
+	t.Helper()
+	var found struct {
+		Metadata metav1.ObjectMeta
+		Spec     struct{ Labels map[string]string }
+	}
+	c.await(t, fmt.Sprintf("%s of NodeFeature %s to be %q", label, name, want), func() error {
+		data, err := c.client.RESTClient().Get().AbsPath(nodeFeatures+namespace+"/nodefeatures", name).DoRaw(t.Context())
+		if err != nil {
+			return err
+		}
+		found.Spec.Labels = nil
+		if err := json.Unmarshal(data, &found); err != nil {
+			return err
+		}
+		if got := found.Spec.Labels["nvidia.com/"+label]; got != want {
+			return fmt.Errorf("it is %q", got)
+		}
+		return nil
+	})
+	var owners []string
+	for _, owner := range found.Metadata.OwnerReferences {
+		owners = append(owners, owner.Kind)
+	}
+	if got := strings.Join(owners, ","); got != "Pod,DaemonSet" || found.Metadata.Labels["nfd.node.kubernetes.io/node-name"] != hostName {
+		t.Errorf("the object belongs to %s and is about %v", got, found.Metadata.Labels)
 	}
 }

@@ -47,6 +47,7 @@ func testNVML(t *testing.T, c *cluster) {
 			c.saysOfMIG(t, node.said)
 		})
 	}
+	t.Run("IMEX channel", func(t *testing.T) { c.grantsChannel(t, whole) })
 	t.Run("layouts", func(t *testing.T) { c.makesLayouts(t, whole) })
 	t.Run("layouts, SYS_ADMIN forbidden", func(t *testing.T) {
 		began := time.Now()
@@ -55,6 +56,30 @@ func testNVML(t *testing.T, c *cluster) {
 		c.awaitEvent(t, began, "MIGFailed", "GPU 1", "SYS_ADMIN", "NVIDIA_MIG_CONFIG_DEVICES=all")
 		c.serves(t, wholeGPUs)
 	})
+}
+
+// grantsChannel has a profile require an IMEX channel, which the driver makes later.
+func (c *cluster) grantsChannel(t *testing.T, driver string) {
+	const profile = "version: v1\nimex:\n  required: true\n  channelIDs:\n  - 0"
+	node := filepath.Join(driver, "dev/nvidia-caps-imex-channels/channel0")
+	c.installOn(t, driver, "migStrategy=none", "config.map.fabric="+profile, "config.default=fabric")
+	c.awaitCondition(t, v1.ConditionTrue, "Serving", "2 devices, 0 healthy", "cannot be granted now: 2: there is no device "+node+", which imex.required asks for")
+	c.awaitAllocatable(t, map[string]int64{})
+	if err := os.Mkdir(filepath.Dir(node), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mknod(node, unix.S_IFCHR|0o666, int(unix.Mkdev(242, 0))); err != nil {
+		t.Fatal(err)
+	}
+	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 2})
+	c.run(t, pod("channel", "nvidia.com/gpu", 1))
+	lines := c.printed(t, "channel")
+	for _, want := range []string{"env NVIDIA_IMEX_CHANNELS=0", "device /dev/nvidia-caps-imex-channels/channel0"} {
+		if !slices.Contains(lines, want) {
+			t.Errorf("the pod printed %q, not %q", lines, want)
+		}
+	}
+	c.remove(t, "channel")
 }
 
 func layoutProfile(layout string) string {

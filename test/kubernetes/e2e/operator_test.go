@@ -17,13 +17,18 @@ import (
 const (
 	operatorNamespace = "gpu-operator"
 	deployLabel       = "nvidia.com/gpu.deploy.device-plugin"
+	discoveryLabel    = "nvidia.com/gpu.deploy.gpu-feature-discovery"
+	pluginApp         = "nvidia-device-plugin-daemonset"
+	discoveryApp      = "gpu-feature-discovery"
 	validations       = "/run/nvidia/validations"
 	operatorDriver    = "/run/nvidia/driver"
+	operatorFeatures  = "/run/nvidia/features.d"
 )
 
 // testOperator runs under what the GPU Operator would create, with this image in the place
 // of NVIDIA's: the plugin waits for the toolkit and the driver, and a label of the node
-// chooses a profile of the operator's ConfigMap.
+// chooses a profile of the operator's ConfigMap, which the feature labels follow. Then the
+// ClusterPolicy names no ConfigMap any more.
 func testOperator(t *testing.T, c *cluster) {
 	c.uninstall(t)
 	driver := c.installDriver(t, "operator", "-DWHOLE")
@@ -31,7 +36,7 @@ func testOperator(t *testing.T, c *cluster) {
 	c.setLabels(t, "", map[string]any{deployLabel: "true"})
 	t.Cleanup(func() { c.setLabels(t, "", map[string]any{deployLabel: nil}) })
 	c.apply(t, "testdata/gpu-operator.yaml")
-	plugin := c.operatorPod(t, "the toolkit to be waited for", func(pod *v1.Pod) error {
+	plugin := c.operatorPod(t, pluginApp, "the toolkit to be waited for", func(pod *v1.Pod) error {
 		if len(pod.Status.InitContainerStatuses) == 0 || pod.Status.InitContainerStatuses[0].State.Running == nil {
 			return fmt.Errorf("its containers are %v", pod.Status.InitContainerStatuses)
 		}
@@ -54,29 +59,99 @@ func testOperator(t *testing.T, c *cluster) {
 	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 2})
 	c.validates(t)
 
-	plugin = c.operatorPod(t, "its containers to be ready", func(pod *v1.Pod) error {
+	replacedShell(t, c.operatorPod(t, pluginApp, "its containers to be ready", ready(2)))
+
+	c.apply(t, "testdata/nodefeature.yaml")
+	t.Cleanup(func() { _ = os.RemoveAll(operatorFeatures) })
+	c.setLabels(t, "", map[string]any{discoveryLabel: "true"})
+	t.Cleanup(func() { c.setLabels(t, "", map[string]any{discoveryLabel: nil}) })
+	c.apply(t, "testdata/gpu-feature-discovery.yaml")
+
+	t.Cleanup(func() { c.label(t, "") })
+	for _, each := range []struct {
+		label   string
+		devices int64
+		product string
+	}{{"shared", 8, "NVIDIA-Fake-A100-SXM4-40GB-SHARED"}, {"whole", 2, "NVIDIA-Fake-A100-SXM4-40GB"}, {"", 2, "NVIDIA-Fake-A100-SXM4-40GB"}, {"shared", 8, "NVIDIA-Fake-A100-SXM4-40GB-SHARED"}} {
+		c.label(t, each.label)
+		c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": each.devices})
+		c.validates(t)
+		c.awaitNodeFeature(t, operatorNamespace, "nvidia-features-for-"+hostName, "gpu.product", each.product)
+	}
+	c.operatorPod(t, discoveryApp, "its containers to be ready", ready(2))
+	t.Run("without a config", c.operatesWithoutConfig)
+}
+
+// operatesWithoutConfig takes the ConfigMap out of the ClusterPolicy, and has the labels
+// written to a file. The node's label, by which GPUs were shared, means nothing then.
+func (c *cluster) operatesWithoutConfig(t *testing.T) {
+	for _, app := range []string{pluginApp, discoveryApp} {
+		c.await(t, app+" to be changed", func() error {
+			sets := c.client.AppsV1().DaemonSets(operatorNamespace)
+			set, err := sets.Get(t.Context(), app, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			withoutConfig(&set.Spec.Template.Spec)
+			if app == discoveryApp { // gfd.env
+				env := &set.Spec.Template.Spec.Containers[0].Env
+				*env = append(*env, v1.EnvVar{Name: "USE_NODE_FEATURE_API", Value: "false"})
+			}
+			_, err = sets.Update(t.Context(), set, metav1.UpdateOptions{})
+			return err
+		})
+	}
+	c.operatorPod(t, pluginApp, "a container without config-manager", ready(1))
+	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 2})
+	c.validates(t)
+	pods := numbered("operated", 2, "nvidia.com/gpu")
+	c.runAll(t, pods)
+	if gpus := c.gpus(t, pods); gpus[0] == gpus[1] {
+		t.Errorf("two pods have the GPU %s alone", gpus[0])
+	}
+
+	c.await(t, "the file of the labels", func() error {
+		data, err := os.ReadFile(operatorFeatures + "/gfd")
+		for _, want := range []string{"gpu.product=NVIDIA-Fake-A100-SXM4-40GB", "gpu.count=2", "gpu.replicas=1", "gpu.sharing-strategy=none", "cuda.driver-version.full=580.1"} {
+			if err == nil && !strings.Contains("\n"+string(data), "\nnvidia.com/"+want+"\n") {
+				err = fmt.Errorf("it has no %s: %q", want, data)
+			}
+		}
+		return err
+	})
+	c.setLabels(t, "", map[string]any{discoveryLabel: nil})
+	c.await(t, "the file to go with its program", func() error {
+		if _, err := os.Stat(operatorFeatures + "/gfd"); !os.IsNotExist(err) {
+			return fmt.Errorf("it is there, %w", err)
+		}
+		return nil
+	})
+}
+
+// withoutConfig makes of a pod with profiles one without, as the operator does.
+func withoutConfig(spec *v1.PodSpec) {
+	spec.ShareProcessNamespace = nil
+	spec.InitContainers = slices.DeleteFunc(spec.InitContainers, func(c v1.Container) bool { return c.Name == "config-manager-init" })
+	spec.Containers = slices.DeleteFunc(spec.Containers, func(c v1.Container) bool { return c.Name == "config-manager" })
+	main := &spec.Containers[0]
+	main.Env = slices.DeleteFunc(main.Env, func(e v1.EnvVar) bool { return e.Name == "CONFIG_FILE" })
+	profiles := func(name string) bool { return name == "time-slicing-config" || name == "config" }
+	main.VolumeMounts = slices.DeleteFunc(main.VolumeMounts, func(m v1.VolumeMount) bool { return profiles(m.Name) })
+	spec.Volumes = slices.DeleteFunc(spec.Volumes, func(v v1.Volume) bool { return profiles(v.Name) })
+}
+
+// ready says whether a pod has so many containers, which are ready and never began again.
+func ready(containers int) func(*v1.Pod) error {
+	return func(pod *v1.Pod) error {
+		if got := len(pod.Status.ContainerStatuses); got != containers || len(pod.Spec.Containers) != containers {
+			return fmt.Errorf("it has %d containers", got)
+		}
 		for _, status := range pod.Status.ContainerStatuses {
 			if !status.Ready || status.RestartCount > 0 {
 				return fmt.Errorf("container %s is ready: %t, after %d restarts", status.Name, status.Ready, status.RestartCount)
 			}
 		}
 		return nil
-	})
-	replacedShell(t, plugin)
-
-	t.Cleanup(func() { c.label(t, "") })
-	for _, each := range []struct {
-		label   string
-		devices int64
-	}{{"shared", 8}, {"whole", 2}, {"shared", 8}, {"", 2}} {
-		c.label(t, each.label)
-		c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": each.devices})
-		c.validates(t)
-	}
-	pods := numbered("operated", 2, "nvidia.com/gpu")
-	c.runAll(t, pods)
-	if gpus := c.gpus(t, pods); gpus[0] == gpus[1] {
-		t.Errorf("two pods have the GPU %s alone", gpus[0])
 	}
 }
 
@@ -93,13 +168,19 @@ func validated(t *testing.T, name, text string) {
 }
 
 // validates does what the operator's validator does: it looks for GPUs in the node's
-// capacity, and runs a pod with one, which no scheduler assigns.
+// capacity, by how their names begin, and runs a pod with one, which no scheduler assigns.
 func (c *cluster) validates(t *testing.T) {
 	t.Helper()
-	if count := offered(c.node(t).Status.Capacity)["nvidia.com/gpu"]; count < 1 {
-		t.Fatalf("the node's capacity has %d of nvidia.com/gpu", count)
+	found := ""
+	for name, count := range offered(c.node(t).Status.Capacity) {
+		if count >= 1 && (strings.HasPrefix(name, "nvidia.com/gpu") || strings.HasPrefix(name, "nvidia.com/mig-")) {
+			found = name
+		}
 	}
-	one := pod("nvidia-device-plugin-validator", "nvidia.com/gpu", 1)
+	if found == "" {
+		t.Fatalf("the node's capacity is %v", c.node(t).Status.Capacity)
+	}
+	one := pod("nvidia-device-plugin-validator", found, 1)
 	one.Spec.NodeName = hostName
 	c.run(t, one)
 	lines := c.printed(t, one.Name)
@@ -111,12 +192,12 @@ func (c *cluster) validates(t *testing.T) {
 	c.remove(t, one.Name)
 }
 
-// operatorPod waits until the plugin's pod is so, and returns it.
-func (c *cluster) operatorPod(t *testing.T, what string, is func(*v1.Pod) error) *v1.Pod {
+// operatorPod waits until the DaemonSet's pod is so, and returns it.
+func (c *cluster) operatorPod(t *testing.T, app, what string, is func(*v1.Pod) error) *v1.Pod {
 	t.Helper()
 	var found *v1.Pod
 	c.await(t, what, func() error {
-		pods, err := c.client.CoreV1().Pods(operatorNamespace).List(t.Context(), metav1.ListOptions{})
+		pods, err := c.client.CoreV1().Pods(operatorNamespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=" + app})
 		if err != nil || len(pods.Items) != 1 {
 			return fmt.Errorf("%d pods, %w", len(pods.Items), err)
 		}

@@ -161,7 +161,7 @@ func (d *featureDiscovery) run(ctx context.Context) error {
 
 // label reads the GPUs and writes the labels.
 func (d *featureDiscovery) label(ctx context.Context, config configs.Config, since time.Time) error {
-	n := features.Node{Profile: config.Profile, Machine: machineName(config.Discovery.MachineTypeFile, d.log)}
+	n := features.Node{Profile: config.Profile, Machine: machineName(config.Discovery.MachineTypeFile, d.log), VGPUs: vgpus(os.DirFS(pciDevices), d.log)}
 	if !config.Discovery.NoTimestamp {
 		n.Timestamp = since.Unix()
 	}

@@ -3,15 +3,20 @@ package main
 import (
 	"bytes"
 	"context"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"testing/fstest"
 	"time"
+
+	"github.com/virgate/virgate/internal/features"
 )
 
 // parsed are the labels of a file of NFD.
@@ -189,5 +194,38 @@ func TestFeatureDiscoveryObject(t *testing.T) {
 	want := "GET /apis/nfd.k8s-sigs.io/v1alpha1/namespaces/gpu-operator/nodefeatures/nvidia-features-for-n1"
 	if got := <-asked; got != want || code != 1 || !strings.Contains(stderr.String(), "NodeFeature gpu-operator/nvidia-features-for-n1") {
 		t.Errorf("asked %q, want %q; exit code %d:\n%s", got, want, code, stderr.String())
+	}
+}
+
+// TestVGPUs checks which PCI devices are asked, and what a container without SYS_ADMIN is told.
+func TestVGPUs(t *testing.T) {
+	config := make([]byte, features.PCIConfigSize)
+	config[0x06], config[0x34] = 0x10, 0x40
+	copy(config[0x40:], "\x09\x00\x1bVF\x00\x16550.90\x00\x00\x00\x00r550_90")
+	device := func(vendor string, config []byte) fstest.MapFS {
+		return fstest.MapFS{"vendor": {Data: []byte(vendor + "\n")}, "config": {Data: config}}
+	}
+	for _, test := range []struct {
+		name   string
+		device fstest.MapFS
+		want   []features.VGPU
+		said   bool
+	}{
+		{"vGPU", device("0x10de", config), []features.VGPU{{HostVersion: "550.90", HostBranch: "r550_90"}}, false},
+		{"another vendor's", device("0x8086", config), nil, false},
+		{"whole GPU", device("0x10de", make([]byte, features.PCIConfigSize)), nil, false},
+		{"without SYS_ADMIN", device("0x10de", config[:64]), nil, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			machine := fstest.MapFS{}
+			for name, file := range test.device {
+				machine["0000:3b:00.0/"+name] = file
+			}
+			var log bytes.Buffer
+			got := vgpus(machine, slog.New(slog.NewTextHandler(&log, nil)))
+			if said := strings.Contains(log.String(), "takes SYS_ADMIN"); !slices.Equal(got, test.want) || said != test.said {
+				t.Errorf("%v, want %v; the log: %q", got, test.want, log.String())
+			}
+		})
 	}
 }

@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,6 +20,7 @@ import (
 	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/daemon"
+	"github.com/virgate/virgate/internal/features"
 	"github.com/virgate/virgate/internal/nodestatus"
 )
 
@@ -300,6 +303,28 @@ func machineName(path string, log *slog.Logger) string {
 		log.Info("machine's name not read", "error", err)
 	}
 	return string(data)
+}
+
+// pciDevices is the folder with a folder for each PCI device.
+const pciDevices = "/sys/bus/pci/devices"
+
+// vgpus are those among NVIDIA's PCI devices in the folder. The kernel shows the 64 bytes at the
+// beginning of the configuration space to everybody, the rest to SYS_ADMIN.
+func vgpus(devices fs.FS, log *slog.Logger) []features.VGPU {
+	var found []features.VGPU
+	names, _ := fs.Glob(devices, "*/vendor") // A machine without PCI has none.
+	for _, name := range names {
+		if vendor, err := fs.ReadFile(devices, name); err != nil || strings.TrimSpace(string(vendor)) != "0x10de" {
+			continue
+		}
+		config, err := fs.ReadFile(devices, path.Join(path.Dir(name), "config"))
+		if vgpu, ok := features.ParseVGPU(config); ok {
+			found = append(found, vgpu)
+		} else if len(config) < features.PCIConfigSize {
+			log.Info("whether a GPU is a vGPU is not known: its PCI configuration space cannot be read, which takes SYS_ADMIN", "device", path.Dir(name), "bytes", len(config), "error", err)
+		}
+	}
+	return found
 }
 
 // newReporter makes the reporter to Kubernetes; nil when nothing is to be reported.

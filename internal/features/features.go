@@ -25,6 +25,8 @@ type Node struct {
 	CUDA   int
 	// Machine is the machine's name, as its firmware has it; empty when unknown.
 	Machine string
+	// VGPUs are the vGPUs of a virtual machine.
+	VGPUs []VGPU
 	// Timestamp is in seconds since 1970; 0 for none.
 	Timestamp int64
 }
@@ -58,6 +60,7 @@ func Labels(n Node) map[string]string {
 	if cliques := distinct(gpus, func(g sharing.GPU) string { return g.Clique }); len(cliques) == 1 {
 		labels.put("gpu.clique", cliques[0])
 	}
+	labels.vgpus(n.VGPUs)
 	strategy := n.Profile.MIGStrategy
 	if strategy == sharing.MIGSingle || strategy == sharing.MIGMixed {
 		labels.put("mig.strategy", strategy)

@@ -70,6 +70,7 @@ func selected(labels map[string]string, prefixes []string) map[string]string {
 }
 
 func TestLabels(t *testing.T) {
+	host := features.VGPU{HostVersion: "550.90.07", HostBranch: "r550_90"}
 	named := sharing.Profile{GPUNames: []sharing.NamingRule{{Pattern: "A100", Name: "nvidia.com/a100"}, {Pattern: "T4", Name: "example.com/t4"}}}
 	some := share("gpu", 8, "nvidia.com/gpu.shared")
 	some.TimeSlicing[0].Select.Count = 1
@@ -120,7 +121,14 @@ func TestLabels(t *testing.T) {
 		{"unknown versions, no time", features.Node{GPUs: a100(0, 1)}, []string{"cuda", "gfd"}, map[string]string{}},
 		{"machine", features.Node{GPUs: a100(0, 1), Machine: " Standard PC (Q35 + ICH9, 2009)\n"}, []string{"gpu.machine"}, map[string]string{"gpu.machine": "Standard-PC-Q35-ICH9-2009"}},
 		{"unknown machine", features.Node{GPUs: a100(0, 1), Machine: "\n"}, []string{"gpu.machine"}, map[string]string{"gpu.machine": "unknown"}},
-		{"whole GPUs", features.Node{GPUs: a100(0, 8)}, []string{"gpu.", "mig", "mps"}, map[string]string{
+		{"vGPUs", features.Node{GPUs: a100(0, 1), VGPUs: []features.VGPU{host, host}}, []string{"vgpu"}, map[string]string{
+			"vgpu.present": "true", "vgpu.host-driver-version": "550.90.07", "vgpu.host-driver-branch": "r550_90",
+		}},
+		{"vGPUs that differ", features.Node{GPUs: a100(0, 1), VGPUs: []features.VGPU{host, {HostVersion: "550.90.07", HostBranch: "r535_00"}}}, []string{"vgpu"}, map[string]string{
+			"vgpu.present": "true", "vgpu.host-driver-version": "550.90.07",
+		}},
+		{"vGPUs that say nothing", features.Node{GPUs: a100(0, 1), VGPUs: []features.VGPU{{}}}, []string{"vgpu"}, map[string]string{"vgpu.present": "true"}},
+		{"whole GPUs", features.Node{GPUs: a100(0, 8)}, []string{"gpu.", "mig", "mps", "vgpu"}, map[string]string{
 			"gpu.product": "NVIDIA-A100-SXM4-40GB", "gpu.count": "8", "gpu.replicas": "1", "gpu.sharing-strategy": "none", "gpu.memory": "40960",
 			"gpu.family": "ampere", "gpu.compute.major": "8", "gpu.compute.minor": "0", "gpu.mode": "compute", "gpu.machine": "unknown",
 			"gpu.model.NVIDIA-A100-SXM4-40GB": "8", "mig.capable": "true", "mps.capable": "false",

@@ -47,6 +47,7 @@ func testFeatureLabels(t *testing.T, c *cluster) {
 		}
 		for _, a := range []attempt{
 			{"a feature label", label(hostName, "gpu.memory"), ""},
+			{"a vGPU's", label(hostName, "vgpu.host-driver-branch"), ""},
 			{"a partition's", label(hostName, "mig-1g.5gb.engines.copy"), ""},
 			{"the operator's", label(hostName, "gpu.deploy.device-plugin"), "of a node's labels, virgate changes"},
 			{"the profile's", label(hostName, "device-plugin.config"), "of a node's labels, virgate changes"},

@@ -49,7 +49,7 @@ func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
 				return mps.MountShm(cmd.String("mps-root"), cmd.String("proc"))
 			},
 		}, {
-			Name: mps.InDriverRoot, Hidden: true, ArgsUsage: "...",
+			Name: mps.InDriverRoot, Hidden: true, ArgsUsage: "...", SkipFlagParsing: true, // They are the program's.
 			Action: func(_ context.Context, cmd *cli.Command) error { return mps.EnterDriverRoot(cmd.Args().Slice()) },
 		}},
 		Action: func(ctx context.Context, cmd *cli.Command) error {

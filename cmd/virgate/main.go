@@ -3,7 +3,8 @@
 // internal/daemon.
 //
 // Read main.go first, then run.go, the command that matters, with flags.go and
-// node.go. status.go, control.go, gpu.go and plan.go ask and explain, print.go has how that is
+// node.go. status.go, control.go, gpu.go and plan.go ask and explain, cluster.go looks at
+// all nodes of a cluster, print.go has how that is
 // printed; mig.go begins the mig commands and demo.go the demo.
 package main
 
@@ -48,7 +49,7 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 		ExitErrHandler: func(context.Context, *cli.Command, error) {},
 		Commands: []*cli.Command{
 			runCommand(environment, stderr), planCommand(environment), checkCommand(environment),
-			statusCommand(), healthCommand(), gpuCommand(), migCommand(environment), simCommand(), demoCommand(), uninstallCommand(environment), versionCommand(),
+			statusCommand(), healthCommand(), gpuCommand(), migCommand(environment), simCommand(), demoCommand(), uninstallCommand(environment), clusterCommand(environment), versionCommand(),
 			mpsCommand(environment, stderr), configManagerCommand(environment, stderr), featureDiscoveryCommand(environment, stderr),
 		},
 		Action: func(_ context.Context, cmd *cli.Command) error { return cli.ShowRootCommandHelp(cmd) },
@@ -101,12 +102,14 @@ func addUsageErrors(cmd *cli.Command) {
 }
 
 // impliedCommand adds the command that the program's name stands for: it takes the
-// place of programs of NVIDIA's image when only the image is replaced.
+// place of programs of NVIDIA's image when only the image is replaced, and is kubectl's plugin.
 func impliedCommand(args []string) []string {
 	if len(args) > 0 {
 		switch name := filepath.Base(args[0]); name {
 		case "nvidia-device-plugin":
 			return slices.Insert(slices.Clone(args), 1, "run")
+		case "kubectl-virgate": // kubectl virgate
+			return slices.Insert(slices.Clone(args), 1, "cluster")
 		case "mps-control-daemon":
 			return slices.Insert(slices.Clone(args), 1, "mps")
 		case "config-manager", featureDiscoveryName:

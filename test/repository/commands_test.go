@@ -35,7 +35,7 @@ func commands(text string) []command {
 	var found []command
 	for _, match := range code.FindAllStringSubmatch(text, -1) {
 		for _, line := range end.Split(joint.ReplaceAllString(match[1]+match[2], " "), -1) {
-			said := call.FindStringSubmatch(strings.ReplaceAll(line, "-n virgate ", ""))
+			said := call.FindStringSubmatch(strings.NewReplacer("-n virgate ", "", "kubectl virgate ", "virgate cluster ").Replace(line))
 			if said == nil {
 				continue
 			}

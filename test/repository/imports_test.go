@@ -30,6 +30,7 @@ var arrows = map[string][]string{
 		"sharing", "configs", "plugin", "internal/agent", "internal/migchange", "internal/nodereport", "internal/nvml", "internal/simnode", "internal/configsource",
 		"internal/features", "internal/mps", "internal/nodestatus", "internal/podresources", "internal/usage", "internal/state", "internal/cdi", "internal/host",
 	},
+	"internal/cluster":      {"sharing", "internal/agent", "internal/nodereport", "internal/nodestatus"},
 	"internal/features":     {"sharing"},
 	"internal/migchange":    {"mig", "sharing", "internal/nodereport"},
 	"internal/mps":          {"sharing", "internal/nodereport"},

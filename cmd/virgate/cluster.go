@@ -1,0 +1,327 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v3"
+	"golang.org/x/term"
+	"sigs.k8s.io/yaml"
+
+	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/cluster"
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/sharing"
+)
+
+func clusterCommand(environment environment) *cli.Command {
+	part := func(name, usage string, show func(*text, cluster.View, bool), of func(cluster.View) (list any, names []string)) *cli.Command {
+		return &cli.Command{
+			Name: name, Usage: usage, ArgsUsage: "[NODE...]",
+			Action: func(ctx context.Context, cmd *cli.Command) error {
+				return lookAtCluster(ctx, cmd, environment, show, of)
+			},
+		}
+	}
+	nodes := part("nodes", "shows nodes with profile, state, resources and MIG layouts", (*text).clusterNodes, func(v cluster.View) (any, []string) {
+		return v.Nodes, namesOf(v.Nodes, func(n cluster.NodeView) string { return "node/" + n.Name })
+	})
+	return &cli.Command{
+		Name:  "cluster",
+		Usage: "shows the GPUs of all nodes of a cluster, and who holds them",
+		Description: "Reads Nodes and pods, and with the right to get pods/proxy each node's status page. Changes nothing.\n" +
+			"Under the name kubectl-virgate, the program is this command: kubectl virgate gpus.\n\n" +
+			"Example: virgate cluster nodes -l nvidia.com/device-plugin.config=inference",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "kubeconfig", Usage: "how to reach the API server; without it as kubectl does [$KUBECONFIG]"},
+			&cli.StringFlag{Name: "context", Usage: "the kubeconfig's context"},
+			&cli.StringFlag{Name: "selector", Aliases: []string{"l"}, Usage: "only Nodes with these labels, as for kubectl"},
+			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "table", Usage: "table, wide, name, json or yaml", Action: clusterOutput},
+			&cli.StringFlag{Name: "domain", Value: "nvidia.com", Usage: "the domain of the resources, the part before the /"},
+			&cli.StringFlag{Name: "virgate-namespace", Value: "virgate", Usage: "the namespace of Virgate's own pods"},
+			&cli.DurationFlag{Name: "status-timeout", Value: 2 * time.Second, Usage: "how long a node's status page may take; 0 reads none"},
+			&cli.DurationFlag{Name: "all-timeout", Value: 10 * time.Second, Usage: "how long all status pages together may take"},
+			&cli.BoolFlag{Name: "verbose", Aliases: []string{"v"}, Usage: "say how many requests were made"},
+		},
+		Action: nodes.Action,
+		Commands: []*cli.Command{
+			nodes,
+			part("gpus", "shows each GPU and partition: model, how it is shared, health, use and holders", (*text).clusterGPUs, func(v cluster.View) (any, []string) {
+				return v.GPUs, namesOf(v.GPUs, func(g cluster.GPUView) string { return g.ID })
+			}),
+			part("tenants", "shows which namespaces share GPUs with which", (*text).clusterTenants, func(v cluster.View) (any, []string) {
+				return v.Tenants, namesOf(v.Tenants, func(t cluster.TenantView) string { return "namespace/" + t.Namespace })
+			}),
+		},
+	}
+}
+
+func clusterOutput(_ context.Context, _ *cli.Command, output string) error {
+	if !slices.Contains([]string{"table", "wide", "name", "json", "yaml"}, output) {
+		return usageError{fmt.Errorf("--output %q is none of table, wide, name, json and yaml", output)}
+	}
+	return nil
+}
+
+func namesOf[T any](list []T, name func(T) string) []string {
+	names := make([]string, len(list))
+	for i, item := range list {
+		names[i] = name(item)
+	}
+	return names
+}
+
+// clusterOptions are what the flags ask for, and how to reach the API server.
+func clusterOptions(cmd *cli.Command) (options cluster.Options, client *cluster.Client, namespace string, err error) {
+	options = cluster.Options{
+		Selector: cmd.String("selector"), Names: cmd.Args().Slice(), Domain: cmd.String("domain"), Namespace: cmd.String("virgate-namespace"),
+		StatusTimeout: cmd.Duration("status-timeout"), AllTimeout: cmd.Duration("all-timeout"),
+	}
+	switch {
+	case options.StatusTimeout < 0:
+		return options, nil, "", usageError{fmt.Errorf("--status-timeout must not be less than 0, got %s", options.StatusTimeout)}
+	case options.AllTimeout <= 0:
+		return options, nil, "", usageError{fmt.Errorf("--all-timeout must be more than 0, got %s", options.AllTimeout)}
+	case options.Domain == "" || strings.Contains(options.Domain, "/"):
+		return options, nil, "", usageError{fmt.Errorf("--domain: expected a domain such as nvidia.com, got %q", options.Domain)}
+	}
+	config, namespace, err := cluster.Config(cmd.String("kubeconfig"), cmd.String("context"))
+	if err == nil {
+		client, err = cluster.NewClient(config)
+	}
+	return options, client, namespace, err
+}
+
+// lookAtCluster reads once and prints.
+func lookAtCluster(ctx context.Context, cmd *cli.Command, environment environment, show func(*text, cluster.View, bool), of func(cluster.View) (any, []string)) error {
+	options, client, _, err := clusterOptions(cmd)
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	snapshot, err := client.Read(ctx, options)
+	if cmd.Bool("verbose") {
+		_, _ = fmt.Fprintf(cmd.Root().ErrWriter, "%d requests for lists and rights, %d for status pages, in %s\n",
+			client.Lists.Load(), client.Pages.Load(), time.Since(began).Round(time.Millisecond))
+	}
+	if err != nil {
+		return err
+	}
+	view := cluster.NewView(snapshot)
+	out := cmd.Root().Writer
+	list, names := of(view)
+	switch output := cmd.String("output"); output {
+	case "json", "yaml":
+		data, err := json.MarshalIndent(map[string]any{"at": view.At, cmp.Or(strings.TrimPrefix(cmd.Name, "cluster"), "nodes"): list, "notes": view.Notes}, "", "  ")
+		if err == nil && output == "yaml" {
+			data, err = yaml.JSONToYAML(data)
+		}
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(out, strings.TrimSpace(string(data)))
+		return err
+	case "name":
+		for _, name := range names {
+			_, _ = fmt.Fprintln(out, agent.Plain(name))
+		}
+		return nil
+	}
+	for _, note := range view.Notes {
+		_, _ = fmt.Fprintln(cmd.Root().ErrWriter, "note:", agent.Plain(note))
+	}
+	var table text
+	show(&table, view, cmd.String("output") == "wide")
+	_, err = io.WriteString(out, paint(agent.Plain(table.String()), coloured(out, environment)))
+	return err
+}
+
+// coloured says that the output is a terminal, and that nobody minds colours (no-color.org).
+func coloured(out io.Writer, environment environment) bool {
+	file, ok := out.(*os.File)
+	no, _ := environment("NO_COLOR")
+	kind, _ := environment("TERM")
+	return ok && no == "" && kind != "dumb" && term.IsTerminal(int(file.Fd()))
+}
+
+// bad and waiting are words of lines that are coloured.
+var (
+	bad = []string{
+		string(nodereport.ProfileRejected), string(sharing.Unhealthy), string(sharing.Suspect), "Unhealthy", string(nodereport.LayoutFailed), "status not read",
+		"not ready", "NotRegistered", "GPUsNotRead", "NoProfile", "nothing heard",
+	}
+	waiting = []string{
+		string(nodereport.ProfilePending), string(nodereport.ProfileSwitching), string(nodereport.LayoutBlocked), string(nodereport.LayoutResetRequired), string(sharing.Recovering),
+	}
+)
+
+// paint makes lines red that say that something is ill, and yellow that say that something waits.
+func paint(lines string, colours bool) string {
+	if !colours {
+		return lines
+	}
+	var out strings.Builder
+	for line := range strings.Lines(lines) {
+		says := func(word string) bool { return strings.Contains(line, word) }
+		switch line = strings.TrimSuffix(line, "\n"); {
+		case slices.ContainsFunc(bad, says):
+			line = "\x1b[31m" + line + "\x1b[0m"
+		case slices.ContainsFunc(waiting, says):
+			line = "\x1b[33m" + line + "\x1b[0m"
+		}
+		out.WriteString(line + "\n")
+	}
+	return out.String()
+}
+
+// clusterNodes has a line for each resource of each node.
+func (t *text) clusterNodes(v cluster.View, wide bool) {
+	header := []any{"NODE", "WANTED", "APPLIED", "STATE", "GPUS", "RESOURCE", "ALLOCATABLE", "HELD", "FREE", "ILL", "LAYOUT"}
+	if wide {
+		header = append(header, "MODEL", "GENERATION", "SOURCE", "HEARTBEAT")
+	}
+	table := t.table(append(header, "NOTE")...)
+	for _, n := range v.Nodes {
+		gpus := "?"
+		if n.GPUs != nil {
+			gpus = strconv.Itoa(*n.GPUs)
+		}
+		var notes []string
+		if n.Problem != "" {
+			notes = append(notes, n.Problem)
+		}
+		if n.Unread != "" && n.Unread != n.Problem {
+			notes = append(notes, "status not read: "+n.Unread)
+		}
+		resources := n.Resources
+		if len(resources) == 0 {
+			resources = []cluster.ResourceView{{}}
+		}
+		for i, r := range resources {
+			cells := []any{n.Name, cmp.Or(n.Wanted, "-"), cmp.Or(n.Applied.Name, n.Applied.Generation, "-"), cmp.Or(string(n.State), "-"), gpus}
+			if r.Name == "" {
+				cells = append(cells, "-", "-", "-", "-", "-")
+			} else {
+				cells = append(cells, r.Name, r.Allocatable, count(r.Held), count(r.Free), r.Ill)
+			}
+			cells = append(cells, layoutText(n))
+			if wide {
+				heartbeat := "-"
+				if n.Heartbeat != nil {
+					heartbeat = v.At.Sub(*n.Heartbeat).Round(time.Second).String() + " ago"
+				}
+				cells = append(cells, cmp.Or(strings.Join(n.Models, ", "), "-"), cmp.Or(n.Applied.Generation, "-"), cmp.Or(n.Applied.Source, "-"), heartbeat)
+			}
+			note := ""
+			if i == 0 {
+				note = oneLine(strings.Join(notes, "; "), wide)
+			}
+			table.row(append(cells, note)...)
+		}
+	}
+	table.end()
+}
+
+func count(n *int64) string {
+	if n == nil {
+		return "?"
+	}
+	return strconv.FormatInt(*n, 10)
+}
+
+// layoutText is "all-balanced" or "day 3/4: blocked", counting GPUs that have their layout.
+func layoutText(n cluster.NodeView) string {
+	if len(n.Layouts) == 0 {
+		return cmp.Or(strings.TrimSpace(n.Layout+" "+n.LayoutState), "-")
+	}
+	var names []string
+	applied, state := 0, nodereport.LayoutApplied
+	for _, gpu := range n.Layouts {
+		if !slices.Contains(names, gpu.Wanted) {
+			names = append(names, gpu.Wanted)
+		}
+		if gpu.State == nodereport.LayoutApplied {
+			applied++
+		} else {
+			state = gpu.State
+		}
+	}
+	if state == nodereport.LayoutApplied {
+		return strings.Join(names, ",")
+	}
+	return fmt.Sprintf("%s %d/%d: %s", strings.Join(names, ","), applied, len(n.Layouts), state)
+}
+
+// oneLine is a note that fits; wide has all of it.
+func oneLine(note string, wide bool) string {
+	note = strings.Join(strings.Fields(note), " ")
+	if runes := []rune(note); len(runes) > 100 && !wide {
+		return string(runes[:100]) + "…"
+	}
+	return note
+}
+
+func (t *text) clusterGPUs(v cluster.View, wide bool) {
+	header := []any{"NODE", "GPU", "MODEL", "RESOURCE", "SHARING", "HELD", "USE", "MEMORY", "HEALTH"}
+	if wide {
+		header = append(header, "ID")
+	}
+	table := t.table(append(header, "HOLDERS")...)
+	for _, g := range v.GPUs {
+		held := strconv.Itoa(g.Held)
+		if g.Replicas > 0 {
+			held += "/" + strconv.Itoa(g.Replicas)
+		}
+		use, memory := "-", "-"
+		if g.Use != nil && g.Use.SM != nil {
+			use = fmt.Sprintf("%.0f%%", 100**g.Use.SM)
+		}
+		if g.Use != nil && g.Use.Memory != nil {
+			memory = fmt.Sprintf("%.1fGiB", *g.Use.Memory/(1<<30))
+		}
+		health := cmp.Or(g.Health, "-")
+		if g.Reason != "" {
+			health += ": " + oneLine(g.Reason, wide)
+		}
+		cells := []any{g.Node, cmp.Or(g.Index, g.ID), strings.TrimSpace(cmp.Or(g.Model, "-") + " " + g.Profile), cmp.Or(g.Resource, "-"), cmp.Or(g.Sharing, "-"), held, use, memory, health}
+		if wide {
+			cells = append(cells, g.ID)
+		}
+		var holders []string
+		for _, h := range g.Holders {
+			if name := h.String(); !slices.Contains(holders, name) {
+				holders = append(holders, name)
+			}
+		}
+		table.row(append(cells, cmp.Or(strings.Join(holders, " "), "-"))...)
+	}
+	table.end()
+}
+
+func (t *text) clusterTenants(v cluster.View, wide bool) {
+	table := t.table("NAMESPACE", "PODS", "WAITING", "GPUS", "RESOURCES", "SHARES WITH")
+	pairs := func(counts map[string]int, format string) string {
+		var texts []string
+		for _, name := range slices.Sorted(maps.Keys(counts)) {
+			texts = append(texts, fmt.Sprintf(format, name, counts[name]))
+		}
+		return cmp.Or(strings.Join(texts, " "), "-")
+	}
+	for _, tenant := range v.Tenants {
+		resources := map[string]int{}
+		for name, number := range tenant.Resources {
+			resources[name] = int(number)
+		}
+		table.row(tenant.Namespace, tenant.Pods, tenant.Waiting, tenant.Units, pairs(resources, "%s=%d"), pairs(tenant.SharesWith, "%s (%d)"))
+	}
+	table.end()
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// clusterAPI is an API server with one node and two pods, which lets nobody read status pages.
+func clusterAPI(t *testing.T) (kubeconfig string) {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		answer := map[string]string{
+			"/api/v1/nodes": `{"kind":"NodeList","apiVersion":"v1","items":[{"metadata":{"name":"n1","labels":{"nvidia.com/device-plugin.config":"b","nvidia.com/device-plugin.config.state":"switching","nvidia.com/gpu.count":"2","nvidia.com/gpu.product":"T4"},
+				"annotations":{"virgate.github.io/profile":"a","virgate.github.io/generation":"0123"}},
+				"status":{"capacity":{"nvidia.com/gpu":"8","cpu":"4"},"allocatable":{"nvidia.com/gpu":"6"}}}]}`,
+			"/api/v1/pods": `{"kind":"PodList","apiVersion":"v1","items":[
+				{"metadata":{"namespace":"x","name":"p"},"spec":{"nodeName":"n1","containers":[{"name":"c","resources":{"requests":{"nvidia.com/gpu":"1"}}}]},
+				 "status":{"containerStatuses":[{"name":"c","allocatedResourcesStatus":[{"name":"nvidia.com/gpu","resources":[{"resourceID":"GPU-1::0","health":"Healthy"}]}]}]}},
+				{"metadata":{"namespace":"y","name":"q\u001b[31m"},"spec":{"nodeName":"n1","containers":[{"name":"c","resources":{"requests":{"nvidia.com/gpu":"1"}}}]},
+				 "status":{"containerStatuses":[{"name":"c","allocatedResourcesStatus":[{"name":"nvidia.com/gpu","resources":[{"resourceID":"GPU-1::1","health":"Unhealthy"}]}]}]}}]}`,
+		}[r.URL.Path]
+		if answer == "" {
+			http.NotFound(w, r)
+			return
+		}
+		_, _ = w.Write([]byte(answer))
+	}))
+	t.Cleanup(server.Close)
+	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+	text := "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: '" + server.URL + "'}}]\ncontexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n"
+	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return kubeconfig
+}
+
+func TestCluster(t *testing.T) {
+	kubeconfig := clusterAPI(t)
+	const nodes = "" +
+		"NODE  WANTED  APPLIED  STATE      GPUS  RESOURCE        ALLOCATABLE  HELD  FREE  ILL  LAYOUT  NOTE\n" +
+		"n1    b       a        switching  2     nvidia.com/gpu  6            2     4     2    -       status not read: no pod of Virgate is ready there in the namespace virgate\n"
+	for _, test := range []struct{ name, program, words, want string }{
+		{"all", "virgate", "cluster", nodes},
+		{"nodes", "virgate", "cluster nodes", nodes},
+		{"kubectl", "kubectl-virgate", "nodes n1", nodes},
+		{"gpus", "kubectl-virgate", "gpus", "" +
+			"NODE  GPU    MODEL  RESOURCE        SHARING  HELD  USE  MEMORY  HEALTH     HOLDERS\n" +
+			"n1    GPU-1  T4     nvidia.com/gpu  shared   2     -    -       Unhealthy  x/p y/q\ufffd[31m\n"},
+		{"tenants", "virgate", "cluster tenants", "" +
+			"NAMESPACE  PODS  WAITING  GPUS  RESOURCES         SHARES WITH\n" +
+			"x          1     0        1     nvidia.com/gpu=1  y (1)\n" +
+			"y          1     0        1     nvidia.com/gpu=1  x (1)\n"},
+		{"names", "virgate", "cluster -o name", "node/n1\n"},
+		{"names of namespaces", "virgate", "cluster tenants -o name", "namespace/x\nnamespace/y\n"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var out, errors strings.Builder
+			args := append([]string{test.program}, strings.Fields(test.words)...)
+			if code := run(t.Context(), append(args, "--kubeconfig", kubeconfig), os.LookupEnv, &out, &errors); code != 0 {
+				t.Fatalf("exit code %d: %s", code, errors.String())
+			}
+			if diff := cmp.Diff(test.want, out.String()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+	for output, want := range map[string]string{"json": `"free": 4`, "yaml": "\n    free: 4\n"} {
+		var out, errors strings.Builder
+		code := run(t.Context(), []string{"virgate", "cluster", "nodes", "-v", "-o", output, "--kubeconfig", kubeconfig}, os.LookupEnv, &out, &errors)
+		if code != 0 || !strings.Contains(out.String(), want) || !strings.Contains(errors.String(), "2 requests for lists and rights, 0 for status pages") {
+			t.Errorf("%s: %d\n%s%s", output, code, out.String(), errors.String())
+		}
+	}
+}
+
+func TestClusterRefuses(t *testing.T) {
+	for words, want := range map[string]string{
+		"-o xml": `--output "xml" is none of`, "--status-timeout -1s": "--status-timeout must not be less than 0", "--all-timeout 0s": "--all-timeout must be more than 0",
+		"--domain a/b": "--domain: expected a domain", "n1": `no cluster command "n1"`, "--kubeconfig /none": "find the API server: ",
+	} {
+		var out, errors strings.Builder
+		code := run(t.Context(), append([]string{"virgate", "cluster"}, strings.Fields(words)...), os.LookupEnv, &out, &errors)
+		if code == 0 || !strings.Contains(errors.String(), want) || out.String() != "" {
+			t.Errorf("%s: exit code %d, %q, want %q", words, code, errors.String(), want)
+		}
+	}
+}
+
+// TestPaint: colours are lines' own, and only where they are wanted; a file is no terminal.
+func TestPaint(t *testing.T) {
+	const lines = "n1 applied\nn2 rejected\nn3 switching\n"
+	if got := paint(lines, false); got != lines {
+		t.Errorf("%q", got)
+	}
+	if got, want := paint(lines, true), "n1 applied\n\x1b[31mn2 rejected\x1b[0m\n\x1b[33mn3 switching\x1b[0m\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	file, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	if coloured(file, func(string) (string, bool) { return "", false }) {
+		t.Error("a file is painted")
+	}
+}

@@ -1,0 +1,331 @@
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/sharing"
+)
+
+// Snapshot is what was read.
+type Snapshot struct {
+	At    time.Time
+	Nodes []Node
+	Pods  []Pod
+	// PodsUnread says why the pods were not read, StatusUnread why no status page was asked for;
+	// "" when they were.
+	PodsUnread, StatusUnread string
+	// Statuses has what became of the status pages that were asked for, by node.
+	Statuses map[string]Status
+}
+
+// View is what people are shown. Its JSON names are an interface: names are added, and none
+// changes its meaning.
+type View struct {
+	At      time.Time    `json:"at"`
+	Nodes   []NodeView   `json:"nodes"`
+	GPUs    []GPUView    `json:"gpus"`
+	Tenants []TenantView `json:"tenants"`
+	// Notes say what is not known.
+	Notes []string `json:"notes"`
+}
+
+// NodeView is one node.
+type NodeView struct {
+	Name string `json:"name"`
+	// Wanted is the profile that should be in force, Applied the one that is.
+	Wanted  string                `json:"wanted,omitempty"`
+	Applied nodereport.ProfileRef `json:"applied"`
+	// State is how far the wanted profile is; empty where nobody says it.
+	State nodereport.ProfileState `json:"state,omitempty"`
+	// Problem says why it is rejected, or what keeps pods from getting devices.
+	Problem string `json:"problem,omitempty"`
+	// GPUs is how many the node has; nil when that is not known.
+	GPUs      *int                   `json:"gpus"`
+	Models    []string               `json:"models"`
+	Resources []ResourceView         `json:"resources"`
+	Layouts   []nodereport.GPULayout `json:"layouts"`
+	// Layout is the MIG layout that the node's label names, LayoutState how far it is.
+	Layout      string `json:"layout,omitempty"`
+	LayoutState string `json:"layoutState,omitempty"`
+	// Heartbeat is when Virgate last wrote its condition; nil where it never has.
+	Heartbeat *time.Time `json:"heartbeat"`
+	// Unread says why the status page was not read.
+	Unread string `json:"unread,omitempty"`
+}
+
+// ResourceView is one resource of a node.
+type ResourceView struct {
+	Name        string `json:"name"`
+	Allocatable int64  `json:"allocatable"`
+	// Ill is what the node has and the scheduler may not give out.
+	Ill int64 `json:"ill"`
+	// Held is what pods of the node have asked for, and Free what the scheduler may still give
+	// out; nil when the pods are not known.
+	Held *int64 `json:"held"`
+	Free *int64 `json:"free"`
+}
+
+// GPUView is a whole GPU, a partition, or, without the node's status page, one that a pod holds.
+type GPUView struct {
+	Node string `json:"node"`
+	// Index, Model and Profile are known from the status page alone.
+	Index   string `json:"index,omitempty"`
+	ID      string `json:"id"`
+	Model   string `json:"model,omitempty"`
+	Profile string `json:"profile,omitempty"`
+	// Resource is the name under which it is offered, or held; Replicas by how many devices, 0 when
+	// that is not known.
+	Resource string `json:"resource,omitempty"`
+	Replicas int    `json:"replicas"`
+	// Sharing is "exclusive", "shared", or the plan's word for it.
+	Sharing string `json:"sharing,omitempty"`
+	Held    int    `json:"held"`
+	// Health is the status page's word, or the kubelet's; "" when neither says it.
+	Health  string           `json:"health,omitempty"`
+	Reason  string           `json:"reason,omitempty"`
+	Use     *agent.UseStatus `json:"use,omitempty"`
+	Holders []HolderView     `json:"holders"`
+}
+
+// HolderView is a container that holds a GPU, or a share of it.
+type HolderView struct {
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+	Container string `json:"container"`
+}
+
+func (h HolderView) String() string { return h.Namespace + "/" + h.Pod }
+
+// TenantView is a namespace whose pods have asked for GPUs.
+type TenantView struct {
+	Namespace string `json:"namespace"`
+	// Pods holds those on a node, Waiting those on none.
+	Pods    int `json:"pods"`
+	Waiting int `json:"waiting"`
+	// Resources counts what its pods on nodes have asked for.
+	Resources map[string]int64 `json:"resources"`
+	// Units is how many GPUs and partitions it is known to hold, alone or shared.
+	Units int `json:"units"`
+	// SharesWith counts those of them that another namespace holds, too.
+	SharesWith map[string]int `json:"sharesWith"`
+}
+
+// NewView makes the tables of what was read. It is pure.
+func NewView(s Snapshot) View {
+	view := View{At: s.At, Nodes: []NodeView{}, GPUs: []GPUView{}, Tenants: []TenantView{}, Notes: []string{}}
+	held := map[string]map[string]int64{}
+	devices := map[string][]Pod{}
+	for _, pod := range s.Pods {
+		if pod.Ended || pod.Node == "" {
+			continue
+		}
+		if held[pod.Node] == nil {
+			held[pod.Node] = map[string]int64{}
+		}
+		for name, count := range pod.Requests {
+			held[pod.Node][name] += count
+		}
+		if len(pod.Devices) > 0 {
+			devices[pod.Node] = append(devices[pod.Node], pod)
+		}
+	}
+	if s.PodsUnread != "" {
+		view.Notes = append(view.Notes, "pods not read, so who holds what is known from status pages alone: "+s.PodsUnread)
+	}
+	if s.StatusUnread != "" {
+		view.Notes = append(view.Notes, "no status page read, so only GPUs that a pod holds are known: "+s.StatusUnread)
+	}
+	for _, node := range slices.SortedFunc(slices.Values(s.Nodes), func(a, b Node) int { return strings.Compare(a.Name, b.Name) }) {
+		status := s.Statuses[node.Name]
+		v := nodeView(node, status, s.At)
+		for _, name := range slices.Sorted(maps.Keys(merged(node.Capacity, held[node.Name]))) {
+			r := ResourceView{Name: name, Allocatable: node.Allocatable[name], Ill: max(0, node.Capacity[name]-node.Allocatable[name])}
+			if s.PodsUnread == "" {
+				r.Held = new(held[node.Name][name])
+				r.Free = new(max(0, r.Allocatable-*r.Held))
+			}
+			v.Resources = append(v.Resources, r)
+		}
+		view.Nodes = append(view.Nodes, v)
+		if status.Page != nil {
+			view.GPUs = append(view.GPUs, gpusOfStatus(node.Name, *status.Page)...)
+		} else {
+			view.GPUs = append(view.GPUs, gpusOfPods(node, devices[node.Name])...)
+		}
+	}
+	view.Tenants = tenants(s.Pods, view.GPUs)
+	return view
+}
+
+func merged(a, b map[string]int64) map[string]int64 {
+	all := maps.Clone(a)
+	if all == nil {
+		all = map[string]int64{}
+	}
+	maps.Copy(all, b)
+	return all
+}
+
+func nodeView(n Node, status Status, now time.Time) NodeView {
+	v := NodeView{
+		Name: n.Name, Wanted: n.Wanted, State: nodereport.ProfileState(n.State), Applied: nodereport.ProfileRef{Name: n.Applied, Source: n.Source, Generation: n.Generation},
+		Models: []string{}, Resources: []ResourceView{}, Layouts: []nodereport.GPULayout{}, Layout: n.Layout, LayoutState: n.LayoutState, Unread: status.Unread,
+	}
+	if n.GPUs > 0 {
+		v.GPUs = new(n.GPUs)
+	}
+	if n.Model != "" {
+		v.Models = append(v.Models, n.Model)
+	}
+	if c := n.Condition; c.Type != "" {
+		v.Heartbeat = new(c.LastHeartbeatTime.Time)
+		if c.Status != corev1.ConditionTrue || v.State == nodereport.ProfileRejected {
+			v.Problem = strings.TrimSuffix(c.Reason+": "+c.Message, ": ")
+		}
+		if age := now.Sub(c.LastHeartbeatTime.Time); age > stale {
+			v.Problem = strings.TrimPrefix(fmt.Sprintf("%s; nothing heard for %s", v.Problem, age.Round(time.Minute)), "; ")
+		}
+	}
+	if page := status.Page; page != nil {
+		v.State, v.Wanted = page.Profile.State, cmp.Or(page.Profile.Wanted.Name, v.Wanted)
+		if page.Profile.Applied != nil {
+			v.Applied = *page.Profile.Applied
+		}
+		v.Problem = cmp.Or(page.Profile.Problem, page.Unread, v.Problem)
+		v.Layouts = append(v.Layouts, page.Layouts...)
+		v.GPUs = new(len(page.GPUs))
+		v.Models = v.Models[:0]
+		for _, gpu := range page.GPUs {
+			if !slices.Contains(v.Models, gpu.Model) {
+				v.Models = append(v.Models, gpu.Model)
+			}
+		}
+		slices.Sort(v.Models)
+	}
+	if n.NotReady != "" {
+		v.Problem = n.NotReady
+	}
+	return v
+}
+
+// gpusOfStatus are the units of the node's status page.
+func gpusOfStatus(node string, page agent.Status) []GPUView {
+	strategies := map[string]string{}
+	for _, r := range page.Resources {
+		strategies[r.Name] = r.Strategy
+	}
+	var views []GPUView
+	add := func(unit agent.UnitStatus, gpu agent.GPUStatus) {
+		v := GPUView{
+			Node: node, Index: unit.Index, ID: unit.ID, Model: gpu.Model, Profile: unit.Profile, Resource: unit.Resource, Replicas: unit.Replicas,
+			Sharing: strategies[unit.Resource], Held: unit.Held(), Health: string(unit.Health.State), Reason: unit.Health.Reason, Holders: []HolderView{},
+		}
+		if v.Use = gpu.Use; unit.ID != gpu.UUID {
+			v.Use = nil
+			if gpu.Health.State != sharing.Healthy && gpu.Health.State != "" {
+				v.Health, v.Reason = string(gpu.Health.State), gpu.Health.Reason
+			}
+		}
+		for _, h := range unit.Holders {
+			v.Holders = append(v.Holders, HolderView{h.Namespace, h.Pod, h.Container})
+		}
+		views = append(views, v)
+	}
+	for _, gpu := range page.GPUs {
+		if len(gpu.Units) == 0 {
+			add(agent.UnitStatus{ID: gpu.UUID, Index: strconv.Itoa(gpu.Index), Health: gpu.Health}, gpu)
+		}
+		for _, unit := range gpu.Units {
+			add(unit, gpu)
+		}
+	}
+	for _, unit := range page.Elsewhere {
+		add(unit, agent.GPUStatus{Model: "not on this node"})
+	}
+	return views
+}
+
+// gpusOfPods are the units that the node's pods hold as the kubelet says, by ID.
+func gpusOfPods(node Node, pods []Pod) []GPUView {
+	units := map[string]*GPUView{}
+	for _, pod := range pods {
+		for _, device := range pod.Devices {
+			id, _, shared := sharing.ParseDeviceID(device.ID)
+			v := units[id]
+			if v == nil {
+				v = &GPUView{Node: node.Name, ID: id, Model: node.Model, Resource: device.Resource, Sharing: "exclusive", Holders: []HolderView{}}
+				units[id] = v
+			}
+			if shared {
+				v.Sharing = "shared"
+			}
+			if v.Health != string(corev1.ResourceHealthStatusUnhealthy) {
+				v.Health = device.Health
+			}
+			v.Held++
+			if holder := (HolderView{pod.Namespace, pod.Name, device.Container}); !slices.Contains(v.Holders, holder) {
+				v.Holders = append(v.Holders, holder)
+			}
+		}
+	}
+	views := make([]GPUView, 0, len(units))
+	for _, id := range slices.Sorted(maps.Keys(units)) {
+		slices.SortFunc(units[id].Holders, func(a, b HolderView) int {
+			return cmp.Or(strings.Compare(a.String(), b.String()), strings.Compare(a.Container, b.Container))
+		})
+		views = append(views, *units[id])
+	}
+	return views
+}
+
+// tenants are the namespaces of the pods and of the units' holders, by name.
+func tenants(pods []Pod, gpus []GPUView) []TenantView {
+	all := map[string]*TenantView{}
+	of := func(namespace string) *TenantView {
+		if all[namespace] == nil {
+			all[namespace] = &TenantView{Namespace: namespace, Resources: map[string]int64{}, SharesWith: map[string]int{}}
+		}
+		return all[namespace]
+	}
+	for _, pod := range pods {
+		switch {
+		case pod.Ended || len(pod.Requests) == 0:
+		case pod.Node == "":
+			of(pod.Namespace).Waiting++
+		default:
+			of(pod.Namespace).Pods++
+			for name, count := range pod.Requests {
+				of(pod.Namespace).Resources[name] += count
+			}
+		}
+	}
+	for _, gpu := range gpus {
+		holders := map[string]bool{}
+		for _, h := range gpu.Holders {
+			holders[h.Namespace] = true
+		}
+		for namespace := range holders {
+			of(namespace).Units++
+			for other := range holders {
+				if other != namespace {
+					of(namespace).SharesWith[other]++
+				}
+			}
+		}
+	}
+	views := make([]TenantView, 0, len(all))
+	for _, namespace := range slices.Sorted(maps.Keys(all)) {
+		views = append(views, *all[namespace])
+	}
+	return views
+}

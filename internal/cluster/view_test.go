@@ -1,0 +1,179 @@
+package cluster
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/sharing"
+)
+
+var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func gpu(count int64) map[string]int64 { return map[string]int64{"nvidia.com/gpu": count} }
+
+func condition(status corev1.ConditionStatus, reason string, age time.Duration) corev1.NodeCondition {
+	return corev1.NodeCondition{Type: "GPUSharingReady", Status: status, Reason: reason, Message: "m", LastHeartbeatTime: metav1.NewTime(now.Add(-age))}
+}
+
+func pod(namespace, name, node string, devices ...string) Pod {
+	p := Pod{Namespace: namespace, Name: name, Node: node, Requests: gpu(int64(max(1, len(devices))))}
+	for _, id := range devices {
+		p.Devices = append(p.Devices, Device{"nvidia.com/gpu", id, "c", "Healthy"})
+	}
+	return p
+}
+
+// TestNodes holds the first table, of Nodes and pods and of status pages.
+func TestNodes(t *testing.T) {
+	page := &agent.Status{
+		Profile: agent.ProfileStatus{State: nodereport.ProfileRejected, Wanted: nodereport.ProfileRef{Name: "b"}, Applied: &nodereport.ProfileRef{Name: "a"}, Problem: "b:1: wrong"},
+		GPUs:    []agent.GPUStatus{{Model: "T4"}, {Model: "A100"}, {Model: "T4"}},
+		Layouts: []nodereport.GPULayout{{Index: 0, Wanted: "day", State: nodereport.LayoutBlocked}},
+	}
+	for _, test := range []struct {
+		name   string
+		node   Node
+		status Status
+		pods   []Pod
+		unread string
+		want   NodeView
+	}{
+		{
+			name: "held, free and ill", node: Node{Wanted: "a", State: "applied", Applied: "a", GPUs: 2, Model: "T4", Capacity: gpu(8), Allocatable: gpu(6), Condition: condition("True", "Serving", time.Minute)},
+			pods: []Pod{pod("x", "p", "n", "GPU-1::0", "GPU-1::1"), pod("x", "q", "other"), pod("x", "r", ""), {Node: "n", Ended: true, Requests: gpu(3)}},
+			want: NodeView{Wanted: "a", State: "applied", Applied: nodereport.ProfileRef{Name: "a"}, GPUs: new(2), Models: []string{"T4"}, Resources: []ResourceView{{"nvidia.com/gpu", 6, 2, new(int64(2)), new(int64(4))}}, Heartbeat: new(now.Add(-time.Minute))},
+		},
+		{
+			name: "more held than there is", node: Node{Capacity: gpu(1), Allocatable: gpu(0)}, pods: []Pod{pod("x", "p", "n")},
+			want: NodeView{Resources: []ResourceView{{"nvidia.com/gpu", 0, 1, new(int64(1)), new(int64(0))}}},
+		},
+		{
+			name: "held under a name that the node no longer has", node: Node{Capacity: gpu(1), Allocatable: gpu(1)}, pods: []Pod{{Node: "n", Requests: map[string]int64{"nvidia.com/old": 2}}},
+			want: NodeView{Resources: []ResourceView{{"nvidia.com/gpu", 1, 0, new(int64(0)), new(int64(1))}, {"nvidia.com/old", 0, 0, new(int64(2)), new(int64(0))}}},
+		},
+		{
+			name: "pods not read", node: Node{Capacity: gpu(1), Allocatable: gpu(1)}, unread: "forbidden",
+			want: NodeView{Resources: []ResourceView{{"nvidia.com/gpu", 1, 0, nil, nil}}},
+		},
+		{
+			name: "rejected", node: Node{State: "rejected", Condition: condition("True", "ProfileRejected", time.Minute)},
+			want: NodeView{State: "rejected", Problem: "ProfileRejected: m", Heartbeat: new(now.Add(-time.Minute))},
+		},
+		{
+			name: "nothing heard", node: Node{State: "applied", Condition: condition("True", "Serving", 16*time.Minute)},
+			want: NodeView{State: "applied", Problem: "nothing heard for 16m0s", Heartbeat: new(now.Add(-16 * time.Minute))},
+		},
+		{
+			name: "not ready, nothing heard", node: Node{NotReady: "the node is not ready: X", Condition: condition("False", "NotRegistered", time.Hour)}, status: Status{Unread: "the node is not ready: X"},
+			want: NodeView{Problem: "the node is not ready: X", Unread: "the node is not ready: X", Heartbeat: new(now.Add(-time.Hour))},
+		},
+		{
+			name: "from the status page", node: Node{Wanted: "old", State: "applied", GPUs: 9, Model: "X"}, status: Status{Page: page},
+			want: NodeView{Wanted: "b", State: "rejected", Problem: "b:1: wrong", Applied: nodereport.ProfileRef{Name: "a"}, GPUs: new(3), Models: []string{"A100", "T4"}, Layouts: page.Layouts},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			test.node.Name, test.want.Name = "n", "n"
+			test.want.Models = append([]string{}, test.want.Models...)
+			test.want.Resources = append([]ResourceView{}, test.want.Resources...)
+			test.want.Layouts = append([]nodereport.GPULayout{}, test.want.Layouts...)
+			view := NewView(Snapshot{At: now, Nodes: []Node{test.node}, Pods: test.pods, PodsUnread: test.unread, Statuses: map[string]Status{"n": test.status}})
+			if diff := cmp.Diff([]NodeView{test.want}, view.Nodes); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if (len(view.Notes) > 0) != (test.unread != "") {
+				t.Errorf("notes %q", view.Notes)
+			}
+		})
+	}
+}
+
+// TestGPUs: without a status page what pods hold, with it every unit.
+func TestGPUs(t *testing.T) {
+	sick := pod("b", "q", "n1", "GPU-1::3")
+	sick.Devices[0].Health = "Unhealthy"
+	sm := 0.5
+	page := &agent.Status{
+		Resources: []agent.ResourceStatus{{Name: "nvidia.com/gpu", Strategy: "time-slicing"}},
+		GPUs: []agent.GPUStatus{
+			{
+				UUID: "GPU-3", Index: 0, Model: "T4", Use: &agent.UseStatus{SM: &sm}, Units: []agent.UnitStatus{{
+					ID: "GPU-3", Index: "0", Resource: "nvidia.com/gpu", Replicas: 4, Health: agent.HealthStatus{State: sharing.Healthy}, Holders: []agent.Holder{{Namespace: "c", Pod: "p", Container: "x", Devices: []string{"1", "2"}}},
+				}},
+			},
+			{
+				UUID: "GPU-4", Index: 1, Model: "A100", MIG: true, Health: agent.HealthStatus{State: sharing.Unhealthy, Reason: "lost"}, Use: &agent.UseStatus{SM: &sm},
+				Units: []agent.UnitStatus{{ID: "MIG-1", Index: "1:0", Profile: "1g.5gb", Health: agent.HealthStatus{State: sharing.Healthy}}},
+			},
+			{UUID: "GPU-5", Index: 2, Model: "A100", MIG: true, Health: agent.HealthStatus{State: sharing.Healthy}},
+		},
+		Elsewhere: []agent.UnitStatus{{ID: "MIG-9"}},
+	}
+	view := NewView(Snapshot{
+		At: now, Nodes: []Node{{Name: "n2"}, {Name: "n1", Model: "H100"}}, Statuses: map[string]Status{"n2": {Page: page}},
+		Pods: []Pod{pod("b", "p", "n1", "GPU-1::0", "GPU-1::1"), sick, pod("a", "p", "n1", "GPU-1::2"), pod("a", "s", "n1", "GPU-2"), pod("z", "z", "n2", "GPU-3::0")},
+	})
+	want := []GPUView{
+		{Node: "n1", ID: "GPU-1", Model: "H100", Resource: "nvidia.com/gpu", Sharing: "shared", Held: 4, Health: "Unhealthy", Holders: []HolderView{{"a", "p", "c"}, {"b", "p", "c"}, {"b", "q", "c"}}},
+		{Node: "n1", ID: "GPU-2", Model: "H100", Resource: "nvidia.com/gpu", Sharing: "exclusive", Held: 1, Health: "Healthy", Holders: []HolderView{{"a", "s", "c"}}},
+		{Node: "n2", Index: "0", ID: "GPU-3", Model: "T4", Resource: "nvidia.com/gpu", Replicas: 4, Sharing: "time-slicing", Held: 2, Health: "healthy", Use: &agent.UseStatus{SM: &sm}, Holders: []HolderView{{"c", "p", "x"}}},
+		{Node: "n2", Index: "1:0", ID: "MIG-1", Model: "A100", Profile: "1g.5gb", Health: "unhealthy", Reason: "lost", Holders: []HolderView{}},
+		{Node: "n2", Index: "2", ID: "GPU-5", Model: "A100", Health: "healthy", Holders: []HolderView{}},
+		{Node: "n2", ID: "MIG-9", Model: "not on this node", Holders: []HolderView{}},
+	}
+	if diff := cmp.Diff(want, view.GPUs); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestTenants: two namespaces share where both hold the same unit, not where they hold two
+// partitions of a GPU.
+func TestTenants(t *testing.T) {
+	view := NewView(Snapshot{
+		At: now, Nodes: []Node{{Name: "n1"}},
+		Pods: []Pod{
+			pod("a", "p", "n1", "GPU-1::0"), pod("a", "q", "n1", "GPU-1::1"), pod("b", "p", "n1", "GPU-1::2", "GPU-2::0"), pod("c", "p", "n1", "MIG-1"), pod("d", "p", "n1", "MIG-2"),
+			pod("a", "waits", ""), {Namespace: "e", Name: "ended", Ended: true, Requests: gpu(1)}, {Namespace: "virgate", Name: "virgate", Node: "n1", StatusPort: 9400},
+		},
+	})
+	want := []TenantView{
+		{"a", 2, 1, gpu(2), 1, map[string]int{"b": 1}}, {"b", 1, 0, gpu(2), 2, map[string]int{"a": 1}},
+		{"c", 1, 0, gpu(1), 1, map[string]int{}}, {"d", 1, 0, gpu(1), 1, map[string]int{}},
+	}
+	if diff := cmp.Diff(want, view.Tenants); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestRequests: what the scheduler counts for a pod with init containers and sidecars.
+func TestRequests(t *testing.T) {
+	always := corev1.ContainerRestartPolicyAlways
+	container := func(count int64, restart *corev1.ContainerRestartPolicy) corev1.Container {
+		return corev1.Container{RestartPolicy: restart, Resources: corev1.ResourceRequirements{Requests: quantities("nvidia.com/gpu", count)}}
+	}
+	for _, test := range []struct {
+		name             string
+		init, containers []corev1.Container
+		want             int64
+	}{
+		{"the sum", nil, []corev1.Container{container(1, nil), container(2, nil)}, 3},
+		{"the largest init container", []corev1.Container{container(4, nil), container(2, nil)}, []corev1.Container{container(3, nil)}, 4},
+		{"a sidecar stays", []corev1.Container{container(1, &always)}, []corev1.Container{container(3, nil)}, 4},
+		{"an init container beside a sidecar", []corev1.Container{container(2, &always), container(4, nil)}, []corev1.Container{container(1, nil)}, 6},
+		{"an init container before it", []corev1.Container{container(4, nil), container(2, &always)}, []corev1.Container{container(1, nil)}, 4},
+		{"none", nil, []corev1.Container{container(0, nil)}, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := requests(&corev1.Pod{Spec: corev1.PodSpec{InitContainers: test.init, Containers: test.containers}}, "nvidia.com")
+			if got["nvidia.com/gpu"] != test.want || got["cpu"] != 0 {
+				t.Errorf("%v, want %d", got, test.want)
+			}
+		})
+	}
+}

@@ -283,7 +283,7 @@ func featureOutput(cmd *cli.Command, environment environment) (nodestatus.Featur
 	pod, _ := environment("POD_NAME")
 	output = nodestatus.FeatureOutput{
 		Kind: cmd.String("feature-output"), File: cmd.String("feature-file"),
-		Namespace: cmd.String("feature-namespace"), Name: "virgate-features-for-" + cmd.String("node-name"), Pod: pod,
+		Namespace: cmd.String("feature-namespace"), Name: nodestatus.NodeFeatureName(cmd.String("node-name")), Pod: pod,
 	}
 	switch {
 	case !slices.Contains([]string{nodestatus.FeaturesToNode, nodestatus.FeaturesToFile, nodestatus.FeaturesToNFD}, output.Kind):

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/urfave/cli/v3"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/daemon"
@@ -19,7 +21,8 @@ func uninstallCommand(environment environment) *cli.Command {
 	return &cli.Command{
 		Name:  "uninstall",
 		Usage: "takes away what a Virgate that has ended left on Nodes, and on this machine",
-		Description: "From Nodes: the condition, labels and annotations that Virgate wrote, and resources of which there are 0.\n" +
+		Description: "From Nodes: the condition, labels and annotations that Virgate wrote, and resources of which there are 0;\n" +
+			"and their NodeFeature objects of --feature-output nfd-api, in all namespaces.\n" +
 			"The kubelet keeps a resource for five minutes after Virgate's end, and puts back what is removed\n" +
 			"before: --wait 6m looks again until then. Running it twice does no harm.\n\n" +
 			"Example: virgate uninstall --kubeconfig ~/.kube/config --all --wait 6m",
@@ -74,11 +77,19 @@ func uninstall(ctx context.Context, cmd *cli.Command) error {
 			return err
 		}
 	}
+	objects, err := nodestatus.RemoveNodeFeatures(ctx, config, nodes)
+	for _, object := range objects {
+		_, _ = fmt.Fprintln(out, "removed NodeFeature", object)
+	}
+	var left []string
+	if apierrors.IsForbidden(err) { // As in the chart's pod: with the chart, the object goes with the DaemonSet.
+		left, err = []string{"NodeFeatures of --feature-output nfd-api, which go with the DaemonSet that wrote them, are left: " + err.Error()}, nil
+	}
+	notRemoved := err
 	waiting, stop := context.WithTimeout(ctx, cmd.Duration("wait"))
 	defer stop()
 	for {
-		var errs []error
-		var left []string
+		errs, left := []error{notRemoved}, slices.Clone(left)
 		for _, node := range nodes {
 			removed, err := nodestatus.Uninstall(ctx, config, node, cmd.String("domain"))
 			errs = append(errs, err)

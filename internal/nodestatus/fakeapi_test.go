@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -35,6 +36,8 @@ type fakeAPI struct {
 	// program's pod, empty for 403.
 	features map[string]any
 	pod      string
+	// allFeatures are NodeFeatures of all namespaces, nil where NFD is not installed.
+	allFeatures []metav1.ObjectMeta
 	// requests are "METHOD PATH CONTENT-TYPE", in their order.
 	requests []string
 	// refuse answers a request with this status, 0 for none, by its path's end.
@@ -76,7 +79,7 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer f.mutex.Unlock()
 	f.requests = append(f.requests, strings.TrimSpace(r.Method+" "+r.URL.Path+" "+r.Header.Get("Content-Type")))
 	defer func() { close(f.changed); f.changed = make(chan struct{}) }()
-	if r.Method != http.MethodGet && r.URL.Query().Get("fieldManager") != "virgate" {
+	if r.Method != http.MethodGet && r.Method != http.MethodDelete && r.URL.Query().Get("fieldManager") != "virgate" {
 		f.t.Errorf("%s %s by field manager %q", r.Method, r.URL, r.URL.Query().Get("fieldManager"))
 	}
 	for path, status := range f.refuse {
@@ -92,6 +95,8 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		f.serveNames(w, r)
 	case strings.HasPrefix(path, "/api/v1/namespaces/default/events"):
 		f.serveEvent(w, r, body)
+	case strings.HasSuffix(path, "/nodefeatures") && r.Method == http.MethodGet || r.Method == http.MethodDelete:
+		f.serveAllFeatures(w, r, body)
 	case strings.HasPrefix(path, "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/virgate/nodefeatures"):
 		f.serveFeatures(w, r, body)
 	case path == "/api/v1/namespaces/virgate/pods/virgate-1":
@@ -367,4 +372,44 @@ func (f *fakeAPI) serveFeatures(w http.ResponseWriter, r *http.Request, body []b
 	metadata["resourceVersion"] = fmt.Sprint(len(f.requests))
 	f.features = next
 	_, _ = w.Write([]byte("{}"))
+}
+
+// serveAllFeatures lists the NodeFeatures of all namespaces, one a page, and deletes the one that is
+// asked for by its path and UID.
+func (f *fakeAPI) serveAllFeatures(w http.ResponseWriter, r *http.Request, body []byte) {
+	const root = "/apis/nfd.k8s-sigs.io/v1alpha1"
+	if r.Method == http.MethodGet {
+		if r.URL.Path != root+"/nodefeatures" || f.allFeatures == nil {
+			answer(w, http.StatusNotFound, "the server could not find the requested resource")
+			return
+		}
+		var page metav1.PartialObjectMetadataList
+		at, _ := strconv.Atoi(r.URL.Query().Get("continue"))
+		if at < len(f.allFeatures) {
+			page.Items = []metav1.PartialObjectMetadata{{ObjectMeta: f.allFeatures[at]}}
+		}
+		if at+1 < len(f.allFeatures) {
+			page.Continue = strconv.Itoa(at + 1)
+		}
+		_ = json.NewEncoder(w).Encode(page)
+		return
+	}
+	var options metav1.DeleteOptions
+	if err := json.Unmarshal(body, &options); err != nil || options.Preconditions == nil || options.Preconditions.UID == nil {
+		f.t.Errorf("DELETE %s with %s: %v, want the UID", r.URL.Path, body, err)
+		answer(w, http.StatusBadRequest, "no UID")
+		return
+	}
+	i := slices.IndexFunc(f.allFeatures, func(o metav1.ObjectMeta) bool {
+		return r.URL.Path == root+"/namespaces/"+o.Namespace+"/nodefeatures/"+o.Name
+	})
+	switch {
+	case i < 0:
+		answer(w, http.StatusNotFound, "no such object")
+	case f.allFeatures[i].UID != *options.Preconditions.UID:
+		answer(w, http.StatusConflict, "another object")
+	default:
+		f.allFeatures = slices.Delete(f.allFeatures, i, i+1)
+		_, _ = w.Write([]byte("{}"))
+	}
 }

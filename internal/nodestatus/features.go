@@ -141,6 +141,9 @@ func (f featureFile) write(_ context.Context, report nodereport.Report) (again t
 	return recheck, WriteFeatureFile(f.path, report.Features)
 }
 
+// NodeFeatureName is the name of the NodeFeature for the Node.
+func NodeFeatureName(node string) string { return "virgate-features-for-" + node }
+
 // NodeFeature is an object by which NFD labels the Node.
 type NodeFeature struct {
 	client client

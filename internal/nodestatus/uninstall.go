@@ -3,6 +3,7 @@ package nodestatus
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 )
@@ -22,11 +25,13 @@ type Removed struct {
 	Left []string
 }
 
-// removedNode is what Uninstall reads of a Node.
-type removedNode struct {
+// listed is what is read of an object of a list.
+type listed struct {
 	Metadata struct {
-		Name string `json:"name"`
-	} `json:"metadata"`
+		Name, Namespace string
+		UID             types.UID
+		ManagedFields   []struct{ Manager string }
+	}
 }
 
 // NodeNames are the names of all Nodes of the cluster, sorted.
@@ -36,29 +41,76 @@ func NodeNames(ctx context.Context, config *rest.Config) ([]string, error) {
 		return nil, err
 	}
 	var names []string
+	err = c.list(ctx, "/api/v1/nodes", func(node listed) { names = append(names, node.Metadata.Name) })
+	if err != nil {
+		return nil, fmt.Errorf("list nodes: %w", err)
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// list reads the metadata of all objects at the path, page by page.
+func (c client) list(ctx context.Context, path string, each func(listed)) error {
 	for next := ""; ; {
 		var page struct {
-			Metadata struct {
-				Continue string `json:"continue"`
-			} `json:"metadata"`
-			Items []removedNode `json:"items"`
+			Metadata struct{ Continue string }
+			Items    []listed
 		}
-		data, err := c.do(ctx, c.rest.Get().Resource("nodes").Param("limit", "500").Param("continue", next).
+		data, err := c.do(ctx, c.rest.Get().AbsPath(path).Param("limit", "500").Param("continue", next).
 			SetHeader("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"))
 		if err == nil {
 			err = json.Unmarshal(data, &page)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("list nodes: %w", err)
+			return err
 		}
-		for _, n := range page.Items {
-			names = append(names, n.Metadata.Name)
+		for _, object := range page.Items {
+			each(object)
 		}
 		if next = page.Metadata.Continue; next == "" {
-			slices.Sort(names)
-			return names, nil
+			return nil
 		}
 	}
+}
+
+// RemoveNodeFeatures removes the NodeFeature objects that FeaturesToNFD made for the Nodes, in
+// whichever namespace, and returns them as "NAMESPACE/NAME". Where node feature discovery is not
+// installed there are none.
+func RemoveNodeFeatures(ctx context.Context, config *rest.Config, nodes []string) (removed []string, err error) {
+	c, err := connect(config, "all", 15*time.Second)
+	if err != nil {
+		return nil, err
+	}
+	ours := map[string]bool{}
+	for _, node := range nodes {
+		ours[NodeFeatureName(node)] = true
+	}
+	var found []listed
+	err = c.list(ctx, nfdAPI+"/nodefeatures", func(object listed) {
+		if ours[object.Metadata.Name] && slices.ContainsFunc(object.Metadata.ManagedFields, func(f struct{ Manager string }) bool { return f.Manager == fieldManager }) {
+			found = append(found, object)
+		}
+	})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("list NodeFeatures: %w", err)
+	}
+	var errs []error
+	for _, object := range found {
+		meta := object.Metadata
+		body, err := json.Marshal(metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &meta.UID}})
+		if err == nil {
+			_, err = c.do(ctx, c.rest.Delete().AbsPath(nfdAPI, "namespaces", meta.Namespace, "nodefeatures", meta.Name).
+				SetHeader("Content-Type", "application/json").Body(body))
+		}
+		name := meta.Namespace + "/" + meta.Name
+		if err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("delete NodeFeature %s: %w", name, err))
+			continue
+		}
+		removed = append(removed, name)
+	}
+	slices.Sort(removed)
+	return removed, errors.Join(errs...)
 }
 
 // Uninstall takes from the Node what Virgate wrote to it: the condition, its annotations and

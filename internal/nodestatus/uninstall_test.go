@@ -1,12 +1,16 @@
 package nodestatus
 
 import (
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // TestUninstall takes from a Node what Virgate wrote and nothing else, as far as it can be
@@ -66,5 +70,47 @@ func TestNodeNames(t *testing.T) {
 	names, err := NodeNames(t.Context(), f.config())
 	if diff := cmp.Diff([]string{"n0", "n1", "n2"}, names); err != nil || diff != "" {
 		t.Errorf("%v %s", err, diff)
+	}
+}
+
+// TestRemoveNodeFeatures removes the objects that Virgate wrote for these Nodes, from whichever
+// namespace, and leaves those of others, of other Nodes and of GPU feature discovery.
+func TestRemoveNodeFeatures(t *testing.T) {
+	f := newFakeAPI(t)
+	object := func(namespace, name, manager string) metav1.ObjectMeta {
+		return metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-of-" + namespace + "/" + name), ManagedFields: []metav1.ManagedFieldsEntry{{Manager: manager}}}
+	}
+	names := func() (names []string) {
+		for _, o := range f.allFeatures {
+			names = append(names, o.Namespace+"/"+o.Name)
+		}
+		return names
+	}
+	remove := func() ([]string, error) { return RemoveNodeFeatures(t.Context(), f.config(), []string{"n1", "n2"}) }
+	if removed, err := remove(); err != nil || len(removed) > 0 {
+		t.Errorf("without node feature discovery: %q, %v", removed, err)
+	}
+	f.allFeatures = []metav1.ObjectMeta{
+		object("b", "virgate-features-for-n2", fieldManager), object("a", "virgate-features-for-n1", fieldManager),
+		object("c", "virgate-features-for-n1", "kubectl"), object("a", "virgate-features-for-n3", fieldManager),
+		object("a", "nvidia-features-for-n1", fieldManager), object("a", "n1", "nfd-worker"),
+	}
+	f.refuse["a/nodefeatures/virgate-features-for-n1"] = 403
+	if removed, err := remove(); err == nil || !strings.Contains(err.Error(), "delete NodeFeature a/virgate-features-for-n1: ") || !slices.Equal(removed, []string{"b/virgate-features-for-n2"}) {
+		t.Errorf("one is refused: %q, %v", removed, err)
+	}
+	clear(f.refuse)
+	if removed, err := remove(); err != nil || !slices.Equal(removed, []string{"a/virgate-features-for-n1"}) {
+		t.Errorf("then: %q, %v", removed, err)
+	}
+	if diff := cmp.Diff([]string{"c/virgate-features-for-n1", "a/virgate-features-for-n3", "a/nvidia-features-for-n1", "a/n1"}, names()); diff != "" {
+		t.Error(diff)
+	}
+	if removed, err := remove(); err != nil || len(removed) > 0 {
+		t.Errorf("again: %q, %v", removed, err)
+	}
+	f.refuse["/nodefeatures"] = 403
+	if _, err := remove(); !apierrors.IsForbidden(err) {
+		t.Errorf("error %v, want that the list is forbidden", err)
 	}
 }

@@ -26,6 +26,7 @@ func TestFeatureLabelNames(t *testing.T) {
 		t.Fatal("the policy has no feature labels")
 	}
 	allowed, page := regexp.MustCompile(string(quoted[1])), documents(t)["docs/feature-labels.md"]
+	vgpus := []features.VGPU{{HostVersion: "1.2", HostBranch: "r1"}}
 	names := map[string]bool{"nvidia.com/gpu.clique": true}
 	for _, node := range slices.Concat(simnode.Names(), []string{"mixed", "dgx-a100+all-1g.5gb", "dgx-h100+all-balanced"}) {
 		simulated, err := simnode.New(node)
@@ -38,7 +39,7 @@ func TestFeatureLabelNames(t *testing.T) {
 		}
 		for _, strategy := range []sharing.MIGStrategy{sharing.MIGNone, sharing.MIGSingle, sharing.MIGMixed} {
 			profile := sharing.Profile{MIGStrategy: strategy, GPUNames: []sharing.NamingRule{{Pattern: "T4", Name: "nvidia.com/t4"}}}
-			for name := range features.Labels(features.Node{GPUs: gpus, Profile: profile, Driver: "1.2.3", CUDA: 13000, Timestamp: 1}) {
+			for name := range features.Labels(features.Node{GPUs: gpus, Profile: profile, Driver: "1.2.3", CUDA: 13000, VGPUs: vgpus, Timestamp: 1}) {
 				names[name] = true
 			}
 		}

@@ -425,7 +425,7 @@ func TestPeak(t *testing.T) {
 	}
 	for line := range strings.Lines(string(data)) {
 		if fields := strings.Fields(line); fields[0] == "VmHWM:" {
-			fmt.Println("peak", fields[1])
+			t.Logf("peak %s", fields[1])
 		}
 	}
 }

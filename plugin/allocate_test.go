@@ -318,6 +318,79 @@ func TestAllocate(t *testing.T) {
 	}
 }
 
+// mpsPlan has GPUs of 40 GiB in so many shares by MPS.
+func mpsPlan(units, shares int, several bool) sharing.Plan {
+	p := plan(gpu, units, shares)
+	p.Grants.MPSRoot = "/run/nvidia/mps"
+	for i := range p.Resources[0].Units {
+		u := &p.Resources[0].Units[i]
+		u.Memory, u.MPS = 40<<30, sharing.MPS{Shares: shares, Several: several}
+	}
+	for i := range p.Resources[0].Devices {
+		d := &p.Resources[0].Devices[i]
+		d.ID = sharing.NewMPSDeviceID(d.Unit, i%shares, shares)
+	}
+	return p
+}
+
+func TestAllocateMPS(t *testing.T) {
+	by := func(p sharing.Plan, strategies ...sharing.DeviceListStrategy) sharing.Plan {
+		p.Grants.Strategies = strategies
+		return p
+	}
+	unknown := mpsPlan(1, 3, false)
+	unknown.Resources[0].Units[0].Memory = 0
+	env := func(percentage, memory, visible string) map[string]string {
+		e := map[string]string{"CUDA_MPS_PIPE_DIRECTORY": "/mps/pipe", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage}
+		if memory != "" {
+			e["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = memory
+		}
+		if visible != "" {
+			e["NVIDIA_VISIBLE_DEVICES"] = visible
+		}
+		return e
+	}
+	for _, test := range []struct {
+		name    string
+		plan    sharing.Plan
+		ids     []string
+		want    map[string]string
+		code    codes.Code
+		message string
+	}{
+		{"one of three", mpsPlan(2, 3, false), []string{"GPU-0001::2of3"}, env("33", "0=13653M", "GPU-0001"), codes.OK, ""},
+		{"two of three", mpsPlan(2, 3, true), []string{"GPU-0001::2of3", "GPU-0001::0of3"}, env("66", "0=27306M", "GPU-0001"), codes.OK, ""},
+		{"all", mpsPlan(2, 3, true), []string{"GPU-0001::2of3", "GPU-0001::0of3", "GPU-0001::1of3"}, env("100", "0=40960M", "GPU-0001"), codes.OK, ""},
+		{"unknown memory", unknown, []string{"GPU-0000::0of3"}, env("33", "", "GPU-0000"), codes.OK, ""},
+		{"by CDI alone", by(mpsPlan(1, 4, false), sharing.CDICRI), []string{"GPU-0000::0of4"}, env("25", "0=10240M", ""), codes.OK, ""},
+		{"two where one is allowed", mpsPlan(2, 4, false), []string{"GPU-0001::0of4", "GPU-0001::1of4"}, nil, codes.InvalidArgument, "a container may request 1, not 2 (sharing.mps.failRequestsGreaterThanOne is set"},
+		{"two GPUs", mpsPlan(2, 4, true), []string{"GPU-0000::0of4", "GPU-0001::1of4"}, nil, codes.ResourceExhausted, "a container's shares are all of one GPU, and none has 2 free"},
+		{"no daemon", mpsPlan(2, 4, false).WithholdModes(map[string]string{"GPU-0000": "MPS daemon: starting"}), []string{"GPU-0000::0of4"}, nil, codes.Unavailable, "device GPU-0000::0of4 must not be used: MPS daemon: starting"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			response, err := dialPlugin(t, test.plan).Allocate(t.Context(), allocate(test.ids...))
+			if status.Code(err) != test.code || (err != nil && !strings.Contains(err.Error(), test.message)) {
+				t.Fatalf("got %v, want %s with %q", err, test.code, test.message)
+			}
+			if err != nil {
+				return
+			}
+			got := response.ContainerResponses[0]
+			if diff := cmp.Diff(test.want, got.Envs); diff != "" {
+				t.Error(diff)
+			}
+			mounts := map[string]string{}
+			for _, m := range got.Mounts {
+				mounts[m.ContainerPath] = m.HostPath
+			}
+			unit, _, _ := sharing.ParseDeviceID(test.ids[0])
+			if diff := cmp.Diff(map[string]string{"/mps/pipe": "/run/nvidia/mps/" + unit + "/pipe", "/dev/shm": "/run/nvidia/mps/shm"}, mounts); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
 func TestOneAnswerAContainer(t *testing.T) {
 	client := dialPlugin(t, plan(gpu, 2, 4))
 	response, err := client.Allocate(t.Context(), &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{

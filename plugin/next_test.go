@@ -368,15 +368,20 @@ func TestNextHeldAtTheLastMoment(t *testing.T) {
 // what must hold in every step.
 func TestNextInvariants(t *testing.T) {
 	t.Parallel()
-	plans := []sharing.Plan{
-		planOf(nil, "gpu=1:A,B,C"), planOf(nil, "gpu=4:A,B,C"), planOf(nil, "gpu=2:A,B,C"),
-		planOf(nil, "gpu.shared=3:A,B,C"), planOf(nil, "gpu=1:A", "gpu.shared=2:B,C"),
-		planOf(nil, "gpu=2:A", "gpu.shared=1:B"), planOf(nil), planOf(map[string]string{"B": "XID 79"}, "gpu=4:A,B,C"),
-		planOf(map[string]string{"A": "gone"}, "gpu=4:B,C"),
+	makePlans := func() []sharing.Plan {
+		return []sharing.Plan{
+			planOf(nil, "gpu=1:A,B,C"), planOf(nil, "gpu=4:A,B,C"), planOf(nil, "gpu=2:A,B,C"),
+			planOf(nil, "gpu.shared=3:A,B,C"), planOf(nil, "gpu=1:A", "gpu.shared=2:B,C"),
+			planOf(nil, "gpu=2:A", "gpu.shared=1:B"), planOf(nil), planOf(map[string]string{"B": "XID 79"}, "gpu=4:A,B,C"),
+			planOf(map[string]string{"A": "gone"}, "gpu=4:B,C"),
+			planOf(nil, "gpu=4m:A,B,C"), planOf(nil, "gpu=4m:A,B,C").WithholdModes(map[string]string{"A": "no daemon", "C": "no daemon"}),
+			planOf(nil, "gpu=2m:A", "gpu.shared=3m:B,C"), planOf(nil, "gpu=4:A,B,C").WithholdModes(map[string]string{"A": "a daemon", "B": "a daemon", "C": "a daemon"}),
+		}
 	}
 	for seed := range uint64(80) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		w := newWorld(t)
+		plans := makePlans()
 		plan := plans[0]
 		for range 80 {
 			switch random.IntN(6) {
@@ -404,12 +409,27 @@ func TestNextInvariants(t *testing.T) {
 			}
 			w.pass(plan, time.Duration(1+random.IntN(8))*time.Second)
 			checkInvariants(t, seed, w)
+			for _, r := range plan.Resources {
+				for _, u := range r.Units {
+					if slices.ContainsFunc(w.lists[r.Name].Entries, func(e Entry) bool { return e.Unit == u.ID && e.Healthy && !e.Switching && !u.Health.Healthy() }) {
+						t.Errorf("seed %d: %s is offered in a mode in which it cannot be granted", seed, u.ID)
+					}
+				}
+			}
 			if t.Failed() {
 				return
 			}
 		}
 		w.blind = false
 		w.held = DeviceIDs{}
+		for _, r := range plan.Resources { // Every daemon is as it should be.
+			for i := range r.Units {
+				r.Units[i].Health = plan.Health[r.Units[i].ID]
+			}
+			for i := range r.Devices {
+				r.Devices[i].Healthy = plan.Health[r.Devices[i].Unit].Healthy()
+			}
+		}
 		w.pass(plan, 3*time.Minute)
 		for _, r := range plan.Resources {
 			var got []sharing.Device

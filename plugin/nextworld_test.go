@@ -146,17 +146,24 @@ func planOf(faults map[string]string, resources ...string) sharing.Plan {
 		var r sharing.Resource
 		var units string
 		name, rest, _ := strings.Cut(text, "=")
-		replicas := 0
-		if _, err := fmt.Sscanf(rest, "%d:%s", &replicas, &units); err != nil {
+		replicas, mps := 0, strings.Contains(rest, "m:") // "gpu=4m:A" is by MPS.
+		if _, err := fmt.Sscanf(strings.Replace(rest, "m:", ":", 1), "%d:%s", &replicas, &units); err != nil {
 			panic(err)
 		}
 		r.Name = name
 		for unit := range strings.SplitSeq(units, ",") {
-			r.Units = append(r.Units, sharing.Unit{ID: unit, GPU: unit, Replicas: replicas, NUMANode: -1})
+			u := sharing.Unit{ID: unit, GPU: unit, Replicas: replicas, NUMANode: -1, Health: plan.Health[unit]}
+			if mps {
+				u.MPS.Shares = replicas
+			}
+			r.Units = append(r.Units, u)
 			for n := range replicas {
 				d := sharing.Device{ID: unit, Unit: unit, Healthy: plan.Health[unit].Healthy(), NUMANode: -1}
 				if replicas > 1 {
 					d.ID = sharing.NewDeviceID(unit, n)
+				}
+				if mps {
+					d.ID = sharing.NewMPSDeviceID(unit, n, replicas)
 				}
 				r.Devices = append(r.Devices, d)
 			}

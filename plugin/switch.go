@@ -113,7 +113,7 @@ func (s *inputs) startWaves(have Lists, wanted map[string]sharing.Resource) {
 		seen := map[*unitState]bool{}
 		for _, e := range have[resource].Entries {
 			u := s.units[e.Unit]
-			if u.leaving == 0 && u.withheld && s.healthy(u.id) && !seen[u] && u.mode == e.mode(resource) {
+			if u.leaving == 0 && u.withheld && s.healthy(u.id) && !seen[u] && u.mode.resource == resource {
 				seen[u] = true
 				underWay++ // It has left its mode, and cannot be granted in the new one yet.
 			}
@@ -124,7 +124,7 @@ func (s *inputs) startWaves(have Lists, wanted map[string]sharing.Resource) {
 			switch {
 			case u.offered == 0:
 				u.begins = true
-				if u.blocked() {
+				if u.blocked() || u.withheld {
 					underWay++
 				}
 			case !s.canSwitch(u):

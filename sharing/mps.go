@@ -17,9 +17,9 @@ type MPS struct {
 // MPSLimit is what the processes of a container can use of a unit.
 type MPSLimit struct {
 	// ThreadPercentage is the part of the multiprocessors on which its threads run at a time.
-	ThreadPercentage int
+	ThreadPercentage int `json:"threadPercentage"`
 	// PinnedMemory is the memory in bytes, whole MiB; 0 for no limit.
-	PinnedMemory uint64
+	PinnedMemory uint64 `json:"pinnedMemory,omitempty"`
 }
 
 // NewMPSLimit is the limit of n shares of a unit that has so many, and so much memory in bytes; 0

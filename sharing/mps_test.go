@@ -93,6 +93,11 @@ func TestMPSPlan(t *testing.T) {
 			if diff := cmp.Diff(test.units, units); diff != "" {
 				t.Error(diff)
 			}
+			for _, r := range plan.Summary().Resources {
+				if want := plan.Resources[0].Units[0].MPS.Shares > 0 && r.Name == test.share.Resource; want != (r.Share != nil) {
+					t.Errorf("summary %+v", r)
+				}
+			}
 			if strategy != test.strategy {
 				t.Errorf("strategy %q, want %q", strategy, test.strategy)
 			}

@@ -24,6 +24,7 @@ func units(t testing.TB, text string) []Device {
 		}
 		var replicas int
 		unit, count, _ := strings.Cut(word, "×")
+		count, mps := strings.CutSuffix(count, "m") // "A×4m" is by MPS.
 		if _, err := fmt.Sscan(count, &replicas); err != nil {
 			t.Fatal(err)
 		}
@@ -31,6 +32,9 @@ func units(t testing.TB, text string) []Device {
 			id := unit
 			if replicas > 1 {
 				id = NewDeviceID(unit, replica)
+			}
+			if mps {
+				id = NewMPSDeviceID(unit, replica, replicas)
 			}
 			devices = append(devices, Device{ID: id, Unit: unit, Healthy: true})
 		}
@@ -94,6 +98,13 @@ func TestPrefer(t *testing.T) {
 		{"nothing available", "A×2", Distributed, "", "", 1, ""},
 		{"nothing wanted", "A×2", Distributed, "A::0", "A::1", 0, ""},
 		{"less than nothing wanted", "A×2", Distributed, "A::0", "", -1, ""},
+		{"MPS: one by the policy", "A×3m B×3m", Distributed, "A::0of3 B::0of3 B::1of3 B::2of3", "", 1, "B::0of3"},
+		{"MPS: several of one unit", "A×3m B×3m", Distributed, "A::0of3 A::1of3 A::2of3 B::0of3 B::1of3 B::2of3", "", 3, "A::0of3 A::1of3 A::2of3"},
+		{"MPS: where there are enough", "A×3m B×3m", Packed, "A::0of3 A::1of3 B::0of3 B::1of3 B::2of3", "", 3, "B::0of3 B::1of3 B::2of3"},
+		{"MPS: packed, the fullest that has enough", "A×3m B×3m", Packed, "A::0of3 A::1of3 B::0of3 B::1of3 B::2of3", "", 2, "A::0of3 A::1of3"},
+		{"MPS: where the container is", "A×3m B×3m", Distributed, "A::0of3 A::1of3 B::1of3 B::2of3", "B::0of3", 2, "B::0of3 B::1of3"},
+		{"MPS: nowhere enough", "A×2m B×2m", Distributed, "A::0of2 B::0of2", "", 2, "A::0of2 B::0of2"},
+		{"MPS: beside whole GPUs", "A×2m B×1 C×1 D×1", Distributed, "A::0of2 A::1of2 B C D", "", 3, "B C D"},
 		{"no devices", "", Distributed, "A", "", 1, "A"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

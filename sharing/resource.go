@@ -177,6 +177,8 @@ type ResourceSummary struct {
 	Units   int `json:"units"`
 	Devices int `json:"devices"`
 	Healthy int `json:"healthy"`
+	// Share is the limit of one share by MPS, of several units the smallest; nil without MPS.
+	Share *MPSLimit `json:"share,omitempty"`
 	// GPUs are those behind the devices, by index.
 	GPUs []GPUSummary `json:"gpus"`
 }
@@ -204,6 +206,14 @@ func (p Plan) Summary() Summary {
 				gpus = append(gpus, GPUSummary{UUID: u.GPU, Index: index})
 			}
 			gpus[len(gpus)-1].Devices += u.Replicas
+			if u.MPS.Shares == 0 {
+				continue
+			}
+			share := NewMPSLimit(1, u.MPS.Shares, u.Memory)
+			if least := s.Resources[i].Share; least != nil {
+				share = MPSLimit{min(share.ThreadPercentage, least.ThreadPercentage), min(share.PinnedMemory, least.PinnedMemory)}
+			}
+			s.Resources[i].Share = &share
 		}
 		s.Resources[i].GPUs = gpus
 	}

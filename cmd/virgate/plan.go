@@ -136,6 +136,11 @@ func (t *text) planned(resources []sharing.ResourceSummary, wide bool) {
 		table.row(cells...)
 	}
 	table.end()
+	for _, r := range resources {
+		if r.Share != nil {
+			t.line("%s: a share is %d %% of the multiprocessors and %d MiB of memory at most", r.Name, r.Share.ThreadPercentage, r.Share.PinnedMemory>>20)
+		}
+	}
 }
 
 // nameHolders asks a running Virgate who holds the units that switch.

@@ -55,7 +55,6 @@ func Labels(n Node) map[string]string {
 	labels.versions(n.Driver, n.CUDA)
 	labels.put("gpu.machine", cmp.Or(value(n.Machine), "unknown"))
 	labels.put("mig.capable", slices.ContainsFunc(gpus, func(g sharing.GPU) bool { return g.MIGCapable }))
-	labels.put("mps.capable", false)
 	labels.put("gpu.mode", mode(gpus))
 	if cliques := distinct(gpus, func(g sharing.GPU) string { return g.Clique }); len(cliques) == 1 {
 		labels.put("gpu.clique", cliques[0])
@@ -66,7 +65,11 @@ func Labels(n Node) map[string]string {
 		labels.put("mig.strategy", strategy)
 	}
 
-	kinds := kindsOf(sharing.NewPlan(gpus, n.Profile), gpus, strategy)
+	plan := sharing.NewPlan(gpus, n.Profile)
+	labels.put("mps.capable", slices.ContainsFunc(plan.Resources, func(r sharing.Resource) bool {
+		return slices.ContainsFunc(r.Units, func(u sharing.Unit) bool { return u.MPS.Shares > 0 })
+	}))
+	kinds := kindsOf(plan, gpus, strategy)
 	for name, k := range kinds {
 		if name != wholeGPU {
 			labels.kind(name, k)
@@ -266,13 +269,18 @@ func (s set) kind(name string, k kind) {
 // share are the labels that say what the units are, and between how many containers each may be
 // shared.
 func (s set) share(name string, products []string, k kind) {
-	replicas := 1
+	replicas, shared := 1, ""
 	for _, u := range k.units {
-		replicas = max(replicas, u.Replicas)
+		if u.Replicas > replicas {
+			replicas, shared = u.Replicas, "time-slicing"
+			if u.MPS.Shares > 0 {
+				shared = "mps"
+			}
+		}
 	}
 	suffix, strategy := "", "none"
 	if replicas > 1 {
-		strategy = "time-slicing"
+		strategy = shared
 		if !k.renamed {
 			suffix = "-SHARED"
 		}

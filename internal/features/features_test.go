@@ -72,6 +72,8 @@ func selected(labels map[string]string, prefixes []string) map[string]string {
 func TestLabels(t *testing.T) {
 	host := features.VGPU{HostVersion: "550.90.07", HostBranch: "r550_90"}
 	named := sharing.Profile{GPUNames: []sharing.NamingRule{{Pattern: "A100", Name: "nvidia.com/a100"}, {Pattern: "T4", Name: "example.com/t4"}}}
+	byMPS := share("gpu", 4, "")
+	byMPS.TimeSlicing[0].MPS = true
 	some := share("gpu", 8, "nvidia.com/gpu.shared")
 	some.TimeSlicing[0].Select.Count = 1
 	both := share("gpu", 8, "")
@@ -135,6 +137,9 @@ func TestLabels(t *testing.T) {
 		}},
 		{"shared", features.Node{GPUs: a100(0, 2), Profile: share("gpu", 4, "")}, []string{"gpu.product", "gpu.count", "gpu.replicas", "gpu.sharing", "mig.strategy"}, map[string]string{
 			"gpu.product": "NVIDIA-A100-SXM4-40GB-SHARED", "gpu.count": "2", "gpu.replicas": "4", "gpu.sharing-strategy": "time-slicing", "mig.strategy": "mixed",
+		}},
+		{"by MPS", features.Node{GPUs: a100(0, 2), Profile: byMPS}, []string{"gpu.product", "gpu.count", "gpu.replicas", "gpu.sharing", "mps"}, map[string]string{
+			"gpu.product": "NVIDIA-A100-SXM4-40GB-SHARED", "gpu.count": "2", "gpu.replicas": "4", "gpu.sharing-strategy": "mps", "mps.capable": "true",
 		}},
 		{"renamed", features.Node{GPUs: a100(0, 2), Profile: share("gpu", 4, "nvidia.com/gpu.shared")}, []string{"gpu.product", "gpu.replicas", "gpu.sharing", "gpu.shared."}, map[string]string{
 			"gpu.product": "NVIDIA-A100-SXM4-40GB", "gpu.replicas": "4", "gpu.sharing-strategy": "time-slicing",

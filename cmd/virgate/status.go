@@ -120,6 +120,7 @@ func (t *text) status(s agent.Status) {
 		t.line("")
 		t.layouts(s.Layouts)
 	}
+	t.daemons(s.GPUs)
 	if len(s.Warnings) > 0 {
 		t.line("")
 		t.warnings(s.Warnings)
@@ -182,6 +183,21 @@ func (t *text) units(s agent.Status) {
 	}
 	for _, u := range s.Elsewhere {
 		unit(u, "not on this node")
+	}
+	table.end()
+}
+
+// daemons has the MPS daemons, if there are any.
+func (t *text) daemons(gpus []agent.GPUStatus) {
+	if !slices.ContainsFunc(gpus, func(g agent.GPUStatus) bool { return len(g.MPS) > 0 }) {
+		return
+	}
+	t.line("")
+	table := t.table("GPU", "MPS DAEMON OF", "STATE", "REASON")
+	for _, g := range gpus {
+		for _, d := range g.MPS {
+			table.row(g.Index, d.ID, d.Phase, cmp.Or(d.Reason, "-"))
+		}
 	}
 	table.end()
 }

@@ -84,7 +84,7 @@ GPU  MIG LAYOUT  STATE    REASON
 				},
 				HoldersKnown: true,
 				GPUs: []agent.GPUStatus{
-					{UUID: "GPU-a", Index: 0, Model: "M", Health: healthy, Units: []agent.UnitStatus{{
+					{UUID: "GPU-a", Index: 0, Model: "M", Health: healthy, MPS: []nodereport.MPSState{{ID: "GPU-a", Phase: nodereport.MPSFailed, Reason: "it does not answer"}}, Units: []agent.UnitStatus{{
 						ID: "GPU-a", Index: "0", Resource: "nvidia.com/gpu", Replicas: 4, Health: healthy,
 						Holders: []agent.Holder{{Namespace: "n", Pod: "p", Container: "c", Devices: []string{"1", "2"}}, {Namespace: "n", Pod: "q", Container: "c", Devices: []string{"3"}}},
 					}}},
@@ -114,6 +114,9 @@ GPU  UNIT   MODEL             RESOURCE        HELD  HEALTH           HOLDERS
 1:0  MIG-1  1g.5gb            -               0/0   healthy          
 2    GPU-c  M                 -               -     healthy          
 -    MIG-9  not on this node  -               1/0   healthy          n/r/c
+
+GPU  MPS DAEMON OF  STATE   REASON
+0    GPU-a          failed  it does not answer
 
 warning: w
 `,

@@ -120,6 +120,8 @@ type Options struct {
 	Paused func() (paused, known bool)
 	// DriverSettings sets time slices and compute modes.
 	DriverSettings DriverSettings
+	// MPS runs the daemons of MPS; nil where nothing does.
+	MPS MPS
 	// Pods are for the guard of memory.
 	Pods Pods
 	// Control serves the control socket, with gpu for what is below /gpu; nil for none.
@@ -143,8 +145,11 @@ func newAgent(options Options) *agent {
 		Resources: a.resourcesOf, Plan: a.planNow, Changed: a.wakeReport, Refresh: a.Refresh, Logger: a.Logger,
 	})
 	a.releases.gpus, a.releases.begun = map[string]*release{}, make(chan struct{}, 1)
-	a.gpuSettings = gpuSettings{wake: make(chan struct{}, 1), changed: map[string]ChangedGPU{}, slices: map[string]setSlice{}, failed: map[string]failedSetting{}}
+	g := &a.gpuSettings
+	g.wake, g.changed, g.slices, g.failed = make(chan struct{}, 1), map[string]ChangedGPU{}, map[string]setSlice{}, map[string]failedSetting{}
 	a.gpuSettings.list.Store(&map[string][]GPUSetting{})
+	a.mps = mpsDaemons{wake: make(chan struct{}, 1), wanted: map[string]wantedDaemon{}, doubtful: map[string]time.Time{}}
+	a.mps.view.Store(&mpsView{})
 	a.guard.init()
 	a.state.Store(&state{})
 	a.lastSample.Store(firstSample())
@@ -189,6 +194,13 @@ func (a *agent) run(ctx context.Context) error {
 	start(after(a.registering, a.guardLoop))
 	if a.DriverSettings.Store != nil {
 		start(after(a.registering, a.settingsLoop))
+	}
+	if a.MPS != nil {
+		start(func(ctx context.Context) error {
+			_ = a.MPS.Watch(ctx, func() { notify(a.mps.wake) }) // It ends with ctx.
+			return nil
+		})
+		start(after(a.registering, a.mpsLoop))
 	}
 	if a.Control != nil {
 		control := func(ctx context.Context) error { return a.Control(ctx, a.releaseHandler()) }
@@ -248,6 +260,7 @@ type agent struct {
 	locked, registering chan struct{}
 	releases            releases
 	gpuSettings         gpuSettings
+	mps                 mpsDaemons
 	guard               guard
 	// standby says that another program serves the node, serving that this one has
 	// its lock, draining that it is withdrawing its devices before it ends.
@@ -307,6 +320,7 @@ func (a *agent) startServing(ctx context.Context) error {
 		return err
 	}
 	a.mig.Prepare(ctx)
+	a.awaitMPS(ctx)
 	close(a.registering)
 	a.planNow(ctx) // So that the first lists have what was found since, and not what the host lacks.
 	return nil

@@ -79,6 +79,8 @@ type gpuSettings struct {
 	wake chan struct{}
 	// list has the results by GPU. It is not changed once it is here.
 	list atomic.Pointer[map[string][]GPUSetting]
+	// looked says that list has what is still to be undone of an earlier run.
+	looked atomic.Bool
 
 	changed map[string]ChangedGPU
 	slices  map[string]setSlice
@@ -113,6 +115,8 @@ func (a *agent) settingsLoop(ctx context.Context) error {
 		s := a.state.Load()
 		if s.planned && s.unread == nil {
 			a.settle(ctx, s, wantedSettings(s.plan))
+			g.looked.Store(true)
+			notify(a.mps.wake)
 		}
 		select {
 		case <-g.wake:
@@ -159,11 +163,11 @@ func (a *agent) settle(ctx context.Context, s *state, wanted map[string]sharing.
 		switch {
 		case want == (sharing.DriverSettings{}) && g.changed[id] == (ChangedGPU{}):
 			delete(g.slices, id)
-		case released[id] || gpu.MIG || gpu.DriverIndex != "" || !gpu.Health.Healthy() || a.mig.Changing(id):
-			// It may be reset meanwhile, and what was set be lost.
+		case released[id] || gpu.MIG || gpu.DriverIndex != "" || !gpu.Health.Healthy() || a.mig.Changing(id) || a.mps.view.Load().busy[id]:
+			// It may be reset meanwhile, and what was set be lost; and an MPS daemon has its own mode.
 			delete(g.slices, id)
 			delete(g.failed, id)
-			list = eachSetting(want, GPUSetting{State: SettingWaiting, Reason: "the GPU is released, faulty or partitioned"})
+			list = eachSetting(want, GPUSetting{State: SettingWaiting, Reason: "the GPU is released, faulty, partitioned or still shared by MPS"})
 		case failure.wanted == want && time.Now().Before(failure.next):
 			list = last[id]
 		default:

@@ -87,6 +87,7 @@ func (a *agent) decide() {
 	defer a.wakeReport()
 	defer a.mig.Wake()
 	defer notify(a.gpuSettings.wake)
+	defer notify(a.mps.wake)
 	defer func() {
 		if a.Features != nil && next.profile != nil && next.unread == nil {
 			next.features = a.Features(next.gpus, next.profile.Profile)
@@ -103,7 +104,7 @@ func (a *agent) decide() {
 	next.plan.Warnings = append(slices.Clip(next.plan.Warnings), warnings...)
 	next.plan.Warnings = append(next.plan.Warnings, slices.Concat(a.settingWarnings(next.gpus), a.guard.warnings())...)
 	a.prepareHost(last, &next)
-	next.plan = withholdMPS(next.plan)
+	next.plan = a.withholdMPS(next.plan)
 	if last.planned && reflect.DeepEqual(last.plan, next.plan) {
 		next.plan = last.plan
 		return

@@ -1,16 +1,323 @@
 package agent
 
-import "github.com/virgate/virgate/sharing"
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"sync/atomic"
+	"time"
 
-// withholdMPS withholds what is shared by MPS until its daemon answers.
-func withholdMPS(plan sharing.Plan) sharing.Plan {
-	reasons := map[string]string{}
-	for _, r := range plan.Resources {
-		for _, u := range r.Units {
-			if u.MPS.Shares > 0 {
-				reasons[u.ID] = "MPS daemon: there is none yet in this version"
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
+)
+
+// MPS runs the control daemons of NVIDIA's MPS, in another container: it is package internal/mps's
+// Client.
+type MPS interface {
+	// Want says for which units daemons are wanted, for all of them. It does not wait. Until the
+	// first call what the last program wanted is kept.
+	Want(units []nodereport.MPSUnit)
+	// States are the units that have a daemon or should have one; not connected while nobody
+	// answers.
+	States() (states []nodereport.MPSState, connected bool)
+	// Watch is as in Node: it calls changed when States may answer otherwise.
+	Watch(ctx context.Context, changed func()) error
+}
+
+// mpsDaemons are the daemons that are wanted, and how they are. The loop has all but wake and view.
+type mpsDaemons struct {
+	wake chan struct{}
+	view atomic.Pointer[mpsView]
+
+	wanted map[string]wantedDaemon
+	// doubtful are units that were wanted and never told of, until when one may still start.
+	doubtful map[string]time.Time
+}
+
+type wantedDaemon struct {
+	unit nodereport.MPSUnit
+	// shares is the number of shares to which its limits belong.
+	shares int
+	// told says that it was among the states.
+	told bool
+}
+
+// mpsView is what is known of the daemons. It is immutable.
+type mpsView struct {
+	connected bool
+	// states are by unit, those of the last contact while not connected.
+	states map[string]nodereport.MPSState
+	// waits says what a unit's daemon waits for, busy which units have one or may have, and shares
+	// to how many shares the limits belong that were wanted last.
+	waits  map[string]string
+	busy   map[string]bool
+	shares map[string]int
+}
+
+const (
+	// mpsDoubt is longer than the time after which the states tell of a daemon that is wanted.
+	mpsDoubt = 5 * time.Second
+	// mpsPatience is how long the first lists wait for the states.
+	mpsPatience = 2 * time.Second
+)
+
+// awaitMPS waits a moment to be told of the daemons that run already, so that nobody's shares are
+// Unhealthy for that moment.
+func (a *agent) awaitMPS(ctx context.Context) {
+	if a.MPS == nil || !slices.ContainsFunc(a.state.Load().plan.Resources, func(r sharing.Resource) bool {
+		return slices.ContainsFunc(r.Units, func(u sharing.Unit) bool { return u.MPS.Shares > 0 })
+	}) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, mpsPatience)
+	defer cancel()
+	_ = a.MPS.Watch(ctx, func() {
+		if _, connected := a.MPS.States(); connected {
+			cancel()
+		}
+	})
+	a.followMPS(ctx)
+}
+
+// mpsLoop says which daemons are wanted until ctx ends. They run on after that, for the next run.
+func (a *agent) mpsLoop(ctx context.Context) error {
+	for {
+		pause := settingsInterval
+		if a.followMPS(ctx) {
+			pause = releaseInterval
+		}
+		select {
+		case <-a.mps.wake:
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// followMPS says whether to look again soon.
+func (a *agent) followMPS(ctx context.Context) (pending bool) {
+	s, served := a.state.Load(), a.Plugin.Status()
+	last, m := a.mps.view.Load(), &a.mps
+	next := &mpsView{states: last.states, waits: map[string]string{}, busy: map[string]bool{}, shares: map[string]int{}}
+	var states []nodereport.MPSState
+	if states, next.connected = a.MPS.States(); next.connected {
+		next.states = map[string]nodereport.MPSState{}
+		for _, state := range states {
+			next.states[state.ID] = state
+			if want, is := m.wanted[state.ID]; is {
+				want.told = true
+				m.wanted[state.ID] = want
+			}
+			delete(m.doubtful, state.ID)
+		}
+	}
+	if s.planned && served.Served {
+		pending = a.chooseMPS(ctx, s, next, mpsUses(served))
+	} else {
+		pending = true
+	}
+	for id, until := range m.doubtful {
+		if time.Now().Before(until) {
+			next.busy[id], pending = true, true
+		} else {
+			delete(m.doubtful, id)
+		}
+	}
+	for id, want := range m.wanted {
+		next.busy[id], next.shares[id] = true, want.shares
+	}
+	for id := range next.states {
+		next.busy[id] = true
+	}
+	if !reflect.DeepEqual(last, next) {
+		m.view.Store(next)
+		a.requestPlan()
+	}
+	return pending
+}
+
+// mpsUse is how the lists have a unit, without what nobody can use any more.
+type mpsUse struct {
+	// shares is the number of its shares by MPS; 0 for none. offered says that the plan has these,
+	// held that a pod holds one, and others that the unit can be used in another way.
+	shares                int
+	offered, held, others bool
+}
+
+func mpsUses(served plugin.Status) map[string]mpsUse {
+	uses := map[string]mpsUse{}
+	for _, r := range served.Resources {
+		for _, e := range r.Listed {
+			if e.Vacated {
+				continue
+			}
+			use := uses[e.Unit]
+			if shares := sharing.MPSShares(e.ID); shares > 0 {
+				use.shares, use.offered = shares, use.offered || !e.Switching
+			} else {
+				use.others = true
+			}
+			uses[e.Unit] = use
+		}
+	}
+	for _, holder := range served.Holders {
+		for _, id := range holder.Devices {
+			unit, _, _ := sharing.ParseDeviceID(id)
+			if use := uses[unit]; use.shares > 0 && use.shares == sharing.MPSShares(id) {
+				use.held = true
+				uses[unit] = use
 			}
 		}
 	}
-	return plan.WithholdModes(reasons)
+	return uses
+}
+
+// chooseMPS says for which units daemons are wanted: for those that pods may have shares of by
+// MPS. One is started when nobody uses the unit in another way, and stays until its last share is
+// refused and nobody holds any.
+func (a *agent) chooseMPS(ctx context.Context, s *state, view *mpsView, uses map[string]mpsUse) (pending bool) {
+	m := &a.mps
+	planned := map[string]sharing.Unit{}
+	for _, r := range s.plan.Resources {
+		for _, u := range r.Units {
+			if u.MPS.Shares > 0 {
+				planned[u.ID] = u
+			}
+		}
+	}
+	wanted := map[string]wantedDaemon{}
+	for _, id := range slices.Sorted(maps.Keys(uses)) {
+		use := uses[id]
+		if use.shares == 0 {
+			continue
+		}
+		want, is := m.wanted[id]
+		unit, current := planned[id]
+		current = current && unit.MPS.Shares == use.shares
+		if current || !is {
+			want.unit, want.shares = daemonFor(s.gpus, id, use.shares, unit, current), use.shares
+		}
+		_, runs := view.states[id]
+		if !is && !runs && !use.held {
+			if !use.offered || use.others {
+				continue
+			}
+			if why := a.usedOtherwise(ctx, want.unit); why != "" {
+				view.waits[id] = why
+				continue
+			}
+		}
+		wanted[id] = want
+	}
+	for id, want := range m.wanted {
+		if _, still := wanted[id]; !still && !want.told {
+			m.doubtful[id] = time.Now().Add(mpsDoubt)
+		}
+	}
+	for id := range planned {
+		pending = pending || wanted[id] == wantedDaemon{}
+	}
+	for id := range wanted {
+		_, is := planned[id]
+		pending = pending || !is
+	}
+	m.wanted = wanted
+	var units []nodereport.MPSUnit
+	for _, id := range slices.Sorted(maps.Keys(wanted)) {
+		units = append(units, wanted[id].unit)
+	}
+	a.MPS.Want(units)
+	return pending
+}
+
+// daemonFor is the daemon for a unit of so many shares. For one that is planned in another way
+// now, what its containers may have is not known, so the daemon limits them to the whole unit.
+func daemonFor(gpus []sharing.GPU, id string, shares int, unit sharing.Unit, current bool) nodereport.MPSUnit {
+	if !current {
+		unit = sharing.Unit{ID: id, GPU: sharing.GPUByUnit(gpus)[id], MPS: sharing.MPS{Shares: shares, Several: true}}
+	}
+	limit := unit.MPSCeiling()
+	return nodereport.MPSUnit{ID: unit.ID, GPU: cmp.Or(unit.GPU, unit.ID), ThreadPercentage: limit.ThreadPercentage, PinnedMemory: limit.PinnedMemory}
+}
+
+// usedOtherwise says who uses a GPU of which nobody holds a share, or whose settings are still
+// to be undone; empty for nobody. Of a partition the lists say enough.
+func (a *agent) usedOtherwise(ctx context.Context, unit nodereport.MPSUnit) string {
+	if unit.ID != unit.GPU {
+		return ""
+	}
+	if a.DriverSettings.Store != nil && !a.gpuSettings.looked.Load() || slices.ContainsFunc((*a.gpuSettings.list.Load())[unit.GPU], func(s GPUSetting) bool { return s.Setting == "computeMode" }) {
+		return "its compute mode is being set back"
+	}
+	users := a.usersOf(ctx, unit.GPU)
+	if len(users) == 0 {
+		return ""
+	}
+	if users[0] == nodereport.Unnamed { // It may be gone.
+		a.Plugin.RefreshHolders(unit.GPU)
+	}
+	return "in use by " + users[0]
+}
+
+const mpsUnanswered = "no MPS daemon answers: it takes the container of virgate mps, which the chart's mps.enabled adds"
+
+// withholdMPS withholds what is shared by MPS until its daemon is ready, and what is not while it
+// has one.
+func (a *agent) withholdMPS(plan sharing.Plan) sharing.Plan {
+	view, reasons := a.mps.view.Load(), map[string]string{}
+	// dead are units whose shares of an earlier profile are still listed, and have no daemon.
+	dead := map[string]string{}
+	unanswered := false
+	for _, r := range plan.Resources {
+		for _, u := range r.Units {
+			state, told := view.states[u.ID]
+			if shares := view.shares[u.ID]; shares != 0 && shares != u.MPS.Shares && (!view.connected || state.Phase != nodereport.MPSReady) {
+				dead[u.ID] = "MPS daemon: it does not answer, and shares of an earlier profile are still listed"
+			}
+			switch {
+			case u.MPS.Shares == 0:
+				if view.busy[u.ID] || view.busy[u.GPU] {
+					reasons[u.ID] = "its MPS daemon is still running"
+				}
+			case a.MPS == nil || !view.connected:
+				reasons[u.ID] = "MPS daemon: " + mpsUnanswered
+				unanswered = true
+			case view.waits[u.ID] != "":
+				reasons[u.ID] = "MPS daemon: it is not started yet: " + view.waits[u.ID]
+			case !told:
+				reasons[u.ID] = "MPS daemon: it is not started yet"
+			case state.Phase != nodereport.MPSReady:
+				reasons[u.ID] = "MPS daemon: " + cmp.Or(state.Reason, string(state.Phase))
+			case view.shares[u.ID] != 0 && view.shares[u.ID] != u.MPS.Shares:
+				reasons[u.ID] = "MPS daemon: it has the limits of other shares yet"
+			}
+			if state.Phase == nodereport.MPSFailed && view.connected {
+				plan.Warnings = append(slices.Clip(plan.Warnings), fmt.Sprintf("GPU %s (%s): MPS daemon: %s", u.Index, u.ID, state.Reason))
+			}
+		}
+	}
+	if unanswered {
+		plan.Warnings = append(slices.Clip(plan.Warnings), mpsUnanswered)
+	}
+	return plan.Withhold(dead).WithholdModes(reasons)
+}
+
+// mpsOf are the daemons of the GPU's units.
+func (v *mpsView) mpsOf(units []UnitStatus) (list []nodereport.MPSState) {
+	for _, u := range units {
+		state, told := v.states[u.ID]
+		switch {
+		case !told:
+			continue
+		case !v.connected:
+			state.Phase, state.Reason = nodereport.MPSFailed, mpsUnanswered
+		}
+		list = append(list, state)
+	}
+	return list
 }

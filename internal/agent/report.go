@@ -56,6 +56,7 @@ func (a *agent) reportLoop(ctx context.Context) error {
 			return nil
 		case <-a.Plugin.Changed():
 			a.mig.WakeIfWaiting()
+			notify(a.mps.wake)
 		case <-a.reportWake:
 		}
 	}

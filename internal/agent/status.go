@@ -112,6 +112,8 @@ type GPUStatus struct {
 	Health HealthStatus `json:"health"`
 	// Settings are those of the driver that the profile asks for.
 	Settings []GPUSetting `json:"settings,omitempty"`
+	// MPS are the MPS daemons of the GPU and its partitions.
+	MPS []nodereport.MPSState `json:"mps,omitempty"`
 	// Use is how it is used as a whole; nil where that was not measured.
 	Use *UseStatus `json:"use,omitempty"`
 	// Units are the GPU's partitions by index, or else the GPU itself.

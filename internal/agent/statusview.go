@@ -56,6 +56,7 @@ func (a *agent) status(ctx context.Context) Status {
 	status.GPUs, status.Elsewhere = gpusOf(s.gpus, sharing.Usage(resources, held), a.Health.Health())
 	for i := range status.GPUs {
 		status.GPUs[i].Settings = (*a.gpuSettings.list.Load())[status.GPUs[i].UUID]
+		status.GPUs[i].MPS = a.mps.view.Load().mpsOf(status.GPUs[i].Units)
 	}
 	addUtilization(&status, a.lastSample.Load().Report)
 	return status

@@ -162,7 +162,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	if profile.startup.MPSRoot != "" {
 		client := mps.NewClient(o.MPSSocket, log.With("component", "mps"))
-		options.Background = append(options.Background, client.Run)
+		options.Background, options.MPS = append(options.Background, client.Run), client
 	}
 	if options.Pods = o.Guard; o.Pods != nil && o.Guard.UID == nil {
 		options.Pods.UID = o.Pods.PodUID

@@ -22,6 +22,7 @@ import (
 	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/daemon"
+	"github.com/virgate/virgate/internal/mps"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/simnode"
@@ -37,7 +38,7 @@ func demoCommand() *cli.Command {
 			"each step. The exit code is 0 only if every step succeeded.\n\n" +
 			"Example: virgate demo --serve, then open http://localhost:9400/status",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "scenario", Value: "main", Usage: "main: time-slicing, live switches, a fault; mig: a GPU gets another MIG layout under running pods; guard: pods use more memory than is theirs"},
+			&cli.StringFlag{Name: "scenario", Value: "main", Usage: "main: time-slicing, live switches, a fault; mig: a GPU gets another MIG layout under running pods; guard: pods use more memory than is theirs; mps: time slices, MPS and whole GPUs, and a daemon that dies"},
 			worldFlag(),
 			&cli.BoolFlag{Name: "serve", Usage: "keep running afterwards, with HTTP on --listen"},
 			&cli.StringFlag{Name: "listen", Value: "localhost:9400", Usage: "the HTTP address with --serve"},
@@ -62,7 +63,7 @@ func demoCommand() *cli.Command {
 			}
 			scenario, known := scenarios()[cmd.String("scenario")]
 			if !known {
-				return usageError{fmt.Errorf("--scenario %q is none of main, mig, guard", cmd.String("scenario"))}
+				return usageError{fmt.Errorf("--scenario %q is none of main, mig, guard, mps", cmd.String("scenario"))}
 			}
 			node, err := openSimulated(scenario.node, cmd.String("sim-world"))
 			if err != nil {
@@ -83,6 +84,8 @@ type demoNode struct {
 	profile string
 	out     io.Writer
 	api     *demoAPI
+	// mps is the directory of virgate mps, mpsGPU the GPU that pods share by it.
+	mps, mpsGPU string
 	// broken are the steps that did not come true.
 	broken []string
 }
@@ -100,6 +103,7 @@ func scenarios() map[string]scenario {
 	return map[string]scenario{
 		"main":  {"dgx-a100", timesSlicedBy(10), (*demoNode).mainSteps, (*demoNode).fillNode},
 		"mig":   {"h100+all-1g.10gb", withLayout("all-1g.10gb"), (*demoNode).migSteps, func(*demoNode, context.Context) error { return nil }},
+		"mps":   {"t4x2", timesSlicedBy(4), (*demoNode).mpsSteps, (*demoNode).serveMPS},
 		"guard": {"t4", []byte(guardedProfile), (*demoNode).guardSteps, func(*demoNode, context.Context) error { return nil }},
 	}
 }
@@ -121,6 +125,7 @@ func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string, n
 		kubelet: simkubelet.New(simkubelet.Options{Dir: filepath.Join(dir, "dp"), PodResourcesSocket: filepath.Join(dir, "pr.sock"), Logger: log.With("component", "kubelet")}),
 	}
 	s.api = &demoAPI{kubelet: s.kubelet}
+	s.mps = filepath.Join(dir, "mps")
 	if err := s.replace(scenario.profile); err != nil {
 		return fmt.Errorf("demo: %w", err)
 	}
@@ -128,10 +133,12 @@ func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string, n
 	defer cancel()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return s.kubelet.Run(ctx) })
+	group.Go(func() error { return s.runMPS(ctx, log) })
 	group.Go(func() error {
 		return daemon.Run(ctx, daemon.Options{
 			GPUs:      func(configs.StartupSettings) (daemon.GPUs, error) { return daemon.Simulated(node, node), nil },
-			Profile:   daemon.ProfileOptions{Path: s.profile},
+			Profile:   daemon.ProfileOptions{Path: s.profile, Overrides: configs.Overrides{"flags.mpsRoot": {Value: s.mps}}},
+			MPSSocket: filepath.Join(s.mps, mps.SocketName),
 			Guard:     s.api.pods(),
 			PluginDir: filepath.Join(dir, "dp"), PodResourcesSocket: filepath.Join(dir, "pr.sock"),
 			Timing: plugin.Timing{RemovalDelay: time.Second}, Rescan: 300 * time.Millisecond, Probe: 300 * time.Millisecond,

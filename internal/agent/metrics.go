@@ -7,6 +7,7 @@ import (
 
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/sharing/metrics"
 )
 
@@ -63,11 +64,31 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	c.agent.guard.collect(send)
+	collectMPS(send, c.agent.MPS, s.gpus)
 	collectLayouts(send, c.agent.mig.Status())
 	applied, undone, failed := c.agent.mig.Results()
 	send("mig_repartitions_total", float64(applied), "applied")
 	send("mig_repartitions_total", float64(undone), "undone")
 	send("mig_repartitions_total", float64(failed), "failed")
+}
+
+// collectMPS shows the MPS daemons; nothing where there can be none.
+func collectMPS(send metrics.Send, daemons MPS, gpus []sharing.GPU) {
+	if daemons == nil {
+		return
+	}
+	states, connected := daemons.States()
+	send("mps_up", metrics.BoolToFloat(connected))
+	if !connected {
+		return // What was known is not known any more.
+	}
+	gpu := sharing.GPUByUnit(gpus)
+	for _, state := range states {
+		for _, phase := range nodereport.MPSPhases() {
+			send("mps_daemon_state", metrics.BoolToFloat(state.Phase == phase), gpu[state.ID], state.ID, string(phase))
+		}
+		send("mps_daemon_restarts_total", float64(state.Restarts), gpu[state.ID], state.ID)
+	}
 }
 
 // callCollector measures the kubelet's calls: it is a plugin.CallMetrics and a prometheus.Collector.

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -167,6 +168,44 @@ func TestMetricsAreLinted(t *testing.T) {
 	for _, problem := range problems {
 		if strings.HasPrefix(problem.Metric, "virgate_") {
 			t.Errorf("%s: %s", problem.Metric, problem.Text)
+		}
+	}
+}
+
+// toldMPS is an MPS whose daemons are so.
+type toldMPS struct {
+	states    []nodereport.MPSState
+	connected bool
+}
+
+func (toldMPS) Want([]nodereport.MPSUnit)                 {}
+func (toldMPS) Watch(ctx context.Context, _ func()) error { <-ctx.Done(); return nil }
+func (m toldMPS) States() ([]nodereport.MPSState, bool)   { return m.states, m.connected }
+
+// TestMPSMetrics holds that each daemon is in one state, and that nothing is said of daemons of
+// which nothing is known.
+func TestMPSMetrics(t *testing.T) {
+	states := []nodereport.MPSState{{ID: "GPU-a", Phase: nodereport.MPSReady, Restarts: 2}, {ID: "MIG-b", Phase: nodereport.MPSFailed}}
+	gpus := []sharing.GPU{{UUID: "GPU-a"}, {UUID: "GPU-b", Partitions: []sharing.Partition{{UUID: "MIG-b"}}}}
+	for _, test := range []struct {
+		name string
+		mps  MPS
+		want []string
+	}{
+		{"no MPS", nil, nil},
+		{"not answered", toldMPS{states, false}, []string{"mps_up 0"}},
+		{"answered", toldMPS{states, true}, []string{
+			"mps_up 1",
+			"mps_daemon_state GPU-a GPU-a starting 0", "mps_daemon_state GPU-a GPU-a ready 1", "mps_daemon_state GPU-a GPU-a failed 0", "mps_daemon_state GPU-a GPU-a stopping 0", "mps_daemon_restarts_total GPU-a GPU-a 2",
+			"mps_daemon_state GPU-b MIG-b starting 0", "mps_daemon_state GPU-b MIG-b ready 0", "mps_daemon_state GPU-b MIG-b failed 1", "mps_daemon_state GPU-b MIG-b stopping 0", "mps_daemon_restarts_total GPU-b MIG-b 0",
+		}},
+	} {
+		var got []string
+		collectMPS(func(name string, value float64, labels ...string) {
+			got = append(got, strings.Join(append(append([]string{name}, labels...), fmt.Sprint(value)), " "))
+		}, test.mps, gpus)
+		if !slices.Equal(test.want, got) {
+			t.Errorf("%s: got\n%s", test.name, strings.Join(got, "\n"))
 		}
 	}
 }

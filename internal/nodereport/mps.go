@@ -36,3 +36,6 @@ const (
 	// it needs, is still there.
 	MPSStopping MPSPhase = "stopping"
 )
+
+// MPSPhases are all of them.
+func MPSPhases() []MPSPhase { return []MPSPhase{MPSStarting, MPSReady, MPSFailed, MPSStopping} }

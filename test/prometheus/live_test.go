@@ -20,16 +20,16 @@ var update = flag.Bool("update", false, "write the answers to the questions; loo
 
 const answersFile = "testdata/answers.txt"
 
-// TestLive has a real Prometheus scrape three running programs: the demo, with
+// TestLive has a real Prometheus scrape four running programs: the demo, with
 // pods and processes on a simulated node, one without a kubelet that refuses
-// its profile, and the demo of limits.
+// its profile, and the demos of limits.
 func TestLive(t *testing.T) {
 	tool(t, "prometheus")
 	virgate, err := program.Build(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	targets := []scraped{{"demo", startDemo(t, virgate)}, {"refusing", startRefusing(t, virgate)}, {"limits", startLimits(t, virgate)}}
+	targets := []scraped{{"demo", startDemo(t, virgate)}, {"refusing", startRefusing(t, virgate)}, {"limits", startLimits(t, virgate, "guard")}, {"mps", startLimits(t, virgate, "mps")}}
 	s := startServer(t, targets...)
 
 	t.Run("questions", func(t *testing.T) { askQuestions(t, s) })
@@ -67,9 +67,9 @@ func startRefusing(t *testing.T, virgate string) (address string) {
 	return address
 }
 
-func startLimits(t *testing.T, virgate string) (address string) {
+func startLimits(t *testing.T, virgate, scenario string) (address string) {
 	t.Helper()
-	limits := start(t, virgate, "demo", "--scenario", "guard", "--serve", "--verbose", "--listen", "127.0.0.1:0")
+	limits := start(t, virgate, "demo", "--scenario", scenario, "--serve", "--verbose", "--listen", "127.0.0.1:0")
 	limits.await(t, regexp.MustCompile(`(Serving on)`))
 	return limits.await(t, listens)
 }

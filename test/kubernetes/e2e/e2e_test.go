@@ -81,6 +81,7 @@ func TestKubernetes(t *testing.T) {
 		{"bad profile", testBadProfile},
 		{"fault", testFault},
 		{"guard", testGuard},
+		{"mps", testMPS},
 		{"outage", testOutage},
 		{"rights", testRights},
 		{"admission", testAdmission},

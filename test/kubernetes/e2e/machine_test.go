@@ -51,6 +51,7 @@ func build(work string) (tools string, err error) {
 		[]string{root, "make", "--no-print-directory", "build", "OUTPUT=" + filepath.Join(work, "virgate")},
 		[]string{filepath.Join(root, "cmd/image"), "go", "build", "-ldflags=-s -w", "-o", filepath.Join(work, "shell"), "./shell"},
 		[]string{".", "go", "build", "-ldflags=-s -w", "-o", filepath.Join(work, "workload"), "./workload"},
+		[]string{root, "go", "build", "-ldflags=-s -w", "-o", filepath.Join(work, "mpscontrol"), "./test/mpscontrol"},
 	)
 	for _, name := range images() {
 		step := []string{filepath.Join(root, "cmd/image"), "go", "run", ".", "-binary", filepath.Join(work, name.program),
@@ -65,8 +66,8 @@ func build(work string) (tools string, err error) {
 		command := exec.Command(step[1], step[2:]...)
 		command.Dir = step[0]
 		command.Env = append(os.Environ(), "GOBIN="+tools)
-		if slices.Contains([]string{"./workload", "./shell"}, step[len(step)-1]) {
-			command.Env = append(command.Env, "CGO_ENABLED=0") // Static: its image may hold nothing else.
+		if slices.Contains([]string{"./workload", "./shell", "./test/mpscontrol"}, step[len(step)-1]) {
+			command.Env = append(command.Env, "CGO_ENABLED=0") // Static: where it runs may hold nothing else.
 		}
 		if output, err := command.CombinedOutput(); err != nil {
 			return "", fmt.Errorf("%s: %w\n%s", strings.Join(step[1:], " "), err, output)

@@ -1,8 +1,10 @@
 // Command workload is what the pods of the tests run, and their pause container:
-// it prints what it was given of the node's GPUs and waits for the signal to end.
+// it prints what it was given of the node's GPUs and waits for the signal to end. Where it
+// shares one by MPS it is a client of the daemon meanwhile.
 package main
 
 import (
+	"context"
 	"fmt"
 	"io/fs"
 	"os"
@@ -11,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/virgate/virgate/internal/simmps"
 )
 
 func main() {
@@ -19,7 +23,7 @@ func main() {
 	environment := os.Environ()
 	slices.Sort(environment)
 	for _, variable := range environment {
-		if strings.Contains(variable, "NVIDIA") || strings.Contains(variable, "VIRGATE") {
+		if strings.Contains(variable, "NVIDIA") || strings.Contains(variable, "CUDA") || strings.Contains(variable, "VIRGATE") {
 			fmt.Println("env", variable)
 		}
 	}
@@ -29,6 +33,22 @@ func main() {
 		}
 		return nil
 	})
+	if pipe := os.Getenv("CUDA_MPS_PIPE_DIRECTORY"); pipe != "" {
+		client, err := simmps.Connect(context.Background(), pipe, os.Getpid())
+		if err != nil {
+			fmt.Println("mps:", err)
+		} else {
+			defer client.Close()
+			fmt.Println("mps: at most", client.Percentage, client.Memory)
+		}
+		shm, err := os.ReadDir("/dev/shm")
+		if err != nil {
+			fmt.Println(err)
+		}
+		for _, entry := range shm {
+			fmt.Println("shm", entry.Name())
+		}
+	}
 	fmt.Println("waiting")
 	<-ended
 }

@@ -1,0 +1,210 @@
+package e2e
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+)
+
+// mpsRoot is the chart's default.
+const mpsRoot = "/run/nvidia/mps"
+
+// testMPS shares two GPUs by MPS, with a stand-in for NVIDIA's daemon in the driver root: what
+// pods see, switches to and from the other ways of sharing while pods hold GPUs, and a daemon
+// that dies and does not come back.
+func testMPS(t *testing.T, c *cluster) {
+	c.createNamespace(t, namespace)
+	byMPS := func(several bool) string {
+		return fmt.Sprintf("version: v1\nsharing: {mps: {failRequestsGreaterThanOne: %t, resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n", !several)
+	}
+	c.profiles(t, "mps", map[string]string{"slices": replicas("4"), "mps": byMPS(false), "several": byMPS(true), "whole": "version: v1\n"})
+	t.Cleanup(func() { c.label(t, "") })
+	c.label(t, "slices")
+	t.Cleanup(func() { // After the chart is gone, with whom its daemons go.
+		c.uninstall(t)
+		for unix.Unmount(mpsRoot+"/shm", unix.MNT_DETACH) == nil {
+		}
+		if err := os.RemoveAll(mpsRoot); err != nil {
+			t.Error(err)
+		}
+	})
+	c.install(t, "node=sim:t4x2", "config.name=mps", "mps.enabled=true", "nvidiaDriverRoot="+c.mpsDriver(t), "metrics.perContainer=true", "extraArgs[0]=--sample=500ms")
+	defer func() {
+		if !t.Failed() {
+			return
+		}
+		plugin := c.plugin(t)
+		for _, container := range []string{"mount-shm", "mps", "virgate"} {
+			text, err := c.client.CoreV1().Pods(namespace).GetLogs(plugin.Name, &v1.PodLogOptions{Container: container}).DoRaw(t.Context())
+			t.Logf("log of %s: %v\n%s", container, err, text)
+		}
+	}()
+	switches := func(profile string, devices int64) {
+		t.Helper()
+		began := time.Now()
+		c.label(t, profile)
+		c.awaitAllocatable(t, map[string]int64{shared: devices})
+		c.report.note("MPS: to "+profile+", label to allocatable", time.Since(began).Round(10*time.Millisecond).String())
+	}
+	if err := os.WriteFile(mpsRoot+"/shm/of-the-daemons", nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+
+	// The GPU of the pod that has a time slice waits for it.
+	c.awaitAllocatable(t, map[string]int64{shared: 8})
+	c.run(t, pod("mps-slice", shared, 1))
+	slice := c.podStates(t, []string{"mps-slice"})
+	switches("mps", 4)
+	c.run(t, pod("mps-client", shared, 1))
+	client := c.podStates(t, []string{"mps-client"})
+	gpu := client["mps-client"].GPU
+	if gpu == slice["mps-slice"].GPU {
+		t.Errorf("%s is shared by time slices and by MPS", gpu)
+	}
+	c.sharesByMPS(t, "mps-client", gpu, 1, "at most 25")
+	c.undisturbed(t, slice)
+	began := time.Now()
+	c.remove(t, "mps-slice")
+	c.awaitAllocatable(t, map[string]int64{shared: 8})
+	c.report.note("MPS: the last time slice ends, to allocatable", time.Since(began).Round(10*time.Millisecond).String())
+
+	// A daemon that dies takes its GPU's devices, and no other's.
+	other := slices.IndexFunc(c.mpsUnits(t), func(unit string) bool { return unit != gpu })
+	unit := c.mpsUnits(t)[other]
+	fault := filepath.Join(mpsRoot, unit, "log", "fault")
+	if err := os.WriteFile(fault, []byte("refuse"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c.killDaemon(t, unit)
+	c.awaitAllocatable(t, map[string]int64{shared: 4})
+	c.awaitSeries(t, c.plugin(t), "virgate_unit_devices", "4", `state="unhealthy"`, `unit_uuid="`+unit+`"`)
+	c.awaitSeries(t, c.plugin(t), "virgate_unit_devices", "0", `state="unhealthy"`, `unit_uuid="`+gpu+`"`)
+	if err := os.Remove(fault); err != nil {
+		t.Fatal(err)
+	}
+	c.awaitAllocatable(t, map[string]int64{shared: 8})
+	c.undisturbed(t, client)
+
+	// Two shares are twice one.
+	switches("several", 8)
+	c.run(t, pod("mps-twice", shared, 2))
+	twice := c.printedVariable(t, "mps-twice", "NVIDIA_VISIBLE_DEVICES")
+	c.sharesByMPS(t, "mps-twice", twice, 2, "at most")
+	c.remove(t, "mps-twice")
+
+	switches("whole", 1)
+	c.undisturbed(t, client)
+	c.remove(t, "mps-client")
+	c.awaitAllocatable(t, map[string]int64{shared: 2})
+	c.await(t, "the daemons to end", func() error {
+		if left := daemons(t, ""); len(left) > 0 {
+			return fmt.Errorf("there are %v", left)
+		}
+		return nil
+	})
+	switches("mps", 8)
+	switches("slices", 8)
+}
+
+// mpsDriver makes a driver root with the stand-in for NVIDIA's daemon, and returns its path.
+func (c *cluster) mpsDriver(t *testing.T) string {
+	t.Helper()
+	root := c.path("driver-mps")
+	if err := os.MkdirAll(filepath.Join(root, "usr/bin"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile(c.path("mpscontrol"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "usr/bin/nvidia-cuda-mps-control"), program, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+// mpsUnits are the GPUs that have a daemon.
+func (c *cluster) mpsUnits(t *testing.T) (units []string) {
+	t.Helper()
+	found, err := filepath.Glob(mpsRoot + "/GPU-*/pipe/control")
+	if err != nil || len(found) != 2 {
+		t.Fatalf("daemons listen at %q, %v", found, err)
+	}
+	for _, path := range found {
+		units = append(units, filepath.Base(filepath.Dir(filepath.Dir(path))))
+	}
+	return units
+}
+
+// sharesByMPS says whether the pod, a client of MPS, sees what so many of four shares are.
+func (c *cluster) sharesByMPS(t *testing.T, name, gpu string, shares int, ceiling string) {
+	t.Helper()
+	lines := c.printed(t, name)
+	for _, want := range []string{
+		"env CUDA_MPS_PIPE_DIRECTORY=/mps/" + gpu + "/pipe",
+		fmt.Sprintf("env CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=%d", 25*shares),
+		fmt.Sprintf("env CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=%dM", shares*15360/4),
+		"mps: " + ceiling,
+		"shm of-the-daemons",
+	} {
+		if !slices.ContainsFunc(lines, func(line string) bool { return strings.HasPrefix(line, want) }) {
+			t.Errorf("pod %s printed %q, nothing with %q", name, lines, want)
+		}
+	}
+	if !slices.ContainsFunc(lines, func(line string) bool { return strings.HasPrefix(line, "env NVIDIA_VISIBLE_DEVICES=GPU-") }) {
+		t.Errorf("pod %s has no GPU: %q", name, lines)
+	}
+}
+
+// killDaemon kills the control daemon of the unit.
+func (c *cluster) killDaemon(t *testing.T, unit string) {
+	t.Helper()
+	found := daemons(t, unit)
+	if len(found) == 0 {
+		t.Fatalf("no daemon of %s", unit)
+	}
+	for _, pid := range found {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// daemons are the processes of NVIDIA's programs for the unit, or for any.
+func daemons(t *testing.T, unit string) (pids []int) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		environment, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "environ"))
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		executable, _ := os.Readlink(filepath.Join("/proc", entry.Name(), "exe"))
+		if filepath.Base(executable) == "nvidia-cuda-mps-control" && bytes.Contains(environment, []byte("CUDA_MPS_PIPE_DIRECTORY=/mps/"+unit)) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}

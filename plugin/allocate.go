@@ -166,24 +166,23 @@ func (a allocateResponse) response() *api.ContainerAllocateResponse {
 	return response
 }
 
-// mpsPipes is where a container finds its daemon.
-const mpsPipes = "/mps/pipe"
-
 // shareByMPS has the container's programs talk to the unit's daemon, with the limits of what it
 // was granted. The daemon shows them one device, which is their ordinal 0: NVIDIA's plugin found
-// that a limit by UUID is not applied (its release v0.15.0).
+// that a limit by UUID is not applied (its release v0.15.0). The variable with the directory has
+// the daemon's own value, as NVIDIA's documentation wants it: internal/mps has it there.
 func (a allocateResponse) shareByMPS(response *api.ContainerAllocateResponse) {
 	unit := a.units[0]
 	limit := sharing.NewMPSLimit(a.granted, a.mpsShares, unit.Memory)
+	pipe := path.Join("/mps", unit.ID, "pipe")
 	response.Envs = map[string]string{
-		"CUDA_MPS_PIPE_DIRECTORY":           mpsPipes,
+		"CUDA_MPS_PIPE_DIRECTORY":           pipe,
 		"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": strconv.Itoa(limit.ThreadPercentage),
 	}
 	if limit.PinnedMemory > 0 {
 		response.Envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = "0=" + strconv.FormatUint(limit.PinnedMemory>>20, 10) + "M"
 	}
 	response.Mounts = []*api.Mount{
-		{HostPath: path.Join(a.grants.MPSRoot, unit.ID, "pipe"), ContainerPath: mpsPipes},
+		{HostPath: path.Join(a.grants.MPSRoot, unit.ID, "pipe"), ContainerPath: pipe},
 		{HostPath: path.Join(a.grants.MPSRoot, "shm"), ContainerPath: "/dev/shm"},
 	}
 }

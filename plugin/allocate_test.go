@@ -341,7 +341,7 @@ func TestAllocateMPS(t *testing.T) {
 	unknown := mpsPlan(1, 3, false)
 	unknown.Resources[0].Units[0].Memory = 0
 	env := func(percentage, memory, visible string) map[string]string {
-		e := map[string]string{"CUDA_MPS_PIPE_DIRECTORY": "/mps/pipe", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage}
+		e := map[string]string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage}
 		if memory != "" {
 			e["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = memory
 		}
@@ -376,6 +376,8 @@ func TestAllocateMPS(t *testing.T) {
 				return
 			}
 			got := response.ContainerResponses[0]
+			unit, _, _ := sharing.ParseDeviceID(test.ids[0])
+			test.want["CUDA_MPS_PIPE_DIRECTORY"] = "/mps/" + unit + "/pipe"
 			if diff := cmp.Diff(test.want, got.Envs); diff != "" {
 				t.Error(diff)
 			}
@@ -383,8 +385,7 @@ func TestAllocateMPS(t *testing.T) {
 			for _, m := range got.Mounts {
 				mounts[m.ContainerPath] = m.HostPath
 			}
-			unit, _, _ := sharing.ParseDeviceID(test.ids[0])
-			if diff := cmp.Diff(map[string]string{"/mps/pipe": "/run/nvidia/mps/" + unit + "/pipe", "/dev/shm": "/run/nvidia/mps/shm"}, mounts); diff != "" {
+			if diff := cmp.Diff(map[string]string{"/mps/" + unit + "/pipe": "/run/nvidia/mps/" + unit + "/pipe", "/dev/shm": "/run/nvidia/mps/shm"}, mounts); diff != "" {
 				t.Error(diff)
 			}
 		})

@@ -1,0 +1,25 @@
+//go:build !linux
+
+package mps
+
+import (
+	"errors"
+	"os/exec"
+)
+
+// NVIDIA has MPS for Linux alone. Elsewhere the program is for simulated nodes.
+
+var errNotLinux = errors.New("MPS is for Linux")
+
+func labelForContainers(string) error { return nil }
+
+// MountShm is for Linux.
+func MountShm(string, string) error { return errNotLinux }
+
+// InDriverRoot is the subcommand of virgate mps that calls EnterDriverRoot.
+const InDriverRoot = "in-driver-root"
+
+func inDriverRoot(command *exec.Cmd, _ string, _ Environment) *exec.Cmd { return command }
+
+// EnterDriverRoot is for Linux.
+func EnterDriverRoot([]string) error { return errNotLinux }

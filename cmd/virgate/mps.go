@@ -7,7 +7,9 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/signal"
 	"slices"
+	"syscall"
 
 	"github.com/urfave/cli/v3"
 
@@ -84,6 +86,8 @@ func superviseMPS(ctx context.Context, cmd *cli.Command, startup configs.Startup
 		return err
 	}
 	defer func() { _ = lock.Release() }()
+	// NVIDIA's config-manager sends it when the profile changes, of which virgate run tells.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	node := nvml.NewNode(gpus.Library, nvml.Options{Logger: log})
 	return mps.Run(ctx, mps.Options{
 		Root: root, Logger: log.With("component", "mps"),

@@ -139,7 +139,7 @@ func (c *Client) session(ctx context.Context, connected func()) error {
 	if err != nil {
 		return err
 	}
-	defer connection.Close()
+	defer func() { _ = connection.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = connection.Close() })()
 	connected()
 	sending, stop := context.WithCancel(ctx)

@@ -39,7 +39,7 @@ func supervise(root string) {
 	o := (&node{root: root, modes: modes}).killed(at)
 	o.Control = killing{programAt(os.Getenv(killProgram), os.Stderr), at}
 	_ = mps.Run(context.Background(), o)
-	os.Exit(1)
+	os.Exit(1) //nolint:forbidigo // It is the whole program.
 }
 
 func (n *node) killed(at func(when, step string)) mps.Options {

@@ -153,7 +153,7 @@ func TestNoQuit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer client.Close()
+	defer func() { _ = client.Close() }()
 	if client.Percentage != 25 || client.Memory != "10240M" {
 		t.Errorf("the client has %+v", client)
 	}
@@ -187,7 +187,7 @@ func TestDeadDaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer client.Close()
+	defer func() { _ = client.Close() }()
 	pid := n.daemon(gpu)
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -292,7 +292,7 @@ func TestOtherLimits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer client.Close()
+		defer func() { _ = client.Close() }()
 		less := unit(gpu)
 		less.ThreadPercentage, less.PinnedMemory = 10, 4<<30
 		n.client.Want([]mps.Unit{less})

@@ -38,12 +38,12 @@ func TestMain(m *testing.M) {
 	}
 	if len(os.Args) > 2 && os.Args[2] == mps.InDriverRoot {
 		_, _ = fmt.Fprintln(os.Stderr, mps.EnterDriverRoot(os.Args[3:]))
-		os.Exit(1)
+		os.Exit(1) //nolint:forbidigo // This is a main.
 	}
 	if root := os.Getenv(killRoot); root != "" {
 		supervise(root)
 	}
-	os.Exit(m.Run())
+	os.Exit(m.Run()) //nolint:forbidigo // This is a main.
 }
 
 // program is the stand-in as a program of its own.
@@ -109,7 +109,7 @@ func (n *node) Write(data []byte) (int, error) {
 
 func newNode(t *testing.T, control mps.Control) *node {
 	t.Helper()
-	root, err := os.MkdirTemp("", "mps") // t.TempDir is too long for a socket.
+	root, err := os.MkdirTemp("", "mps") //nolint:usetesting // A socket's path must be short.
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,12 +178,15 @@ func (n *node) await(want ...string) {
 
 func (n *node) until(what string, is func() (bool, string)) {
 	n.t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	tick, end := time.Tick(5*time.Millisecond), time.After(patience)
+	for {
 		ok, now := is()
 		if ok {
 			return
 		}
-		if time.Now().After(end) {
+		select {
+		case <-tick:
+		case <-end:
 			n.t.Fatalf("waiting for %s: %s", what, now)
 		}
 	}

@@ -290,7 +290,7 @@ func (s *supervisor) tellStates(ctx context.Context, connection net.Conn) {
 // keepReadyFile keeps .ready, as NVIDIA's mps-control-daemon has it.
 func (s *supervisor) keepReadyFile(ctx context.Context) {
 	path := filepath.Join(s.Root, ".ready")
-	defer os.Remove(path)
+	defer func() { _ = os.Remove(path) }()
 	for {
 		_, ready, changed := s.list()
 		err := os.Remove(path)

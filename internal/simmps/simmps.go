@@ -40,7 +40,7 @@ const (
 )
 
 // errNone is what the real program says, and exits with 1.
-var errNone = errors.New("Cannot find MPS control daemon process")
+var errNone = errors.New("Cannot find MPS control daemon process") //nolint:staticcheck // As NVIDIA's program says it.
 
 // Environment are the variables of the same names.
 type Environment struct{ Device, Pipe, Log string }
@@ -89,10 +89,10 @@ var errDied = errors.New("killed")
 // were killed: its files stay.
 func serve(ctx context.Context, env Environment, servers Servers) error {
 	if env.fault() == "refuse" {
-		return errors.New("Cannot start MPS control daemon: the test wants it so")
+		return errors.New("Cannot start MPS control daemon: the test wants it so") //nolint:staticcheck // As NVIDIA's program says it.
 	}
 	if info, err := os.Stat(env.Pipe); err != nil || !info.IsDir() {
-		return fmt.Errorf("Failed to access the pipe directory %s", env.Pipe)
+		return fmt.Errorf("Failed to access the pipe directory %s", env.Pipe) //nolint:staticcheck // As NVIDIA's program says it.
 	}
 	if len(env.socket()) > maxSocketPath {
 		return errNone
@@ -101,9 +101,9 @@ func serve(ctx context.Context, env Environment, servers Servers) error {
 	if err != nil {
 		return err
 	}
-	defer lock.Close()
+	defer func() { _ = lock.Close() }()
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return errors.New("An instance of this daemon is already running")
+		return errors.New("An instance of this daemon is already running") //nolint:staticcheck // As NVIDIA's program says it.
 	}
 	_ = os.Remove(env.socket()) // Of one that was killed.
 	listener, err := net.Listen("unix", env.socket())
@@ -111,7 +111,7 @@ func serve(ctx context.Context, env Environment, servers Servers) error {
 		return errNone
 	}
 	listener.(*net.UnixListener).SetUnlinkOnClose(false)
-	defer listener.Close()
+	defer func() { _ = listener.Close() }()
 	if err := os.Chmod(env.socket(), 0o666); err != nil {
 		return err
 	}
@@ -147,7 +147,7 @@ func serve(ctx context.Context, env Environment, servers Servers) error {
 				return
 			}
 			group.Go(func() {
-				defer connection.Close()
+				defer func() { _ = connection.Close() }()
 				defer context.AfterFunc(quit, func() { _ = connection.Close() })()
 				d.handle(quit, connection)
 			})
@@ -331,7 +331,7 @@ func ask(ctx context.Context, env Environment, command string) (string, error) {
 	if err != nil {
 		return "", errNone
 	}
-	defer connection.Close()
+	defer func() { _ = connection.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = connection.Close() })()
 	if _, err := fmt.Fprintln(connection, command); err != nil {
 		return "", err

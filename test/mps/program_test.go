@@ -159,12 +159,15 @@ func (w *world) shows(allocatable int) {
 // mode waits for the GPU's compute mode.
 func (w *world) mode(want sharing.ComputeMode) {
 	w.t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	tick, end := time.Tick(5*time.Millisecond), time.After(patience)
+	for {
 		mode, _, err := w.modes.ComputeMode(w.t.Context(), w.uuid)
 		if err == nil && mode == want {
 			return
 		}
-		if time.Now().After(end) {
+		select {
+		case <-tick:
+		case <-end:
 			w.t.Fatalf("compute mode %s, %v; want %s", mode, err, want)
 		}
 	}

@@ -34,11 +34,7 @@ func testMPS(t *testing.T, c *cluster) {
 	c.label(t, "slices")
 	t.Cleanup(func() { // After the chart is gone, with whom its daemons go.
 		c.uninstall(t)
-		for unix.Unmount(mpsRoot+"/shm", unix.MNT_DETACH) == nil {
-		}
-		if err := os.RemoveAll(mpsRoot); err != nil {
-			t.Error(err)
-		}
+		removeMPSRoot(t)
 	})
 	c.install(t, "node=sim:t4x2", "config.name=mps", "mps.enabled=true", "nvidiaDriverRoot="+c.mpsDriver(t), "metrics.perContainer=true", "extraArgs[0]=--sample=500ms")
 	defer func() {
@@ -122,6 +118,13 @@ func testMPS(t *testing.T, c *cluster) {
 func (c *cluster) mpsDriver(t *testing.T) string {
 	t.Helper()
 	root := c.path("driver-mps")
+	c.installMPSControl(t, root)
+	return root
+}
+
+// installMPSControl adds the stand-in for NVIDIA's daemon to the driver root.
+func (c *cluster) installMPSControl(t *testing.T, root string) {
+	t.Helper()
 	if err := os.MkdirAll(filepath.Join(root, "usr/bin"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +135,16 @@ func (c *cluster) mpsDriver(t *testing.T) string {
 	if err := os.WriteFile(filepath.Join(root, "usr/bin/nvidia-cuda-mps-control"), program, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	return root
+}
+
+// removeMPSRoot removes what daemons that have ended left.
+func removeMPSRoot(t *testing.T) {
+	t.Helper()
+	for unix.Unmount(mpsRoot+"/shm", unix.MNT_DETACH) == nil {
+	}
+	if err := os.RemoveAll(mpsRoot); err != nil {
+		t.Error(err)
+	}
 }
 
 // mpsUnits are the GPUs that have a daemon.

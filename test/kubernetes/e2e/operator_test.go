@@ -20,6 +20,7 @@ const (
 	discoveryLabel    = "nvidia.com/gpu.deploy.gpu-feature-discovery"
 	pluginApp         = "nvidia-device-plugin-daemonset"
 	discoveryApp      = "gpu-feature-discovery"
+	mpsApp            = "nvidia-device-plugin-mps-control-daemon"
 	validations       = "/run/nvidia/validations"
 	operatorDriver    = "/run/nvidia/driver"
 	operatorFeatures  = "/run/nvidia/features.d"
@@ -79,7 +80,47 @@ func testOperator(t *testing.T, c *cluster) {
 		c.awaitNodeFeature(t, operatorNamespace, "nvidia-features-for-"+hostName, "gpu.product", each.product)
 	}
 	c.operatorPod(t, discoveryApp, "its containers to be ready", ready(2))
+	t.Run("MPS", func(t *testing.T) { c.operatesMPS(t, driver) })
 	t.Run("without a config", c.operatesWithoutConfig)
+}
+
+// operatesMPS has a profile share by MPS, with daemons in the operator's DaemonSet, which runs
+// where feature discovery finds such a profile.
+func (c *cluster) operatesMPS(t *testing.T, driver string) {
+	c.installMPSControl(t, driver)
+	t.Cleanup(func() { removeMPSRoot(t) })
+	c.apply(t, "testdata/mps-control-daemon.yaml")
+	c.label(t, "mps")
+	c.awaitNodeFeature(t, operatorNamespace, "nvidia-features-for-"+hostName, "mps.capable", "true")
+	c.awaitAllocatable(t, map[string]int64{})                            // There is no daemon yet.
+	c.setLabels(t, "", map[string]any{"nvidia.com/mps.capable": "true"}) // As NFD does.
+	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 20})
+	c.validates(t)
+	c.run(t, pod("operated-mps", "nvidia.com/gpu", 1))
+	gpu := c.printedVariable(t, "operated-mps", "NVIDIA_VISIBLE_DEVICES")
+	for variable, want := range map[string]string{"CUDA_MPS_PIPE_DIRECTORY": "/mps/" + gpu + "/pipe", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "10"} {
+		if got := c.printedVariable(t, "operated-mps", variable); got != want {
+			t.Errorf("%s is %q, want %q", variable, got, want)
+		}
+	}
+	if lines := c.printed(t, "operated-mps"); !slices.Contains(lines, "mps: at most 10 4096M") {
+		t.Errorf("the daemon's limits are others: %q", lines)
+	}
+	c.remove(t, "operated-mps")
+	c.label(t, "shared")
+	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 8})
+	c.validates(t)
+	if left := daemons(t, ""); len(left) > 0 {
+		t.Errorf("daemons %v run on", left)
+	}
+	c.setLabels(t, "", map[string]any{"nvidia.com/mps.capable": nil})
+	c.await(t, "the DaemonSet's pod to go", func() error {
+		pods, err := c.client.CoreV1().Pods(operatorNamespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=" + mpsApp})
+		if err == nil && len(pods.Items) > 0 {
+			err = fmt.Errorf("there is %s", pods.Items[0].Name)
+		}
+		return err
+	})
 }
 
 // operatesWithoutConfig takes the ConfigMap out of the ClusterPolicy, and has the labels

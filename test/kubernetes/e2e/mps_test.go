@@ -51,6 +51,7 @@ func testMPS(t *testing.T, c *cluster) {
 		t.Helper()
 		began := time.Now()
 		c.label(t, profile)
+		c.awaitProfile(t, profile, "applied")
 		c.awaitAllocatable(t, map[string]int64{shared: devices})
 		c.report.note("MPS: to "+profile+", label to allocatable", time.Since(began).Round(10*time.Millisecond).String())
 	}

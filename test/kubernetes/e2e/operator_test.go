@@ -92,7 +92,6 @@ func (c *cluster) operatesMPS(t *testing.T, driver string) {
 	c.apply(t, "testdata/mps-control-daemon.yaml")
 	c.label(t, "mps")
 	c.awaitNodeFeature(t, operatorNamespace, "nvidia-features-for-"+hostName, "mps.capable", "true")
-	c.awaitAllocatable(t, map[string]int64{})                            // There is no daemon yet.
 	c.setLabels(t, "", map[string]any{"nvidia.com/mps.capable": "true"}) // As NFD does.
 	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 20})
 	c.validates(t)

@@ -69,6 +69,7 @@ func (c *cluster) guardsInStorm(t *testing.T) {
 	within, plugin := c.podStates(t, names), c.plugin(t)
 	over := map[string]string{} // With the number of the process.
 	d := c.watchCluster(t)
+	t.Cleanup(func() { c.clear(t) })
 	ctx, cancel := context.WithCancel(t.Context())
 	var busy sync.WaitGroup
 	busy.Go(func() { c.startPods(ctx, d) })

@@ -280,6 +280,25 @@ func TestNobodyWishes(t *testing.T) {
 	n.until("no directory", func() (bool, string) { return !n.exists("MIG-1"), "there still" })
 }
 
+// TestLeftoversAreTold: who connects is told of what an earlier run left before it is removed, so
+// that no GPU is taken for free while it has the daemon's compute mode.
+func TestLeftoversAreTold(t *testing.T) {
+	n := newNode(t, inProcess())
+	if err := os.WriteFile(filepath.Join(n.root, "compute-modes.json"), []byte(`{"`+gpu+`":"default"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_ = n.modes.set(t.Context(), gpu, sharing.ExclusiveProcess)
+	n.options.Timing.FirstWish = time.Hour
+	n.supervise()
+	n.connect()
+	n.await(gpu + " stopping+left by an earlier run")
+	n.client.Want([]mps.Unit{})
+	n.await()
+	if mode, err := n.modes.get(t.Context(), gpu); mode != sharing.DefaultComputeMode {
+		t.Errorf("it is not told of any more in mode %s, %v", mode, err)
+	}
+}
+
 // TestOtherLimits: other limits are set on the living daemon and its server.
 func TestOtherLimits(t *testing.T) {
 	each(t, func(t *testing.T, n *node) {

@@ -83,6 +83,11 @@ func Run(ctx context.Context, o Options) error {
 		Options: o, journal: journal, wishes: make(chan []Unit), ended: make(chan string),
 		states: map[string]State{}, changed: make(chan struct{}),
 	}
+	// They are told of from the first: a client may take a unit that is not for one that is free.
+	leftovers := s.leftovers()
+	for _, unit := range leftovers {
+		s.states[unit.ID] = State{ID: unit.ID, Phase: nodereport.MPSStopping, Reason: "left by an earlier run"}
+	}
 	listener, err := listen(filepath.Join(o.Root, SocketName))
 	if err != nil {
 		return err
@@ -95,7 +100,7 @@ func Run(ctx context.Context, o Options) error {
 	group.Go(func() { s.accept(ctx, listener, &group) })
 	group.Go(func() { s.keepReadyFile(ctx) })
 	o.Logger.Info("supervising MPS daemons", "root", o.Root)
-	return s.supervise(ctx, &group)
+	return s.supervise(ctx, &group, leftovers)
 }
 
 // listen listens where only root can connect. Nobody else listens there; see Run.
@@ -117,7 +122,7 @@ func listen(path string) (net.Listener, error) {
 }
 
 // supervise starts and ends the units' goroutines as clients wish.
-func (s *supervisor) supervise(ctx context.Context, group *sync.WaitGroup) error {
+func (s *supervisor) supervise(ctx context.Context, group *sync.WaitGroup, leftovers []Unit) error {
 	running := map[string]chan Unit{}
 	wanted := map[string]Unit{}
 	start := func(id string, unit Unit, leftover bool) {
@@ -153,7 +158,7 @@ func (s *supervisor) supervise(ctx context.Context, group *sync.WaitGroup) error
 		s.tellChange()
 		s.mu.Unlock()
 	}
-	leftovers, first := s.leftovers(), time.After(s.Timing.FirstWish)
+	first := time.After(s.Timing.FirstWish)
 	stopLeftovers := func() {
 		for _, unit := range leftovers {
 			if running[unit.ID] == nil {

@@ -51,7 +51,6 @@ func testMPS(t *testing.T, c *cluster) {
 		t.Helper()
 		began := time.Now()
 		c.label(t, profile)
-		c.awaitProfile(t, profile, "applied")
 		c.awaitAllocatable(t, map[string]int64{shared: devices})
 		c.report.note("MPS: to "+profile+", label to allocatable", time.Since(began).Round(10*time.Millisecond).String())
 	}
@@ -96,6 +95,7 @@ func testMPS(t *testing.T, c *cluster) {
 
 	// Two shares are twice one.
 	switches("several", 8)
+	c.awaitProfile(t, "several", "applied") // As many devices as before say nothing.
 	c.run(t, pod("mps-twice", shared, 2))
 	twice := c.printedVariable(t, "mps-twice", "NVIDIA_VISIBLE_DEVICES")
 	c.sharesByMPS(t, "mps-twice", twice, 2, "at most")

@@ -291,7 +291,14 @@ func testLeaving(t *testing.T, c *cluster) {
 	if len(lies()) < 4 {
 		t.Fatalf("on the node lie %q, not state, lock, sockets and specs", lies())
 	}
-	c.upgrade(t, append(partitioned, "uninstall=true")...) // Helm waits until the pods are ready.
+	c.upgrade(t, append(partitioned, "uninstall=true")...)
+	c.await(t, "the rollout", func() error { // As kubectl rollout status does: Helm lets a DaemonSet have its maxUnavailable.
+		set, err := c.client.AppsV1().DaemonSets(namespace).Get(t.Context(), "virgate", metav1.GetOptions{})
+		if s := set.Status; err == nil && (s.ObservedGeneration < set.Generation || s.UpdatedNumberScheduled < 1 || s.NumberAvailable < 1) {
+			err = fmt.Errorf("its status is %+v", s)
+		}
+		return err
+	})
 	if left := lies(); len(left) > 0 {
 		t.Errorf("on the node are left %q", left)
 	}

@@ -37,7 +37,7 @@ test-race: ## all tests, floods, leaks and a short soak too, with the race detec
 	go test $(stripped) -run 'TestDriver(Read)?Errors' ./internal/migchange # each call with each code, which takes ten times as long with the detector
 
 test-kubernetes: ## the kubelet's own code, and a real API server; their first builds take 10 to 20 min
-	cd test/kubernetes && go vet ./... && go test $(race) -timeout 30m ./kubelet && go test ./api # kube-apiserver is slow to build with -race
+	cd test/kubernetes && go vet ./... && go test $(race) -timeout 30m ./kubelet && go test ./api ./dra # kube-apiserver is slow to build with -race
 
 e2e: ## the chart on a real Kubernetes of one node; needs root and runc; PART=storm plays that part alone
 	cd test/kubernetes && E2E=required go test -v -count=1 -timeout 60m -ldflags '$(kubernetes)' -run 'TestKubernetes/$(PART)' ./e2e

@@ -138,7 +138,7 @@ const versionV1 = "v1"
 // readProfile reads a device-plugin document. Its result must not be used if a problem
 // was reported. The layouts come from elsewhere; the document can name them.
 func readProfile(root value, overrides Overrides, layouts MIGLayouts) Config {
-	document := root.mapping("version", "flags", "resources", "sharing", "imex", "exclude", pathRetireAfter, "mig", "health")
+	document := root.mapping("version", "flags", "resources", "sharing", "imex", "exclude", pathRetireAfter, "mig", "health", "dra")
 	// NVIDIA's plugin takes a missing version for v1, too.
 	document.field("version").oneOf(versionV1)
 	set := readSettings(document, overrides)
@@ -171,6 +171,7 @@ func readProfile(root value, overrides Overrides, layouts MIGLayouts) Config {
 	readSharing(document.field("sharing"), &profile)
 	var allowed []string
 	profile.MIG, layouts, allowed = readMIG(document.field("mig"), layouts)
+	profile.DRA = readDRA(document.field("dra"), profile)
 
 	notes := root.source.notes
 	slices.SortStableFunc(notes, func(a, b Note) int { return cmp.Compare(a.Line, b.Line) })

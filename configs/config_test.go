@@ -512,11 +512,46 @@ func TestExamples(t *testing.T) {
 		names = append(names, strings.TrimSuffix(path.Base(file), ".yaml"))
 	}
 	want := []string{
-		"excluded-gpu", "exclusive", "grants-cdi", "grants-driver-mounts", "grants-volume-mounts", "health", "memory-guard", "mig-balanced", "mig-layouts", "mig-mixed", "mig-replicas", "mig-single", "mps", "names-by-model", "side-by-side", "time-slices",
+		"dra-mps", "dra-partitions", "dra-time-slices", "excluded-gpu", "exclusive", "grants-cdi", "grants-driver-mounts", "grants-volume-mounts", "health", "memory-guard", "mig-balanced", "mig-layouts", "mig-mixed", "mig-replicas", "mig-single", "mps", "names-by-model", "side-by-side", "time-slices",
 		"time-slicing-10-packed", "time-slicing-10", "time-slicing-4", "time-slicing-renamed",
 	}
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Errorf("examples (-want +got):\n%s", diff)
+	}
+}
+
+func TestDRA(t *testing.T) {
+	const shared = "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4, rename: shared}]}}\n"
+	for _, test := range []struct {
+		document string
+		want     sharing.DRAConfig
+		notes    string
+	}{
+		{"", sharing.DRAConfig{}, ""},
+		{"dra: {}", sharing.DRAConfig{}, ""},
+		{"dra: {resources: all}", sharing.DRAConfig{All: true}, ""},
+		{"dra: {resources: []}", sharing.DRAConfig{}, ""},
+		{shared + "dra: {resources: [shared, mig-1g.5gb, nvidia.com/gpu]}", sharing.DRAConfig{Resources: []string{"nvidia.com/shared", "nvidia.com/mig-1g.5gb", "nvidia.com/gpu"}}, ""},
+		{"mig: {manage: true}\ndra: {resources: all, dynamicMIG: true}", sharing.DRAConfig{All: true, DynamicMIG: true}, ""},
+		{"dra: {dynamicMIG: true}", sharing.DRAConfig{DynamicMIG: true}, "dra.dynamicMIG: has no effect without mig.manage: true, dra.dynamicMIG: has no effect without resources"},
+	} {
+		config := parse(t, test.document)
+		if diff := cmp.Diff(test.want, config.Profile.DRA); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", test.document, diff)
+		}
+		var notes []string
+		for _, note := range config.Notes {
+			if strings.HasPrefix(note.Path, "dra.") {
+				notes = append(notes, note.Path+": "+note.Message)
+			}
+		}
+		if got := strings.Join(notes, ", "); got != test.notes {
+			t.Errorf("%s: notes %q, want %q", test.document, got, test.notes)
+		}
+	}
+	dra := sharing.DRAConfig{Resources: []string{"nvidia.com/gpu"}}
+	if !dra.Offers("nvidia.com/gpu") || dra.Offers("nvidia.com/gpu.shared") || (sharing.DRAConfig{}).Offers("nvidia.com/gpu") || !(sharing.DRAConfig{All: true}).Offers("a/b") {
+		t.Error("Offers")
 	}
 }
 

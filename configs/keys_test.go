@@ -51,6 +51,8 @@ func sampleValue(key documentKey) string {
 		return "[0]"
 	case "list":
 		return "[]"
+	case "all, or a list of resource names":
+		return "[nvidia.com/gpu]"
 	case "mapping from MIG profiles to whole numbers":
 		return "{1g.5gb: 1}"
 	case "all, or a list of GPU indexes":
@@ -186,7 +188,7 @@ func TestKeysOfTheRoot(t *testing.T) {
 			t.Errorf("%s: %v", top, err)
 		}
 	}
-	if _, err := Parse("", []byte("{version: , flags: , resources: , sharing: , imex: , exclude: , retireAfter: , mig: , health: }"), nil); err != nil || len(tops) != 9 {
+	if _, err := Parse("", []byte("{version: , flags: , resources: , sharing: , imex: , exclude: , retireAfter: , mig: , health: , dra: }"), nil); err != nil || len(tops) != 10 {
 		t.Errorf("%d keys, %v", len(tops), err)
 	}
 }

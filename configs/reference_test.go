@@ -57,7 +57,7 @@ func reference(t *testing.T) string {
 	}
 	for _, part := range []struct{ title, prefix string }{
 		{"version and exclude", ""}, {"retireAfter", "retireAfter."}, {"resources", "resources."}, {"sharing.timeSlicing", "sharing.timeSlicing."}, {"sharing.mps", "sharing.mps."},
-		{"mig", "mig."}, {"health", "health."},
+		{"mig", "mig."}, {"health", "health."}, {"dra", "dra."},
 	} {
 		section(part.title, "key | value | default | meaning")
 		for _, key := range keyTable.Keys {

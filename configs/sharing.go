@@ -29,11 +29,7 @@ func (e sharedEntry) offeredAs() string { return cmp.Or(e.share.Rename, e.share.
 func readSharing(v value, profile *sharing.Profile) {
 	section := v.mapping(keysOf("sharing")...)
 	reader := entryReader{profile: profile, seen: make(map[string]map[sharing.Selector]int)}
-	for _, naming := range slices.Concat(profile.GPUNames, profile.MIGNames) {
-		reader.names = append(reader.names, naming.Name)
-	}
-	slices.Sort(reader.names)
-	reader.names = slices.Compact(reader.names)
+	reader.names = resourceNames(*profile)
 
 	slicing, mps := section.field("timeSlicing"), section.field("mps")
 	fail, entries := reader.readSection(slicing, pathTimeSlicing, "time-sliced")
@@ -57,6 +53,55 @@ func readSharing(v value, profile *sharing.Profile) {
 	for _, e := range entries {
 		profile.TimeSlicing = append(profile.TimeSlicing, e.share)
 	}
+}
+
+// resourceNames are the names that the profile gives so far, sorted.
+func resourceNames(profile sharing.Profile) (names []string) {
+	for _, naming := range slices.Concat(profile.GPUNames, profile.MIGNames) {
+		names = append(names, naming.Name)
+	}
+	for _, share := range profile.TimeSlicing {
+		names = append(names, cmp.Or(share.Rename, share.Resource))
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// readDRA reads the section dra; the profile has the rest already.
+func readDRA(v value, profile sharing.Profile) (dra sharing.DRAConfig) {
+	f := v.mapping(keysOf("dra")...)
+	if len(f.entries) > 0 {
+		v.note("Virgate's own; it takes virgate run --dra, the chart's dra.enabled; NVIDIA has a DRA driver of its own")
+	}
+	resources := f.field("resources")
+	switch resources.shape() {
+	case shapeNothing:
+	case shapeList:
+		items, _ := resources.items()
+		known, lines := resourceNames(profile), map[string]int{}
+		for _, item := range items {
+			name, ok := readResourceName(item)
+			if line, again := lines[name]; ok && again {
+				item.problem(fmt.Sprintf("is listed on line %d already", line))
+			} else if ok {
+				reportUnknownName(item, name, known, "a name from resources or sharing")
+				lines[name], dra.Resources = item.line, append(dra.Resources, name)
+			}
+		}
+	default:
+		if dra.All = resources.node.Value == "all"; !dra.All {
+			resources.problem("expected all, or a list of resource names")
+		}
+	}
+	dynamic := f.field("dynamicMIG")
+	dra.DynamicMIG, _ = dynamic.boolean()
+	if dra.DynamicMIG && !profile.MIG.Manage {
+		dynamic.note("has no effect without mig.manage: true")
+	}
+	if dra.DynamicMIG && !dra.All && dra.Resources == nil {
+		dynamic.note("has no effect without resources")
+	}
+	return dra
 }
 
 // readSection reads timeSlicing or mps, and returns its failRequestsGreaterThanOne and its entries.
@@ -154,19 +199,25 @@ func readReplicas(v value) (int, bool) {
 // reportUnknownName reports a name that no unit of any node can have, either
 // because it is misspelt or because the section resources does not make it.
 func (r *entryReader) reportUnknownName(v value, name string) {
+	reportUnknownName(v, name, r.names, "a name from resources")
+}
+
+// reportUnknownName reports a name that is neither known, of which there is a sorted list, nor
+// a partition's; source says where others come from.
+func reportUnknownName(v value, name string, known []string, source string) {
 	if namesPartition(name) {
 		return
 	}
-	if _, known := slices.BinarySearch(r.names, name); known {
+	if _, found := slices.BinarySearch(known, name); found {
 		return
 	}
 	message := "no GPU or partition has this name: expected " + gpuResource +
-		", nvidia.com/mig- and a MIG profile, or a name from resources"
-	if len(r.names) <= candidatesTried {
+		", nvidia.com/mig- and a MIG profile, or " + source
+	if len(known) <= candidatesTried {
 		// All names share the domain, so it would make all of them look alike.
-		short := make([]string, len(r.names))
-		for i, known := range r.names {
-			short[i] = strings.TrimPrefix(known, resourceDomain)
+		short := make([]string, len(known))
+		for i, name := range known {
+			short[i] = strings.TrimPrefix(name, resourceDomain)
 		}
 		if near := nearest(strings.TrimPrefix(name, resourceDomain), short); near != "" {
 			message += ", did you mean " + near + "?"
@@ -394,4 +445,18 @@ func reportLongLists(profile sharing.Profile, entries []sharedEntry) {
 		}
 		devices[name] += taken * e.share.Replicas
 	}
+}
+
+// CheckMPS returns an error that names the first entry whose units would be shared by MPS if
+// the process knows of no MPS daemons.
+func (c Config) CheckMPS() error {
+	if c.Startup.MPSRoot != "" {
+		return nil
+	}
+	for _, share := range c.Profile.TimeSlicing {
+		if share.MPS {
+			return fmt.Errorf("%s: nothing runs MPS daemons on this node: the chart's mps.enabled does (--mps-root and the container of virgate mps)", share.Path)
+		}
+	}
+	return nil
 }

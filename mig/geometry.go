@@ -15,6 +15,8 @@ type Geometry struct {
 	Slots int
 	// Profiles are the GPU instances that the GPU can have, sorted by Compare.
 	Profiles []ProfileInfo
+	// Memory is that of an instance by its profile, in MiB, as far as the driver says.
+	Memory map[Profile]uint64
 }
 
 // ProfileInfo describes a GPU instance profile of a GPU model.

@@ -129,7 +129,8 @@ func (a allocateResponse) response() *api.ContainerAllocateResponse {
 		a.nameEntries(response)
 	}
 	if a.mpsShares > 0 {
-		a.shareByMPS(response)
+		unit := a.units[0]
+		response.Envs, response.Mounts = MPSAccess(a.grants.MPSRoot, unit.ID, sharing.NewMPSLimit(a.granted, a.mpsShares, unit.Memory))
 	}
 	if a.grants.OnlyCDI() {
 		return response
@@ -166,24 +167,23 @@ func (a allocateResponse) response() *api.ContainerAllocateResponse {
 	return response
 }
 
-// shareByMPS has the container's programs talk to the unit's daemon, with the limits of what it
-// was granted. The daemon shows them one device, which is their ordinal 0: NVIDIA's plugin found
-// that a limit by UUID is not applied (its release v0.15.0). The variable with the directory has
-// the daemon's own value, as NVIDIA's documentation wants it: internal/mps has it there.
-func (a allocateResponse) shareByMPS(response *api.ContainerAllocateResponse) {
-	unit := a.units[0]
-	limit := sharing.NewMPSLimit(a.granted, a.mpsShares, unit.Memory)
-	pipe := path.Join("/mps", unit.ID, "pipe")
-	response.Envs = map[string]string{
+// MPSAccess has a container's programs talk to the unit's daemon, with the limits of what it
+// was granted; root is the host's directory of MPS. The daemon shows them one device, which is
+// their ordinal 0: NVIDIA's plugin found that a limit by UUID is not applied (its release
+// v0.15.0). The variable with the directory has the daemon's own value, as NVIDIA's
+// documentation wants it: internal/mps has it there.
+func MPSAccess(root, unit string, limit sharing.MPSLimit) (envs map[string]string, mounts []*api.Mount) {
+	pipe := path.Join("/mps", unit, "pipe")
+	envs = map[string]string{
 		"CUDA_MPS_PIPE_DIRECTORY":           pipe,
 		"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": strconv.Itoa(limit.ThreadPercentage),
 	}
 	if limit.PinnedMemory > 0 {
-		response.Envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = "0=" + strconv.FormatUint(limit.PinnedMemory>>20, 10) + "M"
+		envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = "0=" + strconv.FormatUint(limit.PinnedMemory>>20, 10) + "M"
 	}
-	response.Mounts = []*api.Mount{
-		{HostPath: path.Join(a.grants.MPSRoot, unit.ID, "pipe"), ContainerPath: pipe},
-		{HostPath: path.Join(a.grants.MPSRoot, "shm"), ContainerPath: "/dev/shm"},
+	return envs, []*api.Mount{
+		{HostPath: path.Join(root, unit, "pipe"), ContainerPath: pipe},
+		{HostPath: path.Join(root, "shm"), ContainerPath: "/dev/shm"},
 	}
 }
 
@@ -266,6 +266,9 @@ type Host struct {
 	Extras []string
 	// Obstacles say why a unit cannot be granted now, by its ID.
 	Obstacles map[string]string
+	// NoCDIEntry are the units that claims cannot be given, because there is no CDI entry for
+	// them, and why; nil where no claims are served.
+	NoCDIEntry map[string]string
 }
 
 // CDIVendor is the vendor of the CDI entries that NVIDIA's device plugin creates. Ours

@@ -207,7 +207,11 @@ func TestBlockAllocationIsAtomic(t *testing.T) {
 // TestWithdrawn checks that a unit is withdrawn when nobody can use it any more and not
 // before, also while a pod holds it.
 func TestWithdrawn(t *testing.T) {
-	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) { options.Timing.RemovalDelay = time.Hour })
+	kubelet := &looking{seen: make(chan struct{}, 1)}
+	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) {
+		options.Timing.RemovalDelay, options.Kubelet = time.Hour, kubelet
+	})
+	kubelet.direct = direct{b.kubelet}
 	if !b.manager.Withdrawn("GPU-0001") {
 		t.Error("something is listed before there is a plan")
 	}
@@ -227,10 +231,16 @@ func TestWithdrawn(t *testing.T) {
 	if _, err := b.kubelet.AddPod(b.ctx, pod); err != nil {
 		t.Fatal(err)
 	}
+	// A pod that is gone before anybody saw it may be one that is still to start.
+	select {
+	case <-kubelet.seen:
+	case <-b.ctx.Done():
+		t.Fatal("the kubelet is not read after a grant")
+	}
 	excluded := plan(gpu, 1, 1)
 	excluded.Health["GPU-0001"] = sharing.Health{}
 	b.manager.Apply(excluded)
-	b.shows(gpu, 2, 1) // The pod was read: the unit that is to go is Unhealthy.
+	b.shows(gpu, 2, 1)
 	if b.manager.Withdrawn("GPU-0001") {
 		t.Error("a unit that a pod holds is withdrawn")
 	}

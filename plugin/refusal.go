@@ -36,11 +36,13 @@ const (
 	MIGChange RefusalReason = "repartitioning"
 	// Switching says that the unit leaves the mode in which it was requested.
 	Switching RefusalReason = "switching"
+	// ByDRA says that the unit is offered by Dynamic Resource Allocation.
+	ByDRA RefusalReason = "by_dra"
 	// Internal says that no kubelet makes such a request.
 	Internal RefusalReason = "internal"
 )
 
-var refusalReasons = [...]RefusalReason{UnknownDevice, UnhealthyDevice, TooMany, SameUnit, SeveralUnits, NotReady, MIGChange, Switching, Internal}
+var refusalReasons = [...]RefusalReason{UnknownDevice, UnhealthyDevice, TooMany, SameUnit, SeveralUnits, NotReady, MIGChange, Switching, ByDRA, Internal}
 
 // RefusalReasons are all reasons.
 func RefusalReasons() []RefusalReason { return slices.Clone(refusalReasons[:]) }
@@ -148,29 +150,35 @@ func quoteID(id string) string {
 	return strconv.Quote(id[:shownBytes]) + "…"
 }
 
-// blockedUnits has the units that must not be granted while they are changed, and why.
-// The map is replaced, never changed, so that Allocate reads it without a lock.
+// blockedUnits has the units that must not be granted while they are changed, and why, and
+// those that are offered by DRA. The maps are replaced, never changed, so that Allocate reads
+// them without a lock.
 type blockedUnits struct {
 	units atomic.Pointer[map[string]string]
+	byDRA atomic.Pointer[map[string]bool]
 }
 
 func newBlockedUnits() *blockedUnits {
 	b := &blockedUnits{}
 	b.units.Store(&map[string]string{})
+	b.byDRA.Store(&map[string]bool{})
 	return b
 }
 
 // refuse returns an error when one of the devices is of a blocked unit. That also holds
 // for devices that no list has any more.
 func (b *blockedUnits) refuse(resource string, ids []string) error {
-	blocked := *b.units.Load()
-	if len(blocked) == 0 {
+	blocked, byDRA := *b.units.Load(), *b.byDRA.Load()
+	if len(blocked) == 0 && len(byDRA) == 0 {
 		return nil // A request may have millions of IDs.
 	}
 	for _, id := range ids {
 		unit, _, _ := sharing.ParseDeviceID(id)
 		if reason, is := blocked[unit]; is {
 			return refusef(MIGChange, codes.FailedPrecondition, "%s: device %s %s", resource, id, reason)
+		}
+		if byDRA[unit] {
+			return refusef(ByDRA, codes.FailedPrecondition, "%s: device %s is offered by Dynamic Resource Allocation", resource, id)
 		}
 	}
 	return nil
@@ -195,3 +203,7 @@ func (m *Manager) BlockAllocation(reason string, units ...string) { m.blocked.se
 
 // AllowAllocation undoes BlockAllocation.
 func (m *Manager) AllowAllocation(units ...string) { m.blocked.set("", units) }
+
+// SetByDRA makes every later Allocate of these units' devices fail, and of no others: pods get
+// them by claims. What BlockAllocation says of Withdrawn holds for it too.
+func (m *Manager) SetByDRA(units map[string]bool) { m.blocked.byDRA.Store(&units) }

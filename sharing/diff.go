@@ -53,6 +53,27 @@ func (p Plan) modes() map[string]mode {
 	return byUnit
 }
 
+// HeldOtherwise are the units of which devices are held in another way than the plan offers
+// them, or that it does not offer, with those holders: it can offer them when the holders have
+// ended. Of a claim of unknown GPUs nobody can tell.
+func (p Plan) HeldOtherwise(allocations []Allocation) (units []UnitUsage) {
+	want := p.modes()
+	for _, u := range Usage(p.Resources, allocations) {
+		u.Holders = slices.DeleteFunc(slices.Clone(u.Holders), func(a Allocation) bool {
+			held := mode{} // By a claim: the plan has no such unit.
+			if a.Claim == "" {
+				_, _, mps, shared := parseDeviceID(a.Devices[0])
+				held = mode{a.Resource, shared, mps}
+			}
+			return a.AnyGPU || held == want[u.Unit.ID]
+		})
+		if len(u.Holders) > 0 {
+			units = append(units, u)
+		}
+	}
+	return units
+}
+
 // ChangeKind is one of the constants below.
 type ChangeKind string
 

@@ -27,6 +27,8 @@ type GPU struct {
 	PCIBusID string `json:"pciBusID"`
 	// Model is the driver's product name, for example "NVIDIA A100-SXM4-40GB".
 	Model string `json:"model"`
+	// Brand is what it is sold as, in the words of NVIDIA's DRA driver: "Nvidia", "Tesla"; empty when unknown.
+	Brand string `json:"-"`
 	// Memory is the GPU's total memory in bytes.
 	Memory uint64 `json:"memory"`
 	// Architecture is the lower-case family name, "ampere"; empty when unknown.

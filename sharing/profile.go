@@ -37,6 +37,24 @@ type Profile struct {
 	MIG MIGConfig
 	// RetireAfter says how long held devices that this profile does not want stay Healthy.
 	RetireAfter RetireAfter
+	// DRA says what is offered by Dynamic Resource Allocation.
+	DRA DRAConfig
+}
+
+// DRAConfig says which resources are offered by Dynamic Resource Allocation and not by the
+// device plugin; the zero one has none.
+type DRAConfig struct {
+	// All says that every resource is; else those are that Resources names as they are offered.
+	All       bool
+	Resources []string
+	// DynamicMIG has partitions made when a claim has been given them, on the GPUs for which
+	// no MIG layout is asked.
+	DynamicMIG bool
+}
+
+// Offers says whether the resource is offered by Dynamic Resource Allocation.
+func (d DRAConfig) Offers(resource string) bool {
+	return d.All || slices.Contains(d.Resources, resource)
 }
 
 // RetireAfter says how long a device that a pod holds stays Healthy when the profile
@@ -213,6 +231,8 @@ type Grants struct {
 	DriverHostPath, DriverContainerPath string
 	// MPSRoot is the host's directory of the MPS daemons' files.
 	MPSRoot string
+	// Claims says that claims are served too, which always takes CDI entries.
+	Claims bool
 }
 
 // DeviceListStrategy is a way to tell a container its devices. The names are those of

@@ -147,3 +147,44 @@ func TestWithhold(t *testing.T) {
 		t.Error("an earlier reason is lost")
 	}
 }
+
+// TestHeldOtherwise: a device that is held under the name and in the way of the plan is no obstacle.
+func TestHeldOtherwise(t *testing.T) {
+	plan := Plan{Resources: []Resource{
+		{Name: "gpu", Units: []Unit{{ID: "GPU-a", Replicas: 1}, {ID: "GPU-b", Replicas: 1}}},
+		{Name: "share", Units: []Unit{{ID: "GPU-c", Replicas: 4}, {ID: "GPU-d", Replicas: 4, MPS: MPS{Shares: 4}}}},
+	}}
+	for _, test := range []struct {
+		name string
+		held Allocation
+		want string // The unit; "" for none.
+	}{
+		{"exclusive", Allocation{Resource: "gpu", Devices: []string{"GPU-a"}}, ""},
+		{"exclusive under another name", Allocation{Resource: "other", Devices: []string{"GPU-a"}}, "GPU-a"},
+		{"a share of what is exclusive", Allocation{Resource: "gpu", Devices: []string{"GPU-b::0"}}, "GPU-b"},
+		{"a share", Allocation{Resource: "share", Devices: []string{"GPU-c::3"}}, ""},
+		{"one share more than there will be", Allocation{Resource: "share", Devices: []string{"GPU-c::7"}}, ""},
+		{"whole, of what is shared", Allocation{Resource: "share", Devices: []string{"GPU-c"}}, "GPU-c"},
+		{"by MPS", Allocation{Resource: "share", Devices: []string{"GPU-d::1of4"}}, ""},
+		{"by MPS between another number", Allocation{Resource: "share", Devices: []string{"GPU-d::1of2"}}, "GPU-d"},
+		{"not by MPS", Allocation{Resource: "share", Devices: []string{"GPU-d::1"}}, "GPU-d"},
+		{"not in the plan", Allocation{Resource: "gpu", Devices: []string{"GPU-z"}}, "GPU-z"},
+		{"by a claim, not in the plan", Allocation{Resource: "driver", Devices: []string{"GPU-z"}, Claim: "c"}, ""},
+		{"by a claim, in the plan", Allocation{Resource: "driver", Devices: []string{"GPU-a"}, Claim: "c"}, "GPU-a"},
+		{"by a claim of any GPU", Allocation{Resource: "driver", Devices: []string{"GPU-a", "GPU-z"}, Claim: "c", AnyGPU: true}, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := ""
+			for _, u := range plan.HeldOtherwise([]Allocation{test.held}) {
+				got += u.Unit.ID
+			}
+			if got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+	mixed := []Allocation{{Pod: "p", Resource: "share", Devices: []string{"GPU-c::0"}}, {Pod: "q", Resource: "gpu", Devices: []string{"GPU-c"}}}
+	if got := plan.HeldOtherwise(mixed); len(got) != 1 || len(got[0].Holders) != 1 || got[0].Holders[0].Pod != "q" {
+		t.Errorf("of two holders: %+v", got)
+	}
+}

@@ -50,6 +50,8 @@ func clusterCommand(environment environment) *cli.Command {
 			&cli.StringFlag{Name: "virgate-namespace", Value: "virgate", Usage: "the namespace of Virgate's own pods"},
 			&cli.DurationFlag{Name: "status-timeout", Value: 2 * time.Second, Usage: "how long a node's status page may take; 0 reads none"},
 			&cli.DurationFlag{Name: "all-timeout", Value: 10 * time.Second, Usage: "how long all status pages together may take"},
+			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "go on: a live table on a terminal, elsewhere the lines that change"},
+			&cli.StringFlag{Name: "serve", Usage: "show a page at this address, such as 127.0.0.1:8080, and keep it up to date", Action: clusterAddress},
 			&cli.BoolFlag{Name: "verbose", Aliases: []string{"v"}, Usage: "say how many requests were made"},
 		},
 		Action: nodes.Action,
@@ -61,6 +63,7 @@ func clusterCommand(environment environment) *cli.Command {
 			part("tenants", "shows which namespaces share GPUs with which", (*text).clusterTenants, func(v cluster.View) (any, []string) {
 				return v.Tenants, namesOf(v.Tenants, func(t cluster.TenantView) string { return "namespace/" + t.Namespace })
 			}),
+			clusterWhyCommand(environment),
 		},
 	}
 }
@@ -103,16 +106,29 @@ func clusterOptions(cmd *cli.Command) (options cluster.Options, client *cluster.
 
 // lookAtCluster reads once and prints.
 func lookAtCluster(ctx context.Context, cmd *cli.Command, environment environment, show func(*text, cluster.View, bool), of func(cluster.View) (any, []string)) error {
+	if err := serveAlone(cmd); err != nil {
+		return err
+	}
 	options, client, _, err := clusterOptions(cmd)
 	if err != nil {
 		return err
 	}
-	began := time.Now()
-	snapshot, err := client.Read(ctx, options)
-	if cmd.Bool("verbose") {
-		_, _ = fmt.Fprintf(cmd.Root().ErrWriter, "%d requests for lists and rights, %d for status pages, in %s\n",
-			client.Lists.Load(), client.Pages.Load(), time.Since(began).Round(time.Millisecond))
+	if cmd.IsSet("serve") {
+		return serveCluster(ctx, cmd.Root().ErrWriter, cmd.String("serve"), client.NewWatcher(options))
 	}
+	began := time.Now()
+	requests := func() {
+		if cmd.Bool("verbose") {
+			_, _ = fmt.Fprintf(cmd.Root().ErrWriter, "%d requests for lists and rights, %d for status pages, in %s\n",
+				client.Lists.Load(), client.Pages.Load(), time.Since(began).Round(time.Millisecond))
+		}
+	}
+	if cmd.Bool("watch") {
+		defer requests()
+		return watchCluster(ctx, cmd, environment, client.NewWatcher(options), show, of)
+	}
+	snapshot, err := client.Read(ctx, options)
+	requests()
 	if err != nil {
 		return err
 	}
@@ -121,7 +137,7 @@ func lookAtCluster(ctx context.Context, cmd *cli.Command, environment environmen
 	list, names := of(view)
 	switch output := cmd.String("output"); output {
 	case "json", "yaml":
-		data, err := json.MarshalIndent(map[string]any{"at": view.At, cmp.Or(strings.TrimPrefix(cmd.Name, "cluster"), "nodes"): list, "notes": view.Notes}, "", "  ")
+		data, err := json.MarshalIndent(clusterDocument(cmd, view, list), "", "  ")
 		if err == nil && output == "yaml" {
 			data, err = yaml.JSONToYAML(data)
 		}
@@ -145,12 +161,24 @@ func lookAtCluster(ctx context.Context, cmd *cli.Command, environment environmen
 	return err
 }
 
+// clusterDocument is what -o json and yaml print.
+func clusterDocument(cmd *cli.Command, view cluster.View, list any) map[string]any {
+	return map[string]any{"at": view.At, cmp.Or(strings.TrimPrefix(cmd.Name, "cluster"), "nodes"): list, "notes": view.Notes}
+}
+
+// terminal is the output if it is a terminal that can do more than write on; nil otherwise.
+func terminal(out io.Writer, environment environment) *os.File {
+	file, ok := out.(*os.File)
+	if kind, _ := environment("TERM"); !ok || kind == "dumb" || !term.IsTerminal(int(file.Fd())) {
+		return nil
+	}
+	return file
+}
+
 // coloured says that the output is a terminal, and that nobody minds colours (no-color.org).
 func coloured(out io.Writer, environment environment) bool {
-	file, ok := out.(*os.File)
 	no, _ := environment("NO_COLOR")
-	kind, _ := environment("TERM")
-	return ok && no == "" && kind != "dumb" && term.IsTerminal(int(file.Fd()))
+	return no == "" && terminal(out, environment) != nil
 }
 
 // bad and waiting are words of lines that are coloured.
@@ -164,21 +192,29 @@ var (
 	}
 )
 
-// paint makes lines red that say that something is ill, and yellow that say that something waits.
+// colour is what a line is painted with: red where something is ill, yellow where something waits.
+func colour(line string) string {
+	says := func(word string) bool { return strings.Contains(line, word) }
+	switch {
+	case slices.ContainsFunc(bad, says):
+		return "\x1b[31m"
+	case slices.ContainsFunc(waiting, says):
+		return "\x1b[33m"
+	}
+	return ""
+}
+
+// paint gives lines their colour.
 func paint(lines string, colours bool) string {
 	if !colours {
 		return lines
 	}
 	var out strings.Builder
 	for line := range strings.Lines(lines) {
-		says := func(word string) bool { return strings.Contains(line, word) }
-		switch line = strings.TrimSuffix(line, "\n"); {
-		case slices.ContainsFunc(bad, says):
-			line = "\x1b[31m" + line + "\x1b[0m"
-		case slices.ContainsFunc(waiting, says):
-			line = "\x1b[33m" + line + "\x1b[0m"
+		if colour := colour(line); colour != "" {
+			line = colour + strings.TrimSuffix(line, "\n") + "\x1b[0m\n"
 		}
-		out.WriteString(line + "\n")
+		out.WriteString(line)
 	}
 	return out.String()
 }

@@ -16,6 +16,11 @@ func clusterAPI(t *testing.T) (kubeconfig string) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
+		if r.URL.Query().Has("watch") { // Nothing changes.
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+			return
+		}
 		answer := map[string]string{
 			"/api/v1/nodes": `{"kind":"NodeList","apiVersion":"v1","items":[{"metadata":{"name":"n1","labels":{"nvidia.com/device-plugin.config":"b","nvidia.com/device-plugin.config.state":"switching","nvidia.com/gpu.count":"2","nvidia.com/gpu.product":"T4"},
 				"annotations":{"virgate.github.io/profile":"a","virgate.github.io/generation":"0123"}},
@@ -33,8 +38,14 @@ func clusterAPI(t *testing.T) (kubeconfig string) {
 		_, _ = w.Write([]byte(answer))
 	}))
 	t.Cleanup(server.Close)
+	return kubeconfigOf(t, server.URL)
+}
+
+// kubeconfigOf is a file with which kubectl would reach that server.
+func kubeconfigOf(t *testing.T, url string) (kubeconfig string) {
+	t.Helper()
 	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
-	text := "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: '" + server.URL + "'}}]\ncontexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n"
+	text := "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: '" + url + "'}}]\ncontexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n"
 	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +94,7 @@ func TestCluster(t *testing.T) {
 func TestClusterRefuses(t *testing.T) {
 	for words, want := range map[string]string{
 		"-o xml": `--output "xml" is none of`, "--status-timeout -1s": "--status-timeout must not be less than 0", "--all-timeout 0s": "--all-timeout must be more than 0",
-		"--domain a/b": "--domain: expected a domain", "n1": `no cluster command "n1"`, "--kubeconfig /none": "find the API server: ",
+		"--domain a/b": "--domain: expected a domain", "--serve 8080": "--serve: expected an address such as 127.0.0.1:8080", "n1": `no cluster command "n1"`, "--kubeconfig /none": "find the API server: ",
 	} {
 		var out, errors strings.Builder
 		code := run(t.Context(), append([]string{"virgate", "cluster"}, strings.Fields(words)...), os.LookupEnv, &out, &errors)

@@ -38,7 +38,7 @@ func demoCommand() *cli.Command {
 			"each step. The exit code is 0 only if every step succeeded.\n\n" +
 			"Example: virgate demo --serve, then open http://localhost:9400/status",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "scenario", Value: "main", Usage: "main: time-slicing, live switches, a fault; mig: a GPU gets another MIG layout under running pods; guard: pods use more memory than is theirs; mps: time slices, MPS and whole GPUs, and a daemon that dies"},
+			&cli.StringFlag{Name: "scenario", Value: "main", Usage: "main: time-slicing, live switches, a fault; mig: a GPU gets another MIG layout under running pods; guard: pods use more memory than is theirs; mps: time slices, MPS and whole GPUs, and a daemon that dies; dra: claims instead of the device plugin, partitions on demand, and back"},
 			worldFlag(),
 			&cli.BoolFlag{Name: "serve", Usage: "keep running afterwards, with HTTP on --listen"},
 			&cli.StringFlag{Name: "listen", Value: "localhost:9400", Usage: "the HTTP address with --serve"},
@@ -63,7 +63,7 @@ func demoCommand() *cli.Command {
 			}
 			scenario, known := scenarios()[cmd.String("scenario")]
 			if !known {
-				return usageError{fmt.Errorf("--scenario %q is none of main, mig, guard, mps", cmd.String("scenario"))}
+				return usageError{fmt.Errorf("--scenario %q is none of main, mig, guard, mps, dra", cmd.String("scenario"))}
 			}
 			node, err := openSimulated(scenario.node, cmd.String("sim-world"))
 			if err != nil {
@@ -86,6 +86,8 @@ type demoNode struct {
 	api     *demoAPI
 	// mps is the directory of virgate mps, mpsGPU the GPU that pods share by it.
 	mps, mpsGPU string
+	// dra serves claims; nil where the device plugin has all.
+	dra *demoDRA
 	// broken are the steps that did not come true.
 	broken []string
 }
@@ -95,16 +97,19 @@ type scenario struct {
 	node    string
 	profile []byte
 	steps   func(*demoNode) []step
-	// afterwards runs when the demo keeps serving.
+	// afterwards runs when the demo keeps serving; nil for nothing.
 	afterwards func(*demoNode, context.Context) error
+	// claims has the program serve claims too.
+	claims bool
 }
 
 func scenarios() map[string]scenario {
 	return map[string]scenario{
-		"main":  {"dgx-a100", timesSlicedBy(10), (*demoNode).mainSteps, (*demoNode).fillNode},
-		"mig":   {"h100+all-1g.10gb", withLayout("all-1g.10gb"), (*demoNode).migSteps, func(*demoNode, context.Context) error { return nil }},
-		"mps":   {"t4x2", timesSlicedBy(4), (*demoNode).mpsSteps, (*demoNode).serveMPS},
-		"guard": {"t4", []byte(guardedProfile), (*demoNode).guardSteps, func(*demoNode, context.Context) error { return nil }},
+		"main":  {node: "dgx-a100", profile: timesSlicedBy(10), steps: (*demoNode).mainSteps, afterwards: (*demoNode).fillNode},
+		"mig":   {node: "h100+all-1g.10gb", profile: withLayout("all-1g.10gb"), steps: (*demoNode).migSteps},
+		"mps":   {node: "t4x2", profile: timesSlicedBy(4), steps: (*demoNode).mpsSteps, afterwards: (*demoNode).serveMPS},
+		"guard": {node: "t4", profile: []byte(guardedProfile), steps: (*demoNode).guardSteps},
+		"dra":   {node: "h100x2", profile: []byte(byPlugin), steps: (*demoNode).draSteps, claims: true},
 	}
 }
 
@@ -131,28 +136,35 @@ func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string, n
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	options := daemon.Options{
+		GPUs:      func(configs.StartupSettings) (daemon.GPUs, error) { return daemon.Simulated(node, node), nil },
+		Profile:   daemon.ProfileOptions{Path: s.profile, Overrides: configs.Overrides{"flags.mpsRoot": {Value: s.mps}}},
+		MPSSocket: filepath.Join(s.mps, mps.SocketName),
+		Guard:     s.api.pods(),
+		PluginDir: filepath.Join(dir, "dp"), PodResourcesSocket: filepath.Join(dir, "pr.sock"),
+		Timing: plugin.Timing{RemovalDelay: time.Second}, Rescan: 300 * time.Millisecond, Probe: 300 * time.Millisecond,
+		Settings: agent.Settings{SampleInterval: time.Second, Listen: listen, Logger: log, Version: version},
+	}
+	if scenario.claims {
+		if s.dra, err = newDemoDRA(ctx, dir, log); err != nil {
+			return fmt.Errorf("demo: %w", err)
+		}
+		options.DRA, options.NodeName = s.dra.options, demoNodeName
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return s.kubelet.Run(ctx) })
 	group.Go(func() error { return s.runMPS(ctx, log) })
-	group.Go(func() error {
-		return daemon.Run(ctx, daemon.Options{
-			GPUs:      func(configs.StartupSettings) (daemon.GPUs, error) { return daemon.Simulated(node, node), nil },
-			Profile:   daemon.ProfileOptions{Path: s.profile, Overrides: configs.Overrides{"flags.mpsRoot": {Value: s.mps}}},
-			MPSSocket: filepath.Join(s.mps, mps.SocketName),
-			Guard:     s.api.pods(),
-			PluginDir: filepath.Join(dir, "dp"), PodResourcesSocket: filepath.Join(dir, "pr.sock"),
-			Timing: plugin.Timing{RemovalDelay: time.Second}, Rescan: 300 * time.Millisecond, Probe: 300 * time.Millisecond,
-			Settings: agent.Settings{SampleInterval: time.Second, Listen: listen, Logger: log, Version: version},
-		})
-	})
+	group.Go(func() error { return daemon.Run(ctx, options) })
 	group.Go(func() error {
 		defer cancel()
 		if err := s.playSteps(ctx, scenario.steps(s)); err != nil {
 			return err
 		}
 		if listen != "" && len(s.broken) == 0 {
-			if err := scenario.afterwards(s, ctx); err != nil {
-				return err
+			if scenario.afterwards != nil {
+				if err := scenario.afterwards(s, ctx); err != nil {
+					return err
+				}
 			}
 			s.say("\nServing on http://%s (/status, /metrics, /plan, /readyz). Ctrl-C ends it.", listen)
 			<-ctx.Done()

@@ -4,7 +4,7 @@
 //
 // Read main.go first, then run.go, the command that matters, with flags.go and
 // node.go. status.go, control.go, gpu.go and plan.go ask and explain, cluster.go looks at
-// all nodes of a cluster, print.go has how that is
+// all nodes of a cluster and rollout.go changes them, print.go has how that is
 // printed; mig.go begins the mig commands and demo.go the demo.
 package main
 
@@ -49,7 +49,7 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 		ExitErrHandler: func(context.Context, *cli.Command, error) {},
 		Commands: []*cli.Command{
 			runCommand(environment, stderr), planCommand(environment), checkCommand(environment),
-			statusCommand(), healthCommand(), gpuCommand(), migCommand(environment), simCommand(), demoCommand(), uninstallCommand(environment), clusterCommand(environment), versionCommand(),
+			statusCommand(), healthCommand(), gpuCommand(), migCommand(environment), simCommand(), demoCommand(), uninstallCommand(environment), clusterCommand(environment), rolloutCommand(), versionCommand(),
 			mpsCommand(environment, stderr), configManagerCommand(environment, stderr), featureDiscoveryCommand(environment, stderr),
 		},
 		Action: func(_ context.Context, cmd *cli.Command) error { return cli.ShowRootCommandHelp(cmd) },

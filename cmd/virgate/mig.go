@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v3"
@@ -169,42 +168,14 @@ func afterChange(gpus []partitionedGPU, wanted sharing.MIGConfig) (after []shari
 	for _, p := range plans {
 		gpu := p.gpu
 		switch {
-		case p.problem() != "", p.State == nodereport.LayoutPending && p.Record == nil:
+		case p.Problem() != "", p.State == nodereport.LayoutPending && p.Record == nil:
 			warnings = append(warnings, fmt.Sprintf("GPU %d stays as it is: %s", gpu.Index, p.Reason))
 		case p.State == nodereport.LayoutBlocked || !p.Change.Complete():
 			warnings = append(warnings, fmt.Sprintf("GPU %d cannot have all of its layout while it is in use: virgate mig plan says more", gpu.Index))
 		}
-		if p.Record != nil {
-			gpu.MIG, gpu.Partitions = p.Change.MIG, partitionsAfter(gpu, p.Change.Result)
-		}
-		after = append(after, gpu)
+		after = append(after, p.After(gpu))
 	}
 	return after, warnings
-}
-
-// partitionsAfter are the GPU's when it has these. Those that have yet to be made have a
-// UUID that no driver gives.
-func partitionsAfter(gpu sharing.GPU, result []mig.Partition) (partitions []sharing.Partition) {
-	have := slices.Clone(gpu.Partitions)
-	for i, p := range result {
-		next := sharing.Partition{UUID: fmt.Sprintf("%s/new/%d", gpu.UUID, i), Profile: p.Profile, Placement: p.Placement}
-		at := func(old sharing.Partition) bool { return old.Profile == p.Profile && old.Placement == p.Placement }
-		if kept := slices.IndexFunc(have, at); kept >= 0 {
-			next = have[kept]
-			have = slices.Delete(have, kept, kept+1)
-		}
-		next.Index = i
-		partitions = append(partitions, next)
-	}
-	return partitions
-}
-
-// problem says why nothing can be done about the GPU even if all of it is free; else empty.
-func (p gpuPlan) problem() string {
-	if p.State == nodereport.LayoutFailed || p.State == nodereport.LayoutResetRequired || p.State == nodereport.LayoutBlocked && p.Change.Complete() {
-		return p.Reason
-	}
-	return ""
 }
 
 // drawingWidth leaves room for the indent on a terminal of 80 columns.
@@ -247,7 +218,7 @@ func migReport(plans []gpuPlan, warnings []string) migNodeReport {
 		change.Steps = p.Steps
 		report.GPUs = append(report.GPUs, migGPUReport{
 			GPU: p.gpu.UUID, Index: p.gpu.Index, Wanted: p.State != "" && p.State != nodereport.LayoutFailed,
-			Complete: p.problem() == "" && change.Complete(), Problem: p.problem(), Change: change,
+			Complete: p.Problem() == "" && change.Complete(), Problem: p.Problem(), Change: change,
 		})
 	}
 	return report

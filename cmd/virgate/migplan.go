@@ -68,8 +68,8 @@ func (p gpuPlan) drawing(title string, mode bool, blocks []mig.Block) string {
 func (p gpuPlan) verdict(wanted sharing.MIGConfig) string {
 	c := p.Change
 	switch {
-	case p.problem() != "":
-		return "cannot be changed: " + p.problem()
+	case p.Problem() != "":
+		return "cannot be changed: " + p.Problem()
 	case p.State == "":
 		return fmt.Sprintf("nothing is asked of it by %q", wanted.Name)
 	case p.State == nodereport.LayoutApplied:
@@ -79,13 +79,7 @@ func (p gpuPlan) verdict(wanted sharing.MIGConfig) string {
 	case c.Complete() && c.Empty():
 		return p.Reason
 	}
-	made := 0
-	for _, step := range p.Steps {
-		if step.Action == mig.CreateCompute {
-			made++
-		}
-	}
-	text := fmt.Sprintf("%q keeps %d, destroys %d and makes %d", wanted.Name, len(c.Kept), len(c.Doomed), made)
+	text := fmt.Sprintf("%q keeps %d, destroys %d and makes %d", wanted.Name, len(c.Kept), len(c.Doomed), p.Made())
 	if !c.Complete() {
 		text += " now; the rest waits"
 	}
@@ -123,8 +117,8 @@ func migAssertCommand(environment environment) *cli.Command {
 // difference says how the GPU differs from its layout; empty when it does not.
 func (p gpuPlan) difference() string {
 	switch {
-	case p.problem() != "":
-		return p.problem()
+	case p.Problem() != "":
+		return p.Problem()
 	case p.State == "", p.State == nodereport.LayoutApplied:
 		return ""
 	case p.Change.Complete() && p.Change.Empty():

@@ -23,7 +23,10 @@ func planCommand(environment environment) *cli.Command {
 	flags := append(nodeFlags(),
 		&cli.StringFlag{Name: "from", Usage: "an older profile: shows what would change from it, how fast, and for whom it waits"},
 		&cli.StringFlag{Name: "addr", Usage: "with --from: the HTTP address of the node's running Virgate, to name the pods that a change waits for"},
-		outputFlag("table", "wide"),
+		&cli.BoolFlag{Name: "dra", Usage: "shows the ResourceSlices and DeviceClasses of what the profile's dra.resources names, as yaml or json"},
+		nvidiaNames(""),
+		&cli.StringFlag{Name: "node-name", Value: "node", Usage: "with --dra: the Node's name"},
+		outputFlag("table", "wide", "yaml"),
 	)
 	flags = append(flags, configFlags(environment)...)
 	return &cli.Command{
@@ -49,6 +52,9 @@ func planCommand(environment environment) *cli.Command {
 			gpus, err := nvml.Scan(node.Library)
 			if err != nil {
 				return fmt.Errorf("read GPUs: %w", err)
+			}
+			if cmd.Bool("dra") || cmd.String("output") == "yaml" {
+				return planDRA(ctx, cmd, config.Profile, node, gpus)
 			}
 			then, waits := gpus, []string(nil)
 			if config.Profile.MIG.Manage {

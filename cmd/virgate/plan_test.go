@@ -182,22 +182,3 @@ func TestPlanOfGPUsThatKeepTheirPartitions(t *testing.T) {
 		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
 }
-
-// TestPartitionsAfter checks that partitions which stay keep their UUID and health, each once.
-func TestPartitionsAfter(t *testing.T) {
-	half, whole := migProfile(t, "1c.3g.40gb"), migProfile(t, "3g.40gb")
-	at := mig.Placement{Start: 4, Size: 4}
-	gpu := sharing.GPU{UUID: "GPU-a", Partitions: []sharing.Partition{
-		{UUID: "MIG-a", Index: 0, Profile: half, Placement: at}, {UUID: "MIG-b", Index: 1, Profile: half, Placement: at, Health: sharing.Faulty("XID 79")},
-		{UUID: "MIG-c", Index: 2, Profile: half, Placement: mig.Placement{Size: 4}},
-	}}
-	got := partitionsAfter(gpu, []mig.Partition{{Profile: whole, Placement: mig.Placement{Size: 4}}, {Profile: half, Placement: at}, {Profile: half, Placement: at}, {Profile: half, Placement: at}})
-	want := []sharing.Partition{
-		{UUID: "GPU-a/new/0", Index: 0, Profile: whole, Placement: mig.Placement{Size: 4}},
-		{UUID: "MIG-a", Index: 1, Profile: half, Placement: at}, {UUID: "MIG-b", Index: 2, Profile: half, Placement: at, Health: sharing.Faulty("XID 79")},
-		{UUID: "GPU-a/new/3", Index: 3, Profile: half, Placement: at},
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("partitions (-want +got):\n%s", diff)
-	}
-}

@@ -42,6 +42,7 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 		&cli.StringFlag{Name: "mps-socket", Value: mpsDirectory + "/" + mps.SocketName, Usage: "the socket of virgate mps, which runs the MPS daemons; used with --mps-root"},
 		logLevelFlag(),
 	)
+	flags = append(flags, draFlags(environment)...)
 	return &cli.Command{
 		Name:  "run",
 		Usage: "serves the node's GPUs to the kubelet until it is told to stop",
@@ -100,6 +101,9 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 		return err
 	}
 	if options.Guard.Evict, err = evictor(cmd); err != nil {
+		return err
+	}
+	if options.DRA, err = draOptions(cmd); err != nil {
 		return err
 	}
 	output, err := featureOutput(cmd, environment)

@@ -121,6 +121,9 @@ func (t *text) status(s agent.Status) {
 		t.layouts(s.Layouts)
 	}
 	t.daemons(s.GPUs)
+	if s.DRA != nil {
+		t.byClaims(*s.DRA)
+	}
 	if len(s.Warnings) > 0 {
 		t.line("")
 		t.warnings(s.Warnings)
@@ -198,6 +201,24 @@ func (t *text) daemons(gpus []agent.GPUStatus) {
 		for _, d := range g.MPS {
 			table.row(g.Index, d.ID, d.Phase, cmp.Or(d.Reason, "-"))
 		}
+	}
+	table.end()
+}
+
+// byClaims has what is offered by Dynamic Resource Allocation.
+func (t *text) byClaims(s agent.DRAStatus) {
+	registered := "not registered with the kubelet"
+	if s.Registered {
+		registered = "registered with the kubelet"
+	}
+	t.line("")
+	t.line("DRA: %s, %d ResourceSlices", registered, s.Slices)
+	for _, line := range s.Unwell() {
+		t.line("%s", line)
+	}
+	table := t.table("DEVICE BY CLAIMS", "PATH", "CLAIMS")
+	for _, d := range s.Devices() {
+		table.row(d.Name, d.Path, cmp.Or(strings.Join(d.Claims, " "), "-"))
 	}
 	table.end()
 }

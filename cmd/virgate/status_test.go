@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/sharing"
 )
@@ -36,6 +37,35 @@ not ready: not serving yet
 RESOURCE  STRATEGY  DEVICES  HEALTHY  HELD  FREE  LEAVING  STREAMS
 
 GPU  UNIT  MODEL  RESOURCE  HELD  HEALTH  HOLDERS
+`,
+		},
+		{
+			"claims",
+			agent.Status{
+				Version: "v", Role: agent.RoleServing, Ready: true, Profile: agent.ProfileStatus{State: nodereport.ProfileApplied, Since: since},
+				DRA: &agent.DRAStatus{
+					DRAState: agent.DRAState{Registered: true, Slices: 1, Problems: []string{"no API server"}}, Paths: map[string]claims.Path{"gpu-a": claims.DRA, "gpu-b": claims.LeavingPlugin},
+					Claims:  []claims.Claim{{Namespace: "ns", Name: "c", Results: []claims.Result{{Device: "gpu-a-1g10gb-0"}}}},
+					Refused: []claims.Refused{{Reason: "claim ns/d: pod ns/p still has gpu-b"}},
+				},
+			},
+			`node       -
+virgate    v, serving, ready
+profile    applied since 2026-01-02T03:04:05Z
+  wanted   -
+  applied  none
+
+RESOURCE  STRATEGY  DEVICES  HEALTHY  HELD  FREE  LEAVING  STREAMS
+
+GPU  UNIT  MODEL  RESOURCE  HELD  HEALTH  HOLDERS
+
+DRA: registered with the kubelet, 1 ResourceSlices
+DRA: no API server
+waits: claim ns/d: pod ns/p still has gpu-b
+DEVICE BY CLAIMS  PATH            CLAIMS
+gpu-a             dra             -
+gpu-a-1g10gb-0    dra             ns/c
+gpu-b             leaving-plugin  -
 `,
 		},
 		{

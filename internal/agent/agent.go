@@ -36,6 +36,9 @@ type ConfigSource interface {
 	// they are those of the profile that was wanted, as far as that is known. The
 	// error is configs.ErrPending while it is not known which one is wanted.
 	Profile() (configs.SelectedProfile, error)
+	// WithLabel returns what Profile would if the Node's label of that name had that value. The
+	// error can also be that no such label is looked at.
+	WithLabel(label, value string) (configs.SelectedProfile, error)
 	// Watch is as in Node.
 	Watch(ctx context.Context, changed func()) error
 }
@@ -122,6 +125,8 @@ type Options struct {
 	DriverSettings DriverSettings
 	// MPS runs the daemons of MPS; nil where nothing does.
 	MPS MPS
+	// DRA serves what the profile offers by Dynamic Resource Allocation.
+	DRA DRAOptions
 	// Pods are for the guard of memory.
 	Pods Pods
 	// Control serves the control socket, with gpu for what is below /gpu; nil for none.
@@ -141,7 +146,7 @@ func newAgent(options Options) *agent {
 	}
 	a.Plugin.SetCallMetrics(a.calls)
 	a.mig = migchange.New(migchange.Options{
-		Partitioner: a.Partitioner, LetGo: a.LetGo, Store: a.Journal, Devices: a.Plugin, Inputs: a.migInputs, Holders: a.Kubelet.Held,
+		Partitioner: a.Partitioner, LetGo: a.LetGo, Store: a.Journal, Devices: a.Plugin, Inputs: a.migInputs, Holders: a.Kubelet.Held, ByDRA: a.unitsByDRA,
 		Resources: a.resourcesOf, Plan: a.planNow, Changed: a.wakeReport, Refresh: a.Refresh, Logger: a.Logger,
 	})
 	a.releases.gpus, a.releases.begun = map[string]*release{}, make(chan struct{}, 1)
@@ -150,6 +155,12 @@ func newAgent(options Options) *agent {
 	a.gpuSettings.list.Store(&map[string][]GPUSetting{})
 	a.mps = mpsDaemons{wake: make(chan struct{}, 1), wanted: map[string]wantedDaemon{}, doubtful: map[string]time.Time{}}
 	a.mps.view.Store(&mpsView{})
+	a.dra.wake = make(chan struct{}, 1)
+	if a.DRA.Claims != nil {
+		a.DRA.Claims.OnChange(a.wakeDRA)
+		a.DRA.Claims.OnMake(a.makeUnit)
+		a.DRA.Claims.SetModes((&mpsView{}).faultOfClaim)
+	}
 	a.guard.init()
 	a.state.Store(&state{})
 	a.lastSample.Store(firstSample())
@@ -201,6 +212,10 @@ func (a *agent) run(ctx context.Context) error {
 			return nil
 		})
 		start(after(a.registering, a.mpsLoop))
+	}
+	if a.DRA.Driver != nil {
+		start(after(a.registering, a.draLoop))
+		start(after(a.registering, a.DRA.Driver.Run))
 	}
 	if a.Control != nil {
 		control := func(ctx context.Context) error { return a.Control(ctx, a.releaseHandler()) }
@@ -261,6 +276,7 @@ type agent struct {
 	releases            releases
 	gpuSettings         gpuSettings
 	mps                 mpsDaemons
+	dra                 draPaths
 	guard               guard
 	// standby says that another program serves the node, serving that this one has
 	// its lock, draining that it is withdrawing its devices before it ends.
@@ -311,6 +327,7 @@ func (a *agent) startServing(ctx context.Context) error {
 		return err
 	}
 	a.loadReleases()
+	a.loadClaims()
 	a.serving.Store(true)
 	close(a.locked)
 	// Only the program that serves may use the profile of the last run, so the loop

@@ -79,6 +79,8 @@ func (p fakePolicy) Profile() (configs.SelectedProfile, error) {
 	return configs.Config{Profile: profile}.SelectedFrom("fake", "", nil), nil
 }
 
+func (p fakePolicy) WithLabel(string, string) (configs.SelectedProfile, error) { return p.Profile() }
+
 func gpus(faults ...string) []sharing.GPU {
 	list := make([]sharing.GPU, len(faults))
 	for i, fault := range faults {

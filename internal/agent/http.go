@@ -187,6 +187,9 @@ func (a *agent) registry() *prometheus.Registry {
 	if !a.HTTP.NoContainers {
 		show = append(show, metrics.NewContainerCollector(a.sharing, a.utilization))
 	}
+	if a.DRA.Calls != nil {
+		show = append([]prometheus.Collector{a.DRA.Calls, draCollector{metrics.ParseFamilies(draFamilies), a}}, show...)
+	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
 		metrics.NewLimitedCollector(cmp.Or(a.HTTP.MaxSeries, 10000), show...),
@@ -219,6 +222,7 @@ func (a *agent) handler() *http.ServeMux {
 	mux.HandleFunc("GET /status", limited(a.showPage()))
 	mux.Handle("GET /{$}", http.RedirectHandler("/status", http.StatusFound))
 	mux.HandleFunc("GET /api/v1/status", limited(func(w http.ResponseWriter, r *http.Request) { writeJSON(w, a.status(r.Context())) }))
+	mux.HandleFunc("GET /api/v1/forecast", a.showForecast())
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{
 		Registry: registry, MaxRequestsInFlight: maxRequests, CoalesceGather: true,
 		// What is wrong with one series is no reason to lose the others.

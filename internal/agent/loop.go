@@ -88,6 +88,7 @@ func (a *agent) decide() {
 	defer a.mig.Wake()
 	defer notify(a.gpuSettings.wake)
 	defer notify(a.mps.wake)
+	defer notify(a.dra.wake)
 	defer func() {
 		if a.Features != nil && next.profile != nil && next.unread == nil {
 			next.features = a.Features(next.gpus, next.profile.Profile)
@@ -98,13 +99,15 @@ func (a *agent) decide() {
 		return
 	}
 
-	next.plan = a.mig.HoldBack(sharing.NewPlan(next.gpus, next.profile.Profile))
+	whole := a.mig.HoldBack(sharing.NewPlan(next.gpus, next.profile.Profile))
+	next.plan = whole
 	released, warnings := a.released()
 	next.plan = next.plan.Without(func(unit sharing.Unit) bool { return released[unit.GPU] })
 	next.plan.Warnings = append(slices.Clip(next.plan.Warnings), warnings...)
 	next.plan.Warnings = append(next.plan.Warnings, slices.Concat(a.settingWarnings(next.gpus), a.guard.warnings())...)
 	a.prepareHost(last, &next)
 	next.plan = a.withholdMPS(next.plan)
+	a.publishDRA(a.splitDRA(&next, whole))
 	if last.planned && reflect.DeepEqual(last.plan, next.plan) {
 		next.plan = last.plan
 		return
@@ -196,7 +199,9 @@ func (a *agent) prepareHost(last, next *state) {
 	if !a.serving.Load() {
 		return
 	}
-	next.host = a.Host.Prepare(next.plan.Grants, next.gpus)
+	grants := next.plan.Grants
+	grants.Claims = a.DRA.Driver != nil
+	next.host = a.Host.Prepare(grants, next.gpus)
 	next.plan = next.plan.Withhold(next.host.Obstacles)
 	if reflect.DeepEqual(last.host, next.host) {
 		return

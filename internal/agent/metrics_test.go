@@ -11,10 +11,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/sharing"
 )
@@ -78,6 +80,7 @@ func families(t *testing.T, collector prometheus.Collector) []family {
 func complete(t *testing.T) *watch {
 	w := newWatch(t, "dgx-a100", 4)
 	w.Health = eventful{}
+	w.DRA = DRAOptions{Driver: &fakeDRA{written: time.Now()}, Claims: claims.NewTable(claims.Options{}), Calls: NewClaimCalls()}
 	w.pod("one", 0, mebibyte, 10)
 	w.sampleNow()
 	return w

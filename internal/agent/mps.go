@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/virgate/virgate/internal/claims"
+	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
@@ -68,9 +70,7 @@ const (
 // awaitMPS waits a moment to be told of the daemons that run already, so that nobody's shares are
 // Unhealthy for that moment.
 func (a *agent) awaitMPS(ctx context.Context) {
-	if a.MPS == nil || !slices.ContainsFunc(a.state.Load().plan.Resources, func(r sharing.Resource) bool {
-		return slices.ContainsFunc(r.Units, func(u sharing.Unit) bool { return u.MPS.Shares > 0 })
-	}) {
+	if a.MPS == nil || len(a.plannedMPS(a.state.Load())) == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, mpsPatience)
@@ -116,10 +116,20 @@ func (a *agent) followMPS(ctx context.Context) (pending bool) {
 			delete(m.doubtful, state.ID)
 		}
 	}
-	if s.planned && served.Served {
-		pending = a.chooseMPS(ctx, s, next, mpsUses(served))
-	} else {
-		pending = true
+	wanted, byClaims := m.wanted, a.claimedDevices()
+	pending = !s.planned || !served.Served
+	if !pending {
+		uses := mpsUses(served)
+		a.addClaims(uses, s.gpus, byClaims)
+		wanted, pending = a.chooseMPS(ctx, s, next, uses)
+	}
+	for id, want := range m.wanted {
+		if _, still := wanted[id]; !still {
+			// It is still wanted until MPS is told otherwise.
+			if next.busy[id], pending = true, true; !want.told {
+				m.doubtful[id] = time.Now().Add(mpsDoubt)
+			}
+		}
 	}
 	for id, until := range m.doubtful {
 		if time.Now().Before(until) {
@@ -128,11 +138,26 @@ func (a *agent) followMPS(ctx context.Context) (pending bool) {
 			delete(m.doubtful, id)
 		}
 	}
-	for id, want := range m.wanted {
+	for id, want := range wanted {
 		next.busy[id], next.shares[id] = true, want.shares
 	}
 	for id := range next.states {
 		next.busy[id] = true
+	}
+	if a.DRA.Claims != nil {
+		// First nobody gets a unit in another way, then who has got one until then, then daemons.
+		if a.DRA.Claims.SetModes(next.faultOfClaim); !maps.Equal(byClaims, a.claimedDevices()) {
+			notify(m.wake)
+			return true
+		}
+	}
+	if s.planned && served.Served {
+		m.wanted = wanted
+		units := []nodereport.MPSUnit(nil)
+		for _, id := range slices.Sorted(maps.Keys(wanted)) {
+			units = append(units, wanted[id].unit)
+		}
+		a.MPS.Want(units)
 	}
 	if !reflect.DeepEqual(last, next) {
 		m.view.Store(next)
@@ -177,20 +202,91 @@ func mpsUses(served plugin.Status) map[string]mpsUse {
 	return uses
 }
 
-// chooseMPS says for which units daemons are wanted: for those that pods may have shares of by
-// MPS. One is started when nobody uses the unit in another way, and stays until its last share is
-// refused and nobody holds any.
-func (a *agent) chooseMPS(ctx context.Context, s *state, view *mpsView, uses map[string]mpsUse) (pending bool) {
-	m := &a.mps
-	planned := map[string]sharing.Unit{}
-	for _, r := range s.plan.Resources {
-		for _, u := range r.Units {
-			if u.MPS.Shares > 0 {
-				planned[u.ID] = u
+// claimedDevice is a device that a claim has, or that it was given and did not get.
+type claimedDevice struct {
+	name string
+	has  bool
+}
+
+// claimedDevices are by the units' places. A claim that was refused waits for its device to be
+// possible: its unit is given to nobody else until then, so it says what becomes of one that
+// nobody has.
+func (a *agent) claimedDevices() map[string]claimedDevice {
+	devices := map[string]claimedDevice{}
+	if a.DRA.Claims == nil {
+		return devices
+	}
+	view := a.DRA.Claims.View()
+	add := func(c claims.Claim, has bool) {
+		for _, r := range c.Results {
+			place := dra.PlaceOf(r.Device)
+			if _, known := devices[place]; !known && !r.Admin && view.Paths[place].Offered() {
+				devices[place] = claimedDevice{r.Device, has}
 			}
 		}
 	}
-	wanted := map[string]wantedDaemon{}
+	for _, c := range view.Claims {
+		add(c, true)
+	}
+	for _, uid := range slices.Sorted(maps.Keys(view.Refused)) {
+		add(view.Refused[uid].Claim, false)
+	}
+	return devices
+}
+
+// addClaims adds how claims have units, and how they are offered to claims.
+func (a *agent) addClaims(uses map[string]mpsUse, gpus []sharing.GPU, byClaims map[string]claimedDevice) {
+	if a.DRA.Claims == nil {
+		return
+	}
+	planned := a.plannedByDRA()
+	for id, place := range dra.Places(gpus) {
+		use := uses[id]
+		device, claimed := byClaims[place.Name]
+		switch shares := dra.MPSShares(device.name); {
+		case shares > 0:
+			use.shares, use.offered, use.held = shares, true, device.has
+		case claimed:
+			use.others = true
+		case use.shares == 0 && planned[id].MPS.Shares > 0:
+			use.shares, use.offered = planned[id].MPS.Shares, true
+		}
+		uses[id] = use
+	}
+}
+
+// plannedByDRA are the planned units that are not the device plugin's.
+func (a *agent) plannedByDRA() map[string]sharing.Unit {
+	units := map[string]sharing.Unit{}
+	if known := a.dra.units.Load(); known != nil {
+		paths := a.DRA.Claims.View().Paths
+		for place, unit := range *known {
+			if paths[place] != claims.Plugin {
+				units[unit.ID] = unit.planned
+			}
+		}
+	}
+	return units
+}
+
+// plannedMPS are the units that are planned to be shared by MPS, whoever offers them.
+func (a *agent) plannedMPS(s *state) map[string]sharing.Unit {
+	units := a.plannedByDRA()
+	for _, r := range s.plan.Resources {
+		for _, u := range r.Units {
+			units[u.ID] = u
+		}
+	}
+	maps.DeleteFunc(units, func(_ string, u sharing.Unit) bool { return u.MPS.Shares == 0 })
+	return units
+}
+
+// chooseMPS says for which units daemons are wanted: for those that pods may have shares of by
+// MPS. One is started when nobody uses the unit in another way, and stays until its last share is
+// refused and nobody holds any.
+func (a *agent) chooseMPS(ctx context.Context, s *state, view *mpsView, uses map[string]mpsUse) (wanted map[string]wantedDaemon, pending bool) {
+	m, planned := &a.mps, a.plannedMPS(s)
+	wanted = map[string]wantedDaemon{}
 	for _, id := range slices.Sorted(maps.Keys(uses)) {
 		use := uses[id]
 		if use.shares == 0 {
@@ -214,11 +310,6 @@ func (a *agent) chooseMPS(ctx context.Context, s *state, view *mpsView, uses map
 		}
 		wanted[id] = want
 	}
-	for id, want := range m.wanted {
-		if _, still := wanted[id]; !still && !want.told {
-			m.doubtful[id] = time.Now().Add(mpsDoubt)
-		}
-	}
 	for id := range planned {
 		pending = pending || wanted[id] == wantedDaemon{}
 	}
@@ -226,13 +317,7 @@ func (a *agent) chooseMPS(ctx context.Context, s *state, view *mpsView, uses map
 		_, is := planned[id]
 		pending = pending || !is
 	}
-	m.wanted = wanted
-	var units []nodereport.MPSUnit
-	for _, id := range slices.Sorted(maps.Keys(wanted)) {
-		units = append(units, wanted[id].unit)
-	}
-	a.MPS.Want(units)
-	return pending
+	return wanted, pending
 }
 
 // daemonFor is the daemon for a unit of so many shares. For one that is planned in another way
@@ -275,27 +360,14 @@ func (a *agent) withholdMPS(plan sharing.Plan) sharing.Plan {
 	unanswered := false
 	for _, r := range plan.Resources {
 		for _, u := range r.Units {
-			state, told := view.states[u.ID]
+			state := view.states[u.ID]
 			if shares := view.shares[u.ID]; shares != 0 && shares != u.MPS.Shares && (!view.connected || state.Phase != nodereport.MPSReady) {
 				dead[u.ID] = "MPS daemon: it does not answer, and shares of an earlier profile are still listed"
 			}
-			switch {
-			case u.MPS.Shares == 0:
-				if view.busy[u.ID] || view.busy[u.GPU] {
-					reasons[u.ID] = "its MPS daemon is still running"
-				}
-			case a.MPS == nil || !view.connected:
-				reasons[u.ID] = "MPS daemon: " + mpsUnanswered
-				unanswered = true
-			case view.waits[u.ID] != "":
-				reasons[u.ID] = "MPS daemon: it is not started yet: " + view.waits[u.ID]
-			case !told:
-				reasons[u.ID] = "MPS daemon: it is not started yet"
-			case state.Phase != nodereport.MPSReady:
-				reasons[u.ID] = "MPS daemon: " + cmp.Or(state.Reason, string(state.Phase))
-			case view.shares[u.ID] != 0 && view.shares[u.ID] != u.MPS.Shares:
-				reasons[u.ID] = "MPS daemon: it has the limits of other shares yet"
+			if why := view.fault(u.ID, u.GPU, u.MPS.Shares); why != "" {
+				reasons[u.ID] = why
 			}
+			unanswered = unanswered || u.MPS.Shares > 0 && !view.connected
 			if state.Phase == nodereport.MPSFailed && view.connected {
 				plan.Warnings = append(slices.Clip(plan.Warnings), fmt.Sprintf("GPU %s (%s): MPS daemon: %s", u.Index, u.ID, state.Reason))
 			}
@@ -305,6 +377,37 @@ func (a *agent) withholdMPS(plan sharing.Plan) sharing.Plan {
 		plan.Warnings = append(slices.Clip(plan.Warnings), mpsUnanswered)
 	}
 	return plan.Withhold(dead).WithholdModes(reasons)
+}
+
+// fault says why the unit cannot be used with so many shares by MPS, or in another way for 0.
+func (v *mpsView) fault(id, gpu string, shares int) string {
+	state, told := v.states[id]
+	switch {
+	case shares == 0 && (v.busy[id] || v.busy[gpu]):
+		return "its MPS daemon is still running"
+	case shares == 0:
+		return ""
+	case !v.connected:
+		return "MPS daemon: " + mpsUnanswered
+	case v.waits[id] != "":
+		return "MPS daemon: it is not started yet: " + v.waits[id]
+	case !told:
+		return "MPS daemon: it is not started yet"
+	case state.Phase != nodereport.MPSReady:
+		return "MPS daemon: " + cmp.Or(state.Reason, string(state.Phase))
+	case v.shares[id] != 0 && v.shares[id] != shares:
+		return "MPS daemon: it has the limits of other shares yet"
+	}
+	return ""
+}
+
+// faultOfClaim is for claims.Table: no claim gets shares of a daemon that is to end.
+func (v *mpsView) faultOfClaim(unit claims.Unit, shares int) string {
+	why := v.fault(unit.ID, unit.GPU, shares)
+	if why == "" && v.shares[unit.ID] != shares {
+		return "MPS daemon: it is to end"
+	}
+	return why
 }
 
 // mpsOf are the daemons of the GPU's units.

@@ -41,7 +41,7 @@ func newPage() page {
 	hash := sha256.Sum256([]byte(pageStyle))
 	return page{
 		template: template.Must(template.New("page").Funcs(template.FuncMap{
-			"bytes": bytesText, "percent": percentText, "since": sinceText, "number": numberText, "share": share,
+			"bytes": BytesText, "percent": PercentText, "since": sinceText, "number": numberText, "share": share,
 			"cause":     causeText,
 			"breakable": func(text string) []string { return strings.SplitAfter(text, ".") },
 			"positive":  func(n *float64) bool { return n != nil && *n > 0 },
@@ -122,7 +122,7 @@ func newPageView(status Status, now time.Time) pageView {
 		}
 	}
 	for _, g := range status.GPUs {
-		gpu := gpuView{GPUStatus: g, Slots: slotsOf(g)}
+		gpu := gpuView{GPUStatus: g, Slots: Slots(g)}
 		if i := slices.IndexFunc(status.Layouts, func(l nodereport.GPULayout) bool { return l.GPU == g.UUID }); i >= 0 {
 			gpu.Layout = &status.Layouts[i]
 			if gpu.Slots > 0 && gpu.Layout.Slots > 0 {
@@ -166,9 +166,9 @@ func busiestFirst(a, b Holder) int {
 	return cmp.Or(cmp.Compare(smB, smA), cmp.Compare(memoryB, memoryA))
 }
 
-// slotsOf is the GPU's number of memory slots, 4 or 8 (see mig.GeometryOf). A
+// Slots is the GPU's number of memory slots, 4 or 8 (see mig.GeometryOf), 0 without partitions. A
 // partition's memory is a little less than its part of the GPU's.
-func slotsOf(g GPUStatus) int {
+func Slots(g GPUStatus) int {
 	slots := 0
 	for _, u := range g.Units {
 		if u.Placement == nil {
@@ -210,8 +210,8 @@ func changesOf(status Status) []changeView {
 	return changes[:min(len(changes), maxChanges)]
 }
 
-// bytesText is a number of bytes for people, in GiB or MiB.
-func bytesText(n any) string {
+// BytesText is a number of bytes for people, in GiB or MiB.
+func BytesText(n any) string {
 	value, ok := numberOf(n)
 	switch {
 	case !ok:
@@ -223,7 +223,8 @@ func bytesText(n any) string {
 	}
 }
 
-func percentText(ratio *float64) string {
+// PercentText is "37 %", or "unknown" for what was not measured.
+func PercentText(ratio *float64) string {
 	if ratio == nil {
 		return "unknown"
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/plugin"
@@ -34,6 +35,19 @@ func partitionAt(start, size int, holders ...Holder) UnitStatus {
 		ID: fmt.Sprint("MIG-", start), Index: fmt.Sprint("0:", start), Profile: fmt.Sprint(size, "g"),
 		Placement: &mig.Placement{Start: start, Size: size}, Memory: uint64(size)*5<<30 - 256<<20,
 		Resource: "r", Replicas: 1, Health: HealthStatus{State: sharing.Healthy}, Holders: holders,
+	}
+}
+
+// draStatusOfTest is a node with a GPU that is divided for claims, and one that leaves DRA.
+func draStatusOfTest() *DRAStatus {
+	return &DRAStatus{
+		DRAState: DRAState{Registered: true, Slices: 2, Problems: []string{"no API server"}},
+		Paths:    map[string]claims.Path{"gpu-a": claims.DRA, "gpu-b": claims.LeavingDRA},
+		Claims: []claims.Claim{
+			{Namespace: "ns", Name: "one", Results: []claims.Result{{Device: "gpu-a-1g10gb-4-ts", Shares: 2}}},
+			{Namespace: "ns", Name: "eye", Results: []claims.Result{{Device: "gpu-a-1g10gb-4-ts", Admin: true}}},
+		},
+		Refused: []claims.Refused{{Reason: "claim ns/late: busy"}},
 	}
 }
 
@@ -68,6 +82,7 @@ func TestPageShowsTheNode(t *testing.T) {
 		Warnings:  []string{"no unit of r"},
 		Waits:     []nodereport.Wait{{GPU: "GPU-a", Unit: "GPU-a", Index: "0", Resource: "old", Pods: []string{"n/p"}, Since: now}},
 		HoldersAt: &now,
+		DRA:       draStatusOfTest(),
 	}
 	body := drawn(t, status, now)
 	for _, want := range []string{
@@ -77,6 +92,7 @@ func TestPageShowsTheNode(t *testing.T) {
 		"team/<strong>train</strong>", "512 MiB of 256 MiB, 50 % compute", ">over its limit<", ">2.0 GiB over its share<", ">contended</span> the busiest container has 80 %",
 		`<p class="soft">besides, 1 process in no container: 3 MiB, 12 % compute<`, `<p class="warn">besides, 2 processes in containers that hold no device of it<`, "How much each container uses is not known", "slots slots8", `class="slice at4 of4"`, `class="slice at0 of2 held"`, "exclusive, held", "exclusive, free",
 		"Switching waits: GPU 0 (GPU-a), held as old by n/p, since ", "Switching waits: GPU 0 (GPU-b) does not have layout all-balanced: 0:0 is in use", "holders as of now",
+		"registered with the kubelet</span>, 2 ResourceSlices", "DRA: no API server", "waits: claim ns/late: busy", "<code>gpu-a-1g10gb-4</code></td><td>dra</td><td>ns/one (2 shares) ns/eye (for monitoring) <", "<code>gpu-b</code></td><td>leaving-dra</td><td><span class=\"soft\">free",
 		"MIG-gone", "no unit of r", "<strong>all-balanced</strong>", ">blocked</span> 0:0 is in use", "1 min ago</time></td><td>profile</td><td>ten rejected", "<td>GPU 0</td><td>unhealthy: XID 79",
 	} {
 		if !strings.Contains(body, want) {
@@ -230,7 +246,7 @@ func TestSlots(t *testing.T) {
 		{"memory unknown, far", GPUStatus{Memory: 40 * gib, Units: []UnitStatus{small(6, 1, 0)}}, 8},
 		{"nonsense", GPUStatus{Memory: 1 << 60, Units: []UnitStatus{small(0, 1, 1)}}, 8},
 	} {
-		if got := slotsOf(test.gpu); got != test.want {
+		if got := Slots(test.gpu); got != test.want {
 			t.Errorf("%s: %d slots, want %d", test.name, got, test.want)
 		}
 	}
@@ -260,11 +276,11 @@ func TestChanges(t *testing.T) {
 func TestPageTexts(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	for _, test := range []struct{ got, want string }{
-		{bytesText(uint64(3 << 29)), "1.5 GiB"},
-		{bytesText(float64(7 << 20)), "7 MiB"},
-		{bytesText((*float64)(nil)), "unknown"},
-		{percentText(ratio(0.126)), "13 %"},
-		{percentText(nil), "unknown"},
+		{BytesText(uint64(3 << 29)), "1.5 GiB"},
+		{BytesText(float64(7 << 20)), "7 MiB"},
+		{BytesText((*float64)(nil)), "unknown"},
+		{PercentText(ratio(0.126)), "13 %"},
+		{PercentText(nil), "unknown"},
 		{share(ratio(1<<20), 1<<21), "0.5"},
 		{share(ratio(3), 2), "1"},
 		{share(nil, 2), "0"},

@@ -356,6 +356,7 @@ func (a *agent) usersOf(ctx context.Context, gpu string) (waits []string) {
 			waits = append(waits, nodereport.Unnamed)
 		}
 	}
+	waits = append(waits, a.claimsOf(s.gpus, gpu, held)...)
 	for _, pid := range a.Releases.Processes(ctx, gpu) {
 		waits = append(waits, fmt.Sprintf("process %d", pid))
 	}

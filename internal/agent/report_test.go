@@ -80,6 +80,8 @@ type selectedPolicy struct {
 
 func (p selectedPolicy) Profile() (configs.SelectedProfile, error) { return p.get() }
 
+func (p selectedPolicy) WithLabel(string, string) (configs.SelectedProfile, error) { return p.get() }
+
 // named is a profile of that generation.
 func named(replicas int, generation string) configs.SelectedProfile {
 	s := selected(generation)

@@ -41,6 +41,8 @@ type Status struct {
 	// Elsewhere are units that containers hold and that the node does not show,
 	// such as a partition that was destroyed, by ID.
 	Elsewhere []UnitStatus `json:"elsewhere"`
+	// DRA is what is offered by Dynamic Resource Allocation; nil where nothing is.
+	DRA *DRAStatus `json:"dra,omitempty"`
 	// Unread says why the GPUs cannot be read now; empty when they can.
 	Unread string `json:"unread,omitempty"`
 	// Warnings are the plan's, and what cannot be granted or kept now.

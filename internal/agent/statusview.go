@@ -44,7 +44,7 @@ func (a *agent) status(ctx context.Context) Status {
 	if err := a.StateWriteError(); err != nil {
 		status.Warnings = append(status.Warnings, "what a restarted Virgate needs to know is not kept: "+err.Error())
 	}
-	status.Unread = message(s.unread)
+	status.Unread, status.DRA = message(s.unread), a.draStatus()
 	var held []sharing.Allocation
 	if known := a.holders.Load(); known != nil {
 		held, status.HoldersKnown, status.HoldersAt = known.held, true, &known.at

@@ -19,6 +19,8 @@ import (
 // file is one spec on disk.
 type file struct {
 	dir, class string
+	// claim is the UID of the claim whose entries it has; empty for other files.
+	claim string
 	// spec is the file's content, or its last usable content; nil if there was none.
 	spec *specs.Spec
 	// seen is the file as of when spec was read or written; nil without a usable file.
@@ -33,7 +35,12 @@ func (f *file) path() string { return filepath.Join(f.dir, f.name()) }
 // SpecPattern matches the names of all files that a Writer makes in its folder.
 const SpecPattern = plugin.CDIVendor + "-*.json"
 
-func (f *file) name() string { return cdilib.GenerateSpecName(plugin.CDIVendor, f.class) + ".json" }
+func (f *file) name() string {
+	if f.claim != "" {
+		return cdilib.GenerateTransientSpecName(plugin.CDIVendor, f.class, f.claim) + ".json"
+	}
+	return cdilib.GenerateSpecName(plugin.CDIVendor, f.class) + ".json"
+}
 
 // refresh reads the file if it has changed, and says whether it may have to be written:
 // because it has changed, is missing, or is stale. An unusable file counts as missing,

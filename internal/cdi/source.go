@@ -45,6 +45,30 @@ func (g Guarded) Units(gpus []sharing.GPU) (spec *specs.Spec, err error) {
 	return spec, errors.Join(refused, err)
 }
 
+// Aliased is a Source whose spec has one more entry for each unit, by the name that Alias gives
+// it: claims of DRA are given those, which are the same after a reboot.
+type Aliased struct {
+	Source
+	// Alias is the name of the unit with this UUID; empty for none.
+	Alias func(gpus []sharing.GPU) map[string]string
+}
+
+// Units implements Source.
+func (a Aliased) Units(gpus []sharing.GPU) (*specs.Spec, error) {
+	spec, err := a.Source.Units(gpus)
+	if spec == nil {
+		return nil, err
+	}
+	devices, aliases := slices.Clone(spec.Devices), a.Alias(gpus)
+	for _, d := range spec.Devices {
+		if alias := aliases[d.Name]; alias != "" {
+			devices = append(devices, specs.Device{Name: alias, Annotations: d.Annotations, ContainerEdits: d.ContainerEdits})
+		}
+	}
+	aliased, failed := newSpec(plugin.CDIClass, devices, spec.ContainerEdits)
+	return aliased, errors.Join(err, failed)
+}
+
 // unit is a GPU or a partition that can be allocated.
 type unit struct {
 	id, index string

@@ -5,7 +5,7 @@
 // has, internal/agent, is taken from there.
 //
 // objects.go has what is kept of Nodes and pods, view.go what follows from it, which is
-// pure, and read.go the requests.
+// pure, and read.go the requests; why.go says why a pod waits, with whyread.go to read for it.
 package cluster
 
 import (
@@ -69,14 +69,17 @@ func (p Pod) String() string { return p.Namespace + "/" + p.Name }
 // Device is one that a container holds.
 type Device struct{ Resource, ID, Container, Health string }
 
-// Status is a node's status page, or why it was not read.
+// Status is a node's status page, or why it was not read. Both: Page is the last that a Watcher has read.
 type Status struct {
 	Page   *agent.Status
 	Unread string
 }
 
-// trimNode keeps what is needed of a Node.
-func trimNode(n *corev1.Node, domain string) Node {
+// notYet is Unread before a Watcher has asked.
+const notYet = "not read yet"
+
+// TrimNode keeps what is needed of a Node.
+func TrimNode(n *corev1.Node, domain string) Node {
 	kept := Node{
 		Name: n.Name, Cordoned: n.Spec.Unschedulable,
 		Wanted: n.Labels[profileLabel], State: n.Labels[nodestatus.StateLabel],

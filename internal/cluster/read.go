@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net/http"
 	"slices"
 	"strconv"
@@ -25,6 +26,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/nodereport"
 )
 
 const (
@@ -80,21 +82,31 @@ type Client struct {
 
 // NewClient makes a Client; it does not connect yet.
 func NewClient(config *rest.Config) (*Client, error) {
+	core, err := Core(config, "virgate-cluster")
+	if err != nil {
+		return nil, err
+	}
+	return &Client{core: core}, nil
+}
+
+// Core makes a client of the API's core group, for commands that people call: what a client
+// asks for is bounded by who uses it. The API server has the name in its logs and metrics.
+func Core(config *rest.Config, name string) (rest.Interface, error) {
 	scheme := runtime.NewScheme()
 	err := corev1.AddToScheme(scheme)
 	metav1.AddToGroupVersion(scheme, metav1.SchemeGroupVersion)
 	config = rest.CopyConfig(config)
-	config.UserAgent = "virgate-cluster" // In the API server's logs and metrics.
+	config.UserAgent = name
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	config.APIPath, config.GroupVersion = "/api", &corev1.SchemeGroupVersion
-	config.QPS = -1 // Lists come one after the other, and atOnce bounds the others.
+	config.QPS = -1
 	core, restErr := rest.RESTClientFor(config)
 	if err = errors.Join(err, restErr); err != nil {
 		return nil, fmt.Errorf("reach the API server: %w", err)
 	}
-	return &Client{core: core}, nil
+	return core, nil
 }
 
 // Read reads Nodes and pods, and then the status pages. That pods or status pages cannot be read
@@ -103,13 +115,15 @@ func (c *Client) Read(ctx context.Context, o Options) (Snapshot, error) {
 	s := Snapshot{Statuses: map[string]Status{}}
 	var lists errgroup.Group
 	lists.Go(func() (err error) {
-		s.Nodes, err = c.nodes(ctx, o)
-		return err
+		if s.Nodes, _, err = c.nodes(ctx, o); err != nil {
+			return fmt.Errorf("list nodes: %w", err)
+		}
+		return nil
 	})
 	lists.Go(func() error {
 		var err error
-		if s.Pods, err = c.pods(ctx, o); err != nil {
-			s.PodsUnread = err.Error()
+		if s.Pods, _, err = c.pods(ctx, o); err != nil {
+			s.PodsUnread = fmt.Sprintf("list pods: %v", err)
 		}
 		return nil
 	})
@@ -131,26 +145,18 @@ func (c *Client) Read(ctx context.Context, o Options) (Snapshot, error) {
 	return s, nil
 }
 
-// list goes through all pages of a resource, and has each object kept as soon as its page is there.
-func (c *Client) list(ctx context.Context, resource string, selectors map[string]string, into interface {
+// list goes through all pages of a resource, of all namespaces or of that one, and has each object kept as soon as its page is there.
+func (c *Client) list(ctx context.Context, namespace, resource string, selectors metav1.ListOptions, into interface {
 	runtime.Object
 	metav1.ListInterface
 }, keep func(),
 ) error {
-	for {
-		request := c.core.Get().Resource(resource).Param("limit", strconv.Itoa(page)).Timeout(listTimeout)
-		for name, value := range selectors {
-			if value != "" {
-				request.Param(name, value)
-			}
-		}
-		if next := into.GetContinue(); next != "" {
-			request.Param("continue", next)
-		}
+	for selectors.Limit = page; ; selectors.Continue = into.GetContinue() {
 		into.SetContinue("")
 		c.Lists.Add(1)
+		request := c.core.Get().NamespaceIfScoped(namespace, namespace != "").Resource(resource).VersionedParams(&selectors, metav1.ParameterCodec).Timeout(listTimeout)
 		if err := request.Do(ctx).Into(into); err != nil {
-			return fmt.Errorf("list %s: %w", resource, err)
+			return err
 		}
 		if keep(); into.GetContinue() == "" {
 			return nil
@@ -158,12 +164,26 @@ func (c *Client) list(ctx context.Context, resource string, selectors map[string
 	}
 }
 
-func (c *Client) nodes(ctx context.Context, o Options) (kept []Node, err error) {
+// nodeSelectors and podSelectors are what the API server leaves out.
+func (o Options) nodeSelectors() metav1.ListOptions {
+	return metav1.ListOptions{LabelSelector: o.Selector}
+}
+
+func (Options) podSelectors() metav1.ListOptions {
+	return metav1.ListOptions{FieldSelector: "status.phase!=Succeeded,status.phase!=Failed"}
+}
+
+// node is what is kept of a Node; ok is false for one that is not asked for.
+func (o Options) node(n *corev1.Node) (kept Node, ok bool) {
+	kept = TrimNode(n, o.Domain)
+	return kept, slices.Contains(o.Names, kept.Name) || len(o.Names) == 0 && kept.ours()
+}
+
+func (c *Client) nodes(ctx context.Context, o Options) (kept []Node, version string, err error) {
 	var list corev1.NodeList
-	err = c.list(ctx, "nodes", map[string]string{"labelSelector": o.Selector}, &list, func() {
+	err = c.list(ctx, "", "nodes", o.nodeSelectors(), &list, func() {
 		for i := range list.Items {
-			node := trimNode(&list.Items[i], o.Domain)
-			if slices.Contains(o.Names, node.Name) || len(o.Names) == 0 && node.ours() {
+			if node, ok := o.node(&list.Items[i]); ok {
 				kept = append(kept, node)
 			}
 		}
@@ -171,16 +191,18 @@ func (c *Client) nodes(ctx context.Context, o Options) (kept []Node, err error) 
 	})
 	for _, name := range o.Names {
 		if err == nil && !slices.ContainsFunc(kept, func(n Node) bool { return n.Name == name }) {
-			return nil, fmt.Errorf("there is no such node, or the selector does not select it: %s", name)
+			err = fmt.Errorf("%w: %s", errNoNode, name)
 		}
 	}
-	return kept, err
+	return kept, list.ResourceVersion, err
 }
 
-func (c *Client) pods(ctx context.Context, o Options) (kept []Pod, err error) {
+// errNoNode says that a name is none.
+var errNoNode = errors.New("there is no such node, or the selector does not select it")
+
+func (c *Client) pods(ctx context.Context, o Options) (kept []Pod, version string, err error) {
 	var list corev1.PodList
-	running := map[string]string{"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
-	err = c.list(ctx, "pods", running, &list, func() {
+	err = c.list(ctx, "", "pods", o.podSelectors(), &list, func() {
 		for i := range list.Items {
 			if pod, ok := trimPod(&list.Items[i], o.Domain, o.Namespace); ok {
 				kept = append(kept, pod)
@@ -188,7 +210,7 @@ func (c *Client) pods(ctx context.Context, o Options) (kept []Pod, err error) {
 		}
 		list.Items = nil
 	})
-	return kept, err
+	return kept, list.ResourceVersion, err
 }
 
 // mayProxy says why status pages may not be read; "" where they may, or that is not known.
@@ -215,40 +237,62 @@ func (c *Client) mayProxy(ctx context.Context, namespace string) string {
 	return "you may not get pods/proxy in the namespace " + namespace
 }
 
-// statuses reads the status pages of the nodes; unread says why none was asked for. A node's
-// answer says nothing of the others, not even that it is forbidden.
-func (c *Client) statuses(ctx context.Context, o Options, s Snapshot) (statuses map[string]Status, unread string) {
+// virgatesOf are Virgate's own pods, by node.
+func virgatesOf(pods iter.Seq[Pod]) map[string]Pod {
 	virgates := map[string]Pod{}
-	for _, pod := range s.Pods {
+	for pod := range pods {
 		// After a rolling update the older pod may still be there: any of them answers.
 		if pod.StatusPort > 0 && pod.Name > virgates[pod.Node].Name {
 			virgates[pod.Node] = pod
 		}
 	}
+	return virgates
+}
+
+// unasked says why a node is not asked for its status page, which that pod would have; "" when it is.
+func unasked(node Node, virgate Pod, o Options) string {
+	switch {
+	case node.NotReady != "":
+		return node.NotReady
+	case virgate.Name == "":
+		return "no pod of Virgate is ready there in the namespace " + o.Namespace
+	}
+	return ""
+}
+
+// statuses reads the status pages of the nodes; unread says why none was asked for. A node's
+// answer says nothing of the others, not even that it is forbidden.
+func (c *Client) statuses(ctx context.Context, o Options, s Snapshot) (statuses map[string]Status, unread string) {
 	statuses = map[string]Status{}
+	unread = c.ask(ctx, o, s.Nodes, virgatesOf(slices.Values(s.Pods)), func(ctx context.Context, pod Pod) (func(), error) {
+		page, err := c.status(ctx, pod, o.StatusTimeout)
+		return func() { statuses[pod.Node] = Status{Page: page} }, err
+	}, func(node, why string) { statuses[node] = Status{Unread: why} })
+	return statuses, unread
+}
+
+// ask has answer called for each node with its pod, some at a time. One keep, which answer returned,
+// or one failed is called at a time; unread says why nobody was asked.
+func (c *Client) ask(ctx context.Context, o Options, nodes []Node, virgates map[string]Pod, answer func(context.Context, Pod) (keep func(), err error), failed func(node, why string)) (unread string) {
 	if len(virgates) > 0 {
 		if unread = c.mayProxy(ctx, o.Namespace); unread != "" {
-			return statuses, unread
+			return unread
 		}
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, o.AllTimeout, fmt.Errorf("not answered within the %s for all nodes", o.AllTimeout))
 	defer cancel()
 	var mutex sync.Mutex
-	set := func(node string, status Status) {
+	fail := func(node, why string) {
 		mutex.Lock()
 		defer mutex.Unlock()
-		statuses[node] = status
+		failed(node, why)
 	}
 	places, waiting := make(chan struct{}, atOnce), make(chan struct{}, late)
 	var asking sync.WaitGroup
-	for _, node := range s.Nodes {
-		pod, found := virgates[node.Name]
-		switch {
-		case node.NotReady != "":
-			set(node.Name, Status{Unread: node.NotReady})
-			continue
-		case !found:
-			set(node.Name, Status{Unread: "no pod of Virgate is ready there in the namespace " + o.Namespace})
+	for _, node := range nodes {
+		pod := virgates[node.Name]
+		if why := unasked(node, pod, o); why != "" {
+			fail(node.Name, why)
 			continue
 		}
 		select {
@@ -256,22 +300,24 @@ func (c *Client) statuses(ctx context.Context, o Options, s Snapshot) (statuses 
 		case <-ctx.Done():
 		}
 		if ctx.Err() != nil {
-			set(node.Name, Status{Unread: context.Cause(ctx).Error()})
+			fail(node.Name, context.Cause(ctx).Error())
 			continue
 		}
 		asking.Go(func() {
 			held := give(places, waiting, patience)
 			defer held()
-			page, err := c.status(ctx, pod, o.StatusTimeout)
+			keep, err := answer(ctx, pod)
 			if err != nil {
-				set(node.Name, Status{Unread: err.Error()})
+				fail(node.Name, err.Error())
 				return
 			}
-			set(node.Name, Status{Page: page})
+			mutex.Lock()
+			defer mutex.Unlock()
+			keep()
 		})
 	}
 	asking.Wait()
-	return statuses, ""
+	return ""
 }
 
 // give moves who has a place to those that wait, if he has not called done after that time and
@@ -304,31 +350,82 @@ func give(places, waiting chan struct{}, after time.Duration) (done func()) {
 
 // status asks the pod for its status page, by the API server's proxy.
 func (c *Client) status(ctx context.Context, pod Pod, limit time.Duration) (*agent.Status, error) {
+	var status agent.Status
+	if err := c.get(ctx, pod, limit, "api/v1/status", nil, &status); err != nil {
+		return nil, err
+	}
+	return &status, notOf(status.Node, pod)
+}
+
+// get asks the pod for what is at that path, by the API server's proxy.
+func (c *Client) get(ctx context.Context, pod Pod, limit time.Duration, path string, query map[string]string, into any) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer within %s", limit))
 	defer cancel()
 	c.Pages.Add(1)
-	body, err := c.core.Get().Namespace(pod.Namespace).Resource("pods").Name(pod.Name+":"+strconv.Itoa(int(pod.StatusPort))).
-		SubResource("proxy").Suffix("api/v1/status").SetHeader("Accept", "application/json").MaxRetries(0).Stream(ctx)
+	request := c.core.Get().Namespace(pod.Namespace).Resource("pods").Name(pod.Name+":"+strconv.Itoa(int(pod.StatusPort))).
+		SubResource("proxy").Suffix(path).SetHeader("Accept", "application/json").MaxRetries(0)
+	for name, value := range query {
+		request.Param(name, value)
+	}
+	body, err := request.Stream(ctx)
 	if err != nil {
-		return nil, reason(ctx, err)
+		return reason(ctx, err)
 	}
 	defer func() { _ = body.Close() }()
 	data, err := io.ReadAll(io.LimitReader(body, maxStatus+1))
 	if err != nil {
-		return nil, reason(ctx, err)
+		return reason(ctx, err)
 	}
 	if len(data) > maxStatus {
-		return nil, fmt.Errorf("the answer is longer than %d bytes", maxStatus)
+		return fmt.Errorf("the answer is longer than %d bytes", maxStatus)
 	}
-	var status agent.Status
-	if err := json.Unmarshal(data, &status); err != nil {
-		return nil, fmt.Errorf("the answer is no status: %w", err)
+	if err := json.Unmarshal(data, into); err != nil {
+		return fmt.Errorf("the answer is no status: %w", err)
 	}
-	if status.Node != "" && status.Node != pod.Node {
-		return nil, fmt.Errorf("the answer is of node %q", status.Node)
-	}
-	return &status, nil
+	return nil
 }
+
+// notOf says that an answer is of another node than the pod's.
+func notOf(node string, pod Pod) error {
+	if node != "" && node != pod.Node {
+		return fmt.Errorf("the answer is of node %q", node)
+	}
+	return nil
+}
+
+// Forecasts asks the nodes what they would become if that label named that value. One whose answer
+// is missing says why, as Unknown. O says where Virgate's pods are, and how long it may take.
+func (c *Client) Forecasts(ctx context.Context, o Options, nodes []Node, label, value string) (map[string]nodereport.Forecast, error) {
+	var list corev1.PodList
+	var pods []Pod
+	own := metav1.ListOptions{LabelSelector: appLabel + "=" + app}
+	err := c.list(ctx, o.Namespace, "pods", own, &list, func() {
+		for i := range list.Items {
+			pod, _ := trimPod(&list.Items[i], o.Domain, o.Namespace)
+			pods = append(pods, pod)
+		}
+		list.Items = nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list Virgate's pods in the namespace %s: %w", o.Namespace, err)
+	}
+	forecasts := map[string]nodereport.Forecast{}
+	unread := c.ask(ctx, o, nodes, virgatesOf(slices.Values(pods)), func(ctx context.Context, pod Pod) (func(), error) {
+		var f nodereport.Forecast
+		err := c.get(ctx, pod, o.StatusTimeout, "api/v1/forecast", map[string]string{"label": label, "value": value}, &f)
+		if errors.Is(err, errNotFound) {
+			err = errors.New("its Virgate is older and does not say, or has just ended")
+		}
+		return func() { forecasts[pod.Node] = f }, cmp.Or(err, notOf(f.Node, pod))
+	}, func(node, why string) { forecasts[node] = nodereport.Forecast{Unknown: why} })
+	if unread != "" {
+		return nil, errors.New(unread)
+	}
+	return forecasts, nil
+}
+
+// errNotFound says that the pod, or what is asked of it, is not there.
+var errNotFound = errors.New("the proxy answers 404 Not Found")
 
 // reason is why there is no answer, in one line.
 func reason(ctx context.Context, err error) error {
@@ -337,6 +434,9 @@ func reason(ctx context.Context, err error) error {
 	}
 	if status, ok := errors.AsType[*apierrors.StatusError](err); ok {
 		code := int(status.ErrStatus.Code)
+		if code == http.StatusNotFound {
+			return errNotFound
+		}
 		return fmt.Errorf("the proxy answers %d %s", code, strings.TrimSpace(http.StatusText(code)))
 	}
 	return err

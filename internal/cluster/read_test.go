@@ -33,6 +33,8 @@ const limit = 2 * time.Minute
 type api struct {
 	nodes []corev1.Node
 	pods  []corev1.Pod
+	// quotas are for TestWhyNoPod.
+	quotas []corev1.ResourceQuota
 	// status answers for a node; nil refuses.
 	status func(node string, w http.ResponseWriter, r *http.Request)
 	// denied are paths that are answered with 403; noProxy says that the review denies.
@@ -40,6 +42,8 @@ type api struct {
 	noProxy bool
 	// encoded are whole pages that are sent as they are, by resource: for the benchmark.
 	encoded map[string][]byte
+
+	watched // What is changed while it serves.
 
 	mutex     sync.Mutex
 	requests  map[string]int
@@ -53,7 +57,7 @@ func (a *api) start(t testing.TB) *Client {
 	a.requests = map[string]int{}
 	server := httptest.NewServer(a)
 	t.Cleanup(server.Close)
-	a.url = server.URL
+	a.url, a.server = server.URL, server
 	client, err := NewClient(&rest.Config{Host: a.url})
 	if err != nil {
 		t.Fatal(err)
@@ -75,21 +79,32 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mutex.Unlock()
 	w.Header().Set("Content-Type", "application/json")
 	switch {
-	case slices.Contains(a.denied, kind):
+	case a.broken(w):
+	case slices.Contains(a.denied, kind) || r.URL.Query().Get("watch") != "" && slices.Contains(a.denied, "watch "+kind):
 		w.WriteHeader(http.StatusForbidden)
 		_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Reason: metav1.StatusReasonForbidden, Code: 403, Message: kind + " is forbidden"})
 	case kind == "selfsubjectaccessreviews":
 		_, _ = fmt.Fprintf(w, `{"kind":"SelfSubjectAccessReview","apiVersion":"authorization.k8s.io/v1","status":{"allowed":%t}}`, !a.noProxy)
+	case r.URL.Query().Get("watch") != "":
+		a.watch(kind, w, r)
 	case a.encoded[kind] != nil:
 		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
 		_, _ = w.Write(a.encoded[kind+r.URL.Query().Get("continue")])
 	case kind == "nodes":
 		list := corev1.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}}
-		list.Items, list.Continue = pageOf(a.nodes, r)
+		a.locked(&list.ListMeta, func() { list.Items, list.Continue = pageOf(a.nodes, r) })
 		_ = json.NewEncoder(w).Encode(list)
 	case kind == "pods":
 		list := corev1.PodList{TypeMeta: metav1.TypeMeta{Kind: "PodList", APIVersion: "v1"}}
-		list.Items, list.Continue = pageOf(a.pods, r)
+		a.locked(&list.ListMeta, func() { list.Items, list.Continue = pageOf(a.pods, r) })
+		_ = json.NewEncoder(w).Encode(list)
+	case kind == "resourcequotas":
+		list := corev1.ResourceQuotaList{TypeMeta: metav1.TypeMeta{Kind: "ResourceQuotaList", APIVersion: "v1"}}
+		for _, quota := range a.quotas {
+			if r.URL.Path == "/api/v1/namespaces/"+quota.Namespace+"/resourcequotas" {
+				list.Items = append(list.Items, quota)
+			}
+		}
 		_ = json.NewEncoder(w).Encode(list)
 	case kind == "status" && strings.Contains(r.URL.Path, ":9400/proxy/api/v1/"):
 		a.mutex.Lock()
@@ -97,7 +112,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.most = max(a.most, a.now)
 		a.mutex.Unlock()
 		_, node, _ := strings.Cut(r.URL.Path, "/pods/virgate-")
-		a.status(strings.Split(node, ":")[0], w, r)
+		a.status(node[:strings.IndexAny(node, ".:")], w, r)
 		a.mutex.Lock()
 		a.now--
 		a.mutex.Unlock()
@@ -110,9 +125,9 @@ func pageOf[T any](all []T, r *http.Request) (items []T, next string) {
 	from, _ := strconv.Atoi(r.URL.Query().Get("continue"))
 	count, _ := strconv.Atoi(r.URL.Query().Get("limit"))
 	if count == 0 || from+count >= len(all) {
-		return all[from:], ""
+		return slices.Clone(all[from:]), ""
 	}
-	return all[from : from+count], strconv.Itoa(from + count)
+	return slices.Clone(all[from : from+count]), strconv.Itoa(from + count)
 }
 
 func quantities(name string, count int64) corev1.ResourceList {

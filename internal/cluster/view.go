@@ -13,6 +13,7 @@ import (
 
 	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -24,6 +25,8 @@ type Snapshot struct {
 	// PodsUnread says why the pods were not read, StatusUnread why no status page was asked for;
 	// "" when they were.
 	PodsUnread, StatusUnread string
+	// Lost says since when and why a Watcher is not told of changes; "" when it is.
+	Lost string
 	// Statuses has what became of the status pages that were asked for, by node.
 	Statuses map[string]Status
 }
@@ -83,6 +86,9 @@ type GPUView struct {
 	ID      string `json:"id"`
 	Model   string `json:"model,omitempty"`
 	Profile string `json:"profile,omitempty"`
+	// Placement is where a partition lies among its GPU's Slots memory slots.
+	Placement *mig.Placement `json:"placement,omitempty"`
+	Slots     int            `json:"slots,omitempty"`
 	// Resource is the name under which it is offered, or held; Replicas by how many devices, 0 when
 	// that is not known.
 	Resource string `json:"resource,omitempty"`
@@ -102,6 +108,8 @@ type HolderView struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
 	Container string `json:"container"`
+	// Devices is how many of the shares it holds.
+	Devices int `json:"devices"`
 }
 
 func (h HolderView) String() string { return h.Namespace + "/" + h.Pod }
@@ -139,14 +147,21 @@ func NewView(s Snapshot) View {
 			devices[pod.Node] = append(devices[pod.Node], pod)
 		}
 	}
+	if s.Lost != "" {
+		view.Notes = append(view.Notes, s.Lost)
+	}
 	if s.PodsUnread != "" {
 		view.Notes = append(view.Notes, "pods not read, so who holds what is known from status pages alone: "+s.PodsUnread)
 	}
 	if s.StatusUnread != "" {
 		view.Notes = append(view.Notes, "no status page read, so only GPUs that a pod holds are known: "+s.StatusUnread)
 	}
+	var unread []string
 	for _, node := range slices.SortedFunc(slices.Values(s.Nodes), func(a, b Node) int { return strings.Compare(a.Name, b.Name) }) {
 		status := s.Statuses[node.Name]
+		if status.Page == nil && status.Unread != "" && status.Unread != notYet {
+			unread = append(unread, fmt.Sprintf("%s (%s)", node.Name, status.Unread))
+		}
 		v := nodeView(node, status, s.At)
 		for _, name := range slices.Sorted(maps.Keys(merged(node.Capacity, held[node.Name]))) {
 			r := ResourceView{Name: name, Allocatable: node.Allocatable[name], Ill: max(0, node.Capacity[name]-node.Allocatable[name])}
@@ -162,6 +177,9 @@ func NewView(s Snapshot) View {
 		} else {
 			view.GPUs = append(view.GPUs, gpusOfPods(node, devices[node.Name])...)
 		}
+	}
+	if len(unread) > 0 {
+		view.Notes = append(view.Notes, fmt.Sprintf("the status page of %s was not read, so only GPUs that a pod holds are known there: %s", Count(len(unread), "node"), Some(unread, 3)))
 	}
 	view.Tenants = tenants(s.Pods, view.GPUs)
 	return view
@@ -227,7 +245,7 @@ func gpusOfStatus(node string, page agent.Status) []GPUView {
 	var views []GPUView
 	add := func(unit agent.UnitStatus, gpu agent.GPUStatus) {
 		v := GPUView{
-			Node: node, Index: unit.Index, ID: unit.ID, Model: gpu.Model, Profile: unit.Profile, Resource: unit.Resource, Replicas: unit.Replicas,
+			Node: node, Index: unit.Index, ID: unit.ID, Model: gpu.Model, Profile: unit.Profile, Placement: unit.Placement, Resource: unit.Resource, Replicas: unit.Replicas,
 			Sharing: strategies[unit.Resource], Held: unit.Held(), Health: string(unit.Health.State), Reason: unit.Health.Reason, Holders: []HolderView{},
 		}
 		if v.Use = gpu.Use; unit.ID != gpu.UUID {
@@ -236,8 +254,11 @@ func gpusOfStatus(node string, page agent.Status) []GPUView {
 				v.Health, v.Reason = string(gpu.Health.State), gpu.Health.Reason
 			}
 		}
+		if unit.Placement != nil {
+			v.Slots = agent.Slots(gpu)
+		}
 		for _, h := range unit.Holders {
-			v.Holders = append(v.Holders, HolderView{h.Namespace, h.Pod, h.Container})
+			v.Holders = append(v.Holders, HolderView{h.Namespace, h.Pod, h.Container, len(h.Devices)})
 		}
 		views = append(views, v)
 	}
@@ -273,7 +294,11 @@ func gpusOfPods(node Node, pods []Pod) []GPUView {
 				v.Health = device.Health
 			}
 			v.Held++
-			if holder := (HolderView{pod.Namespace, pod.Name, device.Container}); !slices.Contains(v.Holders, holder) {
+			holder := HolderView{pod.Namespace, pod.Name, device.Container, 1}
+			same := func(h HolderView) bool { return h.String() == holder.String() && h.Container == holder.Container }
+			if i := slices.IndexFunc(v.Holders, same); i >= 0 {
+				v.Holders[i].Devices++
+			} else {
 				v.Holders = append(v.Holders, holder)
 			}
 		}

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -42,6 +43,7 @@ func TestNodes(t *testing.T) {
 		status Status
 		pods   []Pod
 		unread string
+		note   string
 		want   NodeView
 	}{
 		{
@@ -58,7 +60,7 @@ func TestNodes(t *testing.T) {
 			want: NodeView{Resources: []ResourceView{{"nvidia.com/gpu", 1, 0, new(int64(0)), new(int64(1))}, {"nvidia.com/old", 0, 0, new(int64(2)), new(int64(0))}}},
 		},
 		{
-			name: "pods not read", node: Node{Capacity: gpu(1), Allocatable: gpu(1)}, unread: "forbidden",
+			name: "pods not read", node: Node{Capacity: gpu(1), Allocatable: gpu(1)}, unread: "forbidden", note: "pods not read, so who holds what is known from status pages alone: forbidden",
 			want: NodeView{Resources: []ResourceView{{"nvidia.com/gpu", 1, 0, nil, nil}}},
 		},
 		{
@@ -71,6 +73,7 @@ func TestNodes(t *testing.T) {
 		},
 		{
 			name: "not ready, nothing heard", node: Node{NotReady: "the node is not ready: X", Condition: condition("False", "NotRegistered", time.Hour)}, status: Status{Unread: "the node is not ready: X"},
+			note: "the status page of 1 node was not read, so only GPUs that a pod holds are known there: n (the node is not ready: X)",
 			want: NodeView{Problem: "the node is not ready: X", Unread: "the node is not ready: X", Heartbeat: new(now.Add(-time.Hour))},
 		},
 		{
@@ -87,8 +90,8 @@ func TestNodes(t *testing.T) {
 			if diff := cmp.Diff([]NodeView{test.want}, view.Nodes); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			if (len(view.Notes) > 0) != (test.unread != "") {
-				t.Errorf("notes %q", view.Notes)
+			if got := strings.Join(view.Notes, "\n"); got != test.note {
+				t.Errorf("notes %q, want %q", got, test.note)
 			}
 		})
 	}
@@ -120,9 +123,9 @@ func TestGPUs(t *testing.T) {
 		Pods: []Pod{pod("b", "p", "n1", "GPU-1::0", "GPU-1::1"), sick, pod("a", "p", "n1", "GPU-1::2"), pod("a", "s", "n1", "GPU-2"), pod("z", "z", "n2", "GPU-3::0")},
 	})
 	want := []GPUView{
-		{Node: "n1", ID: "GPU-1", Model: "H100", Resource: "nvidia.com/gpu", Sharing: "shared", Held: 4, Health: "Unhealthy", Holders: []HolderView{{"a", "p", "c"}, {"b", "p", "c"}, {"b", "q", "c"}}},
-		{Node: "n1", ID: "GPU-2", Model: "H100", Resource: "nvidia.com/gpu", Sharing: "exclusive", Held: 1, Health: "Healthy", Holders: []HolderView{{"a", "s", "c"}}},
-		{Node: "n2", Index: "0", ID: "GPU-3", Model: "T4", Resource: "nvidia.com/gpu", Replicas: 4, Sharing: "time-slicing", Held: 2, Health: "healthy", Use: &agent.UseStatus{SM: &sm}, Holders: []HolderView{{"c", "p", "x"}}},
+		{Node: "n1", ID: "GPU-1", Model: "H100", Resource: "nvidia.com/gpu", Sharing: "shared", Held: 4, Health: "Unhealthy", Holders: []HolderView{{"a", "p", "c", 1}, {"b", "p", "c", 2}, {"b", "q", "c", 1}}},
+		{Node: "n1", ID: "GPU-2", Model: "H100", Resource: "nvidia.com/gpu", Sharing: "exclusive", Held: 1, Health: "Healthy", Holders: []HolderView{{"a", "s", "c", 1}}},
+		{Node: "n2", Index: "0", ID: "GPU-3", Model: "T4", Resource: "nvidia.com/gpu", Replicas: 4, Sharing: "time-slicing", Held: 2, Health: "healthy", Use: &agent.UseStatus{SM: &sm}, Holders: []HolderView{{"c", "p", "x", 2}}},
 		{Node: "n2", Index: "1:0", ID: "MIG-1", Model: "A100", Profile: "1g.5gb", Health: "unhealthy", Reason: "lost", Holders: []HolderView{}},
 		{Node: "n2", Index: "2", ID: "GPU-5", Model: "A100", Health: "healthy", Holders: []HolderView{}},
 		{Node: "n2", ID: "MIG-9", Model: "not on this node", Holders: []HolderView{}},

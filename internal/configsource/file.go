@@ -61,6 +61,23 @@ func (f *File) Profile() (configs.SelectedProfile, error) {
 	return checkStarted(selected, nil, f.Started)
 }
 
+// WithLabel is NodeSource.WithLabel: only the MIG layout's label changes anything here.
+func (f *File) WithLabel(label, value string) (configs.SelectedProfile, error) {
+	wanted := configs.SelectedProfile{Name: f.Key, Source: cmp.Or(f.Path, flagsSource)}
+	if label != MIGLabel {
+		return wanted, fmt.Errorf("no label of the Node chooses its profile, which is that of %s", wanted)
+	}
+	now, err := f.Labels.with(label, value)
+	if err != nil {
+		return wanted, err
+	}
+	selected, err := f.parse()
+	if err == nil {
+		selected, err = f.Labels.layout(now, selected)
+	}
+	return checkStarted(selected, cmp.Or(err, checkLayout(label, selected)), f.Started)
+}
+
 // Config reads the file and returns all that it says.
 func (f *File) Config() (configs.Config, error) {
 	selected, err := f.parse()

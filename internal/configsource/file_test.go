@@ -97,6 +97,8 @@ func TestProfile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "p.yaml")
 	write(t, path, four)
 	manifest := filepath.Join(t.TempDir(), "m.yaml")
+	byMPS := filepath.Join(t.TempDir(), "mps.yaml")
+	write(t, byMPS, "version: v1\nsharing:\n  mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}\n")
 	write(t, manifest, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\ndata:\n  a: |\n    version: v1\n  b: |\n    version: v2\n")
 	for _, test := range []struct {
 		name string
@@ -109,6 +111,7 @@ func TestProfile(t *testing.T) {
 		{"a bad override", &File{Path: path, Overrides: configs.Overrides{"flags.migStrategy": {Value: "most", Source: "$MIG_STRATEGY"}}}, "$MIG_STRATEGY"},
 		{"a problem in a manifest", &File{Path: manifest}, "[data.b]"},
 		{"a setting that cannot change", &File{Path: path, Overrides: configs.Overrides{"flags.nvidiaDriverRoot": {Value: "/new", Source: "--nvidia-driver-root"}}}, "flags.nvidiaDriverRoot: cannot change while the program runs (is /, wanted /new)"},
+		{"MPS without daemons", &File{Path: byMPS}, "mps.yaml: sharing.mps.resources[0]: nothing runs MPS daemons on this node: the chart's mps.enabled does"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			started, err := configs.Parse("", nil, nil)
@@ -344,5 +347,19 @@ func TestFileAndMIGLabel(t *testing.T) {
 			}
 			next()
 		}
+		// Another one can be foreseen, and is not in force.
+		if selected, err := f.WithLabel(MIGLabel, "all-balanced"); err != nil || selected.Profile.MIG.Name != "all-balanced" {
+			t.Errorf("foreseen %+v, %v", selected.Profile.MIG, err)
+		}
+	}
+	if _, err := f.WithLabel(MIGLabel, "min"); !errors.Is(err, configs.ErrMIGLayout) {
+		t.Error(err)
+	}
+	if _, err := f.WithLabel(labelName, "a"); err == nil || !strings.Contains(err.Error(), "no label of the Node chooses its profile, which is that of "+f.Path) {
+		t.Error(err)
+	}
+	write(t, f.Path, four)
+	if _, err := f.WithLabel(MIGLabel, "all-balanced"); err == nil || !strings.Contains(err.Error(), f.Path+": it does not have mig.manage: true") {
+		t.Error(err)
 	}
 }

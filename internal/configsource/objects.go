@@ -230,6 +230,24 @@ func (l *NodeLabels) layout(now labels, selected configs.SelectedProfile) (confi
 	return selected, nil
 }
 
+// with are the labels as they would be if the one of that name had that value.
+func (l *NodeLabels) with(name, value string) (labels, error) {
+	if l == nil {
+		return labels{}, errors.New("no label is looked at there: this Virgate does not know its Node's name")
+	}
+	now, err := l.node.value()
+	switch {
+	case err != nil:
+	case name == MIGLabel:
+		now.layout = value
+	case name == l.Name:
+		now.profile = value
+	default:
+		err = fmt.Errorf("the label %s is not looked at there, but %s", name, l.Name)
+	}
+	return now, err
+}
+
 // Watch follows the Node's metadata until ctx ends.
 func (l *NodeLabels) Watch(ctx context.Context, changed func()) error {
 	var known types.UID

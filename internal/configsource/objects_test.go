@@ -272,3 +272,73 @@ func TestPods(t *testing.T) {
 	server.setAway(nil)
 	await(map[string]sharing.Container{"3": {Namespace: "a", Pod: "p", Name: "waits"}})
 }
+
+// TestWithLabel: what would be with another label is what is once the Node has it.
+func TestWithLabel(t *testing.T) {
+	s := newTestNode(t, nil)
+	if _, err := s.source.WithLabel(labelName, "a"); !errors.Is(err, configs.ErrPending) {
+		t.Errorf("before the Node was read: %v", err)
+	}
+	s.maps.change("profiles", fakeConfigMap(map[string]string{"a": cutting, "b": four}))
+	s.nodes.change("n1", labeledNode("a", ""))
+	s.run()
+	s.await(generation(t, cutting), "")
+	for _, test := range []struct{ label, value, refusal string }{
+		{labelName, "b", ""},
+		{labelName, "none", "it holds a, b"},
+		{MIGLabel, "all-disabled", ""},
+		{MIGLabel, "min", `MIG layout "min": no layout has this name`},
+	} {
+		want, wantErr := s.source.WithLabel(test.label, test.value)
+		if profile, _ := s.source.Profile(); profile.Generation != generation(t, cutting) {
+			t.Errorf("%s: %s is in force", test.value, profile)
+		}
+		if (wantErr == nil) != (test.refusal == "") || wantErr != nil && !strings.Contains(wantErr.Error(), test.refusal) {
+			t.Errorf("%s: %v, want %q", test.value, wantErr, test.refusal)
+		}
+		if test.label == MIGLabel {
+			s.nodes.change("n1", labeledNode("a", test.value))
+		} else {
+			s.nodes.change("n1", labeledNode(test.value, ""))
+		}
+		if wantErr == nil {
+			s.await(want.Generation, "")
+		} else {
+			s.await(generation(t, cutting), wantErr.Error())
+		}
+		if got, err := s.source.Profile(); got.Generation != want.Generation || got.String() != want.String() || (err == nil) != (wantErr == nil) {
+			t.Errorf("%s: %s, %v; foreseen were %s, %v", test.value, got, err, want, wantErr)
+		}
+		s.nodes.change("n1", labeledNode("a", ""))
+		s.await(generation(t, cutting), "")
+	}
+
+	s.nodes.change("n1", labeledNode("b", ""))
+	s.await(generation(t, four), "")
+	none := &NodeSource{Source: s.source.Source, Started: s.source.Started}
+	for _, test := range []struct {
+		source       *NodeSource
+		label, value string
+		want         string
+	}{
+		{s.source, MIGLabel, "all-disabled", "ConfigMap gpu/profiles[b]: it does not have mig.manage: true"},
+		{s.source, "my/label", "a", "the label my/label is not looked at there, but " + labelName},
+		{none, labelName, "a", "no label is looked at there"},
+	} {
+		if _, err := test.source.WithLabel(test.label, test.value); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want %q", test.label, err, test.want)
+		}
+	}
+	// Whoever makes the layouts is named, and it is no fault of the profile.
+	left := labeledNode("a", "").(*metav1.PartialObjectMetadata)
+	metav1.SetMetaDataLabel(&left.ObjectMeta, migManagerLabel, "true")
+	s.nodes.change("n1", left)
+	own, err := configs.Documents{"a": cutting}.Select("", "a", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.await(own.LeaveMIG("the label "+migManagerLabel+" of node n1 is true, so the GPU Operator's mig-manager makes the MIG layouts; with false, Virgate does").Generation, "")
+	if selected, err := s.source.WithLabel(MIGLabel, "of-mig-managers-own-file"); err != nil || !strings.Contains(selected.Profile.MIG.LeftTo, migManagerLabel) {
+		t.Errorf("%+v, %v", selected.Profile.MIG, err)
+	}
+}

@@ -1,6 +1,7 @@
 package configsource
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -166,6 +167,30 @@ func (n *NodeSource) Selected() (configs.SelectedProfile, error) {
 	return next.selected, next.err
 }
 
+// WithLabel is Profile as it would be if the Node's label of that name had that value. The error
+// can also be that no such label is looked at.
+func (n *NodeSource) WithLabel(label, value string) (configs.SelectedProfile, error) {
+	selected := configs.SelectedProfile{Source: n.Source.String()}
+	now, err := n.Labels.with(label, value)
+	if err != nil {
+		return selected, err
+	}
+	documents, err := n.Source.Documents()
+	if err != nil {
+		return selected, err
+	}
+	selected, err = n.choose(now, documents)
+	return checkStarted(selected, cmp.Or(err, checkLayout(label, selected)), n.Started)
+}
+
+// checkLayout says that nobody would make a layout that the label named.
+func checkLayout(label string, selected configs.SelectedProfile) error {
+	if mig := selected.Profile.MIG; label == MIGLabel && !mig.Manage && mig.LeftTo == "" {
+		return fmt.Errorf("%s: it does not have mig.manage: true, so Virgate makes no MIG layout", selected)
+	}
+	return nil
+}
+
 func (n *NodeSource) choose(now labels, documents configs.Documents) (configs.SelectedProfile, error) {
 	criteria := Criteria{Label: now.profile, Default: n.Default, Fallbacks: n.Fallbacks, Names: documents.ProfileNames()}
 	if n.Labels != nil {
@@ -196,7 +221,7 @@ func checkStarted(selected configs.SelectedProfile, err error, started configs.S
 	if err != nil {
 		return selected, err
 	}
-	if err := errors.Join(started.CheckUnchanged(selected.Startup), selected.CheckOffered()); err != nil {
+	if err := errors.Join(started.CheckUnchanged(selected.Startup), selected.CheckOffered(), selected.CheckMPS()); err != nil {
 		return configs.SelectedProfile{Name: selected.Name, Source: selected.Source}, fmt.Errorf("%s: %w", selected, err)
 	}
 	return selected, nil

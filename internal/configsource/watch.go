@@ -62,8 +62,9 @@ type pace struct {
 	// watches are cut at once, as when an API server ends: each waits for a random
 	// part of it. 10,000 nodes are then 2,000 connections a second.
 	spread time.Duration
-	// answer is how long a request may go unanswered.
-	answer time.Duration
+	// answer is how long a request may go unanswered; list how long a list may take, 0 for
+	// as long as that.
+	answer, list time.Duration
 	// life is how long a watch may go on; 0 for a minute longer than the server was
 	// asked to let it. A lost connection is noticed earlier, by HTTP/2's pings.
 	life time.Duration
@@ -79,6 +80,15 @@ func defaultPace() pace {
 
 // watchTimeout is the shortest time until the server ends a watch; the longest is twice that.
 const watchTimeout = 30 * time.Minute
+
+// Follow keeps a store up to date until ctx ends, for who makes the requests in a way of his
+// own. A list may take that long, and must be a whole one; it may have no items, where the
+// store has taken them page by page. Those that follow the same are spread over that time.
+func Follow(ctx context.Context, requests cache.ListWatch, what string, into store, list, spread time.Duration) {
+	w := &watcher{what: what, list: requests.ListWithContextFunc, watch: requests.WatchFuncWithContext, store: into, pace: defaultPace()}
+	w.pace.list, w.pace.spread = list, spread
+	w.run(ctx)
+}
 
 func (w *watcher) run(ctx context.Context) {
 	w.retry = w.pace.backoff
@@ -107,7 +117,7 @@ func (w *watcher) listNow(ctx context.Context, _ metav1.ListOptions) (runtime.Ob
 	w.listing.Lock()
 	defer w.listing.Unlock()
 	w.retry, w.due = w.pace.backoff, time.Time{}
-	asking, cancel := context.WithTimeout(ctx, w.pace.answer)
+	asking, cancel := context.WithTimeout(ctx, cmp.Or(w.pace.list, w.pace.answer))
 	defer cancel()
 	list, err := w.list(asking, metav1.ListOptions{})
 	if err == nil && !meta.IsListType(list) {

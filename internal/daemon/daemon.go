@@ -16,6 +16,7 @@ import (
 	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/cdi"
 	"github.com/virgate/virgate/internal/configsource"
+	"github.com/virgate/virgate/internal/dradriver"
 	"github.com/virgate/virgate/internal/features"
 	"github.com/virgate/virgate/internal/host"
 	"github.com/virgate/virgate/internal/migchange"
@@ -69,6 +70,10 @@ type Options struct {
 	// MPSSocket is where virgate mps listens; of use where the settings have a directory of MPS.
 	MPSSocket string
 
+	// DRA serves claims; nil for none. It has PodUID, RegistryDir, Config, and in Dir the kubelet's
+	// plugins directory, and needs the NodeName.
+	DRA *dradriver.Options
+
 	// ControlSocket is the path of the control socket; empty for none. With
 	// ControlRequired the program does not start without it.
 	ControlSocket   string
@@ -114,8 +119,13 @@ func Run(ctx context.Context, o Options) error {
 	}
 	cdiDir := cmp.Or(o.CDIDir, filepath.Join(o.PluginDir, "cdi"))
 	claims := cdi.NewClaims(node.Inventory, cdiDir, filepath.Join(cmp.Or(o.HostRoot, "/"), "etc/cdi"))
-	kubelet := podresources.New(podresources.Options{Socket: o.PodResourcesSocket, CheckpointDir: o.PluginDir, Claimed: claims.Units, Logger: log})
+	kubelet := podresources.New(podresources.Options{
+		Socket: o.PodResourcesSocket, CheckpointDir: o.PluginDir, Claimed: claimedUnits(node.Inventory, claims), Logger: log,
+	})
 	defer func() { _ = kubelet.Close() }()
+	if o.DRA != nil {
+		gpus.CDI = cdi.Aliased{Source: gpus.CDI, Alias: placeNames}
+	}
 	gpus.Library = node.Library()
 	specs := cdi.NewWriter(cdi.Options{
 		Dir: cdiDir, Source: gpus.CDI,
@@ -163,6 +173,11 @@ func Run(ctx context.Context, o Options) error {
 	if profile.startup.MPSRoot != "" {
 		client := mps.NewClient(o.MPSSocket, log.With("component", "mps"))
 		options.Background, options.MPS = append(options.Background, client.Run), client
+	}
+	if o.DRA != nil {
+		if options.DRA, err = newDRA(o, node, kubelet, file, claimEntries{cdi.ClaimSpecs{Dir: cdiDir}, profile.startup.MPSRoot}); err != nil {
+			return err
+		}
 	}
 	if options.Pods = o.Guard; o.Pods != nil && o.Guard.UID == nil {
 		options.Pods.UID = o.Pods.PodUID
@@ -249,7 +264,7 @@ func ApplyMIG(ctx context.Context, o MIGOptions, wanted sharing.MIGConfig) ([]no
 		}
 		if !o.WithoutKubelet {
 			claims := cdi.NewClaims(func() ([]sharing.GPU, error) { return gpus, nil })
-			kubelet := podresources.New(podresources.Options{Socket: o.PodResourcesSocket, CheckpointDir: o.PluginDir, Claimed: claims.Units, Logger: o.Logger})
+			kubelet := podresources.New(podresources.Options{Socket: o.PodResourcesSocket, CheckpointDir: o.PluginDir, Claimed: claimedUnits(func() ([]sharing.GPU, error) { return gpus, nil }, claims), Logger: o.Logger})
 			defer func() { _ = kubelet.Close() }()
 			options.Holders = kubelet.Held
 		}

@@ -197,3 +197,19 @@ func parseMinors(data string) map[capability]int {
 }
 
 var capabilityLine = regexp.MustCompile(`^gpu([0-9]{1,9})/gi([0-9]{1,9})(?:/ci([0-9]{1,9}))?/access ([0-9]{1,9})$`)
+
+// PCIeRoot is the PCIe root complex of the device with that bus ID, such as pci0000:3a, by
+// which DRA drivers tell what is near what; empty when unknown. sys is the host's /sys.
+func PCIeRoot(sys fs.FS, busID string) string {
+	address := strings.ToLower(strings.TrimPrefix(busID, "0000"))
+	target, err := fs.ReadLink(sys, "bus/pci/devices/"+address)
+	if err != nil {
+		return ""
+	}
+	_, path, _ := strings.Cut(target, "devices/")
+	root, _, below := strings.Cut(path, "/")
+	if !below || !strings.HasPrefix(root, "pci") {
+		return ""
+	}
+	return root
+}

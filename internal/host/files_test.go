@@ -172,3 +172,25 @@ func TestMayPartition(t *testing.T) {
 		})
 	}
 }
+
+func TestPCIeRoot(t *testing.T) {
+	root := t.TempDir()
+	link := func(address, target string) {
+		t.Helper()
+		path := filepath.Join(root, "bus/pci/devices", address)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.Symlink(target, path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link("0000:3b:00.0", "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0")
+	link("10de:01:00.0", "../../../devices/pci10de:00/10de:01:00.0")
+	link("0000:01:00.0", "../../../devices/platform/0000:01:00.0")
+	link("0000:02:00.0", "../../../devices/pci0000:00")
+	for busID, want := range map[string]string{
+		"00000000:3B:00.0": "pci0000:3a", "000010DE:01:00.0": "pci10de:00", "00000000:01:00.0": "", "00000000:02:00.0": "", "00000000:FF:00.0": "", "": "",
+	} {
+		if got := PCIeRoot(os.DirFS(root), busID); got != want {
+			t.Errorf("%s: %q, want %q", busID, got, want)
+		}
+	}
+}

@@ -90,7 +90,7 @@ func New(options Options) *Host {
 func (h *Host) Prepare(grants sharing.Grants, gpus []sharing.GPU) plugin.Host {
 	r := &request{grants: grants, gpus: gpus, done: make(chan struct{})}
 	h.request.Store(r)
-	if grants.CDI() {
+	if grants.CDI() || grants.Claims {
 		select {
 		case h.wake <- struct{}{}:
 		default:
@@ -152,7 +152,7 @@ func (h *Host) serve(ctx context.Context, changed func()) {
 		if r == nil {
 			continue
 		}
-		if r.grants.CDI() {
+		if r.grants.CDI() || r.grants.Claims {
 			h.writeSpecs(ctx, r)
 		}
 		h.specsLate.Store(false)
@@ -224,8 +224,15 @@ func assemble(grants sharing.Grants, devRoot string, gpus []sharing.GPU, f files
 			host.Extras = append(host.Extras, name)
 		}
 	}
+	if grants.Claims {
+		host.NoCDIEntry = map[string]string{}
+	}
 	add := func(g sharing.GPU, unit, index string, nodes []string, lacks string) {
 		host.Nodes[unit] = nodes
+		noEntry := !e.has(unit) || !e.has(index) || e.minors[g.UUID] != g.Minor
+		if grants.Claims && noEntry {
+			host.NoCDIEntry[unit] = "it has no CDI entry: " + cmp.Or(e.problem, "none is written yet")
+		}
 		if lacks == "" {
 			lacks = missing(f.nodes, devRoot, nodes)
 		}
@@ -236,7 +243,7 @@ func assemble(grants sharing.Grants, devRoot string, gpus []sharing.GPU, f files
 			host.Obstacles[unit] = host.IMEXLacks + ", which imex.required asks for"
 		case grants.Nodes() && lacks != "":
 			host.Obstacles[unit] = lacks
-		case grants.CDI() && (!e.has(unit) || !e.has(index) || e.minors[g.UUID] != g.Minor):
+		case grants.CDI() && noEntry:
 			host.Obstacles[unit] = "it has no CDI entry: " + cmp.Or(e.problem, "none is written yet")
 		}
 	}

@@ -24,7 +24,7 @@ func (r *Reconciler) change(ctx context.Context, g *managedGPU, d Decision, hold
 	}
 	g.inTheWay = d.Change.Blocked
 	r.report(g, nodereport.LayoutPending, "partitions are being made")
-	r.finish(ctx, g, *d.Record, holders)
+	_ = r.finish(ctx, g, *d.Record, holders) // It is in the status.
 }
 
 // resume goes on with a change that an earlier run, or an earlier try, has begun.
@@ -37,30 +37,30 @@ func (r *Reconciler) resume(ctx context.Context, g *managedGPU, record Record) {
 		return
 	}
 	r.offer(ctx, g, lasting(state, record))
-	r.finish(ctx, g, record, r.holders(ctx))
+	_ = r.finish(ctx, g, record, r.holders(ctx))
 }
 
 // finish makes the GPU as the change wants it or, if that fails, as it was before. If
 // both fail, the journal keeps the change for the next try. A change that ctx
-// interrupts is left to the next run.
-func (r *Reconciler) finish(ctx context.Context, g *managedGPU, record Record, holders Holders) {
+// interrupts is left to the next run. The error says why the GPU is not as the change wants it.
+func (r *Reconciler) finish(ctx context.Context, g *managedGPU, record Record, holders Holders) error {
 	turn := r.takeTurn(ctx, record)
 	if turn == nil {
-		return
+		return ctx.Err()
 	}
 	defer turn.end()
 	err := r.apply(ctx, record.GPU, record.After, holders)
 	if ctx.Err() != nil {
-		return
+		return ctx.Err()
 	}
 	if err == nil {
 		if ended := r.end(ctx, g, record, turn); ended != nil {
 			r.fail(ctx, g, ended, longestRetry)
-			return
+			return ended
 		}
 		r.applied.Add(1)
 		g.failures = 0
-		return
+		return nil
 	}
 	undoing := r.apply(ctx, record.GPU, record.Before, holders)
 	switch {
@@ -78,6 +78,7 @@ func (r *Reconciler) finish(ctx context.Context, g *managedGPU, record Record, h
 		r.failed.Add(1)
 		r.fail(ctx, g, fmt.Errorf("%w; and not undone: %w", err, undoing), longestRetry)
 	}
+	return err
 }
 
 // turn is a GPU's turn at the driver: the time between its first step and the reading of

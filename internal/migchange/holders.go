@@ -58,6 +58,15 @@ func NewHolders(allocations []sharing.Allocation, err error) Holders {
 	return h
 }
 
+// keep counts free units as held that are offered by DRA.
+func (h Holders) keep(byDRA []string) {
+	for _, unit := range byDRA {
+		if h.pods[unit] == "" {
+			h.pods[unit] = "it is offered by DRA: take its name out of dra.resources first"
+		}
+	}
+}
+
 func (h Holders) known() bool { return h.err == nil }
 
 func (h Holders) doubtfulUnits() []string { return slices.Sorted(maps.Keys(h.doubtful)) }

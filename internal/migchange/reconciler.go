@@ -16,7 +16,7 @@ import (
 )
 
 // Partitioner lists and changes how GPUs are partitioned. The Reconciler calls it from
-// several goroutines, for one GPU from one at a time.
+// several goroutines, Apply for one GPU from one at a time.
 type Partitioner interface {
 	// State lists how the GPU of that UUID is partitioned, exactly; what cannot be
 	// listed exactly is an error.
@@ -47,6 +47,9 @@ type Options struct {
 	Devices Devices
 	// Holders says who holds which devices; nil where that cannot be known.
 	Holders func(ctx context.Context) ([]sharing.Allocation, error)
+	// ByDRA are the units that may be given to a claim at any moment; nil for none. They stay as
+	// they are.
+	ByDRA func() []string
 	// Inputs are the node's GPUs and what is wanted of them; an error says that they
 	// are not known.
 	Inputs func() (gpus []sharing.GPU, wanted sharing.MIGConfig, err error)
@@ -71,6 +74,7 @@ type Options struct {
 type Reconciler struct {
 	Options
 	wake chan struct{}
+	cuts chan cut
 	log  *slog.Logger
 	now  func() time.Time
 
@@ -153,7 +157,7 @@ func New(o Options) *Reconciler {
 		o.Refresh = func(context.Context) error { return nil }
 	}
 	r := &Reconciler{
-		Options: o, wake: make(chan struct{}, 1), log: o.Logger.With("component", "mig"), now: time.Now,
+		Options: o, wake: make(chan struct{}, 1), cuts: make(chan cut), log: o.Logger.With("component", "mig"), now: time.Now,
 		driver: make(chan struct{}, 1), gpus: map[string]*managedGPU{},
 	}
 	r.status.Store(&[]nodereport.GPULayout{})
@@ -249,15 +253,20 @@ func (r *Reconciler) passAndWait(ctx context.Context, gpus []sharing.GPU, wanted
 // wait for.
 func (r *Reconciler) Run(ctx context.Context) {
 	defer r.changes.Wait()
+	var waiting []cut
+	defer func() { endCuts(waiting, ctx.Err()) }()
 	for ctx.Err() == nil {
 		var later <-chan time.Time
 		if gpus, wanted, err := r.Inputs(); err == nil {
+			waiting = r.beginCuts(ctx, gpus, waiting)
 			if again := r.pass(ctx, gpus, wanted, false); again > 0 {
 				later = time.After(again)
 			}
 		}
 		select {
 		case <-r.wake:
+		case c := <-r.cuts:
+			waiting = append(waiting, c)
 		case <-later:
 		case <-ctx.Done():
 		}
@@ -571,6 +580,9 @@ func (r *Reconciler) holders(ctx context.Context) Holders {
 	h := NewHolders(r.Holders(ctx))
 	if h.known() {
 		r.kubeletSeen.Store(true)
+		if r.ByDRA != nil {
+			h.keep(r.ByDRA())
+		}
 	}
 	return h
 }

@@ -76,6 +76,9 @@ func identify(lib Library, device Device, index int) (*knownGPU, error) {
 	if architecture, err := lib.DeviceGetArchitecture(device); err == nil {
 		gpu.Architecture = architecture.String()
 	}
+	if brand, err := lib.DeviceGetBrand(device); err == nil {
+		gpu.Brand = brand.String()
+	}
 	if capability, err := lib.DeviceGetCudaComputeCapability(device); err == nil {
 		gpu.ComputeCapability = fmt.Sprintf("%d.%d", capability.Major, capability.Minor)
 	}

@@ -152,6 +152,10 @@ func (l *intercepted) DeviceGetMemoryInfo(d Device) (MemoryInfo, error) {
 	return invoke1(l, "DeviceGetMemoryInfo", Library.DeviceGetMemoryInfo, d)
 }
 
+func (l *intercepted) DeviceGetBrand(d Device) (Brand, error) {
+	return invoke1(l, "DeviceGetBrand", Library.DeviceGetBrand, d)
+}
+
 func (l *intercepted) DeviceGetArchitecture(d Device) (Architecture, error) {
 	return invoke1(l, "DeviceGetArchitecture", Library.DeviceGetArchitecture, d)
 }

@@ -34,6 +34,7 @@ type Library interface {
 	DeviceGetName(Device) (string, error)
 	DeviceGetMemoryInfo(Device) (MemoryInfo, error)
 	DeviceGetArchitecture(Device) (Architecture, error)
+	DeviceGetBrand(Device) (Brand, error)
 	DeviceGetCudaComputeCapability(Device) (ComputeCapability, error)
 	// DeviceGetNumaNodeId is the NUMA node next to the GPU, -1 for none. NVML's call
 	// of that name is about GPUs that are a node themselves; this one is read from
@@ -352,6 +353,28 @@ func (a Architecture) String() string {
 		Kepler: "kepler", Maxwell: "maxwell", Pascal: "pascal", Volta: "volta", Turing: "turing",
 		Ampere: "ampere", Ada: "ada", Hopper: "hopper", Blackwell: "blackwell",
 	}[a]
+}
+
+// Brand is what NVIDIA sells a GPU as.
+type Brand int
+
+// The brands that current data center and workstation GPUs have (nvml.h, nvmlBrandType_t).
+const (
+	BrandNVIDIARTX Brand = 13
+	BrandNVIDIA    Brand = 14
+)
+
+// String is the brand as NVIDIA's DRA driver writes it (go-nvlib, GetBrandAsString); "Unknown" for
+// one that nvml.h does not have.
+func (b Brand) String() string {
+	names := []string{
+		"Unknown", "Quadro", "Tesla", "NVS", "Grid", "GeForce", "Titan", "NvidiaVApps", "NvidiaVPC", "NvidiaVCS",
+		"NvidiaVWS", "NvidiaCloudGaming", "QuadroRTX", "NvidiaRTX", "Nvidia", "GeForceRTX", "TitanRTX",
+	}
+	if b < 0 || int(b) >= len(names) {
+		return names[0]
+	}
+	return names[b]
 }
 
 // TopologyLevel is the lowest part of the bus that two GPUs share; a higher level

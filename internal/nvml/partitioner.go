@@ -16,8 +16,8 @@ import (
 
 // Partitioner lists how GPUs are partitioned and changes that, one step at a time.
 // It decides nothing: which steps are wanted and whether they are safe is for its
-// caller. All of its methods may be called from any goroutine, those for one GPU
-// from one at a time.
+// caller. All of its methods may be called from any goroutine, Apply for one GPU
+// from one at a time. State of a GPU that is being changed is of a moment of that.
 type Partitioner struct {
 	lib         Library
 	pauseEvents func(ctx context.Context, gpu string) (resume func(), err error)
@@ -378,7 +378,7 @@ func (g *migGPU) geometry() (mig.Geometry, error) {
 	}
 	published, known := mig.GeometryOf(uint16(pci.DeviceID >> 16))
 	g.profiles = map[int]instanceProfile{}
-	var geometry mig.Geometry
+	geometry := mig.Geometry{Memory: map[mig.Profile]uint64{}}
 	err = enumerate(func(enum int) (GPUInstanceProfile, error) {
 		return g.lib.DeviceGetGpuInstanceProfileInfo(g.device, enum)
 	}, func(enum int, info GPUInstanceProfile) error {
@@ -386,6 +386,7 @@ func (g *migGPU) geometry() (mig.Geometry, error) {
 		g.profiles[info.ID] = instanceProfile{info, profile.Profile}
 		if len(profile.Starts) > 0 && !profile.Profile.IsZero() {
 			geometry.Profiles = append(geometry.Profiles, profile)
+			geometry.Memory[profile.Profile] = info.MemoryMB
 		}
 		return err
 	})

@@ -38,6 +38,15 @@ func TestStateGeometry(t *testing.T) {
 			model + " that counts wrong": stingy{simulate(t, model)},
 		} {
 			_, state := firstState(t, lib)
+			_, silent := lib.(bare)
+			for _, p := range want.Profiles {
+				// The name has it in GiB, rounded up or down.
+				memory, said := state.Geometry.Memory[p.Profile]
+				if off := int(memory) - p.Profile.MemoryGB<<10; said == silent || said && (off <= -1024 || off >= 1024) {
+					t.Errorf("%s: %s has %d MiB", name, p.Profile, memory)
+				}
+			}
+			state.Geometry.Memory = nil
 			if diff := cmp.Diff(want, state.Geometry); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", name, diff)
 			}

@@ -61,7 +61,7 @@ func TestScanErrors(t *testing.T) {
 			"facts that nobody needs",
 			func(n *simnode.Node) error {
 				for _, call := range []string{
-					"DeviceGetMinorNumber", "DeviceGetNumaNodeId", "DeviceGetArchitecture",
+					"DeviceGetMinorNumber", "DeviceGetNumaNodeId", "DeviceGetArchitecture", "DeviceGetBrand",
 					"DeviceGetCudaComputeCapability", "DeviceGetTemperature",
 				} {
 					n.InjectFault(call, simnode.Fault{Return: nvml.NoPermission})

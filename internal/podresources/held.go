@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/sharing"
+	"golang.org/x/time/rate"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -38,7 +39,11 @@ const startupPeriod = time.Minute
 //
 // The error is ErrIncomplete or ErrUnknown, with the causes.
 func (s *Source) Held(ctx context.Context) ([]sharing.Allocation, error) {
-	listed, listErr := call(ctx, s, func(ctx context.Context, client api.PodResourcesListerClient) (*api.ListPodResourcesResponse, error) {
+	return s.held(ctx, s.limiter)
+}
+
+func (s *Source) held(ctx context.Context, limiter *rate.Limiter) ([]sharing.Allocation, error) {
+	listed, listErr := call(ctx, s, limiter, func(ctx context.Context, client api.PodResourcesListerClient) (*api.ListPodResourcesResponse, error) {
 		return client.List(ctx, &api.ListPodResourcesRequest{})
 	})
 	// Read after List, so that what was admitted in between is in the file.
@@ -59,6 +64,16 @@ func (s *Source) Held(ctx context.Context) ([]sharing.Allocation, error) {
 		return slices.Compare([]string{a.Namespace, a.Pod, a.Container, a.Resource, a.Claim}, []string{b.Namespace, b.Pod, b.Container, b.Resource, b.Claim})
 	})
 	return held, nil
+}
+
+// HeldTogether is Held for many callers at once, who share a call that began after all of them had
+// asked: a storm of claims costs the kubelet few questions. A pod waits for the answer, so it does not
+// queue behind Held. The answer must not be changed.
+func (s *Source) HeldTogether(ctx context.Context) ([]sharing.Allocation, error) {
+	return s.holders.ask(ctx, func(ctx context.Context, begins func()) ([]sharing.Allocation, error) {
+		begins()
+		return s.held(ctx, s.urgent)
+	})
 }
 
 // claimed returns the containers that have GPUs by claims. Known says that PodResources has
@@ -196,7 +211,7 @@ func (s *Source) Serving(ctx context.Context, resource string) (bool, error) {
 // healthy, sorted, by resource. Several callers may share it; it must not be changed.
 func (s *Source) allocatable(ctx context.Context) (map[string][]string, error) {
 	return s.allocatables.ask(ctx, func(ctx context.Context, begins func()) (map[string][]string, error) {
-		encoded, err := call(ctx, s, func(ctx context.Context, _ api.PodResourcesListerClient) (*emptypb.Empty, error) {
+		encoded, err := call(ctx, s, s.limiter, func(ctx context.Context, _ api.PodResourcesListerClient) (*emptypb.Empty, error) {
 			begins()
 			response := &emptypb.Empty{} // It knows no field, and so keeps all as they are.
 			return response, s.connection.Invoke(ctx, api.PodResourcesLister_GetAllocatableResources_FullMethodName, &api.AllocatableResourcesRequest{}, response)

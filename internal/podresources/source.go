@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/virgate/virgate/sharing"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
@@ -60,9 +61,11 @@ type Options struct {
 type Source struct {
 	options Options
 	logger  *slog.Logger
-	limiter *rate.Limiter
+	// limiter is for what goes on in the background, urgent for what a pod waits for.
+	limiter, urgent *rate.Limiter
 	// allocatables makes one call of those that wait for their turn.
 	allocatables *shared[map[string][]string]
+	holders      *shared[[]sharing.Allocation]
 
 	// connection is nil when there is no socket; connectErr says why.
 	connection *grpc.ClientConn
@@ -84,11 +87,11 @@ func New(options Options) *Source {
 	s := &Source{
 		options: options,
 		logger:  options.Logger.With("component", "podresources"),
-		// The kubelet answers 100 calls a second, all of its clients together. This
-		// takes at most 25 of them.
-		limiter:      rate.NewLimiter(20, 5),
-		allocatables: newShared[map[string][]string](),
-		connectErr:   errNoSocket,
+		// The kubelet answers 100 calls a second, in bursts of 10, all of its clients together. This
+		// takes at most 60 of them, in bursts of 9.
+		limiter: rate.NewLimiter(20, 5), urgent: rate.NewLimiter(40, 4),
+		allocatables: newShared[map[string][]string](), holders: newShared[[]sharing.Allocation](),
+		connectErr: errNoSocket,
 	}
 	if options.Socket != "" {
 		s.connection, s.connectErr = connect(options.Socket, options.Timeout)
@@ -130,17 +133,17 @@ func connect(socket string, timeout time.Duration) (*grpc.ClientConn, error) {
 // code, ResourceExhausted, but is not worth another try.
 const rateLimited = "rejected by rate limit"
 
-// call calls one method, within the timeout and the rate limit. When the kubelet's
+// call calls one method, within the timeout and the limiter's rate. When the kubelet's
 // rate limiter refuses, it tries again with growing pauses until the timeout, and
 // then returns the kubelet's error.
-func call[Response any](ctx context.Context, s *Source, method func(context.Context, api.PodResourcesListerClient) (Response, error)) (none Response, _ error) {
+func call[Response any](ctx context.Context, s *Source, limiter *rate.Limiter, method func(context.Context, api.PodResourcesListerClient) (Response, error)) (none Response, _ error) {
 	if s.connection == nil {
 		return none, s.connectErr
 	}
 	client := api.NewPodResourcesListerClient(s.connection)
 	ctx, cancel := context.WithTimeout(ctx, s.options.Timeout)
 	defer cancel()
-	if err := s.limiter.Wait(ctx); err != nil {
+	if err := limiter.Wait(ctx); err != nil {
 		return none, err
 	}
 	for pause := 50 * time.Millisecond; ; pause *= 2 {
@@ -152,7 +155,7 @@ func call[Response any](ctx context.Context, s *Source, method func(context.Cont
 		case <-time.After(pause):
 		case <-ctx.Done():
 		}
-		if s.limiter.Wait(ctx) != nil {
+		if limiter.Wait(ctx) != nil {
 			return none, err
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/virgate/virgate/sharing"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -56,7 +57,7 @@ func serve(t *testing.T, script func(ctx context.Context, call int64) (*api.List
 }
 
 func list(ctx context.Context, source *Source) (*api.ListPodResourcesResponse, error) {
-	return call(ctx, source, func(ctx context.Context, client api.PodResourcesListerClient) (*api.ListPodResourcesResponse, error) {
+	return call(ctx, source, source.limiter, func(ctx context.Context, client api.PodResourcesListerClient) (*api.ListPodResourcesResponse, error) {
 		return client.List(ctx, &api.ListPodResourcesRequest{})
 	})
 }
@@ -123,7 +124,7 @@ func TestCallTimesOut(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				source, calls := New(Options{Socket: "none", Timeout: time.Second}), 0
-				_, err := call(t.Context(), source, func(ctx context.Context, _ api.PodResourcesListerClient) (any, error) {
+				_, err := call(t.Context(), source, source.limiter, func(ctx context.Context, _ api.PodResourcesListerClient) (any, error) {
 					calls++
 					return nil, row.method(ctx)
 				})
@@ -159,6 +160,24 @@ func TestOwnRateLimit(t *testing.T) {
 	}
 	if took := time.Since(begin); took < 400*time.Millisecond {
 		t.Errorf("15 calls took %v", took)
+	}
+}
+
+// TestPodsGoFirst has a pod's question answered when background ones have used up their rate.
+func TestPodsGoFirst(t *testing.T) {
+	service, source := serve(t, func(context.Context, int64) (*api.ListPodResourcesResponse, error) {
+		return &api.ListPodResourcesResponse{}, nil
+	})
+	source.limiter = rate.NewLimiter(0, 0)
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	defer cancel()
+	for _, ask := range []func(context.Context) ([]sharing.Allocation, error){source.Held, source.HeldTogether} {
+		if _, err := ask(ctx); err != nil && !errors.Is(err, ErrUnknown) && !errors.Is(err, ErrIncomplete) {
+			t.Fatal(err)
+		}
+	}
+	if asked := service.calls.Load(); asked != 1 {
+		t.Errorf("the kubelet was asked %d times, want once, for the pod", asked)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/virgate/virgate/internal/nvml"
 )
@@ -97,6 +98,13 @@ func (n driver) DeviceGetMemoryInfo(d nvml.Device) (nvml.MemoryInfo, error) {
 
 func (n driver) DeviceGetArchitecture(d nvml.Device) (nvml.Architecture, error) {
 	return n.gpu(d).Architecture, nil
+}
+
+func (n driver) DeviceGetBrand(d nvml.Device) (nvml.Brand, error) {
+	if strings.Contains(n.gpu(d).Name, " RTX ") {
+		return nvml.BrandNVIDIARTX, nil
+	}
+	return nvml.BrandNVIDIA, nil
 }
 
 func (n driver) DeviceGetCudaComputeCapability(d nvml.Device) (nvml.ComputeCapability, error) {

@@ -229,6 +229,20 @@ func TestSharersAreContainers(t *testing.T) {
 	}
 }
 
+// TestHoldersByClaim holds that who has a GPU by a claim is shown, although no list has that GPU.
+func TestHoldersByClaim(t *testing.T) {
+	node := shared(t)
+	node.state.Listed, node.state.Planned = nil, nil
+	claimed := sharing.Allocation{Namespace: "ns", Pod: "four", Container: "main", Resource: "gpu.example.com", Devices: []string{"GPU-a"}, Claim: "c"}
+	second := claimed
+	second.Claim = "d" // Of the same container: the same series.
+	node.state.Allocations = []sharing.Allocation{claimed, second}
+	const want = `virgate_allocation_info{container="main",device="GPU-a",gpu_uuid="GPU-a",namespace="ns",pod="four",resource="gpu.example.com",unit_uuid="GPU-a"} 1`
+	if text := expose(t, node.all(1000)); !strings.Contains(text, want+"\n") {
+		t.Errorf("want %s in\n%s", want, text)
+	}
+}
+
 // TestMPSLimits holds what MPS lets who have, and that it limits nobody else.
 func TestMPSLimits(t *testing.T) {
 	const byMPS, sliced, gib = "nvidia.com/gpu", "nvidia.com/other", 1 << 30

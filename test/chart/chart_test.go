@@ -77,12 +77,13 @@ func read(t *testing.T, path string) map[string]any {
 
 // The policy names this release's service account, wherever it is installed.
 func TestOwnNodePolicy(t *testing.T) {
-	manifest, _, err := renderInto(t, "elsewhere", map[string]any{"fullnameOverride": "gpus"})
+	manifest, _, err := renderInto(t, "elsewhere", map[string]any{"fullnameOverride": "gpus", "dra": map[string]any{"enabled": true}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
 		`request.userInfo.username == "system:serviceaccount:elsewhere:gpus"`, "\n  name: gpus-own-node\n", "policyName: gpus-own-node",
+		"\n  name: gpus-dra\n", "policyName: gpus-dra",
 	} {
 		if !strings.Contains(manifest, want) {
 			t.Errorf("the manifest lacks %q", want)
@@ -115,6 +116,13 @@ func TestFeatureLabelsPolicy(t *testing.T) {
 	}
 	if _, _, err := render(t, map[string]any{"featureLabels": map[string]any{"output": "file"}}); err == nil || !strings.Contains(err.Error(), "featureLabels") {
 		t.Errorf("output file: error %v", err)
+	}
+}
+
+// Containers get what a claim has by CDI specs only.
+func TestDRANeedsCDISpecs(t *testing.T) {
+	if _, _, err := render(t, map[string]any{"dra": map[string]any{"enabled": true}, "cdi": map[string]any{"specs": false}}); err == nil || !strings.Contains(err.Error(), "cdi.specs is false") {
+		t.Errorf("without CDI specs: error %v", err)
 	}
 }
 
@@ -245,6 +253,8 @@ func TestValuesAreRefused(t *testing.T) {
 		{"driver access that cannot work", "driverAccess: cdi", "driverAccess: cdi was removed: no container runtime takes"},
 		{"driver access that is none", "driverAccess: magic", `driverAccess: "magic" is neither runtime nor privileged`},
 		{"managing without reading", "mig: {manage: true, monitor: false}", "mig.monitor: false, but mig.manage needs the same right"},
+		{"a DeviceClass for a name that is none", "dra: {resources: [gpu]}", "resources"},
+		{"a DeviceClass whose name no object can have", "dra: {resources: [example.com/A_b]}", "resources"},
 		{"a port that is none", "metrics: {port: 0}", "port"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -48,6 +48,15 @@ func TestPrivileges(t *testing.T) {
 		{"mig: {monitor: false}", []string{"/dev/null, read-only"}, []string{"capability SYS_ADMIN"}},
 		{"mig: {manage: true}", []string{"/var/run/cdi, read-only", "PIDs of the host"}, nil},
 		{"{metrics: {perContainer: true}, memoryGuard: {evict: true}}", []string{"ClusterRole pods list,watch", "ClusterRole pods/eviction create", "PIDs of the host"}, nil},
+		{"dra: {enabled: true}", []string{
+			"/var/lib/kubelet/plugins/gpu.virgate.github.io", "/var/lib/kubelet/plugins_registry", "/var/run/cdi", "ClusterRole resourceclaims get,list",
+			"ClusterRole resourceslices list,watch,create,update,delete", "own ResourceSlices only",
+		}, nil},
+		{"dra: {resources: [nvidia.com/gpu]}", nil, nil},
+		{"{dra: {enabled: true}, admission: {ownNode: false}}", []string{
+			"/var/lib/kubelet/plugins/gpu.virgate.github.io", "/var/lib/kubelet/plugins_registry", "/var/run/cdi", "ClusterRole resourceclaims get,list",
+			"ClusterRole resourceslices list,watch,create,update,delete",
+		}, []string{"own Node only"}},
 		{"gpuSettings: {manage: true}", []string{"/, read-only", "capability SYS_CHROOT"}, nil},
 		{"mps: {enabled: true}", []string{"/run/nvidia/mps", "/run/nvidia/mps/shm", "PIDs of the host", "privileged mount-shm", "privileged mps"}, nil},
 		{"{mps: {enabled: true, root: /srv/mps}, node: sim:dgx-a100}", []string{"/srv/mps", "/srv/mps/shm", "PIDs of the host", "privileged mount-shm", "privileged mps"}, []string{"capability SYS_ADMIN"}},
@@ -152,6 +161,9 @@ func privileges(t *testing.T, text string) []string {
 	list := append(ofPods(t, objects), ofRules(objects)...)
 	if strings.Contains(manifest, "kind: ValidatingAdmissionPolicyBinding\nmetadata:\n  name: virgate-own-node") {
 		list = append(list, "own Node only")
+	}
+	if strings.Contains(manifest, "kind: ValidatingAdmissionPolicyBinding\nmetadata:\n  name: virgate-dra") {
+		list = append(list, "own ResourceSlices only")
 	}
 	slices.Sort(list)
 	return list

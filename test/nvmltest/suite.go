@@ -234,6 +234,9 @@ func gpu(t *testing.T, lib nvml.Library, device nvml.Device) {
 	if architecture, err := lib.DeviceGetArchitecture(device); optional(t, "DeviceGetArchitecture", err) {
 		between(t, "architecture", int(architecture), int(nvml.Kepler), 255)
 	}
+	if brand, err := lib.DeviceGetBrand(device); optional(t, "DeviceGetBrand", err) {
+		between(t, "brand", int(brand), 0, 255)
+	}
 	if capability, err := lib.DeviceGetCudaComputeCapability(device); optional(t, "DeviceGetCudaComputeCapability", err) {
 		between(t, "compute capability", capability.Major, 3, 99)
 		between(t, "compute capability after the dot", capability.Minor, 0, 9)

@@ -3,6 +3,7 @@ package prometheus
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -132,6 +133,7 @@ func checkQueries(t *testing.T, s server, targets ...scraped) {
 			}
 		}
 		known["kube_node_info"] = []string{"node"} // Of kube-state-metrics.
+		maps.Copy(known, ofClaims(t))
 		problems = nil
 		for _, q := range queries(t) {
 			if _, err := s.vector(q.text); err != nil {
@@ -146,6 +148,22 @@ func checkQueries(t *testing.T, s server, targets ...scraped) {
 	for _, problem := range problems {
 		t.Error(problem)
 	}
+}
+
+// ofClaims are the metrics of nodes that serve claims, which takes an API server: the list in
+// internal/agent, whose own test holds that it is what such a node has.
+func ofClaims(t *testing.T) map[string][]string {
+	text, err := os.ReadFile("../../internal/agent/drametrics.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string][]string{}
+	for line := range strings.Lines(string(text)) {
+		name, rest, _ := strings.Cut(line, "{")
+		labels, _, _ := strings.Cut(rest, "}")
+		known["virgate_"+name] = append(strings.Split(labels, ", "), "node")
+	}
+	return known
 }
 
 // checkRules holds that every rule can be evaluated over real series, and that

@@ -91,7 +91,12 @@ user's own, which the chart cannot read. */ -}}
 {{- end -}}
 
 {{- define "virgate.writesSpecs" -}}
-{{- if kindIs "bool" .Values.cdi.specs -}}
+{{- if .Values.dra.enabled -}}
+{{- if eq (toString .Values.cdi.specs) "false" }}
+{{- fail "dra.enabled: containers get claims' devices by CDI specs, and cdi.specs is false" }}
+{{- end -}}
+true
+{{- else if kindIs "bool" .Values.cdi.specs -}}
 {{- if .Values.cdi.specs }}true{{ end -}}
 {{- else if contains "cdi-" (default "" .Values.deviceListStrategy | toString) -}}
 true
@@ -177,3 +182,8 @@ volumeMounts:
 - {name: features, mountPath: /etc/kubernetes/node-feature-discovery/features.d}
 {{- end }}
 {{- end -}}
+
+{{/* The name of the DRA driver. */}}
+{{- define "virgate.draDriver" -}}
+{{ ternary "gpu.nvidia.com" "gpu.virgate.github.io" .Values.dra.nvidiaNames }}
+{{- end }}

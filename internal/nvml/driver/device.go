@@ -57,6 +57,11 @@ func (l *library) DeviceGetArchitecture(d nvml.Device) (nvml.Architecture, error
 	return nvml.Architecture(architecture), err
 }
 
+func (l *library) DeviceGetBrand(d nvml.Device) (nvml.Brand, error) {
+	brand, err := callDevice(l, "DeviceGetBrand", d, gonvml.Device.GetBrand)
+	return nvml.Brand(brand), err
+}
+
 func (l *library) DeviceGetCudaComputeCapability(d nvml.Device) (nvml.ComputeCapability, error) {
 	return callDevice(l, "DeviceGetCudaComputeCapability", d, func(d gonvml.Device) (nvml.ComputeCapability, gonvml.Return) {
 		major, minor, code := d.GetCudaComputeCapability()

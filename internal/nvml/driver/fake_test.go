@@ -156,7 +156,7 @@ func gpus() []sharing.GPU {
 		return sharing.GPU{
 			UUID:  strings.ReplaceAll("GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", "x", string(rune('0'+index))),
 			Index: index, Minor: minor, PCIBusID: bus, Model: "NVIDIA Fake A100-SXM4-40GB",
-			Memory: 40 << 30, Architecture: "ampere", ComputeCapability: "8.0", NUMANode: node,
+			Memory: 40 << 30, Brand: "Nvidia", Architecture: "ampere", ComputeCapability: "8.0", NUMANode: node,
 		}
 	}
 	partition := func(index int) sharing.Partition {

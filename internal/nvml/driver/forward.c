@@ -38,6 +38,7 @@ typedef unsigned long long bits;
 	F(nvmlDeviceGetName, (handle a, char *b, number c), (a, b, c)) \
 	F(nvmlDeviceGetMemoryInfo, (handle a, void *b), (a, b)) \
 	F(nvmlDeviceGetArchitecture, (handle a, number *b), (a, b)) \
+	F(nvmlDeviceGetBrand, (handle a, int *b), (a, b)) \
 	F(nvmlDeviceGetCudaComputeCapability, (handle a, int *b, int *c), (a, b, c)) \
 	F(nvmlDeviceGetTemperature, (handle a, number b, number *c), (a, b, c)) \
 	F(nvmlDeviceGetComputeRunningProcesses, (handle a, number *b, void *c), (a, b, c)) \

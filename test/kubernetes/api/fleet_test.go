@@ -245,8 +245,9 @@ func (f *nodeClient) tell(t *testing.T, node string) {
 	t.Helper()
 	reporter := startReporter(t, f.config, node, nil)
 	f.policy.Labels.Replaced = reporter.NodeReplaced
-	var last nodereport.ProfileRef
+	f.reporter = reporter
 	f.applies = func(selected configs.SelectedProfile) {
+		last := f.last
 		next := nodereport.ProfileRef{Name: selected.Name, Source: selected.Source, Generation: selected.Generation}
 		offer := "nvidia.com/gpu of " + selected.Generation
 		if last == (nodereport.ProfileRef{}) {
@@ -260,7 +261,7 @@ func (f *nodeClient) tell(t *testing.T, node string) {
 			State: nodereport.ProfileApplied, Wanted: next, Applied: next,
 			Ready: nodereport.ConditionTrue, Reason: "Serving", Message: offer,
 		})
-		last = next
+		f.last = next
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/daemon"
+	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/simnode"
@@ -43,6 +44,9 @@ type nodeClient struct {
 	// applies is called with what comes into force; nil for nobody.
 	applies func(configs.SelectedProfile)
 	stop    func()
+	// reporter tells what is in force, last what it has told; of a node that tells.
+	reporter *nodestatus.Reporter
+	last     nodereport.ProfileRef
 
 	mu sync.Mutex
 	// applied are the names and generations in force one after another, at when
@@ -200,6 +204,8 @@ type request struct {
 	// forgotten says that the server had no events any more from the version on that a
 	// watch asked for: that was its answer, or an event.
 	forgotten bool
+	// ended says that nothing more comes of the answer.
+	ended bool
 }
 
 // follows says that it is one of those that keep up with an object: a list or a watch.
@@ -353,9 +359,10 @@ func (a *readAnswer) Read(p []byte) (int, error) {
 	n, err := a.ReadCloser.Read(p)
 	const expired = string(metav1.StatusReasonExpired)
 	a.tail = append(a.tail, p[:n]...)
-	if bytes.Contains(a.tail, []byte(expired)) {
+	if forgotten := bytes.Contains(a.tail, []byte(expired)); forgotten || err != nil {
 		a.counter.mu.Lock()
-		a.counter.requests[a.place].forgotten = true
+		r := &a.counter.requests[a.place]
+		r.forgotten, r.ended = r.forgotten || forgotten, r.ended || err != nil
 		a.counter.mu.Unlock()
 	}
 	a.tail = a.tail[max(0, len(a.tail)-len(expired)):]

@@ -29,10 +29,11 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/component-base/cli"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
+	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
 	"sigs.k8s.io/yaml"
 )
 
-// asServer makes this test binary an API server.
+// asServer makes this test binary an API server, or a scheduler by that value.
 const asServer = "VIRGATE_TEST_API_SERVER"
 
 func TestMain(m *testing.M) {
@@ -41,6 +42,9 @@ func TestMain(m *testing.M) {
 			_, _ = io.Copy(io.Discard, os.Stdin)
 			os.Exit(1)
 		}()
+		if os.Getenv(asServer) == "scheduler" {
+			os.Exit(cli.Run(scheduler.NewSchedulerCommand()))
+		}
 		os.Exit(cli.Run(app.NewAPIServerCommand()))
 	}
 	os.Exit(m.Run())
@@ -58,14 +62,15 @@ type server struct {
 	dir     string
 	port    int
 	etcd    *url.URL
+	flags   []string
 	process *exec.Cmd
 	admin   *kubernetes.Clientset
 }
 
-// startServer starts both and stops them at the end of the test.
-func startServer(t *testing.T) *server {
+// startServer starts both, the API server with these flags too, and stops them at the end of the test.
+func startServer(t *testing.T, flags ...string) *server {
 	t.Helper()
-	s := &server{t: t, dir: t.TempDir(), port: freePort(t)}
+	s := &server{t: t, dir: t.TempDir(), port: freePort(t), flags: flags}
 	s.startEtcd()
 	write(t, filepath.Join(s.dir, "tokens.csv"), adminToken+`,admin,1,"system:masters"
 `+virgateToken+`,virgate,2,"system:serviceaccounts"
@@ -126,14 +131,14 @@ func (s *server) start() {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.process = exec.Command(self,
-		"--etcd-servers="+s.etcd.String(), "--cert-dir="+s.path("certificates"),
-		"--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(s.port), "--endpoint-reconciler-type=none",
-		"--authorization-mode=RBAC", "--token-auth-file="+s.path("tokens.csv"), "--anonymous-auth=false",
+	s.process = exec.Command(self, append([]string{
+		"--etcd-servers=" + s.etcd.String(), "--cert-dir=" + s.path("certificates"),
+		"--bind-address=127.0.0.1", "--secure-port=" + strconv.Itoa(s.port), "--endpoint-reconciler-type=none",
+		"--authorization-mode=RBAC", "--token-auth-file=" + s.path("tokens.csv"), "--anonymous-auth=false",
 		"--service-cluster-ip-range=10.0.0.0/24", "--service-account-issuer=https://accounts.test",
-		"--service-account-signing-key-file="+s.path("accounts.key"), "--service-account-key-file="+s.path("accounts.key"),
-		"--disable-admission-plugins=ServiceAccount", "--shutdown-delay-duration=0s",
-	)
+		"--service-account-signing-key-file=" + s.path("accounts.key"), "--service-account-key-file=" + s.path("accounts.key"),
+		"--disable-admission-plugins=ServiceAccount", "--enable-admission-plugins=ExtendedResourceToleration", "--shutdown-delay-duration=0s",
+	}, s.flags...)...)
 	s.process.Env = append(os.Environ(), asServer+"=1")
 	s.process.Stdout, s.process.Stderr = log, log
 	_, err = s.process.StdinPipe()
@@ -448,7 +453,15 @@ func TestAPI(t *testing.T) {
 		{"MIG label", testMIGLabel},
 		{"list limit", testListLimit},
 		{"one connection", testOneConnection},
+		{"scheduling", testScheduling},
 		{"200 nodes", testManyNodes},
+		{"cluster", testClusterView},
+		{"rollouts", testRollouts},
+		{"forecast", testForecast},
+		{"DRA slices", testDRASlices},
+		{"DRA kubelet", testDRAKubelet},
+		{"DRA rights", testDRARights},
+		{"DRA nodes", testDRANodes},
 		{"server restarts", testServerRestarts},
 	} {
 		t.Run(part.name, func(t *testing.T) {

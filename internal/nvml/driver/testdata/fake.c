@@ -164,6 +164,7 @@ int nvmlDeviceGetMemoryInfo(struct device *a, struct memory *b)
 	return SUCCESS;
 }
 int nvmlDeviceGetArchitecture(struct device *a, number *b) { GPU; *b = 7; return SUCCESS; }
+int nvmlDeviceGetBrand(struct device *a, int *b) { GPU; *b = 14; return SUCCESS; }
 int nvmlDeviceGetCudaComputeCapability(struct device *a, int *b, int *c) { GPU; *b = 8; *c = 0; return SUCCESS; }
 int nvmlDeviceGetTemperature(struct device *a, number b, number *c)
 {

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestClusterServeRefuses: what the page would ignore is refused, in any order and before it is served.
+func TestClusterServeRefuses(t *testing.T) {
+	kubeconfig := clusterAPI(t)
+	for words, want := range map[string]string{
+		"--watch": "--serve with --watch:", "-w": "--serve with --watch:", "nodes n1 --watch": "--serve with --watch:", "gpus -w": "--serve with --watch:",
+		"-o json": "--serve with --output json:", "nodes -o wide": "--serve with --output wide:", "-o table": "--serve with --output table:",
+		"gpus": "--serve with cluster gpus: the page is of the cluster, virgate cluster --serve 127.0.0.1:0", "tenants": "--serve with cluster tenants:", "why p": "--serve with cluster why:",
+	} {
+		for _, args := range [][]string{
+			append([]string{"virgate", "cluster", "--kubeconfig", kubeconfig, "--serve", "127.0.0.1:0"}, strings.Fields(words)...),
+			append(append([]string{"virgate", "cluster"}, strings.Fields(words)...), "--kubeconfig", kubeconfig, "--serve", "127.0.0.1:0"),
+		} {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // It would serve for ever.
+			var out, errors strings.Builder
+			code := run(ctx, args, os.LookupEnv, &out, &errors)
+			cancel()
+			if code != 2 || !strings.Contains(errors.String(), want) || out.String() != "" {
+				t.Errorf("%q: exit code %d, %q, want %q", args[2:], code, errors.String(), want)
+			}
+		}
+	}
+}
+
+// TestClusterServe: the page has the node once it is read, and ends without an error.
+func TestClusterServe(t *testing.T) {
+	for address, says := range map[string]string{"127.0.0.1:0": "", ":0": "whoever reaches it sees the names of nodes, namespaces and pods"} {
+		kubeconfig := clusterAPI(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		lines, errors := io.Pipe()
+		ended := make(chan int, 1)
+		go func() {
+			ended <- run(ctx, []string{"virgate", "cluster", "--serve", address, "--kubeconfig", kubeconfig}, os.LookupEnv, io.Discard, errors)
+			_ = errors.Close()
+		}()
+		said := bufio.NewReader(lines)
+		line, err := said.ReadString('\n')
+		page, found := strings.CutPrefix(strings.TrimSpace(line), "The page is at ")
+		if err != nil || !found {
+			t.Fatalf("%q %v", line, err)
+		}
+		rest := make(chan string, 1)
+		go func() {
+			text, _ := io.ReadAll(said)
+			rest <- string(text)
+		}()
+		page = strings.Replace(page, "[::]", "localhost", 1)
+		tick := time.NewTicker(20 * time.Millisecond)
+		defer tick.Stop()
+		for text, end := "", time.Now().Add(time.Minute); !strings.Contains(text, `href="/nodes/n1"`); <-tick.C {
+			if time.Now().After(end) {
+				t.Fatalf("%s: %s", page, text)
+			}
+			answer, err := http.Get(page) //nolint:noctx // The loop ends.
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, _ := io.ReadAll(answer.Body)
+			_ = answer.Body.Close()
+			text = string(body)
+		}
+		cancel()
+		if code := <-ended; code != 0 {
+			t.Errorf("exit code %d", code)
+		}
+		if got := <-rest; (got != "") != (says != "") || !strings.Contains(got, says) {
+			t.Errorf("%s: it says %q", address, got)
+		}
+	}
+}

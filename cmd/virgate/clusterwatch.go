@@ -1,0 +1,273 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/urfave/cli/v3"
+	"golang.org/x/term"
+	"sigs.k8s.io/yaml"
+
+	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/cluster"
+)
+
+// watchCluster shows the cluster and what changes in it, until the context ends or a key is pressed,
+// which is no error.
+func watchCluster(ctx context.Context, cmd *cli.Command, environment environment, watcher *cluster.Watcher, show func(*text, cluster.View, bool), of func(cluster.View) (any, []string)) error {
+	output, out, notes := cmd.String("output"), cmd.Root().Writer, cmd.Root().ErrWriter
+	table := func(view cluster.View) string {
+		var t text
+		show(&t, view, output == "wide")
+		return agent.Plain(t.String())
+	}
+	var present func(cluster.View) error
+	switch output {
+	case "name":
+		return usageError{errors.New("--watch prints no names: use --output table, wide, json or yaml")}
+	case "json", "yaml":
+		var before string
+		present = func(view cluster.View) error {
+			list, _ := of(view)
+			data, err := changedDocument(&before, clusterDocument(cmd, view, list), output)
+			if err == nil {
+				_, err = out.Write(data)
+			}
+			return err
+		}
+	default:
+		if file := terminal(out, environment); file != nil {
+			return liveTable(ctx, watcher, os.Stdin, file, coloured(out, environment), table)
+		}
+		lines := changedLines{keys: 1}
+		if cmd.Name == "gpus" {
+			lines.keys = 2
+		}
+		var said []string
+		present = func(view cluster.View) error {
+			for _, note := range view.Notes {
+				if !slices.Contains(said, note) {
+					_, _ = fmt.Fprintln(notes, "note:", agent.Plain(note))
+				}
+			}
+			said = view.Notes
+			_, err := io.WriteString(out, lines.next(table(view), view.At))
+			return err
+		}
+	}
+	return eachSnapshot(ctx, watcher, nil, func(s *cluster.Snapshot) error {
+		if s == nil {
+			return nil
+		}
+		return present(cluster.NewView(*s))
+	})
+}
+
+// errEnough ends eachSnapshot without an error.
+var errEnough = errors.New("enough")
+
+// eachSnapshot runs the watcher and presents each snapshot, and the last again when asked to. At
+// first there is none: nil. It returns nil when the context ends.
+func eachSnapshot(ctx context.Context, watcher *cluster.Watcher, again <-chan error, present func(*cluster.Snapshot) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- watcher.Run(ctx) }()
+	err := func() error {
+		for {
+			snapshot, newer := watcher.Latest()
+			if err := present(snapshot); err != nil {
+				return err
+			}
+			select {
+			case err := <-ended:
+				ended <- nil
+				return err
+			case err := <-again:
+				if err != nil {
+					return err
+				}
+			case <-newer:
+			}
+		}
+	}()
+	cancel()
+	if failed := <-ended; err == nil {
+		err = failed
+	}
+	if errors.Is(err, errEnough) {
+		return nil
+	}
+	return err
+}
+
+// ages are what grows older by itself, or is written again and again: no change.
+var ages = regexp.MustCompile(`nothing heard for [0-9hms]+|[0-9hms]+ ago|"heartbeat":"[^"]*"`)
+
+// changedDocument is the document in one line, or as one of a stream of YAML documents; nothing
+// where only its time, or an age, is another than before.
+func changedDocument(before *string, document map[string]any, output string) ([]byte, error) {
+	whole, err := json.Marshal(document)
+	if err != nil {
+		return nil, err
+	}
+	at := document["at"]
+	delete(document, "at")
+	data, err := json.Marshal(document)
+	document["at"] = at
+	now := ages.ReplaceAllString(string(data), "old")
+	if err != nil || now == *before {
+		return nil, err
+	}
+	*before = now
+	if output == "json" {
+		return append(whole, '\n'), nil
+	}
+	data, err = yaml.JSONToYAML(whole)
+	return slices.Concat([]byte("---\n"), data), err
+}
+
+// changedLines makes of tables the lines that are new, each with its time.
+type changedLines struct {
+	// keys is how many cells say what a line is of.
+	keys        int
+	lines, gone map[string]bool
+}
+
+// next returns the table's lines that were not in the last, and what had lines in it and has none
+// any more. The first table is returned as a whole.
+func (c *changedLines) next(table string, at time.Time) string {
+	var out strings.Builder
+	now, first := at.UTC().Format(time.RFC3339), c.lines == nil
+	lines, names := map[string]bool{}, map[string]bool{}
+	for i, line := range slices.Collect(strings.Lines(table)) {
+		cells := strings.Fields(ages.ReplaceAllString(line, "old")) // Columns grow wider with other lines.
+		key := strings.Join(cells, " ")
+		lines[key] = true
+		names[strings.Join(cells[:min(c.keys, len(cells))], "  ")] = true
+		switch {
+		case i == 0 && first:
+			_, _ = fmt.Fprintf(&out, "%-*s  %s", len(now), "TIME", line)
+		case !c.lines[key]:
+			out.WriteString(now + "  " + line)
+		}
+	}
+	var gone []string
+	for name := range c.gone {
+		if !names[name] {
+			gone = append(gone, now+"  "+name+"  gone\n")
+		}
+	}
+	slices.Sort(gone)
+	c.lines, c.gone = lines, names
+	return out.String() + strings.Join(gone, "")
+}
+
+const (
+	// A line that is longer than the terminal is wide must not take two: no line wraps.
+	beginLive = "\x1b[?25l\x1b[?7l"
+	endLive   = "\x1b[?7h\x1b[?25h\r\n"
+)
+
+// liveTable draws the table again and again, from the terminal's first line, until q or Ctrl-C.
+func liveTable(ctx context.Context, watcher *cluster.Watcher, in, out *os.File, colours bool, table func(cluster.View) string) error {
+	resized := make(chan os.Signal, 1)
+	signal.Notify(resized, syscall.SIGWINCH)
+	defer signal.Stop(resized)
+	again := make(chan error)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-resized:
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case again <- nil:
+			}
+		}
+	}()
+	if before, err := term.MakeRaw(int(in.Fd())); err == nil { // Keys come one by one, and are not shown.
+		defer func() { _ = term.Restore(int(in.Fd()), before) }()
+		go func() { // Ends with the program at the latest: nothing else ends a read.
+			for key := make([]byte, 1); ; {
+				if _, err := in.Read(key); err != nil {
+					return
+				}
+				if bytes.ContainsAny(key, "qQ\x03") {
+					select {
+					case <-ctx.Done():
+					case again <- errEnough:
+					}
+					return
+				}
+			}
+		}()
+	}
+	_, height, _ := term.GetSize(int(out.Fd()))
+	if _, err := io.WriteString(out, strings.Repeat("\r\n", max(0, height-1))+beginLive); err != nil { // What is there scrolls away.
+		return err
+	}
+	defer func() { _, _ = io.WriteString(out, endLive) }()
+	return eachSnapshot(ctx, watcher, again, func(s *cluster.Snapshot) error {
+		lines := []string{"reading Nodes and pods (q ends)"}
+		if s != nil {
+			view := cluster.NewView(*s)
+			lines[0] = fmt.Sprintf("%s  %d nodes  (q ends)", view.At.Local().Format(time.TimeOnly), len(view.Nodes))
+			for _, note := range view.Notes {
+				lines = append(lines, "note: "+agent.Plain(note))
+			}
+			lines = append(lines, strings.Split(strings.TrimSuffix(table(view), "\n"), "\n")...)
+		}
+		width, height, err := term.GetSize(int(out.Fd()))
+		if err != nil {
+			width, height = 80, 24
+		}
+		_, err = out.Write(frame(lines, width, height, colours))
+		return err
+	})
+}
+
+// frame draws lines over what a terminal shows, from its first line on, so that nothing flickers.
+// Lines that do not fit are counted in the last. It is pure.
+func frame(lines []string, width, height int, colours bool) []byte {
+	if more := len(lines) - height; more > 0 && height > 0 {
+		lines = append(slices.Clone(lines[:height-1]), fmt.Sprintf("… %d more", more+1))
+	}
+	var out bytes.Buffer
+	out.WriteString("\x1b[H")
+	for i, line := range lines {
+		if i > 0 {
+			out.WriteString("\r\n")
+		}
+		paint := ""
+		if colours {
+			paint = colour(line)
+		}
+		if runes := []rune(line); len(runes) > width && width > 0 {
+			line = string(runes[:width-1]) + "…"
+		}
+		if paint != "" {
+			line = paint + line + "\x1b[0m"
+		}
+		out.WriteString("\x1b[2K" + line) // Cleared first: at the terminal's edge the last letter would go with the rest.
+	}
+	if len(lines) < height {
+		out.WriteString("\r\n\x1b[J")
+	}
+	return out.Bytes()
+}

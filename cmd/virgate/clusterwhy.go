@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v3"
+	"sigs.k8s.io/yaml"
+
+	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/cluster"
+)
+
+func clusterWhyCommand(environment environment) *cli.Command {
+	return &cli.Command{
+		Name: "why", Usage: "says why a pod waits for a GPU", ArgsUsage: "POD",
+		HideHelpCommand: true, // A pod may be named help, or h.
+		Description: "Says it of POD in --namespace, or of NAMESPACE/POD: which nodes do not take it, for what cause, and what would help.\n\n" +
+			"Example: virgate cluster why -n research training-0",
+		Flags: []cli.Flag{&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}, Usage: "the pod's namespace; without it the kubeconfig context's"}},
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			return whyAPodWaits(ctx, cmd, environment)
+		},
+	}
+}
+
+func whyAPodWaits(ctx context.Context, cmd *cli.Command, environment environment) error {
+	if err := serveAlone(cmd); err != nil {
+		return err
+	}
+	output := cmd.String("output")
+	switch {
+	case cmd.Args().Len() != 1:
+		return usageError{fmt.Errorf("cluster why takes one pod, got %d; see virgate cluster why --help", cmd.Args().Len())}
+	case output == "name":
+		return usageError{fmt.Errorf("--output %q: cluster why has table, json and yaml", output)}
+	case cmd.Bool("watch"):
+		return usageError{fmt.Errorf("--watch: cluster why looks once")}
+	case cmd.String("selector") != "":
+		return usageError{fmt.Errorf("--selector: cluster why looks at all nodes, as the scheduler does")}
+	}
+	options, client, namespace, err := clusterOptions(cmd)
+	if err != nil {
+		return err
+	}
+	if asked := cmd.String("namespace"); asked != "" {
+		namespace = asked
+	}
+	namespace, name, err := cluster.ParsePod(cmd.Args().First(), namespace)
+	if err != nil {
+		return usageError{fmt.Errorf("cluster why %q: %w", cmd.Args().First(), err)}
+	}
+	began := time.Now()
+	answer, err := client.Why(ctx, options, namespace, name)
+	if cmd.Bool("verbose") {
+		_, _ = fmt.Fprintf(cmd.Root().ErrWriter, "%d requests, in %s\n", client.Lists.Load(), time.Since(began).Round(time.Millisecond))
+	}
+	if err != nil {
+		return fmt.Errorf("%s", agent.Plain(err.Error()))
+	}
+	out := cmd.Root().Writer
+	if output == "json" || output == "yaml" {
+		data, err := json.MarshalIndent(answer, "", "  ")
+		if err == nil && output == "yaml" {
+			data, err = yaml.JSONToYAML(data)
+		}
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(out, strings.TrimSpace(string(data)))
+		return err
+	}
+	var said text
+	said.why(answer, output == "wide")
+	verdict, rest, _ := strings.Cut(agent.Plain(said.String()), "\n")
+	if coloured(out, environment) {
+		colour := map[string]string{"waiting": "33", "starting": "33", "refused": "31"}[answer.State]
+		if colour != "" {
+			verdict = "\x1b[" + colour + "m" + verdict + "\x1b[0m"
+		}
+	}
+	_, err = io.WriteString(out, verdict+"\n"+rest)
+	return err
+}
+
+// why is the verdict in the first line, then nodes by cause, then what helps.
+func (t *text) why(a cluster.Answer, wide bool) {
+	line := func(text string) string { return strings.Join(strings.Fields(text), " ") }
+	t.line("%s.", line(a.Verdict))
+	most := 3
+	if wide {
+		most = 1 << 20
+	}
+	for _, group := range a.Groups {
+		causes := make([]string, len(group.Causes))
+		for i, cause := range group.Causes {
+			causes[i] = cause.Text
+		}
+		t.line("  %s: %s (%s)", cluster.Count(len(group.Nodes), "node"), line(strings.Join(causes, "; ")), cluster.Some(group.Nodes, most))
+		if len(group.Holders) > 0 {
+			t.line("    held by %s", cluster.Some(group.Holders, most))
+		}
+	}
+	for _, help := range a.Help {
+		t.line("To help: %s.", line(help))
+	}
+	for _, note := range a.Notes {
+		t.line("Note: %s", line(note))
+	}
+}

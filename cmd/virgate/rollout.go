@@ -1,0 +1,423 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"os/user"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/urfave/cli/v3"
+	"golang.org/x/term"
+	"sigs.k8s.io/yaml"
+
+	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/cluster"
+	"github.com/virgate/virgate/internal/rollout"
+)
+
+func rolloutCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "rollout",
+		Usage: "gives many nodes a profile or a MIG layout, a few at a time, and takes it back",
+		Description: "Sets the label nvidia.com/device-plugin.config, or with --mig-config nvidia.com/mig.config, waits until each\n" +
+			"node has what it should, and stops at the first one that is in the way. What it does lies in annotations of the\n" +
+			"Nodes: anybody can go on from another machine.\n\n" +
+			"Example: virgate rollout start inference -l pool=gpu --max-unavailable 5% --pause-after 1",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "kubeconfig", Usage: "how to reach the API server; without it as kubectl does [$KUBECONFIG]"},
+			&cli.StringFlag{Name: "context", Usage: "the kubeconfig's context"},
+			&cli.BoolFlag{Name: "verbose", Aliases: []string{"v"}, Usage: "say how many requests were made"},
+		},
+		Commands: []*cli.Command{rolloutStartCommand(), rolloutStatusCommand(), {
+			Name: "pause", Usage: "has the rollout begin no further node", ArgsUsage: "[ROLLOUT]",
+			Action: func(ctx context.Context, cmd *cli.Command) error {
+				client, r, err := oneRollout(ctx, cmd, false)
+				if err == nil {
+					if err = client.Pause(ctx, r.ID); err == nil {
+						_, err = fmt.Fprintf(cmd.Root().Writer, "rollout %s is paused: virgate rollout resume %s goes on\n", r.ID, r.ID)
+					}
+				}
+				return err
+			},
+		}, {
+			Name: "resume", Usage: "goes on with a rollout that was paused, has stopped or whose driver is dead", ArgsUsage: "[ROLLOUT]",
+			Flags: []cli.Flag{
+				&cli.BoolFlag{Name: "skip-failed", Usage: "go on without the nodes that failed; otherwise they are waited for again"},
+				&cli.IntFlag{Name: "pause-after", Usage: "pause again after so many more waves; 0 for not"},
+				&cli.BoolFlag{Name: "ignore-unallocatable", Usage: "do not stop any more when devices become unallocatable"},
+			},
+			Action: func(ctx context.Context, cmd *cli.Command) error {
+				if err := notNegative(cmd, "pause-after"); err != nil {
+					return err
+				}
+				return driveRollout(ctx, cmd, func(client *rollout.Client, r *rollout.Rollout) (*rollout.Rollout, error) {
+					return client.Drive(ctx, r.ID, rollout.Resume{SkipFailed: cmd.Bool("skip-failed"), PauseAfter: cmd.Int("pause-after"), AllowIll: cmd.Bool("ignore-unallocatable")})
+				}, false)
+			},
+		}, {
+			Name: "undo", Usage: "puts every node back to what it had", ArgsUsage: "[ROLLOUT]",
+			Flags: []cli.Flag{&cli.BoolFlag{Name: "now", Usage: "all nodes at once, without waiting for any"}},
+			Action: func(ctx context.Context, cmd *cli.Command) error {
+				return driveRollout(ctx, cmd, func(client *rollout.Client, r *rollout.Rollout) (*rollout.Rollout, error) {
+					return client.Undo(ctx, r.ID, cmd.Bool("now"))
+				}, true)
+			},
+		}, {
+			Name: "forget", Usage: "takes the annotations of a rollout that has ended from its nodes; it cannot be undone then", ArgsUsage: "ROLLOUT",
+			Flags: []cli.Flag{&cli.BoolFlag{Name: "unfinished", Usage: "also of one that has not ended; the labels stay as they are"}},
+			Action: func(ctx context.Context, cmd *cli.Command) error {
+				if cmd.Args().Len() != 1 {
+					return usageError{errors.New("rollout forget needs the name of one rollout, as rollout status has it")}
+				}
+				client, err := rolloutClient(cmd)
+				if err != nil {
+					return err
+				}
+				return client.Forget(ctx, cmd.Args().First(), cmd.Bool("unfinished"))
+			},
+		}},
+	}
+}
+
+func rolloutStartCommand() *cli.Command {
+	return &cli.Command{
+		Name: "start", Usage: "begins a rollout, and waits for its end", ArgsUsage: "PROFILE",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "selector", Aliases: []string{"l"}, Usage: "Nodes with these labels, as for kubectl"},
+			&cli.StringFlag{Name: "max-unavailable", Value: "10%", Usage: "how many nodes may be under way at once: a number, or a part of all"},
+			&cli.IntFlag{Name: "pause-after", Value: 1, Usage: "pause after so many waves, of --max-unavailable nodes each; 0 for not"},
+			&cli.DurationFlag{Name: "timeout", Value: 10 * time.Minute, Usage: "how long a node may take"},
+			&cli.BoolFlag{Name: "mig-config", Usage: "PROFILE is a MIG layout: set nvidia.com/mig.config"},
+			&cli.StringFlag{Name: "label", Usage: "the label that is set, where Virgate runs with another --node-label"},
+			&cli.StringFlag{Name: "domain", Value: "nvidia.com", Usage: "the domain of the resources, the part before the /"},
+			&cli.BoolFlag{Name: "skip-unready", Usage: "leave out nodes that are not ready or say nothing; otherwise nothing is begun"},
+			&cli.BoolFlag{Name: "ignore-unallocatable", Usage: "do not stop when devices become unallocatable"},
+			&cli.BoolFlag{Name: "dry-run", Usage: "change nothing: show what the nodes say would become of them; the exit code is 1 when one would refuse"},
+			&cli.StringFlag{Name: "virgate-namespace", Value: "virgate", Usage: "with --dry-run: the namespace of Virgate's own pods"},
+			outputFlag("table"),
+		},
+		Action: startRollout,
+	}
+}
+
+// rolloutSpec is what the flags of start ask for.
+func rolloutSpec(cmd *cli.Command) (rollout.Spec, error) {
+	spec := rollout.Spec{
+		To: cmd.Args().First(), MIG: cmd.Bool("mig-config"), Label: cmd.String("label"), Selector: cmd.String("selector"), MaxUnavailable: cmd.String("max-unavailable"),
+		PauseAfter: cmd.Int("pause-after"), Timeout: cmd.Duration("timeout"), Domain: cmd.String("domain"), AllowIll: cmd.Bool("ignore-unallocatable"), SkipUnready: cmd.Bool("skip-unready"),
+	}
+	_, err := rollout.ParseMax(spec.MaxUnavailable, 1)
+	switch {
+	case cmd.Args().Len() != 1:
+		return spec, usageError{fmt.Errorf("rollout start needs one profile, got %q", cmd.Args().Slice())}
+	case spec.Selector == "":
+		return spec, usageError{errors.New("rollout start needs --selector: which nodes")}
+	case err != nil:
+		return spec, usageError{fmt.Errorf("--max-unavailable: %w", err)}
+	case spec.Timeout < time.Second:
+		return spec, usageError{fmt.Errorf("--timeout must be 1s at least, got %s", spec.Timeout)}
+	case spec.Domain == "" || strings.Contains(spec.Domain, "/"):
+		return spec, usageError{fmt.Errorf("--domain: expected a domain such as nvidia.com, got %q", spec.Domain)}
+	case !cmd.Bool("dry-run") && (cmd.IsSet("output") || cmd.IsSet("virgate-namespace")):
+		return spec, usageError{errors.New("--output and --virgate-namespace are for --dry-run")}
+	}
+	return spec, notNegative(cmd, "pause-after")
+}
+
+func notNegative(cmd *cli.Command, flag string) error {
+	if number := cmd.Int(flag); number < 0 {
+		return usageError{fmt.Errorf("--%s must not be less than 0, got %d", flag, number)}
+	}
+	return nil
+}
+
+// rolloutClient makes a client whose driver has a name that nobody else has.
+func rolloutClient(cmd *cli.Command) (*rollout.Client, error) {
+	config, _, err := cluster.Config(cmd.String("kubeconfig"), cmd.String("context"))
+	if err != nil {
+		return nil, err
+	}
+	name := "somebody"
+	if who, err := user.Current(); err == nil {
+		name = who.Username
+	}
+	host, _ := os.Hostname()
+	client, err := rollout.NewClient(config, fmt.Sprintf("%s@%s (process %d, %s)", name, cmp.Or(host, "unknown"), os.Getpid(), time.Now().UTC().Format("15:04:05.000")))
+	if err == nil {
+		client.Notice = func(text string) { _, _ = fmt.Fprintln(cmd.Root().ErrWriter, agent.Plain(text)) }
+	}
+	return client, err
+}
+
+func startRollout(ctx context.Context, cmd *cli.Command) error {
+	spec, err := rolloutSpec(cmd)
+	if err != nil {
+		return err
+	}
+	client, err := rolloutClient(cmd)
+	if err != nil {
+		return err
+	}
+	defer sayRequests(cmd, client)
+	defer endAtSecondSignal(ctx)()
+	if cmd.Bool("dry-run") {
+		return planRollout(ctx, cmd, client, spec)
+	}
+	r, err := client.Start(ctx, spec)
+	if err != nil {
+		return err
+	}
+	_, _ = fmt.Fprintf(cmd.Root().Writer, "rollout %s: %d nodes to %s, %d at once\n", r.ID, len(r.Nodes), r.To, r.Max)
+	return showProgress(cmd, client, func() (*rollout.Rollout, error) { return client.Drive(ctx, r.ID, rollout.Resume{}) })
+}
+
+// oneRollout is the rollout that is named, or the only one that has not ended, or with ended the
+// last one.
+func oneRollout(ctx context.Context, cmd *cli.Command, ended bool) (*rollout.Client, *rollout.Rollout, error) {
+	client, err := rolloutClient(cmd)
+	if err != nil {
+		return nil, nil, err
+	}
+	if cmd.Args().Len() > 1 {
+		return nil, nil, usageError{fmt.Errorf("rollout %s takes the name of one rollout, got %q", cmd.Name, cmd.Args().Slice())}
+	}
+	if cmd.Args().Present() {
+		r, err := client.Find(ctx, cmd.Args().First())
+		return client, r, err
+	}
+	list, err := client.List(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	var open []*rollout.Rollout
+	for _, r := range list {
+		if !r.Phase.Ended() {
+			open = append(open, r)
+		}
+	}
+	switch {
+	case len(open) == 1:
+		return client, open[0], nil
+	case len(open) > 1:
+		return nil, nil, usageError{fmt.Errorf("%d rollouts have not ended: name one, as rollout status has them", len(open))}
+	case ended && len(list) > 0:
+		return client, list[len(list)-1], nil
+	}
+	return nil, nil, errors.New("there is no such rollout: see virgate rollout status")
+}
+
+func driveRollout(ctx context.Context, cmd *cli.Command, drive func(*rollout.Client, *rollout.Rollout) (*rollout.Rollout, error), ended bool) error {
+	client, r, err := oneRollout(ctx, cmd, ended)
+	if err != nil {
+		return err
+	}
+	defer sayRequests(cmd, client)
+	defer endAtSecondSignal(ctx)()
+	return showProgress(cmd, client, func() (*rollout.Rollout, error) { return drive(client, r) })
+}
+
+func sayRequests(cmd *cli.Command, client *rollout.Client) {
+	if cmd.Bool("verbose") {
+		_, _ = fmt.Fprintf(cmd.Root().ErrWriter, "%d requests that read, %d watches, %d that wrote\n", client.Lists.Load(), client.Watches.Load(), client.Writes.Load())
+	}
+}
+
+// endAtSecondSignal lets the next Ctrl-C end the program at once when ctx has ended; until what it
+// returns is called.
+func endAtSecondSignal(ctx context.Context) (stop func() bool) {
+	return context.AfterFunc(ctx, func() { signal.Reset(os.Interrupt, syscall.SIGTERM) })
+}
+
+// showProgress shows how far the rollout is: a bar on a terminal, lines elsewhere.
+func showProgress(cmd *cli.Command, client *rollout.Client, drive func() (*rollout.Rollout, error)) error {
+	out := cmd.Root().Writer
+	file, ok := out.(*os.File)
+	bar := ok && term.IsTerminal(int(file.Fd()))
+	client.Progress = func(r *rollout.Rollout) {
+		if bar {
+			_, _ = fmt.Fprintf(out, "\r\x1b[K%s", progressBar(r))
+		} else {
+			_, _ = fmt.Fprintf(out, "%s %s\n", time.Now().UTC().Format(time.TimeOnly), progressLine(r))
+		}
+	}
+	r, err := drive()
+	if bar {
+		_, _ = fmt.Fprintln(out)
+	}
+	if r == nil {
+		return err
+	}
+	_, _ = io.WriteString(out, agent.Plain(howToGoOn(r)))
+	switch {
+	case errors.Is(err, rollout.ErrInterrupted), errors.Is(err, rollout.ErrStopped):
+		return errSilent
+	}
+	return err
+}
+
+func progressLine(r *rollout.Rollout) string {
+	var counts []string
+	for _, place := range rollout.Places() {
+		if count := r.Count(place); count > 0 {
+			counts = append(counts, fmt.Sprintf("%d %s", count, place))
+		}
+	}
+	return fmt.Sprintf("%s: %s", r.Phase, strings.Join(counts, ", "))
+}
+
+func progressBar(r *rollout.Rollout) string {
+	const width = 30
+	ready, under := r.Count(rollout.Done, rollout.Skipped), r.Count(rollout.Pending)
+	if r.Phase == rollout.TakingBack || r.Phase == rollout.TakenBack {
+		ready, under = r.Count(rollout.Undone, rollout.Left, rollout.Waiting), r.Count(rollout.Undoing)
+	}
+	full, begun := width*ready/len(r.Nodes), width*(ready+under)/len(r.Nodes)
+	return fmt.Sprintf("[%s%s%s] %d/%d %s", strings.Repeat("#", full), strings.Repeat("-", begun-full), strings.Repeat(" ", width-begun), ready, len(r.Nodes), progressLine(r))
+}
+
+// howToGoOn says how the rollout is and what can be done.
+func howToGoOn(r *rollout.Rollout) string {
+	var t text
+	t.line("rollout %s is %s: %d of %d nodes have %s", r.ID, r.Phase, r.Count(rollout.Done), len(r.Nodes), r.To)
+	for line := range strings.Lines(r.Reason) {
+		t.line("  %s", strings.TrimSpace(line))
+	}
+	switch r.Phase {
+	case rollout.Finished:
+		t.line("virgate rollout undo %s takes it back", r.ID)
+	case rollout.Paused, rollout.Running:
+		t.line("virgate rollout resume %s goes on, virgate rollout undo %s takes it back", r.ID, r.ID)
+	case rollout.Stopped:
+		t.line("virgate rollout resume %s waits for the nodes again, with --skip-failed it goes on without them, virgate rollout undo %s takes it back", r.ID, r.ID)
+	case rollout.TakingBack, rollout.Claiming:
+		t.line("virgate rollout undo %s goes on", r.ID)
+	}
+	return t.String()
+}
+
+// rolloutView is a rollout as -o json has it.
+type rolloutView struct {
+	rollout.Params
+	Phase  rollout.Phase `json:"phase"`
+	Reason string        `json:"reason,omitempty"`
+	// Driver drives it, as far as is known, and Renewed is when it last said so.
+	Driver  string                `json:"driver,omitempty"`
+	Renewed time.Time             `json:"renewed,omitzero"`
+	Counts  map[rollout.Place]int `json:"counts"`
+	Nodes   []rolloutNode         `json:"nodes"`
+}
+
+type rolloutNode struct {
+	Name   string        `json:"name"`
+	Wave   int           `json:"wave"`
+	Place  rollout.Place `json:"place"`
+	Since  time.Time     `json:"since,omitzero"`
+	From   *string       `json:"from"`
+	Reason string        `json:"reason,omitempty"`
+	// Says is what the node says now.
+	Says string `json:"says"`
+}
+
+func newRolloutView(r *rollout.Rollout) rolloutView {
+	view := rolloutView{Params: r.Params, Phase: r.Phase, Reason: r.Reason, Driver: r.Holder, Renewed: r.Renewed, Counts: map[rollout.Place]int{}}
+	for _, n := range r.Nodes {
+		view.Counts[n.Record.Place]++
+		view.Nodes = append(view.Nodes, rolloutNode{n.Name, n.Record.Wave + 1, n.Record.Place, n.Record.Since, n.Record.From, n.Record.Reason, n.Says()})
+	}
+	return view
+}
+
+func rolloutStatusCommand() *cli.Command {
+	return &cli.Command{
+		Name: "status", Usage: "shows rollouts, and the nodes of the one that is named", ArgsUsage: "[ROLLOUT]",
+		Flags: []cli.Flag{&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "table", Usage: "table, json or yaml", Action: func(_ context.Context, _ *cli.Command, output string) error {
+			if output != "table" && output != "json" && output != "yaml" {
+				return usageError{fmt.Errorf("--output %q is none of table, json and yaml", output)}
+			}
+			return nil
+		}}},
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			client, err := rolloutClient(cmd)
+			if err != nil {
+				return err
+			}
+			defer sayRequests(cmd, client)
+			list, err := client.List(ctx)
+			if err != nil {
+				return err
+			}
+			views := []rolloutView{}
+			for _, r := range list {
+				if !cmd.Args().Present() || r.ID == cmd.Args().First() {
+					views = append(views, newRolloutView(r))
+				}
+			}
+			if cmd.Args().Present() && len(views) == 0 {
+				return fmt.Errorf("no node knows of a rollout %s", cmd.Args().First())
+			}
+			return showRollouts(cmd, views)
+		},
+	}
+}
+
+func showRollouts(cmd *cli.Command, views []rolloutView) error {
+	out := cmd.Root().Writer
+	if output := cmd.String("output"); output != "table" {
+		data, err := json.MarshalIndent(map[string]any{"rollouts": views}, "", "  ")
+		if err == nil && output == "yaml" {
+			data, err = yaml.JSONToYAML(data)
+		}
+		if err == nil {
+			_, err = fmt.Fprintln(out, strings.TrimSpace(string(data)))
+		}
+		return err
+	}
+	var t text
+	if len(views) == 0 {
+		t.line("no node knows of a rollout")
+	} else {
+		table := t.table("ROLLOUT", "TO", "PHASE", "NODES", "WAITING", "PENDING", "DONE", "FAILED", "SKIPPED", "UNDONE", "DRIVER", "HEARD")
+		for _, v := range views {
+			heard := "-"
+			if v.Driver != "" {
+				heard = time.Since(v.Renewed).Round(time.Second).String() + " ago"
+			}
+			count := v.Counts
+			table.row(v.ID, v.To, v.Phase, len(v.Nodes), count[rollout.Waiting], count[rollout.Pending]+count[rollout.Undoing], count[rollout.Done], count[rollout.Failed], count[rollout.Skipped], count[rollout.Undone]+count[rollout.Left], cmp.Or(v.Driver, "-"), heard)
+		}
+		table.end()
+	}
+	for _, v := range views {
+		if v.Reason != "" {
+			t.line("%s is %s: %s", v.ID, v.Phase, v.Reason)
+		}
+	}
+	if cmd.Args().Present() {
+		table := t.table("NODE", "WAVE", "PLACE", "SINCE", "HAD", "NOTE")
+		for _, n := range views[0].Nodes {
+			since, from := "-", "-"
+			if !n.Since.IsZero() {
+				since = n.Since.UTC().Format(time.RFC3339)
+			}
+			if n.From != nil {
+				from = *n.From
+			}
+			note := n.Reason
+			if n.Place == rollout.Pending || n.Place == rollout.Undoing {
+				note = n.Says
+			}
+			table.row(n.Name, n.Wave, n.Place, since, from, note)
+		}
+		table.end()
+	}
+	_, err := io.WriteString(out, agent.Plain(t.String()))
+	return err
+}

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/virgate/virgate/internal/cluster"
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/rollout"
+)
+
+// A node plans within 5 s, or says so.
+const forecastTimeout, allForecasts = 8 * time.Second, 2 * time.Minute
+
+// planRollout is start with --dry-run. The error says that nodes would refuse.
+func planRollout(ctx context.Context, cmd *cli.Command, client *rollout.Client, spec rollout.Spec) error {
+	config, _, err := cluster.Config(cmd.String("kubeconfig"), cmd.String("context"))
+	if err != nil {
+		return err
+	}
+	reader, err := cluster.NewClient(config)
+	if err != nil {
+		return err
+	}
+	options := cluster.Options{Domain: spec.Domain, Namespace: cmd.String("virgate-namespace"), StatusTimeout: forecastTimeout, AllTimeout: allForecasts}
+	forecast, err := client.Forecast(ctx, spec, func(ctx context.Context, nodes []cluster.Node, label, value string) (map[string]nodereport.Forecast, error) {
+		return reader.Forecasts(ctx, options, nodes, label, value)
+	})
+	if err != nil {
+		return err
+	}
+	if err := show(cmd, forecast, func(out *text) { out.forecast(forecast) }); err != nil || len(forecast.Unfit()) == 0 {
+		return err
+	}
+	return errSilent
+}
+
+func (t *text) forecast(f rollout.Forecast) {
+	t.line("%d nodes to %s, %d at once; nothing was changed", len(f.Nodes), f.To, f.Max)
+	if len(f.Resources) > 0 {
+		t.line("")
+		table := t.table("RESOURCE", "BEFORE", "LOWEST", "AFTER", "WAITS FOR PODS")
+		for _, r := range f.Resources {
+			table.row(r.Name, r.Before, r.Lowest, r.After, r.Waiting)
+		}
+		table.end()
+	}
+	kept, destroyed, made, layouts := 0, 0, 0, 0
+	busy, waits := busyTable(f)
+	for _, n := range f.Nodes {
+		for _, l := range n.Layouts {
+			kept, destroyed, made, layouts = kept+l.Kept, destroyed+l.Destroyed, made+l.Made, layouts+1
+		}
+	}
+	if layouts > 0 {
+		t.line("\nMIG partitions of %d GPUs: %d kept, %d destroyed, %d made", layouts, kept, destroyed, made)
+	}
+	if waits > 0 {
+		t.line("\nwaiting for pods that keep a GPU as it is, %d of %d nodes; the rollout stops at its --timeout if they do not end:", waits, len(f.Nodes))
+		t.WriteString(busy)
+	}
+	t.reasons("refusing, or left with nothing to offer", f.Nodes, func(n rollout.NodeForecast) []string { return n.Unfit })
+	t.reasons("not known and not counted", f.Nodes, func(n rollout.NodeForecast) []string {
+		return slices.DeleteFunc([]string{n.Unknown}, func(why string) bool { return why == "" })
+	})
+	if len(f.LeftOut) > 0 {
+		t.line("\nleft out, because they cannot follow now, %d nodes:", len(f.LeftOut))
+		for _, reason := range f.LeftOut {
+			t.line("  %s", reason)
+		}
+	}
+	t.reasons("with warnings", f.Nodes, func(n rollout.NodeForecast) []string { return n.Warnings })
+}
+
+// busyTable has the pods that keep GPUs as they are, and on how many nodes.
+func busyTable(f rollout.Forecast) (rows string, nodes int) {
+	var t text
+	table := t.table("NODE", "WAVE", "GPU", "PODS")
+	for _, n := range f.Nodes {
+		for _, u := range n.Busy {
+			table.row(n.Name, n.Wave, u.Index, cmp.Or(strings.Join(u.Pods, " "), u.Reason, nodereport.Unnamed))
+		}
+		nodes += min(1, len(n.Busy))
+	}
+	table.end()
+	return t.String(), nodes
+}
+
+// reasons has the nodes of which there is something to say, those together that have the same.
+func (t *text) reasons(what string, nodes []rollout.NodeForecast, of func(rollout.NodeForecast) []string) {
+	const most = 5
+	var all []string
+	names, count := map[string][]string{}, 0
+	for _, n := range nodes {
+		list := of(n)
+		for _, reason := range list {
+			if names[reason] == nil {
+				all = append(all, reason)
+			}
+			names[reason] = append(names[reason], n.Name)
+		}
+		count += min(1, len(list))
+	}
+	if count > 0 {
+		t.line("\n%s, %d of %d nodes:", what, count, len(nodes))
+	}
+	for _, reason := range all {
+		list := names[reason]
+		text := strings.Join(list[:min(most, len(list))], ", ")
+		if more := len(list) - most; more > 0 {
+			text += fmt.Sprintf(" and %d more", more)
+		}
+		t.line("  %s: %s", text, reason)
+	}
+}

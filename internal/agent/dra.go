@@ -1,0 +1,577 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/virgate/virgate/internal/claims"
+	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/sharing"
+)
+
+// DRA is the driver of Dynamic Resource Allocation: package internal/dradriver's Driver.
+type DRA interface {
+	// Run serves the kubelet and the API server until ctx ends.
+	Run(ctx context.Context) error
+	// Publish says what is to be offered. It does not wait.
+	Publish(offer dra.Offer)
+	// State says how it goes. It does not wait.
+	State() DRAState
+	// Allocated are the names of this node's devices that claims have been given, by the claim's
+	// UID, as the API server knows it.
+	Allocated(ctx context.Context) (map[string][]string, error)
+}
+
+// DRAState is how the driver of Dynamic Resource Allocation is.
+type DRAState struct {
+	// Registered says that the kubelet has accepted it.
+	Registered bool `json:"registered"`
+	// Slices is how many ResourceSlices the API server has, Written since when it has the last
+	// offer; zero while it has not.
+	Slices  int       `json:"slices"`
+	Written time.Time `json:"written"`
+	// Writes counts the requests that have changed ResourceSlices, WriteFailures the attempts that
+	// ended with an error. Unwritten says that the last one did.
+	Writes        int  `json:"-"`
+	WriteFailures int  `json:"-"`
+	Unwritten     bool `json:"-"`
+	// Problems say what does not work now.
+	Problems []string `json:"problems,omitempty"`
+	// Without are the features that are turned off in the API server.
+	Without DRAFeatures `json:"without"`
+}
+
+// DRAFeatures are Kubernetes' DRADeviceTaints, DRAConsumableCapacity and DRAPartitionableDevices.
+type DRAFeatures struct {
+	Taints   bool `json:"taints"`
+	Shares   bool `json:"shares"`
+	Counters bool `json:"counters"`
+}
+
+// DRAStatus is what the node has by Dynamic Resource Allocation.
+type DRAStatus struct {
+	DRAState
+	// Paths are the units that are not the device plugin's, by the name of their device, however
+	// it is shared.
+	Paths map[string]claims.Path `json:"paths"`
+	// Claims have devices; Refused were given some by the scheduler and do not get them.
+	Claims  []claims.Claim   `json:"claims"`
+	Refused []claims.Refused `json:"refused"`
+}
+
+// DRADevice is a unit of which a claim can have a device, or has one.
+type DRADevice struct {
+	// Name is that of its device, however it is shared.
+	Name string
+	Path claims.Path
+	// Claims are who has it: "namespace/name", and how many shares where it is not one.
+	Claims []string
+}
+
+// Devices are by name. A partition that was made for a claim has the path of its GPU.
+func (d DRAStatus) Devices() (list []DRADevice) {
+	holders := map[string][]string{}
+	for _, c := range d.Claims {
+		for _, r := range c.Results {
+			holder := c.String()
+			if r.Shares > 1 {
+				holder += fmt.Sprintf(" (%d shares)", r.Shares)
+			}
+			if r.Admin {
+				holder += " (for monitoring)"
+			}
+			place := dra.PlaceOf(r.Device)
+			holders[place] = append(holders[place], holder)
+		}
+	}
+	names := slices.Concat(slices.Collect(maps.Keys(d.Paths)), slices.Collect(maps.Keys(holders)))
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		path := d.Paths[name]
+		for gpu, of := range d.Paths {
+			if path == claims.Plugin && strings.HasPrefix(name, gpu+"-") {
+				path = of
+			}
+		}
+		list = append(list, DRADevice{name, path, holders[name]})
+	}
+	return list
+}
+
+// Unwell says what does not work, and which claims do not get their devices.
+func (d DRAStatus) Unwell() (lines []string) {
+	for _, problem := range d.Problems {
+		lines = append(lines, "DRA: "+problem)
+	}
+	for _, refused := range d.Refused {
+		lines = append(lines, "waits: "+refused.Reason)
+	}
+	return lines
+}
+
+// draStatus is nil where nothing is offered so.
+func (a *agent) draStatus() *DRAStatus {
+	if a.DRA.Driver == nil {
+		return nil
+	}
+	view := a.DRA.Claims.View()
+	status := &DRAStatus{DRAState: a.DRA.Driver.State(), Paths: view.Paths, Claims: append([]claims.Claim{}, view.Claims...), Refused: []claims.Refused{}}
+	for _, uid := range slices.Sorted(maps.Keys(view.Refused)) {
+		status.Refused = append(status.Refused, view.Refused[uid])
+	}
+	return status
+}
+
+// DRAOptions are what resources that are offered by Dynamic Resource Allocation need.
+type DRAOptions struct {
+	// Driver is nil where nothing is offered so.
+	Driver DRA
+	// Claims is the table of who has what by it. Its Changed is WakeDRA.
+	Claims *claims.Table
+	// Calls measures the kubelet's calls for claims.
+	Calls *ClaimCalls
+	// Node has what an offer says of the node, but for its GPUs and its plan.
+	Node func() dra.Node
+	// PCIeRoot is the root complex of the GPU at that PCI bus ID: "pci0000:3a"; empty if unknown.
+	PCIeRoot func(busID string) string
+	// Quiet is how long a scheduler may still give a device away that is not offered any
+	// more; 2 s when 0.
+	Quiet time.Duration
+	// Orphans is the time between two looks for claims that have ended unheard; 10 min when 0.
+	Orphans time.Duration
+}
+
+// draPaths is what the agent knows of the units' paths beside the table of claims.
+type draPaths struct {
+	wake chan struct{}
+	// units are those of the last plan, by place.
+	units atomic.Pointer[map[string]draUnit]
+	// offer is the last that was published. Only the loop uses it.
+	offer *dra.Offer
+	// geometries are what is known of the GPUs' partitions, by UUID.
+	geometries atomic.Pointer[map[string]geometry]
+	// asked is when claims were last asked for at the API server. Only draLoop uses it.
+	asked time.Time
+	// lost says that nothing was found of what claims have, although they may have some.
+	lost bool
+}
+
+// draUnit is a unit of the plan, or one that could be made.
+type draUnit struct {
+	claims.Unit
+	resource string
+	planned  sharing.Unit
+	// wanted says that the profile offers it by DRA.
+	wanted bool
+	// at is the partition where it is one; nil for a whole GPU.
+	at *sharing.Partition
+}
+
+// id is the UUID of what must not be the device plugin's any more.
+func (u draUnit) id() string { return cmp.Or(u.ID, u.GPU) }
+
+// follows says that its path is that of the GPU of which it is a part.
+func (u draUnit) follows() bool { return u.With != "" && u.With != u.Place }
+
+const (
+	// draQuiet is longer than schedulers take to hear of a ResourceSlice and to write down what they
+	// were about to give away. Pods that wait for something else before they are bound take longer:
+	// theirs are late claims.
+	draQuiet = 2 * time.Second
+	// draAllocated is the time between two questions who has been given a device that leaves.
+	draAllocated = 5 * time.Second
+	// draOrphans is the time between two looks for claims that have ended unheard.
+	draOrphans = 10 * time.Minute
+)
+
+// offeredByDRA says that the unit is to be offered by DRA. An API server that leaves out that a
+// device is shared would have one claim get all of it.
+func offeredByDRA(p sharing.Profile, resource string, unit sharing.Unit, without DRAFeatures) bool {
+	return p.DRA.Offers(resource) && (unit.Replicas < 2 || !without.Shares)
+}
+
+// draWarnings say what of the profile's dra section does not hold here.
+func draWarnings(p sharing.Profile, state DRAState) (warnings []string) {
+	off := func(is bool, feature, means string) {
+		if is {
+			warnings = append(warnings, "dra: the API server has "+feature+" turned off: "+means)
+		}
+	}
+	off(state.Without.Shares, "DRAConsumableCapacity", "shared devices are offered by the device plugin")
+	off(state.Without.Taints, "DRADeviceTaints", "faulty devices are left out, and claims that have them are not told by a taint")
+	off(state.Without.Counters, "DRAPartitionableDevices", "a claim may be given a GPU that is still held in another sharing mode, and waits for it")
+	for _, problem := range state.Problems {
+		warnings = append(warnings, "dra: "+problem)
+	}
+	return warnings
+}
+
+// splitDRA takes the units out of the plan that are not the device plugin's, and returns the
+// offer of those that are DRA's; nil where nothing is offered so. Every plan comes through here
+// before it is served, so no unit is offered both ways.
+func (a *agent) splitDRA(next *state, whole sharing.Plan) *dra.Offer {
+	o := a.DRA
+	if o.Driver == nil {
+		if len(next.profile.Profile.DRA.Resources) > 0 || next.profile.Profile.DRA.All {
+			next.plan.Warnings = append(slices.Clip(next.plan.Warnings), "dra: nothing is offered by DRA, as this Virgate was started without --dra")
+		}
+		return nil
+	}
+	profile, driver := next.profile.Profile, o.Driver.State()
+	view, places := o.Claims.View(), dra.Places(next.gpus)
+	onDemand, why, known := a.onDemandGPUs(next.gpus, profile, driver.Without)
+	served := map[string]bool{} // What is not released just now.
+	for _, r := range next.plan.Resources {
+		for _, u := range r.Units {
+			served[u.ID] = true
+		}
+	}
+	fault := func(unit, gpu string) string {
+		health := cmp.Or(next.plan.Health[gpu], next.plan.Health[unit])
+		switch {
+		case !health.Healthy():
+			return health.Reason
+		case unit != "":
+			return next.host.NoCDIEntry[unit]
+		}
+		return ""
+	}
+	units := map[string]draUnit{}
+	for _, r := range whole.Resources {
+		for _, u := range r.Units {
+			place := places[u.ID]
+			if place.Name == "" {
+				continue
+			}
+			_, divided := onDemand[u.GPU]
+			unit := draUnit{claims.Unit{Place: place.Name, ID: u.ID, GPU: u.GPU, Memory: u.Memory}, r.Name, u, divided || offeredByDRA(profile, r.Name, u, driver.Without), place.Partition}
+			if unit.wanted && !divided {
+				if unit.Device = dra.DeviceName(u.GPU, place.Partition, u); u.Replicas > 1 {
+					unit.Shares = int64(u.Replicas)
+				}
+			}
+			if unit.Fault = fault(u.ID, ""); !served[u.ID] {
+				unit.Fault = releasedFault
+			}
+			units[place.Name] = unit
+		}
+	}
+	offered := a.addOnDemand(units, next.gpus, onDemand, profile, view.Paths, fault)
+	var list []claims.Unit
+	for _, unit := range units {
+		list = append(list, unit.Unit)
+	}
+	if known {
+		o.Claims.SetUnits(list)
+		a.dra.units.Store(&units)
+	}
+
+	plan := next.plan.Withhold(next.host.NoCDIEntry)
+	byDRA := plan.Without(func(u sharing.Unit) bool {
+		place := places[u.ID].Name
+		return !units[place].wanted || view.Paths[place] != claims.DRA || driver.Without.Taints && (units[place].Fault != "" || !u.Health.Healthy())
+	})
+	next.plan = next.plan.Without(func(u sharing.Unit) bool {
+		place := places[u.ID].Name
+		return units[place].wanted || view.Paths[place] != claims.Plugin || view.Paths[dra.Place(u.GPU, nil)] != claims.Plugin
+	})
+	if !known {
+		return nil // What was offered before stays so for a moment: nothing is to come and go at each start.
+	}
+	node := o.Node()
+	node.GPUs, node.Profile, node.Plan, node.Held, node.OnDemand = next.gpus, profile, byDRA, view.Held(), offered
+	if o.PCIeRoot != nil {
+		node.PCIeRoots = map[string]string{}
+		for _, gpu := range next.gpus {
+			node.PCIeRoots[gpu.UUID] = o.PCIeRoot(gpu.PCIBusID)
+		}
+	}
+	offer, err := dra.Build(node)
+	warnings := append(draWarnings(profile, driver), why...)
+	if err != nil {
+		warnings = append(warnings, "dra: "+err.Error())
+	}
+	next.plan.Warnings = append(slices.Clip(next.plan.Warnings), warnings...)
+	if err != nil {
+		return nil
+	}
+	return &offer
+}
+
+// publishDRA publishes what has changed. Only the loop calls it.
+func (a *agent) publishDRA(offer *dra.Offer) {
+	if offer == nil || !a.serving.Load() || reflect.DeepEqual(a.dra.offer, offer) {
+		return
+	}
+	a.dra.offer = offer
+	a.DRA.Driver.Publish(*offer)
+}
+
+// wakeDRA has the paths looked at again, and the offer made anew. It is for claims.Options.
+func (a *agent) wakeDRA() {
+	a.requestPlan()
+	notify(a.dra.wake)
+}
+
+// loadClaims takes over the last program's table. It is called with the lock, before the device
+// plugin offers anything.
+func (a *agent) loadClaims() {
+	o := a.DRA
+	if o.Driver == nil {
+		return
+	}
+	known, err := o.Claims.Load()
+	if err != nil {
+		a.Logger.Error("the table of claims was lost, what pods show as held counts, or old CDI entries of claims stay", "error", err)
+	}
+	a.dra.lost = !known
+}
+
+// draLoop leads units from the device plugin to DRA and back until ctx ends.
+func (a *agent) draLoop(ctx context.Context) error {
+	orphans := time.NewTicker(cmp.Or(a.DRA.Orphans, draOrphans))
+	defer orphans.Stop()
+	for {
+		pause := settingsInterval
+		if a.followDRA(ctx) {
+			pause = releaseInterval
+		}
+		select {
+		case <-a.dra.wake:
+		case <-orphans.C:
+			a.dropOrphans(ctx)
+		case <-a.Plugin.Changed():
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// followDRA takes each unit a step further on its path, and says whether one waits for something.
+func (a *agent) followDRA(ctx context.Context) (pending bool) {
+	s, o := a.state.Load(), a.DRA
+	a.readGeometries(ctx, s)
+	known := a.dra.units.Load()
+	if known == nil || !s.planned || s.pause.paused {
+		return true
+	}
+	view := o.Claims.View()
+	// First withdrawn, then refused by Allocate, then withdrawn still, and only then the holders:
+	// nobody gets a unit from the device plugin after these have been read.
+	withdrawn := a.withdrawnForDRA(*known, view.Paths)
+	a.blockDRA(view.Paths, withdrawn)
+	maps.DeleteFunc(withdrawn, func(unit string, _ bool) bool { return !a.Plugin.Withdrawn(unit) })
+	var held []sharing.Allocation
+	if len(withdrawn) > 0 || a.dra.lost {
+		var err error
+		if held, err = a.Kubelet.Held(ctx); err != nil {
+			return true
+		}
+	}
+	if a.dra.lost {
+		if err := o.Claims.Adopt(held); err != nil {
+			a.Logger.Error("claims of the last run not taken over", "error", err)
+			return true
+		}
+		a.dra.lost, view = false, o.Claims.View()
+	}
+	next, late := map[string]claims.Path{}, view.RefusedPlaces()
+	for place, unit := range *known {
+		if unit.follows() {
+			continue
+		}
+		switch path := view.Paths[place]; {
+		case path == claims.Plugin && (unit.wanted || late[place]):
+			next[place] = claims.LeavingPlugin
+		case path == claims.LeavingPlugin && !unit.wanted && !late[place]:
+			next[place] = claims.Plugin
+		case path == claims.LeavingPlugin && unit.With != "" && !withoutPlugin(*known, view.Paths, unit.GPU):
+		case path == claims.LeavingPlugin && withdrawn[unit.id()] && !holds(held, unit.id(), o.Claims.Driver()):
+			if next[place] = claims.DRA; !unit.wanted {
+				next[place] = claims.LeavingDRA // For the late claim alone.
+			}
+		case unit.wanted && path == claims.LeavingDRA:
+			next[place] = claims.DRA
+		}
+	}
+	for place, path := range view.Paths {
+		if path == claims.DRA && !(*known)[place].wanted {
+			next[place] = claims.LeavingDRA
+		}
+	}
+	for _, place := range a.freeOfClaims(ctx, view, *known) {
+		next[place] = claims.Plugin
+	}
+	paths := maps.Clone(view.Paths)
+	maps.Copy(paths, next)
+	if len(next) > 0 {
+		// What the plugin gets back it may grant before it has it: a refusal fails a pod.
+		a.blockDRA(paths, withdrawn)
+		if err := o.Claims.SetPaths(next); err != nil {
+			a.Logger.Error("units stay with who offers them", "error", err)
+			return true
+		}
+		a.logPaths(next)
+		a.requestPlan()
+	}
+	for _, path := range paths {
+		pending = pending || path == claims.LeavingPlugin || path == claims.LeavingDRA
+	}
+	return pending
+}
+
+// withdrawnForDRA are the units on their way to DRA that the device plugin has withdrawn.
+func (a *agent) withdrawnForDRA(units map[string]draUnit, paths map[string]claims.Path) map[string]bool {
+	withdrawn := map[string]bool{}
+	var waits []string
+	for place, unit := range units {
+		switch {
+		case paths[place] != claims.LeavingPlugin:
+		case a.Plugin.Withdrawn(unit.id()):
+			withdrawn[unit.id()] = true
+		default:
+			waits = append(waits, unit.id())
+		}
+	}
+	if waits != nil {
+		a.Plugin.RefreshHolders(waits...) // One that the kubelet does not name may be gone.
+	}
+	return withdrawn
+}
+
+// holds says that somebody has the unit, but not by a claim of that driver.
+func holds(held []sharing.Allocation, unit, driver string) bool {
+	return slices.ContainsFunc(held, func(a sharing.Allocation) bool {
+		return (a.Claim == "" || a.Resource != driver) && slices.ContainsFunc(a.Devices, func(id string) bool {
+			of, _, _ := sharing.ParseDeviceID(id)
+			return of == unit
+		})
+	})
+}
+
+// freeOfClaims are the places of units that leave DRA and that no claim has: what is offered
+// without them has been with the API server for a while, and it knows of no claim that was given
+// one. A claim that is given one later still, by a scheduler that had not heard of it, has the
+// device plugin give the unit up again: see followDRA.
+func (a *agent) freeOfClaims(ctx context.Context, view claims.View, units map[string]draUnit) (free []string) {
+	taken := map[string]bool{}
+	take := func(devices []string) {
+		for _, device := range devices {
+			taken[dra.PlaceOf(device)] = true
+		}
+	}
+	take(view.Held())
+	for place, path := range view.Paths {
+		if path == claims.LeavingDRA && !units[place].wanted && !hasPart(taken, place) {
+			free = append(free, place)
+		}
+	}
+	since := a.DRA.Driver.State().Written
+	if free == nil || since.IsZero() || time.Since(since) < cmp.Or(a.DRA.Quiet, draQuiet) || time.Since(a.dra.asked) < cmp.Or(a.DRA.Quiet, draAllocated) {
+		return nil
+	}
+	a.dra.asked = time.Now()
+	allocated, err := a.DRA.Driver.Allocated(ctx)
+	if err != nil {
+		a.Logger.Warn("units stay with DRA: who was given them cannot be read", "error", err)
+		return nil
+	}
+	for _, devices := range allocated {
+		take(devices)
+	}
+	return slices.DeleteFunc(free, func(place string) bool { return hasPart(taken, place) })
+}
+
+// claimsOf are the claims that have the GPU or a partition of it, and whose pods the kubelet does
+// not show yet, or not any more.
+func (a *agent) claimsOf(gpus []sharing.GPU, gpu string, held []sharing.Allocation) (list []string) {
+	if a.DRA.Claims == nil {
+		return nil
+	}
+	byPlace, gpuOf := a.DRA.Claims.View().HeldPlaces(), sharing.GPUByUnit(gpus)
+	for id, place := range dra.Places(gpus) {
+		c, is := byPlace[place.Name]
+		if is && gpuOf[id] == gpu && !slices.ContainsFunc(held, func(a sharing.Allocation) bool { return a.Claim == c.Name && a.Namespace == c.Namespace }) {
+			list = append(list, "claim "+c.String())
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// unitsByDRA are the units that a claim may get at any moment.
+func (a *agent) unitsByDRA() (ids []string) {
+	if units := a.dra.units.Load(); units != nil {
+		paths := a.DRA.Claims.View().Paths
+		for _, unit := range *units {
+			if unit.byDRA(paths) {
+				ids = append(ids, unit.id())
+			}
+		}
+	}
+	return ids
+}
+
+// blockDRA has the device plugin refuse the units that are DRA's, and those withdrawn ones. Its
+// plan does not have them either; this is for a plan that was made just before.
+func (a *agent) blockDRA(paths map[string]claims.Path, withdrawn map[string]bool) {
+	blocked := maps.Clone(withdrawn)
+	for _, unit := range *a.dra.units.Load() {
+		if unit.byDRA(paths) {
+			blocked[unit.id()] = true
+		}
+	}
+	a.Plugin.SetByDRA(blocked)
+}
+
+// dropOrphans ends the claims that are over and of which the kubelet has told nobody: it had lost
+// its memory, or the node was away while the claim was deleted. The API server does not have the
+// claim as allocated, and no pod here has it.
+func (a *agent) dropOrphans(ctx context.Context) {
+	view := a.DRA.Claims.View()
+	if len(view.Claims)+len(view.Refused) == 0 {
+		return
+	}
+	allocated, err := a.DRA.Driver.Allocated(ctx)
+	if err != nil {
+		return
+	}
+	held, err := a.Kubelet.Held(ctx)
+	if err != nil {
+		return
+	}
+	drop := func(c claims.Claim) {
+		inUse := slices.ContainsFunc(held, func(a sharing.Allocation) bool { return a.Claim == c.Name && a.Namespace == c.Namespace })
+		if allocated[c.UID] != nil || inUse {
+			return
+		}
+		a.Logger.Info("a claim has ended and the kubelet has not said so", "claim", c.String())
+		if err := a.DRA.Claims.Unprepare(c); err != nil {
+			a.Logger.Error("claim not ended", "claim", c.String(), "error", err)
+		}
+	}
+	for _, c := range view.Claims {
+		drop(c)
+	}
+	for _, r := range view.Refused {
+		drop(r.Claim)
+	}
+}
+
+func (a *agent) logPaths(paths map[string]claims.Path) {
+	for _, place := range slices.Sorted(maps.Keys(paths)) {
+		path := paths[place]
+		if path == claims.Plugin {
+			path = "plugin"
+		}
+		a.Logger.Info("unit is offered otherwise", "device", place, "path", string(path))
+	}
+}

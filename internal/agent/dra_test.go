@@ -1,0 +1,430 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/virgate/virgate/internal/claims"
+	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/simkubelet"
+	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
+)
+
+// fakeDRA is an API server that has each offer at once, unless it is told to be slow.
+type fakeDRA struct {
+	mu        sync.Mutex
+	offer     dra.Offer
+	offers    int
+	first     string // the devices of the first offer that had some
+	written   time.Time
+	state     DRAState
+	without   DRAFeatures
+	allocated map[string][]string
+	err       error
+}
+
+func (f *fakeDRA) Run(ctx context.Context) error {
+	<-ctx.Done()
+	return nil
+}
+
+func (f *fakeDRA) Publish(offer dra.Offer) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.offer, f.written = offer, time.Now()
+	f.offers++
+	if f.first == "" {
+		f.first = f.names()
+	}
+}
+
+func (f *fakeDRA) State() DRAState {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	state := f.state
+	state.Registered, state.Written, state.Without = true, f.written, f.without
+	return state
+}
+
+func (f *fakeDRA) Allocated(context.Context) (map[string][]string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.allocated), f.err
+}
+
+func (f *fakeDRA) set(change func(f *fakeDRA)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change(f)
+}
+
+// devices are the names that are offered, those with taints marked.
+func (f *fakeDRA) devices() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.names()
+}
+
+func (f *fakeDRA) names() string {
+	var names []string
+	for _, slice := range f.offer.Slices {
+		for _, d := range slice.Spec.Devices {
+			name := d.Name
+			for _, taint := range d.Taints {
+				_, key, _ := strings.Cut(taint.Key, "/")
+				name += "(" + key + ")"
+			}
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return strings.Join(names, " ")
+}
+
+// memory is a state file that outlives agents.
+type memory struct {
+	mu   sync.Mutex
+	data []byte
+}
+
+func (m *memory) Read(_ string, value any) (bool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.data == nil {
+		return false, nil
+	}
+	return true, json.Unmarshal(m.data, value)
+}
+
+func (m *memory) WriteOrForget(_ string, value any) (err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.data, err = json.Marshal(value)
+	return err
+}
+
+func newDRARig(t *testing.T, f *fakeDRA, p sharing.Profile) *rig {
+	return newRig(t, func(r *rig) {
+		r.options.Kubelet = r.sight
+		r.options.DRA = draOptions(r, f, &memory{})
+		r.startWith(p)
+	})
+}
+
+func draOptions(r *rig, f *fakeDRA, store claims.Store) DRAOptions {
+	return DRAOptions{
+		Driver: f, Quiet: time.Millisecond, Calls: NewClaimCalls(),
+		Claims: claims.NewTable(claims.Options{Store: store, Driver: dra.DriverName, Holders: r.sight.Held}),
+		Node:   func() dra.Node { return dra.Node{Name: "node", Driver: dra.DriverName} },
+	}
+}
+
+func draProfile(replicas int) sharing.Profile {
+	p := profile(replicas)
+	p.DRA.All = true
+	return p
+}
+
+func (r *rig) await(what string, reached func() bool) {
+	r.t.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for !reached() {
+		select {
+		case <-tick.C:
+		case <-r.ctx.Done():
+			r.t.Fatalf("never %s: %+v, %+v", what, r.options.DRA.Claims.View(), r.agent.Plugin.Status().Resources)
+		}
+	}
+}
+
+func (r *rig) awaitOffer(f *fakeDRA, want string) {
+	r.t.Helper()
+	r.await("offered: "+want, func() bool { return f.devices() == want })
+}
+
+func shareClaim(uid, device string) claims.Claim {
+	return claims.Claim{UID: uid, Namespace: "ns", Name: uid, Results: []claims.Result{{Request: "r", Device: device, ShareID: uid, Shares: 1}}}
+}
+
+// TestPathToDRAAndBack moves a resource from the device plugin to DRA and back under a pod and a
+// claim: neither is disturbed, and each unit follows when it is free.
+func TestPathToDRAAndBack(t *testing.T) {
+	f := &fakeDRA{}
+	r := newDRARig(t, f, profile(4))
+	r.shows(8)
+	r.awaitOffer(f, "")
+	r.addPod("slice", 1) // Of a.
+	r.policy.set(draProfile(4), nil)
+	r.awaitOffer(f, "gpu-b-ts")
+	r.shows(0)
+	if err := r.options.DRA.Claims.Prepare(r.ctx, shareClaim("early", "gpu-a-ts")); err == nil {
+		t.Error("a claim got a share of a GPU that the device plugin has given away")
+	}
+	r.must(r.options.DRA.Claims.Unprepare(shareClaim("early", "gpu-a-ts")))
+	r.deletePod("slice")
+	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
+	c := shareClaim("1", "gpu-b-ts")
+	r.must(r.options.DRA.Claims.Prepare(r.ctx, c))
+	f.set(func(f *fakeDRA) { f.allocated = map[string][]string{"1": {"gpu-b-ts"}, "2": {"gpu-a-ts"}} }) // One claim is on its way.
+	r.policy.set(profile(4), nil)
+	r.awaitOffer(f, "gpu-b-ts(leaving)")
+	if got := r.agent.status(r.ctx).DRA; got == nil || !got.Registered || got.Paths["gpu-a"] != claims.LeavingDRA || len(got.Claims) != 1 || len(got.Refused) != 0 {
+		t.Errorf("status %+v", got)
+	}
+	late := shareClaim("2", "gpu-a-ts")
+	r.must(r.options.DRA.Claims.Prepare(r.ctx, late)) // It was given away before it left.
+	r.must(r.options.DRA.Claims.Unprepare(late))
+	r.shows(0)
+	f.set(func(f *fakeDRA) { f.allocated = map[string][]string{"1": {"gpu-b-ts"}} })
+	r.shows(4)
+	r.must(r.options.DRA.Claims.Unprepare(c))
+	f.set(func(f *fakeDRA) { f.allocated, f.err = nil, errors.New("no API server") })
+	f.set(func(f *fakeDRA) { f.err = nil })
+	r.shows(8)
+	r.awaitOffer(f, "")
+	if got := r.options.DRA.Claims.View().Paths; len(got) != 0 {
+		t.Errorf("paths %v", got)
+	}
+}
+
+// TestLateClaim has a scheduler give away devices that are the device plugin's again: the plugin
+// gives them up for that claim alone, when no pod has them, and has them back after it.
+func TestLateClaim(t *testing.T) {
+	f := &fakeDRA{}
+	r := newDRARig(t, f, draProfile(4))
+	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
+	r.policy.set(profile(4), nil)
+	r.shows(8)
+	r.addPod("slice", 1) // Of a.
+	late, free := shareClaim("1", "gpu-a-ts"), shareClaim("2", "gpu-b-ts")
+	prepare := func(c claims.Claim) error { return r.options.DRA.Claims.Prepare(r.ctx, c) }
+	for _, c := range []claims.Claim{late, free} {
+		if err := prepare(c); err == nil || !strings.Contains(err.Error(), "device plugin") {
+			t.Fatalf("claim %s: %v", c, err)
+		}
+	}
+	r.await("prepared", func() bool { return prepare(free) == nil })
+	r.awaitOffer(f, "gpu-a-ts(leaving) gpu-b-ts(leaving)")
+	r.shows(0)
+	if err := prepare(late); err == nil {
+		t.Fatal("a GPU is given twice")
+	}
+	if pods := r.kubelet.Snapshot().Pods; len(pods) != 1 || pods[0].Phase != simkubelet.Running {
+		t.Errorf("pods %+v", pods)
+	}
+	r.must(r.options.DRA.Claims.Unprepare(free))
+	r.shows(4)
+	r.deletePod("slice")
+	r.await("prepared", func() bool { return prepare(late) == nil })
+	r.must(r.options.DRA.Claims.Unprepare(late))
+	r.shows(8)
+	if err := prepare(late); err == nil { // And ends before it had anything.
+		t.Fatal("a GPU of the device plugin is given to a claim at once")
+	}
+	r.await("given up", func() bool { return r.options.DRA.Claims.View().Paths["gpu-a"] != claims.Plugin })
+	r.must(r.options.DRA.Claims.Unprepare(late))
+	r.shows(8)
+	r.awaitOffer(f, "")
+}
+
+func (r *rig) must(err error) {
+	r.t.Helper()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// TestDRASharingMode changes how units are shared that are DRA's: a claim's device stays listed,
+// and nothing of its GPU can be given beside it.
+func TestDRASharingMode(t *testing.T) {
+	f := &fakeDRA{}
+	r := newDRARig(t, f, draProfile(4))
+	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
+	c := shareClaim("1", "gpu-a-ts")
+	r.must(r.options.DRA.Claims.Prepare(r.ctx, c))
+	p := draProfile(4)
+	p.TimeSlicing = nil
+	r.policy.set(p, nil)
+	r.awaitOffer(f, "gpu-a gpu-a-ts(leaving) gpu-b")
+	whole := claims.Claim{UID: "2", Results: []claims.Result{{Device: "gpu-a"}}}
+	if err := r.options.DRA.Claims.Prepare(r.ctx, whole); err == nil || !strings.Contains(err.Error(), "claim ns/1 still has gpu-a-ts") {
+		t.Error(err)
+	}
+	r.must(r.options.DRA.Claims.Unprepare(c))
+	r.must(r.options.DRA.Claims.Prepare(r.ctx, whole))
+	r.awaitOffer(f, "gpu-a gpu-b")
+}
+
+// TestDRAFault taints a device while its GPU is faulty, and tells of it who has it.
+func TestDRAFault(t *testing.T) {
+	f := &fakeDRA{}
+	r := newDRARig(t, f, draProfile(4))
+	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
+	c := shareClaim("1", "gpu-b-ts")
+	r.must(r.options.DRA.Claims.Prepare(r.ctx, c))
+	r.node.set(gpus("", "XID 79"), nil)
+	r.awaitOffer(f, "gpu-a-ts gpu-b-ts(fault)")
+	r.await("told", func() bool {
+		got, _ := r.options.DRA.Claims.Devices()
+		return len(got) == 1 && !got[0].Healthy && got[0].Reason == "XID 79"
+	})
+	r.must(r.options.DRA.Claims.Prepare(r.ctx, c)) // It has it already.
+	if err := r.options.DRA.Claims.Prepare(r.ctx, shareClaim("2", "gpu-b-ts")); err == nil || !strings.Contains(err.Error(), "XID 79") {
+		t.Error(err)
+	}
+	r.node.set(gpus("", ""), nil)
+	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
+}
+
+// TestDRAOrphans ends claims that are over and of which the kubelet says nothing, and no others.
+func TestDRAOrphans(t *testing.T) {
+	f := &fakeDRA{allocated: map[string][]string{"1": {"gpu-a-ts"}}}
+	r := newRig(t, func(r *rig) {
+		r.options.Kubelet = r.sight
+		r.options.DRA = draOptions(r, f, &memory{})
+		r.options.DRA.Orphans = 5 * time.Millisecond
+		r.startWith(draProfile(4))
+	})
+	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
+	f.set(func(f *fakeDRA) { f.err = errors.New("no API server") })
+	for _, c := range []claims.Claim{shareClaim("1", "gpu-a-ts"), shareClaim("2", "gpu-a-ts")} {
+		r.must(r.options.DRA.Claims.Prepare(r.ctx, c))
+	}
+	if err := r.options.DRA.Claims.Prepare(r.ctx, claims.Claim{UID: "3", Results: []claims.Result{{Device: "gpu-a"}}}); err == nil {
+		t.Error("a GPU was given beside its shares")
+	}
+	r.await("all there", func() bool { v := r.options.DRA.Claims.View(); return len(v.Claims) == 2 && len(v.Refused) == 1 })
+	f.set(func(f *fakeDRA) { f.err = nil })
+	r.await("only the first", func() bool {
+		v := r.options.DRA.Claims.View()
+		return len(v.Claims) == 1 && v.Claims[0].UID == "1" && len(v.Refused) == 0
+	})
+}
+
+// TestWithoutDRA holds that a profile's dra section changes nothing where nothing serves it.
+func TestWithoutDRA(t *testing.T) {
+	r := newRig(t, func(r *rig) { r.startWith(draProfile(4)) })
+	r.shows(8)
+	r.awaitBody("/api/v1/status", 200, "was started without --dra")
+}
+
+// TestDRAStorm flips between the device plugin and DRA while pods and claims come and go. A ledger
+// holds that no GPU is given by both at once.
+func TestDRAStorm(t *testing.T) {
+	steps := 3000
+	if testing.Short() {
+		steps = 400
+	}
+	for seed := range uint64(2) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			f, random := &fakeDRA{}, rand.New(rand.NewPCG(seed, 2))
+			r := newDRARig(t, f, profile(4))
+			r.shows(8)
+			pods, given := map[string]bool{}, map[string]claims.Claim{}
+			for step := range steps {
+				switch random.IntN(7) {
+				case 0:
+					r.policy.set([]sharing.Profile{profile(4), draProfile(4), draProfile(1), profile(2)}[random.IntN(4)], nil)
+				case 1, 2:
+					name := fmt.Sprint("p", random.IntN(6))
+					if pods[name] {
+						r.deletePod(name)
+						delete(pods, name)
+					} else if r.kubelet.Snapshot().Resources[gpuResource].Allocatable > 0 {
+						pod := simkubelet.Pod{Namespace: "ns", Name: name, Containers: []simkubelet.Container{{Name: "main", Requests: map[string]int{gpuResource: 1}}}}
+						_, err := r.kubelet.AddPod(r.ctx, pod)
+						if pods[name] = err == nil; err != nil && strings.Contains(err.Error(), "Dynamic Resource") {
+							t.Errorf("step %d: a pod is lost: %v", step, err)
+						}
+					}
+				case 3, 4:
+					uid := fmt.Sprint("c", random.IntN(6))
+					if c, has := given[uid]; has {
+						r.must(r.options.DRA.Claims.Unprepare(c))
+						delete(given, uid)
+					} else if offered := strings.Fields(f.devices()); len(offered) > 0 {
+						// The scheduler gives only what has no taint, but may be late.
+						c := shareClaim(uid, strings.TrimSuffix(offered[random.IntN(len(offered))], "(leaving)"))
+						if random.IntN(8) == 0 { // Or very late.
+							c = shareClaim(uid, []string{"gpu-a-ts", "gpu-b"}[random.IntN(2)])
+						}
+						// A refused one waits, and is ended without having had anything.
+						given[uid] = c
+						_ = r.options.DRA.Claims.Prepare(r.ctx, c)
+					}
+				case 6:
+					for _, c := range given {
+						_ = r.options.DRA.Claims.Prepare(r.ctx, c) // The kubelet does so again and again.
+					}
+				case 5:
+					r.agent.planNow(r.ctx) // So that steps meet the loop at different moments.
+				}
+				byClaim := r.options.DRA.Claims.View().HeldPlaces()
+				for _, pod := range r.kubelet.Snapshot().Pods {
+					for _, container := range pod.Containers {
+						for _, grant := range container.Grants {
+							unit, _, _ := sharing.ParseDeviceID(grant.Devices[0])
+							if c, both := byClaim[strings.ToLower(unit)]; both {
+								t.Fatalf("step %d: pod %s and claim %s have %s", step, pod.Name, c, unit)
+							}
+						}
+					}
+				}
+			}
+			for name := range pods {
+				r.deletePod(name)
+			}
+			for _, c := range given {
+				r.must(r.options.DRA.Claims.Unprepare(c))
+			}
+			r.policy.set(draProfile(4), nil)
+			r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
+			r.policy.set(profile(4), nil)
+			r.shows(8)
+			r.awaitOffer(f, "")
+			if violations := r.kubelet.Snapshot().Violations; len(violations) > 0 {
+				t.Error(violations)
+			}
+		})
+	}
+}
+
+// noEntry is a host without a CDI entry for one unit.
+type noEntry struct {
+	idle
+	unit string
+}
+
+func (h noEntry) Prepare(grants sharing.Grants, _ []sharing.GPU) plugin.Host {
+	host := plugin.Host{}
+	if grants.Claims {
+		host.NoCDIEntry = map[string]string{h.unit: "it has no CDI entry: disk full"}
+	}
+	return host
+}
+
+// TestDRAWithoutCDIEntry withholds a unit from claims that no container could be given.
+func TestDRAWithoutCDIEntry(t *testing.T) {
+	f := &fakeDRA{}
+	r := newRig(t, func(r *rig) {
+		r.options.Kubelet, r.options.Host = r.sight, noEntry{unit: "GPU-b"}
+		r.options.DRA = draOptions(r, f, &memory{})
+		r.startWith(draProfile(4))
+	})
+	r.awaitOffer(f, "gpu-a-ts gpu-b-ts(fault)")
+	if err := r.options.DRA.Claims.Prepare(r.ctx, shareClaim("1", "gpu-b-ts")); err == nil || !strings.Contains(err.Error(), "disk full") {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,256 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/virgate/virgate/internal/claims"
+	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/sharing"
+)
+
+func newDRAMPSRig(t *testing.T, f *fakeDRA, m *fakeMPS, p sharing.Profile) *rig {
+	return newMPSRig(t, m, p, func(r *rig) { r.options.DRA = draOptions(r, f, &memory{}) })
+}
+
+func draMPSProfile(shares int) sharing.Profile {
+	p := mpsProfile(shares)
+	p.DRA.All = true
+	return p
+}
+
+// refuses wants that the claim is refused, with a reason that contains the text.
+func (r *rig) refuses(c claims.Claim, reason string) {
+	r.t.Helper()
+	if err := r.options.DRA.Claims.Prepare(r.ctx, c); err == nil || !strings.Contains(err.Error(), reason) {
+		r.t.Errorf("prepare %s: %v, want %q", c, err, reason)
+	}
+}
+
+// prepares waits until the claim gets its devices, as the kubelet tries again.
+func (r *rig) prepares(c claims.Claim) {
+	r.t.Helper()
+	err := errors.New("not asked")
+	r.await("prepared: "+c.String(), func() bool {
+		err = r.options.DRA.Claims.Prepare(r.ctx, c)
+		return err == nil
+	})
+}
+
+// TestDRAMPS offers shares by MPS to claims: no daemon is started while a claim has the GPU in
+// another way, nobody gets a share before it is ready, and it stays until the last share is back.
+func TestDRAMPS(t *testing.T) {
+	f, m := &fakeDRA{}, newFakeMPS(false)
+	r := newDRAMPSRig(t, f, m, draProfile(4))
+	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
+	slice, share := shareClaim("slice", "gpu-a-ts"), shareClaim("share", "gpu-b-mps4")
+	r.must(r.options.DRA.Claims.Prepare(r.ctx, slice))
+	r.policy.set(draMPSProfile(4), nil)
+	r.awaitMPS("wanted for the free GPU", func() bool { return m.wants() == "GPU-b" })
+	r.awaitOffer(f, "gpu-a-mps4(fault) gpu-a-ts(leaving) gpu-b-mps4(fault)")
+	r.refuses(share, "gpu-b-mps4 is faulty: MPS daemon: it is not started yet")
+	// What the scheduler gave away before it knew, while the daemon is there already.
+	late := shareClaim("late", "gpu-b-ts")
+	r.refuses(late, "its MPS daemon is still running")
+	r.must(r.options.DRA.Claims.Unprepare(late))
+	m.tell("GPU-b", nodereport.MPSReady, "")
+	r.awaitOffer(f, "gpu-a-mps4(fault) gpu-a-ts(leaving) gpu-b-mps4")
+	r.prepares(share)
+	if m.wants() != "GPU-b" {
+		t.Errorf("while a claim has a time slice, daemons are wanted for %s", m.wants())
+	}
+	r.must(r.options.DRA.Claims.Unprepare(slice))
+	r.awaitMPS("wanted for both", func() bool { return m.wants() == "GPU-a GPU-b" })
+	m.tell("GPU-a", nodereport.MPSReady, "")
+	r.awaitOffer(f, "gpu-a-mps4 gpu-b-mps4")
+
+	r.policy.set(draProfile(4), nil)
+	r.awaitMPS("no longer wanted where nobody has a share", func() bool { return m.wants() == "GPU-b" })
+	r.refuses(shareClaim("1", "gpu-a-ts"), "its MPS daemon is still running")
+	m.tell("GPU-a", "", "")
+	r.prepares(shareClaim("1", "gpu-a-ts"))
+	r.awaitOffer(f, "gpu-a-ts gpu-b-mps4(leaving) gpu-b-ts(fault)")
+	r.must(r.options.DRA.Claims.Prepare(r.ctx, share)) // It has it already.
+	r.must(r.options.DRA.Claims.Unprepare(share))
+	r.awaitMPS("no longer wanted", func() bool { return m.wants() == "" })
+	m.tell("GPU-b", "", "")
+	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
+}
+
+// TestDRAMPSLate holds that a claim for shares that left before it came gets them all the same: its
+// unit is given to nobody else, so it would wait for ever.
+func TestDRAMPSLate(t *testing.T) {
+	f, m := &fakeDRA{}, newFakeMPS(true)
+	r := newDRAMPSRig(t, f, m, draProfile(4))
+	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
+	late := shareClaim("late", "gpu-a-mps4")
+	r.prepares(late)
+	r.await("wanted for it alone", func() bool { return m.wants() == "GPU-a" })
+	r.must(r.options.DRA.Claims.Unprepare(late))
+	r.prepares(shareClaim("next", "gpu-a-ts"))
+}
+
+// TestDRAMPSOtherShares holds that a unit's shares have one size at a time.
+func TestDRAMPSOtherShares(t *testing.T) {
+	f, m := &fakeDRA{}, newFakeMPS(true)
+	r := newDRAMPSRig(t, f, m, draMPSProfile(4))
+	r.awaitOffer(f, "gpu-a-mps4 gpu-b-mps4")
+	old := shareClaim("old", "gpu-a-mps4")
+	r.prepares(old)
+	r.policy.set(draMPSProfile(10), nil)
+	r.awaitOffer(f, "gpu-a-mps10(fault) gpu-a-mps4(leaving) gpu-b-mps10")
+	r.refuses(shareClaim("new", "gpu-a-mps10"), "it has the limits of other shares yet")
+	r.must(r.options.DRA.Claims.Unprepare(shareClaim("new", "gpu-a-mps10")))
+	r.must(r.options.DRA.Claims.Unprepare(old))
+	r.awaitOffer(f, "gpu-a-mps10 gpu-b-mps10")
+	r.prepares(shareClaim("new", "gpu-a-mps10"))
+}
+
+// TestDRAMPSDaemonFails taints the shares of a daemon that does not answer, tells who has them,
+// and lets nobody else have any.
+func TestDRAMPSDaemonFails(t *testing.T) {
+	f, m := &fakeDRA{}, newFakeMPS(true)
+	r := newDRAMPSRig(t, f, m, draMPSProfile(4))
+	r.awaitOffer(f, "gpu-a-mps4 gpu-b-mps4")
+	c := shareClaim("1", "gpu-a-mps4")
+	r.prepares(c)
+	m.tell("GPU-a", nodereport.MPSFailed, "it does not answer")
+	r.awaitOffer(f, "gpu-a-mps4(fault) gpu-b-mps4")
+	r.await("told", func() bool {
+		got, _ := r.options.DRA.Claims.Devices()
+		return len(got) == 1 && got[0].Reason == "MPS daemon: it does not answer"
+	})
+	r.must(r.options.DRA.Claims.Prepare(r.ctx, c)) // It has it already.
+	r.refuses(shareClaim("2", "gpu-a-mps4"), "MPS daemon: it does not answer")
+	m.tell("GPU-a", nodereport.MPSReady, "")
+	r.awaitOffer(f, "gpu-a-mps4 gpu-b-mps4")
+	r.prepares(shareClaim("2", "gpu-a-mps4"))
+}
+
+// TestDRAMPSFromPlugin moves shares by MPS from the device plugin to DRA and back: the daemon of a
+// GPU whose sharing mode stays runs on while a pod has a share.
+func TestDRAMPSFromPlugin(t *testing.T) {
+	f, m := &fakeDRA{}, newFakeMPS(true)
+	r := newDRAMPSRig(t, f, m, mpsProfile(4))
+	r.shows(8)
+	r.addPod("share", 1) // Of a.
+	r.policy.set(draMPSProfile(4), nil)
+	r.awaitOffer(f, "gpu-b-mps4")
+	r.refuses(shareClaim("early", "gpu-a-mps4"), "offered by the device plugin")
+	r.must(r.options.DRA.Claims.Unprepare(shareClaim("early", "gpu-a-mps4")))
+	for _, wish := range m.told()[1:] {
+		if len(wish) == 0 || wish[0] != "GPU-a" {
+			t.Errorf("the daemon of a pod's share was to end: %v", m.told())
+		}
+	}
+	r.deletePod("share")
+	r.awaitOffer(f, "gpu-a-mps4 gpu-b-mps4")
+	c := shareClaim("1", "gpu-b-mps4")
+	r.prepares(c)
+	r.policy.set(mpsProfile(4), nil)
+	r.shows(4)
+	r.must(r.options.DRA.Claims.Unprepare(c))
+	r.shows(8)
+}
+
+// TestDRAMPSWithout holds that without anything that runs daemons claims are told what is missing.
+func TestDRAMPSWithout(t *testing.T) {
+	f := &fakeDRA{}
+	r := newDRAMPSRig(t, f, nil, draMPSProfile(4))
+	r.awaitOffer(f, "gpu-a-mps4(fault) gpu-b-mps4(fault)")
+	r.refuses(shareClaim("1", "gpu-a-mps4"), mpsUnanswered)
+	r.policy.set(draProfile(4), nil)
+	r.must(r.options.DRA.Claims.Unprepare(shareClaim("1", "gpu-a-mps4")))
+	r.prepares(shareClaim("1", "gpu-a-ts"))
+}
+
+// TestDRAMPSAfterRestart has a program start on a node where a claim has a share and no daemon
+// runs any more, as after a reboot: the daemon is wanted at once, whoever is said to use the
+// GPU, and until it is there nobody else gets a share.
+func TestDRAMPSAfterRestart(t *testing.T) {
+	f, m := &fakeDRA{}, newFakeMPS(false)
+	store := &memory{data: []byte(`{"paths": {"gpu-a": "dra", "gpu-b": "dra"},
+		"claims": [{"uid": "1", "namespace": "ns", "name": "1", "results": [{"request": "r", "device": "gpu-a-mps4", "shareID": "1", "shares": 1}]}]}`)}
+	r := newMPSRig(t, m, draProfile(4), func(r *rig) {
+		r.options.DRA = draOptions(r, f, store)
+		r.options.Releases.Processes = func(_ context.Context, gpu string) []int { return []int{4711} }
+	})
+	r.awaitMPS("wanted for the claim", func() bool { return m.wants() == "GPU-a" })
+	r.must(r.options.DRA.Claims.Prepare(r.ctx, shareClaim("1", "gpu-a-mps4")))
+	r.refuses(shareClaim("2", "gpu-a-mps4"), "MPS daemon: it does not answer")
+	r.refuses(shareClaim("3", "gpu-a-ts"), "MPS daemon: it does not answer")
+	m.tell("GPU-a", nodereport.MPSReady, "")
+	r.prepares(shareClaim("2", "gpu-a-mps4"))
+}
+
+// TestUsersByClaims holds that a claim uses its GPU from when it was prepared, before the kubelet
+// shows its pod: its GPU is not released, and no setting of it is changed.
+func TestUsersByClaims(t *testing.T) {
+	f, m := &fakeDRA{}, newFakeMPS(true)
+	r := newDRAMPSRig(t, f, m, draProfile(4))
+	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
+	r.prepares(shareClaim("1", "gpu-a-ts"))
+	if got := r.agent.usersOf(r.ctx, "GPU-a"); !slices.Equal(got, []string{"claim ns/1"}) {
+		t.Errorf("who uses the GPU: %q", got)
+	}
+	if got := r.agent.usersOf(r.ctx, "GPU-b"); len(got) > 0 {
+		t.Errorf("who uses the other GPU: %q", got)
+	}
+}
+
+// TestDRAMPSStorm flips how GPUs are shared while claims come and go. No daemon is ever wanted for
+// a GPU that a claim has in another way, nor ended while a claim has a share of it.
+func TestDRAMPSStorm(t *testing.T) {
+	steps := 1500
+	if testing.Short() {
+		steps = 300
+	}
+	f, m, random := &fakeDRA{}, newFakeMPS(true), rand.New(rand.NewPCG(3, 4))
+	r := newDRAMPSRig(t, f, m, draMPSProfile(4))
+	r.awaitOffer(f, "gpu-a-mps4 gpu-b-mps4")
+	given, has := map[string]claims.Claim{}, map[string]bool{}
+	for step := range steps {
+		switch random.IntN(6) {
+		case 0:
+			r.policy.set([]sharing.Profile{draProfile(4), draMPSProfile(4), draMPSProfile(10), draProfile(1)}[random.IntN(4)], nil)
+		case 1, 2:
+			uid := fmt.Sprint("c", random.IntN(5))
+			if c, is := given[uid]; is {
+				r.must(r.options.DRA.Claims.Unprepare(c))
+				delete(given, uid)
+				delete(has, uid)
+			} else {
+				given[uid] = shareClaim(uid, []string{"gpu-a", "gpu-b"}[random.IntN(2)]+[]string{"", "-ts", "-mps4", "-mps10"}[random.IntN(4)])
+			}
+		case 3:
+			r.agent.planNow(r.ctx)
+		default:
+			for uid, c := range given { // The kubelet does so again and again.
+				err := r.options.DRA.Claims.Prepare(r.ctx, c)
+				if has[uid] && err != nil {
+					t.Fatalf("step %d: claim %s has lost its device: %v", step, uid, err)
+				}
+				has[uid] = err == nil
+			}
+		}
+		wanted := m.wants()
+		for uid := range has {
+			device := given[uid].Results[0].Device
+			gpu := "GPU-" + strings.TrimPrefix(dra.PlaceOf(device), "gpu-")
+			if byMPS := dra.MPSShares(device) > 0; has[uid] && byMPS != strings.Contains(wanted, gpu) {
+				t.Fatalf("step %d: claim %s has %s, and daemons are wanted for %q", step, uid, device, wanted)
+			}
+		}
+	}
+	for _, c := range given {
+		r.must(r.options.DRA.Claims.Unprepare(c))
+	}
+	r.policy.set(draMPSProfile(4), nil)
+	r.awaitOffer(f, "gpu-a-mps4 gpu-b-mps4")
+}

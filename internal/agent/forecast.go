@@ -1,0 +1,221 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/migchange"
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/sharing"
+)
+
+// forecastTimeout is how long the kubelet and the driver may take for a forecast. One begins every
+// lookPause at most: it may have the driver list partitions, and any pod may reach HTTP.
+const forecastTimeout = 5 * time.Second
+
+func (a *agent) showForecast() http.HandlerFunc {
+	pace := rate.NewLimiter(rate.Every(lookPause), 1)
+	return limited(func(w http.ResponseWriter, r *http.Request) {
+		label, value := r.URL.Query().Get("label"), r.URL.Query().Get("value")
+		if label == "" || value == "" {
+			http.Error(w, "expected ?label=NAME&value=VALUE: which label of the Node would change, and to what", http.StatusBadRequest)
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), forecastTimeout)
+		defer cancel()
+		if err := pace.Wait(ctx); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		writeJSON(w, a.forecast(ctx, label, value))
+	})
+}
+
+// forecast is what this node would become if its Node had that label. It changes nothing.
+func (a *agent) forecast(ctx context.Context, label, value string) nodereport.Forecast {
+	unknown := func(format string, arguments ...any) nodereport.Forecast {
+		return nodereport.Forecast{Node: a.NodeName, Unknown: fmt.Sprintf(format, arguments...), Resources: []nodereport.ForecastResource{}}
+	}
+	s := a.state.Load()
+	held, known := a.readHolders(ctx, lookPause)
+	switch {
+	case !a.serving.Load():
+		return unknown("this Virgate does not serve the node")
+	case s.unread != nil:
+		return unknown("its GPUs cannot be read: %v", s.unread)
+	case !s.planned:
+		return unknown("it has no plan yet")
+	case s.pause.paused:
+		return unknown("%s", pausedText)
+	case !known:
+		return unknown("what pods hold cannot be read")
+	}
+	selected, err := a.ConfigSource.WithLabel(label, value)
+	if errors.Is(err, configs.ErrPending) {
+		return unknown("the profile is %v", err)
+	}
+	f := nodereport.Forecast{Node: a.NodeName, LeftTo: selected.Profile.MIG.LeftTo}
+	var then, after sharing.Plan
+	if err != nil {
+		f.Unfit = strings.Split(err.Error(), "\n")
+	} else if then, after, err = a.foresee(ctx, s, selected.Profile, held, &f); err != nil {
+		return unknown("%v", err)
+	}
+	listed := a.Plugin.Status().Resources
+	now := sharing.Plan{}
+	for _, r := range listed {
+		resource := sharing.Resource{Name: r.Name}
+		for _, e := range r.Listed {
+			resource.Devices = append(resource.Devices, e.Device)
+		}
+		now.Resources = append(now.Resources, resource)
+	}
+	if f.Unfit == nil && len(after.Resources) == 0 && len(now.Resources) > 0 && !selected.Profile.DRA.All && len(selected.Profile.DRA.Resources) == 0 {
+		f.Unfit = []string{strings.TrimSuffix("the node would have nothing to offer: "+strings.Join(after.Warnings, "; "), ": ")}
+	}
+	if f.Unfit != nil {
+		then, after = now, now
+	}
+	f.Resources = foreseenResources(now, then, after)
+	return f
+}
+
+// foresee plans with the profile: then is when all is done that need not wait for pods, after when
+// those have ended too. What stands in the way is added to the forecast.
+func (a *agent) foresee(ctx context.Context, s *state, profile sharing.Profile, held []sharing.Allocation, f *nodereport.Forecast) (then, after sharing.Plan, err error) {
+	gpusThen, gpusAfter := slices.Clone(s.gpus), slices.Clone(s.gpus)
+	released, _ := a.released()
+	// closed are the units that are kept free for the layout; inTheWay says why it waits for a unit.
+	closed, inTheWay := map[string]bool{}, map[string]string{}
+	var ids []sharing.GPUID
+	for i, gpu := range s.gpus {
+		if !profile.MIG.Manage || profile.MIG.Name == "" || gpu.DriverIndex == sharing.NotListed || released[gpu.UUID] {
+			continue
+		}
+		situation, err := a.mig.Situation(ctx, gpu, profile.MIG, held)
+		if err != nil {
+			return then, after, fmt.Errorf("GPU %d: %w", gpu.Index, err)
+		}
+		ids = append(ids, situation.State.GPU)
+		soon, later := migchange.Decide(situation), migchange.Decide(situation.Unused())
+		resets := later.State == nodereport.LayoutResetRequired || later.State == nodereport.LayoutPending && later.Record == nil
+		switch {
+		case resets && profile.MIG.Reset && !situation.State.NeedsReboot:
+			f.Warnings = append(f.Warnings, fmt.Sprintf("GPU %d is reset before it has its layout", gpu.Index))
+		case resets:
+			f.Unfit = append(f.Unfit, fmt.Sprintf("GPU %d: its MIG mode changes with a reset (mig.reset) or a reboot alone", gpu.Index))
+		case later.Problem() != "":
+			f.Unfit = append(f.Unfit, fmt.Sprintf("GPU %d: %s", gpu.Index, later.Problem()))
+		case !later.Change.Empty():
+			f.Layouts = append(f.Layouts, nodereport.ForecastLayout{
+				GPU: gpu.UUID, Index: gpu.Index, Kept: len(later.Change.Kept), Destroyed: len(later.Change.Doomed), Made: later.Made(),
+			})
+		}
+		gpusThen[i], gpusAfter[i] = soon.After(gpu), later.After(gpu)
+		for _, blocked := range soon.Change.Blocked {
+			inTheWay[blocked.UUID] = blocked.String()
+		}
+		if soon.State == nodereport.LayoutBlocked && len(soon.Change.Blocked) == 0 && later.Problem() == "" {
+			inTheWay[gpu.UUID] = soon.Reason
+		}
+		for _, unit := range unitsOf(gpu) { // What is destroyed is in no plan.
+			closed[unit.Unit] = soon.Offer != nil && !soon.Offer[unit.Unit] && (soon.Record == nil || inTheWay[unit.Unit] != "")
+		}
+	}
+	plan := func(gpus []sharing.GPU) sharing.Plan {
+		plan := sharing.NewPlan(gpus, profile)
+		byDRA := map[string]bool{}
+		for _, r := range plan.Resources {
+			for _, u := range r.Units {
+				byDRA[u.ID] = a.DRA.Driver != nil && offeredByDRA(profile, r.Name, u, a.DRA.Driver.State().Without)
+			}
+		}
+		return plan.Without(func(u sharing.Unit) bool { return released[u.GPU] || byDRA[u.ID] }).Withhold(s.host.Obstacles)
+	}
+	after = plan(gpusAfter)
+	then = plan(gpusThen).Without(func(u sharing.Unit) bool { return closed[u.ID] })
+	otherwise := map[string]bool{}
+	for _, u := range then.HeldOtherwise(held) {
+		otherwise[u.Unit.ID] = true
+	}
+	then = then.Without(func(u sharing.Unit) bool { return otherwise[u.ID] })
+	pods := podsByUnit(s.gpus, held)
+	for _, gpu := range s.gpus {
+		for _, unit := range unitsOf(gpu) {
+			if reason := inTheWay[unit.Unit]; reason != "" || otherwise[unit.Unit] {
+				unit.Pods, unit.Reason = append([]string{}, pods[unit.Unit]...), reason
+				f.Busy = append(f.Busy, unit)
+			}
+		}
+	}
+	for _, warning := range slices.Concat(after.Warnings, profile.MIG.Unmatched(ids)) {
+		if !slices.Contains(s.plan.Warnings, warning) {
+			f.Warnings = append(f.Warnings, warning)
+		}
+	}
+	return then, after, nil
+}
+
+// unitsOf are the GPU and its partitions.
+func unitsOf(gpu sharing.GPU) []nodereport.BusyUnit {
+	units := []nodereport.BusyUnit{{Unit: gpu.UUID, Index: strconv.Itoa(gpu.Index)}}
+	for _, p := range gpu.Partitions {
+		units = append(units, nodereport.BusyUnit{Unit: p.UUID, Index: fmt.Sprintf("%d:%d", gpu.Index, p.Index)})
+	}
+	return units
+}
+
+// foreseenResources counts the plans' healthy devices. While the node is being changed, a unit is
+// offered if it is in the same way before and then, by as many devices as it has in both.
+func foreseenResources(now, then, after sharing.Plan) []nodereport.ForecastResource {
+	type offer struct {
+		resource, unit string
+		shared         bool
+		mps            int
+	}
+	count := func(plan sharing.Plan) (offers map[offer]int) {
+		offers = map[offer]int{}
+		for _, r := range plan.Resources {
+			for _, d := range r.Devices {
+				if _, _, shared := sharing.ParseDeviceID(d.ID); d.Healthy {
+					offers[offer{r.Name, d.Unit, shared, sharing.MPSShares(d.ID)}]++
+				}
+			}
+		}
+		return offers
+	}
+	offered := count(now)
+	byName := map[string]*nodereport.ForecastResource{}
+	of := func(name string) *nodereport.ForecastResource {
+		if byName[name] == nil {
+			byName[name] = &nodereport.ForecastResource{Name: name}
+		}
+		return byName[name]
+	}
+	for o, devices := range offered {
+		of(o.resource).Before += devices
+	}
+	for o, devices := range count(then) {
+		of(o.resource).Then += devices
+		of(o.resource).Lowest += min(devices, offered[o])
+	}
+	for o, devices := range count(after) {
+		of(o.resource).After += devices
+	}
+	list := []nodereport.ForecastResource{}
+	for _, r := range byName {
+		list = append(list, *r)
+	}
+	slices.SortFunc(list, func(a, b nodereport.ForecastResource) int { return cmp.Compare(a.Name, b.Name) })
+	return list
+}

@@ -1,0 +1,317 @@
+package agent
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/virgate/virgate/internal/claims"
+	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/sharing"
+)
+
+// onDemandRig is a node whose partitions are made for claims.
+type onDemandRig struct {
+	*migRig
+	api    *fakeDRA
+	claims *claims.Table
+}
+
+func onDemandProfile() sharing.Profile {
+	p := migProfile(sharing.MIGConfig{Manage: true})
+	p.DRA = sharing.DRAConfig{All: true, DynamicMIG: true}
+	return p
+}
+
+func newOnDemandRig(t *testing.T, node string, adjust ...func(*Options)) *onDemandRig {
+	return newOnDemandRigOn(t, node, &memory{}, adjust...)
+}
+
+// newOnDemandRigOn has what a program before it has written.
+func newOnDemandRigOn(t *testing.T, node string, store *memory, adjust ...func(*Options)) *onDemandRig {
+	o := &onDemandRig{api: &fakeDRA{}}
+	o.migRig = newTimedMIGRig(t, node, onDemandProfile(), pluginTiming(), append(adjust, func(options *Options) {
+		o.claims = claims.NewTable(claims.Options{Store: store, Driver: dra.DriverName, Holders: options.Kubelet.Held})
+		options.DRA = DRAOptions{
+			Driver: o.api, Quiet: time.Millisecond, Calls: NewClaimCalls(), Claims: o.claims,
+			Node: func() dra.Node { return dra.Node{Name: "node", Driver: dra.DriverName} },
+		}
+	})...)
+	return o
+}
+
+// device is the name of the GPU's device at the place; "" is the whole GPU.
+func (o *onDemandRig) device(gpu int, place string) string {
+	name := strings.ToLower(o.sim.GPUs()[gpu].UUID)
+	if place != "" {
+		name += "-" + place
+	}
+	return name
+}
+
+func (o *onDemandRig) awaitOffered(devices ...string) {
+	o.t.Helper()
+	o.await(fmt.Sprint("offered: ", devices), func() bool {
+		offered := strings.Fields(o.api.devices())
+		return !slices.ContainsFunc(devices, func(d string) bool { return !slices.Contains(offered, d) })
+	})
+}
+
+func (o *onDemandRig) scan() []sharing.GPU {
+	o.t.Helper()
+	gpus, err := nvml.Scan(o.sim)
+	o.must(err)
+	return gpus
+}
+
+// at is the UUID of the partition that is at the device's place; "" for none.
+func (o *onDemandRig) at(device string) string {
+	for id, place := range dra.Places(o.scan()) {
+		if place.Name == device {
+			return id
+		}
+	}
+	return ""
+}
+
+func exclusiveClaim(uid string, devices ...string) claims.Claim {
+	c := claims.Claim{UID: uid, Namespace: "ns", Name: uid}
+	for i, device := range devices {
+		c.Results = append(c.Results, claims.Result{Request: fmt.Sprint("r", i), Device: device})
+	}
+	return c
+}
+
+func (o *onDemandRig) prepare(c claims.Claim) { o.t.Helper(); o.must(o.claims.Prepare(o.ctx, c)) }
+
+func (o *onDemandRig) unprepare(list ...claims.Claim) {
+	o.t.Helper()
+	for _, c := range list {
+		o.must(o.claims.Unprepare(c))
+	}
+}
+
+func (o *onDemandRig) refuses(c claims.Claim, want string) {
+	o.t.Helper()
+	if err := o.claims.Prepare(o.ctx, c); err == nil || !strings.Contains(err.Error(), want) {
+		o.t.Errorf("claim %s: %v, want %q", c, err, want)
+	}
+}
+
+// TestPartitionsOnDemand has claims divide a GPU: what one has is made, stays when it is over,
+// goes when another claim needs the room, and nothing that a claim has is touched or given twice.
+// What is offered stays the same.
+func TestPartitionsOnDemand(t *testing.T) {
+	t.Parallel()
+	o := newOnDemandRig(t, "h100")
+	whole, small, medium, large := o.device(0, ""), o.device(0, "1g10gb-4"), o.device(0, "2g20gb-0"), o.device(0, "3g40gb-4")
+	o.awaitOffered(whole, small, medium, large)
+	offered := o.api.devices()
+	first, second := exclusiveClaim("first", small), exclusiveClaim("second", medium)
+	o.prepare(first)
+	made := o.at(small)
+	if made == "" {
+		t.Fatalf("not made: %+v", o.scan())
+	}
+	o.prepare(second)
+	o.prepare(first) // Again.
+	if o.at(small) != made || o.at(medium) == "" {
+		t.Errorf("%s is %s, was %s; %s is %s", small, o.at(small), made, medium, o.at(medium))
+	}
+	o.unprepare(first)
+	calls := o.sim.Calls("DeviceCreateGpuInstanceWithPlacement")
+	o.prepare(exclusiveClaim("reuses", small))
+	if o.at(small) != made || o.sim.Calls("DeviceCreateGpuInstanceWithPlacement") != calls {
+		t.Error("an idle partition was not used again")
+	}
+	o.unprepare(exclusiveClaim("reuses", small))
+	o.prepare(exclusiveClaim("large", large))
+	if o.at(small) != "" || o.at(large) == "" || o.at(medium) == "" {
+		t.Errorf("partitions %+v", o.scan()[0].Partitions)
+	}
+	o.unprepare(exclusiveClaim("large", large), second)
+	o.prepare(exclusiveClaim("whole", whole))
+	if gpu := o.scan()[0]; gpu.MIG {
+		t.Errorf("the GPU is not whole: %+v", gpu)
+	}
+	// For a moment, a GPU whose MIG mode changes may seem faulty.
+	o.await("offered as before", func() bool { return o.api.devices() == offered })
+	// Only a scheduler that has not heard of something gives what follows.
+	o.refuses(first, "claim ns/whole has "+whole)
+	o.unprepare(exclusiveClaim("whole", whole))
+	o.prepare(first)
+	o.refuses(exclusiveClaim("whole", whole), "claim ns/first has "+small+", beside which the GPU has no room")
+	o.refuses(exclusiveClaim("large", large), "no room for "+large)
+	o.refuses(exclusiveClaim("twice", medium, o.device(0, "4g40gb-0")), "no room")
+	o.unprepare(exclusiveClaim("whole", whole), exclusiveClaim("large", large), exclusiveClaim("twice"))
+	// Back to the device plugin, as far as the claim allows.
+	o.policy.set(migProfile(sharing.MIGConfig{}), nil)
+	o.awaitOffered(small + "(leaving)")
+	o.unprepare(first)
+	o.awaitAllocatable(oneG, 1)
+	if paths := o.claims.View().Paths; len(paths) != 0 {
+		t.Errorf("paths %v", paths)
+	}
+}
+
+// TestOnDemandAfterRestart holds that a program which starts offers at once what the last one did.
+func TestOnDemandAfterRestart(t *testing.T) {
+	t.Parallel()
+	sim, err := simnode.New("h100+all-balanced")
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := strings.ToLower(sim.GPUs()[0].UUID)
+	store := &memory{data: fmt.Appendf(nil, `{"paths": {%q: "dra"}, "claims": [{"uid": "1", "namespace": "ns", "name": "1", "results": [{"device": %q}]}]}`, whole, whole+"-1g10gb-0")}
+	o := newOnDemandRigOn(t, "h100+all-balanced", store)
+	o.await("offered", func() bool { return o.api.devices() != "" })
+	o.api.set(func(f *fakeDRA) {
+		if offered := f.first; !strings.Contains(offered, "7g80gb-0") || strings.Contains(offered, "(leaving)") {
+			t.Errorf("first offered: %s", offered)
+		}
+	})
+	if path := o.claims.View().Paths[whole]; path != claims.DRA {
+		t.Errorf("path %q", path)
+	}
+	o.prepare(exclusiveClaim("large", whole+"-3g40gb-4"))
+}
+
+// TestOnDemandSparesWhatIsUsed leaves a partition alone that a process uses and no claim has.
+func TestOnDemandSparesWhatIsUsed(t *testing.T) {
+	t.Parallel()
+	o := newOnDemandRig(t, "h100")
+	small, large := o.device(0, "1g10gb-4"), exclusiveClaim("large", o.device(0, "3g40gb-4"))
+	o.awaitOffered(small)
+	o.prepare(exclusiveClaim("first", small))
+	o.unprepare(exclusiveClaim("first", small))
+	o.must(o.sim.AddProcess(0, 0, 4711, 1<<20))
+	o.refuses(large, "1g.10gb at 4:1 is in the way and in use")
+	if got := o.claims.View(); len(got.Refused) != 1 || got.Refused["large"].Cause != claims.NotMade {
+		t.Errorf("%+v", got)
+	}
+	o.must(o.sim.RemoveProcess(0, 0, 4711))
+	o.prepare(large)
+	if got := o.claims.View(); len(got.Refused) != 0 || o.at(large.Results[0].Device) == "" {
+		t.Errorf("%+v, %+v", got, o.scan())
+	}
+}
+
+// TestOnDemandAfterErrors has each call fail once: the claim is refused, the GPU is as it was, and
+// the kubelet's next try gets the partition.
+func TestOnDemandAfterErrors(t *testing.T) {
+	t.Parallel()
+	for _, call := range []string{"DeviceSetMigMode", "ComputeInstanceDestroy", "GpuInstanceDestroy", "DeviceCreateGpuInstanceWithPlacement", "GpuInstanceCreateComputeInstance"} {
+		t.Run(call, func(t *testing.T) {
+			t.Parallel()
+			o := newOnDemandRig(t, "h100")
+			small, large := o.device(0, "1g10gb-4"), o.device(0, "3g40gb-4")
+			o.awaitOffered(small)
+			if call != "DeviceSetMigMode" {
+				o.prepare(exclusiveClaim("first", small))
+				o.unprepare(exclusiveClaim("first", small))
+			}
+			o.sim.InjectFault(call, simnode.Fault{Return: nvml.Unknown, Times: 1})
+			c := exclusiveClaim("large", large)
+			if err := o.claims.Prepare(o.ctx, c); err != nil && claims.CauseOf(err) != claims.NotMade {
+				t.Errorf("%v", err)
+			}
+			o.await("prepared", func() bool { return o.claims.Prepare(o.ctx, c) == nil })
+			if o.at(large) == "" {
+				t.Errorf("%+v", o.scan())
+			}
+		})
+	}
+}
+
+// TestOnDemandUnderPods leads a divided GPU to DRA under a pod: until the pod has ended, claims get
+// the partitions that are there and free; after that, any.
+func TestOnDemandUnderPods(t *testing.T) {
+	t.Parallel()
+	o := newOnDemandRig(t, "h100+all-1g.10gb")
+	byPlugin := migProfile(sharing.MIGConfig{Manage: true})
+	o.policy.set(byPlugin, nil)
+	o.awaitAllocatable(oneG, 7)
+	status, err := o.kubelet.AddPod(o.ctx, migPod("stays", oneG, 1))
+	o.must(err)
+	held := status.Containers[0].Devices(oneG)[0]
+	var free, taken string
+	for id, place := range dra.Places(o.scan()) {
+		if id == held {
+			taken = place.Name
+		} else {
+			free = place.Name
+		}
+	}
+	o.policy.set(onDemandProfile(), nil)
+	o.awaitOffered(free)
+	o.refuses(exclusiveClaim("early", taken), "device plugin")
+	o.unprepare(exclusiveClaim("early", taken))
+	o.prepare(exclusiveClaim("free", free))
+	if offered := strings.Fields(o.api.devices()); len(offered) != 6 {
+		t.Errorf("offered %v", offered)
+	}
+	o.must(o.kubelet.DeletePod("default", "stays"))
+	o.awaitOffered(o.device(0, "7g80gb-0"), free)
+	o.refuses(exclusiveClaim("all", o.device(0, "7g80gb-0")), "no room")
+	if o.at(free) == "" {
+		t.Error("a claim's partition is gone")
+	}
+}
+
+// TestOnDemandStorm has claims come and go on two GPUs, several at a time. A ledger holds that
+// what a claim has is there for as long as it has it, and overlaps nothing.
+func TestOnDemandStorm(t *testing.T) {
+	t.Parallel()
+	steps := 60
+	if testing.Short() {
+		steps = 20
+	}
+	o := newOnDemandRig(t, "h100x2")
+	o.awaitOffered(o.device(0, ""), o.device(1, "1g10gb-4"))
+	offered := strings.Fields(o.api.devices())
+	var wait sync.WaitGroup
+	for worker := range 3 {
+		wait.Go(func() {
+			random, given, prepared := rand.New(rand.NewPCG(uint64(worker), 7)), map[string]claims.Claim{}, map[string]string{}
+			for step := range steps {
+				uid := fmt.Sprintf("w%d-%d", worker, random.IntN(3))
+				if c, has := given[uid]; has && random.IntN(2) == 0 {
+					if err := o.claims.Unprepare(c); err != nil {
+						t.Error(err)
+					}
+					delete(given, uid)
+					delete(prepared, uid)
+				} else if !has {
+					given[uid] = exclusiveClaim(uid, offered[random.IntN(len(offered))])
+				}
+				for uid, c := range given {
+					err := o.claims.Prepare(o.ctx, c)
+					if _, was := prepared[uid]; err != nil && was {
+						t.Errorf("step %d: claim %s has lost its device: %v", step, c, err)
+					}
+					if err != nil {
+						continue
+					}
+					id := o.at(c.Results[0].Device)
+					if id == "" || prepared[uid] != "" && prepared[uid] != id {
+						t.Errorf("step %d: %s of claim %s is %q, was %q", step, c.Results[0].Device, c, id, prepared[uid])
+					}
+					prepared[uid] = id
+				}
+			}
+			for _, c := range given {
+				if err := o.claims.Unprepare(c); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wait.Wait()
+	o.prepare(exclusiveClaim("last", o.device(0, ""), o.device(1, "")))
+}

@@ -1,0 +1,95 @@
+package cdi
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/virgate/virgate/plugin"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"tags.cncf.io/container-device-interface/specs-go"
+)
+
+// ClaimSpecs keeps what containers have by one claim alone, beside the entries of its units: a
+// file for each claim. Its methods may be called for different claims at once.
+type ClaimSpecs struct {
+	// Dir is as Options.Dir.
+	Dir string
+}
+
+// ClaimEntry is what a container receives with one of a claim's devices.
+type ClaimEntry struct {
+	Env    map[string]string
+	Mounts []*api.Mount
+}
+
+// claimClass is the class of claims' entries.
+const claimClass = "claim"
+
+// ClaimName is the qualified name of the entry of the claim's device of that number. It is the
+// same for as long as the claim lives: the kubelet keeps it over restarts and reboots.
+func ClaimName(uid string, device int) string {
+	return plugin.CDIName(claimClass, claimEntry(uid, device))
+}
+
+func claimEntry(uid string, device int) string { return uid + "-" + strconv.Itoa(device) }
+
+// Write makes the claim's entries, by the numbers of its devices, in the place of those that it
+// had. They are on disk when it returns.
+func (s ClaimSpecs) Write(uid string, entries map[int]ClaimEntry) error {
+	var devices []specs.Device
+	for _, number := range slices.Sorted(maps.Keys(entries)) {
+		var edits specs.ContainerEdits
+		for _, name := range slices.Sorted(maps.Keys(entries[number].Env)) {
+			edits.Env = append(edits.Env, name+"="+entries[number].Env[name])
+		}
+		for _, m := range entries[number].Mounts {
+			edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: m.HostPath, ContainerPath: m.ContainerPath, Options: []string{"rw", "rbind", "nosuid", "nodev"}})
+		}
+		devices = append(devices, specs.Device{Name: claimEntry(uid, number), ContainerEdits: edits})
+	}
+	spec, err := newSpec(claimClass, devices, specs.ContainerEdits{})
+	if err != nil || spec == nil {
+		return err
+	}
+	f := s.file(uid)
+	if _, err := f.write(spec); err != nil {
+		return fmt.Errorf("%s: %w", f.path(), withoutPath(err))
+	}
+	return nil
+}
+
+// Remove removes the claim's entries, if it has any.
+func (s ClaimSpecs) Remove(uid string) error {
+	f := s.file(uid)
+	if err := os.Remove(f.path()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// Keep removes the entries of all claims but these.
+func (s ClaimSpecs) Keep(uids []string) error {
+	any := s.file("*")
+	paths, err := filepath.Glob(any.path())
+	if err != nil {
+		return fmt.Errorf("find the CDI specs of claims: %w", err)
+	}
+	before, after, _ := strings.Cut(any.name(), "*")
+	var errs []error
+	for _, path := range paths {
+		uid := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), before), after)
+		if !slices.Contains(uids, uid) {
+			errs = append(errs, s.Remove(uid))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (s ClaimSpecs) file(uid string) *file { return &file{dir: s.Dir, class: claimClass, claim: uid} }

@@ -1,0 +1,201 @@
+package claims
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/virgate/virgate/internal/dra"
+)
+
+// Cause is why a claim does not get its devices, in one word, for metrics.
+type Cause string
+
+// The causes of refusals.
+const (
+	// NoDevice is a device that the node does not have now, InPlugin one that the device plugin
+	// still offers, InUse one that a pod has otherwise, Taken one that another claim has.
+	NoDevice Cause = "no_device"
+	InPlugin Cause = "device_plugin"
+	InUse    Cause = "in_use"
+	Faulty   Cause = "unhealthy"
+	Taken    Cause = "taken"
+	// TooMany are more shares than there are.
+	TooMany Cause = "too_many"
+	// NotMade is a partition that could not be made for the claim.
+	NotMade Cause = "not_made"
+	// Unread is a claim, or what the kubelet holds, that cannot be read; NotServing a program
+	// that does not serve; Unwritten a state file that takes nothing.
+	Unread     Cause = "unread"
+	NotServing Cause = "not_serving"
+	Unwritten  Cause = "state_not_written"
+)
+
+// Causes are all of them.
+func Causes() []Cause {
+	return []Cause{NoDevice, InPlugin, InUse, Faulty, Taken, TooMany, NotMade, Unread, NotServing, Unwritten}
+}
+
+type refusal struct {
+	error
+	cause Cause
+}
+
+func (r refusal) Unwrap() error { return r.error }
+
+func refuse(cause Cause, format string, args ...any) error {
+	return refusal{fmt.Errorf(format, args...), cause}
+}
+
+// CauseOf is why Prepare or Unprepare failed. An error that is not this package's is of who
+// reads the claim for it.
+func CauseOf(err error) Cause {
+	if r, ok := errors.AsType[refusal](err); ok {
+		return r.cause
+	}
+	return Unread
+}
+
+// check says why the claim may not have its devices, nil if it may. Units are the node's by
+// place, others holders of units that are not claims of this table, by unit's UUID: pods of the
+// device plugin and of other drivers.
+//
+// A device that is not offered any more, or not in that way, is fine as long as its unit is
+// DRA's and free: the scheduler gave it away before it knew, and the pod would wait for ever.
+func (k kept) check(c Claim, units map[string]Unit, others map[string]string, mode ModeFault) error {
+	if len(c.Results) == 0 {
+		return refuse(NoDevice, "claim %s has no device of this driver", c)
+	}
+	if err := k.there(c, units); err != nil {
+		return err
+	}
+	if err := oneDaemon(c); err != nil {
+		return err
+	}
+	for _, r := range c.Results {
+		unit := units[r.place()]
+		if r.Admin {
+			continue
+		}
+		if path := k.Paths[cmp.Or(unit.With, unit.Place)]; !path.Offered() {
+			return refuse(InPlugin, "claim %s: %s is offered by the device plugin, which gives it up for this claim as soon as no pod has it", c, r.Device)
+		}
+		if holder := others[unit.ID]; unit.ID != "" && holder != "" {
+			return refuse(InUse, "claim %s: %s still has %s", c, holder, r.Device)
+		}
+		if fault := mode.of(unit, r.Device); fault != "" {
+			return refuse(Faulty, "claim %s: %s is faulty: %s", c, r.Device, fault)
+		}
+		if err := k.room(c, r, unit); err != nil {
+			return err
+		}
+		if err := k.fits(c, r, unit, units); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fits says which claims have what the unit would have to be made of: partitions that overlap,
+// or the whole GPU.
+func (k kept) fits(c Claim, r Result, unit Unit, units map[string]Unit) error {
+	if unit.With == "" {
+		return nil
+	}
+	counted, left := map[string]bool{}, maps.Clone(unit.Has)
+	take := func(u Unit) (ok bool) {
+		if ok = true; !counted[u.Place] {
+			counted[u.Place] = true
+			for name, n := range u.Takes {
+				left[name] -= n
+				ok = ok && left[name] >= 0
+			}
+		}
+		return ok
+	}
+	take(unit)
+	for _, other := range append([]Claim{c}, k.Claims...) {
+		for _, has := range other.Results {
+			if has.Admin || !within(unit.With, has.place()) {
+				continue
+			}
+			taken, known := units[has.place()]
+			if !known { // Nobody knows which part of the GPU that was.
+				return refuse(Taken, "claim %s: claim %s still has %s", c, other, has.Device)
+			}
+			if !take(taken) {
+				return refuse(Taken, "claim %s: claim %s has %s, beside which the GPU has no room for %s", c, other, has.Device, r.Device)
+			}
+		}
+	}
+	return nil
+}
+
+// there says which device of the claim the node does not have.
+func (kept) there(c Claim, units map[string]Unit) error {
+	for _, r := range c.Results {
+		if _, known := units[r.place()]; !known {
+			return refuse(NoDevice, "claim %s: the node has no %s now", c, r.Device)
+		}
+	}
+	return nil
+}
+
+// room says which other claim is in the way.
+func (k kept) room(c Claim, r Result, unit Unit) error {
+	shared := dra.IsShared(r.Device)
+	taken := int64(0)
+	for _, other := range k.Claims {
+		for _, has := range other.Results {
+			switch {
+			case has.Admin || has.place() != unit.Place || other.UID == c.UID:
+			case !shared || has.Device != r.Device:
+				return refuse(Taken, "claim %s: claim %s still has %s", c, other, has.Device)
+			default:
+				taken += has.Shares
+			}
+		}
+	}
+	if !shared {
+		if slices.ContainsFunc(c.Results, func(o Result) bool { return o != r && !o.Admin && o.place() == unit.Place }) {
+			return refuse(TooMany, "claim %s has %s twice", c, r.Device)
+		}
+		return nil
+	}
+	for _, own := range c.Results {
+		if own.place() == unit.Place && !own.Admin {
+			taken += own.Shares
+		}
+	}
+	most := int64(dra.MPSShares(r.Device))
+	if unit.Device == r.Device {
+		most = unit.Shares
+	}
+	if most > 0 && taken > most {
+		return refuse(TooMany, "claim %s: with it %d shares of %s would be given, of %d", c, taken, r.Device, most)
+	}
+	return nil
+}
+
+// oneDaemon refuses what would give a container shares by MPS of two units: it has the variables
+// of one daemon, and its programs would never see the other unit. A container has what all
+// requests of a claim are given, unless it names one of them, which nobody tells.
+func oneDaemon(c Claim) error {
+	of := map[string]string{}
+	for _, r := range c.Results {
+		if dra.MPSShares(r.Device) == 0 || r.Admin {
+			continue
+		}
+		request := ""
+		if c.ByName {
+			request = r.Request
+		}
+		if first, two := of[request]; two && dra.PlaceOf(first) != r.place() {
+			return fmt.Errorf("claim %s has shares by MPS of two units, %s and %s: a program talks to the daemon of one, so a container's shares must be of one unit", c, first, r.Device)
+		}
+		of[request] = r.Device
+	}
+	return nil
+}

@@ -1,0 +1,70 @@
+package claims
+
+import (
+	"context"
+	"maps"
+	"slices"
+)
+
+// OnMake has units made that claims get and that are not there: partitions, or a GPU that is
+// divided. One call at a time is made for each GPU, and no claim gets another unit of it
+// meanwhile. It is called before Load.
+func (t *Table) OnMake(make func(ctx context.Context, place string) error) { t.make = make }
+
+// lockGPUs waits until nothing is being made on the GPUs of which the claim gets parts.
+func (t *Table) lockGPUs(ctx context.Context, c Claim) (unlock func(), err error) {
+	units, gpus := t.units.Load().byPlace, map[string]bool{}
+	for _, r := range c.Results {
+		if with := units[r.place()].With; with != "" && !r.Admin {
+			gpus[with] = true
+		}
+	}
+	var locked []chan struct{}
+	unlock = func() {
+		for _, lock := range locked {
+			<-lock
+		}
+	}
+	for _, gpu := range slices.Sorted(maps.Keys(gpus)) { // In one order, so that no two wait for each other.
+		kept, _ := t.gpus.LoadOrStore(gpu, make(chan struct{}, 1))
+		lock := kept.(chan struct{})
+		select {
+		case lock <- struct{}{}:
+			locked = append(locked, lock)
+		case <-ctx.Done():
+			unlock()
+			return nil, refuse(NotMade, "claim %s: another partition of its GPU is being made: %w", c, ctx.Err())
+		}
+	}
+	return unlock, nil
+}
+
+// makeMissing has the claim's units made that are not there, and waits until containers can
+// have them.
+func (t *Table) makeMissing(ctx context.Context, c Claim) error {
+	for _, r := range c.Results {
+		for made := false; !r.Admin; {
+			units := t.units.Load()
+			unit, known := units.byPlace[r.place()]
+			switch {
+			case !known:
+				return refuse(NoDevice, "claim %s: the node has no %s now", c, r.Device)
+			case unit.ID == "" && !made:
+				if err := t.make(ctx, unit.Place); err != nil {
+					return refuse(NotMade, "claim %s: %s is not made: %w", c, r.Device, err)
+				}
+				made = true
+				continue // Perhaps it is there already.
+			case unit.ID == "", made && unit.Fault != "":
+				select {
+				case <-units.changed:
+					continue
+				case <-ctx.Done():
+					return refuse(NotMade, "claim %s: %s was made, and cannot be given yet: %s: %w", c, r.Device, unit.Fault, ctx.Err())
+				}
+			}
+			break
+		}
+	}
+	return nil
+}

@@ -1,0 +1,170 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// divided is a table of GPU a, of which two halves and the whole can be made, and a third part
+// that overlaps both. Nothing of it is there.
+func divided(t *testing.T) *rig {
+	r := newRig(t)
+	has := map[string]int{"left": 1, "right": 1}
+	part := func(place string, takes map[string]int) Unit {
+		return Unit{Place: place, GPU: "GPU-a", Device: place, With: "gpu-a", Takes: takes, Has: has}
+	}
+	r.units = []Unit{
+		part("gpu-a", has), part("gpu-a-half-0", map[string]int{"left": 1}), part("gpu-a-half-1", map[string]int{"right": 1}),
+		part("gpu-a-most-0", has), {Place: "gpu-b", ID: "GPU-b", GPU: "GPU-b", Device: "gpu-b-ts", Shares: 4},
+	}
+	r.start()
+	return r
+}
+
+// makes has what is made come into being.
+func (r *rig) makes(made *[]string) func(context.Context, string) error {
+	return func(_ context.Context, place string) error {
+		*made = append(*made, place)
+		r.be(place, "MIG-"+place)
+		return nil
+	}
+}
+
+func (r *rig) be(place, id string) {
+	r.units = slices.Clone(r.units)
+	for i := range r.units {
+		if r.units[i].Place == place {
+			r.units[i].ID = id
+		}
+	}
+	r.SetUnits(r.units)
+}
+
+// TestPartsAreMade holds that what a claim gets is made once, and only when the table has kept
+// that it gets it.
+func TestPartsAreMade(t *testing.T) {
+	r := divided(t)
+	var made []string
+	r.OnMake(func(ctx context.Context, place string) error {
+		if held := r.View().HeldPlaces(); held[place].UID == "" {
+			t.Errorf("%s is made for nobody: %v", place, held)
+		}
+		return r.makes(&made)(ctx, place)
+	})
+	r.prepare(claim("1", "gpu-a-half-0", "gpu-b-ts"), "")
+	r.prepare(claim("1", "gpu-a-half-0", "gpu-b-ts"), "")
+	r.prepare(claim("2", "gpu-a-half-1"), "")
+	if want := []string{"gpu-a-half-0", "gpu-a-half-1"}; !slices.Equal(made, want) {
+		t.Errorf("made %v, want %v", made, want)
+	}
+	r.must(r.Unprepare(claim("2")))
+	r.prepare(claim("3", "gpu-a-half-1"), "") // It is there still.
+	if len(made) != 2 {
+		t.Errorf("made %v", made)
+	}
+	r.be("gpu-a-half-0", "") // As after a reboot.
+	r.prepare(claim("1", "gpu-a-half-0", "gpu-b-ts"), "")
+	if len(made) != 3 {
+		t.Errorf("made %v", made)
+	}
+}
+
+// TestPartsDoNotOverlap holds that nothing is made of what another claim has.
+func TestPartsDoNotOverlap(t *testing.T) {
+	for name, test := range map[string]struct {
+		before, claim Claim
+		want          string
+	}{
+		"beside":             {claim("1", "gpu-a-half-0"), claim("2", "gpu-a-half-1"), ""},
+		"overlapping":        {claim("1", "gpu-a-half-0"), claim("2", "gpu-a-most-0"), "claim team/claim-1 has gpu-a-half-0, beside which the GPU has no room for gpu-a-most-0"},
+		"the whole GPU":      {claim("1", "gpu-a-half-0"), claim("2", "gpu-a"), "no room for gpu-a"},
+		"of a whole GPU":     {claim("1", "gpu-a"), claim("2", "gpu-a-half-0"), "claim team/claim-1 has gpu-a, beside"},
+		"twice in one claim": {claim("1", "gpu-b-ts"), claim("2", "gpu-a-half-0", "gpu-a-most-0"), "no room"},
+		"both in one claim":  {claim("1", "gpu-b-ts"), claim("2", "gpu-a-half-0", "gpu-a-half-1"), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := divided(t)
+			var made []string
+			r.OnMake(r.makes(&made))
+			r.prepare(test.before, "")
+			before := len(made)
+			r.prepare(test.claim, test.want)
+			if test.want != "" && len(made) != before {
+				t.Errorf("made %v", made)
+			}
+		})
+	}
+	r := divided(t)
+	var made []string
+	r.OnMake(r.makes(&made))
+	r.prepare(claim("1", "gpu-a-half-0"), "")
+	r.units = slices.DeleteFunc(slices.Clone(r.units), func(u Unit) bool { return u.Place == "gpu-a-half-0" })
+	r.SetUnits(r.units)
+	r.prepare(claim("2", "gpu-a-half-1"), "claim team/claim-1 still has gpu-a-half-0") // Wherever that is.
+	if err := r.SetPaths(map[string]Path{"gpu-a": Plugin}); err == nil || !strings.Contains(err.Error(), "claim-1") {
+		t.Errorf("the device plugin got a GPU of which a claim has a part: %v", err)
+	}
+}
+
+// TestNotMade holds that a claim whose partition cannot be made keeps its place for the next try.
+func TestNotMade(t *testing.T) {
+	r := divided(t)
+	var made []string
+	fails := true
+	r.OnMake(func(ctx context.Context, place string) error {
+		if fails {
+			return errors.New("no driver")
+		}
+		return r.makes(&made)(ctx, place)
+	})
+	r.prepare(claim("1", "gpu-a-half-0"), "claim team/claim-1: gpu-a-half-0 is not made: no driver")
+	if got := r.View().Refused["1"].Cause; got != NotMade {
+		t.Errorf("refused because of %q", got)
+	}
+	r.prepare(claim("2", "gpu-a"), "claim team/claim-1 has gpu-a-half-0")
+	fails = false
+	r.prepare(claim("1", "gpu-a-half-0"), "")
+	r.units[1].Fault = "XID 79"
+	r.be("gpu-a-half-0", "")
+	ctx, cancel := context.WithCancel(context.Background())
+	r.OnMake(func(ctx context.Context, place string) error {
+		defer cancel()
+		return r.makes(&made)(ctx, place)
+	})
+	if err := r.Prepare(ctx, claim("1", "gpu-a-half-0")); err == nil || !strings.Contains(err.Error(), "cannot be given yet: XID 79") {
+		t.Errorf("a partition that was just made is faulty: %v", err)
+	}
+}
+
+// TestOneAtATime holds that nobody gets a part of a GPU while another part of it is made.
+func TestOneAtATime(t *testing.T) {
+	r := divided(t)
+	r.be("gpu-a-half-1", "MIG-1")
+	var made []string
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	r.OnMake(func(ctx context.Context, place string) error {
+		close(begun)
+		<-goOn
+		return r.makes(&made)(ctx, place)
+	})
+	ended := make(chan error, 2)
+	go func() { ended <- r.Prepare(context.Background(), claim("1", "gpu-a-half-0")) }()
+	<-begun
+	waits, giveUp := context.WithCancel(context.Background())
+	giveUp()
+	if err := r.Prepare(waits, claim("2", "gpu-a-half-1")); err == nil || !strings.Contains(err.Error(), "another partition of its GPU is being made") {
+		t.Errorf("%v", err)
+	}
+	if _, has := r.View().HeldPlaces()["gpu-a-half-1"]; has {
+		t.Error("a claim has a part of a GPU that is being changed")
+	}
+	r.must(r.Prepare(waits, claim("3", "gpu-b-ts"))) // Of another GPU.
+	go func() { ended <- r.Prepare(context.Background(), claim("2", "gpu-a-half-1")) }()
+	close(goOn)
+	for range 2 {
+		r.must(<-ended)
+	}
+}

@@ -1,0 +1,512 @@
+package cluster
+
+import (
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"context"
+	"embed"
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"html/template"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/sharing"
+)
+
+//go:embed serve.html serve.css serve.js
+var serveFiles embed.FS
+
+const (
+	// boardWidth is that of a GPU in its drawing; it can be divided by 4 and 8 slots. With more
+	// than maxLines shares the lines between them are left out.
+	boardWidth, maxLines = 96, 16
+	// hueStep is how far the colours of two namespaces are apart, in degrees, unless they are the same.
+	hueStep = 15
+	// maxGone bounds what is remembered of nodes that are gone, for the pages that show them.
+	maxGone = 1000
+	// maxAnswers is how many requests are answered at a time; others get 503.
+	maxAnswers = 16
+	// servePolicy forbids the browser everything but the page's own files.
+	servePolicy = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; style-src 'self'; script-src 'self'; connect-src 'self'"
+)
+
+// Page shows the cluster to people in a browser: nodes as tiles with their GPUs, and a page for
+// each node. It reads only. The tiles are made here and not by the browser, where the page's
+// script asks for those that have changed: so there is one place that escapes what others wrote.
+type Page struct {
+	latest    func() (*Snapshot, <-chan struct{})
+	templates *template.Template
+	answers   chan struct{}
+
+	// mutex guards what follows.
+	mutex    sync.Mutex
+	snapshot *Snapshot
+	view     View
+	// version is that of the snapshot. It goes on from the time at the start, so that none of an
+	// earlier process is taken for one of this. What has changed since oldest is known.
+	version, oldest int64
+	head            []byte
+	tiles           map[string]*tile
+	gone            []goneNode
+}
+
+// tile is a node as the page draws it, since that version.
+type tile struct {
+	node    NodeView
+	gpus    []GPUView
+	html    []byte
+	version int64
+}
+
+type goneNode struct {
+	name    string
+	version int64
+}
+
+// NewPage makes the page of what latest returns, as Watcher.Latest does.
+func NewPage(latest func() (*Snapshot, <-chan struct{})) *Page {
+	p := &Page{latest: latest, answers: make(chan struct{}, maxAnswers), tiles: map[string]*tile{}, version: time.Now().UnixMilli()}
+	p.templates = template.Must(template.New("").Funcs(template.FuncMap{
+		"clock":   func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") + " UTC" },
+		"count":   countText,
+		"percent": agent.PercentText, "bytes": agent.BytesText,
+		"colour": stateColour,
+	}).ParseFS(serveFiles, "serve.html"))
+	return p
+}
+
+// Serve answers on the listener until ctx ends.
+func (p *Page) Serve(ctx context.Context, listener net.Listener) error {
+	server := &http.Server{
+		Handler: p.Handler(listener.Addr()), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
+		WriteTimeout: time.Minute, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+	}
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
+	if err := server.Serve(listener); ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+// Handler answers GET and HEAD requests to that address. On a loopback address it answers only
+// who asks for localhost or such an address: a name that somebody points there could otherwise
+// have a page of theirs read this one (DNS rebinding).
+func (p *Page) Handler(address net.Addr) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", p.showAll)
+	mux.HandleFunc("GET /tiles", p.showTiles)
+	mux.HandleFunc("GET /nodes/{name}", p.showNode)
+	mux.HandleFunc("GET /api/v1/cluster", p.showJSON)
+	mux.HandleFunc("GET /favicon.ico", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	for name, kind := range map[string]string{"serve.css": "text/css; charset=utf-8", "serve.js": "text/javascript; charset=utf-8"} {
+		mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) {
+			data, _ := serveFiles.ReadFile(name)
+			w.Header().Set("Content-Type", kind)
+			send(w, r, data)
+		})
+	}
+	bound, _ := address.(*net.TCPAddr)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for name, value := range map[string]string{
+			"Content-Security-Policy": servePolicy, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
+			"Cross-Origin-Resource-Policy": "same-origin", "Cache-Control": "no-store",
+		} {
+			w.Header().Set(name, value)
+		}
+		if bound != nil && bound.IP.IsLoopback() && !isLoopback(r.Host) {
+			http.Error(w, "this address answers for localhost only", http.StatusMisdirectedRequest)
+			return
+		}
+		select {
+		case p.answers <- struct{}{}:
+			defer func() { <-p.answers }()
+			mux.ServeHTTP(w, r)
+		default:
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, "too many requests at a time", http.StatusServiceUnavailable)
+		}
+	})
+}
+
+func isLoopback(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	ip := net.ParseIP(strings.Trim(host, "[]"))
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// send writes the parts, compressed if the browser takes that.
+func send(w http.ResponseWriter, r *http.Request, parts ...[]byte) {
+	w.Header().Set("Vary", "Accept-Encoding")
+	var out io.Writer = w
+	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		w.Header().Set("Content-Encoding", "gzip")
+		packed, _ := gzip.NewWriterLevel(w, gzip.BestSpeed)
+		defer func() { _ = packed.Close() }()
+		out = packed
+	}
+	for _, part := range parts {
+		if _, err := out.Write(part); err != nil {
+			return
+		}
+	}
+}
+
+// update takes the latest snapshot, and draws again what has changed. The mutex is held.
+func (p *Page) update() {
+	snapshot, _ := p.latest()
+	if p.head != nil && snapshot == p.snapshot {
+		return
+	}
+	p.version++
+	p.snapshot = snapshot
+	if snapshot != nil {
+		p.view = NewView(*snapshot)
+	}
+	p.head = p.draw("head", newHeadView(p.view, p.version, snapshot != nil))
+	if p.oldest == 0 {
+		p.oldest = p.version
+	}
+	gpus := map[string][]GPUView{}
+	for _, gpu := range p.view.GPUs {
+		gpu.Use = nil // It changes all the time, and a tile does not show it.
+		gpus[gpu.Node] = append(gpus[gpu.Node], gpu)
+	}
+	left := maps.Clone(p.tiles)
+	for _, node := range p.view.Nodes {
+		delete(left, node.Name)
+		node.Heartbeat = nil
+		old := p.tiles[node.Name]
+		if old != nil && reflect.DeepEqual(old.node, node) && reflect.DeepEqual(old.gpus, gpus[node.Name]) {
+			continue
+		}
+		html := p.draw("tile", newTileView(node, gpus[node.Name]))
+		p.tiles[node.Name] = &tile{node, gpus[node.Name], html, p.version}
+	}
+	for name := range left {
+		delete(p.tiles, name)
+		p.gone = append(p.gone, goneNode{name, p.version})
+	}
+	if more := len(p.gone) - maxGone; more > 0 {
+		p.oldest = p.gone[more-1].version
+		p.gone = slices.Clone(p.gone[more:])
+	}
+}
+
+// draw executes a template, without characters that a browser obeys instead of showing them.
+func (p *Page) draw(name string, data any) []byte {
+	var buffer bytes.Buffer
+	if err := p.templates.ExecuteTemplate(&buffer, name, data); err != nil {
+		return []byte(template.HTMLEscapeString(err.Error()))
+	}
+	return []byte(agent.Plain(buffer.String()))
+}
+
+// since are the tiles of nodes that have changed after that version, and marks of those that are
+// gone; whole says that it is all there is, since nobody knows what has changed.
+func (p *Page) since(version int64) (parts [][]byte, whole bool) {
+	whole = version < p.oldest || version > p.version
+	for _, name := range slices.Sorted(maps.Keys(p.tiles)) {
+		if t := p.tiles[name]; whole || t.version > version {
+			parts = append(parts, t.html)
+		}
+	}
+	for _, gone := range p.gone {
+		if !whole && gone.version > version {
+			parts = append(parts, p.draw("gone", gone.name))
+		}
+	}
+	return parts, whole
+}
+
+func (p *Page) showAll(w http.ResponseWriter, r *http.Request) {
+	p.mutex.Lock()
+	p.update()
+	parts, _ := p.since(-1)
+	parts = append([][]byte{p.draw("top", nil), p.head, p.draw("middle", nil)}, parts...)
+	parts = append(parts, p.draw("bottom", nil))
+	p.mutex.Unlock()
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	send(w, r, parts...)
+}
+
+// showTiles answers with what has changed since the version that the page has, or 204.
+func (p *Page) showTiles(w http.ResponseWriter, r *http.Request) {
+	version, err := strconv.ParseInt(r.URL.Query().Get("since"), 10, 64)
+	if err != nil {
+		http.Error(w, "since: expected a version", http.StatusBadRequest)
+		return
+	}
+	p.mutex.Lock()
+	p.update()
+	parts, whole := p.since(version)
+	parts = append([][]byte{p.head}, parts...)
+	now := p.version
+	p.mutex.Unlock()
+	if version == now {
+		w.WriteHeader(http.StatusNoContent)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.Header().Set("Virgate-Whole", strconv.FormatBool(whole))
+	send(w, r, parts...)
+}
+
+// showJSON answers with the whole View, for programs.
+func (p *Page) showJSON(w http.ResponseWriter, r *http.Request) {
+	p.mutex.Lock()
+	p.update()
+	view, ready := p.view, p.snapshot != nil
+	tag := fmt.Sprintf(`"%d"`, p.version)
+	p.mutex.Unlock()
+	if !ready {
+		http.Error(w, "nothing is read yet", http.StatusServiceUnavailable)
+		return
+	}
+	w.Header().Set("ETag", tag)
+	w.Header().Set("Cache-Control", "no-cache")
+	if strings.TrimPrefix(r.Header.Get("If-None-Match"), "W/") == tag {
+		w.WriteHeader(http.StatusNotModified)
+		return
+	}
+	data, err := json.Marshal(view)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	send(w, r, data)
+}
+
+// nodePage is a node's own page.
+type nodePage struct {
+	At    time.Time
+	Notes []string
+	Node  NodeView
+	Tile  tileView
+	GPUs  []GPUView
+	// Virgate is its pod there, with its port.
+	Virgate Pod
+}
+
+func (p *Page) showNode(w http.ResponseWriter, r *http.Request) {
+	p.mutex.Lock()
+	p.update()
+	view, snapshot := p.view, p.snapshot
+	p.mutex.Unlock()
+	page := nodePage{At: view.At, Notes: view.Notes}
+	i := slices.IndexFunc(view.Nodes, func(n NodeView) bool { return n.Name == r.PathValue("name") })
+	if i < 0 {
+		http.Error(w, "there is no such node here", http.StatusNotFound)
+		return
+	}
+	page.Node = view.Nodes[i]
+	for _, gpu := range view.GPUs {
+		if gpu.Node == page.Node.Name {
+			page.GPUs = append(page.GPUs, gpu)
+		}
+	}
+	for _, pod := range snapshot.Pods {
+		if pod.Node == page.Node.Name && pod.StatusPort > 0 {
+			page.Virgate = pod
+		}
+	}
+	page.Tile = newTileView(page.Node, page.GPUs)
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	send(w, r, p.draw("node", page))
+}
+
+// headView is what the page says of all nodes.
+type headView struct {
+	View
+	Version int64
+	Ready   bool
+	Totals  []ResourceView
+	// States counts the nodes that each filter finds.
+	States map[string]int
+}
+
+// newHeadView is pure.
+func newHeadView(view View, version int64, ready bool) headView {
+	head := headView{View: view, Version: version, Ready: ready, States: map[string]int{}}
+	totals := map[string]*ResourceView{}
+	ill := map[string]bool{}
+	for _, gpu := range view.GPUs {
+		ill[gpu.Node] = ill[gpu.Node] || mark(gpu) != ""
+	}
+	for _, node := range view.Nodes {
+		for _, state := range filters(node, ill[node.Name]) {
+			head.States[state]++
+		}
+		for _, r := range node.Resources {
+			t := totals[r.Name]
+			if t == nil {
+				t = &ResourceView{Name: r.Name}
+				if r.Held != nil {
+					t.Held, t.Free = new(int64), new(int64)
+				}
+				totals[r.Name] = t
+			}
+			t.Allocatable += r.Allocatable
+			t.Ill += r.Ill
+			if r.Held != nil && r.Free != nil && t.Held != nil {
+				*t.Held += *r.Held
+				*t.Free += *r.Free
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(totals)) {
+		head.Totals = append(head.Totals, *totals[name])
+	}
+	return head
+}
+
+// filters are the page's filters that find the node.
+func filters(n NodeView, illGPU bool) (states []string) {
+	if n.Problem != "" || illGPU || slices.ContainsFunc(n.Resources, func(r ResourceView) bool { return r.Ill > 0 }) {
+		states = append(states, "ill")
+	}
+	if n.State == nodereport.ProfilePending || n.State == nodereport.ProfileSwitching {
+		states = append(states, "pending")
+	}
+	if n.State == nodereport.ProfileRejected {
+		states = append(states, "rejected")
+	}
+	if slices.ContainsFunc(n.Resources, func(r ResourceView) bool { return r.Free != nil && *r.Free > 0 }) {
+		states = append(states, "free")
+	}
+	return states
+}
+
+// tileView is a node as the page draws it.
+type tileView struct {
+	NodeView
+	// Profile is the one in force.
+	Profile string
+	// States and Find are what the filters look at.
+	States, Find string
+	Boards       []board
+}
+
+// board is a GPU in a box of boardWidth: boxes for its partitions, or one for all of it.
+type board struct {
+	Label string
+	Boxes []box
+}
+
+// box is a GPU or partition, with lines between its shares and a bar for each holder.
+type box struct {
+	X, Width float64
+	// Text names it and its holders, Mark is a sign for bad health.
+	Text, Mark string
+	Bars       []bar
+	Lines      []float64
+}
+
+// MarkX is the middle of the box.
+func (b box) MarkX() float64 { return b.X + b.Width/2 }
+
+type bar struct {
+	X, Width float64
+	Text     string
+	Hue      uint32
+}
+
+// newTileView is pure.
+func newTileView(n NodeView, gpus []GPUView) tileView {
+	v := tileView{NodeView: n, Profile: cmp.Or(n.Applied.Name, n.Applied.Generation)}
+	find := map[string]bool{n.Name: true, n.Wanted: true, v.Profile: true, n.Layout: true, string(n.State): true}
+	for _, model := range n.Models {
+		find[model] = true
+	}
+	for _, r := range n.Resources {
+		find[r.Name] = true
+	}
+	ill, last := false, "none"
+	for _, gpu := range gpus {
+		ill = ill || mark(gpu) != ""
+		find[gpu.Profile] = true
+		parent, _, _ := strings.Cut(gpu.Index, ":")
+		if gpu.Placement == nil || parent != last {
+			v.Boards = append(v.Boards, board{Label: parent})
+		}
+		last = parent
+		of := &v.Boards[len(v.Boards)-1]
+		of.Boxes = append(of.Boxes, newBox(gpu))
+		for _, h := range gpu.Holders {
+			find[h.String()] = true
+		}
+	}
+	delete(find, "")
+	v.Find = strings.ToLower(strings.Join(slices.Sorted(maps.Keys(find)), "\n"))
+	v.States = strings.Join(filters(n, ill), " ")
+	return v
+}
+
+func newBox(gpu GPUView) box {
+	b := box{Width: boardWidth, Mark: mark(gpu)}
+	if p := gpu.Placement; p != nil && gpu.Slots > 0 {
+		slot := float64(boardWidth) / float64(gpu.Slots)
+		b.X, b.Width = float64(p.Start)*slot, float64(p.Size)*slot
+	}
+	shares := max(gpu.Replicas, gpu.Held, 1)
+	share := b.Width / float64(shares)
+	b.Text = strings.Join(strings.Fields(fmt.Sprintf("GPU %s %s %s: %s, %d of %d held %s %s",
+		cmp.Or(gpu.Index, gpu.ID), gpu.Model, gpu.Profile, cmp.Or(gpu.Resource, "not offered"), gpu.Held, shares, gpu.Health, gpu.Reason)), " ")
+	at := b.X
+	for _, h := range gpu.Holders {
+		hash := fnv.New32a()
+		_, _ = hash.Write([]byte(h.Namespace))
+		width := min(share*float64(h.Devices), b.X+b.Width-at)
+		b.Bars = append(b.Bars, bar{at, max(0, width), fmt.Sprintf("%s: %d of %d shares of GPU %s", h, h.Devices, shares, cmp.Or(gpu.Index, gpu.ID)), hash.Sum32() % (360 / hueStep) * hueStep})
+		at += width
+	}
+	if shares <= maxLines {
+		for i := 1; i < shares; i++ {
+			b.Lines = append(b.Lines, b.X+float64(i)*share)
+		}
+	}
+	return b
+}
+
+// mark is a sign for what is not well: it must not be told by colour alone.
+func mark(gpu GPUView) string {
+	switch {
+	case strings.EqualFold(gpu.Health, string(sharing.Unhealthy)):
+		return "✕"
+	case gpu.Health == string(sharing.Suspect) || gpu.Health == string(sharing.Recovering):
+		return "!"
+	}
+	return ""
+}
+
+func stateColour(state nodereport.ProfileState) string {
+	switch state {
+	case nodereport.ProfileApplied:
+		return "good"
+	case nodereport.ProfileRejected:
+		return "bad"
+	}
+	return "warn"
+}
+
+func countText(n *int64) string {
+	if n == nil {
+		return "?"
+	}
+	return strconv.FormatInt(*n, 10)
+}

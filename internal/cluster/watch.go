@@ -1,0 +1,408 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/virgate/virgate/internal/configsource"
+)
+
+// Watcher keeps a Snapshot up to date: it lists Nodes and pods once and is told of their changes
+// from there, and asks for each status page again and again, and at once where a node's profile
+// or Virgate's pod has changed. What it keeps in memory is what a Snapshot has.
+//
+// A connection that breaks is made again, with growing pauses; until then the last data stays,
+// and Snapshot.Lost says so.
+type Watcher struct {
+	client  *Client
+	options Options
+	pace    watchPace
+	// fail ends Run with an error.
+	fail context.CancelCauseFunc
+
+	// mutex guards what follows.
+	mutex sync.Mutex
+	nodes followed[Node]
+	pods  followed[Pod]
+	pages map[string]*statusPage
+	// reviewed says that the right to read status pages is known, and denied why there is none.
+	reviewed bool
+	denied   string
+	// virgates are made of pods; changed says that something is not in the last snapshot.
+	virgates map[string]Pod
+	changed  bool
+	// began is when there was first something to show.
+	began  time.Time
+	latest *Snapshot
+	newer  chan struct{}
+}
+
+// watchPace is how a Watcher spends its time.
+type watchPace struct {
+	// tick is how often it looks whether something is to be done, and least the shortest time
+	// from one snapshot to the next.
+	tick, least time.Duration
+	// first is how long the first snapshot waits for status pages. later is how long it takes until a
+	// page is read again, and until there is a snapshot although nothing has changed, which says how
+	// old a heartbeat is. kept is how long a page is shown that cannot be read any more.
+	first, later, kept time.Duration
+	// list is how long a list may take, and spread configsource.Follow's.
+	list, spread time.Duration
+}
+
+// statusPage is what is known of a node's.
+type statusPage struct {
+	status Status
+	// read is when status.Page was.
+	read time.Time
+	// due is when it is asked for next. asking says that it is being asked for, or waits for it.
+	due    time.Time
+	asking bool
+	// of is what it was last asked for: another profile or another pod has another page.
+	of string
+}
+
+// NewWatcher makes a Watcher; it does nothing before Run. With AllTimeout nothing is done: what
+// bounds a Watcher's requests is how many there are at once.
+func (c *Client) NewWatcher(o Options) *Watcher {
+	w := &Watcher{client: c, options: o, pages: map[string]*statusPage{}, newer: make(chan struct{}), pace: watchPace{
+		tick: 200 * time.Millisecond, least: time.Second, first: 2 * time.Second, later: 30 * time.Second, kept: 2 * time.Minute,
+		list: 5 * time.Minute, spread: time.Second,
+	}}
+	w.nodes = followed[Node]{
+		w: w, what: "nodes", selectors: o.nodeSelectors(), key: func(n Node) string { return n.Name },
+		list: func(ctx context.Context) ([]Node, string, error) { return c.nodes(ctx, o) },
+		trim: func(object any) (Node, bool) {
+			if n, ok := object.(*corev1.Node); ok {
+				return o.node(n)
+			}
+			return Node{}, false
+		},
+	}
+	w.pods = followed[Pod]{
+		w: w, what: "pods", selectors: o.podSelectors(), key: Pod.String,
+		list: func(ctx context.Context) ([]Pod, string, error) { return c.pods(ctx, o) },
+		trim: func(object any) (Pod, bool) {
+			if p, ok := object.(*corev1.Pod); ok {
+				return trimPod(p, o.Domain, o.Namespace)
+			}
+			return Pod{}, false
+		},
+	}
+	return w
+}
+
+// Latest returns the last snapshot, which nobody changes any more, and a channel that is closed when
+// there is a newer one: once a second at most, and every 30 s although nothing has changed. It is
+// nil before the first, which waits up to 2 s for status pages; Status.Unread says "not read yet"
+// of those that come later. Any number of callers may wait.
+func (w *Watcher) Latest() (*Snapshot, <-chan struct{}) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	return w.latest, w.newer
+}
+
+// Run watches until ctx ends, and returns nil then. It is an error that Nodes cannot be listed and
+// watched at first: wrong credentials will not mend themselves. That pods or status pages cannot be
+// read is part of the snapshots. It is called once.
+func (w *Watcher) Run(parent context.Context) error {
+	ctx, cancel := context.WithCancelCause(parent)
+	defer cancel(nil)
+	w.fail = cancel
+	var running sync.WaitGroup
+	running.Go(func() { w.nodes.follow(ctx) })
+	running.Go(func() { w.pods.follow(ctx) })
+	running.Go(func() { w.review(ctx) })
+	running.Go(func() { w.loop(ctx) })
+	running.Wait()
+	if parent.Err() != nil {
+		return nil
+	}
+	return context.Cause(ctx)
+}
+
+// review asks from time to time whether status pages may be read.
+func (w *Watcher) review(ctx context.Context) {
+	for w.options.StatusTimeout > 0 {
+		denied := w.client.mayProxy(ctx, w.options.Namespace)
+		w.mutex.Lock()
+		w.changed = w.changed || denied != w.denied
+		w.reviewed, w.denied = true, denied
+		w.mutex.Unlock()
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(w.pace.later):
+		}
+	}
+}
+
+// loop makes the snapshots, and asks for status pages, as many at once as Client.Read does.
+func (w *Watcher) loop(ctx context.Context) {
+	places, waiting := make(chan struct{}, atOnce), make(chan struct{}, late)
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	tick := time.NewTicker(w.pace.tick)
+	defer tick.Stop()
+	var queue []Pod
+	for {
+		var place chan<- struct{}
+		if len(queue) > 0 {
+			place = places
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			queue = append(queue, w.step(time.Now())...)
+		case place <- struct{}{}:
+			pod := queue[0]
+			queue = queue[1:]
+			asking.Go(func() {
+				held := give(places, waiting, patience)
+				defer held()
+				w.ask(ctx, pod)
+			})
+		}
+	}
+}
+
+// step makes a snapshot if it is time for one, and returns the pods whose status page is due.
+func (w *Watcher) step(now time.Time) (due []Pod) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	if w.nodes.kept == nil || w.pods.kept == nil && w.pods.failure == nil || w.options.StatusTimeout > 0 && !w.reviewed {
+		return nil
+	}
+	if w.began.IsZero() {
+		w.began = now
+	}
+	if w.virgates == nil || w.changed {
+		w.virgates = virgatesOf(maps.Values(w.pods.kept))
+	}
+	asks := w.options.StatusTimeout > 0 && w.pods.kept != nil
+	waits := false
+	if asks && w.denied == "" {
+		due, waits = w.due(now)
+	}
+	switch age := time.Duration(0); {
+	case w.latest == nil && waits && now.Sub(w.began) < w.pace.first:
+		return due
+	case w.latest != nil:
+		if age = now.Sub(w.latest.At); age < w.pace.least || !w.changed && age < w.pace.later {
+			return due
+		}
+	}
+	s := Snapshot{At: now, Statuses: map[string]Status{}}
+	for _, name := range slices.Sorted(maps.Keys(w.nodes.kept)) {
+		node := w.nodes.kept[name]
+		s.Nodes = append(s.Nodes, node)
+		if !asks || w.denied != "" {
+			continue
+		}
+		why := unasked(node, w.virgates[name], w.options)
+		if page := w.pages[name]; why == "" && page != nil {
+			s.Statuses[name] = page.status
+		} else {
+			s.Statuses[name] = Status{Unread: why}
+		}
+	}
+	all := w.options.Selector == "" && len(w.options.Names) == 0
+	for _, name := range slices.Sorted(maps.Keys(w.pods.kept)) {
+		pod := w.pods.kept[name]
+		if _, here := w.nodes.kept[pod.Node]; all || pod.Node == "" || here {
+			s.Pods = append(s.Pods, pod)
+		}
+	}
+	if w.pods.kept == nil {
+		s.PodsUnread = w.pods.failure.Error()
+	} else if asks {
+		s.StatusUnread = w.denied
+	}
+	s.Lost = w.lost()
+	close(w.newer)
+	w.latest, w.newer, w.changed = &s, make(chan struct{}), false
+	return due
+}
+
+// due are the pods whose status page is to be asked for now; waits says that some node has said
+// nothing yet.
+func (w *Watcher) due(now time.Time) (due []Pod, waits bool) {
+	maps.DeleteFunc(w.pages, func(name string, _ *statusPage) bool {
+		node, found := w.nodes.kept[name]
+		return !found || unasked(node, w.virgates[name], w.options) != ""
+	})
+	for name, node := range w.nodes.kept {
+		pod := w.virgates[name]
+		if unasked(node, pod, w.options) != "" {
+			continue
+		}
+		page := w.pages[name]
+		if page == nil {
+			page = &statusPage{status: Status{Unread: notYet}}
+			w.pages[name] = page
+		}
+		waits = waits || page.status.Page == nil && (page.asking || page.due.IsZero())
+		of := strings.Join([]string{node.State, node.Generation, pod.Name}, " ")
+		// Without the API server's answers there are none of its proxy: the last stays.
+		if page.asking || w.nodes.failure != nil || now.Before(page.due) && page.of == of {
+			continue
+		}
+		page.asking, page.of = true, of
+		next := w.pace.later
+		if page.due.IsZero() { // From here on the nodes are asked one after the other.
+			next = rand.N(next)
+		}
+		page.due = now.Add(next)
+		due = append(due, pod)
+	}
+	return due, waits
+}
+
+// ask reads a status page.
+func (w *Watcher) ask(ctx context.Context, pod Pod) {
+	read, err := w.client.status(ctx, pod, w.options.StatusTimeout)
+	now := time.Now()
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	page := w.pages[pod.Node]
+	if page == nil || ctx.Err() != nil {
+		return
+	}
+	page.asking, w.changed = false, true
+	switch {
+	case err == nil:
+		page.status, page.read = Status{Page: read}, now
+	case page.status.Page != nil && now.Sub(page.read) < w.pace.kept:
+		page.status.Unread = fmt.Sprintf("%v; what is shown was said at %s", err, page.read.UTC().Format(time.RFC3339))
+	default:
+		page.status = Status{Unread: err.Error()}
+	}
+}
+
+// lost is Snapshot.Lost: what was lost first.
+func (w *Watcher) lost() string {
+	failure, since := w.nodes.failure, w.nodes.since
+	if failure == nil || w.pods.failure != nil && w.pods.since.Before(since) {
+		failure, since = w.pods.failure, w.pods.since
+	}
+	if failure == nil || w.nodes.failure == nil && w.pods.kept == nil {
+		return ""
+	}
+	return fmt.Sprintf("not connected since %s, what is shown may be old: %v", since.UTC().Format(time.RFC3339), failure)
+}
+
+// followed is what a Watcher keeps of one kind of objects. It is configsource.Follow's store.
+type followed[T any] struct {
+	w         *Watcher
+	what      string
+	selectors metav1.ListOptions
+	list      func(context.Context) ([]T, string, error)
+	trim      func(object any) (kept T, ok bool)
+	key       func(T) string
+	// listed is what a list has found, until Replace takes it.
+	listed map[string]T
+
+	// kept is nil before the first list. failure is why changes are not told of, since then;
+	// followed says that once they were. All are guarded by the Watcher's mutex.
+	kept     map[string]T
+	failure  error
+	since    time.Time
+	followed bool
+}
+
+func (f *followed[T]) follow(ctx context.Context) {
+	configsource.Follow(ctx, cache.ListWatch{
+		// The Reflector gets no more of a list than its version: it would hold 30,000 pods at once.
+		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
+			items, version, err := f.list(ctx)
+			if f.known() && errors.Is(err, errNoNode) { // It was there before.
+				err = nil
+			}
+			if err != nil {
+				return nil, err
+			}
+			f.listed = make(map[string]T, len(items))
+			for _, item := range items {
+				f.listed[f.key(item)] = item
+			}
+			return &metav1.PartialObjectMetadataList{ListMeta: metav1.ListMeta{ResourceVersion: version}}, nil
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.LabelSelector, options.FieldSelector, options.Watch = f.selectors.LabelSelector, f.selectors.FieldSelector, true
+			f.w.client.Lists.Add(1)
+			return f.w.client.core.Get().MaxRetries(0).Resource(f.what).VersionedParams(&options, metav1.ParameterCodec).Watch(ctx)
+		},
+	}, f.what, f, f.w.pace.list, f.w.pace.spread)
+}
+
+func (f *followed[T]) known() bool {
+	f.w.mutex.Lock()
+	defer f.w.mutex.Unlock()
+	return f.kept != nil
+}
+
+// Replace and the next five methods are configsource.Follow's.
+func (f *followed[T]) Replace([]any, string) error {
+	f.w.mutex.Lock()
+	defer f.w.mutex.Unlock()
+	f.w.changed = f.w.changed || f.kept == nil || !reflect.DeepEqual(f.kept, f.listed)
+	f.kept, f.listed = f.listed, nil
+	return nil
+}
+
+func (f *followed[T]) Add(object any) error { return f.Update(object) }
+
+func (f *followed[T]) Update(object any) error {
+	item, ok := f.trim(object)
+	if !ok {
+		return f.Delete(object)
+	}
+	f.w.mutex.Lock()
+	defer f.w.mutex.Unlock()
+	key := f.key(item)
+	if old, found := f.kept[key]; !found || !reflect.DeepEqual(old, item) { // A kubelet writes what it has written before.
+		f.kept[key], f.w.changed = item, true
+	}
+	return nil
+}
+
+func (f *followed[T]) Delete(object any) error {
+	item, _ := f.trim(object)
+	f.w.mutex.Lock()
+	defer f.w.mutex.Unlock()
+	before := len(f.kept)
+	delete(f.kept, f.key(item))
+	f.w.changed = f.w.changed || len(f.kept) < before
+	return nil
+}
+
+func (*followed[T]) Resync() error { return nil }
+
+func (f *followed[T]) Failed(err error) {
+	f.w.mutex.Lock()
+	defer f.w.mutex.Unlock()
+	if err != nil && f.failure == nil {
+		f.since = time.Now()
+	}
+	f.w.changed = f.w.changed || fmt.Sprint(err) != fmt.Sprint(f.failure)
+	f.failure = err
+	f.followed = f.followed || err == nil
+	if _, nodes := any(f).(*followed[Node]); nodes && !f.followed {
+		f.w.fail(err)
+	}
+}

@@ -1,0 +1,506 @@
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	resourcehelper "k8s.io/component-helpers/resource"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/klog/v2"
+
+	"github.com/virgate/virgate/internal/nodereport"
+)
+
+// Cause is why a node does not take a pod. All but the first four and CauseFits are a plugin's of
+// the Kubernetes scheduler: NodeUnschedulable, TaintToleration, NodeAffinity, NodeResourcesFit.
+type Cause string
+
+// The causes.
+const (
+	// CauseNoResource: the node has no resource of that name; with CauseProfile because the profile
+	// that should make it is rejected, or on its way.
+	CauseNoResource Cause = "noResource"
+	CauseProfile    Cause = "profile"
+	// CauseTooSmall: the node never has as many. CauseIll: it would, were devices healthy.
+	CauseTooSmall Cause = "tooSmall"
+	CauseIll      Cause = "ill"
+	CauseHeld     Cause = "held"
+	CauseCordoned Cause = "cordoned"
+	CauseTaint    Cause = "taint"
+	CauseNotReady Cause = "notReady"
+	CauseAffinity Cause = "affinity"
+	// CauseOther: cpu, memory, the number of pods, or another resource that is no GPU.
+	CauseOther Cause = "otherResource"
+	// CauseFits: nothing of the above.
+	CauseFits Cause = "fits"
+)
+
+// Candidate is a node as one pod finds it: it has what does not depend on other pods, so that a
+// Node's labels need not be kept.
+type Candidate struct {
+	Node
+	// Barriers keep the pod away whatever is free, with what is to be said.
+	Barriers []Barrier
+	// Offers is what is allocatable of the resources that the pod requests, those of the domain
+	// apart.
+	Offers corev1.ResourceList
+}
+
+// Barrier is a cause and what it is in words.
+type Barrier struct {
+	Cause Cause  `json:"cause"`
+	Text  string `json:"text"`
+}
+
+// Question is a pod and what was read to say why it waits.
+type Question struct {
+	Pod    *corev1.Pod
+	Domain string
+	Nodes  []Candidate
+	// Pods are those with GPUs, Used what all pods of a node have of the resources that Pod
+	// requests, those of the domain apart. PodsUnread says why neither is known.
+	Pods       []Pod
+	Used       map[string]corev1.ResourceList
+	PodsUnread string
+}
+
+// Answer is why a pod waits. Its JSON names are an interface, as View's.
+type Answer struct {
+	Pod string `json:"pod"`
+	// State is waiting, running, starting, refused, ended or noGPU.
+	State    string           `json:"state"`
+	Verdict  string           `json:"verdict"`
+	Requests map[string]int64 `json:"requests"`
+	Node     string           `json:"node,omitempty"`
+	Groups   []WhyGroup       `json:"nodes"`
+	// Help is what would let it run, Notes what else is to be known.
+	Help  []string `json:"help"`
+	Notes []string `json:"notes"`
+}
+
+// WhyGroup are nodes with the same causes.
+type WhyGroup struct {
+	Causes []Barrier `json:"causes"`
+	Nodes  []string  `json:"names"`
+	// Holders are the pods that hold what is wanted there.
+	Holders []string `json:"holders,omitempty"`
+}
+
+// wanted are the pod's requests as the scheduler counts them; a pod is one of a node's pods, too.
+func wanted(p *corev1.Pod) corev1.ResourceList {
+	list := resourcehelper.PodRequests(p, resourcehelper.PodResourcesOptions{UseStatusResources: true})
+	list[corev1.ResourcePods] = resource.MustParse("1")
+	maps.DeleteFunc(list, func(_ corev1.ResourceName, q resource.Quantity) bool { return q.IsZero() })
+	return list
+}
+
+// NewCandidate says how a pod finds a Node. It is pure.
+func NewCandidate(p *corev1.Pod, n *corev1.Node, domain string) Candidate {
+	c := Candidate{Node: TrimNode(n, domain), Offers: corev1.ResourceList{}}
+	add := func(cause Cause, format string, arguments ...any) {
+		c.Barriers = append(c.Barriers, Barrier{cause, fmt.Sprintf(format, arguments...)})
+	}
+	tolerates := func(taint corev1.Taint) bool {
+		return slices.ContainsFunc(p.Spec.Tolerations, func(t corev1.Toleration) bool { return t.ToleratesTaint(klog.Logger{}, &taint, true) })
+	}
+	if n.Spec.Unschedulable && !tolerates(corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}) {
+		add(CauseCordoned, "cordoned")
+	}
+	var taints []string
+	notReady := ""
+	for _, taint := range n.Spec.Taints {
+		switch text := taint.ToString(); {
+		case taint.Effect == corev1.TaintEffectPreferNoSchedule || tolerates(taint) || taint.Key == corev1.TaintNodeUnschedulable && n.Spec.Unschedulable:
+		case taint.Key == corev1.TaintNodeNotReady || taint.Key == corev1.TaintNodeUnreachable:
+			notReady = cmp.Or(c.NotReady, "the node is not ready")
+		case !slices.Contains(taints, text):
+			taints = append(taints, text)
+		}
+	}
+	if notReady != "" {
+		add(CauseNotReady, "%s", strings.TrimSuffix(notReady, ": "))
+	}
+	if len(taints) > 0 {
+		add(CauseTaint, "the taint %s is not tolerated", strings.Join(taints, ", "))
+	}
+	if matches, err := nodeaffinity.GetRequiredNodeAffinity(p).Match(n); err != nil || !matches {
+		var missing []string
+		for _, key := range slices.Sorted(maps.Keys(p.Spec.NodeSelector)) {
+			if value, has := n.Labels[key]; !has || value != p.Spec.NodeSelector[key] {
+				missing = append(missing, key+"="+p.Spec.NodeSelector[key])
+			}
+		}
+		switch {
+		case err != nil:
+			add(CauseAffinity, "the required node affinity is wrong: %v", err)
+		case len(missing) > 0:
+			add(CauseAffinity, "the node selector %s does not match", strings.Join(missing, ","))
+		default:
+			add(CauseAffinity, "the required node affinity does not match")
+		}
+	}
+	for name := range wanted(p) {
+		if offer, has := n.Status.Allocatable[name]; has && !strings.HasPrefix(string(name), domain+"/") {
+			c.Offers[name] = offer
+		}
+	}
+	return c
+}
+
+// Why says why the pod waits, or that it does not. It is pure.
+func Why(q Question) Answer {
+	p := q.Pod
+	a := Answer{Pod: p.Namespace + "/" + p.Name, Requests: ofDomain(wanted(p), q.Domain), Node: p.Spec.NodeName, Groups: []WhyGroup{}, Help: []string{}, Notes: []string{}}
+	answer := func(state, format string, arguments ...any) Answer {
+		a.State, a.Verdict = state, fmt.Sprintf(format, arguments...)
+		return a
+	}
+	if p.DeletionTimestamp != nil {
+		a.Notes = append(a.Notes, "it is being deleted")
+	}
+	asks := countsText(a.Requests)
+	switch {
+	case p.Status.Phase == corev1.PodFailed && refused(p.Status.Reason):
+		a.Help = append(a.Help, "a refused pod does not start again: its owner makes another, or delete and create it")
+		return answer("refused", "%s was refused by the kubelet of node %s: %s: %s", a.Pod, a.Node, p.Status.Reason, p.Status.Message)
+	case p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded:
+		return answer("ended", "%s has ended (%s) and holds nothing: %s", a.Pod, p.Status.Phase, cmp.Or(p.Status.Message, p.Status.Reason, "no reason given"))
+	case len(a.Requests) == 0:
+		answer("noGPU", "%s requests no resource of %s, so it waits for none", a.Pod, q.Domain)
+		if a.Node != "" {
+			a.Verdict += "; it is on node " + a.Node
+		} else if message := scheduled(p).Message; message != "" {
+			a.Notes = append(a.Notes, "the scheduler says: "+message)
+		}
+		return a
+	case a.Node != "":
+		a.Notes = append(a.Notes, deviceNotes(p, q.Domain)...)
+		if waits := containersWait(p); waits != "" {
+			return answer("starting", "%s does not wait for a GPU: it has %s of node %s, and waits there for another reason: %s", a.Pod, asks, a.Node, waits)
+		}
+		return answer("running", "%s does not wait: it has %s of node %s", a.Pod, asks, a.Node)
+	case len(p.Spec.SchedulingGates) > 0:
+		gates := make([]string, len(p.Spec.SchedulingGates))
+		for i, gate := range p.Spec.SchedulingGates {
+			gates[i] = gate.Name
+		}
+		a.Help = append(a.Help, "who set the scheduling gates has to remove them; a queue such as Kueue does when it admits the pod")
+		return answer("waiting", "%s waits for its scheduling gates: %s; no scheduler looks at it before", a.Pod, strings.Join(gates, ", "))
+	}
+	a.State = "waiting"
+	a.nodes(q, asks)
+	if p.Status.NominatedNodeName != "" {
+		a.Notes = append(a.Notes, "the scheduler has made room for it by its priority, on node "+p.Status.NominatedNodeName+": it waits there for pods to end")
+	}
+	if message := scheduled(p).Message; message != "" {
+		a.Notes = append(a.Notes, "the scheduler says: "+message)
+	} else {
+		a.Notes = append(a.Notes, "no scheduler has said anything of it; it is for the one named "+cmp.Or(p.Spec.SchedulerName, corev1.DefaultSchedulerName))
+	}
+	return a
+}
+
+// refused says that a pod failed for a reason that the kubelet gives when it admits pods
+// (pkg/kubelet/lifecycle, cm/devicemanager and cm/topologymanager).
+func refused(reason string) bool {
+	return slices.Contains([]string{"UnexpectedAdmissionError", "TopologyAffinityError", "NodeAffinity", "InvalidNodeInfo"}, reason) || strings.HasPrefix(reason, "OutOf")
+}
+
+func countsText(counts map[string]int64) string {
+	texts := make([]string, 0, len(counts))
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		texts = append(texts, fmt.Sprintf("%d %s", counts[name], name))
+	}
+	return strings.Join(texts, " and ")
+}
+
+func scheduled(p *corev1.Pod) corev1.PodCondition {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status != corev1.ConditionTrue {
+			return c
+		}
+	}
+	return corev1.PodCondition{}
+}
+
+// containersWait says what keeps a container of the pod from starting; "" where it runs.
+func containersWait(p *corev1.Pod) string {
+	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+		if w := c.State.Waiting; w != nil && w.Reason != "PodInitializing" {
+			return strings.TrimSuffix(fmt.Sprintf("container %s: %s: %s", c.Name, w.Reason, w.Message), ": ")
+		}
+	}
+	if p.Status.Phase != corev1.PodRunning && len(p.Status.ContainerStatuses) == 0 {
+		return "the kubelet has not begun with its containers"
+	}
+	return ""
+}
+
+func deviceNotes(p *corev1.Pod, domain string) (notes []string) {
+	kept, _ := trimPod(p, domain, "")
+	for _, d := range kept.Devices {
+		notes = append(notes, strings.TrimSpace(fmt.Sprintf("container %s holds %s of %s %s", d.Container, d.ID, d.Resource, strings.ToLower(d.Health))))
+	}
+	return notes
+}
+
+// place is a node with what keeps the pod away, and what would have to end there.
+type place struct {
+	causes []Barrier
+	free   int64
+	// lacks is how many more have to be free, by resource.
+	lacks   map[string]int64
+	holders []Pod
+}
+
+// phrases say that the same keeps the pod away from all nodes that have what it wants.
+var phrases = []struct {
+	cause Cause
+	text  string
+}{
+	{CauseHeld, "pods hold too many on"},
+	{CauseIll, "devices are ill on"},
+	{CauseCordoned, "no new pod may go to"},
+	{CauseTaint, "it does not tolerate a taint of"},
+	{CauseNotReady, "no kubelet reports from"},
+	{CauseAffinity, "its node selector or affinity leaves out"},
+	{CauseOther, "cpu, memory or another resource is short on"},
+}
+
+// nodes groups the nodes by what keeps the pod away, and says what would help.
+func (a *Answer) nodes(q Question, asks string) {
+	holders := map[string][]Pod{}
+	for _, p := range q.Pods {
+		if !p.Ended && len(p.Requests) > 0 {
+			holders[p.Node] = append(holders[p.Node], p)
+		}
+	}
+	names := map[string]int{}
+	groups := map[string]*WhyGroup{}
+	var best string
+	var bestPlace place
+	alone := map[Cause]int{} // Nodes that this cause alone keeps away.
+	most := map[string]int64{}
+	for _, node := range slices.SortedFunc(slices.Values(q.Nodes), func(x, y Candidate) int { return strings.Compare(x.Name, y.Name) }) {
+		for name, capacity := range node.Capacity {
+			if capacity > 0 {
+				names[name]++
+			}
+			most[name] = max(most[name], capacity)
+		}
+		at := a.judge(q, node, holders[node.Name])
+		if len(at.causes) == 1 || at.causes[0].Cause == CauseNoResource {
+			alone[at.causes[0].Cause]++
+			if at.causes[0].Cause == CauseHeld && (best == "" || at.free > bestPlace.free) {
+				best, bestPlace = node.Name, at
+			}
+		}
+		key := fmt.Sprint(at.causes)
+		if groups[key] == nil {
+			groups[key] = &WhyGroup{Causes: at.causes}
+		}
+		groups[key].Nodes = append(groups[key].Nodes, node.Name)
+		for _, p := range at.holders {
+			groups[key].Holders = append(groups[key].Holders, p.String())
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(groups)) {
+		a.Groups = append(a.Groups, *groups[key])
+	}
+	// Nodes that could take it come first, those without the resource last.
+	far := func(g WhyGroup) int {
+		if slices.ContainsFunc(g.Causes, func(b Barrier) bool { return b.Cause == CauseNoResource }) {
+			return 100
+		}
+		return len(g.Causes)
+	}
+	slices.SortStableFunc(a.Groups, func(x, y WhyGroup) int {
+		return cmp.Or(cmp.Compare(far(x), far(y)), cmp.Compare(len(y.Nodes), len(x.Nodes)))
+	})
+	help := func(format string, arguments ...any) { a.Help = append(a.Help, fmt.Sprintf(format, arguments...)) }
+	a.Verdict = fmt.Sprintf("%s waits for %s: of %s none can give it now", a.Pod, asks, Count(len(q.Nodes), "node"))
+	for _, phrase := range phrases {
+		if offering := len(q.Nodes) - alone[CauseNoResource]; offering > 0 && alone[phrase.cause] == offering {
+			a.Verdict = fmt.Sprintf("%s waits for %s: %s all nodes that have it: %d", a.Pod, asks, phrase.text, offering)
+		}
+	}
+	if q.PodsUnread != "" {
+		a.Notes = append(a.Notes, "what pods hold is not known, so nodes may be full: "+q.PodsUnread)
+	}
+	if alone[CauseFits] > 0 {
+		a.Verdict = fmt.Sprintf("%s should find a place: %s could give it %s", a.Pod, Count(alone[CauseFits], "node"), asks)
+		help("if it goes on waiting, another rule of the scheduler keeps it away, such as affinity to pods, spreading, ports or volumes: see what the scheduler says")
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(a.Requests)) {
+		switch want := a.Requests[name]; {
+		case names[name] == 0:
+			a.Verdict = fmt.Sprintf("%s waits for %s, which no node has", a.Pod, name)
+			if len(names) == 0 {
+				help("no node has any resource of %s: is a device plugin running?", q.Domain)
+				continue
+			}
+			near := slices.SortedFunc(maps.Keys(names), func(x, y string) int {
+				return cmp.Or(cmp.Compare(common(y, name), common(x, name)), strings.Compare(x, y))
+			})
+			help("the nearest name that nodes have is %s, on %s", near[0], Count(names[near[0]], "node"))
+		case most[name] < want:
+			a.Verdict = fmt.Sprintf("%s waits for %d %s of one node, and no node has more than %d", a.Pod, want, name, most[name])
+			help("%d %s can be given by one node only: request at most that, or divide the work among pods", most[name], name)
+		}
+	}
+	if best != "" {
+		ending := bestPlace.toEnd()
+		help("node %s has the most free, %d: %s would have to end there, such as %s", best, bestPlace.free, Count(len(ending), "pod"), Some(podNames(ending), 5))
+	}
+	for _, cause := range []struct {
+		cause Cause
+		what  string
+	}{
+		{CauseTaint, "a toleration of the taint would open %s"},
+		{CauseAffinity, "another node selector or affinity would open %s"},
+		{CauseCordoned, "kubectl uncordon would open %s"},
+		{CauseNotReady, "%s would take it when ready again"},
+		{CauseIll, "%s would take it with all devices healthy: virgate cluster gpus says what is ill"},
+		{CauseOther, "%s would take it if it requested less, or other pods ended, of what is not enough"},
+	} {
+		if count := alone[cause.cause]; count > 0 {
+			help(cause.what, Count(count, "node"))
+		}
+	}
+	for _, group := range a.Groups {
+		if slices.ContainsFunc(group.Causes, func(b Barrier) bool { return b.Cause == CauseProfile }) {
+			help("virgate cluster nodes shows what became of the profiles")
+			break
+		}
+	}
+}
+
+// judge says what keeps the pod from the node.
+func (a *Answer) judge(q Question, node Candidate, pods []Pod) place {
+	at := place{causes: slices.Clone(node.Barriers), lacks: map[string]int64{}}
+	add := func(cause Cause, format string, arguments ...any) {
+		at.causes = append(at.causes, Barrier{cause, fmt.Sprintf(format, arguments...)})
+	}
+	for _, name := range slices.Sorted(maps.Keys(a.Requests)) {
+		want, has, allocatable, held := a.Requests[name], node.Capacity[name], node.Allocatable[name], int64(0)
+		var by []Pod
+		for _, p := range pods {
+			if p.Requests[name] > 0 {
+				held += p.Requests[name]
+				by = append(by, p)
+			}
+		}
+		free := max(0, allocatable-held)
+		switch {
+		case has == 0:
+			// A Node whose resource is unknown or gone is not asked what else keeps the pod away.
+			at = place{causes: []Barrier{{CauseNoResource, "no " + name}}}
+			switch state := nodereport.ProfileState(node.State); {
+			case state == nodereport.ProfileRejected:
+				add(CauseProfile, "the profile %s, which is wanted there, is rejected: %s", node.Wanted, node.Condition.Message)
+			case node.Wanted != "" && state != nodereport.ProfileApplied:
+				add(CauseProfile, "the profile %s, which is wanted there, is %s", node.Wanted, cmp.Or(node.State, "not yet seen"))
+			}
+			return at
+		case has < want:
+			add(CauseTooSmall, "%d %s at most", has, name)
+		case free >= want:
+		case has-held >= want:
+			add(CauseIll, "%d of %d %s ill, %d free", has-allocatable, has, name, free)
+		default:
+			if allocatable < want {
+				add(CauseIll, "%d of %d %s ill", has-allocatable, has, name)
+			}
+			add(CauseHeld, "%d of %d %s held, %d free", held, has, name, free)
+			at.free += free
+			at.lacks[name] = want - free
+			for _, p := range by {
+				if !slices.ContainsFunc(at.holders, func(other Pod) bool { return other.String() == p.String() }) {
+					at.holders = append(at.holders, p)
+				}
+			}
+		}
+	}
+	if q.PodsUnread == "" {
+		wants := wanted(q.Pod)
+		for _, name := range slices.Sorted(maps.Keys(wants)) {
+			if strings.HasPrefix(string(name), q.Domain+"/") {
+				continue
+			}
+			free, want := node.Offers[name].DeepCopy(), wants[name]
+			free.Sub(q.Used[node.Name][name])
+			switch {
+			case name == corev1.ResourcePods && free.Cmp(want) < 0:
+				add(CauseOther, "the node is full of pods")
+			case free.Cmp(want) < 0:
+				if free.Sign() < 0 {
+					free = resource.Quantity{}
+				}
+				add(CauseOther, "not enough %s: %s wanted, %s free", name, want.String(), free.String())
+			}
+		}
+	}
+	if len(at.causes) == 0 {
+		add(CauseFits, "nothing found that keeps it away")
+	}
+	return at
+}
+
+// toEnd are pods whose end would make room: those with most first, so that few have to.
+func (at place) toEnd() (pods []Pod) {
+	lacks := maps.Clone(at.lacks)
+	most := func(p Pod) (gives int64) {
+		for name, lack := range lacks {
+			gives += min(lack, p.Requests[name])
+		}
+		return gives
+	}
+	for left := slices.Clone(at.holders); ; {
+		slices.SortStableFunc(left, func(x, y Pod) int { return cmp.Compare(most(y), most(x)) })
+		if len(left) == 0 || most(left[0]) == 0 {
+			return pods
+		}
+		for name := range lacks {
+			lacks[name] = max(0, lacks[name]-left[0].Requests[name])
+		}
+		pods, left = append(pods, left[0]), left[1:]
+	}
+}
+
+func podNames(pods []Pod) []string {
+	names := make([]string, len(pods))
+	for i, p := range pods {
+		names[i] = p.String()
+	}
+	return names
+}
+
+// Count is "1 node" or "3 nodes".
+func Count(count int, what string) string {
+	if count == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", count, what)
+}
+
+// Some are at most that many names, and a count of the others.
+func Some(names []string, most int) string {
+	if len(names) <= most {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+}
+
+// common is how many bytes two names begin with alike.
+func common(a, b string) (count int) {
+	for count < min(len(a), len(b)) && a[count] == b[count] {
+		count++
+	}
+	return count
+}

@@ -1,0 +1,315 @@
+package cluster
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// gpuNode has 4 GPUs, 8 CPUs and room for 110 pods.
+func gpuNode(name string, change ...func(*corev1.Node)) *corev1.Node {
+	list := func() corev1.ResourceList {
+		list := quantities("nvidia.com/gpu", 4)
+		list["pods"], list["memory"] = resource.MustParse("110"), resource.MustParse("16Gi")
+		return list
+	}
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name}}, Status: corev1.NodeStatus{Capacity: list(), Allocatable: list()}}
+	for _, f := range change {
+		f(n)
+	}
+	return n
+}
+
+// waitingPod asks for count GPUs and 1 CPU, in namespace a; on a node it is one that holds them.
+func waitingPod(name, node string, count int64, change ...func(*corev1.Pod)) *corev1.Pod {
+	requests := quantities("nvidia.com/gpu", count)
+	requests["cpu"] = resource.MustParse("1")
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: name}, Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Resources: corev1.ResourceRequirements{Requests: requests}}}}}
+	for _, f := range change {
+		f(p)
+	}
+	return p
+}
+
+func tainted(key string, effect corev1.TaintEffect) func(*corev1.Node) {
+	return func(n *corev1.Node) { n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: key, Effect: effect}) }
+}
+
+func ask(p *corev1.Pod, nodes []*corev1.Node, pods []*corev1.Pod) Answer {
+	q := Question{Pod: p, Domain: "nvidia.com", Used: map[string]corev1.ResourceList{}}
+	for _, n := range nodes {
+		q.Nodes = append(q.Nodes, NewCandidate(p, n, q.Domain))
+	}
+	for _, other := range pods {
+		q.add(other)
+	}
+	return Why(q)
+}
+
+// saidOf is an answer in short: the verdict, "causes: nodes" of each group, helps and notes.
+func saidOf(a Answer) []string {
+	said := []string{a.State, a.Verdict}
+	for _, g := range a.Groups {
+		var causes []string
+		for _, c := range g.Causes {
+			causes = append(causes, fmt.Sprintf("%s (%s)", c.Cause, c.Text))
+		}
+		said = append(said, strings.TrimSuffix(fmt.Sprintf("%s: %s < %s", strings.Join(g.Nodes, ","), strings.Join(causes, " + "), strings.Join(g.Holders, ",")), " < "))
+	}
+	for _, h := range a.Help {
+		said = append(said, "help: "+h)
+	}
+	return append(said, a.Notes...)
+}
+
+const unscheduledNote = "no scheduler has said anything of it; it is for the one named default-scheduler"
+
+// TestWhy holds what is said for each cause.
+func TestWhy(t *testing.T) {
+	only := func(nodes ...*corev1.Node) []*corev1.Node { return nodes }
+	name := func(p *corev1.Pod, from, to corev1.ResourceName) *corev1.Pod {
+		r := p.Spec.Containers[0].Resources.Requests
+		r[to] = r[from]
+		delete(r, from)
+		return p
+	}
+	amount := func(list corev1.ResourceList, name, value string) {
+		list[corev1.ResourceName(name)] = resource.MustParse(value)
+	}
+	status := func(phase corev1.PodPhase, reason, message string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Status.Phase, p.Status.Reason, p.Status.Message = phase, reason, message }
+	}
+	affinity := func(key string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key, Operator: corev1.NodeSelectorOpExists}}}},
+			}}}
+		}
+	}
+	profile := func(state string) func(*corev1.Node) {
+		return func(n *corev1.Node) {
+			n.Labels["nvidia.com/device-plugin.config"], n.Labels["nvidia.com/device-plugin.config.state"] = "b", state
+			n.Status.Conditions = []corev1.NodeCondition{{Type: "GPUSharingReady", Status: "True", Reason: "ProfileRejected", Message: "b:3: wrong"}}
+		}
+	}
+	const wants = "a/p waits for 1 nvidia.com/gpu: "
+	for _, test := range []struct {
+		name  string
+		pod   *corev1.Pod
+		nodes []*corev1.Node
+		pods  []*corev1.Pod
+		want  []string
+	}{
+		{
+			"no such resource, a name alike", name(waitingPod("p", "", 1), "nvidia.com/gpu", "nvidia.com/gpu.shared"),
+			only(gpuNode("n1"), gpuNode("n2", func(n *corev1.Node) { amount(n.Status.Capacity, "nvidia.com/a100", "7") })), nil,
+			[]string{"waiting", "a/p waits for nvidia.com/gpu.shared, which no node has", "n1,n2: noResource (no nvidia.com/gpu.shared)", "help: the nearest name that nodes have is nvidia.com/gpu, on 2 nodes", unscheduledNote},
+		},
+		{
+			"no resource at all", waitingPod("p", "", 1), only(gpuNode("n1", func(n *corev1.Node) { delete(n.Status.Capacity, "nvidia.com/gpu") })), nil,
+			[]string{"waiting", "a/p waits for nvidia.com/gpu, which no node has", "n1: noResource (no nvidia.com/gpu)", "help: no node has any resource of nvidia.com: is a device plugin running?", unscheduledNote},
+		},
+		{
+			"profiles", name(waitingPod("p", "", 1), "nvidia.com/gpu", "nvidia.com/x"), only(gpuNode("n1", profile("rejected")), gpuNode("n2", profile("pending")), gpuNode("n3", profile("applied"))), nil,
+			[]string{
+				"waiting", "a/p waits for nvidia.com/x, which no node has",
+				"n2: noResource (no nvidia.com/x) + profile (the profile b, which is wanted there, is pending)",
+				"n1: noResource (no nvidia.com/x) + profile (the profile b, which is wanted there, is rejected: b:3: wrong)",
+				"n3: noResource (no nvidia.com/x)",
+				"help: the nearest name that nodes have is nvidia.com/gpu, on 3 nodes", "help: virgate cluster nodes shows what became of the profiles", unscheduledNote,
+			},
+		},
+		{
+			"held", waitingPod("p", "", 3), only(gpuNode("n1"), gpuNode("n2")),
+			[]*corev1.Pod{waitingPod("h1", "n1", 4), waitingPod("h2", "n2", 1), waitingPod("h3", "n2", 2), waitingPod("w", "", 4)},
+			[]string{
+				"waiting", "a/p waits for 3 nvidia.com/gpu: pods hold too many on all nodes that have it: 2",
+				"n2: held (3 of 4 nvidia.com/gpu held, 1 free) < a/h2,a/h3", "n1: held (4 of 4 nvidia.com/gpu held, 0 free) < a/h1",
+				"help: node n2 has the most free, 1: 1 pod would have to end there, such as a/h3", unscheduledNote,
+			},
+		},
+		{
+			"too many for one node", waitingPod("p", "", 5), only(gpuNode("n1"), gpuNode("n2")), nil,
+			[]string{"waiting", "a/p waits for 5 nvidia.com/gpu of one node, and no node has more than 4", "n1,n2: tooSmall (4 nvidia.com/gpu at most)", "help: 4 nvidia.com/gpu can be given by one node only: request at most that, or divide the work among pods", unscheduledNote},
+		},
+		{
+			"ill", waitingPod("p", "", 2), only(gpuNode("n1", func(n *corev1.Node) { amount(n.Status.Allocatable, "nvidia.com/gpu", "1") })), nil,
+			[]string{"waiting", "a/p waits for 2 nvidia.com/gpu: devices are ill on all nodes that have it: 1", "n1: ill (3 of 4 nvidia.com/gpu ill, 1 free)", "help: 1 node would take it with all devices healthy: virgate cluster gpus says what is ill", unscheduledNote},
+		},
+		{
+			"ill and held", waitingPod("p", "", 2), only(gpuNode("n1", func(n *corev1.Node) { amount(n.Status.Allocatable, "nvidia.com/gpu", "1") })), []*corev1.Pod{waitingPod("h", "n1", 3)},
+			[]string{"waiting", "a/p waits for 2 nvidia.com/gpu: of 1 node none can give it now", "n1: ill (3 of 4 nvidia.com/gpu ill) + held (3 of 4 nvidia.com/gpu held, 0 free) < a/h", unscheduledNote},
+		},
+		{
+			"cordoned", waitingPod("p", "", 1), only(gpuNode("n1", func(n *corev1.Node) { n.Spec.Unschedulable = true }, tainted(corev1.TaintNodeUnschedulable, "NoSchedule"))), nil,
+			[]string{"waiting", wants + "no new pod may go to all nodes that have it: 1", "n1: cordoned (cordoned)", "help: kubectl uncordon would open 1 node", unscheduledNote},
+		},
+		{
+			"taints", waitingPod("p", "", 1), only(gpuNode("n1", tainted("x", "NoSchedule"), tainted("y", "NoExecute"), tainted("z", "PreferNoSchedule"))), nil,
+			[]string{"waiting", wants + "it does not tolerate a taint of all nodes that have it: 1", "n1: taint (the taint x:NoSchedule, y:NoExecute is not tolerated)", "help: a toleration of the taint would open 1 node", unscheduledNote},
+		},
+		{
+			"tolerated", waitingPod("p", "", 1, func(p *corev1.Pod) {
+				p.Spec.Tolerations = []corev1.Toleration{{Key: "x", Operator: "Exists"}, {Key: corev1.TaintNodeUnschedulable, Operator: "Exists"}}
+			}), only(gpuNode("n1", tainted("x", "NoSchedule"), func(n *corev1.Node) { n.Spec.Unschedulable = true })), nil,
+			[]string{"waiting", "a/p should find a place: 1 node could give it 1 nvidia.com/gpu", "n1: fits (nothing found that keeps it away)", "help: if it goes on waiting, another rule of the scheduler keeps it away, such as affinity to pods, spreading, ports or volumes: see what the scheduler says", unscheduledNote},
+		},
+		{
+			"not ready", waitingPod("p", "", 1), only(gpuNode("n1", tainted(corev1.TaintNodeUnreachable, "NoExecute"), func(n *corev1.Node) {
+				n.Status.Conditions = []corev1.NodeCondition{{Type: "Ready", Status: "Unknown", Reason: "NodeStatusUnknown"}}
+			})), nil,
+			[]string{"waiting", wants + "no kubelet reports from all nodes that have it: 1", "n1: notReady (the node is not ready: NodeStatusUnknown)", "help: 1 node would take it when ready again", unscheduledNote},
+		},
+		{
+			"node selector", waitingPod("p", "", 1, func(p *corev1.Pod) {
+				p.Spec.NodeSelector = map[string]string{"kubernetes.io/hostname": "n1", "disk": "ssd"}
+			}), only(gpuNode("n1")), nil,
+			[]string{"waiting", wants + "its node selector or affinity leaves out all nodes that have it: 1", "n1: affinity (the node selector disk=ssd does not match)", "help: another node selector or affinity would open 1 node", unscheduledNote},
+		},
+		{
+			"node affinity", waitingPod("p", "", 1, affinity("zone")), only(gpuNode("n1")), nil,
+			[]string{"waiting", wants + "its node selector or affinity leaves out all nodes that have it: 1", "n1: affinity (the required node affinity does not match)", "help: another node selector or affinity would open 1 node", unscheduledNote},
+		},
+		{
+			"cpu", waitingPod("p", "", 1), only(gpuNode("n1")), []*corev1.Pod{name(waitingPod("h", "n1", 8), "nvidia.com/gpu", "cpu")},
+			[]string{"waiting", wants + "cpu, memory or another resource is short on all nodes that have it: 1", "n1: otherResource (not enough cpu: 1 wanted, 0 free)", "help: 1 node would take it if it requested less, or other pods ended, of what is not enough", unscheduledNote},
+		},
+		{
+			"a node full of pods", waitingPod("p", "", 1), only(gpuNode("n1", func(n *corev1.Node) { amount(n.Status.Allocatable, "pods", "1") })), []*corev1.Pod{waitingPod("h", "n1", 1)},
+			[]string{"waiting", wants + "cpu, memory or another resource is short on all nodes that have it: 1", "n1: otherResource (the node is full of pods)", "help: 1 node would take it if it requested less, or other pods ended, of what is not enough", unscheduledNote},
+		},
+		{
+			"several causes of one node, and nominated", waitingPod("p", "", 1, func(p *corev1.Pod) {
+				p.Status.NominatedNodeName = "n1"
+				p.Status.Conditions = []corev1.PodCondition{{Type: "PodScheduled", Status: "False", Message: "0/2 nodes are available"}}
+			}), only(gpuNode("n1"), gpuNode("n2", tainted("x", "NoSchedule"))), []*corev1.Pod{waitingPod("h1", "n1", 4), waitingPod("h2", "n2", 4)},
+			[]string{
+				"waiting", wants + "of 2 nodes none can give it now", "n1: held (4 of 4 nvidia.com/gpu held, 0 free) < a/h1",
+				"n2: taint (the taint x:NoSchedule is not tolerated) + held (4 of 4 nvidia.com/gpu held, 0 free) < a/h2", "help: node n1 has the most free, 0: 1 pod would have to end there, such as a/h1",
+				"the scheduler has made room for it by its priority, on node n1: it waits there for pods to end", "the scheduler says: 0/2 nodes are available",
+			},
+		},
+		{
+			"gates", waitingPod("p", "", 1, func(p *corev1.Pod) {
+				p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "kueue.x-k8s.io/admission"}}
+			}), only(gpuNode("n1")), nil,
+			[]string{"waiting", "a/p waits for its scheduling gates: kueue.x-k8s.io/admission; no scheduler looks at it before", "help: who set the scheduling gates has to remove them; a queue such as Kueue does when it admits the pod"},
+		},
+		{
+			"no GPU", name(waitingPod("p", "", 1), "nvidia.com/gpu", "memory"), nil, nil,
+			[]string{"noGPU", "a/p requests no resource of nvidia.com, so it waits for none"},
+		},
+		{
+			"refused", waitingPod("p", "n1", 1, status("Failed", "UnexpectedAdmissionError", "Allocate failed")), nil, nil,
+			[]string{"refused", "a/p was refused by the kubelet of node n1: UnexpectedAdmissionError: Allocate failed", "help: a refused pod does not start again: its owner makes another, or delete and create it"},
+		},
+		{
+			"ended", waitingPod("p", "n1", 1, status("Failed", "Evicted", "disk pressure")), nil, nil,
+			[]string{"ended", "a/p has ended (Failed) and holds nothing: disk pressure"},
+		},
+		{
+			"image", waitingPod("p", "n1", 1, func(p *corev1.Pod) {
+				p.Status.Phase = "Pending"
+				p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no such image"}}}}
+			}), nil, nil,
+			[]string{"starting", "a/p does not wait for a GPU: it has 1 nvidia.com/gpu of node n1, and waits there for another reason: container c: ImagePullBackOff: no such image"},
+		},
+		{
+			"not begun", waitingPod("p", "n1", 1, status("Pending", "", "")), nil, nil,
+			[]string{"starting", "a/p does not wait for a GPU: it has 1 nvidia.com/gpu of node n1, and waits there for another reason: the kubelet has not begun with its containers"},
+		},
+		{
+			"running", waitingPod("p", "n1", 1, status("Running", "", ""), func(p *corev1.Pod) {
+				p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", AllocatedResourcesStatus: []corev1.ResourceStatus{{Name: "nvidia.com/gpu", Resources: []corev1.ResourceHealth{{ResourceID: "GPU-1::0", Health: "Healthy"}}}}}}
+			}), nil, nil,
+			[]string{"running", "a/p does not wait: it has 1 nvidia.com/gpu of node n1", "container c holds GPU-1::0 of nvidia.com/gpu healthy"},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if diff := cmp.Diff(test.want, saidOf(ask(test.pod, test.nodes, test.pods))); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestWhyReads: of more than one page of nodes, the one that has room is found, what other pods
+// have counts, and without the pods that is said.
+func TestWhyReads(t *testing.T) {
+	a := &api{}
+	a.fill(page + 1)
+	for i := range a.nodes {
+		for _, list := range []corev1.ResourceList{a.nodes[i].Status.Capacity, a.nodes[i].Status.Allocatable} {
+			list["pods"], list["cpu"] = resource.MustParse("110"), resource.MustParse("9")
+		}
+	}
+	a.pods = append(a.pods, *waitingPod("p", "", 7))
+	client := a.start(t)
+	answer, err := client.Why(t.Context(), options, "a", "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("a/p waits for 7 nvidia.com/gpu: pods hold too many on all nodes that have it: %d", page+1); answer.Verdict != want || len(answer.Groups) != 1 || len(answer.Groups[0].Holders) != page+1 {
+		t.Errorf("%+v, want %s", answer.Verdict, want)
+	}
+	// One list finds the pod, two pages have the nodes, three the pods.
+	if client.Lists.Load() != 6 {
+		t.Errorf("%d requests", client.Lists.Load())
+	}
+	a.pods[len(a.pods)-1].Spec.Containers[0].Resources.Requests = quantities("nvidia.com/gpu", 6)
+	if answer, err = client.Why(t.Context(), options, "a", "p"); err != nil || !strings.HasPrefix(answer.Verdict, "a/p waits for 6 nvidia.com/gpu: cpu, memory") {
+		t.Errorf("%v, %s", err, answer.Verdict) // One pod on each node has 8 of its 9.
+	}
+}
+
+// TestWhyNoPod: a pod that is not there is an error, with the quota that may refuse it.
+func TestWhyNoPod(t *testing.T) {
+	quota := func(namespace, name, used string) corev1.ResourceQuota {
+		return corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Status: corev1.ResourceQuotaStatus{
+			Hard: corev1.ResourceList{"requests.nvidia.com/gpu": resource.MustParse("4"), "requests.cpu": resource.MustParse("1")},
+			Used: corev1.ResourceList{"requests.nvidia.com/gpu": resource.MustParse(used), "requests.cpu": resource.MustParse("1")},
+		}}
+	}
+	for _, test := range []struct {
+		name   string
+		quotas []corev1.ResourceQuota
+		denied []string
+		want   string
+	}{
+		{"none", nil, nil, "there is no pod a/p"},
+		{"room", []corev1.ResourceQuota{quota("a", "q", "3")}, nil, "there is no pod a/p"},
+		{"elsewhere", []corev1.ResourceQuota{quota("b", "q", "4")}, nil, "there is no pod a/p"},
+		{"exhausted", []corev1.ResourceQuota{quota("a", "q", "4")}, nil, "there is no pod a/p; if something should have made it, the likely reason that it did not: the quota q has 4 of 4 nvidia.com/gpu used"},
+		{"no right", nil, []string{"resourcequotas"}, "there is no pod a/p; whether a quota keeps it from being made is not known: list resourcequotas: resourcequotas is forbidden"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			a := &api{quotas: test.quotas, denied: test.denied}
+			if _, err := a.start(t).Why(t.Context(), options, "a", "p"); err == nil || err.Error() != test.want {
+				t.Errorf("%v\nwant %s", err, test.want)
+			}
+		})
+	}
+}
+
+// TestWhyPodsUnread: without the pods no node is called full, and that it may be is said.
+func TestWhyPodsUnread(t *testing.T) {
+	p := waitingPod("p", "", 1)
+	a := Why(Question{Pod: p, Domain: "nvidia.com", Nodes: []Candidate{NewCandidate(p, gpuNode("n1"), "nvidia.com")}, PodsUnread: "forbidden"})
+	if a.Groups[0].Causes[0].Cause != CauseFits || len(a.Notes) == 0 || a.Notes[0] != "what pods hold is not known, so nodes may be full: forbidden" {
+		t.Errorf("%+v", a)
+	}
+}
+
+func TestParsePod(t *testing.T) {
+	for text, want := range map[string]string{"p": "d/p", "a/p": "a/p", "pod/p": "d/p", "": "", "a/": "", "/p": "", "a/b/c": "", "a,b": ""} {
+		namespace, name, err := ParsePod(text, "d")
+		if got := namespace + "/" + name; err == nil && got != want || (err != nil) != (want == "") {
+			t.Errorf("%q: %q, %v", text, got, err)
+		}
+	}
+}

@@ -1,0 +1,136 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// Why reads what is needed to say why a pod waits, and says it. Of a pod that is not there it says
+// which quota may refuse it: such a pod is never made.
+func (c *Client) Why(ctx context.Context, o Options, namespace, name string) (Answer, error) {
+	pod, err := c.pod(ctx, namespace, name)
+	if err != nil {
+		return Answer{}, err
+	}
+	if pod == nil {
+		return Answer{}, fmt.Errorf("there is no pod %s/%s%s", namespace, name, c.refusing(ctx, namespace, o.Domain))
+	}
+	q := Question{Pod: pod, Domain: o.Domain, Used: map[string]corev1.ResourceList{}}
+	if a := Why(q); a.State != "waiting" || len(pod.Spec.SchedulingGates) > 0 {
+		return a, nil
+	}
+	var nodes corev1.NodeList
+	err = c.list(ctx, "", "nodes", metav1.ListOptions{}, &nodes, func() {
+		for i := range nodes.Items {
+			q.Nodes = append(q.Nodes, NewCandidate(pod, &nodes.Items[i], o.Domain))
+		}
+		nodes.Items = nil
+	})
+	if err != nil {
+		return Answer{}, fmt.Errorf("list nodes: %w", err)
+	}
+	var pods corev1.PodList
+	err = c.list(ctx, "", "pods", o.podSelectors(), &pods, func() {
+		for i := range pods.Items {
+			q.add(&pods.Items[i])
+		}
+		pods.Items = nil
+	})
+	if err != nil {
+		if ctx.Err() != nil {
+			return Answer{}, ctx.Err()
+		}
+		q.PodsUnread = fmt.Sprintf("list pods: %v", err)
+	}
+	return Why(q), nil
+}
+
+// add counts what a pod has of its node.
+func (q *Question) add(p *corev1.Pod) {
+	if p.Spec.NodeName == "" {
+		return
+	}
+	if kept, ok := trimPod(p, q.Domain, ""); ok {
+		q.Pods = append(q.Pods, kept)
+	}
+	has := wanted(p)
+	for name := range wanted(q.Pod) {
+		if strings.HasPrefix(string(name), q.Domain+"/") {
+			continue
+		}
+		if q.Used[p.Spec.NodeName] == nil {
+			q.Used[p.Spec.NodeName] = corev1.ResourceList{}
+		}
+		used := q.Used[p.Spec.NodeName][name]
+		used.Add(has[name])
+		q.Used[p.Spec.NodeName][name] = used
+	}
+}
+
+// pod is nil where there is none of that name. It is looked for by a list, as everything else, so
+// that the right to list is enough.
+func (c *Client) pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	var list corev1.PodList
+	if err := c.inNamespace(ctx, namespace, "pods", "metadata.name="+name, &list); err != nil {
+		return nil, fmt.Errorf("find pod %s/%s: %w", namespace, name, err)
+	}
+	if i := slices.IndexFunc(list.Items, func(p corev1.Pod) bool { return p.Namespace == namespace && p.Name == name }); i >= 0 {
+		return &list.Items[i], nil
+	}
+	return nil, nil
+}
+
+// inNamespace lists a few objects of one namespace, for which the right there is enough.
+func (c *Client) inNamespace(ctx context.Context, namespace, resource, fields string, into runtime.Object) error {
+	c.Lists.Add(1)
+	return c.core.Get().Namespace(namespace).Resource(resource).VersionedParams(&metav1.ListOptions{FieldSelector: fields}, metav1.ParameterCodec).
+		Timeout(listTimeout).Do(ctx).Into(into)
+}
+
+// refusing says which quotas of the namespace have no more of the domain's resources.
+func (c *Client) refusing(ctx context.Context, namespace, domain string) string {
+	var list corev1.ResourceQuotaList
+	if err := c.inNamespace(ctx, namespace, "resourcequotas", "", &list); err != nil {
+		return fmt.Sprintf("; whether a quota keeps it from being made is not known: list resourcequotas: %v", err)
+	}
+	var texts []string
+	for _, quota := range list.Items {
+		texts = append(texts, exhausted(quota, domain)...)
+	}
+	if len(texts) == 0 {
+		return ""
+	}
+	return "; if something should have made it, the likely reason that it did not: " + strings.Join(texts, "; ")
+}
+
+// exhausted says what a quota has no more of.
+func exhausted(quota corev1.ResourceQuota, domain string) (texts []string) {
+	const prefix = corev1.DefaultResourceRequestsPrefix
+	for name, hard := range quota.Status.Hard {
+		resource, ok := strings.CutPrefix(string(name), prefix)
+		if used := quota.Status.Used[name]; ok && strings.HasPrefix(resource, domain+"/") && used.Cmp(hard) >= 0 {
+			texts = append(texts, fmt.Sprintf("the quota %s has %s of %s %s used", quota.Name, used.String(), hard.String(), resource))
+		}
+	}
+	slices.Sort(texts)
+	return texts
+}
+
+// ParsePod is a pod's name with its namespace: NAMESPACE/POD, or POD in that namespace.
+func ParsePod(text, namespace string) (_, name string, err error) {
+	text = strings.TrimPrefix(strings.TrimPrefix(text, "pods/"), "pod/")
+	if before, after, both := strings.Cut(text, "/"); both {
+		namespace, text = before, after
+	}
+	if namespace == "" || text == "" || strings.ContainsAny(namespace+text, "/,= \t") {
+		return "", "", errors.New("expected POD or NAMESPACE/POD")
+	}
+	return namespace, text, nil
+}

@@ -1,0 +1,77 @@
+package daemon
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/virgate/virgate/internal/cdi"
+	"github.com/virgate/virgate/internal/dradriver"
+	"github.com/virgate/virgate/sharing"
+)
+
+// TestClaimOfDriver holds that the table is told of this driver's devices in its own pool, under
+// either name.
+func TestClaimOfDriver(t *testing.T) {
+	p := preparer{driver: "gpu.nvidia.com", pool: "node/gpu.nvidia.com"}
+	got := p.claim(dradriver.Claim{UID: "1", Results: []dradriver.Result{
+		{Request: "a", Driver: "gpu.nvidia.com", Pool: "node/gpu.nvidia.com", Device: "gpu-a"},
+		{Request: "b", Driver: "gpu.nvidia.com", Pool: "node", Device: "gpu-0"}, // NVIDIA's own.
+		{Request: "c", Driver: "gpu.virgate.github.io", Pool: "node/gpu.nvidia.com", Device: "gpu-a"},
+	}})
+	if len(got.Results) != 1 || got.Results[0].Request != "a" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// TestConfigOfClaims holds which configurations of NVIDIA's driver a claim may have: none that asks
+// for what it would not get.
+func TestConfigOfClaims(t *testing.T) {
+	const version = `"apiVersion": "resource.nvidia.com/v1beta1", `
+	for config, want := range map[string]string{
+		`{` + version + `"kind": "GpuConfig"}`: "",
+		`{` + version + `"kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}}`:  "",
+		`{` + version + `"kind": "MigDeviceConfig", "sharing": {"strategy": "TimeSlicing"}}`:                                       "",
+		`{` + version + `"kind": "GpuConfig", "sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50}}}`: `sharing.strategy "MPS": the node's profile says how`,
+		`{` + version + `"kind": "VfioDeviceConfig"}`:                                                                              `"VfioDeviceConfig" of "resource.nvidia.com/v1beta1" is not known`,
+		`{"apiVersion": "example.com/v1", "kind": "GpuConfig"}`:                                                                    "is not known",
+		`{`: "unexpected end",
+	} {
+		err := checkConfig([]byte(config))
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v, want %q", config, err, want)
+		}
+	}
+	p := preparer{driver: "gpu.nvidia.com", pool: "pool"}
+	_, err := p.Prepare(t.Context(), dradriver.Claim{Namespace: "ns", Name: "c", Configs: [][]byte{[]byte(`{}`)}})
+	if err == nil || !strings.Contains(err.Error(), "claim ns/c: its configuration for gpu.nvidia.com") {
+		t.Error(err)
+	}
+}
+
+// TestClaimedUnits holds which units a claim's devices are: Virgate's under either driver's name,
+// and NVIDIA's by what its CDI specs say.
+func TestClaimedUnits(t *testing.T) {
+	const uuid = "GPU-697ef0ed-27ad-5f09-ab59-43a2445ac537"
+	gpus := []sharing.GPU{{UUID: uuid}}
+	inventory := func() ([]sharing.GPU, error) { return gpus, nil }
+	units := claimedUnits(inventory, cdi.NewClaims(inventory))
+	place := strings.ToLower(uuid)
+	for _, test := range []struct {
+		driver, device string
+	}{
+		{"gpu.virgate.github.io", place},
+		{"gpu.nvidia.com", place + "-ts"},
+		{"gpu.nvidia.com", "gpu-0"}, // Of NVIDIA's driver.
+	} {
+		got, guessed := units(test.driver, []string{test.device}, nil)
+		if !slices.Equal(got, []string{uuid}) || guessed {
+			t.Errorf("%s of %s: %v, guessed %t", test.device, test.driver, got, guessed)
+		}
+	}
+	for _, driver := range []string{"gpu.virgate.github.io", "gpu.nvidia.com"} {
+		if got, guessed := units(driver, []string{place + "-1g10gb-4"}, nil); len(got) > 0 || guessed {
+			t.Errorf("a partition that is gone, of %s: %v, guessed %t", driver, got, guessed)
+		}
+	}
+}

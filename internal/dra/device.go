@@ -1,0 +1,355 @@
+package dra
+
+import (
+	"fmt"
+	"hash/fnv"
+	"strconv"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
+)
+
+const (
+	maxLabel = 63
+	// maxText is the length of an attribute's text.
+	maxText = resourceapi.DeviceAttributeMaxValueLength
+)
+
+// mode is how claims have a device.
+type mode struct {
+	// sharing is its attribute.
+	sharing string
+	// shares is how many a device that is shared by MPS has. They are of another size if it has
+	// more, so that is another mode, as for the device plugin, whose IDs end with it.
+	shares int
+}
+
+var (
+	exclusive   = mode{sharing: "exclusive"}
+	timeSlicing = mode{sharing: "time-slicing"}
+)
+
+func mps(shares int) mode { return mode{"mps", shares} }
+
+const (
+	slicesSuffix = "-ts"
+	mpsSuffix    = "-mps"
+)
+
+// suffix ends the names of devices of the mode.
+func (m mode) suffix() string {
+	switch {
+	case m.shares > 0:
+		return mpsSuffix + strconv.Itoa(m.shares)
+	case m == timeSlicing:
+		return slicesSuffix
+	}
+	return ""
+}
+
+// parseName is the reverse of nameOf: the name of the unit's place, and the mode.
+func parseName(device string) (place string, how mode) {
+	if i := strings.LastIndex(device, mpsSuffix); i >= 0 {
+		if n, err := strconv.Atoi(device[i+len(mpsSuffix):]); err == nil && n > 0 {
+			return device[:i], mps(n)
+		}
+	}
+	if place, is := strings.CutSuffix(device, slicesSuffix); is {
+		return place, timeSlicing
+	}
+	return device, exclusive
+}
+
+// PlaceOf is the place of the unit that is offered as a device of this name.
+func PlaceOf(device string) string {
+	place, _ := parseName(device)
+	return place
+}
+
+// IsShared says that several claims may have a device of this name.
+func IsShared(device string) bool {
+	_, how := parseName(device)
+	return how != exclusive
+}
+
+// MPSShares is of how many shares by MPS a claim has some that has a device of this name; 0 for
+// one that is not shared so.
+func MPSShares(device string) int {
+	_, how := parseName(device)
+	return how.shares
+}
+
+func modeOf(unit sharing.Unit) mode {
+	switch {
+	case unit.Replicas < 2:
+		return exclusive
+	case unit.MPS.Shares > 0:
+		return mps(unit.MPS.Shares)
+	}
+	return timeSlicing
+}
+
+// DeviceName is the name of a GPU's device, or of a partition's:
+//
+//	name      = "gpu-" uuid [ "-" profile "-" place ] [ "-ts" | "-mps" shares ]
+//	place     = start [ "-ci" compute instance ] | "gi" GPU instance
+//
+// A claim has a device by its name for as long as it lives, over reboots too, after which
+// a partition has another UUID and a GPU perhaps another minor. So a partition is called by
+// its GPU and its place. How it is shared is in the name because the allocator
+// compares an exclusive device only with exclusive allocations of the same name: if a name
+// became exclusive, it would be given away beside shares that are still out.
+func DeviceName(gpu string, p *sharing.Partition, unit sharing.Unit) string {
+	return nameOf(gpu, p, modeOf(unit))
+}
+
+// Place is the name of a unit for as long as its hardware is there, however it is shared.
+func Place(gpu string, p *sharing.Partition) string { return nameOf(gpu, p, exclusive) }
+
+// Placed is a unit's place, and its partition; nil for a whole GPU.
+type Placed struct {
+	Name      string
+	Partition *sharing.Partition
+}
+
+// Places are the places of the GPUs' units, by UUID.
+func Places(gpus []sharing.GPU) map[string]Placed {
+	places := map[string]Placed{}
+	for _, gpu := range gpus {
+		if !gpu.MIG {
+			places[gpu.UUID] = Placed{Place(gpu.UUID, nil), nil}
+		}
+		for i := range gpu.Partitions {
+			p := &gpu.Partitions[i]
+			places[p.UUID] = Placed{Place(gpu.UUID, p), p}
+		}
+	}
+	return places
+}
+
+func nameOf(gpu string, p *sharing.Partition, how mode) string {
+	begin, suffix := strings.ToLower(gpu), how.suffix()
+	if p == nil {
+		return begin + suffix
+	}
+	place := strconv.Itoa(p.Placement.Start)
+	if p.Placement.Size == 0 {
+		place = "gi" + strconv.Itoa(p.GI)
+	}
+	if p.Profile.Compute != p.Profile.Slices {
+		place += "-ci" + strconv.Itoa(p.CI)
+	}
+	name := begin + "-" + p.Profile.Label() + "-" + place
+	if len(name+mps(sharing.MaxMPSClients).suffix()) > maxLabel { // So that it begins in the same way in all modes.
+		name = begin + "-" + hash(p.Profile.String()) + "-" + place
+	}
+	return name + suffix
+}
+
+func hash(text string) string {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(text))
+	return fmt.Sprintf("x%08x", h.Sum32())
+}
+
+// device describes a unit of the plan.
+func (b *builder) device(gpu sharing.GPU, p *sharing.Partition, r sharing.Resource, unit sharing.Unit) device {
+	// A request for several shares would get them of one unit, so it is refused where the
+	// profile refuses that.
+	how := modeOf(unit)
+	single := r.FailRequestsGreaterThanOne && how.shares == 0 || r.SpreadStrict || how.shares > 0 && !unit.MPS.Several
+	d := b.describe(gpu, p, how, unit.Replicas, single, r.Name)
+	if !unit.Health.Healthy() {
+		d.Taints = []resourceapi.DeviceTaint{{Key: b.Driver + "/fault", Value: labelValue(unit.Health.Reason), Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	}
+	return d
+}
+
+// describe makes the device of a GPU, or of its partition, with as many shares if it is not
+// exclusive.
+func (b *builder) describe(gpu sharing.GPU, p *sharing.Partition, how mode, shares int, single bool, name string) device {
+	d := device{gpu: gpu.UUID, resource: name, Device: resourceapi.Device{Name: nameOf(gpu.UUID, p, how)}}
+	memory, kind, uuid, profile, place := gpu.Memory, "gpu", gpu.UUID, "", ""
+	if p != nil {
+		memory, kind, uuid, profile = p.Memory, "mig", p.UUID, p.Profile.String()
+		if p.Placement.Size > 0 {
+			place = p.Placement.String()
+		}
+	}
+	// Every device has every attribute: one that is missing is an error in an expression of
+	// CEL, and the error ends the scheduling of the pod. The first ten are those of NVIDIA's driver.
+	d.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+		"type": text(kind), "uuid": text(uuid), "parentUUID": text(gpu.UUID), "profile": text(profile),
+		"productName": text(gpu.Model), "brand": text(gpu.Brand), "architecture": text(architecture(gpu.Architecture)),
+		"cudaComputeCapability": version(gpu.ComputeCapability), "driverVersion": version(b.DriverVersion),
+		"cudaDriverVersion": version(fmt.Sprintf("%d.%d", b.CUDA/1000, b.CUDA%1000/10)),
+		"index":             number(gpu.Index), "numaNode": number(gpu.NUMANode),
+		"placement": text(place), "resource": text(name), "sharing": text(how.sharing),
+		"resource.kubernetes.io/pciBusID": text(strings.ToLower(strings.TrimPrefix(gpu.PCIBusID, "0000"))),
+	}
+	// But for this one, by which claims ask for devices of one root: all whose root is
+	// unknown would have the same.
+	if root := b.PCIeRoots[gpu.UUID]; root != "" {
+		d.Attributes["resource.kubernetes.io/pcieRoot"] = text(root)
+	}
+	d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: quantity(memory / mebibyte * mebibyte)}}
+	if how != exclusive {
+		d.AllowMultipleAllocations = new(true)
+		d.Capacity["shares"] = sharesOf(shares, single)
+		d.Capacity["memory"] = memoryOf(memory, how)
+	}
+	return d
+}
+
+// architecture is the name that NVIDIA's driver has for it (go-nvlib, GetArchitectureAsString): claims compare it.
+func architecture(family string) string {
+	switch family {
+	case "":
+		return ""
+	case "ada":
+		return "Ada Lovelace"
+	}
+	return strings.ToUpper(family[:1]) + family[1:]
+}
+
+const mebibyte = 1 << 20
+
+// memoryOf is the memory of a shared device as a capacity. A request may book some of what is
+// shared in time, and takes none otherwise; without a policy the first one would take all. Of
+// what is shared by MPS a share has its part and no more, whatever it asks for: so that is what
+// it takes, and a request for more has no device.
+func memoryOf(memory uint64, how mode) resourceapi.DeviceCapacity {
+	c := resourceapi.DeviceCapacity{Value: quantity(memory / mebibyte * mebibyte)}
+	if how.shares > 0 {
+		if part := quantity(sharing.NewMPSLimit(1, how.shares, memory).PinnedMemory); !part.IsZero() {
+			c.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: &part, ValidValues: []resource.Quantity{part}}
+		}
+	} else if none, step := quantity(0), quantity(mebibyte); c.Value.Cmp(step) >= 0 {
+		c.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: &none, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &none, Step: &step}}
+	}
+	return c
+}
+
+// sharesOf is the number of shares as a capacity, of which each request takes at least one.
+// A device of which only zeros are taken would count as unused.
+func sharesOf(n int, single bool) resourceapi.DeviceCapacity {
+	one := quantity(1)
+	policy := &resourceapi.CapacityRequestPolicy{Default: &one, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &one, Step: &one}}
+	if single || n == 1 { // A range needs room for a step beyond its minimum.
+		policy = &resourceapi.CapacityRequestPolicy{Default: &one, ValidValues: []resource.Quantity{one}}
+	}
+	return resourceapi.DeviceCapacity{Value: quantity(uint64(n)), RequestPolicy: policy}
+}
+
+// known describes devices of the GPUs by name, which may have left the plan; false for those
+// whose GPU or partition is gone.
+func (b *builder) known() func(name string) (device, bool) {
+	type unit struct {
+		gpu   sharing.GPU
+		p     *sharing.Partition
+		takes mig.Counters
+	}
+	units := map[string]unit{}
+	for _, gpu := range b.GPUs {
+		places := []*sharing.Partition{nil}
+		for i := range gpu.Partitions {
+			places = append(places, &gpu.Partitions[i])
+		}
+		geometry, onDemand := b.OnDemand[gpu.UUID]
+		if onDemand {
+			places = places[:1]
+			for _, p := range geometry.Placements() {
+				places = append(places, placed(gpu, geometry, p))
+			}
+		}
+		for _, p := range places {
+			u := unit{gpu: gpu, p: p}
+			if onDemand {
+				u.takes = takes(geometry, p)
+			}
+			units[Place(gpu.UUID, p)] = u
+		}
+	}
+	return func(name string) (device, bool) {
+		place, how := parseName(name)
+		u, is := units[place]
+		if !is {
+			return device{}, false
+		}
+		d := b.describe(u.gpu, u.p, how, 1, true, "") // The shares that are out are all that there is.
+		d.takes = u.takes
+		return d, d.Name == name
+	}
+}
+
+// gone describes a device of which nothing is known but its name.
+func (b *builder) gone(name string) device {
+	unknown := sharing.GPU{Index: -1, NUMANode: -1}
+	var gpu string
+	for uuid := range b.gpus {
+		if strings.HasPrefix(name, strings.ToLower(uuid)+"-") {
+			gpu, unknown = uuid, b.gpus[uuid]
+		}
+	}
+	_, how := parseName(name)
+	d := b.describe(unknown, nil, how, 1, true, "")
+	d.Name, d.gpu = name, gpu
+	d.Attributes["type"], d.Attributes["uuid"] = text("mig"), text("")
+	if d.gpu == "" {
+		d.Attributes["type"] = text("")
+	}
+	d.Capacity["memory"] = resourceapi.DeviceCapacity{}
+	return d
+}
+
+func takes(geometry mig.Geometry, p *sharing.Partition) mig.Counters {
+	if p == nil {
+		return geometry.Supply()
+	}
+	return geometry.Takes(mig.Partition{Profile: p.Profile, Placement: p.Placement})
+}
+
+func quantity(n uint64) resource.Quantity { return *resource.NewQuantity(int64(n), resource.BinarySI) }
+
+func text(s string) resourceapi.DeviceAttribute {
+	if len(s) > maxText {
+		s = strings.ToValidUTF8(s[:maxText], "")
+	}
+	return resourceapi.DeviceAttribute{StringValue: &s}
+}
+
+func number(n int) resourceapi.DeviceAttribute {
+	return resourceapi.DeviceAttribute{IntValue: new(int64(n))}
+}
+
+// version is a version of three numbers without leading zeros, as semver.org wants it:
+// 580.65.6 for 580.65.06. What is no version is 0.0.0.
+func version(s string) resourceapi.DeviceAttribute {
+	numbers := [3]uint64{}
+	for i, part := range strings.SplitN(s, ".", len(numbers)) {
+		n, err := strconv.ParseUint(part, 10, 32)
+		if err != nil {
+			numbers = [3]uint64{}
+			break
+		}
+		numbers[i] = n
+	}
+	written := fmt.Sprintf("%d.%d.%d", numbers[0], numbers[1], numbers[2])
+	return resourceapi.DeviceAttribute{VersionValue: &written}
+}
+
+// labelValue is the text as a label's value.
+func labelValue(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '_' {
+			return r
+		}
+		return ' '
+	}, s)
+	s = strings.Join(strings.Fields(s), "-")
+	return strings.Trim(s[:min(len(s), maxLabel)], "-_.")
+}

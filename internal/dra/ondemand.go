@@ -1,0 +1,153 @@
+package dra
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
+)
+
+// OnDemand says whether the partitions of the GPU are made for claims, and if not although
+// the profile asks for that, why. A GPU that a MIG layout chooses has the layout.
+func OnDemand(gpu sharing.GPU, state sharing.MIGState, p sharing.Profile) (yes bool, why string) {
+	if !p.DRA.DynamicMIG || !p.MIG.Manage || len(state.Geometry.Profiles) == 0 {
+		return false, ""
+	}
+	if _, wanted, err := p.MIG.Layout(state.GPU, state.Geometry); wanted || err != nil {
+		return false, ""
+	}
+	switch {
+	case p.MIGStrategy != sharing.MIGMixed:
+		return false, fmt.Sprintf("dra.dynamicMIG: has no effect with MIG strategy %q, it takes %s", p.MIGStrategy, sharing.MIGMixed)
+	case !gpu.MIG && modeNeedsReset(gpu):
+		return false, fmt.Sprintf("dra.dynamicMIG: GPU %d is offered whole: its MIG mode is off, and changing that takes a reset", gpu.Index)
+	}
+	return true, ""
+}
+
+// modeNeedsReset says that a change of the GPU's MIG mode takes a reset of it: Ampere's does,
+// later ones' does not (NVIDIA MIG User Guide, "Enable MIG Mode").
+func modeNeedsReset(gpu sharing.GPU) bool {
+	return gpu.Architecture == "ampere" || gpu.Architecture == ""
+}
+
+// onDemand adds the devices of the GPUs whose partitions are made for claims: every place of
+// every profile that is to be offered, and the whole GPU where its MIG mode can change.
+//
+// Partitions come in the order of GPUs, and whole GPUs after them in the reverse order, so
+// that partitions gather on the first GPUs and leave the last ones whole.
+func (b *builder) onDemand() {
+	for uuid, geometry := range b.OnDemand {
+		b.supplies[uuid] = geometry.Supply()
+	}
+	divided, whole := asTheyCouldBe(b.GPUs, b.OnDemand)
+	b.possible(divided)
+	slices.Reverse(whole)
+	for _, gpu := range whole {
+		b.possible([]sharing.GPU{gpu})
+	}
+}
+
+// asTheyCouldBe are those of the GPUs that are divided on demand, with all partitions that they
+// could have, and those of them that can be given whole.
+func asTheyCouldBe(gpus []sharing.GPU, geometries map[string]mig.Geometry) (divided, whole []sharing.GPU) {
+	for _, gpu := range gpus {
+		geometry, onDemand := geometries[gpu.UUID]
+		if !onDemand {
+			continue
+		}
+		parts := gpu
+		parts.MIG, parts.Partitions = true, nil
+		for i, p := range geometry.Placements() {
+			at := placed(gpu, geometry, p)
+			at.Index = firstPlace + i
+			parts.Partitions = append(parts.Partitions, *at)
+		}
+		divided = append(divided, parts)
+		if !modeNeedsReset(gpu) {
+			gpu.MIG, gpu.Partitions = false, nil
+			whole = append(whole, gpu)
+		}
+	}
+	return divided, whole
+}
+
+// OnDemandUnits are the units that are offered of the GPUs that are divided on demand, in no
+// particular order. The UUIDs of their partitions are none that a driver gives.
+func OnDemandUnits(gpus []sharing.GPU, geometries map[string]mig.Geometry, profile sharing.Profile) []Possible {
+	divided, whole := asTheyCouldBe(gpus, geometries)
+	return append(possible(divided, profile), possible(whole, profile)...)
+}
+
+// firstPlace is beyond the MIG device indexes of any GPU: no selector of a profile is meant
+// for a partition that does not exist.
+const firstPlace = 1000
+
+// possible adds what a plan offers of the GPUs as they could be.
+func (b *builder) possible(gpus []sharing.GPU) {
+	for _, p := range possible(gpus, b.Profile) {
+		if p.Partition != nil {
+			// It has none until it exists, and another one each time that it does.
+			at := *p.Partition
+			at.UUID = ""
+			p.Partition = &at
+		}
+		p.Unit.Health = cmp.Or(b.Plan.Health[p.GPU.UUID], p.Unit.Health)
+		d := b.device(p.GPU, p.Partition, p.Resource, p.Unit)
+		d.takes = takes(b.OnDemand[p.GPU.UUID], p.Partition)
+		b.add(d)
+	}
+}
+
+// Possible is a unit that a GPU could have, whether it has it now or not, and the resource as
+// which it is offered then. Partition is nil for the whole GPU.
+type Possible struct {
+	GPU       sharing.GPU
+	Partition *sharing.Partition
+	Resource  sharing.Resource
+	Unit      sharing.Unit
+}
+
+// possible are the units of the GPUs as they could be that are to be offered. Shares by MPS are
+// not: no daemon is there before the partition.
+func possible(gpus []sharing.GPU, profile sharing.Profile) (list []Possible) {
+	planned := map[string]Possible{}
+	for _, r := range sharing.NewPlan(gpus, profile).Resources {
+		for _, unit := range r.Units {
+			planned[unit.ID] = Possible{Resource: r, Unit: unit}
+		}
+	}
+	add := func(gpu sharing.GPU, id string, at *sharing.Partition) {
+		if p, ok := planned[id]; ok && profile.DRA.Offers(p.Resource.Name) && p.Unit.MPS.Shares == 0 {
+			p.GPU, p.Partition = gpu, at
+			list = append(list, p)
+		}
+	}
+	for _, gpu := range gpus {
+		add(gpu, gpu.UUID, nil)
+		for i := range gpu.Partitions {
+			add(gpu, gpu.Partitions[i].UUID, &gpu.Partitions[i])
+		}
+	}
+	return list
+}
+
+// placed is the partition that the GPU would have at the place, with the health of the one
+// that it has there. Its UUID is none that a driver gives.
+func placed(gpu sharing.GPU, geometry mig.Geometry, p mig.Partition) *sharing.Partition {
+	at := &sharing.Partition{
+		UUID: gpu.UUID + "/" + p.Profile.String() + "/" + p.Placement.String(), Profile: p.Profile, Placement: p.Placement,
+		Memory: geometry.Memory[p.Profile] << 20,
+	}
+	if at.Memory == 0 && p.Profile.MemoryGB > 0 { // A profile's name may be rounded up.
+		at.Memory = uint64(p.Profile.MemoryGB-1) << 30
+	}
+	for _, have := range gpu.Partitions {
+		if have.Profile == p.Profile && have.Placement == p.Placement {
+			at.Health = have.Health
+		}
+	}
+	return at
+}

@@ -1,0 +1,353 @@
+package dradriver
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+)
+
+// Publish says what the node offers from now on: all slices of its pool, at least one, as
+// dra.Build makes them. Their generations are of no account. It does not wait; the slices must
+// not be changed afterwards. What was published already is not written again.
+func (d *Driver) Publish(offered []resourceapi.ResourceSlice) {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	if equality.Semantic.DeepEqual(d.given, offered) {
+		return
+	}
+	d.urgent = d.urgent || newTaint(d.given, offered)
+	d.given, d.status.Written = offered, time.Time{}
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}
+
+// newTaint says whether a device has a taint that it did not have.
+func newTaint(before, now []resourceapi.ResourceSlice) bool {
+	taints := map[string][]resourceapi.DeviceTaint{}
+	for _, slice := range before {
+		for _, device := range slice.Spec.Devices {
+			taints[device.Name] = device.Taints
+		}
+	}
+	return slices.ContainsFunc(now, func(slice resourceapi.ResourceSlice) bool {
+		return slices.ContainsFunc(slice.Spec.Devices, func(device resourceapi.Device) bool {
+			return len(device.Taints) > 0 && !equality.Semantic.DeepEqual(device.Taints, taints[device.Name])
+		})
+	})
+}
+
+// publish keeps the API server's slices as they were published last, until ctx ends. It looks
+// when something is published and when somebody else changes them: the kubelet deletes
+// them when it starts, maybe after the registration, and the garbage collector when the Node
+// is made anew (kubernetes 1.36.3, wipeResourceSlices in pkg/kubelet/cm/dra/plugin).
+func (d *Driver) publish(ctx context.Context) {
+	p := publisher{Driver: d, known: map[string]string{}, unwatch: func() {}}
+	defer func() { p.unwatch() }()
+	retry := d.timing.retry
+	var last time.Time
+	// due is when to look next; zero for not before something happens.
+	var due time.Time
+	earliest := func(at time.Time) {
+		if due.IsZero() || at.Before(due) {
+			due = at
+		}
+	}
+	for {
+		var look <-chan time.Time
+		if !due.IsZero() {
+			look = time.After(time.Until(due))
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.wake:
+			d.mutex.Lock()
+			urgent := d.urgent
+			d.urgent = false
+			d.mutex.Unlock()
+			if urgent {
+				last = time.Time{}
+			}
+			earliest(last.Add(d.timing.pace))
+		case event, open := <-p.watching:
+			switch {
+			case !open || event.Type == watch.Error:
+				p.unwatch()
+				earliest(time.Now().Add(random(d.timing.spread)))
+			case !p.knows(event):
+				earliest(later(last.Add(d.timing.pace), time.Now().Add(random(d.timing.settle))))
+			}
+		case <-look:
+			due, last = time.Time{}, time.Now()
+			err := p.look(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			d.change(func(s *Status) {
+				if s.Unpublished = text(err); err != nil {
+					s.Failures++
+				} else {
+					s.Published = len(p.wanted)
+					if s.Written.IsZero() && equality.Semantic.DeepEqual(p.given, d.given) {
+						s.Written = time.Now()
+					}
+				}
+			})
+			if err != nil {
+				due = time.Now().Add(retry.Step())
+			} else {
+				retry = d.timing.retry
+			}
+		}
+	}
+}
+
+func random(most time.Duration) time.Duration { return time.Duration(rand.Float64() * float64(most)) }
+
+func later(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return b
+	}
+	return a
+}
+
+// publisher is what publish knows. One goroutine has it.
+type publisher struct {
+	*Driver
+	// given is what wanted was made of. wanted differs where the API server leaves something out,
+	// so that it is not asked for the same for ever.
+	given, wanted []resourceapi.ResourceSlice
+	// known are the versions of the API server's slices, by name; watching tells of others.
+	known    map[string]string
+	watching <-chan watch.Event
+	unwatch  func()
+}
+
+// knows says whether the event tells what is known, such as one's own writes.
+func (p *publisher) knows(event watch.Event) bool {
+	object, err := meta.Accessor(event.Object)
+	if err != nil {
+		return true
+	}
+	version, there := p.known[object.GetName()]
+	if event.Type == watch.Deleted {
+		return !there
+	}
+	return there && version == object.GetResourceVersion()
+}
+
+// look compares once, and writes what differs.
+func (p *publisher) look(ctx context.Context) error {
+	p.mutex.Lock()
+	given := p.Driver.given
+	p.mutex.Unlock()
+	if len(given) == 0 {
+		return nil
+	}
+	if !equality.Semantic.DeepEqual(given, p.given) {
+		p.given, p.wanted = given, slices.Clone(given)
+	}
+	asking, cancel := context.WithTimeout(ctx, p.timing.request)
+	defer cancel()
+	ours := metav1.ListOptions{FieldSelector: fields.Set{
+		resourceapi.ResourceSliceSelectorDriver: p.options.Driver, resourceapi.ResourceSliceSelectorNodeName: p.options.Node,
+	}.String()}
+	var list resourceapi.ResourceSliceList
+	if err := p.rest.Get().Resource(resourceSlices).VersionedParams(&ours, metav1.ParameterCodec).Do(asking).Into(&list); err != nil {
+		return fmt.Errorf("list ResourceSlices: %w", err)
+	}
+	clear(p.known)
+	for _, slice := range list.Items {
+		p.known[slice.Name] = slice.ResourceVersion
+	}
+	todo, err := difference(list.Items, p.wanted)
+	if err != nil {
+		return err
+	}
+	if err := p.write(asking, todo); err != nil {
+		return err
+	}
+	if p.watching != nil {
+		return nil
+	}
+	// The server ends it after a time that is another one on each node.
+	life := p.timing.watch + random(p.timing.watch)
+	ours.Watch, ours.ResourceVersion, ours.TimeoutSeconds = true, list.ResourceVersion, new(int64(life/time.Second)+1)
+	watching, stop := context.WithTimeout(ctx, life+time.Minute)
+	late := time.AfterFunc(p.timing.request, stop)
+	events, err := p.rest.Get().Resource(resourceSlices).VersionedParams(&ours, metav1.ParameterCodec).Watch(watching)
+	if late.Stop(); err != nil {
+		stop()
+		return fmt.Errorf("watch ResourceSlices: %w", err)
+	}
+	p.watching, p.unwatch = events.ResultChan(), func() {
+		stop()
+		events.Stop()
+		p.watching, p.unwatch = nil, func() {}
+	}
+	return nil
+}
+
+// writes are what makes the slices as they are wanted, in this order: a pool of which a slice
+// is missing is not allocated from, and obsolete devices must go first.
+type writes struct {
+	remove, update, create []resourceapi.ResourceSlice
+}
+
+// difference compares the slices that there are with those that are wanted. As long as one
+// slice changes, the pool's generation stays, because that is one write and the pool is whole
+// at all times; otherwise all are of a new generation. The error says that there are slices
+// of another program.
+func difference(existing, wanted []resourceapi.ResourceSlice) (writes, error) {
+	var w writes
+	var generation int64
+	for _, slice := range existing {
+		generation = max(generation, slice.Spec.Pool.Generation)
+	}
+	byName := map[string]resourceapi.ResourceSlice{}
+	for _, slice := range existing {
+		named := slices.ContainsFunc(wanted, func(want resourceapi.ResourceSlice) bool { return want.Name == slice.Name })
+		switch {
+		case slice.Spec.Pool.Name != wanted[0].Spec.Pool.Name:
+			return writes{}, fmt.Errorf("another program publishes this driver's devices on this node: ResourceSlice %s, pool %s", slice.Name, slice.Spec.Pool.Name)
+		case !named:
+			w.remove = append(w.remove, slice)
+		default:
+			byName[slice.Name] = slice
+		}
+	}
+	var changed []resourceapi.ResourceSlice
+	for _, want := range wanted {
+		want.Spec.Pool.Generation = generation
+		old, there := byName[want.Name]
+		if !there {
+			w.create = append(w.create, want)
+			continue
+		}
+		update := old
+		update.Spec = keepTimes(want.Spec, old.Spec)
+		w.update = append(w.update, update)
+		if !equality.Semantic.DeepEqual(update.Spec, old.Spec) {
+			changed = append(changed, update)
+		}
+	}
+	if w.create == nil && len(changed) <= 1 {
+		w.update = changed
+		return w, nil
+	}
+	for _, all := range [][]resourceapi.ResourceSlice{w.update, w.create} {
+		for i := range all {
+			all[i].Spec.Pool.Generation = generation + 1
+		}
+	}
+	return w, nil
+}
+
+// keepTimes gives taints without a time that of the same taint in old: the API server sets it.
+func keepTimes(spec, old resourceapi.ResourceSliceSpec) resourceapi.ResourceSliceSpec {
+	spec = *spec.DeepCopy()
+	since := map[string]*metav1.Time{}
+	key := func(device string, t resourceapi.DeviceTaint) string {
+		return device + " " + t.Key + " " + t.Value + " " + string(t.Effect)
+	}
+	for _, device := range old.Devices {
+		for _, taint := range device.Taints {
+			since[key(device.Name, taint)] = taint.TimeAdded
+		}
+	}
+	for _, device := range spec.Devices {
+		for i, taint := range device.Taints {
+			if taint.TimeAdded == nil {
+				device.Taints[i].TimeAdded = since[key(device.Name, taint)]
+			}
+		}
+	}
+	return spec
+}
+
+func (p *publisher) write(ctx context.Context, todo writes) error {
+	for _, slice := range todo.remove {
+		only := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &slice.UID, ResourceVersion: &slice.ResourceVersion}}
+		err := p.rest.Delete().Resource(resourceSlices).Name(slice.Name).Body(&only).Do(ctx).Error()
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete ResourceSlice %s: %w", slice.Name, err)
+		}
+		delete(p.known, slice.Name)
+		p.change(func(s *Status) { s.Writes++ })
+	}
+	for _, slice := range todo.update {
+		if err := p.send(ctx, p.rest.Put().Name(slice.Name), slice); err != nil {
+			return fmt.Errorf("update ResourceSlice %s: %w", slice.Name, err)
+		}
+	}
+	if len(todo.create) == 0 {
+		return nil
+	}
+	// The Node may be another one than before. A slice of one that is gone goes too.
+	var node metav1.PartialObjectMetadata
+	err := p.rest.Get().AbsPath("/api/v1/nodes", p.options.Node).
+		SetHeader("Accept", runtime.ContentTypeProtobuf+";as=PartialObjectMetadata;g=meta.k8s.io;v=v1").Do(ctx).Into(&node)
+	if err != nil {
+		return fmt.Errorf("read node %s: %w", p.options.Node, err)
+	}
+	for _, slice := range todo.create {
+		slice.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: p.options.Node, UID: node.UID, Controller: new(true)}}
+		if err := p.send(ctx, p.rest.Post(), slice); err != nil {
+			return fmt.Errorf("create ResourceSlice %s: %w", slice.Name, err)
+		}
+	}
+	return nil
+}
+
+const resourceSlices = "resourceslices"
+
+// send writes a slice, and looks at what the API server made of it. Where features are
+// turned off it leaves fields out, and would do so again: what it has is what is wanted then.
+func (p *publisher) send(ctx context.Context, request *rest.Request, slice resourceapi.ResourceSlice) error {
+	var stored resourceapi.ResourceSlice
+	if err := request.Resource(resourceSlices).Param("fieldManager", "virgate").Body(&slice).Do(ctx).Into(&stored); err != nil {
+		return err
+	}
+	p.known[slice.Name] = stored.ResourceVersion
+	var missing Features
+	if want := keepTimes(slice.Spec, stored.Spec); !equality.Semantic.DeepEqual(want, stored.Spec) {
+		i := slices.IndexFunc(p.wanted, func(wanted resourceapi.ResourceSlice) bool { return wanted.Name == slice.Name })
+		p.wanted[i].Spec = *stored.Spec.DeepCopy()
+		missing = dropped(want, stored.Spec)
+	}
+	p.change(func(s *Status) {
+		s.Writes++
+		s.Dropped.Taints = s.Dropped.Taints || missing.Taints
+		s.Dropped.Counters = s.Dropped.Counters || missing.Counters
+		s.Dropped.Shares = s.Dropped.Shares || missing.Shares
+		s.Dropped.Other = s.Dropped.Other || missing.Other
+	})
+	return nil
+}
+
+// dropped are the features whose fields are missing, where something is.
+func dropped(sent, stored resourceapi.ResourceSliceSpec) Features {
+	f := Features{Counters: len(stored.SharedCounters) < len(sent.SharedCounters)}
+	for i := range min(len(sent.Devices), len(stored.Devices)) {
+		a, b := sent.Devices[i], stored.Devices[i]
+		f.Taints = f.Taints || len(b.Taints) < len(a.Taints)
+		f.Counters = f.Counters || len(b.ConsumesCounters) < len(a.ConsumesCounters)
+		f.Shares = f.Shares || a.AllowMultipleAllocations != nil && b.AllowMultipleAllocations == nil
+	}
+	f.Other = f == Features{}
+	return f
+}

@@ -1,0 +1,177 @@
+package migchange
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync/atomic"
+
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
+)
+
+// Room is a partition that is to be there, or a whole GPU.
+type Room struct {
+	// GPU is the GPU's UUID.
+	GPU string
+	// Partition is a GPU instance with one compute instance of its size; nil for the whole GPU,
+	// with MIG mode off.
+	Partition *mig.Partition
+	// Keep are GPU instances that must stay, whether they seem to be used or not.
+	Keep func() []mig.Partition
+}
+
+// cut is a wish for Room. Who sets taken first, begins it or gives it up. What has begun is told
+// what became of it.
+type cut struct {
+	Room
+	taken *atomic.Bool
+	done  chan<- error
+}
+
+var errReleased = errors.New("the GPU is released, or another program changes its MIG layout now")
+
+// Cut makes room while Run runs. For it, partitions are destroyed that are in the way and that
+// nobody uses; the others stay for later. ctx is for the time until it begins: what has
+// begun is finished. It is for GPUs of which no MIG layout is wanted.
+func (r *Reconciler) Cut(ctx context.Context, room Room) error {
+	done, taken := make(chan error, 1), &atomic.Bool{}
+	select {
+	case r.cuts <- cut{room, taken, done}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		if taken.CompareAndSwap(false, true) {
+			return ctx.Err()
+		}
+		return <-done
+	}
+}
+
+// beginCuts begins those that can begin now, and returns the others.
+func (r *Reconciler) beginCuts(ctx context.Context, gpus []sharing.GPU, list []cut) (waiting []cut) {
+	if len(list) > 0 {
+		r.loadJournal()
+	}
+	for _, c := range list {
+		i := slices.IndexFunc(gpus, func(gpu sharing.GPU) bool { return gpu.UUID == c.GPU })
+		if i < 0 {
+			c.done <- errReleased
+			continue
+		}
+		g := r.managed(gpus[i])
+		if g == nil || r.room() == 0 {
+			waiting = append(waiting, c) // The end of a change wakes.
+			continue
+		}
+		if _, begun := r.currentJournal().record(c.GPU); begun {
+			c.done <- errors.New("an interrupted change of the GPU's partitions is not finished")
+			continue
+		}
+		if !c.taken.CompareAndSwap(false, true) {
+			continue
+		}
+		r.start(g, func() { c.done <- r.makeRoom(ctx, g, c.Room) })
+	}
+	return waiting
+}
+
+func endCuts(list []cut, err error) {
+	for _, c := range list {
+		c.done <- err
+	}
+}
+
+// makeRoom makes the room in the goroutine that has the GPU.
+func (r *Reconciler) makeRoom(ctx context.Context, g *managedGPU, room Room) error {
+	holders := Holders{err: errHoldersUnknown}
+	if r.Holders != nil {
+		holders = NewHolders(r.Holders(ctx))
+	}
+	if !holders.known() {
+		return holders.err
+	}
+	state, err := r.Partitioner.State(ctx, room.GPU)
+	if err != nil {
+		return err
+	}
+	state = holders.markHeld(room.GPU, state)
+	r.see(g, state)
+	target, err := room.target(state, holders.pods[room.GPU])
+	if err != nil {
+		return err
+	}
+	steps, err := mig.Steps(state.Enabled, state.Instances, target)
+	if err != nil || len(steps) == 0 {
+		return err
+	}
+	if state.NotPermitted {
+		return fmt.Errorf("%w: %s", mig.ErrNoPermission, notPermitted)
+	}
+	record := Record{GPU: room.GPU, Before: state.Layout(), After: target}
+	if err := r.save(func(j Journal) Journal { return j.begin(record) }); err != nil {
+		return err
+	}
+	g.inTheWay = nil
+	r.report(g, nodereport.LayoutPending, "a partition is being made for a claim")
+	return r.finish(ctx, g, record, holders)
+}
+
+// target is the layout with the room and with what is there beside it: all that has to stay, and
+// of the rest what fits. The error wraps mig.ErrInUse where something in the way has to stay.
+func (room Room) target(state sharing.MIGState, wholeHolder string) (mig.PlacedLayout, error) {
+	switch {
+	case state.Enabled == (room.Partition != nil):
+	case wholeHolder != "":
+		return mig.PlacedLayout{}, fmt.Errorf("the GPU is %w as a whole by %s", mig.ErrInUse, wholeHolder)
+	case state.Busy:
+		return mig.PlacedLayout{}, fmt.Errorf("the GPU is %w as a whole by a process", mig.ErrInUse)
+	case state.ProcessesHidden:
+		return mig.PlacedLayout{}, fmt.Errorf("%w: %s", mig.ErrInUse, useUnknown)
+	}
+	left := state.Geometry.Supply()
+	take := func(p mig.Partition) bool {
+		after := maps.Clone(left)
+		for name, n := range state.Geometry.Takes(p) {
+			if after[name] -= n; after[name] < 0 {
+				return false
+			}
+		}
+		left = after
+		return true
+	}
+	target := mig.PlacedLayout{MIG: room.Partition != nil}
+	if room.Partition != nil {
+		take(*room.Partition)
+		target.Partitions = append(target.Partitions, *room.Partition)
+	}
+	keep := room.Keep()
+	stays := func(i mig.Instance) bool {
+		at := mig.Partition{Profile: i.Profile, Placement: i.Placement}
+		return state.ProcessesHidden || slices.Contains(keep, at) || slices.ContainsFunc(i.Computes, func(c mig.Compute) bool { return c.Busy })
+	}
+	for _, staying := range []bool{true, false} {
+		for _, i := range state.Instances {
+			at := mig.Partition{Profile: i.Profile, Placement: i.Placement}
+			switch {
+			case stays(i) != staying:
+			case room.Partition != nil && at == *room.Partition && (!staying || len(i.Computes) == 1 && i.Partition(i.Computes[0]) == at.Profile):
+			case room.Partition != nil && take(at):
+				for _, c := range i.Computes {
+					target.Partitions = append(target.Partitions, mig.Partition{Profile: i.Partition(c), Placement: i.Placement})
+				}
+			case staying:
+				return mig.PlacedLayout{}, fmt.Errorf("%s at %s is in the way and %w", i.Profile, i.Placement, mig.ErrInUse)
+			}
+		}
+	}
+	slices.SortFunc(target.Partitions, func(a, b mig.Partition) int { return a.Placement.Start - b.Placement.Start })
+	return target, nil
+}

@@ -1,0 +1,226 @@
+package migchange
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
+)
+
+// cutter is a program that runs, on a GPU without a MIG layout.
+func (w *world) cutter(ctx context.Context, r *Reconciler) (cut func(room Room) error, ended <-chan struct{}) {
+	r.Inputs = func() ([]sharing.GPU, sharing.MIGConfig, error) {
+		gpus, err := nvml.Scan(w.sim)
+		return gpus, sharing.MIGConfig{Manage: true}, err
+	}
+	done := make(chan struct{})
+	go func() { defer close(done); r.Run(ctx) }()
+	return func(room Room) error {
+		room.GPU = w.sim.GPUs()[0].UUID
+		if room.Keep == nil {
+			room.Keep = func() []mig.Partition { return nil }
+		}
+		return r.Cut(ctx, room)
+	}, done
+}
+
+func placed(t *testing.T, profile string, start, size int) mig.Partition {
+	return mig.Partition{Profile: parsed(t, profile), Placement: mig.Placement{Start: start, Size: size}}
+}
+
+func (w *world) has(want ...mig.Partition) {
+	w.t.Helper()
+	if got := w.layout().Partitions; !slices.Equal(got, want) {
+		w.t.Errorf("the GPU has %v, want %v", got, want)
+	}
+}
+
+// TestCut makes room for one partition after the other: what is used or kept stays, what is idle
+// stays where it can.
+func TestCut(t *testing.T) {
+	w := newWorld(t, "h100")
+	ctx, cancel := context.WithCancel(t.Context())
+	cut, ended := w.cutter(ctx, w.program())
+	defer func() { cancel(); <-ended }()
+	wants := func(want string, p *mig.Partition, keep ...mig.Partition) {
+		t.Helper()
+		err := cut(Room{Partition: p, Keep: func() []mig.Partition { return keep }})
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%v, want %q", err, want)
+		}
+		if len(w.kept.Underway) != 0 {
+			t.Errorf("the journal has %v", w.kept.Underway)
+		}
+	}
+	small, big, left := placed(t, "1g.10gb", 4, 1), placed(t, "3g.40gb", 4, 4), placed(t, "2g.20gb", 0, 2)
+	wants("", &small)
+	wants("", &left)
+	w.has(left, small)
+	writes := w.writes
+	if wants("", &left); w.writes != writes {
+		t.Error("what is there is made again")
+	}
+	wants("1g.10gb at 4:1 is in the way and in use", &big, small)
+	wants("2g.20gb at 0:2 is in the way and in use", nil, left)
+	wants("", &big, left, big)
+	w.has(left, big)
+	w.use([]int{0, 1})
+	wants("in the way and in use", nil)
+	other := placed(t, "1g.10gb", 0, 1)
+	wants("in the way and in use", &other)
+	w.has(left, big)
+	for device := range 2 {
+		_ = w.sim.RemoveProcess(0, device, 4000+device)
+	}
+	wants("", nil)
+	if w.layout().MIG {
+		t.Error("the GPU is not whole")
+	}
+	if err := w.sim.AddProcess(0, -1, 4711, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	wants("in use as a whole by a process", &small)
+}
+
+// TestCutKeepsWhatClaimsHave holds that of idle partitions those leave first that no claim has.
+func TestCutKeepsWhatClaimsHave(t *testing.T) {
+	g, ok := mig.GeometryOf(0x2330)
+	if !ok {
+		t.Fatal("no geometry")
+	}
+	var state sharing.MIGState
+	state.Geometry, state.Enabled = g, true
+	var seven []mig.Partition
+	for i := range 7 {
+		p := placed(t, "1g.10gb", i, 1)
+		seven = append(seven, p)
+		state.Instances = append(state.Instances, mig.Instance{GI: i, Profile: p.Profile, Placement: p.Placement, Computes: []mig.Compute{{Slices: 1}}})
+	}
+	// The last slot has no slice of its own: one of the others has to go.
+	want := placed(t, "1g.20gb", 6, 2)
+	for kept := range 6 {
+		room := Room{Partition: &want, Keep: func() []mig.Partition { return seven[:kept+1] }}
+		target, err := room.target(state, "")
+		if err != nil || !slices.Equal(target.Partitions, append(slices.Clone(seven[:6]), want)) {
+			t.Errorf("%v, %v", target, err)
+		}
+	}
+	room := Room{Partition: &want, Keep: func() []mig.Partition { return seven }}
+	if _, err := room.target(state, ""); !errors.Is(err, mig.ErrInUse) {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestCutRefuses holds what is refused before anything is touched.
+func TestCutRefuses(t *testing.T) {
+	small := placed(t, "1g.10gb", 4, 1)
+	for name, test := range map[string]struct {
+		change func(w *world, r *Reconciler)
+		want   string
+	}{
+		"holders unknown": {func(_ *world, r *Reconciler) { r.Holders = blind }, "cannot be read"},
+		"held as a whole": {func(w *world, _ *Reconciler) { w.held = []string{w.sim.GPUs()[0].UUID} }, "in use as a whole by default/pod"},
+		"no state file":   {func(w *world, _ *Reconciler) { w.saving = errDisk }, "disk full"},
+		"not permitted":   {func(w *world, _ *Reconciler) { w.enter("unprivileged") }, "not permitted"},
+		"processes hidden": {func(_ *world, r *Reconciler) {
+			partitioner := r.Partitioner.(*nvml.Partitioner)
+			partitioner.ProcessesHidden = true
+		}, "unknown, because the driver lists no processes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "h100")
+			r := w.program()
+			test.change(w, r)
+			ctx, cancel := context.WithCancel(t.Context())
+			cut, ended := w.cutter(ctx, r)
+			defer func() { cancel(); <-ended }()
+			if err := r.Cut(t.Context(), Room{GPU: "GPU-other", Partition: &small}); !errors.Is(err, errReleased) {
+				t.Error(err)
+			}
+			if err := cut(Room{Partition: &small}); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%v, want %q", err, test.want)
+			}
+			if w.writes != 0 {
+				t.Errorf("%d calls that change the GPU", w.writes)
+			}
+		})
+	}
+}
+
+// TestCutIsGivenUp holds that who waits while the GPU is being changed can give up.
+func TestCutIsGivenUp(t *testing.T) {
+	w := newWorld(t, "h100")
+	answer := make(chan struct{})
+	w.sim.InjectFault("DeviceSetMigMode", simnode.Fault{Return: nvml.Success, Until: answer, Times: 1})
+	r := w.program()
+	ctx, cancel := context.WithCancel(t.Context())
+	cut, ended := w.cutter(ctx, r)
+	defer func() { cancel(); <-ended }()
+	small, other := placed(t, "1g.10gb", 4, 1), placed(t, "1g.10gb", 5, 1)
+	first := make(chan error, 1)
+	go func() { first <- cut(Room{Partition: &small}) }()
+	for !r.Changing(w.sim.GPUs()[0].UUID) {
+		select {
+		case <-time.After(time.Millisecond):
+		case <-t.Context().Done():
+			t.Fatal("nothing begins")
+		}
+	}
+	gaveUp, giveUp := context.WithCancel(t.Context())
+	giveUp()
+	if err := r.Cut(gaveUp, Room{GPU: w.sim.GPUs()[0].UUID, Partition: &other}); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	close(answer)
+	if err := <-first; err != nil {
+		t.Error(err)
+	}
+	w.has(small)
+}
+
+// TestCutIsKilled ends the program at each of its writes: the next one finishes the change or
+// undoes it, and the same wish comes true then.
+func TestCutIsKilled(t *testing.T) {
+	small, big := placed(t, "1g.10gb", 4, 1), placed(t, "3g.40gb", 4, 4)
+	for dies := 1; dies < 20; dies++ {
+		for _, late := range []bool{false, true} {
+			t.Run(fmt.Sprint(dies, late), func(t *testing.T) {
+				w := newWorld(t, "h100")
+				ctx, cancel := context.WithCancel(t.Context())
+				cut, ended := w.cutter(ctx, w.program())
+				if err := cut(Room{Partition: &small}); err != nil {
+					t.Fatal(err)
+				}
+				cancel()
+				<-ended
+				ctx, w.kill = context.WithCancel(t.Context())
+				w.seen, w.dies, w.late = 0, dies, late
+				cut, ended = w.cutter(ctx, w.program())
+				err := cut(Room{Partition: &big})
+				w.kill()
+				<-ended
+				if !w.dead && err != nil {
+					t.Fatal(err)
+				}
+				w.dead, w.dies = false, 0
+				ctx, cancel = context.WithCancel(t.Context())
+				r := w.program()
+				w.run(r, sharing.MIGConfig{Manage: true}, true, 5)
+				cut, ended = w.cutter(ctx, r)
+				defer func() { cancel(); <-ended }()
+				if err := cut(Room{Partition: &big}); err != nil {
+					t.Error(err)
+				}
+				w.has(big)
+			})
+		}
+	}
+}

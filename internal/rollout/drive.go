@@ -1,0 +1,494 @@
+package rollout
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// leaseTime is how long a driver that has not renewed its lease is taken for alive, by the
+	// clock of who waits for it: no two clocks need be the same. It renews it every third of that,
+	// and writes nothing when it has not for two thirds.
+	leaseTime = 30 * time.Second
+	// tick is how often time itself is looked at.
+	tick = time.Second
+)
+
+// Resume says how to go on.
+type Resume struct {
+	// SkipFailed leaves out nodes that failed; otherwise they are waited for again.
+	SkipFailed bool
+	// PauseAfter is after how many more waves it pauses; 0 for none.
+	PauseAfter int
+	// AllowIll no longer looks at devices that are not allocatable.
+	AllowIll bool
+}
+
+// errHeld says that somebody else drives the rollout.
+var errHeld = errors.New("somebody else drives it")
+
+func (h *Head) renew(holder string) error {
+	if h.Holder != holder {
+		return fmt.Errorf("%w: %s", errHeld, cmp.Or(h.Holder, "nobody now, it was taken from this program"))
+	}
+	h.Renewed = time.Now().UTC()
+	return nil
+}
+
+// lostHead is the Head that a rollout without one gets; nil where it has one.
+func (r *Rollout) lostHead() *Head {
+	if !r.Lost {
+		return nil
+	}
+	head := r.Head
+	return &head
+}
+
+// writeHead changes the Head on the Node, which has it or, with lost, gets it.
+func (c *Client) writeHead(ctx context.Context, n Node, id string, lost *Head, set func(*Head) error) (Node, error) {
+	for {
+		head := n.Head
+		if head == nil || head.ID != id {
+			head = lost
+		}
+		if head == nil || n.Record == nil || n.Record.ID != id {
+			return n, fmt.Errorf("node %s does not have the head of rollout %s any more", n.Name, id)
+		}
+		next := *head
+		if err := set(&next); err != nil {
+			return n, err
+		}
+		var p change
+		if err := p.keep(HeadAnnotation, next); err != nil {
+			return n, err
+		}
+		now, err := c.patch(ctx, n, p)
+		if err == nil || !gone(err) {
+			return now, err
+		}
+		found := false
+		if n, found, err = c.get(ctx, n.Name); err != nil {
+			return n, err
+		} else if !found {
+			return n, fmt.Errorf("node %s, which has the head of rollout %s, is gone", n.Name, id)
+		}
+	}
+}
+
+// driver drives one rollout.
+type driver struct {
+	*Client
+	store *store
+	id    string
+	// renewed is when the lease was last renewed.
+	renewed time.Time
+	// last is the Head as it was last seen, seen what Progress was last told.
+	last Head
+	seen string
+}
+
+// Drive goes on with a rollout until it ends, pauses or stops, and returns it as it is then: with
+// ErrStopped where a node is in the way, and ErrInterrupted when ctx ends.
+func (c *Client) Drive(ctx context.Context, id string, how Resume) (*Rollout, error) {
+	return c.run(ctx, id, func(ctx context.Context, d *driver, r *Rollout) error {
+		switch r.Phase {
+		case Claiming:
+			return fmt.Errorf("rollout %s was never begun: its start was cut off; undo gives its nodes back", id)
+		case TakingBack, TakenBack, Finished:
+			return fmt.Errorf("rollout %s cannot go on: it is %s", id, r.Phase)
+		}
+		if err := d.waitAgain(ctx, how.SkipFailed); err != nil {
+			return err
+		}
+		r, err := d.find()
+		if err != nil {
+			return err
+		}
+		// A pause that is still ahead stays.
+		at, ahead, first := r.PauseAt, false, -1
+		for _, n := range r.Nodes {
+			ahead = ahead || n.Record.Wave < at && (n.Record.Place == Waiting || n.Record.Place == Pending)
+			if n.Record.Place == Waiting && (first < 0 || n.Record.Wave < first) {
+				first = n.Record.Wave
+			}
+		}
+		if !ahead {
+			at = 0
+		}
+		if how.PauseAfter > 0 && first >= 0 {
+			at = first + how.PauseAfter
+		}
+		return d.setPhase(ctx, r.Phase, func(h *Head) {
+			h.Phase, h.Reason, h.PauseAt, h.IgnoreIll = Running, "", at, h.IgnoreIll || how.AllowIll
+		})
+	}, false)
+}
+
+// Undo puts every node back to what it had, as many at once as the rollout may have under way, or
+// atOnce all and without waiting for any. Nodes whose label somebody else has changed are left alone.
+func (c *Client) Undo(ctx context.Context, id string, atOnce bool) (*Rollout, error) {
+	r, err := c.run(ctx, id, func(ctx context.Context, d *driver, r *Rollout) error {
+		switch r.Phase {
+		case Claiming:
+			return errRelease
+		case TakenBack:
+			return nil
+		}
+		return d.setPhase(ctx, r.Phase, func(h *Head) { h.Phase, h.Reason = TakingBack, "" })
+	}, atOnce)
+	if errors.Is(err, errRelease) { // No node has a label of it.
+		err = c.release(ctx, id)
+	}
+	return r, err
+}
+
+// errRelease says that the rollout is only to be forgotten.
+var errRelease = errors.New("to be forgotten")
+
+// waitAgain has the nodes that failed, and those under way, waited for as from now, or leaves out
+// those that failed.
+func (d *driver) waitAgain(ctx context.Context, skip bool) error {
+	for now := time.Now().UTC(); ; {
+		r, err := d.find()
+		if err != nil {
+			return err
+		}
+		var writes []Write
+		for _, n := range r.Nodes {
+			record := *n.Record
+			switch {
+			case record.Place == Failed && skip:
+				record.Place = Skipped
+			case record.Place == Waiting && skip && n.NotReady != "":
+				record.Place, record.Reason = Skipped, n.NotReady
+			case record.Place == Failed && !record.Set:
+				record.Place, record.Reason = Waiting, ""
+			case record.Place == Failed, record.Place == Pending && record.Since.Before(now):
+				record.Place, record.Reason, record.Since, record.Applied = Pending, "", now, time.Time{}
+			default:
+				continue
+			}
+			writes = append(writes, Write{Node: n, Record: record})
+		}
+		if len(writes) == 0 {
+			return nil
+		}
+		if err := d.write(ctx, writes); err != nil {
+			return err
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
+}
+
+func (c *Client) run(ctx context.Context, id string, begin func(context.Context, *driver, *Rollout) error, unmake bool) (*Rollout, error) {
+	following, stop := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer stop()
+	d := &driver{Client: c, store: newStore(), id: id}
+	failures := make(chan error, 1)
+	running.Go(func() {
+		c.follow(following, d.store, func(err error) {
+			select {
+			case failures <- err:
+			default: // One is enough.
+			}
+			select {
+			case <-d.store.filled:
+				c.notice("%v", err)
+			default:
+			}
+		})
+	})
+	select {
+	case <-d.store.filled:
+	case err := <-failures:
+		return nil, err
+	case <-ctx.Done():
+		return nil, ErrInterrupted
+	}
+	r, err := d.take(ctx)
+	if err == nil {
+		err = begin(ctx, d, r)
+	}
+	if err == nil {
+		err = d.loop(ctx, unmake)
+	}
+	interrupted := ctx.Err() != nil && err != nil
+	// Whoever goes on need not wait for the lease to run out.
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUp)
+	defer cancel()
+	if !d.renewed.IsZero() {
+		if leaveErr := d.leave(ending, interrupted); err == nil {
+			err = leaveErr
+		} else if interrupted && leaveErr != nil {
+			return nil, leaveErr
+		}
+	}
+	last, findErr := d.find()
+	switch {
+	case interrupted:
+		return last, ErrInterrupted
+	case err != nil:
+		return last, err
+	case findErr == nil && last.Phase == Stopped:
+		return last, fmt.Errorf("%w: %s", ErrStopped, last.Reason)
+	}
+	return last, findErr
+}
+
+func (d *driver) find() (*Rollout, error) {
+	list, err := rollouts(d.store.list())
+	if err != nil {
+		return nil, err
+	}
+	if i := slices.IndexFunc(list, func(r *Rollout) bool { return r.ID == d.id }); i >= 0 {
+		return list[i], nil
+	}
+	return nil, fmt.Errorf("no node knows of a rollout %s", d.id)
+}
+
+// take gets the lease. Where somebody has it, or the node that knew is gone, it waits until
+// that has not changed for as long as a lease lasts.
+func (d *driver) take(ctx context.Context) (*Rollout, error) {
+	var last Head
+	var since time.Time
+	for {
+		r, err := d.find()
+		if err != nil {
+			return nil, err
+		}
+		free := !r.Lost && (r.Holder == "" || r.Holder == d.Holder)
+		switch {
+		case since.IsZero() && !free:
+			last, since = r.Head, time.Now()
+			if r.Lost {
+				d.notice("the node that knew who drives rollout %s is gone: waiting %s for somebody who does", d.id, d.outwait)
+			} else {
+				d.notice("%s drives rollout %s: waiting %s for a sign of life", r.Holder, d.id, d.outwait)
+			}
+		case !free && r.Head != last:
+			return nil, fmt.Errorf("rollout %s: %w: %s", d.id, errHeld, r.Holder)
+		}
+		if free || time.Since(since) >= d.outwait {
+			began := time.Now().UTC()
+			n, err := d.writeHead(ctx, *r.headNode(), d.id, r.lostHead(), func(h *Head) error {
+				if h.Holder != r.Holder || !h.Renewed.Equal(r.Renewed) {
+					return fmt.Errorf("rollout %s: %w: %s", d.id, errHeld, h.Holder)
+				}
+				h.Holder, h.Renewed = d.Holder, began
+				return nil
+			})
+			if err != nil {
+				return nil, err
+			}
+			d.renewed = began
+			d.store.put(n)
+			return d.find()
+		}
+		if err := d.wait(ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// gather is how long to wait for more when a node has changed.
+const gather = 50 * time.Millisecond
+
+// wait waits until a node has changed, or for a tick.
+func (d *driver) wait(ctx context.Context) error {
+	select {
+	case <-d.store.changed:
+		return pause(ctx, gather)
+	case <-time.After(min(tick, d.outwait)):
+		return ctx.Err()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func pause(ctx context.Context, long time.Duration) error {
+	select {
+	case <-time.After(long):
+	case <-ctx.Done():
+	}
+	return ctx.Err()
+}
+
+// loop does what is next until there is nothing.
+func (d *driver) loop(ctx context.Context, unmake bool) error {
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		r, err := d.find()
+		if err != nil {
+			return err
+		}
+		d.tell(r)
+		if r.Lost { // Its node is gone: the next one gets it, if nobody else was faster.
+			if err := d.inherit(ctx, r); err != nil {
+				return err
+			}
+			continue
+		}
+		d.last = r.Head
+		if r.Holder != d.Holder {
+			return fmt.Errorf("rollout %s: %w: %s", d.id, errHeld, r.Holder)
+		}
+		if r.Phase != Running && r.Phase != TakingBack {
+			return nil
+		}
+		if time.Since(d.renewed) > d.lease/3 {
+			err = d.head(ctx, func(*Head) error { return nil })
+		}
+		again := false
+		if err == nil {
+			writes, phase, reason := Next(r, time.Now().UTC(), unmake)
+			before := d.Writes.Load()
+			err = d.write(ctx, writes)
+			again = d.Writes.Load() > before // What follows from them may be next.
+			if err == nil && len(writes) == 0 && phase != r.Phase {
+				again, err = true, d.setPhase(ctx, r.Phase, func(h *Head) { h.Phase, h.Reason = phase, reason })
+			}
+		}
+		switch {
+		case refused(err) || errors.Is(err, errHeld):
+			return err
+		case err != nil && ctx.Err() == nil:
+			d.notice("%v", err)
+			err = pause(ctx, tick)
+		case !again:
+			err = d.wait(ctx)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// inherit puts the Head on the first node that is left. Whoever else wants it waits for a whole
+// lease from when its node was gone.
+func (d *driver) inherit(ctx context.Context, r *Rollout) error {
+	if !d.leased() || d.last.ID == "" {
+		return fmt.Errorf("rollout %s: the node that had its head is gone, and so is the lease", d.id)
+	}
+	n, err := d.writeHead(ctx, *r.headNode(), d.id, &d.last, func(h *Head) error { return h.renew(d.Holder) })
+	if err == nil {
+		d.store.put(n)
+	}
+	return err
+}
+
+// leased says that nobody else can have taken the lease.
+func (d *driver) leased() bool { return time.Since(d.renewed) < d.lease*2/3 }
+
+// head changes the Head, if this driver still has the lease, and renews it.
+func (d *driver) head(ctx context.Context, set func(*Head) error) error {
+	r, err := d.find()
+	if err != nil {
+		return err
+	}
+	began := time.Now().UTC()
+	n, err := d.writeHead(ctx, *r.headNode(), d.id, nil, func(h *Head) error {
+		return errors.Join(h.renew(d.Holder), set(h))
+	})
+	if err != nil {
+		return err
+	}
+	d.renewed = began
+	d.store.put(n)
+	return nil
+}
+
+// setPhase changes the Head if its phase is still the one that was looked at; otherwise it is
+// looked at again.
+func (d *driver) setPhase(ctx context.Context, from Phase, set func(*Head)) error {
+	return d.head(ctx, func(h *Head) error {
+		if h.Phase == from {
+			set(h)
+		}
+		return nil
+	})
+}
+
+// leave gives the lease back, and pauses what was interrupted.
+func (d *driver) leave(ctx context.Context, interrupted bool) error {
+	err := d.head(ctx, func(h *Head) error {
+		h.Holder = ""
+		if interrupted && h.Phase == Running {
+			h.Phase, h.Reason = Paused, "interrupted by "+d.Holder
+		}
+		return nil
+	})
+	if errors.Is(err, errHeld) {
+		return nil // It is somebody else's.
+	}
+	return err
+}
+
+// write makes the writes, some at once, while the lease lasts.
+func (d *driver) write(ctx context.Context, writes []Write) error {
+	var mutex sync.Mutex
+	var problem error
+	nodes := make([]Node, len(writes))
+	for i, w := range writes {
+		nodes[i] = w.Node
+	}
+	each(nodes, func(i int, _ Node) {
+		w := writes[i]
+		if ctx.Err() != nil || !d.leased() {
+			return
+		}
+		var p change
+		err := p.keep(RecordAnnotation, w.Record)
+		if w.SetLabel {
+			p.labels = map[string]*string{w.Record.Label: w.Label}
+		}
+		if err == nil {
+			var n Node
+			if n, err = d.patch(ctx, w.Node, p); err == nil {
+				d.store.put(n)
+			}
+		}
+		if gone(err) { // It is read again, and looked at again.
+			var n Node
+			var found bool
+			if n, found, err = d.get(ctx, w.Node.Name); err == nil && found {
+				d.store.put(n)
+			} else if err == nil {
+				d.store.remove(w.Node.Name, w.Node.Version)
+			}
+		}
+		if err != nil {
+			mutex.Lock()
+			defer mutex.Unlock()
+			if problem == nil || refused(err) {
+				problem = err
+			}
+		}
+	})
+	return problem
+}
+
+// tell calls Progress where something of the rollout is otherwise.
+func (d *driver) tell(r *Rollout) {
+	if d.Progress == nil {
+		return
+	}
+	seen := fmt.Sprint(r.Phase, r.Reason)
+	for _, place := range Places() {
+		seen += fmt.Sprint(" ", r.Count(place))
+	}
+	if seen != d.seen {
+		d.seen = seen
+		d.Progress(r)
+	}
+}

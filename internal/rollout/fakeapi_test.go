@@ -1,0 +1,327 @@
+package rollout
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/virgate/virgate/internal/nodestatus"
+)
+
+// patience is how long a test waits for what should come: the machine may be busy.
+const patience = 2 * time.Minute
+
+// event is one of a watch.
+type event struct {
+	Type   string      `json:"type"`
+	Object corev1.Node `json:"object"`
+	at     int
+}
+
+// api is an API server with Nodes. It refuses a patch of another version than the Node has, tells
+// those that watch, and has the nodes do what follow says when their label changes.
+type api struct {
+	t   testing.TB
+	url string
+	// before is called before a patch is made, with its body; false answers with refusal. After a write,
+	// lost says that its answer is not sent. Both may be nil.
+	before  func(node string, body string) bool
+	refusal int
+	lost    func(node string, body string) bool
+	// follow is called, once a patch is made, with each Node whose label of that name has changed;
+	// what it changes is a write of its own. Nil leaves them silent.
+	follow func(n *corev1.Node, label string)
+
+	mutex   sync.Mutex
+	changed *sync.Cond
+	nodes   map[string]corev1.Node
+	version int
+	events  []event
+	closed  bool
+	// labelled are the names of nodes whose label was changed, in order.
+	labelled []string
+}
+
+func startAPI(t testing.TB, names ...string) *api {
+	a := &api{t: t, nodes: map[string]corev1.Node{}, version: 100, follow: obey}
+	a.changed = sync.NewCond(&a.mutex)
+	for _, name := range names {
+		a.nodes[name] = corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: name, ResourceVersion: "1", Labels: map[string]string{"pool": "a", ProfileLabel: "old", nodestatus.StateLabel: "applied"},
+				Annotations: map[string]string{nodestatus.ProfileAnnotation: "old", "mine": "stays"},
+			},
+			Status: corev1.NodeStatus{
+				Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}, {Type: nodestatus.ConditionType, Status: corev1.ConditionTrue, Reason: "Serving"}},
+				Capacity:   quantities(8), Allocatable: quantities(8),
+			},
+		}
+	}
+	server := httptest.NewServer(a)
+	a.url = server.URL
+	t.Cleanup(func() {
+		a.mutex.Lock()
+		a.closed = true
+		a.changed.Broadcast()
+		a.mutex.Unlock()
+		server.Close()
+	})
+	return a
+}
+
+func quantities(count int64) corev1.ResourceList {
+	return corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(count, resource.DecimalSI)}
+}
+
+// obey has the node apply its profile at once, and say so.
+func obey(n *corev1.Node, label string) {
+	if label == LayoutLabel {
+		n.Labels[nodestatus.MIGStateLabel] = "success"
+		n.Annotations[nodestatus.GenerationAnnotation] = "g-" + n.Labels[label]
+		return
+	}
+	n.Labels[nodestatus.StateLabel] = "applied"
+	n.Annotations[nodestatus.ProfileAnnotation] = n.Labels[label]
+	beat(n)
+}
+
+func beat(n *corev1.Node) {
+	c := &n.Status.Conditions[1]
+	c.LastHeartbeatTime = metav1.Time{Time: c.LastHeartbeatTime.Add(time.Minute)}
+}
+
+// refuse has the node keep its profile, and say so.
+func refuse(n *corev1.Node, _ string) {
+	n.Labels[nodestatus.StateLabel] = "rejected"
+	n.Status.Conditions[1].Reason, n.Status.Conditions[1].Message = "ProfileRejected", "there is no such profile"
+	beat(n)
+}
+
+func (a *api) client(holder string) *Client {
+	a.t.Helper()
+	c, err := NewClient(&rest.Config{Host: a.url}, holder)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return c
+}
+
+// put keeps the Node as a new version and tells of it; the caller has the mutex.
+func (a *api) put(n corev1.Node, kind string) corev1.Node {
+	a.version++
+	n.ResourceVersion = strconv.Itoa(a.version)
+	if kind == "DELETED" {
+		delete(a.nodes, n.Name)
+	} else {
+		a.nodes[n.Name] = n
+	}
+	n.TypeMeta = metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}
+	a.events = append(a.events, event{kind, n, a.version})
+	a.changed.Broadcast()
+	return n
+}
+
+// edit changes a Node as somebody else would.
+func (a *api) edit(name string, change func(n *corev1.Node)) {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	n := a.nodes[name]
+	n = *n.DeepCopy()
+	change(&n)
+	a.put(n, "MODIFIED")
+}
+
+// node is the Node as it is now.
+func (a *api) node(name string) corev1.Node {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	return a.nodes[name]
+}
+
+// intercept has before called for each patch from now on; nil for none.
+func (a *api) intercept(before func(node, body string) bool) {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	a.before = before
+}
+
+// behave has nodes follow in that way from now on.
+func (a *api) behave(follow func(n *corev1.Node, label string)) {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	a.follow = follow
+}
+
+func (a *api) remove(name string) {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	a.put(a.nodes[name], "DELETED")
+}
+
+// labels are those of that name, by node: "" without one.
+func (a *api) labels(name string) map[string]string {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	values := map[string]string{}
+	for node, n := range a.nodes {
+		values[node] = n.Labels[name]
+	}
+	return values
+}
+
+func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	name := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/api/v1/nodes"), "/")
+	switch {
+	case r.Method == http.MethodGet && r.URL.Query().Get("watch") != "":
+		a.watch(w, r)
+		return
+	case r.Method == http.MethodPatch:
+		body := map[string]any{}
+		if err := json.NewDecoder(r.Body).Decode(&body); err != nil || r.Header.Get("Content-Type") != "application/merge-patch+json" {
+			a.t.Errorf("%v, %s", err, r.Header.Get("Content-Type"))
+		}
+		text := fmt.Sprint(body)
+		a.mutex.Lock()
+		before := a.before
+		a.mutex.Unlock()
+		if before != nil && !before(name, text) {
+			if a.refusal == http.StatusForbidden {
+				status(w, a.refusal, metav1.StatusReasonForbidden)
+			} else {
+				status(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
+			}
+			return
+		}
+		n, code, reason := a.patch(name, body)
+		switch {
+		case code != http.StatusOK:
+			status(w, code, reason)
+		case a.lost != nil && a.lost(name, text):
+			status(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
+		default:
+			_ = json.NewEncoder(w).Encode(n)
+		}
+		return
+	}
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	if name != "" {
+		n, found := a.nodes[name]
+		if !found {
+			status(w, http.StatusNotFound, metav1.StatusReasonNotFound)
+			return
+		}
+		n.TypeMeta = metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}
+		_ = json.NewEncoder(w).Encode(n)
+		return
+	}
+	list := corev1.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}}
+	list.ResourceVersion = strconv.Itoa(a.version)
+	for _, name := range slices.Sorted(maps.Keys(a.nodes)) {
+		list.Items = append(list.Items, a.nodes[name])
+	}
+	from, _ := strconv.Atoi(r.URL.Query().Get("continue"))
+	limit, _ := strconv.Atoi(r.URL.Query().Get("limit"))
+	if limit > 0 && from+limit < len(list.Items) {
+		list.Continue = strconv.Itoa(from + limit)
+		list.Items = list.Items[:from+limit]
+	}
+	list.Items = list.Items[from:]
+	_ = json.NewEncoder(w).Encode(list)
+}
+
+func status(w http.ResponseWriter, code int, reason metav1.StatusReason) {
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Reason: reason, Code: int32(code), Message: string(reason)})
+}
+
+// patch makes a merge patch of labels and annotations.
+func (a *api) patch(name string, body map[string]any) (corev1.Node, int, metav1.StatusReason) {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	was, found := a.nodes[name]
+	metadata, _ := body["metadata"].(map[string]any)
+	switch {
+	case !found:
+		return was, http.StatusNotFound, metav1.StatusReasonNotFound
+	case metadata["resourceVersion"] != was.ResourceVersion:
+		return was, http.StatusConflict, metav1.StatusReasonConflict
+	}
+	n := *was.DeepCopy()
+	merge := func(into map[string]string, changes any) {
+		values, _ := changes.(map[string]any)
+		for key, value := range values {
+			if value == nil {
+				delete(into, key)
+			} else {
+				into[key] = value.(string)
+			}
+		}
+	}
+	merge(n.Labels, metadata["labels"])
+	merge(n.Annotations, metadata["annotations"])
+	n = a.put(n, "MODIFIED")
+	for _, label := range []string{ProfileLabel, LayoutLabel} {
+		if n.Labels[label] != was.Labels[label] {
+			a.labelled = append(a.labelled, name)
+			if a.follow != nil {
+				later := *n.DeepCopy()
+				a.follow(&later, label)
+				a.put(later, "MODIFIED")
+			}
+		}
+	}
+	return n, http.StatusOK, ""
+}
+
+func (a *api) watch(w http.ResponseWriter, r *http.Request) {
+	from, err := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
+	if err != nil {
+		a.t.Errorf("a watch from %q", r.URL.Query().Get("resourceVersion"))
+	}
+	flusher, _ := w.(http.Flusher)
+	flusher.Flush()
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() {
+		select {
+		case <-r.Context().Done():
+			a.mutex.Lock()
+			defer a.mutex.Unlock()
+			a.changed.Broadcast()
+		case <-stop:
+		}
+	}()
+	for {
+		a.mutex.Lock()
+		next := func() int { return slices.IndexFunc(a.events, func(e event) bool { return e.at > from }) }
+		for next() < 0 && !a.closed && r.Context().Err() == nil {
+			a.changed.Wait()
+		}
+		if a.closed || r.Context().Err() != nil {
+			a.mutex.Unlock()
+			return
+		}
+		e := a.events[next()]
+		a.mutex.Unlock()
+		if json.NewEncoder(w).Encode(e) != nil {
+			return
+		}
+		flusher.Flush()
+		from = e.at
+	}
+}

@@ -1,0 +1,112 @@
+package rollout
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"github.com/virgate/virgate/internal/cluster"
+	"github.com/virgate/virgate/internal/nodereport"
+)
+
+// Forecast is what would become of a rollout, as its nodes say.
+type Forecast struct {
+	Label string `json:"label"`
+	To    string `json:"to"`
+	MIG   bool   `json:"mig,omitempty"`
+	// Max is how many nodes would be under way at once.
+	Max int `json:"max"`
+	// Resources are counted over all nodes of which it is known what they would become, by name.
+	Resources []Capacity `json:"resources"`
+	// Nodes are those of the rollout, in its order.
+	Nodes []NodeForecast `json:"nodes"`
+	// LeftOut are the nodes that cannot follow now, with the reasons.
+	LeftOut []string `json:"leftOut,omitempty"`
+}
+
+// Capacity counts healthy devices of a resource.
+type Capacity struct {
+	Name   string `json:"name"`
+	Before int64  `json:"before"`
+	// Lowest is the fewest at any moment if no pod ends, as many nodes as may be under way: of
+	// those, what is not being switched.
+	Lowest int64 `json:"lowest"`
+	After  int64 `json:"after"`
+	// Waiting is how many of After wait for pods to end.
+	Waiting int64 `json:"waiting"`
+}
+
+// NodeForecast is what one node would become.
+type NodeForecast struct {
+	Name string `json:"name"`
+	Wave int    `json:"wave"`
+	nodereport.Forecast
+}
+
+// Unfit are the nodes that would refuse, or have nothing to offer.
+func (f Forecast) Unfit() []NodeForecast {
+	return slices.DeleteFunc(slices.Clone(f.Nodes), func(n NodeForecast) bool { return len(n.Unfit) == 0 })
+}
+
+// Forecast plans the rollout and writes nothing. Ask is cluster.Client.Forecasts.
+func (c *Client) Forecast(ctx context.Context, spec Spec, ask func(ctx context.Context, nodes []cluster.Node, label, value string) (map[string]nodereport.Forecast, error)) (Forecast, error) {
+	chosen, err := c.choose(ctx, spec)
+	if err != nil {
+		return Forecast{}, err
+	}
+	nodes := make([]cluster.Node, len(chosen.nodes))
+	for i, n := range chosen.nodes {
+		nodes[i] = n.Node
+	}
+	said, err := ask(ctx, nodes, chosen.Label, chosen.To)
+	if err != nil {
+		return Forecast{}, err
+	}
+	f := Forecast{Label: chosen.Label, To: chosen.To, MIG: chosen.MIG, Max: chosen.Max, Nodes: []NodeForecast{}, LeftOut: chosen.unready}
+	for i, n := range nodes {
+		node := NodeForecast{n.Name, i/f.Max + 1, said[n.Name]}
+		if f.MIG && node.LeftTo != "" {
+			node.Forecast = nodereport.Forecast{Unknown: node.LeftTo}
+		}
+		f.Nodes = append(f.Nodes, node)
+	}
+	f.Resources = capacities(f.Nodes, f.Max)
+	return f, nil
+}
+
+// capacities adds up the nodes. Those before the first one under way are done, as far as they can be
+// without waiting; those after the last one have not begun.
+func capacities(nodes []NodeForecast, most int) []Capacity {
+	byName := map[string]*Capacity{}
+	names := map[string][]nodereport.ForecastResource{} // What each node has of it.
+	for i, n := range nodes {
+		for _, r := range n.Resources {
+			if names[r.Name] == nil {
+				names[r.Name], byName[r.Name] = make([]nodereport.ForecastResource, len(nodes)), &Capacity{Name: r.Name}
+			}
+			names[r.Name][i] = r
+			c := byName[r.Name]
+			c.Before += int64(r.Before)
+			c.After += int64(r.After)
+			c.Waiting += int64(max(0, r.After-r.Then))
+		}
+	}
+	list := []Capacity{}
+	for name, ofNodes := range names {
+		c := byName[name]
+		now := c.Before
+		c.Lowest = now
+		for i := range len(ofNodes) + most { // The next node begins, and the first one is done.
+			if i < len(ofNodes) {
+				now -= int64(ofNodes[i].Before - ofNodes[i].Lowest)
+			}
+			c.Lowest = min(c.Lowest, now)
+			if done := i - most + 1; done >= 0 && done < len(ofNodes) {
+				now += int64(ofNodes[done].Then - ofNodes[done].Lowest)
+			}
+		}
+		list = append(list, *c)
+	}
+	slices.SortFunc(list, func(a, b Capacity) int { return cmp.Compare(a.Name, b.Name) })
+	return list
+}

@@ -1,0 +1,314 @@
+package rollout
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/virgate/virgate/internal/nodereport"
+)
+
+const (
+	// settle is how long what a node says may still be of before: Virgate sees a label within a
+	// second, and writes what follows within two.
+	settle = 5 * time.Second
+	// unchanged is how long a refusal may stand that was there before the label was set, word for
+	// word, until it is taken as one of the new profile, of which nothing else would be written.
+	unchanged = 30 * time.Second
+	// leaving is how long devices of the profile before may be on their way out, not allocatable,
+	// when the new one is applied.
+	leaving = 2 * time.Minute
+)
+
+// Write is a change of one Node, in one patch.
+type Write struct {
+	Node   Node
+	Record Record
+	// SetLabel sets the label to Label, or removes it where that is nil.
+	SetLabel bool
+	Label    *string
+}
+
+// Next is what is to be done now, and the phase that follows when it is done. It is called again
+// whenever a node has changed, and when time has passed.
+func Next(r *Rollout, now time.Time, unmake bool) (writes []Write, phase Phase, reason string) {
+	switch r.Phase {
+	case Running:
+		return r.forward(now)
+	case TakingBack:
+		return r.backward(now, unmake)
+	}
+	return nil, r.Phase, r.Reason
+}
+
+// forward looks at all nodes first, and sets labels only where none is in the way.
+func (r *Rollout) forward(now time.Time) (writes []Write, phase Phase, reason string) {
+	var stops []string
+	underWay, doubts := 0, 0
+	for _, n := range r.Nodes {
+		record := *n.Record
+		record.AllowIll = r.AllowIll || r.IgnoreIll
+		next, doubt := record.judge(n, now)
+		if doubt {
+			doubts++
+		}
+		if next != record {
+			writes = append(writes, Write{Node: n, Record: next})
+		}
+		if next.Place == Pending || record.Place == Pending { // Until it is written that it is not.
+			underWay++
+		}
+		if next.Place == Failed {
+			stops = append(stops, n.Name+": "+next.Reason)
+		}
+	}
+	if len(stops) > 0 {
+		return writes, Stopped, summary(stops)
+	}
+	paused, away := 0, []string{}
+	for _, n := range r.Nodes {
+		switch {
+		case n.Record.Place != Waiting:
+		case r.PauseAt > 0 && n.Record.Wave >= r.PauseAt:
+			paused++
+		case n.NotReady != "":
+			away = append(away, n.Name+": "+n.NotReady) // The others come first.
+		case underWay < r.Max && doubts == 0:
+			underWay++
+			writes = append(writes, n.set(&r.To, Pending, now))
+		default:
+			return writes, Running, ""
+		}
+	}
+	switch {
+	case underWay > 0 || doubts > 0:
+		return writes, Running, ""
+	case len(away) > 0:
+		return writes, Stopped, summary(away)
+	case paused > 0:
+		return writes, Paused, fmt.Sprintf("after wave %d, as it was asked to", r.PauseAt)
+	}
+	return writes, Finished, ""
+}
+
+// set is the write that gives the node a label, which nobody may have changed.
+func (n Node) set(label *string, place Place, now time.Time) Write {
+	record := *n.Record
+	record.Place, record.Reason, record.Set, record.Trusted = place, "", true, false
+	record.Since, record.Applied, record.Before = now, time.Time{}, n.said()
+	return Write{Node: n, Record: record, SetLabel: true, Label: label}
+}
+
+// judge is what becomes of a node's Record by what the node says. Doubt says that a node that
+// seems to be done, or to refuse, may speak of the time before: then no other label is set.
+func (r Record) judge(n Node, now time.Time) (next Record, doubt bool) {
+	next = r
+	fail := func(format string, arguments ...any) (Record, bool) {
+		next.Place, next.Reason = Failed, fmt.Sprintf(format, arguments...)
+		return next, false
+	}
+	is := n.label(r.Label)
+	should := &r.To
+	if r.Place == Waiting {
+		should = r.From
+	}
+	if r.Place != Failed && r.Place != Skipped && !same(is, should) {
+		return fail("somebody else changed its label %s: it is %s and was %s", r.Label, value(is), value(should))
+	}
+	said, took := n.said(), now.Sub(r.Since)
+	switch r.Place {
+	case Pending:
+		if refuses(said, r.MIG) {
+			switch {
+			case took < settle || said == r.Before && took < unchanged:
+				return next, true
+			case said == r.Before:
+				return fail("the node says the same as before its label was set: %s", n.Says())
+			}
+			return fail("%s", n.refusal())
+		}
+		if r.MIG && r.Before.Layout == "success" && said.Layout != "success" {
+			next.Before.Layout = said.Layout // So that it is known to be another success.
+		}
+		switch {
+		case !r.follows(n, said, took):
+			next.Applied = time.Time{}
+		case !r.AllowIll && said.Ill > r.Before.Ill:
+			if next.Applied.IsZero() {
+				next.Applied = now
+			}
+			if now.Sub(next.Applied) >= leaving {
+				return fail("a new fault: %d devices cannot be given out, %d before", said.Ill, r.Before.Ill)
+			}
+		default:
+			next.Place, next.Trusted, next.Ill, next.Reason, next.Applied = Done, true, said.Ill, "", time.Time{}
+			return next, false
+		}
+		if took >= time.Duration(r.Timeout)*time.Second {
+			return fail("not done within %s: %s", time.Duration(r.Timeout)*time.Second, n.Says())
+		}
+	case Done:
+		switch {
+		case refuses(said, r.MIG):
+			return fail("%s", n.refusal())
+		case n.Condition.Status == corev1.ConditionFalse:
+			return fail("a new fault: %s", n.Says())
+		case !r.AllowIll && said.Ill > r.Ill:
+			return fail("a new fault: %d devices cannot be given out, %d before", said.Ill, r.Ill)
+		case !r.follows(n, said, took):
+			next.Place, next.Since, next.Reason = Pending, now, "was done, and then: "+n.Says()
+		default:
+			next.Ill = said.Ill
+		}
+	}
+	return next, false
+}
+
+// follows says that the node says it has what the label names, and cannot mean what was before:
+// the annotation names the profile; a layout is another one when the generation is, or when it
+// was seen not to be there.
+func (r Record) follows(n Node, said Said, took time.Duration) bool {
+	if n.NotReady != "" || n.Condition.Type != "" && n.Condition.Status != corev1.ConditionTrue {
+		return false
+	}
+	found := r.Trusted || same(r.From, &r.To)
+	if r.MIG {
+		other := said.Generation != r.Before.Generation || r.Before.Layout != "success"
+		return said.Layout == "success" && (said.State == "" || said.State == string(nodereport.ProfileApplied)) && (found || other)
+	}
+	// The condition is written beside the annotations, a moment earlier or later.
+	other := (said.State != r.Before.State || said.Profile != r.Before.Profile) && said.Heartbeat != r.Before.Heartbeat
+	return said.State == string(nodereport.ProfileApplied) && said.Profile == r.To && (found || other || took >= settle)
+}
+
+func refuses(said Said, layouts bool) bool {
+	return said.State == string(nodereport.ProfileRejected) || layouts && said.Layout == "failed"
+}
+
+func (n Node) refusal() string {
+	if n.State != string(nodereport.ProfileRejected) {
+		return "the node refuses the layout: " + n.Says()
+	}
+	return "the node refuses the profile: " + n.Says()
+}
+
+// Says is what the node says, for people.
+func (n Node) Says() string {
+	texts := []string{n.NotReady}
+	if n.Condition.Status == corev1.ConditionTrue || n.Condition.Type == "" {
+		state := "it says nothing of a profile"
+		if n.State != "" {
+			state = fmt.Sprintf("it says %s, with profile %s in force", n.State, cmp.Or(n.Applied, "(without a name)"))
+		}
+		if n.LayoutState != "" {
+			state += ", layout " + n.LayoutState
+		}
+		texts = append(texts, state)
+	}
+	if n.Condition.Message != "" {
+		texts = append(texts, n.Condition.Reason+": "+n.Condition.Message)
+	}
+	text := strings.Join(slices.DeleteFunc(texts, func(t string) bool { return t == "" }), "; ")
+	if runes := []rune(text); len(runes) > 300 {
+		text = string(runes[:300]) + "…"
+	}
+	return text
+}
+
+// backward puts labels back where they are still the rollout's own. It stops at nothing: a
+// node that does not follow has its label all the same.
+func (r *Rollout) backward(now time.Time, atOnce bool) (writes []Write, phase Phase, reason string) {
+	underWay, left, open := 0, 0, false
+	for _, n := range r.Nodes {
+		record := *n.Record
+		switch record.Place {
+		case Pending:
+			underWay++ // It is, whether or not it gets its label back.
+		case Undoing:
+			if record = record.judgeBack(n, now, atOnce); record != *n.Record {
+				writes = append(writes, Write{Node: n, Record: record})
+			}
+			underWay, open = underWay+1, true // Until it is written that it is not.
+		}
+		if record.Place == Left {
+			left++
+		}
+	}
+	for _, n := range r.Nodes {
+		if !n.Record.toUndo() {
+			continue
+		}
+		is, record := n.label(r.Label), *n.Record
+		switch {
+		case same(is, record.From): // As with one that had it before.
+			record.Place, record.Reason = Undone, ""
+			writes = append(writes, Write{Node: n, Record: record})
+		case !same(is, &r.To):
+			record.Place, record.Reason = Left, fmt.Sprintf("somebody else changed its label %s to %s", r.Label, value(is))
+			writes, left = append(writes, Write{Node: n, Record: record}), left+1
+		case atOnce || record.Place == Failed || record.Place == Skipped:
+			write := n.set(record.From, Undone, now)
+			write.Record.Reason = "its label is back; it was not waited for"
+			writes = append(writes, write)
+		case record.Place == Pending || underWay < r.Max:
+			if record.Place != Pending {
+				underWay++
+			}
+			writes, open = append(writes, n.set(record.From, Undoing, now)), true
+		default:
+			open = true
+		}
+	}
+	if open {
+		return writes, TakingBack, ""
+	}
+	if left > 0 {
+		reason = fmt.Sprintf("%d nodes have another label by now and were left alone", left)
+	}
+	return writes, TakenBack, reason
+}
+
+// judgeBack is what becomes of the Record of a node that has its label back.
+func (r Record) judgeBack(n Node, now time.Time, atOnce bool) Record {
+	said, took := n.said(), now.Sub(r.Since)
+	applied := said.State == string(nodereport.ProfileApplied)
+	well := n.NotReady == "" && n.Condition.Status != corev1.ConditionFalse
+	switch is := n.label(r.Label); {
+	case !same(is, r.From):
+		r.Place, r.Reason = Left, fmt.Sprintf("somebody else changed its label %s to %s", r.Label, value(is))
+	case atOnce || took >= time.Duration(r.Timeout)*time.Second:
+		r.Place, r.Reason = Undone, "its label is back, and then: "+n.Says()
+	case refuses(said, r.MIG) && took >= unchanged: // As before, perhaps.
+		r.Place, r.Reason = Undone, "its label is back; "+n.refusal()
+	case !well || !applied && said.State != "" || r.MIG && said.Layout != "success" && said.Layout != "":
+	case !r.MIG && r.From != nil && said.Profile != *r.From: // It has not followed.
+	case said.Profile != r.Before.Profile || said.Generation != r.Before.Generation, took >= settle && !r.MIG && r.From != nil, took >= unchanged:
+		r.Place = Undone
+	}
+	return r
+}
+
+func same(a, b *string) bool {
+	return a == nil && b == nil || a != nil && b != nil && *a == *b
+}
+
+func value(label *string) string {
+	if label == nil {
+		return "not there"
+	}
+	return fmt.Sprintf("%q", *label)
+}
+
+// summary is a line for all of them, with the first few.
+func summary(reasons []string) string {
+	const most = 5
+	text := strings.Join(reasons[:min(most, len(reasons))], "\n")
+	if more := len(reasons) - most; more > 0 {
+		text += fmt.Sprintf("\nand %d more", more)
+	}
+	return text
+}

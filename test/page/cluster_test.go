@@ -1,0 +1,195 @@
+package page
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/cluster"
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
+)
+
+// clusterOf has that many nodes with 8 GPUs each: shared, whole and with partitions, some ill, some
+// without a status page. With each round one in fifteen has other holders, as when all do within the 30 s in
+// which a Watcher reads each status page once, and the page asks every 2 s.
+func clusterOf(count, round int) *cluster.Snapshot {
+	s := &cluster.Snapshot{At: time.Now(), Statuses: map[string]cluster.Status{}}
+	healthy := agent.HealthStatus{State: sharing.Healthy}
+	for i := range count {
+		name := fmt.Sprintf("gpu-%04d", i)
+		node := cluster.Node{Name: name, Wanted: "inference", State: "applied", Applied: "inference", Generation: "3f9c", Capacity: map[string]int64{"nvidia.com/gpu": 32}, Allocatable: map[string]int64{"nvidia.com/gpu": 32}}
+		page := &agent.Status{Node: name, Profile: agent.ProfileStatus{
+			State: nodereport.ProfileApplied, Wanted: nodereport.ProfileRef{Name: "inference"}, Applied: &nodereport.ProfileRef{Name: "inference", Generation: "3f9c"},
+		}, Resources: []agent.ResourceStatus{{Name: "nvidia.com/gpu", Strategy: "time-slicing"}}}
+		requested := int64(0)
+		for g := range 8 {
+			uuid := fmt.Sprintf("GPU-%04d-%d", i, g)
+			gpu := agent.GPUStatus{UUID: uuid, Index: g, Model: "NVIDIA H100 80GB HBM3", Memory: 80 << 30, Health: healthy}
+			unit := agent.UnitStatus{ID: uuid, Index: strconv.Itoa(g), Resource: "nvidia.com/gpu", Replicas: 4, Health: healthy}
+			if i%30 == round%30 || g < 7 {
+				for h := range (i + g) % 4 {
+					unit.Holders = append(unit.Holders, agent.Holder{Namespace: []string{"vision", "search", "team-a", "batch"}[(i+h)%4], Pod: fmt.Sprintf("worker-%d-%d", i, 3*g+h), Container: "main", Devices: []string{strconv.Itoa(h)}})
+					requested++
+				}
+			}
+			gpu.Units = []agent.UnitStatus{unit}
+			if i%5 == 4 {
+				gpu.MIG, gpu.Units = true, nil
+				for p, place := range []mig.Placement{{Start: 0, Size: 4}, {Start: 4, Size: 2}, {Start: 6, Size: 1}} {
+					part := agent.UnitStatus{ID: fmt.Sprintf("MIG-%d-%d", g, p), Index: fmt.Sprintf("%d:%d", g, p), Profile: []string{"3g.40gb", "2g.20gb", "1g.10gb"}[p], Placement: &place, Memory: uint64(place.Size) * 9 << 30, Resource: "nvidia.com/gpu", Replicas: 1, Health: healthy}
+					if p < 2 && len(unit.Holders) > p {
+						part.Holders = unit.Holders[p : p+1]
+					}
+					gpu.Units = append(gpu.Units, part)
+				}
+			}
+			if i%17 == 3 && g == 2 {
+				gpu.Health = agent.HealthStatus{State: sharing.Unhealthy, Reason: "XID 79"}
+				gpu.Units[0].Health = gpu.Health
+				node.Allocatable["nvidia.com/gpu"] = 28
+			}
+			page.GPUs = append(page.GPUs, gpu)
+		}
+		switch i % 23 {
+		case 7:
+			page.Profile.State, page.Profile.Wanted.Name, page.Profile.Problem = nodereport.ProfileRejected, "training", "training:12: resource nvidia.com/gpu: 64 replicas are more than MPS serves"
+		case 9:
+			page.Profile.State, page.Profile.Wanted.Name = nodereport.ProfilePending, "training"
+		}
+		s.Statuses[name] = cluster.Status{Page: page}
+		if i%41 == 12 {
+			s.Statuses[name] = cluster.Status{Unread: "no answer within 2s"}
+		}
+		s.Nodes = append(s.Nodes, node)
+		s.Pods = append(s.Pods, cluster.Pod{Namespace: "vision", Name: "worker-" + name, Node: name, Requests: map[string]int64{"nvidia.com/gpu": requested}})
+	}
+	return s
+}
+
+// watched is appended to the page's own script: it writes into the document for how many milliseconds
+// the page was busy at once when it was read, when it took in what had changed, and at worst since then. The
+// style sheet holds up the end of loading, which --dump-dom waits for.
+const watched = `
+const busy = { load: 0, since: 0, takes: [] };
+const tell = list => {
+  for (const e of list.getEntries()) {
+    const time = Math.round(e.duration), name = busy.takes.length ? "since" : "load";
+    if (e.entryType === "measure") busy.takes.push(time);
+    else busy[name] = Math.max(busy[name], time);
+  }
+  document.body.dataset.busy = JSON.stringify(busy);
+};
+new PerformanceObserver(tell).observe({ type: "measure" });
+new PerformanceObserver(tell).observe({ type: "longtask", buffered: true });
+const hold = document.createElement("link");
+hold.rel = "stylesheet";
+hold.href = "/hold.css";
+document.head.append(hold);
+`
+
+// refreshes is how often the page asks for tiles before the test looks at it.
+const refreshes = 4
+
+// clusterPage serves the page of that many nodes, which has a new snapshot each time it is asked for
+// tiles. If it is to be watched, loading ends when it has asked often enough.
+func clusterPage(t *testing.T, count int, watch bool) (address string) {
+	t.Helper()
+	var asked atomic.Int64
+	enough := make(chan struct{})
+	var snapshot atomic.Pointer[cluster.Snapshot]
+	snapshot.Store(clusterOf(count, 0))
+	handler := cluster.NewPage(func() (*cluster.Snapshot, <-chan struct{}) { return snapshot.Load(), nil }).Handler(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/tiles":
+			round := asked.Add(1)
+			if snapshot.Store(clusterOf(count, int(round))); round == refreshes {
+				close(enough)
+			}
+		case "/hold.css":
+			w.Header().Set("Content-Type", "text/css")
+			select {
+			case <-enough:
+			case <-r.Context().Done():
+			}
+			return
+		case "/serve.js":
+			r.Header.Del("Accept-Encoding")
+			defer func() {
+				if watch {
+					_, _ = w.Write([]byte(watched))
+				}
+			}()
+		}
+		handler.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	return strings.TrimPrefix(server.URL, "http://")
+}
+
+// TestClusterPage: the page of virgate cluster --serve in a browser, with 1, 50 and 1,000 nodes: the
+// filters of its address are in force, it takes in what changes, and it breaks no policy of its own.
+func TestClusterPage(t *testing.T) {
+	path := chromium(t)
+	for _, count := range []int{1, 50, 1000} {
+		t.Run(strconv.Itoa(count), func(t *testing.T) {
+			b := browser{t, path, clusterPage(t, count, true), "/"}
+			document, complaints := b.run("--dump-dom")
+			if got := strings.Count(document, `<article class="tile"`); got != count {
+				t.Errorf("%d tiles", got)
+			}
+			if !strings.Contains(document, fmt.Sprintf(">%d of %d nodes</output>", count, count)) {
+				t.Error("it does not say how many nodes it shows")
+			}
+			if !regexp.MustCompile(`takes&quot;:\[\d`).MatchString(document) {
+				t.Error("it has taken in nothing new")
+			}
+			if strings.Contains(complaints, "CONSOLE") || strings.Contains(complaints, "Content Security Policy") {
+				t.Errorf("the browser complains:\n%s", complaints)
+			}
+			t.Logf("%d bytes, busy: %s", len(document), regexp.MustCompile(`data-busy="[^"]*"`).FindString(document))
+			b.address = clusterPage(t, count, false)
+			for _, look := range []struct{ name, path, size, scheme string }{
+				{"light", "/", "1400,1100", "1"}, {"dark", "/?group=profile", "1400,1100", "0"}, {"phone", "/", "500,1400", "1"}, {"node", "/nodes/gpu-0000", "1200,1000", "1"},
+			} {
+				if count != 50 && look.name != "light" {
+					continue
+				}
+				folder := os.Getenv("SCREENSHOTS") // Keeps the pictures for a person to look at.
+				if folder == "" {
+					folder = t.TempDir()
+				}
+				b.page = look.path
+				picture := filepath.Join(folder, fmt.Sprintf("cluster-%d-%s.png", count, look.name))
+				b.run("--window-size="+look.size, "--blink-settings=preferredColorScheme="+look.scheme, "--screenshot="+picture)
+				if dark := isDark(t, picture); dark != (look.name == "dark") {
+					t.Errorf("%s: dark is %v", look.name, dark)
+				}
+			}
+		})
+	}
+	t.Run("filters", func(t *testing.T) {
+		address := clusterPage(t, 50, false)
+		for query, want := range map[string]string{
+			"?q=gpu-0007": "1 of 50", "?q=WORKER-6-": "1 of 50", "?q=h100+inference": "49 of 50", "?state=rejected": "2 of 50", "?state=pending": "2 of 50",
+			"?q=none-such": "0 of 50", "?state=rejected&q=gpu-0030&group=model": "1 of 50",
+		} {
+			document, _ := browser{t, path, address, "/" + query}.run("--dump-dom")
+			if !strings.Contains(document, ">"+want+" nodes</output>") {
+				t.Errorf("%s: want %s, got %s", query, want, regexp.MustCompile(`>[^<]*</output>`).FindString(document))
+			}
+		}
+	})
+}

@@ -148,6 +148,15 @@ func (r *rig) await(what string, reached func() bool) {
 	}
 }
 
+// awaitHolders waits until the kubelet says who has what: until then no claim gets anything.
+func (r *rig) awaitHolders() {
+	r.t.Helper()
+	r.await("told who has the node's devices", func() bool {
+		_, err := r.options.Kubelet.Held(r.ctx)
+		return err == nil
+	})
+}
+
 func (r *rig) awaitOffer(f *fakeDRA, want string) {
 	r.t.Helper()
 	r.await("offered: "+want, func() bool { return f.devices() == want })

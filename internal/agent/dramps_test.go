@@ -33,6 +33,19 @@ func (r *rig) refuses(c claims.Claim, reason string) {
 	}
 }
 
+// awaitRefused is refuses for a reason that is known a moment after a start: until then the claim
+// is refused for another.
+func (r *rig) awaitRefused(c claims.Claim, reason string) {
+	r.t.Helper()
+	r.await("refused: "+reason, func() bool {
+		err := r.options.DRA.Claims.Prepare(r.ctx, c)
+		if err == nil {
+			r.t.Fatalf("%s got its devices", c)
+		}
+		return strings.Contains(err.Error(), reason)
+	})
+}
+
 // prepares waits until the claim gets its devices, as the kubelet tries again.
 func (r *rig) prepares(c claims.Claim) {
 	r.t.Helper()
@@ -183,8 +196,8 @@ func TestDRAMPSAfterRestart(t *testing.T) {
 	})
 	r.awaitMPS("wanted for the claim", func() bool { return m.wants() == "GPU-a" })
 	r.must(r.options.DRA.Claims.Prepare(r.ctx, shareClaim("1", "gpu-a-mps4")))
-	r.refuses(shareClaim("2", "gpu-a-mps4"), "MPS daemon: it does not answer")
-	r.refuses(shareClaim("3", "gpu-a-ts"), "MPS daemon: it does not answer")
+	r.awaitRefused(shareClaim("2", "gpu-a-mps4"), "MPS daemon: it does not answer")
+	r.awaitRefused(shareClaim("3", "gpu-a-ts"), "MPS daemon: it does not answer")
 	m.tell("GPU-a", nodereport.MPSReady, "")
 	r.prepares(shareClaim("2", "gpu-a-mps4"))
 }

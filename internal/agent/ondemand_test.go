@@ -179,7 +179,36 @@ func TestOnDemandAfterRestart(t *testing.T) {
 	if path := o.claims.View().Paths[whole]; path != claims.DRA {
 		t.Errorf("path %q", path)
 	}
+	o.awaitHolders()
 	o.prepare(exclusiveClaim("large", whole+"-3g40gb-4"))
+}
+
+// TestOnDemandAfterReboot has a node come back without its partitions: each claim's pod gets its
+// own made again, in whatever order they come, and the kubelet shows all their claims at once.
+func TestOnDemandAfterReboot(t *testing.T) {
+	t.Parallel()
+	sim, err := simnode.New("h100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := strings.ToLower(sim.GPUs()[0].UUID)
+	small, large := exclusiveClaim("small", whole+"-1g10gb-4"), exclusiveClaim("large", whole+"-3g40gb-0")
+	store := &memory{data: fmt.Appendf(nil, `{"paths": {%q: "dra"}, "claims": [
+		{"uid": "small", "namespace": "ns", "name": "small", "results": [{"request": "r0", "device": %q}]},
+		{"uid": "large", "namespace": "ns", "name": "large", "results": [{"request": "r0", "device": %q}]}]}`,
+		whole, small.Results[0].Device, large.Results[0].Device)}
+	o := newOnDemandRigOn(t, "h100", store)
+	o.awaitOffered(small.Results[0].Device, large.Results[0].Device)
+	o.awaitHolders()
+	for _, c := range []claims.Claim{large, small, large} {
+		o.prepare(c)
+	}
+	for _, c := range []claims.Claim{small, large} {
+		if o.at(c.Results[0].Device) == "" {
+			t.Errorf("%s is not made: %+v", c.Results[0].Device, o.scan())
+		}
+	}
+	o.refuses(exclusiveClaim("other", whole+"-4g40gb-0"), "no room")
 }
 
 // TestOnDemandSparesWhatIsUsed leaves a partition alone that a process uses and no claim has.

@@ -283,7 +283,12 @@ func (c *cluster) awaitUnschedulable(t *testing.T, name string) {
 // gpuNodes are the device nodes of GPUs that the pod's container has.
 func (c *cluster) gpuNodes(t *testing.T, name string) []string {
 	t.Helper()
-	return slices.DeleteFunc(slices.Clone(c.printed(t, name)), func(line string) bool {
+	return gpuNodesIn(c.printed(t, name))
+}
+
+// gpuNodesIn are those among what a container has printed.
+func gpuNodesIn(lines []string) []string {
+	return slices.DeleteFunc(slices.Clone(lines), func(line string) bool {
 		number, ok := strings.CutPrefix(line, "device /dev/nvidia")
 		return !ok || strings.Trim(number, "0123456789") != ""
 	})

@@ -106,9 +106,15 @@ func (c *cluster) awaitPhase(t *testing.T, name string, phase v1.PodPhase) *v1.P
 // and "device PATH".
 func (c *cluster) printed(t *testing.T, name string) []string {
 	t.Helper()
+	return c.printedBy(t, name, "")
+}
+
+// printedBy is what that container of the pod has said; "" is its only one.
+func (c *cluster) printedBy(t *testing.T, name, container string) []string {
+	t.Helper()
 	var lines []string
 	c.await(t, "pod "+name+"'s output", func() error {
-		stream, err := c.client.CoreV1().Pods(workspace).GetLogs(name, &v1.PodLogOptions{}).Stream(t.Context())
+		stream, err := c.client.CoreV1().Pods(workspace).GetLogs(name, &v1.PodLogOptions{Container: container}).Stream(t.Context())
 		if err != nil {
 			return err
 		}

@@ -1,6 +1,6 @@
 // Command workload is what the pods of the tests run, and their pause container:
-// it prints what it was given of the node's GPUs and waits for the signal to end. Where it
-// shares one by MPS it is a client of the daemon meanwhile.
+// it prints what it was given of the node's GPUs and waits for the signal to end, unless its argument
+// is once. Where it shares one by MPS it is a client of the daemon meanwhile.
 package main
 
 import (
@@ -50,5 +50,8 @@ func main() {
 		}
 	}
 	fmt.Println("waiting")
+	if len(os.Args) > 1 && os.Args[1] == "once" {
+		return
+	}
 	<-ended
 }

@@ -263,7 +263,8 @@ func (a *agent) splitDRA(next *state, whole sharing.Plan) *dra.Offer {
 			units[place.Name] = unit
 		}
 	}
-	offered := a.addOnDemand(units, next.gpus, onDemand, profile, view.Paths, fault)
+	leaving := a.leavesOnDemand(units, next.gpus, view.Paths)
+	offered := a.addOnDemand(units, next.gpus, onDemand, leaving, profile, view.Paths, fault)
 	var list []claims.Unit
 	for _, unit := range units {
 		list = append(list, unit.Unit)

@@ -81,22 +81,47 @@ func (a *agent) onDemandGPUs(gpus []sharing.GPU, p sharing.Profile, without DRAF
 	return onDemand, why, known
 }
 
+// leavesOnDemand are the GPUs whose partitions were made for claims until now, and that the profile
+// has all for the device plugin: as long as they are DRA's, claims that were given a part before
+// have it made.
+func (a *agent) leavesOnDemand(units map[string]draUnit, gpus []sharing.GPU, paths map[string]claims.Path) map[string]mig.Geometry {
+	leaving := map[string]mig.Geometry{}
+	before, geometries := a.dra.units.Load(), a.dra.geometries.Load()
+	if before == nil || geometries == nil {
+		return leaving
+	}
+	wanted := map[string]bool{}
+	for _, unit := range units {
+		wanted[unit.GPU] = wanted[unit.GPU] || unit.wanted
+	}
+	for _, gpu := range gpus {
+		whole := dra.Place(gpu.UUID, nil)
+		if g := (*geometries)[gpu.UUID]; (*before)[whole].With == whole && paths[whole].Offered() && !wanted[gpu.UUID] && g.unknown == nil {
+			leaving[gpu.UUID] = g.state.Geometry
+		}
+	}
+	return leaving
+}
+
 // addOnDemand adds to units what the GPUs could have whose partitions are made for claims, and
 // returns those of them that are to be offered so. Such a GPU has one path, which begins when
-// each of its units has left the device plugin.
+// each of its units has left the device plugin. Those of leaving are not wanted any more.
 func (a *agent) addOnDemand(
-	units map[string]draUnit, gpus []sharing.GPU, onDemand map[string]mig.Geometry, p sharing.Profile, paths map[string]claims.Path, fault func(unit, gpu string) string,
+	units map[string]draUnit, gpus []sharing.GPU, onDemand, leaving map[string]mig.Geometry, p sharing.Profile, paths map[string]claims.Path, fault func(unit, gpu string) string,
 ) (offered map[string]mig.Geometry) {
 	offered = map[string]mig.Geometry{}
 	released, _ := a.released()
 	for _, gpu := range gpus {
-		g, divided := onDemand[gpu.UUID]
-		if !divided {
-			continue
+		g, wanted := onDemand[gpu.UUID]
+		leaves := false
+		if !wanted {
+			if g, leaves = leaving[gpu.UUID]; !leaves {
+				continue
+			}
 		}
 		whole := dra.Place(gpu.UUID, nil)
 		unit := units[whole]
-		unit.Place, unit.GPU, unit.With, unit.wanted, unit.Takes, unit.Has = whole, gpu.UUID, whole, true, g.Supply(), g.Supply()
+		unit.Place, unit.GPU, unit.With, unit.wanted, unit.Takes, unit.Has = whole, gpu.UUID, whole, wanted, g.Supply(), g.Supply()
 		if unit.Fault == "" {
 			unit.Fault = fault("", gpu.UUID)
 		}
@@ -104,7 +129,7 @@ func (a *agent) addOnDemand(
 		if !paths[whole].Offered() {
 			continue
 		}
-		if !released[gpu.UUID] && paths[whole] == claims.DRA {
+		if wanted && !released[gpu.UUID] && paths[whole] == claims.DRA {
 			offered[gpu.UUID] = g
 		}
 		part := func(at *sharing.Partition, id string) {
@@ -115,7 +140,7 @@ func (a *agent) addOnDemand(
 			takes := g.Takes(mig.Partition{Profile: at.Profile, Placement: at.Placement})
 			units[place] = draUnit{
 				claims.Unit{Place: place, ID: id, GPU: gpu.UUID, With: whole, Takes: takes, Has: g.Supply(), Fault: fault(id, gpu.UUID)},
-				units[place].resource, sharing.Unit{}, true, at,
+				units[place].resource, sharing.Unit{}, wanted, at,
 			}
 		}
 		for i := range gpu.Partitions {

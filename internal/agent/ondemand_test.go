@@ -211,6 +211,40 @@ func TestOnDemandAfterReboot(t *testing.T) {
 	o.refuses(exclusiveClaim("other", whole+"-4g40gb-0"), "no room")
 }
 
+// TestLateClaimOnDemand leads a GPU that is divided on demand to the device plugin while claims
+// have been given parts of it that are not made yet: these are made, one after the other, the plugin
+// waits for their ends, and nothing else of the GPU is offered to claims.
+func TestLateClaimOnDemand(t *testing.T) {
+	t.Parallel()
+	o := newOnDemandRig(t, "h100")
+	small, large := o.device(0, "1g10gb-4"), o.device(0, "3g40gb-4")
+	o.awaitOffered(small, large)
+	first, second, overlaps := exclusiveClaim("first", small), exclusiveClaim("second", o.device(0, "2g20gb-0")), exclusiveClaim("overlaps", large)
+	o.api.set(func(f *fakeDRA) { // The scheduler gave them away, the kubelet has not asked yet.
+		f.allocated = map[string][]string{"first": {small}, "second": {second.Results[0].Device}, "overlaps": {large}}
+	})
+	o.policy.set(migProfile(sharing.MIGConfig{}), nil)
+	o.await("leaving", func() bool {
+		return o.claims.View().Paths[o.device(0, "")] == claims.LeavingDRA && o.api.devices() == ""
+	})
+	o.prepare(first)
+	o.await("said that it leaves", func() bool { return o.api.devices() == small+"(leaving)" })
+	o.prepare(second)
+	made := o.at(small)
+	o.refuses(overlaps, "no room")
+	o.unprepare(overlaps)
+	if made == "" || o.at(small) != made || o.at(second.Results[0].Device) == "" {
+		t.Errorf("partitions %+v", o.scan()[0].Partitions)
+	}
+	o.unprepare(first, second)
+	o.api.set(func(f *fakeDRA) { f.allocated = nil })
+	o.awaitAllocatable(oneG, 1)
+	o.await("the device plugin's", func() bool { return len(o.claims.View().Paths) == 0 })
+	// Later than that, nothing is made: the profile does not say so any more.
+	o.refuses(exclusiveClaim("later", large), "the node has no "+large+" now")
+	o.unprepare(exclusiveClaim("later", large))
+}
+
 // TestOnDemandSparesWhatIsUsed leaves a partition alone that a process uses and no claim has.
 func TestOnDemandSparesWhatIsUsed(t *testing.T) {
 	t.Parallel()

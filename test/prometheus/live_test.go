@@ -150,18 +150,16 @@ func checkQueries(t *testing.T, s server, targets ...scraped) {
 	}
 }
 
-// ofClaims are the metrics of nodes that serve claims, which takes an API server: the list in
-// internal/agent, whose own test holds that it is what such a node has.
+// ofClaims are the metrics of nodes that serve claims, which takes an API server: what
+// docs/metrics.md has of them.
 func ofClaims(t *testing.T) map[string][]string {
-	text, err := os.ReadFile("../../internal/agent/drametrics.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	known := map[string][]string{}
-	for line := range strings.Lines(string(text)) {
-		name, rest, _ := strings.Cut(line, "{")
-		labels, _, _ := strings.Cut(rest, "}")
-		known["virgate_"+name] = append(strings.Split(labels, ", "), "node")
+	t.Helper()
+	known := documentedMetrics(t)
+	maps.DeleteFunc(known, func(metric string, _ []string) bool {
+		return !strings.HasPrefix(metric, "virgate_claim") && !strings.HasPrefix(metric, "virgate_dra_")
+	})
+	for metric, labels := range known {
+		known[metric] = append(labels, "node")
 	}
 	return known
 }

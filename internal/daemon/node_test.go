@@ -253,6 +253,9 @@ func TestRemoveHostFiles(t *testing.T) {
 	if !slices.Equal(left, theirs) {
 		t.Errorf("left %q, want %q", left, theirs)
 	}
+	if again, err := RemoveHostFiles(t.Context(), dir, cdiDir, featureFile); err != nil || len(again) > 0 { // Nor was the lock there for a moment.
+		t.Errorf("from a clean node it removed %q: %v", again, err)
+	}
 	if _, err := RemoveHostFiles(t.Context(), filepath.Join(dir, "missing"), cdiDir, featureFile); err == nil {
 		t.Error("a missing folder is no error")
 	}

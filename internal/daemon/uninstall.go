@@ -14,15 +14,38 @@ import (
 )
 
 // RemoveHostFiles removes all that Virgate has written to the machine's device-plugins and
-// CDI directories, and its file of feature labels, and returns what that was. The error says
-// that a Virgate serves it.
+// CDI directories, and its file of feature labels, and returns what that was. Where there is
+// nothing it makes nothing either, not even the lock for a moment. The error says that a Virgate
+// serves it.
 func RemoveHostFiles(ctx context.Context, pluginDir, cdiDir, featureFile string) (removed []string, err error) {
+	if _, err := os.Stat(pluginDir); err != nil {
+		return nil, fmt.Errorf("find --device-plugin-dir: %w", err)
+	}
+	if paths, err := hostFiles(pluginDir, cdiDir, featureFile); err != nil || len(paths) == 0 {
+		return nil, err
+	}
 	lock, err := lockOnce(ctx, pluginDir)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = lock.Release() }()
-	var paths []string
+	paths, err := hostFiles(pluginDir, cdiDir, featureFile)
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	for _, path := range paths {
+		if err := os.Remove(path); err != nil {
+			errs = append(errs, fmt.Errorf("remove what Virgate left: %w", err))
+			continue
+		}
+		removed = append(removed, path)
+	}
+	return removed, errors.Join(errs...)
+}
+
+// hostFiles are those that RemoveHostFiles removes, in its order.
+func hostFiles(pluginDir, cdiDir, featureFile string) (paths []string, err error) {
 	if _, err := os.Lstat(featureFile); err == nil {
 		paths = append(paths, featureFile)
 	}
@@ -38,13 +61,5 @@ func RemoveHostFiles(ctx context.Context, pluginDir, cdiDir, featureFile string)
 		slices.Sort(found)
 		paths = append(paths, found...)
 	}
-	var errs []error
-	for _, path := range paths {
-		if err := os.Remove(path); err != nil {
-			errs = append(errs, fmt.Errorf("remove what Virgate left: %w", err))
-			continue
-		}
-		removed = append(removed, path)
-	}
-	return removed, errors.Join(errs...)
+	return paths, nil
 }

@@ -263,7 +263,7 @@ func (a *agent) splitDRA(next *state, whole sharing.Plan) *dra.Offer {
 			units[place.Name] = unit
 		}
 	}
-	leaving := a.leavesOnDemand(units, next.gpus, view.Paths)
+	leaving := a.leavesOnDemand(units, next.gpus, view)
 	offered := a.addOnDemand(units, next.gpus, onDemand, leaving, profile, view.Paths, fault)
 	var list []claims.Unit
 	for _, unit := range units {
@@ -488,7 +488,9 @@ func (a *agent) freeOfClaims(ctx context.Context, view claims.View, units map[st
 	for _, devices := range allocated {
 		take(devices)
 	}
-	return slices.DeleteFunc(free, func(place string) bool { return hasPart(taken, place) })
+	return slices.DeleteFunc(free, func(place string) bool {
+		return hasPart(taken, place) || a.mig.Changing(units[place].GPU) // For a claim that has ended meanwhile.
+	})
 }
 
 // claimsOf are the claims that have the GPU or a partition of it, and whose pods the kubelet does

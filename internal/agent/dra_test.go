@@ -25,6 +25,7 @@ type fakeDRA struct {
 	mu        sync.Mutex
 	offer     dra.Offer
 	offers    int
+	asked     int    // how often Allocated was called
 	first     string // the devices of the first offer that had some
 	written   time.Time
 	state     DRAState
@@ -59,6 +60,7 @@ func (f *fakeDRA) State() DRAState {
 func (f *fakeDRA) Allocated(context.Context) (map[string][]string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.asked++
 	return maps.Clone(f.allocated), f.err
 }
 

@@ -23,11 +23,18 @@ type geometry struct {
 	unknown error
 }
 
-// readGeometries reads how the GPUs could be divided, where that is not known yet. Only draLoop
-// calls it: a driver that hangs must not delay a plan.
+// readGeometries reads how the GPUs could be divided that are to be, or of which claims have parts
+// or may have been given some, where that is not known yet. Only draLoop calls it: a driver that
+// hangs must not delay a plan.
 func (a *agent) readGeometries(ctx context.Context, s *state) {
-	if a.Partitioner == nil || s.profile == nil || !s.profile.Profile.DRA.DynamicMIG {
+	if a.Partitioner == nil || s.profile == nil {
 		return
+	}
+	view := a.DRA.Claims.View()
+	held := view.HeldPlaces()
+	divided := func(gpu sharing.GPU) bool {
+		whole := dra.Place(gpu.UUID, nil)
+		return s.profile.Profile.DRA.DynamicMIG || view.Paths[whole] == claims.LeavingDRA || hasPartOf(held, whole)
 	}
 	known := map[string]geometry{}
 	if last := a.dra.geometries.Load(); last != nil {
@@ -35,7 +42,7 @@ func (a *agent) readGeometries(ctx context.Context, s *state) {
 	}
 	news := false
 	for _, gpu := range s.gpus {
-		if g, read := known[gpu.UUID]; !gpu.MIGCapable || read && g.unknown == nil {
+		if g, read := known[gpu.UUID]; !gpu.MIGCapable || !divided(gpu) || read && g.unknown == nil {
 			continue
 		}
 		before := known[gpu.UUID].unknown
@@ -81,22 +88,24 @@ func (a *agent) onDemandGPUs(gpus []sharing.GPU, p sharing.Profile, without DRAF
 	return onDemand, why, known
 }
 
-// leavesOnDemand are the GPUs whose partitions were made for claims until now, and that the profile
-// has all for the device plugin: as long as they are DRA's, claims that were given a part before
-// have it made.
-func (a *agent) leavesOnDemand(units map[string]draUnit, gpus []sharing.GPU, paths map[string]claims.Path) map[string]mig.Geometry {
+// leavesOnDemand are the GPUs that the profile does not have divided on demand, and of which claims
+// have parts made all the same: those that leave DRA, for what was given before, and those of which
+// a claim has a part that is gone since a reboot.
+func (a *agent) leavesOnDemand(units map[string]draUnit, gpus []sharing.GPU, view claims.View) map[string]mig.Geometry {
 	leaving := map[string]mig.Geometry{}
-	before, geometries := a.dra.units.Load(), a.dra.geometries.Load()
-	if before == nil || geometries == nil {
+	geometries := a.dra.geometries.Load()
+	if geometries == nil {
 		return leaving
 	}
-	wanted := map[string]bool{}
+	wanted := map[string]bool{} // GPUs of which anything is wanted.
 	for _, unit := range units {
 		wanted[unit.GPU] = wanted[unit.GPU] || unit.wanted
 	}
+	gone := view.HeldPlaces()
+	maps.DeleteFunc(gone, func(place string, _ claims.Claim) bool { return units[place].ID != "" })
 	for _, gpu := range gpus {
-		whole := dra.Place(gpu.UUID, nil)
-		if g := (*geometries)[gpu.UUID]; (*before)[whole].With == whole && paths[whole].Offered() && !wanted[gpu.UUID] && g.unknown == nil {
+		whole, g := dra.Place(gpu.UUID, nil), (*geometries)[gpu.UUID]
+		if g.unknown == nil && len(g.state.Geometry.Profiles) > 0 && view.Paths[whole].Offered() && (!wanted[gpu.UUID] || hasPartOf(gone, whole)) {
 			leaving[gpu.UUID] = g.state.Geometry
 		}
 	}
@@ -105,7 +114,7 @@ func (a *agent) leavesOnDemand(units map[string]draUnit, gpus []sharing.GPU, pat
 
 // addOnDemand adds to units what the GPUs could have whose partitions are made for claims, and
 // returns those of them that are to be offered so. Such a GPU has one path, which begins when
-// each of its units has left the device plugin. Those of leaving are not wanted any more.
+// each of its units has left the device plugin. Nothing more is offered of those of leaving.
 func (a *agent) addOnDemand(
 	units map[string]draUnit, gpus []sharing.GPU, onDemand, leaving map[string]mig.Geometry, p sharing.Profile, paths map[string]claims.Path, fault func(unit, gpu string) string,
 ) (offered map[string]mig.Geometry) {
@@ -121,7 +130,7 @@ func (a *agent) addOnDemand(
 		}
 		whole := dra.Place(gpu.UUID, nil)
 		unit := units[whole]
-		unit.Place, unit.GPU, unit.With, unit.wanted, unit.Takes, unit.Has = whole, gpu.UUID, whole, wanted, g.Supply(), g.Supply()
+		unit.Place, unit.GPU, unit.With, unit.wanted, unit.Takes, unit.Has = whole, gpu.UUID, whole, unit.wanted || wanted, g.Supply(), g.Supply()
 		if unit.Fault == "" {
 			unit.Fault = fault("", gpu.UUID)
 		}
@@ -175,6 +184,16 @@ func withoutPlugin(units map[string]draUnit, paths map[string]claims.Path, gpu s
 // byDRA says that a claim may get the unit at any moment.
 func (u draUnit) byDRA(paths map[string]claims.Path) bool {
 	return paths[u.Place].Offered() || paths[dra.Place(u.GPU, nil)].Offered()
+}
+
+// hasPartOf says that a part of the GPU is among the places.
+func hasPartOf(places map[string]claims.Claim, gpu string) bool {
+	for place := range places {
+		if strings.HasPrefix(place, gpu+"-") {
+			return true
+		}
+	}
+	return false
 }
 
 // hasPart says that a unit is among the places, or a part of it.

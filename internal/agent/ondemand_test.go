@@ -30,13 +30,13 @@ func onDemandProfile() sharing.Profile {
 }
 
 func newOnDemandRig(t *testing.T, node string, adjust ...func(*Options)) *onDemandRig {
-	return newOnDemandRigOn(t, node, &memory{}, adjust...)
+	return newOnDemandRigOn(t, node, onDemandProfile(), &fakeDRA{}, &memory{}, adjust...)
 }
 
-// newOnDemandRigOn has what a program before it has written.
-func newOnDemandRigOn(t *testing.T, node string, store *memory, adjust ...func(*Options)) *onDemandRig {
-	o := &onDemandRig{api: &fakeDRA{}}
-	o.migRig = newTimedMIGRig(t, node, onDemandProfile(), pluginTiming(), append(adjust, func(options *Options) {
+// newOnDemandRigOn has what a program before it has written, under that profile and API server.
+func newOnDemandRigOn(t *testing.T, node string, profile sharing.Profile, api *fakeDRA, store *memory, adjust ...func(*Options)) *onDemandRig {
+	o := &onDemandRig{api: api}
+	o.migRig = newTimedMIGRig(t, node, profile, pluginTiming(), append(adjust, func(options *Options) {
 		o.claims = claims.NewTable(claims.Options{Store: store, Driver: dra.DriverName, Holders: options.Kubelet.Held})
 		options.DRA = DRAOptions{
 			Driver: o.api, Quiet: time.Millisecond, Calls: NewClaimCalls(), Claims: o.claims,
@@ -169,7 +169,7 @@ func TestOnDemandAfterRestart(t *testing.T) {
 	}
 	whole := strings.ToLower(sim.GPUs()[0].UUID)
 	store := &memory{data: fmt.Appendf(nil, `{"paths": {%q: "dra"}, "claims": [{"uid": "1", "namespace": "ns", "name": "1", "results": [{"device": %q}]}]}`, whole, whole+"-1g10gb-0")}
-	o := newOnDemandRigOn(t, "h100+all-balanced", store)
+	o := newOnDemandRigOn(t, "h100+all-balanced", onDemandProfile(), &fakeDRA{}, store)
 	o.await("offered", func() bool { return o.api.devices() != "" })
 	o.api.set(func(f *fakeDRA) {
 		if offered := f.first; !strings.Contains(offered, "7g80gb-0") || strings.Contains(offered, "(leaving)") {
@@ -197,7 +197,7 @@ func TestOnDemandAfterReboot(t *testing.T) {
 		{"uid": "small", "namespace": "ns", "name": "small", "results": [{"request": "r0", "device": %q}]},
 		{"uid": "large", "namespace": "ns", "name": "large", "results": [{"request": "r0", "device": %q}]}]}`,
 		whole, small.Results[0].Device, large.Results[0].Device)}
-	o := newOnDemandRigOn(t, "h100", store)
+	o := newOnDemandRigOn(t, "h100", onDemandProfile(), &fakeDRA{}, store)
 	o.awaitOffered(small.Results[0].Device, large.Results[0].Device)
 	o.awaitHolders()
 	for _, c := range []claims.Claim{large, small, large} {
@@ -243,6 +243,93 @@ func TestLateClaimOnDemand(t *testing.T) {
 	// Later than that, nothing is made: the profile does not say so any more.
 	o.refuses(exclusiveClaim("later", large), "the node has no "+large+" now")
 	o.unprepare(exclusiveClaim("later", large))
+}
+
+// TestLateClaimAfterRestart has a program begin when the profile does not have GPUs divided on demand
+// any more, and claims have parts of one that are not there: given just before, or gone since a
+// reboot.
+func TestLateClaimAfterRestart(t *testing.T) {
+	t.Parallel()
+	sim, err := simnode.New("h100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := strings.ToLower(sim.GPUs()[0].UUID)
+	first, second := exclusiveClaim("first", whole+"-1g10gb-4"), exclusiveClaim("second", whole+"-3g40gb-0")
+	allocated := map[string][]string{"first": {first.Results[0].Device}, "second": {second.Results[0].Device}}
+	byDRA := migProfile(sharing.MIGConfig{Manage: true})
+	byDRA.DRA = sharing.DRAConfig{All: true}
+	for name, test := range map[string]struct {
+		path    claims.Path
+		kept    []claims.Claim
+		profile sharing.Profile
+		after   func(o *onDemandRig)
+	}{
+		"restarted while it leaves": {claims.LeavingDRA, []claims.Claim{}, migProfile(sharing.MIGConfig{}), func(o *onDemandRig) { o.awaitAllocatable(oneG, 1) }},
+		"rebooted while it leaves":  {claims.LeavingDRA, []claims.Claim{first, second}, migProfile(sharing.MIGConfig{}), func(o *onDemandRig) { o.awaitAllocatable(oneG, 1) }},
+		"rebooted, to a layout":     {claims.LeavingDRA, []claims.Claim{first, second}, migProfile(layoutNamed("all-1g.10gb")), func(o *onDemandRig) { o.awaitAllocatable(oneG, 7) }},
+		"rebooted, to static DRA":   {claims.DRA, []claims.Claim{first, second}, byDRA, func(o *onDemandRig) { o.awaitOffered(first.Results[0].Device, second.Results[0].Device) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			store := &memory{}
+			if err := store.WriteOrForget("", map[string]any{"paths": map[string]claims.Path{whole: test.path}, "claims": test.kept}); err != nil {
+				t.Fatal(err)
+			}
+			api := &fakeDRA{allocated: allocated}
+			o := newOnDemandRigOn(t, "h100", test.profile, api, store)
+			o.awaitHolders()
+			for _, c := range []claims.Claim{first, second, first} {
+				o.await("prepared: "+c.String(), func() bool { return o.claims.Prepare(o.ctx, c) == nil })
+			}
+			made := o.at(first.Results[0].Device)
+			if made == "" || o.at(second.Results[0].Device) == "" {
+				t.Errorf("partitions %+v", o.scan()[0].Partitions)
+			}
+			o.unprepare(second)
+			o.prepare(first)
+			if o.at(first.Results[0].Device) != made {
+				t.Errorf("the first claim's partition was made anew: %+v", o.scan()[0].Partitions)
+			}
+			o.unprepare(first)
+			api.set(func(f *fakeDRA) { f.allocated = nil })
+			test.after(o)
+		})
+	}
+}
+
+// TestLeavesAfterTheChange holds that a GPU is not the device plugin's while a partition of it is
+// still being made for a claim that has ended.
+func TestLeavesAfterTheChange(t *testing.T) {
+	t.Parallel()
+	o := newOnDemandRig(t, "h100")
+	whole, first := o.device(0, ""), exclusiveClaim("first", o.device(0, "1g10gb-4"))
+	o.awaitOffered(first.Results[0].Device)
+	o.awaitHolders()
+	answer := make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(answer) })
+	t.Cleanup(goOn)
+	o.sim.InjectFault("DeviceSetMigMode", simnode.Fault{Until: answer, Times: 1})
+	prepared := make(chan error, 1)
+	go func() { prepared <- o.claims.Prepare(o.ctx, first) }()
+	o.await("being made", func() bool { return o.agent.mig.Changing(o.sim.GPUs()[0].UUID) })
+	o.policy.set(migProfile(sharing.MIGConfig{}), nil)
+	o.await("leaving", func() bool { return o.claims.View().Paths[whole] == claims.LeavingDRA })
+	o.unprepare(first)
+	o.api.set(func(f *fakeDRA) { f.asked = 0 })
+	o.await("asked who has it", func() bool {
+		o.api.mu.Lock()
+		defer o.api.mu.Unlock()
+		return o.api.asked > 2
+	})
+	if path := o.claims.View().Paths[whole]; path != claims.LeavingDRA {
+		t.Errorf("the GPU is on %q while it is being changed", path)
+	}
+	goOn()
+	if err := <-prepared; err == nil {
+		t.Error("a claim that has ended was prepared")
+	}
+	o.await("the device plugin's", func() bool { return len(o.claims.View().Paths) == 0 })
 }
 
 // TestOnDemandSparesWhatIsUsed leaves a partition alone that a process uses and no claim has.

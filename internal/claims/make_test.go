@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -166,5 +167,31 @@ func TestOneAtATime(t *testing.T) {
 	close(goOn)
 	for range 2 {
 		r.must(<-ended)
+	}
+}
+
+// TestEndedWhileMade ends a claim while its partition is being made: it gets nothing, and is not
+// told of as one that waits.
+func TestEndedWhileMade(t *testing.T) {
+	for _, outcome := range []error{nil, errors.New("no driver")} {
+		r := divided(t)
+		var made []string
+		begun, goOn := make(chan struct{}), make(chan struct{})
+		r.OnMake(func(ctx context.Context, place string) error {
+			close(begun)
+			<-goOn
+			return cmp.Or(outcome, r.makes(&made)(ctx, place))
+		})
+		ended := make(chan error, 1)
+		go func() { ended <- r.Prepare(context.Background(), claim("1", "gpu-a-half-0")) }()
+		<-begun
+		r.must(r.Unprepare(claim("1")))
+		close(goOn)
+		if err := <-ended; err == nil {
+			t.Error("a claim that has ended was prepared")
+		}
+		if view := r.View(); len(view.Refused) != 0 || len(view.Claims) != 0 {
+			t.Errorf("outcome %v: %+v", outcome, view)
+		}
 	}
 }

@@ -260,13 +260,17 @@ func (t *Table) Prepare(ctx context.Context, c Claim) error {
 	defer unlock()
 	held, unread := t.options.Holders(ctx)
 	err = t.give(c, held, unread)
-	if err == nil {
+	given := err == nil
+	if given {
 		err = t.makeMissing(ctx, c)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.loaded {
 		return ErrNotServing
+	}
+	if given && !slices.ContainsFunc(t.kept.Claims, func(o Claim) bool { return o.UID == c.UID }) {
+		return cmp.Or(err, refuse(NotMade, "claim %s ended while its devices were being made", c))
 	}
 	before, was := t.refused[c.UID]
 	if err == nil && was {

@@ -99,6 +99,35 @@ func TestNVLinkErrors(t *testing.T) {
 	}
 }
 
+// TestNVLinkCount checks that a newer driver's further links count, and that a driver is not asked
+// for many that it does not have.
+func TestNVLinkCount(t *testing.T) {
+	sim := simulate(t, "dgx-a100")
+	const has, newer = 12, 36
+	for _, count := range []int{has, newer} {
+		var asked atomic.Int32
+		gpus, err := nvml.Scan(answering(sim, func(call nvml.Call, answer any, err error) (any, error) {
+			switch {
+			case call.Method == "DeviceGetNvLinkState":
+				asked.Add(1)
+				if link := call.Arguments[1].(int); has <= link && link < count {
+					return true, nil
+				}
+			case call.Method == "DeviceGetNvLinkRemotePciInfo" && err != nil:
+				return nvml.PCIInfo{BusID: "00000000:AA:00.0"}, nil
+			}
+			return answer, err
+		}))
+		must(t, err)
+		if got := gpus[0].Links[0].NVLinks; got != count {
+			t.Errorf("%d links, want %d", got, count)
+		}
+		if most := 8 * max(count+1, 19); int(asked.Load()) > most {
+			t.Errorf("%d questions for %d links of each of 8 GPUs, want %d at most", asked.Load(), count, most)
+		}
+	}
+}
+
 // TestProcessesOfMPS checks that a list of MPS clients that may not be read, or that a MIG
 // device does not have, says nothing of the use; other errors of it count as in use.
 func TestProcessesOfMPS(t *testing.T) {

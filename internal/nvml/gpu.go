@@ -378,18 +378,23 @@ func (p GPUInstanceProfile) named() (mig.Profile, error) {
 	return mig.ParseProfile(strings.TrimPrefix(p.Name, "MIG "))
 }
 
-// enumerationBound ends an enumeration of a driver that never says INVALID_ARGUMENT.
-// NVML has 18 profiles and 18 NVLinks a GPU (nvml.h, NVML_GPU_INSTANCE_PROFILE_COUNT
-// and NVML_NVLINK_MAX_LINKS).
-const enumerationBound = 64
+const (
+	// enumerationBound ends an enumeration of a driver that never says INVALID_ARGUMENT.
+	// NVML has 18 profiles a GPU (nvml.h, NVML_GPU_INSTANCE_PROFILE_COUNT).
+	enumerationBound = 64
+	// knownLinks are the NVLinks that a GPU can have by nvml.h (NVML_NVLINK_MAX_LINKS). A newer
+	// driver may have more.
+	knownLinks = 18
+)
 
 // readLinks counts the GPU's active NVLinks by the bus ID at the other end. A link that
-// cannot be read counts as inactive, whatever the code, and the next one is asked.
+// cannot be read counts as inactive, whatever the code, and the next one is asked; beyond those that
+// every GPU may have, it ends the list.
 func readLinks(lib Library, device Device) map[string]int {
 	links := map[string]int{}
 	for link := range enumerationBound {
 		active, err := lib.DeviceGetNvLinkState(device, link)
-		if errors.Is(err, GPUIsLost) || errors.Is(err, Timeout) {
+		if errors.Is(err, GPUIsLost) || errors.Is(err, Timeout) || err != nil && link >= knownLinks {
 			break
 		}
 		if !active {

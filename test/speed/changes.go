@@ -121,15 +121,12 @@ func (s *stage) failures(ctx context.Context, devices int) (sample, error) {
 	return took, nil
 }
 
-// looks are scrapes of the metrics and views of the page.
+// looks are scrapes of the metrics.
 func looks(_ context.Context, b bench, virgate *process, _ plugin) ([]figure, error) {
-	var scraped, viewed sample
+	var scraped sample
 	var objects counts
 	for range b.rounds(15) {
 		if err := scraped.timed(func() error { _, err := virgate.get("/metrics"); return err }); err != nil {
-			return nil, err
-		}
-		if err := viewed.timed(func() error { _, err := virgate.get("/status"); return err }); err != nil {
 			return nil, err
 		}
 		// Between two scrapes the program has made what one takes.
@@ -140,7 +137,6 @@ func looks(_ context.Context, b bench, virgate *process, _ plugin) ([]figure, er
 	return []figure{
 		{"scrape", milliseconds(scraped.median()), "ms"},
 		{"scrape-objects", objects.median(), ""},
-		{"page", milliseconds(viewed.median()), "ms"},
 	}, nil
 }
 
@@ -242,7 +238,7 @@ func startupOf(ctx context.Context, b bench, devices int) ([]figure, error) {
 		return nil, err
 	}
 	var bare, bareWork, advertised, work, kubelet sample
-	var objects, goroutines, own, all float64
+	var objects, goroutines, own, all counts
 	for range b.rounds(10) {
 		version := exec.CommandContext(ctx, b.binary, "version")
 		if err := bare.timed(version.Run); err != nil {
@@ -277,13 +273,16 @@ func startupOf(ctx context.Context, b bench, devices int) ([]figure, error) {
 		if err != nil {
 			return nil, err
 		}
-		own, all = megabytes(resident.own), megabytes(resident.all)
-		if objects, err = p.series("go_memstats_mallocs_total"); err != nil {
+		own, all = append(own, megabytes(resident.own)), append(all, megabytes(resident.all))
+		made, err := p.series("go_memstats_mallocs_total")
+		if err != nil {
 			return nil, err
 		}
-		if goroutines, err = p.series("go_goroutines"); err != nil {
+		running, err := p.series("go_goroutines")
+		if err != nil {
 			return nil, err
 		}
+		objects, goroutines = append(objects, made), append(goroutines, running)
 		if err := p.stop(); err != nil {
 			return nil, err
 		}
@@ -300,10 +299,10 @@ func startupOf(ctx context.Context, b bench, devices int) ([]figure, error) {
 		{name("kubelet-cpu"), milliseconds(kubelet.median()), "ms"},
 		{name("processes"), advertised.over(bare), "×"},
 		{name("cpu"), milliseconds(work.median() - bareWork.median()), "ms"},
-		{name("objects"), objects, ""},
-		{name("goroutines"), goroutines, ""},
-		{name("own"), own, "MB"},
-		{name("resident"), all, "MB"},
+		{name("objects"), objects.median(), ""},
+		{name("goroutines"), goroutines.median(), ""},
+		{name("own"), own.median(), "MB"},
+		{name("resident"), all.median(), "MB"},
 	}, nil
 }
 

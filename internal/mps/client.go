@@ -27,6 +27,8 @@ type (
 type (
 	wishLine struct {
 		Units []Unit `json:"units"`
+		// At is when they were wished, by monotonic; 0 from an older client.
+		At int64 `json:"at"`
 	}
 	statesLine struct {
 		Units []State `json:"units"`
@@ -73,7 +75,7 @@ func (c *Client) Want(units []Unit) {
 	if c.wish != nil && slices.Equal(c.wish.Units, units) {
 		return
 	}
-	c.wish = &wishLine{slices.Clone(units)}
+	c.wish = &wishLine{slices.Clone(units), monotonic()}
 	close(c.wished)
 	c.wished = make(chan struct{})
 }

@@ -11,7 +11,19 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
+
+// monotonic is the node's time in nanoseconds since it started, which is the same in all of its
+// containers and never goes back (clock_gettime(2)).
+func monotonic() int64 {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return 0
+	}
+	return now.Nano()
+}
 
 // labelForContainers gives a directory the SELinux label with which containers may use what is
 // in it, where the kernel enforces such labels.

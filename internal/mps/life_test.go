@@ -2,8 +2,10 @@ package mps_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -230,6 +232,38 @@ func TestClientRestart(t *testing.T) {
 	n.connect()
 	n.client.Want([]mps.Unit{unit(other)})
 	n.await(other + " ready")
+}
+
+// TestOldWish: what a client that has been replaced wished is read after its successor's wish, and
+// changes nothing.
+func TestOldWish(t *testing.T) {
+	n := newNode(t, inProcess())
+	n.supervise()
+	n.connect()
+	n.client.Want([]mps.Unit{unit(other)})
+	n.await(other + " ready")
+	replaced, err := net.Dial("unix", filepath.Join(n.root, mps.SocketName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The second line, which is newer than all, shows that the first has been read.
+	const third = "GPU-77777777-2222-3333-4444-555555555555"
+	lines := json.NewEncoder(replaced)
+	for _, wish := range []map[string]any{
+		{"at": 1, "units": []mps.Unit{unit(gpu)}},
+		{"at": int64(math.MaxInt64), "units": []mps.Unit{unit(other), unit(third)}},
+	} {
+		if err := lines.Encode(wish); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.await(other+" ready", third+" ready")
+	_ = replaced.Close()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if strings.Contains(n.log.String(), gpu) {
+		t.Error("an old wish was taken")
+	}
 }
 
 // TestSupervisorRestart: its end restores the modes; the next one serves again in the same

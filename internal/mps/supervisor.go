@@ -59,7 +59,7 @@ func (t Timing) withDefaults() Timing {
 type supervisor struct {
 	Options
 	journal *journal
-	wishes  chan []Unit
+	wishes  chan wishLine
 	ended   chan string
 
 	mu sync.Mutex
@@ -80,7 +80,7 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	s := &supervisor{
-		Options: o, journal: journal, wishes: make(chan []Unit), ended: make(chan string),
+		Options: o, journal: journal, wishes: make(chan wishLine), ended: make(chan string),
 		states: map[string]State{}, changed: make(chan struct{}),
 	}
 	// They are told of from the first: a client may take a unit that is not for one that is free.
@@ -167,10 +167,15 @@ func (s *supervisor) supervise(ctx context.Context, group *sync.WaitGroup, lefto
 		}
 		leftovers, first = nil, nil
 	}
+	newest := int64(0)
 	for {
 		select {
-		case units := <-s.wishes:
-			take(units)
+		case wish := <-s.wishes:
+			if wish.At != 0 && wish.At < newest {
+				break // Of a client that has been replaced, and was heard later than its successor.
+			}
+			newest = wish.At
+			take(wish.Units)
 			stopLeftovers()
 		case <-first:
 			stopLeftovers()
@@ -265,7 +270,7 @@ func (s *supervisor) accept(ctx context.Context, listener net.Listener, group *s
 			defer func() { stop(); close() }()
 			err := readLines(connection, 0, func(line wishLine) {
 				select {
-				case s.wishes <- line.Units:
+				case s.wishes <- line:
 				case <-session.Done():
 				}
 			})

@@ -56,16 +56,16 @@ func TestCut(t *testing.T) {
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%v, want %q", err, want)
 		}
-		if len(w.kept.Underway) != 0 {
-			t.Errorf("the journal has %v", w.kept.Underway)
+		if underway := w.journal().Underway; len(underway) != 0 {
+			t.Errorf("the journal has %v", underway)
 		}
 	}
 	small, big, left := placed(t, "1g.10gb", 4, 1), placed(t, "3g.40gb", 4, 4), placed(t, "2g.20gb", 0, 2)
 	wants("", &small)
 	wants("", &left)
 	w.has(left, small)
-	writes := w.writes
-	if wants("", &left); w.writes != writes {
+	writes := w.driverWrites()
+	if wants("", &left); w.driverWrites() != writes {
 		t.Error("what is there is made again")
 	}
 	wants("1g.10gb at 4:1 is in the way and in use", &big, small)
@@ -148,8 +148,8 @@ func TestCutRefuses(t *testing.T) {
 			if err := cut(Room{Partition: &small}); err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("%v, want %q", err, test.want)
 			}
-			if w.writes != 0 {
-				t.Errorf("%d calls that change the GPU", w.writes)
+			if writes := w.driverWrites(); writes != 0 {
+				t.Errorf("%d calls that change the GPU", writes)
 			}
 		})
 	}

@@ -84,6 +84,20 @@ func (w *world) at(write func() error) error {
 	return write()
 }
 
+// journal is what is kept, for a test whose program runs.
+func (w *world) journal() Journal {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.kept
+}
+
+// driverWrites is writes, for a test whose program runs.
+func (w *world) driverWrites() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.writes
+}
+
 // Read and WriteOrForget are a state file.
 func (w *world) Read(_ string, value any) (bool, error) {
 	*value.(*Journal) = w.kept

@@ -471,7 +471,7 @@ func (a *agent) freeOfClaims(ctx context.Context, view claims.View, units map[st
 	}
 	take(view.Held())
 	for place, path := range view.Paths {
-		if path == claims.LeavingDRA && !units[place].wanted && !hasPart(taken, place) {
+		if path == claims.LeavingDRA && !units[place].wanted && !taken[place] && !hasPart(taken, place) {
 			free = append(free, place)
 		}
 	}
@@ -489,7 +489,7 @@ func (a *agent) freeOfClaims(ctx context.Context, view claims.View, units map[st
 		take(devices)
 	}
 	return slices.DeleteFunc(free, func(place string) bool {
-		return hasPart(taken, place) || a.mig.Changing(units[place].GPU) // For a claim that has ended meanwhile.
+		return taken[place] || hasPart(taken, place) || a.mig.Changing(units[place].GPU) // For a claim that has ended meanwhile.
 	})
 }
 

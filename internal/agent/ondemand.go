@@ -34,7 +34,7 @@ func (a *agent) readGeometries(ctx context.Context, s *state) {
 	held := view.HeldPlaces()
 	divided := func(gpu sharing.GPU) bool {
 		whole := dra.Place(gpu.UUID, nil)
-		return s.profile.Profile.DRA.DynamicMIG || view.Paths[whole] == claims.LeavingDRA || hasPartOf(held, whole)
+		return s.profile.Profile.DRA.DynamicMIG || view.Paths[whole] == claims.LeavingDRA || hasPart(held, whole)
 	}
 	known := map[string]geometry{}
 	if last := a.dra.geometries.Load(); last != nil {
@@ -105,7 +105,7 @@ func (a *agent) leavesOnDemand(units map[string]draUnit, gpus []sharing.GPU, vie
 	maps.DeleteFunc(gone, func(place string, _ claims.Claim) bool { return units[place].ID != "" })
 	for _, gpu := range gpus {
 		whole, g := dra.Place(gpu.UUID, nil), (*geometries)[gpu.UUID]
-		if g.unknown == nil && len(g.state.Geometry.Profiles) > 0 && view.Paths[whole].Offered() && (!wanted[gpu.UUID] || hasPartOf(gone, whole)) {
+		if g.unknown == nil && len(g.state.Geometry.Profiles) > 0 && view.Paths[whole].Offered() && (!wanted[gpu.UUID] || hasPart(gone, whole)) {
 			leaving[gpu.UUID] = g.state.Geometry
 		}
 	}
@@ -186,20 +186,10 @@ func (u draUnit) byDRA(paths map[string]claims.Path) bool {
 	return paths[u.Place].Offered() || paths[dra.Place(u.GPU, nil)].Offered()
 }
 
-// hasPartOf says that a part of the GPU is among the places.
-func hasPartOf(places map[string]claims.Claim, gpu string) bool {
+// hasPart says that a part of the unit is among the places.
+func hasPart[T any](places map[string]T, unit string) bool {
 	for place := range places {
-		if strings.HasPrefix(place, gpu+"-") {
-			return true
-		}
-	}
-	return false
-}
-
-// hasPart says that a unit is among the places, or a part of it.
-func hasPart(places map[string]bool, unit string) bool {
-	for place, is := range places {
-		if is && (place == unit || strings.HasPrefix(place, unit+"-")) {
+		if strings.HasPrefix(place, unit+"-") {
 			return true
 		}
 	}

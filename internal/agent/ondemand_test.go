@@ -46,6 +46,16 @@ func newOnDemandRigOn(t *testing.T, node string, profile sharing.Profile, api *f
 	return o
 }
 
+// wholeGPU is the name of the node's first GPU as a device.
+func wholeGPU(t *testing.T, node string) string {
+	t.Helper()
+	sim, err := simnode.New(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.ToLower(sim.GPUs()[0].UUID)
+}
+
 // device is the name of the GPU's device at the place; "" is the whole GPU.
 func (o *onDemandRig) device(gpu int, place string) string {
 	name := strings.ToLower(o.sim.GPUs()[gpu].UUID)
@@ -163,11 +173,7 @@ func TestPartitionsOnDemand(t *testing.T) {
 // TestOnDemandAfterRestart holds that a program which starts offers at once what the last one did.
 func TestOnDemandAfterRestart(t *testing.T) {
 	t.Parallel()
-	sim, err := simnode.New("h100+all-balanced")
-	if err != nil {
-		t.Fatal(err)
-	}
-	whole := strings.ToLower(sim.GPUs()[0].UUID)
+	whole := wholeGPU(t, "h100+all-balanced")
 	store := &memory{data: fmt.Appendf(nil, `{"paths": {%q: "dra"}, "claims": [{"uid": "1", "namespace": "ns", "name": "1", "results": [{"device": %q}]}]}`, whole, whole+"-1g10gb-0")}
 	o := newOnDemandRigOn(t, "h100+all-balanced", onDemandProfile(), &fakeDRA{}, store)
 	o.await("offered", func() bool { return o.api.devices() != "" })
@@ -187,11 +193,7 @@ func TestOnDemandAfterRestart(t *testing.T) {
 // own made again, in whatever order they come, and the kubelet shows all their claims at once.
 func TestOnDemandAfterReboot(t *testing.T) {
 	t.Parallel()
-	sim, err := simnode.New("h100")
-	if err != nil {
-		t.Fatal(err)
-	}
-	whole := strings.ToLower(sim.GPUs()[0].UUID)
+	whole := wholeGPU(t, "h100")
 	small, large := exclusiveClaim("small", whole+"-1g10gb-4"), exclusiveClaim("large", whole+"-3g40gb-0")
 	store := &memory{data: fmt.Appendf(nil, `{"paths": {%q: "dra"}, "claims": [
 		{"uid": "small", "namespace": "ns", "name": "small", "results": [{"request": "r0", "device": %q}]},
@@ -250,11 +252,7 @@ func TestLateClaimOnDemand(t *testing.T) {
 // reboot.
 func TestLateClaimAfterRestart(t *testing.T) {
 	t.Parallel()
-	sim, err := simnode.New("h100")
-	if err != nil {
-		t.Fatal(err)
-	}
-	whole := strings.ToLower(sim.GPUs()[0].UUID)
+	whole := wholeGPU(t, "h100")
 	first, second := exclusiveClaim("first", whole+"-1g10gb-4"), exclusiveClaim("second", whole+"-3g40gb-0")
 	allocated := map[string][]string{"first": {first.Results[0].Device}, "second": {second.Results[0].Device}}
 	byDRA := migProfile(sharing.MIGConfig{Manage: true})

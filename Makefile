@@ -1,24 +1,39 @@
 # `make` lists the targets. Go is all that is needed; lint builds its own tool.
 LINT_VERSION := v2.15.0
-# A linter refuses code for a newer Go than its own, so its place names both.
-LINT = $(CURDIR)/.cache/golangci-lint-$(LINT_VERSION)-$(shell go env GOVERSION)/golangci-lint
+GOTESTSUM_VERSION := v1.13.0
+# Tools stay for the next clone. A tool built by an older Go may refuse newer code, so each
+# path names both versions.
+TOOLS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/virgate
+LINT = $(TOOLS)/golangci-lint-$(LINT_VERSION)-$(shell go env GOVERSION)/golangci-lint
+GOTESTSUM = $(TOOLS)/gotestsum-$(GOTESTSUM_VERSION)-$(shell go env GOVERSION)/gotestsum
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 OUTPUT ?= bin/virgate
 FUZZTIME ?= 10s
 SEED ?= 1
 OPERATIONS ?= 10000
-RACE ?= auto # or required
+PACKAGES ?= ./...
+SUITES ?= kubelet api dra # of test/kubernetes
+RACE ?= auto
 kubernetes = $(addprefix -X k8s.io/component-base/version.git,Version=v1.36.3 Major=1 Minor=36) # which its modules do not know
 stripped = -ldflags "-s -w" # the tables for debuggers take nearly half of the time to link tests
 race = $(shell go build -race runtime/cgo 2>/dev/null && echo -race)
+# The detector finds nothing in packages that start no goroutine, and sees nothing of tests
+# that start the program as a process: they run without it, once.
+pure = ./mig/... ./sharing/... ./configs/... ./internal/dra/... ./internal/features/...
+processes = $(addprefix ./test/,gpu mps page program prometheus repository speed)
+chosen = $(shell go list $(PACKAGES))
+undetected = $(filter $(shell go list $(pure) $(processes)),$(chosen))
+detected = $(filter-out $(undetected),$(chosen))
+# gotest is go test. Where TIMES names a folder, as in CI, each run keeps its tests' times there.
+gotest = $(if $(TIMES),$(GOTESTSUM) --format standard-quiet --hide-summary skipped --jsonfile-timing-events "$$(mktemp $(TIMES)/XXXXXX)" --,go test)
 export CGO_CFLAGS := -g -O2 -Wno-deprecated-declarations # go-nvml has all of NVML's header
 export CGO_LDFLAGS := -g -O2 -Wl,-z,lazy # it leaves NVML's names to the loader; some compilers say -z now
 
-.PHONY: help all demo build test test-race test-kubernetes e2e test-chart manifest reference test-prometheus image image-tar shell licences sbom gpu-bundle test-gpu fuzz vulnerabilities soak lint bench bench-check
+.PHONY: help all demo build test test-race test-kubernetes e2e e2e-build nightly test-chart manifest reference test-prometheus image image-tar shell licences sbom gpu-bundle test-gpu fuzz vulnerabilities soak lint slowest bench bench-check
 .NOTPARALLEL:
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1	/p' Makefile
 
 all: lint test test-race test-chart test-kubernetes e2e bench-check ## what CI runs
 
@@ -28,24 +43,36 @@ demo: ## the whole program on a simulated node, in one process
 build: ## bin/virgate, or OUTPUT, stripped and reproducible
 	go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o $(OUTPUT) ./cmd/virgate
 
-test: ## all tests but the long ones, in 2 min or so; needs Go alone
-	go test -short -vet=off -p 4 $(stripped) ./... # lint vets; -p 4 because many tests wait
+# CI sets SPLIT: what test-race runs with the detector, test leaves out, and the other way round.
+test: $(if $(TIMES),$(GOTESTSUM)) ## all tests but the long ones, in 2 min or so; needs Go alone
+	$(gotest) $(if $(SPLIT),,-short) -vet=off -p 4 $(stripped) $(if $(SPLIT),$(undetected),./...) # lint vets; -p 4 because many tests wait
 
-test-race: ## all tests, floods, leaks and a short soak too, with the race detector where there is a C compiler
+test-race: $(if $(TIMES),$(GOTESTSUM)) ## all tests, floods, leaks and a short soak too, with the race detector where there is a C compiler
 	@[ '$(race)' ] || { echo 'race detector off: no C compiler, or CGO_ENABLED=0' >&2; [ '$(RACE)' != required ]; }
-	go test $(race) $(stripped) -timeout 30m ./...
-	go test $(stripped) -run 'TestDriver(Read)?Errors' ./internal/migchange # each call with each code, which takes ten times as long with the detector
+	$(if $(detected),$(gotest) $(race) -vet=off -p 4 $(stripped) -timeout 30m $(detected))
+	$(if $(SPLIT),,$(if $(undetected),$(gotest) -vet=off -p 4 $(stripped) $(undetected)))
+	$(gotest) -vet=off $(stripped) -run 'TestDriver(Read)?Errors' ./internal/migchange # each call with each code, which takes ten times as long with the detector
 
-test-kubernetes: ## the kubelet's own code, and a real API server; their first builds take 10 to 20 min
-	cd test/kubernetes && go vet ./... && go test $(race) -timeout 30m ./kubelet && go test ./api ./dra # kube-apiserver is slow to build with -race
+test-kubernetes: $(if $(TIMES),$(GOTESTSUM)) ## the kubelet's own code, and a real API server; their first builds take 10 to 20 min
+	cd test/kubernetes && go vet ./... && $(gotest) $(race) -timeout 30m ./kubelet && $(gotest) ./api ./dra # kube-apiserver is slow to build with -race
 
-e2e: ## the chart on a real Kubernetes of one node; needs root and runc; PART=storm plays that part alone
-	cd test/kubernetes && E2E=required go test -v -count=1 -timeout 60m -ldflags '$(kubernetes)' -run 'TestKubernetes/$(PART)' ./e2e
+nightly: ## everything at full length, in hours; PART=plugin, mig, mps, dra, soak, bench or a part of e2e
+	@PART='$(PART)' .ci/nightly
 
-test-chart: ## the chart with Helm's own code, the image without a container engine, CDI specs by CDI's schema
-	cd test/chart && go vet ./... && go test ./...
-	cd cmd/image && go vet ./... && go test ./...
-	cd test/cdi && go vet ./... && go test ./... # a module of its own, for its dependency
+e2e: e2e-build ## the chart on a real Kubernetes of one node; needs root and runc; PART=storm plays that part alone, SHARD=1/2 half of them
+	cd test/kubernetes/e2e && E2E=required E2E_BUILT=$(CURDIR)/bin/e2e SHARD=$(SHARD) $(if $(TIMES),$(GOTESTSUM) --format standard-verbose \
+	  --jsonfile-timing-events "$$(mktemp $(TIMES)/XXXXXX)" --raw-command -- go tool test2json -t -p e2e) \
+	  $(CURDIR)/bin/e2e/e2e.test -test.v$(if $(TIMES),=test2json) -test.timeout 60m -test.run 'TestKubernetes/$(PART)'
+
+e2e-build: $(if $(TIMES),$(GOTESTSUM)) ## bin/e2e: what e2e runs, for two shards that run at once; E2E_BUILT=1 skips it
+ifndef E2E_BUILT
+	cd test/kubernetes && go test -c -vet=off -ldflags '-s -w $(kubernetes)' -o $(CURDIR)/bin/e2e/e2e.test ./e2e
+	cd test/kubernetes/e2e && VIRGATE_E2E_ROLE=build $(CURDIR)/bin/e2e/e2e.test $(CURDIR)/bin/e2e $(TOOLS)
+endif
+
+test-chart: $(if $(TIMES),$(GOTESTSUM)) ## the chart with Helm's own code, CDI specs by CDI's schema, the image without a container engine
+	cd test/chart && go vet ./... && $(gotest) ./...
+	cd cmd/image && go vet ./... && $(gotest) ./...
 
 manifest: ## deployments/virgate.yaml, from the chart
 	cd test/chart && go test -run '^TestManifest$$' . -update
@@ -96,6 +123,12 @@ lint: $(LINT) ## gofmt, vet without cgo, golangci-lint
 $(LINT):
 	@echo 'building golangci-lint $(LINT_VERSION) once, for a few minutes'
 	CGO_ENABLED=0 GOBIN=$(@D) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT_VERSION)
+
+$(GOTESTSUM):
+	GOBIN=$(@D) go install gotest.tools/gotestsum@$(GOTESTSUM_VERSION)
+
+slowest: $(GOTESTSUM) # of the tests whose times standard input has
+	@$(GOTESTSUM) tool slowest --num 30 --threshold 1s
 
 bench: build ## how fast and how large the program is, then all benchmarks
 	go run ./test/speed -binary $(OUTPUT)

@@ -25,6 +25,8 @@ const (
 	asFirst = "first"
 	// asTest runs the tests in them.
 	asTest = "test"
+	// asBuild builds what they need: FOLDER TOOLS.
+	asBuild = "build"
 )
 
 func TestMain(m *testing.M) {
@@ -41,6 +43,11 @@ func TestMain(m *testing.M) {
 		os.Exit(first())
 	case asTest:
 		os.Exit(m.Run())
+	case asBuild:
+		if err := build(os.Args[1], os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, "e2e:", err)
+			os.Exit(1)
+		}
 	default:
 		component, ok := components[name]
 		if !ok {
@@ -57,56 +64,72 @@ func TestKubernetes(t *testing.T) {
 	if os.Getenv(role) != asTest {
 		t.Skip(unable())
 	}
+	shard, err := chosenShard(os.Getenv("SHARD"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	c := startCluster(t)
 	t.Cleanup(func() { c.removePods(t) })
 	defer c.report.write(t)
 	for _, part := range []struct {
-		name string
-		play func(*testing.T, *cluster)
+		shard int // of two that take about as long
+		name  string
+		play  func(*testing.T, *cluster)
 	}{
-		{"default values", testDefaultValues},
-		{"shares", testShares},
-		{"partitions", testPartitions},
-		{"storm", testStorm},
-		{"switches", testTransitions},
-		{"full node", testQueue},
-		{"repartitioning", testRepartitioning},
-		{"shrink with held replicas", testShrink},
-		{"rename under load", testRename},
-		{"rollout", testRollout},
-		{"profile rollout", testProfileRollout},
-		{"kubelet restarts", testKubeletRestarts},
-		{"containerd restarts", testContainerdRestarts},
-		{"plugin killed", testPluginKilled},
-		{"standby", testStandby},
-		{"bad profile", testBadProfile},
-		{"fault", testFault},
-		{"guard", testGuard},
-		{"mps", testMPS},
-		{"dra", testDRA},
-		{"dra mps", testDRAMPS},
-		{"dra partitions", testDRAPartitions},
-		{"dra faults", testDRAFaults},
-		{"dra latency", testDRALatency},
-		{"dra cases", testDRACases},
-		{"dra reboot", testDRAReboot},
-		{"dra storm", testDRAStorm},
-		{"dra nvidia names", testNVIDIANames},
-		{"outage", testOutage},
-		{"rights", testRights},
-		{"admission", testAdmission},
-		{"feature labels", testFeatureLabels},
-		{"uninstall", testUninstall},
-		{"leaving", testLeaving},
-		{"CDI", testCDI},
-		{"Prometheus", testPrometheus},
-		{"nvml", testNVML},
-		{"image swap", testImageSwap},
-		{"operator", testOperator},
-		{"manifest", testManifest},
+		{1, "default values", testDefaultValues},
+		{1, "shares", testShares},
+		{1, "partitions", testPartitions},
+		{1, "storm", testStorm},
+		{1, "switches", testTransitions},
+		{1, "full node", testQueue},
+		{1, "repartitioning", testRepartitioning},
+		{1, "shrink with held replicas", testShrink},
+		{1, "rename under load", testRename},
+		{1, "rollout", testRollout},
+		{1, "profile rollout", testProfileRollout},
+		{1, "kubelet restarts", testKubeletRestarts},
+		{1, "containerd restarts", testContainerdRestarts},
+		{1, "plugin killed", testPluginKilled},
+		{1, "standby", testStandby},
+		{1, "bad profile", testBadProfile},
+		{1, "fault", testFault},
+		{2, "guard", testGuard},
+		{2, "mps", testMPS},
+		{2, "dra", testDRA},
+		{2, "dra mps", testDRAMPS},
+		{2, "dra partitions", testDRAPartitions},
+		{2, "dra faults", testDRAFaults},
+		{2, "dra latency", testDRALatency},
+		{2, "dra cases", testDRACases},
+		{2, "dra reboot", testDRAReboot},
+		{2, "dra storm", testDRAStorm},
+		{2, "dra nvidia names", testNVIDIANames},
+		{2, "outage", testOutage},
+		{2, "rights", testRights},
+		{2, "admission", testAdmission},
+		{2, "feature labels", testFeatureLabels},
+		{2, "uninstall", testUninstall},
+		{2, "leaving", testLeaving},
+		{2, "CDI", testCDI},
+		{2, "Prometheus", testPrometheus},
+		{2, "nvml", testNVML},
+		{2, "image swap", testImageSwap},
+		{2, "operator", testOperator},
+		{2, "manifest", testManifest},
 	} {
-		t.Run(part.name, func(t *testing.T) { c.report.step(part.name, func() { part.play(t, c) }) })
+		if shard == 0 || part.shard == shard {
+			t.Run(part.name, func(t *testing.T) { c.report.step(part.name, func() { part.play(t, c) }) })
+		}
 	}
+}
+
+// chosenShard is the number in SHARD=1/2 or 2/2, and 0 for all parts.
+func chosenShard(text string) (int, error) {
+	shard, ok := map[string]int{"": 0, "1/2": 1, "2/2": 2}[text]
+	if !ok {
+		return 0, fmt.Errorf("SHARD=%s: want 1/2 or 2/2", text)
+	}
+	return shard, nil
 }
 
 // report is what the run took, as a Markdown table.

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,7 +12,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -35,45 +35,87 @@ var modules = []string{
 	"helm.sh/helm/v3/cmd/helm@v3.21.4",
 }
 
-// build builds the program and the images into the work folder, and the tools into
-// one that stays for the next run, which it returns.
-func build(work string) (tools string, err error) {
+// build builds the program, the images and the pods' program into the folder, and links
+// the tools beside them. The tools stay in the cache for the next clone.
+func build(folder, cache string) error {
 	root, err := filepath.Abs("../../..")
 	if err != nil {
-		return "", err
+		return err
 	}
-	tools = filepath.Join(root, ".cache", "e2e")
-	steps := [][]string{}
-	for _, module := range modules {
-		steps = append(steps, []string{".", "go", "install", module})
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
 	}
-	steps = append(steps,
-		[]string{root, "make", "--no-print-directory", "build", "OUTPUT=" + filepath.Join(work, "virgate")},
-		[]string{filepath.Join(root, "cmd/image"), "go", "build", "-ldflags=-s -w", "-o", filepath.Join(work, "shell"), "./shell"},
-		[]string{".", "go", "build", "-ldflags=-s -w", "-o", filepath.Join(work, "workload"), "./workload"},
-		[]string{root, "go", "build", "-ldflags=-s -w", "-o", filepath.Join(work, "mpscontrol"), "./test/mpscontrol"},
-	)
+	tools, err := buildTools(cache)
+	if err != nil {
+		return err
+	}
+	link := filepath.Join(folder, "tools")
+	if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Symlink(tools, link); err != nil {
+		return err
+	}
+	static := []string{"CGO_ENABLED=0"} // Their containers hold no libraries.
+	image := filepath.Join(root, "cmd/image")
+	steps := []step{
+		{root, nil, []string{"make", "--no-print-directory", "build", "OUTPUT=" + filepath.Join(folder, "virgate")}},
+		{image, static, []string{"go", "build", "-ldflags=-s -w", "-o", filepath.Join(folder, "shell"), "./shell"}},
+		{".", static, []string{"go", "build", "-ldflags=-s -w", "-o", filepath.Join(folder, "workload"), "./workload"}},
+		{root, static, []string{"go", "build", "-ldflags=-s -w", "-o", filepath.Join(folder, "mpscontrol"), "./test/mpscontrol"}},
+		{image, nil, []string{"go", "build", "-ldflags=-s -w", "-o", filepath.Join(folder, "image"), "."}},
+	}
 	for _, name := range images() {
-		step := []string{filepath.Join(root, "cmd/image"), "go", "run", ".", "-binary", filepath.Join(work, name.program),
-			"-output", filepath.Join(work, name.file), "-reference", name.reference, "-version", "e2e"}
+		command := []string{filepath.Join(folder, "image"), "-binary", filepath.Join(folder, name.program),
+			"-output", filepath.Join(folder, name.file), "-reference", name.reference, "-version", "e2e"}
 		if name.program == "virgate" {
-			step = append(step, "-shell", filepath.Join(work, "shell"))
+			command = append(command, "-shell", filepath.Join(folder, "shell"))
 		}
-		steps = append(steps, step)
+		steps = append(steps, step{image, nil, command})
 	}
 	for _, step := range steps {
-		fmt.Fprintln(os.Stderr, "e2e:", strings.Join(step[1:], " "))
-		command := exec.Command(step[1], step[2:]...)
-		command.Dir = step[0]
-		command.Env = append(os.Environ(), "GOBIN="+tools)
-		if slices.Contains([]string{"./workload", "./shell", "./test/mpscontrol"}, step[len(step)-1]) {
-			command.Env = append(command.Env, "CGO_ENABLED=0") // Static: where it runs may hold nothing else.
-		}
-		if output, err := command.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("%s: %w\n%s", strings.Join(step[1:], " "), err, output)
+		if err := step.run(); err != nil {
+			return err
 		}
 	}
-	return tools, nil
+	return nil
+}
+
+// buildTools installs the tools into a folder of the cache that is named after their
+// versions, and returns it.
+func buildTools(cache string) (folder string, err error) {
+	versions := sha256.Sum256([]byte(runtime.Version() + strings.Join(modules, " ")))
+	folder = filepath.Join(cache, fmt.Sprintf("e2e-%x", versions[:6]))
+	if _, err := os.Stat(folder); err == nil {
+		return folder, nil
+	}
+	// Renamed at the end, so that an interrupted build leaves no half of them.
+	unfinished := folder + ".new"
+	for _, module := range modules {
+		if err := (step{".", []string{"GOBIN=" + unfinished}, []string{"go", "install", module}}).run(); err != nil {
+			return "", err
+		}
+	}
+	return folder, os.Rename(unfinished, folder)
+}
+
+// step is a command that build runs.
+type step struct {
+	folder      string
+	environment []string
+	command     []string
+}
+
+func (s step) run() error {
+	line := strings.Join(s.command, " ")
+	fmt.Fprintln(os.Stderr, "e2e:", line)
+	command := exec.Command(s.command[0], s.command[1:]...)
+	command.Dir = s.folder
+	command.Env = append(os.Environ(), s.environment...)
+	if output, err := command.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", line, err, output)
+	}
+	return nil
 }
 
 // image is an archive that the node's containerd is given: there is no registry.
@@ -93,27 +135,6 @@ func images() []image {
 		{"virgate", "virgate.tar", virgateImage + version},
 		{"virgate", "virgate-next.tar", virgateImage + nextVersion},
 	}
-}
-
-// kernelSettings returns what gives back the settings of the kernel that a kubelet
-// changes.
-func kernelSettings() (restore func() error, err error) {
-	before := map[string][]byte{}
-	for _, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"} {
-		path := filepath.Join("/proc/sys", name)
-		value, err := os.ReadFile(path)
-		if err != nil {
-			return nil, err
-		}
-		before[path] = value
-	}
-	return func() error {
-		var all error
-		for path, value := range before {
-			all = errors.Join(all, os.WriteFile(path, value, 0o644))
-		}
-		return all
-	}, nil
 }
 
 // removeAll removes the folder, whose mounts went with their namespace.
@@ -176,21 +197,20 @@ func isolated() (code int, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, removeAll(work)) }()
-	tools, err := build(work)
-	if err != nil {
+	built := os.Getenv("E2E_BUILT")
+	if built == "" {
+		return 0, errors.New("run by make e2e, which builds what the tests need")
+	}
+	if err := linkAll(built, work); err != nil {
 		return 0, err
 	}
-	restore, err := kernelSettings()
-	if err != nil {
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, restore(), removeGroups(filepath.Base(work))) }()
+	defer func() { err = errors.Join(err, removeGroups(filepath.Base(work))) }()
 
 	// The kernel sends Pdeathsig when the thread ends that started the child.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	child := again(asFirst)
-	child.Env = append(child.Env, toolsFolder+"="+tools, workFolder+"="+work)
+	child.Env = append(child.Env, toolsFolder+"="+filepath.Join(built, "tools"), workFolder+"="+work)
 	child.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC,
 		Pdeathsig:  syscall.SIGKILL,
@@ -206,6 +226,20 @@ func isolated() (code int, err error) {
 		_ = child.Process.Kill()
 	}()
 	return exitCode(child.Wait())
+}
+
+// linkAll links the files of one folder into another.
+func linkAll(from, to string) error {
+	files, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		if err := os.Symlink(filepath.Join(from, file.Name()), filepath.Join(to, file.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // first prepares the namespaces, starts the tests and takes in whoever loses its
@@ -263,6 +297,9 @@ func prepare(work string) error {
 	if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
 	}
+	if err := coverKernelSettings(filepath.Join(work, "sysctl")); err != nil {
+		return err
+	}
 	for _, folder := range []string{"/var/lib", "/var/log", "/run"} {
 		own := filepath.Join(work, "node", folder)
 		if err := os.MkdirAll(own, 0o755); err != nil {
@@ -287,6 +324,29 @@ func prepare(work string) error {
 		return err
 	}
 	return network()
+}
+
+// coverKernelSettings puts files over the settings of the kernel that a kubelet changes:
+// these belong to the whole machine.
+func coverKernelSettings(folder string) error {
+	for _, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"} {
+		path := filepath.Join("/proc/sys", name)
+		value, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		file := filepath.Join(folder, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(file, value, 0o644); err != nil {
+			return err
+		}
+		if err := unix.Mount(file, path, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("cover %s: %w", path, err)
+		}
+	}
+	return nil
 }
 
 func network() error {

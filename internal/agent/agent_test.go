@@ -22,11 +22,12 @@ import (
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/await"
 	"github.com/virgate/virgate/test/kubelettest"
 )
 
 // patience is how long anything may take on a machine that does a lot else.
-const patience = 2 * time.Minute
+const patience = await.Patience
 
 const gpuResource = "nvidia.com/gpu"
 
@@ -181,8 +182,9 @@ type rig struct {
 	options Options
 	agent   *agent
 	http    http.Handler
-	// wantErr is in the error with which run ends; empty for none.
+	// wantErr is in the error with which run ends; empty for none. ended is closed then.
 	wantErr string
+	ended   chan struct{}
 }
 
 func newRig(t *testing.T, change func(*rig)) *rig {
@@ -193,7 +195,7 @@ func newRig(t *testing.T, change func(*rig)) *rig {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	r := &rig{
-		t: t, ctx: ctx,
+		t: t, ctx: ctx, ended: make(chan struct{}),
 		node: fakeNode{newInput(gpus("", ""), nil)}, policy: fakePolicy{newInput(profile(4), nil)},
 		kubelet: kubelettest.New(simkubelet.Options{Dir: dir, PodResourcesSocket: dir + ".sock"}),
 	}
@@ -215,19 +217,70 @@ func newRig(t *testing.T, change func(*rig)) *rig {
 	r.http = r.agent.handler()
 	var running sync.WaitGroup
 	running.Go(func() { _ = r.kubelet.Run(ctx) })
-	running.Go(func() {
-		err := r.agent.run(ctx)
-		if (err == nil) != (r.wantErr == "") || (err != nil && !strings.Contains(err.Error(), r.wantErr)) {
-			t.Errorf("run: %v, want %q", err, r.wantErr)
-		}
-	})
 	t.Cleanup(func() {
 		cancel()
 		running.Wait()
 		_ = os.RemoveAll(dir)
 		_ = os.Remove(dir + ".sock")
 	})
+	if _, silent := r.options.Kubelet.(noKubelet); !silent {
+		// The program of a node that boots waits for the kubelet; no test depends on how long.
+		if err := await.Condition(ctx.Done(), func() error { _, err := r.options.Kubelet.Held(ctx); return err }); err != nil {
+			t.Fatalf("wait for the kubelet's first answer: %v", err)
+		}
+	}
+	running.Go(func() {
+		defer close(r.ended)
+		err := r.agent.run(ctx)
+		if (err == nil) != (r.wantErr == "") || (err != nil && !strings.Contains(err.Error(), r.wantErr)) {
+			t.Errorf("run: %v, want %q", err, r.wantErr)
+			cancel() // Nothing that a test waits for comes any more.
+		}
+	})
 	return r
+}
+
+// await waits until the program has reached that.
+func (r *rig) await(what string, reached func() bool) {
+	r.t.Helper()
+	r.until(what, func() error {
+		if reached() {
+			return nil
+		}
+		return unreached{r}
+	})
+}
+
+// unreached is the error of await. It is seldom read, so nothing is formatted before.
+type unreached struct{ r *rig }
+
+func (u unreached) Error() string {
+	r := u.r
+	claims := "none"
+	if r.options.DRA.Claims != nil {
+		claims = fmt.Sprintf("%+v", r.options.DRA.Claims.View())
+	}
+	return fmt.Sprintf("plan %+v, MPS %+v, settings %+v, claims %s, served %+v", r.agent.state.Load().plan,
+		*r.agent.mps.view.Load(), *r.agent.gpuSettings.list.Load(), claims, r.agent.Plugin.Status().Resources)
+}
+
+// until waits until condition returns nil. A program that has ended reaches nothing any more.
+func (r *rig) until(what string, condition func() error) {
+	r.t.Helper()
+	err := await.Condition(r.ctx.Done(), func() error {
+		select {
+		case <-r.ended:
+			if err := condition(); err != nil {
+				return await.Never("the program has ended: %w", err)
+			}
+			return nil
+		default:
+			return condition()
+		}
+	})
+	if err != nil {
+		r.t.Fatalf("wait for %s: %v", what, err)
+	}
 }
 
 // pluginTiming has short waits, and no deadline that a slow machine could exceed.
@@ -270,22 +323,16 @@ func (r *rig) get(path string) (int, string) {
 // awaitBody waits until the path answers with the code and a body with text.
 func (r *rig) awaitBody(path string, code int, text string) {
 	r.t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		gotCode, body := r.get(path)
-		if gotCode == code && strings.Contains(body, text) {
-			return
+	r.until(path, func() error {
+		if gotCode, body := r.get(path); gotCode != code || !strings.Contains(body, text) {
+			return fmt.Errorf("%d %q, want %d %q", gotCode, body, code, text)
 		}
-		select {
-		case <-tick.C:
-		case <-r.ctx.Done():
-			r.t.Fatalf("%s: %d %q, want %d %q", path, gotCode, body, code, text)
-		}
-	}
+		return nil
+	})
 }
 
 func TestFollowsBothInputs(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	r.shows(8)
 	r.policy.set(profile(10), nil)
@@ -297,6 +344,7 @@ func TestFollowsBothInputs(t *testing.T) {
 }
 
 func TestRejectedProfileLeavesTheLastGoodOne(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	r.shows(8)
 	r.policy.set(sharing.Profile{}, errors.New("p.yaml:3: replicas: must be at least 1"))
@@ -309,6 +357,7 @@ func TestRejectedProfileLeavesTheLastGoodOne(t *testing.T) {
 }
 
 func TestUnreadableGPUsLeaveThePlan(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	r.shows(8)
 	r.node.set(nil, errors.New("driver gone"))
@@ -318,6 +367,7 @@ func TestUnreadableGPUsLeaveThePlan(t *testing.T) {
 }
 
 func TestStandsByUntilClaimed(t *testing.T) {
+	t.Parallel()
 	claimed := make(chan struct{})
 	var measured atomic.Int32
 	r := newRig(t, func(r *rig) {
@@ -356,6 +406,7 @@ func TestStandsByUntilClaimed(t *testing.T) {
 // TestTakesOverBeforeItLists has the last program's fatal error come into the
 // inventory when all else has been planned.
 func TestTakesOverBeforeItLists(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(r *rig) {
 		r.options.RestoreHealth = func(ctx context.Context) error {
 			<-r.node.started
@@ -377,6 +428,7 @@ func TestTakesOverBeforeItLists(t *testing.T) {
 }
 
 func TestDrainsBeforeItEnds(t *testing.T) {
+	t.Parallel()
 	var end func()
 	r := newRig(t, func(r *rig) {
 		r.options.DrainTimeout = time.Hour
@@ -392,6 +444,7 @@ func TestDrainsBeforeItEnds(t *testing.T) {
 }
 
 func TestRefresh(t *testing.T) {
+	t.Parallel()
 	look := make(chan os.Signal)
 	r := newRig(t, func(r *rig) { r.options.Reload = look })
 	r.shows(8)
@@ -403,6 +456,7 @@ func TestRefresh(t *testing.T) {
 }
 
 func TestBackgroundFailureEndsRun(t *testing.T) {
+	t.Parallel()
 	failure := errors.New("socket gone")
 	err := Run(t.Context(), withIdle(Options{
 		Node: fakeNode{newInput(gpus(""), nil)}, ConfigSource: fakePolicy{newInput(profile(1), nil)},
@@ -417,6 +471,7 @@ func TestBackgroundFailureEndsRun(t *testing.T) {
 // TestServesToTheLast has a part of the program take its time to end. A successor
 // has to wait for it, so the kubelet is served meanwhile.
 func TestServesToTheLast(t *testing.T) {
+	t.Parallel()
 	rested := make(chan struct{})
 	var end func()
 	r := newRig(t, func(r *rig) {
@@ -497,6 +552,7 @@ func TestAnswersWhileItDrains(t *testing.T) {
 // TestClaimedTooLate has the program end at the moment in which it may serve. It
 // must not register for the time that its other parts take to end.
 func TestClaimedTooLate(t *testing.T) {
+	t.Parallel()
 	registered := make(chan bool, 1)
 	var end func()
 	r := newRig(t, func(r *rig) {
@@ -524,6 +580,7 @@ func TestClaimedTooLate(t *testing.T) {
 // TestDrainIsTheLastPlan has the program end while it decides about a profile. What
 // it decides must not bring the devices back.
 func TestDrainIsTheLastPlan(t *testing.T) {
+	t.Parallel()
 	node := &slowNode{asked: make(chan struct{}), answer: make(chan struct{})}
 	var end func()
 	r := newRig(t, func(r *rig) {

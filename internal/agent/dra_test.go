@@ -137,28 +137,6 @@ func draProfile(replicas int) sharing.Profile {
 	return p
 }
 
-func (r *rig) await(what string, reached func() bool) {
-	r.t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for !reached() {
-		select {
-		case <-tick.C:
-		case <-r.ctx.Done():
-			r.t.Fatalf("never %s: %+v, %+v", what, r.options.DRA.Claims.View(), r.agent.Plugin.Status().Resources)
-		}
-	}
-}
-
-// awaitHolders waits until the kubelet says who has what: until then no claim gets anything.
-func (r *rig) awaitHolders() {
-	r.t.Helper()
-	r.await("told who has the node's devices", func() bool {
-		_, err := r.options.Kubelet.Held(r.ctx)
-		return err == nil
-	})
-}
-
 func (r *rig) awaitOffer(f *fakeDRA, want string) {
 	r.t.Helper()
 	r.await("offered: "+want, func() bool { return f.devices() == want })
@@ -171,6 +149,7 @@ func shareClaim(uid, device string) claims.Claim {
 // TestPathToDRAAndBack moves a resource from the device plugin to DRA and back under a pod and a
 // claim: neither is disturbed, and each unit follows when it is free.
 func TestPathToDRAAndBack(t *testing.T) {
+	t.Parallel()
 	f := &fakeDRA{}
 	r := newDRARig(t, f, profile(4))
 	r.shows(8)
@@ -212,6 +191,7 @@ func TestPathToDRAAndBack(t *testing.T) {
 // TestLateClaim has a scheduler give away devices that are the device plugin's again: the plugin
 // gives them up for that claim alone, when no pod has them, and has them back after it.
 func TestLateClaim(t *testing.T) {
+	t.Parallel()
 	f := &fakeDRA{}
 	r := newDRARig(t, f, draProfile(4))
 	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
@@ -259,6 +239,7 @@ func (r *rig) must(err error) {
 // TestDRASharingMode changes how units are shared that are DRA's: a claim's device stays listed,
 // and nothing of its GPU can be given beside it.
 func TestDRASharingMode(t *testing.T) {
+	t.Parallel()
 	f := &fakeDRA{}
 	r := newDRARig(t, f, draProfile(4))
 	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
@@ -279,6 +260,7 @@ func TestDRASharingMode(t *testing.T) {
 
 // TestDRAFault taints a device while its GPU is faulty, and tells of it who has it.
 func TestDRAFault(t *testing.T) {
+	t.Parallel()
 	f := &fakeDRA{}
 	r := newDRARig(t, f, draProfile(4))
 	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
@@ -300,6 +282,7 @@ func TestDRAFault(t *testing.T) {
 
 // TestDRAOrphans ends claims that are over and of which the kubelet says nothing, and no others.
 func TestDRAOrphans(t *testing.T) {
+	t.Parallel()
 	f := &fakeDRA{allocated: map[string][]string{"1": {"gpu-a-ts"}}}
 	r := newRig(t, func(r *rig) {
 		r.options.Kubelet = r.sight
@@ -325,6 +308,7 @@ func TestDRAOrphans(t *testing.T) {
 
 // TestWithoutDRA holds that a profile's dra section changes nothing where nothing serves it.
 func TestWithoutDRA(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(r *rig) { r.startWith(draProfile(4)) })
 	r.shows(8)
 	r.awaitBody("/api/v1/status", 200, "was started without --dra")
@@ -333,6 +317,7 @@ func TestWithoutDRA(t *testing.T) {
 // TestDRAStorm flips between the device plugin and DRA while pods and claims come and go. A ledger
 // holds that no GPU is given by both at once.
 func TestDRAStorm(t *testing.T) {
+	t.Parallel()
 	steps := 3000
 	if testing.Short() {
 		steps = 400
@@ -428,6 +413,7 @@ func (h noEntry) Prepare(grants sharing.Grants, _ []sharing.GPU) plugin.Host {
 
 // TestDRAWithoutCDIEntry withholds a unit from claims that no container could be given.
 func TestDRAWithoutCDIEntry(t *testing.T) {
+	t.Parallel()
 	f := &fakeDRA{}
 	r := newRig(t, func(r *rig) {
 		r.options.Kubelet, r.options.Host = r.sight, noEntry{unit: "GPU-b"}

@@ -30,6 +30,7 @@ func (r *rig) draSeries(prefixes ...string) (series []string) {
 // TestDRAMetrics follows a resource from DRA to the device plugin, under a claim and one that is
 // refused: what has which path, who has what, and what the API server has.
 func TestDRAMetrics(t *testing.T) {
+	t.Parallel()
 	f := &fakeDRA{}
 	r := newDRARig(t, f, draProfile(4))
 	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
@@ -63,6 +64,7 @@ func TestDRAMetrics(t *testing.T) {
 
 // TestClaimCalls holds that failures are counted by why.
 func TestClaimCalls(t *testing.T) {
+	t.Parallel()
 	calls := NewClaimCalls()
 	r := newRig(t, func(r *rig) {
 		r.options.Kubelet = r.sight

@@ -59,13 +59,14 @@ func (r *rig) prepares(c claims.Claim) {
 // TestDRAMPS offers shares by MPS to claims: no daemon is started while a claim has the GPU in
 // another way, nobody gets a share before it is ready, and it stays until the last share is back.
 func TestDRAMPS(t *testing.T) {
+	t.Parallel()
 	f, m := &fakeDRA{}, newFakeMPS(false)
 	r := newDRAMPSRig(t, f, m, draProfile(4))
 	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
 	slice, share := shareClaim("slice", "gpu-a-ts"), shareClaim("share", "gpu-b-mps4")
 	r.must(r.options.DRA.Claims.Prepare(r.ctx, slice))
 	r.policy.set(draMPSProfile(4), nil)
-	r.awaitMPS("wanted for the free GPU", func() bool { return m.wants() == "GPU-b" })
+	r.await("wanted for the free GPU", func() bool { return m.wants() == "GPU-b" })
 	r.awaitOffer(f, "gpu-a-mps4(fault) gpu-a-ts(leaving) gpu-b-mps4(fault)")
 	r.refuses(share, "gpu-b-mps4 is faulty: MPS daemon: it is not started yet")
 	// What the scheduler gave away before it knew, while the daemon is there already.
@@ -79,19 +80,19 @@ func TestDRAMPS(t *testing.T) {
 		t.Errorf("while a claim has a time slice, daemons are wanted for %s", m.wants())
 	}
 	r.must(r.options.DRA.Claims.Unprepare(slice))
-	r.awaitMPS("wanted for both", func() bool { return m.wants() == "GPU-a GPU-b" })
+	r.await("wanted for both", func() bool { return m.wants() == "GPU-a GPU-b" })
 	m.tell("GPU-a", nodereport.MPSReady, "")
 	r.awaitOffer(f, "gpu-a-mps4 gpu-b-mps4")
 
 	r.policy.set(draProfile(4), nil)
-	r.awaitMPS("no longer wanted where nobody has a share", func() bool { return m.wants() == "GPU-b" })
+	r.await("no longer wanted where nobody has a share", func() bool { return m.wants() == "GPU-b" })
 	r.refuses(shareClaim("1", "gpu-a-ts"), "its MPS daemon is still running")
 	m.tell("GPU-a", "", "")
 	r.prepares(shareClaim("1", "gpu-a-ts"))
 	r.awaitOffer(f, "gpu-a-ts gpu-b-mps4(leaving) gpu-b-ts(fault)")
 	r.must(r.options.DRA.Claims.Prepare(r.ctx, share)) // It has it already.
 	r.must(r.options.DRA.Claims.Unprepare(share))
-	r.awaitMPS("no longer wanted", func() bool { return m.wants() == "" })
+	r.await("no longer wanted", func() bool { return m.wants() == "" })
 	m.tell("GPU-b", "", "")
 	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
 }
@@ -99,6 +100,7 @@ func TestDRAMPS(t *testing.T) {
 // TestDRAMPSLate holds that a claim for shares that left before it came gets them all the same: its
 // unit is given to nobody else, so it would wait for ever.
 func TestDRAMPSLate(t *testing.T) {
+	t.Parallel()
 	f, m := &fakeDRA{}, newFakeMPS(true)
 	r := newDRAMPSRig(t, f, m, draProfile(4))
 	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
@@ -111,6 +113,7 @@ func TestDRAMPSLate(t *testing.T) {
 
 // TestDRAMPSOtherShares holds that a unit's shares have one size at a time.
 func TestDRAMPSOtherShares(t *testing.T) {
+	t.Parallel()
 	f, m := &fakeDRA{}, newFakeMPS(true)
 	r := newDRAMPSRig(t, f, m, draMPSProfile(4))
 	r.awaitOffer(f, "gpu-a-mps4 gpu-b-mps4")
@@ -128,6 +131,7 @@ func TestDRAMPSOtherShares(t *testing.T) {
 // TestDRAMPSDaemonFails taints the shares of a daemon that does not answer, tells who has them,
 // and lets nobody else have any.
 func TestDRAMPSDaemonFails(t *testing.T) {
+	t.Parallel()
 	f, m := &fakeDRA{}, newFakeMPS(true)
 	r := newDRAMPSRig(t, f, m, draMPSProfile(4))
 	r.awaitOffer(f, "gpu-a-mps4 gpu-b-mps4")
@@ -149,16 +153,16 @@ func TestDRAMPSDaemonFails(t *testing.T) {
 // TestDRAMPSFromPlugin moves shares by MPS from the device plugin to DRA and back: the daemon of a
 // GPU whose sharing mode stays runs on while a pod has a share.
 func TestDRAMPSFromPlugin(t *testing.T) {
+	t.Parallel()
 	f, m := &fakeDRA{}, newFakeMPS(true)
 	r := newDRAMPSRig(t, f, m, mpsProfile(4))
 	r.shows(8)
-	before := len(m.told()) // Of the start: a kubelet that does not answer yet delays a daemon.
-	r.addPod("share", 1)    // Of a.
+	r.addPod("share", 1) // Of a.
 	r.policy.set(draMPSProfile(4), nil)
 	r.awaitOffer(f, "gpu-b-mps4")
 	r.refuses(shareClaim("early", "gpu-a-mps4"), "offered by the device plugin")
 	r.must(r.options.DRA.Claims.Unprepare(shareClaim("early", "gpu-a-mps4")))
-	for _, wish := range m.told()[before:] {
+	for _, wish := range m.told()[1:] {
 		if len(wish) == 0 || wish[0] != "GPU-a" {
 			t.Errorf("the daemon of a pod's share was to end: %v", m.told())
 		}
@@ -175,6 +179,7 @@ func TestDRAMPSFromPlugin(t *testing.T) {
 
 // TestDRAMPSWithout holds that without anything that runs daemons claims are told what is missing.
 func TestDRAMPSWithout(t *testing.T) {
+	t.Parallel()
 	f := &fakeDRA{}
 	r := newDRAMPSRig(t, f, nil, draMPSProfile(4))
 	r.awaitOffer(f, "gpu-a-mps4(fault) gpu-b-mps4(fault)")
@@ -188,6 +193,7 @@ func TestDRAMPSWithout(t *testing.T) {
 // runs any more, as after a reboot: the daemon is wanted at once, whoever is said to use the
 // GPU, and until it is there nobody else gets a share.
 func TestDRAMPSAfterRestart(t *testing.T) {
+	t.Parallel()
 	f, m := &fakeDRA{}, newFakeMPS(false)
 	store := &memory{data: []byte(`{"paths": {"gpu-a": "dra", "gpu-b": "dra"},
 		"claims": [{"uid": "1", "namespace": "ns", "name": "1", "results": [{"request": "r", "device": "gpu-a-mps4", "shareID": "1", "shares": 1}]}]}`)}
@@ -195,7 +201,7 @@ func TestDRAMPSAfterRestart(t *testing.T) {
 		r.options.DRA = draOptions(r, f, store)
 		r.options.Releases.Processes = func(_ context.Context, gpu string) []int { return []int{4711} }
 	})
-	r.awaitMPS("wanted for the claim", func() bool { return m.wants() == "GPU-a" })
+	r.await("wanted for the claim", func() bool { return m.wants() == "GPU-a" })
 	r.must(r.options.DRA.Claims.Prepare(r.ctx, shareClaim("1", "gpu-a-mps4")))
 	r.awaitRefused(shareClaim("2", "gpu-a-mps4"), "MPS daemon: it does not answer")
 	r.awaitRefused(shareClaim("3", "gpu-a-ts"), "MPS daemon: it does not answer")
@@ -206,6 +212,7 @@ func TestDRAMPSAfterRestart(t *testing.T) {
 // TestUsersByClaims holds that a claim uses its GPU from when it was prepared, before the kubelet
 // shows its pod: its GPU is not released, and no setting of it is changed.
 func TestUsersByClaims(t *testing.T) {
+	t.Parallel()
 	f, m := &fakeDRA{}, newFakeMPS(true)
 	r := newDRAMPSRig(t, f, m, draProfile(4))
 	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
@@ -221,6 +228,7 @@ func TestUsersByClaims(t *testing.T) {
 // TestDRAMPSStorm flips how GPUs are shared while claims come and go. No daemon is ever wanted for
 // a GPU that a claim has in another way, nor ended while a claim has a share of it.
 func TestDRAMPSStorm(t *testing.T) {
+	t.Parallel()
 	steps := 1500
 	if testing.Short() {
 		steps = 300

@@ -211,6 +211,7 @@ func TestForecastOfWhatDoesNotFit(t *testing.T) {
 
 // TestForecastBeforeServing: a program that does not serve the node foresees nothing.
 func TestForecastBeforeServing(t *testing.T) {
+	t.Parallel()
 	a := newAgent(withIdle(Options{Plugin: plugin.NewManager(plugin.Options{Dir: t.TempDir()}), ConfigSource: fakePolicy{newInput(profile(4), nil)}}))
 	recorder := httptest.NewRecorder()
 	a.handler().ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/api/v1/forecast?label=l&value=v", nil))

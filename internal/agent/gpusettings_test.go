@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -101,19 +100,6 @@ func (f *fakeSettings) now(gpu string) string {
 	return fmt.Sprintf("%s %s %d", f.mode(gpu), f.slices[gpu], len(f.kept))
 }
 
-func (r *rig) awaitSettings(what string, wanted func() bool) {
-	r.t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for !wanted() {
-		select {
-		case <-tick.C:
-		case <-r.ctx.Done():
-			r.t.Fatalf("never %s: %+v", what, *r.agent.gpuSettings.list.Load())
-		}
-	}
-}
-
 // told are the settings of a GPU in the status, as "timeSlice short applied".
 func (r *rig) told(gpu int) string {
 	status := r.agent.status(r.ctx)
@@ -160,13 +146,14 @@ func newSettingsRig(t *testing.T, f *fakeSettings) *rig {
 // TestGPUSettings holds that settings are made while the profile has them, are undone to what
 // they were before when it has not, by a later run too, and are kept before they are made.
 func TestGPUSettings(t *testing.T) {
+	t.Parallel()
 	f := newFakeSettings()
 	whole, shared := gpus("", "")[0].UUID, gpus("", "")[1].UUID
 	f.modes[whole] = sharing.ProhibitedCompute
 	f.modes[shared] = sharing.ProhibitedCompute // Nobody asks for another one.
 	t.Run("set", func(t *testing.T) {
 		r := newSettingsRig(t, f)
-		r.awaitSettings("set", func() bool {
+		r.await("set", func() bool {
 			return f.now(whole) == "exclusive-process  2" && f.now(shared) == "prohibited short 2" &&
 				r.told(0) == "computeMode exclusive-process applied" && r.told(1) == "timeSlice short applied"
 		})
@@ -175,19 +162,19 @@ func TestGPUSettings(t *testing.T) {
 	f.calls = nil
 	t.Run("after a kill", func(t *testing.T) {
 		r := newSettingsRig(t, f)
-		r.awaitSettings("set again", func() bool { return r.told(1) == "timeSlice short applied" })
+		r.await("set again", func() bool { return r.told(1) == "timeSlice short applied" })
 		// The slice may be lost, and nobody can be asked; the mode is as it should be.
 		if diff := cmp.Diff([]string{"slice " + shared + " short"}, f.calls); diff != "" {
 			t.Errorf("calls (-want +got):\n%s", diff)
 		}
 		f.change(func() { f.binding, f.modes[whole], f.slices[shared] = 2, "", "" }) // The driver was loaded again.
 		notify(r.agent.gpuSettings.wake)
-		r.awaitSettings("set once more", func() bool {
+		r.await("set once more", func() bool {
 			return f.now(whole) == "exclusive-process  2" && f.now(shared) == "prohibited short 2"
 		})
 		p := settingProfile("", sharing.LongTimeSlice)
 		r.policy.set(p, nil)
-		r.awaitSettings("changed", func() bool {
+		r.await("changed", func() bool {
 			return f.now(whole) == "prohibited  1" && f.now(shared) == "prohibited long 1" && r.told(0) == ""
 		})
 	})
@@ -198,17 +185,18 @@ func TestGPUSettings(t *testing.T) {
 			r.options.DriverSettings, r.options.Kubelet = f.settings(), r.sight
 			r.options.Releases.Processes = func(context.Context, string) []int { return nil }
 		})
-		r.awaitSettings("undone", func() bool { return f.now(whole) == "prohibited  0" && f.now(shared) == "prohibited default 0" })
+		r.await("undone", func() bool { return f.now(whole) == "prohibited  0" && f.now(shared) == "prohibited default 0" })
 	})
 	t.Run("somebody else's", func(t *testing.T) {
 		f.kept = []ChangedGPU{{GPU: whole, ComputeMode: sharing.ExclusiveProcess, Before: sharing.DefaultComputeMode}}
 		r := newRig(t, func(r *rig) { r.options.DriverSettings = f.settings() })
-		r.awaitSettings("left alone", func() bool { return f.now(whole) == "prohibited  0" })
+		r.await("left alone", func() bool { return f.now(whole) == "prohibited  0" })
 	})
 }
 
 // TestGPUSettingsUndoneAtTheEnd holds that a program without a successor undoes them.
 func TestGPUSettingsUndoneAtTheEnd(t *testing.T) {
+	t.Parallel()
 	f := newFakeSettings()
 	whole, shared := gpus("", "")[0].UUID, gpus("", "")[1].UUID
 	t.Run("drained", func(t *testing.T) {
@@ -219,10 +207,10 @@ func TestGPUSettingsUndoneAtTheEnd(t *testing.T) {
 			r.startWith(settingProfile(sharing.ExclusiveProcess, sharing.ShortTimeSlice))
 			end = r.endable()
 		})
-		r.awaitSettings("set", func() bool { return f.now(whole) == "exclusive-process  2" && f.now(shared) == "default short 2" })
+		r.await("set", func() bool { return f.now(whole) == "exclusive-process  2" && f.now(shared) == "default short 2" })
 		r.shows(5) // It is served, or there would be nothing to drain.
 		end()
-		r.awaitSettings("undone", func() bool { return f.now(whole) == "default  0" && f.now(shared) == "default default 0" })
+		r.await("undone", func() bool { return f.now(whole) == "default  0" && f.now(shared) == "default default 0" })
 		r.gone()
 	})
 }
@@ -230,6 +218,7 @@ func TestGPUSettingsUndoneAtTheEnd(t *testing.T) {
 // TestComputeModeWaitsForTheGPU holds that no pod that runs is in the way of a mode that refuses
 // its next process, while a mode that refuses none waits for nobody.
 func TestComputeModeWaitsForTheGPU(t *testing.T) {
+	t.Parallel()
 	f := newFakeSettings()
 	whole := gpus("", "")[0].UUID
 	r := newRig(t, func(r *rig) {
@@ -243,7 +232,7 @@ func TestComputeModeWaitsForTheGPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.policy.set(settingProfile(sharing.ExclusiveProcess, ""), nil)
-	r.awaitSettings("waiting", func() bool { return r.told(0) == "computeMode exclusive-process waiting" })
+	r.await("waiting", func() bool { return r.told(0) == "computeMode exclusive-process waiting" })
 	if got := f.now(whole); got != "default  0" {
 		t.Errorf("while a pod has it: %s", got)
 	}
@@ -253,23 +242,24 @@ func TestComputeModeWaitsForTheGPU(t *testing.T) {
 	if err := r.kubelet.DeletePod("ns", "one"); err != nil {
 		t.Fatal(err)
 	}
-	r.awaitSettings("set", func() bool { return f.now(whole) == "exclusive-process  1" })
+	r.await("set", func() bool { return f.now(whole) == "exclusive-process  1" })
 	if _, err := r.kubelet.AddPod(r.ctx, pod); err != nil {
 		t.Fatal(err)
 	}
 	r.policy.set(settingProfile("", ""), nil)
-	r.awaitSettings("undone", func() bool { return f.now(whole) == "default  0" })
+	r.await("undone", func() bool { return f.now(whole) == "default  0" })
 }
 
 // TestTimeSliceOfARecording holds that it is a warning.
 func TestTimeSliceOfARecording(t *testing.T) {
+	t.Parallel()
 	f := newFakeSettings()
 	r := newRig(t, func(r *rig) {
 		r.options.Kubelet, r.options.DriverSettings = r.sight, f.settings()
 		r.options.DriverSettings.SetTimeSlice = nil
 		r.startWith(settingProfile("", sharing.LongTimeSlice))
 	})
-	r.awaitSettings("a warning", func() bool {
+	r.await("a warning", func() bool {
 		return strings.Contains(strings.Join(r.agent.state.Load().plan.Warnings, "\n"), "timeSlice long is not set: these GPUs are a recording")
 	})
 }
@@ -277,6 +267,7 @@ func TestTimeSliceOfARecording(t *testing.T) {
 // TestGPUSettingsFail holds that what cannot be set is a warning with what is missing, and no
 // reason not to serve.
 func TestGPUSettingsFail(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		call string
 		err  error
@@ -291,7 +282,7 @@ func TestGPUSettingsFail(t *testing.T) {
 			f := newFakeSettings()
 			f.fail[test.call] = test.err
 			r := newSettingsRig(t, f)
-			r.awaitSettings("a warning", func() bool {
+			r.await("a warning", func() bool {
 				all := strings.Join(r.agent.state.Load().plan.Warnings, "\n")
 				return !slices.ContainsFunc(test.says, func(text string) bool { return !strings.Contains(all, text) })
 			})
@@ -302,7 +293,7 @@ func TestGPUSettingsFail(t *testing.T) {
 			// A failure is not tried again with every look, but with another profile at once.
 			f.change(func() { f.fail = map[string]error{} })
 			r.policy.set(settingProfile(sharing.DefaultComputeMode, sharing.LongTimeSlice), nil)
-			r.awaitSettings("no warning", func() bool {
+			r.await("no warning", func() bool {
 				return len(r.agent.state.Load().plan.Warnings) == 0 && r.told(1) == "timeSlice long applied"
 			})
 		})

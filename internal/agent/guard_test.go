@@ -108,6 +108,7 @@ func (g *guardTest) end(pod string, pid int) {
 // TestGuardEvicts holds who is evicted, in which order, and that nobody else is: the one with
 // the most memory beyond its limit, after the grace, and the next when that one has ended.
 func TestGuardEvicts(t *testing.T) {
+	t.Parallel()
 	g := newGuardTest(t, true)
 	g.pass(30 * time.Second)
 	g.wants("within the grace", "")
@@ -127,6 +128,7 @@ func TestGuardEvicts(t *testing.T) {
 // TestGuardReports holds that nobody is evicted where the profile does not say so, and what
 // metrics and status say.
 func TestGuardReports(t *testing.T) {
+	t.Parallel()
 	g := newGuardTest(t, false)
 	g.pass(time.Minute)
 	g.wants("reported", "bad, worst")
@@ -150,6 +152,7 @@ func TestGuardReports(t *testing.T) {
 
 // TestGuardIsCertain holds that what is not known for a moment ends the time that counts.
 func TestGuardIsCertain(t *testing.T) {
+	t.Parallel()
 	for name, lapse := range map[string]func(g *guardTest){
 		"nobody knows whose the processes are": func(g *guardTest) {
 			measured := g.Measure(g.t.Context())
@@ -192,6 +195,7 @@ func TestGuardIsCertain(t *testing.T) {
 // TestGuardIsRefused holds what comes of evictions that cannot be: the next pod in turn is
 // evicted, who was refused is tried again, and one that is gone is no failure.
 func TestGuardIsRefused(t *testing.T) {
+	t.Parallel()
 	g := newGuardTest(t, true)
 	g.fail["ns/worst"] = fmt.Errorf("%w: 429", nodereport.ErrDisruptionBudget)
 	g.fail["ns/bad"] = errors.New("no answer")
@@ -223,6 +227,7 @@ func TestGuardIsRefused(t *testing.T) {
 // TestGuardOfAPodThatDoesNotEnd holds that one which never ends does not keep others for ever, and
 // is not evicted again.
 func TestGuardOfAPodThatDoesNotEnd(t *testing.T) {
+	t.Parallel()
 	g := newGuardTest(t, true)
 	g.pass(35 * time.Second)
 	g.pass(evictionWait)
@@ -233,6 +238,7 @@ func TestGuardOfAPodThatDoesNotEnd(t *testing.T) {
 
 // TestGuardUnwatched holds that a limit which nobody can watch is a warning of the plan.
 func TestGuardUnwatched(t *testing.T) {
+	t.Parallel()
 	g := newGuardTest(t, true)
 	g.look(sharing.Measurement{Unwatched: true})
 	if warnings := g.guard.warnings(); len(warnings) != 1 || !strings.Contains(warnings[0], "--watch-pods") {

@@ -58,17 +58,11 @@ func (l listening) Handle(_ context.Context, record slog.Record) error {
 // await is the address, once it is told.
 func (l listening) await(t *testing.T, message string) net.Addr {
 	t.Helper()
-	select {
-	case text := <-l.addresses[message]:
-		address, err := net.ResolveTCPAddr("tcp", text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return address
-	case <-time.After(patience):
-		t.Fatalf("the log does not say: %s", message)
-		return nil
+	address, err := net.ResolveTCPAddr("tcp", <-l.addresses[message])
+	if err != nil {
+		t.Fatal(err)
 	}
+	return address
 }
 
 // serving is an agent that answers HTTP as the options say.
@@ -102,6 +96,7 @@ func serving(t *testing.T, options HTTP) (main, health net.Addr) {
 // TestListensWhenServing has a program stand by beside one that has its address and its
 // control socket: it takes them when it serves, and its probes are answered from the start.
 func TestListensWhenServing(t *testing.T) {
+	t.Parallel()
 	claimed, standing, controlled := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	log := newListening()
 	newRig(t, func(r *rig) {
@@ -181,6 +176,7 @@ func write(t *testing.T, name string, data []byte) string {
 const users = "basic_auth_users:\n  scraper: $2a$04$norqsI6IOY7PgtakPTYtyu2m.hu5L4Dobc8sTfnDZnhA6jhR3.axC\n"
 
 func TestBasicAuthenticationLeavesHealthOpen(t *testing.T) {
+	t.Parallel()
 	config := write(t, "web.yaml", []byte(users))
 	main, health := serving(t, HTTP{ConfigFile: config})
 	for _, test := range []struct {
@@ -204,6 +200,7 @@ func TestBasicAuthenticationLeavesHealthOpen(t *testing.T) {
 }
 
 func TestTLS(t *testing.T) {
+	t.Parallel()
 	// The certificate of a test server is as good as any.
 	borrowed := httptest.NewTLSServer(http.NotFoundHandler())
 	defer borrowed.Close()
@@ -226,6 +223,7 @@ func TestTLS(t *testing.T) {
 // TestCertificateIsRenewed checks that a certificate which was replaced on disk is
 // the one of the next connection.
 func TestCertificateIsRenewed(t *testing.T) {
+	t.Parallel()
 	certificate, key := filepath.Join(t.TempDir(), "tls.crt"), filepath.Join(t.TempDir(), "tls.key")
 	issue(t, 1, certificate, key)
 	main, _ := serving(t, HTTP{ConfigFile: write(t, "web.yaml", []byte("tls_server_config:\n  cert_file: "+certificate+"\n  key_file: "+key+"\n"))})
@@ -246,6 +244,7 @@ func TestCertificateIsRenewed(t *testing.T) {
 }
 
 func TestBadConfigurationFile(t *testing.T) {
+	t.Parallel()
 	for name, path := range map[string]string{
 		"absent":      filepath.Join(t.TempDir(), "none.yaml"),
 		"unknown key": write(t, "web.yaml", []byte("tls: {}\n")),
@@ -260,6 +259,7 @@ func TestBadConfigurationFile(t *testing.T) {
 }
 
 func TestProfilingIsAsked(t *testing.T) {
+	t.Parallel()
 	for profiling, want := range map[bool]int{true: 200, false: 404} {
 		main, _ := serving(t, HTTP{Profiling: profiling})
 		if code, _ := answer(t, http.DefaultClient, "http://"+main.String()+"/debug/pprof/cmdline", "", ""); code != want {
@@ -326,6 +326,7 @@ func TestOneAddressTwice(t *testing.T) {
 
 // TestStopsWhileAnAddressIsTaken checks that the wait between two tries ends, too.
 func TestStopsWhileAnAddressIsTaken(t *testing.T) {
+	t.Parallel()
 	listener := taken(t)
 	a := newAgent(withIdle(Options{Settings: Settings{Listen: listener.Addr().String()}, Plugin: plugin.NewManager(plugin.Options{})}))
 	servers, err := a.servers()
@@ -388,6 +389,7 @@ func TestConfigurationFileIsMended(t *testing.T) {
 
 // TestNoAddress: what cannot be an address is a mistake, and waiting does not mend it.
 func TestNoAddress(t *testing.T) {
+	t.Parallel()
 	for what, options := range map[string]Options{
 		"listen for HTTP":   {Settings: Settings{Listen: "localhost:99999"}},
 		"listen for health": {Settings: Settings{HTTP: HTTP{HealthListen: "localhost"}}},
@@ -400,6 +402,7 @@ func TestNoAddress(t *testing.T) {
 }
 
 func TestServesHTTP(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	a := newAgent(withIdle(Options{Settings: Settings{Listen: "localhost:0"}, Plugin: plugin.NewManager(plugin.Options{})}))
@@ -459,6 +462,7 @@ func issue(t *testing.T, number int64, certificate, key string) {
 }
 
 func TestNotReadyReasons(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name   string
 		change func(*rig)
@@ -482,6 +486,7 @@ func TestNotReadyReasons(t *testing.T) {
 }
 
 func TestReadyWhenServed(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	r.awaitBody("/readyz", 200, "ok")
 	r.shows(8)
@@ -499,12 +504,14 @@ func TestReadyWhenServed(t *testing.T) {
 }
 
 func TestReadyWithoutGPUs(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(r *rig) { r.node = fakeNode{newInput([]sharing.GPU{}, nil)}; r.options.Node = r.node })
 	r.awaitBody("/readyz", 200, "ok")
 	r.awaitBody("/plan", 200, `"resources": []`)
 }
 
 func TestNotReadyBeforeTheClaim(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(r *rig) {
 		r.options.AcquireLock = func(ctx context.Context, _ func()) error {
 			<-ctx.Done()
@@ -517,6 +524,7 @@ func TestNotReadyBeforeTheClaim(t *testing.T) {
 // TestReadyWhileANewNameWaits renames a resource whose only unit a pod holds:
 // the new name has nothing to serve, and nothing is wrong.
 func TestReadyWhileANewNameWaits(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(r *rig) { r.node = fakeNode{newInput(gpus(""), nil)}; r.options.Node = r.node })
 	r.shows(4)
 	_, err := r.kubelet.AddPod(r.ctx, simkubelet.Pod{Namespace: "n", Name: "p", Containers: []simkubelet.Container{
@@ -558,6 +566,7 @@ func (f *fakeHealth) ClearHealth(_ context.Context, selector sharing.Selector) (
 }
 
 func TestHealthHandler(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name, method, path string
 		code               int
@@ -595,6 +604,7 @@ func TestHealthHandler(t *testing.T) {
 }
 
 func TestHealthMetrics(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(r *rig) { r.options.Health = &fakeHealth{} })
 	r.awaitBody("/metrics", 200, `virgate_unit_health_state{gpu_uuid="GPU-a",state="unhealthy",unit_uuid="GPU-a"} 1`)
 	r.awaitBody("/metrics", 200, `virgate_health_monitor_up{gpu_uuid="GPU-a"} 0`)
@@ -604,6 +614,7 @@ func TestHealthMetrics(t *testing.T) {
 // TestOnProfile checks that it is called with each profile that comes into force,
 // once, and with no other.
 func TestOnProfile(t *testing.T) {
+	t.Parallel()
 	var mu sync.Mutex
 	var seen []int
 	r := newRig(t, func(r *rig) {
@@ -630,6 +641,7 @@ func TestOnProfile(t *testing.T) {
 // TestTakesOverBeforeServing checks that what the last program left is in the
 // first list already.
 func TestTakesOverBeforeServing(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(r *rig) {
 		r.options.RestoreHealth = func(context.Context) error {
 			r.node.set(gpus("", "XID 79"), nil)
@@ -643,6 +655,7 @@ func TestTakesOverBeforeServing(t *testing.T) {
 }
 
 func TestTakeOverFailureEndsRun(t *testing.T) {
+	t.Parallel()
 	failure := errors.New("no health")
 	r := newRig(t, nil)
 	options := r.options
@@ -657,6 +670,7 @@ func TestTakeOverFailureEndsRun(t *testing.T) {
 // TestNextPause checks that the pause grows while an address fails at once, and not from
 // where it was when it has been served meanwhile.
 func TestNextPause(t *testing.T) {
+	t.Parallel()
 	pause := firstPause
 	for n := range 20 {
 		next := nextPause(pause, pause)

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -18,6 +17,7 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/await"
 )
 
 // fakeLastKnownGood has the profile of a last run, and remembers what it is to keep.
@@ -57,6 +57,7 @@ func generations(replicas ...int) string {
 }
 
 func TestLastRunsProfileServes(t *testing.T) {
+	t.Parallel()
 	last := configs.Config{Profile: profile(3)}.SelectedFrom("ConfigMap gpu/profiles", "a", nil)
 	for _, test := range []struct {
 		name string
@@ -96,6 +97,7 @@ func TestLastRunsProfileServes(t *testing.T) {
 // nothing changes when it may. Found by test/soak. With GPUs that it may partition, it
 // has to know what it serves before it registers.
 func TestLastRunsProfileServesAfterStandby(t *testing.T) {
+	t.Parallel()
 	last := configs.Config{Profile: profile(3)}.SelectedFrom("ConfigMap gpu/profiles", "a", nil)
 	for _, partitions := range []bool{false, true} {
 		t.Run(fmt.Sprint("partitions ", partitions), func(t *testing.T) {
@@ -112,13 +114,12 @@ func TestLastRunsProfileServesAfterStandby(t *testing.T) {
 				}
 				r.options.AcquireLock = func(ctx context.Context, standBy func()) error {
 					standBy()
-					for tick := time.NewTicker(time.Millisecond); ctx.Err() == nil; <-tick.C {
-						if s := r.agent.state.Load(); s.rejected != nil && s.gpus != nil {
-							tick.Stop()
-							return nil
+					return await.Condition(ctx.Done(), func() error {
+						if s := r.agent.state.Load(); s.rejected == nil || s.gpus == nil {
+							return errors.New("the profile is not rejected yet")
 						}
-					}
-					return ctx.Err()
+						return nil
+					})
 				}
 			})
 			r.shows(6)
@@ -130,6 +131,7 @@ func TestLastRunsProfileServesAfterStandby(t *testing.T) {
 // is kept although the wanted one is bad by the time the program serves. Found by
 // test/soak.
 func TestKeepsWhatWasGoodWhileItStoodBy(t *testing.T) {
+	t.Parallel()
 	keeper, claimed := &fakeLastKnownGood{}, make(chan struct{})
 	r := newRig(t, func(r *rig) {
 		r.options.LastKnownGood = keeper
@@ -180,6 +182,7 @@ func withheld(units ...string) plugin.Host {
 // TestObstaclesWithhold checks that nothing is advertised ready until the host
 // has what a grant names, and that it is taken back when the host loses it.
 func TestObstaclesWithhold(t *testing.T) {
+	t.Parallel()
 	host := newFakeHost(withheld("GPU-a", "GPU-b"))
 	r := newRig(t, func(r *rig) { r.options.Host = host })
 	listed := func(k simkubelet.Snapshot) bool { return len(k.Resources[gpuResource].Devices) == 8 }
@@ -198,6 +201,7 @@ func TestObstaclesWithhold(t *testing.T) {
 // TestHostReachesGrants checks that a grant has what the host got ready for it,
 // also when only that has changed.
 func TestHostReachesGrants(t *testing.T) {
+	t.Parallel()
 	nodes := map[string][]string{"GPU-a": {"/dev/nvidia0"}, "GPU-b": {"/dev/nvidia1"}}
 	host := newFakeHost(plugin.Host{Nodes: nodes})
 	r := newRig(t, func(r *rig) {
@@ -238,6 +242,7 @@ func TestHostReachesGrants(t *testing.T) {
 }
 
 func TestStandbyLeavesTheHostAlone(t *testing.T) {
+	t.Parallel()
 	host := newFakeHost(withheld())
 	claimed := make(chan struct{})
 	r := newRig(t, func(r *rig) {
@@ -265,6 +270,7 @@ func TestStandbyLeavesTheHostAlone(t *testing.T) {
 // TestFirstListIsPrepared checks that the kubelet never sees a unit Healthy that
 // could not be granted from the start.
 func TestFirstListIsPrepared(t *testing.T) {
+	t.Parallel()
 	host := newFakeHost(withheld("GPU-a"))
 	r := newRig(t, func(r *rig) { r.options.Host = host })
 	healthy := map[string]bool{}
@@ -285,6 +291,7 @@ func TestFirstListIsPrepared(t *testing.T) {
 }
 
 func TestCountObstacles(t *testing.T) {
+	t.Parallel()
 	got := countObstacles(map[string]string{"GPU-a": "x", "GPU-b": "x", "GPU-c": "y"})
 	if diff := cmp.Diff(map[string]int{"x": 2, "y": 1}, got); diff != "" {
 		t.Error(diff)
@@ -302,6 +309,7 @@ func (h stuckHost) Watch(ctx context.Context, changed func()) error {
 }
 
 func TestStuckHostIsLeftBehind(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(r *rig) { r.options.Host = stuckHost{newFakeHost(withheld())} })
 	r.shows(8)
 }

@@ -104,6 +104,7 @@ func (eventful) ClearHealth(context.Context, sharing.Selector) ([]sharing.UnitHe
 
 // TestMetricsDocument keeps docs/metrics.md true.
 func TestMetricsDocument(t *testing.T) {
+	t.Parallel()
 	var table strings.Builder
 	table.WriteString("| metric | type | labels | meaning |\n|---|---|---|---|\n")
 	for _, f := range families(t, complete(t).registry()) {
@@ -137,6 +138,7 @@ func TestMetricsDocument(t *testing.T) {
 // of the types that follow from their names, and that Prometheus's linter finds
 // nothing wrong.
 func TestMetricsAreWhatTheDocumentSays(t *testing.T) {
+	t.Parallel()
 	w := complete(t)
 	registry := w.registry()
 	kinds := map[string]string{}
@@ -162,6 +164,7 @@ func TestMetricsAreWhatTheDocumentSays(t *testing.T) {
 }
 
 func TestMetricsAreLinted(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	r.shows(8)
 	problems, err := testutil.GatherAndLint(r.agent.registry())
@@ -188,6 +191,7 @@ func (m toldMPS) States() ([]nodereport.MPSState, bool)   { return m.states, m.c
 // TestMPSMetrics holds that each daemon is in one state, and that nothing is said of daemons of
 // which nothing is known.
 func TestMPSMetrics(t *testing.T) {
+	t.Parallel()
 	states := []nodereport.MPSState{{ID: "GPU-a", Phase: nodereport.MPSReady, Restarts: 2}, {ID: "MIG-b", Phase: nodereport.MPSFailed}}
 	gpus := []sharing.GPU{{UUID: "GPU-a"}, {UUID: "GPU-b", Partitions: []sharing.Partition{{UUID: "MIG-b"}}}}
 	for _, test := range []struct {

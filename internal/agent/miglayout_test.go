@@ -98,17 +98,12 @@ func (c *migRig) awaitLayout(name string, state nodereport.LayoutState) {
 
 func (c *migRig) awaitLayouts(what string, so func(nodereport.GPULayout) bool) {
 	c.t.Helper()
-	for {
-		layouts := c.agent.mig.Status()
-		if len(layouts) > 0 && so(layouts[0]) {
-			return
+	c.until("layout "+what, func() error {
+		if layouts := c.agent.mig.Status(); len(layouts) == 0 || !so(layouts[0]) {
+			return fmt.Errorf("layouts %+v", layouts)
 		}
-		select {
-		case <-time.After(5 * time.Millisecond):
-		case <-c.ctx.Done():
-			c.t.Fatalf("layouts %+v, want %s", layouts, what)
-		}
-	}
+		return nil
+	})
 }
 
 func (c *migRig) awaitAllocatable(resource string, count int) {
@@ -183,6 +178,7 @@ func TestMIGChangeUnderLoad(t *testing.T) {
 // be partitioned, also when it has just begun and has no checkpoint yet: a pod that waits
 // for a GPU would take it, and keep the layout waiting.
 func TestFirstStart(t *testing.T) {
+	t.Parallel()
 	c := newMIGRig(t, "h100", layoutNamed("all-balanced"))
 	c.awaitAllocatable(threeG, 1)
 	c.awaitLayout("all-balanced", nodereport.LayoutApplied)
@@ -245,13 +241,12 @@ func TestEndsInTheMiddle(t *testing.T) {
 			defer letGo()
 			c.sim.InjectFault(call, simnode.Fault{Return: nvml.Success, Until: answer, Times: 1})
 			follow.set(migProfile(layoutNamed("all-balanced")), nil)
-			for c.sim.Calls(call) == begun {
-				select {
-				case <-time.After(time.Millisecond):
-				case <-c.ctx.Done():
-					t.Fatalf("no %s; layouts %+v", call, first.mig.Status())
+			c.until(call, func() error {
+				if c.sim.Calls(call) == begun {
+					return fmt.Errorf("layouts %+v", first.mig.Status())
 				}
-			}
+				return nil
+			})
 			end()
 			c.want("all-balanced")
 			close(claim)

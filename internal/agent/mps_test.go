@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -130,20 +129,6 @@ func mpsProfile(shares int) sharing.Profile {
 	return p
 }
 
-func (r *rig) awaitMPS(what string, reached func() bool) {
-	r.t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for !reached() {
-		select {
-		case <-tick.C:
-		case <-r.ctx.Done():
-			s := r.agent.state.Load()
-			r.t.Fatalf("never %s: %+v, %v, %+v", what, *r.agent.mps.view.Load(), s.plan.Resources, r.agent.Plugin.Status().Resources)
-		}
-	}
-}
-
 // reason is why the unit is not granted as it is planned; empty if it is.
 func (r *rig) reason(unit string) string {
 	for _, resource := range r.agent.state.Load().plan.Resources {
@@ -176,32 +161,33 @@ func (r *rig) deletePod(name string) {
 // nobody gets a time slice before it is gone. The simulated kubelet sees to it that no unit can be
 // had in two ways.
 func TestMPSSwitch(t *testing.T) {
+	t.Parallel()
 	f := newFakeMPS(false)
 	r := newMPSRig(t, f, profile(4), nil)
 	a, b := gpus("", "")[0].UUID, gpus("", "")[1].UUID
 	r.shows(8)
 	r.addPod("slice", 1) // Of a.
 	r.policy.set(mpsProfile(4), nil)
-	r.awaitMPS("wanted for the free GPU", func() bool { return f.wants() == b })
-	r.awaitMPS("withheld", func() bool {
+	r.await("wanted for the free GPU", func() bool { return f.wants() == b })
+	r.await("withheld", func() bool {
 		return r.reason(b) == "MPS daemon: it is not started yet" && r.agent.state.Load().plan.Health[b].Healthy()
 	})
 	f.tell(b, nodereport.MPSStarting, "")
-	r.awaitMPS("starting", func() bool { return r.reason(b) == "MPS daemon: starting" })
+	r.await("starting", func() bool { return r.reason(b) == "MPS daemon: starting" })
 	f.tell(b, nodereport.MPSReady, "")
 	r.shows(4) // Of b.
 	if f.wants() != b {
 		t.Errorf("while a pod has a time slice, daemons are wanted for %s", f.wants())
 	}
 	r.deletePod("slice")
-	r.awaitMPS("wanted for both", func() bool { return f.wants() == a+" "+b })
+	r.await("wanted for both", func() bool { return f.wants() == a+" "+b })
 	f.tell(a, nodereport.MPSReady, "")
 	r.shows(8)
 	r.addPod("share", 1) // Of a.
 	r.policy.set(profile(4), nil)
-	r.awaitMPS("no longer wanted", func() bool { return f.wants() == a })
+	r.await("no longer wanted", func() bool { return f.wants() == a })
 	f.tell(b, nodereport.MPSStopping, "")
-	r.awaitMPS("withheld while it stops", func() bool { return r.reason(b) == "its MPS daemon is still running" })
+	r.await("withheld while it stops", func() bool { return r.reason(b) == "its MPS daemon is still running" })
 	if k := r.kubelet.Snapshot().Resources[gpuResource].Allocatable; k != 0 {
 		t.Errorf("while the daemon stops, %d devices are offered", k)
 	}
@@ -211,7 +197,7 @@ func TestMPSSwitch(t *testing.T) {
 		t.Errorf("while a pod has a share, daemons are wanted for %q", f.wants())
 	}
 	r.deletePod("share")
-	r.awaitMPS("no longer wanted for the other", func() bool { return f.wants() == "" })
+	r.await("no longer wanted for the other", func() bool { return f.wants() == "" })
 	f.tell(a, "", "")
 	r.shows(8)
 	if diff := cmp.Diff([][]string{{}, {b}, {a, b}, {a}, {}}, f.told()); diff != "" {
@@ -224,6 +210,7 @@ func TestMPSSwitch(t *testing.T) {
 
 // TestMPSOtherShares holds that a unit's shares have one size at a time.
 func TestMPSOtherShares(t *testing.T) {
+	t.Parallel()
 	f := newFakeMPS(true)
 	r := newMPSRig(t, f, mpsProfile(4), nil)
 	a, b := gpus("", "")[0].UUID, gpus("", "")[1].UUID
@@ -245,7 +232,7 @@ func TestMPSOtherShares(t *testing.T) {
 	}
 	r.deletePod("old")
 	r.shows(20)
-	r.awaitMPS("other limits", func() bool { return cmp.Equal(map[string]int{a: 10, b: 10}, percentages()) })
+	r.await("other limits", func() bool { return cmp.Equal(map[string]int{a: 10, b: 10}, percentages()) })
 	if wishes := f.told(); slices.ContainsFunc(wishes[slices.IndexFunc(wishes, func(wish []string) bool { return len(wish) == 2 }):], func(wish []string) bool { return len(wish) < 2 }) {
 		t.Errorf("a daemon was stopped for other limits: %v", wishes)
 	}
@@ -254,13 +241,14 @@ func TestMPSOtherShares(t *testing.T) {
 // TestMPSDaemonFails holds that the shares of a daemon that does not answer are Unhealthy, with
 // the reason, those of the other are not, and that they come back.
 func TestMPSDaemonFails(t *testing.T) {
+	t.Parallel()
 	f := newFakeMPS(true)
 	r := newMPSRig(t, f, mpsProfile(4), nil)
 	a := gpus("", "")[0].UUID
 	r.shows(8)
 	f.tell(a, nodereport.MPSFailed, "it does not answer")
 	r.shows(4)
-	r.awaitMPS("told", func() bool {
+	r.await("told", func() bool {
 		status := r.agent.status(r.ctx)
 		return r.reason(a) == "MPS daemon: it does not answer" &&
 			slices.Contains(status.Warnings, "GPU 0 ("+a+"): MPS daemon: it does not answer") &&
@@ -270,12 +258,12 @@ func TestMPSDaemonFails(t *testing.T) {
 	r.shows(8)
 	f.change(func() { f.off = true })
 	r.shows(0)
-	r.awaitMPS("a warning", func() bool {
+	r.await("a warning", func() bool {
 		return slices.Contains(r.agent.status(r.ctx).Warnings, mpsUnanswered) && r.reason(a) == "MPS daemon: "+mpsUnanswered
 	})
 	// Nobody knows whether it has ended.
 	r.policy.set(profile(4), nil)
-	r.awaitMPS("withheld", func() bool { return r.reason(a) == "its MPS daemon is still running" })
+	r.await("withheld", func() bool { return r.reason(a) == "its MPS daemon is still running" })
 	r.shows(0)
 	f.change(func() { f.off = false })
 	r.shows(8)
@@ -283,8 +271,9 @@ func TestMPSDaemonFails(t *testing.T) {
 
 // TestMPSWithout holds that without anything that runs daemons the plan says what is missing.
 func TestMPSWithout(t *testing.T) {
+	t.Parallel()
 	r := newMPSRig(t, nil, mpsProfile(4), nil)
-	r.awaitMPS("a warning", func() bool {
+	r.await("a warning", func() bool {
 		return slices.Contains(r.agent.status(r.ctx).Warnings, mpsUnanswered) && r.reason(gpus("")[0].UUID) == "MPS daemon: "+mpsUnanswered
 	})
 	r.shows(0)
@@ -293,6 +282,7 @@ func TestMPSWithout(t *testing.T) {
 // TestMPSWaitsForTheGPU holds that no daemon is started for a GPU on which a stranger computes, or
 // whose compute mode is still another profile's.
 func TestMPSWaitsForTheGPU(t *testing.T) {
+	t.Parallel()
 	f, settings := newFakeMPS(true), newFakeSettings()
 	a, b := gpus("", "")[0].UUID, gpus("", "")[1].UUID
 	var mu sync.Mutex
@@ -311,29 +301,30 @@ func TestMPSWaitsForTheGPU(t *testing.T) {
 			return nil
 		}
 	})
-	r.awaitMPS("waiting", func() bool {
+	r.await("waiting", func() bool {
 		return r.reason(a) == "MPS daemon: it is not started yet: its compute mode is being set back"
 	})
-	r.awaitMPS("waiting", func() bool { return r.reason(b) == "MPS daemon: it is not started yet: in use by process 42" })
+	r.await("waiting", func() bool { return r.reason(b) == "MPS daemon: it is not started yet: in use by process 42" })
 	if f.wants() != "" {
 		t.Errorf("wanted: %s", f.wants())
 	}
 	mu.Lock()
 	busy = nil
 	mu.Unlock()
-	r.awaitMPS("wanted", func() bool { return f.wants() == b })
+	r.await("wanted", func() bool { return f.wants() == b })
 }
 
 // TestMPSRestart holds that a restart leaves the daemons and their shares alone: the first that is
 // wanted is what was wanted before, and no share is Unhealthy for a moment.
 func TestMPSRestart(t *testing.T) {
+	t.Parallel()
 	f := newFakeMPS(true)
 	a, b := gpus("", "")[0].UUID, gpus("", "")[1].UUID
 	f.states[a] = nodereport.MPSState{ID: a, Phase: nodereport.MPSReady}
 	f.states[b] = nodereport.MPSState{ID: b, Phase: nodereport.MPSReady}
 	r := newMPSRig(t, f, mpsProfile(4), nil)
 	r.shows(8)
-	r.awaitMPS("wanted", func() bool { return f.wants() != "" })
+	r.await("wanted", func() bool { return f.wants() != "" })
 	if diff := cmp.Diff([][]string{{a, b}}, f.told()); diff != "" {
 		t.Error(diff)
 	}

@@ -185,7 +185,6 @@ func TestOnDemandAfterRestart(t *testing.T) {
 	if path := o.claims.View().Paths[whole]; path != claims.DRA {
 		t.Errorf("path %q", path)
 	}
-	o.awaitHolders()
 	o.prepare(exclusiveClaim("large", whole+"-3g40gb-4"))
 }
 
@@ -201,7 +200,6 @@ func TestOnDemandAfterReboot(t *testing.T) {
 		whole, small.Results[0].Device, large.Results[0].Device)}
 	o := newOnDemandRigOn(t, "h100", onDemandProfile(), &fakeDRA{}, store)
 	o.awaitOffered(small.Results[0].Device, large.Results[0].Device)
-	o.awaitHolders()
 	for _, c := range []claims.Claim{large, small, large} {
 		o.prepare(c)
 	}
@@ -276,7 +274,6 @@ func TestLateClaimAfterRestart(t *testing.T) {
 			}
 			api := &fakeDRA{allocated: allocated}
 			o := newOnDemandRigOn(t, "h100", test.profile, api, store)
-			o.awaitHolders()
 			for _, c := range []claims.Claim{first, second, first} {
 				o.await("prepared: "+c.String(), func() bool { return o.claims.Prepare(o.ctx, c) == nil })
 			}
@@ -303,7 +300,6 @@ func TestLeavesAfterTheChange(t *testing.T) {
 	o := newOnDemandRig(t, "h100")
 	whole, first := o.device(0, ""), exclusiveClaim("first", o.device(0, "1g10gb-4"))
 	o.awaitOffered(first.Results[0].Device)
-	o.awaitHolders()
 	answer := make(chan struct{})
 	goOn := sync.OnceFunc(func() { close(answer) })
 	t.Cleanup(goOn)

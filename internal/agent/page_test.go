@@ -52,6 +52,7 @@ func draStatusOfTest() *DRAStatus {
 }
 
 func TestPageShowsTheNode(t *testing.T) {
+	t.Parallel()
 	now := time.Unix(1_000_000, 0)
 	fell := now.Add(-90 * time.Second)
 	one := 1
@@ -116,6 +117,7 @@ func TestPageShowsTheNode(t *testing.T) {
 // TestPageSaysWhyTheProfileIsNotKnown checks that one which has not been read yet
 // is not called refused.
 func TestPageSaysWhyTheProfileIsNotKnown(t *testing.T) {
+	t.Parallel()
 	body := drawn(t, Status{Profile: ProfileStatus{State: nodereport.ProfilePending, Error: "node n1: not known yet"}}, time.Now())
 	if !strings.Contains(body, "node n1: not known yet") || strings.Contains(body, "refused") {
 		t.Error(body)
@@ -123,6 +125,7 @@ func TestPageSaysWhyTheProfileIsNotKnown(t *testing.T) {
 }
 
 func TestPageOfAnEmptyNode(t *testing.T) {
+	t.Parallel()
 	body := drawn(t, Status{}, time.Now())
 	for _, want := range []string{"This node", "no GPU that could be read", "Nothing is offered", "Who holds what cannot be read"} {
 		if !strings.Contains(body, want) {
@@ -134,6 +137,7 @@ func TestPageOfAnEmptyNode(t *testing.T) {
 // TestPageEscapes checks that nothing which comes from outside is markup, whatever
 // place it is shown at.
 func TestPageEscapes(t *testing.T) {
+	t.Parallel()
 	const evil = `"><script>alert(1)</script><img src=x onerror=y>'</style></title>{{.}}`
 	since := time.Now()
 	health := HealthStatus{State: evil, Reason: evil, Since: &since}
@@ -165,6 +169,7 @@ func TestPageEscapes(t *testing.T) {
 // TestPageLoadsNothing checks that the page needs no other file, no script and no
 // style but its own, and tells the browser so.
 func TestPageLoadsNothing(t *testing.T) {
+	t.Parallel()
 	recorder := httptest.NewRecorder()
 	newPage().write(recorder, Status{GPUs: []GPUStatus{{Units: []UnitStatus{partitionAt(0, 1)}}}}, time.Now())
 	for name, want := range map[string]string{
@@ -193,11 +198,13 @@ func TestPageLoadsNothing(t *testing.T) {
 }
 
 func TestPageOverHTTP(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	r.awaitBody("/status", 200, "8</td>")
 }
 
 func TestBlocks(t *testing.T) {
+	t.Parallel()
 	holder := func(devices int) Holder {
 		return Holder{Namespace: "n", Pod: "p", Devices: make([]string, devices)}
 	}
@@ -229,6 +236,7 @@ func TestBlocks(t *testing.T) {
 }
 
 func TestSlots(t *testing.T) {
+	t.Parallel()
 	small := func(start, size int, memory uint64) UnitStatus {
 		return UnitStatus{Placement: &mig.Placement{Start: start, Size: size}, Memory: memory}
 	}
@@ -253,6 +261,7 @@ func TestSlots(t *testing.T) {
 }
 
 func TestChanges(t *testing.T) {
+	t.Parallel()
 	at := func(second int64) *time.Time { t := time.Unix(second, 0); return &t }
 	sick := func(second int64) HealthStatus {
 		return HealthStatus{State: sharing.Suspect, Reason: "XID 31", Since: at(second)}
@@ -274,6 +283,7 @@ func TestChanges(t *testing.T) {
 }
 
 func TestPageTexts(t *testing.T) {
+	t.Parallel()
 	now := time.Unix(1_000_000, 0)
 	for _, test := range []struct{ got, want string }{
 		{BytesText(uint64(3 << 29)), "1.5 GiB"},
@@ -300,6 +310,7 @@ func TestPageTexts(t *testing.T) {
 }
 
 func TestBusiestFirst(t *testing.T) {
+	t.Parallel()
 	holder := func(pod string, sm, memory float64) Holder {
 		return Holder{Pod: pod, Use: &UseStatus{SM: &sm, Memory: &memory}}
 	}
@@ -316,6 +327,7 @@ func TestBusiestFirst(t *testing.T) {
 // TestPageSaysOnce checks that what is wrong with the profile is not said again as
 // a reason for not being ready.
 func TestPageSaysOnce(t *testing.T) {
+	t.Parallel()
 	status := Status{Unready: []string{"no profile: p.yaml:3: bad", "no stream"}, Profile: ProfileStatus{Error: "p.yaml:3: bad"}}
 	body := drawn(t, status, time.Now())
 	if strings.Count(body, "p.yaml:3: bad") != 1 || !strings.Contains(body, "no stream") {
@@ -325,6 +337,7 @@ func TestPageSaysOnce(t *testing.T) {
 
 // TestLayoutKnowsTheSlots checks that what is known beats what is guessed.
 func TestLayoutKnowsTheSlots(t *testing.T) {
+	t.Parallel()
 	status := Status{
 		GPUs:    []GPUStatus{{UUID: "a", Units: []UnitStatus{partitionAt(6, 1)}}, {UUID: "b", Units: []UnitStatus{{ID: "b"}}}, {UUID: "c", Units: []UnitStatus{partitionAt(6, 1)}}},
 		Layouts: []nodereport.GPULayout{{GPU: "a", Slots: 4}, {GPU: "b", Slots: 4}, {GPU: "c"}},
@@ -339,6 +352,7 @@ func TestLayoutKnowsTheSlots(t *testing.T) {
 }
 
 func TestPlain(t *testing.T) {
+	t.Parallel()
 	for _, row := range []struct{ name, text, want string }{
 		{"nothing to do", "ns/pod-1 é 日本 \n\t", "ns/pod-1 é 日本 \n\t"},
 		{"colours", "a\x1b[31mb", "a\uFFFD[31mb"},

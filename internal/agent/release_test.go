@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -110,20 +111,14 @@ func (r *rig) tell(method, path string) (code int, body string) {
 // awaitRelease waits until the only release is as wanted.
 func (r *rig) awaitRelease(what string, wanted func(Release) bool) {
 	r.t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	r.until("a release "+what, func() error {
 		var list []Release
 		_, body := r.tell(http.MethodGet, "/gpu")
-		if err := json.Unmarshal([]byte(body), &list); err == nil && len(list) == 1 && wanted(list[0]) {
-			return
+		if err := json.Unmarshal([]byte(body), &list); err != nil || len(list) != 1 || !wanted(list[0]) {
+			return fmt.Errorf("releases are %s", body)
 		}
-		select {
-		case <-tick.C:
-		case <-r.ctx.Done():
-			r.t.Fatalf("no release %s: %s", what, body)
-		}
-	}
+		return nil
+	})
 }
 
 func in(state ReleaseState) func(Release) bool {
@@ -132,6 +127,7 @@ func in(state ReleaseState) func(Release) bool {
 
 // TestReleaseRefused holds what cannot be done, with its reason, and that nothing comes of it.
 func TestReleaseRefused(t *testing.T) {
+	t.Parallel()
 	f := &fakeReleaser{}
 	r := releasing(t, f, false)
 	r.shows(8)
@@ -171,6 +167,7 @@ func TestReleaseRefused(t *testing.T) {
 
 // TestReleaseStandby holds that a program that stands by releases nothing.
 func TestReleaseStandby(t *testing.T) {
+	t.Parallel()
 	f := &fakeReleaser{}
 	r := newRig(t, func(r *rig) {
 		r.options.Releases = ReleaseOptions{Releaser: f, Store: f}
@@ -189,6 +186,7 @@ func TestReleaseStandby(t *testing.T) {
 // TestReleaseIsTriedAgain holds that a GPU of which this program cannot let go is withdrawn
 // and tried again, that a later time counts, and that the end of it brings the GPU back.
 func TestReleaseIsTriedAgain(t *testing.T) {
+	t.Parallel()
 	f := &fakeReleaser{fail: map[string]error{"release GPU-a": errors.New("a call hangs")}}
 	r := releasing(t, f, false)
 	f.withdrawn = func(gpu string) bool { return r.agent.Plugin.Withdrawn(gpu) }
@@ -213,6 +211,7 @@ func TestReleaseIsTriedAgain(t *testing.T) {
 
 // TestReleasePause holds that what does not succeed is tried less and less often, but is.
 func TestReleasePause(t *testing.T) {
+	t.Parallel()
 	for failures, want := range map[int]time.Duration{1: time.Second, 2: 2 * time.Second, 7: 64 * time.Second, 8: 64 * time.Second, 1e6: 64 * time.Second} {
 		if got := releasePause(failures); got != want {
 			t.Errorf("after %d failures: %s, want %s", failures, got, want)
@@ -223,6 +222,7 @@ func TestReleasePause(t *testing.T) {
 // TestReleaseAgainAtItsEnd holds that a GPU which is being opened again does not count as
 // released, and is released anew when that is asked for meanwhile.
 func TestReleaseAgainAtItsEnd(t *testing.T) {
+	t.Parallel()
 	f := &fakeReleaser{}
 	r := releasing(t, f, false)
 	asked := false
@@ -246,6 +246,7 @@ func TestReleaseAgainAtItsEnd(t *testing.T) {
 
 // TestResetThatDoesNotEnd holds that nothing waits for a reset which cannot be stopped.
 func TestResetThatDoesNotEnd(t *testing.T) {
+	t.Parallel()
 	for name, want := range map[string]time.Duration{"the program ends": resetGrace, "the time is over": resetLimit + resetGrace} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -261,8 +262,10 @@ func TestResetThatDoesNotEnd(t *testing.T) {
 					cancel()
 				}
 				began := time.Now()
-				if err := abandonable(ctx, resetLimit, "the reset", reset); err == nil || !strings.Contains(err.Error(), "abandoned the reset") || time.Since(began) != want {
-					t.Errorf("after %s: %v, want it after %s", time.Since(began), err, want)
+				err := abandonable(ctx, resetLimit, "the reset", reset)
+				took := time.Since(began) //nolint:forbidigo // in a synctest bubble: the time is simulated
+				if err == nil || !strings.Contains(err.Error(), "abandoned the reset") || took != want {
+					t.Errorf("after %s: %v, want it after %s", took, err, want)
 				}
 			})
 		})
@@ -272,6 +275,7 @@ func TestResetThatDoesNotEnd(t *testing.T) {
 // TestResetCutShort holds that a reset which the program's end has cut short is kept for the
 // next run, and not told as one that the driver refused.
 func TestResetCutShort(t *testing.T) {
+	t.Parallel()
 	under := make(chan struct{})
 	f := &fakeReleaser{meanwhile: func(ctx context.Context, call string) {
 		if strings.HasPrefix(call, "reset") {
@@ -296,6 +300,7 @@ func TestResetCutShort(t *testing.T) {
 
 // TestReleaseReset holds the order of a reset, and that the GPU comes back in any case.
 func TestReleaseReset(t *testing.T) {
+	t.Parallel()
 	f := &fakeReleaser{fail: map[string]error{"reset 00000000:07:00.0": errors.New("in use by another client")}}
 	r := releasing(t, f, true)
 	r.shows(8)
@@ -316,6 +321,7 @@ func TestReleaseReset(t *testing.T) {
 // TestReleaseOverARestart holds that a kept release is in force before the driver is
 // opened, and that one which is to be reset is so only where that is allowed still.
 func TestReleaseOverARestart(t *testing.T) {
+	t.Parallel()
 	waiting := &fakeReleaser{kept: []Release{{GPU: "GPU-a", DriverIndex: -1, Until: time.Now().Add(time.Hour), State: ReleaseWaiting}}}
 	releasing(t, waiting, false).awaitRelease("after it had waited", in(Released))
 	if len(waiting.early) > 0 {
@@ -360,6 +366,7 @@ func (n watchedNode) Watch(ctx context.Context, changed func()) error {
 
 // TestReleaseHolders holds who is named: pods, and processes that the driver lists.
 func TestReleaseHolders(t *testing.T) {
+	t.Parallel()
 	f := &fakeReleaser{}
 	pids := []int{4242}
 	var mu sync.Mutex
@@ -414,6 +421,7 @@ func (c claiming) Held(ctx context.Context) ([]sharing.Allocation, error) {
 
 // TestMIGResets holds which GPUs may be reset for their MIG mode, and when.
 func TestMIGResets(t *testing.T) {
+	t.Parallel()
 	now := time.Now()
 	layouts := []nodereport.GPULayout{
 		{GPU: "applied", State: nodereport.LayoutApplied, Resettable: true},
@@ -474,27 +482,22 @@ func (p *pausable) set(now pause) {
 // awaitReleases waits until the releases are in these states, by index.
 func (p *pausable) awaitReleases(states ...ReleaseState) {
 	p.t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	p.until("releases", func() error {
 		var now []ReleaseState
 		for _, r := range p.agent.listReleases() {
 			now = append(now, r.State)
 		}
-		if slices.Equal(now, states) {
-			return
+		if !slices.Equal(now, states) {
+			return fmt.Errorf("they are %v, want %v", now, states)
 		}
-		select {
-		case <-tick.C:
-		case <-p.ctx.Done():
-			p.t.Fatalf("releases are %v, want %v", now, states)
-		}
-	}
+		return nil
+	})
 }
 
 // TestPause holds that every GPU is withdrawn and closed while mig-manager needs them, also one
 // that comes meanwhile, that no MIG layout is changed then, and that the end of it brings them back.
 func TestPause(t *testing.T) {
+	t.Parallel()
 	f := &fakeReleaser{}
 	p := newPausable(t, f, pause{known: true})
 	f.withdrawn = func(gpu string) bool { return p.agent.Plugin.Withdrawn(gpu) }
@@ -534,6 +537,7 @@ func TestPause(t *testing.T) {
 
 // TestPauseBeforeRelease holds that no MIG layout is changed in a pause before the GPUs are released.
 func TestPauseBeforeRelease(t *testing.T) {
+	t.Parallel()
 	a := &agent{}
 	a.state.Store(&state{planned: true, gpus: gpus("", ""), pause: pause{paused: true, known: true}})
 	if gpus, _, err := a.migInputs(); len(gpus) != 0 || err != nil {
@@ -543,6 +547,7 @@ func TestPauseBeforeRelease(t *testing.T) {
 
 // TestPauseAndRelease holds that a release for somebody does not end in a pause, nor by the end of one.
 func TestPauseAndRelease(t *testing.T) {
+	t.Parallel()
 	f := &fakeReleaser{}
 	p := newPausable(t, f, pause{known: true})
 	p.shows(8)
@@ -569,6 +574,7 @@ func TestPauseAndRelease(t *testing.T) {
 
 // TestPauseAgain holds that GPUs which are just being taken back are released for the next pause.
 func TestPauseAgain(t *testing.T) {
+	t.Parallel()
 	var p *pausable
 	var once sync.Once
 	f := &fakeReleaser{meanwhile: func(_ context.Context, call string) {
@@ -579,15 +585,7 @@ func TestPauseAgain(t *testing.T) {
 	p = newPausable(t, f, pause{paused: true, known: true})
 	p.awaitReleases(Released, Released)
 	p.set(pause{known: true})
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for strings.Count(f.made(), "restore") == 0 {
-		select {
-		case <-tick.C:
-		case <-p.ctx.Done():
-			t.Fatal("nothing is taken back")
-		}
-	}
+	p.await("taken back", func() bool { return strings.Contains(f.made(), "restore") })
 	p.awaitReleases(Released, Released)
 	p.shows(0)
 }
@@ -595,6 +593,7 @@ func TestPauseAgain(t *testing.T) {
 // TestPauseOverARestart holds that a restart in a pause leaves the GPUs closed, also while it
 // is not known whether the pause is over, and that they are not even withdrawn where it is.
 func TestPauseOverARestart(t *testing.T) {
+	t.Parallel()
 	kept := func() *fakeReleaser {
 		return &fakeReleaser{kept: []Release{
 			{GPU: "GPU-a", DriverIndex: 3, Until: time.Now().Add(time.Hour), State: Released, Pause: true},

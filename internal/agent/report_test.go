@@ -47,7 +47,8 @@ func (f *fakeReporter) Run(ctx context.Context) error {
 // await waits until the last report is as wanted.
 func (f *fakeReporter) await(t *testing.T, what string, wanted func(nodereport.Report) bool) nodereport.Report {
 	t.Helper()
-	late := time.After(patience)
+	late, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
 	for {
 		f.mutex.Lock()
 		changed, reports := f.changed, f.reports
@@ -57,7 +58,7 @@ func (f *fakeReporter) await(t *testing.T, what string, wanted func(nodereport.R
 		}
 		select {
 		case <-changed:
-		case <-late:
+		case <-late.Done():
 			t.Fatalf("no report of %s; they are %+v", what, reports)
 		}
 	}
@@ -91,6 +92,7 @@ func named(replicas int, generation string) configs.SelectedProfile {
 
 // TestReportsFeatures: the labels come with the profile that they follow from.
 func TestReportsFeatures(t *testing.T) {
+	t.Parallel()
 	reporter := newFakeReporter()
 	policy := selectedPolicy{newInput(named(4, "g1"), nil)}
 	newRig(t, func(r *rig) {
@@ -113,6 +115,7 @@ func TestReportsFeatures(t *testing.T) {
 }
 
 func TestReportsWhatHappens(t *testing.T) {
+	t.Parallel()
 	reporter := newFakeReporter()
 	policy := selectedPolicy{newInput(named(4, "g1"), nil)}
 	r := newRig(t, func(r *rig) {
@@ -152,6 +155,7 @@ func TestReportsWhatHappens(t *testing.T) {
 // TestWantsLayout: the layout's state that an earlier run has told is void only when it is
 // known that the profile in force asks for none.
 func TestWantsLayout(t *testing.T) {
+	t.Parallel()
 	with := func(c sharing.MIGConfig) *configs.SelectedProfile {
 		return &configs.SelectedProfile{Config: configs.Config{Profile: sharing.Profile{MIG: c}}}
 	}
@@ -179,6 +183,7 @@ func TestWantsLayout(t *testing.T) {
 // TestStandbyReportsNothing has an agent stand by, decide about profiles, and
 // then serve.
 func TestStandbyReportsNothing(t *testing.T) {
+	t.Parallel()
 	claimed := make(chan struct{})
 	reporter := newFakeReporter()
 	r := newRig(t, func(r *rig) {
@@ -205,6 +210,7 @@ func TestStandbyReportsNothing(t *testing.T) {
 }
 
 func TestReportsDraining(t *testing.T) {
+	t.Parallel()
 	reporter := newFakeReporter()
 	var end func()
 	r := newRig(t, func(r *rig) {
@@ -217,15 +223,12 @@ func TestReportsDraining(t *testing.T) {
 	if report.Ready != nodereport.ConditionFalse {
 		t.Errorf("report %+v", report)
 	}
-	select {
-	case <-reporter.ended:
-	case <-time.After(patience):
-		t.Error("the reporter runs on")
-	}
+	<-reporter.ended
 }
 
 // TestReportsWithoutGPUs has no stream whose coming and going could be noticed.
 func TestReportsWithoutGPUs(t *testing.T) {
+	t.Parallel()
 	reporter := newFakeReporter()
 	newRig(t, func(r *rig) {
 		r.options.Reporter = reporter
@@ -240,6 +243,7 @@ func TestReportsWithoutGPUs(t *testing.T) {
 
 // TestReportsAreCoalesced changes a thousand things that are not reported.
 func TestReportsAreCoalesced(t *testing.T) {
+	t.Parallel()
 	reporter := newFakeReporter()
 	r := newRig(t, func(r *rig) { r.options.Reporter = reporter })
 	reporter.await(t, "the first profile", reported(nodereport.ProfileApplied, "Serving"))
@@ -258,6 +262,7 @@ func TestReportsAreCoalesced(t *testing.T) {
 }
 
 func TestReadiness(t *testing.T) {
+	t.Parallel()
 	bad := errors.New("p.yaml:3: x: bad")
 	listed, deaf := plugin.ResourceStatus{Name: "a", Streams: 1}, plugin.ResourceStatus{Name: "b"}
 	unread := decision("g1", "g1", nil)
@@ -337,6 +342,7 @@ func served(resources ...plugin.ResourceStatus) plugin.Status {
 }
 
 func TestProgress(t *testing.T) {
+	t.Parallel()
 	listed := plugin.ResourceStatus{Name: gpuResource, Streams: 1, Applied: true}
 	unsent, away := listed, listed
 	unsent.Applied, away.Streams = false, 0
@@ -382,6 +388,7 @@ func TestProgress(t *testing.T) {
 }
 
 func TestProgressKeepsTime(t *testing.T) {
+	t.Parallel()
 	now := time.Unix(1000, 0)
 	p := profileProgress{}.next(decision("g1", "g1", nil), served(), nil, now)
 	p = p.next(decision("g1", "g1", nil), served(), nil, now.Add(time.Minute))
@@ -401,6 +408,7 @@ func TestProgressKeepsTime(t *testing.T) {
 }
 
 func TestProgressFollowsResources(t *testing.T) {
+	t.Parallel()
 	s := decision("g1", "g1", nil)
 	resources := func(names ...string) plugin.Status {
 		var list []plugin.ResourceStatus
@@ -428,6 +436,7 @@ func TestProgressFollowsResources(t *testing.T) {
 }
 
 func TestFirstProblem(t *testing.T) {
+	t.Parallel()
 	problems := configs.Problems{
 		{File: "ConfigMap gpu/profiles[data.a]", Line: 3, Path: "sharing.x", Value: "-1", Message: "must be at least 1"},
 		{File: "ConfigMap gpu/profiles[data.a]", Line: 9, Path: "y", Message: "unknown key"},
@@ -457,6 +466,7 @@ func TestFirstProblem(t *testing.T) {
 // TestOnTheWay has GPUs with another layout than the wanted one be pending, so
 // that nobody takes the state of the last layout for that of the next.
 func TestOnTheWay(t *testing.T) {
+	t.Parallel()
 	gpus := []nodereport.GPULayout{
 		{GPU: "GPU-a", Wanted: "night", State: nodereport.LayoutBlocked, Reason: "in use"},
 		{GPU: "GPU-b", Wanted: "day", State: nodereport.LayoutApplied},
@@ -490,6 +500,7 @@ func TestOnTheWay(t *testing.T) {
 // TestLayoutRefused tells a label's value that is no layout from what else can
 // be wrong with a profile.
 func TestLayoutRefused(t *testing.T) {
+	t.Parallel()
 	reporter := newFakeReporter()
 	policy := selectedPolicy{newInput(named(4, "g1"), nil)}
 	newRig(t, func(r *rig) { r.options.Reporter, r.options.ConfigSource = reporter, policy })
@@ -513,6 +524,7 @@ func TestLayoutRefused(t *testing.T) {
 // TestReportsWhatASwitchWaitsFor renames the resource while a pod has a share of one of
 // two GPUs.
 func TestReportsWhatASwitchWaitsFor(t *testing.T) {
+	t.Parallel()
 	reporter := newFakeReporter()
 	policy := selectedPolicy{newInput(named(4, "g1"), nil)}
 	r := newRig(t, func(r *rig) {
@@ -548,6 +560,7 @@ func TestReportsWhatASwitchWaitsFor(t *testing.T) {
 
 // TestProgressOfSwitches has a GPU and a partition leave the way in which they are shared.
 func TestProgressOfSwitches(t *testing.T) {
+	t.Parallel()
 	since := time.Unix(50, 0)
 	gpus := []sharing.GPU{{UUID: "GPU-a", Index: 0}, {UUID: "GPU-b", Index: 1, Partitions: []sharing.Partition{{UUID: "MIG-b", Index: 2}}}}
 	leaves := func(id string, phase plugin.Phase, seconds int) plugin.Entry {
@@ -628,6 +641,7 @@ func (s sickUnits) Health() sharing.HealthReport { return sharing.HealthReport{U
 // unit, for a GPU those of its partitions, and no others: the report would be another one
 // with each pod that comes and goes.
 func TestReportsPodsOfFaultyUnits(t *testing.T) {
+	t.Parallel()
 	node := []sharing.GPU{{UUID: "GPU-a", MIG: true, Partitions: []sharing.Partition{{UUID: "MIG-0"}, {UUID: "MIG-1"}}}, {UUID: "GPU-b", Index: 1}}
 	holds := func(pod string, devices ...string) sharing.Allocation {
 		return sharing.Allocation{Namespace: "n", Pod: pod, Container: "c", Resource: gpuResource, Devices: devices}

@@ -165,6 +165,7 @@ func (w *watch) want(values map[string]float64, want string) {
 const mebibyte = 1 << 20
 
 func TestSharersHaveTheirOwnFigures(t *testing.T) {
+	t.Parallel()
 	w := newWatch(t, "t4", 4)
 	w.pod("one", 0, 100*mebibyte, 20)
 	w.pod("two", 0, 5000*mebibyte, 75)
@@ -183,6 +184,7 @@ func TestSharersHaveTheirOwnFigures(t *testing.T) {
 }
 
 func TestOneAloneIsNotContended(t *testing.T) {
+	t.Parallel()
 	w := newWatch(t, "t4", 4)
 	w.pod("one", 0, mebibyte, 100)
 	w.pod("two", 0, mebibyte, 0)
@@ -193,6 +195,7 @@ func TestOneAloneIsNotContended(t *testing.T) {
 
 // TestSumsAreTheDrivers checks that nothing is counted twice and nothing is lost.
 func TestSumsAreTheDrivers(t *testing.T) {
+	t.Parallel()
 	w := newWatch(t, "l40sx8", 4)
 	for gpu := range 8 {
 		w.pod(fmt.Sprintf("a%d", gpu), gpu, uint64(gpu+1)*mebibyte, gpu)
@@ -221,6 +224,7 @@ func TestSumsAreTheDrivers(t *testing.T) {
 }
 
 func TestAPodThatEndsVanishes(t *testing.T) {
+	t.Parallel()
 	w := newWatch(t, "t4", 4)
 	w.pod("one", 0, mebibyte, 20)
 	w.pod("two", 0, mebibyte, 20)
@@ -241,6 +245,7 @@ func TestAPodThatEndsVanishes(t *testing.T) {
 }
 
 func TestAContainerRestarts(t *testing.T) {
+	t.Parallel()
 	w := newWatch(t, "t4", 4)
 	w.pod("one", 0, mebibyte, 20)
 	w.sampleNow()
@@ -254,6 +259,7 @@ func TestAContainerRestarts(t *testing.T) {
 }
 
 func TestHoldersThatCannotBeRead(t *testing.T) {
+	t.Parallel()
 	w := newWatch(t, "t4", 4)
 	w.pod("one", 0, mebibyte, 20)
 	w.sampleNow()
@@ -275,6 +281,7 @@ func TestHoldersThatCannotBeRead(t *testing.T) {
 }
 
 func TestPartitionsHaveMemoryAlone(t *testing.T) {
+	t.Parallel()
 	w := newWatch(t, "a30x4+all-balanced", 1)
 	unit := w.gpus[2].Partitions[0].UUID
 	w.holders.held = []sharing.Allocation{{Namespace: "ns", Pod: "one", Container: "main", Resource: "nvidia.com/mig", Devices: []string{unit}}}
@@ -291,6 +298,7 @@ func TestPartitionsHaveMemoryAlone(t *testing.T) {
 
 // TestAScrapeAsksNobody checks that neither the driver nor the kubelet is asked.
 func TestAScrapeAsksNobody(t *testing.T) {
+	t.Parallel()
 	w := newWatch(t, "l40sx8", 4)
 	w.pod("one", 0, mebibyte, 20)
 	w.sampleNow()
@@ -319,6 +327,7 @@ func TestAScrapeAsksNobody(t *testing.T) {
 
 // TestSeriesAreBounded holds the bound of docs/metrics.md.
 func TestSeriesAreBounded(t *testing.T) {
+	t.Parallel()
 	w := crowded(t, 48)
 	const bound = 2500
 	count := testutil.CollectAndCount(w.registry())
@@ -369,6 +378,7 @@ func BenchmarkScrape(b *testing.B) {
 // TestALateSampleSaysLittle checks that contention is not supposed for the whole
 // time in which nobody looked.
 func TestALateSampleSaysLittle(t *testing.T) {
+	t.Parallel()
 	last := &utilizationSample{at: time.Unix(1000, 0)}
 	for after, want := range map[time.Duration]time.Duration{time.Second: time.Second, time.Hour: 10 * time.Second} {
 		next := &utilizationSample{at: last.at.Add(after), UtilizationState: metrics.UtilizationState{

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -22,6 +23,7 @@ import (
 )
 
 func TestGPUStatus(t *testing.T) {
+	t.Parallel()
 	small, err := mig.ParseProfile("1g.5gb")
 	if err != nil {
 		t.Fatal(err)
@@ -74,6 +76,7 @@ func entry(id string, healthy bool) plugin.Entry {
 }
 
 func TestResourceStatus(t *testing.T) {
+	t.Parallel()
 	plan := sharing.Plan{Resources: []sharing.Resource{
 		{Name: "a", Units: []sharing.Unit{{ID: "GPU-a", GPU: "GPU-a", Replicas: 9}, {ID: "GPU-b", GPU: "GPU-b", Replicas: 9}}},
 		{Name: "waits", Units: []sharing.Unit{{ID: "GPU-c", GPU: "GPU-c", Replicas: 1}}},
@@ -117,6 +120,7 @@ func TestResourceStatus(t *testing.T) {
 // TestStatusOverHTTP looks at a whole status, and that it never says null where
 // there is a list.
 func TestStatusOverHTTP(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(r *rig) { r.options.NodeName, r.options.Kubelet = "n1", r.sight })
 	r.awaitBody("/api/v1/status", 200, `"state": "applied"`)
 	_, body := r.get("/api/v1/status")
@@ -157,6 +161,7 @@ func TestStatusOverHTTP(t *testing.T) {
 }
 
 func TestStatusBeforeAnything(t *testing.T) {
+	t.Parallel()
 	a := newAgent(withIdle(Options{Plugin: plugin.NewManager(plugin.Options{})}))
 	status := a.status(t.Context())
 	if status.Role != RoleStarting || status.Ready || len(status.Unready) == 0 || status.Profile.State != nodereport.ProfilePending || status.Profile.Applied != nil {
@@ -165,6 +170,8 @@ func TestStatusBeforeAnything(t *testing.T) {
 }
 
 func TestProfileMetrics(t *testing.T) {
+	t.Parallel()
+	began := time.Now().Truncate(time.Millisecond)
 	r := newRig(t, nil)
 	r.awaitBody("/metrics", 200, `virgate_config_state{state="applied"} 1`)
 	_, body := r.get("/metrics")
@@ -176,7 +183,7 @@ func TestProfileMetrics(t *testing.T) {
 		}
 		return ""
 	}
-	if at, err := strconv.ParseFloat(value("virgate_config_last_apply_timestamp_seconds"), 64); err != nil || time.Since(time.UnixMilli(int64(at*1000))).Abs() > time.Hour {
+	if at, err := strconv.ParseFloat(value("virgate_config_last_apply_timestamp_seconds"), 64); err != nil || time.UnixMilli(int64(math.Round(at*1000))).Before(began) || time.UnixMilli(int64(at*1000)).After(time.Now()) {
 		t.Errorf("applied at %v, %v", at, err)
 	}
 	if !strings.Contains(body, `virgate_config_info{generation="`) || value(`virgate_config_state{state="rejected"}`) != "0" {
@@ -190,6 +197,7 @@ func TestProfileMetrics(t *testing.T) {
 }
 
 func TestStatusSaysWhoUsesWhat(t *testing.T) {
+	t.Parallel()
 	one := sharing.Container{Namespace: "n", Pod: "one", Name: "main"}
 	status := Status{GPUs: []GPUStatus{
 		{UUID: "GPU-a", Units: []UnitStatus{{ID: "GPU-a", Holders: []Holder{{Namespace: "n", Pod: "one", Container: "main"}, {Namespace: "n", Pod: "two", Container: "main"}}}}},
@@ -233,6 +241,7 @@ func TestStatusSaysWhoUsesWhat(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
+	t.Parallel()
 	some := plugin.ResourceStatus{Name: "r", Refused: map[plugin.RefusalReason]uint64{plugin.TooMany: 0, plugin.MIGChange: 2}}
 	got := resourcesOf([]plugin.ResourceStatus{some}, make([]sharing.Resource, 1), sharing.Plan{}, nil, false)[0].Refused
 	if diff := cmp.Diff(map[plugin.RefusalReason]uint64{plugin.MIGChange: 2}, got); diff != "" {

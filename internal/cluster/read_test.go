@@ -1,8 +1,10 @@
 package cluster
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -55,15 +57,63 @@ type api struct {
 func (a *api) start(t testing.TB) *Client {
 	t.Helper()
 	a.requests = map[string]int{}
-	server := httptest.NewServer(a)
+	return a.serve(t, httptest.NewUnstartedServer(a), nil)
+}
+
+// startInMemory is start without sockets: a synctest bubble sees when nothing moves any more.
+func (a *api) startInMemory(t testing.TB) *Client {
+	t.Helper()
+	a.requests = map[string]int{}
+	pipes := &pipeListener{connections: make(chan net.Conn), closed: make(chan struct{})}
+	return a.serve(t, &httptest.Server{Listener: pipes, Config: &http.Server{Handler: a}}, pipes.dial)
+}
+
+func (a *api) serve(t testing.TB, server *httptest.Server, dial func(ctx context.Context, network, address string) (net.Conn, error)) *Client {
+	t.Helper()
+	server.Start()
 	t.Cleanup(server.Close)
 	a.url, a.server = server.URL, server
-	client, err := NewClient(&rest.Config{Host: a.url})
+	client, err := NewClient(&rest.Config{Host: a.url, Dial: dial})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return client
 }
+
+// pipeListener accepts what dial connects in memory.
+type pipeListener struct {
+	connections chan net.Conn
+	closed      chan struct{}
+	closing     sync.Once
+}
+
+func (l *pipeListener) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	ours, theirs := net.Pipe()
+	select {
+	case l.connections <- theirs:
+		return ours, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (l *pipeListener) Accept() (net.Conn, error) {
+	select {
+	case connection := <-l.connections:
+		return connection, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *pipeListener) Close() error {
+	l.closing.Do(func() { close(l.closed) })
+	return nil
+}
+
+func (l *pipeListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
 
 func (a *api) asked(kind string) int {
 	a.mutex.Lock()

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/nodestatus"
+	"github.com/virgate/virgate/test/await"
 )
 
 // watched is what an api has for watches. Its mutex is the api's.
@@ -168,13 +170,8 @@ func started(t testing.TB, client *Client, o Options, change func(*watchPace)) (
 		}
 		stopped = true
 		cancel()
-		select {
-		case err := <-ended:
-			if err != nil {
-				t.Errorf("Run: %v", err)
-			}
-		case <-time.After(limit):
-			t.Error("Run does not end")
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
 		}
 	}
 	t.Cleanup(stop)
@@ -184,7 +181,8 @@ func started(t testing.TB, client *Client, o Options, change func(*watchPace)) (
 // until waits for a snapshot of which that is true.
 func until(t testing.TB, w *Watcher, what string, is func(Snapshot) bool) Snapshot {
 	t.Helper()
-	patience := time.After(limit)
+	late, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
 	for {
 		s, newer := w.Latest()
 		if s != nil && is(*s) {
@@ -192,7 +190,7 @@ func until(t testing.TB, w *Watcher, what string, is func(Snapshot) bool) Snapsh
 		}
 		select {
 		case <-newer:
-		case <-patience:
+		case <-late.Done():
 			t.Fatalf("%s: not in %s; last: %+v", what, limit, s)
 		}
 	}
@@ -411,83 +409,87 @@ func TestWatchExpired(t *testing.T) {
 // TestWatchBroken: while the server is away the last data stays, with its status pages, and since
 // when is said; afterwards it goes on.
 func TestWatchBroken(t *testing.T) {
-	var asked atomic.Int32
-	a := &api{status: says(&asked)}
-	a.fill(2)
-	client := a.start(t)
-	w, _ := started(t, client, options, func(p *watchPace) { p.later = 20 * time.Millisecond })
-	a.settled(t, w)
-	a.cut(true)
-	s := until(t, w, "lost", func(s Snapshot) bool {
-		w.mutex.Lock()
-		defer w.mutex.Unlock()
-		return s.Lost != "" && w.nodes.failure != nil
-	})
-	since, _, _ := strings.Cut(s.Lost, ", ")
-	pages, tries := a.asked("status"), client.Lists.Load()
-	s = until(t, w, "some tries later", func(next Snapshot) bool {
-		return next.At.Sub(s.At) > 1100*time.Millisecond && client.Lists.Load() >= tries+4
-	})
-	if more := a.asked("status") - pages; more > 2 { // Two may have been under way.
-		t.Errorf("%d status pages asked for without an API server", more)
-	}
-	if !strings.HasPrefix(s.Lost, since+", ") || !strings.HasPrefix(s.Lost, "not connected since 2") || !strings.Contains(s.Lost, "may be old: ") {
-		t.Errorf("first %q, then %q", since, s.Lost)
-	}
-	if notes := NewView(s).Notes; len(notes) != 1 || notes[0] != s.Lost {
-		t.Errorf("%q", notes)
-	}
-	if len(s.Nodes) != 2 || len(s.Pods) != 5 || s.Statuses["n0000"].Page == nil || s.Statuses["n0001"].Page == nil {
-		t.Errorf("%+v", s)
-	}
-	a.addPod(gpuPod("new", "n0001"))
-	a.cut(false)
-	until(t, w, "what is new", holds("new"))
-	until(t, w, "connected, and each page well", func(s Snapshot) bool {
-		return s.Lost == "" && s.Statuses["n0000"].Unread == "" && s.Statuses["n0001"].Unread == ""
+	synctest.Test(t, func(t *testing.T) {
+		var asked atomic.Int32
+		a := &api{status: says(&asked)}
+		a.fill(2)
+		client := a.startInMemory(t)
+		w, _ := started(t, client, options, func(p *watchPace) { p.later = 20 * time.Millisecond })
+		a.settled(t, w)
+		a.cut(true)
+		s := until(t, w, "lost", func(s Snapshot) bool {
+			w.mutex.Lock()
+			defer w.mutex.Unlock()
+			return s.Lost != "" && w.nodes.failure != nil
+		})
+		since, _, _ := strings.Cut(s.Lost, ", ")
+		pages, tries := a.asked("status"), client.Lists.Load()
+		s = until(t, w, "some tries later", func(next Snapshot) bool {
+			return next.At.Sub(s.At) > 1100*time.Millisecond && client.Lists.Load() >= tries+4
+		})
+		if more := a.asked("status") - pages; more > 2 { // Two may have been under way.
+			t.Errorf("%d status pages asked for without an API server", more)
+		}
+		if !strings.HasPrefix(s.Lost, since+", ") || !strings.HasPrefix(s.Lost, "not connected since 2") || !strings.Contains(s.Lost, "may be old: ") {
+			t.Errorf("first %q, then %q", since, s.Lost)
+		}
+		if notes := NewView(s).Notes; len(notes) != 1 || notes[0] != s.Lost {
+			t.Errorf("%q", notes)
+		}
+		if len(s.Nodes) != 2 || len(s.Pods) != 5 || s.Statuses["n0000"].Page == nil || s.Statuses["n0001"].Page == nil {
+			t.Errorf("%+v", s)
+		}
+		a.addPod(gpuPod("new", "n0001"))
+		a.cut(false)
+		until(t, w, "what is new", holds("new"))
+		until(t, w, "connected, and each page well", func(s Snapshot) bool {
+			return s.Lost == "" && s.Statuses["n0000"].Unread == "" && s.Statuses["n0001"].Unread == ""
+		})
 	})
 }
 
 // TestWatchSlowPages: a page that does not come keeps nothing else from being shown, and what a node
 // said before stays for a while.
 func TestWatchSlowPages(t *testing.T) {
-	var hang atomic.Bool
-	hang.Store(true)
-	ended := make(chan struct{})
-	a := &api{status: func(node string, w http.ResponseWriter, r *http.Request) {
-		if hang.Load() && node == "n0000" {
-			select {
-			case <-ended:
-			case <-r.Context().Done():
+	synctest.Test(t, func(t *testing.T) {
+		var hang atomic.Bool
+		hang.Store(true)
+		ended := make(chan struct{})
+		a := &api{status: func(node string, w http.ResponseWriter, r *http.Request) {
+			if hang.Load() && node == "n0000" {
+				select {
+				case <-ended:
+				case <-r.Context().Done():
+				}
+				return
 			}
-			return
+			_ = json.NewEncoder(w).Encode(agent.Status{Node: node})
+		}}
+		a.fill(2)
+		client := a.startInMemory(t)
+		t.Cleanup(func() { close(ended) })
+		o := options
+		w, stop := started(t, client, o, func(p *watchPace) { p.first = time.Millisecond })
+		s := until(t, w, "the other node", func(s Snapshot) bool { return s.Statuses["n0001"].Page != nil })
+		if got := s.Statuses["n0000"]; got.Page != nil || got.Unread != "not read yet" {
+			t.Errorf("%+v", got)
 		}
-		_ = json.NewEncoder(w).Encode(agent.Status{Node: node})
-	}}
-	a.fill(2)
-	client := a.start(t)
-	t.Cleanup(func() { close(ended) })
-	o := options
-	w, stop := started(t, client, o, func(p *watchPace) { p.first = time.Millisecond })
-	s := until(t, w, "the other node", func(s Snapshot) bool { return s.Statuses["n0001"].Page != nil })
-	if got := s.Statuses["n0000"]; got.Page != nil || got.Unread != "not read yet" {
-		t.Errorf("%+v", got)
-	}
-	a.addPod(gpuPod("new", "n0000"))
-	until(t, w, "a new pod", holds("new"))
-	stop() // It does not wait for the page.
+		a.addPod(gpuPod("new", "n0000"))
+		until(t, w, "a new pod", holds("new"))
+		stop() // It does not wait for the page.
 
-	hang.Store(false)
-	o.StatusTimeout = 50 * time.Millisecond
-	w, _ = started(t, client, o, func(p *watchPace) { p.later, p.kept = time.Millisecond, 500*time.Millisecond })
-	until(t, w, "a page", func(s Snapshot) bool { return s.Statuses["n0000"].Page != nil })
-	hang.Store(true)
-	s = until(t, w, "no page", func(s Snapshot) bool { return s.Statuses["n0000"].Unread != "" })
-	if got := s.Statuses["n0000"]; got.Page != nil && !strings.Contains(got.Unread, "no answer within 50ms; what is shown was said at 2") {
-		t.Errorf("%q", got.Unread)
-	}
-	until(t, w, "given up", func(s Snapshot) bool {
-		return s.Statuses["n0000"].Page == nil && s.Statuses["n0000"].Unread == "no answer within 50ms"
+		hang.Store(false)
+		o.StatusTimeout = 50 * time.Millisecond
+		w, _ = started(t, client, o, func(p *watchPace) { p.later, p.kept = time.Millisecond, 500*time.Millisecond })
+		until(t, w, "a page", func(s Snapshot) bool { return s.Statuses["n0000"].Page != nil })
+		hang.Store(true)
+		s = until(t, w, "no page", func(s Snapshot) bool { return s.Statuses["n0000"].Unread != "" })
+		if got := s.Statuses["n0000"]; got.Page != nil && !strings.Contains(got.Unread, "no answer within 50ms; what is shown was said at 2") {
+			t.Errorf("%q", got.Unread)
+		}
+		until(t, w, "given up", func(s Snapshot) bool {
+			return s.Statuses["n0000"].Page == nil && s.Statuses["n0000"].Unread == "no answer within 50ms"
+		})
 	})
 }
 
@@ -567,17 +569,12 @@ func TestWatchEnds(t *testing.T) {
 			until(t, w, what, func(s Snapshot) bool { return s.Lost != "" })
 		}
 		stop()
-		var left string
-		tick := time.NewTicker(time.Millisecond)
-		defer tick.Stop()
-		for deadline := time.Now().Add(limit); ; <-tick.C {
-			if left = ours(); left == "" || time.Now().After(deadline) {
-				break
+		await.Until(t, "the end of all goroutines", func() error {
+			if left := ours(); left != "" {
+				return fmt.Errorf("%s: still running:\n%s", what, left)
 			}
-		}
-		if left != "" {
-			t.Errorf("%s: still running:\n%s", what, left)
-		}
+			return nil
+		})
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
-	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -20,6 +19,7 @@ import (
 	"github.com/virgate/virgate/internal/simdra"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/test/await"
 )
 
 // claimsNode is the whole program on a simulated node that offers claims what its profile says.
@@ -43,7 +43,7 @@ func newClaimsNode(t testing.TB, hardware, profile string) *claimsNode {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
-	n.patience, cancel = context.WithTimeout(ctx, 5*time.Minute)
+	n.patience, cancel = context.WithTimeout(ctx, await.Patience)
 	t.Cleanup(cancel)
 	var err error
 	if n.api, err = simdra.NewAPI(ctx, dra.DriverName, "n1", t.Errorf); err != nil {
@@ -151,17 +151,12 @@ func TestReboot(t *testing.T) {
 // prepare asks until the driver gives the claim its device, as the kubelet does.
 func (n *claimsNode) prepare(t *testing.T, claim *resourceapi.ResourceClaim) *drapb.Device {
 	t.Helper()
-	for {
-		devices, err := n.driver.Prepare(t.Context(), claim)
-		if err == nil {
-			return devices[0]
-		}
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-n.patience.Done():
-			t.Fatal(err)
-		}
-	}
+	var devices []*drapb.Device
+	await.Until(t, "the devices of "+claim.Name, func() (err error) {
+		devices, err = n.driver.Prepare(t.Context(), claim)
+		return err
+	})
+	return devices[0]
 }
 
 func (n *claimsNode) partitions(t *testing.T) (list []string) {

@@ -30,7 +30,7 @@ func BenchmarkClaims(b *testing.B) {
 			var prepared, unprepared []time.Duration
 			for b.Loop() {
 				var claims []*resourceapi.ResourceClaim
-				<-time.After(load.pause)
+				<-time.After(load.pause) //nolint:forbidigo // The load of a benchmark.
 				for i := range load.together {
 					claim, err := node.api.Allocate("claim-"+strconv.Itoa(i), simdra.Request{})
 					if err != nil {
@@ -64,7 +64,7 @@ func each(b *testing.B, claims []*resourceapi.ResourceClaim, do func(*resourceap
 			if err := do(claim); err != nil {
 				b.Error(err)
 			}
-			took[i] = time.Since(begun)
+			took[i] = time.Since(begun) //nolint:forbidigo // A benchmark measures the time.
 		})
 	}
 	group.Wait()

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/await"
 )
 
 // specs are a Specs that returns what it was given.
@@ -100,7 +101,8 @@ func (b *bench) write(path string) {
 // await calls Prepare again after each change until the result is as wanted.
 func (b *bench) await(grants sharing.Grants, wanted func(plugin.Host) bool) {
 	b.t.Helper()
-	deadline := time.After(2 * time.Minute)
+	late, cancel := context.WithTimeout(b.t.Context(), await.Patience)
+	defer cancel()
 	for {
 		got := b.Prepare(grants, gpus())
 		if wanted(got) {
@@ -108,7 +110,7 @@ func (b *bench) await(grants sharing.Grants, wanted func(plugin.Host) bool) {
 		}
 		select {
 		case <-b.changes:
-		case <-deadline:
+		case <-late.Done():
 			b.t.Fatalf("the host stays at %+v", got)
 		}
 	}
@@ -311,7 +313,10 @@ func inBubble(t *testing.T, test func(t *testing.T, w *watched)) {
 	})
 }
 
-func pass(d time.Duration) { <-time.After(d) }
+// pass lets time pass in a bubble.
+func pass(d time.Duration) {
+	<-time.After(d) //nolint:forbidigo // in a synctest bubble: the time is simulated
+}
 
 // changed is how often Watch has reported a change.
 func (w *watched) changed() int64 {
@@ -355,7 +360,8 @@ func TestLateSpecs(t *testing.T) {
 		w.specs.set(func() { w.specs.block, w.specs.names = block, both() })
 		start := time.Now()
 		w.Prepare(by(sharing.CDICRI), gpus())
-		if waited := time.Since(start); waited != 2*time.Second {
+		waited := time.Since(start) //nolint:forbidigo // in a synctest bubble: the time is simulated
+		if waited != 2*time.Second {
 			t.Errorf("waited %s", waited)
 		}
 		pass(100 * time.Millisecond)
@@ -369,7 +375,8 @@ func TestLateSpecs(t *testing.T) {
 		w.specs.set(func() { w.specs.block = block })
 		start = time.Now()
 		w.Prepare(by(sharing.CDICRI), gpus())
-		if waited := time.Since(start); waited != 2*time.Second {
+		waited = time.Since(start) //nolint:forbidigo // in a synctest bubble: the time is simulated
+		if waited != 2*time.Second {
 			t.Errorf("waited %s the next time", waited)
 		}
 		close(block)
@@ -391,7 +398,8 @@ func TestPrepareReturnsWhenWatchEnds(t *testing.T) {
 			cancel()
 		}()
 		h.Prepare(by(sharing.CDICRI), gpus())
-		if waited := time.Since(start); waited != 100*time.Millisecond {
+		waited := time.Since(start) //nolint:forbidigo // in a synctest bubble: the time is simulated
+		if waited != 100*time.Millisecond {
 			t.Errorf("waited %s, and the end came after 100ms", waited)
 		}
 		close(block)
@@ -400,7 +408,8 @@ func TestPrepareReturnsWhenWatchEnds(t *testing.T) {
 		}
 		start = time.Now()
 		h.Prepare(by(sharing.CDICRI), gpus())
-		if waited := time.Since(start); waited != 0 {
+		waited = time.Since(start) //nolint:forbidigo // in a synctest bubble: the time is simulated
+		if waited != 0 {
 			t.Errorf("waited %s after the end", waited)
 		}
 	})

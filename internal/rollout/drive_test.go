@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/virgate/virgate/internal/nodestatus"
+	"github.com/virgate/virgate/test/await"
 )
 
 func names(count int) (list []string) {
@@ -317,15 +318,13 @@ func TestTroubles(t *testing.T) {
 	c := a.client("alice")
 	id := start(t, c, spec).ID
 	until := func(what string, try func() (*Rollout, error), want Phase) {
-		for began := time.Now(); ; {
-			r, err := try()
+		await.Until(t, what, func() error {
+			tried, err := try()
 			if r, err := a.client("bob").Find(t.Context(), id); err == nil && r.Phase == want {
-				break
+				return nil
 			}
-			if time.Since(began) > patience {
-				t.Fatalf("%s: %v, %+v", what, err, r)
-			}
-		}
+			return fmt.Errorf("%w, %+v", err, tried)
+		})
 	}
 	until("drive", func() (*Rollout, error) { return c.Drive(t.Context(), id, Resume{}) }, Finished)
 	expect(t, a, "new", names(6)...)

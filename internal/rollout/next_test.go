@@ -49,6 +49,7 @@ type modelNode struct {
 
 type model struct {
 	t      *testing.T
+	seed   uint64
 	random *rand.Rand
 	now    time.Time
 	nodes  map[string]*modelNode
@@ -59,12 +60,18 @@ type model struct {
 
 const fallback = "default"
 
+// failf ends the test: what a model does after its first mistake means nothing.
+func (m *model) failf(format string, arguments ...any) {
+	m.t.Helper()
+	m.t.Fatalf("seed %d: %s", m.seed, fmt.Sprintf(format, arguments...))
+}
+
 func (m *model) soon(most time.Duration) time.Time {
 	return m.now.Add(time.Duration(m.random.Int64N(int64(most))))
 }
 
 func newModel(t *testing.T, seed uint64) *model {
-	m := &model{t: t, random: rand.New(rand.NewPCG(seed, 1)), now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), nodes: map[string]*modelNode{}}
+	m := &model{t: t, seed: seed, random: rand.New(rand.NewPCG(seed, 1)), now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), nodes: map[string]*modelNode{}}
 	count := 1 + m.random.IntN(12)
 	m.params = Params{ID: "r", Label: ProfileLabel, To: "new", Max: 1 + m.random.IntN(4), Timeout: 120, Domain: "nvidia.com"}
 	m.head = Head{ID: "r", Phase: Running, PauseAt: m.random.IntN(3)}
@@ -222,7 +229,7 @@ func (m *model) step(atOnce bool) {
 			}
 			n.sees = m.soon(2 * time.Second)
 			if (m.head.Phase == Running || w.Record.Place == Undoing && w.Node.Record.Place == Done) && m.underWay() > m.params.Max {
-				m.t.Errorf("%d nodes under way, at most %d may be", m.underWay(), m.params.Max)
+				m.failf("%d nodes under way, at most %d may be", m.underWay(), m.params.Max)
 			}
 		}
 	}
@@ -235,24 +242,24 @@ func (m *model) step(atOnce bool) {
 func (m *model) check(n *modelNode, w Write) {
 	is := n.label(ProfileLabel)
 	if w.SetLabel && n.foreign && is != nil && *is == "foreign" {
-		m.t.Errorf("%s: somebody else's label is overwritten", n.Name)
+		m.failf("%s: somebody else's label is overwritten", n.Name)
 	}
 	if m.head.Phase != Running {
 		return
 	}
 	for _, other := range m.nodes {
 		if w.SetLabel && other.Record.Place == Failed {
-			m.t.Errorf("%s gets a label while %s has failed: %s", n.Name, other.Name, other.Record.Reason)
+			m.failf("%s gets a label while %s has failed: %s", n.Name, other.Name, other.Record.Reason)
 		}
 	}
 	if w.SetLabel && m.head.PauseAt > 0 && w.Record.Wave >= m.head.PauseAt {
-		m.t.Errorf("%s of wave %d gets a label, a pause is asked for at %d", n.Name, w.Record.Wave, m.head.PauseAt)
+		m.failf("%s of wave %d gets a label, a pause is asked for at %d", n.Name, w.Record.Wave, m.head.PauseAt)
 	}
 	if w.Record.Place == Done && n.Record.Place == Pending && n.force != "new" {
-		m.t.Errorf("%s is taken for done, has %s and has seen %q: %+v", n.Name, n.force, n.seen, w.Record)
+		m.failf("%s is taken for done, has %s and has seen %q: %+v", n.Name, n.force, n.seen, w.Record)
 	}
 	if w.Record.Place == Failed && strings.Contains(w.Record.Reason, "refuses") && (!n.rejects || n.seen != "new") {
-		m.t.Errorf("%s is taken for refusing and has %s: %s", n.Name, n.force, w.Record.Reason)
+		m.failf("%s is taken for refusing and has %s: %s", n.Name, n.force, w.Record.Reason)
 	}
 }
 
@@ -270,7 +277,7 @@ func TestModel(t *testing.T) {
 			stopped := m.head.Phase != Running
 			m.step(false)
 			if stopped && m.labels > before {
-				t.Errorf("a label is set although it is %s", m.head.Phase)
+				m.failf("a label is set although it is %s", m.head.Phase)
 			}
 			if m.head.Phase == Paused {
 				m.head.Phase, m.head.PauseAt = Running, 0
@@ -283,7 +290,7 @@ func TestModel(t *testing.T) {
 		if m.head.Phase == Finished {
 			for _, n := range m.nodes {
 				if n.Record.Place != Done && n.Record.Place != Skipped {
-					t.Errorf("seed %d: finished, and %s is %s", seed, n.Name, n.Record.Place)
+					m.failf("finished, and %s is %s", n.Name, n.Record.Place)
 				}
 			}
 		}
@@ -292,17 +299,14 @@ func TestModel(t *testing.T) {
 			m.pass(time.Duration(m.random.IntN(10)) * time.Second)
 			m.step(seed%3 == 0)
 			if i > 5000 {
-				t.Fatalf("seed %d: the undo does not end", seed)
+				m.failf("the undo does not end")
 			}
 		}
 		for _, n := range m.nodes {
 			is := n.label(ProfileLabel)
 			if foreign := is != nil && *is == "foreign"; !same(is, n.began) && !foreign {
-				t.Errorf("seed %d: %s has the label %s after the undo and had %s: %+v", seed, n.Name, value(is), value(n.began), *n.Record)
+				m.failf("%s has the label %s after the undo and had %s: %+v", n.Name, value(is), value(n.began), *n.Record)
 			}
-		}
-		if t.Failed() {
-			t.Fatalf("seed %d", seed)
 		}
 	}
 	t.Log(ends)

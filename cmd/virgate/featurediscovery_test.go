@@ -14,9 +14,9 @@ import (
 	"syscall"
 	"testing"
 	"testing/fstest"
-	"time"
 
 	"github.com/virgate/virgate/internal/features"
+	"github.com/virgate/virgate/test/await"
 )
 
 // parsed are the labels of a file of NFD.
@@ -123,18 +123,12 @@ func TestFeatureDiscoveryFollows(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	await := func(what string, holds func(labels map[string]string) bool) {
+	awaitLabels := func(what string, holds func(labels map[string]string) bool) {
 		t.Helper()
-		for late := time.After(2 * time.Minute); ; {
-			if data, err := os.ReadFile(output); err == nil && holds(parsed(t, string(data))) {
-				return
-			}
-			select {
-			case <-late:
-				t.Fatalf("not %s", what)
-			case <-time.After(10 * time.Millisecond):
-			}
-		}
+		await.True(t, what, func() bool {
+			data, err := os.ReadFile(output)
+			return err == nil && holds(parsed(t, string(data)))
+		})
 	}
 	write("2")
 	ctx, end := context.WithCancel(t.Context())
@@ -151,19 +145,19 @@ func TestFeatureDiscoveryFollows(t *testing.T) {
 			return labels["gpu.replicas"] == want && labels["gfd.timestamp"] != ""
 		}
 	}
-	await("written", replicas("2"))
+	awaitLabels("written", replicas("2"))
 	write("3")
-	await("changed", replicas("3"))
+	awaitLabels("changed", replicas("3"))
 	write("-1")
 	write("5")
-	await("mended", replicas("5"))
+	awaitLabels("mended", replicas("5"))
 	if err := os.Remove(output); err != nil {
 		t.Fatal(err)
 	}
 	if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	await("written at SIGHUP", replicas("5"))
+	awaitLabels("written at SIGHUP", replicas("5"))
 	end()
 	running.Wait()
 	if _, err := os.Stat(output); !os.IsNotExist(err) {

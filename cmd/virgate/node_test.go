@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -13,13 +14,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/urfave/cli/v3"
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/nvml/driver"
 	"github.com/virgate/virgate/internal/usage"
+	"github.com/virgate/virgate/test/await"
 )
 
 // program runs a command line to its end.
@@ -178,17 +179,17 @@ func TestNodeDriverWaitedFor(t *testing.T) {
 		}
 		return response.Body.Close() == nil && response.StatusCode == http.StatusOK
 	}
-	deadline := time.Now().Add(2 * time.Minute)
-	for !plan() {
-		if time.Now().After(deadline) {
-			t.Fatalf("no plan:\n%s", stderr.String())
-		}
+	await.Until(t, "a plan", func() error {
 		select {
 		case code := <-ended:
-			t.Fatalf("ended with exit code %d:\n%s", code, stderr.String())
-		case <-time.After(20 * time.Millisecond):
+			return await.Never("it ended with exit code %d:\n%s", code, stderr.String())
+		default:
 		}
-	}
+		if !plan() {
+			return fmt.Errorf("the log is\n%s", stderr.String())
+		}
+		return nil
+	})
 	if !strings.Contains(stderr.String(), "DRIVER_NOT_LOADED") {
 		t.Errorf("the log does not say that there was no driver:\n%s", stderr.String())
 	}

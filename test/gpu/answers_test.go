@@ -223,7 +223,7 @@ func TestEvents(t *testing.T) {
 	for range 5 {
 		start := time.Now()
 		_, err := lib.EventSetWait(set, 200*time.Millisecond)
-		note(t, "", "wait of 200ms", fmt.Sprintf("%s after %s", code(err), time.Since(start)))
+		note(t, "", "wait of 200ms", fmt.Sprintf("%s after %s", code(err), elapsed(start)))
 	}
 }
 
@@ -294,7 +294,7 @@ func TestRelease(t *testing.T) {
 		of, path := "GPU "+strconv.Itoa(gpu.Index), fmt.Sprint("/dev/nvidia", gpu.Minor)
 		began := time.Now()
 		_, err := node.Release(ctx, gpu.UUID)
-		note(t, of, "release", answer(time.Since(began).String(), err))
+		note(t, of, "release", answer(elapsed(began).String(), err))
 		must(t, node.Refresh(ctx))
 		files := driverFiles("self")
 		note(t, of, "open files while it is released", files)

@@ -20,7 +20,7 @@ func TestInventory(t *testing.T) {
 	start := time.Now()
 	gpus, err := nvml.Scan(lib)
 	must(t, err)
-	note(t, "", "scan with the driver", time.Since(start))
+	note(t, "", "scan with the driver", elapsed(start))
 	var got [][]string
 	for _, gpu := range gpus {
 		got = append(got, []string{

@@ -23,7 +23,7 @@ sharing:
     resources:
     - {name: nvidia.com/gpu, replicas: 4}
 `
-	patience = 2 * time.Minute
+	patience = 5 * time.Minute
 )
 
 // TestServe runs the program between this machine's driver and a simulated
@@ -68,7 +68,7 @@ func TestServe(t *testing.T) {
 		exit := <-ended
 		t.Fatalf("%d devices of %d GPUs are not advertised: %v (%v)\n%s", replicas*len(whole), len(whole), err, exit, log)
 	}
-	note(t, "", "from the start until the kubelet has the devices", time.Since(start))
+	note(t, "", "from the start until the kubelet has the devices", elapsed(start))
 
 	status, err := kubelet.AddPod(ctx, simkubelet.Pod{
 		Namespace: "default", Name: "pod",
@@ -83,9 +83,9 @@ func TestServe(t *testing.T) {
 	start = time.Now()
 	must(t, command.Process.Signal(syscall.SIGTERM))
 	err = <-ended
-	took := time.Since(start)
+	took := elapsed(start)
 	note(t, "", "from SIGTERM to the end", took)
-	if err != nil || took > time.Second {
-		t.Errorf("ended after %s with %v, want within a second with exit code 0\n%s", took, err, log)
+	if err != nil || strings.Contains(log.String(), "driver call abandoned") {
+		t.Errorf("ended after %s with %v, want exit code 0 and no driver call abandoned\n%s", took, err, log)
 	}
 }

@@ -39,12 +39,14 @@ func peak() (stop func() uint64) {
 	done := make(chan struct{})
 	var looking sync.WaitGroup
 	looking.Go(func() {
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
 		for {
 			most.Store(max(most.Load(), heap()))
 			select {
 			case <-done:
 				return
-			case <-time.After(100 * time.Millisecond):
+			case <-tick.C:
 			}
 		}
 	})
@@ -173,7 +175,7 @@ func TestSecondStream(t *testing.T) {
 	for range 50 {
 		select {
 		case <-ended:
-		case <-time.After(patience):
+		case <-p.ctx.Done():
 			t.Fatal("an intruder's stream is served without end")
 		}
 	}

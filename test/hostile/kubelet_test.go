@@ -2,18 +2,20 @@ package hostile
 
 import (
 	"crypto/rand"
+	"fmt"
 	"io"
 	"net"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/virgate/virgate/test/await"
 )
 
 // TestPeerThatIsNoKubelet has something else listen on kubelet.sock. The program
@@ -68,13 +70,12 @@ func TestPeerThatIsNoKubelet(t *testing.T) {
 // and lets a kubelet take over.
 func (p *program) survives(so func() bool) {
 	p.t.Helper()
-	for late := time.After(patience); !so(); {
-		select {
-		case <-late:
-			p.t.Fatalf("the program does not come again:\n%s", p.log)
-		case <-time.After(5 * time.Millisecond):
+	await.Until(p.t, "the program to come again", func() error {
+		if !so() {
+			return fmt.Errorf("its log is\n%s", p.log)
 		}
-	}
+		return nil
+	})
 	p.says("/readyz", "nvidia.com/gpu: not registered with the kubelet")
 	p.says("/healthz", "ok")
 	if n := p.goroutines(); n < 10 || n > 100 {

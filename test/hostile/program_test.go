@@ -26,6 +26,7 @@ import (
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/test/await"
 	"github.com/virgate/virgate/test/kubelettest"
 )
 
@@ -220,16 +221,14 @@ func (p *program) await(so func(simkubelet.Snapshot) bool) {
 func (p *program) address() string {
 	p.t.Helper()
 	form := regexp.MustCompile(`msg="http listens" address=(\S+)`)
-	for late := time.After(patience); ; {
-		if found := form.FindStringSubmatch(p.log.String()); found != nil {
-			return found[1]
+	var found []string
+	await.Until(p.t, "HTTP", func() error {
+		if found = form.FindStringSubmatch(p.log.String()); found == nil {
+			return fmt.Errorf("it is not served:\n%s", p.log)
 		}
-		select {
-		case <-late:
-			p.t.Fatalf("HTTP is not served:\n%s", p.log)
-		case <-time.After(time.Millisecond):
-		}
-	}
+		return nil
+	})
+	return found[1]
 }
 
 // get is the answer to a request of a client that does as it should.
@@ -251,17 +250,12 @@ func (p *program) get(path string) string {
 // says waits until the answer has the text.
 func (p *program) says(path, text string) {
 	p.t.Helper()
-	for late := time.After(patience); ; {
-		body := p.get(path)
-		if strings.Contains(body, text) {
-			return
+	await.Until(p.t, path, func() error {
+		if body := p.get(path); !strings.Contains(body, text) {
+			return fmt.Errorf("it does not say %q:\n%s", text, body)
 		}
-		select {
-		case <-late:
-			p.t.Fatalf("%s does not say %q:\n%s", path, text, body)
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
+		return nil
+	})
 }
 
 // replicas is a profile with so many shares of each GPU.

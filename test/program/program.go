@@ -15,11 +15,13 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/virgate/virgate/test/await"
 )
 
 // Patience is how long anything may take on a machine that does a lot else. Who
 // waits longer has found an error.
-const Patience = 2 * time.Minute
+const Patience = await.Patience
 
 // Build builds virgate as dir/virgate and returns that path; with the race
 // detector when the test has it. It reads the folders of all sources, because
@@ -119,7 +121,8 @@ func (p *Process) Output() string {
 // regexp.FindStringSubmatch does. Its error is os.ErrDeadlineExceeded after
 // Patience, and another when the program has ended without having written it.
 func (p *Process) Await(pattern *regexp.Regexp) ([]string, error) {
-	late := time.After(Patience)
+	late := time.NewTimer(Patience)
+	defer late.Stop()
 	for over := false; ; {
 		p.mu.Lock()
 		text, more := string(p.text), p.more
@@ -134,7 +137,7 @@ func (p *Process) Await(pattern *regexp.Regexp) ([]string, error) {
 		case <-more:
 		case <-p.Ended:
 			over = true
-		case <-late:
+		case <-late.C:
 			return nil, fmt.Errorf("the program does not say %s: %w", pattern, os.ErrDeadlineExceeded)
 		}
 	}
@@ -170,10 +173,12 @@ func (p *Process) Terminate() error {
 	if err := p.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("terminate: %w", err)
 	}
+	late := time.NewTimer(Patience)
+	defer late.Stop()
 	select {
 	case <-p.Ended:
 		return p.err
-	case <-time.After(Patience):
+	case <-late.C:
 		p.Kill()
 		return errors.New("the program ignores SIGTERM")
 	}

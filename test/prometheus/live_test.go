@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/virgate/virgate/test/await"
 	"github.com/virgate/virgate/test/program"
 )
 
@@ -199,16 +200,18 @@ func checkRules(t *testing.T, s server) {
 	}
 }
 
-// poll asks each second, and says whether the answer was yes within patience.
+// poll asks until the answer is yes, and says whether it was: Prometheus tells nobody when
+// its answers change.
 func poll(t *testing.T, ask func() bool) bool {
 	t.Helper()
-	limit := time.After(patience)
-	second := time.NewTicker(time.Second)
-	defer second.Stop()
+	limit := time.NewTimer(await.Patience)
+	defer limit.Stop()
+	pause := time.NewTicker(500 * time.Millisecond)
+	defer pause.Stop()
 	for !ask() {
 		select {
-		case <-second.C:
-		case <-limit:
+		case <-pause.C:
+		case <-limit.C:
 			return false
 		}
 	}

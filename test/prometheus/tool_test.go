@@ -56,9 +56,6 @@ func promtool(t *testing.T, arguments ...string) {
 	}
 }
 
-// patience is how long anything may take on a slow machine.
-const patience = program.Patience
-
 // process is a program that runs until the test ends.
 type process struct{ *program.Process }
 

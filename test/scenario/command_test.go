@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
-	"testing"
-	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
@@ -33,8 +31,7 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 
 		// start [@NAME] [VARIABLE=VALUE…] NODE [PROFILE] [--FLAG…]: virgate run.
 		"start": command((*call).start),
-		// terminate [@NAME] [within=DURATION]: SIGTERM, and exit code 0. Only
-		// scripts named …-in-time.txt measure time.
+		// terminate [@NAME]: SIGTERM, and exit code 0. The end uses up no deadline.
 		"terminate": command((*call).terminate),
 		// ask-to-end [@NAME]: SIGTERM alone.
 		"ask-to-end": command((*call).askToEnd),
@@ -53,6 +50,8 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		// hears [@NAME] GPU: waits until events of the GPU arrive, by an XID that
 		// says nothing against it.
 		"hears": command((*call).hears),
+		// in-time [@NAME]: the program has used up no deadline so far.
+		"in-time": command((*call).inTime),
 		// log [@NAME] REGEXP: waits for it. ! log REGEXP: not so far.
 		"log": negatable((*call).awaitLog),
 		// ready [@NAME]: waits for it. ! ready REGEXP: not, for that reason.
@@ -67,7 +66,7 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		// kubelet start | stop | restart | silent | speaks | refuse N |
 		// drop RESOURCE | wipe.
 		"kubelet": command((*call).kubeletDoes),
-		// shows RESOURCE ALLOCATABLE/CAPACITY [within=DURATION]: waits for it.
+		// shows RESOURCE ALLOCATABLE/CAPACITY: waits for it.
 		"shows": command((*call).shows),
 		// unit RESOURCE INDEX HEALTHY/LISTED: waits for so many devices of the
 		// GPU (0) or partition (0:1).
@@ -162,32 +161,6 @@ func (c *call) pattern() (*regexp.Regexp, error) {
 		return nil, errUsage
 	}
 	return regexp.Compile("(?m)" + c.take())
-}
-
-// within takes the time that the command may take.
-func (c *call) within() (time.Duration, error) {
-	text, ok := strings.CutPrefix(c.take(), "within=")
-	if !ok {
-		return patience, nil
-	}
-	return time.ParseDuration(text)
-}
-
-// slower is by how much a busy machine may stretch what the program promises on a
-// quiet one. What it still tells apart is a wait that ends by itself from one that
-// ends with some deadline, of the kubelet or of the program. How long things take
-// exactly is for benchmarks to say.
-const slower = 8
-
-// judge refuses a command that took far longer than the limit. It does not with
-// -short, because make test must pass whatever else the machine does.
-func (c *call) judge(began time.Time, limit time.Duration) error {
-	took := time.Since(began)
-	c.script.Logf("after %d ms", took.Milliseconds())
-	if took > slower*limit && !testing.Short() {
-		return fmt.Errorf("that took %s, want about %s", took, limit)
-	}
-	return nil
 }
 
 // await waits for a state of the kubelet.

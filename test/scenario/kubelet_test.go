@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/virgate/virgate/internal/simkubelet"
@@ -86,18 +85,10 @@ func (c *call) shows() error {
 	if err != nil {
 		return err
 	}
-	limit, err := c.within()
-	if err != nil {
-		return err
-	}
-	began := time.Now()
-	if err := c.await(func(k simkubelet.Snapshot) bool {
+	return c.await(func(k simkubelet.Snapshot) bool {
 		r := k.Resources[resource]
 		return r.Allocatable == allocatable && r.Capacity == capacity
-	}); err != nil {
-		return err
-	}
-	return c.judge(began, limit)
+	})
 }
 
 func (c *call) unit() error {

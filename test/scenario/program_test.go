@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -13,6 +14,8 @@ import (
 
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/test/await"
+	"github.com/virgate/virgate/test/kubelettest"
 	"github.com/virgate/virgate/test/nvmltest"
 )
 
@@ -54,15 +57,47 @@ func (c *call) terminate() error {
 	if err != nil {
 		return err
 	}
-	limit, err := c.within()
-	if err != nil {
-		return err
-	}
-	began := time.Now()
+	kubelet := cmp.Or(c.kubelet, &kubelettest.Kubelet{})
+	before := len(p.Output())
+	hung, expired := kubelet.Hung()
 	if err := p.Terminate(); err != nil {
 		return err
 	}
-	return c.judge(began, limit)
+	// Calls that were not answered when the end began must be given up, and not wait.
+	if err := await.Condition(nil, func() error {
+		pending, late := kubelet.Hung()
+		switch {
+		case late > expired:
+			return await.Never("the end waited until the deadline of %d calls", late-expired)
+		case pending > 0:
+			return fmt.Errorf("of %d calls, %d still wait for the kubelet", hung, pending)
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	return usedUp(p.Output()[before:])
+}
+
+func (c *call) inTime() error {
+	p, err := c.program()
+	if err != nil {
+		return err
+	}
+	return usedUp(p.Output())
+}
+
+// deadlines are the program's words after it has waited in vain until a deadline: of a
+// driver call, a request, the kubelet's end with another plugin, its stream and its
+// answer. What it does in time needs none of them, however busy the machine is. They do
+// not have the half second that a driver call gets at the end of the program.
+var deadlines = regexp.MustCompile(`(?i).*(?:abandoned after [1-9]\d*s|deadline ?exceeded|registering all the same|does not listen, starting over|does not show what it was sent).*`)
+
+func usedUp(output string) error {
+	if line := deadlines.FindString(output); line != "" {
+		return fmt.Errorf("a deadline was used up: %s", line)
+	}
+	return nil
 }
 
 func (c *call) askToEnd() error {

@@ -37,9 +37,8 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// timed ends the names of scripts that measure how long the program takes, or that
-// have to be quicker than one of its deadlines. They play one after another, before
-// all others.
+// timed ends the names of scripts in which the program must use up no deadline. They
+// play one after another, before all others.
 const timed = "-in-time.txt"
 
 func TestScripts(t *testing.T) {

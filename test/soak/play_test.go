@@ -257,12 +257,15 @@ func (w *world) looked() error {
 	})
 }
 
-// breathe gives what should not happen time to happen.
-func (w *world) breathe() {
-	select {
-	case <-time.After(steady):
-	case <-w.ctx.Done():
-	}
+// breathe has the program scan until what should not happen would have happened.
+func (w *world) breathe() error {
+	begun := w.scans()
+	return w.await("scans", func() string {
+		if w.scans()-begun <= steady {
+			return "the program does not scan the GPUs"
+		}
+		return ""
+	})
 }
 
 // blow adds one operation of a storm.

@@ -103,7 +103,7 @@ func (w *world) reconnect(resource string) error {
 		}
 		return resource + " is not registered again"
 	})
-	w.figures.reconnected = max(w.figures.reconnected, time.Since(began))
+	w.figures.reconnected = max(w.figures.reconnected, elapsed(began))
 	return err
 }
 
@@ -142,7 +142,9 @@ func (w *world) nothing(invariant string, o operation, before settledNode, do fu
 	if err := do(); err != nil {
 		return err
 	}
-	w.breathe()
+	if err := w.breathe(); err != nil {
+		return err
+	}
 	if err := w.differ(invariant, o, before); err != nil {
 		return err
 	}
@@ -182,14 +184,14 @@ func (w *world) oneFault(o operation) error {
 	before := w.healthOf(others)
 	w.pods.disturb(faults)
 	w.hurt(o.gpu)
-	repeat := time.Now()
+	repeat := w.scans()
 	if err := w.site.node.XID(index, fatal, gi, ci); err != nil {
 		return err
 	}
 	err := w.await("invariant 3", func() string {
 		// Where events could not be had for a while, the first one is missed.
-		if time.Since(repeat) > 3*time.Second {
-			repeat = time.Now()
+		if w.scans()-repeat > missedAfter {
+			repeat = w.scans()
 			_ = w.site.node.XID(index, fatal, gi, ci)
 		}
 		for id, healthy := range w.healthOf(func(unit string) bool { return units[unit] }) {
@@ -202,7 +204,9 @@ func (w *world) oneFault(o operation) error {
 	if err != nil {
 		return err
 	}
-	w.breathe()
+	if err := w.breathe(); err != nil {
+		return err
+	}
 	if diff := cmp.Diff(before, w.healthOf(others)); diff != "" {
 		return fmt.Errorf("invariant 3: a fault of %v changed others (-before +after):\n%s", units, diff)
 	}

@@ -65,7 +65,7 @@ func TestSoak(t *testing.T) {
 	if err := w.stop(); err != nil {
 		t.Error(err)
 	}
-	w.report(t, seed, len(all), time.Since(began))
+	w.report(t, seed, len(all), elapsed(began))
 	if !t.Failed() {
 		_ = os.Remove(path)
 	}

@@ -29,6 +29,7 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/await"
 	"github.com/virgate/virgate/test/kubelettest"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -161,39 +162,51 @@ func (w *world) await(what string, missing func() string) error {
 	}
 }
 
-// steady is how long all must have been as it should be: longer than what is
-// under way can take to show.
-const steady = 4 * rescan
+// steady is how many scans of the GPUs the program must begin while all is as it should
+// be: more than what is under way can take to show. A busy machine scans later, and
+// what is under way shows later too.
+const steady = 4
+
+// scans counts the scans of the GPUs, and the tries to open the driver for one, that all
+// programs have begun.
+func (w *world) scans() int {
+	return w.site.node.Calls("DeviceGetCount") + w.site.node.Calls("Init")
+}
+
+// missedAfter is after how many scans an event that had no effect counts as missed.
+const missedAfter = 25
+
+// unsettled is no number of scans.
+const unsettled = -1
 
 // rest waits until all is as it should be, and stays so.
 func (w *world) rest(o operation) error {
 	began := time.Now()
-	var since time.Time
 	var lists int
-	healed, pause := time.Now(), 10*time.Second
+	since, healed, pause := unsettled, w.scans(), 3*missedAfter
 	err := w.await(o.String(), func() string {
 		if missing := w.program.seen.missing(*o.wish); missing != "" && !o.rejected {
-			since = time.Time{}
+			since = unsettled
 			return missing
 		}
 		if underway := w.underway(); underway != "" {
-			since = time.Time{}
+			since = unsettled
 			return underway
 		}
 		now := judge(rest{*o.wish, o.conditions, w.site.node.GPUs(), w.kubelet.Snapshot()})
 		if len(now.wrong) > 0 {
-			since = time.Time{}
-			if time.Since(healed) > pause {
+			since = unsettled
+			if w.scans()-healed > pause {
 				w.resetAgain(o.conditions)
-				healed, pause = time.Now(), 2*pause
+				healed, pause = w.scans(), 2*pause
 			}
 			return strings.Join(now.wrong, "\n")
 		}
-		if received := w.witness.tally().lists; since.IsZero() || received != lists {
-			since, lists = time.Now(), received
+		if received := w.witness.tally().lists; since == unsettled || received != lists {
+			since, lists = w.scans(), received
 		}
 		w.settled = now
-		if time.Since(since) < steady {
+		if w.scans()-since <= steady {
 			return "it does not last"
 		}
 		return ""
@@ -201,7 +214,7 @@ func (w *world) rest(o operation) error {
 	if err == nil {
 		w.recovered()
 	}
-	w.figures.slowestRest = max(w.figures.slowestRest, time.Since(began))
+	w.figures.slowestRest = max(w.figures.slowestRest, elapsed(began))
 	return err
 }
 
@@ -609,23 +622,26 @@ func (p *program) hangup() {
 	}
 }
 
-// longestStop is for a machine that does a lot else: alone it takes tens of
-// milliseconds.
-const longestStop = time.Minute
-
 // stop is SIGTERM. It returns how long the end took.
 func (p *program) stop() (time.Duration, error) {
 	began := time.Now()
 	p.cancel()
+	ctx, cancel := context.WithTimeout(context.Background(), await.Patience)
+	defer cancel()
 	select {
 	case <-p.ended:
 		if p.err != nil {
-			return time.Since(began), fmt.Errorf("virgate run: %w", p.err)
+			return elapsed(began), fmt.Errorf("virgate run: %w", p.err)
 		}
-		return time.Since(began), nil
-	case <-time.After(longestStop):
-		return longestStop, fmt.Errorf("invariant 10: virgate run has not ended %s after SIGTERM", longestStop)
+		return elapsed(began), nil
+	case <-ctx.Done():
+		return elapsed(began), fmt.Errorf("invariant 10: virgate run has not ended %s after SIGTERM", await.Patience)
 	}
+}
+
+// elapsed is for the report: nothing is judged by it.
+func elapsed(began time.Time) time.Duration {
+	return time.Since(began) //nolint:forbidigo // measured for the report, not judged
 }
 
 // scrape reads every page.
@@ -690,16 +706,13 @@ var ours = []string{"/internal/agent.", "/internal/configsource.", "/internal/no
 
 // leaked says which goroutines a program that has ended left.
 func leaked() error {
-	var left []string
 	// A goroutine whose end was waited for may still be on its way out.
-	for range 100 {
-		left = running()
-		if len(left) == 0 {
-			return nil
+	return await.Condition(nil, func() error {
+		if left := running(); len(left) > 0 {
+			return fmt.Errorf("invariant 10: %d goroutines outlive the program:\n%s", len(left), strings.Join(left, "\n\n"))
 		}
-		<-time.After(10 * time.Millisecond)
-	}
-	return fmt.Errorf("invariant 10: %d goroutines outlive the program:\n%s", len(left), strings.Join(left, "\n\n"))
+		return nil
+	})
 }
 
 func running() []string {

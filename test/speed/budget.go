@@ -10,8 +10,14 @@ import (
 	"strings"
 )
 
-//go:embed budget.txt
-var budgetText string
+// budgetText has counts and sizes, which hold on every machine, ratiosText ratios of times,
+// which a busy machine exceeds now and then.
+var (
+	//go:embed budget.txt
+	budgetText string
+	//go:embed ratios.txt
+	ratiosText string
+)
 
 // limit is the most that a figure may be.
 type limit struct {

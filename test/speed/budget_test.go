@@ -37,22 +37,45 @@ func TestParseBudget(t *testing.T) {
 	}
 }
 
-// TestBudget has every limit of the file be one of a measurement, so that none
-// is passed over.
+// TestBudget has every limit of the files be one of a measurement, so that none is
+// passed over, and has CI judge nothing that is measured by the clock.
 func TestBudget(t *testing.T) {
-	limits, err := parseBudget(budgetText)
-	if err != nil {
-		t.Fatal(err)
+	for file, text := range map[string]string{"budget.txt": budgetText, "ratios.txt": ratiosText} {
+		limits, err := parseBudget(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(limits) == 0 {
+			t.Fatalf("%s: no limits", file)
+		}
+		owned := 0
+		for _, m := range measurements() {
+			owned += len(of(m.name, limits))
+		}
+		if owned != len(limits) {
+			t.Errorf("%s: %d of %d limits are of a measurement", file, owned, len(limits))
+		}
+		for _, l := range limits {
+			if ratio := strings.HasSuffix(l.figure, "-ratio") || strings.HasSuffix(l.figure, "/processes"); ratio != (file == "ratios.txt") {
+				t.Errorf("%s has %s", file, l.figure)
+			}
+		}
 	}
-	if len(limits) == 0 {
-		t.Fatal("no limits")
-	}
-	owned := 0
-	for _, m := range measurements() {
-		owned += len(of(m.name, limits))
-	}
-	if owned != len(limits) {
-		t.Errorf("%d of %d limits are of a measurement", owned, len(limits))
+}
+
+func TestRounds(t *testing.T) {
+	for _, test := range []struct {
+		b           bench
+		usual, want int
+	}{
+		{bench{scale: 1}, 20, 20},
+		{bench{scale: 2}, 7, 14},
+		{bench{scale: 1, counts: true}, 20, 4},
+		{bench{scale: 2, counts: true}, 7, 6},
+	} {
+		if got := test.b.rounds(test.usual); got != test.want {
+			t.Errorf("%+v: %d rounds of %d, want %d", test.b, got, test.usual, test.want)
+		}
 	}
 }
 

@@ -1,9 +1,9 @@
 // Command speed measures the program as a whole, between a simulated kubelet in
 // its own process and virgate in another, and prints what it finds as a table
-// for docs/performance.md. With -check it holds budget.txt instead. All that is
-// compared is measured in turns, in one run, and judged by medians.
+// for docs/performance.md. With -check it holds budget.txt, or ratios.txt, instead. All
+// that is compared is measured in turns, in one run, and judged by medians.
 //
-//	go run ./test/speed [-check] [-only NAME] [-binary FILE] [-scale N]
+//	go run ./test/speed [-check counts|ratios] [-only NAME] [-binary FILE] [-scale N]
 package main
 
 import (
@@ -33,9 +33,17 @@ type bench struct {
 	binary string
 	// scale multiplies the rounds of every measurement.
 	scale int
+	// counts says that only counts and sizes are wanted, which vary little.
+	counts bool
 }
 
-func (b bench) rounds(few int) int { return few * b.scale }
+// rounds is how often to measure something that is usually measured so often.
+func (b bench) rounds(usual int) int {
+	if b.counts {
+		return max(usual/5, 3) * b.scale
+	}
+	return usual * b.scale
+}
 
 // measurement finds figures, whose names begin with its own.
 type measurement struct {
@@ -57,7 +65,7 @@ func measurements() []measurement {
 
 func run(ctx context.Context, arguments []string, out io.Writer) error {
 	flags := flag.NewFlagSet("speed", flag.ContinueOnError)
-	checks := flags.Bool("check", false, "hold the budget and nothing else")
+	checks := flags.String("check", "", "hold limits and print nothing else: counts (budget.txt) or ratios (ratios.txt)")
 	only := flags.String("only", "", "the measurement to make: start, peak, calls, change, succession, rest or size; all of them without")
 	binary := flags.String("binary", "bin/virgate", "the program, as make build makes it")
 	scale := flags.Int("scale", 1, "how many times the usual number of rounds")
@@ -71,11 +79,16 @@ func run(ctx context.Context, arguments []string, out io.Writer) error {
 		return fmt.Errorf("-only: there is no measurement %q", *only)
 	}
 	b := bench{binary: *binary, scale: *scale}
-	if *checks {
-		limits, err := parseBudget(budgetText)
+	if *checks != "" {
+		text, known := map[string]string{"counts": budgetText, "ratios": ratiosText}[*checks]
+		if !known {
+			return fmt.Errorf("-check: expected counts or ratios (got %q)", *checks)
+		}
+		limits, err := parseBudget(text)
 		if err != nil {
 			return err
 		}
+		b.counts = *checks == "counts"
 		return check(ctx, b, measurements(), limits, out)
 	}
 	for _, m := range measurements() {

@@ -215,11 +215,11 @@ exec told
 // await waits until the file has the text.
 func await(t *testing.T, path, text string) {
 	t.Helper()
-	for began := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+	pause := time.NewTicker(5 * time.Millisecond)
+	defer pause.Stop()
+	for ; ; <-pause.C {
 		if got, _ := os.ReadFile(path); strings.Contains(string(got), text) {
 			return
-		} else if time.Since(began) > 2*time.Minute {
-			t.Fatalf("after two minutes it has %q, not %q", got, text)
 		}
 	}
 }
@@ -325,8 +325,9 @@ func TestSmallPrograms(t *testing.T) {
 		}
 	}
 	began := time.Now()
-	if _, stderr, code, _ := play(t, bin, "", filepath.Join(bin, "sleep"), "0.1s", "0.001m"); code != 0 || time.Since(began) < 160*time.Millisecond {
-		t.Errorf("sleep ended with %d after %s: %s", code, time.Since(began), stderr)
+	_, stderr, code, _ := play(t, bin, "", filepath.Join(bin, "sleep"), "0.1s", "0.001m")
+	if took := time.Now().Sub(began); code != 0 || took < 160*time.Millisecond {
+		t.Errorf("sleep ended with %d after %s: %s", code, took, stderr)
 	}
 	if stdout, _, code, _ := play(t, bin, "", filepath.Join(bin, "lsmod")); code == 0 && !strings.HasPrefix(stdout, "Module ") {
 		t.Errorf("lsmod printed %q", stdout)

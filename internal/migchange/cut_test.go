@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
+	"testing/synctest"
 
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
@@ -46,6 +46,7 @@ func (w *world) has(want ...mig.Partition) {
 // TestCut makes room for one partition after the other: what is used or kept stays, what is idle
 // stays where it can.
 func TestCut(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "h100")
 	ctx, cancel := context.WithCancel(t.Context())
 	cut, ended := w.cutter(ctx, w.program())
@@ -92,6 +93,7 @@ func TestCut(t *testing.T) {
 
 // TestCutKeepsWhatClaimsHave holds that of idle partitions those leave first that no claim has.
 func TestCutKeepsWhatClaimsHave(t *testing.T) {
+	t.Parallel()
 	g, ok := mig.GeometryOf(0x2330)
 	if !ok {
 		t.Fatal("no geometry")
@@ -121,6 +123,7 @@ func TestCutKeepsWhatClaimsHave(t *testing.T) {
 
 // TestCutRefuses holds what is refused before anything is touched.
 func TestCutRefuses(t *testing.T) {
+	t.Parallel()
 	small := placed(t, "1g.10gb", 4, 1)
 	for name, test := range map[string]struct {
 		change func(w *world, r *Reconciler)
@@ -157,42 +160,44 @@ func TestCutRefuses(t *testing.T) {
 
 // TestCutIsGivenUp holds that who waits while the GPU is being changed can give up.
 func TestCutIsGivenUp(t *testing.T) {
-	w := newWorld(t, "h100")
-	answer := make(chan struct{})
-	w.sim.InjectFault("DeviceSetMigMode", simnode.Fault{Return: nvml.Success, Until: answer, Times: 1})
-	r := w.program()
-	ctx, cancel := context.WithCancel(t.Context())
-	cut, ended := w.cutter(ctx, r)
-	defer func() { cancel(); <-ended }()
-	small, other := placed(t, "1g.10gb", 4, 1), placed(t, "1g.10gb", 5, 1)
-	first := make(chan error, 1)
-	go func() { first <- cut(Room{Partition: &small}) }()
-	for !r.Changing(w.sim.GPUs()[0].UUID) {
-		select {
-		case <-time.After(time.Millisecond):
-		case <-t.Context().Done():
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "h100")
+		answer := make(chan struct{})
+		w.sim.InjectFault("DeviceSetMigMode", simnode.Fault{Return: nvml.Success, Until: answer, Times: 1})
+		r := w.program()
+		ctx, cancel := context.WithCancel(t.Context())
+		cut, ended := w.cutter(ctx, r)
+		defer func() { cancel(); <-ended }()
+		small, other := placed(t, "1g.10gb", 4, 1), placed(t, "1g.10gb", 5, 1)
+		first := make(chan error, 1)
+		go func() { first <- cut(Room{Partition: &small}) }()
+		synctest.Wait()
+		if !r.Changing(w.sim.GPUs()[0].UUID) {
 			t.Fatal("nothing begins")
 		}
-	}
-	gaveUp, giveUp := context.WithCancel(t.Context())
-	giveUp()
-	if err := r.Cut(gaveUp, Room{GPU: w.sim.GPUs()[0].UUID, Partition: &other}); !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
-	close(answer)
-	if err := <-first; err != nil {
-		t.Error(err)
-	}
-	w.has(small)
+		gaveUp, giveUp := context.WithCancel(t.Context())
+		giveUp()
+		if err := r.Cut(gaveUp, Room{GPU: w.sim.GPUs()[0].UUID, Partition: &other}); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		close(answer)
+		if err := <-first; err != nil {
+			t.Error(err)
+		}
+		w.has(small)
+	})
 }
 
 // TestCutIsKilled ends the program at each of its writes: the next one finishes the change or
 // undoes it, and the same wish comes true then.
 func TestCutIsKilled(t *testing.T) {
+	t.Parallel()
 	small, big := placed(t, "1g.10gb", 4, 1), placed(t, "3g.40gb", 4, 4)
 	for dies := 1; dies < 20; dies++ {
 		for _, late := range []bool{false, true} {
 			t.Run(fmt.Sprint(dies, late), func(t *testing.T) {
+				t.Parallel()
 				w := newWorld(t, "h100")
 				ctx, cancel := context.WithCancel(t.Context())
 				cut, ended := w.cutter(ctx, w.program())

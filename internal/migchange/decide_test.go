@@ -27,6 +27,7 @@ func (r *recorded) Apply(ctx context.Context, gpu string, step mig.Step) error {
 // TestDecidedStepsAreMade checks that a reconciler makes exactly the steps that
 // Decide says, in their order, whatever is in use. virgate mig plan prints them.
 func TestDecidedStepsAreMade(t *testing.T) {
+	t.Parallel()
 	for _, c := range changes {
 		t.Run(c.node+" to "+c.layout, func(t *testing.T) {
 			w := newWorld(t, c.node)
@@ -56,6 +57,7 @@ func TestDecidedStepsAreMade(t *testing.T) {
 // TestDecide holds what is decided in each situation: whether steps are made, what
 // goes on being offered, and what is said.
 func TestDecide(t *testing.T) {
+	t.Parallel()
 	unknown := NewHolders(nil, errors.New("no socket"))
 	const kept, all = "kept", "all"
 	for _, test := range []struct {

@@ -32,6 +32,7 @@ var changes = []struct {
 // TestChange checks that the layout is reached as far as what is in use allows,
 // and that asking for it again writes nothing.
 func TestChange(t *testing.T) {
+	t.Parallel()
 	for _, c := range changes {
 		t.Run(c.node+" to "+c.layout, func(t *testing.T) {
 			w := newWorld(t, c.node)
@@ -79,12 +80,14 @@ func TestChange(t *testing.T) {
 // the GPU has the wanted layout or the old one. Reads change nothing, so that
 // being killed at one is being killed before the next write.
 func TestKilled(t *testing.T) {
+	t.Parallel()
 	cases := changes
 	if raceDetector {
 		cases = changes[3:6]
 	}
 	for _, c := range cases {
 		t.Run(c.node+" to "+c.layout, func(t *testing.T) {
+			t.Parallel()
 			for _, late := range []bool{false, true} {
 				for dies := 1; ; dies++ {
 					w := newWorld(t, c.node)
@@ -150,6 +153,7 @@ func returnCodes(t *testing.T) []nvml.Return {
 // notice. What is in use survives; after one error the GPU has the old layout
 // or the wanted one, and when the driver works again the wanted one.
 func TestDriverErrors(t *testing.T) {
+	t.Parallel()
 	calls := []string{
 		"DeviceSetMigMode", "DeviceCreateGpuInstanceWithPlacement", "GpuInstanceDestroy",
 		"GpuInstanceCreateComputeInstance", "ComputeInstanceDestroy",
@@ -227,6 +231,7 @@ func driverError(t *testing.T, w *world, wanted sharing.MIGConfig, layout mig.Pl
 // nothing. What is in use survives, and when the driver works again the GPU
 // comes to its layout.
 func TestDriverReadErrors(t *testing.T) {
+	t.Parallel()
 	calls := []string{
 		"Init", "DeviceGetCount", "DeviceGetHandleByIndex", "DeviceGetUUID", "DeviceGetPciInfo", "DeviceGetMigMode",
 		"DeviceGetGpuInstanceProfileInfo", "DeviceGetGpuInstancePossiblePlacements", "DeviceGetGpuInstances", "GpuInstanceGetInfo",
@@ -283,6 +288,7 @@ func TestDriverReadErrors(t *testing.T) {
 // be finished nor undone, because somebody has partitioned the GPU otherwise meanwhile
 // and uses that, is given up: the layout is reached around what is in use.
 func TestForeignPartitionsInUse(t *testing.T) {
+	t.Parallel()
 	w, wanted := newWorld(t, "a100-40+all-balanced"), layoutNamed("all-1g.5gb")
 	w.use([]int{0})
 	busy := w.inUse()

@@ -17,6 +17,7 @@ import (
 // over when it was said to be, and the form in the state file, which the next
 // version has to read.
 func TestJournal(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	open := func() *state.File {
 		file := state.NewFile(dir, slog.New(slog.DiscardHandler))
@@ -60,6 +61,7 @@ func TestJournal(t *testing.T) {
 // TestJournalNotKept checks that a change which could not be kept, and so did not
 // begin, is not on disk when something else is written later.
 func TestJournalNotKept(t *testing.T) {
+	t.Parallel()
 	for name, before := range map[string]Journal{
 		"nothing before":   {},
 		"something before": {Enabled: []string{"GPU-2"}},

@@ -46,6 +46,7 @@ func (w *world) neverWithheld(r *Reconciler, but int) (ever map[string]bool) {
 // GPU out of service, and says what is missing; and that where the driver alone knows it,
 // one GPU has to leave service for that, and no other, until another layout is wanted.
 func TestMonitorOnly(t *testing.T) {
+	t.Parallel()
 	for name, known := range map[string]bool{"known before": true, "told by the driver": false} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorldIn(t, "a100-40x3", "monitor-only")
@@ -77,6 +78,7 @@ func TestMonitorOnly(t *testing.T) {
 // touched; and that the layout is made after the reboot, by the program that asked and
 // by another one.
 func TestResetRequired(t *testing.T) {
+	t.Parallel()
 	for name, restarts := range map[string]bool{"the same program": false, "another program": true} {
 		t.Run(name, func(t *testing.T) {
 			w, wanted := newWorldIn(t, "a100-40x2", "passthrough"), layoutNamed("all-balanced")
@@ -127,6 +129,7 @@ func TestResetRequired(t *testing.T) {
 // did not say before, is withheld once, and never again before the reset has come; and
 // that partitions which went for the mode are made again until then.
 func TestResetRequiredUnexpectedly(t *testing.T) {
+	t.Parallel()
 	for node, layout := range map[string]string{"a100-40x2": "all-balanced", "a100-40x2+all-balanced": "all-disabled"} {
 		t.Run(layout, func(t *testing.T) {
 			w, wanted := newWorldIn(t, node, "passthrough"), layoutNamed(layout)
@@ -169,8 +172,10 @@ func TestResetRequiredUnexpectedly(t *testing.T) {
 // as it was between the tries; that this is said; and that all have the layout when
 // the program has ended.
 func TestAnotherProgramHasTheGPUs(t *testing.T) {
+	t.Parallel()
 	for node, layout := range map[string]string{"a100-40x3": "all-balanced", "h100x3": "all-balanced", "h100x3+all-1g.10gb": "all-3g.40gb"} {
 		t.Run(node, func(t *testing.T) {
+			t.Parallel()
 			w, wanted := newWorldIn(t, node, "client=dcgm"), layoutNamed(layout)
 			w.gpus = 3
 			before := w.layouts()
@@ -224,6 +229,7 @@ func (w *world) passes(r *Reconciler, wanted sharing.MIGConfig, times int) {
 // TestProgramComesLater checks that one GPU is tried at a time also where changes of the
 // mode came true before.
 func TestProgramComesLater(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "h100x3+all-enabled")
 	w.gpus = 3
 	r := w.program()
@@ -241,6 +247,7 @@ func TestProgramComesLater(t *testing.T) {
 
 // TestResetDuringAPause checks that a reset is seen before the next try would be due.
 func TestResetDuringAPause(t *testing.T) {
+	t.Parallel()
 	w, wanted := newWorldIn(t, "a100-40", "passthrough"), layoutNamed("all-balanced")
 	w.sim.InjectFault("DeviceGetVirtualizationMode", simnode.Fault{Return: nvml.Unknown})
 	r := w.program()
@@ -261,6 +268,7 @@ func TestResetDuringAPause(t *testing.T) {
 // TestPauses checks that there is a pause after RESET_REQUIRED also where the driver has
 // not made the mode the pending one, and after IN_USE that follows.
 func TestPauses(t *testing.T) {
+	t.Parallel()
 	w, wanted := newWorld(t, "h100"), layoutNamed("all-balanced")
 	r := w.program()
 	for n, code := range []nvml.Return{nvml.ResetRequired, nvml.InUse} {
@@ -287,6 +295,7 @@ func (busyKubelet) Withdrawn(...string) bool { return false }
 // TestNotListedAnyMore checks that a GPU is offered at once as it is when the driver does
 // not list it exactly any more while its devices are being withdrawn.
 func TestNotListedAnyMore(t *testing.T) {
+	t.Parallel()
 	w, wanted := newWorld(t, "h100"), layoutNamed("all-balanced")
 	r := w.program()
 	r.Devices = busyKubelet{w}
@@ -304,6 +313,7 @@ func TestNotListedAnyMore(t *testing.T) {
 
 // TestListedClient checks that IN_USE names the processes that the driver lists.
 func TestListedClient(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "h100")
 	r := w.program()
 	r.Partitioner = &watched{r.Partitioner, func() { _ = w.sim.AddProcess(0, simnode.WholeGPU, 4711, 0) }}
@@ -316,6 +326,7 @@ func TestListedClient(t *testing.T) {
 // TestNotReadAgain checks that a GPU whose MIG mode has changed is not offered before it
 // was read again: its device node may be another GPU's by now.
 func TestNotReadAgain(t *testing.T) {
+	t.Parallel()
 	w, wanted := newWorldIn(t, "a100-40", "moving-minors"), layoutNamed("all-balanced")
 	r := w.program()
 	r.Refresh = func(context.Context) error { return errors.New("not read") }
@@ -354,6 +365,7 @@ func (i interposed) Apply(ctx context.Context, gpu string, step mig.Step) error 
 // TestPodEndsMeanwhile checks that a pod which ends while a GPU is looked at is not taken
 // for a program without one: the GPU would be offered again, and given to the next pod.
 func TestPodEndsMeanwhile(t *testing.T) {
+	t.Parallel()
 	w, wanted := newWorld(t, "h100"), layoutNamed("all-balanced")
 	must(t, w.sim.AddProcess(0, simnode.WholeGPU, 4711, 1<<20))
 	w.held = []string{w.gpu()}
@@ -399,6 +411,7 @@ func (s sluggish) Withdrawn(units ...string) bool {
 // TestFailingGPUTakesNoTurns checks that a GPU whose mode never changes does not come
 // before another one whose devices are still being withdrawn when it is tried again.
 func TestFailingGPUTakesNoTurns(t *testing.T) {
+	t.Parallel()
 	w, wanted := newWorld(t, "h100x2"), layoutNamed("all-balanced")
 	w.gpus = 2
 	gpus, err := nvml.Scan(w.sim)

@@ -14,6 +14,7 @@ import (
 
 // TestAfter checks that partitions which stay keep their UUID and health, each once.
 func TestAfter(t *testing.T) {
+	t.Parallel()
 	half, whole := mig.Profile{Compute: 1, Slices: 3, MemoryGB: 40}, mig.Profile{Compute: 3, Slices: 3, MemoryGB: 40}
 	at := mig.Placement{Start: 4, Size: 4}
 	gpu := sharing.GPU{UUID: "GPU-a", Partitions: []sharing.Partition{
@@ -34,6 +35,7 @@ func TestAfter(t *testing.T) {
 // TestSituation: what may be given to a claim counts as held, and a GPU that is being changed has none.
 // Without its users, the GPU has neither pods nor processes.
 func TestSituation(t *testing.T) {
+	t.Parallel()
 	sim, err := simnode.New("h100+all-1g.10gb")
 	if err != nil {
 		t.Fatal(err)

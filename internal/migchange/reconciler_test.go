@@ -55,6 +55,7 @@ func (w *world) wipe() {
 // also while the kubelet cannot be asked; that a GPU which was never partitioned waits
 // for the kubelet; and that one which is kept in MIG mode is never offered whole.
 func TestReboot(t *testing.T) {
+	t.Parallel()
 	w, wanted := newWorld(t, "h100"), layoutNamed("all-balanced")
 	r := w.program()
 	r.Holders = blind
@@ -90,6 +91,7 @@ func TestReboot(t *testing.T) {
 
 // TestNeverWithoutManage checks that nothing is changed without mig.manage.
 func TestNeverWithoutManage(t *testing.T) {
+	t.Parallel()
 	for _, wanted := range []sharing.MIGConfig{{}, {Name: "all-balanced"}, {Manage: true}} {
 		w := newWorld(t, "h100+all-1g.10gb")
 		w.run(w.program(), wanted, false, 5)
@@ -102,6 +104,7 @@ func TestNeverWithoutManage(t *testing.T) {
 // TestRefuse checks that a GPU with partitions in the way stays as it is where
 // the profile says so.
 func TestRefuse(t *testing.T) {
+	t.Parallel()
 	w, wanted := newWorld(t, "h100+all-1g.10gb"), layoutNamed("all-3g.40gb")
 	w.use([]int{5}, 6)
 	wanted.WhenBusy = sharing.RefuseWhenBusy
@@ -119,6 +122,7 @@ func TestRefuse(t *testing.T) {
 // TestBlindKubelet checks that no partition goes while nobody can tell who holds
 // it.
 func TestBlindKubelet(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "h100+all-1g.10gb")
 	r := w.program()
 	r.Holders = blind
@@ -134,6 +138,7 @@ func TestBlindKubelet(t *testing.T) {
 // TestStartWithdrawsNothing checks that what somebody may have been told of stays
 // until it can be withdrawn.
 func TestStartWithdrawsNothing(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "h100+all-1g.10gb")
 	w.run(w.program(), layoutNamed("all-3g.40gb"), true, 5)
 	if w.writes != 0 {
@@ -144,6 +149,7 @@ func TestStartWithdrawsNothing(t *testing.T) {
 // TestWholeGPUInUse checks that MIG mode stays off while a pod or a process has
 // the GPU.
 func TestWholeGPUInUse(t *testing.T) {
+	t.Parallel()
 	for name, use := range map[string]func(*world){
 		"a pod":     func(w *world) { w.held = []string{w.gpu() + "::3"} },
 		"a process": func(w *world) { _ = w.sim.AddProcess(0, simnode.WholeGPU, 1, 0) },
@@ -169,6 +175,7 @@ func (w *world) gpu() string {
 // TestNoPermission checks that a lack of privileges is said once, whatever is
 // tried, and that the GPU goes on being offered.
 func TestNoPermission(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "h100+all-1g.10gb")
 	for _, call := range []string{"ComputeInstanceDestroy", "GpuInstanceDestroy"} {
 		w.sim.InjectFault(call, simnode.Fault{Return: nvml.NoPermission})
@@ -200,6 +207,7 @@ func TestNoPermission(t *testing.T) {
 
 // TestJournalFails checks that nothing begins that could not be finished.
 func TestJournalFails(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "h100+all-1g.10gb")
 	w.saving = errDisk
 	r := w.program()
@@ -212,6 +220,7 @@ func TestJournalFails(t *testing.T) {
 // TestGrantInTheLastMoment checks that a unit which is granted while its GPU is
 // about to be repartitioned is seen by the second look, which comes after it was closed.
 func TestGrantInTheLastMoment(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "h100+all-1g.10gb")
 	gpus, err := nvml.Scan(w.sim)
 	if err != nil {
@@ -240,6 +249,7 @@ func (l *lateGrant) BlockAllocation(string, ...string) { l.held = []string{l.uni
 
 // TestRetryAfter checks that pauses grow, have a limit and are not all the same.
 func TestRetryAfter(t *testing.T) {
+	t.Parallel()
 	for failures, want := range map[int]time.Duration{1: 5 * time.Second, 3: 20 * time.Second, 12: longestRetry, 1000: longestRetry} {
 		var pauses []time.Duration
 		for range 20 {
@@ -259,6 +269,7 @@ func TestRetryAfter(t *testing.T) {
 // pod has it, so that no other pod gets it next, and that the layout is complete
 // when it is free.
 func TestBlockedIsNotOffered(t *testing.T) {
+	t.Parallel()
 	w, wanted := newWorld(t, "h100+all-1g.10gb"), layoutNamed("all-3g.40gb")
 	w.use(nil, 1)
 	r := w.program()
@@ -289,6 +300,7 @@ func TestBlockedIsNotOffered(t *testing.T) {
 // TestStaleInventory checks that partitions which were destroyed are not offered
 // because the inventory still shows them.
 func TestStaleInventory(t *testing.T) {
+	t.Parallel()
 	w, wanted := newWorld(t, "h100+all-1g.10gb"), layoutNamed("all-3g.40gb")
 	stale, err := nvml.Scan(w.sim)
 	if err != nil {
@@ -347,6 +359,7 @@ func (u *unlisted) State(ctx context.Context, gpu string) (sharing.MIGState, err
 // nothing stays closed, that nothing of it is offered when it is back before the
 // change is finished, and that it is.
 func TestUnplugged(t *testing.T) {
+	t.Parallel()
 	w, wanted := newWorld(t, "h100"), layoutNamed("all-balanced")
 	r := w.program()
 	door := &gate{world: w, closed: map[string]bool{}}
@@ -386,6 +399,7 @@ func (w *watched) Apply(ctx context.Context, gpu string, step mig.Step) error {
 // TestResumeOffersWhatLasts checks that while an interrupted change is finished,
 // only partitions of both layouts are offered.
 func TestResumeOffersWhatLasts(t *testing.T) {
+	t.Parallel()
 	w, wanted := newWorld(t, "a100-40+all-balanced"), layoutNamed("all-1g.5gb")
 	both := map[string]bool{}
 	for _, instance := range w.migState().Instances {
@@ -415,6 +429,7 @@ func TestResumeOffersWhatLasts(t *testing.T) {
 // before the kubelet was seen, for a while: a pod that got it then would keep the
 // layout waiting for as long as it runs.
 func TestBlindStart(t *testing.T) {
+	t.Parallel()
 	w, wanted := newWorld(t, "h100"), layoutNamed("all-balanced")
 	r := w.program()
 	holders := r.Holders
@@ -460,6 +475,7 @@ func TestBlindStart(t *testing.T) {
 // TestStartOffersNoDoomed checks that what the layout has no place for is not in
 // the first lists: nobody was told of it, so that it goes at once.
 func TestStartOffersNoDoomed(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "h100+all-1g.10gb")
 	w.use(nil, 2)
 	r := w.program()
@@ -477,6 +493,7 @@ func TestStartOffersNoDoomed(t *testing.T) {
 // TestEndNotKept checks that a change whose end the journal could not keep counts
 // once, and ends when it can.
 func TestEndNotKept(t *testing.T) {
+	t.Parallel()
 	w, wanted := newWorld(t, "h100"), layoutNamed("all-balanced")
 	r := w.program()
 	r.Refresh = noRefresh(func() { w.saving = errDisk })
@@ -495,6 +512,7 @@ func TestEndNotKept(t *testing.T) {
 // known to be partitioned after a reboot too, which takes the MIG mode of some GPUs
 // with it.
 func TestRebootOfABlockedGPU(t *testing.T) {
+	t.Parallel()
 	w, wanted := newWorld(t, "h100+all-1g.10gb"), layoutNamed("all-3g.40gb")
 	w.use(nil, 1)
 	w.run(w.program(), wanted, false, 10)
@@ -508,6 +526,7 @@ func TestRebootOfABlockedGPU(t *testing.T) {
 // The driver refuses, the GPU is as it was, and it is tried ever more rarely,
 // because each try takes free partitions away for a while.
 func TestComputePlacement(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "h100+all-1c.3g.40gb")
 	w.held = []string{w.migState().Instances[0].Computes[1].UUID, w.migState().Instances[1].Computes[1].UUID}
 	wanted := sharing.MIGConfig{Manage: true, Name: "mixed", WhenBusy: sharing.WaitWhenBusy, Blocks: []sharing.LayoutBlock{{
@@ -556,6 +575,7 @@ func TestComputePlacement(t *testing.T) {
 // TestModeBack checks that a MIG mode which waits for a reset is taken back when
 // it is not wanted any more, so that no reboot brings it, but not under a pod.
 func TestModeBack(t *testing.T) {
+	t.Parallel()
 	for name, busy := range map[string]bool{"free": false, "in use": true} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorldIn(t, "a100-40", "passthrough")
@@ -589,6 +609,7 @@ func TestModeBack(t *testing.T) {
 // while a partition is waited for. Nothing that was not begun is left behind:
 // nothing closed, nothing held back that the new wanted keeps.
 func TestWaitsThenLayoutChanges(t *testing.T) {
+	t.Parallel()
 	first, refuse := layoutNamed("all-3g.40gb"), layoutNamed("all-3g.40gb")
 	refuse.WhenBusy = sharing.RefuseWhenBusy
 	for _, test := range []struct {
@@ -640,6 +661,7 @@ func (*slow) Withdrawn(...string) bool { return false }
 // TestListedAgain checks that a unit which is in a list again when it is closed, as
 // one is that was granted in the last moment, is not repartitioned, and can be granted.
 func TestListedAgain(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "h100+all-1g.10gb")
 	r := w.program()
 	door := &gate{world: w, closed: map[string]bool{}}
@@ -658,6 +680,7 @@ func (r *relisted) Withdrawn(...string) bool { return len(r.closed) == 0 }
 // TestManagedNoMore checks that a change in its middle is ended, and the GPU
 // then left alone, when the profile does not want it any more.
 func TestManagedNoMore(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "h100+all-1g.10gb")
 	before := w.layout()
 	r := w.program()
@@ -683,6 +706,7 @@ func TestManagedNoMore(t *testing.T) {
 // TestLeftToAnother checks that a change in its middle is forgotten, and nothing more is
 // changed, when another program makes the layouts from then on.
 func TestLeftToAnother(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "h100+all-1g.10gb")
 	r := w.program()
 	end := w.sim.InjectFault("GpuInstanceCreateComputeInstance", simnode.Fault{Return: nvml.Unknown})
@@ -708,6 +732,7 @@ func TestLeftToAnother(t *testing.T) {
 
 // TestTwoGPUs checks that one GPU in trouble keeps no other from its layout.
 func TestTwoGPUs(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "h100x2+all-1g.10gb")
 	gpus, err := nvml.Scan(w.sim)
 	if err != nil || len(gpus) != 2 {
@@ -745,6 +770,7 @@ func (r *reminded) RefreshHolders(units ...string) { r.units, r.times = units, r
 // TestRefreshHolders checks that the kubelet is reminded of units that a GPU waits for
 // and whose holder it does not name, and of no others.
 func TestRefreshHolders(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "h100+all-1g.10gb")
 	parts := w.migState().Instances
 	gone, runs := parts[1].Computes[0].UUID, parts[2].Computes[0].UUID

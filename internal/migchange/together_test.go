@@ -25,6 +25,8 @@ type fleet struct {
 	sim     *simnode.Node
 	profile sharing.Profile
 	program *Reconciler
+	// changed has room for the news that the program's Status is another.
+	changed chan struct{}
 
 	mu sync.Mutex
 	// withheld are the units that are not offered, with the time since when; known are
@@ -56,7 +58,16 @@ func startFleet(t *testing.T, node string, profile sharing.Profile) *fleet {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &fleet{t: t, sim: sim, profile: profile, withheld: map[string]time.Time{}, known: map[string]bool{}, held: map[string]bool{}, least: map[string]int{}}
+	f := &fleet{
+		t:        t,
+		sim:      sim,
+		profile:  profile,
+		changed:  make(chan struct{}, 1),
+		withheld: map[string]time.Time{},
+		known:    map[string]bool{},
+		held:     map[string]bool{},
+		least:    map[string]int{},
+	}
 	for _, call := range changingCalls {
 		sim.InjectFault(call, simnode.Fault{Return: nvml.Success, Delay: stepTime})
 	}
@@ -71,6 +82,12 @@ func startFleet(t *testing.T, node string, profile sharing.Profile) *fleet {
 		Inputs:    func() ([]sharing.GPU, sharing.MIGConfig, error) { return f.gpus(), f.wanted().MIG, nil },
 		Resources: func(gpus []sharing.GPU) []sharing.Resource { return sharing.NewPlan(gpus, f.wanted()).Resources },
 		Plan:      f.plan,
+		Changed: func() {
+			select {
+			case f.changed <- struct{}{}:
+			default:
+			}
+		},
 	})
 	f.plan(t.Context())
 	ctx, end := context.WithCancel(t.Context())
@@ -143,7 +160,8 @@ func (f *fleet) Withdrawn(units ...string) bool {
 	defer f.mu.Unlock()
 	for _, unit := range units {
 		since, withheld := f.withheld[unit]
-		if f.held[unit] || f.known[unit] && (!withheld || time.Since(since) < withdrawal) {
+		waited := time.Since(since) //nolint:forbidigo // in a synctest bubble: the time is simulated
+		if f.held[unit] || f.known[unit] && (!withheld || waited < withdrawal) {
 			return false
 		}
 	}
@@ -193,12 +211,15 @@ func (f *fleet) want(layout string, count int) time.Duration {
 	f.mu.Unlock()
 	f.program.Wake()
 	f.await(count)
-	return time.Since(began)
+	return time.Since(began) //nolint:forbidigo // in a synctest bubble: the time is simulated
 }
 
 func (f *fleet) await(count int) {
 	f.t.Helper()
-	for deadline := time.Now().Add(time.Hour); ; <-time.After(time.Millisecond) {
+	limit := time.NewTimer(time.Hour)
+	defer limit.Stop()
+	for {
+		synctest.Wait()
 		applied := 0
 		for _, gpu := range f.program.Status() {
 			if gpu.Wanted == f.wanted().MIG.Name && gpu.State == nodereport.LayoutApplied {
@@ -208,7 +229,9 @@ func (f *fleet) await(count int) {
 		if applied == count {
 			return
 		}
-		if time.Now().After(deadline) {
+		select {
+		case <-f.changed:
+		case <-limit.C:
 			f.t.Fatalf("%d GPUs have the layout, want %d: %+v", applied, count, f.program.Status())
 		}
 	}
@@ -222,6 +245,7 @@ func fleetProfile(names ...sharing.NamingRule) sharing.Profile {
 // change at a time. Their units are withdrawn side by side, and then the driver is
 // always at work.
 func TestWaitsForNothingButTheDriver(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		f := startFleet(t, "dgx-h100", fleetProfile())
 		for _, layout := range []string{"all-3g.40gb", "all-1g.10gb", "all-disabled"} {
@@ -242,6 +266,7 @@ func TestWaitsForNothingButTheDriver(t *testing.T) {
 // TestHeldGPUDelaysNoOther checks that a GPU in use keeps no free one waiting, and
 // changes when its pod has ended, which it is told of.
 func TestHeldGPUDelaysNoOther(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		f := startFleet(t, "h100x4", fleetProfile())
 		holder := f.gpus()[0].UUID
@@ -258,7 +283,8 @@ func TestHeldGPUDelaysNoOther(t *testing.T) {
 		began := time.Now()
 		f.program.WakeIfWaiting()
 		f.await(4)
-		if took, driver := time.Since(began), f.driverTime()-before; took > driver+withdrawal+time.Millisecond {
+		took = time.Since(began) //nolint:forbidigo // in a synctest bubble: the time is simulated
+		if driver := f.driverTime() - before; took > driver+withdrawal+time.Millisecond {
 			t.Errorf("after its pod's end the GPU took %s, of which %s for the driver", took, driver)
 		}
 	})
@@ -267,6 +293,7 @@ func TestHeldGPUDelaysNoOther(t *testing.T) {
 // TestAnotherLayoutWhileAGPUWaits checks that what was decided about a GPU for one layout is
 // not kept for the next one, while another GPU waits.
 func TestAnotherLayoutWhileAGPUWaits(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		f := startFleet(t, "h100x2", fleetProfile())
 		f.hold(f.gpus()[0].UUID, true)
@@ -286,8 +313,10 @@ func TestAnotherLayoutWhileAGPUWaits(t *testing.T) {
 // TestKeepsCapacity checks that a resource which keeps its name always has devices while
 // several free GPUs change, and that one whose name goes is not spared.
 func TestKeepsCapacity(t *testing.T) {
+	t.Parallel()
 	for _, gpus := range []int{2, 3, 8} {
 		t.Run(fmt.Sprint(gpus, " GPUs"), func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				f := startFleet(t, fmt.Sprintf("h100x%d+all-3g.40gb", gpus), fleetProfile(sharing.NamingRule{Pattern: "*", Name: "slice"}))
 				before := f.driverTime()
@@ -311,38 +340,42 @@ func TestKeepsCapacity(t *testing.T) {
 // changed: at the next start each of them has the old or the wanted layout before
 // anything is registered, and what is in use is still there.
 func TestKilledWithSeveralUnderWay(t *testing.T) {
-	several := 0
+	t.Parallel()
 	for _, late := range []bool{false, true} {
-		for dies := 1; ; dies++ {
-			w, wanted := newWorld(t, "h100x3+all-1g.10gb"), layoutNamed("all-balanced")
-			w.gpus = 3
-			w.use([]int{0}, 5)
-			busy, before := w.inUse(), w.layouts()
-			w.dies, w.late = dies, late
-			if w.run(w.program(), wanted, false, 20) {
-				break
-			}
-			w.dies = 0
-			if len(w.kept.Underway) > 1 {
-				several++
-			}
-			r := w.program()
-			w.run(r, sharing.MIGConfig{}, true, 20)
-			if len(w.kept.Underway) != 0 {
-				t.Fatalf("killed at write %d (late %t): journal %v after a start", dies, late, w.kept)
-			}
-			now := w.layouts()
-			w.run(r, wanted, false, 20)
-			after := w.layouts()
-			for i := range now {
-				if !contains([]mig.PlacedLayout{before[i], after[i]}, now[i]) {
-					t.Errorf("killed at write %d (late %t): GPU %d has %v, neither the old nor the wanted layout", dies, late, i, now[i])
+		t.Run(fmt.Sprint("late ", late), func(t *testing.T) {
+			t.Parallel()
+			several := 0
+			for dies := 1; ; dies++ {
+				w, wanted := newWorld(t, "h100x3+all-1g.10gb"), layoutNamed("all-balanced")
+				w.gpus = 3
+				w.use([]int{0}, 5)
+				busy, before := w.inUse(), w.layouts()
+				w.dies, w.late = dies, late
+				if w.run(w.program(), wanted, false, 20) {
+					break
 				}
+				w.dies = 0
+				if len(w.kept.Underway) > 1 {
+					several++
+				}
+				r := w.program()
+				w.run(r, sharing.MIGConfig{}, true, 20)
+				if len(w.kept.Underway) != 0 {
+					t.Fatalf("killed at write %d: journal %v after a start", dies, w.kept)
+				}
+				now := w.layouts()
+				w.run(r, wanted, false, 20)
+				after := w.layouts()
+				for i := range now {
+					if !contains([]mig.PlacedLayout{before[i], after[i]}, now[i]) {
+						t.Errorf("killed at write %d: GPU %d has %v, neither the old nor the wanted layout", dies, i, now[i])
+					}
+				}
+				w.survive(busy)
 			}
-			w.survive(busy)
-		}
-	}
-	if several == 0 {
-		t.Error("never were several changes under way")
+			if several == 0 {
+				t.Error("never were several changes under way")
+			}
+		})
 	}
 }

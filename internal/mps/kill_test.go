@@ -1,7 +1,9 @@
 package mps_test
 
 import (
+	"bufio"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,15 +13,18 @@ import (
 
 	"github.com/virgate/virgate/internal/mps"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/await"
 )
 
 // Variables of the process that is killed: the root directory, that of the modes, the program, and
-// the step: "before start", "after quit".
+// the step: "before start", "after quit". It reports each step on reportPipe as it comes to it.
 const (
 	killRoot    = "VIRGATE_TEST_MPS_ROOT"
 	killModes   = "VIRGATE_TEST_MPS_MODES"
 	killProgram = "VIRGATE_TEST_MPS_PROGRAM"
 	killStep    = "VIRGATE_TEST_MPS_STEP"
+
+	reportPipe = 3 // the first of exec.Cmd.ExtraFiles
 )
 
 // steps are what the supervisor does to the world, in the order of a daemon's life.
@@ -30,7 +35,10 @@ var steps = []string{
 
 // supervise supervises until a step kills the process.
 func supervise(root string) {
+	syscall.CloseOnExec(reportPipe) // Its end is to be that of this process, not of daemons.
+	report := os.NewFile(reportPipe, "report")
 	at := func(when, step string) {
+		_, _ = fmt.Fprintln(report, when, step)
 		if when+" "+step == os.Getenv(killStep) {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		}
@@ -55,7 +63,7 @@ func (n *node) killed(at func(when, step string)) mps.Options {
 			defer at("after", "set "+string(mode))
 			return n.modes.set(ctx, gpu, mode)
 		},
-		Timing: mps.Timing{Answer: patience, Start: patience, Stop: patience, FirstWish: patience},
+		Timing: mps.Timing{Answer: unlimited, Start: unlimited, Stop: unlimited, FirstWish: unlimited},
 		Logger: programAt("", os.Stderr).Logger,
 	}
 }
@@ -87,6 +95,7 @@ func (k killing) Clear(ctx context.Context, env mps.Environment) error {
 // TestKill kills the supervisor at every step. The next one restores the mode, and leaves no
 // process and no directory, whether or not the daemon was wanted again in between.
 func TestKill(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("starts some hundred processes")
 	}
@@ -97,62 +106,116 @@ func TestKill(t *testing.T) {
 				if again {
 					name += ", and on"
 				}
-				t.Run(name, func(t *testing.T) { testKill(t, when+" "+step, again) })
+				t.Run(name, func(t *testing.T) {
+					t.Parallel()
+					testKill(t, when+" "+step, again)
+				})
 			}
 		}
 	}
+}
+
+// killed is the process that a step kills.
+type killed struct {
+	command *exec.Cmd
+	dead    chan struct{}
+	// steps are those that it came to; read them when it is dead.
+	steps []string
+}
+
+// startKilled starts a supervisor that the step kills.
+func (n *node) startKilled(program, step string) *killed {
+	n.t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	reports, report, err := os.Pipe()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	k := &killed{command: exec.Command(self), dead: make(chan struct{})}
+	k.command.Env = append(os.Environ(), killRoot+"="+n.root, killModes+"="+string(n.modes), killProgram+"="+program, killStep+"="+step)
+	k.command.Stderr, k.command.ExtraFiles = n, []*os.File{report}
+	err = k.command.Start()
+	_ = report.Close()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	go func() {
+		defer n.lookAgain()
+		defer close(k.dead)
+		for lines := bufio.NewScanner(reports); lines.Scan(); {
+			k.steps = append(k.steps, lines.Text())
+		}
+		_ = reports.Close()
+		_ = k.command.Wait()
+	}()
+	return k
+}
+
+func (k *killed) kill() {
+	_ = k.command.Process.Kill()
+	<-k.dead
+}
+
+func (k *killed) ended() bool {
+	select {
+	case <-k.dead:
+		return true
+	default:
+		return false
+	}
+}
+
+// lastStep is the step that it came to last, "" for none.
+func (k *killed) lastStep() string {
+	if len(k.steps) == 0 {
+		return ""
+	}
+	return k.steps[len(k.steps)-1]
 }
 
 func testKill(t *testing.T, step string, again bool) {
 	p := program(t)
 	_, path, _ := p.Find()
 	n := newNode(t, p)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	command := exec.Command(self)
-	command.Env = append(os.Environ(), killRoot+"="+n.root, killModes+"="+string(n.modes), killProgram+"="+path, killStep+"="+step)
-	command.Stderr = n
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
-	dead := make(chan struct{})
-	go func() {
-		defer close(dead)
-		_ = command.Wait()
-	}()
-	t.Cleanup(func() {
-		_ = command.Process.Kill()
-		<-dead
-		_ = p.Clear(context.Background(), mps.Environment{Pipe: n.pipe(gpu)})
-	})
-	isDead := func() bool {
-		select {
-		case <-dead:
-			return true
-		default:
-			return false
+	n.options.Timing.Ask = unlimited // No daemon fails.
+	child := n.startKilled(path, step)
+	t.Cleanup(func() { _ = p.Clear(context.Background(), mps.Environment{Pipe: n.pipe(gpu)}) })
+	t.Cleanup(child.kill)
+	await.Until(t, "the socket of the child, or its end", func() error {
+		if child.ended() {
+			return nil
 		}
-	}
-	n.connect()
+		return n.dial()
+	})
+	stop := n.connect()
 	n.client.Want([]mps.Unit{unit(gpu)})
 	n.until("a daemon that serves, or the end", func() (bool, string) {
 		states, _ := n.client.States()
-		return isDead() || len(states) == 1 && states[0].Phase == "ready", "neither"
+		return child.ended() || len(states) == 1 && states[0].Phase == "ready", fmt.Sprint(states)
 	})
 	n.client.Want([]mps.Unit{})
-	n.until("the end at "+step, func() (bool, string) { return isDead(), "alive" })
-
+	n.until("the end at "+step, func() (bool, string) {
+		states, connected := n.client.States()
+		if !child.ended() && connected && len(states) == 0 {
+			t.Fatalf("the daemon's life is over, and the child has not come to %s", step)
+		}
+		return child.ended(), fmt.Sprint(states)
+	})
+	if last := child.lastStep(); last != step {
+		t.Fatalf("the child ended at %q, want %q", last, step)
+	}
+	stop() // The next client need not wait until it connects again.
+	n.supervise()
+	n.connect()
 	if again {
 		n.client.Want([]mps.Unit{unit(gpu)})
-	}
-	n.supervise()
-	if again {
 		n.await(gpu + " ready")
 		n.awaitMode(gpu, sharing.ExclusiveProcess)
-		n.client.Want([]mps.Unit{})
 	}
+	n.client.Want([]mps.Unit{})
 	n.await()
 	if mode, err := n.modes.get(t.Context(), gpu); mode != sharing.DefaultComputeMode {
 		t.Errorf("compute mode %s, %v", mode, err)

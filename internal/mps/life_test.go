@@ -18,6 +18,7 @@ import (
 	"github.com/virgate/virgate/internal/mps"
 	"github.com/virgate/virgate/internal/simmps"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/await"
 )
 
 // noServers are servers and clients that nobody sees.
@@ -32,11 +33,18 @@ func inProcess() *simmps.InProcess { return &simmps.InProcess{Servers: noServers
 
 // each runs the test with NVIDIA's program as a process, and as a goroutine of the test.
 func each(t *testing.T, test func(t *testing.T, n *node)) {
-	t.Run("program", func(t *testing.T) { test(t, newNode(t, program(t))) })
-	t.Run("in process", func(t *testing.T) { test(t, newNode(t, inProcess())) })
+	t.Run("program", func(t *testing.T) {
+		t.Parallel()
+		test(t, newNode(t, program(t)))
+	})
+	t.Run("in process", func(t *testing.T) {
+		t.Parallel()
+		test(t, newNode(t, inProcess()))
+	})
 }
 
 func TestLife(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, n *node) {
 		n.supervise()
 		n.connect()
@@ -44,7 +52,7 @@ func TestLife(t *testing.T) {
 		n.await(gpu+" ready", "MIG-1 ready")
 		n.awaitMode(gpu, sharing.ExclusiveProcess)
 		n.awaitMode(other, sharing.DefaultComputeMode) // It has partitions.
-		n.until(".ready", func() (bool, string) { return n.exists(".ready"), "missing" })
+		await.True(t, ".ready", func() bool { return n.exists(".ready") })
 		for _, test := range []struct{ unit, command, want string }{
 			{gpu, "get_default_active_thread_percentage", "25.0"},
 			{gpu, "get_default_device_pinned_mem_limit " + gpu, "10G"},
@@ -82,6 +90,7 @@ func TestLife(t *testing.T) {
 // TestModeOfOthers: a mode that was exclusive before stays, and one that somebody else has set
 // meanwhile is not overwritten.
 func TestModeOfOthers(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, inProcess())
 	_ = n.modes.set(t.Context(), gpu, sharing.ExclusiveProcess)
 	n.supervise()
@@ -98,12 +107,14 @@ func TestModeOfOthers(t *testing.T) {
 }
 
 func TestFaults(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct{ fault, reason string }{
 		{"refuse", "the test wants it so"},
 		{"die", "it ended"},
 		{"hang", "does not answer to get_default_active_thread_percentage in time"},
 	} {
 		t.Run(test.fault, func(t *testing.T) {
+			t.Parallel()
 			each(t, func(t *testing.T, n *node) {
 				if test.fault == "hang" { // It must be a deadline, and a slow machine no daemon that hangs.
 					if _, started := n.options.Control.(mps.Program); started {
@@ -127,7 +138,7 @@ func TestFaults(t *testing.T) {
 					n.client.Want([]mps.Unit{unit(gpu)})
 				}
 				n.await(gpu + " failed+" + test.reason)
-				n.until("no .ready", func() (bool, string) { return !n.exists(".ready"), "there still" })
+				await.True(t, "the end of .ready", func() bool { return !n.exists(".ready") })
 				n.awaitMode(gpu, sharing.ExclusiveProcess) // It is wanted.
 				n.fault(gpu, "")
 				n.await(gpu + " ready")
@@ -145,6 +156,7 @@ func TestFaults(t *testing.T) {
 
 // TestNoQuit: a daemon that does not obey is killed, with its server.
 func TestNoQuit(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, program(t))
 	n.options.Timing.Stop = 10 * time.Millisecond
 	n.supervise()
@@ -172,14 +184,18 @@ func TestNoQuit(t *testing.T) {
 // awaitNoProcess waits until the process is gone, or a zombie of whoever has to look after it.
 func (n *node) awaitNoProcess(pid int) {
 	n.t.Helper()
-	n.until(fmt.Sprintf("the end of process %d", pid), func() (bool, string) {
+	await.Until(n.t, fmt.Sprintf("the end of process %d", pid), func() error {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		return err != nil || strings.Contains(string(stat), ") Z"), string(stat)
+		if err != nil || strings.Contains(string(stat), ") Z") {
+			return nil
+		}
+		return errors.New(string(stat))
 	})
 }
 
 // TestDeadDaemon: the server of a daemon that was killed is ended before the next one starts.
 func TestDeadDaemon(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, program(t))
 	n.supervise()
 	n.connect()
@@ -194,7 +210,7 @@ func TestDeadDaemon(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	n.until("another daemon", func() (bool, string) { now := n.daemon(gpu); return now != pid && now != 0, fmt.Sprint(now) })
+	await.True(t, "another daemon", func() bool { now := n.daemon(gpu); return now != pid && now != 0 })
 	n.await(gpu + " ready")
 	n.awaitNoProcess(client.Server)
 	if states, _ := n.client.States(); len(states) != 1 || states[0].Restarts != 1 {
@@ -211,6 +227,7 @@ func (n *node) daemon(unit string) (pid int) {
 
 // TestClientRestart: the daemons stay while nobody is connected, and until another wish is told.
 func TestClientRestart(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, program(t))
 	n.supervise()
 	stop := n.connect()
@@ -237,6 +254,7 @@ func TestClientRestart(t *testing.T) {
 // TestOldWish: what a client that has been replaced wished is read after its successor's wish, and
 // changes nothing.
 func TestOldWish(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, inProcess())
 	n.supervise()
 	n.connect()
@@ -269,6 +287,7 @@ func TestOldWish(t *testing.T) {
 // TestSupervisorRestart: its end restores the modes; the next one serves again in the same
 // directories, which pods have mounted.
 func TestSupervisorRestart(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, n *node) {
 		stop := n.supervise()
 		n.connect()
@@ -300,6 +319,7 @@ func TestSupervisorRestart(t *testing.T) {
 
 // TestNobodyWishes: what an earlier run left is removed although no client comes.
 func TestNobodyWishes(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, inProcess())
 	if err := os.WriteFile(filepath.Join(n.root, "compute-modes.json"), []byte(`{"`+gpu+`":"default"}`), 0o600); err != nil {
 		t.Fatal(err)
@@ -311,12 +331,13 @@ func TestNobodyWishes(t *testing.T) {
 	n.options.Timing.FirstWish = time.Millisecond
 	n.supervise()
 	n.awaitMode(gpu, sharing.DefaultComputeMode)
-	n.until("no directory", func() (bool, string) { return !n.exists("MIG-1"), "there still" })
+	await.True(t, "the end of the directory", func() bool { return !n.exists("MIG-1") })
 }
 
 // TestLeftoversAreTold: who connects is told of what an earlier run left before it is removed, so
 // that no GPU is taken for free while it has the daemon's compute mode.
 func TestLeftoversAreTold(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, inProcess())
 	if err := os.WriteFile(filepath.Join(n.root, "compute-modes.json"), []byte(`{"`+gpu+`":"default"}`), 0o600); err != nil {
 		t.Fatal(err)
@@ -335,6 +356,7 @@ func TestLeftoversAreTold(t *testing.T) {
 
 // TestOtherLimits: other limits are set on the living daemon and its server.
 func TestOtherLimits(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, n *node) {
 		n.supervise()
 		n.connect()
@@ -349,9 +371,12 @@ func TestOtherLimits(t *testing.T) {
 		less := unit(gpu)
 		less.ThreadPercentage, less.PinnedMemory = 10, 4<<30
 		n.client.Want([]mps.Unit{less})
-		n.until("other limits of the server", func() (bool, string) {
+		await.Until(t, "other limits of the server", func() error {
 			now := n.ask(gpu, fmt.Sprintf("get_active_thread_percentage %d", client.Server)) + n.ask(gpu, fmt.Sprintf("get_device_pinned_mem_limit %d 0", client.Server))
-			return now == "10.04G", now
+			if now != "10.04G" {
+				return errors.New(now)
+			}
+			return nil
 		})
 		n.await(gpu + " ready")
 		if now := n.daemon(gpu); now != pid {
@@ -362,6 +387,7 @@ func TestOtherLimits(t *testing.T) {
 
 // TestModeNotKept: without the journal, and without the right, nothing is started or set.
 func TestModeNotSet(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		breaks func(n *node)
 		mend   func(n *node)
@@ -382,6 +408,7 @@ func TestModeNotSet(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			n := newNode(t, inProcess())
 			test.breaks(n)
 			n.supervise()
@@ -400,6 +427,7 @@ func TestModeNotSet(t *testing.T) {
 // TestModeNotRestored: the unit stays listed until its mode is restored, and serves again when
 // it is wanted before that.
 func TestModeNotRestored(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, inProcess())
 	var broken atomic.Bool
 	set := n.options.SetComputeMode
@@ -427,6 +455,7 @@ func TestModeNotRestored(t *testing.T) {
 
 // TestStrangeServer: a supervisor that says what cannot be read is none.
 func TestStrangeServer(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, inProcess())
 	listener, err := net.Listen("unix", filepath.Join(n.root, mps.SocketName))
 	if err != nil {
@@ -452,6 +481,7 @@ func TestStrangeServer(t *testing.T) {
 // TestDriverRoot: the daemon of a driver that is installed elsewhere sees the directory of MPS
 // and the shared memory as everybody does.
 func TestDriverRoot(t *testing.T) {
+	t.Parallel()
 	if os.Getuid() != 0 {
 		t.Skip("to mount and to change the root takes root")
 	}
@@ -483,6 +513,7 @@ func TestDriverRoot(t *testing.T) {
 }
 
 func TestMountShm(t *testing.T) {
+	t.Parallel()
 	if os.Getuid() != 0 {
 		t.Skip("to mount takes root")
 	}

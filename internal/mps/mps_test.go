@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,10 +19,11 @@ import (
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/simmps"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/await"
 )
 
-// patience is how long a test waits for what must come.
-const patience = 2 * time.Minute
+// unlimited is for deadlines that no machine may be too slow for.
+const unlimited = time.Hour
 
 const (
 	gpu   = "GPU-11111111-2222-3333-4444-555555555555"
@@ -43,27 +45,47 @@ func TestMain(m *testing.M) {
 	if root := os.Getenv(killRoot); root != "" {
 		supervise(root)
 	}
-	os.Exit(m.Run()) //nolint:forbidigo // This is a main.
+	os.Exit(runTests(m)) //nolint:forbidigo // This is a main.
 }
 
-// program is the stand-in as a program of its own.
-func program(t *testing.T) mps.Program {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), mps.ProgramName)
+// programPath is the stand-in as a program of its own.
+var programPath string
+
+// runTests makes the program first: a file that is being written cannot be executed, and a
+// process that a parallel test starts would have it open for a moment.
+func runTests(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "mps")
+	if err == nil {
+		defer func() { _ = os.RemoveAll(dir) }()
+		programPath = filepath.Join(dir, mps.ProgramName)
+		err = linkSelf(programPath)
+	}
+	if err != nil {
+		_, _ = fmt.Fprintln(os.Stderr, "make", mps.ProgramName+":", err)
+		return 1
+	}
+	return m.Run()
+}
+
+func linkSelf(path string) error {
 	self, err := os.Executable()
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
-	if os.Link(self, path) != nil {
-		data, err := os.ReadFile(self)
-		if err == nil {
-			err = os.WriteFile(path, data, 0o700)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+	if os.Link(self, path) == nil {
+		return nil
 	}
-	return programAt(path, t.Output())
+	data, err := os.ReadFile(self)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, data, 0o700)
+}
+
+// program is the stand-in as a program.
+func program(t *testing.T) mps.Program {
+	t.Helper()
+	return programAt(programPath, t.Output())
 }
 
 func programAt(path string, log interface{ Write([]byte) (int, error) }) mps.Program {
@@ -96,6 +118,9 @@ type node struct {
 	modes   modes
 	client  *mps.Client
 	options mps.Options
+	// changed has room for the news that the client's states, a compute mode or what else a
+	// test waits for may have changed.
+	changed chan struct{}
 
 	mu  sync.Mutex
 	log bytes.Buffer
@@ -114,12 +139,16 @@ func newNode(t *testing.T, control mps.Control) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
-	n := &node{t: t, root: root, modes: modes(t.TempDir())}
+	n := &node{t: t, root: root, modes: modes(t.TempDir()), changed: make(chan struct{}, 1)}
 	n.options = mps.Options{
-		Root: root, Control: control, ComputeMode: n.modes.get, SetComputeMode: n.modes.set,
+		Root: root, Control: control, ComputeMode: n.modes.get,
+		SetComputeMode: func(ctx context.Context, gpu string, mode sharing.ComputeMode) error {
+			defer n.lookAgain()
+			return n.modes.set(ctx, gpu, mode)
+		},
 		Timing: mps.Timing{
-			Ask: 10 * time.Millisecond, Answer: patience, Start: patience, Stop: patience,
-			Pause: time.Millisecond, MaxPause: 10 * time.Millisecond, FirstWish: patience,
+			Ask: 10 * time.Millisecond, Answer: unlimited, Start: unlimited, Stop: unlimited,
+			Pause: time.Millisecond, MaxPause: 10 * time.Millisecond, FirstWish: unlimited,
 		},
 		Logger: slog.New(slog.NewTextHandler(n, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
@@ -150,14 +179,41 @@ func run(t *testing.T, run func(context.Context) error) (stop func()) {
 	return stop
 }
 
+// supervise starts a supervisor, and returns when clients can connect to it.
 func (n *node) supervise() (stop func()) {
-	return run(n.t, func(ctx context.Context) error { return mps.Run(ctx, n.options) })
+	n.t.Helper()
+	stop = run(n.t, func(ctx context.Context) error { return mps.Run(ctx, n.options) })
+	await.Until(n.t, "the supervisor's socket", n.dial)
+	return stop
+}
+
+// dial connects to the supervisor and closes the connection.
+func (n *node) dial() error {
+	connection, err := net.Dial("unix", filepath.Join(n.root, mps.SocketName))
+	if err != nil {
+		return err
+	}
+	return connection.Close()
 }
 
 // connect starts a client.
 func (n *node) connect() (stop func()) {
-	n.client = mps.NewClient(filepath.Join(n.root, mps.SocketName), n.options.Logger)
-	return run(n.t, n.client.Run)
+	client := mps.NewClient(filepath.Join(n.root, mps.SocketName), n.options.Logger)
+	n.client = client
+	return run(n.t, func(ctx context.Context) error {
+		var watching sync.WaitGroup
+		defer watching.Wait()
+		watching.Go(func() { _ = client.Watch(ctx, n.lookAgain) })
+		return client.Run(ctx)
+	})
+}
+
+// lookAgain wakes until. It never blocks.
+func (n *node) lookAgain() {
+	select {
+	case n.changed <- struct{}{}:
+	default:
+	}
 }
 
 // await waits until the states are as wanted: "<unit> <phase>", "+<reason>" with a part of it.
@@ -176,17 +232,19 @@ func (n *node) await(want ...string) {
 	})
 }
 
+// until waits for what lookAgain is called for. Only a hang meets its limit.
 func (n *node) until(what string, is func() (bool, string)) {
 	n.t.Helper()
-	tick, end := time.Tick(5*time.Millisecond), time.After(patience)
+	limit := time.NewTimer(await.Patience)
+	defer limit.Stop()
 	for {
 		ok, now := is()
 		if ok {
 			return
 		}
 		select {
-		case <-tick:
-		case <-end:
+		case <-n.changed:
+		case <-limit.C:
 			n.t.Fatalf("waiting for %s: %s", what, now)
 		}
 	}

@@ -2,6 +2,7 @@ package nvml_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -76,12 +77,26 @@ func TestIndexesStay(t *testing.T) {
 			add(t, sim, "a30")
 		}, "A=0 B=1/none C=2/1 D=3/2 E=4/3"},
 		{"the same in one moment", func(t *testing.T, sim *simnode.Node) {
+			must(t, sim.Change(func(now simnode.Change) error {
+				must(t, now.Remove(1))
+				_, err := now.Add("a30")
+				return err
+			}))
+		}, "A=0 B=1/none C=2/1 D=3/2 E=4/3"},
+		{"the same with a scan in between", func(t *testing.T, sim *simnode.Node) {
 			must(t, sim.Remove(1))
+			synctest.Wait()
 			add(t, sim, "a30")
 		}, "A=0 B=1/none C=2/1 D=3/2 E=4/3"},
 		{"all leave", func(t *testing.T, sim *simnode.Node) {
+			must(t, sim.Change(func(now simnode.Change) error {
+				return errors.Join(now.Remove(0), now.Remove(0), now.Remove(0), now.Remove(0))
+			}))
+		}, "A=0/none B=1/none C=2/none D=3/none"},
+		{"all leave, with a scan after each", func(t *testing.T, sim *simnode.Node) {
 			for range 4 {
 				must(t, sim.Remove(0))
+				synctest.Wait()
 			}
 		}, "A=0/none B=1/none C=2/none D=3/none"},
 	} {

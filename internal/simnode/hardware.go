@@ -171,26 +171,52 @@ func (n *Node) Throttle(gpu int, reasons nvml.ClockReasons) error {
 // Remove takes the GPU out of the node: the indexes of the GPUs after it go down
 // by one, and its handles are GPU_IS_LOST.
 func (n *Node) Remove(gpu int) error {
-	return n.change(gpu, func(g *simGPU) {
-		g.removed = true
-		n.gpus = append(n.gpus[:gpu:gpu], n.gpus[gpu+1:]...)
-		n.removed = append(n.removed, g)
-		n.wakeWaits()
-	})
+	return n.Change(func(now Change) error { return now.Remove(gpu) })
 }
 
 // Add puts a GPU into the node and returns its index: a new one of the model, or,
 // when model is empty, the GPU that was removed last, at its old PCI address and
 // reset.
 func (n *Node) Add(model string) (gpu int, err error) {
+	err = n.Change(func(now Change) error {
+		gpu, err = now.Add(model)
+		return err
+	})
+	return gpu, err
+}
+
+// Change is the node while its GPUs change. Only the function that Node.Change calls may use it.
+type Change struct{ node *Node }
+
+// Change changes the GPUs in one moment: no call of the driver sees some of the changes only.
+func (n *Node) Change(change func(Change) error) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	g, err := n.gpuToAdd(model)
+	return change(Change{n})
+}
+
+// Remove is Node.Remove.
+func (c Change) Remove(gpu int) error {
+	n := c.node
+	g, err := n.gpu(gpu)
+	if err != nil {
+		return err
+	}
+	g.removed = true
+	n.gpus = append(n.gpus[:gpu:gpu], n.gpus[gpu+1:]...)
+	n.removed = append(n.removed, g)
+	n.wakeWaits()
+	return nil
+}
+
+// Add is Node.Add.
+func (c Change) Add(model string) (gpu int, err error) {
+	g, err := c.node.gpuToAdd(model)
 	if err != nil {
 		return 0, err
 	}
-	n.insert(g)
-	return slices.Index(n.gpus, g), nil
+	c.node.insert(g)
+	return slices.Index(c.node.gpus, g), nil
 }
 
 func (n *Node) gpuToAdd(key string) (*simGPU, error) {

@@ -36,6 +36,7 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 		&cli.DurationFlag{Name: "probe", Value: 10 * time.Second, Usage: "the time between two probes of the GPUs' health"},
 		&cli.StringFlag{Name: "boot-id-file", Value: "/proc/sys/kernel/random/boot_id", Usage: "the file with the machine's boot ID; a boot resets the GPUs"},
 		&cli.DurationFlag{Name: "quiet-time", Value: 30 * time.Second, Usage: "how long an Unhealthy device that is no longer wanted stays in the list; nothing waits for it"},
+		&cli.DurationFlag{Name: "stop-after", Value: 30 * time.Second, Hidden: true, Usage: "how long a resource that is dropped is still served, with an empty list"}, // for tests, whose kubelet reports more often
 		&cli.DurationFlag{Name: "retire-after", Value: 10 * time.Minute, Usage: "how long a device that a pod holds stays Healthy when its GPU has fewer replicas than before; retireAfter.shrink in a profile wins"},
 		&cli.BoolFlag{Name: "drain-on-exit", Usage: "withdraw all devices before ending, as for an uninstall; without it they are left to a successor"},
 		&cli.DurationFlag{Name: "drain-timeout", Value: 2 * time.Minute, Usage: "how long that may take"},
@@ -55,7 +56,7 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 			if err != nil {
 				return err
 			}
-			for _, name := range []string{"quiet-time", "retire-after", "rescan", "probe", "drain-timeout", "sample"} {
+			for _, name := range []string{"quiet-time", "stop-after", "retire-after", "rescan", "probe", "drain-timeout", "sample"} {
 				if cmd.Duration(name) <= 0 {
 					return usageError{fmt.Errorf("--%s must be more than 0, got %s", name, cmd.Duration(name))}
 				}
@@ -84,7 +85,7 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 			SampleInterval: cmd.Duration("sample"), Listen: cmd.String("listen"), ListenWhenServing: cmd.Bool("listen-when-serving"), NodeName: cmd.String("node-name"), Logger: log, Version: version,
 		},
 		PluginDir: pluginDir(cmd), PodResourcesSocket: podResources(cmd, "/host"),
-		Timing: plugin.Timing{RemovalDelay: cmd.Duration("quiet-time"), RetireAfter: cmd.Duration("retire-after")},
+		Timing: plugin.Timing{RemovalDelay: cmd.Duration("quiet-time"), RetireAfter: cmd.Duration("retire-after"), StopAfter: cmd.Duration("stop-after")},
 		Rescan: cmd.Duration("rescan"), Probe: cmd.Duration("probe"), BootID: bootID(log, cmd.String("boot-id-file"), cmd.String("node")),
 		HostRoot: cmd.String("host-root"), CDIDir: cdiDir(cmd),
 		MPSSocket: cmd.String("mps-socket"), ControlSocket: cmd.String("control-socket"), ControlRequired: cmd.IsSet("control-socket"), AllowReset: cmd.Bool("allow-gpu-reset"),

@@ -65,7 +65,7 @@ func (c *cluster) watchCluster(t *testing.T) *eventLog {
 	}{
 		{"nodes", "", "", fields.OneTermEqualSelector("metadata.name", hostName)},
 		{"pods", workspace, "", fields.Everything()},
-		{"pods", namespace, "app.kubernetes.io/name=virgate", fields.Everything()},
+		{"pods", namespace, pluginSelector, fields.Everything()},
 	} {
 		objects := cache.NewFilteredListWatchFromClient(core, of.resource, of.namespace, func(options *metav1.ListOptions) {
 			options.LabelSelector, options.FieldSelector = of.label, of.field.String()
@@ -421,11 +421,15 @@ type shareMonitor struct {
 	mu     sync.Mutex
 	looks  []look
 	wanted layout
+	// failed is why the newest look saw nothing; nil if it did.
+	failed error
+	// rests counts the storm's rests.
+	rests int
 	// doubled are the pods that the look before had on one GPU that is for one.
 	doubled map[string][]string
 	// strange is since when what a pod holds is not as it should be, by complaint, and
 	// slowest how long that ever was.
-	strange map[string]time.Time
+	strange map[string]oddity
 	slowest atomic.Int64
 }
 
@@ -436,11 +440,18 @@ type look struct {
 	held, healthy map[string][]heldDevice
 }
 
+// oddity is since when something is not as it should be, and how many rests there had been.
+type oddity struct {
+	at    time.Time
+	rests int
+	told  bool
+}
+
 // startShareMonitor follows until the end of the test.
 func startShareMonitor(t *testing.T, kubelet api.PodResourcesListerClient, d *eventLog, units []string, wanted layout) *shareMonitor {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	f := &shareMonitor{kubelet: kubelet, events: d, units: units, wanted: wanted, strange: map[string]time.Time{}}
+	f := &shareMonitor{kubelet: kubelet, events: d, units: units, wanted: wanted, strange: map[string]oddity{}}
 	var following sync.WaitGroup
 	following.Go(func() { f.run(ctx) })
 	t.Cleanup(func() { cancel(); following.Wait() })
@@ -450,7 +461,6 @@ func startShareMonitor(t *testing.T, kubelet api.PodResourcesListerClient, d *ev
 func (f *shareMonitor) run(ctx context.Context) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
-	answered := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
@@ -462,13 +472,12 @@ func (f *shareMonitor) run(ctx context.Context) {
 		if err == nil {
 			devices, err = healthy(ctx, f.kubelet)
 		}
+		f.mu.Lock()
+		f.failed = err
+		f.mu.Unlock()
 		if err != nil { // It refuses whom it finds too eager.
-			if time.Since(answered) > lag {
-				f.complain(ctx, "the kubelet does not say who holds what: %v", err)
-			}
 			continue
 		}
-		answered = time.Now()
 		f.compare(ctx, held)
 		f.alone(ctx, held)
 		f.events.addKubeletState(devices)
@@ -525,6 +534,30 @@ func (f *shareMonitor) want(l layout) {
 	f.wanted = l
 }
 
+// rest is told when the node has come to what it is to offer.
+func (f *shareMonitor) rest() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.rests++
+}
+
+// looked is how many looks there were.
+func (f *shareMonitor) looked() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.looks)
+}
+
+// lookedSince says whether a look has begun and ended since there were so many.
+func (f *shareMonitor) lookedSince(before int) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.looks) < before+2 { // The first may have begun before.
+		return fmt.Errorf("the kubelet has not said again who holds what: %w", f.failed)
+	}
+	return nil
+}
+
 // unlike says of which running pods the devices are not as the layout has it. What a
 // pod holds is healthy exactly as long as its GPU is to be offered in that mode, be it
 // in fewer shares. In a mode that ends it is Unhealthy, so that nobody gets it next.
@@ -567,21 +600,25 @@ func (f *shareMonitor) odd() (found []string) {
 	return found
 }
 
-// persists complains of what has been unlike the layout for longer than the lag.
+// persists complains of what is unlike the layout since the last rest but one.
 func (f *shareMonitor) persists(ctx context.Context) {
 	now := time.Now()
-	strange := map[string]time.Time{}
-	for _, complaint := range f.unlike() {
-		since, known := f.strange[complaint]
+	strange := map[string]oddity{}
+	complaints := f.unlike()
+	f.mu.Lock()
+	rests := f.rests
+	f.mu.Unlock()
+	for _, complaint := range complaints {
+		first, known := f.strange[complaint]
 		if !known {
-			since = now
+			first = oddity{at: now, rests: rests}
 		}
-		lasted := now.Sub(since)
-		if lasted > lag && time.Duration(f.slowest.Load()) <= lag { // Once is enough.
-			f.complain(ctx, "since %s: %s", since.Format(clock), complaint)
+		if rests >= first.rests+2 && !first.told {
+			f.complain(ctx, "since %s: %s", first.at.Format(clock), complaint)
+			first.told = true
 		}
-		f.slowest.Store(max(f.slowest.Load(), int64(lasted)))
-		strange[complaint] = since
+		f.slowest.Store(max(f.slowest.Load(), int64(now.Sub(first.at))))
+		strange[complaint] = first
 	}
 	f.strange = strange
 }
@@ -609,14 +646,20 @@ func (f *shareMonitor) counts() map[sharingMode][8]int {
 	return counts
 }
 
-// free is how many GPUs nobody held at any moment of that time.
+// free is how many GPUs nobody held in any look of that time, and in the two after: one may have
+// begun before, and what the kubelet grants it shows a moment later.
 func (f *shareMonitor) free(from, to time.Time) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	held := map[string]bool{}
+	held, after := map[string]bool{}, 0
 	for _, look := range f.looks {
-		if look.at.Before(from) || look.at.After(to) {
+		if look.at.Before(from) {
 			continue
+		}
+		if look.at.After(to) {
+			if after++; after > 2 {
+				break
+			}
 		}
 		for _, devices := range look.held {
 			for _, device := range devices {

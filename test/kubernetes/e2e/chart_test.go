@@ -25,6 +25,8 @@ import (
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/restmapper"
+
+	"github.com/virgate/virgate/test/await"
 )
 
 // namespace is where Virgate is installed.
@@ -36,12 +38,27 @@ const chart = "../../../charts/virgate"
 // fourShares is the value by which a node without a label has four shares of each GPU.
 const fourShares = "config.default=time-slicing-4"
 
+// stays makes a surplus device stay: what waits for it to leave does not come, however
+// fast or slow the machine is.
+const stays = "--quiet-time=24h"
+
+// quickly makes a surplus device leave after three seconds instead of 30, and an empty list go
+// as soon: the kubelet here writes the node's status ten times as often as one does by default.
+var quickly = []string{"--quiet-time=3s", "--stop-after=3s"}
+
 // install installs the chart, or changes what is installed, by Helm's command and
 // waits until it says that all is ready, and the kubelet has lists from the new pod: what
-// it and the node's status say before may be of the old one. Each setting is a --set.
+// it and the node's status say before may be of the old one. Each setting is a --set, or an
+// argument of the program if it begins with --.
 func (c *cluster) install(t *testing.T, settings ...string) {
 	t.Helper()
 	c.upgrade(t, settings...)
+	c.awaitLists(t)
+}
+
+// awaitLists waits until the kubelet has lists from Virgate's pod.
+func (c *cluster) awaitLists(t *testing.T) {
+	t.Helper()
 	c.await(t, "the kubelet to have the plugin's lists", func() error {
 		streams, err := series(c.plugin(t), "virgate_listandwatch_streams")
 		if err == nil && !slices.ContainsFunc(streams, func(count string) bool { return count != "0" }) {
@@ -54,29 +71,65 @@ func (c *cluster) install(t *testing.T, settings ...string) {
 // upgrade is install, for pods that serve nothing.
 func (c *cluster) upgrade(t *testing.T, settings ...string) {
 	t.Helper()
+	c.upgradeAsIs(t, append(slices.Clone(quickly), settings...)...)
+}
+
+// upgradeAsIs is upgrade with nothing but these settings. Of an argument that comes twice the last
+// counts.
+func (c *cluster) upgradeAsIs(t *testing.T, settings ...string) {
+	t.Helper()
 	arguments := []string{"upgrade", "--install", "virgate", chart,
-		"--namespace", namespace, "--create-namespace", "--wait", "--timeout", patience.String()}
+		"--namespace", namespace, "--create-namespace", "--wait", "--timeout", await.Patience.String()}
+	var program []string
 	for _, setting := range settings {
+		if strings.HasPrefix(setting, "--") {
+			program = append(program, setting)
+			continue
+		}
 		arguments = append(arguments, "--set", setting)
 	}
-	c.helm(t, arguments...)
+	if len(program) > 0 {
+		arguments = append(arguments, "--set", "extraArgs={"+strings.Join(program, ",")+"}")
+	}
+	command, ended := c.helmCommand(t.Context(), arguments...), make(chan error, 1)
+	var output []byte
+	go func() {
+		var err error
+		output, err = command.CombinedOutput()
+		ended <- err
+	}()
+	c.await(t, "helm "+strings.Join(arguments, " "), func() error {
+		select {
+		case err := <-ended:
+			if err != nil {
+				return await.Never("%w\n%s", err, output)
+			}
+			return nil
+		default:
+			return errNotYet
+		}
+	})
 }
 
 // uninstall removes the chart, if it is installed, and waits until its pods are gone.
 func (c *cluster) uninstall(t *testing.T) {
 	t.Helper()
-	c.helm(t, "uninstall", "virgate", "--namespace", namespace, "--ignore-not-found", "--wait", "--cascade", "foreground", "--timeout", patience.String())
+	c.helm(t, "uninstall", "virgate", "--namespace", namespace, "--ignore-not-found", "--wait", "--cascade", "foreground", "--timeout", await.Patience.String())
 }
 
 func (c *cluster) helm(t *testing.T, arguments ...string) string {
 	t.Helper()
-	command := exec.Command(filepath.Join(c.tools, "helm"), arguments...)
-	command.Env = append(os.Environ(), "KUBECONFIG="+c.path("admin.conf"), "HOME="+c.work)
-	output, err := command.CombinedOutput()
+	output, err := c.helmCommand(context.WithoutCancel(t.Context()), arguments...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("helm %q: %v\n%s", arguments, err, output)
 	}
 	return string(output)
+}
+
+func (c *cluster) helmCommand(ctx context.Context, arguments ...string) *exec.Cmd {
+	command := exec.CommandContext(ctx, filepath.Join(c.tools, "helm"), arguments...)
+	command.Env = append(os.Environ(), "KUBECONFIG="+c.path("admin.conf"), "HOME="+c.work)
+	return command
 }
 
 // profiles makes a ConfigMap of profiles beside the release, for config.name, and
@@ -159,20 +212,19 @@ func (c *cluster) apply(t *testing.T, path string) {
 // removeObject deletes it and waits until what it owns is gone too.
 func removeObject(t *testing.T, objects dynamic.ResourceInterface, name string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	foreground := metav1.DeletePropagationForeground
+	ctx, foreground := context.WithoutCancel(t.Context()), metav1.DeletePropagationForeground
 	err := objects.Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &foreground})
-	for err == nil {
-		if ctx.Err() != nil {
-			t.Errorf("%s does not go", name)
-			return
-		}
-		time.Sleep(50 * time.Millisecond)
-		_, err = objects.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return
 	}
-	if !apierrors.IsNotFound(err) {
-		t.Error(err)
+	if err == nil {
+		err = gone(func() error {
+			_, err := objects.Get(ctx, name, metav1.GetOptions{})
+			return err
+		})
+	}
+	if err != nil {
+		t.Errorf("%s does not go: %v", name, err)
 	}
 }
 
@@ -180,9 +232,10 @@ func removeObject(t *testing.T, objects dynamic.ResourceInterface, name string) 
 // value shares them.
 func testDefaultValues(t *testing.T, c *cluster) {
 	began := time.Now()
-	c.install(t, "node=sim:dgx-a100")
+	c.upgradeAsIs(t, "node=sim:dgx-a100")
+	c.awaitLists(t)
 	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 8})
-	c.report.note("helm install to allocatable", time.Since(began).Round(10*time.Millisecond).String())
+	c.report.note("helm install to allocatable", took(began))
 	c.install(t, "node=sim:dgx-a100", fourShares)
 	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 32})
 	c.run(t, pod("first", "nvidia.com/gpu", 1))
@@ -208,6 +261,9 @@ func testManifest(t *testing.T, c *cluster) {
 		pods, err := c.client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
 		if err != nil || len(pods.Items) != 1 {
 			return fmt.Errorf("%d pods, %w", len(pods.Items), err)
+		}
+		if err := stuck(&pods.Items[0]); err != nil {
+			return await.Never("%w", err)
 		}
 		if status := pods.Items[0].Status; status.Phase != v1.PodRunning {
 			return fmt.Errorf("it is %s: %s", status.Phase, status.Message)
@@ -236,7 +292,7 @@ func testImageSwap(t *testing.T, c *cluster) {
 // makes the node where the machine has none.
 func testCDI(t *testing.T, c *cluster) {
 	for _, strategy := range []string{"cdi-cri", "cdi-annotations"} {
-		c.install(t, "node=sim:dgx-a100", fourShares, "deviceListStrategy="+strategy, "extraArgs={--cdi-dir=/var/run/cdi}")
+		c.install(t, "node=sim:dgx-a100", fourShares, "deviceListStrategy="+strategy, "--cdi-dir=/var/run/cdi")
 		c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 32})
 		c.run(t, pod(strategy, "nvidia.com/gpu", 1))
 		lines := c.printed(t, strategy)
@@ -260,7 +316,7 @@ func testCDI(t *testing.T, c *cluster) {
 func testLeaving(t *testing.T, c *cluster) {
 	c.createNamespace(t, namespace)
 	c.profiles(t, "layout", map[string]string{"chosen": "version: v1\nflags: {migStrategy: mixed}\nmig: {manage: true, config: all-balanced}\n"})
-	partitioned := []string{"node=sim:dgx-a100", "config.name=layout", "config.default=chosen", "mig.manage=true", "deviceListStrategy=cdi-cri", "extraArgs={--cdi-dir=/var/run/cdi}"}
+	partitioned := []string{"node=sim:dgx-a100", "config.name=layout", "config.default=chosen", "mig.manage=true", "deviceListStrategy=cdi-cri", "--cdi-dir=/var/run/cdi"}
 	state := func(want string) {
 		t.Helper()
 		c.await(t, "the state of the layout to be "+want, func() error {
@@ -356,7 +412,7 @@ func testUninstall(t *testing.T, c *cluster) {
 	began := time.Now()
 	c.uninstall(t)
 	c.awaitAllocatable(t, map[string]int64{})
-	c.report.note("helm uninstall to allocatable 0", time.Since(began).Round(10*time.Millisecond).String())
+	c.report.note("helm uninstall to allocatable 0", took(began))
 	c.awaitServed(t, map[string]int64{})
 	c.nothingLeft(t, plugin)
 	c.awaitInsufficient(t, "nowhere", shared)

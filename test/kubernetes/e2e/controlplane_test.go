@@ -22,6 +22,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/virgate/virgate/test/await"
 )
 
 // cluster is the Kubernetes of one node, with what has been installed on it.
@@ -35,6 +37,8 @@ type cluster struct {
 	// pods are those that tests have created, by name.
 	pods   map[string]*v1.Pod
 	report *report
+	// restartsExpected says that the test ends Virgate itself.
+	restartsExpected bool
 }
 
 // errNotYet is a condition that does not hold and has nothing to say.
@@ -74,30 +78,6 @@ func (c *cluster) ready() error {
 		return errNotYet
 	}
 	return nil
-}
-
-// patience is how long anything is awaited. What takes it has not happened on the slowest
-// machine either: how long things take is noted in the report, and not judged by it.
-const patience = 5 * time.Minute
-
-// await waits until the condition has no complaint.
-func (c *cluster) await(t *testing.T, what string, condition func() error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := condition()
-		if err == nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			t.Fatalf("waited %s for %s: %v", patience, what, err)
-		case <-tick.C:
-		}
-	}
 }
 
 // component is a process of the cluster, which tests stop and start.
@@ -155,12 +135,9 @@ func (p *component) start(t *testing.T) {
 // stop sends the signal and waits for the end, at last by force.
 func (p *component) stop(signal syscall.Signal) {
 	_ = p.running.Process.Signal(signal)
-	select {
-	case <-p.ended:
-	case <-time.After(time.Minute):
-		_ = p.running.Process.Kill()
-		<-p.ended
-	}
+	force := time.AfterFunc(await.Patience, func() { _ = p.running.Process.Kill() })
+	defer force.Stop()
+	<-p.ended
 }
 
 func tail(path string) string {
@@ -228,8 +205,8 @@ func (c *cluster) startEtcd(t *testing.T) (address string) {
 	t.Cleanup(etcd.Close)
 	select {
 	case <-etcd.Server.ReadyNotify():
-	case <-time.After(patience):
-		t.Fatal("etcd does not start")
+	case err := <-etcd.Err():
+		t.Fatalf("etcd does not start: %v", err)
 	}
 	return client.String()
 }

@@ -28,7 +28,7 @@ func testDRACases(t *testing.T, c *cluster) {
 	t.Cleanup(func() { c.label(t, "") })
 	c.label(t, "dra")
 	t.Cleanup(func() { c.uninstall(t) })
-	settings := []string{"node=sim:h100x2", "config.name=dra-cases", "dra.enabled=true", "dra.resources={" + shared + "}", "extraArgs={--cdi-dir=/var/run/cdi}"}
+	settings := []string{"node=sim:h100x2", "config.name=dra-cases", "dra.enabled=true", "dra.resources={" + shared + "}", "--cdi-dir=/var/run/cdi"}
 	c.upgrade(t, settings...)
 	c.awaitSlices(t, "one one")
 	for _, step := range []struct {
@@ -42,7 +42,7 @@ func testDRACases(t *testing.T, c *cluster) {
 	} {
 		began := time.Now()
 		step.play(t)
-		c.report.note("dra cases: "+step.name, time.Since(began).Round(10*time.Millisecond).String())
+		c.report.note("dra cases: "+step.name, took(began))
 	}
 	c.awaitSeries(t, c.plugin(t), "virgate_claims", "0")
 }
@@ -187,13 +187,14 @@ func (c *cluster) thirtyClaims(t *testing.T, settings []string) {
 // testDRAReboot has the machine go down under pods that have partitions made for their claims: the
 // processes, the partitions and what is in /run are gone. Each pod gets its partition made again.
 func testDRAReboot(t *testing.T, c *cluster) {
+	c.expectRestarts(t)
 	const small, large = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
 	c.createNamespace(t, namespace)
 	c.profiles(t, "reboot", map[string]string{"ondemand": "version: v1\nflags: {migStrategy: mixed}\nmig: {manage: true}\ndra: {resources: all, dynamicMIG: true}\n"})
 	t.Cleanup(func() { c.label(t, "") })
 	c.label(t, "ondemand")
 	t.Cleanup(func() { c.uninstall(t) })
-	c.upgrade(t, "node=sim:h100", "config.name=reboot", "mig.manage=true", "dra.enabled=true", "dra.resources={"+small+","+large+"}", "extraArgs={--cdi-dir=/var/run/cdi}")
+	c.upgrade(t, "node=sim:h100", "config.name=reboot", "mig.manage=true", "dra.enabled=true", "dra.resources={"+small+","+large+"}", "--cdi-dir=/var/run/cdi")
 	var names []string
 	for name, resourceName := range map[string]string{"small-1": small, "small-2": small, "large": large} {
 		lasting := pod(name, resourceName, 1)
@@ -232,7 +233,7 @@ func testDRAReboot(t *testing.T, c *cluster) {
 			t.Errorf("%s has %s after the reboot, and had %s", name, again, devices[name])
 		}
 	}
-	c.report.note("dra reboot: kubelet's start to all pods with partitions", time.Since(began).Round(10*time.Millisecond).String())
+	c.report.note("dra reboot: kubelet's start to all pods with partitions", took(began))
 	c.run(t, pod("after-reboot", small, 1))
 	for _, name := range append(names, "after-reboot") {
 		c.remove(t, name)

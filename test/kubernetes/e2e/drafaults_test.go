@@ -18,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/virgate/virgate/test/await"
 )
 
 // testDRAFaults breaks what claims depend on, one thing after the other: a GPU, the API server,
@@ -30,7 +32,7 @@ func testDRAFaults(t *testing.T, c *cluster) {
 	t.Cleanup(func() { c.label(t, "") })
 	c.label(t, "dra")
 	t.Cleanup(func() { c.uninstall(t) })
-	settings := []string{"node=sim:h100x2", "config.name=dra-faults", "dra.enabled=true", "dra.resources={" + shared + "}", "extraArgs={--cdi-dir=/var/run/cdi,--probe=2s}"}
+	settings := []string{"node=sim:h100x2", "config.name=dra-faults", "dra.enabled=true", "dra.resources={" + shared + "}", "--cdi-dir=/var/run/cdi", "--probe=2s"}
 	c.upgrade(t, settings...) // Not install: the plugin has nothing to list.
 	devices := c.awaitSlices(t, "one one")
 	c.claimTemplate(t, "faults-share", sharedBy("time-slicing"))
@@ -56,7 +58,7 @@ func testDRAFaults(t *testing.T, c *cluster) {
 		began := time.Now()
 		step.play(t, before)
 		c.undisturbed(t, before)
-		c.report.note("dra faults: "+step.name, time.Since(began).Round(10*time.Millisecond).String())
+		c.report.note("dra faults: "+step.name, took(began))
 	}
 	c.restart(t, lasting.Name)
 	if again := c.gpuNodes(t, lasting.Name); !slices.Equal(again, c.gpuNodes(t, "faults-claim")) {
@@ -162,7 +164,7 @@ func (c *cluster) claimsWithoutKubelet(t *testing.T, _ map[string]podState) {
 		}
 		return nil
 	})
-	c.report.note("dra faults: kubelet's start to its wipe and slices again", time.Since(began).Round(10*time.Millisecond).String())
+	c.report.note("dra faults: kubelet's start to its wipe and slices again", took(began))
 	c.awaitSlices(t, "one one")
 	c.awaitPhase(t, "comes-meanwhile", v1.PodRunning)
 	c.remove(t, "leaves-meanwhile")
@@ -183,6 +185,7 @@ func (c *cluster) claimsInUpdate(t *testing.T, settings []string) {
 	for _, tag := range []string{nextVersion, version} {
 		c.upgrade(t, append(slices.Clone(settings), "image.tag="+tag)...)
 	}
+	c.expectRestarts(t)
 	if err := syscall.Kill(processes(t, c.plugin(t))[0], syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +203,7 @@ func (c *cluster) claimsInUpdate(t *testing.T, settings []string) {
 // claimsInTurn runs one pod after the other until the context ends; the last one is waited for.
 func (c *cluster) claimsInTurn(ctx context.Context, template string) (count int, err error) {
 	pods := c.client.CoreV1().Pods(workspace)
-	background, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*patience)
+	background, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*await.Patience)
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -295,7 +298,7 @@ func (c *cluster) forcedDeletion(t *testing.T) {
 	}
 	c.remove(t, "after-forced")
 	c.remove(t, "beside-forced")
-	c.report.note("dra faults: pod deleted by force", time.Since(began).Round(10*time.Millisecond).String())
+	c.report.note("dra faults: pod deleted by force", took(began))
 }
 
 // lateClaim is given a device by a scheduler that has not heard that it is the device plugin's,
@@ -360,7 +363,7 @@ func (c *cluster) lateClaim(t *testing.T, device string) {
 	}
 	c.awaitAllocatable(t, map[string]int64{shared: 8})
 	c.awaitSlices(t, "")
-	c.report.note("dra faults: late claim", time.Since(began).Round(10*time.Millisecond).String())
+	c.report.note("dra faults: late claim", took(began))
 }
 
 // claimTemplate is one for a device, for claimPod.

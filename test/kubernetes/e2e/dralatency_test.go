@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -14,13 +15,16 @@ import (
 // the API says that the pod runs: by the device plugin, by a claim, and by the old name. Pods come one after the
 // other, to a node that does nothing else. The report and docs/scale.md have the figures; nothing is judged by them.
 func testDRALatency(t *testing.T, c *cluster) {
+	if os.Getenv("LONG") != "1" {
+		t.Skip("it only measures, so it is for LONG=1")
+	}
 	const pods = 10
 	c.createNamespace(t, namespace)
 	c.profiles(t, "dra-latency", map[string]string{"plugin": replicas("4"), "dra": replicas("4") + "dra: {resources: all}\n"})
 	t.Cleanup(func() { c.label(t, "") })
 	c.label(t, "plugin")
 	t.Cleanup(func() { c.uninstall(t) })
-	c.install(t, "node=sim:h100x2", "config.name=dra-latency", "dra.enabled=true", "dra.resources={"+shared+"}", "extraArgs={--cdi-dir=/var/run/cdi}")
+	c.install(t, "node=sim:h100x2", "config.name=dra-latency", "dra.enabled=true", "dra.resources={"+shared+"}", "--cdi-dir=/var/run/cdi")
 	c.awaitAllocatable(t, map[string]int64{shared: 8})
 	measure := func(way string, create func(name string)) {
 		var took []time.Duration
@@ -33,18 +37,14 @@ func testDRALatency(t *testing.T, c *cluster) {
 			began := time.Now()
 			create(name)
 			for running := false; !running; {
-				select {
-				case event, open := <-watch.ResultChan():
-					pod, is := event.Object.(*v1.Pod)
-					if !open || !is || pod.Status.Phase == v1.PodFailed {
-						t.Fatalf("%s: %s: %v", way, name, event)
-					}
-					running = pod.Status.Phase == v1.PodRunning
-				case <-time.After(patience):
-					t.Fatalf("%s: %s does not run", way, name)
+				event, open := <-watch.ResultChan()
+				pod, is := event.Object.(*v1.Pod)
+				if !open || !is || pod.Status.Phase == v1.PodFailed {
+					t.Fatalf("%s: %s: %v", way, name, event)
 				}
+				running = pod.Status.Phase == v1.PodRunning
 			}
-			took = append(took, time.Since(began))
+			took = append(took, since(began))
 			watch.Stop()
 			c.remove(t, name)
 		}

@@ -19,11 +19,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// The storm by claims and by name: so many pods, or as many as come in that time, and at most so
-// many at once.
+// The storm by claims and by name: so many pods, and at most so many at once.
+var draStormPods = long(60, 200)
+
 const (
-	draStormPods   = 200
-	draStormAtMost = 150 * time.Second
 	draStormCrowd  = 30
 	draStormShares = 4
 )
@@ -64,7 +63,7 @@ func testDRAStorm(t *testing.T, c *cluster) {
 	t.Cleanup(func() { c.label(t, "") })
 	c.label(t, "plugin")
 	t.Cleanup(func() { c.uninstall(t) })
-	c.install(t, "node=sim:dgx-a100", "config.name=dra-storm", "dra.enabled=true", "dra.resources={"+shared+"}", "extraArgs={--cdi-dir=/var/run/cdi,--probe=2s}")
+	c.install(t, "node=sim:dgx-a100", "config.name=dra-storm", "dra.enabled=true", "dra.resources={"+shared+"}", "--cdi-dir=/var/run/cdi", "--probe=2s")
 	all := map[string]int64{shared: 8 * draStormShares}
 	c.awaitAllocatable(t, all)
 	ledger := newLedger(t, c)
@@ -120,7 +119,7 @@ func (s *draStorm) blow(t *testing.T) {
 	defer tick.Stop()
 	var nextPod, nextFlip, nextFault time.Time
 	nextFlip = time.Now().Add(5 * time.Second)
-	for began := time.Now(); s.made < draStormPods && time.Since(began) < draStormAtMost; {
+	for s.made < draStormPods {
 		now := <-tick.C
 		s.look(t)
 		if now.After(nextPod) && len(s.pods) < draStormCrowd {

@@ -142,7 +142,7 @@ type report struct {
 func (r *report) step(name string, play func()) {
 	began := time.Now()
 	play()
-	r.note(name, time.Since(began).Round(10*time.Millisecond).String())
+	r.note(name, took(began))
 }
 
 // note adds a row.
@@ -152,7 +152,7 @@ func (r *report) note(name, value string) {
 
 // write puts the table into the file that E2E_REPORT names, and into the log.
 func (r *report) write(t *testing.T) {
-	r.note("all", time.Since(r.started).Round(time.Second).String())
+	r.note("all", since(r.started).Round(time.Second).String())
 	text := "| Step | Time or count |\n| --- | --- |\n" + strings.Join(r.rows, "\n") + "\n"
 	t.Log("\n" + text)
 	if path := os.Getenv("E2E_REPORT"); path != "" {

@@ -20,7 +20,7 @@ func testGuard(t *testing.T, c *cluster) {
 	const profile = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4, memory: {limit: share, grace: 2s, action: evict}}]}}\n"
 	c.createNamespace(t, namespace)
 	c.profiles(t, "guard", map[string]string{"guarded": profile})
-	guarded := []string{"config.name=guard", "config.default=guarded", "metrics.perContainer=true", "memoryGuard.evict=true", "extraArgs[0]=--sample=500ms"}
+	guarded := []string{"config.name=guard", "config.default=guarded", "metrics.perContainer=true", "memoryGuard.evict=true", "--sample=500ms"}
 	c.install(t, append(guarded, "node=sim:t4")...)
 	c.awaitAllocatable(t, map[string]int64{shared: 4})
 	kept := pod("guard-kept", shared, 1)

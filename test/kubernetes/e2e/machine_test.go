@@ -498,7 +498,7 @@ imageGCLowThresholdPercent: 99
 	c.kubelet = c.kubernetes(t, "kubelet",
 		"--config="+c.path("kubelet.yaml"), "--kubeconfig="+c.path("node.conf"), "--hostname-override="+hostName,
 		"--node-ip="+nodeAddress, "--cert-dir="+c.path("kubelet"),
-		"--vmodule=client=2", // Its log says when a plugin's devices come, which gaps reads.
+		"--vmodule=client=2,kubelet=2", // Its log says when a plugin's devices and a pod come, which handovers reads.
 		// What the chart's affinity asks for; node feature discovery sets it elsewhere.
 		"--node-labels=nvidia.com/gpu.present=true",
 	)

@@ -36,7 +36,7 @@ func testMPS(t *testing.T, c *cluster) {
 		c.uninstall(t)
 		removeMPSRoot(t)
 	})
-	c.install(t, "node=sim:t4x2", "config.name=mps", "mps.enabled=true", "nvidiaDriverRoot="+c.mpsDriver(t), "metrics.perContainer=true", "extraArgs[0]=--sample=500ms")
+	c.install(t, "node=sim:t4x2", "config.name=mps", "mps.enabled=true", "nvidiaDriverRoot="+c.mpsDriver(t), "metrics.perContainer=true", "--sample=500ms")
 	defer func() {
 		if !t.Failed() {
 			return
@@ -52,7 +52,7 @@ func testMPS(t *testing.T, c *cluster) {
 		began := time.Now()
 		c.label(t, profile)
 		c.awaitAllocatable(t, map[string]int64{shared: devices})
-		c.report.note("MPS: to "+profile+", label to allocatable", time.Since(began).Round(10*time.Millisecond).String())
+		c.report.note("MPS: to "+profile+", label to allocatable", took(began))
 	}
 	if err := os.WriteFile(mpsRoot+"/shm/of-the-daemons", nil, 0o644); err != nil {
 		t.Fatal(err)
@@ -74,7 +74,7 @@ func testMPS(t *testing.T, c *cluster) {
 	began := time.Now()
 	c.remove(t, "mps-slice")
 	c.awaitAllocatable(t, map[string]int64{shared: 8})
-	c.report.note("MPS: the last time slice ends, to allocatable", time.Since(began).Round(10*time.Millisecond).String())
+	c.report.note("MPS: the last time slice ends, to allocatable", took(began))
 
 	// A daemon that dies takes its GPU's devices, and no other's.
 	other := slices.IndexFunc(c.mpsUnits(t), func(unit string) bool { return unit != gpu })
@@ -148,16 +148,20 @@ func removeMPSRoot(t *testing.T) {
 	}
 }
 
-// mpsUnits are the GPUs that have a daemon.
+// mpsUnits waits until each of the two GPUs has a daemon that listens, and returns the GPUs.
 func (c *cluster) mpsUnits(t *testing.T) (units []string) {
 	t.Helper()
-	found, err := filepath.Glob(mpsRoot + "/GPU-*/pipe/control")
-	if err != nil || len(found) != 2 {
-		t.Fatalf("daemons listen at %q, %v", found, err)
-	}
-	for _, path := range found {
-		units = append(units, filepath.Base(filepath.Dir(filepath.Dir(path))))
-	}
+	c.await(t, "two daemons", func() error {
+		found, err := filepath.Glob(mpsRoot + "/GPU-*/pipe/control")
+		if err != nil || len(found) != 2 {
+			return fmt.Errorf("daemons listen at %q, %w", found, err)
+		}
+		units = nil
+		for _, path := range found {
+			units = append(units, filepath.Base(filepath.Dir(filepath.Dir(path))))
+		}
+		return nil
+	})
 	return units
 }
 

@@ -100,7 +100,7 @@ func (c *cluster) makesLayouts(t *testing.T, driver string) {
 	c.hasSysAdmin(t, true)
 	c.awaitEvent(t, began, "MIGBlocked", "in use: unknown", "hostPID")
 	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 2})
-	c.installOn(t, driver, append(values, "extraArgs[2]=--proc=/driver-root/proc")...)
+	c.installOn(t, driver, append(values, "--proc=/driver-root/proc")...)
 	for _, each := range []struct {
 		label  string
 		serves map[string]served
@@ -169,7 +169,7 @@ func (c *cluster) installDriver(t *testing.T, name string, flags ...string) (roo
 func (c *cluster) installOn(t *testing.T, driver string, values ...string) {
 	t.Helper()
 	c.install(t, append(values, "node=nvml", "compatWithCPUManager=true",
-		"nvidiaDriverRoot="+driver, "nvidiaDevRoot="+driver, quickly, "extraArgs[1]=--host-root=/driver-root")...)
+		"nvidiaDriverRoot="+driver, "nvidiaDevRoot="+driver, "--host-root=/driver-root")...)
 }
 
 // hasSysAdmin says whether the plugin's process has the capability.

@@ -29,12 +29,15 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
+// pluginSelector selects Virgate's pods.
+const pluginSelector = "app.kubernetes.io/name=virgate"
+
 // plugin is Virgate's pod, the one that is to stay.
 func (c *cluster) plugin(t *testing.T) *v1.Pod {
 	t.Helper()
 	var found *v1.Pod
 	c.await(t, "one pod of Virgate", func() error {
-		pods, err := c.client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=virgate"})
+		pods, err := c.client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: pluginSelector})
 		if err != nil {
 			return err
 		}

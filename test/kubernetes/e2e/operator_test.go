@@ -11,6 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/virgate/virgate/test/await"
 )
 
 // Where the GPU Operator's programs meet on the node.
@@ -187,8 +189,11 @@ func ready(containers int) func(*v1.Pod) error {
 			return fmt.Errorf("it has %d containers", got)
 		}
 		for _, status := range pod.Status.ContainerStatuses {
-			if !status.Ready || status.RestartCount > 0 {
-				return fmt.Errorf("container %s is ready: %t, after %d restarts", status.Name, status.Ready, status.RestartCount)
+			if status.RestartCount > 0 {
+				return await.Never("container %s has restarted %d times: %+v", status.Name, status.RestartCount, status.LastTerminationState.Terminated)
+			}
+			if !status.Ready {
+				return fmt.Errorf("container %s is not ready: %+v", status.Name, status.State)
 			}
 		}
 		return nil
@@ -244,6 +249,9 @@ func (c *cluster) operatorPod(t *testing.T, app, what string, is func(*v1.Pod) e
 			return fmt.Errorf("%d pods, %w", len(pods.Items), err)
 		}
 		found = &pods.Items[0]
+		if err := stuck(found); err != nil {
+			return await.Never("%w", err)
+		}
 		return is(found)
 	})
 	return found

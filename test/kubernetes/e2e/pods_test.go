@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -9,12 +10,15 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+
+	"github.com/virgate/virgate/test/await"
 )
 
 // workspace is the namespace of the tests' pods.
@@ -58,17 +62,30 @@ func (c *cluster) createAgain(t *testing.T, name string) {
 // remove deletes the pod and waits until it is gone.
 func (c *cluster) remove(t *testing.T, name string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
+	ctx := context.WithoutCancel(t.Context())
 	pods := c.client.CoreV1().Pods(workspace)
 	_ = pods.Delete(ctx, name, metav1.DeleteOptions{})
-	for ctx.Err() == nil {
-		if _, err := pods.Get(ctx, name, metav1.GetOptions{}); err != nil {
-			return
-		}
-		time.Sleep(50 * time.Millisecond)
+	if err := gone(func() error {
+		_, err := pods.Get(ctx, name, metav1.GetOptions{})
+		return err
+	}); err != nil {
+		t.Errorf("pod %s does not go: %v", name, err)
 	}
-	t.Errorf("pod %s does not go", name)
+}
+
+// gone waits until get does not find it; also for cleanups. Where there is no API server to ask,
+// there is nothing to wait for.
+func gone(get func() error) error {
+	return await.Condition(nil, func() error {
+		err := get()
+		switch {
+		case apierrors.IsNotFound(err), utilnet.IsConnectionRefused(err):
+			return nil
+		case err == nil:
+			return errors.New("it is there")
+		}
+		return err
+	})
 }
 
 // run creates the pod and waits until it runs.
@@ -78,8 +95,8 @@ func (c *cluster) run(t *testing.T, pod *v1.Pod) {
 	c.awaitPhase(t, pod.Name, v1.PodRunning)
 }
 
-// awaitPhase waits until the pod is in that phase. The scheduler may bind a pod by the
-// node's status of which the kubelet's own copy is older: one that the kubelet refuses
+// awaitPhase waits until the pod is in that phase. The scheduler may bind a pod by a status
+// of the node that is older or newer than what the kubelet has: one that the kubelet refuses
 // for that is created again, as its owner would do.
 func (c *cluster) awaitPhase(t *testing.T, name string, phase v1.PodPhase) *v1.Pod {
 	t.Helper()
@@ -89,15 +106,18 @@ func (c *cluster) awaitPhase(t *testing.T, name string, phase v1.PodPhase) *v1.P
 		if got, err = c.client.CoreV1().Pods(workspace).Get(t.Context(), name, metav1.GetOptions{}); err != nil {
 			return err
 		}
-		if phase == v1.PodRunning && strings.HasPrefix(got.Status.Reason, outOf) {
+		if phase == v1.PodRunning && got.Status.Phase == v1.PodFailed && overtaken(got) {
 			c.report.note("pod "+name+", created again", got.Status.Reason)
 			c.createAgain(t, name)
 			return errNotYet
 		}
-		if got.Status.Phase != phase {
-			return fmt.Errorf("it is %s: %s: %s", got.Status.Phase, got.Status.Reason, got.Status.Message)
+		if got.Status.Phase == phase {
+			return nil
 		}
-		return nil
+		if err := never(got, phase); err != nil {
+			return err
+		}
+		return fmt.Errorf("it is %s: %s: %s", got.Status.Phase, got.Status.Reason, got.Status.Message)
 	})
 	return got
 }
@@ -217,6 +237,9 @@ func (c *cluster) awaitInsufficient(t *testing.T, name, resource string) {
 			if condition.Type == v1.PodScheduled && condition.Status == v1.ConditionFalse && strings.Contains(condition.Message, "Insufficient "+resource) {
 				return nil
 			}
+		}
+		if got.Status.Phase != v1.PodPending {
+			return await.Never("it is %s: %s: %s", got.Status.Phase, got.Status.Reason, got.Status.Message)
 		}
 		return fmt.Errorf("it is %s, %v", got.Status.Phase, got.Status.Conditions)
 	})

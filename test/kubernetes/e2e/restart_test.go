@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -40,7 +41,7 @@ func testKubeletRestarts(t *testing.T, c *cluster) {
 		began := time.Now()
 		c.kubelet.start(t)
 		c.awaitServed(t, all)
-		c.report.note("kubelet "+way.name+", start to shares", time.Since(began).Round(10*time.Millisecond).String())
+		c.report.note("kubelet "+way.name+", start to shares", took(began))
 		c.awaitAllocatable(t, all)
 		c.hold(t, way.name, 1)
 		c.undisturbed(t, before)
@@ -74,7 +75,7 @@ func testContainerdRestarts(t *testing.T, c *cluster) {
 		began := time.Now()
 		c.containerd.start(t)
 		c.hold(t, way.name, 1)
-		c.report.note("containerd "+way.name+", start to a new pod", time.Since(began).Round(10*time.Millisecond).String())
+		c.report.note("containerd "+way.name+", start to a new pod", took(began))
 		c.undisturbed(t, before)
 		c.awaitAllocatable(t, all)
 	}
@@ -99,6 +100,7 @@ func registrations(t *testing.T, plugin *v1.Pod) string {
 
 // testPluginKilled kills Virgate without a word while pods hold shares.
 func testPluginKilled(t *testing.T, c *cluster) {
+	c.expectRestarts(t)
 	c.install(t, "node=sim:t4x2", fourShares)
 	all := map[string]int64{shared: 8}
 	c.awaitAllocatable(t, all)
@@ -120,7 +122,7 @@ func testPluginKilled(t *testing.T, c *cluster) {
 		return nil
 	})
 	c.awaitServed(t, all)
-	c.report.note("plugin killed to shares", time.Since(began).Round(10*time.Millisecond).String())
+	c.report.note("plugin killed to shares", took(began))
 	c.awaitAllocatable(t, all)
 	c.undisturbed(t, before)
 	c.fill(t, holders, 2, 4)
@@ -143,6 +145,7 @@ const kills = 10
 // container that stands by and without. With it the shares come back from a program that ran
 // before, and whoever was killed stands by next; how many pods that saves is noted.
 func testStandby(t *testing.T, c *cluster) {
+	c.expectRestarts(t)
 	for _, enabled := range []bool{true, false} {
 		c.install(t, "node=sim:dgx-a100", fourShares, fmt.Sprintf("standby.enabled=%t", enabled))
 		all := map[string]int64{shared: 32}
@@ -188,7 +191,7 @@ func testStandby(t *testing.T, c *cluster) {
 				}
 				c.awaitServed(t, all)
 			}
-			c.notes(t, d, enabled, c.gaps(t, first))
+			c.notes(t, d, enabled, c.kubeletLog(t, first).gaps)
 			if enabled {
 				for _, process := range c.virgates(t) {
 					role := map[bool]string{true: "serves", false: "stands by"}[process == serving(t)]
@@ -303,7 +306,7 @@ func testOutage(t *testing.T, c *cluster) {
 	edited := time.Now()
 	c.editProfile(t, "edited", "chosen", replicas("6"))
 	c.awaitAllocatable(t, map[string]int64{shared: 6})
-	c.report.note("edit after the API server's return to allocatable", time.Since(edited).Round(10*time.Millisecond).String())
+	c.report.note("edit after the API server's return to allocatable", took(edited))
 	c.awaitEvent(t, back, "ProfileApplied", "chosen")
 	c.awaitCondition(t, v1.ConditionTrue, "Serving", "12 devices, 6 healthy")
 	c.undisturbed(t, before)
@@ -398,23 +401,24 @@ func testRollout(t *testing.T, c *cluster) {
 	defer busy.Wait()
 	defer cancel()
 
-	first, took := time.Now(), time.Duration(0)
+	first, sum := time.Now(), time.Duration(0)
+	var ended []time.Time // The rollouts.
 	for i := range rollouts {
 		tag := []string{nextVersion, version}[i%2]
 		began := time.Now()
 		c.install(t, "node=sim:dgx-a100", fourShares, "image.tag="+tag)
-		took += time.Since(began)
+		sum += since(began)
 		// Helm asks for no more than a new pod that is ready.
 		c.await(t, "the new pod to be alone", func() error { return d.only("virgate:" + tag) })
-		c.awaitServed(t, map[string]int64{shared: 32})
+		c.awaitAllocatable(t, map[string]int64{shared: 32})
+		ended = append(ended, time.Now())
 	}
-	c.awaitAllocatable(t, map[string]int64{shared: 32})
 	cancel()
 	busy.Wait()
 	c.await(t, "the last pods to run", d.allRan)
 	c.undisturbed(t, before)
-	c.report.note("a rollout, on average", (took / rollouts).Round(10*time.Millisecond).String())
-	c.judgeRollouts(t, d, first, len(holders))
+	c.report.note("a rollout, on average", (sum / rollouts).Round(10*time.Millisecond).String())
+	c.judgeRollouts(t, d, first, ended, len(holders))
 }
 
 // judgeRollouts says that old and new were ready together each time, that the
@@ -422,7 +426,7 @@ func testRollout(t *testing.T, c *cluster) {
 // refused at any other moment. How long such a moment is, and whether it is one or two,
 // is the kubelet's affair, which may take the new one's registration before it has
 // heard of the old one's end; test/speed measures Virgate's part.
-func (c *cluster) judgeRollouts(t *testing.T, d *eventLog, began time.Time, holders int) {
+func (c *cluster) judgeRollouts(t *testing.T, d *eventLog, began time.Time, ended []time.Time, holders int) {
 	t.Helper()
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -444,9 +448,9 @@ func (c *cluster) judgeRollouts(t *testing.T, d *eventLog, began time.Time, hold
 			t.Errorf("at %s the kubelet had %v", state.at.Format(clock), state.allocatable)
 		}
 	}
+	log := c.kubeletLog(t, began)
 	var moments []time.Duration
-	gaps := c.gaps(t, began)
-	for _, g := range gaps {
+	for _, g := range log.gaps {
 		moments = append(moments, g.end.Sub(g.begin))
 	}
 	refused := 0
@@ -455,8 +459,8 @@ func (c *cluster) judgeRollouts(t *testing.T, d *eventLog, began time.Time, hold
 			continue
 		}
 		refused++
-		if !slices.ContainsFunc(gaps, func(g gap) bool { return g.explains(l) }) {
-			t.Errorf("pod %s, bound %s, was refused %s: %s; the kubelet was without devices %v", name, l.bound.Format(clock), l.refused.Format(clock), l.refusal, gaps)
+		if !log.explains(name, l, ended) {
+			t.Errorf("pod %s, bound %s, was refused %s: %s; the kubelet was without devices %v", name, l.bound.Format(clock), l.refused.Format(clock), l.refusal, log.gaps)
 		}
 	}
 	c.report.note("rollouts, pods started meanwhile, refused in the moment of the handover", fmt.Sprintf("%d, %d, %d", rollouts, len(d.pods)-holders, refused))
@@ -464,35 +468,70 @@ func (c *cluster) judgeRollouts(t *testing.T, d *eventLog, began time.Time, hold
 	c.report.note("rollouts: times the node's status said 0", fmt.Sprint(count(d.statuses, func(s status) bool { return s.allocatable[shared] == 0 })))
 }
 
-// gap is a time in which the kubelet had no plugin for the shares.
-type gap struct{ begin, end time.Time }
+// kubeletLog is what the kubelet's log says of a plugin's end and the next one's begin, and of
+// the pods that come, by the numbers of the lines: the order does not depend on how fast it is.
+type kubeletLog struct {
+	gaps     []gap
+	admitted []int          // Each pod that it began to look at and did not refuse.
+	refused  map[string]int // By the pods' names.
+}
 
-// explains says that the kubelet may have refused the pod because of the gap. The log has
-// the end of a stream shortly after it, and a list shortly before it counts. OutOf is
-// what the kubelet finds in its copy of the node's status, and may find there when
-// the scheduler's copy is newer already.
-func (g gap) explains(l *podRecord) bool {
-	after := 2 * time.Second
-	if strings.HasPrefix(l.refusal, outOf) {
-		after = lag
+// gap is between the end of one plugin's stream and the first list of the next: the kubelet
+// has no plugin for the shares.
+type gap struct {
+	begin, end       time.Time
+	beginsAt, endsAt int
+}
+
+// explains says that the kubelet refused the pod because of a gap: in it, or so shortly before
+// or after that no other pod was taken between. The log has the end of a stream shortly after it,
+// and a list shortly before it counts. OutOf is what the kubelet finds in its copy of the node's
+// status, which may be older than the end of one rollout, but not of two.
+func (k *kubeletLog) explains(name string, l *podRecord, rolloutsEnded []time.Time) bool {
+	at, known := k.refused[name]
+	if !known {
+		return false
 	}
-	return g.begin.Add(-2*time.Second).Before(l.refused) && g.end.Add(after).After(l.bound)
+	for _, g := range k.gaps {
+		if strings.HasPrefix(l.refusal, outOf) {
+			ended := 0
+			for _, moment := range rolloutsEnded {
+				if moment.After(g.end) && moment.Before(l.bound) {
+					ended++
+				}
+			}
+			if g.beginsAt < at && ended < 2 {
+				return true
+			}
+			continue
+		}
+		from, to := min(at, g.beginsAt), max(at, g.endsAt)
+		between := func(line int) bool { return from < line && line < g.beginsAt || g.endsAt < line && line < to }
+		if !slices.ContainsFunc(k.admitted, between) {
+			return true
+		}
+	}
+	return false
 }
 
 func (g gap) String() string { return g.begin.Format(clock) + " to " + g.end.Format(clock) }
 
-// gaps are those since then, by the kubelet's log: from the end of one plugin's
-// stream to the first list of the next.
-func (c *cluster) gaps(t *testing.T, since time.Time) (all []gap) {
+// kubeletLog reads the kubelet's log since then.
+func (c *cluster) kubeletLog(t *testing.T, since time.Time) *kubeletLog {
 	t.Helper()
-	log, err := os.ReadFile(c.kubelet.log)
+	text, err := os.ReadFile(c.kubelet.log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var begin time.Time
-	for line := range strings.Lines(string(log)) {
-		ended := strings.Contains(line, `"ListAndWatch ended unexpectedly`)
-		if !ended && !strings.Contains(line, `"State pushed for device plugin"`) || !strings.Contains(line, fmt.Sprintf(`resource=%q`, shared)) {
+	k, came := &kubeletLog{refused: map[string]int{}}, map[string]int{}
+	var begun gap
+	number := 0
+	for line := range strings.Lines(string(text)) {
+		number++
+		ended, list := strings.Contains(line, `"ListAndWatch ended unexpectedly`), strings.Contains(line, `"State pushed for device plugin"`)
+		device := (ended || list) && strings.Contains(line, fmt.Sprintf(`resource=%q`, shared))
+		comes, denied := strings.Contains(line, `"SyncLoop ADD"`), strings.Contains(line, `"Pod admission denied"`)
+		if !device && !comes && !denied {
 			continue
 		}
 		// Such as I1122 15:48:07.676210, without the year.
@@ -502,14 +541,31 @@ func (c *cluster) gaps(t *testing.T, since time.Time) (all []gap) {
 		}
 		switch {
 		case at.Before(since):
+		case comes:
+			for _, match := range podInLog.FindAllStringSubmatch(line, -1) {
+				came[match[1]] = number
+			}
+		case denied:
+			for _, match := range podInLog.FindAllStringSubmatch(line, 1) {
+				k.refused[match[1]] = number
+			}
 		case ended:
-			begin = at
-		case !begin.IsZero():
-			all, begin = append(all, gap{begin, at}), time.Time{}
+			begun = gap{begin: at, beginsAt: number}
+		case !begun.begin.IsZero():
+			begun.end, begun.endsAt = at, number
+			k.gaps, begun = append(k.gaps, begun), gap{}
 		}
 	}
-	return all
+	for name, line := range came {
+		if _, refused := k.refused[name]; !refused {
+			k.admitted = append(k.admitted, line)
+		}
+	}
+	return k
 }
+
+// podInLog is a pod of the tests in the kubelet's log.
+var podInLog = regexp.MustCompile(`"` + workspace + `/([^"]+)"`)
 
 // followTruth looks what the kubelet has until the context ends.
 func (d *eventLog) followTruth(ctx context.Context, kubelet api.PodResourcesListerClient) {
@@ -569,7 +625,7 @@ func (c *cluster) startPods(ctx context.Context, d *eventLog) {
 
 // testFault lets a GPU fail while pods hold its shares, and mends it.
 func testFault(t *testing.T, c *cluster) {
-	c.install(t, "node=sim:t4x2", fourShares, "extraArgs[0]=--probe=2s") // Heat, and the end of any fault, is seen by a probe.
+	c.install(t, "node=sim:t4x2", fourShares, "--probe=2s") // Heat, and the end of any fault, is seen by a probe.
 	all := map[string]int64{shared: 8}
 	c.awaitAllocatable(t, all)
 	before, plugin := c.podStates(t, c.hold(t, "holder", 2)), c.plugin(t)
@@ -593,7 +649,7 @@ func testFault(t *testing.T, c *cluster) {
 		began := time.Now()
 		c.simulate(t, plugin, fault.inject...)
 		c.awaitAllocatable(t, map[string]int64{shared: 4})
-		c.report.note("fault ("+fault.name+") to allocatable", time.Since(began).Round(10*time.Millisecond).String())
+		c.report.note("fault ("+fault.name+") to allocatable", took(began))
 		message := c.awaitEvent(t, began, "GPUUnhealthy", "GPU 0", fault.says)
 		c.awaitCondition(t, v1.ConditionTrue, "Serving", "8 devices, 4 healthy")
 		c.awaitSeries(t, plugin, fault.metric, "1", fault.labels...)
@@ -610,7 +666,7 @@ func testFault(t *testing.T, c *cluster) {
 		began = time.Now()
 		c.simulate(t, plugin, "heal", "--gpu", "0")
 		c.awaitAllocatable(t, all)
-		c.report.note("heal ("+fault.name+") to allocatable", time.Since(began).Round(10*time.Millisecond).String())
+		c.report.note("heal ("+fault.name+") to allocatable", took(began))
 		c.awaitEvent(t, began, "GPURecovered", "GPU 0", fault.says)
 		c.awaitCondition(t, v1.ConditionTrue, "Serving", "8 devices, 8 healthy")
 		c.awaitSeries(t, plugin, "virgate_listed_devices", "0", `resource="nvidia.com/gpu"`, `state="unhealthy"`)

@@ -109,11 +109,11 @@ func (p stormProfile) text(t *testing.T, shares int) string {
 }
 
 // The storm: so many pods and switches, at most so many pods at once.
+var stormPods, stormSwitches = long(50, 150), long(12, 40)
+
 const (
-	stormPods     = 150
-	stormSwitches = 40
-	stormCrowd    = 60
-	stormMap      = "storm"
+	stormCrowd = 60
+	stormMap   = "storm"
 )
 
 // storm creates and deletes pods of all that is on offer while the profile changes.
@@ -131,7 +131,9 @@ type storm struct {
 	edited   []bool
 	layout   layout
 	switches []switching
-	created  int
+	// rests are when the node had come to what it was to offer.
+	rests   []time.Time
+	created int
 	// leaving is when each pod that is there is to go, which is at least and at most so
 	// long after it came; most how many ran at once.
 	leaving       map[string]time.Time
@@ -197,7 +199,7 @@ func (s *storm) begin(t *testing.T) {
 	s.c.profiles(t, stormMap, texts)
 	s.c.label(t, "side-by-side")
 	t.Cleanup(func() { s.c.label(t, "") })
-	s.c.install(t, "node=sim:dgx-a100", "config.name="+stormMap, quickly)
+	s.c.install(t, "node=sim:dgx-a100", "config.name="+stormMap)
 	s.c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 6, "nvidia.com/gpu.shared": 16})
 	gpus := slices.Concat(units(t, s.kubelet, "nvidia.com/gpu.shared"), units(t, s.kubelet, "nvidia.com/gpu"))
 	s.profile = 1
@@ -289,7 +291,11 @@ func (s *storm) removePods(t *testing.T, now time.Time) {
 // and looks that each pod sees what the kubelet says it holds.
 func (s *storm) standStill(t *testing.T) {
 	t.Helper()
+	before := s.monitor.looked()
 	s.c.await(t, "the node to come to rest", func() error {
+		if err := s.monitor.lookedSince(before); err != nil {
+			return err
+		}
 		if complaints := s.monitor.unlike(); len(complaints) > 0 {
 			return fmt.Errorf("%q", complaints)
 		}
@@ -306,6 +312,29 @@ func (s *storm) standStill(t *testing.T) {
 			t.Errorf("pod %s sees %q and holds %v", name, got, held)
 		}
 	}
+	s.rest()
+}
+
+// rest notes that the node has come to what it is to offer.
+func (s *storm) rest() {
+	s.rests = append(s.rests, time.Now())
+	s.monitor.rest()
+}
+
+// around is the time whose events can have to do with each other: from the last rest but one
+// before that moment to the second one after. A rest is when Virgate, the kubelet and the API
+// server agree; the scheduler, the kubelet's copy of the node and the test's own watches hear of
+// it later, but not as late as at the next one. However slow the machine is, that order stays.
+func (s *storm) around(moment time.Time) (from, to time.Time) {
+	next := sort.Search(len(s.rests), func(i int) bool { return s.rests[i].After(moment) })
+	to = time.Now()
+	if next >= 2 {
+		from = s.rests[next-2]
+	}
+	if next+1 < len(s.rests) {
+		to = s.rests[next+1]
+	}
+	return from, to
 }
 
 // wanted is what the node is to offer with what pods hold now.
@@ -332,12 +361,6 @@ func (s *storm) end(t *testing.T) {
 	}
 	s.judge(t)
 }
-
-// lag is how long after its cause a change may show: Virgate asks the kubelet within
-// a second who holds what, the kubelet writes the node's status each second, and the
-// machine may be busy: with 20 processes waiting for two cores, the kubelet took 6 s
-// to look at a pod.
-const lag = time.Minute
 
 // judge holds all that the event log has of a storm against what may be. The kubelet has
 // less of a resource because of a switch, or of pods that ended and held what the
@@ -385,10 +408,10 @@ func (s *storm) judge(t *testing.T) {
 
 // overtaken says why the pod was refused: the scheduler chose by what the node's status
 // had said of its resource, the kubelet by what it had itself, or by its copy of the
-// status, and any of them may be as old as the lag. It is empty if all said the same.
+// status, and any of them may be as old as around says. It is empty if all said the same.
 func (s *storm) overtaken(l *podRecord) string {
-	from, to := l.bound.Add(-lag), l.refused.Add(time.Second) // What was seen after may have been before.
-	statuses, states := during(s.events.statuses, from, to), during(s.events.kubeletStates, from, to)
+	from, _ := s.around(l.bound)
+	statuses, states := during(s.events.statuses, from, l.refused), during(s.events.kubeletStates, from, l.refused)
 	most, least := int64(0), int64(math.MaxInt64)
 	for i, each := range slices.Concat(statuses, states) {
 		has := each.allocatable[l.resource]
@@ -403,11 +426,12 @@ func (s *storm) overtaken(l *podRecord) string {
 	return fmt.Sprintf("bound %s and refused %s: between %d and %d of %s since %s", l.bound.Format(clock), l.refused.Format(clock), least, most, l.resource, from.Format(clock))
 }
 
-// during are those that held at any moment between.
+// during are those that held at any moment between, and the two that were seen next: they may
+// have been true before they were seen.
 func during(all []status, from, to time.Time) []status {
 	first := sort.Search(len(all), func(i int) bool { return all[i].at.After(from) })
 	last := sort.Search(len(all), func(i int) bool { return all[i].at.After(to) })
-	return all[max(0, first-1):last]
+	return all[max(0, first-1):min(len(all), last+2)]
 }
 
 const clock = "15:04:05.000"
@@ -435,15 +459,15 @@ func (s *storm) falls() []fall {
 
 // cause is why so many of a resource may go at that time.
 func (s *storm) cause(at time.Time, resource string, count int64) string {
+	from, to := s.around(at)
 	for _, each := range slices.Backward(s.switches) {
-		since := at.Sub(each.at)
-		if _, takes := change(each.from, each.to, resource); takes && since > 0 && since < lag {
-			return fmt.Sprintf("%s after %s", since.Round(time.Millisecond), each.name)
+		if _, takes := change(each.from, each.to, resource); takes && each.at.After(from) && each.at.Before(at) {
+			return fmt.Sprintf("%s after %s", at.Sub(each.at).Round(time.Millisecond), each.name)
 		}
 	}
 	ended := int64(0) // Before or after: of fifty that end together the API server hears late.
 	for _, l := range s.events.pods {
-		if since := at.Sub(l.ended); l.resource == resource && !l.ran.IsZero() && !l.ended.IsZero() && since.Abs() < lag {
+		if l.resource == resource && !l.ran.IsZero() && l.ended.After(from) && l.ended.Before(to) {
 			ended++
 		}
 	}
@@ -455,13 +479,14 @@ func (s *storm) cause(at time.Time, resource string, count int64) string {
 
 // lately are the switches that could matter at that time.
 func (s *storm) lately(at time.Time) string {
+	from, _ := s.around(at)
 	var names []string
 	for _, each := range s.switches {
-		if since := at.Sub(each.at); since > 0 && since < 3*lag {
+		if each.at.After(from) && each.at.Before(at) {
 			names = append(names, fmt.Sprintf("%s at %s", each.name, each.at.Format(clock)))
 		}
 	}
-	return fmt.Sprintf("%q", names)
+	return fmt.Sprintf("%q since %s", names, from.Format(clock))
 }
 
 // reportSwitches notes how long it took from a switch to the first status of the

@@ -45,7 +45,7 @@ func testBadProfile(t *testing.T, c *cluster) {
 	began := time.Now()
 	c.editProfile(t, "faulty", "edited", replicas("5"))
 	c.awaitAllocatable(t, map[string]int64{shared: 10})
-	c.report.note("bad profile mended to allocatable", time.Since(began).Round(10*time.Millisecond).String())
+	c.report.note("bad profile mended to allocatable", took(began))
 	c.awaitEvent(t, began, "ProfileApplied", "edited")
 	c.awaitCondition(t, v1.ConditionTrue, "Serving", "10 devices, 10 healthy")
 	c.awaitProfile(t, "edited", "applied")
@@ -64,7 +64,7 @@ func testRename(t *testing.T, c *cluster) {
 	const renamed = shared + ".shared"
 	t.Cleanup(func() { c.label(t, "") })
 	c.label(t, "time-slicing-4")
-	c.install(t, "node=sim:t4x4", fourShares, quickly)
+	c.install(t, "node=sim:t4x4", fourShares)
 	c.offers(t, map[string]int64{shared: 16})
 	holders := c.hold(t, "holder", 3) // One on each of three GPUs.
 	before := c.podStates(t, holders)
@@ -114,11 +114,11 @@ func names(pods []*v1.Pod) []string {
 }
 
 // testShrink takes shares away from a GPU on which more are held than it is to
-// have. The quiet time is the usual one.
+// have.
 func testShrink(t *testing.T, c *cluster) {
 	t.Cleanup(func() { c.label(t, "") })
 	c.label(t, "time-slicing-10-packed")
-	c.install(t, "node=sim:t4x2", fourShares, never)
+	c.install(t, "node=sim:t4x2", fourShares, stays)
 	c.awaitAllocatable(t, map[string]int64{shared: 20})
 	holders := c.hold(t, "holder", 8) // The profile packs them on one GPU.
 	before := c.podStates(t, holders)
@@ -127,7 +127,7 @@ func testShrink(t *testing.T, c *cluster) {
 	began := time.Now()
 	c.label(t, "time-slicing-4")
 	c.awaitAllocatable(t, map[string]int64{shared: 8 + 4})
-	c.report.note("shrink with held replicas, label to allocatable", time.Since(began).Round(10*time.Millisecond).String())
+	c.report.note("shrink with held replicas, label to allocatable", took(began))
 	for name, each := range c.podStates(t, c.hold(t, "beside", 4)) {
 		if each.GPU == gpu {
 			t.Errorf("pod %s got a share of %s, of which twice as many are held as there are to be", name, gpu)
@@ -154,17 +154,9 @@ func testShrink(t *testing.T, c *cluster) {
 	c.undisturbed(t, before)
 }
 
-// quickly makes a surplus device leave after three seconds instead of 30: the
-// kubelet here writes the node's status ten times as often as one does by default.
-const quickly = "extraArgs[0]=--quiet-time=3s"
-
-// never makes a surplus device stay: what waits for it to leave does not come, however
-// fast or slow the machine is.
-const never = "extraArgs[0]=--quiet-time=24h"
-
 // testShares plays the chart's profiles for whole GPUs, by the node's label.
 func testShares(t *testing.T, c *cluster) {
-	c.install(t, "node=sim:dgx-a100", fourShares, quickly)
+	c.install(t, "node=sim:dgx-a100", fourShares)
 	c.offers(t, map[string]int64{"nvidia.com/gpu": 32})
 	t.Cleanup(func() { c.label(t, "") })
 
@@ -182,7 +174,7 @@ func testShares(t *testing.T, c *cluster) {
 			began := time.Now()
 			c.label(t, profile.name)
 			c.offers(t, profile.want)
-			c.report.note("label "+profile.name+" to capacity and allocatable", time.Since(began).Round(10*time.Millisecond).String())
+			c.report.note("label "+profile.name+" to capacity and allocatable", took(began))
 		}
 	})
 	t.Run("distributed", func(t *testing.T) {
@@ -244,7 +236,7 @@ func testPartitions(t *testing.T, c *cluster) {
 	t.Cleanup(func() { c.label(t, "") })
 	t.Run("all GPUs", func(t *testing.T) {
 		c.label(t, "mig-mixed")
-		c.install(t, "node=sim:dgx-a100+all-balanced", fourShares, quickly)
+		c.install(t, "node=sim:dgx-a100+all-balanced", fourShares)
 		c.offers(t, map[string]int64{"nvidia.com/mig-1g.5gb": 16, "nvidia.com/mig-2g.10gb": 8, "nvidia.com/mig-3g.20gb": 8})
 		pods := slices.Concat(numbered("small", 3, "nvidia.com/mig-1g.5gb"), numbered("medium", 2, "nvidia.com/mig-2g.10gb"),
 			numbered("large", 2, "nvidia.com/mig-3g.20gb"))
@@ -253,7 +245,7 @@ func testPartitions(t *testing.T, c *cluster) {
 	})
 	t.Run("beside shares and whole GPUs", func(t *testing.T) {
 		c.label(t, "side-by-side")
-		c.install(t, "node=sim:mixed", fourShares, quickly)
+		c.install(t, "node=sim:mixed", fourShares)
 		c.offers(t, map[string]int64{
 			"nvidia.com/gpu": 2, "nvidia.com/gpu.shared": 16,
 			"nvidia.com/mig-1g.5gb": 18, "nvidia.com/mig-2g.10gb": 1, "nvidia.com/mig-3g.20gb": 1,

@@ -42,7 +42,7 @@ func (s *storm) beginExclusive(t *testing.T) {
 	s.c.profiles(t, transitionMap, transitionTexts)
 	s.c.label(t, "exclusive")
 	t.Cleanup(func() { s.c.label(t, "") })
-	s.c.install(t, "node=sim:dgx-a100", "config.name="+transitionMap, never)
+	s.c.install(t, "node=sim:dgx-a100", "config.name="+transitionMap, stays)
 	s.layout = allGPUs("exclusive")
 	s.c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 8})
 	s.follow(t, units(t, s.kubelet, "nvidia.com/gpu"))
@@ -60,27 +60,26 @@ func (s *storm) label(t *testing.T, profile, name string) *switching {
 // while pods come and go. None waits for the quiet time; how long it takes is for the
 // report, since it says as much of the machine.
 func testTransitions(t *testing.T, c *cluster) {
-	const rounds, crowd = 20, 3
+	const crowd = 3
+	rounds := long(8, 20)
 	s := newStorm(t, c, "transitions", 8*time.Second, 16*time.Second) // As few as leave neverNone something to judge.
 	s.beginExclusive(t)
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
 	var nextPod time.Time
 	// until lets pods come and go until the condition holds.
 	until := func(condition func() bool) {
-		limit := time.Now().Add(patience)
-		for !condition() {
-			now := <-tick.C
-			if now.After(limit) {
-				t.Fatalf("the node wants %v and does not come to it", s.wanted())
+		s.c.await(t, "the node to offer what it is to offer", func() error {
+			if condition() {
+				return nil
 			}
+			now := time.Now()
 			if now.After(nextPod) && len(s.leaving) < crowd {
 				s.addPod(t)
 				nextPod = now.Add(s.between(0, time.Second))
 			}
 			s.removePods(t, now)
 			s.most = max(s.most, s.events.running())
-		}
+			return fmt.Errorf("it wants %v", s.wanted())
+		})
 	}
 	kinds := []struct{ to, name string }{
 		{"four", "exclusive to 4 replicas"}, {"ten", "4 to 10 replicas"}, {"four", "10 to 4 replicas"},
@@ -103,6 +102,7 @@ func testTransitions(t *testing.T, c *cluster) {
 			each.shown = time.Now()
 			times[kind.name] = append(times[kind.name], each.shown.Sub(each.at))
 		}
+		s.rest()
 	}
 	s.end(t)
 	s.neverNone(t)
@@ -137,7 +137,12 @@ func (s *storm) neverNone(t *testing.T) {
 	s.events.mu.Lock()
 	defer s.events.mu.Unlock()
 	fewest, judged := map[string]int64{}, 0
-	for _, each := range s.switches {
+	for i, each := range s.switches {
+		// Virgate has taken up one of the two switches before only after it asked who holds what.
+		var known time.Time
+		if i >= 2 {
+			known = s.switches[i-2].at
+		}
 		for _, resource := range stormResources {
 			if each.from.devices(resource) == 0 || each.to.devices(resource) == 0 {
 				continue
@@ -148,16 +153,14 @@ func (s *storm) neverNone(t *testing.T) {
 						continue
 					}
 					count := status.allocatable[resource]
-					// Virgate learns within a second that a pod has gone, or in several on a busy machine,
-					// and of the next pod before.
-					free := s.monitor.free(each.at.Add(-10*time.Second), status.at.Add(time.Second))
+					free := s.monitor.free(known, status.at)
 					if free > 1 {
 						judged++
 					}
 					if count == 0 && free > 1 {
 						t.Errorf("%s, %s after the label: %s has no %s, and %d GPUs were free", each.name, status.at.Sub(each.at), who, resource, free)
 					}
-					if least, known := fewest[each.name]; !known || count < least {
+					if least, found := fewest[each.name]; !found || count < least {
 						fewest[each.name] = count
 					}
 				}
@@ -188,18 +191,12 @@ func testQueue(t *testing.T, c *cluster) {
 	const waiting, lasts = 40, 10 * time.Second
 	s := newStorm(t, c, "queue", lasts, lasts+1)
 	s.beginExclusive(t)
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
 	// until keeps so many pods waiting, ends those that have run long enough, and goes
 	// on until the condition holds.
 	until := func(what string, condition func() bool) {
-		limit := time.Now().Add(patience)
-		for now := range tick.C {
+		s.c.await(t, what, func() error {
 			if condition() {
-				return
-			}
-			if now.After(limit) {
-				t.Fatalf("waited for %s: pods hold %v", what, s.monitor.counts())
+				return nil
 			}
 			for range s.events.waiting(waiting) {
 				s.queue(t)
@@ -207,9 +204,10 @@ func testQueue(t *testing.T, c *cluster) {
 			for name := range s.leaving {
 				s.leaving[name] = s.events.endsAfter(name, lasts)
 			}
-			s.removePods(t, now)
+			s.removePods(t, time.Now())
 			s.most = max(s.most, s.events.running())
-		}
+			return fmt.Errorf("pods hold %v", s.monitor.counts())
+		})
 	}
 	for _, each := range []struct{ to, name string }{{"four", "exclusive to 4 replicas"}, {"exclusive", "4 replicas to exclusive"}} {
 		mode := onlyMode(s.layout)
@@ -221,6 +219,7 @@ func testQueue(t *testing.T, c *cluster) {
 		s.label(t, each.to, each.name)
 		until(each.name, func() bool { return s.events.offers(s.wanted()) && s.monitor.changed(mode) })
 		s.handovers(t, began, mode, each.name)
+		s.rest()
 	}
 	s.end(t)
 }
@@ -369,7 +368,7 @@ func testRepartitioning(t *testing.T, c *cluster) {
 	c.profiles(t, "layouts", map[string]string{"small": text("all-1g.10gb"), "balanced": text("all-balanced")})
 	t.Cleanup(func() { c.label(t, "") })
 	c.label(t, "small")
-	c.install(t, "node=sim:h100x2+all-1g.10gb", "config.name=layouts", quickly)
+	c.install(t, "node=sim:h100x2+all-1g.10gb", "config.name=layouts")
 	c.awaitAllocatable(t, map[string]int64{"nvidia.com/mig-1g.10gb": 14})
 	for gpu := range 2 {
 		c.simulate(t, c.plugin(t), "slow", "--gpu", strconv.Itoa(gpu), "DeviceCreateGpuInstanceWithPlacement", strconv.FormatInt(driver.Milliseconds(), 10))
@@ -385,7 +384,7 @@ func testRepartitioning(t *testing.T, c *cluster) {
 		began := time.Now()
 		c.label(t, each.profile)
 		c.awaitAllocatable(t, each.want)
-		took, drivers := time.Since(began), time.Duration(each.made)*driver
+		took, drivers := since(began), time.Duration(each.made)*driver
 		c.report.note(fmt.Sprintf("two H100 to layout %s, %d instances made: label to allocatable, without %s of the driver", each.profile, each.made, drivers),
 			(took - drivers).Round(10*time.Millisecond).String())
 	}

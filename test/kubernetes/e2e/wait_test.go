@@ -1,0 +1,125 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/virgate/virgate/test/await"
+)
+
+// long is how often something is repeated: in CI, or with LONG=1 in the environment.
+func long(ci, nightly int) int {
+	if os.Getenv("LONG") == "1" {
+		return nightly
+	}
+	return ci
+}
+
+// since is how long it has been, for the report: no test is judged by it.
+func since(began time.Time) time.Duration {
+	return time.Since(began) //nolint:forbidigo // a note in the report, which nothing is judged by
+}
+
+// took is since as the report writes it.
+func took(began time.Time) string {
+	return since(began).Round(10 * time.Millisecond).String()
+}
+
+// await waits until the condition has no complaint. It fails at once when a pod of Virgate
+// cannot start, or has restarted meanwhile and the test does not expect that.
+func (c *cluster) await(t *testing.T, what string, condition func() error) {
+	t.Helper()
+	var before map[string]int32
+	looks := 0
+	await.Until(t, what, func() error {
+		err := condition()
+		if err == nil || c.client == nil || c.restartsExpected {
+			return err
+		}
+		if looks++; looks%10 != 1 { // The condition is asked more often than Virgate's pods.
+			return err
+		}
+		now, ill := c.pluginRestarts(t.Context(), before)
+		if ill != nil {
+			return await.Never("%w, and %w", err, ill)
+		}
+		if before == nil {
+			before = now
+		}
+		return err
+	})
+}
+
+// pluginRestarts counts the restarts of Virgate's containers. It returns an error for one that has
+// restarted since before, if there is a before, or that does not start.
+func (c *cluster) pluginRestarts(ctx context.Context, before map[string]int32) (map[string]int32, error) {
+	pods, err := c.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: pluginSelector})
+	if err != nil {
+		return before, nil // The test may have stopped the API server.
+	}
+	now := map[string]int32{}
+	for _, pod := range pods.Items {
+		if pod.DeletionTimestamp != nil {
+			continue
+		}
+		if err := stuck(&pod); err != nil {
+			return nil, err
+		}
+		for _, status := range containers(&pod) {
+			name := pod.Name + "/" + status.Name
+			now[name] = status.RestartCount
+			if before != nil && now[name] > before[name] {
+				return nil, fmt.Errorf("container %s has restarted: %+v", name, status.LastTerminationState.Terminated)
+			}
+		}
+	}
+	return now, nil
+}
+
+// expectRestarts lets Virgate restart until the end of the test.
+func (c *cluster) expectRestarts(t *testing.T) {
+	t.Helper()
+	c.restartsExpected = true
+	t.Cleanup(func() { c.restartsExpected = false })
+}
+
+// never says why the pod will not come to that phase: it has ended in another, or does not start.
+func never(pod *v1.Pod, phase v1.PodPhase) error {
+	switch pod.Status.Phase {
+	case v1.PodFailed, v1.PodSucceeded:
+		return await.Never("pod %s is %s: %s: %s", pod.Name, pod.Status.Phase, pod.Status.Reason, pod.Status.Message)
+	case v1.PodRunning:
+		if phase == v1.PodFailed { // The tests' pods wait until they are deleted.
+			return await.Never("pod %s runs", pod.Name)
+		}
+	}
+	if err := stuck(pod); err != nil {
+		return await.Never("%w", err)
+	}
+	return nil
+}
+
+// stuck says which of the pod's containers does not start.
+func stuck(pod *v1.Pod) error {
+	for _, status := range containers(pod) {
+		if waiting := status.State.Waiting; waiting != nil {
+			switch waiting.Reason {
+			case "CrashLoopBackOff", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName":
+				return fmt.Errorf("container %s of pod %s: %s: %s", status.Name, pod.Name, waiting.Reason, waiting.Message)
+			}
+		}
+	}
+	return nil
+}
+
+// containers are the statuses of all of the pod's containers.
+func containers(pod *v1.Pod) []v1.ContainerStatus {
+	return slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses)
+}

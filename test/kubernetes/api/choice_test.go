@@ -17,6 +17,7 @@ import (
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/internal/simkubelet"
+	"github.com/virgate/virgate/test/await"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -123,14 +124,14 @@ func testListLimit(t *testing.T, s *server) {
 	s.setProfiles(map[string]string{"a": document(strconv.Itoa(most))})
 	p := s.run(t, "limit", "t4x16", nil)
 	const gpu = "nvidia.com/gpu"
-	s.await(startTimeout, "the longest list", func() bool {
+	s.await("the longest list", func() bool {
 		return p.offers(gpu, gpus*most) && s.node("limit").Labels[nodestatus.StateLabel] == "applied"
 	})
 	generation := s.node("limit").Annotations[nodestatus.GenerationAnnotation]
 	before := p.kubelet.Snapshot().Resources[gpu]
 
 	s.setProfiles(map[string]string{"a": document(strconv.Itoa(most + 1))})
-	s.await(startTimeout, "the refusal", func() bool {
+	s.await("the refusal", func() bool {
 		return s.says("limit", generation, "rejected", "ProfileRejected") && len(s.told("limit", nodestatus.ReasonProfileRejected)) == 1
 	})
 	told := s.told("limit", nodestatus.ReasonProfileRejected)[0]
@@ -173,15 +174,15 @@ func testMIGLabel(t *testing.T, s *server) {
 		labels := s.node("cut").Labels
 		return labels[nodestatus.StateLabel] == state && labels[nodestatus.MIGStateLabel] == layout
 	}
-	s.await(startTimeout, "the profile's layout", func() bool { return says("applied", "success") && p.offers(small, 4) })
+	s.await("the profile's layout", func() bool { return says("applied", "success") && p.offers(small, 4) })
 	generation := func() string { return s.node("cut").Annotations[nodestatus.GenerationAnnotation] }
 	first := generation()
 
 	s.setLayout("cut", "all-2g.12gb")
-	s.await(startTimeout, "the label's layout", func() bool {
+	s.await("the label's layout", func() bool {
 		return says("applied", "success") && p.offers(big, 2) && p.offers(small, 0) && generation() != first
 	})
-	s.await(startTimeout, "its event", func() bool {
+	s.await("its event", func() bool {
 		return slices.ContainsFunc(s.told("cut", nodestatus.ReasonMIGApplied), func(m string) bool { return strings.Contains(m, "layout all-2g.12gb") })
 	})
 
@@ -193,15 +194,15 @@ func testMIGLabel(t *testing.T, s *server) {
 		t.Fatal(pod, err)
 	}
 	s.setLayout("cut", "all-1g.6gb")
-	s.await(startTimeout, "the label's layout to wait", func() bool {
+	s.await("the label's layout to wait", func() bool {
 		return says("switching", "pending") && len(s.told("cut", nodestatus.ReasonMIGBlocked)) == 1 && p.offers(small, 2)
 	})
 	s.must(p.kubelet.DeletePod("default", "holder"))
-	s.await(startTimeout, "the label's layout", func() bool { return says("applied", "success") && p.offers(small, 4) })
+	s.await("the label's layout", func() bool { return says("applied", "success") && p.offers(small, 4) })
 
 	// A name that is none.
 	s.setLayout("cut", "all-3g.1gb")
-	s.await(startTimeout, "the refusal", func() bool {
+	s.await("the refusal", func() bool {
 		return says("rejected", "failed") && len(s.told("cut", nodestatus.ReasonProfileRejected)) == 1
 	})
 	for _, part := range []string{"ConfigMap gpu/profiles[a]", configsource.MIGLabel, `"all-3g.1gb"`} {
@@ -213,7 +214,7 @@ func testMIGLabel(t *testing.T, s *server) {
 		t.Error("the last good layout is gone")
 	}
 	s.setLayout("cut", "all-1g.6gb")
-	s.await(startTimeout, "the label's layout", func() bool { return says("applied", "success") })
+	s.await("the label's layout", func() bool { return says("applied", "success") })
 
 	p.rests(t)
 	s.removeNode("cut")
@@ -224,10 +225,10 @@ func testMIGLabel(t *testing.T, s *server) {
 		return err
 	}())
 	began := time.Now()
-	s.await(startTimeout, "the new Node to say it", func() bool {
+	s.await("the new Node to say it", func() bool {
 		return says("applied", "success") && s.says("cut", first, "applied", "Serving")
 	})
-	t.Logf("a Node made anew had everything after %s", time.Since(began).Round(time.Millisecond))
+	t.Logf("a Node made anew had everything after %s", since(began))
 	p.rests(t)
 
 	p.expectReasons(t)
@@ -239,17 +240,24 @@ func testMIGLabel(t *testing.T, s *server) {
 	}
 }
 
-// rests waits until the program has told everything, and then that it asks
-// nothing any more.
+// rests waits until the program has told everything, and then that it asks nothing and
+// has no more answers for so many looks in a row. A slow machine only makes this longer.
 func (p *program) rests(t *testing.T) {
 	t.Helper()
-	const rest = 10 * time.Second
-	last, since := len(p.seen()), time.Now()
-	await(t, startTimeout, "a rest", func() bool {
-		if now := len(p.seen()); now != last {
-			last, since = now, time.Now()
+	looks := long(40, 200) // 50 ms apart: 2 s, or 10 s
+	last, quiet := 0, 0
+	await.True(t, "a rest", func() bool {
+		requests := p.made()
+		now := len(requests)
+		for _, r := range requests {
+			if r.answer != 0 {
+				now++
+			}
 		}
-		return time.Since(since) > rest
+		if quiet++; now != last {
+			last, quiet = now, 0
+		}
+		return quiet >= looks
 	})
 }
 
@@ -262,7 +270,7 @@ const firstSecond = 1100 * time.Millisecond
 // second.
 func (c *counter) awaitWatches(t *testing.T, count int) {
 	t.Helper()
-	await(t, followTimeout, "the watches to begin", func() bool { return watches(c.answers()) >= count })
+	await.True(t, "the watches to begin", func() bool { return watches(c.answers()) >= count })
 	pass(firstSecond)
 }
 

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/virgate/virgate/test/await"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -100,7 +101,7 @@ func playClusterView(t *testing.T, s *server, count, podsEach int) {
 		if err := command.Wait(); err != nil {
 			t.Fatalf("%v\n%s", err, told.String())
 		}
-		t.Logf("%s, %s: %d nodes in %s, at most %d MiB resident; %s", table, what, count, time.Since(began).Round(time.Millisecond), <-resident, told.String())
+		t.Logf("%s, %s: %d nodes in %s, at most %d MiB resident; %s", table, what, count, since(began), <-resident, told.String())
 		if err := json.Unmarshal(output.Bytes(), &view); err != nil {
 			t.Fatal(err)
 		}
@@ -188,7 +189,7 @@ func peakMemory(pid int) <-chan int {
 	peak := make(chan int, 1)
 	go func() {
 		most := 0
-		for {
+		for tick := time.Tick(5 * time.Millisecond); ; {
 			status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 			_, after, found := strings.Cut(string(status), "VmHWM:")
 			if err != nil || !found { // A zombie has no memory.
@@ -198,7 +199,7 @@ func peakMemory(pid int) <-chan int {
 			if kilobytes, err := strconv.Atoi(strings.Fields(after)[0]); err == nil {
 				most = max(most, kilobytes>>10)
 			}
-			time.Sleep(5 * time.Millisecond)
+			<-tick
 		}
 	}()
 	return peak
@@ -239,7 +240,7 @@ func statusPage(t *testing.T, binary string, kind nodeKind) map[string]any {
 		_ = command.Wait()
 	}()
 	var page map[string]any
-	await(t, startTimeout, "a status page with GPUs", func() bool {
+	await.True(t, "a status page with GPUs", func() bool {
 		answer, err := http.Get("http://" + address + "/api/v1/status")
 		if err != nil {
 			return false
@@ -272,7 +273,7 @@ func serveStatus(t *testing.T, address, node string, page map[string]any) *statu
 		t.Fatal(err)
 	}
 	s := &statusServer{port: int32(listener.Addr().(*net.TCPAddr).Port)}
-	s.server = &http.Server{ReadHeaderTimeout: startTimeout, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s.server = &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if s.hangs.Load() {
 			<-r.Context().Done()
 			return

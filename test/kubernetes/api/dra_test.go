@@ -159,7 +159,7 @@ func (s *server) draDriverAs(t *testing.T, config *rest.Config, claims dradriver
 func (s *server) published(t *testing.T, offered []resourceapi.ResourceSlice) []resourceapi.ResourceSlice {
 	t.Helper()
 	var list *resourceapi.ResourceSliceList
-	s.await(startTimeout, "the slices", func() bool {
+	s.await("the slices", func() bool {
 		var err error
 		list, err = s.admin.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
 		s.must(err)
@@ -207,7 +207,7 @@ func testDRASlices(t *testing.T, s *server) {
 	old := s.nodeUID(t)
 	s.removeNode("n1")
 	s.wipe(t)
-	s.await(startTimeout, "the Node to be missed", func() bool { return strings.Contains(d.Status().Unpublished, `nodes "n1" not found`) })
+	s.await("the Node to be missed", func() bool { return strings.Contains(d.Status().Unpublished, `nodes "n1" not found`) })
 	s.setNode("n1", "")
 	for _, slice := range s.published(t, faulty) {
 		if uid := slice.OwnerReferences[0].UID; uid == old || uid != s.nodeUID(t) {
@@ -236,17 +236,17 @@ func testDRASlices(t *testing.T, s *server) {
 	bad := draOffer(t, -1)
 	bad[len(bad)-1].Spec.Devices[0].Name = "No Label"
 	d.Publish(bad)
-	s.await(startTimeout, "the refusal", func() bool { return strings.Contains(d.Status().Unpublished, "No Label") })
+	s.await("the refusal", func() bool { return strings.Contains(d.Status().Unpublished, "No Label") })
 	d.Publish(healthy)
 	s.published(t, healthy)
-	s.await(startTimeout, "nothing wrong", func() bool { return d.Status().Unpublished == "" })
+	s.await("nothing wrong", func() bool { return d.Status().Unpublished == "" })
 	stop()
 
 	// A successor finds everything as it is to be.
 	was := s.published(t, healthy)
 	d, _ = s.draDriver(t, newDRAClaims(), t.TempDir())
 	d.Publish(healthy)
-	s.await(startTimeout, "the successor", func() bool { return d.Status().Published == len(healthy) })
+	s.await("the successor", func() bool { return d.Status().Published == len(healthy) })
 	if n := d.Status().Writes; n != 0 || s.published(t, healthy)[0].ResourceVersion != was[0].ResourceVersion {
 		t.Errorf("the successor wrote %d times", n)
 	}
@@ -284,7 +284,7 @@ func (s *server) draKubelet(t *testing.T, registry, state string) draKubelet {
 		cancel()
 		<-ended
 		// It writes its state when it has lost the driver.
-		s.await(startTimeout, "the kubelet's end", func() bool {
+		s.await("the kubelet's end", func() bool {
 			stacks := make([]byte, 1<<20)
 			return !bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("dra.(*Manager).HandleWatchResourcesStream"))
 		})
@@ -330,7 +330,7 @@ func testDRAKubelet(t *testing.T, s *server) {
 	d.Publish(offer)
 	s.published(t, offer)
 	first := s.draKubelet(t, registry, state)
-	s.await(startTimeout, "the registration", func() bool { return d.Status().Registered })
+	s.await("the registration", func() bool { return d.Status().Registered })
 	s.published(t, offer)
 
 	const share = "11111111-2222-3333-4444-555555555555"
@@ -351,16 +351,16 @@ func testDRAKubelet(t *testing.T, s *server) {
 		}
 		return ""
 	}
-	s.await(startTimeout, "health", func() bool { return health(first) == "Healthy" })
+	s.await("health", func() bool { return health(first) == "Healthy" })
 	claims.change(func() { claims.reason = "XID 79" })
-	s.await(startTimeout, "the fault", func() bool { return health(first) == "Unhealthy" })
+	s.await("the fault", func() bool { return health(first) == "Unhealthy" })
 
 	// The kubelet starts anew: it wipes the slices, finds the driver, and prepares again.
 	first.stop()
 	before := s.published(t, offer)
 	second := s.draKubelet(t, registry, state)
-	s.await(startTimeout, "the second kubelet", func() bool { return health(second) == "Unhealthy" })
-	s.await(startTimeout, "new slices", func() bool { return s.published(t, offer)[0].UID != before[0].UID })
+	s.await("the second kubelet", func() bool { return health(second) == "Unhealthy" })
+	s.await("new slices", func() bool { return s.published(t, offer)[0].UID != before[0].UID })
 	s.must(second.PrepareResources(ctx, pod))
 	s.must(second.UnprepareResources(ctx, pod))
 	if n := claims.has(); n != 0 {
@@ -391,7 +391,7 @@ func testDRARights(t *testing.T, s *server) {
 	node := func(name string) func(*resourceapi.ResourceSlice) {
 		return func(slice *resourceapi.ResourceSlice) { slice.Spec.NodeName = &name }
 	}
-	s.await(startTimeout, "the rights and the policy to hold", func() bool { return apierrors.IsInvalid(try(node("n2"))) })
+	s.await("the rights and the policy to hold", func() bool { return apierrors.IsInvalid(try(node("n2"))) })
 	for _, test := range []struct {
 		name   string
 		change func(*resourceapi.ResourceSlice)
@@ -454,11 +454,11 @@ func testDRARights(t *testing.T, s *server) {
 	d.Publish(one)
 	s.published(t, one)
 	kubelet := s.draKubelet(t, registry, t.TempDir())
-	s.await(startTimeout, "the registration", func() bool { return d.Status().Registered })
+	s.await("the registration", func() bool { return d.Status().Registered })
 	s.must(kubelet.PrepareResources(klog.NewContext(t.Context(), klog.Logger{}), s.allocate(t, "rights", "n1/"+dra.DriverName, "gpu", "11111111-2222-3333-4444-555555555555")))
 	s.wipe(t)
 	s.published(t, one)
-	s.await(startTimeout, "nothing wrong", func() bool { return d.Status().Unpublished == "" })
+	s.await("nothing wrong", func() bool { return d.Status().Unpublished == "" })
 }
 
 // TestDRAFeaturesOff: on an API server that leaves fields out, the driver says which, and is content
@@ -469,7 +469,7 @@ func TestDRAFeaturesOff(t *testing.T) {
 	d, _ := s.draDriver(t, newDRAClaims(), t.TempDir())
 	offer := draOffer(t, 0)
 	d.Publish(offer)
-	s.await(startTimeout, "what is left out", func() bool {
+	s.await("what is left out", func() bool {
 		return d.Status().Dropped == dradriver.Features{Taints: true, Counters: true, Shares: true} && d.Status().Published == len(offer)
 	})
 	writes := d.Status().Writes
@@ -477,7 +477,7 @@ func TestDRAFeaturesOff(t *testing.T) {
 		t.Errorf("%d writes for %d slices", writes, len(offer))
 	}
 	s.wipe(t)
-	s.await(startTimeout, "the slices", func() bool {
+	s.await("the slices", func() bool {
 		list, err := s.admin.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
 		s.must(err)
 		return len(list.Items) == len(offer)

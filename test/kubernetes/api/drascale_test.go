@@ -24,6 +24,7 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/await"
 )
 
 // draNode is the driver of one node among many, with a connection of its own.
@@ -164,7 +165,7 @@ func (f *draFleet) awaits(writers []*draNode, old map[string]types.UID) {
 		}
 	}()
 	next := time.Time{}
-	await(f.t, fleetTimeout, "all slices", func() bool {
+	await.True(f.t, "all slices", func() bool {
 		for _, n := range writers {
 			if verbs := n.verbs(); verbs["create"]+verbs["update"]+verbs["failed"] == 0 {
 				missing = n.name
@@ -179,7 +180,7 @@ func (f *draFleet) awaits(writers []*draNode, old map[string]types.UID) {
 		return missing == ""
 	})
 	// Each keeps up with its slices from now on, and has written what it had to write.
-	await(f.t, fleetTimeout, "all watches", func() bool {
+	await.True(f.t, "all watches", func() bool {
 		for _, n := range f.nodes {
 			if missing = n.name; n.driver.Status().Written.IsZero() || !n.watches() {
 				return false
@@ -313,10 +314,7 @@ func (f *draFleet) end(name string, writers []*draNode, write string) {
 // testDRANodes is what the drivers of many nodes cost an API server: the table of docs/scale.md.
 // VIRGATE_SCALE_NODES is how many.
 func testDRANodes(t *testing.T, s *server) {
-	count := 200
-	if testing.Short() {
-		count = 50
-	}
+	count := long(50, 200)
 	if text := os.Getenv(scaleVariable); text != "" {
 		var err error
 		count, err = strconv.Atoi(text)
@@ -329,7 +327,7 @@ func testDRANodes(t *testing.T, s *server) {
 	none()
 	s.createRole("virgate-dra-nodes", "clusterrole-dra.yaml")
 	s.bind("virgate-dra-nodes", "virgate-dra-nodes", user("virgate"))
-	s.await(startTimeout, "the right to write slices", func() bool {
+	s.await("the right to write slices", func() bool {
 		review, err := s.admin.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
 			Spec: authorizationv1.SubjectAccessReviewSpec{User: "virgate", ResourceAttributes: &authorizationv1.ResourceAttributes{
 				Verb: "create", Group: resourceapi.GroupName, Resource: "resourceslices",

@@ -14,6 +14,7 @@ import (
 
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/test/await"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -72,7 +73,7 @@ func (m *study) step(name string, do func() time.Time) {
 		took = fmt.Sprintf("%.1f s", last.Sub(began).Seconds())
 	}
 	pass(3 * time.Second) // for what the server does afterwards
-	used := (m.s.cpu() - cpu).Seconds() - m.idle*time.Since(began).Seconds()
+	used := (m.s.cpu() - cpu).Seconds() - m.idle*since(began).Seconds()
 	var spent cost
 	if m.fleet != nil {
 		spent = m.fleet.cost().minus(before)
@@ -84,7 +85,7 @@ func (m *study) step(name string, do func() time.Time) {
 }
 
 // pass lets time pass that belongs to a measurement.
-func pass(span time.Duration) { <-time.After(span) }
+func pass(span time.Duration) { <-time.NewTimer(span).C }
 
 // look notes the server's memory.
 func (m *study) look(when string) {
@@ -156,7 +157,7 @@ func (m *study) outages() {
 	m.s.start()
 	m.idle = 0 // It has just started.
 	m.step("the server was away, and an edit", func() time.Time {
-		m.server = append(m.server, fmt.Sprintf("ready %.1f s after its start", time.Since(began).Seconds()))
+		m.server = append(m.server, fmt.Sprintf("ready %.1f s after its start", since(began).Seconds()))
 		m.s.setProfiles(shelf(document("6")))
 		return m.fleet.awaits(is(m.t, "a", document("6")))
 	})
@@ -205,7 +206,7 @@ func (m *study) told(since time.Time) (last time.Time) {
 			}
 		}
 	}()
-	m.s.await(fleetTimeout, "all nodes to tell", func() bool {
+	m.s.await("all nodes to tell", func() bool {
 		for _, node := range m.fleet.nodes {
 			at, all := node.told(since)
 			if !all {
@@ -298,7 +299,7 @@ func (f *fleet) awaits(inForce string) (last time.Time) {
 			f.t.Logf("in force %q, rejected %q, requests %q", have, why, missing.seen())
 		}
 	}()
-	await(f.t, fleetTimeout, "all nodes to have "+inForce, func() bool {
+	await.True(f.t, "all nodes to have "+inForce, func() bool {
 		for _, node := range f.nodes {
 			if have, why := node.state(); have != inForce || why != "" {
 				missing = node
@@ -314,10 +315,6 @@ func (f *fleet) awaits(inForce string) (last time.Time) {
 	}
 	return last
 }
-
-// fleetTimeout is how long a thousand nodes may take on two cores that others
-// use as well.
-const fleetTimeout = 5 * time.Minute
 
 // cost is what the nodes have asked and moved so far, of all together.
 type cost struct {
@@ -364,7 +361,7 @@ func (c cost) minus(earlier cost) cost {
 // awaitAnswers waits until the nodes have so many together.
 func (f *fleet) awaitAnswers(count float64) {
 	f.t.Helper()
-	await(f.t, fleetTimeout, fmt.Sprintf("%.0f answers", count), func() bool { return f.cost().answers >= count })
+	await.True(f.t, fmt.Sprintf("%.0f answers", count), func() bool { return f.cost().answers >= count })
 }
 
 // expectReasons holds of each node how it asks.

@@ -70,7 +70,7 @@ func testForecast(t *testing.T, s *server) {
 		s.must(err)
 	}
 	for name, p := range programs {
-		s.await(startTimeout, "the profile of "+name, func() bool {
+		s.await("the profile of "+name, func() bool {
 			return s.node(name).Labels[nodestatus.StateLabel] == "applied" && (p.offers("nvidia.com/gpu", 32) || p.offers(big, 4))
 		})
 	}
@@ -88,7 +88,7 @@ func testForecast(t *testing.T, s *server) {
 	plan := func(code, waiting int, arguments ...string) (f rollout.Forecast) {
 		t.Helper()
 		arguments = append([]string{"start"}, append(arguments, "--dry-run", "--virgate-namespace", "default", "-o", "json")...)
-		s.await(startTimeout, "what all nodes foresee", func() bool {
+		s.await("what all nodes foresee", func() bool {
 			f = rollout.Forecast{}
 			got, output := c.runs(arguments...)
 			unnamed := func(u nodereport.BusyUnit) bool { return len(u.Pods) == 0 }

@@ -27,6 +27,7 @@ import (
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/test/await"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 )
@@ -91,13 +92,8 @@ func (s *server) followBy(t *testing.T, node, token string, change func(*nodeCli
 	go func() { ended <- f.policy.Watch(ctx, f.look) }()
 	f.stop = sync.OnceFunc(func() {
 		cancel()
-		select {
-		case err := <-ended:
-			if err != nil {
-				t.Error(err)
-			}
-		case <-time.After(startTimeout):
-			t.Error("the policy does not end")
+		if err := <-ended; err != nil {
+			t.Error(err)
 		}
 	})
 	t.Cleanup(f.stop)
@@ -134,10 +130,6 @@ func (f *nodeClient) state() (inForce, rejected string) {
 	return inForce, f.rejected
 }
 
-// followTimeout covers two waits of a node that had no API server for long, up
-// to 45 s each, and requests to a busy one that time out between them.
-const followTimeout = 3 * time.Minute
-
 // awaits waits until the profile is in force, "" for any, and the reason for
 // rejecting another one, "" for none, holds the text.
 func (f *nodeClient) awaits(t *testing.T, inForce, rejected string) {
@@ -148,7 +140,7 @@ func (f *nodeClient) awaits(t *testing.T, inForce, rejected string) {
 			t.Logf("in force %q, rejected %q, requests %q", have, why, f.seen())
 		}
 	}()
-	await(t, followTimeout, inForce+" in force, rejected: "+rejected, func() bool {
+	await.True(t, inForce+" in force, rejected: "+rejected, func() bool {
 		have, why := f.state()
 		return have == inForce && (rejected == "") == (why == "") && strings.Contains(why, rejected)
 	})
@@ -420,11 +412,11 @@ users: [{name: u, user: {token: %s}}], contexts: [{name: c, context: {cluster: c
 		f.tell(t, "one")
 	})
 	f.awaits(t, is(t, "a", document("2")), "")
-	s.await(startTimeout, "the Node to say so", func() bool {
+	s.await("the Node to say so", func() bool {
 		return s.node("one").Labels[nodestatus.StateLabel] == "applied" && len(s.told("one", "")) == 1
 	})
 	// One that lost a race is closed at once.
-	s.await(startTimeout, "one connection", func() bool { return s.connections()-before == 1 })
+	s.await("one connection", func() bool { return s.connections()-before == 1 })
 }
 
 // connections are those that this process has to the server.
@@ -507,19 +499,19 @@ func testProgramTells(t *testing.T, s *server) {
 	gpus := s.run(t, "program", "dgx-a100", func(o *daemon.Options) {
 		o.Profile, o.PodResourcesSocket, o.Probe = daemon.ProfileOptions{Path: profile}, "", 100*time.Millisecond
 	}).gpus
-	s.await(startTimeout, "the first profile", func() bool {
+	s.await("the first profile", func() bool {
 		return s.node("program").Labels[nodestatus.StateLabel] == "applied" && len(s.told("program", "ProfileApplied")) == 1
 	})
 	generation := s.node("program").Annotations[nodestatus.GenerationAnnotation]
 
-	s.await(startTimeout, "the XID", func() bool {
+	s.await("the XID", func() bool {
 		// An event that comes before anybody listens is lost, so it comes again.
 		s.must(gpus.Do("xid", map[string]string{"gpu": "0", "code": "79"}))
 		return slices.ContainsFunc(s.told("program", "GPUUnhealthy"), func(m string) bool { return strings.Contains(m, "GPU 0 (GPU-") && strings.Contains(m, "XID 79") })
 	})
 
 	write(t, profile, entry+"-3}\n")
-	s.await(startTimeout, "the refusal", func() bool {
+	s.await("the refusal", func() bool {
 		return s.says("program", generation, "rejected", "ProfileRejected") && len(s.told("program", "ProfileRejected")) == 1
 	})
 	for _, part := range []string{profile + ":5", "sharing.timeSlicing.resources[0].replicas", "(got -3)"} {
@@ -529,7 +521,7 @@ func testProgramTells(t *testing.T, s *server) {
 	}
 
 	write(t, profile, entry+"5}\n")
-	s.await(startTimeout, "the next profile", func() bool {
+	s.await("the next profile", func() bool {
 		node := s.node("program")
 		return node.Labels[nodestatus.StateLabel] == "applied" && node.Annotations[nodestatus.GenerationAnnotation] != generation && len(s.told("program", "ProfileApplied")) == 2
 	})
@@ -546,10 +538,10 @@ func testKubelet(t *testing.T, s *server) {
 	shows := func(devices int) {
 		t.Helper()
 		began := time.Now()
-		await(t, followTimeout, "the kubelet to see it", func() bool {
+		await.True(t, "the kubelet to see it", func() bool {
 			return kubelet.Snapshot().Resources["nvidia.com/gpu"].Allocatable == devices
 		})
-		t.Logf("%d devices after %s", devices, time.Since(began).Round(time.Millisecond))
+		t.Logf("%d devices after %s", devices, since(began))
 	}
 	shows(2)
 	s.setNode("n1", "b")

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/await"
 )
 
 // TestReport plays all that is told on one API server. Each part has a Node of
@@ -71,18 +73,16 @@ func (c complaints) Write(line []byte) (int, error) {
 // await takes the line that has all of the parts, and leaves the others.
 func (c complaints) await(t *testing.T, parts ...string) {
 	t.Helper()
-	late := time.After(startTimeout)
-	for {
-		select {
-		case line := <-c:
+	await.True(t, fmt.Sprintf("a complaint with %q", parts), func() bool {
+		for range len(c) {
+			line := <-c
 			if !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(line, part) }) {
-				return
+				return true
 			}
 			_, _ = c.Write([]byte(line))
-		case <-late:
-			t.Fatalf("no complaint with %q", parts)
 		}
-	}
+		return false
+	})
 }
 
 func serving(generation string) nodereport.Report {
@@ -144,14 +144,14 @@ func testTold(t *testing.T, s *server) {
 	first := serving("g1")
 	first.Gone = []nodereport.GoneResource{{Name: "nvidia.com/old", Since: time.Now().Add(-time.Hour)}}
 	r.Report(first)
-	s.await(startTimeout, "the first profile", func() bool {
+	s.await("the first profile", func() bool {
 		return s.says("told", "g1", "applied", "Serving") && len(s.told("told", "ProfileApplied")) == 1
 	})
-	s.await(startTimeout, "the stale resource to go", func() bool { _, there := s.node("told").Status.Capacity["nvidia.com/old"]; return !there })
+	s.await("the stale resource to go", func() bool { _, there := s.node("told").Status.Capacity["nvidia.com/old"]; return !there })
 
 	problem := `ConfigMap gpu/profiles[data.a]:5: sharing.timeSlicing.resources[0].replicas: must be at least 1 (got -3)`
 	r.Report(refused(problem))
-	s.await(startTimeout, "the refusal", func() bool {
+	s.await("the refusal", func() bool {
 		return s.says("told", "g1", "rejected", "ProfileRejected") && len(s.told("told", "ProfileRejected")) == 1
 	})
 	if got := s.told("told", "ProfileRejected"); !strings.HasSuffix(got[0], problem) {
@@ -172,7 +172,7 @@ func testTold(t *testing.T, s *server) {
 	s.removeNode("told")
 	s.setNode("told", "")
 	r.NodeReplaced()
-	s.await(startTimeout, "the new Node to say it", func() bool { return s.says("told", "g1", "rejected", "ProfileRejected") })
+	s.await("the new Node to say it", func() bool { return s.says("told", "g1", "rejected", "ProfileRejected") })
 
 	// The same events again and again are one with a count.
 	for i := range 20 {
@@ -184,7 +184,7 @@ func testTold(t *testing.T, s *server) {
 		next.Units = []sharing.UnitHealth{unit}
 		r.Report(next)
 	}
-	s.await(startTimeout, "the XID", func() bool {
+	s.await("the XID", func() bool {
 		got := s.told("told", "GPUUnhealthy")
 		return len(got) == 1 && strings.Contains(got[0], "XID 79") && len(s.told("told", "GPURecovered")) == 1
 	})
@@ -196,12 +196,12 @@ func testToldLater(t *testing.T, s *server) {
 	s.setNode("later", "")
 	r := startReporter(t, s.config(virgateToken), "later", nil)
 	r.Report(serving("g1"))
-	s.await(startTimeout, "the first profile", func() bool { return s.says("later", "g1", "applied", "Serving") })
+	s.await("the first profile", func() bool { return s.says("later", "g1", "applied", "Serving") })
 	s.stop()
 	r.Report(refused("p.yaml:1: x: unknown key"))
 	r.Report(serving("g2"))
 	s.start()
-	s.await(startTimeout, "the last state", func() bool {
+	s.await("the last state", func() bool {
 		return s.says("later", "g2", "applied", "Serving") && len(s.told("later", "ProfileRejected")) == 1 && len(s.told("later", "ProfileApplied")) == 2
 	})
 }
@@ -216,7 +216,7 @@ func testToldOnceAllowed(t *testing.T, s *server) {
 		complaints.await(t, "forbidden", "writes="+what)
 	}
 	s.bind("stranger", "virgate", user("stranger"))
-	s.await(startTimeout, "being allowed", func() bool {
+	s.await("being allowed", func() bool {
 		return s.says("unallowed", "g1", "applied", "Serving") && len(s.told("unallowed", "ProfileApplied")) == 1
 	})
 }

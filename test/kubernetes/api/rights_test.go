@@ -16,6 +16,7 @@ import (
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/nodestatus"
+	"github.com/virgate/virgate/test/await"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -47,7 +48,7 @@ func testRightsTaken(t *testing.T, s *server) {
 	s.awaitRights(false)
 	f.setCut(true) // The server asks for rights when a watch begins.
 	f.setCut(false)
-	s.await(startTimeout, "the refusal", func() bool { return f.answered(403) > 0 })
+	s.await("the refusal", func() bool { return f.answered(403) > 0 })
 	s.setProfiles(map[string]string{"a": four})
 	s.setNode("n1", "b") // Of the Node it may still hear.
 	f.awaits(t, is(t, "a", two), `wants "b": it holds a`)
@@ -143,7 +144,7 @@ func testAdmission(t *testing.T, s *server) {
 		return err
 	}
 	const ours = `{"metadata":{"annotations":{"virgate.github.io/generation":"x"}}}`
-	s.await(startTimeout, "the policy to hold", func() bool { return apierrors.IsInvalid(patch("n2", ours)) })
+	s.await("the policy to hold", func() bool { return apierrors.IsInvalid(patch("n2", ours)) })
 
 	r := startReporter(t, config, "n1", nil)
 	stale := serving("g1")
@@ -151,7 +152,7 @@ func testAdmission(t *testing.T, s *server) {
 	s.must(err)
 	stale.Gone = []nodereport.GoneResource{{Name: "nvidia.com/old", Since: time.Now().Add(-time.Hour)}}
 	r.Report(stale)
-	s.await(startTimeout, "its own node to be told", func() bool {
+	s.await("its own node to be told", func() bool {
 		_, there := s.node("n1").Status.Capacity["nvidia.com/old"]
 		return s.says("n1", "g1", "applied", "Serving") && len(s.told("n1", "ProfileApplied")) == 1 && !there
 	})
@@ -315,7 +316,7 @@ func testSharePolicies(t *testing.T, s *server) {
 		_, err := s.admin.CoreV1().Pods(space).Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "p-"}, Spec: spec}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		return err
 	}
-	s.await(startTimeout, "the policies to hold", func() bool {
+	s.await("the policies to hold", func() bool {
 		return try("sharing", "nvidia.com/gpu", "2", false) != nil && try("default", "nvidia.com/gpu", "1", false) != nil && try("default", "nvidia.com/gpu.shared", "9", false) != nil
 	})
 	const one, place, most = "at most one share of a GPU", "virgate.github.io/shared-gpus=allowed", "at most 8 of nvidia.com/gpu.shared"
@@ -371,7 +372,7 @@ func testPods(t *testing.T, s *server) {
 		_, err = s.admin.CoreV1().Pods("default").UpdateStatus(t.Context(), pod, metav1.UpdateOptions{})
 		s.must(err)
 	}
-	await(t, followTimeout, "the pod's container", func() bool {
+	await.True(t, "the pod's container", func() bool {
 		containers, err := pods.Containers()
 		return err == nil && len(containers) == 1 && containers["n1"].Pod == "on-n1"
 	})

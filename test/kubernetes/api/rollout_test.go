@@ -72,7 +72,7 @@ func playRollouts(t *testing.T, s *server, count int) {
 		})
 	})
 	defer all.stop()
-	s.await(fleetTimeout, "all nodes to say that they have a", func() bool {
+	s.await("all nodes to say that they have a", func() bool {
 		return len(s.nodesThat(t, func(n corev1.Node) bool { return n.Annotations["virgate.github.io/profile"] == "a" })) == count
 	})
 	before := s.labels(t)
@@ -85,7 +85,7 @@ func playRollouts(t *testing.T, s *server, count int) {
 		t.Errorf("%d nodes have b after the first wave of %d", got, wave)
 	}
 	driver := c.begin("resume", "--pause-after", "0")
-	s.await(fleetTimeout, "the second wave to begin", func() bool { return len(s.nodesThat(t, hasB)) > wave })
+	s.await("the second wave to begin", func() bool { return len(s.nodesThat(t, hasB)) > wave })
 	c.kill(driver)
 
 	// It stops at each trouble, and at nothing else.
@@ -130,7 +130,7 @@ func playRollouts(t *testing.T, s *server, count int) {
 	// can drive it, or have its nodes.
 	healed.Delete(at(0.4))
 	driver = c.begin("start", "b", "-l", label+"=a", "--max-unavailable", "100%", "--pause-after", "0", "--timeout", "20m")
-	s.await(fleetTimeout, "all nodes but one to have b", func() bool {
+	s.await("all nodes but one to have b", func() bool {
 		return len(s.nodesThat(t, func(n corev1.Node) bool { return n.Annotations["virgate.github.io/profile"] == "b" })) == count-1
 	})
 	if output := c.run(1, "resume"); !strings.Contains(output, "process "+strconv.Itoa(driver.Process.Pid)) {

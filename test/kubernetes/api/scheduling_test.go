@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/virgate/virgate/test/await"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -245,7 +246,7 @@ func (s *server) schedule(t *testing.T, spec corev1.PodSpec, count int) []string
 		s.must(err)
 	}
 	var nodes []string
-	await(t, startTimeout, "the scheduler to decide", func() bool {
+	await.True(t, "the scheduler to decide", func() bool {
 		list, err := pods.List(t.Context(), metav1.ListOptions{})
 		s.must(err)
 		nodes = nil

@@ -2,7 +2,6 @@ package api
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -19,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/virgate/virgate/test/await"
 	"go.etcd.io/etcd/server/v3/embed"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -50,11 +50,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-const (
-	adminToken, virgateToken, strangerToken = "admin-token", "virgate-token", "stranger-token"
-	// startTimeout is generous: the machine may be busy.
-	startTimeout = 90 * time.Second
-)
+const adminToken, virgateToken, strangerToken = "admin-token", "virgate-token", "stranger-token"
 
 // server is an API server with its etcd.
 type server struct {
@@ -114,8 +110,8 @@ func (s *server) startEtcd() {
 	s.t.Cleanup(etcd.Close)
 	select {
 	case <-etcd.Server.ReadyNotify():
-	case <-time.After(startTimeout):
-		s.t.Fatal("etcd does not start")
+	case err := <-etcd.Err():
+		s.t.Fatal(err)
 	}
 	s.etcd = &client
 }
@@ -155,7 +151,7 @@ func (s *server) start() {
 		s.t.Fatal(err)
 	}
 	defer client.CloseIdleConnections()
-	s.await(startTimeout, "the API server to be ready", func() bool {
+	s.await("the API server to be ready", func() bool {
 		request, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.config("").Host+"/readyz", nil)
 		if err != nil {
 			return false
@@ -186,24 +182,22 @@ func (s *server) stop() {
 }
 
 // await waits for the condition.
-func (s *server) await(limit time.Duration, what string, condition func() bool) {
+func (s *server) await(what string, condition func() bool) {
 	s.t.Helper()
-	await(s.t, limit, what, condition)
+	await.True(s.t, what, condition)
 }
 
-func await(t *testing.T, limit time.Duration, what string, condition func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !condition() {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("waited %s for %s", limit, what)
-		case <-tick.C:
-		}
+// long is how often something is repeated: in CI, or with LONG=1 in the environment.
+func long(ci, nightly int) int {
+	if os.Getenv("LONG") == "1" {
+		return nightly
 	}
+	return ci
+}
+
+// since is how long it has been.
+func since(began time.Time) time.Duration {
+	return time.Since(began).Round(time.Millisecond) //nolint:forbidigo // for the report: no test is judged by it
 }
 
 // freePort is one below those that connections have at their own end (ip(7),
@@ -386,7 +380,7 @@ func (s *server) awaitRights(profiles bool) {
 		s.must(err)
 		return review.Status.Allowed
 	}
-	s.await(startTimeout, "the server to know the rights", func() bool {
+	s.await("the server to know the rights", func() bool {
 		return may(authorizationv1.ResourceAttributes{Resource: "nodes"}) &&
 			may(authorizationv1.ResourceAttributes{Resource: "configmaps", Namespace: namespace, Name: configMap}) == profiles
 	})

@@ -21,6 +21,7 @@ import (
 	"github.com/virgate/virgate/internal/state"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/await"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -100,23 +101,26 @@ func quick() plugin.Timing {
 	return plugin.Timing{RemovalDelay: 50 * time.Millisecond, ListInterval: time.Millisecond, StopAfter: 200 * time.Millisecond}
 }
 
-// pause is between two looks at a condition.
-func pause() { <-time.After(time.Millisecond) }
+// long is how often something is repeated: in CI, or with LONG=1 in the environment.
+func long(ci, nightly int) int {
+	if os.Getenv("LONG") == "1" {
+		return nightly
+	}
+	return ci
+}
 
-// patience is how long a condition may take that has no deadline of its own.
-const patience = time.Minute
+// since is how long it has been.
+func since(began time.Time) time.Duration {
+	return time.Since(began).Round(time.Millisecond) //nolint:forbidigo // for the report: no test is judged by it
+}
+
+// pause is between two pods of a storm, and two looks at a lock.
+func pause() { nap(context.Background(), time.Millisecond) }
 
 // await waits until the condition holds.
 func (b *bench) await(condition func() bool, format string, args ...any) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
-	defer cancel()
-	for !condition() {
-		if ctx.Err() != nil {
-			b.t.Fatalf("not within %s: %s", patience, fmt.Sprintf(format, args...))
-		}
-		pause()
-	}
+	await.True(b.t, fmt.Sprintf(format, args...), condition)
 }
 
 // shows waits until the kubelet publishes these numbers of the resource.
@@ -408,6 +412,8 @@ type virgate struct {
 	source *podresources.Source
 	cancel context.CancelFunc
 	ended  chan struct{}
+	// waits has the reasons for which it waits for its turn, and is closed when it has it.
+	waits chan error
 }
 
 // startVirgate starts one that stands by while another serves, and takes over
@@ -428,13 +434,14 @@ func (b *bench) startVirgateThatReads(socket string, timing plugin.Timing) *virg
 	if b.reader != nil {
 		reads = b.reader(source)
 	}
-	v := &virgate{source: source, cancel: cancel, ended: make(chan struct{})}
+	v := &virgate{source: source, cancel: cancel, ended: make(chan struct{}), waits: make(chan error, 100)}
 	v.Manager = plugin.NewManager(plugin.Options{
 		Dir: b.dir, Kubelet: reads, Store: state.Lists{File: file}, Timing: timing, Logger: b.log,
 	})
 	go func() {
 		defer close(v.ended)
-		lock, err := state.Acquire(ctx, b.dir, func(error) {})
+		lock, err := state.Acquire(ctx, b.dir, func(err error) { v.waits <- err })
+		close(v.waits)
 		if err != nil {
 			return
 		}
@@ -446,17 +453,14 @@ func (b *bench) startVirgateThatReads(socket string, timing plugin.Timing) *virg
 	return v
 }
 
-// stop ends it and returns how long that took. Stopping again does nothing.
-func (v *virgate) stop(t *testing.T) time.Duration {
+// stop ends it. Stopping again does nothing.
+func (v *virgate) stop(t *testing.T) {
 	t.Helper()
-	began := time.Now()
 	v.cancel()
 	<-v.ended
-	took := time.Since(began)
 	if err := v.source.Close(); err != nil {
 		t.Error(err)
 	}
-	return took
 }
 
 // halt stops Virgate and waits until the kubelet has noticed, for each of the

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/await"
 	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
 )
 
@@ -188,8 +189,10 @@ func (s *storm) tryPod() {
 
 // nap waits, or less when ctx ends.
 func nap(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
 	select {
-	case <-time.After(d):
+	case <-timer.C:
 	case <-ctx.Done():
 	}
 }
@@ -213,17 +216,16 @@ func (s *storm) total() counters {
 // without the wait until the kubelet has applied that a device is Unhealthy, or
 // with surplus devices removed at once, the kubelet panics or a rule is broken.
 func TestStorm(t *testing.T) {
-	const admissions, cycles = 2000, 100
-	const bound = 8 * time.Minute // It takes ten seconds where nobody else is at work.
+	admissions, cycles := long(500, 2000), long(25, 100)
 	for _, policy := range policies() {
 		t.Run(policy, func(t *testing.T) {
 			s := newStorm(newBench(t, policy), 4, 3)
 			began := time.Now()
 			s.rage(func(admitted int) bool {
-				return (admitted < admissions || s.total().cycles < cycles) && time.Since(began) < bound
+				return admitted < admissions || s.total().cycles < cycles
 			})
 			all := s.total()
-			t.Logf("%s: lists: %+v", time.Since(began), all)
+			t.Logf("%s: lists: %+v", since(began), all)
 			if all.connections != len(s.models) || all.losses != 0 {
 				t.Errorf("invariant 1: %d resources registered %d times, lost %d times", len(s.models), all.connections, all.losses)
 			}
@@ -319,14 +321,12 @@ func (c admissionCheck) settle(err error) {
 
 // awaitLoss waits until the kubelet notices that the plugin is gone.
 func (c admissionCheck) awaitLoss() {
-	ctx, cancel := context.WithTimeout(c.t.Context(), patience)
-	defer cancel()
-	for ctx.Err() == nil {
-		if _, unbroken := c.byLists(); !unbroken {
-			return
+	_ = await.Condition(c.t.Context().Done(), func() error {
+		if _, unbroken := c.byLists(); unbroken {
+			return errors.New("the kubelet has not noticed")
 		}
-		pause()
-	}
+		return nil
+	})
 }
 
 // unknownDevice is the device that the plugin says it does not have.
@@ -343,15 +343,12 @@ func (c admissionCheck) awaitRemoval(id string) bool {
 }
 
 func (c admissionCheck) awaitRemovalAfter(id string, quiet time.Duration) bool {
-	ctx, cancel := context.WithTimeout(c.t.Context(), patience)
-	defer cancel()
-	for ctx.Err() == nil {
-		if c.history.overtook(c.resource, id, c.at, c.ended, quiet) {
-			return true
+	return await.Condition(c.t.Context().Done(), func() error {
+		if !c.history.overtook(c.resource, id, c.at, c.ended, quiet) {
+			return errors.New("the device is still listed")
 		}
-		pause()
-	}
-	return false
+		return nil
+	}) == nil
 }
 
 // byLists is the least number of free devices; unbroken is false when the

@@ -241,17 +241,16 @@ func stormSetting(name string, otherwise int) int {
 // Invariants 5, 6 and 7 while the GPUs' modes change under pods that come and go. A
 // pod is refused only when its admission took longer than the settle time.
 func TestSwitchStorm(t *testing.T) {
-	admissions := stormSetting("STORM", 2000)
+	admissions := stormSetting("STORM", long(500, 2000))
 	settle := max(1, time.Duration(stormSetting("SETTLE", 50))*time.Millisecond)
 	stall := time.Duration(stormSetting("STALL", 100)) * time.Millisecond
-	const bound = 8 * time.Minute
 	for _, policy := range policies() {
 		t.Run(policy, func(t *testing.T) {
 			s := newSwitchStorm(newBench(t, policy), settle, stall)
 			began := time.Now()
-			s.rage(func() bool { return s.admitted < admissions && time.Since(began) < bound })
+			s.rage(func() bool { return s.admitted < admissions })
 			t.Logf("%s: %d tried, %d admitted, %d refused (%.1f of 10,000), %d late, %d overtaken; %d profiles, %d units switched, %+v",
-				time.Since(began).Round(time.Second), s.tried, s.admitted, s.refused, 1e4*float64(s.refused)/float64(s.tried), s.late, s.overtaken,
+				since(began), s.tried, s.admitted, s.refused, 1e4*float64(s.refused)/float64(s.tried), s.late, s.overtaken,
 				s.flips, s.history.offers(), s.history.counts(gpu))
 			if s.admitted < admissions || s.history.offers() < admissions/40 {
 				t.Errorf("%d pods admitted and %d switches of a unit", s.admitted, s.history.offers())

@@ -37,7 +37,7 @@ func BenchmarkAllocate(b *testing.B) {
 					b.Fatal(err)
 				}
 				empty += middle.Sub(start)
-				full += time.Since(middle)
+				full += time.Now().Sub(middle)
 			}
 			b.ReportMetric(float64(full)/float64(empty), "×empty")
 		})

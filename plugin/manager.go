@@ -202,6 +202,9 @@ type Timing struct {
 	// StopAfter is how long a dropped resource is served with an empty list before its
 	// server stops; default 30 s, so that the kubelet reports the 0 at least twice.
 	StopAfter time.Duration
+	// RegisterTimeout is how long the kubelet may take to answer a registration; default
+	// 15 s, above the 10 s in which it dials back.
+	RegisterTimeout time.Duration
 	// StreamTimeout is how long after a registration the kubelet may take to open
 	// its stream; 5 s when zero.
 	StreamTimeout time.Duration
@@ -218,6 +221,7 @@ func (t Timing) withDefaults() Timing {
 	t.RetireAfter = cmp.Or(t.RetireAfter, 10*time.Minute)
 	t.Settle = cmp.Or(t.Settle, 50*time.Millisecond)
 	t.StopAfter = cmp.Or(t.StopAfter, 30*time.Second)
+	t.RegisterTimeout = cmp.Or(t.RegisterTimeout, 15*time.Second)
 	t.StreamTimeout = cmp.Or(t.StreamTimeout, 5*time.Second)
 	t.VerifyAfter = cmp.Or(t.VerifyAfter, 5*time.Second)
 	t.ListInterval = cmp.Or(t.ListInterval, 100*time.Millisecond)

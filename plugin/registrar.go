@@ -301,6 +301,10 @@ func (s *server) open() (*session, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for %s: %w", s.name, err)
 	}
+	return s.serve(path, listener), nil
+}
+
+func (s *server) serve(path string, listener net.Listener) *session {
 	session := &session{
 		path: path,
 		grpc: grpc.NewServer(
@@ -315,7 +319,7 @@ func (s *server) open() (*session, error) {
 		defer close(session.served)
 		_ = session.grpc.Serve(netutil.LimitListener(listener, maxConnections)) // It fails when close has closed the listener.
 	}()
-	return session, nil
+	return session
 }
 
 // Only root can connect to a session's socket, so simple bounds are enough to keep
@@ -365,12 +369,9 @@ func (s *session) wiped() bool {
 	return errors.Is(err, os.ErrNotExist)
 }
 
-// registerTimeout is above the 10 s in which the kubelet dials back.
-const registerTimeout = 15 * time.Second
-
 // register asks the kubelet to connect to the session's socket.
 func (s *server) register(ctx context.Context, session *session) error {
-	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
+	ctx, cancel := context.WithTimeout(ctx, s.Timing.RegisterTimeout)
 	defer cancel()
 	connection, err := grpc.NewClient("passthrough:///kubelet",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),

@@ -86,12 +86,19 @@ func TestStaleCheckpointIsRenewed(t *testing.T) {
 	b.shows(gpu, 2, 2)
 }
 
-// slow takes its time to say who holds what.
-type slow struct{ direct }
+// slow does not say who holds what before the test lets it.
+type slow struct {
+	direct
+	asked, answer chan struct{}
+}
 
 func (s slow) Held(ctx context.Context) ([]sharing.Allocation, error) {
 	select {
-	case <-time.After(200 * time.Millisecond):
+	case s.asked <- struct{}{}:
+	default:
+	}
+	select {
+	case <-s.answer:
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
@@ -107,7 +114,14 @@ func TestFirstListHasWhatPodsHold(t *testing.T) {
 	b.mustPod("p", gpu, 4)
 	b.stop()
 	b.await(func(k simkubelet.Snapshot) bool { return !k.Resources[gpu].Connected })
-	b.succeed(plugin.Options{Kubelet: slow{direct{b.kubelet}}}).Apply(plan(gpu, 1, 2))
+	kubelet := slow{direct{b.kubelet}, make(chan struct{}, 1), make(chan struct{})}
+	successor := b.succeed(plugin.Options{Kubelet: kubelet})
+	successor.Apply(plan(gpu, 1, 2))
+	<-kubelet.asked
+	if served := successor.Status().Resources; len(served) > 0 {
+		t.Errorf("it serves %+v before it knows who holds what", served)
+	}
+	close(kubelet.answer)
 	b.shows(gpu, 4, 4)
 }
 
@@ -179,8 +193,8 @@ func TestListIsSentAgainWhileHoldersAreUncertain(t *testing.T) {
 					t.Errorf("list %q, want %q", got, want)
 				}
 			}
-			if took := time.Since(began); took < 2*quiet {
-				t.Errorf("sent three times in %s", took)
+			if now := time.Now(); now.Before(began.Add(2 * quiet)) {
+				t.Errorf("sent three times in %s", now.Sub(began))
 			}
 		})
 	}

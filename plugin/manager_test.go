@@ -58,7 +58,7 @@ func TestRename(t *testing.T) {
 }
 
 // TestStopIsQuick stops the program while the kubelet is silent, too: the end does
-// not wait until the registration gives up.
+// not wait until the registration gives up, which would be after an hour.
 func TestStopIsQuick(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -67,16 +67,12 @@ func TestStopIsQuick(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			b := newBench(t, nil)
 			b.kubelet.HangRegister(test.silent)
-			began := time.Now()
 			b.manager.Apply(plan(gpu, 8, 10))
 			b.await(func(k simkubelet.Snapshot) bool {
 				r := k.Resources[gpu]
 				return r.Registrations > 0 && (test.silent || r.Allocatable == 80)
 			})
 			b.stop()
-			if test.silent && time.Since(began) > registerTimeout {
-				t.Error("stopped after the registration's deadline")
-			}
 			left, err := filepath.Glob(filepath.Join(b.dir, "virgate-*"))
 			if err != nil || len(left) > 0 {
 				t.Errorf("left behind: %v, %v", left, err)
@@ -276,8 +272,7 @@ func ofOneState(r *api.ContainerAllocateResponse) bool {
 	return len(r.CdiDevices) != 1
 }
 
-// TestSwitchIsQuick measures how long after Apply the kubelet can grant what the new
-// plan wants, with a removal delay that nobody could wait for. The allocatable of a name
+// TestSwitchIsQuick switches with a removal delay that nobody could wait for. The allocatable of a name
 // that stays never is 0.
 func TestSwitchIsQuick(t *testing.T) {
 	store := &memory{}
@@ -293,7 +288,6 @@ func TestSwitchIsQuick(t *testing.T) {
 		replicas int
 	}{{gpu, 4}, {gpu, 1}, {gpu + ".shared", 10}, {gpu, 1}, {gpu, 10}, {gpu + ".shared", 10}, {gpu + ".shared", 1}} {
 		least := 1000
-		began := time.Now()
 		b.manager.Apply(plan(to.name, 8, to.replicas))
 		b.await(func(k simkubelet.Snapshot) bool {
 			if to.name == name {
@@ -301,7 +295,6 @@ func TestSwitchIsQuick(t *testing.T) {
 			}
 			return k.Resources[to.name].Allocatable == 8*to.replicas
 		})
-		t.Logf("%s ×%d after %s", to.name, to.replicas, time.Since(began).Round(time.Millisecond))
 		if least == 0 {
 			t.Errorf("%s ×%d: nothing was allocatable", to.name, to.replicas)
 		}
@@ -370,12 +363,10 @@ func TestHeldUnitSwitchesWhenItsHolderEnds(t *testing.T) {
 		if _, err := b.pod("waiting", gpu, 1); err == nil {
 			t.Error("a pod was given a GPU that is to change")
 		}
-		began := time.Now()
 		if err := b.kubelet.DeletePod("test", fmt.Sprint("old-", i)); err != nil {
 			t.Fatal(err)
 		}
 		b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Allocatable == 3*(i+1) })
-		t.Logf("shared %s after its pod's end", time.Since(began).Round(time.Millisecond))
 		if i == 0 {
 			b.mustPod("new", gpu, 3)
 		}

@@ -144,12 +144,13 @@ func TestSavesWhenItCanAgain(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- manager.Run(ctx) }()
+		pass := func(d time.Duration) { <-time.After(d) } //nolint:forbidigo // in a synctest bubble: the time is simulated
 		// apply has the plan served for a minute on a disk that takes it or not, and
 		// returns how often it was to be kept.
 		apply := func(devices int, broken bool) int {
 			store.set(broken)
 			manager.Apply(plan(gpu, 1, devices))
-			<-time.After(time.Minute)
+			pass(time.Minute)
 			return store.set(false)
 		}
 		if n := apply(2, false); n != 1 {
@@ -163,11 +164,11 @@ func TestSavesWhenItCanAgain(t *testing.T) {
 			if n := apply(devices, true); n < 4 || n > 10 {
 				t.Errorf("tried %d times in a minute", n)
 			}
-			<-time.After(15 * time.Second)
+			pass(15 * time.Second)
 			if lists, _ := store.Load(); len(lists[gpu].Entries) != devices {
 				t.Errorf("%d devices are kept, want %d", len(lists[gpu].Entries), devices)
 			}
-			<-time.After(time.Minute)
+			pass(time.Minute)
 			if n := store.set(false); n != 1 {
 				t.Errorf("kept %d times", n)
 			}
@@ -248,7 +249,8 @@ func TestListsAreCoalesced(t *testing.T) {
 	b.manager.Apply(plan(gpu, 3, 1))
 	b.shows(gpu, 3, 3)
 	lists := b.kubelet.Snapshot().Resources[gpu].Lists
-	if took := time.Since(began); lists > 1+int(took/interval) {
+	now := time.Now()
+	if took := now.Sub(began); lists > 1+int(took/interval) {
 		t.Errorf("%d lists in %s", lists, took)
 	}
 }

@@ -26,12 +26,10 @@ func TestLostStreamIsRegisteredAgain(t *testing.T) {
 	b.shows(gpu, 8, 8)
 	for range 5 {
 		opened := b.kubelet.Snapshot().Resources[gpu].StreamsOpened
-		start := time.Now()
 		b.kubelet.DropStream(gpu)
 		b.await(func(k simkubelet.Snapshot) bool {
 			return k.Resources[gpu].StreamsOpened > opened && k.Resources[gpu].Allocatable == 8
 		})
-		t.Logf("back after %s", time.Since(start))
 	}
 }
 
@@ -64,11 +62,11 @@ func TestSocketDeleted(t *testing.T) {
 	})
 }
 
-// TestSocketWipedWhileRegistering: the kubelet would dial the old path for 10 s.
+// TestSocketWipedWhileRegistering: the kubelet would dial the old path for 10 s. The first
+// registration has an hour, so that only the wiped socket can end it.
 func TestSocketWipedWhileRegistering(t *testing.T) {
 	b := newBench(t, nil)
 	b.kubelet.HangRegister(true)
-	began := time.Now()
 	b.manager.Apply(plan(gpu, 1, 1))
 	b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Registrations == 1 })
 	sockets, err := filepath.Glob(filepath.Join(b.dir, "virgate-*"))
@@ -79,9 +77,6 @@ func TestSocketWipedWhileRegistering(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Registrations == 2 })
-	if took := time.Since(began); took > registerTimeout {
-		t.Errorf("registered anew after %s", took)
-	}
 }
 
 // TestSecondStreamStartsOver lets the kubelet connect to the socket twice.
@@ -348,24 +343,19 @@ func TestKubeletSocketComesLast(t *testing.T) {
 
 // TestSocketWipedAfterTheStreamEnded: the look at the sockets rests while a stream
 // is open, and is needed again when a registration after it hangs. Without it the
-// kubelet would dial the wiped socket until the registration's deadline.
+// kubelet would dial the wiped socket until the registration's deadline, which is an hour.
 func TestSocketWipedAfterTheStreamEnded(t *testing.T) {
 	b := newBench(t, nil)
 	b.manager.Apply(plan(gpu, 1, 2))
 	b.shows(gpu, 2, 2)
 	first := b.kubelet.Snapshot().Resources[gpu]
 	b.kubelet.HangRegister(true)
-	dropped := time.Now()
 	b.kubelet.DropStream(gpu)
 	b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Registrations > first.Registrations })
 	if err := os.Remove(filepath.Join(b.dir, filepath.Base(first.Socket))); err != nil {
 		t.Fatal(err)
 	}
 	b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Registrations > first.Registrations+1 })
-	// The other way to another registration is the end of this one.
-	if took := time.Since(dropped); took > registerTimeout {
-		t.Errorf("registered anew after %s", took)
-	}
 }
 
 // TestOpenStreamIsLeftAlone: the kubelet needs neither socket's file while it has a

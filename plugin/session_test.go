@@ -3,9 +3,10 @@ package plugin
 import (
 	"context"
 	"log/slog"
-	"os"
+	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/virgate/virgate/sharing"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -35,25 +37,21 @@ func TestSocketName(t *testing.T) {
 }
 
 // TestCloseWaitsForCalls checks that nothing serves when a successor may.
-func TestCloseWaitsForCalls(t *testing.T) {
-	dir, err := os.MkdirTemp("", "vs") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
+func TestCloseWaitsForCalls(t *testing.T) { synctest.Test(t, testCloseWaitsForCalls) }
+
+func testCloseWaitsForCalls(t *testing.T) {
 	called, answer := make(chan struct{}), make(chan struct{})
-	s := &server{Options: Options{Dir: dir, Logger: slog.New(slog.DiscardHandler)}, name: "nvidia.com/gpu", blocked: newBlockedUnits()}
+	s := &server{Options: Options{Logger: slog.New(slog.DiscardHandler)}, name: "nvidia.com/gpu", blocked: newBlockedUnits()}
 	s.Now = func() time.Time {
 		close(called)
 		<-answer
 		return time.Time{}
 	}
 	s.publish(newGeneration(sharing.Resource{Name: s.name}, List{}, grantTerms{}, nil, nil, nil))
-	session, err := s.open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	connection, err := grpc.NewClient("unix:"+session.path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	listener := bufconn.Listen(1 << 10)
+	session := s.serve("in memory", listener)
+	connection, err := grpc.NewClient("passthrough:///plugin", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,10 +67,11 @@ func TestCloseWaitsForCalls(t *testing.T) {
 	if err := <-ended; status.Code(err) != codes.Unavailable {
 		t.Errorf("the call ends with %v", err)
 	}
+	synctest.Wait()
 	select {
 	case <-closed:
 		t.Error("closed while a call is under way")
-	case <-time.After(100 * time.Millisecond): // Nothing happens that could be awaited.
+	default:
 	}
 	s.Now = time.Now
 	close(answer)

@@ -15,7 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
+	"testing/synctest"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -91,15 +91,12 @@ func (h *heldServer) RoundTrip(request *http.Request) (*http.Response, error) {
 	}
 }
 
-// await waits until so many were asked.
-func (h *heldServer) await(t *testing.T, requests int32) {
+// expect holds how many were asked when nothing can happen any more.
+func (h *heldServer) expect(t *testing.T, requests int32) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
-	for h.asked.Load() < requests {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d requests, want %d", h.asked.Load(), requests)
-		}
-		<-time.After(time.Millisecond)
+	synctest.Wait()
+	if got := h.asked.Load(); got != requests {
+		t.Fatalf("%d requests, want %d", got, requests)
 	}
 }
 
@@ -120,7 +117,9 @@ func ask(ctx context.Context, through http.RoundTripper) <-chan error {
 
 // TestSharedConnectionIsNoQueue: requests wait for the first one only, not for
 // longer than they are patient, and one after another while nobody answers.
-func TestSharedConnectionIsNoQueue(t *testing.T) {
+func TestSharedConnectionIsNoQueue(t *testing.T) { synctest.Test(t, testSharedConnectionIsNoQueue) }
+
+func testSharedConnectionIsNoQueue(t *testing.T) {
 	server := &heldServer{answer: make(chan error)}
 	one := newSharedConnection(server)
 	first := ask(t.Context(), one)
@@ -129,13 +128,7 @@ func TestSharedConnectionIsNoQueue(t *testing.T) {
 		t.Fatal("answered")
 	}
 	second, after := ask(t.Context(), one), ask(t.Context(), one)
-	server.await(t, 2)
-	for range 50 { // Nothing tells that a request waits.
-		if got := server.asked.Load(); got != 2 {
-			t.Fatalf("%d asked while nobody has connected", got)
-		}
-		<-time.After(time.Millisecond)
-	}
+	server.expect(t, 2) // One has asked, and the other waits until it has connected.
 	server.answer <- nil
 	server.answer <- nil
 	for _, ended := range []<-chan error{second, after} {
@@ -145,7 +138,7 @@ func TestSharedConnectionIsNoQueue(t *testing.T) {
 	}
 	// Connected: these are asked at once.
 	third, fourth := ask(t.Context(), one), ask(t.Context(), one)
-	server.await(t, 5)
+	server.expect(t, 5)
 	server.answer <- nil
 	server.answer <- errors.New("away")
 	if first, second := <-third, <-fourth; (first == nil) == (second == nil) {
@@ -156,16 +149,15 @@ func TestSharedConnectionIsNoQueue(t *testing.T) {
 	one = newSharedConnection(server)
 	hanging, stop := context.WithCancel(t.Context())
 	first = ask(hanging, one)
-	server.await(t, 6)
+	server.expect(t, 6)
 	impatient, cancel := context.WithCancel(t.Context())
 	second = ask(impatient, one)
+	server.expect(t, 6)
 	cancel()
 	if err := <-second; !errors.Is(err, context.Canceled) {
 		t.Errorf("gave up with %v", err)
 	}
-	if got := server.asked.Load(); got != 6 {
-		t.Errorf("%d asked", got)
-	}
+	server.expect(t, 6)
 	stop()
 	if err := <-first; !errors.Is(err, context.Canceled) {
 		t.Errorf("ended with %v", err)

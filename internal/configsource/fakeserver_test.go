@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/test/await"
 )
 
 // patience is how long anything may take on a machine that does a lot else.
@@ -229,13 +230,8 @@ func (s *testNode) run() {
 	go func() { ended <- s.source.Watch(ctx, s.look) }()
 	s.stop = sync.OnceFunc(func() {
 		cancel()
-		select {
-		case err := <-ended:
-			if err != nil {
-				s.t.Error(err)
-			}
-		case <-time.After(patience):
-			s.t.Error("the source does not end")
+		if err := <-ended; err != nil {
+			s.t.Error(err)
 		}
 	})
 	s.t.Cleanup(s.stop)
@@ -259,8 +255,7 @@ func (s *testNode) look() {
 // none.
 func (s *testNode) await(generation, problem string) {
 	s.t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
+	await.Until(s.t, "a profile", func() error {
 		s.mu.Lock()
 		have, err := "", s.problem
 		if len(s.applied) > 0 {
@@ -268,13 +263,10 @@ func (s *testNode) await(generation, problem string) {
 		}
 		s.mu.Unlock()
 		if have == generation && (err == nil) == (problem == "") && (err == nil || strings.Contains(err.Error(), problem)) {
-			return
+			return nil
 		}
-		if time.Now().After(deadline) {
-			s.t.Fatalf("in force %q, problem %v; want %q, %q", have, err, generation, problem)
-		}
-		<-time.After(5 * time.Millisecond)
-	}
+		return fmt.Errorf("in force %q, problem %v; want %q, %q", have, err, generation, problem)
+	})
 }
 
 func generation(t *testing.T, text string) string {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/await"
 )
 
 const (
@@ -209,12 +210,14 @@ func TestPods(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	await := func(want map[string]sharing.Container) {
+	late := time.NewTimer(await.Patience)
+	defer late.Stop()
+	expect := func(want map[string]sharing.Container) {
 		t.Helper()
 		for {
 			select {
 			case <-changes:
-			case <-time.After(patience):
+			case <-late.C:
 				got, err := pods.Containers()
 				t.Fatalf("got %v, %v; want %v", got, err, want)
 			}
@@ -228,26 +231,26 @@ func TestPods(t *testing.T) {
 		t.Errorf("before the pods are known: %v", err)
 	}
 	server.setAway(nil)
-	await(nil)
+	expect(nil)
 	server.change("p", fakePod("1", "p", map[string]string{"waits": ""}))
 	server.change("q", fakePod("2", "q", map[string]string{"y": "c://2y", "x": "c://2x"}))
-	await(map[string]sharing.Container{"2x": {Namespace: "a", Pod: "q", Name: "x"}, "2y": {Namespace: "a", Pod: "q", Name: "y"}})
+	expect(map[string]sharing.Container{"2x": {Namespace: "a", Pod: "q", Name: "x"}, "2y": {Namespace: "a", Pod: "q", Name: "y"}})
 	if uid, none := pods.PodUID("a", "q"), pods.PodUID("b", "q"); uid != "2" || none != "" {
 		t.Errorf("UID of a/q %q, of b/q %q", uid, none)
 	}
 	server.change("q of before", fakePod("3", "q", map[string]string{"x": "c://3"}))
-	await(map[string]sharing.Container{"2x": {Namespace: "a", Pod: "q", Name: "x"}, "2y": {Namespace: "a", Pod: "q", Name: "y"}, "3": {Namespace: "a", Pod: "q", Name: "x"}})
+	expect(map[string]sharing.Container{"2x": {Namespace: "a", Pod: "q", Name: "x"}, "2y": {Namespace: "a", Pod: "q", Name: "y"}, "3": {Namespace: "a", Pod: "q", Name: "x"}})
 	if uid := pods.PodUID("a", "q"); uid != "" {
 		t.Errorf("of two pods of one name the UID is %q", uid)
 	}
 	server.change("q of before", nil)
-	await(map[string]sharing.Container{"2x": {Namespace: "a", Pod: "q", Name: "x"}, "2y": {Namespace: "a", Pod: "q", Name: "y"}})
+	expect(map[string]sharing.Container{"2x": {Namespace: "a", Pod: "q", Name: "x"}, "2y": {Namespace: "a", Pod: "q", Name: "y"}})
 	server.change("p", fakePod("1", "p", map[string]string{"waits": "c://1"}))
-	await(map[string]sharing.Container{
+	expect(map[string]sharing.Container{
 		"1": {Namespace: "a", Pod: "p", Name: "waits"}, "2x": {Namespace: "a", Pod: "q", Name: "x"}, "2y": {Namespace: "a", Pod: "q", Name: "y"},
 	})
 	server.change("q", nil)
-	await(map[string]sharing.Container{"1": {Namespace: "a", Pod: "p", Name: "waits"}})
+	expect(map[string]sharing.Container{"1": {Namespace: "a", Pod: "p", Name: "waits"}})
 
 	// Another pod of the same name, while nobody watches.
 	server.setAway(errors.New("refused"))
@@ -258,10 +261,10 @@ func TestPods(t *testing.T) {
 		got, err := pods.Containers()
 		return len(got) == 1 && got["1"].Pod == "p" && err != nil && strings.Contains(err.Error(), "as last seen: ") && strings.Contains(err.Error(), "refused")
 	}
-	for late := time.After(patience); !lost(); {
+	for !lost() {
 		select {
 		case <-changes:
-		case <-late:
+		case <-late.C:
 			got, err := pods.Containers()
 			t.Fatalf("got %v, %v when the right to them is gone", got, err)
 		}
@@ -270,7 +273,7 @@ func TestPods(t *testing.T) {
 		t.Errorf("as last seen: the UID is %q", uid)
 	}
 	server.setAway(nil)
-	await(map[string]sharing.Container{"3": {Namespace: "a", Pod: "p", Name: "waits"}})
+	expect(map[string]sharing.Container{"3": {Namespace: "a", Pod: "p", Name: "waits"}})
 }
 
 // TestWithLabel: what would be with another label is what is once the Node has it.

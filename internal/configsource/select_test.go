@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/quick"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -257,20 +258,24 @@ func TestAnySequenceOfChanges(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			t.Parallel()
-			h := &history{testNode: newTestNode(t, func(n *NodeSource) { n.Fallbacks = []Fallback{FallbackNamed, FallbackSingle} }), random: rand.New(rand.NewPCG(seed, 1))}
-			h.labels, h.configMaps = []*string{nil}, []configs.Documents{nil}
-			h.run()
-			for range 60 {
-				h.change()
-			}
-			label := "a"
-			h.setLabel(&label)
-			last := h.setConfigMap(configs.Documents{"a": h.unique()})
-			h.await(generation(t, last["a"]), "")
-			h.stop()
-			h.judge()
+			synctest.Test(t, func(t *testing.T) { testSequenceOfChanges(t, seed) })
 		})
 	}
+}
+
+func testSequenceOfChanges(t *testing.T, seed uint64) {
+	h := &history{testNode: newTestNode(t, func(n *NodeSource) { n.Fallbacks = []Fallback{FallbackNamed, FallbackSingle} }), random: rand.New(rand.NewPCG(seed, 1))}
+	h.labels, h.configMaps = []*string{nil}, []configs.Documents{nil}
+	h.run()
+	for range 60 {
+		h.change()
+	}
+	label := "a"
+	h.setLabel(&label)
+	last := h.setConfigMap(configs.Documents{"a": h.unique()})
+	h.await(generation(t, last["a"]), "")
+	h.stop()
+	h.judge()
 }
 
 // history is what happened to label and ConfigMap, from the beginning.
@@ -340,7 +345,7 @@ func (h *history) change() {
 	}
 	// Some changes come one by one, others at once.
 	if h.random.IntN(3) == 0 {
-		<-time.After(time.Duration(h.random.IntN(5)) * time.Millisecond)
+		<-time.After(time.Duration(h.random.IntN(5)) * time.Millisecond) //nolint:forbidigo // in a synctest bubble: the time is simulated
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/virgate/virgate/test/await"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -34,13 +35,8 @@ func watchedConfigMap(t *testing.T, server *fakeServer, change func(*watcher)) *
 	go func() { ended <- c.Watch(ctx, func() {}) }()
 	t.Cleanup(func() {
 		cancel()
-		select {
-		case err := <-ended:
-			if err != nil {
-				t.Error(err)
-			}
-		case <-time.After(patience):
-			t.Error("the watcher does not end")
+		if err := <-ended; err != nil {
+			t.Error(err)
 		}
 	})
 	return c
@@ -49,17 +45,13 @@ func watchedConfigMap(t *testing.T, server *fakeServer, change func(*watcher)) *
 // sees waits until the document a is that text.
 func sees(t *testing.T, c *ConfigMap, text string) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
+	await.Until(t, "the document", func() error {
 		documents, err := c.Documents()
-		if err == nil && documents["a"] == text {
-			return
+		if err != nil || documents["a"] != text {
+			return fmt.Errorf("sees %q, %w; want %q", documents, err, text)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("sees %q, %v; want %q", documents, err, text)
-		}
-		<-time.After(time.Millisecond)
-	}
+		return nil
+	})
 }
 
 // TestServerThatHangs: requests that nobody answers are given up, and made again.
@@ -187,16 +179,13 @@ func TestPartOfAList(t *testing.T) {
 		}
 	})
 	const told = "a part of the list"
-	for deadline := time.Now().Add(patience); ; {
+	await.Until(t, "the error", func() error {
 		_, err := c.Documents()
-		if err != nil && strings.Contains(err.Error(), told) {
-			break
+		if err == nil || !strings.Contains(err.Error(), told) {
+			return fmt.Errorf("error %w, want %q", err, told)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("error %v, want %q", err, told)
-		}
-		<-time.After(time.Millisecond)
-	}
+		return nil
+	})
 	mended.Store(true)
 	sees(t, c, four)
 }
@@ -240,6 +229,7 @@ func TestNodesComeBackApart(t *testing.T) {
 		server := newFakeServer()
 		var mu sync.Mutex
 		came := map[int]int{}
+		pass := func(d time.Duration) { <-time.After(d) } //nolint:forbidigo // in a synctest bubble: the time is simulated
 		var all sync.WaitGroup
 		for range nodes {
 			all.Go(func() {
@@ -254,16 +244,16 @@ func TestNodesComeBackApart(t *testing.T) {
 						return 0
 					}
 					events.Stop()
-					return time.Since(began)
+					return time.Since(began) //nolint:forbidigo // in a synctest bubble: the time is simulated
 				}
 				if took := reopen(); took != 0 {
 					t.Errorf("the first watch waits for %s", took)
 				}
-				<-time.After(watchTimeout)
+				pass(watchTimeout)
 				if took := reopen(); took != 0 {
 					t.Errorf("the watch after one that ended in its time waits for %s", took)
 				}
-				<-time.After(watchTimeout / 2)
+				pass(watchTimeout / 2)
 				took := reopen()
 				mu.Lock()
 				came[int(took.Seconds())]++

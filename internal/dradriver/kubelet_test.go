@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/virgate/virgate/test/await"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -91,14 +92,7 @@ func register(t *testing.T, registry, socket string) *registration.PluginInfo {
 
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	late := patience()
-	for !condition() {
-		select {
-		case <-late:
-			t.Fatalf("%s: never", what)
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
+	await.True(t, what, condition)
 }
 
 func allocated(uid string, results ...resourceapi.DeviceRequestAllocationResult) *resourceapi.ResourceClaim {
@@ -386,11 +380,11 @@ func TestSockets(t *testing.T) {
 func TestEnd(t *testing.T) {
 	f := newFakeAPI(t)
 	f.Claims["ns/name-1"] = allocated("1")
-	begun, ended := make(chan struct{}), make(chan struct{})
+	begun, letGo, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	claims := &fakeClaims{prepare: func(ctx context.Context, _ Claim) (Prepared, error) {
 		close(begun)
 		<-ctx.Done()
-		<-time.After(20 * time.Millisecond) // A handler that is not waited for is seen.
+		<-letGo
 		close(ended)
 		return Prepared{}, ctx.Err()
 	}}
@@ -409,15 +403,29 @@ func TestEnd(t *testing.T) {
 		answered <- err
 	}()
 	<-begun
-	stop()
-	select {
-	case <-ended:
-	default:
-		t.Error("a call is under way after the end")
-	}
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); stop() }()
 	if err := <-answered; status.Code(err) != codes.Unavailable {
 		t.Errorf("the call ends with %v", err)
 	}
+	// The connection is closed. Either the server waits for the call now, or it has not waited.
+	await.Until(t, "the server waits for the call", func() error {
+		select {
+		case <-stopped:
+			return await.Never("a call is under way after the end")
+		default:
+		}
+		stacks := make([]byte, 1<<20)
+		for stack := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+			if strings.Contains(stack, "sync.(*WaitGroup).Wait") && strings.Contains(stack, "grpc.(*Server).stop") {
+				return nil
+			}
+		}
+		return errors.New("it does not wait")
+	})
+	close(letGo)
+	<-stopped
+	<-ended
 	if _, err := drapb.NewDRAPluginClient(old).NodePrepareResources(t.Context(), request); status.Code(err) != codes.Unavailable {
 		t.Errorf("a call after the end: %v", err)
 	}

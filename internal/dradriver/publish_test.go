@@ -4,13 +4,16 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/test/bufconn"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/virgate/virgate/internal/simdra"
+	"github.com/virgate/virgate/test/await"
 )
 
 const (
@@ -66,7 +70,7 @@ func (f *fakeAPI) put(slice resourceapi.ResourceSlice) { f.Do(func() { f.Store(s
 var quiet = slog.New(slog.DiscardHandler)
 
 // patience is how long anything may take on a machine that does a lot else.
-func patience() <-chan time.Time { return time.After(2 * time.Minute) }
+func patience() <-chan time.Time { return time.NewTimer(await.Patience).C }
 
 // quick makes the driver fast; what is tested is what happens, not when.
 func quick(d *Driver) {
@@ -97,13 +101,8 @@ func runWith(t *testing.T, options Options, change func(*Driver)) (*Driver, func
 	go func() { ended <- d.Run(ctx) }()
 	stop := sync.OnceFunc(func() {
 		cancel()
-		select {
-		case err := <-ended:
-			if err != nil {
-				t.Error(err)
-			}
-		case <-patience():
-			t.Error("the driver does not end")
+		if err := <-ended; err != nil {
+			t.Error(err)
 		}
 	})
 	t.Cleanup(stop)
@@ -299,15 +298,33 @@ func TestKnows(t *testing.T) {
 }
 
 // TestPace holds that a fault does not wait, and that what came before it is no write of its own.
-func TestPace(t *testing.T) {
-	f := newFakeAPI(t)
-	d, _ := runWith(t, Options{Config: f.Config()}, func(d *Driver) { d.timing.pace = 24 * time.Hour })
+func TestPace(t *testing.T) { synctest.Test(t, testPace) }
+
+func testPace(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	listener := bufconn.Listen(64 << 10)
+	api, err := simdra.ServeAPI(ctx, listener, driverName, nodeName, t.Errorf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, config := &fakeAPI{api, t}, api.Config()
+	config.Dial = func(ctx context.Context, _, _ string) (net.Conn, error) { return listener.DialContext(ctx) }
+	d, err := New(Options{Driver: driverName, Node: nodeName, Logger: quiet, Config: config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	quick(d)
+	d.timing.pace = 24 * time.Hour
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	running.Go(func() { d.publish(ctx) }) // Run has sockets, too, for which synctest.Wait would wait.
 	d.Publish(pool("a b"))
 	f.awaits("1/1 a b")
 	f.watched()
 	f.wrote()
 	d.Publish(pool("a b c"))
-	<-time.After(50 * time.Millisecond) // A write that does not wait is seen.
+	synctest.Wait()
 	d.Publish(pool("a b! c"))
 	f.awaits("1/1 a b! c")
 	if want, wrote := []string{"PUT 00000@1"}, f.wrote(); !slices.Equal(want, wrote) {

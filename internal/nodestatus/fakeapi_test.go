@@ -1,13 +1,14 @@
 package nodestatus
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,9 +16,12 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/test/bufconn"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+
+	"github.com/virgate/virgate/test/await"
 )
 
 const nodeName = "n1"
@@ -25,8 +29,9 @@ const nodeName = "n1"
 // fakeAPI is an API server with one Node and Events. It merges as a real one
 // does, and can be told to refuse, to be slow and to be away.
 type fakeAPI struct {
-	t      *testing.T
-	server *httptest.Server
+	t *testing.T
+	// listener is in memory, so that a test can run in a synctest bubble.
+	listener *bufconn.Listener
 
 	mutex sync.Mutex
 	// node is nil while there is none.
@@ -51,8 +56,11 @@ type fakeAPI struct {
 func newFakeAPI(t *testing.T) *fakeAPI {
 	t.Helper()
 	f := &fakeAPI{t: t, node: newNode(), events: map[string]corev1.Event{}, refuse: map[string]int{}, changed: make(chan struct{})}
-	f.server = httptest.NewServer(f)
-	t.Cleanup(f.server.Close)
+	f.listener = bufconn.Listen(64 << 10)
+	server := &http.Server{Handler: f, ReadHeaderTimeout: time.Hour}
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = server.Serve(f.listener) }()
+	t.Cleanup(func() { _ = server.Close(); <-ended })
 	return f
 }
 
@@ -64,7 +72,9 @@ func newNode() *corev1.Node {
 	return node
 }
 
-func (f *fakeAPI) config() *rest.Config { return &rest.Config{Host: f.server.URL} }
+func (f *fakeAPI) config() *rest.Config {
+	return &rest.Config{Host: "http://in-memory", Dial: func(ctx context.Context, _, _ string) (net.Conn, error) { return f.listener.DialContext(ctx) }}
+}
 
 func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
@@ -285,7 +295,8 @@ func (f *fakeAPI) change(do func()) {
 // await waits until what holds of the server's state.
 func (f *fakeAPI) await(what string, holds func() bool) {
 	f.t.Helper()
-	late := time.After(2 * time.Minute)
+	late := time.NewTimer(await.Patience)
+	defer late.Stop()
 	for {
 		f.mutex.Lock()
 		changed, ok := f.changed, holds()
@@ -296,7 +307,7 @@ func (f *fakeAPI) await(what string, holds func() bool) {
 		}
 		select {
 		case <-changed:
-		case <-late:
+		case <-late.C:
 			f.t.Fatalf("not %s:\n%s", what, state)
 		}
 	}

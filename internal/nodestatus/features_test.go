@@ -2,6 +2,7 @@ package nodestatus
 
 import (
 	"bytes"
+	"fmt"
 	"log/slog"
 	"maps"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/test/await"
 )
 
 // featured is a node on which all is well, with these feature labels.
@@ -105,16 +107,12 @@ func TestFeatureFile(t *testing.T) {
 	r := start(t, Options{Features: FeatureOutput{Kind: FeaturesToFile, File: path}}, fast())
 	r.Report(featured("g1", nil)) // Before anything is known, an old file stays.
 	r.Report(featured("g1", map[string]string{"b": "2", "a": "1"}))
-	late := time.After(2 * time.Minute)
-	for got := ""; got != "a=1\nb=2\n"; {
-		data, _ := os.ReadFile(path)
-		got = string(data)
-		select {
-		case <-late:
-			t.Fatalf("the file has %q", got)
-		case <-time.After(time.Millisecond):
+	await.Until(t, "the file", func() error {
+		if data, err := os.ReadFile(path); string(data) != "a=1\nb=2\n" {
+			return fmt.Errorf("it has %q, %w", data, err)
 		}
-	}
+		return nil
+	})
 }
 
 // TestWriteFeatureFile: a reader sees the one or the other, and NFD, which reads all files of the

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"maps"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -407,7 +408,9 @@ func TestEventWhoseAnswerWasLost(t *testing.T) {
 }
 
 // TestEventThatIsForgotten is counted up after the API has deleted it.
-func TestEventThatIsForgotten(t *testing.T) {
+func TestEventThatIsForgotten(t *testing.T) { synctest.Test(t, testEventThatIsForgotten) }
+
+func testEventThatIsForgotten(t *testing.T) {
 	f := newFakeAPI(t)
 	client, err := connect(f.config(), nodeName, time.Minute)
 	if err != nil {
@@ -424,7 +427,7 @@ func TestEventThatIsForgotten(t *testing.T) {
 			if again == 0 {
 				break
 			}
-			time.Sleep(again) //nolint:forbidigo // the queue names a time and nothing else
+			time.Sleep(again) //nolint:forbidigo // in a synctest bubble: the time is simulated
 		}
 		if len(f.events) != 1 || f.told()[0] != "GPUUnhealthy m x1" {
 			t.Errorf("told %q", f.told())

@@ -47,7 +47,7 @@ func TestDeadlines(t *testing.T) {
 
 		start := time.Now()
 		_, err = lib.DeviceGetMemoryInfo(partition)
-		if took := time.Since(start); took != 30*time.Second {
+		if took := elapsed(start); took != 30*time.Second {
 			t.Errorf("abandoned after %s, want 30 s", took)
 		}
 		if want := "nvml: DeviceGetMemoryInfo: TIMEOUT: abandoned after 30s, the driver does not answer"; err == nil || err.Error() != want {
@@ -77,7 +77,7 @@ func TestDeadlines(t *testing.T) {
 		must(t, err)
 		_, err = lib.DeviceGetCount()
 		must(t, err)
-		if took := time.Since(start); took != 0 {
+		if took := elapsed(start); took != 0 {
 			t.Errorf("the answers took %s, want none to wait", took)
 		}
 		if got := sim.Calls("DeviceGetUUID"); got != 1 {
@@ -115,7 +115,7 @@ func TestDeadlineLimits(t *testing.T) {
 				sim.InjectFault(test.call, simnode.Fault{Delay: test.limit + 1, Times: 1})
 				start := time.Now()
 				err := test.ask(lib)
-				if took := time.Since(start); took != test.limit || !errors.Is(err, nvml.Timeout) {
+				if took := elapsed(start); took != test.limit || !errors.Is(err, nvml.Timeout) {
 					t.Errorf("error %v after %s, want TIMEOUT after %s", err, took, test.limit)
 				}
 				after(time.Second)
@@ -188,8 +188,8 @@ func TestDeadlineEvents(t *testing.T) {
 		must(t, err)
 		start := time.Now()
 		_, err = lib.EventSetWait(set, time.Minute)
-		if _, abandoned := errors.AsType[*nvml.AbandonedError](err); abandoned || time.Since(start) != time.Minute {
-			t.Errorf("error %v after %s, want TIMEOUT of the wait itself after a minute", err, time.Since(start))
+		if _, abandoned := errors.AsType[*nvml.AbandonedError](err); abandoned || elapsed(start) != time.Minute {
+			t.Errorf("error %v after %s, want TIMEOUT of the wait itself after a minute", err, elapsed(start))
 		}
 	})
 }
@@ -207,7 +207,7 @@ func TestScanStuckGPU(t *testing.T) {
 		if len(gpus) != 7 || !errors.Is(err, nvml.Timeout) {
 			t.Errorf("%d GPUs, error %v, want 7 and TIMEOUT", len(gpus), err)
 		}
-		if took := time.Since(start); took != 30*time.Second {
+		if took := elapsed(start); took != 30*time.Second {
 			t.Errorf("a scan took %s, want one limit", took)
 		}
 		after(time.Hour)
@@ -355,8 +355,8 @@ func TestUntil(t *testing.T) {
 		go func() { _, err := lib.DeviceGetMemoryInfo(gpus[2]); errs <- err }()
 		go func() { errs <- nvml.NewPartitioner(shared, nil).Apply(ctx, uuid, mig.Step{Action: mig.EnableMIG}) }()
 		for range 2 {
-			if err := <-errs; !errors.Is(err, nvml.Timeout) || time.Since(start) != 1500*time.Millisecond {
-				t.Errorf("%v after %s, want TIMEOUT after 1.5 s", err, time.Since(start))
+			if err := <-errs; !errors.Is(err, nvml.Timeout) || elapsed(start) != 1500*time.Millisecond {
+				t.Errorf("%v after %s, want TIMEOUT after 1.5 s", err, elapsed(start))
 			}
 		}
 		if _, err := lib.DeviceGetCount(); !errors.Is(err, context.Canceled) {

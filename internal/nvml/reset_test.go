@@ -262,13 +262,13 @@ func (s *storm) pass() {
 	}
 	began := time.Now()
 	for range s.random.IntN(6) {
-		s.log = append(s.log, fmt.Sprint(time.Since(began), " ", s.trouble()))
+		s.log = append(s.log, fmt.Sprint(elapsed(began), " ", s.trouble()))
 		after(s.chance(12 * time.Second))
 	}
 	for _, err := s.sim.Add(""); err == nil; {
 		_, err = s.sim.Add("")
 	}
-	s.log = append(s.log, fmt.Sprint(time.Since(began), " all GPUs are there"))
+	s.log = append(s.log, fmt.Sprint(elapsed(began), " all GPUs are there"))
 	after(3 * time.Minute)
 	s.judge()
 	for gpu := range 4 {

@@ -93,7 +93,7 @@ func TestPrivilegeTaken(t *testing.T) {
 				before, err := node.Inventory()
 				must(t, err)
 				taken.Store(true)
-				<-time.After(2 * time.Minute)
+				pass(2 * time.Minute)
 				synctest.Wait()
 				after, err := node.Inventory()
 				must(t, err)
@@ -109,7 +109,7 @@ func TestPrivilegeTaken(t *testing.T) {
 					}
 				}
 				taken.Store(false)
-				<-time.After(time.Minute)
+				pass(time.Minute)
 				synctest.Wait()
 				given, err := node.Inventory()
 				must(t, err)

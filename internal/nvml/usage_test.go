@@ -53,7 +53,7 @@ func testMeterReadsAGPU(t *testing.T) {
 	node, meter := metered(t, "a100-40")
 	do(t, node.SetPower(0, 250), node.ECC(0, false), node.ECC(0, false), node.ECC(0, true), node.Repair(0), node.Heal(0))
 	do(t, node.SetPower(0, 250))
-	<-time.After(10 * time.Second)
+	pass(10 * time.Second)
 	do(t,
 		node.AddProcess(0, simnode.WholeGPU, 20, 3<<30), node.AddProcess(0, simnode.WholeGPU, 10, nvml.MemoryUnknown),
 		node.SetUtilization(0, 20, 40), node.SetTemperature(0, 71), node.Throttle(0, nvml.HardwareThermalSlowdown|nvml.SoftwarePowerCap), node.TakeSample(0),
@@ -300,7 +300,7 @@ func TestMeterEndsWithItsContext(t *testing.T) {
 		if _, err := meter.Read(ctx); !errors.Is(err, context.Canceled) {
 			t.Errorf("error %v, want that of the context", err)
 		}
-		if took := time.Since(began); took > time.Second {
+		if took := elapsed(began); took > time.Second {
 			t.Errorf("took %s", took)
 		}
 		// Another reading does without that GPU.
@@ -308,7 +308,7 @@ func TestMeterEndsWithItsContext(t *testing.T) {
 		if len(gpus) != 7 || err == nil {
 			t.Errorf("%d GPUs, %v; want 7 and what is wrong with the eighth", len(gpus), err)
 		}
-		<-time.After(time.Minute) // The call comes back in the end, and so does its goroutine.
+		pass(time.Minute) // The call comes back in the end, and so does its goroutine.
 	})
 }
 

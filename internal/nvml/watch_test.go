@@ -78,9 +78,19 @@ func watchNode(t *testing.T, node *nvml.Node) *watched {
 	return w
 }
 
+// elapsed is the bubble's time since began.
+func elapsed(began time.Time) time.Duration {
+	return time.Since(began) //nolint:forbidigo // in a synctest bubble: the time is simulated
+}
+
+// pass lets the bubble's time pass.
+func pass(d time.Duration) {
+	<-time.After(d) //nolint:forbidigo // in a synctest bubble: the time is simulated
+}
+
 // after lets time pass, and what it brings happen.
 func after(passed time.Duration) {
-	<-time.After(passed)
+	pass(passed)
 	synctest.Wait()
 }
 
@@ -484,7 +494,7 @@ func TestWatchEnd(t *testing.T) {
 			if got := sim.Calls("DeviceGetMemoryInfo"); got != asked {
 				t.Errorf("%d GPUs were asked once more", got-asked)
 			}
-			if took := time.Since(began); took > 250*time.Millisecond {
+			if took := elapsed(began); took > 250*time.Millisecond {
 				t.Errorf("Watch took %v to end", took)
 			}
 		})
@@ -496,8 +506,8 @@ func TestWatchEnd(t *testing.T) {
 			w := watch(t, sim)
 			after(time.Hour)
 			began := time.Now()
-			if err := w.stop(); err != nil || time.Since(began) != 0 {
-				t.Errorf("Watch ended with %v after %v", err, time.Since(began))
+			if err := w.stop(); err != nil || elapsed(began) != 0 {
+				t.Errorf("Watch ended with %v after %v", err, elapsed(began))
 			}
 		})
 	})
@@ -527,7 +537,7 @@ func TestWatchEnd(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "GPU 6") {
 				t.Errorf("Watch ended with %v, want an error that names GPU 6", err)
 			}
-			if took := time.Since(began); took != 500*time.Millisecond {
+			if took := elapsed(began); took != 500*time.Millisecond {
 				t.Errorf("Watch took %v to give up a stuck call", took)
 			}
 			// The call comes back in the end, and so does its goroutine.

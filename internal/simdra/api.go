@@ -64,15 +64,20 @@ type event struct {
 
 // NewAPI serves on a local address until ctx ends, for the driver on the node.
 func NewAPI(ctx context.Context, driver, node string, misuse func(format string, arguments ...any)) (*API, error) {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "localhost:0")
+	if err != nil {
+		return nil, err
+	}
+	return ServeAPI(ctx, listener, driver, node, misuse)
+}
+
+// ServeAPI is NewAPI on a listener, which may be in memory.
+func ServeAPI(ctx context.Context, listener net.Listener, driver, node string, misuse func(format string, arguments ...any)) (*API, error) {
 	scheme := runtime.NewScheme()
 	if err := resourceapi.AddToScheme(scheme); err != nil {
 		return nil, err
 	}
 	metav1.AddToGroupVersion(scheme, metav1.SchemeGroupVersion)
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "localhost:0")
-	if err != nil {
-		return nil, err
-	}
 	a := &API{
 		driver: driver, node: node, misuse: misuse, address: listener.Addr().String(),
 		codecs: serializer.NewCodecFactory(scheme), version: 10, changed: make(chan struct{}), NodeUID: "node-uid",

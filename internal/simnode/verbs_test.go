@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/virgate/virgate/internal/nvml"
@@ -50,10 +51,12 @@ func TestDo(t *testing.T) {
 			}
 		}},
 		{"slow", arguments{"gpu": "2", "call": "DeviceGetName", "milliseconds": "20"}, func(t *testing.T, n *simnode.Node, _ []nvml.Event) {
-			began := time.Now()
-			if _, err := n.DeviceGetName(device(t, n, 2)); err != nil || time.Since(began) < 20*time.Millisecond {
-				t.Errorf("after %v, %v", time.Since(began), err)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				if _, err := n.DeviceGetName(device(t, n, 2)); err != nil || elapsed(began) != 20*time.Millisecond {
+					t.Errorf("after %v, %v", elapsed(began), err)
+				}
+			})
 		}},
 		{"lose", arguments{"gpu": "2"}, func(t *testing.T, n *simnode.Node, _ []nvml.Event) {
 			if _, err := n.DeviceGetHandleByIndex(2); returned(err) != nvml.GPUIsLost {

@@ -29,7 +29,7 @@ gotest = $(if $(TIMES),$(GOTESTSUM) --format standard-quiet --hide-summary skipp
 export CGO_CFLAGS := -g -O2 -Wno-deprecated-declarations # go-nvml has all of NVML's header
 export CGO_LDFLAGS := -g -O2 -Wl,-z,lazy # it leaves NVML's names to the loader; some compilers say -z now
 
-.PHONY: help all demo build test test-race test-kubernetes e2e e2e-build nightly test-chart manifest reference test-prometheus image image-tar shell licences sbom gpu-bundle test-gpu fuzz vulnerabilities soak lint slowest bench bench-check
+.PHONY: help all demo build test test-race test-kubernetes e2e e2e-build nightly tools test-chart manifest reference test-prometheus image image-tar shell licences sbom gpu-bundle test-gpu fuzz vulnerabilities soak lint slowest bench bench-check
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -119,6 +119,8 @@ vulnerabilities: ## govulncheck, which asks vuln.go.dev
 lint: $(LINT) ## gofmt, vet without cgo, golangci-lint
 	@unformatted=$$(gofmt -s -l */) || exit; [ -z "$$unformatted" ] || { echo "gofmt -s would change:" $$unformatted >&2; exit 1; }
 	CGO_ENABLED=0 go vet ./... && $(LINT) run ./...
+
+tools: $(LINT) $(GOTESTSUM) ## the linter and what shows the tests' times, outside the clone
 
 $(LINT):
 	@echo 'building golangci-lint $(LINT_VERSION) once, for a few minutes'

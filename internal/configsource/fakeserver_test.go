@@ -265,7 +265,7 @@ func (s *testNode) await(generation, problem string) {
 		if have == generation && (err == nil) == (problem == "") && (err == nil || strings.Contains(err.Error(), problem)) {
 			return nil
 		}
-		return fmt.Errorf("in force %q, problem %v; want %q, %q", have, err, generation, problem)
+		return fmt.Errorf("in force %q, problem %w; want %q, %q", have, err, generation, problem)
 	})
 }
 

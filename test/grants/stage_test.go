@@ -10,13 +10,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -29,6 +27,7 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/await"
 )
 
 // stage is a node with a profile in force and its sockets open.
@@ -63,7 +62,7 @@ func newStage(t *testing.T, nodeName, profile string) stage {
 	s := stage{root: hostRoot(t, config.Startup.DevRoot, gpus), specs: t.TempDir(), dir: dir}
 	log := slog.New(slog.DiscardHandler)
 	node := host.New(host.Options{
-		Root: s.root, DevRoot: config.Startup.DevRoot, Logger: log, PrepareTimeout: time.Minute,
+		Root: s.root, DevRoot: config.Startup.DevRoot, Logger: log, PrepareTimeout: await.Patience,
 		Specs: cdi.NewWriter(cdi.Options{Dir: s.specs, Source: cdi.Simulated{}, Logger: log}),
 	})
 	manager := plugin.NewManager(plugin.Options{Dir: dir, Logger: log})
@@ -162,22 +161,22 @@ func (s stage) allocate(t *testing.T, resource string, places ...int) *api.Conta
 			}
 		}
 	}
-	connection, err := grpc.NewClient("passthrough:///plugin", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			sockets, err := filepath.Glob(filepath.Join(s.dir, "virgate-"+strings.ReplaceAll(resource, "/", "_")+"-*.sock"))
-			if err != nil || len(sockets) != 1 {
-				return nil, fmt.Errorf("%s: sockets %v, %w", resource, sockets, err)
-			}
-			return (&net.Dialer{}).DialContext(ctx, "unix", sockets[0])
-		}))
+	// The socket comes a moment after Apply. A client that dialled before would back off.
+	var sockets []string
+	await.Until(t, "the socket of "+resource, func() (err error) {
+		pattern := filepath.Join(s.dir, "virgate-"+strings.ReplaceAll(resource, "/", "_")+"-*.sock")
+		if sockets, err = filepath.Glob(pattern); err == nil && len(sockets) != 1 {
+			err = fmt.Errorf("there are %q", sockets)
+		}
+		return err
+	})
+	connection, err := grpc.NewClient("unix://"+sockets[0], grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = connection.Close() }()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	response, err := api.NewDevicePluginClient(connection).Allocate(ctx, &api.AllocateRequest{
+	response, err := api.NewDevicePluginClient(connection).Allocate(t.Context(), &api.AllocateRequest{
 		ContainerRequests: []*api.ContainerAllocateRequest{request},
 	})
 	if err != nil {

@@ -59,7 +59,10 @@ func newStage(t *testing.T, nodeName, profile string) stage {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	s := stage{root: hostRoot(t, config.Startup.DevRoot, gpus), specs: t.TempDir(), dir: dir}
+	s := stage{root: hostRoot(t, config.Startup.DevRoot, gpus), specs: filepath.Join(dir, "cdi"), dir: dir}
+	if err := os.Mkdir(s.specs, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	log := slog.New(slog.DiscardHandler)
 	node := host.New(host.Options{
 		Root: s.root, DevRoot: config.Startup.DevRoot, Logger: log, PrepareTimeout: await.Patience,

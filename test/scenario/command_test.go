@@ -47,8 +47,8 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		"sim": command((*call).sim),
 		// status [@NAME] ARGUMENT…: virgate status.
 		"status": command((*call).status),
-		// hears [@NAME] GPU: waits until events of the GPU arrive, by an XID that
-		// says nothing against it.
+		// hears [@NAME] GPU [DRIVER'S INDEX]: waits until events of the GPU arrive, by an XID
+		// that says nothing against it.
 		"hears": command((*call).hears),
 		// in-time [@NAME]: the program has used up no deadline so far.
 		"in-time": command((*call).inTime),

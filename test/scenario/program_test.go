@@ -175,6 +175,10 @@ func (c *call) hears() error {
 	if err != nil {
 		return err
 	}
+	driversIndex := index
+	if len(c.arguments) > 0 {
+		driversIndex = c.take()
+	}
 	heard := regexp.MustCompile(`GPU event ignored.*gpu=` + id)
 	before := len(heard.FindAllString(p.Output(), -1))
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -183,7 +187,7 @@ func (c *call) hears() error {
 	defer pause.Stop()
 	for len(heard.FindAllString(p.Output(), -1)) == before {
 		// XID 43, a program that stopped, is no fault of the GPU.
-		if err := nvmltest.Post(ctx, p.control, "xid", url.Values{"gpu": {index}, "code": {"43"}}); err != nil {
+		if err := nvmltest.Post(ctx, p.control, "xid", url.Values{"gpu": {driversIndex}, "code": {"43"}}); err != nil {
 			return err
 		}
 		select {

@@ -18,9 +18,10 @@ kubernetes = $(addprefix -X k8s.io/component-base/version.git,Version=v1.36.3 Ma
 stripped = -ldflags "-s -w" # the tables for debuggers take nearly half of the time to link tests
 race = $(shell go build -race runtime/cgo 2>/dev/null && echo -race)
 # The detector finds nothing in packages that start no goroutine, and sees nothing of tests
-# that start the program as a process: they run without it, once.
+# that start the program as a process: they run without it, once. The program of test/scenario
+# has it in the nightly run only, because it makes the program five times as slow.
 pure = ./mig/... ./sharing/... ./configs/... ./internal/dra/... ./internal/features/...
-processes = $(addprefix ./test/,gpu mps page program prometheus repository speed)
+processes = $(addprefix ./test/,gpu mps page program prometheus repository speed) $(if $(LONG),,./test/scenario)
 chosen = $(shell go list $(PACKAGES))
 undetected = $(filter $(shell go list $(pure) $(processes)),$(chosen))
 detected = $(filter-out $(undetected),$(chosen))
@@ -54,7 +55,8 @@ test-race: $(if $(TIMES),$(GOTESTSUM)) ## all tests, floods, leaks and a short s
 	$(gotest) -vet=off $(stripped) -run 'TestDriver(Read)?Errors' ./internal/migchange # each call with each code, which takes ten times as long with the detector
 
 test-kubernetes: $(if $(TIMES),$(GOTESTSUM)) ## the kubelet's own code, and a real API server; their first builds take 10 to 20 min
-	cd test/kubernetes && go vet ./... && $(gotest) $(race) -timeout 30m ./kubelet && $(gotest) ./api ./dra # kube-apiserver is slow to build with -race
+	cd test/kubernetes && go vet ./... $(if $(filter kubelet,$(SUITES)),&& $(gotest) -vet=off $(race) -timeout 30m ./kubelet) \
+	  $(if $(filter api dra,$(SUITES)),&& $(gotest) -vet=off $(stripped) $(addprefix ./,$(filter api dra,$(SUITES)))) # kube-apiserver is slow to build with -race
 
 nightly: ## everything at full length, in hours; PART=plugin, mig, mps, dra, soak, bench or a part of e2e
 	@PART='$(PART)' .ci/nightly

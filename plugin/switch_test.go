@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/repeat"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -187,7 +188,8 @@ func TestNextUnderRandomLag(t *testing.T) {
 		"gpu=2:A gpu.shared=1:B", "gpu=1:A,B,C", "gpu=2:B,C,D",
 	}
 	switched := 0
-	for seed := range uint64(60) {
+	seeds := repeat.Times(15, 60)
+	for seed := range uint64(seeds) {
 		random := rand.New(rand.NewPCG(seed, 3))
 		w := newLagging(t, random)
 		plan := planOf(nil, strings.Fields(plans[0])...)
@@ -217,7 +219,7 @@ func TestNextUnderRandomLag(t *testing.T) {
 		}
 		switched += w.switched
 	}
-	if switched < 400 {
+	if switched < 6*seeds {
 		t.Errorf("%d switches", switched)
 	}
 }

@@ -115,7 +115,7 @@ func scenarios() map[string]scenario {
 
 // demo starts everything, goes through the steps, and cleans up.
 func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string, node *simnode.Node, scenario scenario) error {
-	dir, err := os.MkdirTemp("", "virgate")
+	dir, err := demoDir()
 	if err != nil {
 		return fmt.Errorf("demo: %w", err)
 	}
@@ -178,6 +178,19 @@ func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string, n
 		return fmt.Errorf("demo: %d steps did not come true: %v", len(s.broken), s.broken)
 	}
 	return nil
+}
+
+// demoDir is a new temporary directory. Where TMPDIR is too long for the paths of Unix sockets,
+// as on macOS, it is in /tmp.
+func demoDir() (string, error) {
+	dir, err := os.MkdirTemp("", "virgate")
+	if err != nil || mps.CheckRoot(filepath.Join(dir, "mps")) == nil {
+		return dir, err
+	}
+	if err := os.Remove(dir); err != nil {
+		return "", err
+	}
+	return os.MkdirTemp("/tmp", "virgate")
 }
 
 func (s *demoNode) say(format string, arguments ...any) {

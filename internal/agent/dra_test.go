@@ -18,6 +18,7 @@ import (
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/repeat"
 )
 
 // fakeDRA is an API server that has each offer at once, unless it is told to be slow.
@@ -318,10 +319,7 @@ func TestWithoutDRA(t *testing.T) {
 // holds that no GPU is given by both at once.
 func TestDRAStorm(t *testing.T) {
 	t.Parallel()
-	steps := 3000
-	if testing.Short() {
-		steps = 400
-	}
+	steps := repeat.Times(750, 3000)
 	for seed := range uint64(2) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()

@@ -13,6 +13,7 @@ import (
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/repeat"
 )
 
 func newDRAMPSRig(t *testing.T, f *fakeDRA, m *fakeMPS, p sharing.Profile) *rig {
@@ -229,10 +230,7 @@ func TestUsersByClaims(t *testing.T) {
 // a GPU that a claim has in another way, nor ended while a claim has a share of it.
 func TestDRAMPSStorm(t *testing.T) {
 	t.Parallel()
-	steps := 1500
-	if testing.Short() {
-		steps = 300
-	}
+	steps := repeat.Times(375, 1500)
 	f, m, random := &fakeDRA{}, newFakeMPS(true), rand.New(rand.NewPCG(3, 4))
 	r := newDRAMPSRig(t, f, m, draMPSProfile(4))
 	r.awaitOffer(f, "gpu-a-mps4 gpu-b-mps4")

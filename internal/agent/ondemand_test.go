@@ -14,6 +14,7 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/repeat"
 )
 
 // onDemandRig is a node whose partitions are made for claims.
@@ -412,10 +413,7 @@ func TestOnDemandUnderPods(t *testing.T) {
 // what a claim has is there for as long as it has it, and overlaps nothing.
 func TestOnDemandStorm(t *testing.T) {
 	t.Parallel()
-	steps := 60
-	if testing.Short() {
-		steps = 20
-	}
+	steps := repeat.Times(20, 60)
 	o := newOnDemandRig(t, "h100x2")
 	o.awaitOffered(o.device(0, ""), o.device(1, "1g10gb-4"))
 	offered := strings.Fields(o.api.devices())

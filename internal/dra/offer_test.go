@@ -15,6 +15,7 @@ import (
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/repeat"
 )
 
 const gibibyte = 1 << 30
@@ -369,11 +370,7 @@ func TestClassNames(t *testing.T) {
 
 // TestProperties holds of any node what must be so of every one: see check.
 func TestProperties(t *testing.T) {
-	rounds := 200
-	if testing.Short() {
-		rounds = 50
-	}
-	for seed := range uint64(rounds) {
+	for seed := range uint64(repeat.Times(50, 200)) {
 		n := randomNode(t, rand.New(rand.NewPCG(seed, 1)))
 		offer := build(t, n)
 		if problem := check(n, offer); problem != "" {

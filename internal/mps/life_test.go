@@ -512,6 +512,18 @@ func TestDriverRoot(t *testing.T) {
 	n.await()
 }
 
+// TestLongRoot checks that a root directory whose daemons could not listen is refused by name.
+func TestLongRoot(t *testing.T) {
+	root := filepath.Join(t.TempDir(), strings.Repeat("x", 100))
+	err := mps.Run(t.Context(), mps.Options{Root: root})
+	if err == nil || !strings.Contains(err.Error(), root) || !strings.Contains(err.Error(), "at most 53") {
+		t.Errorf("answers %v", err)
+	}
+	if _, err := os.Stat(root); err == nil {
+		t.Error("the directory was made")
+	}
+}
+
 func TestMountShm(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {

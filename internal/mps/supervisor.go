@@ -75,6 +75,9 @@ type supervisor struct {
 // not start. Nobody else may serve the same root directory.
 func Run(ctx context.Context, o Options) error {
 	o.Timing = o.Timing.withDefaults()
+	if err := CheckRoot(o.Root); err != nil {
+		return err
+	}
 	journal, err := openJournal(o.Root)
 	if err != nil {
 		return err
@@ -101,6 +104,17 @@ func Run(ctx context.Context, o Options) error {
 	group.Go(func() { s.keepReadyFile(ctx) })
 	o.Logger.Info("supervising MPS daemons", "root", o.Root)
 	return s.supervise(ctx, &group, leftovers)
+}
+
+// CheckRoot refuses a root directory whose path leaves too few bytes for a control daemon's
+// socket, ROOT/UUID/pipe/control: a Unix socket's path has at most 107 (sun_path in unix(7)),
+// and nvidia-cuda-mps-control would end without a word.
+func CheckRoot(root string) error {
+	const most = 107 - len("/GPU-00000000-0000-0000-0000-000000000000/pipe/control")
+	if length := len(filepath.Clean(root)); length > most {
+		return fmt.Errorf("MPS root directory %s: its path has %d bytes; at most %d leave room for a daemon's socket", root, length, most)
+	}
+	return nil
 }
 
 // listen listens where only root can connect. Nobody else listens there; see Run.

@@ -344,9 +344,9 @@ func heap() uint64 {
 }
 
 // TestSlowClients checks that clients which begin a request and never end it are
-// bounded, and that others are answered meanwhile.
+// bounded, and that others are answered meanwhile. It runs alone, because it measures the
+// memory of the whole process.
 func TestSlowClients(t *testing.T) {
-	t.Parallel()
 	p := start(t, options{profile: replicas(2)})
 	p.shows(gpu, 4)
 	before := heap()

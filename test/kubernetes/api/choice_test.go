@@ -18,6 +18,7 @@ import (
 	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/test/await"
+	"github.com/virgate/virgate/test/repeat"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -244,7 +245,7 @@ func testMIGLabel(t *testing.T, s *server) {
 // has no more answers for so many looks in a row. A slow machine only makes this longer.
 func (p *program) rests(t *testing.T) {
 	t.Helper()
-	looks := long(40, 200) // 50 ms apart: 2 s, or 10 s
+	looks := repeat.Times(40, 200) // 50 ms apart: 2 s, or 10 s
 	last, quiet := 0, 0
 	await.True(t, "a rest", func() bool {
 		requests := p.made()

@@ -25,6 +25,7 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/await"
+	"github.com/virgate/virgate/test/repeat"
 )
 
 // draNode is the driver of one node among many, with a connection of its own.
@@ -314,7 +315,7 @@ func (f *draFleet) end(name string, writers []*draNode, write string) {
 // testDRANodes is what the drivers of many nodes cost an API server: the table of docs/scale.md.
 // VIRGATE_SCALE_NODES is how many.
 func testDRANodes(t *testing.T, s *server) {
-	count := long(50, 200)
+	count := repeat.Times(50, 200)
 	if text := os.Getenv(scaleVariable); text != "" {
 		var err error
 		count, err = strconv.Atoi(text)

@@ -187,14 +187,6 @@ func (s *server) await(what string, condition func() bool) {
 	await.True(s.t, what, condition)
 }
 
-// long is how often something is repeated: in CI, or with LONG=1 in the environment.
-func long(ci, nightly int) int {
-	if os.Getenv("LONG") == "1" {
-		return nightly
-	}
-	return ci
-}
-
 // since is how long it has been.
 func since(began time.Time) time.Duration {
 	return time.Since(began).Round(time.Millisecond) //nolint:forbidigo // for the report: no test is judged by it

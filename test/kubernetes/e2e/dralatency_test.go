@@ -2,20 +2,21 @@ package e2e
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"testing"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/virgate/virgate/test/repeat"
 )
 
 // testDRALatency measures how long a user waits, from the creation of the claim or of the pod until
 // the API says that the pod runs: by the device plugin, by a claim, and by the old name. Pods come one after the
 // other, to a node that does nothing else. The report and docs/scale.md have the figures; nothing is judged by them.
 func testDRALatency(t *testing.T, c *cluster) {
-	if os.Getenv("LONG") != "1" {
+	if !repeat.All() {
 		t.Skip("it only measures, so it is for LONG=1")
 	}
 	const pods = 10

@@ -17,10 +17,12 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"github.com/virgate/virgate/test/repeat"
 )
 
 // The storm by claims and by name: so many pods, and at most so many at once.
-var draStormPods = long(60, 200)
+var draStormPods = repeat.Times(60, 200)
 
 const (
 	draStormCrowd  = 30

@@ -32,6 +32,7 @@ func pod(name, resourceName string, count int64) *v1.Pod {
 		Spec: v1.PodSpec{
 			TerminationGracePeriodSeconds: &grace,
 			RestartPolicy:                 v1.RestartPolicyNever,
+			HostNetwork:                   true, // They need none, and their own would cost CNI plugins.
 			Containers: []v1.Container{{
 				Name: "work", Image: workloadImage,
 				Resources: v1.ResourceRequirements{Limits: v1.ResourceList{v1.ResourceName(resourceName): *resource.NewQuantity(count, resource.DecimalSI)}},

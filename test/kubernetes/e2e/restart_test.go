@@ -18,6 +18,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/virgate/virgate/test/repeat"
 )
 
 // testKubeletRestarts ends the kubelet, in order and by force, while pods hold
@@ -138,14 +140,12 @@ func testPluginKilled(t *testing.T, c *cluster) {
 	})
 }
 
-// kills is how often the program that serves is killed, with a standby and without.
-const kills = 10
-
 // testStandby kills Virgate again and again while pods start and end, with a second
 // container that stands by and without. With it the shares come back from a program that ran
 // before, and whoever was killed stands by next; how many pods that saves is noted.
 func testStandby(t *testing.T, c *cluster) {
 	c.expectRestarts(t)
+	kills := repeat.Times(4, 10)
 	for _, enabled := range []bool{true, false} {
 		c.install(t, "node=sim:dgx-a100", fourShares, fmt.Sprintf("standby.enabled=%t", enabled))
 		all := map[string]int64{shared: 32}
@@ -191,7 +191,7 @@ func testStandby(t *testing.T, c *cluster) {
 				}
 				c.awaitServed(t, all)
 			}
-			c.notes(t, d, enabled, c.kubeletLog(t, first).gaps)
+			c.notes(t, d, kills, enabled, c.kubeletLog(t, first).gaps)
 			if enabled {
 				for _, process := range c.virgates(t) {
 					role := map[bool]string{true: "serves", false: "stands by"}[process == serving(t)]
@@ -205,8 +205,8 @@ func testStandby(t *testing.T, c *cluster) {
 	}
 }
 
-// notes notes what ten kills cost.
-func (c *cluster) notes(t *testing.T, d *eventLog, standby bool, gaps []gap) {
+// notes notes what the kills cost.
+func (c *cluster) notes(t *testing.T, d *eventLog, kills int, standby bool, gaps []gap) {
 	t.Helper()
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -595,7 +595,8 @@ func count(all []status, is func(status) bool) (found int) {
 // startPods creates pods one after another until the context ends, and deletes each
 // when it runs or was refused, and a few more have been created.
 func (c *cluster) startPods(ctx context.Context, d *eventLog) {
-	tick := time.NewTicker(100 * time.Millisecond)
+	// Each pod takes two seconds of a processor.
+	tick := time.NewTicker(time.Duration(repeat.Times(1000, 100)) * time.Millisecond)
 	defer tick.Stop()
 	pods := c.client.CoreV1().Pods(workspace)
 	calls := context.WithoutCancel(ctx) // None is cut off in the middle.

@@ -16,6 +16,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/virgate/virgate/test/repeat"
 )
 
 // sharingMode is how a GPU is offered: by which name, and shared or whole.
@@ -109,7 +111,7 @@ func (p stormProfile) text(t *testing.T, shares int) string {
 }
 
 // The storm: so many pods and switches, at most so many pods at once.
-var stormPods, stormSwitches = long(50, 150), long(12, 40)
+var stormPods, stormSwitches = repeat.Times(50, 150), repeat.Times(12, 40)
 
 const (
 	stormCrowd = 60

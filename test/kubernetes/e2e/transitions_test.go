@@ -10,6 +10,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/virgate/virgate/test/repeat"
 )
 
 // The profiles of the tests below, in a ConfigMap of their own.
@@ -61,7 +63,7 @@ func (s *storm) label(t *testing.T, profile, name string) *switching {
 // report, since it says as much of the machine.
 func testTransitions(t *testing.T, c *cluster) {
 	const crowd = 3
-	rounds := long(8, 20)
+	rounds := repeat.Times(8, 20)
 	s := newStorm(t, c, "transitions", 8*time.Second, 16*time.Second) // As few as leave neverNone something to judge.
 	s.beginExclusive(t)
 	var nextPod time.Time

@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"testing"
 	"time"
@@ -13,14 +12,6 @@ import (
 
 	"github.com/virgate/virgate/test/await"
 )
-
-// long is how often something is repeated: in CI, or with LONG=1 in the environment.
-func long(ci, nightly int) int {
-	if os.Getenv("LONG") == "1" {
-		return nightly
-	}
-	return ci
-}
 
 // since is how long it has been, for the report: no test is judged by it.
 func since(began time.Time) time.Duration {

@@ -101,14 +101,6 @@ func quick() plugin.Timing {
 	return plugin.Timing{RemovalDelay: 50 * time.Millisecond, ListInterval: time.Millisecond, StopAfter: 200 * time.Millisecond}
 }
 
-// long is how often something is repeated: in CI, or with LONG=1 in the environment.
-func long(ci, nightly int) int {
-	if os.Getenv("LONG") == "1" {
-		return nightly
-	}
-	return ci
-}
-
 // since is how long it has been.
 func since(began time.Time) time.Duration {
 	return time.Since(began).Round(time.Millisecond) //nolint:forbidigo // for the report: no test is judged by it

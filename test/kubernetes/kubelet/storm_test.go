@@ -15,6 +15,7 @@ import (
 
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/await"
+	"github.com/virgate/virgate/test/repeat"
 	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
 )
 
@@ -216,7 +217,7 @@ func (s *storm) total() counters {
 // without the wait until the kubelet has applied that a device is Unhealthy, or
 // with surplus devices removed at once, the kubelet panics or a rule is broken.
 func TestStorm(t *testing.T) {
-	admissions, cycles := long(500, 2000), long(25, 100)
+	admissions, cycles := repeat.Times(500, 2000), repeat.Times(25, 100)
 	for _, policy := range policies() {
 		t.Run(policy, func(t *testing.T) {
 			s := newStorm(newBench(t, policy), 4, 3)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/repeat"
 	deviceplugin "k8s.io/kubernetes/pkg/kubelet/cm/devicemanager/plugin/v1beta1"
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 )
@@ -241,7 +242,7 @@ func stormSetting(name string, otherwise int) int {
 // Invariants 5, 6 and 7 while the GPUs' modes change under pods that come and go. A
 // pod is refused only when its admission took longer than the settle time.
 func TestSwitchStorm(t *testing.T) {
-	admissions := stormSetting("STORM", long(500, 2000))
+	admissions := stormSetting("STORM", repeat.Times(500, 2000))
 	settle := max(1, time.Duration(stormSetting("SETTLE", 50))*time.Millisecond)
 	stall := time.Duration(stormSetting("STALL", 100)) * time.Millisecond
 	for _, policy := range policies() {

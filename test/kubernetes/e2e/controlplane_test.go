@@ -34,9 +34,11 @@ type cluster struct {
 
 	apiServer, containerd, kubelet *component
 
-	// pods are those that tests have created, by name.
-	pods   map[string]*v1.Pod
-	report *report
+	// pods are those that tests have created, by name, and created their names, by the test
+	// at whose end they are removed.
+	pods    map[string]*v1.Pod
+	created map[*testing.T][]string
+	report  *report
 	// restartsExpected says that the test ends Virgate itself.
 	restartsExpected bool
 }
@@ -47,7 +49,7 @@ var errNotYet = errors.New("not yet")
 // startCluster starts all of it and stops it at the end of the test.
 func startCluster(t *testing.T) *cluster {
 	t.Helper()
-	c := &cluster{work: os.Getenv(workFolder), tools: os.Getenv(toolsFolder), pods: map[string]*v1.Pod{}, report: &report{started: time.Now()}}
+	c := &cluster{work: os.Getenv(workFolder), tools: os.Getenv(toolsFolder), pods: map[string]*v1.Pod{}, created: map[*testing.T][]string{}, report: &report{started: time.Now()}}
 	c.report.step("control plane", func() { c.startControlPlane(t) })
 	if version, err := c.client.ServerVersion(); err != nil || version.Major != "1" {
 		t.Fatalf("version %v, %v: run by make e2e, which says which it is", version, err)

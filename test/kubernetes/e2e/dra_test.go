@@ -101,15 +101,11 @@ func testDRA(t *testing.T, c *cluster) {
 	c.awaitSlices(t, "leaving leaving one one")
 	c.createClaim(t, "whole", sharedBy("exclusive"), 1) // The scheduler may still have the old slices.
 	c.awaitUnschedulable(t, "whole")
-	for _, name := range []string{"fifth", "after", "after-kubelet"} {
-		c.remove(t, name)
-	}
+	c.remove(t, "fifth", "after", "after-kubelet")
 	c.awaitPhase(t, "whole", v1.PodRunning)
 	c.remove(t, "whole")
 
-	for _, name := range []string{"by-claim", "by-name", "fourth"} {
-		c.remove(t, name)
-	}
+	c.remove(t, "by-claim", "by-name", "fourth")
 	c.label(t, "dra")
 	c.awaitSlices(t, "one one")
 	c.runClaim(t, "shares-again", sharedBy("time-slicing")) // The scheduler has the new slices: it gives no whole GPU away.
@@ -259,9 +255,7 @@ func (c *cluster) runClaimExamples(t *testing.T) {
 	if a, b := c.gpuNodes(t, "together-1"), c.gpuNodes(t, "together-2"); !slices.Equal(a, b) {
 		t.Errorf("one claim is %q and %q", a, b)
 	}
-	for _, name := range names {
-		c.remove(t, name)
-	}
+	c.remove(t, names...)
 }
 
 func (c *cluster) awaitUnschedulable(t *testing.T, name string) {
@@ -428,9 +422,7 @@ func testDRAPartitions(t *testing.T, c *cluster) {
 	c.awaitUnschedulable(t, "whole")
 	c.create(t, pod("larger", large, 1))
 	c.awaitUnschedulable(t, "larger")
-	for _, name := range []string{"first", "second", "third"} {
-		c.remove(t, name)
-	}
+	c.remove(t, "first", "second", "third")
 	c.awaitPhase(t, "larger", v1.PodRunning) // Where idle partitions were.
 	c.remove(t, "large")
 	c.remove(t, "larger")

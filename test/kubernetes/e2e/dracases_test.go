@@ -151,9 +151,7 @@ func (c *cluster) foreignClass(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.awaitPhase(t, "by-foreign-class", v1.PodRunning)
-	for _, name := range []string{"before-class", "by-foreign-class", "beside-foreign-class"} {
-		c.remove(t, name)
-	}
+	c.remove(t, "before-class", "by-foreign-class", "beside-foreign-class")
 }
 
 // thirtyClaims has 30 pods with claims come at once while another version of Virgate takes over.
@@ -161,13 +159,14 @@ func (c *cluster) thirtyClaims(t *testing.T, settings []string) {
 	t.Helper()
 	c.claimTemplate(t, "thirty", "true")
 	old := c.plugin(t)
-	for i := range 30 {
-		c.create(t, claimPod(fmt.Sprint("thirty-", i), "thirty"))
+	names := make([]string, 30)
+	for i := range names {
+		names[i] = fmt.Sprint("thirty-", i)
+		c.create(t, claimPod(names[i], "thirty"))
 	}
 	c.upgrade(t, append(slices.Clone(settings), "image.tag="+nextVersion)...)
 	given := map[string]int{}
-	for i := range 30 {
-		name := fmt.Sprint("thirty-", i)
+	for _, name := range names {
 		c.awaitPhase(t, name, v1.PodRunning)
 		given[strings.Join(c.gpuNodes(t, name), " ")]++
 	}
@@ -179,9 +178,7 @@ func (c *cluster) thirtyClaims(t *testing.T, settings []string) {
 	if after := c.plugin(t); after.UID == old.UID {
 		t.Error("no other version took over")
 	}
-	for i := range 30 {
-		c.remove(t, fmt.Sprint("thirty-", i))
-	}
+	c.remove(t, names...)
 }
 
 // testDRAReboot has the machine go down under pods that have partitions made for their claims: the
@@ -235,9 +232,7 @@ func testDRAReboot(t *testing.T, c *cluster) {
 	}
 	c.report.note("dra reboot: kubelet's start to all pods with partitions", took(began))
 	c.run(t, pod("after-reboot", small, 1))
-	for _, name := range append(names, "after-reboot") {
-		c.remove(t, name)
-	}
+	c.remove(t, append(names, "after-reboot")...)
 	c.awaitSeries(t, c.plugin(t), "virgate_claims", "0")
 }
 

@@ -64,9 +64,7 @@ func testDRAFaults(t *testing.T, c *cluster) {
 	if again := c.gpuNodes(t, lasting.Name); !slices.Equal(again, c.gpuNodes(t, "faults-claim")) {
 		t.Errorf("a container that started again has %q", again)
 	}
-	for name := range before {
-		c.remove(t, name)
-	}
+	c.remove(t, slices.Collect(maps.Keys(before))...)
 	c.forcedDeletion(t)
 	c.lateClaim(t, devices[0])
 }
@@ -90,9 +88,7 @@ func (c *cluster) otherShares(t *testing.T, holders map[string]podState) {
 	c.awaitUnschedulable(t, "of-two-3")
 	c.editProfile(t, "dra-faults", "dra", replicas("10")+byDRA)
 	c.runClaim(t, "of-ten", of(10))
-	for _, name := range []string{"of-two-1", "of-two-2", "of-two-3", "of-ten"} {
-		c.remove(t, name)
-	}
+	c.remove(t, "of-two-1", "of-two-2", "of-two-3", "of-ten")
 	c.editProfile(t, "dra-faults", "dra", replicas("4")+byDRA)
 	c.runClaim(t, "of-four", of(4))
 	c.remove(t, "of-four")
@@ -349,9 +345,7 @@ func (c *cluster) lateClaim(t *testing.T, device string) {
 	}
 	c.awaitPrepareFailed(t, late.Name, "offered by the device plugin")
 	c.undisturbed(t, before)
-	for _, name := range holders {
-		c.remove(t, name)
-	}
+	c.remove(t, holders...)
 	c.awaitPhase(t, late.Name, v1.PodRunning)
 	if got := c.gpuNodes(t, late.Name); len(got) != 1 {
 		t.Errorf("a late claim has %q", got)

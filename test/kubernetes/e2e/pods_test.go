@@ -32,7 +32,9 @@ func pod(name, resourceName string, count int64) *v1.Pod {
 		Spec: v1.PodSpec{
 			TerminationGracePeriodSeconds: &grace,
 			RestartPolicy:                 v1.RestartPolicyNever,
-			HostNetwork:                   true, // They need none, and their own would cost CNI plugins.
+			// They need neither a network of their own nor a token, which take longest to make.
+			HostNetwork:                  true,
+			AutomountServiceAccountToken: new(false),
 			Containers: []v1.Container{{
 				Name: "work", Image: workloadImage,
 				Resources: v1.ResourceRequirements{Limits: v1.ResourceList{v1.ResourceName(resourceName): *resource.NewQuantity(count, resource.DecimalSI)}},
@@ -48,7 +50,12 @@ func (c *cluster) create(t *testing.T, pod *v1.Pod) {
 		t.Fatal(err)
 	}
 	c.pods[pod.Name] = pod
-	t.Cleanup(func() { c.remove(t, pod.Name) })
+	c.created[t] = append(c.created[t], pod.Name)
+	t.Cleanup(func() {
+		c.delete(t, c.created[t]) // They end at the same time.
+		delete(c.created, t)
+		c.remove(t, pod.Name)
+	})
 }
 
 // createAgain replaces a pod that the kubelet has refused.
@@ -60,17 +67,26 @@ func (c *cluster) createAgain(t *testing.T, name string) {
 	}
 }
 
-// remove deletes the pod and waits until it is gone.
-func (c *cluster) remove(t *testing.T, name string) {
+// remove deletes the pods and waits until they are gone.
+func (c *cluster) remove(t *testing.T, names ...string) {
 	t.Helper()
-	ctx := context.WithoutCancel(t.Context())
+	c.delete(t, names)
 	pods := c.client.CoreV1().Pods(workspace)
-	_ = pods.Delete(ctx, name, metav1.DeleteOptions{})
-	if err := gone(func() error {
-		_, err := pods.Get(ctx, name, metav1.GetOptions{})
-		return err
-	}); err != nil {
-		t.Errorf("pod %s does not go: %v", name, err)
+	for _, name := range names {
+		if err := gone(func() error {
+			_, err := pods.Get(context.WithoutCancel(t.Context()), name, metav1.GetOptions{})
+			return err
+		}); err != nil {
+			t.Errorf("pod %s does not go: %v", name, err)
+		}
+	}
+}
+
+// delete deletes those of the pods that are there.
+func (c *cluster) delete(t *testing.T, names []string) {
+	t.Helper()
+	for _, name := range names {
+		_ = c.client.CoreV1().Pods(workspace).Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{})
 	}
 }
 

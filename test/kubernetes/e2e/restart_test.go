@@ -378,8 +378,8 @@ func (c *cluster) trySimulate(t *testing.T, plugin *v1.Pod, verb ...string) erro
 	return nil
 }
 
-// rollouts is how often one version takes over from another.
-const rollouts = 4
+// rollouts is how often one version takes over from another, an even number.
+var rollouts = repeat.Times(2, 4)
 
 // testRollout rolls the DaemonSet to another version and back while pods start
 // and end all the time.
@@ -417,7 +417,7 @@ func testRollout(t *testing.T, c *cluster) {
 	busy.Wait()
 	c.await(t, "the last pods to run", d.allRan)
 	c.undisturbed(t, before)
-	c.report.note("a rollout, on average", (sum / rollouts).Round(10*time.Millisecond).String())
+	c.report.note("a rollout, on average", (sum / time.Duration(rollouts)).Round(10*time.Millisecond).String())
 	c.judgeRollouts(t, d, first, ended, len(holders))
 }
 

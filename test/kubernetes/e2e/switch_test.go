@@ -98,9 +98,7 @@ func testRename(t *testing.T, c *cluster) {
 		t.Errorf("pod late got what the holder left (%v)", err)
 	}
 	c.remove(t, "late")
-	for _, name := range holders[1:] {
-		c.remove(t, name)
-	}
+	c.remove(t, holders[1:]...)
 	c.offers(t, map[string]int64{renamed: 16})
 }
 

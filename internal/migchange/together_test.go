@@ -16,6 +16,7 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/repeat"
 )
 
 // fleet is a node of several GPUs with a running Reconciler, a kubelet that needs its
@@ -345,7 +346,7 @@ func TestKilledWithSeveralUnderWay(t *testing.T) {
 		t.Run(fmt.Sprint("late ", late), func(t *testing.T) {
 			t.Parallel()
 			several := 0
-			for dies := 1; ; dies++ {
+			for dies := 1; ; dies += repeat.Times(3, 1) { // The k-th write that is its last.
 				w, wanted := newWorld(t, "h100x3+all-1g.10gb"), layoutNamed("all-balanced")
 				w.gpus = 3
 				w.use([]int{0}, 5)

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/test/repeat"
 )
 
 // TestHiccupIsNoReset checks that a GPU which cannot be read for once, just when
@@ -217,7 +218,7 @@ func TestLastProbeCondemnsNobody(t *testing.T) {
 // anything happen to the node meanwhile. In the end a GPU is healthy if, and
 // only if, it was reset.
 func TestResetInStorm(t *testing.T) {
-	for seed := range uint64(25) {
+	for seed := range uint64(repeat.Times(7, 25)) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				sim := simulate(t, "a30x4+all-balanced")

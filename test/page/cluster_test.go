@@ -19,6 +19,7 @@ import (
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/repeat"
 )
 
 // clusterOf has that many nodes with 8 GPUs each: shared, whole and with partitions, some ill, some
@@ -143,7 +144,7 @@ func clusterPage(t *testing.T, count int, watch bool) (address string) {
 // filters of its address are in force, it takes in what changes, and it breaks no policy of its own.
 func TestClusterPage(t *testing.T) {
 	path := chromium(t)
-	for _, count := range []int{1, 50, 1000} {
+	for _, count := range []int{1, 50, repeat.Times(300, 1000)} {
 		t.Run(strconv.Itoa(count), func(t *testing.T) {
 			b := browser{t, path, clusterPage(t, count, true), "/"}
 			document, complaints := b.run("--dump-dom")

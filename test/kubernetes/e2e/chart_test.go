@@ -47,7 +47,7 @@ const stays = "--quiet-time=24h"
 var quickly = []string{"--quiet-time=3s", "--stop-after=3s"}
 
 // install installs the chart, or changes what is installed, by Helm's command and
-// waits until it says that all is ready, and the kubelet has lists from the new pod: what
+// waits until all is ready, and the kubelet has lists from the new pod: what
 // it and the node's status say before may be of the old one. Each setting is a --set, or an
 // argument of the program if it begins with --.
 func (c *cluster) install(t *testing.T, settings ...string) {
@@ -78,8 +78,7 @@ func (c *cluster) upgrade(t *testing.T, settings ...string) {
 // counts.
 func (c *cluster) upgradeAsIs(t *testing.T, settings ...string) {
 	t.Helper()
-	arguments := []string{"upgrade", "--install", "virgate", chart,
-		"--namespace", namespace, "--create-namespace", "--wait", "--timeout", await.Patience.String()}
+	arguments := []string{"upgrade", "--install", "virgate", chart, "--namespace", namespace, "--create-namespace"}
 	var program []string
 	for _, setting := range settings {
 		if strings.HasPrefix(setting, "--") {
@@ -91,24 +90,33 @@ func (c *cluster) upgradeAsIs(t *testing.T, settings ...string) {
 	if len(program) > 0 {
 		arguments = append(arguments, "--set", "extraArgs={"+strings.Join(program, ",")+"}")
 	}
-	command, ended := c.helmCommand(t.Context(), arguments...), make(chan error, 1)
-	var output []byte
-	go func() {
-		var err error
-		output, err = command.CombinedOutput()
-		ended <- err
-	}()
-	c.await(t, "helm "+strings.Join(arguments, " "), func() error {
-		select {
-		case err := <-ended:
-			if err != nil {
-				return await.Never("%w\n%s", err, output)
-			}
-			return nil
-		default:
-			return errNotYet
+	c.helm(t, arguments...)
+	c.await(t, "what helm has installed to be ready", func() error { return c.unready(t.Context()) })
+}
+
+// unready says what of the chart is not updated and ready yet, as helm's --wait does, which looks
+// only every two seconds.
+func (c *cluster) unready(ctx context.Context) error {
+	installed := metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=Helm"}
+	sets, err := c.client.AppsV1().DaemonSets(namespace).List(ctx, installed)
+	if err != nil {
+		return err
+	}
+	for _, set := range sets.Items {
+		if is := set.Status; is.ObservedGeneration < set.Generation || min(is.UpdatedNumberScheduled, is.NumberReady) < is.DesiredNumberScheduled {
+			return fmt.Errorf("DaemonSet %s is %+v", set.Name, is)
 		}
-	})
+	}
+	deployments, err := c.client.AppsV1().Deployments(namespace).List(ctx, installed)
+	if err != nil {
+		return err
+	}
+	for _, deployment := range deployments.Items {
+		if is := deployment.Status; is.ObservedGeneration < deployment.Generation || min(is.UpdatedReplicas, is.ReadyReplicas) < *deployment.Spec.Replicas {
+			return fmt.Errorf("Deployment %s is %+v", deployment.Name, is)
+		}
+	}
+	return nil
 }
 
 // uninstall removes the chart, if it is installed, and waits until its pods are gone.

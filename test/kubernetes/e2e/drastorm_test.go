@@ -336,7 +336,7 @@ func (l *ledger) holders(process string) (all []holder) {
 	}
 	var pod, visible string
 	for variable := range strings.SplitSeq(string(environment), "\x00") {
-		if value, found := strings.CutPrefix(variable, "HOSTNAME="); found && strings.HasPrefix(value, "dra-storm-") {
+		if value, found := strings.CutPrefix(variable, podName+"="); found && strings.HasPrefix(value, "dra-storm-") {
 			pod = value
 		} else if value, found := strings.CutPrefix(variable, "NVIDIA_VISIBLE_DEVICES="); found {
 			visible = value

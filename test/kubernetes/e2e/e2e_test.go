@@ -93,7 +93,7 @@ func TestKubernetes(t *testing.T) {
 		{1, "standby", testStandby},
 		{1, "bad profile", testBadProfile},
 		{1, "fault", testFault},
-		{2, "guard", testGuard},
+		{1, "guard", testGuard},
 		{2, "mps", testMPS},
 		{2, "dra", testDRA},
 		{2, "dra mps", testDRAMPS},
@@ -113,9 +113,9 @@ func TestKubernetes(t *testing.T) {
 		{2, "CDI", testCDI},
 		{2, "Prometheus", testPrometheus},
 		{2, "nvml", testNVML},
-		{2, "image swap", testImageSwap},
-		{2, "operator", testOperator},
-		{2, "manifest", testManifest},
+		{1, "image swap", testImageSwap},
+		{1, "operator", testOperator},
+		{1, "manifest", testManifest},
 	} {
 		if shard == 0 || part.shard == shard {
 			t.Run(part.name, func(t *testing.T) { c.report.step(part.name, func() { part.play(t, c) }) })

@@ -24,6 +24,9 @@ import (
 // workspace is the namespace of the tests' pods.
 const workspace = "default"
 
+// podName is the variable in which each container has the name of its pod.
+const podName = "POD_NAME"
+
 // pod is one that asks for so many of the resource.
 func pod(name, resourceName string, count int64) *v1.Pod {
 	grace := int64(1)
@@ -36,7 +39,7 @@ func pod(name, resourceName string, count int64) *v1.Pod {
 			HostNetwork:                  true,
 			AutomountServiceAccountToken: new(false),
 			Containers: []v1.Container{{
-				Name: "work", Image: workloadImage,
+				Name: "work", Image: workloadImage, Env: []v1.EnvVar{{Name: podName, Value: name}},
 				Resources: v1.ResourceRequirements{Limits: v1.ResourceList{v1.ResourceName(resourceName): *resource.NewQuantity(count, resource.DecimalSI)}},
 			}},
 		},

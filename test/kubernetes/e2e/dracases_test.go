@@ -18,10 +18,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/virgate/virgate/test/repeat"
 )
 
 // testDRACases has what else users of claims and of the old name do: pods of several containers, a
-// quota, another driver's DeviceClass that has the same name, and 30 claims in an update.
+// quota, another driver's DeviceClass that has the same name, and claims that come at once in an update.
 func testDRACases(t *testing.T, c *cluster) {
 	c.createNamespace(t, namespace)
 	c.profiles(t, "dra-cases", map[string]string{"dra": replicas("16") + "dra: {resources: all}\n"})
@@ -38,7 +40,7 @@ func testDRACases(t *testing.T, c *cluster) {
 		{"several containers by the old name", c.severalContainers},
 		{"quota", c.claimQuota},
 		{"foreign DeviceClass", c.foreignClass},
-		{"30 claims in an update", func(t *testing.T) { c.thirtyClaims(t, settings) }},
+		{"claims in an update", func(t *testing.T) { c.claimsAtOnce(t, settings) }},
 	} {
 		began := time.Now()
 		step.play(t)
@@ -154,15 +156,15 @@ func (c *cluster) foreignClass(t *testing.T) {
 	c.remove(t, "before-class", "by-foreign-class", "beside-foreign-class")
 }
 
-// thirtyClaims has 30 pods with claims come at once while another version of Virgate takes over.
-func (c *cluster) thirtyClaims(t *testing.T, settings []string) {
+// claimsAtOnce has many pods with claims come at once while another version of Virgate takes over.
+func (c *cluster) claimsAtOnce(t *testing.T, settings []string) {
 	t.Helper()
-	c.claimTemplate(t, "thirty", "true")
+	c.claimTemplate(t, "update", "true")
 	old := c.plugin(t)
-	names := make([]string, 30)
+	names := make([]string, repeat.Times(12, 30))
 	for i := range names {
-		names[i] = fmt.Sprint("thirty-", i)
-		c.create(t, claimPod(names[i], "thirty"))
+		names[i] = fmt.Sprint("update-", i)
+		c.create(t, claimPod(names[i], "update"))
 	}
 	c.upgrade(t, append(slices.Clone(settings), "image.tag="+nextVersion)...)
 	given := map[string]int{}

@@ -595,8 +595,8 @@ func count(all []status, is func(status) bool) (found int) {
 // startPods creates pods one after another until the context ends, and deletes each
 // when it runs or was refused, and a few more have been created.
 func (c *cluster) startPods(ctx context.Context, d *eventLog) {
-	// Each pod takes two seconds of a processor.
-	tick := time.NewTicker(time.Duration(repeat.Times(1000, 100)) * time.Millisecond)
+	// Each pod takes two seconds of a processor: more of them would delay what they run beside.
+	tick, most := time.NewTicker(time.Duration(repeat.Times(1000, 100))*time.Millisecond), repeat.Times(6, 20)
 	defer tick.Stop()
 	pods := c.client.CoreV1().Pods(workspace)
 	calls := context.WithoutCancel(ctx) // None is cut off in the middle.
@@ -607,7 +607,7 @@ func (c *cluster) startPods(ctx context.Context, d *eventLog) {
 			return
 		case <-tick.C:
 		}
-		if len(waiting) < 20 {
+		if len(waiting) < most {
 			one := pod(fmt.Sprintf("starting-%d", i), shared, 1)
 			if _, err := pods.Create(calls, one, metav1.CreateOptions{}); err != nil {
 				d.complain("create %s: %v", one.Name, err)

@@ -190,7 +190,7 @@ func (l layout) devices(resource string) (count int) {
 // testQueue switches a full node while many pods wait: each GPU is to change when those
 // end who have it, and not to go to the next in the old mode.
 func testQueue(t *testing.T, c *cluster) {
-	const waiting, lasts = 40, 10 * time.Second
+	waiting, lasts := repeat.Times(12, 40), time.Duration(repeat.Times(4, 10))*time.Second
 	s := newStorm(t, c, "queue", lasts, lasts+1)
 	s.beginExclusive(t)
 	// until keeps so many pods waiting, ends those that have run long enough, and goes

@@ -179,6 +179,9 @@ func (s *draStorm) add(t *testing.T) {
 // look takes in what has become of the pods and claims, and deletes pods that have run for a while.
 func (s *draStorm) look(t *testing.T) {
 	t.Helper()
+	if err := s.c.keepKubelet(t); err != nil {
+		t.Fatal(err)
+	}
 	now := time.Now()
 	list, err := s.c.client.CoreV1().Pods(workspace).List(t.Context(), metav1.ListOptions{})
 	if err != nil {

@@ -23,14 +23,17 @@ func took(began time.Time) string {
 	return since(began).Round(10 * time.Millisecond).String()
 }
 
-// await waits until the condition has no complaint. It fails at once when a pod of Virgate
-// cannot start, or has restarted meanwhile and the test does not expect that.
+// await waits until the condition has no complaint. It fails at once when the kubelet has died, and
+// when a pod of Virgate cannot start, or has restarted meanwhile and the test does not expect that.
 func (c *cluster) await(t *testing.T, what string, condition func() error) {
 	t.Helper()
 	var before map[string]int32
 	looks := 0
 	await.Until(t, what, func() error {
 		err := condition()
+		if dead := c.keepKubelet(t); dead != nil {
+			return dead
+		}
 		if err == nil || c.client == nil || c.restartsExpected {
 			return err
 		}

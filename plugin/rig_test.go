@@ -15,6 +15,7 @@ import (
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/await"
 	"github.com/virgate/virgate/test/kubelettest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -22,7 +23,7 @@ import (
 )
 
 // patience is how long anything may take on a machine that does a lot else.
-const patience = 2 * time.Minute
+const patience = await.Patience
 
 // bench is a manager and a simulated kubelet on one directory.
 type bench struct {

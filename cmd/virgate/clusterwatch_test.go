@@ -19,10 +19,11 @@ import (
 
 	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/cluster"
+	"github.com/virgate/virgate/test/await"
 )
 
 // watchPatience is how long a test waits for what should come: the machine may be busy.
-const watchPatience = 2 * time.Minute
+const watchPatience = await.Patience
 
 func nodeJSON(name string, allocatable int) string {
 	return fmt.Sprintf(`{"kind":"Node","apiVersion":"v1","metadata":{"name":%q,"resourceVersion":"2"},"status":{"capacity":{"nvidia.com/gpu":"8"},"allocatable":{"nvidia.com/gpu":"%d"}}}`, name, allocatable)

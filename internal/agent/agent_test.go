@@ -177,6 +177,7 @@ type rig struct {
 	node    fakeNode
 	policy  fakePolicy
 	kubelet *kubelettest.Kubelet
+	dir     string // of the kubelet's sockets
 	// sight reads the kubelet.
 	sight   plugin.Kubelet
 	options Options
@@ -195,7 +196,7 @@ func newRig(t *testing.T, change func(*rig)) *rig {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	r := &rig{
-		t: t, ctx: ctx, ended: make(chan struct{}),
+		t: t, ctx: ctx, ended: make(chan struct{}), dir: dir,
 		node: fakeNode{newInput(gpus("", ""), nil)}, policy: fakePolicy{newInput(profile(4), nil)},
 		kubelet: kubelettest.New(simkubelet.Options{Dir: dir, PodResourcesSocket: dir + ".sock"}),
 	}

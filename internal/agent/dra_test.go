@@ -324,7 +324,16 @@ func TestDRAStorm(t *testing.T) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			f, random := &fakeDRA{}, rand.New(rand.NewPCG(seed, 2))
-			r := newDRARig(t, f, profile(4))
+			r := newRig(t, func(r *rig) {
+				r.options.Kubelet = r.sight
+				// Pods come while lists shrink: an admission, at whose end only the kubelet shows what
+				// it has chosen, has to be shorter than RemovalDelay, also on a busy machine.
+				timing := pluginTiming()
+				timing.RemovalDelay = 2 * time.Second
+				r.options.Plugin = plugin.NewManager(plugin.Options{Dir: r.dir, Kubelet: r.sight, Logger: r.options.Logger, Timing: timing})
+				r.options.DRA = draOptions(r, f, &memory{})
+				r.startWith(profile(4))
+			})
 			r.shows(8)
 			pods, given := map[string]bool{}, map[string]claims.Claim{}
 			for step := range steps {

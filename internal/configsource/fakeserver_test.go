@@ -24,7 +24,7 @@ import (
 )
 
 // patience is how long anything may take on a machine that does a lot else.
-const patience = 2 * time.Minute
+const patience = await.Patience
 
 // fakeServer has objects of one kind as an API server has them: every change
 // has a version, a list says up to which, and a watch goes on from one. It can

@@ -19,10 +19,11 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/virgate/virgate/internal/nodestatus"
+	"github.com/virgate/virgate/test/await"
 )
 
 // patience is how long a test waits for what should come: the machine may be busy.
-const patience = 2 * time.Minute
+const patience = await.Patience
 
 // event is one of a watch.
 type event struct {

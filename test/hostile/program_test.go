@@ -197,7 +197,7 @@ func (p *program) write(text string) {
 
 // patience is how long the program may take for anything on a machine with much
 // else to do.
-const patience = 2 * time.Minute
+const patience = await.Patience
 
 // shows waits until the kubelet could give exactly so many of the resource.
 func (p *program) shows(resource string, allocatable int) {

@@ -27,7 +27,7 @@ import (
 )
 
 const (
-	patience = 2 * time.Minute
+	patience = await.Patience
 
 	byMPS     = "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
 	bySlices  = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}\n"

@@ -21,7 +21,7 @@ race = $(shell go build -race runtime/cgo 2>/dev/null && echo -race)
 # that start the program as a process: they run without it, once. The program of test/scenario
 # has it in the nightly run only, because it makes the program five times as slow.
 pure = ./mig/... ./sharing/... ./configs/... ./internal/dra/... ./internal/features/...
-processes = $(addprefix ./test/,gpu mps page program prometheus repository speed) $(if $(LONG),,./test/scenario)
+processes = $(addprefix ./test/,gpu mps page program prometheus repository speed) $(if $(filter 1,$(LONG)),,./test/scenario)
 chosen = $(shell go list $(PACKAGES))
 undetected = $(filter $(shell go list $(pure) $(processes)),$(chosen))
 detected = $(filter-out $(undetected),$(chosen))

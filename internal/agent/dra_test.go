@@ -116,8 +116,11 @@ func (m *memory) WriteOrForget(_ string, value any) (err error) {
 	return err
 }
 
-func newDRARig(t *testing.T, f *fakeDRA, p sharing.Profile) *rig {
+func newDRARig(t *testing.T, f *fakeDRA, p sharing.Profile, adjust ...func(*rig)) *rig {
 	return newRig(t, func(r *rig) {
+		for _, change := range adjust {
+			change(r)
+		}
 		r.options.Kubelet = r.sight
 		r.options.DRA = draOptions(r, f, &memory{})
 		r.startWith(p)
@@ -324,15 +327,12 @@ func TestDRAStorm(t *testing.T) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			f, random := &fakeDRA{}, rand.New(rand.NewPCG(seed, 2))
-			r := newRig(t, func(r *rig) {
-				r.options.Kubelet = r.sight
-				// Pods come while lists shrink: an admission, at whose end only the kubelet shows what
-				// it has chosen, has to be shorter than RemovalDelay, also on a busy machine.
+			r := newDRARig(t, f, profile(4), func(r *rig) {
+				// Pods come while lists shrink. The kubelet shows what it has chosen only at the end of
+				// an admission, which must be shorter than RemovalDelay, also on a busy machine.
 				timing := pluginTiming()
 				timing.RemovalDelay = 2 * time.Second
 				r.options.Plugin = plugin.NewManager(plugin.Options{Dir: r.dir, Kubelet: r.sight, Logger: r.options.Logger, Timing: timing})
-				r.options.DRA = draOptions(r, f, &memory{})
-				r.startWith(profile(4))
 			})
 			r.shows(8)
 			pods, given := map[string]bool{}, map[string]claims.Claim{}

@@ -346,7 +346,7 @@ func TestKilledWithSeveralUnderWay(t *testing.T) {
 		t.Run(fmt.Sprint("late ", late), func(t *testing.T) {
 			t.Parallel()
 			several := 0
-			for dies := 1; ; dies += repeat.Times(3, 1) { // The k-th write that is its last.
+			for dies := 1; ; dies += repeat.Times(3, 1) { // It is killed at this write.
 				w, wanted := newWorld(t, "h100x3+all-1g.10gb"), layoutNamed("all-balanced")
 				w.gpus = 3
 				w.use([]int{0}, 5)

@@ -149,8 +149,7 @@ func TestFloodOfBytes(t *testing.T) {
 	calls.Wait()
 	most := stop()
 	t.Logf("%d MiB at the most, %d MiB before", most>>20, before>>20)
-	// Up to 40 calls of 4 MB, each of which is there up to three times: the client's, on
-	// its way, and the server's.
+	// Each call has 4 MB, up to three times: in the client, on the way, and in the server.
 	if most > before+uint64(perClient)*256<<20 {
 		t.Errorf("%d MiB more than before", (most-before)>>20)
 	}

@@ -1,13 +1,12 @@
-// Package repeat says how often the tests that repeat themselves do so: a part of the times
-// in CI, all of them in make nightly.
+// Package repeat shortens long tests in CI. make nightly, which sets LONG=1, plays them whole.
 package repeat
 
 import "os"
 
-// All says that this is the long run, in which nothing is left out: LONG=1 in the environment.
+// All is true with LONG=1 in the environment, as in make nightly.
 func All() bool { return os.Getenv("LONG") == "1" }
 
-// Times is how often something is repeated: nightly times in the long run, otherwise ci times.
+// Times returns nightly with LONG=1, and ci without.
 func Times(ci, nightly int) int {
 	if All() {
 		return nightly

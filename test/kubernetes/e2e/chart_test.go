@@ -94,8 +94,8 @@ func (c *cluster) upgradeAsIs(t *testing.T, settings ...string) {
 	c.await(t, "what helm has installed to be ready", func() error { return c.unready(t.Context()) })
 }
 
-// unready says what of the chart is not updated and ready yet, as helm's --wait does, which looks
-// only every two seconds.
+// unready names a workload of the chart that is not yet updated and ready. Helm's --wait asks for
+// the same, but only every two seconds.
 func (c *cluster) unready(ctx context.Context) error {
 	installed := metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=Helm"}
 	sets, err := c.client.AppsV1().DaemonSets(namespace).List(ctx, installed)

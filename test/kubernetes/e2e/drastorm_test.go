@@ -59,6 +59,8 @@ type stormPod struct {
 // whole beside another, and none more often than it has shares. In the end every claim got its
 // device and gave it back.
 func testDRAStorm(t *testing.T, c *cluster) {
+	c.kubeletBug = true
+	t.Cleanup(func() { c.kubeletBug = false })
 	c.createNamespace(t, namespace)
 	shares := replicas(fmt.Sprint(draStormShares))
 	c.profiles(t, "dra-storm", map[string]string{"plugin": shares, "dra": shares + "dra: {resources: all}\n", "whole": "version: v1\ndra: {resources: all}\n"})

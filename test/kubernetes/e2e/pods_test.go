@@ -35,7 +35,7 @@ func pod(name, resourceName string, count int64) *v1.Pod {
 		Spec: v1.PodSpec{
 			TerminationGracePeriodSeconds: &grace,
 			RestartPolicy:                 v1.RestartPolicyNever,
-			// They need neither a network of their own nor a token, which take longest to make.
+			// They need neither a network of their own nor a token, and making them takes time.
 			HostNetwork:                  true,
 			AutomountServiceAccountToken: new(false),
 			Containers: []v1.Container{{
@@ -55,7 +55,7 @@ func (c *cluster) create(t *testing.T, pod *v1.Pod) {
 	c.pods[pod.Name] = pod
 	c.created[t] = append(c.created[t], pod.Name)
 	t.Cleanup(func() {
-		c.delete(t, c.created[t]) // They end at the same time.
+		c.delete(t, c.created[t]) // The first cleanup deletes all, so that they end at the same time.
 		delete(c.created, t)
 		c.remove(t, pod.Name)
 	})

@@ -75,6 +75,9 @@ func superviseMPS(ctx context.Context, cmd *cli.Command, startup configs.Startup
 	}
 	defer gpus.Close()
 	root := cmd.String("mps-root")
+	if err := mps.CheckRoot(root); err != nil {
+		return fmt.Errorf("--mps-root: %w", err)
+	}
 	if err := os.MkdirAll(root, 0o755); err != nil { //nolint:gosec // pods' users enter it
 		return fmt.Errorf("--mps-root: %w", err)
 	}

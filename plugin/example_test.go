@@ -57,6 +57,7 @@ func ExampleManager() {
 	go func() { _ = kubelet.Run(ctx) }()
 
 	manager := plugin.NewManager(plugin.Options{Dir: dir, Logger: slog.New(slog.DiscardHandler)})
+	changed := manager.Subscribe()
 	stopped := make(chan error)
 	go func() { stopped <- manager.Run(ctx) }()
 	manager.Apply(sharing.Plan{
@@ -68,7 +69,7 @@ func ExampleManager() {
 		Health: map[string]sharing.Health{"GPU-1": {}},
 	})
 	for len(manager.Status().Resources) == 0 || manager.Status().Resources[0].Streams == 0 {
-		<-manager.Changed()
+		<-changed
 	}
 	fmt.Println(manager.Status().Resources[0].Name, "is registered with", manager.Status().Resources[0].Devices, "device")
 	cancel()

@@ -45,7 +45,7 @@ type Manager struct {
 	plan    atomic.Pointer[sharing.Plan]
 	host    atomic.Pointer[Host]
 	status  atomic.Pointer[managerStatus]
-	changed signal
+	readers subscribers
 	// listed and grants wake Run when a stream was sent a list, and Allocate has granted.
 	listed, grants signal
 	callMetrics    CallMetrics
@@ -71,7 +71,7 @@ func NewManager(options Options) *Manager {
 	if options.Now == nil {
 		options.Now = time.Now
 	}
-	m := &Manager{options: options, planned: make(signal, 1), changed: make(signal, 1), listed: make(signal, 1), grants: make(signal, 1), blocked: newBlockedUnits()}
+	m := &Manager{options: options, planned: make(signal, 1), listed: make(signal, 1), grants: make(signal, 1), blocked: newBlockedUnits()}
 	m.status.Store(&managerStatus{superseded: make(chan struct{})})
 	m.host.Store(&Host{})
 	return m
@@ -275,6 +275,34 @@ func (s signal) notify() {
 	}
 }
 
+// subscribers are the channels that Subscribe has returned. A nil one is ignored.
+type subscribers struct{ signals atomic.Pointer[[]signal] }
+
+func (s *subscribers) add() signal {
+	added := make(signal, 1)
+	for {
+		before := s.signals.Load()
+		after := []signal{added}
+		if before != nil {
+			after = append(after, *before...)
+		}
+		if s.signals.CompareAndSwap(before, &after) {
+			return added
+		}
+	}
+}
+
+func (s *subscribers) notify() {
+	if s == nil {
+		return
+	}
+	if signals := s.signals.Load(); signals != nil {
+		for _, each := range *signals {
+			each.notify()
+		}
+	}
+}
+
 // Status is how the last plan is served now.
 type Status struct {
 	// Served says that the lists are made for the last plan that was applied. A
@@ -353,9 +381,10 @@ func (m *Manager) Status() Status {
 	return Status{Served: plan == serving.plan, KubeletSeen: serving.kubeletSeen, Holders: serving.holders, Resources: status}
 }
 
-// Changed receives when Status may answer otherwise, once for any number of
-// changes since the last receipt. It is for one reader.
-func (m *Manager) Changed() <-chan struct{} { return m.changed }
+// Subscribe returns a channel that receives when Status may answer otherwise, once for any
+// number of changes since the last receipt. Each reader needs a channel of its own, and reads
+// Status only after it has subscribed. The channel lasts as long as the Manager.
+func (m *Manager) Subscribe() <-chan struct{} { return m.readers.add() }
 
 // CallMetrics measures how long the kubelet's calls take. Run's goroutine calls it.
 type CallMetrics interface {

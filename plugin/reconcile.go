@@ -226,7 +226,7 @@ func (r *reconciler) newServer(name string) *server {
 	return &server{
 		Options: options, name: name, kubeletSocket: filepath.Join(options.Dir, "kubelet.sock"),
 		observers: observers, refusals: make(chan refusal, 16),
-		changed: r.changed, listed: r.listed, grants: r.grants, blocked: r.blocked,
+		readers: &r.readers, listed: r.listed, grants: r.grants, blocked: r.blocked,
 	}
 }
 
@@ -240,7 +240,7 @@ func (r *reconciler) publishStatus() {
 		superseded: make(chan struct{}),
 	})
 	close(previous.superseded)
-	r.changed.notify()
+	r.readers.notify()
 }
 
 // isApplied notes whether the kubelet has the newest list of s. It is true too where

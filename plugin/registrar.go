@@ -100,7 +100,7 @@ func (r *registrar) run(ctx context.Context) {
 func (r *registrar) streamChanged(event streamEvent) (replace bool) {
 	r.live += int(event)
 	r.streams.Store(int64(r.live))
-	r.changed.notify()
+	r.readers.notify()
 	if event == streamOpened {
 		r.opened++
 		r.awaiting = false

@@ -168,9 +168,10 @@ func (b *bench) mustPod(name, resource string, count int) []string {
 // awaitStatus waits until it is so, looking when the status changes.
 func awaitStatus(t *testing.T, b *bench, what string, so func() bool) {
 	t.Helper()
+	changed := b.manager.Subscribe()
 	for !so() {
 		select {
-		case <-b.manager.Changed():
+		case <-changed:
 		case <-b.ctx.Done():
 			t.Fatalf("it never comes that %s", what)
 		}
@@ -253,10 +254,11 @@ func dialOptions(t testing.TB, options plugin.Options, p sharing.Plan, setUp ...
 		running.Wait()
 		_ = os.RemoveAll(dir)
 	})
+	changed := manager.Subscribe()
 	manager.Apply(p)
 	client := dialSocket(t, dir)
 	for !manager.Status().Served {
-		<-manager.Changed()
+		<-changed
 	}
 	return client, manager
 }

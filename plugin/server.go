@@ -33,10 +33,11 @@ type server struct {
 	observers CallObservers
 	// refusals are to be logged. When the channel is full, they are only counted.
 	refusals chan refusal
-	// changed wakes the reader of Manager.Changed. listed and grants wake Manager.Run:
+	// readers are told when Manager.Status changes. listed and grants wake Manager.Run:
 	// when a stream was sent a list, and when Allocate has granted devices.
-	changed, listed, grants signal
-	blocked                 *blockedUnits
+	readers        *subscribers
+	listed, grants signal
+	blocked        *blockedUnits
 }
 
 type counters struct {
@@ -78,7 +79,7 @@ func (s *server) run(ctx context.Context) {
 		(&registrar{server: s, session: session, backoff: &backoff}).run(ctx)
 		session.close()
 		s.streams.Store(0)
-		s.changed.notify()
+		s.readers.notify()
 	}
 }
 
@@ -130,7 +131,7 @@ func (s service) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[ap
 			last = next
 		}
 		s.listed.notify()
-		s.changed.notify()
+		s.readers.notify()
 		pause, cancel := context.WithTimeout(ctx, s.Timing.ListInterval)
 		err := s.await(ctx, pause.Done())
 		cancel()

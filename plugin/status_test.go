@@ -98,9 +98,10 @@ func TestChangedWhenThePlanIsTakenUp(t *testing.T) {
 	var running sync.WaitGroup
 	running.Go(func() { _ = m.Run(ctx) })
 	defer func() { cancel(); running.Wait() }()
+	changed := m.Subscribe()
 	m.Apply(sharing.Plan{})
 	for !m.Status().Served {
-		<-m.Changed()
+		<-changed
 	}
 }
 
@@ -119,4 +120,26 @@ func TestSignal(t *testing.T) {
 	default:
 	}
 	signal(nil).notify()
+}
+
+// TestSubscribe gives each reader every change, however slow the others are.
+func TestSubscribe(t *testing.T) {
+	m := NewManager(Options{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler)})
+	m.readers.notify() // to nobody
+	slow, quick := m.Subscribe(), m.Subscribe()
+	for range 3 {
+		m.readers.notify()
+		select {
+		case <-quick:
+		default:
+			t.Fatal("a reader was not told")
+		}
+	}
+	<-slow
+	select {
+	case <-slow:
+		t.Error("a reader that was busy was told more than once")
+	default:
+	}
+	(*subscribers)(nil).notify()
 }

@@ -339,6 +339,7 @@ func (a *agent) loadClaims() {
 func (a *agent) draLoop(ctx context.Context) error {
 	orphans := time.NewTicker(cmp.Or(a.DRA.Orphans, draOrphans))
 	defer orphans.Stop()
+	changed := a.Plugin.Subscribe()
 	for {
 		pause := settingsInterval
 		if a.followDRA(ctx) {
@@ -348,7 +349,7 @@ func (a *agent) draLoop(ctx context.Context) error {
 		case <-a.dra.wake:
 		case <-orphans.C:
 			a.dropOrphans(ctx)
-		case <-a.Plugin.Changed():
+		case <-changed:
 		case <-time.After(pause):
 		case <-ctx.Done():
 			return nil

@@ -32,6 +32,7 @@ type Reporter interface {
 // reportLoop follows how far the profile has come and reports every change.
 func (a *agent) reportLoop(ctx context.Context) error {
 	var last *nodereport.Report
+	changed := a.Plugin.Subscribe()
 	for {
 		// The state comes first: if what is served belongs to a later one, this runs again.
 		s := a.state.Load()
@@ -54,7 +55,7 @@ func (a *agent) reportLoop(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-a.Plugin.Changed():
+		case <-changed:
 			a.mig.WakeIfWaiting()
 			notify(a.mps.wake)
 		case <-a.reportWake:

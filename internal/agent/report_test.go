@@ -671,3 +671,21 @@ func TestReportsPodsOfFaultyUnits(t *testing.T) {
 		})
 	}
 }
+
+// TestReportsWithDRA has a second reader of the plugin's changes, which once took every other one:
+// the first profile was never reported as applied.
+func TestReportsWithDRA(t *testing.T) {
+	t.Parallel()
+	reporter, policy := newFakeReporter(), selectedPolicy{newInput(named(2, "g2"), nil)}
+	newRig(t, func(r *rig) {
+		r.options.Kubelet, r.options.Reporter, r.options.ConfigSource = r.sight, reporter, policy
+		r.options.DRA = draOptions(r, &fakeDRA{}, &memory{})
+	})
+	for replicas := 2; replicas < 8; replicas++ {
+		generation := fmt.Sprintf("g%d", replicas)
+		policy.set(named(replicas, generation), nil)
+		reporter.await(t, generation, func(r nodereport.Report) bool {
+			return r.State == nodereport.ProfileApplied && r.Applied.Generation == generation
+		})
+	}
+}

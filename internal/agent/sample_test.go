@@ -79,8 +79,9 @@ func newWatch(t testing.TB, name string, replicas int) *watch {
 		Measure: usage.NewSampler(usage.Options{Meter: nvml.NewMeter(node), Proc: node.Proc(), Containers: node, Logger: quiet}).Measure,
 	}))
 	w.state.Store(&state{gpus: gpus, plan: sharing.NewPlan(gpus, profile(replicas)), planned: true})
+	changed := manager.Subscribe()
 	for manager.Apply(w.state.Load().plan); !manager.Status().Served; {
-		<-manager.Changed()
+		<-changed
 	}
 	w.sampleNow() // Of the first window nothing is known.
 	return w

@@ -135,8 +135,8 @@ func readXIDList(from *source, path string, overrides Overrides, known map[uint6
 		default:
 			code, err := strconv.ParseUint(item, 10, 64)
 			if err != nil || code == 0 {
-				p := Problem{Message: "is ignored: expected all, xids or the number of an XID", Value: quote(item)}
-				from.notes = append(from.notes, Note{Path: "health.xids", Message: override.Source + ": " + p.reason()})
+				message := override.Source + ": " + quote(item) + " is ignored: expected all, xids or the number of an XID"
+				from.notes = append(from.notes, Note{Path: "health.xids", Message: message})
 				continue
 			}
 			codes = append(codes, code)

@@ -127,7 +127,7 @@ func TestHealthVariableMalformed(t *testing.T) {
 			}
 			var noted []string
 			for _, note := range config.Notes {
-				if strings.HasPrefix(note.Message, variable+": is ignored: expected all, xids or the number of an XID") {
+				if strings.HasSuffix(note.Message, " is ignored: expected all, xids or the number of an XID") {
 					noted = append(noted, note.Message)
 				}
 			}
@@ -135,7 +135,7 @@ func TestHealthVariableMalformed(t *testing.T) {
 				t.Errorf("%s=%s: notes are %q", variable, value, noted)
 			}
 			for i, item := range malformed {
-				if i < len(noted) && !strings.HasSuffix(noted[i], "(got "+strconv.Quote(item)+")") {
+				if i < len(noted) && !strings.HasPrefix(noted[i], variable+": "+strconv.Quote(item)) {
 					t.Errorf("%s=%s: %s", variable, value, noted[i])
 				}
 			}

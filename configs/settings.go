@@ -39,7 +39,7 @@ var keyFile []byte
 
 // keysAndSettings is all that documents, flags and variables can say. Settings are those
 // that a flag or a variable can give too: every key of the sections flags and imex that
-// k8s-device-plugin v0.20.1 knows, and Virgate's own.
+// k8s-device-plugin v0.20.1 knows, and Virgate's own; see docs/migrating.md.
 type keysAndSettings struct {
 	Settings, Variables []Setting
 	Keys                []documentKey
@@ -385,7 +385,7 @@ func parseInterval(text string) (time.Duration, bool) {
 		return interval, true
 	}
 	number, err := strconv.ParseFloat(text, 64)
-	if err != nil || math.Abs(number) >= math.MaxInt64 || number != number {
+	if err != nil || math.IsNaN(number) || math.Abs(number) >= math.MaxInt64 {
 		return 0, false
 	}
 	return time.Duration(number), true

@@ -23,7 +23,7 @@ func TestSettingNames(t *testing.T) {
 		"device-discovery-strategy": "DEVICE_DISCOVERY_STRATEGY", "pass-device-specs": "PASS_DEVICE_SPECS",
 		"device-list-strategy": "DEVICE_LIST_STRATEGY", "device-id-strategy": "DEVICE_ID_STRATEGY",
 		"shared-devices-allocation-policy": "SHARED_DEVICES_ALLOCATION_POLICY", "cdi-annotation-prefix": "CDI_ANNOTATION_PREFIX",
-		"nvidia-cdi-hook-path": "NVIDIA_CDI_HOOK_PATH", "container-driver-root": "CONTAINER_DRIVER_ROOT",
+		"nvidia-cdi-hook-path": "NVIDIA_CDI_HOOK_PATH", "container-driver-root": "DRIVER_ROOT_CTR_PATH",
 		"cdi-feature-flags": "CDI_FEATURE_FLAGS", "cdi-disable-hooks": "CDI_DISABLE_HOOKS",
 		"driver-mounts-host-path": "DRIVER_MOUNTS_HOST_PATH", "driver-mounts-container-path": "DRIVER_MOUNTS_CONTAINER_PATH",
 		"imex-channel-ids": "IMEX_CHANNEL_IDS", "imex-required": "IMEX_REQUIRED",

@@ -43,12 +43,15 @@ type StartupSettings struct {
 	ContainerDriverRoot string
 	// DeviceDiscoveryStrategy says how GPUs are found: "auto" (the default) or "nvml".
 	DeviceDiscoveryStrategy string
-	// CDIHookPath is the program on the host that CDI specs name as their hook.
-	// Default "/usr/bin/nvidia-cdi-hook".
+	// CDIHookPath is the program on the host that CDI specs name as their hook; empty for
+	// the one that the host has.
 	CDIHookPath string
 	// CDIFeatures are feature flags of nvcdi, the library that makes the CDI
 	// specs, separated by commas. Default none.
 	CDIFeatures string
+	// CDIDisableHooks are the hooks that CDI specs leave out, separated by commas, or "all".
+	// Default none.
+	CDIDisableHooks string
 	// MPSRoot is the host's directory with the files of virgate mps; empty where that does
 	// not run.
 	MPSRoot string
@@ -56,9 +59,12 @@ type StartupSettings struct {
 
 // FeatureDiscovery are the settings of GPU feature discovery alone.
 type FeatureDiscovery struct {
+	// Err is of type Problems: what is wrong with these settings. It concerns no other program.
+	Err error
 	// Oneshot ends it when the labels are written, NoTimestamp leaves out the time.
 	Oneshot, NoTimestamp bool
-	// SleepInterval is the time between two readings of the GPUs.
+	// SleepInterval is the time between two readings of the GPUs, the longest Duration for
+	// infinite. It may be less than is sensible.
 	SleepInterval time.Duration
 	// UseNodeFeatureAPI writes a NodeFeature object and not OutputFile.
 	UseNodeFeatureAPI           bool
@@ -78,6 +84,7 @@ func (s StartupSettings) CheckUnchanged(next StartupSettings) error {
 		{pathContainerDriverRoot, s.ContainerDriverRoot, next.ContainerDriverRoot},
 		{pathCDIHook, s.CDIHookPath, next.CDIHookPath},
 		{pathCDIFeatures, s.CDIFeatures, next.CDIFeatures},
+		{pathCDIDisableHooks, s.CDIDisableHooks, next.CDIDisableHooks},
 		{pathDiscovery, s.DeviceDiscoveryStrategy, next.DeviceDiscoveryStrategy},
 		{pathMPSRoot, s.MPSRoot, next.MPSRoot},
 	} {
@@ -141,7 +148,7 @@ func readProfile(root value, overrides Overrides, layouts MIGLayouts) Config {
 	document := root.mapping("version", "flags", "resources", "sharing", "imex", "exclude", pathRetireAfter, "mig", "health", "dra")
 	// NVIDIA's plugin takes a missing version for v1, too.
 	document.field("version").oneOf(versionV1)
-	set := readSettings(document, overrides)
+	set, discoveryErr := readSettings(document, overrides)
 	profile := sharing.Profile{
 		MIGStrategy: sharing.MIGStrategy(set[pathMIGStrategy]),
 		Policy:      sharing.AllocationPolicy(set[pathPolicy]),
@@ -175,9 +182,9 @@ func readProfile(root value, overrides Overrides, layouts MIGLayouts) Config {
 
 	notes := root.source.notes
 	slices.SortStableFunc(notes, func(a, b Note) int { return cmp.Compare(a.Line, b.Line) })
-	interval, _ := time.ParseDuration(set["flags.gfd.sleepInterval"]) // A wrong one is a problem.
+	interval, _ := parseInterval(set["flags.gfd.sleepInterval"]) // A wrong one is in Err.
 	discovery := FeatureDiscovery{
-		Oneshot: set.on("flags.gfd.oneshot"), NoTimestamp: set.on("flags.gfd.noTimestamp"), SleepInterval: interval,
+		Err: discoveryErr, Oneshot: set.on("flags.gfd.oneshot"), NoTimestamp: set.on("flags.gfd.noTimestamp"), SleepInterval: interval,
 		UseNodeFeatureAPI: set.on("flags.useNodeFeatureAPI"), OutputFile: set["flags.gfd.outputFile"], MachineTypeFile: set["flags.gfd.machineTypeFile"],
 	}
 	return Config{Profile: profile, Layouts: layouts, Allowed: allowed, Notes: notes, Discovery: discovery, Startup: StartupSettings{
@@ -186,8 +193,9 @@ func readProfile(root value, overrides Overrides, layouts MIGLayouts) Config {
 		DevRoot:                 cmp.Or(set[pathDevRoot], set[pathDriverRoot]),
 		ContainerDriverRoot:     set[pathContainerDriverRoot],
 		DeviceDiscoveryStrategy: set[pathDiscovery],
-		CDIHookPath:             set[pathCDIHook],
+		CDIHookPath:             cmp.Or(set[pathCDIHook], set["flags.plugin.nvidiaCDIHookPath"]),
 		CDIFeatures:             set[pathCDIFeatures],
+		CDIDisableHooks:         set[pathCDIDisableHooks],
 		MPSRoot:                 set[pathMPSRoot],
 	}}
 }

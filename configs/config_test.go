@@ -199,7 +199,13 @@ sharing: {timeSlicing: {resources: [{name: gpu, replicas: 4, devices: [0]}, {nam
 }
 
 func TestParseProcess(t *testing.T) {
-	defaults := StartupSettings{FailOnInitError: true, DriverRoot: "/", DevRoot: "/", ContainerDriverRoot: "/driver-root", DeviceDiscoveryStrategy: "auto", CDIHookPath: "/usr/bin/nvidia-cdi-hook"}
+	defaults := StartupSettings{FailOnInitError: true, DriverRoot: "/", DevRoot: "/", ContainerDriverRoot: "/driver-root", DeviceDiscoveryStrategy: "auto"}
+	with := func(change func(*StartupSettings)) StartupSettings {
+		settings := defaults
+		change(&settings)
+		return settings
+	}
+	hook := func(path string) StartupSettings { return with(func(s *StartupSettings) { s.CDIHookPath = path }) }
 	tests := []struct {
 		name, document string
 		want           StartupSettings
@@ -207,9 +213,12 @@ func TestParseProcess(t *testing.T) {
 		{"empty", "", defaults},
 		{"empty paths are the defaults", `flags: {nvidiaDriverRoot: "", nvidiaDevRoot: "", plugin: {containerDriverRoot: ""}}`, defaults},
 		{"the dev root follows the driver root", "flags: {nvidiaDriverRoot: /run/nvidia/driver}",
-			StartupSettings{FailOnInitError: true, DriverRoot: "/run/nvidia/driver", DevRoot: "/run/nvidia/driver", ContainerDriverRoot: "/driver-root", DeviceDiscoveryStrategy: "auto", CDIHookPath: "/usr/bin/nvidia-cdi-hook"}},
-		{"everything", "flags: {failOnInitError: off, nvidiaDriverRoot: /a, nvidiaDevRoot: /b, deviceDiscoveryStrategy: nvml, plugin: {containerDriverRoot: /c, nvidiaCDIHookPath: /d, cdiFeatureFlags: [x, z]}, mpsRoot: /e}",
-			StartupSettings{MPSRoot: "/e", DriverRoot: "/a", DevRoot: "/b", ContainerDriverRoot: "/c", DeviceDiscoveryStrategy: "nvml", CDIHookPath: "/d", CDIFeatures: "x,z"}},
+			StartupSettings{FailOnInitError: true, DriverRoot: "/run/nvidia/driver", DevRoot: "/run/nvidia/driver", ContainerDriverRoot: "/driver-root", DeviceDiscoveryStrategy: "auto"}},
+		{"everything", "flags: {failOnInitError: off, nvidiaDriverRoot: /a, nvidiaDevRoot: /b, deviceDiscoveryStrategy: nvml, plugin: {containerDriverRoot: /c, nvidiaCTKPath: /d, cdiFeatureFlags: [x, z], cdiDisableHooks: [update-ldcache, chmod]}, mpsRoot: /e}",
+			StartupSettings{MPSRoot: "/e", DriverRoot: "/a", DevRoot: "/b", ContainerDriverRoot: "/c", DeviceDiscoveryStrategy: "nvml", CDIHookPath: "/d", CDIFeatures: "x,z", CDIDisableHooks: "update-ldcache,chmod"}},
+		{"the hook by Virgate's own key", "flags: {plugin: {nvidiaCDIHookPath: /own}}", hook("/own")},
+		{"the hook by both keys", "flags: {plugin: {nvidiaCDIHookPath: /own, nvidiaCTKPath: /opt/nvidia-ctk}}", hook("/opt/nvidia-ctk")},
+		{"no hooks, as text", `flags: {plugin: {cdiDisableHooks: " all "}}`, with(func(s *StartupSettings) { s.CDIDisableHooks = "all" })},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -254,6 +263,8 @@ flags:
     deviceListStrategy: [cdi-cri]
     deviceIDStrategy: uuid
     passDeviceSpecs: true
+    nvidiaCDIHookPath: /document
+    cdiDisableHooks: chmod
 imex: {channelIDs: [0]}
 `
 	config, err := Parse("doc.yaml", []byte(document), Overrides{
@@ -265,6 +276,8 @@ imex: {channelIDs: [0]}
 		"flags.plugin.deviceIDStrategy":   {Value: "index", Source: "$DEVICE_ID_STRATEGY"},
 		"flags.plugin.passDeviceSpecs":    {Value: "F", Source: "$PASS_DEVICE_SPECS"},
 		"imex.channelIDs":                 {Value: "", Source: "--imex-channel-ids"},
+		"flags.plugin.nvidiaCTKPath":      {Value: "/usr/bin/hook", Source: "$NVIDIA_CDI_HOOK_PATH"},
+		"flags.plugin.cdiDisableHooks":    {Value: "update-ldcache, enable-cuda-compat", Source: "$CDI_DISABLE_HOOKS"},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -274,7 +287,7 @@ imex: {channelIDs: [0]}
 	}
 	want := StartupSettings{
 		DriverRoot: "/override", DevRoot: "/override", ContainerDriverRoot: "/driver-root", DeviceDiscoveryStrategy: "nvml",
-		CDIHookPath: "/usr/bin/nvidia-cdi-hook",
+		CDIHookPath: "/usr/bin/hook", CDIDisableHooks: "update-ldcache,enable-cuda-compat",
 	}
 	if diff := cmp.Diff(want, config.Startup); diff != "" {
 		t.Errorf("process (-want +got):\n%s", diff)
@@ -348,7 +361,7 @@ func TestProcessCheck(t *testing.T) {
 	if err := have.CheckUnchanged(next); err == nil || err.Error() != want {
 		t.Errorf("error is %v, want %s", err, want)
 	}
-	for _, next := range []StartupSettings{{DriverRoot: "/x"}, {ContainerDriverRoot: "/x"}, {DeviceDiscoveryStrategy: "nvml"}, {CDIHookPath: "/x"}, {CDIFeatures: "x"}, {MPSRoot: "/x"}} {
+	for _, next := range []StartupSettings{{DriverRoot: "/x"}, {ContainerDriverRoot: "/x"}, {DeviceDiscoveryStrategy: "nvml"}, {CDIHookPath: "/x"}, {CDIFeatures: "x"}, {CDIDisableHooks: "x"}, {MPSRoot: "/x"}} {
 		if err := (StartupSettings{}).CheckUnchanged(next); err == nil {
 			t.Errorf("a change to %+v is accepted", next)
 		}
@@ -362,7 +375,7 @@ flags:
   useNodeFeatureAPI: false
   plugin:
     sharedDevicesAllocationPolicy: spread
-    nvidiaCTKPath: /ctk
+    nvidiaCDIHookPath: /hook
   gfd:
     sleepInterval: 60s
 resources:
@@ -389,7 +402,7 @@ sharing:
 		{3, "flags.migStrategy", "GPUs that do not conform are left out with a warning; NVIDIA's plugin does not start"},
 		{4, "flags.useNodeFeatureAPI", "has no effect: it configures GPU feature discovery, not the device plugin"},
 		{6, "flags.plugin.sharedDevicesAllocationPolicy", "Virgate's own value; NVIDIA's plugin refuses it"},
-		{7, "flags.plugin.nvidiaCTKPath", "has no effect: nvidiaCDIHookPath has taken its place"},
+		{7, "flags.plugin.nvidiaCDIHookPath", "Virgate's own; NVIDIA's plugin has no such key"},
 		{9, "flags.gfd.sleepInterval", "has no effect: it configures GPU feature discovery, not the device plugin"},
 		{12, "resources.gpus[0]", "named here; NVIDIA's plugin reads resources and ignores it"},
 		{14, "exclude", "Virgate's own: these are never offered; NVIDIA's plugin has no such key"},

@@ -123,7 +123,8 @@ func applyHealthCheckVariables(from *source, overrides Overrides, rules *sharing
 	}
 }
 
-// readXIDList reads a variable: all, which are those known and all others, or some XIDs.
+// readXIDList reads a variable: all, which are those known and all others, or some XIDs. What
+// it cannot read is noted, and the rest obeyed, as in NVIDIA's plugin.
 func readXIDList(from *source, path string, overrides Overrides, known map[uint64]sharing.ErrorAction) (all bool, codes []uint64) {
 	override := overrides[path]
 	for item := range strings.SplitSeq(strings.ToLower(override.Value), ",") {
@@ -132,9 +133,10 @@ func readXIDList(from *source, path string, overrides Overrides, known map[uint6
 		case "all", "xids":
 			all, codes = true, slices.AppendSeq(codes, maps.Keys(known))
 		default:
-			code, err := strconv.ParseUint(item, 10, 31)
-			if err != nil {
-				from.problem(position{file: override.Source, path: "health.xids"}, quote(item), "expected all, xids or the number of an XID")
+			code, err := strconv.ParseUint(item, 10, 64)
+			if err != nil || code == 0 {
+				message := override.Source + ": " + quote(item) + " is ignored: expected all, xids or the number of an XID"
+				from.notes = append(from.notes, Note{Path: "health.xids", Message: message})
 				continue
 			}
 			codes = append(codes, code)

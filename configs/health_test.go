@@ -1,7 +1,8 @@
 package configs
 
 import (
-	"errors"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -101,14 +102,46 @@ func TestHealthVariablesAndRowRemap(t *testing.T) {
 	}
 }
 
-func TestHealthVariableProblem(t *testing.T) {
-	_, err := Parse("doc.yaml", nil, Overrides{pathDisableChecks: {Value: "79,most", Source: "$DP_DISABLE_HEALTHCHECKS"}})
-	want := Problems{{File: "$DP_DISABLE_HEALTHCHECKS", Path: "health.xids", Value: `"most"`, Message: "expected all, xids or the number of an XID"}}
-	var got Problems
-	if !errors.As(err, &got) {
-		t.Fatalf("error %v", err)
+// TestHealthVariableMalformed checks that the rest of a variable is obeyed when a part of it is no
+// XID, while health.xids of a document stays strict.
+func TestHealthVariableMalformed(t *testing.T) {
+	for value, malformed := range map[string][]string{
+		"79, most,95": {"most"}, "-79,79,95": {"-79"}, "79;95,79,95,": {"79;95"}, "0,95,79,1e3": {"0", "1e3"}, " 79 ,,95": nil,
+		"79,95,18446744073709551615": nil, "79,95,18446744073709551616": {"18446744073709551616"},
+	} {
+		for variable, path := range map[string]string{"$DP_DISABLE_HEALTHCHECKS": pathDisableChecks, "$DP_ENABLE_HEALTHCHECKS": pathEnableChecks} {
+			document := "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 3}]}}"
+			want := map[uint64]sharing.ErrorAction{79: sharing.IgnoreError, 95: sharing.IgnoreError}
+			if path == pathEnableChecks {
+				document = "health: {xids: {79: ignore, 95: ignore}}\n" + document
+				want = map[uint64]sharing.ErrorAction{79: sharing.FatalError, 95: sharing.FatalError}
+			}
+			config, err := Parse("doc.yaml", []byte(document), Overrides{path: {Value: value, Source: variable}})
+			if err != nil || len(config.Profile.TimeSlicing) != 1 {
+				t.Fatalf("%s=%s: %v", variable, value, err)
+			}
+			for code, action := range want {
+				if got := config.Profile.Health.XID(code); got != action {
+					t.Errorf("%s=%s: XID %d: %s, want %s", variable, value, code, got, action)
+				}
+			}
+			var noted []string
+			for _, note := range config.Notes {
+				if strings.HasSuffix(note.Message, " is ignored: expected all, xids or the number of an XID") {
+					noted = append(noted, note.Message)
+				}
+			}
+			if len(noted) != len(malformed) {
+				t.Errorf("%s=%s: notes are %q", variable, value, noted)
+			}
+			for i, item := range malformed {
+				if i < len(noted) && !strings.HasPrefix(noted[i], variable+": "+strconv.Quote(item)) {
+					t.Errorf("%s=%s: %s", variable, value, noted[i])
+				}
+			}
+		}
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("problems (-want +got):\n%s", diff)
+	if _, err := Parse("doc.yaml", []byte("health: {xids: {most: ignore}}"), nil); err == nil {
+		t.Error("a document with a malformed XID is accepted")
 	}
 }

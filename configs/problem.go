@@ -47,11 +47,15 @@ func (p Problem) Error() string {
 	if p.Path != "" {
 		b.WriteString(": " + p.Path)
 	}
-	b.WriteString(": " + p.Message)
-	if p.Value != "" {
-		b.WriteString(" (got " + p.Value + ")")
+	return b.String() + ": " + p.reason()
+}
+
+// reason is the Error without the place.
+func (p Problem) reason() string {
+	if p.Value == "" {
+		return p.Message
 	}
-	return b.String()
+	return p.Message + " (got " + p.Value + ")"
 }
 
 // Problems is everything that is wrong, sorted by file and line.

@@ -133,7 +133,7 @@ func variableNames(s Setting) []string {
 func settingForm(s Setting) string {
 	form := map[SettingType]string{
 		TypeBool: "true or false", TypeString: "text", TypePath: "absolute path", TypeKeyPrefix: "domain and slash",
-		TypeList: "list, or text with commas", TypeNumbers: "list of whole numbers", TypeDuration: "duration",
+		TypeList: "list, or text with commas", TypeNumbers: "list of whole numbers", TypeInterval: "duration, or `infinite`",
 	}[s.Type]
 	if s.Type == TypeList && s.Choices != nil {
 		return "list, or text with commas, of " + codes(s.Choices)
@@ -180,7 +180,7 @@ func settingMeaning(t *testing.T, s Setting) string {
 // readAtTheStart says that a running program refuses a document which changes
 // the setting.
 func readAtTheStart(t *testing.T, s Setting) bool {
-	other := map[SettingType]string{TypeBool: "true", TypePath: "/other", TypeKeyPrefix: "other/", TypeDuration: "1s"}[s.Type]
+	other := map[SettingType]string{TypeBool: "true", TypePath: "/other", TypeKeyPrefix: "other/", TypeInterval: "1s"}[s.Type]
 	switch {
 	case s.Default == other && s.Type == TypeBool:
 		other = "false"

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"path"
 	"slices"
 	"strconv"
@@ -22,8 +23,9 @@ const (
 	pathDiscovery           = "flags.deviceDiscoveryStrategy"
 	pathPolicy              = "flags.plugin.sharedDevicesAllocationPolicy"
 	pathContainerDriverRoot = "flags.plugin.containerDriverRoot"
-	pathCDIHook             = "flags.plugin.nvidiaCDIHookPath"
+	pathCDIHook             = "flags.plugin.nvidiaCTKPath"
 	pathCDIFeatures         = "flags.plugin.cdiFeatureFlags"
+	pathCDIDisableHooks     = "flags.plugin.cdiDisableHooks"
 	pathMPSRoot             = "flags.mpsRoot"
 )
 
@@ -37,7 +39,7 @@ var keyFile []byte
 
 // keysAndSettings is all that documents, flags and variables can say. Settings are those
 // that a flag or a variable can give too: every key of the sections flags and imex that
-// k8s-device-plugin v0.20 knows, and Virgate's own.
+// k8s-device-plugin v0.20.1 knows, and Virgate's own; see docs/migrating.md.
 type keysAndSettings struct {
 	Settings, Variables []Setting
 	Keys                []documentKey
@@ -138,8 +140,9 @@ const (
 	TypeList SettingType = "list"
 	// TypeNumbers is a list of whole numbers from 0.
 	TypeNumbers SettingType = "numbers"
-	// TypeDuration is text such as "60s".
-	TypeDuration SettingType = "duration"
+	// TypeInterval is a duration such as "60s", a number of nanoseconds, or "infinite"; see
+	// parseInterval.
+	TypeInterval SettingType = "interval"
 )
 
 // Settings returns the settings with a flag, in the order of the documentation.
@@ -156,9 +159,14 @@ type settings map[string]string
 
 func (s settings) on(path string) bool { return s[path] == "true" }
 
-// readSettings reads the sections flags and imex and applies the overrides.
-func readSettings(root fields, overrides Overrides) settings {
-	written := findSettings(root)
+// readSettings reads the sections flags and imex and applies the overrides. What is wrong with
+// an inert setting must not take GPUs away: it becomes a note, and is returned for GPU feature
+// discovery, which obeys it.
+func readSettings(root fields, overrides Overrides) (settings, error) {
+	var wrong Problems
+	inert := *root.parent.source
+	inert.problems, inert.notes = &wrong, nil
+	written := findSettings(root, &inert)
 	resolved := make(settings, len(keyTable.Settings))
 	for _, setting := range keyTable.Settings {
 		override, overridden := overrides[setting.Path]
@@ -171,11 +179,20 @@ func readSettings(root fields, overrides Overrides) settings {
 			root.parent.source.problem(at, quote(overrides[path].Value), "no such setting")
 		}
 	}
-	return resolved
+	root.parent.source.notes = append(root.parent.source.notes, inert.notes...)
+	for _, p := range wrong {
+		note := Note{Line: p.Line, Path: p.Path, Message: "has no effect here; virgate gpu-feature-discovery refuses it: " + p.reason()}
+		if p.Line == 0 {
+			note.Message = p.File + ": " + note.Message
+		}
+		root.parent.source.notes = append(root.parent.source.notes, note)
+	}
+	return resolved, wrong.err()
 }
 
-// findSettings finds what the document says about each setting, by path.
-func findSettings(root fields) map[string]value {
+// findSettings finds what the document says about each setting, by path. Inert ones, and the
+// whole section flags.gfd, have inert as their source.
+func findSettings(root fields, inert *source) map[string]value {
 	keys := make(map[string][]string)
 	for _, setting := range keyTable.Settings {
 		section, key := cutLast(setting.Path)
@@ -183,17 +200,23 @@ func findSettings(root fields) map[string]value {
 	}
 	flags := root.field("flags").mapping(append(keys["flags"], "plugin", "gfd")...)
 	plugin := flags.field("plugin").mapping(append(keys["flags.plugin"], "driverMounts")...)
+	gfd := flags.field("gfd")
+	gfd.source = inert
 	sections := map[string]fields{
 		"flags":                     flags,
 		"flags.plugin":              plugin,
 		"flags.plugin.driverMounts": plugin.field("driverMounts").mapping(keys["flags.plugin.driverMounts"]...),
-		"flags.gfd":                 flags.field("gfd").mapping(keys["flags.gfd"]...),
+		"flags.gfd":                 gfd.mapping(keys["flags.gfd"]...),
 		"imex":                      root.field("imex").mapping(keys["imex"]...),
 	}
 	written := make(map[string]value, len(keyTable.Settings))
 	for _, setting := range keyTable.Settings {
 		section, key := cutLast(setting.Path)
-		written[setting.Path] = sections[section].field(key)
+		found := sections[section].field(key)
+		if setting.Inert != "" {
+			found.source = inert
+		}
+		written[setting.Path] = found
 	}
 	return written
 }
@@ -269,6 +292,11 @@ func (s Setting) decode(written value) (string, bool) {
 		items, ok = written.items()
 	case TypeList:
 		items, ok = written.texts()
+	case TypeInterval:
+		if !written.absent() && slices.Contains([]string{"!!int", "!!float"}, written.node.ShortTag()) {
+			return written.node.Value, true
+		}
+		return written.text()
 	default:
 		return written.text()
 	}
@@ -335,9 +363,9 @@ func (s Setting) validate(from *source, text string, at position, shown string) 
 		if text != "" && (!slash || len(domain) > 253 || !domainForm.MatchString(domain)) {
 			expected = "expected a lower-case domain and a slash, such as cdi.k8s.io/"
 		}
-	case TypeDuration:
-		if _, err := time.ParseDuration(text); err != nil {
-			expected = "expected a duration such as 60s"
+	case TypeInterval:
+		if _, ok := parseInterval(text); !ok {
+			expected = "expected a duration such as 60s, or infinite"
 		}
 	}
 	if expected == "" {
@@ -345,6 +373,22 @@ func (s Setting) validate(from *source, text string, at position, shown string) 
 	}
 	from.problem(at, shown, expected)
 	return false
+}
+
+// parseInterval reads an interval as GPU feature discovery does: "infinite" is for ever, and a
+// number without a unit counts nanoseconds (k8s-device-plugin, api/config/v1/duration.go).
+func parseInterval(text string) (time.Duration, bool) {
+	if text == "infinite" {
+		return math.MaxInt64, true
+	}
+	if interval, err := time.ParseDuration(text); err == nil {
+		return interval, true
+	}
+	number, err := strconv.ParseFloat(text, 64)
+	if err != nil || math.IsNaN(number) || math.Abs(number) >= math.MaxInt64 {
+		return 0, false
+	}
+	return time.Duration(number), true
 }
 
 // outside says that the value, or an item of it, is not in the set.

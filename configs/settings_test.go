@@ -1,9 +1,12 @@
 package configs
 
 import (
+	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -20,8 +23,8 @@ func TestSettingNames(t *testing.T) {
 		"device-discovery-strategy": "DEVICE_DISCOVERY_STRATEGY", "pass-device-specs": "PASS_DEVICE_SPECS",
 		"device-list-strategy": "DEVICE_LIST_STRATEGY", "device-id-strategy": "DEVICE_ID_STRATEGY",
 		"shared-devices-allocation-policy": "SHARED_DEVICES_ALLOCATION_POLICY", "cdi-annotation-prefix": "CDI_ANNOTATION_PREFIX",
-		"nvidia-cdi-hook-path": "NVIDIA_CDI_HOOK_PATH", "container-driver-root": "CONTAINER_DRIVER_ROOT",
-		"cdi-feature-flags":       "CDI_FEATURE_FLAGS",
+		"nvidia-cdi-hook-path": "NVIDIA_CDI_HOOK_PATH", "container-driver-root": "DRIVER_ROOT_CTR_PATH",
+		"cdi-feature-flags": "CDI_FEATURE_FLAGS", "cdi-disable-hooks": "CDI_DISABLE_HOOKS",
 		"driver-mounts-host-path": "DRIVER_MOUNTS_HOST_PATH", "driver-mounts-container-path": "DRIVER_MOUNTS_CONTAINER_PATH",
 		"imex-channel-ids": "IMEX_CHANNEL_IDS", "imex-required": "IMEX_REQUIRED",
 	}
@@ -80,6 +83,69 @@ func TestDefaultsWrittenOut(t *testing.T) {
 			if inert := len(got.Notes) == 1 && strings.Contains(got.Notes[0].Message, "has no effect"); inert != (s.Inert != "") {
 				t.Errorf("%s: notes are %v", s.Path, got.Notes)
 			}
+		}
+	}
+}
+
+// TestInertSections has what other programs read, or nobody: whatever it is, the plugin serves
+// what the rest of the document says, and GPU feature discovery is told of what it reads.
+func TestInertSections(t *testing.T) {
+	const rest = "\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}]}}"
+	tests := []struct{ document, note, discovery string }{
+		{"flags: {gfd: {sleepInterval: infinite, oneshot: yes, noTimestamp: off}}", "", ""},
+		{"flags: {gfd: {sleepInterval: 60}}", "", ""},
+		{"flags: {gfd: {sleepInterval: -6.0e10}}", "", ""},
+		{"flags: {gfd: {sleepInterval: never}}", `expected a duration such as 60s, or infinite (got "never")`, "flags.gfd.sleepInterval"},
+		{"flags: {gfd: {sleepInterval: [60s]}}", "expected text (got a list)", "flags.gfd.sleepInterval"},
+		{"flags: {gfd: {sleepInterval: .inf}}", "expected a duration such as 60s, or infinite", "flags.gfd.sleepInterval"},
+		{"flags: {gfd: {oneshot: 'true'}}", "expected true or false", "flags.gfd.oneshot"},
+		{"flags: {gfd: {noTimestamp: 1}}", "expected true or false (got 1)", "flags.gfd.noTimestamp"},
+		{"flags: {gfd: {outputFile: 5}}", "expected text (got 5)", "flags.gfd.outputFile"},
+		{"flags: {gfd: {machineTypeFile: {a: b}}}", "expected text (got a mapping)", "flags.gfd.machineTypeFile"},
+		{"flags: {gfd: {labels: {a: b}}}", "unknown key", "flags.gfd.labels"},
+		{"flags: {gfd: {oneshot: true, oneshot: false}}", "the key is repeated", "flags.gfd.oneshot"},
+		{"flags: {gfd: on}", `expected a mapping (got "on")`, "flags.gfd"},
+		{"flags: {useNodeFeatureAPI: maybe}", `expected true or false (got "maybe")`, "flags.useNodeFeatureAPI"},
+		{"flags: {plugin: {kubeletSocket: 5}}", "expected text (got 5)", "flags.plugin.kubeletSocket"},
+	}
+	for _, test := range tests {
+		t.Run(test.document, func(t *testing.T) {
+			config := parse(t, test.document+rest)
+			if sharing := config.Profile.TimeSlicing; len(sharing) != 1 || sharing[0].Replicas != 4 {
+				t.Errorf("the rest is read as %+v", sharing)
+			}
+			var wrong []string
+			for _, note := range config.Notes {
+				if strings.HasPrefix(note.Message, "has no effect here; virgate gpu-feature-discovery refuses it: ") {
+					wrong = append(wrong, fmt.Sprintf("%d: %s: %s", note.Line, note.Path, note.Message))
+				}
+			}
+			got := strings.Join(wrong, "\n")
+			if (got != "") != (test.note != "") || !strings.Contains(got, test.note) || test.note != "" && !strings.HasPrefix(got, "1: "+test.discovery+": ") {
+				t.Errorf("notes are %v", config.Notes)
+			}
+			if err := config.Discovery.Err; (err != nil) != (test.discovery != "") || err != nil && !strings.Contains(err.Error(), "1: "+test.discovery+": "+test.note) {
+				t.Errorf("GPU feature discovery is told %v", err)
+			}
+		})
+	}
+	config, err := Parse("", nil, Overrides{"flags.useNodeFeatureAPI": {Value: "maybe", Source: "$USE_NODE_FEATURE_API"}})
+	if err != nil || config.Discovery.Err == nil || !strings.HasPrefix(config.Notes[0].Message, "$USE_NODE_FEATURE_API: has no effect here") {
+		t.Errorf("an override: %v, %v", config.Notes, err)
+	}
+}
+
+func TestParseInterval(t *testing.T) {
+	for text, want := range map[string]time.Duration{
+		"90s": 90 * time.Second, "infinite": math.MaxInt64, "60": 60, "6e10": time.Minute, "0": 0, "-1": -1, "1.5": 1,
+	} {
+		if got, ok := parseInterval(text); !ok || got != want {
+			t.Errorf("%s is %s, %t, want %s", text, got, ok, want)
+		}
+	}
+	for _, text := range []string{"", "inf", "nan", "1e40", "Infinite", "60 s"} {
+		if got, ok := parseInterval(text); ok {
+			t.Errorf("%q is %s", text, got)
 		}
 	}
 }

@@ -132,11 +132,15 @@ func (a allocateResponse) response() *api.ContainerAllocateResponse {
 		unit := a.units[0]
 		response.Envs, response.Mounts = MPSAccess(a.grants.MPSRoot, unit.ID, sharing.NewMPSLimit(a.granted, a.mpsShares, unit.Memory))
 	}
-	if a.grants.OnlyCDI() {
-		return response
-	}
 	if response.Envs == nil {
 		response.Envs = map[string]string{}
+	}
+	// NVIDIA's plugin sets them beside the CDI entries, too (internal/plugin/server.go).
+	for _, extra := range a.grants.Extras() {
+		response.Envs["NVIDIA_"+strings.ToUpper(extra)] = "enabled"
+	}
+	if a.grants.OnlyCDI() {
+		return response
 	}
 	response.Envs[visibleDevices] = strings.Join(a.names, ",")
 	if a.grants.Uses(sharing.Envvar) && len(a.host.IMEXChannels) > 0 {
@@ -160,9 +164,6 @@ func (a allocateResponse) response() *api.ContainerAllocateResponse {
 	}
 	if a.grants.Nodes() {
 		response.Devices = a.nodes()
-	}
-	for _, extra := range a.grants.Extras() {
-		response.Envs["NVIDIA_"+strings.ToUpper(extra)] = "enabled"
 	}
 	return response
 }

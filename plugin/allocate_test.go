@@ -5,6 +5,7 @@ import (
 	"go/parser"
 	"go/token"
 	"log/slog"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 	"google.golang.org/grpc/codes"
@@ -240,6 +242,36 @@ func TestDroppedResourceIsGrantedAsThePlanSays(t *testing.T) {
 	awaitGrant(t, client, "GPU-0001", func(r *api.ContainerAllocateResponse) bool {
 		return len(r.CdiDevices) == 1 && r.CdiDevices[0].Name == "k8s.device-plugin.nvidia.com/gpu=GPU-0001" && len(r.Envs) == 0
 	})
+}
+
+// TestExtrasAreVariables checks that a container is told of GDRCopy, GDS and MOFED by variables,
+// however it is told of its devices, and only of those that are on.
+func TestExtrasAreVariables(t *testing.T) {
+	for _, strategies := range [][]sharing.DeviceListStrategy{
+		nil, {sharing.Envvar}, {sharing.VolumeMounts}, {sharing.DriverMounts}, {sharing.CDIAnnotations}, {sharing.CDICRI},
+		{sharing.CDICRI, sharing.CDIAnnotations}, {sharing.Envvar, sharing.CDICRI},
+	} {
+		for bits := range 8 {
+			p := by(plan(gpu, 2, 1), strategies...)
+			p.Grants.GDRCopy, p.Grants.GDS, p.Grants.MOFED = bits&1 > 0, bits&2 > 0, bits&4 > 0
+			want := map[string]string{}
+			for i, name := range []string{"NVIDIA_GDRCOPY", "NVIDIA_GDS", "NVIDIA_MOFED"} {
+				if bits>>i&1 > 0 {
+					want[name] = "enabled"
+				}
+			}
+			client, manager := dialManager(t, p)
+			manager.SetHost(plugin.Host{Nodes: map[string][]string{"GPU-0001": {"/dev/nvidia1"}}})
+			awaitGrant(t, client, "GPU-0001", func(*api.ContainerAllocateResponse) bool { return true })
+			got := maps.Clone(granted(t, client, "GPU-0001").Envs)
+			visible := got["NVIDIA_VISIBLE_DEVICES"] != ""
+			delete(got, "NVIDIA_VISIBLE_DEVICES")
+			delete(got, "NVIDIA_DRIVER_CAPABILITIES")
+			if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" || visible == p.Grants.OnlyCDI() {
+				t.Errorf("%v: devices by variable: %t; variables (-want +got):\n%s", strategies, visible, diff)
+			}
+		}
+	}
 }
 
 // TestUnknownIndex checks that a unit without an index is told by UUID, which

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 
 	"github.com/urfave/cli/v3"
 
@@ -30,10 +32,11 @@ func configManagerCommand(environment environment, stderr io.Writer) *cli.Comman
 		return &cli.StringFlag{Name: name, Value: value, Usage: usage + " [$" + variable + "]"}
 	}
 	once, _ := environment("ONESHOT")
+	oneshot, onceErr := strconv.ParseBool(cmp.Or(once, "false"))
 	flags = append(flags,
 		text("config-file-dst", "CONFIG_FILE_DST", "the link to keep at the chosen profile"),
-		&cli.BoolFlag{Name: "oneshot", Value: once == "true", Usage: "end when the profile has been chosen [$ONESHOT]"},
-		text("send-signal", "SEND_SIGNAL", "no effect: the plugin follows the link by itself"),
+		&cli.BoolFlag{Name: "oneshot", Value: oneshot, Usage: "end when the profile has been chosen [$ONESHOT]"},
+		&cli.BoolFlag{Name: "send-signal", Usage: "no effect: the plugin follows the link by itself [$SEND_SIGNAL]"},
 		text("signal", "SIGNAL", "no effect"),
 		text("process-to-signal", "PROCESS_TO_SIGNAL", "no effect"),
 	)
@@ -50,6 +53,9 @@ func configManagerCommand(environment environment, stderr io.Writer) *cli.Comman
 				if cmd.String(needed) == "" {
 					return usageError{fmt.Errorf("config-manager needs --%s", needed)}
 				}
+			}
+			if onceErr != nil && !cmd.IsSet("oneshot") {
+				return usageError{fmt.Errorf("$ONESHOT: expected true or false (got %q)", once)}
 			}
 			log := slog.New(slog.NewTextHandler(stderr, nil))
 			o, err := profileOptions(cmd, nil, log)

@@ -104,3 +104,56 @@ func TestConfigManagerNeedsItsFlags(t *testing.T) {
 		t.Errorf("code %d, says %q", code, stderr.String())
 	}
 }
+
+// TestConfigManagerBooleans has the init container end, whatever the spelling: the pod, and with it
+// the node's GPUs, waits for that. What has no effect takes no value that another flag needs.
+func TestConfigManagerBooleans(t *testing.T) {
+	profiles := t.TempDir()
+	if err := os.WriteFile(filepath.Join(profiles, "four"), []byte("version: v1"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		once  string
+		flags []string
+		code  int
+		says  string
+	}{
+		{"true", nil, 0, ""},
+		{"1", nil, 0, ""},
+		{"T", nil, 0, ""},
+		{"TRUE", []string{"--signal", "HUP"}, 0, ""},
+		{"", []string{"--send-signal", "--oneshot"}, 0, ""},
+		{"maybe", []string{"--send-signal=false", "--oneshot"}, 0, ""},
+		{"maybe", nil, 2, `$ONESHOT: expected true or false (got "maybe")`},
+	} {
+		link := filepath.Join(t.TempDir(), "config.yaml")
+		var stderr bytes.Buffer
+		variable := func(name string) (string, bool) {
+			value, ok := map[string]string{"ONESHOT": test.once, "SEND_SIGNAL": "perhaps", "SIGNAL": "", "DEFAULT_CONFIG": "four"}[name]
+			return value, ok
+		}
+		args := append([]string{"config-manager", "--config-file-srcdir", profiles, "--config-file-dst", link}, test.flags...)
+		code := run(t.Context(), args, variable, io.Discard, &stderr)
+		target, err := os.Readlink(link)
+		if code != test.code || !strings.Contains(stderr.String(), test.says) || (err == nil) != (test.code == 0) {
+			t.Errorf("ONESHOT=%s %v: code %d, link to %q:\n%s", test.once, test.flags, code, target, stderr.String())
+		}
+	}
+}
+
+// TestMPSReadsOnlyItsSettings checks that no setting that the daemons do not depend on ends them.
+func TestMPSReadsOnlyItsSettings(t *testing.T) {
+	for flag, want := range map[string]int{"--mig-strategy=both": 0, "--cdi-annotation-prefix=?": 0, "--driver-root=relative": 2} {
+		ctx, end := context.WithCancel(t.Context())
+		end()
+		var stderr bytes.Buffer
+		variable := func(name string) (string, bool) {
+			value, ok := map[string]string{"DEVICE_ID_STRATEGY": "serial", "IMEX_CHANNEL_IDS": "7"}[name]
+			return value, ok
+		}
+		args := []string{"mps-control-daemon", "--node", "sim:t4", "--mps-root", t.TempDir(), flag}
+		if code := run(ctx, args, variable, io.Discard, &stderr); code != want {
+			t.Errorf("%s: code %d, want %d:\n%s", flag, code, want, stderr.String())
+		}
+	}
+}

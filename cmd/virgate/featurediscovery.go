@@ -33,7 +33,7 @@ func featureDiscoverySettings() []configs.Setting {
 		},
 		{Path: "flags.gfd.oneshot", Flag: "oneshot", Env: "GFD_ONESHOT", Type: configs.TypeBool, Default: "false", Usage: "end when the labels are written"},
 		{Path: "flags.gfd.noTimestamp", Flag: "no-timestamp", Env: "GFD_NO_TIMESTAMP", Type: configs.TypeBool, Default: "false", Usage: "leave out the label with the time"},
-		{Path: "flags.gfd.sleepInterval", Flag: "sleep-interval", Env: "GFD_SLEEP_INTERVAL", Default: "60s", Usage: "the time between two readings of the GPUs"},
+		{Path: "flags.gfd.sleepInterval", Flag: "sleep-interval", Env: "GFD_SLEEP_INTERVAL", Default: "60s", Usage: "the time between two readings of the GPUs, infinite for one at the start and at each change of the profile"},
 		{
 			Path: "flags.gfd.outputFile", Flag: "output-file", Aliases: []string{"output", "o"}, Env: "GFD_OUTPUT_FILE", Default: "/etc/kubernetes/node-feature-discovery/features.d/gfd",
 			Usage: "the file of node feature discovery with the labels; empty prints them",
@@ -138,10 +138,13 @@ func (d *featureDiscovery) run(ctx context.Context) error {
 			since = time.Now()
 		}
 		next, err := d.file.Config()
-		if err == nil && next.Discovery.SleepInterval <= 0 {
-			err = usageError{fmt.Errorf("sleep-interval must be more than 0, got %s", next.Discovery.SleepInterval)}
+		if err == nil {
+			err = next.Discovery.Err
 		}
 		if err == nil {
+			if interval := next.Discovery.SleepInterval; interval < shortestPause && interval != config.Discovery.SleepInterval {
+				d.log.Warn("the sleep interval is too short, a number without a unit counts nanoseconds", "interval", interval, "used", shortestPause)
+			}
 			config = next
 			err = d.label(ctx, config, since)
 		}
@@ -155,8 +158,24 @@ func (d *featureDiscovery) run(ctx context.Context) error {
 		case config.Discovery.Oneshot:
 			return nil
 		}
-		again = time.After(config.Discovery.SleepInterval)
+		again = time.After(pause(config.Discovery.SleepInterval, err))
 	}
+}
+
+const (
+	// shortestPause spares the driver and the API server: of a plain 60, NVIDIA's program makes
+	// 60 ns.
+	shortestPause = time.Second
+	// longestRetry is for an interval that is infinite or long.
+	longestRetry = time.Minute
+)
+
+// pause is how long to wait after labels were written, or were not because of err.
+func pause(interval time.Duration, err error) time.Duration {
+	if err != nil {
+		interval = min(interval, longestRetry)
+	}
+	return max(interval, shortestPause)
 }
 
 // label reads the GPUs and writes the labels.

@@ -3,7 +3,9 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -14,6 +16,7 @@ import (
 	"syscall"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/virgate/virgate/internal/features"
 	"github.com/virgate/virgate/test/await"
@@ -72,7 +75,12 @@ func TestFeatureDiscoveryOnce(t *testing.T) {
 		{"no profile", append(once, "--config-file", "/none"), nil, nil, "/none", 1},
 		{"a wrong profile", append(once, "--config-file", put("wrong", "version: v1\nflags: {gfd: {sleepInterval: soon}}")), nil, nil, "flags.gfd.sleepInterval: expected a duration such as 60s", 1},
 		{"a wrong variable", once, map[string]string{"MIG_STRATEGY": "double"}, nil, "$MIG_STRATEGY: flags.migStrategy: expected none, single or mixed", 1},
-		{"no time between", append(once, "--sleep-interval=0s"), nil, nil, "sleep-interval must be more than 0, got 0s", 2},
+		{"a wrong flag", append(once, "--sleep-interval=soon"), nil, nil, `--sleep-interval: flags.gfd.sleepInterval: expected a duration such as 60s, or infinite (got "soon")`, 1},
+		{"a misspelt key", append(once, "--config-file", put("misspelt", "flags: {gfd: {oneShot: true}}")), nil, nil, "flags.gfd.oneShot: unknown key, did you mean oneshot?", 1},
+		{"for ever, by the flag", append(once, "--sleep-interval=infinite"), nil, map[string]string{"gpu.count": "8"}, "", 0},
+		{"for ever, by the variable", once, map[string]string{"GFD_SLEEP_INTERVAL": "infinite"}, map[string]string{"gpu.count": "8"}, "", 0},
+		{"for ever, by the profile", append(once, "--config-file", put("infinite", "flags: {gfd: {sleepInterval: infinite}}")), nil, map[string]string{"gpu.count": "8"}, "", 0},
+		{"a number", append(once, "--config-file", put("number", "flags: {gfd: {sleepInterval: 60}}")), nil, map[string]string{"gpu.count": "8"}, "interval=60ns used=1s", 0},
 		{"no node", []string{"--oneshot"}, nil, nil, "--use-node-feature-api needs --node-name", 2},
 		{"no folder", []string{"--oneshot", "--use-node-feature-api=false", "-o", filepath.Join(dir, "none", "gfd")}, nil, nil, filepath.Join(dir, "none"), 1},
 	} {
@@ -109,13 +117,33 @@ func TestFeatureDiscoveryWithoutDriver(t *testing.T) {
 	}
 }
 
+func TestPause(t *testing.T) {
+	failed := errors.New("no API server")
+	for _, test := range []struct {
+		interval time.Duration
+		err      error
+		want     time.Duration
+	}{
+		{30 * time.Second, nil, 30 * time.Second},
+		{math.MaxInt64, nil, math.MaxInt64},
+		{60, nil, time.Second},
+		{-1, nil, time.Second},
+		{30 * time.Second, failed, 30 * time.Second},
+		{math.MaxInt64, failed, time.Minute},
+	} {
+		if got := pause(test.interval, test.err); got != test.want {
+			t.Errorf("%s after %v is %s, want %s", test.interval, test.err, got, test.want)
+		}
+	}
+}
+
 // TestFeatureDiscoveryFollows has the profile changed, made wrong and mended, and the program told by
 // SIGHUP and ended.
 func TestFeatureDiscoveryFollows(t *testing.T) {
 	dir := t.TempDir()
 	profile, output := filepath.Join(dir, "profile"), filepath.Join(dir, "gfd")
 	write := func(replicas string) {
-		text := strings.NewReplacer("replicas: 4", "replicas: "+replicas, "oneshot: true, noTimestamp: true", "sleepInterval: 1h").Replace(shared4)
+		text := strings.NewReplacer("replicas: 4", "replicas: "+replicas, "oneshot: true, noTimestamp: true", "sleepInterval: infinite").Replace(shared4)
 		if err := os.WriteFile(profile+".next", []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

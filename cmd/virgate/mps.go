@@ -27,9 +27,12 @@ const mpsDirectory = "/mps"
 
 // mpsCommand runs the MPS daemons. It also takes the place of NVIDIA's mps-control-daemon.
 func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
-	// Of the settings, where the driver is. --mps-root is another path here than for virgate run.
-	settings := slices.DeleteFunc(configs.Settings(), func(s configs.Setting) bool { return s.Flag == "mps-root" })
-	flags := append(flagsOf(settings, "nvidia-driver-root", "container-driver-root"), nodeFlags()[0], worldFlag(),
+	// Of the settings, where the driver is; the others are accepted and not read. --mps-root is
+	// another path here than for virgate run.
+	accepted := slices.DeleteFunc(configs.Settings(), func(s configs.Setting) bool { return s.Flag == "mps-root" })
+	obeyed := []string{"nvidia-driver-root", "container-driver-root"}
+	settings := slices.DeleteFunc(slices.Clone(accepted), func(s configs.Setting) bool { return !slices.Contains(obeyed, s.Flag) })
+	flags := append(flagsOf(accepted, obeyed...), nodeFlags()[0], worldFlag(),
 		&cli.StringFlag{Name: "mps-root", Value: mpsDirectory, Usage: "the directory of MPS, as this program, the daemons and the pods see it"},
 		&cli.StringFlag{Name: "proc", Value: "/proc", Usage: "where /proc is"},
 		logLevelFlag(),

@@ -104,6 +104,7 @@ func (d Driver) common(roots Roots) []nvcdi.Option {
 		nvcdi.WithDevRoot(roots.Dev),
 		nvcdi.WithNVIDIACDIHookPath(d.options.HookPath),
 		nvcdi.WithFeatureFlags(d.options.Features...),
+		nvcdi.WithDisabledHooks(d.options.DisabledHooks...),
 		nvcdi.WithLogger(nvcdiLogger{d.options.Logger}),
 	}, d.library...)
 }

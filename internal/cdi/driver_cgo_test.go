@@ -170,6 +170,43 @@ func TestDriverSpec(t *testing.T) {
 	}
 }
 
+// TestDisabledHooks checks that specs of all classes leave out the hooks that they are told to.
+func TestDisabledHooks(t *testing.T) {
+	root, devRoot := driverRoots(t, true)
+	for _, test := range []struct {
+		disabled        []string
+		cache, symlinks bool
+	}{
+		{nil, true, true},
+		{[]string{"update-ldcache", "unknown"}, false, true},
+		{[]string{"create-symlinks", "update-ldcache"}, false, false},
+		{[]string{"all"}, false, false},
+	} {
+		library, gpus := mockDriver(t)
+		driver := NewDriver(DriverOptions{
+			Find: func() Roots { return Roots{root, devRoot} }, Host: Roots{"/", "/"},
+			HookPath: "/usr/bin/nvidia-ctk", DisabledHooks: test.disabled, Logger: slog.New(slog.DiscardHandler),
+		})
+		driver.library = []nvcdi.Option{nvcdi.WithNvmlLib(library)}
+		spec, err := driver.Units(gpus)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var hooks []string
+		for _, edits := range append([]specs.ContainerEdits{spec.ContainerEdits}, spec.Devices[0].ContainerEdits) {
+			for _, hook := range edits.Hooks {
+				hooks = append(hooks, strings.Join(hook.Args, " "))
+			}
+		}
+		has := func(name string) bool {
+			return slices.ContainsFunc(hooks, func(hook string) bool { return strings.HasPrefix(hook, "nvidia-ctk hook "+name) })
+		}
+		if has("update-ldcache") != test.cache || has("create-symlinks") != test.symlinks || len(hooks) > 0 && slices.Contains(test.disabled, "all") {
+			t.Errorf("without %q the hooks are %q", test.disabled, hooks)
+		}
+	}
+}
+
 // TestGPUWithoutNode checks that a GPU whose device node is missing has no entry, which
 // would start containers without a GPU, and that the others have theirs.
 func TestGPUWithoutNode(t *testing.T) {

@@ -203,7 +203,9 @@ type DriverOptions struct {
 	HookPath string
 	// Features are nvcdi's feature flags.
 	Features []string
-	Logger   *slog.Logger
+	// DisabledHooks are the hooks that specs leave out, by nvcdi's names; "all" is every one.
+	DisabledHooks []string
+	Logger        *slog.Logger
 }
 
 // Roots are the folder with the driver and that with its dev, which are often the same.

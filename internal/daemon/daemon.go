@@ -112,7 +112,7 @@ func Run(ctx context.Context, o Options) error {
 		Known: state.Section[nvml.KnownGPU]{File: file, Name: state.GPUSection}, Boot: o.BootID,
 	})
 	if gpus.CDI == nil {
-		gpus.CDI = cdi.Guarded{Source: cdi.NewDriver(driverOptions(profile.startup, log)), Open: node.OpenAll}
+		gpus.CDI = cdi.Guarded{Source: cdi.NewDriver(driverOptions(profile.startup, o.HostRoot, log)), Open: node.OpenAll}
 	}
 	if gpus.Containers == nil && o.Pods != nil {
 		gpus.Containers = o.Pods

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -72,7 +73,7 @@ func Simulated(node *simnode.Node, library nvml.Library) GPUs {
 
 // driverOptions find the driver as NVIDIA's plugin does: where it is mounted in
 // this program's container, else where it is on the host.
-func driverOptions(startup configs.StartupSettings, log *slog.Logger) cdi.DriverOptions {
+func driverOptions(startup configs.StartupSettings, hostRoot string, log *slog.Logger) cdi.DriverOptions {
 	options := cdi.DriverOptions{
 		Find: func() cdi.Roots {
 			roots := cdi.Roots{Driver: startup.DriverRoot, Dev: "/"}
@@ -85,12 +86,36 @@ func driverOptions(startup configs.StartupSettings, log *slog.Logger) cdi.Driver
 			return roots
 		},
 		Host:     cdi.Roots{Driver: startup.DriverRoot, Dev: startup.DevRoot},
-		HookPath: startup.CDIHookPath, Logger: log,
+		HookPath: hookPath(startup, hostRoot), Logger: log,
 	}
 	if startup.CDIFeatures != "" {
 		options.Features = strings.Split(startup.CDIFeatures, ",")
 	}
+	if startup.CDIDisableHooks != "" {
+		options.DisabledHooks = strings.Split(startup.CDIDisableHooks, ",")
+	}
 	return options
+}
+
+// hookPath is the program on the host that CDI specs name as their hook. NVIDIA's container
+// toolkit has nvidia-cdi-hook from 1.16 on, and nvidia-ctk, the default of NVIDIA's plugin, in
+// all releases that matter. Where neither is seen, the host's files are not mounted here.
+func hookPath(startup configs.StartupSettings, hostRoot string) string {
+	if startup.CDIHookPath != "" {
+		return startup.CDIHookPath
+	}
+	const newer, older = "/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk"
+	roots := []string{cmp.Or(hostRoot, "/")}
+	if startup.DriverRoot == "/" { // Where this is mounted, it has the whole host.
+		roots = append(roots, startup.ContainerDriverRoot)
+	}
+	for _, root := range roots {
+		// A link is to be followed on the host, and not in this container.
+		if _, err := os.Lstat(filepath.Join(root, newer)); err == nil {
+			return newer
+		}
+	}
+	return older
 }
 
 func isDirectory(path string) bool {

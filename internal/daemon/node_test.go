@@ -33,8 +33,8 @@ func TestDriverComesLater(t *testing.T) {
 	mounted := filepath.Join(t.TempDir(), "driver-root")
 	options := driverOptions(configs.StartupSettings{
 		DriverRoot: "/run/nvidia/driver", DevRoot: "/run/nvidia/driver", ContainerDriverRoot: mounted,
-		CDIHookPath: "/usr/bin/nvidia-cdi-hook", CDIFeatures: "one,two",
-	}, slog.New(slog.DiscardHandler))
+		CDIHookPath: "/opt/hook", CDIFeatures: "one,two", CDIDisableHooks: "update-ldcache,chmod",
+	}, "", slog.New(slog.DiscardHandler))
 	finds := func(want cdi.Roots) {
 		t.Helper()
 		if diff := cmp.Diff(want, options.Find()); diff != "" {
@@ -57,11 +57,49 @@ func TestDriverComesLater(t *testing.T) {
 	if diff := cmp.Diff(cdi.Roots{Driver: "/run/nvidia/driver", Dev: "/run/nvidia/driver"}, options.Host); diff != "" {
 		t.Errorf("the host's (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"one", "two"}, options.Features); diff != "" || options.HookPath != "/usr/bin/nvidia-cdi-hook" {
+	if diff := cmp.Diff([]string{"one", "two"}, options.Features); diff != "" || options.HookPath != "/opt/hook" {
 		t.Errorf("features (-want +got):\n%s\nhook %s", diff, options.HookPath)
 	}
-	if features := driverOptions(configs.StartupSettings{}, nil).Features; features != nil {
-		t.Errorf("features %q of none", features)
+	if diff := cmp.Diff([]string{"update-ldcache", "chmod"}, options.DisabledHooks); diff != "" {
+		t.Errorf("disabled hooks (-want +got):\n%s", diff)
+	}
+	if options := driverOptions(configs.StartupSettings{}, "", nil); options.Features != nil || options.DisabledHooks != nil {
+		t.Errorf("features %q and disabled hooks %q of none", options.Features, options.DisabledHooks)
+	}
+}
+
+// TestHookPath has hosts with toolkits of several releases, seen in several ways.
+func TestHookPath(t *testing.T) {
+	const newer, older = "/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk"
+	host := func(programs ...string) string {
+		root := t.TempDir()
+		for _, program := range programs {
+			if err := os.MkdirAll(filepath.Dir(root+program), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			// As in a container: what the link points to is not there.
+			if err := os.Symlink("/opt/toolkit/bin", root+program); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return root
+	}
+	both, old, none := host(newer, older), host(older), host()
+	for _, test := range []struct {
+		name, root string
+		startup    configs.StartupSettings
+		want       string
+	}{
+		{"1.16 or later", both, configs.StartupSettings{DriverRoot: "/", ContainerDriverRoot: "/none"}, newer},
+		{"before 1.16", old, configs.StartupSettings{DriverRoot: "/", ContainerDriverRoot: "/none"}, older},
+		{"not seen", none, configs.StartupSettings{DriverRoot: "/", ContainerDriverRoot: "/none"}, older},
+		{"seen with the driver", none, configs.StartupSettings{DriverRoot: "/", ContainerDriverRoot: both}, newer},
+		{"a driver of its own is not the host", none, configs.StartupSettings{DriverRoot: "/run/nvidia/driver", ContainerDriverRoot: both}, older},
+		{"said", both, configs.StartupSettings{DriverRoot: "/", CDIHookPath: older}, older},
+	} {
+		if got := hookPath(test.startup, test.root); got != test.want {
+			t.Errorf("%s: %s, want %s", test.name, got, test.want)
+		}
 	}
 }
 

@@ -290,7 +290,7 @@ func checkFile(name string, overrides configs.Overrides) (string, error) {
 	}
 	look(name, file.Config)
 	for _, entry := range file.Entries {
-		look(fmt.Sprintf("%s[data.%s]", name, entry.Name), entry.Config)
+		look(entry.Place, entry.Config)
 	}
 	return lines, err
 }

@@ -58,6 +58,9 @@ func (f *File) Profile() (configs.SelectedProfile, error) {
 	if err == nil {
 		selected, err = f.Labels.Layout(selected)
 	}
+	if errors.Is(err, context.Canceled) { // What is read no more is not wrong.
+		err = fmt.Errorf("%w: %w", configs.ErrPending, err)
+	}
 	if err != nil {
 		return configs.SelectedProfile{Name: f.Key, Source: cmp.Or(f.Path, flagsSource)}, err
 	}
@@ -228,7 +231,7 @@ func readUntil(done <-chan struct{}, path string) (data []byte, err error) {
 	case <-read:
 		return got, failed
 	case <-done:
-		return nil, fmt.Errorf("read %s: %w", path, context.Canceled)
+		return nil, fmt.Errorf("%s: %w", path, context.Canceled)
 	}
 }
 

@@ -81,7 +81,10 @@ func TestReadingEnds(t *testing.T) {
 		ended <- err
 	}()
 	go func() {
-		_, err := file.Config()
+		_, err := file.Profile()
+		if !errors.Is(err, configs.ErrPending) {
+			t.Errorf("error is %v, want that the profile is not known", err)
+		}
 		ended <- err
 	}()
 	cancel()

@@ -349,7 +349,7 @@ func (r manifestReader) kindKey(root value) string {
 	return ""
 }
 
-// isOther says that a manifest is of another kind than those whose content is known.
+// isOther tells whether a manifest is of another kind than those whose content is known.
 func isOther(kind string) bool { return kind != "" && kind != "ConfigMap" && kind != kindList }
 
 // readAll reads the manifests of a file. What has no document inside is passed over, unless
@@ -473,7 +473,7 @@ func (r manifestReader) readInside(v value) (entries []File) {
 	return entries
 }
 
-// isHelmValues says that the root has a key of a Helm chart that no profile has.
+// isHelmValues tells whether the root has a key of a Helm chart that no profile has.
 func isHelmValues(root value) bool {
 	for _, e := range root.pairsQuietly() {
 		if e.value.shape() != shapeMapping || slices.Contains(profileKeys, e.key) {

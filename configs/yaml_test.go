@@ -133,7 +133,7 @@ func TestAcceptedSize(t *testing.T) {
 	}
 }
 
-// TestListLimit has the largest number of replicas of which any node can offer all. One more is
+// TestListLimit has the largest number of replicas that any node can offer. One more is
 // noted, and how many units fit; what no node can offer is refused.
 func TestListLimit(t *testing.T) {
 	const entry = "sharing: {timeSlicing: {resources: [{name: %s, replicas: %s}]}}"

@@ -29,7 +29,7 @@ type Plan struct {
 	RetireAfter RetireAfter
 }
 
-// LeftOut says that a resource would have more than MaxDevices of these units.
+// LeftOut is about a resource that would have more than MaxDevices of these units.
 type LeftOut struct {
 	// Path is that of the entry: "sharing.timeSlicing.resources[0]".
 	Path, Resource string

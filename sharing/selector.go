@@ -47,7 +47,7 @@ const (
 // ModelSelector selects the GPUs whose product name has the pattern, as a NamingRule.
 func ModelSelector(pattern Pattern) Selector { return Selector{kind: byModel, name: string(pattern)} }
 
-// inVain says that the selector selects none of the GPUs.
+// inVain is the warning about a selector that selects none of the GPUs.
 func (s Selector) inVain(gpus []GPU) string {
 	if s.kind != byModel {
 		return fmt.Sprintf("%q names nothing", s)

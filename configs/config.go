@@ -142,10 +142,13 @@ func parseDocument[T any](file string, data []byte, read func(root value) T) (T,
 
 const versionV1 = "v1"
 
+// profileKeys are those at the top of a device-plugin document.
+var profileKeys = []string{"version", "flags", "resources", "sharing", "imex", "exclude", pathRetireAfter, "mig", "health", "dra"}
+
 // readProfile reads a device-plugin document. Its result must not be used if a problem
 // was reported. The layouts come from elsewhere; the document can name them.
 func readProfile(root value, overrides Overrides, layouts MIGLayouts) Config {
-	document := root.mapping("version", "flags", "resources", "sharing", "imex", "exclude", pathRetireAfter, "mig", "health", "dra")
+	document := root.mapping(profileKeys...)
 	// NVIDIA's plugin takes a missing version for v1, too.
 	document.field("version").oneOf(versionV1)
 	set, discoveryErr := readSettings(document, overrides)

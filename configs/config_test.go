@@ -3,6 +3,7 @@ package configs
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"io/fs"
 	"os"
 	"path"
@@ -441,6 +442,12 @@ func TestNotesOfSingleKeys(t *testing.T) {
 			[]Note{{1, "flags.plugin.driverMounts.hostPath", "Virgate's own; NVIDIA's plugin has no such key"}}},
 		{"an override without effect", "", Overrides{"flags.plugin.kubeletSocket": {Value: "/k", Source: "$KUBELET_SOCKET"}},
 			[]Note{{0, "flags.plugin.kubeletSocket", "$KUBELET_SOCKET: " + "has no effect: Virgate finds the kubelet's socket in its --device-plugin-dir"}}},
+		{"a name that NVIDIA's plugin takes too", "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu.shared, replicas: 2}, {name: h100, replicas: 2}]}}\nresources: {gpus: [{pattern: '*', name: gpu}]}", nil,
+			[]Note{{1, "sharing.timeSlicing.resources[0].name", "has no effect, no GPU or partition has this name: expected nvidia.com/gpu, nvidia.com/mig- and a MIG profile, or a name from resources"},
+				{1, "sharing.timeSlicing.resources[1].name", "has no effect, no GPU or partition has this name: expected nvidia.com/gpu, nvidia.com/mig- and a MIG profile, or a name from resources"}}},
+		{"a model that is no misspelling of another", "resources: {gpus: [{pattern: A100, name: a100}]}\nsharing: {mps: {resources: [{name: h100, replicas: 2}]}}", nil,
+			[]Note{{1, "resources.gpus[0]", "named here; NVIDIA's plugin reads resources and ignores it"},
+				{2, "sharing.mps.resources[0].name", "has no effect, no GPU or partition has this name: expected nvidia.com/gpu, nvidia.com/mig- and a MIG profile, or a name from resources, did you mean nvidia.com/a100?"}}},
 		{"MPS", "sharing: {mps: {failRequestsGreaterThanOne: true, resources: [{name: gpu, replicas: 2}]}}", nil, nil},
 		{"MPS, several shares", "sharing: {mps: {failRequestsGreaterThanOne: false, resources: [{name: gpu, replicas: 2}]}}", nil,
 			[]Note{{1, "sharing.mps.failRequestsGreaterThanOne", "a container may have several shares of one unit, and their part of it; NVIDIA's plugin has one limit for all"}}},
@@ -530,6 +537,62 @@ func TestExamples(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Errorf("examples (-want +got):\n%s", diff)
+	}
+}
+
+// TestCheckMPS checks that only a unit that is shared needs a daemon.
+func TestCheckMPS(t *testing.T) {
+	for _, test := range []struct{ document, want string }{
+		{"sharing: {mps: {resources: [{name: gpu, replicas: 1}]}}", ""},
+		{"sharing: {mps: {resources: [{name: gpu, devices: [0], replicas: 1}, {name: gpu, replicas: 3}]}}", "sharing.mps.resources[1]: "},
+		{"flags: {mpsRoot: /run/mps}\nsharing: {mps: {resources: [{name: gpu, replicas: 3}]}}", ""},
+	} {
+		err := parse(t, test.document).CheckMPS()
+		if (err == nil) != (test.want == "") || err != nil && !strings.HasPrefix(err.Error(), test.want) {
+			t.Errorf("%s: %v, want %q", test.document, err, test.want)
+		}
+	}
+}
+
+// TestCheckLists has a profile whose replicas fit into a list on one node and not on another.
+func TestCheckLists(t *testing.T) {
+	gpus := func(count int) (gpus []sharing.GPU) {
+		for i := range count {
+			gpus = append(gpus, sharing.GPU{Index: i, UUID: fmt.Sprintf("GPU-%d", i)})
+		}
+		return gpus
+	}
+	const shares = "sharing:\n  timeSlicing:\n    resources:\n    - {name: gpu, replicas: 16384}\n"
+	for _, test := range []struct {
+		name, document string
+		gpus           int
+		want           string
+	}{
+		{"two GPUs", shares, 2, ""},
+		{"no GPU", shares, 0, ""},
+		{"three GPUs", shares, 3, "f[any]:4: sharing.timeSlicing.resources[0].replicas: 3 units of nvidia.com/gpu with so many replicas are too many on this node, the kubelet takes no list beyond 4 MiB, which is 39321 devices: write at most 13107, or offer them under several names, by devices and rename (got 16384)"},
+		{"beside another entry", "sharing:\n  timeSlicing:\n    resources:\n    - {name: gpu, devices: [0], replicas: 39000}\n    - {name: gpu, replicas: 200}\n", 3, "f[any]:5: sharing.timeSlicing.resources[1].replicas: 2 units of nvidia.com/gpu with so many replicas are too many on this node, the kubelet takes no list beyond 4 MiB, which is 39321 devices: write at most 160, or offer them under several names, by devices and rename (got 200)"},
+		{"under two names", "sharing: {timeSlicing: {resources: [{name: gpu, devices: [0], replicas: 39000, rename: many}, {name: gpu, replicas: 200}]}}", 3, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := ""
+			if err := parse(t, test.document).SelectedFrom("f", "any", nil).CheckLists(gpus(test.gpus)); err != nil {
+				got = err.Error()
+			}
+			if got != test.want {
+				t.Errorf("got  %s\nwant %s", got, test.want)
+			}
+		})
+	}
+}
+
+func TestExcludeByPattern(t *testing.T) {
+	config := parse(t, "exclude: [{pattern: T400}, 3]")
+	if diff := cmp.Diff([]string{"T400", "3"}, []string{config.Profile.Exclude[0].String(), config.Profile.Exclude[1].String()}); diff != "" {
+		t.Error(diff)
+	}
+	if !config.Profile.Exclude[0].MatchGPU(sharing.GPU{Model: "NVIDIA T400 4GB"}) || config.Profile.Exclude[0].MatchGPU(sharing.GPU{Model: "Tesla T4"}) {
+		t.Error("the pattern selects other GPUs")
 	}
 }
 

@@ -151,22 +151,30 @@ const (
 	KindMIGConfigs DocumentKind = "mig-configs"
 	// KindConfigMap is the manifest of a Kubernetes ConfigMap.
 	KindConfigMap DocumentKind = "ConfigMap"
+	// KindManifests are several manifests, or one with ConfigMaps or Helm values inside.
+	KindManifests DocumentKind = "manifests"
+	// KindHelmValues are values of a Helm chart with profiles inside.
+	KindHelmValues DocumentKind = "Helm values"
 )
 
 // File is a document of any kind.
 type File struct {
 	// Name is the file's name as the caller gave it, or the key of a ConfigMap.
 	Name string
+	// Place is where a document of Entries is, as problems call it: "FILE[data.KEY]".
+	Place string
 	// Kind says which of the other fields has the content.
 	Kind   DocumentKind
 	Config Config
 	MIG    MIGLayouts
-	// Entries are the documents of a ConfigMap, sorted by Name.
+	// Entries are the documents of ConfigMaps or of Helm values, by the order of those, then by Name.
 	Entries []File
 }
 
 // ParseFile reads a document of any kind. One with the key kind, apiVersion or data is a
-// ConfigMap, one with mig-configs is mig-parted's, any other is a device-plugin document.
+// manifest of Kubernetes, one with mig-configs is mig-parted's, one with documents below
+// config.map or config.data is a Helm chart's, any other is a device-plugin document. Only
+// manifests may be several in a file.
 //
 // The error is of type Problems and complete. The File then has Name and Kind only.
 func ParseFile(file string, data []byte, overrides Overrides) (File, error) {
@@ -177,20 +185,31 @@ func ParseFile(file string, data []byte, overrides Overrides) (File, error) {
 // of other profiles it reads the names alone, so that their problems are none of its own. With
 // an empty key it is ParseFile.
 func ParseKey(file string, data []byte, key string, overrides Overrides) (File, error) {
-	kind := KindProfile
-	result, err := parseDocument(file, data, func(root value) (f File) {
-		switch kind = kindOf(root); kind {
-		case KindConfigMap:
-			f.Entries = readConfigMap(root, data, key, overrides)
-		case KindMIGConfigs:
-			f.MIG = readMIGConfigs(root)
-		default:
-			f.Config = readProfile(root, overrides, nil)
+	f := File{Name: file, Kind: KindProfile}
+	var problems Problems
+	source := &source{file: file, problems: &problems}
+	reader := manifestReader{lines: strings.Split(string(data), "\n"), key: key, overrides: overrides}
+	roots, ok := source.openAll(data)
+	switch root := roots[0]; {
+	case !ok:
+	case len(roots) > 1 || kindOf(root) == KindConfigMap:
+		f.Kind = reader.kind(roots)
+		f.Entries = reader.readAll(roots)
+	case !source.checkRoot(root):
+	case kindOf(root) == KindMIGConfigs:
+		f.Kind, f.MIG = KindMIGConfigs, readMIGConfigs(root)
+	case isHelmValues(root):
+		f.Kind, f.Entries = KindHelmValues, reader.readInside(root)
+		if len(f.Entries) == 0 {
+			root.problemHere("these are Helm values without a profile, which would be below config.map or devicePlugin.config.data")
 		}
-		return f
-	})
-	result.Name, result.Kind = file, kind
-	return result, err
+	default:
+		f.Config = readProfile(root, overrides, nil)
+	}
+	if err := problems.err(); err != nil {
+		return File{Name: file, Kind: f.Kind}, err
+	}
+	return f, nil
 }
 
 // kindOf looks at the top-level keys, and reports no problems.
@@ -297,13 +316,86 @@ func (f File) onlyLayouts() (MIGLayouts, bool) {
 	return layouts, len(layouts) > 0
 }
 
-// readConfigMap reads the manifest of a ConfigMap and the documents in its data:
-// device-plugin documents, each with the overrides, and mig-parted documents. With a key
-// it leaves out the content of other device-plugin documents.
+// manifestReader reads the documents in manifests of Kubernetes and in Helm values:
+// device-plugin documents, each with the overrides, and mig-parted documents. With a key it
+// leaves out the content of other device-plugin documents.
 //
 // Problems and notes call a document "FILE[data.KEY]". They count its lines in
-// the manifest if it is a literal block ("|") there, otherwise in the document.
-func readConfigMap(root value, manifest []byte, key string, overrides Overrides) []File {
+// the file if it is a literal block ("|") there, otherwise in the document.
+type manifestReader struct {
+	// lines are those of the file.
+	lines     []string
+	key       string
+	overrides Overrides
+}
+
+// kind is KindConfigMap for one ConfigMap, and for what should have been one.
+func (r manifestReader) kind(roots []value) DocumentKind {
+	if len(roots) == 1 && r.kindKey(roots[0]) != kindList && !isOther(r.kindKey(roots[0])) {
+		return KindConfigMap
+	}
+	return KindManifests
+}
+
+const kindList = "List"
+
+// kindKey is the manifest's kind; "" if that is missing or no text.
+func (r manifestReader) kindKey(root value) string {
+	for _, e := range root.pairsQuietly() {
+		if e.key == "kind" && e.value.shape() == shapeText {
+			return e.value.node.Value
+		}
+	}
+	return ""
+}
+
+// isOther tells whether a manifest is of another kind than those whose content is known.
+func isOther(kind string) bool { return kind != "" && kind != "ConfigMap" && kind != kindList }
+
+// readAll reads the manifests of a file. What has no document inside is passed over, unless
+// nothing else is there.
+func (r manifestReader) readAll(roots []value) (entries []File) {
+	before := len(*roots[0].source.problems)
+	for i, root := range roots {
+		if root.shape() != shapeMapping || kindOf(root) != KindConfigMap {
+			// A profile, or what should have been one manifest of several.
+			root.source.reportSecond(roots[max(i, 1)])
+			return nil
+		}
+		entries = append(entries, r.readManifest(root)...)
+	}
+	if len(entries) > 0 || len(*roots[0].source.problems) > before {
+		return entries
+	}
+	if kind := r.kindKey(roots[0]); len(roots) > 1 || kind == kindList {
+		roots[0].problemHere("no ConfigMap with a document is in this file")
+	} else if kind == "ClusterPolicy" {
+		roots[0].problemHere("a ClusterPolicy has no profile: it is in the ConfigMap that spec.devicePlugin.config.name names")
+	} else if isOther(kind) {
+		roots[0].problemHere("no profile is in this " + quote(kind) + ": expected a ConfigMap, a List with some, or Helm values with documents below config.map or devicePlugin.config.data")
+	}
+	return nil
+}
+
+func (r manifestReader) readManifest(root value) (entries []File) {
+	switch kind := r.kindKey(root); {
+	case kind == kindList:
+		items, _ := root.mapping("apiVersion", "kind", "metadata", "items").field("items").items()
+		for _, item := range items {
+			if item.shape() != shapeMapping {
+				item.problem("expected a manifest")
+				continue
+			}
+			entries = append(entries, r.readManifest(item)...)
+		}
+		return entries
+	case isOther(kind):
+		return r.readInside(root)
+	}
+	return r.readConfigMap(root)
+}
+
+func (r manifestReader) readConfigMap(root value) []File {
 	f := root.mapping("apiVersion", "kind", "metadata", "data", "binaryData", "immutable")
 	f.required("apiVersion").oneOf("v1")
 	f.required("kind").oneOf("ConfigMap")
@@ -316,14 +408,17 @@ func readConfigMap(root value, manifest []byte, key string, overrides Overrides)
 			e.value.text() // Which reports what is no text; nothing else needs the name.
 		}
 	}
-	lines := strings.Split(string(manifest), "\n")
+	return r.readData(f.field("data"))
+}
+
+// readData reads the documents of a mapping from keys to texts.
+func (r manifestReader) readData(data value) (entries []File) {
 	roots := make(map[string]value)
-	var entries []File
 	var layouts MIGLayouts
-	for _, e := range f.field("data").pairs() {
+	for _, e := range data.pairs() {
 		before := *e.value.source.problems
-		root, ok := openData(e, lines)
-		if key != "" && e.key != key && (!ok || kindOf(root) != KindMIGConfigs) {
+		root, ok := openData(e, r.lines)
+		if r.key != "" && e.key != r.key && (!ok || kindOf(root) != KindMIGConfigs) {
 			*e.value.source.problems = before
 			entries = append(entries, File{Name: e.key, Kind: KindProfile})
 			continue
@@ -333,7 +428,7 @@ func readConfigMap(root value, manifest []byte, key string, overrides Overrides)
 		}
 		roots[e.key] = root
 		// Whatever else a key looks like, it holds no ConfigMap.
-		entry := File{Name: e.key, Kind: KindProfile}
+		entry := File{Name: e.key, Place: root.source.file, Kind: KindProfile}
 		if kindOf(root) == KindMIGConfigs {
 			entry.Kind, entry.MIG = KindMIGConfigs, readMIGConfigs(root)
 		}
@@ -346,10 +441,49 @@ func readConfigMap(root value, manifest []byte, key string, overrides Overrides)
 	// Profiles come last, because they can name the layouts of the other keys.
 	for i, e := range entries {
 		if root, ok := roots[e.Name]; ok && e.Kind == KindProfile {
-			entries[i].Config = readProfile(root, overrides, layouts)
+			entries[i].Config = readProfile(root, r.overrides, layouts)
 		}
 	}
 	return entries
+}
+
+// readInside reads the documents below config.map (the charts of NVIDIA's plugin and of Virgate)
+// and config.data (the GPU Operator's), also in the text of values as k3s's HelmChart and Argo
+// CD's Application have it. All else is left to other programs.
+func (r manifestReader) readInside(v value) (entries []File) {
+	for _, item := range v.itemsQuietly() {
+		entries = append(entries, r.readInside(item)...)
+	}
+	for _, e := range v.pairsQuietly() {
+		switch shape := e.value.shape(); {
+		case e.key == "config" && shape == shapeMapping:
+			for _, inner := range e.value.pairsQuietly() {
+				if inner.value.shape() == shapeMapping && (inner.key == "map" || inner.key == "data") {
+					entries = append(entries, r.readData(inner.value)...)
+				}
+			}
+		case shape == shapeText && (e.key == "valuesContent" || e.key == "values"):
+			if root, ok := openData(e, r.lines); ok {
+				entries = append(entries, r.readInside(root)...)
+			}
+		case shape == shapeMapping || shape == shapeList:
+			entries = append(entries, r.readInside(e.value)...)
+		}
+	}
+	return entries
+}
+
+// isHelmValues tells whether the root has a key of a Helm chart that no profile has.
+func isHelmValues(root value) bool {
+	for _, e := range root.pairsQuietly() {
+		if e.value.shape() != shapeMapping || slices.Contains(profileKeys, e.key) {
+			continue
+		}
+		if slices.Contains([]string{"config", "devicePlugin", "migManager"}, e.key) || isHelmValues(e.value) {
+			return true
+		}
+	}
+	return false
 }
 
 var dataKey = regexp.MustCompile(`^[-._a-zA-Z0-9]+$`)

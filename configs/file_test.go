@@ -23,6 +23,15 @@ func TestParseFileKinds(t *testing.T) {
 		{"mig-configs", "version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}]}", KindMIGConfigs, true},
 		{"ConfigMap", "apiVersion: v1\nkind: ConfigMap", KindConfigMap, true},
 		{"ConfigMap with nothing but data", "data: {}", KindConfigMap, false},
+		{"several manifests", "kind: Namespace\n---\napiVersion: v1\nkind: ConfigMap\ndata: {a: ''}", KindManifests, true},
+		{"a list", "kind: List\nitems: [{apiVersion: v1, kind: ConfigMap, data: {a: ''}}]", KindManifests, true},
+		{"an empty document before a manifest", "---\n---\napiVersion: v1\nkind: ConfigMap", KindConfigMap, true},
+		{"another kind", "kind: Secret\ndata: {a: ''}", KindManifests, false},
+		{"Helm values", "config: {map: {a: ''}}", KindHelmValues, true},
+		{"Helm values of a parent chart", "plugin: {config: {map: {a: ''}}}", KindHelmValues, true},
+		{"Helm values with the operator's layouts", "migManager: {config: {data: {a: 'mig-configs: {}'}}}", KindHelmValues, false},
+		{"a HelmRelease", "kind: HelmRelease\nspec: {values: {config: {map: {a: ''}}}}", KindManifests, true},
+		{"an Application", "kind: Application\nspec: {source: {helm: {values: 'devicePlugin: {config: {data: {a: \"\"}}}'}}}", KindManifests, true},
 		{"kind before mig-configs", "mig-configs: {}\nkind: ConfigMap", KindConfigMap, false},
 	}
 	for _, test := range tests {
@@ -67,6 +76,8 @@ func TestSelect(t *testing.T) {
 		{"by key", manifest + mixed + "  default: ''\n", "mixed", sharing.MIGMixed, ""},
 		{"by key beside what is wrong", manifest + mixed + "  mps: 'sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}'\n  syntax: '['\n  number: 3\n  \"a key\": ''\n", "mixed", sharing.MIGMixed, ""},
 		{"by key with a layout of another", manifest + layouts + "  a: 'mig: {manage: false, config: a}'\n  b: '['\n", "a", sharing.MIGNone, ""},
+		{"from a list", "kind: List\nitems: [{apiVersion: v1, kind: ConfigMap, data: {mixed: 'flags: {migStrategy: mixed}'}}]", "", sharing.MIGMixed, ""},
+		{"from Helm values", "config: {map: {none: '', mixed: 'flags: {migStrategy: mixed}'}}", "mixed", sharing.MIGMixed, ""},
 		{"several", manifest + mixed + "  default: ''\n", "", "", "select from f: several keys hold a profile, choose one of default, mixed"},
 		{"no such key", manifest + mixed + "  default: ''\n", "other", "", `select from f: no key "other", there is default, mixed`},
 		{"key of layouts", manifest + layouts + mixed, "layouts", "", "select from f: key layouts is a mig-parted document, which has no profile"},
@@ -134,7 +145,7 @@ func TestCases(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []File{{Name: "config.yaml", Kind: KindMIGConfigs, MIG: MIGLayouts{
+	want := []File{{Name: "config.yaml", Place: "mig[data.config.yaml]", Kind: KindMIGConfigs, MIG: MIGLayouts{
 		{Name: "all-1g.5gb", Blocks: []sharing.LayoutBlock{{All: true, Layout: mig.Layout{MIG: true, Partitions: []mig.PartitionCount{{Profile: profile(t, "1g.5gb"), Count: 7}}}}}},
 		{Name: "all-2g.10gb", Blocks: []sharing.LayoutBlock{{All: true, Layout: mig.Layout{MIG: true, Partitions: []mig.PartitionCount{{Profile: profile(t, "2g.10gb"), Count: 3}}}}}},
 	}}}

@@ -71,7 +71,12 @@ func readResourceName(v value) (string, bool) {
 	}
 	name, err := parseResourceName(text)
 	if err != nil {
-		v.problem(err.Error())
+		message := err.Error()
+		// A profile's name has "+" where its resource's has ".".
+		if dotted, err := parseResourceName(strings.ReplaceAll(text, "+", ".")); err == nil && namesPartition(dotted) {
+			message += didYouMean(dotted)
+		}
+		v.problem(message)
 		return "", false
 	}
 	return name, true
@@ -82,6 +87,7 @@ const (
 	// (api/config/v1/resources.go).
 	resourceDomain = "nvidia.com/"
 	gpuResource    = resourceDomain + "gpu"
+	migResource    = resourceDomain + "mig-"
 	// sharedSuffix is what renameByDefault appends.
 	sharedSuffix = ".shared"
 	// resourceNameBytes is how long NVIDIA's plugin lets a name with its domain be. The kubelet
@@ -133,7 +139,7 @@ var (
 // namesPartition says that the name is a partition's default name, such as
 // nvidia.com/mig-1g.5gb or nvidia.com/mig-1g.5gb.me.
 func namesPartition(name string) bool {
-	written, ok := strings.CutPrefix(name, resourceDomain+"mig-")
+	written, ok := strings.CutPrefix(name, migResource)
 	if !ok {
 		return false
 	}
@@ -148,7 +154,17 @@ func readExclude(v value) []sharing.Selector {
 		return nil
 	}
 	v.note("Virgate's own: these are never offered; NVIDIA's plugin has no such key")
-	return readSelectors(items, make(map[sharing.Selector]int))
+	return readSelectors(items, make(map[sharing.Selector]int), func(item value) (sharing.Selector, bool) {
+		if item.shape() != shapeMapping {
+			return readSelector(item, ", or {pattern: …} with a part of the product name")
+		}
+		v := item.mapping(keysOf("exclude[]")...).required("pattern")
+		pattern, ok := v.text()
+		if ok && pattern == "" {
+			v.problem("expected a pattern: * matches everything")
+		}
+		return sharing.ModelSelector(sharing.Pattern(pattern)), ok && pattern != ""
+	})
 }
 
 const expectedDevices = "expected all, a number of devices, or a list of indexes and UUIDs"
@@ -166,7 +182,7 @@ func readSelection(v value, seen map[sharing.Selector]int) (sharing.Selection, b
 			v.problem("selects nothing: " + expectedDevices)
 		}
 		v.note("only these devices are shared; NVIDIA's plugin takes all")
-		return sharing.Selection{List: readSelectors(items, seen)}, true
+		return sharing.Selection{List: readSelectors(items, seen, func(item value) (sharing.Selector, bool) { return readSelector(item, "") })}, true
 	case shapeNumber:
 		count, ok := v.number()
 		if ok && count < 1 {
@@ -185,14 +201,23 @@ func readSelection(v value, seen map[sharing.Selector]int) (sharing.Selection, b
 	return sharing.Selection{}, false
 }
 
+// readSelector reads one of ParseSelector; others says what else there could be.
+func readSelector(item value, others string) (sharing.Selector, bool) {
+	selector, err := sharing.ParseSelector(item.node.Value)
+	// A GPU index may be written as a number.
+	if shape := item.shape(); err != nil || shape != shapeText && shape != shapeNumber {
+		item.problem("expected a GPU index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…) or a PCI bus ID (00000000:3B:00.0)" + others)
+		return sharing.Selector{}, false
+	}
+	return selector, true
+}
+
 // readSelectors reads selectors. It reports those in seen, and adds the others with lines.
-func readSelectors(items []value, seen map[sharing.Selector]int) []sharing.Selector {
+func readSelectors(items []value, seen map[sharing.Selector]int, read func(value) (sharing.Selector, bool)) []sharing.Selector {
 	selectors := make([]sharing.Selector, 0, len(items))
 	for _, item := range items {
-		selector, err := sharing.ParseSelector(item.node.Value)
-		// A GPU index may be written as a number.
-		if shape := item.shape(); err != nil || shape != shapeText && shape != shapeNumber {
-			item.problem("expected a GPU index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…) or a PCI bus ID (00000000:3B:00.0)")
+		selector, ok := read(item)
+		if !ok {
 			continue
 		}
 		if line, again := seen[selector]; again {

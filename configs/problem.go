@@ -111,6 +111,14 @@ func alternatives(choices []string) string {
 	return strings.Join(choices[:last], ", ") + " or " + choices[last]
 }
 
+// didYouMean is the end of a message that proposes what is near; nothing for nothing.
+func didYouMean(near string) string {
+	if near == "" {
+		return ""
+	}
+	return ", did you mean " + near + "?"
+}
+
 // candidatesTried is the number of candidates beyond which nearest does not try.
 const candidatesTried = 100
 

@@ -298,7 +298,7 @@ func (s Setting) decode(written value) (string, bool) {
 		}
 		return written.text()
 	default:
-		return written.text()
+		return written.textOf(s.expected())
 	}
 	texts := make([]string, len(items))
 	for i, item := range items {
@@ -306,11 +306,22 @@ func (s Setting) decode(written value) (string, bool) {
 		if s.Type == TypeNumbers {
 			_, readable = item.number()
 		} else {
-			_, readable = item.text()
+			_, readable = item.textOf(s.expected())
 		}
 		texts[i], ok = item.node.Value, ok && readable
 	}
 	return s.normalize(strings.Join(texts, ",")), ok
+}
+
+// expected says what a setting of text, or an item of a list, can be.
+func (s Setting) expected() string {
+	switch {
+	case s.Type == TypePath:
+		return "expected an absolute path"
+	case s.Choices != nil:
+		return "expected " + alternatives(s.Choices)
+	}
+	return "expected text"
 }
 
 // normalize turns the spellings of a boolean that a variable may use, such as "1" and
@@ -341,7 +352,7 @@ func (s Setting) validate(from *source, text string, at position, shown string) 
 		}
 	case TypeEnum, TypeList:
 		if s.Choices != nil && (text == "" || s.outside(s.Choices, text)) {
-			expected = "expected " + alternatives(s.Choices)
+			expected = s.expected()
 		}
 	case TypeNumbers:
 		for _, item := range listItems(text) {
@@ -354,7 +365,7 @@ func (s Setting) validate(from *source, text string, at position, shown string) 
 		}
 	case TypePath:
 		if text != "" && !strings.HasPrefix(text, "/") {
-			expected = "expected an absolute path"
+			expected = s.expected()
 		} else if s.Own && text != "" && path.Clean(text) == "/" {
 			expected = "expected a folder below /"
 		}

@@ -84,7 +84,9 @@ func readDRA(v value, profile sharing.Profile) (dra sharing.DRAConfig) {
 			if line, again := lines[name]; ok && again {
 				item.problem(fmt.Sprintf("is listed on line %d already", line))
 			} else if ok {
-				reportUnknownName(item, name, known, "a name from resources or sharing")
+				if message, near := unknownName(name, known, "a name from resources or sharing"); message != "" {
+					item.problem(message + didYouMean(near))
+				}
 				lines[name], dra.Resources = item.line, append(dra.Resources, name)
 			}
 		}
@@ -196,34 +198,40 @@ func readReplicas(v value) (int, bool) {
 	return replicas, ok
 }
 
-// reportUnknownName reports a name that no unit of any node can have, either
-// because it is misspelt or because the section resources does not make it.
+// reportUnknownName reports a name that is misspelt: that of no partition there can be, or nearly
+// that of another one. Any other unknown name may be stale, or meant for other nodes, and NVIDIA's
+// plugin accepts it, so that is a note.
 func (r *entryReader) reportUnknownName(v value, name string) {
-	reportUnknownName(v, name, r.names, "a name from resources")
+	message, near := unknownName(name, r.names, "a name from resources")
+	switch {
+	case message == "":
+	case strings.HasPrefix(name, migResource), near != "" && !strings.ContainsAny(name, "0123456789"): // h100 is no misspelt a100.
+		v.problem(message + didYouMean(near))
+	default:
+		v.note("has no effect, " + message + didYouMean(near))
+	}
 }
 
-// reportUnknownName reports a name that is neither known, of which there is a sorted list, nor
-// a partition's; source says where others come from.
-func reportUnknownName(v value, name string, known []string, source string) {
+// unknownName returns the message about a name that is neither known, of which there is a sorted list,
+// nor a partition's, and the known one that it is like; source says where others come from.
+func unknownName(name string, known []string, source string) (message, near string) {
 	if namesPartition(name) {
-		return
+		return "", ""
 	}
 	if _, found := slices.BinarySearch(known, name); found {
-		return
+		return "", ""
 	}
-	message := "no GPU or partition has this name: expected " + gpuResource +
-		", nvidia.com/mig- and a MIG profile, or " + source
 	if len(known) <= candidatesTried {
 		// All names share the domain, so it would make all of them look alike.
 		short := make([]string, len(known))
 		for i, name := range known {
 			short[i] = strings.TrimPrefix(name, resourceDomain)
 		}
-		if near := nearest(strings.TrimPrefix(name, resourceDomain), short); near != "" {
-			message += ", did you mean " + near + "?"
+		if found := slices.Index(short, nearest(strings.TrimPrefix(name, resourceDomain), short)); found >= 0 {
+			near = known[found]
 		}
 	}
-	v.problem(message)
+	return "no GPU or partition has this name: expected " + gpuResource + ", " + migResource + " and a MIG profile, or " + source, near
 }
 
 // readRename returns the name under which the units are offered, "" for their own.
@@ -394,15 +402,15 @@ func reportUnreachable(entries []sharedEntry) {
 	}
 }
 
-// A document is read without knowing the node, so the length of a list is checked for the
+// A document is read without knowing the node, so the length of a list is noted for the
 // largest node that is sold: 16 GPUs (DGX-2), each with 7 partitions.
 const (
 	gpusPerNode      = 16
 	partitionsPerGPU = 7
 )
 
-// reportLongLists reports the entries through which a resource could have more
-// devices than the kubelet accepts in one list.
+// reportLongLists reports the entries through which a resource would have more devices than the
+// kubelet accepts in one list, on any node, and notes those where it depends on the node.
 func reportLongLists(profile sharing.Profile, entries []sharedEntry) {
 	unitsPerGPU := func(resource string) int {
 		if profile.MIGStrategy == sharing.MIGSingle || namesPartition(resource) ||
@@ -418,12 +426,9 @@ func reportLongLists(profile sharing.Profile, entries []sharedEntry) {
 	// The worst case is that the entries with most replicas get their units first.
 	entries = slices.Clone(entries)
 	slices.SortStableFunc(entries, func(a, b sharedEntry) int { return cmp.Compare(b.share.Replicas, a.share.Replicas) })
-	left, devices, tooLong := maps.Clone(units), make(map[string]int), make(map[string]bool)
+	left, devices := maps.Clone(units), make(map[string]int)
 	for _, e := range entries {
 		name, each := e.offeredAs(), unitsPerGPU(e.share.Resource)
-		if tooLong[name] {
-			continue
-		}
 		var wanted int
 		switch {
 		case e.share.Select.Count > 0:
@@ -436,25 +441,55 @@ func reportLongLists(profile sharing.Profile, entries []sharedEntry) {
 		taken := min(left[name], wanted)
 		left[name] -= taken
 		// The replicas alone can be too many, and their product overflow.
-		if e.share.Replicas > sharing.MaxDevices || devices[name]+taken*e.share.Replicas > sharing.MaxDevices {
-			e.replicas.problem(fmt.Sprintf(
-				"a node of %d units could have more than %d devices of %s, and the kubelet takes no list beyond 4 MiB: at most %d replicas are safe here",
-				units[name], sharing.MaxDevices, name, (sharing.MaxDevices-devices[name])/max(taken, 1)))
-			tooLong[name] = true
+		if e.share.Replicas > sharing.MaxDevices {
+			e.replicas.problem(listLimit + ": expected no more")
 			continue
+		}
+		if devices[name]+taken*e.share.Replicas > sharing.MaxDevices {
+			what := "GPUs"
+			if each > 1 {
+				what = "partitions"
+			}
+			e.replicas.note(fmt.Sprintf("fits up to %d %s of one resource, %s; on a node with more, the profile is refused", sharing.MaxDevices/e.share.Replicas, what, listLimit))
 		}
 		devices[name] += taken * e.share.Replicas
 	}
 }
 
+var listLimit = fmt.Sprintf("the kubelet takes no list beyond 4 MiB, which is %d devices", sharing.MaxDevices)
+
+// CheckLists returns an error about the first entry through which a resource would have more
+// devices of these GPUs than the kubelet accepts in one list.
+func (s SelectedProfile) CheckLists(gpus []sharing.GPU) error {
+	leftOut := sharing.NewPlan(gpus, s.Profile).LeftOut
+	if len(leftOut) == 0 {
+		return nil
+	}
+	l := leftOut[0]
+	advice := "offer them under several names, by devices and rename"
+	if l.Most > 0 {
+		advice = fmt.Sprintf("write at most %d, or ", l.Most) + advice
+	}
+	problem := Problem{
+		File: s.String(), Path: l.Path + ".replicas", Value: strconv.Itoa(l.Replicas),
+		Message: fmt.Sprintf("%d units of %s with so many replicas are too many on this node, %s: %s", l.Units, l.Resource, listLimit, advice),
+	}
+	for _, note := range s.Notes { // reportLongLists has noted the line.
+		if note.Path == problem.Path {
+			problem.Line = note.Line
+		}
+	}
+	return Problems{problem}
+}
+
 // CheckMPS returns an error that names the first entry whose units would be shared by MPS if
-// the process knows of no MPS daemons.
+// the process knows of no MPS daemons. A unit with one replica is not shared, and needs none.
 func (c Config) CheckMPS() error {
 	if c.Startup.MPSRoot != "" {
 		return nil
 	}
 	for _, share := range c.Profile.TimeSlicing {
-		if share.MPS {
+		if share.MPS && share.Replicas > 1 {
 			return fmt.Errorf("%s: nothing runs MPS daemons on this node: the chart's mps.enabled does (--mps-root and the container of virgate mps)", share.Path)
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,79 +41,168 @@ type position struct {
 	path string
 }
 
+// placeholder is what a template program has to replace before a document can be read: "${X}" for
+// envsubst and Flux, "{{ .Values.x }}" for Helm.
+var placeholder = regexp.MustCompile(`\$\{[^}]*\}?|\{\{.*?(\}\}|$)`)
+
+const notRendered = "a placeholder of a template, which has to be rendered first, as by helm template or envsubst"
+
 func (s *source) problem(at position, shown, message string) {
+	if placeholder.MatchString(shown) {
+		message = notRendered
+	}
 	*s.problems = append(*s.problems, Problem{File: at.file, Line: at.line, Path: at.path, Value: shown, Message: message})
 }
 
 // open parses data and returns the root of the document, which is absent if data
 // is empty. It returns false after it has reported a problem.
 func (s *source) open(data []byte) (value, bool) {
-	nothing := value{source: s, line: s.offset + 1}
-	if len(data) > documentBytes {
-		s.problem(nothing.position(), "", fmt.Sprintf("the document has %d bytes, more than 1 MiB", len(data)))
-		return nothing, false
+	roots, ok := s.openAll(data)
+	if !ok {
+		return roots[0], false
 	}
-	decoder := yaml.NewDecoder(bytes.NewReader(data))
-	var document yaml.Node
-	if err := decoder.Decode(&document); errors.Is(err, io.EOF) {
-		return nothing, true
-	} else if err != nil {
-		s.syntax(err)
-		return nothing, false
+	if len(roots) > 1 {
+		s.reportSecond(roots[1])
+		return roots[0], false
 	}
-	if !s.single(decoder) {
-		return nothing, false
-	}
-	root := s.newValue("", document.Content[0])
-	if reason := tooLarge(document.Content[0]); reason != "" {
-		s.problem(root.position(), "", reason)
-		return nothing, false
-	}
-	if !root.absent() && root.node.Kind != yaml.MappingNode {
-		root.problem("expected a mapping at the top")
-		return nothing, false
-	}
-	return root, true
+	return roots[0], s.checkRoot(roots[0])
 }
 
-// single reports a second document in the file, but for an empty one after "---".
-func (s *source) single(decoder *yaml.Decoder) bool {
-	var second yaml.Node
-	err := decoder.Decode(&second)
-	if errors.Is(err, io.EOF) {
-		return true
-	}
-	if err != nil {
-		s.syntax(err)
-		return false
-	}
-	if v := s.newValue("", second.Content[0]); !v.absent() {
-		s.problem(v.position(), "", "a second YAML document begins here: expected one in a file")
+func (s *source) reportSecond(root value) {
+	s.problem(root.position(), "", "a second YAML document begins here: expected one in a file, or manifests of Kubernetes")
+}
+
+func (s *source) checkRoot(root value) bool {
+	if !root.absent() && root.node.Kind != yaml.MappingNode {
+		root.problem("expected a mapping at the top")
 		return false
 	}
 	return true
 }
 
-// syntax reports the parser's error, whose text has the line: "yaml: line N: …".
-func (s *source) syntax(err error) {
-	at := position{file: s.file, line: s.offset + 1}
-	message := strings.TrimPrefix(err.Error(), "yaml: ")
-	number, text, found := strings.Cut(message, ": ")
-	if line, err := strconv.Atoi(strings.TrimPrefix(number, "line ")); err == nil && found {
-		at.line, message = s.offset+line, text
+// openAll parses data and returns the roots of its documents but for empty ones; a single absent
+// one if there are no others. It returns false after it has reported a problem.
+func (s *source) openAll(data []byte) ([]value, bool) {
+	nothing := []value{{source: s, line: s.offset + 1}}
+	if len(data) > documentBytes {
+		s.problem(nothing[0].position(), "", fmt.Sprintf("the document has %d bytes, more than 1 MiB", len(data)))
+		return nothing, false
 	}
-	s.problem(at, "", "not valid YAML: "+message)
+	decoder := yaml.NewDecoder(bytes.NewReader(data))
+	var roots []value
+	nodes := 0
+	for {
+		var document yaml.Node
+		if err := decoder.Decode(&document); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			s.syntax(err, decoder, data)
+			return nothing, false
+		}
+		root := s.newValue("", document.Content[0])
+		if s.reportPlaceholders(document.Content[0], strings.Split(string(data), "\n")) {
+			return nothing, false
+		}
+		if reason := tooLarge(document.Content[0], &nodes); reason != "" {
+			s.problem(root.position(), "", reason)
+			return nothing, false
+		}
+		if !root.absent() {
+			roots = append(roots, root)
+		}
+	}
+	if len(roots) == 0 {
+		return nothing, true
+	}
+	return roots, true
 }
 
-// tooLarge says why the document is too large to be read, "" if it is not. An
-// alias that contains itself is nested too deeply.
-func tooLarge(root *yaml.Node) string {
-	nodes := 0
+// syntax reports why the parser stopped, on the line where it had to. Its error names only the
+// line where the list or mapping began, and that one line too early, so its marks are read.
+func (s *source) syntax(err error, decoder *yaml.Decoder, data []byte) {
+	message := strings.TrimPrefix(err.Error(), "yaml: ")
+	if place, text, found := strings.Cut(message, ": "); found && strings.HasPrefix(place, "line ") {
+		message = text
+	}
+	lines := strings.Split(strings.TrimRight(string(data), "\r\n"), "\n")
+	stop, begin := parserMarks(decoder, data)
+	// The end of a document is after its last line.
+	stop = min(stop, len(lines))
+	for i, line := range lines[:stop] {
+		line, _, _ = strings.Cut(line, "#")
+		if found := placeholder.FindString(line); found != "" {
+			s.problem(position{file: s.file, line: s.offset + i + 1}, quote(found), notRendered)
+			return
+		}
+	}
+	if indentation, _, _ := strings.Cut(lines[stop-1], strings.TrimLeft(lines[stop-1], " \t")); strings.Contains(indentation, "\t") {
+		message = "a tab in the indentation: expected spaces"
+	} else if begin.line < stop && begin.what != "" {
+		message += fmt.Sprintf(", %s that begins on line %d", begin.what, s.offset+begin.line)
+	}
+	s.problem(position{file: s.file, line: s.offset + stop}, "", "not valid YAML: "+message)
+}
+
+// begun is what the parser was reading when it stopped: "while parsing a flow sequence".
+type begun struct {
+	what string
+	line int
+}
+
+// reportPlaceholders reports what YAML reads as a mapping whose key is a mapping: "a: {{ .Values.a }}".
+func (s *source) reportPlaceholders(node *yaml.Node, lines []string) (found bool) {
+	for i, child := range node.Content {
+		if node.Kind == yaml.MappingNode && i%2 == 0 && child.Kind == yaml.MappingNode && child.Line <= len(lines) {
+			if text := placeholder.FindString(lines[child.Line-1]); text != "" {
+				s.problem(position{file: s.file, line: s.offset + child.Line}, quote(text), notRendered)
+				found = true
+				continue
+			}
+		}
+		found = s.reportPlaceholders(child, lines) || found
+	}
+	return found
+}
+
+// parserMarks returns the line where the decoder's parser stopped. The library has no other way
+// to tell than its fields (go.yaml.in/yaml/v3, yamlprivateh.go); TestSyntaxLines sees it if they change.
+func parserMarks(decoder *yaml.Decoder, data []byte) (stop int, begin begun) {
+	field := func(v reflect.Value, names ...string) reflect.Value {
+		for _, name := range names {
+			if v = reflect.Indirect(v); v.Kind() != reflect.Struct {
+				return reflect.Value{}
+			}
+			v = v.FieldByName(name)
+		}
+		return v
+	}
+	number := func(v reflect.Value, names ...string) int {
+		if v = field(v, names...); v.CanInt() {
+			return int(v.Int())
+		}
+		return 0
+	}
+	nodes := field(reflect.ValueOf(decoder), "parser")
+	parser := field(nodes, "parser")
+	begin = begun{field(parser, "context").String(), number(parser, "context_mark", "line") + 1}
+	switch {
+	case field(parser, "problem").String() == "": // Not the syntax: an alias of nothing.
+		return number(nodes, "event", "start_mark", "line") + 1, begun{}
+	case number(parser, "problem_mark", "index") == 0: // A character that no document may have.
+		before := data[:min(number(parser, "problem_offset"), len(data))]
+		return bytes.Count(before, []byte("\n")) + 1, begun{}
+	}
+	return number(parser, "problem_mark", "line") + 1, begin
+}
+
+// tooLarge says why the document is too large to be read, "" if it is not. An alias that
+// contains itself is nested too deeply. nodes are those of the documents before it in the file.
+func tooLarge(root *yaml.Node, nodes *int) string {
 	var measure func(node *yaml.Node, depth int) string
 	measure = func(node *yaml.Node, depth int) string {
-		nodes++
+		*nodes++
 		switch {
-		case nodes > documentNodes:
+		case *nodes > documentNodes:
 			return fmt.Sprintf("the document has more than %d keys and values, those behind aliases counted each time", documentNodes)
 		case depth > documentDepth:
 			return fmt.Sprintf("the document is nested deeper than %d levels, those behind aliases counted", documentDepth)
@@ -219,16 +310,19 @@ func (v value) shown() string {
 
 // text reads a string. It refuses a bare yes, no, on, off, y or n, because
 // NVIDIA's plugin reads YAML 1.1, where these are booleans.
-func (v value) text() (string, bool) {
+func (v value) text() (string, bool) { return v.textOf("expected text") }
+
+// textOf is text; expected is the problem of a value of another type.
+func (v value) textOf(expected string) (string, bool) {
 	if v.absent() {
 		return "", false
 	}
 	if v.shape() != shapeText {
-		v.problem("expected text")
+		v.problem(expected)
 		return "", false
 	}
-	if _, bare := v.bareBool(); bare {
-		v.problem("expected text: write it in quotes, without them it means true or false")
+	if means, bare := v.bareBool(); bare {
+		v.problem(fmt.Sprintf("%s: without quotes it means %t", expected, means))
 		return "", false
 	}
 	return v.node.Value, true
@@ -236,9 +330,10 @@ func (v value) text() (string, bool) {
 
 // oneOf reads a string that has to be one of the choices.
 func (v value) oneOf(choices ...string) (string, bool) {
-	text, ok := v.text()
+	expected := "expected " + alternatives(choices)
+	text, ok := v.textOf(expected)
 	if ok && !slices.Contains(choices, text) {
-		v.problem("expected " + alternatives(choices))
+		v.problem(expected)
 		return "", false
 	}
 	return text, ok
@@ -258,7 +353,7 @@ func choice[T ~string](v value, otherwise T, choices ...T) T {
 
 // duration reads a duration within bounds; expected is the problem of another one.
 func (v value) duration(shortest, longest time.Duration, expected string) (time.Duration, bool) {
-	text, ok := v.text()
+	text, ok := v.textOf(expected)
 	if !ok {
 		return 0, false
 	}
@@ -340,6 +435,27 @@ func (v value) items() ([]value, bool) {
 	return items, true
 }
 
+// itemsQuietly and pairsQuietly are items and pairs where any value is as it should be; they report nothing.
+func (v value) itemsQuietly() (items []value) {
+	if v.shape() == shapeList {
+		items, _ = v.items()
+	}
+	return items
+}
+
+func (v value) pairsQuietly() []entry {
+	if v.shape() != shapeMapping {
+		return nil
+	}
+	quiet := *v.source
+	quiet.problems = new(Problems)
+	entries := value{source: &quiet, path: v.path, line: v.line, node: v.node}.pairs()
+	for i := range entries {
+		entries[i].value.source = v.source
+	}
+	return entries
+}
+
 type entry struct {
 	key   string
 	line  int
@@ -374,6 +490,10 @@ func (f fields) required(key string) value {
 	return v
 }
 
+// gkeKeys are those of GKE's plugin in gpu_config.json (container-engine-accelerators,
+// pkg/gpu/nvidia/manager.go), at all levels.
+var gkeKeys = []string{"GPUPartitionSize", "MaxTimeSharedClientsPerGPU", "GPUSharingConfig", "GPUSharingStrategy", "MaxSharedClientsPerGPU", "HealthCriticalXid"}
+
 // mapping reads a mapping and reports any key that is not one of the known ones.
 func (v value) mapping(known ...string) fields {
 	f := fields{parent: v, entries: make(map[string]value)}
@@ -383,8 +503,10 @@ func (v value) mapping(known ...string) fields {
 			continue
 		}
 		message := "unknown key"
-		if near := nearest(e.key, known); near != "" {
-			message += ", did you mean " + near + "?"
+		if slices.ContainsFunc(gkeKeys, func(key string) bool { return strings.EqualFold(key, e.key) }) {
+			message = "unknown key: it is one of GKE's plugin, see docs/migrating.md, From GKE's plugin"
+		} else {
+			message += didYouMean(nearest(e.key, known))
 		}
 		v.source.problem(position{v.source.file, e.line, e.value.path}, "", message)
 	}

@@ -1,9 +1,14 @@
 package configs
 
 import (
+	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/virgate/virgate/sharing"
 )
 
 // bomb is a document in which each of the levels has the one before it nine
@@ -24,6 +29,62 @@ func mergeBomb(levels int) string {
 		fmt.Fprintf(&b, "l%d: &l%d {<<: [%s]}\n", i, i, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*l%d,", i-1), 9), ","))
 	}
 	return b.String() + "flags: *l" + fmt.Sprint(levels) + "\n"
+}
+
+// TestSyntaxLines checks that what is no YAML is reported on the line where reading stops, and
+// where the list, mapping or text begins that has no end.
+func TestSyntaxLines(t *testing.T) {
+	const head = "version: v1\n"
+	tests := []struct {
+		name, document string
+		line           int
+		message        string
+	}{
+		{"an open bracket at the end", head + "exclude: [0, 1\n\n", 2, "did not find expected ',' or ']'"},
+		{"an open bracket", head + "exclude: [0, 1\nflags:\n  migStrategy: mixed\n", 3, "did not find expected ',' or ']', while parsing a flow sequence that begins on line 2"},
+		{"an open bracket on line 1", "exclude: [0, 1\nflags:\n  migStrategy: mixed\n", 2, "did not find expected ',' or ']', while parsing a flow sequence that begins on line 1"},
+		{"an open brace", head + "\nhealth: {xids: {31: fatal}\nexclude: []\n", 4, "did not find expected ',' or '}', while parsing a flow mapping that begins on line 3"},
+		{"a bracket for a brace", head + "health: {xids: {31: fatal]}\n", 2, "did not find expected ',' or '}'"},
+		{"a key too far left", head + "sharing:\n  timeSlicing:\n    resources:\n    - name: gpu\n      replicas: 2\n   renameByDefault: true\n", 7, "did not find expected key, while parsing a block mapping that begins on line 3"},
+		{"an item too far left", head + "sharing:\n  mps:\n    resources:\n      - name: gpu\n     - name: gpu\n", 6, "did not find expected key, while parsing a block mapping that begins on line 4"},
+		{"no colon", head + "flags:\n  migStrategy mixed\n  gdsEnabled: true\n", 4, "mapping values are not allowed in this context"},
+		{"no colon before a key", head + "flags\nexclude: []\n", 3, "could not find expected ':', while scanning a simple key that begins on line 2"},
+		{"a tab", head + "flags:\n\tmigStrategy: mixed\n", 3, "a tab in the indentation: expected spaces"},
+		{"a tab after spaces", head + "flags:\n  gdsEnabled: true\n \tmigStrategy: mixed\n", 4, "a tab in the indentation: expected spaces"},
+		{"a tab on line 1", "\tversion: v1\n", 1, "a tab in the indentation: expected spaces"},
+		{"JSON without a comma", "{\"version\": \"v1\",\n \"exclude\": [0]\n \"flags\": {}}\n", 3, "did not find expected ',' or '}', while parsing a flow mapping that begins on line 1"},
+		{"an unknown alias", head + "flags:\n  migStrategy: mixed\nexclude: *gpus\n", 4, "unknown anchor 'gpus' referenced"},
+		{"an unknown alias on line 1", "exclude: *gpus\n", 1, "unknown anchor 'gpus' referenced"},
+		{"an open quote", head + "flags:\n  migStrategy: \"mixed\nexclude: []\n", 4, "found unexpected end of stream, while scanning a quoted scalar that begins on line 3"},
+		{"an escape", head + "exclude: [\"\\q\"]\n", 2, "found unknown escape character"},
+		{"a control character", head + "flags:\n  migStrategy: mi\x01xed\n", 3, "control characters are not allowed"},
+		{"not UTF-8", head + "flags:\n  migStrategy: mi\xffxed\n", 3, "invalid leading UTF-8 octet"},
+		{"a second document", head + "---\nflags:\n  a: 1\n b: 2\n", 5, "did not find expected key, while parsing a block mapping that begins on line 3"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			// A document in a manifest is one that has 5 lines before it.
+			manifest := "apiVersion: v1\nkind: ConfigMap\ndata:\n  none: ''\n  any: |\n    " + strings.ReplaceAll(test.document, "\n", "\n    ")
+			for offset, document := range map[int]string{0: test.document, 5: manifest} {
+				if offset > 0 && (strings.ContainsAny(test.document, "\x01\xff") || strings.HasSuffix(test.name, "bracket at the end") || strings.HasPrefix(test.document, "\t")) {
+					continue // The manifest itself is wrong, or ends otherwise.
+				}
+				_, err := ParseFile("f", []byte(document), nil)
+				var problems Problems
+				if !errors.As(err, &problems) || len(problems) != 1 {
+					t.Fatalf("error is %v", err)
+				}
+				message := strings.ReplaceAll(test.message, "that begins on line ", "that begins on line #")
+				if before, number, found := strings.Cut(message, "#"); found {
+					n, _ := strconv.Atoi(number)
+					message = before + strconv.Itoa(n+offset)
+				}
+				if got := problems[0]; got.Line != test.line+offset || got.Message != "not valid YAML: "+message {
+					t.Errorf("line %d: %s; want %d: %s", got.Line, got.Message, test.line+offset, message)
+				}
+			}
+		})
+	}
 }
 
 // TestRefusedForSize has documents that would cost too much to read. Expanding
@@ -72,35 +133,57 @@ func TestAcceptedSize(t *testing.T) {
 	}
 }
 
-// TestListLimit has the largest number of replicas that is accepted, and holds
-// that one more is refused.
+// TestListLimit has the largest number of replicas that any node can offer. One more is
+// noted, and how many units fit; what no node can offer is refused.
 func TestListLimit(t *testing.T) {
 	const entry = "sharing: {timeSlicing: {resources: [{name: %s, replicas: %s}]}}"
 	gpu := fmt.Sprintf(entry, "gpu", "%d")
 	tests := []struct {
 		name, document string
 		most           int
+		// fits is how many units the note speaks of; none where more are refused.
+		fits string
 	}{
-		{"whole GPUs", gpu, 2457},
-		{"partitions", fmt.Sprintf(entry, "mig-1g.5gb", "%d"), 351},
-		{"partitions under the GPU's name", "flags: {migStrategy: single}\n" + gpu, 351},
-		{"partitions with a name from resources", "resources: {mig: [{pattern: 1g.5gb, name: small}]}\n" + fmt.Sprintf(entry, "small", "%d"), 351},
-		{"a count", strings.Replace(gpu, "gpu,", "gpu, devices: 2,", 1), 19660},
-		{"a count beyond any node", strings.Replace(gpu, "gpu,", "gpu, devices: 99999,", 1), 2457},
-		{"a list", strings.Replace(gpu, "gpu,", "gpu, devices: [0],", 1), 39321},
-		{"a GPU in a list is seven partitions", strings.Replace(fmt.Sprintf(entry, "mig-1g.5gb", "%d"), "gb,", "gb, devices: [0],", 1), 5617},
-		{"two entries of one resource", "sharing: {timeSlicing: {resources: [{name: gpu, devices: 8, replicas: 1000}, {name: gpu, replicas: %d}]}}", 2457},
-		{"two resources under one name", "resources: {gpus: [{pattern: A, name: a}]}\nsharing: {timeSlicing: {resources: [{name: a, devices: 15, rename: x, replicas: 2500}, {name: gpu, rename: x, replicas: %d}]}}", 1821},
+		{"whole GPUs", gpu, 2457, "15 GPUs"},
+		{"partitions", fmt.Sprintf(entry, "mig-1g.5gb", "%d"), 351, "111 partitions"},
+		{"partitions under the GPU's name", "flags: {migStrategy: single}\n" + gpu, 351, "111 partitions"},
+		{"partitions with a name from resources", "resources: {mig: [{pattern: 1g.5gb, name: small}]}\n" + fmt.Sprintf(entry, "small", "%d"), 351, "111 partitions"},
+		{"a count", strings.Replace(gpu, "gpu,", "gpu, devices: 2,", 1), 19660, "1 GPUs"},
+		{"a count beyond any node", strings.Replace(gpu, "gpu,", "gpu, devices: 99999,", 1), 2457, "15 GPUs"},
+		{"a list", strings.Replace(gpu, "gpu,", "gpu, devices: [0],", 1), 39321, ""},
+		{"a GPU in a list is seven partitions", strings.Replace(fmt.Sprintf(entry, "mig-1g.5gb", "%d"), "gb,", "gb, devices: [0],", 1), 5617, "6 partitions"},
+		{"two entries of one resource", "sharing: {timeSlicing: {resources: [{name: gpu, devices: 8, replicas: 1000}, {name: gpu, replicas: %d}]}}", 2457, "15 GPUs"},
+		{"two resources under one name", "resources: {gpus: [{pattern: A, name: a}]}\nsharing: {timeSlicing: {resources: [{name: a, devices: 15, rename: x, replicas: 2500}, {name: gpu, rename: x, replicas: %d}]}}", 1821, "21 GPUs"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			if _, err := Parse("", fmt.Appendf(nil, test.document, test.most), nil); err != nil {
-				t.Error(err)
+			noted := func(replicas int) string {
+				config, err := Parse("", fmt.Appendf(nil, test.document, replicas), nil)
+				if err != nil {
+					return err.Error()
+				}
+				var notes []string
+				for _, note := range config.Notes {
+					if strings.HasSuffix(note.Path, ".replicas") && strings.Contains(note.Message, "4 MiB") {
+						notes = append(notes, note.Message)
+					}
+				}
+				slices.Sort(notes)
+				return strings.Join(notes[:min(1, len(notes))], "") // Each entry of a list that is too long has one.
 			}
-			for _, replicas := range []int{test.most + 1, 1 << 62} {
-				_, err := Parse("", fmt.Appendf(nil, test.document, replicas), nil)
-				if err == nil || !strings.Contains(err.Error(), "4 MiB") {
-					t.Errorf("with %d replicas the error is %v", replicas, err)
+			if got := noted(test.most); got != "" {
+				t.Errorf("with %d replicas: %s", test.most, got)
+			}
+			const limit = "the kubelet takes no list beyond 4 MiB, which is 39321 devices"
+			if got, want := noted(test.most+1), "fits up to "+test.fits+" of one resource, "+limit+"; on a node with more, the profile is refused"; test.fits != "" && got != want {
+				t.Errorf("with one more: %q, want %q", got, want)
+			}
+			if got := noted(sharing.MaxDevices); strings.Contains(got, "expected") {
+				t.Errorf("with as many as a list has: %s", got)
+			}
+			for _, replicas := range []int{sharing.MaxDevices + 1, 1 << 62} {
+				if got := noted(replicas); !strings.Contains(got, "replicas: "+limit+": expected no more (got "+strconv.Itoa(replicas)+")") {
+					t.Errorf("with %d replicas: %q", replicas, got)
 				}
 			}
 		})

@@ -37,12 +37,14 @@ func NewPlan(gpus []GPU, p Profile) Plan {
 	if p.MIG.LeftTo != "" {
 		warn.addf("mig.manage has no effect: %s", p.MIG.LeftTo)
 	}
+	reportPatterns(gpus, p, &warn)
 	gpus = exclude(gpus, p.Exclude, &warn)
 	units := offer(gpus, p.MIGStrategy, &warn)
 	nameUnits(units, p)
 	assignEntries(units, p.TimeSlicing, &warn)
 	units = refuseTooManyClients(units, p.TimeSlicing, &warn)
 	plan.Resources = resources(units, p, &warn)
+	plan.LeftOut = warn.leftOut
 	plan.Warnings, plan.Unmatched = sorted(warn.all), sorted(warn.unmatched)
 	return plan
 }
@@ -97,8 +99,11 @@ func healthByUnit(gpus []GPU) map[string]Health {
 	return byUnit
 }
 
-// warnings collects what a plan has to say besides its resources: its Warnings and Unmatched.
-type warnings struct{ all, unmatched []string }
+// warnings collects what a plan has to say besides its resources: its Warnings, Unmatched and LeftOut.
+type warnings struct {
+	all, unmatched []string
+	leftOut        []LeftOut
+}
 
 func (w *warnings) addf(format string, args ...any) {
 	w.all = append(w.all, fmt.Sprintf(format, args...))
@@ -113,6 +118,38 @@ func (w *warnings) unmatchedf(format string, args ...any) {
 func sorted(texts []string) []string {
 	slices.Sort(texts)
 	return slices.Compact(texts)
+}
+
+// reportPatterns warns of the patterns of names that match nothing on the node. A node without
+// GPUs, or without partitions, says nothing about them.
+func reportPatterns(gpus []GPU, p Profile, warn *warnings) {
+	var models, profiles []string
+	for _, gpu := range gpus {
+		models = append(models, gpu.Model)
+		for _, partition := range gpu.Partitions {
+			if p.MIGStrategy == MIGMixed && !partition.Profile.IsZero() {
+				profiles = append(profiles, partition.Profile.String())
+			}
+		}
+	}
+	report := func(path string, rules []NamingRule, what string, there []string) {
+		there = sorted(there)
+		for i, rule := range rules {
+			if len(there) > 0 && !slices.ContainsFunc(there, rule.Pattern.Match) {
+				warn.unmatchedf("%s[%d].pattern: %q matches no %s of this node, which has %s; case matters", path, i, rule.Pattern, what, quotedList(there))
+			}
+		}
+	}
+	report("resources.gpus", p.GPUNames, "GPU", models)
+	report("resources.mig", p.MIGNames, "partition", profiles)
+}
+
+func quotedList(texts []string) string {
+	quoted := make([]string, len(texts))
+	for i, text := range texts {
+		quoted[i] = strconv.Quote(text)
+	}
+	return strings.Join(quoted, ", ")
 }
 
 // exclude returns the GPUs without what the selectors name. A GPU whose partitions are all
@@ -144,7 +181,7 @@ func exclude(gpus []GPU, selectors []Selector, warn *warnings) []GPU {
 	}
 	for i, selector := range selectors {
 		if !matched[i] {
-			warn.unmatchedf("exclude[%d]: %q names nothing on this node", i, selector)
+			warn.unmatchedf("exclude[%d]: %s on this node", i, selector.inVain(gpus))
 		}
 	}
 	return kept
@@ -447,8 +484,8 @@ func devices(units []Unit) []Device {
 const MaxDevices = 3 << 20 / 80
 
 // withinListLimit returns the first units of a resource, as many as one list can hold.
-// Package configs refuses replicas that are too many for any node; here they are too
-// many for this one, which has more GPUs than any node ever built.
+// A profile that wants more is refused (configs.SelectedProfile.CheckLists), unless it was in
+// force when the node got GPUs or partitions.
 func withinListLimit(name string, members []candidate, p Profile, warn *warnings) []Unit {
 	units := make([]Unit, 0, len(members))
 	left := MaxDevices
@@ -464,9 +501,25 @@ func withinListLimit(name string, members []candidate, p Profile, warn *warnings
 	}
 	for i, entry := range p.TimeSlicing {
 		if count := without[i]; count > 0 {
+			warn.leftOut = append(warn.leftOut, entry.leftOut(i, name, members, p))
 			warn.addf("%s.replicas: %d of %d units with %d replicas are not offered as %s: the kubelet takes no list beyond 4 MiB, which is %d devices",
 				entry.Path, count, len(members), entry.Replicas, name, MaxDevices)
 		}
 	}
 	return units
+}
+
+// leftOut is about the entry of index i, one of those to which the members belong.
+func (e ReplicatedResource) leftOut(i int, name string, members []candidate, p Profile) LeftOut {
+	l := LeftOut{Path: e.Path, Resource: name, Replicas: e.Replicas}
+	others := 0
+	for _, member := range members {
+		if member.entry == i {
+			l.Units++
+		} else {
+			others += member.unit(p.TimeSlicing).Replicas
+		}
+	}
+	l.Most = max(0, MaxDevices-others) / l.Units
+	return l
 }

@@ -664,6 +664,9 @@ func TestListLimit(t *testing.T) {
 				t.Errorf("%d devices of %d, want %d", len(resource.Devices), count, test.devices)
 			}
 			warned := slices.ContainsFunc(plan.Warnings, func(w string) bool { return test.warning != "" && strings.Contains(w, test.warning) })
+			if leftOut := plan.LeftOut; (leftOut != nil) != warned || warned && (leftOut[0].Path != "resources[0]" || leftOut[0].Resource != gpu) {
+				t.Errorf("left out: %+v", leftOut)
+			}
 			if warned != (test.warning != "") || len(plan.Warnings) > 1 {
 				t.Errorf("warnings %q, want %q", plan.Warnings, test.warning)
 			}
@@ -778,5 +781,43 @@ func TestUnmatched(t *testing.T) {
 	}
 	if len(others) != 1 || !strings.Contains(others[0], "not offered: MIG is enabled") || len(plan.Warnings) != len(want)+1 {
 		t.Errorf("the other warnings are %q", others)
+	}
+}
+
+// TestPatternsWithoutGPU has patterns of product names that match no GPU of the node. They are
+// told of with what there is.
+func TestPatternsWithoutGPU(t *testing.T) {
+	profile := defaults()
+	profile.GPUNames = []NamingRule{{"tesla t4", "nvidia.com/t4"}, {"A100", "nvidia.com/a100"}, {"NVIDIA A100*", "nvidia.com/late"}, {"*", "nvidia.com/gpu"}}
+	profile.MIGNames = []NamingRule{{"2g.*", "nvidia.com/two"}, {"1g.5gb", "nvidia.com/one"}}
+	profile.Exclude = []Selector{ModelSelector("t4"), ModelSelector("T4")}
+	const models = `"NVIDIA A100-SXM4-40GB", "Tesla T4"`
+	excluded := `exclude[0]: pattern "t4" matches no GPU, case matters: there is ` + models + ` on this node`
+	unnamed := `resources.gpus[0].pattern: "tesla t4" matches no GPU of this node, which has ` + models + `; case matters`
+	for _, test := range []struct {
+		name      string
+		gpus      []GPU
+		strategy  MIGStrategy
+		want      []string
+		unmatched []string
+	}{
+		{"two models", []GPU{whole(0, t4), whole(1, a100), whole(2, t4)}, MIGMixed, []string{"nvidia.com/a100: 1×1"}, []string{excluded, unnamed}},
+		{
+			"partitions", []GPU{whole(0, t4), cut(1, oneG())}, MIGMixed, []string{"nvidia.com/one: 1:0×1"},
+			[]string{excluded, unnamed, `resources.mig[0].pattern: "2g.*" matches no partition of this node, which has "1g.5gb"; case matters`},
+		},
+		{"partitions under the GPUs' names", []GPU{whole(0, t4), cut(1, oneG())}, MIGSingle, []string{"nvidia.com/a100: 1:0×1"}, []string{excluded, unnamed}},
+		{"no GPU", nil, MIGMixed, nil, []string{`exclude[0]: pattern "t4" matches no GPU on this node`, `exclude[1]: pattern "T4" matches no GPU on this node`}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			profile.MIGStrategy = test.strategy
+			plan := NewPlan(test.gpus, profile)
+			if diff := cmp.Diff(test.want, show(plan)); diff != "" {
+				t.Errorf("resources (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(test.unmatched, plan.Unmatched); diff != "" {
+				t.Errorf("unmatched (-want +got):\n%s", diff)
+			}
+		})
 	}
 }

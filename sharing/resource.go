@@ -17,6 +17,8 @@ type Plan struct {
 	// Unmatched are those of Warnings that are as it should be where one profile serves unlike
 	// nodes: they name what the profile speaks of and this node does not have.
 	Unmatched []string
+	// LeftOut are the entries of the profile whose units do not all fit into one list.
+	LeftOut []LeftOut
 	// Health has every unit of the inventory by ID, offered or not. A unit that is
 	// missing here is gone, and not just no longer offered.
 	Health map[string]Health
@@ -25,6 +27,14 @@ type Plan struct {
 	Grants Grants
 	// RetireAfter is that of the profile.
 	RetireAfter RetireAfter
+}
+
+// LeftOut is about a resource that would have more than MaxDevices of these units.
+type LeftOut struct {
+	// Path is that of the entry: "sharing.timeSlicing.resources[0]".
+	Path, Resource string
+	// Units have so many Replicas each, and all of them fit with no more than Most; 0 where none does.
+	Units, Replicas, Most int
 }
 
 // Resource is a name that the kubelet advertises, with its devices.

@@ -25,7 +25,7 @@ import (
 // Selector selects nothing.
 type Selector struct {
 	kind selectorKind
-	// name is the UUID or the bus ID, normalised; empty where indexes name it.
+	// name is the UUID or the bus ID, normalised, or the pattern; empty where indexes name it.
 	name string
 	// first and second are the GPU's and the MIG device's index, or the instances' IDs.
 	first, second int
@@ -41,7 +41,27 @@ const (
 	byMIGIndex
 	byMIGUUID
 	byInstances
+	byModel
 )
+
+// ModelSelector selects the GPUs whose product name has the pattern, as a NamingRule.
+func ModelSelector(pattern Pattern) Selector { return Selector{kind: byModel, name: string(pattern)} }
+
+// inVain is the warning about a selector that selects none of the GPUs.
+func (s Selector) inVain(gpus []GPU) string {
+	if s.kind != byModel {
+		return fmt.Sprintf("%q names nothing", s)
+	}
+	var models []string
+	for _, gpu := range gpus {
+		models = append(models, gpu.Model)
+	}
+	text := fmt.Sprintf("pattern %q matches no GPU", s)
+	if len(models) > 0 {
+		text += ", case matters: there is " + quotedList(sorted(models))
+	}
+	return text
+}
 
 // ParseSelector reads a selector. The error quotes s and says what is accepted.
 func ParseSelector(s string) (Selector, error) {
@@ -64,7 +84,7 @@ func ParseSelector(s string) (Selector, error) {
 }
 
 // String is the selector in its normal form, which ParseSelector reads back to
-// an equal one. It is empty for the zero Selector.
+// an equal one. It is empty for the zero Selector, and the pattern of a ModelSelector.
 func (s Selector) String() string {
 	switch s.kind {
 	case byGPUIndex:
@@ -87,6 +107,8 @@ func (s Selector) MatchGPU(g GPU) bool {
 	case byPCIBusID:
 		id, ok := normalBusID(g.PCIBusID)
 		return ok && id == s.name
+	case byModel:
+		return Pattern(s.name).Match(g.Model)
 	}
 	return false
 }

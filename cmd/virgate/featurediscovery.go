@@ -82,9 +82,12 @@ func featureDiscoveryCommand(environment environment, stderr io.Writer) *cli.Com
 		),
 		Hidden: true,
 		Action: func(ctx context.Context, cmd *cli.Command) error {
+			if err := checkPath(cmd, "config-file"); err != nil {
+				return err
+			}
 			d := &featureDiscovery{
 				cmd: cmd, log: slog.New(slog.NewTextHandler(stderr, nil)),
-				file: &configsource.File{Path: cmd.String("config-file"), Overrides: overridesOf(cmd, environment, settings)},
+				file: &configsource.File{Path: cmd.String("config-file"), Overrides: overridesOf(cmd, environment, settings), Done: ctx.Done()},
 			}
 			d.pod, _ = environment("POD_NAME")
 			return d.run(ctx)

@@ -94,6 +94,15 @@ func configFlags(environment environment) []cli.Flag {
 	}
 }
 
+// checkPath returns an error about a flag that has a document in place of the path of one.
+func checkPath(cmd *cli.Command, flag string) error {
+	path := cmd.String(flag)
+	if !strings.Contains(path, "\n") && !strings.HasPrefix(path, "version:") && !strings.HasPrefix(path, "{") {
+		return nil
+	}
+	return usageError{fmt.Errorf("--%s [$CONFIG_FILE] is a document (%.30q…), and expected is the path of a file with one: mount the ConfigMap as a volume in place of envFrom, or name it by --config-map of virgate run", flag, path)}
+}
+
 func pluginDirFlags(environment environment) []cli.Flag {
 	socket, _ := environment("KUBELET_SOCKET")
 	return []cli.Flag{
@@ -204,6 +213,9 @@ func newLabels(cmd *cli.Command, api *configsource.Client, log *slog.Logger) (*c
 
 // oneSource is an error when several sources of the profile are named.
 func oneSource(cmd *cli.Command) error {
+	if err := checkPath(cmd, "config"); err != nil {
+		return err
+	}
 	var named []string
 	for _, name := range []string{"config", "config-map", "config-dir"} {
 		if cmd.String(name) != "" {

@@ -6,12 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"strings"
 
 	"github.com/urfave/cli/v3"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/daemon"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
@@ -45,10 +45,13 @@ func layoutFlags(environment environment) []cli.Flag {
 
 // wantedLayout is what --config, --config-key and --name ask for. With no
 // layout at all it is an error: nothing could be said about the node.
-func wantedLayout(cmd *cli.Command, environment environment) (sharing.MIGConfig, error) {
+func wantedLayout(ctx context.Context, cmd *cli.Command, environment environment) (sharing.MIGConfig, error) {
 	file := configs.File{Kind: configs.KindProfile}
+	if err := checkPath(cmd, "config"); err != nil {
+		return sharing.MIGConfig{}, err
+	}
 	if path := cmd.String("config"); path != "" {
-		data, err := os.ReadFile(path)
+		data, err := configsource.Read(ctx, path)
 		if err != nil {
 			return sharing.MIGConfig{}, err
 		}
@@ -141,7 +144,7 @@ type gpuPlan struct {
 
 // planNode is what the wanted layout means for each GPU, with warnings.
 func planNode(ctx context.Context, cmd *cli.Command, environment environment) (wanted sharing.MIGConfig, plans []gpuPlan, warnings []string, err error) {
-	if wanted, err = wantedLayout(cmd, environment); err != nil {
+	if wanted, err = wantedLayout(ctx, cmd, environment); err != nil {
 		return wanted, nil, nil, err
 	}
 	gpus, err := partitionedNode(ctx, cmd, environment)
@@ -238,7 +241,7 @@ func migApplyCommand(environment environment) *cli.Command {
 			"Example: virgate mig apply --node sim:h100 --name all-balanced",
 		Flags: append(flags, planFlags()...),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
-			wanted, err := wantedLayout(cmd, environment)
+			wanted, err := wantedLayout(ctx, cmd, environment)
 			if err != nil {
 				return err
 			}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -37,7 +36,10 @@ func planCommand(environment environment) *cli.Command {
 		Flags: append(flags, planFlags()...),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			overrides := overrides(cmd, environment)
-			config, err := readConfig(cmd.String("config"), cmd.String("config-key"), overrides)
+			if err := checkPath(cmd, "config"); err != nil {
+				return err
+			}
+			config, err := readConfig(ctx, cmd.String("config"), cmd.String("config-key"), overrides)
 			if err != nil {
 				return err
 			}
@@ -53,6 +55,9 @@ func planCommand(environment environment) *cli.Command {
 			if err != nil {
 				return fmt.Errorf("read GPUs: %w", err)
 			}
+			if err := config.SelectedFrom(cmp.Or(cmd.String("config"), "flags"), cmd.String("config-key"), nil).CheckLists(gpus); err != nil {
+				return err
+			}
 			if cmd.Bool("dra") || cmd.String("output") == "yaml" {
 				return planDRA(ctx, cmd, config.Profile, node, gpus)
 			}
@@ -66,6 +71,9 @@ func planCommand(environment environment) *cli.Command {
 			}
 			plan, divides := sharing.NewPlan(then, config.Profile), !reflect.DeepEqual(gpus, then)
 			hints := plan.Grants.Conflicts(plan.Resources)
+			if err := config.CheckMPS(); err != nil {
+				hints = append(hints, withoutMPSRoot+err.Error())
+			}
 			plan.Warnings = append(plan.Warnings, waits...)
 			if !cmd.IsSet("from") {
 				report := planReport{Summary: plan.Summary(), hints: hints}
@@ -74,7 +82,7 @@ func planCommand(environment environment) *cli.Command {
 				}
 				return report.show(cmd, config.Profile.MIG.Name)
 			}
-			older, err := readConfig(cmd.String("from"), cmd.String("config-key"), overrides)
+			older, err := readConfig(ctx, cmd.String("from"), cmd.String("config-key"), overrides)
 			if err != nil {
 				return err
 			}
@@ -97,8 +105,11 @@ func planCommand(environment environment) *cli.Command {
 	}
 }
 
-func readConfig(path, key string, overrides configs.Overrides) (configs.Config, error) {
-	return (&configsource.File{Path: path, Key: key, Overrides: overrides}).Config()
+// withoutMPSRoot begins a line about a profile that wants MPS daemons.
+const withoutMPSRoot = "without --mps-root virgate run refuses this profile: "
+
+func readConfig(ctx context.Context, path, key string, overrides configs.Overrides) (configs.Config, error) {
+	return (&configsource.File{Path: path, Key: key, Overrides: overrides, Done: ctx.Done()}).Config()
 }
 
 // planReport is what the node would advertise. Now, if any, is what it would before its
@@ -249,13 +260,13 @@ func checkCommand(environment environment) *cli.Command {
 			"device plugin with the same document.\n\n" +
 			"Example: virgate check configs/examples/*.yaml",
 		Flags: settingFlags(),
-		Action: func(_ context.Context, cmd *cli.Command) error {
+		Action: func(ctx context.Context, cmd *cli.Command) error {
 			if cmd.Args().Len() == 0 {
 				return usageError{errors.New("check needs at least one FILE")}
 			}
 			var failed error
 			for _, name := range cmd.Args().Slice() {
-				notes, err := checkFile(name, overrides(cmd, environment))
+				notes, err := checkFile(ctx, name, overrides(cmd, environment))
 				if err != nil {
 					failed = errSilent
 					_, _ = fmt.Fprintln(cmd.Root().ErrWriter, err)
@@ -270,8 +281,8 @@ func checkCommand(environment environment) *cli.Command {
 
 // checkFile returns the lines about a valid file: what it is, and where Virgate differs from
 // NVIDIA's plugin.
-func checkFile(name string, overrides configs.Overrides) (string, error) {
-	data, err := os.ReadFile(name)
+func checkFile(ctx context.Context, name string, overrides configs.Overrides) (string, error) {
+	data, err := configsource.Read(ctx, name)
 	if err != nil {
 		return "", err
 	}
@@ -284,13 +295,16 @@ func checkFile(name string, overrides configs.Overrides) (string, error) {
 		if problem := config.CheckOffered(); problem != nil {
 			err = errors.Join(err, fmt.Errorf("%s: %w", where, problem))
 		}
+		if problem := config.CheckMPS(); problem != nil {
+			lines += fmt.Sprintf("%s: %s%v\n", where, withoutMPSRoot, problem)
+		}
 		for _, note := range config.Notes {
 			lines += fmt.Sprintf("%s:%d: %s: %s\n", where, note.Line, note.Path, note.Message)
 		}
 	}
 	look(name, file.Config)
 	for _, entry := range file.Entries {
-		look(fmt.Sprintf("%s[data.%s]", name, entry.Name), entry.Config)
+		look(entry.Place, entry.Config)
 	}
 	return lines, err
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -180,5 +182,42 @@ func TestPlanOfGPUsThatKeepTheirPartitions(t *testing.T) {
 	const busy = " cannot have all of its layout while it is in use: virgate mig plan says more"
 	if diff := cmp.Diff([]string{"GPU 1" + busy, "GPU 2" + busy, "GPU 3 stays as it is: the MIG mode for the next reset is set"}, warnings); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+}
+
+// TestCommandsEndWhileTheyRead has commands that wait for a FIFO that has no writer.
+func TestCommandsEndWhileTheyRead(t *testing.T) {
+	for _, test := range [][]string{
+		{"check", "FIFO"},
+		{"plan", "--node", "sim:t4", "--config", "FIFO"},
+		{"plan", "--node", "sim:t4", "--from", "FIFO"},
+		{"mig", "plan", "--node", "sim:a30", "--config", "FIFO"},
+		{"run", "--node", "sim:t4", "--config", "FIFO", "--device-plugin-dir", "DIR", "--listen", "", "--control-socket", ""},
+	} {
+		t.Run(strings.Join(test[:2], " "), func(t *testing.T) {
+			dir := t.TempDir()
+			fifo := filepath.Join(dir, "fifo")
+			if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			for i, word := range test {
+				test[i] = strings.NewReplacer("FIFO", fifo, "DIR", dir).Replace(word)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				var output buffer
+				run(ctx, append([]string{"virgate"}, test...), func(string) (string, bool) { return "", false }, &output, &output)
+			}()
+			// Who opens it to write waits for a reader, which is then the command; it gets nothing.
+			writer, err := os.OpenFile(fifo, os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cancel()
+			<-ended
+			_ = writer.Close()
+		})
 	}
 }

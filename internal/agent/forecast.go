@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -63,6 +64,9 @@ func (a *agent) forecast(ctx context.Context, label, value string) nodereport.Fo
 	selected, err := a.ConfigSource.WithLabel(label, value)
 	if errors.Is(err, configs.ErrPending) {
 		return unknown("the profile is %v", err)
+	}
+	if err == nil && (s.profile == nil || !reflect.DeepEqual(selected.Profile, s.profile.Profile)) {
+		err = selected.CheckLists(s.gpus)
 	}
 	f := nodereport.Forecast{Node: a.NodeName, LeftTo: selected.Profile.MIG.LeftTo}
 	var then, after sharing.Plan

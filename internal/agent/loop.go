@@ -70,6 +70,12 @@ func (a *agent) decide() {
 	last := a.state.Load()
 	next := *last
 
+	var gpus []sharing.GPU
+	if gpus, next.unread = a.Node.Inventory(); next.unread == nil {
+		next.gpus = gpus
+	} else if last.planned && !sameError(last.unread, next.unread) {
+		a.Logger.Warn("GPUs not read", "error", next.unread)
+	}
 	a.selectProfile(last, &next)
 	next.pause = a.pauseNow()
 	if next.pause.paused != last.pause.paused {
@@ -77,12 +83,6 @@ func (a *agent) decide() {
 	}
 	if next.pause.paused || next.pause != last.pause {
 		defer notify(a.releases.begun)
-	}
-	var gpus []sharing.GPU
-	if gpus, next.unread = a.Node.Inventory(); next.unread == nil {
-		next.gpus = gpus
-	} else if last.planned && !sameError(last.unread, next.unread) {
-		a.Logger.Warn("GPUs not read", "error", next.unread)
 	}
 	defer a.wakeReport()
 	defer a.mig.Wake()
@@ -147,6 +147,15 @@ type LastKnownGood interface {
 // of this program, else that of the program before it.
 func (a *agent) selectProfile(last, next *state) {
 	wanted, err := a.ConfigSource.Profile()
+	inForce := last.planned && last.profile != nil && reflect.DeepEqual(last.profile.Profile, wanted.Profile)
+	if err == nil && next.unread == nil && !inForce {
+		if err = wanted.CheckLists(next.gpus); err != nil {
+			wanted = configs.SelectedProfile{Name: wanted.Name, Source: wanted.Source}
+			if !last.planned { // It may be there from before the GPUs were known.
+				next.profile = nil
+			}
+		}
+	}
 	next.wanted, next.rejected = wanted, err
 	serving := a.serving.Load()
 	switch {

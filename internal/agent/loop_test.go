@@ -127,6 +127,35 @@ func TestLastRunsProfileServesAfterStandby(t *testing.T) {
 	}
 }
 
+// A profile that wants longer lists of this node's GPUs than the kubelet takes is rejected, from
+// the start too, and one that only fits few GPUs is served on this node.
+func TestProfileWithTooLongLists(t *testing.T) {
+	t.Parallel()
+	const most = sharing.MaxDevices / 2 // There are two GPUs.
+	for _, started := range []bool{true, false} {
+		t.Run(fmt.Sprint("started ", started), func(t *testing.T) {
+			r := newRig(t, func(r *rig) {
+				if !started {
+					r.policy = fakePolicy{newInput(profile(most+1), nil)}
+					r.options.ConfigSource = r.policy
+				}
+			})
+			if started {
+				r.shows(8)
+				r.policy.set(profile(most+1), nil)
+			}
+			r.awaitBody("/api/v1/status", 200, fmt.Sprintf("write at most %d, or", most))
+			r.awaitBody("/metrics", 200, "virgate_config_last_apply_successful 0")
+			if started {
+				r.awaitBody("/plan", 200, `"replicas": 4`)
+			}
+			r.policy.set(profile(5), nil)
+			r.shows(10)
+			r.awaitBody("/metrics", 200, "virgate_config_last_apply_successful 1")
+		})
+	}
+}
+
 // A profile that was good while the program stood by is the last good one, and
 // is kept although the wanted one is bad by the time the program serves. Found by
 // test/soak.

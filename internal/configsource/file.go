@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/virgate/virgate/configs"
@@ -30,6 +31,8 @@ type File struct {
 	Started configs.StartupSettings
 	// Labels are the Node's, for the MIG layout's; nil where none are looked at.
 	Labels *NodeLabels
+	// Done ends a reading that waits, as of a FIFO; nil for never.
+	Done <-chan struct{}
 
 	content polled[[]byte]
 	// hadContent says that the file was not always empty. An empty one is then no profile
@@ -54,6 +57,9 @@ func (f *File) Profile() (configs.SelectedProfile, error) {
 	selected, err := f.parse()
 	if err == nil {
 		selected, err = f.Labels.Layout(selected)
+	}
+	if errors.Is(err, context.Canceled) { // What is read no more is not wrong.
+		err = fmt.Errorf("%w: %w", configs.ErrPending, err)
 	}
 	if err != nil {
 		return configs.SelectedProfile{Name: f.Key, Source: cmp.Or(f.Path, flagsSource)}, err
@@ -107,7 +113,7 @@ func (f *File) parse() (configs.SelectedProfile, error) {
 }
 
 func (f *File) read() ([]byte, error) {
-	return f.content.read(func() ([]byte, error) { return readLimited(f.Path) }, bytes.Equal)
+	return f.content.read(func() ([]byte, error) { return readUntil(f.Done, f.Path) }, bytes.Equal)
 }
 
 // parseFile reads a profile, or a ConfigMap manifest that has one under key.
@@ -205,6 +211,30 @@ func (d *Directory) Watch(ctx context.Context, changed func()) error {
 // ConfigMap has 1 MiB in all (Kubernetes, api/validation).
 const maxDocument = 4 << 20
 
+// Read reads a file of at most maxDocument. It ends with ctx also while it waits for what a FIFO
+// or standard input has.
+func Read(ctx context.Context, path string) ([]byte, error) { return readUntil(ctx.Done(), path) }
+
+func readUntil(done <-chan struct{}, path string) (data []byte, err error) {
+	if info, err := os.Stat(path); err != nil || info.Mode().IsRegular() || info.IsDir() {
+		return readLimited(path)
+	}
+	read := make(chan struct{})
+	var got []byte
+	var failed error
+	// No call ends a reading of every kind of file, so this one may stay until the program ends.
+	go func() {
+		defer close(read)
+		got, failed = readLimited(path)
+	}()
+	select {
+	case <-read:
+		return got, failed
+	case <-done:
+		return nil, fmt.Errorf("%s: %w", path, context.Canceled)
+	}
+}
+
 // readLimited reads a file of at most maxDocument.
 func readLimited(path string) ([]byte, error) {
 	file, err := os.Open(path)
@@ -212,7 +242,9 @@ func readLimited(path string) ([]byte, error) {
 		return nil, err
 	}
 	data, err := io.ReadAll(io.LimitReader(file, maxDocument+1))
-	if err = errors.Join(err, file.Close()); err != nil {
+	if err = errors.Join(err, file.Close()); errors.Is(err, syscall.EISDIR) {
+		return nil, fmt.Errorf("%s is a directory: name a file in it; virgate run takes a directory by --config-dir, where the Node's label chooses the file", path)
+	} else if err != nil {
 		return nil, err
 	}
 	if len(data) > maxDocument {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -54,6 +55,53 @@ func startWatch(t *testing.T, f interface {
 	return func() {
 		t.Helper()
 		<-changes
+	}
+}
+
+// TestReadingEnds checks that nothing waits for a FIFO that has no writer when it has to end,
+// and that one with a writer is read.
+func TestReadingEnds(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	written := make(chan error, 1)
+	go func() { written <- os.WriteFile(path, []byte(four), 0o600) }()
+	if data, err := Read(ctx, path); err != nil || string(data) != four {
+		t.Errorf("read %q, %v", data, err)
+	}
+	if err := <-written; err != nil {
+		t.Error(err)
+	}
+	file := &File{Path: path, Done: ctx.Done()}
+	ended := make(chan error, 2)
+	go func() {
+		_, err := Read(ctx, path)
+		ended <- err
+	}()
+	go func() {
+		_, err := file.Profile()
+		if !errors.Is(err, configs.ErrPending) {
+			t.Errorf("error is %v, want that the profile is not known", err)
+		}
+		ended <- err
+	}()
+	cancel()
+	for range 2 {
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("error is %v", err)
+		}
+	}
+	// Whoever still waits for a writer gets one.
+	if writer, err := os.OpenFile(path, os.O_RDWR, 0); err == nil {
+		_ = writer.Close()
+	}
+}
+
+func TestDirectoryForAFile(t *testing.T) {
+	if _, err := (&File{Path: t.TempDir()}).Config(); err == nil || !strings.Contains(err.Error(), " is a directory: name a file in it; virgate run takes a directory by --config-dir") {
+		t.Errorf("error is %v", err)
 	}
 }
 

@@ -60,7 +60,7 @@ func openProfile(ctx context.Context, o ProfileOptions, last state.Profile, repo
 		o.Labels.Replaced = reporter.NodeReplaced
 	}
 	if o.Source == nil {
-		p.openFile(o, log)
+		p.openFile(ctx, o, log)
 	} else {
 		p.openSource(ctx, o, restored, log)
 	}
@@ -71,8 +71,8 @@ func openProfile(ctx context.Context, o ProfileOptions, last state.Profile, repo
 	return p, nil
 }
 
-func (p *profile) openFile(o ProfileOptions, log *slog.Logger) {
-	file := &configsource.File{Path: o.Path, Key: o.Key, Overrides: o.Overrides, Labels: o.Labels}
+func (p *profile) openFile(ctx context.Context, o ProfileOptions, log *slog.Logger) {
+	file := &configsource.File{Path: o.Path, Key: o.Key, Overrides: o.Overrides, Labels: o.Labels, Done: ctx.Done()}
 	if config, err := file.Config(); err == nil {
 		p.startWith(config.Startup, config.Notes, log)
 	}

@@ -136,7 +136,7 @@ func testListLimit(t *testing.T, s *server) {
 		return s.says("limit", generation, "rejected", "ProfileRejected") && len(s.told("limit", nodestatus.ReasonProfileRejected)) == 1
 	})
 	told := s.told("limit", nodestatus.ReasonProfileRejected)[0]
-	for _, part := range []string{"ConfigMap gpu/profiles[a]", "sharing.timeSlicing.resources[0].replicas", "4 MiB", "at most 2457 replicas", "(got 2458)"} {
+	for _, part := range []string{"ConfigMap gpu/profiles[a]", "sharing.timeSlicing.resources[0].replicas", "4 MiB", "write at most 2457", "(got 2458)"} {
 		if !strings.Contains(told, part) {
 			t.Errorf("%q does not say %s", told, part)
 		}

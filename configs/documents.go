@@ -159,7 +159,7 @@ type File struct {
 	Name string
 	// Kind says which of the other fields has the content.
 	Kind   DocumentKind
-	Config Config
+	Config Config // of a mig-parted document, the Notes alone
 	MIG    MIGLayouts
 	// Entries are the documents of a ConfigMap, sorted by Name.
 	Entries []File
@@ -184,6 +184,7 @@ func ParseKey(file string, data []byte, key string, overrides Overrides) (File, 
 			f.Entries = readConfigMap(root, data, key, overrides)
 		case KindMIGConfigs:
 			f.MIG = readMIGConfigs(root)
+			f.Config.Notes = root.source.notes
 		default:
 			f.Config = readProfile(root, overrides, nil)
 		}
@@ -336,6 +337,7 @@ func readConfigMap(root value, manifest []byte, key string, overrides Overrides)
 		entry := File{Name: e.key, Kind: KindProfile}
 		if kindOf(root) == KindMIGConfigs {
 			entry.Kind, entry.MIG = KindMIGConfigs, readMIGConfigs(root)
+			entry.Config.Notes = root.source.notes
 		}
 		entries = append(entries, entry)
 	}

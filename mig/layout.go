@@ -22,6 +22,23 @@ type PartitionCount struct {
 	Count   int
 }
 
+// String is "2 × 1g.5gb, 1 × 3g.20gb", "no partition" or "MIG off".
+func (l Layout) String() string {
+	var texts []string
+	for _, c := range l.Partitions {
+		if c.Count > 0 {
+			texts = append(texts, fmt.Sprintf("%d × %s", c.Count, c.Profile))
+		}
+	}
+	switch {
+	case !l.MIG:
+		return "MIG off"
+	case texts == nil:
+		return "no partition"
+	}
+	return strings.Join(texts, ", ")
+}
+
 // ErrNoMIG says that the GPU cannot have partitions at all.
 var ErrNoMIG = errors.New("the GPU has no MIG")
 

@@ -78,6 +78,29 @@ func (g Geometry) Place(wanted Layout, kept []Partition) ([]Partition, error) {
 	return placed, nil
 }
 
+// Fits returns an error as Place does if an empty GPU cannot have the layout. at is the index of
+// the first of its Partitions that the GPU cannot have even alone, -1 if it can have each.
+func (g Geometry) Fits(layout Layout) (at int, err error) {
+	if _, err := g.Place(layout, nil); err == nil {
+		return -1, nil
+	}
+	for n, c := range layout.Partitions {
+		info, known := g.ProfileInfo(c.Profile)
+		if !known {
+			return n, g.lacks()
+		}
+		_, err := g.Place(Layout{MIG: layout.MIG, Partitions: []PartitionCount{c}}, nil)
+		if errors.Is(err, ErrNoRoom) {
+			err = fmt.Errorf("%w, which has %d at most", ErrNoRoom, info.Max*(c.Profile.Slices/c.Profile.Compute))
+		}
+		if err != nil {
+			return n, err
+		}
+	}
+	_, err = g.Place(layout, nil)
+	return -1, err
+}
+
 func comparePlaced(a, b Partition) int {
 	return cmp.Or(
 		cmp.Compare(a.Placement.Start, b.Placement.Start),
@@ -115,15 +138,18 @@ func (g Geometry) expand(wanted Layout) ([]Profile, error) {
 }
 
 // unknown is the error for a profile that the GPU does not have.
-func (g Geometry) unknown(p Profile) error {
+func (g Geometry) unknown(p Profile) error { return fmt.Errorf("%s: %w", p, g.lacks()) }
+
+// lacks is unknown without the profile.
+func (g Geometry) lacks() error {
 	if len(g.Profiles) == 0 {
-		return fmt.Errorf("%s: %w", p, ErrUnknownProfile)
+		return ErrUnknownProfile
 	}
 	names := make([]string, len(g.Profiles))
 	for i, shape := range g.Profiles {
 		names[i] = shape.Profile.String()
 	}
-	return fmt.Errorf("%s: %w (it has %s)", p, ErrUnknownProfile, strings.Join(names, ", "))
+	return fmt.Errorf("%w (it has %s)", ErrUnknownProfile, strings.Join(names, ", "))
 }
 
 // instance is a GPU instance with its partitions. It exists already, or is new

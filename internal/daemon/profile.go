@@ -118,7 +118,7 @@ func (p *profile) openSource(ctx context.Context, o ProfileOptions, restored boo
 func (p *profile) startWith(startup configs.StartupSettings, notes []configs.Note, log *slog.Logger) {
 	p.startup = startup
 	for _, note := range notes {
-		log.Info("profile differs from NVIDIA's plugin", "path", note.Path, "note", note.Message)
+		log.Info("note on the profile", "path", note.Path, "note", note.Message)
 	}
 }
 

@@ -270,10 +270,12 @@ const defaultDomain = "nvidia.com/"
 func nameUnits(units []candidate, p Profile) {
 	for i, u := range units {
 		kind, rules, name := u.gpu.Model, p.GPUNames, defaultDomain+"gpu"
+		match := Pattern.Match
 		if u.partition != nil && p.MIGStrategy != MIGSingle {
-			kind, rules, name = u.partition.Profile.String(), p.MIGNames, defaultDomain+u.partition.Profile.ResourceName()
+			kind, rules, match = u.partition.Profile.String(), p.MIGNames, Pattern.MatchWhole
+			name = defaultDomain + u.partition.Profile.ResourceName()
 		}
-		if first := slices.IndexFunc(rules, func(r NamingRule) bool { return r.Pattern.Match(kind) }); first >= 0 {
+		if first := slices.IndexFunc(rules, func(r NamingRule) bool { return match(r.Pattern, kind) }); first >= 0 {
 			name = rules[first].Name
 		}
 		units[i].name = name

@@ -215,7 +215,7 @@ func TestLayoutsOfOtherModels(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := noted(file.Entries[0].Config); len(got) != len(doubts) || got[18] != "mig-configs."+doubts[14] {
-		t.Errorf("notes in a ConfigMap: %q", got)
+		t.Errorf("notes in a ConfigMap: %v", got)
 	}
 	if source := file.Entries[1].Config.Profile.MIG.Source(); source != "m[data.l]:18" {
 		t.Errorf("its layout stands at %s", source)

@@ -28,6 +28,8 @@ var (
 	ErrNoRoom = errors.New("no room on the GPU")
 	// ErrUnknownProfile says that the GPU cannot have partitions of the profile.
 	ErrUnknownProfile = errors.New("the GPU has no such profile")
+	// ErrUnlisted says that whether it can will be known when MIG mode is on.
+	ErrUnlisted = errors.New("the driver says which profiles the GPU has only while MIG mode is on: the layout all-enabled turns it on")
 )
 
 // Partition is a partition and the place of its GPU instance. Partitions that
@@ -137,12 +139,15 @@ func (g Geometry) expand(wanted Layout) ([]Profile, error) {
 	return list, nil
 }
 
-// unknown is the error for a profile that the GPU does not have.
+// unknown is the error for a profile that the GPU does not have, as far as its driver lists them.
 func (g Geometry) unknown(p Profile) error { return fmt.Errorf("%s: %w", p, g.lacks()) }
 
 // lacks is unknown without the profile.
 func (g Geometry) lacks() error {
-	if len(g.Profiles) == 0 {
+	switch {
+	case g.Unlisted:
+		return ErrUnlisted
+	case len(g.Profiles) == 0:
 		return ErrUnknownProfile
 	}
 	names := make([]string, len(g.Profiles))

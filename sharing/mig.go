@@ -69,9 +69,10 @@ func (BlockSource) GoString() string { return "" }
 //
 // geometry is how the GPU can be partitioned, the zero one for a GPU without
 // MIG. The error says that the GPU cannot have what is asked of it, and names
-// the layout, with the line, profile and count, but not the GPU; nothing is wanted then.
+// the layout, with the line, profile and count, but not the GPU; nothing is wanted then. mig.ErrUnlisted says
+// that this is not known yet.
 func (r MIGConfig) Layout(gpu GPUID, geometry mig.Geometry) (layout mig.Layout, wanted bool, err error) {
-	capable := len(geometry.Profiles) > 0
+	capable := len(geometry.Profiles) > 0 || geometry.Unlisted
 	if !r.Manage || r.Name == "" || r.Blocks == nil && !capable {
 		return mig.Layout{}, false, nil
 	}
@@ -91,7 +92,7 @@ func (r MIGConfig) Layout(gpu GPUID, geometry mig.Geometry) (layout mig.Layout, 
 	if err != nil {
 		return mig.Layout{}, false, fmt.Errorf("MIG layout %q: %s%w", r.Name, block.source(at), err)
 	}
-	return block.Layout, true, nil
+	return geometry.Named(block.Layout), true, nil
 }
 
 // blockOf is the index of the block that counts for the GPU, -1 for none.

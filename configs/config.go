@@ -25,7 +25,7 @@ type Config struct {
 	// Allowed are the layouts that the node's label may choose; nil for all, also the
 	// built-in ones.
 	Allowed []string
-	// Notes say, by line, where NVIDIA's plugin would do something else.
+	// Notes say, by line, where NVIDIA's plugin would do something else, and what may be a mistake.
 	Notes []Note
 }
 
@@ -95,7 +95,7 @@ func (s StartupSettings) CheckUnchanged(next StartupSettings) error {
 	return errors.Join(errs...)
 }
 
-// Note is a place in a document where Virgate differs from NVIDIA's plugin.
+// Note is a place in a document where Virgate differs from NVIDIA's plugin, or that may be a mistake.
 type Note struct {
 	// Line is counted from 1; 0 for a note about a flag or a variable.
 	Line int

@@ -165,7 +165,7 @@ type File struct {
 	Place string
 	// Kind says which of the other fields has the content.
 	Kind   DocumentKind
-	Config Config
+	Config Config // of a mig-parted document, the Notes alone
 	MIG    MIGLayouts
 	// Entries are the documents of ConfigMaps or of Helm values, by the order of those, then by Name.
 	Entries []File
@@ -198,6 +198,7 @@ func ParseKey(file string, data []byte, key string, overrides Overrides) (File, 
 	case !source.checkRoot(root):
 	case kindOf(root) == KindMIGConfigs:
 		f.Kind, f.MIG = KindMIGConfigs, readMIGConfigs(root)
+		f.Config.Notes = source.notes
 	case isHelmValues(root):
 		f.Kind, f.Entries = KindHelmValues, reader.readInside(root)
 		if len(f.Entries) == 0 {
@@ -431,6 +432,7 @@ func (r manifestReader) readData(data value) (entries []File) {
 		entry := File{Name: e.key, Place: root.source.file, Kind: KindProfile}
 		if kindOf(root) == KindMIGConfigs {
 			entry.Kind, entry.MIG = KindMIGConfigs, readMIGConfigs(root)
+			entry.Config.Notes = root.source.notes
 		}
 		entries = append(entries, entry)
 	}

@@ -68,6 +68,13 @@ func TestGeneration(t *testing.T) {
 	if !regexp.MustCompile(`^[0-9a-f]{12}$`).MatchString(base) {
 		t.Errorf("generation %q is not 12 hexadecimal digits", base)
 	}
+	layout := "mig: {config: a, configs: {a: [{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 2}}]}}\n"
+	if a, b := generation(layout), generation("# a remark\n"+layout); a != b {
+		t.Errorf("a layout on another line has generation %s, not %s", b, a)
+	}
+	if a, b := generation(layout), generation(strings.Replace(layout, ": 2", ": 3", 1)); a == b {
+		t.Error("another layout has the same generation")
+	}
 	for _, test := range []struct {
 		name, document string
 		same           bool

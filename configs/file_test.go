@@ -149,7 +149,7 @@ func TestCases(t *testing.T) {
 		{Name: "all-1g.5gb", Blocks: []sharing.LayoutBlock{{All: true, Layout: mig.Layout{MIG: true, Partitions: []mig.PartitionCount{{Profile: profile(t, "1g.5gb"), Count: 7}}}}}},
 		{Name: "all-2g.10gb", Blocks: []sharing.LayoutBlock{{All: true, Layout: mig.Layout{MIG: true, Partitions: []mig.PartitionCount{{Profile: profile(t, "2g.10gb"), Count: 3}}}}}},
 	}}}
-	if diff := cmp.Diff(want, got.Entries, compareSelectors); diff != "" {
+	if diff := cmp.Diff(want, got.Entries, compareSelectors, unplaced); diff != "" {
 		t.Errorf("mig (-want +got):\n%s", diff)
 	}
 }

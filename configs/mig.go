@@ -3,7 +3,6 @@ package configs
 import (
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 
 	"github.com/virgate/virgate/mig"
@@ -29,8 +28,8 @@ var ErrMIGLayout = errors.New("MIG layout")
 // nvidia.com/mig.config names in place of the document's. An empty name changes nothing,
 // and neither does any name without mig.manage: true.
 //
-// The error is ErrMIGLayout, and says which layouts there are if none has this name, or
-// that no published GPU can have the layout. The Config is unchanged then.
+// The error is ErrMIGLayout, and says which layouts there are if none has this name. The
+// Config is unchanged then.
 func (c Config) SelectMIG(name string) (Config, error) {
 	if name == "" || !c.Profile.MIG.Manage {
 		return c, nil
@@ -76,16 +75,12 @@ func readMIG(v value, elsewhere MIGLayouts) (sharing.MIGConfig, MIGLayouts, []st
 	if wanted.Reset && !wanted.Manage {
 		f.field("reset").note("has no effect without manage: true")
 	}
-	layouts := append(readLayouts(f.field("configs"), true), elsewhere...)
+	layouts := append(readLayouts(f.field("configs")), elsewhere...)
 
 	config := f.field("config")
-	if name, ok := config.text(); ok {
+	if name, blocks, ok := layouts.readName(config); ok {
 		if !wanted.Manage {
 			config.note("has no effect without manage: true")
-		}
-		blocks, err := layouts.resolve(name)
-		if err != nil {
-			config.problem(err.Error())
 		}
 		wanted.Name, wanted.Blocks = name, blocks
 	}
@@ -94,37 +89,50 @@ func readMIG(v value, elsewhere MIGLayouts) (sharing.MIGConfig, MIGLayouts, []st
 		allowed = []string{}
 		items, _ := names.items()
 		for _, item := range items {
-			name, ok := item.text()
-			if _, err := layouts.resolve(name); ok && err != nil {
-				item.problem(err.Error())
-			}
+			name, _, _ := layouts.readName(item)
 			allowed = append(allowed, name)
 		}
 	}
 	return wanted, layouts, allowed
 }
 
-// resolve finds the layout with the name and checks it. A built-in layout has no blocks.
-// The profile's own layouts come first, then those from elsewhere, then the built-in ones.
+// resolve finds the layout with the name. A built-in layout has no blocks. The profile's own
+// layouts come first, then those from elsewhere, then the built-in ones. Whether a GPU can have
+// the layout is for its driver to say, on the node.
 func (c MIGLayouts) resolve(name string) ([]sharing.LayoutBlock, error) {
 	found := slices.IndexFunc(c, func(l MIGLayout) bool { return l.Name == name })
-	if found < 0 {
+	switch {
+	case found < 0:
 		return nil, c.checkBuiltIn(name)
-	}
-	if c[found].Blocks == nil {
+	case c[found].Blocks == nil:
 		return nil, errors.New("several mig-parted documents have a layout of this name, and they differ")
-	}
-	for n, block := range c[found].Blocks {
-		if err := checkBlock(block); err != nil {
-			return nil, fmt.Errorf("block %d of the layout: %w", n, err)
-		}
 	}
 	return c[found].Blocks, nil
 }
 
-// checkBlock returns an error if no GPU that the block can choose can have its layout. Of
-// an unpublished GPU, which a filter may name, only the driver knows: that is no error.
-func checkBlock(block sharing.LayoutBlock) error {
+// readName reads the name of a layout. It notes a built-in one for a profile that may be misspelt.
+func (c MIGLayouts) readName(v value) (name string, blocks []sharing.LayoutBlock, ok bool) {
+	if name, ok = v.text(); !ok {
+		return "", nil, false
+	}
+	blocks, err := c.resolve(name)
+	switch {
+	case err != nil:
+		v.problem(err.Error())
+	case blocks == nil && !slices.ContainsFunc(mig.KnownGeometries(), func(g mig.Geometry) bool {
+		_, err := mig.NamedLayout(name, g)
+		return err == nil
+	}):
+		v.note("no GPU model that Virgate knows has this profile; the driver of each node decides")
+	}
+	return name, blocks, true
+}
+
+// doubt is a message about the first of the block's partitions that no GPU which it can choose is
+// known to have, and the index of these; a negative one for all of them together. It is empty
+// where the block can choose a GPU of an unknown model. Only a driver knows what its GPU can have,
+// so this is a hint at a mistake, and no more.
+func doubt(block sharing.LayoutBlock) (at int, message string) {
 	gpus := mig.KnownGeometries()
 	if len(block.Filters) > 0 {
 		gpus = nil
@@ -132,39 +140,32 @@ func checkBlock(block sharing.LayoutBlock) error {
 	for _, filter := range block.Filters {
 		gpu, known := mig.GeometryOf(uint16(filter.Device >> 16))
 		if !known {
-			return nil
+			return -1, ""
 		}
 		gpus = append(gpus, gpu)
 	}
-	possible := func(layout mig.Layout) bool {
+	possible := func(partitions ...mig.PartitionCount) bool {
 		return slices.ContainsFunc(gpus, func(gpu mig.Geometry) bool {
-			_, err := gpu.Place(layout, nil)
+			_, err := gpu.Place(mig.Layout{MIG: true, Partitions: partitions}, nil)
 			return err == nil
 		})
 	}
-	for _, c := range block.Layout.Partitions {
-		if !possible(mig.Layout{MIG: true, Partitions: []mig.PartitionCount{{Profile: c.Profile, Count: 1}}}) {
-			return fmt.Errorf("no published GPU that it chooses has the profile %s", c.Profile)
+	const unknown = "no GPU model that Virgate knows and this block chooses can have %s; the driver of each node decides"
+	for n, c := range block.Layout.Partitions {
+		if !possible(c) {
+			return n, fmt.Sprintf(unknown, mig.Layout{MIG: true, Partitions: []mig.PartitionCount{c}})
 		}
 	}
-	if !possible(block.Layout) {
-		return errors.New("no published GPU that it chooses can be cut so")
+	if !possible(block.Layout.Partitions...) {
+		return -1, fmt.Sprintf(unknown, block.Layout)
 	}
-	return nil
+	return -1, ""
 }
 
-// checkBuiltIn returns an error if no published GPU has a built-in layout of this name.
+// checkBuiltIn returns an error if this is not the name of a built-in layout, for some profile.
 func (c MIGLayouts) checkBuiltIn(name string) error {
-	var last error
-	for _, gpu := range mig.KnownGeometries() {
-		_, err := mig.NamedLayout(name, gpu)
-		if err == nil {
-			return nil
-		}
-		last = err
-	}
-	if errors.Is(last, mig.ErrUnknownProfile) {
-		return errors.New("no layout has this name, and no published GPU has the profile")
+	if _, err := mig.NamedLayout(name, mig.KnownGeometries()[0]); err == nil || errors.Is(err, mig.ErrUnknownProfile) {
+		return nil
 	}
 	names := append([]string{"all-disabled", "all-enabled", "all-balanced"}, c.names()...)
 	if near := nearest(name, names); near != "" {
@@ -182,7 +183,7 @@ func (c MIGLayouts) merge(more MIGLayouts) MIGLayouts {
 		switch {
 		case i < 0:
 			all = append(all, layout)
-		case !reflect.DeepEqual(all[i], layout):
+		case fmt.Sprintf("%#v", all[i]) != fmt.Sprintf("%#v", layout): // Without the Source.
 			all[i].Blocks = nil
 		}
 	}

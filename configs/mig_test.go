@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
@@ -38,6 +39,9 @@ data:
       for-a-new-GPU: [{device-filter: "0x111110DE", devices: all, mig-enabled: true, mig-devices: {9g.9gb: 1}}]
       impossible: [{devices: all, mig-enabled: true, mig-devices: {9g.9gb: 1}}]
 `
+
+// unplaced compares blocks wherever they stand.
+var unplaced = cmpopts.IgnoreTypes(sharing.BlockSource{})
 
 func layoutsOf(t *testing.T) map[string]Config {
 	t.Helper()
@@ -75,7 +79,7 @@ func TestMIGSection(t *testing.T) {
 		"label-only": {Manage: true, WhenBusy: sharing.WaitWhenBusy},
 		"hands-off":  {Name: "theirs", Blocks: theirs, WhenBusy: sharing.WaitWhenBusy},
 	} {
-		if diff := cmp.Diff(want, layoutsOf(t)[key].Profile.MIG); diff != "" {
+		if diff := cmp.Diff(want, layoutsOf(t)[key].Profile.MIG, unplaced); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", key, diff)
 		}
 	}
@@ -99,8 +103,9 @@ func TestSelectMIG(t *testing.T) {
 		{"a wrong name without manage", "hands-off", "nonsense", "theirs", nil, ""},
 		{"no such layout", "inline", "nonsense", "mine", nil, `MIG layout "nonsense": no layout has this name; all-disabled, all-enabled, `},
 		{"misspelt", "inline", "all-disable", "mine", nil, "did you mean all-disabled?"},
-		{"no such profile", "inline", "all-1g.7gb", "mine", nil, "no published GPU has the profile"},
-		{"impossible", "label-only", "impossible", "", nil, "block 0 of the layout: no published GPU that it chooses has the profile 9g.9gb"},
+		{"built in for a profile of no known model", "label-only", "all-1g.7gb", "all-1g.7gb", nil, ""},
+		{"with a profile of no known model", "label-only", "impossible", "impossible", all(t, "9g.9gb"), ""},
+		{"no profile", "label-only", "all-1g.5", "", nil, "no layout has this name; all-disabled"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			before := layoutsOf(t)[row.key]
@@ -119,7 +124,7 @@ func TestSelectMIG(t *testing.T) {
 			if row.layout == "" || row.wantName != row.layout || row.name == "the document's own" {
 				want = before.Profile.MIG.Blocks
 			}
-			if diff := cmp.Diff(want, got.Profile.MIG.Blocks); diff != "" {
+			if diff := cmp.Diff(want, got.Profile.MIG.Blocks, unplaced); diff != "" {
 				t.Errorf("blocks (-want +got):\n%s", diff)
 			}
 		})
@@ -127,6 +132,93 @@ func TestSelectMIG(t *testing.T) {
 	selected, err := layoutsOf(t)["label-only"].SelectMIG("for-a-new-GPU")
 	if err != nil || len(selected.Profile.MIG.Blocks) != 1 {
 		t.Errorf("a GPU that is not published: %v, %v", selected.Profile.MIG, err)
+	}
+}
+
+// TestLayoutsOfOtherModels: what no known GPU model can have is for the driver of a node to judge.
+// It is noted, with its line, and leaves the profile as good as it was.
+func TestLayoutsOfOtherModels(t *testing.T) {
+	const layouts = `
+  fleet:
+  - {device-filter: "0x20B010DE", devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  - device-filter: "0x294110DE"
+    devices: all
+    mig-enabled: true
+    mig-devices:
+      1g.23gb: 1
+      1g.21gb: 6
+  misspelt: [{devices: all, mig-enabled: true, mig-devices: {1g.7gb: 2}}]
+  unlike: [{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 1, 1g.6gb: 1}}]
+  many: [{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 8}}]
+  theirs: [{device-filter: "0x20B710DE", devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 1}}]
+  new: [{device-filter: ["0x20B710DE", "0x111110DE"], devices: all, mig-enabled: true, mig-devices: {9g.9gb: 1}}]
+`
+	doubts := map[int]string{
+		10: "fleet[1].mig-devices.1g.21gb: no GPU model that Virgate knows and this block chooses can have 6 × 1g.21gb; the driver of each node decides",
+		11: "misspelt[0].mig-devices.1g.7gb: no GPU model that Virgate knows and this block chooses can have 2 × 1g.7gb; the driver of each node decides",
+		12: "unlike[0].mig-devices: no GPU model that Virgate knows and this block chooses can have 1 × 1g.5gb, 1 × 1g.6gb; the driver of each node decides",
+		13: "many[0].mig-devices.1g.5gb: no GPU model that Virgate knows and this block chooses can have 8 × 1g.5gb; the driver of each node decides",
+		14: "theirs[0].mig-devices.1g.5gb: no GPU model that Virgate knows and this block chooses can have 1 × 1g.5gb; the driver of each node decides",
+	}
+	noted := func(config Config) map[int]string {
+		found := map[int]string{}
+		for _, note := range config.Notes {
+			if strings.Contains(note.Message, "model") {
+				found[note.Line] = note.Path + ": " + note.Message
+			}
+		}
+		return found
+	}
+	below := func(section string) map[int]string {
+		want := map[int]string{}
+		for line, text := range doubts {
+			want[line] = section + "." + text
+		}
+		return want
+	}
+	profile := "mig:\n  manage: true\n  configs:" + strings.ReplaceAll(strings.TrimRight(layouts, "\n"), "\n", "\n  ") +
+		"\n  config: fleet\n  allowed: [all-disabled, many, all-1g.6gb, all-9g.9gb]\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}]}}\n"
+	config, err := Parse("p", []byte(profile), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[int]string{}
+	for line, text := range below("mig.configs") {
+		want[line+1] = text
+	}
+	want[18] = "mig.allowed[3]: no GPU model that Virgate knows has this profile; the driver of each node decides"
+	if diff := cmp.Diff(want, noted(config)); diff != "" {
+		t.Errorf("the profile's notes (-want +got):\n%s", diff)
+	}
+	if source := (sharing.BlockSource{File: "p", Line: 6, Lines: []int{11, 10}}); !cmp.Equal(source, config.Profile.MIG.Blocks[1].Source) {
+		t.Errorf("source is %+v, want %+v", config.Profile.MIG.Blocks[1].Source, source)
+	}
+	for _, name := range []string{"many", "misspelt", "all-9g.9gb"} {
+		if selected, err := config.SelectMIG(name); err != nil || selected.Profile.MIG.Name != name {
+			t.Errorf("%s by label: %v", name, err)
+		}
+	}
+	file, err := ParseFile("l", []byte("version: v1\nmig-configs:"+layouts), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(below("mig-configs"), noted(file.Config)); diff != "" {
+		t.Errorf("notes of mig-parted's document (-want +got):\n%s", diff)
+	}
+	if wanted, err := file.MIGLayout("", "fleet"); err != nil || wanted.Blocks[1].Source.Line != 5 {
+		t.Errorf("mig-parted's: %+v, %v", wanted.Blocks, err)
+	}
+	manifest := "apiVersion: v1\nkind: ConfigMap\ndata:\n  l: |\n    version: v1\n    mig-configs:" + strings.ReplaceAll(layouts, "\n", "\n    ") +
+		"\n  p: |\n    mig: {manage: true, config: theirs}\n"
+	file, err = ParseFile("m", []byte(manifest), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := noted(file.Entries[0].Config); len(got) != len(doubts) || got[18] != "mig-configs."+doubts[14] {
+		t.Errorf("notes in a ConfigMap: %v", got)
+	}
+	if source := file.Entries[1].Config.Profile.MIG.Source(); source != "m[data.l]:18" {
+		t.Errorf("its layout stands at %s", source)
 	}
 }
 

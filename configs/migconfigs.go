@@ -28,13 +28,11 @@ func ParseMIGConfigs(file string, data []byte) (MIGLayouts, error) {
 func readMIGConfigs(root value) MIGLayouts {
 	document := root.mapping("version", migConfigsKey)
 	document.required("version").oneOf(versionV1)
-	return readLayouts(document.required(migConfigsKey), false)
+	return readLayouts(document.required(migConfigsKey))
 }
 
-// readLayouts reads a mapping from names to lists of blocks. Layouts under
-// mig.configs are meant for Virgate (own), so that one which no GPU can have is
-// a problem; a mig-parted document may be meant for GPUs not published yet.
-func readLayouts(section value, own bool) MIGLayouts {
+// readLayouts reads a mapping from names to lists of blocks.
+func readLayouts(section value) MIGLayouts {
 	pairs := section.pairs()
 	if section.shape() == shapeMapping && len(pairs) == 0 {
 		section.problem("expected at least one layout")
@@ -48,7 +46,7 @@ func readLayouts(section value, own bool) MIGLayouts {
 		}
 		layout := MIGLayout{Name: e.key}
 		for _, block := range blocks {
-			layout.Blocks = append(layout.Blocks, readLayoutBlock(block, keys, own))
+			layout.Blocks = append(layout.Blocks, readLayoutBlock(block, keys))
 		}
 		layouts = append(layouts, layout)
 	}
@@ -56,13 +54,16 @@ func readLayouts(section value, own bool) MIGLayouts {
 	return layouts
 }
 
-func readLayoutBlock(v value, keys []string, own bool) sharing.LayoutBlock {
+func readLayoutBlock(v value, keys []string) sharing.LayoutBlock {
 	if v.shape() != shapeMapping {
 		v.problem("expected a mapping with devices and mig-enabled")
 		return sharing.LayoutBlock{}
 	}
 	f := v.mapping(keys...)
-	block := sharing.LayoutBlock{Filters: readDeviceFilters(f.field("device-filter"))}
+	block := sharing.LayoutBlock{
+		Filters: readDeviceFilters(f.field("device-filter")),
+		Source:  sharing.BlockSource{File: v.source.file, Line: v.line},
+	}
 	block.All, block.Indexes = readGPUs(f.required("devices"))
 	enabled, ok := f.required("mig-enabled").boolean()
 	block.Layout.MIG = enabled
@@ -70,20 +71,28 @@ func readLayoutBlock(v value, keys []string, own bool) sharing.LayoutBlock {
 	if ok && enabled && partitions.absent() {
 		partitions.problem("is required where mig-enabled is true: write {} for no partitions")
 	}
-	block.Layout.Partitions = readPartitions(partitions)
+	counts := readPartitions(partitions)
+	for _, c := range counts {
+		block.Layout.Partitions = append(block.Layout.Partitions, c.PartitionCount)
+		block.Source.Lines = append(block.Source.Lines, c.line)
+	}
 	if ok && !enabled && len(block.Layout.Partitions) > 0 {
 		partitions.problem("expected none where mig-enabled is false")
 	}
-	if own {
-		if err := checkBlock(block); err != nil {
-			partitions.problem(err.Error())
-		}
+	if at, message := doubt(block); message != "" && at < 0 {
+		partitions.note(message)
+	} else if message != "" {
+		counts[at].note(message)
 	}
 	return block
 }
 
+// readDeviceFilters reads one filter or a list; none, also "", is for all GPUs.
 func readDeviceFilters(v value) []sharing.GPUFilter {
 	items, _ := v.texts()
+	if !slices.ContainsFunc(items, func(item value) bool { return item.shape() != shapeText || item.node.Value != "" }) {
+		return nil
+	}
 	var filters []sharing.GPUFilter
 	for _, item := range items {
 		if item.shape() != shapeText {
@@ -153,12 +162,18 @@ func readGPUs(v value) (all bool, indexes []int) {
 	return all, nil
 }
 
+// partitionCount is what a layout has of a profile, and where.
+type partitionCount struct {
+	mig.PartitionCount
+	entry
+}
+
 // readPartitions reads a mapping from profiles to counts. A profile with a count of 0 is
 // left out. That every count is 0 is a problem: it is probably a mistake.
-func readPartitions(v value) []mig.PartitionCount {
+func readPartitions(v value) []partitionCount {
 	pairs := v.pairs()
 	lines := make(map[mig.Profile]int)
-	var partitions []mig.PartitionCount
+	var partitions []partitionCount
 	allZero := len(pairs) > 0
 	for _, e := range pairs {
 		profile, err := mig.ParseProfile(e.key)
@@ -175,13 +190,13 @@ func readPartitions(v value) []mig.PartitionCount {
 		}
 		allZero = allZero && ok && count == 0
 		if count > 0 && err == nil {
-			partitions = append(partitions, mig.PartitionCount{Profile: profile, Count: count})
+			partitions = append(partitions, partitionCount{mig.PartitionCount{Profile: profile, Count: count}, e})
 		}
 	}
 	if allZero {
 		v.problem("every count is 0: write {} for no partitions")
 	}
-	slices.SortFunc(partitions, func(a, b mig.PartitionCount) int { return a.Profile.Compare(b.Profile) })
+	slices.SortFunc(partitions, func(a, b partitionCount) int { return a.Profile.Compare(b.Profile) })
 	return partitions
 }
 

@@ -467,6 +467,11 @@ func (e entry) problem(message string) {
 	e.value.source.problem(position{e.value.source.file, e.line, e.value.path}, quote(e.key), message)
 }
 
+// note notes something at the key.
+func (e entry) note(message string) {
+	e.value.source.notes = append(e.value.source.notes, Note{Line: e.line, Path: e.value.path, Message: message})
+}
+
 // fields are the entries of a mapping whose possible keys are known.
 type fields struct {
 	parent  value

@@ -25,7 +25,7 @@ import (
 // ErrNoRoom, ErrUnknownProfile or ErrNoMIG; or that have contradicts itself. The
 // Change is then zero.
 func NewChange(g Geometry, mode bool, have []Instance, want Layout) (Change, error) {
-	if want.MIG && len(g.Profiles) == 0 {
+	if want.MIG && len(g.Profiles) == 0 && !g.Unlisted {
 		return Change{}, fmt.Errorf("enable MIG: %w", ErrNoMIG)
 	}
 	wanted, err := g.expand(want)

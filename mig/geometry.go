@@ -17,6 +17,31 @@ type Geometry struct {
 	Profiles []ProfileInfo
 	// Memory is that of an instance by its profile, in MiB, as far as the driver says.
 	Memory map[Profile]uint64
+	// Unlisted says that the driver lists the GPU's profiles only while MIG mode is on, and it is
+	// off. Profiles are then those published for the model, none for an unknown model, and the
+	// driver may have others.
+	Unlisted bool
+	// Renamed has the driver's name of a profile by its published one, where a profile of the same
+	// number has another name; nil for none. Only the driver's names count.
+	Renamed map[Profile]Profile
+}
+
+// Name is the driver's name of the profile, which may be given by its published name.
+func (g Geometry) Name(p Profile) Profile {
+	if own, ok := g.Renamed[p.Instance()]; ok {
+		own.Compute = p.Compute
+		return own
+	}
+	return p
+}
+
+// Named is the layout in the driver's names.
+func (g Geometry) Named(l Layout) Layout {
+	l.Partitions = slices.Clone(l.Partitions)
+	for i, c := range l.Partitions {
+		l.Partitions[i].Profile = g.Name(c.Profile)
+	}
+	return l
 }
 
 // ProfileInfo describes a GPU instance profile of a GPU model.
@@ -40,7 +65,7 @@ type ProfileInfo struct {
 // ProfileInfo describes the GPU instance of partitions with the profile; false
 // if the GPU has none.
 func (g Geometry) ProfileInfo(p Profile) (ProfileInfo, bool) {
-	instance := p.Instance()
+	instance := g.Name(p).Instance()
 	i := slices.IndexFunc(g.Profiles, func(info ProfileInfo) bool { return info.Profile == instance })
 	if i < 0 {
 		return ProfileInfo{}, false

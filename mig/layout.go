@@ -22,6 +22,23 @@ type PartitionCount struct {
 	Count   int
 }
 
+// String is "2 × 1g.5gb, 1 × 3g.20gb", "no partition" or "MIG off".
+func (l Layout) String() string {
+	var texts []string
+	for _, c := range l.Partitions {
+		if c.Count > 0 {
+			texts = append(texts, fmt.Sprintf("%d × %s", c.Count, c.Profile))
+		}
+	}
+	switch {
+	case !l.MIG:
+		return "MIG off"
+	case texts == nil:
+		return "no partition"
+	}
+	return strings.Join(texts, ", ")
+}
+
 // ErrNoMIG says that the GPU cannot have partitions at all.
 var ErrNoMIG = errors.New("the GPU has no MIG")
 
@@ -35,8 +52,8 @@ var ErrNoMIG = errors.New("the GPU has no MIG")
 //	                as in a resource name
 //
 // Partitions are sorted by Compare. The error is ErrUnknownProfile if the GPU
-// does not have the profile, and ErrNoMIG if the geometry has no profiles and the
-// name is not all-disabled.
+// does not have the profile, ErrUnlisted if that is not known yet, and ErrNoMIG if the geometry
+// has no profiles and the name is not all-disabled.
 func NamedLayout(name string, g Geometry) (Layout, error) {
 	layout, err := namedLayout(name, g)
 	if err != nil {
@@ -49,10 +66,12 @@ func namedLayout(name string, g Geometry) (Layout, error) {
 	switch {
 	case name == "all-disabled":
 		return Layout{}, nil
-	case len(g.Profiles) == 0:
+	case len(g.Profiles) == 0 && !g.Unlisted:
 		return Layout{}, ErrNoMIG
 	case name == "all-enabled":
 		return Layout{MIG: true}, nil
+	case len(g.Profiles) == 0:
+		return Layout{}, ErrUnlisted
 	case name == "all-balanced":
 		return balanced(g)
 	}
@@ -69,7 +88,7 @@ func namedLayout(name string, g Geometry) (Layout, error) {
 	if !ok {
 		return Layout{}, g.unknown(p)
 	}
-	return Layout{MIG: true, Partitions: []PartitionCount{{p, info.Max * (p.Slices / p.Compute)}}}, nil
+	return Layout{MIG: true, Partitions: []PartitionCount{{g.Name(p), info.Max * (p.Slices / p.Compute)}}}, nil
 }
 
 func balanced(g Geometry) (Layout, error) {

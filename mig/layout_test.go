@@ -87,6 +87,58 @@ func TestNamedLayoutRefuses(t *testing.T) {
 	}
 }
 
+// TestFits names the first of the layout's partitions that the GPU cannot have even alone.
+func TestFits(t *testing.T) {
+	unlisted := geometry(t, a100)
+	unlisted.Unlisted = true
+	for _, row := range []struct {
+		name, layout string
+		gpu          mig.Geometry
+		at           int
+		is           error
+		because      string
+	}{
+		{"fits", "2×1g.5gb 2g.10gb 3g.20gb", geometry(t, a100), -1, nil, ""},
+		{"unknown", "2×1g.5gb 2g.12gb 3g.24gb", geometry(t, a100), 1, mig.ErrUnknownProfile, "(it has 1g.5gb, "},
+		{"too many", "1g.5gb 4×2g.10gb", geometry(t, a100), 1, mig.ErrNoRoom, "which has 3 at most"},
+		{"too many parts of an instance", "7×1c.3g.20gb", geometry(t, a100), 0, mig.ErrNoRoom, "which has 6 at most"},
+		{"one for each slot and more", "9×1g.5gb", geometry(t, a100), 0, mig.ErrNoRoom, "which has 7 at most"},
+		{"not together", "1g.5gb 7g.40gb", geometry(t, a100), -1, mig.ErrNoRoom, "place 1g.5gb beside 7g.40gb"},
+		{"not listed yet", "1g.5gb 2g.12gb", unlisted, 1, mig.ErrUnlisted, ""},
+		{"published, and not listed yet", "1g.5gb", unlisted, -1, nil, ""},
+		{"of an unknown model, and not listed yet", "1g.5gb", mig.Geometry{Unlisted: true}, 0, mig.ErrUnlisted, ""},
+		{"nothing of an unknown model", "", mig.Geometry{Unlisted: true}, -1, nil, ""},
+	} {
+		at, err := row.gpu.Fits(layout(t, row.layout))
+		if at != row.at || !errors.Is(err, row.is) || err != nil && !strings.Contains(err.Error(), row.because) {
+			t.Errorf("%s: partition %d, %v", row.name, at, err)
+		}
+	}
+}
+
+// TestUnlisted: without a list of profiles only layouts without any are known.
+func TestUnlisted(t *testing.T) {
+	g := mig.Geometry{Unlisted: true}
+	for name, want := range map[string]error{"all-disabled": nil, "all-enabled": nil, "all-balanced": mig.ErrUnlisted, "all-1g.5gb": mig.ErrUnlisted} {
+		if got, err := mig.NamedLayout(name, g); !errors.Is(err, want) || got.MIG != (name == "all-enabled") {
+			t.Errorf("%s: %s, %v", name, got, err)
+		}
+	}
+	if change, err := mig.NewChange(g, false, nil, mig.Layout{MIG: true}); err != nil || len(change.Steps) != 1 {
+		t.Errorf("MIG mode on: %v, %v", change.Steps, err)
+	}
+}
+
+func TestLayoutString(t *testing.T) {
+	for want, l := range map[string]mig.Layout{
+		"MIG off": {}, "no partition": {MIG: true}, "2 × 1g.5gb, 1 × 3g.20gb": layout(t, "2×1g.5gb 3g.20gb"),
+	} {
+		if got := l.String(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 // layout reads "2×1g.5gb 3g.20gb".
 func layout(t testing.TB, text string) mig.Layout {
 	t.Helper()

@@ -28,6 +28,8 @@ var (
 	ErrNoRoom = errors.New("no room on the GPU")
 	// ErrUnknownProfile says that the GPU cannot have partitions of the profile.
 	ErrUnknownProfile = errors.New("the GPU has no such profile")
+	// ErrUnlisted says that whether it can will be known when MIG mode is on.
+	ErrUnlisted = errors.New("the driver says which profiles the GPU has only while MIG mode is on: the layout all-enabled turns it on")
 )
 
 // Partition is a partition and the place of its GPU instance. Partitions that
@@ -78,6 +80,29 @@ func (g Geometry) Place(wanted Layout, kept []Partition) ([]Partition, error) {
 	return placed, nil
 }
 
+// Fits returns an error as Place does if an empty GPU cannot have the layout. at is the index of
+// the first of its Partitions that the GPU cannot have even alone, -1 if it can have each.
+func (g Geometry) Fits(layout Layout) (at int, err error) {
+	if _, err := g.Place(layout, nil); err == nil {
+		return -1, nil
+	}
+	for n, c := range layout.Partitions {
+		info, known := g.ProfileInfo(c.Profile)
+		if !known {
+			return n, g.lacks()
+		}
+		_, err := g.Place(Layout{MIG: layout.MIG, Partitions: []PartitionCount{c}}, nil)
+		if errors.Is(err, ErrNoRoom) {
+			err = fmt.Errorf("%w, which has %d at most", ErrNoRoom, info.Max*(c.Profile.Slices/c.Profile.Compute))
+		}
+		if err != nil {
+			return n, err
+		}
+	}
+	_, err = g.Place(layout, nil)
+	return -1, err
+}
+
 func comparePlaced(a, b Partition) int {
 	return cmp.Or(
 		cmp.Compare(a.Placement.Start, b.Placement.Start),
@@ -114,16 +139,22 @@ func (g Geometry) expand(wanted Layout) ([]Profile, error) {
 	return list, nil
 }
 
-// unknown is the error for a profile that the GPU does not have.
-func (g Geometry) unknown(p Profile) error {
-	if len(g.Profiles) == 0 {
-		return fmt.Errorf("%s: %w", p, ErrUnknownProfile)
+// unknown is the error for a profile that the GPU does not have, as far as its driver lists them.
+func (g Geometry) unknown(p Profile) error { return fmt.Errorf("%s: %w", p, g.lacks()) }
+
+// lacks is unknown without the profile.
+func (g Geometry) lacks() error {
+	switch {
+	case g.Unlisted:
+		return ErrUnlisted
+	case len(g.Profiles) == 0:
+		return ErrUnknownProfile
 	}
 	names := make([]string, len(g.Profiles))
 	for i, shape := range g.Profiles {
 		names[i] = shape.Profile.String()
 	}
-	return fmt.Errorf("%s: %w (it has %s)", p, ErrUnknownProfile, strings.Join(names, ", "))
+	return fmt.Errorf("%w (it has %s)", ErrUnknownProfile, strings.Join(names, ", "))
 }
 
 // instance is a GPU instance with its partitions. It exists already, or is new

@@ -45,73 +45,116 @@ type LayoutBlock struct {
 	Indexes []int
 	// Layout is what they are to have, smaller profiles first.
 	Layout mig.Layout
+	// Source is where the block was read.
+	Source BlockSource
 }
+
+// BlockSource is where a document has a block, for messages; zero for a block of no document.
+type BlockSource struct {
+	File string
+	// Line is that of the block, Lines are those of its Layout.Partitions. They count from 1.
+	Line  int
+	Lines []int
+}
+
+// GoString keeps the source out of the generation of a profile, which says what is wanted.
+func (BlockSource) GoString() string { return "" }
 
 // Layout is what is wanted of the GPU. Of several blocks that choose it the last
 // counts, as mig-parted applies them in order (mig-parted v0.15,
 // pkg/mig/config). wanted is false where nothing is asked of the GPU: without
 // Manage or a name, with no block that chooses it, and for a GPU without MIG
-// where all GPUs are chosen or MIG is to be off.
+// where all GPUs are chosen or MIG is to be off. A block counts on the GPUs that it chooses
+// only: what it wants of others may be nothing that these can have.
 //
 // geometry is how the GPU can be partitioned, the zero one for a GPU without
 // MIG. The error says that the GPU cannot have what is asked of it, and names
-// the layout, but not the GPU; nothing is wanted then.
+// the layout, with the line, profile and count, but not the GPU; nothing is wanted then. mig.ErrUnlisted says
+// that this is not known yet.
 func (r MIGConfig) Layout(gpu GPUID, geometry mig.Geometry) (layout mig.Layout, wanted bool, err error) {
-	layout, wanted, err = r.layout(gpu, geometry)
-	if err == nil && wanted {
-		_, err = geometry.Place(layout, nil)
-	}
-	if err != nil && r.Blocks != nil {
-		err = fmt.Errorf("MIG layout %q: %w", r.Name, err)
-	}
-	if err != nil {
-		return mig.Layout{}, false, err
-	}
-	return layout, wanted, nil
-}
-
-func (r MIGConfig) layout(gpu GPUID, geometry mig.Geometry) (mig.Layout, bool, error) {
-	capable := len(geometry.Profiles) > 0
+	capable := len(geometry.Profiles) > 0 || geometry.Unlisted
 	if !r.Manage || r.Name == "" || r.Blocks == nil && !capable {
 		return mig.Layout{}, false, nil
 	}
 	if r.Blocks == nil {
-		layout, err := mig.NamedLayout(r.Name, geometry)
+		layout, err = mig.NamedLayout(r.Name, geometry)
 		return layout, err == nil, err
 	}
-	for _, block := range slices.Backward(r.Blocks) {
-		switch {
-		case !block.passes(gpu) || !block.All && !slices.Contains(block.Indexes, gpu.Index):
-			continue
-		case capable:
-			return block.Layout, true, nil
-		case block.Layout.MIG && !block.All:
-			return mig.Layout{}, false, mig.ErrNoMIG
-		default:
-			return mig.Layout{}, false, nil
-		}
+	n := r.blockOf(gpu)
+	if n < 0 || !capable && (r.Blocks[n].All || !r.Blocks[n].Layout.MIG) {
+		return mig.Layout{}, false, nil
 	}
-	return mig.Layout{}, false, nil
+	block := r.Blocks[n]
+	at, err := -1, mig.ErrNoMIG
+	if capable {
+		at, err = geometry.Fits(block.Layout)
+	}
+	if err != nil {
+		return mig.Layout{}, false, fmt.Errorf("MIG layout %q: %s%w", r.Name, block.source(at), err)
+	}
+	return geometry.Named(block.Layout), true, nil
 }
 
-// Unmatched warns of the blocks and indexes of the layout that choose no GPU of the node.
-// One document serves unlike nodes, so this is no error.
+// blockOf is the index of the block that counts for the GPU, -1 for none.
+func (r MIGConfig) blockOf(gpu GPUID) int {
+	for n, block := range slices.Backward(r.Blocks) {
+		if block.passes(gpu) && (block.All || slices.Contains(block.Indexes, gpu.Index)) {
+			return n
+		}
+	}
+	return -1
+}
+
+// source says where the block's Partitions of that index stand, or all of them where it is
+// negative, as the beginning of a message: "FILE:LINE: 7 × 1g.24gb: ".
+func (b LayoutBlock) source(at int) string {
+	layout, line := b.Layout, b.Source.Line
+	if at >= 0 {
+		layout.Partitions = layout.Partitions[at : at+1]
+		if at < len(b.Source.Lines) {
+			line = b.Source.Lines[at]
+		}
+	}
+	if line == 0 {
+		return layout.String() + ": "
+	}
+	return fmt.Sprintf("%s:%d: %s: ", b.Source.File, line, layout)
+}
+
+// Source is where the wanted layout was read, "FILE:LINE"; empty for a built-in one.
+func (r MIGConfig) Source() string {
+	if len(r.Blocks) == 0 {
+		return ""
+	}
+	return r.Blocks[0].Source.String()
+}
+
+// String is "FILE:LINE".
+func (s BlockSource) String() string { return fmt.Sprintf("%s:%d", s.File, s.Line) }
+
+// Unmatched warns of indexes of the layout that choose no GPU of the node, and of a layout with
+// no block for any. One document serves unlike nodes, so a block with a filter that no GPU passes
+// is neither an error nor a warning beside others.
 func (r MIGConfig) Unmatched(gpus []GPUID) []string {
-	if !r.Manage {
+	if !r.Manage || len(r.Blocks) == 0 {
 		return nil
 	}
 	var notes warnings
-	for n, block := range r.Blocks {
+	matched := false
+	for _, block := range r.Blocks {
 		passed := slices.DeleteFunc(slices.Clone(gpus), func(gpu GPUID) bool { return !block.passes(gpu) })
 		if len(passed) == 0 {
-			notes.addf("MIG layout %q: block %d is for no GPU of this node", r.Name, n)
 			continue
 		}
+		matched = true
 		for _, index := range block.Indexes {
 			if !slices.ContainsFunc(passed, func(b GPUID) bool { return b.Index == index }) {
-				notes.addf("MIG layout %q: block %d: GPU %d is not on this node or does not pass the filter", r.Name, n, index)
+				notes.addf("MIG layout %q: %s: GPU %d is not on this node or does not pass the filter", r.Name, block.Source, index)
 			}
 		}
+	}
+	if !matched {
+		notes.addf("MIG layout %q: %s: no block is for a GPU of this node", r.Name, r.Source())
 	}
 	return sorted(notes.all)
 }

@@ -53,9 +53,13 @@ func TestRepartitionLayout(t *testing.T) {
 		{"off", []LayoutBlock{{All: true}}, "x", GPUID{0, a100ID, 0}, true, off, ""},
 		{"all, for a GPU without MIG", []LayoutBlock{{All: true, Layout: whole}}, "x", GPUID{0, t4ID, 0}, false, off, ""},
 		{"off, for a GPU without MIG", []LayoutBlock{{Indexes: []int{0}}}, "x", GPUID{0, t4ID, 0}, false, off, ""},
-		{"named, for a GPU without MIG", []LayoutBlock{{Indexes: []int{0}, Layout: whole}}, "x", GPUID{0, t4ID, 0}, false, off, `MIG layout "x": the GPU has no MIG`},
-		{"a profile of another GPU", []LayoutBlock{{All: true, Layout: small}}, "x", GPUID{2, a100ID, 0}, false, off, `MIG layout "x": place 1g.6gb: the GPU has no such profile`},
-		{"no room", []LayoutBlock{{All: true, Layout: layoutFor(t, "7g.40gb", "1g.5gb")}}, "x", GPUID{2, a100ID, 0}, false, off, "no room"},
+		{"named, for a GPU without MIG", []LayoutBlock{{Indexes: []int{0}, Layout: whole}}, "x", GPUID{0, t4ID, 0}, false, off, `MIG layout "x": 1 × 7g.40gb: the GPU has no MIG`},
+		{"a profile of another GPU", []LayoutBlock{{All: true, Layout: small}}, "x", GPUID{2, a100ID, 0}, false, off, `MIG layout "x": 1 × 1g.6gb: the GPU has no such profile (it has 1g.5gb, `},
+		{"no room", []LayoutBlock{{All: true, Layout: layoutFor(t, "7g.40gb", "1g.5gb")}}, "x", GPUID{2, a100ID, 0}, false, off, `MIG layout "x": 1 × 7g.40gb, 1 × 1g.5gb: place 1g.5gb beside 7g.40gb: no room on the GPU`},
+		{"too many", []LayoutBlock{{All: true, Layout: mig.Layout{MIG: true, Partitions: []mig.PartitionCount{{Profile: half.Partitions[0].Profile, Count: 3}}}}}, "x", GPUID{2, a100ID, 0}, false, off, `MIG layout "x": 3 × 3g.20gb: no room on the GPU, which has 2 at most`},
+		{"of another model, impossible here", []LayoutBlock{{All: true, Layout: half}, {Filters: only(GPUFilter{a30ID, 0}), All: true, Layout: small}}, "x", GPUID{2, a100ID, 0}, true, half, ""},
+		{"its line", []LayoutBlock{{Layout: half, Source: BlockSource{"f", 3, []int{4}}}, {All: true, Layout: layoutFor(t, "3g.20gb", "1g.6gb"), Source: BlockSource{"f", 7, []int{8, 9}}}}, "x", GPUID{2, a100ID, 0}, false, off, `MIG layout "x": f:9: 1 × 1g.6gb: the GPU`},
+		{"its line, together", []LayoutBlock{{All: true, Layout: layoutFor(t, "7g.40gb", "1g.5gb"), Source: BlockSource{"f", 7, []int{8, 9}}}}, "x", GPUID{2, a100ID, 0}, false, off, `MIG layout "x": f:7: 1 × 7g.40gb, 1 × 1g.5gb: place`},
 		{"built in", nil, "all-3g.20gb", GPUID{0, a100ID, 0}, true, mig.Layout{MIG: true, Partitions: []mig.PartitionCount{{Profile: half.Partitions[0].Profile, Count: 2}}}, ""},
 		{"built in, for a GPU without MIG", nil, "all-3g.20gb", GPUID{0, t4ID, 0}, false, off, ""},
 		{"built in, for another GPU", nil, "all-3g.20gb", GPUID{0, a30ID, 0}, false, off, `MIG layout "all-3g.20gb": 3g.20gb: the GPU has no such profile`},
@@ -92,17 +96,23 @@ func TestRepartitionUnmatched(t *testing.T) {
 	gpus := []GPUID{{0, a100ID, 0}, {1, a100ID, 0}, {2, t4ID, 0}}
 	r := MIGConfig{Manage: true, Name: "x", Blocks: []LayoutBlock{
 		{All: true},
-		{Indexes: []int{0, 5}},
+		{Indexes: []int{0, 5}, Source: BlockSource{"f", 7, nil}},
 		{Filters: []GPUFilter{{a30ID, 0}}, All: true},
-		{Filters: []GPUFilter{{a100ID, 0}}, Indexes: []int{2, 1}},
+		{Filters: []GPUFilter{{a100ID, 0}}, Indexes: []int{2, 1}, Source: BlockSource{"f", 9, nil}},
 	}}
 	want := []string{
-		`MIG layout "x": block 1: GPU 5 is not on this node or does not pass the filter`,
-		`MIG layout "x": block 2 is for no GPU of this node`,
-		`MIG layout "x": block 3: GPU 2 is not on this node or does not pass the filter`,
+		`MIG layout "x": f:7: GPU 5 is not on this node or does not pass the filter`,
+		`MIG layout "x": f:9: GPU 2 is not on this node or does not pass the filter`,
 	}
 	if diff := cmp.Diff(want, r.Unmatched(gpus)); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+	fleet := MIGConfig{Manage: true, Name: "fleet", Blocks: []LayoutBlock{
+		{Filters: []GPUFilter{{a30ID, 0}}, All: true, Source: BlockSource{"f", 3, nil}},
+		{Filters: []GPUFilter{{0x233010DE, 0}}, Indexes: []int{0}, Source: BlockSource{"f", 4, nil}},
+	}}
+	if diff := cmp.Diff([]string{`MIG layout "fleet": f:3: no block is for a GPU of this node`}, fleet.Unmatched(gpus)); diff != "" {
+		t.Errorf("a layout for other nodes (-want +got):\n%s", diff)
 	}
 	r.Manage = false
 	if got := r.Unmatched(gpus); got != nil {

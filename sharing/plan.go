@@ -132,16 +132,16 @@ func reportPatterns(gpus []GPU, p Profile, warn *warnings) {
 			}
 		}
 	}
-	report := func(path string, rules []NamingRule, what string, there []string) {
+	report := func(path string, rules []NamingRule, match func(Pattern, string) bool, what string, there []string) {
 		there = sorted(there)
 		for i, rule := range rules {
-			if len(there) > 0 && !slices.ContainsFunc(there, rule.Pattern.Match) {
+			if len(there) > 0 && !slices.ContainsFunc(there, func(name string) bool { return match(rule.Pattern, name) }) {
 				warn.unmatchedf("%s[%d].pattern: %q matches no %s of this node, which has %s; case matters", path, i, rule.Pattern, what, quotedList(there))
 			}
 		}
 	}
-	report("resources.gpus", p.GPUNames, "GPU", models)
-	report("resources.mig", p.MIGNames, "partition", profiles)
+	report("resources.gpus", p.GPUNames, Pattern.Match, "GPU", models)
+	report("resources.mig", p.MIGNames, Pattern.MatchWhole, "partition", profiles)
 }
 
 func quotedList(texts []string) string {
@@ -307,10 +307,12 @@ const defaultDomain = "nvidia.com/"
 func nameUnits(units []candidate, p Profile) {
 	for i, u := range units {
 		kind, rules, name := u.gpu.Model, p.GPUNames, defaultDomain+"gpu"
+		match := Pattern.Match
 		if u.partition != nil && p.MIGStrategy != MIGSingle {
-			kind, rules, name = u.partition.Profile.String(), p.MIGNames, defaultDomain+u.partition.Profile.ResourceName()
+			kind, rules, match = u.partition.Profile.String(), p.MIGNames, Pattern.MatchWhole
+			name = defaultDomain + u.partition.Profile.ResourceName()
 		}
-		if first := slices.IndexFunc(rules, func(r NamingRule) bool { return r.Pattern.Match(kind) }); first >= 0 {
+		if first := slices.IndexFunc(rules, func(r NamingRule) bool { return match(r.Pattern, kind) }); first >= 0 {
 			name = rules[first].Name
 		}
 		units[i].name = name

@@ -191,7 +191,7 @@ func TestPlanNaming(t *testing.T) {
 			gpus:    []GPU{cut(0, twoG(), oneG(), oneGME(), halfG())},
 			profile: profile,
 			want: []string{
-				"nvidia.com/medium: 0:0×1 0:3×1", "nvidia.com/mig-1g.5gb: 0:1×1", "nvidia.com/mig-1g.5gb.me: 0:2×1",
+				"nvidia.com/medium: 0:0×1", "nvidia.com/mig-1c.2g.10gb: 0:3×1", "nvidia.com/mig-1g.5gb: 0:1×1", "nvidia.com/mig-1g.5gb.me: 0:2×1",
 			},
 		}, {
 			name:    "a compute slice is a resource like any other",

@@ -190,10 +190,10 @@ const (
 // Pattern is a text in which each '*' stands for any characters, also for none.
 // Everything else stands for itself; case matters.
 //
-// A pattern is not anchored: "A100" matches "NVIDIA A100-SXM4-40GB". NVIDIA's device
+// For product names a pattern is not anchored: "A100" matches "NVIDIA A100-SXM4-40GB". NVIDIA's device
 // plugin reads those of its resources section so (api/config/v1/resources.go), and a
 // profile written for it must name the same GPUs here. So a '*' at either end changes
-// nothing, and the empty pattern matches everything.
+// nothing, and the empty pattern matches everything. For MIG profiles MatchWhole is used.
 type Pattern string
 
 // Match says whether s contains the pattern, in time proportional to len(s) + len(p).
@@ -208,6 +208,19 @@ func (p Pattern) Match(s string) bool {
 		s = s[at+len(literal):]
 	}
 	return true
+}
+
+// MatchWhole says whether the whole of s is what the pattern stands for: 1g.24gb is not
+// 1g.24gb-me, which is another profile.
+func (p Pattern) MatchWhole(s string) bool {
+	first, rest, star := strings.Cut(string(p), "*")
+	if !star {
+		return s == first
+	}
+	last := strings.LastIndex(rest, "*")
+	s, begins := strings.CutPrefix(s, first)
+	s, ends := strings.CutSuffix(s, rest[last+1:])
+	return begins && ends && Pattern(rest[:max(last, 0)]).Match(s)
 }
 
 // Grants says what a container receives for its devices.

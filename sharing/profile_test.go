@@ -32,7 +32,7 @@ func TestPatternMatch(t *testing.T) {
 		{"earliest literal leaves room", "a*ab", "aab", true},
 		{"regexp characters are literal", "1g.5gb", "1gx5gb", false},
 		{"partition profile", "1g.5gb", "1g.5gb", true},
-		{"not anchored for profiles either", "1g.5gb", "1g.5gb+me", true},
+		{"not anchored at the end", "1g.5gb", "1g.5gb+me", true},
 		{"plus is literal", "1g.5gb+me", "1g.5gb+me", true},
 		{"longer than the text", "NVIDIA A100-SXM4-40GB-", model, false},
 	} {
@@ -41,6 +41,25 @@ func TestPatternMatch(t *testing.T) {
 				t.Errorf("Pattern(%q).Match(%q) = %v, want %v", test.pattern, test.s, got, test.want)
 			}
 		})
+	}
+}
+
+func TestPatternMatchWhole(t *testing.T) {
+	for pattern, profiles := range map[Pattern]map[string]bool{
+		"1g.24gb":    {"1g.24gb": true, "1g.24gb-me": false, "1g.24gb+me.all": false, "1c.1g.24gb": false, "11g.24gb": false},
+		"1g.24gb*":   {"1g.24gb": true, "1g.24gb-me": true, "2g.24gb": false},
+		"*.24gb":     {"1g.24gb": true, "2g.24gb": true, "1g.24gb-me": false},
+		"*g.*gb+*":   {"1g.24gb+gfx": true, "1g.24gb": false},
+		"1g.24gb+me": {"1g.24gb+me": true, "1g.24gb+me.all": false},
+		"*":          {"1g.24gb": true},
+		"1*1":        {"1": false, "11": true},
+		"":           {"1g.24gb": false},
+	} {
+		for profile, want := range profiles {
+			if got := pattern.MatchWhole(profile); got != want {
+				t.Errorf("%q, %s: %v", pattern, profile, got)
+			}
+		}
 	}
 }
 
@@ -59,9 +78,14 @@ func FuzzPatternMatch(f *testing.F) {
 		for i := range literals {
 			literals[i] = regexp.QuoteMeta(literals[i])
 		}
-		want := regexp.MustCompile("(?s)" + strings.Join(literals, ".*")).MatchString(s)
+		expression := "(?s)" + strings.Join(literals, ".*")
+		want := regexp.MustCompile(expression).MatchString(s)
 		if got := Pattern(pattern).Match(s); got != want {
 			t.Errorf("Pattern(%q).Match(%q) = %v, want %v", pattern, s, got, want)
+		}
+		want = regexp.MustCompile("^(?:" + expression + ")$").MatchString(s)
+		if got := Pattern(pattern).MatchWhole(s); got != want {
+			t.Errorf("Pattern(%q).MatchWhole(%q) = %v, want %v", pattern, s, got, want)
 		}
 	})
 }

@@ -8,7 +8,6 @@ import (
 	"io"
 	"reflect"
 	"slices"
-	"strings"
 
 	"github.com/urfave/cli/v3"
 
@@ -22,7 +21,8 @@ func migPlanCommand(environment environment) *cli.Command {
 	return &cli.Command{
 		Name:  "plan",
 		Usage: "shows how a layout would be reached, with the slices before and after",
-		Description: "Reads the node's GPUs once and changes nothing.\n\n" +
+		Description: "Reads the node's GPUs once and changes nothing. The exit code is 1 when the layout asks something of\n" +
+			"GPUs that none of them can have, and 0 when one has it, can be changed, or waits until it is not in use.\n\n" +
 			"Example: virgate mig plan --node sim:a30x4+all-1g.6gb --name all-balanced --busy 0:1",
 		Flags: append(append(layoutFlags(environment), outputFlag("text")), planFlags()...),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
@@ -30,14 +30,30 @@ func migPlanCommand(environment environment) *cli.Command {
 			if err != nil {
 				return err
 			}
-			return show(cmd, migReport(plans, warnings), func(out *text) {
+			err = show(cmd, migReport(plans, warnings), func(out *text) {
 				for _, p := range plans {
 					out.plan(p, wanted)
 				}
 				out.warnings(warnings)
 			})
+			return cmp.Or(err, impossible(plans))
 		},
 	}
+}
+
+// impossible is an error if something is asked of GPUs, and none of them can have it, not even
+// when nobody uses them.
+func impossible(plans []gpuPlan) (err error) {
+	for _, p := range plans {
+		switch p.State {
+		case "":
+		case nodereport.LayoutFailed, nodereport.LayoutResetRequired:
+			err = errSilent
+		default:
+			return nil
+		}
+	}
+	return err
 }
 
 func (t *text) plan(p gpuPlan, wanted sharing.MIGConfig) {
@@ -124,24 +140,7 @@ func (p gpuPlan) difference() string {
 	case p.Change.Complete() && p.Change.Empty():
 		return p.Reason
 	}
-	return fmt.Sprintf("has %s, wanted %s", describeLayout(p.state.Enabled, countPartitions(p.state.Instances)), describeLayout(p.Layout.MIG, p.Layout.Partitions))
-}
-
-// describeLayout writes "2 × 1g.5gb, 1 × 3g.20gb".
-func describeLayout(on bool, partitions []mig.PartitionCount) string {
-	var texts []string
-	for _, c := range partitions {
-		if c.Count > 0 {
-			texts = append(texts, fmt.Sprintf("%d × %s", c.Count, c.Profile))
-		}
-	}
-	switch {
-	case !on:
-		return "MIG off"
-	case texts == nil:
-		return "no partition"
-	}
-	return strings.Join(texts, ", ")
+	return fmt.Sprintf("has %s, wanted %s", mig.Layout{MIG: p.state.Enabled, Partitions: countPartitions(p.state.Instances)}, p.Layout)
 }
 
 func migExportCommand(environment environment) *cli.Command {

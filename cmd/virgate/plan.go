@@ -64,7 +64,7 @@ func planCommand(environment environment) *cli.Command {
 			then, waits := gpus, []string(nil)
 			if config.Profile.MIG.Manage {
 				if list, err := readPartitions(ctx, node.Partitioner(nil), gpus); err != nil {
-					waits = []string{"no MIG layout can be planned: " + err.Error()}
+					waits = []string{unplanned(config.Profile.MIG, err)}
 				} else {
 					then, waits = afterChange(list, config.Profile.MIG)
 				}
@@ -103,6 +103,15 @@ func planCommand(environment environment) *cli.Command {
 			})
 		},
 	}
+}
+
+// unplanned is the warning for GPUs whose driver does not say what they can have.
+func unplanned(wanted sharing.MIGConfig, err error) string {
+	what := fmt.Sprintf("MIG layout %q", wanted.Name)
+	if source := wanted.Source(); source != "" {
+		what += ", " + source
+	}
+	return what + ": cannot be planned: " + err.Error()
 }
 
 // withoutMPSRoot begins a line about a profile that wants MPS daemons.

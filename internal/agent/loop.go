@@ -172,9 +172,12 @@ func (a *agent) selectProfile(last, next *state) {
 		a.LastKnownGood.Save(*next.profile)
 	}
 	if err != nil && !sameError(last.rejected, err) {
-		if errors.Is(err, configs.ErrPending) {
+		switch {
+		case errors.Is(err, configs.ErrPending):
 			a.Logger.Info("waiting for the profile", "because", err)
-		} else {
+		case next.profile == nil:
+			a.Logger.Error("profile rejected, none is in force", "error", err)
+		default:
 			a.Logger.Error("profile rejected, the last good one stays in force", "error", err)
 		}
 	}

@@ -1,6 +1,7 @@
 package migchange
 
 import (
+	"errors"
 	"slices"
 	"time"
 
@@ -73,7 +74,12 @@ const (
 // decided: a running Virgate makes exactly the steps that virgate mig plan shows.
 func Decide(s Situation) Decision {
 	layout, wanted, err := s.Wanted.Layout(s.State.GPU, s.State.Geometry)
-	switch {
+	switch unlisted := errors.Is(err, mig.ErrUnlisted); {
+	case unlisted && s.KeptInMIG:
+		// A reboot has taken the mode. With it comes the list.
+		layout = mig.Layout{MIG: true}
+	case unlisted:
+		return Decision{State: nodereport.LayoutPending, Reason: err.Error(), Again: recheckInterval}
 	case err != nil:
 		return Decision{State: nodereport.LayoutFailed, Reason: err.Error()}
 	case !wanted:

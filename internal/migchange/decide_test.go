@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
@@ -70,6 +71,15 @@ func TestDecide(t *testing.T) {
 	}{
 		{"nothing is wanted", "h100", "", nil, "", all, "", false},
 		{"the layout is not for this GPU", "h100", "all-1g.5gb", nil, nodereport.LayoutFailed, all, "no such profile", false},
+		{"the driver lists no profiles yet, and the layout has a published one", "h100", "all-1g.10gb", func(s *Situation) { s.State.Geometry.Unlisted = true },
+			nodereport.LayoutPending, "", "being withdrawn", true},
+		{"the driver lists no profiles yet", "h100", "all-1g.11gb", func(s *Situation) { s.State.Geometry.Unlisted = true },
+			nodereport.LayoutPending, all, "only while MIG mode is on", false},
+		{"the driver lists no profiles any more, since a reboot", "h100", "all-1g.11gb", func(s *Situation) { s.State.Geometry.Unlisted, s.KeptInMIG = true, true },
+			nodereport.LayoutPending, "", "being withdrawn", true},
+		{"the driver lists no profiles yet of an unknown model", "h100", "all-balanced", unknownModel, nodereport.LayoutPending, all, "only while MIG mode is on", false},
+		{"the driver lists no profiles yet, and none is wanted", "h100", "all-enabled", unknownModel, nodereport.LayoutPending, "", "being withdrawn", true},
+		{"the driver lists no profiles yet, and MIG is to be off", "h100", "all-disabled", unknownModel, nodereport.LayoutApplied, all, "", false},
 		{"has the layout", "h100+all-balanced", "all-balanced", nil, nodereport.LayoutApplied, all, "", false},
 		{"is changed", "h100+all-1g.10gb", "all-balanced", nil, nodereport.LayoutPending, kept, "being withdrawn", true},
 		{"the mode is changed", "h100", "all-balanced", nil, nodereport.LayoutPending, "", "being withdrawn", true},
@@ -189,6 +199,44 @@ func TestDecide(t *testing.T) {
 			}
 		})
 	}
+}
+
+// unknownModel makes an unknown model of the GPU, whose driver lists no profiles while MIG mode is off.
+func unknownModel(s *Situation) { s.State.Geometry = mig.Geometry{Unlisted: true} }
+
+// TestOtherNames: a layout with a published name gets the driver's profile of the same number, although
+// that is listed only when MIG mode is on, and has that then.
+func TestOtherNames(t *testing.T) {
+	t.Parallel()
+	w := newWorldIn(t, "h100", "late-profiles")
+	r := w.program()
+	r.Partitioner = nvml.NewPartitioner(otherNames{driver{w.sim, w}}, nil)
+	w.run(r, layoutNamed("all-3g.40gb"), false, 20)
+	if status := r.Status(); len(status) != 1 || status[0].State != nodereport.LayoutApplied || len(status[0].Instances) != 2 ||
+		status[0].Instances[0].Profile != parsed(t, "3g.41gb") {
+		t.Errorf("%+v", status)
+	}
+	writes := w.writes
+	w.run(r, layoutNamed("all-3g.40gb"), false, 20)
+	if w.writes != writes {
+		t.Errorf("the same layout again: %d writes", w.writes-writes)
+	}
+	w.run(r, layoutNamed("all-1g.12gb"), false, 20)
+	if status := r.Status(); status[0].State != nodereport.LayoutFailed || !strings.Contains(status[0].Reason, "it has 1g.11gb, ") || len(status[0].Instances) != 2 {
+		t.Errorf("a name of neither: %+v", status)
+	}
+}
+
+// otherNames has profiles with 1 GB more in their names.
+type otherNames struct{ driver }
+
+func (d otherNames) DeviceGetGpuInstanceProfileInfo(device nvml.Device, enum int) (nvml.GPUInstanceProfile, error) {
+	info, err := d.driver.DeviceGetGpuInstanceProfileInfo(device, enum)
+	if p, unnamed := mig.ParseProfile(info.Name); err == nil && unnamed == nil {
+		p.MemoryGB++
+		info.Name = p.String()
+	}
+	return info, err
 }
 
 // hold lets a pod have the unit.

@@ -112,6 +112,7 @@ var errNoProgress = errors.New("the driver said that it was done, and lists some
 // one less to make. The holders are those from before: nobody is given what it destroys.
 func (r *Reconciler) apply(ctx context.Context, gpu string, target mig.PlacedLayout, holders Holders) error {
 	failure := errNoProgress
+	target.Partitions = slices.Clone(target.Partitions)
 	for left := -1; ; {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -122,6 +123,10 @@ func (r *Reconciler) apply(ctx context.Context, gpu string, target mig.PlacedLay
 				err = errors.Join(failure, err)
 			}
 			return err
+		}
+		// Some drivers list their profiles only now, with MIG mode on.
+		for i, p := range target.Partitions {
+			target.Partitions[i].Profile = state.Geometry.Name(p.Profile)
 		}
 		steps, err := mig.Steps(state.Enabled, holders.markHeld(gpu, state).Instances, target)
 		switch {

@@ -190,6 +190,7 @@ func (g *migGPU) state() (sharing.MIGState, error) {
 	if state.Geometry, err = g.geometry(); err != nil {
 		return state, err
 	}
+	state.Geometry.Unlisted = state.Geometry.Unlisted && !state.Enabled
 	if !state.Enabled {
 		state.Busy = g.busy(g.device)
 		return state, nil
@@ -393,7 +394,9 @@ func (g *migGPU) geometry() (mig.Geometry, error) {
 	if err != nil {
 		return mig.Geometry{}, err
 	}
+	geometry.Unlisted = len(g.profiles) == 0
 	if len(geometry.Profiles) == 0 && known {
+		published.Unlisted = geometry.Unlisted
 		for _, p := range published.Profiles {
 			g.profiles[p.ID] = instanceProfile{GPUInstanceProfile{ID: p.ID, Slices: p.Profile.Slices}, p.Profile}
 		}
@@ -404,7 +407,27 @@ func (g *migGPU) geometry() (mig.Geometry, error) {
 		geometry.Slots = max(geometry.Slots, slices.Max(p.Starts)+p.Size)
 	}
 	slices.SortFunc(geometry.Profiles, func(a, b mig.ProfileInfo) int { return a.Profile.Compare(b.Profile) })
+	geometry.Renamed = renamed(geometry, published)
 	return geometry, nil
+}
+
+// renamed are the published profiles to which the driver gives another name, as drivers do for
+// GPUs of one PCI device ID with more or less memory. NVML's number of the profile is the same.
+func renamed(own, published mig.Geometry) (names map[mig.Profile]mig.Profile) {
+	for _, p := range published.Profiles {
+		if _, same := own.ProfileInfo(p.Profile); same {
+			continue
+		}
+		i := slices.IndexFunc(own.Profiles, func(info mig.ProfileInfo) bool { return info.Enum == p.Enum })
+		if i < 0 {
+			continue
+		}
+		if names == nil {
+			names = map[mig.Profile]mig.Profile{}
+		}
+		names[p.Profile] = own.Profiles[i].Profile
+	}
+	return names
 }
 
 func (g *migGPU) profileInfo(enum int, info GPUInstanceProfile, published mig.Geometry) (mig.ProfileInfo, error) {

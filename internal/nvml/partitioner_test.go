@@ -39,6 +39,7 @@ func TestStateGeometry(t *testing.T) {
 		} {
 			_, state := firstState(t, lib)
 			_, silent := lib.(bare)
+			want.Unlisted = silent
 			for _, p := range want.Profiles {
 				// The name has it in GiB, rounded up or down.
 				memory, said := state.Geometry.Memory[p.Profile]
@@ -58,6 +59,64 @@ func TestStateGeometry(t *testing.T) {
 	if _, state := firstState(t, simulate(t, "t4")); len(state.Geometry.Profiles) > 0 || state.Enabled {
 		t.Errorf("a T4 has %+v, want nothing of MIG", state)
 	}
+}
+
+// TestGeometryOfLateProfiles: of a model that is not published nothing is known until MIG mode is on.
+func TestGeometryOfLateProfiles(t *testing.T) {
+	for layout, want := range map[string]bool{"": true, "+all-1g.10gb": false} {
+		sim := simulate(t, "h100"+layout)
+		must(t, sim.SetWorld("late-profiles"))
+		_, state := firstState(t, unpublished{sim})
+		if state.Geometry.Unlisted != want || (len(state.Geometry.Profiles) == 0) != want || state.Enabled == want {
+			t.Errorf("h100%s: %+v", layout, state)
+		}
+	}
+	if _, state := firstState(t, unpublished{simulate(t, "t4")}); state.Geometry.Unlisted {
+		t.Error("a GPU without MIG seems to have some")
+	}
+}
+
+// TestGeometryRenamed: the driver's name of a profile counts, and the published one is known as that.
+func TestGeometryRenamed(t *testing.T) {
+	published, _ := mig.GeometryOf(0x2330)
+	_, state := firstState(t, renaming{simulate(t, "h100")})
+	got := state.Geometry
+	for _, p := range published.Profiles {
+		own := p.Profile
+		own.MemoryGB++
+		info, known := got.ProfileInfo(own)
+		if alias, also := got.ProfileInfo(p.Profile); !known || !also || info.Enum != p.Enum || alias.Profile != own || info.Max != p.Max {
+			t.Errorf("%s is %+v, and %s %+v", p.Profile, alias, own, info)
+		}
+	}
+	layout, err := mig.NamedLayout("all-1c.3g.40gb", got)
+	if err != nil || layout.String() != "6 × 1c.3g.41gb" {
+		t.Errorf("%s, %v", layout, err)
+	}
+	if _, state := firstState(t, simulate(t, "h100")); state.Geometry.Renamed != nil {
+		t.Errorf("%v is renamed", state.Geometry.Renamed)
+	}
+}
+
+// unpublished is a GPU model that nobody has published.
+type unpublished struct{ *simnode.Node }
+
+func (d unpublished) DeviceGetPciInfo(device nvml.Device) (nvml.PCIInfo, error) {
+	info, err := d.Node.DeviceGetPciInfo(device)
+	info.DeviceID = 0x111110DE
+	return info, err
+}
+
+// renaming has profiles with 1 GB more in their names.
+type renaming struct{ *simnode.Node }
+
+func (d renaming) DeviceGetGpuInstanceProfileInfo(device nvml.Device, enum int) (nvml.GPUInstanceProfile, error) {
+	info, err := d.Node.DeviceGetGpuInstanceProfileInfo(device, enum)
+	if p, unnamed := mig.ParseProfile(info.Name); err == nil && unnamed == nil {
+		p.MemoryGB++
+		info.Name = p.String()
+	}
+	return info, err
 }
 
 // bare lists no profiles, as some drivers do while MIG mode is off.

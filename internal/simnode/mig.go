@@ -103,7 +103,7 @@ func (n driver) DeviceGetGpuInstanceProfileInfo(d nvml.Device, enum int) (nvml.G
 	}
 	g := n.gpu(d)
 	info, ok := first(g.geometry.Profiles, func(p mig.ProfileInfo) bool { return p.Enum == enum })
-	if !ok {
+	if !ok || !g.mig && n.node.is("late-profiles") {
 		return nvml.GPUInstanceProfile{}, nvml.NotSupported
 	}
 	return nvml.GPUInstanceProfile{

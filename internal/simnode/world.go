@@ -17,13 +17,14 @@ import (
 //	client=NAME    another program has the GPUs open, and is in no list of processes
 //	own-pids       this process does not see the processes of other PID namespaces
 //	moving-minors  a change of MIG mode gives the GPU another minor number
+//	late-profiles  the driver lists MIG profiles only while MIG mode is on
 func (n *Node) SetWorld(list string) error {
 	names := strings.Split(list, ",")
 	for _, name := range names {
 		kind, client, _ := strings.Cut(name, "=")
-		known := slices.Contains([]string{"unprivileged", "monitor-only", "passthrough", "own-pids", "moving-minors"}, name)
+		known := slices.Contains([]string{"unprivileged", "monitor-only", "passthrough", "own-pids", "moving-minors", "late-profiles"}, name)
 		if list != "" && !known && (kind != "client" || client == "") {
-			return fmt.Errorf("no world %q: there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors", name)
+			return fmt.Errorf("no world %q: there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles", name)
 		}
 	}
 	n.worlds = names

@@ -38,6 +38,7 @@ func readHealth(v value, overrides Overrides) sharing.HealthRules {
 			e.problem("expected the number of an XID, or " + sharing.OtherXID)
 		case action != "":
 			rules.XIDs[code] = action
+			delete(rules.LeftToDriver, code)
 		}
 	}
 	rules.DoubleBitECC = readAction(f.field("ecc"), rules.DoubleBitECC)

@@ -21,6 +21,7 @@ func TestHealth(t *testing.T) {
 		{"over the table", "health: {xids: {13: fatal, '94': ignore, 999: ignore}}", func(r *sharing.HealthRules) {
 			r.XIDs[13], r.XIDs[94], r.XIDs[999] = sharing.FatalError, sharing.IgnoreError, sharing.IgnoreError
 		}},
+		{"over what is left to the driver", "health: {xids: {109: fatal}}", func(r *sharing.HealthRules) { delete(r.LeftToDriver, 109) }},
 		{"others", "health: {xids: {other: ignore}, ecc: fatal}", func(r *sharing.HealthRules) {
 			r.OtherXIDs, r.DoubleBitECC = sharing.IgnoreError, sharing.FatalError
 		}},

@@ -102,7 +102,7 @@ func shareMaximum(p, q Profile) bool {
 // driver of a real GPU may have profiles that are not listed here.
 //
 // Sources: NVIDIA MIG User Guide, "Supported MIG Profiles"; the device filters
-// in mig-parted's config-default.yaml; profile IDs printed by nvidia-smi mig
+// in mig-parted's config-default.yaml, and the PCI ID repository for 2339, 2BB1 and 2BB4; profile IDs printed by nvidia-smi mig
 // -lgip. Placements are published for A30, A100, H100, B200, GB200 and GB300.
 // The other models follow the rule that these obey: an instance takes the power
 // of two of slots that holds its share of the memory, and starts at a multiple of it.
@@ -136,8 +136,8 @@ func models() []model {
 		{[]uint16{0x20B0, 0x20B1, 0x20F1, 0x20F6}, sevenSlices(5, 10, 20, 40)},
 		// A100, A800, H100 and H800, 80 GB
 		{[]uint16{0x20B2, 0x20B5, 0x20F3, 0x20F5, 0x2330, 0x2331, 0x2322, 0x2324}, sevenSlices(10, 20, 40, 80)},
-		// H100 NVL and H800 NVL, 94 GB
-		{[]uint16{0x2321, 0x233A}, sevenSlices(12, 24, 47, 94)},
+		// H100 SXM, H100 NVL and H800 NVL, 94 GB
+		{[]uint16{0x2321, 0x2339, 0x233A}, sevenSlices(12, 24, 47, 94)},
 		// GH200, H100, H20 and PG506, 96 GB
 		{[]uint16{0x2342, 0x233D, 0x2329, 0x20B6}, sevenSlices(12, 24, 48, 96)},
 		// H200 and H200 NVL, 141 GB
@@ -148,7 +148,7 @@ func models() []model {
 		{[]uint16{0x3182}, sevenSlices(34, 67, 135, 269)}, // B300, 269 GB
 		{[]uint16{0x31C2}, sevenSlices(35, 70, 139, 278)}, // GB300, 278 GB
 		{[]uint16{0x20B7}, a30()},
-		{[]uint16{0x2BB5}, rtxPro6000()},
+		{[]uint16{0x2BB1, 0x2BB4, 0x2BB5}, rtxPro6000()}, // workstation, Max-Q, server,
 	}
 }
 
@@ -176,7 +176,8 @@ func a30() Geometry {
 	}}
 }
 
-// rtxPro6000 is the RTX PRO 6000 Blackwell, 96 GB, with driver 575.51.03 or later.
+// rtxPro6000 is the RTX PRO 6000 Blackwell, 96 GB, with driver 575.51.03 or later, in all of its
+// editions (MIG User Guide, "RTX PRO 6000 Blackwell MIG Profiles").
 func rtxPro6000() Geometry {
 	return Geometry{Slices: 4, Slots: 4, Profiles: []ProfileInfo{
 		{Profile{1, 1, 24, ""}, 0, 14, 1, []int{0, 1, 2, 3}, 4},

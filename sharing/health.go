@@ -148,6 +148,9 @@ type HealthRules struct {
 	// XIDs says what each XID means, OtherXIDs what all the others do.
 	XIDs      map[uint64]ErrorAction
 	OtherXIDs ErrorAction
+	// LeftToDriver are the XIDs that are only suspect on a GPU of which the driver reports a
+	// recovery action, which then decides.
+	LeftToDriver map[uint64]bool
 	// DoubleBitECC is what the event of an uncorrectable memory error means. An XID
 	// that comes with it says how bad it is.
 	DoubleBitECC ErrorAction
@@ -165,12 +168,15 @@ type HealthRules struct {
 
 // DefaultHealthRules are those of a profile without a health section, as a fresh copy.
 func DefaultHealthRules() HealthRules {
-	actions := map[uint64]ErrorAction{}
+	actions, leftToDriver := map[uint64]ErrorAction{}, map[uint64]bool{}
 	for code, rule := range xidRules {
 		actions[code] = rule.action
+		if rule.leftToDriver {
+			leftToDriver[code] = true
+		}
 	}
 	return HealthRules{
-		XIDs: actions, OtherXIDs: SuspectError, DoubleBitECC: SuspectError,
+		XIDs: actions, OtherXIDs: SuspectError, LeftToDriver: leftToDriver, DoubleBitECC: SuspectError,
 		QuietTime: 5 * time.Minute, MaxQuietTime: time.Hour,
 		TemperatureLimit: 90, TemperatureSafe: 85,
 	}
@@ -216,9 +222,10 @@ var xidTable string
 
 // xidRule is a line of xidTable.
 type xidRule struct {
-	action   ErrorAction
-	wholeGPU bool
-	meaning  string
+	action       ErrorAction
+	leftToDriver bool
+	wholeGPU     bool
+	meaning      string
 }
 
 var xidRules = readXIDs(xidTable)
@@ -228,11 +235,19 @@ func readXIDs(table string) map[uint64]xidRule {
 	for line := range strings.Lines(table) {
 		if code, err := strconv.ParseUint(strings.Fields(line)[0], 10, 64); err == nil {
 			f := strings.Fields(line)
-			rules[code] = xidRule{action: ErrorAction(f[1]), wholeGPU: f[2] == "gpu", meaning: strings.Join(f[3:], " ")}
+			rule := xidRule{action: ErrorAction(f[1]), wholeGPU: f[2] == "gpu", meaning: strings.Join(f[3:], " ")}
+			if f[1] == "driver" {
+				rule.action, rule.leftToDriver = FatalError, true
+			}
+			rules[code] = rule
 		}
 	}
 	return rules
 }
+
+// RecoveryActionChanged is the XID by which the driver reports that it asks for another
+// recovery action. A profile that ignores it ignores the action, too.
+const RecoveryActionChanged = 154
 
 // XIDOfWholeGPU says that the XID concerns the whole GPU even when its event names one of
 // the GPU's instances.

@@ -31,10 +31,10 @@ func TestQuietTimeAfter(t *testing.T) {
 func TestXIDs(t *testing.T) {
 	rules := DefaultHealthRules()
 	for code, want := range map[uint64]ErrorAction{
-		13: IgnoreError, 31: IgnoreError, 43: IgnoreError, 45: IgnoreError, 68: IgnoreError, 109: IgnoreError,
+		13: IgnoreError, 31: IgnoreError, 43: IgnoreError, 45: IgnoreError, 68: IgnoreError,
 		63: IgnoreError, 69: IgnoreError, 92: IgnoreError,
 		74: SuspectError, 94: SuspectError, 145: SuspectError, 154: SuspectError,
-		48: FatalError, 64: FatalError, 79: FatalError, 95: FatalError, 119: FatalError, 120: FatalError, 140: FatalError, 143: FatalError,
+		48: FatalError, 64: FatalError, 79: FatalError, 109: FatalError, 95: FatalError, 119: FatalError, 120: FatalError, 140: FatalError, 143: FatalError,
 		39: SuspectError, 100000: SuspectError,
 	} {
 		if got := rules.XID(code); got != want {
@@ -73,13 +73,57 @@ func TestXIDTable(t *testing.T) {
 		entries++
 		f := strings.Fields(line)
 		_, err := strconv.ParseUint(f[0], 10, 64)
-		action := len(f) > 3 && slices.Contains([]ErrorAction{IgnoreError, SuspectError, FatalError}, ErrorAction(f[1]))
+		action := len(f) > 3 && slices.Contains([]ErrorAction{IgnoreError, SuspectError, FatalError, "driver"}, ErrorAction(f[1]))
 		if err != nil || !action || f[2] != "gpu" && f[2] != "named" {
 			t.Errorf("not an XID with its action, scope and meaning: %q", line)
 		}
 	}
 	if entries != len(xidRules) {
 		t.Errorf("%d XIDs in %d lines", len(xidRules), entries)
+	}
+}
+
+// TestXIDsFollowTheCatalogue holds the list beside NVIDIA's catalogue, by the immediate action of
+// each XID that can occur on an A100 or later, or by the action to which its workflow leads.
+func TestXIDsFollowTheCatalogue(t *testing.T) {
+	rules := DefaultHealthRules()
+	for _, bucket := range []struct {
+		immediate string
+		want      ErrorAction
+		codes     []uint64
+	}{
+		{"IGNORE", IgnoreError, []uint64{14, 37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 107, 108, 121, 137, 141, 152, 153, 157, 160, 161}},
+		{"WORKFLOW_NVLINK5_ERR, always IGNORE", IgnoreError, []uint64{147, 148}},
+		{"RESTART_APP, then CHECK_APP", IgnoreError, []uint64{11, 25, 32, 69, 80}},
+		{"RESTART_APP, then WORKFLOW_XID_13 or WORKFLOW_XID_31", IgnoreError, []uint64{13, 31}},
+		{"RESTART_APP, ignored by NVIDIA's plugin", IgnoreError, []uint64{68}},
+		{"WORKFLOW_XID_45", IgnoreError, []uint64{45}},
+		{"none, and no reset is required", IgnoreError, []uint64{162, 163, 164, 165}},
+		{"RESTART_APP", SuspectError, []uint64{
+			8, 39, 40, 41, 60, 70, 71, 72, 75, 76, 77, 82, 83, 84, 85, 86, 88, 89, 94, 96, 97, 98, 99, 100, 101, 102, 103, 104, 105,
+			126, 127, 128, 129, 130, 131, 132, 133, 134, 135, 139,
+		}},
+		{"WORKFLOW_NVLINK_ERR or WORKFLOW_NVLINK5_ERR", SuspectError, []uint64{74, 144, 145, 146, 149}},
+		{"UPDATE_SWFW, CHECK_UVM or XID_154", SuspectError, []uint64{78, 159, 154}},
+		{"none", SuspectError, []uint64{166, 167, 168, 169, 170, 171, 172}},
+		{"RESET_GPU", FatalError, []uint64{46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158}},
+		{"WORKFLOW_XID_48, alone RESET_GPU", FatalError, []uint64{48}},
+		{"WORKFLOW_NVLINK5_ERR, always RESET_GPU", FatalError, []uint64{150}},
+		{"RESTART_BM or RESTART_VM", FatalError, []uint64{79, 151}},
+		{"CHECK_MECHANICALS or CONTACT_SUPPORT", FatalError, []uint64{54, 142}},
+	} {
+		for _, code := range bucket.codes {
+			if got := rules.XID(code); got != bucket.want {
+				t.Errorf("XID %d, %s, is %s, want %s", code, bucket.immediate, got, bucket.want)
+			}
+			delete(rules.XIDs, code)
+		}
+	}
+	if len(rules.XIDs) > 0 {
+		t.Errorf("not in the catalogue: %v", rules.XIDs)
+	}
+	if diff := cmp.Diff(map[uint64]bool{109: true}, rules.LeftToDriver); diff != "" {
+		t.Errorf("left to the driver (-want +got):\n%s", diff)
 	}
 }
 

@@ -276,6 +276,7 @@ func reportFlags(environment environment) []cli.Flag {
 		&cli.BoolFlag{Name: "node-annotations", Value: true, DefaultText: "true", Usage: "write annotations with the profile in force, and the labels " + nodestatus.StateLabel + " and " + nodestatus.MIGStateLabel, Category: category},
 		&cli.BoolFlag{Name: "feature-labels", Usage: "write labels that say what GPUs the node has and how they are shared, as GPU feature discovery does", Category: category},
 		&cli.StringFlag{Name: "feature-output", Value: nodestatus.FeaturesToNode, Usage: "where they go: node, or to node feature discovery (NFD) as nfd-file or nfd-api", Category: category},
+		&cli.BoolFlag{Name: "feature-models", Usage: "write a label gpu.model.MODEL for each model, which GPU feature discovery does not", Category: category},
 		&cli.StringFlag{Name: "feature-file", Value: featureFile, Usage: "the file of nfd-file", Category: category},
 		&cli.StringFlag{Name: "feature-namespace", Value: namespace, Usage: "the namespace of the NodeFeature object of nfd-api, and of this pod, whose name is in $POD_NAME [$NAMESPACE]", Category: category},
 		&cli.StringFlag{Name: "machine-type-file", Value: "/sys/class/dmi/id/product_name", Usage: "the file with the machine's name, for the label gpu.machine", Category: category},

@@ -112,7 +112,10 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 		return err
 	}
 	if output.Kind != "" {
-		options.Features = &features.Node{Machine: machineName(cmd.String("machine-type-file"), log), VGPUs: vgpus(os.DirFS(pciDevices), log), Timestamp: time.Now().Unix()}
+		options.Features = &features.Node{
+			Machine: machineName(cmd.String("machine-type-file"), log), VGPUs: vgpus(os.DirFS(pciDevices), log),
+			Models: cmd.Bool("feature-models"), Timestamp: time.Now().Unix(),
+		}
 	}
 	if options.Reporter, err = newReporter(cmd, output, log); err != nil {
 		return err

@@ -78,15 +78,18 @@ func (d Driver) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 // Extra implements Source.
 func (d Driver) Extra(class string) (*specs.Spec, error) {
 	roots := d.options.Find()
-	mode, name := nvcdi.Mode(class), "all"
 	if class == plugin.IMEXClass {
-		mode, name = nvcdi.ModeImex, "0" // The only one that a profile can ask for.
+		// nvcdi makes none before the channel is there. 0 is the only one that a profile can ask for.
+		path := plugin.IMEXNode("0")
+		channel := &specs.DeviceNode{Path: path, HostPath: filepath.Join(roots.Dev, path)}
+		devices := []specs.Device{{Name: "0", ContainerEdits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{channel}}}}
+		return d.finish(roots, class, devices, specs.ContainerEdits{})
 	}
-	library, err := nvcdi.New(append(d.common(roots), nvcdi.WithMode(mode))...)
+	library, err := nvcdi.New(append(d.common(roots), nvcdi.WithMode(nvcdi.Mode(class)))...)
 	if err != nil {
 		return nil, fmt.Errorf("open nvcdi for %s: %w", class, err)
 	}
-	devices, err := library.GetDeviceSpecsByID(name)
+	devices, err := library.GetDeviceSpecsByID("all")
 	if err != nil {
 		return nil, fmt.Errorf("make the CDI entry of %s: %w", class, err)
 	}
@@ -98,6 +101,10 @@ func (d Driver) Extra(class string) (*specs.Spec, error) {
 	return d.finish(roots, class, devices, specs.ContainerEdits{})
 }
 
+// memoryLimitsHook limits a container's GPU memory by its cgroup, from toolkit 1.20.1 and R615 on.
+// Nothing here sets limits, and a host with an older hook program would start no container.
+const memoryLimitsHook = "apply-cuda-memory-limits"
+
 func (d Driver) common(roots Roots) []nvcdi.Option {
 	return append([]nvcdi.Option{
 		nvcdi.WithDriverRoot(roots.Driver),
@@ -105,6 +112,7 @@ func (d Driver) common(roots Roots) []nvcdi.Option {
 		nvcdi.WithNVIDIACDIHookPath(d.options.HookPath),
 		nvcdi.WithFeatureFlags(d.options.Features...),
 		nvcdi.WithDisabledHooks(d.options.DisabledHooks...),
+		nvcdi.WithDisabledHooks(memoryLimitsHook),
 		nvcdi.WithLogger(nvcdiLogger{d.options.Logger}),
 	}, d.library...)
 }

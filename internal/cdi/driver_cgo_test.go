@@ -119,6 +119,10 @@ func TestDriverSpec(t *testing.T) {
 			}
 			nodes := map[string]string{}
 			for _, device := range spec.Devices {
+				// That of memory limits would end each container where the host's program is older.
+				if hooks := device.ContainerEdits.Hooks; len(hooks) > 0 {
+					t.Errorf("%s has hooks: %v", device.Name, hooks[0].Args)
+				}
 				for _, node := range device.ContainerEdits.DeviceNodes {
 					nodes[device.Name] += node.Path + " from " + node.HostPath
 				}
@@ -278,12 +282,17 @@ func checkCommon(t *testing.T, edits specs.ContainerEdits, root string) {
 	if libraries != 2 {
 		t.Errorf("%d libraries in %v", libraries, edits.Mounts)
 	}
+	var hooks []string
 	for _, hook := range edits.Hooks {
 		if hook.Path != "/opt/nvidia-cdi-hook" {
 			t.Errorf("hook %s", hook.Path)
 		}
+		hooks = append(hooks, hook.Args[1])
 	}
-	if len(edits.Hooks) == 0 {
-		t.Error("no hooks")
+	slices.Sort(hooks)
+	// Those of the container toolkit 1.20.
+	want := []string{"create-symlinks", "disable-device-node-modification", "enable-cuda-compat", "update-application-profile", "update-ldcache"}
+	if diff := cmp.Diff(want, hooks); diff != "" {
+		t.Errorf("hooks (-want +got):\n%s", diff)
 	}
 }

@@ -27,6 +27,8 @@ type Node struct {
 	Machine string
 	// VGPUs are the vGPUs of a virtual machine.
 	VGPUs []VGPU
+	// Models adds a label for each model.
+	Models bool
 	// Timestamp is in seconds since 1970; 0 for none.
 	Timestamp int64
 }
@@ -39,7 +41,7 @@ const domain = "nvidia.com/"
 // there is the timestamp alone.
 //
 // A label says what is true of every GPU that it is about. Where the GPUs differ, a product is
-// left out, an amount is that of the least, and gpu.model.* has each model.
+// left out, and an amount is that of the least.
 func Labels(n Node) map[string]string {
 	labels := set{}
 	if n.Timestamp != 0 {
@@ -76,6 +78,9 @@ func Labels(n Node) map[string]string {
 		}
 	}
 	labels.gpus(gpus, kinds[wholeGPU])
+	if n.Models {
+		labels.models(gpus)
+	}
 	if strategy == sharing.MIGSingle && slices.ContainsFunc(gpus, func(g sharing.GPU) bool { return g.MIG }) {
 		labels.single(gpus, kinds[wholeGPU])
 	}
@@ -143,13 +148,6 @@ func mode(gpus []sharing.GPU) string {
 
 // gpus are the labels of all GPUs, of which whole are offered as such.
 func (s set) gpus(gpus []sharing.GPU, whole kind) {
-	models := map[string]int{}
-	for _, g := range gpus {
-		models[value("gpu.model."+value(g.Model))]++
-	}
-	for name, count := range models {
-		s.put(name, count)
-	}
 	s.put("gpu.count", len(gpus))
 	s.share("gpu", distinct(gpus, func(g sharing.GPU) string { return value(g.Model) }), whole)
 	if len(whole.units) == 0 {
@@ -163,6 +161,17 @@ func (s set) gpus(gpus []sharing.GPU, whole kind) {
 	if major, minor, known := strings.Cut(lowest.ComputeCapability, "."); known {
 		s.put("gpu.compute.major", major)
 		s.put("gpu.compute.minor", minor)
+	}
+}
+
+// models are how many GPUs of each model there are, which GPU feature discovery does not say.
+func (s set) models(gpus []sharing.GPU) {
+	models := map[string]int{}
+	for _, g := range gpus {
+		models[value("gpu.model."+value(g.Model))]++
+	}
+	for name, count := range models {
+		s.put(name, count)
 	}
 }
 
@@ -292,7 +301,8 @@ func (s set) share(name string, products []string, k kind) {
 	s.put(name+".sharing-strategy", strategy)
 }
 
-// family is NVIDIA's name for GPUs of the compute capability.
+// family is NVIDIA's name for GPUs of the compute capability (k8s-device-plugin, getArchFamily in
+// internal/lm/resource.go).
 func family(capability string) string {
 	major, minor, _ := strings.Cut(capability, ".")
 	switch {
@@ -301,7 +311,7 @@ func family(capability string) string {
 	case major == "8" && minor == "9":
 		return "ada-lovelace"
 	}
-	known := map[string]string{"3": "kepler", "5": "maxwell", "6": "pascal", "7": "turing", "8": "ampere", "9": "hopper", "10": "blackwell", "12": "blackwell"}
+	known := map[string]string{"1": "tesla", "2": "fermi", "3": "kepler", "5": "maxwell", "6": "pascal", "7": "turing", "8": "ampere", "9": "hopper", "10": "blackwell", "12": "blackwell", "13": "rubin"}
 	return cmp.Or(known[major], "undefined")
 }
 

@@ -133,7 +133,7 @@ func TestLabels(t *testing.T) {
 		{"whole GPUs", features.Node{GPUs: a100(0, 8)}, []string{"gpu.", "mig", "mps", "vgpu"}, map[string]string{
 			"gpu.product": "NVIDIA-A100-SXM4-40GB", "gpu.count": "8", "gpu.replicas": "1", "gpu.sharing-strategy": "none", "gpu.memory": "40960",
 			"gpu.family": "ampere", "gpu.compute.major": "8", "gpu.compute.minor": "0", "gpu.mode": "compute", "gpu.machine": "unknown",
-			"gpu.model.NVIDIA-A100-SXM4-40GB": "8", "mig.capable": "true", "mps.capable": "false",
+			"mig.capable": "true", "mps.capable": "false",
 		}},
 		{"shared", features.Node{GPUs: a100(0, 2), Profile: share("gpu", 4, "")}, []string{"gpu.product", "gpu.count", "gpu.replicas", "gpu.sharing", "mig.strategy"}, map[string]string{
 			"gpu.product": "NVIDIA-A100-SXM4-40GB-SHARED", "gpu.count": "2", "gpu.replicas": "4", "gpu.sharing-strategy": "time-slicing", "mig.strategy": "mixed",
@@ -152,14 +152,15 @@ func TestLabels(t *testing.T) {
 		{"some shared under one name", features.Node{GPUs: a100(0, 2), Profile: both}, []string{"gpu.product", "gpu.replicas", "gpu.sharing"}, map[string]string{
 			"gpu.product": "NVIDIA-A100-SXM4-40GB-SHARED", "gpu.replicas": "8", "gpu.sharing-strategy": "time-slicing",
 		}},
-		{"several models", features.Node{GPUs: append(a100(0, 3), t4(3))}, []string{"gpu.product", "gpu.count", "gpu.memory", "gpu.family", "gpu.compute", "gpu.model", "mig.capable"}, map[string]string{
+		{"several models", features.Node{GPUs: append(a100(0, 3), t4(3))}, []string{"gpu.product", "gpu.count", "gpu.model"}, map[string]string{"gpu.count": "4"}},
+		{"several models, with a label for each", features.Node{GPUs: append(a100(0, 3), t4(3)), Models: true}, []string{"gpu.product", "gpu.count", "gpu.memory", "gpu.family", "gpu.compute", "gpu.model", "mig.capable"}, map[string]string{
 			"gpu.count": "4", "gpu.memory": "15360", "gpu.compute.major": "7", "gpu.compute.minor": "5",
 			"gpu.model.NVIDIA-A100-SXM4-40GB": "3", "gpu.model.Tesla-T4": "1", "mig.capable": "true",
 		}},
 		{"several models, named", features.Node{GPUs: append(a100(0, 3), t4(3)), Profile: named}, []string{"a100", "t4", "example"}, map[string]string{
 			"a100.product": "NVIDIA-A100-SXM4-40GB", "a100.count": "3", "a100.replicas": "1", "a100.sharing-strategy": "none", "a100.memory": "40960",
 		}},
-		{"excluded", features.Node{GPUs: append([]sharing.GPU{t4(0)}, a100(1, 2)...), Profile: sharing.Profile{Exclude: []sharing.Selector{first}}}, []string{"gpu.count", "gpu.product", "gpu.model"}, map[string]string{
+		{"excluded", features.Node{GPUs: append([]sharing.GPU{t4(0)}, a100(1, 2)...), Profile: sharing.Profile{Exclude: []sharing.Selector{first}}, Models: true}, []string{"gpu.count", "gpu.product", "gpu.model"}, map[string]string{
 			"gpu.count": "2", "gpu.product": "NVIDIA-A100-SXM4-40GB", "gpu.model.NVIDIA-A100-SXM4-40GB": "2",
 		}},
 		{"gone and faulty", features.Node{GPUs: gone}, []string{"gpu.count"}, map[string]string{"gpu.count": "2"}},
@@ -203,7 +204,7 @@ func TestLabels(t *testing.T) {
 		{"two cliques", features.Node{GPUs: apart}, []string{"gpu.clique"}, map[string]string{}},
 		{"display", features.Node{GPUs: display}, []string{"gpu.mode="}, map[string]string{"gpu.mode": "graphics"}},
 		{"display and none", features.Node{GPUs: append(display, t4(1))}, []string{"gpu.mode="}, map[string]string{"gpu.mode": "unknown"}},
-		{"long model", features.Node{GPUs: long, Profile: share("gpu", 2, "")}, []string{"gpu.product", "gpu.model"}, map[string]string{
+		{"long model", features.Node{GPUs: long, Profile: share("gpu", 2, ""), Models: true}, []string{"gpu.product", "gpu.model"}, map[string]string{
 			"gpu.product": "NVIDIA-" + strings.Repeat("Very-", 9) + "Very-SHARED", "gpu.model.NVIDIA-" + strings.Repeat("Very-", 9) + "V": "1",
 		}},
 	} {
@@ -224,7 +225,7 @@ func TestLabels(t *testing.T) {
 // TestFamily: the names are GPU feature discovery's.
 func TestFamily(t *testing.T) {
 	for capability, want := range map[string]string{
-		"7.0": "volta", "7.5": "turing", "8.0": "ampere", "8.6": "ampere", "8.9": "ada-lovelace", "9.0": "hopper", "10.0": "blackwell", "12.0": "blackwell", "99.0": "undefined",
+		"7.0": "volta", "7.5": "turing", "8.0": "ampere", "8.6": "ampere", "8.9": "ada-lovelace", "9.0": "hopper", "10.0": "blackwell", "12.0": "blackwell", "13.0": "rubin", "11.0": "undefined", "2.0": "fermi", "99.0": "undefined",
 	} {
 		gpus := a100(0, 1)
 		gpus[0].ComputeCapability = capability

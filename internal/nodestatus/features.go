@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -193,15 +194,21 @@ func (f *NodeFeature) Write(ctx context.Context, labels map[string]string) error
 	if err != nil && !missing {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	if !missing && maps.Equal(now.Spec.Labels, labels) && now.Metadata.Labels[ofNode] == f.client.node {
+	owners, known, err := f.owners(ctx)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	if !known {
+		owners = now.Metadata.OwnerReferences
+	}
+	sameOwners := equality.Semantic.DeepEqual(owners, now.Metadata.OwnerReferences)
+	if !missing && sameOwners && maps.Equal(now.Spec.Labels, labels) && now.Metadata.Labels[ofNode] == f.client.node {
 		return nil
 	}
 	next := nodeFeature{APIVersion: "nfd.k8s-sigs.io/v1alpha1", Kind: "NodeFeature"}
 	next.Metadata = metav1.ObjectMeta{
 		Name: f.Name, Namespace: f.Namespace, ResourceVersion: now.Metadata.ResourceVersion, Labels: map[string]string{ofNode: f.client.node},
-	}
-	if next.Metadata.OwnerReferences, err = f.owners(ctx); err != nil {
-		return fmt.Errorf("%s: %w", what, err)
+		OwnerReferences: owners,
 	}
 	next.Spec.Labels = labels
 	next.Spec.Features = map[string]any{"flags": struct{}{}, "attributes": struct{}{}, "instances": struct{}{}} // All are required.
@@ -212,26 +219,32 @@ func (f *NodeFeature) Write(ctx context.Context, labels map[string]string) error
 	return f.client.send(ctx, what, request.SetHeader("Content-Type", "application/json"), next)
 }
 
-// owners are this program's pod and what owns that: Kubernetes takes the object away when all
-// of them are gone. There are none where the pod may not be read.
-func (f *NodeFeature) owners(ctx context.Context) ([]metav1.OwnerReference, error) {
+// owners are those of GPU feature discovery (k8s-device-plugin v0.19.3, internal/lm/output.go):
+// the DaemonSet that this program's pod belongs to, as controller, and the pod. Kubernetes takes
+// the object away when all of them are gone. There are none for a pod of anything else, or of
+// nothing. They are not known where the pod may not be read.
+func (f *NodeFeature) owners(ctx context.Context) (owners []metav1.OwnerReference, known bool, err error) {
 	if f.Pod == "" {
-		return nil, nil
+		return nil, false, nil
 	}
 	var pod metav1.PartialObjectMetadata
 	data, err := f.client.do(ctx, f.client.rest.Get().Namespace(f.Namespace).Resource("pods").Name(f.Pod))
 	switch {
 	case apierrors.IsForbidden(err) || apierrors.IsNotFound(err):
-		return nil, nil
+		return nil, false, nil
 	case err == nil:
 		err = json.Unmarshal(data, &pod)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read pod %s: %w", f.Pod, err)
+		return nil, false, fmt.Errorf("read pod %s: %w", f.Pod, err)
 	}
-	owners := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}}
-	for _, owner := range pod.OwnerReferences {
-		owners = append(owners, metav1.OwnerReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: owner.UID})
+	i := slices.IndexFunc(pod.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "DaemonSet" })
+	if i < 0 {
+		return nil, true, nil
 	}
-	return owners, nil
+	set := pod.OwnerReferences[i]
+	return []metav1.OwnerReference{
+		{APIVersion: set.APIVersion, Kind: set.Kind, Name: set.Name, UID: set.UID, Controller: new(true)},
+		{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
+	}, true, nil
 }

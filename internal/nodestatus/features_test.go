@@ -161,8 +161,16 @@ func TestNodeFeature(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	owner := func(kind, version, name string) map[string]any {
-		return map[string]any{"apiVersion": version, "kind": kind, "name": name, "uid": "uid-of-" + name}
+	pod := func(uid, owners string) string {
+		return `{"metadata": {"name": "virgate-1", "uid": "` + uid + `", "ownerReferences": [` + owners + `]}}`
+	}
+	const daemonSet = `{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "virgate", "uid": "ds", "controller": true, "blockOwnerDeletion": true}`
+	const replicaSet = `{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "virgate-5c", "uid": "rs", "controller": true}`
+	owners := func(podUID string) []any {
+		return []any{
+			map[string]any{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "virgate", "uid": "ds", "controller": true},
+			map[string]any{"apiVersion": "v1", "kind": "Pod", "name": "virgate-1", "uid": podUID},
+		}
 	}
 	for _, step := range []struct {
 		name, pod, value string
@@ -171,8 +179,13 @@ func TestNodeFeature(t *testing.T) {
 	}{
 		{"made, without the right to read the pod", "", "1", nil, 1},
 		{"the same", "", "1", nil, 1},
-		{"changed", `{"metadata": {"name": "virgate-1", "uid": "uid-of-virgate-1", "ownerReferences": [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "virgate", "uid": "uid-of-virgate", "controller": true}]}}`, "2",
-			[]any{owner("Pod", "v1", "virgate-1"), owner("DaemonSet", "apps/v1", "virgate")}, 2},
+		{"the pod may be read", pod("p1", daemonSet), "1", owners("p1"), 2},
+		{"the same with owners", pod("p1", daemonSet), "1", owners("p1"), 2},
+		{"changed", pod("p1", daemonSet), "2", owners("p1"), 3},
+		{"another pod of the DaemonSet", pod("p2", daemonSet), "2", owners("p2"), 4},
+		{"without the right again", "", "3", owners("p2"), 5},
+		{"a ReplicaSet's pod", pod("p3", replicaSet), "3", nil, 6},
+		{"a bare pod", pod("p4", ""), "3", nil, 6},
 	} {
 		t.Run(step.name, func(t *testing.T) {
 			f.pod = step.pod

@@ -40,7 +40,10 @@ type reading struct {
 	// celsius is meaningless unless celsiusKnown is set.
 	celsius      int
 	celsiusKnown bool
-	marks        Marks
+	// recovery is RecoveryAction, meaningless unless recoveryKnown is set.
+	recovery      uint32
+	recoveryKnown bool
+	marks         Marks
 	// reset is evidence that the GPU was reset since the last reading: its handle
 	// was lost and a new one works.
 	reset bool
@@ -170,10 +173,12 @@ func (r *reading) readCondition(lib Library) error {
 		return err
 	}
 	r.celsiusKnown = err == nil
-	switch action, err := lib.DeviceGetFieldValues(r.device, RecoveryAction); {
+	action, err := lib.DeviceGetFieldValues(r.device, RecoveryAction)
+	r.recovery, r.recoveryKnown = action, err == nil
+	switch {
 	case err == nil && action == RecoverNone:
 		r.marks.ResetAdvised = notWaiting
-	case err == nil && (action == RecoverReset || action == RecoverDrainAndReset):
+	case err == nil && (action == RecoverReset || action == RecoverDrainAndReset || action == RecoverBusReset):
 		r.marks.ResetAdvised = waiting
 	}
 	if err := r.readMemoryRepairs(lib); err != nil {

@@ -252,6 +252,28 @@ type finding struct {
 	xid uint64
 }
 
+// recoveryWanted says what the driver wants done with a GPU of that recovery action, "" for
+// nothing. An IMEX domain is not the GPU's.
+func recoveryWanted(action uint32) string {
+	switch action {
+	case RecoverNone, RecoverIMEXDomain:
+		return ""
+	case RecoverReset:
+		return "a reset of the GPU"
+	case RecoverReboot:
+		return "a reboot of the node"
+	case RecoverDrainP2P:
+		return "the end of peer-to-peer traffic"
+	case RecoverDrainAndReset:
+		return "no new work, and a reset"
+	case RecoverBusReset:
+		return "a reset of the PCIe bus"
+	case RecoverSystemReboot:
+		return "a reboot of the system"
+	}
+	return fmt.Sprintf("recovery action %d", action)
+}
+
 // lostFinding is for a GPU that no longer answers, or that the driver no longer
 // lists.
 func lostFinding() finding { return finding{cause: sharing.CauseLost, text: "lost"} }

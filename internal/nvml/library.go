@@ -404,11 +404,16 @@ func (l TopologyLevel) String() string {
 // drivers do not have it.
 const RecoveryAction = 230
 
-// The values of RecoveryAction that say whether the GPU is to be reset.
+// The values of RecoveryAction (nvml.h; the last two are in the header of R595).
 const (
 	RecoverNone          uint32 = 0
 	RecoverReset         uint32 = 1
+	RecoverReboot        uint32 = 2
+	RecoverDrainP2P      uint32 = 3
 	RecoverDrainAndReset uint32 = 4
+	RecoverIMEXDomain    uint32 = 5
+	RecoverBusReset      uint32 = 6
+	RecoverSystemReboot  uint32 = 7
 )
 
 // RemappedRows is the state of a GPU's spare memory rows.

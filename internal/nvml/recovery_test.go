@@ -200,11 +200,90 @@ func TestRowRemap(t *testing.T) {
 	})
 }
 
-// strict are rules by which XID 109 is fatal, also for a partition alone.
+// strict are rules by which XID 69 is fatal, also for a partition alone.
 func strict() sharing.HealthRules {
 	rules := sharing.DefaultHealthRules()
-	rules.XIDs[109] = sharing.FatalError
+	rules.XIDs[69] = sharing.FatalError
 	return rules
+}
+
+// TestDriverAsksForRecovery checks that a GPU is out of use for as long as the driver asks for
+// a recovery action, and that a profile that ignores XID 154 ignores the action.
+func TestDriverAsksForRecovery(t *testing.T) {
+	for action, want := range map[uint32]string{
+		nvml.RecoverReset: "a reset of the GPU", nvml.RecoverReboot: "a reboot of the node", nvml.RecoverDrainP2P: "the end of peer-to-peer traffic",
+		nvml.RecoverDrainAndReset: "no new work, and a reset", nvml.RecoverBusReset: "a reset of the PCIe bus",
+		nvml.RecoverSystemReboot: "a reboot of the system", nvml.RecoverIMEXDomain: "", 99: "recovery action 99",
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			sim := simulate(t, "a30x4")
+			w := watch(t, sim)
+			must(t, sim.Advise(2, action))
+			after(11 * time.Second)
+			faults := map[string]string(nil)
+			if want != "" {
+				faults = map[string]string{"2": "the driver asks for " + want}
+			}
+			w.expect("while the driver asks for it", faults)
+			sim.InjectFault("DeviceGetFieldValues", simnode.Fault{Return: nvml.Unknown, Times: 8})
+			after(time.Hour)
+			w.expect("after an hour", faults)
+			rules := sharing.DefaultHealthRules()
+			rules.XIDs[sharing.RecoveryActionChanged] = sharing.IgnoreError
+			w.SetHealthRules(rules)
+			after(21 * time.Second)
+			w.expect("when the profile ignores it", nil)
+			w.SetHealthRules(sharing.DefaultHealthRules())
+			must(t, sim.Heal(2))
+			after(21 * time.Second)
+			w.expect("when it is over", nil)
+		})
+	}
+}
+
+// TestXIDLeftToDriver checks that the driver decides about XID 109 where it reports recovery
+// actions, unless the profile does, and that the catalogue does elsewhere.
+func TestXIDLeftToDriver(t *testing.T) {
+	explicit := sharing.DefaultHealthRules()
+	explicit.LeftToDriver = nil
+	tests := []struct {
+		name   string
+		silent bool
+		advice uint32
+		rules  sharing.HealthRules
+		want   map[string]string
+	}{
+		{"the driver asks for nothing", false, nvml.RecoverNone, sharing.DefaultHealthRules(), nil},
+		{
+			"the driver asks for a reset", false, nvml.RecoverReset, sharing.DefaultHealthRules(),
+			map[string]string{"0": "XID 109, the driver asks for a reset of the GPU"},
+		},
+		{"the driver reports no recovery action", true, nvml.RecoverNone, sharing.DefaultHealthRules(), map[string]string{"0": "XID 109"}},
+		{"the profile decides", false, nvml.RecoverNone, explicit, map[string]string{"0": "XID 109"}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sim := simulate(t, "a30x4")
+				if test.silent {
+					sim.InjectFault("DeviceGetFieldValues", simnode.Fault{Return: nvml.NotSupported})
+				}
+				w := watch(t, sim)
+				w.SetHealthRules(test.rules)
+				must(t, sim.XID(0, 109, nvml.WholeGPU, nvml.WholeGPU))
+				synctest.Wait()
+				w.expect("at once", map[string]string{"0": "XID 109"})
+				must(t, sim.Advise(0, test.advice))
+				after(time.Hour)
+				w.expect("after an hour", test.want)
+				must(t, sim.Advise(0, nvml.RecoverNone))
+				_, err := w.ClearHealth(context.Background(), selector(t, "0"))
+				must(t, err)
+				after(21 * time.Second)
+				w.expect("when it is over", nil)
+			})
+		})
+	}
 }
 
 // TestOperatorClears checks that a word of an operator ends what no probe does.
@@ -214,15 +293,15 @@ func TestOperatorClears(t *testing.T) {
 		w := watchWith(t, sim, nvml.Options{Logger: slog.New(slog.NewJSONHandler(log, nil))})
 		w.SetHealthRules(strict())
 		must(t, sim.XID(0, 79, nvml.WholeGPU, nvml.WholeGPU))
-		must(t, sim.XID(0, 109, 3, 0))
+		must(t, sim.XID(0, 69, 3, 0))
 		after(time.Hour)
-		w.expect("after an hour", map[string]string{"0": "XID 79", "0:2": "XID 109"})
+		w.expect("after an hour", map[string]string{"0": "XID 79", "0:2": "XID 69"})
 		units, err := w.ClearHealth(context.Background(), selector(t, "0:2"))
 		must(t, err)
 		if len(units) != 1 || units[0].State != sharing.Recovering || units[0].Index != "0:2" {
 			t.Errorf("cleared %+v", units)
 		}
-		w.expect("when one was cleared", map[string]string{"0": "XID 79", "0:2": "recovering from XID 109"})
+		w.expect("when one was cleared", map[string]string{"0": "XID 79", "0:2": "recovering from XID 69"})
 		after(11 * time.Second)
 		w.expect("a probe later", map[string]string{"0": "XID 79"})
 		_, err = w.ClearHealth(context.Background(), selector(t, "0"))
@@ -232,7 +311,7 @@ func TestOperatorClears(t *testing.T) {
 		if _, err := w.ClearHealth(context.Background(), selector(t, "8")); err == nil {
 			t.Error("cleared a GPU that there is not")
 		}
-		want := []string{"unhealthy by xid: XID 109", "recovering by operator: XID 109", "healthy by probe: XID 109"}
+		want := []string{"unhealthy by xid: XID 69", "recovering by operator: XID 69", "healthy by probe: XID 69"}
 		if diff := cmp.Diff(want, changesOf(t, log, "0:2")); diff != "" {
 			t.Errorf("changes (-want +got):\n%s", diff)
 		}
@@ -255,7 +334,7 @@ func TestRequestsEnd(t *testing.T) {
 // TestFatalSurvivesRestart lets one program keep what it saw and another one
 // take it over, on a node to which something may have happened in between.
 func TestFatalSurvivesRestart(t *testing.T) {
-	fatal := map[string]string{"0": "XID 79", "1:0": "XID 109"}
+	fatal := map[string]string{"0": "XID 79", "1:0": "XID 69"}
 	tests := []struct {
 		name string
 		// between is what happens to what was kept, and to the new node.
@@ -277,7 +356,7 @@ func TestFatalSurvivesRestart(t *testing.T) {
 			must(t, sim.Shutdown())
 		}, "first", map[string]string{"0": "XID 79"}},
 		{"a GPU that is no more", func(t *testing.T, _ *memory, sim *simnode.Node) { must(t, sim.Remove(0)) },
-			"first", map[string]string{"0:0": "XID 109"}},
+			"first", map[string]string{"0:0": "XID 69"}},
 		{"nothing can be read", func(_ *testing.T, m *memory, _ *simnode.Node) { m.kept, m.err = nil, errors.New("disk") }, "first", nil},
 	}
 	for _, test := range tests {
@@ -292,7 +371,7 @@ func TestFatalSurvivesRestart(t *testing.T) {
 				must(t, sim.Heal(2))
 				after(time.Minute)
 				must(t, sim.XID(0, 79, nvml.WholeGPU, nvml.WholeGPU))
-				must(t, sim.XID(1, 109, 1, 0))
+				must(t, sim.XID(1, 69, 1, 0))
 				must(t, sim.XID(3, 94, nvml.WholeGPU, nvml.WholeGPU))
 				synctest.Wait()
 				if store.saves > 0 {

@@ -198,15 +198,19 @@ func (t *tracker) addEvent(e receivedEvent, at moment) (uuid string, r errorRepo
 			t.gpus[uuid].assign(r, at)
 		}
 	}
+	gpu := t.gpus[uuid]
+	xid := e.Type&EventXIDCritical != 0
+	if xid && at.rules.LeftToDriver[e.Data] && gpu != nil && gpu.recoveryKnown && action == sharing.FatalError {
+		action = sharing.SuspectError
+	}
 	if action == sharing.FatalError {
 		r.kind = reportedFatal
 	}
-	gpu := t.gpus[uuid]
 	if gpu == nil {
 		return uuid, r, action, uuid == ""
 	}
-	if e.Type&EventXIDCritical != 0 {
-		t.counters.addXID(uuid, e.Data, at.rules)
+	if xid {
+		t.counters.addXID(uuid, e.Data, action, at.rules)
 	}
 	if action == sharing.IgnoreError || gpu.assign(r, at) {
 		return uuid, r, action, true
@@ -355,6 +359,10 @@ type gpuState struct {
 	// hot says that the GPU was too hot at the last reading, celsius how hot.
 	hot     bool
 	celsius int
+	// recovery is the last known RecoveryAction since the last reset; recoveryKnown says that
+	// the driver has reported one.
+	recovery      uint32
+	recoveryKnown bool
 	// marks are the last known, of this run or the one before.
 	marks Marks
 	// unassigned are reports for partitions that were not known yet.
@@ -377,6 +385,7 @@ func (g *gpuState) addReading(r reading, at moment) {
 	g.gpu, g.lost = r.gpu, false
 	if reset {
 		g.hot, g.unassigned = false, nil
+		g.recovery, g.recoveryKnown = RecoverNone, false
 		for _, unit := range g.allUnits() {
 			g.observe(unit, observation{kind: wasReset}, at)
 		}
@@ -384,6 +393,12 @@ func (g *gpuState) addReading(r reading, at moment) {
 	if r.celsiusKnown {
 		g.hot = r.celsius > at.rules.TemperatureLimit || g.hot && r.celsius > at.rules.TemperatureSafe
 		g.celsius = r.celsius
+	}
+	if r.recoveryKnown { // One that cannot be read for once has not changed.
+		g.recovery, g.recoveryKnown = r.recovery, true
+	}
+	if wants := recoveryWanted(g.recovery); wants != "" && at.rules.XID(sharing.RecoveryActionChanged) != sharing.IgnoreError {
+		r.found(r.gpu.UUID, finding{cause: sharing.CauseProbe, text: "the driver asks for " + wants})
 	}
 	if r.marks.RowRemap == waiting && at.rules.RowRemap {
 		r.found(r.gpu.UUID, finding{cause: sharing.CauseMemory, text: "row remapping waits for a reset"})
@@ -544,12 +559,12 @@ func (c *counters) addChange(change healthChange) {
 	c.changes = append(c.changes, change)
 }
 
-func (c *counters) addXID(gpu string, code uint64, rules sharing.HealthRules) {
+func (c *counters) addXID(gpu string, code uint64, action sharing.ErrorAction, rules sharing.HealthRules) {
 	name := sharing.OtherXID
 	if _, known := rules.XIDs[code]; known {
 		name = strconv.FormatUint(code, 10)
 	}
-	key := sharing.XIDCount{GPU: gpu, XID: name, Action: rules.XID(code)}
+	key := sharing.XIDCount{GPU: gpu, XID: name, Action: action}
 	counted := key
 	counted.Count = c.xids[key].Count + 1
 	c.xids[key] = counted

@@ -9,19 +9,21 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// recoveryActionChanged is the XID that says so.
-const recoveryActionChanged = 154
-
 // XID has the GPU report an XID error, as an event. Only 154 has another effect: from then on
 // the driver advises a reset, until the GPU is reset. gi and ci are the IDs of a GPU instance
 // and a compute instance, or nvml.WholeGPU.
 func (n *Node) XID(gpu int, code uint64, gi, ci uint32) error {
 	return n.change(gpu, func(g *simGPU) {
-		if code == recoveryActionChanged {
+		if code == sharing.RecoveryActionChanged {
 			g.recovery = nvml.RecoverReset
 		}
 		n.emit(g, nvml.Event{Type: nvml.EventXIDCritical, Data: code, GI: gi, CI: ci})
 	})
+}
+
+// Advise has the driver ask for a recovery action of the GPU (nvml.RecoverReset, …), without an XID.
+func (n *Node) Advise(gpu int, action uint32) error {
+	return n.change(gpu, func(g *simGPU) { g.recovery = action })
 }
 
 // ECC has the GPU report an error of its DRAM, either a double-bit one or a corrected

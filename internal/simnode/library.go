@@ -197,7 +197,7 @@ func (n driver) DeviceGetMPSComputeRunningProcesses(d nvml.Device) ([]nvml.Proce
 	return n.listed(n.processes(d), true), nil
 }
 
-// DeviceGetFieldValues knows the advice of XID 154.
+// DeviceGetFieldValues knows the advice of XID 154 and of Advise.
 func (n driver) DeviceGetFieldValues(d nvml.Device, field int) (uint32, error) {
 	if field != nvml.RecoveryAction {
 		return 0, nvml.NotSupported

@@ -80,16 +80,22 @@ func (n driver) DeviceGetGpuInstanceId(d nvml.Device) (int, error) {
 
 func (n driver) DeviceGetComputeInstanceId(d nvml.Device) (int, error) { return n.migDevice(d).id, nil }
 
-// DeviceGetAttributes counts what the slices of an A100 have, on every model.
+// DeviceGetAttributes are those of the GPU instance, which its compute instances share, but for
+// the multiprocessors.
 func (n driver) DeviceGetAttributes(d nvml.Device) (nvml.Attributes, error) {
-	c := n.migDevice(d)
-	gi, whole := c.instance.info.Profile.Slices, 0
-	if gi == 7 || c.instance.info.Profile.Attributes != "" {
-		whole = 1 // Only the whole GPU, or the one instance with media extensions, has these.
-	}
+	c, g := n.migDevice(d), n.gpu(d)
+	gi := c.instance.info.Profile.Slices
+	has := g.figures(c.instance.info)
 	return nvml.Attributes{
-		MemoryMiB: n.gpu(d).memoryOf(c.instance.placement.Size) >> 20, Multiprocessors: 14 * c.slices, GPUSlices: gi, ComputeSlices: c.slices,
-		CopyEngines: gi, Decoders: max(gi/2, whole), JPEGEngines: whole, OFAEngines: whole,
+		MemoryMiB:       g.memoryOf(c.instance.placement.Size) >> 20,
+		Multiprocessors: has.multiprocessors * c.slices / gi,
+		GPUSlices:       gi,
+		ComputeSlices:   c.slices,
+		CopyEngines:     has.copy,
+		Decoders:        has.decoders,
+		Encoders:        has.encoders,
+		JPEGEngines:     has.jpeg,
+		OFAEngines:      has.ofa,
 	}, nil
 }
 

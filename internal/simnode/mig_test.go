@@ -125,6 +125,53 @@ func TestPartitionLifecycle(t *testing.T) {
 	expect("on an unknown GPU", err, nvml.InvalidArgument)
 }
 
+// TestFigures checks that every partition of every model with MIG has figures, and that some are
+// those of NVIDIA's MIG User Guide for their own model.
+func TestFigures(t *testing.T) {
+	got := map[string]nvml.Attributes{}
+	for model, pci := range map[string]uint16{
+		"a100-40": 0x20B0, "a100-40-pcie": 0x20F1, "a100-80": 0x20B2, "a100-80-pcie": 0x20B5, "a30": 0x20B7, "b200": 0x2901, "b300": 0x3182, "gb200": 0x2941,
+		"gb300": 0x31C2, "gh200": 0x2342, "gh200-144": 0x2348, "h100": 0x2330, "h100-nvl": 0x2321, "h200": 0x2335, "h200-nvl": 0x233B,
+		"rtx-pro-6000": 0x2BB5, "rtx-pro-6000-max-q": 0x2BB4, "rtx-pro-6000-workstation": 0x2BB1,
+	} {
+		node := open(t, model+"+all-enabled")
+		geometry, _ := mig.GeometryOf(pci)
+		if len(geometry.Profiles) == 0 {
+			t.Errorf("%s has no MIG", model)
+		}
+		for _, info := range geometry.Profiles {
+			gi, err := nvmltest.CreateGPUInstance(node, 0, info.ID, info.Starts[0])
+			must(t, err)
+			ci, _, err := nvmltest.CreateComputeInstance(node, 0, gi, info.Profile.Slices)
+			must(t, err)
+			partition := scan(t, node)[0].Partitions[0]
+			if has := partition.Attributes; partition.Profile != info.Profile || has.Multiprocessors < 14*info.Profile.Slices || has.CopyEngines == 0 {
+				t.Errorf("%s: partition %s has %+v", model, partition.Profile, has)
+			}
+			got[model+" "+info.Profile.String()] = partition.Attributes
+			must(t, nvmltest.DestroyComputeInstance(node, 0, gi, ci))
+			if nvmltest.DestroyGPUInstance(node, 0, gi) != nil { // It lingers at the first call.
+				must(t, nvmltest.DestroyGPUInstance(node, 0, gi))
+			}
+		}
+	}
+	for partition, want := range map[string]nvml.Attributes{
+		"a100-40 3g.20gb":         {MemoryMiB: 20480, Multiprocessors: 42, GPUSlices: 3, ComputeSlices: 3, CopyEngines: 3, Decoders: 2},
+		"a30 2g.12gb+me":          {MemoryMiB: 12288, Multiprocessors: 28, GPUSlices: 2, ComputeSlices: 2, CopyEngines: 2, Decoders: 2, JPEGEngines: 1, OFAEngines: 1},
+		"h100-nvl 2g.24gb":        {MemoryMiB: 23957, Multiprocessors: 32, GPUSlices: 2, ComputeSlices: 2, CopyEngines: 2, Decoders: 2, JPEGEngines: 2},
+		"h200-nvl 7g.141gb":       {MemoryMiB: 143771, Multiprocessors: 132, GPUSlices: 7, ComputeSlices: 7, CopyEngines: 8, Decoders: 7, JPEGEngines: 7, OFAEngines: 1},
+		"gb200 1g.23gb+me":        {MemoryMiB: 23683, Multiprocessors: 18, GPUSlices: 1, ComputeSlices: 1, CopyEngines: 2, Decoders: 1, JPEGEngines: 1, OFAEngines: 1},
+		"rtx-pro-6000 1g.24gb-me": {MemoryMiB: 24471, Multiprocessors: 46, GPUSlices: 1, ComputeSlices: 1, CopyEngines: 1},
+		"rtx-pro-6000-max-q 2g.48gb+me.all": {
+			MemoryMiB: 48943, Multiprocessors: 94, GPUSlices: 2, ComputeSlices: 2, CopyEngines: 2, Decoders: 4, Encoders: 4, JPEGEngines: 4, OFAEngines: 1,
+		},
+	} {
+		if got[partition] != want {
+			t.Errorf("%s has %+v, want %+v", partition, got[partition], want)
+		}
+	}
+}
+
 // TestSetMIG holds what a change of MIG mode does, in each world: what the driver says
 // of it, the modes after it, and after a reset or a reboot.
 func TestSetMIG(t *testing.T) {

@@ -55,7 +55,7 @@ func TestNewErrors(t *testing.T) {
 		says []string
 	}{
 		{"", []string{`no simulated node ""`, "dgx-a100, "}},
-		{"dgx-a1000", []string{`no simulated node "dgx-a1000"`, "a30x4", "mixed", "a100-40, a100-80"}},
+		{"dgx-a1000", []string{`no simulated node "dgx-a1000"`, "a30x4", "mixed", "a100-80, a100-80-pcie"}},
 		{"t4x", []string{"no simulated node"}},
 		{"t4xx", []string{"no simulated node"}},
 		{"t4x0", []string{"boards[0].count: 0 is not in 1 to 64"}},

@@ -39,7 +39,7 @@ func TestFeatureLabelNames(t *testing.T) {
 		}
 		for _, strategy := range []sharing.MIGStrategy{sharing.MIGNone, sharing.MIGSingle, sharing.MIGMixed} {
 			profile := sharing.Profile{MIGStrategy: strategy, GPUNames: []sharing.NamingRule{{Pattern: "T4", Name: "nvidia.com/t4"}}}
-			for name := range features.Labels(features.Node{GPUs: gpus, Profile: profile, Driver: "1.2.3", CUDA: 13000, VGPUs: vgpus, Timestamp: 1}) {
+			for name := range features.Labels(features.Node{GPUs: gpus, Profile: profile, Driver: "1.2.3", CUDA: 13000, VGPUs: vgpus, Models: true, Timestamp: 1}) {
 				names[name] = true
 			}
 		}

@@ -342,7 +342,7 @@ func (s *scheduler) hardware() {
 	case n < 8:
 		s.heal(ordinal)
 	case n < 10 && *condition != faulty:
-		s.add(operation{kind: pick(s.random, xid, partitionXID), gpu: ordinal, count: pick(s.random, 79, 48, 94, 62, 13, 109)})
+		s.add(operation{kind: pick(s.random, xid, partitionXID), gpu: ordinal, count: pick(s.random, 79, 48, 94, 62, 13, 69, 109)})
 		*condition = doubtful
 	case n < 11:
 		s.add(operation{kind: heat, gpu: ordinal})

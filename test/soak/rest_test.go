@@ -162,7 +162,7 @@ func (w *world) nothing(invariant string, o operation, before settledNode, do fu
 
 // fatalXIDOfPartition is an XID that is fatal in the soak, and for the partition alone that
 // it names.
-const fatalXIDOfPartition = 109
+const fatalXIDOfPartition = 69
 
 // oneFault lets one unit fail, and mends it.
 func (w *world) oneFault(o operation) error {

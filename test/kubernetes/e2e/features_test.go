@@ -212,7 +212,7 @@ func (c *cluster) awaitNodeFeature(t *testing.T, namespace, name, label, want st
 	for _, owner := range found.Metadata.OwnerReferences {
 		owners = append(owners, owner.Kind)
 	}
-	if got := strings.Join(owners, ","); got != "Pod,DaemonSet" || found.Metadata.Labels["nfd.node.kubernetes.io/node-name"] != hostName {
+	if got := strings.Join(owners, ","); got != "DaemonSet,Pod" || found.Metadata.Labels["nfd.node.kubernetes.io/node-name"] != hostName {
 		t.Errorf("the object belongs to %s and is about %v", got, found.Metadata.Labels)
 	}
 }

@@ -1,0 +1,60 @@
+package simnode
+
+import (
+	"strconv"
+
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/mig"
+)
+
+// figures are what a GPU instance has besides memory.
+type figures struct {
+	multiprocessors, copy, decoders, encoders, jpeg, ofa int
+}
+
+// generation is what the figures depend on: the GPU's architecture and its number of slices.
+type generation struct {
+	architecture nvml.Architecture
+	slices       int
+}
+
+// figuresOf has the figures of a generation's profiles, by slices and attributes; "1double" is
+// the profile of one slice with twice the memory.
+//
+// Engines are those of NVIDIA's MIG User Guide, "Supported MIG Profiles" (R615, read in November
+// 2026), which knows no B300, GB200 and GB300: these have those of B200, as in NVIDIA's
+// k8s-test-infra (pkg/gpu/mocknvml/configs/mock-nvml-config-gb300.mig.yaml). Multiprocessors are
+// printed by nvidia-smi mig -lgip: 14 a slice of A100 and A30, 16 of a GH100 with 132, 46 of the
+// RTX PRO 6000, which has 188; 18 of B200 are k8s-test-infra's.
+var figuresOf = map[generation]map[string]figures{
+	{nvml.Ampere, 7}: {
+		"1": {14, 1, 0, 0, 0, 0}, "1+me": {14, 1, 1, 0, 1, 1}, "1double": {14, 1, 1, 0, 0, 0},
+		"2": {28, 2, 1, 0, 0, 0}, "3": {42, 3, 2, 0, 0, 0}, "4": {56, 4, 2, 0, 0, 0}, "7": {98, 7, 5, 0, 1, 1},
+	},
+	{nvml.Ampere, 4}: {
+		"1": {14, 1, 0, 0, 0, 0}, "1+me": {14, 1, 1, 0, 1, 1},
+		"2": {28, 2, 2, 0, 0, 0}, "2+me": {28, 2, 2, 0, 1, 1}, "4": {56, 4, 4, 0, 1, 1},
+	},
+	{nvml.Hopper, 7}: {
+		"1": {16, 1, 1, 0, 1, 0}, "1+me": {16, 1, 1, 0, 1, 1}, "1double": {26, 1, 1, 0, 1, 0},
+		"2": {32, 2, 2, 0, 2, 0}, "3": {60, 3, 3, 0, 3, 0}, "4": {64, 4, 4, 0, 4, 0}, "7": {132, 8, 7, 0, 7, 1},
+	},
+	{nvml.Blackwell, 7}: {
+		"1": {18, 2, 1, 0, 1, 0}, "1+me": {18, 2, 1, 0, 1, 1}, "1double": {18, 2, 1, 0, 1, 0},
+		"2": {36, 3, 1, 0, 1, 0}, "3": {54, 6, 1, 0, 1, 0}, "4": {72, 8, 1, 0, 1, 0}, "7": {126, 16, 1, 0, 1, 1},
+	},
+	{nvml.Blackwell, 4}: {
+		"1": {46, 1, 1, 1, 1, 0}, "1+me": {46, 1, 1, 1, 1, 1}, "1+gfx": {46, 1, 1, 1, 1, 0}, "1+me.all": {46, 1, 4, 4, 4, 1}, "1-me": {46, 1, 0, 0, 0, 0},
+		"2": {94, 2, 2, 2, 2, 0}, "2+gfx": {94, 2, 2, 2, 2, 0}, "2+me.all": {94, 2, 4, 4, 4, 1}, "2-me": {94, 2, 0, 0, 0, 0},
+		"4": {188, 4, 4, 4, 4, 1}, "4+gfx": {188, 4, 4, 4, 4, 1},
+	},
+}
+
+// figures are those of the GPU's instances with the profile.
+func (g *simGPU) figures(info mig.ProfileInfo) figures {
+	name := strconv.Itoa(info.Profile.Slices) + info.Profile.Attributes
+	if info.Size == 2 && name == "1" {
+		name = "1double"
+	}
+	return figuresOf[generation{g.Architecture, g.geometry.Slices}][name]
+}

@@ -17,7 +17,12 @@ type Geometry struct {
 	Profiles []ProfileInfo
 	// Memory is that of an instance by its profile, in MiB, as far as the driver says.
 	Memory map[Profile]uint64
+	// Engines are those of an instance by its profile, as far as the driver says.
+	Engines map[Profile]Engines
 }
+
+// Engines is what a GPU instance has besides slices and memory.
+type Engines struct{ Multiprocessors, CopyEngines, Decoders, Encoders, JPEGEngines, OFAEngines int }
 
 // ProfileInfo describes a GPU instance profile of a GPU model.
 type ProfileInfo struct {

@@ -80,16 +80,22 @@ func (n driver) DeviceGetGpuInstanceId(d nvml.Device) (int, error) {
 
 func (n driver) DeviceGetComputeInstanceId(d nvml.Device) (int, error) { return n.migDevice(d).id, nil }
 
-// DeviceGetAttributes counts what the slices of an A100 have, on every model.
-func (n driver) DeviceGetAttributes(d nvml.Device) (nvml.Attributes, error) {
-	c := n.migDevice(d)
-	gi, whole := c.instance.info.Profile.Slices, 0
-	if gi == 7 || c.instance.info.Profile.Attributes != "" {
+// enginesOf counts what an instance of an A100 has, on every model.
+func enginesOf(p mig.Profile) mig.Engines {
+	whole := 0
+	if p.Slices == 7 || p.Attributes != "" {
 		whole = 1 // Only the whole GPU, or the one instance with media extensions, has these.
 	}
+	return mig.Engines{Multiprocessors: 14 * p.Slices, CopyEngines: p.Slices, Decoders: max(p.Slices/2, whole), JPEGEngines: whole, OFAEngines: whole}
+}
+
+func (n driver) DeviceGetAttributes(d nvml.Device) (nvml.Attributes, error) {
+	c := n.migDevice(d)
+	gi := c.instance.info.Profile
+	has := enginesOf(gi)
 	return nvml.Attributes{
-		MemoryMiB: n.gpu(d).memoryOf(c.instance.placement.Size) >> 20, Multiprocessors: 14 * c.slices, GPUSlices: gi, ComputeSlices: c.slices,
-		CopyEngines: gi, Decoders: max(gi/2, whole), JPEGEngines: whole, OFAEngines: whole,
+		MemoryMiB: n.gpu(d).memoryOf(c.instance.placement.Size) >> 20, Multiprocessors: has.Multiprocessors / gi.Slices * c.slices, GPUSlices: gi.Slices, ComputeSlices: c.slices,
+		CopyEngines: has.CopyEngines, Decoders: has.Decoders, JPEGEngines: has.JPEGEngines, OFAEngines: has.OFAEngines,
 	}, nil
 }
 
@@ -108,7 +114,7 @@ func (n driver) DeviceGetGpuInstanceProfileInfo(d nvml.Device, enum int) (nvml.G
 	}
 	return nvml.GPUInstanceProfile{
 		ID: info.ID, Slices: info.Profile.Slices, Instances: info.Max,
-		MemoryMB: g.memoryOf(info.Size) >> 20, Name: info.Profile.String(),
+		MemoryMB: g.memoryOf(info.Size) >> 20, Engines: enginesOf(info.Profile), Name: info.Profile.String(),
 	}, nil
 }
 

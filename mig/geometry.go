@@ -17,6 +17,8 @@ type Geometry struct {
 	Profiles []ProfileInfo
 	// Memory is that of an instance by its profile, in MiB, as far as the driver says.
 	Memory map[Profile]uint64
+	// Engines are those of an instance by its profile, as far as the driver says.
+	Engines map[Profile]Engines
 	// Unlisted says that the driver lists the GPU's profiles only while MIG mode is on, and it is
 	// off. Profiles are then those published for the model, none for an unknown model, and the
 	// driver may have others.
@@ -43,6 +45,9 @@ func (g Geometry) Named(l Layout) Layout {
 	}
 	return l
 }
+
+// Engines is what a GPU instance has besides slices and memory.
+type Engines struct{ Multiprocessors, CopyEngines, Decoders, Encoders, JPEGEngines, OFAEngines int }
 
 // ProfileInfo describes a GPU instance profile of a GPU model.
 type ProfileInfo struct {

@@ -17,8 +17,13 @@ type Counters map[string]int
 
 // Supply is what a GPU of the geometry has: each memory slot, the compute slices, and what
 // limits the number of instances with media engines and of those with a maximum of their own.
+// Memory, in bytes, limits nothing, as the slots do that: it is for whoever counts by it.
 func (g Geometry) Supply() Counters {
 	supply := Counters{"slices": g.Slices}
+	for _, info := range g.Profiles {
+		slot := (int(g.InstanceMemory(info.Profile)) + info.Size - 1) / max(1, info.Size)
+		supply["memory"] = max(supply["memory"], g.Slots*slot<<20)
+	}
 	for slot := range g.Slots {
 		supply[slotName(slot)] = 1
 	}
@@ -38,7 +43,7 @@ func (g Geometry) Supply() Counters {
 // Takes is what the partition's GPU instance takes of the Supply.
 func (g Geometry) Takes(p Partition) Counters {
 	profile, supply := p.Profile.Instance(), g.Supply()
-	takes := Counters{"slices": profile.Slices}
+	takes := Counters{"slices": profile.Slices, "memory": int(g.InstanceMemory(profile)) << 20}
 	for slot := p.Placement.Start; slot < p.Placement.Start+p.Placement.Size; slot++ {
 		takes[slotName(slot)] = 1
 	}
@@ -54,6 +59,15 @@ func (g Geometry) Takes(p Partition) Counters {
 		takes[maximumName(profile)] = 1
 	}
 	return takes
+}
+
+// InstanceMemory is the memory of a GPU instance of the profile in MiB: what the driver says,
+// or else 1 GiB less than its name, which may be rounded up.
+func (g Geometry) InstanceMemory(p Profile) uint64 {
+	if memory := g.Memory[p]; memory > 0 {
+		return memory
+	}
+	return uint64(max(0, p.MemoryGB-1)) << 10
 }
 
 // Placements are all places that GPU instances of the geometry can have, smaller profiles
@@ -83,7 +97,8 @@ func (g Geometry) Placements() []Partition {
 	return all
 }
 
-func slotName(slot int) string { return fmt.Sprintf("slot-%d", slot) }
+// slotName is the name that NVIDIA's DRA driver has for it.
+func slotName(slot int) string { return fmt.Sprintf("memory-slice-%d", slot) }
 
 func maximumName(p Profile) string { return "max-" + p.Label() }
 

@@ -56,6 +56,32 @@ func TestSupplyIsWhatPlaceAllows(t *testing.T) {
 	}
 }
 
+// TestMemoryLimitsNothing holds that the memory of instances is counted and is never what
+// keeps one from a place, also where a driver's figures are no parts of each other.
+func TestMemoryLimitsNothing(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for _, g := range mig.KnownGeometries() {
+		for _, known := range []bool{false, true} {
+			if g.Memory = nil; known {
+				g.Memory = map[mig.Profile]uint64{}
+				for _, info := range g.Profiles {
+					g.Memory[info.Profile] = uint64(info.Size*4864) + random.Uint64N(1000)
+				}
+			}
+			supply := g.Supply()["memory"]
+			for _, p := range g.Placements() {
+				takes := g.Takes(p)["memory"]
+				if takes == 0 || takes*g.Slots > supply*p.Placement.Size {
+					t.Errorf("%v takes %d of %d in %d of %d slots", p, takes, supply, p.Placement.Size, g.Slots)
+				}
+				if known && takes != int(g.Memory[p.Profile])<<20 {
+					t.Errorf("%v takes %d, and the driver says %d MiB", p, takes, g.Memory[p.Profile])
+				}
+			}
+		}
+	}
+}
+
 func within(supply mig.Counters, g mig.Geometry, partitions []mig.Partition) bool {
 	sum := mig.Counters{}
 	for _, p := range partitions {

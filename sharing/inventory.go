@@ -105,6 +105,14 @@ type PartitionAttributes struct {
 	OFAEngines      int    `json:"ofaEngines"`
 }
 
+// Engines are the partition's multiprocessors and engines.
+func (a PartitionAttributes) Engines() mig.Engines {
+	return mig.Engines{
+		Multiprocessors: a.Multiprocessors, CopyEngines: a.CopyEngines, Decoders: a.Decoders, Encoders: a.Encoders,
+		JPEGEngines: a.JPEGEngines, OFAEngines: a.OFAEngines,
+	}
+}
+
 // Link is the connection from a GPU to another one of the node.
 type Link struct {
 	// Peer is the UUID of the other GPU.

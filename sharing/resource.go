@@ -161,13 +161,17 @@ func (r Resource) HealthyDevices() int {
 	return count
 }
 
-// Replicas is the largest number of devices of a unit; 0 for a resource without units.
-func (r Resource) Replicas() int {
-	most := 0
-	for _, unit := range r.Units {
+// Replicas are the smallest and the largest number of devices of a unit; 0 for a resource without
+// units.
+func (r Resource) Replicas() (least, most int) {
+	for i, unit := range r.Units {
+		if i == 0 {
+			least = unit.Replicas
+		}
+		least = min(least, unit.Replicas)
 		most = max(most, unit.Replicas)
 	}
-	return most
+	return least, most
 }
 
 // Summary is a plan in numbers, as it is shown to people and programs.
@@ -181,8 +185,11 @@ type ResourceSummary struct {
 	Name string `json:"name"`
 	// Strategy is Resource.Strategy.
 	Strategy string `json:"strategy"`
-	// Replicas is Resource.Replicas.
-	Replicas int `json:"replicas"`
+	// Replicas is how many devices each unit has. Where units differ it is the smallest number, so
+	// that Replicas times Units is never too many, and MaxReplicas is the largest; else
+	// MaxReplicas is 0.
+	Replicas    int `json:"replicas"`
+	MaxReplicas int `json:"maxReplicas,omitempty"`
 	// Units, Devices and Healthy are counts; Healthy is of devices.
 	Units   int `json:"units"`
 	Devices int `json:"devices"`
@@ -205,9 +212,13 @@ type GPUSummary struct {
 func (p Plan) Summary() Summary {
 	s := Summary{Resources: make([]ResourceSummary, len(p.Resources)), Warnings: append([]string{}, p.Warnings...)}
 	for i, r := range p.Resources {
+		least, most := r.Replicas()
 		s.Resources[i] = ResourceSummary{
-			Name: r.Name, Strategy: r.Strategy(), Replicas: r.Replicas(),
+			Name: r.Name, Strategy: r.Strategy(), Replicas: least,
 			Units: len(r.Units), Devices: len(r.Devices), Healthy: r.HealthyDevices(),
+		}
+		if least != most {
+			s.Resources[i].MaxReplicas = most
 		}
 		gpus := []GPUSummary{}
 		for _, u := range r.Units {

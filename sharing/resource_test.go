@@ -11,26 +11,26 @@ func TestResourceStrategy(t *testing.T) {
 	gpu := func(replicas int) Unit { return Unit{ID: "GPU-0", GPU: "GPU-0", Replicas: replicas} }
 	part := func(replicas int) Unit { return Unit{ID: "MIG-0", GPU: "GPU-0", Replicas: replicas} }
 	for _, test := range []struct {
-		name     string
-		units    []Unit
-		want     string
-		replicas int
+		name        string
+		units       []Unit
+		want        string
+		least, most int
 	}{
-		{"nothing", nil, "", 0},
-		{"exclusive", []Unit{gpu(1), gpu(1)}, "exclusive", 1},
-		{"time-slicing", []Unit{gpu(2)}, "time-slicing", 2},
-		{"mig", []Unit{part(1)}, "mig", 1},
-		{"mig+time-slicing", []Unit{part(3)}, "mig+time-slicing", 3},
-		{"mixture", []Unit{gpu(4), gpu(1)}, "exclusive,time-slicing", 4},
-		{"everything", []Unit{part(2), part(1), gpu(9), gpu(1)}, "exclusive,time-slicing,mig,mig+time-slicing", 9},
+		{"nothing", nil, "", 0, 0},
+		{"exclusive", []Unit{gpu(1), gpu(1)}, "exclusive", 1, 1},
+		{"time-slicing", []Unit{gpu(2)}, "time-slicing", 2, 2},
+		{"mig", []Unit{part(1)}, "mig", 1, 1},
+		{"mig+time-slicing", []Unit{part(3)}, "mig+time-slicing", 3, 3},
+		{"mixture", []Unit{gpu(4), gpu(1)}, "exclusive,time-slicing", 1, 4},
+		{"everything", []Unit{part(2), part(3), gpu(9), gpu(2)}, "time-slicing,mig+time-slicing", 2, 9},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			resource := Resource{Units: test.units}
 			if got := resource.Strategy(); got != test.want {
 				t.Errorf("Strategy() = %q, want %q", got, test.want)
 			}
-			if got := resource.Replicas(); got != test.replicas {
-				t.Errorf("Replicas() = %d, want %d", got, test.replicas)
+			if least, most := resource.Replicas(); least != test.least || most != test.most {
+				t.Errorf("Replicas() = %d, %d, want %d, %d", least, most, test.least, test.most)
 			}
 		})
 	}
@@ -72,7 +72,7 @@ func TestSummary(t *testing.T) {
 			`{"resources":[{"name":"nvidia.com/gpu","strategy":"time-slicing","replicas":2,"units":2,"devices":4,"healthy":3,"gpus":[{"uuid":"GPU-a","index":"","devices":2},{"uuid":"GPU-b","index":"","devices":2}]}],"warnings":["w"]}`},
 		{"partitions", Plan{Resources: []Resource{{Name: "nvidia.com/small", Units: []Unit{
 			{ID: "MIG-a", GPU: "GPU-a", Index: "0:0", Replicas: 1}, {ID: "MIG-b", GPU: "GPU-a", Index: "0:1", Replicas: 3}, {ID: "MIG-c", GPU: "GPU-b", Index: "1:0", Replicas: 1},
-		}}}}, `{"resources":[{"name":"nvidia.com/small","strategy":"mig,mig+time-slicing","replicas":3,"units":3,"devices":0,"healthy":0,` +
+		}}}}, `{"resources":[{"name":"nvidia.com/small","strategy":"mig,mig+time-slicing","replicas":1,"maxReplicas":3,"units":3,"devices":0,"healthy":0,` +
 			`"gpus":[{"uuid":"GPU-a","index":"0","devices":4},{"uuid":"GPU-b","index":"1","devices":1}]}],"warnings":[]}`},
 	} {
 		t.Run(test.name, func(t *testing.T) {

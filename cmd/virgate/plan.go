@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/urfave/cli/v3"
@@ -151,7 +152,11 @@ func (t *text) planned(resources []sharing.ResourceSummary, wide bool) {
 	}
 	table := t.table(header...)
 	for _, r := range resources {
-		cells := []any{r.Name, r.Strategy, r.Replicas, r.Units, r.Devices, r.Healthy}
+		replicas := strconv.Itoa(r.Replicas)
+		if r.MaxReplicas > 0 {
+			replicas += "-" + strconv.Itoa(r.MaxReplicas)
+		}
+		cells := []any{r.Name, r.Strategy, replicas, r.Units, r.Devices, r.Healthy}
 		var gpus []string
 		for _, gpu := range r.GPUs {
 			gpus = append(gpus, fmt.Sprintf("%s×%d", gpu.Index, gpu.Devices))

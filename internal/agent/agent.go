@@ -84,6 +84,9 @@ type Options struct {
 	// Host prepares what allocate responses refer to, such as CDI specs.
 	Host    Host
 	Kubelet plugin.Kubelet
+	// UnreadKubelet says why a source of who holds what could not be read when last tried; nil for
+	// one that could. It must not wait.
+	UnreadKubelet func() (podResources, checkpoint error)
 	// Measure measures who uses the GPUs and how much, which may take seconds, and
 	// returns soon after ctx ends. One goroutine calls it, and what it returns is not
 	// changed afterwards.

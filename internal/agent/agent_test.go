@@ -164,6 +164,9 @@ func withIdle(o Options) Options {
 	if o.RestoreHealth == nil {
 		o.RestoreHealth = func(context.Context) error { return nil }
 	}
+	if o.UnreadKubelet == nil {
+		o.UnreadKubelet = func() (podResources, checkpoint error) { return nil, nil }
+	}
 	if o.StateWriteError == nil {
 		o.StateWriteError = func() error { return nil }
 	}

@@ -32,6 +32,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	send("state_last_write_successful", metrics.BoolToFloat(c.agent.StateWriteError() == nil))
 	status := c.agent.Plugin.Status()
 	send("kubelet_state_known", metrics.BoolToFloat(status.KubeletSeen))
+	podResources, checkpoint := c.agent.UnreadKubelet()
+	send("kubelet_source_up", metrics.BoolToFloat(podResources == nil), "pod_resources")
+	send("kubelet_source_up", metrics.BoolToFloat(checkpoint == nil), "checkpoint")
 	for _, r := range status.Resources {
 		send("listandwatch_streams", float64(r.Streams), r.Name)
 		send("listed_devices", float64(r.Healthy), r.Name, "healthy")

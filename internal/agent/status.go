@@ -45,7 +45,7 @@ type Status struct {
 	DRA *DRAStatus `json:"dra,omitempty"`
 	// Unread says why the GPUs cannot be read now; empty when they can.
 	Unread string `json:"unread,omitempty"`
-	// Warnings are the plan's, and what cannot be granted or kept now.
+	// Warnings are the plan's, and what cannot be granted, kept or read now.
 	Warnings []string `json:"warnings"`
 }
 

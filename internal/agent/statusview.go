@@ -41,6 +41,13 @@ func (a *agent) status(ctx context.Context) Status {
 	for _, reason := range slices.Sorted(maps.Keys(withheld)) {
 		status.Warnings = append(status.Warnings, fmt.Sprintf("GPUs and partitions that cannot be granted now: %d: %s", withheld[reason], reason))
 	}
+	podResources, checkpoint := a.UnreadKubelet()
+	if podResources != nil {
+		status.Warnings = append(status.Warnings, "the kubelet's PodResources cannot be reached, so pods are known by its checkpoint alone, by UID and without names: "+podResources.Error())
+	}
+	if checkpoint != nil {
+		status.Warnings = append(status.Warnings, "the kubelet's checkpoint cannot be read, so what only finished init containers had is not known: "+checkpoint.Error())
+	}
 	if err := a.StateWriteError(); err != nil {
 		status.Warnings = append(status.Warnings, "what a restarted Virgate needs to know is not kept: "+err.Error())
 	}

@@ -154,6 +154,7 @@ func Run(ctx context.Context, o Options) error {
 			Dir: o.PluginDir, Kubelet: kubelet, Store: state.Lists{File: file}, Timing: o.Timing, Logger: log.With("component", "plugin"),
 		}),
 		Kubelet:         kubelet,
+		UnreadKubelet:   kubelet.Unread,
 		StateWriteError: file.WriteError,
 		Host:            host.New(host.Options{Root: o.HostRoot, DevRoot: profile.startup.DevRoot, Specs: specs, Interval: o.HostInterval, Logger: log}),
 

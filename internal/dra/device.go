@@ -174,29 +174,49 @@ func (b *builder) device(gpu sharing.GPU, p *sharing.Partition, r sharing.Resour
 func (b *builder) describe(gpu sharing.GPU, p *sharing.Partition, how mode, shares int, single bool, name string) device {
 	d := device{gpu: gpu.UUID, resource: name, Device: resourceapi.Device{Name: nameOf(gpu.UUID, p, how)}}
 	memory, kind, uuid, profile, place := gpu.Memory, "gpu", gpu.UUID, "", ""
+	var has mig.Engines // Of a whole GPU, what its largest instances have.
+	for _, instance := range b.OnDemand[gpu.UUID].Engines {
+		has = mig.Engines{
+			Multiprocessors: max(has.Multiprocessors, instance.Multiprocessors), CopyEngines: max(has.CopyEngines, instance.CopyEngines),
+			Decoders: max(has.Decoders, instance.Decoders), Encoders: max(has.Encoders, instance.Encoders),
+			JPEGEngines: max(has.JPEGEngines, instance.JPEGEngines), OFAEngines: max(has.OFAEngines, instance.OFAEngines),
+		}
+	}
 	if p != nil {
+		has = p.Attributes.Engines()
 		memory, kind, uuid, profile = p.Memory, "mig", p.UUID, p.Profile.String()
 		if p.Placement.Size > 0 {
 			place = p.Placement.String()
 		}
 	}
 	// Every device has every attribute: one that is missing is an error in an expression of
-	// CEL, and the error ends the scheduling of the pod. The first ten are those of NVIDIA's driver.
+	// CEL, and the error ends the scheduling of the pod. The first eleven are those of NVIDIA's driver;
+	// the driver is not asked for the addressing mode.
 	d.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		"type": text(kind), "uuid": text(uuid), "parentUUID": text(gpu.UUID), "profile": text(profile),
 		"productName": text(gpu.Model), "brand": text(gpu.Brand), "architecture": text(architecture(gpu.Architecture)),
 		"cudaComputeCapability": version(gpu.ComputeCapability), "driverVersion": version(b.DriverVersion),
-		"cudaDriverVersion": version(fmt.Sprintf("%d.%d", b.CUDA/1000, b.CUDA%1000/10)),
-		"index":             number(gpu.Index), "numaNode": number(gpu.NUMANode),
+		"cudaDriverVersion": version(fmt.Sprintf("%d.%d", b.CUDA/1000, b.CUDA%1000/10)), "addressingMode": text(""),
+		"index": number(gpu.Index), "numaNode": number(gpu.NUMANode),
 		"placement": text(place), "resource": text(name), "sharing": text(how.sharing),
 		"resource.kubernetes.io/pciBusID": text(strings.ToLower(strings.TrimPrefix(gpu.PCIBusID, "0000"))),
 	}
-	// But for this one, by which claims ask for devices of one root: all whose root is
-	// unknown would have the same.
+	// But for these two, by which claims ask for devices of one root or NUMA node: all whose own
+	// is unknown would have the same. The second is standard from Kubernetes 1.37 on
+	// (StandardDeviceAttributeNUMANode in its deviceattribute package).
+	if gpu.NUMANode >= 0 {
+		d.Attributes["resource.kubernetes.io/numaNode"] = number(gpu.NUMANode)
+	}
 	if root := b.PCIeRoots[gpu.UUID]; root != "" {
 		d.Attributes["resource.kubernetes.io/pcieRoot"] = text(root)
 	}
 	d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: quantity(memory / mebibyte * mebibyte)}}
+	for name, count := range map[resourceapi.QualifiedName]int{
+		"multiprocessors": has.Multiprocessors, "copyEngines": has.CopyEngines, "decoders": has.Decoders, "encoders": has.Encoders,
+		"jpegEngines": has.JPEGEngines, "ofaEngines": has.OFAEngines,
+	} {
+		d.Capacity[name] = partOf(count, how)
+	}
 	if how != exclusive {
 		d.AllowMultipleAllocations = new(true)
 		d.Capacity["shares"] = sharesOf(shares, single)
@@ -230,6 +250,20 @@ func memoryOf(memory uint64, how mode) resourceapi.DeviceCapacity {
 		}
 	} else if none, step := quantity(0), quantity(mebibyte); c.Value.Cmp(step) >= 0 {
 		c.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: &none, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &none, Step: &step}}
+	}
+	return c
+}
+
+// partOf is how many of an engine or of multiprocessors a device has, as a capacity. Of a shared
+// device a request takes none unless it asks for some; without a policy the first one would take all.
+func partOf(count int, how mode) resourceapi.DeviceCapacity {
+	c, none, one := resourceapi.DeviceCapacity{Value: quantity(uint64(count))}, quantity(0), quantity(1)
+	switch {
+	case how == exclusive:
+	case count == 0: // A range needs room for a step.
+		c.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: &none, ValidValues: []resource.Quantity{none}}
+	default:
+		c.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: &none, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &none, Step: &one}}
 	}
 	return c
 }

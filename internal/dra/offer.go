@@ -18,7 +18,6 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -278,7 +277,7 @@ func counterSet(gpu string) string { return strings.ToLower(gpu) }
 func counters(amounts mig.Counters) map[string]resourceapi.Counter {
 	all := map[string]resourceapi.Counter{}
 	for name, n := range amounts {
-		all[name] = resourceapi.Counter{Value: *resource.NewQuantity(int64(n), resource.DecimalSI)}
+		all[name] = resourceapi.Counter{Value: quantity(uint64(n))}
 	}
 	return all
 }

@@ -118,6 +118,9 @@ func summary(offer dra.Offer) (lines []string) {
 		}
 		for _, set := range d.ConsumesCounters {
 			for _, name := range slices.Sorted(maps.Keys(set.Counters)) {
+				if name == "memory" {
+					continue // TestMemoryIsCounted has it.
+				}
 				n := set.Counters[name].Value
 				line += fmt.Sprintf(" %s=%s", name, n.String())
 			}
@@ -204,13 +207,13 @@ func TestAttributes(t *testing.T) {
 	}
 	same(t, "the partition's", map[string]string{
 		"type": "mig", "uuid": "MIG-" + uuid(0) + "-0", "parentUUID": uuid(0), "profile": "1g.10gb", "productName": "NVIDIA H100 80GB HBM3", "brand": "Nvidia",
-		"architecture": "Hopper", "cudaComputeCapability": "v9.0.0", "driverVersion": "v580.65.6", "cudaDriverVersion": "v12.8.0", "index": "0", "numaNode": "0",
+		"architecture": "Hopper", "cudaComputeCapability": "v9.0.0", "driverVersion": "v580.65.6", "cudaDriverVersion": "v12.8.0", "index": "0", "numaNode": "0", "resource.kubernetes.io/numaNode": "0", "addressingMode": "",
 		"placement": "6:1", "resource": "nvidia.com/mig-1g.10gb", "sharing": "exclusive",
 		"resource.kubernetes.io/pciBusID": "0000:3b:00.0", "resource.kubernetes.io/pcieRoot": "pci0000:3a",
 	}, show(devices[1]))
 	same(t, "the unknown GPU's", map[string]string{
 		"type": "gpu", "uuid": uuid(1), "parentUUID": uuid(1), "profile": "", "productName": strings.Repeat("ü", 32), "brand": "",
-		"architecture": "", "cudaComputeCapability": "v0.0.0", "driverVersion": "v580.65.6", "cudaDriverVersion": "v12.8.0", "index": "1", "numaNode": "-1",
+		"architecture": "", "cudaComputeCapability": "v0.0.0", "driverVersion": "v580.65.6", "cudaDriverVersion": "v12.8.0", "index": "1", "numaNode": "-1", "addressingMode": "",
 		"placement": "", "resource": "nvidia.com/gpu", "sharing": "exclusive", "resource.kubernetes.io/pciBusID": "0001:0000",
 	}, show(devices[0]))
 }
@@ -279,6 +282,57 @@ func TestRequestPolicies(t *testing.T) {
 		if memory := devicesOf(build(t, dra.Node{GPUs: []sharing.GPU{unknown}, Profile: p}))[0].Capacity["memory"]; memory.RequestPolicy != nil {
 			t.Errorf("memory: %v", memory)
 		}
+	}
+}
+
+var engineNames = []resourceapi.QualifiedName{"multiprocessors", "copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines"}
+
+// engines are the device's capacities of those names.
+func engines(t *testing.T, d resourceapi.Device) string {
+	t.Helper()
+	var got []string
+	for _, name := range engineNames {
+		c, there := d.Capacity[name]
+		if !there {
+			t.Errorf("%s has no %s", d.Name, name)
+		}
+		got = append(got, c.Value.String())
+	}
+	return strings.Join(got, " ")
+}
+
+// TestCapacities holds that every device has the capacities of NVIDIA's driver, so that a selector by
+// one is an error of none, that shares take none of them unless asked to, and that all fit
+// into what Kubernetes lets a device have.
+func TestCapacities(t *testing.T) {
+	p := everything()
+	p.TimeSlicing = []sharing.ReplicatedResource{{Resource: "nvidia.com/mig-3g.40gb", Replicas: 2}, {Resource: "nvidia.com/gpu", Replicas: 2, MPS: true}}
+	gpu := divided(t, hopper(0), "1g.10gb", "3g.40gb")
+	for i, multiprocessors := range []int{16, 60} {
+		gpu.Partitions[i].Attributes = sharing.PartitionAttributes{
+			Multiprocessors: multiprocessors, CopyEngines: 3, Decoders: 2, Encoders: 0, JPEGEngines: 4, OFAEngines: 1,
+		}
+	}
+	gone := []string{lower(0) + "-2g20gb-0", lower(7)}
+	offer := build(t, dra.Node{GPUs: []sharing.GPU{gpu, hopper(1)}, Profile: p, Held: gone, PCIeRoots: map[string]string{uuid(0): "pci0000:3a"}})
+	want := map[string]string{"1g.10gb": "16 3 2 0 4 1", "3g.40gb": "60 3 2 0 4 1", "": "0 0 0 0 0 0"}
+	for _, d := range devicesOf(offer) {
+		for _, name := range engineNames {
+			c := d.Capacity[name]
+			switch shared, policy := d.AllowMultipleAllocations != nil, c.RequestPolicy; {
+			case shared != (policy != nil):
+				t.Errorf("%s of %s has the policy %v", name, d.Name, policy)
+			case shared && (policy.Default.Value() != 0 || (policy.ValidRange == nil) != c.Value.IsZero()):
+				t.Errorf("%s of %s: a share takes %v", name, d.Name, policy)
+			}
+		}
+		same(t, d.Name, want[*d.Attributes["profile"].StringValue], engines(t, d))
+		if n := len(d.Attributes) + len(d.Capacity); n > resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
+			t.Errorf("%s has %d attributes and capacities", d.Name, n)
+		}
+	}
+	if n := len(devicesOf(offer)); n != 5 {
+		t.Errorf("%d devices, want 5", n)
 	}
 }
 

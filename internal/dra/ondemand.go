@@ -139,10 +139,12 @@ func possible(gpus []sharing.GPU, profile sharing.Profile) (list []Possible) {
 func placed(gpu sharing.GPU, geometry mig.Geometry, p mig.Partition) *sharing.Partition {
 	at := &sharing.Partition{
 		UUID: gpu.UUID + "/" + p.Profile.String() + "/" + p.Placement.String(), Profile: p.Profile, Placement: p.Placement,
-		Memory: geometry.Memory[p.Profile] << 20,
+		Memory: geometry.InstanceMemory(p.Profile) << 20,
 	}
-	if at.Memory == 0 && p.Profile.MemoryGB > 0 { // A profile's name may be rounded up.
-		at.Memory = uint64(p.Profile.MemoryGB-1) << 30
+	has := geometry.Engines[p.Profile]
+	at.Attributes = sharing.PartitionAttributes{
+		Multiprocessors: has.Multiprocessors, CopyEngines: has.CopyEngines, Decoders: has.Decoders, Encoders: has.Encoders,
+		JPEGEngines: has.JPEGEngines, OFAEngines: has.OFAEngines,
 	}
 	for _, have := range gpu.Partitions {
 		if have.Profile == p.Profile && have.Placement == p.Placement {

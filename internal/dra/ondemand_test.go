@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/api/resource"
+
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
@@ -38,20 +40,21 @@ func TestPlacesOnDemand(t *testing.T) {
 	want = append(want, lower(2)+" nvidia.com/gpu 80Gi fault=XID-79:NoSchedule")
 	for i := range 2 {
 		for _, start := range []int{4, 2, 0} {
-			want = append(want, fmt.Sprintf("%s-2g20gb-%d-ts nvidia.com/small 19Gi shares=3 slices=2 slot-%d=1 slot-%d=1", lower(i), start, start, start+1))
+			want = append(want, fmt.Sprintf("%s-2g20gb-%d-ts nvidia.com/small 19Gi shares=3 memory-slice-%d=1 memory-slice-%d=1 slices=2", lower(i), start, start, start+1))
 		}
 		for _, start := range []int{4, 0} {
-			line := fmt.Sprintf("%s-3g40gb-%d nvidia.com/mig-3g.40gb 39Gi slices=3", lower(i), start)
+			line := fmt.Sprintf("%s-3g40gb-%d nvidia.com/mig-3g.40gb 39Gi", lower(i), start)
 			for slot := start; slot < start+4; slot++ {
-				line += fmt.Sprintf(" slot-%d=1", slot)
+				line += fmt.Sprintf(" memory-slice-%d=1", slot)
 			}
+			line += " slices=3"
 			if i == 0 && start == have.Partitions[0].Placement.Start {
 				line += " fault=ECC:NoSchedule"
 			}
 			want = append(want, line)
 		}
 	}
-	all := " me=1 slices=7 slot-0=1 slot-1=1 slot-2=1 slot-3=1 slot-4=1 slot-5=1 slot-6=1 slot-7=1"
+	all := " me=1 memory-slice-0=1 memory-slice-1=1 memory-slice-2=1 memory-slice-3=1 memory-slice-4=1 memory-slice-5=1 memory-slice-6=1 memory-slice-7=1 slices=7"
 	want = append(want, lower(1)+" nvidia.com/gpu 80Gi"+all, lower(0)+" nvidia.com/gpu 80Gi"+all)
 	same(t, "devices", want, summary(offer))
 	// The partition that is there has no UUID here: it is another one each time that it is made.
@@ -78,6 +81,47 @@ func TestPlacesOnDemand(t *testing.T) {
 	}
 	if faults != 6 {
 		t.Errorf("%d devices of the lost GPU say so, want 6", faults)
+	}
+}
+
+// TestMemoryIsCounted holds that the counter of memory, by which quota systems count, is what devices
+// have, that of a whole GPU at least its largest instance's, and in nobody's way.
+func TestMemoryIsCounted(t *testing.T) {
+	n := onDemand(t, everything(), hopper(0))
+	g := h100(t)
+	g.Memory = map[mig.Profile]uint64{profile(t, "1g.10gb"): 9856, profile(t, "3g.40gb"): 40448, profile(t, "7g.80gb"): 81038}
+	n.OnDemand[uuid(0)] = g
+	offer := build(t, n)
+	supply := offer.Slices[0].Spec.SharedCounters[0].Counters["memory"].Value
+	if supply.Value() < 81038<<20 || supply.Value() > 81040<<20 || supply.Format != resource.BinarySI {
+		t.Errorf("the GPU has %s", supply.String())
+	}
+	for _, d := range devicesOf(offer) {
+		takes, has := d.ConsumesCounters[0].Counters["memory"].Value, d.Capacity["memory"].Value
+		if d.Name == lower(0) {
+			has = supply
+		}
+		if takes.Cmp(has) != 0 || takes.IsZero() {
+			t.Errorf("%s takes %s and has %s", d.Name, takes.String(), has.String())
+		}
+	}
+}
+
+// TestEnginesOnDemand holds that a place has the engines that the driver says of its profile, and the whole
+// GPU what its largest instances have of each.
+func TestEnginesOnDemand(t *testing.T) {
+	n := onDemand(t, everything(), hopper(0))
+	g := h100(t)
+	g.Engines = map[mig.Profile]mig.Engines{
+		profile(t, "1g.10gb"): {Multiprocessors: 16, CopyEngines: 1, Decoders: 1}, profile(t, "1g.10gb+me"): {Multiprocessors: 16, JPEGEngines: 1, OFAEngines: 1},
+		profile(t, "7g.80gb"): {Multiprocessors: 132, CopyEngines: 8, Decoders: 7, JPEGEngines: 7},
+	}
+	n.OnDemand[uuid(0)] = g
+	want := map[string]string{"1g.10gb": "16 1 1 0 0 0", "1g.10gb+me": "16 0 0 0 1 1", "7g.80gb": "132 8 7 0 7 0", "": "132 8 7 0 7 1"}
+	for _, d := range devicesOf(build(t, n)) {
+		if of := *d.Attributes["profile"].StringValue; want[of] != "" {
+			same(t, d.Name, want[of], engines(t, d))
+		}
 	}
 }
 
@@ -133,7 +177,7 @@ func TestForeignPartitions(t *testing.T) {
 		}
 		return strings.Join(left, " ")
 	}
-	const left = "me=0 slices=4 slot-0=0 slot-1=0 slot-2=1 slot-3=1 slot-4=1 slot-5=1 slot-6=0 slot-7=1"
+	const left = "me=0 memory=51Gi memory-slice-0=0 memory-slice-1=0 memory-slice-2=1 memory-slice-3=1 memory-slice-4=1 memory-slice-5=1 memory-slice-6=0 memory-slice-7=1 slices=4"
 	if got := counters(); got != left {
 		t.Errorf("%s, want %s", got, left)
 	}
@@ -142,7 +186,7 @@ func TestForeignPartitions(t *testing.T) {
 		t.Errorf("with a second compute instance in the same GPU instance: %s, want %s", got, left)
 	}
 	n.Held = []string{lower(0) + "-4g40gb-0"}
-	if got := counters(); got != strings.NewReplacer("slot-0=0", "slot-0=1", "slot-1=0", "slot-1=1").Replace(left) {
+	if got := counters(); got != strings.NewReplacer("slice-0=0", "slice-0=1", "slice-1=0", "slice-1=1").Replace(left) {
 		t.Errorf("with a claim that has slots 0 to 3: %s", got)
 	}
 }

@@ -41,7 +41,8 @@ const domain = "nvidia.com/"
 // there is the timestamp alone.
 //
 // A label says what is true of every GPU that it is about. Where the GPUs differ, a product is
-// left out, and an amount is that of the least.
+// left out, and an amount is that of the least. A number of replicas is left out, too: the least
+// would be wrong as "at most so many share a GPU".
 func Labels(n Node) map[string]string {
 	labels := set{}
 	if n.Timestamp != 0 {
@@ -278,26 +279,31 @@ func (s set) kind(name string, k kind) {
 // share are the labels that say what the units are, and between how many containers each may be
 // shared.
 func (s set) share(name string, products []string, k kind) {
-	replicas, shared := 1, ""
+	replicas, strategy := 1, "none"
+	if len(k.units) > 0 {
+		replicas = k.units[0].Replicas
+	}
 	for _, u := range k.units {
-		if u.Replicas > replicas {
-			replicas, shared = u.Replicas, "time-slicing"
-			if u.MPS.Shares > 0 {
-				shared = "mps"
-			}
+		if u.Replicas != replicas {
+			replicas = 0
+		}
+		switch { // What divides the least wins: nobody is promised limits that not every unit has.
+		case u.MPS.Shares == 0 && u.Replicas > 1:
+			strategy = "time-slicing"
+		case u.MPS.Shares > 0 && strategy == "none":
+			strategy = "mps"
 		}
 	}
-	suffix, strategy := "", "none"
-	if replicas > 1 {
-		strategy = shared
-		if !k.renamed {
-			suffix = "-SHARED"
-		}
+	suffix := ""
+	if strategy != "none" && !k.renamed {
+		suffix = "-SHARED"
 	}
 	if delete(s, domain+name+".product"); len(products) == 1 {
 		s.put(name+".product", value(products[0][:min(len(products[0]), maxLength-len(suffix))]+suffix))
 	}
-	s.put(name+".replicas", replicas)
+	if replicas > 0 {
+		s.put(name+".replicas", replicas)
+	}
 	s.put(name+".sharing-strategy", strategy)
 }
 

@@ -78,6 +78,15 @@ func TestLabels(t *testing.T) {
 	some.TimeSlicing[0].Select.Count = 1
 	both := share("gpu", 8, "")
 	both.TimeSlicing[0].Select.Count = 1
+	uneven := func(shared int) sharing.Profile { // GPUs 0 and 1 in six, the others in another number.
+		p := share("gpu", 6, "")
+		rest := p.TimeSlicing[0]
+		p.TimeSlicing[0].Select.Count, rest.Replicas = 2, shared
+		p.TimeSlicing = append(p.TimeSlicing, rest)
+		return p
+	}
+	twoWays := uneven(3)
+	twoWays.TimeSlicing[0].MPS = true
 	first, err := sharing.ParseSelector("0")
 	if err != nil {
 		t.Fatal(err)
@@ -150,7 +159,14 @@ func TestLabels(t *testing.T) {
 			"gpu.shared.count": "1", "gpu.shared.replicas": "8",
 		}},
 		{"some shared under one name", features.Node{GPUs: a100(0, 2), Profile: both}, []string{"gpu.product", "gpu.replicas", "gpu.sharing"}, map[string]string{
-			"gpu.product": "NVIDIA-A100-SXM4-40GB-SHARED", "gpu.replicas": "8", "gpu.sharing-strategy": "time-slicing",
+			"gpu.product": "NVIDIA-A100-SXM4-40GB-SHARED", "gpu.sharing-strategy": "time-slicing",
+		}},
+		{"GPUs of one name in six and in three", features.Node{GPUs: a100(0, 4), Profile: uneven(3)}, []string{"gpu.product", "gpu.count", "gpu.replicas", "gpu.sharing"}, map[string]string{
+			"gpu.product": "NVIDIA-A100-SXM4-40GB-SHARED", "gpu.count": "4", "gpu.sharing-strategy": "time-slicing",
+		}},
+		{"GPUs of one name in six and in six", features.Node{GPUs: a100(0, 4), Profile: uneven(6)}, []string{"gpu.replicas"}, map[string]string{"gpu.replicas": "6"}},
+		{"GPUs of one name by MPS and by time-slicing", features.Node{GPUs: a100(0, 4), Profile: twoWays}, []string{"gpu.product", "gpu.replicas", "gpu.sharing"}, map[string]string{
+			"gpu.product": "NVIDIA-A100-SXM4-40GB-SHARED", "gpu.sharing-strategy": "time-slicing",
 		}},
 		{"several models", features.Node{GPUs: append(a100(0, 3), t4(3))}, []string{"gpu.product", "gpu.count", "gpu.model"}, map[string]string{"gpu.count": "4"}},
 		{"several models, with a label for each", features.Node{GPUs: append(a100(0, 3), t4(3)), Models: true}, []string{"gpu.product", "gpu.count", "gpu.memory", "gpu.family", "gpu.compute", "gpu.model", "mig.capable"}, map[string]string{

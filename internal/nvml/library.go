@@ -251,6 +251,7 @@ type GPUInstanceProfile struct {
 	Instances int
 	// MemoryMB is the memory of one in MiB.
 	MemoryMB uint64
+	Engines  mig.Engines
 	// Name is the driver's, for example "1g.5gb+me"; empty on drivers that have no
 	// names.
 	Name string

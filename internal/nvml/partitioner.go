@@ -379,7 +379,7 @@ func (g *migGPU) geometry() (mig.Geometry, error) {
 	}
 	published, known := mig.GeometryOf(uint16(pci.DeviceID >> 16))
 	g.profiles = map[int]instanceProfile{}
-	geometry := mig.Geometry{Memory: map[mig.Profile]uint64{}}
+	geometry := mig.Geometry{Memory: map[mig.Profile]uint64{}, Engines: map[mig.Profile]mig.Engines{}}
 	err = enumerate(func(enum int) (GPUInstanceProfile, error) {
 		return g.lib.DeviceGetGpuInstanceProfileInfo(g.device, enum)
 	}, func(enum int, info GPUInstanceProfile) error {
@@ -387,7 +387,7 @@ func (g *migGPU) geometry() (mig.Geometry, error) {
 		g.profiles[info.ID] = instanceProfile{info, profile.Profile}
 		if len(profile.Starts) > 0 && !profile.Profile.IsZero() {
 			geometry.Profiles = append(geometry.Profiles, profile)
-			geometry.Memory[profile.Profile] = info.MemoryMB
+			geometry.Memory[profile.Profile], geometry.Engines[profile.Profile] = info.MemoryMB, info.Engines
 		}
 		return err
 	})

@@ -47,7 +47,12 @@ func TestStateGeometry(t *testing.T) {
 					t.Errorf("%s: %s has %d MiB", name, p.Profile, memory)
 				}
 			}
-			state.Geometry.Memory = nil
+			for _, p := range want.Profiles {
+				if has := state.Geometry.Engines[p.Profile]; (has.Multiprocessors == 0) != silent {
+					t.Errorf("%s: %s has %+v", name, p.Profile, has)
+				}
+			}
+			state.Geometry.Memory, state.Geometry.Engines = nil, nil
 			if diff := cmp.Diff(want, state.Geometry); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", name, diff)
 			}

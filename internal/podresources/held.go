@@ -13,6 +13,7 @@ import (
 
 	"github.com/virgate/virgate/sharing"
 	"golang.org/x/time/rate"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -48,22 +49,32 @@ func (s *Source) held(ctx context.Context, limiter *rate.Limiter) ([]sharing.All
 	})
 	// Read after List, so that what was admitted in between is in the file.
 	checkpoint, fileErr := s.readCheckpoint()
-	switch {
-	case listErr != nil && fileErr != nil:
+	if asked := s.connection == nil || listErr == nil || isStatus(listErr) && ctx.Err() == nil; asked {
+		now := unread{listErr, fileErr}
+		if errors.Is(fileErr, fs.ErrNotExist) {
+			now.checkpoint = nil
+		}
+		s.setUnread(now)
+	}
+	if listErr != nil && fileErr != nil {
 		return nil, unknown(listErr, fileErr)
-	case listErr != nil:
-		s.logger.Debug("held devices read from the checkpoint alone", "error", listErr)
-	case fileErr != nil:
+	}
+	if fileErr != nil {
 		if err := s.afterStartup(); err != nil && !s.noCheckpointYet(fileErr) {
 			return nil, fmt.Errorf("%w: %w; checkpoint: %w", ErrIncomplete, err, fileErr)
 		}
-		s.logger.Debug("held devices read from PodResources alone", "error", fileErr)
 	}
 	held := append(merge(listed.GetPodResources(), checkpoint.Entries), s.claimed(listed.GetPodResources(), listErr == nil)...)
 	slices.SortFunc(held, func(a, b sharing.Allocation) int {
 		return slices.Compare([]string{a.Namespace, a.Pod, a.Container, a.Resource, a.Claim}, []string{b.Namespace, b.Pod, b.Container, b.Resource, b.Claim})
 	})
 	return held, nil
+}
+
+// isStatus says that gRPC itself returned the error: a call was tried.
+func isStatus(err error) bool {
+	_, ok := status.FromError(err)
+	return ok
 }
 
 // HeldTogether is Held for many callers at once, who share a call that began after all of them had

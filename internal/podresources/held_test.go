@@ -3,6 +3,7 @@ package podresources
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -310,6 +311,97 @@ func TestApplied(t *testing.T) {
 }
 
 // Without PodResources nothing is known of a file half of which is missing.
+// TestUnreadSourceIsNotSilent checks that a source which cannot be read is in Unread at once, and
+// is warned of once and not at each question, until it can be read again.
+func TestUnreadSourceIsNotSilent(t *testing.T) {
+	n := startNode(t, simkubelet.Options{})
+	n.offer("a.sock", devices("a")...)
+	n.add(simkubelet.Pod{Namespace: "n", Name: "p", Containers: []simkubelet.Container{{Name: "c", Requests: wants(1)}}})
+	elsewhere, unreadable := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(filepath.Join(unreadable, checkpointName), []byte(`{"Data":{}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		name                     string
+		change                   func(*Options)
+		podResources, checkpoint string
+		warnings                 []string
+	}{
+		{name: "both"},
+		{"no socket there", func(o *Options) { o.Socket = elsewhere + "/none" }, "no such file", "", []string{"PodResources not reached"}},
+		{"none configured", func(o *Options) { o.Socket = "" }, "no socket is configured", "", []string{"PodResources not reached"}},
+		{"another format", func(o *Options) { o.CheckpointDir = unreadable }, "", "it has no RegisteredDevices", []string{"checkpoint not read"}},
+		{"no checkpoint yet", func(o *Options) { o.CheckpointDir = elsewhere }, "", "", nil},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			var log strings.Builder
+			source := n.source(func(o *Options) {
+				if row.change != nil {
+					row.change(o)
+				}
+				o.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
+			})
+			if podResources, checkpoint := source.Unread(); podResources != nil || checkpoint != nil {
+				t.Errorf("unread before the first question: %v, %v", podResources, checkpoint)
+			}
+			for range 3 {
+				_, _ = source.Held(n.ctx)
+			}
+			podResources, checkpoint := source.Unread()
+			if !says(podResources, row.podResources) || !says(checkpoint, row.checkpoint) {
+				t.Errorf("unread: %v, %v", podResources, checkpoint)
+			}
+			lines := strings.Count(log.String(), "\n")
+			for _, warning := range row.warnings {
+				if lines != len(row.warnings) || strings.Count(log.String(), warning) != 1 {
+					t.Errorf("no single warning %q:\n%s", warning, log.String())
+				}
+			}
+			if row.warnings == nil && lines > 0 {
+				t.Errorf("logged:\n%s", log.String())
+			}
+		})
+	}
+
+	var log strings.Builder
+	source := n.source(func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+	n.expectUnread(source, false)
+	if err := n.Stop(n.ctx); err != nil {
+		t.Fatal(err)
+	}
+	n.expectUnread(source, true)
+	cancelled, cancel := context.WithCancel(n.ctx)
+	cancel()
+	_, _ = source.Held(cancelled) // It has asked nobody.
+	if err := n.Start(n.ctx); err != nil {
+		t.Fatal(err)
+	}
+	awaitPodResources(t, source)
+	n.expectUnread(source, false)
+	_, _ = source.Held(cancelled)
+	if podResources, _ := source.Unread(); podResources != nil {
+		t.Error("a caller that gave up counts as a kubelet that did not answer")
+	}
+	if got := log.String(); strings.Count(got, "PodResources not reached") != 1 || strings.Count(got, "PodResources answers again") != 1 {
+		t.Errorf("log of one outage:\n%s", got)
+	}
+}
+
+func (n *node) expectUnread(source *Source, want bool) {
+	n.t.Helper()
+	if _, err := source.Held(n.ctx); err != nil {
+		n.t.Fatal(err)
+	}
+	if podResources, checkpoint := source.Unread(); (podResources != nil) != want || checkpoint != nil {
+		n.t.Errorf("unread: %v, %v", podResources, checkpoint)
+	}
+}
+
+// says is whether the error has the text; none has the empty one.
+func says(err error, text string) bool {
+	return (err == nil) == (text == "") && (err == nil || strings.Contains(err.Error(), text))
+}
+
 func TestBrokenCheckpoint(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, checkpointName), []byte(`{"Data":{`), 0o600); err != nil {

@@ -71,9 +71,43 @@ type Source struct {
 	connection *grpc.ClientConn
 	connectErr error
 
-	// claims are the last that PodResources had, guarded by mu.
+	// claims are the last that PodResources had, and unread why a source could not be read when
+	// last tried. Both are guarded by mu.
 	mu     sync.Mutex
 	claims []seenClaim
+	unread unread
+}
+
+type unread struct{ podResources, checkpoint error }
+
+// Unread says why a source could not be read when Held last tried; nil for one that could, or that
+// was not tried yet. A kubelet that has no checkpoint yet is no error. Without PodResources pods
+// have a UID and no name, and those with claims alone are not seen; without the checkpoint, what
+// only finished init containers had is not.
+func (s *Source) Unread() (podResources, checkpoint error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.unread.podResources, s.unread.checkpoint
+}
+
+// setUnread keeps what could not be read, and logs when that begins and ends.
+func (s *Source) setUnread(now unread) {
+	s.mu.Lock()
+	last := s.unread
+	s.unread = now
+	s.mu.Unlock()
+	switch {
+	case last.podResources == nil && now.podResources != nil:
+		s.logger.Warn("the kubelet's PodResources not reached: pods are known by the checkpoint alone, without names", "socket", s.options.Socket, "error", now.podResources)
+	case last.podResources != nil && now.podResources == nil:
+		s.logger.Info("the kubelet's PodResources answers again")
+	}
+	switch {
+	case last.checkpoint == nil && now.checkpoint != nil:
+		s.logger.Warn("the kubelet's checkpoint not read: what only finished init containers had is not known", "error", now.checkpoint)
+	case last.checkpoint != nil && now.checkpoint == nil:
+		s.logger.Info("the kubelet's checkpoint read again")
+	}
 }
 
 // New returns a source, which the caller has to close. Nothing is opened before the

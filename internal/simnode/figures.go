@@ -7,10 +7,8 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// figures are what a GPU instance has besides memory.
-type figures struct {
-	multiprocessors, copy, decoders, encoders, jpeg, ofa int
-}
+// figures are Engines, in their order.
+type figures mig.Engines
 
 // generation is what the figures depend on: the GPU's architecture and its number of slices.
 type generation struct {
@@ -50,11 +48,11 @@ var figuresOf = map[generation]map[string]figures{
 	},
 }
 
-// figures are those of the GPU's instances with the profile.
-func (g *simGPU) figures(info mig.ProfileInfo) figures {
+// figures are what the GPU's instances with the profile have besides memory.
+func (g *simGPU) figures(info mig.ProfileInfo) mig.Engines {
 	name := strconv.Itoa(info.Profile.Slices) + info.Profile.Attributes
 	if info.Size == 2 && name == "1" {
 		name = "1double"
 	}
-	return figuresOf[generation{g.Architecture, g.geometry.Slices}][name]
+	return mig.Engines(figuresOf[generation{g.Architecture, g.geometry.Slices}][name])
 }

@@ -88,14 +88,14 @@ func (n driver) DeviceGetAttributes(d nvml.Device) (nvml.Attributes, error) {
 	has := g.figures(c.instance.info)
 	return nvml.Attributes{
 		MemoryMiB:       g.memoryOf(c.instance.placement.Size) >> 20,
-		Multiprocessors: has.multiprocessors * c.slices / gi,
+		Multiprocessors: has.Multiprocessors * c.slices / gi,
 		GPUSlices:       gi,
 		ComputeSlices:   c.slices,
-		CopyEngines:     has.copy,
-		Decoders:        has.decoders,
-		Encoders:        has.encoders,
-		JPEGEngines:     has.jpeg,
-		OFAEngines:      has.ofa,
+		CopyEngines:     has.CopyEngines,
+		Decoders:        has.Decoders,
+		Encoders:        has.Encoders,
+		JPEGEngines:     has.JPEGEngines,
+		OFAEngines:      has.OFAEngines,
 	}, nil
 }
 
@@ -114,7 +114,7 @@ func (n driver) DeviceGetGpuInstanceProfileInfo(d nvml.Device, enum int) (nvml.G
 	}
 	return nvml.GPUInstanceProfile{
 		ID: info.ID, Slices: info.Profile.Slices, Instances: info.Max,
-		MemoryMB: g.memoryOf(info.Size) >> 20, Name: info.Profile.String(),
+		MemoryMB: g.memoryOf(info.Size) >> 20, Engines: g.figures(info), Name: info.Profile.String(),
 	}, nil
 }
 

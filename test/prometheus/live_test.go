@@ -133,7 +133,7 @@ func checkQueries(t *testing.T, s server, targets ...scraped) {
 				known[metric] = append(known[metric], labels...)
 			}
 		}
-		known["kube_node_info"] = []string{"node"} // Of kube-state-metrics.
+		maps.Copy(known, ofOthers())
 		maps.Copy(known, ofClaims(t))
 		problems = nil
 		for _, q := range queries(t) {

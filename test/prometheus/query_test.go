@@ -3,6 +3,7 @@ package prometheus
 import (
 	"bufio"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -19,7 +20,7 @@ import (
 type query struct{ place, text string }
 
 // queries are all expressions of this repository: those of the rules, the
-// dashboards and the questions.
+// dashboards and the documents.
 func queries(t *testing.T) []query {
 	t.Helper()
 	var all []query
@@ -33,10 +34,49 @@ func queries(t *testing.T) []query {
 			}
 		}
 	}
-	for _, q := range questions(t) {
-		all = append(all, query{"question " + q.title, q.text})
+	return append(all, documentQueries(t)...)
+}
+
+var (
+	queryBlock = regexp.MustCompile("(?s)```promql\n(.*?)\n```")
+	// inlineQuery is a span of code with a matcher or a function in it: `metric{label}` is none.
+	inlineQuery = regexp.MustCompile("`([^`\n]*virgate_[^`\n]*(?:=\"|\\()[^`\n]*|[^`\n]*\\([^`\n]*virgate_[^`\n]*)`")
+)
+
+// documentQueries are those in the documents, in blocks and within sentences.
+func documentQueries(t *testing.T) []query {
+	t.Helper()
+	files, err := filepath.Glob(repository + "/docs/*.md")
+	if err != nil || len(files) < 20 {
+		t.Fatalf("documents: %v, %v", files, err)
+	}
+	var all []query
+	for _, file := range append(files, repository+"/README.md") {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		blocks := queryBlock.FindAllStringSubmatch(string(data), -1)
+		rest := queryBlock.ReplaceAllString(string(data), "")
+		for _, match := range append(blocks, inlineQuery.FindAllStringSubmatch(rest, -1)...) {
+			all = append(all, query{filepath.Base(file), match[1]})
+		}
+	}
+	if len(all) < 15 {
+		t.Fatalf("%d queries in the documents: the patterns miss some", len(all))
 	}
 	return all
+}
+
+// ofOthers are the labels of the metrics of other programs that queries use.
+func ofOthers() map[string][]string {
+	// dcgm-exporter's; vgpu with --kubernetes-virtual-gpus, the instance's with MIG enabled.
+	dcgm := []string{"UUID", "GPU_I_ID", "GPU_I_PROFILE", "gpu", "device", "Hostname", "namespace", "pod", "container", "vgpu", "instance", "job"}
+	return map[string][]string{
+		"kube_node_info":                {"node"},
+		"DCGM_FI_DEV_POWER_USAGE":       dcgm,
+		"DCGM_FI_PROF_GR_ENGINE_ACTIVE": dcgm,
+	}
 }
 
 // substitute puts values where Grafana does.
@@ -330,7 +370,7 @@ func TestQueriesUseDocumentedMetrics(t *testing.T) {
 		known[metric] = append(known[metric], "job", "instance", "node", "namespace", "pod", "container")
 	}
 	known["up"] = []string{"job", "instance", "node"}
-	known["kube_node_info"] = []string{"node"}
+	maps.Copy(known, ofOthers())
 	known["ALERTS"] = []string{"alertname", "alertstate"}
 	for _, rule := range allRules(t) {
 		if rule.Record != "" {

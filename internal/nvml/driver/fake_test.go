@@ -68,6 +68,9 @@ func must(t *testing.T, err error) {
 // lived says that TestFakeDriver has run in this process.
 var lived atomic.Bool
 
+// instanceEngines are those of fake.c's 1g.5gb.
+var instanceEngines = mig.Engines{Multiprocessors: 14, CopyEngines: 2, Decoders: 3, Encoders: 4, JPEGEngines: 5, OFAEngines: 6}
+
 // TestFakeDriver goes through the life of a driver: absent, broken, old, and
 // exchanged for a new one. The order matters, for go-nvml keeps to the newest
 // version of a call that it has seen; so it is one test, and one a process.
@@ -209,7 +212,7 @@ func old(t *testing.T, lib nvml.Library) {
 		}
 	}
 	profile, err := lib.DeviceGetGpuInstanceProfileInfo(gpu, 0)
-	if want := (nvml.GPUInstanceProfile{ID: 19, Slices: 1, Instances: 7, MemoryMB: 4864}); profile != want || err != nil {
+	if want := (nvml.GPUInstanceProfile{ID: 19, Slices: 1, Instances: 7, MemoryMB: 4864, Engines: instanceEngines}); profile != want || err != nil {
 		t.Errorf("profile %+v, %v, want %+v", profile, err, want)
 	}
 	if event := event(t, lib, gpu); event.GI != nvml.WholeGPU || event.CI != nvml.WholeGPU {
@@ -305,7 +308,7 @@ func renewed(t *testing.T, lib nvml.Library) {
 	metered(t, lib, first, gpu)
 	profile, err := lib.DeviceGetGpuInstanceProfileInfo(gpu, 0)
 	must(t, err)
-	if want := (nvml.GPUInstanceProfile{ID: 19, Slices: 1, Instances: 7, MemoryMB: 4864, Name: "MIG 1g.5gb"}); profile != want {
+	if want := (nvml.GPUInstanceProfile{ID: 19, Slices: 1, Instances: 7, MemoryMB: 4864, Engines: instanceEngines, Name: "MIG 1g.5gb"}); profile != want {
 		t.Errorf("profile %+v, want %+v", profile, want)
 	}
 	grant(t)

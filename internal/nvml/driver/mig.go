@@ -68,13 +68,22 @@ func (l *library) DeviceGetGpuInstanceProfileInfo(d nvml.Device, profile int) (n
 			return nvml.GPUInstanceProfile{
 				ID: int(plain.Id), Slices: int(plain.SliceCount),
 				Instances: int(plain.InstanceCount), MemoryMB: plain.MemorySizeMB,
+				Engines: engines(plain.MultiprocessorCount, plain.CopyEngineCount, plain.DecoderCount, plain.EncoderCount, plain.JpegCount, plain.OfaCount),
 			}, code
 		}
 		return nvml.GPUInstanceProfile{
 			ID: int(named.Id), Slices: int(named.SliceCount),
 			Instances: int(named.InstanceCount), MemoryMB: named.MemorySizeMB, Name: text(named.Name[:]),
+			Engines: engines(named.MultiprocessorCount, named.CopyEngineCount, named.DecoderCount, named.EncoderCount, named.JpegCount, named.OfaCount),
 		}, code
 	})
+}
+
+func engines(multiprocessors, copying, decoders, encoders, jpeg, ofa uint32) mig.Engines {
+	return mig.Engines{
+		Multiprocessors: int(multiprocessors), CopyEngines: int(copying), Decoders: int(decoders), Encoders: int(encoders),
+		JPEGEngines: int(jpeg), OFAEngines: int(ofa),
+	}
 }
 
 // text is a C string in an array.

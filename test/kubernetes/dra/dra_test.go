@@ -293,11 +293,13 @@ func TestNVIDIANames(t *testing.T) {
 		c.classes[kind+".nvidia.com"] = class
 	}
 	whole := strings.ToLower(n.GPUs[1].UUID)
-	if got := c.one("whole", "gpu.nvidia.com", "device.attributes['gpu.nvidia.com'].productName.lowerAscii().matches('^.*h100.*$')"); !slices.Equal(got, []string{whole}) {
+	if got := c.one("whole", "gpu.nvidia.com", "device.attributes['gpu.nvidia.com'].productName.lowerAscii().matches('^.*h100.*$')", "device.capacity['gpu.nvidia.com'].multiprocessors.compareTo(quantity('90')) >= 0"); !slices.Equal(got, []string{whole}) {
 		t.Errorf("a whole GPU is %v, want %s", got, whole)
 	}
 	for i, profile := range []string{"1g.10gb", "3g.40gb", "3g.40gb"} {
-		got := c.one(fmt.Sprint(i), "mig.nvidia.com", "device.attributes['gpu.nvidia.com'].profile == '"+profile+"'", "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('4Gi')) >= 0")
+		got := c.one(fmt.Sprint(i), "mig.nvidia.com", "device.attributes['gpu.nvidia.com'].profile == '"+profile+"'", "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('4Gi')) >= 0",
+			"device.capacity['gpu.nvidia.com'].multiprocessors.isGreaterThan(quantity('10')) && device.capacity['gpu.nvidia.com'].encoders.compareTo(quantity('0')) >= 0",
+			"device.attributes['gpu.nvidia.com'].addressingMode != 'HMM'")
 		if i < 2 && len(got) != 1 || i == 2 && got != nil {
 			t.Errorf("%s is %v", profile, got)
 		}

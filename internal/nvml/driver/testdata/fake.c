@@ -236,7 +236,8 @@ int nvmlGpuInstanceGetInfo(struct device *a, struct instance *b)
 	if (b >= 10) return INVALID_ARGUMENT; \
 	if (b >= PROFILES || !a->mig) return NOT_SUPPORTED; \
 	memset(c, 0, sizeof *c); \
-	c->id = profiles[b].id; c->slices = profiles[b].slices; c->count = profiles[b].count; c->memory = profiles[b].memory;
+	c->id = profiles[b].id; c->slices = profiles[b].slices; c->count = profiles[b].count; c->memory = profiles[b].memory; \
+	c->sm = 14 * c->slices; c->copy = 2; c->decode = 3; c->encode = 4; c->jpeg = 5; c->ofa = 6;
 #ifdef NEW
 struct named { number version, id, p2p, slices, count, sm, copy, decode, encode, jpeg, ofa; bits memory; char name[96]; };
 int nvmlDeviceGetGpuInstanceProfileInfoV(struct device *a, number b, struct named *c)

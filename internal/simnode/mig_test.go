@@ -372,8 +372,8 @@ func TestProfileNumbers(t *testing.T) {
 	must(t, err)
 	want := map[int]nvml.GPUInstanceProfile{
 		0: {ID: eighth1g, Slices: 1, Instances: 7, MemoryMB: 5120, Engines: mig.Engines{Multiprocessors: 14, CopyEngines: 1}, Name: "1g.5gb"},
-		4: {ID: whole7g, Slices: 7, Instances: 1, MemoryMB: 40960, Engines: mig.Engines{Multiprocessors: 98, CopyEngines: 7, Decoders: 3, JPEGEngines: 1, OFAEngines: 1}, Name: "7g.40gb"},
-		9: {ID: quarter1g, Slices: 1, Instances: 4, MemoryMB: 10240, Engines: mig.Engines{Multiprocessors: 14, CopyEngines: 1}, Name: "1g.10gb"},
+		4: {ID: whole7g, Slices: 7, Instances: 1, MemoryMB: 40960, Engines: mig.Engines{Multiprocessors: 98, CopyEngines: 7, Decoders: 5, JPEGEngines: 1, OFAEngines: 1}, Name: "7g.40gb"},
+		9: {ID: quarter1g, Slices: 1, Instances: 4, MemoryMB: 10240, Engines: mig.Engines{Multiprocessors: 14, CopyEngines: 1, Decoders: 1}, Name: "1g.10gb"},
 	}
 	for enum, profile := range want {
 		if got, err := node.DeviceGetGpuInstanceProfileInfo(device, enum); got != profile || err != nil {

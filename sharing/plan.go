@@ -45,7 +45,8 @@ func NewPlan(gpus []GPU, p Profile) Plan {
 	units = refuseTooManyClients(units, p.TimeSlicing, &warn)
 	plan.Resources = resources(units, p, &warn)
 	plan.LeftOut = warn.leftOut
-	plan.Warnings, plan.Unmatched = sorted(warn.all), sorted(warn.unmatched)
+	plan.Unmatched = first(sorted(warn.unmatched), warningsShown)
+	plan.Warnings = sorted(append(warn.all, plan.Unmatched...))
 	return plan
 }
 
@@ -111,8 +112,18 @@ func (w *warnings) addf(format string, args ...any) {
 
 // unmatchedf is addf for what a profile names in vain.
 func (w *warnings) unmatchedf(format string, args ...any) {
-	w.addf(format, args...)
-	w.unmatched = append(w.unmatched, w.all[len(w.all)-1])
+	w.unmatched = append(w.unmatched, fmt.Sprintf(format, args...))
+}
+
+// warningsShown is how much of what a profile names in vain is listed: it may be thousands.
+const warningsShown = 100
+
+// first returns so many of the texts and how many more there are.
+func first(texts []string, shown int) []string {
+	if more := len(texts) - shown; more > 0 {
+		return append(slices.Clip(texts[:shown]), fmt.Sprintf("and %d more that match nothing on this node", more))
+	}
+	return texts
 }
 
 func sorted(texts []string) []string {

@@ -2,6 +2,7 @@ package sharing
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -819,5 +820,22 @@ func TestPatternsWithoutGPU(t *testing.T) {
 				t.Errorf("unmatched (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestManyUnmatchedNames names in vain what thousands of entries ask for, but lists a few of them,
+// and every other warning.
+func TestManyUnmatchedNames(t *testing.T) {
+	p := Profile{MIGStrategy: MIGNone}
+	for i := range 5000 {
+		selector, err := ParseSelector(strconv.Itoa(i + 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Exclude = append(p.Exclude, selector)
+	}
+	plan := NewPlan([]GPU{{UUID: "GPU-1", Model: "A", MIG: true}}, p)
+	if len(plan.Unmatched) != warningsShown+1 || len(plan.Warnings) <= len(plan.Unmatched) {
+		t.Errorf("%d of %d warnings are of what matches nothing", len(plan.Unmatched), len(plan.Warnings))
 	}
 }

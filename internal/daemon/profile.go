@@ -115,10 +115,16 @@ func (p *profile) openSource(ctx context.Context, o ProfileOptions, restored boo
 	}
 }
 
+// notesLogged is how many notes are logged of a document, which may have thousands.
+const notesLogged = 100
+
 func (p *profile) startWith(startup configs.StartupSettings, notes []configs.Note, log *slog.Logger) {
 	p.startup = startup
-	for _, note := range notes {
+	for _, note := range notes[:min(len(notes), notesLogged)] {
 		log.Info("note on the profile", "path", note.Path, "note", note.Message)
+	}
+	if more := len(notes) - notesLogged; more > 0 {
+		log.Info("more notes on the profile, which virgate check lists", "count", more)
 	}
 }
 

@@ -88,7 +88,7 @@ func (s *source) openAll(data []byte) ([]value, bool) {
 		s.problem(nothing[0].position(), "", fmt.Sprintf("the document has %d bytes, more than 1 MiB", len(data)))
 		return nothing, false
 	}
-	decoder := yaml.NewDecoder(bytes.NewReader(data))
+	decoder, lines := yaml.NewDecoder(bytes.NewReader(data)), strings.Split(string(data), "\n")
 	var roots []value
 	nodes := 0
 	for {
@@ -100,7 +100,7 @@ func (s *source) openAll(data []byte) ([]value, bool) {
 			return nothing, false
 		}
 		root := s.newValue("", document.Content[0])
-		if s.reportPlaceholders(document.Content[0], strings.Split(string(data), "\n")) {
+		if s.reportPlaceholders(document.Content[0], lines) {
 			return nothing, false
 		}
 		if reason := tooLarge(document.Content[0], &nodes); reason != "" {

@@ -313,7 +313,11 @@ func checkFile(ctx context.Context, name string, overrides configs.Overrides) (s
 			lines += fmt.Sprintf("%s: %s%v\n", where, withoutMPSRoot, problem)
 		}
 		for _, note := range config.Notes {
-			lines += fmt.Sprintf("%s:%d: %s: %s\n", where, note.Line, note.Path, note.Message)
+			place := where
+			if note.Line > 0 { // 0 is for a note about a flag or a variable.
+				place += fmt.Sprintf(":%d", note.Line)
+			}
+			lines += fmt.Sprintf("%s: %s: %s\n", place, note.Path, note.Message)
 		}
 	}
 	look(name, file.Config)

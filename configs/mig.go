@@ -44,13 +44,13 @@ func (c Config) SelectMIG(name string) (Config, error) {
 
 // CheckOffered returns an error, ErrMIGLayout, if all GPUs would be divided and then not be
 // offered at all, because the MIG strategy offers no partition. A layout that leaves GPUs
-// whole is none: those are offered, and the plan warns of the others. Parse accepts such a
-// document: what is at fault may be a flag, and a profile that is in force stays so.
+// whole is none, and neither is one for some models, which the node may lack: GPUs that are
+// whole are offered, and the plan warns of the others. Parse accepts such a document: what is at fault may be a flag, and a profile that is in force stays so.
 func (c Config) CheckOffered() error {
 	wanted := c.Profile.MIG
 	divides := wanted.Name != "" && wanted.Name != "all-disabled"
 	if wanted.Blocks != nil {
-		divides = slices.ContainsFunc(wanted.Blocks, func(b sharing.LayoutBlock) bool { return b.All }) &&
+		divides = slices.ContainsFunc(wanted.Blocks, func(b sharing.LayoutBlock) bool { return b.All && len(b.Filters) == 0 }) &&
 			!slices.ContainsFunc(wanted.Blocks, func(b sharing.LayoutBlock) bool { return !b.Layout.MIG })
 	}
 	if !wanted.Manage || !divides || c.Profile.MIGStrategy != sharing.MIGNone {

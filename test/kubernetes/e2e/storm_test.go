@@ -405,6 +405,7 @@ func (s *storm) judge(t *testing.T) {
 	note("pods made, ran, refused because a shrink overtook them", fmt.Sprintf("%d, %d, %d", len(s.events.pods), ran, refused))
 	note("pods that ran at once, at most", fmt.Sprint(s.most))
 	note("times the kubelet had less of a resource, all for a reason", fmt.Sprint(len(s.falls())))
+	note("looks in which the kubelet had given one whole GPU to two pods", fmt.Sprint(s.monitor.givenTwice.Load()))
 	note("until the health of what pods hold followed a switch, at most", time.Duration(s.monitor.slowest.Load()).Round(time.Millisecond).String())
 }
 

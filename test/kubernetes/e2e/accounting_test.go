@@ -427,7 +427,7 @@ type shareMonitor struct {
 	rests int
 	// doubled are the pods that the look before had on one GPU that is for one.
 	doubled map[string][]string
-	// givenTwice counts the looks in which the kubelet had given one device to two pods.
+	// givenTwice counts the looks in which two pods had the same device; see alone.
 	givenTwice atomic.Int64
 	// strange is since when what a pod holds is not as it should be, by complaint, and
 	// slowest how long that ever was.
@@ -506,19 +506,17 @@ func (f *shareMonitor) compare(ctx context.Context, held map[string][]heldDevice
 }
 
 // alone says that a whole GPU has one tenant, in two looks: the kubelet asks itself of one
-// pod after another, and one may leave a GPU to the other meanwhile. The kubelet (1.36) gives one
-// and the same device to two pods when somebody lists pod resources while it admits a pod and
-// another ends: UpdateAllocatedDevices then forgets what is about to be given. That is noted.
+// pod after another, and one may leave a GPU to the other meanwhile. Two pods with the same device
+// ID are counted, because that is a bug of the kubelet (1.36): each List of pod resources calls
+// ManagerImpl.UpdateAllocatedDevices. If a pod has just ended, that forgets the device which the
+// kubelet is giving to another pod, and the kubelet gives it to the next pod too.
 func (f *shareMonitor) alone(ctx context.Context, held map[string][]heldDevice) {
-	whole, pods, ids := map[string]bool{}, map[string][]string{}, map[string]map[string]bool{}
+	whole, pods, ids := map[string]bool{}, map[string][]string{}, map[string][]string{}
 	for name, devices := range held {
 		for _, device := range devices {
 			whole[device.unit] = whole[device.unit] || !device.shared
 			pods[device.unit] = append(pods[device.unit], name)
-			if ids[device.unit] == nil {
-				ids[device.unit] = map[string]bool{}
-			}
-			ids[device.unit][device.resource+" "+device.id] = true
+			ids[device.unit] = append(ids[device.unit], device.resource+" "+device.id)
 		}
 	}
 	doubled := map[string][]string{}
@@ -527,10 +525,11 @@ func (f *shareMonitor) alone(ctx context.Context, held map[string][]heldDevice) 
 			continue
 		}
 		slices.Sort(pods[unit])
+		slices.Sort(ids[unit])
 		doubled[unit] = pods[unit]
 		switch {
 		case !slices.Equal(f.doubled[unit], pods[unit]):
-		case len(ids[unit]) == 1:
+		case len(slices.Compact(ids[unit])) == 1:
 			f.givenTwice.Add(1)
 		default:
 			f.complain(ctx, "%s is whole one's of the pods %q", unit, pods[unit])

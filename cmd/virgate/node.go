@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"slices"
@@ -109,15 +108,23 @@ func driverOptions(process configs.StartupSettings) driver.Options {
 	return driver.Options{DriverRoot: process.DriverRoot, ContainerDriverRoot: process.ContainerDriverRoot}
 }
 
-func openTrace(path string) (nvml.Library, error) {
-	file, err := os.Open(path)
+// readNodeFile reads the file of --node. It must be a regular one, because waiting for a FIFO or
+// a terminal is something that no signal would end here.
+func readNodeFile(path string) ([]byte, error) {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("read --node: %s is not a regular file", path)
+	}
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("read --node: %w", err)
 	}
-	defer func() { _ = file.Close() }()
-	data, err := io.ReadAll(io.LimitReader(file, trace.Limit+1))
+	return data, nil
+}
+
+func openTrace(path string) (nvml.Library, error) {
+	data, err := readNodeFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("read --node: %w", err)
+		return nil, err
 	}
 	lib, err := trace.Parse(data)
 	if err != nil {
@@ -140,12 +147,12 @@ func openSimulated(name, world string) (*simnode.Node, error) {
 func namedNode(name string) (*simnode.Node, error) {
 	base, _, _ := strings.Cut(name, "+")
 	if !slices.Contains(simnode.Names(), base) {
-		data, err := os.ReadFile(name)
+		data, err := readNodeFile(name)
 		if err == nil {
 			return simnode.Load(name, data)
 		}
 		if !errors.Is(err, os.ErrNotExist) {
-			return nil, fmt.Errorf("read --node: %w", err)
+			return nil, err
 		}
 	}
 	return simnode.New(name)

@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -196,5 +197,17 @@ func TestNodeDriverWaitedFor(t *testing.T) {
 	stop()
 	if code := <-ended; code != 0 {
 		t.Errorf("exit code %d, want 0", code)
+	}
+}
+
+func TestNodeFileMustBeRegular(t *testing.T) {
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range []string{"sim:" + fifo, "trace:" + fifo} {
+		if _, err := openLibrary(node, "", configs.StartupSettings{}); err == nil || err.Error() != "read --node: "+fifo+" is not a regular file" {
+			t.Errorf("--node %s: %v", node, err)
+		}
 	}
 }

@@ -68,17 +68,8 @@ func (l List) equal(other List) bool {
 // Lists are the lists of all resources, by name.
 type Lists map[string]List
 
-// sharingMode is how a unit is offered: under which name, whether shared, and by MPS between
-// how many.
-type sharingMode struct {
-	resource string
-	shared   bool
-	mps      int
-}
-
-func (e Entry) mode(resource string) sharingMode {
-	_, _, shared := sharing.ParseDeviceID(e.ID)
-	return sharingMode{resource, shared, sharing.MPSShares(e.ID)}
+func (e Entry) use(resource string) sharing.Use {
+	return sharing.Use{Resource: resource, Mode: e.Mode()}
 }
 
 func replica(id string) int {
@@ -325,9 +316,9 @@ func (s *inputs) appendUnit(entries []Entry, resource string, p *unitDevices) []
 // candidates returns the unit's devices that may be offered, and as surplus those
 // listed devices that may not but have to stay in the list for now.
 func (s *inputs) candidates(resource string, p *unitDevices) (candidates, surplus []rankedEntry) {
-	var mode sharingMode
+	var use sharing.Use
 	if len(p.want) > 0 {
-		mode = Entry{Device: p.want[0]}.mode(resource)
+		use = Entry{Device: p.want[0]}.use(resource)
 	}
 	blocked := s.units[p.unit].blocked()
 	candidates = slices.Grow(s.ranked[:0], max(len(p.old), len(p.want)))
@@ -343,7 +334,7 @@ func (s *inputs) candidates(resource string, p *unitDevices) (candidates, surplu
 		named := missing[e.ID]
 		delete(missing, e.ID)
 		switch {
-		case len(p.want) == 0 || e.mode(resource) != mode:
+		case len(p.want) == 0 || e.use(resource) != use:
 			c.Switching = true
 			surplus = s.appendSurplus(surplus, resource, c)
 			continue

@@ -463,24 +463,24 @@ func pickFree(w *world, random *rand.Rand) (string, string, bool) {
 func checkInvariants(t *testing.T, seed uint64, w *world) {
 	t.Helper()
 	listed := DeviceIDs{}
-	ways := map[string]map[sharingMode]bool{}
-	holders := map[string]map[sharingMode]int{}
+	ways := map[string]map[sharing.Use]bool{}
+	holders := map[string]map[sharing.Use]int{}
 	for resource, list := range w.lists {
 		for _, e := range list.Entries {
 			if listed.has(resource, e.ID) {
 				t.Errorf("seed %d: %s is listed twice in %s", seed, e.ID, resource)
 			}
 			listed.add(resource, e.ID)
-			key := e.mode(resource)
+			key := e.use(resource)
 			if e.Healthy && !w.held.has(resource, e.ID) {
 				if ways[e.Unit] == nil {
-					ways[e.Unit] = map[sharingMode]bool{}
+					ways[e.Unit] = map[sharing.Use]bool{}
 				}
 				ways[e.Unit][key] = true
 			}
 			if w.held.has(resource, e.ID) {
 				if holders[e.Unit] == nil {
-					holders[e.Unit] = map[sharingMode]int{}
+					holders[e.Unit] = map[sharing.Use]int{}
 				}
 				holders[e.Unit][key]++
 			}

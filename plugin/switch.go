@@ -14,7 +14,7 @@ type unitState struct {
 	// planned says that the plan has the unit, in that mode and with that index; order
 	// is its place in the plan.
 	planned bool
-	mode    sharingMode
+	use     sharing.Use
 	index   string
 	order   int
 	// withheld says that it cannot be granted in that mode now.
@@ -52,17 +52,17 @@ func (s *inputs) findUnits(have Lists, want sharing.Plan) {
 		for _, unit := range r.Units {
 			u := at(unit.ID)
 			u.planned, u.index, u.order = true, unit.Index, len(s.units)
-			u.mode.resource = r.Name
+			u.use.Resource = r.Name
 			u.withheld = !unit.Health.Healthy()
 		}
 		for _, d := range r.Devices {
-			at(d.Unit).mode = Entry{Device: d}.mode(r.Name)
+			at(d.Unit).use = Entry{Device: d}.use(r.Name)
 		}
 	}
 	for resource, list := range have {
 		for _, e := range list.Entries {
 			u := at(e.Unit)
-			if u.mode == e.mode(resource) || s.removable(resource, e) {
+			if u.use == e.use(resource) || s.removable(resource, e) {
 				continue
 			}
 			held := s.mayBeHeld(resource, e)
@@ -113,11 +113,11 @@ func (s *inputs) startWaves(have Lists, wanted map[string]sharing.Resource) {
 		seen := map[*unitState]bool{}
 		for _, e := range have[resource].Entries {
 			u := s.units[e.Unit]
-			if u.leaving == 0 && u.withheld && s.healthy(u.id) && !seen[u] && u.mode.resource == resource {
+			if u.leaving == 0 && u.withheld && s.healthy(u.id) && !seen[u] && u.use.Resource == resource {
 				seen[u] = true
 				underWay++ // It has left its mode, and cannot be granted in the new one yet.
 			}
-			if u.leaving == 0 || u.begins || u.mode == e.mode(resource) || e.Vacated || seen[u] {
+			if u.leaving == 0 || u.begins || u.use == e.use(resource) || e.Vacated || seen[u] {
 				continue
 			}
 			seen[u] = true
@@ -160,7 +160,7 @@ func (s *inputs) canSwitch(u *unitState) bool {
 // that leaves the resource. The former change first: once they are allocatable again,
 // all others can leave at once.
 func (u *unitState) away(resource string) int {
-	if u.mode.resource == resource {
+	if u.use.Resource == resource {
 		return 0
 	}
 	return 1
@@ -169,7 +169,7 @@ func (u *unitState) away(resource string) int {
 // hasLasting says that the next list has a Healthy device in the mode that its unit keeps.
 func (s *inputs) hasLasting(list List, want sharing.Resource) bool {
 	for _, e := range list.Entries {
-		if u := s.units[e.Unit]; e.Healthy && e.Phase == Offered && u.mode == e.mode(want.Name) && s.healthy(e.Unit) && !u.withheld {
+		if u := s.units[e.Unit]; e.Healthy && e.Phase == Offered && u.use == e.use(want.Name) && s.healthy(e.Unit) && !u.withheld {
 			return true
 		}
 	}

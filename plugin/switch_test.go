@@ -237,7 +237,7 @@ type lagging struct {
 	pods    []*lagPod
 	// switched counts the units that were offered in another mode.
 	switched, refused int
-	modes             map[string]sharingMode
+	uses              map[string]sharing.Use
 }
 
 type lagPod struct {
@@ -247,7 +247,7 @@ type lagPod struct {
 }
 
 func newLagging(t *testing.T, random *rand.Rand) *lagging {
-	return &lagging{world: newWorld(t), random: random, applied: Lists{}, modes: map[string]sharingMode{}}
+	return &lagging{world: newWorld(t), random: random, applied: Lists{}, uses: map[string]sharing.Use{}}
 }
 
 // run goes through so many moments of ten milliseconds.
@@ -343,7 +343,7 @@ func (w *lagging) isClosed(resource, id string) bool {
 func (w *lagging) check(before Lists, plan sharing.Plan) {
 	t := w.t
 	t.Helper()
-	held := map[string]map[sharingMode]bool{}
+	held := map[string]map[sharing.Use]bool{}
 	for _, p := range w.pods {
 		listed := slices.ContainsFunc(w.lists[p.resource].Entries, func(e Entry) bool { return e.ID == p.id })
 		if !listed {
@@ -352,24 +352,24 @@ func (w *lagging) check(before Lists, plan sharing.Plan) {
 		if p.granted {
 			unit, _, _ := sharing.ParseDeviceID(p.id)
 			if held[unit] == nil {
-				held[unit] = map[sharingMode]bool{}
+				held[unit] = map[sharing.Use]bool{}
 			}
-			held[unit][Entry{Device: sharing.Device{ID: p.id}}.mode(p.resource)] = true
+			held[unit][Entry{Device: sharing.Device{ID: p.id}}.use(p.resource)] = true
 		}
 	}
-	offered := map[string]map[sharingMode]bool{}
+	offered := map[string]map[sharing.Use]bool{}
 	for resource, list := range w.lists {
 		for _, e := range list.Entries {
 			if !e.Healthy {
 				continue
 			}
-			mode := e.mode(resource)
+			mode := e.use(resource)
 			if offered[e.Unit] == nil {
-				offered[e.Unit] = map[sharingMode]bool{}
+				offered[e.Unit] = map[sharing.Use]bool{}
 			}
 			offered[e.Unit][mode] = true
-			if w.modes[e.Unit] != mode {
-				w.modes[e.Unit] = mode
+			if w.uses[e.Unit] != mode {
+				w.uses[e.Unit] = mode
 				w.switched++
 			}
 			for other := range held[e.Unit] {

@@ -36,18 +36,11 @@ type Switch struct {
 	Pods []string `json:"pods,omitempty"`
 }
 
-// mode is how a unit is offered; mps is the number of its shares by MPS.
-type mode struct {
-	resource string
-	shared   bool
-	mps      int
-}
-
-func (p Plan) modes() map[string]mode {
-	byUnit := map[string]mode{}
+func (p Plan) uses() map[string]Use {
+	byUnit := map[string]Use{}
 	for _, r := range p.Resources {
 		for _, u := range r.Units {
-			byUnit[u.ID] = mode{r.Name, u.Replicas > 1, u.MPS.Shares}
+			byUnit[u.ID] = Use{r.Name, u.Mode()}
 		}
 	}
 	return byUnit
@@ -57,13 +50,12 @@ func (p Plan) modes() map[string]mode {
 // them, or that it does not offer, with those holders: it can offer them when the holders have
 // ended. Of a claim of unknown GPUs nobody can tell.
 func (p Plan) HeldOtherwise(allocations []Allocation) (units []UnitUsage) {
-	want := p.modes()
+	want := p.uses()
 	for _, u := range Usage(p.Resources, allocations) {
 		u.Holders = slices.DeleteFunc(slices.Clone(u.Holders), func(a Allocation) bool {
-			held := mode{} // By a claim: the plan has no such unit.
+			held := Use{} // By a claim: the plan has no such unit.
 			if a.Claim == "" {
-				_, _, mps, shared := parseDeviceID(a.Devices[0])
-				held = mode{a.Resource, shared, mps}
+				held = Use{a.Resource, ModeOf(a.Devices[0])}
 			}
 			return a.AnyGPU || held == want[u.Unit.ID]
 		})
@@ -92,13 +84,13 @@ const (
 // Diff says what changes for the kubelet from one plan to another of the same GPUs, by
 // name. Resources whose devices stay the same are left out; health is not compared.
 func Diff(from, to Plan) []Change {
-	was, is := from.modes(), to.modes()
+	was, is := from.uses(), to.uses()
 	// A unit that is new waits for nobody.
 	switches := func(old, next Resource) (list []Switch) {
 		for _, u := range slices.Concat(old.Units, next.Units) {
-			mode, existed := was[u.ID]
-			if existed && mode != is[u.ID] && !slices.ContainsFunc(list, func(s Switch) bool { return s.Unit == u.ID }) {
-				list = append(list, Switch{Unit: u.ID, Index: u.Index, IdleShares: mode.shared})
+			use, existed := was[u.ID]
+			if existed && use != is[u.ID] && !slices.ContainsFunc(list, func(s Switch) bool { return s.Unit == u.ID }) {
+				list = append(list, Switch{Unit: u.ID, Index: u.Index, IdleShares: use.Mode != Exclusive})
 			}
 		}
 		return list

@@ -39,14 +39,14 @@ func (g MemoryGuard) limit(total uint64, devices, replicas int) float64 {
 // is on its way to another sharing mode or whose memory is unknown.
 func (r UtilizationReport) SetLimits(gpus []GPU, planned, listed []Resource, allocations []Allocation) {
 	type offer struct {
-		resource string
-		unit     Unit
+		use  Use
+		unit Unit
 	}
 	guarded := map[string]offer{}
 	for _, resource := range planned {
 		for _, unit := range resource.Units {
 			if unit.Guard != (MemoryGuard{}) {
-				guarded[unit.ID] = offer{resource.Name, unit}
+				guarded[unit.ID] = offer{Use{resource.Name, unit.Mode()}, unit}
 			}
 		}
 	}
@@ -56,7 +56,7 @@ func (r UtilizationReport) SetLimits(gpus []GPU, planned, listed []Resource, all
 	now := map[string][]offer{}
 	for _, resource := range listed {
 		for _, unit := range resource.Units {
-			now[unit.ID] = append(now[unit.ID], offer{resource.Name, unit})
+			now[unit.ID] = append(now[unit.ID], offer{Use{resource.Name, unit.Mode()}, unit})
 		}
 	}
 	memory := newFairShares(gpus, nil, nil).memory
@@ -64,14 +64,13 @@ func (r UtilizationReport) SetLimits(gpus []GPU, planned, listed []Resource, all
 	for _, usage := range Usage(nil, allocations) {
 		id := usage.Unit.ID
 		wanted, ok := guarded[id]
-		if !ok || len(now[id]) != 1 || now[id][0].resource != wanted.resource || now[id][0].unit.Replicas != wanted.unit.Replicas || now[id][0].unit.MPS.Shares != wanted.unit.MPS.Shares || memory[id] == 0 {
+		if !ok || len(now[id]) != 1 || now[id][0].use != wanted.use || now[id][0].unit.Replicas != wanted.unit.Replicas || memory[id] == 0 {
 			continue
 		}
 		devices[id] = map[Container]int{}
 		for _, h := range usage.Holders {
-			certain := h.Pod != "" && h.Resource == wanted.resource && !slices.ContainsFunc(h.Devices, func(device string) bool {
-				_, _, shared := ParseDeviceID(device)
-				return !shared || MPSShares(device) != wanted.unit.MPS.Shares
+			certain := h.Pod != "" && !slices.ContainsFunc(h.Devices, func(device string) bool {
+				return wanted.use != Use{h.Resource, ModeOf(device)}
 			})
 			if _, other := devices[id][h.holder()]; other || !certain {
 				devices[id][h.holder()] = 0 // Also where another holding is certain.

@@ -152,12 +152,6 @@ func NewMPSDeviceID(unit string, replica, shares int) string {
 	return NewDeviceID(unit, replica) + shareMark + strconv.Itoa(shares)
 }
 
-// MPSShares is the number of the unit's shares where the device is one by MPS, else 0.
-func MPSShares(id string) int {
-	_, _, shares, _ := parseDeviceID(id)
-	return shares
-}
-
 // ParseDeviceID splits a device ID. What is not the ID of a replica is that of a unit, so
 // there is no error: shared is then false, unit is id and replica is 0. The replica is a
 // decimal number without sign and without leading zeros.

@@ -49,6 +49,9 @@ func FuzzParseDeviceID(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, id string) {
 		unit, replica, shared := ParseDeviceID(id)
+		if mode := ModeOf(id); mode != (Device{ID: id, Unit: unit}).Mode() || (mode != Exclusive) != shared {
+			t.Errorf("ModeOf(%q) = %v; the device of unit %q says %v", id, mode, unit, Device{ID: id, Unit: unit}.Mode())
+		}
 		if !shared {
 			if unit != id || replica != 0 {
 				t.Errorf("ParseDeviceID(%q) = %q, %d, false; want the ID itself and 0", id, unit, replica)
@@ -59,7 +62,7 @@ func FuzzParseDeviceID(f *testing.F) {
 			t.Errorf("ParseDeviceID(%q) = %q, %d", id, unit, replica)
 		}
 		again := NewDeviceID(unit, replica)
-		if shares := MPSShares(id); shares > 0 {
+		if shares := ModeOf(id).Shares; shares > 0 {
 			again = NewMPSDeviceID(unit, replica, shares)
 		}
 		if again != id {

@@ -183,16 +183,15 @@ func unitsOf(gpu sharing.GPU) []nodereport.BusyUnit {
 // offered if it is in the same way before and then, by as many devices as it has in both.
 func foreseenResources(now, then, after sharing.Plan) []nodereport.ForecastResource {
 	type offer struct {
-		resource, unit string
-		shared         bool
-		mps            int
+		unit string
+		use  sharing.Use
 	}
 	count := func(plan sharing.Plan) (offers map[offer]int) {
 		offers = map[offer]int{}
 		for _, r := range plan.Resources {
 			for _, d := range r.Devices {
-				if _, _, shared := sharing.ParseDeviceID(d.ID); d.Healthy {
-					offers[offer{r.Name, d.Unit, shared, sharing.MPSShares(d.ID)}]++
+				if d.Healthy {
+					offers[offer{d.Unit, sharing.Use{Resource: r.Name, Mode: d.Mode()}}]++
 				}
 			}
 		}
@@ -207,14 +206,14 @@ func foreseenResources(now, then, after sharing.Plan) []nodereport.ForecastResou
 		return byName[name]
 	}
 	for o, devices := range offered {
-		of(o.resource).Before += devices
+		of(o.use.Resource).Before += devices
 	}
 	for o, devices := range count(then) {
-		of(o.resource).Then += devices
-		of(o.resource).Lowest += min(devices, offered[o])
+		of(o.use.Resource).Then += devices
+		of(o.use.Resource).Lowest += min(devices, offered[o])
 	}
 	for o, devices := range count(after) {
-		of(o.resource).After += devices
+		of(o.use.Resource).After += devices
 	}
 	list := []nodereport.ForecastResource{}
 	for _, r := range byName {

@@ -182,7 +182,7 @@ func mpsUses(served plugin.Status) map[string]mpsUse {
 				continue
 			}
 			use := uses[e.Unit]
-			if shares := sharing.MPSShares(e.ID); shares > 0 {
+			if shares := e.Mode().Shares; shares > 0 {
 				use.shares, use.offered = shares, use.offered || !e.Switching
 			} else {
 				use.others = true
@@ -193,7 +193,7 @@ func mpsUses(served plugin.Status) map[string]mpsUse {
 	for _, holder := range served.Holders {
 		for _, id := range holder.Devices {
 			unit, _, _ := sharing.ParseDeviceID(id)
-			if use := uses[unit]; use.shares > 0 && use.shares == sharing.MPSShares(id) {
+			if use := uses[unit]; use.shares > 0 && use.shares == sharing.ModeOf(id).Shares {
 				use.held = true
 				uses[unit] = use
 			}
@@ -243,7 +243,7 @@ func (a *agent) addClaims(uses map[string]mpsUse, gpus []sharing.GPU, byClaims m
 	for id, place := range dra.Places(gpus) {
 		use := uses[id]
 		device, claimed := byClaims[place.Name]
-		switch shares := dra.MPSShares(device.name); {
+		switch shares := dra.ModeOf(device.name).Shares; {
 		case shares > 0:
 			use.shares, use.offered, use.held = shares, true, device.has
 		case claimed:

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/sharing"
 )
 
 // Cause is why a claim does not get its devices, in one word, for metrics.
@@ -145,7 +146,7 @@ func (kept) there(c Claim, units map[string]Unit) error {
 
 // room says which other claim is in the way.
 func (k kept) room(c Claim, r Result, unit Unit) error {
-	shared := dra.IsShared(r.Device)
+	shared := dra.ModeOf(r.Device) != sharing.Exclusive
 	taken := int64(0)
 	for _, other := range k.Claims {
 		for _, has := range other.Results {
@@ -169,7 +170,7 @@ func (k kept) room(c Claim, r Result, unit Unit) error {
 			taken += own.Shares
 		}
 	}
-	most := int64(dra.MPSShares(r.Device))
+	most := int64(dra.ModeOf(r.Device).Shares)
 	if unit.Device == r.Device {
 		most = unit.Shares
 	}
@@ -185,7 +186,7 @@ func (k kept) room(c Claim, r Result, unit Unit) error {
 func oneDaemon(c Claim) error {
 	of := map[string]string{}
 	for _, r := range c.Results {
-		if dra.MPSShares(r.Device) == 0 || r.Admin {
+		if dra.ModeOf(r.Device).Shares == 0 || r.Admin {
 			continue
 		}
 		request := ""

@@ -59,7 +59,7 @@ func (f ModeFault) of(unit Unit, device string) string {
 	if unit.Fault != "" || f == nil {
 		return unit.Fault
 	}
-	return f(unit, dra.MPSShares(device))
+	return f(unit, dra.ModeOf(device).Shares)
 }
 
 // Table is the table of claims. Its methods may be called from any goroutine.

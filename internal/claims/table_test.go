@@ -90,7 +90,7 @@ func claim(uid string, devices ...string) Claim {
 	c := Claim{UID: uid, Namespace: "team", Name: "claim-" + uid}
 	for i, device := range devices {
 		r := Result{Request: fmt.Sprint("r", i), Device: device}
-		if dra.IsShared(device) {
+		if dra.ModeOf(device) != sharing.Exclusive {
 			r.ShareID, r.Shares = uid+fmt.Sprint(i), 1
 		}
 		c.Results = append(c.Results, r)
@@ -301,7 +301,7 @@ func TestRandom(t *testing.T) {
 				t.Fatalf("seed %d, step %d: %d claims, %d were told that they have a device", seed, step, len(r.View().Claims), len(known))
 			}
 			for place, devices := range by {
-				if len(slices.Compact(slices.Clone(devices))) > 1 || len(devices) > 1 && !dra.IsShared(devices[0]) {
+				if len(slices.Compact(slices.Clone(devices))) > 1 || len(devices) > 1 && dra.ModeOf(devices[0]) == sharing.Exclusive {
 					t.Fatalf("seed %d, step %d: %s is given as %v", seed, step, place, devices)
 				}
 				if r.View().Paths[place] == Plugin {

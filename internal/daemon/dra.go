@@ -147,7 +147,7 @@ type claimEntries struct {
 }
 
 // byMPS says that the device has an entry of the claim.
-func byMPS(r claims.Result) bool { return dra.MPSShares(r.Device) > 0 && !r.Admin }
+func byMPS(r claims.Result) bool { return dra.ModeOf(r.Device).Shares > 0 && !r.Admin }
 
 // Write implements claims.Entries.
 func (e claimEntries) Write(c claims.Claim, units map[string]claims.Unit) error {
@@ -155,7 +155,7 @@ func (e claimEntries) Write(c claims.Claim, units map[string]claims.Unit) error 
 	for i, r := range c.Results {
 		if byMPS(r) {
 			unit := units[dra.PlaceOf(r.Device)]
-			env, mounts := plugin.MPSAccess(e.mpsRoot, unit.ID, sharing.NewMPSLimit(int(r.Shares), dra.MPSShares(r.Device), unit.Memory))
+			env, mounts := plugin.MPSAccess(e.mpsRoot, unit.ID, sharing.NewMPSLimit(int(r.Shares), dra.ModeOf(r.Device).Shares, unit.Memory))
 			entries[i] = cdi.ClaimEntry{Env: env, Mounts: mounts}
 		}
 	}

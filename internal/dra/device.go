@@ -19,49 +19,33 @@ const (
 	maxText = resourceapi.DeviceAttributeMaxValueLength
 )
 
-// mode is how claims have a device.
-type mode struct {
-	// sharing is its attribute.
-	sharing string
-	// shares is how many a device that is shared by MPS has. They are of another size if it has
-	// more, so that is another mode, as for the device plugin, whose IDs end with it.
-	shares int
-}
-
-var (
-	exclusive   = mode{sharing: "exclusive"}
-	timeSlicing = mode{sharing: "time-slicing"}
-)
-
-func mps(shares int) mode { return mode{"mps", shares} }
-
 const (
 	slicesSuffix = "-ts"
 	mpsSuffix    = "-mps"
 )
 
-// suffix ends the names of devices of the mode.
-func (m mode) suffix() string {
+// suffixOf ends the names of devices of the mode.
+func suffixOf(mode sharing.Mode) string {
 	switch {
-	case m.shares > 0:
-		return mpsSuffix + strconv.Itoa(m.shares)
-	case m == timeSlicing:
+	case mode.Shares > 0:
+		return mpsSuffix + strconv.Itoa(mode.Shares)
+	case mode == sharing.TimeSliced:
 		return slicesSuffix
 	}
 	return ""
 }
 
 // parseName is the reverse of nameOf: the name of the unit's place, and the mode.
-func parseName(device string) (place string, how mode) {
+func parseName(device string) (place string, mode sharing.Mode) {
 	if i := strings.LastIndex(device, mpsSuffix); i >= 0 {
 		if n, err := strconv.Atoi(device[i+len(mpsSuffix):]); err == nil && n > 0 {
-			return device[:i], mps(n)
+			return device[:i], sharing.MPSMode(n)
 		}
 	}
 	if place, is := strings.CutSuffix(device, slicesSuffix); is {
-		return place, timeSlicing
+		return place, sharing.TimeSliced
 	}
-	return device, exclusive
+	return device, sharing.Exclusive
 }
 
 // PlaceOf is the place of the unit that is offered as a device of this name.
@@ -70,27 +54,10 @@ func PlaceOf(device string) string {
 	return place
 }
 
-// IsShared says that several claims may have a device of this name.
-func IsShared(device string) bool {
-	_, how := parseName(device)
-	return how != exclusive
-}
-
-// MPSShares is of how many shares by MPS a claim has some that has a device of this name; 0 for
-// one that is not shared so.
-func MPSShares(device string) int {
-	_, how := parseName(device)
-	return how.shares
-}
-
-func modeOf(unit sharing.Unit) mode {
-	switch {
-	case unit.Replicas < 2:
-		return exclusive
-	case unit.MPS.Shares > 0:
-		return mps(unit.MPS.Shares)
-	}
-	return timeSlicing
+// ModeOf is how claims share a device of this name.
+func ModeOf(device string) sharing.Mode {
+	_, mode := parseName(device)
+	return mode
 }
 
 // DeviceName is the name of a GPU's device, or of a partition's:
@@ -104,11 +71,11 @@ func modeOf(unit sharing.Unit) mode {
 // compares an exclusive device only with exclusive allocations of the same name: if a name
 // became exclusive, it would be given away beside shares that are still out.
 func DeviceName(gpu string, p *sharing.Partition, unit sharing.Unit) string {
-	return nameOf(gpu, p, modeOf(unit))
+	return nameOf(gpu, p, unit.Mode())
 }
 
 // Place is the name of a unit for as long as its hardware is there, however it is shared.
-func Place(gpu string, p *sharing.Partition) string { return nameOf(gpu, p, exclusive) }
+func Place(gpu string, p *sharing.Partition) string { return nameOf(gpu, p, sharing.Exclusive) }
 
 // Placed is a unit's place, and its partition; nil for a whole GPU.
 type Placed struct {
@@ -131,8 +98,8 @@ func Places(gpus []sharing.GPU) map[string]Placed {
 	return places
 }
 
-func nameOf(gpu string, p *sharing.Partition, how mode) string {
-	begin, suffix := strings.ToLower(gpu), how.suffix()
+func nameOf(gpu string, p *sharing.Partition, mode sharing.Mode) string {
+	begin, suffix := strings.ToLower(gpu), suffixOf(mode)
 	if p == nil {
 		return begin + suffix
 	}
@@ -144,7 +111,7 @@ func nameOf(gpu string, p *sharing.Partition, how mode) string {
 		place += "-ci" + strconv.Itoa(p.CI)
 	}
 	name := begin + "-" + p.Profile.Label() + "-" + place
-	if len(name+mps(sharing.MaxMPSClients).suffix()) > maxLabel { // So that it begins in the same way in all modes.
+	if len(name+suffixOf(sharing.MPSMode(sharing.MaxMPSClients))) > maxLabel { // So that it begins in the same way in all modes.
 		name = begin + "-" + hash(p.Profile.String()) + "-" + place
 	}
 	return name + suffix
@@ -160,9 +127,9 @@ func hash(text string) string {
 func (b *builder) device(gpu sharing.GPU, p *sharing.Partition, r sharing.Resource, unit sharing.Unit) device {
 	// A request for several shares would get them of one unit, so it is refused where the
 	// profile refuses that.
-	how := modeOf(unit)
-	single := r.FailRequestsGreaterThanOne && how.shares == 0 || r.SpreadStrict || how.shares > 0 && !unit.MPS.Several
-	d := b.describe(gpu, p, how, unit.Replicas, single, r.Name)
+	mode := unit.Mode()
+	single := r.FailRequestsGreaterThanOne && mode.Shares == 0 || r.SpreadStrict || mode.Shares > 0 && !unit.MPS.Several
+	d := b.describe(gpu, p, mode, unit.Replicas, single, r.Name)
 	if !unit.Health.Healthy() {
 		d.Taints = []resourceapi.DeviceTaint{{Key: b.Driver + "/fault", Value: labelValue(unit.Health.Reason), Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	}
@@ -171,8 +138,8 @@ func (b *builder) device(gpu sharing.GPU, p *sharing.Partition, r sharing.Resour
 
 // describe makes the device of a GPU, or of its partition, with as many shares if it is not
 // exclusive.
-func (b *builder) describe(gpu sharing.GPU, p *sharing.Partition, how mode, shares int, single bool, name string) device {
-	d := device{gpu: gpu.UUID, resource: name, Device: resourceapi.Device{Name: nameOf(gpu.UUID, p, how)}}
+func (b *builder) describe(gpu sharing.GPU, p *sharing.Partition, mode sharing.Mode, shares int, single bool, name string) device {
+	d := device{gpu: gpu.UUID, resource: name, Device: resourceapi.Device{Name: nameOf(gpu.UUID, p, mode)}}
 	memory, kind, uuid, profile, place := gpu.Memory, "gpu", gpu.UUID, "", ""
 	var has mig.Engines // Of a whole GPU, what its largest instances have.
 	for _, instance := range b.OnDemand[gpu.UUID].Engines {
@@ -198,7 +165,7 @@ func (b *builder) describe(gpu sharing.GPU, p *sharing.Partition, how mode, shar
 		"cudaComputeCapability": version(gpu.ComputeCapability), "driverVersion": version(b.DriverVersion),
 		"cudaDriverVersion": version(fmt.Sprintf("%d.%d", b.CUDA/1000, b.CUDA%1000/10)), "addressingMode": text(""),
 		"index": number(gpu.Index), "numaNode": number(gpu.NUMANode),
-		"placement": text(place), "resource": text(name), "sharing": text(how.sharing),
+		"placement": text(place), "resource": text(name), "sharing": text(mode.Name),
 		"resource.kubernetes.io/pciBusID": text(strings.ToLower(strings.TrimPrefix(gpu.PCIBusID, "0000"))),
 	}
 	// But for these two, by which claims ask for devices of one root or NUMA node: all whose own
@@ -215,12 +182,12 @@ func (b *builder) describe(gpu sharing.GPU, p *sharing.Partition, how mode, shar
 		"multiprocessors": has.Multiprocessors, "copyEngines": has.CopyEngines, "decoders": has.Decoders, "encoders": has.Encoders,
 		"jpegEngines": has.JPEGEngines, "ofaEngines": has.OFAEngines,
 	} {
-		d.Capacity[name] = partOf(count, how)
+		d.Capacity[name] = partOf(count, mode)
 	}
-	if how != exclusive {
+	if mode != sharing.Exclusive {
 		d.AllowMultipleAllocations = new(true)
 		d.Capacity["shares"] = sharesOf(shares, single)
-		d.Capacity["memory"] = memoryOf(memory, how)
+		d.Capacity["memory"] = memoryOf(memory, mode)
 	}
 	return d
 }
@@ -242,10 +209,10 @@ const mebibyte = 1 << 20
 // shared in time, and takes none otherwise; without a policy the first one would take all. Of
 // what is shared by MPS a share has its part and no more, whatever it asks for: so that is what
 // it takes, and a request for more has no device.
-func memoryOf(memory uint64, how mode) resourceapi.DeviceCapacity {
+func memoryOf(memory uint64, mode sharing.Mode) resourceapi.DeviceCapacity {
 	c := resourceapi.DeviceCapacity{Value: quantity(memory / mebibyte * mebibyte)}
-	if how.shares > 0 {
-		if part := quantity(sharing.NewMPSLimit(1, how.shares, memory).PinnedMemory); !part.IsZero() {
+	if mode.Shares > 0 {
+		if part := quantity(sharing.NewMPSLimit(1, mode.Shares, memory).PinnedMemory); !part.IsZero() {
 			c.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: &part, ValidValues: []resource.Quantity{part}}
 		}
 	} else if none, step := quantity(0), quantity(mebibyte); c.Value.Cmp(step) >= 0 {
@@ -256,10 +223,10 @@ func memoryOf(memory uint64, how mode) resourceapi.DeviceCapacity {
 
 // partOf is how many of an engine or of multiprocessors a device has, as a capacity. Of a shared
 // device a request takes none unless it asks for some; without a policy the first one would take all.
-func partOf(count int, how mode) resourceapi.DeviceCapacity {
+func partOf(count int, mode sharing.Mode) resourceapi.DeviceCapacity {
 	c, none, one := resourceapi.DeviceCapacity{Value: quantity(uint64(count))}, quantity(0), quantity(1)
 	switch {
-	case how == exclusive:
+	case mode == sharing.Exclusive:
 	case count == 0: // A range needs room for a step.
 		c.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: &none, ValidValues: []resource.Quantity{none}}
 	default:
@@ -309,12 +276,12 @@ func (b *builder) known() func(name string) (device, bool) {
 		}
 	}
 	return func(name string) (device, bool) {
-		place, how := parseName(name)
+		place, mode := parseName(name)
 		u, is := units[place]
 		if !is {
 			return device{}, false
 		}
-		d := b.describe(u.gpu, u.p, how, 1, true, "") // The shares that are out are all that there is.
+		d := b.describe(u.gpu, u.p, mode, 1, true, "") // The shares that are out are all that there is.
 		d.takes = u.takes
 		return d, d.Name == name
 	}
@@ -329,8 +296,8 @@ func (b *builder) gone(name string) device {
 			gpu, unknown = uuid, b.gpus[uuid]
 		}
 	}
-	_, how := parseName(name)
-	d := b.describe(unknown, nil, how, 1, true, "")
+	mode := ModeOf(name)
+	d := b.describe(unknown, nil, mode, 1, true, "")
 	d.Name, d.gpu = name, gpu
 	d.Attributes["type"], d.Attributes["uuid"] = text("mig"), text("")
 	if d.gpu == "" {

@@ -397,7 +397,7 @@ func TestNames(t *testing.T) {
 					p := sharing.Partition{Profile: place.Profile, Placement: place.Placement, CI: 6}
 					p.Profile.Compute = compute
 					name := dra.DeviceName(uuid(0), &p, unit)
-					if len(name) > 63 || seen[name] || dra.PlaceOf(name) != dra.Place(uuid(0), &p) || dra.MPSShares(name) != unit.MPS.Shares || dra.IsShared(name) != (unit.Replicas > 1) {
+					if len(name) > 63 || seen[name] || dra.PlaceOf(name) != dra.Place(uuid(0), &p) || dra.ModeOf(name) != unit.Mode() {
 						t.Errorf("%s of %v: %q", p.Profile, place.Placement, name)
 					}
 					seen[name] = true

@@ -420,6 +420,7 @@ sharing:
 }
 
 func TestNotesOfSingleKeys(t *testing.T) {
+	const unknown = "has no effect, no GPU or partition has this name: expected nvidia.com/gpu, nvidia.com/mig- and a MIG profile, or a name from resources"
 	tests := []struct {
 		name, document string
 		overrides      Overrides
@@ -445,6 +446,9 @@ func TestNotesOfSingleKeys(t *testing.T) {
 		{"a name that NVIDIA's plugin takes too", "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu.shared, replicas: 2}, {name: h100, replicas: 2}]}}\nresources: {gpus: [{pattern: '*', name: gpu}]}", nil,
 			[]Note{{1, "sharing.timeSlicing.resources[0].name", "has no effect, no GPU or partition has this name: expected nvidia.com/gpu, nvidia.com/mig- and a MIG profile, or a name from resources"},
 				{1, "sharing.timeSlicing.resources[1].name", "has no effect, no GPU or partition has this name: expected nvidia.com/gpu, nvidia.com/mig- and a MIG profile, or a name from resources"}}},
+		{"names that resources could make", "sharing: {timeSlicing: {resources: [{name: gpu-b, replicas: 2}, {name: pgpu, replicas: 2}, {name: mig-small, replicas: 2}, {name: mig-7, replicas: 2}]}}\nresources: {gpus: [{pattern: '*', name: gpu-a}]}", nil,
+			[]Note{{1, "sharing.timeSlicing.resources[0].name", unknown + ", did you mean nvidia.com/gpu-a?"}, {1, "sharing.timeSlicing.resources[1].name", unknown + ", did you mean nvidia.com/gpu?"},
+				{1, "sharing.timeSlicing.resources[2].name", unknown}, {1, "sharing.timeSlicing.resources[3].name", unknown}, {2, "resources.gpus[0]", "named here; NVIDIA's plugin reads resources and ignores it"}}},
 		{"a model that is no misspelling of another", "resources: {gpus: [{pattern: A100, name: a100}]}\nsharing: {mps: {resources: [{name: h100, replicas: 2}]}}", nil,
 			[]Note{{1, "resources.gpus[0]", "named here; NVIDIA's plugin reads resources and ignores it"},
 				{2, "sharing.mps.resources[0].name", "has no effect, no GPU or partition has this name: expected nvidia.com/gpu, nvidia.com/mig- and a MIG profile, or a name from resources, did you mean nvidia.com/a100?"}}},

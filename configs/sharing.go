@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -198,19 +199,27 @@ func readReplicas(v value) (int, bool) {
 	return replicas, ok
 }
 
-// reportUnknownName reports a name that is misspelt: that of no partition there can be, or nearly
-// that of another one. Any other unknown name may be stale, or meant for other nodes, and NVIDIA's
-// plugin accepts it, so that is a note.
+// reportUnknownName reports a name that no GPU can have: nvidia.com/gpu misspelt, or a MIG profile that
+// cannot be. Any other unknown name may be stale, or meant for other nodes, and NVIDIA's plugin accepts
+// all of them (k8s-device-plugin, internal/rm/device_map.go), so that is a note.
 func (r *entryReader) reportUnknownName(v value, name string) {
 	message, near := unknownName(name, r.names, "a name from resources")
+	short := strings.TrimPrefix(name, resourceDomain)
 	switch {
 	case message == "":
-	case strings.HasPrefix(name, migResource), near != "" && !strings.ContainsAny(name, "0123456789"): // h100 is no misspelt a100.
+	case near == gpuResource && likeGPU.MatchString(short), likeProfile.MatchString(short):
 		v.problem(message + didYouMean(near))
 	default:
 		v.note("has no effect, " + message + didYouMean(near))
 	}
 }
+
+var (
+	// likeGPU is what a misspelt "gpu" looks like; pgpu, vgpu and gpu-b are names of their own.
+	likeGPU = regexp.MustCompile(`^[gG][a-zA-Z]*$`)
+	// likeProfile has the slices, or the memory, that a profile begins with; mig-small has neither.
+	likeProfile = regexp.MustCompile(`^mig-[0-9]+(c|g|gb)([-+.]|$)`)
+)
 
 // unknownName returns the message about a name that is neither known, of which there is a sorted list,
 // nor a partition's, and the known one that it is like; source says where others come from.

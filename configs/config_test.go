@@ -558,8 +558,8 @@ func TestCheckMPS(t *testing.T) {
 	}
 }
 
-// TestCheckLists has a profile whose replicas fit into a list on one node and not on another.
-func TestCheckLists(t *testing.T) {
+// TestCheckNode has a profile whose replicas fit into a list on one node and not on another.
+func TestCheckNode(t *testing.T) {
 	gpus := func(count int) (gpus []sharing.GPU) {
 		for i := range count {
 			gpus = append(gpus, sharing.GPU{Index: i, UUID: fmt.Sprintf("GPU-%d", i)})
@@ -580,7 +580,7 @@ func TestCheckLists(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got := ""
-			if err := parse(t, test.document).SelectedFrom("f", "any", nil).CheckLists(gpus(test.gpus)); err != nil {
+			if err := parse(t, test.document).SelectedFrom("f", "any", nil).CheckNode(gpus(test.gpus)); err != nil {
 				got = err.Error()
 			}
 			if got != test.want {

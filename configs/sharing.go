@@ -467,9 +467,13 @@ func reportLongLists(profile sharing.Profile, entries []sharedEntry) {
 
 var listLimit = fmt.Sprintf("the kubelet takes no list beyond 4 MiB, which is %d devices", sharing.MaxDevices)
 
-// CheckLists returns an error about the first entry through which a resource would have more
-// devices of these GPUs than the kubelet accepts in one list.
-func (s SelectedProfile) CheckLists(gpus []sharing.GPU) error {
+// CheckNode returns an error if this node cannot be offered by the profile: because all its GPUs
+// would be divided and no partition offered (ErrMIGLayout), or because a resource would have more
+// devices than the kubelet accepts in one list; then it is about the first entry that is at fault.
+func (s SelectedProfile) CheckNode(gpus []sharing.GPU) error {
+	if s.Profile.MIGStrategy == sharing.MIGNone && s.Profile.MIG.DividesAll(gpus) {
+		return fmt.Errorf("%s: %w", s, notOffered(s.Profile.MIG.Name))
+	}
 	leftOut := sharing.NewPlan(gpus, s.Profile).LeftOut
 	if len(leftOut) == 0 {
 		return nil

@@ -497,7 +497,7 @@ func devices(units []Unit) []Device {
 const MaxDevices = 3 << 20 / 80
 
 // withinListLimit returns the first units of a resource, as many as one list can hold.
-// A profile that wants more is refused (configs.SelectedProfile.CheckLists), unless it was in
+// A profile that wants more is refused (configs.SelectedProfile.CheckNode), unless it was in
 // force when the node got GPUs or partitions.
 func withinListLimit(name string, members []candidate, p Profile, warn *warnings) []Unit {
 	units := make([]Unit, 0, len(members))

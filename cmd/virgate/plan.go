@@ -56,7 +56,7 @@ func planCommand(environment environment) *cli.Command {
 			if err != nil {
 				return fmt.Errorf("read GPUs: %w", err)
 			}
-			if err := config.SelectedFrom(cmp.Or(cmd.String("config"), "flags"), cmd.String("config-key"), nil).CheckLists(gpus); err != nil {
+			if err := config.SelectedFrom(cmp.Or(cmd.String("config"), "flags"), cmd.String("config-key"), nil).CheckNode(gpus); err != nil {
 				return err
 			}
 			if cmd.Bool("dra") || cmd.String("output") == "yaml" {

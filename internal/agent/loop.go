@@ -147,9 +147,11 @@ type LastKnownGood interface {
 // of this program, else that of the program before it.
 func (a *agent) selectProfile(last, next *state) {
 	wanted, err := a.ConfigSource.Profile()
-	inForce := last.planned && last.profile != nil && reflect.DeepEqual(last.profile.Profile, wanted.Profile)
-	if err == nil && next.unread == nil && !inForce {
-		if err = wanted.CheckLists(next.gpus); err != nil {
+	// Until the GPUs were read once, nothing is planned, and nobody knows whether the profile fits the node.
+	known := last.planned || next.unread == nil
+	inForce := last.planned && !last.restored && last.profile.Generation == wanted.Generation
+	if err == nil && known && !inForce {
+		if err = wanted.CheckNode(next.gpus); err != nil {
 			wanted = configs.SelectedProfile{Name: wanted.Name, Source: wanted.Source}
 			if !last.planned { // It may be there from before the GPUs were known.
 				next.profile = nil
@@ -168,7 +170,7 @@ func (a *agent) selectProfile(last, next *state) {
 		}
 	}
 	// Also when the wanted one is rejected: a program that stood by has saved no good one.
-	if serving && next.profile != nil && !next.restored {
+	if serving && known && next.profile != nil && !next.restored {
 		a.LastKnownGood.Save(*next.profile)
 	}
 	if err != nil && !sameError(last.rejected, err) {
@@ -181,7 +183,7 @@ func (a *agent) selectProfile(last, next *state) {
 			a.Logger.Error("profile rejected, the last good one stays in force", "error", err)
 		}
 	}
-	if next.profile == nil || last.profile != nil && reflect.DeepEqual(last.profile.Profile, next.profile.Profile) {
+	if next.profile == nil || last.profile != nil && last.profile.Generation == next.profile.Generation {
 		return
 	}
 	if err == nil {

@@ -54,6 +54,8 @@ driverAccess: runtime
 driverMounts:
     enabled: false
 extraArgs: []
+extraVolumeMounts: []
+extraVolumes: []
 failOnInitError: null
 featureLabels:
     enabled: false
@@ -65,10 +67,12 @@ gdsEnabled: null
 gpuSettings:
     manage: false
 image:
+    digest: ""
     pullPolicy: IfNotPresent
     repository: virgate
     tag: ""
 imagePullSecrets: []
+kubeletRootDir: /var/lib/kubelet
 logLevel: info
 memoryGuard:
     evict: false
@@ -82,10 +86,15 @@ metrics:
         enabled: false
         interval: 15s
         labels: {}
+        scheme: http
+        tlsConfig: {}
     port: 9400
     rules:
+        disabled: []
         enabled: false
         labels: {}
+        runbookURL: https://github.com/virgate/virgate/blob/main/docs/runbook.md#
+        thresholds: {}
 mig:
     manage: false
     monitor: null
@@ -124,7 +133,7 @@ terminationGracePeriodSeconds: 10
 uninstall: false
 updateStrategy:
     rollingUpdate:
-        maxSurge: 1
+        maxSurge: 10%
         maxUnavailable: 0
     type: RollingUpdate
 {{- end -}}

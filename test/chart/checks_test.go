@@ -344,7 +344,7 @@ func namesTwice(object runtime.Object) string {
 func TestEmptyText(t *testing.T) {
 	for _, name := range []string{
 		"affinity", "nodeSelector", "tolerations", "resources", "podAnnotations", "podLabels", "podSecurityContext", "securityContext", "seLinuxOptions", "imagePullSecrets",
-		"selectorLabelsOverride", "extraArgs",
+		"selectorLabelsOverride", "extraArgs", "extraVolumes", "extraVolumeMounts",
 	} {
 		manifest, _, err := render(t, map[string]any{name: ""})
 		if err != nil {

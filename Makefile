@@ -77,10 +77,10 @@ test-chart: $(if $(TIMES),$(GOTESTSUM)) ## the chart with Helm's own code, CDI s
 	cd cmd/image && go vet ./... && $(gotest) ./...
 
 manifest: ## deployments/virgate.yaml, from the chart
-	cd test/chart && go test -run '^TestManifest$$' . -update
+	cd test/chart && go test -run '^(TestDefaults|TestManifest)$$' . -update
 
 reference: ## docs: the keys of profiles and the chart's values, from the program
-	go test -run '^TestReference$$' ./configs -update
+	go test -run '^TestReference' ./configs -update
 	cd test/chart && go test -run '^TestValuesReference$$' . -update
 
 test-prometheus: ## rules, dashboards and queries, by Debian's package prometheus

@@ -36,6 +36,23 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ include "virgate.selectorLabels" . }}
 {{- end -}}
 
+{{- /* The chart's labels and those of a value, which replace them. */ -}}
+{{- define "virgate.labelsWith" -}}
+{{- $labels := include "virgate.labels" (first .) | fromYaml -}}
+{{- range $name, $value := last . -}}{{- $_ := set $labels $name (toString $value) -}}{{- end -}}
+{{- toYaml $labels -}}
+{{- end -}}
+
+{{- define "virgate.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{- printf "%s@%s" .repository .digest -}}
+{{- else -}}
+{{- printf "%s:%s" .repository (.tag | default $.Chart.AppVersion) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* The profile of nodes without a label. None is known of a ConfigMap of the
 user's own, whose one profile or whose profile "default" the program finds. */ -}}
 {{- define "virgate.defaultProfile" -}}
@@ -151,7 +168,7 @@ true
 
 {{- /* A container, but for its name, that takes from the node what Virgate has left there. */ -}}
 {{- define "virgate.uninstall" -}}
-image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}
+image: {{ include "virgate.image" . }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 args: [uninstall, --host, --node=$(NODE_NAME)]
 env:

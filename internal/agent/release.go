@@ -389,7 +389,7 @@ func (a *agent) beginRelease(selector sharing.Selector, length time.Duration, re
 	case err != nil:
 		return Release{}, err
 	case reset && a.Releases.Reset == nil:
-		return Release{}, errors.New("this Virgate may not reset GPUs: it takes virgate run --allow-gpu-reset, or mig.reset of the chart")
+		return Release{}, errors.New(mayNotReset)
 	case length <= 0 || length > maxRelease:
 		return Release{}, fmt.Errorf("for: %s is not more than 0 and at most %s", length, maxRelease)
 	}

@@ -78,11 +78,7 @@ func (a *agent) decide() {
 	}
 	a.selectProfile(last, &next)
 	next.pause = a.pauseNow()
-	if next.pause.paused && !last.pause.paused {
-		a.Logger.Warn("mig-manager pauses this program by a label of the Node")
-	} else if last.pause.paused && !next.pause.paused {
-		a.Logger.Info("mig-manager no longer pauses this program")
-	}
+	logPause(a.Logger, last.pause, next.pause)
 	if next.pause.paused || next.pause != last.pause {
 		defer notify(a.releases.begun)
 	}

@@ -96,9 +96,9 @@ func group(heading string, commands ...*cli.Command) []*cli.Command {
 	return commands
 }
 
-// prepare sorts what the help of the command and its subcommands lists, gives each a command
-// help, and makes a usageError of every wrong flag, unknown command, and argument that a command
-// does not take. A hidden command lets arguments pass, like NVIDIA's.
+// prepare sorts what the help of the command and its subcommands lists, gives those without
+// arguments a command help, and makes a usageError of every wrong flag, unknown command, and
+// argument that a command does not take. A hidden command lets arguments pass, like NVIDIA's.
 func prepare(cmd *cli.Command) {
 	cmd.OnUsageError = func(_ context.Context, cmd *cli.Command, err error, _ bool) error {
 		if flag, unknown := strings.CutPrefix(err.Error(), "flag provided but not defined: -"); unknown {
@@ -125,7 +125,7 @@ func prepare(cmd *cli.Command) {
 	for _, child := range cmd.Commands {
 		prepare(child)
 	}
-	if !cmd.SkipFlagParsing {
+	if !cmd.SkipFlagParsing && cmd.ArgsUsage == "" { // An argument may be "help" or "h".
 		cmd.Commands = append(cmd.Commands, helpCommand(cmd))
 	}
 	slices.SortFunc(cmd.Commands, func(a, b *cli.Command) int { return strings.Compare(a.Name, b.Name) })

@@ -31,6 +31,7 @@ func TestWords(t *testing.T) {
 		{"virgate mig help export", 0, isHelp + " mig export - ", ""},
 		{"virgate export help", 2, "", `no command "export"; see virgate --help`},
 		{"virgate demo help", 0, isHelp + " demo - ", ""},
+		{"virgate check help", 1, "", "help: open: no such file or directory"}, // Its arguments are files.
 		{"virgate help config-manager", 0, isHelp + " config-manager - ", ""},
 		{"kubectl-virgate help why", 0, isHelp + " cluster why - ", ""},
 		{"virgate rollot", 2, "", `no command "rollot", did you mean rollout?`},

@@ -237,7 +237,7 @@ func unknownName(name string, known []string, source string) (message, near stri
 		for i, name := range known {
 			short[i] = strings.TrimPrefix(name, resourceDomain)
 		}
-		if found := slices.Index(short, nearest(strings.TrimPrefix(name, resourceDomain), short)); found >= 0 {
+		if found := slices.Index(short, Nearest(strings.TrimPrefix(name, resourceDomain), short)); found >= 0 {
 			near = known[found]
 		}
 	}

@@ -78,9 +78,7 @@ func (a *agent) decide() {
 	}
 	a.selectProfile(last, &next)
 	next.pause = a.pauseNow()
-	if next.pause.paused != last.pause.paused {
-		a.Logger.Warn("mig-manager pauses this program by a label of the Node", "paused", next.pause.paused)
-	}
+	logPause(a.Logger, last.pause, next.pause)
 	if next.pause.paused || next.pause != last.pause {
 		defer notify(a.releases.begun)
 	}

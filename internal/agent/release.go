@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/http"
 	"reflect"
@@ -480,6 +481,16 @@ func (a *agent) pauseNow() (p pause) {
 	}
 	p.paused, p.known = a.Paused()
 	return p
+}
+
+// logPause says when a pause begins and ends.
+func logPause(log *slog.Logger, last, next pause) {
+	switch {
+	case next.paused && !last.paused:
+		log.Warn("mig-manager pauses this program by a label of the Node")
+	case last.paused && !next.paused && next.known:
+		log.Info("mig-manager no longer pauses this program")
+	}
 }
 
 const (

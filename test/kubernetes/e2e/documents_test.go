@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,6 +25,7 @@ import (
 // and README's node has simulated GPUs.
 func testDocuments(t *testing.T, c *cluster) {
 	c.uninstall(t)
+	c.ctr(t, "images", "tag", "docker.io/library/virgate:"+version, "docker.io/library/busybox:1.37") // It has a shell too.
 	gpus := func(count int64) func(*testing.T) {
 		return func(t *testing.T) { c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": count}) }
 	}
@@ -84,7 +86,7 @@ type reader struct {
 	top         string
 	environment []string
 	variables   string          // which the user has set
-	typed       map[string]bool // what two documents have is typed once
+	typed       map[string]bool // what an earlier document had is not typed again
 	running     *exec.Cmd       // in the other terminal
 }
 
@@ -122,7 +124,6 @@ func (c *cluster) newReader(t *testing.T) *reader {
 			t.Fatal(err)
 		}
 	}
-	c.ctr(t, "images", "tag", "--force", "docker.io/library/virgate:"+version, "docker.io/library/busybox:1.37") // It has a shell too.
 	return &reader{c: c, top: top, typed: map[string]bool{}, environment: append(os.Environ(),
 		"PATH="+filepath.Join(top, "path")+":"+os.Getenv("PATH"), "KUBECONFIG="+c.path("admin.conf"), "HOME="+top, "MAKEFLAGS=", "ARCHIVE="+c.path("virgate.tar"))}
 }
@@ -143,12 +144,12 @@ func (r *reader) read(t *testing.T, document string, look map[string]func(*testi
 	if err != nil {
 		t.Fatal(err)
 	}
-	looked := map[string]bool{}
+	looked, before := map[string]bool{}, maps.Clone(r.typed)
 	for _, command := range walk.Commands(string(text)) {
-		if r.typed[command.Text] {
+		r.typed[command.Text] = true
+		if before[command.Text] {
 			continue
 		}
-		r.typed[command.Text] = true
 		where := fmt.Sprintf("%s:%d: %s", document, command.Line, command.Text)
 		t.Log(where)
 		r.enter(t, where, command)

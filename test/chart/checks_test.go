@@ -44,6 +44,8 @@ func TestProfileNeedsAValue(t *testing.T) {
 		{"a driver of an installer", "flags: {plugin: {deviceListStrategy: driver-mounts}}", "which needs driverMounts.enabled: true", "driverMounts: {enabled: true}"},
 		{"one of several strategies", "flags: {plugin: {deviceListStrategy: [envvar, driver-mounts]}}", "which needs driverMounts.enabled: true", "driverMounts: {enabled: true}"},
 		{"CDI", "flags: {plugin: {deviceListStrategy: [envvar, cdi-cri]}}", "which needs cdi.specs: true", "cdi: {specs: true}"},
+		{"partitions", "flags: {migStrategy: mixed}", "config.map.p has migStrategy: partitions need mig.monitor: true", "mig: {monitor: true}"},
+		{"partitions, served as whole GPUs", "flags: {migStrategy: single}", "partitions need mig.monitor: true", "mig: {monitor: false}"},
 		{"CDI, and a value that replaces it", "flags: {plugin: {deviceListStrategy: cdi-cri}}", "which needs cdi.specs: true", "deviceListStrategy: envvar"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -81,16 +83,13 @@ func TestProfileNeedsAValue(t *testing.T) {
 // TestChartsOwnProfiles has each of them as the default: what it needs, if anything, is one value
 // or two, and nothing else is wrong with it.
 func TestChartsOwnProfiles(t *testing.T) {
-	files, err := filepath.Glob(folder + "/profiles/*.yaml")
-	if err != nil || len(files) == 0 {
+	files, err := filepath.Glob(folder + "/[pe][rx]*s/*.yaml") // Of profiles and examples.
+	if err != nil || len(files) < 20 {
 		t.Fatal(files, err)
 	}
 	for _, file := range files {
 		name := strings.TrimSuffix(filepath.Base(file), ".yaml")
 		values := map[string]any{"config": map[string]any{"default": name, "examples": true}}
-		if _, inSchema := load(t).Values["config"].(map[string]any)["examples"]; !inSchema {
-			values = map[string]any{"config": map[string]any{"default": name}}
-		}
 		_, _, err := render(t, values)
 		for range 4 {
 			if err == nil {

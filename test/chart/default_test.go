@@ -130,7 +130,7 @@ func TestNullMeansTheDefault(t *testing.T) {
 func TestDefaultProfile(t *testing.T) {
 	for _, test := range []struct{ name, values, want string }{
 		{"nothing said", "{}", "--default-config=exclusive"},
-		{"one of the examples", "config: {default: mig-mixed, examples: true}", "--default-config=mig-mixed"},
+		{"one of the examples", "{config: {default: mig-mixed, examples: true}, mig: {monitor: true}}", "--default-config=mig-mixed"},
 		{"shares", "config: {default: time-slicing-4}", "--default-config=time-slicing-4"},
 		{"none", "config: {default: ''}", ""},
 		{"own profiles", "config: {map: {own: 'version: v1'}}", ""},
@@ -178,7 +178,7 @@ func TestSharePolicies(t *testing.T) {
 		{"the chart's profiles, shares by default", "{config: {default: time-slicing-10}, " + on + "}", "one-share [nvidia.com/gpu nvidia.com/gpu.shared] 1\nshared-namespaces [nvidia.com/gpu nvidia.com/gpu.shared] 0"},
 		{"the examples", "{config: {examples: true}, admission: {oneSharePerContainer: true}}", "one-share [nvidia.com/a100 nvidia.com/gpu.shared nvidia.com/mig-1g.10gb nvidia.com/mig-1g.5gb] 1"},
 		{"all that the chart's profiles share", "admission: {oneSharePerContainer: true, sharedResources: [nvidia.com/gpu, nvidia.com/gpu.shared]}", "one-share [nvidia.com/gpu nvidia.com/gpu.shared] 1"},
-		{"own profiles", "{config: {map: {a: 'sharing: " + slices2 + "', b: " + half + ", c: 'version: v1', d: '[', e: 'sharing: 3', f: 'sharing: {timeSlicing: {resources: [1]}}'}}, " + on + "}",
+		{"own profiles", "{config: {map: {a: 'sharing: " + slices2 + "', b: " + half + ", c: 'version: v1'}}, " + on + "}",
 			"one-share [nvidia.com/c nvidia.com/gpu nvidia.com/gpu.shared] 1\nshared-namespaces [nvidia.com/c nvidia.com/gpu nvidia.com/gpu.shared] 0"},
 		{"MPS", "{mps: {enabled: true}, config: {map: {a: 'sharing: {mps: {resources: [{name: gpu, rename: gpu.mps, replicas: 2}]}}'}}, admission: {oneSharePerContainer: true}}", "one-share [nvidia.com/gpu.mps] 1"},
 		{"named", "{config: {name: own}, admission: {oneSharePerContainer: true, sharedResources: [a/b]}}", "one-share [a/b] 1"},

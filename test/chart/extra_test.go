@@ -45,7 +45,7 @@ func TestKubeletRootDir(t *testing.T) {
 		}
 		want := map[string]string{
 			"device-plugins": "/var/lib/kubelet/device-plugins", "pod-resources": root + "/pod-resources",
-			"dra": root + "/plugins/" + driver, "plugins-registry": root + "/plugins_registry", "cdi": "/var/run/cdi",
+			"dra": root + "/plugins/" + driver, "plugins-registry": root + "/plugins_registry", "cdi": "/var/run/cdi", "all-gpus": "/dev/null",
 		}
 		if diff := cmp.Diff(want, hosts); diff != "" {
 			t.Errorf("host folders (-want +got):\n%s", diff)
@@ -289,7 +289,8 @@ func TestRulesOfValues(t *testing.T) {
 		}
 		with++
 		for _, number := range []string{"7.25", "12", "20000000000"} {
-			got := rulesOf(t, "thresholds: {"+name+": "+number+"}")[name].Expr.String()
+			changed := rulesOf(t, "thresholds: {"+name+": "+number+"}")[name]
+			got := changed.Expr.String()
 			want := strings.Replace(rule.Expr.String(), found[0], number+" # threshold", 1)
 			if got = strings.Replace(got, "2e+10", "20000000000", 1); got != want {
 				t.Errorf("%s: expression\n%s\nwant\n%s", name, got, want)

@@ -31,6 +31,7 @@ cdi:
 compatWithCPUManager: null
 config:
     default: null
+    examples: false
     fallbackStrategies:
         - named
         - single

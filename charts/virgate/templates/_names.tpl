@@ -217,7 +217,7 @@ volumeMounts:
 kubectl get nodes -l takes it; a line without any stands for all nodes. */ -}}
 {{- define "virgate.nodes" -}}
 {{- $all := list -}}
-{{- range $key, $value := .Values.nodeSelector -}}{{- $all = append $all (printf "%s=%v" $key $value) -}}{{- end -}}
+{{- range $key, $value := .Values.nodeSelector | default dict -}}{{- $all = append $all (printf "%s=%v" $key $value) -}}{{- end -}}
 {{- $terms := .Values.affinity | default dict | dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "nodeSelectorTerms" list -}}
 {{- range $terms | default (list dict) }}
 {{- $labels := $all -}}

@@ -188,7 +188,7 @@ func unknownFlag(cmd *cli.Command, name string) error {
 // place of programs of NVIDIA's image when only the image is replaced, and is kubectl's plugin.
 // --version alone is the program's.
 func impliedCommand(args []string) []string {
-	if len(args) > 0 && !(len(args) == 2 && slices.Contains([]string{"--" + versionFlag, "-v"}, args[1])) {
+	if len(args) > 0 && (len(args) != 2 || !slices.Contains([]string{"--" + versionFlag, "-v"}, args[1])) {
 		switch name := filepath.Base(args[0]); name {
 		case "nvidia-device-plugin":
 			return slices.Insert(slices.Clone(args), 1, "run")

@@ -47,7 +47,7 @@ func TestWords(t *testing.T) {
 		{"virgate help demo qwertz", 2, "", `no help topic "demo qwertz"; see virgate demo --help`},
 		{"virgate help nvidia-device-plugin", 2, "", `no help topic "nvidia-device-plugin"; see virgate --help`},
 		{"virgate --vresion", 2, "", `virgate has no flag --vresion, did you mean --version?`},
-		{"virgate plan --mig-startegy=mixed", 2, "", `virgate plan has no flag --mig-startegy, did you mean --mig-strategy?`},
+		{"virgate plan --mig-stratgy=mixed", 2, "", `virgate plan has no flag --mig-stratgy, did you mean --mig-strategy?`},
 		{"virgate run --probes 3s", 2, "", `virgate run has no flag --probes, did you mean --probe?`},
 		{"virgate rollout start --qwertz", 2, "", `virgate rollout start has no flag --qwertz; see virgate rollout start --help`},
 		{"virgate status -z", 2, "", `virgate status has no flag -z; see virgate status --help`},

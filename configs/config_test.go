@@ -420,6 +420,7 @@ sharing:
 }
 
 func TestNotesOfSingleKeys(t *testing.T) {
+	const unknown = "has no effect, no GPU or partition has this name: expected nvidia.com/gpu, nvidia.com/mig- and a MIG profile, or a name from resources"
 	tests := []struct {
 		name, document string
 		overrides      Overrides
@@ -445,6 +446,9 @@ func TestNotesOfSingleKeys(t *testing.T) {
 		{"a name that NVIDIA's plugin takes too", "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu.shared, replicas: 2}, {name: h100, replicas: 2}]}}\nresources: {gpus: [{pattern: '*', name: gpu}]}", nil,
 			[]Note{{1, "sharing.timeSlicing.resources[0].name", "has no effect, no GPU or partition has this name: expected nvidia.com/gpu, nvidia.com/mig- and a MIG profile, or a name from resources"},
 				{1, "sharing.timeSlicing.resources[1].name", "has no effect, no GPU or partition has this name: expected nvidia.com/gpu, nvidia.com/mig- and a MIG profile, or a name from resources"}}},
+		{"names that resources could make", "sharing: {timeSlicing: {resources: [{name: gpu-b, replicas: 2}, {name: pgpu, replicas: 2}, {name: mig-small, replicas: 2}, {name: mig-7, replicas: 2}]}}\nresources: {gpus: [{pattern: '*', name: gpu-a}]}", nil,
+			[]Note{{1, "sharing.timeSlicing.resources[0].name", unknown + ", did you mean nvidia.com/gpu-a?"}, {1, "sharing.timeSlicing.resources[1].name", unknown + ", did you mean nvidia.com/gpu?"},
+				{1, "sharing.timeSlicing.resources[2].name", unknown}, {1, "sharing.timeSlicing.resources[3].name", unknown}, {2, "resources.gpus[0]", "named here; NVIDIA's plugin reads resources and ignores it"}}},
 		{"a model that is no misspelling of another", "resources: {gpus: [{pattern: A100, name: a100}]}\nsharing: {mps: {resources: [{name: h100, replicas: 2}]}}", nil,
 			[]Note{{1, "resources.gpus[0]", "named here; NVIDIA's plugin reads resources and ignores it"},
 				{2, "sharing.mps.resources[0].name", "has no effect, no GPU or partition has this name: expected nvidia.com/gpu, nvidia.com/mig- and a MIG profile, or a name from resources, did you mean nvidia.com/a100?"}}},
@@ -533,7 +537,7 @@ func TestExamples(t *testing.T) {
 	}
 	want := []string{
 		"dra-mps", "dra-partitions", "dra-time-slices", "excluded-gpu", "exclusive", "grants-cdi", "grants-driver-mounts", "grants-volume-mounts", "health", "memory-guard", "mig-balanced", "mig-layouts", "mig-mixed", "mig-replicas", "mig-single", "mps", "names-by-model", "side-by-side", "time-slices",
-		"time-slicing-10-packed", "time-slicing-10", "time-slicing-4", "time-slicing-renamed",
+		"time-slicing-10-packed", "time-slicing-10-renamed", "time-slicing-10", "time-slicing-4-renamed", "time-slicing-4",
 	}
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Errorf("examples (-want +got):\n%s", diff)
@@ -554,8 +558,8 @@ func TestCheckMPS(t *testing.T) {
 	}
 }
 
-// TestCheckLists has a profile whose replicas fit into a list on one node and not on another.
-func TestCheckLists(t *testing.T) {
+// TestCheckNode has a profile whose replicas fit into a list on one node and not on another.
+func TestCheckNode(t *testing.T) {
 	gpus := func(count int) (gpus []sharing.GPU) {
 		for i := range count {
 			gpus = append(gpus, sharing.GPU{Index: i, UUID: fmt.Sprintf("GPU-%d", i)})
@@ -576,7 +580,7 @@ func TestCheckLists(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got := ""
-			if err := parse(t, test.document).SelectedFrom("f", "any", nil).CheckLists(gpus(test.gpus)); err != nil {
+			if err := parse(t, test.document).SelectedFrom("f", "any", nil).CheckNode(gpus(test.gpus)); err != nil {
 				got = err.Error()
 			}
 			if got != test.want {

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -163,9 +164,11 @@ type File struct {
 	Name string
 	// Place is where a document of Entries is, as problems call it: "FILE[data.KEY]".
 	Place string
+	// Line is where the key of such a document is.
+	Line int
 	// Kind says which of the other fields has the content.
 	Kind   DocumentKind
-	Config Config // of a mig-parted document, the Notes alone
+	Config Config // of a mig-parted document and of a file with Entries, the Notes alone
 	MIG    MIGLayouts
 	// Entries are the documents of ConfigMaps or of Helm values, by the order of those, then by Name.
 	Entries []File
@@ -194,14 +197,15 @@ func ParseKey(file string, data []byte, key string, overrides Overrides) (File, 
 	case !ok:
 	case len(roots) > 1 || kindOf(root) == KindConfigMap:
 		f.Kind = reader.kind(roots)
+		reader.strict = f.Kind == KindConfigMap
 		f.Entries = reader.readAll(roots)
 	case !source.checkRoot(root):
 	case kindOf(root) == KindMIGConfigs:
 		f.Kind, f.MIG = KindMIGConfigs, readMIGConfigs(root)
 		f.Config.Notes = source.notes
 	case isHelmValues(root):
-		f.Kind, f.Entries = KindHelmValues, reader.readInside(root)
-		if len(f.Entries) == 0 {
+		f.Kind, f.Entries = KindHelmValues, reader.readInside(root, true, false)
+		if len(f.Entries) == 0 && len(problems) == 0 {
 			root.problemHere("these are Helm values without a profile, which would be below config.map or devicePlugin.config.data")
 		}
 	default:
@@ -210,7 +214,28 @@ func ParseKey(file string, data []byte, key string, overrides Overrides) (File, 
 	if err := problems.err(); err != nil {
 		return File{Name: file, Kind: f.Kind}, err
 	}
+	if f.Kind == KindManifests || f.Kind == KindHelmValues {
+		f.Config.Notes = append(source.notes, repeatedKeys(file, f.Entries)...)
+	}
 	return f, nil
+}
+
+// repeatedKeys notes the keys of profiles that an earlier ConfigMap of the file has.
+func repeatedKeys(file string, entries []File) (notes []Note) {
+	first := make(map[string]int)
+	for _, e := range entries {
+		if e.Kind != KindProfile {
+			continue
+		}
+		line, again := first[e.Name]
+		if !again {
+			first[e.Name] = e.Line
+			continue
+		}
+		path := strings.TrimSuffix(strings.TrimPrefix(e.Place, file+"["), "]")
+		notes = append(notes, Note{Line: e.Line, Path: path, Message: fmt.Sprintf("the key is on line %d already, in another ConfigMap: a profile can be chosen by its key only if one ConfigMap of the file has it", line)})
+	}
+	return notes
 }
 
 // kindOf looks at the top-level keys, and reports no problems.
@@ -254,7 +279,7 @@ func (f File) Select(key string) (Config, error) {
 
 func (f File) choose(key string) (Config, error) {
 	var chosen []Config
-	var keys []string
+	var keys, lines []string
 	for _, e := range f.Entries {
 		if e.Kind == KindProfile {
 			keys = append(keys, e.Name)
@@ -262,14 +287,18 @@ func (f File) choose(key string) (Config, error) {
 			return Config{}, fmt.Errorf("key %s is a mig-parted document, which has no profile", key)
 		}
 		if e.Kind == KindProfile && (key == "" || e.Name == key) {
-			chosen = append(chosen, e.Config)
+			chosen, lines = append(chosen, e.Config), append(lines, strconv.Itoa(e.Line))
 		}
 	}
+	slices.Sort(keys)
+	keys = slices.Compact(keys)
 	switch {
 	case len(keys) == 0:
 		return Config{}, errors.New("no key holds a profile")
 	case len(chosen) == 0:
 		return Config{}, fmt.Errorf("no key %s, there is %s", quote(key), strings.Join(keys, ", "))
+	case len(chosen) > 1 && (key != "" || len(keys) == 1):
+		return Config{}, fmt.Errorf("several ConfigMaps have the key %s, on lines %s: leave one of them in the file", cmp.Or(key, keys[0]), strings.Join(lines, " and "))
 	case len(chosen) > 1:
 		return Config{}, fmt.Errorf("several keys hold a profile, choose one of %s", strings.Join(keys, ", "))
 	}
@@ -328,6 +357,9 @@ type manifestReader struct {
 	lines     []string
 	key       string
 	overrides Overrides
+	// strict reads every ConfigMap. Otherwise those without a document for GPUs are passed over,
+	// as the manifests of other programs are.
+	strict bool
 }
 
 // kind is KindConfigMap for one ConfigMap, and for what should have been one.
@@ -356,7 +388,8 @@ func isOther(kind string) bool { return kind != "" && kind != "ConfigMap" && kin
 // readAll reads the manifests of a file. What has no document inside is passed over, unless
 // nothing else is there.
 func (r manifestReader) readAll(roots []value) (entries []File) {
-	before := len(*roots[0].source.problems)
+	from := roots[0].source
+	before := len(*from.problems)
 	for i, root := range roots {
 		if root.shape() != shapeMapping || kindOf(root) != KindConfigMap {
 			// A profile, or what should have been one manifest of several.
@@ -365,8 +398,12 @@ func (r manifestReader) readAll(roots []value) (entries []File) {
 		}
 		entries = append(entries, r.readManifest(root)...)
 	}
-	if len(entries) > 0 || len(*roots[0].source.problems) > before {
+	if len(entries) > 0 || len(*from.problems) > before {
 		return entries
+	}
+	if !r.strict { // Perhaps there are documents for GPUs that are hard to recognize.
+		r.strict, from.notes = true, nil
+		return r.readAll(roots)
 	}
 	if kind := r.kindKey(roots[0]); len(roots) > 1 || kind == kindList {
 		roots[0].problemHere("no ConfigMap with a document is in this file")
@@ -391,10 +428,71 @@ func (r manifestReader) readManifest(root value) (entries []File) {
 		}
 		return entries
 	case isOther(kind):
-		return r.readInside(root)
+		return r.readInside(root, false, false)
+	case !r.strict && !r.hasDocuments(dataOf(root)):
+		return nil
 	}
 	return r.readConfigMap(root)
 }
+
+// dataOf is the data of a ConfigMap; absent for none.
+func dataOf(root value) value {
+	for _, e := range root.pairsQuietly() {
+		if e.key == "data" {
+			return e.value
+		}
+	}
+	return value{source: root.source, path: "data", line: root.line}
+}
+
+// hasDocuments tells whether a text of the mapping is for GPUs, or would be but for its syntax.
+// If none is, it notes that.
+func (r manifestReader) hasDocuments(data value) bool {
+	quiet := *data.source
+	quiet.problems = new(Problems)
+	for _, e := range data.pairsQuietly() {
+		if e.value.shape() != shapeText {
+			continue
+		}
+		e.value.source = &quiet
+		root, ok := openData(e, r.lines)
+		if ok && isForGPUs(root) || !ok && documentLine.MatchString(e.value.node.Value) {
+			return true
+		}
+	}
+	if !data.absent() {
+		data.note("is not read: no text in it is a profile or mig-parted's")
+	}
+	return false
+}
+
+// documentLine is where a profile or mig-parted's document begins.
+var documentLine = regexp.MustCompile(`(?m)(^|[{,])\s*["']?(version["']?: *["']?v[0-9]|(flags|sharing|` + migConfigsKey + `)["']?:)`)
+
+// isForGPUs tells whether the root is of mig-parted, or has the version or a section of a profile.
+func isForGPUs(root value) bool {
+	for _, e := range root.pairsQuietly() {
+		if e.key == migConfigsKey || e.key == "version" && e.value.shape() == shapeText && profileVersion.MatchString(e.value.node.Value) {
+			return true
+		}
+		if !slices.Contains(profileKeys, e.key) {
+			continue
+		}
+		for _, inner := range e.value.pairsQuietly() {
+			path := e.key + "." + inner.key
+			isPart := func(known string) bool {
+				return known == path || strings.HasPrefix(known, path+".") || strings.HasPrefix(known, path+"[")
+			}
+			if slices.ContainsFunc(keyTable.Keys, func(k documentKey) bool { return isPart(k.Path) }) || slices.ContainsFunc(keyTable.Settings, func(s Setting) bool { return isPart(s.Path) }) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// profileVersion is what a version of profiles looks like.
+var profileVersion = regexp.MustCompile(`^v[0-9]+$`)
 
 func (r manifestReader) readConfigMap(root value) []File {
 	f := root.mapping("apiVersion", "kind", "metadata", "data", "binaryData", "immutable")
@@ -421,7 +519,7 @@ func (r manifestReader) readData(data value) (entries []File) {
 		root, ok := openData(e, r.lines)
 		if r.key != "" && e.key != r.key && (!ok || kindOf(root) != KindMIGConfigs) {
 			*e.value.source.problems = before
-			entries = append(entries, File{Name: e.key, Kind: KindProfile})
+			entries = append(entries, File{Name: e.key, Line: e.line, Kind: KindProfile})
 			continue
 		}
 		if !ok {
@@ -429,7 +527,7 @@ func (r manifestReader) readData(data value) (entries []File) {
 		}
 		roots[e.key] = root
 		// Whatever else a key looks like, it holds no ConfigMap.
-		entry := File{Name: e.key, Place: root.source.file, Kind: KindProfile}
+		entry := File{Name: e.key, Place: root.source.file, Line: e.line, Kind: KindProfile}
 		if kindOf(root) == KindMIGConfigs {
 			entry.Kind, entry.MIG = KindMIGConfigs, readMIGConfigs(root)
 			entry.Config.Notes = root.source.notes
@@ -451,37 +549,69 @@ func (r manifestReader) readData(data value) (entries []File) {
 
 // readInside reads the documents below config.map (the charts of NVIDIA's plugin and of Virgate)
 // and config.data (the GPU Operator's), also in the text of values as k3s's HelmChart and Argo
-// CD's Application have it. All else is left to other programs.
-func (r manifestReader) readInside(v value) (entries []File) {
+// CD's Application have it. All else is left to other programs. With top, v are a chart's values;
+// with known, it is in a section of them that is for GPUs. In other places what is below such keys
+// may be another program's.
+func (r manifestReader) readInside(v value, top, known bool) (entries []File) {
 	for _, item := range v.itemsQuietly() {
-		entries = append(entries, r.readInside(item)...)
+		entries = append(entries, r.readInside(item, false, known)...)
 	}
 	for _, e := range v.pairsQuietly() {
+		isValues := slices.Contains([]string{"values", "valuesContent", "valuesObject"}, e.key)
 		switch shape := e.value.shape(); {
 		case e.key == "config" && shape == shapeMapping:
 			for _, inner := range e.value.pairsQuietly() {
-				if inner.value.shape() == shapeMapping && (inner.key == "map" || inner.key == "data") {
+				if inner.value.shape() == shapeMapping && (inner.key == "map" || inner.key == "data") && (top || known || r.hasDocuments(inner.value)) {
 					entries = append(entries, r.readData(inner.value)...)
 				}
 			}
-		case shape == shapeText && (e.key == "valuesContent" || e.key == "values"):
-			if root, ok := openData(e, r.lines); ok {
-				entries = append(entries, r.readInside(root)...)
-			}
+		case shape == shapeText && isValues:
+			entries = append(entries, r.readValues(e)...)
 		case shape == shapeMapping || shape == shapeList:
-			entries = append(entries, r.readInside(e.value)...)
+			entries = append(entries, r.readInside(e.value, isValues, known || slices.Contains(gpuSections, e.key))...)
 		}
 	}
 	return entries
 }
 
-// isHelmValues tells whether the root has a key of a Helm chart that no profile has.
+// readValues reads the documents in a chart's values that are text. What is no YAML is reported
+// only if it looks like such values.
+func (r manifestReader) readValues(e entry) []File {
+	before := *e.value.source.problems
+	root, ok := openData(e, r.lines)
+	if !ok {
+		if !valuesLine.MatchString(e.value.node.Value) {
+			*e.value.source.problems = before
+		}
+		return nil
+	}
+	entries := r.readInside(root, true, false)
+	e.value.source.notes = append(e.value.source.notes, root.source.notes...)
+	return entries
+}
+
+// gpuSections are those of the GPU Operator's values that have documents.
+var gpuSections = []string{"devicePlugin", "migManager"}
+
+var valuesLine = regexp.MustCompile(`(?m)^\s*(config|devicePlugin|migManager):`)
+
+// isHelmValues tells whether the root has a key of a Helm chart that no profile has, and none that
+// only profiles have. The charts have resources, mig and dra, too.
 func isHelmValues(root value) bool {
+	for _, e := range root.pairsQuietly() {
+		if slices.Contains(profileKeys, e.key) && !slices.Contains([]string{"resources", "mig", "dra"}, e.key) {
+			return false
+		}
+	}
+	return hasChartKey(root)
+}
+
+func hasChartKey(root value) bool {
 	for _, e := range root.pairsQuietly() {
 		if e.value.shape() != shapeMapping || slices.Contains(profileKeys, e.key) {
 			continue
 		}
-		if slices.Contains([]string{"config", "devicePlugin", "migManager"}, e.key) || isHelmValues(e.value) {
+		if e.key == "config" || slices.Contains(gpuSections, e.key) || hasChartKey(e.value) {
 			return true
 		}
 	}

@@ -2,6 +2,7 @@ package configs
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -28,7 +29,11 @@ func TestParseFileKinds(t *testing.T) {
 		{"an empty document before a manifest", "---\n---\napiVersion: v1\nkind: ConfigMap", KindConfigMap, true},
 		{"another kind", "kind: Secret\ndata: {a: ''}", KindManifests, false},
 		{"Helm values", "config: {map: {a: ''}}", KindHelmValues, true},
-		{"Helm values of a parent chart", "plugin: {config: {map: {a: ''}}}", KindHelmValues, true},
+		{"Helm values of a parent chart", "plugin: {config: {map: {a: 'version: v1'}}}", KindHelmValues, true},
+		{"Helm values without a GPU's document", "nfd: {worker: {config: {data: {a: 'core: {}'}}}}\ndevicePlugin: {enabled: true}", KindHelmValues, false},
+		{"Helm values with limits", "resources: {limits: {cpu: 1}}\nmig: {manage: true}\ndra: {}\nconfig: {map: {a: ''}}", KindHelmValues, true},
+		{"a profile with a key of Helm values", "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}\nconfig: {map: {a: ''}}", KindProfile, false},
+		{"a version with a key of Helm values", "version: v1\nconfig: {map: {a: ''}}", KindProfile, false},
 		{"Helm values with the operator's layouts", "migManager: {config: {data: {a: 'mig-configs: {}'}}}", KindHelmValues, false},
 		{"a HelmRelease", "kind: HelmRelease\nspec: {values: {config: {map: {a: ''}}}}", KindManifests, true},
 		{"an Application", "kind: Application\nspec: {source: {helm: {values: 'devicePlugin: {config: {data: {a: \"\"}}}'}}}", KindManifests, true},
@@ -41,6 +46,82 @@ func TestParseFileKinds(t *testing.T) {
 				t.Errorf("got kind %s and error %v", got.Kind, err)
 			}
 		})
+	}
+}
+
+// TestUnrelatedDocuments checks that documents of other programs in a file are left to those.
+func TestUnrelatedDocuments(t *testing.T) {
+	const good = "apiVersion: v1\nkind: ConfigMap\ndata: {any: 'flags: {migStrategy: mixed}'}\n---\n"
+	const values = "devicePlugin: {config: {data: {any: 'flags: {migStrategy: mixed}'}}}\n"
+	tests := []struct {
+		name, document string
+		// skipped is where a note says that something is not read; err is of a problem.
+		skipped, err string
+	}{
+		{"a script", good + "apiVersion: v1\nkind: ConfigMap\ndata: {run.sh: 'echo [ ${HOME}'}", "7: data", ""},
+		{"another program's YAML", good + "apiVersion: v1\nkind: ConfigMap\ndata: {config.yaml: '{version: 3, services: {a: b}}'}", "7: data", ""},
+		{"flags of another program", good + "apiVersion: v1\nkind: ConfigMap\ndata: {flags.json: '{\"flags\": {\"new-ui\": {\"state\": \"ENABLED\"}}}'}", "7: data", ""},
+		{"binary data", good + "apiVersion: v1\nkind: ConfigMap\nbinaryData: {a: AAAA}", "", ""},
+		{"another kind", good + "kind: Thing\nspec: {config: {data: {a: b}}}", "6: spec.config.data", ""},
+		{"numbers in another kind", good + "kind: Thing\nspec: {config: {map: {a: 1}}}", "6: spec.config.map", ""},
+		{"values that are text", good + "kind: Thing\nspec: {values: 'a: ['}", "", ""},
+		{"NFD beside the plugin", values + "nfd: {worker: {config: {data: {x: 'core: {sleepInterval: 60s}'}}}}", "2: nfd.worker.config.data", ""},
+		{"a mistake in a profile", good + "apiVersion: v1\nkind: ConfigMap\ndata: {a: 'version: v1', b: 'flag: {}'}", "", "f[data.b]:1: flag: unknown key"},
+		{"a syntax error in a profile", good + "apiVersion: v1\nkind: ConfigMap\ndata: {a: 'sharing: ['}", "", "f[data.a]:1: not valid YAML"},
+		{"a mistake below devicePlugin", "sub: {devicePlugin: {config: {data: {any: 'flag: {}'}}}}", "", "flag: unknown key"},
+		{"a mistake where all is unrelated", "kind: Namespace\n---\napiVersion: v1\nkind: ConfigMap\ndata: {any: 'flag: {}'}", "", "f[data.any]:1: flag: unknown key"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			file, err := ParseFile("f", []byte(test.document), nil)
+			if test.err != "" {
+				if err == nil || !strings.Contains(err.Error(), test.err) {
+					t.Fatalf("error is %v, want %s", err, test.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if config, err := file.Select(""); err != nil || config.Profile.MIGStrategy != sharing.MIGMixed {
+				t.Errorf("selected %s, %v", config.Profile.MIGStrategy, err)
+			}
+			var skipped []string
+			for _, note := range file.Config.Notes {
+				skipped = append(skipped, fmt.Sprintf("%d: %s", note.Line, note.Path))
+			}
+			if got := strings.Join(skipped, ", "); got != test.skipped {
+				t.Errorf("notes are at %q, want %q", got, test.skipped)
+			}
+		})
+	}
+}
+
+// TestRepeatedKey checks that a key which several ConfigMaps of a file have is noted, and that the
+// error says where it is.
+func TestRepeatedKey(t *testing.T) {
+	const manifest = "apiVersion: v1\nkind: ConfigMap\ndata:\n  %s: |\n    version: v1\n---\n"
+	same := fmt.Sprintf(manifest+manifest, "config.yaml", "config.yaml")
+	file, err := ParseFile("f", []byte(same), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Note{{Line: 10, Path: "data.config.yaml", Message: "the key is on line 4 already, in another ConfigMap: a profile can be chosen by its key only if one ConfigMap of the file has it"}}
+	if diff := cmp.Diff(want, file.Config.Notes); diff != "" {
+		t.Errorf("notes (-want +got):\n%s", diff)
+	}
+	for _, test := range []struct{ document, key, want string }{
+		{same, "", "select from f: several ConfigMaps have the key config.yaml, on lines 4 and 10: leave one of them in the file"},
+		{same, "config.yaml", "select from f: several ConfigMaps have the key config.yaml, on lines 4 and 10: leave one of them in the file"},
+		{same + fmt.Sprintf(manifest, "more"), "", "select from f: several keys hold a profile, choose one of config.yaml, more"},
+	} {
+		file, err := ParseKey("f", []byte(test.document), test.key, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := file.Select(test.key); err == nil || err.Error() != test.want {
+			t.Errorf("key %q: %v, want %s", test.key, err, test.want)
+		}
 	}
 }
 
@@ -145,7 +226,7 @@ func TestCases(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []File{{Name: "config.yaml", Place: "mig[data.config.yaml]", Kind: KindMIGConfigs, MIG: MIGLayouts{
+	want := []File{{Name: "config.yaml", Place: "mig[data.config.yaml]", Line: 6, Kind: KindMIGConfigs, MIG: MIGLayouts{
 		{Name: "all-1g.5gb", Blocks: []sharing.LayoutBlock{{All: true, Layout: mig.Layout{MIG: true, Partitions: []mig.PartitionCount{{Profile: profile(t, "1g.5gb"), Count: 7}}}}}},
 		{Name: "all-2g.10gb", Blocks: []sharing.LayoutBlock{{All: true, Layout: mig.Layout{MIG: true, Partitions: []mig.PartitionCount{{Profile: profile(t, "2g.10gb"), Count: 3}}}}}},
 	}}}

@@ -116,6 +116,9 @@ func applyHealthCheckVariables(from *source, overrides Overrides, rules *sharing
 	}
 	all, codes = readXIDList(from, pathEnableChecks, overrides, rules.XIDs)
 	for _, code := range codes {
+		if rules.XID(code) == sharing.IgnoreError && defaults.LeftToDriver[code] {
+			rules.LeftToDriver[code] = true
+		}
 		rules.XIDs[code] = enable(rules.XID(code), defaults.XID(code))
 	}
 	if all {

@@ -90,6 +90,37 @@ func TestHealthVariables(t *testing.T) {
 	}
 }
 
+// TestHealthVariableAndDriver checks that an XID that is left to the driver by default is so again
+// when a variable enables it over a document or another variable that ignores it.
+func TestHealthVariableAndDriver(t *testing.T) {
+	tests := []struct {
+		name, document, disable, enable string
+		want                            bool
+	}{
+		{"neither", "", "", "", true},
+		{"enabled", "", "", "109", true},
+		{"the document ignores it", "health: {xids: {109: ignore}}", "", "109", true},
+		{"the document ignores it, all enabled", "health: {xids: {109: ignore}}", "", "xids", true},
+		{"disabled and enabled", "", "all", "109", true},
+		{"the document wants it fatal", "health: {xids: {109: fatal}}", "", "109", false},
+		{"the document wants it suspect", "health: {xids: {109: suspect}}", "", "all", false},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			config, err := Parse("doc.yaml", []byte(test.document), Overrides{
+				pathDisableChecks: {Value: test.disable, Source: "$DP_DISABLE_HEALTHCHECKS"},
+				pathEnableChecks:  {Value: test.enable, Source: "$DP_ENABLE_HEALTHCHECKS"},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := config.Profile.Health.LeftToDriver[109]; got != test.want {
+				t.Errorf("left to the driver: %t", got)
+			}
+		})
+	}
+}
+
 // TestHealthVariablesAndRowRemap checks that all, but not single XIDs, turn off health.rowRemap.
 func TestHealthVariablesAndRowRemap(t *testing.T) {
 	for disable, want := range map[string]bool{"": true, "63": true, "all": false, "xids": false} {

@@ -44,8 +44,9 @@ func (c Config) SelectMIG(name string) (Config, error) {
 
 // CheckOffered returns an error, ErrMIGLayout, if all GPUs would be divided and then not be
 // offered at all, because the MIG strategy offers no partition. A layout that leaves GPUs
-// whole is none, and neither is one for some models, which the node may lack: GPUs that are
-// whole are offered, and the plan warns of the others. Parse accepts such a document: what is at fault may be a flag, and a profile that is in force stays so.
+// whole does not do so: they are offered, and the plan warns of the others. Whether one for some
+// models does so depends on the node: see CheckNode. Parse accepts such a document, because what
+// is at fault may be a flag, and a profile that is in force stays so.
 func (c Config) CheckOffered() error {
 	wanted := c.Profile.MIG
 	divides := wanted.Name != "" && wanted.Name != "all-disabled"
@@ -56,7 +57,11 @@ func (c Config) CheckOffered() error {
 	if !wanted.Manage || !divides || c.Profile.MIGStrategy != sharing.MIGNone {
 		return nil
 	}
-	return fmt.Errorf("mig.config: %w %s: GPUs with MIG are not offered with %s none, the default: choose mixed or single", ErrMIGLayout, quote(wanted.Name), pathMIGStrategy)
+	return notOffered(wanted.Name)
+}
+
+func notOffered(layout string) error {
+	return fmt.Errorf("mig.config: %w %s: GPUs with MIG are not offered with %s none, the default: choose mixed or single", ErrMIGLayout, quote(layout), pathMIGStrategy)
 }
 
 // readMIG reads the section mig. It returns its layouts, and then those from elsewhere,
@@ -168,7 +173,7 @@ func (c MIGLayouts) checkBuiltIn(name string) error {
 		return nil
 	}
 	names := append([]string{"all-disabled", "all-enabled", "all-balanced"}, c.names()...)
-	if near := nearest(name, names); near != "" {
+	if near := Nearest(name, names); near != "" {
 		return fmt.Errorf("no layout has this name, did you mean %s?", near)
 	}
 	return errors.New("no layout has this name; all-disabled, all-enabled, all-balanced and all-<profile> are built in")

@@ -140,8 +140,8 @@ const (
 	TypeList SettingType = "list"
 	// TypeNumbers is a list of whole numbers from 0.
 	TypeNumbers SettingType = "numbers"
-	// TypeInterval is a duration such as "60s", a number of nanoseconds, or "infinite"; see
-	// parseInterval.
+	// TypeInterval is a duration such as "60s", or "infinite", in a document also a number of
+	// nanoseconds; see parseInterval.
 	TypeInterval SettingType = "interval"
 )
 
@@ -181,7 +181,7 @@ func readSettings(root fields, overrides Overrides) (settings, error) {
 	}
 	root.parent.source.notes = append(root.parent.source.notes, inert.notes...)
 	for _, p := range wrong {
-		note := Note{Line: p.Line, Path: p.Path, Message: "has no effect here; virgate gpu-feature-discovery refuses it: " + p.reason()}
+		note := Note{Line: p.Line, Path: p.Path, Message: "has no effect here; virgate gpu-feature-discovery refuses it: " + p.Reason()}
 		if p.Line == 0 {
 			note.Message = p.File + ": " + note.Message
 		}
@@ -232,6 +232,14 @@ func cutLast(path string) (section, key string) {
 // in force, so that an override can make a document usable.
 func (s Setting) resolve(written value, override Override, overridden bool) string {
 	from, at, shown := written.source, written.position(), written.shown()
+	if s.unread() {
+		if overridden {
+			from.notes = append(from.notes, Note{Path: s.Path, Message: override.Source + ": " + s.Inert})
+		} else if !written.absent() {
+			written.note(s.Inert)
+		}
+		return s.Default
+	}
 	result, ok := s.decode(written)
 	if ok {
 		if written.shape() == shapeList {
@@ -261,6 +269,12 @@ func (s Setting) resolve(written value, override Override, overridden bool) stri
 		from.notes = append(from.notes, Note{Line: at.line, Path: at.path, Message: note})
 	}
 	return cmp.Or(result, s.Default)
+}
+
+// unread tells that neither the plugin nor GPU feature discovery reads the setting, so that no value
+// is wrong.
+func (s Setting) unread() bool {
+	return s.Inert != "" && !strings.HasPrefix(s.Path, "flags.gfd.") && s.Path != "flags.useNodeFeatureAPI"
 }
 
 // notes say where NVIDIA's plugin differs if the setting has this value.
@@ -294,7 +308,11 @@ func (s Setting) decode(written value) (string, bool) {
 		items, ok = written.texts()
 	case TypeInterval:
 		if !written.absent() && slices.Contains([]string{"!!int", "!!float"}, written.node.ShortTag()) {
-			return written.node.Value, true
+			number, err := strconv.ParseFloat(written.node.Value, 64)
+			if err != nil || math.IsNaN(number) || math.Abs(number) >= math.MaxInt64 {
+				return written.node.Value, true // Which validate reports.
+			}
+			return time.Duration(number).String(), true
 		}
 		return written.text()
 	default:
@@ -386,20 +404,15 @@ func (s Setting) validate(from *source, text string, at position, shown string) 
 	return false
 }
 
-// parseInterval reads an interval as GPU feature discovery does: "infinite" is for ever, and a
-// number without a unit counts nanoseconds (k8s-device-plugin, api/config/v1/duration.go).
+// parseInterval reads an interval as GPU feature discovery does: "infinite" is for ever. Only a
+// document can have a number without a unit, which counts nanoseconds (k8s-device-plugin,
+// api/config/v1/duration.go).
 func parseInterval(text string) (time.Duration, bool) {
 	if text == "infinite" {
 		return math.MaxInt64, true
 	}
-	if interval, err := time.ParseDuration(text); err == nil {
-		return interval, true
-	}
-	number, err := strconv.ParseFloat(text, 64)
-	if err != nil || math.IsNaN(number) || math.Abs(number) >= math.MaxInt64 {
-		return 0, false
-	}
-	return time.Duration(number), true
+	interval, err := time.ParseDuration(text)
+	return interval, err == nil
 }
 
 // outside says that the value, or an item of it, is not in the set.

@@ -95,6 +95,7 @@ func TestInertSections(t *testing.T) {
 		{"flags: {gfd: {sleepInterval: infinite, oneshot: yes, noTimestamp: off}}", "", ""},
 		{"flags: {gfd: {sleepInterval: 60}}", "", ""},
 		{"flags: {gfd: {sleepInterval: -6.0e10}}", "", ""},
+		{"flags: {gfd: {sleepInterval: '90'}}", `expected a duration such as 60s, or infinite (got "90")`, "flags.gfd.sleepInterval"},
 		{"flags: {gfd: {sleepInterval: never}}", `expected a duration such as 60s, or infinite (got "never")`, "flags.gfd.sleepInterval"},
 		{"flags: {gfd: {sleepInterval: [60s]}}", "expected text (got a list)", "flags.gfd.sleepInterval"},
 		{"flags: {gfd: {sleepInterval: .inf}}", "expected a duration such as 60s, or infinite", "flags.gfd.sleepInterval"},
@@ -106,7 +107,6 @@ func TestInertSections(t *testing.T) {
 		{"flags: {gfd: {oneshot: true, oneshot: false}}", "the key is repeated", "flags.gfd.oneshot"},
 		{"flags: {gfd: on}", `expected a mapping (got "on")`, "flags.gfd"},
 		{"flags: {useNodeFeatureAPI: maybe}", `expected true or false (got "maybe")`, "flags.useNodeFeatureAPI"},
-		{"flags: {plugin: {kubeletSocket: 5}}", "expected text (got 5)", "flags.plugin.kubeletSocket"},
 	}
 	for _, test := range tests {
 		t.Run(test.document, func(t *testing.T) {
@@ -129,7 +129,21 @@ func TestInertSections(t *testing.T) {
 			}
 		})
 	}
-	config, err := Parse("", nil, Overrides{"flags.useNodeFeatureAPI": {Value: "maybe", Source: "$USE_NODE_FEATURE_API"}})
+	for _, socket := range []string{"5", "{a: b}", "[/run/a.sock]", "''"} { // Neither program reads it.
+		config := parse(t, "flags: {plugin: {kubeletSocket: "+socket+"}}"+rest)
+		if config.Discovery.Err != nil {
+			t.Errorf("kubeletSocket: %s: GPU feature discovery is told %v", socket, config.Discovery.Err)
+		}
+		const want = "has no effect: Virgate finds the kubelet's socket in its --device-plugin-dir"
+		if len(config.Notes) != 1 || config.Notes[0] != (Note{Line: 1, Path: "flags.plugin.kubeletSocket", Message: want}) {
+			t.Errorf("kubeletSocket: %s: notes are %v", socket, config.Notes)
+		}
+	}
+	config, err := Parse("", []byte("flags: {plugin: {kubeletSocket: 5}}"), Overrides{"flags.plugin.kubeletSocket": {Value: "/k", Source: "$KUBELET_SOCKET"}})
+	if err != nil || config.Discovery.Err != nil || len(config.Notes) != 1 {
+		t.Errorf("kubeletSocket by a variable, too: %v, %v, %v", config.Notes, config.Discovery.Err, err)
+	}
+	config, err = Parse("", nil, Overrides{"flags.useNodeFeatureAPI": {Value: "maybe", Source: "$USE_NODE_FEATURE_API"}})
 	if err != nil || config.Discovery.Err == nil || !strings.HasPrefix(config.Notes[0].Message, "$USE_NODE_FEATURE_API: has no effect here") {
 		t.Errorf("an override: %v, %v", config.Notes, err)
 	}
@@ -137,13 +151,13 @@ func TestInertSections(t *testing.T) {
 
 func TestParseInterval(t *testing.T) {
 	for text, want := range map[string]time.Duration{
-		"90s": 90 * time.Second, "infinite": math.MaxInt64, "60": 60, "6e10": time.Minute, "0": 0, "-1": -1, "1.5": 1,
+		"90s": 90 * time.Second, "infinite": math.MaxInt64, "0": 0, "-1ns": -1, "60ns": 60,
 	} {
 		if got, ok := parseInterval(text); !ok || got != want {
 			t.Errorf("%s is %s, %t, want %s", text, got, ok, want)
 		}
 	}
-	for _, text := range []string{"", "inf", "nan", "1e40", "Infinite", "60 s"} {
+	for _, text := range []string{"", "inf", "nan", "1e40", "Infinite", "60 s", "60", "6e10", "-1", "1.5"} {
 		if got, ok := parseInterval(text); ok {
 			t.Errorf("%q is %s", text, got)
 		}

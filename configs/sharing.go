@@ -2,8 +2,10 @@ package configs
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -198,19 +200,27 @@ func readReplicas(v value) (int, bool) {
 	return replicas, ok
 }
 
-// reportUnknownName reports a name that is misspelt: that of no partition there can be, or nearly
-// that of another one. Any other unknown name may be stale, or meant for other nodes, and NVIDIA's
-// plugin accepts it, so that is a note.
+// reportUnknownName reports a name that no GPU can have: nvidia.com/gpu misspelt, or a MIG profile that
+// cannot be. Any other unknown name may be stale, or meant for other nodes, and NVIDIA's plugin accepts
+// all of them (k8s-device-plugin, internal/rm/device_map.go), so that is a note.
 func (r *entryReader) reportUnknownName(v value, name string) {
 	message, near := unknownName(name, r.names, "a name from resources")
+	short := strings.TrimPrefix(name, resourceDomain)
 	switch {
 	case message == "":
-	case strings.HasPrefix(name, migResource), near != "" && !strings.ContainsAny(name, "0123456789"): // h100 is no misspelt a100.
+	case near == gpuResource && likeGPU.MatchString(short), likeProfile.MatchString(short):
 		v.problem(message + didYouMean(near))
 	default:
 		v.note("has no effect, " + message + didYouMean(near))
 	}
 }
+
+var (
+	// likeGPU is what a misspelt "gpu" looks like; pgpu, vgpu and gpu-b are names of their own.
+	likeGPU = regexp.MustCompile(`^[gG][a-zA-Z]*$`)
+	// likeProfile has the slices, or the memory, that a profile begins with; mig-small has neither.
+	likeProfile = regexp.MustCompile(`^mig-[0-9]+(c|g|gb)([-+.]|$)`)
+)
 
 // unknownName returns the message about a name that is neither known, of which there is a sorted list,
 // nor a partition's, and the known one that it is like; source says where others come from.
@@ -227,7 +237,7 @@ func unknownName(name string, known []string, source string) (message, near stri
 		for i, name := range known {
 			short[i] = strings.TrimPrefix(name, resourceDomain)
 		}
-		if found := slices.Index(short, nearest(strings.TrimPrefix(name, resourceDomain), short)); found >= 0 {
+		if found := slices.Index(short, Nearest(strings.TrimPrefix(name, resourceDomain), short)); found >= 0 {
 			near = known[found]
 		}
 	}
@@ -458,9 +468,13 @@ func reportLongLists(profile sharing.Profile, entries []sharedEntry) {
 
 var listLimit = fmt.Sprintf("the kubelet takes no list beyond 4 MiB, which is %d devices", sharing.MaxDevices)
 
-// CheckLists returns an error about the first entry through which a resource would have more
-// devices of these GPUs than the kubelet accepts in one list.
-func (s SelectedProfile) CheckLists(gpus []sharing.GPU) error {
+// CheckNode returns an error if this node cannot be offered by the profile: because all its GPUs
+// would be divided and no partition offered (ErrMIGLayout), or because a resource would have more
+// devices than the kubelet accepts in one list; then it is about the first entry that is at fault.
+func (s SelectedProfile) CheckNode(gpus []sharing.GPU) error {
+	if s.Profile.MIGStrategy == sharing.MIGNone && s.Profile.MIG.DividesAll(gpus) {
+		return fmt.Errorf("%s: %w", s, notOffered(s.Profile.MIG.Name))
+	}
 	leftOut := sharing.NewPlan(gpus, s.Profile).LeftOut
 	if len(leftOut) == 0 {
 		return nil
@@ -482,7 +496,10 @@ func (s SelectedProfile) CheckLists(gpus []sharing.GPU) error {
 	return Problems{problem}
 }
 
-// CheckMPS returns an error that names the first entry whose units would be shared by MPS if
+// ErrNoMPS says that the process knows of no MPS daemons.
+var ErrNoMPS = errors.New("nothing runs MPS daemons on this node: the chart's mps.enabled does (--mps-root and the container of virgate mps)")
+
+// CheckMPS returns an error, which wraps ErrNoMPS, that names the first entry whose units would be shared by MPS if
 // the process knows of no MPS daemons. A unit with one replica is not shared, and needs none.
 func (c Config) CheckMPS() error {
 	if c.Startup.MPSRoot != "" {
@@ -490,7 +507,7 @@ func (c Config) CheckMPS() error {
 	}
 	for _, share := range c.Profile.TimeSlicing {
 		if share.MPS && share.Replicas > 1 {
-			return fmt.Errorf("%s: nothing runs MPS daemons on this node: the chart's mps.enabled does (--mps-root and the container of virgate mps)", share.Path)
+			return fmt.Errorf("%s: %w", share.Path, ErrNoMPS)
 		}
 	}
 	return nil

@@ -2,6 +2,7 @@ package configs
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -119,21 +120,22 @@ func (s *source) openAll(data []byte) ([]value, bool) {
 
 // syntax reports why the parser stopped, on the line where it had to. Its error names only the
 // line where the list or mapping began, and that one line too early, so its marks are read.
-func (s *source) syntax(err error, decoder *yaml.Decoder, data []byte) {
+func (s *source) syntax(err error, decoder any, data []byte) {
 	message := strings.TrimPrefix(err.Error(), "yaml: ")
+	named := 1
 	if place, text, found := strings.Cut(message, ": "); found && strings.HasPrefix(place, "line ") {
 		message = text
+		if line, err := strconv.Atoi(strings.TrimPrefix(place, "line ")); err == nil && line > 0 {
+			named = line
+		}
 	}
 	lines := strings.Split(strings.TrimRight(string(data), "\r\n"), "\n")
 	stop, begin := parserMarks(decoder, data)
 	// The end of a document is after its last line.
-	stop = min(stop, len(lines))
-	for i, line := range lines[:stop] {
-		line, _, _ = strings.Cut(line, "#")
-		if found := placeholder.FindString(line); found != "" {
-			s.problem(position{file: s.file, line: s.offset + i + 1}, quote(found), notRendered)
-			return
-		}
+	stop = min(cmp.Or(stop, named), len(lines))
+	if line, found := unrendered(lines, stop, begin); found != "" {
+		s.problem(position{file: s.file, line: s.offset + line}, quote(found), notRendered)
+		return
 	}
 	if indentation, _, _ := strings.Cut(lines[stop-1], strings.TrimLeft(lines[stop-1], " \t")); strings.Contains(indentation, "\t") {
 		message = "a tab in the indentation: expected spaces"
@@ -142,6 +144,31 @@ func (s *source) syntax(err error, decoder *yaml.Decoder, data []byte) {
 	}
 	s.problem(position{file: s.file, line: s.offset + stop}, "", "not valid YAML: "+message)
 }
+
+// unrendered returns the line of a placeholder that can be why the parser stopped, and its text; "" for
+// none. It is on that line, before it in the brackets that have no end there, or alone on the line
+// before. In other places it is text.
+func unrendered(lines []string, stop int, begin begun) (line int, text string) {
+	brackets := strings.Contains(begin.what, "flow")
+	first := stop - 1
+	if brackets {
+		first = begin.line
+	}
+	for n := max(first, 1); n <= stop; n++ {
+		written, _, _ := strings.Cut(lines[n-1], "#")
+		if n < stop && brackets {
+			written = quotedText.ReplaceAllString(written, "")
+		}
+		found := placeholder.FindString(written)
+		if alone := found == strings.TrimSpace(written); found != "" && (n == stop || brackets || alone) {
+			return n, found
+		}
+	}
+	return 0, ""
+}
+
+// quotedText is text in quotes that ends on its line.
+var quotedText = regexp.MustCompile(`"(\\.|[^"\\])*"|'[^']*'`)
 
 // begun is what the parser was reading when it stopped: "while parsing a flow sequence".
 type begun struct {
@@ -165,8 +192,9 @@ func (s *source) reportPlaceholders(node *yaml.Node, lines []string) (found bool
 }
 
 // parserMarks returns the line where the decoder's parser stopped. The library has no other way
-// to tell than its fields (go.yaml.in/yaml/v3, yamlprivateh.go); TestSyntaxLines sees it if they change.
-func parserMarks(decoder *yaml.Decoder, data []byte) (stop int, begin begun) {
+// to tell than its fields (go.yaml.in/yaml/v3, yamlprivateh.go); TestSyntaxLines sees it if they
+// change, and the line is then 0.
+func parserMarks(decoder any, data []byte) (stop int, begin begun) {
 	field := func(v reflect.Value, names ...string) reflect.Value {
 		for _, name := range names {
 			if v = reflect.Indirect(v); v.Kind() != reflect.Struct {
@@ -184,6 +212,9 @@ func parserMarks(decoder *yaml.Decoder, data []byte) (stop int, begin begun) {
 	}
 	nodes := field(reflect.ValueOf(decoder), "parser")
 	parser := field(nodes, "parser")
+	if !field(parser, "problem_mark", "index").CanInt() || !field(nodes, "event", "start_mark", "line").CanInt() {
+		return 0, begun{}
+	}
 	begin = begun{field(parser, "context").String(), number(parser, "context_mark", "line") + 1}
 	switch {
 	case field(parser, "problem").String() == "": // Not the syntax: an alias of nothing.
@@ -511,7 +542,7 @@ func (v value) mapping(known ...string) fields {
 		if slices.ContainsFunc(gkeKeys, func(key string) bool { return strings.EqualFold(key, e.key) }) {
 			message = "unknown key: it is one of GKE's plugin, see docs/migrating.md, From GKE's plugin"
 		} else {
-			message += didYouMean(nearest(e.key, known))
+			message += didYouMean(Nearest(e.key, known))
 		}
 		v.source.problem(position{v.source.file, e.line, e.value.path}, "", message)
 	}

@@ -88,6 +88,50 @@ func TestSyntaxLines(t *testing.T) {
 	}
 }
 
+// TestPlaceholderAndSyntax checks that a placeholder is blamed only for what is wrong beside it.
+func TestPlaceholderAndSyntax(t *testing.T) {
+	const blamed = "a placeholder of a template"
+	tests := []struct {
+		name, document string
+		line           int
+		message        string
+	}{
+		{"quoted far above", "resources:\n  gpus:\n  - {pattern: A, name: a}\n  - pattern: \"${NOT} the cause\"\n    name: b\nexclude: [4\nflags:\n  migStrategy: none\n", 7, "not valid YAML"},
+		{"in a script above", "data:\n  run.sh: |\n    echo ${HOME}\n  any: |\n    version: v1\n badly: indented\n", 6, "not valid YAML"},
+		{"in a script on the line before", "data:\n  run.sh: |\n    echo ${HOME}\n badly: indented\n", 4, "not valid YAML"},
+		{"quoted in JSON", "{\"version\": \"v1\",\n \"flags\": {\"nvidiaDriverRoot\": \"${ROOT}\"},\n \"exclude\": [0]\n \"imex\": {}}\n", 4, "not valid YAML"},
+		{"in the text of an open quote", "flags:\n  nvidiaDriverRoot: \"${ROOT}\nexclude: []\n", 3, "not valid YAML"},
+		{"in the open list", "version: v1\nexclude: [\n  ${INDEXES},\nflags: {\n", 3, blamed},
+		{"on the line", "flags:\n  migStrategy: \"{{ .Values.s | default \"none\" }}\"\n", 2, blamed},
+		{"alone on the line before", "flags:\n  {{ include \"flags\" . }}\n  migStrategy: none\n", 2, blamed},
+		{"alone on the line before, of envsubst", "version: v1\n${FLAGS}\nexclude: []\n", 2, blamed},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := ParseFile("f", []byte(test.document), nil)
+			var problems Problems
+			if !errors.As(err, &problems) || len(problems) != 1 {
+				t.Fatalf("error is %v", err)
+			}
+			if got := problems[0]; got.Line != test.line || !strings.HasPrefix(got.Message, test.message) {
+				t.Errorf("line %d: %s; want %d: %s", got.Line, got.Message, test.line, test.message)
+			}
+		})
+	}
+}
+
+// TestSyntaxWithoutMarks checks that the line of the library's error counts where its marks are not
+// to be found.
+func TestSyntaxWithoutMarks(t *testing.T) {
+	for message, want := range map[string]int{"yaml: line 3: odd": 3, "yaml: line 99: odd": 4, "yaml: odd": 1} {
+		s := &source{file: "f", problems: &Problems{}}
+		s.syntax(errors.New(message), struct{ other int }{}, []byte("a: 1\nb: 2\nc: 3\nd: 4\n"))
+		if p := *s.problems; len(p) != 1 || p[0].Line != want || p[0].Message != "not valid YAML: odd" {
+			t.Errorf("%s: %v", message, p)
+		}
+	}
+}
+
 // TestRefusedForSize has documents that would cost too much to read. Expanding
 // one would run into the test's timeout.
 func TestRefusedForSize(t *testing.T) {

@@ -38,6 +38,9 @@ type GPU struct {
 	// PCIClass is the PCI class: 0x030200 for a GPU without a display, 0x030000 with one; 0
 	// when unknown.
 	PCIClass uint32 `json:"-"`
+	// PCIDevice and PCISubsystem are its PCI IDs, as in GPUID; 0 when unknown.
+	PCIDevice    uint32 `json:"-"`
+	PCISubsystem uint32 `json:"-"`
 	// Clique is "<cluster UUID>.<clique>" of the fabric of NVLinks between machines that the
 	// GPU has joined; empty for none.
 	Clique string `json:"-"`

@@ -95,6 +95,17 @@ func (r MIGConfig) Layout(gpu GPUID, geometry mig.Geometry) (layout mig.Layout, 
 	return geometry.Named(block.Layout), true, nil
 }
 
+// DividesAll says that the layout divides every one of these GPUs, so that none stays whole.
+func (r MIGConfig) DividesAll(gpus []GPU) bool {
+	return r.Manage && r.Name != "" && len(gpus) > 0 && !slices.ContainsFunc(gpus, func(gpu GPU) bool {
+		if !gpu.MIGCapable || r.Blocks == nil {
+			return !gpu.MIGCapable || r.Name == "all-disabled"
+		}
+		n := r.blockOf(GPUID{gpu.Index, gpu.PCIDevice, gpu.PCISubsystem})
+		return n < 0 || !r.Blocks[n].Layout.MIG
+	})
+}
+
 // blockOf is the index of the block that counts for the GPU, -1 for none.
 func (r MIGConfig) blockOf(gpu GPUID) int {
 	for n, block := range slices.Backward(r.Blocks) {

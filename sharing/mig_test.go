@@ -120,6 +120,38 @@ func TestRepartitionUnmatched(t *testing.T) {
 	}
 }
 
+func TestDividesAll(t *testing.T) {
+	a100 := GPU{Index: 0, PCIDevice: a100ID, MIGCapable: true}
+	a30 := GPU{Index: 1, PCIDevice: a30ID, MIGCapable: true}
+	t4 := GPU{Index: 2, PCIDevice: t4ID}
+	divided := mig.Layout{MIG: true}
+	all := []LayoutBlock{{All: true, Layout: divided}}
+	models := []LayoutBlock{{Filters: []GPUFilter{{a100ID, 0}}, All: true, Layout: divided}, {Filters: []GPUFilter{{0x233010DE, 0}}, All: true, Layout: divided}}
+	for _, test := range []struct {
+		name   string
+		config MIGConfig
+		gpus   []GPU
+		want   bool
+	}{
+		{"its model", MIGConfig{Manage: true, Name: "x", Blocks: models}, []GPU{a100}, true},
+		{"another model, too", MIGConfig{Manage: true, Name: "x", Blocks: models}, []GPU{a100, a30}, false},
+		{"another index", MIGConfig{Manage: true, Name: "x", Blocks: []LayoutBlock{{Indexes: []int{1}, Layout: divided}}}, []GPU{a100}, false},
+		{"a later block that leaves it whole", MIGConfig{Manage: true, Name: "x", Blocks: append(all[:1:1], LayoutBlock{Indexes: []int{0}})}, []GPU{a100}, false},
+		{"all", MIGConfig{Manage: true, Name: "x", Blocks: all}, []GPU{a100, a30}, true},
+		{"all that can", MIGConfig{Manage: true, Name: "x", Blocks: all}, []GPU{a100, t4}, false},
+		{"built in", MIGConfig{Manage: true, Name: "all-balanced"}, []GPU{a100, a30}, true},
+		{"built in, one without MIG", MIGConfig{Manage: true, Name: "all-balanced"}, []GPU{a100, t4}, false},
+		{"disabled", MIGConfig{Manage: true, Name: "all-disabled"}, []GPU{a100}, false},
+		{"not managed", MIGConfig{Name: "x", Blocks: all}, []GPU{a100}, false},
+		{"no layout", MIGConfig{Manage: true}, []GPU{a100}, false},
+		{"no GPU", MIGConfig{Manage: true, Name: "x", Blocks: all}, nil, false},
+	} {
+		if got := test.config.DividesAll(test.gpus); got != test.want {
+			t.Errorf("%s: %v", test.name, got)
+		}
+	}
+}
+
 func TestGPUFilterString(t *testing.T) {
 	for want, filter := range map[string]GPUFilter{
 		"0x20B010DE":            {a100ID, 0},

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -65,8 +64,8 @@ func (a *agent) forecast(ctx context.Context, label, value string) nodereport.Fo
 	if errors.Is(err, configs.ErrPending) {
 		return unknown("the profile is %v", err)
 	}
-	if err == nil && (s.profile == nil || !reflect.DeepEqual(selected.Profile, s.profile.Profile)) {
-		err = selected.CheckLists(s.gpus)
+	if err == nil && (s.profile == nil || selected.Generation != s.profile.Generation) {
+		err = selected.CheckNode(s.gpus)
 	}
 	f := nodereport.Forecast{Node: a.NodeName, LeftTo: selected.Profile.MIG.LeftTo}
 	var then, after sharing.Plan

@@ -20,14 +20,17 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// fakeLastKnownGood has the profile of a last run, and remembers what it is to keep.
+// fakeLastKnownGood has the profile of a last run, replaces it as the real one does, and remembers
+// what it was to keep.
 type fakeLastKnownGood struct {
-	last *configs.SelectedProfile
 	mu   sync.Mutex
+	last *configs.SelectedProfile
 	kept []string
 }
 
 func (k *fakeLastKnownGood) Load() (configs.SelectedProfile, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if k.last == nil {
 		return configs.SelectedProfile{}, false
 	}
@@ -37,6 +40,7 @@ func (k *fakeLastKnownGood) Load() (configs.SelectedProfile, bool) {
 func (k *fakeLastKnownGood) Save(s configs.SelectedProfile) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.last = &s
 	if n := len(k.kept); n == 0 || k.kept[n-1] != s.Generation {
 		k.kept = append(k.kept, s.Generation)
 	}
@@ -152,6 +156,42 @@ func TestProfileWithTooLongLists(t *testing.T) {
 			r.policy.set(profile(5), nil)
 			r.shows(10)
 			r.awaitBody("/metrics", 200, "virgate_config_last_apply_successful 1")
+		})
+	}
+}
+
+// TestTooLongListsAfterRestart starts with a profile that this node's GPUs rule out while they
+// cannot be read yet: the last run's profile is kept and served, and the wanted one stays rejected,
+// also where it is that of the last run.
+func TestTooLongListsAfterRestart(t *testing.T) {
+	t.Parallel()
+	const tooMany = sharing.MaxDevices/2 + 1
+	for _, kept := range []int{3, tooMany} {
+		t.Run(fmt.Sprint("kept ", kept), func(t *testing.T) {
+			last := configs.Config{Profile: profile(kept)}.SelectedFrom("ConfigMap gpu/profiles", "a", nil)
+			keeper := &fakeLastKnownGood{last: &last}
+			r := newRig(t, func(r *rig) {
+				r.node = fakeNode{newInput[[]sharing.GPU](nil, sharing.ErrNotRead)}
+				r.policy = fakePolicy{newInput(profile(tooMany), nil)}
+				r.options.Node, r.options.ConfigSource, r.options.LastKnownGood = r.node, r.policy, keeper
+			})
+			r.await("the profile", func() bool { return r.agent.state.Load().profile != nil })
+			r.node.set(gpus("", ""), nil)
+			if kept == 3 {
+				r.shows(6)
+			}
+			r.await("the refusal", func() bool { return r.agent.state.Load().planned && r.agent.state.Load().rejected != nil })
+			r.node.set(gpus("fault", ""), nil)
+			r.await("the next plan", func() bool {
+				s := r.agent.state.Load()
+				return len(s.plan.Resources) == 1 && !s.plan.Resources[0].Units[0].Health.Healthy()
+			})
+			if s := r.agent.state.Load(); s.rejected == nil || !s.restored {
+				t.Errorf("rejected %v, restored %v: the refusal was forgotten", s.rejected, s.restored)
+			}
+			if got := keeper.list(); got != "[]" {
+				t.Errorf("kept %s", got)
+			}
 		})
 	}
 }

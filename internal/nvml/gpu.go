@@ -72,7 +72,7 @@ func identify(lib Library, device Device, index int) (*knownGPU, error) {
 	if err != nil {
 		return nil, err
 	}
-	gpu.PCIBusID, gpu.PCIClass = pci.BusID, pci.Class
+	gpu.PCIBusID, gpu.PCIClass, gpu.PCIDevice, gpu.PCISubsystem = pci.BusID, pci.Class, pci.DeviceID, pci.SubsystemID
 	if node, err := lib.DeviceGetNumaNodeId(device); err == nil {
 		gpu.NUMANode = node
 	}

@@ -128,6 +128,28 @@ type Allocation struct {
 	AnyGPU bool
 }
 
+// UnnamedHolder is Holder's text where the kubelet names no pod.
+const UnnamedHolder = "a pod that the kubelet does not name"
+
+// Certain says that the kubelet names the pod. One without a name may be gone: the kubelet forgets
+// what it held when it next gets a list.
+func (a Allocation) Certain() bool { return a.Namespace != "" }
+
+// Holder says who has the devices, for people: "namespace/pod", or that and by which claim.
+func (a Allocation) Holder() string {
+	text := UnnamedHolder
+	if a.Certain() {
+		text = a.Namespace + "/" + a.Pod
+	}
+	if a.Claim != "" {
+		text += " by the claim " + a.Claim + " of " + a.Resource
+	}
+	if a.AnyGPU {
+		text += ", which may be of any GPU"
+	}
+	return text
+}
+
 // Strategy is how the resource's units are handed out, for display: "exclusive" (whole
 // GPUs, one container each), "time-slicing", "mps", "mig", "mig+time-slicing" (replicas of
 // partitions) or "mig+mps". If several apply, they are in this order, separated by commas. It

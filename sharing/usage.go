@@ -34,7 +34,7 @@ func (u UnitUsage) Held() int {
 // profile still counts. Devices that name neither a unit of the resources nor the UUID of a
 // GPU or partition are another plugin's and left out.
 func Usage(resources []Resource, allocations []Allocation) []UnitUsage {
-	holders := holdersByUnit(allocations)
+	holders := HoldersByUnit(allocations)
 	var all []UnitUsage
 	for _, resource := range resources {
 		for _, unit := range resource.Units {
@@ -50,8 +50,8 @@ func Usage(resources []Resource, allocations []Allocation) []UnitUsage {
 	return all
 }
 
-// holdersByUnit splits the allocations by unit, container and resource.
-func holdersByUnit(allocations []Allocation) map[string][]Allocation {
+// HoldersByUnit splits the allocations by unit, container and resource.
+func HoldersByUnit(allocations []Allocation) map[string][]Allocation {
 	sorted := slices.SortedFunc(slices.Values(allocations), compareHolders)
 	holders := make(map[string][]Allocation)
 	for _, allocation := range sorted {

@@ -195,7 +195,7 @@ func nameHolders(ctx context.Context, address string, changes []sharing.Change) 
 	for _, g := range status.GPUs {
 		for _, u := range g.Units {
 			for _, h := range u.Holders { // Sorted by pod.
-				name := nodereport.Unnamed
+				name := sharing.UnnamedHolder
 				if h.Pod != "" {
 					name = h.Namespace + "/" + h.Pod
 				}

@@ -84,7 +84,7 @@ func busyTable(f rollout.Forecast) (rows string, nodes int) {
 	table := t.table("NODE", "WAVE", "GPU", "PODS")
 	for _, n := range f.Nodes {
 		for _, u := range n.Busy {
-			table.row(n.Name, n.Wave, u.Index, cmp.Or(strings.Join(u.Pods, " "), u.Reason, nodereport.Unnamed))
+			table.row(n.Name, n.Wave, u.Index, cmp.Or(strings.Join(u.Pods, " "), u.Reason, sharing.UnnamedHolder))
 		}
 		nodes += min(1, len(n.Busy))
 	}

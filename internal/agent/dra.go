@@ -454,12 +454,7 @@ func (a *agent) withdrawnForDRA(units map[string]draUnit, paths map[string]claim
 
 // holds says that somebody has the unit, but not by a claim of that driver.
 func holds(held []sharing.Allocation, unit, driver string) bool {
-	return slices.ContainsFunc(held, func(a sharing.Allocation) bool {
-		return (a.Claim == "" || a.Resource != driver) && slices.ContainsFunc(a.Devices, func(id string) bool {
-			of, _, _ := sharing.ParseDeviceID(id)
-			return of == unit
-		})
-	})
+	return slices.ContainsFunc(sharing.HoldersByUnit(held)[unit], func(a sharing.Allocation) bool { return a.Claim == "" || a.Resource != driver })
 }
 
 // freeOfClaims are the places of units that leave DRA and that no claim has: what is offered

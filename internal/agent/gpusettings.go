@@ -276,9 +276,6 @@ func (a *agent) setComputeMode(ctx context.Context, gpu string, mode, now sharin
 	}
 	if mode != sharing.DefaultComputeMode {
 		if users := a.usersOf(ctx, gpu); len(users) > 0 {
-			if users[0] == nodereport.Unnamed { // It may be gone.
-				a.Plugin.RefreshHolders(gpu)
-			}
 			return GPUSetting{State: SettingWaiting, Reason: fmt.Sprintf("in use by %s", users[0])}
 		}
 	}

@@ -343,9 +343,6 @@ func (a *agent) usedOtherwise(ctx context.Context, unit nodereport.MPSUnit) stri
 	if len(users) == 0 {
 		return ""
 	}
-	if users[0] == nodereport.Unnamed { // It may be gone.
-		a.Plugin.RefreshHolders(unit.GPU)
-	}
 	return "in use by " + users[0]
 }
 

@@ -349,13 +349,12 @@ func (a *agent) usersOf(ctx context.Context, gpu string) (waits []string) {
 		return []string{"what pods hold cannot be read: " + err.Error()}
 	}
 	waits = podsByUnit(s.gpus, held)[gpu]
-	for _, allocation := range held {
-		if allocation.Namespace == "" && !slices.Contains(waits, nodereport.Unnamed) && slices.ContainsFunc(allocation.Devices, func(id string) bool {
-			unit, _, _ := sharing.ParseDeviceID(id)
-			return slices.Contains(units, unit)
-		}) {
-			waits = append(waits, nodereport.Unnamed)
-		}
+	holders := sharing.HoldersByUnit(held)
+	if slices.ContainsFunc(units, func(unit string) bool {
+		return slices.ContainsFunc(holders[unit], func(a sharing.Allocation) bool { return !a.Certain() })
+	}) {
+		a.Plugin.RefreshHolders(units...) // It may be gone.
+		waits = append(waits, sharing.UnnamedHolder)
 	}
 	waits = append(waits, a.claimsOf(s.gpus, gpu, held)...)
 	for _, pid := range a.Releases.Processes(ctx, gpu) {

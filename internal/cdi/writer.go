@@ -229,14 +229,8 @@ func (w *Writer) held(ctx context.Context) func(unit string) bool {
 	if err != nil {
 		return func(string) bool { return true }
 	}
-	units := map[string]bool{}
-	for _, allocation := range allocations {
-		for _, id := range allocation.Devices {
-			unit, _, _ := sharing.ParseDeviceID(id)
-			units[unit] = true
-		}
-	}
-	return func(unit string) bool { return units[unit] }
+	holders := sharing.HoldersByUnit(allocations)
+	return func(unit string) bool { return len(holders[unit]) > 0 }
 }
 
 // merge adds to made the entries of before that it lacks and keep wants. Nil is no spec.

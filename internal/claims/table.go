@@ -324,20 +324,11 @@ func (t *Table) writeEntries(c Claim, units map[string]Unit) error {
 // others are the holders that are not claims of this table, by unit.
 func (t *Table) others(held []sharing.Allocation) map[string]string {
 	others := map[string]string{}
-	for _, a := range held {
-		if a.Claim != "" && a.Resource == t.options.Driver {
-			continue
-		}
-		holder := "pod " + a.Namespace + "/" + a.Pod
-		if a.Namespace == "" {
-			holder = "a pod that the kubelet does not name"
-		}
-		if a.Claim != "" {
-			holder += ", by a claim of " + a.Resource + ","
-		}
-		for _, id := range a.Devices {
-			unit, _, _ := sharing.ParseDeviceID(id)
-			others[unit] = holder
+	for unit, holders := range sharing.HoldersByUnit(held) {
+		for _, a := range holders {
+			if a.Claim == "" || a.Resource != t.options.Driver {
+				others[unit] = a.Holder()
+			}
 		}
 	}
 	return others

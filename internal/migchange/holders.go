@@ -35,22 +35,11 @@ func NewHolders(allocations []sharing.Allocation, err error) Holders {
 		return Holders{err: fmt.Errorf("%w: %w", errHoldersUnknown, err)}
 	}
 	h := Holders{pods: map[string]string{}, claimed: map[string]bool{}, doubtful: map[string]bool{}}
-	for _, a := range allocations {
-		pod := a.Namespace + "/" + a.Pod
-		if a.Namespace == "" {
-			pod = "a pod"
-		}
-		switch {
-		case a.AnyGPU:
-			pod += " by the claim " + a.Claim + " of " + a.Resource + ", which may be of any GPU"
-		case a.Claim != "":
-			pod += " by the claim " + a.Claim + " of " + a.Resource
-		}
-		for _, id := range a.Devices {
-			unit, _, _ := sharing.ParseDeviceID(id)
-			h.pods[unit] = pod
+	for unit, holders := range sharing.HoldersByUnit(allocations) {
+		for _, a := range holders {
+			h.pods[unit] = a.Holder()
 			h.claimed[unit] = h.claimed[unit] || a.Claim != ""
-			if a.Namespace == "" {
+			if !a.Certain() {
 				h.doubtful[unit] = true
 			}
 		}

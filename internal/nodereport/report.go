@@ -78,12 +78,9 @@ func (w Wait) Name() string {
 	return fmt.Sprintf("%s %s (%s)", what, w.Index, w.Unit)
 }
 
-// Unnamed stands for a holder that the kubelet does not name.
-const Unnamed = "a pod that the kubelet does not name"
-
 // String is "GPU 3 (GPU-…), held as nvidia.com/gpu by ns/pod".
 func (w Wait) String() string {
-	return fmt.Sprintf("%s, held as %s by %s", w.Name(), w.Resource, cmp.Or(strings.Join(w.Pods, ", "), Unnamed))
+	return fmt.Sprintf("%s, held as %s by %s", w.Name(), w.Resource, cmp.Or(strings.Join(w.Pods, ", "), sharing.UnnamedHolder))
 }
 
 // Waiting is what a switch waits for: one sentence for each GPU without its layout, and

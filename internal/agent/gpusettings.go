@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )

@@ -57,7 +57,7 @@ test-race: $(if $(TIMES),$(GOTESTSUM)) ## all tests, floods, leaks and a short s
 
 test-kubernetes: $(if $(TIMES),$(GOTESTSUM)) ## the kubelet's own code, and a real API server; their first builds take 10 to 20 min
 	cd test/kubernetes && go vet ./... $(if $(filter kubelet,$(SUITES)),&& $(gotest) -vet=off $(race) -timeout 30m ./kubelet) \
-	  $(if $(filter api dra,$(SUITES)),&& $(gotest) -vet=off $(stripped) $(addprefix ./,$(filter api dra,$(SUITES)))) # kube-apiserver is slow to build with -race
+	  $(if $(filter api dra,$(SUITES)),&& $(gotest) -vet=off $(stripped) -timeout 30m $(addprefix ./,$(filter api dra,$(SUITES)))) # kube-apiserver is slow to build with -race
 
 nightly: ## everything at full length, in hours; PART=plugin, mig, mps, dra, soak, bench or a part of e2e
 	@PART='$(PART)' .ci/nightly

@@ -8,6 +8,7 @@ LINT = $(TOOLS)/golangci-lint-$(LINT_VERSION)-$(shell go env GOVERSION)/golangci
 GOTESTSUM = $(TOOLS)/gotestsum-$(GOTESTSUM_VERSION)-$(shell go env GOVERSION)/gotestsum
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 OUTPUT ?= bin/virgate
+IMAGE = virgate:$(shell sed -n 's/^appVersion: //p' charts/virgate/Chart.yaml)# which the chart asks for by default
 FUZZTIME ?= 10s
 SEED ?= 1
 OPERATIONS ?= 10000
@@ -77,23 +78,23 @@ test-chart: $(if $(TIMES),$(GOTESTSUM)) ## the chart with Helm's own code, CDI s
 	cd cmd/image && go vet ./... && $(gotest) ./...
 
 manifest: ## deployments/virgate.yaml, from the chart
-	cd test/chart && go test -run '^TestManifest$$' . -update
+	cd test/chart && go test -run '^(TestDefaults|TestManifest)$$' . -update
 
 reference: ## docs: the keys of profiles and the chart's values, from the program
-	go test -run '^TestReference$$' ./configs -update
+	go test -run '^TestReference' ./configs -update
 	cd test/chart && go test -run '^TestValuesReference$$' . -update
 
 test-prometheus: ## rules, dashboards and queries, by Debian's package prometheus
 	PROMETHEUS=required go test -count=1 ./test/prometheus
 
-image: ## virgate:VERSION, by docker
-	docker build --file cmd/image/Dockerfile --build-arg VERSION=$(VERSION) --tag virgate:$(VERSION) .
+image: ## the chart's default image by docker, or IMAGE=registry/virgate:tag
+	docker build --file cmd/image/Dockerfile --build-arg VERSION=$(VERSION) --tag $(IMAGE) .
 
 shell: ## bin/shell, the image's sh
 	cd cmd/image && CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o $(CURDIR)/bin/shell ./shell
 
-image-tar: build shell ## bin/virgate-image.tar, without a container engine
-	cd cmd/image && go run . -binary $(CURDIR)/bin/virgate -shell $(CURDIR)/bin/shell -output $(CURDIR)/bin/virgate-image.tar -reference virgate:$(VERSION) -version $(VERSION)
+image-tar: build shell ## bin/virgate-image.tar, the same without a container engine
+	cd cmd/image && go run . -binary $(CURDIR)/bin/virgate -shell $(CURDIR)/bin/shell -output $(CURDIR)/bin/virgate-image.tar -reference $(IMAGE) -version $(VERSION)
 
 licences: ## THIRD_PARTY_LICENSES, after a change of go.mod
 	go test -run '^TestLicences$$' ./test/repository -update

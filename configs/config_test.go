@@ -537,7 +537,7 @@ func TestExamples(t *testing.T) {
 	}
 	want := []string{
 		"dra-mps", "dra-partitions", "dra-time-slices", "excluded-gpu", "exclusive", "grants-cdi", "grants-driver-mounts", "grants-volume-mounts", "health", "memory-guard", "mig-balanced", "mig-layouts", "mig-mixed", "mig-replicas", "mig-single", "mps", "names-by-model", "side-by-side", "time-slices",
-		"time-slicing-10-packed", "time-slicing-10", "time-slicing-4", "time-slicing-renamed",
+		"time-slicing-10-packed", "time-slicing-10-renamed", "time-slicing-10", "time-slicing-4-renamed", "time-slicing-4",
 	}
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Errorf("examples (-want +got):\n%s", diff)

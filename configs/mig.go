@@ -173,7 +173,7 @@ func (c MIGLayouts) checkBuiltIn(name string) error {
 		return nil
 	}
 	names := append([]string{"all-disabled", "all-enabled", "all-balanced"}, c.names()...)
-	if near := nearest(name, names); near != "" {
+	if near := Nearest(name, names); near != "" {
 		return fmt.Errorf("no layout has this name, did you mean %s?", near)
 	}
 	return errors.New("no layout has this name; all-disabled, all-enabled, all-balanced and all-<profile> are built in")

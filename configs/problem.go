@@ -47,11 +47,11 @@ func (p Problem) Error() string {
 	if p.Path != "" {
 		b.WriteString(": " + p.Path)
 	}
-	return b.String() + ": " + p.reason()
+	return b.String() + ": " + p.Reason()
 }
 
-// reason is the Error without the place.
-func (p Problem) reason() string {
+// Reason is the Error without the place.
+func (p Problem) Reason() string {
 	if p.Value == "" {
 		return p.Message
 	}
@@ -119,12 +119,12 @@ func didYouMean(near string) string {
 	return ", did you mean " + near + "?"
 }
 
-// candidatesTried is the number of candidates beyond which nearest does not try.
+// candidatesTried is the number of candidates beyond which Nearest does not try.
 const candidatesTried = 100
 
-// nearest returns the candidate that s is most likely a misspelling of, the
+// Nearest returns the candidate that s is most likely a misspelling of, the
 // first of several that are equally near, "" if none is near.
-func nearest(s string, candidates []string) string {
+func Nearest(s string, candidates []string) string {
 	// The distance takes quadratic time, and a document can have many keys.
 	if len(s) > valueShown || len(candidates) > candidatesTried {
 		return ""

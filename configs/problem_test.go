@@ -71,14 +71,14 @@ func TestNearest(t *testing.T) {
 		{"", ""}, {"x", ""}, {"policies", ""}, {strings.Repeat("replicas", 20), ""},
 	}
 	for _, test := range tests {
-		if got := nearest(test.key, keys); got != test.want {
-			t.Errorf("nearest(%q) = %q, want %q", test.key, got, test.want)
+		if got := Nearest(test.key, keys); got != test.want {
+			t.Errorf("Nearest(%q) = %q, want %q", test.key, got, test.want)
 		}
 	}
-	if got := nearest("nam", []string{"nama", "namb"}); got != "nama" {
+	if got := Nearest("nam", []string{"nama", "namb"}); got != "nama" {
 		t.Errorf("of two that are equally near, %q is the nearest", got)
 	}
-	if got := nearest("name", append(keys, make([]string, 100)...)); got != "" {
+	if got := Nearest("name", append(keys, make([]string, 100)...)); got != "" {
 		t.Errorf("of more candidates than are tried, %q is the nearest", got)
 	}
 }

@@ -181,7 +181,7 @@ func readSettings(root fields, overrides Overrides) (settings, error) {
 	}
 	root.parent.source.notes = append(root.parent.source.notes, inert.notes...)
 	for _, p := range wrong {
-		note := Note{Line: p.Line, Path: p.Path, Message: "has no effect here; virgate gpu-feature-discovery refuses it: " + p.reason()}
+		note := Note{Line: p.Line, Path: p.Path, Message: "has no effect here; virgate gpu-feature-discovery refuses it: " + p.Reason()}
 		if p.Line == 0 {
 			note.Message = p.File + ": " + note.Message
 		}

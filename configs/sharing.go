@@ -2,6 +2,7 @@ package configs
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"regexp"
@@ -236,7 +237,7 @@ func unknownName(name string, known []string, source string) (message, near stri
 		for i, name := range known {
 			short[i] = strings.TrimPrefix(name, resourceDomain)
 		}
-		if found := slices.Index(short, nearest(strings.TrimPrefix(name, resourceDomain), short)); found >= 0 {
+		if found := slices.Index(short, Nearest(strings.TrimPrefix(name, resourceDomain), short)); found >= 0 {
 			near = known[found]
 		}
 	}
@@ -495,7 +496,10 @@ func (s SelectedProfile) CheckNode(gpus []sharing.GPU) error {
 	return Problems{problem}
 }
 
-// CheckMPS returns an error that names the first entry whose units would be shared by MPS if
+// ErrNoMPS says that the process knows of no MPS daemons.
+var ErrNoMPS = errors.New("nothing runs MPS daemons on this node: the chart's mps.enabled does (--mps-root and the container of virgate mps)")
+
+// CheckMPS returns an error, which wraps ErrNoMPS, that names the first entry whose units would be shared by MPS if
 // the process knows of no MPS daemons. A unit with one replica is not shared, and needs none.
 func (c Config) CheckMPS() error {
 	if c.Startup.MPSRoot != "" {
@@ -503,7 +507,7 @@ func (c Config) CheckMPS() error {
 	}
 	for _, share := range c.Profile.TimeSlicing {
 		if share.MPS && share.Replicas > 1 {
-			return fmt.Errorf("%s: nothing runs MPS daemons on this node: the chart's mps.enabled does (--mps-root and the container of virgate mps)", share.Path)
+			return fmt.Errorf("%s: %w", share.Path, ErrNoMPS)
 		}
 	}
 	return nil

@@ -542,7 +542,7 @@ func (v value) mapping(known ...string) fields {
 		if slices.ContainsFunc(gkeKeys, func(key string) bool { return strings.EqualFold(key, e.key) }) {
 			message = "unknown key: it is one of GKE's plugin, see docs/migrating.md, From GKE's plugin"
 		} else {
-			message += didYouMean(nearest(e.key, known))
+			message += didYouMean(Nearest(e.key, known))
 		}
 		v.source.problem(position{v.source.file, e.line, e.value.path}, "", message)
 	}

@@ -284,7 +284,7 @@ func partitions(gpu *GPU, oneKind bool, kind mig.Profile, warn *warnings) []cand
 
 // NoMIGRight is what the program lacks where the driver answers NO_PERMISSION about a GPU
 // with MIG, as in a warning of a plan.
-const NoMIGRight = "the container lacks the right to monitor MIG, which takes the capability SYS_ADMIN and NVIDIA_MIG_MONITOR_DEVICES=all, or a privileged container"
+const NoMIGRight = "the container lacks the right to monitor MIG, which takes the capability SYS_ADMIN and NVIDIA_MIG_MONITOR_DEVICES=all, or a privileged container: the chart's mig.monitor"
 
 // mostCommonProfile returns the MIG profile with the most partitions, the smaller
 // of two that have as many; the zero profile when there are no partitions.

@@ -135,7 +135,7 @@ func callControl(ctx context.Context, socket, method, path string, arguments url
 	})
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("ask %s for %s: %w", socket, path, err)
+		return nil, fmt.Errorf("no Virgate answers at %s: %w", socket, err)
 	case code != http.StatusOK && code != http.StatusNoContent:
 		return nil, errors.New(strings.TrimSpace(string(answer)))
 	}

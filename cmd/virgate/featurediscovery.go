@@ -82,7 +82,7 @@ func featureDiscoveryCommand(environment environment, stderr io.Writer) *cli.Com
 		),
 		Hidden: true,
 		Action: func(ctx context.Context, cmd *cli.Command) error {
-			if err := checkPath(cmd, "config-file"); err != nil {
+			if err := checkFollowed(cmd, "config-file"); err != nil {
 				return err
 			}
 			d := &featureDiscovery{

@@ -89,7 +89,7 @@ func variables(s configs.Setting) []string { return append([]string{s.Env}, s.En
 func configFlags(environment environment) []cli.Flag {
 	file, _ := environment("CONFIG_FILE")
 	return []cli.Flag{
-		&cli.StringFlag{Name: "config", Aliases: []string{"config-file"}, Value: file, DefaultText: "none: everything exclusive", Usage: "the profile: a document as NVIDIA's device plugin reads it, or a ConfigMap manifest with one [$CONFIG_FILE]"},
+		&cli.StringFlag{Name: "config", Aliases: []string{"config-file"}, Value: file, DefaultText: "none: everything exclusive", Usage: "the profile: a document as NVIDIA's device plugin reads it, or a ConfigMap manifest with one; - is standard input, where it is read once [$CONFIG_FILE]"},
 		&cli.StringFlag{Name: "config-key", Usage: "which profile, when the ConfigMap manifest has several"},
 	}
 }
@@ -101,6 +101,14 @@ func checkPath(cmd *cli.Command, flag string) error {
 		return nil
 	}
 	return usageError{fmt.Errorf("--%s [$CONFIG_FILE] is a document (%.30q…), and expected is the path of a file with one: mount the ConfigMap as a volume in place of envFrom, or name it by --config-map of virgate run", flag, path)}
+}
+
+// checkFollowed is checkPath for a command that follows the file's changes.
+func checkFollowed(cmd *cli.Command, flag string) error {
+	if cmd.String(flag) == configsource.Stdin {
+		return usageError{fmt.Errorf("--%s - is standard input, which check, plan and mig read once; %s follows a file: name one", flag, cmd.FullName())}
+	}
+	return checkPath(cmd, flag)
 }
 
 func pluginDirFlags(environment environment) []cli.Flag {
@@ -213,7 +221,7 @@ func newLabels(cmd *cli.Command, api *configsource.Client, log *slog.Logger) (*c
 
 // oneSource is an error when several sources of the profile are named.
 func oneSource(cmd *cli.Command) error {
-	if err := checkPath(cmd, "config"); err != nil {
+	if err := checkFollowed(cmd, "config"); err != nil {
 		return err
 	}
 	var named []string

@@ -55,7 +55,7 @@ func wantedLayout(ctx context.Context, cmd *cli.Command, environment environment
 		if err != nil {
 			return sharing.MIGConfig{}, err
 		}
-		if file, err = configs.ParseKey(path, data, cmd.String("config-key"), overrides(cmd, environment)); err != nil {
+		if file, err = configs.ParseKey(configsource.Name(path), data, cmd.String("config-key"), overrides(cmd, environment)); err != nil {
 			return sharing.MIGConfig{}, err
 		}
 	}

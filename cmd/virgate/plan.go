@@ -40,12 +40,16 @@ func planCommand(environment environment) *cli.Command {
 			if err := checkPath(cmd, "config"); err != nil {
 				return err
 			}
+			if cmd.String("config") == configsource.Stdin && cmd.String("from") == configsource.Stdin {
+				return usageError{errors.New("--config and --from are both standard input, which can be read once")}
+			}
+			name := cmp.Or(configsource.Name(cmd.String("config")), "flags")
 			config, err := readConfig(ctx, cmd.String("config"), cmd.String("config-key"), overrides)
 			if err != nil {
 				return err
 			}
 			if err := config.CheckOffered(); err != nil {
-				return fmt.Errorf("%s: %w", cmp.Or(cmd.String("config"), "flags"), err)
+				return fmt.Errorf("%s: %w", name, err)
 			}
 			node, err := openGPUs(cmd, config.Startup, textLog(cmd))
 			if err != nil {
@@ -56,7 +60,7 @@ func planCommand(environment environment) *cli.Command {
 			if err != nil {
 				return fmt.Errorf("read GPUs: %w", err)
 			}
-			if err := config.SelectedFrom(cmp.Or(cmd.String("config"), "flags"), cmd.String("config-key"), nil).CheckNode(gpus); err != nil {
+			if err := config.SelectedFrom(name, cmd.String("config-key"), nil).CheckNode(gpus); err != nil {
 				return err
 			}
 			if cmd.Bool("dra") || cmd.String("output") == "yaml" {
@@ -262,67 +266,4 @@ func (t *text) changes(changes []sharing.Change) {
 		table.row(c.Name, what, fmt.Sprintf("%d → %d devices", c.Before, c.After), c.Takes)
 	}
 	table.end()
-}
-
-func checkCommand(environment environment) *cli.Command {
-	return &cli.Command{
-		Name:      "check",
-		Usage:     "validates profiles, mig-parted documents and ConfigMap manifests",
-		ArgsUsage: "FILE…",
-		Description: "Prints every problem of every file on standard error; the exit code is 1 when there is\n" +
-			"one. On standard output it lists where Virgate does something else than NVIDIA's\n" +
-			"device plugin with the same document.\n\n" +
-			"Example: virgate check configs/examples/*.yaml",
-		Flags: settingFlags(),
-		Action: func(ctx context.Context, cmd *cli.Command) error {
-			if cmd.Args().Len() == 0 {
-				return usageError{errors.New("check needs at least one FILE")}
-			}
-			var failed error
-			for _, name := range cmd.Args().Slice() {
-				notes, err := checkFile(ctx, name, overrides(cmd, environment))
-				if err != nil {
-					failed = errSilent
-					_, _ = fmt.Fprintln(cmd.Root().ErrWriter, err)
-					continue
-				}
-				_, _ = fmt.Fprint(cmd.Root().Writer, notes)
-			}
-			return failed
-		},
-	}
-}
-
-// checkFile returns the lines about a valid file: what it is, and where Virgate differs from
-// NVIDIA's plugin.
-func checkFile(ctx context.Context, name string, overrides configs.Overrides) (string, error) {
-	data, err := configsource.Read(ctx, name)
-	if err != nil {
-		return "", err
-	}
-	file, err := configs.ParseFile(name, data, overrides)
-	if err != nil {
-		return "", err
-	}
-	lines := fmt.Sprintf("%s: ok (%s)\n", name, file.Kind)
-	look := func(where string, config configs.Config) {
-		if problem := config.CheckOffered(); problem != nil {
-			err = errors.Join(err, fmt.Errorf("%s: %w", where, problem))
-		}
-		if problem := config.CheckMPS(); problem != nil {
-			lines += fmt.Sprintf("%s: %s%v\n", where, withoutMPSRoot, problem)
-		}
-		for _, note := range config.Notes {
-			place := where
-			if note.Line > 0 { // 0 is for a note about a flag or a variable.
-				place += fmt.Sprintf(":%d", note.Line)
-			}
-			lines += fmt.Sprintf("%s: %s: %s\n", place, note.Path, note.Message)
-		}
-	}
-	look(name, file.Config)
-	for _, entry := range file.Entries {
-		look(entry.Place, entry.Config)
-	}
-	return lines, err
 }

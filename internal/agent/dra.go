@@ -197,6 +197,9 @@ func offeredByDRA(p sharing.Profile, resource string, unit sharing.Unit, without
 	return p.DRA.Offers(resource) && (unit.Replicas < 2 || !without.Shares)
 }
 
+// noDRA is the warning about a profile with dra.resources where nobody serves claims.
+const noDRA = "dra: nothing is offered by DRA, as this Virgate was started without --dra, the chart's dra.enabled"
+
 // draWarnings say what of the profile's dra section does not hold here.
 func draWarnings(p sharing.Profile, state DRAState) (warnings []string) {
 	off := func(is bool, feature, means string) {
@@ -220,7 +223,7 @@ func (a *agent) splitDRA(next *state, whole sharing.Plan) *dra.Offer {
 	o := a.DRA
 	if o.Driver == nil {
 		if len(next.profile.Profile.DRA.Resources) > 0 || next.profile.Profile.DRA.All {
-			next.plan.Warnings = append(slices.Clip(next.plan.Warnings), "dra: nothing is offered by DRA, as this Virgate was started without --dra")
+			next.plan.Warnings = append(slices.Clip(next.plan.Warnings), noDRA)
 		}
 		return nil
 	}

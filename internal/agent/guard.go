@@ -74,6 +74,9 @@ func (g *guard) init() {
 	g.evictions = map[string]int{"evicted": 0, "refused": 0, "failed": 0}
 }
 
+// unwatched is the warning about a profile that guards memory where nobody can.
+const unwatched = "memory: nobody watches what containers use: it takes --watch-pods and the host's PIDs, which are the chart's metrics.perContainer"
+
 // guardMemory gives the report's containers their limits, and notes who has been over one for
 // how long. What is not certain now was not certain since the last sample either, so it
 // begins anew.
@@ -120,7 +123,7 @@ func (a *agent) guardMemory(report sharing.UtilizationReport, s *state, held []s
 	}
 	warning := ""
 	if report.Unwatched && guards {
-		warning = "memory: nobody watches what containers use: it takes --watch-pods and the host's PIDs, which are the chart's metrics.perContainer"
+		warning = unwatched
 	}
 	if warning != g.warning {
 		g.warning = warning

@@ -78,9 +78,7 @@ func (a *agent) decide() {
 	}
 	a.selectProfile(last, &next)
 	next.pause = a.pauseNow()
-	if next.pause.paused != last.pause.paused {
-		a.Logger.Warn("mig-manager pauses this program by a label of the Node", "paused", next.pause.paused)
-	}
+	logPause(a.Logger, last.pause, next.pause)
 	if next.pause.paused || next.pause != last.pause {
 		defer notify(a.releases.begun)
 	}
@@ -104,7 +102,7 @@ func (a *agent) decide() {
 	released, warnings := a.released()
 	next.plan = next.plan.Without(func(unit sharing.Unit) bool { return released[unit.GPU] })
 	next.plan.Warnings = append(slices.Clip(next.plan.Warnings), warnings...)
-	next.plan.Warnings = append(next.plan.Warnings, slices.Concat(a.settingWarnings(next.gpus), a.guard.warnings())...)
+	next.plan.Warnings = append(next.plan.Warnings, slices.Concat(a.settingWarnings(next.gpus), a.guard.warnings(), a.missingRights(&next))...)
 	a.prepareHost(last, &next)
 	next.plan = a.withholdMPS(next.plan)
 	a.publishDRA(a.splitDRA(&next, whole))
@@ -147,6 +145,12 @@ type LastKnownGood interface {
 // of this program, else that of the program before it.
 func (a *agent) selectProfile(last, next *state) {
 	wanted, err := a.ConfigSource.Profile()
+	serving := a.serving.Load()
+	if errors.Is(err, configs.ErrNoMPS) && a.nothingElse(next, wanted, serving) {
+		err = nil // What needs no daemon is offered.
+	} else if errors.Is(err, configs.ErrNoMPS) {
+		wanted = configs.SelectedProfile{Name: wanted.Name, Source: wanted.Source}
+	}
 	// Until the GPUs were read once, nothing is planned, and nobody knows whether the profile fits the node.
 	known := last.planned || next.unread == nil
 	inForce := last.planned && !last.restored && last.profile.Generation == wanted.Generation
@@ -159,7 +163,6 @@ func (a *agent) selectProfile(last, next *state) {
 		}
 	}
 	next.wanted, next.rejected = wanted, err
-	serving := a.serving.Load()
 	switch {
 	case err == nil:
 		next.profile, next.restored = &wanted, false
@@ -190,6 +193,16 @@ func (a *agent) selectProfile(last, next *state) {
 		a.Logger.Info("profile in force", "profile", wanted.String(), "generation", wanted.Generation)
 	}
 	a.SetHealthRules(next.profile.Profile)
+}
+
+// nothingElse says that no other profile than this one has been in force on the node, as after a
+// first start: refusing it would leave all GPUs unused.
+func (a *agent) nothingElse(s *state, wanted configs.SelectedProfile, serving bool) bool {
+	if s.profile != nil || !serving {
+		return s.profile != nil && s.profile.Generation == wanted.Generation
+	}
+	kept, ok := a.LastKnownGood.Load()
+	return !ok || kept.Generation == wanted.Generation
 }
 
 // Host has what allocate responses refer to: CDI specs, device nodes, the driver.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -132,6 +133,26 @@ func TestMetricsDocument(t *testing.T) {
 	if err := os.WriteFile(metricsDocument, []byte(before+tableBegins+table.String()+tableEnds+after), 0o600); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestRefusalReasonsAreDocumented checks that the metric's text names every reason.
+func TestRefusalReasonsAreDocumented(t *testing.T) {
+	t.Parallel()
+	for line := range strings.Lines(programFamilies) {
+		_, reasons, found := strings.Cut(line, "refused: ")
+		if !found || !strings.HasPrefix(line, "allocate_failures_total{") {
+			continue
+		}
+		var want []string
+		for _, reason := range plugin.RefusalReasons() {
+			want = append(want, string(reason))
+		}
+		if got := strings.Split(strings.TrimSuffix(reasons, ".\n"), ", "); !slices.Equal(got, want) {
+			t.Errorf("metrics.txt has the reasons %q, the program has %q", got, want)
+		}
+		return
+	}
+	t.Error("metrics.txt has no allocate_failures_total")
 }
 
 // TestMetricsAreWhatTheDocumentSays checks that a scrape has no other families,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/http"
 	"reflect"
@@ -389,7 +390,7 @@ func (a *agent) beginRelease(selector sharing.Selector, length time.Duration, re
 	case err != nil:
 		return Release{}, err
 	case reset && a.Releases.Reset == nil:
-		return Release{}, errors.New("this Virgate may not reset GPUs: it takes virgate run --allow-gpu-reset, or mig.reset of the chart")
+		return Release{}, errors.New(mayNotReset)
 	case length <= 0 || length > maxRelease:
 		return Release{}, fmt.Errorf("for: %s is not more than 0 and at most %s", length, maxRelease)
 	}
@@ -480,6 +481,16 @@ func (a *agent) pauseNow() (p pause) {
 	}
 	p.paused, p.known = a.Paused()
 	return p
+}
+
+// logPause says when a pause begins and ends.
+func logPause(log *slog.Logger, last, next pause) {
+	switch {
+	case next.paused && !last.paused:
+		log.Warn("mig-manager pauses this program by a label of the Node")
+	case last.paused && !next.paused && next.known:
+		log.Info("mig-manager no longer pauses this program")
+	}
 }
 
 const (

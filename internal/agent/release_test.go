@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -532,6 +533,29 @@ func TestPause(t *testing.T) {
 	}
 	if len(f.kept) != 0 {
 		t.Errorf("kept %v", f.kept)
+	}
+}
+
+// TestPauseIsLogged holds that the log says when a pause begins and when it is known to be over.
+func TestPauseIsLogged(t *testing.T) {
+	t.Parallel()
+	paused, over := pause{paused: true, known: true}, pause{known: true}
+	for _, test := range []struct {
+		last, next pause
+		want       string
+	}{
+		{pause{}, over, ""},
+		{over, over, ""},
+		{over, paused, "level=WARN msg=\"mig-manager pauses this program by a label of the Node\"\n"},
+		{paused, paused, ""},
+		{paused, pause{}, ""},
+		{paused, over, "level=INFO msg=\"mig-manager no longer pauses this program\"\n"},
+	} {
+		var log strings.Builder
+		logPause(slog.New(slog.NewTextHandler(&log, nil)), test.last, test.next)
+		if _, got, _ := strings.Cut(log.String(), " "); got != test.want {
+			t.Errorf("%+v after %+v: logged %q, want %q", test.next, test.last, got, test.want)
+		}
 	}
 }
 

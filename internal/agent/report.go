@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
@@ -138,8 +139,8 @@ func readiness(s *state, p profileProgress, status plugin.Status, draining bool)
 	} else if !status.KubeletSeen && (p.state == nodereport.ProfilePending || p.state == nodereport.ProfileSwitching) {
 		offer += "; what the kubelet holds and has applied cannot be read"
 	}
-	if slices.ContainsFunc(s.plan.Warnings, func(w string) bool { return strings.HasSuffix(w, sharing.NoMIGRight) }) {
-		offer += "; partitions cannot all be read: " + sharing.NoMIGRight
+	for _, right := range lackingRights(s.plan.Warnings, p.layouts) {
+		offer += "; " + right
 	}
 	withheld := countObstacles(s.host.Obstacles)
 	for _, because := range slices.Sorted(maps.Keys(withheld)) {
@@ -161,6 +162,48 @@ func readiness(s *state, p profileProgress, status plugin.Status, draining bool)
 	default:
 		return nodereport.ConditionTrue, "Serving", offer
 	}
+}
+
+// mayNotReset is why no GPU is reset.
+const mayNotReset = "this Virgate may not reset GPUs: it takes virgate run --allow-gpu-reset, or mig.reset of the chart"
+
+// missingRights warn of what the profile asks for later, and this program may not do then.
+func (a *agent) missingRights(s *state) (warnings []string) {
+	if s.profile.Profile.MIG.Reset && a.Releases.Reset == nil {
+		warnings = append(warnings, "mig.reset has no effect: "+mayNotReset)
+	}
+	evicts := slices.ContainsFunc(s.plan.Resources, func(r sharing.Resource) bool {
+		return slices.ContainsFunc(r.Units, func(u sharing.Unit) bool { return u.Guard.Evict })
+	})
+	if evicts && a.Pods.Evict == nil {
+		warnings = append(warnings, "memory: "+nodereport.ErrMayNotEvict.Error())
+	}
+	return warnings
+}
+
+// lackingRights are the rights that the profile in force needs and this program lacks, once each,
+// for the Node's condition. Each names the chart's value that gives it.
+func lackingRights(warnings []string, layouts []nodereport.GPULayout) (texts []string) {
+	for _, gpu := range layouts {
+		if gpu.State == nodereport.LayoutFailed {
+			warnings = append(slices.Clip(warnings), gpu.Reason)
+		}
+	}
+	for _, right := range [][2]string{
+		{"partitions cannot all be read: ", sharing.NoMIGRight},
+		{"MIG layout not reached: ", migchange.NotPermitted},
+		{"settings of GPUs are not made: it takes ", settingRight},
+		{"", mpsUnanswered},
+		{"", noDRA},
+		{"GPUs that wait for it are not reset: ", mayNotReset},
+		{"", unwatched},
+		{"memory: ", nodereport.ErrMayNotEvict.Error()},
+	} {
+		if slices.ContainsFunc(warnings, func(w string) bool { return strings.Contains(w, right[1]) }) {
+			texts = append(texts, right[0]+right[1])
+		}
+	}
+	return texts
 }
 
 // offerText is what the kubelet is told, in a line: "nvidia.com/gpu (40 devices, 35

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/plugin"
@@ -258,6 +259,39 @@ func TestReportsAreCoalesced(t *testing.T) {
 	})
 	if n := reporter.count() - before; n > 3 {
 		t.Errorf("%d reports of one change", n)
+	}
+}
+
+// Each right that the profile needs and the program lacks is in the condition once, with the
+// chart's value, whatever number of GPUs it is about.
+func TestConditionNamesMissingRights(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		value, warning string
+		layouts        []nodereport.GPULayout
+	}{
+		{value: "mig.monitor", warning: "GPU 1: its partitions cannot be read: " + sharing.NoMIGRight},
+		{value: "gpuSettings.manage", warning: "GPU 1: timeSlice long is not set: no nvidia-smi; it takes " + settingRight},
+		{value: "mps.enabled", warning: mpsUnanswered},
+		{value: "dra.enabled", warning: noDRA},
+		{value: "mig.reset", warning: "mig.reset has no effect: " + mayNotReset},
+		{value: "metrics.perContainer", warning: unwatched},
+		{value: "memoryGuard.evict", warning: "memory: " + nodereport.ErrMayNotEvict.Error()},
+		{value: "mig.manage", layouts: []nodereport.GPULayout{
+			{State: nodereport.LayoutFailed, Reason: migchange.NotPermitted + ": driver says no"},
+			{State: nodereport.LayoutFailed, Reason: migchange.NotPermitted},
+		}},
+	} {
+		t.Run(test.value, func(t *testing.T) {
+			t.Parallel()
+			s := decision("g1", "g1", nil)
+			s.plan.Warnings = []string{"a name that nothing has", test.warning, test.warning}
+			p := profileProgress{state: nodereport.ProfileApplied, applied: profileRef(selected("g1")), layouts: test.layouts}
+			ready, reason, message := readiness(s, p, served(plugin.ResourceStatus{Name: "a", Streams: 1}), false)
+			if ready != nodereport.ConditionTrue || reason != "Serving" || strings.Count(message, test.value) != 1 || strings.Contains(message, "nothing has") {
+				t.Errorf("got %s %s: %s", ready, reason, message)
+			}
+		})
 	}
 }
 

@@ -107,7 +107,7 @@ func (f *File) parse() (configs.SelectedProfile, error) {
 	defer f.mu.Unlock()
 	if f.last == nil || !bytes.Equal(f.last.data, data) {
 		f.last = &parsedFile{data: data}
-		f.last.selected, f.last.err = parseFile(f.Path, data, f.Key, f.Overrides)
+		f.last.selected, f.last.err = parseFile(Name(f.Path), data, f.Key, f.Overrides)
 	}
 	return f.last.selected, f.last.err
 }
@@ -211,12 +211,23 @@ func (d *Directory) Watch(ctx context.Context, changed func()) error {
 // ConfigMap has 1 MiB in all (Kubernetes, api/validation).
 const maxDocument = 4 << 20
 
+// Stdin is the path of standard input, which can be read once.
+const Stdin = "-"
+
+// Name is what messages call the file with the path.
+func Name(path string) string {
+	if path == Stdin {
+		return "<stdin>"
+	}
+	return path
+}
+
 // Read reads a file of at most maxDocument. It ends with ctx also while it waits for what a FIFO
 // or standard input has.
 func Read(ctx context.Context, path string) ([]byte, error) { return readUntil(ctx.Done(), path) }
 
 func readUntil(done <-chan struct{}, path string) (data []byte, err error) {
-	if info, err := os.Stat(path); err != nil || info.Mode().IsRegular() || info.IsDir() {
+	if info, err := os.Stat(path); path != Stdin && (err != nil || info.Mode().IsRegular() || info.IsDir()) {
 		return readLimited(path)
 	}
 	read := make(chan struct{})
@@ -231,15 +242,18 @@ func readUntil(done <-chan struct{}, path string) (data []byte, err error) {
 	case <-read:
 		return got, failed
 	case <-done:
-		return nil, fmt.Errorf("%s: %w", path, context.Canceled)
+		return nil, fmt.Errorf("%s: %w", Name(path), context.Canceled)
 	}
 }
 
 // readLimited reads a file of at most maxDocument.
 func readLimited(path string) ([]byte, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
+	file := os.Stdin // Opened as /dev/stdin, it may be refused to another user than its owner.
+	if path != Stdin {
+		var err error
+		if file, err = os.Open(path); err != nil {
+			return nil, err
+		}
 	}
 	data, err := io.ReadAll(io.LimitReader(file, maxDocument+1))
 	if err = errors.Join(err, file.Close()); errors.Is(err, syscall.EISDIR) {
@@ -248,7 +262,7 @@ func readLimited(path string) ([]byte, error) {
 		return nil, err
 	}
 	if len(data) > maxDocument {
-		return nil, fmt.Errorf("%s: longer than %d bytes", path, maxDocument)
+		return nil, fmt.Errorf("%s: longer than %d bytes", Name(path), maxDocument)
 	}
 	return data, nil
 }

@@ -216,13 +216,17 @@ func (n *NodeSource) choose(now labels, documents configs.Documents) (configs.Se
 	return selected, nil
 }
 
-// checkStarted refuses a profile that needs other settings than the process has.
+// checkStarted refuses a profile that needs other settings than the process has. One that it
+// refuses for nothing but configs.ErrNoMPS comes with the error.
 func checkStarted(selected configs.SelectedProfile, err error, started configs.StartupSettings) (configs.SelectedProfile, error) {
 	if err != nil {
 		return selected, err
 	}
-	if err := errors.Join(started.CheckUnchanged(selected.Startup), selected.CheckOffered(), selected.CheckMPS()); err != nil {
+	if err := errors.Join(started.CheckUnchanged(selected.Startup), selected.CheckOffered()); err != nil {
 		return configs.SelectedProfile{Name: selected.Name, Source: selected.Source}, fmt.Errorf("%s: %w", selected, err)
+	}
+	if err := selected.CheckMPS(); err != nil {
+		return selected, fmt.Errorf("%s: %w", selected, err)
 	}
 	return selected, nil
 }

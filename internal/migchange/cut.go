@@ -113,7 +113,7 @@ func (r *Reconciler) makeRoom(ctx context.Context, g *managedGPU, room Room) err
 		return err
 	}
 	if state.NotPermitted {
-		return fmt.Errorf("%w: %s", mig.ErrNoPermission, notPermitted)
+		return fmt.Errorf("%w: %s", mig.ErrNoPermission, NotPermitted)
 	}
 	record := Record{GPU: room.GPU, Before: state.Layout(), After: target}
 	if err := r.save(func(j Journal) Journal { return j.begin(record) }); err != nil {

@@ -97,7 +97,7 @@ func Decide(s Situation) Decision {
 		return s.awaitReset(layout)
 	}
 	if s.State.NotPermitted && (!change.Empty() || !change.Complete()) {
-		return Decision{State: nodereport.LayoutFailed, Reason: notPermitted, Layout: layout}
+		return Decision{State: nodereport.LayoutFailed, Reason: NotPermitted, Layout: layout}
 	}
 	d := Decision{Layout: layout, Change: change, Offer: map[string]bool{}, Withdraw: slices.Clone(change.Doomed)}
 	for _, uuid := range change.Kept {
@@ -173,8 +173,8 @@ func (s Situation) awaitReset(layout mig.Layout) Decision {
 	return d
 }
 
-// notPermitted is why a GPU stays as it is.
-const notPermitted = "Virgate may not partition GPUs, which takes the capability SYS_ADMIN and NVIDIA_MIG_CONFIG_DEVICES=all, or a privileged container"
+// NotPermitted is why a GPU stays as it is.
+const NotPermitted = "Virgate may not partition GPUs, which takes the capability SYS_ADMIN and NVIDIA_MIG_CONFIG_DEVICES=all, or a privileged container: the chart's mig.manage"
 
 // useUnknown is why nothing that exists is changed where processes are not seen.
 const useUnknown = "in use: unknown, because the driver lists no processes to a container without the host's PID namespace (hostPID)"

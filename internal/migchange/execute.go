@@ -230,7 +230,7 @@ func (r *Reconciler) fail(ctx context.Context, g *managedGPU, err error, longest
 	g.resetRequired = errors.Is(err, mig.ErrResetRequired)
 	switch {
 	case errors.Is(err, mig.ErrNoPermission):
-		reason = notPermitted + ": " + reason
+		reason = NotPermitted + ": " + reason
 	case errors.Is(err, mig.ErrInUse):
 		state = nodereport.LayoutBlocked
 	case g.resetRequired:

@@ -50,8 +50,8 @@ const (
 	ReasonMemoryOverLimit = "MemoryOverLimit"
 	ReasonEvicted         = "MemoryOverLimitEvicted"
 	ReasonEvictionRefused = "EvictionRefused"
-	// ReasonMIGResetRequired says that another MIG mode waits for a reset, which
-	// Virgate never does.
+	// ReasonMIGResetRequired says that another MIG mode waits for a reset, by whoever runs the
+	// node or, where the profile has mig.reset and the process may, by Virgate.
 	ReasonMIGResetRequired = "MIGResetRequired"
 )
 

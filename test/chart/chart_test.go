@@ -178,26 +178,35 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// The chart's profiles are the repository's examples, but for those that fit one
+// The chart's profiles and examples are the repository's, but for those that fit one
 // machine only.
 func TestProfilesAreTheExamples(t *testing.T) {
-	shipped, err := filepath.Glob(filepath.Join(folder, "profiles/*.yaml"))
+	shipped, err := filepath.Glob(filepath.Join(folder, "[pe]*/*.yaml"))
 	if err != nil || len(shipped) != len(profiles(t)) {
-		t.Errorf("%d profiles, %d examples, %v", len(shipped), len(profiles(t)), err)
+		t.Errorf("%d profiles and examples in the chart, %d in the repository, %v", len(shipped), len(profiles(t)), err)
 	}
-	manifest, _, err := render(t, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(profiles(t), configMap(t, decode(t, manifest))); diff != "" {
-		t.Errorf("examples and the ConfigMap's profiles (-want +got):\n%s", diff)
-	}
-	for name, want := range profiles(t) {
-		got, err := os.ReadFile(filepath.Join(folder, "profiles", name+".yaml"))
-		if err != nil || string(got) != want {
-			t.Errorf("charts/virgate/profiles/%s.yaml is not the example: %v", name, err)
+	for _, test := range []struct {
+		values string
+		want   map[string]string
+	}{
+		{"{}", defaultProfiles(t)},
+		{"config: {examples: true}", profiles(t)},
+	} {
+		if diff := cmp.Diff(test.want, configMap(t, decode(t, manifestOf(t, test.values)))); diff != "" {
+			t.Errorf("%s: profiles (-want +got):\n%s", test.values, diff)
 		}
 	}
+}
+
+// defaultProfiles are those that a node can choose without config.examples. None of them needs
+// a right.
+func defaultProfiles(t *testing.T) map[string]string {
+	t.Helper()
+	all, few := profiles(t), map[string]string{}
+	for _, name := range []string{"exclusive", "time-slicing-4", "time-slicing-4-renamed", "time-slicing-10", "time-slicing-10-renamed"} {
+		few[name] = all[name]
+	}
+	return few
 }
 
 // ofOneMachine is how a profile names a GPU of one machine: by UUID or PCI bus ID.
@@ -241,7 +250,11 @@ func TestValuesAreRefused(t *testing.T) {
 		{"a default that the map has not", "config: {map: {b: 'version: v1', a: 'version: v1'}, default: c}", `config.default: config.map has no profile "c": there are a, b`},
 		{"a policy for a name that nobody shares under", "{config: {map: {half: " + half + "}}, admission: {oneSharePerContainer: true, sharedResources: [nvidia.com/gpu.shared]}}",
 			`admission.sharedResources: it lacks nvidia.com/gpu, which the profile "half" shares`},
-		{"the same by the chart's profiles", "admission: {sharesNeedNamespaceLabel: true, sharedResources: [nvidia.com/gpu, nvidia.com/gpu.shared]}", "it lacks nvidia.com/a100"},
+		{"the same by the chart's profiles", "admission: {sharesNeedNamespaceLabel: true, sharedResources: [nvidia.com/gpu.shared]}", "it lacks nvidia.com/gpu, which the profile \"time-slicing-4\" shares"},
+		{"the same by its examples", "{config: {examples: true}, admission: {sharesNeedNamespaceLabel: true, sharedResources: [nvidia.com/gpu, nvidia.com/gpu.shared]}}", "it lacks nvidia.com/a100"},
+		{"an example that is not there", "config: {default: mig-mixed}", `config.default: the chart has no profile "mig-mixed": there are exclusive, time-slicing-10, time-slicing-10-renamed, time-slicing-4, time-slicing-4-renamed; config.examples: true brings it`},
+		{"examples beside own profiles", "config: {examples: true, map: {a: 'version: v1'}}", "config.examples: name and map replace"},
+		{"examples beside an own ConfigMap", "config: {examples: true, name: own}", "config.examples: name and map replace"},
 		{"a policy where nothing is shared", "{config: {map: {whole: 'version: v1'}}, admission: {oneSharePerContainer: true}}", "no profile shares anything"},
 		{"a policy for profiles that the chart cannot read", "{config: {name: own}, admission: {sharesNeedNamespaceLabel: true}}", "the chart cannot read the ConfigMap own"},
 		{"at most, of what no pod can name", "admission: {mostPerContainer: {gpu: 2}}", "mostPerContainer"},

@@ -2,13 +2,127 @@ package chart
 
 import (
 	"fmt"
+	"maps"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"go.yaml.in/yaml/v3"
+	"helm.sh/helm/v3/pkg/chartutil"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 )
+
+const (
+	defaultsFile = folder + "/templates/_defaults.tpl"
+	defaultsHead = `{{- /* Made from values.yaml by make manifest: what a value is that someone gave as null, which Helm
+takes out of .Values. Left out is what goes to Kubernetes as it is, for which null means none. */ -}}
+{{- define "virgate.defaults" -}}
+{{- include "virgate.fill" (list .Values (include "virgate.defaultValues" . | fromYaml)) -}}
+{{- end -}}
+
+{{- /* Gives the first mapping what it lacks and the second one has. */ -}}
+{{- define "virgate.fill" -}}
+{{- $values := first . -}}
+{{- range $name, $default := last . -}}
+{{- if or (not (hasKey $values $name)) (kindIs "invalid" (get $values $name)) -}}
+{{- $_ := set $values $name $default -}}
+{{- else if and (kindIs "map" $default) (kindIs "map" (get $values $name)) (ne $name "labels") -}}
+{{- include "virgate.fill" (list (get $values $name) $default) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "virgate.defaultValues" -}}
+`
+)
+
+// mayBeNone are values for which null means none and not the default.
+var mayBeNone = []string{"affinity", "nodeSelector", "priorityClassName", "resources", "tolerations"}
+
+// TestDefaults checks that the chart's templates know the defaults of values.yaml. With -update
+// it writes the file in which they are.
+func TestDefaults(t *testing.T) {
+	values := read(t, folder+"/values.yaml")
+	for _, name := range mayBeNone {
+		delete(values, name)
+	}
+	text, err := yaml.Marshal(map[string]any(values))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := defaultsHead + string(text) + "{{- end -}}\n"
+	if *update {
+		if err := os.WriteFile(defaultsFile, []byte(want), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	got, err := os.ReadFile(defaultsFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("the templates' defaults are not those of values.yaml, make manifest writes them (-want +got):\n%s", diff)
+	}
+}
+
+// TestNullMeansTheDefault gives null for every value and every section of the chart.
+func TestNullMeansTheDefault(t *testing.T) {
+	var sections []string
+	var visit func(prefix string, values map[string]any)
+	visit = func(prefix string, values map[string]any) {
+		for name, value := range values {
+			if prefix == "" && slices.Contains(mayBeNone, name) {
+				continue
+			}
+			sections = append(sections, prefix+name)
+			if inner, ok := value.(map[string]any); ok && name != "labels" {
+				visit(prefix+name+".", inner)
+			}
+		}
+	}
+	visit("", read(t, folder+"/values.yaml"))
+	slices.Sort(sections)
+	base := "{metrics: {podMonitor: {enabled: true}}, featureLabels: {enabled: true}, mps: {enabled: true}, dra: {enabled: true}}"
+	want := manifestOf(t, base)
+	for _, path := range sections {
+		values, err := chartutil.ReadValues([]byte(base))
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := path
+		into := map[string]any(values)
+		for first, rest, deeper := strings.Cut(name, "."); deeper; first, rest, deeper = strings.Cut(name, ".") {
+			inner, ok := into[first].(map[string]any)
+			if !ok {
+				inner = map[string]any{}
+				into[first] = inner
+			}
+			into, name = inner, rest
+		}
+		if _, set := into[name]; set {
+			continue // It is one of base.
+		}
+		into[name] = nil
+		got, _, err := render(t, values)
+		if err != nil {
+			t.Errorf("%s=null: %v", path, err)
+		} else if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s=null (-without +with):\n%s", path, diff)
+		}
+	}
+	none, _, err := render(t, map[string]any{"affinity": nil, "nodeSelector": nil, "priorityClassName": nil, "resources": nil, "tolerations": nil})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := daemonSet(t, decode(t, none)).Spec.Template.Spec
+	if pod.Affinity != nil || pod.NodeSelector != nil || pod.PriorityClassName != "" || pod.Tolerations != nil || pod.Containers[0].Resources.Requests != nil {
+		t.Errorf("null for %q: the pod has some", mayBeNone)
+	}
+}
 
 // TestDefaultProfile checks that the chart's own default is for the chart's own
 // profiles: the program refuses one that a user's ConfigMap does not have, while
@@ -16,7 +130,7 @@ import (
 func TestDefaultProfile(t *testing.T) {
 	for _, test := range []struct{ name, values, want string }{
 		{"nothing said", "{}", "--default-config=exclusive"},
-		{"one of the chart's", "config: {default: mig-mixed}", "--default-config=mig-mixed"},
+		{"one of the examples", "{config: {default: mig-mixed, examples: true}, mig: {monitor: true}}", "--default-config=mig-mixed"},
 		{"shares", "config: {default: time-slicing-4}", "--default-config=time-slicing-4"},
 		{"none", "config: {default: ''}", ""},
 		{"own profiles", "config: {map: {own: 'version: v1'}}", ""},
@@ -35,16 +149,38 @@ func TestDefaultProfile(t *testing.T) {
 	}
 }
 
+// TestProfilesBesideSharePolicies checks that no name that a policy refuses is a whole GPU's on
+// some node, and that none that it lets through is shared on another.
+func TestProfilesBesideSharePolicies(t *testing.T) {
+	const all, renamed = "exclusive time-slicing-10 time-slicing-10-renamed time-slicing-4 time-slicing-4-renamed", "exclusive time-slicing-10-renamed time-slicing-4-renamed"
+	for values, want := range map[string]string{
+		"admission: {mostPerContainer: {nvidia.com/gpu: 2}}":                                                            all,
+		"admission: {oneSharePerContainer: true}":                                                                       renamed,
+		"admission: {sharesNeedNamespaceLabel: true}":                                                                   renamed,
+		"{config: {default: time-slicing-4-renamed}, admission: {sharesNeedNamespaceLabel: true}}":                      renamed,
+		"{config: {default: time-slicing-4}, admission: {sharesNeedNamespaceLabel: true}}":                              all,
+		"admission: {oneSharePerContainer: true, sharedResources: [nvidia.com/gpu, nvidia.com/gpu.shared]}":             all,
+		"{config: {map: {a: " + half + ", b: 'version: v1'}, default: b}, admission: {sharesNeedNamespaceLabel: true}}": "a b",
+	} {
+		got := slices.Sorted(maps.Keys(configMap(t, decode(t, manifestOf(t, values)))))
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: profiles %q, want %q", values, got, want)
+		}
+	}
+}
+
 // TestSharePolicies checks of which resources, and how many of each, the policies speak.
 func TestSharePolicies(t *testing.T) {
 	const on, slices2 = "admission: {oneSharePerContainer: true, sharesNeedNamespaceLabel: true}", "{timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 2}, {name: example.com/b, rename: c, replicas: 3}, {name: d, replicas: 1}]}}"
 	for _, test := range []struct{ name, values, want string }{
 		{"none", "{}", ""},
-		{"the chart's profiles", on, "one-share [nvidia.com/a100 nvidia.com/gpu nvidia.com/gpu.shared nvidia.com/mig-1g.10gb nvidia.com/mig-1g.5gb] 1\n" +
-			"shared-namespaces [nvidia.com/a100 nvidia.com/gpu nvidia.com/gpu.shared nvidia.com/mig-1g.10gb nvidia.com/mig-1g.5gb] 0"},
-		{"own profiles", "{config: {map: {a: 'sharing: " + slices2 + "', b: " + half + ", c: 'version: v1', d: '[', e: 'sharing: 3', f: 'sharing: {timeSlicing: {resources: [1]}}'}}, " + on + "}",
+		{"the chart's profiles, whole GPUs by default", on, "one-share [nvidia.com/gpu.shared] 1\nshared-namespaces [nvidia.com/gpu.shared] 0"},
+		{"the chart's profiles, shares by default", "{config: {default: time-slicing-10}, " + on + "}", "one-share [nvidia.com/gpu nvidia.com/gpu.shared] 1\nshared-namespaces [nvidia.com/gpu nvidia.com/gpu.shared] 0"},
+		{"the examples", "{config: {examples: true}, admission: {oneSharePerContainer: true}}", "one-share [nvidia.com/a100 nvidia.com/gpu.shared nvidia.com/mig-1g.10gb nvidia.com/mig-1g.5gb] 1"},
+		{"all that the chart's profiles share", "admission: {oneSharePerContainer: true, sharedResources: [nvidia.com/gpu, nvidia.com/gpu.shared]}", "one-share [nvidia.com/gpu nvidia.com/gpu.shared] 1"},
+		{"own profiles", "{config: {map: {a: 'sharing: " + slices2 + "', b: " + half + ", c: 'version: v1'}}, " + on + "}",
 			"one-share [nvidia.com/c nvidia.com/gpu nvidia.com/gpu.shared] 1\nshared-namespaces [nvidia.com/c nvidia.com/gpu nvidia.com/gpu.shared] 0"},
-		{"MPS", "{config: {map: {a: 'sharing: {mps: {resources: [{name: gpu, rename: gpu.mps, replicas: 2}]}}'}}, admission: {oneSharePerContainer: true}}", "one-share [nvidia.com/gpu.mps] 1"},
+		{"MPS", "{mps: {enabled: true}, config: {map: {a: 'sharing: {mps: {resources: [{name: gpu, rename: gpu.mps, replicas: 2}]}}'}}, admission: {oneSharePerContainer: true}}", "one-share [nvidia.com/gpu.mps] 1"},
 		{"named", "{config: {name: own}, admission: {oneSharePerContainer: true, sharedResources: [a/b]}}", "one-share [a/b] 1"},
 		{"more than what is shared", "{config: {map: {b: " + half + "}}, admission: {oneSharePerContainer: true, sharedResources: [a/b, nvidia.com/gpu]}}", "one-share [a/b nvidia.com/gpu] 1"},
 		{"strict", "admission: {mostPerContainer: {nvidia.com/gpu.shared: 8, Example.com/a_b: 2, example.com/a-b: 3}}",

@@ -68,7 +68,7 @@ func TestManifest(t *testing.T) {
 		t.Errorf("the manifest is not the chart's, `make manifest` writes it (-want +got):\n%s", diff)
 	}
 	objects := decode(t, string(want))
-	if diff := cmp.Diff(profiles(t), configMap(t, objects)); diff != "" {
+	if diff := cmp.Diff(defaultProfiles(t), configMap(t, objects)); diff != "" {
 		t.Errorf("profiles of the repository and of the manifest (-want +got):\n%s", diff)
 	}
 	if len(objects) < 8 {

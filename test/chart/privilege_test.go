@@ -17,13 +17,13 @@ import (
 func TestPrivileges(t *testing.T) {
 	without := privileges(t, "{}")
 	if diff := cmp.Diff([]string{
+		"/dev/null, read-only",
 		"/var/lib/kubelet/device-plugins",
 		"/var/lib/kubelet/pod-resources, read-only",
 		"ClusterRole events create,patch",
 		"ClusterRole nodes get,list,watch,patch",
 		"ClusterRole nodes/status patch",
 		"Role configmaps/virgate-profiles get,list,watch",
-		"capability SYS_ADMIN",
 		"no escalation",
 		"no privilege",
 		"own Node only",
@@ -33,6 +33,7 @@ func TestPrivileges(t *testing.T) {
 	}, without); diff != "" {
 		t.Errorf("the default values (-want +got):\n%s", diff)
 	}
+	admin, visible := []string{"capability SYS_ADMIN"}, []string{"/dev/null, read-only"} // Instead of the one the other.
 	for _, test := range []struct {
 		values      string
 		more, fewer []string
@@ -42,11 +43,16 @@ func TestPrivileges(t *testing.T) {
 		{"nvidiaDriverRoot: /run/nvidia/driver", []string{"/run/nvidia/driver, read-only"}, nil},
 		{"driverMounts: {enabled: true}", []string{"/, read-only"}, nil},
 		{"driverAccess: privileged", []string{"/, read-only", "privileged"},
-			[]string{"capability SYS_ADMIN", "no escalation", "no privilege", "read-only root", "seccomp RuntimeDefault", "uid 0, capabilities dropped"}},
-		{"migStrategy: mixed", nil, nil},
-		{"migStrategy: none", []string{"/dev/null, read-only"}, []string{"capability SYS_ADMIN"}},
-		{"mig: {monitor: false}", []string{"/dev/null, read-only"}, []string{"capability SYS_ADMIN"}},
-		{"mig: {manage: true}", []string{"/var/run/cdi, read-only", "PIDs of the host"}, nil},
+			[]string{"/dev/null, read-only", "no escalation", "no privilege", "read-only root", "seccomp RuntimeDefault", "uid 0, capabilities dropped"}},
+		{"migStrategy: mixed", admin, visible},
+		{"migStrategy: none", nil, nil},
+		{"mig: {monitor: false}", nil, nil},
+		{"mig: {monitor: true}", admin, visible},
+		{"mig: {manage: true}", []string{"/var/run/cdi, read-only", "PIDs of the host", "capability SYS_ADMIN"}, visible},
+		{"config: {examples: true}", nil, nil},
+		{"{config: {map: {a: 'flags: {migStrategy: mixed}'}}, mig: {monitor: false}}", nil, nil},
+		{"config: {name: virgate-profiles}", admin, visible},
+		{"{config: {name: virgate-profiles}, mig: {monitor: false}}", nil, nil},
 		{"{metrics: {perContainer: true}, memoryGuard: {evict: true}}", []string{"ClusterRole pods list,watch", "ClusterRole pods/eviction create", "PIDs of the host"}, nil},
 		{"dra: {enabled: true}", []string{
 			"/var/lib/kubelet/plugins/gpu.virgate.github.io", "/var/lib/kubelet/plugins_registry", "/var/run/cdi", "ClusterRole resourceclaims get,list",
@@ -57,16 +63,16 @@ func TestPrivileges(t *testing.T) {
 			"/var/lib/kubelet/plugins/gpu.virgate.github.io", "/var/lib/kubelet/plugins_registry", "/var/run/cdi", "ClusterRole resourceclaims get,list",
 			"ClusterRole resourceslices list,watch,create,update,delete",
 		}, []string{"own Node only"}},
-		{"gpuSettings: {manage: true}", []string{"/, read-only", "capability SYS_CHROOT"}, nil},
+		{"gpuSettings: {manage: true}", []string{"/, read-only", "capability SYS_ADMIN", "capability SYS_CHROOT"}, visible},
 		{"mps: {enabled: true}", []string{"/run/nvidia/mps", "/run/nvidia/mps/shm", "PIDs of the host", "privileged mount-shm", "privileged mps"}, nil},
-		{"{mps: {enabled: true, root: /srv/mps}, node: sim:dgx-a100}", []string{"/srv/mps", "/srv/mps/shm", "PIDs of the host", "privileged mount-shm", "privileged mps"}, []string{"capability SYS_ADMIN"}},
+		{"{mps: {enabled: true, root: /srv/mps}, node: sim:dgx-a100}", []string{"/srv/mps", "/srv/mps/shm", "PIDs of the host", "privileged mount-shm", "privileged mps"}, visible},
 		{"mps: {root: /srv/mps}", nil, nil},
-		{"mig: {reset: true}", []string{"/, read-only", "PIDs of the host", "capability SYS_CHROOT"}, nil},
-		{"{mig: {reset: true, monitor: false}, nvidiaDriverRoot: /run/nvidia/driver}", []string{"/run/nvidia/driver, read-only", "PIDs of the host", "capability SYS_CHROOT"}, nil},
-		{"node: sim:dgx-a100", nil, []string{"capability SYS_ADMIN"}},
+		{"mig: {reset: true}", []string{"/, read-only", "PIDs of the host", "capability SYS_ADMIN", "capability SYS_CHROOT"}, visible},
+		{"{mig: {reset: true, monitor: false}, nvidiaDriverRoot: /run/nvidia/driver}", []string{"/run/nvidia/driver, read-only", "PIDs of the host", "capability SYS_ADMIN", "capability SYS_CHROOT"}, visible},
+		{"node: sim:dgx-a100", nil, visible},
 		{"metrics: {perContainer: true}", []string{"ClusterRole pods list,watch", "PIDs of the host"}, nil},
 		{"{devicePlugin: {enableHostNetwork: true}, updateStrategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 1}}}", []string{"network of the host"}, nil},
-		{"config: {default: ''}", []string{"/dev/null, read-only"}, []string{"Role configmaps/virgate-profiles get,list,watch", "capability SYS_ADMIN"}},
+		{"config: {default: ''}", nil, []string{"Role configmaps/virgate-profiles get,list,watch"}},
 		{"admission: {ownNode: false}", nil, []string{"own Node only"}},
 		{"report: {removeStaleResources: true}", nil, nil},
 		{"networkPolicy: {enabled: true}", nil, nil},
@@ -85,33 +91,36 @@ func TestPrivileges(t *testing.T) {
 	}
 }
 
-// TestMIGIsServedWhereAProfileMay holds when the container has SYS_ADMIN, without which
+// TestMIGIsReadWhereAValueSaysSo holds when the container has SYS_ADMIN, without which
 // the driver lets nobody read partitions, and what it asks of NVIDIA's runtime for
 // that: the variables only with the capability, because the runtime starts no container
 // that has them without; and where it lacks the capability a mount that says what
 // NVIDIA_VISIBLE_DEVICES says, because a runtime with
 // accept-nvidia-visible-devices-envvar-when-unprivileged=false would ignore it.
-func TestMIGIsServedWhereAProfileMay(t *testing.T) {
+func TestMIGIsReadWhereAValueSaysSo(t *testing.T) {
 	const monitor, manage, plain = "SYS_ADMIN monitor", "SYS_ADMIN config monitor", "by mount"
 	for _, test := range []struct{ name, values, want string }{
-		{"the chart's profiles, which a label chooses", "{}", monitor},
+		{"the chart's profiles", "{}", plain},
+		{"the examples, which a label chooses", "config: {examples: true}", plain},
+		{"the examples, and the right to read", "{config: {examples: true}, mig: {monitor: true}}", monitor},
 		{"no profiles", "config: {default: ''}", plain},
 		{"strategy none for all profiles", "migStrategy: none", plain},
 		{"strategy single for all profiles", "{migStrategy: single, config: {default: ''}}", monitor},
 		{"profiles that share", "config: {map: {a: 'version: v1', b: 'flags: {migStrategy: none}', c: 'flags: {}', d: 'flags:'}}", plain},
-		{"one of the profiles", "config: {map: {a: 'version: v1', b: 'flags: {migStrategy: mixed}'}}", monitor},
+		{"a profile with partitions, without the right to read them", "{config: {map: {a: 'version: v1', b: 'flags: {migStrategy: mixed}'}}, mig: {monitor: false}}", plain},
 		{"one of the profiles, but strategy none", "{migStrategy: none, config: {map: {b: 'flags: {migStrategy: mixed}'}}}", plain},
-		{"a profile that is no YAML", "config: {map: {a: '[', b: '- 1', c: ''}}", plain},
+		{"an empty profile", "config: {map: {c: ''}}", plain},
 		{"a ConfigMap that the chart cannot read", "config: {name: own}", monitor},
 		{"the same, forbidden", "{config: {name: own}, mig: {monitor: false}}", plain},
 		{"asked for", "{migStrategy: none, mig: {monitor: true}}", monitor},
 		{"to manage", "{migStrategy: none, mig: {manage: true}}", manage},
+		{"a ConfigMap that the chart cannot read, but strategy none", "{config: {name: own}, migStrategy: none}", plain},
 		{"simulated", "node: sim:dgx-a100", ""},
 		{"simulated, to manage", "{node: sim:dgx-a100, mig: {manage: true}}", manage},
 		{"a privileged container", "{driverAccess: privileged, mig: {manage: true}}", "privileged"},
 		{"a context without the capability", "securityContext: {runAsUser: 0}", plain},
 		{"a context without the capability, to manage", "{mig: {manage: true}, securityContext: {capabilities: {drop: [ALL]}}}", plain},
-		{"a context with the capability", "securityContext: {capabilities: {add: [SYS_ADMIN]}}", monitor},
+		{"a context with the capability", "{mig: {monitor: true}, securityContext: {capabilities: {add: [SYS_ADMIN]}}}", monitor},
 		{"a privileged context", "{mig: {manage: true}, securityContext: {privileged: true}}", "privileged config monitor"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -129,7 +129,7 @@ func (s schema) allowed() string {
 		texts = append(texts, types)
 	case []any:
 		for _, name := range types {
-			if name != "null" {
+			if name != "null" && (name != "string" || s.MaxLength == nil) { // --set NAME= gives an empty text for nothing.
 				texts = append(texts, fmt.Sprint(name))
 			}
 		}

@@ -16,6 +16,8 @@ type schema struct {
 	// Type is a name or a list of names.
 	Type any
 	Enum []any
+	// MaxLength of a text is 0 for a list or a mapping that may be an empty text, too.
+	MaxLength *int `json:"maxLength"`
 }
 
 // paths are those of the values that the schema knows, without values.global,

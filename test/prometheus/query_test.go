@@ -208,7 +208,8 @@ func (e expression) unknown(known map[string][]string) (problems []string) {
 }
 
 var (
-	tokens = regexp.MustCompile("\"(?:[^\"\\\\]|\\\\.)*\"|'(?:[^'\\\\]|\\\\.)*'|`[^`]*`" + // strings
+	comment = regexp.MustCompile(`(?m) # .*$`)
+	tokens  = regexp.MustCompile("\"(?:[^\"\\\\]|\\\\.)*\"|'(?:[^'\\\\]|\\\\.)*'|`[^`]*`" + // strings
 		`|\[[^\]]*\]` + // ranges
 		`|[0-9][0-9a-zA-Z_.]*` + // numbers and durations
 		`|[a-zA-Z_:][a-zA-Z0-9_:]*` + // names
@@ -220,7 +221,7 @@ var (
 // the grammar as it takes to tell metrics, labels and functions apart.
 func scan(text string) expression {
 	var e expression
-	words := tokens.FindAllString(text, -1)
+	words := tokens.FindAllString(comment.ReplaceAllString(text, ""), -1)
 	after := func(i int) string {
 		if i+1 < len(words) {
 			return words[i+1]

@@ -42,7 +42,7 @@ func TestQuietClusterRaisesNoAlert(t *testing.T) {
 		"mig-mixed": "dgx-a100+all-balanced", "mig-replicas": "boards: [{model: a100-40, layout: all-1g.5gb}, {model: a100-80, layout: all-1g.10gb}]", "mig-single": "dgx-a100+all-1g.5gb",
 		"mig-balanced": exclusive, "mig-layouts": exclusive, "names-by-model": exclusive, "side-by-side": "boards: [{model: a100-40, count: 3}, {model: a100-40, layout: all-1g.5gb}]",
 	}
-	files, err := filepath.Glob(repository + "/charts/virgate/profiles/*.yaml")
+	files, err := filepath.Glob(repository + "/charts/virgate/[pe]*/*.yaml")
 	if err != nil || len(files) < 5 {
 		t.Fatal(files, err)
 	}

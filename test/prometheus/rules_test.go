@@ -75,6 +75,46 @@ func TestEveryRuleHasAScript(t *testing.T) {
 	}
 }
 
+// indexAndModel is how a text says which GPU is meant, where that is known.
+const indexAndModel = `{{ with query (printf "virgate_gpu_info{node=%q,gpu_uuid=%q}" $labels.node $labels.gpu_uuid) }}{{ first . | label "index" }} ({{ first . | label "model" }}), {{ end }}{{ $labels.gpu_uuid }}`
+
+// TestThresholds holds that an alert has one number at most that users may replace, that its text
+// does not repeat it, and that the page names it.
+func TestThresholds(t *testing.T) {
+	page, err := os.ReadFile(questionFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	marked := regexp.MustCompile(`([0-9.]+) # threshold`)
+	rows := regexp.MustCompile("(?m)^\\| `(Virgate[A-Za-z]+)` \\| ([0-9.]+) \\|").FindAllStringSubmatch(string(page), -1)
+	documented := map[string]string{}
+	for _, row := range rows {
+		documented[row[1]] = row[2]
+	}
+	replaceable := map[string]string{}
+	for _, rule := range allRules(t) {
+		found := marked.FindAllStringSubmatch(rule.Expression, -1)
+		if len(found) > 1 || len(found) != strings.Count(rule.Expression, "#") {
+			t.Errorf("alert %s: thresholds %q in %s", rule.Alert, found, rule.Expression)
+		}
+		for _, threshold := range found {
+			replaceable[rule.Alert] = threshold[1]
+		}
+	}
+	if diff := cmp.Diff(replaceable, documented); diff != "" || len(replaceable) == 0 {
+		t.Errorf("thresholds of the rules and those in docs/monitoring.md (-rules +page):\n%s", diff)
+	}
+}
+
+// TestAlertsByDesign holds that what sharing is for wakes nobody up.
+func TestAlertsByDesign(t *testing.T) {
+	for _, rule := range allRules(t) {
+		if slices.Contains([]string{"VirgateTenantsMixed", "VirgateLowUtilization", "VirgateHighUtilization", "VirgateNoFreeShares"}, rule.Alert) && rule.Labels["severity"] != "info" {
+			t.Errorf("alert %s: severity %s", rule.Alert, rule.Labels["severity"])
+		}
+	}
+}
+
 // TestAlertsSayWhatToDo holds the form of alerts: how urgent, what it means, where
 // as far as the expression keeps it, and a section of the runbook that exists.
 func TestAlertsSayWhatToDo(t *testing.T) {
@@ -104,6 +144,9 @@ func TestAlertsSayWhatToDo(t *testing.T) {
 			if slices.Contains(scan(rule.Expression).kept(), label) && !strings.Contains(description, "$labels."+label) {
 				t.Errorf("alert %s: the description does not name the %s", rule.Alert, label)
 			}
+		}
+		if slices.Contains(scan(rule.Expression).kept(), "gpu_uuid") && !strings.Contains(description, indexAndModel) {
+			t.Errorf("alert %s: the description lacks the GPU's index and model, which is: %s", rule.Alert, indexAndModel)
 		}
 	}
 	slices.Sort(alerts)

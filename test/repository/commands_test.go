@@ -88,7 +88,7 @@ func TestCommands(t *testing.T) {
 	for from, text := range documents(t) {
 		for _, c := range commands(text) {
 			depth := 0
-			for depth < len(c.words) && strings.Contains(p.helpOf(t, c.words[:depth]...), "\n   "+c.words[depth]+" ") {
+			for depth < len(c.words) && regexp.MustCompile("(?m)^ {3,5}"+c.words[depth]+" ").MatchString(p.helpOf(t, c.words[:depth]...)) {
 				depth++
 			}
 			if depth == 0 && c.words[0] != "config-manager" {

@@ -18,7 +18,7 @@ import (
 // the page about them, to what the profile that they are for offers. What they say to the
 // scheduler, test/kubernetes/api tries; the controllers of Kueue and Karpenter run nowhere here.
 func TestSchedulingExamples(t *testing.T) {
-	const profile = "configs/examples/time-slicing-renamed.yaml"
+	const profile = "configs/examples/time-slicing-4-renamed.yaml"
 	data, err := os.ReadFile(filepath.Join(repository, profile))
 	if err != nil {
 		t.Fatal(err)

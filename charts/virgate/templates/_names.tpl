@@ -36,6 +36,23 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ include "virgate.selectorLabels" . }}
 {{- end -}}
 
+{{- /* The chart's labels and those of a value, which replace them. */ -}}
+{{- define "virgate.labelsWith" -}}
+{{- $labels := include "virgate.labels" (first .) | fromYaml -}}
+{{- range $name, $value := last . -}}{{- $_ := set $labels $name (toString $value) -}}{{- end -}}
+{{- toYaml $labels -}}
+{{- end -}}
+
+{{- define "virgate.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{- printf "%s@%s" .repository .digest -}}
+{{- else -}}
+{{- printf "%s:%s" .repository (.tag | default $.Chart.AppVersion) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* The profile of nodes without a label. None is known of a ConfigMap of the
 user's own, whose one profile or whose profile "default" the program finds. */ -}}
 {{- define "virgate.defaultProfile" -}}
@@ -51,6 +68,8 @@ exclusive
 {{- define "virgate.configMap" -}}
 {{- if and .Values.config.name .Values.config.map -}}
 {{- fail "config: name and map exclude each other" -}}
+{{- else if and .Values.config.examples (or .Values.config.name .Values.config.map) -}}
+{{- fail "config.examples: name and map replace the chart's profiles, so that there are no examples: leave it out" -}}
 {{- else if .Values.config.name -}}
 {{- .Values.config.name -}}
 {{- else if or .Values.config.map (include "virgate.defaultProfile" .) -}}
@@ -65,16 +84,41 @@ user's own, which the chart cannot read. */ -}}
 {{- if .Values.config.map -}}
 {{- $profiles = .Values.config.map -}}
 {{- else if and (include "virgate.configMap" .) (not .Values.config.name) -}}
-{{- range $path, $text := .Files.Glob "profiles/*.yaml" -}}{{- $_ := set $profiles (base $path | trimSuffix ".yaml") (toString $text) -}}{{- end -}}
+{{- range $path, $text := .Files.Glob (ternary "{profiles,examples}/*.yaml" "profiles/*.yaml" .Values.config.examples) -}}
+{{- $_ := set $profiles (base $path | trimSuffix ".yaml") (toString $text) -}}
+{{- end -}}
+{{- if include "virgate.onlyRenamed" . -}}
+{{- $default := include "virgate.defaultProfile" . -}}
+{{- if not (hasKey (include "virgate.sharedBy" (get $profiles $default) | fromJson) "nvidia.com/gpu") -}}
+{{- range $name := keys $profiles -}}
+{{- if hasKey (include "virgate.sharedBy" (get $profiles $name) | fromJson) "nvidia.com/gpu" -}}{{- $_ := unset $profiles $name -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- toJson $profiles -}}
+{{- end -}}
+
+{{- /* Whether an admission policy for shares goes by the chart's own profiles. It knows
+resources by their names alone, so none may be shared on one node and whole on another. */ -}}
+{{- define "virgate.onlyRenamed" -}}
+{{- $admission := .Values.admission -}}
+{{- if and (or $admission.oneSharePerContainer $admission.sharesNeedNamespaceLabel) (not $admission.sharedResources) (not .Values.config.map) (not .Values.config.name) }}true{{ end -}}
 {{- end -}}
 
 {{- /* The resources that those profiles share, as JSON, each with one that does. */ -}}
 {{- define "virgate.sharedNames" -}}
 {{- $shared := dict -}}
 {{- range $profile, $text := include "virgate.profiles" . | fromJson -}}
-{{- $sharing := get (fromYaml $text) "sharing" -}}
+{{- range $name, $_ := include "virgate.sharedBy" $text | fromJson -}}{{- $_ := set $shared $name $profile -}}{{- end -}}
+{{- end -}}
+{{- toJson $shared -}}
+{{- end -}}
+
+{{- /* The resources that a profile shares, as the keys of a JSON object. */ -}}
+{{- define "virgate.sharedBy" -}}
+{{- $shared := dict -}}
+{{- $sharing := get (default "" . | fromYaml) "sharing" -}}
 {{- range $way := list "timeSlicing" "mps" -}}
 {{- $slices := kindIs "map" $sharing | ternary $sharing dict | dig $way dict -}}
 {{- $entries := kindIs "map" $slices | ternary $slices dict | dig "resources" list -}}
@@ -82,8 +126,7 @@ user's own, which the chart cannot read. */ -}}
 {{- if and (kindIs "map" $entry) (ne "1" (get $entry "replicas" | toString)) -}}
 {{- $suffix := eq "true" (get $slices "renameByDefault" | toString) | ternary ".shared" "" -}}
 {{- $name := get $entry "rename" | default (printf "%v%s" (get $entry "name") $suffix) | toString -}}
-{{- $_ := set $shared (contains "/" $name | ternary $name (printf "nvidia.com/%s" $name)) $profile -}}
-{{- end -}}
+{{- $_ := set $shared (contains "/" $name | ternary $name (printf "nvidia.com/%s" $name)) true -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -103,28 +146,10 @@ true
 {{- end -}}
 {{- end -}}
 
-{{- /* Whether a profile may serve partitions: by the value migStrategy, which replaces
-the profiles' own, or else by any profile that a node can choose. The chart cannot read
-a ConfigMap of the user's own, which may, as in NVIDIA's chart. */ -}}
-{{- define "virgate.servesMIG" -}}
-{{- $result := dict -}}
-{{- if .Values.migStrategy -}}
-{{- if ne .Values.migStrategy "none" -}}{{- $_ := set $result "serves" true -}}{{- end -}}
-{{- else if .Values.config.name -}}
-{{- $_ := set $result "serves" true -}}
-{{- else -}}
-{{- range include "virgate.profiles" . | fromJson -}}
-{{- $flags := get (fromYaml .) "flags" -}}
-{{- if kindIs "map" $flags -}}
-{{- if ne "none" (get $flags "migStrategy" | default "none" | toString) -}}{{- $_ := set $result "serves" true -}}{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- if $result.serves }}true{{ end -}}
-{{- end -}}
-
 {{- /* Whether the plugin is to read partitions, which the driver lets nobody do without
-SYS_ADMIN. A simulated node asks nothing of the kind. */ -}}
+SYS_ADMIN. A right comes only with the value that names it; profiles bring none, but those
+of a ConfigMap of the user's own, which the chart cannot read, as in NVIDIA's chart. A
+simulated node asks nothing of the kind. */ -}}
 {{- define "virgate.monitorsMIG" -}}
 {{- if and .Values.mig.manage (eq "false" (toString .Values.mig.monitor)) -}}
 {{- fail "mig.monitor: false, but mig.manage needs the same right: leave mig.monitor out" -}}
@@ -132,7 +157,7 @@ SYS_ADMIN. A simulated node asks nothing of the kind. */ -}}
 {{- if or .Values.mig.manage (eq "true" (toString .Values.mig.monitor)) -}}
 true
 {{- else if and (kindIs "invalid" .Values.mig.monitor) (not (regexMatch "^(sim|trace):" .Values.node)) -}}
-{{- include "virgate.servesMIG" . -}}
+{{- if .Values.migStrategy }}{{ if ne .Values.migStrategy "none" }}true{{ end }}{{ else if .Values.config.name }}true{{ end -}}
 {{- end -}}
 {{- end -}}
 
@@ -151,7 +176,7 @@ true
 
 {{- /* A container, but for its name, that takes from the node what Virgate has left there. */ -}}
 {{- define "virgate.uninstall" -}}
-image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}
+image: {{ include "virgate.image" . }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 args: [uninstall, --host, --node=$(NODE_NAME)]
 env:
@@ -187,3 +212,20 @@ volumeMounts:
 {{- define "virgate.draDriver" -}}
 {{ ternary "gpu.nvidia.com" "gpu.virgate.github.io" .Values.dra.nvidiaNames }}
 {{- end }}
+
+{{- /* The labels of the nodes that the DaemonSet runs on, a line for each set of them, as
+kubectl get nodes -l takes it; a line without any stands for all nodes. */ -}}
+{{- define "virgate.nodes" -}}
+{{- $all := list -}}
+{{- range $key, $value := .Values.nodeSelector | default dict -}}{{- $all = append $all (printf "%s=%v" $key $value) -}}{{- end -}}
+{{- $terms := .Values.affinity | default dict | dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "nodeSelectorTerms" list -}}
+{{- range $terms | default (list dict) }}
+{{- $labels := $all -}}
+{{- range get . "matchExpressions" | default list -}}
+{{- $values := get . "values" | default list | join "," -}}
+{{- $texts := dict "In" (printf (contains "," $values | ternary "%s in (%s)" "%s=%s") .key $values) "NotIn" (printf "%s notin (%s)" .key $values) "Exists" .key "DoesNotExist" (printf "!%s" .key) "Gt" (printf "%s>%s" .key $values) "Lt" (printf "%s<%s" .key $values) -}}
+{{- $labels = append $labels (get $texts .operator) -}}
+{{- end }}
+{{ join "," $labels }}
+{{- end -}}
+{{- end -}}

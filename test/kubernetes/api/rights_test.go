@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -283,7 +285,7 @@ func (s *server) applyFile(path string) {
 // and at most 8 of nvidia.com/gpu.shared.
 func testSharePolicies(t *testing.T, s *server) {
 	var policies []string
-	for name, part := range map[string]string{"everything": "", "overrides": "-most-"} {
+	for name, part := range map[string]string{"everything": "", "overrides": "-most-", "dra": "-claims\n"} {
 		rendered, err := os.ReadFile("../../chart/testdata/" + name + ".golden.yaml")
 		s.must(err)
 		for document := range strings.SplitSeq(string(rendered), "\n---\n") {
@@ -292,8 +294,8 @@ func testSharePolicies(t *testing.T, s *server) {
 			}
 		}
 	}
-	if len(policies) != 6 {
-		t.Fatalf("%d policies and bindings, want 3 of each", len(policies))
+	if len(policies) != 12 {
+		t.Fatalf("%d policies and bindings, want 6 of each", len(policies))
 	}
 	file := filepath.Join(t.TempDir(), "policies.yaml")
 	write(t, file, strings.Join(policies, "\n---\n"))
@@ -335,9 +337,77 @@ func testSharePolicies(t *testing.T, s *server) {
 		{"default", "nvidia.com/gpu.shared", "9", false, most},
 		{"default", "nvidia.com/gpu.shared", "9", true, most},
 		{"default", "cpu", "9", false, ""},
+		{"kube-system", "nvidia.com/gpu", "2", false, ""},
 	} {
 		if err := try(test.space, test.name, test.count, test.initially); (err == nil) != (test.refused == "") || err != nil && !strings.Contains(err.Error(), test.refused) {
 			t.Errorf("%s asks for %s of %s (at first: %t): got %v, want %q", test.space, test.count, test.name, test.initially, err, test.refused)
+		}
+	}
+	testClaimPolicies(t, s)
+}
+
+// testClaimPolicies has the API server judge claims and templates by those policies.
+func testClaimPolicies(t *testing.T, s *server) {
+	const gpu, renamed, one, place = "virgate-gpu.nvidia.com", "virgate-gpu.shared.nvidia.com", "a claim may have at most one share", "virgate.github.io/shared-gpus=allowed"
+	request := func(class string, count int64, capacity ...string) resourceapi.DeviceRequest {
+		exactly := &resourceapi.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
+		if count == 0 {
+			exactly.AllocationMode = resourceapi.DeviceAllocationModeAll
+		}
+		if len(capacity) > 0 {
+			exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{resourceapi.QualifiedName(capacity[0]): resource.MustParse(capacity[1])}}
+		}
+		return resourceapi.DeviceRequest{Exactly: exactly}
+	}
+	either := func(class string, count int64) resourceapi.DeviceRequest {
+		return resourceapi.DeviceRequest{FirstAvailable: []resourceapi.DeviceSubRequest{
+			{Name: "other", DeviceClassName: "other", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 3},
+			{Name: "share", DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count},
+		}}
+	}
+	type requests = []resourceapi.DeviceRequest
+	try := func(space string, asks requests) (claim, template error) {
+		spec := resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: asks}}
+		dry, name := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}, metav1.ObjectMeta{GenerateName: "c-"}
+		_, claim = s.admin.ResourceV1().ResourceClaims(space).Create(t.Context(), &resourceapi.ResourceClaim{ObjectMeta: name, Spec: spec}, dry)
+		_, template = s.admin.ResourceV1().ResourceClaimTemplates(space).Create(t.Context(), &resourceapi.ResourceClaimTemplate{ObjectMeta: name, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}}, dry)
+		return claim, template
+	}
+	s.await("the policies about claims to hold", func() bool {
+		share, two := request(gpu, 1), request(gpu, 2)
+		share.Name, two.Name = "r", "r"
+		_, unlabelled := try("default", requests{share})
+		_, several := try("sharing", requests{two})
+		return unlabelled != nil && several != nil
+	})
+	for _, test := range []struct {
+		name, space string
+		requests    requests
+		refused     string
+	}{
+		{"a share", "default", requests{request(gpu, 1)}, place},
+		{"a share as the second choice", "default", requests{either(gpu, 1)}, place},
+		{"all of them", "default", requests{request(gpu, 0)}, "ValidatingAdmissionPolicy"},
+		{"another class", "default", requests{request("other", 9)}, ""},
+		{"the cluster's own", "kube-system", requests{request(gpu, 9)}, ""},
+		{"a share where it may be", "sharing", requests{request(gpu, 1)}, ""},
+		{"with memory", "sharing", requests{request(gpu, 1, "memory", "16Gi")}, ""},
+		{"a share as the second choice, where it may be", "sharing", requests{either(gpu, 1)}, ""},
+		{"of two devices", "sharing", requests{request(gpu, 2)}, one},
+		{"by two requests", "sharing", requests{request(gpu, 1), request(renamed, 1)}, one},
+		{"two of one device", "sharing", requests{request(gpu, 1, "shares", "2")}, one},
+		{"two by the whole name", "sharing", requests{request(gpu, 1, "gpu.virgate.github.io/shares", "2")}, one},
+		{"two as the second choice", "sharing", requests{either(gpu, 2)}, one},
+		{"more than there are", "sharing", requests{request(renamed, 3, "shares", "3")}, "ValidatingAdmissionPolicy"},
+	} {
+		for i := range test.requests {
+			test.requests[i].Name = fmt.Sprintf("r%d", i)
+		}
+		claim, template := try(test.space, test.requests)
+		for what, err := range map[string]error{"claim": claim, "template": template} {
+			if (err == nil) != (test.refused == "") || err != nil && !strings.Contains(err.Error(), test.refused) {
+				t.Errorf("%s, in a %s: got %v, want %q", test.name, what, err, test.refused)
+			}
 		}
 	}
 }

@@ -236,22 +236,6 @@ func removeObject(t *testing.T, objects dynamic.ResourceInterface, name string) 
 	}
 }
 
-// testDefaultValues installs the chart as a new user does: every GPU is whole, and one
-// value shares them.
-func testDefaultValues(t *testing.T, c *cluster) {
-	began := time.Now()
-	c.upgradeAsIs(t, "node=sim:dgx-a100")
-	c.awaitLists(t)
-	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 8})
-	c.report.note("helm install to allocatable", took(began))
-	c.install(t, "node=sim:dgx-a100", fourShares)
-	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 32})
-	c.run(t, pod("first", "nvidia.com/gpu", 1))
-	if got := c.printedVariable(t, "first", "NVIDIA_VISIBLE_DEVICES"); !strings.HasPrefix(got, "GPU-") || strings.Contains(got, ",") {
-		t.Errorf("the pod sees %q, want one GPU", got)
-	}
-}
-
 // testManifest has the API server accept the static manifest and the node start
 // its pod; without a driver here it has nothing to offer.
 func testManifest(t *testing.T, c *cluster) {

@@ -76,7 +76,7 @@ func TestKubernetes(t *testing.T) {
 		name  string
 		play  func(*testing.T, *cluster)
 	}{
-		{1, "default values", testDefaultValues},
+		{1, "documents", testDocuments},
 		{1, "shares", testShares},
 		{1, "partitions", testPartitions},
 		{1, "storm", testStorm},

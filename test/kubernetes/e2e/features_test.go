@@ -27,9 +27,9 @@ func testFeatureLabels(t *testing.T, c *cluster) {
 	})
 
 	t.Run("profile", func(t *testing.T) {
-		c.label(t, "time-slicing-renamed")
+		c.label(t, "time-slicing-4-renamed")
 		defer c.label(t, "")
-		c.awaitProfile(t, "time-slicing-renamed", "applied")
+		c.awaitProfile(t, "time-slicing-4-renamed", "applied")
 		node := c.node(t) // Whoever sees the profile sees its labels.
 		for name, want := range map[string]string{"gpu.replicas": "4", "gpu.shared.count": "8", byNode[len("nvidia.com/"):]: "true"} {
 			if got := node.Labels["nvidia.com/"+name]; got != want {

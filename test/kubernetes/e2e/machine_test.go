@@ -61,6 +61,7 @@ func build(folder, cache string) error {
 	steps := []step{
 		{root, nil, []string{"make", "--no-print-directory", "build", "OUTPUT=" + filepath.Join(folder, "virgate")}},
 		{image, static, []string{"go", "build", "-ldflags=-s -w", "-o", filepath.Join(folder, "shell"), "./shell"}},
+		{".", nil, []string{"go", "build", "-ldflags=-s -w", "-o", filepath.Join(folder, "kubectl"), "./kubectl"}}, // Most of its packages are built for this test, too.
 		{".", static, []string{"go", "build", "-ldflags=-s -w", "-o", filepath.Join(folder, "workload"), "./workload"}},
 		{root, static, []string{"go", "build", "-ldflags=-s -w", "-o", filepath.Join(folder, "mpscontrol"), "./test/mpscontrol"}},
 		{image, nil, []string{"go", "build", "-ldflags=-s -w", "-o", filepath.Join(folder, "image"), "."}},
@@ -124,8 +125,8 @@ type image struct{ program, file, reference string }
 // The images of the tests; the program's stands also for a second version of it.
 const (
 	workloadImage = "virgate.test/workload:1"
-	virgateImage  = "docker.io/library/virgate:"
-	version       = "0.1.0" // the chart's appVersion
+	virgateImage  = "virgate:" // as make image-tar names it
+	version       = "0.1.0"    // the chart's appVersion
 	nextVersion   = "0.1.1-e2e"
 )
 

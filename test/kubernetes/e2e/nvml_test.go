@@ -51,7 +51,8 @@ func testNVML(t *testing.T, c *cluster) {
 	t.Run("layouts", func(t *testing.T) { c.makesLayouts(t, whole) })
 	t.Run("layouts, SYS_ADMIN forbidden", func(t *testing.T) {
 		began := time.Now()
-		c.installOn(t, whole, "migStrategy=mixed", "mig.monitor=false", "config.map.balanced="+layoutProfile("all-balanced"), "config.default=balanced")
+		c.profiles(t, "forbidden", map[string]string{"balanced": layoutProfile("all-balanced")}) // In config.map it would be refused.
+		c.installOn(t, whole, "migStrategy=mixed", "mig.monitor=false", "config.name=forbidden", "config.default=balanced")
 		c.awaitEvent(t, began, "MIGFailed", "GPU 0", "SYS_ADMIN", "NVIDIA_MIG_CONFIG_DEVICES=all")
 		c.awaitEvent(t, began, "MIGFailed", "GPU 1", "SYS_ADMIN", "NVIDIA_MIG_CONFIG_DEVICES=all")
 		c.serves(t, wholeGPUs)

@@ -322,7 +322,7 @@ func testPrometheus(t *testing.T, c *cluster) {
 		}
 		t.Skip("prometheus is not installed")
 	}
-	settings := []string{"node=sim:dgx-a100", "config.map.good=version: v1", "config.map.wrong=sharing: 3", "config.default=good", "metrics.rules.enabled=true"}
+	settings := []string{"node=sim:dgx-a100", "config.map.good=version: v1", "config.map.wrong=retireAfter:\n  switch: never", "config.default=good", "metrics.rules.enabled=true"}
 	c.writeRules(t, settings)
 	c.install(t, settings[:len(settings)-1]...) // There is no operator for the rules.
 	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 8})

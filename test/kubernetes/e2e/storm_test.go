@@ -79,7 +79,7 @@ func heldOtherwise(held map[sharingMode][8]int, than sharingMode, gpu int) bool 
 // stormResources are all that the layouts have.
 var stormResources = []string{"nvidia.com/gpu", "nvidia.com/gpu.shared"}
 
-// stormProfile is one of the chart's profiles whose number of shares the storm edits.
+// stormProfile is one of the example profiles whose number of shares the storm edits.
 type stormProfile struct {
 	name string
 	// shares is the number in the file, edited the other one.
@@ -90,7 +90,7 @@ type stormProfile struct {
 var stormProfiles = []stormProfile{
 	{"time-slicing-4", 4, 6, func(shares int) layout { return layout{{"nvidia.com/gpu", true}: alike(shares, 0, 8)} }},
 	{"time-slicing-10-packed", 10, 7, func(shares int) layout { return layout{{"nvidia.com/gpu", true}: alike(shares, 0, 8)} }},
-	{"time-slicing-renamed", 4, 8, func(shares int) layout { return layout{{"nvidia.com/gpu.shared", true}: alike(shares, 0, 8)} }},
+	{"time-slicing-4-renamed", 4, 8, func(shares int) layout { return layout{{"nvidia.com/gpu.shared", true}: alike(shares, 0, 8)} }},
 	{"side-by-side", 8, 5, func(shares int) layout {
 		return layout{{"nvidia.com/gpu.shared", true}: alike(shares, 0, 2), {"nvidia.com/gpu", false}: alike(1, 2, 8)}
 	}},
@@ -99,7 +99,7 @@ var stormProfiles = []stormProfile{
 // text is the profile with that number of shares.
 func (p stormProfile) text(t *testing.T, shares int) string {
 	t.Helper()
-	content, err := os.ReadFile(filepath.Join("..", "..", "..", "charts", "virgate", "profiles", p.name+".yaml"))
+	content, err := os.ReadFile(filepath.Join("..", "..", "..", "configs", "examples", p.name+".yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -69,7 +69,7 @@ func testRename(t *testing.T, c *cluster) {
 	holders := c.hold(t, "holder", 3) // One on each of three GPUs.
 	before := c.podStates(t, holders)
 
-	c.label(t, "time-slicing-renamed")
+	c.label(t, "time-slicing-4-renamed")
 	// What is held under the old name is Unhealthy: nobody takes it over from its holder.
 	c.awaitAllocatable(t, map[string]int64{renamed: 4})
 	newcomers := numbered("newcomer", 5, renamed)
@@ -116,7 +116,7 @@ func names(pods []*v1.Pod) []string {
 func testShrink(t *testing.T, c *cluster) {
 	t.Cleanup(func() { c.label(t, "") })
 	c.label(t, "time-slicing-10-packed")
-	c.install(t, "node=sim:t4x2", fourShares, stays)
+	c.install(t, "node=sim:t4x2", fourShares, "config.examples=true", stays)
 	c.awaitAllocatable(t, map[string]int64{shared: 20})
 	holders := c.hold(t, "holder", 8) // The profile packs them on one GPU.
 	before := c.podStates(t, holders)
@@ -154,7 +154,7 @@ func testShrink(t *testing.T, c *cluster) {
 
 // testShares plays the chart's profiles for whole GPUs, by the node's label.
 func testShares(t *testing.T, c *cluster) {
-	c.install(t, "node=sim:dgx-a100", fourShares)
+	c.install(t, "node=sim:dgx-a100", fourShares, "config.examples=true")
 	c.offers(t, map[string]int64{"nvidia.com/gpu": 32})
 	t.Cleanup(func() { c.label(t, "") })
 
@@ -164,7 +164,7 @@ func testShares(t *testing.T, c *cluster) {
 			want map[string]int64
 		}{
 			{"time-slicing-10", map[string]int64{"nvidia.com/gpu": 80}},
-			{"time-slicing-renamed", map[string]int64{"nvidia.com/gpu.shared": 32}},
+			{"time-slicing-4-renamed", map[string]int64{"nvidia.com/gpu.shared": 32}},
 			{"side-by-side", map[string]int64{"nvidia.com/gpu": 6, "nvidia.com/gpu.shared": 16}},
 			{"exclusive", map[string]int64{"nvidia.com/gpu": 8}},
 			{"time-slicing-4", map[string]int64{"nvidia.com/gpu": 32}},
@@ -234,7 +234,7 @@ func testPartitions(t *testing.T, c *cluster) {
 	t.Cleanup(func() { c.label(t, "") })
 	t.Run("all GPUs", func(t *testing.T) {
 		c.label(t, "mig-mixed")
-		c.install(t, "node=sim:dgx-a100+all-balanced", fourShares)
+		c.install(t, "node=sim:dgx-a100+all-balanced", fourShares, "config.examples=true")
 		c.offers(t, map[string]int64{"nvidia.com/mig-1g.5gb": 16, "nvidia.com/mig-2g.10gb": 8, "nvidia.com/mig-3g.20gb": 8})
 		pods := slices.Concat(numbered("small", 3, "nvidia.com/mig-1g.5gb"), numbered("medium", 2, "nvidia.com/mig-2g.10gb"),
 			numbered("large", 2, "nvidia.com/mig-3g.20gb"))
@@ -243,7 +243,7 @@ func testPartitions(t *testing.T, c *cluster) {
 	})
 	t.Run("beside shares and whole GPUs", func(t *testing.T) {
 		c.label(t, "side-by-side")
-		c.install(t, "node=sim:mixed", fourShares)
+		c.install(t, "node=sim:mixed", fourShares, "config.examples=true")
 		c.offers(t, map[string]int64{
 			"nvidia.com/gpu": 2, "nvidia.com/gpu.shared": 16,
 			"nvidia.com/mig-1g.5gb": 18, "nvidia.com/mig-2g.10gb": 1, "nvidia.com/mig-3g.20gb": 1,

@@ -1,0 +1,60 @@
+// Package walk reads from a document the commands that it tells its readers to type, so that a test
+// can type them. It runs none of them.
+package walk
+
+import (
+	"regexp"
+	"strings"
+)
+
+// Command is what a reader types, and what the document shows as its output.
+type Command struct {
+	// Line is where it begins in the document.
+	Line int
+	// Text may have several lines, where all but the last end with a backslash.
+	Text string
+	// Want is the output; empty if the document shows none.
+	Want string
+}
+
+// Commands are those in the document's fences of two kinds. In one that is called sh each line is a
+// command. In one that is called console a command follows the prompt $, and its output follows it.
+func Commands(document string) []Command {
+	var found []Command
+	fence, goesOn := "", false
+	for number, line := range strings.Split(document, "\n") {
+		if kind, ok := strings.CutPrefix(line, "```"); ok {
+			fence, goesOn = kind, false
+			continue
+		}
+		if fence != "sh" && fence != "console" {
+			continue
+		}
+		typed, prompt := strings.CutPrefix(line, "$ ")
+		switch {
+		case goesOn:
+			found[len(found)-1].Text += "\n" + line
+			goesOn = strings.HasSuffix(line, `\`)
+		case fence == "console" && !prompt:
+			found[len(found)-1].Want += line + "\n"
+		case strings.TrimSpace(typed) != "" && !strings.HasPrefix(typed, "#"):
+			found = append(found, Command{Line: number + 1, Text: typed})
+			goesOn = strings.HasSuffix(typed, `\`)
+		}
+	}
+	return found
+}
+
+// Shows is whether the output is what the document shows: the same words, however they are
+// spaced. In the document … stands for anything.
+func (c Command) Shows(output string) bool {
+	var parts []string
+	for part := range strings.SplitSeq(c.Want, "…") {
+		words := strings.Fields(part)
+		for i := range words {
+			words[i] = regexp.QuoteMeta(words[i])
+		}
+		parts = append(parts, strings.Join(words, " "))
+	}
+	return regexp.MustCompile("^" + strings.Join(parts, ".*") + "$").MatchString(strings.Join(strings.Fields(output), " "))
+}

@@ -252,7 +252,7 @@ func TestValuesAreRefused(t *testing.T) {
 			`admission.sharedResources: it lacks nvidia.com/gpu, which the profile "half" shares`},
 		{"the same by the chart's profiles", "admission: {sharesNeedNamespaceLabel: true, sharedResources: [nvidia.com/gpu.shared]}", "it lacks nvidia.com/gpu, which the profile \"time-slicing-4\" shares"},
 		{"the same by its examples", "{config: {examples: true}, admission: {sharesNeedNamespaceLabel: true, sharedResources: [nvidia.com/gpu, nvidia.com/gpu.shared]}}", "it lacks nvidia.com/a100"},
-		{"an example that is not there", "config: {default: mig-mixed}", `config.default: the chart has no profile "mig-mixed": there are exclusive, time-slicing-10, time-slicing-10-renamed, time-slicing-4, time-slicing-4-renamed; config.examples: true brings it`},
+		{"an example that is not there", "config: {default: mig-mixed}", `config.default: the chart has no profile "mig-mixed": there are exclusive, time-slicing-10, time-slicing-10-renamed, time-slicing-4, time-slicing-4-renamed; set config.examples: true, which adds it`},
 		{"examples beside own profiles", "config: {examples: true, map: {a: 'version: v1'}}", "config.examples: name and map replace"},
 		{"examples beside an own ConfigMap", "config: {examples: true, name: own}", "config.examples: name and map replace"},
 		{"a policy where nothing is shared", "{config: {map: {whole: 'version: v1'}}, admission: {oneSharePerContainer: true}}", "no profile shares anything"},

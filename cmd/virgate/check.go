@@ -97,8 +97,8 @@ func (f finding) String() string {
 	return configs.Problem{File: f.File + f.Document, Line: f.Line, Path: f.Path, Message: f.Message}.Error()
 }
 
-// checkFile returns what is wrong with a file or, if nothing is, its kind, and where Virgate
-// differs from NVIDIA's plugin.
+// checkFile checks one file. It returns the problems; without any, the kind of the file, and notes
+// where Virgate differs from NVIDIA's plugin.
 func checkFile(ctx context.Context, path string, overrides configs.Overrides) (kind configs.DocumentKind, problems, notes []finding) {
 	name := configsource.Name(path)
 	data, err := configsource.Read(ctx, path)

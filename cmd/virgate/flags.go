@@ -86,7 +86,8 @@ func overridesOf(cmd *cli.Command, environment environment, settings []configs.S
 
 func variables(s configs.Setting) []string { return append([]string{s.Env}, s.EnvAliases...) }
 
-// configFlags name the profile; readsOnce says that it may be standard input, which cannot be followed.
+// configFlags are the flags that name the profile. With readsOnce the command also takes standard
+// input, which cannot be followed for changes.
 func configFlags(environment environment, readsOnce bool) []cli.Flag {
 	file, _ := environment("CONFIG_FILE")
 	usage := "the profile: a document as NVIDIA's device plugin reads it, or a ConfigMap manifest with one"

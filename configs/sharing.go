@@ -475,7 +475,7 @@ func (s SelectedProfile) CheckNode(gpus []sharing.GPU) error {
 	if s.Profile.MIGStrategy == sharing.MIGNone && s.Profile.MIG.DividesAll(gpus) {
 		return fmt.Errorf("%s: %w", s, notOffered(s.Profile.MIG.Name))
 	}
-	leftOut := sharing.NewPlan(gpus, s.Profile).LeftOut
+	leftOut := sharing.TooLong(gpus, s.Profile)
 	if len(leftOut) == 0 {
 		return nil
 	}

@@ -20,7 +20,6 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
-	"sort"
 	"strings"
 	"syscall"
 
@@ -171,7 +170,11 @@ func prepare(cmd *cli.Command, noTopic func(error)) {
 		cmd.Commands = append(cmd.Commands, helpCommand(cmd))
 	}
 	slices.SortFunc(cmd.Commands, func(a, b *cli.Command) int { return strings.Compare(a.Name, b.Name) })
-	sort.Sort(cli.FlagsByName(cmd.Flags))
+	names := make(map[cli.Flag]string, len(cmd.Flags)) // Names makes a slice at each call.
+	for _, flag := range cmd.Flags {
+		names[flag] = flag.Names()[0]
+	}
+	slices.SortFunc(cmd.Flags, func(a, b cli.Flag) int { return strings.Compare(names[a], names[b]) })
 }
 
 // requiredFlags is the library's message.

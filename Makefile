@@ -47,17 +47,17 @@ build: ## bin/virgate, or OUTPUT, stripped and reproducible
 
 # CI sets SPLIT: what test-race runs with the detector, test leaves out, and the other way round.
 test: $(if $(TIMES),$(GOTESTSUM)) ## all tests but the long ones, in 2 min or so; needs Go alone
-	$(gotest) $(if $(SPLIT),,-short) -vet=off -p 4 $(stripped) $(if $(SPLIT),$(undetected),./...) # lint vets; -p 4 because many tests wait
+	$(gotest) $(if $(SPLIT),,-short) -vet=off -p 4 $(stripped) -timeout 30m $(if $(SPLIT),$(undetected),./...) # lint vets; -p 4 because many tests wait
 
 test-race: $(if $(TIMES),$(GOTESTSUM)) ## all tests, floods, leaks and a short soak too, with the race detector where there is a C compiler
 	@[ '$(race)' ] || { echo 'race detector off: no C compiler, or CGO_ENABLED=0' >&2; [ '$(RACE)' != required ]; }
 	$(if $(detected),$(gotest) $(race) -vet=off -p 4 $(stripped) -timeout 30m $(detected))
-	$(if $(SPLIT),,$(if $(undetected),$(gotest) -vet=off -p 4 $(stripped) $(undetected)))
+	$(if $(SPLIT),,$(if $(undetected),$(gotest) -vet=off -p 4 $(stripped) -timeout 30m $(undetected)))
 	$(gotest) -vet=off $(stripped) -run 'TestDriver(Read)?Errors' ./internal/migchange # each call with each code, which takes ten times as long with the detector
 
 test-kubernetes: $(if $(TIMES),$(GOTESTSUM)) ## the kubelet's own code, and a real API server; their first builds take 10 to 20 min
 	cd test/kubernetes && go vet ./... $(if $(filter kubelet,$(SUITES)),&& $(gotest) -vet=off $(race) -timeout 30m ./kubelet) \
-	  $(if $(filter api dra,$(SUITES)),&& $(gotest) -vet=off $(stripped) $(addprefix ./,$(filter api dra,$(SUITES)))) # kube-apiserver is slow to build with -race
+	  $(if $(filter api dra,$(SUITES)),&& $(gotest) -vet=off $(stripped) -timeout 30m $(addprefix ./,$(filter api dra,$(SUITES)))) # kube-apiserver is slow to build with -race
 
 nightly: ## everything at full length, in hours; PART=plugin, mig, mps, dra, soak, bench or a part of e2e
 	@PART='$(PART)' .ci/nightly

@@ -549,9 +549,9 @@ func (r manifestReader) readData(data value) (entries []File) {
 
 // readInside reads the documents below config.map (the charts of NVIDIA's plugin and of Virgate)
 // and config.data (the GPU Operator's), also in the text of values as k3s's HelmChart and Argo
-// CD's Application have it. All else is left to other programs. With top, v are a chart's values;
-// with known, it is in a section of them that is for GPUs. In other places what is below such keys
-// may be another program's.
+// CD's Application have it. All else is left to other programs. top is true at the top of a
+// chart's values, known inside a section of them that is for GPUs. Elsewhere the same keys may be
+// another program's, so their texts are read only if one looks like a document for GPUs.
 func (r manifestReader) readInside(v value, top, known bool) (entries []File) {
 	for _, item := range v.itemsQuietly() {
 		entries = append(entries, r.readInside(item, false, known)...)

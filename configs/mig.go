@@ -143,11 +143,11 @@ func doubt(block sharing.LayoutBlock) (at int, message string) {
 		gpus = nil
 	}
 	for _, filter := range block.Filters {
-		gpu, known := mig.GeometryOf(uint16(filter.Device >> 16))
-		if !known {
+		known := mig.GeometriesOf(uint16(filter.Device >> 16))
+		if known == nil {
 			return -1, ""
 		}
-		gpus = append(gpus, gpu)
+		gpus = append(gpus, known...)
 	}
 	possible := func(partitions ...mig.PartitionCount) bool {
 		return slices.ContainsFunc(gpus, func(gpu mig.Geometry) bool {

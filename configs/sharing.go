@@ -475,7 +475,7 @@ func (s SelectedProfile) CheckNode(gpus []sharing.GPU) error {
 	if s.Profile.MIGStrategy == sharing.MIGNone && s.Profile.MIG.DividesAll(gpus) {
 		return fmt.Errorf("%s: %w", s, notOffered(s.Profile.MIG.Name))
 	}
-	leftOut := sharing.NewPlan(gpus, s.Profile).LeftOut
+	leftOut := sharing.TooLong(gpus, s.Profile)
 	if len(leftOut) == 0 {
 		return nil
 	}
@@ -496,11 +496,11 @@ func (s SelectedProfile) CheckNode(gpus []sharing.GPU) error {
 	return Problems{problem}
 }
 
-// ErrNoMPS says that the process knows of no MPS daemons.
+// ErrNoMPS is CheckMPS' error where the program was started without MPS daemons.
 var ErrNoMPS = errors.New("nothing runs MPS daemons on this node: the chart's mps.enabled does (--mps-root and the container of virgate mps)")
 
-// CheckMPS returns an error, which wraps ErrNoMPS, that names the first entry whose units would be shared by MPS if
-// the process knows of no MPS daemons. A unit with one replica is not shared, and needs none.
+// CheckMPS returns an error, which wraps ErrNoMPS and names the first entry that shares units by MPS,
+// if the program was started without MPS daemons. A unit with one replica is not shared, and needs none.
 func (c Config) CheckMPS() error {
 	if c.Startup.MPSRoot != "" {
 		return nil

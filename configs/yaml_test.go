@@ -88,7 +88,7 @@ func TestSyntaxLines(t *testing.T) {
 	}
 }
 
-// TestPlaceholderAndSyntax checks that a placeholder is blamed only for what is wrong beside it.
+// TestPlaceholderAndSyntax checks that a syntax error names a placeholder only where that can be the cause.
 func TestPlaceholderAndSyntax(t *testing.T) {
 	const blamed = "a placeholder of a template"
 	tests := []struct {

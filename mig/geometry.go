@@ -99,28 +99,39 @@ func shareMaximum(p, q Profile) bool {
 	return p == q || p.has("+me") && q.has("+me")
 }
 
-// GeometryOf returns the geometry of a GPU model by its PCI device ID, which is
-// the upper 16 bits of NVML's PCI device ID (0x20B0 in 0x20B010DE). It returns
-// false for an unknown model, or one without MIG.
+// GeometriesOf returns the geometries of a GPU model by its PCI device ID, which is
+// the upper 16 bits of NVML's PCI device ID (0x20B0 in 0x20B010DE): none for an unknown
+// model and for one without MIG, several where drivers name the model's profiles differently.
 //
 // It is for the simulator, and for checking a layout away from its node. The
 // driver of a real GPU may have profiles that are not listed here.
 //
-// Sources: NVIDIA MIG User Guide, "Supported MIG Profiles"; the device filters
-// in mig-parted's config-default.yaml, and the PCI ID repository for 2339, 2BB1 and 2BB4; profile IDs printed by nvidia-smi mig
-// -lgip. Placements are published for A30, A100, H100, B200, GB200 and GB300.
+// Sources: NVIDIA MIG User Guide, "Supported MIG Profiles" (R615, read in November 2026); the
+// device filters in mig-parted's config-default.yaml, and the PCI ID repository for models without
+// one; profile IDs printed by nvidia-smi mig -lgip. NVIDIA's vGPU types name the profiles of the
+// H100 with 64 GB, and say that A100X and A30X have those of A100 PCIe 80 GB and A30.
+// Placements are published for A30, A100, H100, B200, GB200 and GB300.
 // The other models follow the rule that these obey: an instance takes the power
 // of two of slots that holds its share of the memory, and starts at a multiple of it.
-func GeometryOf(pciDeviceID uint16) (Geometry, bool) {
+func GeometriesOf(pciDeviceID uint16) []Geometry {
+	var all []Geometry
 	for _, m := range models() {
 		if slices.Contains(m.devices, pciDeviceID) {
-			return m.geometry, true
+			all = append(all, m.geometry)
 		}
+	}
+	return all
+}
+
+// GeometryOf returns the first of GeometriesOf, or false if there is none.
+func GeometryOf(pciDeviceID uint16) (Geometry, bool) {
+	if all := GeometriesOf(pciDeviceID); len(all) > 0 {
+		return all[0], true
 	}
 	return Geometry{}, false
 }
 
-// KnownGeometries returns every geometry that GeometryOf knows once, in the same order.
+// KnownGeometries returns every geometry that GeometriesOf knows once, in the same order.
 func KnownGeometries() []Geometry {
 	var all []Geometry
 	for _, m := range models() {
@@ -139,21 +150,25 @@ func models() []model {
 	return []model{
 		// A100 and A800, 40 GB
 		{[]uint16{0x20B0, 0x20B1, 0x20F1, 0x20F6}, sevenSlices(5, 10, 20, 40)},
-		// A100, A800, H100 and H800, 80 GB
-		{[]uint16{0x20B2, 0x20B5, 0x20F3, 0x20F5, 0x2330, 0x2331, 0x2322, 0x2324}, sevenSlices(10, 20, 40, 80)},
+		{[]uint16{0x2337}, sevenSlices(8, 16, 32, 64)}, // H100 SXM, 64 GB
+		// A100, A100X, A800, H100 and H800, 80 GB
+		{[]uint16{0x20B2, 0x20B5, 0x20B8, 0x20F3, 0x20F5, 0x2330, 0x2331, 0x2322, 0x2324}, sevenSlices(10, 20, 40, 80)},
 		// H100 SXM, H100 NVL and H800 NVL, 94 GB
 		{[]uint16{0x2321, 0x2339, 0x233A}, sevenSlices(12, 24, 47, 94)},
 		// GH200, H100, H20 and PG506, 96 GB
 		{[]uint16{0x2342, 0x233D, 0x2329, 0x20B6}, sevenSlices(12, 24, 48, 96)},
-		// H200 and H200 NVL, 141 GB
-		{[]uint16{0x2335, 0x233B}, sevenSlices(18, 35, 71, 141)},
+		// H200, H200 NVL and H20, 141 GB
+		{[]uint16{0x2335, 0x233B, 0x232C}, sevenSlices(18, 35, 71, 141)},
 		{[]uint16{0x2348}, sevenSlices(18, 36, 72, 144)},  // GH200, 144 GB
 		{[]uint16{0x2901}, sevenSlices(23, 45, 90, 180)},  // B200, 180 GB
 		{[]uint16{0x2941}, sevenSlices(23, 47, 93, 186)},  // GB200, 186 GB
+		{[]uint16{0x2941}, sevenSlices(24, 47, 95, 189)},  // GB200, as mig-parted names its profiles
 		{[]uint16{0x3182}, sevenSlices(34, 67, 135, 269)}, // B300, 269 GB
 		{[]uint16{0x31C2}, sevenSlices(35, 70, 139, 278)}, // GB300, 278 GB
-		{[]uint16{0x20B7}, a30()},
-		{[]uint16{0x2BB1, 0x2BB4, 0x2BB5}, rtxPro6000()}, // workstation, Max-Q, server,
+		{[]uint16{0x20B7, 0x20B9}, a30()},                 // A30 and A30X
+		{[]uint16{0x2BB1, 0x2BB4, 0x2BB5}, rtxPro6000()},  // workstation, Max-Q, server
+		{[]uint16{0x2BB3}, rtxPro5000()},
+		{[]uint16{0x2C31, 0x2C3A}, rtxPro4500()}, // workstation, server
 	}
 }
 
@@ -196,5 +211,31 @@ func rtxPro6000() Geometry {
 		{Profile{2, 2, 48, "-me"}, 14, 66, 2, []int{0, 2}, 2},
 		{Profile{4, 4, 96, ""}, 3, 0, 4, []int{0}, 1},
 		{Profile{4, 4, 96, "+gfx"}, 12, 32, 4, []int{0}, 1},
+	}}
+}
+
+// rtxPro5000 is the RTX PRO 5000 Blackwell, 48 GB. Its IDs are not published: they are those of the
+// profiles with the same share of the RTX PRO 6000 and, with +me, of the A30.
+func rtxPro5000() Geometry {
+	return Geometry{Slices: 2, Slots: 2, Profiles: []ProfileInfo{
+		{Profile{1, 1, 24, ""}, 0, 5, 1, []int{0, 1}, 2},
+		{Profile{1, 1, 24, "+gfx"}, 10, 35, 1, []int{0, 1}, 2},
+		{Profile{1, 1, 24, "+me"}, 7, 6, 1, []int{0, 1}, 1},
+		{Profile{1, 1, 24, "+me.all"}, 15, 64, 1, []int{0, 1}, 1},
+		{Profile{1, 1, 24, "-me"}, 13, 66, 1, []int{0, 1}, 2},
+		{Profile{2, 2, 48, ""}, 1, 0, 2, []int{0}, 1},
+		{Profile{2, 2, 48, "+gfx"}, 11, 32, 2, []int{0}, 1},
+	}}
+}
+
+// rtxPro4500 is the RTX PRO 4500 Blackwell, 32 GB, with IDs as rtxPro5000 has them.
+func rtxPro4500() Geometry {
+	return Geometry{Slices: 2, Slots: 2, Profiles: []ProfileInfo{
+		{Profile{1, 1, 16, ""}, 0, 5, 1, []int{0, 1}, 2},
+		{Profile{1, 1, 16, "+gfx"}, 10, 35, 1, []int{0, 1}, 2},
+		{Profile{1, 1, 16, "+me.all"}, 15, 64, 1, []int{0, 1}, 1},
+		{Profile{1, 1, 16, "-me"}, 13, 66, 1, []int{0, 1}, 2},
+		{Profile{2, 2, 32, ""}, 1, 0, 2, []int{0}, 1},
+		{Profile{2, 2, 32, "+gfx"}, 11, 32, 2, []int{0}, 1},
 	}}
 }

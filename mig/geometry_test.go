@@ -14,6 +14,7 @@ import (
 const (
 	a100       = 0x20B0
 	a30        = 0x20B7
+	rtxPro5000 = 0x2BB3
 	rtxPro6000 = 0x2BB5
 )
 
@@ -24,18 +25,21 @@ var gpus = []struct {
 	shapes string
 }{
 	{[]uint16{0x20B0, 0x20B1, 0x20F1, 0x20F6}, "1g.5gb×7 1g.5gb+me×1 1g.10gb×4 2g.10gb×3 3g.20gb×2 4g.20gb×1 7g.40gb×1"},
-	{[]uint16{0x20B2, 0x20B5, 0x20F3, 0x20F5, 0x2330, 0x2331, 0x2322, 0x2324}, "1g.10gb×7 1g.10gb+me×1 1g.20gb×4 2g.20gb×3 3g.40gb×2 4g.40gb×1 7g.80gb×1"},
+	{[]uint16{0x2337}, "1g.8gb×7 1g.8gb+me×1 1g.16gb×4 2g.16gb×3 3g.32gb×2 4g.32gb×1 7g.64gb×1"},
+	{[]uint16{0x20B2, 0x20B5, 0x20B8, 0x20F3, 0x20F5, 0x2330, 0x2331, 0x2322, 0x2324}, "1g.10gb×7 1g.10gb+me×1 1g.20gb×4 2g.20gb×3 3g.40gb×2 4g.40gb×1 7g.80gb×1"},
 	{[]uint16{0x2321, 0x2339, 0x233A}, "1g.12gb×7 1g.12gb+me×1 1g.24gb×4 2g.24gb×3 3g.47gb×2 4g.47gb×1 7g.94gb×1"},
 	{[]uint16{0x2342, 0x233D, 0x2329, 0x20B6}, "1g.12gb×7 1g.12gb+me×1 1g.24gb×4 2g.24gb×3 3g.48gb×2 4g.48gb×1 7g.96gb×1"},
-	{[]uint16{0x2335, 0x233B}, "1g.18gb×7 1g.18gb+me×1 1g.35gb×4 2g.35gb×3 3g.71gb×2 4g.71gb×1 7g.141gb×1"},
+	{[]uint16{0x2335, 0x233B, 0x232C}, "1g.18gb×7 1g.18gb+me×1 1g.35gb×4 2g.35gb×3 3g.71gb×2 4g.71gb×1 7g.141gb×1"},
 	{[]uint16{0x2348}, "1g.18gb×7 1g.18gb+me×1 1g.36gb×4 2g.36gb×3 3g.72gb×2 4g.72gb×1 7g.144gb×1"},
 	{[]uint16{0x2901}, "1g.23gb×7 1g.23gb+me×1 1g.45gb×4 2g.45gb×3 3g.90gb×2 4g.90gb×1 7g.180gb×1"},
 	{[]uint16{0x2941}, "1g.23gb×7 1g.23gb+me×1 1g.47gb×4 2g.47gb×3 3g.93gb×2 4g.93gb×1 7g.186gb×1"},
 	{[]uint16{0x3182}, "1g.34gb×7 1g.34gb+me×1 1g.67gb×4 2g.67gb×3 3g.135gb×2 4g.135gb×1 7g.269gb×1"},
 	{[]uint16{0x31C2}, "1g.35gb×7 1g.35gb+me×1 1g.70gb×4 2g.70gb×3 3g.139gb×2 4g.139gb×1 7g.278gb×1"},
-	{[]uint16{a30}, "1g.6gb×4 1g.6gb+me×1 2g.12gb×2 2g.12gb+me×1 4g.24gb×1"},
+	{[]uint16{a30, 0x20B9}, "1g.6gb×4 1g.6gb+me×1 2g.12gb×2 2g.12gb+me×1 4g.24gb×1"},
 	{[]uint16{rtxPro6000, 0x2BB1, 0x2BB4}, "1g.24gb×4 1g.24gb+gfx×4 1g.24gb+me×1 1g.24gb+me.all×1 1g.24gb-me×4 " +
 		"2g.48gb×2 2g.48gb+gfx×2 2g.48gb+me.all×1 2g.48gb-me×2 4g.96gb×1 4g.96gb+gfx×1"},
+	{[]uint16{rtxPro5000}, "1g.24gb×2 1g.24gb+gfx×2 1g.24gb+me×1 1g.24gb+me.all×1 1g.24gb-me×2 2g.48gb×1 2g.48gb+gfx×1"},
+	{[]uint16{0x2C31, 0x2C3A}, "1g.16gb×2 1g.16gb+gfx×2 1g.16gb+me.all×1 1g.16gb-me×2 2g.32gb×1 2g.32gb+gfx×1"},
 }
 
 // enumerations are NVML's shape numbers by slices and attributes (nvml.h,
@@ -175,7 +179,7 @@ func geometry(t testing.TB, id uint16) mig.Geometry {
 func TestGeometries(t *testing.T) {
 	var want []mig.Geometry
 	for _, row := range gpus {
-		want = append(want, geometry(t, row.ids[0]))
+		want = append(want, mig.GeometriesOf(row.ids[0])...)
 	}
 	if diff := cmp.Diff(want, mig.KnownGeometries()); diff != "" {
 		t.Errorf("geometries (-want +got):\n%s", diff)

@@ -47,7 +47,7 @@ var ErrNoMIG = errors.New("the GPU has no MIG")
 //
 //	all-disabled    MIG off
 //	all-enabled     MIG on, no partition
-//	all-balanced    two 1g, one 2g and, where the GPU has it, one 3g
+//	all-balanced    two 1g, one 2g and, where the GPU has it, one 3g; of two slices, two 1g
 //	all-<profile>   as many of the profile as fit; "+" may be written ".",
 //	                as in a resource name
 //
@@ -94,6 +94,9 @@ func namedLayout(name string, g Geometry) (Layout, error) {
 func balanced(g Geometry) (Layout, error) {
 	layout := Layout{MIG: true}
 	for _, want := range []struct{ slices, count int }{{1, 2}, {2, 1}, {3, 1}} {
+		if want.slices == g.Slices {
+			break // It is the whole GPU.
+		}
 		// Of the profiles with so many slices, the first in Compare's order is the
 		// plain one, without attributes and with the least memory (1g.5gb, not 1g.10gb).
 		i := slices.IndexFunc(g.Profiles, func(info ProfileInfo) bool { return info.Profile.Slices == want.slices })

@@ -21,6 +21,7 @@ func TestNamedLayout(t *testing.T) {
 		{"all-balanced", a100, layout(t, "2×1g.5gb 2g.10gb 3g.20gb")},
 		{"all-balanced", a30, layout(t, "2×1g.6gb 2g.12gb")},
 		{"all-balanced", rtxPro6000, layout(t, "2×1g.24gb 2g.48gb")},
+		{"all-balanced", rtxPro5000, layout(t, "2×1g.24gb")},
 		{"all-1g.5gb", a100, layout(t, "7×1g.5gb")},
 		{"all-1g.10gb", a100, layout(t, "4×1g.10gb")},
 		{"all-1g.10gb", 0x2330, layout(t, "7×1g.10gb")},

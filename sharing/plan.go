@@ -26,6 +26,18 @@ import (
 // does not have, and what the node has and cannot offer, is a warning. The
 // order of GPUs and partitions does not matter, and gpus is not modified.
 func NewPlan(gpus []GPU, p Profile) Plan {
+	plan := withoutDevices(gpus, p)
+	for i := range plan.Resources {
+		plan.Resources[i].Devices = devices(plan.Resources[i].Units)
+	}
+	return plan
+}
+
+// TooLong are the entries of the profile whose units do not all fit into one list: a new
+// plan's LeftOut, without the work of listing its devices.
+func TooLong(gpus []GPU, p Profile) []LeftOut { return withoutDevices(gpus, p).LeftOut }
+
+func withoutDevices(gpus []GPU, p Profile) Plan {
 	gpus = ordered(gpus)
 	plan := Plan{Health: healthByUnit(gpus), Grants: p.Grants, RetireAfter: p.RetireAfter}
 
@@ -397,7 +409,7 @@ func (e ReplicatedResource) chooseListed(all, free []*candidate, warn *warnings)
 	return chosen
 }
 
-// resources gathers the units under their final names, by name. Units of several entries may
+// resources gathers the units under their final names, by name, without their devices. Units of several entries may
 // have one name: their resource then has the policy of the document's first entry.
 func resources(units []candidate, p Profile, warn *warnings) []Resource {
 	members := make(map[string][]candidate)
@@ -419,7 +431,6 @@ func resources(units []candidate, p Profile, warn *warnings) []Resource {
 			continue
 		}
 		resource.Units = withinListLimit(name, there, p, warn)
-		resource.Devices = devices(resource.Units)
 		all = append(all, resource)
 	}
 	return all

@@ -97,8 +97,8 @@ func (f finding) String() string {
 	return configs.Problem{File: f.File + f.Document, Line: f.Line, Path: f.Path, Message: f.Message}.Error()
 }
 
-// checkFile returns what is wrong with a file or, if nothing is, its kind, and where Virgate
-// differs from NVIDIA's plugin.
+// checkFile checks one file. It returns the problems; without any, the kind of the file, and notes
+// where Virgate differs from NVIDIA's plugin.
 func checkFile(ctx context.Context, path string, overrides configs.Overrides) (kind configs.DocumentKind, problems, notes []finding) {
 	name := configsource.Name(path)
 	data, err := configsource.Read(ctx, path)
@@ -107,7 +107,7 @@ func checkFile(ctx context.Context, path string, overrides configs.Overrides) (k
 		if failed, ok := errors.AsType[*fs.PathError](err); ok {
 			message = failed.Op + ": " + failed.Err.Error()
 		}
-		return "", []finding{{File: name, Message: strings.TrimLeft(strings.TrimPrefix(message, path), ": ")}}, nil
+		return "", []finding{{File: name, Message: strings.TrimLeft(strings.TrimPrefix(message, name), ": ")}}, nil
 	}
 	file, err := configs.ParseFile(name, data, overrides)
 	if wrong, ok := errors.AsType[configs.Problems](err); ok {
@@ -128,8 +128,8 @@ func checkFile(ctx context.Context, path string, overrides configs.Overrides) (k
 			problems = append(problems, newFinding(name, configs.Problem{File: place, Path: path, Message: message}))
 		}
 		if err := config.CheckMPS(); err != nil {
-			path, message, _ := strings.Cut(err.Error(), ": ")
-			note(0, path, withoutMPSRoot+message)
+			path, _, _ := strings.Cut(err.Error(), ": ")
+			note(0, path, needsMPS)
 		}
 		for _, n := range config.Notes {
 			note(n.Line, n.Path, n.Message)

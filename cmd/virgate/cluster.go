@@ -161,9 +161,17 @@ func lookAtCluster(ctx context.Context, cmd *cli.Command, environment environmen
 	return err
 }
 
+// clusterPart is what the command shows: nodes without a subcommand.
+func clusterPart(cmd *cli.Command) string {
+	if slices.Contains([]string{"gpus", "tenants", "why"}, cmd.Name) {
+		return cmd.Name
+	}
+	return "nodes"
+}
+
 // clusterDocument is what -o json and yaml print.
 func clusterDocument(cmd *cli.Command, view cluster.View, list any) map[string]any {
-	return map[string]any{"at": view.At, cmp.Or(strings.TrimPrefix(cmd.Name, "cluster"), "nodes"): list, "notes": view.Notes}
+	return map[string]any{"at": view.At, clusterPart(cmd): list, "notes": view.Notes}
 }
 
 // terminal is the output if it is a terminal that can do more than write on; nil otherwise.

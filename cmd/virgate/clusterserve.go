@@ -28,8 +28,8 @@ func serveAlone(cmd *cli.Command) error {
 		return usageError{errors.New("--serve with --watch: the page keeps itself up to date; leave --watch out")}
 	case cmd.IsSet("output"):
 		return usageError{fmt.Errorf("--serve with --output %s: the page has everything, and as JSON at /api/v1/cluster", cmd.String("output"))}
-	case cmd.Name != "cluster" && cmd.Name != "nodes":
-		return usageError{fmt.Errorf("--serve with cluster %s: the page is of the cluster, virgate cluster --serve %s", cmd.Name, cmd.String("serve"))}
+	case clusterPart(cmd) != "nodes":
+		return usageError{fmt.Errorf("--serve with %s: the page is of the cluster, %s --serve %s", nameOf(cmd), cmd.Lineage()[1].FullName(), cmd.String("serve"))}
 	}
 	return nil
 }

@@ -35,13 +35,13 @@ func whyAPodWaits(ctx context.Context, cmd *cli.Command, environment environment
 	output := cmd.String("output")
 	switch {
 	case cmd.Args().Len() != 1:
-		return usageError{fmt.Errorf("cluster why takes one pod, got %d; see virgate cluster why --help", cmd.Args().Len())}
+		return usageError{fmt.Errorf("%s takes one pod, got %d; see %s --help", nameOf(cmd), cmd.Args().Len(), cmd.FullName())}
 	case output == "name":
-		return usageError{fmt.Errorf("--output %q: cluster why has table, json and yaml", output)}
+		return usageError{fmt.Errorf("--output %q: %s has table, json and yaml", output, nameOf(cmd))}
 	case cmd.Bool("watch"):
-		return usageError{fmt.Errorf("--watch: cluster why looks once")}
+		return usageError{fmt.Errorf("--watch: %s looks once", nameOf(cmd))}
 	case cmd.String("selector") != "":
-		return usageError{fmt.Errorf("--selector: cluster why looks at all nodes, as the scheduler does")}
+		return usageError{fmt.Errorf("--selector: %s looks at all nodes, as the scheduler does", nameOf(cmd))}
 	}
 	options, client, namespace, err := clusterOptions(cmd)
 	if err != nil {
@@ -52,7 +52,7 @@ func whyAPodWaits(ctx context.Context, cmd *cli.Command, environment environment
 	}
 	namespace, name, err := cluster.ParsePod(cmd.Args().First(), namespace)
 	if err != nil {
-		return usageError{fmt.Errorf("cluster why %q: %w", cmd.Args().First(), err)}
+		return usageError{fmt.Errorf("%s %q: %w", nameOf(cmd), cmd.Args().First(), err)}
 	}
 	began := time.Now()
 	answer, err := client.Why(ctx, options, namespace, name)

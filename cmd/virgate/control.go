@@ -49,7 +49,7 @@ func clearCommand() *cli.Command {
 }
 
 func healthRequest(ctx context.Context, cmd *cli.Command, method, path string, arguments url.Values) error {
-	answer, err := callControl(ctx, cmd.String("control-socket"), method, path, arguments)
+	answer, err := callControl(ctx, cmd, method, path, arguments)
 	if err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func verbCommand(verb simnode.Verb) *cli.Command {
 				arguments.Set(argument.Name, cmd.String(argument.Name))
 			}
 		}
-		_, err := callControl(ctx, cmd.String("control-socket"), http.MethodPost, "/sim/"+verb.Name, arguments)
+		_, err := callControl(ctx, cmd, http.MethodPost, "/sim/"+verb.Name, arguments)
 		return err
 	}
 	return command
@@ -129,17 +129,26 @@ func controlSocketFlag() cli.Flag {
 
 // callControl sends a request to the program behind the control socket and
 // returns its answer. The error is the program's own where it answered.
-func callControl(ctx context.Context, socket, method, path string, arguments url.Values) ([]byte, error) {
+func callControl(ctx context.Context, cmd *cli.Command, method, path string, arguments url.Values) ([]byte, error) {
+	socket := cmd.String("control-socket")
 	code, answer, err := fetch(ctx, method, "http://virgate"+path+"?"+arguments.Encode(), func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	})
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("no Virgate answers at %s: %w", socket, err)
+		return nil, fmt.Errorf("no Virgate answers at %s: %w%s", socket, err, onCluster(cmd, "control-socket"))
 	case code != http.StatusOK && code != http.StatusNoContent:
 		return nil, errors.New(strings.TrimSpace(string(answer)))
 	}
 	return answer, nil
+}
+
+// onCluster ends an error of a command that has asked where Virgate is by default; not if the flag named another place.
+func onCluster(cmd *cli.Command, flag string) string {
+	if cmd.IsSet(flag) {
+		return ""
+	}
+	return "; on a cluster: kubectl -n virgate exec POD -- " + cmd.FullName()
 }
 
 // longestAnswer bounds what a running program may answer, in bytes.

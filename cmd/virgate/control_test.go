@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/urfave/cli/v3"
+
 	"github.com/virgate/virgate/internal/simnode"
 )
 
@@ -29,7 +31,11 @@ func TestCallControl(t *testing.T) {
 	server.Start()
 	t.Cleanup(server.Close)
 	post := func(socket, gpu string) error {
-		_, err := callControl(t.Context(), socket, http.MethodPost, "/sim/lose", url.Values{"gpu": {gpu}})
+		cmd := &cli.Command{Flags: []cli.Flag{controlSocketFlag()}}
+		if err := cmd.Run(t.Context(), []string{"virgate", "--control-socket", socket}); err != nil {
+			return err
+		}
+		_, err := callControl(t.Context(), cmd, http.MethodPost, "/sim/lose", url.Values{"gpu": {gpu}})
 		return err
 	}
 

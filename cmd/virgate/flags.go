@@ -86,10 +86,16 @@ func overridesOf(cmd *cli.Command, environment environment, settings []configs.S
 
 func variables(s configs.Setting) []string { return append([]string{s.Env}, s.EnvAliases...) }
 
-func configFlags(environment environment) []cli.Flag {
+// configFlags are the flags that name the profile. With readsOnce the command also takes standard
+// input, which cannot be followed for changes.
+func configFlags(environment environment, readsOnce bool) []cli.Flag {
 	file, _ := environment("CONFIG_FILE")
+	usage := "the profile: a document as NVIDIA's device plugin reads it, or a ConfigMap manifest with one"
+	if readsOnce {
+		usage += "; - reads standard input"
+	}
 	return []cli.Flag{
-		&cli.StringFlag{Name: "config", Aliases: []string{"config-file"}, Value: file, DefaultText: "none: everything exclusive", Usage: "the profile: a document as NVIDIA's device plugin reads it, or a ConfigMap manifest with one; - is standard input, where it is read once [$CONFIG_FILE]"},
+		&cli.StringFlag{Name: "config", Aliases: []string{"config-file"}, Value: file, DefaultText: "none: everything exclusive", Usage: usage + " [$CONFIG_FILE]"},
 		&cli.StringFlag{Name: "config-key", Usage: "which profile, when the ConfigMap manifest has several"},
 	}
 }

@@ -9,6 +9,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,9 +17,9 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
-	"sort"
 	"strings"
 	"syscall"
 
@@ -30,10 +31,20 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	for _, template := range []*string{&cli.CommandHelpTemplate, &cli.SubcommandHelpTemplate} {
+		*template = helpWords.Replace(*template)
+	}
 	code := run(ctx, os.Args, os.LookupEnv, os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)
 }
+
+// helpWords changes the library's help of a command: without its group in the program's help, and the options that it
+// has from the command above it are that command's.
+var helpWords = strings.NewReplacer(
+	"{{if .Category}}\n\nCATEGORY:\n   {{.Category}}{{end}}", "",
+	"GLOBAL OPTIONS:", "OPTIONS OF {{(index .Lineage 1).FullName}}:",
+)
 
 // programName is that under which help and messages call the root command.
 const programName = "virgate"
@@ -66,8 +77,12 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 		),
 		Action: func(_ context.Context, cmd *cli.Command) error { return cli.ShowRootCommandHelp(cmd) },
 	}
-	prepare(root)
-	err := root.Run(ctx, impliedCommand(args))
+	if len(args) > 0 && filepath.Base(args[0]) == "kubectl-virgate" {
+		root = kubectlPlugin(root)
+	}
+	var noTopic error
+	prepare(root, func(err error) { noTopic = err })
+	err := cmp.Or(root.Run(ctx, impliedCommand(args)), noTopic)
 	switch {
 	case err == nil:
 		return 0
@@ -88,6 +103,19 @@ type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
+// kubectlPlugin makes the command cluster the program itself, as which kubectl runs it.
+func kubectlPlugin(program *cli.Command) *cli.Command {
+	plugin := program.Command("cluster")
+	plugin.Name, plugin.Category = "kubectl virgate", ""
+	plugin.Writer, plugin.ErrWriter = program.Writer, program.ErrWriter
+	plugin.HideHelpCommand, plugin.ExitErrHandler = program.HideHelpCommand, program.ExitErrHandler
+	plugin.Flags = append(plugin.Flags, &cli.BoolFlag{Name: versionFlag, Usage: "print the version", Local: true})
+	for _, cmd := range append(plugin.Commands, plugin) {
+		cmd.Description = strings.ReplaceAll(cmd.Description, "virgate cluster ", plugin.Name+" ")
+	}
+	return plugin
+}
+
 // group gives the commands the heading under which the program's help lists them.
 func group(heading string, commands ...*cli.Command) []*cli.Command {
 	for _, cmd := range commands {
@@ -99,10 +127,15 @@ func group(heading string, commands ...*cli.Command) []*cli.Command {
 // prepare sorts what the help of the command and its subcommands lists, gives those without
 // arguments a command help, and makes a usageError of every wrong flag, unknown command, and
 // argument that a command does not take. A hidden command lets arguments pass, like NVIDIA's.
-func prepare(cmd *cli.Command) {
+// After --help an argument is a topic, as with the command help; noTopic gets the error, for which the library has no
+// other way.
+func prepare(cmd *cli.Command, noTopic func(error)) {
 	cmd.OnUsageError = func(_ context.Context, cmd *cli.Command, err error, _ bool) error {
 		if flag, unknown := strings.CutPrefix(err.Error(), "flag provided but not defined: -"); unknown {
 			return unknownFlag(cmd, flag)
+		}
+		if missing := requiredFlags.FindStringSubmatch(err.Error()); missing != nil {
+			return usageError{fmt.Errorf("%s needs --%s", nameOf(cmd), strings.ReplaceAll(missing[1], ", ", " and --"))}
 		}
 		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.FullName())}
 	}
@@ -110,26 +143,46 @@ func prepare(cmd *cli.Command) {
 	if action == nil {
 		action = func(_ context.Context, cmd *cli.Command) error { return cli.ShowSubcommandHelp(cmd) }
 	}
+	takesArguments := cmd.ArgsUsage != "" || cmd.Hidden
 	cmd.Action = func(ctx context.Context, cmd *cli.Command) error {
-		name := strings.TrimSpace(strings.TrimPrefix(cmd.FullName(), cmd.Root().Name))
+		first := cmd.Args().First()
 		switch {
+		case cmd.Args().Present() && !takesArguments && hasCommands:
+			return unknownCommand(cmd, strings.TrimSpace(nameOf(cmd)+" command"), "", first)
+		case cmd.Args().Present() && !takesArguments:
+			return usageError{fmt.Errorf("%s takes no argument, got %q", nameOf(cmd), first)}
 		case cmd.Root().Bool(versionFlag):
 			return printVersion(ctx, cmd)
-		case !cmd.Args().Present() || cmd.ArgsUsage != "" || cmd.Hidden:
-			return action(ctx, cmd)
-		case hasCommands:
-			return unknownCommand(cmd, strings.TrimSpace(name+" command"), cmd.Args().First())
 		}
-		return usageError{fmt.Errorf("%s takes no argument, got %q", name, cmd.Args().First())}
+		return action(ctx, cmd)
+	}
+	cmd.CommandNotFound = func(ctx context.Context, cmd *cli.Command, word string) {
+		if takesArguments {
+			noTopic(cli.ShowCommandHelp(ctx, cmd.Lineage()[1], cmd.Name))
+			return
+		}
+		noTopic(unknownCommand(cmd, "help topic", nameOf(cmd), word))
 	}
 	for _, child := range cmd.Commands {
-		prepare(child)
+		prepare(child, noTopic)
 	}
 	if !cmd.SkipFlagParsing && cmd.ArgsUsage == "" { // An argument may be "help" or "h".
 		cmd.Commands = append(cmd.Commands, helpCommand(cmd))
 	}
 	slices.SortFunc(cmd.Commands, func(a, b *cli.Command) int { return strings.Compare(a.Name, b.Name) })
-	sort.Sort(cli.FlagsByName(cmd.Flags))
+	names := make(map[cli.Flag]string, len(cmd.Flags)) // Names makes a slice at each call.
+	for _, flag := range cmd.Flags {
+		names[flag] = flag.Names()[0]
+	}
+	slices.SortFunc(cmd.Flags, func(a, b cli.Flag) int { return strings.Compare(names[a], names[b]) })
+}
+
+// requiredFlags is the library's message.
+var requiredFlags = regexp.MustCompile(`^Required flags? "(.+)" not set$`)
+
+// nameOf is what messages call a command: its words after the program's name.
+func nameOf(cmd *cli.Command) string {
+	return strings.TrimSpace(strings.TrimPrefix(cmd.FullName(), cmd.Root().Name))
 }
 
 // helpCommand shows the help of the parent, or of the subcommand that its arguments name. Only
@@ -141,13 +194,13 @@ func helpCommand(parent *cli.Command) *cli.Command {
 		Category:  "Other",
 		Usage:     "shows the help of the program or of a command",
 		ArgsUsage: "[COMMAND…]",
-		Hidden:    parent.Name != programName,
+		Hidden:    parent.Writer == nil,
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			topic := parent
 			for _, word := range cmd.Args().Slice() {
 				next := topic.Command(word)
 				if next == nil {
-					return unknownCommand(topic, "help topic", strings.TrimPrefix(topic.FullName()+" ", programName+" ")+word)
+					return unknownCommand(topic, "help topic", nameOf(topic), word)
 				}
 				topic = next
 			}
@@ -159,41 +212,64 @@ func helpCommand(parent *cli.Command) *cli.Command {
 	}
 }
 
-// unknownCommand says in a sentence that the command has no such subcommand, and which may be meant.
-func unknownCommand(cmd *cli.Command, what, name string) error {
+// unknownCommand says in a sentence that the command has no such subcommand, and which may be meant. The name begins
+// with the words in front.
+func unknownCommand(cmd *cli.Command, what, front, word string) error {
+	name := func(word string) string { return strings.TrimSpace(front + " " + word) }
 	var known []string
 	for _, child := range cmd.VisibleCommands() {
 		known = append(known, child.Name)
 	}
-	words := strings.Fields(name)
-	if near := configs.Nearest(words[len(words)-1], known); near != "" {
-		return usageError{fmt.Errorf("no %s %q, did you mean %s?", what, name, strings.Join(append(words[:len(words)-1], near), " "))}
+	if cmd.Name == programName { // Otherwise uninstall would be near.
+		known = append(known, "install")
 	}
-	return usageError{fmt.Errorf("no %s %q; see %s --help", what, name, cmd.FullName())}
+	near := meant(word, known, name)
+	switch {
+	case near == name("install"):
+		return usageError{fmt.Errorf("no %s %q; the Helm chart installs Virgate; see %s --help", what, name(word), cmd.FullName())}
+	case near != "":
+		return usageError{fmt.Errorf("no %s %q, did you mean %s?", what, name(word), near)}
+	}
+	return usageError{fmt.Errorf("no %s %q; see %s --help", what, name(word), cmd.FullName())}
 }
 
 func unknownFlag(cmd *cli.Command, name string) error {
 	dashed := func(name string) string { return strings.Repeat("-", min(len(name), 2)) + name }
 	var known []string
-	for _, flag := range cmd.VisibleFlags() {
+	for _, flag := range append(cmd.VisibleFlags(), cmd.VisiblePersistentFlags()...) {
 		known = append(known, flag.Names()[0])
 	}
-	if near := configs.Nearest(name, known); near != "" {
-		return usageError{fmt.Errorf("%s has no flag %s, did you mean %s?", cmd.FullName(), dashed(name), dashed(near))}
+	if near := meant(name, known, dashed); near != "" {
+		return usageError{fmt.Errorf("%s has no flag %s, did you mean %s?", cmd.FullName(), dashed(name), near)}
 	}
 	return usageError{fmt.Errorf("%s has no flag %s; see %s --help", cmd.FullName(), dashed(name), cmd.FullName())}
 }
 
+// meant writes which of the known words may be meant: up to three that begin with what was typed, or else the nearest.
+func meant(typed string, known []string, write func(string) string) string {
+	var longer []string
+	for _, word := range known {
+		if strings.HasPrefix(word, strings.ToLower(typed)) {
+			longer = append(longer, write(word))
+		}
+	}
+	if 0 < len(longer) && len(longer) <= 3 {
+		return strings.Join(longer, " or ")
+	}
+	if near := configs.Nearest(typed, known); near != "" {
+		return write(near)
+	}
+	return ""
+}
+
 // impliedCommand adds the command that the program's name stands for: it takes the
-// place of programs of NVIDIA's image when only the image is replaced, and is kubectl's plugin.
+// place of programs of NVIDIA's image when only the image is replaced.
 // --version alone is the program's.
 func impliedCommand(args []string) []string {
 	if len(args) > 0 && (len(args) != 2 || !slices.Contains([]string{"--" + versionFlag, "-v"}, args[1])) {
 		switch name := filepath.Base(args[0]); name {
 		case "nvidia-device-plugin":
 			return slices.Insert(slices.Clone(args), 1, "run")
-		case "kubectl-virgate": // kubectl virgate
-			return slices.Insert(slices.Clone(args), 1, "cluster")
 		case "mps-control-daemon":
 			return slices.Insert(slices.Clone(args), 1, "mps")
 		case "config-manager", featureDiscoveryName:

@@ -9,6 +9,8 @@ import (
 // TestWords checks what becomes of the words of a command line: which help or version they show,
 // and what is said of those that nothing has.
 func TestWords(t *testing.T) {
+	t.Setenv("KUBECONFIG", "/none/kubeconfig")
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	const isVersion, isHelp = "virgate devel (go", "NAME:\n   virgate"
 	for _, test := range []struct {
 		line string
@@ -33,13 +35,39 @@ func TestWords(t *testing.T) {
 		{"virgate demo help", 0, isHelp + " demo - ", ""},
 		{"virgate check help", 1, "", "help: open: no such file or directory"}, // Its arguments are files.
 		{"virgate help config-manager", 0, isHelp + " config-manager - ", ""},
-		{"kubectl-virgate help why", 0, isHelp + " cluster why - ", ""},
+		{"kubectl-virgate help why", 0, "NAME:\n   kubectl virgate why - ", ""},
+		{"kubectl-virgate --help", 0, "NAME:\n   kubectl virgate - ", ""},
+		{"kubectl-virgate why --help", 0, "NAME:\n   kubectl virgate why - ", ""},
+		{"kubectl-virgate help cluster", 2, "", `no help topic "cluster"; see kubectl virgate --help`},
+		{"kubectl-virgate --qwertz", 2, "", `kubectl virgate has no flag --qwertz; see kubectl virgate --help`},
+		{"kubectl-virgate why", 2, "", "why takes one pod, got 0; see kubectl virgate why --help"},
+		{"kubectl-virgate -v", 1, "", "find the API server: no kubeconfig found: set --kubeconfig or KUBECONFIG"},
+		{"virgate uninstall --all", 1, "", "find the API server: this is no pod: set --kubeconfig or KUBECONFIG"},
+		{"virgate rollout status", 1, "", "find the API server: no kubeconfig found: set --kubeconfig or KUBECONFIG"},
 		{"virgate rollot", 2, "", `no command "rollot", did you mean rollout?`},
 		{"virgate Demo", 2, "", `no command "Demo", did you mean demo?`},
 		{"virgate qwertz", 2, "", `no command "qwertz"; see virgate --help`},
-		{"virgate rollout stat", 2, "", `no rollout command "stat", did you mean start?`},
+		{"virgate rollout stat", 2, "", `no rollout command "stat", did you mean status?`},
+		{"virgate rollout sta", 2, "", `no rollout command "sta", did you mean start or status?`},
+		{"virgate help rollout sta", 2, "", `no help topic "rollout sta", did you mean rollout start or rollout status?`},
+		{"virgate ver", 2, "", `no command "ver", did you mean version?`},
+		{"virgate install", 2, "", `no command "install"; the Helm chart installs Virgate; see virgate --help`},
+		{"virgate Instal", 2, "", `no command "Instal"; the Helm chart installs Virgate; see virgate --help`},
+		{"virgate help install", 2, "", `no help topic "install"; the Helm chart installs Virgate; see virgate --help`},
+		{"virgate unistall", 2, "", `no command "unistall", did you mean uninstall?`},
+		{"virgate check --out", 2, "", `virgate check has no flag --out, did you mean --output?`},
+		{"virgate health clear --control", 2, "", `virgate health clear has no flag --control, did you mean --control-socket?`},
+		{"virgate --help rn", 2, "", `no help topic "rn", did you mean run?`},
+		{"virgate --help rollout", 0, isHelp + " rollout - ", ""},
+		{"virgate run --help qwertz", 2, "", `no help topic "run qwertz"; see virgate run --help`},
+		{"virgate check a.yaml --help", 0, isHelp + " check - ", ""},
+		{"virgate sim xid 79 --help", 0, isHelp + " sim xid - ", ""},
+		{"virgate --version qwertz", 2, "", `no command "qwertz"; see virgate --help`},
+		{"virgate gpu release", 2, "", "gpu release needs --gpu"},
+		{"virgate health", 1, "", "no Virgate answers at /run/virgate/control.sock: dial unix /run/virgate/control.sock: connect: no such file or directory; on a cluster: kubectl -n virgate exec POD -- virgate health"},
+		{"virgate health --control-socket /none", 1, "", "no Virgate answers at /none: dial unix /none: connect: no such file or directory"},
 		{"virgate sim qwertz", 2, "", `no sim command "qwertz"; see virgate sim --help`},
-		{"kubectl-virgate node", 2, "", `no cluster command "node", did you mean nodes?`},
+		{"kubectl-virgate node", 2, "", `no command "node", did you mean nodes?`},
 		{"virgate help rollot", 2, "", `no help topic "rollot", did you mean rollout?`},
 		{"virgate help qwertz", 2, "", `no help topic "qwertz"; see virgate --help`},
 		{"virgate help rollout pauze", 2, "", `no help topic "rollout pauze", did you mean rollout pause?`},

@@ -31,7 +31,7 @@ func migCommand(environment environment) *cli.Command {
 }
 
 func wantedFlags(environment environment) []cli.Flag {
-	return append(append(nodeFlags(), configFlags(environment)...),
+	return append(append(nodeFlags(), configFlags(environment, true)...),
 		&cli.StringFlag{Name: "name", Usage: "the layout: one of the document, or all-disabled, all-enabled, all-balanced, all-<profile>; default: mig.config of the profile"},
 	)
 }

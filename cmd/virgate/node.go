@@ -28,8 +28,8 @@ func nodeFlags() []cli.Flag {
 		&cli.StringFlag{
 			Name:  "node",
 			Value: "auto",
-			Usage: "where the GPUs are: auto or nvml for this machine's driver, trace:FILE for a recorded one, sim:NAME or sim:FILE for a simulated one; names are " +
-				strings.Join(simnode.Names(), ", ") + ", and +LAYOUT cuts their GPUs: sim:dgx-a100+all-1g.5gb",
+			Usage: "where the GPUs are: auto or nvml for this machine's driver, trace:FILE for a recorded one, sim:NAME or sim:FILE for a simulated one; sim:? lists the names, " +
+				"and +LAYOUT cuts their GPUs: sim:dgx-a100+all-1g.5gb",
 		},
 		worldFlag(),
 		&cli.StringFlag{Name: "record", Usage: "record the driver's answers in this file, up to 64 MiB, for --node trace:FILE"},

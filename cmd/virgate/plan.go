@@ -28,7 +28,7 @@ func planCommand(environment environment) *cli.Command {
 		&cli.StringFlag{Name: "node-name", Value: "node", Usage: "with --dra: the Node's name"},
 		outputFlag("table", "wide", "yaml"),
 	)
-	flags = append(flags, configFlags(environment)...)
+	flags = append(flags, configFlags(environment, true)...)
 	return &cli.Command{
 		Name:  "plan",
 		Usage: "shows what the node would advertise, without a kubelet",
@@ -77,7 +77,8 @@ func planCommand(environment environment) *cli.Command {
 			plan, divides := sharing.NewPlan(then, config.Profile), !reflect.DeepEqual(gpus, then)
 			hints := plan.Grants.Conflicts(plan.Resources)
 			if err := config.CheckMPS(); err != nil {
-				hints = append(hints, withoutMPSRoot+err.Error())
+				path, _, _ := strings.Cut(err.Error(), ": ")
+				hints = append(hints, path+": "+needsMPS)
 			}
 			plan.Warnings = append(plan.Warnings, waits...)
 			if !cmd.IsSet("from") {
@@ -119,8 +120,8 @@ func unplanned(wanted sharing.MIGConfig, err error) string {
 	return what + ": cannot be planned: " + err.Error()
 }
 
-// withoutMPSRoot begins a line about a profile that wants MPS daemons.
-const withoutMPSRoot = "without --mps-root virgate run refuses this profile: "
+// needsMPS is what check and plan, which cannot know what runs on the node, say of a profile that wants MPS daemons.
+const needsMPS = "virgate run refuses this profile unless MPS runs on the node: set the chart's mps.enabled (--mps-root)"
 
 func readConfig(ctx context.Context, path, key string, overrides configs.Overrides) (configs.Config, error) {
 	return (&configsource.File{Path: path, Key: key, Overrides: overrides, Done: ctx.Done()}).Config()
@@ -184,7 +185,7 @@ func nameHolders(ctx context.Context, address string, changes []sharing.Change) 
 	if err != nil {
 		return usageError{fmt.Errorf("--addr: %w", err)}
 	}
-	status, _, err := getStatus(ctx, address)
+	status, _, err := getStatus(ctx, address, "")
 	if err != nil {
 		return err
 	}

@@ -25,7 +25,7 @@ import (
 )
 
 func runCommand(environment environment, stderr io.Writer) *cli.Command {
-	flags := append(nodeFlags(), configFlags(environment)...)
+	flags := append(nodeFlags(), configFlags(environment, false)...)
 	flags = append(flags,
 		&cli.StringFlag{Name: "pod-resources-socket", Value: "/var/lib/kubelet/pod-resources/kubelet.sock", Usage: "the kubelet's PodResources socket, by default also below /host if that has its folder, as in the GPU Operator's pods; without it the kubelet's checkpoint is read"},
 		&cli.StringFlag{Name: "control-socket", Value: "/run/virgate/control.sock", Usage: "the socket for virgate health, virgate gpu and virgate sim; empty for none"},

@@ -37,7 +37,7 @@ func statusCommand() *cli.Command {
 			if err != nil {
 				return usageError{fmt.Errorf("--addr: %w", err)}
 			}
-			status, answer, err := getStatus(ctx, address)
+			status, answer, err := getStatus(ctx, address, onCluster(cmd, "addr"))
 			if err != nil {
 				return err
 			}
@@ -58,14 +58,14 @@ func dialAddress(text string) (string, error) {
 	return net.JoinHostPort(cmp.Or(host, "localhost"), port), nil
 }
 
-// getStatus returns the program's status, and the JSON as it came.
-func getStatus(ctx context.Context, address string) (status agent.Status, answer []byte, err error) {
+// getStatus returns the program's status, and the JSON as it came. The hint ends the error when nothing answers.
+func getStatus(ctx context.Context, address, hint string) (status agent.Status, answer []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 	code, answer, err := fetch(ctx, http.MethodGet, "http://"+address+"/api/v1/status", nil)
 	switch {
 	case err != nil:
-		return status, nil, fmt.Errorf("no Virgate answers at %s: %w", address, err)
+		return status, nil, fmt.Errorf("no Virgate answers at %s: %w%s", address, err, hint)
 	case code == http.StatusNotFound:
 		return status, nil, fmt.Errorf("%s has no status: is a Virgate listening there?", address)
 	case code != http.StatusOK:

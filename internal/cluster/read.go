@@ -67,6 +67,9 @@ func Config(path, context string) (config *rest.Config, namespace string, err er
 	if config, err = loader.ClientConfig(); err == nil {
 		namespace, _, err = loader.Namespace()
 	}
+	if clientcmd.IsEmptyConfig(err) {
+		err = errors.New("no kubeconfig found: set --kubeconfig or KUBECONFIG")
+	}
 	if err != nil {
 		return nil, "", fmt.Errorf("find the API server: %w", err)
 	}

@@ -28,6 +28,9 @@ func RESTConfig(path string) (*rest.Config, error) {
 	} else {
 		config, err = clientcmd.BuildConfigFromFlags("", path)
 	}
+	if errors.Is(err, rest.ErrNotInCluster) {
+		err = errors.New("this is no pod: set --kubeconfig or KUBECONFIG")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}

@@ -264,7 +264,24 @@ func readLimited(path string) ([]byte, error) {
 	if len(data) > maxDocument {
 		return nil, fmt.Errorf("%s: longer than %d bytes", Name(path), maxDocument)
 	}
+	if path == Stdin && len(bytes.TrimSpace(data)) == 0 {
+		return nil, fmt.Errorf("%s: nothing to read: standard input is empty", Name(path))
+	}
+	if path == Stdin && !hasDocument(data) {
+		return nil, fmt.Errorf("%s: nothing to read: standard input has only comments", Name(path))
+	}
 	return data, nil
+}
+
+// hasDocument is false for YAML that is comments alone. As a file it is a profile that says nothing; from a program, such as
+// helm, that nothing came.
+func hasDocument(data []byte) bool {
+	for line := range bytes.Lines(data) {
+		if line = bytes.TrimSpace(line); len(line) > 0 && line[0] != '#' && string(line) != "---" {
+			return true
+		}
+	}
+	return false
 }
 
 // readInterval is how often files are read. Reading a few kilobytes costs less

@@ -1,6 +1,7 @@
 package simnode
 
 import (
+	"maps"
 	"strconv"
 
 	"github.com/virgate/virgate/internal/nvml"
@@ -48,11 +49,45 @@ var figuresOf = map[generation]map[string]figures{
 	},
 }
 
+// figuresOfModel has the figures of the models, by PCI device ID, that differ from their generation.
+//
+// Those of the H100 PCIe, of 114 multiprocessors, are printed by nvidia-smi mig -lgip of driver
+// 570.169. The engines of the RTX PRO 5000 and 4500 are the MIG User Guide's. Nothing is published
+// about multiprocessors of the parts of these two, of 110 and 82, and of H20, of 78: they are their
+// share, in pairs, because two multiprocessors make a cluster that isn't divided.
+var figuresOfModel = func() map[uint16]map[string]figures {
+	hopper := func(multiprocessors map[string]int) map[string]figures {
+		all := maps.Clone(figuresOf[generation{nvml.Hopper, 7}])
+		for name, f := range all {
+			f.Multiprocessors = multiprocessors[name]
+			all[name] = f
+		}
+		return all
+	}
+	h20 := hopper(map[string]int{"1": 10, "1+me": 10, "1double": 10, "2": 22, "3": 32, "4": 44, "7": 78})
+	rtxPro4500 := map[string]figures{
+		"1": {40, 1, 1, 1, 1, 0}, "1+gfx": {40, 1, 1, 1, 1, 0}, "1+me.all": {40, 1, 3, 3, 2, 1}, "1-me": {40, 1, 0, 0, 0, 0},
+		"2": {82, 2, 3, 3, 2, 1}, "2+gfx": {82, 2, 3, 3, 2, 1},
+	}
+	return map[uint16]map[string]figures{
+		0x2331: hopper(map[string]int{"1": 14, "1+me": 14, "1double": 14, "2": 30, "3": 46, "4": 62, "7": 114}),
+		0x2329: h20, 0x232C: h20,
+		0x2BB3: {
+			"1": {54, 1, 1, 1, 0, 0}, "1+me": {54, 1, 1, 1, 1, 1}, "1+gfx": {54, 1, 1, 1, 0, 0}, "1+me.all": {54, 1, 3, 3, 1, 1}, "1-me": {54, 1, 0, 0, 0, 0},
+			"2": {110, 4, 3, 3, 1, 1}, "2+gfx": {110, 4, 3, 3, 1, 1},
+		},
+		0x2C31: rtxPro4500, 0x2C3A: rtxPro4500,
+	}
+}()
+
 // figures are what the GPU's instances with the profile have besides memory.
 func (g *simGPU) figures(info mig.ProfileInfo) mig.Engines {
 	name := strconv.Itoa(info.Profile.Slices) + info.Profile.Attributes
 	if info.Size == 2 && name == "1" {
 		name = "1double"
+	}
+	if own, ok := figuresOfModel[g.PCI]; ok {
+		return mig.Engines(own[name])
 	}
 	return mig.Engines(figuresOf[generation{g.Architecture, g.geometry.Slices}][name])
 }

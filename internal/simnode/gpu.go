@@ -108,9 +108,8 @@ type computeInstance struct {
 }
 
 func (n *Node) newGPU(m model, numaNode int) *simGPU {
-	geometry, _ := mig.GeometryOf(m.PCI)
 	g := &simGPU{
-		model: m, ordinal: n.gpusMade, deviceMinor: n.gpusMade ^ 1, numaNode: numaNode, geometry: geometry,
+		model: m, ordinal: n.gpusMade, deviceMinor: n.gpusMade ^ 1, numaNode: numaNode, geometry: m.geometry(),
 		uuid: "GPU-" + nameUUID(fmt.Sprintf("%s/gpu/%d", n.name, n.gpusMade)), temperature: normalTemperature,
 		meter: meter{milliwatts: normalPower, at: now()}, errors: map[nvml.MemoryErrorCounter]uint64{},
 	}

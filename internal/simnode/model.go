@@ -8,6 +8,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/mig"
 )
 
 // model is a kind of GPU.
@@ -21,6 +22,16 @@ type model struct {
 	Compute      nvml.ComputeCapability
 	// Links is the number of NVLinks from each GPU to the NVSwitches; 0 without.
 	Links int
+	// Whole is the profile of the whole GPU, where a PCI device ID stands for several geometries.
+	Whole string
+}
+
+// geometry is how a GPU of the model can be partitioned; the zero value without MIG.
+func (m model) geometry() mig.Geometry {
+	g, _ := first(mig.GeometriesOf(m.PCI), func(g mig.Geometry) bool {
+		return m.Whole == "" || g.Profiles[len(g.Profiles)-1].Profile.String() == m.Whole
+	})
+	return g
 }
 
 //go:embed nodes.yaml

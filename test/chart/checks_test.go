@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -44,8 +45,8 @@ func TestProfileNeedsAValue(t *testing.T) {
 		{"a driver of an installer", "flags: {plugin: {deviceListStrategy: driver-mounts}}", "which needs driverMounts.enabled: true", "driverMounts: {enabled: true}"},
 		{"one of several strategies", "flags: {plugin: {deviceListStrategy: [envvar, driver-mounts]}}", "which needs driverMounts.enabled: true", "driverMounts: {enabled: true}"},
 		{"CDI", "flags: {plugin: {deviceListStrategy: [envvar, cdi-cri]}}", "which needs cdi.specs: true", "cdi: {specs: true}"},
-		{"partitions", "flags: {migStrategy: mixed}", "config.map.p has migStrategy: partitions need mig.monitor: true", "mig: {monitor: true}"},
-		{"partitions, served as whole GPUs", "flags: {migStrategy: single}", "partitions need mig.monitor: true", "mig: {monitor: false}"},
+		{"partitions", "flags: {migStrategy: mixed}", "config.map.p has migStrategy mixed, which needs the capability SYS_ADMIN: set mig.monitor to true", "mig: {monitor: true}"},
+		{"partitions, served as whole GPUs", "flags: {migStrategy: single}", "config.map.p has migStrategy single, which needs the capability SYS_ADMIN: set mig.monitor to true, or to false", "mig: {monitor: false}"},
 		{"CDI, and a value that replaces it", "flags: {plugin: {deviceListStrategy: cdi-cri}}", "which needs cdi.specs: true", "deviceListStrategy: envvar"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -95,17 +96,11 @@ func TestChartsOwnProfiles(t *testing.T) {
 			if err == nil {
 				break
 			}
-			_, needed, ok := strings.Cut(err.Error(), "which needs ")
-			value, _, _ := strings.Cut(needed, ": true")
-			if !ok || !strings.Contains(err.Error(), "config.default: the profile "+name+" has ") {
-				if _, value, ok = strings.Cut(err.Error(), "partitions need "); ok {
-					value, _, ok = strings.Cut(value, ": true")
-				}
-			}
-			section, key, dotted := strings.Cut(value, ".")
-			if !ok || !dotted {
+			needs := regexp.MustCompile(`config.default: the profile ` + name + ` has .*, which needs (?:.*: set )?(\w+)\.(\w+)(?:: | to )true`).FindStringSubmatch(err.Error())
+			if needs == nil {
 				break
 			}
+			section, key := needs[1], needs[2]
 			inner, _ := values[section].(map[string]any)
 			if inner == nil {
 				inner = map[string]any{}

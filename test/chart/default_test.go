@@ -2,7 +2,6 @@ package chart
 
 import (
 	"fmt"
-	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -149,34 +148,13 @@ func TestDefaultProfile(t *testing.T) {
 	}
 }
 
-// TestProfilesBesideSharePolicies checks that no name that a policy refuses is a whole GPU's on
-// some node, and that none that it lets through is shared on another.
-func TestProfilesBesideSharePolicies(t *testing.T) {
-	const all, renamed = "exclusive time-slicing-10 time-slicing-10-renamed time-slicing-4 time-slicing-4-renamed", "exclusive time-slicing-10-renamed time-slicing-4-renamed"
-	for values, want := range map[string]string{
-		"admission: {mostPerContainer: {nvidia.com/gpu: 2}}":                                                            all,
-		"admission: {oneSharePerContainer: true}":                                                                       renamed,
-		"admission: {sharesNeedNamespaceLabel: true}":                                                                   renamed,
-		"{config: {default: time-slicing-4-renamed}, admission: {sharesNeedNamespaceLabel: true}}":                      renamed,
-		"{config: {default: time-slicing-4}, admission: {sharesNeedNamespaceLabel: true}}":                              all,
-		"admission: {oneSharePerContainer: true, sharedResources: [nvidia.com/gpu, nvidia.com/gpu.shared]}":             all,
-		"{config: {map: {a: " + half + ", b: 'version: v1'}, default: b}, admission: {sharesNeedNamespaceLabel: true}}": "a b",
-	} {
-		got := slices.Sorted(maps.Keys(configMap(t, decode(t, manifestOf(t, values)))))
-		if strings.Join(got, " ") != want {
-			t.Errorf("%s: profiles %q, want %q", values, got, want)
-		}
-	}
-}
-
 // TestSharePolicies checks of which resources, and how many of each, the policies speak.
 func TestSharePolicies(t *testing.T) {
 	const on, slices2 = "admission: {oneSharePerContainer: true, sharesNeedNamespaceLabel: true}", "{timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 2}, {name: example.com/b, rename: c, replicas: 3}, {name: d, replicas: 1}]}}"
 	for _, test := range []struct{ name, values, want string }{
 		{"none", "{}", ""},
-		{"the chart's profiles, whole GPUs by default", on, "one-share [nvidia.com/gpu.shared] 1\nshared-namespaces [nvidia.com/gpu.shared] 0"},
 		{"the chart's profiles, shares by default", "{config: {default: time-slicing-10}, " + on + "}", "one-share [nvidia.com/gpu nvidia.com/gpu.shared] 1\nshared-namespaces [nvidia.com/gpu nvidia.com/gpu.shared] 0"},
-		{"the examples", "{config: {examples: true}, admission: {oneSharePerContainer: true}}", "one-share [nvidia.com/a100 nvidia.com/gpu.shared nvidia.com/mig-1g.10gb nvidia.com/mig-1g.5gb] 1"},
+		{"the examples", "{config: {examples: true, default: time-slicing-4}, admission: {oneSharePerContainer: true}}", "one-share [nvidia.com/a100 nvidia.com/gpu nvidia.com/gpu.shared nvidia.com/mig-1g.10gb nvidia.com/mig-1g.5gb] 1"},
 		{"all that the chart's profiles share", "admission: {oneSharePerContainer: true, sharedResources: [nvidia.com/gpu, nvidia.com/gpu.shared]}", "one-share [nvidia.com/gpu nvidia.com/gpu.shared] 1"},
 		{"own profiles", "{config: {map: {a: 'sharing: " + slices2 + "', b: " + half + ", c: 'version: v1'}}, " + on + "}",
 			"one-share [nvidia.com/c nvidia.com/gpu nvidia.com/gpu.shared] 1\nshared-namespaces [nvidia.com/c nvidia.com/gpu nvidia.com/gpu.shared] 0"},

@@ -218,7 +218,8 @@ func TestRollout(t *testing.T) {
 	for values, want := range map[string]string{
 		"{}": "10% 0",
 		"updateStrategy: {rollingUpdate: {maxSurge: 25%}}":                                                                "25% 0",
-		"updateStrategy: {rollingUpdate: {maxSurge: 3, maxUnavailable: 1}}":                                               "3 1",
+		"updateStrategy: {rollingUpdate: {maxSurge: 3}}":                                                                  "3 0",
+		"updateStrategy: {type: OnDelete, rollingUpdate: {maxSurge: 3, maxUnavailable: 1}}":                               "3 1",
 		"updateStrategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 5%}}":                                              "0 5%",
 		"{devicePlugin: {enableHostNetwork: true}, updateStrategy: {rollingUpdate: {maxSurge: 0%, maxUnavailable: 20%}}}": "0% 20%",
 	} {

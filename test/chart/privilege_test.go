@@ -117,6 +117,7 @@ func TestMIGIsReadWhereAValueSaysSo(t *testing.T) {
 		{"a ConfigMap that the chart cannot read, but strategy none", "{config: {name: own}, migStrategy: none}", plain},
 		{"simulated", "node: sim:dgx-a100", ""},
 		{"simulated, to manage", "{node: sim:dgx-a100, mig: {manage: true}}", manage},
+		{"the variable as the chart has it", "devicePlugin: {containers: {main: {env: [{name: NVIDIA_VISIBLE_DEVICES, value: all}]}}}", plain},
 		{"a privileged container", "{driverAccess: privileged, mig: {manage: true}}", "privileged"},
 		{"a context without the capability", "securityContext: {runAsUser: 0}", plain},
 		{"a context without the capability, to manage", "{mig: {manage: true}, securityContext: {capabilities: {drop: [ALL]}}}", plain},

@@ -149,8 +149,9 @@ func TestFloodOfBytes(t *testing.T) {
 	calls.Wait()
 	most := stop()
 	t.Logf("%d MiB at the most, %d MiB before", most>>20, before>>20)
-	// Each call has 4 MB, up to three times: in the client, on the way, and in the server.
-	if most > before+uint64(perClient)*256<<20 {
+	// Each call has 4 MB, up to three times: in the client, on the way, and in the server. Go's
+	// collector lets as much garbage gather as is alive.
+	if most > before+uint64(perClient)*512<<20 {
 		t.Errorf("%d MiB more than before", (most-before)>>20)
 	}
 	p.shows(gpu, 40)

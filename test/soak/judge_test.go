@@ -362,7 +362,7 @@ func (s *scheduler) profile() {
 	case n < 15:
 		s.flip(pick(s.random, "", fmt.Sprintf("missing%d", s.edits)))
 	case n < 17:
-		value := pick(s.random, "", "all-balanced", "all-1g.10gb", "all-disabled", "all-9g.90gb")
+		value := pick(s.random, "", "all-balanced", "all-1g.10gb", "all-disabled", "all-nonsense")
 		s.change(operation{kind: migLabel, text: value}, func() { s.layout = value })
 	case slices.Contains(documentNames, s.selected):
 		s.spoil()

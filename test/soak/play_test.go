@@ -32,6 +32,7 @@ func (w *world) play(o operation) error {
 		return nil
 	case edit:
 		w.pods.disturb(cutting)
+		w.pods.disturb(leaving)
 		text := o.text
 		if o.wish != nil {
 			text = o.wish.document(w.uuids)
@@ -42,13 +43,16 @@ func (w *world) play(o operation) error {
 		w.cluster.setDocument(o.name, text)
 	case label:
 		w.pods.disturb(cutting)
+		w.pods.disturb(leaving)
 		w.pods.disturb(oneOnly)
 		w.cluster.setLabel(profileLabel, o.text)
 	case migLabel:
 		w.pods.disturb(cutting)
+		w.pods.disturb(leaving)
 		w.cluster.setLabel(layoutLabel, o.text)
 	case lose, heal, xid, partitionXID, heat, pull, plug, failCall, slowCall:
 		w.pods.disturb(faults)
+		w.pods.disturb(leaving)
 		w.pods.disturb(cutting)
 		return w.hardware(o)
 	case hangup:
@@ -614,6 +618,9 @@ type disturbance string
 const (
 	// connections break, and Virgate or the kubelet is not there.
 	connections disturbance = "broken connection"
+	// leaving ends the server of a resource that another profile or layout does not have, perhaps while
+	// the kubelet asks it.
+	leaving disturbance = "resource left"
 	// faults make devices Unhealthy that the kubelet has just chosen.
 	faults disturbance = "fault"
 	// cutting closes devices that the kubelet has just chosen.
@@ -753,7 +760,10 @@ func (p *pods) explain(err error) (reason string, explained bool) {
 	case errors.Is(err, simkubelet.ErrDown), errors.Is(err, context.Canceled):
 		return because(connections)
 	case contains("unknown Device Plugin", "has been stopped", "endpoint not found", "transport", "connection", "EOF", "the plugin stops"):
-		return because(connections)
+		if p.known[connections] {
+			return string(connections), true
+		}
+		return because(leaving)
 	}
 	switch code {
 	case codes.Canceled:

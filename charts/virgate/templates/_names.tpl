@@ -87,23 +87,8 @@ user's own, which the chart cannot read. */ -}}
 {{- range $path, $text := .Files.Glob (ternary "{profiles,examples}/*.yaml" "profiles/*.yaml" .Values.config.examples) -}}
 {{- $_ := set $profiles (base $path | trimSuffix ".yaml") (toString $text) -}}
 {{- end -}}
-{{- if include "virgate.onlyRenamed" . -}}
-{{- $default := include "virgate.defaultProfile" . -}}
-{{- if not (hasKey (include "virgate.sharedBy" (get $profiles $default) | fromJson) "nvidia.com/gpu") -}}
-{{- range $name := keys $profiles -}}
-{{- if hasKey (include "virgate.sharedBy" (get $profiles $name) | fromJson) "nvidia.com/gpu" -}}{{- $_ := unset $profiles $name -}}{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
 {{- end -}}
 {{- toJson $profiles -}}
-{{- end -}}
-
-{{- /* Whether an admission policy for shares goes by the chart's own profiles. It knows
-resources by their names alone, so none may be shared on one node and whole on another. */ -}}
-{{- define "virgate.onlyRenamed" -}}
-{{- $admission := .Values.admission -}}
-{{- if and (or $admission.oneSharePerContainer $admission.sharesNeedNamespaceLabel) (not $admission.sharedResources) (not .Values.config.map) (not .Values.config.name) }}true{{ end -}}
 {{- end -}}
 
 {{- /* The resources that those profiles share, as JSON, each with one that does. */ -}}

@@ -175,6 +175,7 @@ func gpus() []sharing.GPU {
 	}
 	gpus := []sharing.GPU{gpu(0, 0, -1, "00000000:3B:00.0"), gpu(1, 1, 1, "00010000:3C:00.0")}
 	gpus[0].MIGCapable, gpus[1].MIGCapable = true, true
+	gpus[0].PCIDevice, gpus[1].PCIDevice = 0x20B010DE, 0x20B010DE
 	gpus[1].MIG, gpus[1].MIGPending = true, true
 	gpus[1].Clique = "ab000000-0000-0000-0000-0000000000cd.7"
 	gpus[1].Partitions = []sharing.Partition{partition(0), partition(2)}

@@ -202,17 +202,25 @@ func testMIGLabel(t *testing.T, s *server) {
 	s.await("the label's layout", func() bool { return says("applied", "success") && p.offers(small, 4) })
 
 	// A name that is none.
-	s.setLayout("cut", "all-3g.1gb")
+	s.setLayout("cut", "all-thirds")
 	s.await("the refusal", func() bool {
 		return says("rejected", "failed") && len(s.told("cut", nodestatus.ReasonProfileRejected)) == 1
 	})
-	for _, part := range []string{"ConfigMap gpu/profiles[a]", configsource.MIGLabel, `"all-3g.1gb"`} {
+	for _, part := range []string{"ConfigMap gpu/profiles[a]", configsource.MIGLabel, `"all-thirds"`} {
 		if got := s.told("cut", nodestatus.ReasonProfileRejected)[0]; !strings.Contains(got, part) {
 			t.Errorf("%q does not name %s", got, part)
 		}
 	}
 	if !p.offers(small, 4) {
 		t.Error("the last good layout is gone")
+	}
+	// One that the node's GPU cannot have: the GPU stays as it is.
+	s.setLayout("cut", "all-3g.1gb")
+	s.await("the layout to fail", func() bool {
+		return says("applied", "failed") && slices.ContainsFunc(s.told("cut", nodestatus.ReasonMIGFailed), func(m string) bool { return strings.Contains(m, "3g.1gb") })
+	})
+	if !p.offers(small, 4) {
+		t.Error("the GPU is not as it was")
 	}
 	s.setLayout("cut", "all-1g.6gb")
 	s.await("the label's layout", func() bool { return says("applied", "success") })

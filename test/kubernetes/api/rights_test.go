@@ -410,6 +410,21 @@ func testClaimPolicies(t *testing.T, s *server) {
 			}
 		}
 	}
+	// The scheduler's claim for the extended resources of a pod has a request for each container.
+	config := s.config(adminToken)
+	config.Impersonate = rest.ImpersonationConfig{UserName: "system:kube-scheduler", Groups: []string{"system:masters"}}
+	scheduler, err := kubernetes.NewForConfig(config)
+	s.must(err)
+	first, second := request(gpu, 1), request(gpu, 1)
+	first.Name, second.Name = "container-0-request-0", "container-1-request-0"
+	for space, ok := range map[string]bool{"sharing": true, "default": false} {
+		_, err := scheduler.ResourceV1().ResourceClaims(space).Create(t.Context(), &resourceapi.ResourceClaim{
+			ObjectMeta: metav1.ObjectMeta{GenerateName: "c-"}, Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: requests{first, second}}},
+		}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if (err == nil) != ok {
+			t.Errorf("the scheduler's claim in %s: %v", space, err)
+		}
+	}
 }
 
 // testPods: the pods of the node are seen, with the right of their own, and no

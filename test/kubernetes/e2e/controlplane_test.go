@@ -42,8 +42,9 @@ type cluster struct {
 	report  *report
 	// restartsExpected says that the test ends Virgate itself.
 	restartsExpected bool
-	// kubeletBug lets keepKubelet start the kubelet again.
-	kubeletBug bool
+	// kubeletBug lets keepKubelet start the kubelet again, and kubeletDeaths says how often it did.
+	kubeletBug    bool
+	kubeletDeaths int
 }
 
 // errNotYet is a condition that does not hold and has nothing to say.
@@ -181,6 +182,7 @@ func (c *cluster) keepKubelet(t *testing.T) error {
 	}
 	c.report.note("kubelet died of its bug and was started again", t.Name())
 	c.kubelet.start(t)
+	c.kubeletDeaths++
 	return nil
 }
 

@@ -133,9 +133,9 @@ func TestPrepare(t *testing.T) {
 		"twice":                        {claim: claim("1", "gpu-a", "gpu-a"), want: "has gpu-a twice"},
 		"no device":                    {claim: claim("1"), want: "no device of this driver"},
 		"an unknown device":            {claim: claim("1", "gpu-c"), want: "the node has no gpu-c now"},
-		"a pod of the plugin has it":   {change: func(r *rig) { r.held = by("GPU-a", "", "nvidia.com/gpu") }, claim: claim("1", "gpu-a"), want: "pod ml/train still has gpu-a"},
+		"a pod of the plugin has it":   {change: func(r *rig) { r.held = by("GPU-a", "", "nvidia.com/gpu") }, claim: claim("1", "gpu-a"), want: "ml/train still has gpu-a"},
 		"another driver's claim has it": {
-			change: func(r *rig) { r.held = by("GPU-a", "claim-1", "gpu.nvidia.com") }, claim: claim("1", "gpu-a"), want: "pod ml/train, by a claim of gpu.nvidia.com, still has gpu-a",
+			change: func(r *rig) { r.held = by("GPU-a", "claim-1", "gpu.nvidia.com") }, claim: claim("1", "gpu-a"), want: "ml/train by the claim claim-1 of gpu.nvidia.com still has gpu-a",
 		},
 		"the holders are not known": {change: func(r *rig) { r.unheard = errors.New("no kubelet") }, claim: claim("1", "gpu-a"), want: "who has the node's devices cannot be read: no kubelet"},
 		"faulty":                    {change: func(r *rig) { r.units[0].Fault = "XID 79" }, claim: claim("1", "gpu-a"), want: "gpu-a is faulty: XID 79"},

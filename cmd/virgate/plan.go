@@ -14,7 +14,6 @@ import (
 
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/configsource"
-	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/sharing"
 )

@@ -13,6 +13,7 @@ import (
 	"github.com/virgate/virgate/internal/cluster"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/rollout"
+	"github.com/virgate/virgate/sharing"
 )
 
 // A node plans within 5 s, or says so.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/claims"
+	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/sharing"
 )
@@ -44,8 +45,8 @@ GPU  UNIT  MODEL  RESOURCE  HELD  HEALTH  HOLDERS
 			agent.Status{
 				Version: "v", Role: agent.RoleServing, Ready: true, Profile: agent.ProfileStatus{State: nodereport.ProfileApplied, Since: since},
 				DRA: &agent.DRAStatus{
-					DRAState: agent.DRAState{Registered: true, Slices: 1, Problems: []string{"no API server"}}, Paths: map[string]claims.Path{"gpu-a": claims.DRA, "gpu-b": claims.LeavingPlugin},
-					Claims:  []claims.Claim{{Namespace: "ns", Name: "c", Results: []claims.Result{{Device: "gpu-a-1g10gb-0"}}}},
+					DriverState: dra.DriverState{Registered: true, Slices: 1, Problems: []string{"no API server"}}, Paths: map[string]claims.Path{"gpu-a": claims.DRA, "gpu-b": claims.LeavingPlugin},
+					Claims:  []dra.Claim{{Namespace: "ns", Name: "c", Results: []dra.Result{{Device: "gpu-a-1g10gb-0"}}}},
 					Refused: []claims.Refused{{Reason: "claim ns/d: pod ns/p still has gpu-b"}},
 				},
 			},

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	resourceapi "k8s.io/api/resource/v1"
 	"maps"
 	"reflect"
 	"slices"
@@ -21,48 +22,22 @@ type DRA interface {
 	// Run serves the kubelet and the API server until ctx ends.
 	Run(ctx context.Context) error
 	// Publish says what is to be offered. It does not wait.
-	Publish(offer dra.Offer)
+	Publish(slices []resourceapi.ResourceSlice)
 	// State says how it goes. It does not wait.
-	State() DRAState
+	State() dra.DriverState
 	// Allocated are the names of this node's devices that claims have been given, by the claim's
 	// UID, as the API server knows it.
 	Allocated(ctx context.Context) (map[string][]string, error)
 }
 
-// DRAState is how the driver of Dynamic Resource Allocation is.
-type DRAState struct {
-	// Registered says that the kubelet has accepted it.
-	Registered bool `json:"registered"`
-	// Slices is how many ResourceSlices the API server has, Written since when it has the last
-	// offer; zero while it has not.
-	Slices  int       `json:"slices"`
-	Written time.Time `json:"written"`
-	// Writes counts the requests that have changed ResourceSlices, WriteFailures the attempts that
-	// ended with an error. Unwritten says that the last one did.
-	Writes        int  `json:"-"`
-	WriteFailures int  `json:"-"`
-	Unwritten     bool `json:"-"`
-	// Problems say what does not work now.
-	Problems []string `json:"problems,omitempty"`
-	// Without are the features that are turned off in the API server.
-	Without DRAFeatures `json:"without"`
-}
-
-// DRAFeatures are Kubernetes' DRADeviceTaints, DRAConsumableCapacity and DRAPartitionableDevices.
-type DRAFeatures struct {
-	Taints   bool `json:"taints"`
-	Shares   bool `json:"shares"`
-	Counters bool `json:"counters"`
-}
-
 // DRAStatus is what the node has by Dynamic Resource Allocation.
 type DRAStatus struct {
-	DRAState
+	dra.DriverState
 	// Paths are the units that are not the device plugin's, by the name of their device, however
 	// it is shared.
 	Paths map[string]claims.Path `json:"paths"`
 	// Claims have devices; Refused were given some by the scheduler and do not get them.
-	Claims  []claims.Claim   `json:"claims"`
+	Claims  []dra.Claim      `json:"claims"`
 	Refused []claims.Refused `json:"refused"`
 }
 
@@ -122,7 +97,7 @@ func (a *agent) draStatus() *DRAStatus {
 		return nil
 	}
 	view := a.DRA.Claims.View()
-	status := &DRAStatus{DRAState: a.DRA.Driver.State(), Paths: view.Paths, Claims: append([]claims.Claim{}, view.Claims...), Refused: []claims.Refused{}}
+	status := &DRAStatus{DriverState: a.DRA.Driver.State(), Paths: view.Paths, Claims: append([]dra.Claim{}, view.Claims...), Refused: []claims.Refused{}}
 	for _, uid := range slices.Sorted(maps.Keys(view.Refused)) {
 		status.Refused = append(status.Refused, view.Refused[uid])
 	}
@@ -193,7 +168,7 @@ const (
 
 // offeredByDRA says that the unit is to be offered by DRA. An API server that leaves out that a
 // device is shared would have one claim get all of it.
-func offeredByDRA(p sharing.Profile, resource string, unit sharing.Unit, without DRAFeatures) bool {
+func offeredByDRA(p sharing.Profile, resource string, unit sharing.Unit, without dra.Features) bool {
 	return p.DRA.Offers(resource) && (unit.Replicas < 2 || !without.Shares)
 }
 
@@ -201,7 +176,7 @@ func offeredByDRA(p sharing.Profile, resource string, unit sharing.Unit, without
 const noDRA = "dra: nothing is offered by DRA, as this Virgate was started without --dra, the chart's dra.enabled"
 
 // draWarnings say what of the profile's dra section does not hold here.
-func draWarnings(p sharing.Profile, state DRAState) (warnings []string) {
+func draWarnings(p sharing.Profile, state dra.DriverState) (warnings []string) {
 	off := func(is bool, feature, means string) {
 		if is {
 			warnings = append(warnings, "dra: the API server has "+feature+" turned off: "+means)
@@ -315,7 +290,7 @@ func (a *agent) publishDRA(offer *dra.Offer) {
 		return
 	}
 	a.dra.offer = offer
-	a.DRA.Driver.Publish(*offer)
+	a.DRA.Driver.Publish(offer.Slices)
 }
 
 // wakeDRA has the paths looked at again, and the offer made anew. It is for claims.Options.
@@ -550,7 +525,7 @@ func (a *agent) dropOrphans(ctx context.Context) {
 	if err != nil {
 		return
 	}
-	drop := func(c claims.Claim) {
+	drop := func(c dra.Claim) {
 		inUse := slices.ContainsFunc(held, func(a sharing.Allocation) bool { return a.Claim == c.Name && a.Namespace == c.Namespace })
 		if allocated[c.UID] != nil || inUse {
 			return

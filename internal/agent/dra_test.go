@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	resourceapi "k8s.io/api/resource/v1"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -24,13 +25,13 @@ import (
 // fakeDRA is an API server that has each offer at once, unless it is told to be slow.
 type fakeDRA struct {
 	mu        sync.Mutex
-	offer     dra.Offer
+	offer     []resourceapi.ResourceSlice
 	offers    int
 	asked     int    // how often Allocated was called
 	first     string // the devices of the first offer that had some
 	written   time.Time
-	state     DRAState
-	without   DRAFeatures
+	state     dra.DriverState
+	without   dra.Features
 	allocated map[string][]string
 	err       error
 }
@@ -40,7 +41,7 @@ func (f *fakeDRA) Run(ctx context.Context) error {
 	return nil
 }
 
-func (f *fakeDRA) Publish(offer dra.Offer) {
+func (f *fakeDRA) Publish(offer []resourceapi.ResourceSlice) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.offer, f.written = offer, time.Now()
@@ -50,7 +51,7 @@ func (f *fakeDRA) Publish(offer dra.Offer) {
 	}
 }
 
-func (f *fakeDRA) State() DRAState {
+func (f *fakeDRA) State() dra.DriverState {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	state := f.state
@@ -80,7 +81,7 @@ func (f *fakeDRA) devices() string {
 
 func (f *fakeDRA) names() string {
 	var names []string
-	for _, slice := range f.offer.Slices {
+	for _, slice := range f.offer {
 		for _, d := range slice.Spec.Devices {
 			name := d.Name
 			for _, taint := range d.Taints {
@@ -146,8 +147,8 @@ func (r *rig) awaitOffer(f *fakeDRA, want string) {
 	r.await("offered: "+want, func() bool { return f.devices() == want })
 }
 
-func shareClaim(uid, device string) claims.Claim {
-	return claims.Claim{UID: uid, Namespace: "ns", Name: uid, Results: []claims.Result{{Request: "r", Device: device, ShareID: uid, Shares: 1}}}
+func shareClaim(uid, device string) dra.Claim {
+	return dra.Claim{UID: uid, Namespace: "ns", Name: uid, Results: []dra.Result{{Request: "r", Device: device, ShareID: uid, Shares: 1}}}
 }
 
 // TestPathToDRAAndBack moves a resource from the device plugin to DRA and back under a pod and a
@@ -203,8 +204,8 @@ func TestLateClaim(t *testing.T) {
 	r.shows(8)
 	r.addPod("slice", 1) // Of a.
 	late, free := shareClaim("1", "gpu-a-ts"), shareClaim("2", "gpu-b-ts")
-	prepare := func(c claims.Claim) error { return r.options.DRA.Claims.Prepare(r.ctx, c) }
-	for _, c := range []claims.Claim{late, free} {
+	prepare := func(c dra.Claim) error { return r.options.DRA.Claims.Prepare(r.ctx, c) }
+	for _, c := range []dra.Claim{late, free} {
 		if err := prepare(c); err == nil || !strings.Contains(err.Error(), "device plugin") {
 			t.Fatalf("claim %s: %v", c, err)
 		}
@@ -253,7 +254,7 @@ func TestDRASharingMode(t *testing.T) {
 	p.TimeSlicing = nil
 	r.policy.set(p, nil)
 	r.awaitOffer(f, "gpu-a gpu-a-ts(leaving) gpu-b")
-	whole := claims.Claim{UID: "2", Results: []claims.Result{{Device: "gpu-a"}}}
+	whole := dra.Claim{UID: "2", Results: []dra.Result{{Device: "gpu-a"}}}
 	if err := r.options.DRA.Claims.Prepare(r.ctx, whole); err == nil || !strings.Contains(err.Error(), "claim ns/1 still has gpu-a-ts") {
 		t.Error(err)
 	}
@@ -296,10 +297,10 @@ func TestDRAOrphans(t *testing.T) {
 	})
 	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
 	f.set(func(f *fakeDRA) { f.err = errors.New("no API server") })
-	for _, c := range []claims.Claim{shareClaim("1", "gpu-a-ts"), shareClaim("2", "gpu-a-ts")} {
+	for _, c := range []dra.Claim{shareClaim("1", "gpu-a-ts"), shareClaim("2", "gpu-a-ts")} {
 		r.must(r.options.DRA.Claims.Prepare(r.ctx, c))
 	}
-	if err := r.options.DRA.Claims.Prepare(r.ctx, claims.Claim{UID: "3", Results: []claims.Result{{Device: "gpu-a"}}}); err == nil {
+	if err := r.options.DRA.Claims.Prepare(r.ctx, dra.Claim{UID: "3", Results: []dra.Result{{Device: "gpu-a"}}}); err == nil {
 		t.Error("a GPU was given beside its shares")
 	}
 	r.await("all there", func() bool { v := r.options.DRA.Claims.View(); return len(v.Claims) == 2 && len(v.Refused) == 1 })
@@ -335,7 +336,7 @@ func TestDRAStorm(t *testing.T) {
 				r.options.Plugin = plugin.NewManager(plugin.Options{Dir: r.dir, Kubelet: r.sight, Logger: r.options.Logger, Timing: timing})
 			})
 			r.shows(8)
-			pods, given := map[string]bool{}, map[string]claims.Claim{}
+			pods, given := map[string]bool{}, map[string]dra.Claim{}
 			for step := range steps {
 				switch random.IntN(7) {
 				case 0:

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/virgate/virgate/internal/claims"
+	"github.com/virgate/virgate/internal/dra"
 )
 
 // draSeries are the series of a scrape that begin so, without "virgate_", sorted; none of a reason
@@ -36,7 +37,7 @@ func TestDRAMetrics(t *testing.T) {
 	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
 	r.await("shown without a claim", func() bool { return slices.Contains(r.draSeries("claims"), `claims{resource="nvidia.com/gpu"} 0`) })
 	r.must(r.options.DRA.Claims.Prepare(r.ctx, shareClaim("1", "gpu-b-ts")))
-	if err := r.options.DRA.Claims.Prepare(r.ctx, claims.Claim{UID: "2", Results: []claims.Result{{Device: "gpu-b"}}}); err == nil {
+	if err := r.options.DRA.Claims.Prepare(r.ctx, dra.Claim{UID: "2", Results: []dra.Result{{Device: "gpu-b"}}}); err == nil {
 		t.Fatal("a GPU is given twice")
 	}
 	f.set(func(f *fakeDRA) { f.state.Slices, f.state.Writes, f.state.WriteFailures = 1, 3, 2 })
@@ -49,7 +50,7 @@ func TestDRAMetrics(t *testing.T) {
 		`dra_publish_failures_total 2`, `dra_registered 1`, `dra_slice_writes_total 3`, `dra_slices 1`, `dra_slices_written 1`,
 		`dra_units{path="dra",resource="nvidia.com/gpu"} 2`, `dra_units{path="leaving-dra",resource="nvidia.com/gpu"} 0`, `dra_units{path="leaving-plugin",resource="nvidia.com/gpu"} 0`,
 	)
-	r.must(r.options.DRA.Claims.Unprepare(claims.Claim{UID: "2"}))
+	r.must(r.options.DRA.Claims.Unprepare(dra.Claim{UID: "2"}))
 	r.policy.set(profile(4), nil)
 	f.set(func(f *fakeDRA) { f.state.Unwritten = true })
 	want(

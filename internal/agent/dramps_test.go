@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/sharing"
@@ -27,7 +26,7 @@ func draMPSProfile(shares int) sharing.Profile {
 }
 
 // refuses wants that the claim is refused, with a reason that contains the text.
-func (r *rig) refuses(c claims.Claim, reason string) {
+func (r *rig) refuses(c dra.Claim, reason string) {
 	r.t.Helper()
 	if err := r.options.DRA.Claims.Prepare(r.ctx, c); err == nil || !strings.Contains(err.Error(), reason) {
 		r.t.Errorf("prepare %s: %v, want %q", c, err, reason)
@@ -36,7 +35,7 @@ func (r *rig) refuses(c claims.Claim, reason string) {
 
 // awaitRefused is refuses for a reason that is known a moment after a start: until then the claim
 // is refused for another.
-func (r *rig) awaitRefused(c claims.Claim, reason string) {
+func (r *rig) awaitRefused(c dra.Claim, reason string) {
 	r.t.Helper()
 	r.await("refused: "+reason, func() bool {
 		err := r.options.DRA.Claims.Prepare(r.ctx, c)
@@ -48,7 +47,7 @@ func (r *rig) awaitRefused(c claims.Claim, reason string) {
 }
 
 // prepares waits until the claim gets its devices, as the kubelet tries again.
-func (r *rig) prepares(c claims.Claim) {
+func (r *rig) prepares(c dra.Claim) {
 	r.t.Helper()
 	err := errors.New("not asked")
 	r.await("prepared: "+c.String(), func() bool {
@@ -234,7 +233,7 @@ func TestDRAMPSStorm(t *testing.T) {
 	f, m, random := &fakeDRA{}, newFakeMPS(true), rand.New(rand.NewPCG(3, 4))
 	r := newDRAMPSRig(t, f, m, draMPSProfile(4))
 	r.awaitOffer(f, "gpu-a-mps4 gpu-b-mps4")
-	given, has := map[string]claims.Claim{}, map[string]bool{}
+	given, has := map[string]dra.Claim{}, map[string]bool{}
 	for step := range steps {
 		switch random.IntN(6) {
 		case 0:

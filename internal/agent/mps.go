@@ -217,7 +217,7 @@ func (a *agent) claimedDevices() map[string]claimedDevice {
 		return devices
 	}
 	view := a.DRA.Claims.View()
-	add := func(c claims.Claim, has bool) {
+	add := func(c dra.Claim, has bool) {
 		for _, r := range c.Results {
 			place := dra.PlaceOf(r.Device)
 			if _, known := devices[place]; !known && !r.Admin && view.Paths[place].Offered() {

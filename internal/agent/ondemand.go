@@ -58,7 +58,7 @@ func (a *agent) readGeometries(ctx context.Context, s *state) {
 
 // onDemandGPUs are those whose partitions are made for claims, and why others are not. Known
 // false says that this has not been found out yet.
-func (a *agent) onDemandGPUs(gpus []sharing.GPU, p sharing.Profile, without DRAFeatures) (onDemand map[string]mig.Geometry, why []string, known bool) {
+func (a *agent) onDemandGPUs(gpus []sharing.GPU, p sharing.Profile, without dra.Features) (onDemand map[string]mig.Geometry, why []string, known bool) {
 	onDemand = map[string]mig.Geometry{}
 	if !p.DRA.DynamicMIG || without.Counters || a.Partitioner == nil {
 		return onDemand, nil, true
@@ -102,7 +102,7 @@ func (a *agent) leavesOnDemand(units map[string]draUnit, gpus []sharing.GPU, vie
 		wanted[unit.GPU] = wanted[unit.GPU] || unit.wanted
 	}
 	gone := view.HeldPlaces()
-	maps.DeleteFunc(gone, func(place string, _ claims.Claim) bool { return units[place].ID != "" })
+	maps.DeleteFunc(gone, func(place string, _ dra.Claim) bool { return units[place].ID != "" })
 	for _, gpu := range gpus {
 		whole, g := dra.Place(gpu.UUID, nil), (*geometries)[gpu.UUID]
 		if g.unknown == nil && len(g.state.Geometry.Profiles) > 0 && view.Paths[whole].Offered() && (!wanted[gpu.UUID] || hasPart(gone, whole)) {

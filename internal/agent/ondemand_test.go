@@ -91,24 +91,24 @@ func (o *onDemandRig) at(device string) string {
 	return ""
 }
 
-func exclusiveClaim(uid string, devices ...string) claims.Claim {
-	c := claims.Claim{UID: uid, Namespace: "ns", Name: uid}
+func exclusiveClaim(uid string, devices ...string) dra.Claim {
+	c := dra.Claim{UID: uid, Namespace: "ns", Name: uid}
 	for i, device := range devices {
-		c.Results = append(c.Results, claims.Result{Request: fmt.Sprint("r", i), Device: device})
+		c.Results = append(c.Results, dra.Result{Request: fmt.Sprint("r", i), Device: device})
 	}
 	return c
 }
 
-func (o *onDemandRig) prepare(c claims.Claim) { o.t.Helper(); o.must(o.claims.Prepare(o.ctx, c)) }
+func (o *onDemandRig) prepare(c dra.Claim) { o.t.Helper(); o.must(o.claims.Prepare(o.ctx, c)) }
 
-func (o *onDemandRig) unprepare(list ...claims.Claim) {
+func (o *onDemandRig) unprepare(list ...dra.Claim) {
 	o.t.Helper()
 	for _, c := range list {
 		o.must(o.claims.Unprepare(c))
 	}
 }
 
-func (o *onDemandRig) refuses(c claims.Claim, want string) {
+func (o *onDemandRig) refuses(c dra.Claim, want string) {
 	o.t.Helper()
 	if err := o.claims.Prepare(o.ctx, c); err == nil || !strings.Contains(err.Error(), want) {
 		o.t.Errorf("claim %s: %v, want %q", c, err, want)
@@ -201,10 +201,10 @@ func TestOnDemandAfterReboot(t *testing.T) {
 		whole, small.Results[0].Device, large.Results[0].Device)}
 	o := newOnDemandRigOn(t, "h100", onDemandProfile(), &fakeDRA{}, store)
 	o.awaitOffered(small.Results[0].Device, large.Results[0].Device)
-	for _, c := range []claims.Claim{large, small, large} {
+	for _, c := range []dra.Claim{large, small, large} {
 		o.prepare(c)
 	}
-	for _, c := range []claims.Claim{small, large} {
+	for _, c := range []dra.Claim{small, large} {
 		if o.at(c.Results[0].Device) == "" {
 			t.Errorf("%s is not made: %+v", c.Results[0].Device, o.scan())
 		}
@@ -258,14 +258,14 @@ func TestLateClaimAfterRestart(t *testing.T) {
 	byDRA.DRA = sharing.DRAConfig{All: true}
 	for name, test := range map[string]struct {
 		path    claims.Path
-		kept    []claims.Claim
+		kept    []dra.Claim
 		profile sharing.Profile
 		after   func(o *onDemandRig)
 	}{
-		"restarted while it leaves": {claims.LeavingDRA, []claims.Claim{}, migProfile(sharing.MIGConfig{}), func(o *onDemandRig) { o.awaitAllocatable(oneG, 1) }},
-		"rebooted while it leaves":  {claims.LeavingDRA, []claims.Claim{first, second}, migProfile(sharing.MIGConfig{}), func(o *onDemandRig) { o.awaitAllocatable(oneG, 1) }},
-		"rebooted, to a layout":     {claims.LeavingDRA, []claims.Claim{first, second}, migProfile(layoutNamed("all-1g.10gb")), func(o *onDemandRig) { o.awaitAllocatable(oneG, 7) }},
-		"rebooted, to static DRA":   {claims.DRA, []claims.Claim{first, second}, byDRA, func(o *onDemandRig) { o.awaitOffered(first.Results[0].Device, second.Results[0].Device) }},
+		"restarted while it leaves": {claims.LeavingDRA, []dra.Claim{}, migProfile(sharing.MIGConfig{}), func(o *onDemandRig) { o.awaitAllocatable(oneG, 1) }},
+		"rebooted while it leaves":  {claims.LeavingDRA, []dra.Claim{first, second}, migProfile(sharing.MIGConfig{}), func(o *onDemandRig) { o.awaitAllocatable(oneG, 1) }},
+		"rebooted, to a layout":     {claims.LeavingDRA, []dra.Claim{first, second}, migProfile(layoutNamed("all-1g.10gb")), func(o *onDemandRig) { o.awaitAllocatable(oneG, 7) }},
+		"rebooted, to static DRA":   {claims.DRA, []dra.Claim{first, second}, byDRA, func(o *onDemandRig) { o.awaitOffered(first.Results[0].Device, second.Results[0].Device) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -275,7 +275,7 @@ func TestLateClaimAfterRestart(t *testing.T) {
 			}
 			api := &fakeDRA{allocated: allocated}
 			o := newOnDemandRigOn(t, "h100", test.profile, api, store)
-			for _, c := range []claims.Claim{first, second, first} {
+			for _, c := range []dra.Claim{first, second, first} {
 				o.await("prepared: "+c.String(), func() bool { return o.claims.Prepare(o.ctx, c) == nil })
 			}
 			made := o.at(first.Results[0].Device)
@@ -420,7 +420,7 @@ func TestOnDemandStorm(t *testing.T) {
 	var wait sync.WaitGroup
 	for worker := range 3 {
 		wait.Go(func() {
-			random, given, prepared := rand.New(rand.NewPCG(uint64(worker), 7)), map[string]claims.Claim{}, map[string]string{}
+			random, given, prepared := rand.New(rand.NewPCG(uint64(worker), 7)), map[string]dra.Claim{}, map[string]string{}
 			for step := range steps {
 				uid := fmt.Sprintf("w%d-%d", worker, random.IntN(3))
 				if c, has := given[uid]; has && random.IntN(2) == 0 {

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/virgate/virgate/internal/claims"
+	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/plugin"
@@ -41,11 +42,11 @@ func partitionAt(start, size int, holders ...Holder) UnitStatus {
 // draStatusOfTest is a node with a GPU that is divided for claims, and one that leaves DRA.
 func draStatusOfTest() *DRAStatus {
 	return &DRAStatus{
-		DRAState: DRAState{Registered: true, Slices: 2, Problems: []string{"no API server"}},
-		Paths:    map[string]claims.Path{"gpu-a": claims.DRA, "gpu-b": claims.LeavingDRA},
-		Claims: []claims.Claim{
-			{Namespace: "ns", Name: "one", Results: []claims.Result{{Device: "gpu-a-1g10gb-4-ts", Shares: 2}}},
-			{Namespace: "ns", Name: "eye", Results: []claims.Result{{Device: "gpu-a-1g10gb-4-ts", Admin: true}}},
+		DriverState: dra.DriverState{Registered: true, Slices: 2, Problems: []string{"no API server"}},
+		Paths:       map[string]claims.Path{"gpu-a": claims.DRA, "gpu-b": claims.LeavingDRA},
+		Claims: []dra.Claim{
+			{Namespace: "ns", Name: "one", Results: []dra.Result{{Device: "gpu-a-1g10gb-4-ts", Shares: 2}}},
+			{Namespace: "ns", Name: "eye", Results: []dra.Result{{Device: "gpu-a-1g10gb-4-ts", Admin: true}}},
 		},
 		Refused: []claims.Refused{{Reason: "claim ns/late: busy"}},
 	}

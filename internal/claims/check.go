@@ -65,7 +65,7 @@ func CauseOf(err error) Cause {
 //
 // A device that is not offered any more, or not in that way, is fine as long as its unit is
 // DRA's and free: the scheduler gave it away before it knew, and the pod would wait for ever.
-func (k kept) check(c Claim, units map[string]Unit, others map[string]string, mode ModeFault) error {
+func (k kept) check(c dra.Claim, units map[string]Unit, others map[string]string, mode ModeFault) error {
 	if len(c.Results) == 0 {
 		return refuse(NoDevice, "claim %s has no device of this driver", c)
 	}
@@ -76,7 +76,7 @@ func (k kept) check(c Claim, units map[string]Unit, others map[string]string, mo
 		return err
 	}
 	for _, r := range c.Results {
-		unit := units[r.place()]
+		unit := units[r.Place()]
 		if r.Admin {
 			continue
 		}
@@ -101,7 +101,7 @@ func (k kept) check(c Claim, units map[string]Unit, others map[string]string, mo
 
 // fits says which claims have what the unit would have to be made of: partitions that overlap,
 // or the whole GPU.
-func (k kept) fits(c Claim, r Result, unit Unit, units map[string]Unit) error {
+func (k kept) fits(c dra.Claim, r dra.Result, unit Unit, units map[string]Unit) error {
 	if unit.With == "" {
 		return nil
 	}
@@ -117,12 +117,12 @@ func (k kept) fits(c Claim, r Result, unit Unit, units map[string]Unit) error {
 		return ok
 	}
 	take(unit)
-	for _, other := range append([]Claim{c}, k.Claims...) {
+	for _, other := range append([]dra.Claim{c}, k.Claims...) {
 		for _, has := range other.Results {
-			if has.Admin || !within(unit.With, has.place()) {
+			if has.Admin || !within(unit.With, has.Place()) {
 				continue
 			}
-			taken, known := units[has.place()]
+			taken, known := units[has.Place()]
 			if !known { // Nobody knows which part of the GPU that was.
 				return refuse(Taken, "claim %s: claim %s still has %s", c, other, has.Device)
 			}
@@ -135,9 +135,9 @@ func (k kept) fits(c Claim, r Result, unit Unit, units map[string]Unit) error {
 }
 
 // there says which device of the claim the node does not have.
-func (kept) there(c Claim, units map[string]Unit) error {
+func (kept) there(c dra.Claim, units map[string]Unit) error {
 	for _, r := range c.Results {
-		if _, known := units[r.place()]; !known {
+		if _, known := units[r.Place()]; !known {
 			return refuse(NoDevice, "claim %s: the node has no %s now", c, r.Device)
 		}
 	}
@@ -145,13 +145,13 @@ func (kept) there(c Claim, units map[string]Unit) error {
 }
 
 // room says which other claim is in the way.
-func (k kept) room(c Claim, r Result, unit Unit) error {
+func (k kept) room(c dra.Claim, r dra.Result, unit Unit) error {
 	shared := dra.ModeOf(r.Device) != sharing.Exclusive
 	taken := int64(0)
 	for _, other := range k.Claims {
 		for _, has := range other.Results {
 			switch {
-			case has.Admin || has.place() != unit.Place || other.UID == c.UID:
+			case has.Admin || has.Place() != unit.Place || other.UID == c.UID:
 			case !shared || has.Device != r.Device:
 				return refuse(Taken, "claim %s: claim %s still has %s", c, other, has.Device)
 			default:
@@ -160,13 +160,13 @@ func (k kept) room(c Claim, r Result, unit Unit) error {
 		}
 	}
 	if !shared {
-		if slices.ContainsFunc(c.Results, func(o Result) bool { return o != r && !o.Admin && o.place() == unit.Place }) {
+		if slices.ContainsFunc(c.Results, func(o dra.Result) bool { return o != r && !o.Admin && o.Place() == unit.Place }) {
 			return refuse(TooMany, "claim %s has %s twice", c, r.Device)
 		}
 		return nil
 	}
 	for _, own := range c.Results {
-		if own.place() == unit.Place && !own.Admin {
+		if own.Place() == unit.Place && !own.Admin {
 			taken += own.Shares
 		}
 	}
@@ -183,7 +183,7 @@ func (k kept) room(c Claim, r Result, unit Unit) error {
 // oneDaemon refuses what would give a container shares by MPS of two units: it has the variables
 // of one daemon, and its programs would never see the other unit. A container has what all
 // requests of a claim are given, unless it names one of them, which nobody tells.
-func oneDaemon(c Claim) error {
+func oneDaemon(c dra.Claim) error {
 	of := map[string]string{}
 	for _, r := range c.Results {
 		if dra.ModeOf(r.Device).Shares == 0 || r.Admin {
@@ -193,7 +193,7 @@ func oneDaemon(c Claim) error {
 		if c.ByName {
 			request = r.Request
 		}
-		if first, two := of[request]; two && dra.PlaceOf(first) != r.place() {
+		if first, two := of[request]; two && dra.PlaceOf(first) != r.Place() {
 			return fmt.Errorf("claim %s has shares by MPS of two units, %s and %s: a program talks to the daemon of one, so a container's shares must be of one unit", c, first, r.Device)
 		}
 		of[request] = r.Device

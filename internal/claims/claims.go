@@ -56,41 +56,12 @@ type Unit struct {
 	Fault string
 }
 
-// Claim is an allocated ResourceClaim that the kubelet wants to be prepared.
-type Claim struct {
-	UID       string `json:"uid"`
-	Namespace string `json:"namespace"`
-	Name      string `json:"name"`
-	// Results are the devices of this driver that it has been given.
-	Results []Result `json:"results"`
-	// ByName says that Kubernetes made the claim for a pod that asks for a resource by its name:
-	// each of its requests is one container's.
-	ByName bool `json:"byName,omitempty"`
-}
-
-func (c Claim) String() string { return c.Namespace + "/" + c.Name }
-
-// Result is a device that a claim has been given.
-type Result struct {
-	Request string `json:"request"`
-	Device  string `json:"device"`
-	// ShareID tells several shares of a device apart, Shares is how many the claim has; both
-	// are empty for an exclusive device.
-	ShareID string `json:"shareID,omitempty"`
-	Shares  int64  `json:"shares,omitempty"`
-	// Admin is access for monitoring: it holds nothing.
-	Admin bool `json:"admin,omitempty"`
-}
-
-// place is the unit's, whichever way it is shared.
-func (r Result) place() string { return dra.PlaceOf(r.Device) }
-
 // kept is what outlives the program.
 type kept struct {
 	// Paths are those of the units that are not the device plugin's, by place.
 	Paths map[string]Path `json:"paths"`
 	// Claims have been prepared, and are not over.
-	Claims []Claim `json:"claims"`
+	Claims []dra.Claim `json:"claims"`
 }
 
 // within says that the place is that of the GPU, or of a part of it.
@@ -99,7 +70,7 @@ func within(gpu, place string) bool { return place == gpu || strings.HasPrefix(p
 // View is the table at one moment. It is not changed afterwards.
 type View struct {
 	Paths  map[string]Path
-	Claims []Claim
+	Claims []dra.Claim
 	// Refused are the claims that were not given their devices, by UID, with the reason.
 	// The scheduler counts their devices as taken for as long as they are allocated.
 	Refused map[string]Refused
@@ -107,16 +78,16 @@ type View struct {
 
 // Refused is a claim that does not get its devices.
 type Refused struct {
-	Claim  Claim  `json:"claim"`
-	Reason string `json:"reason"`
-	Cause  Cause  `json:"-"`
+	Claim  dra.Claim `json:"claim"`
+	Reason string    `json:"reason"`
+	Cause  Cause     `json:"-"`
 }
 
 // Held are the names of the devices that claims have been given, sorted, each once: those that
 // have them and those that were refused. It is for dra.Node.
 func (v View) Held() []string {
 	var held []string
-	add := func(c Claim) {
+	add := func(c dra.Claim) {
 		for _, r := range c.Results {
 			if !r.Admin {
 				held = append(held, r.Device)
@@ -134,12 +105,12 @@ func (v View) Held() []string {
 }
 
 // HeldPlaces are the places of the units that claims have, with the first of those claims.
-func (v View) HeldPlaces() map[string]Claim {
-	held := map[string]Claim{}
+func (v View) HeldPlaces() map[string]dra.Claim {
+	held := map[string]dra.Claim{}
 	for _, c := range v.Claims {
 		for _, r := range c.Results {
-			if _, known := held[r.place()]; !known && !r.Admin {
-				held[r.place()] = c
+			if _, known := held[r.Place()]; !known && !r.Admin {
+				held[r.Place()] = c
 			}
 		}
 	}
@@ -147,13 +118,13 @@ func (v View) HeldPlaces() map[string]Claim {
 }
 
 // Holder is a claim that has the unit at the place, or a part of it.
-func (v View) Holder(place string) (Claim, bool) {
+func (v View) Holder(place string) (dra.Claim, bool) {
 	for _, c := range v.Claims {
-		if slices.ContainsFunc(c.Results, func(r Result) bool { return !r.Admin && within(place, r.place()) }) {
+		if slices.ContainsFunc(c.Results, func(r dra.Result) bool { return !r.Admin && within(place, r.Place()) }) {
 			return c, true
 		}
 	}
-	return Claim{}, false
+	return dra.Claim{}, false
 }
 
 // RefusedPlaces are the places of the units that refused claims were given.
@@ -161,7 +132,7 @@ func (v View) RefusedPlaces() map[string]bool {
 	places := map[string]bool{}
 	for _, refused := range v.Refused {
 		for _, r := range refused.Claim.Results {
-			places[r.place()] = places[r.place()] || !r.Admin
+			places[r.Place()] = places[r.Place()] || !r.Admin
 		}
 	}
 	return places

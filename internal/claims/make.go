@@ -4,6 +4,8 @@ import (
 	"context"
 	"maps"
 	"slices"
+
+	"github.com/virgate/virgate/internal/dra"
 )
 
 // OnMake has units made that claims get and that are not there: partitions, or a GPU that is
@@ -12,10 +14,10 @@ import (
 func (t *Table) OnMake(make func(ctx context.Context, place string) error) { t.make = make }
 
 // lockGPUs waits until nothing is being made on the GPUs of which the claim gets parts.
-func (t *Table) lockGPUs(ctx context.Context, c Claim) (unlock func(), err error) {
+func (t *Table) lockGPUs(ctx context.Context, c dra.Claim) (unlock func(), err error) {
 	units, gpus := t.units.Load().byPlace, map[string]bool{}
 	for _, r := range c.Results {
-		if with := units[r.place()].With; with != "" && !r.Admin {
+		if with := units[r.Place()].With; with != "" && !r.Admin {
 			gpus[with] = true
 		}
 	}
@@ -41,11 +43,11 @@ func (t *Table) lockGPUs(ctx context.Context, c Claim) (unlock func(), err error
 
 // makeMissing has the claim's units made that are not there, and waits until containers can
 // have them.
-func (t *Table) makeMissing(ctx context.Context, c Claim) error {
+func (t *Table) makeMissing(ctx context.Context, c dra.Claim) error {
 	for _, r := range c.Results {
 		for made := false; !r.Admin; {
 			units := t.units.Load()
-			unit, known := units.byPlace[r.place()]
+			unit, known := units.byPlace[r.Place()]
 			switch {
 			case !known:
 				return refuse(NoDevice, "claim %s: the node has no %s now", c, r.Device)

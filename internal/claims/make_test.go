@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/virgate/virgate/internal/dra"
 )
 
 // divided is a table of GPU a, of which two halves and the whole can be made, and a third part
@@ -76,7 +78,7 @@ func TestPartsAreMade(t *testing.T) {
 // TestPartsDoNotOverlap holds that nothing is made of what another claim has.
 func TestPartsDoNotOverlap(t *testing.T) {
 	for name, test := range map[string]struct {
-		before, claim Claim
+		before, claim dra.Claim
 		want          string
 	}{
 		"beside":             {claim("1", "gpu-a-half-0"), claim("2", "gpu-a-half-1"), ""},

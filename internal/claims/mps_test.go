@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -18,22 +19,24 @@ type entries struct {
 	fail    error
 }
 
-func (e *entries) Write(c Claim, units map[string]Unit) error {
+func (e *entries) Write(c dra.Claim, units map[string]Unit) error {
 	if e.fail == nil {
-		e.written[c.UID] = fmt.Sprint(units[c.Results[0].place()].ID)
+		e.written[c.UID] = fmt.Sprint(units[c.Results[0].Place()].ID)
 	}
 	return e.fail
 }
 
-func (e *entries) Remove(c Claim) error {
+func (e *entries) Remove(c dra.Claim) error {
 	if e.fail == nil {
 		delete(e.written, c.UID)
 	}
 	return e.fail
 }
 
-func (e *entries) Keep(all []Claim) error {
-	maps.DeleteFunc(e.written, func(uid, _ string) bool { return !slices.ContainsFunc(all, func(c Claim) bool { return c.UID == uid }) })
+func (e *entries) Keep(all []dra.Claim) error {
+	maps.DeleteFunc(e.written, func(uid, _ string) bool {
+		return !slices.ContainsFunc(all, func(c dra.Claim) bool { return c.UID == uid })
+	})
 	return nil
 }
 
@@ -110,7 +113,7 @@ func TestOneDaemon(t *testing.T) {
 	monitoring := claim("1", "gpu-a-mps4", "gpu-b-mps4")
 	monitoring.Results[1].Admin = true
 	for name, test := range map[string]struct {
-		claim Claim
+		claim dra.Claim
 		want  string
 	}{
 		"two units":                {claim("1", "gpu-a-mps4", "gpu-b-mps4"), "claim team/claim-1 has shares by MPS of two units, gpu-a-mps4 and gpu-b-mps4"},

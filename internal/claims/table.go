@@ -43,11 +43,11 @@ type Options struct {
 // Entries are the CDI entries of claims. The table calls it for one claim at a time.
 type Entries interface {
 	// Write makes the claim's entries, or makes them again; units are by place.
-	Write(c Claim, units map[string]Unit) error
+	Write(c dra.Claim, units map[string]Unit) error
 	// Remove removes them, if there are any.
-	Remove(c Claim) error
+	Remove(c dra.Claim) error
 	// Keep removes those of all other claims.
-	Keep(all []Claim) error
+	Keep(all []dra.Claim) error
 }
 
 // ModeFault says why the unit cannot be used just now with so many shares by MPS, or in any
@@ -152,14 +152,14 @@ func (t *Table) Adopt(held []sharing.Allocation) error {
 			if a.Claim == "" || a.Resource != t.options.Driver {
 				continue
 			}
-			c := Claim{UID: "adopted:" + a.Namespace + "/" + a.Claim, Namespace: a.Namespace, Name: a.Claim}
+			c := dra.Claim{UID: "adopted:" + a.Namespace + "/" + a.Claim, Namespace: a.Namespace, Name: a.Claim}
 			for _, id := range a.Devices {
 				if unit, ok := byID[id]; ok {
 					k.Paths[unit.Place] = LeavingDRA
-					c.Results = append(c.Results, Result{Device: cmp.Or(unit.Device, unit.Place), Shares: min(unit.Shares, 1)})
+					c.Results = append(c.Results, dra.Result{Device: cmp.Or(unit.Device, unit.Place), Shares: min(unit.Shares, 1)})
 				}
 			}
-			if !slices.ContainsFunc(k.Claims, func(o Claim) bool { return o.Namespace == c.Namespace && o.Name == c.Name }) && c.Results != nil {
+			if !slices.ContainsFunc(k.Claims, func(o dra.Claim) bool { return o.Namespace == c.Namespace && o.Name == c.Name }) && c.Results != nil {
 				k.Claims = append(k.Claims, c)
 			}
 		}
@@ -168,7 +168,7 @@ func (t *Table) Adopt(held []sharing.Allocation) error {
 }
 
 // Adopted says that nobody knows this claim but by its pod; see Adopt.
-func (c Claim) Adopted() bool { return strings.HasPrefix(c.UID, "adopted:") }
+func Adopted(c dra.Claim) bool { return strings.HasPrefix(c.UID, "adopted:") }
 
 // SetUnits says which units the node has now. It is called before they are offered.
 func (t *Table) SetUnits(list []Unit) {
@@ -249,7 +249,7 @@ func (t *Table) SetPaths(paths map[string]Path) error {
 
 // Prepare gives the claim its devices, and has those made that are not there. The same claim
 // again gets the same answer. The error says who or what is in the way; the kubelet tries again.
-func (t *Table) Prepare(ctx context.Context, c Claim) error {
+func (t *Table) Prepare(ctx context.Context, c dra.Claim) error {
 	if t.units.Load() == nil {
 		return ErrNotServing
 	}
@@ -269,7 +269,7 @@ func (t *Table) Prepare(ctx context.Context, c Claim) error {
 	if !t.loaded {
 		return ErrNotServing
 	}
-	if given && !slices.ContainsFunc(t.kept.Claims, func(o Claim) bool { return o.UID == c.UID }) {
+	if given && !slices.ContainsFunc(t.kept.Claims, func(o dra.Claim) bool { return o.UID == c.UID }) {
 		return cmp.Or(err, refuse(NotMade, "claim %s ended while its devices were being made", c))
 	}
 	before, was := t.refused[c.UID]
@@ -285,12 +285,12 @@ func (t *Table) Prepare(ctx context.Context, c Claim) error {
 }
 
 // give writes down that the claim has its devices, if it may have them.
-func (t *Table) give(c Claim, held []sharing.Allocation, unread error) error {
+func (t *Table) give(c dra.Claim, held []sharing.Allocation, unread error) error {
 	units := t.units.Load().byPlace
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.change(func(k *kept) error {
-		if slices.ContainsFunc(k.Claims, func(o Claim) bool { return o.UID == c.UID && reflect.DeepEqual(o.Results, c.Results) }) {
+		if slices.ContainsFunc(k.Claims, func(o dra.Claim) bool { return o.UID == c.UID && reflect.DeepEqual(o.Results, c.Results) }) {
 			if err := k.there(c, units); err != nil {
 				return err
 			}
@@ -301,17 +301,17 @@ func (t *Table) give(c Claim, held []sharing.Allocation, unread error) error {
 		}
 		// What is known of the claim from before does not count against it: after the kubelet
 		// has lost its memory, it may have been given other devices.
-		k.Claims = slices.DeleteFunc(k.Claims, func(o Claim) bool { return o.UID == c.UID || o.Adopted() && o.String() == c.String() })
+		k.Claims = slices.DeleteFunc(k.Claims, func(o dra.Claim) bool { return o.UID == c.UID || Adopted(o) && o.String() == c.String() })
 		if err := k.check(c, units, t.others(held), t.mode); err != nil {
 			return err
 		}
 		k.Claims = append(k.Claims, c)
-		slices.SortFunc(k.Claims, func(a, b Claim) int { return strings.Compare(a.UID, b.UID) })
+		slices.SortFunc(k.Claims, func(a, b dra.Claim) int { return strings.Compare(a.UID, b.UID) })
 		return t.writeEntries(c, units)
 	})
 }
 
-func (t *Table) writeEntries(c Claim, units map[string]Unit) error {
+func (t *Table) writeEntries(c dra.Claim, units map[string]Unit) error {
 	if t.options.Entries == nil {
 		return nil
 	}
@@ -335,7 +335,7 @@ func (t *Table) others(held []sharing.Allocation) map[string]string {
 }
 
 // Unprepare ends the claim. One that is not known has ended.
-func (t *Table) Unprepare(claim Claim) error {
+func (t *Table) Unprepare(claim dra.Claim) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.loaded && t.options.Entries != nil {
@@ -346,8 +346,8 @@ func (t *Table) Unprepare(claim Claim) error {
 	_, refused := t.refused[claim.UID]
 	delete(t.refused, claim.UID)
 	err := t.change(func(k *kept) error {
-		k.Claims = slices.DeleteFunc(k.Claims, func(o Claim) bool {
-			return o.UID == claim.UID || o.Adopted() && o.String() == claim.String()
+		k.Claims = slices.DeleteFunc(k.Claims, func(o dra.Claim) bool {
+			return o.UID == claim.UID || Adopted(o) && o.String() == claim.String()
 		})
 		return nil
 	})
@@ -357,24 +357,15 @@ func (t *Table) Unprepare(claim Claim) error {
 	return err
 }
 
-// Device is a device that a claim has, as the kubelet tells of its health.
-type Device struct {
-	Name    string
-	Healthy bool
-	// Reason says why not, Since is when it became so.
-	Reason string
-	Since  time.Time
-}
-
 // Devices are those that claims have, by name. The channel is closed when they may have changed.
-func (t *Table) Devices() ([]Device, <-chan struct{}) {
+func (t *Table) Devices() ([]dra.DeviceHealth, <-chan struct{}) {
 	h := t.health.Load()
 	return h.devices, h.changed
 }
 
 // health is what Devices returns.
 type health struct {
-	devices []Device
+	devices []dra.DeviceHealth
 	changed chan struct{}
 }
 
@@ -384,7 +375,7 @@ func (t *Table) look() {
 	next := &health{changed: make(chan struct{})}
 	units := t.units.Load()
 	for _, name := range (View{Claims: t.kept.Claims}).Held() {
-		device := Device{Name: name, Healthy: true}
+		device := dra.DeviceHealth{Device: name, Healthy: true}
 		if units != nil {
 			unit, known := units.byPlace[dra.PlaceOf(name)]
 			if device.Reason = t.mode.of(unit, name); !known {
@@ -394,7 +385,7 @@ func (t *Table) look() {
 		}
 		device.Since = time.Now()
 		for _, was := range before.devices {
-			if was.Name == name && was.Reason == device.Reason {
+			if was.Device == name && was.Reason == device.Reason {
 				device.Since = was.Since
 			}
 		}

@@ -75,7 +75,7 @@ func (r *rig) must(err error) {
 }
 
 // prepare wants an error that contains the text; empty for none.
-func (r *rig) prepare(c Claim, want string) {
+func (r *rig) prepare(c dra.Claim, want string) {
 	r.t.Helper()
 	err := r.Prepare(context.Background(), c)
 	if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
@@ -86,10 +86,10 @@ func (r *rig) prepare(c Claim, want string) {
 	}
 }
 
-func claim(uid string, devices ...string) Claim {
-	c := Claim{UID: uid, Namespace: "team", Name: "claim-" + uid}
+func claim(uid string, devices ...string) dra.Claim {
+	c := dra.Claim{UID: uid, Namespace: "team", Name: "claim-" + uid}
 	for i, device := range devices {
-		r := Result{Request: fmt.Sprint("r", i), Device: device}
+		r := dra.Result{Request: fmt.Sprint("r", i), Device: device}
 		if dra.ModeOf(device) != sharing.Exclusive {
 			r.ShareID, r.Shares = uid+fmt.Sprint(i), 1
 		}
@@ -112,24 +112,24 @@ func TestPrepare(t *testing.T) {
 		"faulty": Faulty, "the plugin's": InPlugin, "the plugin's still": InPlugin, "a disk that is full": Unwritten,
 	}
 	for name, test := range map[string]struct {
-		before []Claim
+		before []dra.Claim
 		change func(r *rig)
-		claim  Claim
+		claim  dra.Claim
 		want   string
 	}{
 		"a whole GPU":                  {claim: claim("1", "gpu-a")},
 		"a share":                      {claim: claim("1", "gpu-b-ts")},
 		"a share of each":              {claim: claim("1", "gpu-a", "gpu-b-ts")},
-		"the last shares":              {before: []Claim{claim("1", "gpu-b-ts"), claim("3", "gpu-b-ts")}, claim: two},
-		"the same again":               {before: []Claim{claim("1", "gpu-a")}, claim: claim("1", "gpu-a")},
-		"another device than before":   {before: []Claim{claim("1", "gpu-a")}, claim: claim("1", "gpu-b-ts")},
-		"for monitoring":               {before: []Claim{claim("1", "gpu-a")}, claim: admin},
-		"beside monitoring":            {before: []Claim{admin}, claim: claim("1", "gpu-a")},
+		"the last shares":              {before: []dra.Claim{claim("1", "gpu-b-ts"), claim("3", "gpu-b-ts")}, claim: two},
+		"the same again":               {before: []dra.Claim{claim("1", "gpu-a")}, claim: claim("1", "gpu-a")},
+		"another device than before":   {before: []dra.Claim{claim("1", "gpu-a")}, claim: claim("1", "gpu-b-ts")},
+		"for monitoring":               {before: []dra.Claim{claim("1", "gpu-a")}, claim: admin},
+		"beside monitoring":            {before: []dra.Claim{admin}, claim: claim("1", "gpu-a")},
 		"its own pod is no other":      {change: func(r *rig) { r.held = by("GPU-a", "claim-1", driver) }, claim: claim("1", "gpu-a")},
-		"more shares than there are":   {before: []Claim{claim("1", "gpu-b-ts"), claim("3", "gpu-b-ts"), claim("4", "gpu-b-ts")}, claim: two, want: "with it 5 shares of gpu-b-ts would be given, of 4"},
-		"another claim has it":         {before: []Claim{claim("1", "gpu-a")}, claim: claim("2", "gpu-a"), want: "claim team/claim-1 still has gpu-a"},
-		"shares while it is exclusive": {before: []Claim{claim("1", "gpu-a")}, claim: claim("2", "gpu-a-ts"), want: "claim team/claim-1 still has gpu-a"},
-		"exclusive while shares are":   {before: []Claim{claim("1", "gpu-b-ts")}, claim: claim("2", "gpu-b"), want: "claim team/claim-1 still has gpu-b-ts"},
+		"more shares than there are":   {before: []dra.Claim{claim("1", "gpu-b-ts"), claim("3", "gpu-b-ts"), claim("4", "gpu-b-ts")}, claim: two, want: "with it 5 shares of gpu-b-ts would be given, of 4"},
+		"another claim has it":         {before: []dra.Claim{claim("1", "gpu-a")}, claim: claim("2", "gpu-a"), want: "claim team/claim-1 still has gpu-a"},
+		"shares while it is exclusive": {before: []dra.Claim{claim("1", "gpu-a")}, claim: claim("2", "gpu-a-ts"), want: "claim team/claim-1 still has gpu-a"},
+		"exclusive while shares are":   {before: []dra.Claim{claim("1", "gpu-b-ts")}, claim: claim("2", "gpu-b"), want: "claim team/claim-1 still has gpu-b-ts"},
 		"twice":                        {claim: claim("1", "gpu-a", "gpu-a"), want: "has gpu-a twice"},
 		"no device":                    {claim: claim("1"), want: "no device of this driver"},
 		"an unknown device":            {claim: claim("1", "gpu-c"), want: "the node has no gpu-c now"},
@@ -161,7 +161,7 @@ func TestPrepare(t *testing.T) {
 			r.store.fail = nil
 			want := r.View().Claims
 			r.start()
-			if got := r.View().Claims; !slices.EqualFunc(got, want, func(a, b Claim) bool { return a.UID == b.UID }) {
+			if got := r.View().Claims; !slices.EqualFunc(got, want, func(a, b dra.Claim) bool { return a.UID == b.UID }) {
 				t.Errorf("after a restart %v, want %v", got, want)
 			}
 		})
@@ -256,7 +256,7 @@ func TestRandom(t *testing.T) {
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		r := newRig(t)
-		known := map[string]Claim{}
+		known := map[string]dra.Claim{}
 		for step := range 120 {
 			uid := fmt.Sprint(random.IntN(8))
 			r.store.fail = nil

@@ -26,12 +26,11 @@ import (
 // newDRA makes what serves claims on the node.
 func newDRA(o Options, node *nvml.Node, kubelet *podresources.Source, file *state.File, entries claimEntries) (agent.DRAOptions, error) {
 	name := o.DRA.Driver
-	pool := dra.PoolName(o.NodeName, name)
 	table := claims.NewTable(claims.Options{Store: file, Driver: name, Holders: kubelet.HeldTogether, Entries: entries})
 	options := *o.DRA
 	options.Node, options.Dir = o.NodeName, filepath.Join(o.DRA.Dir, name)
 	calls := agent.NewClaimCalls()
-	options.Claims, options.Changed, options.Logger = preparer{table, name, pool}, table.Tell, o.Logger
+	options.Claims, options.Changed, options.Logger = preparer{table, name}, table.Tell, o.Logger
 	options.Observe = func(call dradriver.Call, took time.Duration, err error) { calls.Observe(string(call), took, err) }
 	driver, err := dradriver.New(options)
 	if err != nil {
@@ -39,7 +38,7 @@ func newDRA(o Options, node *nvml.Node, kubelet *podresources.Source, file *stat
 	}
 	sys := os.DirFS("/sys")
 	return agent.DRAOptions{
-		Driver: draDriver{driver, pool}, Claims: table, Calls: calls,
+		Driver: driver, Claims: table, Calls: calls,
 		Node: func() dra.Node {
 			versions := node.Versions()
 			return dra.Node{Name: o.NodeName, Driver: name, DriverVersion: versions.Driver, CUDA: versions.CUDA}
@@ -48,74 +47,30 @@ func newDRA(o Options, node *nvml.Node, kubelet *podresources.Source, file *stat
 	}, nil
 }
 
-// draDriver is the driver as the agent sees it.
-type draDriver struct {
-	*dradriver.Driver
-	pool string
-}
-
-func (d draDriver) Allocated(ctx context.Context) (map[string][]string, error) {
-	return d.Driver.Allocated(ctx, d.pool)
-}
-
-func (d draDriver) Publish(offer dra.Offer) { d.Driver.Publish(offer.Slices) }
-
-func (d draDriver) State() agent.DRAState {
-	s := d.Status()
-	state := agent.DRAState{
-		Registered: s.Registered, Slices: s.Published, Written: s.Written, Writes: s.Writes, WriteFailures: s.Failures, Unwritten: s.Unpublished != "",
-		Without: agent.DRAFeatures{Taints: s.Dropped.Taints, Shares: s.Dropped.Shares, Counters: s.Dropped.Counters},
-	}
-	for _, problem := range []string{s.Unserved, s.Unpublished} {
-		if problem != "" {
-			state.Problems = append(state.Problems, problem)
-		}
-	}
-	return state
-}
-
-// preparer is the table as the driver sees it: the driver's claims have other drivers' devices
-// too, and its answers CDI names.
+// preparer is the table as the driver sees it, whose answers are CDI names.
 type preparer struct {
-	table        *claims.Table
-	driver, pool string
-}
-
-// sharesName is the capacity of which each share takes one.
-const sharesName = "shares"
-
-func (p preparer) claim(from dradriver.Claim) claims.Claim {
-	c := claims.Claim{UID: from.UID, Namespace: from.Namespace, Name: from.Name, ByName: from.ByName}
-	for _, r := range from.Results {
-		if r.Driver == p.driver && r.Pool == p.pool {
-			c.Results = append(c.Results, claims.Result{Request: r.Request, Device: r.Device, ShareID: r.ShareID, Shares: r.Consumed[sharesName], Admin: r.Admin})
-		}
-	}
-	return c
+	*claims.Table
+	driver string
 }
 
 // Prepare implements dradriver.Claims.
-func (p preparer) Prepare(ctx context.Context, from dradriver.Claim) (dradriver.Prepared, error) {
-	c := p.claim(from)
-	for _, config := range from.Configs {
+func (p preparer) Prepare(ctx context.Context, c dra.Claim) (names [][]string, err error) {
+	for _, config := range c.Configs {
 		if err := checkConfig(config); err != nil {
-			return dradriver.Prepared{}, fmt.Errorf("claim %s: its configuration for %s: %w", c, p.driver, err)
+			return nil, fmt.Errorf("claim %s: its configuration for %s: %w", c, p.driver, err)
 		}
 	}
-	if err := p.table.Prepare(ctx, c); err != nil {
-		return dradriver.Prepared{}, err
+	if err := p.Table.Prepare(ctx, c); err != nil {
+		return nil, err
 	}
-	var prepared dradriver.Prepared
 	for i, r := range c.Results {
-		names := []string{plugin.CDIName(plugin.CDIClass, dra.PlaceOf(r.Device))}
+		all := []string{plugin.CDIName(plugin.CDIClass, r.Place())}
 		if byMPS(r) {
-			names = append(names, cdi.ClaimName(c.UID, i))
+			all = append(all, cdi.ClaimName(c.UID, i))
 		}
-		prepared.Devices = append(prepared.Devices, dradriver.PreparedDevice{
-			Requests: []string{r.Request}, Pool: p.pool, Device: r.Device, ShareID: r.ShareID, CDI: names,
-		})
+		names = append(names, all)
 	}
-	return prepared, nil
+	return names, nil
 }
 
 // checkConfig says what a claim wants of this driver that it would not get. How a device is shared is
@@ -147,14 +102,14 @@ type claimEntries struct {
 }
 
 // byMPS says that the device has an entry of the claim.
-func byMPS(r claims.Result) bool { return dra.ModeOf(r.Device).Shares > 0 && !r.Admin }
+func byMPS(r dra.Result) bool { return dra.ModeOf(r.Device).Shares > 0 && !r.Admin }
 
 // Write implements claims.Entries.
-func (e claimEntries) Write(c claims.Claim, units map[string]claims.Unit) error {
+func (e claimEntries) Write(c dra.Claim, units map[string]claims.Unit) error {
 	entries := map[int]cdi.ClaimEntry{}
 	for i, r := range c.Results {
 		if byMPS(r) {
-			unit := units[dra.PlaceOf(r.Device)]
+			unit := units[r.Place()]
 			env, mounts := plugin.MPSAccess(e.mpsRoot, unit.ID, sharing.NewMPSLimit(int(r.Shares), dra.ModeOf(r.Device).Shares, unit.Memory))
 			entries[i] = cdi.ClaimEntry{Env: env, Mounts: mounts}
 		}
@@ -163,29 +118,15 @@ func (e claimEntries) Write(c claims.Claim, units map[string]claims.Unit) error 
 }
 
 // Remove implements claims.Entries.
-func (e claimEntries) Remove(c claims.Claim) error { return e.ClaimSpecs.Remove(c.UID) }
+func (e claimEntries) Remove(c dra.Claim) error { return e.ClaimSpecs.Remove(c.UID) }
 
 // Keep implements claims.Entries.
-func (e claimEntries) Keep(all []claims.Claim) error {
+func (e claimEntries) Keep(all []dra.Claim) error {
 	uids := make([]string, len(all))
 	for i, c := range all {
 		uids[i] = c.UID
 	}
 	return e.ClaimSpecs.Keep(uids)
-}
-
-// Unprepare implements dradriver.Claims.
-func (p preparer) Unprepare(_ context.Context, from dradriver.Claim) error {
-	return p.table.Unprepare(p.claim(from))
-}
-
-// Devices implements dradriver.Claims.
-func (p preparer) Devices() (list []dradriver.DeviceHealth, changed <-chan struct{}) {
-	devices, changed := p.table.Devices()
-	for _, d := range devices {
-		list = append(list, dradriver.DeviceHealth{Pool: p.pool, Device: d.Name, Healthy: d.Healthy, Reason: d.Reason, Since: d.Since})
-	}
-	return list, changed
 }
 
 // placeNames are the names of the GPUs' units as claims have them, by UUID.

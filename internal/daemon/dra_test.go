@@ -6,23 +6,9 @@ import (
 	"testing"
 
 	"github.com/virgate/virgate/internal/cdi"
-	"github.com/virgate/virgate/internal/dradriver"
+	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/sharing"
 )
-
-// TestClaimOfDriver holds that the table is told of this driver's devices in its own pool, under
-// either name.
-func TestClaimOfDriver(t *testing.T) {
-	p := preparer{driver: "gpu.nvidia.com", pool: "node/gpu.nvidia.com"}
-	got := p.claim(dradriver.Claim{UID: "1", Results: []dradriver.Result{
-		{Request: "a", Driver: "gpu.nvidia.com", Pool: "node/gpu.nvidia.com", Device: "gpu-a"},
-		{Request: "b", Driver: "gpu.nvidia.com", Pool: "node", Device: "gpu-0"}, // NVIDIA's own.
-		{Request: "c", Driver: "gpu.virgate.github.io", Pool: "node/gpu.nvidia.com", Device: "gpu-a"},
-	}})
-	if len(got.Results) != 1 || got.Results[0].Request != "a" {
-		t.Errorf("%+v", got)
-	}
-}
 
 // TestConfigOfClaims holds which configurations of NVIDIA's driver a claim may have: none that asks
 // for what it would not get.
@@ -42,8 +28,8 @@ func TestConfigOfClaims(t *testing.T) {
 			t.Errorf("%s: %v, want %q", config, err, want)
 		}
 	}
-	p := preparer{driver: "gpu.nvidia.com", pool: "pool"}
-	_, err := p.Prepare(t.Context(), dradriver.Claim{Namespace: "ns", Name: "c", Configs: [][]byte{[]byte(`{}`)}})
+	p := preparer{driver: "gpu.nvidia.com"}
+	_, err := p.Prepare(t.Context(), dra.Claim{Namespace: "ns", Name: "c", Configs: [][]byte{[]byte(`{}`)}})
 	if err == nil || !strings.Contains(err.Error(), "claim ns/c: its configuration for gpu.nvidia.com") {
 		t.Error(err)
 	}

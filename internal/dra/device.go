@@ -186,7 +186,7 @@ func (b *builder) describe(gpu sharing.GPU, p *sharing.Partition, mode sharing.M
 	}
 	if mode != sharing.Exclusive {
 		d.AllowMultipleAllocations = new(true)
-		d.Capacity["shares"] = sharesOf(shares, single)
+		d.Capacity[SharesCapacity] = sharesOf(shares, single)
 		d.Capacity["memory"] = memoryOf(memory, mode)
 	}
 	return d

@@ -11,9 +11,9 @@ import (
 // claimsPage is how many claims one list has.
 const claimsPage = 500
 
-// Allocated are the names of this driver's devices in the pool that claims of the whole cluster
-// have been given, by the claim's UID, however far the kubelet is with them.
-func (d *Driver) Allocated(ctx context.Context, pool string) (map[string][]string, error) {
+// Allocated are the names of this node's devices that claims of the whole cluster have been given,
+// by the claim's UID, however far the kubelet is with them.
+func (d *Driver) Allocated(ctx context.Context) (map[string][]string, error) {
 	devices := map[string][]string{}
 	for next := ""; ; {
 		list, err := d.listClaims(ctx, next)
@@ -25,7 +25,7 @@ func (d *Driver) Allocated(ctx context.Context, pool string) (map[string][]strin
 				continue
 			}
 			for _, result := range claim.Status.Allocation.Devices.Results {
-				if result.Driver == d.options.Driver && result.Pool == pool {
+				if result.Driver == d.options.Driver && result.Pool == d.pool {
 					uid := string(claim.UID)
 					devices[uid] = append(devices[uid], result.Device)
 				}

@@ -25,66 +25,23 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
+
+	"github.com/virgate/virgate/internal/dra"
 )
 
 // Claims are the claims of this node. Its methods are called from many goroutines.
 type Claims interface {
 	// Prepare gives the claim its devices. It returns soon after ctx ends. A claim that is
 	// prepared already gets the same answer; the kubelet tries again after an error.
-	Prepare(ctx context.Context, claim Claim) (Prepared, error)
+	// It returns the CDI names of each of the claim's results, which the runtime adds to each
+	// container that uses the result's request.
+	Prepare(ctx context.Context, claim dra.Claim) (cdi [][]string, err error)
 	// Unprepare takes the devices of the claim back, as Prepare. Its results are not known, and it
 	// is no error if there is no such claim.
-	Unprepare(ctx context.Context, claim Claim) error
+	Unprepare(claim dra.Claim) error
 	// Devices are all devices that claims have, with their health. The channel is closed when
 	// they are not the same any more.
-	Devices() ([]DeviceHealth, <-chan struct{})
-}
-
-// Claim is a ResourceClaim that has been allocated.
-type Claim struct {
-	UID, Namespace, Name string
-	// Results are the devices that were allocated, those of other drivers too.
-	Results []Result
-	// Configs are what it wants of this driver, as JSON.
-	Configs [][]byte
-	// ByName says that Kubernetes made it for a pod that asks for a resource by its name.
-	ByName bool
-}
-
-// Result is a device that was allocated for one of the claim's requests.
-type Result struct {
-	// Request is "request", or "request/subrequest".
-	Request, Driver, Pool, Device string
-	// ShareID tells the shares of a device apart; empty for an exclusive one.
-	ShareID string
-	// Consumed is what it takes of the device's capacity, rounded up to whole numbers.
-	Consumed map[string]int64
-	// Admin says that it is an administrator's access, beside whoever has the device.
-	Admin bool
-}
-
-// Prepared is what the kubelet is told of a claim.
-type Prepared struct {
-	Devices []PreparedDevice
-}
-
-// PreparedDevice is a device with its CDI IDs, which the runtime adds to each container that uses
-// one of the requests.
-type PreparedDevice struct {
-	// Requests are as Result.Request.
-	Requests              []string
-	Pool, Device, ShareID string
-	CDI                   []string
-}
-
-// DeviceHealth is how a device is.
-type DeviceHealth struct {
-	Pool, Device string
-	Healthy      bool
-	// Reason says what is wrong, for people; empty when nothing is.
-	Reason string
-	// Since is when it became so.
-	Since time.Time
+	Devices() ([]dra.DeviceHealth, <-chan struct{})
 }
 
 // Options are what a Driver needs.
@@ -100,7 +57,7 @@ type Options struct {
 	// Config says how to reach the API server.
 	Config *rest.Config
 	Claims Claims
-	// Changed is called when Status has changed, from any goroutine; nil for nobody.
+	// Changed is called when State has changed, from any goroutine; nil for nobody.
 	Changed func()
 	// Observe is told how long each claim's call took, and how it ended, from any goroutine; nil for nobody.
 	Observe func(call Call, took time.Duration, err error)
@@ -116,45 +73,38 @@ const (
 	Unprepare Call = "unprepare"
 )
 
-// Status is how the driver is.
-type Status struct {
-	// Registered says that the kubelet has accepted the driver since it began to serve.
-	Registered bool
-	// Unserved says why the kubelet cannot call, Unpublished why the API server does not have
+// driverStatus is how the driver is.
+type driverStatus struct {
+	// registered is true after the kubelet has accepted the driver, since it began to serve.
+	registered bool
+	// unserved is why the kubelet cannot call, unpublished why the API server does not have
 	// what was published last; empty when nothing is wrong.
-	Unserved, Unpublished string
-	// Published is how many ResourceSlices the API server has, 0 before the first time, and
-	// Writes how many requests have changed them. Failures counts the looks that ended with an error.
-	Published, Writes, Failures int
-	// Written is since when the API server has what was published last; zero while it has not.
-	Written time.Time
-	// Dropped is what the API server has left out since this driver has run: who publishes
+	unserved, unpublished string
+	// slices is how many ResourceSlices the API server has, 0 before the first time, and
+	// writes how many requests have changed them. failures counts the looks that ended with an error.
+	slices, writes, failures int
+	// written is since when the API server has what was published last; zero while it has not.
+	written time.Time
+	// without is what the API server has left out since this driver has run: who publishes
 	// without it must not be told that all is well, and begin again.
-	Dropped Features
-}
-
-// Features are those that a slice needs and that can be turned off in the API server, which
-// leaves the fields out that belong to them and says nothing.
-type Features struct {
-	// Taints is DRADeviceTaints, Counters DRAPartitionableDevices, Shares DRAConsumableCapacity.
-	Taints, Counters, Shares bool
-	// Other is what none of them explains.
-	Other bool
+	without dra.Features
 }
 
 // Driver is a DRA driver. At most one of a name may run on a node: who runs it has the node's lock.
 type Driver struct {
 	options Options
-	rest    rest.Interface
-	timing  timing
-	log     *slog.Logger
+	// pool is the name of the node's only pool.
+	pool   string
+	rest   rest.Interface
+	timing timing
+	log    *slog.Logger
 
 	// wake wakes the publisher.
 	wake chan struct{}
 
 	// mutex guards what follows.
 	mutex  sync.Mutex
-	status Status
+	status driverStatus
 	// given is what was published last, nil before the first time; urgent says that it has a
 	// fault that the API server does not know.
 	given  []resourceapi.ResourceSlice
@@ -210,7 +160,7 @@ func New(options Options) (*Driver, error) {
 		options.Observe = func(Call, time.Duration, error) {}
 	}
 	return &Driver{
-		options: options, timing: defaultTiming(), wake: make(chan struct{}, 1), rest: client,
+		options: options, pool: dra.PoolName(options.Node, options.Driver), timing: defaultTiming(), wake: make(chan struct{}, 1), rest: client,
 		log: options.Logger.With("component", "dra", "driver", options.Driver),
 	}, nil
 }
@@ -224,23 +174,33 @@ func (d *Driver) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Status returns how the driver is, from any goroutine.
-func (d *Driver) Status() Status {
+// State returns how the driver is, from any goroutine.
+func (d *Driver) State() dra.DriverState {
 	d.mutex.Lock()
-	defer d.mutex.Unlock()
-	return d.status
+	s := d.status
+	d.mutex.Unlock()
+	state := dra.DriverState{
+		Registered: s.registered, Slices: s.slices, Written: s.written, Writes: s.writes, WriteFailures: s.failures, Unwritten: s.unpublished != "",
+		Without: s.without,
+	}
+	for _, problem := range []string{s.unserved, s.unpublished} {
+		if problem != "" {
+			state.Problems = append(state.Problems, problem)
+		}
+	}
+	return state
 }
 
 // change changes the status, and says so.
-func (d *Driver) change(change func(*Status)) {
+func (d *Driver) change(change func(*driverStatus)) {
 	d.mutex.Lock()
 	before := d.status
 	change(&d.status)
 	after := d.status
 	d.mutex.Unlock()
-	d.say("kubelet", before.Unserved, after.Unserved)
-	d.say("ResourceSlices", before.Unpublished, after.Unpublished)
-	if before.Writes, before.Failures = after.Writes, after.Failures; before != after { // A number that only counts is no news.
+	d.say("kubelet", before.unserved, after.unserved)
+	d.say("ResourceSlices", before.unpublished, after.unpublished)
+	if before.writes, before.failures = after.writes, after.failures; before != after { // A number that only counts is no news.
 		d.options.Changed()
 	}
 }

@@ -18,6 +18,8 @@ import (
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/virgate/virgate/internal/dra"
 )
 
 // serve serves the kubelet until ctx ends.
@@ -26,12 +28,12 @@ func (d *Driver) serve(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := d.serveOnce(ctx, func() {
 			retry = d.timing.retry
-			d.change(func(s *Status) { s.Unserved = "" })
+			d.change(func(s *driverStatus) { s.unserved = "" })
 		})
 		if ctx.Err() != nil {
 			return
 		}
-		d.change(func(s *Status) { s.Unserved, s.Registered = text(err), false })
+		d.change(func(s *driverStatus) { s.unserved, s.registered = text(err), false })
 		sleep(ctx, retry.Step())
 	}
 }
@@ -137,11 +139,11 @@ func (r *registrant) GetInfo(context.Context, *registration.InfoRequest) (*regis
 }
 
 // NotifyRegistrationStatus is the kubelet's answer.
-func (r *registrant) NotifyRegistrationStatus(_ context.Context, status *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
-	r.driver.change(func(s *Status) {
-		s.Registered, s.Unserved = status.GetPluginRegistered(), ""
-		if !s.Registered {
-			s.Unserved = "the kubelet refuses: " + status.GetError()
+func (r *registrant) NotifyRegistrationStatus(_ context.Context, said *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+	r.driver.change(func(s *driverStatus) {
+		s.registered, s.unserved = said.GetPluginRegistered(), ""
+		if !s.registered {
+			s.unserved = "the kubelet refuses: " + said.GetError()
 		}
 	})
 	return &registration.RegistrationStatusResponse{}, nil
@@ -167,7 +169,7 @@ func (p *plugin) NodePrepareResources(ctx context.Context, request *drapb.NodePr
 func (p *plugin) NodeUnprepareResources(ctx context.Context, request *drapb.NodeUnprepareResourcesRequest) (*drapb.NodeUnprepareResourcesResponse, error) {
 	return &drapb.NodeUnprepareResourcesResponse{Claims: each(request.GetClaims(), func(claim *drapb.Claim) *drapb.NodeUnprepareResourceResponse {
 		begun := time.Now()
-		err := p.driver.options.Claims.Unprepare(ctx, Claim{UID: claim.GetUid(), Namespace: claim.GetNamespace(), Name: claim.GetName()})
+		err := p.driver.options.Claims.Unprepare(dra.Claim{UID: claim.GetUid(), Namespace: claim.GetNamespace(), Name: claim.GetName()})
 		p.driver.options.Observe(Unprepare, time.Since(begun), err)
 		return &drapb.NodeUnprepareResourceResponse{Error: text(err)}
 	})}, nil
@@ -203,47 +205,43 @@ func (d *Driver) prepare(ctx context.Context, asked *drapb.Claim) ([]*drapb.Devi
 	case claim.Status.Allocation == nil:
 		return nil, fmt.Errorf("claim %s/%s is not allocated", asked.GetNamespace(), asked.GetName())
 	}
-	prepared, err := d.options.Claims.Prepare(ctx, fromClaim(&claim, d.options.Driver))
+	own := d.own(&claim)
+	cdi, err := d.options.Claims.Prepare(ctx, own)
 	if err != nil {
 		return nil, err
 	}
 	var devices []*drapb.Device
-	for _, p := range prepared.Devices {
-		device := &drapb.Device{PoolName: p.Pool, DeviceName: p.Device, CdiDeviceIds: p.CDI}
-		for _, name := range p.Requests {
-			// The kubelet knows requests only (resourceclaim.BaseRequestRef).
-			request, _, _ := strings.Cut(name, "/")
-			device.RequestNames = append(device.RequestNames, request)
-		}
-		if p.ShareID != "" {
-			device.ShareId = &p.ShareID
+	for i, r := range own.Results {
+		// The kubelet knows requests only (resourceclaim.BaseRequestRef).
+		request, _, _ := strings.Cut(r.Request, "/")
+		device := &drapb.Device{PoolName: d.pool, DeviceName: r.Device, RequestNames: []string{request}, CdiDeviceIds: cdi[i]}
+		if r.ShareID != "" {
+			device.ShareId = &r.ShareID
 		}
 		devices = append(devices, device)
 	}
 	return devices, nil
 }
 
-// fromClaim is what the table is told of an allocated claim.
-func fromClaim(claim *resourceapi.ResourceClaim, driver string) Claim {
-	c := Claim{UID: string(claim.UID), Namespace: claim.Namespace, Name: claim.Name, ByName: claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true"}
+// own is what of an allocated claim is this driver's.
+func (d *Driver) own(claim *resourceapi.ResourceClaim) dra.Claim {
+	c := dra.Claim{UID: string(claim.UID), Namespace: claim.Namespace, Name: claim.Name, ByName: claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true"}
 	for _, config := range claim.Status.Allocation.Devices.Config {
-		if config.Opaque != nil && config.Opaque.Driver == driver {
+		if config.Opaque != nil && config.Opaque.Driver == d.options.Driver {
 			c.Configs = append(c.Configs, config.Opaque.Parameters.Raw)
 		}
 	}
 	for _, allocated := range claim.Status.Allocation.Devices.Results {
-		result := Result{
-			Request: allocated.Request, Driver: allocated.Driver, Pool: allocated.Pool, Device: allocated.Device,
+		if allocated.Driver != d.options.Driver || allocated.Pool != d.pool {
+			continue
+		}
+		shares := allocated.ConsumedCapacity[dra.SharesCapacity]
+		result := dra.Result{
+			Request: allocated.Request, Device: allocated.Device, Shares: shares.Value(),
 			Admin: allocated.AdminAccess != nil && *allocated.AdminAccess,
 		}
 		if allocated.ShareID != nil {
 			result.ShareID = string(*allocated.ShareID)
-		}
-		for name, quantity := range allocated.ConsumedCapacity {
-			if result.Consumed == nil {
-				result.Consumed = map[string]int64{}
-			}
-			result.Consumed[string(name)] = quantity.Value()
 		}
 		c.Results = append(c.Results, result)
 	}
@@ -268,7 +266,7 @@ func (h *health) NodeWatchResources(_ *drahealth.NodeWatchResourcesRequest, stre
 				status = drahealth.HealthStatus_HEALTHY
 			}
 			response.Devices = append(response.Devices, &drahealth.DeviceHealth{
-				Device: &drahealth.DeviceIdentifier{PoolName: device.Pool, DeviceName: device.Device},
+				Device: &drahealth.DeviceIdentifier{PoolName: h.driver.pool, DeviceName: device.Device},
 				Health: status, Message: device.Reason, LastUpdatedTime: device.Since.Unix(),
 			})
 		}

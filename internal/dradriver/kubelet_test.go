@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/test/await"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -32,21 +33,23 @@ import (
 
 // fakeClaims are a table of claims.
 type fakeClaims struct {
-	prepare   func(context.Context, Claim) (Prepared, error)
+	prepare   func(context.Context, dra.Claim) ([][]string, error)
 	unprepare func(uid string) error
 
 	mutex   sync.Mutex
-	devices []DeviceHealth
+	devices []dra.DeviceHealth
 	changed chan struct{}
 }
 
-func (f *fakeClaims) Prepare(ctx context.Context, claim Claim) (Prepared, error) {
+func (f *fakeClaims) Prepare(ctx context.Context, claim dra.Claim) ([][]string, error) {
 	return f.prepare(ctx, claim)
 }
 
-func (f *fakeClaims) Unprepare(_ context.Context, claim Claim) error { return f.unprepare(claim.UID) }
+func (f *fakeClaims) Unprepare(claim dra.Claim) error {
+	return f.unprepare(claim.UID)
+}
 
-func (f *fakeClaims) Devices() ([]DeviceHealth, <-chan struct{}) {
+func (f *fakeClaims) Devices() ([]dra.DeviceHealth, <-chan struct{}) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
 	if f.changed == nil {
@@ -55,7 +58,7 @@ func (f *fakeClaims) Devices() ([]DeviceHealth, <-chan struct{}) {
 	return f.devices, f.changed
 }
 
-func (f *fakeClaims) set(devices ...DeviceHealth) {
+func (f *fakeClaims) set(devices ...dra.DeviceHealth) {
 	_, _ = f.Devices()
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
@@ -111,7 +114,8 @@ func TestPrepare(t *testing.T) {
 			ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{"shares": resource.MustParse("2"), "memory": resource.MustParse("1Gi")},
 		},
 		resourceapi.DeviceRequestAllocationResult{Request: "b/large", Driver: driverName, Pool: poolName, Device: "gpu-2", AdminAccess: new(true)},
-		resourceapi.DeviceRequestAllocationResult{Request: "net", Driver: "nic.example.com", Pool: "p", Device: "d"},
+		resourceapi.DeviceRequestAllocationResult{Request: "net", Driver: "nic.example.com", Pool: poolName, Device: "d"},
+		resourceapi.DeviceRequestAllocationResult{Request: "far", Driver: driverName, Pool: "n2/" + driverName, Device: "gpu-1"},
 	)
 	for _, driver := range []string{driverName, "nic.example.com"} {
 		config := resourceapi.DeviceAllocationConfiguration{}
@@ -124,16 +128,15 @@ func TestPrepare(t *testing.T) {
 	f.Claims[path+"3"].UID = "other"
 	f.Claims[path+"4"] = allocated("4")
 	f.Claims[path+"4"].Status.Allocation = nil
-	want := Claim{UID: "1", Namespace: "ns", Name: "name-1", Configs: [][]byte{[]byte(`{"for":"` + driverName + `"}`)}, Results: []Result{
-		{Request: "a", Driver: driverName, Pool: poolName, Device: "gpu-1-ts", ShareID: "share", Consumed: map[string]int64{"shares": 2, "memory": 1 << 30}},
-		{Request: "b/large", Driver: driverName, Pool: poolName, Device: "gpu-2", Admin: true},
-		{Request: "net", Driver: "nic.example.com", Pool: "p", Device: "d"},
+	want := dra.Claim{UID: "1", Namespace: "ns", Name: "name-1", Configs: [][]byte{[]byte(`{"for":"` + driverName + `"}`)}, Results: []dra.Result{
+		{Request: "a", Device: "gpu-1-ts", ShareID: "share", Shares: 2},
+		{Request: "b/large", Device: "gpu-2", Admin: true},
 	}}
 	// Claims are prepared side by side: each waits for the other.
 	var both sync.WaitGroup
 	both.Add(2)
 	claims := &fakeClaims{
-		prepare: func(_ context.Context, claim Claim) (Prepared, error) {
+		prepare: func(_ context.Context, claim dra.Claim) ([][]string, error) {
 			both.Done()
 			met := make(chan struct{})
 			go func() { both.Wait(); close(met) }()
@@ -143,15 +146,12 @@ func TestPrepare(t *testing.T) {
 				t.Error("claims are not prepared side by side")
 			}
 			if claim.UID != "1" {
-				return Prepared{}, errors.New("pod x has the GPU")
+				return nil, errors.New("pod x has the GPU")
 			}
 			if diff := cmp.Diff(want, claim); diff != "" {
 				t.Errorf("claim (-want +got):\n%s", diff)
 			}
-			return Prepared{Devices: []PreparedDevice{
-				{Requests: []string{"a"}, Pool: poolName, Device: "gpu-1-ts", ShareID: "share", CDI: []string{"k/gpu=gpu-1-ts"}},
-				{Requests: []string{"b/large"}, Pool: poolName, Device: "gpu-2", CDI: []string{"k/gpu=gpu-2"}},
-			}}, nil
+			return [][]string{{"k/gpu=gpu-1-ts"}, {"k/gpu=gpu-2"}}, nil
 		},
 		unprepare: func(uid string) error {
 			if uid == "2" {
@@ -178,7 +178,7 @@ func TestPrepare(t *testing.T) {
 	}); !cmp.Equal(want, info, protocmp.Transform()) {
 		t.Errorf("registered as %v", info)
 	}
-	eventually(t, "registered", func() bool { return d.Status().Registered })
+	eventually(t, "registered", func() bool { return d.State().Registered })
 
 	kubelet := drapb.NewDRAPluginClient(dial(t, info.Endpoint))
 	asked := func(uids ...string) (all []*drapb.Claim) {
@@ -227,7 +227,7 @@ func TestHealth(t *testing.T) {
 	f := newFakeAPI(t)
 	claims := &fakeClaims{}
 	since := time.Unix(1_800_000_000, 0)
-	good := DeviceHealth{Pool: poolName, Device: "gpu-1", Healthy: true, Since: since}
+	good := dra.DeviceHealth{Device: "gpu-1", Healthy: true, Since: since}
 	claims.set(good)
 	registry := t.TempDir()
 	_, stop := run(t, Options{Config: f.Config(), Claims: claims, Dir: t.TempDir(), RegistryDir: registry})
@@ -292,7 +292,7 @@ func TestFaultAtOnce(t *testing.T) {
 	if n := <-stream.sent; n != 0 {
 		t.Errorf("%d devices at first", n)
 	}
-	claims.set(DeviceHealth{}, DeviceHealth{})
+	claims.set(dra.DeviceHealth{}, dra.DeviceHealth{})
 	if n := <-stream.sent; n != 2 {
 		t.Errorf("%d devices after the change", n)
 	}
@@ -339,7 +339,7 @@ func TestSockets(t *testing.T) {
 	}
 	d, stop := run(t, Options{Config: f.Config(), Claims: &fakeClaims{}, Dir: dir, RegistryDir: registry, PodUID: "pod"})
 	eventually(t, "refused", func() bool {
-		return strings.HasPrefix(d.Status().Unserved, "another program serves this driver's name at "+registry)
+		return strings.HasPrefix(problem(d), "another program serves this driver's name at "+registry)
 	})
 	ours := []string{filepath.Join(dir, "dra-pod.sock"), filepath.Join(registry, driverName+"-pod-reg.sock")}
 	if exists(ours[0]) || exists(ours[1]) {
@@ -350,23 +350,23 @@ func TestSockets(t *testing.T) {
 	if exists(dead[0]) || exists(dead[1]) || !exists(other) {
 		t.Error("other sockets are not as they should be")
 	}
-	eventually(t, "registered", func() bool { return d.Status().Registered })
+	eventually(t, "registered", func() bool { return d.State().Registered })
 
 	for _, socket := range ours { // Somebody clears the directory.
 		if err := os.Remove(socket); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "made anew", func() bool { return exists(ours[0]) && exists(ours[1]) })
-		if d.Status().Registered {
+		if d.State().Registered {
 			t.Error("it has not been registered since")
 		}
 		register(t, registry, filepath.Base(ours[1]))
 	}
-	eventually(t, "registered", func() bool { s := d.Status(); return s.Registered && s.Unserved == "" })
+	eventually(t, "registered", func() bool { return d.State().Registered && problem(d) == "" })
 	if _, err := registration.NewRegistrationClient(dial(t, ours[1])).NotifyRegistrationStatus(t.Context(), &registration.RegistrationStatus{Error: "too old"}); err != nil {
 		t.Fatal(err)
 	}
-	if s := d.Status(); s.Registered || s.Unserved != "the kubelet refuses: too old" {
+	if s := d.State(); s.Registered || problem(d) != "the kubelet refuses: too old" {
 		t.Errorf("status: %+v", s)
 	}
 	stop()
@@ -381,12 +381,12 @@ func TestEnd(t *testing.T) {
 	f := newFakeAPI(t)
 	f.Claims["ns/name-1"] = allocated("1")
 	begun, letGo, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	claims := &fakeClaims{prepare: func(ctx context.Context, _ Claim) (Prepared, error) {
+	claims := &fakeClaims{prepare: func(ctx context.Context, _ dra.Claim) ([][]string, error) {
 		close(begun)
 		<-ctx.Done()
 		<-letGo
 		close(ended)
-		return Prepared{}, ctx.Err()
+		return nil, ctx.Err()
 	}}
 	registry, dir := t.TempDir(), t.TempDir()
 	d, stop := run(t, Options{Config: f.Config(), Claims: claims, Dir: dir, RegistryDir: registry, PodUID: "old"})
@@ -438,7 +438,7 @@ func TestEnd(t *testing.T) {
 	})
 	f.wrote()
 
-	successor := &fakeClaims{prepare: func(context.Context, Claim) (Prepared, error) { return Prepared{}, nil }}
+	successor := &fakeClaims{prepare: func(context.Context, dra.Claim) ([][]string, error) { return nil, nil }}
 	d, _ = run(t, Options{Config: f.Config(), Claims: successor, Dir: dir, RegistryDir: registry, PodUID: "new"})
 	d.Publish(pool("a"))
 	info := register(t, registry, driverName+"-new-reg.sock")

@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
+
+	"github.com/virgate/virgate/internal/dra"
 )
 
 // Publish says what the node offers from now on: all slices of its pool, at least one, as
@@ -28,7 +30,7 @@ func (d *Driver) Publish(offered []resourceapi.ResourceSlice) {
 		return
 	}
 	d.urgent = d.urgent || newTaint(d.given, offered)
-	d.given, d.status.Written = offered, time.Time{}
+	d.given, d.status.written = offered, time.Time{}
 	select {
 	case d.wake <- struct{}{}:
 	default:
@@ -97,13 +99,13 @@ func (d *Driver) publish(ctx context.Context) {
 			if ctx.Err() != nil {
 				return
 			}
-			d.change(func(s *Status) {
-				if s.Unpublished = text(err); err != nil {
-					s.Failures++
+			d.change(func(s *driverStatus) {
+				if s.unpublished = text(err); err != nil {
+					s.failures++
 				} else {
-					s.Published = len(p.wanted)
-					if s.Written.IsZero() && equality.Semantic.DeepEqual(p.given, d.given) {
-						s.Written = time.Now()
+					s.slices = len(p.wanted)
+					if s.written.IsZero() && equality.Semantic.DeepEqual(p.given, d.given) {
+						s.written = time.Now()
 					}
 				}
 			})
@@ -287,7 +289,7 @@ func (p *publisher) write(ctx context.Context, todo writes) error {
 			return fmt.Errorf("delete ResourceSlice %s: %w", slice.Name, err)
 		}
 		delete(p.known, slice.Name)
-		p.change(func(s *Status) { s.Writes++ })
+		p.change(func(s *driverStatus) { s.writes++ })
 	}
 	for _, slice := range todo.update {
 		if err := p.send(ctx, p.rest.Put().Name(slice.Name), slice); err != nil {
@@ -323,31 +325,31 @@ func (p *publisher) send(ctx context.Context, request *rest.Request, slice resou
 		return err
 	}
 	p.known[slice.Name] = stored.ResourceVersion
-	var missing Features
+	var missing dra.Features
 	if want := keepTimes(slice.Spec, stored.Spec); !equality.Semantic.DeepEqual(want, stored.Spec) {
 		i := slices.IndexFunc(p.wanted, func(wanted resourceapi.ResourceSlice) bool { return wanted.Name == slice.Name })
 		p.wanted[i].Spec = *stored.Spec.DeepCopy()
 		missing = dropped(want, stored.Spec)
 	}
-	p.change(func(s *Status) {
-		s.Writes++
-		s.Dropped.Taints = s.Dropped.Taints || missing.Taints
-		s.Dropped.Counters = s.Dropped.Counters || missing.Counters
-		s.Dropped.Shares = s.Dropped.Shares || missing.Shares
-		s.Dropped.Other = s.Dropped.Other || missing.Other
+	p.change(func(s *driverStatus) {
+		s.writes++
+		s.without.Taints = s.without.Taints || missing.Taints
+		s.without.Counters = s.without.Counters || missing.Counters
+		s.without.Shares = s.without.Shares || missing.Shares
+		s.without.Other = s.without.Other || missing.Other
 	})
 	return nil
 }
 
 // dropped are the features whose fields are missing, where something is.
-func dropped(sent, stored resourceapi.ResourceSliceSpec) Features {
-	f := Features{Counters: len(stored.SharedCounters) < len(sent.SharedCounters)}
+func dropped(sent, stored resourceapi.ResourceSliceSpec) dra.Features {
+	f := dra.Features{Counters: len(stored.SharedCounters) < len(sent.SharedCounters)}
 	for i := range min(len(sent.Devices), len(stored.Devices)) {
 		a, b := sent.Devices[i], stored.Devices[i]
 		f.Taints = f.Taints || len(b.Taints) < len(a.Taints)
 		f.Counters = f.Counters || len(b.ConsumesCounters) < len(a.ConsumesCounters)
 		f.Shares = f.Shares || a.AllowMultipleAllocations != nil && b.AllowMultipleAllocations == nil
 	}
-	f.Other = f == Features{}
+	f.Other = f == dra.Features{}
 	return f
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/simdra"
 	"github.com/virgate/virgate/test/await"
 )
@@ -406,16 +408,16 @@ func TestAPIAway(t *testing.T) {
 	f.Away = true
 	d, _ := run(t, Options{Config: f.Config(), Changed: func() { f.Do(func() {}) }})
 	d.Publish(pool("a"))
-	f.until("said", func() bool { return d.Status().Unpublished == "list ResourceSlices: refused by the simulation" })
+	f.until("said", func() bool { return problem(d) == "list ResourceSlices: refused by the simulation" })
 	f.Do(func() { f.Away = false; f.NodeUID = "" })
-	f.until("said", func() bool { return d.Status().Unpublished == "read node n1: refused by the simulation" })
+	f.until("said", func() bool { return problem(d) == "read node n1: refused by the simulation" })
 	f.Do(func() { f.NodeUID = "node-uid" })
 	f.awaits("1/1 a")
 	f.until("said", func() bool {
-		status := d.Status()
-		wrote := !status.Written.IsZero() && status.Failures >= 2
-		status.Written, status.Failures = time.Time{}, 0
-		return wrote && status == Status{Published: 1, Writes: 1}
+		state := d.State()
+		wrote := !state.Written.IsZero() && state.WriteFailures >= 2
+		state.Written, state.WriteFailures = time.Time{}, 0
+		return wrote && reflect.DeepEqual(state, dra.DriverState{Slices: 1, Writes: 1})
 	})
 
 	f.watched() // A watch is cut, and what happens meanwhile is seen.
@@ -439,13 +441,18 @@ func TestForeign(t *testing.T) {
 	d, _ := run(t, Options{Config: f.Config(), Changed: func() { f.Do(func() {}) }})
 	d.Publish(pool("a"))
 	f.until("refused", func() bool {
-		return strings.Contains(d.Status().Unpublished, "another program publishes this driver's devices on this node: ResourceSlice 00000-"+driverName+"-n1-x7k2p, pool n1")
+		return strings.Contains(problem(d), "another program publishes this driver's devices on this node: ResourceSlice 00000-"+driverName+"-n1-x7k2p, pool n1")
 	})
 	if wrote := f.wrote(); wrote != nil {
 		t.Errorf("wrote %q", wrote)
 	}
 	f.Wipe("00000")
 	f.awaits("1/1 a")
+}
+
+// problem is the first that the driver has.
+func problem(d *Driver) string {
+	return strings.Join(d.State().Problems[:min(1, len(d.State().Problems))], "")
 }
 
 // TestDropped holds that the driver says what an API server with features turned off leaves out, and
@@ -460,7 +467,7 @@ func TestDropped(t *testing.T) {
 	}
 	d, _ := run(t, Options{Config: f.Config(), Changed: func() { f.Do(func() {}) }})
 	d.Publish(pool("+set", "a* b"))
-	f.until("said", func() bool { return d.Status().Dropped == Features{Counters: true, Shares: true} })
+	f.until("said", func() bool { return d.State().Without == dra.Features{Counters: true, Shares: true} })
 	f.awaits("1/2", "1/2 a b")
 	f.watched()
 	f.wrote()
@@ -473,7 +480,7 @@ func TestDropped(t *testing.T) {
 	}
 	d.Publish(pool("a b")) // What is published without them is no reason to forget it.
 	f.awaits("1/1 a b")
-	if got := d.Status().Dropped; got != (Features{Counters: true, Shares: true}) {
+	if got := d.State().Without; got != (dra.Features{Counters: true, Shares: true}) {
 		t.Errorf("dropped: %+v", got)
 	}
 }

@@ -38,13 +38,13 @@ import (
 // draClaims are a table of claims that gives everybody what was allocated.
 type draClaims struct {
 	mutex    sync.Mutex
-	prepared map[string]dradriver.Claim
+	prepared map[string]dra.Claim
 	reason   string
 	changed  chan struct{}
 }
 
 func newDRAClaims() *draClaims {
-	return &draClaims{prepared: map[string]dradriver.Claim{}, changed: make(chan struct{})}
+	return &draClaims{prepared: map[string]dra.Claim{}, changed: make(chan struct{})}
 }
 
 func (c *draClaims) change(change func()) {
@@ -56,30 +56,26 @@ func (c *draClaims) change(change func()) {
 }
 
 // Prepare and the next two methods implement dradriver.Claims.
-func (c *draClaims) Prepare(_ context.Context, claim dradriver.Claim) (dradriver.Prepared, error) {
+func (c *draClaims) Prepare(_ context.Context, claim dra.Claim) (names [][]string, err error) {
 	c.change(func() { c.prepared[claim.UID] = claim })
-	var p dradriver.Prepared
 	for _, r := range claim.Results {
-		p.Devices = append(p.Devices, dradriver.PreparedDevice{
-			Requests: []string{r.Request}, Pool: r.Pool, Device: r.Device, ShareID: r.ShareID, CDI: []string{"virgate.github.io/gpu=" + r.Device},
-		})
+		names = append(names, []string{"virgate.github.io/gpu=" + r.Device})
 	}
-	return p, nil
+	return names, nil
 }
 
-func (c *draClaims) Unprepare(_ context.Context, claim dradriver.Claim) error {
-	uid := claim.UID
-	c.change(func() { delete(c.prepared, uid) })
+func (c *draClaims) Unprepare(claim dra.Claim) error {
+	c.change(func() { delete(c.prepared, claim.UID) })
 	return nil
 }
 
-func (c *draClaims) Devices() ([]dradriver.DeviceHealth, <-chan struct{}) {
+func (c *draClaims) Devices() ([]dra.DeviceHealth, <-chan struct{}) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	var all []dradriver.DeviceHealth
+	var all []dra.DeviceHealth
 	for _, claim := range c.prepared {
 		for _, r := range claim.Results {
-			all = append(all, dradriver.DeviceHealth{Pool: r.Pool, Device: r.Device, Healthy: c.reason == "", Reason: c.reason})
+			all = append(all, dra.DeviceHealth{Device: r.Device, Healthy: c.reason == "", Reason: c.reason})
 		}
 	}
 	return all, c.changed
@@ -207,7 +203,7 @@ func testDRASlices(t *testing.T, s *server) {
 	old := s.nodeUID(t)
 	s.removeNode("n1")
 	s.wipe(t)
-	s.await("the Node to be missed", func() bool { return strings.Contains(d.Status().Unpublished, `nodes "n1" not found`) })
+	s.await("the Node to be missed", func() bool { return strings.Contains(fmt.Sprint(d.State().Problems), `nodes "n1" not found`) })
 	s.setNode("n1", "")
 	for _, slice := range s.published(t, faulty) {
 		if uid := slice.OwnerReferences[0].UID; uid == old || uid != s.nodeUID(t) {
@@ -226,28 +222,28 @@ func testDRASlices(t *testing.T, s *server) {
 	}
 	d.Publish(whole)
 	s.published(t, whole)
-	writes := d.Status().Writes
+	writes := d.State().Writes
 	d.Publish(fault)
 	s.published(t, fault)
-	if n := d.Status().Writes - writes; n != 1 {
+	if n := d.State().Writes - writes; n != 1 {
 		t.Errorf("the fault was written %d times", n)
 	}
 	// What the API server refuses is said, and the next that is good goes on.
 	bad := draOffer(t, -1)
 	bad[len(bad)-1].Spec.Devices[0].Name = "No Label"
 	d.Publish(bad)
-	s.await("the refusal", func() bool { return strings.Contains(d.Status().Unpublished, "No Label") })
+	s.await("the refusal", func() bool { return strings.Contains(fmt.Sprint(d.State().Problems), "No Label") })
 	d.Publish(healthy)
 	s.published(t, healthy)
-	s.await("nothing wrong", func() bool { return d.Status().Unpublished == "" })
+	s.await("nothing wrong", func() bool { return len(d.State().Problems) == 0 })
 	stop()
 
 	// A successor finds everything as it is to be.
 	was := s.published(t, healthy)
 	d, _ = s.draDriver(t, newDRAClaims(), t.TempDir())
 	d.Publish(healthy)
-	s.await("the successor", func() bool { return d.Status().Published == len(healthy) })
-	if n := d.Status().Writes; n != 0 || s.published(t, healthy)[0].ResourceVersion != was[0].ResourceVersion {
+	s.await("the successor", func() bool { return d.State().Slices == len(healthy) })
+	if n := d.State().Writes; n != 0 || s.published(t, healthy)[0].ResourceVersion != was[0].ResourceVersion {
 		t.Errorf("the successor wrote %d times", n)
 	}
 }
@@ -330,7 +326,7 @@ func testDRAKubelet(t *testing.T, s *server) {
 	d.Publish(offer)
 	s.published(t, offer)
 	first := s.draKubelet(t, registry, state)
-	s.await("the registration", func() bool { return d.Status().Registered })
+	s.await("the registration", func() bool { return d.State().Registered })
 	s.published(t, offer)
 
 	const share = "11111111-2222-3333-4444-555555555555"
@@ -454,11 +450,11 @@ func testDRARights(t *testing.T, s *server) {
 	d.Publish(one)
 	s.published(t, one)
 	kubelet := s.draKubelet(t, registry, t.TempDir())
-	s.await("the registration", func() bool { return d.Status().Registered })
+	s.await("the registration", func() bool { return d.State().Registered })
 	s.must(kubelet.PrepareResources(klog.NewContext(t.Context(), klog.Logger{}), s.allocate(t, "rights", "n1/"+dra.DriverName, "gpu", "11111111-2222-3333-4444-555555555555")))
 	s.wipe(t)
 	s.published(t, one)
-	s.await("nothing wrong", func() bool { return d.Status().Unpublished == "" })
+	s.await("nothing wrong", func() bool { return len(d.State().Problems) == 0 })
 }
 
 // TestDRAFeaturesOff: on an API server that leaves fields out, the driver says which, and is content
@@ -470,9 +466,9 @@ func TestDRAFeaturesOff(t *testing.T) {
 	offer := draOffer(t, 0)
 	d.Publish(offer)
 	s.await("what is left out", func() bool {
-		return d.Status().Dropped == dradriver.Features{Taints: true, Counters: true, Shares: true} && d.Status().Published == len(offer)
+		return d.State().Without == dra.Features{Taints: true, Counters: true, Shares: true} && d.State().Slices == len(offer)
 	})
-	writes := d.Status().Writes
+	writes := d.State().Writes
 	if writes != len(offer) {
 		t.Errorf("%d writes for %d slices", writes, len(offer))
 	}
@@ -482,7 +478,7 @@ func TestDRAFeaturesOff(t *testing.T) {
 		s.must(err)
 		return len(list.Items) == len(offer)
 	})
-	if d.Status().Dropped.Other {
-		t.Errorf("left out: %+v", d.Status().Dropped)
+	if d.State().Without.Other {
+		t.Errorf("left out: %+v", d.State().Without)
 	}
 }

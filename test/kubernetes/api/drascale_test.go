@@ -183,7 +183,7 @@ func (f *draFleet) awaits(writers []*draNode, old map[string]types.UID) {
 	// Each keeps up with its slices from now on, and has written what it had to write.
 	await.True(f.t, "all watches", func() bool {
 		for _, n := range f.nodes {
-			if missing = n.name; n.driver.Status().Written.IsZero() || !n.watches() {
+			if missing = n.name; n.driver.State().Written.IsZero() || !n.watches() {
 				return false
 			}
 		}

@@ -42,7 +42,7 @@ func TestCallsAreCounted(t *testing.T) {
 		{name: "nothing", refused: plugin.Internal, call: allocating(plan(gpu, 2, 4))},
 		{name: "being cut", refused: plugin.MIGChange, call: func(t *testing.T) plugin.ResourceStatus {
 			client, manager := dialManager(t, plan(gpu, 2, 4))
-			manager.BlockAllocation("is being cut", "GPU-0001")
+			manager.SetRefusals(plugin.MIGChange, map[string]string{"GPU-0001": "is being cut"})
 			_, _ = client.Allocate(t.Context(), allocate("GPU-0001::0"))
 			return manager.Status().Resources[0]
 		}},
@@ -123,11 +123,12 @@ func TestStatusLists(t *testing.T) {
 	}
 }
 
-// TestBlockAllocation holds what a blocked unit's devices answer, listed or not, and that
+// TestSetRefusals holds what a refused unit's devices answer, listed or not, and that
 // others are granted.
-func TestBlockAllocation(t *testing.T) {
+func TestSetRefusals(t *testing.T) {
 	client, manager := dialManager(t, plan(gpu, 2, 2))
-	manager.BlockAllocation("is being repartitioned", "GPU-0001", "MIG-gone")
+	manager.SetRefusals(plugin.MIGChange, map[string]string{"GPU-0001": "is being repartitioned", "MIG-gone": "is being repartitioned"})
+	manager.SetRefusals(plugin.ByDRA, map[string]string{"GPU-0001": "is offered by DRA", "MIG-dra": "is offered by DRA"})
 	for _, test := range []struct {
 		ids     []string
 		code    codes.Code
@@ -136,6 +137,7 @@ func TestBlockAllocation(t *testing.T) {
 		{[]string{"GPU-0001::0"}, codes.FailedPrecondition, "nvidia.com/gpu: device GPU-0001::0 is being repartitioned"},
 		{[]string{"GPU-0000::0", "GPU-0001::1"}, codes.FailedPrecondition, "GPU-0001::1 is being repartitioned"},
 		{[]string{"MIG-gone"}, codes.FailedPrecondition, "MIG-gone is being repartitioned"},
+		{[]string{"MIG-dra"}, codes.FailedPrecondition, "MIG-dra is offered by DRA"},
 		{[]string{"GPU-0000::0"}, codes.OK, ""},
 		{[]string{"MIG-other"}, codes.NotFound, "no device"},
 	} {
@@ -144,9 +146,13 @@ func TestBlockAllocation(t *testing.T) {
 			t.Errorf("%v: %v, want %s %q", test.ids, err, test.code, test.message)
 		}
 	}
-	manager.AllowAllocation("GPU-0001")
+	manager.SetRefusals(plugin.MIGChange, map[string]string{"MIG-gone": "is being repartitioned"})
+	if _, err := client.Allocate(t.Context(), allocate("GPU-0001::0")); err == nil || !strings.Contains(err.Error(), "is offered by DRA") {
+		t.Errorf("lifted for one of two reasons: %v", err)
+	}
+	manager.SetRefusals(plugin.ByDRA, nil)
 	if _, err := client.Allocate(t.Context(), allocate("GPU-0001::0")); err != nil {
-		t.Errorf("after AllowAllocation: %v", err)
+		t.Errorf("lifted: %v", err)
 	}
 	if _, err := client.Allocate(t.Context(), allocate("MIG-gone")); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("a unit that was not reopened: %v", err)
@@ -166,11 +172,11 @@ func TestRetiringDeviceIsServed(t *testing.T) {
 	if got := granted(t, client, "GPU-0001::2").Envs["NVIDIA_VISIBLE_DEVICES"]; got != "GPU-0001" {
 		t.Errorf("granted %q", got)
 	}
-	b.manager.BlockAllocation("is being repartitioned", "GPU-0001")
+	b.manager.SetRefusals(plugin.MIGChange, map[string]string{"GPU-0001": "is being repartitioned"})
 	if _, err := client.Allocate(t.Context(), allocate("GPU-0001::2")); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("of a closed unit: %v", err)
 	}
-	b.manager.AllowAllocation("GPU-0001")
+	b.manager.SetRefusals(plugin.MIGChange, nil)
 	b.manager.Apply(withFault(plan(gpu, 2, 2), "GPU-0001", "XID 79"))
 	b.shows(gpu, 6, 2)
 	if _, err := client.Allocate(t.Context(), allocate("GPU-0001::2")); status.Code(err) != codes.Unavailable {
@@ -178,9 +184,9 @@ func TestRetiringDeviceIsServed(t *testing.T) {
 	}
 }
 
-// TestBlockAllocationIsAtomic checks that no Allocate which begins after BlockAllocation is granted,
+// TestSetRefusalsIsAtomic checks that no Allocate which begins after SetRefusals is granted,
 // whatever goes on meanwhile.
-func TestBlockAllocationIsAtomic(t *testing.T) {
+func TestSetRefusalsIsAtomic(t *testing.T) {
 	client, manager := dialManager(t, plan(gpu, 1, 4))
 	var closed atomic.Bool
 	var callers sync.WaitGroup
@@ -190,7 +196,7 @@ func TestBlockAllocationIsAtomic(t *testing.T) {
 				was := closed.Load()
 				_, err := client.Allocate(t.Context(), allocate("GPU-0000::1"))
 				if was && err == nil {
-					t.Error("granted after BlockAllocation")
+					t.Error("granted after SetRefusals")
 					return
 				}
 				if err != nil {
@@ -199,7 +205,7 @@ func TestBlockAllocationIsAtomic(t *testing.T) {
 			}
 		})
 	}
-	manager.BlockAllocation("is being repartitioned", "GPU-0000")
+	manager.SetRefusals(plugin.MIGChange, map[string]string{"GPU-0000": "is being repartitioned"})
 	closed.Store(true)
 	callers.Wait()
 }

@@ -49,7 +49,7 @@ type Manager struct {
 	// listed and grants wake Run when a stream was sent a list, and Allocate has granted.
 	listed, grants signal
 	callMetrics    CallMetrics
-	blocked        *blockedUnits
+	refusedUnits   *refusedUnits
 	// refreshing are the units of RefreshHolders.
 	refreshing atomic.Pointer[[]string]
 }
@@ -71,7 +71,7 @@ func NewManager(options Options) *Manager {
 	if options.Now == nil {
 		options.Now = time.Now
 	}
-	m := &Manager{options: options, planned: make(signal, 1), listed: make(signal, 1), grants: make(signal, 1), blocked: newBlockedUnits()}
+	m := &Manager{options: options, planned: make(signal, 1), listed: make(signal, 1), grants: make(signal, 1), refusedUnits: newRefusedUnits()}
 	m.status.Store(&managerStatus{superseded: make(chan struct{})})
 	m.host.Store(&Host{})
 	return m

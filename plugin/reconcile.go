@@ -226,7 +226,7 @@ func (r *reconciler) newServer(name string) *server {
 	return &server{
 		Options: options, name: name, kubeletSocket: filepath.Join(options.Dir, "kubelet.sock"),
 		observers: observers, refusals: make(chan refusal, 16),
-		readers: &r.readers, listed: r.listed, grants: r.grants, blocked: r.blocked,
+		readers: &r.readers, listed: r.listed, grants: r.grants, refusedUnits: r.refusedUnits,
 	}
 }
 

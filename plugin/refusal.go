@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -150,60 +151,60 @@ func quoteID(id string) string {
 	return strconv.Quote(id[:shownBytes]) + "…"
 }
 
-// blockedUnits has the units that must not be granted while they are changed, and why, and
-// those that are offered by DRA. The maps are replaced, never changed, so that Allocate reads
-// them without a lock.
-type blockedUnits struct {
-	units atomic.Pointer[map[string]string]
-	byDRA atomic.Pointer[map[string]bool]
+// refusedUnits are the units whose devices are not granted.
+type refusedUnits struct {
+	// mutex guards byReason.
+	mutex    sync.Mutex
+	byReason map[RefusalReason]map[string]string
+	// all has every unit of byReason once. The map is replaced, never changed, so that Allocate
+	// reads it without a lock.
+	all atomic.Pointer[map[string]unitRefusal]
 }
 
-func newBlockedUnits() *blockedUnits {
-	b := &blockedUnits{}
-	b.units.Store(&map[string]string{})
-	b.byDRA.Store(&map[string]bool{})
-	return b
+type unitRefusal struct {
+	reason RefusalReason
+	text   string
 }
 
-// refuse returns an error when one of the devices is of a blocked unit. That also holds
+func newRefusedUnits() *refusedUnits {
+	u := &refusedUnits{byReason: map[RefusalReason]map[string]string{}}
+	u.all.Store(&map[string]unitRefusal{})
+	return u
+}
+
+// check returns an error when one of the devices is of a refused unit. That also holds
 // for devices that no list has any more.
-func (b *blockedUnits) refuse(resource string, ids []string) error {
-	blocked, byDRA := *b.units.Load(), *b.byDRA.Load()
-	if len(blocked) == 0 && len(byDRA) == 0 {
+func (u *refusedUnits) check(resource string, ids []string) error {
+	all := *u.all.Load()
+	if len(all) == 0 {
 		return nil // A request may have millions of IDs.
 	}
 	for _, id := range ids {
 		unit, _, _ := sharing.ParseDeviceID(id)
-		if reason, is := blocked[unit]; is {
-			return refusef(MIGChange, codes.FailedPrecondition, "%s: device %s %s", resource, id, reason)
-		}
-		if byDRA[unit] {
-			return refusef(ByDRA, codes.FailedPrecondition, "%s: device %s is offered by Dynamic Resource Allocation", resource, id)
+		if r, refused := all[unit]; refused {
+			return refusef(r.reason, codes.FailedPrecondition, "%s: device %s %s", resource, id, r.text)
 		}
 	}
 	return nil
 }
 
-// set blocks the units, or with no reason allows them. It must be called once at a time.
-func (b *blockedUnits) set(reason string, units []string) {
-	next := maps.Clone(*b.units.Load())
-	for _, unit := range units {
-		if next[unit] = reason; reason == "" {
-			delete(next, unit)
+func (u *refusedUnits) set(reason RefusalReason, units map[string]string) {
+	u.mutex.Lock()
+	defer u.mutex.Unlock()
+	u.byReason[reason] = maps.Clone(units)
+	all := map[string]unitRefusal{}
+	for _, reason := range slices.Backward(refusalReasons[:]) {
+		for unit, text := range u.byReason[reason] {
+			all[unit] = unitRefusal{reason, text}
 		}
 	}
-	b.units.Store(&next)
+	u.all.Store(&all)
 }
 
-// BlockAllocation makes every later Allocate of the units' devices fail with reason,
-// which completes the sentence "the device …". When Withdrawn is true after that, whoever
-// then finds no holder knows that there will be none. BlockAllocation and AllowAllocation
-// must be called one at a time.
-func (m *Manager) BlockAllocation(reason string, units ...string) { m.blocked.set(reason, units) }
-
-// AllowAllocation undoes BlockAllocation.
-func (m *Manager) AllowAllocation(units ...string) { m.blocked.set("", units) }
-
-// SetByDRA makes every later Allocate of these units' devices fail, and of no others: pods get
-// them by claims. What BlockAllocation says of Withdrawn holds for it too.
-func (m *Manager) SetByDRA(units map[string]bool) { m.blocked.byDRA.Store(&units) }
+// SetRefusals makes every later Allocate of these units' devices fail for the reason, and of no
+// others: it replaces what was set for that reason before. The text of each unit completes the
+// sentence "the device …". When Withdrawn is true after that, whoever then finds no holder knows
+// that there will be none. It may be called from any goroutine.
+func (m *Manager) SetRefusals(reason RefusalReason, units map[string]string) {
+	m.refusedUnits.set(reason, units)
+}

@@ -26,7 +26,7 @@ func bareService() service {
 	resource := sharing.Resource{Name: "nvidia.com/gpu", Policy: sharing.Distributed, DeviceIDs: sharing.ByUUID}
 	s := &server{
 		Options: Options{Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return time.Unix(1, 0) }},
-		name:    resource.Name, blocked: newBlockedUnits(), refusals: make(chan refusal, 1),
+		name:    resource.Name, refusedUnits: newRefusedUnits(), refusals: make(chan refusal, 1),
 	}
 	s.publish(newGeneration(resource, List{Entries: entries}, grantTerms{host: &Host{}}, map[string]sharing.Health{"GPU-a": {}, "GPU-b": sharing.Faulty("XID 79")}, nil, nil))
 	return service{server: s}

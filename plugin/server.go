@@ -37,7 +37,7 @@ type server struct {
 	// when a stream was sent a list, and when Allocate has granted devices.
 	readers        *subscribers
 	listed, grants signal
-	blocked        *blockedUnits
+	refusedUnits   *refusedUnits
 }
 
 type counters struct {
@@ -208,7 +208,7 @@ func (s service) Allocate(_ context.Context, request *api.AllocateRequest) (*api
 }
 
 func (s service) grant(current *generation, ids []string, at time.Time) (granted *api.ContainerAllocateResponse, sameUnit bool, err error) {
-	if err = s.blocked.refuse(s.name, ids); err != nil {
+	if err = s.refusedUnits.check(s.name, ids); err != nil {
 		return nil, false, err
 	}
 	if granted, sameUnit, err = current.grant(ids, at); err != nil {
@@ -216,7 +216,7 @@ func (s service) grant(current *generation, ids []string, at time.Time) (granted
 	}
 	// Asked again now that the devices count as held: whoever closes a device or blocks its
 	// unit, and then looks for holders, either sees this grant or has it refused.
-	if err = cmp.Or(s.blocked.refuse(s.name, ids), s.current.Load().refuseClosed(ids)); err != nil {
+	if err = cmp.Or(s.refusedUnits.check(s.name, ids), s.current.Load().refuseClosed(ids)); err != nil {
 		current.takeBack(ids, at)
 	}
 	return granted, sameUnit, err

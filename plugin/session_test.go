@@ -41,7 +41,7 @@ func TestCloseWaitsForCalls(t *testing.T) { synctest.Test(t, testCloseWaitsForCa
 
 func testCloseWaitsForCalls(t *testing.T) {
 	called, answer := make(chan struct{}), make(chan struct{})
-	s := &server{Options: Options{Logger: slog.New(slog.DiscardHandler)}, name: "nvidia.com/gpu", blocked: newBlockedUnits()}
+	s := &server{Options: Options{Logger: slog.New(slog.DiscardHandler)}, name: "nvidia.com/gpu", refusedUnits: newRefusedUnits()}
 	s.Now = func() time.Time {
 		close(called)
 		<-answer

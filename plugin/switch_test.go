@@ -472,7 +472,7 @@ func TestClosedWhileAllocateIsUnderWay(t *testing.T) {
 	closing := List{Entries: slices.Clone(list.Entries)}
 	closing.Entries[0].Phase, closing.Entries[0].Closed = Retiring, true
 	clock := time.Unix(2000, 0)
-	s := &server{Options: Options{Now: func() time.Time { return clock }}, name: "gpu", blocked: newBlockedUnits()}
+	s := &server{Options: Options{Now: func() time.Time { return clock }}, name: "gpu", refusedUnits: newRefusedUnits()}
 	s.publish(open)
 	allocate := func(id string) error {
 		_, err := service{server: s}.Allocate(t.Context(), &api.AllocateRequest{

@@ -149,7 +149,7 @@ func newAgent(options Options) *agent {
 	}
 	a.Plugin.SetCallMetrics(a.calls)
 	a.mig = migchange.New(migchange.Options{
-		Partitioner: a.Partitioner, LetGo: a.LetGo, Store: a.Journal, Devices: a.Plugin, Inputs: a.migInputs, Holders: a.Kubelet.Held, ByDRA: a.unitsByDRA,
+		Partitioner: a.Partitioner, LetGo: a.LetGo, Store: a.Journal, Devices: migDevices{a.Plugin}, Inputs: a.migInputs, Holders: a.Kubelet.Held, ByDRA: a.unitsByDRA,
 		Resources: a.resourcesOf, Plan: a.planNow, Changed: a.wakeReport, Refresh: a.Refresh, Logger: a.Logger,
 	})
 	a.releases.gpus, a.releases.begun = map[string]*release{}, make(chan struct{}, 1)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -500,14 +501,22 @@ func (a *agent) unitsByDRA() (ids []string) {
 // blockDRA has the device plugin refuse the units that are DRA's, and those withdrawn ones. Its
 // plan does not have them either; this is for a plan that was made just before.
 func (a *agent) blockDRA(paths map[string]claims.Path, withdrawn map[string]bool) {
-	blocked := maps.Clone(withdrawn)
-	for _, unit := range *a.dra.units.Load() {
-		if unit.byDRA(paths) {
-			blocked[unit.id()] = true
+	refused := map[string]string{}
+	for unit, is := range withdrawn {
+		if is {
+			refused[unit] = isByDRA
 		}
 	}
-	a.Plugin.SetByDRA(blocked)
+	for _, unit := range *a.dra.units.Load() {
+		if unit.byDRA(paths) {
+			refused[unit.id()] = isByDRA
+		}
+	}
+	a.Plugin.SetRefusals(plugin.ByDRA, refused)
 }
+
+// isByDRA completes "the device …".
+const isByDRA = "is offered by Dynamic Resource Allocation"
 
 // dropOrphans ends the claims that are over and of which the kubelet has told nobody: it had lost
 // its memory, or the node was away while the claim was deleted. The API server does not have the

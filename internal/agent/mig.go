@@ -6,6 +6,7 @@ import (
 
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/sharing/metrics"
 )
@@ -60,4 +61,11 @@ func collectLayouts(send metrics.Send, gpus []nodereport.GPULayout) {
 			send("mig_instances", float64(count), gpu.GPU, k.profile, k.state)
 		}
 	}
+}
+
+// migDevices are the device plugin's units as a MIG change sees them.
+type migDevices struct{ *plugin.Manager }
+
+func (d migDevices) SetRefusals(units map[string]string) {
+	d.Manager.SetRefusals(plugin.MIGChange, units)
 }

@@ -61,10 +61,22 @@ func (r *Reconciler) allowAllocation(g *managedGPU) {
 
 // allow is allowAllocation for who has the lock.
 func (r *Reconciler) allow(g *managedGPU) {
-	if g.closed != nil {
-		r.Devices.AllowAllocation(g.closed...)
-		g.closed = nil
+	if g.refused != nil {
+		g.refused = nil
+		r.setRefusals()
 	}
+}
+
+// setRefusals has Allocate refuse the units of the GPUs that are being changed. It must be called
+// with the lock.
+func (r *Reconciler) setRefusals() {
+	units := map[string]string{}
+	for _, g := range r.gpus {
+		for _, unit := range g.refused {
+			units[unit] = "is being repartitioned"
+		}
+	}
+	r.Devices.SetRefusals(units)
 }
 
 // limit publishes what may be offered. It must be called with the lock.

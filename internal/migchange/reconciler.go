@@ -25,12 +25,11 @@ type Partitioner interface {
 	Apply(ctx context.Context, gpu string, step mig.Step) error
 }
 
-// Devices keeps units from being granted; see plugin.Manager. The Reconciler makes one
-// call of BlockAllocation or AllowAllocation at a time.
+// Devices keeps units from being granted; see plugin.Manager.
 type Devices interface {
 	Withdrawn(units ...string) bool
-	BlockAllocation(reason string, units ...string)
-	AllowAllocation(units ...string)
+	// SetRefusals refuses these units, and no others, for a MIG change.
+	SetRefusals(units map[string]string)
 	RefreshHolders(units ...string)
 }
 
@@ -120,8 +119,8 @@ type managedGPU struct {
 	left  map[string]bool
 	// inTheWay are the partitions in use that the layout has no place for.
 	inTheWay []mig.Blocked
-	// closed are the units that Allocate refuses.
-	closed []string
+	// refused are the units that Allocate refuses.
+	refused []string
 	// logged is the last state that was logged, other than pending.
 	logged stateReason
 	// last is the last look, nil when nothing of it counts any more. While a GPU waits, it
@@ -168,10 +167,9 @@ func New(o Options) *Reconciler {
 // noKubelet stands in for Devices where no kubelet is served.
 type noKubelet struct{}
 
-func (noKubelet) Withdrawn(...string) bool          { return true }
-func (noKubelet) BlockAllocation(string, ...string) {}
-func (noKubelet) AllowAllocation(...string)         {}
-func (noKubelet) RefreshHolders(...string)          {}
+func (noKubelet) Withdrawn(...string) bool      { return true }
+func (noKubelet) SetRefusals(map[string]string) {}
+func (noKubelet) RefreshHolders(...string)      {}
 
 // Once brings the GPUs to their layouts as far as that goes now, where no program
 // serves the kubelet: nothing is withdrawn, and what pods and processes use is left
@@ -448,12 +446,12 @@ func (r *Reconciler) begin(ctx context.Context, looks []*look, starting bool) (a
 		room--
 		return false
 	})
+	r.mu.Lock()
 	for _, l := range looks {
-		r.mu.Lock()
-		l.closed = l.Withdraw
-		r.Devices.BlockAllocation("is being repartitioned", l.closed...)
-		r.mu.Unlock()
+		l.refused = l.Withdraw
 	}
+	r.setRefusals()
+	r.mu.Unlock()
 	holders := sync.OnceValue(func() Holders { return r.holders(ctx) })
 	for _, l := range looks {
 		l.last = nil

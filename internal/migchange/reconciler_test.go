@@ -245,7 +245,11 @@ type lateGrant struct {
 	unit string
 }
 
-func (l *lateGrant) BlockAllocation(string, ...string) { l.held = []string{l.unit} }
+func (l *lateGrant) SetRefusals(units map[string]string) {
+	if len(units) > 0 {
+		l.held = []string{l.unit}
+	}
+}
 
 // TestRetryAfter checks that pauses grow, have a limit and are not all the same.
 func TestRetryAfter(t *testing.T) {
@@ -279,7 +283,7 @@ func TestBlockedIsNotOffered(t *testing.T) {
 			t.Errorf("offered for a moment: %v", only)
 		}
 	}
-	door := &gate{world: w, closed: map[string]bool{}}
+	door := &gate{world: w}
 	r.Devices = door
 	w.run(r, wanted, false, 10)
 	if door.closings == 0 || len(door.closed) != 0 {
@@ -321,24 +325,17 @@ func TestStaleInventory(t *testing.T) {
 	}
 }
 
-// gate is a kubelet's side that remembers what is closed.
+// gate is a kubelet's side that remembers what is refused.
 type gate struct {
 	*world
-	closed map[string]bool
-	// closings is how often Close was called.
+	closed map[string]string
+	// closings is how often something was refused.
 	closings int
 }
 
-func (g *gate) BlockAllocation(_ string, units ...string) {
-	g.closings++
-	for _, unit := range units {
-		g.closed[unit] = true
-	}
-}
-
-func (g *gate) AllowAllocation(units ...string) {
-	for _, unit := range units {
-		delete(g.closed, unit)
+func (g *gate) SetRefusals(units map[string]string) {
+	if g.closed = units; len(units) > 0 {
+		g.closings++
 	}
 }
 
@@ -362,13 +359,13 @@ func TestUnplugged(t *testing.T) {
 	t.Parallel()
 	w, wanted := newWorld(t, "h100"), layoutNamed("all-balanced")
 	r := w.program()
-	door := &gate{world: w, closed: map[string]bool{}}
+	door := &gate{world: w}
 	r.Devices = door
 	gpu := w.gpu()
 	// Neither the change nor its undoing comes to an end, as it cannot be listed.
 	r.Partitioner = &unlisted{Partitioner: r.Partitioner, after: 3}
 	w.run(r, wanted, false, 1)
-	if !door.closed[gpu] || len(w.kept.Underway) != 1 {
+	if door.closed[gpu] == "" || len(w.kept.Underway) != 1 {
 		t.Fatalf("closed %v, journal %+v: want a change in its middle", door.closed, w.kept)
 	}
 	r.passAndWait(t.Context(), nil, wanted, false)
@@ -628,7 +625,7 @@ func TestWaitsThenLayoutChanges(t *testing.T) {
 			w := newWorld(t, "h100+all-1g.10gb")
 			w.use(nil, 1)
 			r := w.program()
-			door := &gate{world: w, closed: map[string]bool{}}
+			door := &gate{world: w}
 			r.Devices = &slow{door}
 			w.run(r, first, false, 3)
 			if only := r.offered.Load().only[w.gpu()]; only == nil || w.writes != 0 {
@@ -664,7 +661,7 @@ func TestListedAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "h100+all-1g.10gb")
 	r := w.program()
-	door := &gate{world: w, closed: map[string]bool{}}
+	door := &gate{world: w}
 	r.Devices = &relisted{door}
 	w.run(r, layoutNamed("all-3g.40gb"), false, 3)
 	if door.closings == 0 || len(door.closed) != 0 || w.writes+w.saves != 0 {

@@ -169,10 +169,9 @@ func (f *fleet) Withdrawn(units ...string) bool {
 	return true
 }
 
-func (*fleet) BlockAllocation(string, ...string) {}
-func (*fleet) AllowAllocation(...string)         {}
-func (*fleet) RefreshHolders(...string)          {}
-func (*fleet) Read(string, any) (bool, error)    { return false, nil }
+func (*fleet) SetRefusals(map[string]string)  {}
+func (*fleet) RefreshHolders(...string)       {}
+func (*fleet) Read(string, any) (bool, error) { return false, nil }
 
 func (f *fleet) WriteOrForget(_ string, value any) error {
 	f.mu.Lock()

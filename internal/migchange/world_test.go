@@ -114,11 +114,10 @@ func (w *world) WriteOrForget(_ string, value any) error {
 	})
 }
 
-// Withdrawn, BlockAllocation and AllowAllocation are a kubelet that lets go at once.
-func (*world) Withdrawn(...string) bool          { return true }
-func (*world) BlockAllocation(string, ...string) {}
-func (*world) AllowAllocation(...string)         {}
-func (*world) RefreshHolders(...string)          {}
+// Withdrawn and SetRefusals are a kubelet that lets go at once.
+func (*world) Withdrawn(...string) bool      { return true }
+func (*world) SetRefusals(map[string]string) {}
+func (*world) RefreshHolders(...string)      {}
 
 // driver is the simulated one with the world's end in it.
 type driver struct {

@@ -34,7 +34,7 @@ var arrows = map[string][]string{
 	"internal/cluster":      {"mig", "sharing", "internal/agent", "internal/configsource", "internal/nodereport", "internal/nodestatus"},
 	"internal/claims":       {"sharing", "internal/dra"},
 	"internal/dra":          {"mig", "sharing"},
-	"internal/dradriver":    {},
+	"internal/dradriver":    {"internal/dra"},
 	"internal/features":     {"sharing"},
 	"internal/migchange":    {"mig", "sharing", "internal/nodereport"},
 	"internal/mps":          {"sharing", "internal/nodereport"},

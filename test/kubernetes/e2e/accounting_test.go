@@ -461,7 +461,7 @@ func startShareMonitor(t *testing.T, kubelet api.PodResourcesListerClient, d *ev
 }
 
 func (f *shareMonitor) run(ctx context.Context) {
-	tick := time.NewTicker(100 * time.Millisecond)
+	tick := time.NewTicker(500 * time.Millisecond) // Each look may set off the bug of alone.
 	defer tick.Stop()
 	for {
 		select {
@@ -536,6 +536,21 @@ func (f *shareMonitor) alone(ctx context.Context, held map[string][]heldDevice) 
 		}
 	}
 	f.doubled = doubled
+}
+
+// givenToTwo are the pods that have a device which another has too, one of each two; see alone.
+func (f *shareMonitor) givenToTwo() (names []string) {
+	holders := map[heldDevice]bool{}
+	now := f.last()
+	for _, name := range slices.Sorted(maps.Keys(now.held)) {
+		for _, device := range now.held[name] {
+			if holders[device] {
+				names = append(names, name)
+			}
+			holders[device] = true
+		}
+	}
+	return names
 }
 
 // want is told before the node is to offer something else.

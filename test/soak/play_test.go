@@ -107,11 +107,7 @@ func (w *world) hardware(o operation) error {
 	case pull:
 		return node.Remove(index)
 	case plug:
-		for _, gpu := range node.GPUs() {
-			if gpu.Index < 0 {
-				w.witness.resets(gpu)
-			}
-		}
+		w.witness.resets(gpu)
 		_, err := node.Add("")
 		return err
 	case failCall:

@@ -53,9 +53,9 @@ type world struct {
 	// missed are the GPUs that may have had a fatal error and were not seen in
 	// use since, with whether a reset of theirs may go unseen.
 	missed map[int]bool
-	// reopens says that the program may give up all handles at any time, because
-	// the GPUs cannot be listed now and then.
-	reopens bool
+	// mayMiss says that a reset may not count at any time: the program gives up all handles when the
+	// GPUs cannot be listed, and hears of an error late when the wait for events is slow.
+	mayMiss bool
 	// settled is what the last settle left.
 	settled *restCheck
 	// streams is what was counted at the last calm operation on streams.

@@ -3,10 +3,13 @@ package soak
 import (
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/simnode"
 )
@@ -17,6 +20,8 @@ type rest struct {
 	conditions []condition
 	gpus       []simnode.GPU
 	kubelet    simkubelet.Snapshot
+	// reset has the GPU of each partition that a reset by the schedule has destroyed.
+	reset map[string]string
 }
 
 // restCheck is what is not yet as it should be.
@@ -215,12 +220,22 @@ func (j *restCheck) isHeld(unit string) bool {
 	return false
 }
 
-// leftovers are devices of partitions that are gone.
+// leftovers are devices of partitions that are gone. Of a GPU that cannot be read, a program that did
+// not see the last reset knows only what it had before: that may be listed and is not Healthy.
 func (j *restCheck) leftovers() {
+	unread := map[string]bool{}
+	for _, gpu := range j.gpus {
+		unread[gpu.UUID] = gpu.Lost || gpu.Index < 0
+	}
 	for _, resource := range slices.Sorted(maps.Keys(j.health)) {
 		for _, id := range slices.Sorted(maps.Keys(j.health[resource])) {
-			if unit, _ := unitOf(id); !j.known[unit] && !j.held[resource][id] {
+			unit, _ := unitOf(id)
+			switch {
+			case j.known[unit], j.held[resource][id]:
+			case !unread[j.reset[unit]]:
 				j.complain("%s is still listed by %s, and is not there", id, resource)
+			case j.health[resource][id]:
+				j.complain("invariant 3: %s of %s is Healthy, and its GPU was reset and cannot be read", id, resource)
 			}
 		}
 	}
@@ -279,17 +294,24 @@ func (s *scheduler) spoil() {
 	s.change(operation{kind: edit, name: name, text: s.badDocument()}, func() { s.documents[name] = nil })
 }
 
-// badDocument names its number where the error will quote it.
-func (s *scheduler) badDocument() string {
-	form := pick(s.random,
-		"sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: -%d}]}}\n",
-		"flags: {edit%d: true}\n",
-		"sharing: {timeSlicing: {resources: [{name: nvidia.com/edit%d, replicas: 2}]}}\n",
-		"flags: {migStrategy: mixed}\nmig: {manage: true, config: edit%d}\n",
-		"version: edit%d\n",
-		"edit%d: {timeSlicing: [\n",
-	)
-	return fmt.Sprintf(form, s.edits)
+// badForms are what no node takes, whatever its GPUs: a number out of range, an unknown key, a MIG
+// profile that cannot be, a layout that nobody knows, another version, and what is no YAML. Each names
+// its number where the error will quote it.
+var badForms = []string{
+	"sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: -%d}]}}\n",
+	"flags: {edit%d: true}\n",
+	"sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-%dgb, replicas: 2}]}}\n",
+	"flags: {migStrategy: mixed}\nmig: {manage: true, config: edit%d}\n",
+	"version: edit%d\n",
+	"edit%d: {timeSlicing: [\n",
+}
+
+func (s *scheduler) badDocument() string { return fmt.Sprintf(pick(s.random, badForms...), s.edits) }
+
+// quotesNumber says that the error tells which bad document it is about. What is no YAML has no
+// number.
+func quotesNumber(err error, number int) bool {
+	return strings.Contains(err.Error(), strconv.Itoa(number)) || strings.Contains(err.Error(), "YAML")
 }
 
 // change adds an operation on the profile. One that is to be rejected leaves
@@ -351,6 +373,9 @@ func (s *scheduler) obey() {
 	s.awaited = true
 }
 
+// badLayout is the name of no layout, on any GPU.
+const badLayout = "all-nonsense"
+
 func (s *scheduler) profile() {
 	switch n := s.random.IntN(20); {
 	case n < 8 && slices.Contains(documentNames, s.selected):
@@ -362,7 +387,7 @@ func (s *scheduler) profile() {
 	case n < 15:
 		s.flip(pick(s.random, "", fmt.Sprintf("missing%d", s.edits)))
 	case n < 17:
-		value := pick(s.random, "", "all-balanced", "all-1g.10gb", "all-disabled", "all-nonsense")
+		value := pick(s.random, "", "all-balanced", "all-1g.10gb", "all-disabled", badLayout)
 		s.change(operation{kind: migLabel, text: value}, func() { s.layout = value })
 	case slices.Contains(documentNames, s.selected):
 		s.spoil()
@@ -371,6 +396,47 @@ func (s *scheduler) profile() {
 
 func (s *scheduler) flip(value string) {
 	s.change(operation{kind: label, text: value}, func() { s.selected = value })
+}
+
+// TestSchedulersDocuments holds that the program takes the documents and labels that the scheduler calls
+// good, and refuses the bad ones: the model has that from nowhere else.
+func TestSchedulersDocuments(t *testing.T) {
+	read := func(text string) (configs.SelectedProfile, error) {
+		return configs.Documents{"day": text}.Select(configMapName, "day", nil)
+	}
+	for number := 1; number < 5000; number += 1 + number/20 {
+		for _, form := range badForms {
+			text := fmt.Sprintf(form, number)
+			if _, err := read(text); err == nil {
+				t.Fatalf("taken: %s", text)
+			} else if !quotesNumber(err, number) {
+				t.Fatalf("the error for %q does not say which document it is: %v", text, err)
+			}
+		}
+	}
+	s := &scheduler{random: rand.New(rand.NewPCG(1, 1))}
+	var uuids []string
+	for ordinal := range gpus {
+		uuids = append(uuids, fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", ordinal))
+	}
+	for range 300 {
+		w := s.anyWish()
+		selected, err := read(w.document(uuids))
+		if err != nil {
+			t.Fatalf("refused: %s\n%v", w.document(uuids), err)
+		}
+		if w.layout == "" {
+			continue // No label counts.
+		}
+		for name := range layouts() {
+			if _, err := selected.SelectMIG(name); err != nil {
+				t.Errorf("the layout %s is refused: %v", name, err)
+			}
+		}
+		if _, err := selected.SelectMIG(badLayout); err == nil {
+			t.Errorf("the layout %s is taken", badLayout)
+		}
+	}
 }
 
 // What the model says is itself tested on nodes that are right but for one
@@ -424,6 +490,13 @@ func (r rest) with(resource string, change func([]simkubelet.Device) []simkubele
 	return r
 }
 
+// lost has lost a GPU after a reset that nobody saw.
+func (r rest) lost() rest {
+	r.reset = map[string]string{first: gpu0, second: gpu0, third: gpu0}
+	r.conditions[0], r.gpus[0].Lost, r.gpus[0].Partitions = faulty, true, nil
+	return r.with("nvidia.com/mig-3g.40gb", func([]simkubelet.Device) []simkubelet.Device { return nil })
+}
+
 func TestJudge(t *testing.T) {
 	sick := func(at int) func([]simkubelet.Device) []simkubelet.Device {
 		return func(devices []simkubelet.Device) []simkubelet.Device {
@@ -456,6 +529,12 @@ func TestJudge(t *testing.T) {
 		{"an excluded GPU is on its way", func(r rest) rest { return r.with(gpuName, plus("GPU-4", false)) }, "GPU-4 of nvidia.com/gpu is still on its way out"},
 		{"a GPU and its partitions", func(r rest) rest { return r.with(gpuName, plus(gpu0, true)) }, "invariant 3: GPU-0"},
 		{"a partition that is gone", func(r rest) rest { return r.with(parts, plus(third, false)) }, "MIG-3 is still listed"},
+		{"a partition that a reset has destroyed", func(r rest) rest {
+			r.reset = map[string]string{third: gpu0}
+			return r.with(parts, plus(third, false))
+		}, "MIG-3 is still listed"},
+		{"such a one of a GPU that cannot be read", func(r rest) rest { return r.lost().with(parts, plus(third, false)) }, ""},
+		{"such a one is Healthy", func(r rest) rest { return r.lost().with(parts, plus(third, true)) }, "invariant 3: MIG-3"},
 		{"a partition is missing", func(r rest) rest { return r.with(parts, without(0)) }, "invariant 3: MIG-1 has 0 Healthy"},
 		{"a faulty GPU is offered", func(r rest) rest { r.conditions[0] = faulty; return r }, "its GPU is faulty"},
 		{"a doubtful GPU may be anything", func(r rest) rest { r.conditions[0] = doubtful; return r.with(parts, sick(0)) }, ""},

@@ -31,8 +31,8 @@ type observer struct {
 	dropped map[string]bool
 	// slow says that the schedule has let the kubelet read slowly since then.
 	slow bool
-	// reset are the partitions that a reset by the schedule has destroyed.
-	reset      map[string]bool
+	// reset has the GPU of each partition that a reset by the schedule has destroyed.
+	reset      map[string]string
 	violations []string
 	counts     counts
 }
@@ -43,7 +43,7 @@ type counts struct{ lists, streams, grants, removed int }
 func newWitness(gpus func() []simnode.GPU) *observer {
 	return &observer{
 		gpus: gpus, lists: map[string]map[string]bool{}, held: map[string]map[string]map[string]bool{},
-		streams: map[string]int{}, dropped: map[string]bool{}, reset: map[string]bool{},
+		streams: map[string]int{}, dropped: map[string]bool{}, reset: map[string]string{},
 	}
 }
 
@@ -75,8 +75,15 @@ func (w *observer) resets(gpu simnode.GPU) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, partition := range gpu.Partitions {
-		w.reset[partition.UUID] = true
+		w.reset[partition.UUID] = gpu.UUID
 	}
+}
+
+// resetPartitions are those that such resets have destroyed, with their GPUs.
+func (w *observer) resetPartitions() map[string]string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return maps.Clone(w.reset)
 }
 
 // take is simkubelet.Options.OnEvent.
@@ -199,7 +206,7 @@ func (w *observer) judgeGrant(e simkubelet.Event, id string) {
 			}
 		}
 	}
-	exists := w.reset[unit] // The program may not know yet.
+	exists := w.reset[unit] != "" // The program may not know yet.
 	for _, gpu := range w.gpus() {
 		exists = exists || gpu.UUID == unit
 		for _, partition := range gpu.Partitions {
@@ -248,7 +255,7 @@ func (w *observer) check() []string {
 	}
 	for _, resource := range slices.Sorted(maps.Keys(w.held)) {
 		for _, id := range slices.Sorted(maps.Keys(w.held[resource])) {
-			if unit, _ := unitOf(id); len(w.held[resource][id]) > 0 && !there[unit] && !w.reset[unit] {
+			if unit, _ := unitOf(id); len(w.held[resource][id]) > 0 && !there[unit] && w.reset[unit] == "" {
 				w.complain("invariant 9: %s was destroyed while %d pods have it", unit, len(w.held[resource][id]))
 			}
 		}

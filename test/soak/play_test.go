@@ -107,20 +107,20 @@ func (w *world) hardware(o operation) error {
 	case pull:
 		return node.Remove(index)
 	case plug:
-		for _, gpu := range node.GPUs() {
-			if gpu.Index < 0 {
-				w.witness.resets(gpu)
-			}
-		}
+		w.witness.resets(gpu)
 		_, err := node.Add("")
 		return err
 	case failCall:
 		if o.name == "DeviceGetCount" {
-			w.reopens = true
+			w.mayMiss = true
 			w.mayMissResets()
 		}
 		w.scripts = append(w.scripts, node.InjectFault(o.name, simnode.Fault{Return: nvml.Unknown, Times: o.count}))
 	case slowCall:
+		if o.name == "EventSetWait" {
+			w.mayMiss = true
+			w.mayMissResets()
+		}
 		w.scripts = append(w.scripts, node.InjectFault(o.name, simnode.Fault{Delay: o.delay, Times: o.count}))
 	}
 	return nil
@@ -202,7 +202,7 @@ func (w *world) settle(o operation) error {
 	}
 	w.witness.calm()
 	w.pods.calm()
-	w.reopens = false
+	w.mayMiss = false
 	if o.wish.oneOnly {
 		w.pods.disturb(oneOnly)
 	}
@@ -534,17 +534,18 @@ func (w *world) kill() error {
 // A GPU with a fatal error is used again after a reset, and a reset proves
 // something only to a Virgate that has seen the GPU before and after it. One
 // that ends before it looks, or that has lost its driver, misses the reset
-// (docs/health.md, Restarts); then, and only then, the GPU is reset again.
+// (docs/health.md, Restarts). One that waits for events in a slow call hears of
+// an error after the reset that ended it. Then, and only then, the GPU is reset
+// again.
 
 // hurt notes that the GPU may have had a fatal error.
 func (w *world) hurt(ordinal int) {
 	if _, already := w.missed[ordinal]; !already {
-		w.missed[ordinal] = w.reopens
+		w.missed[ordinal] = w.mayMiss
 	}
 }
 
-// mayMissResets says that the handles of all GPUs are given up, so that what
-// they would tell is not heard.
+// mayMissResets says that the resets of all GPUs so far may not count.
 func (w *world) mayMissResets() {
 	for ordinal := range w.missed {
 		w.missed[ordinal] = true

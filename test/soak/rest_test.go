@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -129,8 +128,7 @@ func (w *world) reject(o operation) error {
 	if err != nil {
 		return err
 	}
-	what := said.Error()
-	if !strings.Contains(what, "["+o.name+"]:") || !strings.Contains(what, strconv.Itoa(o.count)) && !strings.Contains(what, "YAML") {
+	if !strings.Contains(said.Error(), "["+o.name+"]:") || !quotesNumber(said, o.count) {
 		return fmt.Errorf("invariant 2: the error does not say where or what: %w", said)
 	}
 	return w.looked()
@@ -231,7 +229,7 @@ func (w *world) healthOf(of func(unit string) bool) map[string]bool {
 
 // admitFree takes one device of each resource that has one, and gives it back.
 func (w *world) admitFree(o operation) error {
-	judged := judge(rest{*o.wish, o.conditions, w.site.node.GPUs(), w.kubelet.Snapshot()})
+	judged := judge(w.now(o))
 	for resource, health := range judged.health {
 		free := 0
 		for id, healthy := range health {

@@ -53,9 +53,9 @@ type world struct {
 	// missed are the GPUs that may have had a fatal error and were not seen in
 	// use since, with whether a reset of theirs may go unseen.
 	missed map[int]bool
-	// reopens says that the program may give up all handles at any time, because
-	// the GPUs cannot be listed now and then.
-	reopens bool
+	// mayMiss says that a reset may not count at any time: the program gives up all handles when the
+	// GPUs cannot be listed, and hears of an error late when the wait for events is slow.
+	mayMiss bool
 	// settled is what the last settle left.
 	settled *restCheck
 	// streams is what was counted at the last calm operation on streams.
@@ -193,7 +193,8 @@ func (w *world) rest(o operation) error {
 			since = unsettled
 			return underway
 		}
-		now := judge(rest{*o.wish, o.conditions, w.site.node.GPUs(), w.kubelet.Snapshot()})
+		node := w.now(o)
+		now := judge(node)
 		if len(now.wrong) > 0 {
 			since = unsettled
 			if w.scans()-healed > pause {
@@ -201,6 +202,10 @@ func (w *world) rest(o operation) error {
 				healed, pause = w.scans(), 2*pause
 			}
 			return strings.Join(now.wrong, "\n")
+		}
+		if unnoticed := w.unnoticed(node.kubelet); unnoticed != "" {
+			since = unsettled
+			return unnoticed
 		}
 		if received := w.witness.tally().lists; since == unsettled || received != lists {
 			since, lists = w.scans(), received
@@ -216,6 +221,40 @@ func (w *world) rest(o operation) error {
 	}
 	w.figures.slowestRest = max(w.figures.slowestRest, elapsed(began))
 	return err
+}
+
+// now is the node as it is, and what it should come to.
+func (w *world) now(o operation) rest {
+	return rest{*o.wish, o.conditions, w.site.node.GPUs(), w.kubelet.Snapshot(), w.witness.resetPartitions()}
+}
+
+// unnoticed says that the kubelet has another number of streams than the program: it has not noticed
+// yet that a program or session has ended, and will drop the next one's stream when it does. Until then
+// the lists may be those of the one that has ended. Empty when they agree.
+func (w *world) unnoticed(kubelet simkubelet.Snapshot) string {
+	code, body, err := w.program.page(w.ctx, "/api/v1/status")
+	if err != nil || code != http.StatusOK {
+		return fmt.Sprint("status: ", code, " ", err)
+	}
+	var status struct {
+		Resources []struct {
+			Name    string
+			Streams int
+		}
+	}
+	if err := json.Unmarshal([]byte(body), &status); err != nil {
+		return err.Error()
+	}
+	streams := map[string]int{}
+	for _, resource := range status.Resources {
+		streams[resource.Name] = resource.Streams
+	}
+	for name, resource := range kubelet.Resources {
+		if resource.Streams != streams[name] {
+			return fmt.Sprintf("%s has %d streams for the kubelet, %d for Virgate", name, resource.Streams, streams[name])
+		}
+	}
+	return ""
 }
 
 // unsaved says that the profile with the edit is not kept for a restart yet: a

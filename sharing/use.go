@@ -43,11 +43,12 @@ func (u Unit) Mode() Mode {
 // Mode is what the device's ID says. It is asked of every listed device in every step of the
 // device plugin, so IDs that begin with the unit's are not parsed whole.
 func (d Device) Mode() Mode {
-	replica, ok := strings.CutPrefix(d.ID, d.Unit+replicaMark)
+	rest, ok := strings.CutPrefix(d.ID, d.Unit)
+	replica, shared := strings.CutPrefix(rest, replicaMark)
 	switch {
-	case d.ID == d.Unit:
+	case ok && rest == "":
 		return Exclusive
-	case ok && !strings.Contains(replica, shareMark):
+	case ok && shared && !strings.Contains(replica, shareMark):
 		return TimeSliced
 	}
 	return ModeOf(d.ID)

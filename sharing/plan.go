@@ -409,8 +409,8 @@ func (e ReplicatedResource) chooseListed(all, free []*candidate, warn *warnings)
 	return chosen
 }
 
-// resources gathers the units under their final names, by name, without their devices. Units of several entries may
-// have one name: their resource then has the policy of the document's first entry.
+// resources gathers the units under their final names, by name, without their devices. Units of
+// several entries may have one name: their resource then has the policy of the document's first entry.
 func resources(units []candidate, p Profile, warn *warnings) []Resource {
 	members := make(map[string][]candidate)
 	for _, unit := range units {

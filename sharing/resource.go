@@ -131,7 +131,7 @@ type Allocation struct {
 // UnnamedHolder is Holder's text where the kubelet names no pod.
 const UnnamedHolder = "a pod that the kubelet does not name"
 
-// Certain says that the kubelet names the pod. One without a name may be gone: the kubelet forgets
+// Certain is true if the kubelet names the pod. A pod without a name may be gone: the kubelet forgets
 // what it held when it next gets a list.
 func (a Allocation) Certain() bool { return a.Namespace != "" }
 

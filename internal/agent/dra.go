@@ -4,13 +4,14 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	resourceapi "k8s.io/api/resource/v1"
 	"maps"
 	"reflect"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/dra"
@@ -364,7 +365,7 @@ func (a *agent) followDRA(ctx context.Context) (pending bool) {
 		}
 		a.dra.lost, view = false, o.Claims.View()
 	}
-	next, late := map[string]claims.Path{}, view.RefusedPlaces()
+	next, late, holders := map[string]claims.Path{}, view.RefusedPlaces(), sharing.HoldersByUnit(held)
 	for place, unit := range *known {
 		if unit.follows() {
 			continue
@@ -375,7 +376,7 @@ func (a *agent) followDRA(ctx context.Context) (pending bool) {
 		case path == claims.LeavingPlugin && !unit.wanted && !late[place]:
 			next[place] = claims.Plugin
 		case path == claims.LeavingPlugin && unit.With != "" && !withoutPlugin(*known, view.Paths, unit.GPU):
-		case path == claims.LeavingPlugin && withdrawn[unit.id()] && !holds(held, unit.id(), o.Claims.Driver()):
+		case path == claims.LeavingPlugin && withdrawn[unit.id()] && !anyOtherThan(o.Claims.Driver(), holders[unit.id()]):
 			if next[place] = claims.DRA; !unit.wanted {
 				next[place] = claims.LeavingDRA // For the late claim alone.
 			}
@@ -428,9 +429,9 @@ func (a *agent) withdrawnForDRA(units map[string]draUnit, paths map[string]claim
 	return withdrawn
 }
 
-// holds says that somebody has the unit, but not by a claim of that driver.
-func holds(held []sharing.Allocation, unit, driver string) bool {
-	return slices.ContainsFunc(sharing.HoldersByUnit(held)[unit], func(a sharing.Allocation) bool { return a.Claim == "" || a.Resource != driver })
+// anyOtherThan is true if one of the holders is not a claim of that driver.
+func anyOtherThan(driver string, holders []sharing.Allocation) bool {
+	return slices.ContainsFunc(holders, func(a sharing.Allocation) bool { return a.Claim == "" || a.Resource != driver })
 }
 
 // freeOfClaims are the places of units that leave DRA and that no claim has: what is offered

@@ -2,7 +2,7 @@ package dra
 
 import "time"
 
-// SharesCapacity is the capacity of which each share of a device takes one.
+// SharesCapacity is the name of the capacity that counts shares: each share takes 1.
 const SharesCapacity = "shares"
 
 // Claim is a ResourceClaim that has been allocated, as far as it is this driver's. The state file
@@ -13,7 +13,7 @@ type Claim struct {
 	Name      string `json:"name"`
 	// Results are the devices of this driver that it has been given.
 	Results []Result `json:"results"`
-	// ByName says that Kubernetes made the claim for a pod that asks for a resource by its name:
+	// ByName is true if Kubernetes made the claim for a pod that asks for a resource by its name:
 	// each of its requests is one container's.
 	ByName bool `json:"byName,omitempty"`
 	// Configs are what it wants of this driver, as JSON.

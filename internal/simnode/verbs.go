@@ -126,7 +126,7 @@ func Verbs() []Verb {
 		}},
 		{"remove", "take a GPU out of the node", []Argument{gpuArgument}, onGPU((*Node).Remove)},
 		{"add", "put a GPU into the node", []Argument{
-			{Name: "model", Usage: "kind of GPU, of which ? lists all; when left out, the one that was removed last",
+			{Name: "model", Usage: "kind of GPU, ? lists them; when left out, the one that was removed last",
 				Positional: true, Optional: true, absent: "", parse: func(text string) (any, error) { return text, nil }},
 		}, func(n *Node, v values) error {
 			_, err := n.Add(v["model"].(string))

@@ -57,7 +57,8 @@ type List struct {
 	Entries []Entry
 	// Dropped is when the plan was first without the resource; zero while it has it.
 	Dropped time.Time
-	// Emptied is when the last entry of a dropped resource left; zero before.
+	// Emptied is since when the kubelet has been given the empty list of a dropped resource,
+	// or, while no stream is open, since when the list is empty; zero before.
 	Emptied time.Time
 }
 
@@ -139,7 +140,7 @@ func Next(have Lists, want sharing.Plan, kubelet KubeletSnapshot, rpc RPCState, 
 			continue
 		}
 		list := List{Entries: s.entries(name, old.Entries, nil), Dropped: cmp.Or(old.Dropped, now)}
-		if len(list.Entries) == 0 {
+		if sent := len(old.Entries) == 0 && rpc.Sent[name]; len(list.Entries) == 0 && (sent || rpc.Lost[name]) {
 			list.Emptied = cmp.Or(old.Emptied, now)
 		}
 		if list.Emptied.IsZero() || now.Before(list.Emptied.Add(s.timing.StopAfter)) {

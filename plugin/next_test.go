@@ -86,6 +86,37 @@ func TestNextDrainsARename(t *testing.T) {
 	w.expect("gpu", "none") // then the server stops.
 }
 
+// A server that stopped before its empty list was sent would leave the kubelet with devices.
+func TestNextKeepsADroppedResourceUntilItsEmptyListIsSent(t *testing.T) {
+	w := newWorld(t)
+	w.step(planOf(nil, "gpu=1:A"))
+	w.look()
+	none := planOf(nil)
+	w.pass(none, 14*time.Second)
+	w.expect("gpu", "")
+	w.unsent = true
+	w.pass(none, time.Minute)
+	w.expect("gpu", "")
+	w.unsent = false
+	w.pass(none, 20*time.Second)
+	w.expect("gpu", "")
+	w.pass(none, time.Second)
+	w.expect("gpu", "none")
+}
+
+// Without a kubelet there is nobody to send it to.
+func TestNextStopsADroppedResourceWithoutAStream(t *testing.T) {
+	w := newWorld(t)
+	w.step(planOf(nil, "gpu=1:A"))
+	w.look()
+	none := planOf(nil)
+	w.pass(none, 14*time.Second)
+	w.expect("gpu", "")
+	w.unsent, w.lost = true, true
+	w.pass(none, 21*time.Second)
+	w.expect("gpu", "none")
+}
+
 func TestNextChangesExclusivityInOneResource(t *testing.T) {
 	w := newWorld(t)
 	w.step(planOf(nil, "gpu=1:A,B"))

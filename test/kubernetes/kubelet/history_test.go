@@ -125,6 +125,9 @@ func (a *resourceHistory) lose(now time.Time) {
 	a.losses++
 	a.views, a.since = append(a.views, kubeletView{}), append(a.since, now)
 	a.inForce = len(a.views) - 1
+	for id, told := range a.unhealthy {
+		a.removals = append(a.removals, removal{id, told, now})
+	}
 }
 
 // received judges a list that the kubelet is about to take in, and returns its

@@ -3,7 +3,9 @@ package kubelet
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -148,7 +150,7 @@ type unhealthySince struct {
 	place int
 }
 
-// removal is that a device, last told so, left the list.
+// removal is that a device, last told so, left the list, or its plugin ended.
 type removal struct {
 	id   string
 	told unhealthySince
@@ -178,6 +180,28 @@ func (l *listHistory) removed(resource string) []removal {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.account(resource).removals)
+}
+
+// excuse returns nil when Virgate had a right to remove the device during an admission that began
+// with the belief at this place, and otherwise an error with what the kubelet was told since then.
+func (l *listHistory) excuse(resource, id string, at int, ended time.Time, quiet time.Duration) error {
+	if l.overtook(resource, id, at, ended, quiet) || l.flapped(resource, id, at) {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.account(resource)
+	var told []string
+	for i := at; i < len(a.views); i++ {
+		state := "not listed"
+		if healthy, listed := a.views[i][id]; listed && healthy {
+			state = "Healthy"
+		} else if listed {
+			state = "Unhealthy"
+		}
+		told = append(told, fmt.Sprintf("%s after %v", state, a.since[i].Sub(a.since[at])))
+	}
+	return fmt.Errorf("the admission ended after %v; the kubelet was told: %s", ended.Sub(a.since[at]), strings.Join(told, ", "))
 }
 
 // overtook says that an admission of the resource was slower than the removal delay
@@ -233,6 +257,8 @@ func TestOvertook(t *testing.T) {
 		{name: "removed before the admission", before: []list{{0, healthy}, {1, unhealthy}, {quiet, gone}}, ended: time.Hour},
 		{name: "plugin lost in between, told since", before: []list{{0, healthy}},
 			during: []list{{1, nil}, {time.Hour, unhealthy}, {quiet - 1, gone}}, ended: time.Hour},
+		{name: "plugin ended", before: []list{{0, healthy}}, during: []list{{1, unhealthy}, {quiet, nil}, {1, healthy}}, want: true},
+		{name: "plugin ended too early", before: []list{{0, healthy}}, during: []list{{1, unhealthy}, {quiet - 1, nil}}, ended: time.Hour},
 		{name: "unhealthy again in a longer list", before: []list{{0, healthy}},
 			during: []list{{1, unhealthy}, {quiet / 2, unhealthy}, {quiet / 2, gone}}, want: true},
 	} {

@@ -302,7 +302,7 @@ func (c admissionCheck) settle(err error) {
 		c.faulty++
 		return
 	}
-	if id, unknown := unknownDevice(answer.message, c.resource); unknown && c.awaitRemoval(id) {
+	if id, unknown := unknownDevice(answer.message, c.resource); unknown && c.awaitRemoval(id) == nil {
 		c.overtaken++
 		c.t.Logf("overtaken: %v", err)
 		return
@@ -337,19 +337,12 @@ func unknownDevice(message, resource string) (id string, is bool) {
 	return id, is && closed
 }
 
-// awaitRemoval says that the device overtook the admission. The list without it
-// may take a moment to the kubelet.
-func (c admissionCheck) awaitRemoval(id string) bool {
-	return c.awaitRemovalAfter(id, quick().RemovalDelay)
-}
-
-func (c admissionCheck) awaitRemovalAfter(id string, quiet time.Duration) bool {
+// awaitRemoval returns nil when the device overtook the admission. The list without it may take a
+// moment to the kubelet.
+func (c admissionCheck) awaitRemoval(id string) error {
 	return await.Condition(c.t.Context().Done(), func() error {
-		if !c.history.overtook(c.resource, id, c.at, c.ended, quiet) {
-			return errors.New("the device is still listed")
-		}
-		return nil
-	}) == nil
+		return c.history.excuse(c.resource, id, c.at, c.ended, quick().RemovalDelay)
+	})
 }
 
 // byLists is the least number of free devices; unbroken is false when the

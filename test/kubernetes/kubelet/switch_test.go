@@ -15,6 +15,7 @@ import (
 
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/await"
 	"github.com/virgate/virgate/test/repeat"
 	deviceplugin "k8s.io/kubernetes/pkg/kubelet/cm/devicemanager/plugin/v1beta1"
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
@@ -175,8 +176,10 @@ func (s *switchStorm) judge(resource, message string, at int, ended time.Time) {
 	}
 	if id, is := unknownDevice(message, resource); is {
 		s.late++
-		if !(admissionCheck{storm: &storm{bench: s.bench}, resource: resource, at: at, ended: ended}).awaitRemovalAfter(id, s.timing.RemovalDelay) {
-			s.t.Errorf("removed before the removal delay was over: %s", message)
+		if err := await.Condition(s.t.Context().Done(), func() error {
+			return s.history.excuse(resource, id, at, ended, s.timing.RemovalDelay)
+		}); err != nil {
+			s.t.Errorf("removed before the removal delay was over: %s: %v", message, err)
 		}
 		return
 	}
@@ -209,7 +212,7 @@ func (l *listHistory) outlasted(resource, id string, at int, ended time.Time, se
 
 // flapped says that the kubelet was told in two lists, one after the other, that the
 // device is Healthy and that it is not. While it has read neither, it shows what it
-// would after both, and Virgate may close the device too early (docs/architecture.md,
+// would after both, and Virgate may close or remove the device too early (docs/architecture.md,
 // Known gaps). at is the place of the belief that was in force before.
 func (l *listHistory) flapped(resource, id string, at int) bool {
 	l.mu.Lock()

@@ -11,6 +11,7 @@ import (
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -45,7 +46,7 @@ GPU  UNIT  MODEL  RESOURCE  HELD  HEALTH  HOLDERS
 			agent.Status{
 				Version: "v", Role: agent.RoleServing, Ready: true, Profile: agent.ProfileStatus{State: nodereport.ProfileApplied, Since: since},
 				DRA: &agent.DRAStatus{
-					DriverState: dra.DriverState{Registered: true, Slices: 1, Problems: []string{"no API server"}}, Paths: map[string]claims.Path{"gpu-a": claims.DRA, "gpu-b": claims.LeavingPlugin},
+					DriverState: dra.DriverState{Registered: true, Slices: 1, Problems: []string{"no API server"}}, Paths: map[string]units.Path{"gpu-a": units.DRA, "gpu-b": units.LeavingPlugin},
 					Claims:  []dra.Claim{{Namespace: "ns", Name: "c", Results: []dra.Result{{Device: "gpu-a-1g10gb-0"}}}},
 					Refused: []claims.Refused{{Reason: "claim ns/d: pod ns/p still has gpu-b"}},
 				},

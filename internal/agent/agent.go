@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/plugin"
@@ -157,12 +158,12 @@ func newAgent(options Options) *agent {
 	g.wake, g.changed, g.slices, g.failed = make(chan struct{}, 1), map[string]ChangedGPU{}, map[string]setSlice{}, map[string]failedSetting{}
 	a.gpuSettings.list.Store(&map[string][]GPUSetting{})
 	a.mps = mpsDaemons{wake: make(chan struct{}, 1), wanted: map[string]wantedDaemon{}, doubtful: map[string]time.Time{}}
-	a.mps.view.Store(&mpsView{})
+	a.mps.view.Store(&decide.MPS{})
 	a.dra.wake = make(chan struct{}, 1)
 	if a.DRA.Claims != nil {
 		a.DRA.Claims.OnChange(a.wakeDRA)
 		a.DRA.Claims.OnMake(a.makeUnit)
-		a.DRA.Claims.SetModes((&mpsView{}).faultOfClaim)
+		a.DRA.Claims.SetModes((&decide.MPS{}).FaultOfClaim)
 	}
 	a.guard.init()
 	a.state.Store(&state{})

@@ -14,7 +14,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/virgate/virgate/internal/claims"
+	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -37,7 +39,7 @@ type DRAStatus struct {
 	dra.DriverState
 	// Paths are the units that are not the device plugin's, by the name of their device, however
 	// it is shared.
-	Paths map[string]claims.Path `json:"paths"`
+	Paths map[string]units.Path `json:"paths"`
 	// Claims have devices; Refused were given some by the scheduler and do not get them.
 	Claims  []dra.Claim      `json:"claims"`
 	Refused []claims.Refused `json:"refused"`
@@ -47,7 +49,7 @@ type DRAStatus struct {
 type DRADevice struct {
 	// Name is that of its device, however it is shared.
 	Name string
-	Path claims.Path
+	Path units.Path
 	// Claims are who has it: "namespace/name", and how many shares where it is not one.
 	Claims []string
 }
@@ -73,7 +75,7 @@ func (d DRAStatus) Devices() (list []DRADevice) {
 	for _, name := range slices.Compact(names) {
 		path := d.Paths[name]
 		for gpu, of := range d.Paths {
-			if path == claims.Plugin && strings.HasPrefix(name, gpu+"-") {
+			if path == units.Plugin && strings.HasPrefix(name, gpu+"-") {
 				path = of
 			}
 		}
@@ -129,33 +131,16 @@ type DRAOptions struct {
 type draPaths struct {
 	wake chan struct{}
 	// units are those of the last plan, by place.
-	units atomic.Pointer[map[string]draUnit]
+	units atomic.Pointer[map[string]decide.Unit]
 	// offer is the last that was published. Only the loop uses it.
 	offer *dra.Offer
 	// geometries are what is known of the GPUs' partitions, by UUID.
-	geometries atomic.Pointer[map[string]geometry]
+	geometries atomic.Pointer[map[string]decide.Geometry]
 	// asked is when claims were last asked for at the API server. Only draLoop uses it.
 	asked time.Time
 	// lost says that nothing was found of what claims have, although they may have some.
 	lost bool
 }
-
-// draUnit is a unit of the plan, or one that could be made.
-type draUnit struct {
-	claims.Unit
-	resource string
-	planned  sharing.Unit
-	// wanted says that the profile offers it by DRA.
-	wanted bool
-	// at is the partition where it is one; nil for a whole GPU.
-	at *sharing.Partition
-}
-
-// id is the UUID of what must not be the device plugin's any more.
-func (u draUnit) id() string { return cmp.Or(u.ID, u.GPU) }
-
-// follows says that its path is that of the GPU of which it is a part.
-func (u draUnit) follows() bool { return u.With != "" && u.With != u.Place }
 
 const (
 	// draQuiet is longer than schedulers take to hear of a ResourceSlice and to write down what they
@@ -168,122 +153,36 @@ const (
 	draOrphans = 10 * time.Minute
 )
 
-// offeredByDRA says that the unit is to be offered by DRA. An API server that leaves out that a
-// device is shared would have one claim get all of it.
-func offeredByDRA(p sharing.Profile, resource string, unit sharing.Unit, without dra.Features) bool {
-	return p.DRA.Offers(resource) && (unit.Replicas < 2 || !without.Shares)
-}
-
-// noDRA is the warning about a profile with dra.resources where nobody serves claims.
-const noDRA = "dra: nothing is offered by DRA, as this Virgate was started without --dra, the chart's dra.enabled"
-
-// draWarnings say what of the profile's dra section does not hold here.
-func draWarnings(p sharing.Profile, state dra.DriverState) (warnings []string) {
-	off := func(is bool, feature, means string) {
-		if is {
-			warnings = append(warnings, "dra: the API server has "+feature+" turned off: "+means)
-		}
-	}
-	off(state.Without.Shares, "DRAConsumableCapacity", "shared devices are offered by the device plugin")
-	off(state.Without.Taints, "DRADeviceTaints", "faulty devices are left out, and claims that have them are not told by a taint")
-	off(state.Without.Counters, "DRAPartitionableDevices", "a claim may be given a GPU that is still held in another sharing mode, and waits for it")
-	for _, problem := range state.Problems {
-		warnings = append(warnings, "dra: "+problem)
-	}
-	return warnings
-}
-
-// splitDRA takes the units out of the plan that are not the device plugin's, and returns the
-// offer of those that are DRA's; nil where nothing is offered so. Every plan comes through here
-// before it is served, so no unit is offered both ways.
-func (a *agent) splitDRA(next *state, whole sharing.Plan) *dra.Offer {
+// draFacts is what is known of DRA; nil where this program serves no claims.
+func (a *agent) draFacts(gpus []sharing.GPU) *decide.DRA {
 	o := a.DRA
 	if o.Driver == nil {
-		if len(next.profile.Profile.DRA.Resources) > 0 || next.profile.Profile.DRA.All {
-			next.plan.Warnings = append(slices.Clip(next.plan.Warnings), noDRA)
-		}
 		return nil
 	}
-	profile, driver := next.profile.Profile, o.Driver.State()
-	view, places := o.Claims.View(), dra.Places(next.gpus)
-	onDemand, why, known := a.onDemandGPUs(next.gpus, profile, driver.Without)
-	served := map[string]bool{} // What is not released just now.
-	for _, r := range next.plan.Resources {
-		for _, u := range r.Units {
-			served[u.ID] = true
+	facts := decide.DRA{Node: o.Node(), State: o.Driver.State(), View: o.Claims.View()}
+	if o.PCIeRoot != nil {
+		facts.Node.PCIeRoots = map[string]string{}
+		for _, gpu := range gpus {
+			facts.Node.PCIeRoots[gpu.UUID] = o.PCIeRoot(gpu.PCIBusID)
 		}
 	}
-	fault := func(unit, gpu string) string {
-		health := cmp.Or(next.plan.Health[gpu], next.plan.Health[unit])
-		switch {
-		case !health.Healthy():
-			return health.Reason
-		case unit != "":
-			return next.host.NoCDIEntry[unit]
-		}
-		return ""
-	}
-	units := map[string]draUnit{}
-	for _, r := range whole.Resources {
-		for _, u := range r.Units {
-			place := places[u.ID]
-			if place.Name == "" {
-				continue
-			}
-			_, divided := onDemand[u.GPU]
-			unit := draUnit{claims.Unit{Place: place.Name, ID: u.ID, GPU: u.GPU, Memory: u.Memory}, r.Name, u, divided || offeredByDRA(profile, r.Name, u, driver.Without), place.Partition}
-			if unit.wanted && !divided {
-				if unit.Device = dra.DeviceName(u.GPU, place.Partition, u); u.Replicas > 1 {
-					unit.Shares = int64(u.Replicas)
-				}
-			}
-			if unit.Fault = fault(u.ID, ""); !served[u.ID] {
-				unit.Fault = releasedFault
-			}
-			units[place.Name] = unit
+	if a.Partitioner != nil {
+		facts.Geometries = map[string]decide.Geometry{}
+		if known := a.dra.geometries.Load(); known != nil {
+			facts.Geometries = *known
 		}
 	}
-	leaving := a.leavesOnDemand(units, next.gpus, view)
-	offered := a.addOnDemand(units, next.gpus, onDemand, leaving, profile, view.Paths, fault)
+	return &facts
+}
+
+// setUnits tells the table of claims which units the node has.
+func (a *agent) setUnits(all map[string]decide.Unit) {
 	var list []claims.Unit
-	for _, unit := range units {
+	for _, unit := range all {
 		list = append(list, unit.Unit)
 	}
-	if known {
-		o.Claims.SetUnits(list)
-		a.dra.units.Store(&units)
-	}
-
-	plan := next.plan.Withhold(next.host.NoCDIEntry)
-	byDRA := plan.Without(func(u sharing.Unit) bool {
-		place := places[u.ID].Name
-		return !units[place].wanted || view.Paths[place] != claims.DRA || driver.Without.Taints && (units[place].Fault != "" || !u.Health.Healthy())
-	})
-	next.plan = next.plan.Without(func(u sharing.Unit) bool {
-		place := places[u.ID].Name
-		return units[place].wanted || view.Paths[place] != claims.Plugin || view.Paths[dra.Place(u.GPU, nil)] != claims.Plugin
-	})
-	if !known {
-		return nil // What was offered before stays so for a moment: nothing is to come and go at each start.
-	}
-	node := o.Node()
-	node.GPUs, node.Profile, node.Plan, node.Held, node.OnDemand = next.gpus, profile, byDRA, view.Held(), offered
-	if o.PCIeRoot != nil {
-		node.PCIeRoots = map[string]string{}
-		for _, gpu := range next.gpus {
-			node.PCIeRoots[gpu.UUID] = o.PCIeRoot(gpu.PCIBusID)
-		}
-	}
-	offer, err := dra.Build(node)
-	warnings := append(draWarnings(profile, driver), why...)
-	if err != nil {
-		warnings = append(warnings, "dra: "+err.Error())
-	}
-	next.plan.Warnings = append(slices.Clip(next.plan.Warnings), warnings...)
-	if err != nil {
-		return nil
-	}
-	return &offer
+	a.DRA.Claims.SetUnits(list)
+	a.dra.units.Store(&all)
 }
 
 // publishDRA publishes what has changed. Only the loop calls it.
@@ -365,32 +264,32 @@ func (a *agent) followDRA(ctx context.Context) (pending bool) {
 		}
 		a.dra.lost, view = false, o.Claims.View()
 	}
-	next, late, holders := map[string]claims.Path{}, view.RefusedPlaces(), sharing.HoldersByUnit(held)
+	next, late, holders := map[string]units.Path{}, view.RefusedPlaces(), sharing.HoldersByUnit(held)
 	for place, unit := range *known {
-		if unit.follows() {
+		if unit.Follows() {
 			continue
 		}
 		switch path := view.Paths[place]; {
-		case path == claims.Plugin && (unit.wanted || late[place]):
-			next[place] = claims.LeavingPlugin
-		case path == claims.LeavingPlugin && !unit.wanted && !late[place]:
-			next[place] = claims.Plugin
-		case path == claims.LeavingPlugin && unit.With != "" && !withoutPlugin(*known, view.Paths, unit.GPU):
-		case path == claims.LeavingPlugin && withdrawn[unit.id()] && !anyOtherThan(o.Claims.Driver(), holders[unit.id()]):
-			if next[place] = claims.DRA; !unit.wanted {
-				next[place] = claims.LeavingDRA // For the late claim alone.
+		case path == units.Plugin && (unit.ForDRA || late[place]):
+			next[place] = units.LeavingPlugin
+		case path == units.LeavingPlugin && !unit.ForDRA && !late[place]:
+			next[place] = units.Plugin
+		case path == units.LeavingPlugin && unit.With != "" && !withoutPlugin(*known, view.Paths, unit.GPU):
+		case path == units.LeavingPlugin && withdrawn[unit.RefusedAs()] && !anyOtherThan(o.Claims.Driver(), holders[unit.RefusedAs()]):
+			if next[place] = units.DRA; !unit.ForDRA {
+				next[place] = units.LeavingDRA // For the late claim alone.
 			}
-		case unit.wanted && path == claims.LeavingDRA:
-			next[place] = claims.DRA
+		case unit.ForDRA && path == units.LeavingDRA:
+			next[place] = units.DRA
 		}
 	}
 	for place, path := range view.Paths {
-		if path == claims.DRA && !(*known)[place].wanted {
-			next[place] = claims.LeavingDRA
+		if path == units.DRA && !(*known)[place].ForDRA {
+			next[place] = units.LeavingDRA
 		}
 	}
 	for _, place := range a.freeOfClaims(ctx, view, *known) {
-		next[place] = claims.Plugin
+		next[place] = units.Plugin
 	}
 	paths := maps.Clone(view.Paths)
 	maps.Copy(paths, next)
@@ -405,22 +304,22 @@ func (a *agent) followDRA(ctx context.Context) (pending bool) {
 		a.requestPlan()
 	}
 	for _, path := range paths {
-		pending = pending || path == claims.LeavingPlugin || path == claims.LeavingDRA
+		pending = pending || path == units.LeavingPlugin || path == units.LeavingDRA
 	}
 	return pending
 }
 
 // withdrawnForDRA are the units on their way to DRA that the device plugin has withdrawn.
-func (a *agent) withdrawnForDRA(units map[string]draUnit, paths map[string]claims.Path) map[string]bool {
+func (a *agent) withdrawnForDRA(all map[string]decide.Unit, paths map[string]units.Path) map[string]bool {
 	withdrawn := map[string]bool{}
 	var waits []string
-	for place, unit := range units {
+	for place, unit := range all {
 		switch {
-		case paths[place] != claims.LeavingPlugin:
-		case a.Plugin.Withdrawn(unit.id()):
-			withdrawn[unit.id()] = true
+		case paths[place] != units.LeavingPlugin:
+		case a.Plugin.Withdrawn(unit.RefusedAs()):
+			withdrawn[unit.RefusedAs()] = true
 		default:
-			waits = append(waits, unit.id())
+			waits = append(waits, unit.RefusedAs())
 		}
 	}
 	if waits != nil {
@@ -438,7 +337,7 @@ func anyOtherThan(driver string, holders []sharing.Allocation) bool {
 // without them has been with the API server for a while, and it knows of no claim that was given
 // one. A claim that is given one later still, by a scheduler that had not heard of it, has the
 // device plugin give the unit up again: see followDRA.
-func (a *agent) freeOfClaims(ctx context.Context, view claims.View, units map[string]draUnit) (free []string) {
+func (a *agent) freeOfClaims(ctx context.Context, view claims.View, all map[string]decide.Unit) (free []string) {
 	taken := map[string]bool{}
 	take := func(devices []string) {
 		for _, device := range devices {
@@ -447,7 +346,7 @@ func (a *agent) freeOfClaims(ctx context.Context, view claims.View, units map[st
 	}
 	take(view.Held())
 	for place, path := range view.Paths {
-		if path == claims.LeavingDRA && !units[place].wanted && !taken[place] && !hasPart(taken, place) {
+		if path == units.LeavingDRA && !all[place].ForDRA && !taken[place] && !decide.HasPart(taken, place) {
 			free = append(free, place)
 		}
 	}
@@ -465,7 +364,7 @@ func (a *agent) freeOfClaims(ctx context.Context, view claims.View, units map[st
 		take(devices)
 	}
 	return slices.DeleteFunc(free, func(place string) bool {
-		return taken[place] || hasPart(taken, place) || a.mig.Changing(units[place].GPU) // For a claim that has ended meanwhile.
+		return taken[place] || decide.HasPart(taken, place) || a.mig.Changing(all[place].GPU) // For a claim that has ended meanwhile.
 	})
 }
 
@@ -488,11 +387,11 @@ func (a *agent) claimsOf(gpus []sharing.GPU, gpu string, held []sharing.Allocati
 
 // unitsByDRA are the units that a claim may get at any moment.
 func (a *agent) unitsByDRA() (ids []string) {
-	if units := a.dra.units.Load(); units != nil {
+	if all := a.dra.units.Load(); all != nil {
 		paths := a.DRA.Claims.View().Paths
-		for _, unit := range *units {
-			if unit.byDRA(paths) {
-				ids = append(ids, unit.id())
+		for _, unit := range *all {
+			if unit.ByDRA(paths) {
+				ids = append(ids, unit.RefusedAs())
 			}
 		}
 	}
@@ -501,7 +400,7 @@ func (a *agent) unitsByDRA() (ids []string) {
 
 // blockDRA has the device plugin refuse the units that are DRA's, and those withdrawn ones. Its
 // plan does not have them either; this is for a plan that was made just before.
-func (a *agent) blockDRA(paths map[string]claims.Path, withdrawn map[string]bool) {
+func (a *agent) blockDRA(paths map[string]units.Path, withdrawn map[string]bool) {
 	refused := map[string]string{}
 	for unit, is := range withdrawn {
 		if is {
@@ -509,8 +408,8 @@ func (a *agent) blockDRA(paths map[string]claims.Path, withdrawn map[string]bool
 		}
 	}
 	for _, unit := range *a.dra.units.Load() {
-		if unit.byDRA(paths) {
-			refused[unit.id()] = isByDRA
+		if unit.ByDRA(paths) {
+			refused[unit.RefusedAs()] = isByDRA
 		}
 	}
 	a.Plugin.SetRefusals(plugin.ByDRA, refused)
@@ -553,10 +452,10 @@ func (a *agent) dropOrphans(ctx context.Context) {
 	}
 }
 
-func (a *agent) logPaths(paths map[string]claims.Path) {
+func (a *agent) logPaths(paths map[string]units.Path) {
 	for _, place := range slices.Sorted(maps.Keys(paths)) {
 		path := paths[place]
-		if path == claims.Plugin {
+		if path == units.Plugin {
 			path = "plugin"
 		}
 		a.Logger.Info("unit is offered otherwise", "device", place, "path", string(path))

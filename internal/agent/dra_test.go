@@ -18,6 +18,7 @@ import (
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/simkubelet"
+	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/repeat"
@@ -175,7 +176,7 @@ func TestPathToDRAAndBack(t *testing.T) {
 	f.set(func(f *fakeDRA) { f.allocated = map[string][]string{"1": {"gpu-b-ts"}, "2": {"gpu-a-ts"}} }) // One claim is on its way.
 	r.policy.set(profile(4), nil)
 	r.awaitOffer(f, "gpu-b-ts(leaving)")
-	if got := r.agent.status(r.ctx).DRA; got == nil || !got.Registered || got.Paths["gpu-a"] != claims.LeavingDRA || len(got.Claims) != 1 || len(got.Refused) != 0 {
+	if got := r.agent.status(r.ctx).DRA; got == nil || !got.Registered || got.Paths["gpu-a"] != units.LeavingDRA || len(got.Claims) != 1 || len(got.Refused) != 0 {
 		t.Errorf("status %+v", got)
 	}
 	late := shareClaim("2", "gpu-a-ts")
@@ -229,7 +230,7 @@ func TestLateClaim(t *testing.T) {
 	if err := prepare(late); err == nil { // And ends before it had anything.
 		t.Fatal("a GPU of the device plugin is given to a claim at once")
 	}
-	r.await("given up", func() bool { return r.options.DRA.Claims.View().Paths["gpu-a"] != claims.Plugin })
+	r.await("given up", func() bool { return r.options.DRA.Claims.View().Paths["gpu-a"] != units.Plugin })
 	r.must(r.options.DRA.Claims.Unprepare(late))
 	r.shows(8)
 	r.awaitOffer(f, "")

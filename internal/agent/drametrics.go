@@ -7,7 +7,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/virgate/virgate/internal/claims"
+	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/sharing/metrics"
 )
 
@@ -31,25 +33,25 @@ func (c draCollector) Collect(ch chan<- prometheus.Metric) {
 	send("dra_slice_writes_total", float64(state.Writes))
 	send("dra_publish_failures_total", float64(state.WriteFailures))
 
-	units := map[string]draUnit{}
+	all := map[string]decide.Unit{}
 	if known := c.agent.dra.units.Load(); known != nil {
-		units = *known
+		all = *known
 	}
 	type unitsOf struct {
 		resource string
-		path     claims.Path
+		path     units.Path
 	}
 	held, paths := map[string]int{}, map[unitsOf]int{}
-	for place, unit := range units {
-		if unit.wanted || view.Paths[place] != claims.Plugin {
-			held[unit.resource] += 0
-			for _, path := range []claims.Path{claims.LeavingPlugin, claims.DRA, claims.LeavingDRA} {
-				paths[unitsOf{unit.resource, path}] += 0
+	for place, unit := range all {
+		if unit.ForDRA || view.Paths[place] != units.Plugin {
+			held[unit.Resource] += 0
+			for _, path := range []units.Path{units.LeavingPlugin, units.DRA, units.LeavingDRA} {
+				paths[unitsOf{unit.Resource, path}] += 0
 			}
 		}
 	}
 	for place, path := range view.Paths {
-		paths[unitsOf{units[place].resource, path}]++
+		paths[unitsOf{all[place].Resource, path}]++
 	}
 	for of, n := range paths {
 		send("dra_units", float64(n), of.resource, string(of.path))
@@ -57,7 +59,7 @@ func (c draCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, claim := range view.Claims {
 		resources := map[string]bool{}
 		for _, r := range claim.Results {
-			resources[units[dra.PlaceOf(r.Device)].resource] = true
+			resources[all[dra.PlaceOf(r.Device)].Resource] = true
 		}
 		for resource := range resources {
 			held[resource]++

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/sharing"
@@ -183,7 +184,7 @@ func TestDRAMPSWithout(t *testing.T) {
 	f := &fakeDRA{}
 	r := newDRAMPSRig(t, f, nil, draMPSProfile(4))
 	r.awaitOffer(f, "gpu-a-mps4(fault) gpu-b-mps4(fault)")
-	r.refuses(shareClaim("1", "gpu-a-mps4"), mpsUnanswered)
+	r.refuses(shareClaim("1", "gpu-a-mps4"), decide.MPSUnanswered)
 	r.policy.set(draProfile(4), nil)
 	r.must(r.options.DRA.Claims.Unprepare(shareClaim("1", "gpu-a-mps4")))
 	r.prepares(shareClaim("1", "gpu-a-ts"))

@@ -14,8 +14,11 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/claims"
+	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -97,7 +100,7 @@ func (a *agent) forecast(ctx context.Context, label, value string) nodereport.Fo
 // those have ended too. What stands in the way is added to the forecast.
 func (a *agent) foresee(ctx context.Context, s *state, profile sharing.Profile, held []sharing.Allocation, f *nodereport.Forecast) (then, after sharing.Plan, err error) {
 	gpusThen, gpusAfter := slices.Clone(s.gpus), slices.Clone(s.gpus)
-	released, _ := a.released()
+	released := a.released()
 	// closed are the units that are kept free for the layout; inTheWay says why it waits for a unit.
 	closed, inTheWay := map[string]bool{}, map[string]string{}
 	var ids []sharing.GPUID
@@ -135,18 +138,18 @@ func (a *agent) foresee(ctx context.Context, s *state, profile sharing.Profile, 
 			closed[unit.Unit] = soon.Offer != nil && !soon.Offer[unit.Unit] && (soon.Record == nil || inTheWay[unit.Unit] != "")
 		}
 	}
-	plan := func(gpus []sharing.GPU) sharing.Plan {
-		plan := sharing.NewPlan(gpus, profile)
-		byDRA := map[string]bool{}
-		for _, r := range plan.Resources {
-			for _, u := range r.Units {
-				byDRA[u.ID] = a.DRA.Driver != nil && offeredByDRA(profile, r.Name, u, a.DRA.Driver.State().Without)
-			}
-		}
-		return plan.Without(func(u sharing.Unit) bool { return released[u.GPU] || byDRA[u.ID] }).Withhold(s.host.Obstacles)
+	facts := decide.Facts{
+		Profile: profile, Reservations: a.releaseReservations(), Host: s.host,
+		MayReset: a.Releases.Reset != nil, MayEvict: a.Pods.Evict != nil, DRA: a.draFacts(s.gpus),
 	}
-	after = plan(gpusAfter)
-	then = plan(gpusThen).Without(func(u sharing.Unit) bool { return closed[u.ID] })
+	if facts.DRA != nil {
+		facts.DRA.View = claims.View{} // As if all that DRA is to have were the device plugin's yet, and left it.
+	}
+	facts.GPUs = gpusAfter
+	after = decide.Decide(facts).Plan
+	facts.GPUs = gpusThen
+	facts.Reservations = append(facts.Reservations, units.Reservation{Purpose: units.MIGChange, Only: func(u units.Unit) bool { return closed[u.UUID] }})
+	then = decide.Decide(facts).Plan
 	otherwise := map[string]bool{}
 	for _, u := range then.HeldOtherwise(held) {
 		otherwise[u.Unit.ID] = true

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"github.com/virgate/virgate/internal/claims"
+	"github.com/virgate/virgate/internal/dra"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -247,13 +249,11 @@ func TestForecastGoesByTheNode(t *testing.T) {
 		want        string
 	}{
 		{name: "as it is", value: "shares", then: 8},
-		{name: "released", value: "shares", then: 4, change: func(a *agent, _ *state) {
-			a.releases.gpus["GPU-a"] = &release{Release: Release{GPU: "GPU-a", State: Released}}
-		}},
+		{name: "released", value: "shares", then: 4, change: func(a *agent, s *state) { released(a, s, "GPU-a") }},
 		{name: "not granted", value: "shares", then: 4, change: func(_ *agent, s *state) { s.host.Obstacles = map[string]string{"GPU-b": "no device node"} }},
-		{name: "by DRA", value: "dra", change: func(a *agent, _ *state) { a.DRA.Driver = &fakeDRA{} }},
-		{name: "by DRA, held as a share", value: "dra", want: "GPU-b", change: func(a *agent, _ *state) {
-			a.DRA.Driver = &fakeDRA{}
+		{name: "by DRA", value: "dra", change: servingClaims},
+		{name: "by DRA, held as a share", value: "dra", want: "GPU-b", change: func(a *agent, s *state) {
+			servingClaims(a, s)
 			a.Kubelet = heldBy{held: []sharing.Allocation{{Resource: gpuResource, Devices: []string{"GPU-b::1"}}}}
 		}},
 		{name: "without DRA", value: "dra", then: 8},
@@ -270,9 +270,8 @@ func TestForecastGoesByTheNode(t *testing.T) {
 		{name: "a layout that takes a reboot", value: "reset", state: sharing.MIGState{Geometry: geometry, NeedsReboot: true}, want: "GPU 0: its MIG mode changes with a reset (mig.reset) or a reboot alone"},
 		{name: "a layout that takes a reset", value: "layout", state: sharing.MIGState{Geometry: geometry, Enabled: true}, want: "GPU 0: its MIG mode changes with a reset (mig.reset) or a reboot alone"},
 		{name: "a layout with a reset", value: "reset", then: 2, state: sharing.MIGState{Geometry: geometry, Enabled: true}, want: "GPU 0 is reset before it has its layout"},
-		{name: "a layout, released", value: "layout", state: sharing.MIGState{Geometry: geometry, NeedsReboot: true}, change: func(a *agent, _ *state) {
-			a.releases.gpus["GPU-a"] = &release{Release: Release{GPU: "GPU-a", State: Released}}
-			a.releases.gpus["GPU-b"] = &release{Release: Release{GPU: "GPU-b", State: Released}}
+		{name: "a layout, released", value: "layout", state: sharing.MIGState{Geometry: geometry, NeedsReboot: true}, change: func(a *agent, s *state) {
+			released(a, s, "GPU-a", "GPU-b")
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -305,6 +304,20 @@ func TestForecastGoesByTheNode(t *testing.T) {
 			}
 		})
 	}
+}
+
+// released has the GPUs released, which the plan says.
+func released(a *agent, s *state, gpus ...string) {
+	for _, gpu := range gpus {
+		a.releases.gpus[gpu] = &release{Release: Release{GPU: gpu, State: Released}}
+	}
+	for _, r := range a.releaseReservations() {
+		s.plan.Warnings = append(s.plan.Warnings, r.Text)
+	}
+}
+
+func servingClaims(a *agent, _ *state) {
+	a.DRA = DRAOptions{Driver: &fakeDRA{}, Claims: claims.NewTable(claims.Options{}), Node: func() dra.Node { return dra.Node{Name: "node", Driver: "gpu.virgate.test"} }}
 }
 
 // stateOnly is a driver whose GPUs are all partitioned so.

@@ -153,7 +153,7 @@ func wantedSettings(plan sharing.Plan) map[string]sharing.DriverSettings {
 // settle sets what is wanted, by GPU, and undoes what was set and is not wanted any more.
 func (a *agent) settle(ctx context.Context, s *state, wanted map[string]sharing.DriverSettings) {
 	g := &a.gpuSettings
-	released, _ := a.released()
+	released := a.released()
 	last, next := *g.list.Load(), map[string][]GPUSetting{}
 	for _, gpu := range s.gpus {
 		id, want := gpu.UUID, wanted[gpu.UUID]
@@ -162,7 +162,7 @@ func (a *agent) settle(ctx context.Context, s *state, wanted map[string]sharing.
 		switch {
 		case want == (sharing.DriverSettings{}) && g.changed[id] == (ChangedGPU{}):
 			delete(g.slices, id)
-		case released[id] || gpu.MIG || gpu.DriverIndex != "" || !gpu.Health.Healthy() || a.mig.Changing(id) || a.mps.view.Load().busy[id]:
+		case released[id] || gpu.MIG || gpu.DriverIndex != "" || !gpu.Health.Healthy() || a.mig.Changing(id) || a.mps.view.Load().Busy[id]:
 			// It may be reset meanwhile, and what was set be lost; and an MPS daemon has its own mode.
 			delete(g.slices, id)
 			delete(g.failed, id)

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -63,13 +64,32 @@ func (a *agent) planLoop(ctx context.Context) error {
 	}
 }
 
-// decide reads profile and GPUs, plans, and hands the plan to the plugin manager.
-// When the profile cannot be used, the last good one is planned for the GPUs as they
-// are now; when the GPUs cannot be read, the plan stays.
+// decide reads the facts, decides what the node offers (package decide), and acts on it. When the
+// profile cannot be used, the last good one is planned for the GPUs as they are now; when the
+// GPUs cannot be read, the plan stays.
 func (a *agent) decide() {
 	last := a.state.Load()
-	next := *last
+	next := a.readInputs(last)
+	if next.profile != nil && (next.unread == nil || last.planned) {
+		a.act(last, next, decide.Decide(a.facts(last, next)))
+	}
+	if a.Features != nil && next.profile != nil && next.unread == nil {
+		next.features = a.Features(next.gpus, next.profile.Profile)
+	}
+	a.state.Store(next)
+	notify(a.dra.wake)
+	notify(a.mps.wake)
+	notify(a.gpuSettings.wake)
+	a.mig.Wake()
+	a.wakeReport()
+	if next.pause.paused || next.pause != last.pause {
+		notify(a.releases.begun)
+	}
+}
 
+// readInputs reads GPUs, profile and pause.
+func (a *agent) readInputs(last *state) *state {
+	next := *last
 	var gpus []sharing.GPU
 	if gpus, next.unread = a.Node.Inventory(); next.unread == nil {
 		next.gpus = gpus
@@ -79,33 +99,29 @@ func (a *agent) decide() {
 	a.selectProfile(last, &next)
 	next.pause = a.pauseNow()
 	logPause(a.Logger, last.pause, next.pause)
-	if next.pause.paused || next.pause != last.pause {
-		defer notify(a.releases.begun)
-	}
-	defer a.wakeReport()
-	defer a.mig.Wake()
-	defer notify(a.gpuSettings.wake)
-	defer notify(a.mps.wake)
-	defer notify(a.dra.wake)
-	defer func() {
-		if a.Features != nil && next.profile != nil && next.unread == nil {
-			next.features = a.Features(next.gpus, next.profile.Profile)
-		}
-		a.state.Store(&next)
-	}()
-	if next.profile == nil || (next.unread != nil && !last.planned) {
-		return
-	}
+	return &next
+}
 
-	whole := a.mig.HoldBack(sharing.NewPlan(next.gpus, next.profile.Profile))
-	next.plan = whole
-	released, warnings := a.released()
-	next.plan = next.plan.Without(func(unit sharing.Unit) bool { return released[unit.GPU] })
-	next.plan.Warnings = append(slices.Clip(next.plan.Warnings), warnings...)
-	next.plan.Warnings = append(next.plan.Warnings, slices.Concat(a.settingWarnings(next.gpus), a.guard.warnings(), a.missingRights(&next))...)
-	a.prepareHost(last, &next)
-	next.plan = a.withholdMPS(next.plan)
-	a.publishDRA(a.splitDRA(&next, whole))
+// facts are what the decision follows from. The host is prepared first for what may be granted.
+func (a *agent) facts(last, next *state) decide.Facts {
+	a.prepareHost(last, next)
+	mps := a.mps.view.Load()
+	return decide.Facts{
+		GPUs: next.gpus, Profile: next.profile.Profile,
+		Reservations: slices.Concat(a.mig.Reservations(), a.releaseReservations(), mps.Reservations()),
+		Warnings:     slices.Concat(a.settingWarnings(next.gpus), a.guard.warnings()),
+		MayReset:     a.Releases.Reset != nil, MayEvict: a.Pods.Evict != nil,
+		Host: next.host, MPS: mps, DRA: a.draFacts(next.gpus),
+	}
+}
+
+// act hands the decision to the device plugin and to DRA.
+func (a *agent) act(last, next *state, d decide.Decision) {
+	if d.Units != nil {
+		a.setUnits(d.Units)
+	}
+	a.publishDRA(d.Offer)
+	next.plan = d.Plan
 	if last.planned && reflect.DeepEqual(last.plan, next.plan) {
 		next.plan = last.plan
 		return
@@ -220,16 +236,15 @@ type Host interface {
 	Watch(ctx context.Context, changed func()) error
 }
 
-// prepareHost prepares the host for the next plan, and withholds from the plan what
-// could not be granted. A program that stands by leaves the host alone.
+// prepareHost prepares the host for what the profile may grant. A program that stands by leaves
+// the host alone.
 func (a *agent) prepareHost(last, next *state) {
 	if !a.serving.Load() {
 		return
 	}
-	grants := next.plan.Grants
+	grants := next.profile.Profile.Grants
 	grants.Claims = a.DRA.Driver != nil
 	next.host = a.Host.Prepare(grants, next.gpus)
-	next.plan = next.plan.Withhold(next.host.Obstacles)
 	if reflect.DeepEqual(last.host, next.host) {
 		return
 	}

@@ -23,7 +23,7 @@ func (a *agent) migInputs() (gpus []sharing.GPU, wanted sharing.MIGConfig, err e
 	if s.pause.paused {
 		return nil, wanted, err
 	}
-	released, _ := a.released()
+	released := a.released()
 	gpus = slices.DeleteFunc(slices.Clone(s.gpus), func(g sharing.GPU) bool { return g.DriverIndex == sharing.NotListed || released[g.UUID] })
 	return gpus, wanted, err
 }

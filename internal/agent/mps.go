@@ -3,16 +3,16 @@ package agent
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"reflect"
 	"slices"
 	"sync/atomic"
 	"time"
 
-	"github.com/virgate/virgate/internal/claims"
+	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -33,7 +33,7 @@ type MPS interface {
 // mpsDaemons are the daemons that are wanted, and how they are. The loop has all but wake and view.
 type mpsDaemons struct {
 	wake chan struct{}
-	view atomic.Pointer[mpsView]
+	view atomic.Pointer[decide.MPS]
 
 	wanted map[string]wantedDaemon
 	// doubtful are units that were wanted and never told of, until when one may still start.
@@ -46,18 +46,6 @@ type wantedDaemon struct {
 	shares int
 	// told says that it was among the states.
 	told bool
-}
-
-// mpsView is what is known of the daemons. It is immutable.
-type mpsView struct {
-	connected bool
-	// states are by unit, those of the last contact while not connected.
-	states map[string]nodereport.MPSState
-	// waits says what a unit's daemon waits for, busy which units have one or may have, and shares
-	// to how many shares the limits belong that were wanted last.
-	waits  map[string]string
-	busy   map[string]bool
-	shares map[string]int
 }
 
 const (
@@ -103,12 +91,12 @@ func (a *agent) mpsLoop(ctx context.Context) error {
 func (a *agent) followMPS(ctx context.Context) (pending bool) {
 	s, served := a.state.Load(), a.Plugin.Status()
 	last, m := a.mps.view.Load(), &a.mps
-	next := &mpsView{states: last.states, waits: map[string]string{}, busy: map[string]bool{}, shares: map[string]int{}}
+	next := &decide.MPS{States: last.States, Waits: map[string]string{}, Busy: map[string]bool{}, Shares: map[string]int{}}
 	var states []nodereport.MPSState
-	if states, next.connected = a.MPS.States(); next.connected {
-		next.states = map[string]nodereport.MPSState{}
+	if states, next.Connected = a.MPS.States(); next.Connected {
+		next.States = map[string]nodereport.MPSState{}
 		for _, state := range states {
-			next.states[state.ID] = state
+			next.States[state.ID] = state
 			if want, is := m.wanted[state.ID]; is {
 				want.told = true
 				m.wanted[state.ID] = want
@@ -126,27 +114,27 @@ func (a *agent) followMPS(ctx context.Context) (pending bool) {
 	for id, want := range m.wanted {
 		if _, still := wanted[id]; !still {
 			// It is still wanted until MPS is told otherwise.
-			if next.busy[id], pending = true, true; !want.told {
+			if next.Busy[id], pending = true, true; !want.told {
 				m.doubtful[id] = time.Now().Add(mpsDoubt)
 			}
 		}
 	}
 	for id, until := range m.doubtful {
 		if time.Now().Before(until) {
-			next.busy[id], pending = true, true
+			next.Busy[id], pending = true, true
 		} else {
 			delete(m.doubtful, id)
 		}
 	}
 	for id, want := range wanted {
-		next.busy[id], next.shares[id] = true, want.shares
+		next.Busy[id], next.Shares[id] = true, want.shares
 	}
-	for id := range next.states {
-		next.busy[id] = true
+	for id := range next.States {
+		next.Busy[id] = true
 	}
 	if a.DRA.Claims != nil {
 		// First nobody gets a unit in another way, then who has got one until then, then daemons.
-		if a.DRA.Claims.SetModes(next.faultOfClaim); !maps.Equal(byClaims, a.claimedDevices()) {
+		if a.DRA.Claims.SetModes(next.FaultOfClaim); !maps.Equal(byClaims, a.claimedDevices()) {
 			notify(m.wake)
 			return true
 		}
@@ -220,7 +208,7 @@ func (a *agent) claimedDevices() map[string]claimedDevice {
 	add := func(c dra.Claim, has bool) {
 		for _, r := range c.Results {
 			place := dra.PlaceOf(r.Device)
-			if _, known := devices[place]; !known && !r.Admin && view.Paths[place].Offered() {
+			if _, known := devices[place]; !known && !r.Admin && view.Paths[place].ByDRA() {
 				devices[place] = claimedDevice{r.Device, has}
 			}
 		}
@@ -257,16 +245,16 @@ func (a *agent) addClaims(uses map[string]mpsUse, gpus []sharing.GPU, byClaims m
 
 // plannedByDRA are the planned units that are not the device plugin's.
 func (a *agent) plannedByDRA() map[string]sharing.Unit {
-	units := map[string]sharing.Unit{}
+	planned := map[string]sharing.Unit{}
 	if known := a.dra.units.Load(); known != nil {
 		paths := a.DRA.Claims.View().Paths
 		for place, unit := range *known {
-			if paths[place] != claims.Plugin {
-				units[unit.ID] = unit.planned
+			if paths[place] != units.Plugin {
+				planned[unit.ID] = unit.Planned
 			}
 		}
 	}
-	return units
+	return planned
 }
 
 // plannedMPS are the units that are planned to be shared by MPS, whoever offers them.
@@ -284,7 +272,7 @@ func (a *agent) plannedMPS(s *state) map[string]sharing.Unit {
 // chooseMPS says for which units daemons are wanted: for those that pods may have shares of by
 // MPS. One is started when nobody uses the unit in another way, and stays until its last share is
 // refused and nobody holds any.
-func (a *agent) chooseMPS(ctx context.Context, s *state, view *mpsView, uses map[string]mpsUse) (wanted map[string]wantedDaemon, pending bool) {
+func (a *agent) chooseMPS(ctx context.Context, s *state, view *decide.MPS, uses map[string]mpsUse) (wanted map[string]wantedDaemon, pending bool) {
 	m, planned := &a.mps, a.plannedMPS(s)
 	wanted = map[string]wantedDaemon{}
 	for _, id := range slices.Sorted(maps.Keys(uses)) {
@@ -298,13 +286,13 @@ func (a *agent) chooseMPS(ctx context.Context, s *state, view *mpsView, uses map
 		if current || !is {
 			want.unit, want.shares = daemonFor(s.gpus, id, use.shares, unit, current), use.shares
 		}
-		_, runs := view.states[id]
+		_, runs := view.States[id]
 		if !is && !runs && !use.held {
 			if !use.offered || use.others {
 				continue
 			}
 			if why := a.usedOtherwise(ctx, want.unit); why != "" {
-				view.waits[id] = why
+				view.Waits[id] = why
 				continue
 			}
 		}
@@ -346,76 +334,15 @@ func (a *agent) usedOtherwise(ctx context.Context, unit nodereport.MPSUnit) stri
 	return "in use by " + users[0]
 }
 
-const mpsUnanswered = "no MPS daemon answers: it takes the container of virgate mps, which the chart's mps.enabled adds"
-
-// withholdMPS withholds what is shared by MPS until its daemon is ready, and what is not while it
-// has one.
-func (a *agent) withholdMPS(plan sharing.Plan) sharing.Plan {
-	view, reasons := a.mps.view.Load(), map[string]string{}
-	// dead are units whose shares of an earlier profile are still listed, and have no daemon.
-	dead := map[string]string{}
-	unanswered := false
-	for _, r := range plan.Resources {
-		for _, u := range r.Units {
-			state := view.states[u.ID]
-			if shares := view.shares[u.ID]; shares != 0 && shares != u.MPS.Shares && (!view.connected || state.Phase != nodereport.MPSReady) {
-				dead[u.ID] = "MPS daemon: it does not answer, and shares of an earlier profile are still listed"
-			}
-			if why := view.fault(u.ID, u.GPU, u.MPS.Shares); why != "" {
-				reasons[u.ID] = why
-			}
-			unanswered = unanswered || u.MPS.Shares > 0 && !view.connected
-			if state.Phase == nodereport.MPSFailed && view.connected {
-				plan.Warnings = append(slices.Clip(plan.Warnings), fmt.Sprintf("GPU %s (%s): MPS daemon: %s", u.Index, u.ID, state.Reason))
-			}
-		}
-	}
-	if unanswered {
-		plan.Warnings = append(slices.Clip(plan.Warnings), mpsUnanswered)
-	}
-	return plan.Withhold(dead).WithholdModes(reasons)
-}
-
-// fault says why the unit cannot be used with so many shares by MPS, or in another way for 0.
-func (v *mpsView) fault(id, gpu string, shares int) string {
-	state, told := v.states[id]
-	switch {
-	case shares == 0 && (v.busy[id] || v.busy[gpu]):
-		return "its MPS daemon is still running"
-	case shares == 0:
-		return ""
-	case !v.connected:
-		return "MPS daemon: " + mpsUnanswered
-	case v.waits[id] != "":
-		return "MPS daemon: it is not started yet: " + v.waits[id]
-	case !told:
-		return "MPS daemon: it is not started yet"
-	case state.Phase != nodereport.MPSReady:
-		return "MPS daemon: " + cmp.Or(state.Reason, string(state.Phase))
-	case v.shares[id] != 0 && v.shares[id] != shares:
-		return "MPS daemon: it has the limits of other shares yet"
-	}
-	return ""
-}
-
-// faultOfClaim is for claims.Table: no claim gets shares of a daemon that is to end.
-func (v *mpsView) faultOfClaim(unit claims.Unit, shares int) string {
-	why := v.fault(unit.ID, unit.GPU, shares)
-	if why == "" && v.shares[unit.ID] != shares {
-		return "MPS daemon: it is to end"
-	}
-	return why
-}
-
-// mpsOf are the daemons of the GPU's units.
-func (v *mpsView) mpsOf(units []UnitStatus) (list []nodereport.MPSState) {
+// daemonsOf are the MPS daemons of the GPU's units.
+func daemonsOf(v *decide.MPS, units []UnitStatus) (list []nodereport.MPSState) {
 	for _, u := range units {
-		state, told := v.states[u.ID]
+		state, told := v.States[u.ID]
 		switch {
 		case !told:
 			continue
-		case !v.connected:
-			state.Phase, state.Reason = nodereport.MPSFailed, mpsUnanswered
+		case !v.Connected:
+			state.Phase, state.Reason = nodereport.MPSFailed, decide.MPSUnanswered
 		}
 		list = append(list, state)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/sharing"
@@ -259,7 +260,7 @@ func TestMPSDaemonFails(t *testing.T) {
 	f.change(func() { f.off = true })
 	r.shows(0)
 	r.await("a warning", func() bool {
-		return slices.Contains(r.agent.status(r.ctx).Warnings, mpsUnanswered) && r.reason(a) == "MPS daemon: "+mpsUnanswered
+		return slices.Contains(r.agent.status(r.ctx).Warnings, decide.MPSUnanswered) && r.reason(a) == "MPS daemon: "+decide.MPSUnanswered
 	})
 	// Nobody knows whether it has ended.
 	r.policy.set(profile(4), nil)
@@ -274,7 +275,7 @@ func TestMPSWithout(t *testing.T) {
 	t.Parallel()
 	r := newMPSRig(t, nil, mpsProfile(4), nil)
 	r.await("a warning", func() bool {
-		return slices.Contains(r.agent.status(r.ctx).Warnings, mpsUnanswered) && r.reason(gpus("")[0].UUID) == "MPS daemon: "+mpsUnanswered
+		return slices.Contains(r.agent.status(r.ctx).Warnings, decide.MPSUnanswered) && r.reason(gpus("")[0].UUID) == "MPS daemon: "+decide.MPSUnanswered
 	})
 	r.shows(0)
 }

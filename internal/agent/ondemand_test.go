@@ -13,6 +13,7 @@ import (
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/repeat"
 )
@@ -183,7 +184,7 @@ func TestOnDemandAfterRestart(t *testing.T) {
 			t.Errorf("first offered: %s", offered)
 		}
 	})
-	if path := o.claims.View().Paths[whole]; path != claims.DRA {
+	if path := o.claims.View().Paths[whole]; path != units.DRA {
 		t.Errorf("path %q", path)
 	}
 	o.prepare(exclusiveClaim("large", whole+"-3g40gb-4"))
@@ -226,7 +227,7 @@ func TestLateClaimOnDemand(t *testing.T) {
 	})
 	o.policy.set(migProfile(sharing.MIGConfig{}), nil)
 	o.await("leaving", func() bool {
-		return o.claims.View().Paths[o.device(0, "")] == claims.LeavingDRA && o.api.devices() == ""
+		return o.claims.View().Paths[o.device(0, "")] == units.LeavingDRA && o.api.devices() == ""
 	})
 	o.prepare(first)
 	o.await("said that it leaves", func() bool { return o.api.devices() == small+"(leaving)" })
@@ -257,20 +258,20 @@ func TestLateClaimAfterRestart(t *testing.T) {
 	byDRA := migProfile(sharing.MIGConfig{Manage: true})
 	byDRA.DRA = sharing.DRAConfig{All: true}
 	for name, test := range map[string]struct {
-		path    claims.Path
+		path    units.Path
 		kept    []dra.Claim
 		profile sharing.Profile
 		after   func(o *onDemandRig)
 	}{
-		"restarted while it leaves": {claims.LeavingDRA, []dra.Claim{}, migProfile(sharing.MIGConfig{}), func(o *onDemandRig) { o.awaitAllocatable(oneG, 1) }},
-		"rebooted while it leaves":  {claims.LeavingDRA, []dra.Claim{first, second}, migProfile(sharing.MIGConfig{}), func(o *onDemandRig) { o.awaitAllocatable(oneG, 1) }},
-		"rebooted, to a layout":     {claims.LeavingDRA, []dra.Claim{first, second}, migProfile(layoutNamed("all-1g.10gb")), func(o *onDemandRig) { o.awaitAllocatable(oneG, 7) }},
-		"rebooted, to static DRA":   {claims.DRA, []dra.Claim{first, second}, byDRA, func(o *onDemandRig) { o.awaitOffered(first.Results[0].Device, second.Results[0].Device) }},
+		"restarted while it leaves": {units.LeavingDRA, []dra.Claim{}, migProfile(sharing.MIGConfig{}), func(o *onDemandRig) { o.awaitAllocatable(oneG, 1) }},
+		"rebooted while it leaves":  {units.LeavingDRA, []dra.Claim{first, second}, migProfile(sharing.MIGConfig{}), func(o *onDemandRig) { o.awaitAllocatable(oneG, 1) }},
+		"rebooted, to a layout":     {units.LeavingDRA, []dra.Claim{first, second}, migProfile(layoutNamed("all-1g.10gb")), func(o *onDemandRig) { o.awaitAllocatable(oneG, 7) }},
+		"rebooted, to static DRA":   {units.DRA, []dra.Claim{first, second}, byDRA, func(o *onDemandRig) { o.awaitOffered(first.Results[0].Device, second.Results[0].Device) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			store := &memory{}
-			if err := store.WriteOrForget("", map[string]any{"paths": map[string]claims.Path{whole: test.path}, "claims": test.kept}); err != nil {
+			if err := store.WriteOrForget("", map[string]any{"paths": map[string]units.Path{whole: test.path}, "claims": test.kept}); err != nil {
 				t.Fatal(err)
 			}
 			api := &fakeDRA{allocated: allocated}
@@ -309,7 +310,7 @@ func TestLeavesAfterTheChange(t *testing.T) {
 	go func() { prepared <- o.claims.Prepare(o.ctx, first) }()
 	o.await("being made", func() bool { return o.agent.mig.Changing(o.sim.GPUs()[0].UUID) })
 	o.policy.set(migProfile(sharing.MIGConfig{}), nil)
-	o.await("leaving", func() bool { return o.claims.View().Paths[whole] == claims.LeavingDRA })
+	o.await("leaving", func() bool { return o.claims.View().Paths[whole] == units.LeavingDRA })
 	o.unprepare(first)
 	o.api.set(func(f *fakeDRA) { f.asked = 0 })
 	o.await("asked who has it", func() bool {
@@ -317,7 +318,7 @@ func TestLeavesAfterTheChange(t *testing.T) {
 		defer o.api.mu.Unlock()
 		return o.api.asked > 2
 	})
-	if path := o.claims.View().Paths[whole]; path != claims.LeavingDRA {
+	if path := o.claims.View().Paths[whole]; path != units.LeavingDRA {
 		t.Errorf("the GPU is on %q while it is being changed", path)
 	}
 	goOn()

@@ -13,6 +13,7 @@ import (
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
@@ -43,7 +44,7 @@ func partitionAt(start, size int, holders ...Holder) UnitStatus {
 func draStatusOfTest() *DRAStatus {
 	return &DRAStatus{
 		DriverState: dra.DriverState{Registered: true, Slices: 2, Problems: []string{"no API server"}},
-		Paths:       map[string]claims.Path{"gpu-a": claims.DRA, "gpu-b": claims.LeavingDRA},
+		Paths:       map[string]units.Path{"gpu-a": units.DRA, "gpu-b": units.LeavingDRA},
 		Claims: []dra.Claim{
 			{Namespace: "ns", Name: "one", Results: []dra.Result{{Device: "gpu-a-1g10gb-4-ts", Shares: 2}}},
 			{Namespace: "ns", Name: "eye", Results: []dra.Result{{Device: "gpu-a-1g10gb-4-ts", Admin: true}}},

@@ -12,7 +12,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -153,22 +155,28 @@ func (a *agent) listReleases() []Release {
 	return list
 }
 
-// released are the GPUs that are not to be offered, with a warning for each.
-func (a *agent) released() (gpus map[string]bool, warnings []string) {
-	gpus = map[string]bool{}
+// releaseReservations keep the released GPUs from being offered.
+func (a *agent) releaseReservations() (list []units.Reservation) {
 	for _, r := range a.listReleases() {
-		if r.State == Restored {
-			continue
-		}
-		gpus[r.GPU] = true
 		switch {
-		case !r.Pause:
-			warnings = append(warnings, fmt.Sprintf("GPU %d (%s) is not offered: it is released until %s, or until virgate gpu restore", r.Index, r.GPU, r.Until.UTC().Format("15:04 MST")))
-		case !slices.Contains(warnings, pausedText):
-			warnings = append(warnings, pausedText)
+		case r.State == Restored:
+		case r.Pause:
+			list = append(list, units.Reservation{Purpose: units.Pause, GPU: r.GPU, Text: pausedText})
+		default:
+			list = append(list, units.Reservation{Purpose: units.Release, GPU: r.GPU, Text: fmt.Sprintf(
+				"GPU %d (%s) is not offered: it is released until %s, or until virgate gpu restore", r.Index, r.GPU, r.Until.UTC().Format("15:04 MST"))})
 		}
 	}
-	return gpus, warnings
+	return list
+}
+
+// released are the GPUs that are not to be offered.
+func (a *agent) released() map[string]bool {
+	gpus := map[string]bool{}
+	for _, r := range a.releaseReservations() {
+		gpus[r.GPU] = true
+	}
+	return gpus
 }
 
 // keep saves the releases for a restart. It must be called with the lock.
@@ -389,7 +397,7 @@ func (a *agent) beginRelease(selector sharing.Selector, length time.Duration, re
 	case err != nil:
 		return Release{}, err
 	case reset && a.Releases.Reset == nil:
-		return Release{}, errors.New(mayNotReset)
+		return Release{}, errors.New(decide.MayNotReset)
 	case length <= 0 || length > maxRelease:
 		return Release{}, fmt.Errorf("for: %s is not more than 0 and at most %s", length, maxRelease)
 	}

@@ -196,8 +196,8 @@ func TestReleaseIsTriedAgain(t *testing.T) {
 	r.awaitRelease("that waits for the driver", func(r Release) bool { return slices.Equal(r.Waits, []string{"a call hangs"}) })
 	r.shows(4)
 	r.awaitRelease("at the next try", in(Released))
-	if _, warnings := r.agent.released(); len(warnings) != 1 || !strings.HasPrefix(warnings[0], "GPU 0 (GPU-a) is not offered: it is released until ") {
-		t.Errorf("warnings %q", warnings)
+	if list := r.agent.releaseReservations(); len(list) != 1 || !strings.HasPrefix(list[0].Text, "GPU 0 (GPU-a) is not offered: it is released until ") {
+		t.Errorf("reservations %+v", list)
 	}
 	if gpus, _, _ := r.agent.migInputs(); len(gpus) != 1 || gpus[0].UUID != "GPU-b" {
 		t.Errorf("MIG layouts are changed of %v", gpus)

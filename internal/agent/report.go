@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/plugin"
@@ -164,23 +165,6 @@ func readiness(s *state, p profileProgress, status plugin.Status, draining bool)
 	}
 }
 
-// mayNotReset is why no GPU is reset.
-const mayNotReset = "this Virgate may not reset GPUs: it takes virgate run --allow-gpu-reset, or mig.reset of the chart"
-
-// missingRights warn of what the profile asks for later, and this program may not do then.
-func (a *agent) missingRights(s *state) (warnings []string) {
-	if s.profile.Profile.MIG.Reset && a.Releases.Reset == nil {
-		warnings = append(warnings, "mig.reset has no effect: "+mayNotReset)
-	}
-	evicts := slices.ContainsFunc(s.plan.Resources, func(r sharing.Resource) bool {
-		return slices.ContainsFunc(r.Units, func(u sharing.Unit) bool { return u.Guard.Evict })
-	})
-	if evicts && a.Pods.Evict == nil {
-		warnings = append(warnings, "memory: "+nodereport.ErrMayNotEvict.Error())
-	}
-	return warnings
-}
-
 // lackingRights are the rights that the profile in force needs and this program lacks, once each,
 // for the Node's condition. Each names the chart's value that gives it.
 func lackingRights(warnings []string, layouts []nodereport.GPULayout) (texts []string) {
@@ -193,9 +177,9 @@ func lackingRights(warnings []string, layouts []nodereport.GPULayout) (texts []s
 		{"partitions cannot all be read: ", sharing.NoMIGRight},
 		{"MIG layout not reached: ", migchange.NotPermitted},
 		{"settings of GPUs are not made: it takes ", settingRight},
-		{"", mpsUnanswered},
-		{"", noDRA},
-		{"GPUs that wait for it are not reset: ", mayNotReset},
+		{"", decide.MPSUnanswered},
+		{"", decide.NoDRA},
+		{"GPUs that wait for it are not reset: ", decide.MayNotReset},
 		{"", unwatched},
 		{"memory: ", nodereport.ErrMayNotEvict.Error()},
 	} {

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/simkubelet"
@@ -272,9 +273,9 @@ func TestConditionNamesMissingRights(t *testing.T) {
 	}{
 		{value: "mig.monitor", warning: "GPU 1: its partitions cannot be read: " + sharing.NoMIGRight},
 		{value: "gpuSettings.manage", warning: "GPU 1: timeSlice long is not set: no nvidia-smi; it takes " + settingRight},
-		{value: "mps.enabled", warning: mpsUnanswered},
-		{value: "dra.enabled", warning: noDRA},
-		{value: "mig.reset", warning: "mig.reset has no effect: " + mayNotReset},
+		{value: "mps.enabled", warning: decide.MPSUnanswered},
+		{value: "dra.enabled", warning: decide.NoDRA},
+		{value: "mig.reset", warning: "mig.reset has no effect: " + decide.MayNotReset},
 		{value: "metrics.perContainer", warning: unwatched},
 		{value: "memoryGuard.evict", warning: "memory: " + nodereport.ErrMayNotEvict.Error()},
 		{value: "mig.manage", layouts: []nodereport.GPULayout{

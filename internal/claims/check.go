@@ -80,7 +80,7 @@ func (k kept) check(c dra.Claim, units map[string]Unit, others map[string]string
 		if r.Admin {
 			continue
 		}
-		if path := k.Paths[cmp.Or(unit.With, unit.Place)]; !path.Offered() {
+		if path := k.Paths[cmp.Or(unit.With, unit.Place)]; !path.ByDRA() {
 			return refuse(InPlugin, "claim %s: %s is offered by the device plugin, which gives it up for this claim as soon as no pod has it", c, r.Device)
 		}
 		if holder := others[unit.ID]; unit.ID != "" && holder != "" {

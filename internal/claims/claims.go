@@ -15,24 +15,8 @@ import (
 	"strings"
 
 	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/units"
 )
-
-// Path says who offers a unit. Its words are in the state file.
-type Path string
-
-// A unit goes from the device plugin to DRA and back in this order.
-const (
-	Plugin Path = ""
-	// LeavingPlugin is a unit that the device plugin withdraws; its holders may still have it.
-	LeavingPlugin Path = "leaving-plugin"
-	DRA           Path = "dra"
-	// LeavingDRA is a unit that no claim is to get any more. Those that have it, and those whom
-	// the scheduler gave it before it knew, still do.
-	LeavingDRA Path = "leaving-dra"
-)
-
-// Offered says that claims may have the unit.
-func (p Path) Offered() bool { return p == DRA || p == LeavingDRA }
 
 // Unit is a unit of the node as it is now.
 type Unit struct {
@@ -59,7 +43,7 @@ type Unit struct {
 // kept is what outlives the program.
 type kept struct {
 	// Paths are those of the units that are not the device plugin's, by place.
-	Paths map[string]Path `json:"paths"`
+	Paths map[string]units.Path `json:"paths"`
 	// Claims have been prepared, and are not over.
 	Claims []dra.Claim `json:"claims"`
 }
@@ -69,7 +53,7 @@ func within(gpu, place string) bool { return place == gpu || strings.HasPrefix(p
 
 // View is the table at one moment. It is not changed afterwards.
 type View struct {
-	Paths  map[string]Path
+	Paths  map[string]units.Path
 	Claims []dra.Claim
 	// Refused are the claims that were not given their devices, by UID, with the reason.
 	// The scheduler counts their devices as taken for as long as they are allocated.

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/units"
 )
 
 // divided is a table of GPU a, of which two halves and the whole can be made, and a third part
@@ -107,7 +108,7 @@ func TestPartsDoNotOverlap(t *testing.T) {
 	r.units = slices.DeleteFunc(slices.Clone(r.units), func(u Unit) bool { return u.Place == "gpu-a-half-0" })
 	r.SetUnits(r.units)
 	r.prepare(claim("2", "gpu-a-half-1"), "claim team/claim-1 still has gpu-a-half-0") // Wherever that is.
-	if err := r.SetPaths(map[string]Path{"gpu-a": Plugin}); err == nil || !strings.Contains(err.Error(), "claim-1") {
+	if err := r.SetPaths(map[string]units.Path{"gpu-a": units.Plugin}); err == nil || !strings.Contains(err.Error(), "claim-1") {
 		t.Errorf("the device plugin got a GPU of which a claim has a part: %v", err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -47,7 +48,7 @@ func mpsRig(t *testing.T) (*rig, *entries) {
 		{Place: "gpu-b", ID: "GPU-b", GPU: "GPU-b", Device: "gpu-b-mps4", Shares: 4},
 	}}
 	r.startWith(e)
-	r.must(r.SetPaths(map[string]Path{"gpu-a": DRA, "gpu-b": DRA}))
+	r.must(r.SetPaths(map[string]units.Path{"gpu-a": units.DRA, "gpu-b": units.DRA}))
 	return r, e
 }
 

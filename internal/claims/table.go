@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -86,7 +87,7 @@ type Table struct {
 
 // NewTable makes a Table that answers nobody before Load.
 func NewTable(options Options) *Table {
-	t := &Table{options: options, refused: map[string]Refused{}, kept: kept{Paths: map[string]Path{}}}
+	t := &Table{options: options, refused: map[string]Refused{}, kept: kept{Paths: map[string]units.Path{}}}
 	t.view.Store(&View{})
 	t.health.Store(&health{changed: make(chan struct{})})
 	return t
@@ -123,7 +124,7 @@ func (t *Table) Load() (known bool, err error) {
 		known, k = false, kept{} // As if the file were lost.
 	}
 	if k.Paths == nil {
-		k.Paths = map[string]Path{}
+		k.Paths = map[string]units.Path{}
 	}
 	t.loaded, t.kept = true, k
 	if known && t.options.Entries != nil { // Else nobody knows whose they are.
@@ -137,12 +138,12 @@ func (t *Table) Load() (known bool, err error) {
 // DRA's until those are gone. The claims' UIDs are not known, so the kubelet's next Prepare or
 // the end of their pods settles them.
 func (t *Table) Adopt(held []sharing.Allocation) error {
-	units := t.units.Load()
-	if units == nil {
+	node := t.units.Load()
+	if node == nil {
 		return errors.New("the node's units are not known yet")
 	}
 	byID := map[string]Unit{}
-	for _, unit := range units.byPlace {
+	for _, unit := range node.byPlace {
 		byID[unit.ID] = unit
 	}
 	t.mu.Lock()
@@ -155,7 +156,7 @@ func (t *Table) Adopt(held []sharing.Allocation) error {
 			c := dra.Claim{UID: "adopted:" + a.Namespace + "/" + a.Claim, Namespace: a.Namespace, Name: a.Claim}
 			for _, id := range a.Devices {
 				if unit, ok := byID[id]; ok {
-					k.Paths[unit.Place] = LeavingDRA
+					k.Paths[unit.Place] = units.LeavingDRA
 					c.Results = append(c.Results, dra.Result{Device: cmp.Or(unit.Device, unit.Place), Shares: min(unit.Shares, 1)})
 				}
 			}
@@ -229,12 +230,12 @@ func (t *Table) change(change func(k *kept) error) error {
 
 // SetPaths changes units' paths, by place. The caller has made sure of what each step needs. A
 // unit that a claim has does not become the plugin's: it came while the caller looked.
-func (t *Table) SetPaths(paths map[string]Path) error {
+func (t *Table) SetPaths(paths map[string]units.Path) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.change(func(k *kept) error {
 		for place, path := range paths {
-			if path == Plugin {
+			if path == units.Plugin {
 				if c, held := (View{Claims: k.Claims}).Holder(place); held {
 					return fmt.Errorf("%s does not leave DRA: claim %s has it", place, c)
 				}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -54,7 +55,7 @@ func newRig(t *testing.T) *rig {
 		{Place: "gpu-b", ID: "GPU-b", GPU: "GPU-b", Device: "gpu-b-ts", Shares: 4},
 	}}
 	r.start()
-	r.must(r.SetPaths(map[string]Path{"gpu-a": DRA, "gpu-b": DRA}))
+	r.must(r.SetPaths(map[string]units.Path{"gpu-a": units.DRA, "gpu-b": units.DRA}))
 	return r
 }
 
@@ -139,9 +140,9 @@ func TestPrepare(t *testing.T) {
 		},
 		"the holders are not known": {change: func(r *rig) { r.unheard = errors.New("no kubelet") }, claim: claim("1", "gpu-a"), want: "who has the node's devices cannot be read: no kubelet"},
 		"faulty":                    {change: func(r *rig) { r.units[0].Fault = "XID 79" }, claim: claim("1", "gpu-a"), want: "gpu-a is faulty: XID 79"},
-		"the plugin's":              {change: func(r *rig) { r.must(r.SetPaths(map[string]Path{"gpu-a": Plugin})) }, claim: claim("1", "gpu-a"), want: "offered by the device plugin"},
-		"the plugin's still":        {change: func(r *rig) { r.must(r.SetPaths(map[string]Path{"gpu-a": LeavingPlugin})) }, claim: claim("1", "gpu-a"), want: "offered by the device plugin"},
-		"given away before it left": {change: func(r *rig) { r.must(r.SetPaths(map[string]Path{"gpu-a": LeavingDRA})) }, claim: claim("1", "gpu-a")},
+		"the plugin's":              {change: func(r *rig) { r.must(r.SetPaths(map[string]units.Path{"gpu-a": units.Plugin})) }, claim: claim("1", "gpu-a"), want: "offered by the device plugin"},
+		"the plugin's still":        {change: func(r *rig) { r.must(r.SetPaths(map[string]units.Path{"gpu-a": units.LeavingPlugin})) }, claim: claim("1", "gpu-a"), want: "offered by the device plugin"},
+		"given away before it left": {change: func(r *rig) { r.must(r.SetPaths(map[string]units.Path{"gpu-a": units.LeavingDRA})) }, claim: claim("1", "gpu-a")},
 		"given away in another way": {change: func(r *rig) { r.units[0].Device, r.units[0].Shares = "gpu-a-ts", 2 }, claim: claim("1", "gpu-a")},
 		"a disk that is full":       {change: func(r *rig) { r.store.fail = errors.New("no space left") }, claim: claim("1", "gpu-a"), want: "keep the claims for a restart: no space left"},
 	} {
@@ -176,9 +177,9 @@ func TestPreparedStays(t *testing.T) {
 	r.prepare(c, "")
 	r.units[0].Fault = "XID 79"
 	r.SetUnits(r.units)
-	r.must(r.SetPaths(map[string]Path{"gpu-a": LeavingDRA}))
+	r.must(r.SetPaths(map[string]units.Path{"gpu-a": units.LeavingDRA}))
 	r.prepare(c, "")
-	if err := r.SetPaths(map[string]Path{"gpu-a": Plugin}); err == nil {
+	if err := r.SetPaths(map[string]units.Path{"gpu-a": units.Plugin}); err == nil {
 		t.Error("the device plugin got a unit that a claim has")
 	}
 	if got, _ := r.Devices(); len(got) != 1 || got[0].Healthy || got[0].Reason != "XID 79" {
@@ -186,7 +187,7 @@ func TestPreparedStays(t *testing.T) {
 	}
 	r.must(r.Unprepare(c))
 	r.must(r.Unprepare(c))
-	r.must(r.SetPaths(map[string]Path{"gpu-a": Plugin}))
+	r.must(r.SetPaths(map[string]units.Path{"gpu-a": units.Plugin}))
 }
 
 // TestRefusedCounts holds that the devices of a claim that was refused count as given until it
@@ -218,10 +219,10 @@ func TestLostTable(t *testing.T) {
 	r.held = []sharing.Allocation{{Namespace: "team", Pod: "p", Resource: driver, Claim: "claim-1", Devices: []string{"GPU-b"}}}
 	r.must(r.Adopt(r.held))
 	view := r.View()
-	if view.Paths["gpu-b"] != LeavingDRA || !slices.Equal(view.Held(), []string{"gpu-b-ts"}) {
+	if view.Paths["gpu-b"] != units.LeavingDRA || !slices.Equal(view.Held(), []string{"gpu-b-ts"}) {
 		t.Errorf("%+v", view)
 	}
-	if err := r.SetPaths(map[string]Path{"gpu-b": Plugin}); err == nil {
+	if err := r.SetPaths(map[string]units.Path{"gpu-b": units.Plugin}); err == nil {
 		t.Error("the device plugin got a unit that a claim has")
 	}
 	r.prepare(c, "") // As after a start of the kubelet.
@@ -233,7 +234,7 @@ func TestLostTable(t *testing.T) {
 		t.Errorf("claims %+v", got)
 	}
 	r.must(r.Unprepare(c))
-	r.must(r.SetPaths(map[string]Path{"gpu-b": Plugin}))
+	r.must(r.SetPaths(map[string]units.Path{"gpu-b": units.Plugin}))
 }
 
 func TestNotServing(t *testing.T) {
@@ -285,7 +286,7 @@ func TestRandom(t *testing.T) {
 				r.SetUnits(r.units)
 			case 6:
 				place := []string{"gpu-a", "gpu-b"}[random.IntN(2)]
-				_ = r.SetPaths(map[string]Path{place: []Path{Plugin, LeavingPlugin, DRA, LeavingDRA}[random.IntN(4)]})
+				_ = r.SetPaths(map[string]units.Path{place: []units.Path{units.Plugin, units.LeavingPlugin, units.DRA, units.LeavingDRA}[random.IntN(4)]})
 			case 7:
 				r.start()
 			}
@@ -304,7 +305,7 @@ func TestRandom(t *testing.T) {
 				if len(slices.Compact(slices.Clone(devices))) > 1 || len(devices) > 1 && dra.ModeOf(devices[0]) == sharing.Exclusive {
 					t.Fatalf("seed %d, step %d: %s is given as %v", seed, step, place, devices)
 				}
-				if r.View().Paths[place] == Plugin {
+				if r.View().Paths[place] == units.Plugin {
 					t.Fatalf("seed %d, step %d: %s is the device plugin's and a claim's", seed, step, place)
 				}
 			}

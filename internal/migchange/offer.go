@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -18,16 +19,27 @@ type offered struct {
 	// partitionsOnly are the GPUs that are never offered as a whole, also when their
 	// MIG mode was found off: after a reset it may be.
 	partitionsOnly map[string]bool
+	// begun are the GPUs that are being changed now, or were when the last run ended.
+	begun map[string]bool
 }
 
-// HoldBack takes out of the plan what must not be offered while GPUs are being
-// changed.
-func (r *Reconciler) HoldBack(plan sharing.Plan) sharing.Plan {
+// repartitioning completes "the device …".
+const repartitioning = "is being repartitioned"
+
+// Reservations keep from being offered what must not be while GPUs are being changed.
+func (r *Reconciler) Reservations() (list []units.Reservation) {
 	now := r.offered.Load()
-	return plan.Without(func(unit sharing.Unit) bool {
-		only, limited := now.only[unit.GPU]
-		return limited && !only[unit.ID] || !unit.Partition() && now.partitionsOnly[unit.GPU]
-	})
+	for gpu, only := range now.only {
+		list = append(list, units.Reservation{
+			Purpose: units.MIGChange, GPU: gpu, Begun: now.begun[gpu], Text: repartitioning, Only: func(u units.Unit) bool { return !only[u.UUID] },
+		})
+	}
+	for gpu := range now.partitionsOnly {
+		list = append(list, units.Reservation{
+			Purpose: units.MIGChange, GPU: gpu, Text: repartitioning, Only: func(u units.Unit) bool { return !u.Partition() },
+		})
+	}
+	return list
 }
 
 // setLimit lets only those units of the GPU be offered, or with nil the whole GPU once
@@ -70,18 +82,18 @@ func (r *Reconciler) allow(g *managedGPU) {
 // setRefusals has Allocate refuse the units of the GPUs that are being changed. It must be called
 // with the lock.
 func (r *Reconciler) setRefusals() {
-	units := map[string]string{}
+	refused := map[string]string{}
 	for _, g := range r.gpus {
 		for _, unit := range g.refused {
-			units[unit] = "is being repartitioned"
+			refused[unit] = repartitioning
 		}
 	}
-	r.Devices.SetRefusals(units)
+	r.Devices.SetRefusals(refused)
 }
 
 // limit publishes what may be offered. It must be called with the lock.
 func (r *Reconciler) limit() {
-	next := offered{only: map[string]map[string]bool{}, partitionsOnly: map[string]bool{}}
+	next := offered{only: map[string]map[string]bool{}, partitionsOnly: map[string]bool{}, begun: map[string]bool{}}
 	for gpu, g := range r.gpus {
 		if g.only != nil {
 			next.only[gpu] = g.only
@@ -91,6 +103,7 @@ func (r *Reconciler) limit() {
 		next.partitionsOnly[gpu] = true
 	}
 	for _, change := range r.journal.Underway {
+		next.begun[change.GPU] = true
 		if next.only[change.GPU] == nil {
 			// Nobody has looked yet at what of it is in both layouts.
 			next.only[change.GPU] = map[string]bool{}

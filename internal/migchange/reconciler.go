@@ -55,7 +55,7 @@ type Options struct {
 	// Resources are those that these GPUs would be offered as; nil where no kubelet is
 	// served.
 	Resources func(gpus []sharing.GPU) []sharing.Resource
-	// Plan plans with what HoldBack says now, and returns when the new plan is out;
+	// Plan plans with what Reservations says now, and returns when the new plan is out;
 	// nil for none.
 	Plan func(ctx context.Context)
 	// Changed is called when Status returns something else; nil for none.
@@ -65,7 +65,7 @@ type Options struct {
 	Logger  *slog.Logger
 }
 
-// Reconciler brings the GPUs to their wanted layout. HoldBack, Status, Results, Wake
+// Reconciler brings the GPUs to their wanted layout. Reservations, Status, Results, Wake
 // and WakeIfWaiting may be called from any goroutine, the rest from one.
 //
 // That goroutine looks at the GPUs and decides; each change that has begun is made in

@@ -14,6 +14,7 @@ import (
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/repeat"
@@ -131,7 +132,15 @@ func (f *fleet) plan(context.Context) {
 	everything := sharing.NewPlan(f.gpus(), f.wanted())
 	offered := map[string]bool{}
 	counts := map[string]int{}
-	for _, r := range f.program.HoldBack(everything).Resources {
+	var all []units.Unit
+	for _, gpu := range f.gpus() {
+		all = append(all, units.Unit{Name: gpu.UUID, UUID: gpu.UUID, GPU: gpu.UUID})
+		for _, p := range gpu.Partitions {
+			all = append(all, units.Unit{Name: p.UUID, UUID: p.UUID, GPU: gpu.UUID})
+		}
+	}
+	owners := units.Owners(all, f.program.Reservations())
+	for _, r := range everything.Without(func(u sharing.Unit) bool { return owners[u.ID].Reserved != nil }).Resources {
 		counts[r.Name] = len(r.Devices)
 		for _, unit := range r.Units {
 			offered[unit.ID] = true

@@ -1,0 +1,110 @@
+package decide
+
+import (
+	"cmp"
+	"fmt"
+
+	"github.com/virgate/virgate/internal/claims"
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/units"
+)
+
+// MPS is what is known of the MPS daemons. It is not modified.
+type MPS struct {
+	Connected bool
+	// States are by unit, those of the last contact while not connected.
+	States map[string]nodereport.MPSState
+	// Waits says what a unit's daemon waits for, Busy which units have one or may have, and Shares
+	// to how many shares the limits belong that were wanted last.
+	Waits  map[string]string
+	Busy   map[string]bool
+	Shares map[string]int
+}
+
+// MPSUnanswered is why nothing can be shared by MPS.
+const MPSUnanswered = "no MPS daemon answers: it takes the container of virgate mps, which the chart's mps.enabled adds"
+
+const daemonRuns = "its MPS daemon is still running"
+
+// Reservations keep the units that have daemons from being used in another way than as their
+// shares; of a GPU that has one, also the partitions.
+func (m *MPS) Reservations() (list []units.Reservation) {
+	for id := range m.Busy {
+		list = append(list, units.Reservation{
+			Purpose: units.MPSDaemon, Only: func(u units.Unit) bool { return u.UUID == id || u.GPU == id }, Text: daemonRuns,
+		})
+	}
+	return list
+}
+
+// markMPSNotReady marks what is shared by MPS until its daemon is ready, and what is not while it
+// has one.
+func markMPSNotReady(f *Facts, d *Decision) {
+	m := f.MPS
+	if m == nil {
+		return
+	}
+	reasons := map[string]string{}
+	// dead are units whose shares of an earlier profile are still listed, and have no daemon.
+	dead := map[string]string{}
+	unanswered := false
+	for _, r := range d.Plan.Resources {
+		for _, u := range r.Units {
+			state := m.States[u.ID]
+			if shares := m.Shares[u.ID]; shares != 0 && shares != u.MPS.Shares && (!m.Connected || state.Phase != nodereport.MPSReady) {
+				dead[u.ID] = "MPS daemon: it does not answer, and shares of an earlier profile are still listed"
+			}
+			reserved := d.owner(u).Reserved
+			switch why := m.notReady(u.ID, u.MPS.Shares); {
+			case u.MPS.Shares == 0 && reserved != nil:
+				reasons[u.ID] = reserved.Text
+			case u.MPS.Shares > 0 && why != "":
+				reasons[u.ID] = why
+			}
+			unanswered = unanswered || u.MPS.Shares > 0 && !m.Connected
+			if state.Phase == nodereport.MPSFailed && m.Connected {
+				d.warn(fmt.Sprintf("GPU %s (%s): MPS daemon: %s", u.Index, u.ID, state.Reason))
+			}
+		}
+	}
+	if unanswered {
+		d.warn(MPSUnanswered)
+	}
+	d.Plan = d.Plan.Withhold(dead).WithholdModes(reasons)
+}
+
+// notReady says why nobody can have so many shares of the unit yet; empty when the daemon is ready.
+func (m *MPS) notReady(id string, shares int) string {
+	state, told := m.States[id]
+	switch {
+	case !m.Connected:
+		return "MPS daemon: " + MPSUnanswered
+	case m.Waits[id] != "":
+		return "MPS daemon: it is not started yet: " + m.Waits[id]
+	case !told:
+		return "MPS daemon: it is not started yet"
+	case state.Phase != nodereport.MPSReady:
+		return "MPS daemon: " + cmp.Or(state.Reason, string(state.Phase))
+	case m.Shares[id] != 0 && m.Shares[id] != shares:
+		return "MPS daemon: it has the limits of other shares yet"
+	}
+	return ""
+}
+
+// FaultOfClaim says why no claim gets the unit as so many shares by MPS, or otherwise for 0. It is
+// for claims.Table: no claim gets shares of a daemon that is to end.
+func (m *MPS) FaultOfClaim(unit claims.Unit, shares int) string {
+	if shares == 0 && (m.Busy[unit.ID] || m.Busy[unit.GPU]) {
+		return daemonRuns
+	}
+	if shares == 0 {
+		return ""
+	}
+	if why := m.notReady(unit.ID, shares); why != "" {
+		return why
+	}
+	if m.Shares[unit.ID] != shares {
+		return "MPS daemon: it is to end"
+	}
+	return ""
+}

@@ -56,9 +56,9 @@ type resourceHistory struct {
 	last kubeletView
 	seen map[string]struct{}
 	// told are the devices that are listed Unhealthy, removals those that have
-	// left the list, in order.
-	unhealthy map[string]unhealthySince
-	removals  []removal
+	// left the list, in order; ended are those whose plugin ended.
+	unhealthy       map[string]unhealthySince
+	removals, ended []removal
 	counters
 }
 
@@ -126,7 +126,7 @@ func (a *resourceHistory) lose(now time.Time) {
 	a.views, a.since = append(a.views, kubeletView{}), append(a.since, now)
 	a.inForce = len(a.views) - 1
 	for id, told := range a.unhealthy {
-		a.removals = append(a.removals, removal{id, told, now})
+		a.ended = append(a.ended, removal{id, told, now})
 	}
 }
 

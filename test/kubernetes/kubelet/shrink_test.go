@@ -213,7 +213,8 @@ func (l *listHistory) excuse(resource, id string, at int, ended time.Time, quiet
 func (l *listHistory) overtook(resource, id string, at int, ended time.Time, quiet time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, r := range l.account(resource).removals {
+	a := l.account(resource)
+	for _, r := range slices.Concat(a.removals, a.ended) {
 		// The list without it comes to the kubelet after the plugin has let go of
 		// it, maybe long after; the admission's end does not.
 		left := r.at

@@ -81,16 +81,16 @@ func (r Reservation) concerns(u Unit) bool {
 	return (r.GPU == "" || r.GPU == u.GPU) && (r.Only == nil || r.Only(u))
 }
 
-// compare is negative where r is stronger than other. Equals differ by their text, so that the
-// order in which they come does not matter.
+// compare is negative where r is stronger than other. Of two that are as strong the text decides,
+// so that the order in which they come does not matter.
 func (r Reservation) compare(other Reservation) int {
-	rank := func(r Reservation) int {
+	if r.Begun != other.Begun {
 		if r.Begun {
 			return -1
 		}
-		return int(r.Purpose)
+		return 1
 	}
-	return cmp.Or(cmp.Compare(rank(r), rank(other)), cmp.Compare(r.Text, other.Text))
+	return cmp.Or(cmp.Compare(r.Purpose, other.Purpose), cmp.Compare(r.Text, other.Text))
 }
 
 // Owners finds the owner of each unit, by name. The order of units and reservations does not

@@ -1,0 +1,259 @@
+package decide
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/virgate/virgate/internal/claims"
+	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/units"
+	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
+)
+
+// node has a whole GPU, one with two partitions, and another whole one.
+func node() []sharing.GPU {
+	half := mig.Profile{Compute: 3, Slices: 3, MemoryGB: 40}
+	gpu := func(index int) sharing.GPU {
+		return sharing.GPU{UUID: fmt.Sprintf("GPU-%c", 'a'+index), Index: index, Model: "H100", NUMANode: -1, MIGCapable: true}
+	}
+	divided := gpu(1)
+	divided.MIG = true
+	divided.Partitions = []sharing.Partition{
+		{UUID: "MIG-0", Index: 0, Profile: half, Placement: mig.Placement{Start: 0, Size: 4}},
+		{UUID: "MIG-1", Index: 1, Profile: half, Placement: mig.Placement{Start: 4, Size: 4}},
+	}
+	return []sharing.GPU{gpu(0), divided, gpu(2)}
+}
+
+const whole, half = "nvidia.com/gpu", "nvidia.com/mig-3g.40gb"
+
+func profile() sharing.Profile {
+	return sharing.Profile{
+		MIGStrategy: sharing.MIGMixed, Policy: sharing.Distributed, DeviceIDs: sharing.ByUUID,
+		GPUNames: []sharing.NamingRule{{Pattern: "*", Name: whole}},
+		MIGNames: []sharing.NamingRule{{Pattern: "*3g.40gb", Name: half}},
+	}
+}
+
+// serving is DRA with what the resources offer, where nothing has left the device plugin.
+func serving(f *Facts, resources ...string) {
+	f.Profile.DRA.Resources = resources
+	f.DRA = &DRA{Node: dra.Node{Name: "node", Driver: "gpu.virgate.test"}, View: claims.View{Paths: map[string]units.Path{}}}
+}
+
+// say is what the plan has, faulty units in lower case, and what DRA offers.
+func say(d Decision) string {
+	var all []string
+	for _, r := range d.Plan.Resources {
+		for _, u := range r.Units {
+			if !u.Health.Healthy() {
+				u.ID = strings.ToLower(u.ID)
+			}
+			all = append(all, u.ID)
+		}
+	}
+	slices.Sort(all)
+	if d.Offer == nil {
+		return strings.Join(all, " ")
+	}
+	return strings.Join(all, " ") + " | " + strings.Join(offered(d), " ")
+}
+
+// offered are the names of DRA's devices.
+func offered(d Decision) (names []string) {
+	if d.Offer == nil {
+		return nil
+	}
+	for _, slice := range d.Offer.Slices {
+		for _, device := range slice.Spec.Devices {
+			names = append(names, device.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Each row changes one fact, and the others stay.
+func TestDecide(t *testing.T) {
+	onlyFirst := func(u units.Unit) bool { return u.UUID == "MIG-0" }
+	ready := nodereport.MPSState{Phase: nodereport.MPSReady}
+	shared := func(f *Facts) {
+		f.Profile.TimeSlicing = []sharing.ReplicatedResource{{Path: "mps", Resource: whole, Replicas: 4, Policy: sharing.Distributed, MPS: true}}
+	}
+	for _, test := range []struct {
+		name   string
+		change func(*Facts)
+		want   string
+		// warning is in one of the plan's, reason in the health of the faulty units.
+		warning, reason string
+	}{
+		{name: "nothing", change: func(*Facts) {}, want: "GPU-a GPU-c MIG-0 MIG-1"},
+		{name: "a release", want: "GPU-c MIG-0 MIG-1", warning: "GPU 0 is released", change: func(f *Facts) {
+			f.Reservations = []units.Reservation{{Purpose: units.Release, GPU: "GPU-a", Text: "GPU 0 is released"}}
+		}},
+		{name: "a pause", want: "", warning: "mig-manager", change: func(f *Facts) {
+			f.Reservations = []units.Reservation{{Purpose: units.Pause, Text: "mig-manager"}}
+		}},
+		{name: "a MIG change", want: "GPU-a GPU-c MIG-1", change: func(f *Facts) {
+			f.Reservations = []units.Reservation{{Purpose: units.MIGChange, GPU: "GPU-b", Only: onlyFirst}}
+		}},
+		{name: "no device node", want: "GPU-a GPU-c MIG-1 mig-0", reason: "no device node", change: func(f *Facts) {
+			f.Host.Obstacles = map[string]string{"MIG-0": "no device node"}
+		}},
+		{name: "MPS without daemons", want: "MIG-0 MIG-1 gpu-a gpu-c", warning: MPSUnanswered, reason: MPSUnanswered, change: func(f *Facts) {
+			shared(f)
+			f.MPS = &MPS{}
+		}},
+		{name: "MPS, one daemon is ready", want: "GPU-a MIG-0 MIG-1 gpu-c", reason: "it is not started yet", change: func(f *Facts) {
+			shared(f)
+			f.MPS = &MPS{Connected: true, States: map[string]nodereport.MPSState{"GPU-a": ready}, Busy: map[string]bool{"GPU-a": true}, Shares: map[string]int{"GPU-a": 4}}
+			f.Reservations = f.MPS.Reservations()
+		}},
+		{name: "a daemon of an earlier profile", want: "GPU-a GPU-c mig-0 mig-1", reason: daemonRuns, change: func(f *Facts) {
+			f.MPS = &MPS{Connected: true, States: map[string]nodereport.MPSState{"GPU-b": ready}, Busy: map[string]bool{"GPU-b": true}}
+			f.Reservations = f.MPS.Reservations()
+		}},
+		{name: "daemons that do not matter", want: "GPU-a GPU-c MIG-0 MIG-1", change: shared},
+		{name: "DRA that nobody serves", want: "GPU-a GPU-c MIG-0 MIG-1", warning: NoDRA, change: func(f *Facts) { f.Profile.DRA.Resources = []string{whole} }},
+		{name: "leaves the device plugin", want: "MIG-0 MIG-1 | ", change: func(f *Facts) { serving(f, whole) }},
+		{name: "half of it is DRA's", want: "MIG-0 MIG-1 | gpu-a", change: func(f *Facts) {
+			serving(f, whole)
+			f.DRA.View.Paths["gpu-a"], f.DRA.View.Paths["gpu-c"] = units.DRA, units.LeavingPlugin
+		}},
+		{name: "leaves DRA", want: "GPU-c MIG-0 MIG-1 | ", change: func(f *Facts) {
+			serving(f)
+			f.DRA.View.Paths["gpu-a"] = units.LeavingDRA
+		}},
+		{name: "not wanted by DRA any more", want: "GPU-c MIG-0 MIG-1 | ", change: func(f *Facts) {
+			serving(f)
+			f.DRA.View.Paths["gpu-a"] = units.DRA
+		}},
+		{name: "released and DRA's", want: "GPU-c MIG-0 MIG-1 | ", change: func(f *Facts) {
+			serving(f)
+			f.DRA.View.Paths["gpu-a"] = units.DRA
+			f.Reservations = []units.Reservation{{Purpose: units.Release, GPU: "GPU-a"}}
+		}},
+		{name: "no right to reset", want: "GPU-a GPU-c MIG-0 MIG-1", warning: MayNotReset, change: func(f *Facts) { f.Profile.MIG.Reset, f.MayReset = true, false }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			f := Facts{GPUs: node(), Profile: profile(), MayReset: true, MayEvict: true}
+			test.change(&f)
+			d := Decide(f)
+			if got := say(d); got != test.want {
+				t.Errorf("%q, want %q", got, test.want)
+			}
+			if warnings := strings.Join(d.Plan.Warnings, "\n"); !strings.Contains(warnings, test.warning) || test.warning == "" && warnings != "" {
+				t.Errorf("warnings %q, want %q", warnings, test.warning)
+			}
+			for _, r := range d.Plan.Resources {
+				for _, u := range r.Units {
+					if !u.Health.Healthy() && (test.reason == "" || !strings.Contains(u.Health.Reason, test.reason)) {
+						t.Errorf("%s: %q, want %q", u.ID, u.Health.Reason, test.reason)
+					}
+				}
+			}
+		})
+	}
+}
+
+// A claim that has a unit of a released GPU is told why it cannot use it.
+func TestReleasedUnits(t *testing.T) {
+	f := Facts{GPUs: node(), Profile: profile(), Reservations: []units.Reservation{{Purpose: units.Release, GPU: "GPU-a"}}}
+	serving(&f, whole)
+	for place, want := range map[string]string{"gpu-a": releasedFault, "gpu-c": ""} {
+		if unit := Decide(f).Units[place]; unit.Fault != want || unit.ID == "" {
+			t.Errorf("%s: %+v, want fault %q", place, unit, want)
+		}
+	}
+}
+
+// random are facts of all kinds.
+func random(r *rand.Rand) Facts {
+	f := Facts{GPUs: node(), Profile: profile(), MayReset: true, MayEvict: true}
+	ids := []string{"GPU-a", "GPU-b", "GPU-c", "MIG-0", "MIG-1"}
+	some := func() string { return ids[r.IntN(len(ids))] }
+	if r.IntN(2) == 0 {
+		f.Profile.TimeSlicing = []sharing.ReplicatedResource{{Path: "s", Resource: whole, Replicas: 2 + r.IntN(3), Policy: sharing.Distributed, MPS: r.IntN(2) == 0}}
+	}
+	for range r.IntN(4) {
+		reservation := units.Reservation{Purpose: units.Purpose(r.IntN(3)), GPU: []string{"GPU-a", "GPU-b", ""}[r.IntN(3)], Text: "reserved"}
+		if only := some(); r.IntN(2) == 0 {
+			reservation.Only = func(u units.Unit) bool { return u.UUID == only }
+		}
+		f.Reservations = append(f.Reservations, reservation)
+	}
+	f.Host = plugin.Host{Obstacles: map[string]string{some(): "obstacle"}, NoCDIEntry: map[string]string{some(): "no entry"}}
+	if r.IntN(2) == 0 {
+		f.MPS = &MPS{Connected: r.IntN(2) == 0, States: map[string]nodereport.MPSState{some(): {Phase: nodereport.MPSReady}}, Busy: map[string]bool{some(): true}, Shares: map[string]int{some(): 2}}
+		f.Reservations = append(f.Reservations, f.MPS.Reservations()...)
+	}
+	if r.IntN(4) > 0 {
+		serving(&f, []string{whole, half}[:r.IntN(3)]...)
+		for _, place := range dra.Places(f.GPUs) {
+			f.DRA.View.Paths[place.Name] = []units.Path{units.Plugin, units.LeavingPlugin, units.DRA, units.LeavingDRA}[r.IntN(4)]
+		}
+		f.DRA.State.Without.Taints, f.DRA.State.Without.Shares = r.IntN(2) == 0, r.IntN(2) == 0
+	}
+	return f
+}
+
+// What holds of every decision: no unit is offered on two paths, none is that is reserved, another
+// reservation adds nothing, and neither the order of the facts nor a second time changes anything.
+func FuzzDecide(f *testing.F) {
+	for seed := range uint64(200) {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, seed uint64) {
+		facts := random(rand.New(rand.NewPCG(seed, 1)))
+		d := Decide(facts)
+		byDRA := map[string]bool{}
+		for _, device := range offered(d) {
+			byDRA[dra.PlaceOf(device)] = true
+		}
+		planned := map[string]bool{}
+		for _, r := range d.Plan.Resources {
+			for _, u := range r.Units {
+				planned[u.ID] = true
+				owner := d.owner(u)
+				if byDRA[d.places[u.ID].Name] || owner.Path != units.Plugin {
+					t.Errorf("%s is the device plugin's, and %v", u.ID, owner)
+				}
+				if owner.Reserved != nil && owner.Reserved.Purpose != units.MPSDaemon {
+					t.Errorf("%s is offered, and reserved", u.ID)
+				}
+			}
+		}
+		for place := range byDRA {
+			if owner := d.Owners[place]; owner.Path != units.DRA || !owner.Offered || owner.Reserved != nil && owner.Reserved.Purpose != units.MPSDaemon {
+				t.Errorf("%s is offered by DRA: %v", place, owner)
+			}
+		}
+		again := facts
+		again.GPUs, again.Reservations = slices.Clone(facts.GPUs), slices.Clone(facts.Reservations)
+		slices.Reverse(again.GPUs)
+		slices.Reverse(again.Reservations)
+		if other := Decide(again); !reflect.DeepEqual(d.Plan, other.Plan) || !reflect.DeepEqual(d.Offer, other.Offer) || !maps.EqualFunc(d.Owners, other.Owners, sameOwner) {
+			t.Errorf("%s\nin another order %s", say(d), say(other))
+		}
+		again.Reservations = append(again.Reservations, units.Reservation{Purpose: units.Release, GPU: "GPU-b", Text: "reserved"})
+		for _, r := range Decide(again).Plan.Resources {
+			for _, u := range r.Units {
+				if !planned[u.ID] || u.GPU == "GPU-b" {
+					t.Errorf("a release of GPU-b adds or leaves %s", u.ID)
+				}
+			}
+		}
+	})
+}
+
+func sameOwner(a, b units.Owner) bool {
+	return a.Path == b.Path && a.Offered == b.Offered && (a.Reserved == nil) == (b.Reserved == nil)
+}

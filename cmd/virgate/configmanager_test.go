@@ -146,12 +146,17 @@ func TestMPSReadsOnlyItsSettings(t *testing.T) {
 	for flag, want := range map[string]int{"--mig-strategy=both": 0, "--cdi-annotation-prefix=?": 0, "--driver-root=relative": 2} {
 		ctx, end := context.WithCancel(t.Context())
 		end()
+		root, err := os.MkdirTemp("", "vm") //nolint:usetesting // a socket's path must be short
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = os.RemoveAll(root) })
 		var stderr bytes.Buffer
 		variable := func(name string) (string, bool) {
 			value, ok := map[string]string{"DEVICE_ID_STRATEGY": "serial", "IMEX_CHANNEL_IDS": "7"}[name]
 			return value, ok
 		}
-		args := []string{"mps-control-daemon", "--node", "sim:t4", "--mps-root", t.TempDir(), flag}
+		args := []string{"mps-control-daemon", "--node", "sim:t4", "--mps-root", root, flag}
 		if code := run(ctx, args, variable, io.Discard, &stderr); code != want {
 			t.Errorf("%s: code %d, want %d:\n%s", flag, code, want, stderr.String())
 		}

@@ -176,7 +176,8 @@ func TestPathToDRAAndBack(t *testing.T) {
 	f.set(func(f *fakeDRA) { f.allocated = map[string][]string{"1": {"gpu-b-ts"}, "2": {"gpu-a-ts"}} }) // One claim is on its way.
 	r.policy.set(profile(4), nil)
 	r.awaitOffer(f, "gpu-b-ts(leaving)")
-	if got := r.agent.status(r.ctx).DRA; got == nil || !got.Registered || got.Paths["gpu-a"] != units.LeavingDRA || len(got.Claims) != 1 || len(got.Refused) != 0 {
+	r.await("gpu-a leaves DRA", func() bool { return r.options.DRA.Claims.View().Paths["gpu-a"] == units.LeavingDRA })
+	if got := r.agent.status(r.ctx).DRA; got == nil || !got.Registered || len(got.Claims) != 1 || len(got.Refused) != 0 {
 		t.Errorf("status %+v", got)
 	}
 	late := shareClaim("2", "gpu-a-ts")

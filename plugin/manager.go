@@ -146,7 +146,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		if due != (reading{}) && m.options.Kubelet != nil {
 			ask = requests
 		}
-		granted := false
+		same := false // No list changes by what has happened.
 		select {
 		case <-ctx.Done():
 			return nil
@@ -158,25 +158,25 @@ func (m *Manager) Run(ctx context.Context) error {
 		case r.kubelet = <-snapshots:
 			looked = true
 			r.schedule.read(m.options.Timing.pollInterval())
+			r.schedule.seen(r.kubelet.AppliedKnown)
 		case <-m.listed:
 		case <-m.grants:
 			if r.unseenGrants {
 				continue
 			}
-			granted = true
+			r.unseenGrants, same = true, true // Its holder is looked for in a while.
 		case <-timer.C:
 			due = due.or(r.schedule.due)
 			if due != (reading{}) {
 				r.schedule.read(m.options.Timing.pollInterval())
 			}
+			same = r.schedule.due != (reading{}) && m.options.Kubelet != nil // What is read will make a step.
 		}
 		plan := m.plan.Load()
 		if plan == nil || !looked {
 			continue
 		}
-		if granted {
-			r.unseenGrants = true // No list changes by it: its holder is looked for in a while.
-		} else {
+		if !same {
 			r.step(plan)
 		}
 		timer.Stop()

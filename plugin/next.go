@@ -374,45 +374,66 @@ func (e *Entry) offer(healthy bool) {
 	e.Healthy = healthy
 }
 
-// appendSurplus moves a device that the plan does not want to its next phase, and
-// appends it to kept unless it may leave the list.
+// appendSurplus appends a listed device that the plan does not want, unless it leaves the list.
 func (s *inputs) appendSurplus(kept []rankedEntry, resource string, c rankedEntry) []rankedEntry {
-	unit := s.units[c.Unit]
-	if c.Switching && c.Phase == Offered && !unit.begins {
-		c.offer(s.healthy(c.Unit))
-		c.Switching = true
-		return append(kept, c)
-	}
-	if s.mayBeHeld(resource, c.Entry) {
-		if c.Phase != Closing {
-			c.Since = s.now
-		}
-		c.Entry = Entry{Device: c.Device, Index: c.Index, Phase: Closing, Since: c.Since, Switching: c.Switching}
-		c.Healthy = s.healthy(c.Unit) && (c.Switching || !unit.withheld) && s.now.Before(c.Since.Add(s.healthyFor(c.Entry)))
-		return append(kept, c)
-	}
-	if s.removable(resource, c.Entry) {
+	next, stays := s.nextSurplus(resource, c.Entry)
+	if !stays {
 		return kept
 	}
+	c.Entry = next
+	return append(kept, c)
+}
+
+// nextSurplus is what becomes of a device that is listed and surplus; false when it leaves the
+// list.
+func (s *inputs) nextSurplus(resource string, e Entry) (next Entry, stays bool) {
+	switch {
+	case e.Switching && e.Phase == Offered && !s.units[e.Unit].begins: // It is not its unit's turn yet.
+		e.offer(s.healthy(e.Unit))
+		e.Switching = true
+		return e, true
+	case s.mayBeHeld(resource, e):
+		return s.closing(e), true
+	case s.removable(resource, e):
+		return Entry{}, false
+	default:
+		return s.retiring(resource, e), true
+	}
+}
+
+// closing is the entry of a surplus device that a pod holds.
+func (s *inputs) closing(e Entry) Entry {
+	if e.Phase != Closing {
+		e.Since = s.now
+	}
+	next := Entry{Device: e.Device, Index: e.Index, Phase: Closing, Since: e.Since, Switching: e.Switching}
+	usable := s.healthy(e.Unit) && (e.Switching || !s.units[e.Unit].withheld)
+	next.Healthy = usable && s.now.Before(next.Since.Add(s.healthyFor(next)))
+	return next
+}
+
+// retiring is the entry of a surplus device that nobody holds and that cannot leave the list yet.
+func (s *inputs) retiring(resource string, e Entry) Entry {
 	// A kubelet that no longer shows the device as Healthy may just have lost its
 	// stream, or may still have an older list to read in which it is. So the clock
 	// starts only when the open stream was given the list.
-	if c.Phase != Retiring || s.rpc.Lost[resource] {
-		c.Phase, c.Since, c.Applied = Retiring, time.Time{}, time.Time{}
+	if e.Phase != Retiring || s.rpc.Lost[resource] {
+		e.Phase, e.Since, e.Applied = Retiring, time.Time{}, time.Time{}
 	}
-	if c.Since.IsZero() && s.rpc.Sent[resource] && !c.Healthy {
-		c.Since = s.now
+	if e.Since.IsZero() && s.rpc.Sent[resource] && !e.Healthy {
+		e.Since = s.now
 	}
-	c.Healthy = false
+	e.Healthy = false
 	switch {
-	case s.kubelet.Applied.has(resource, c.ID):
-		c.Applied = time.Time{}
-	case c.Applied.IsZero() && !c.Since.IsZero() && s.kubelet.AppliedKnown && s.kubelet.AppliedAt.After(c.Since):
-		c.Applied = s.now
+	case s.kubelet.Applied.has(resource, e.ID):
+		e.Applied = time.Time{}
+	case e.Applied.IsZero() && !e.Since.IsZero() && s.kubelet.AppliedKnown && s.kubelet.AppliedAt.After(e.Since):
+		e.Applied = s.now
 	}
-	c.Vacated = c.Vacated || !unit.blocked() && c.Switching
-	c.Closed = c.Vacated || unit.closes && c.Switching
-	return append(kept, c)
+	unit := s.units[e.Unit]
+	e.Vacated = e.Vacated || e.Switching && !unit.blocked()
+	e.Closed = e.Vacated || e.Switching && unit.closes
+	return e
 }
 
 func (s *inputs) healthyFor(e Entry) time.Duration {

@@ -296,8 +296,10 @@ type schedule struct {
 	due reading
 	// last is when the kubelet was last read, or was to be, or when a list last changed.
 	last time.Time
-	// pause is the time between readings for which a switch waits; zero after a change.
-	pause time.Duration
+	// pause is the time between readings for which a switch waits; zero after a change. unread
+	// is the least one while nothing waits for what the kubelet has applied but the status, and
+	// it cannot be read; zero when it can.
+	pause, unread time.Duration
 	// grant is when to look for the holders of what was granted, after grantPause;
 	// zero when all of them were seen.
 	grant      time.Time
@@ -314,6 +316,7 @@ const (
 	confirmPause    = 100 * time.Millisecond
 	firstGrantPause = 250 * time.Millisecond
 	recheckPause    = 50 * time.Millisecond
+	longestUnread   = 10 * time.Second
 )
 
 // read records that the kubelet was read, or that a reading was requested.
@@ -326,35 +329,55 @@ func (s *schedule) read(most time.Duration) {
 
 func (s *schedule) change() { s.last, s.pause = time.Now(), 0 }
 
+// seen records whether a reading could tell what the kubelet has applied.
+func (s *schedule) seen(known bool) {
+	s.unread = min(max(2*s.unread, confirmPause), longestUnread)
+	if known {
+		s.unread = 0
+	}
+}
+
 // next returns how long to wait before the next step; false when nothing is waited for.
 func (s *schedule) next(r *reconciler) (wait time.Duration, any bool) {
 	now := time.Now()
 	s.due = reading{}
-	at := func(when time.Time, due reading) {
-		if until := max(0, when.Sub(now)); !any || until < wait {
-			any, wait, s.due = true, until, due
+	for _, reason := range s.reasons(r, now) {
+		if until := max(0, reason.at.Sub(now)); !any || until < wait {
+			any, wait, s.due = true, until, reason.due
 		}
 	}
+	return wait, any
+}
+
+// reason is one of those to look again at a time, with what is to be read then.
+type reason struct {
+	at  time.Time
+	due reading
+}
+
+// reasons are all there are now to look again.
+func (s *schedule) reasons(r *reconciler, now time.Time) (all []reason) {
+	look := func(at time.Time, due reading) { all = append(all, reason{at, due}) }
 	switch {
 	case !r.lists.settled():
-		at(s.last.Add(r.options.Timing.pollInterval()), reading{applied: true, held: true})
+		look(s.last.Add(r.options.Timing.pollInterval()), reading{applied: true, held: true})
 	case r.saveFailed:
-		at(now.Add(saveInterval), reading{})
+		look(now.Add(saveInterval), reading{})
 	}
+
 	urgent, closes := r.lists.awaited()
 	switch {
 	case urgent.held:
-		at(s.last.Add(s.pause), reading{applied: urgent.applied || r.unconfirmed, held: true})
+		look(s.last.Add(s.pause), reading{applied: urgent.applied || r.unconfirmed, held: true})
 	case urgent.applied:
-		at(s.last.Add(max(s.pause, firstPause)), urgent)
+		look(s.last.Add(max(s.pause, firstPause)), urgent)
 	case r.unconfirmed:
-		at(s.last.Add(max(s.pause, confirmPause)), reading{applied: true})
+		look(s.last.Add(max(s.pause, confirmPause, s.unread)), reading{applied: true})
 	}
-	if !closes.IsZero() {
-		if until := closes.Add(r.options.Timing.Settle).Sub(r.options.Now()); until > 0 {
-			at(now.Add(until), reading{})
-		}
+	if until := closes.Add(r.options.Timing.Settle).Sub(r.options.Now()); !closes.IsZero() && until > 0 {
+		look(now.Add(until), reading{})
 	}
+
 	switch {
 	case !r.unseenGrants:
 		s.grant, s.grantPause = time.Time{}, 0
@@ -363,12 +386,12 @@ func (s *schedule) next(r *reconciler) (wait time.Duration, any bool) {
 		s.grant = now.Add(s.grantPause)
 	}
 	if !s.grant.IsZero() {
-		at(s.grant, reading{held: true})
+		look(s.grant, reading{held: true})
 	}
 	if !s.recheck.IsZero() {
-		at(s.recheck, reading{held: true})
+		look(s.recheck, reading{held: true})
 	}
-	return wait, any
+	return all
 }
 
 // awaited returns what has to be read for a unit to change its mode, and when the

@@ -1,6 +1,7 @@
 package migchange
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"time"
@@ -99,47 +100,48 @@ func Decide(s Situation) Decision {
 	if s.State.NotPermitted && (!change.Empty() || !change.Complete()) {
 		return Decision{State: nodereport.LayoutFailed, Reason: NotPermitted, Layout: layout}
 	}
-	d := Decision{Layout: layout, Change: change, Offer: map[string]bool{}, Withdraw: slices.Clone(change.Doomed)}
+	return s.change(layout, change)
+}
+
+// change is Decide for a GPU of which partitions are to be made or destroyed, or that has its
+// layout.
+func (s Situation) change(layout mig.Layout, change mig.Change) Decision {
+	d := Decision{Layout: layout, Change: change, Offer: map[string]bool{}, Withdraw: slices.Clone(change.Doomed), Again: recheckInterval}
 	for _, uuid := range change.Kept {
 		d.Offer[uuid] = true
 	}
 	for _, b := range change.Blocked {
 		delete(d.Offer, b.UUID)
 	}
+	changesMode := change.MIG != s.State.Enabled
 	var wholeInUse string
-	if change.MIG != s.State.Enabled {
+	if changesMode {
 		d.Withdraw = append(d.Withdraw, s.GPU)
 		wholeInUse = s.wholeInUse()
 	}
-	if d.Reason = wholeInUse; d.Reason == "" && !change.Complete() {
-		d.Reason = s.Holders.explain(s.GPU, change.Blocked)
-		if s.State.ProcessesHidden {
-			d.Reason = useUnknown + ": " + d.Reason
-		}
-	}
-	stuck := wholeInUse != "" || change.Empty()
+	d.Reason = cmp.Or(wholeInUse, s.partitionsInUse(change))
+
+	reached := change.Empty() && d.Reason == ""
+	possible := wholeInUse == "" && !change.Empty()
+	kubeletAwaited := wholeInUse != "" && !s.Holders.known() && s.AwaitKubelet
+	inService := d.Reason != "" && s.staysInService(wholeInUse, possible)
+	unlisted := s.Starting && len(change.Doomed) > 0
 	switch {
-	case change.Empty() && d.Reason == "":
-		d.State, d.Offer = nodereport.LayoutApplied, nil
-	case wholeInUse != "" && !s.Holders.known() && s.AwaitKubelet:
-		// A pod that got the GPU now would keep the layout waiting for as long as it
-		// runs.
+	case reached:
+		d.State, d.Offer, d.Again = nodereport.LayoutApplied, nil, 0
+		return d
+	case kubeletAwaited:
+		// A pod that got the GPU now would keep the layout waiting for as long as it runs.
 		d.State, d.Again = nodereport.LayoutPending, retryInterval
-	case d.Reason != "" && (s.State.ProcessesHidden || s.Wanted.WhenBusy == sharing.RefuseWhenBusy || stuck && !s.Holders.known() ||
-		wholeInUse != "" && s.Holders.pods[s.GPU] == "" || s.Holders.claimed[s.GPU]):
-		// A program that is no pod's may run for ever, and a DRA driver may give the GPU again:
-		// it stays in service.
-		d.State, d.Again = nodereport.LayoutBlocked, recheckInterval
-		d.Offer, d.Doubtful = nil, s.Holders.doubtfulUnits()
-	case stuck:
-		d.State, d.Again = nodereport.LayoutBlocked, recheckInterval
-	case s.Starting && len(change.Doomed) > 0:
+	case inService:
+		d.State, d.Offer, d.Doubtful = nodereport.LayoutBlocked, nil, s.Holders.doubtfulUnits()
+	case !possible:
+		d.State = nodereport.LayoutBlocked
+	case unlisted:
 		// Partitions that were never listed need not be withdrawn later.
-		d.State, d.Again = nodereport.LayoutPending, recheckInterval
-		d.Reason = "waits until devices can be withdrawn"
+		d.State, d.Reason = nodereport.LayoutPending, "waits until devices can be withdrawn"
 	default:
-		d.State, d.Again = nodereport.LayoutPending, recheckInterval
-		d.Reason = "devices are being withdrawn"
+		d.State, d.Reason = nodereport.LayoutPending, "devices are being withdrawn"
 		d.Steps = change.Steps
 		d.Record = &Record{GPU: s.GPU, Before: s.State.Layout(), After: change.Target()}
 		return d
@@ -148,6 +150,30 @@ func Decide(s Situation) Decision {
 		d.Change, d.Withdraw = mig.Change{Blocked: change.Blocked}, nil // It is not made now.
 	}
 	return d
+}
+
+// partitionsInUse says which partitions in use keep the GPU from its whole layout; "" for none.
+func (s Situation) partitionsInUse(change mig.Change) string {
+	switch {
+	case change.Complete():
+		return ""
+	case s.State.ProcessesHidden:
+		return useUnknown + ": " + s.Holders.explain(s.GPU, change.Blocked)
+	}
+	return s.Holders.explain(s.GPU, change.Blocked)
+}
+
+// staysInService says that what is in the way of the layout stays offered meanwhile: the profile
+// wants that, or whoever uses it may never end. A program that is no pod's may run for ever, and a
+// DRA driver may give the GPU again.
+func (s Situation) staysInService(wholeInUse string, possible bool) bool {
+	switch {
+	case s.Wanted.WhenBusy == sharing.RefuseWhenBusy, s.State.ProcessesHidden, s.Holders.claimed[s.GPU]:
+		return true
+	case !s.Holders.known():
+		return !possible
+	}
+	return wholeInUse != "" && s.Holders.pods[s.GPU] == ""
 }
 
 // awaitReset is Decide for a GPU whose MIG mode changes with a reset or a reboot alone.

@@ -275,7 +275,7 @@ func (a *agent) followDRA(ctx context.Context) (pending bool) {
 		case path == units.LeavingPlugin && !unit.ForDRA && !late[place]:
 			next[place] = units.Plugin
 		case path == units.LeavingPlugin && unit.With != "" && !withoutPlugin(*known, view.Paths, unit.GPU):
-		case path == units.LeavingPlugin && withdrawn[unit.RefusedAs()] && !anyOtherThan(o.Claims.Driver(), holders[unit.RefusedAs()]):
+		case path == units.LeavingPlugin && withdrawn[unit.PluginUnit()] && !anyOtherThan(o.Claims.Driver(), holders[unit.PluginUnit()]):
 			if next[place] = units.DRA; !unit.ForDRA {
 				next[place] = units.LeavingDRA // For the late claim alone.
 			}
@@ -284,8 +284,12 @@ func (a *agent) followDRA(ctx context.Context) (pending bool) {
 		}
 	}
 	for place, path := range view.Paths {
-		if path == units.DRA && !(*known)[place].ForDRA {
+		unit, there := (*known)[place]
+		switch {
+		case path == units.DRA && !unit.ForDRA:
 			next[place] = units.LeavingDRA
+		case path == units.LeavingPlugin && !there: // As of a GPU that has got partitions instead.
+			next[place] = units.Plugin
 		}
 	}
 	for _, place := range a.freeOfClaims(ctx, view, *known) {
@@ -316,10 +320,10 @@ func (a *agent) withdrawnForDRA(all map[string]decide.Unit, paths map[string]uni
 	for place, unit := range all {
 		switch {
 		case paths[place] != units.LeavingPlugin:
-		case a.Plugin.Withdrawn(unit.RefusedAs()):
-			withdrawn[unit.RefusedAs()] = true
+		case a.Plugin.Withdrawn(unit.PluginUnit()):
+			withdrawn[unit.PluginUnit()] = true
 		default:
-			waits = append(waits, unit.RefusedAs())
+			waits = append(waits, unit.PluginUnit())
 		}
 	}
 	if waits != nil {
@@ -391,7 +395,7 @@ func (a *agent) unitsByDRA() (ids []string) {
 		paths := a.DRA.Claims.View().Paths
 		for _, unit := range *all {
 			if unit.ByDRA(paths) {
-				ids = append(ids, unit.RefusedAs())
+				ids = append(ids, unit.PluginUnit())
 			}
 		}
 	}
@@ -409,7 +413,7 @@ func (a *agent) blockDRA(paths map[string]units.Path, withdrawn map[string]bool)
 	}
 	for _, unit := range *a.dra.units.Load() {
 		if unit.ByDRA(paths) {
-			refused[unit.RefusedAs()] = isByDRA
+			refused[unit.PluginUnit()] = isByDRA
 		}
 	}
 	a.Plugin.SetRefusals(plugin.ByDRA, refused)

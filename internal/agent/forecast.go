@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -116,7 +117,7 @@ func (a *agent) foresee(ctx context.Context, s *state, profile sharing.Profile, 
 		soon, later := migchange.Decide(situation), migchange.Decide(situation.Unused())
 		resets := later.State == nodereport.LayoutResetRequired || later.State == nodereport.LayoutPending && later.Record == nil
 		switch {
-		case resets && profile.MIG.Reset && !situation.State.NeedsReboot:
+		case resets && profile.MIG.Reset && a.Releases.Reset != nil && !situation.State.NeedsReboot:
 			f.Warnings = append(f.Warnings, fmt.Sprintf("GPU %d is reset before it has its layout", gpu.Index))
 		case resets:
 			f.Unfit = append(f.Unfit, fmt.Sprintf("GPU %d: its MIG mode changes with a reset (mig.reset) or a reboot alone", gpu.Index))
@@ -143,7 +144,11 @@ func (a *agent) foresee(ctx context.Context, s *state, profile sharing.Profile, 
 		MayReset: a.Releases.Reset != nil, MayEvict: a.Pods.Evict != nil, DRA: a.draFacts(s.gpus),
 	}
 	if facts.DRA != nil {
-		facts.DRA.View = claims.View{} // As if all that DRA is to have were the device plugin's yet, and left it.
+		// As if nothing had gone to DRA yet: what the profile gives to DRA is left out all the same.
+		facts.DRA.View = claims.View{}
+		if facts.DRA.Geometries, err = a.foreseenGeometries(ctx, s, profile, facts.DRA.Geometries); err != nil {
+			return then, after, err
+		}
 	}
 	facts.GPUs = gpusAfter
 	after = decide.Decide(facts).Plan
@@ -170,6 +175,26 @@ func (a *agent) foresee(ctx context.Context, s *state, profile sharing.Profile, 
 		}
 	}
 	return then, after, nil
+}
+
+// foreseenGeometries are those that are known, and where the profile has partitions made for
+// claims, of all GPUs.
+func (a *agent) foreseenGeometries(ctx context.Context, s *state, profile sharing.Profile, known map[string]decide.Geometry) (map[string]decide.Geometry, error) {
+	if known == nil || !profile.DRA.DynamicMIG {
+		return known, nil
+	}
+	all := maps.Clone(known)
+	for _, gpu := range s.gpus {
+		if _, read := all[gpu.UUID]; read || !gpu.MIGCapable {
+			continue
+		}
+		state, err := a.Partitioner.State(ctx, gpu.UUID)
+		if err != nil {
+			return nil, fmt.Errorf("GPU %d: %w", gpu.Index, err)
+		}
+		all[gpu.UUID] = decide.Geometry{State: state}
+	}
+	return all, nil
 }
 
 // unitsOf are the GPU and its partitions.

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"github.com/virgate/virgate/internal/claims"
-	"github.com/virgate/virgate/internal/dra"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -17,6 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/claims"
+	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/mig"
@@ -237,9 +237,11 @@ func TestForecastGoesByTheNode(t *testing.T) {
 	t.Parallel()
 	withDRA, layout, reset := profile(4), migProfile(layoutNamed("all-balanced")), migProfile(layoutNamed("all-balanced"))
 	withDRA.DRA.Resources, reset.MIG.Reset = []string{gpuResource}, true
+	dynamic := migProfile(sharing.MIGConfig{Manage: true})
+	dynamic.DRA.All, dynamic.DRA.DynamicMIG = true, true
 	odd := profile(4)
 	odd.TimeSlicing = append(odd.TimeSlicing, sharing.ReplicatedResource{Path: "s[1]", Resource: threeG, Replicas: 2})
-	profiles := map[string]sharing.Profile{"shares": profile(4), "dra": withDRA, "layout": layout, "reset": reset, "odd": odd}
+	profiles := map[string]sharing.Profile{"shares": profile(4), "dra": withDRA, "layout": layout, "reset": reset, "odd": odd, "dynamic": dynamic}
 	geometry, _ := mig.GeometryOf(0x2330)
 	for _, test := range []struct {
 		name, value string
@@ -267,9 +269,16 @@ func TestForecastGoesByTheNode(t *testing.T) {
 		{name: "holders unknown", value: "shares", want: "what pods hold cannot be read", change: func(a *agent, _ *state) { a.Kubelet = heldBy{err: errors.New("no kubelet")} }},
 		{name: "partitions not read", value: "layout", want: "GPU 0: no driver", change: func(a *agent, _ *state) { a.mig.Partitioner = idle{} }},
 		{name: "a layout", value: "layout", state: sharing.MIGState{Geometry: geometry}},
-		{name: "a layout that takes a reboot", value: "reset", state: sharing.MIGState{Geometry: geometry, NeedsReboot: true}, want: "GPU 0: its MIG mode changes with a reset (mig.reset) or a reboot alone"},
+		{name: "a layout that takes a reboot", value: "reset", state: sharing.MIGState{Geometry: geometry, NeedsReboot: true}, want: "GPU 0: its MIG mode changes with a reset (mig.reset) or a reboot alone", change: mayReset},
 		{name: "a layout that takes a reset", value: "layout", state: sharing.MIGState{Geometry: geometry, Enabled: true}, want: "GPU 0: its MIG mode changes with a reset (mig.reset) or a reboot alone"},
-		{name: "a layout with a reset", value: "reset", then: 2, state: sharing.MIGState{Geometry: geometry, Enabled: true}, want: "GPU 0 is reset before it has its layout"},
+		{name: "a layout with a reset", value: "reset", then: 2, state: sharing.MIGState{Geometry: geometry, Enabled: true}, want: "GPU 0 is reset before it has its layout", change: mayReset},
+		{name: "a layout with a reset, without the right", value: "reset", state: sharing.MIGState{Geometry: geometry, Enabled: true}, want: "GPU 0: its MIG mode changes with a reset (mig.reset) or a reboot alone"},
+		{name: "divided on demand", value: "dynamic", state: sharing.MIGState{Geometry: geometry}, change: func(a *agent, s *state) {
+			servingClaims(a, s)
+			for i := range s.gpus {
+				s.gpus[i].MIGCapable, s.gpus[i].Architecture = true, "hopper"
+			}
+		}},
 		{name: "a layout, released", value: "layout", state: sharing.MIGState{Geometry: geometry, NeedsReboot: true}, change: func(a *agent, s *state) {
 			released(a, s, "GPU-a", "GPU-b")
 		}},
@@ -314,6 +323,10 @@ func released(a *agent, s *state, gpus ...string) {
 	for _, r := range a.releaseReservations() {
 		s.plan.Warnings = append(s.plan.Warnings, r.Text)
 	}
+}
+
+func mayReset(a *agent, _ *state) {
+	a.Releases.Reset = func(context.Context, string) error { return nil }
 }
 
 func servingClaims(a *agent, _ *state) {

@@ -102,15 +102,17 @@ func (a *agent) readInputs(last *state) *state {
 	return &next
 }
 
-// facts are what the decision follows from. The host is prepared first for what may be granted.
+// facts are what the decision follows from. It has the host prepared for what may be granted.
 func (a *agent) facts(last, next *state) decide.Facts {
-	a.prepareHost(last, next)
 	mps := a.mps.view.Load()
+	// Before the host, which may take 2 s: a release that ends meanwhile may have given the GPU
+	// other partitions than those that were read.
+	reservations := slices.Concat(a.mig.Reservations(), a.releaseReservations(), mps.Reservations())
+	a.prepareHost(last, next)
 	return decide.Facts{
-		GPUs: next.gpus, Profile: next.profile.Profile,
-		Reservations: slices.Concat(a.mig.Reservations(), a.releaseReservations(), mps.Reservations()),
-		Warnings:     slices.Concat(a.settingWarnings(next.gpus), a.guard.warnings()),
-		MayReset:     a.Releases.Reset != nil, MayEvict: a.Pods.Evict != nil,
+		GPUs: next.gpus, Profile: next.profile.Profile, Reservations: reservations,
+		Warnings: slices.Concat(a.settingWarnings(next.gpus), a.guard.warnings()),
+		MayReset: a.Releases.Reset != nil, MayEvict: a.Pods.Evict != nil,
 		Host: next.host, MPS: mps, DRA: a.draFacts(next.gpus),
 	}
 }

@@ -20,13 +20,13 @@ type Facts struct {
 	GPUs         []sharing.GPU
 	Profile      sharing.Profile
 	Reservations []units.Reservation
-	// Warnings are the plan's besides those that follow from it.
+	// Warnings are added to the plan's as they are.
 	Warnings []string
 	// MayReset and MayEvict say what this program is allowed to do.
 	MayReset, MayEvict bool
-	// Host is what it has of what grants need.
+	// Host says which units the node can grant, and what others lack.
 	Host plugin.Host
-	// MPS are the daemons; nil where they do not matter.
+	// MPS are the daemons; nil in a forecast, which ignores them.
 	MPS *MPS
 	// DRA is nil where this program serves no claims.
 	DRA *DRA
@@ -36,12 +36,12 @@ type Facts struct {
 type Decision struct {
 	// Plan is the device plugin's.
 	Plan sharing.Plan
-	// Owners are the units' owners, by name.
+	// Owners are the units' owners, by UUID.
 	Owners map[string]units.Owner
-	// Units are those that are offered, or could be, by name, where this program serves claims;
-	// nil while it is not known how GPUs can be divided whose partitions are made for claims.
+	// Units are those that are offered, or could be, by place (dra.Place), where this program
+	// serves claims; nil while a GPU's possible partitions have not been read yet.
 	Units map[string]Unit
-	// Offer is DRA's; nil where nothing is offered so, or what was offered before stays.
+	// Offer is DRA's new offer; nil leaves what is published.
 	Offer *dra.Offer
 
 	// places are the places of the units that the node has, by UUID.
@@ -50,11 +50,11 @@ type Decision struct {
 	forDRA map[string]bool
 	// onDemand are the GPUs whose partitions are made for claims.
 	onDemand onDemand
-	// unchanged is the plan with what is released, without what is being repartitioned.
-	unchanged sharing.Plan
+	// withReleased is the plan before releases and pauses are left out.
+	withReleased sharing.Plan
 }
 
-// Decide takes the steps.
+// Decide says what the node is to offer, from the facts alone.
 func Decide(f Facts) Decision {
 	var d Decision
 	for _, step := range steps {
@@ -63,12 +63,12 @@ func Decide(f Facts) Decision {
 	return d
 }
 
-// steps are in this order because each needs the results of those before it.
+// steps are taken in this order: a later one may use what an earlier one found.
 var steps = []func(*Facts, *Decision){
 	planUnits,
 	assignOwners,
 	dropReserved,
-	warn,
+	addWarnings,
 	markNotOnHost,
 	markMPSNotReady,
 	splitByPath,
@@ -87,42 +87,29 @@ func assignOwners(f *Facts, d *Decision) {
 	}
 	var all []units.Unit
 	for _, gpu := range f.GPUs {
-		name := dra.Place(gpu.UUID, nil)
-		all = append(all, units.Unit{Name: name, UUID: gpu.UUID, GPU: gpu.UUID, Path: paths[name], ForDRA: d.forDRA[gpu.UUID]})
+		all = append(all, units.Unit{UUID: gpu.UUID, GPU: gpu.UUID, Path: paths[dra.Place(gpu.UUID, nil)], ForDRA: d.forDRA[gpu.UUID]})
 		for _, p := range gpu.Partitions {
-			name := d.places[p.UUID].Name
-			all = append(all, units.Unit{Name: name, UUID: p.UUID, GPU: gpu.UUID, Path: paths[name], ForDRA: d.forDRA[p.UUID]})
+			all = append(all, units.Unit{UUID: p.UUID, GPU: gpu.UUID, Path: paths[d.places[p.UUID].Name], ForDRA: d.forDRA[p.UUID]})
 		}
 	}
 	d.Owners = units.Owners(all, f.Reservations)
 }
 
-// owner is the owner of a unit of the plan.
-func (d *Decision) owner(u sharing.Unit) units.Owner {
-	if u.ID == u.GPU {
-		return d.Owners[dra.Place(u.GPU, nil)]
-	}
-	return d.Owners[d.places[u.ID].Name]
-}
-
-// dropReserved drops from the plan what nobody is to get. What an MPS daemon reserves stays: it
+// dropReserved leaves out of the plan what nobody is to get. What an MPS daemon reserves stays: it
 // can be used as shares of the daemon.
 func dropReserved(_ *Facts, d *Decision) {
 	reservedFor := func(purposes ...units.Purpose) func(sharing.Unit) bool {
-		return func(u sharing.Unit) bool {
-			reserved := d.owner(u).Reserved
-			return reserved != nil && slices.Contains(purposes, reserved.Purpose)
-		}
+		return func(u sharing.Unit) bool { return d.Owners[u.ID].ReservedFor(purposes...) }
 	}
-	d.unchanged = d.Plan.Without(reservedFor(units.MIGChange))
-	d.Plan = d.unchanged.Without(reservedFor(units.Pause, units.Release))
+	d.withReleased = d.Plan.Without(reservedFor(units.MIGChange))
+	d.Plan = d.withReleased.Without(reservedFor(units.Pause, units.Release))
 }
 
 // MayNotReset is why no GPU is reset.
 const MayNotReset = "this Virgate may not reset GPUs: it takes virgate run --allow-gpu-reset, or mig.reset of the chart"
 
-// warn warns of what is released, and of what this program is not allowed to do.
-func warn(f *Facts, d *Decision) {
+// addWarnings warns of what is released, and of what this program is not allowed to do.
+func addWarnings(f *Facts, d *Decision) {
 	for _, r := range f.Reservations {
 		if (r.Purpose == units.Pause || r.Purpose == units.Release) && !slices.Contains(d.Plan.Warnings, r.Text) {
 			d.warn(r.Text)

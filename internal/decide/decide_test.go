@@ -22,7 +22,7 @@ import (
 func node() []sharing.GPU {
 	half := mig.Profile{Compute: 3, Slices: 3, MemoryGB: 40}
 	gpu := func(index int) sharing.GPU {
-		return sharing.GPU{UUID: fmt.Sprintf("GPU-%c", 'a'+index), Index: index, Model: "H100", NUMANode: -1, MIGCapable: true}
+		return sharing.GPU{UUID: fmt.Sprintf("GPU-%c", 'a'+index), Index: index, Model: "H100", NUMANode: -1, MIGCapable: true, Architecture: "hopper"}
 	}
 	divided := gpu(1)
 	divided.MIG = true
@@ -47,6 +47,19 @@ func profile() sharing.Profile {
 func serving(f *Facts, resources ...string) {
 	f.Profile.DRA.Resources = resources
 	f.DRA = &DRA{Node: dra.Node{Name: "node", Driver: "gpu.virgate.test"}, View: claims.View{Paths: map[string]units.Path{}}}
+}
+
+// onDemandOf is serving with one GPU whose partitions are made for claims.
+func onDemandOf(f *Facts, gpu string) {
+	serving(f)
+	geometry, _ := mig.GeometryOf(0x2330)
+	f.Profile.MIG.Manage, f.Profile.DRA.Resources, f.Profile.DRA.DynamicMIG = true, []string{"nvidia.com/mig-1g.10gb"}, true
+	f.DRA.Geometries = map[string]Geometry{}
+	for _, g := range f.GPUs {
+		f.DRA.Geometries[g.UUID] = Geometry{State: sharing.MIGState{}}
+	}
+	f.DRA.Geometries[gpu] = Geometry{State: sharing.MIGState{Geometry: geometry}}
+	f.DRA.View.Paths[dra.Place(gpu, nil)] = units.DRA
 }
 
 // say is what the plan has, faulty units in lower case, and what DRA offers.
@@ -141,6 +154,13 @@ func TestDecide(t *testing.T) {
 			f.DRA.View.Paths["gpu-a"] = units.DRA
 			f.Reservations = []units.Reservation{{Purpose: units.Release, GPU: "GPU-a"}}
 		}},
+		{name: "released while its partitions are changed", want: "GPU-c MIG-0 MIG-1 | ", warning: "released", change: func(f *Facts) {
+			onDemandOf(f, "GPU-a")
+			f.Reservations = []units.Reservation{
+				{Purpose: units.Release, GPU: "GPU-a", Text: "released"},
+				{Purpose: units.MIGChange, GPU: "GPU-a", Begun: true, Only: func(units.Unit) bool { return false }},
+			}
+		}},
 		{name: "no right to reset", want: "GPU-a GPU-c MIG-0 MIG-1", warning: MayNotReset, change: func(f *Facts) { f.Profile.MIG.Reset, f.MayReset = true, false }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -175,6 +195,15 @@ func TestReleasedUnits(t *testing.T) {
 	}
 }
 
+// What is released and repartitioned at once is no unit of the node, whichever is stronger.
+func TestReleasedAndRepartitioned(t *testing.T) {
+	f := Facts{GPUs: node(), Profile: profile(), Reservations: []units.Reservation{{Purpose: units.Release, GPU: "GPU-a"}, {Purpose: units.MIGChange, GPU: "GPU-a"}}}
+	serving(&f, whole)
+	if unit, there := Decide(f).Units["gpu-a"]; there {
+		t.Errorf("%+v", unit)
+	}
+}
+
 // random are facts of all kinds.
 func random(r *rand.Rand) Facts {
 	f := Facts{GPUs: node(), Profile: profile(), MayReset: true, MayEvict: true}
@@ -185,6 +214,7 @@ func random(r *rand.Rand) Facts {
 	}
 	for range r.IntN(4) {
 		reservation := units.Reservation{Purpose: units.Purpose(r.IntN(3)), GPU: []string{"GPU-a", "GPU-b", ""}[r.IntN(3)], Text: "reserved"}
+		reservation.Begun = reservation.Purpose == units.MIGChange && r.IntN(2) == 0
 		if only := some(); r.IntN(2) == 0 {
 			reservation.Only = func(u units.Unit) bool { return u.UUID == only }
 		}
@@ -199,6 +229,14 @@ func random(r *rand.Rand) Facts {
 		serving(&f, []string{whole, half}[:r.IntN(3)]...)
 		for _, place := range dra.Places(f.GPUs) {
 			f.DRA.View.Paths[place.Name] = []units.Path{units.Plugin, units.LeavingPlugin, units.DRA, units.LeavingDRA}[r.IntN(4)]
+		}
+		f.DRA.View.Paths["gpu-b"] = []units.Path{units.Plugin, units.LeavingPlugin, units.DRA, units.LeavingDRA}[r.IntN(4)]
+		if geometry, _ := mig.GeometryOf(0x2330); r.IntN(2) == 0 { // Partitions are made for claims.
+			f.Profile.MIG.Manage, f.Profile.DRA.All, f.Profile.DRA.DynamicMIG = true, true, true
+			f.DRA.Geometries = map[string]Geometry{}
+			for _, gpu := range f.GPUs[:1+r.IntN(3)] {
+				f.DRA.Geometries[gpu.UUID] = Geometry{State: sharing.MIGState{Geometry: geometry}}
+			}
 		}
 		f.DRA.State.Without.Taints, f.DRA.State.Without.Shares = r.IntN(2) == 0, r.IntN(2) == 0
 	}
@@ -222,25 +260,33 @@ func FuzzDecide(f *testing.F) {
 		for _, r := range d.Plan.Resources {
 			for _, u := range r.Units {
 				planned[u.ID] = true
-				owner := d.owner(u)
+				owner := d.Owners[u.ID]
 				if byDRA[d.places[u.ID].Name] || owner.Path != units.Plugin {
 					t.Errorf("%s is the device plugin's, and %v", u.ID, owner)
 				}
-				if owner.Reserved != nil && owner.Reserved.Purpose != units.MPSDaemon {
+				if owner.ReservedFor(units.Pause, units.Release, units.MIGChange) {
 					t.Errorf("%s is offered, and reserved", u.ID)
 				}
 			}
 		}
-		for place := range byDRA {
-			if owner := d.Owners[place]; owner.Path != units.DRA || !owner.Offered || owner.Reserved != nil && owner.Reserved.Purpose != units.MPSDaemon {
-				t.Errorf("%s is offered by DRA: %v", place, owner)
+		for id, at := range d.places {
+			if owner := d.Owners[id]; byDRA[at.Name] && (owner.Path != units.DRA || !owner.Offered || owner.ReservedFor(units.Pause, units.Release, units.MIGChange)) {
+				t.Errorf("%s is offered by DRA: %v", id, owner)
+			}
+		}
+		for _, gpu := range facts.GPUs {
+			if d.Owners[gpu.UUID].ReservedFor(units.Pause, units.Release) && slices.ContainsFunc(offered(d), func(device string) bool { return strings.HasPrefix(device, dra.Place(gpu.UUID, nil)) }) {
+				t.Errorf("%s is released, and DRA offers something of it", gpu.UUID)
 			}
 		}
 		again := facts
 		again.GPUs, again.Reservations = slices.Clone(facts.GPUs), slices.Clone(facts.Reservations)
 		slices.Reverse(again.GPUs)
 		slices.Reverse(again.Reservations)
-		if other := Decide(again); !reflect.DeepEqual(d.Plan, other.Plan) || !reflect.DeepEqual(d.Offer, other.Offer) || !maps.EqualFunc(d.Owners, other.Owners, sameOwner) {
+		other := Decide(again)
+		slices.Sort(d.Plan.Warnings)
+		slices.Sort(other.Plan.Warnings)
+		if !reflect.DeepEqual(d.Plan, other.Plan) || !reflect.DeepEqual(d.Offer, other.Offer) || !maps.EqualFunc(d.Owners, other.Owners, sameOwner) {
 			t.Errorf("%s\nin another order %s", say(d), say(other))
 		}
 		again.Reservations = append(again.Reservations, units.Reservation{Purpose: units.Release, GPU: "GPU-b", Text: "reserved"})
@@ -255,5 +301,5 @@ func FuzzDecide(f *testing.F) {
 }
 
 func sameOwner(a, b units.Owner) bool {
-	return a.Path == b.Path && a.Offered == b.Offered && (a.Reserved == nil) == (b.Reserved == nil)
+	return a.Path == b.Path && a.Offered == b.Offered && slices.EqualFunc(a.Reserved, b.Reserved, func(a, b units.Reservation) bool { return a.Purpose == b.Purpose && a.Text == b.Text })
 }

@@ -43,8 +43,9 @@ type Unit struct {
 	At *sharing.Partition
 }
 
-// RefusedAs is the UUID of what must not be the device plugin's any more.
-func (u Unit) RefusedAs() string { return cmp.Or(u.ID, u.GPU) }
+// PluginUnit is the UUID that the device plugin must refuse when the unit is DRA's: its own, or its
+// GPU's while it does not exist.
+func (u Unit) PluginUnit() string { return cmp.Or(u.ID, u.GPU) }
 
 // Follows says that its path is that of the GPU of which it is a part.
 func (u Unit) Follows() bool { return u.With != "" && u.With != u.Place }
@@ -109,8 +110,9 @@ func (f *DRA) divided(gpus []sharing.GPU, p sharing.Profile) onDemand {
 	return found
 }
 
-// wanted are the units of the plan that are to be offered by DRA, by UUID. An API server that
-// leaves out that a device is shared would have one claim get all of it.
+// wanted are the units of the plan that are to be offered by DRA, by UUID. An API server without
+// DRAConsumableCapacity would give one claim the whole device, so shared units stay with the
+// device plugin there.
 func (d *Decision) wanted(f *Facts) map[string]bool {
 	wanted := map[string]bool{}
 	for _, r := range d.Plan.Resources {
@@ -123,9 +125,9 @@ func (d *Decision) wanted(f *Facts) map[string]bool {
 	return wanted
 }
 
-// released says that the owner's unit is kept free for an operator or for mig-manager.
-func released(owner units.Owner) bool {
-	return owner.Reserved != nil && (owner.Reserved.Purpose == units.Pause || owner.Reserved.Purpose == units.Release)
+// released says that the unit is kept free for an operator or for mig-manager.
+func (d *Decision) released(unit string) bool {
+	return d.Owners[unit].ReservedFor(units.Pause, units.Release)
 }
 
 // split is splitByPath where this program serves claims.
@@ -143,7 +145,7 @@ func (d *Decision) split(f *Facts) {
 		return !all[place].ForDRA || view.Paths[place] != units.DRA || f.DRA.State.Without.Taints && (all[place].Fault != "" || !u.Health.Healthy())
 	})
 	d.Plan = d.Plan.Without(func(u sharing.Unit) bool {
-		owner := d.owner(u)
+		owner := d.Owners[u.ID]
 		return owner.Path != units.Plugin || !owner.Offered
 	})
 	if d.onDemand.unknown {
@@ -161,7 +163,7 @@ func (d *Decision) split(f *Facts) {
 	d.Offer = &offer
 }
 
-// fault says why claims cannot use the unit, or nothing of the GPU where unit is empty.
+// fault says why claims cannot use the unit; with an empty unit, why they cannot use the GPU.
 func (d *Decision) fault(f *Facts, unit, gpu string) string {
 	health := cmp.Or(d.Plan.Health[gpu], d.Plan.Health[unit])
 	switch {
@@ -173,10 +175,10 @@ func (d *Decision) fault(f *Facts, unit, gpu string) string {
 	return ""
 }
 
-// plannedUnits are the units of the plan, by name; also those that are released.
+// plannedUnits are the units of the plan, by place; also those that are released.
 func (d *Decision) plannedUnits(f *Facts) map[string]Unit {
 	all := map[string]Unit{}
-	for _, r := range d.unchanged.Resources {
+	for _, r := range d.withReleased.Resources {
 		for _, u := range r.Units {
 			place := d.places[u.ID]
 			if place.Name == "" {
@@ -189,7 +191,7 @@ func (d *Decision) plannedUnits(f *Facts) map[string]Unit {
 					unit.Shares = int64(u.Replicas)
 				}
 			}
-			if unit.Fault = d.fault(f, u.ID, ""); released(d.owner(u)) {
+			if unit.Fault = d.fault(f, u.ID, ""); d.released(u.ID) {
 				unit.Fault = releasedFault
 			}
 			all[place.Name] = unit
@@ -218,9 +220,9 @@ func (d *Decision) leaving(f *Facts, all map[string]Unit) map[string]mig.Geometr
 	return leaving
 }
 
-// addOnDemand adds to all what the GPUs could have whose partitions are made for claims, and
-// returns those of them that are to be offered so. Such a GPU has one path, which begins when
-// each of its units has left the device plugin. Nothing more is offered of those of leaving.
+// addOnDemand adds to all the partitions that could be made for claims, and returns the GPUs that
+// are to be offered so. Such a GPU has one path, which begins when each of its units has left the
+// device plugin. GPUs in leaving get no new claims.
 func (d *Decision) addOnDemand(f *Facts, all map[string]Unit, leaving map[string]mig.Geometry) (offered map[string]mig.Geometry) {
 	offered = map[string]mig.Geometry{}
 	paths := f.DRA.View.Paths
@@ -242,7 +244,7 @@ func (d *Decision) addOnDemand(f *Facts, all map[string]Unit, leaving map[string
 		if !paths[whole].ByDRA() {
 			continue
 		}
-		if wanted && !released(d.Owners[whole]) && paths[whole] == units.DRA {
+		if wanted && !d.released(gpu.UUID) && paths[whole] == units.DRA {
 			offered[gpu.UUID] = g
 		}
 		part := func(at *sharing.Partition, id string) {

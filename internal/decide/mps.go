@@ -15,7 +15,7 @@ type MPS struct {
 	// States are by unit, those of the last contact while not connected.
 	States map[string]nodereport.MPSState
 	// Waits says what a unit's daemon waits for, Busy which units have one or may have, and Shares
-	// to how many shares the limits belong that were wanted last.
+	// for how many shares a daemon's limits were last wanted.
 	Waits  map[string]string
 	Busy   map[string]bool
 	Shares map[string]int
@@ -54,11 +54,10 @@ func markMPSNotReady(f *Facts, d *Decision) {
 			if shares := m.Shares[u.ID]; shares != 0 && shares != u.MPS.Shares && (!m.Connected || state.Phase != nodereport.MPSReady) {
 				dead[u.ID] = "MPS daemon: it does not answer, and shares of an earlier profile are still listed"
 			}
-			reserved := d.owner(u).Reserved
-			switch why := m.notReady(u.ID, u.MPS.Shares); {
-			case u.MPS.Shares == 0 && reserved != nil:
-				reasons[u.ID] = reserved.Text
-			case u.MPS.Shares > 0 && why != "":
+			if u.MPS.Shares == 0 && d.Owners[u.ID].ReservedFor(units.MPSDaemon) {
+				reasons[u.ID] = daemonRuns
+			}
+			if why := m.notReady(u.ID, u.MPS.Shares); u.MPS.Shares > 0 && why != "" {
 				reasons[u.ID] = why
 			}
 			unanswered = unanswered || u.MPS.Shares > 0 && !m.Connected

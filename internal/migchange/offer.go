@@ -19,14 +19,14 @@ type offered struct {
 	// partitionsOnly are the GPUs that are never offered as a whole, also when their
 	// MIG mode was found off: after a reset it may be.
 	partitionsOnly map[string]bool
-	// begun are the GPUs that are being changed now, or were when the last run ended.
+	// begun are the GPUs of which the journal has a change: under way, or interrupted.
 	begun map[string]bool
 }
 
 // repartitioning completes "the device …".
 const repartitioning = "is being repartitioned"
 
-// Reservations keep from being offered what must not be while GPUs are being changed.
+// Reservations are the units that must not be offered while GPUs are being changed.
 func (r *Reconciler) Reservations() (list []units.Reservation) {
 	now := r.offered.Load()
 	for gpu, only := range now.only {

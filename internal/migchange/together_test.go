@@ -134,13 +134,13 @@ func (f *fleet) plan(context.Context) {
 	counts := map[string]int{}
 	var all []units.Unit
 	for _, gpu := range f.gpus() {
-		all = append(all, units.Unit{Name: gpu.UUID, UUID: gpu.UUID, GPU: gpu.UUID})
+		all = append(all, units.Unit{UUID: gpu.UUID, GPU: gpu.UUID})
 		for _, p := range gpu.Partitions {
-			all = append(all, units.Unit{Name: p.UUID, UUID: p.UUID, GPU: gpu.UUID})
+			all = append(all, units.Unit{UUID: p.UUID, GPU: gpu.UUID})
 		}
 	}
 	owners := units.Owners(all, f.program.Reservations())
-	for _, r := range everything.Without(func(u sharing.Unit) bool { return owners[u.ID].Reserved != nil }).Resources {
+	for _, r := range everything.Without(func(u sharing.Unit) bool { return owners[u.ID].ReservedFor(units.MIGChange) }).Resources {
 		counts[r.Name] = len(r.Devices)
 		for _, unit := range r.Units {
 			offered[unit.ID] = true

@@ -3,7 +3,10 @@
 // life of a unit.
 package units
 
-import "cmp"
+import (
+	"cmp"
+	"slices"
+)
 
 // Path says who offers a unit. Its words are in the state file.
 type Path string
@@ -19,16 +22,15 @@ const (
 	LeavingDRA Path = "leaving-dra"
 )
 
-// ByDRA says that claims may have the unit.
+// ByDRA says that claims may use the unit: on LeavingDRA those that had it, or were given it, before.
 func (p Path) ByDRA() bool { return p == DRA || p == LeavingDRA }
 
 // Unit is a unit of the node.
 type Unit struct {
-	// Name is its place on the hardware (dra.Place), which is the same after a reboot.
-	Name string
 	// UUID is its own, GPU that of its GPU; they are the same for a whole GPU.
 	UUID, GPU string
-	// Path is the one that was kept for it, ForDRA says that the profile has it offered by DRA.
+	// Path is the one that the state file has for it, ForDRA says that the profile has it offered
+	// by DRA.
 	Path   Path
 	ForDRA bool
 }
@@ -36,23 +38,28 @@ type Unit struct {
 // Partition says that it is not a whole GPU.
 func (u Unit) Partition() bool { return u.UUID != u.GPU }
 
-// Owner is who may hand a unit out.
+// Owner says who may hand a unit out, and what restricts that.
 type Owner struct {
-	// Path says who may still do so. A partition has that of its GPU where the GPU is not the
-	// device plugin's.
+	// Path says who may still do so: a partition has that of its GPU where more of it is handed
+	// out by DRA than on its own.
 	Path Path
-	// Offered says that this is the path that the profile wants. Otherwise the unit leaves it, and
-	// what was granted late is still served.
+	// Offered says that Path still hands it out to new pods or claims. Otherwise the unit is
+	// leaving it, and only late grants are served.
 	Offered bool
-	// Reserved is the strongest reservation; nil for none.
-	Reserved *Reservation
+	// Reserved are its reservations, the strongest first.
+	Reserved []Reservation
+}
+
+// ReservedFor says that it is reserved for one of the purposes, though maybe not for that first.
+func (o Owner) ReservedFor(purposes ...Purpose) bool {
+	return slices.ContainsFunc(o.Reserved, func(r Reservation) bool { return slices.Contains(purposes, r.Purpose) })
 }
 
 // Purpose is what a reservation is for.
 type Purpose int
 
-// The purposes, from the strongest to the weakest. A change of partitions that has begun is
-// stronger than all: it cannot be given up.
+// The purposes, from the strongest to the weakest. But a change of partitions that has begun comes
+// before all: it cannot be given up.
 const (
 	// Pause is while mig-manager changes MIG layouts: this program has no GPU open.
 	Pause Purpose = iota
@@ -64,16 +71,16 @@ const (
 	MPSDaemon
 )
 
-// Reservation keeps containers off units for a while.
+// Reservation keeps units from being handed out for a while.
 type Reservation struct {
 	Purpose Purpose
-	// GPU is the UUID of the GPU that has the units; empty for all GPUs.
+	// GPU limits it to the units of one GPU, by UUID; empty for all GPUs.
 	GPU string
-	// Only are the units that are concerned; nil for the GPU and all its partitions.
+	// Only limits it to some of these units; nil for all of them.
 	Only func(Unit) bool
 	// Begun says that the partitions are being changed.
 	Begun bool
-	// Text says why: of a pause or a release as a warning, otherwise completing "the device …".
+	// Text says why: of a pause or a release as a whole warning, of others as a unit's fault.
 	Text string
 }
 
@@ -93,7 +100,13 @@ func (r Reservation) compare(other Reservation) int {
 	return cmp.Or(cmp.Compare(r.Purpose, other.Purpose), cmp.Compare(r.Text, other.Text))
 }
 
-// Owners finds the owner of each unit, by name. The order of units and reservations does not
+// nearerDRA is the one of two paths on which more is handed out by DRA.
+func nearerDRA(a, b Path) Path {
+	order := []Path{Plugin, LeavingPlugin, LeavingDRA, DRA}
+	return order[max(slices.Index(order, a), slices.Index(order, b), 0)]
+}
+
+// Owners finds the owner of each unit, by UUID. The order of units and reservations does not
 // matter.
 func Owners(all []Unit, reservations []Reservation) map[string]Owner {
 	wholes := map[string]Path{}
@@ -104,17 +117,15 @@ func Owners(all []Unit, reservations []Reservation) map[string]Owner {
 	}
 	owners := make(map[string]Owner, len(all))
 	for _, u := range all {
-		owner := Owner{Path: u.Path}
-		if whole := wholes[u.GPU]; whole != Plugin {
-			owner.Path = whole
-		}
-		for i, r := range reservations {
-			if r.concerns(u) && (owner.Reserved == nil || r.compare(*owner.Reserved) < 0) {
-				owner.Reserved = &reservations[i]
+		owner := Owner{Path: nearerDRA(u.Path, wholes[u.GPU])}
+		for _, r := range reservations {
+			if r.concerns(u) {
+				owner.Reserved = append(owner.Reserved, r)
 			}
 		}
+		slices.SortFunc(owner.Reserved, Reservation.compare)
 		owner.Offered = owner.Path == Plugin && !u.ForDRA || owner.Path == DRA && u.ForDRA
-		owners[u.Name] = owner
+		owners[u.UUID] = owner
 	}
 	return owners
 }

@@ -28,6 +28,7 @@ func TestOwners(t *testing.T) {
 		{name: "leaves DRA", partition: LeavingDRA, owner: Owner{Offered: true}, partOwner: Owner{Path: LeavingDRA}},
 		{name: "not wanted by DRA any more", partition: DRA, owner: Owner{Offered: true}, partOwner: Owner{Path: DRA}},
 		{name: "the GPU is divided on demand", gpu: DRA, gpuDRA: true, partDRA: true, owner: Owner{Path: DRA, Offered: true}, partOwner: Owner{Path: DRA, Offered: true}},
+		{name: "DRA's, and its GPU leaves the device plugin", gpu: LeavingPlugin, partition: DRA, gpuDRA: true, partDRA: true, owner: Owner{Path: LeavingPlugin}, partOwner: Owner{Path: DRA, Offered: true}},
 		{name: "its GPU leaves the device plugin", gpu: LeavingPlugin, gpuDRA: true, partDRA: true, owner: Owner{Path: LeavingPlugin}, partOwner: Owner{Path: LeavingPlugin}},
 
 		{name: "released", reservations: []Reservation{release}, owner: Owner{Offered: true}, partOwner: Owner{Offered: true}, why: "release", partWhy: "release"},
@@ -41,19 +42,19 @@ func TestOwners(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			owners := Owners([]Unit{
-				{Name: "gpu-a", UUID: "A", GPU: "A", Path: test.gpu, ForDRA: test.gpuDRA},
-				{Name: "gpu-a-half", UUID: "M", GPU: "A", Path: test.partition, ForDRA: test.partDRA},
+				{UUID: "A", GPU: "A", Path: test.gpu, ForDRA: test.gpuDRA},
+				{UUID: "M", GPU: "A", Path: test.partition, ForDRA: test.partDRA},
 			}, test.reservations)
-			for name, want := range map[string]struct {
+			for unit, want := range map[string]struct {
 				Owner
 				why string
-			}{"gpu-a": {test.owner, test.why}, "gpu-a-half": {test.partOwner, test.partWhy}} {
-				got, why := owners[name], ""
+			}{"A": {test.owner, test.why}, "M": {test.partOwner, test.partWhy}} {
+				got, why := owners[unit], ""
 				if got.Reserved != nil {
-					why, got.Reserved = got.Reserved.Text, nil
+					why, got.Reserved = got.Reserved[0].Text, nil
 				}
-				if got != want.Owner || why != want.why {
-					t.Errorf("%s: %+v %q, want %+v %q", name, got, why, want.Owner, want.why)
+				if got.Path != want.Path || got.Offered != want.Offered || why != want.why {
+					t.Errorf("%s: %+v %q, want %+v %q", unit, got, why, want.Owner, want.why)
 				}
 			}
 		})
@@ -69,9 +70,9 @@ func FuzzOwners(f *testing.F) {
 		paths := []Path{Plugin, LeavingPlugin, DRA, LeavingDRA}
 		var all []Unit
 		for _, gpu := range []string{"A", "B", "C"} {
-			all = append(all, Unit{Name: gpu, UUID: gpu, GPU: gpu, Path: paths[random.IntN(4)], ForDRA: random.IntN(2) == 0})
+			all = append(all, Unit{UUID: gpu, GPU: gpu, Path: paths[random.IntN(4)], ForDRA: random.IntN(2) == 0})
 			for _, p := range []string{"1", "2"}[:random.IntN(3)] {
-				all = append(all, Unit{Name: gpu + p, UUID: gpu + p, GPU: gpu, Path: paths[random.IntN(4)], ForDRA: random.IntN(2) == 0})
+				all = append(all, Unit{UUID: gpu + p, GPU: gpu, Path: paths[random.IntN(4)], ForDRA: random.IntN(2) == 0})
 			}
 		}
 		var reservations []Reservation
@@ -85,28 +86,33 @@ func FuzzOwners(f *testing.F) {
 		}
 		say := func(owners map[string]Owner) map[string]string {
 			said := map[string]string{}
-			for name, o := range owners {
-				said[name] = string(o.Path)
+			for unit, o := range owners {
+				said[unit] = string(o.Path)
 				if o.Offered {
-					said[name] += " offered"
+					said[unit] += " offered"
 				}
-				if r := o.Reserved; r != nil {
-					said[name] += " for " + r.Text + string(rune('0'+int(r.Purpose)))
+				for _, r := range o.Reserved {
+					said[unit] += " for " + r.Text + string(rune('0'+int(r.Purpose)))
 				}
 			}
 			return said
 		}
 		owners := Owners(all, reservations)
 		for _, u := range all {
-			owner, concerned := owners[u.Name], false
+			owner, concern := owners[u.UUID], 0
 			for _, r := range reservations {
-				concerned = concerned || r.concerns(u)
+				if r.concerns(u) {
+					concern++
+				}
+				if r.concerns(u) && !owner.ReservedFor(r.Purpose) {
+					t.Errorf("%s is not reserved for %d", u.UUID, r.Purpose)
+				}
 			}
-			if concerned != (owner.Reserved != nil) {
-				t.Errorf("%s is reserved: %t, and concerned: %t", u.Name, owner.Reserved != nil, concerned)
+			if concern != len(owner.Reserved) {
+				t.Errorf("%s has %d reservations, and %d concern it", u.UUID, len(owner.Reserved), concern)
 			}
 			if owner.Path == Plugin && owners[u.GPU].Path != Plugin {
-				t.Errorf("%s is the device plugin's, and its GPU is not", u.Name)
+				t.Errorf("%s is the device plugin's, and its GPU is not", u.UUID)
 			}
 		}
 		before := say(owners)

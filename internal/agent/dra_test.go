@@ -196,6 +196,21 @@ func TestPathToDRAAndBack(t *testing.T) {
 	}
 }
 
+// TestPathOfAUnitThatIsGone has a GPU leave the node while a pod keeps it from DRA. Nothing is left
+// of its way there.
+func TestPathOfAUnitThatIsGone(t *testing.T) {
+	t.Parallel()
+	f := &fakeDRA{}
+	r := newDRARig(t, f, profile(4))
+	r.shows(8)
+	r.addPod("slice", 1) // Of a.
+	r.policy.set(draProfile(4), nil)
+	r.awaitOffer(f, "gpu-b-ts")
+	r.await("gpu-a is on its way", func() bool { return r.options.DRA.Claims.View().Paths["gpu-a"] == units.LeavingPlugin })
+	r.node.set(gpus("", "")[1:], nil)
+	r.await("gpu-a has no path", func() bool { return r.options.DRA.Claims.View().Paths["gpu-a"] == units.Plugin })
+}
+
 // TestLateClaim has a scheduler give away devices that are the device plugin's again: the plugin
 // gives them up for that claim alone, when no pod has them, and has them back after it.
 func TestLateClaim(t *testing.T) {

@@ -46,8 +46,8 @@ func (a *agent) readGeometries(ctx context.Context, s *state) {
 }
 
 // withoutPlugin says that nothing of the GPU is the device plugin's but the GPU itself.
-func withoutPlugin(units map[string]decide.Unit, paths map[string]units.Path, gpu string) bool {
-	for place, unit := range units {
+func withoutPlugin(all map[string]decide.Unit, paths map[string]units.Path, gpu string) bool {
+	for place, unit := range all {
 		if unit.GPU == gpu && unit.With == "" && !paths[place].ByDRA() {
 			return false
 		}
@@ -57,8 +57,8 @@ func withoutPlugin(units map[string]decide.Unit, paths map[string]units.Path, gp
 
 // makeUnit makes a partition that a claim gets, or a whole GPU.
 func (a *agent) makeUnit(ctx context.Context, place string) error {
-	units := *a.dra.units.Load()
-	unit := units[place]
+	all := *a.dra.units.Load()
+	unit := all[place]
 	room := migchange.Room{GPU: unit.GPU, Keep: func() []mig.Partition { return a.claimed(unit.With) }}
 	if unit.At != nil {
 		room.Partition = &mig.Partition{Profile: unit.At.Profile, Placement: unit.At.Placement}
@@ -68,9 +68,9 @@ func (a *agent) makeUnit(ctx context.Context, place string) error {
 
 // claimed are the GPU instances that claims have of the GPU at that place.
 func (a *agent) claimed(gpu string) (instances []mig.Partition) {
-	units := *a.dra.units.Load()
+	all := *a.dra.units.Load()
 	for place := range a.DRA.Claims.View().HeldPlaces() {
-		if unit := units[place]; unit.With == gpu && unit.At != nil {
+		if unit := all[place]; unit.With == gpu && unit.At != nil {
 			instances = append(instances, mig.Partition{Profile: unit.At.Profile.Instance(), Placement: unit.At.Placement})
 		}
 	}

@@ -146,7 +146,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		if due != (reading{}) && m.options.Kubelet != nil {
 			ask = requests
 		}
-		same := false // No list changes by what has happened.
+		granted := false
 		select {
 		case <-ctx.Done():
 			return nil
@@ -158,25 +158,25 @@ func (m *Manager) Run(ctx context.Context) error {
 		case r.kubelet = <-snapshots:
 			looked = true
 			r.schedule.read(m.options.Timing.pollInterval())
-			r.schedule.seen(r.kubelet.AppliedKnown)
 		case <-m.listed:
 		case <-m.grants:
 			if r.unseenGrants {
 				continue
 			}
-			r.unseenGrants, same = true, true // Its holder is looked for in a while.
+			granted = true
 		case <-timer.C:
 			due = due.or(r.schedule.due)
 			if due != (reading{}) {
 				r.schedule.read(m.options.Timing.pollInterval())
 			}
-			same = r.schedule.due != (reading{}) && m.options.Kubelet != nil // What is read will make a step.
 		}
 		plan := m.plan.Load()
 		if plan == nil || !looked {
 			continue
 		}
-		if !same {
+		if granted {
+			r.unseenGrants = true // No list changes by it: its holder is looked for in a while.
+		} else {
 			r.step(plan)
 		}
 		timer.Stop()

@@ -296,10 +296,8 @@ type schedule struct {
 	due reading
 	// last is when the kubelet was last read, or was to be, or when a list last changed.
 	last time.Time
-	// pause is the time between readings for which a switch waits; zero after a change. unread
-	// is the least one while nothing waits for what the kubelet has applied but the status, and
-	// it cannot be read; zero when it can.
-	pause, unread time.Duration
+	// pause is the time between readings for which a switch waits; zero after a change.
+	pause time.Duration
 	// grant is when to look for the holders of what was granted, after grantPause;
 	// zero when all of them were seen.
 	grant      time.Time
@@ -316,7 +314,6 @@ const (
 	confirmPause    = 100 * time.Millisecond
 	firstGrantPause = 250 * time.Millisecond
 	recheckPause    = 50 * time.Millisecond
-	longestUnread   = 10 * time.Second
 )
 
 // read records that the kubelet was read, or that a reading was requested.
@@ -328,14 +325,6 @@ func (s *schedule) read(most time.Duration) {
 }
 
 func (s *schedule) change() { s.last, s.pause = time.Now(), 0 }
-
-// seen records whether a reading could tell what the kubelet has applied.
-func (s *schedule) seen(known bool) {
-	s.unread = min(max(2*s.unread, confirmPause), longestUnread)
-	if known {
-		s.unread = 0
-	}
-}
 
 // next returns how long to wait before the next step; false when nothing is waited for.
 func (s *schedule) next(r *reconciler) (wait time.Duration, any bool) {
@@ -372,7 +361,7 @@ func (s *schedule) reasons(r *reconciler, now time.Time) (all []reason) {
 	case urgent.applied:
 		look(s.last.Add(max(s.pause, firstPause)), urgent)
 	case r.unconfirmed:
-		look(s.last.Add(max(s.pause, confirmPause, s.unread)), reading{applied: true})
+		look(s.last.Add(max(s.pause, confirmPause)), reading{applied: true})
 	}
 	if until := closes.Add(r.options.Timing.Settle).Sub(r.options.Now()); !closes.IsZero() && until > 0 {
 		look(now.Add(until), reading{})

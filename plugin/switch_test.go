@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/virgate/virgate/sharing"
@@ -622,34 +621,6 @@ func TestScheduleLooksSoon(t *testing.T) {
 			t.Errorf("%s: %+v after %s (%t), want %+v within %s", test.name, r.schedule.due, wait, any, test.due, test.most)
 		}
 	}
-}
-
-// TestUnreadableKubeletIsReadRarely has a kubelet that never says what it has applied, of which
-// nothing but the status depends on it; and one that says so at last.
-func TestUnreadableKubeletIsReadRarely(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := NewManager(Options{})
-		r := &reconciler{Manager: m, lists: Lists{"gpu": {Entries: []Entry{{Phase: Offered}}}}, unconfirmed: true}
-		r.schedule.change()
-		readings := func(known bool) (count int) {
-			for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); count++ {
-				wait, _ := r.schedule.next(r)
-				<-time.After(wait) //nolint:forbidigo // in a synctest bubble: the time is simulated
-				if r.schedule.due != (reading{applied: true}) {
-					t.Fatalf("%+v is read", r.schedule.due)
-				}
-				r.schedule.read(m.options.Timing.pollInterval())
-				r.schedule.seen(known)
-			}
-			return count
-		}
-		if n := readings(false); n > 80 {
-			t.Errorf("read %d times in 10 minutes", n)
-		}
-		if n := readings(true); n < 1000 {
-			t.Errorf("read %d times in 10 minutes since it can be", n)
-		}
-	})
 }
 
 // TestHoldersWithoutANameAreLookedForSoon checks how often a list is sent again while the

@@ -138,6 +138,10 @@ type draPaths struct {
 	geometries atomic.Pointer[map[string]decide.Geometry]
 	// asked is when claims were last asked for at the API server. Only draLoop uses it.
 	asked time.Time
+	// refreshed are the units of which the holders were last asked for again, and when. Only
+	// draLoop uses them.
+	refreshed   []string
+	refreshedAt time.Time
 	// lost says that nothing was found of what claims have, although they may have some.
 	lost bool
 }
@@ -284,12 +288,8 @@ func (a *agent) followDRA(ctx context.Context) (pending bool) {
 		}
 	}
 	for place, path := range view.Paths {
-		unit, there := (*known)[place]
-		switch {
-		case path == units.DRA && !unit.ForDRA:
+		if path == units.DRA && !(*known)[place].ForDRA {
 			next[place] = units.LeavingDRA
-		case path == units.LeavingPlugin && !there: // As of a GPU that has got partitions instead.
-			next[place] = units.Plugin
 		}
 	}
 	for _, place := range a.freeOfClaims(ctx, view, *known) {
@@ -326,10 +326,21 @@ func (a *agent) withdrawnForDRA(all map[string]decide.Unit, paths map[string]uni
 			waits = append(waits, unit.PluginUnit())
 		}
 	}
-	if waits != nil {
+	if a.dra.refreshes(waits, time.Now()) {
 		a.Plugin.RefreshHolders(waits...) // One that the kubelet does not name may be gone.
 	}
 	return withdrawn
+}
+
+// refreshes says whether the holders of these units are to be asked for again. What is read then
+// wakes draLoop, so it asks when others wait than before, and else now and then only.
+func (d *draPaths) refreshes(waits []string, now time.Time) bool {
+	slices.Sort(waits)
+	if len(waits) == 0 || slices.Equal(waits, d.refreshed) && now.Sub(d.refreshedAt) < releaseInterval {
+		return false
+	}
+	d.refreshed, d.refreshedAt = waits, now
+	return true
 }
 
 // anyOtherThan is true if one of the holders is not a claim of that driver.

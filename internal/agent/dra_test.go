@@ -196,19 +196,31 @@ func TestPathToDRAAndBack(t *testing.T) {
 	}
 }
 
-// TestPathOfAUnitThatIsGone has a GPU leave the node while a pod keeps it from DRA. Nothing is left
-// of its way there.
-func TestPathOfAUnitThatIsGone(t *testing.T) {
+// TestHoldersAreAskedForNowAndThen: to ask for them wakes the loop that asks, which did nothing else
+// for as long as a pod kept a unit from DRA.
+func TestHoldersAreAskedForNowAndThen(t *testing.T) {
 	t.Parallel()
-	f := &fakeDRA{}
-	r := newDRARig(t, f, profile(4))
-	r.shows(8)
-	r.addPod("slice", 1) // Of a.
-	r.policy.set(draProfile(4), nil)
-	r.awaitOffer(f, "gpu-b-ts")
-	r.await("gpu-a is on its way", func() bool { return r.options.DRA.Claims.View().Paths["gpu-a"] == units.LeavingPlugin })
-	r.node.set(gpus("", "")[1:], nil)
-	r.await("gpu-a has no path", func() bool { return r.options.DRA.Claims.View().Paths["gpu-a"] == units.Plugin })
+	var d draPaths
+	now := time.Now()
+	for _, step := range []struct {
+		after time.Duration
+		waits []string
+		want  bool
+	}{
+		{0, nil, false},
+		{0, []string{"b", "a"}, true},
+		{time.Millisecond, []string{"a", "b"}, false},
+		{time.Millisecond, []string{"a"}, true},
+		{releaseInterval - 1, []string{"a"}, false},
+		{1, []string{"a"}, true},
+		{time.Millisecond, nil, false},
+		{time.Millisecond, []string{"a"}, false},
+	} {
+		now = now.Add(step.after)
+		if got := d.refreshes(step.waits, now); got != step.want {
+			t.Errorf("%s later, %v wait: %t, want %t", step.after, step.waits, got, step.want)
+		}
+	}
 }
 
 // TestLateClaim has a scheduler give away devices that are the device plugin's again: the plugin

@@ -146,9 +146,7 @@ func (a *agent) foresee(ctx context.Context, s *state, profile sharing.Profile, 
 	if facts.DRA != nil {
 		// As if nothing had gone to DRA yet: what the profile gives to DRA is left out all the same.
 		facts.DRA.View = claims.View{}
-		if facts.DRA.Geometries, err = a.foreseenGeometries(ctx, s, profile, facts.DRA.Geometries); err != nil {
-			return then, after, err
-		}
+		facts.DRA.Geometries = a.foreseenGeometries(ctx, s, profile, facts.DRA.Geometries)
 	}
 	facts.GPUs = gpusAfter
 	after = decide.Decide(facts).Plan
@@ -179,9 +177,9 @@ func (a *agent) foresee(ctx context.Context, s *state, profile sharing.Profile, 
 
 // foreseenGeometries are those that are known, and where the profile has partitions made for
 // claims, of all GPUs.
-func (a *agent) foreseenGeometries(ctx context.Context, s *state, profile sharing.Profile, known map[string]decide.Geometry) (map[string]decide.Geometry, error) {
+func (a *agent) foreseenGeometries(ctx context.Context, s *state, profile sharing.Profile, known map[string]decide.Geometry) map[string]decide.Geometry {
 	if known == nil || !profile.DRA.DynamicMIG {
-		return known, nil
+		return known
 	}
 	all := maps.Clone(known)
 	for _, gpu := range s.gpus {
@@ -189,12 +187,9 @@ func (a *agent) foreseenGeometries(ctx context.Context, s *state, profile sharin
 			continue
 		}
 		state, err := a.Partitioner.State(ctx, gpu.UUID)
-		if err != nil {
-			return nil, fmt.Errorf("GPU %d: %w", gpu.Index, err)
-		}
-		all[gpu.UUID] = decide.Geometry{State: state}
+		all[gpu.UUID] = decide.Geometry{State: state, Unknown: err}
 	}
-	return all, nil
+	return all
 }
 
 // unitsOf are the GPU and its partitions.

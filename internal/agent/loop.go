@@ -104,11 +104,12 @@ func (a *agent) readInputs(last *state) *state {
 
 // facts are what the decision follows from. It has the host prepared for what may be granted.
 func (a *agent) facts(last, next *state) decide.Facts {
-	mps := a.mps.view.Load()
 	// Before the host, which may take 2 s: a release that ends meanwhile may have given the GPU
 	// other partitions than those that were read.
-	reservations := slices.Concat(a.mig.Reservations(), a.releaseReservations(), mps.Reservations())
+	reservations := slices.Concat(a.mig.Reservations(), a.releaseReservations())
 	a.prepareHost(last, next)
+	mps := a.mps.view.Load()
+	reservations = append(reservations, mps.Reservations()...)
 	return decide.Facts{
 		GPUs: next.gpus, Profile: next.profile.Profile, Reservations: reservations,
 		Warnings: slices.Concat(a.settingWarnings(next.gpus), a.guard.warnings()),

@@ -195,6 +195,21 @@ func TestReleasedUnits(t *testing.T) {
 	}
 }
 
+// The same holds of each partition that is there, or could be, where they are made for claims.
+func TestReleasedOnDemand(t *testing.T) {
+	f := Facts{GPUs: node(), Profile: profile(), Reservations: []units.Reservation{{Purpose: units.Release, GPU: "GPU-b"}}}
+	onDemandOf(&f, "GPU-b")
+	all := Decide(f).Units
+	for place, unit := range all {
+		if want := map[bool]string{true: releasedFault}[unit.GPU == "GPU-b"]; unit.Fault != want {
+			t.Errorf("%s: fault %q, want %q", place, unit.Fault, want)
+		}
+	}
+	if len(all) < 10 {
+		t.Errorf("%d units", len(all))
+	}
+}
+
 // What is released and repartitioned at once is no unit of the node, whichever is stronger.
 func TestReleasedAndRepartitioned(t *testing.T) {
 	f := Facts{GPUs: node(), Profile: profile(), Reservations: []units.Reservation{{Purpose: units.Release, GPU: "GPU-a"}, {Purpose: units.MIGChange, GPU: "GPU-a"}}}

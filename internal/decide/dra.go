@@ -237,8 +237,14 @@ func (d *Decision) addOnDemand(f *Facts, all map[string]Unit, leaving map[string
 		whole := dra.Place(gpu.UUID, nil)
 		unit := all[whole]
 		unit.Place, unit.GPU, unit.With, unit.ForDRA, unit.Takes, unit.Has = whole, gpu.UUID, whole, unit.ForDRA || wanted, g.Supply(), g.Supply()
+		fault := func(id string) string {
+			if d.released(gpu.UUID) {
+				return releasedFault
+			}
+			return d.fault(f, id, gpu.UUID)
+		}
 		if unit.Fault == "" {
-			unit.Fault = d.fault(f, "", gpu.UUID)
+			unit.Fault = fault("")
 		}
 		all[whole] = unit
 		if !paths[whole].ByDRA() {
@@ -254,7 +260,7 @@ func (d *Decision) addOnDemand(f *Facts, all map[string]Unit, leaving map[string
 			}
 			takes := g.Takes(mig.Partition{Profile: at.Profile, Placement: at.Placement})
 			all[place] = Unit{
-				claims.Unit{Place: place, ID: id, GPU: gpu.UUID, With: whole, Takes: takes, Has: g.Supply(), Fault: d.fault(f, id, gpu.UUID)},
+				claims.Unit{Place: place, ID: id, GPU: gpu.UUID, With: whole, Takes: takes, Has: g.Supply(), Fault: fault(id)},
 				all[place].Resource, sharing.Unit{}, wanted, at,
 			}
 		}

@@ -291,6 +291,40 @@ func TestOvertook(t *testing.T) {
 	}
 }
 
+// A resource that ends has told the kubelet first.
+func TestStopped(t *testing.T) {
+	const quiet = 50 * time.Millisecond
+	healthy, unhealthy, none := kubeletView{"GPU-1": true, "GPU-2": false}, kubeletView{"GPU-1": false, "GPU-2": false}, kubeletView{}
+	for _, test := range []struct {
+		name  string
+		views []kubeletView
+		ended time.Duration // since the first of them; they come a millisecond apart.
+		want  bool
+	}{
+		{"told in time", []kubeletView{unhealthy, none}, quiet, true},
+		{"told too late", []kubeletView{unhealthy, none}, quiet - 1, false},
+		{"not ended", []kubeletView{unhealthy, unhealthy}, time.Hour, false},
+		{"ended at once", []kubeletView{none}, 0, false},
+		{"Healthy again", []kubeletView{unhealthy, healthy, unhealthy, none}, quiet, false},
+		{"nothing new", nil, time.Hour, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			now := time.Now()
+			l := newListHistory(func(string, string) bool { return false })
+			l.clock = func() time.Time { return now }
+			l.received(gpu, response(healthy))
+			began, at := now, len(l.account(gpu).views)-1
+			for i, view := range test.views {
+				now = began.Add(time.Duration(i) * time.Millisecond)
+				l.received(gpu, response(view))
+			}
+			if got := l.stopped(gpu, at, began.Add(test.ended), quiet); got != test.want {
+				t.Errorf("%t, want %t", got, test.want)
+			}
+		})
+	}
+}
+
 // The excuse is for one message only, about the resource.
 func TestUnknownDevice(t *testing.T) {
 	for _, test := range []struct {

@@ -3,9 +3,11 @@ package kubelet
 import (
 	"context"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -183,6 +185,11 @@ func (s *switchStorm) judge(resource, message string, at int, ended time.Time) {
 		}
 		return
 	}
+	if strings.Contains(message, "code = Unavailable") || strings.Contains(message, "has been stopped") {
+		s.late++
+		s.await(func() bool { return s.history.stopped(resource, at, ended, s.timing.RemovalDelay) }, "the end of the resource, which refused a pod: %s", message)
+		return
+	}
 	s.overtaken++
 	if !strings.Contains(message, "no healthy devices present") && !strings.Contains(message, "requested number of devices unavailable") {
 		s.t.Errorf("rejected: %s", message)
@@ -220,6 +227,29 @@ func (l *listHistory) flapped(resource, id string, at int) bool {
 	views := l.account(resource).views
 	for i := max(1, at); i+1 < len(views); i++ {
 		if !views[i-1][id] && views[i][id] && !views[i+1][id] {
+			return true
+		}
+	}
+	return false
+}
+
+// stopped says that the resource's plugin ended during an admission, and had a right to: the
+// kubelet was told during it, and so long before its end, that no device is Healthy, and then that
+// there is none.
+func (l *listHistory) stopped(resource string, at int, ended time.Time, quiet time.Duration) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.account(resource)
+	since, ill := time.Time{}, false
+	for i := at + 1; i < len(a.views); i++ {
+		if slices.Contains(slices.Collect(maps.Values(a.views[i])), true) {
+			ill = false
+			continue
+		}
+		if !ill {
+			since, ill = a.since[i], true
+		}
+		if len(a.views[i]) == 0 && ended.Sub(since) >= quiet {
 			return true
 		}
 	}

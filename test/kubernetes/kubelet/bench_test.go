@@ -98,7 +98,9 @@ func policies() []string {
 
 // quick makes removals happen within a test.
 func quick() plugin.Timing {
-	return plugin.Timing{RemovalDelay: 50 * time.Millisecond, ListInterval: time.Millisecond, StopAfter: 200 * time.Millisecond}
+	// A grant counts for the removal delay, so that has to be longer than a starved kubelet takes
+	// from an Allocate to its pod.
+	return plugin.Timing{RemovalDelay: 300 * time.Millisecond, ListInterval: time.Millisecond, StopAfter: 200 * time.Millisecond}
 }
 
 // since is how long it has been.

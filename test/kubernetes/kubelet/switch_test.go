@@ -57,7 +57,7 @@ func newSwitchStorm(b *bench, settle, stall time.Duration) *switchStorm {
 	s.timing.Settle = settle
 	// More than any stall. A grant counts for so long, because nobody sees a pod as short as
 	// these.
-	s.timing.RemovalDelay = max(150*time.Millisecond, stall*3/2)
+	s.timing.RemovalDelay = max(300*time.Millisecond, stall*3/2)
 	if stall > 0 {
 		var mu sync.Mutex
 		random := rand.New(rand.NewPCG(7, 8))

@@ -138,7 +138,7 @@ type draPaths struct {
 	geometries atomic.Pointer[map[string]decide.Geometry]
 	// asked is when claims were last asked for at the API server. Only draLoop uses it.
 	asked time.Time
-	// refreshed are the units of which the holders were last asked for again, and when. Only
+	// refreshed are the units whose holders draLoop last asked for again, at refreshedAt. Only
 	// draLoop uses them.
 	refreshed   []string
 	refreshedAt time.Time
@@ -157,7 +157,7 @@ const (
 	draOrphans = 10 * time.Minute
 )
 
-// draFacts is what is known of DRA; nil where this program serves no claims.
+// draFacts returns what is known of DRA; nil where this program serves no claims.
 func (a *agent) draFacts(gpus []sharing.GPU) *decide.DRA {
 	o := a.DRA
 	if o.Driver == nil {
@@ -332,8 +332,9 @@ func (a *agent) withdrawnForDRA(all map[string]decide.Unit, paths map[string]uni
 	return withdrawn
 }
 
-// refreshes says whether the holders of these units are to be asked for again. What is read then
-// wakes draLoop, so it asks when others wait than before, and else now and then only.
+// refreshes says whether draLoop asks for these units' holders again: when other units wait than
+// before, and otherwise once in releaseInterval. The answer wakes draLoop, which would ask without
+// end.
 func (d *draPaths) refreshes(waits []string, now time.Time) bool {
 	slices.Sort(waits)
 	if len(waits) == 0 || slices.Equal(waits, d.refreshed) && now.Sub(d.refreshedAt) < releaseInterval {

@@ -2,7 +2,8 @@
 // The loop of package agent takes them for the profile in force and acts on the Decision, and the
 // forecast takes them for another profile.
 //
-// Read decide.go first; dra.go has what is DRA's, mps.go how MPS daemons are seen.
+// Read decide.go first, then dra.go (which units DRA offers) and mps.go (when shares by MPS can be
+// used).
 package decide
 
 import (
@@ -95,8 +96,8 @@ func assignOwners(f *Facts, d *Decision) {
 	d.Owners = units.Owners(all, f.Reservations)
 }
 
-// dropReserved leaves out of the plan what nobody is to get. What an MPS daemon reserves stays: it
-// can be used as shares of the daemon.
+// dropReserved leaves reserved units out of the plan. A unit that an MPS daemon reserves stays in
+// it, because containers can use it as shares of the daemon.
 func dropReserved(_ *Facts, d *Decision) {
 	reservedFor := func(purposes ...units.Purpose) func(sharing.Unit) bool {
 		return func(u sharing.Unit) bool { return d.Owners[u.ID].ReservedFor(purposes...) }

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/memoryguard"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/simkubelet"
 )
@@ -40,8 +40,8 @@ type demoAPI struct {
 // keptPod is the pod of the budget.
 const keptPod = "training"
 
-func (d *demoAPI) pods() agent.Pods {
-	return agent.Pods{
+func (d *demoAPI) pods() memoryguard.Pods {
+	return memoryguard.Pods{
 		UID: func(namespace, pod string) string { return "uid of " + namespace + "/" + pod },
 		Evict: func(_ context.Context, namespace, pod, _ string) error {
 			if pod == keptPod && !d.lifted.Load() {

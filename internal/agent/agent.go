@@ -14,6 +14,7 @@ import (
 
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/decide"
+	"github.com/virgate/virgate/internal/memoryguard"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/plugin"
@@ -132,7 +133,7 @@ type Options struct {
 	// DRA serves what the profile offers by Dynamic Resource Allocation.
 	DRA DRAOptions
 	// Pods are for the guard of memory.
-	Pods Pods
+	Pods memoryguard.Pods
 	// Control serves the control socket, with gpu for what is below /gpu; nil for none.
 	Control func(ctx context.Context, gpu http.Handler) error
 }
@@ -165,7 +166,12 @@ func newAgent(options Options) *agent {
 		a.DRA.Claims.OnMake(a.makeUnit)
 		a.DRA.Claims.SetModes((&decide.MPS{}).FaultOfClaim)
 	}
-	a.guard.init()
+	a.guard = memoryguard.New(memoryguard.Options{
+		Pods:            a.Pods,
+		Logger:          a.Logger,
+		WarningsChanged: a.requestPlan,
+		LimitsChanged:   a.wakeReport,
+	})
 	a.state.Store(&state{})
 	a.lastSample.Store(firstSample())
 	a.progress.Store(&profileProgress{state: nodereport.ProfilePending, since: time.Now()})
@@ -206,7 +212,7 @@ func (a *agent) run(ctx context.Context) error {
 		return nil
 	}))
 	start(after(a.registering, a.releaseLoop))
-	start(after(a.registering, a.guardLoop))
+	start(after(a.registering, a.guard.Run))
 	if a.DriverSettings.Store != nil {
 		start(after(a.registering, a.settingsLoop))
 	}
@@ -281,7 +287,7 @@ type agent struct {
 	gpuSettings         gpuSettings
 	mps                 mpsDaemons
 	dra                 draPaths
-	guard               guard
+	guard               *memoryguard.Guard
 	// standby says that another program serves the node, serving that this one has
 	// its lock, draining that it is withdrawing its devices before it ends.
 	standby, serving, draining atomic.Bool

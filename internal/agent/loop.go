@@ -112,7 +112,7 @@ func (a *agent) facts(last, next *state) decide.Facts {
 	reservations = append(reservations, mps.Reservations()...)
 	return decide.Facts{
 		GPUs: next.gpus, Profile: next.profile.Profile, Reservations: reservations,
-		Warnings: slices.Concat(a.settingWarnings(next.gpus), a.guard.warnings()),
+		Warnings: slices.Concat(a.settingWarnings(next.gpus), a.guard.Warnings()),
 		MayReset: a.Releases.Reset != nil, MayEvict: a.Pods.Evict != nil,
 		Host: next.host, MPS: mps, DRA: a.draFacts(next.gpus),
 	}

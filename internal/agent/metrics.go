@@ -66,7 +66,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			send("gpu_setting_applied", metrics.BoolToFloat(s.State == SettingApplied), gpu, s.Setting, s.Value)
 		}
 	}
-	c.agent.guard.collect(send)
+	c.agent.guard.Collect(send)
 	collectMPS(send, c.agent.MPS, s.gpus)
 	collectLayouts(send, c.agent.mig.Status())
 	applied, undone, failed := c.agent.mig.Results()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/decide"
+	"github.com/virgate/virgate/internal/memoryguard"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/plugin"
@@ -71,7 +72,7 @@ func (a *agent) wakeReport() { notify(a.reportWake) }
 func (a *agent) nodeReport(s *state, p profileProgress, status plugin.Status) nodereport.Report {
 	report := nodereport.Report{
 		State: p.state, Wanted: profileRef(s.wanted), Applied: p.applied, Gone: p.gone, Features: s.features,
-		Layouts: p.layouts, NoLayout: s.profile != nil && !wantsLayout(s.profile), Waits: p.waits, Units: a.Health.Health().Units, Renumbering: sharing.Renumbering(s.gpus), OverLimit: a.guard.overLimits(), Hit: map[string][]string{},
+		Layouts: p.layouts, NoLayout: s.profile != nil && !wantsLayout(s.profile), Waits: p.waits, Units: a.Health.Health().Units, Renumbering: sharing.Renumbering(s.gpus), OverLimit: a.guard.OverLimits(), Hit: map[string][]string{},
 	}
 	ofAnyGPU := func(a sharing.Allocation) bool { return a.AnyGPU }
 	pods := podsByUnit(s.gpus, slices.DeleteFunc(slices.Clone(status.Holders), ofAnyGPU))
@@ -180,7 +181,7 @@ func lackingRights(warnings []string, layouts []nodereport.GPULayout) (texts []s
 		{"", decide.MPSUnanswered},
 		{"", decide.NoDRA},
 		{"GPUs that wait for it are not reset: ", decide.MayNotReset},
-		{"", unwatched},
+		{"", memoryguard.Unwatched},
 		{"memory: ", nodereport.ErrMayNotEvict.Error()},
 	} {
 		if slices.ContainsFunc(warnings, func(w string) bool { return strings.Contains(w, right[1]) }) {

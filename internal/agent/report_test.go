@@ -13,6 +13,7 @@ import (
 
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/decide"
+	"github.com/virgate/virgate/internal/memoryguard"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/simkubelet"
@@ -276,7 +277,7 @@ func TestConditionNamesMissingRights(t *testing.T) {
 		{value: "mps.enabled", warning: decide.MPSUnanswered},
 		{value: "dra.enabled", warning: decide.NoDRA},
 		{value: "mig.reset", warning: "mig.reset has no effect: " + decide.MayNotReset},
-		{value: "metrics.perContainer", warning: unwatched},
+		{value: "metrics.perContainer", warning: memoryguard.Unwatched},
 		{value: "memoryGuard.evict", warning: "memory: " + nodereport.ErrMayNotEvict.Error()},
 		{value: "mig.manage", layouts: []nodereport.GPULayout{
 			{State: nodereport.LayoutFailed, Reason: migchange.NotPermitted + ": driver says no"},
@@ -698,7 +699,10 @@ func TestReportsPodsOfFaultyUnits(t *testing.T) {
 		{"a GPU", []sharing.UnitHealth{unit("GPU-b", "GPU-b", sharing.Unhealthy)}, map[string][]string{"GPU-b": {"n/claimer (claim c)", "n/r"}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			a := &agent{Options: Options{Health: sickUnits{units: test.units}}}
+			a := &agent{
+				Options: Options{Health: sickUnits{units: test.units}},
+				guard:   memoryguard.New(memoryguard.Options{}),
+			}
 			report := a.nodeReport(&state{gpus: node}, profileProgress{}, plugin.Status{Holders: held})
 			if diff := cmp.Diff(test.want, report.Hit); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/virgate/virgate/internal/memoryguard"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/sharing/metrics"
 )
@@ -72,9 +73,18 @@ func (a *agent) takeSample(ctx context.Context, interval time.Duration) {
 		next.SampleErrors[driverSource]++
 	}
 	s := a.state.Load()
-	next.Report = sharing.NewUtilizationReport(measured, s.gpus, listed(a.Plugin.Status().Resources, s.gpus), held, known)
+	shown := listed(a.Plugin.Status().Resources, s.gpus)
+	next.Report = sharing.NewUtilizationReport(measured, s.gpus, shown, held, known)
 	next.at = time.Now()
-	a.guardMemory(next.Report, s, held, next.at, interval)
+	a.guard.Look(memoryguard.Sample{
+		Report:   next.Report,
+		GPUs:     s.gpus,
+		Planned:  s.plan.Resources,
+		Listed:   shown,
+		Held:     held,
+		At:       next.at,
+		Interval: interval,
+	})
 	next.countContention(last, interval)
 	a.lastSample.Store(next)
 }

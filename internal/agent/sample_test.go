@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -389,6 +390,39 @@ func TestALateSampleSaysLittle(t *testing.T) {
 		next.countContention(last, 5*time.Second)
 		if got := next.Contended["GPU-a"] - time.Minute; got != want || next.Contended["GPU-b"] != 0 {
 			t.Errorf("%s counted after %s, want %s", got, after, want)
+		}
+	}
+}
+
+// TestGuardReports holds what the report, the metrics and the status say of a pod that uses more
+// memory than it may.
+func TestGuardReports(t *testing.T) {
+	t.Parallel()
+	g := newWatch(t, "t4", 4)
+	p := profile(4)
+	p.TimeSlicing[0].Guard = sharing.MemoryGuard{Bytes: 3072 * mebibyte}
+	g.state.Store(&state{gpus: g.gpus, plan: sharing.NewPlan(g.gpus, p), planned: true})
+	g.guard.Pods.UID = func(_, pod string) string { return pod }
+	g.pod("bad", 0, 4000*mebibyte, 0)
+	g.pod("good", 0, 3072*mebibyte, 0)
+	g.sampleNow()
+	list := g.guard.OverLimits()
+	if len(list) != 1 {
+		t.Fatalf("over their limits are %+v", list)
+	}
+	if want := fmt.Sprintf("container main of pod ns/bad uses 4000 MiB of %s and may use 3072 MiB, for longer than 0s", g.gpus[0].UUID); list[0].Text != want {
+		t.Errorf("text %q, want %q", list[0].Text, want)
+	}
+	if report := g.nodeReport(g.state.Load(), *g.progress.Load(), g.Plugin.Status()); !slices.Equal(report.OverLimit, list) {
+		t.Errorf("the report has %+v", report.OverLimit)
+	}
+	g.want(g.series("memory_guard_evictions_total", "result"), "evicted:0 failed:0 refused:0")
+	g.want(g.series("container_memory_limit_bytes", "pod"), "bad:3.221225472e+09 good:3.221225472e+09")
+	for i := range g.gpus[:1] {
+		for _, h := range g.status(t.Context()).GPUs[i].Units[0].Holders {
+			if h.Use == nil || h.Use.Limit == nil || *h.Use.Limit != 3072*mebibyte {
+				t.Errorf("%s: use %+v", h.Pod, h.Use)
+			}
 		}
 	}
 }

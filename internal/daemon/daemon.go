@@ -19,6 +19,7 @@ import (
 	"github.com/virgate/virgate/internal/dradriver"
 	"github.com/virgate/virgate/internal/features"
 	"github.com/virgate/virgate/internal/host"
+	"github.com/virgate/virgate/internal/memoryguard"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/mps"
 	"github.com/virgate/virgate/internal/nodereport"
@@ -65,7 +66,7 @@ type Options struct {
 	// Pods tell whose container a process is in; nil where nobody follows them.
 	Pods *configsource.Pods
 	// Guard evicts pods that use too much memory. Without its UID, Pods tell that.
-	Guard agent.Pods
+	Guard memoryguard.Pods
 
 	// MPSSocket is where virgate mps listens; of use where the settings have a directory of MPS.
 	MPSSocket string

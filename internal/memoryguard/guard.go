@@ -1,20 +1,23 @@
-package agent
+// Package memoryguard watches which containers use more of a GPU's memory than the profile lets
+// them, and evicts their pods where the profile and the operator want that. It judges by samples
+// that others take.
+package memoryguard
 
 import (
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/sharing"
-	"github.com/virgate/virgate/sharing/metrics"
 )
 
-// Pods are what the guard of memory needs to know of pods, and to do to them.
+// Pods are what the guard needs to know of pods, and to do to them.
 type Pods struct {
 	// UID is the pod's; empty where it is not certain. Nil where nobody follows pods.
 	UID func(namespace, pod string) string
@@ -34,10 +37,20 @@ const (
 	longestGap = 15 * time.Second
 )
 
-// guard watches which containers use more memory than the profile lets them.
-type guard struct {
-	// wake has room to tell guardLoop that there is a new sample. used says that a profile of
-	// this run has had a guard; guardMemory has it.
+// Options are what a guard needs.
+type Options struct {
+	Pods   Pods
+	Logger *slog.Logger
+	// WarningsChanged and LimitsChanged are called when Warnings and OverLimits may answer
+	// otherwise. They must not wait.
+	WarningsChanged, LimitsChanged func()
+}
+
+// Guard watches which containers use more memory than the profile lets them.
+type Guard struct {
+	Options
+	// wake has room to tell Run that there is a new sample. used says that a profile of this run
+	// has had a guard; only Look uses it.
 	wake chan struct{}
 	used bool
 
@@ -69,26 +82,43 @@ type overLimit struct {
 	next time.Time
 }
 
-func (g *guard) init() {
-	g.wake, g.evicted = make(chan struct{}, 1), map[string]time.Time{}
-	g.evictions = map[string]int{"evicted": 0, "refused": 0, "failed": 0}
+// New returns a guard that knows of nobody yet.
+func New(options Options) *Guard {
+	return &Guard{
+		Options:   options,
+		wake:      make(chan struct{}, 1),
+		evicted:   map[string]time.Time{},
+		evictions: map[string]int{"evicted": 0, "refused": 0, "failed": 0},
+	}
 }
 
-// unwatched is the warning about a profile that guards memory where nobody can.
-const unwatched = "memory: nobody watches what containers use: it takes --watch-pods and the host's PIDs, which are the chart's metrics.perContainer"
+// Unwatched is the warning about a profile that guards memory where nobody can.
+const Unwatched = "memory: nobody watches what containers use: it takes --watch-pods and the host's PIDs, which are the chart's metrics.perContainer"
 
-// guardMemory gives the report's containers their limits, and notes who has been over one for
-// how long. What is not certain now was not certain since the last sample either, so it
-// begins anew.
-func (a *agent) guardMemory(report sharing.UtilizationReport, s *state, held []sharing.Allocation, now time.Time, interval time.Duration) {
-	guards := slices.ContainsFunc(s.plan.Resources, func(r sharing.Resource) bool {
+// Sample is who used how much memory at one moment, and what the guard judges that by.
+type Sample struct {
+	Report sharing.UtilizationReport
+	GPUs   []sharing.GPU
+	// Planned is what the profile wants, Listed what the kubelet is told, Held who holds what.
+	Planned, Listed []sharing.Resource
+	Held            []sharing.Allocation
+	// At is when it was taken, Interval the time between two samples.
+	At       time.Time
+	Interval time.Duration
+}
+
+// Look gives the report's containers their limits, and notes who has been over one for how long.
+// What is not certain now was not certain since the last sample either, so it begins anew. One
+// goroutine calls it, for each sample.
+func (g *Guard) Look(s Sample) {
+	guards := slices.ContainsFunc(s.Planned, func(r sharing.Resource) bool {
 		return slices.ContainsFunc(r.Units, func(u sharing.Unit) bool { return u.Guard != (sharing.MemoryGuard{}) })
 	})
-	if !guards && !a.guard.used { // As on most nodes.
+	if !guards && !g.used { // As on most nodes.
 		return
 	}
-	report.SetLimits(s.gpus, s.plan.Resources, listed(a.Plugin.Status().Resources, s.gpus), held)
-	g := &a.guard
+	report, now := s.Report, s.At
+	report.SetLimits(s.GPUs, s.Planned, s.Listed, s.Held)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	over := map[guarded]*overLimit{}
@@ -96,21 +126,21 @@ func (a *agent) guardMemory(report sharing.UtilizationReport, s *state, held []s
 	for i := range report.Containers {
 		c := &report.Containers[i]
 		key := guarded{Container: c.Container, unit: c.Unit}
-		if a.Pods.UID != nil {
-			key.uid = a.Pods.UID(c.Namespace, c.Pod)
+		if g.Pods.UID != nil {
+			key.uid = g.Pods.UID(c.Namespace, c.Pod)
 		}
 		g.held[key.uid] = true
 		if c.Excess() == 0 || key.uid == "" {
 			continue
 		}
 		o := g.over[key]
-		if o == nil || now.Sub(o.last) > max(3*interval, longestGap) {
+		if o == nil || now.Sub(o.last) > max(3*s.Interval, longestGap) {
 			o = &overLimit{since: now}
 		}
 		if c.OverLimit = now.Sub(o.since) >= c.Guard.Grace; c.OverLimit && o.report.Text == "" {
 			o.report = nodereport.OverLimit{Unit: c.Unit, Container: c.Container, Text: fmt.Sprintf(
 				"container %s of pod %s/%s uses %d MiB of %s and may use %d MiB, for longer than %s", c.Name, c.Namespace, c.Pod, int(*c.Memory)>>20, c.Unit, int(*c.Limit)>>20, c.Guard.Grace)}
-			a.Logger.Warn("memory over the limit", "namespace", c.Namespace, "pod", c.Pod, "container", c.Name, "unit", c.Unit, "used", *c.Memory, "limit", *c.Limit)
+			g.Logger.Warn("memory over the limit", "namespace", c.Namespace, "pod", c.Pod, "container", c.Name, "unit", c.Unit, "used", *c.Memory, "limit", *c.Limit)
 		}
 		o.last, o.use = now, *c
 		over[key] = o
@@ -123,22 +153,25 @@ func (a *agent) guardMemory(report sharing.UtilizationReport, s *state, held []s
 	}
 	warning := ""
 	if report.Unwatched && guards {
-		warning = unwatched
+		warning = Unwatched
 	}
 	if warning != g.warning {
 		g.warning = warning
-		a.requestPlan()
+		g.WarningsChanged()
 	}
-	a.wakeReport()
-	notify(g.wake)
+	g.LimitsChanged()
+	select {
+	case g.wake <- struct{}{}:
+	default:
+	}
 }
 
-// guardLoop evicts, one after the other, pods of containers that use too much.
-func (a *agent) guardLoop(ctx context.Context) error {
+// Run evicts, one after the other, pods of containers that use too much, until ctx ends.
+func (g *Guard) Run(ctx context.Context) error {
 	for {
 		select {
-		case <-a.guard.wake:
-			a.evictOne(ctx, time.Now())
+		case <-g.wake:
+			g.evictOne(ctx, time.Now())
 		case <-ctx.Done():
 			return nil
 		}
@@ -148,7 +181,7 @@ func (a *agent) guardLoop(ctx context.Context) error {
 // worst is the container to evict now: of those that were over their limits in the last
 // sample, for longer than the grace, the one with the most memory beyond its limit. There is
 // none while an evicted pod ends.
-func (g *guard) worst(now time.Time) (key guarded, found *overLimit) {
+func (g *Guard) worst(now time.Time) (key guarded, found *overLimit) {
 	if len(g.evicted) > 0 {
 		return guarded{}, nil
 	}
@@ -163,8 +196,7 @@ func (g *guard) worst(now time.Time) (key guarded, found *overLimit) {
 	return key, found
 }
 
-func (a *agent) evictOne(ctx context.Context, now time.Time) {
-	g := &a.guard
+func (g *Guard) evictOne(ctx context.Context, now time.Time) {
 	g.mu.Lock()
 	key, o := g.worst(now)
 	if o == nil {
@@ -172,18 +204,17 @@ func (a *agent) evictOne(ctx context.Context, now time.Time) {
 		return
 	}
 	o.next = now.Add(evictionPause)
-	evict := a.Pods.Evict
 	g.mu.Unlock()
 	err := nodereport.ErrMayNotEvict
-	if evict != nil {
-		err = evict(ctx, key.Namespace, key.Pod, key.uid)
+	if g.Pods.Evict != nil {
+		err = g.Pods.Evict(ctx, key.Namespace, key.Pod, key.uid)
 	}
 	if ctx.Err() != nil {
 		return
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	log := a.Logger.With("namespace", key.Namespace, "pod", key.Pod, "uid", key.uid)
+	log := g.Logger.With("namespace", key.Namespace, "pod", key.Pod, "uid", key.uid)
 	switch {
 	case err == nil:
 		g.evicted[key.uid] = now
@@ -204,10 +235,11 @@ func (a *agent) evictOne(ctx context.Context, now time.Time) {
 		}
 		o.report.Refused = err.Error()
 	}
-	a.wakeReport()
+	g.LimitsChanged()
 }
 
-func (g *guard) warnings() []string {
+// Warnings say what the profile wants guarded and nobody can watch.
+func (g *Guard) Warnings() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.warning == "" {
@@ -216,8 +248,8 @@ func (g *guard) warnings() []string {
 	return []string{g.warning}
 }
 
-// collect sends nothing where no profile has had a guard.
-func (g *guard) collect(send metrics.Send) {
+// Collect sends the counts of evictions; nothing where no profile has had a guard.
+func (g *Guard) Collect(send func(name string, value float64, labels ...string)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for result, count := range g.evictions {
@@ -227,8 +259,8 @@ func (g *guard) collect(send metrics.Send) {
 	}
 }
 
-// overLimits are the containers over their limits for longer than the grace, in order.
-func (g *guard) overLimits() (list []nodereport.OverLimit) {
+// OverLimits are the containers over their limits for longer than the grace, in order.
+func (g *Guard) OverLimits() (list []nodereport.OverLimit) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, o := range g.over {

@@ -1,9 +1,10 @@
-package agent
+package memoryguard
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -15,10 +16,20 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
+const (
+	mebibyte = 1 << 20
+	gpu      = "GPU-a"
+)
+
 // guardTest is a node with one GPU in four shares, of which each container may use 3 GiB.
 type guardTest struct {
-	*watch
+	*Guard
+	t   *testing.T
 	now time.Time
+	// measured has the processes, with 100 and more as PIDs; held are the pods' shares.
+	measured sharing.Measurement
+	held     []sharing.Allocation
+	guard    sharing.MemoryGuard
 	// uids are those of pods that differ from their names; evicted are pods by UID, in order,
 	// fail the errors of Evict by UID.
 	uids    map[string]string
@@ -26,32 +37,71 @@ type guardTest struct {
 	fail    map[string]error
 }
 
-func newGuardTest(t *testing.T, evict bool) *guardTest {
-	g := &guardTest{watch: newWatch(t, "t4", 4), now: time.Now(), uids: map[string]string{}, fail: map[string]error{}}
-	p := profile(4)
-	p.TimeSlicing[0].Guard = sharing.MemoryGuard{Bytes: 3072 * mebibyte, Grace: 30 * time.Second, Evict: evict}
-	g.state.Store(&state{gpus: g.gpus, plan: sharing.NewPlan(g.gpus, p), planned: true})
-	g.Pods = Pods{
-		UID: func(namespace, pod string) string {
-			if uid, other := g.uids[pod]; other {
-				return uid
-			}
-			return namespace + "/" + pod
+func newGuardTest(t *testing.T) *guardTest {
+	g := &guardTest{t: t, now: time.Now(), uids: map[string]string{}, fail: map[string]error{}}
+	g.Guard = New(Options{
+		Logger:          slog.New(slog.DiscardHandler),
+		WarningsChanged: func() {},
+		LimitsChanged:   func() {},
+		Pods: Pods{
+			UID: func(namespace, pod string) string {
+				if uid, other := g.uids[pod]; other {
+					return uid
+				}
+				return namespace + "/" + pod
+			},
+			Evict: func(_ context.Context, namespace, pod, uid string) error {
+				if err := g.fail[uid]; err != nil {
+					return err
+				}
+				g.evicted = append(g.evicted, uid)
+				return nil
+			},
 		},
-		Evict: func(_ context.Context, namespace, pod, uid string) error {
-			if err := g.fail[uid]; err != nil {
-				return err
-			}
-			g.evicted = append(g.evicted, uid)
-			return nil
-		},
+	})
+	g.guard = sharing.MemoryGuard{Bytes: 3072 * mebibyte, Grace: 30 * time.Second, Evict: true}
+	g.measured = sharing.Measurement{
+		GPUs:   []sharing.GPUUtilization{{GPU: gpu, Units: []sharing.UnitProcesses{{Unit: gpu}}}},
+		Owners: map[int]sharing.ProcessOwner{},
 	}
-	g.pod("worst", 0, 6000*mebibyte, 0)
-	g.pod("bad", 0, 4000*mebibyte, 0)
-	g.pod("good", 0, 3072*mebibyte, 0)
-	g.process(0, 5000*mebibyte, 0, "") // Of nobody.
-	g.process(0, 9000*mebibyte, 0, "ns/stranger/main")
+	g.pod("worst", 6000*mebibyte)
+	g.pod("bad", 4000*mebibyte)
+	g.pod("good", 3072*mebibyte)
+	g.process("", 5000*mebibyte)
+	g.process("stranger", 9000*mebibyte)
 	return g
+}
+
+// pod gives the next share to a pod with one process.
+func (g *guardTest) pod(name string, memory float64) {
+	g.held = append(g.held, sharing.Allocation{
+		Namespace: "ns",
+		Pod:       name,
+		Container: "main",
+		Resource:  "r",
+		Devices:   []string{sharing.NewDeviceID(gpu, len(g.held))},
+	})
+	g.process(name, memory)
+}
+
+// process starts a process of the pod; of nobody for an empty name.
+func (g *guardTest) process(pod string, memory float64) {
+	processes := &g.measured.GPUs[0].Units[0].Processes
+	pid := 100 + len(*processes)
+	*processes = append(*processes, sharing.ProcessUtilization{PID: pid, Memory: &memory})
+	if pod != "" {
+		container := sharing.Container{Namespace: "ns", Pod: pod, Name: "main"}
+		g.measured.Owners[pid] = sharing.ProcessOwner{Container: container}
+	}
+}
+
+// end ends the pod and its process.
+func (g *guardTest) end(pod string) {
+	g.held = slices.DeleteFunc(g.held, func(a sharing.Allocation) bool { return a.Pod == pod })
+	unit := &g.measured.GPUs[0].Units[0]
+	unit.Processes = slices.DeleteFunc(unit.Processes, func(p sharing.ProcessUtilization) bool {
+		return g.measured.Owners[p.PID].Container.Pod == pod
+	})
 }
 
 // pass lets so much time pass, with a sample every five seconds, and then lets the guard act.
@@ -59,21 +109,30 @@ func (g *guardTest) pass(length time.Duration) {
 	g.t.Helper()
 	for end := g.now.Add(length); g.now.Before(end); {
 		g.now = g.now.Add(min(5*time.Second, end.Sub(g.now)))
-		g.look(g.Measure(g.t.Context()))
+		g.look(g.measured)
 	}
 	g.evictOne(g.t.Context(), g.now)
 }
 
 func (g *guardTest) look(measured sharing.Measurement) {
-	s := g.state.Load()
-	report := sharing.NewUtilizationReport(measured, s.gpus, s.plan.Resources, g.holders.held, true)
-	g.guardMemory(report, s, g.holders.held, g.now, 5*time.Second)
+	gpus := []sharing.GPU{{UUID: gpu, Memory: 15360 * mebibyte}}
+	unit := sharing.Unit{ID: gpu, GPU: gpu, Replicas: 4, Guard: g.guard}
+	resources := []sharing.Resource{{Name: "r", Units: []sharing.Unit{unit}}}
+	g.Look(Sample{
+		Report:   sharing.NewUtilizationReport(measured, gpus, resources, g.held, true),
+		GPUs:     gpus,
+		Planned:  resources,
+		Listed:   resources,
+		Held:     g.held,
+		At:       g.now,
+		Interval: 5 * time.Second,
+	})
 }
 
 // told are the pods over their limits, with what became of them.
 func (g *guardTest) told() string {
 	var texts []string
-	for _, o := range g.guard.overLimits() {
+	for _, o := range g.OverLimits() {
 		text := o.Pod
 		if o.Evicted {
 			text += " evicted"
@@ -96,12 +155,13 @@ func (g *guardTest) wants(what, told string, evicted ...string) {
 	}
 }
 
-// end ends the pod.
-func (g *guardTest) end(pod string, pid int) {
+// wantCounts compares the counts of evictions.
+func (g *guardTest) wantCounts(want map[string]float64) {
 	g.t.Helper()
-	g.holders.held = slices.DeleteFunc(g.holders.held, func(a sharing.Allocation) bool { return a.Pod == pod })
-	if err := g.node.RemoveProcess(0, -1, pid); err != nil {
-		g.t.Fatal(err)
+	got := map[string]float64{}
+	g.Collect(func(name string, value float64, labels ...string) { got[labels[0]] = value })
+	if diff := cmp.Diff(want, got); diff != "" {
+		g.t.Errorf("evictions (-want +got):\n%s", diff)
 	}
 }
 
@@ -109,45 +169,34 @@ func (g *guardTest) end(pod string, pid int) {
 // the most memory beyond its limit, after the grace, and the next when that one has ended.
 func TestGuardEvicts(t *testing.T) {
 	t.Parallel()
-	g := newGuardTest(t, true)
+	g := newGuardTest(t)
 	g.pass(30 * time.Second)
 	g.wants("within the grace", "")
 	g.pass(5 * time.Second)
 	g.wants("after it", "bad, worst evicted", "ns/worst")
 	g.pass(time.Minute)
 	g.wants("while it ends", "bad, worst evicted", "ns/worst")
-	g.end("worst", 102)
+	g.end("worst")
 	g.pass(5 * time.Second)
 	g.wants("when it has ended", "bad evicted", "ns/worst", "ns/bad")
-	g.end("bad", 104)
+	g.end("bad")
 	g.pass(5 * time.Minute)
 	g.wants("when both have", "", "ns/worst", "ns/bad")
-	g.want(g.series("memory_guard_evictions_total", "result"), "evicted:2 failed:0 refused:0")
+	g.wantCounts(map[string]float64{"evicted": 2, "refused": 0, "failed": 0})
 }
 
-// TestGuardReports holds that nobody is evicted where the profile does not say so, and what
-// metrics and status say.
-func TestGuardReports(t *testing.T) {
+// TestGuardOnlyReports holds that nobody is evicted where the profile does not say so.
+func TestGuardOnlyReports(t *testing.T) {
 	t.Parallel()
-	g := newGuardTest(t, false)
+	g := newGuardTest(t)
+	g.guard.Evict = false
 	g.pass(time.Minute)
 	g.wants("reported", "bad, worst")
-	list := g.guard.overLimits()
-	if want := fmt.Sprintf("container main of pod ns/bad uses 4000 MiB of %s and may use 3072 MiB, for longer than 30s", g.gpus[0].UUID); list[0].Text != want {
+	want := "container main of pod ns/bad uses 4000 MiB of GPU-a and may use 3072 MiB, for longer than 30s"
+	if list := g.OverLimits(); list[0].Text != want {
 		t.Errorf("text %q, want %q", list[0].Text, want)
 	}
-	if report := g.nodeReport(g.state.Load(), *g.progress.Load(), g.Plugin.Status()); !slices.Equal(report.OverLimit, list) {
-		t.Errorf("the report has %+v", report.OverLimit)
-	}
-	g.sampleNow()
-	g.want(g.series("container_memory_limit_bytes", "pod"), "bad:3.221225472e+09 good:3.221225472e+09 worst:3.221225472e+09")
-	for i := range g.gpus[:1] {
-		for _, h := range g.status(t.Context()).GPUs[i].Units[0].Holders {
-			if h.Use == nil || h.Use.Limit == nil || *h.Use.Limit != 3072*mebibyte {
-				t.Errorf("%s: use %+v", h.Pod, h.Use)
-			}
-		}
-	}
+	g.wantCounts(map[string]float64{"evicted": 0, "refused": 0, "failed": 0})
 }
 
 // TestGuardIsCertain holds that what is not known for a moment ends the time that counts.
@@ -155,7 +204,7 @@ func TestGuardIsCertain(t *testing.T) {
 	t.Parallel()
 	for name, lapse := range map[string]func(g *guardTest){
 		"nobody knows whose the processes are": func(g *guardTest) {
-			measured := g.Measure(g.t.Context())
+			measured := g.measured
 			measured.Owners = nil
 			g.look(measured)
 		},
@@ -167,19 +216,23 @@ func TestGuardIsCertain(t *testing.T) {
 		},
 		"its pod is not known": func(g *guardTest) {
 			g.uids["worst"], g.uids["bad"] = "", ""
-			g.look(g.Measure(g.t.Context()))
+			g.look(g.measured)
 			clear(g.uids)
 		},
 		"within the limit": func(g *guardTest) {
-			measured := g.Measure(g.t.Context())
-			for i := range measured.GPUs[0].Units[0].Processes {
-				measured.GPUs[0].Units[0].Processes[i].Memory = new(1.0)
+			processes := slices.Clone(g.measured.GPUs[0].Units[0].Processes)
+			for i := range processes {
+				processes[i].Memory = new(1.0)
 			}
-			g.look(measured)
+			units := []sharing.UnitProcesses{{Unit: gpu, Processes: processes}}
+			g.look(sharing.Measurement{
+				GPUs:   []sharing.GPUUtilization{{GPU: gpu, Units: units}},
+				Owners: g.measured.Owners,
+			})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := newGuardTest(t, true)
+			g := newGuardTest(t)
 			g.pass(30 * time.Second)
 			lapse(g)
 			g.pass(30 * time.Second)
@@ -196,7 +249,7 @@ func TestGuardIsCertain(t *testing.T) {
 // evicted, who was refused is tried again, and one that is gone is no failure.
 func TestGuardIsRefused(t *testing.T) {
 	t.Parallel()
-	g := newGuardTest(t, true)
+	g := newGuardTest(t)
 	g.fail["ns/worst"] = fmt.Errorf("%w: 429", nodereport.ErrDisruptionBudget)
 	g.fail["ns/bad"] = errors.New("no answer")
 	g.pass(35 * time.Second)
@@ -204,19 +257,19 @@ func TestGuardIsRefused(t *testing.T) {
 	g.evictOne(t.Context(), g.now)
 	g.wants("both", "bad refused: no answer, worst refused: "+nodereport.ErrDisruptionBudget.Error())
 	g.evictOne(t.Context(), g.now)
-	g.want(g.series("memory_guard_evictions_total", "result"), "evicted:0 failed:1 refused:1")
+	g.wantCounts(map[string]float64{"evicted": 0, "refused": 1, "failed": 1})
 	clear(g.fail)
 	g.pass(10 * time.Second)
 	g.wants("allowed again", "bad refused: no answer, worst evicted", "ns/worst")
 
-	g = newGuardTest(t, true)
+	g = newGuardTest(t)
 	g.fail["ns/worst"] = nodereport.ErrPodGone
 	g.pass(35 * time.Second)
 	g.evictOne(t.Context(), g.now)
 	g.wants("gone", "bad evicted, worst", "ns/bad")
-	g.want(g.series("memory_guard_evictions_total", "result"), "evicted:1 failed:0 refused:0")
+	g.wantCounts(map[string]float64{"evicted": 1, "refused": 0, "failed": 0})
 
-	g = newGuardTest(t, true)
+	g = newGuardTest(t)
 	g.Pods.Evict = nil
 	g.pass(35 * time.Second)
 	if told := g.told(); !strings.Contains(told, "worst refused: this Virgate may not evict pods: it takes --evict-over-limit") {
@@ -228,7 +281,7 @@ func TestGuardIsRefused(t *testing.T) {
 // is not evicted again.
 func TestGuardOfAPodThatDoesNotEnd(t *testing.T) {
 	t.Parallel()
-	g := newGuardTest(t, true)
+	g := newGuardTest(t)
 	g.pass(35 * time.Second)
 	g.pass(evictionWait)
 	g.wants("while it may take", "bad, worst evicted", "ns/worst")
@@ -239,13 +292,13 @@ func TestGuardOfAPodThatDoesNotEnd(t *testing.T) {
 // TestGuardUnwatched holds that a limit which nobody can watch is a warning of the plan.
 func TestGuardUnwatched(t *testing.T) {
 	t.Parallel()
-	g := newGuardTest(t, true)
+	g := newGuardTest(t)
 	g.look(sharing.Measurement{Unwatched: true})
-	if warnings := g.guard.warnings(); len(warnings) != 1 || !strings.Contains(warnings[0], "--watch-pods") {
+	if warnings := g.Warnings(); len(warnings) != 1 || !strings.Contains(warnings[0], "--watch-pods") {
 		t.Errorf("warnings %q", warnings)
 	}
-	g.look(g.Measure(t.Context()))
-	if warnings := g.guard.warnings(); warnings != nil {
+	g.look(g.measured)
+	if warnings := g.Warnings(); warnings != nil {
 		t.Errorf("when it is watched: %q", warnings)
 	}
 }

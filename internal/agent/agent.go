@@ -14,6 +14,7 @@ import (
 
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/decide"
+	"github.com/virgate/virgate/internal/gpusettings"
 	"github.com/virgate/virgate/internal/memoryguard"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
@@ -127,7 +128,7 @@ type Options struct {
 	// closed, and whether that is known; nil for never. ConfigSource.Watch tells of changes.
 	Paused func() (paused, known bool)
 	// DriverSettings sets time slices and compute modes.
-	DriverSettings DriverSettings
+	DriverSettings gpusettings.DriverSettings
 	// MPS runs the daemons of MPS; nil where nothing does.
 	MPS MPS
 	// DRA serves what the profile offers by Dynamic Resource Allocation.
@@ -155,9 +156,7 @@ func newAgent(options Options) *agent {
 		Resources: a.resourcesOf, Plan: a.planNow, Changed: a.wakeReport, Refresh: a.Refresh, Logger: a.Logger,
 	})
 	a.releases.gpus, a.releases.begun = map[string]*release{}, make(chan struct{}, 1)
-	g := &a.gpuSettings
-	g.wake, g.changed, g.slices, g.failed = make(chan struct{}, 1), map[string]ChangedGPU{}, map[string]setSlice{}, map[string]failedSetting{}
-	a.gpuSettings.list.Store(&map[string][]GPUSetting{})
+	a.gpuSettings = newSettings(a)
 	a.mps = mpsDaemons{wake: make(chan struct{}, 1), wanted: map[string]wantedDaemon{}, doubtful: map[string]time.Time{}}
 	a.mps.view.Store(&decide.MPS{})
 	a.dra.wake = make(chan struct{}, 1)
@@ -214,7 +213,7 @@ func (a *agent) run(ctx context.Context) error {
 	start(after(a.registering, a.releaseLoop))
 	start(after(a.registering, a.guard.Run))
 	if a.DriverSettings.Store != nil {
-		start(after(a.registering, a.settingsLoop))
+		start(after(a.registering, a.gpuSettings.Run))
 	}
 	if a.MPS != nil {
 		start(func(ctx context.Context) error {
@@ -284,7 +283,7 @@ type agent struct {
 	mig                 *migchange.Reconciler
 	locked, registering chan struct{}
 	releases            releases
-	gpuSettings         gpuSettings
+	gpuSettings         *gpusettings.Settings
 	mps                 mpsDaemons
 	dra                 draPaths
 	guard               *memoryguard.Guard

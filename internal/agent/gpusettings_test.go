@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/virgate/virgate/internal/gpusettings"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
@@ -23,7 +24,7 @@ type fakeSettings struct {
 	modes   map[string]sharing.ComputeMode
 	slices  map[string]sharing.TimeSlice
 	binding uint64
-	kept    []ChangedGPU
+	kept    []gpusettings.ChangedGPU
 	// fail has errors by the name of the call. calls are all that set something.
 	fail  map[string]error
 	calls []string
@@ -33,13 +34,13 @@ func newFakeSettings() *fakeSettings {
 	return &fakeSettings{modes: map[string]sharing.ComputeMode{}, slices: map[string]sharing.TimeSlice{}, fail: map[string]error{}}
 }
 
-func (f *fakeSettings) Load() ([]ChangedGPU, error) {
+func (f *fakeSettings) Load() ([]gpusettings.ChangedGPU, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.kept), nil
 }
 
-func (f *fakeSettings) Save(list []ChangedGPU) error {
+func (f *fakeSettings) Save(list []gpusettings.ChangedGPU) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.fail["save"] == nil {
@@ -55,8 +56,8 @@ func (f *fakeSettings) mode(gpu string) sharing.ComputeMode {
 	return f.modes[gpu]
 }
 
-func (f *fakeSettings) settings() DriverSettings {
-	return DriverSettings{
+func (f *fakeSettings) settings() gpusettings.DriverSettings {
+	return gpusettings.DriverSettings{
 		Store: f,
 		ComputeMode: func(_ context.Context, gpu string) (sharing.ComputeMode, uint64, error) {
 			f.mu.Lock()
@@ -80,7 +81,7 @@ func (f *fakeSettings) set(call, gpu, value string, do func()) error {
 	if err := f.fail[call]; err != nil {
 		return err
 	}
-	if value != "default" && !slices.ContainsFunc(f.kept, func(c ChangedGPU) bool { return c.GPU == gpu }) {
+	if value != "default" && !slices.ContainsFunc(f.kept, func(c gpusettings.ChangedGPU) bool { return c.GPU == gpu }) {
 		return errors.New("not kept for a restart")
 	}
 	do()
@@ -168,7 +169,7 @@ func TestGPUSettings(t *testing.T) {
 			t.Errorf("calls (-want +got):\n%s", diff)
 		}
 		f.change(func() { f.binding, f.modes[whole], f.slices[shared] = 2, "", "" }) // The driver was loaded again.
-		notify(r.agent.gpuSettings.wake)
+		r.agent.gpuSettings.Wake()
 		r.await("set once more", func() bool {
 			return f.now(whole) == "exclusive-process  2" && f.now(shared) == "prohibited short 2"
 		})
@@ -179,7 +180,7 @@ func TestGPUSettings(t *testing.T) {
 		})
 	})
 	t.Run("undone by a later run", func(t *testing.T) {
-		f.kept = append(f.kept, ChangedGPU{GPU: whole, ComputeMode: sharing.ExclusiveProcess, Before: sharing.ProhibitedCompute})
+		f.kept = append(f.kept, gpusettings.ChangedGPU{GPU: whole, ComputeMode: sharing.ExclusiveProcess, Before: sharing.ProhibitedCompute})
 		f.modes[whole] = sharing.ExclusiveProcess
 		r := newRig(t, func(r *rig) {
 			r.options.DriverSettings, r.options.Kubelet = f.settings(), r.sight
@@ -188,7 +189,7 @@ func TestGPUSettings(t *testing.T) {
 		r.await("undone", func() bool { return f.now(whole) == "prohibited  0" && f.now(shared) == "prohibited default 0" })
 	})
 	t.Run("somebody else's", func(t *testing.T) {
-		f.kept = []ChangedGPU{{GPU: whole, ComputeMode: sharing.ExclusiveProcess, Before: sharing.DefaultComputeMode}}
+		f.kept = []gpusettings.ChangedGPU{{GPU: whole, ComputeMode: sharing.ExclusiveProcess, Before: sharing.DefaultComputeMode}}
 		r := newRig(t, func(r *rig) { r.options.DriverSettings = f.settings() })
 		r.await("left alone", func() bool { return f.now(whole) == "prohibited  0" })
 	})
@@ -236,7 +237,7 @@ func TestComputeModeWaitsForTheGPU(t *testing.T) {
 	if got := f.now(whole); got != "default  0" {
 		t.Errorf("while a pod has it: %s", got)
 	}
-	if list := (*r.agent.gpuSettings.list.Load())[whole]; list[0].Reason != "in use by ns/one" {
+	if list := r.agent.gpuSettings.All()[whole]; list[0].Reason != "in use by ns/one" {
 		t.Errorf("it waits for %q", list[0].Reason)
 	}
 	if err := r.kubelet.DeletePod("ns", "one"); err != nil {

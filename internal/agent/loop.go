@@ -79,7 +79,7 @@ func (a *agent) decide() {
 	a.state.Store(next)
 	notify(a.dra.wake)
 	notify(a.mps.wake)
-	notify(a.gpuSettings.wake)
+	a.gpuSettings.Wake()
 	a.mig.Wake()
 	a.wakeReport()
 	if next.pause.paused || next.pause != last.pause {
@@ -112,7 +112,7 @@ func (a *agent) facts(last, next *state) decide.Facts {
 	reservations = append(reservations, mps.Reservations()...)
 	return decide.Facts{
 		GPUs: next.gpus, Profile: next.profile.Profile, Reservations: reservations,
-		Warnings: slices.Concat(a.settingWarnings(next.gpus), a.guard.Warnings()),
+		Warnings: slices.Concat(a.gpuSettings.Warnings(next.gpus), a.guard.Warnings()),
 		MayReset: a.Releases.Reset != nil, MayEvict: a.Pods.Evict != nil,
 		Host: next.host, MPS: mps, DRA: a.draFacts(next.gpus),
 	}

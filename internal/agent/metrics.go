@@ -5,6 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/virgate/virgate/internal/gpusettings"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
@@ -61,9 +62,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		send("config_last_apply_timestamp_seconds", float64(p.appliedAt.UnixMilli())/1000)
 		send("config_info", 1, p.applied.Name, p.applied.Source, p.applied.Generation)
 	}
-	for gpu, list := range *c.agent.gpuSettings.list.Load() {
+	for gpu, list := range c.agent.gpuSettings.All() {
 		for _, s := range list {
-			send("gpu_setting_applied", metrics.BoolToFloat(s.State == SettingApplied), gpu, s.Setting, s.Value)
+			send("gpu_setting_applied", metrics.BoolToFloat(s.State == gpusettings.SettingApplied), gpu, s.Setting, s.Value)
 		}
 	}
 	c.agent.guard.Collect(send)

@@ -324,7 +324,7 @@ func (a *agent) usedOtherwise(ctx context.Context, unit nodereport.MPSUnit) stri
 	if unit.ID != unit.GPU {
 		return ""
 	}
-	if a.DriverSettings.Store != nil && !a.gpuSettings.looked.Load() || slices.ContainsFunc((*a.gpuSettings.list.Load())[unit.GPU], func(s GPUSetting) bool { return s.Setting == "computeMode" }) {
+	if a.gpuSettings.ComputeModePending(unit.GPU) {
 		return "its compute mode is being set back"
 	}
 	users := a.usersOf(ctx, unit.GPU)

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/virgate/virgate/internal/decide"
+	"github.com/virgate/virgate/internal/gpusettings"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/sharing"
@@ -289,7 +290,7 @@ func TestMPSWaitsForTheGPU(t *testing.T) {
 	var mu sync.Mutex
 	busy := []int{42}
 	settings.modes[a] = sharing.ExclusiveProcess
-	settings.kept = []ChangedGPU{{GPU: a, ComputeMode: sharing.ExclusiveProcess, Before: sharing.DefaultComputeMode}}
+	settings.kept = []gpusettings.ChangedGPU{{GPU: a, ComputeMode: sharing.ExclusiveProcess, Before: sharing.DefaultComputeMode}}
 	settings.fail["mode"] = context.DeadlineExceeded
 	r := newMPSRig(t, f, mpsProfile(4), func(r *rig) {
 		r.options.DriverSettings = settings.settings()

@@ -71,8 +71,8 @@ type ReleaseOptions struct {
 	// Processes are the IDs of the processes that the driver lists on the GPU; none where it
 	// cannot tell.
 	Processes func(ctx context.Context, gpu string) []int
-	// Reset resets the GPU with that PCI bus ID, which nobody has open; nil where that is
-	// not allowed.
+	// Reset resets the GPU with that PCI bus ID, which nobody has open. It returns within minutes,
+	// and soon after ctx ends. Nil where that is not allowed.
 	Reset func(ctx context.Context, pciBusID string) error
 }
 
@@ -218,36 +218,15 @@ func notify(wake chan<- struct{}) {
 const ReleaseWithdrawing = "its devices to be withdrawn"
 
 const (
-	// releaseInterval is the time between two looks at what a release waits for.
-	releaseInterval = 500 * time.Millisecond
-	// resetLimit is how long a reset may take, resetGrace how long it may then take to end.
-	resetLimit = 5 * time.Minute
-	resetGrace = 300 * time.Millisecond
+	// releaseInterval is the time between two looks at what a release waits for, and settingsInterval
+	// where nothing waits.
+	releaseInterval  = 500 * time.Millisecond
+	settingsInterval = 30 * time.Second
 )
 
 // releasePause is the time after which this program tries again to let go of a GPU: each
 // try may keep it from watching the others for a while.
 func releasePause(failures int) time.Duration { return releaseInterval << min(failures, 7) }
-
-// abandonable calls what runs nvidia-smi. What waits in the kernel cannot be killed, and is
-// abandoned.
-func abandonable(ctx context.Context, limit time.Duration, what string, do func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	ended := make(chan error, 1)
-	go func() { ended <- do(ctx) }()
-	select {
-	case err := <-ended:
-		return err
-	case <-ctx.Done():
-	}
-	select {
-	case err := <-ended:
-		return err
-	case <-time.After(resetGrace):
-		return fmt.Errorf("abandoned %s, which does not end: %w", what, ctx.Err())
-	}
-}
 
 // runRelease withdraws the GPU, lets go of it, resets it if that is wanted, and takes it
 // back when its time is over.
@@ -307,7 +286,7 @@ func (a *agent) runRelease(ctx context.Context, r *release) {
 			}
 			a.setRelease(r, func(r *Release) { r.State, r.DriverIndex, r.Waits = now.State, index, waits })
 		case now.Reset:
-			err := abandonable(ctx, resetLimit, "the reset", func(ctx context.Context) error { return a.Releases.Reset(ctx, now.PCIBusID) })
+			err := a.Releases.Reset(ctx, now.PCIBusID)
 			if err != nil && ctx.Err() != nil {
 				return // The next run resets it.
 			}

@@ -14,7 +14,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/virgate/virgate/internal/nodereport"
@@ -243,34 +242,6 @@ func TestReleaseAgainAtItsEnd(t *testing.T) {
 		return now.State == Released && f.made() == "release GPU-a, restore GPU-a, release GPU-a"
 	})
 	r.shows(4)
-}
-
-// TestResetThatDoesNotEnd holds that nothing waits for a reset which cannot be stopped.
-func TestResetThatDoesNotEnd(t *testing.T) {
-	t.Parallel()
-	for name, want := range map[string]time.Duration{"the program ends": resetGrace, "the time is over": resetLimit + resetGrace} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				never := make(chan struct{})
-				defer close(never)
-				reset := func(context.Context) error {
-					<-never
-					return nil
-				}
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				if want == resetGrace {
-					cancel()
-				}
-				began := time.Now()
-				err := abandonable(ctx, resetLimit, "the reset", reset)
-				took := time.Since(began) //nolint:forbidigo // in a synctest bubble: the time is simulated
-				if err == nil || !strings.Contains(err.Error(), "abandoned the reset") || took != want {
-					t.Errorf("after %s: %v, want it after %s", took, err, want)
-				}
-			})
-		})
-	}
 }
 
 // TestResetCutShort holds that a reset which the program's end has cut short is kept for the

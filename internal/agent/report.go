@@ -14,6 +14,7 @@ import (
 
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/decide"
+	"github.com/virgate/virgate/internal/gpusettings"
 	"github.com/virgate/virgate/internal/memoryguard"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
@@ -177,7 +178,7 @@ func lackingRights(warnings []string, layouts []nodereport.GPULayout) (texts []s
 	for _, right := range [][2]string{
 		{"partitions cannot all be read: ", sharing.NoMIGRight},
 		{"MIG layout not reached: ", migchange.NotPermitted},
-		{"settings of GPUs are not made: it takes ", settingRight},
+		{"settings of GPUs are not made: it takes ", gpusettings.Right},
 		{"", decide.MPSUnanswered},
 		{"", decide.NoDRA},
 		{"GPUs that wait for it are not reset: ", decide.MayNotReset},

@@ -3,6 +3,7 @@ package agent
 import (
 	"time"
 
+	"github.com/virgate/virgate/internal/gpusettings"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/plugin"
@@ -113,7 +114,7 @@ type GPUStatus struct {
 	// Health is the GPU's own; a partition has one beside it.
 	Health HealthStatus `json:"health"`
 	// Settings are those of the driver that the profile asks for.
-	Settings []GPUSetting `json:"settings,omitempty"`
+	Settings []gpusettings.GPUSetting `json:"settings,omitempty"`
 	// MPS are the MPS daemons of the GPU and its partitions.
 	MPS []nodereport.MPSState `json:"mps,omitempty"`
 	// Use is how it is used as a whole; nil where that was not measured.

@@ -62,7 +62,7 @@ func (a *agent) status(ctx context.Context) Status {
 	status.Resources = resourcesOf(serving.Resources, resources, s.plan, held, status.HoldersKnown)
 	status.GPUs, status.Elsewhere = gpusOf(s.gpus, sharing.Usage(resources, held), a.Health.Health())
 	for i := range status.GPUs {
-		status.GPUs[i].Settings = (*a.gpuSettings.list.Load())[status.GPUs[i].UUID]
+		status.GPUs[i].Settings = a.gpuSettings.All()[status.GPUs[i].UUID]
 		status.GPUs[i].MPS = daemonsOf(a.mps.view.Load(), status.GPUs[i].Units)
 	}
 	addUtilization(&status, a.lastSample.Load().Report)

@@ -18,6 +18,7 @@ import (
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/dradriver"
 	"github.com/virgate/virgate/internal/features"
+	"github.com/virgate/virgate/internal/gpusettings"
 	"github.com/virgate/virgate/internal/host"
 	"github.com/virgate/virgate/internal/memoryguard"
 	"github.com/virgate/virgate/internal/migchange"
@@ -138,8 +139,24 @@ func Run(ctx context.Context, o Options) error {
 	releases := agent.ReleaseOptions{
 		Releaser: node, Processes: partitioner.Processes, Store: state.Section[agent.Release]{File: file, Name: state.ReleaseSection},
 	}
-	if o.AllowReset {
-		releases.Reset = gpus.Reset
+	if o.AllowReset && gpus.Reset != nil {
+		releases.Reset = func(ctx context.Context, pciBusID string) error {
+			return abandonable(ctx, resetLimit, "the reset", func(ctx context.Context) error {
+				return gpus.Reset(ctx, pciBusID)
+			})
+		}
+	}
+	settings := gpusettings.DriverSettings{
+		Store:          state.Section[gpusettings.ChangedGPU]{File: file, Name: state.SettingSection},
+		ComputeMode:    node.ComputeMode,
+		SetComputeMode: node.SetComputeMode,
+	}
+	if gpus.SetTimeSlice != nil {
+		settings.SetTimeSlice = func(ctx context.Context, gpu string, slice sharing.TimeSlice) error {
+			return abandonable(ctx, settingLimit, "nvidia-smi", func(ctx context.Context) error {
+				return gpus.SetTimeSlice(ctx, gpu, slice)
+			})
+		}
 	}
 	options := agent.Options{
 		Settings:       o.Settings,
@@ -160,12 +177,9 @@ func Run(ctx context.Context, o Options) error {
 		Host:            host.New(host.Options{Root: o.HostRoot, DevRoot: profile.startup.DevRoot, Specs: specs, Interval: o.HostInterval, Logger: log}),
 
 		Partitioner: partitioner, LetGo: node.PauseEvents, Releases: releases,
-		DriverSettings: agent.DriverSettings{
-			Store:       state.Section[agent.ChangedGPU]{File: file, Name: state.SettingSection},
-			ComputeMode: node.ComputeMode, SetComputeMode: node.SetComputeMode, SetTimeSlice: gpus.SetTimeSlice,
-		},
-		Journal: file,
-		Refresh: node.Refresh,
+		DriverSettings: settings,
+		Journal:        file,
+		Refresh:        node.Refresh,
 
 		Measure: usage.NewSampler(usage.Options{
 			Meter: nvml.NewMeter(gpus.Library), Proc: gpus.Proc, Containers: gpus.Containers, Logger: log,

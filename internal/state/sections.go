@@ -74,7 +74,7 @@ const (
 	HealthSection  = "health"   // fatal errors of units
 	GPUSection     = "gpus"     // GPUs that are known
 	ReleaseSection = "releases" // GPUs that are released, see agent.Release
-	SettingSection = "settings" // GPUs of which something was set, see agent.ChangedGPU
+	SettingSection = "settings" // GPUs of which something was set, see gpusettings.ChangedGPU
 )
 
 // Section keeps a list in the section Name, each element a T that JSON can encode.

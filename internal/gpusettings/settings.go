@@ -1,10 +1,13 @@
-package agent
+// Package gpusettings keeps the driver's settings of whole GPUs, compute modes and time slices, as
+// the profile wants them, and undoes what it has set and the profile wants no longer.
+package gpusettings
 
 import (
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"sync/atomic"
@@ -60,21 +63,40 @@ type DriverSettings struct {
 	// mig.ErrNoPermission.
 	ComputeMode    func(ctx context.Context, gpu string) (mode sharing.ComputeMode, binding uint64, err error)
 	SetComputeMode func(ctx context.Context, gpu string, mode sharing.ComputeMode) error
-	// SetTimeSlice runs nvidia-smi: the driver tells nobody else which one is set. Nil for a
-	// recording.
+	// SetTimeSlice runs nvidia-smi: the driver tells nobody else which one is set. It returns within
+	// a minute, and soon after ctx ends. Nil for a recording.
 	SetTimeSlice func(ctx context.Context, gpu string, slice sharing.TimeSlice) error
 }
 
 const (
-	// settingsInterval is the time between two looks at whether the driver still has what was set,
-	// settingsPause the longest one after failures, settingLimit how long nvidia-smi may take.
-	settingsInterval = 30 * time.Second
-	settingsPause    = 10 * time.Minute
-	settingLimit     = 30 * time.Second
+	// lookInterval is the time between two looks at whether the driver still has what was set, and
+	// waitInterval where a GPU is waited for. longestPause is the longest one after failures.
+	lookInterval = 30 * time.Second
+	waitInterval = 500 * time.Millisecond
+	longestPause = 10 * time.Minute
 )
 
-// gpuSettings are what is set, and what became of it. Its loop has all but list and wake.
-type gpuSettings struct {
+// Options are what settings need.
+type Options struct {
+	Driver DriverSettings
+	// Inputs are the GPUs and the plan that say what is wanted; not known while they cannot be read.
+	Inputs func() (gpus []sharing.GPU, plan sharing.Plan, known bool)
+	// Closed says that nothing can be set of the GPU now: it is released, or its partitions are
+	// changed, or it has an MPS daemon.
+	Closed func(gpu string) bool
+	// Users are the pods and processes that use the GPU, or why that is not known.
+	Users func(ctx context.Context, gpu string) []string
+	// Changed is called when All and Warnings may answer otherwise, Looked after each look. They must
+	// not wait.
+	Changed, Looked func()
+	// UndoTimeout is how long undoing may take when Run ends; 0 leaves the settings to a successor.
+	UndoTimeout time.Duration
+	Logger      *slog.Logger
+}
+
+// Settings are what is set, and what became of it. Run has all but list, looked and wake.
+type Settings struct {
+	Options
 	wake chan struct{}
 	// list has the results by GPU. It is not changed once it is here.
 	list atomic.Pointer[map[string][]GPUSetting]
@@ -99,45 +121,78 @@ type failedSetting struct {
 	next   time.Time
 }
 
-// settingsLoop keeps the driver's settings as the profile wants them until ctx ends. Without
-// a successor it then undoes them.
-func (a *agent) settingsLoop(ctx context.Context) error {
-	g := &a.gpuSettings
-	kept, err := a.DriverSettings.Store.Load()
+// New returns settings of which nothing is known yet.
+func New(options Options) *Settings {
+	s := &Settings{
+		Options: options,
+		wake:    make(chan struct{}, 1),
+		changed: map[string]ChangedGPU{},
+		slices:  map[string]setSlice{},
+		failed:  map[string]failedSetting{},
+	}
+	s.list.Store(&map[string][]GPUSetting{})
+	return s
+}
+
+// Wake has Run look again. It does not wait.
+func (s *Settings) Wake() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// All are the settings by GPU, as far as they are wanted or not undone yet. They must not be
+// changed.
+func (s *Settings) All() map[string][]GPUSetting { return *s.list.Load() }
+
+// ComputeModePending says that the GPU's compute mode is wanted, still to be undone, or not looked
+// at yet.
+func (s *Settings) ComputeModePending(gpu string) bool {
+	if s.Driver.Store != nil && !s.looked.Load() {
+		return true
+	}
+	return slices.ContainsFunc(s.All()[gpu], func(s GPUSetting) bool { return s.Setting == "computeMode" })
+}
+
+// Run keeps the driver's settings as the profile wants them until ctx ends. Without a successor it
+// then undoes them.
+func (s *Settings) Run(ctx context.Context) error {
+	kept, err := s.Driver.Store.Load()
 	if err != nil {
-		a.Logger.Error("settings of GPUs of the last run not read, and not undone", "error", err)
+		s.Logger.Error("settings of GPUs of the last run not read, and not undone", "error", err)
 	}
 	for _, c := range kept {
-		g.changed[c.GPU] = c
+		s.changed[c.GPU] = c
 	}
 	for {
-		s := a.state.Load()
-		if s.planned && s.unread == nil {
-			a.settle(ctx, s, wantedSettings(s.plan))
-			g.looked.Store(true)
-			notify(a.mps.wake)
+		if gpus, plan, known := s.Inputs(); known {
+			s.settle(ctx, gpus, wantedSettings(plan))
+			s.looked.Store(true)
+			s.Looked()
 		}
 		select {
-		case <-g.wake:
-		case <-time.After(a.settingsPause()):
+		case <-s.wake:
+		case <-time.After(s.pause()):
 		case <-ctx.Done():
-			if a.DrainTimeout > 0 {
-				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.DrainTimeout)
+			if s.UndoTimeout > 0 {
+				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.UndoTimeout)
 				defer cancel()
-				a.settle(ctx, a.state.Load(), nil)
+				gpus, _, _ := s.Inputs()
+				s.settle(ctx, gpus, nil)
 			}
 			return nil
 		}
 	}
 }
 
-func (a *agent) settingsPause() time.Duration {
-	for _, list := range *a.gpuSettings.list.Load() {
+func (s *Settings) pause() time.Duration {
+	for _, list := range s.All() {
 		if slices.ContainsFunc(list, func(s GPUSetting) bool { return s.State == SettingWaiting }) {
-			return releaseInterval
+			return waitInterval
 		}
 	}
-	return settingsInterval
+	return lookInterval
 }
 
 func wantedSettings(plan sharing.Plan) map[string]sharing.DriverSettings {
@@ -151,36 +206,34 @@ func wantedSettings(plan sharing.Plan) map[string]sharing.DriverSettings {
 }
 
 // settle sets what is wanted, by GPU, and undoes what was set and is not wanted any more.
-func (a *agent) settle(ctx context.Context, s *state, wanted map[string]sharing.DriverSettings) {
-	g := &a.gpuSettings
-	released := a.released()
-	last, next := *g.list.Load(), map[string][]GPUSetting{}
-	for _, gpu := range s.gpus {
+func (s *Settings) settle(ctx context.Context, gpus []sharing.GPU, wanted map[string]sharing.DriverSettings) {
+	last, next := s.All(), map[string][]GPUSetting{}
+	for _, gpu := range gpus {
 		id, want := gpu.UUID, wanted[gpu.UUID]
-		failure := g.failed[id]
+		failure := s.failed[id]
 		var list []GPUSetting
 		switch {
-		case want == (sharing.DriverSettings{}) && g.changed[id] == (ChangedGPU{}):
-			delete(g.slices, id)
-		case released[id] || gpu.MIG || gpu.DriverIndex != "" || !gpu.Health.Healthy() || a.mig.Changing(id) || a.mps.view.Load().Busy[id]:
+		case want == (sharing.DriverSettings{}) && s.changed[id] == (ChangedGPU{}):
+			delete(s.slices, id)
+		case gpu.MIG || gpu.DriverIndex != "" || !gpu.Health.Healthy() || s.Closed(id):
 			// It may be reset meanwhile, and what was set be lost; and an MPS daemon has its own mode.
-			delete(g.slices, id)
-			delete(g.failed, id)
+			delete(s.slices, id)
+			delete(s.failed, id)
 			list = eachSetting(want, GPUSetting{State: SettingWaiting, Reason: "the GPU is released, faulty, partitioned or still shared by MPS"})
 		case failure.wanted == want && time.Now().Before(failure.next):
 			list = last[id]
 		default:
-			list = a.settleGPU(ctx, id, want)
+			list = s.settleGPU(ctx, id, want)
 			if ctx.Err() != nil {
 				return
 			}
-			delete(g.failed, id)
+			delete(s.failed, id)
 			if slices.ContainsFunc(list, func(s GPUSetting) bool { return s.State == SettingFailed }) {
-				pause := settingsInterval
+				pause := lookInterval
 				if failure.wanted == want {
-					pause = min(max(pause, 2*failure.pause), settingsPause)
+					pause = min(max(pause, 2*failure.pause), longestPause)
 				}
-				g.failed[id] = failedSetting{wanted: want, pause: pause, next: time.Now().Add(pause)}
+				s.failed[id] = failedSetting{wanted: want, pause: pause, next: time.Now().Add(pause)}
 			}
 		}
 		if list != nil {
@@ -188,13 +241,13 @@ func (a *agent) settle(ctx context.Context, s *state, wanted map[string]sharing.
 		}
 		for _, setting := range list {
 			if !slices.Contains(last[id], setting) {
-				a.Logger.Info("setting of a GPU", "gpu", id, "index", gpu.Index, "setting", setting.Setting, "value", setting.Value, "state", setting.State, "reason", setting.Reason)
+				s.Logger.Info("setting of a GPU", "gpu", id, "index", gpu.Index, "setting", setting.Setting, "value", setting.Value, "state", setting.State, "reason", setting.Reason)
 			}
 		}
 	}
 	if !maps.EqualFunc(last, next, slices.Equal[[]GPUSetting]) {
-		g.list.Store(&next)
-		a.requestPlan() // For the plan's warnings.
+		s.list.Store(&next)
+		s.Changed()
 	}
 }
 
@@ -209,10 +262,9 @@ func eachSetting(want sharing.DriverSettings, result GPUSetting) (list []GPUSett
 	return list
 }
 
-func (a *agent) settleGPU(ctx context.Context, gpu string, want sharing.DriverSettings) []GPUSetting {
-	g := &a.gpuSettings
-	mode, binding, err := a.DriverSettings.ComputeMode(ctx, gpu)
-	changed := g.changed[gpu]
+func (s *Settings) settleGPU(ctx context.Context, gpu string, want sharing.DriverSettings) []GPUSetting {
+	mode, binding, err := s.Driver.ComputeMode(ctx, gpu)
+	changed := s.changed[gpu]
 	undone := want // With what is to be as it was before.
 	if changed.TimeSlice {
 		undone.TimeSlice = cmp.Or(want.TimeSlice, sharing.DefaultTimeSlice)
@@ -223,70 +275,69 @@ func (a *agent) settleGPU(ctx context.Context, gpu string, want sharing.DriverSe
 	if err != nil {
 		return eachSetting(undone, GPUSetting{State: SettingFailed, Reason: "the driver does not tell how it is set: " + err.Error()})
 	}
-	slice := eachSetting(sharing.DriverSettings{TimeSlice: undone.TimeSlice}, a.setTimeSlice(ctx, gpu, undone.TimeSlice, binding))
-	computeMode := eachSetting(sharing.DriverSettings{ComputeMode: undone.ComputeMode}, a.setComputeMode(ctx, gpu, undone.ComputeMode, mode))
+	slice := eachSetting(sharing.DriverSettings{TimeSlice: undone.TimeSlice}, s.setTimeSlice(ctx, gpu, undone.TimeSlice, binding))
+	computeMode := eachSetting(sharing.DriverSettings{ComputeMode: undone.ComputeMode}, s.setComputeMode(ctx, gpu, undone.ComputeMode, mode))
 	// What was undone is no setting of the profile, and not told any more.
 	done := func(list []GPUSetting) bool { return len(list) == 0 || list[0].State == SettingApplied }
-	changed = g.changed[gpu]
+	changed = s.changed[gpu]
 	if want.TimeSlice == "" && done(slice) {
 		slice, changed.TimeSlice = nil, false
-		delete(g.slices, gpu)
+		delete(s.slices, gpu)
 	}
 	if want.ComputeMode == "" && done(computeMode) {
 		computeMode, changed.ComputeMode, changed.Before = nil, "", ""
 	}
-	if err := a.keepChanged(gpu, changed); err != nil {
-		a.Logger.Warn("setting of a GPU undone", "gpu", gpu, "error", err)
+	if err := s.keepChanged(gpu, changed); err != nil {
+		s.Logger.Warn("setting of a GPU undone", "gpu", gpu, "error", err)
 	}
 	return slices.Concat(slice, computeMode)
 }
 
-func (a *agent) setTimeSlice(ctx context.Context, gpu string, slice sharing.TimeSlice, binding uint64) GPUSetting {
-	g := &a.gpuSettings
+func (s *Settings) setTimeSlice(ctx context.Context, gpu string, slice sharing.TimeSlice, binding uint64) GPUSetting {
 	set := setSlice{slice, binding}
-	if slice == "" || g.slices[gpu] == set {
+	if slice == "" || s.slices[gpu] == set {
 		return GPUSetting{State: SettingApplied}
 	}
-	changed := g.changed[gpu]
+	changed := s.changed[gpu]
 	changed.TimeSlice = changed.TimeSlice || slice != sharing.DefaultTimeSlice
-	delete(g.slices, gpu)
-	err := a.keepChanged(gpu, changed)
+	delete(s.slices, gpu)
+	err := s.keepChanged(gpu, changed)
 	switch {
 	case err != nil:
-	case a.DriverSettings.SetTimeSlice == nil:
+	case s.Driver.SetTimeSlice == nil:
 		err = errors.New("these GPUs are a recording")
 	default:
-		err = abandonable(ctx, settingLimit, "nvidia-smi", func(ctx context.Context) error { return a.DriverSettings.SetTimeSlice(ctx, gpu, slice) })
+		err = s.Driver.SetTimeSlice(ctx, gpu, slice)
 	}
 	if err != nil {
-		return GPUSetting{State: SettingFailed, Reason: err.Error() + "; it takes the driver's nvidia-smi, " + settingRight}
+		return GPUSetting{State: SettingFailed, Reason: err.Error() + "; it takes the driver's nvidia-smi, " + Right}
 	}
-	g.slices[gpu] = set
+	s.slices[gpu] = set
 	return GPUSetting{State: SettingApplied}
 }
 
-// settingRight is what setting takes, as a sentence of a warning ends.
-const settingRight = "root and the capability SYS_ADMIN, which the chart's gpuSettings.manage gives"
+// Right is what setting takes, as a sentence of a warning ends.
+const Right = "root and the capability SYS_ADMIN, which the chart's gpuSettings.manage gives"
 
 // setComputeMode waits until nobody uses the GPU before it sets a mode that refuses processes.
-func (a *agent) setComputeMode(ctx context.Context, gpu string, mode, now sharing.ComputeMode) GPUSetting {
+func (s *Settings) setComputeMode(ctx context.Context, gpu string, mode, now sharing.ComputeMode) GPUSetting {
 	if mode == "" || mode == now {
 		return GPUSetting{State: SettingApplied}
 	}
 	if mode != sharing.DefaultComputeMode {
-		if users := a.usersOf(ctx, gpu); len(users) > 0 {
+		if users := s.Users(ctx, gpu); len(users) > 0 {
 			return GPUSetting{State: SettingWaiting, Reason: fmt.Sprintf("in use by %s", users[0])}
 		}
 	}
-	changed := a.gpuSettings.changed[gpu]
+	changed := s.changed[gpu]
 	changed.ComputeMode, changed.Before = mode, cmp.Or(changed.Before, now)
-	err := a.keepChanged(gpu, changed)
+	err := s.keepChanged(gpu, changed)
 	if err == nil {
-		err = a.DriverSettings.SetComputeMode(ctx, gpu, mode)
+		err = s.Driver.SetComputeMode(ctx, gpu, mode)
 	}
 	switch {
 	case errors.Is(err, mig.ErrNoPermission):
-		return GPUSetting{State: SettingFailed, Reason: err.Error() + "; it takes " + settingRight}
+		return GPUSetting{State: SettingFailed, Reason: err.Error() + "; it takes " + Right}
 	case err != nil:
 		return GPUSetting{State: SettingFailed, Reason: err.Error()}
 	}
@@ -294,35 +345,34 @@ func (a *agent) setComputeMode(ctx context.Context, gpu string, mode, now sharin
 }
 
 // keepChanged keeps what was set of the GPU for a restart, before it is set.
-func (a *agent) keepChanged(gpu string, changed ChangedGPU) error {
-	g := &a.gpuSettings
+func (s *Settings) keepChanged(gpu string, changed ChangedGPU) error {
 	if changed.GPU = gpu; changed == (ChangedGPU{GPU: gpu}) {
 		changed = ChangedGPU{}
 	}
-	if changed == g.changed[gpu] {
+	if changed == s.changed[gpu] {
 		return nil
 	}
-	before := maps.Clone(g.changed)
-	if g.changed[gpu] = changed; changed == (ChangedGPU{}) {
-		delete(g.changed, gpu)
+	before := maps.Clone(s.changed)
+	if s.changed[gpu] = changed; changed == (ChangedGPU{}) {
+		delete(s.changed, gpu)
 	}
 	list := []ChangedGPU{}
-	for _, gpu := range slices.Sorted(maps.Keys(g.changed)) {
-		list = append(list, g.changed[gpu])
+	for _, gpu := range slices.Sorted(maps.Keys(s.changed)) {
+		list = append(list, s.changed[gpu])
 	}
-	if err := a.DriverSettings.Store.Save(list); err != nil {
-		g.changed = before
+	if err := s.Driver.Store.Save(list); err != nil {
+		s.changed = before
 		return fmt.Errorf("keep it for a restart: %w", err)
 	}
 	return nil
 }
 
-// settingWarnings say which settings could not be made.
-func (a *agent) settingWarnings(gpus []sharing.GPU) (warnings []string) {
+// Warnings say which settings could not be made.
+func (s *Settings) Warnings(gpus []sharing.GPU) (warnings []string) {
 	for _, gpu := range gpus {
-		for _, s := range (*a.gpuSettings.list.Load())[gpu.UUID] {
-			if s.State == SettingFailed {
-				warnings = append(warnings, fmt.Sprintf("GPU %d (%s): %s %s is not set: %s", gpu.Index, gpu.UUID, s.Setting, s.Value, s.Reason))
+		for _, of := range s.All()[gpu.UUID] {
+			if of.State == SettingFailed {
+				warnings = append(warnings, fmt.Sprintf("GPU %d (%s): %s %s is not set: %s", gpu.Index, gpu.UUID, of.Setting, of.Value, of.Reason))
 			}
 		}
 	}

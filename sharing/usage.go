@@ -137,6 +137,19 @@ func GPUByUnit(gpus []GPU) map[string]string {
 	return byUnit
 }
 
+// UnitsOf are the GPU with that UUID and its partitions. A GPU that the inventory lacks is alone.
+func UnitsOf(gpus []GPU, uuid string) []string {
+	units := []string{uuid}
+	for _, gpu := range gpus {
+		if gpu.UUID == uuid {
+			for _, partition := range gpu.Partitions {
+				units = append(units, partition.UUID)
+			}
+		}
+	}
+	return units
+}
+
 // Sharers is how many containers hold devices of the unit, under whatever names.
 func (u UnitUsage) Sharers() int {
 	same := func(a, b Allocation) bool { return a.holder() == b.holder() }

@@ -171,3 +171,13 @@ func TestTenantsAndOversubscription(t *testing.T) {
 		t.Errorf("oversubscription (-want +got):\n%s", diff)
 	}
 }
+
+func TestUnitsOf(t *testing.T) {
+	t.Parallel()
+	gpus := []GPU{{UUID: "a"}, {UUID: "b", Partitions: []Partition{{UUID: "b1"}, {UUID: "b2"}}}}
+	for gpu, want := range map[string][]string{"a": {"a"}, "b": {"b", "b1", "b2"}, "gone": {"gone"}} {
+		if got := UnitsOf(gpus, gpu); !slices.Equal(got, want) {
+			t.Errorf("units of %s: %q, want %q", gpu, got, want)
+		}
+	}
+}

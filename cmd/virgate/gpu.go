@@ -14,6 +14,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/release"
 )
 
 func gpuCommand() *cli.Command {
@@ -60,7 +61,7 @@ func gpuCommand() *cli.Command {
 }
 
 // askReleases asks the running program for its releases, or tells it to change one.
-func askReleases(ctx context.Context, cmd *cli.Command, method, verb string, arguments url.Values) (list []agent.Release, err error) {
+func askReleases(ctx context.Context, cmd *cli.Command, method, verb string, arguments url.Values) (list []release.Release, err error) {
 	answer, err := callControl(ctx, cmd, method, "/gpu"+verb, arguments)
 	if err != nil {
 		return nil, err
@@ -91,10 +92,10 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 	var waits []string
 	for {
 		switch {
-		case verb == "release" && r.State == agent.Released:
+		case verb == "release" && r.State == release.Released:
 			say("is released until %s: nvidia-smi --gpu-reset -i %s can run; virgate gpu restore --gpu %d takes it back", r.Until.UTC().Format("15:04:05 MST"), r.PCIBusID, r.Index)
 			return nil
-		case r.State != agent.Restored:
+		case r.State != release.Restored:
 		case verb == "restore":
 			say("is taken back")
 			return nil
@@ -110,7 +111,7 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 			waits = r.Waits
 			say("waits for: %s", strings.Join(waits, ", "))
 		}
-		if verb == "release" && !cmd.Bool("wait") && len(waits) > 0 && !slices.Equal(waits, []string{agent.ReleaseWithdrawing}) {
+		if verb == "release" && !cmd.Bool("wait") && len(waits) > 0 && !slices.Equal(waits, []string{release.Withdrawing}) {
 			return errSilent
 		}
 		select {
@@ -126,7 +127,7 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 		if list, err = askReleases(ctx, cmd, http.MethodGet, "", nil); err != nil {
 			return err
 		}
-		at := slices.IndexFunc(list, func(other agent.Release) bool { return other.GPU == r.GPU })
+		at := slices.IndexFunc(list, func(other release.Release) bool { return other.GPU == r.GPU })
 		if at < 0 {
 			return errors.New("the running Virgate was restarted, and the release is over")
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/virgate/virgate/internal/memoryguard"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/release"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -123,7 +124,10 @@ type Options struct {
 	LetGo       func(ctx context.Context, gpu string) (resume func(), err error)
 	Journal     migchange.Store
 	Refresh     func(ctx context.Context) error
-	Releases    ReleaseOptions
+	Releases    release.Driver
+	// Processes are the IDs of the processes that the driver lists on the GPU; none where it
+	// cannot tell.
+	Processes func(ctx context.Context, gpu string) []int
 	// Paused says whether another program changes the GPUs' MIG layouts just now and needs them
 	// closed, and whether that is known; nil for never. ConfigSource.Watch tells of changes.
 	Paused func() (paused, known bool)
@@ -155,7 +159,7 @@ func newAgent(options Options) *agent {
 		Partitioner: a.Partitioner, LetGo: a.LetGo, Store: a.Journal, Devices: migDevices{a.Plugin}, Inputs: a.migInputs, Holders: a.Kubelet.Held, ByDRA: a.unitsByDRA,
 		Resources: a.resourcesOf, Plan: a.planNow, Changed: a.wakeReport, Refresh: a.Refresh, Logger: a.Logger,
 	})
-	a.releases.gpus, a.releases.begun = map[string]*release{}, make(chan struct{}, 1)
+	a.releases = newReleases(a)
 	a.gpuSettings = newSettings(a)
 	a.mps = mpsDaemons{wake: make(chan struct{}, 1), wanted: map[string]wantedDaemon{}, doubtful: map[string]time.Time{}}
 	a.mps.view.Store(&decide.MPS{})
@@ -210,7 +214,7 @@ func (a *agent) run(ctx context.Context) error {
 		a.mig.Run(ctx)
 		return nil
 	}))
-	start(after(a.registering, a.releaseLoop))
+	start(after(a.registering, a.releases.Run))
 	start(after(a.registering, a.guard.Run))
 	if a.DriverSettings.Store != nil {
 		start(after(a.registering, a.gpuSettings.Run))
@@ -227,7 +231,7 @@ func (a *agent) run(ctx context.Context) error {
 		start(after(a.registering, a.DRA.Driver.Run))
 	}
 	if a.Control != nil {
-		control := func(ctx context.Context) error { return a.Control(ctx, a.releaseHandler()) }
+		control := func(ctx context.Context) error { return a.Control(ctx, a.releases.Handler()) }
 		if a.ListenWhenServing {
 			control = after(a.locked, control)
 		}
@@ -282,7 +286,7 @@ type agent struct {
 	// when the driver may be opened.
 	mig                 *migchange.Reconciler
 	locked, registering chan struct{}
-	releases            releases
+	releases            *release.Manager
 	gpuSettings         *gpusettings.Settings
 	mps                 mpsDaemons
 	dra                 draPaths
@@ -335,7 +339,9 @@ func (a *agent) startServing(ctx context.Context) error {
 	if err := a.AcquireLock(ctx, func() { a.standby.Store(true) }); err != nil {
 		return err
 	}
-	a.loadReleases()
+	if a.Releases.Releaser != nil {
+		a.releases.Load()
+	}
 	a.loadClaims()
 	a.serving.Store(true)
 	close(a.locked)

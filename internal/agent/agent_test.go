@@ -137,6 +137,9 @@ func withIdle(o Options) Options {
 	if o.Kubelet == nil {
 		o.Kubelet = noKubelet{}
 	}
+	if o.Processes == nil {
+		o.Processes = func(context.Context, string) []int { return nil }
+	}
 	if o.Measure == nil {
 		o.Measure = func(context.Context) sharing.Measurement { return sharing.Measurement{} }
 	}

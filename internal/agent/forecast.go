@@ -19,6 +19,7 @@ import (
 	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/release"
 	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/sharing"
 )
@@ -60,7 +61,7 @@ func (a *agent) forecast(ctx context.Context, label, value string) nodereport.Fo
 	case !s.planned:
 		return unknown("it has no plan yet")
 	case s.pause.paused:
-		return unknown("%s", pausedText)
+		return unknown("%s", release.PausedText)
 	case !known:
 		return unknown("what pods hold cannot be read")
 	}
@@ -101,7 +102,7 @@ func (a *agent) forecast(ctx context.Context, label, value string) nodereport.Fo
 // those have ended too. What stands in the way is added to the forecast.
 func (a *agent) foresee(ctx context.Context, s *state, profile sharing.Profile, held []sharing.Allocation, f *nodereport.Forecast) (then, after sharing.Plan, err error) {
 	gpusThen, gpusAfter := slices.Clone(s.gpus), slices.Clone(s.gpus)
-	released := a.released()
+	released := a.releases.Released()
 	// closed are the units that are kept free for the layout; inTheWay says why it waits for a unit.
 	closed, inTheWay := map[string]bool{}, map[string]string{}
 	var ids []sharing.GPUID
@@ -140,7 +141,7 @@ func (a *agent) foresee(ctx context.Context, s *state, profile sharing.Profile, 
 		}
 	}
 	facts := decide.Facts{
-		Profile: profile, Reservations: a.releaseReservations(), Host: s.host,
+		Profile: profile, Reservations: a.releases.Reservations(), Host: s.host,
 		MayReset: a.Releases.Reset != nil, MayEvict: a.Pods.Evict != nil, DRA: a.draFacts(s.gpus),
 	}
 	if facts.DRA != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/release"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/plugin"
@@ -265,7 +266,7 @@ func TestForecastGoesByTheNode(t *testing.T) {
 		}},
 		{name: "GPUs not read", value: "shares", want: "its GPUs cannot be read: the driver hangs", change: func(_ *agent, s *state) { s.unread = errors.New("the driver hangs") }},
 		{name: "no plan", value: "shares", want: "it has no plan yet", change: func(_ *agent, s *state) { s.planned = false }},
-		{name: "paused", value: "shares", want: pausedText, change: func(_ *agent, s *state) { s.pause.paused = true }},
+		{name: "paused", value: "shares", want: release.PausedText, change: func(_ *agent, s *state) { s.pause.paused = true }},
 		{name: "holders unknown", value: "shares", want: "what pods hold cannot be read", change: func(a *agent, _ *state) { a.Kubelet = heldBy{err: errors.New("no kubelet")} }},
 		{name: "partitions not read", value: "layout", want: "GPU 0: no driver", change: func(a *agent, _ *state) { a.mig.Partitioner = idle{} }},
 		{name: "a layout", value: "layout", state: sharing.MIGState{Geometry: geometry}},
@@ -317,10 +318,13 @@ func TestForecastGoesByTheNode(t *testing.T) {
 
 // released has the GPUs released, which the plan says.
 func released(a *agent, s *state, gpus ...string) {
+	f := &fakeReleaser{}
 	for _, gpu := range gpus {
-		a.releases.gpus[gpu] = &release{Release: Release{GPU: gpu, State: Released}}
+		f.kept = append(f.kept, release.Release{GPU: gpu, State: release.Released})
 	}
-	for _, r := range a.releaseReservations() {
+	a.releases.Releaser, a.releases.Store = f, f
+	a.releases.Load()
+	for _, r := range a.releases.Reservations() {
 		s.plan.Warnings = append(s.plan.Warnings, r.Text)
 	}
 }

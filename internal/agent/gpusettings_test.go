@@ -139,7 +139,6 @@ func newSettingsRig(t *testing.T, f *fakeSettings) *rig {
 	return newRig(t, func(r *rig) {
 		r.options.Kubelet = r.sight
 		r.options.DriverSettings = f.settings()
-		r.options.Releases.Processes = func(context.Context, string) []int { return nil }
 		r.startWith(settingProfile(sharing.ExclusiveProcess, sharing.ShortTimeSlice))
 	})
 }
@@ -184,7 +183,6 @@ func TestGPUSettings(t *testing.T) {
 		f.modes[whole] = sharing.ExclusiveProcess
 		r := newRig(t, func(r *rig) {
 			r.options.DriverSettings, r.options.Kubelet = f.settings(), r.sight
-			r.options.Releases.Processes = func(context.Context, string) []int { return nil }
 		})
 		r.await("undone", func() bool { return f.now(whole) == "prohibited  0" && f.now(shared) == "prohibited default 0" })
 	})
@@ -204,7 +202,6 @@ func TestGPUSettingsUndoneAtTheEnd(t *testing.T) {
 		var end func()
 		r := newRig(t, func(r *rig) {
 			r.options.Kubelet, r.options.DriverSettings, r.options.DrainTimeout = r.sight, f.settings(), patience
-			r.options.Releases.Processes = func(context.Context, string) []int { return nil }
 			r.startWith(settingProfile(sharing.ExclusiveProcess, sharing.ShortTimeSlice))
 			end = r.endable()
 		})
@@ -224,7 +221,6 @@ func TestComputeModeWaitsForTheGPU(t *testing.T) {
 	whole := gpus("", "")[0].UUID
 	r := newRig(t, func(r *rig) {
 		r.options.Kubelet, r.options.DriverSettings = r.sight, f.settings()
-		r.options.Releases.Processes = func(context.Context, string) []int { return nil }
 		r.startWith(settingProfile("", ""))
 	})
 	r.shows(5)

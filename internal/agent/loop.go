@@ -83,7 +83,7 @@ func (a *agent) decide() {
 	a.mig.Wake()
 	a.wakeReport()
 	if next.pause.paused || next.pause != last.pause {
-		notify(a.releases.begun)
+		a.releases.Wake()
 	}
 }
 
@@ -106,7 +106,7 @@ func (a *agent) readInputs(last *state) *state {
 func (a *agent) facts(last, next *state) decide.Facts {
 	// Before the host, which may take 2 s: a release that ends meanwhile may have given the GPU
 	// other partitions than those that were read.
-	reservations := slices.Concat(a.mig.Reservations(), a.releaseReservations())
+	reservations := slices.Concat(a.mig.Reservations(), a.releases.Reservations())
 	a.prepareHost(last, next)
 	mps := a.mps.view.Load()
 	reservations = append(reservations, mps.Reservations()...)

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"errors"
+	"log/slog"
 	"slices"
 
 	"github.com/virgate/virgate/internal/nodereport"
@@ -23,7 +24,7 @@ func (a *agent) migInputs() (gpus []sharing.GPU, wanted sharing.MIGConfig, err e
 	if s.pause.paused {
 		return nil, wanted, err
 	}
-	released := a.released()
+	released := a.releases.Released()
 	gpus = slices.DeleteFunc(slices.Clone(s.gpus), func(g sharing.GPU) bool { return g.DriverIndex == sharing.NotListed || released[g.UUID] })
 	return gpus, wanted, err
 }
@@ -68,4 +69,25 @@ type migDevices struct{ *plugin.Manager }
 
 func (d migDevices) SetRefusals(units map[string]string) {
 	d.Manager.SetRefusals(plugin.MIGChange, units)
+}
+
+// pause is what is known of Options.Paused.
+type pause struct{ paused, known bool }
+
+func (a *agent) pauseNow() (p pause) {
+	if a.Paused == nil {
+		return pause{known: true}
+	}
+	p.paused, p.known = a.Paused()
+	return p
+}
+
+// logPause says when a pause begins and ends.
+func logPause(log *slog.Logger, last, next pause) {
+	switch {
+	case next.paused && !last.paused:
+		log.Warn("mig-manager pauses this program by a label of the Node")
+	case last.paused && !next.paused && next.known:
+		log.Info("mig-manager no longer pauses this program")
+	}
 }

@@ -114,7 +114,6 @@ func (f *fakeMPS) wants() string {
 func newMPSRig(t *testing.T, f *fakeMPS, p sharing.Profile, change func(*rig)) *rig {
 	return newRig(t, func(r *rig) {
 		r.options.Kubelet = r.sight
-		r.options.Releases.Processes = func(context.Context, string) []int { return nil }
 		if f != nil {
 			r.options.MPS = f
 		}
@@ -294,7 +293,7 @@ func TestMPSWaitsForTheGPU(t *testing.T) {
 	settings.fail["mode"] = context.DeadlineExceeded
 	r := newMPSRig(t, f, mpsProfile(4), func(r *rig) {
 		r.options.DriverSettings = settings.settings()
-		r.options.Releases.Processes = func(_ context.Context, gpu string) []int {
+		r.options.Processes = func(_ context.Context, gpu string) []int {
 			mu.Lock()
 			defer mu.Unlock()
 			if gpu == b {

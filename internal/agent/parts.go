@@ -2,12 +2,37 @@ package agent
 
 import (
 	"context"
+	"fmt"
+	"slices"
+	"time"
 
 	"github.com/virgate/virgate/internal/gpusettings"
+	"github.com/virgate/virgate/internal/release"
 	"github.com/virgate/virgate/sharing"
 )
 
-// What the parts need of the loop is filled in here: they know nothing of it.
+// The parts that run beside the loop know nothing of it. They are given here what they need.
+
+func newReleases(a *agent) *release.Manager {
+	return release.New(release.Options{
+		Driver:  a.Releases,
+		Devices: a.Plugin,
+		Layouts: a.mig,
+		GPUs:    func() []sharing.GPU { return a.state.Load().gpus },
+		Serving: a.serving.Load,
+		Users:   a.usersOf,
+		MIGReset: func() bool {
+			profile := a.state.Load().profile
+			return profile != nil && profile.Profile.MIG.Reset
+		},
+		Paused: func() (paused, known bool) {
+			now := a.pauseNow()
+			return now.paused, now.known
+		},
+		Plan:   a.planNow,
+		Logger: a.Logger,
+	})
+}
 
 func newSettings(a *agent) *gpusettings.Settings {
 	return gpusettings.New(gpusettings.Options{
@@ -17,12 +42,50 @@ func newSettings(a *agent) *gpusettings.Settings {
 			return s.gpus, s.plan, s.planned && s.unread == nil
 		},
 		Closed: func(gpu string) bool {
-			return a.released()[gpu] || a.mig.Changing(gpu) || a.mps.view.Load().Busy[gpu]
+			return a.releases.Released()[gpu] || a.mig.Changing(gpu) || a.mps.view.Load().Busy[gpu]
 		},
-		Users:       func(ctx context.Context, gpu string) []string { return a.usersOf(ctx, gpu) },
+		Users:       a.usersOf,
 		Changed:     a.requestPlan,
 		Looked:      func() { notify(a.mps.wake) },
 		UndoTimeout: a.DrainTimeout,
 		Logger:      a.Logger,
 	})
+}
+
+// usersOf are the pods, claims and processes that use the GPU, or why that is not known.
+func (a *agent) usersOf(ctx context.Context, gpu string) (users []string) {
+	s := a.state.Load()
+	units := sharing.UnitsOf(s.gpus, gpu)
+	held, err := a.Kubelet.Held(ctx)
+	if err != nil {
+		return []string{"what pods hold cannot be read: " + err.Error()}
+	}
+	users = podsByUnit(s.gpus, held)[gpu]
+	holders := sharing.HoldersByUnit(held)
+	if slices.ContainsFunc(units, func(unit string) bool {
+		return slices.ContainsFunc(holders[unit], func(a sharing.Allocation) bool { return !a.Certain() })
+	}) {
+		a.Plugin.RefreshHolders(units...) // It may be gone.
+		users = append(users, sharing.UnnamedHolder)
+	}
+	users = append(users, a.claimsOf(s.gpus, gpu, held)...)
+	for _, pid := range a.Processes(ctx, gpu) {
+		users = append(users, fmt.Sprintf("process %d", pid))
+	}
+	return users
+}
+
+const (
+	// releaseInterval is the time between two looks at what a unit waits for, and settingsInterval
+	// where none waits.
+	releaseInterval  = 500 * time.Millisecond
+	settingsInterval = 30 * time.Second
+)
+
+// notify tells whoever waits, without waiting.
+func notify(wake chan<- struct{}) {
+	select {
+	case wake <- struct{}{}:
+	default:
+	}
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/release"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -25,7 +26,7 @@ import (
 type fakeReleaser struct {
 	mu sync.Mutex
 	// kept is what Save was last given, saving why it fails.
-	kept   []Release
+	kept   []release.Release
 	saving error
 	// calls are those of Release, Reset and Restore; fail has errors of theirs, each for once.
 	calls []string
@@ -38,9 +39,9 @@ type fakeReleaser struct {
 	early map[string]int
 }
 
-func (f *fakeReleaser) Load() ([]Release, error) { return slices.Clone(f.kept), nil }
+func (f *fakeReleaser) Load() ([]release.Release, error) { return slices.Clone(f.kept), nil }
 
-func (f *fakeReleaser) Save(list []Release) error {
+func (f *fakeReleaser) Save(list []release.Release) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.saving == nil {
@@ -93,7 +94,7 @@ func releasing(t *testing.T, f *fakeReleaser, mayReset bool) *rig {
 	r := newRig(t, func(r *rig) {
 		r.node.value[0].PCIBusID = "00000000:07:00.0"
 		r.options.Kubelet = r.sight
-		r.options.Releases = ReleaseOptions{Releaser: f, Store: f, Processes: func(context.Context, string) []int { return nil }}
+		r.options.Releases = release.Driver{Releaser: f, Store: f}
 		if mayReset {
 			r.options.Releases.Reset = f.reset
 		}
@@ -104,15 +105,15 @@ func releasing(t *testing.T, f *fakeReleaser, mayReset bool) *rig {
 // tell asks the control socket's handler.
 func (r *rig) tell(method, path string) (code int, body string) {
 	recorder := httptest.NewRecorder()
-	r.agent.releaseHandler().ServeHTTP(recorder, httptest.NewRequest(method, path, nil))
+	r.agent.releases.Handler().ServeHTTP(recorder, httptest.NewRequest(method, path, nil))
 	return recorder.Code, recorder.Body.String()
 }
 
 // awaitRelease waits until the only release is as wanted.
-func (r *rig) awaitRelease(what string, wanted func(Release) bool) {
+func (r *rig) awaitRelease(what string, wanted func(release.Release) bool) {
 	r.t.Helper()
 	r.until("a release "+what, func() error {
-		var list []Release
+		var list []release.Release
 		_, body := r.tell(http.MethodGet, "/gpu")
 		if err := json.Unmarshal([]byte(body), &list); err != nil || len(list) != 1 || !wanted(list[0]) {
 			return fmt.Errorf("releases are %s", body)
@@ -121,8 +122,8 @@ func (r *rig) awaitRelease(what string, wanted func(Release) bool) {
 	})
 }
 
-func in(state ReleaseState) func(Release) bool {
-	return func(r Release) bool { return r.State == state }
+func in(state release.State) func(release.Release) bool {
+	return func(r release.Release) bool { return r.State == state }
 }
 
 // TestReleaseRefused holds what cannot be done, with its reason, and that nothing comes of it.
@@ -170,7 +171,7 @@ func TestReleaseStandby(t *testing.T) {
 	t.Parallel()
 	f := &fakeReleaser{}
 	r := newRig(t, func(r *rig) {
-		r.options.Releases = ReleaseOptions{Releaser: f, Store: f}
+		r.options.Releases = release.Driver{Releaser: f, Store: f}
 		r.options.AcquireLock = func(ctx context.Context, standBy func()) error {
 			standBy()
 			<-ctx.Done()
@@ -192,30 +193,20 @@ func TestReleaseIsTriedAgain(t *testing.T) {
 	f.withdrawn = func(gpu string) bool { return r.agent.Plugin.Withdrawn(gpu) }
 	r.shows(8)
 	r.tell(http.MethodPost, "/gpu/release?gpu=0&for=1h")
-	r.awaitRelease("that waits for the driver", func(r Release) bool { return slices.Equal(r.Waits, []string{"a call hangs"}) })
+	r.awaitRelease("that waits for the driver", func(r release.Release) bool { return slices.Equal(r.Waits, []string{"a call hangs"}) })
 	r.shows(4)
-	r.awaitRelease("at the next try", in(Released))
-	if list := r.agent.releaseReservations(); len(list) != 1 || !strings.HasPrefix(list[0].Text, "GPU 0 (GPU-a) is not offered: it is released until ") {
+	r.awaitRelease("at the next try", in(release.Released))
+	if list := r.agent.releases.Reservations(); len(list) != 1 || !strings.HasPrefix(list[0].Text, "GPU 0 (GPU-a) is not offered: it is released until ") {
 		t.Errorf("reservations %+v", list)
 	}
 	if gpus, _, _ := r.agent.migInputs(); len(gpus) != 1 || gpus[0].UUID != "GPU-b" {
 		t.Errorf("MIG layouts are changed of %v", gpus)
 	}
 	r.tell(http.MethodPost, "/gpu/release?gpu=0&for=1ms")
-	r.awaitRelease("that is over", in(Restored))
+	r.awaitRelease("that is over", in(release.Restored))
 	r.shows(8)
 	if f.made() != "release GPU-a, release GPU-a, restore GPU-a" || len(f.kept) != 0 {
 		t.Errorf("calls %s, kept %v", f.made(), f.kept)
-	}
-}
-
-// TestReleasePause holds that what does not succeed is tried less and less often, but is.
-func TestReleasePause(t *testing.T) {
-	t.Parallel()
-	for failures, want := range map[int]time.Duration{1: time.Second, 2: 2 * time.Second, 7: 64 * time.Second, 8: 64 * time.Second, 1e6: 64 * time.Second} {
-		if got := releasePause(failures); got != want {
-			t.Errorf("after %d failures: %s, want %s", failures, got, want)
-		}
 	}
 }
 
@@ -236,10 +227,10 @@ func TestReleaseAgainAtItsEnd(t *testing.T) {
 	}
 	r.shows(8)
 	r.tell(http.MethodPost, "/gpu/release?gpu=0&for=1h")
-	r.awaitRelease("at first", in(Released))
+	r.awaitRelease("at first", in(release.Released))
 	r.tell(http.MethodPost, "/gpu/restore?gpu=0")
-	r.awaitRelease("anew", func(now Release) bool {
-		return now.State == Released && f.made() == "release GPU-a, restore GPU-a, release GPU-a"
+	r.awaitRelease("anew", func(now release.Release) bool {
+		return now.State == release.Released && f.made() == "release GPU-a, restore GPU-a, release GPU-a"
 	})
 	r.shows(4)
 }
@@ -277,12 +268,12 @@ func TestReleaseReset(t *testing.T) {
 	r := releasing(t, f, true)
 	r.shows(8)
 	r.tell(http.MethodPost, "/gpu/reset?gpu=0&for=1h")
-	r.awaitRelease("with a problem", func(r Release) bool {
-		return r.State == Restored && !r.WasReset && r.Problem == "in use by another client"
+	r.awaitRelease("with a problem", func(r release.Release) bool {
+		return r.State == release.Restored && !r.WasReset && r.Problem == "in use by another client"
 	})
 	r.shows(8)
 	r.tell(http.MethodPost, "/gpu/reset?gpu=0&for=1h")
-	r.awaitRelease("with a reset", func(r Release) bool { return r.State == Restored && r.WasReset && r.Problem == "" })
+	r.awaitRelease("with a reset", func(r release.Release) bool { return r.State == release.Restored && r.WasReset && r.Problem == "" })
 	r.shows(8)
 	const one = "release GPU-a, reset 00000000:07:00.0, restore GPU-a"
 	if f.made() != one+", "+one+" reset" {
@@ -294,29 +285,29 @@ func TestReleaseReset(t *testing.T) {
 // opened, and that one which is to be reset is so only where that is allowed still.
 func TestReleaseOverARestart(t *testing.T) {
 	t.Parallel()
-	waiting := &fakeReleaser{kept: []Release{{GPU: "GPU-a", DriverIndex: -1, Until: time.Now().Add(time.Hour), State: ReleaseWaiting}}}
-	releasing(t, waiting, false).awaitRelease("after it had waited", in(Released))
+	waiting := &fakeReleaser{kept: []release.Release{{GPU: "GPU-a", DriverIndex: -1, Until: time.Now().Add(time.Hour), State: release.Waiting}}}
+	releasing(t, waiting, false).awaitRelease("after it had waited", in(release.Released))
 	if len(waiting.early) > 0 {
 		t.Errorf("before it was withdrawn, %v is not looked up", waiting.early)
 	}
 	for _, mayReset := range []bool{false, true} {
-		f := &fakeReleaser{kept: []Release{{
-			GPU: "GPU-a", Index: 0, PCIBusID: "00000000:07:00.0", DriverIndex: 3, Until: time.Now().Add(time.Hour), State: Released, Reset: true,
+		f := &fakeReleaser{kept: []release.Release{{
+			GPU: "GPU-a", Index: 0, PCIBusID: "00000000:07:00.0", DriverIndex: 3, Until: time.Now().Add(time.Hour), State: release.Released, Reset: true,
 		}}}
 		var opened atomic.Bool
 		r := newRig(t, func(r *rig) {
 			r.options.Kubelet = r.sight
-			r.options.Releases = ReleaseOptions{Releaser: f, Store: f, Processes: func(context.Context, string) []int { return nil }}
+			r.options.Releases = release.Driver{Releaser: f, Store: f}
 			if mayReset {
 				r.options.Releases.Reset = f.reset
 			}
 			r.options.Node = watchedNode{r.node, func() { opened.Store(f.early["GPU-a"] == 3) }}
 		})
 		if mayReset {
-			r.awaitRelease("with a reset", func(r Release) bool { return r.State == Restored && r.WasReset })
+			r.awaitRelease("with a reset", func(r release.Release) bool { return r.State == release.Restored && r.WasReset })
 			r.shows(8)
 		} else {
-			r.awaitRelease("kept", in(Released))
+			r.awaitRelease("kept", in(release.Released))
 			r.shows(4)
 		}
 		if !opened.Load() {
@@ -344,39 +335,40 @@ func TestReleaseHolders(t *testing.T) {
 	var mu sync.Mutex
 	r := newRig(t, func(r *rig) {
 		r.options.Kubelet = r.sight
-		r.options.Releases = ReleaseOptions{Releaser: f, Store: f, Processes: func(_ context.Context, gpu string) []int {
+		r.options.Releases = release.Driver{Releaser: f, Store: f}
+		r.options.Processes = func(_ context.Context, gpu string) []int {
 			mu.Lock()
 			defer mu.Unlock()
 			return pids
-		}}
+		}
 	})
 	r.shows(8)
 	r.tell(http.MethodPost, "/gpu/release?gpu=1&for=1h")
-	r.awaitRelease("that waits for a process", func(r Release) bool { return slices.Equal(r.Waits, []string{"process 4242"}) })
+	r.awaitRelease("that waits for a process", func(r release.Release) bool { return slices.Equal(r.Waits, []string{"process 4242"}) })
 	if f.made() != "" {
 		t.Errorf("calls %s", f.made())
 	}
 	mu.Lock()
 	pids = nil
 	mu.Unlock()
-	r.awaitRelease("when it has ended", in(Released))
+	r.awaitRelease("when it has ended", in(release.Released))
 
 	claims := newRig(t, func(r *rig) {
 		r.options.Kubelet = claiming{r.sight}
-		r.options.Releases = ReleaseOptions{Releaser: &fakeReleaser{}, Store: &fakeReleaser{}, Processes: func(context.Context, string) []int { return nil }}
+		r.options.Releases = release.Driver{Releaser: &fakeReleaser{}, Store: &fakeReleaser{}}
 	})
 	claims.shows(8)
 	claims.tell(http.MethodPost, "/gpu/release?gpu=0&for=1h")
-	claims.awaitRelease("that waits for claims", func(r Release) bool {
+	claims.awaitRelease("that waits for claims", func(r release.Release) bool {
 		return slices.Equal(r.Waits, []string{"ns/odd (claim c, of unknown GPUs)", "ns/pod (claim c)"})
 	})
 
 	blind := newRig(t, func(r *rig) {
-		r.options.Releases = ReleaseOptions{Releaser: &fakeReleaser{}, Store: &fakeReleaser{}, Processes: func(context.Context, string) []int { return nil }}
+		r.options.Releases = release.Driver{Releaser: &fakeReleaser{}, Store: &fakeReleaser{}}
 	})
 	blind.shows(8)
 	blind.tell(http.MethodPost, "/gpu/release?gpu=0&for=1h")
-	blind.awaitRelease("that cannot be judged", func(r Release) bool {
+	blind.awaitRelease("that cannot be judged", func(r release.Release) bool {
 		return slices.Equal(r.Waits, []string{"what pods hold cannot be read: no kubelet"})
 	})
 }
@@ -391,43 +383,6 @@ func (c claiming) Held(ctx context.Context) ([]sharing.Allocation, error) {
 		sharing.Allocation{Namespace: "ns", Pod: "odd", Container: "c", Resource: "gpu.example.com", Devices: []string{"GPU-a"}, Claim: "c", AnyGPU: true}), err
 }
 
-// TestMIGResets holds which GPUs may be reset for their MIG mode, and when.
-func TestMIGResets(t *testing.T) {
-	t.Parallel()
-	now := time.Now()
-	layouts := []nodereport.GPULayout{
-		{GPU: "applied", State: nodereport.LayoutApplied, Resettable: true},
-		{GPU: "blocked", State: nodereport.LayoutBlocked, Resettable: true},
-		{GPU: "one", State: nodereport.LayoutResetRequired, Resettable: true},
-		{GPU: "reboot", State: nodereport.LayoutResetRequired},
-		{GPU: "two", State: nodereport.LayoutResetRequired, Resettable: true},
-	}
-	ago := func(gpu, problem string, ago time.Duration) Release {
-		return Release{GPU: gpu, State: Restored, Until: now.Add(-ago), Problem: problem}
-	}
-	for _, test := range []struct {
-		name     string
-		releases []Release
-		want     string
-	}{
-		{"those that wait for no more than a reset", nil, "one two"},
-		{"another GPU is released", []Release{{GPU: "applied", State: Released, Until: now.Add(time.Hour)}}, ""},
-		{"another one was reset", []Release{ago("applied", "", time.Second)}, "one two"},
-		{"another one was refused", []Release{ago("applied", "in use", 9*time.Minute)}, ""},
-		{"that was long ago", []Release{ago("applied", "in use", 11*time.Minute)}, "one two"},
-		{"it had no effect", []Release{ago("one", "", time.Minute)}, ""},
-		{"it may have by now", []Release{ago("one", "", time.Hour)}, "one two"},
-	} {
-		waiting, gpus := migResets(layouts, test.releases, now)
-		if got := strings.Join(gpus, " "); got != test.want || !waiting {
-			t.Errorf("%s: %q, want %q; waiting %t", test.name, got, test.want, waiting)
-		}
-	}
-	if waiting, gpus := migResets(layouts[:2], nil, now); waiting || gpus != nil {
-		t.Errorf("nothing waits: %v %t", gpus, waiting)
-	}
-}
-
 // pausable is a rig on which another program may need the GPUs.
 type pausable struct {
 	*rig
@@ -440,7 +395,7 @@ func newPausable(t *testing.T, f *fakeReleaser, at pause) *pausable {
 	p.now.Store(&at)
 	p.rig = newRig(t, func(r *rig) {
 		r.options.Kubelet = r.sight
-		r.options.Releases = ReleaseOptions{Releaser: f, Store: f, Processes: func(context.Context, string) []int { return nil }}
+		r.options.Releases = release.Driver{Releaser: f, Store: f}
 		r.options.Paused = func() (bool, bool) { now := p.now.Load(); return now.paused, now.known }
 	})
 	return p
@@ -452,11 +407,11 @@ func (p *pausable) set(now pause) {
 }
 
 // awaitReleases waits until the releases are in these states, by index.
-func (p *pausable) awaitReleases(states ...ReleaseState) {
+func (p *pausable) awaitReleases(states ...release.State) {
 	p.t.Helper()
 	p.until("releases", func() error {
-		var now []ReleaseState
-		for _, r := range p.agent.listReleases() {
+		var now []release.State
+		for _, r := range p.agent.releases.List() {
 			now = append(now, r.State)
 		}
 		if !slices.Equal(now, states) {
@@ -475,27 +430,27 @@ func TestPause(t *testing.T) {
 	f.withdrawn = func(gpu string) bool { return p.agent.Plugin.Withdrawn(gpu) }
 	p.shows(8)
 	p.set(pause{paused: true, known: true})
-	p.awaitReleases(Released, Released)
+	p.awaitReleases(release.Released, release.Released)
 	p.shows(0)
 	if gpus, _, err := p.agent.migInputs(); len(gpus) != 0 || err != nil {
 		t.Errorf("MIG layouts are changed of %v, %v", gpus, err)
 	}
 	s := p.agent.state.Load()
-	if !slices.Equal(s.plan.Warnings, []string{pausedText}) {
+	if !slices.Equal(s.plan.Warnings, []string{release.PausedText}) {
 		t.Errorf("warnings %q", s.plan.Warnings)
 	}
-	if ready, reason, message := readiness(s, *p.agent.progress.Load(), p.agent.Plugin.Status(), false); ready != nodereport.ConditionFalse || reason != "PausedForMIGChange" || message != pausedText {
+	if ready, reason, message := readiness(s, *p.agent.progress.Load(), p.agent.Plugin.Status(), false); ready != nodereport.ConditionFalse || reason != "PausedForMIGChange" || message != release.PausedText {
 		t.Errorf("%s %s: %s", ready, reason, message)
 	}
-	if code, body := p.tell(http.MethodPost, "/gpu/restore?gpu=0"); code != http.StatusBadRequest || body != pausedText+"\n" {
+	if code, body := p.tell(http.MethodPost, "/gpu/restore?gpu=0"); code != http.StatusBadRequest || body != release.PausedText+"\n" {
 		t.Errorf("restored meanwhile: %d %q", code, body)
 	}
 	p.node.set(gpus("", "", ""), nil)
-	p.awaitReleases(Released, Released, Released)
+	p.awaitReleases(release.Released, release.Released, release.Released)
 
 	p.set(pause{}) // The API server is away.
 	p.set(pause{known: true})
-	p.awaitReleases(Restored, Restored, Restored)
+	p.awaitReleases(release.Restored, release.Restored, release.Restored)
 	p.shows(12)
 	for _, gpu := range []string{"GPU-a", "GPU-b", "GPU-c"} {
 		if made := f.made(); strings.Count(made, "release "+gpu) != 1 || strings.Count(made, "restore "+gpu) != 1 {
@@ -547,23 +502,23 @@ func TestPauseAndRelease(t *testing.T) {
 	p := newPausable(t, f, pause{known: true})
 	p.shows(8)
 	p.tell(http.MethodPost, "/gpu/release?gpu=0&for=1h")
-	p.awaitReleases(Released)
+	p.awaitReleases(release.Released)
 	p.set(pause{paused: true, known: true})
-	p.awaitReleases(Released, Released)
+	p.awaitReleases(release.Released, release.Released)
 	p.set(pause{known: true})
-	p.awaitReleases(Released, Restored)
+	p.awaitReleases(release.Released, release.Restored)
 	p.shows(4)
 
 	p.set(pause{paused: true, known: true})
-	p.awaitReleases(Released, Released)
+	p.awaitReleases(release.Released, release.Released)
 	p.tell(http.MethodPost, "/gpu/release?gpu=0&for=1ms")
 	p.node.set(gpus("", "", ""), nil)
-	p.awaitReleases(Released, Released, Released)
+	p.awaitReleases(release.Released, release.Released, release.Released)
 	if made := f.made(); strings.Contains(made, "restore GPU-a") {
 		t.Errorf("the end of the release ended the pause: %s", made)
 	}
 	p.set(pause{known: true})
-	p.awaitReleases(Restored, Restored, Restored)
+	p.awaitReleases(release.Restored, release.Restored, release.Restored)
 	p.shows(12)
 }
 
@@ -578,10 +533,10 @@ func TestPauseAgain(t *testing.T) {
 		}
 	}}
 	p = newPausable(t, f, pause{paused: true, known: true})
-	p.awaitReleases(Released, Released)
+	p.awaitReleases(release.Released, release.Released)
 	p.set(pause{known: true})
 	p.await("taken back", func() bool { return strings.Contains(f.made(), "restore") })
-	p.awaitReleases(Released, Released)
+	p.awaitReleases(release.Released, release.Released)
 	p.shows(0)
 }
 
@@ -590,9 +545,9 @@ func TestPauseAgain(t *testing.T) {
 func TestPauseOverARestart(t *testing.T) {
 	t.Parallel()
 	kept := func() *fakeReleaser {
-		return &fakeReleaser{kept: []Release{
-			{GPU: "GPU-a", DriverIndex: 3, Until: time.Now().Add(time.Hour), State: Released, Pause: true},
-			{GPU: "GPU-b", Index: 1, DriverIndex: 4, Until: time.Now().Add(time.Hour), State: Released, Pause: true},
+		return &fakeReleaser{kept: []release.Release{
+			{GPU: "GPU-a", DriverIndex: 3, Until: time.Now().Add(time.Hour), State: release.Released, Pause: true},
+			{GPU: "GPU-b", Index: 1, DriverIndex: 4, Until: time.Now().Add(time.Hour), State: release.Released, Pause: true},
 		}}
 	}
 	over := kept()
@@ -602,11 +557,11 @@ func TestPauseOverARestart(t *testing.T) {
 	}
 	f := kept()
 	p := newPausable(t, f, pause{})
-	p.awaitReleases(Released, Released)
+	p.awaitReleases(release.Released, release.Released)
 	if f.early["GPU-a"] != 3 || f.early["GPU-b"] != 4 {
 		t.Errorf("before the driver was opened: %v", f.early)
 	}
 	p.set(pause{known: true})
-	p.awaitReleases(Restored, Restored)
+	p.awaitReleases(release.Restored, release.Restored)
 	p.shows(8)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/virgate/virgate/internal/memoryguard"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/release"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -47,7 +48,7 @@ func (a *agent) reportLoop(ctx context.Context) error {
 			a.progress.Store(&p)
 		}
 		if slices.ContainsFunc(p.layouts, func(l nodereport.GPULayout) bool { return l.State == nodereport.LayoutResetRequired }) {
-			notify(a.releases.begun)
+			a.releases.Wake()
 		}
 		// A program that stands by leaves reporting to the one that serves.
 		if a.Reporter != nil && a.serving.Load() {
@@ -122,7 +123,7 @@ func readiness(s *state, p profileProgress, status plugin.Status, draining bool)
 	case draining:
 		return nodereport.ConditionFalse, "Draining", "all devices are being withdrawn"
 	case s.pause.paused:
-		return nodereport.ConditionFalse, "PausedForMIGChange", pausedText
+		return nodereport.ConditionFalse, "PausedForMIGChange", release.PausedText
 	case s.profile == nil && errors.Is(s.rejected, configs.ErrPending):
 		return nodereport.ConditionUnknown, "Starting", "the profile is " + s.rejected.Error()
 	case s.profile == nil && s.rejected != nil:

@@ -240,3 +240,10 @@ func gpuUtilizations(report sharing.UtilizationReport) map[string]*UseStatus {
 	}
 	return gpus
 }
+
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

@@ -27,6 +27,7 @@ import (
 	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/podresources"
+	"github.com/virgate/virgate/internal/release"
 	"github.com/virgate/virgate/internal/state"
 	"github.com/virgate/virgate/internal/usage"
 	"github.com/virgate/virgate/plugin"
@@ -136,8 +137,9 @@ func Run(ctx context.Context, o Options) error {
 	lock := &nodeLock{dir: o.PluginDir, file: file, log: log}
 	defer lock.release()
 	partitioner := gpus.Partitioner(node.PauseEvents)
-	releases := agent.ReleaseOptions{
-		Releaser: node, Processes: partitioner.Processes, Store: state.Section[agent.Release]{File: file, Name: state.ReleaseSection},
+	releases := release.Driver{
+		Releaser: node,
+		Store:    state.Section[release.Release]{File: file, Name: state.ReleaseSection},
 	}
 	if o.AllowReset && gpus.Reset != nil {
 		releases.Reset = func(ctx context.Context, pciBusID string) error {
@@ -176,7 +178,7 @@ func Run(ctx context.Context, o Options) error {
 		StateWriteError: file.WriteError,
 		Host:            host.New(host.Options{Root: o.HostRoot, DevRoot: profile.startup.DevRoot, Specs: specs, Interval: o.HostInterval, Logger: log}),
 
-		Partitioner: partitioner, LetGo: node.PauseEvents, Releases: releases,
+		Partitioner: partitioner, LetGo: node.PauseEvents, Releases: releases, Processes: partitioner.Processes,
 		DriverSettings: settings,
 		Journal:        file,
 		Refresh:        node.Refresh,

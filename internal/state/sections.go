@@ -73,7 +73,7 @@ func (l Lists) Save(lists plugin.Lists) error {
 const (
 	HealthSection  = "health"   // fatal errors of units
 	GPUSection     = "gpus"     // GPUs that are known
-	ReleaseSection = "releases" // GPUs that are released, see agent.Release
+	ReleaseSection = "releases" // GPUs that are released, see release.Release
 	SettingSection = "settings" // GPUs of which something was set, see gpusettings.ChangedGPU
 )
 

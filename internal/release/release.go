@@ -1,0 +1,588 @@
+// Package release closes GPUs for a while, so that they can be reset or that another program can
+// change their MIG layouts, resets them where that is asked for, and takes them back.
+package release
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/http"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/virgate/virgate/internal/decide"
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/units"
+	"github.com/virgate/virgate/sharing"
+)
+
+// Release is a GPU that this program has closed for a while, or is about to, so that it can
+// be reset.
+type Release struct {
+	// GPU, Index and PCIBusID are those of sharing.GPU.
+	GPU      string `json:"gpu"`
+	Index    int    `json:"index"`
+	PCIBusID string `json:"pciBusID"`
+	// DriverIndex is the driver's index of the GPU, -1 while unknown.
+	DriverIndex int `json:"driverIndex"`
+	// Until is when the GPU is taken back, whatever State then is.
+	Until time.Time `json:"until"`
+	State State     `json:"state"`
+	// Waits are the holders and whatever else a waiting release waits for, as text.
+	Waits []string `json:"waits,omitempty"`
+	// Reset says that this program is to reset the GPU, and then to take it back.
+	Reset bool `json:"reset,omitempty"`
+	// Pause says that it is there for another program to change MIG layouts, and ends with that.
+	Pause bool `json:"pause,omitempty"`
+	// WasReset says that it did, Problem why it could not.
+	WasReset bool   `json:"wasReset,omitempty"`
+	Problem  string `json:"problem,omitempty"`
+}
+
+// State is how far a release is.
+type State string
+
+const (
+	// Waiting says that pods, processes or this program still have the GPU.
+	Waiting State = "waiting"
+	// Released says that this program has nothing of the GPU open.
+	Released State = "released"
+	// Restored says that the release is over and the GPU taken back.
+	Restored State = "restored"
+)
+
+// Releaser closes GPUs, by UUID, and takes them back; see nvml.Node.
+type Releaser interface {
+	KeepReleased(driverIndexes map[string]int)
+	Release(ctx context.Context, gpu string) (driverIndex int, err error)
+	Restore(ctx context.Context, gpu string, wasReset bool) error
+}
+
+// Driver closes and resets GPUs, and keeps which ones are released. Without a Releaser nothing is.
+type Driver struct {
+	Releaser Releaser
+	// Store keeps the releases for a restart.
+	Store interface {
+		Load() ([]Release, error)
+		Save(list []Release) error
+	}
+	// Reset resets the GPU with that PCI bus ID, which nobody has open. It returns within minutes,
+	// and soon after ctx ends. Nil where that is not allowed.
+	Reset func(ctx context.Context, pciBusID string) error
+}
+
+// Devices are the devices of the device plugin.
+type Devices interface {
+	// Withdrawn says that nobody can be given the units any more.
+	Withdrawn(units ...string) bool
+	// RefreshHolders has the holders of the units read again, soon.
+	RefreshHolders(units ...string)
+}
+
+// Layouts are the changes of MIG layouts.
+type Layouts interface {
+	Status() []nodereport.GPULayout
+	// Changing says that the GPU's partitions are being changed.
+	Changing(gpu string) bool
+}
+
+// Options are what releases need.
+type Options struct {
+	Driver
+	Devices Devices
+	Layouts Layouts
+	// GPUs are those of the last plan, Serving says that this program serves the node.
+	GPUs    func() []sharing.GPU
+	Serving func() bool
+	// Users are the pods and processes that use the GPU, or why that is not known.
+	Users func(ctx context.Context, gpu string) []string
+	// MIGReset says that the profile has GPUs reset whose MIG mode waits for that.
+	MIGReset func() bool
+	// Paused says whether another program changes MIG layouts just now, and whether that is known.
+	Paused func() (paused, known bool)
+	// Plan returns when a plan has been made with Reservations, or when ctx ends.
+	Plan   func(ctx context.Context)
+	Logger *slog.Logger
+}
+
+// Manager has the releases of this run. Each has a goroutine.
+type Manager struct {
+	Options
+	mu   sync.Mutex
+	gpus map[string]*release
+	// wake has room to tell Run that there is a new one.
+	wake chan struct{}
+}
+
+type release struct {
+	Release
+	// running says that it has its goroutine, and wake tells that of a change.
+	running bool
+	wake    chan struct{}
+}
+
+// New returns a manager without releases.
+func New(options Options) *Manager {
+	return &Manager{
+		Options: options,
+		gpus:    map[string]*release{},
+		wake:    make(chan struct{}, 1),
+	}
+}
+
+// Wake has Run look again whether there is a pause, or a GPU to reset. It does not wait.
+func (m *Manager) Wake() { notify(m.wake) }
+
+func (m *Manager) paused() bool {
+	paused, _ := m.Paused()
+	return paused
+}
+
+// Load takes over the last run's releases. It is called before the driver is opened.
+func (m *Manager) Load() {
+	if m.Releaser == nil {
+		return
+	}
+	kept, err := m.Store.Load()
+	if err != nil {
+		m.Logger.Error("released GPUs of the last run not read", "error", err)
+	}
+	indexes := map[string]int{}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, r := range kept {
+		if paused, known := m.Paused(); r.Pause && known && !paused {
+			continue
+		}
+		if r.State == Released { // One that still waits may have holders: the GPU is watched until they are gone.
+			indexes[r.GPU] = r.DriverIndex
+		}
+		r.State, r.Reset = Waiting, r.Reset && m.Reset != nil
+		m.gpus[r.GPU] = &release{Release: r, wake: make(chan struct{}, 1)}
+	}
+	m.Releaser.KeepReleased(indexes)
+}
+
+// Run runs the releases until ctx ends.
+func (m *Manager) Run(ctx context.Context) error {
+	var group sync.WaitGroup
+	defer group.Wait()
+	for {
+		m.followPause()
+		m.mu.Lock()
+		for _, r := range m.gpus {
+			if !r.running {
+				r.running = true
+				group.Go(func() { m.run(ctx, r) })
+			}
+		}
+		m.mu.Unlock()
+		var later <-chan time.Time
+		if m.resetForMIG(ctx) {
+			later = time.After(migResetInterval)
+		}
+		select {
+		case <-later:
+		case <-m.wake:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// List are all releases of this run, by index.
+func (m *Manager) List() []Release {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list := []Release{}
+	for _, r := range m.gpus {
+		list = append(list, r.Release)
+	}
+	slices.SortFunc(list, func(x, y Release) int { return x.Index - y.Index })
+	return list
+}
+
+// Reservations keep the released GPUs from being offered.
+func (m *Manager) Reservations() (list []units.Reservation) {
+	for _, r := range m.List() {
+		switch {
+		case r.State == Restored:
+		case r.Pause:
+			list = append(list, units.Reservation{Purpose: units.Pause, GPU: r.GPU, Text: PausedText})
+		default:
+			list = append(list, units.Reservation{Purpose: units.Release, GPU: r.GPU, Text: fmt.Sprintf(
+				"GPU %d (%s) is not offered: it is released until %s, or until virgate gpu restore", r.Index, r.GPU, r.Until.UTC().Format("15:04 MST"))})
+		}
+	}
+	return list
+}
+
+// Released are the GPUs that are not to be offered.
+func (m *Manager) Released() map[string]bool {
+	gpus := map[string]bool{}
+	for _, r := range m.Reservations() {
+		gpus[r.GPU] = true
+	}
+	return gpus
+}
+
+// keep saves the releases for a restart. It must be called with the lock.
+func (m *Manager) keep() error {
+	kept := []Release{}
+	for _, gpu := range slices.Sorted(maps.Keys(m.gpus)) {
+		if k := m.gpus[gpu].Release; k.State != Restored {
+			kept = append(kept, k)
+		}
+	}
+	if err := m.Store.Save(kept); err != nil {
+		return fmt.Errorf("keep the release for a restart: %w", err)
+	}
+	return nil
+}
+
+// set changes a release from its goroutine.
+func (m *Manager) set(r *release, change func(*Release)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before := r.Release
+	if change(&r.Release); reflect.DeepEqual(before, r.Release) {
+		return
+	}
+	if err := m.keep(); err != nil {
+		m.Logger.Error("release changed", "error", err)
+	}
+}
+
+// notify tells whoever waits, without waiting.
+func notify(wake chan<- struct{}) {
+	select {
+	case wake <- struct{}{}:
+	default:
+	}
+}
+
+// Withdrawing is what a release waits for when no pod has the GPU.
+const Withdrawing = "its devices to be withdrawn"
+
+// lookInterval is the time between two looks at what a release waits for.
+const lookInterval = 500 * time.Millisecond
+
+// tryPause is the time after which this program tries again to let go of a GPU: each try may keep it
+// from watching the others for a while.
+func tryPause(failures int) time.Duration { return lookInterval << min(failures, 7) }
+
+// run withdraws the GPU, lets go of it, resets it if that is wanted, and takes it
+// back when its time is over.
+func (m *Manager) run(ctx context.Context, r *release) {
+	log := m.Logger.With("gpu", r.GPU, "index", r.Index)
+	log.Info("GPU is being released", "until", r.Until)
+	m.Plan(ctx)
+	for failures := 0; ; {
+		m.mu.Lock()
+		now := r.Release
+		m.mu.Unlock()
+		pause := time.Until(now.Until)
+		if m.paused() {
+			pause = max(pause, lookInterval)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return
+		case pause <= 0:
+			// It is opened from now on, so whoever asks for it meanwhile has to wait.
+			m.set(r, func(r *Release) { r.State, r.Waits = Waiting, nil })
+			if m.Releaser.Restore(ctx, now.GPU, now.WasReset) != nil {
+				return
+			}
+			again := false
+			m.set(r, func(r *Release) {
+				if again = time.Until(r.Until) > 0 || m.paused(); again {
+					r.WasReset, r.Problem = false, ""
+				} else {
+					r.State = Restored
+				}
+			})
+			if again {
+				continue
+			}
+			m.Plan(ctx)
+			log.Info("GPU taken back")
+			return
+		case now.State == Waiting:
+			next := lookInterval
+			index, waits := now.DriverIndex, m.waits(ctx, now.GPU)
+			if len(waits) == 0 {
+				var err error
+				if index, err = m.Releaser.Release(ctx, now.GPU); err != nil {
+					waits = []string{err.Error()}
+					failures++
+					next = tryPause(failures)
+				}
+			}
+			pause = min(pause, next)
+			switch {
+			case len(waits) == 0:
+				now.State, pause, failures = Released, 0, 0
+				log.Info("GPU released, nvidia-smi --gpu-reset can run", "pci", now.PCIBusID)
+			case !slices.Equal(waits, now.Waits):
+				log.Info("GPU not released yet", "waits", waits)
+			}
+			m.set(r, func(r *Release) { r.State, r.DriverIndex, r.Waits = now.State, index, waits })
+		case now.Reset:
+			err := m.Reset(ctx, now.PCIBusID)
+			if err != nil && ctx.Err() != nil {
+				return // The next run resets it.
+			}
+			pause = 0
+			if err != nil {
+				log.Error("GPU not reset", "error", err)
+			} else {
+				log.Info("GPU reset")
+			}
+			m.set(r, func(r *Release) {
+				r.Reset, r.WasReset, r.Problem, r.Until = false, err == nil, message(err), time.Now()
+			})
+		}
+		select {
+		case <-time.After(pause):
+		case <-r.wake:
+		case <-ctx.Done():
+		}
+	}
+}
+
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// waits says what the release waits for; nothing when this program can close the GPU.
+func (m *Manager) waits(ctx context.Context, gpu string) []string {
+	waits, units := m.Users(ctx, gpu), sharing.UnitsOf(m.GPUs(), gpu)
+	if m.Layouts.Changing(gpu) {
+		waits = append(waits, "its MIG layout is being changed")
+	}
+	if !m.Devices.Withdrawn(units...) {
+		m.Devices.RefreshHolders(units...) // One that the kubelet does not name may be gone.
+		if waits == nil {
+			waits = []string{Withdrawing}
+		}
+	}
+	return waits
+}
+
+// maxRelease is the longest time of a release, so that a forgotten GPU comes back.
+const maxRelease = 24 * time.Hour
+
+// begin releases the GPU that the selector names for that long. A release that is
+// under way gets the new time, counted from now.
+func (m *Manager) begin(selector sharing.Selector, length time.Duration, reset bool) (Release, error) {
+	gpu, err := m.selectGPU(selector)
+	switch {
+	case err != nil:
+		return Release{}, err
+	case reset && m.Reset == nil:
+		return Release{}, errors.New(decide.MayNotReset)
+	case length <= 0 || length > maxRelease:
+		return Release{}, fmt.Errorf("for: %s is not more than 0 and at most %s", length, maxRelease)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.add(gpu, func(r *Release) {
+		r.Until, r.Reset = time.Now().Add(length).Round(0), r.Reset || reset
+	})
+}
+
+// add begins a release, or changes one that is under way. It must be called with the lock.
+func (m *Manager) add(gpu sharing.GPU, change func(*Release)) (Release, error) {
+	before := maps.Clone(m.gpus)
+	r := before[gpu.UUID]
+	if r == nil || r.State == Restored {
+		r = &release{
+			Release: Release{GPU: gpu.UUID, Index: gpu.Index, PCIBusID: gpu.PCIBusID, DriverIndex: -1, State: Waiting},
+			wake:    make(chan struct{}, 1),
+		}
+		m.gpus[gpu.UUID] = r
+	}
+	last := r.Release
+	change(&r.Release)
+	if err := m.keep(); err != nil {
+		r.Release, m.gpus = last, before
+		return Release{}, err
+	}
+	notify(r.wake)
+	notify(m.wake)
+	return r.Release, nil
+}
+
+const (
+	// migResetInterval is the time between two looks at whether a GPU can be reset for its
+	// MIG mode, migResetTime how long its release may take, and migResetPause how long after
+	// a failure no other reset is tried.
+	migResetInterval = 5 * time.Second
+	migResetTime     = time.Minute
+	migResetPause    = 10 * time.Minute
+)
+
+// resetForMIG begins to reset a GPU that nobody uses and whose MIG mode waits for a reset,
+// where the profile has mig.reset. It says whether any GPU waits for that. One goes first:
+// what keeps the driver from resetting one may keep it from resetting all.
+func (m *Manager) resetForMIG(ctx context.Context) bool {
+	if m.Reset == nil || !m.MIGReset() {
+		return false
+	}
+	waiting, now := migResets(m.Layouts.Status(), m.List(), time.Now())
+	for _, gpu := range now {
+		selector, err := sharing.ParseSelector(gpu)
+		if err != nil || len(m.Users(ctx, gpu)) > 0 {
+			continue
+		}
+		if _, err := m.begin(selector, migResetTime, true); err != nil {
+			m.Logger.Error("GPU not reset for its MIG mode", "gpu", gpu, "error", err)
+		}
+		break
+	}
+	return waiting
+}
+
+// migResets are the GPUs of which one may be reset now for its MIG mode. Waiting says that
+// there are such GPUs, now or later.
+func migResets(layouts []nodereport.GPULayout, releases []Release, now time.Time) (waiting bool, gpus []string) {
+	for _, l := range layouts {
+		if l.State == nodereport.LayoutResetRequired && l.Resettable {
+			gpus = append(gpus, l.GPU)
+		}
+	}
+	waiting = len(gpus) > 0
+	for _, r := range releases {
+		if r.State != Restored || now.Sub(r.Until) < migResetPause && (r.Problem != "" || slices.Contains(gpus, r.GPU)) {
+			return waiting, nil
+		}
+	}
+	return waiting, gpus
+}
+
+const (
+	// PausedText says why nothing is offered then.
+	PausedText = "no GPU is offered while mig-manager changes MIG layouts: the Node's label nvidia.com/gpu.deploy.device-plugin is paused-for-mig-change"
+	// pauseLimit is how long GPUs stay closed for that after a restart while it is not known
+	// whether it is over.
+	pauseLimit = time.Hour
+)
+
+// followPause releases all GPUs during a pause, and takes them back after it. No release ends
+// meanwhile.
+func (m *Manager) followPause() {
+	paused, known := m.Paused()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, gpu := range m.GPUs() {
+		if r := m.gpus[gpu.UUID]; !paused || gpu.DriverIndex == sharing.NotListed || r != nil && r.State != Restored {
+			continue
+		}
+		_, err := m.add(gpu, func(r *Release) { r.Pause, r.Until = true, time.Now().Add(pauseLimit).Round(0) })
+		if err != nil {
+			m.Logger.Error("GPU not released for a change of MIG layouts", "gpu", gpu.UUID, "error", err)
+		}
+	}
+	for _, r := range m.gpus {
+		if r.Pause && r.State != Restored && known && !paused {
+			r.Until = time.Now()
+			notify(r.wake)
+		}
+	}
+}
+
+// selectGPU is the GPU that the selector names.
+func (m *Manager) selectGPU(selector sharing.Selector) (sharing.GPU, error) {
+	if !m.Serving() {
+		return sharing.GPU{}, errors.New("this Virgate does not serve the node: ask the one that does")
+	}
+	for _, gpu := range m.GPUs() {
+		if selector.MatchGPU(gpu) {
+			return gpu, nil
+		}
+		for _, p := range gpu.Partitions {
+			if selector.MatchPartition(gpu, p) {
+				return sharing.GPU{}, fmt.Errorf("%s is a partition: only a GPU as a whole can be released, which is %d", selector, gpu.Index)
+			}
+		}
+	}
+	return sharing.GPU{}, fmt.Errorf("no such GPU: %s", selector)
+}
+
+// restore ends the release of the GPU that the selector names.
+func (m *Manager) restore(selector sharing.Selector) (Release, error) {
+	gpu, err := m.selectGPU(selector)
+	if err != nil {
+		return Release{}, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r := m.gpus[gpu.UUID]
+	switch {
+	case r == nil || r.State == Restored:
+		return Release{}, fmt.Errorf("GPU %d is not released", gpu.Index)
+	case m.paused():
+		return Release{}, errors.New(PausedText)
+	}
+	r.Until = time.Now()
+	notify(r.wake)
+	return r.Release, nil
+}
+
+// Handler answers GET /gpu with the releases of this run, as a list in JSON, and
+// POST /gpu/release, /gpu/reset, both with gpu=SELECTOR and for=DURATION, and
+// /gpu/restore with gpu=SELECTOR, with the Release. It is for the control socket.
+func (m *Manager) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /gpu", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, m.List()) })
+	mux.HandleFunc("POST /gpu/{verb}", func(w http.ResponseWriter, r *http.Request) {
+		r.Body = http.MaxBytesReader(w, r.Body, maxControlBody)
+		selector, err := sharing.ParseSelector(r.FormValue("gpu"))
+		if err != nil {
+			err = fmt.Errorf("gpu: %w", err)
+		}
+		var answer Release
+		switch verb := r.PathValue("verb"); {
+		case err != nil:
+		case verb == "restore":
+			answer, err = m.restore(selector)
+		case verb == "release" || verb == "reset":
+			var length time.Duration
+			if length, err = time.ParseDuration(r.FormValue("for")); err != nil {
+				err = fmt.Errorf("for: expected a time such as 10m (got %q)", r.FormValue("for"))
+			} else {
+				answer, err = m.begin(selector, length, verb == "reset")
+			}
+		default:
+			http.NotFound(w, r)
+			return
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		writeJSON(w, answer)
+	})
+	return mux
+}
+
+// maxControlBody bounds the body of a request, in bytes.
+const maxControlBody = 64 << 10
+
+// writeJSON answers with the value, indented for people.
+func writeJSON(w http.ResponseWriter, value any) {
+	w.Header().Set("Content-Type", "application/json")
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	encoder.SetEscapeHTML(false)
+	_ = encoder.Encode(value)
+}

@@ -17,6 +17,7 @@ import (
 	"github.com/virgate/virgate/internal/gpusettings"
 	"github.com/virgate/virgate/internal/memoryguard"
 	"github.com/virgate/virgate/internal/migchange"
+	"github.com/virgate/virgate/internal/mpsshare"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/release"
 	"github.com/virgate/virgate/plugin"
@@ -134,7 +135,7 @@ type Options struct {
 	// DriverSettings sets time slices and compute modes.
 	DriverSettings gpusettings.DriverSettings
 	// MPS runs the daemons of MPS; nil where nothing does.
-	MPS MPS
+	MPS mpsshare.Daemons
 	// DRA serves what the profile offers by Dynamic Resource Allocation.
 	DRA DRAOptions
 	// Pods are for the guard of memory.
@@ -161,8 +162,7 @@ func newAgent(options Options) *agent {
 	})
 	a.releases = newReleases(a)
 	a.gpuSettings = newSettings(a)
-	a.mps = mpsDaemons{wake: make(chan struct{}, 1), wanted: map[string]wantedDaemon{}, doubtful: map[string]time.Time{}}
-	a.mps.view.Store(&decide.MPS{})
+	a.mps = newMPS(a)
 	a.dra.wake = make(chan struct{}, 1)
 	if a.DRA.Claims != nil {
 		a.DRA.Claims.OnChange(a.wakeDRA)
@@ -221,10 +221,10 @@ func (a *agent) run(ctx context.Context) error {
 	}
 	if a.MPS != nil {
 		start(func(ctx context.Context) error {
-			_ = a.MPS.Watch(ctx, func() { notify(a.mps.wake) }) // It ends with ctx.
+			_ = a.MPS.Watch(ctx, a.mps.Wake) // It ends with ctx.
 			return nil
 		})
-		start(after(a.registering, a.mpsLoop))
+		start(after(a.registering, a.mps.Run))
 	}
 	if a.DRA.Driver != nil {
 		start(after(a.registering, a.draLoop))
@@ -288,7 +288,7 @@ type agent struct {
 	locked, registering chan struct{}
 	releases            *release.Manager
 	gpuSettings         *gpusettings.Settings
-	mps                 mpsDaemons
+	mps                 *mpsshare.Manager
 	dra                 draPaths
 	guard               *memoryguard.Guard
 	// standby says that another program serves the node, serving that this one has
@@ -352,7 +352,7 @@ func (a *agent) startServing(ctx context.Context) error {
 		return err
 	}
 	a.mig.Prepare(ctx)
-	a.awaitMPS(ctx)
+	a.mps.Await(ctx)
 	close(a.registering)
 	a.planNow(ctx) // So that the first lists have what was found since, and not what the host lacks.
 	return nil

@@ -268,7 +268,7 @@ func (u unreached) Error() string {
 		claims = fmt.Sprintf("%+v", r.options.DRA.Claims.View())
 	}
 	return fmt.Sprintf("plan %+v, MPS %+v, settings %+v, claims %s, served %+v", r.agent.state.Load().plan,
-		*r.agent.mps.view.Load(), r.agent.gpuSettings.All(), claims, r.agent.Plugin.Status().Resources)
+		*r.agent.mps.View(), r.agent.gpuSettings.All(), claims, r.agent.Plugin.Status().Resources)
 }
 
 // until waits until condition returns nil. A program that has ended reaches nothing any more.

@@ -78,7 +78,7 @@ func (a *agent) decide() {
 	}
 	a.state.Store(next)
 	notify(a.dra.wake)
-	notify(a.mps.wake)
+	a.mps.Wake()
 	a.gpuSettings.Wake()
 	a.mig.Wake()
 	a.wakeReport()
@@ -108,7 +108,7 @@ func (a *agent) facts(last, next *state) decide.Facts {
 	// other partitions than those that were read.
 	reservations := slices.Concat(a.mig.Reservations(), a.releases.Reservations())
 	a.prepareHost(last, next)
-	mps := a.mps.view.Load()
+	mps := a.mps.View()
 	reservations = append(reservations, mps.Reservations()...)
 	return decide.Facts{
 		GPUs: next.gpus, Profile: next.profile.Profile, Reservations: reservations,

@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/virgate/virgate/internal/gpusettings"
+	"github.com/virgate/virgate/internal/mpsshare"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
@@ -77,7 +78,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 }
 
 // collectMPS shows the MPS daemons; nothing where there can be none.
-func collectMPS(send metrics.Send, daemons MPS, gpus []sharing.GPU) {
+func collectMPS(send metrics.Send, daemons mpsshare.Daemons, gpus []sharing.GPU) {
 	if daemons == nil {
 		return
 	}

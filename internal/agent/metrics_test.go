@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/virgate/virgate/internal/claims"
+	"github.com/virgate/virgate/internal/mpsshare"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
@@ -217,7 +218,7 @@ func TestMPSMetrics(t *testing.T) {
 	gpus := []sharing.GPU{{UUID: "GPU-a"}, {UUID: "GPU-b", Partitions: []sharing.Partition{{UUID: "MIG-b"}}}}
 	for _, test := range []struct {
 		name string
-		mps  MPS
+		mps  mpsshare.Daemons
 		want []string
 	}{
 		{"no MPS", nil, nil},

@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/internal/gpusettings"
+	"github.com/virgate/virgate/internal/mpsshare"
 	"github.com/virgate/virgate/internal/release"
+	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -42,14 +44,47 @@ func newSettings(a *agent) *gpusettings.Settings {
 			return s.gpus, s.plan, s.planned && s.unread == nil
 		},
 		Closed: func(gpu string) bool {
-			return a.releases.Released()[gpu] || a.mig.Changing(gpu) || a.mps.view.Load().Busy[gpu]
+			return a.releases.Released()[gpu] || a.mig.Changing(gpu) || a.mps.View().Busy[gpu]
 		},
 		Users:       a.usersOf,
 		Changed:     a.requestPlan,
-		Looked:      func() { notify(a.mps.wake) },
+		Looked:      func() { a.mps.Wake() }, // It is made later.
 		UndoTimeout: a.DrainTimeout,
 		Logger:      a.Logger,
 	})
+}
+
+func newMPS(a *agent) *mpsshare.Manager {
+	options := mpsshare.Options{
+		Daemons: a.MPS,
+		Inputs: func() (gpus []sharing.GPU, plan sharing.Plan, planned bool) {
+			s := a.state.Load()
+			return s.gpus, s.plan, s.planned
+		},
+		Lists:              a.Plugin.Status,
+		ByDRA:              a.plannedByDRA,
+		Users:              a.usersOf,
+		ComputeModePending: a.gpuSettings.ComputeModePending,
+		Changed:            a.requestPlan,
+	}
+	if a.DRA.Claims != nil {
+		options.Claims = a.DRA.Claims
+	}
+	return mpsshare.New(options)
+}
+
+// plannedByDRA are the planned units that are not the device plugin's.
+func (a *agent) plannedByDRA() map[string]sharing.Unit {
+	planned := map[string]sharing.Unit{}
+	if known := a.dra.units.Load(); known != nil {
+		paths := a.DRA.Claims.View().Paths
+		for place, unit := range *known {
+			if paths[place] != units.Plugin {
+				planned[unit.ID] = unit.Planned
+			}
+		}
+	}
+	return planned
 }
 
 // usersOf are the pods, claims and processes that use the GPU, or why that is not known.

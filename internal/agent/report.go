@@ -62,7 +62,7 @@ func (a *agent) reportLoop(ctx context.Context) error {
 			return nil
 		case <-changed:
 			a.mig.WakeIfWaiting()
-			notify(a.mps.wake)
+			a.mps.Wake()
 		case <-a.reportWake:
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
@@ -63,7 +64,7 @@ func (a *agent) status(ctx context.Context) Status {
 	status.GPUs, status.Elsewhere = gpusOf(s.gpus, sharing.Usage(resources, held), a.Health.Health())
 	for i := range status.GPUs {
 		status.GPUs[i].Settings = a.gpuSettings.All()[status.GPUs[i].UUID]
-		status.GPUs[i].MPS = daemonsOf(a.mps.view.Load(), status.GPUs[i].Units)
+		status.GPUs[i].MPS = daemonsOf(a.mps.View(), status.GPUs[i].Units)
 	}
 	addUtilization(&status, a.lastSample.Load().Report)
 	return status
@@ -246,4 +247,19 @@ func message(err error) string {
 		return ""
 	}
 	return err.Error()
+}
+
+// daemonsOf are the MPS daemons of the GPU's units.
+func daemonsOf(v *decide.MPS, units []UnitStatus) (list []nodereport.MPSState) {
+	for _, u := range units {
+		state, told := v.States[u.ID]
+		switch {
+		case !told:
+			continue
+		case !v.Connected:
+			state.Phase, state.Reason = nodereport.MPSFailed, decide.MPSUnanswered
+		}
+		list = append(list, state)
+	}
+	return list
 }

@@ -25,7 +25,7 @@ var arrows = map[string][]string{
 	"sharing/metrics": {"sharing"},
 	"configs":         {"sharing", "mig"},
 	"plugin":          {"sharing"},
-	"internal/agent":  {"mig", "sharing", "sharing/metrics", "configs", "plugin", "internal/claims", "internal/decide", "internal/dra", "internal/gpusettings", "internal/memoryguard", "internal/migchange", "internal/nodereport", "internal/release", "internal/units"},
+	"internal/agent":  {"mig", "sharing", "sharing/metrics", "configs", "plugin", "internal/claims", "internal/decide", "internal/dra", "internal/gpusettings", "internal/memoryguard", "internal/migchange", "internal/mpsshare", "internal/nodereport", "internal/release", "internal/units"},
 	"internal/daemon": {
 		"sharing", "configs", "plugin", "internal/agent", "internal/migchange", "internal/nodereport", "internal/nvml", "internal/simnode", "internal/configsource",
 		"internal/features", "internal/mps", "internal/nodestatus", "internal/podresources", "internal/usage", "internal/state", "internal/cdi", "internal/host",
@@ -41,6 +41,7 @@ var arrows = map[string][]string{
 	"internal/memoryguard":  {"sharing", "internal/nodereport"},
 	"internal/migchange":    {"mig", "sharing", "internal/nodereport", "internal/units"},
 	"internal/mps":          {"sharing", "internal/nodereport"},
+	"internal/mpsshare":     {"sharing", "plugin", "internal/claims", "internal/decide", "internal/dra", "internal/nodereport"},
 	"internal/nodereport":   {"mig", "sharing"},
 	"internal/nvml":         {"mig", "sharing"},
 	"internal/nvml/driver":  {"mig", "internal/nvml"},

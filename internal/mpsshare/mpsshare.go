@@ -1,4 +1,6 @@
-package agent
+// Package mpsshare says for which units daemons of NVIDIA's MPS are wanted: for those of which pods
+// or claims may have shares by MPS. It starts and ends none itself.
+package mpsshare
 
 import (
 	"cmp"
@@ -9,29 +11,58 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/nodereport"
-	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
 
-// MPS runs the control daemons of NVIDIA's MPS, in another container: it is package internal/mps's
-// Client.
-type MPS interface {
+// Daemons runs the control daemons of NVIDIA's MPS, in another container: it is package
+// internal/mps's Client.
+type Daemons interface {
 	// Want says for which units daemons are wanted, for all of them. It does not wait. Until the
 	// first call what the last program wanted is kept.
 	Want(units []nodereport.MPSUnit)
 	// States are the units that have a daemon or should have one; not connected while nobody
 	// answers.
 	States() (states []nodereport.MPSState, connected bool)
-	// Watch is as in Node: it calls changed when States may answer otherwise.
+	// Watch calls changed when States may answer otherwise, at least once, and returns when ctx
+	// ends.
 	Watch(ctx context.Context, changed func()) error
 }
 
-// mpsDaemons are the daemons that are wanted, and how they are. The loop has all but wake and view.
-type mpsDaemons struct {
+// Claims are who has what by DRA.
+type Claims interface {
+	View() claims.View
+	SetModes(mode claims.ModeFault)
+}
+
+// Options are what the choice of daemons needs.
+type Options struct {
+	// Daemons is nil where there can be none.
+	Daemons Daemons
+	// Claims is nil where nothing is offered by DRA.
+	Claims Claims
+	// Inputs are the GPUs and the last plan; false before the first one.
+	Inputs func() (gpus []sharing.GPU, plan sharing.Plan, planned bool)
+	// Lists are what the device plugin lists, and who holds it.
+	Lists func() plugin.Status
+	// ByDRA are the planned units that are not the device plugin's, by UUID. Who asks may change the
+	// map.
+	ByDRA func() map[string]sharing.Unit
+	// Users are the pods and processes that use the GPU, or why that is not known.
+	Users func(ctx context.Context, gpu string) []string
+	// ComputeModePending says that the GPU's compute mode is set, or may still be set back.
+	ComputeModePending func(gpu string) bool
+	// Changed is called when View answers otherwise. It must not wait.
+	Changed func()
+}
+
+// Manager has the daemons that are wanted, and how they are. Run has all but wake and view.
+type Manager struct {
+	Options
 	wake chan struct{}
 	view atomic.Pointer[decide.MPS]
 
@@ -49,37 +80,66 @@ type wantedDaemon struct {
 }
 
 const (
-	// mpsDoubt is longer than the time after which the states tell of a daemon that is wanted.
-	mpsDoubt = 5 * time.Second
-	// mpsPatience is how long the first lists wait for the states.
-	mpsPatience = 2 * time.Second
+	// doubt is longer than the time after which the states tell of a daemon that is wanted.
+	doubt = 5 * time.Second
+	// patience is how long the first lists wait for the states.
+	patience = 2 * time.Second
+	// lookInterval is the time between two looks, waitInterval where something is waited for.
+	lookInterval = 30 * time.Second
+	waitInterval = 500 * time.Millisecond
 )
 
-// awaitMPS waits a moment to be told of the daemons that run already, so that nobody's shares are
-// Unhealthy for that moment.
-func (a *agent) awaitMPS(ctx context.Context) {
-	if a.MPS == nil || len(a.plannedMPS(a.state.Load())) == 0 {
+// New returns a manager that wants no daemon yet.
+func New(options Options) *Manager {
+	m := &Manager{
+		Options:  options,
+		wake:     make(chan struct{}, 1),
+		wanted:   map[string]wantedDaemon{},
+		doubtful: map[string]time.Time{},
+	}
+	m.view.Store(&decide.MPS{})
+	return m
+}
+
+// View is what is known of the daemons. It must not be changed.
+func (m *Manager) View() *decide.MPS { return m.view.Load() }
+
+// Wake has Run look again. It does not wait.
+func (m *Manager) Wake() {
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Await waits a moment to be told of the daemons that run already, so that nobody's shares are
+// Unhealthy for that moment. It is called before Run.
+func (m *Manager) Await(ctx context.Context) {
+	if m.Daemons == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, mpsPatience)
+	if _, plan, _ := m.Inputs(); len(m.planned(plan)) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	_ = a.MPS.Watch(ctx, func() {
-		if _, connected := a.MPS.States(); connected {
+	_ = m.Daemons.Watch(ctx, func() {
+		if _, connected := m.Daemons.States(); connected {
 			cancel()
 		}
 	})
-	a.followMPS(ctx)
+	m.follow(ctx)
 }
 
-// mpsLoop says which daemons are wanted until ctx ends. They run on after that, for the next run.
-func (a *agent) mpsLoop(ctx context.Context) error {
+// Run says which daemons are wanted until ctx ends. They run on after that, for the next run.
+func (m *Manager) Run(ctx context.Context) error {
 	for {
-		pause := settingsInterval
-		if a.followMPS(ctx) {
-			pause = releaseInterval
+		pause := lookInterval
+		if m.follow(ctx) {
+			pause = waitInterval
 		}
 		select {
-		case <-a.mps.wake:
+		case <-m.wake:
 		case <-time.After(pause):
 		case <-ctx.Done():
 			return nil
@@ -87,13 +147,13 @@ func (a *agent) mpsLoop(ctx context.Context) error {
 	}
 }
 
-// followMPS says whether to look again soon.
-func (a *agent) followMPS(ctx context.Context) (pending bool) {
-	s, served := a.state.Load(), a.Plugin.Status()
-	last, m := a.mps.view.Load(), &a.mps
+// follow says whether to look again soon.
+func (m *Manager) follow(ctx context.Context) (pending bool) {
+	gpus, plan, planned := m.Inputs()
+	served, last := m.Lists(), m.View()
 	next := &decide.MPS{States: last.States, Waits: map[string]string{}, Busy: map[string]bool{}, Shares: map[string]int{}}
 	var states []nodereport.MPSState
-	if states, next.Connected = a.MPS.States(); next.Connected {
+	if states, next.Connected = m.Daemons.States(); next.Connected {
 		next.States = map[string]nodereport.MPSState{}
 		for _, state := range states {
 			next.States[state.ID] = state
@@ -104,18 +164,18 @@ func (a *agent) followMPS(ctx context.Context) (pending bool) {
 			delete(m.doubtful, state.ID)
 		}
 	}
-	wanted, byClaims := m.wanted, a.claimedDevices()
-	pending = !s.planned || !served.Served
+	wanted, byClaims := m.wanted, m.claimedDevices()
+	pending = !planned || !served.Served
 	if !pending {
-		uses := mpsUses(served)
-		a.addClaims(uses, s.gpus, byClaims)
-		wanted, pending = a.chooseMPS(ctx, s, next, uses)
+		uses := usesOf(served)
+		m.addClaims(uses, gpus, byClaims)
+		wanted, pending = m.choose(ctx, gpus, plan, next, uses)
 	}
 	for id, want := range m.wanted {
 		if _, still := wanted[id]; !still {
 			// It is still wanted until MPS is told otherwise.
 			if next.Busy[id], pending = true, true; !want.told {
-				m.doubtful[id] = time.Now().Add(mpsDoubt)
+				m.doubtful[id] = time.Now().Add(doubt)
 			}
 		}
 	}
@@ -132,38 +192,38 @@ func (a *agent) followMPS(ctx context.Context) (pending bool) {
 	for id := range next.States {
 		next.Busy[id] = true
 	}
-	if a.DRA.Claims != nil {
+	if m.Claims != nil {
 		// First nobody gets a unit in another way, then who has got one until then, then daemons.
-		if a.DRA.Claims.SetModes(next.FaultOfClaim); !maps.Equal(byClaims, a.claimedDevices()) {
-			notify(m.wake)
+		if m.Claims.SetModes(next.FaultOfClaim); !maps.Equal(byClaims, m.claimedDevices()) {
+			m.Wake()
 			return true
 		}
 	}
-	if s.planned && served.Served {
+	if planned && served.Served {
 		m.wanted = wanted
 		units := []nodereport.MPSUnit(nil)
 		for _, id := range slices.Sorted(maps.Keys(wanted)) {
 			units = append(units, wanted[id].unit)
 		}
-		a.MPS.Want(units)
+		m.Daemons.Want(units)
 	}
 	if !reflect.DeepEqual(last, next) {
 		m.view.Store(next)
-		a.requestPlan()
+		m.Changed()
 	}
 	return pending
 }
 
-// mpsUse is how the lists have a unit, without what nobody can use any more.
-type mpsUse struct {
+// use is how the lists have a unit, without what nobody can use any more.
+type use struct {
 	// shares is the number of its shares by MPS; 0 for none. offered says that the plan has these,
 	// held that a pod holds one, and others that the unit can be used in another way.
 	shares                int
 	offered, held, others bool
 }
 
-func mpsUses(served plugin.Status) map[string]mpsUse {
-	uses := map[string]mpsUse{}
+func usesOf(served plugin.Status) map[string]use {
+	uses := map[string]use{}
 	for _, r := range served.Resources {
 		for _, e := range r.Listed {
 			if e.Vacated {
@@ -199,12 +259,12 @@ type claimedDevice struct {
 // claimedDevices are by the units' places. A claim that was refused waits for its device to be
 // possible: its unit is given to nobody else until then, so it says what becomes of one that
 // nobody has.
-func (a *agent) claimedDevices() map[string]claimedDevice {
+func (m *Manager) claimedDevices() map[string]claimedDevice {
 	devices := map[string]claimedDevice{}
-	if a.DRA.Claims == nil {
+	if m.Claims == nil {
 		return devices
 	}
-	view := a.DRA.Claims.View()
+	view := m.Claims.View()
 	add := func(c dra.Claim, has bool) {
 		for _, r := range c.Results {
 			place := dra.PlaceOf(r.Device)
@@ -223,11 +283,11 @@ func (a *agent) claimedDevices() map[string]claimedDevice {
 }
 
 // addClaims adds how claims have units, and how they are offered to claims.
-func (a *agent) addClaims(uses map[string]mpsUse, gpus []sharing.GPU, byClaims map[string]claimedDevice) {
-	if a.DRA.Claims == nil {
+func (m *Manager) addClaims(uses map[string]use, gpus []sharing.GPU, byClaims map[string]claimedDevice) {
+	if m.Claims == nil {
 		return
 	}
-	planned := a.plannedByDRA()
+	planned := m.ByDRA()
 	for id, place := range dra.Places(gpus) {
 		use := uses[id]
 		device, claimed := byClaims[place.Name]
@@ -243,24 +303,10 @@ func (a *agent) addClaims(uses map[string]mpsUse, gpus []sharing.GPU, byClaims m
 	}
 }
 
-// plannedByDRA are the planned units that are not the device plugin's.
-func (a *agent) plannedByDRA() map[string]sharing.Unit {
-	planned := map[string]sharing.Unit{}
-	if known := a.dra.units.Load(); known != nil {
-		paths := a.DRA.Claims.View().Paths
-		for place, unit := range *known {
-			if paths[place] != units.Plugin {
-				planned[unit.ID] = unit.Planned
-			}
-		}
-	}
-	return planned
-}
-
-// plannedMPS are the units that are planned to be shared by MPS, whoever offers them.
-func (a *agent) plannedMPS(s *state) map[string]sharing.Unit {
-	units := a.plannedByDRA()
-	for _, r := range s.plan.Resources {
+// planned are the units that are planned to be shared by MPS, whoever offers them.
+func (m *Manager) planned(plan sharing.Plan) map[string]sharing.Unit {
+	units := m.ByDRA()
+	for _, r := range plan.Resources {
 		for _, u := range r.Units {
 			units[u.ID] = u
 		}
@@ -269,11 +315,13 @@ func (a *agent) plannedMPS(s *state) map[string]sharing.Unit {
 	return units
 }
 
-// chooseMPS says for which units daemons are wanted: for those that pods may have shares of by
+// choose says for which units daemons are wanted: for those that pods may have shares of by
 // MPS. One is started when nobody uses the unit in another way, and stays until its last share is
 // refused and nobody holds any.
-func (a *agent) chooseMPS(ctx context.Context, s *state, view *decide.MPS, uses map[string]mpsUse) (wanted map[string]wantedDaemon, pending bool) {
-	m, planned := &a.mps, a.plannedMPS(s)
+func (m *Manager) choose(
+	ctx context.Context, gpus []sharing.GPU, plan sharing.Plan, view *decide.MPS, uses map[string]use,
+) (wanted map[string]wantedDaemon, pending bool) {
+	planned := m.planned(plan)
 	wanted = map[string]wantedDaemon{}
 	for _, id := range slices.Sorted(maps.Keys(uses)) {
 		use := uses[id]
@@ -284,14 +332,14 @@ func (a *agent) chooseMPS(ctx context.Context, s *state, view *decide.MPS, uses 
 		unit, current := planned[id]
 		current = current && unit.MPS.Shares == use.shares
 		if current || !is {
-			want.unit, want.shares = daemonFor(s.gpus, id, use.shares, unit, current), use.shares
+			want.unit, want.shares = daemonFor(gpus, id, use.shares, unit, current), use.shares
 		}
 		_, runs := view.States[id]
 		if !is && !runs && !use.held {
 			if !use.offered || use.others {
 				continue
 			}
-			if why := a.usedOtherwise(ctx, want.unit); why != "" {
+			if why := m.usedOtherwise(ctx, want.unit); why != "" {
 				view.Waits[id] = why
 				continue
 			}
@@ -320,31 +368,16 @@ func daemonFor(gpus []sharing.GPU, id string, shares int, unit sharing.Unit, cur
 
 // usedOtherwise says who uses a GPU of which nobody holds a share, or whose settings are still
 // to be undone; empty for nobody. Of a partition the lists say enough.
-func (a *agent) usedOtherwise(ctx context.Context, unit nodereport.MPSUnit) string {
+func (m *Manager) usedOtherwise(ctx context.Context, unit nodereport.MPSUnit) string {
 	if unit.ID != unit.GPU {
 		return ""
 	}
-	if a.gpuSettings.ComputeModePending(unit.GPU) {
+	if m.ComputeModePending(unit.GPU) {
 		return "its compute mode is being set back"
 	}
-	users := a.usersOf(ctx, unit.GPU)
+	users := m.Users(ctx, unit.GPU)
 	if len(users) == 0 {
 		return ""
 	}
 	return "in use by " + users[0]
-}
-
-// daemonsOf are the MPS daemons of the GPU's units.
-func daemonsOf(v *decide.MPS, units []UnitStatus) (list []nodereport.MPSState) {
-	for _, u := range units {
-		state, told := v.States[u.ID]
-		switch {
-		case !told:
-			continue
-		case !v.Connected:
-			state.Phase, state.Reason = nodereport.MPSFailed, decide.MPSUnanswered
-		}
-		list = append(list, state)
-	}
-	return list
 }

@@ -6,6 +6,10 @@
 // It adapts nothing itself. What it reads from are interfaces such as Node and
 // ConfigSource, which internal/daemon fills.
 //
+// What runs beside the loop are packages that know nothing of it, and are given what they need in
+// parts.go: release, gpusettings, mpsshare and memoryguard. The loop asks them for reservations, for
+// warnings and for what is known.
+//
 // Read agent.go first (Options, the order in which things start and end), then
 // loop.go (it reads the facts, has package decide decide, and acts), report.go (how far a profile has come),
 // sample.go (who uses the GPUs) and mig.go. What is shown is in status.go and

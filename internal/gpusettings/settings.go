@@ -219,7 +219,10 @@ func (s *Settings) settle(ctx context.Context, gpus []sharing.GPU, wanted map[st
 			// It may be reset meanwhile, and what was set be lost; and an MPS daemon has its own mode.
 			delete(s.slices, id)
 			delete(s.failed, id)
-			list = eachSetting(want, GPUSetting{State: SettingWaiting, Reason: "the GPU is released, faulty, partitioned or still shared by MPS"})
+			list = eachSetting(want, GPUSetting{
+				State:  SettingWaiting,
+				Reason: "the GPU is released, faulty, partitioned or still shared by MPS",
+			})
 		case failure.wanted == want && time.Now().Before(failure.next):
 			list = last[id]
 		default:
@@ -241,7 +244,8 @@ func (s *Settings) settle(ctx context.Context, gpus []sharing.GPU, wanted map[st
 		}
 		for _, setting := range list {
 			if !slices.Contains(last[id], setting) {
-				s.Logger.Info("setting of a GPU", "gpu", id, "index", gpu.Index, "setting", setting.Setting, "value", setting.Value, "state", setting.State, "reason", setting.Reason)
+				s.Logger.Info("setting of a GPU", "gpu", id, "index", gpu.Index, "setting", setting.Setting,
+					"value", setting.Value, "state", setting.State, "reason", setting.Reason)
 			}
 		}
 	}
@@ -253,7 +257,10 @@ func (s *Settings) settle(ctx context.Context, gpus []sharing.GPU, wanted map[st
 
 // eachSetting is what became of both settings, as far as they are wanted.
 func eachSetting(want sharing.DriverSettings, result GPUSetting) (list []GPUSetting) {
-	for _, s := range []GPUSetting{{Setting: "timeSlice", Value: string(want.TimeSlice)}, {Setting: "computeMode", Value: string(want.ComputeMode)}} {
+	for _, s := range []GPUSetting{
+		{Setting: "timeSlice", Value: string(want.TimeSlice)},
+		{Setting: "computeMode", Value: string(want.ComputeMode)},
+	} {
 		if s.Value != "" {
 			s.State, s.Reason = result.State, result.Reason
 			list = append(list, s)
@@ -273,10 +280,15 @@ func (s *Settings) settleGPU(ctx context.Context, gpu string, want sharing.Drive
 		undone.ComputeMode = cmp.Or(want.ComputeMode, changed.Before)
 	}
 	if err != nil {
-		return eachSetting(undone, GPUSetting{State: SettingFailed, Reason: "the driver does not tell how it is set: " + err.Error()})
+		reason := "the driver does not tell how it is set: " + err.Error()
+		return eachSetting(undone, GPUSetting{State: SettingFailed, Reason: reason})
 	}
-	slice := eachSetting(sharing.DriverSettings{TimeSlice: undone.TimeSlice}, s.setTimeSlice(ctx, gpu, undone.TimeSlice, binding))
-	computeMode := eachSetting(sharing.DriverSettings{ComputeMode: undone.ComputeMode}, s.setComputeMode(ctx, gpu, undone.ComputeMode, mode))
+	slice := eachSetting(
+		sharing.DriverSettings{TimeSlice: undone.TimeSlice}, s.setTimeSlice(ctx, gpu, undone.TimeSlice, binding),
+	)
+	computeMode := eachSetting(
+		sharing.DriverSettings{ComputeMode: undone.ComputeMode}, s.setComputeMode(ctx, gpu, undone.ComputeMode, mode),
+	)
 	// What was undone is no setting of the profile, and not told any more.
 	done := func(list []GPUSetting) bool { return len(list) == 0 || list[0].State == SettingApplied }
 	changed = s.changed[gpu]
@@ -372,7 +384,8 @@ func (s *Settings) Warnings(gpus []sharing.GPU) (warnings []string) {
 	for _, gpu := range gpus {
 		for _, of := range s.All()[gpu.UUID] {
 			if of.State == SettingFailed {
-				warnings = append(warnings, fmt.Sprintf("GPU %d (%s): %s %s is not set: %s", gpu.Index, gpu.UUID, of.Setting, of.Value, of.Reason))
+				warnings = append(warnings, fmt.Sprintf("GPU %d (%s): %s %s is not set: %s",
+					gpu.Index, gpu.UUID, of.Setting, of.Value, of.Reason))
 			}
 		}
 	}

@@ -93,7 +93,8 @@ func New(options Options) *Guard {
 }
 
 // Unwatched is the warning about a profile that guards memory where nobody can.
-const Unwatched = "memory: nobody watches what containers use: it takes --watch-pods and the host's PIDs, which are the chart's metrics.perContainer"
+const Unwatched = "memory: nobody watches what containers use: it takes --watch-pods and the host's PIDs, " +
+	"which are the chart's metrics.perContainer"
 
 // Sample is who used how much memory at one moment, and what the guard judges that by.
 type Sample struct {
@@ -138,9 +139,15 @@ func (g *Guard) Look(s Sample) {
 			o = &overLimit{since: now}
 		}
 		if c.OverLimit = now.Sub(o.since) >= c.Guard.Grace; c.OverLimit && o.report.Text == "" {
-			o.report = nodereport.OverLimit{Unit: c.Unit, Container: c.Container, Text: fmt.Sprintf(
-				"container %s of pod %s/%s uses %d MiB of %s and may use %d MiB, for longer than %s", c.Name, c.Namespace, c.Pod, int(*c.Memory)>>20, c.Unit, int(*c.Limit)>>20, c.Guard.Grace)}
-			g.Logger.Warn("memory over the limit", "namespace", c.Namespace, "pod", c.Pod, "container", c.Name, "unit", c.Unit, "used", *c.Memory, "limit", *c.Limit)
+			text := fmt.Sprintf("container %s of pod %s/%s uses %d MiB of %s and may use %d MiB, for longer than %s",
+				c.Name, c.Namespace, c.Pod, int(*c.Memory)>>20, c.Unit, int(*c.Limit)>>20, c.Guard.Grace)
+			o.report = nodereport.OverLimit{
+				Unit:      c.Unit,
+				Container: c.Container,
+				Text:      text,
+			}
+			g.Logger.Warn("memory over the limit", "namespace", c.Namespace, "pod", c.Pod, "container", c.Name,
+				"unit", c.Unit, "used", *c.Memory, "limit", *c.Limit)
 		}
 		o.last, o.use = now, *c
 		over[key] = o
@@ -269,7 +276,12 @@ func (g *Guard) OverLimits() (list []nodereport.OverLimit) {
 		}
 	}
 	slices.SortFunc(list, func(a, b nodereport.OverLimit) int {
-		return cmp.Or(cmp.Compare(a.Unit, b.Unit), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(
+			cmp.Compare(a.Unit, b.Unit),
+			cmp.Compare(a.Namespace, b.Namespace),
+			cmp.Compare(a.Pod, b.Pod),
+			cmp.Compare(a.Name, b.Name),
+		)
 	})
 	return list
 }

@@ -272,7 +272,8 @@ func TestGuardIsRefused(t *testing.T) {
 	g = newGuardTest(t)
 	g.Pods.Evict = nil
 	g.pass(35 * time.Second)
-	if told := g.told(); !strings.Contains(told, "worst refused: this Virgate may not evict pods: it takes --evict-over-limit") {
+	const refused = "worst refused: this Virgate may not evict pods: it takes --evict-over-limit"
+	if told := g.told(); !strings.Contains(told, refused) {
 		t.Errorf("without the right: %s", told)
 	}
 }

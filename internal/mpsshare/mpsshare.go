@@ -363,7 +363,12 @@ func daemonFor(gpus []sharing.GPU, id string, shares int, unit sharing.Unit, cur
 		unit = sharing.Unit{ID: id, GPU: sharing.GPUByUnit(gpus)[id], MPS: sharing.MPS{Shares: shares, Several: true}}
 	}
 	limit := unit.MPSCeiling()
-	return nodereport.MPSUnit{ID: unit.ID, GPU: cmp.Or(unit.GPU, unit.ID), ThreadPercentage: limit.ThreadPercentage, PinnedMemory: limit.PinnedMemory}
+	return nodereport.MPSUnit{
+		ID:               unit.ID,
+		GPU:              cmp.Or(unit.GPU, unit.ID),
+		ThreadPercentage: limit.ThreadPercentage,
+		PinnedMemory:     limit.PinnedMemory,
+	}
 }
 
 // usedOtherwise says who uses a GPU of which nobody holds a share, or whose settings are still

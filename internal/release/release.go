@@ -215,8 +215,13 @@ func (m *Manager) Reservations() (list []units.Reservation) {
 		case r.Pause:
 			list = append(list, units.Reservation{Purpose: units.Pause, GPU: r.GPU, Text: PausedText})
 		default:
-			list = append(list, units.Reservation{Purpose: units.Release, GPU: r.GPU, Text: fmt.Sprintf(
-				"GPU %d (%s) is not offered: it is released until %s, or until virgate gpu restore", r.Index, r.GPU, r.Until.UTC().Format("15:04 MST"))})
+			text := fmt.Sprintf("GPU %d (%s) is not offered: it is released until %s, or until virgate gpu restore",
+				r.Index, r.GPU, r.Until.UTC().Format("15:04 MST"))
+			list = append(list, units.Reservation{
+				Purpose: units.Release,
+				GPU:     r.GPU,
+				Text:    text,
+			})
 		}
 	}
 	return list
@@ -471,7 +476,8 @@ func migResets(layouts []nodereport.GPULayout, releases []Release, now time.Time
 
 const (
 	// PausedText says why nothing is offered then.
-	PausedText = "no GPU is offered while mig-manager changes MIG layouts: the Node's label nvidia.com/gpu.deploy.device-plugin is paused-for-mig-change"
+	PausedText = "no GPU is offered while mig-manager changes MIG layouts: the Node's label " +
+		"nvidia.com/gpu.deploy.device-plugin is paused-for-mig-change"
 	// pauseLimit is how long GPUs stay closed for that after a restart while it is not known
 	// whether it is over.
 	pauseLimit = time.Hour
@@ -511,7 +517,8 @@ func (m *Manager) selectGPU(selector sharing.Selector) (sharing.GPU, error) {
 		}
 		for _, p := range gpu.Partitions {
 			if selector.MatchPartition(gpu, p) {
-				return sharing.GPU{}, fmt.Errorf("%s is a partition: only a GPU as a whole can be released, which is %d", selector, gpu.Index)
+				return sharing.GPU{}, fmt.Errorf("%s is a partition: only a GPU as a whole can be released, which is %d",
+					selector, gpu.Index)
 			}
 		}
 	}

@@ -11,7 +11,13 @@ import (
 // TestTryPause holds that what does not succeed is tried less and less often, but is.
 func TestTryPause(t *testing.T) {
 	t.Parallel()
-	for failures, want := range map[int]time.Duration{1: time.Second, 2: 2 * time.Second, 7: 64 * time.Second, 8: 64 * time.Second, 1e6: 64 * time.Second} {
+	for failures, want := range map[int]time.Duration{
+		1:   time.Second,
+		2:   2 * time.Second,
+		7:   64 * time.Second,
+		8:   64 * time.Second,
+		1e6: 64 * time.Second,
+	} {
 		if got := tryPause(failures); got != want {
 			t.Errorf("after %d failures: %s, want %s", failures, got, want)
 		}

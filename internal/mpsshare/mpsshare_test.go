@@ -1,0 +1,115 @@
+package mpsshare
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
+)
+
+// node has one GPU, which is planned and listed in four shares by MPS while shared is true, and
+// otherwise not at all. Its daemons are never told of.
+type node struct {
+	*Manager
+	shared  bool
+	users   []string
+	pending bool
+	wanted  []string
+}
+
+func newNode() *node {
+	n := &node{shared: true}
+	gpus := []sharing.GPU{{UUID: "GPU-a"}}
+	n.Manager = New(Options{
+		Daemons: n,
+		Inputs: func() (_ []sharing.GPU, plan sharing.Plan, planned bool) {
+			if n.shared {
+				unit := sharing.Unit{ID: "GPU-a", GPU: "GPU-a", MPS: sharing.MPS{Shares: 4}}
+				plan.Resources = []sharing.Resource{{Name: "r", Units: []sharing.Unit{unit}}}
+			}
+			return gpus, plan, true
+		},
+		Lists: func() plugin.Status {
+			if !n.shared {
+				return plugin.Status{Served: true}
+			}
+			device := sharing.Device{ID: "GPU-a::0of4", Unit: "GPU-a"}
+			listed := []plugin.Entry{{Device: device}}
+			return plugin.Status{Served: true, Resources: []plugin.ResourceStatus{{Name: "r", Listed: listed}}}
+		},
+		ByDRA:              func() map[string]sharing.Unit { return map[string]sharing.Unit{} },
+		Users:              func(context.Context, string) []string { return n.users },
+		ComputeModePending: func(string) bool { return n.pending },
+		Changed:            func() {},
+	})
+	return n
+}
+
+func (n *node) Want(units []nodereport.MPSUnit) {
+	n.wanted = nil
+	for _, u := range units {
+		n.wanted = append(n.wanted, u.ID)
+	}
+}
+
+func (*node) States() ([]nodereport.MPSState, bool) { return nil, true }
+
+func (*node) Watch(context.Context, func()) error { return nil }
+
+// TestWaitsForTheGPU holds that no daemon is wanted while somebody uses the GPU in another way or its
+// compute mode is not set back, and that View says so.
+func TestWaitsForTheGPU(t *testing.T) {
+	t.Parallel()
+	n := newNode()
+	for _, test := range []struct {
+		users   []string
+		pending bool
+		waits   string
+	}{
+		{[]string{"process 42", "ns/pod"}, false, "in use by process 42"},
+		{nil, true, "its compute mode is being set back"},
+		{nil, false, ""},
+	} {
+		n.users, n.pending = test.users, test.pending
+		again := n.follow(t.Context())
+		if got := n.View().Waits["GPU-a"]; got != test.waits {
+			t.Errorf("it waits for %q, want %q", got, test.waits)
+		}
+		if wanted := slices.Equal(n.wanted, []string{"GPU-a"}); wanted != (test.waits == "") || again == wanted {
+			t.Errorf("%+v: wanted %q, looks again soon: %t", test, n.wanted, again)
+		}
+	}
+}
+
+// TestDoubt holds that a GPU whose daemon was wanted and never told of counts as busy for a while
+// after that, because the daemon may still start.
+func TestDoubt(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode()
+		n.follow(t.Context())
+		n.shared = false
+		n.follow(t.Context())
+		if len(n.wanted) > 0 || !n.View().Busy["GPU-a"] {
+			t.Errorf("wanted %q, busy %v", n.wanted, n.View().Busy)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), doubt+waitInterval)
+		defer cancel()
+		began := time.Now()
+		ended := time.Time{}
+		n.Changed = func() {
+			if !n.View().Busy["GPU-a"] {
+				ended = time.Now()
+			}
+		}
+		_ = n.Run(ctx) // It ends with ctx.
+		if took := ended.Sub(began); took < doubt || took > doubt+waitInterval {
+			t.Errorf("busy for %s, want %s", took, doubt)
+		}
+	})
+}

@@ -268,32 +268,24 @@ func (a *agent) followDRA(ctx context.Context) (pending bool) {
 		}
 		a.dra.lost, view = false, o.Claims.View()
 	}
-	next, late, holders := map[string]units.Path{}, view.RefusedPlaces(), sharing.HoldersByUnit(held)
-	for place, unit := range *known {
-		if unit.Follows() {
-			continue
+	late, holders := view.RefusedPlaces(), sharing.HoldersByUnit(held)
+	free := a.freeOfClaims(ctx, view, *known)
+	next := map[string]units.Path{}
+	for _, place := range slices.Concat(slices.Collect(maps.Keys(*known)), slices.Collect(maps.Keys(view.Paths))) {
+		unit, path := (*known)[place], view.Paths[place]
+		facts := pathFacts{
+			wanted:      unit.ForDRA,
+			late:        late[place] && !unit.Follows(),
+			vacated:     withdrawn[unit.PluginUnit()] && !anyOtherThan(o.Claims.Driver(), holders[unit.PluginUnit()]),
+			partsLeft:   unit.With == "" || withoutPlugin(*known, view.Paths, unit.GPU),
+			unallocated: slices.Contains(free, place),
 		}
-		switch path := view.Paths[place]; {
-		case path == units.Plugin && (unit.ForDRA || late[place]):
-			next[place] = units.LeavingPlugin
-		case path == units.LeavingPlugin && !unit.ForDRA && !late[place]:
-			next[place] = units.Plugin
-		case path == units.LeavingPlugin && unit.With != "" && !withoutPlugin(*known, view.Paths, unit.GPU):
-		case path == units.LeavingPlugin && withdrawn[unit.PluginUnit()] && !anyOtherThan(o.Claims.Driver(), holders[unit.PluginUnit()]):
-			if next[place] = units.DRA; !unit.ForDRA {
-				next[place] = units.LeavingDRA // For the late claim alone.
-			}
-		case unit.ForDRA && path == units.LeavingDRA:
-			next[place] = units.DRA
+		if unit.Follows() && !path.ByDRA() {
+			facts.wanted = false // Its GPU is wanted.
 		}
-	}
-	for place, path := range view.Paths {
-		if path == units.DRA && !(*known)[place].ForDRA {
-			next[place] = units.LeavingDRA
+		if then := nextPath(path, facts); then != path {
+			next[place] = then
 		}
-	}
-	for _, place := range a.freeOfClaims(ctx, view, *known) {
-		next[place] = units.Plugin
 	}
 	paths := maps.Clone(view.Paths)
 	maps.Copy(paths, next)
@@ -311,6 +303,51 @@ func (a *agent) followDRA(ctx context.Context) (pending bool) {
 		pending = pending || path == units.LeavingPlugin || path == units.LeavingDRA
 	}
 	return pending
+}
+
+// pathFacts are what a unit's next path follows from.
+type pathFacts struct {
+	// wanted says that the profile has the unit offered by DRA, late that a claim was given it
+	// although the device plugin has it.
+	wanted, late bool
+	// vacated says that Allocate refuses the unit and that no pod holds it, partsLeft that no
+	// partition of it is the device plugin's any more.
+	vacated, partsLeft bool
+	// unallocated says that no claim has the unit, or was given it.
+	unallocated bool
+}
+
+// nextPath is where a unit goes from its path. A unit that is gone is wanted by nobody, and is the
+// device plugin's should it come back.
+func nextPath(path units.Path, is pathFacts) units.Path {
+	switch path {
+	case units.Plugin:
+		if is.wanted || is.late {
+			return units.LeavingPlugin
+		}
+	case units.LeavingPlugin:
+		switch {
+		case !is.wanted && !is.late:
+			return units.Plugin
+		case !is.vacated || !is.partsLeft:
+		case is.wanted:
+			return units.DRA
+		default:
+			return units.LeavingDRA // For the late claim alone.
+		}
+	case units.DRA:
+		if !is.wanted {
+			return units.LeavingDRA
+		}
+	case units.LeavingDRA:
+		switch {
+		case is.wanted:
+			return units.DRA
+		case is.unallocated:
+			return units.Plugin
+		}
+	}
+	return path
 }
 
 // withdrawnForDRA are the units on their way to DRA that the device plugin has withdrawn.

@@ -402,6 +402,10 @@ func TestOnDemandUnderPods(t *testing.T) {
 	if offered := strings.Fields(o.api.devices()); len(offered) != 6 {
 		t.Errorf("offered %v", offered)
 	}
+	// The GPU as a whole was on its way to DRA, and no profile has it any more.
+	o.policy.set(byPlugin, nil)
+	o.awaitAllocatable(oneG, 6)
+	o.policy.set(onDemandProfile(), nil)
 	o.must(o.kubelet.DeletePod("default", "stays"))
 	o.awaitOffered(o.device(0, "7g80gb-0"), free)
 	o.refuses(exclusiveClaim("all", o.device(0, "7g80gb-0")), "no room")

@@ -14,6 +14,7 @@ import (
 
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/decide"
+	"github.com/virgate/virgate/internal/drapath"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/plugin"
@@ -130,7 +131,9 @@ type Options struct {
 	// MPS runs the daemons of MPS; nil where nothing does.
 	MPS MPS
 	// DRA serves what the profile offers by Dynamic Resource Allocation.
-	DRA DRAOptions
+	DRA drapath.Options
+	// ClaimCalls measures the kubelet's calls for claims; nil where nobody does.
+	ClaimCalls *ClaimCalls
 	// Pods are for the guard of memory.
 	Pods Pods
 	// Control serves the control socket, with gpu for what is below /gpu; nil for none.
@@ -150,7 +153,7 @@ func newAgent(options Options) *agent {
 	}
 	a.Plugin.SetCallMetrics(a.calls)
 	a.mig = migchange.New(migchange.Options{
-		Partitioner: a.Partitioner, LetGo: a.LetGo, Store: a.Journal, Devices: migDevices{a.Plugin}, Inputs: a.migInputs, Holders: a.Kubelet.Held, ByDRA: a.unitsByDRA,
+		Partitioner: a.Partitioner, LetGo: a.LetGo, Store: a.Journal, Devices: migDevices{a.Plugin}, Inputs: a.migInputs, Holders: a.Kubelet.Held, ByDRA: func() []string { return a.dra.ByDRA() },
 		Resources: a.resourcesOf, Plan: a.planNow, Changed: a.wakeReport, Refresh: a.Refresh, Logger: a.Logger,
 	})
 	a.releases.gpus, a.releases.begun = map[string]*release{}, make(chan struct{}, 1)
@@ -159,12 +162,15 @@ func newAgent(options Options) *agent {
 	a.gpuSettings.list.Store(&map[string][]GPUSetting{})
 	a.mps = mpsDaemons{wake: make(chan struct{}, 1), wanted: map[string]wantedDaemon{}, doubtful: map[string]time.Time{}}
 	a.mps.view.Store(&decide.MPS{})
-	a.dra.wake = make(chan struct{}, 1)
-	if a.DRA.Claims != nil {
-		a.DRA.Claims.OnChange(a.wakeDRA)
-		a.DRA.Claims.OnMake(a.makeUnit)
-		a.DRA.Claims.SetModes((&decide.MPS{}).FaultOfClaim)
-	}
+	a.dra = drapath.New(a.DRA, drapath.Deps{
+		Plugin:      a.Plugin,
+		Held:        a.Kubelet.Held,
+		MIG:         a.mig,
+		Partitioner: a.Partitioner,
+		Inputs:      a.pathInputs,
+		Replan:      a.requestPlan,
+		Logger:      a.Logger,
+	})
 	a.guard.init()
 	a.state.Store(&state{})
 	a.lastSample.Store(firstSample())
@@ -218,7 +224,7 @@ func (a *agent) run(ctx context.Context) error {
 		start(after(a.registering, a.mpsLoop))
 	}
 	if a.DRA.Driver != nil {
-		start(after(a.registering, a.draLoop))
+		start(after(a.registering, a.dra.Run))
 		start(after(a.registering, a.DRA.Driver.Run))
 	}
 	if a.Control != nil {
@@ -280,7 +286,7 @@ type agent struct {
 	releases            releases
 	gpuSettings         gpuSettings
 	mps                 mpsDaemons
-	dra                 draPaths
+	dra                 *drapath.Paths
 	guard               guard
 	// standby says that another program serves the node, serving that this one has
 	// its lock, draining that it is withdrawing its devices before it ends.
@@ -331,7 +337,7 @@ func (a *agent) startServing(ctx context.Context) error {
 		return err
 	}
 	a.loadReleases()
-	a.loadClaims()
+	a.dra.Load()
 	a.serving.Store(true)
 	close(a.locked)
 	// Only the program that serves may use the profile of the last run, so the loop

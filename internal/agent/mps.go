@@ -12,7 +12,6 @@ import (
 	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/nodereport"
-	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -227,7 +226,7 @@ func (a *agent) addClaims(uses map[string]mpsUse, gpus []sharing.GPU, byClaims m
 	if a.DRA.Claims == nil {
 		return
 	}
-	planned := a.plannedByDRA()
+	planned := a.dra.Planned()
 	for id, place := range dra.Places(gpus) {
 		use := uses[id]
 		device, claimed := byClaims[place.Name]
@@ -243,23 +242,9 @@ func (a *agent) addClaims(uses map[string]mpsUse, gpus []sharing.GPU, byClaims m
 	}
 }
 
-// plannedByDRA are the planned units that are not the device plugin's.
-func (a *agent) plannedByDRA() map[string]sharing.Unit {
-	planned := map[string]sharing.Unit{}
-	if known := a.dra.units.Load(); known != nil {
-		paths := a.DRA.Claims.View().Paths
-		for place, unit := range *known {
-			if paths[place] != units.Plugin {
-				planned[unit.ID] = unit.Planned
-			}
-		}
-	}
-	return planned
-}
-
 // plannedMPS are the units that are planned to be shared by MPS, whoever offers them.
 func (a *agent) plannedMPS(s *state) map[string]sharing.Unit {
-	units := a.plannedByDRA()
+	units := a.dra.Planned()
 	for _, r := range s.plan.Resources {
 		for _, u := range r.Units {
 			units[u.ID] = u

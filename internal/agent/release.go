@@ -364,7 +364,7 @@ func (a *agent) usersOf(ctx context.Context, gpu string) (waits []string) {
 		a.Plugin.RefreshHolders(units...) // It may be gone.
 		waits = append(waits, sharing.UnnamedHolder)
 	}
-	waits = append(waits, a.claimsOf(s.gpus, gpu, held)...)
+	waits = append(waits, a.dra.Users(s.gpus, gpu, held)...)
 	for _, pid := range a.Releases.Processes(ctx, gpu) {
 		waits = append(waits, fmt.Sprintf("process %d", pid))
 	}

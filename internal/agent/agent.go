@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/virgate/virgate/configs"
-	"github.com/virgate/virgate/internal/decide"
+	"github.com/virgate/virgate/internal/drapath"
 	"github.com/virgate/virgate/internal/gpusettings"
 	"github.com/virgate/virgate/internal/memoryguard"
 	"github.com/virgate/virgate/internal/migchange"
@@ -137,7 +137,9 @@ type Options struct {
 	// MPS runs the daemons of MPS; nil where nothing does.
 	MPS mpsshare.Daemons
 	// DRA serves what the profile offers by Dynamic Resource Allocation.
-	DRA DRAOptions
+	DRA drapath.Options
+	// ClaimCalls measures the kubelet's calls for claims; nil where nobody does.
+	ClaimCalls *ClaimCalls
 	// Pods are for the guard of memory.
 	Pods memoryguard.Pods
 	// Control serves the control socket, with gpu for what is below /gpu; nil for none.
@@ -157,18 +159,21 @@ func newAgent(options Options) *agent {
 	}
 	a.Plugin.SetCallMetrics(a.calls)
 	a.mig = migchange.New(migchange.Options{
-		Partitioner: a.Partitioner, LetGo: a.LetGo, Store: a.Journal, Devices: migDevices{a.Plugin}, Inputs: a.migInputs, Holders: a.Kubelet.Held, ByDRA: a.unitsByDRA,
+		Partitioner: a.Partitioner, LetGo: a.LetGo, Store: a.Journal, Devices: migDevices{a.Plugin}, Inputs: a.migInputs, Holders: a.Kubelet.Held, ByDRA: func() []string { return a.dra.ByDRA() },
 		Resources: a.resourcesOf, Plan: a.planNow, Changed: a.wakeReport, Refresh: a.Refresh, Logger: a.Logger,
+	})
+	a.dra = drapath.New(a.DRA, drapath.Deps{
+		Plugin:      a.Plugin,
+		Held:        a.Kubelet.Held,
+		MIG:         a.mig,
+		Partitioner: a.Partitioner,
+		Inputs:      a.pathInputs,
+		Replan:      a.requestPlan,
+		Logger:      a.Logger,
 	})
 	a.releases = newReleases(a)
 	a.gpuSettings = newSettings(a)
 	a.mps = newMPS(a)
-	a.dra.wake = make(chan struct{}, 1)
-	if a.DRA.Claims != nil {
-		a.DRA.Claims.OnChange(a.wakeDRA)
-		a.DRA.Claims.OnMake(a.makeUnit)
-		a.DRA.Claims.SetModes((&decide.MPS{}).FaultOfClaim)
-	}
 	a.guard = memoryguard.New(memoryguard.Options{
 		Pods:            a.Pods,
 		Logger:          a.Logger,
@@ -227,7 +232,7 @@ func (a *agent) run(ctx context.Context) error {
 		start(after(a.registering, a.mps.Run))
 	}
 	if a.DRA.Driver != nil {
-		start(after(a.registering, a.draLoop))
+		start(after(a.registering, a.dra.Run))
 		start(after(a.registering, a.DRA.Driver.Run))
 	}
 	if a.Control != nil {
@@ -289,7 +294,7 @@ type agent struct {
 	releases            *release.Manager
 	gpuSettings         *gpusettings.Settings
 	mps                 *mpsshare.Manager
-	dra                 draPaths
+	dra                 *drapath.Paths
 	guard               *memoryguard.Guard
 	// standby says that another program serves the node, serving that this one has
 	// its lock, draining that it is withdrawing its devices before it ends.
@@ -342,7 +347,7 @@ func (a *agent) startServing(ctx context.Context) error {
 	if a.Releases.Releaser != nil {
 		a.releases.Load()
 	}
-	a.loadClaims()
+	a.dra.Load()
 	a.serving.Store(true)
 	close(a.locked)
 	// Only the program that serves may use the profile of the last run, so the loop

@@ -7,7 +7,7 @@
 // ConfigSource, which internal/daemon fills.
 //
 // What runs beside the loop are packages that know nothing of it, and are given what they need in
-// parts.go: release, gpusettings, mpsshare and memoryguard. The loop asks them for reservations, for
+// parts.go and agent.go: drapath, release, gpusettings, mpsshare and memoryguard. The loop asks them for reservations, for
 // warnings and for what is known.
 //
 // Read agent.go first (Options, the order in which things start and end), then

@@ -17,6 +17,7 @@ import (
 
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/drapath"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/plugin"
@@ -125,14 +126,14 @@ func newDRARig(t *testing.T, f *fakeDRA, p sharing.Profile, adjust ...func(*rig)
 			change(r)
 		}
 		r.options.Kubelet = r.sight
-		r.options.DRA = draOptions(r, f, &memory{})
+		r.options.DRA, r.options.ClaimCalls = draOptions(r, f, &memory{}), NewClaimCalls()
 		r.startWith(p)
 	})
 }
 
-func draOptions(r *rig, f *fakeDRA, store claims.Store) DRAOptions {
-	return DRAOptions{
-		Driver: f, Quiet: time.Millisecond, Calls: NewClaimCalls(),
+func draOptions(r *rig, f *fakeDRA, store claims.Store) drapath.Options {
+	return drapath.Options{
+		Driver: f, Quiet: time.Millisecond,
 		Claims: claims.NewTable(claims.Options{Store: store, Driver: dra.DriverName, Holders: r.sight.Held}),
 		Node:   func() dra.Node { return dra.Node{Name: "node", Driver: dra.DriverName} },
 	}
@@ -193,33 +194,6 @@ func TestPathToDRAAndBack(t *testing.T) {
 	r.awaitOffer(f, "")
 	if got := r.options.DRA.Claims.View().Paths; len(got) != 0 {
 		t.Errorf("paths %v", got)
-	}
-}
-
-// TestHoldersAreAskedForNowAndThen: to ask for them wakes the loop that asks, which did nothing else
-// for as long as a pod kept a unit from DRA.
-func TestHoldersAreAskedForNowAndThen(t *testing.T) {
-	t.Parallel()
-	var d draPaths
-	now := time.Now()
-	for _, step := range []struct {
-		after time.Duration
-		waits []string
-		want  bool
-	}{
-		{0, nil, false},
-		{0, []string{"b", "a"}, true},
-		{time.Millisecond, []string{"a", "b"}, false},
-		{time.Millisecond, []string{"a"}, true},
-		{releaseInterval - 1, []string{"a"}, false},
-		{1, []string{"a"}, true},
-		{time.Millisecond, nil, false},
-		{time.Millisecond, []string{"a"}, false},
-	} {
-		now = now.Add(step.after)
-		if got := d.refreshes(step.waits, now); got != step.want {
-			t.Errorf("%s later, %v wait: %t, want %t", step.after, step.waits, got, step.want)
-		}
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/virgate/virgate/internal/claims"
-	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/sharing/metrics"
@@ -33,10 +32,7 @@ func (c draCollector) Collect(ch chan<- prometheus.Metric) {
 	send("dra_slice_writes_total", float64(state.Writes))
 	send("dra_publish_failures_total", float64(state.WriteFailures))
 
-	all := map[string]decide.Unit{}
-	if known := c.agent.dra.units.Load(); known != nil {
-		all = *known
-	}
+	all := c.agent.dra.Units()
 	type unitsOf struct {
 		resource string
 		path     units.Path

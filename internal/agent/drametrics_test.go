@@ -70,7 +70,7 @@ func TestClaimCalls(t *testing.T) {
 	r := newRig(t, func(r *rig) {
 		r.options.Kubelet = r.sight
 		r.options.DRA = draOptions(r, &fakeDRA{}, &memory{})
-		r.options.DRA.Calls = calls
+		r.options.ClaimCalls = calls
 		r.startWith(draProfile(4))
 	})
 	calls.Observe("prepare", 20*time.Millisecond, nil)

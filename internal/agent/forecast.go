@@ -142,7 +142,7 @@ func (a *agent) foresee(ctx context.Context, s *state, profile sharing.Profile, 
 	}
 	facts := decide.Facts{
 		Profile: profile, Reservations: a.releases.Reservations(), Host: s.host,
-		MayReset: a.Releases.Reset != nil, MayEvict: a.Pods.Evict != nil, DRA: a.draFacts(s.gpus),
+		MayReset: a.Releases.Reset != nil, MayEvict: a.Pods.Evict != nil, DRA: a.dra.Facts(s.gpus),
 	}
 	if facts.DRA != nil {
 		// As if nothing had gone to DRA yet: what the profile gives to DRA is left out all the same.

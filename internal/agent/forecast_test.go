@@ -17,6 +17,7 @@ import (
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/drapath"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/release"
 	"github.com/virgate/virgate/internal/simkubelet"
@@ -334,7 +335,8 @@ func mayReset(a *agent, _ *state) {
 }
 
 func servingClaims(a *agent, _ *state) {
-	a.DRA = DRAOptions{Driver: &fakeDRA{}, Claims: claims.NewTable(claims.Options{}), Node: func() dra.Node { return dra.Node{Name: "node", Driver: "gpu.virgate.test"} }}
+	a.DRA = drapath.Options{Driver: &fakeDRA{}, Claims: claims.NewTable(claims.Options{}), Node: func() dra.Node { return dra.Node{Name: "node", Driver: "gpu.virgate.test"} }}
+	a.dra = drapath.New(a.DRA, drapath.Deps{Partitioner: a.Partitioner, Replan: a.requestPlan})
 }
 
 // stateOnly is a driver whose GPUs are all partitioned so.

@@ -187,8 +187,8 @@ func (a *agent) registry() *prometheus.Registry {
 	if !a.HTTP.NoContainers {
 		show = append(show, metrics.NewContainerCollector(a.sharing, a.utilization))
 	}
-	if a.DRA.Calls != nil {
-		show = append([]prometheus.Collector{a.DRA.Calls, draCollector{metrics.ParseFamilies(draFamilies), a}}, show...)
+	if a.ClaimCalls != nil {
+		show = append([]prometheus.Collector{a.ClaimCalls, draCollector{metrics.ParseFamilies(draFamilies), a}}, show...)
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(

@@ -9,6 +9,7 @@ import (
 
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/decide"
+	"github.com/virgate/virgate/internal/drapath"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -77,7 +78,7 @@ func (a *agent) decide() {
 		next.features = a.Features(next.gpus, next.profile.Profile)
 	}
 	a.state.Store(next)
-	notify(a.dra.wake)
+	a.dra.Wake()
 	a.mps.Wake()
 	a.gpuSettings.Wake()
 	a.mig.Wake()
@@ -114,16 +115,18 @@ func (a *agent) facts(last, next *state) decide.Facts {
 		GPUs: next.gpus, Profile: next.profile.Profile, Reservations: reservations,
 		Warnings: slices.Concat(a.gpuSettings.Warnings(next.gpus), a.guard.Warnings()),
 		MayReset: a.Releases.Reset != nil, MayEvict: a.Pods.Evict != nil,
-		Host: next.host, MPS: mps, DRA: a.draFacts(next.gpus),
+		Host: next.host, MPS: mps, DRA: a.dra.Facts(next.gpus),
 	}
 }
 
 // act hands the decision to the device plugin and to DRA.
 func (a *agent) act(last, next *state, d decide.Decision) {
 	if d.Units != nil {
-		a.setUnits(d.Units)
+		a.dra.SetUnits(d.Units)
 	}
-	a.publishDRA(d.Offer)
+	if a.serving.Load() {
+		a.dra.Publish(d.Offer)
+	}
 	next.plan = d.Plan
 	if last.planned && reflect.DeepEqual(last.plan, next.plan) {
 		next.plan = last.plan
@@ -132,6 +135,16 @@ func (a *agent) act(last, next *state, d decide.Decision) {
 	next.planned = true
 	a.logPlan(last.plan, next.plan)
 	a.Plugin.Apply(next.plan)
+}
+
+// pathInputs are what the paths to DRA and back follow from.
+func (a *agent) pathInputs() drapath.Inputs {
+	s := a.state.Load()
+	inputs := drapath.Inputs{GPUs: s.gpus, Planned: s.planned, Paused: s.pause.paused}
+	if s.profile != nil {
+		inputs.Profile = &s.profile.Profile
+	}
+	return inputs
 }
 
 func sameError(a, b error) bool {

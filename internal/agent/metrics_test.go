@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/virgate/virgate/internal/claims"
+	"github.com/virgate/virgate/internal/drapath"
 	"github.com/virgate/virgate/internal/mpsshare"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/plugin"
@@ -82,7 +83,8 @@ func families(t *testing.T, collector prometheus.Collector) []family {
 func complete(t *testing.T) *watch {
 	w := newWatch(t, "dgx-a100", 4)
 	w.Health = eventful{}
-	w.DRA = DRAOptions{Driver: &fakeDRA{written: time.Now()}, Claims: claims.NewTable(claims.Options{}), Calls: NewClaimCalls()}
+	w.DRA = drapath.Options{Driver: &fakeDRA{written: time.Now()}, Claims: claims.NewTable(claims.Options{})}
+	w.ClaimCalls = NewClaimCalls()
 	w.pod("one", 0, mebibyte, 10)
 	w.sampleNow()
 	return w

@@ -11,6 +11,7 @@ import (
 
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/drapath"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/internal/units"
@@ -40,8 +41,8 @@ func newOnDemandRigOn(t *testing.T, node string, profile sharing.Profile, api *f
 	o := &onDemandRig{api: api}
 	o.migRig = newTimedMIGRig(t, node, profile, pluginTiming(), append(adjust, func(options *Options) {
 		o.claims = claims.NewTable(claims.Options{Store: store, Driver: dra.DriverName, Holders: options.Kubelet.Held})
-		options.DRA = DRAOptions{
-			Driver: o.api, Quiet: time.Millisecond, Calls: NewClaimCalls(), Claims: o.claims,
+		options.DRA = drapath.Options{
+			Driver: o.api, Quiet: time.Millisecond, Claims: o.claims,
 			Node: func() dra.Node { return dra.Node{Name: "node", Driver: dra.DriverName} },
 		}
 	})...)
@@ -402,6 +403,10 @@ func TestOnDemandUnderPods(t *testing.T) {
 	if offered := strings.Fields(o.api.devices()); len(offered) != 6 {
 		t.Errorf("offered %v", offered)
 	}
+	// The GPU as a whole was on its way to DRA, and no profile has it any more.
+	o.policy.set(byPlugin, nil)
+	o.awaitAllocatable(oneG, 6)
+	o.policy.set(onDemandProfile(), nil)
 	o.must(o.kubelet.DeletePod("default", "stays"))
 	o.awaitOffered(o.device(0, "7g80gb-0"), free)
 	o.refuses(exclusiveClaim("all", o.device(0, "7g80gb-0")), "no room")

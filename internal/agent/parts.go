@@ -4,12 +4,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/virgate/virgate/internal/gpusettings"
 	"github.com/virgate/virgate/internal/mpsshare"
 	"github.com/virgate/virgate/internal/release"
-	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -62,7 +60,7 @@ func newMPS(a *agent) *mpsshare.Manager {
 			return s.gpus, s.plan, s.planned
 		},
 		Lists:              a.Plugin.Status,
-		ByDRA:              a.plannedByDRA,
+		ByDRA:              a.dra.Planned,
 		Users:              a.usersOf,
 		ComputeModePending: a.gpuSettings.ComputeModePending,
 		Changed:            a.requestPlan,
@@ -71,20 +69,6 @@ func newMPS(a *agent) *mpsshare.Manager {
 		options.Claims = a.DRA.Claims
 	}
 	return mpsshare.New(options)
-}
-
-// plannedByDRA are the planned units that are not the device plugin's.
-func (a *agent) plannedByDRA() map[string]sharing.Unit {
-	planned := map[string]sharing.Unit{}
-	if known := a.dra.units.Load(); known != nil {
-		paths := a.DRA.Claims.View().Paths
-		for place, unit := range *known {
-			if paths[place] != units.Plugin {
-				planned[unit.ID] = unit.Planned
-			}
-		}
-	}
-	return planned
 }
 
 // usersOf are the pods, claims and processes that use the GPU, or why that is not known.
@@ -103,19 +87,12 @@ func (a *agent) usersOf(ctx context.Context, gpu string) (users []string) {
 		a.Plugin.RefreshHolders(units...) // It may be gone.
 		users = append(users, sharing.UnnamedHolder)
 	}
-	users = append(users, a.claimsOf(s.gpus, gpu, held)...)
+	users = append(users, a.dra.Users(s.gpus, gpu, held)...)
 	for _, pid := range a.Processes(ctx, gpu) {
 		users = append(users, fmt.Sprintf("process %d", pid))
 	}
 	return users
 }
-
-const (
-	// releaseInterval is the time between two looks at what a unit waits for, and settingsInterval
-	// where none waits.
-	releaseInterval  = 500 * time.Millisecond
-	settingsInterval = 30 * time.Second
-)
 
 // notify tells whoever waits, without waiting.
 func notify(wake chan<- struct{}) {

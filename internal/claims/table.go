@@ -236,7 +236,10 @@ func (t *Table) SetPaths(paths map[string]units.Path) error {
 	return t.change(func(k *kept) error {
 		for place, path := range paths {
 			if path == units.Plugin {
-				if c, held := (View{Claims: k.Claims}).Holder(place); held {
+				now := View{Claims: k.Claims}
+				_, itself := now.HeldPlaces()[place]
+				// A partition of a GPU that never came to DRA may be a claim's: its path is its own.
+				if c, held := now.Holder(place); held && (itself || k.Paths[place].ByDRA()) {
 					return fmt.Errorf("%s does not leave DRA: claim %s has it", place, c)
 				}
 				delete(k.Paths, place)

@@ -190,6 +190,20 @@ func TestPreparedStays(t *testing.T) {
 	r.must(r.SetPaths(map[string]units.Path{"gpu-a": units.Plugin}))
 }
 
+// TestPartsOfAnother: a GPU that was on its way to DRA goes back to the device plugin although a
+// claim has a partition of it, which is DRA's own.
+func TestPartsOfAnother(t *testing.T) {
+	r := newRig(t)
+	r.units = append(r.units, Unit{Place: "gpu-a-1g10gb-0", ID: "MIG-0", GPU: "GPU-a", Device: "gpu-a-1g10gb-0"})
+	r.SetUnits(r.units)
+	r.must(r.SetPaths(map[string]units.Path{"gpu-a": units.LeavingPlugin, "gpu-a-1g10gb-0": units.DRA}))
+	r.prepare(claim("1", "gpu-a-1g10gb-0"), "")
+	r.must(r.SetPaths(map[string]units.Path{"gpu-a": units.Plugin}))
+	if got := r.View().Paths["gpu-a"]; got != units.Plugin {
+		t.Errorf("gpu-a is on %q", got)
+	}
+}
+
 // TestRefusedCounts holds that the devices of a claim that was refused count as given until it
 // ends: the scheduler counts them.
 func TestRefusedCounts(t *testing.T) {

@@ -193,7 +193,9 @@ func Run(ctx context.Context, o Options) error {
 		options.Background, options.MPS = append(options.Background, client.Run), client
 	}
 	if o.DRA != nil {
-		if options.DRA, err = newDRA(o, node, kubelet, file, claimEntries{cdi.ClaimSpecs{Dir: cdiDir}, profile.startup.MPSRoot}); err != nil {
+		options.ClaimCalls = agent.NewClaimCalls()
+		entries := claimEntries{cdi.ClaimSpecs{Dir: cdiDir}, profile.startup.MPSRoot}
+		if options.DRA, err = newDRA(o, node, kubelet, file, entries, options.ClaimCalls); err != nil {
 			return err
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/dradriver"
+	"github.com/virgate/virgate/internal/drapath"
 	"github.com/virgate/virgate/internal/host"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/podresources"
@@ -23,22 +24,22 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// newDRA makes what serves claims on the node.
-func newDRA(o Options, node *nvml.Node, kubelet *podresources.Source, file *state.File, entries claimEntries) (agent.DRAOptions, error) {
+// newDRA makes what serves claims on the node. Calls measures the kubelet's calls.
+func newDRA(o Options, node *nvml.Node, kubelet *podresources.Source, file *state.File, entries claimEntries, calls *agent.ClaimCalls) (drapath.Options, error) {
 	name := o.DRA.Driver
 	table := claims.NewTable(claims.Options{Store: file, Driver: name, Holders: kubelet.HeldTogether, Entries: entries})
 	options := *o.DRA
 	options.Node, options.Dir = o.NodeName, filepath.Join(o.DRA.Dir, name)
-	calls := agent.NewClaimCalls()
 	options.Claims, options.Changed, options.Logger = preparer{table, name}, table.Tell, o.Logger
 	options.Observe = func(call dradriver.Call, took time.Duration, err error) { calls.Observe(string(call), took, err) }
 	driver, err := dradriver.New(options)
 	if err != nil {
-		return agent.DRAOptions{}, fmt.Errorf("serve claims: %w", err)
+		return drapath.Options{}, fmt.Errorf("serve claims: %w", err)
 	}
 	sys := os.DirFS("/sys")
-	return agent.DRAOptions{
-		Driver: driver, Claims: table, Calls: calls,
+	return drapath.Options{
+		Driver: driver,
+		Claims: table,
 		Node: func() dra.Node {
 			versions := node.Versions()
 			return dra.Node{Name: o.NodeName, Driver: name, DriverVersion: versions.Driver, CUDA: versions.CUDA}

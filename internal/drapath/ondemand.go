@@ -1,4 +1,4 @@
-package agent
+package drapath
 
 import (
 	"context"
@@ -13,35 +13,35 @@ import (
 )
 
 // readGeometries reads how the GPUs could be divided that are to be, or of which claims have parts
-// or may have been given some, where that is not known yet. Only draLoop calls it: a driver that
+// or may have been given some, where that is not known yet. Only Run calls it: a driver that
 // hangs must not delay a plan.
-func (a *agent) readGeometries(ctx context.Context, s *state) {
-	if a.Partitioner == nil || s.profile == nil {
+func (p *Paths) readGeometries(ctx context.Context, inputs Inputs) {
+	if p.deps.Partitioner == nil || inputs.Profile == nil {
 		return
 	}
-	view := a.DRA.Claims.View()
+	view := p.Claims.View()
 	held := view.HeldPlaces()
 	divided := func(gpu sharing.GPU) bool {
 		whole := dra.Place(gpu.UUID, nil)
-		return s.profile.Profile.DRA.DynamicMIG || view.Paths[whole] == units.LeavingDRA || decide.HasPart(held, whole)
+		return inputs.Profile.DRA.DynamicMIG || view.Paths[whole] == units.LeavingDRA || decide.HasPart(held, whole)
 	}
 	known := map[string]decide.Geometry{}
-	if last := a.dra.geometries.Load(); last != nil {
+	if last := p.geometries.Load(); last != nil {
 		known = maps.Clone(*last)
 	}
 	news := false
-	for _, gpu := range s.gpus {
+	for _, gpu := range inputs.GPUs {
 		if g, read := known[gpu.UUID]; !gpu.MIGCapable || !divided(gpu) || read && g.Unknown == nil {
 			continue
 		}
 		before := known[gpu.UUID].Unknown
-		state, err := a.Partitioner.State(ctx, gpu.UUID)
+		state, err := p.deps.Partitioner.State(ctx, gpu.UUID)
 		known[gpu.UUID] = decide.Geometry{State: state, Unknown: err}
-		news = news || !sameError(before, err)
+		news = news || err == nil || before == nil || before.Error() != err.Error()
 	}
 	if news {
-		a.dra.geometries.Store(&known)
-		a.requestPlan()
+		p.geometries.Store(&known)
+		p.deps.Replan()
 	}
 }
 
@@ -56,20 +56,20 @@ func withoutPlugin(all map[string]decide.Unit, paths map[string]units.Path, gpu 
 }
 
 // makeUnit makes a partition that a claim gets, or a whole GPU.
-func (a *agent) makeUnit(ctx context.Context, place string) error {
-	all := *a.dra.units.Load()
+func (p *Paths) makeUnit(ctx context.Context, place string) error {
+	all := p.Units()
 	unit := all[place]
-	room := migchange.Room{GPU: unit.GPU, Keep: func() []mig.Partition { return a.claimed(unit.With) }}
+	room := migchange.Room{GPU: unit.GPU, Keep: func() []mig.Partition { return p.claimed(unit.With) }}
 	if unit.At != nil {
 		room.Partition = &mig.Partition{Profile: unit.At.Profile, Placement: unit.At.Placement}
 	}
-	return a.mig.Cut(ctx, room)
+	return p.deps.MIG.Cut(ctx, room)
 }
 
 // claimed are the GPU instances that claims have of the GPU at that place.
-func (a *agent) claimed(gpu string) (instances []mig.Partition) {
-	all := *a.dra.units.Load()
-	for place := range a.DRA.Claims.View().HeldPlaces() {
+func (p *Paths) claimed(gpu string) (instances []mig.Partition) {
+	all := p.Units()
+	for place := range p.Claims.View().HeldPlaces() {
 		if unit := all[place]; unit.With == gpu && unit.At != nil {
 			instances = append(instances, mig.Partition{Profile: unit.At.Profile.Instance(), Placement: unit.At.Placement})
 		}

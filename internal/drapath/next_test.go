@@ -1,0 +1,63 @@
+package drapath
+
+import (
+	"testing"
+	"time"
+
+	"github.com/virgate/virgate/internal/units"
+)
+
+// TestNextPath has each path's ways on, and that a unit which is gone is nobody's.
+func TestNextPath(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		path  units.Path
+		facts pathFacts
+		want  units.Path
+	}{
+		"the plugin's":                     {units.Plugin, pathFacts{vacated: true, partsLeft: true, unallocated: true}, units.Plugin},
+		"wanted":                           {units.Plugin, pathFacts{wanted: true}, units.LeavingPlugin},
+		"given to a claim":                 {units.Plugin, pathFacts{late: true}, units.LeavingPlugin},
+		"not vacated yet":                  {units.LeavingPlugin, pathFacts{wanted: true, partsLeft: true}, units.LeavingPlugin},
+		"a partition is the plugin's":      {units.LeavingPlugin, pathFacts{wanted: true, vacated: true}, units.LeavingPlugin},
+		"vacated":                          {units.LeavingPlugin, pathFacts{wanted: true, vacated: true, partsLeft: true}, units.DRA},
+		"vacated for a late claim":         {units.LeavingPlugin, pathFacts{late: true, vacated: true, partsLeft: true}, units.LeavingDRA},
+		"not wanted any more, or gone":     {units.LeavingPlugin, pathFacts{}, units.Plugin},
+		"DRA's":                            {units.DRA, pathFacts{wanted: true, unallocated: true}, units.DRA},
+		"not wanted by DRA any more":       {units.DRA, pathFacts{unallocated: true}, units.LeavingDRA},
+		"a claim has it":                   {units.LeavingDRA, pathFacts{}, units.LeavingDRA},
+		"no claim has it":                  {units.LeavingDRA, pathFacts{unallocated: true}, units.Plugin},
+		"no claim has it, and wanted anew": {units.LeavingDRA, pathFacts{wanted: true, unallocated: true}, units.DRA},
+	} {
+		if got := nextPath(test.path, test.facts); got != test.want {
+			t.Errorf("%s: %q goes to %q, want %q", name, test.path, got, test.want)
+		}
+	}
+}
+
+// TestHoldersAreAskedForNowAndThen: to ask for them wakes the loop that asks, which did nothing else
+// for as long as a pod kept a unit from DRA.
+func TestHoldersAreAskedForNowAndThen(t *testing.T) {
+	t.Parallel()
+	var p Paths
+	now := time.Now()
+	for _, step := range []struct {
+		after time.Duration
+		waits []string
+		want  bool
+	}{
+		{0, nil, false},
+		{0, []string{"b", "a"}, true},
+		{time.Millisecond, []string{"a", "b"}, false},
+		{time.Millisecond, []string{"a"}, true},
+		{waitInterval - 1, []string{"a"}, false},
+		{1, []string{"a"}, true},
+		{time.Millisecond, nil, false},
+		{time.Millisecond, []string{"a"}, false},
+	} {
+		now = now.Add(step.after)
+		if got := p.refreshes(step.waits, now); got != step.want {
+			t.Errorf("%s later, %v wait: %t, want %t", step.after, step.waits, got, step.want)
+		}
+	}
+}

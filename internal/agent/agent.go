@@ -16,6 +16,7 @@ import (
 	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -156,7 +157,7 @@ func newAgent(options Options) *agent {
 	a.releases.gpus, a.releases.begun = map[string]*release{}, make(chan struct{}, 1)
 	g := &a.gpuSettings
 	g.wake, g.changed, g.slices, g.failed = make(chan struct{}, 1), map[string]ChangedGPU{}, map[string]setSlice{}, map[string]failedSetting{}
-	a.gpuSettings.list.Store(&map[string][]GPUSetting{})
+	a.gpuSettings.list.Store(&map[string][]status.GPUSetting{})
 	a.mps = mpsDaemons{wake: make(chan struct{}, 1), wanted: map[string]wantedDaemon{}, doubtful: map[string]time.Time{}}
 	a.mps.view.Store(&decide.MPS{})
 	a.dra.wake = make(chan struct{}, 1)

@@ -8,6 +8,6 @@
 //
 // Read agent.go first (Options, the order in which things start and end), then
 // loop.go (it reads the facts, has package decide decide, and acts), report.go (how far a profile has come),
-// sample.go (who uses the GPUs) and mig.go. What is shown is in status.go and
+// sample.go (who uses the GPUs) and mig.go. What is shown is in package status and in
 // statusview.go, page.go, metrics.go and http.go.
 package agent

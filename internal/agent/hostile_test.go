@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/common/model"
 
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
@@ -48,7 +49,7 @@ func readable(t *testing.T, a *agent) (pods int) {
 	if families["virgate_build_info"] == nil {
 		t.Error("the scrape lacks the program itself")
 	}
-	var status Status
+	var status status.Status
 	if body := ask(a, http.MethodGet, "/api/v1/status").Body.Bytes(); json.Unmarshal(body, &status) != nil {
 		t.Errorf("status: %s", body)
 	}
@@ -92,13 +93,13 @@ func TestHostileNames(t *testing.T) {
 func TestReadableInEveryRole(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
-		role   Role
+		role   status.Role
 		change func(a *agent)
 	}{
-		{RoleStarting, func(*agent) {}},
-		{RoleStandby, func(a *agent) { a.standby.Store(true) }},
-		{RoleServing, func(a *agent) { a.serving.Store(true) }},
-		{RoleDraining, func(a *agent) { a.serving.Store(true); a.draining.Store(true) }},
+		{status.RoleStarting, func(*agent) {}},
+		{status.RoleStandby, func(a *agent) { a.standby.Store(true) }},
+		{status.RoleServing, func(a *agent) { a.serving.Store(true) }},
+		{status.RoleDraining, func(a *agent) { a.serving.Store(true); a.draining.Store(true) }},
 	} {
 		w := newWatch(t, "t4", 2)
 		test.change(w.agent)
@@ -303,24 +304,24 @@ func FuzzHTTP(f *testing.F) {
 }
 
 // statusOf has the text in each place that is shown.
-func statusOf(text string) Status {
+func statusOf(text string) status.Status {
 	since := time.Unix(1_000_000, 0)
-	health := HealthStatus{State: sharing.HealthState("x" + text), Reason: "x" + text, Since: &since}
+	health := status.Health{State: sharing.HealthState("x" + text), Reason: "x" + text, Since: &since}
 	text = "x" + text
-	unit := UnitStatus{
+	unit := status.Unit{
 		ID: text, Index: text, Profile: text, Resource: text, Replicas: 2, Health: health,
-		Holders: []Holder{{Namespace: text, Pod: text, Container: text, Resource: text, Devices: []string{text}}},
+		Holders: []status.Holder{{Namespace: text, Pod: text, Container: text, Resource: text, Devices: []string{text}}},
 	}
 	partition := unit
 	partition.Placement = &mig.Placement{Size: 1}
 	ref := nodereport.ProfileRef{Name: text, Source: text, Generation: text}
-	return Status{
-		Node: text, Version: text, Role: Role(text), Unready: []string{text + "!"}, Unread: text, Warnings: []string{text},
-		Profile:   ProfileStatus{State: nodereport.ProfileState(text), Since: since, Wanted: ref, Applied: &ref, Problem: text, Error: text},
-		Resources: []ResourceStatus{{Name: text, Strategy: text, Refused: map[plugin.RefusalReason]uint64{plugin.RefusalReason(text): 1}}},
-		GPUs:      []GPUStatus{{UUID: text, Model: text, Health: health, Use: &UseStatus{Throttled: []sharing.ThrottleReason{sharing.ThrottleReason(text)}, Unattributed: []sharing.UnattributedUtilization{{Cause: sharing.UnattributedCause(text)}}}, Units: []UnitStatus{unit, partition}}},
+	return status.Status{
+		Node: text, Version: text, Role: status.Role(text), Unready: []string{text + "!"}, Unread: text, Warnings: []string{text},
+		Profile:   status.Profile{State: nodereport.ProfileState(text), Since: since, Wanted: ref, Applied: &ref, Problem: text, Error: text},
+		Resources: []status.Resource{{Name: text, Strategy: text, Refused: map[plugin.RefusalReason]uint64{plugin.RefusalReason(text): 1}}},
+		GPUs:      []status.GPU{{UUID: text, Model: text, Health: health, Use: &status.Use{Throttled: []sharing.ThrottleReason{sharing.ThrottleReason(text)}, Unattributed: []sharing.UnattributedUtilization{{Cause: sharing.UnattributedCause(text)}}}, Units: []status.Unit{unit, partition}}},
 		Layouts:   []nodereport.GPULayout{{GPU: text, Wanted: text, State: nodereport.LayoutState(text), Reason: text}},
-		Elsewhere: []UnitStatus{unit},
+		Elsewhere: []status.Unit{unit},
 	}
 }
 
@@ -351,7 +352,7 @@ func FuzzPage(f *testing.F) {
 		if diff := cmp.Diff(plain, markup(page)); diff != "" {
 			t.Errorf("%q changes the markup: %s", text, diff)
 		}
-		if page != Plain(page) {
+		if page != status.Plain(page) {
 			t.Errorf("%q has a browser do something", text)
 		}
 	})

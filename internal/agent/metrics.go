@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/sharing/metrics"
@@ -30,12 +31,12 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	send("plan_warnings", float64(len(s.plan.Unmatched)), "unmatched")
 	send("plan_warnings", float64(len(s.plan.Warnings)-len(s.plan.Unmatched)), "other")
 	send("state_last_write_successful", metrics.BoolToFloat(c.agent.StateWriteError() == nil))
-	status := c.agent.Plugin.Status()
-	send("kubelet_state_known", metrics.BoolToFloat(status.KubeletSeen))
+	serving := c.agent.Plugin.Status()
+	send("kubelet_state_known", metrics.BoolToFloat(serving.KubeletSeen))
 	podResources, checkpoint := c.agent.UnreadKubelet()
 	send("kubelet_source_up", metrics.BoolToFloat(podResources == nil), "pod_resources")
 	send("kubelet_source_up", metrics.BoolToFloat(checkpoint == nil), "checkpoint")
-	for _, r := range status.Resources {
+	for _, r := range serving.Resources {
 		send("listandwatch_streams", float64(r.Streams), r.Name)
 		send("listed_devices", float64(r.Healthy), r.Name, "healthy")
 		send("listed_devices", float64(r.Devices-r.Healthy), r.Name, "unhealthy")
@@ -63,7 +64,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for gpu, list := range *c.agent.gpuSettings.list.Load() {
 		for _, s := range list {
-			send("gpu_setting_applied", metrics.BoolToFloat(s.State == SettingApplied), gpu, s.Setting, s.Value)
+			send("gpu_setting_applied", metrics.BoolToFloat(s.State == status.SettingApplied), gpu, s.Setting, s.Value)
 		}
 	}
 	c.agent.guard.collect(send)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -24,13 +25,13 @@ const (
 )
 
 // status is what the program does now, and who holds what as the kubelet says now.
-func (a *agent) status(ctx context.Context) Status {
+func (a *agent) status(ctx context.Context) status.Status {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	_, _ = a.readHolders(ctx, lookPause)
 	s, p := a.state.Load(), a.progress.Load()
 	unready := a.unready()
-	status := Status{
+	node := status.Status{
 		At: time.Now(), Waits: append([]nodereport.Wait{}, p.waits...), Layouts: append([]nodereport.GPULayout{}, p.layouts...),
 		Node: a.NodeName, Version: a.Version, Role: a.role(),
 		Ready: len(unready) == 0, Unready: append([]string{}, unready...),
@@ -39,46 +40,46 @@ func (a *agent) status(ctx context.Context) Status {
 	}
 	withheld := countObstacles(s.host.Obstacles)
 	for _, reason := range slices.Sorted(maps.Keys(withheld)) {
-		status.Warnings = append(status.Warnings, fmt.Sprintf("GPUs and partitions that cannot be granted now: %d: %s", withheld[reason], reason))
+		node.Warnings = append(node.Warnings, fmt.Sprintf("GPUs and partitions that cannot be granted now: %d: %s", withheld[reason], reason))
 	}
 	podResources, checkpoint := a.UnreadKubelet()
 	if podResources != nil {
-		status.Warnings = append(status.Warnings, "the kubelet's PodResources cannot be reached, so pods are known by its checkpoint alone, by UID and without names: "+podResources.Error())
+		node.Warnings = append(node.Warnings, "the kubelet's PodResources cannot be reached, so pods are known by its checkpoint alone, by UID and without names: "+podResources.Error())
 	}
 	if checkpoint != nil {
-		status.Warnings = append(status.Warnings, "the kubelet's checkpoint cannot be read, so what only finished init containers had is not known: "+checkpoint.Error())
+		node.Warnings = append(node.Warnings, "the kubelet's checkpoint cannot be read, so what only finished init containers had is not known: "+checkpoint.Error())
 	}
 	if err := a.StateWriteError(); err != nil {
-		status.Warnings = append(status.Warnings, "what a restarted Virgate needs to know is not kept: "+err.Error())
+		node.Warnings = append(node.Warnings, "what a restarted Virgate needs to know is not kept: "+err.Error())
 	}
-	status.Unread, status.DRA = message(s.unread), a.draStatus()
+	node.Unread, node.DRA = message(s.unread), a.draStatus()
 	var held []sharing.Allocation
 	if known := a.holders.Load(); known != nil {
-		held, status.HoldersKnown, status.HoldersAt = known.held, true, &known.at
+		held, node.HoldersKnown, node.HoldersAt = known.held, true, &known.at
 	}
 	serving := a.Plugin.Status()
-	status.KubeletKnown = serving.KubeletSeen
+	node.KubeletKnown = serving.KubeletSeen
 	resources := listed(serving.Resources, s.gpus)
-	status.Resources = resourcesOf(serving.Resources, resources, s.plan, held, status.HoldersKnown)
-	status.GPUs, status.Elsewhere = gpusOf(s.gpus, sharing.Usage(resources, held), a.Health.Health())
-	for i := range status.GPUs {
-		status.GPUs[i].Settings = (*a.gpuSettings.list.Load())[status.GPUs[i].UUID]
-		status.GPUs[i].MPS = daemonsOf(a.mps.view.Load(), status.GPUs[i].Units)
+	node.Resources = resourcesOf(serving.Resources, resources, s.plan, held, node.HoldersKnown)
+	node.GPUs, node.Elsewhere = gpusOf(s.gpus, sharing.Usage(resources, held), a.Health.Health())
+	for i := range node.GPUs {
+		node.GPUs[i].Settings = (*a.gpuSettings.list.Load())[node.GPUs[i].UUID]
+		node.GPUs[i].MPS = daemonsOf(a.mps.view.Load(), node.GPUs[i].Units)
 	}
-	addUtilization(&status, a.lastSample.Load().Report)
-	return status
+	addUtilization(&node, a.lastSample.Load().Report)
+	return node
 }
 
-func (a *agent) role() Role {
+func (a *agent) role() status.Role {
 	switch {
 	case a.draining.Load():
-		return RoleDraining
+		return status.RoleDraining
 	case a.serving.Load():
-		return RoleServing
+		return status.RoleServing
 	case a.standby.Load():
-		return RoleStandby
+		return status.RoleStandby
 	default:
-		return RoleStarting
+		return status.RoleStarting
 	}
 }
 
@@ -99,23 +100,23 @@ func listed(served []plugin.ResourceStatus, gpus []sharing.GPU) []sharing.Resour
 }
 
 // resourcesOf joins what is served, listed as the kubelet is told, with what is planned.
-func resourcesOf(served []plugin.ResourceStatus, listed []sharing.Resource, plan sharing.Plan, held []sharing.Allocation, known bool) []ResourceStatus {
-	byName := map[string]ResourceStatus{}
+func resourcesOf(served []plugin.ResourceStatus, listed []sharing.Resource, plan sharing.Plan, held []sharing.Allocation, known bool) []status.Resource {
+	byName := map[string]status.Resource{}
 	for i, r := range served {
-		status := ResourceStatus{
+		resource := status.Resource{
 			Name: r.Name, Dropped: r.Dropped, Streams: r.Streams, Devices: r.Devices, Healthy: r.Healthy, Leaving: r.Leaving,
 			Refused: maps.Clone(r.Refused),
 		}
-		maps.DeleteFunc(status.Refused, func(_ plugin.RefusalReason, count uint64) bool { return count == 0 })
+		maps.DeleteFunc(resource.Refused, func(_ plugin.RefusalReason, count uint64) bool { return count == 0 })
 		if !r.Dropped {
-			status.Strategy = listed[i].Strategy()
+			resource.Strategy = listed[i].Strategy()
 		}
-		byName[r.Name] = status
+		byName[r.Name] = resource
 	}
 	for _, r := range plan.Resources {
-		status := byName[r.Name]
-		status.Name, status.Strategy = r.Name, cmp.Or(status.Strategy, r.Strategy())
-		byName[r.Name] = status
+		resource := byName[r.Name]
+		resource.Name, resource.Strategy = r.Name, cmp.Or(resource.Strategy, r.Strategy())
+		byName[r.Name] = resource
 	}
 	devices := map[string]int{} // Those held.
 	for _, allocation := range held {
@@ -125,19 +126,19 @@ func resourcesOf(served []plugin.ResourceStatus, listed []sharing.Resource, plan
 	for _, count := range sharing.CountDevices(nil, listed, held) {
 		free[count.Resource] += count.Free
 	}
-	all := make([]ResourceStatus, 0, len(byName))
-	for name, status := range byName {
+	all := make([]status.Resource, 0, len(byName))
+	for name, resource := range byName {
 		if known {
-			status.Held, status.Free = new(devices[name]), new(free[name])
+			resource.Held, resource.Free = new(devices[name]), new(free[name])
 		}
-		all = append(all, status)
+		all = append(all, resource)
 	}
-	slices.SortFunc(all, func(a, b ResourceStatus) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(all, func(a, b status.Resource) int { return strings.Compare(a.Name, b.Name) })
 	return all
 }
 
 // gpusOf joins the GPUs with who holds what. Elsewhere are held units of none of them.
-func gpusOf(gpus []sharing.GPU, usage []sharing.UnitUsage, health sharing.HealthReport) (list []GPUStatus, elsewhere []UnitStatus) {
+func gpusOf(gpus []sharing.GPU, usage []sharing.UnitUsage, health sharing.HealthReport) (list []status.GPU, elsewhere []status.Unit) {
 	used := map[string]sharing.UnitUsage{}
 	for _, u := range usage {
 		used[u.Unit.ID] = u
@@ -146,23 +147,23 @@ func gpusOf(gpus []sharing.GPU, usage []sharing.UnitUsage, health sharing.Health
 	for _, u := range health.Units {
 		states[u.Unit] = u
 	}
-	unit := func(id, index string, unitHealth sharing.Health, memory uint64) UnitStatus {
+	unit := func(id, index string, unitHealth sharing.Health, memory uint64) status.Unit {
 		u := used[id]
 		delete(used, id)
-		status := UnitStatus{
+		shown := status.Unit{
 			ID: id, Index: index, Memory: memory, Resource: u.Resource, Replicas: u.Unit.Replicas,
-			Health: healthOf(states, id, unitHealth), Holders: make([]Holder, len(u.Holders)),
+			Health: healthOf(states, id, unitHealth), Holders: make([]status.Holder, len(u.Holders)),
 		}
 		for i, h := range u.Holders {
-			status.Holders[i] = Holder{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Resource: h.Resource, Devices: h.Devices, Claim: h.Claim, AnyGPU: h.AnyGPU}
+			shown.Holders[i] = status.Holder{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Resource: h.Resource, Devices: h.Devices, Claim: h.Claim, AnyGPU: h.AnyGPU}
 		}
-		return status
+		return shown
 	}
-	list = make([]GPUStatus, 0, len(gpus))
+	list = make([]status.GPU, 0, len(gpus))
 	for _, g := range slices.SortedFunc(slices.Values(gpus), func(a, b sharing.GPU) int { return cmp.Compare(a.Index, b.Index) }) {
-		gpu := GPUStatus{
+		gpu := status.GPU{
 			UUID: g.UUID, Index: g.Index, DriverIndex: g.DriverIndex, Model: g.Model, Memory: g.Memory, MIG: g.MIG,
-			Health: healthOf(states, g.UUID, g.Health), Units: []UnitStatus{},
+			Health: healthOf(states, g.UUID, g.Health), Units: []status.Unit{},
 		}
 		index := strconv.Itoa(g.Index)
 		for _, p := range g.Partitions {
@@ -177,7 +178,7 @@ func gpusOf(gpus []sharing.GPU, usage []sharing.UnitUsage, health sharing.Health
 		}
 		list = append(list, gpu)
 	}
-	elsewhere = []UnitStatus{}
+	elsewhere = []status.Unit{}
 	for _, u := range usage {
 		if _, left := used[u.Unit.ID]; left {
 			elsewhere = append(elsewhere, unit(u.Unit.ID, u.Unit.Index, u.Unit.Health, 0))
@@ -187,31 +188,31 @@ func gpusOf(gpus []sharing.GPU, usage []sharing.UnitUsage, health sharing.Health
 }
 
 // healthOf is the unit's reported health, or else what its fault says.
-func healthOf(states map[string]sharing.UnitHealth, id string, health sharing.Health) HealthStatus {
+func healthOf(states map[string]sharing.UnitHealth, id string, health sharing.Health) status.Health {
 	if known, ok := states[id]; ok {
-		return HealthStatus{State: known.State, Reason: known.Reason, Explanation: known.Explanation, Since: new(known.Since)}
+		return status.Health{State: known.State, Reason: known.Reason, Explanation: known.Explanation, Since: new(known.Since)}
 	}
 	if !health.Healthy() {
-		return HealthStatus{State: sharing.Unhealthy, Reason: health.Reason}
+		return status.Health{State: sharing.Unhealthy, Reason: health.Reason}
 	}
-	return HealthStatus{State: sharing.Healthy}
+	return status.Health{State: sharing.Healthy}
 }
 
-func addUtilization(status *Status, report sharing.UtilizationReport) {
-	status.Attributed = report.Attributed
+func addUtilization(node *status.Status, report sharing.UtilizationReport) {
+	node.Attributed = report.Attributed
 	gpus := gpuUtilizations(report)
 	type user struct {
 		unit      string
 		container sharing.Container
 	}
-	users := map[user]*UseStatus{}
+	users := map[user]*status.Use{}
 	for _, c := range report.Containers {
-		users[user{c.Unit, c.Container}] = &UseStatus{
+		users[user{c.Unit, c.Container}] = &status.Use{
 			Memory: c.Memory, SM: c.SM, Processes: c.Processes, OverShare: c.OverShare, Limit: c.Limit, OverLimit: c.OverLimit,
 		}
 	}
-	for g := range status.GPUs {
-		gpu := &status.GPUs[g]
+	for g := range node.GPUs {
+		gpu := &node.GPUs[g]
 		gpu.Use = gpus[gpu.UUID]
 		for _, unit := range gpu.Units {
 			for h := range unit.Holders {
@@ -223,10 +224,10 @@ func addUtilization(status *Status, report sharing.UtilizationReport) {
 }
 
 // gpuUtilizations are those of whole GPUs, by UUID.
-func gpuUtilizations(report sharing.UtilizationReport) map[string]*UseStatus {
-	gpus := map[string]*UseStatus{}
+func gpuUtilizations(report sharing.UtilizationReport) map[string]*status.Use {
+	gpus := map[string]*status.Use{}
 	for _, b := range report.GPUs {
-		gpus[b.GPU] = &UseStatus{Memory: b.Memory, SM: b.SM, Celsius: b.Celsius, Throttled: b.Throttled}
+		gpus[b.GPU] = &status.Use{Memory: b.Memory, SM: b.SM, Celsius: b.Celsius, Throttled: b.Throttled}
 	}
 	for _, c := range report.Contention {
 		if gpu := gpus[c.GPU]; gpu != nil && c.Contended {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/simkubelet"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
@@ -44,24 +45,24 @@ func TestGPUStatus(t *testing.T) {
 	since := time.Unix(5, 0)
 	health := sharing.HealthReport{Units: []sharing.UnitHealth{{Unit: "GPU-a", GPU: "GPU-a", State: sharing.Recovering, Reason: "lost", Since: since}}}
 	gpus, elsewhere := gpusOf([]sharing.GPU{cutUp, whole}, sharing.Usage(plan, held), health)
-	good := HealthStatus{State: sharing.Healthy}
-	sick := HealthStatus{State: sharing.Recovering, Reason: "lost", Since: &since}
-	wantGPUs := []GPUStatus{
-		{UUID: "GPU-a", Index: 0, Model: "M", Memory: 40, Health: sick, Units: []UnitStatus{{
+	good := status.Health{State: sharing.Healthy}
+	sick := status.Health{State: sharing.Recovering, Reason: "lost", Since: &since}
+	wantGPUs := []status.GPU{
+		{UUID: "GPU-a", Index: 0, Model: "M", Memory: 40, Health: sick, Units: []status.Unit{{
 			ID: "GPU-a", Index: "0", Memory: 40, Resource: "r", Replicas: 4, Health: sick,
-			Holders: []Holder{{Namespace: "n", Pod: "p", Container: "c", Resource: "r", Devices: []string{"GPU-a::0", "GPU-a::1"}}},
+			Holders: []status.Holder{{Namespace: "n", Pod: "p", Container: "c", Resource: "r", Devices: []string{"GPU-a::0", "GPU-a::1"}}},
 		}}},
-		{UUID: "GPU-b", Index: 1, Model: "M", Memory: 40, MIG: true, Health: good, Units: []UnitStatus{
-			{ID: "MIG-1", Index: "1:0", Profile: "1g.5gb", Placement: &mig.Placement{Start: 6, Size: 1}, Memory: 5, Resource: "r", Replicas: 1, Health: good, Holders: []Holder{}},
-			{ID: "MIG-2", Index: "1:1", Profile: "1g.5gb", Health: HealthStatus{State: sharing.Unhealthy, Reason: "XID 31"}, Holders: []Holder{}},
+		{UUID: "GPU-b", Index: 1, Model: "M", Memory: 40, MIG: true, Health: good, Units: []status.Unit{
+			{ID: "MIG-1", Index: "1:0", Profile: "1g.5gb", Placement: &mig.Placement{Start: 6, Size: 1}, Memory: 5, Resource: "r", Replicas: 1, Health: good, Holders: []status.Holder{}},
+			{ID: "MIG-2", Index: "1:1", Profile: "1g.5gb", Health: status.Health{State: sharing.Unhealthy, Reason: "XID 31"}, Holders: []status.Holder{}},
 			// Held from before it was partitioned.
-			{ID: "GPU-b", Index: "1", Memory: 40, Health: good, Holders: []Holder{{Namespace: "n", Pod: "q", Container: "c", Resource: "gpu", Devices: []string{"GPU-b"}}}},
+			{ID: "GPU-b", Index: "1", Memory: 40, Health: good, Holders: []status.Holder{{Namespace: "n", Pod: "q", Container: "c", Resource: "gpu", Devices: []string{"GPU-b"}}}},
 		}},
 	}
 	if diff := cmp.Diff(wantGPUs, gpus); diff != "" {
 		t.Error(diff)
 	}
-	wantElsewhere := []UnitStatus{{ID: "MIG-gone", Health: good, Holders: []Holder{{Namespace: "n", Pod: "q", Container: "c", Resource: "old", Devices: []string{"MIG-gone"}}}}}
+	wantElsewhere := []status.Unit{{ID: "MIG-gone", Health: good, Holders: []status.Holder{{Namespace: "n", Pod: "q", Container: "c", Resource: "old", Devices: []string{"MIG-gone"}}}}}
 	if diff := cmp.Diff(wantElsewhere, elsewhere); diff != "" {
 		t.Error(diff)
 	}
@@ -95,14 +96,14 @@ func TestResourceStatus(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		known bool
-		want  []ResourceStatus
+		want  []status.Resource
 	}{
-		{"holders known", true, []ResourceStatus{
+		{"holders known", true, []status.Resource{
 			{Name: "a", Strategy: "exclusive,time-slicing", Streams: 1, Devices: 4, Healthy: 3, Held: n(2), Free: n(2)},
 			{Name: "old", Dropped: true, Streams: 1, Devices: 1, Leaving: 1, Held: n(1), Free: n(0)},
 			{Name: "waits", Strategy: "exclusive", Held: n(0), Free: n(0)},
 		}},
-		{"holders not known", false, []ResourceStatus{
+		{"holders not known", false, []status.Resource{
 			{Name: "a", Strategy: "exclusive,time-slicing", Streams: 1, Devices: 4, Healthy: 3},
 			{Name: "old", Dropped: true, Streams: 1, Devices: 1, Leaving: 1},
 			{Name: "waits", Strategy: "exclusive"},
@@ -124,11 +125,11 @@ func TestStatusOverHTTP(t *testing.T) {
 	r := newRig(t, func(r *rig) { r.options.NodeName, r.options.Kubelet = "n1", r.sight })
 	r.awaitBody("/api/v1/status", 200, `"state": "applied"`)
 	_, body := r.get("/api/v1/status")
-	var got Status
+	var got status.Status
 	if err := json.Unmarshal([]byte(body), &got); err != nil {
 		t.Fatal(err)
 	}
-	if got.Node != "n1" || got.Version != "test" || got.Role != RoleServing || !got.Ready || !got.HoldersKnown || got.HoldersAt == nil || got.At.Sub(*got.HoldersAt) > lookTimeout {
+	if got.Node != "n1" || got.Version != "test" || got.Role != status.RoleServing || !got.Ready || !got.HoldersKnown || got.HoldersAt == nil || got.At.Sub(*got.HoldersAt) > lookTimeout {
 		t.Errorf("status %s", body)
 	}
 	if p := got.Profile; p.Applied == nil || *p.Applied != p.Wanted || p.Wanted.Source != "fake" || len(p.Wanted.Generation) != 12 || p.Since.IsZero() {
@@ -163,9 +164,9 @@ func TestStatusOverHTTP(t *testing.T) {
 func TestStatusBeforeAnything(t *testing.T) {
 	t.Parallel()
 	a := newAgent(withIdle(Options{Plugin: plugin.NewManager(plugin.Options{})}))
-	status := a.status(t.Context())
-	if status.Role != RoleStarting || status.Ready || len(status.Unready) == 0 || status.Profile.State != nodereport.ProfilePending || status.Profile.Applied != nil {
-		t.Errorf("status %+v", status)
+	node := a.status(t.Context())
+	if node.Role != status.RoleStarting || node.Ready || len(node.Unready) == 0 || node.Profile.State != nodereport.ProfilePending || node.Profile.Applied != nil {
+		t.Errorf("status %+v", node)
 	}
 }
 
@@ -199,13 +200,13 @@ func TestProfileMetrics(t *testing.T) {
 func TestStatusSaysWhoUsesWhat(t *testing.T) {
 	t.Parallel()
 	one := sharing.Container{Namespace: "n", Pod: "one", Name: "main"}
-	status := Status{GPUs: []GPUStatus{
-		{UUID: "GPU-a", Units: []UnitStatus{{ID: "GPU-a", Holders: []Holder{{Namespace: "n", Pod: "one", Container: "main"}, {Namespace: "n", Pod: "two", Container: "main"}}}}},
-		{UUID: "GPU-b", Units: []UnitStatus{{ID: "GPU-b", Holders: []Holder{{Namespace: "n", Pod: "one", Container: "main"}}}}},
+	node := status.Status{GPUs: []status.GPU{
+		{UUID: "GPU-a", Units: []status.Unit{{ID: "GPU-a", Holders: []status.Holder{{Namespace: "n", Pod: "one", Container: "main"}, {Namespace: "n", Pod: "two", Container: "main"}}}}},
+		{UUID: "GPU-b", Units: []status.Unit{{ID: "GPU-b", Holders: []status.Holder{{Namespace: "n", Pod: "one", Container: "main"}}}}},
 		{UUID: "GPU-c"},
 	}}
 	known := func(v float64) *float64 { return &v }
-	addUtilization(&status, sharing.UtilizationReport{
+	addUtilization(&node, sharing.UtilizationReport{
 		Attributed: true,
 		GPUs:       []sharing.GPUUtilization{{GPU: "GPU-a", Memory: known(9), SM: known(1)}, {GPU: "GPU-b", Celsius: known(40)}},
 		Containers: []sharing.ContainerUtilization{{Container: one, GPU: "GPU-a", Unit: "GPU-a", Processes: 2, Memory: known(5), SM: known(0.75), OverShare: known(1)}},
@@ -215,10 +216,10 @@ func TestStatusSaysWhoUsesWhat(t *testing.T) {
 		},
 		Contention: []sharing.Contention{{GPU: "GPU-a", MaxShare: 0.75, Contended: true}, {GPU: "GPU-b", MaxShare: 1}, {GPU: "GPU-gone", Contended: true}},
 	})
-	if !status.Attributed {
+	if !node.Attributed {
 		t.Error("not attributed")
 	}
-	want := []*UseStatus{
+	want := []*status.Use{
 		{
 			Memory: ratio(9), SM: ratio(1), Contended: true, MaxShare: ratio(0.75),
 			Unattributed: []sharing.UnattributedUtilization{{GPU: "GPU-a", Cause: sharing.CauseNoContainer, Processes: 1, Memory: ratio(3)}},
@@ -226,16 +227,16 @@ func TestStatusSaysWhoUsesWhat(t *testing.T) {
 		{Celsius: ratio(40)},
 		nil,
 	}
-	for i, gpu := range status.GPUs {
+	for i, gpu := range node.GPUs {
 		if diff := cmp.Diff(want[i], gpu.Use); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", gpu.UUID, diff)
 		}
 	}
-	holders := status.GPUs[0].Units[0].Holders
-	if diff := cmp.Diff(&UseStatus{Memory: ratio(5), SM: ratio(0.75), Processes: 2, OverShare: ratio(1)}, holders[0].Use); diff != "" {
+	holders := node.GPUs[0].Units[0].Holders
+	if diff := cmp.Diff(&status.Use{Memory: ratio(5), SM: ratio(0.75), Processes: 2, OverShare: ratio(1)}, holders[0].Use); diff != "" {
 		t.Error(diff)
 	}
-	if holders[1].Use != nil || status.GPUs[1].Units[0].Holders[0].Use != nil {
+	if holders[1].Use != nil || node.GPUs[1].Units[0].Holders[0].Use != nil {
 		t.Error("use of a unit that was not measured")
 	}
 }

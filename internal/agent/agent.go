@@ -17,6 +17,7 @@ import (
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/status"
+	"github.com/virgate/virgate/internal/web"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -45,13 +46,10 @@ type ConfigSource interface {
 	Watch(ctx context.Context, changed func()) error
 }
 
-// Health is where the units' health is known and can be changed.
+// Health is where the units' health is known.
 type Health interface {
 	// Health returns the health of all units as last seen, from any goroutine.
 	Health() sharing.HealthReport
-	// ClearHealth makes the units that the selector names healthy because an operator says
-	// so, and returns their health then. The error says that there are none, or ctx ended.
-	ClearHealth(ctx context.Context, selector sharing.Selector) ([]sharing.UnitHealth, error)
 }
 
 // Settings say how Run does its work.
@@ -64,7 +62,7 @@ type Settings struct {
 	DrainTimeout time.Duration
 	// Listen is the HTTP address, empty for none; HTTP is how it is served.
 	Listen string
-	HTTP   HTTP
+	HTTP   web.HTTP
 	// ListenWhenServing leaves Listen and the control socket to the program that serves
 	// the node, for two that share them in one pod. Probes then need HTTP.HealthListen.
 	ListenWhenServing bool
@@ -170,6 +168,7 @@ func newAgent(options Options) *agent {
 	a.state.Store(&state{})
 	a.lastSample.Store(firstSample())
 	a.progress.Store(&profileProgress{state: nodereport.ProfilePending, since: time.Now()})
+	a.web = a.newWeb()
 	return a
 }
 
@@ -186,13 +185,10 @@ func (a *agent) run(ctx context.Context) error {
 			return part(ctx)
 		})
 	}
-	servers, err := a.servers()
-	if err != nil {
+	if err := a.web.CheckAddresses(); err != nil {
 		return err
 	}
-	for _, server := range servers {
-		start(func(context.Context) error { return server(answering) })
-	}
+	start(func(context.Context) error { return a.web.Run(answering) })
 	start(after(a.locked, func(ctx context.Context) error { return a.watchDriver(ctx, a.Node.Watch) }))
 	start(func(ctx context.Context) error { return a.watchDriver(ctx, a.Host.Watch) })
 	start(func(ctx context.Context) error { return a.ConfigSource.Watch(ctx, a.requestPlan) })
@@ -292,8 +288,7 @@ type agent struct {
 	holders    atomic.Pointer[holding]
 	asking     chan struct{}
 	lastSample atomic.Pointer[utilizationSample]
-	// unserved says why Listen and HTTP.HealthListen are not served; nil while they are.
-	unserved [2]atomic.Pointer[error]
+	web        *web.Server
 }
 
 // serveKubelet waits for the lock and serves the kubelet until ctx has ended and

@@ -99,10 +99,6 @@ func (eventful) Health() sharing.HealthReport {
 	}
 }
 
-func (eventful) ClearHealth(context.Context, sharing.Selector) ([]sharing.UnitHealth, error) {
-	return nil, nil
-}
-
 // TestMetricsDocument keeps docs/metrics.md true.
 func TestMetricsDocument(t *testing.T) {
 	t.Parallel()

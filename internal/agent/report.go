@@ -87,10 +87,8 @@ func (a *agent) nodeReport(s *state, p profileProgress, status plugin.Status) no
 	}
 	report.LayoutsLeft = s.profile != nil && s.profile.Profile.MIG.LeftTo != ""
 	report.Ready, report.Reason, report.Message = readiness(s, p, status, a.draining.Load())
-	for i := range a.unserved {
-		if err := a.unserved[i].Load(); err != nil && *err != nil {
-			report.Message += "; not served: " + (*err).Error()
-		}
+	for _, err := range a.web.Unserved() {
+		report.Message += "; not served: " + err.Error()
 	}
 	return report
 }

@@ -83,6 +83,47 @@ func (a *agent) role() status.Role {
 	}
 }
 
+// unready says why this program is not ready.
+func (a *agent) unready() []string {
+	switch {
+	case a.serving.Load():
+	case a.standby.Load():
+		return nil // Another Virgate serves this node.
+	default:
+		return []string{"not serving yet"}
+	}
+	s := a.state.Load()
+	var reasons []string
+	switch {
+	case s.profile == nil && s.rejected != nil:
+		reasons = append(reasons, "no profile: "+s.rejected.Error())
+	case s.profile == nil:
+		reasons = append(reasons, "no profile yet")
+	case !s.planned && s.unread != nil:
+		reasons = append(reasons, "GPUs not read: "+s.unread.Error())
+	case !s.planned:
+		reasons = append(reasons, "GPUs not read yet")
+	}
+	status := a.Plugin.Status()
+	if s.planned && !status.Served {
+		reasons = append(reasons, "plan not served yet")
+	}
+	for _, name := range unregistered(status) {
+		reasons = append(reasons, name+": not registered with the kubelet")
+	}
+	return reasons
+}
+
+// unregistered are the resources that the kubelet does not listen to.
+func unregistered(status plugin.Status) (names []string) {
+	for _, r := range status.Resources {
+		if r.Streams != 1 {
+			names = append(names, r.Name)
+		}
+	}
+	return names
+}
+
 // listed are the resources as the kubelet is told of them.
 func listed(served []plugin.ResourceStatus, gpus []sharing.GPU) []sharing.Resource {
 	gpu := sharing.GPUByUnit(gpus)

@@ -221,10 +221,10 @@ func TestStatusSaysWhoUsesWhat(t *testing.T) {
 	}
 	want := []*status.Use{
 		{
-			Memory: ratio(9), SM: ratio(1), Contended: true, MaxShare: ratio(0.75),
-			Unattributed: []sharing.UnattributedUtilization{{GPU: "GPU-a", Cause: sharing.CauseNoContainer, Processes: 1, Memory: ratio(3)}},
+			Memory: known(9), SM: known(1), Contended: true, MaxShare: known(0.75),
+			Unattributed: []sharing.UnattributedUtilization{{GPU: "GPU-a", Cause: sharing.CauseNoContainer, Processes: 1, Memory: known(3)}},
 		},
-		{Celsius: ratio(40)},
+		{Celsius: known(40)},
 		nil,
 	}
 	for i, gpu := range node.GPUs {
@@ -233,7 +233,7 @@ func TestStatusSaysWhoUsesWhat(t *testing.T) {
 		}
 	}
 	holders := node.GPUs[0].Units[0].Holders
-	if diff := cmp.Diff(&status.Use{Memory: ratio(5), SM: ratio(0.75), Processes: 2, OverShare: ratio(1)}, holders[0].Use); diff != "" {
+	if diff := cmp.Diff(&status.Use{Memory: known(5), SM: known(0.75), Processes: 2, OverShare: known(1)}, holders[0].Use); diff != "" {
 		t.Error(diff)
 	}
 	if holders[1].Use != nil || node.GPUs[1].Units[0].Holders[0].Use != nil {
@@ -262,7 +262,7 @@ func BenchmarkView(b *testing.B) {
 		if node.held {
 			w, pods = crowded(b, node.replicas), 8*node.replicas
 		}
-		handler := w.handler()
+		handler := w.web.Handler()
 		for _, path := range []string{"/metrics", "/status", "/api/v1/status"} {
 			b.Run(fmt.Sprintf("gpus=8/devices=%d/pods=%d%s", 8*node.replicas, pods, path), func(b *testing.B) {
 				b.ReportAllocs()

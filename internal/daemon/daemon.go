@@ -27,6 +27,7 @@ import (
 	"github.com/virgate/virgate/internal/podresources"
 	"github.com/virgate/virgate/internal/state"
 	"github.com/virgate/virgate/internal/usage"
+	"github.com/virgate/virgate/internal/web"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -203,7 +204,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	if o.ControlSocket != "" {
 		serve := func(ctx context.Context, control net.Listener, releases http.Handler) error {
-			return agent.ServeControl(ctx, control, controlHandler(node, releases, gpus.Control))
+			return web.ServeControl(ctx, control, controlHandler(node, releases, gpus.Control))
 		}
 		if o.ListenWhenServing {
 			options.Control = func(ctx context.Context, releases http.Handler) error {

@@ -1,4 +1,4 @@
-package agent
+package web
 
 import (
 	"bytes"
@@ -64,10 +64,10 @@ func (p page) write(w http.ResponseWriter, node status.Status, now time.Time) {
 	_, _ = io.WriteString(w, status.Plain(buffer.String()))
 }
 
-func (a *agent) showPage() http.HandlerFunc {
+func (s *Server) showPage() http.HandlerFunc {
 	// Parsed at the first request, not at the start, which it would delay.
 	p := sync.OnceValue(newPage)
-	return func(w http.ResponseWriter, r *http.Request) { p().write(w, a.status(r.Context()), time.Now()) }
+	return func(w http.ResponseWriter, r *http.Request) { p().write(w, s.Node.Status(r.Context()), time.Now()) }
 }
 
 // pageView is a Status as the page draws it.

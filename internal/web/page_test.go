@@ -1,4 +1,4 @@
-package agent
+package web
 
 import (
 	"fmt"
@@ -198,12 +198,6 @@ func TestPageLoadsNothing(t *testing.T) {
 	if !strings.Contains(body, pageStyle) {
 		t.Error("the style is not as it is hashed")
 	}
-}
-
-func TestPageOverHTTP(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, nil)
-	r.awaitBody("/status", 200, "8</td>")
 }
 
 func TestBlocks(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/migchange"
+	"github.com/virgate/virgate/internal/nodemetrics"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/internal/web"
@@ -145,7 +146,7 @@ func Run(ctx context.Context, options Options) error {
 func newAgent(options Options) *agent {
 	a := &agent{
 		Options: options, replan: make(chan struct{}, 1), replanNow: make(chan chan struct{}), reportWake: make(chan struct{}, 1), planEnded: make(chan struct{}),
-		locked: make(chan struct{}), registering: make(chan struct{}), asking: make(chan struct{}, 1), calls: newCallCollector(),
+		locked: make(chan struct{}), registering: make(chan struct{}), asking: make(chan struct{}, 1), calls: nodemetrics.NewCalls(),
 	}
 	a.Plugin.SetCallMetrics(a.calls)
 	a.mig = migchange.New(migchange.Options{
@@ -264,7 +265,7 @@ func (a *agent) watchDriver(ctx context.Context, watch func(ctx context.Context,
 
 type agent struct {
 	Options
-	calls callCollector
+	calls *nodemetrics.Calls
 	// replan wakes the loop; so does replanNow, with a channel to close after planning.
 	replan    chan struct{}
 	replanNow chan chan struct{}

@@ -9,5 +9,5 @@
 // Read agent.go first (Options, the order in which things start and end), then
 // loop.go (it reads the facts, has package decide decide, and acts), report.go (how far a profile has come),
 // sample.go (who uses the GPUs) and mig.go. What is shown is in package status, and
-// made in statusview.go, metrics.go and web.go.
+// made in statusview.go, metrics.go (for package nodemetrics) and web.go.
 package agent

@@ -14,6 +14,7 @@ import (
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/nodemetrics"
 	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/plugin"
@@ -53,7 +54,7 @@ type DRAOptions struct {
 	// Claims is the table of who has what by it. Its Changed is WakeDRA.
 	Claims *claims.Table
 	// Calls measures the kubelet's calls for claims.
-	Calls *ClaimCalls
+	Calls *nodemetrics.ClaimCalls
 	// Node has what an offer says of the node, but for its GPUs and its plan.
 	Node func() dra.Node
 	// PCIeRoot is the root complex of the GPU at that PCI bus ID: "pci0000:3a"; empty if unknown.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/nodemetrics"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/plugin"
@@ -132,7 +133,7 @@ func newDRARig(t *testing.T, f *fakeDRA, p sharing.Profile, adjust ...func(*rig)
 
 func draOptions(r *rig, f *fakeDRA, store claims.Store) DRAOptions {
 	return DRAOptions{
-		Driver: f, Quiet: time.Millisecond, Calls: NewClaimCalls(),
+		Driver: f, Quiet: time.Millisecond, Calls: nodemetrics.NewClaimCalls(),
 		Claims: claims.NewTable(claims.Options{Store: store, Driver: dra.DriverName, Holders: r.sight.Held}),
 		Node:   func() dra.Node { return dra.Node{Name: "node", Driver: dra.DriverName} },
 	}

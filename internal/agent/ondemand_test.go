@@ -11,6 +11,7 @@ import (
 
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/nodemetrics"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/internal/units"
@@ -41,7 +42,7 @@ func newOnDemandRigOn(t *testing.T, node string, profile sharing.Profile, api *f
 	o.migRig = newTimedMIGRig(t, node, profile, pluginTiming(), append(adjust, func(options *Options) {
 		o.claims = claims.NewTable(claims.Options{Store: store, Driver: dra.DriverName, Holders: options.Kubelet.Held})
 		options.DRA = DRAOptions{
-			Driver: o.api, Quiet: time.Millisecond, Calls: NewClaimCalls(), Claims: o.claims,
+			Driver: o.api, Quiet: time.Millisecond, Calls: nodemetrics.NewClaimCalls(), Claims: o.claims,
 			Node: func() dra.Node { return dra.Node{Name: "node", Driver: dra.DriverName} },
 		}
 	})...)

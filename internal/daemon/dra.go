@@ -16,6 +16,7 @@ import (
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/dradriver"
 	"github.com/virgate/virgate/internal/host"
+	"github.com/virgate/virgate/internal/nodemetrics"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/podresources"
 	"github.com/virgate/virgate/internal/state"
@@ -29,7 +30,7 @@ func newDRA(o Options, node *nvml.Node, kubelet *podresources.Source, file *stat
 	table := claims.NewTable(claims.Options{Store: file, Driver: name, Holders: kubelet.HeldTogether, Entries: entries})
 	options := *o.DRA
 	options.Node, options.Dir = o.NodeName, filepath.Join(o.DRA.Dir, name)
-	calls := agent.NewClaimCalls()
+	calls := nodemetrics.NewClaimCalls()
 	options.Claims, options.Changed, options.Logger = preparer{table, name}, table.Tell, o.Logger
 	options.Observe = func(call dradriver.Call, took time.Duration, err error) { calls.Observe(string(call), took, err) }
 	driver, err := dradriver.New(options)

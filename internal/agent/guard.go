@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -87,7 +88,7 @@ func (a *agent) guardMemory(report sharing.UtilizationReport, s *state, held []s
 	if !guards && !a.guard.used { // As on most nodes.
 		return
 	}
-	report.SetLimits(s.gpus, s.plan.Resources, listed(a.Plugin.Status().Resources, s.gpus), held)
+	report.SetLimits(s.gpus, s.plan.Resources, status.Listed(a.Plugin.Status().Resources, s.gpus), held)
 	g := &a.guard
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -594,6 +594,11 @@ func TestReportsWhatASwitchWaitsFor(t *testing.T) {
 	r.awaitBody("/readyz", 200, "ok\n")
 }
 
+func entry(id string, healthy bool) plugin.Entry {
+	unit, _, _ := sharing.ParseDeviceID(id)
+	return plugin.Entry{Device: sharing.Device{ID: id, Unit: unit, Healthy: healthy}, Phase: plugin.Offered}
+}
+
 // TestProgressOfSwitches has a GPU and a partition leave the way in which they are shared.
 func TestProgressOfSwitches(t *testing.T) {
 	t.Parallel()

@@ -1,5 +1,5 @@
 // Package status is what a running Virgate says of itself and its node, as JSON and on its page, and the
-// texts that those who show it share.
+// texts that those who show it share. It knows values alone, and is pure.
 package status
 
 import (

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/internal/memoryguard"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/sharing/metrics"
 )
@@ -73,7 +74,7 @@ func (a *agent) takeSample(ctx context.Context, interval time.Duration) {
 		next.SampleErrors[driverSource]++
 	}
 	s := a.state.Load()
-	shown := listed(a.Plugin.Status().Resources, s.gpus)
+	shown := status.Listed(a.Plugin.Status().Resources, s.gpus)
 	next.Report = sharing.NewUtilizationReport(measured, s.gpus, shown, held, known)
 	next.at = time.Now()
 	a.guard.Look(memoryguard.Sample{
@@ -149,7 +150,7 @@ func (o *utilizationSample) countContention(last *utilizationSample, interval ti
 // sharing is what the node offers and who holds it, for the metrics.
 func (a *agent) sharing() metrics.State {
 	decided := a.state.Load()
-	state := metrics.State{GPUs: decided.gpus, Planned: decided.plan.Resources, Listed: listed(a.Plugin.Status().Resources, decided.gpus)}
+	state := metrics.State{GPUs: decided.gpus, Planned: decided.plan.Resources, Listed: status.Listed(a.Plugin.Status().Resources, decided.gpus)}
 	if known := a.holders.Load(); known != nil {
 		ofAnyGPU := func(a sharing.Allocation) bool { return a.AnyGPU } // It would count for each.
 		state.Allocations, state.AllocationsKnown = slices.DeleteFunc(slices.Clone(known.held), ofAnyGPU), true

@@ -13,31 +13,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
-)
-
-// GPUSetting is a setting of the driver for a GPU, which the profile asks for or which is to be
-// as it was before an earlier profile.
-type GPUSetting struct {
-	// Setting is the profile's key, timeSlice or computeMode.
-	Setting string       `json:"setting"`
-	Value   string       `json:"value"`
-	State   SettingState `json:"state"`
-	// Reason says why it is not applied; empty when it is.
-	Reason string `json:"reason,omitempty"`
-}
-
-// SettingState is how far a setting is.
-type SettingState string
-
-const (
-	// SettingApplied says that the driver has it.
-	SettingApplied SettingState = "applied"
-	// SettingWaiting says that the GPU is in use, or cannot be asked now.
-	SettingWaiting SettingState = "waiting"
-	// SettingFailed says that it could not be made. It is tried again.
-	SettingFailed SettingState = "failed"
 )
 
 // ChangedGPU is what this program has set of a GPU, or was about to, so that a later run can
@@ -99,7 +77,7 @@ type Settings struct {
 	Options
 	wake chan struct{}
 	// list has the results by GPU. It is not changed once it is here.
-	list atomic.Pointer[map[string][]GPUSetting]
+	list atomic.Pointer[map[string][]status.GPUSetting]
 	// looked says that list has what is still to be undone of an earlier run.
 	looked atomic.Bool
 
@@ -130,7 +108,7 @@ func New(options Options) *Settings {
 		slices:  map[string]setSlice{},
 		failed:  map[string]failedSetting{},
 	}
-	s.list.Store(&map[string][]GPUSetting{})
+	s.list.Store(&map[string][]status.GPUSetting{})
 	return s
 }
 
@@ -144,7 +122,7 @@ func (s *Settings) Wake() {
 
 // All are the settings by GPU, as far as they are wanted or not undone yet. They must not be
 // changed.
-func (s *Settings) All() map[string][]GPUSetting { return *s.list.Load() }
+func (s *Settings) All() map[string][]status.GPUSetting { return *s.list.Load() }
 
 // ComputeModePending says that the GPU's compute mode is wanted, still to be undone, or not looked
 // at yet.
@@ -152,7 +130,7 @@ func (s *Settings) ComputeModePending(gpu string) bool {
 	if s.Driver.Store != nil && !s.looked.Load() {
 		return true
 	}
-	return slices.ContainsFunc(s.All()[gpu], func(s GPUSetting) bool { return s.Setting == "computeMode" })
+	return slices.ContainsFunc(s.All()[gpu], func(s status.GPUSetting) bool { return s.Setting == "computeMode" })
 }
 
 // Run keeps the driver's settings as the profile wants them until ctx ends. Without a successor it
@@ -188,7 +166,7 @@ func (s *Settings) Run(ctx context.Context) error {
 
 func (s *Settings) pause() time.Duration {
 	for _, list := range s.All() {
-		if slices.ContainsFunc(list, func(s GPUSetting) bool { return s.State == SettingWaiting }) {
+		if slices.ContainsFunc(list, func(s status.GPUSetting) bool { return s.State == status.SettingWaiting }) {
 			return waitInterval
 		}
 	}
@@ -207,11 +185,11 @@ func wantedSettings(plan sharing.Plan) map[string]sharing.DriverSettings {
 
 // settle sets what is wanted, by GPU, and undoes what was set and is not wanted any more.
 func (s *Settings) settle(ctx context.Context, gpus []sharing.GPU, wanted map[string]sharing.DriverSettings) {
-	last, next := s.All(), map[string][]GPUSetting{}
+	last, next := s.All(), map[string][]status.GPUSetting{}
 	for _, gpu := range gpus {
 		id, want := gpu.UUID, wanted[gpu.UUID]
 		failure := s.failed[id]
-		var list []GPUSetting
+		var list []status.GPUSetting
 		switch {
 		case want == (sharing.DriverSettings{}) && s.changed[id] == (ChangedGPU{}):
 			delete(s.slices, id)
@@ -219,8 +197,8 @@ func (s *Settings) settle(ctx context.Context, gpus []sharing.GPU, wanted map[st
 			// It may be reset meanwhile, and what was set be lost; and an MPS daemon has its own mode.
 			delete(s.slices, id)
 			delete(s.failed, id)
-			list = eachSetting(want, GPUSetting{
-				State:  SettingWaiting,
+			list = eachSetting(want, status.GPUSetting{
+				State:  status.SettingWaiting,
 				Reason: "the GPU is released, faulty, partitioned or still shared by MPS",
 			})
 		case failure.wanted == want && time.Now().Before(failure.next):
@@ -231,7 +209,7 @@ func (s *Settings) settle(ctx context.Context, gpus []sharing.GPU, wanted map[st
 				return
 			}
 			delete(s.failed, id)
-			if slices.ContainsFunc(list, func(s GPUSetting) bool { return s.State == SettingFailed }) {
+			if slices.ContainsFunc(list, func(s status.GPUSetting) bool { return s.State == status.SettingFailed }) {
 				pause := lookInterval
 				if failure.wanted == want {
 					pause = min(max(pause, 2*failure.pause), longestPause)
@@ -249,15 +227,15 @@ func (s *Settings) settle(ctx context.Context, gpus []sharing.GPU, wanted map[st
 			}
 		}
 	}
-	if !maps.EqualFunc(last, next, slices.Equal[[]GPUSetting]) {
+	if !maps.EqualFunc(last, next, slices.Equal[[]status.GPUSetting]) {
 		s.list.Store(&next)
 		s.Changed()
 	}
 }
 
 // eachSetting is what became of both settings, as far as they are wanted.
-func eachSetting(want sharing.DriverSettings, result GPUSetting) (list []GPUSetting) {
-	for _, s := range []GPUSetting{
+func eachSetting(want sharing.DriverSettings, result status.GPUSetting) (list []status.GPUSetting) {
+	for _, s := range []status.GPUSetting{
 		{Setting: "timeSlice", Value: string(want.TimeSlice)},
 		{Setting: "computeMode", Value: string(want.ComputeMode)},
 	} {
@@ -269,7 +247,7 @@ func eachSetting(want sharing.DriverSettings, result GPUSetting) (list []GPUSett
 	return list
 }
 
-func (s *Settings) settleGPU(ctx context.Context, gpu string, want sharing.DriverSettings) []GPUSetting {
+func (s *Settings) settleGPU(ctx context.Context, gpu string, want sharing.DriverSettings) []status.GPUSetting {
 	mode, binding, err := s.Driver.ComputeMode(ctx, gpu)
 	changed := s.changed[gpu]
 	undone := want // With what is to be as it was before.
@@ -281,7 +259,7 @@ func (s *Settings) settleGPU(ctx context.Context, gpu string, want sharing.Drive
 	}
 	if err != nil {
 		reason := "the driver does not tell how it is set: " + err.Error()
-		return eachSetting(undone, GPUSetting{State: SettingFailed, Reason: reason})
+		return eachSetting(undone, status.GPUSetting{State: status.SettingFailed, Reason: reason})
 	}
 	slice := eachSetting(
 		sharing.DriverSettings{TimeSlice: undone.TimeSlice}, s.setTimeSlice(ctx, gpu, undone.TimeSlice, binding),
@@ -290,7 +268,7 @@ func (s *Settings) settleGPU(ctx context.Context, gpu string, want sharing.Drive
 		sharing.DriverSettings{ComputeMode: undone.ComputeMode}, s.setComputeMode(ctx, gpu, undone.ComputeMode, mode),
 	)
 	// What was undone is no setting of the profile, and not told any more.
-	done := func(list []GPUSetting) bool { return len(list) == 0 || list[0].State == SettingApplied }
+	done := func(list []status.GPUSetting) bool { return len(list) == 0 || list[0].State == status.SettingApplied }
 	changed = s.changed[gpu]
 	if want.TimeSlice == "" && done(slice) {
 		slice, changed.TimeSlice = nil, false
@@ -305,10 +283,10 @@ func (s *Settings) settleGPU(ctx context.Context, gpu string, want sharing.Drive
 	return slices.Concat(slice, computeMode)
 }
 
-func (s *Settings) setTimeSlice(ctx context.Context, gpu string, slice sharing.TimeSlice, binding uint64) GPUSetting {
+func (s *Settings) setTimeSlice(ctx context.Context, gpu string, slice sharing.TimeSlice, binding uint64) status.GPUSetting {
 	set := setSlice{slice, binding}
 	if slice == "" || s.slices[gpu] == set {
-		return GPUSetting{State: SettingApplied}
+		return status.GPUSetting{State: status.SettingApplied}
 	}
 	changed := s.changed[gpu]
 	changed.TimeSlice = changed.TimeSlice || slice != sharing.DefaultTimeSlice
@@ -322,23 +300,23 @@ func (s *Settings) setTimeSlice(ctx context.Context, gpu string, slice sharing.T
 		err = s.Driver.SetTimeSlice(ctx, gpu, slice)
 	}
 	if err != nil {
-		return GPUSetting{State: SettingFailed, Reason: err.Error() + "; it takes the driver's nvidia-smi, " + Right}
+		return status.GPUSetting{State: status.SettingFailed, Reason: err.Error() + "; it takes the driver's nvidia-smi, " + Right}
 	}
 	s.slices[gpu] = set
-	return GPUSetting{State: SettingApplied}
+	return status.GPUSetting{State: status.SettingApplied}
 }
 
 // Right is what setting takes, as a sentence of a warning ends.
 const Right = "root and the capability SYS_ADMIN, which the chart's gpuSettings.manage gives"
 
 // setComputeMode waits until nobody uses the GPU before it sets a mode that refuses processes.
-func (s *Settings) setComputeMode(ctx context.Context, gpu string, mode, now sharing.ComputeMode) GPUSetting {
+func (s *Settings) setComputeMode(ctx context.Context, gpu string, mode, now sharing.ComputeMode) status.GPUSetting {
 	if mode == "" || mode == now {
-		return GPUSetting{State: SettingApplied}
+		return status.GPUSetting{State: status.SettingApplied}
 	}
 	if mode != sharing.DefaultComputeMode {
 		if users := s.Users(ctx, gpu); len(users) > 0 {
-			return GPUSetting{State: SettingWaiting, Reason: fmt.Sprintf("in use by %s", users[0])}
+			return status.GPUSetting{State: status.SettingWaiting, Reason: fmt.Sprintf("in use by %s", users[0])}
 		}
 	}
 	changed := s.changed[gpu]
@@ -349,11 +327,11 @@ func (s *Settings) setComputeMode(ctx context.Context, gpu string, mode, now sha
 	}
 	switch {
 	case errors.Is(err, mig.ErrNoPermission):
-		return GPUSetting{State: SettingFailed, Reason: err.Error() + "; it takes " + Right}
+		return status.GPUSetting{State: status.SettingFailed, Reason: err.Error() + "; it takes " + Right}
 	case err != nil:
-		return GPUSetting{State: SettingFailed, Reason: err.Error()}
+		return status.GPUSetting{State: status.SettingFailed, Reason: err.Error()}
 	}
-	return GPUSetting{State: SettingApplied}
+	return status.GPUSetting{State: status.SettingApplied}
 }
 
 // keepChanged keeps what was set of the GPU for a restart, before it is set.
@@ -383,7 +361,7 @@ func (s *Settings) keepChanged(gpu string, changed ChangedGPU) error {
 func (s *Settings) Warnings(gpus []sharing.GPU) (warnings []string) {
 	for _, gpu := range gpus {
 		for _, of := range s.All()[gpu.UUID] {
-			if of.State == SettingFailed {
+			if of.State == status.SettingFailed {
 				warnings = append(warnings, fmt.Sprintf("GPU %d (%s): %s %s is not set: %s",
 					gpu.Index, gpu.UUID, of.Setting, of.Value, of.Reason))
 			}

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -84,7 +85,7 @@ func TestClosedGPU(t *testing.T) {
 		if len(d.calls) != 1 || d.calls[0].Before(open) || d.calls[0].Sub(open) > waitInterval {
 			t.Errorf("set at %v, want once at %v", d.calls, open)
 		}
-		if got := s.All()["GPU-a"]; len(got) != 1 || got[0].State != SettingApplied {
+		if got := s.All()["GPU-a"]; len(got) != 1 || got[0].State != status.SettingApplied {
 			t.Errorf("settings %+v", got)
 		}
 	})

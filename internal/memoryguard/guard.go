@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -255,15 +256,14 @@ func (g *Guard) Warnings() []string {
 	return []string{g.warning}
 }
 
-// Collect sends the counts of evictions; nothing where no profile has had a guard.
-func (g *Guard) Collect(send func(name string, value float64, labels ...string)) {
+// Evictions counts those that were asked for, by result; nil where no profile has had a guard.
+func (g *Guard) Evictions() map[string]int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for result, count := range g.evictions {
-		if g.held != nil {
-			send("memory_guard_evictions_total", float64(count), result)
-		}
+	if g.held == nil {
+		return nil
 	}
+	return maps.Clone(g.evictions)
 }
 
 // OverLimits are the containers over their limits for longer than the grace, in order.

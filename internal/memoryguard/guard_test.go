@@ -156,11 +156,9 @@ func (g *guardTest) wants(what, told string, evicted ...string) {
 }
 
 // wantCounts compares the counts of evictions.
-func (g *guardTest) wantCounts(want map[string]float64) {
+func (g *guardTest) wantCounts(want map[string]int) {
 	g.t.Helper()
-	got := map[string]float64{}
-	g.Collect(func(name string, value float64, labels ...string) { got[labels[0]] = value })
-	if diff := cmp.Diff(want, got); diff != "" {
+	if diff := cmp.Diff(want, g.Evictions()); diff != "" {
 		g.t.Errorf("evictions (-want +got):\n%s", diff)
 	}
 }
@@ -182,7 +180,7 @@ func TestGuardEvicts(t *testing.T) {
 	g.end("bad")
 	g.pass(5 * time.Minute)
 	g.wants("when both have", "", "ns/worst", "ns/bad")
-	g.wantCounts(map[string]float64{"evicted": 2, "refused": 0, "failed": 0})
+	g.wantCounts(map[string]int{"evicted": 2, "refused": 0, "failed": 0})
 }
 
 // TestGuardOnlyReports holds that nobody is evicted where the profile does not say so.
@@ -196,7 +194,7 @@ func TestGuardOnlyReports(t *testing.T) {
 	if list := g.OverLimits(); list[0].Text != want {
 		t.Errorf("text %q, want %q", list[0].Text, want)
 	}
-	g.wantCounts(map[string]float64{"evicted": 0, "refused": 0, "failed": 0})
+	g.wantCounts(map[string]int{"evicted": 0, "refused": 0, "failed": 0})
 }
 
 // TestGuardIsCertain holds that what is not known for a moment ends the time that counts.
@@ -257,7 +255,7 @@ func TestGuardIsRefused(t *testing.T) {
 	g.evictOne(t.Context(), g.now)
 	g.wants("both", "bad refused: no answer, worst refused: "+nodereport.ErrDisruptionBudget.Error())
 	g.evictOne(t.Context(), g.now)
-	g.wantCounts(map[string]float64{"evicted": 0, "refused": 1, "failed": 1})
+	g.wantCounts(map[string]int{"evicted": 0, "refused": 1, "failed": 1})
 	clear(g.fail)
 	g.pass(10 * time.Second)
 	g.wants("allowed again", "bad refused: no answer, worst evicted", "ns/worst")
@@ -267,7 +265,7 @@ func TestGuardIsRefused(t *testing.T) {
 	g.pass(35 * time.Second)
 	g.evictOne(t.Context(), g.now)
 	g.wants("gone", "bad evicted, worst", "ns/bad")
-	g.wantCounts(map[string]float64{"evicted": 1, "refused": 0, "failed": 0})
+	g.wantCounts(map[string]int{"evicted": 1, "refused": 0, "failed": 0})
 
 	g = newGuardTest(t)
 	g.Pods.Evict = nil

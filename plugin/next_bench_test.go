@@ -14,7 +14,7 @@ import (
 // BenchmarkNext is the first list of a start, and a look at one that stays.
 func BenchmarkNext(b *testing.B) {
 	for _, replicas := range []int{10, 100, 1000} {
-		plan := planOf(nil, fmt.Sprintf("gpu=%d:A,B,C,D,E,F,G,H", replicas))
+		plan := sharing.NewPlan(grownNode(8, 1, replicas))
 		first := func() Lists { return Next(nil, plan, KubeletSnapshot{}, RPCState{}, time.Time{}, Timing{}) }
 		b.Run(fmt.Sprintf("devices=%d/first", 8*replicas), func(b *testing.B) {
 			b.ReportAllocs()

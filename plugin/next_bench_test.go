@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"fmt"
+	"log/slog"
 	"runtime"
 	"strings"
 	"testing"
@@ -29,6 +30,23 @@ func BenchmarkNext(b *testing.B) {
 				Next(have, plan, KubeletSnapshot{}, RPCState{}, time.Time{}, Timing{})
 			}
 		})
+	}
+}
+
+// BenchmarkStep is a look at 8,000 devices of which nothing has changed, as the timer has it made
+// while the kubelet cannot be read.
+func BenchmarkStep(b *testing.B) {
+	plan := sharing.NewPlan(grownNode(8, 1, 1000))
+	r := &reconciler{
+		Manager: NewManager(Options{Logger: slog.New(slog.DiscardHandler)}),
+		lists:   Lists{},
+		servers: map[string]*running{},
+		start:   func(s *server) *running { return &running{server: s} },
+	}
+	r.step(&plan)
+	b.ReportAllocs()
+	for b.Loop() {
+		r.step(&plan)
 	}
 }
 

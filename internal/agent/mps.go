@@ -169,7 +169,7 @@ func mpsUses(served plugin.Status) map[string]mpsUse {
 				continue
 			}
 			use := uses[e.Unit]
-			if shares := e.Mode().Shares; shares > 0 {
+			if shares := e.Mode.Shares; shares > 0 {
 				use.shares, use.offered = shares, use.offered || !e.Switching
 			} else {
 				use.others = true

@@ -17,9 +17,9 @@ import (
 	"golang.org/x/term"
 	"sigs.k8s.io/yaml"
 
-	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/cluster"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -148,16 +148,16 @@ func lookAtCluster(ctx context.Context, cmd *cli.Command, environment environmen
 		return err
 	case "name":
 		for _, name := range names {
-			_, _ = fmt.Fprintln(out, agent.Plain(name))
+			_, _ = fmt.Fprintln(out, status.Plain(name))
 		}
 		return nil
 	}
 	for _, note := range view.Notes {
-		_, _ = fmt.Fprintln(cmd.Root().ErrWriter, "note:", agent.Plain(note))
+		_, _ = fmt.Fprintln(cmd.Root().ErrWriter, "note:", status.Plain(note))
 	}
 	var table text
 	show(&table, view, cmd.String("output") == "wide")
-	_, err = io.WriteString(out, paint(agent.Plain(table.String()), coloured(out, environment)))
+	_, err = io.WriteString(out, paint(status.Plain(table.String()), coloured(out, environment)))
 	return err
 }
 

@@ -19,8 +19,8 @@ import (
 	"golang.org/x/term"
 	"sigs.k8s.io/yaml"
 
-	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/cluster"
+	"github.com/virgate/virgate/internal/status"
 )
 
 // watchCluster shows the cluster and what changes in it, until the context ends or a key is pressed,
@@ -30,7 +30,7 @@ func watchCluster(ctx context.Context, cmd *cli.Command, environment environment
 	table := func(view cluster.View) string {
 		var t text
 		show(&t, view, output == "wide")
-		return agent.Plain(t.String())
+		return status.Plain(t.String())
 	}
 	var present func(cluster.View) error
 	switch output {
@@ -58,7 +58,7 @@ func watchCluster(ctx context.Context, cmd *cli.Command, environment environment
 		present = func(view cluster.View) error {
 			for _, note := range view.Notes {
 				if !slices.Contains(said, note) {
-					_, _ = fmt.Fprintln(notes, "note:", agent.Plain(note))
+					_, _ = fmt.Fprintln(notes, "note:", status.Plain(note))
 				}
 			}
 			said = view.Notes
@@ -229,7 +229,7 @@ func liveTable(ctx context.Context, watcher *cluster.Watcher, in, out *os.File, 
 			view := cluster.NewView(*s)
 			lines[0] = fmt.Sprintf("%s  %d nodes  (q ends)", view.At.Local().Format(time.TimeOnly), len(view.Nodes))
 			for _, note := range view.Notes {
-				lines = append(lines, "note: "+agent.Plain(note))
+				lines = append(lines, "note: "+status.Plain(note))
 			}
 			lines = append(lines, strings.Split(strings.TrimSuffix(table(view), "\n"), "\n")...)
 		}

@@ -17,8 +17,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/term"
 
-	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/cluster"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/test/await"
 )
 
@@ -266,7 +266,7 @@ func TestLiveTable(t *testing.T) {
 			ended <- liveTable(ctx, client.NewWatcher(cluster.Options{Domain: "nvidia.com"}), terminal, terminal, true, func(v cluster.View) string {
 				var table text
 				table.clusterNodes(v, false)
-				return agent.Plain(table.String())
+				return status.Plain(table.String())
 			})
 		}()
 		if end != "error" {

@@ -11,8 +11,8 @@ import (
 	"github.com/urfave/cli/v3"
 	"sigs.k8s.io/yaml"
 
-	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/cluster"
+	"github.com/virgate/virgate/internal/status"
 )
 
 func clusterWhyCommand(environment environment) *cli.Command {
@@ -60,7 +60,7 @@ func whyAPodWaits(ctx context.Context, cmd *cli.Command, environment environment
 		_, _ = fmt.Fprintf(cmd.Root().ErrWriter, "%d requests, in %s\n", client.Lists.Load(), time.Since(began).Round(time.Millisecond))
 	}
 	if err != nil {
-		return fmt.Errorf("%s", agent.Plain(err.Error()))
+		return fmt.Errorf("%s", status.Plain(err.Error()))
 	}
 	out := cmd.Root().Writer
 	if output == "json" || output == "yaml" {
@@ -76,7 +76,7 @@ func whyAPodWaits(ctx context.Context, cmd *cli.Command, environment environment
 	}
 	var said text
 	said.why(answer, output == "wide")
-	verdict, rest, _ := strings.Cut(agent.Plain(said.String()), "\n")
+	verdict, rest, _ := strings.Cut(status.Plain(said.String()), "\n")
 	if coloured(out, environment) {
 		colour := map[string]string{"waiting": "33", "starting": "33", "refused": "31"}[answer.State]
 		if colour != "" {

@@ -17,11 +17,11 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/virgate/virgate/configs"
-	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/daemon"
 	"github.com/virgate/virgate/internal/features"
 	"github.com/virgate/virgate/internal/nodestatus"
+	"github.com/virgate/virgate/internal/web"
 )
 
 // settingFlags are the flags of NVIDIA's device plugin and a few of Virgate's own. Variables
@@ -408,11 +408,11 @@ func metricsFlags() []cli.Flag {
 	}
 }
 
-func httpOptions(cmd *cli.Command) (agent.HTTP, error) {
+func httpOptions(cmd *cli.Command) (web.HTTP, error) {
 	if most := cmd.Int("metrics-max-series"); most <= 0 {
-		return agent.HTTP{}, usageError{fmt.Errorf("--metrics-max-series must be more than 0, got %d", most)}
+		return web.HTTP{}, usageError{fmt.Errorf("--metrics-max-series must be more than 0, got %d", most)}
 	}
-	options := agent.HTTP{
+	options := web.HTTP{
 		ConfigFile:   cmd.String("web-config-file"),
 		HealthListen: cmd.String("health-listen"),
 		Profiling:    cmd.Bool("pprof"),

@@ -14,6 +14,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/status"
 )
 
 func gpuCommand() *cli.Command {
@@ -86,7 +87,7 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 	}
 	r := list[0]
 	say := func(format string, arguments ...any) {
-		fmt.Fprintf(cmd.Root().Writer, "GPU %d (%s) %s\n", r.Index, r.GPU, agent.Plain(fmt.Sprintf(format, arguments...)))
+		fmt.Fprintf(cmd.Root().Writer, "GPU %d (%s) %s\n", r.Index, r.GPU, status.Plain(fmt.Sprintf(format, arguments...)))
 	}
 	var waits []string
 	for {

@@ -9,16 +9,16 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/virgate/virgate/configs"
-	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/sharing"
 )
 
 // FuzzAnswers checks that whatever a running program answers is shown, and has
 // nothing in it that a terminal obeys.
 func FuzzAnswers(f *testing.F) {
-	answer, err := json.Marshal(agent.Status{
+	answer, err := json.Marshal(status.Status{
 		Node: "n", Warnings: []string{"\x1b]0;title\a"},
-		GPUs: []agent.GPUStatus{{UUID: "GPU-a", Units: []agent.UnitStatus{{ID: "GPU-a", Holders: []agent.Holder{{Pod: "\u202epod\x1b[2J"}}}}}},
+		GPUs: []status.GPU{{UUID: "GPU-a", Units: []status.Unit{{ID: "GPU-a", Holders: []status.Holder{{Pod: "\u202epod\x1b[2J"}}}}}},
 	})
 	if err != nil {
 		f.Fatal(err)
@@ -27,7 +27,7 @@ func FuzzAnswers(f *testing.F) {
 	f.Add([]byte(`{"units":[{"unit":"\u001b","reason":"a\tb\nc"}],"monitors":[{"gpu":"\u0007","degraded":"\r"}]}`))
 	f.Add([]byte(`{"profile":{"applied":{}},"resources":[{"held":-1}],"layouts":[{}],"elsewhere":[{"holders":null}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		var status agent.Status
+		var status status.Status
 		var report sharing.HealthReport
 		var shown strings.Builder
 		err := show(&cli.Command{Writer: &shown}, nil, func(out *text) {

@@ -14,8 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
@@ -47,8 +47,8 @@ func TestPlanSaysForWhomAChangeWaits(t *testing.T) {
 		t.Error(diff)
 	}
 
-	status := agent.Status{HoldersKnown: true, GPUs: []agent.GPUStatus{{Units: []agent.UnitStatus{
-		{ID: "GPU-a", Holders: []agent.Holder{{}, {Namespace: "ns", Pod: "a"}, {Namespace: "ns", Pod: "b"}, {Namespace: "ns", Pod: "b"}}}, {ID: "GPU-b"},
+	status := status.Status{HoldersKnown: true, GPUs: []status.GPU{{Units: []status.Unit{
+		{ID: "GPU-a", Holders: []status.Holder{{}, {Namespace: "ns", Pod: "a"}, {Namespace: "ns", Pod: "b"}, {Namespace: "ns", Pod: "b"}}}, {ID: "GPU-b"},
 	}}}}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(status) }))
 	defer server.Close()

@@ -12,7 +12,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/status"
 )
 
 // outputFlag chooses between JSON and the forms for people, of which the first is the default.
@@ -32,7 +32,7 @@ func show(cmd *cli.Command, value any, write func(*text)) error {
 	var out text
 	if cmd.String("output") != "json" {
 		write(&out)
-		_, err := io.WriteString(cmd.Root().Writer, agent.Plain(out.String()))
+		_, err := io.WriteString(cmd.Root().Writer, status.Plain(out.String()))
 		return err
 	}
 	encoder := json.NewEncoder(cmd.Root().Writer)

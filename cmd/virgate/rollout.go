@@ -18,9 +18,9 @@ import (
 	"golang.org/x/term"
 	"sigs.k8s.io/yaml"
 
-	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/cluster"
 	"github.com/virgate/virgate/internal/rollout"
+	"github.com/virgate/virgate/internal/status"
 )
 
 func rolloutCommand() *cli.Command {
@@ -152,7 +152,7 @@ func rolloutClient(cmd *cli.Command) (*rollout.Client, error) {
 	host, _ := os.Hostname()
 	client, err := rollout.NewClient(config, fmt.Sprintf("%s@%s (process %d, %s)", name, cmp.Or(host, "unknown"), os.Getpid(), time.Now().UTC().Format("15:04:05.000")))
 	if err == nil {
-		client.Notice = func(text string) { _, _ = fmt.Fprintln(cmd.Root().ErrWriter, agent.Plain(text)) }
+		client.Notice = func(text string) { _, _ = fmt.Fprintln(cmd.Root().ErrWriter, status.Plain(text)) }
 	}
 	return client, err
 }
@@ -255,7 +255,7 @@ func showProgress(cmd *cli.Command, client *rollout.Client, drive func() (*rollo
 	if r == nil {
 		return err
 	}
-	_, _ = io.WriteString(out, agent.Plain(howToGoOn(r)))
+	_, _ = io.WriteString(out, status.Plain(howToGoOn(r)))
 	switch {
 	case errors.Is(err, rollout.ErrInterrupted), errors.Is(err, rollout.ErrStopped):
 		return errSilent
@@ -418,6 +418,6 @@ func showRollouts(cmd *cli.Command, views []rolloutView) error {
 		}
 		table.end()
 	}
-	_, err := io.WriteString(out, agent.Plain(t.String()))
+	_, err := io.WriteString(out, status.Plain(t.String()))
 	return err
 }

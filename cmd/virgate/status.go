@@ -14,8 +14,8 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -59,7 +59,7 @@ func dialAddress(text string) (string, error) {
 }
 
 // getStatus returns the program's status, and the JSON as it came. The hint ends the error when nothing answers.
-func getStatus(ctx context.Context, address, hint string) (status agent.Status, answer []byte, err error) {
+func getStatus(ctx context.Context, address, hint string) (status status.Status, answer []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 	code, answer, err := fetch(ctx, http.MethodGet, "http://"+address+"/api/v1/status", nil)
@@ -78,7 +78,7 @@ func getStatus(ctx context.Context, address, hint string) (status agent.Status, 
 }
 
 // status tells people of a status.
-func (t *text) status(s agent.Status) {
+func (t *text) status(s status.Status) {
 	ready := "not ready"
 	if s.Ready {
 		ready = "ready"
@@ -108,7 +108,7 @@ func (t *text) status(s agent.Status) {
 	list("waits", nodereport.Waiting(s.Layouts, s.Waits)...)
 	list("not ready", s.Unready...)
 	list("GPUs not read", s.Unread)
-	leaving := slices.ContainsFunc(s.Resources, func(r agent.ResourceStatus) bool { return r.Leaving > 0 || r.Dropped })
+	leaving := slices.ContainsFunc(s.Resources, func(r status.Resource) bool { return r.Leaving > 0 || r.Dropped })
 	if leaving && !s.KubeletKnown {
 		t.line("kubelet: what it holds and has applied is not known; no device is removed")
 	}
@@ -142,7 +142,7 @@ func profileName(p nodereport.ProfileRef) string {
 	return name
 }
 
-func (t *text) resources(resources []agent.ResourceStatus) {
+func (t *text) resources(resources []status.Resource) {
 	count := func(n *int) string {
 		if n == nil {
 			return "?"
@@ -160,9 +160,9 @@ func (t *text) resources(resources []agent.ResourceStatus) {
 	table.end()
 }
 
-func (t *text) units(s agent.Status) {
+func (t *text) units(s status.Status) {
 	table := t.table("GPU", "UNIT", "MODEL", "RESOURCE", "HELD", "HEALTH", "HOLDERS")
-	unit := func(u agent.UnitStatus, model string) {
+	unit := func(u status.Unit, model string) {
 		held := "?"
 		if s.HoldersKnown {
 			held = fmt.Sprintf("%d/%d", u.Held(), u.Replicas)
@@ -191,8 +191,8 @@ func (t *text) units(s agent.Status) {
 }
 
 // daemons has the MPS daemons, if there are any.
-func (t *text) daemons(gpus []agent.GPUStatus) {
-	if !slices.ContainsFunc(gpus, func(g agent.GPUStatus) bool { return len(g.MPS) > 0 }) {
+func (t *text) daemons(gpus []status.GPU) {
+	if !slices.ContainsFunc(gpus, func(g status.GPU) bool { return len(g.MPS) > 0 }) {
 		return
 	}
 	t.line("")
@@ -206,7 +206,7 @@ func (t *text) daemons(gpus []agent.GPUStatus) {
 }
 
 // byClaims has what is offered by Dynamic Resource Allocation.
-func (t *text) byClaims(s agent.DRAStatus) {
+func (t *text) byClaims(s status.DRA) {
 	registered := "not registered with the kubelet"
 	if s.Registered {
 		registered = "registered with the kubelet"
@@ -232,7 +232,7 @@ func (t *text) layouts(layouts []nodereport.GPULayout) {
 	table.end()
 }
 
-func healthText(h agent.HealthStatus) string {
+func healthText(h status.Health) string {
 	if h.Reason == "" {
 		return string(h.State)
 	}

@@ -7,28 +7,28 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/sharing"
 )
 
 func TestPrintStatus(t *testing.T) {
 	n := func(n int) *int { return &n }
-	healthy := agent.HealthStatus{State: sharing.Healthy}
-	lost := agent.HealthStatus{State: sharing.Unhealthy, Reason: "lost"}
+	healthy := status.Health{State: sharing.Healthy}
+	lost := status.Health{State: sharing.Unhealthy, Reason: "lost"}
 	applied := nodereport.ProfileRef{Name: "a", Source: "ConfigMap gpu/profiles", Generation: "0123456789ab"}
 	since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for _, test := range []struct {
 		name   string
-		status agent.Status
+		status status.Status
 		want   string
 	}{
 		{
 			"starting",
-			agent.Status{Version: "v", Role: agent.RoleStarting, Unready: []string{"not serving yet"}, Profile: agent.ProfileStatus{State: nodereport.ProfilePending, Since: since}},
+			status.Status{Version: "v", Role: status.RoleStarting, Unready: []string{"not serving yet"}, Profile: status.Profile{State: nodereport.ProfilePending, Since: since}},
 			`node       -
 virgate    v, starting, not ready
 profile    pending since 2026-01-02T03:04:05Z
@@ -43,9 +43,9 @@ GPU  UNIT  MODEL  RESOURCE  HELD  HEALTH  HOLDERS
 		},
 		{
 			"claims",
-			agent.Status{
-				Version: "v", Role: agent.RoleServing, Ready: true, Profile: agent.ProfileStatus{State: nodereport.ProfileApplied, Since: since},
-				DRA: &agent.DRAStatus{
+			status.Status{
+				Version: "v", Role: status.RoleServing, Ready: true, Profile: status.Profile{State: nodereport.ProfileApplied, Since: since},
+				DRA: &status.DRA{
 					DriverState: dra.DriverState{Registered: true, Slices: 1, Problems: []string{"no API server"}}, Paths: map[string]units.Path{"gpu-a": units.DRA, "gpu-b": units.LeavingPlugin},
 					Claims:  []dra.Claim{{Namespace: "ns", Name: "c", Results: []dra.Result{{Device: "gpu-a-1g10gb-0"}}}},
 					Refused: []claims.Refused{{Reason: "claim ns/d: pod ns/p still has gpu-b"}},
@@ -72,8 +72,8 @@ gpu-b             leaving-plugin  -
 		},
 		{
 			"GPUs that are cut",
-			agent.Status{
-				Version: "v", Role: agent.RoleServing, Ready: true, Profile: agent.ProfileStatus{State: nodereport.ProfileApplied, Since: since, Applied: &applied, Wanted: applied},
+			status.Status{
+				Version: "v", Role: status.RoleServing, Ready: true, Profile: status.Profile{State: nodereport.ProfileApplied, Since: since, Applied: &applied, Wanted: applied},
 				Layouts: []nodereport.GPULayout{
 					{GPU: "GPU-a", Index: 0, Wanted: "day", State: nodereport.LayoutApplied},
 					{GPU: "GPU-b", Index: 1, Wanted: "day", State: nodereport.LayoutBlocked, Reason: "1:0 is in use"},
@@ -104,26 +104,26 @@ GPU  MIG LAYOUT  STATE    REASON
 		},
 		{
 			"everything at once",
-			agent.Status{
-				Node: "n1", Version: "v", Role: agent.RoleServing, Ready: true,
-				Profile: agent.ProfileStatus{
+			status.Status{
+				Node: "n1", Version: "v", Role: status.RoleServing, Ready: true,
+				Profile: status.Profile{
 					State: nodereport.ProfileRejected, Since: since, Applied: &applied,
 					Wanted: nodereport.ProfileRef{Name: "b", Source: "ConfigMap gpu/profiles"}, Problem: "x:1: one", Error: "x:1: one\nx:2: two",
 				},
-				Resources: []agent.ResourceStatus{
+				Resources: []status.Resource{
 					{Name: "nvidia.com/gpu", Strategy: "time-slicing", Devices: 8, Healthy: 4, Held: n(2), Free: n(3), Streams: 1},
 					{Name: "nvidia.com/old", Dropped: true, Devices: 1, Leaving: 1, Streams: 1},
 				},
 				HoldersKnown: true,
-				GPUs: []agent.GPUStatus{
-					{UUID: "GPU-a", Index: 0, Model: "M", Health: healthy, MPS: []nodereport.MPSState{{ID: "GPU-a", Phase: nodereport.MPSFailed, Reason: "it does not answer"}}, Units: []agent.UnitStatus{{
+				GPUs: []status.GPU{
+					{UUID: "GPU-a", Index: 0, Model: "M", Health: healthy, MPS: []nodereport.MPSState{{ID: "GPU-a", Phase: nodereport.MPSFailed, Reason: "it does not answer"}}, Units: []status.Unit{{
 						ID: "GPU-a", Index: "0", Resource: "nvidia.com/gpu", Replicas: 4, Health: healthy,
-						Holders: []agent.Holder{{Namespace: "n", Pod: "p", Container: "c", Devices: []string{"1", "2"}}, {Namespace: "n", Pod: "q", Container: "c", Devices: []string{"3"}}},
+						Holders: []status.Holder{{Namespace: "n", Pod: "p", Container: "c", Devices: []string{"1", "2"}}, {Namespace: "n", Pod: "q", Container: "c", Devices: []string{"3"}}},
 					}}},
-					{UUID: "GPU-b", Index: 1, Model: "M", MIG: true, Health: lost, Units: []agent.UnitStatus{{ID: "MIG-1", Index: "1:0", Profile: "1g.5gb", Health: healthy}}},
+					{UUID: "GPU-b", Index: 1, Model: "M", MIG: true, Health: lost, Units: []status.Unit{{ID: "MIG-1", Index: "1:0", Profile: "1g.5gb", Health: healthy}}},
 					{UUID: "GPU-c", Index: 2, Model: "M", MIG: true, Health: healthy},
 				},
-				Elsewhere: []agent.UnitStatus{{ID: "MIG-9", Health: healthy, Holders: []agent.Holder{{Namespace: "n", Pod: "r", Container: "c", Devices: []string{"9"}}}}},
+				Elsewhere: []status.Unit{{ID: "MIG-9", Health: healthy, Holders: []status.Holder{{Namespace: "n", Pod: "r", Container: "c", Devices: []string{"9"}}}}},
 				Unread:    "driver gone", Warnings: []string{"w"},
 			},
 			`node       n1

@@ -16,7 +16,10 @@ import (
 	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/drapath"
 	"github.com/virgate/virgate/internal/migchange"
+	"github.com/virgate/virgate/internal/nodemetrics"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
+	"github.com/virgate/virgate/internal/web"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -45,13 +48,10 @@ type ConfigSource interface {
 	Watch(ctx context.Context, changed func()) error
 }
 
-// Health is where the units' health is known and can be changed.
+// Health is where the units' health is known.
 type Health interface {
 	// Health returns the health of all units as last seen, from any goroutine.
 	Health() sharing.HealthReport
-	// ClearHealth makes the units that the selector names healthy because an operator says
-	// so, and returns their health then. The error says that there are none, or ctx ended.
-	ClearHealth(ctx context.Context, selector sharing.Selector) ([]sharing.UnitHealth, error)
 }
 
 // Settings say how Run does its work.
@@ -64,7 +64,7 @@ type Settings struct {
 	DrainTimeout time.Duration
 	// Listen is the HTTP address, empty for none; HTTP is how it is served.
 	Listen string
-	HTTP   HTTP
+	HTTP   web.HTTP
 	// ListenWhenServing leaves Listen and the control socket to the program that serves
 	// the node, for two that share them in one pod. Probes then need HTTP.HealthListen.
 	ListenWhenServing bool
@@ -133,7 +133,7 @@ type Options struct {
 	// DRA serves what the profile offers by Dynamic Resource Allocation.
 	DRA drapath.Options
 	// ClaimCalls measures the kubelet's calls for claims; nil where nobody does.
-	ClaimCalls *ClaimCalls
+	ClaimCalls *nodemetrics.ClaimCalls
 	// Pods are for the guard of memory.
 	Pods Pods
 	// Control serves the control socket, with gpu for what is below /gpu; nil for none.
@@ -149,7 +149,7 @@ func Run(ctx context.Context, options Options) error {
 func newAgent(options Options) *agent {
 	a := &agent{
 		Options: options, replan: make(chan struct{}, 1), replanNow: make(chan chan struct{}), reportWake: make(chan struct{}, 1), planEnded: make(chan struct{}),
-		locked: make(chan struct{}), registering: make(chan struct{}), asking: make(chan struct{}, 1), calls: newCallCollector(),
+		locked: make(chan struct{}), registering: make(chan struct{}), asking: make(chan struct{}, 1), calls: nodemetrics.NewCalls(),
 	}
 	a.Plugin.SetCallMetrics(a.calls)
 	a.mig = migchange.New(migchange.Options{
@@ -159,7 +159,7 @@ func newAgent(options Options) *agent {
 	a.releases.gpus, a.releases.begun = map[string]*release{}, make(chan struct{}, 1)
 	g := &a.gpuSettings
 	g.wake, g.changed, g.slices, g.failed = make(chan struct{}, 1), map[string]ChangedGPU{}, map[string]setSlice{}, map[string]failedSetting{}
-	a.gpuSettings.list.Store(&map[string][]GPUSetting{})
+	a.gpuSettings.list.Store(&map[string][]status.GPUSetting{})
 	a.mps = mpsDaemons{wake: make(chan struct{}, 1), wanted: map[string]wantedDaemon{}, doubtful: map[string]time.Time{}}
 	a.mps.view.Store(&decide.MPS{})
 	a.dra = drapath.New(a.DRA, drapath.Deps{
@@ -175,6 +175,7 @@ func newAgent(options Options) *agent {
 	a.state.Store(&state{})
 	a.lastSample.Store(firstSample())
 	a.progress.Store(&profileProgress{state: nodereport.ProfilePending, since: time.Now()})
+	a.web = a.newWeb()
 	return a
 }
 
@@ -191,13 +192,10 @@ func (a *agent) run(ctx context.Context) error {
 			return part(ctx)
 		})
 	}
-	servers, err := a.servers()
-	if err != nil {
+	if err := a.web.CheckAddresses(); err != nil {
 		return err
 	}
-	for _, server := range servers {
-		start(func(context.Context) error { return server(answering) })
-	}
+	start(func(context.Context) error { return a.web.Run(answering) })
 	start(after(a.locked, func(ctx context.Context) error { return a.watchDriver(ctx, a.Node.Watch) }))
 	start(func(ctx context.Context) error { return a.watchDriver(ctx, a.Host.Watch) })
 	start(func(ctx context.Context) error { return a.ConfigSource.Watch(ctx, a.requestPlan) })
@@ -273,7 +271,7 @@ func (a *agent) watchDriver(ctx context.Context, watch func(ctx context.Context,
 
 type agent struct {
 	Options
-	calls callCollector
+	calls *nodemetrics.Calls
 	// replan wakes the loop; so does replanNow, with a channel to close after planning.
 	replan    chan struct{}
 	replanNow chan chan struct{}
@@ -297,8 +295,7 @@ type agent struct {
 	holders    atomic.Pointer[holding]
 	asking     chan struct{}
 	lastSample atomic.Pointer[utilizationSample]
-	// unserved says why Listen and HTTP.HealthListen are not served; nil while they are.
-	unserved [2]atomic.Pointer[error]
+	web        *web.Server
 }
 
 // serveKubelet waits for the lock and serves the kubelet until ctx has ended and

@@ -104,10 +104,6 @@ type idle struct{}
 
 func (idle) Health() sharing.HealthReport { return sharing.HealthReport{} }
 
-func (idle) ClearHealth(context.Context, sharing.Selector) ([]sharing.UnitHealth, error) {
-	return nil, errors.New("no unit")
-}
-
 func (idle) Load() (configs.SelectedProfile, bool) { return configs.SelectedProfile{}, false }
 
 func (idle) Save(configs.SelectedProfile) {}
@@ -218,7 +214,7 @@ func newRig(t *testing.T, change func(*rig)) *rig {
 	}
 	r.options = withIdle(r.options)
 	r.agent = newAgent(r.options)
-	r.http = r.agent.handler()
+	r.http = r.agent.web.Handler()
 	var running sync.WaitGroup
 	running.Go(func() { _ = r.kubelet.Run(ctx) })
 	t.Cleanup(func() {

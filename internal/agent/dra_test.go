@@ -18,6 +18,7 @@ import (
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/drapath"
+	"github.com/virgate/virgate/internal/nodemetrics"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/plugin"
@@ -126,7 +127,7 @@ func newDRARig(t *testing.T, f *fakeDRA, p sharing.Profile, adjust ...func(*rig)
 			change(r)
 		}
 		r.options.Kubelet = r.sight
-		r.options.DRA, r.options.ClaimCalls = draOptions(r, f, &memory{}), NewClaimCalls()
+		r.options.DRA, r.options.ClaimCalls = draOptions(r, f, &memory{}), nodemetrics.NewClaimCalls()
 		r.startWith(p)
 	})
 }

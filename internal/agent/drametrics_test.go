@@ -11,6 +11,7 @@ import (
 
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/nodemetrics"
 )
 
 // draSeries are the series of a scrape that begin so, without "virgate_", sorted; none of a reason
@@ -66,7 +67,7 @@ func TestDRAMetrics(t *testing.T) {
 // TestClaimCalls holds that failures are counted by why.
 func TestClaimCalls(t *testing.T) {
 	t.Parallel()
-	calls := NewClaimCalls()
+	calls := nodemetrics.NewClaimCalls()
 	r := newRig(t, func(r *rig) {
 		r.options.Kubelet = r.sight
 		r.options.DRA = draOptions(r, &fakeDRA{}, &memory{})

@@ -6,13 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
-
-	"golang.org/x/time/rate"
 
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/claims"
@@ -22,28 +18,6 @@ import (
 	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/sharing"
 )
-
-// forecastTimeout is how long the kubelet and the driver may take for a forecast. One begins every
-// lookPause at most: it may have the driver list partitions, and any pod may reach HTTP.
-const forecastTimeout = 5 * time.Second
-
-func (a *agent) showForecast() http.HandlerFunc {
-	pace := rate.NewLimiter(rate.Every(lookPause), 1)
-	return limited(func(w http.ResponseWriter, r *http.Request) {
-		label, value := r.URL.Query().Get("label"), r.URL.Query().Get("value")
-		if label == "" || value == "" {
-			http.Error(w, "expected ?label=NAME&value=VALUE: which label of the Node would change, and to what", http.StatusBadRequest)
-			return
-		}
-		ctx, cancel := context.WithTimeout(r.Context(), forecastTimeout)
-		defer cancel()
-		if err := pace.Wait(ctx); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		}
-		writeJSON(w, a.forecast(ctx, label, value))
-	})
-}
 
 // forecast is what this node would become if its Node had that label. It changes nothing.
 func (a *agent) forecast(ctx context.Context, label, value string) nodereport.Forecast {

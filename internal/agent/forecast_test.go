@@ -217,7 +217,7 @@ func TestForecastBeforeServing(t *testing.T) {
 	t.Parallel()
 	a := newAgent(withIdle(Options{Plugin: plugin.NewManager(plugin.Options{Dir: t.TempDir()}), ConfigSource: fakePolicy{newInput(profile(4), nil)}}))
 	recorder := httptest.NewRecorder()
-	a.handler().ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/api/v1/forecast?label=l&value=v", nil))
+	a.web.Handler().ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/api/v1/forecast?label=l&value=v", nil))
 	if body := recorder.Body.String(); !strings.Contains(body, `"unknown": "this Virgate does not serve the node"`) {
 		t.Error(body)
 	}

@@ -10,31 +10,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
-)
-
-// GPUSetting is a setting of the driver for a GPU, which the profile asks for or which is to be
-// as it was before an earlier profile.
-type GPUSetting struct {
-	// Setting is the profile's key, timeSlice or computeMode.
-	Setting string       `json:"setting"`
-	Value   string       `json:"value"`
-	State   SettingState `json:"state"`
-	// Reason says why it is not applied; empty when it is.
-	Reason string `json:"reason,omitempty"`
-}
-
-// SettingState is how far a setting is.
-type SettingState string
-
-const (
-	// SettingApplied says that the driver has it.
-	SettingApplied SettingState = "applied"
-	// SettingWaiting says that the GPU is in use, or cannot be asked now.
-	SettingWaiting SettingState = "waiting"
-	// SettingFailed says that it could not be made. It is tried again.
-	SettingFailed SettingState = "failed"
 )
 
 // ChangedGPU is what this program has set of a GPU, or was about to, so that a later run can
@@ -77,7 +55,7 @@ const (
 type gpuSettings struct {
 	wake chan struct{}
 	// list has the results by GPU. It is not changed once it is here.
-	list atomic.Pointer[map[string][]GPUSetting]
+	list atomic.Pointer[map[string][]status.GPUSetting]
 	// looked says that list has what is still to be undone of an earlier run.
 	looked atomic.Bool
 
@@ -133,7 +111,7 @@ func (a *agent) settingsLoop(ctx context.Context) error {
 
 func (a *agent) settingsPause() time.Duration {
 	for _, list := range *a.gpuSettings.list.Load() {
-		if slices.ContainsFunc(list, func(s GPUSetting) bool { return s.State == SettingWaiting }) {
+		if slices.ContainsFunc(list, func(s status.GPUSetting) bool { return s.State == status.SettingWaiting }) {
 			return releaseInterval
 		}
 	}
@@ -154,11 +132,11 @@ func wantedSettings(plan sharing.Plan) map[string]sharing.DriverSettings {
 func (a *agent) settle(ctx context.Context, s *state, wanted map[string]sharing.DriverSettings) {
 	g := &a.gpuSettings
 	released := a.released()
-	last, next := *g.list.Load(), map[string][]GPUSetting{}
+	last, next := *g.list.Load(), map[string][]status.GPUSetting{}
 	for _, gpu := range s.gpus {
 		id, want := gpu.UUID, wanted[gpu.UUID]
 		failure := g.failed[id]
-		var list []GPUSetting
+		var list []status.GPUSetting
 		switch {
 		case want == (sharing.DriverSettings{}) && g.changed[id] == (ChangedGPU{}):
 			delete(g.slices, id)
@@ -166,7 +144,7 @@ func (a *agent) settle(ctx context.Context, s *state, wanted map[string]sharing.
 			// It may be reset meanwhile, and what was set be lost; and an MPS daemon has its own mode.
 			delete(g.slices, id)
 			delete(g.failed, id)
-			list = eachSetting(want, GPUSetting{State: SettingWaiting, Reason: "the GPU is released, faulty, partitioned or still shared by MPS"})
+			list = eachSetting(want, status.GPUSetting{State: status.SettingWaiting, Reason: "the GPU is released, faulty, partitioned or still shared by MPS"})
 		case failure.wanted == want && time.Now().Before(failure.next):
 			list = last[id]
 		default:
@@ -175,7 +153,7 @@ func (a *agent) settle(ctx context.Context, s *state, wanted map[string]sharing.
 				return
 			}
 			delete(g.failed, id)
-			if slices.ContainsFunc(list, func(s GPUSetting) bool { return s.State == SettingFailed }) {
+			if slices.ContainsFunc(list, func(s status.GPUSetting) bool { return s.State == status.SettingFailed }) {
 				pause := settingsInterval
 				if failure.wanted == want {
 					pause = min(max(pause, 2*failure.pause), settingsPause)
@@ -192,15 +170,15 @@ func (a *agent) settle(ctx context.Context, s *state, wanted map[string]sharing.
 			}
 		}
 	}
-	if !maps.EqualFunc(last, next, slices.Equal[[]GPUSetting]) {
+	if !maps.EqualFunc(last, next, slices.Equal[[]status.GPUSetting]) {
 		g.list.Store(&next)
 		a.requestPlan() // For the plan's warnings.
 	}
 }
 
 // eachSetting is what became of both settings, as far as they are wanted.
-func eachSetting(want sharing.DriverSettings, result GPUSetting) (list []GPUSetting) {
-	for _, s := range []GPUSetting{{Setting: "timeSlice", Value: string(want.TimeSlice)}, {Setting: "computeMode", Value: string(want.ComputeMode)}} {
+func eachSetting(want sharing.DriverSettings, result status.GPUSetting) (list []status.GPUSetting) {
+	for _, s := range []status.GPUSetting{{Setting: "timeSlice", Value: string(want.TimeSlice)}, {Setting: "computeMode", Value: string(want.ComputeMode)}} {
 		if s.Value != "" {
 			s.State, s.Reason = result.State, result.Reason
 			list = append(list, s)
@@ -209,7 +187,7 @@ func eachSetting(want sharing.DriverSettings, result GPUSetting) (list []GPUSett
 	return list
 }
 
-func (a *agent) settleGPU(ctx context.Context, gpu string, want sharing.DriverSettings) []GPUSetting {
+func (a *agent) settleGPU(ctx context.Context, gpu string, want sharing.DriverSettings) []status.GPUSetting {
 	g := &a.gpuSettings
 	mode, binding, err := a.DriverSettings.ComputeMode(ctx, gpu)
 	changed := g.changed[gpu]
@@ -221,12 +199,12 @@ func (a *agent) settleGPU(ctx context.Context, gpu string, want sharing.DriverSe
 		undone.ComputeMode = cmp.Or(want.ComputeMode, changed.Before)
 	}
 	if err != nil {
-		return eachSetting(undone, GPUSetting{State: SettingFailed, Reason: "the driver does not tell how it is set: " + err.Error()})
+		return eachSetting(undone, status.GPUSetting{State: status.SettingFailed, Reason: "the driver does not tell how it is set: " + err.Error()})
 	}
 	slice := eachSetting(sharing.DriverSettings{TimeSlice: undone.TimeSlice}, a.setTimeSlice(ctx, gpu, undone.TimeSlice, binding))
 	computeMode := eachSetting(sharing.DriverSettings{ComputeMode: undone.ComputeMode}, a.setComputeMode(ctx, gpu, undone.ComputeMode, mode))
 	// What was undone is no setting of the profile, and not told any more.
-	done := func(list []GPUSetting) bool { return len(list) == 0 || list[0].State == SettingApplied }
+	done := func(list []status.GPUSetting) bool { return len(list) == 0 || list[0].State == status.SettingApplied }
 	changed = g.changed[gpu]
 	if want.TimeSlice == "" && done(slice) {
 		slice, changed.TimeSlice = nil, false
@@ -241,11 +219,11 @@ func (a *agent) settleGPU(ctx context.Context, gpu string, want sharing.DriverSe
 	return slices.Concat(slice, computeMode)
 }
 
-func (a *agent) setTimeSlice(ctx context.Context, gpu string, slice sharing.TimeSlice, binding uint64) GPUSetting {
+func (a *agent) setTimeSlice(ctx context.Context, gpu string, slice sharing.TimeSlice, binding uint64) status.GPUSetting {
 	g := &a.gpuSettings
 	set := setSlice{slice, binding}
 	if slice == "" || g.slices[gpu] == set {
-		return GPUSetting{State: SettingApplied}
+		return status.GPUSetting{State: status.SettingApplied}
 	}
 	changed := g.changed[gpu]
 	changed.TimeSlice = changed.TimeSlice || slice != sharing.DefaultTimeSlice
@@ -259,23 +237,23 @@ func (a *agent) setTimeSlice(ctx context.Context, gpu string, slice sharing.Time
 		err = abandonable(ctx, settingLimit, "nvidia-smi", func(ctx context.Context) error { return a.DriverSettings.SetTimeSlice(ctx, gpu, slice) })
 	}
 	if err != nil {
-		return GPUSetting{State: SettingFailed, Reason: err.Error() + "; it takes the driver's nvidia-smi, " + settingRight}
+		return status.GPUSetting{State: status.SettingFailed, Reason: err.Error() + "; it takes the driver's nvidia-smi, " + settingRight}
 	}
 	g.slices[gpu] = set
-	return GPUSetting{State: SettingApplied}
+	return status.GPUSetting{State: status.SettingApplied}
 }
 
 // settingRight is what setting takes, as a sentence of a warning ends.
 const settingRight = "root and the capability SYS_ADMIN, which the chart's gpuSettings.manage gives"
 
 // setComputeMode waits until nobody uses the GPU before it sets a mode that refuses processes.
-func (a *agent) setComputeMode(ctx context.Context, gpu string, mode, now sharing.ComputeMode) GPUSetting {
+func (a *agent) setComputeMode(ctx context.Context, gpu string, mode, now sharing.ComputeMode) status.GPUSetting {
 	if mode == "" || mode == now {
-		return GPUSetting{State: SettingApplied}
+		return status.GPUSetting{State: status.SettingApplied}
 	}
 	if mode != sharing.DefaultComputeMode {
 		if users := a.usersOf(ctx, gpu); len(users) > 0 {
-			return GPUSetting{State: SettingWaiting, Reason: fmt.Sprintf("in use by %s", users[0])}
+			return status.GPUSetting{State: status.SettingWaiting, Reason: fmt.Sprintf("in use by %s", users[0])}
 		}
 	}
 	changed := a.gpuSettings.changed[gpu]
@@ -286,11 +264,11 @@ func (a *agent) setComputeMode(ctx context.Context, gpu string, mode, now sharin
 	}
 	switch {
 	case errors.Is(err, mig.ErrNoPermission):
-		return GPUSetting{State: SettingFailed, Reason: err.Error() + "; it takes " + settingRight}
+		return status.GPUSetting{State: status.SettingFailed, Reason: err.Error() + "; it takes " + settingRight}
 	case err != nil:
-		return GPUSetting{State: SettingFailed, Reason: err.Error()}
+		return status.GPUSetting{State: status.SettingFailed, Reason: err.Error()}
 	}
-	return GPUSetting{State: SettingApplied}
+	return status.GPUSetting{State: status.SettingApplied}
 }
 
 // keepChanged keeps what was set of the GPU for a restart, before it is set.
@@ -321,7 +299,7 @@ func (a *agent) keepChanged(gpu string, changed ChangedGPU) error {
 func (a *agent) settingWarnings(gpus []sharing.GPU) (warnings []string) {
 	for _, gpu := range gpus {
 		for _, s := range (*a.gpuSettings.list.Load())[gpu.UUID] {
-			if s.State == SettingFailed {
+			if s.State == status.SettingFailed {
 				warnings = append(warnings, fmt.Sprintf("GPU %d (%s): %s %s is not set: %s", gpu.Index, gpu.UUID, s.Setting, s.Value, s.Reason))
 			}
 		}

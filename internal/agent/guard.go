@@ -5,13 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/sharing"
-	"github.com/virgate/virgate/sharing/metrics"
 )
 
 // Pods are what the guard of memory needs to know of pods, and to do to them.
@@ -87,7 +88,7 @@ func (a *agent) guardMemory(report sharing.UtilizationReport, s *state, held []s
 	if !guards && !a.guard.used { // As on most nodes.
 		return
 	}
-	report.SetLimits(s.gpus, s.plan.Resources, listed(a.Plugin.Status().Resources, s.gpus), held)
+	report.SetLimits(s.gpus, s.plan.Resources, status.Listed(a.Plugin.Status().Resources, s.gpus), held)
 	g := &a.guard
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -216,15 +217,14 @@ func (g *guard) warnings() []string {
 	return []string{g.warning}
 }
 
-// collect sends nothing where no profile has had a guard.
-func (g *guard) collect(send metrics.Send) {
+// results counts the evictions that were asked for, by result; nil where no profile has had a guard.
+func (g *guard) results() map[string]int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for result, count := range g.evictions {
-		if g.held != nil {
-			send("memory_guard_evictions_total", float64(count), result)
-		}
+	if g.held == nil {
+		return nil
 	}
+	return maps.Clone(g.evictions)
 }
 
 // overLimits are the containers over their limits for longer than the grace, in order.

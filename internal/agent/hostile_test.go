@@ -1,32 +1,25 @@
 package agent
 
 import (
-	"bufio"
-	"bytes"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
-	"github.com/virgate/virgate/internal/nodereport"
-	"github.com/virgate/virgate/mig"
-	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/sharing"
 )
 
 // ask is what the agent answers.
 func ask(a *agent, method, path string) *httptest.ResponseRecorder {
 	recorder := httptest.NewRecorder()
-	a.handler().ServeHTTP(recorder, httptest.NewRequest(method, path, nil))
+	a.web.Handler().ServeHTTP(recorder, httptest.NewRequest(method, path, nil))
 	return recorder
 }
 
@@ -48,7 +41,7 @@ func readable(t *testing.T, a *agent) (pods int) {
 	if families["virgate_build_info"] == nil {
 		t.Error("the scrape lacks the program itself")
 	}
-	var status Status
+	var status status.Status
 	if body := ask(a, http.MethodGet, "/api/v1/status").Body.Bytes(); json.Unmarshal(body, &status) != nil {
 		t.Errorf("status: %s", body)
 	}
@@ -92,13 +85,13 @@ func TestHostileNames(t *testing.T) {
 func TestReadableInEveryRole(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
-		role   Role
+		role   status.Role
 		change func(a *agent)
 	}{
-		{RoleStarting, func(*agent) {}},
-		{RoleStandby, func(a *agent) { a.standby.Store(true) }},
-		{RoleServing, func(a *agent) { a.serving.Store(true) }},
-		{RoleDraining, func(a *agent) { a.serving.Store(true); a.draining.Store(true) }},
+		{status.RoleStarting, func(*agent) {}},
+		{status.RoleStandby, func(a *agent) { a.standby.Store(true) }},
+		{status.RoleServing, func(a *agent) { a.serving.Store(true) }},
+		{status.RoleDraining, func(a *agent) { a.serving.Store(true); a.draining.Store(true) }},
 	} {
 		w := newWatch(t, "t4", 2)
 		test.change(w.agent)
@@ -136,223 +129,4 @@ func TestReadableWhileItChanges(t *testing.T) {
 	}
 	close(stop)
 	readers.Wait()
-}
-
-func TestMethods(t *testing.T) {
-	t.Parallel()
-	w := newWatch(t, "t4", 1)
-	for _, path := range []string{"/metrics", "/status", "/api/v1/status", "/healthz", "/plan"} {
-		if code := ask(w.agent, http.MethodHead, path).Code; code != http.StatusOK {
-			t.Errorf("HEAD %s: %d", path, code)
-		}
-		for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete} {
-			if code := ask(w.agent, method, path).Code; code != http.StatusMethodNotAllowed {
-				t.Errorf("%s %s: %d", method, path, code)
-			}
-		}
-	}
-	if answer := ask(w.agent, http.MethodGet, "/"); answer.Code != http.StatusFound || answer.Header().Get("Location") != "/status" {
-		t.Errorf("GET /: %d to %q", answer.Code, answer.Header().Get("Location"))
-	}
-	for path, want := range map[string]int{"/readyz": http.StatusMethodNotAllowed, "/sim/xid?gpu=0&code=79": http.StatusNotFound} {
-		if code := ask(w.agent, http.MethodPost, path).Code; code != want {
-			t.Errorf("POST %s: %d, want %d", path, code, want)
-		}
-	}
-	if code := ask(w.agent, http.MethodGet, "/other").Code; code != http.StatusNotFound {
-		t.Errorf("GET /other: %d", code)
-	}
-}
-
-// stuck answers when it may.
-type stuck struct {
-	eventful
-	may chan struct{}
-}
-
-func (s stuck) Health() sharing.HealthReport {
-	<-s.may
-	return sharing.HealthReport{}
-}
-
-// TestScrapesAreBounded checks that scrapers which come faster than they are
-// answered do not pile up.
-func TestScrapesAreBounded(t *testing.T) {
-	t.Parallel()
-	w := newWatch(t, "t4", 1)
-	may := make(chan struct{})
-	w.Health = stuck{may: may}
-	handler := w.handler()
-	const scrapers = maxRequests + 5
-	codes := make(chan int, scrapers)
-	for range scrapers {
-		go func() {
-			recorder := httptest.NewRecorder()
-			handler.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-			codes <- recorder.Code
-		}()
-	}
-	for range scrapers - maxRequests {
-		if code := <-codes; code != http.StatusServiceUnavailable { // One too many that has to wait hangs here.
-			t.Errorf("answer %d to one too many", code)
-		}
-	}
-	close(may)
-	for range maxRequests {
-		if code := <-codes; code != http.StatusOK {
-			t.Errorf("answer %d", code)
-		}
-	}
-}
-
-// slow is a client that reads nothing before it may.
-type slow struct {
-	*httptest.ResponseRecorder
-	answered func()
-	may      chan struct{}
-}
-
-func (s slow) Write(data []byte) (int, error) {
-	s.answered()
-	<-s.may
-	return s.ResponseRecorder.Write(data)
-}
-
-func (s slow) WriteString(text string) (int, error) { return s.Write([]byte(text)) }
-
-// TestRequestsAreBounded checks that requests for the status, the page and the plan do not
-// pile up, that those too many are told when to come again, and that others are not kept.
-func TestRequestsAreBounded(t *testing.T) {
-	t.Parallel()
-	w := newWatch(t, "t4", 1)
-	paths := []string{"/status", "/api/v1/status", "/plan"}
-	for i, path := range paths {
-		handler := w.handler()
-		may, ended := make(chan struct{}), make(chan int)
-		var answered sync.WaitGroup
-		answered.Add(maxRequests)
-		for range maxRequests {
-			go func() {
-				client := slow{httptest.NewRecorder(), sync.OnceFunc(answered.Done), may}
-				handler.ServeHTTP(client, httptest.NewRequest(http.MethodGet, path, nil))
-				ended <- client.Code
-			}()
-		}
-		answered.Wait()
-		get := func(path string) *httptest.ResponseRecorder {
-			recorder := httptest.NewRecorder()
-			handler.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, path, nil))
-			return recorder
-		}
-		if refused := get(path); refused.Code != http.StatusServiceUnavailable || refused.Header().Get("Retry-After") == "" {
-			t.Errorf("%s: one too many is answered %d, Retry-After %q", path, refused.Code, refused.Header().Get("Retry-After"))
-		}
-		for _, other := range []string{"/healthz", "/metrics", paths[(i+1)%len(paths)]} {
-			if code := get(other).Code; code != http.StatusOK {
-				t.Errorf("%s while %s is busy: %d", other, path, code)
-			}
-		}
-		close(may)
-		for range maxRequests {
-			if code := <-ended; code != http.StatusOK {
-				t.Errorf("%s: %d", path, code)
-			}
-		}
-		if code := get(path).Code; code != http.StatusOK {
-			t.Errorf("%s afterwards: %d", path, code)
-		}
-	}
-}
-
-// FuzzHTTP checks that any request is answered, with a code that is known, and
-// that none but GET and HEAD finds anything.
-func FuzzHTTP(f *testing.F) {
-	for _, request := range []string{
-		"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "GET /status HTTP/1.0\r\n\r\n", "HEAD /metrics HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip, zstd\r\n\r\n",
-		"GET /metrics?name[]=a&name[]=\xff HTTP/1.1\r\nHost: x\r\nAccept: application/openmetrics-text;version=1.0.0;q=0.5,*/*;q=0.1\r\n\r\n",
-		"POST /api/v1/status HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc", "GET //status/../plan HTTP/1.1\r\nHost: x\r\n\r\n", "GET /%2e%2e/healthz HTTP/1.1\r\nHost: x\r\n\r\n",
-		"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n", "OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", "GET http://evil/readyz HTTP/1.1\r\nHost: evil\r\n\r\n", "GET /debug/pprof/ HTTP/1.1\r\nHost: x\r\n\r\n",
-	} {
-		f.Add([]byte(request))
-	}
-	w := newWatch(f, "t4", 4)
-	w.pod("pod", 0, mebibyte, 10)
-	w.sampleNow()
-	handler := w.handler()
-	f.Fuzz(func(t *testing.T, data []byte) {
-		request, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(data)))
-		if err != nil {
-			return // net/http's server answers it.
-		}
-		recorder := httptest.NewRecorder()
-		handler.ServeHTTP(recorder, request)
-		switch recorder.Code {
-		case http.StatusOK:
-			if request.Method != http.MethodGet && request.Method != http.MethodHead {
-				t.Errorf("%s %s is answered", request.Method, request.URL)
-			}
-		case http.StatusFound, http.StatusMovedPermanently, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
-			if location := recorder.Header().Get("Location"); !strings.HasPrefix(location, "/") || strings.HasPrefix(location, "//") {
-				t.Errorf("%s %s leads away: %q", request.Method, request.URL, location)
-			}
-		case http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotAcceptable, http.StatusServiceUnavailable:
-		default:
-			t.Errorf("%s %s is answered %d", request.Method, request.URL, recorder.Code)
-		}
-	})
-}
-
-// statusOf has the text in each place that is shown.
-func statusOf(text string) Status {
-	since := time.Unix(1_000_000, 0)
-	health := HealthStatus{State: sharing.HealthState("x" + text), Reason: "x" + text, Since: &since}
-	text = "x" + text
-	unit := UnitStatus{
-		ID: text, Index: text, Profile: text, Resource: text, Replicas: 2, Health: health,
-		Holders: []Holder{{Namespace: text, Pod: text, Container: text, Resource: text, Devices: []string{text}}},
-	}
-	partition := unit
-	partition.Placement = &mig.Placement{Size: 1}
-	ref := nodereport.ProfileRef{Name: text, Source: text, Generation: text}
-	return Status{
-		Node: text, Version: text, Role: Role(text), Unready: []string{text + "!"}, Unread: text, Warnings: []string{text},
-		Profile:   ProfileStatus{State: nodereport.ProfileState(text), Since: since, Wanted: ref, Applied: &ref, Problem: text, Error: text},
-		Resources: []ResourceStatus{{Name: text, Strategy: text, Refused: map[plugin.RefusalReason]uint64{plugin.RefusalReason(text): 1}}},
-		GPUs:      []GPUStatus{{UUID: text, Model: text, Health: health, Use: &UseStatus{Throttled: []sharing.ThrottleReason{sharing.ThrottleReason(text)}, Unattributed: []sharing.UnattributedUtilization{{Cause: sharing.UnattributedCause(text)}}}, Units: []UnitStatus{unit, partition}}},
-		Layouts:   []nodereport.GPULayout{{GPU: text, Wanted: text, State: nodereport.LayoutState(text), Reason: text}},
-		Elsewhere: []UnitStatus{unit},
-	}
-}
-
-// markup is the page's tags in their order, without those that only say where a
-// line may end, and the number of its quotation marks.
-func markup(page string) []string {
-	tags := regexp.MustCompile(`</?[a-zA-Z!][^\s>]*`).FindAllString(page, -1)
-	tags = slices.DeleteFunc(tags, func(tag string) bool { return tag == "<wbr" })
-	return append(tags, strings.Repeat(`"`, strings.Count(page, `"`)))
-}
-
-// FuzzPage checks that no text, wherever it is shown, changes the page's markup,
-// or has a character in the page that a browser obeys.
-func FuzzPage(f *testing.F) {
-	for _, text := range []string{"", "plain", `"><script>alert(1)</script>`, "javascript:x", "{{.}}", "</style></title><!--", "&lt;&#60;", "\x1b[31m", "\u202e\u2066", "\xff\xfe", "a\x00b", "'`=<>/", "+ADw-script+AD4-"} {
-		f.Add(text)
-	}
-	now := time.Unix(1_000_100, 0)
-	view := newPage()
-	drawn := func(text string) string {
-		recorder := httptest.NewRecorder()
-		view.write(recorder, statusOf(text), now)
-		return recorder.Body.String()
-	}
-	plain := markup(drawn(""))
-	f.Fuzz(func(t *testing.T, text string) {
-		page := drawn(text)
-		if diff := cmp.Diff(plain, markup(page)); diff != "" {
-			t.Errorf("%q changes the markup: %s", text, diff)
-		}
-		if page != Plain(page) {
-			t.Errorf("%q has a browser do something", text)
-		}
-	})
 }

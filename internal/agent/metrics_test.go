@@ -2,7 +2,6 @@ package agent
 
 import (
 	"cmp"
-	"context"
 	"flag"
 	"fmt"
 	"os"
@@ -18,8 +17,7 @@ import (
 
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/drapath"
-	"github.com/virgate/virgate/internal/nodereport"
-	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/internal/nodemetrics"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -83,7 +81,7 @@ func complete(t *testing.T) *watch {
 	w := newWatch(t, "dgx-a100", 4)
 	w.Health = eventful{}
 	w.DRA = drapath.Options{Driver: &fakeDRA{written: time.Now()}, Claims: claims.NewTable(claims.Options{})}
-	w.ClaimCalls = NewClaimCalls()
+	w.ClaimCalls = nodemetrics.NewClaimCalls()
 	w.pod("one", 0, mebibyte, 10)
 	w.sampleNow()
 	return w
@@ -99,10 +97,6 @@ func (eventful) Health() sharing.HealthReport {
 		Transitions: []sharing.TransitionCount{{GPU: "GPU-a", From: sharing.Healthy, To: sharing.Suspect, Cause: sharing.CauseXID, Count: 1}},
 		XIDs:        []sharing.XIDCount{{GPU: "GPU-a", XID: "94", Action: sharing.SuspectError, Count: 1}},
 	}
-}
-
-func (eventful) ClearHealth(context.Context, sharing.Selector) ([]sharing.UnitHealth, error) {
-	return nil, nil
 }
 
 // TestMetricsDocument keeps docs/metrics.md true.
@@ -135,26 +129,6 @@ func TestMetricsDocument(t *testing.T) {
 	if err := os.WriteFile(metricsDocument, []byte(before+tableBegins+table.String()+tableEnds+after), 0o600); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// TestRefusalReasonsAreDocumented checks that the metric's text names every reason.
-func TestRefusalReasonsAreDocumented(t *testing.T) {
-	t.Parallel()
-	for line := range strings.Lines(programFamilies) {
-		_, reasons, found := strings.Cut(line, "refused: ")
-		if !found || !strings.HasPrefix(line, "allocate_failures_total{") {
-			continue
-		}
-		var want []string
-		for _, reason := range plugin.RefusalReasons() {
-			want = append(want, string(reason))
-		}
-		if got := strings.Split(strings.TrimSuffix(reasons, ".\n"), ", "); !slices.Equal(got, want) {
-			t.Errorf("metrics.txt has the reasons %q, the program has %q", got, want)
-		}
-		return
-	}
-	t.Error("metrics.txt has no allocate_failures_total")
 }
 
 // TestMetricsAreWhatTheDocumentSays checks that a scrape has no other families,
@@ -197,45 +171,6 @@ func TestMetricsAreLinted(t *testing.T) {
 	for _, problem := range problems {
 		if strings.HasPrefix(problem.Metric, "virgate_") {
 			t.Errorf("%s: %s", problem.Metric, problem.Text)
-		}
-	}
-}
-
-// toldMPS is an MPS whose daemons are so.
-type toldMPS struct {
-	states    []nodereport.MPSState
-	connected bool
-}
-
-func (toldMPS) Want([]nodereport.MPSUnit)                 {}
-func (toldMPS) Watch(ctx context.Context, _ func()) error { <-ctx.Done(); return nil }
-func (m toldMPS) States() ([]nodereport.MPSState, bool)   { return m.states, m.connected }
-
-// TestMPSMetrics holds that each daemon is in one state, and that nothing is said of daemons of
-// which nothing is known.
-func TestMPSMetrics(t *testing.T) {
-	t.Parallel()
-	states := []nodereport.MPSState{{ID: "GPU-a", Phase: nodereport.MPSReady, Restarts: 2}, {ID: "MIG-b", Phase: nodereport.MPSFailed}}
-	gpus := []sharing.GPU{{UUID: "GPU-a"}, {UUID: "GPU-b", Partitions: []sharing.Partition{{UUID: "MIG-b"}}}}
-	for _, test := range []struct {
-		name string
-		mps  MPS
-		want []string
-	}{
-		{"no MPS", nil, nil},
-		{"not answered", toldMPS{states, false}, []string{"mps_up 0"}},
-		{"answered", toldMPS{states, true}, []string{
-			"mps_up 1",
-			"mps_daemon_state GPU-a GPU-a starting 0", "mps_daemon_state GPU-a GPU-a ready 1", "mps_daemon_state GPU-a GPU-a failed 0", "mps_daemon_state GPU-a GPU-a stopping 0", "mps_daemon_restarts_total GPU-a GPU-a 2",
-			"mps_daemon_state GPU-b MIG-b starting 0", "mps_daemon_state GPU-b MIG-b ready 0", "mps_daemon_state GPU-b MIG-b failed 1", "mps_daemon_state GPU-b MIG-b stopping 0", "mps_daemon_restarts_total GPU-b MIG-b 0",
-		}},
-	} {
-		var got []string
-		collectMPS(func(name string, value float64, labels ...string) {
-			got = append(got, strings.Join(append(append([]string{name}, labels...), fmt.Sprint(value)), " "))
-		}, test.mps, gpus)
-		if !slices.Equal(test.want, got) {
-			t.Errorf("%s: got\n%s", test.name, strings.Join(got, "\n"))
 		}
 	}
 }

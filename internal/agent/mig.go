@@ -4,11 +4,8 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/virgate/virgate/internal/nodereport"
-	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
-	"github.com/virgate/virgate/sharing/metrics"
 )
 
 // migInputs are the GPUs and the wanted layout that the loop has last decided by.
@@ -35,32 +32,6 @@ func (a *agent) resourcesOf(gpus []sharing.GPU) []sharing.Resource {
 		return nil
 	}
 	return sharing.NewPlan(gpus, profile.Profile).Resources
-}
-
-// collectLayouts shows how far the GPUs are that Virgate partitions.
-func collectLayouts(send metrics.Send, gpus []nodereport.GPULayout) {
-	for _, gpu := range gpus {
-		for _, state := range nodereport.LayoutStates() {
-			send("mig_layout_state", metrics.BoolToFloat(state == gpu.State), gpu.GPU, gpu.Wanted, string(state))
-		}
-		used := 0
-		type kind struct{ profile, state string }
-		counts := map[kind]int{}
-		for _, instance := range gpu.Instances {
-			used += instance.Placement.Size
-			state := "free"
-			if slices.ContainsFunc(instance.Computes, func(c mig.Compute) bool { return c.Busy }) {
-				state = "in_use"
-			}
-			counts[kind{instance.Profile.String(), state}]++
-		}
-		send("mig_slots", float64(used), gpu.GPU, "used")
-		send("mig_slots", float64(gpu.Slots-used-gpu.Unreachable), gpu.GPU, "free")
-		send("mig_slots", float64(gpu.Unreachable), gpu.GPU, "unreachable")
-		for k, count := range counts {
-			send("mig_instances", float64(count), gpu.GPU, k.profile, k.state)
-		}
-	}
 }
 
 // migDevices are the device plugin's units as a MIG change sees them.

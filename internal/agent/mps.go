@@ -12,6 +12,7 @@ import (
 	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -309,7 +310,7 @@ func (a *agent) usedOtherwise(ctx context.Context, unit nodereport.MPSUnit) stri
 	if unit.ID != unit.GPU {
 		return ""
 	}
-	if a.DriverSettings.Store != nil && !a.gpuSettings.looked.Load() || slices.ContainsFunc((*a.gpuSettings.list.Load())[unit.GPU], func(s GPUSetting) bool { return s.Setting == "computeMode" }) {
+	if a.DriverSettings.Store != nil && !a.gpuSettings.looked.Load() || slices.ContainsFunc((*a.gpuSettings.list.Load())[unit.GPU], func(s status.GPUSetting) bool { return s.Setting == "computeMode" }) {
 		return "its compute mode is being set back"
 	}
 	users := a.usersOf(ctx, unit.GPU)
@@ -320,7 +321,7 @@ func (a *agent) usedOtherwise(ctx context.Context, unit nodereport.MPSUnit) stri
 }
 
 // daemonsOf are the MPS daemons of the GPU's units.
-func daemonsOf(v *decide.MPS, units []UnitStatus) (list []nodereport.MPSState) {
+func daemonsOf(v *decide.MPS, units []status.Unit) (list []nodereport.MPSState) {
 	for _, u := range units {
 		state, told := v.States[u.ID]
 		switch {

@@ -15,6 +15,7 @@ import (
 	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/units"
+	"github.com/virgate/virgate/internal/web"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -574,9 +575,9 @@ func (a *agent) restoreNow(selector sharing.Selector) (Release, error) {
 // /gpu/restore with gpu=SELECTOR, with the Release. It is for the control socket.
 func (a *agent) releaseHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /gpu", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, a.listReleases()) })
+	mux.HandleFunc("GET /gpu", func(w http.ResponseWriter, _ *http.Request) { web.WriteJSON(w, a.listReleases()) })
 	mux.HandleFunc("POST /gpu/{verb}", func(w http.ResponseWriter, r *http.Request) {
-		r.Body = http.MaxBytesReader(w, r.Body, maxControlBody)
+		r.Body = http.MaxBytesReader(w, r.Body, web.MaxControlBody)
 		selector, err := sharing.ParseSelector(r.FormValue("gpu"))
 		if err != nil {
 			err = fmt.Errorf("gpu: %w", err)
@@ -601,7 +602,7 @@ func (a *agent) releaseHandler() http.Handler {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		writeJSON(w, answer)
+		web.WriteJSON(w, answer)
 	})
 	return mux
 }

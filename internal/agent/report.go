@@ -16,6 +16,7 @@ import (
 	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -86,10 +87,8 @@ func (a *agent) nodeReport(s *state, p profileProgress, status plugin.Status) no
 	}
 	report.LayoutsLeft = s.profile != nil && s.profile.Profile.MIG.LeftTo != ""
 	report.Ready, report.Reason, report.Message = readiness(s, p, status, a.draining.Load())
-	for i := range a.unserved {
-		if err := a.unserved[i].Load(); err != nil && *err != nil {
-			report.Message += "; not served: " + (*err).Error()
-		}
+	for _, err := range a.web.Unserved() {
+		report.Message += "; not served: " + err.Error()
 	}
 	return report
 }
@@ -299,7 +298,7 @@ func podsByUnit(gpus []sharing.GPU, held []sharing.Allocation) map[string][]stri
 	for _, unit := range sharing.Usage(nil, held) {
 		for _, h := range unit.Holders { // Sorted by pod.
 			pod := h.Namespace + "/" + h.Pod
-			if claim := (Holder{Claim: h.Claim, AnyGPU: h.AnyGPU}).ByClaim(); claim != "" {
+			if claim := (status.Holder{Claim: h.Claim, AnyGPU: h.AnyGPU}).ByClaim(); claim != "" {
 				pod += " (" + claim + ")"
 			}
 			for _, id := range []string{unit.Unit.ID, gpuOf[unit.Unit.ID]} {
@@ -340,8 +339,8 @@ func profileRef(s configs.SelectedProfile) nodereport.ProfileRef {
 	return nodereport.ProfileRef{Name: s.Name, Source: s.Source, Generation: s.Generation}
 }
 
-func (p profileProgress) status(s *state) ProfileStatus {
-	status := ProfileStatus{State: p.state, Since: p.since, Wanted: profileRef(s.wanted)}
+func (p profileProgress) status(s *state) status.Profile {
+	status := status.Profile{State: p.state, Since: p.since, Wanted: profileRef(s.wanted)}
 	if p.applied != (nodereport.ProfileRef{}) {
 		status.Applied = new(p.applied)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/simkubelet"
+	"github.com/virgate/virgate/internal/web"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -121,7 +122,7 @@ func TestReportsWhatHappens(t *testing.T) {
 	reporter := newFakeReporter()
 	policy := selectedPolicy{newInput(named(4, "g1"), nil)}
 	r := newRig(t, func(r *rig) {
-		r.options.Reporter, r.options.Health = reporter, &fakeHealth{}
+		r.options.Reporter, r.options.Health = reporter, fakeHealth{}
 		r.options.ConfigSource = policy
 	})
 	first := reporter.await(t, "the first profile", reported(nodereport.ProfileApplied, "Serving"))
@@ -174,7 +175,7 @@ func TestWantsLayout(t *testing.T) {
 		if got := wantsLayout(test.profile); got != test.want {
 			t.Errorf("%s: %t", test.name, got)
 		}
-		a := newAgent(withIdle(Options{Plugin: plugin.NewManager(plugin.Options{}), Health: &fakeHealth{}}))
+		a := newAgent(withIdle(Options{Plugin: plugin.NewManager(plugin.Options{}), Health: fakeHealth{}}))
 		report := a.nodeReport(&state{profile: test.profile}, *a.progress.Load(), plugin.Status{})
 		if want := test.profile != nil && !test.want; report.NoLayout != want {
 			t.Errorf("%s: reported that no layout is wanted: %t", test.name, report.NoLayout)
@@ -593,6 +594,11 @@ func TestReportsWhatASwitchWaitsFor(t *testing.T) {
 	r.awaitBody("/readyz", 200, "ok\n")
 }
 
+func entry(id string, healthy bool) plugin.Entry {
+	unit, _, _ := sharing.ParseDeviceID(id)
+	return plugin.Entry{Device: sharing.Device{ID: id, Unit: unit, Healthy: healthy}, Phase: plugin.Offered}
+}
+
 // TestProgressOfSwitches has a GPU and a partition leave the way in which they are shared.
 func TestProgressOfSwitches(t *testing.T) {
 	t.Parallel()
@@ -698,7 +704,7 @@ func TestReportsPodsOfFaultyUnits(t *testing.T) {
 		{"a GPU", []sharing.UnitHealth{unit("GPU-b", "GPU-b", sharing.Unhealthy)}, map[string][]string{"GPU-b": {"n/claimer (claim c)", "n/r"}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			a := &agent{Options: Options{Health: sickUnits{units: test.units}}}
+			a := &agent{Options: Options{Health: sickUnits{units: test.units}}, web: web.New(web.Options{})}
 			report := a.nodeReport(&state{gpus: node}, profileProgress{}, plugin.Status{Holders: held})
 			if diff := cmp.Diff(test.want, report.Hit); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)

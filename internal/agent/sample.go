@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/sharing/metrics"
 )
@@ -72,7 +73,7 @@ func (a *agent) takeSample(ctx context.Context, interval time.Duration) {
 		next.SampleErrors[driverSource]++
 	}
 	s := a.state.Load()
-	next.Report = sharing.NewUtilizationReport(measured, s.gpus, listed(a.Plugin.Status().Resources, s.gpus), held, known)
+	next.Report = sharing.NewUtilizationReport(measured, s.gpus, status.Listed(a.Plugin.Status().Resources, s.gpus), held, known)
 	next.at = time.Now()
 	a.guardMemory(next.Report, s, held, next.at, interval)
 	next.countContention(last, interval)
@@ -139,7 +140,7 @@ func (o *utilizationSample) countContention(last *utilizationSample, interval ti
 // sharing is what the node offers and who holds it, for the metrics.
 func (a *agent) sharing() metrics.State {
 	decided := a.state.Load()
-	state := metrics.State{GPUs: decided.gpus, Planned: decided.plan.Resources, Listed: listed(a.Plugin.Status().Resources, decided.gpus)}
+	state := metrics.State{GPUs: decided.gpus, Planned: decided.plan.Resources, Listed: status.Listed(a.Plugin.Status().Resources, decided.gpus)}
 	if known := a.holders.Load(); known != nil {
 		ofAnyGPU := func(a sharing.Allocation) bool { return a.AnyGPU } // It would count for each.
 		state.Allocations, state.AllocationsKnown = slices.DeleteFunc(slices.Clone(known.held), ofAnyGPU), true

@@ -19,6 +19,7 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/internal/usage"
+	"github.com/virgate/virgate/internal/web"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/sharing/metrics"
@@ -314,7 +315,7 @@ func TestAScrapeAsksNobody(t *testing.T) {
 		return calls + w.holders.asked
 	}
 	before := asked()
-	handler := w.handler()
+	handler := w.web.Handler()
 	for range 10 {
 		r := &rig{t: t, http: handler}
 		if code, body := r.get("/metrics"); code != 200 || !strings.Contains(body, `virgate_container_processes{container="main"`) {
@@ -339,7 +340,7 @@ func TestSeriesAreBounded(t *testing.T) {
 	if got := testutil.CollectAndCount(w.registry()); got > count-4*8*48 {
 		t.Errorf("%d series without those of containers, %d with them", got, count)
 	}
-	w.HTTP = HTTP{MaxSeries: 500}
+	w.HTTP = web.HTTP{MaxSeries: 500}
 	if dropped := w.series("dropped_series", "")[""]; dropped < float64(count-600) {
 		t.Errorf("%v dropped of %d with a limit of 500", dropped, count)
 	}
@@ -363,7 +364,7 @@ func BenchmarkScrape(b *testing.B) {
 		b.Run(fmt.Sprintf("8x%d", replicas), func(b *testing.B) {
 			w := crowded(b, replicas)
 			w.HTTP.MaxSeries = 1 << 20
-			handler := w.handler()
+			handler := w.web.Handler()
 			b.ReportAllocs()
 			for b.Loop() {
 				recorder := httptest.NewRecorder()

@@ -17,8 +17,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/nodestatus"
+	"github.com/virgate/virgate/internal/status"
 )
 
 const (
@@ -71,7 +71,7 @@ type Device struct{ Resource, ID, Container, Health string }
 
 // Status is a node's status page, or why it was not read. Both: Page is the last that a Watcher has read.
 type Status struct {
-	Page   *agent.Status
+	Page   *status.Status
 	Unread string
 }
 

@@ -25,8 +25,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
 )
 
 const (
@@ -352,12 +352,12 @@ func give(places, waiting chan struct{}, after time.Duration) (done func()) {
 }
 
 // status asks the pod for its status page, by the API server's proxy.
-func (c *Client) status(ctx context.Context, pod Pod, limit time.Duration) (*agent.Status, error) {
-	var status agent.Status
-	if err := c.get(ctx, pod, limit, "api/v1/status", nil, &status); err != nil {
+func (c *Client) status(ctx context.Context, pod Pod, limit time.Duration) (*status.Status, error) {
+	var page status.Status
+	if err := c.get(ctx, pod, limit, "api/v1/status", nil, &page); err != nil {
 		return nil, err
 	}
-	return &status, notOf(status.Node, pod)
+	return &page, notOf(page.Node, pod)
 }
 
 // get asks the pod for what is at that path, by the API server's proxy.

@@ -24,8 +24,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/client-go/rest"
 
-	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/nodestatus"
+	"github.com/virgate/virgate/internal/status"
 )
 
 // limit is how long a test waits for what should come: the machine may be busy.
@@ -226,7 +226,7 @@ func TestSlowNodes(t *testing.T) {
 			}
 			return
 		}
-		_ = json.NewEncoder(w).Encode(agent.Status{Node: node, Version: "v", GPUs: []agent.GPUStatus{{UUID: "GPU-" + node}}})
+		_ = json.NewEncoder(w).Encode(status.Status{Node: node, Version: "v", GPUs: []status.GPU{{UUID: "GPU-" + node}}})
 		if answered.Add(1) == nodes-slow {
 			close(others)
 		}
@@ -295,13 +295,13 @@ func TestWrongAnswers(t *testing.T) {
 		case "n0000":
 			http.Error(w, "no", http.StatusForbidden) // The node's word, not the API server's.
 		case "n0001":
-			_ = json.NewEncoder(w).Encode(agent.Status{Node: "n0009"})
+			_ = json.NewEncoder(w).Encode(status.Status{Node: "n0009"})
 		case "n0002":
 			_, _ = w.Write([]byte("<html>"))
 		case "n0003":
 			_, _ = w.Write([]byte(`{"version":"` + strings.Repeat("x", maxStatus) + `"}`))
 		default:
-			_ = json.NewEncoder(w).Encode(agent.Status{Node: node})
+			_ = json.NewEncoder(w).Encode(status.Status{Node: node})
 		}
 	}}
 	a.fill(8)
@@ -435,13 +435,13 @@ func BenchmarkRead(b *testing.B) {
 		}
 		return list
 	})
-	holder := agent.Holder{Namespace: "a", Pod: "pod", Container: "c", Resource: "nvidia.com/gpu", Devices: []string{"GPU::1"}}
-	var gpus []agent.GPUStatus
+	holder := status.Holder{Namespace: "a", Pod: "pod", Container: "c", Resource: "nvidia.com/gpu", Devices: []string{"GPU::1"}}
+	var gpus []status.GPU
 	for i := range 8 {
 		id := fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", i)
-		gpus = append(gpus, agent.GPUStatus{UUID: id, Index: i, Model: "NVIDIA H100 80GB HBM3", Units: []agent.UnitStatus{{ID: id, Resource: "nvidia.com/gpu", Replicas: 4, Holders: []agent.Holder{holder, holder, holder, holder}}}})
+		gpus = append(gpus, status.GPU{UUID: id, Index: i, Model: "NVIDIA H100 80GB HBM3", Units: []status.Unit{{ID: id, Resource: "nvidia.com/gpu", Replicas: 4, Holders: []status.Holder{holder, holder, holder, holder}}}})
 	}
-	status, err := json.Marshal(agent.Status{Version: "v", GPUs: gpus})
+	status, err := json.Marshal(status.Status{Version: "v", GPUs: gpus})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -21,8 +21,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -82,7 +82,7 @@ func NewPage(latest func() (*Snapshot, <-chan struct{})) *Page {
 	p.templates = template.Must(template.New("").Funcs(template.FuncMap{
 		"clock":   func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") + " UTC" },
 		"count":   countText,
-		"percent": agent.PercentText, "bytes": agent.BytesText,
+		"percent": status.PercentText, "bytes": status.BytesText,
 		"colour": stateColour,
 	}).ParseFS(serveFiles, "serve.html"))
 	return p
@@ -213,7 +213,7 @@ func (p *Page) draw(name string, data any) []byte {
 	if err := p.templates.ExecuteTemplate(&buffer, name, data); err != nil {
 		return []byte(template.HTMLEscapeString(err.Error()))
 	}
-	return []byte(agent.Plain(buffer.String()))
+	return []byte(status.Plain(buffer.String()))
 }
 
 // since are the tiles of nodes that have changed after that version, and marks of those that are

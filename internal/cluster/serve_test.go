@@ -13,7 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
@@ -229,11 +229,11 @@ func TestHostileNames(t *testing.T) {
 			Capacity: map[string]int64{evil: 2}, Allocatable: map[string]int64{evil: 1},
 		}, {Name: "n2"}},
 		Pods: []Pod{pod(evil, evil, evil, evil), {Namespace: evil, Name: evil, Node: "n2", StatusPort: 1}},
-		Statuses: map[string]Status{evil: {Unread: evil}, "n2": {Page: &agent.Status{
-			Profile: agent.ProfileStatus{Problem: evil}, Unread: evil,
-			GPUs: []agent.GPUStatus{{UUID: evil, Model: evil, Units: []agent.UnitStatus{{
+		Statuses: map[string]Status{evil: {Unread: evil}, "n2": {Page: &status.Status{
+			Profile: status.Profile{Problem: evil}, Unread: evil,
+			GPUs: []status.GPU{{UUID: evil, Model: evil, Units: []status.Unit{{
 				ID: evil, Index: evil, Profile: evil, Resource: evil, Replicas: 2, Placement: &mig.Placement{Start: 0, Size: 1},
-				Health: agent.HealthStatus{State: sharing.HealthState(evil), Reason: evil}, Holders: []agent.Holder{{Namespace: evil, Pod: evil, Container: evil, Devices: []string{"1"}}},
+				Health: status.Health{State: sharing.HealthState(evil), Reason: evil}, Holders: []status.Holder{{Namespace: evil, Pod: evil, Container: evil, Devices: []string{"1"}}},
 			}}}},
 		}}},
 	})

@@ -11,8 +11,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
@@ -97,10 +97,10 @@ type GPUView struct {
 	Sharing string `json:"sharing,omitempty"`
 	Held    int    `json:"held"`
 	// Health is the status page's word, or the kubelet's; "" when neither says it.
-	Health  string           `json:"health,omitempty"`
-	Reason  string           `json:"reason,omitempty"`
-	Use     *agent.UseStatus `json:"use,omitempty"`
-	Holders []HolderView     `json:"holders"`
+	Health  string       `json:"health,omitempty"`
+	Reason  string       `json:"reason,omitempty"`
+	Use     *status.Use  `json:"use,omitempty"`
+	Holders []HolderView `json:"holders"`
 }
 
 // HolderView is a container that holds a GPU, or a share of it.
@@ -237,13 +237,13 @@ func nodeView(n Node, status Status, now time.Time) NodeView {
 }
 
 // gpusOfStatus are the units of the node's status page.
-func gpusOfStatus(node string, page agent.Status) []GPUView {
+func gpusOfStatus(node string, page status.Status) []GPUView {
 	strategies := map[string]string{}
 	for _, r := range page.Resources {
 		strategies[r.Name] = r.Strategy
 	}
 	var views []GPUView
-	add := func(unit agent.UnitStatus, gpu agent.GPUStatus) {
+	add := func(unit status.Unit, gpu status.GPU) {
 		v := GPUView{
 			Node: node, Index: unit.Index, ID: unit.ID, Model: gpu.Model, Profile: unit.Profile, Placement: unit.Placement, Resource: unit.Resource, Replicas: unit.Replicas,
 			Sharing: strategies[unit.Resource], Held: unit.Held(), Health: string(unit.Health.State), Reason: unit.Health.Reason, Holders: []HolderView{},
@@ -255,7 +255,7 @@ func gpusOfStatus(node string, page agent.Status) []GPUView {
 			}
 		}
 		if unit.Placement != nil {
-			v.Slots = agent.Slots(gpu)
+			v.Slots = status.Slots(gpu)
 		}
 		for _, h := range unit.Holders {
 			v.Holders = append(v.Holders, HolderView{h.Namespace, h.Pod, h.Container, len(h.Devices)})
@@ -264,14 +264,14 @@ func gpusOfStatus(node string, page agent.Status) []GPUView {
 	}
 	for _, gpu := range page.GPUs {
 		if len(gpu.Units) == 0 {
-			add(agent.UnitStatus{ID: gpu.UUID, Index: strconv.Itoa(gpu.Index), Health: gpu.Health}, gpu)
+			add(status.Unit{ID: gpu.UUID, Index: strconv.Itoa(gpu.Index), Health: gpu.Health}, gpu)
 		}
 		for _, unit := range gpu.Units {
 			add(unit, gpu)
 		}
 	}
 	for _, unit := range page.Elsewhere {
-		add(unit, agent.GPUStatus{Model: "not on this node"})
+		add(unit, status.GPU{Model: "not on this node"})
 	}
 	return views
 }

@@ -9,8 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -32,9 +32,9 @@ func pod(namespace, name, node string, devices ...string) Pod {
 
 // TestNodes holds the first table, of Nodes and pods and of status pages.
 func TestNodes(t *testing.T) {
-	page := &agent.Status{
-		Profile: agent.ProfileStatus{State: nodereport.ProfileRejected, Wanted: nodereport.ProfileRef{Name: "b"}, Applied: &nodereport.ProfileRef{Name: "a"}, Problem: "b:1: wrong"},
-		GPUs:    []agent.GPUStatus{{Model: "T4"}, {Model: "A100"}, {Model: "T4"}},
+	page := &status.Status{
+		Profile: status.Profile{State: nodereport.ProfileRejected, Wanted: nodereport.ProfileRef{Name: "b"}, Applied: &nodereport.ProfileRef{Name: "a"}, Problem: "b:1: wrong"},
+		GPUs:    []status.GPU{{Model: "T4"}, {Model: "A100"}, {Model: "T4"}},
 		Layouts: []nodereport.GPULayout{{Index: 0, Wanted: "day", State: nodereport.LayoutBlocked}},
 	}
 	for _, test := range []struct {
@@ -102,21 +102,21 @@ func TestGPUs(t *testing.T) {
 	sick := pod("b", "q", "n1", "GPU-1::3")
 	sick.Devices[0].Health = "Unhealthy"
 	sm := 0.5
-	page := &agent.Status{
-		Resources: []agent.ResourceStatus{{Name: "nvidia.com/gpu", Strategy: "time-slicing"}},
-		GPUs: []agent.GPUStatus{
+	page := &status.Status{
+		Resources: []status.Resource{{Name: "nvidia.com/gpu", Strategy: "time-slicing"}},
+		GPUs: []status.GPU{
 			{
-				UUID: "GPU-3", Index: 0, Model: "T4", Use: &agent.UseStatus{SM: &sm}, Units: []agent.UnitStatus{{
-					ID: "GPU-3", Index: "0", Resource: "nvidia.com/gpu", Replicas: 4, Health: agent.HealthStatus{State: sharing.Healthy}, Holders: []agent.Holder{{Namespace: "c", Pod: "p", Container: "x", Devices: []string{"1", "2"}}},
+				UUID: "GPU-3", Index: 0, Model: "T4", Use: &status.Use{SM: &sm}, Units: []status.Unit{{
+					ID: "GPU-3", Index: "0", Resource: "nvidia.com/gpu", Replicas: 4, Health: status.Health{State: sharing.Healthy}, Holders: []status.Holder{{Namespace: "c", Pod: "p", Container: "x", Devices: []string{"1", "2"}}},
 				}},
 			},
 			{
-				UUID: "GPU-4", Index: 1, Model: "A100", MIG: true, Health: agent.HealthStatus{State: sharing.Unhealthy, Reason: "lost"}, Use: &agent.UseStatus{SM: &sm},
-				Units: []agent.UnitStatus{{ID: "MIG-1", Index: "1:0", Profile: "1g.5gb", Health: agent.HealthStatus{State: sharing.Healthy}}},
+				UUID: "GPU-4", Index: 1, Model: "A100", MIG: true, Health: status.Health{State: sharing.Unhealthy, Reason: "lost"}, Use: &status.Use{SM: &sm},
+				Units: []status.Unit{{ID: "MIG-1", Index: "1:0", Profile: "1g.5gb", Health: status.Health{State: sharing.Healthy}}},
 			},
-			{UUID: "GPU-5", Index: 2, Model: "A100", MIG: true, Health: agent.HealthStatus{State: sharing.Healthy}},
+			{UUID: "GPU-5", Index: 2, Model: "A100", MIG: true, Health: status.Health{State: sharing.Healthy}},
 		},
-		Elsewhere: []agent.UnitStatus{{ID: "MIG-9"}},
+		Elsewhere: []status.Unit{{ID: "MIG-9"}},
 	}
 	view := NewView(Snapshot{
 		At: now, Nodes: []Node{{Name: "n2"}, {Name: "n1", Model: "H100"}}, Statuses: map[string]Status{"n2": {Page: page}},
@@ -125,7 +125,7 @@ func TestGPUs(t *testing.T) {
 	want := []GPUView{
 		{Node: "n1", ID: "GPU-1", Model: "H100", Resource: "nvidia.com/gpu", Sharing: "shared", Held: 4, Health: "Unhealthy", Holders: []HolderView{{"a", "p", "c", 1}, {"b", "p", "c", 2}, {"b", "q", "c", 1}}},
 		{Node: "n1", ID: "GPU-2", Model: "H100", Resource: "nvidia.com/gpu", Sharing: "exclusive", Held: 1, Health: "Healthy", Holders: []HolderView{{"a", "s", "c", 1}}},
-		{Node: "n2", Index: "0", ID: "GPU-3", Model: "T4", Resource: "nvidia.com/gpu", Replicas: 4, Sharing: "time-slicing", Held: 2, Health: "healthy", Use: &agent.UseStatus{SM: &sm}, Holders: []HolderView{{"c", "p", "x", 2}}},
+		{Node: "n2", Index: "0", ID: "GPU-3", Model: "T4", Resource: "nvidia.com/gpu", Replicas: 4, Sharing: "time-slicing", Held: 2, Health: "healthy", Use: &status.Use{SM: &sm}, Holders: []HolderView{{"c", "p", "x", 2}}},
 		{Node: "n2", Index: "1:0", ID: "MIG-1", Model: "A100", Profile: "1g.5gb", Health: "unhealthy", Reason: "lost", Holders: []HolderView{}},
 		{Node: "n2", Index: "2", ID: "GPU-5", Model: "A100", Health: "healthy", Holders: []HolderView{}},
 		{Node: "n2", ID: "MIG-9", Model: "not on this node", Holders: []HolderView{}},

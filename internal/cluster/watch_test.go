@@ -19,8 +19,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/nodestatus"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/test/await"
 )
 
@@ -149,7 +149,7 @@ func (a *api) deletePod(name string) {
 func says(asked *atomic.Int32) func(string, http.ResponseWriter, *http.Request) {
 	return func(node string, w http.ResponseWriter, _ *http.Request) {
 		asked.Add(1)
-		_ = json.NewEncoder(w).Encode(agent.Status{Node: node, GPUs: []agent.GPUStatus{{UUID: "GPU-" + node}}})
+		_ = json.NewEncoder(w).Encode(status.Status{Node: node, GPUs: []status.GPU{{UUID: "GPU-" + node}}})
 	}
 }
 
@@ -341,14 +341,14 @@ func TestWatchAsksAgain(t *testing.T) {
 	a := &api{status: says(&asked)}
 	a.fill(3)
 	w, _ := started(t, a.start(t), options, func(p *watchPace) { p.later = 10 * time.Millisecond })
-	pages := map[string]map[*agent.Status]bool{}
+	pages := map[string]map[*status.Status]bool{}
 	until(t, w, "three pages of each", func(s Snapshot) bool {
 		all := len(s.Nodes) == 3
-		for name, status := range s.Statuses {
+		for name, answer := range s.Statuses {
 			if pages[name] == nil {
-				pages[name] = map[*agent.Status]bool{}
+				pages[name] = map[*status.Status]bool{}
 			}
-			pages[name][status.Page] = true
+			pages[name][answer.Page] = true
 			all = all && len(pages[name]) >= 3
 		}
 		return all
@@ -463,7 +463,7 @@ func TestWatchSlowPages(t *testing.T) {
 				}
 				return
 			}
-			_ = json.NewEncoder(w).Encode(agent.Status{Node: node})
+			_ = json.NewEncoder(w).Encode(status.Status{Node: node})
 		}}
 		a.fill(2)
 		client := a.startInMemory(t)

@@ -21,12 +21,14 @@ import (
 	"github.com/virgate/virgate/internal/host"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/mps"
+	"github.com/virgate/virgate/internal/nodemetrics"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/podresources"
 	"github.com/virgate/virgate/internal/state"
 	"github.com/virgate/virgate/internal/usage"
+	"github.com/virgate/virgate/internal/web"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -176,7 +178,7 @@ func Run(ctx context.Context, o Options) error {
 		options.Background, options.MPS = append(options.Background, client.Run), client
 	}
 	if o.DRA != nil {
-		options.ClaimCalls = agent.NewClaimCalls()
+		options.ClaimCalls = nodemetrics.NewClaimCalls()
 		entries := claimEntries{cdi.ClaimSpecs{Dir: cdiDir}, profile.startup.MPSRoot}
 		if options.DRA, err = newDRA(o, node, kubelet, file, entries, options.ClaimCalls); err != nil {
 			return err
@@ -205,7 +207,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	if o.ControlSocket != "" {
 		serve := func(ctx context.Context, control net.Listener, releases http.Handler) error {
-			return agent.ServeControl(ctx, control, controlHandler(node, releases, gpus.Control))
+			return web.ServeControl(ctx, control, controlHandler(node, releases, gpus.Control))
 		}
 		if o.ListenWhenServing {
 			options.Control = func(ctx context.Context, releases http.Handler) error {

@@ -10,13 +10,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/cdi"
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/dradriver"
 	"github.com/virgate/virgate/internal/drapath"
 	"github.com/virgate/virgate/internal/host"
+	"github.com/virgate/virgate/internal/nodemetrics"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/podresources"
 	"github.com/virgate/virgate/internal/state"
@@ -25,7 +25,7 @@ import (
 )
 
 // newDRA makes what serves claims on the node. Calls measures the kubelet's calls.
-func newDRA(o Options, node *nvml.Node, kubelet *podresources.Source, file *state.File, entries claimEntries, calls *agent.ClaimCalls) (drapath.Options, error) {
+func newDRA(o Options, node *nvml.Node, kubelet *podresources.Source, file *state.File, entries claimEntries, calls *nodemetrics.ClaimCalls) (drapath.Options, error) {
 	name := o.DRA.Driver
 	table := claims.NewTable(claims.Options{Store: file, Driver: name, Holders: kubelet.HeldTogether, Entries: entries})
 	options := *o.DRA

@@ -15,12 +15,12 @@ import (
 	"syscall"
 
 	"github.com/virgate/virgate/configs"
-	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/cdi"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/internal/state"
 	"github.com/virgate/virgate/internal/usage"
+	"github.com/virgate/virgate/internal/web"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -206,10 +206,10 @@ func listenControl(path string) (net.Listener, error) {
 
 // controlHandler is what a running program can be told and asked on its control
 // socket: health, releases of GPUs, and what simulated GPUs themselves can be told.
-func controlHandler(health agent.Health, releases, gpus http.Handler) http.Handler {
+func controlHandler(health web.Health, releases, gpus http.Handler) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/health", agent.HealthHandler(health))
-	mux.Handle("/health/", agent.HealthHandler(health))
+	mux.Handle("/health", web.HealthHandler(health))
+	mux.Handle("/health/", web.HealthHandler(health))
 	mux.Handle("/gpu", releases)
 	mux.Handle("/gpu/", releases)
 	if gpus != nil {

@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/cluster"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/repeat"
@@ -27,29 +27,29 @@ import (
 // which a Watcher reads each status page once, and the page asks every 2 s.
 func clusterOf(count, round int) *cluster.Snapshot {
 	s := &cluster.Snapshot{At: time.Now(), Statuses: map[string]cluster.Status{}}
-	healthy := agent.HealthStatus{State: sharing.Healthy}
+	healthy := status.Health{State: sharing.Healthy}
 	for i := range count {
 		name := fmt.Sprintf("gpu-%04d", i)
 		node := cluster.Node{Name: name, Wanted: "inference", State: "applied", Applied: "inference", Generation: "3f9c", Capacity: map[string]int64{"nvidia.com/gpu": 32}, Allocatable: map[string]int64{"nvidia.com/gpu": 32}}
-		page := &agent.Status{Node: name, Profile: agent.ProfileStatus{
+		page := &status.Status{Node: name, Profile: status.Profile{
 			State: nodereport.ProfileApplied, Wanted: nodereport.ProfileRef{Name: "inference"}, Applied: &nodereport.ProfileRef{Name: "inference", Generation: "3f9c"},
-		}, Resources: []agent.ResourceStatus{{Name: "nvidia.com/gpu", Strategy: "time-slicing"}}}
+		}, Resources: []status.Resource{{Name: "nvidia.com/gpu", Strategy: "time-slicing"}}}
 		requested := int64(0)
 		for g := range 8 {
 			uuid := fmt.Sprintf("GPU-%04d-%d", i, g)
-			gpu := agent.GPUStatus{UUID: uuid, Index: g, Model: "NVIDIA H100 80GB HBM3", Memory: 80 << 30, Health: healthy}
-			unit := agent.UnitStatus{ID: uuid, Index: strconv.Itoa(g), Resource: "nvidia.com/gpu", Replicas: 4, Health: healthy}
+			gpu := status.GPU{UUID: uuid, Index: g, Model: "NVIDIA H100 80GB HBM3", Memory: 80 << 30, Health: healthy}
+			unit := status.Unit{ID: uuid, Index: strconv.Itoa(g), Resource: "nvidia.com/gpu", Replicas: 4, Health: healthy}
 			if i%30 == round%30 || g < 7 {
 				for h := range (i + g) % 4 {
-					unit.Holders = append(unit.Holders, agent.Holder{Namespace: []string{"vision", "search", "team-a", "batch"}[(i+h)%4], Pod: fmt.Sprintf("worker-%d-%d", i, 3*g+h), Container: "main", Devices: []string{strconv.Itoa(h)}})
+					unit.Holders = append(unit.Holders, status.Holder{Namespace: []string{"vision", "search", "team-a", "batch"}[(i+h)%4], Pod: fmt.Sprintf("worker-%d-%d", i, 3*g+h), Container: "main", Devices: []string{strconv.Itoa(h)}})
 					requested++
 				}
 			}
-			gpu.Units = []agent.UnitStatus{unit}
+			gpu.Units = []status.Unit{unit}
 			if i%5 == 4 {
 				gpu.MIG, gpu.Units = true, nil
 				for p, place := range []mig.Placement{{Start: 0, Size: 4}, {Start: 4, Size: 2}, {Start: 6, Size: 1}} {
-					part := agent.UnitStatus{ID: fmt.Sprintf("MIG-%d-%d", g, p), Index: fmt.Sprintf("%d:%d", g, p), Profile: []string{"3g.40gb", "2g.20gb", "1g.10gb"}[p], Placement: &place, Memory: uint64(place.Size) * 9 << 30, Resource: "nvidia.com/gpu", Replicas: 1, Health: healthy}
+					part := status.Unit{ID: fmt.Sprintf("MIG-%d-%d", g, p), Index: fmt.Sprintf("%d:%d", g, p), Profile: []string{"3g.40gb", "2g.20gb", "1g.10gb"}[p], Placement: &place, Memory: uint64(place.Size) * 9 << 30, Resource: "nvidia.com/gpu", Replicas: 1, Health: healthy}
 					if p < 2 && len(unit.Holders) > p {
 						part.Holders = unit.Holders[p : p+1]
 					}
@@ -57,7 +57,7 @@ func clusterOf(count, round int) *cluster.Snapshot {
 				}
 			}
 			if i%17 == 3 && g == 2 {
-				gpu.Health = agent.HealthStatus{State: sharing.Unhealthy, Reason: "XID 79"}
+				gpu.Health = status.Health{State: sharing.Unhealthy, Reason: "XID 79"}
 				gpu.Units[0].Health = gpu.Health
 				node.Allocatable["nvidia.com/gpu"] = 28
 			}

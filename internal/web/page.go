@@ -1,4 +1,4 @@
-package agent
+package web
 
 import (
 	"bytes"
@@ -9,17 +9,15 @@ import (
 	"fmt"
 	"html/template"
 	"io"
-	"math"
-	"math/bits"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
-	"unicode"
 
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -41,7 +39,7 @@ func newPage() page {
 	hash := sha256.Sum256([]byte(pageStyle))
 	return page{
 		template: template.Must(template.New("page").Funcs(template.FuncMap{
-			"bytes": BytesText, "percent": PercentText, "since": sinceText, "number": numberText, "share": share,
+			"bytes": status.BytesText, "percent": status.PercentText, "since": sinceText, "number": numberText, "share": share,
 			"cause":     causeText,
 			"breakable": func(text string) []string { return strings.SplitAfter(text, ".") },
 			"positive":  func(n *float64) bool { return n != nil && *n > 0 },
@@ -51,9 +49,9 @@ func newPage() page {
 	}
 }
 
-func (p page) write(w http.ResponseWriter, status Status, now time.Time) {
+func (p page) write(w http.ResponseWriter, node status.Status, now time.Time) {
 	var buffer bytes.Buffer
-	if err := p.template.Execute(&buffer, newPageView(status, now)); err != nil {
+	if err := p.template.Execute(&buffer, newPageView(node, now)); err != nil {
 		http.Error(w, "the page cannot be made: "+err.Error(), http.StatusInternalServerError)
 		return
 	}
@@ -63,18 +61,18 @@ func (p page) write(w http.ResponseWriter, status Status, now time.Time) {
 	header.Set("X-Content-Type-Options", "nosniff")
 	header.Set("Referrer-Policy", "no-referrer")
 	header.Set("Cache-Control", "no-store")
-	_, _ = io.WriteString(w, Plain(buffer.String()))
+	_, _ = io.WriteString(w, status.Plain(buffer.String()))
 }
 
-func (a *agent) showPage() http.HandlerFunc {
+func (s *Server) showPage() http.HandlerFunc {
 	// Parsed at the first request, not at the start, which it would delay.
 	p := sync.OnceValue(newPage)
-	return func(w http.ResponseWriter, r *http.Request) { p().write(w, a.status(r.Context()), time.Now()) }
+	return func(w http.ResponseWriter, r *http.Request) { p().write(w, s.Node.Status(r.Context()), time.Now()) }
 }
 
 // pageView is a Status as the page draws it.
 type pageView struct {
-	Status
+	status.Status
 	Now time.Time
 	// Reasons are why it is not ready, without those that the page says elsewhere.
 	Reasons []string
@@ -85,7 +83,7 @@ type pageView struct {
 }
 
 type gpuView struct {
-	GPUStatus
+	status.GPU
 	// Slots is how many memory slots its partitions lie in; 0 without partitions.
 	Slots int
 	// Layout is how far the GPU is with its MIG layout; nil where none is wanted.
@@ -95,7 +93,7 @@ type gpuView struct {
 
 // blockView is a unit with a cell for each of its devices, busiest holders first.
 type blockView struct {
-	UnitStatus
+	status.Unit
 	// Cells have the pod that holds the device, empty for a free one.
 	Cells []string
 	// More is how many devices have no cell.
@@ -114,17 +112,17 @@ const (
 )
 
 // newPageView is pure.
-func newPageView(status Status, now time.Time) pageView {
-	view := pageView{Status: status, Now: now, Changes: changesOf(status), Waiting: nodereport.Waiting(status.Layouts, status.Waits)}
-	for _, reason := range status.Unready {
-		if status.Profile.Error == "" || !strings.HasSuffix(reason, status.Profile.Error) {
+func newPageView(node status.Status, now time.Time) pageView {
+	view := pageView{Status: node, Now: now, Changes: changesOf(node), Waiting: nodereport.Waiting(node.Layouts, node.Waits)}
+	for _, reason := range node.Unready {
+		if node.Profile.Error == "" || !strings.HasSuffix(reason, node.Profile.Error) {
 			view.Reasons = append(view.Reasons, reason)
 		}
 	}
-	for _, g := range status.GPUs {
-		gpu := gpuView{GPUStatus: g, Slots: Slots(g)}
-		if i := slices.IndexFunc(status.Layouts, func(l nodereport.GPULayout) bool { return l.GPU == g.UUID }); i >= 0 {
-			gpu.Layout = &status.Layouts[i]
+	for _, g := range node.GPUs {
+		gpu := gpuView{GPU: g, Slots: status.Slots(g)}
+		if i := slices.IndexFunc(node.Layouts, func(l nodereport.GPULayout) bool { return l.GPU == g.UUID }); i >= 0 {
+			gpu.Layout = &node.Layouts[i]
 			if gpu.Slots > 0 && gpu.Layout.Slots > 0 {
 				gpu.Slots = gpu.Layout.Slots
 			}
@@ -137,8 +135,8 @@ func newPageView(status Status, now time.Time) pageView {
 	return view
 }
 
-func newBlockView(u UnitStatus) blockView {
-	block := blockView{UnitStatus: u}
+func newBlockView(u status.Unit) blockView {
+	block := blockView{Unit: u}
 	block.Holders = slices.Clone(u.Holders)
 	slices.SortStableFunc(block.Holders, busiestFirst)
 	total := max(u.Replicas, u.Held())
@@ -153,11 +151,11 @@ func newBlockView(u UnitStatus) blockView {
 }
 
 // busiestFirst sorts holders by how much they compute, then by their memory.
-func busiestFirst(a, b Holder) int {
-	load := func(h Holder) (sm, memory float64) {
+func busiestFirst(a, b status.Holder) int {
+	load := func(h status.Holder) (sm, memory float64) {
 		if h.Use != nil {
-			sm, _ = numberOf(h.Use.SM)
-			memory, _ = numberOf(h.Use.Memory)
+			sm, _ = status.NumberOf(h.Use.SM)
+			memory, _ = status.NumberOf(h.Use.Memory)
 		}
 		return sm, memory
 	}
@@ -166,37 +164,18 @@ func busiestFirst(a, b Holder) int {
 	return cmp.Or(cmp.Compare(smB, smA), cmp.Compare(memoryB, memoryA))
 }
 
-// Slots is the GPU's number of memory slots, 4 or 8 (see mig.GeometryOf), 0 without partitions. A
-// partition's memory is a little less than its part of the GPU's.
-func Slots(g GPUStatus) int {
-	slots := 0
-	for _, u := range g.Units {
-		if u.Placement == nil {
-			continue
-		}
-		slots = max(slots, 4, u.Placement.Start+u.Placement.Size)
-		if u.Memory > 0 {
-			slots = max(slots, int(math.Round(float64(g.Memory)/float64(u.Memory)*float64(u.Placement.Size)*0.9)))
-		}
-	}
-	if slots == 0 {
-		return 0
-	}
-	return min(1<<bits.Len(uint(slots-1)), 8) //nolint:gosec // it is positive
-}
-
 // changesOf are the changes that the status knows of, the latest first.
-func changesOf(status Status) []changeView {
+func changesOf(node status.Status) []changeView {
 	var changes []changeView
-	if p := status.Profile; !p.Since.IsZero() {
+	if p := node.Profile; !p.Since.IsZero() {
 		changes = append(changes, changeView{p.Since, "profile", strings.TrimSpace(p.Wanted.Name + " " + string(p.State))})
 	}
-	unit := func(name string, h HealthStatus) {
+	unit := func(name string, h status.Health) {
 		if h.Since != nil && h.Reason != "" {
 			changes = append(changes, changeView{*h.Since, name, string(h.State) + ": " + h.Reason})
 		}
 	}
-	for _, g := range status.GPUs {
+	for _, g := range node.GPUs {
 		unit(fmt.Sprintf("GPU %d", g.Index), g.Health)
 		for _, u := range g.Units {
 			if u.ID != g.UUID {
@@ -210,27 +189,6 @@ func changesOf(status Status) []changeView {
 	return changes[:min(len(changes), maxChanges)]
 }
 
-// BytesText is a number of bytes for people, in GiB or MiB.
-func BytesText(n any) string {
-	value, ok := numberOf(n)
-	switch {
-	case !ok:
-		return "unknown"
-	case value >= 1<<30:
-		return strconv.FormatFloat(value/(1<<30), 'f', 1, 64) + " GiB"
-	default:
-		return strconv.FormatFloat(value/(1<<20), 'f', 0, 64) + " MiB"
-	}
-}
-
-// PercentText is "37 %", or "unknown" for what was not measured.
-func PercentText(ratio *float64) string {
-	if ratio == nil {
-		return "unknown"
-	}
-	return strconv.FormatFloat(*ratio*100, 'f', 0, 64) + " %"
-}
-
 // share is the part of the whole, 0 to 1, as <meter> takes it.
 func share(part *float64, whole uint64) string {
 	if part == nil || whole == 0 {
@@ -241,22 +199,8 @@ func share(part *float64, whole uint64) string {
 
 // numberText is a number without an exponent, 0 for an unknown one.
 func numberText(n any) string {
-	value, _ := numberOf(n)
+	value, _ := status.NumberOf(n)
 	return strconv.FormatFloat(value, 'f', -1, 64)
-}
-
-func numberOf(n any) (float64, bool) {
-	switch n := n.(type) {
-	case uint64:
-		return float64(n), true
-	case float64:
-		return n, true
-	case *float64:
-		if n != nil {
-			return *n, true
-		}
-	}
-	return 0, false
 }
 
 // causeText says why processes belong to no holder.
@@ -284,17 +228,4 @@ func sinceText(now, then time.Time) string {
 	default:
 		return fmt.Sprintf("%d days ago", ago/(24*time.Hour))
 	}
-}
-
-// Plain is the text with U+FFFD for each character that a terminal or a browser obeys
-// instead of showing it: control characters but for the end of a line and the tabulator,
-// and those that change the direction of text. Names come from the driver and from pods,
-// and must not change how the next one reads.
-func Plain(text string) string {
-	return strings.Map(func(r rune) rune {
-		if r != '\n' && r != '\t' && unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) {
-			return unicode.ReplacementChar
-		}
-		return r
-	}, text)
 }

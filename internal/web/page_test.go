@@ -1,4 +1,4 @@
-package agent
+package web
 
 import (
 	"fmt"
@@ -13,16 +13,17 @@ import (
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
 
-func drawn(t *testing.T, status Status, now time.Time) string {
+func drawn(t *testing.T, node status.Status, now time.Time) string {
 	t.Helper()
 	recorder := httptest.NewRecorder()
-	newPage().write(recorder, status, now)
+	newPage().write(recorder, node, now)
 	if recorder.Code != 200 {
 		t.Fatal(recorder.Body)
 	}
@@ -32,17 +33,17 @@ func drawn(t *testing.T, status Status, now time.Time) string {
 func ratio(f float64) *float64 { return &f }
 
 // partitionAt is a partition of a GPU with eight slots of 5 GiB.
-func partitionAt(start, size int, holders ...Holder) UnitStatus {
-	return UnitStatus{
+func partitionAt(start, size int, holders ...status.Holder) status.Unit {
+	return status.Unit{
 		ID: fmt.Sprint("MIG-", start), Index: fmt.Sprint("0:", start), Profile: fmt.Sprint(size, "g"),
 		Placement: &mig.Placement{Start: start, Size: size}, Memory: uint64(size)*5<<30 - 256<<20,
-		Resource: "r", Replicas: 1, Health: HealthStatus{State: sharing.Healthy}, Holders: holders,
+		Resource: "r", Replicas: 1, Health: status.Health{State: sharing.Healthy}, Holders: holders,
 	}
 }
 
 // draStatusOfTest is a node with a GPU that is divided for claims, and one that leaves DRA.
-func draStatusOfTest() *DRAStatus {
-	return &DRAStatus{
+func draStatusOfTest() *status.DRA {
+	return &status.DRA{
 		DriverState: dra.DriverState{Registered: true, Slices: 2, Problems: []string{"no API server"}},
 		Paths:       map[string]units.Path{"gpu-a": units.DRA, "gpu-b": units.LeavingDRA},
 		Claims: []dra.Claim{
@@ -58,36 +59,36 @@ func TestPageShowsTheNode(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	fell := now.Add(-90 * time.Second)
 	one := 1
-	status := Status{
-		Node: "node-7", Version: "v1", Role: RoleServing, Ready: false, Unready: []string{"nvidia.com/gpu: not registered with the kubelet"}, HoldersKnown: true,
-		Profile: ProfileStatus{
+	node := status.Status{
+		Node: "node-7", Version: "v1", Role: status.RoleServing, Ready: false, Unready: []string{"nvidia.com/gpu: not registered with the kubelet"}, HoldersKnown: true,
+		Profile: status.Profile{
 			State: nodereport.ProfileRejected, Since: now.Add(-time.Minute), Error: "p.yaml:3: replicas: must be at least 1",
 			Wanted: nodereport.ProfileRef{Name: "ten", Source: "ConfigMap gpu/profiles"}, Applied: &nodereport.ProfileRef{Name: "four", Generation: "0123456789ab"},
 		},
-		Resources: []ResourceStatus{{Name: "nvidia.com/gpu", Strategy: "time-slicing", Devices: 4, Healthy: 4, Streams: 1, Held: &one, Leaving: 2}, {Name: "old", Refused: map[plugin.RefusalReason]uint64{plugin.TooMany: 3}}, {Name: "twice", Streams: 2}},
-		GPUs: []GPUStatus{
+		Resources: []status.Resource{{Name: "nvidia.com/gpu", Strategy: "time-slicing", Devices: 4, Healthy: 4, Streams: 1, Held: &one, Leaving: 2}, {Name: "old", Refused: map[plugin.RefusalReason]uint64{plugin.TooMany: 3}}, {Name: "twice", Streams: 2}},
+		GPUs: []status.GPU{
 			{
-				UUID: "GPU-a", Index: 0, Model: "GPU", Memory: 40 << 30, Health: HealthStatus{State: sharing.Unhealthy, Reason: "XID 79", Since: &fell},
-				Use: &UseStatus{Memory: ratio(10 << 30), SM: ratio(0.25), Celsius: ratio(71), Throttled: []sharing.ThrottleReason{sharing.ThrottlePower}, Contended: true, MaxShare: ratio(0.8), Unattributed: []sharing.UnattributedUtilization{
+				UUID: "GPU-a", Index: 0, Model: "GPU", Memory: 40 << 30, Health: status.Health{State: sharing.Unhealthy, Reason: "XID 79", Since: &fell},
+				Use: &status.Use{Memory: ratio(10 << 30), SM: ratio(0.25), Celsius: ratio(71), Throttled: []sharing.ThrottleReason{sharing.ThrottlePower}, Contended: true, MaxShare: ratio(0.8), Unattributed: []sharing.UnattributedUtilization{
 					{Cause: sharing.CauseNoContainer, Processes: 1, Memory: ratio(3 << 20), SM: ratio(0.125)}, {Cause: sharing.CauseNotAllocated, Processes: 2},
 				}},
-				Units: []UnitStatus{{ID: "GPU-a", Index: "0", Resource: "nvidia.com/gpu", Replicas: 4, Health: HealthStatus{State: sharing.Unhealthy}, Holders: []Holder{{
-					Namespace: "team", Pod: "train", Container: "main", Devices: []string{"GPU-a::0"}, Use: &UseStatus{Memory: ratio(512 << 20), SM: ratio(0.5), OverShare: ratio(2 << 30), Limit: ratio(256 << 20), OverLimit: true},
-				}, {Namespace: "team", Pod: "fair", Devices: []string{"GPU-a::1"}, Use: &UseStatus{Memory: ratio(0), OverShare: ratio(0), Limit: ratio(1)}}}}},
+				Units: []status.Unit{{ID: "GPU-a", Index: "0", Resource: "nvidia.com/gpu", Replicas: 4, Health: status.Health{State: sharing.Unhealthy}, Holders: []status.Holder{{
+					Namespace: "team", Pod: "train", Container: "main", Devices: []string{"GPU-a::0"}, Use: &status.Use{Memory: ratio(512 << 20), SM: ratio(0.5), OverShare: ratio(2 << 30), Limit: ratio(256 << 20), OverLimit: true},
+				}, {Namespace: "team", Pod: "fair", Devices: []string{"GPU-a::1"}, Use: &status.Use{Memory: ratio(0), OverShare: ratio(0), Limit: ratio(1)}}}}},
 			},
 			{
-				UUID: "GPU-b", Index: 1, Model: "GPU", Memory: 40 << 30, MIG: true, Health: HealthStatus{State: sharing.Healthy},
-				Units: []UnitStatus{partitionAt(4, 4), partitionAt(0, 2, Holder{Namespace: "n", Pod: "p", Container: "c", Devices: []string{"MIG-0"}})},
+				UUID: "GPU-b", Index: 1, Model: "GPU", Memory: 40 << 30, MIG: true, Health: status.Health{State: sharing.Healthy},
+				Units: []status.Unit{partitionAt(4, 4), partitionAt(0, 2, status.Holder{Namespace: "n", Pod: "p", Container: "c", Devices: []string{"MIG-0"}})},
 			},
 		},
 		Layouts:   []nodereport.GPULayout{{GPU: "GPU-b", Wanted: "all-balanced", State: nodereport.LayoutBlocked, Reason: "0:0 is in use", Slots: 8}},
-		Elsewhere: []UnitStatus{{ID: "MIG-gone", Resource: "r", Holders: []Holder{{Namespace: "n", Pod: "left", Container: "c", Devices: []string{"MIG-gone"}}}}},
+		Elsewhere: []status.Unit{{ID: "MIG-gone", Resource: "r", Holders: []status.Holder{{Namespace: "n", Pod: "left", Container: "c", Devices: []string{"MIG-gone"}}}}},
 		Warnings:  []string{"no unit of r"},
 		Waits:     []nodereport.Wait{{GPU: "GPU-a", Unit: "GPU-a", Index: "0", Resource: "old", Pods: []string{"n/p"}, Since: now}},
 		HoldersAt: &now,
 		DRA:       draStatusOfTest(),
 	}
-	body := drawn(t, status, now)
+	body := drawn(t, node, now)
 	for _, want := range []string{
 		"<title>node-7 – Virgate</title>", ">not ready<", ">serving<", "<strong>ten</strong>", ">rejected<", "ConfigMap gpu/profiles",
 		"four stays in force", "p.yaml:3: replicas: must be at least 1", "nvidia.com/gpu: not registered", "is being withdrawn", ", 2 leaving", ">not connected<", "refused so far: too_many × 3", ">2 streams<",
@@ -120,7 +121,7 @@ func TestPageShowsTheNode(t *testing.T) {
 // is not called refused.
 func TestPageSaysWhyTheProfileIsNotKnown(t *testing.T) {
 	t.Parallel()
-	body := drawn(t, Status{Profile: ProfileStatus{State: nodereport.ProfilePending, Error: "node n1: not known yet"}}, time.Now())
+	body := drawn(t, status.Status{Profile: status.Profile{State: nodereport.ProfilePending, Error: "node n1: not known yet"}}, time.Now())
 	if !strings.Contains(body, "node n1: not known yet") || strings.Contains(body, "refused") {
 		t.Error(body)
 	}
@@ -128,7 +129,7 @@ func TestPageSaysWhyTheProfileIsNotKnown(t *testing.T) {
 
 func TestPageOfAnEmptyNode(t *testing.T) {
 	t.Parallel()
-	body := drawn(t, Status{}, time.Now())
+	body := drawn(t, status.Status{}, time.Now())
 	for _, want := range []string{"This node", "no GPU that could be read", "Nothing is offered", "Who holds what cannot be read"} {
 		if !strings.Contains(body, want) {
 			t.Errorf("the page lacks %q", want)
@@ -142,19 +143,19 @@ func TestPageEscapes(t *testing.T) {
 	t.Parallel()
 	const evil = `"><script>alert(1)</script><img src=x onerror=y>'</style></title>{{.}}`
 	since := time.Now()
-	health := HealthStatus{State: evil, Reason: evil, Since: &since}
-	holder := Holder{Namespace: evil, Pod: evil, Container: evil, Resource: evil, Devices: []string{evil}}
-	unit := UnitStatus{ID: evil, Index: evil, Profile: evil, Resource: evil, Replicas: 2, Health: health, Holders: []Holder{holder}}
+	health := status.Health{State: evil, Reason: evil, Since: &since}
+	holder := status.Holder{Namespace: evil, Pod: evil, Container: evil, Resource: evil, Devices: []string{evil}}
+	unit := status.Unit{ID: evil, Index: evil, Profile: evil, Resource: evil, Replicas: 2, Health: health, Holders: []status.Holder{holder}}
 	partition := unit
 	partition.Placement = &mig.Placement{Size: 1}
 	ref := nodereport.ProfileRef{Name: evil, Source: evil, Generation: evil}
-	body := drawn(t, Status{
+	body := drawn(t, status.Status{
 		Node: evil, Version: evil, Role: evil, Unready: []string{evil}, Unread: evil, Warnings: []string{evil},
-		Profile:   ProfileStatus{State: evil, Since: since, Wanted: ref, Applied: &ref, Problem: evil, Error: evil},
-		Resources: []ResourceStatus{{Name: evil, Strategy: evil, Refused: map[plugin.RefusalReason]uint64{evil: 1}}},
-		GPUs:      []GPUStatus{{UUID: evil, Model: evil, Health: health, Use: &UseStatus{Throttled: []sharing.ThrottleReason{evil}, Unattributed: []sharing.UnattributedUtilization{{Cause: evil}}}, Units: []UnitStatus{unit, partition}}},
+		Profile:   status.Profile{State: evil, Since: since, Wanted: ref, Applied: &ref, Problem: evil, Error: evil},
+		Resources: []status.Resource{{Name: evil, Strategy: evil, Refused: map[plugin.RefusalReason]uint64{evil: 1}}},
+		GPUs:      []status.GPU{{UUID: evil, Model: evil, Health: health, Use: &status.Use{Throttled: []sharing.ThrottleReason{evil}, Unattributed: []sharing.UnattributedUtilization{{Cause: evil}}}, Units: []status.Unit{unit, partition}}},
 		Layouts:   []nodereport.GPULayout{{GPU: evil, Wanted: evil, State: evil, Reason: evil}},
-		Elsewhere: []UnitStatus{unit},
+		Elsewhere: []status.Unit{unit},
 		Waits:     []nodereport.Wait{{GPU: evil, Unit: evil, Index: evil, Resource: evil, Pods: []string{evil}}},
 	}, since)
 	_, page, _ := strings.Cut(body, "</style>")
@@ -173,7 +174,7 @@ func TestPageEscapes(t *testing.T) {
 func TestPageLoadsNothing(t *testing.T) {
 	t.Parallel()
 	recorder := httptest.NewRecorder()
-	newPage().write(recorder, Status{GPUs: []GPUStatus{{Units: []UnitStatus{partitionAt(0, 1)}}}}, time.Now())
+	newPage().write(recorder, status.Status{GPUs: []status.GPU{{Units: []status.Unit{partitionAt(0, 1)}}}}, time.Now())
 	for name, want := range map[string]string{
 		"Content-Type": "text/html; charset=utf-8", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
 	} {
@@ -199,28 +200,22 @@ func TestPageLoadsNothing(t *testing.T) {
 	}
 }
 
-func TestPageOverHTTP(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, nil)
-	r.awaitBody("/status", 200, "8</td>")
-}
-
 func TestBlocks(t *testing.T) {
 	t.Parallel()
-	holder := func(devices int) Holder {
-		return Holder{Namespace: "n", Pod: "p", Devices: make([]string, devices)}
+	holder := func(devices int) status.Holder {
+		return status.Holder{Namespace: "n", Pod: "p", Devices: make([]string, devices)}
 	}
 	for _, test := range []struct {
 		name              string
-		unit              UnitStatus
+		unit              status.Unit
 		held, cells, more int
 	}{
-		{"not offered", UnitStatus{}, 0, 0, 0},
-		{"free", UnitStatus{Replicas: 3}, 0, 3, 0},
-		{"held", UnitStatus{Replicas: 4, Holders: []Holder{holder(1), holder(2)}}, 3, 4, 0},
-		{"more held than offered", UnitStatus{Replicas: 1, Holders: []Holder{holder(2)}}, 2, 2, 0},
-		{"many", UnitStatus{Replicas: 1000, Holders: []Holder{holder(1)}}, 1, maxCells, 1000 - maxCells},
-		{"many held", UnitStatus{Replicas: 100, Holders: []Holder{holder(60)}}, maxCells, maxCells, 100 - maxCells},
+		{"not offered", status.Unit{}, 0, 0, 0},
+		{"free", status.Unit{Replicas: 3}, 0, 3, 0},
+		{"held", status.Unit{Replicas: 4, Holders: []status.Holder{holder(1), holder(2)}}, 3, 4, 0},
+		{"more held than offered", status.Unit{Replicas: 1, Holders: []status.Holder{holder(2)}}, 2, 2, 0},
+		{"many", status.Unit{Replicas: 1000, Holders: []status.Holder{holder(1)}}, 1, maxCells, 1000 - maxCells},
+		{"many held", status.Unit{Replicas: 100, Holders: []status.Holder{holder(60)}}, maxCells, maxCells, 100 - maxCells},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			block := newBlockView(test.unit)
@@ -237,49 +232,24 @@ func TestBlocks(t *testing.T) {
 	}
 }
 
-func TestSlots(t *testing.T) {
-	t.Parallel()
-	small := func(start, size int, memory uint64) UnitStatus {
-		return UnitStatus{Placement: &mig.Placement{Start: start, Size: size}, Memory: memory}
-	}
-	const gib = 1 << 30
-	for _, test := range []struct {
-		name string
-		gpu  GPUStatus
-		want int
-	}{
-		{"whole", GPUStatus{Memory: 40 * gib, Units: []UnitStatus{{}}}, 0},
-		{"A100, one slice", GPUStatus{Memory: 40 * gib, Units: []UnitStatus{small(0, 1, 4864<<20)}}, 8},
-		{"A100, half", GPUStatus{Memory: 40 * gib, Units: []UnitStatus{small(0, 4, 19968<<20)}}, 8},
-		{"A30, one slice", GPUStatus{Memory: 24 * gib, Units: []UnitStatus{small(0, 1, 5952<<20)}}, 4},
-		{"A30, all", GPUStatus{Memory: 24 * gib, Units: []UnitStatus{small(0, 4, 24000<<20)}}, 4},
-		{"memory unknown, far", GPUStatus{Memory: 40 * gib, Units: []UnitStatus{small(6, 1, 0)}}, 8},
-		{"nonsense", GPUStatus{Memory: 1 << 60, Units: []UnitStatus{small(0, 1, 1)}}, 8},
-	} {
-		if got := Slots(test.gpu); got != test.want {
-			t.Errorf("%s: %d slots, want %d", test.name, got, test.want)
-		}
-	}
-}
-
 func TestChanges(t *testing.T) {
 	t.Parallel()
 	at := func(second int64) *time.Time { t := time.Unix(second, 0); return &t }
-	sick := func(second int64) HealthStatus {
-		return HealthStatus{State: sharing.Suspect, Reason: "XID 31", Since: at(second)}
+	sick := func(second int64) status.Health {
+		return status.Health{State: sharing.Suspect, Reason: "XID 31", Since: at(second)}
 	}
-	status := Status{Profile: ProfileStatus{State: nodereport.ProfileApplied, Since: *at(5)}, GPUs: []GPUStatus{
-		{UUID: "a", Index: 0, Health: sick(3), Units: []UnitStatus{{ID: "a", Health: sick(3)}}},
-		{UUID: "b", Index: 1, Units: []UnitStatus{{ID: "p", Index: "1:0", Health: sick(7)}, {ID: "q", Index: "1:1", Health: HealthStatus{Since: at(9)}}}},
+	node := status.Status{Profile: status.Profile{State: nodereport.ProfileApplied, Since: *at(5)}, GPUs: []status.GPU{
+		{UUID: "a", Index: 0, Health: sick(3), Units: []status.Unit{{ID: "a", Health: sick(3)}}},
+		{UUID: "b", Index: 1, Units: []status.Unit{{ID: "p", Index: "1:0", Health: sick(7)}, {ID: "q", Index: "1:1", Health: status.Health{Since: at(9)}}}},
 	}}
 	want := []changeView{{*at(7), "partition 1:0", "suspect: XID 31"}, {*at(5), "profile", "applied"}, {*at(3), "GPU 0", "suspect: XID 31"}}
-	if diff := cmp.Diff(want, changesOf(status)); diff != "" {
+	if diff := cmp.Diff(want, changesOf(node)); diff != "" {
 		t.Error(diff)
 	}
 	for range 20 {
-		status.GPUs = append(status.GPUs, GPUStatus{UUID: "c", Health: sick(1)})
+		node.GPUs = append(node.GPUs, status.GPU{UUID: "c", Health: sick(1)})
 	}
-	if got := changesOf(status); len(got) != maxChanges || got[0] != want[0] {
+	if got := changesOf(node); len(got) != maxChanges || got[0] != want[0] {
 		t.Errorf("%d changes, first %v", len(got), got[0])
 	}
 }
@@ -288,11 +258,6 @@ func TestPageTexts(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
 	for _, test := range []struct{ got, want string }{
-		{BytesText(uint64(3 << 29)), "1.5 GiB"},
-		{BytesText(float64(7 << 20)), "7 MiB"},
-		{BytesText((*float64)(nil)), "unknown"},
-		{PercentText(ratio(0.126)), "13 %"},
-		{PercentText(nil), "unknown"},
 		{share(ratio(1<<20), 1<<21), "0.5"},
 		{share(ratio(3), 2), "1"},
 		{share(nil, 2), "0"},
@@ -313,10 +278,10 @@ func TestPageTexts(t *testing.T) {
 
 func TestBusiestFirst(t *testing.T) {
 	t.Parallel()
-	holder := func(pod string, sm, memory float64) Holder {
-		return Holder{Pod: pod, Use: &UseStatus{SM: &sm, Memory: &memory}}
+	holder := func(pod string, sm, memory float64) status.Holder {
+		return status.Holder{Pod: pod, Use: &status.Use{SM: &sm, Memory: &memory}}
 	}
-	unit := UnitStatus{Holders: []Holder{{Pod: "unknown"}, holder("idle", 0, 5), holder("busy", 0.5, 1), holder("alike", 0.5, 1), holder("large", 0.5, 9)}}
+	unit := status.Unit{Holders: []status.Holder{{Pod: "unknown"}, holder("idle", 0, 5), holder("busy", 0.5, 1), holder("alike", 0.5, 1), holder("large", 0.5, 9)}}
 	var order []string
 	for _, h := range newBlockView(unit).Holders {
 		order = append(order, h.Pod)
@@ -330,8 +295,8 @@ func TestBusiestFirst(t *testing.T) {
 // a reason for not being ready.
 func TestPageSaysOnce(t *testing.T) {
 	t.Parallel()
-	status := Status{Unready: []string{"no profile: p.yaml:3: bad", "no stream"}, Profile: ProfileStatus{Error: "p.yaml:3: bad"}}
-	body := drawn(t, status, time.Now())
+	node := status.Status{Unready: []string{"no profile: p.yaml:3: bad", "no stream"}, Profile: status.Profile{Error: "p.yaml:3: bad"}}
+	body := drawn(t, node, time.Now())
 	if strings.Count(body, "p.yaml:3: bad") != 1 || !strings.Contains(body, "no stream") {
 		t.Error(body)
 	}
@@ -340,31 +305,15 @@ func TestPageSaysOnce(t *testing.T) {
 // TestLayoutKnowsTheSlots checks that what is known beats what is guessed.
 func TestLayoutKnowsTheSlots(t *testing.T) {
 	t.Parallel()
-	status := Status{
-		GPUs:    []GPUStatus{{UUID: "a", Units: []UnitStatus{partitionAt(6, 1)}}, {UUID: "b", Units: []UnitStatus{{ID: "b"}}}, {UUID: "c", Units: []UnitStatus{partitionAt(6, 1)}}},
+	node := status.Status{
+		GPUs:    []status.GPU{{UUID: "a", Units: []status.Unit{partitionAt(6, 1)}}, {UUID: "b", Units: []status.Unit{{ID: "b"}}}, {UUID: "c", Units: []status.Unit{partitionAt(6, 1)}}},
 		Layouts: []nodereport.GPULayout{{GPU: "a", Slots: 4}, {GPU: "b", Slots: 4}, {GPU: "c"}},
 	}
 	var slots []int
-	for _, gpu := range newPageView(status, time.Now()).GPUs {
+	for _, gpu := range newPageView(node, time.Now()).GPUs {
 		slots = append(slots, gpu.Slots)
 	}
 	if diff := cmp.Diff([]int{4, 0, 8}, slots); diff != "" {
 		t.Error(diff)
-	}
-}
-
-func TestPlain(t *testing.T) {
-	t.Parallel()
-	for _, row := range []struct{ name, text, want string }{
-		{"nothing to do", "ns/pod-1 é 日本 \n\t", "ns/pod-1 é 日本 \n\t"},
-		{"colours", "a\x1b[31mb", "a\uFFFD[31mb"},
-		{"overwrites the line", "a\rb\bc\x7f", "a\uFFFDb\uFFFDc\uFFFD"},
-		{"the eight-bit escape", "a\u009bb", "a\uFFFDb"},
-		{"the other way round", "a\u202etxt.exe\u2066b", "a\uFFFDtxt.exe\uFFFDb"},
-		{"no UTF-8", "a\xffb", "a\uFFFDb"},
-	} {
-		if got := Plain(row.text); got != row.want {
-			t.Errorf("%s: %q, want %q", row.name, got, row.want)
-		}
 	}
 }

@@ -1,4 +1,6 @@
-package agent
+// Package status is what a running Virgate says of itself and its node, as JSON and on its page, and the
+// texts that those who show it share. It knows values alone, and is pure.
+package status
 
 import (
 	"time"
@@ -17,9 +19,9 @@ type Status struct {
 	Version string `json:"version"`
 	Role    Role   `json:"role"`
 	// Ready is what /readyz answers; Unready has the reasons why it is not.
-	Ready   bool          `json:"ready"`
-	Unready []string      `json:"unready"`
-	Profile ProfileStatus `json:"profile"`
+	Ready   bool     `json:"ready"`
+	Unready []string `json:"unready"`
+	Profile Profile  `json:"profile"`
 	// Waits are the units that pods hold in another way than the profile offers them.
 	Waits []nodereport.Wait `json:"waits"`
 	// At is when this was said, and HoldersAt when the kubelet was asked who holds what:
@@ -33,16 +35,16 @@ type Status struct {
 	// Attributed says that it is known which container uses how much.
 	Attributed bool `json:"attributed"`
 	// Resources are those that the kubelet is told of or that wait for their units, by name.
-	Resources []ResourceStatus `json:"resources"`
+	Resources []Resource `json:"resources"`
 	// GPUs are the node's GPUs by index, as last seen.
-	GPUs []GPUStatus `json:"gpus"`
+	GPUs []GPU `json:"gpus"`
 	// Layouts are the GPUs that Virgate partitions, by index.
 	Layouts []nodereport.GPULayout `json:"layouts"`
 	// Elsewhere are units that containers hold and that the node does not show,
 	// such as a partition that was destroyed, by ID.
-	Elsewhere []UnitStatus `json:"elsewhere"`
+	Elsewhere []Unit `json:"elsewhere"`
 	// DRA is what is offered by Dynamic Resource Allocation; nil where nothing is.
-	DRA *DRAStatus `json:"dra,omitempty"`
+	DRA *DRA `json:"dra,omitempty"`
 	// Unread says why the GPUs cannot be read now; empty when they can.
 	Unread string `json:"unread,omitempty"`
 	// Warnings are the plan's, and what cannot be granted, kept or read now.
@@ -63,8 +65,8 @@ const (
 	RoleDraining Role = "draining"
 )
 
-// ProfileStatus is how far the wanted profile has come.
-type ProfileStatus struct {
+// Profile is how far the wanted profile has come.
+type Profile struct {
 	State nodereport.ProfileState `json:"state"`
 	// Since is when it came into State.
 	Since time.Time `json:"since"`
@@ -78,8 +80,8 @@ type ProfileStatus struct {
 	Error   string `json:"error,omitempty"`
 }
 
-// ResourceStatus is how one resource is served now.
-type ResourceStatus struct {
+// Resource is how one resource is served now.
+type Resource struct {
 	Name string `json:"name"`
 	// Strategy is sharing.Resource.Strategy; empty when the plan no longer has it.
 	Strategy string `json:"strategy,omitempty"`
@@ -100,8 +102,8 @@ type ResourceStatus struct {
 	Refused map[plugin.RefusalReason]uint64 `json:"refused,omitempty"`
 }
 
-// GPUStatus is one GPU.
-type GPUStatus struct {
+// GPU is one GPU.
+type GPU struct {
 	UUID string `json:"uuid"`
 	// Index and DriverIndex are those of sharing.GPU.
 	Index       int    `json:"index"`
@@ -111,19 +113,19 @@ type GPUStatus struct {
 	Memory uint64 `json:"memory"`
 	MIG    bool   `json:"mig"`
 	// Health is the GPU's own; a partition has one beside it.
-	Health HealthStatus `json:"health"`
+	Health Health `json:"health"`
 	// Settings are those of the driver that the profile asks for.
 	Settings []GPUSetting `json:"settings,omitempty"`
 	// MPS are the MPS daemons of the GPU and its partitions.
 	MPS []nodereport.MPSState `json:"mps,omitempty"`
 	// Use is how it is used as a whole; nil where that was not measured.
-	Use *UseStatus `json:"use,omitempty"`
+	Use *Use `json:"use,omitempty"`
 	// Units are the GPU's partitions by index, or else the GPU itself.
-	Units []UnitStatus `json:"units"`
+	Units []Unit `json:"units"`
 }
 
-// UnitStatus is a whole GPU or a partition.
-type UnitStatus struct {
+// Unit is a whole GPU or a partition.
+type Unit struct {
 	// ID is its UUID, Index the driver's: "2", "2:0"; empty when it is not known.
 	ID    string `json:"id"`
 	Index string `json:"index,omitempty"`
@@ -135,15 +137,15 @@ type UnitStatus struct {
 	Memory uint64 `json:"memory,omitempty"`
 	// Resource is the name under which it is listed now, by Replicas devices; empty and
 	// 0 when it is not. A unit that waits for its holders is listed under the old name.
-	Resource string       `json:"resource,omitempty"`
-	Replicas int          `json:"replicas"`
-	Health   HealthStatus `json:"health"`
+	Resource string `json:"resource,omitempty"`
+	Replicas int    `json:"replicas"`
+	Health   Health `json:"health"`
 	// Holders hold devices of it, by namespace, pod, container and resource.
 	Holders []Holder `json:"holders"`
 }
 
 // Held is the number of the unit's devices that containers hold.
-func (u UnitStatus) Held() int {
+func (u Unit) Held() int {
 	count := 0
 	for _, holder := range u.Holders {
 		count += len(holder.Devices)
@@ -151,8 +153,8 @@ func (u UnitStatus) Held() int {
 	return count
 }
 
-// HealthStatus is the health of a GPU or partition.
-type HealthStatus struct {
+// Health is the health of a GPU or partition.
+type Health struct {
 	State sharing.HealthState `json:"state"`
 	// Reason says what is or was wrong; empty for a healthy unit.
 	Reason string `json:"reason,omitempty"`
@@ -175,7 +177,7 @@ type Holder struct {
 	Claim  string `json:"claim,omitempty"`
 	AnyGPU bool   `json:"anyGPU,omitempty"`
 	// Use is how it uses the unit; nil where that is not known.
-	Use *UseStatus `json:"use,omitempty"`
+	Use *Use `json:"use,omitempty"`
 }
 
 // ByClaim says by which claim it holds them; "" for devices of a device plugin.
@@ -189,8 +191,8 @@ func (h Holder) ByClaim() string {
 	return ""
 }
 
-// UseStatus is how a GPU is used as a whole, or a unit by one container; nil is unknown.
-type UseStatus struct {
+// Use is how a GPU is used as a whole, or a unit by one container; nil is unknown.
+type Use struct {
 	// Memory is in use, in bytes.
 	Memory *float64 `json:"memory,omitempty"`
 	// SM is the ratio, 0 to 1, of the GPU's multiprocessors in use.
@@ -214,3 +216,26 @@ type UseStatus struct {
 	Limit     *float64 `json:"limit,omitempty"`
 	OverLimit bool     `json:"overLimit,omitempty"`
 }
+
+// GPUSetting is a setting of the driver for a GPU, which the profile asks for or which is to be
+// as it was before an earlier profile.
+type GPUSetting struct {
+	// Setting is the profile's key, timeSlice or computeMode.
+	Setting string       `json:"setting"`
+	Value   string       `json:"value"`
+	State   SettingState `json:"state"`
+	// Reason says why it is not applied; empty when it is.
+	Reason string `json:"reason,omitempty"`
+}
+
+// SettingState is how far a setting is.
+type SettingState string
+
+const (
+	// SettingApplied says that the driver has it.
+	SettingApplied SettingState = "applied"
+	// SettingWaiting says that the GPU is in use, or cannot be asked now.
+	SettingWaiting SettingState = "waiting"
+	// SettingFailed says that it could not be made. It is tried again.
+	SettingFailed SettingState = "failed"
+)

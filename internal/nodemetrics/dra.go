@@ -1,0 +1,86 @@
+package nodemetrics
+
+import (
+	_ "embed"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/virgate/virgate/internal/claims"
+	"github.com/virgate/virgate/internal/decide"
+	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/units"
+	"github.com/virgate/virgate/sharing/metrics"
+)
+
+//go:embed dra.txt
+var draFamilies string
+
+// DRA is what the node has by Dynamic Resource Allocation, at one moment.
+type DRA struct {
+	State dra.DriverState
+	View  claims.View
+	// Units are those of the last plan, by place.
+	Units map[string]decide.Unit
+}
+
+// draCollector is a prometheus.Collector.
+type draCollector struct {
+	metrics.Families
+	read func() DRA
+}
+
+// NewDRACollector shows what read returns at each scrape.
+func NewDRACollector(read func() DRA) prometheus.Collector {
+	return draCollector{metrics.ParseFamilies(draFamilies), read}
+}
+
+func (c draCollector) Collect(ch chan<- prometheus.Metric) {
+	send, now := c.To(ch), c.read()
+	state, view, all := now.State, now.View, now.Units
+	send("dra_registered", metrics.BoolToFloat(state.Registered))
+	send("dra_slices", float64(state.Slices))
+	if state.Unwritten || !state.Written.IsZero() {
+		send("dra_slices_written", metrics.BoolToFloat(!state.Unwritten))
+	}
+	send("dra_slice_writes_total", float64(state.Writes))
+	send("dra_publish_failures_total", float64(state.WriteFailures))
+
+	type unitsOf struct {
+		resource string
+		path     units.Path
+	}
+	held, paths := map[string]int{}, map[unitsOf]int{}
+	for place, unit := range all {
+		if unit.ForDRA || view.Paths[place] != units.Plugin {
+			held[unit.Resource] += 0
+			for _, path := range []units.Path{units.LeavingPlugin, units.DRA, units.LeavingDRA} {
+				paths[unitsOf{unit.Resource, path}] += 0
+			}
+		}
+	}
+	for place, path := range view.Paths {
+		paths[unitsOf{all[place].Resource, path}]++
+	}
+	for of, n := range paths {
+		send("dra_units", float64(n), of.resource, string(of.path))
+	}
+	for _, claim := range view.Claims {
+		resources := map[string]bool{}
+		for _, r := range claim.Results {
+			resources[all[dra.PlaceOf(r.Device)].Resource] = true
+		}
+		for resource := range resources {
+			held[resource]++
+		}
+	}
+	for resource, n := range held {
+		send("claims", float64(n), resource)
+	}
+	refused := map[claims.Cause]int{}
+	for _, r := range view.Refused {
+		refused[r.Cause]++
+	}
+	for _, cause := range claims.Causes() {
+		send("claims_refused", float64(refused[cause]), string(cause))
+	}
+}

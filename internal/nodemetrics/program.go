@@ -1,0 +1,164 @@
+package nodemetrics
+
+import (
+	_ "embed"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
+	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/sharing/metrics"
+)
+
+//go:embed program.txt
+var programFamilies string
+
+// Program is how the program fares, how far the wanted profile has come, and how far the GPUs are
+// that Virgate partitions, at one moment.
+type Program struct {
+	Version string
+	// Accepted says that the wanted profile is planned with, Read that the GPUs could be read.
+	Accepted, Read bool
+	// Unmatched and OtherWarnings count the plan's warnings.
+	Unmatched, OtherWarnings int
+	// Saved says that the state file could be written the last time.
+	Saved bool
+	// PodResources and Checkpoint say which of the kubelet's sources could be read.
+	PodResources, Checkpoint bool
+	Plugin                   plugin.Status
+	Waits                    []nodereport.Wait
+	State                    nodereport.ProfileState
+	// Applied is the profile whose lists the kubelet has since AppliedAt; zero before the first.
+	Applied   nodereport.ProfileRef
+	AppliedAt time.Time
+	// Settings are the driver's, by GPU.
+	Settings map[string][]status.GPUSetting
+	// Evictions counts those that the guard of memory asked for, by result; nil without one.
+	Evictions map[string]int
+	// MPS is nil where there can be no daemons.
+	MPS          *MPS
+	Layouts      []nodereport.GPULayout
+	Repartitions Repartitions
+}
+
+// MPS is what is known of the MPS daemons.
+type MPS struct {
+	Connected bool
+	Daemons   []nodereport.MPSState
+	GPUs      []sharing.GPU
+}
+
+// Repartitions count what became of changes of MIG layouts that had begun.
+type Repartitions struct{ Applied, Undone, Failed uint64 }
+
+// programCollector is a prometheus.Collector.
+type programCollector struct {
+	metrics.Families
+	read func() Program
+}
+
+// NewProgramCollector shows what read returns at each scrape.
+func NewProgramCollector(read func() Program) prometheus.Collector {
+	return programCollector{metrics.ParseFamilies(programFamilies), read}
+}
+
+func (c programCollector) Collect(ch chan<- prometheus.Metric) {
+	send, p := c.To(ch), c.read()
+	send("build_info", 1, p.Version)
+	send("config_last_apply_successful", metrics.BoolToFloat(p.Accepted))
+	send("inventory_last_read_successful", metrics.BoolToFloat(p.Read))
+	send("plan_warnings", float64(p.Unmatched), "unmatched")
+	send("plan_warnings", float64(p.OtherWarnings), "other")
+	send("state_last_write_successful", metrics.BoolToFloat(p.Saved))
+	send("kubelet_state_known", metrics.BoolToFloat(p.Plugin.KubeletSeen))
+	send("kubelet_source_up", metrics.BoolToFloat(p.PodResources), "pod_resources")
+	send("kubelet_source_up", metrics.BoolToFloat(p.Checkpoint), "checkpoint")
+	for _, r := range p.Plugin.Resources {
+		send("listandwatch_streams", float64(r.Streams), r.Name)
+		send("listed_devices", float64(r.Healthy), r.Name, "healthy")
+		send("listed_devices", float64(r.Devices-r.Healthy), r.Name, "unhealthy")
+		waiting := 0
+		for _, w := range p.Waits {
+			if w.Resource == r.Name {
+				waiting++
+			}
+		}
+		send("switch_waiting_units", float64(waiting), r.Name)
+		send("kubelet_registrations_total", float64(r.Registrations), r.Name)
+		send("listandwatch_updates_total", float64(r.Lists), r.Name)
+		send("allocations_total", float64(r.Granted), r.Name)
+		for _, reason := range plugin.RefusalReasons() {
+			send("allocate_failures_total", float64(r.Refused[reason]), r.Name, string(reason))
+		}
+		send("same_unit_grants_total", float64(r.SameUnit), r.Name)
+	}
+	for _, state := range nodereport.ProfileStates() {
+		send("config_state", metrics.BoolToFloat(state == p.State), string(state))
+	}
+	if p.Applied.Generation != "" {
+		send("config_last_apply_timestamp_seconds", float64(p.AppliedAt.UnixMilli())/1000)
+		send("config_info", 1, p.Applied.Name, p.Applied.Source, p.Applied.Generation)
+	}
+	for gpu, list := range p.Settings {
+		for _, s := range list {
+			send("gpu_setting_applied", metrics.BoolToFloat(s.State == status.SettingApplied), gpu, s.Setting, s.Value)
+		}
+	}
+	for result, count := range p.Evictions {
+		send("memory_guard_evictions_total", float64(count), result)
+	}
+	p.MPS.collect(send)
+	collectLayouts(send, p.Layouts)
+	send("mig_repartitions_total", float64(p.Repartitions.Applied), "applied")
+	send("mig_repartitions_total", float64(p.Repartitions.Undone), "undone")
+	send("mig_repartitions_total", float64(p.Repartitions.Failed), "failed")
+}
+
+// collect sends nothing where there can be no daemons.
+func (m *MPS) collect(send metrics.Send) {
+	if m == nil {
+		return
+	}
+	send("mps_up", metrics.BoolToFloat(m.Connected))
+	if !m.Connected {
+		return // What was known is not known any more.
+	}
+	gpu := sharing.GPUByUnit(m.GPUs)
+	for _, state := range m.Daemons {
+		for _, phase := range nodereport.MPSPhases() {
+			send("mps_daemon_state", metrics.BoolToFloat(state.Phase == phase), gpu[state.ID], state.ID, string(phase))
+		}
+		send("mps_daemon_restarts_total", float64(state.Restarts), gpu[state.ID], state.ID)
+	}
+}
+
+// collectLayouts shows how far the GPUs are that Virgate partitions.
+func collectLayouts(send metrics.Send, gpus []nodereport.GPULayout) {
+	for _, gpu := range gpus {
+		for _, state := range nodereport.LayoutStates() {
+			send("mig_layout_state", metrics.BoolToFloat(state == gpu.State), gpu.GPU, gpu.Wanted, string(state))
+		}
+		used := 0
+		type kind struct{ profile, state string }
+		counts := map[kind]int{}
+		for _, instance := range gpu.Instances {
+			used += instance.Placement.Size
+			state := "free"
+			if slices.ContainsFunc(instance.Computes, func(c mig.Compute) bool { return c.Busy }) {
+				state = "in_use"
+			}
+			counts[kind{instance.Profile.String(), state}]++
+		}
+		send("mig_slots", float64(used), gpu.GPU, "used")
+		send("mig_slots", float64(gpu.Slots-used-gpu.Unreachable), gpu.GPU, "free")
+		send("mig_slots", float64(gpu.Unreachable), gpu.GPU, "unreachable")
+		for k, count := range counts {
+			send("mig_instances", float64(count), gpu.GPU, k.profile, k.state)
+		}
+	}
+}

@@ -1,0 +1,66 @@
+package web
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/virgate/virgate/sharing"
+)
+
+// WriteJSON answers with the value, indented for people.
+func WriteJSON(w http.ResponseWriter, value any) {
+	w.Header().Set("Content-Type", "application/json")
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	encoder.SetEscapeHTML(false)
+	_ = encoder.Encode(value)
+}
+
+// ServeControl answers requests on the control socket until ctx ends. Only there can a
+// running Virgate be changed, so the listener must keep out who may not do that.
+func ServeControl(ctx context.Context, listener net.Listener, handler http.Handler) error {
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10}
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
+	return server.Serve(listener)
+}
+
+// MaxControlBody bounds the body of a request on the control socket, in bytes.
+const MaxControlBody = 64 << 10
+
+// Health is where the units' health is known and can be changed.
+type Health interface {
+	// Health returns the health of all units as last seen, from any goroutine.
+	Health() sharing.HealthReport
+	// ClearHealth makes the units that the selector names healthy because an operator says
+	// so, and returns their health then. The error says that there are none, or ctx ended.
+	ClearHealth(ctx context.Context, selector sharing.Selector) ([]sharing.UnitHealth, error)
+}
+
+// HealthHandler answers GET /health with the health of all units, and POST
+// /health/clear?gpu=SELECTOR with that of the units it cleared, both as a
+// sharing.HealthReport in JSON. It answers 400 when there is no such unit. It is for
+// the control socket: on the other addresses nothing can be changed.
+func HealthHandler(health Health) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
+		WriteJSON(w, health.Health())
+	})
+	mux.HandleFunc("POST /health/clear", func(w http.ResponseWriter, r *http.Request) {
+		r.Body = http.MaxBytesReader(w, r.Body, MaxControlBody)
+		selector, err := sharing.ParseSelector(r.FormValue("gpu"))
+		if err != nil {
+			http.Error(w, "gpu: "+err.Error(), http.StatusBadRequest)
+			return
+		}
+		units, err := health.ClearHealth(r.Context(), selector)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		WriteJSON(w, sharing.HealthReport{Units: units, Monitors: []sharing.HealthMonitor{}})
+	})
+	return mux
+}

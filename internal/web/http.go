@@ -1,0 +1,346 @@
+package web
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	toolkit "github.com/prometheus/exporter-toolkit/web"
+	"golang.org/x/time/rate"
+
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
+	"github.com/virgate/virgate/sharing"
+)
+
+// HTTP says how HTTP is served. The zero HTTP is plain and shows all series.
+type HTTP struct {
+	// ConfigFile protects the address with TLS and basic authentication, as the
+	// web configuration file of Prometheus's exporters says; empty for plain HTTP.
+	// Certificates and users are read anew while serving.
+	ConfigFile string
+	// HealthListen is another address, plain, for /healthz and /readyz; empty for none.
+	HealthListen string
+	// Profiling adds /debug/pprof/.
+	Profiling bool
+	// NoContainers leaves out the series that name pods.
+	NoContainers bool
+	// MaxSeries is how many of Virgate's series a scrape may have; 10000 when 0, which
+	// leaves room for 8 GPUs with 200 replicas each.
+	MaxSeries int
+}
+
+// Validate says what is wrong with the configuration file.
+func (h HTTP) Validate() error {
+	if err := toolkit.Validate(h.ConfigFile); err != nil {
+		return fmt.Errorf("read the web configuration file %s: %w", h.ConfigFile, err)
+	}
+	return nil
+}
+
+// Options are what a Server needs.
+type Options struct {
+	HTTP
+	// Listen is the address of everything; empty for none.
+	Listen string
+	// May is closed when Listen may be taken; nil for at once.
+	May <-chan struct{}
+	// Changed is called when it changes whether an address is served.
+	Changed func()
+	Node    Node
+	Logger  *slog.Logger
+}
+
+// Node has what is shown of the node, for any goroutine.
+type Node struct {
+	// Status may wait for the kubelet; none of the others waits for anything.
+	Status func(context.Context) status.Status
+	// Unready says why it is not ready, Waiting what a change of the profile waits for.
+	Unready, Waiting func() []string
+	// Plan is what the node should offer; false while that is not known.
+	Plan func() (sharing.Plan, bool)
+	// Forecast is what the node would become if its Node had that label.
+	Forecast func(ctx context.Context, label, value string) nodereport.Forecast
+	// Metrics returns a registry with what a scrape has.
+	Metrics func() *prometheus.Registry
+}
+
+// Server answers HTTP. It only reads: nothing can be changed here.
+type Server struct {
+	Options
+	addresses []*address
+}
+
+// address is one on which something is served.
+type address struct {
+	// what and listens are for people, config is as in HTTP.ConfigFile.
+	what, listens, text, config string
+	may                         <-chan struct{}
+	handler                     func() *http.ServeMux
+	// unserved says why it is not served; nil while it is.
+	unserved atomic.Pointer[error]
+}
+
+// New returns a server that listens nowhere yet.
+func New(options Options) *Server {
+	s := &Server{Options: options}
+	if s.Listen != "" {
+		s.addresses = append(s.addresses, &address{
+			what:    "HTTP",
+			listens: "http listens",
+			text:    s.Listen,
+			config:  s.ConfigFile,
+			may:     s.May,
+			handler: s.Handler,
+		})
+	}
+	if s.HealthListen != "" {
+		s.addresses = append(s.addresses, &address{
+			what:    "health",
+			listens: "health listens",
+			text:    s.HealthListen,
+			handler: s.healthHandler,
+		})
+	}
+	return s
+}
+
+// CheckAddresses says that an address cannot be one.
+func (s *Server) CheckAddresses() error {
+	for _, a := range s.addresses {
+		if _, err := net.ResolveTCPAddr("tcp", a.text); err != nil {
+			return fmt.Errorf("listen for %s: %w", a.what, err)
+		}
+	}
+	return nil
+}
+
+// Run answers on all addresses until ctx ends.
+func (s *Server) Run(ctx context.Context) error {
+	var running sync.WaitGroup
+	for _, a := range s.addresses {
+		running.Go(func() { s.keepServing(ctx, a) })
+	}
+	running.Wait()
+	return nil
+}
+
+// Unserved says why addresses are not served.
+func (s *Server) Unserved() (reasons []error) {
+	for _, a := range s.addresses {
+		if why := a.unserved.Load(); why != nil && *why != nil {
+			reasons = append(reasons, *why)
+		}
+	}
+	return reasons
+}
+
+// keepServing listens again and again: that another program has the address, as may be on the
+// host's network, must not end the serving of GPUs.
+func (s *Server) keepServing(ctx context.Context, a *address) {
+	if a.may != nil {
+		select {
+		case <-a.may:
+		case <-ctx.Done():
+			return
+		}
+	}
+	for pause := firstPause; ctx.Err() == nil; {
+		began := time.Now()
+		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", a.text)
+		if err == nil {
+			s.Logger.Info(a.listens, "address", listener.Addr().String()) //nolint:sloglint // one of the two constants in New
+			s.setUnserved(a, nil)
+			err = s.serve(ctx, listener, a.handler(), a.config)
+		}
+		if ctx.Err() == nil {
+			s.setUnserved(a, fmt.Errorf("listen for %s: %w", a.what, err))
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+		pause = nextPause(pause, time.Since(began))
+	}
+}
+
+// The pause before an address is tried again doubles from the first to the longest.
+const (
+	firstPause   = 100 * time.Millisecond
+	longestPause = 10 * time.Second
+)
+
+// nextPause is the pause after this one, and after a try that took so long with it: what
+// was served for a while and ended is a new failure.
+func nextPause(pause, took time.Duration) time.Duration {
+	if took >= 2*longestPause {
+		return firstPause
+	}
+	return min(2*pause, longestPause)
+}
+
+// setUnserved tells why an address is not served, or that it is.
+func (s *Server) setUnserved(a *address, err error) {
+	last := a.unserved.Swap(&err)
+	if err != nil && (last == nil || *last == nil || (*last).Error() != err.Error()) {
+		s.Logger.Error("http not served, trying again", "error", err)
+	}
+	s.Changed()
+}
+
+// maxConnections bounds how much memory and how many descriptors idle or slow clients
+// can take. Scrapers and people need only a few connections.
+const maxConnections = 256
+
+// connections closes the oldest connection of a server when there are more than
+// maxConnections. netutil.LimitListener lets the newest wait instead, so that
+// any pod which can reach the address could make the kubelet's probes time out.
+type connections struct {
+	mu   sync.Mutex
+	open []net.Conn // oldest first
+}
+
+// follow is for http.Server.ConnState, which has each connection before the next is accepted.
+func (c *connections) follow(connection net.Conn, state http.ConnState) {
+	if secured, ok := connection.(*tls.Conn); ok {
+		connection = secured.NetConn() // Whose end waits for nobody.
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch state {
+	case http.StateNew:
+		if c.open = append(c.open, connection); len(c.open) > maxConnections {
+			_ = c.open[0].Close()
+			c.open = c.open[1:]
+		}
+	case http.StateClosed, http.StateHijacked:
+		c.open = slices.DeleteFunc(c.open, func(other net.Conn) bool { return other == connection })
+	case http.StateActive, http.StateIdle:
+	}
+}
+
+// serve answers HTTP until ctx ends.
+func (s *Server) serve(ctx context.Context, listener net.Listener, handler http.Handler, config string) error {
+	server := &http.Server{
+		Handler:           handler,
+		ConnState:         new(connections).follow,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      30 * time.Second,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+	}
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
+	defer func() { _ = listener.Close() }() // A bad web configuration file leaves it open.
+	if config == "" {
+		return server.Serve(listener)
+	}
+	return toolkit.Serve(listener, server, &toolkit.FlagConfig{WebConfigFile: &config}, s.Logger)
+}
+
+func (s *Server) healthHandler() *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", s.ready)
+	return mux
+}
+
+// maxRequests is how many are answered at a time on each path; others get 503.
+const maxRequests = 8
+
+func limited(handler http.HandlerFunc) http.HandlerFunc {
+	underWay := make(chan struct{}, maxRequests)
+	return func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case underWay <- struct{}{}:
+			defer func() { <-underWay }()
+			handler(w, r)
+		default:
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, "too many requests at a time", http.StatusServiceUnavailable)
+		}
+	}
+}
+
+// Handler answers everything.
+func (s *Server) Handler() *http.ServeMux {
+	registry := s.Node.Metrics()
+	mux := s.healthHandler()
+	mux.HandleFunc("GET /plan", limited(s.showPlan))
+	mux.HandleFunc("GET /status", limited(s.showPage()))
+	mux.Handle("GET /{$}", http.RedirectHandler("/status", http.StatusFound))
+	mux.HandleFunc("GET /api/v1/status", limited(func(w http.ResponseWriter, r *http.Request) { WriteJSON(w, s.Node.Status(r.Context())) }))
+	mux.HandleFunc("GET /api/v1/forecast", s.showForecast())
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{
+		Registry: registry, MaxRequestsInFlight: maxRequests, CoalesceGather: true,
+		// What is wrong with one series is no reason to lose the others.
+		ErrorHandling: promhttp.ContinueOnError, ErrorLog: slog.NewLogLogger(s.Logger.Handler(), slog.LevelWarn),
+	}))
+	if s.Profiling { // For go tool pprof, in the 30 s that an answer may take.
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	}
+	return mux
+}
+
+// ready answers 200 when every planned resource is registered and has its stream,
+// and otherwise 503 with the reasons, one a line. That a switch waits for pods is no
+// reason, or they would hold up a rollout; the answer says it.
+func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
+	if reasons := s.Node.Unready(); len(reasons) > 0 {
+		http.Error(w, strings.Join(reasons, "\n"), http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = fmt.Fprintln(w, "ok")
+	for _, text := range s.Node.Waiting() {
+		_, _ = fmt.Fprintln(w, nodereport.ProfileSwitching, "waits:", text)
+	}
+}
+
+func (s *Server) showPlan(w http.ResponseWriter, _ *http.Request) {
+	plan, known := s.Node.Plan()
+	if !known {
+		http.Error(w, "no plan yet", http.StatusServiceUnavailable)
+		return
+	}
+	WriteJSON(w, plan.Summary())
+}
+
+const (
+	// forecastTimeout is how long the kubelet and the driver may take for a forecast. One begins every
+	// forecastPause at most: it may have the driver list partitions, and any pod may reach HTTP.
+	forecastTimeout = 5 * time.Second
+	forecastPause   = 200 * time.Millisecond
+)
+
+func (s *Server) showForecast() http.HandlerFunc {
+	pace := rate.NewLimiter(rate.Every(forecastPause), 1)
+	return limited(func(w http.ResponseWriter, r *http.Request) {
+		label, value := r.URL.Query().Get("label"), r.URL.Query().Get("value")
+		if label == "" || value == "" {
+			http.Error(w, "expected ?label=NAME&value=VALUE: which label of the Node would change, and to what", http.StatusBadRequest)
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), forecastTimeout)
+		defer cancel()
+		if err := pace.Wait(ctx); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		WriteJSON(w, s.Node.Forecast(ctx, label, value))
+	})
+}

@@ -46,7 +46,7 @@ func (g *generation) grant(ids []string, now time.Time) (response *api.Container
 		if e.Closed {
 			return nil, false, closedDevice(name, e.ID)
 		}
-		if of := e.Mode().Shares; of > 0 {
+		if of := e.Mode.Shares; of > 0 {
 			shares, several = of, several && unit.MPS.Several
 		} else {
 			timeSliced = timeSliced || e.ID != e.Unit

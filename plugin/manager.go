@@ -140,7 +140,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	defer timer.Stop()
 	// The first lists wait until it is known what pods hold already.
 	looked := m.options.Kubelet == nil
-	var due reading
+	var due, asked reading // What is to be read, and what is being read; zero for nothing.
 	for {
 		var ask chan<- reading
 		if due != (reading{}) && m.options.Kubelet != nil {
@@ -151,13 +151,14 @@ func (m *Manager) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case ask <- due:
-			due = reading{}
+			due, asked = reading{}, due
 			continue
 		case <-m.planned:
 			due = reading{applied: true, held: true}
 		case r.kubelet = <-snapshots:
 			looked = true
-			r.schedule.read(m.options.Timing.pollInterval())
+			r.schedule.read(asked, m.options.Timing.pollInterval())
+			asked = reading{}
 		case <-m.listed:
 		case <-m.grants:
 			if r.unseenGrants {
@@ -167,7 +168,13 @@ func (m *Manager) Run(ctx context.Context) error {
 		case <-timer.C:
 			due = due.or(r.schedule.due)
 			if due != (reading{}) {
-				r.schedule.read(m.options.Timing.pollInterval())
+				r.schedule.read(due, m.options.Timing.pollInterval())
+			}
+			if m.options.Kubelet != nil && asked == (reading{}) {
+				if wait, waits := r.schedule.awaitReading(); waits {
+					timer.Reset(wait)
+					continue
+				}
 			}
 		}
 		plan := m.plan.Load()

@@ -33,7 +33,7 @@ func TestNextSwitchesToMPS(t *testing.T) {
 				for _, e := range w.lists["gpu"].Entries {
 					if e.Healthy && !w.held.has("gpu", e.ID) {
 						free[e.Unit]++
-						if got := e.Mode().Shares; got != test.want {
+						if got := e.Mode.Shares; got != test.want {
 							t.Errorf("%s is offered", e.ID)
 						}
 					}
@@ -62,7 +62,7 @@ func TestNextLeavesHalfWhileDaemonsStart(t *testing.T) {
 		for _, e := range w.lists["gpu"].Entries {
 			switch {
 			case !e.Healthy:
-			case e.Mode().Shares > 0:
+			case e.Mode.Shares > 0:
 				byMPS++
 			default:
 				byTime++

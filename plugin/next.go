@@ -28,6 +28,8 @@ const (
 // Entry is a device in a list.
 type Entry struct {
 	sharing.Device
+	// Mode is how the device shares its unit. It is kept here because every step asks for it.
+	Mode sharing.Mode
 	// Index is the unit's index as in sharing.Unit. It is kept here to name the unit to
 	// a container when the unit is no longer planned.
 	Index string
@@ -70,7 +72,7 @@ func (l List) equal(other List) bool {
 type Lists map[string]List
 
 func (e Entry) use(resource string) sharing.Use {
-	return sharing.Use{Resource: resource, Mode: e.Mode()}
+	return sharing.Use{Resource: resource, Mode: e.Mode}
 }
 
 func replica(id string) int {
@@ -317,9 +319,9 @@ func (s *inputs) appendUnit(entries []Entry, resource string, p *unitDevices) []
 // candidates returns the unit's devices that may be offered, and as surplus those
 // listed devices that may not but have to stay in the list for now.
 func (s *inputs) candidates(resource string, p *unitDevices) (candidates, surplus []rankedEntry) {
-	var use sharing.Use
+	use := sharing.Use{Resource: resource}
 	if len(p.want) > 0 {
-		use = Entry{Device: p.want[0]}.use(resource)
+		use.Mode = sharing.ModeOf(p.want[0].ID)
 	}
 	blocked := s.units[p.unit].blocked()
 	candidates = slices.Grow(s.ranked[:0], max(len(p.old), len(p.want)))
@@ -357,7 +359,7 @@ func (s *inputs) candidates(resource string, p *unitDevices) (candidates, surplu
 	}
 	for _, d := range p.want {
 		if missing[d.ID] != nil || len(p.old) == 0 {
-			candidates = append(candidates, rankedEntry{Entry: Entry{Device: d}, rank: rankWanted, replica: replica(d.ID), fresh: true})
+			candidates = append(candidates, rankedEntry{Entry: Entry{Device: d, Mode: use.Mode}, rank: rankWanted, replica: replica(d.ID), fresh: true})
 		}
 	}
 	return candidates, surplus
@@ -370,7 +372,7 @@ func (s *inputs) healthy(unit string) bool {
 }
 
 func (e *Entry) offer(healthy bool) {
-	*e = Entry{Device: e.Device, Index: e.Index, Phase: Offered}
+	*e = Entry{Device: e.Device, Mode: e.Mode, Index: e.Index, Phase: Offered}
 	e.Healthy = healthy
 }
 
@@ -406,7 +408,14 @@ func (s *inputs) closing(e Entry) Entry {
 	if e.Phase != Closing {
 		e.Since = s.now
 	}
-	next := Entry{Device: e.Device, Index: e.Index, Phase: Closing, Since: e.Since, Switching: e.Switching}
+	next := Entry{
+		Device:    e.Device,
+		Mode:      e.Mode,
+		Index:     e.Index,
+		Phase:     Closing,
+		Since:     e.Since,
+		Switching: e.Switching,
+	}
 	usable := s.healthy(e.Unit) && (e.Switching || !s.units[e.Unit].withheld)
 	next.Healthy = usable && s.now.Before(next.Since.Add(s.healthyFor(next)))
 	return next
@@ -500,7 +509,11 @@ func (s *inputs) adopt(have Lists, want sharing.Plan) Lists {
 		for _, id := range slices.Sorted(maps.Keys(held)) {
 			unit, _, _ := sharing.ParseDeviceID(id)
 			if _, ok := listed[id]; !ok && s.isUnit(unit) {
-				list.Entries = append(list.Entries, Entry{Device: sharing.Device{ID: id, Unit: unit, NUMANode: numaNode(want, unit)}, Phase: Offered})
+				list.Entries = append(list.Entries, Entry{
+					Device: sharing.Device{ID: id, Unit: unit, NUMANode: numaNode(want, unit)},
+					Mode:   sharing.ModeOf(id),
+					Phase:  Offered,
+				})
 				adopted[resource] = list
 			}
 		}

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"fmt"
+	"log/slog"
 	"runtime"
 	"strings"
 	"testing"
@@ -14,7 +15,7 @@ import (
 // BenchmarkNext is the first list of a start, and a look at one that stays.
 func BenchmarkNext(b *testing.B) {
 	for _, replicas := range []int{10, 100, 1000} {
-		plan := planOf(nil, fmt.Sprintf("gpu=%d:A,B,C,D,E,F,G,H", replicas))
+		plan := sharing.NewPlan(grownNode(8, 1, replicas))
 		first := func() Lists { return Next(nil, plan, KubeletSnapshot{}, RPCState{}, time.Time{}, Timing{}) }
 		b.Run(fmt.Sprintf("devices=%d/first", 8*replicas), func(b *testing.B) {
 			b.ReportAllocs()
@@ -29,6 +30,23 @@ func BenchmarkNext(b *testing.B) {
 				Next(have, plan, KubeletSnapshot{}, RPCState{}, time.Time{}, Timing{})
 			}
 		})
+	}
+}
+
+// BenchmarkStep is a look at 8,000 devices of which nothing has changed, as the timer has it made
+// while the kubelet cannot be read.
+func BenchmarkStep(b *testing.B) {
+	plan := sharing.NewPlan(grownNode(8, 1, 1000))
+	r := &reconciler{
+		Manager: NewManager(Options{Logger: slog.New(slog.DiscardHandler)}),
+		lists:   Lists{},
+		servers: map[string]*running{},
+		start:   func(s *server) *running { return &running{server: s} },
+	}
+	r.step(&plan)
+	b.ReportAllocs()
+	for b.Loop() {
+		r.step(&plan)
 	}
 }
 

@@ -74,6 +74,13 @@ func (w *world) step(plan sharing.Plan) {
 		w.calls.Sent[resource], w.calls.Lost[resource] = !w.unsent, w.lost
 	}
 	w.lists = Next(w.lists, plan, w.seen, w.calls, w.now, w.timing)
+	for resource, list := range w.lists {
+		for _, e := range list.Entries {
+			if e.Mode != sharing.ModeOf(e.ID) {
+				w.t.Fatalf("%s of %s is said to be %+v", e.ID, resource, e.Mode)
+			}
+		}
+	}
 	w.close()
 }
 

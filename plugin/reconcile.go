@@ -32,8 +32,9 @@ type reconciler struct {
 	planned time.Time
 	// unseenGrants says that devices were granted whose holders have not been seen yet.
 	unseenGrants bool
-	// unconfirmed says that the kubelet was not seen to have applied a list it was sent.
-	unconfirmed bool
+	// unconfirmed is when the newest of the lists was sent that the kubelet was not seen to have
+	// applied; zero when it has all.
+	unconfirmed time.Time
 }
 
 type running struct {
@@ -65,9 +66,11 @@ func (r *reconciler) step(plan *sharing.Plan) {
 		s.current.Load().rpcState(calls)
 	}
 	before, now := r.lists, r.options.Now()
-	r.unconfirmed = false
+	r.unconfirmed = time.Time{}
 	for name, s := range r.servers {
-		r.unconfirmed = !r.isApplied(s, calls.Sent[name], calls.Lost[name], now) || r.unconfirmed
+		if !r.isApplied(s, calls.Sent[name], calls.Lost[name], now) && s.givenAt.After(r.unconfirmed) {
+			r.unconfirmed = s.givenAt
+		}
 	}
 	if plan != r.served {
 		r.planned = now
@@ -137,6 +140,7 @@ func (r *reconciler) step(plan *sharing.Plan) {
 		}
 	}
 	r.publishStatus()
+	r.schedule.stepped = time.Now()
 }
 
 // The pause between two lists that are the same is firstResendPause, and then longer and
@@ -295,7 +299,9 @@ type schedule struct {
 	// due is what is to be read when the time has come.
 	due reading
 	// last is when the kubelet was last read, or was to be, or when a list last changed.
-	last time.Time
+	// lastApplied is that of readings of what it has applied, lastHeld when holders were last
+	// read, or were to be.
+	last, lastApplied, lastHeld time.Time
 	// pause is the time between readings for which a switch waits; zero after a change.
 	pause time.Duration
 	// grant is when to look for the holders of what was granted, after grantPause;
@@ -304,33 +310,62 @@ type schedule struct {
 	grantPause time.Duration
 	// recheck is when to read the holders after a list was sent again; zero when none was.
 	recheck time.Time
+	// stepped is when the last step was made, and stepBy when to make the next although what is
+	// to be read before it has not come.
+	stepped, stepBy time.Time
 }
 
 // A list is applied within some milliseconds, and a pod holds what it was granted
 // when its other devices were granted too. Where no unit waits for a list to be applied,
-// only the status does, and a reading is not cheap with thousands of devices.
+// only the status does, and a reading is not cheap with thousands of devices. So the longer it
+// does without, as with a kubelet that cannot be read, the rarer are the readings for it: each
+// comes when a quarter more of that time has passed, or longestPause.
 const (
 	firstPause      = 5 * time.Millisecond
 	confirmPause    = 100 * time.Millisecond
 	firstGrantPause = 250 * time.Millisecond
 	recheckPause    = 50 * time.Millisecond
+	longestPause    = 10 * time.Second
 )
 
 // read records that the kubelet was read, or that a reading was requested.
-func (s *schedule) read(most time.Duration) {
+func (s *schedule) read(what reading, most time.Duration) {
 	s.last, s.pause = time.Now(), min(max(2*s.pause, firstPause), most)
-	if s.recheck.Before(s.last) {
+	if what.applied {
+		s.lastApplied = s.last
+	}
+	if what.held {
+		s.lastHeld = s.last
+	}
+	if s.recheck.Before(s.lastHeld) {
 		s.recheck = time.Time{}
 	}
 }
 
-func (s *schedule) change() { s.last, s.pause = time.Now(), 0 }
+func (s *schedule) change() {
+	now := time.Now()
+	s.last, s.lastApplied, s.pause = now, now, 0
+}
+
+// awaitReading is asked when the time has come for which next waited. It returns how long to wait
+// once more, for the reading that was requested, because its end makes the step; false when the
+// step is due at once.
+func (s *schedule) awaitReading() (wait time.Duration, waits bool) {
+	if wait = time.Until(s.stepBy); s.due == (reading{}) || wait <= 0 {
+		return 0, false
+	}
+	s.due = reading{} // It is not requested twice.
+	return wait, true
+}
 
 // next returns how long to wait before the next step; false when nothing is waited for.
 func (s *schedule) next(r *reconciler) (wait time.Duration, any bool) {
 	now := time.Now()
-	s.due = reading{}
+	s.due, s.stepBy = reading{}, s.stepped.Add(2*r.options.Timing.pollInterval())
 	for _, reason := range s.reasons(r, now) {
+		if reason.due == (reading{}) && reason.at.Before(s.stepBy) {
+			s.stepBy = reason.at
+		}
 		if until := max(0, reason.at.Sub(now)); !any || until < wait {
 			any, wait, s.due = true, until, reason.due
 		}
@@ -357,21 +392,26 @@ func (s *schedule) reasons(r *reconciler, now time.Time) (all []reason) {
 	urgent, closes := r.lists.awaited()
 	switch {
 	case urgent.held:
-		look(s.last.Add(s.pause), reading{applied: urgent.applied || r.unconfirmed, held: true})
+		look(s.last.Add(s.pause), reading{applied: urgent.applied || !r.unconfirmed.IsZero(), held: true})
 	case urgent.applied:
 		look(s.last.Add(max(s.pause, firstPause)), urgent)
-	case r.unconfirmed:
-		look(s.last.Add(max(s.pause, confirmPause)), reading{applied: true})
+	case !r.unconfirmed.IsZero():
+		pause := max(r.options.Now().Sub(r.unconfirmed)/4, confirmPause)
+		look(s.lastApplied.Add(min(pause, longestPause)), reading{applied: true, held: !r.kubelet.HeldKnown})
 	}
 	if until := closes.Add(r.options.Timing.Settle).Sub(r.options.Now()); !closes.IsZero() && until > 0 {
 		look(now.Add(until), reading{})
 	}
 
+	most := time.Second
+	if !r.kubelet.HeldKnown {
+		most = longestPause
+	}
 	switch {
 	case !r.unseenGrants:
 		s.grant, s.grantPause = time.Time{}, 0
-	case s.grant.IsZero(), !s.grant.After(s.last):
-		s.grantPause = min(max(2*s.grantPause, firstGrantPause), time.Second)
+	case s.grant.IsZero(), !s.grant.After(s.lastHeld):
+		s.grantPause = min(max(2*s.grantPause, firstGrantPause), most)
 		s.grant = now.Add(s.grantPause)
 	}
 	if !s.grant.IsZero() {

@@ -326,7 +326,9 @@ func (s *server) serve(path string, listener net.Listener) *session {
 // a client that has gone wrong from taking the node's memory.
 const (
 	// maxConnections counts all clients. The kubelet needs one connection; clients
-	// beyond the limit wait until another one has gone.
+	// beyond the limit wait until another one has gone. A request is held in memory before
+	// anything can refuse it, so only the product of the three limits bounds that: 32 MiB. A
+	// limit on calls would come after the decoding.
 	maxConnections = 4
 	// maxStreams counts the calls of one connection. The kubelet has ListAndWatch
 	// open and makes one call beside it.

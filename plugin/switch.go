@@ -55,8 +55,8 @@ func (s *inputs) findUnits(have Lists, want sharing.Plan) {
 			u.use.Resource = r.Name
 			u.withheld = !unit.Health.Healthy()
 		}
-		for _, d := range r.Devices {
-			at(d.Unit).use = Entry{Device: d}.use(r.Name)
+		for devices := range sameUnit(r.Devices, func(d sharing.Device) string { return d.Unit }) {
+			at(devices[0].Unit).use = sharing.Use{Resource: r.Name, Mode: sharing.ModeOf(devices[0].ID)}
 		}
 	}
 	for resource, list := range have {

@@ -354,7 +354,7 @@ func (w *lagging) check(before Lists, plan sharing.Plan) {
 			if held[unit] == nil {
 				held[unit] = map[sharing.Use]bool{}
 			}
-			held[unit][Entry{Device: sharing.Device{ID: p.id}}.use(p.resource)] = true
+			held[unit][sharing.Use{Resource: p.resource, Mode: sharing.ModeOf(p.id)}] = true
 		}
 	}
 	offered := map[string]map[sharing.Use]bool{}

@@ -80,7 +80,7 @@ func NewDeviceSet(devices []Device, units []Unit, policy AllocationPolicy) *Devi
 		x.ids[at], x.healthy[at], x.groupOf[at] = device.ID, device.Healthy, group
 		x.position[device.ID] = at
 		x.groups[group].members = append(x.groups[group].members, at)
-		if device.Mode().Shares > 0 {
+		if ModeOf(device.ID).Shares > 0 {
 			if x.mps == nil {
 				x.mps = map[int]bool{}
 			}

@@ -188,7 +188,7 @@ func foreseenResources(now, then, after sharing.Plan) []nodereport.ForecastResou
 		for _, r := range plan.Resources {
 			for _, d := range r.Devices {
 				if d.Healthy {
-					offers[offer{d.Unit, sharing.Use{Resource: r.Name, Mode: d.Mode()}}]++
+					offers[offer{d.Unit, sharing.Use{Resource: r.Name, Mode: sharing.ModeOf(d.ID)}}]++
 				}
 			}
 		}

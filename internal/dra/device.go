@@ -165,7 +165,7 @@ func (b *builder) describe(gpu sharing.GPU, p *sharing.Partition, mode sharing.M
 		"cudaComputeCapability": version(gpu.ComputeCapability), "driverVersion": version(b.DriverVersion),
 		"cudaDriverVersion": version(fmt.Sprintf("%d.%d", b.CUDA/1000, b.CUDA%1000/10)), "addressingMode": text(""),
 		"index": number(gpu.Index), "numaNode": number(gpu.NUMANode),
-		"placement": text(place), "resource": text(name), "sharing": text(mode.Name),
+		"placement": text(place), "resource": text(name), "sharing": text(mode.Kind.String()),
 		"resource.kubernetes.io/pciBusID": text(strings.ToLower(strings.TrimPrefix(gpu.PCIBusID, "0000"))),
 	}
 	// But for these two, by which claims ask for devices of one root or NUMA node: all whose own

@@ -230,7 +230,7 @@ func usesOf(served plugin.Status) map[string]use {
 				continue
 			}
 			use := uses[e.Unit]
-			if shares := e.Mode().Shares; shares > 0 {
+			if shares := e.Mode.Shares; shares > 0 {
 				use.shares, use.offered = shares, use.offered || !e.Switching
 			} else {
 				use.others = true

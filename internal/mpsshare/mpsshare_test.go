@@ -39,7 +39,7 @@ func newNode() *node {
 				return plugin.Status{Served: true}
 			}
 			device := sharing.Device{ID: "GPU-a::0of4", Unit: "GPU-a"}
-			listed := []plugin.Entry{{Device: device}}
+			listed := []plugin.Entry{{Device: device, Mode: sharing.MPSMode(4)}}
 			return plugin.Status{Served: true, Resources: []plugin.ResourceStatus{{Name: "r", Listed: listed}}}
 		},
 		ByDRA:              func() map[string]sharing.Unit { return map[string]sharing.Unit{} },

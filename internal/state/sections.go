@@ -38,7 +38,9 @@ func (l Lists) Load() (plugin.Lists, error) {
 		for _, e := range entries {
 			entry := plugin.Entry{
 				Device: sharing.Device{ID: e.ID, Unit: e.Unit, NUMANode: e.NUMA, Healthy: !e.Leaving},
-				Index:  e.Index, Phase: plugin.Offered,
+				Mode:   sharing.ModeOf(e.ID),
+				Index:  e.Index,
+				Phase:  plugin.Offered,
 			}
 			switch {
 			case e.Closing != nil:

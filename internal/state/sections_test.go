@@ -25,9 +25,17 @@ func TestListsRoundTrip(t *testing.T) {
 	}
 	lists := plugin.Lists{
 		"nvidia.com/gpu": {Entries: []plugin.Entry{
-			{Device: device("A::0", "A", 1), Index: "0", Phase: plugin.Offered},
-			{Device: device("A::1", "A", 1), Index: "0", Phase: plugin.Closing, Since: since},
-			{Device: sharing.Device{ID: "A::2", Unit: "A", NUMANode: 1}, Index: "0", Phase: plugin.Retiring, Since: since},
+			{Device: device("A::0", "A", 1), Mode: sharing.TimeSliced, Index: "0", Phase: plugin.Offered},
+			{Device: device("A::1", "A", 1), Mode: sharing.TimeSliced, Index: "0", Phase: plugin.Closing, Since: since},
+			{
+				Device: sharing.Device{ID: "A::2", Unit: "A", NUMANode: 1},
+				Mode:   sharing.TimeSliced,
+				Index:  "0",
+				Phase:  plugin.Retiring,
+				Since:  since,
+			},
+			{Device: device("B", "B", 1), Mode: sharing.Exclusive, Index: "1", Phase: plugin.Offered},
+			{Device: device("C::0of4", "C", 1), Mode: sharing.MPSMode(4), Index: "2", Phase: plugin.Offered},
 		}},
 		"nvidia.com/old": {Dropped: since},
 	}
@@ -45,7 +53,14 @@ func TestListsRoundTrip(t *testing.T) {
 		"nvidia.com/gpu": {Entries: []plugin.Entry{
 			lists["nvidia.com/gpu"].Entries[0],
 			lists["nvidia.com/gpu"].Entries[1],
-			{Device: sharing.Device{ID: "A::2", Unit: "A", NUMANode: 1}, Index: "0", Phase: plugin.Retiring},
+			{
+				Device: sharing.Device{ID: "A::2", Unit: "A", NUMANode: 1},
+				Mode:   sharing.TimeSliced,
+				Index:  "0",
+				Phase:  plugin.Retiring,
+			},
+			lists["nvidia.com/gpu"].Entries[3],
+			lists["nvidia.com/gpu"].Entries[4],
 		}},
 		"nvidia.com/old": {},
 	}

@@ -154,9 +154,11 @@ func Run(ctx context.Context, options Options) error {
 func newAgent(options Options) *agent {
 	a := &agent{
 		Options: options, replan: make(chan struct{}, 1), replanNow: make(chan chan struct{}), reportWake: make(chan struct{}, 1), planEnded: make(chan struct{}),
-		locked: make(chan struct{}), registering: make(chan struct{}), asking: make(chan struct{}, 1), calls: nodemetrics.NewCalls(),
+		locked: make(chan struct{}), registering: make(chan struct{}), calls: nodemetrics.NewCalls(),
 	}
 	a.Plugin.SetCallMetrics(a.calls)
+	a.state.Store(&state{})
+	a.progress.Store(&profileProgress{state: nodereport.ProfilePending, since: time.Now()})
 	a.mig = migchange.New(migchange.Options{
 		Partitioner: a.Partitioner, LetGo: a.LetGo, Store: a.Journal, Devices: migDevices{a.Plugin}, Inputs: a.migInputs, Holders: a.Kubelet.Held, ByDRA: func() []string { return a.dra.ByDRA() },
 		Resources: a.resourcesOf, Plan: a.planNow, Changed: a.wakeReport, Refresh: a.Refresh, Logger: a.Logger,
@@ -179,9 +181,7 @@ func newAgent(options Options) *agent {
 		WarningsChanged: a.requestPlan,
 		LimitsChanged:   a.wakeReport,
 	})
-	a.state.Store(&state{})
-	a.lastSample.Store(firstSample())
-	a.progress.Store(&profileProgress{state: nodereport.ProfilePending, since: time.Now()})
+	a.samples = newSampler(a)
 	a.web = a.newWeb()
 	return a
 }
@@ -211,7 +211,7 @@ func (a *agent) run(ctx context.Context) error {
 	if a.Reporter != nil {
 		start(func(context.Context) error { return a.Reporter.Run(answering) })
 	}
-	start(after(a.locked, a.sampleLoop))
+	start(after(a.locked, a.samples.run))
 	start(after(a.registering, func(ctx context.Context) error {
 		a.mig.Run(ctx)
 		return nil
@@ -278,6 +278,7 @@ func (a *agent) watchDriver(ctx context.Context, watch func(ctx context.Context,
 
 type agent struct {
 	Options
+	current
 	calls *nodemetrics.Calls
 	// replan wakes the loop; so does replanNow, with a channel to close after planning.
 	replan    chan struct{}
@@ -293,16 +294,18 @@ type agent struct {
 	mps                 *mpsshare.Manager
 	dra                 *drapath.Paths
 	guard               *memoryguard.Guard
+	samples             *sampler
+	web                 *web.Server
+}
+
+// current is what the program is at now, for all goroutines that tell of it.
+type current struct {
+	// state is what the loop decided last, progress what reportLoop found last.
+	state    atomic.Pointer[state]
+	progress atomic.Pointer[profileProgress]
 	// standby says that another program serves the node, serving that this one has
 	// its lock, draining that it is withdrawing its devices before it ends.
 	standby, serving, draining atomic.Bool
-	state                      atomic.Pointer[state]
-	progress                   atomic.Pointer[profileProgress]
-	// holders is nil while who holds what is not known; asking is taken by who asks.
-	holders    atomic.Pointer[holding]
-	asking     chan struct{}
-	lastSample atomic.Pointer[utilizationSample]
-	web        *web.Server
 }
 
 // serveKubelet waits for the lock and serves the kubelet until ctx has ended and

@@ -26,7 +26,7 @@ func (a *agent) forecast(ctx context.Context, label, value string) nodereport.Fo
 		return nodereport.Forecast{Node: a.NodeName, Unknown: fmt.Sprintf(format, arguments...), Resources: []nodereport.ForecastResource{}}
 	}
 	s := a.state.Load()
-	held, known := a.readHolders(ctx, lookPause)
+	held, known := a.samples.readHolders(ctx, lookPause)
 	switch {
 	case !a.serving.Load():
 		return unknown("this Virgate does not serve the node")

@@ -258,7 +258,7 @@ func TestForecastGoesByTheNode(t *testing.T) {
 		{name: "by DRA", value: "dra", change: servingClaims},
 		{name: "by DRA, held as a share", value: "dra", want: "GPU-b", change: func(a *agent, s *state) {
 			servingClaims(a, s)
-			a.Kubelet = heldBy{held: []sharing.Allocation{{Resource: gpuResource, Devices: []string{"GPU-b::1"}}}}
+			a.samples.kubelet = heldBy{held: []sharing.Allocation{{Resource: gpuResource, Devices: []string{"GPU-b::1"}}}}
 		}},
 		{name: "without DRA", value: "dra", then: 8},
 		{name: "a warning", value: "odd", then: 8, want: "s[1]: no unit of " + threeG + " on this node"},
@@ -268,7 +268,7 @@ func TestForecastGoesByTheNode(t *testing.T) {
 		{name: "GPUs not read", value: "shares", want: "its GPUs cannot be read: the driver hangs", change: func(_ *agent, s *state) { s.unread = errors.New("the driver hangs") }},
 		{name: "no plan", value: "shares", want: "it has no plan yet", change: func(_ *agent, s *state) { s.planned = false }},
 		{name: "paused", value: "shares", want: release.PausedText, change: func(_ *agent, s *state) { s.pause.paused = true }},
-		{name: "holders unknown", value: "shares", want: "what pods hold cannot be read", change: func(a *agent, _ *state) { a.Kubelet = heldBy{err: errors.New("no kubelet")} }},
+		{name: "holders unknown", value: "shares", want: "what pods hold cannot be read", change: func(a *agent, _ *state) { a.samples.kubelet = heldBy{err: errors.New("no kubelet")} }},
 		{name: "partitions not read", value: "layout", want: "GPU 0: no driver", change: func(a *agent, _ *state) { a.mig.Partitioner = idle{} }},
 		{name: "a layout", value: "layout", state: sharing.MIGState{Geometry: geometry}},
 		{name: "a layout that takes a reboot", value: "reset", state: sharing.MIGState{Geometry: geometry, NeedsReboot: true}, want: "GPU 0: its MIG mode changes with a reset (mig.reset) or a reboot alone", change: mayReset},

@@ -15,10 +15,10 @@ import (
 func (a *agent) registry() *prometheus.Registry {
 	show := []prometheus.Collector{
 		nodemetrics.NewProgramCollector(a.programMetrics), a.calls, metrics.NewHealthCollector(a.Health.Health),
-		metrics.NewUtilizationCollector(a.utilization), metrics.NewCollector(a.sharing),
+		metrics.NewUtilizationCollector(a.samples.utilization), metrics.NewCollector(a.samples.sharing),
 	}
 	if !a.HTTP.NoContainers {
-		show = append(show, metrics.NewContainerCollector(a.sharing, a.utilization))
+		show = append(show, metrics.NewContainerCollector(a.samples.sharing, a.samples.utilization))
 	}
 	if a.ClaimCalls != nil {
 		show = append([]prometheus.Collector{a.ClaimCalls, nodemetrics.NewDRACollector(a.draMetrics)}, show...)

@@ -5,10 +5,12 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/virgate/virgate/internal/memoryguard"
 	"github.com/virgate/virgate/internal/status"
+	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/sharing/metrics"
 )
@@ -37,14 +39,42 @@ func firstSample() *utilizationSample {
 	return &first
 }
 
-// sampleLoop keeps current who holds what and how the GPUs are used. What cannot be
+// sampler keeps current who holds what and how the GPUs are used. What cannot be
 // read now is unknown; no older value stands in for it.
-func (a *agent) sampleLoop(ctx context.Context) error {
-	interval := cmp.Or(max(a.SampleInterval, 0), 5*time.Second)
-	tick := time.NewTicker(interval)
+type sampler struct {
+	*current
+	plugin  *plugin.Manager
+	kubelet plugin.Kubelet
+	measure func(ctx context.Context) sharing.Measurement
+	guard   *memoryguard.Guard
+	// interval is the time between two samples.
+	interval time.Duration
+	// holders is nil while who holds what is not known; asking is taken by who asks.
+	holders atomic.Pointer[holding]
+	asking  chan struct{}
+	last    atomic.Pointer[utilizationSample]
+}
+
+func newSampler(a *agent) *sampler {
+	s := &sampler{
+		current:  &a.current,
+		plugin:   a.Plugin,
+		kubelet:  a.Kubelet,
+		measure:  a.Measure,
+		guard:    a.guard,
+		interval: cmp.Or(max(a.SampleInterval, 0), 5*time.Second),
+		asking:   make(chan struct{}, 1),
+	}
+	s.last.Store(firstSample())
+	return s
+}
+
+// run takes samples until ctx ends.
+func (s *sampler) run(ctx context.Context) error {
+	tick := time.NewTicker(s.interval)
 	defer tick.Stop()
 	for {
-		a.takeSample(ctx, interval)
+		s.take(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -53,17 +83,19 @@ func (a *agent) sampleLoop(ctx context.Context) error {
 	}
 }
 
-func (a *agent) takeSample(ctx context.Context, interval time.Duration) {
-	last := a.lastSample.Load()
+func (s *sampler) take(ctx context.Context) {
+	last := s.last.Load()
 	next := &utilizationSample{UtilizationState: metrics.UtilizationState{
-		Contended: maps.Clone(last.Contended), AttributionErrors: maps.Clone(last.AttributionErrors), SampleErrors: maps.Clone(last.SampleErrors),
+		Contended:         maps.Clone(last.Contended),
+		AttributionErrors: maps.Clone(last.AttributionErrors),
+		SampleErrors:      maps.Clone(last.SampleErrors),
 	}}
-	held, known := a.readHolders(ctx, 0)
+	held, known := s.readHolders(ctx, 0)
 	if !known {
 		next.SampleErrors[kubeletSource]++
 		next.AttributionErrors[sharing.StagePods]++
 	}
-	measured := a.Measure(ctx)
+	measured := s.measure(ctx)
 	if ctx.Err() != nil {
 		return
 	}
@@ -73,21 +105,21 @@ func (a *agent) takeSample(ctx context.Context, interval time.Duration) {
 	if measured.Errors[sharing.StageDriver] > 0 {
 		next.SampleErrors[driverSource]++
 	}
-	s := a.state.Load()
-	shown := status.Listed(a.Plugin.Status().Resources, s.gpus)
-	next.Report = sharing.NewUtilizationReport(measured, s.gpus, shown, held, known)
+	decided := s.state.Load()
+	shown := status.Listed(s.plugin.Status().Resources, decided.gpus)
+	next.Report = sharing.NewUtilizationReport(measured, decided.gpus, shown, held, known)
 	next.at = time.Now()
-	a.guard.Look(memoryguard.Sample{
+	s.guard.Look(memoryguard.Sample{
 		Report:   next.Report,
-		GPUs:     s.gpus,
-		Planned:  s.plan.Resources,
+		GPUs:     decided.gpus,
+		Planned:  decided.plan.Resources,
 		Listed:   shown,
 		Held:     held,
 		At:       next.at,
-		Interval: interval,
+		Interval: s.interval,
 	})
-	next.countContention(last, interval)
-	a.lastSample.Store(next)
+	next.countContention(last, s.interval)
+	s.last.Store(next)
 }
 
 // holding is who held what when the kubelet was asked.
@@ -98,15 +130,15 @@ type holding struct {
 
 // readHolders asks who holds what, after a pause since the last time. When there is no
 // answer before the deadline of ctx, the last one stays.
-func (a *agent) readHolders(ctx context.Context, pause time.Duration) (held []sharing.Allocation, known bool) {
+func (s *sampler) readHolders(ctx context.Context, pause time.Duration) (held []sharing.Allocation, known bool) {
 	came := time.Now()
 	select {
-	case a.asking <- struct{}{}:
-		defer func() { <-a.asking }()
+	case s.asking <- struct{}{}:
+		defer func() { <-s.asking }()
 	case <-ctx.Done():
 		return nil, false
 	}
-	if last := a.holders.Load(); last != nil && !last.at.Before(came) {
+	if last := s.holders.Load(); last != nil && !last.at.Before(came) {
 		return last.held, true // Somebody else has asked meanwhile.
 	} else if last != nil {
 		select {
@@ -116,12 +148,12 @@ func (a *agent) readHolders(ctx context.Context, pause time.Duration) (held []sh
 		}
 	}
 	began := time.Now()
-	held, err := a.Kubelet.Held(ctx)
+	held, err := s.kubelet.Held(ctx)
 	switch {
 	case err == nil:
-		a.holders.Store(&holding{began, held})
+		s.holders.Store(&holding{began, held})
 	case ctx.Err() == nil:
-		a.holders.Store(nil)
+		s.holders.Store(nil)
 	}
 	return held, err == nil
 }
@@ -148,10 +180,14 @@ func (o *utilizationSample) countContention(last *utilizationSample, interval ti
 }
 
 // sharing is what the node offers and who holds it, for the metrics.
-func (a *agent) sharing() metrics.State {
-	decided := a.state.Load()
-	state := metrics.State{GPUs: decided.gpus, Planned: decided.plan.Resources, Listed: status.Listed(a.Plugin.Status().Resources, decided.gpus)}
-	if known := a.holders.Load(); known != nil {
+func (s *sampler) sharing() metrics.State {
+	decided := s.state.Load()
+	state := metrics.State{
+		GPUs:    decided.gpus,
+		Planned: decided.plan.Resources,
+		Listed:  status.Listed(s.plugin.Status().Resources, decided.gpus),
+	}
+	if known := s.holders.Load(); known != nil {
 		ofAnyGPU := func(a sharing.Allocation) bool { return a.AnyGPU } // It would count for each.
 		state.Allocations, state.AllocationsKnown = slices.DeleteFunc(slices.Clone(known.held), ofAnyGPU), true
 	}
@@ -159,8 +195,8 @@ func (a *agent) sharing() metrics.State {
 }
 
 // utilization is what the last sample found, for the metrics.
-func (a *agent) utilization() metrics.UtilizationState {
-	last := a.lastSample.Load()
+func (s *sampler) utilization() metrics.UtilizationState {
+	last := s.last.Load()
 	use := last.UtilizationState
 	if use.Sampled = !last.at.IsZero(); use.Sampled {
 		use.Age = time.Since(last.at)

@@ -77,7 +77,7 @@ func newWatch(t testing.TB, name string, replicas int) *watch {
 		_ = os.RemoveAll(dir)
 	})
 	w.agent = newAgent(withIdle(Options{
-		Plugin: manager, Kubelet: w.holders, Settings: Settings{Logger: quiet},
+		Plugin: manager, Kubelet: w.holders, Settings: Settings{Logger: quiet, SampleInterval: time.Second},
 		Measure: usage.NewSampler(usage.Options{Meter: nvml.NewMeter(node), Proc: node.Proc(), Containers: node, Logger: quiet}).Measure,
 	}))
 	w.state.Store(&state{gpus: gpus, plan: sharing.NewPlan(gpus, profile(replicas)), planned: true})
@@ -95,7 +95,7 @@ func (w *watch) sampleNow() {
 			w.t.Fatal(err)
 		}
 	}
-	w.takeSample(w.t.Context(), time.Second)
+	w.samples.take(w.t.Context())
 }
 
 // pod gives the GPU's next free device to a pod of that name, with a process,

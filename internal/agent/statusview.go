@@ -26,7 +26,7 @@ const (
 func (a *agent) status(ctx context.Context) status.Status {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	_, _ = a.readHolders(ctx, lookPause)
+	_, _ = a.samples.readHolders(ctx, lookPause)
 	s, p := a.state.Load(), a.progress.Load()
 	unready := a.unready()
 	node := status.Status{
@@ -52,7 +52,7 @@ func (a *agent) status(ctx context.Context) status.Status {
 	}
 	node.Unread, node.DRA = message(s.unread), a.draStatus()
 	var held []sharing.Allocation
-	if known := a.holders.Load(); known != nil {
+	if known := a.samples.holders.Load(); known != nil {
 		held, node.HoldersKnown, node.HoldersAt = known.held, true, &known.at
 	}
 	serving := a.Plugin.Status()
@@ -64,7 +64,7 @@ func (a *agent) status(ctx context.Context) status.Status {
 		node.GPUs[i].Settings = a.gpuSettings.All()[node.GPUs[i].UUID]
 		node.GPUs[i].MPS = daemonsOf(a.mps.View(), node.GPUs[i].Units)
 	}
-	node.AddUtilization(a.lastSample.Load().Report)
+	node.AddUtilization(a.samples.last.Load().Report)
 	return node
 }
 

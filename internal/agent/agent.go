@@ -183,6 +183,7 @@ func newAgent(options Options) *agent {
 	})
 	a.samples = newSampler(a)
 	a.web = a.newWeb()
+	a.reports = newReports(a)
 	return a
 }
 
@@ -207,7 +208,7 @@ func (a *agent) run(ctx context.Context) error {
 	start(func(ctx context.Context) error { return a.watchDriver(ctx, a.Host.Watch) })
 	start(func(ctx context.Context) error { return a.ConfigSource.Watch(ctx, a.requestPlan) })
 	start(a.planLoop)
-	start(func(context.Context) error { return a.reportLoop(answering) })
+	start(func(context.Context) error { return a.reports.run(answering) })
 	if a.Reporter != nil {
 		start(func(context.Context) error { return a.Reporter.Run(answering) })
 	}
@@ -283,7 +284,7 @@ type agent struct {
 	// replan wakes the loop; so does replanNow, with a channel to close after planning.
 	replan    chan struct{}
 	replanNow chan chan struct{}
-	// reportWake wakes reportLoop; planEnded is closed when the loop has ended.
+	// reportWake wakes the reports; planEnded is closed when the loop has ended.
 	reportWake, planEnded chan struct{}
 	// mig changes the GPUs' MIG layouts, from when registering is closed. locked is closed
 	// when the driver may be opened.
@@ -296,11 +297,12 @@ type agent struct {
 	guard               *memoryguard.Guard
 	samples             *sampler
 	web                 *web.Server
+	reports             *reports
 }
 
 // current is what the program is at now, for all goroutines that tell of it.
 type current struct {
-	// state is what the loop decided last, progress what reportLoop found last.
+	// state is what the loop decided last, progress what reports found last.
 	state    atomic.Pointer[state]
 	progress atomic.Pointer[profileProgress]
 	// standby says that another program serves the node, serving that this one has

@@ -13,22 +13,55 @@ import (
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/decide"
+	"github.com/virgate/virgate/internal/drapath"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/release"
 	"github.com/virgate/virgate/internal/units"
+	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
 
-// forecast is what this node would become if its Node had that label. It changes nothing.
-func (a *agent) forecast(ctx context.Context, label, value string) nodereport.Forecast {
-	unknown := func(format string, arguments ...any) nodereport.Forecast {
-		return nodereport.Forecast{Node: a.NodeName, Unknown: fmt.Sprintf(format, arguments...), Resources: []nodereport.ForecastResource{}}
+// forecaster says what this node would become by another label of its Node. It changes nothing.
+type forecaster struct {
+	*current
+	nodeName    string
+	config      ConfigSource
+	plugin      *plugin.Manager
+	partitioner migchange.Partitioner
+	mig         *migchange.Reconciler
+	releases    *release.Manager
+	dra         *drapath.Paths
+	samples     *sampler
+	// mayReset and mayEvict are as in decide.Facts.
+	mayReset, mayEvict bool
+}
+
+func newForecaster(a *agent) *forecaster {
+	return &forecaster{
+		current:     &a.current,
+		nodeName:    a.NodeName,
+		config:      a.ConfigSource,
+		plugin:      a.Plugin,
+		partitioner: a.Partitioner,
+		mig:         a.mig,
+		releases:    a.releases,
+		dra:         a.dra,
+		samples:     a.samples,
+		mayReset:    a.Releases.Reset != nil,
+		mayEvict:    a.Pods.Evict != nil,
 	}
-	s := a.state.Load()
-	held, known := a.samples.readHolders(ctx, lookPause)
+}
+
+// forecast is what this node would become if its Node had that label.
+func (c *forecaster) forecast(ctx context.Context, label, value string) nodereport.Forecast {
+	unknown := func(format string, arguments ...any) nodereport.Forecast {
+		return nodereport.Forecast{Node: c.nodeName, Unknown: fmt.Sprintf(format, arguments...), Resources: []nodereport.ForecastResource{}}
+	}
+	s := c.state.Load()
+	held, known := c.samples.readHolders(ctx, lookPause)
 	switch {
-	case !a.serving.Load():
+	case !c.serving.Load():
 		return unknown("this Virgate does not serve the node")
 	case s.unread != nil:
 		return unknown("its GPUs cannot be read: %v", s.unread)
@@ -39,21 +72,21 @@ func (a *agent) forecast(ctx context.Context, label, value string) nodereport.Fo
 	case !known:
 		return unknown("what pods hold cannot be read")
 	}
-	selected, err := a.ConfigSource.WithLabel(label, value)
+	selected, err := c.config.WithLabel(label, value)
 	if errors.Is(err, configs.ErrPending) {
 		return unknown("the profile is %v", err)
 	}
 	if err == nil && (s.profile == nil || selected.Generation != s.profile.Generation) {
 		err = selected.CheckNode(s.gpus)
 	}
-	f := nodereport.Forecast{Node: a.NodeName, LeftTo: selected.Profile.MIG.LeftTo}
+	f := nodereport.Forecast{Node: c.nodeName, LeftTo: selected.Profile.MIG.LeftTo}
 	var then, after sharing.Plan
 	if err != nil {
 		f.Unfit = strings.Split(err.Error(), "\n")
-	} else if then, after, err = a.foresee(ctx, s, selected.Profile, held, &f); err != nil {
+	} else if then, after, err = c.foresee(ctx, s, selected.Profile, held, &f); err != nil {
 		return unknown("%v", err)
 	}
-	listed := a.Plugin.Status().Resources
+	listed := c.plugin.Status().Resources
 	now := sharing.Plan{}
 	for _, r := range listed {
 		resource := sharing.Resource{Name: r.Name}
@@ -74,9 +107,11 @@ func (a *agent) forecast(ctx context.Context, label, value string) nodereport.Fo
 
 // foresee plans with the profile: then is when all is done that need not wait for pods, after when
 // those have ended too. What stands in the way is added to the forecast.
-func (a *agent) foresee(ctx context.Context, s *state, profile sharing.Profile, held []sharing.Allocation, f *nodereport.Forecast) (then, after sharing.Plan, err error) {
+func (c *forecaster) foresee(
+	ctx context.Context, s *state, profile sharing.Profile, held []sharing.Allocation, f *nodereport.Forecast,
+) (then, after sharing.Plan, err error) {
 	gpusThen, gpusAfter := slices.Clone(s.gpus), slices.Clone(s.gpus)
-	released := a.releases.Released()
+	released := c.releases.Released()
 	// closed are the units that are kept free for the layout; inTheWay says why it waits for a unit.
 	closed, inTheWay := map[string]bool{}, map[string]string{}
 	var ids []sharing.GPUID
@@ -84,7 +119,7 @@ func (a *agent) foresee(ctx context.Context, s *state, profile sharing.Profile, 
 		if !profile.MIG.Manage || profile.MIG.Name == "" || gpu.DriverIndex == sharing.NotListed || released[gpu.UUID] {
 			continue
 		}
-		situation, err := a.mig.Situation(ctx, gpu, profile.MIG, held)
+		situation, err := c.mig.Situation(ctx, gpu, profile.MIG, held)
 		if err != nil {
 			return then, after, fmt.Errorf("GPU %d: %w", gpu.Index, err)
 		}
@@ -92,7 +127,7 @@ func (a *agent) foresee(ctx context.Context, s *state, profile sharing.Profile, 
 		soon, later := migchange.Decide(situation), migchange.Decide(situation.Unused())
 		resets := later.State == nodereport.LayoutResetRequired || later.State == nodereport.LayoutPending && later.Record == nil
 		switch {
-		case resets && profile.MIG.Reset && a.Releases.Reset != nil && !situation.State.NeedsReboot:
+		case resets && profile.MIG.Reset && c.mayReset && !situation.State.NeedsReboot:
 			f.Warnings = append(f.Warnings, fmt.Sprintf("GPU %d is reset before it has its layout", gpu.Index))
 		case resets:
 			f.Unfit = append(f.Unfit, fmt.Sprintf("GPU %d: its MIG mode changes with a reset (mig.reset) or a reboot alone", gpu.Index))
@@ -115,13 +150,13 @@ func (a *agent) foresee(ctx context.Context, s *state, profile sharing.Profile, 
 		}
 	}
 	facts := decide.Facts{
-		Profile: profile, Reservations: a.releases.Reservations(), Host: s.host,
-		MayReset: a.Releases.Reset != nil, MayEvict: a.Pods.Evict != nil, DRA: a.dra.Facts(s.gpus),
+		Profile: profile, Reservations: c.releases.Reservations(), Host: s.host,
+		MayReset: c.mayReset, MayEvict: c.mayEvict, DRA: c.dra.Facts(s.gpus),
 	}
 	if facts.DRA != nil {
 		// As if nothing had gone to DRA yet: what the profile gives to DRA is left out all the same.
 		facts.DRA.View = claims.View{}
-		facts.DRA.Geometries = a.foreseenGeometries(ctx, s, profile, facts.DRA.Geometries)
+		facts.DRA.Geometries = c.foreseenGeometries(ctx, s, profile, facts.DRA.Geometries)
 	}
 	facts.GPUs = gpusAfter
 	after = decide.Decide(facts).Plan
@@ -152,7 +187,9 @@ func (a *agent) foresee(ctx context.Context, s *state, profile sharing.Profile, 
 
 // foreseenGeometries are those that are known, and where the profile has partitions made for
 // claims, of all GPUs.
-func (a *agent) foreseenGeometries(ctx context.Context, s *state, profile sharing.Profile, known map[string]decide.Geometry) map[string]decide.Geometry {
+func (c *forecaster) foreseenGeometries(
+	ctx context.Context, s *state, profile sharing.Profile, known map[string]decide.Geometry,
+) map[string]decide.Geometry {
 	if known == nil || !profile.DRA.DynamicMIG {
 		return known
 	}
@@ -161,7 +198,7 @@ func (a *agent) foreseenGeometries(ctx context.Context, s *state, profile sharin
 		if _, read := all[gpu.UUID]; read || !gpu.MIGCapable {
 			continue
 		}
-		state, err := a.Partitioner.State(ctx, gpu.UUID)
+		state, err := c.partitioner.State(ctx, gpu.UUID)
 		all[gpu.UUID] = decide.Geometry{State: state, Unknown: err}
 	}
 	return all

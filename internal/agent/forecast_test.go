@@ -296,7 +296,7 @@ func TestForecastGoesByTheNode(t *testing.T) {
 				test.change(a, s)
 			}
 			a.state.Store(s)
-			f := a.forecast(t.Context(), "l", test.value)
+			f := newForecaster(a).forecast(t.Context(), "l", test.value)
 			then := 0
 			for _, r := range f.Resources {
 				if r.Name == gpuResource {

@@ -37,6 +37,9 @@ type state struct {
 // requestPlan asks the loop to read its inputs again. Bursts become one reading.
 func (a *agent) requestPlan() { notify(a.replan) }
 
+// wakeReport has the reports look again. It does not wait.
+func (a *agent) wakeReport() { notify(a.reportWake) }
+
 // planNow returns when the loop has read its inputs after the call, or ctx ends.
 func (a *agent) planNow(ctx context.Context) {
 	planned := make(chan struct{})

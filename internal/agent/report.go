@@ -17,6 +17,7 @@ import (
 	"github.com/virgate/virgate/internal/gpusettings"
 	"github.com/virgate/virgate/internal/memoryguard"
 	"github.com/virgate/virgate/internal/migchange"
+	"github.com/virgate/virgate/internal/mpsshare"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/release"
 	"github.com/virgate/virgate/internal/status"
@@ -35,47 +36,85 @@ type Reporter interface {
 	Run(ctx context.Context) error
 }
 
-// reportLoop follows how far the profile has come and reports every change.
-func (a *agent) reportLoop(ctx context.Context) error {
+// reports follow how far the profile has come and report every change.
+type reports struct {
+	*current
+	// to is nil where nobody is told.
+	to       Reporter
+	woken    <-chan struct{}
+	plugin   *plugin.Manager
+	mig      *migchange.Reconciler
+	releases *release.Manager
+	mps      *mpsshare.Manager
+	health   Health
+	guard    *memoryguard.Guard
+	// unserved says why HTTP is not served.
+	unserved func() []error
+}
+
+func newReports(a *agent) *reports {
+	return &reports{
+		current:  &a.current,
+		to:       a.Reporter,
+		woken:    a.reportWake,
+		plugin:   a.Plugin,
+		mig:      a.mig,
+		releases: a.releases,
+		mps:      a.mps,
+		health:   a.Health,
+		guard:    a.guard,
+		unserved: a.web.Unserved,
+	}
+}
+
+// run looks whenever the loop has decided or what is served has changed, until ctx ends.
+func (r *reports) run(ctx context.Context) error {
 	var last *nodereport.Report
-	changed := a.Plugin.Subscribe()
+	changed := r.plugin.Subscribe()
 	for {
 		// The state comes first: if what is served belongs to a later one, this runs again.
-		s := a.state.Load()
-		status := a.Plugin.Status()
-		p := *a.progress.Load()
-		if !a.draining.Load() { // What leaves then is not on its way to a profile.
-			p = p.next(s, status, pendingLayouts(a.mig.Status(), s.profile), time.Now())
-			a.progress.Store(&p)
+		s := r.state.Load()
+		status := r.plugin.Status()
+		p := *r.progress.Load()
+		if !r.draining.Load() { // What leaves then is not on its way to a profile.
+			p = p.next(s, status, pendingLayouts(r.mig.Status(), s.profile), time.Now())
+			r.progress.Store(&p)
 		}
 		if slices.ContainsFunc(p.layouts, func(l nodereport.GPULayout) bool { return l.State == nodereport.LayoutResetRequired }) {
-			a.releases.Wake()
+			r.releases.Wake()
 		}
 		// A program that stands by leaves reporting to the one that serves.
-		if a.Reporter != nil && a.serving.Load() {
-			if report := a.nodeReport(s, p, status); last == nil || !reflect.DeepEqual(*last, report) {
+		if r.to != nil && r.serving.Load() {
+			if report := r.report(s, p, status); last == nil || !reflect.DeepEqual(*last, report) {
 				last = &report
-				a.Reporter.Report(report)
+				r.to.Report(report)
 			}
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
-			a.mig.WakeIfWaiting()
-			a.mps.Wake()
-		case <-a.reportWake:
+			r.mig.WakeIfWaiting()
+			r.mps.Wake()
+		case <-r.woken:
 		}
 	}
 }
 
-// wakeReport makes reportLoop look again. It does not wait.
-func (a *agent) wakeReport() { notify(a.reportWake) }
-
-func (a *agent) nodeReport(s *state, p profileProgress, status plugin.Status) nodereport.Report {
+func (r *reports) report(s *state, p profileProgress, status plugin.Status) nodereport.Report {
 	report := nodereport.Report{
-		State: p.state, Wanted: profileRef(s.wanted), Applied: p.applied, Gone: p.gone, Features: s.features,
-		Layouts: p.layouts, NoLayout: s.profile != nil && !wantsLayout(s.profile), Waits: p.waits, Units: a.Health.Health().Units, Renumbering: sharing.Renumbering(s.gpus), OverLimit: a.guard.OverLimits(), Hit: map[string][]string{},
+		State:       p.state,
+		Wanted:      profileRef(s.wanted),
+		Applied:     p.applied,
+		Gone:        p.gone,
+		Features:    s.features,
+		Layouts:     p.layouts,
+		NoLayout:    s.profile != nil && !wantsLayout(s.profile),
+		Waits:       p.waits,
+		Units:       r.health.Health().Units,
+		Renumbering: sharing.Renumbering(s.gpus),
+		OverLimit:   r.guard.OverLimits(),
+		Hit:         map[string][]string{},
 	}
 	ofAnyGPU := func(a sharing.Allocation) bool { return a.AnyGPU }
 	pods := podsByUnit(s.gpus, slices.DeleteFunc(slices.Clone(status.Holders), ofAnyGPU))
@@ -89,8 +128,8 @@ func (a *agent) nodeReport(s *state, p profileProgress, status plugin.Status) no
 		report.LayoutRefused = errors.Is(s.rejected, configs.ErrMIGLayout)
 	}
 	report.LayoutsLeft = s.profile != nil && s.profile.Profile.MIG.LeftTo != ""
-	report.Ready, report.Reason, report.Message = readiness(s, p, status, a.draining.Load())
-	for _, err := range a.web.Unserved() {
+	report.Ready, report.Reason, report.Message = readiness(s, p, status, r.draining.Load())
+	for _, err := range r.unserved() {
 		report.Message += "; not served: " + err.Error()
 	}
 	return report

@@ -18,7 +18,6 @@ import (
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/simkubelet"
-	"github.com/virgate/virgate/internal/web"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -178,7 +177,7 @@ func TestWantsLayout(t *testing.T) {
 			t.Errorf("%s: %t", test.name, got)
 		}
 		a := newAgent(withIdle(Options{Plugin: plugin.NewManager(plugin.Options{}), Health: fakeHealth{}}))
-		report := a.nodeReport(&state{profile: test.profile}, *a.progress.Load(), plugin.Status{})
+		report := a.reports.report(&state{profile: test.profile}, *a.progress.Load(), plugin.Status{})
 		if want := test.profile != nil && !test.want; report.NoLayout != want {
 			t.Errorf("%s: reported that no layout is wanted: %t", test.name, report.NoLayout)
 		}
@@ -706,12 +705,13 @@ func TestReportsPodsOfFaultyUnits(t *testing.T) {
 		{"a GPU", []sharing.UnitHealth{unit("GPU-b", "GPU-b", sharing.Unhealthy)}, map[string][]string{"GPU-b": {"n/claimer (claim c)", "n/r"}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			a := &agent{
-				Options: Options{Health: sickUnits{units: test.units}},
-				guard:   memoryguard.New(memoryguard.Options{}),
-				web:     web.New(web.Options{}),
+			r := &reports{
+				current:  &current{},
+				health:   sickUnits{units: test.units},
+				guard:    memoryguard.New(memoryguard.Options{}),
+				unserved: func() []error { return nil },
 			}
-			report := a.nodeReport(&state{gpus: node}, profileProgress{}, plugin.Status{Holders: held})
+			report := r.report(&state{gpus: node}, profileProgress{}, plugin.Status{Holders: held})
 			if diff := cmp.Diff(test.want, report.Hit); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}

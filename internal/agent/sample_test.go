@@ -414,7 +414,7 @@ func TestGuardReports(t *testing.T) {
 	if want := fmt.Sprintf("container main of pod ns/bad uses 4000 MiB of %s and may use 3072 MiB, for longer than 0s", g.gpus[0].UUID); list[0].Text != want {
 		t.Errorf("text %q, want %q", list[0].Text, want)
 	}
-	if report := g.nodeReport(g.state.Load(), *g.progress.Load(), g.Plugin.Status()); !slices.Equal(report.OverLimit, list) {
+	if report := g.reports.report(g.state.Load(), *g.progress.Load(), g.Plugin.Status()); !slices.Equal(report.OverLimit, list) {
 		t.Errorf("the report has %+v", report.OverLimit)
 	}
 	g.want(g.series("memory_guard_evictions_total", "result"), "evicted:0 failed:0 refused:0")

@@ -24,7 +24,7 @@ func (a *agent) newWeb() *web.Server {
 				s := a.state.Load()
 				return s.plan, s.planned
 			},
-			Forecast: a.forecast,
+			Forecast: newForecaster(a).forecast,
 			Metrics:  a.registry,
 		},
 	}

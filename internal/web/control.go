@@ -10,8 +10,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// WriteJSON answers with the value, indented for people.
-func WriteJSON(w http.ResponseWriter, value any) {
+// writeJSON answers with the value, indented for people.
+func writeJSON(w http.ResponseWriter, value any) {
 	w.Header().Set("Content-Type", "application/json")
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")
@@ -27,8 +27,8 @@ func ServeControl(ctx context.Context, listener net.Listener, handler http.Handl
 	return server.Serve(listener)
 }
 
-// MaxControlBody bounds the body of a request on the control socket, in bytes.
-const MaxControlBody = 64 << 10
+// maxControlBody bounds the body of a request on the control socket, in bytes.
+const maxControlBody = 64 << 10
 
 // Health is where the units' health is known and can be changed.
 type Health interface {
@@ -46,10 +46,10 @@ type Health interface {
 func HealthHandler(health Health) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
-		WriteJSON(w, health.Health())
+		writeJSON(w, health.Health())
 	})
 	mux.HandleFunc("POST /health/clear", func(w http.ResponseWriter, r *http.Request) {
-		r.Body = http.MaxBytesReader(w, r.Body, MaxControlBody)
+		r.Body = http.MaxBytesReader(w, r.Body, maxControlBody)
 		selector, err := sharing.ParseSelector(r.FormValue("gpu"))
 		if err != nil {
 			http.Error(w, "gpu: "+err.Error(), http.StatusBadRequest)
@@ -60,7 +60,7 @@ func HealthHandler(health Health) http.Handler {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		WriteJSON(w, sharing.HealthReport{Units: units, Monitors: []sharing.HealthMonitor{}})
+		writeJSON(w, sharing.HealthReport{Units: units, Monitors: []sharing.HealthMonitor{}})
 	})
 	return mux
 }

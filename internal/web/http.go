@@ -280,7 +280,7 @@ func (s *Server) Handler() *http.ServeMux {
 	mux.HandleFunc("GET /plan", limited(s.showPlan))
 	mux.HandleFunc("GET /status", limited(s.showPage()))
 	mux.Handle("GET /{$}", http.RedirectHandler("/status", http.StatusFound))
-	mux.HandleFunc("GET /api/v1/status", limited(func(w http.ResponseWriter, r *http.Request) { WriteJSON(w, s.Node.Status(r.Context())) }))
+	mux.HandleFunc("GET /api/v1/status", limited(func(w http.ResponseWriter, r *http.Request) { writeJSON(w, s.Node.Status(r.Context())) }))
 	mux.HandleFunc("GET /api/v1/forecast", s.showForecast())
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{
 		Registry: registry, MaxRequestsInFlight: maxRequests, CoalesceGather: true,
@@ -317,7 +317,7 @@ func (s *Server) showPlan(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, "no plan yet", http.StatusServiceUnavailable)
 		return
 	}
-	WriteJSON(w, plan.Summary())
+	writeJSON(w, plan.Summary())
 }
 
 const (
@@ -341,6 +341,6 @@ func (s *Server) showForecast() http.HandlerFunc {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
 		}
-		WriteJSON(w, s.Node.Forecast(ctx, label, value))
+		writeJSON(w, s.Node.Forecast(ctx, label, value))
 	})
 }

@@ -19,7 +19,6 @@ import (
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/mpsshare"
 	"github.com/virgate/virgate/internal/nodemetrics"
-	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/release"
 	"github.com/virgate/virgate/internal/web"
 	"github.com/virgate/virgate/plugin"
@@ -151,42 +150,6 @@ func Run(ctx context.Context, options Options) error {
 	return newAgent(options).run(ctx)
 }
 
-func newAgent(options Options) *agent {
-	a := &agent{
-		Options: options, replan: make(chan struct{}, 1), replanNow: make(chan chan struct{}), reportWake: make(chan struct{}, 1), planEnded: make(chan struct{}),
-		locked: make(chan struct{}), registering: make(chan struct{}), calls: nodemetrics.NewCalls(),
-	}
-	a.Plugin.SetCallMetrics(a.calls)
-	a.state.Store(&state{})
-	a.progress.Store(&profileProgress{state: nodereport.ProfilePending, since: time.Now()})
-	a.mig = migchange.New(migchange.Options{
-		Partitioner: a.Partitioner, LetGo: a.LetGo, Store: a.Journal, Devices: migDevices{a.Plugin}, Inputs: a.migInputs, Holders: a.Kubelet.Held, ByDRA: func() []string { return a.dra.ByDRA() },
-		Resources: a.resourcesOf, Plan: a.planNow, Changed: a.wakeReport, Refresh: a.Refresh, Logger: a.Logger,
-	})
-	a.dra = drapath.New(a.DRA, drapath.Deps{
-		Plugin:      a.Plugin,
-		Held:        a.Kubelet.Held,
-		MIG:         a.mig,
-		Partitioner: a.Partitioner,
-		Inputs:      a.pathInputs,
-		Replan:      a.requestPlan,
-		Logger:      a.Logger,
-	})
-	a.releases = newReleases(a)
-	a.gpuSettings = newSettings(a)
-	a.mps = newMPS(a)
-	a.guard = memoryguard.New(memoryguard.Options{
-		Pods:            a.Pods,
-		Logger:          a.Logger,
-		WarningsChanged: a.requestPlan,
-		LimitsChanged:   a.wakeReport,
-	})
-	a.samples = newSampler(a)
-	a.web = a.newWeb()
-	a.reports = newReports(a)
-	return a
-}
-
 func (a *agent) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	// HTTP answers until the end: a probe must not end a program that drains.
@@ -280,7 +243,6 @@ func (a *agent) watchDriver(ctx context.Context, watch func(ctx context.Context,
 type agent struct {
 	Options
 	current
-	calls *nodemetrics.Calls
 	// replan wakes the loop; so does replanNow, with a channel to close after planning.
 	replan    chan struct{}
 	replanNow chan chan struct{}
@@ -296,6 +258,7 @@ type agent struct {
 	dra                 *drapath.Paths
 	guard               *memoryguard.Guard
 	samples             *sampler
+	view                *view
 	web                 *web.Server
 	reports             *reports
 }

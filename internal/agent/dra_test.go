@@ -179,7 +179,7 @@ func TestPathToDRAAndBack(t *testing.T) {
 	r.policy.set(profile(4), nil)
 	r.awaitOffer(f, "gpu-b-ts(leaving)")
 	r.await("gpu-a leaves DRA", func() bool { return r.options.DRA.Claims.View().Paths["gpu-a"] == units.LeavingDRA })
-	if got := r.agent.status(r.ctx).DRA; got == nil || !got.Registered || len(got.Claims) != 1 || len(got.Refused) != 0 {
+	if got := r.agent.view.status(r.ctx).DRA; got == nil || !got.Registered || len(got.Claims) != 1 || len(got.Refused) != 0 {
 		t.Errorf("status %+v", got)
 	}
 	late := shareClaim("2", "gpu-a-ts")

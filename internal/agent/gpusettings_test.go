@@ -103,7 +103,7 @@ func (f *fakeSettings) now(gpu string) string {
 
 // told are the settings of a GPU in the status, as "timeSlice short applied".
 func (r *rig) told(gpu int) string {
-	status := r.agent.status(r.ctx)
+	status := r.agent.view.status(r.ctx)
 	if len(status.GPUs) <= gpu {
 		return "unknown"
 	}

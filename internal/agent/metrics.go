@@ -12,60 +12,60 @@ import (
 
 // registry has the collectors of a scrape. When there are too many series, those of
 // the last collectors are left out.
-func (a *agent) registry() *prometheus.Registry {
+func (v *view) registry() *prometheus.Registry {
 	show := []prometheus.Collector{
-		nodemetrics.NewProgramCollector(a.programMetrics), a.calls, metrics.NewHealthCollector(a.Health.Health),
-		metrics.NewUtilizationCollector(a.samples.utilization), metrics.NewCollector(a.samples.sharing),
+		nodemetrics.NewProgramCollector(v.programMetrics), v.calls, metrics.NewHealthCollector(v.Health.Health),
+		metrics.NewUtilizationCollector(v.samples.utilization), metrics.NewCollector(v.samples.sharing),
 	}
-	if !a.HTTP.NoContainers {
-		show = append(show, metrics.NewContainerCollector(a.samples.sharing, a.samples.utilization))
+	if !v.HTTP.NoContainers {
+		show = append(show, metrics.NewContainerCollector(v.samples.sharing, v.samples.utilization))
 	}
-	if a.ClaimCalls != nil {
-		show = append([]prometheus.Collector{a.ClaimCalls, nodemetrics.NewDRACollector(a.draMetrics)}, show...)
+	if v.ClaimCalls != nil {
+		show = append([]prometheus.Collector{v.ClaimCalls, nodemetrics.NewDRACollector(v.draMetrics)}, show...)
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
-		metrics.NewLimitedCollector(cmp.Or(a.HTTP.MaxSeries, 10000), show...),
+		metrics.NewLimitedCollector(cmp.Or(v.HTTP.MaxSeries, 10000), show...),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 	return registry
 }
 
 // programMetrics are what this program says of itself.
-func (a *agent) programMetrics() nodemetrics.Program {
-	s, p := a.state.Load(), a.progress.Load()
+func (v *view) programMetrics() nodemetrics.Program {
+	s, p := v.state.Load(), v.progress.Load()
 	program := nodemetrics.Program{
-		Version:       a.Version,
+		Version:       v.Version,
 		Accepted:      s.profile != nil && s.rejected == nil,
 		Read:          s.planned && s.unread == nil,
 		Unmatched:     len(s.plan.Unmatched),
 		OtherWarnings: len(s.plan.Warnings) - len(s.plan.Unmatched),
-		Saved:         a.StateWriteError() == nil,
-		Plugin:        a.Plugin.Status(),
+		Saved:         v.StateWriteError() == nil,
+		Plugin:        v.Plugin.Status(),
 		Waits:         p.waits,
 		State:         p.state,
 		Applied:       p.applied,
 		AppliedAt:     p.appliedAt,
-		Settings:      a.gpuSettings.All(),
-		Evictions:     a.guard.Evictions(),
-		Layouts:       a.mig.Status(),
+		Settings:      v.gpuSettings.All(),
+		Evictions:     v.guard.Evictions(),
+		Layouts:       v.mig.Status(),
 	}
-	podResources, checkpoint := a.UnreadKubelet()
+	podResources, checkpoint := v.UnreadKubelet()
 	program.PodResources, program.Checkpoint = podResources == nil, checkpoint == nil
-	if a.MPS != nil {
-		daemons, connected := a.MPS.States()
+	if v.MPS != nil {
+		daemons, connected := v.MPS.States()
 		program.MPS = &nodemetrics.MPS{Connected: connected, Daemons: daemons, GPUs: s.gpus}
 	}
 	r := &program.Repartitions
-	r.Applied, r.Undone, r.Failed = a.mig.Results()
+	r.Applied, r.Undone, r.Failed = v.mig.Results()
 	return program
 }
 
 // draMetrics are what the node has by Dynamic Resource Allocation.
-func (a *agent) draMetrics() nodemetrics.DRA {
+func (v *view) draMetrics() nodemetrics.DRA {
 	return nodemetrics.DRA{
-		State: a.DRA.Driver.State(),
-		View:  a.DRA.Claims.View(),
-		Units: a.dra.Units(),
+		State: v.DRA.Driver.State(),
+		View:  v.DRA.Claims.View(),
+		Units: v.dra.Units(),
 	}
 }

@@ -104,7 +104,7 @@ func TestMetricsDocument(t *testing.T) {
 	t.Parallel()
 	var table strings.Builder
 	table.WriteString("| metric | type | labels | meaning |\n|---|---|---|---|\n")
-	for _, f := range families(t, complete(t).registry()) {
+	for _, f := range families(t, complete(t).view.registry()) {
 		labels := ""
 		if f.labels != "" {
 			labels = "`" + f.labels + "`"
@@ -137,7 +137,7 @@ func TestMetricsDocument(t *testing.T) {
 func TestMetricsAreWhatTheDocumentSays(t *testing.T) {
 	t.Parallel()
 	w := complete(t)
-	registry := w.registry()
+	registry := w.view.registry()
 	kinds := map[string]string{}
 	for _, f := range families(t, registry) {
 		kinds[f.name] = f.kind()
@@ -164,7 +164,7 @@ func TestMetricsAreLinted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
 	r.shows(8)
-	problems, err := testutil.GatherAndLint(r.agent.registry())
+	problems, err := testutil.GatherAndLint(r.agent.view.registry())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -250,7 +250,7 @@ func TestMPSDaemonFails(t *testing.T) {
 	f.tell(a, nodereport.MPSFailed, "it does not answer")
 	r.shows(4)
 	r.await("told", func() bool {
-		status := r.agent.status(r.ctx)
+		status := r.agent.view.status(r.ctx)
 		return r.reason(a) == "MPS daemon: it does not answer" &&
 			slices.Contains(status.Warnings, "GPU 0 ("+a+"): MPS daemon: it does not answer") &&
 			cmp.Equal(status.GPUs[0].MPS, []nodereport.MPSState{{ID: a, Phase: nodereport.MPSFailed, Reason: "it does not answer"}})
@@ -260,7 +260,7 @@ func TestMPSDaemonFails(t *testing.T) {
 	f.change(func() { f.off = true })
 	r.shows(0)
 	r.await("a warning", func() bool {
-		return slices.Contains(r.agent.status(r.ctx).Warnings, decide.MPSUnanswered) && r.reason(a) == "MPS daemon: "+decide.MPSUnanswered
+		return slices.Contains(r.agent.view.status(r.ctx).Warnings, decide.MPSUnanswered) && r.reason(a) == "MPS daemon: "+decide.MPSUnanswered
 	})
 	// Nobody knows whether it has ended.
 	r.policy.set(profile(4), nil)
@@ -275,7 +275,7 @@ func TestMPSWithout(t *testing.T) {
 	t.Parallel()
 	r := newMPSRig(t, nil, mpsProfile(4), nil)
 	r.await("a warning", func() bool {
-		return slices.Contains(r.agent.status(r.ctx).Warnings, decide.MPSUnanswered) && r.reason(gpus("")[0].UUID) == "MPS daemon: "+decide.MPSUnanswered
+		return slices.Contains(r.agent.view.status(r.ctx).Warnings, decide.MPSUnanswered) && r.reason(gpus("")[0].UUID) == "MPS daemon: "+decide.MPSUnanswered
 	})
 	r.shows(0)
 }

@@ -4,14 +4,85 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
+	"github.com/virgate/virgate/internal/drapath"
 	"github.com/virgate/virgate/internal/gpusettings"
+	"github.com/virgate/virgate/internal/memoryguard"
+	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/mpsshare"
+	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/release"
+	"github.com/virgate/virgate/internal/web"
 	"github.com/virgate/virgate/sharing"
 )
 
-// The parts that run beside the loop know nothing of it. They are given here what they need.
+// newAgent makes the parts, in the order in which they need each other. None of them knows the agent: each
+// is given values, earlier parts and functions, and calls the functions only when it runs.
+//
+// Packages of their own act on the GPUs: mig, dra, releases, gpuSettings, mps and guard. They look again when
+// the loop has decided (see decide), and call requestPlan when the loop should decide again. The others tell of
+// it: samples, view, web and reports.
+func newAgent(options Options) *agent {
+	a := &agent{
+		Options:     options,
+		replan:      make(chan struct{}, 1),
+		replanNow:   make(chan chan struct{}),
+		reportWake:  make(chan struct{}, 1),
+		planEnded:   make(chan struct{}),
+		locked:      make(chan struct{}),
+		registering: make(chan struct{}),
+	}
+	a.state.Store(&state{})
+	a.progress.Store(&profileProgress{state: nodereport.ProfilePending, since: time.Now()})
+
+	a.mig = newMIG(a)
+	a.dra = newPaths(a)
+	a.releases = newReleases(a)
+	a.gpuSettings = newSettings(a)
+	a.mps = newMPS(a)
+	a.guard = memoryguard.New(memoryguard.Options{
+		Pods:            a.Pods,
+		Logger:          a.Logger,
+		WarningsChanged: a.requestPlan,
+		LimitsChanged:   a.wakeReport,
+	})
+
+	a.samples = newSampler(a)
+	a.view = newView(a)
+	a.web = newWeb(a)
+	a.reports = newReports(a)
+	return a
+}
+
+func newMIG(a *agent) *migchange.Reconciler {
+	return migchange.New(migchange.Options{
+		Partitioner: a.Partitioner,
+		LetGo:       a.LetGo,
+		Store:       a.Journal,
+		Devices:     migDevices{a.Plugin},
+		Inputs:      a.migInputs,
+		Holders:     a.Kubelet.Held,
+		ByDRA:       func() []string { return a.dra.ByDRA() }, // It is made later.
+		Resources:   a.resourcesOf,
+		Plan:        a.planNow,
+		Changed:     a.wakeReport,
+		Refresh:     a.Refresh,
+		Logger:      a.Logger,
+	})
+}
+
+func newPaths(a *agent) *drapath.Paths {
+	return drapath.New(a.DRA, drapath.Deps{
+		Plugin:      a.Plugin,
+		Held:        a.Kubelet.Held,
+		MIG:         a.mig,
+		Partitioner: a.Partitioner,
+		Inputs:      a.pathInputs,
+		Replan:      a.requestPlan,
+		Logger:      a.Logger,
+	})
+}
 
 func newReleases(a *agent) *release.Manager {
 	return release.New(release.Options{
@@ -69,6 +140,33 @@ func newMPS(a *agent) *mpsshare.Manager {
 		options.Claims = a.DRA.Claims
 	}
 	return mpsshare.New(options)
+}
+
+func newWeb(a *agent) *web.Server {
+	options := web.Options{
+		HTTP:    a.HTTP,
+		Listen:  a.Listen,
+		Changed: a.wakeReport,
+		Logger:  a.Logger,
+		Node: web.Node{
+			Status:  a.view.status,
+			Unready: a.view.unready,
+			Waiting: func() []string {
+				p := a.progress.Load()
+				return nodereport.Waiting(p.layouts, p.waits)
+			},
+			Plan: func() (sharing.Plan, bool) {
+				s := a.state.Load()
+				return s.plan, s.planned
+			},
+			Forecast: newForecaster(a).forecast,
+			Metrics:  a.view.registry,
+		},
+	}
+	if a.ListenWhenServing {
+		options.May = a.locked
+	}
+	return web.New(options)
 }
 
 // usersOf are the pods, claims and processes that use the GPU, or why that is not known.

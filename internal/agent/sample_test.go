@@ -132,7 +132,7 @@ func (w *watch) process(gpu int, bytes uint64, percent int, container string) {
 // other given labels have their values.
 func (w *watch) series(name, label string, with ...string) map[string]float64 {
 	w.t.Helper()
-	families, err := w.registry().Gather()
+	families, err := w.view.registry().Gather()
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -333,12 +333,12 @@ func TestSeriesAreBounded(t *testing.T) {
 	t.Parallel()
 	w := crowded(t, 48)
 	const bound = 2500
-	count := testutil.CollectAndCount(w.registry())
+	count := testutil.CollectAndCount(w.view.registry())
 	if pods := len(w.series("container_processes", "pod")); pods != 8*48 || count > bound {
 		t.Errorf("%d series of %d containers, want at most %d", count, pods, bound)
 	}
 	w.HTTP.NoContainers = true
-	if got := testutil.CollectAndCount(w.registry()); got > count-4*8*48 {
+	if got := testutil.CollectAndCount(w.view.registry()); got > count-4*8*48 {
 		t.Errorf("%d series without those of containers, %d with them", got, count)
 	}
 	w.HTTP = web.HTTP{MaxSeries: 500}
@@ -420,7 +420,7 @@ func TestGuardReports(t *testing.T) {
 	g.want(g.series("memory_guard_evictions_total", "result"), "evicted:0 failed:0 refused:0")
 	g.want(g.series("container_memory_limit_bytes", "pod"), "bad:3.221225472e+09 good:3.221225472e+09")
 	for i := range g.gpus[:1] {
-		for _, h := range g.status(t.Context()).GPUs[i].Units[0].Holders {
+		for _, h := range g.view.status(t.Context()).GPUs[i].Units[0].Holders {
 			if h.Use == nil || h.Use.Limit == nil || *h.Use.Limit != 3072*mebibyte {
 				t.Errorf("%s: use %+v", h.Pod, h.Use)
 			}

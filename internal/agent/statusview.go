@@ -7,7 +7,15 @@ import (
 	"slices"
 	"time"
 
+	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/decide"
+	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/drapath"
+	"github.com/virgate/virgate/internal/gpusettings"
+	"github.com/virgate/virgate/internal/memoryguard"
+	"github.com/virgate/virgate/internal/migchange"
+	"github.com/virgate/virgate/internal/mpsshare"
+	"github.com/virgate/virgate/internal/nodemetrics"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/plugin"
@@ -22,17 +30,51 @@ const (
 	lookPause   = 200 * time.Millisecond
 )
 
+// view shows what the program does, in the status and in metrics. It reads all and changes nothing.
+type view struct {
+	*Options
+	*current
+	calls       *nodemetrics.Calls
+	mig         *migchange.Reconciler
+	dra         *drapath.Paths
+	gpuSettings *gpusettings.Settings
+	mps         *mpsshare.Manager
+	guard       *memoryguard.Guard
+	samples     *sampler
+}
+
+func newView(a *agent) *view {
+	v := &view{
+		Options:     &a.Options,
+		current:     &a.current,
+		calls:       nodemetrics.NewCalls(),
+		mig:         a.mig,
+		dra:         a.dra,
+		gpuSettings: a.gpuSettings,
+		mps:         a.mps,
+		guard:       a.guard,
+		samples:     a.samples,
+	}
+	v.Plugin.SetCallMetrics(v.calls)
+	return v
+}
+
 // status is what the program does now, and who holds what as the kubelet says now.
-func (a *agent) status(ctx context.Context) status.Status {
+func (v *view) status(ctx context.Context) status.Status {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	_, _ = a.samples.readHolders(ctx, lookPause)
-	s, p := a.state.Load(), a.progress.Load()
-	unready := a.unready()
+	_, _ = v.samples.readHolders(ctx, lookPause)
+	s, p := v.state.Load(), v.progress.Load()
+	unready := v.unready()
 	node := status.Status{
-		At: time.Now(), Waits: append([]nodereport.Wait{}, p.waits...), Layouts: append([]nodereport.GPULayout{}, p.layouts...),
-		Node: a.NodeName, Version: a.Version, Role: a.role(),
-		Ready: len(unready) == 0, Unready: append([]string{}, unready...),
+		At:       time.Now(),
+		Waits:    append([]nodereport.Wait{}, p.waits...),
+		Layouts:  append([]nodereport.GPULayout{}, p.layouts...),
+		Node:     v.NodeName,
+		Version:  v.Version,
+		Role:     v.role(),
+		Ready:    len(unready) == 0,
+		Unready:  append([]string{}, unready...),
 		Profile:  p.status(s),
 		Warnings: append([]string{}, s.plan.Warnings...),
 	}
@@ -40,41 +82,59 @@ func (a *agent) status(ctx context.Context) status.Status {
 	for _, reason := range slices.Sorted(maps.Keys(withheld)) {
 		node.Warnings = append(node.Warnings, fmt.Sprintf("GPUs and partitions that cannot be granted now: %d: %s", withheld[reason], reason))
 	}
-	podResources, checkpoint := a.UnreadKubelet()
+	podResources, checkpoint := v.UnreadKubelet()
 	if podResources != nil {
 		node.Warnings = append(node.Warnings, "the kubelet's PodResources cannot be reached, so pods are known by its checkpoint alone, by UID and without names: "+podResources.Error())
 	}
 	if checkpoint != nil {
 		node.Warnings = append(node.Warnings, "the kubelet's checkpoint cannot be read, so what only finished init containers had is not known: "+checkpoint.Error())
 	}
-	if err := a.StateWriteError(); err != nil {
+	if err := v.StateWriteError(); err != nil {
 		node.Warnings = append(node.Warnings, "what a restarted Virgate needs to know is not kept: "+err.Error())
 	}
-	node.Unread, node.DRA = message(s.unread), a.draStatus()
+	node.Unread, node.DRA = message(s.unread), v.draStatus()
 	var held []sharing.Allocation
-	if known := a.samples.holders.Load(); known != nil {
+	if known := v.samples.holders.Load(); known != nil {
 		held, node.HoldersKnown, node.HoldersAt = known.held, true, &known.at
 	}
-	serving := a.Plugin.Status()
+	serving := v.Plugin.Status()
 	node.KubeletKnown = serving.KubeletSeen
 	resources := status.Listed(serving.Resources, s.gpus)
 	node.Resources = status.Resources(serving.Resources, resources, s.plan, held, node.HoldersKnown)
-	node.GPUs, node.Elsewhere = status.GPUs(s.gpus, sharing.Usage(resources, held), a.Health.Health())
+	node.GPUs, node.Elsewhere = status.GPUs(s.gpus, sharing.Usage(resources, held), v.Health.Health())
 	for i := range node.GPUs {
-		node.GPUs[i].Settings = a.gpuSettings.All()[node.GPUs[i].UUID]
-		node.GPUs[i].MPS = daemonsOf(a.mps.View(), node.GPUs[i].Units)
+		node.GPUs[i].Settings = v.gpuSettings.All()[node.GPUs[i].UUID]
+		node.GPUs[i].MPS = daemonsOf(v.mps.View(), node.GPUs[i].Units)
 	}
-	node.AddUtilization(a.samples.last.Load().Report)
+	node.AddUtilization(v.samples.last.Load().Report)
 	return node
 }
 
-func (a *agent) role() status.Role {
+// draStatus is nil where nothing is offered so.
+func (v *view) draStatus() *status.DRA {
+	if v.DRA.Driver == nil {
+		return nil
+	}
+	known := v.DRA.Claims.View()
+	told := &status.DRA{
+		DriverState: v.DRA.Driver.State(),
+		Paths:       known.Paths,
+		Claims:      append([]dra.Claim{}, known.Claims...),
+		Refused:     []claims.Refused{},
+	}
+	for _, uid := range slices.Sorted(maps.Keys(known.Refused)) {
+		told.Refused = append(told.Refused, known.Refused[uid])
+	}
+	return told
+}
+
+func (v *view) role() status.Role {
 	switch {
-	case a.draining.Load():
+	case v.draining.Load():
 		return status.RoleDraining
-	case a.serving.Load():
+	case v.serving.Load():
 		return status.RoleServing
-	case a.standby.Load():
+	case v.standby.Load():
 		return status.RoleStandby
 	default:
 		return status.RoleStarting
@@ -82,15 +142,15 @@ func (a *agent) role() status.Role {
 }
 
 // unready says why this program is not ready.
-func (a *agent) unready() []string {
+func (v *view) unready() []string {
 	switch {
-	case a.serving.Load():
-	case a.standby.Load():
+	case v.serving.Load():
+	case v.standby.Load():
 		return nil // Another Virgate serves this node.
 	default:
 		return []string{"not serving yet"}
 	}
-	s := a.state.Load()
+	s := v.state.Load()
 	var reasons []string
 	switch {
 	case s.profile == nil && s.rejected != nil:
@@ -102,7 +162,7 @@ func (a *agent) unready() []string {
 	case !s.planned:
 		reasons = append(reasons, "GPUs not read yet")
 	}
-	status := a.Plugin.Status()
+	status := v.Plugin.Status()
 	if s.planned && !status.Served {
 		reasons = append(reasons, "plan not served yet")
 	}

@@ -66,7 +66,7 @@ func TestStatusOverHTTP(t *testing.T) {
 func TestStatusBeforeAnything(t *testing.T) {
 	t.Parallel()
 	a := newAgent(withIdle(Options{Plugin: plugin.NewManager(plugin.Options{})}))
-	node := a.status(t.Context())
+	node := a.view.status(t.Context())
 	if node.Role != status.RoleStarting || node.Ready || len(node.Unready) == 0 || node.Profile.State != nodereport.ProfilePending || node.Profile.Applied != nil {
 		t.Errorf("status %+v", node)
 	}

@@ -150,6 +150,50 @@ func Run(ctx context.Context, options Options) error {
 	return newAgent(options).run(ctx)
 }
 
+type agent struct {
+	Options
+	current
+	// replan wakes the loop; so does replanNow, with a channel to close after planning.
+	replan    chan struct{}
+	replanNow chan chan struct{}
+	// reportWake wakes the reports; planEnded is closed when the loop has ended.
+	reportWake, planEnded chan struct{}
+	// locked is closed when the driver may be opened, registering when the parts may act.
+	locked, registering chan struct{}
+
+	mig         *migchange.Reconciler
+	dra         *drapath.Paths
+	releases    *release.Manager
+	gpuSettings *gpusettings.Settings
+	mps         *mpsshare.Manager
+	guard       *memoryguard.Guard
+
+	samples *sampler
+	view    *view
+	web     *web.Server
+	reports *reports
+}
+
+// current is what the program is at now, for all goroutines that tell of it.
+type current struct {
+	// state is what the loop decided last, progress what reports found last.
+	state    atomic.Pointer[state]
+	progress atomic.Pointer[profileProgress]
+	// standby says that another program serves the node, serving that this one has
+	// its lock, draining that it is withdrawing its devices before it ends.
+	standby, serving, draining atomic.Bool
+}
+
+// run starts everything, and returns when all of it has ended. startServing closes the two channels:
+//
+//  1. At once: HTTP, the inputs that need no driver, the loop and the reports. So a program that stands by
+//     has a plan already.
+//  2. After locked, when this program serves the node: what opens the driver, and the samples.
+//  3. After registering, when it has taken over what the last program left: the parts that act. The device
+//     plugin registers with the kubelet then.
+//
+// When ctx ends, HTTP and the reports go on while the devices are withdrawn, and the kubelet is served to the
+// last (serveKubelet).
 func (a *agent) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	// HTTP answers until the end: a probe must not end a program that drains.
@@ -238,39 +282,6 @@ func (a *agent) watchDriver(ctx context.Context, watch func(ctx context.Context,
 		return nil
 	}
 	return err
-}
-
-type agent struct {
-	Options
-	current
-	// replan wakes the loop; so does replanNow, with a channel to close after planning.
-	replan    chan struct{}
-	replanNow chan chan struct{}
-	// reportWake wakes the reports; planEnded is closed when the loop has ended.
-	reportWake, planEnded chan struct{}
-	// mig changes the GPUs' MIG layouts, from when registering is closed. locked is closed
-	// when the driver may be opened.
-	mig                 *migchange.Reconciler
-	locked, registering chan struct{}
-	releases            *release.Manager
-	gpuSettings         *gpusettings.Settings
-	mps                 *mpsshare.Manager
-	dra                 *drapath.Paths
-	guard               *memoryguard.Guard
-	samples             *sampler
-	view                *view
-	web                 *web.Server
-	reports             *reports
-}
-
-// current is what the program is at now, for all goroutines that tell of it.
-type current struct {
-	// state is what the loop decided last, progress what reports found last.
-	state    atomic.Pointer[state]
-	progress atomic.Pointer[profileProgress]
-	// standby says that another program serves the node, serving that this one has
-	// its lock, draining that it is withdrawing its devices before it ends.
-	standby, serving, draining atomic.Bool
 }
 
 // serveKubelet waits for the lock and serves the kubelet until ctx has ended and

@@ -1,17 +1,23 @@
 // Package agent is the program's loop: whenever something changes, it reads the
 // node's GPUs and the profile again, has package decide decide what to offer, and hands
-// that to the plugin manager and to DRA. It also says what it is doing, by package web over HTTP, in
-// metrics and to Kubernetes.
+// that to DRA and to the plugin manager. It also tells of it: over HTTP, in metrics and to
+// Kubernetes.
 //
 // It adapts nothing itself. What it reads from are interfaces such as Node and
 // ConfigSource, which internal/daemon fills.
 //
-// What runs beside the loop are packages that know nothing of it, and are given what they need in
-// parts.go and agent.go: drapath, release, gpusettings, mpsshare and memoryguard. The loop asks them for reservations, for
-// warnings and for what is known.
+// Beside the loop run parts that act by themselves: packages migchange, drapath, release,
+// gpusettings, mpsshare and memoryguard. They know nothing of the loop. It asks them for
+// reservations, for warnings and for what is known, and has those look again that go by
+// what it has decided. They ask it to decide again.
 //
-// Read agent.go first (Options, the order in which things start and end), then
-// loop.go (it reads the facts, has package decide decide, and acts), report.go (how far a profile has come),
-// sample.go (who uses the GPUs) and mig.go. What is shown is in package status, and
-// made in statusview.go, metrics.go (for package nodemetrics) and web.go.
+// Read in the order in which things happen:
+//
+//   - parts.go makes the parts, and says what each is given.
+//   - agent.go starts and ends them (run). Options are what the program is given.
+//   - loop.go gathers, decides and acts (decide).
+//   - report.go finds out how far the profile has come, and reports it to Kubernetes.
+//   - sample.go asks now and then who holds what and how the GPUs are used.
+//   - statusview.go and metrics.go show all that, when somebody asks over HTTP (package web);
+//     forecast.go says what another label of the Node would do.
 package agent

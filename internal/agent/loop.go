@@ -3,13 +3,13 @@ package agent
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"maps"
 	"reflect"
 	"slices"
 
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/decide"
-	"github.com/virgate/virgate/internal/drapath"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -34,22 +34,7 @@ type state struct {
 	pause            pause
 }
 
-// requestPlan asks the loop to read its inputs again. Bursts become one reading.
-func (a *agent) requestPlan() { notify(a.replan) }
-
-// wakeReport has the reports look again. It does not wait.
-func (a *agent) wakeReport() { notify(a.reportWake) }
-
-// planNow returns when the loop has read its inputs after the call, or ctx ends.
-func (a *agent) planNow(ctx context.Context) {
-	planned := make(chan struct{})
-	select {
-	case a.replanNow <- planned:
-		<-planned
-	case <-ctx.Done():
-	}
-}
-
+// planLoop decides whenever it is asked to, until ctx ends.
 func (a *agent) planLoop(ctx context.Context) error {
 	defer close(a.planEnded)
 	for {
@@ -68,9 +53,16 @@ func (a *agent) planLoop(ctx context.Context) error {
 	}
 }
 
-// decide reads the facts, decides what the node offers (package decide), and acts on it. When the
-// profile cannot be used, the last good one is planned for the GPUs as they are now; when the
-// GPUs cannot be read, the plan stays.
+// decide is one round of the loop:
+//
+//  1. Gather. readInputs reads the GPUs, the profile and the pause. facts adds the reservations and warnings
+//     of the parts, and prepares the host.
+//  2. Decide. decide.Decide takes its steps over these facts alone.
+//  3. Act. act tells the table of claims, then DRA, then the device plugin.
+//  4. Tell. The state is stored, and then the parts and the reports are woken, which read it.
+//
+// When the profile cannot be used, the last good one is planned for the GPUs as they are now; when the
+// GPUs cannot be read, the plan stays. Before there is a profile, or GPUs to plan for, 2 and 3 are left out.
 func (a *agent) decide() {
 	last := a.state.Load()
 	next := a.readInputs(last)
@@ -104,76 +96,6 @@ func (a *agent) readInputs(last *state) *state {
 	next.pause = a.pauseNow()
 	logPause(a.Logger, last.pause, next.pause)
 	return &next
-}
-
-// facts are what the decision follows from. It has the host prepared for what may be granted.
-func (a *agent) facts(last, next *state) decide.Facts {
-	// Before the host, which may take 2 s: a release that ends meanwhile may have given the GPU
-	// other partitions than those that were read.
-	reservations := slices.Concat(a.mig.Reservations(), a.releases.Reservations())
-	a.prepareHost(last, next)
-	mps := a.mps.View()
-	reservations = append(reservations, mps.Reservations()...)
-	return decide.Facts{
-		GPUs: next.gpus, Profile: next.profile.Profile, Reservations: reservations,
-		Warnings: slices.Concat(a.gpuSettings.Warnings(next.gpus), a.guard.Warnings()),
-		MayReset: a.Releases.Reset != nil, MayEvict: a.Pods.Evict != nil,
-		Host: next.host, MPS: mps, DRA: a.dra.Facts(next.gpus),
-	}
-}
-
-// act hands the decision to the device plugin and to DRA.
-func (a *agent) act(last, next *state, d decide.Decision) {
-	if d.Units != nil {
-		a.dra.SetUnits(d.Units)
-	}
-	if a.serving.Load() {
-		a.dra.Publish(d.Offer)
-	}
-	next.plan = d.Plan
-	if last.planned && reflect.DeepEqual(last.plan, next.plan) {
-		next.plan = last.plan
-		return
-	}
-	next.planned = true
-	a.logPlan(last.plan, next.plan)
-	a.Plugin.Apply(next.plan)
-}
-
-// pathInputs are what the paths to DRA and back follow from.
-func (a *agent) pathInputs() drapath.Inputs {
-	s := a.state.Load()
-	inputs := drapath.Inputs{GPUs: s.gpus, Planned: s.planned, Paused: s.pause.paused}
-	if s.profile != nil {
-		inputs.Profile = &s.profile.Profile
-	}
-	return inputs
-}
-
-func sameError(a, b error) bool {
-	return a != nil && b != nil && a.Error() == b.Error()
-}
-
-func (a *agent) logPlan(last, next sharing.Plan) {
-	for _, r := range next.Resources {
-		a.Logger.Info("resource planned", "resource", r.Name, "strategy", r.Strategy(), "units", len(r.Units), "devices", len(r.Devices), "healthy", r.HealthyDevices())
-	}
-	for _, warning := range next.Warnings {
-		if !slices.Contains(last.Warnings, warning) {
-			a.Logger.Warn("plan", "warning", warning)
-		}
-	}
-}
-
-// LastKnownGood keeps the profile in force for the next start. It is called from
-// the loop, and only by the program that serves the node.
-type LastKnownGood interface {
-	// Load returns the profile that was in force when the last program ended; false
-	// when there was none, or it cannot be used any more.
-	Load() (configs.SelectedProfile, bool)
-	// Save is called with the profile in force whenever the loop decides, but not with
-	// one that Load returned. It does not wait for the disk, and reports errors itself.
-	Save(configs.SelectedProfile)
 }
 
 // selectProfile finds the profile in force: the wanted one, else the last good one
@@ -240,19 +162,57 @@ func (a *agent) nothingElse(s *state, wanted configs.SelectedProfile, serving bo
 	return !ok || kept.Generation == wanted.Generation
 }
 
-// Host has what allocate responses refer to: CDI specs, device nodes, the driver.
-type Host interface {
-	// Prepare makes sure that the host has what these grants and GPUs need, and
-	// returns what it has, which is not changed afterwards.
-	//
-	// The loop calls it before each plan goes out and waits for it, up to 2 s while
-	// CDI specs are being written: a device that is listed before its CDI spec is
-	// there could be allocated at once, and the container would fail to start. It
-	// seldom waits: a spec is written when GPUs have changed, and one that is late is
-	// not waited for again, so that a hung driver delays one plan, not every fault.
-	Prepare(grants sharing.Grants, gpus []sharing.GPU) plugin.Host
-	// Watch is as in Node: it calls changed when Prepare would return something else.
-	Watch(ctx context.Context, changed func()) error
+// LastKnownGood keeps the profile in force for the next start. It is called from
+// the loop, and only by the program that serves the node.
+type LastKnownGood interface {
+	// Load returns the profile that was in force when the last program ended; false
+	// when there was none, or it cannot be used any more.
+	Load() (configs.SelectedProfile, bool)
+	// Save is called with the profile in force whenever the loop decides, but not with
+	// one that Load returned. It does not wait for the disk, and reports errors itself.
+	Save(configs.SelectedProfile)
+}
+
+// pause is what is known of Options.Paused.
+type pause struct{ paused, known bool }
+
+func (a *agent) pauseNow() (p pause) {
+	if a.Paused == nil {
+		return pause{known: true}
+	}
+	p.paused, p.known = a.Paused()
+	return p
+}
+
+// logPause says when a pause begins and ends.
+func logPause(log *slog.Logger, last, next pause) {
+	switch {
+	case next.paused && !last.paused:
+		log.Warn("mig-manager pauses this program by a label of the Node")
+	case last.paused && !next.paused && next.known:
+		log.Info("mig-manager no longer pauses this program")
+	}
+}
+
+// facts are what the decision follows from. It has the host prepared for what may be granted.
+func (a *agent) facts(last, next *state) decide.Facts {
+	// Before the host, which may take 2 s: a release that ends meanwhile may have given the GPU
+	// other partitions than those that were read.
+	reservations := slices.Concat(a.mig.Reservations(), a.releases.Reservations())
+	a.prepareHost(last, next)
+	mps := a.mps.View()
+	reservations = append(reservations, mps.Reservations()...)
+	return decide.Facts{
+		GPUs:         next.gpus,
+		Profile:      next.profile.Profile,
+		Reservations: reservations,
+		Warnings:     slices.Concat(a.gpuSettings.Warnings(next.gpus), a.guard.Warnings()),
+		MayReset:     a.Releases.Reset != nil,
+		MayEvict:     a.Pods.Evict != nil,
+		Host:         next.host,
+		MPS:          mps,
+		DRA:          a.dra.Facts(next.gpus),
+	}
 }
 
 // prepareHost prepares the host for what the profile may grant. A program that stands by leaves
@@ -279,10 +239,83 @@ func (a *agent) prepareHost(last, next *state) {
 	}
 }
 
+// Host has what allocate responses refer to: CDI specs, device nodes, the driver.
+type Host interface {
+	// Prepare makes sure that the host has what these grants and GPUs need, and
+	// returns what it has, which is not changed afterwards.
+	//
+	// The loop calls it before each plan goes out and waits for it, up to 2 s while
+	// CDI specs are being written: a device that is listed before its CDI spec is
+	// there could be allocated at once, and the container would fail to start. It
+	// seldom waits: a spec is written when GPUs have changed, and one that is late is
+	// not waited for again, so that a hung driver delays one plan, not every fault.
+	Prepare(grants sharing.Grants, gpus []sharing.GPU) plugin.Host
+	// Watch is as in Node: it calls changed when Prepare would return something else.
+	Watch(ctx context.Context, changed func()) error
+}
+
 func countObstacles(obstacles map[string]string) map[string]int {
 	reasons := map[string]int{}
 	for _, reason := range obstacles {
 		reasons[reason]++
 	}
 	return reasons
+}
+
+// act hands the decision to the table of claims, which must know a unit before it is offered, to DRA, and to
+// the device plugin, where an equal plan is not applied again.
+func (a *agent) act(last, next *state, d decide.Decision) {
+	if d.Units != nil {
+		a.dra.SetUnits(d.Units)
+	}
+	if a.serving.Load() {
+		a.dra.Publish(d.Offer)
+	}
+	next.plan = d.Plan
+	if last.planned && reflect.DeepEqual(last.plan, next.plan) {
+		next.plan = last.plan
+		return
+	}
+	next.planned = true
+	a.logPlan(last.plan, next.plan)
+	a.Plugin.Apply(next.plan)
+}
+
+func (a *agent) logPlan(last, next sharing.Plan) {
+	for _, r := range next.Resources {
+		a.Logger.Info("resource planned", "resource", r.Name, "strategy", r.Strategy(), "units", len(r.Units), "devices", len(r.Devices), "healthy", r.HealthyDevices())
+	}
+	for _, warning := range next.Warnings {
+		if !slices.Contains(last.Warnings, warning) {
+			a.Logger.Warn("plan", "warning", warning)
+		}
+	}
+}
+
+func sameError(a, b error) bool {
+	return a != nil && b != nil && a.Error() == b.Error()
+}
+
+// requestPlan asks the loop to read its inputs again. Bursts become one reading.
+func (a *agent) requestPlan() { notify(a.replan) }
+
+// wakeReport has the reports look again. It does not wait.
+func (a *agent) wakeReport() { notify(a.reportWake) }
+
+// planNow returns when the loop has read its inputs after the call, or ctx ends.
+func (a *agent) planNow(ctx context.Context) {
+	planned := make(chan struct{})
+	select {
+	case a.replanNow <- planned:
+		<-planned
+	case <-ctx.Done():
+	}
+}
+
+// notify tells whoever waits, without waiting.
+func notify(wake chan<- struct{}) {
+	select {
+	case wake <- struct{}{}:
+	default:
+	}
 }

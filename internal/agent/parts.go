@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -14,15 +15,17 @@ import (
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/release"
 	"github.com/virgate/virgate/internal/web"
+	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
 
 // newAgent makes the parts, in the order in which they need each other. None of them knows the agent: each
-// is given values, earlier parts and functions, and calls the functions only when it runs.
+// is given values, earlier parts and functions, and calls the functions only when it runs. So a function may
+// name a part that is made later.
 //
-// Packages of their own act on the GPUs: mig, dra, releases, gpuSettings, mps and guard. They look again when
-// the loop has decided (see decide), and call requestPlan when the loop should decide again. The others tell of
-// it: samples, view, web and reports.
+// The first six are packages of their own, and act: on the GPUs, on MPS daemons, on pods. The loop asks them
+// for facts, and they ask it to decide again when those have changed. The others say what happens: samples,
+// view, web and reports.
 func newAgent(options Options) *agent {
 	a := &agent{
 		Options:     options,
@@ -169,6 +172,49 @@ func newWeb(a *agent) *web.Server {
 	return web.New(options)
 }
 
+// migInputs are the GPUs and the wanted layout that the loop has last decided by.
+func (a *agent) migInputs() (gpus []sharing.GPU, wanted sharing.MIGConfig, err error) {
+	s := a.state.Load()
+	if s.profile != nil {
+		wanted = s.profile.Profile.MIG
+	}
+	if !s.planned {
+		err = errors.New("nothing is planned yet")
+	}
+	if s.pause.paused {
+		return nil, wanted, err
+	}
+	released := a.releases.Released()
+	gpus = slices.DeleteFunc(slices.Clone(s.gpus), func(g sharing.GPU) bool { return g.DriverIndex == sharing.NotListed || released[g.UUID] })
+	return gpus, wanted, err
+}
+
+// resourcesOf are the resources that the profile in force makes of these GPUs.
+func (a *agent) resourcesOf(gpus []sharing.GPU) []sharing.Resource {
+	profile := a.state.Load().profile
+	if profile == nil {
+		return nil
+	}
+	return sharing.NewPlan(gpus, profile.Profile).Resources
+}
+
+// migDevices are the device plugin's units as a MIG change sees them.
+type migDevices struct{ *plugin.Manager }
+
+func (d migDevices) SetRefusals(units map[string]string) {
+	d.Manager.SetRefusals(plugin.MIGChange, units)
+}
+
+// pathInputs are what the paths to DRA and back follow from.
+func (a *agent) pathInputs() drapath.Inputs {
+	s := a.state.Load()
+	inputs := drapath.Inputs{GPUs: s.gpus, Planned: s.planned, Paused: s.pause.paused}
+	if s.profile != nil {
+		inputs.Profile = &s.profile.Profile
+	}
+	return inputs
+}
+
 // usersOf are the pods, claims and processes that use the GPU, or why that is not known.
 func (a *agent) usersOf(ctx context.Context, gpu string) (users []string) {
 	s := a.state.Load()
@@ -190,12 +236,4 @@ func (a *agent) usersOf(ctx context.Context, gpu string) (users []string) {
 		users = append(users, fmt.Sprintf("process %d", pid))
 	}
 	return users
-}
-
-// notify tells whoever waits, without waiting.
-func notify(wake chan<- struct{}) {
-	select {
-	case wake <- struct{}{}:
-	default:
-	}
 }

@@ -224,8 +224,9 @@ func (p *Paths) Run(ctx context.Context) error {
 
 // follow takes each unit a step further on its path, and says whether one waits for something.
 func (p *Paths) follow(ctx context.Context) (pending bool) {
-	inputs, all := p.deps.Inputs(), p.Units()
+	inputs := p.deps.Inputs()
 	p.readGeometries(ctx, inputs)
+	all := p.Units() // After the driver was asked, which can take long.
 	if all == nil || !inputs.Planned || inputs.Paused {
 		return true
 	}

@@ -277,16 +277,16 @@ func (p *Paths) next(ctx context.Context, view claims.View, all map[string]decid
 	next := map[string]units.Path{}
 	for _, place := range slices.Concat(slices.Collect(maps.Keys(all)), slices.Collect(maps.Keys(view.Paths))) {
 		unit, path := all[place], view.Paths[place]
+		if unit.Follows() && !path.ByDRA() {
+			continue // It goes where its GPU goes, and a claim may have it.
+		}
 		id := unit.PluginUnit()
 		is := pathFacts{
 			wanted:      unit.ForDRA,
-			late:        late[place] && !unit.Follows(),
+			late:        late[place],
 			vacated:     withdrawn[id] && !anyOtherThan(p.Claims.Driver(), holders[id]),
 			partsLeft:   unit.With == "" || withoutPlugin(all, view.Paths, unit.GPU),
 			unallocated: slices.Contains(unallocated, place),
-		}
-		if unit.Follows() && !path.ByDRA() {
-			is.wanted = false // Its GPU is wanted.
 		}
 		if then := nextPath(path, is); then != path {
 			next[place] = then

@@ -30,7 +30,7 @@ type Options struct {
 // Store keeps the lists, so that a restarted Virgate first offers every device that a
 // pod may hold. Manager calls it from one goroutine; no allocation waits for it.
 type Store interface {
-	// Load returns the lists that were saved last; none when there are none.
+	// Load returns the lists that were saved last, each Entry with its Mode; none when there are none.
 	Load() (Lists, error)
 	// Save returns when the lists are kept for good. After an error it is called
 	// again, at the latest in 10 s.

@@ -224,8 +224,9 @@ func (p *Paths) Run(ctx context.Context) error {
 
 // follow takes each unit a step further on its path, and says whether one waits for something.
 func (p *Paths) follow(ctx context.Context) (pending bool) {
-	inputs, all := p.deps.Inputs(), p.Units()
+	inputs := p.deps.Inputs()
 	p.readGeometries(ctx, inputs)
+	all := p.Units() // After the driver was asked, which can take long.
 	if all == nil || !inputs.Planned || inputs.Paused {
 		return true
 	}
@@ -276,16 +277,16 @@ func (p *Paths) next(ctx context.Context, view claims.View, all map[string]decid
 	next := map[string]units.Path{}
 	for _, place := range slices.Concat(slices.Collect(maps.Keys(all)), slices.Collect(maps.Keys(view.Paths))) {
 		unit, path := all[place], view.Paths[place]
+		if unit.Follows() && !path.ByDRA() {
+			continue // It goes where its GPU goes, and a claim may have it.
+		}
 		id := unit.PluginUnit()
 		is := pathFacts{
 			wanted:      unit.ForDRA,
-			late:        late[place] && !unit.Follows(),
+			late:        late[place],
 			vacated:     withdrawn[id] && !anyOtherThan(p.Claims.Driver(), holders[id]),
 			partsLeft:   unit.With == "" || withoutPlugin(all, view.Paths, unit.GPU),
 			unallocated: slices.Contains(unallocated, place),
-		}
-		if unit.Follows() && !path.ByDRA() {
-			is.wanted = false // Its GPU is wanted.
 		}
 		if then := nextPath(path, is); then != path {
 			next[place] = then

@@ -1,10 +1,17 @@
 package drapath
 
 import (
+	"context"
+	"log/slog"
 	"testing"
 	"time"
 
+	"github.com/virgate/virgate/internal/claims"
+	"github.com/virgate/virgate/internal/decide"
+	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/units"
+	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/sharing"
 )
 
 // TestNextPath has each path's ways on, and that a unit which is gone is nobody's.
@@ -59,5 +66,55 @@ func TestHoldersAreAskedForNowAndThen(t *testing.T) {
 		if got := p.refreshes(step.waits, now); got != step.want {
 			t.Errorf("%s later, %v wait: %t, want %t", step.after, step.waits, got, step.want)
 		}
+	}
+}
+
+type memory struct{}
+
+func (memory) Read(string, any) (bool, error)  { return false, nil }
+func (memory) WriteOrForget(string, any) error { return nil }
+
+type driver struct{ Driver }
+
+func (driver) State() dra.DriverState { return dra.DriverState{} }
+
+// TestPartitionFollowsItsGPU: a partition that was on its way to DRA for itself, and is made on
+// demand again, goes where its GPU goes. It holds up no other unit, although a claim has it.
+func TestPartitionFollowsItsGPU(t *testing.T) {
+	t.Parallel()
+	nobody := func(context.Context) ([]sharing.Allocation, error) { return nil, nil }
+	table := claims.NewTable(claims.Options{Store: memory{}, Driver: dra.DriverName, Holders: nobody})
+	log := slog.New(slog.DiscardHandler)
+	p := New(Options{Driver: driver{}, Claims: table}, Deps{
+		Plugin: plugin.NewManager(plugin.Options{Logger: log}),
+		Held:   nobody,
+		Inputs: func() Inputs { return Inputs{Planned: true} },
+		Replan: func() {},
+		Logger: log,
+	})
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.Load()
+	const part = "gpu-a-1g10gb-0"
+	all := map[string]decide.Unit{}
+	for place, unit := range map[string]claims.Unit{
+		"gpu-a": {ID: "GPU-a", GPU: "GPU-a", With: "gpu-a"},
+		part:    {ID: "MIG-0", GPU: "GPU-a", With: "gpu-a"},
+		"gpu-b": {ID: "GPU-b", GPU: "GPU-b"},
+	} {
+		unit.Place = place
+		all[place] = decide.Unit{Unit: unit, ForDRA: true}
+	}
+	p.SetUnits(all)
+	must(table.SetPaths(map[string]units.Path{"gpu-a": units.DRA}))
+	must(table.Prepare(t.Context(), dra.Claim{UID: "1", Namespace: "ns", Name: "1", Results: []dra.Result{{Request: "r", Device: part}}}))
+	must(table.SetPaths(map[string]units.Path{"gpu-a": units.LeavingDRA, part: units.LeavingPlugin}))
+	p.follow(t.Context())
+	if got := table.View().Paths; got["gpu-a"] != units.DRA || got["gpu-b"] != units.LeavingPlugin {
+		t.Errorf("paths %v", got)
 	}
 }

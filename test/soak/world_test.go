@@ -741,7 +741,11 @@ func (h addressHandler) Handle(ctx context.Context, record slog.Record) error {
 
 // ours are the packages of which nothing may run when no program does. Driver
 // calls are left behind at the end by design, so internal/nvml is not one.
-var ours = []string{"/internal/agent.", "/internal/configsource.", "/internal/nodestatus.", "/internal/podresources.", "/internal/state.", "/internal/host.", "/internal/cdi.", "virgate/plugin."}
+var ours = []string{
+	"/internal/agent.", "/internal/cdi.", "/internal/configsource.", "/internal/drapath.", "/internal/gpusettings.", "/internal/host.",
+	"/internal/memoryguard.", "/internal/mpsshare.", "/internal/nodestatus.", "/internal/podresources.", "/internal/release.", "/internal/state.",
+	"/internal/web.", "virgate/plugin.",
+}
 
 // leaked says which goroutines a program that has ended left.
 func leaked() error {

@@ -157,9 +157,9 @@ func (r *Reconciler) makeStep(ctx context.Context, gpu string, step mig.Step) er
 		r.refused.Store(true)
 	}
 	if err != nil {
-		r.log.Warn("MIG step not made", "gpu", gpu, "step", step, "error", err)
+		r.Logger.Warn("MIG step not made", "gpu", gpu, "step", step, "error", err)
 	} else {
-		r.log.Info("MIG step made", "gpu", gpu, "step", step)
+		r.Logger.Info("MIG step made", "gpu", gpu, "step", step)
 	}
 	return err
 }
@@ -219,7 +219,7 @@ func (r *Reconciler) keepEnabled(gpu string, enabled bool) {
 		return
 	}
 	if err := r.save(func(j Journal) Journal { return j.withEnabled(gpu, enabled) }); err != nil {
-		r.log.Error("MIG mode not kept for a restart", "gpu", gpu, "error", err)
+		r.Logger.Error("MIG mode not kept for a restart", "gpu", gpu, "error", err)
 	}
 }
 

@@ -164,7 +164,7 @@ func (r *Reconciler) report(g *managedGPU, state nodereport.LayoutState, reason 
 	g.status.State, g.status.Reason = state, reason
 	r.mu.Unlock()
 	r.publish()
-	log := r.log.With("gpu", g.status.GPU, "layout", g.status.Wanted, "state", state)
+	log := r.Logger.With("gpu", g.status.GPU, "layout", g.status.Wanted, "state", state)
 	// Each try has its pending states; that it ended like the last is no news.
 	news := g.logged != (stateReason{state, reason})
 	switch {

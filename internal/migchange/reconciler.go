@@ -63,6 +63,8 @@ type Options struct {
 	// Refresh has the GPUs read again for Inputs; nil where that is not needed.
 	Refresh func(ctx context.Context) error
 	Logger  *slog.Logger
+
+	now func() time.Time
 }
 
 // Reconciler brings the GPUs to their wanted layout. Reservations, Status, Results, Wake
@@ -74,8 +76,6 @@ type Reconciler struct {
 	Options
 	wake chan struct{}
 	cuts chan cut
-	log  *slog.Logger
-	now  func() time.Time
 
 	wanted sharing.MIGConfig
 	loaded bool
@@ -155,9 +155,14 @@ func New(o Options) *Reconciler {
 	if o.Refresh == nil {
 		o.Refresh = func(context.Context) error { return nil }
 	}
+	o.Logger = o.Logger.With("component", "mig")
+	o.now = time.Now
 	r := &Reconciler{
-		Options: o, wake: make(chan struct{}, 1), cuts: make(chan cut), log: o.Logger.With("component", "mig"), now: time.Now,
-		driver: make(chan struct{}, 1), gpus: map[string]*managedGPU{},
+		Options: o,
+		wake:    make(chan struct{}, 1),
+		cuts:    make(chan cut),
+		driver:  make(chan struct{}, 1),
+		gpus:    map[string]*managedGPU{},
 	}
 	r.status.Store(&[]nodereport.GPULayout{})
 	r.offered.Store(&offered{})
@@ -506,7 +511,7 @@ func (r *Reconciler) loadJournal() {
 	defer r.mu.Unlock()
 	var err error
 	if r.journal, err = loadJournal(r.Store); err != nil {
-		r.log.Error("journal of MIG changes not read", "error", err)
+		r.Logger.Error("journal of MIG changes not read", "error", err)
 	}
 	r.limit()
 }

@@ -182,7 +182,7 @@ func TestNoPermission(t *testing.T) {
 	}
 	var log bytes.Buffer
 	r := w.program()
-	r.log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelError}))
+	r.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelError}))
 	w.run(r, layoutNamed("all-3g.40gb"), false, 10)
 	w.run(r, layoutNamed("all-3g.40gb"), false, 10)
 	got := w.state(r)

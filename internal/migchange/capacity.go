@@ -25,6 +25,7 @@ func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	limits := r.offers.limits()
 	after := map[string]sharing.Resource{}
 	for _, resource := range r.Resources(r.afterwards(gpus, byGPU)) {
 		after[resource.Name] = resource
@@ -46,9 +47,9 @@ func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
 		}
 		for _, d := range resource.Devices {
 			gpu := gpuOf[d.Unit]
-			g, l := r.gpus[gpu], byGPU[gpu]
+			l := byGPU[gpu]
 			goes := l != nil && slices.Contains(l.Withdraw, d.Unit)
-			switch offered := g == nil || g.only == nil || g.only[d.Unit]; {
+			switch offered := limits[gpu] == nil || limits[gpu][d.Unit]; {
 			case !d.Healthy:
 			case offered && goes:
 				waiting[gpu] = true

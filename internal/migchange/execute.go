@@ -32,11 +32,11 @@ func (r *Reconciler) resume(ctx context.Context, g *managedGPU, record Record) {
 	r.report(g, nodereport.LayoutPending, "an interrupted change is being finished")
 	state, err := r.Partitioner.State(ctx, record.GPU)
 	if err != nil {
-		r.offer(ctx, g, map[string]bool{})
+		r.offers.limitAndPlan(ctx, g, map[string]bool{})
 		r.fail(ctx, g, err, longestRetry)
 		return
 	}
-	r.offer(ctx, g, lasting(state, record))
+	r.offers.limitAndPlan(ctx, g, lasting(state, record))
 	_ = r.finish(ctx, g, record, r.holders(ctx))
 }
 
@@ -188,8 +188,8 @@ func (r *Reconciler) end(ctx context.Context, g *managedGPU, record Record, turn
 	for _, blocked := range g.inTheWay {
 		delete(only, blocked.UUID)
 	}
-	r.offer(ctx, g, only)
-	r.allowAllocation(g)
+	r.offers.limitAndPlan(ctx, g, only)
+	r.offers.allow(record.GPU)
 	return r.save(func(j Journal) Journal {
 		j = j.end(record.GPU)
 		if state.Enabled && record.After.MIG {
@@ -210,7 +210,7 @@ func (r *Reconciler) save(edit func(Journal) Journal) error {
 		return fmt.Errorf("keep the journal: %w", err)
 	}
 	r.journal = next
-	r.limit()
+	r.offers.follow(next)
 	return nil
 }
 
@@ -238,7 +238,7 @@ func (r *Reconciler) fail(ctx context.Context, g *managedGPU, err error, longest
 	}
 	r.report(g, state, reason)
 	if _, begun := r.currentJournal().record(g.status.GPU); !begun {
-		r.offer(ctx, g, nil)
+		r.offers.limitAndPlan(ctx, g, nil)
 	}
 	if errors.Is(err, mig.ErrNoPermission) {
 		g.notPermitted = true

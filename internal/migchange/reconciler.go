@@ -74,8 +74,9 @@ type Options struct {
 // a goroutine of its own, which has the GPU's managedGPU to itself until it ends.
 type Reconciler struct {
 	Options
-	wake chan struct{}
-	cuts chan cut
+	wake   chan struct{}
+	cuts   chan cut
+	offers *offers
 
 	wanted sharing.MIGConfig
 	loaded bool
@@ -96,22 +97,18 @@ type Reconciler struct {
 	// waiting says that a GPU does not have its layout.
 	waiting atomic.Bool
 
-	// mu guards the journal and gpus, of each GPU status, only and changing, and what
-	// Allocate refuses.
+	// mu guards the journal and gpus, and of each GPU status and changing.
 	mu      sync.Mutex
 	journal Journal
 	gpus    map[string]*managedGPU
 
-	offered                 atomic.Pointer[offered]
 	status                  atomic.Pointer[[]nodereport.GPULayout]
 	applied, undone, failed atomic.Uint64
 }
 
 // managedGPU is what is known of one GPU, and done about it.
 type managedGPU struct {
-	status nodereport.GPULayout
-	// only are the units of the GPU that may be offered; nil for all.
-	only     map[string]bool
+	status   nodereport.GPULayout
 	changing bool
 	// stale says that the GPU has other partitions than before, those in left, and
 	// that the inventory may not show them yet.
@@ -119,8 +116,6 @@ type managedGPU struct {
 	left  map[string]bool
 	// inTheWay are the partitions in use that the layout has no place for.
 	inTheWay []mig.Blocked
-	// refused are the units that Allocate refuses.
-	refused []string
 	// logged is the last state that was logged, other than pending.
 	logged stateReason
 	// last is the last look, nil when nothing of it counts any more. While a GPU waits, it
@@ -164,8 +159,8 @@ func New(o Options) *Reconciler {
 		driver:  make(chan struct{}, 1),
 		gpus:    map[string]*managedGPU{},
 	}
+	r.offers = newOffers(&r.Options)
 	r.status.Store(&[]nodereport.GPULayout{})
-	r.offered.Store(&offered{})
 	return r
 }
 
@@ -336,7 +331,7 @@ func (r *Reconciler) pass(ctx context.Context, gpus []sharing.GPU, wanted sharin
 	for _, l := range looks {
 		r.report(l.managedGPU, l.State, l.Reason)
 		doubtful = append(doubtful, l.Doubtful...)
-		limited = r.setLimit(l.managedGPU, l.Offer) || limited
+		limited = r.offers.limit(l.managedGPU, l.Offer) || limited
 	}
 	if limited {
 		r.Plan(ctx)
@@ -374,7 +369,7 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 	now := r.now()
 	if wait := g.retryAt.Sub(now); g.notPermitted || wait > 0 && !g.resetRequired {
 		if !begun {
-			r.offer(ctx, g, nil)
+			r.offers.limitAndPlan(ctx, g, nil)
 		}
 		return nil, max(wait, 0)
 	}
@@ -451,12 +446,7 @@ func (r *Reconciler) begin(ctx context.Context, looks []*look, starting bool) (a
 		room--
 		return false
 	})
-	r.mu.Lock()
-	for _, l := range looks {
-		l.refused = l.Withdraw
-	}
-	r.setRefusals()
-	r.mu.Unlock()
+	r.offers.refuse(looks)
 	holders := sync.OnceValue(func() Holders { return r.holders(ctx) })
 	for _, l := range looks {
 		l.last = nil
@@ -465,7 +455,7 @@ func (r *Reconciler) begin(ctx context.Context, looks []*look, starting bool) (a
 		case err != nil:
 			again = sooner(again, r.fail(ctx, l.managedGPU, err, longestRetry))
 		case !reflect.DeepEqual(l.Decision, d) || !withdrawn(l):
-			r.allowAllocation(l.managedGPU)
+			r.offers.allow(l.status.GPU)
 			again = sooner(again, retryInterval)
 		default:
 			r.start(l.managedGPU, func() { r.change(ctx, l.managedGPU, d, holders()) })
@@ -513,7 +503,7 @@ func (r *Reconciler) loadJournal() {
 	if r.journal, err = loadJournal(r.Store); err != nil {
 		r.Logger.Error("journal of MIG changes not read", "error", err)
 	}
-	r.limit()
+	r.offers.follow(r.journal)
 }
 
 // currentJournal is the journal, which is never modified.
@@ -530,9 +520,8 @@ func (r *Reconciler) forgetMissing(gpus []sharing.GPU) {
 	defer r.mu.Unlock()
 	for uuid, g := range r.gpus {
 		if !g.changing && !slices.ContainsFunc(gpus, func(gpu sharing.GPU) bool { return gpu.UUID == uuid }) {
-			r.allow(g)
 			delete(r.gpus, uuid)
-			r.limit()
+			r.offers.forget(uuid)
 		}
 	}
 }

@@ -25,9 +25,10 @@ func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	journal := r.journal.current() // Before the limits: a change that ends sets its own first.
 	limits := r.offers.limits()
 	after := map[string]sharing.Resource{}
-	for _, resource := range r.Resources(r.afterwards(gpus, byGPU)) {
+	for _, resource := range r.Resources(afterwards(gpus, journal, byGPU)) {
 		after[resource.Name] = resource
 	}
 	for _, resource := range r.Resources(gpus) {
@@ -110,10 +111,10 @@ func (l *look) putOff(reason string) *look {
 }
 
 // afterwards are the GPUs as they will be, as far as resources depend on that.
-func (r *Reconciler) afterwards(gpus []sharing.GPU, looks map[string]*look) []sharing.GPU {
+func afterwards(gpus []sharing.GPU, journal Journal, looks map[string]*look) []sharing.GPU {
 	gpus = slices.Clone(gpus)
 	for i := range gpus {
-		record, known := r.journal.record(gpus[i].UUID)
+		record, known := journal.record(gpus[i].UUID)
 		if l := looks[gpus[i].UUID]; l != nil {
 			record, known = *l.Record, true
 		}

@@ -58,7 +58,7 @@ func (r *Reconciler) Cut(ctx context.Context, room Room) error {
 // beginCuts begins those that can begin now, and returns the others.
 func (r *Reconciler) beginCuts(ctx context.Context, gpus []sharing.GPU, list []cut) (waiting []cut) {
 	if len(list) > 0 {
-		r.loadJournal()
+		r.journal.load()
 	}
 	for _, c := range list {
 		i := slices.IndexFunc(gpus, func(gpu sharing.GPU) bool { return gpu.UUID == c.GPU })
@@ -71,7 +71,7 @@ func (r *Reconciler) beginCuts(ctx context.Context, gpus []sharing.GPU, list []c
 			waiting = append(waiting, c) // The end of a change wakes.
 			continue
 		}
-		if _, begun := r.currentJournal().record(c.GPU); begun {
+		if _, begun := r.journal.current().record(c.GPU); begun {
 			c.done <- errors.New("an interrupted change of the GPU's partitions is not finished")
 			continue
 		}
@@ -116,7 +116,7 @@ func (r *Reconciler) makeRoom(ctx context.Context, g *managedGPU, room Room) err
 		return fmt.Errorf("%w: %s", mig.ErrNoPermission, NotPermitted)
 	}
 	record := Record{GPU: room.GPU, Before: state.Layout(), After: target}
-	if err := r.save(func(j Journal) Journal { return j.begin(record) }); err != nil {
+	if err := r.journal.save(func(j Journal) Journal { return j.begin(record) }); err != nil {
 		return err
 	}
 	g.inTheWay = nil

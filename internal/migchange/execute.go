@@ -18,7 +18,7 @@ import (
 // of the journal to the last the GPU is between two layouts, and only what belongs
 // to both is offered.
 func (r *Reconciler) change(ctx context.Context, g *managedGPU, d Decision, holders Holders) {
-	if err := r.save(func(j Journal) Journal { return j.begin(*d.Record) }); err != nil {
+	if err := r.journal.save(func(j Journal) Journal { return j.begin(*d.Record) }); err != nil {
 		r.fail(ctx, g, err, longestRetry)
 		return
 	}
@@ -190,7 +190,7 @@ func (r *Reconciler) end(ctx context.Context, g *managedGPU, record Record, turn
 	}
 	r.offers.limitAndPlan(ctx, g, only)
 	r.offers.allow(record.GPU)
-	return r.save(func(j Journal) Journal {
+	return r.journal.save(func(j Journal) Journal {
 		j = j.end(record.GPU)
 		if state.Enabled && record.After.MIG {
 			j = j.withEnabled(record.GPU, true)
@@ -201,27 +201,6 @@ func (r *Reconciler) end(ctx context.Context, g *managedGPU, record Record, turn
 
 // refreshLimit bounds how long a change waits for the GPUs to be read again.
 const refreshLimit = 30 * time.Second
-
-func (r *Reconciler) save(edit func(Journal) Journal) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	next := edit(r.journal)
-	if err := next.save(r.Store); err != nil {
-		return fmt.Errorf("keep the journal: %w", err)
-	}
-	r.journal = next
-	r.offers.follow(next)
-	return nil
-}
-
-func (r *Reconciler) keepEnabled(gpu string, enabled bool) {
-	if slices.Contains(r.currentJournal().Enabled, gpu) == enabled {
-		return
-	}
-	if err := r.save(func(j Journal) Journal { return j.withEnabled(gpu, enabled) }); err != nil {
-		r.Logger.Error("MIG mode not kept for a restart", "gpu", gpu, "error", err)
-	}
-}
 
 // fail reports the error and delays the next try, by at most longest. Until then the
 // GPU stays as it is, and what is offered of it does too.
@@ -237,7 +216,7 @@ func (r *Reconciler) fail(ctx context.Context, g *managedGPU, err error, longest
 		state = nodereport.LayoutResetRequired
 	}
 	r.report(g, state, reason)
-	if _, begun := r.currentJournal().record(g.status.GPU); !begun {
+	if _, begun := r.journal.current().record(g.status.GPU); !begun {
 		r.offers.limitAndPlan(ctx, g, nil)
 	}
 	if errors.Is(err, mig.ErrNoPermission) {

@@ -74,12 +74,12 @@ type Options struct {
 // a goroutine of its own, which has the GPU's managedGPU to itself until it ends.
 type Reconciler struct {
 	Options
-	wake   chan struct{}
-	cuts   chan cut
-	offers *offers
+	wake    chan struct{}
+	cuts    chan cut
+	offers  *offers
+	journal *keeper
 
 	wanted sharing.MIGConfig
-	loaded bool
 	// kubeletSeen says that the holders could be read once. Until kubeletDeadline it
 	// is waited for.
 	kubeletSeen     atomic.Bool
@@ -97,10 +97,9 @@ type Reconciler struct {
 	// waiting says that a GPU does not have its layout.
 	waiting atomic.Bool
 
-	// mu guards the journal and gpus, and of each GPU status and changing.
-	mu      sync.Mutex
-	journal Journal
-	gpus    map[string]*managedGPU
+	// mu guards gpus, and of each GPU status and changing.
+	mu   sync.Mutex
+	gpus map[string]*managedGPU
 
 	status                  atomic.Pointer[[]nodereport.GPULayout]
 	applied, undone, failed atomic.Uint64
@@ -160,6 +159,7 @@ func New(o Options) *Reconciler {
 		gpus:    map[string]*managedGPU{},
 	}
 	r.offers = newOffers(&r.Options)
+	r.journal = &keeper{Options: &r.Options, offers: r.offers}
 	r.status.Store(&[]nodereport.GPULayout{})
 	return r
 }
@@ -296,7 +296,7 @@ type look struct {
 // when something changes. Before the node is registered, starting, nothing goes that
 // somebody may have been told of.
 func (r *Reconciler) pass(ctx context.Context, gpus []sharing.GPU, wanted sharing.MIGConfig, starting bool) (again time.Duration) {
-	r.loadJournal()
+	r.journal.load()
 	if !reflect.DeepEqual(r.wanted, wanted) {
 		r.wanted = wanted
 		r.refused.Store(false)
@@ -359,9 +359,9 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 		g.tried, g.notPermitted, g.resetRequired, g.failures, g.retryAt, g.last = r.wanted, false, false, 0, time.Time{}, nil
 	}
 	g.stale = g.stale && !g.isShownBy(gpu)
-	record, begun := r.currentJournal().record(gpu.UUID)
+	record, begun := r.journal.current().record(gpu.UUID)
 	if begun && r.wanted.LeftTo != "" { // Whoever makes the layouts now has decided otherwise, or will.
-		if err := r.save(func(j Journal) Journal { return j.end(gpu.UUID) }); err != nil {
+		if err := r.journal.save(func(j Journal) Journal { return j.end(gpu.UUID) }); err != nil {
 			return nil, r.fail(ctx, g, err, longestRetry)
 		}
 		begun = false
@@ -393,9 +393,9 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 	}
 	switch d.State {
 	case "":
-		r.keepEnabled(gpu.UUID, false)
+		r.journal.saveEnabled(gpu.UUID, false)
 	case nodereport.LayoutApplied:
-		r.keepEnabled(gpu.UUID, g.status.MIG)
+		r.journal.saveEnabled(gpu.UUID, g.status.MIG)
 		g.failures = 0
 	}
 	if len(d.Steps) > 0 && d.Record == nil {
@@ -492,27 +492,6 @@ func (r *Reconciler) start(g *managedGPU, change func()) {
 	})
 }
 
-func (r *Reconciler) loadJournal() {
-	if r.loaded {
-		return
-	}
-	r.loaded = true
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var err error
-	if r.journal, err = loadJournal(r.Store); err != nil {
-		r.Logger.Error("journal of MIG changes not read", "error", err)
-	}
-	r.offers.follow(r.journal)
-}
-
-// currentJournal is the journal, which is never modified.
-func (r *Reconciler) currentJournal() Journal {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.journal
-}
-
 // forgetMissing drops what is known of GPUs that are not on the node any more. What
 // the journal has of them stays there.
 func (r *Reconciler) forgetMissing(gpus []sharing.GPU) {
@@ -559,7 +538,7 @@ func (r *Reconciler) decide(ctx context.Context, g *managedGPU, holders func() H
 	r.see(g, h.markHeld(g.status.GPU, state))
 	return Decide(Situation{
 		GPU: g.status.GPU, State: state, Wanted: r.wanted, Holders: h,
-		KeptInMIG: slices.Contains(r.currentJournal().Enabled, g.status.GPU), Starting: starting,
+		KeptInMIG: slices.Contains(r.journal.current().Enabled, g.status.GPU), Starting: starting,
 		ResetRequired: g.resetRequired && (state.Pending != state.Enabled || r.now().Before(g.retryAt)),
 		AwaitKubelet:  !r.kubeletSeen.Load() && r.now().Before(r.kubeletDeadline),
 	}), nil

@@ -75,7 +75,7 @@ func TestReboot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.loadJournal()
+	r.journal.load()
 	if !r.offers.published.Load().partitionsOnly[gpus[0].UUID] {
 		t.Error("the GPU would be offered whole before it is partitioned again")
 	}

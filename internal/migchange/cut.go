@@ -103,7 +103,7 @@ func (r *Reconciler) makeRoom(ctx context.Context, g *managedGPU, room Room) err
 		return err
 	}
 	state = holders.markHeld(room.GPU, state)
-	r.see(g, state)
+	r.progress.see(g, state)
 	target, err := room.target(state, holders.pods[room.GPU])
 	if err != nil {
 		return err
@@ -120,7 +120,7 @@ func (r *Reconciler) makeRoom(ctx context.Context, g *managedGPU, room Room) err
 		return err
 	}
 	g.inTheWay = nil
-	r.report(g, nodereport.LayoutPending, "a partition is being made for a claim")
+	r.progress.report(g, nodereport.LayoutPending, "a partition is being made for a claim")
 	return r.finish(ctx, g, record, holders)
 }
 

@@ -14,6 +14,11 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
+// Results count what became of changes that had begun.
+func (r *Reconciler) Results() (applied, undone, failed uint64) {
+	return r.applied.Load(), r.undone.Load(), r.failed.Load()
+}
+
 // change makes a change that nothing prevents any more. From the first write
 // of the journal to the last the GPU is between two layouts, and only what belongs
 // to both is offered.
@@ -23,13 +28,13 @@ func (r *Reconciler) change(ctx context.Context, g *managedGPU, d Decision, hold
 		return
 	}
 	g.inTheWay = d.Change.Blocked
-	r.report(g, nodereport.LayoutPending, "partitions are being made")
+	r.progress.report(g, nodereport.LayoutPending, "partitions are being made")
 	_ = r.finish(ctx, g, *d.Record, holders) // It is in the status.
 }
 
 // resume goes on with a change that an earlier run, or an earlier try, has begun.
 func (r *Reconciler) resume(ctx context.Context, g *managedGPU, record Record) {
-	r.report(g, nodereport.LayoutPending, "an interrupted change is being finished")
+	r.progress.report(g, nodereport.LayoutPending, "an interrupted change is being finished")
 	state, err := r.Partitioner.State(ctx, record.GPU)
 	if err != nil {
 		r.offers.limitAndPlan(ctx, g, map[string]bool{})
@@ -172,7 +177,7 @@ func (r *Reconciler) end(ctx context.Context, g *managedGPU, record Record, turn
 	if err != nil {
 		return err
 	}
-	r.see(g, state)
+	r.progress.see(g, state)
 	g.stale = true
 	turn.resume()
 	limit, cancel := context.WithTimeout(ctx, refreshLimit)
@@ -215,7 +220,7 @@ func (r *Reconciler) fail(ctx context.Context, g *managedGPU, err error, longest
 	case g.resetRequired:
 		state = nodereport.LayoutResetRequired
 	}
-	r.report(g, state, reason)
+	r.progress.report(g, state, reason)
 	if _, begun := r.journal.current().record(g.status.GPU); !begun {
 		r.offers.limitAndPlan(ctx, g, nil)
 	}

@@ -43,7 +43,7 @@ func TestChange(t *testing.T) {
 				t.Fatal("killed by nobody")
 			}
 			w.survive(busy)
-			state := (*r.status.Load())[0]
+			state := r.Status()[0]
 			if blocked := len(busy) > 0; blocked != (state.State == nodereport.LayoutBlocked) && state.State != nodereport.LayoutApplied {
 				t.Errorf("state %s (%s) with %d partitions in use", state.State, state.Reason, len(busy))
 			}
@@ -68,7 +68,7 @@ func TestChange(t *testing.T) {
 				}
 			}
 			w.run(r, wanted, false, 20)
-			if state := (*r.status.Load())[0]; state.State != nodereport.LayoutApplied || state.Reason != "" {
+			if state := r.Status()[0]; state.State != nodereport.LayoutApplied || state.Reason != "" {
 				t.Errorf("state %s (%s) with everything free", state.State, state.Reason)
 			}
 		})

@@ -63,7 +63,7 @@ func TestMonitorOnly(t *testing.T) {
 				if calls := w.sim.Calls("DeviceSetMigMode"); calls != tries*(n+1) || len(withheld) != tries {
 					t.Errorf("%s: the driver was asked for the mode %d times, and %d GPUs were withheld", layout, calls, len(withheld))
 				}
-				for _, got := range *r.status.Load() {
+				for _, got := range r.Status() {
 					if got.State != nodereport.LayoutFailed || !strings.Contains(got.Reason, "SYS_ADMIN") || r.offers.published.Load().only[got.GPU] != nil {
 						t.Errorf("%s: %s (%s), offered %v", layout, got.State, got.Reason, r.offers.published.Load().only)
 					}
@@ -142,7 +142,7 @@ func TestResetRequiredUnexpectedly(t *testing.T) {
 			w.neverWithheld(r, 0)
 			calls := w.sim.Calls("DeviceSetMigMode")
 			w.run(r, wanted, false, 10)
-			for _, got := range *r.status.Load() {
+			for _, got := range r.Status() {
 				if got.State != nodereport.LayoutResetRequired || calls != 2 || r.offers.published.Load().only[got.GPU] != nil {
 					t.Errorf("%s (%s), the mode set %d times, offered %v", got.State, got.Reason, calls, r.offers.published.Load().only)
 				}
@@ -158,7 +158,7 @@ func TestResetRequiredUnexpectedly(t *testing.T) {
 			}
 			w.neverWithheld(r, 2)
 			w.run(r, wanted, false, 20)
-			for _, got := range *r.status.Load() {
+			for _, got := range r.Status() {
 				if got.State != nodereport.LayoutApplied {
 					t.Errorf("after the reset: %s (%s)", got.State, got.Reason)
 				}
@@ -194,7 +194,7 @@ func TestAnotherProgramHasTheGPUs(t *testing.T) {
 			if tries := w.sim.Calls("DeviceSetMigMode") + w.sim.Calls("ComputeInstanceDestroy"); tries < 6 || tries > 3*60 {
 				t.Errorf("%d tries of three GPUs in a day", tries)
 			}
-			for _, got := range *r.status.Load() {
+			for _, got := range r.Status() {
 				if got.State != nodereport.LayoutBlocked || !strings.Contains(got.Reason, "in no list of the driver") || r.offers.published.Load().only[got.GPU] != nil {
 					t.Errorf("%s (%s), offered %v", got.State, got.Reason, r.offers.published.Load().only)
 				}
@@ -205,7 +205,7 @@ func TestAnotherProgramHasTheGPUs(t *testing.T) {
 			w.enter("")
 			r.Plan = func(context.Context) {}
 			w.run(r, wanted, false, 20)
-			for _, got := range *r.status.Load() {
+			for _, got := range r.Status() {
 				if got.State != nodereport.LayoutApplied {
 					t.Errorf("in the end: %s (%s)", got.State, got.Reason)
 				}

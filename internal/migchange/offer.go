@@ -3,14 +3,10 @@ package migchange
 import (
 	"context"
 	"maps"
-	"reflect"
-	"slices"
 	"sync"
 	"sync/atomic"
 
-	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/units"
-	"github.com/virgate/virgate/sharing"
 )
 
 // offered is what may be offered of the GPUs that are being changed. It is not
@@ -175,93 +171,4 @@ func (o *offers) publish() {
 		}
 	}
 	o.published.Store(&next)
-}
-
-// Status says of the GPUs that Virgate partitions how far they are, by index. The
-// list must not be modified.
-func (r *Reconciler) Status() []nodereport.GPULayout {
-	return *r.status.Load()
-}
-
-// Results count what became of changes that had begun.
-func (r *Reconciler) Results() (applied, undone, failed uint64) {
-	return r.applied.Load(), r.undone.Load(), r.failed.Load()
-}
-
-func (r *Reconciler) publish() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	list := []nodereport.GPULayout{}
-	waiting := false
-	for _, g := range r.gpus {
-		if g.status.State != "" {
-			list = append(list, g.status)
-			waiting = waiting || g.status.State != nodereport.LayoutApplied
-		}
-	}
-	r.waiting.Store(waiting)
-	slices.SortFunc(list, func(a, b nodereport.GPULayout) int { return a.Index - b.Index })
-	if !reflect.DeepEqual(r.Status(), list) {
-		r.status.Store(&list)
-		r.Changed()
-	}
-}
-
-// Changing says that a change of the GPU is being made.
-func (r *Reconciler) Changing(gpu string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	g := r.gpus[gpu]
-	return g != nil && g.changing
-}
-
-type stateReason struct {
-	state  nodereport.LayoutState
-	reason string
-}
-
-// report publishes how far the GPU is, and logs it when that is news.
-func (r *Reconciler) report(g *managedGPU, state nodereport.LayoutState, reason string) {
-	if g.status.State == state && g.status.Reason == reason {
-		return
-	}
-	r.mu.Lock()
-	g.status.State, g.status.Reason = state, reason
-	r.mu.Unlock()
-	r.publish()
-	log := r.Logger.With("gpu", g.status.GPU, "layout", g.status.Wanted, "state", state)
-	// Each try has its pending states; that it ended like the last is no news.
-	news := g.logged != (stateReason{state, reason})
-	switch {
-	case state == "":
-		return
-	case state == nodereport.LayoutPending:
-		log.Info("MIG layout", "reason", reason)
-		return
-	case !news:
-	case state == nodereport.LayoutBlocked:
-		log.Warn("MIG layout waits", "reason", reason)
-	case state == nodereport.LayoutApplied:
-		log.Info("MIG layout reached")
-	default:
-		log.Error("MIG layout not reached", "reason", reason)
-	}
-	g.logged = stateReason{state, reason}
-}
-
-func (r *Reconciler) see(g *managedGPU, state sharing.MIGState) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	g.status.MIG, g.status.Slots, g.status.Instances = state.Enabled, state.Geometry.Slots, state.Instances
-	g.status.Resettable = !state.NeedsReboot
-	g.status.Unreachable = state.Geometry.Unreachable(state.Instances)
-}
-
-// isShownBy says that the inventory has the GPU as it was left.
-func (g *managedGPU) isShownBy(gpu sharing.GPU) bool {
-	shown := map[string]bool{}
-	for _, p := range gpu.Partitions {
-		shown[p.UUID] = true
-	}
-	return gpu.MIG == g.status.MIG && maps.Equal(shown, g.left)
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"maps"
 	"reflect"
 	"slices"
 	"sync"
@@ -74,10 +75,11 @@ type Options struct {
 // a goroutine of its own, which has the GPU's managedGPU to itself until it ends.
 type Reconciler struct {
 	Options
-	wake    chan struct{}
-	cuts    chan cut
-	offers  *offers
-	journal *keeper
+	wake     chan struct{}
+	cuts     chan cut
+	offers   *offers
+	journal  *keeper
+	progress *progress
 
 	wanted sharing.MIGConfig
 	// kubeletSeen says that the holders could be read once. Until kubeletDeadline it
@@ -94,14 +96,11 @@ type Reconciler struct {
 	// refused says that the driver refused this process a step towards the wanted layout, as
 	// it would for every GPU.
 	refused atomic.Bool
-	// waiting says that a GPU does not have its layout.
-	waiting atomic.Bool
 
-	// mu guards gpus, and of each GPU status and changing.
+	// mu guards gpus, and of each GPU changing.
 	mu   sync.Mutex
 	gpus map[string]*managedGPU
 
-	status                  atomic.Pointer[[]nodereport.GPULayout]
 	applied, undone, failed atomic.Uint64
 }
 
@@ -135,6 +134,15 @@ type managedGPU struct {
 	retryAt  time.Time
 }
 
+// isShownBy says that the inventory has the GPU as it was left.
+func (g *managedGPU) isShownBy(gpu sharing.GPU) bool {
+	shown := map[string]bool{}
+	for _, p := range gpu.Partitions {
+		shown[p.UUID] = true
+	}
+	return gpu.MIG == g.status.MIG && maps.Equal(shown, g.left)
+}
+
 // New makes a reconciler that has done nothing yet.
 func New(o Options) *Reconciler {
 	if o.Devices == nil {
@@ -160,7 +168,7 @@ func New(o Options) *Reconciler {
 	}
 	r.offers = newOffers(&r.Options)
 	r.journal = &keeper{Options: &r.Options, offers: r.offers}
-	r.status.Store(&[]nodereport.GPULayout{})
+	r.progress = newProgress(&r.Options)
 	return r
 }
 
@@ -195,7 +203,7 @@ func (r *Reconciler) Wake() {
 // WakeIfWaiting is Wake for when a list or a holder has changed, which is nothing to a
 // GPU that has its layout.
 func (r *Reconciler) WakeIfWaiting() {
-	if r.waiting.Load() {
+	if r.progress.waiting.Load() {
 		r.Wake()
 	}
 }
@@ -329,7 +337,7 @@ func (r *Reconciler) pass(ctx context.Context, gpus []sharing.GPU, wanted sharin
 	var doubtful []string
 	limited := false
 	for _, l := range looks {
-		r.report(l.managedGPU, l.State, l.Reason)
+		r.progress.report(l.managedGPU, l.State, l.Reason)
 		doubtful = append(doubtful, l.Doubtful...)
 		limited = r.offers.limit(l.managedGPU, l.Offer) || limited
 	}
@@ -337,7 +345,7 @@ func (r *Reconciler) pass(ctx context.Context, gpus []sharing.GPU, wanted sharin
 		r.Plan(ctx)
 	}
 	again = sooner(again, r.begin(ctx, looks, starting))
-	r.publish()
+	r.progress.publish()
 	if fresh && len(doubtful) > 0 { // To be asked has the kubelet read, which wakes the next pass.
 		r.Devices.RefreshHolders(slices.Compact(slices.Sorted(slices.Values(doubtful)))...)
 	}
@@ -379,7 +387,7 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 		}
 		return nil, 0 // The end of another one wakes.
 	}
-	if l := g.last; l != nil && !r.refused.Load() && r.waiting.Load() && l.State != nodereport.LayoutFailed && l.starting == starting && now.Before(g.lookAt) &&
+	if l := g.last; l != nil && !r.refused.Load() && r.progress.waiting.Load() && l.State != nodereport.LayoutFailed && l.starting == starting && now.Before(g.lookAt) &&
 		r.countWithdrawn(l) == g.withdrawn && reflect.DeepEqual(l.gpu, gpu) {
 		if l.Again == 0 {
 			return l, 0
@@ -399,7 +407,7 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 		g.failures = 0
 	}
 	if len(d.Steps) > 0 && d.Record == nil {
-		r.report(g, d.State, d.Reason)
+		r.progress.report(g, d.State, d.Reason)
 		for _, step := range d.Steps {
 			if err := r.makeStep(ctx, gpu.UUID, step); err != nil {
 				return nil, r.fail(ctx, g, err, longestRetry)
@@ -477,6 +485,14 @@ func (r *Reconciler) room() int {
 	return max(0, room)
 }
 
+// Changing says that a change of the GPU is being made.
+func (r *Reconciler) Changing(gpu string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	g := r.gpus[gpu]
+	return g != nil && g.changing
+}
+
 func (r *Reconciler) start(g *managedGPU, change func()) {
 	r.mu.Lock()
 	g.changing = true
@@ -501,6 +517,7 @@ func (r *Reconciler) forgetMissing(gpus []sharing.GPU) {
 		if !g.changing && !slices.ContainsFunc(gpus, func(gpu sharing.GPU) bool { return gpu.UUID == uuid }) {
 			delete(r.gpus, uuid)
 			r.offers.forget(uuid)
+			r.progress.forget(uuid)
 		}
 	}
 }
@@ -518,6 +535,7 @@ func (r *Reconciler) managed(gpu sharing.GPU) *managedGPU {
 		return nil
 	}
 	g.status.GPU, g.status.Index, g.status.Wanted = gpu.UUID, gpu.Index, r.wanted.Name
+	r.progress.set(g.status)
 	return g
 }
 
@@ -535,7 +553,7 @@ func (r *Reconciler) decide(ctx context.Context, g *managedGPU, holders func() H
 		return Decision{}, err
 	}
 	state.GPU.Index, state.NotPermitted = g.status.Index, state.NotPermitted || r.refused.Load()
-	r.see(g, h.markHeld(g.status.GPU, state))
+	r.progress.see(g, h.markHeld(g.status.GPU, state))
 	return Decide(Situation{
 		GPU: g.status.GPU, State: state, Wanted: r.wanted, Holders: h,
 		KeptInMIG: slices.Contains(r.journal.current().Enabled, g.status.GPU), Starting: starting,

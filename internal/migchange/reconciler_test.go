@@ -24,7 +24,7 @@ func blind(context.Context) ([]sharing.Allocation, error) { return nil, errors.N
 
 func (w *world) state(r *Reconciler) nodereport.GPULayout {
 	w.t.Helper()
-	status := *r.status.Load()
+	status := r.Status()
 	if len(status) != 1 {
 		w.t.Fatalf("status %+v, want one GPU", status)
 	}
@@ -640,7 +640,7 @@ func TestWaitsThenLayoutChanges(t *testing.T) {
 					t.Errorf("closed %v, offered %v, %d writes, %d saves", door.closed, r.offers.published.Load().only, w.writes, w.saves)
 				}
 			}
-			if status := *r.status.Load(); test.state == "" && len(status) != 0 || test.state != "" && w.state(r).State != test.state {
+			if status := r.Status(); test.state == "" && len(status) != 0 || test.state != "" && w.state(r).State != test.state {
 				t.Errorf("status %+v, want %q", status, test.state)
 			}
 			if parts := len(w.layout().Partitions); parts != test.parts {
@@ -744,13 +744,13 @@ func TestTwoGPUs(t *testing.T) {
 		w.clock = w.clock.Add(retryInterval)
 	}
 	states := map[int]nodereport.LayoutState{}
-	for _, gpu := range *r.status.Load() {
+	for _, gpu := range r.Status() {
 		states[gpu.Index] = gpu.State
 	}
 	if states[0] != nodereport.LayoutFailed || states[1] != nodereport.LayoutApplied {
 		t.Errorf("states %v", states)
 	}
-	if order := *r.status.Load(); !slices.IsSortedFunc(order, func(a, b nodereport.GPULayout) int { return a.Index - b.Index }) {
+	if order := r.Status(); !slices.IsSortedFunc(order, func(a, b nodereport.GPULayout) int { return a.Index - b.Index }) {
 		t.Errorf("GPUs in the order %+v", order)
 	}
 }

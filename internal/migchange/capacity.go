@@ -23,9 +23,10 @@ func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
 			byGPU[l.gpu.UUID] = l
 		}
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	journal := r.journal.current() // Before the limits: a change that ends sets its own first.
+	// A change that ends sets its limits first, then the journal, and is under way no more in
+	// the end. They are read the other way round, so that none is taken to be over too early.
+	changing := r.changes.gpus()
+	journal := r.journal.current()
 	limits := r.offers.limits()
 	after := map[string]sharing.Resource{}
 	for _, resource := range r.Resources(afterwards(gpus, journal, byGPU)) {
@@ -38,7 +39,7 @@ func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
 		}
 		lasting, waiting, underWay := false, map[string]bool{}, map[string]bool{}
 		for _, unit := range stays.Units {
-			if g := r.gpus[unit.GPU]; g != nil && g.changing {
+			if changing[unit.GPU] {
 				underWay[unit.GPU] = true // Its old units may be gone already.
 			}
 		}
@@ -93,7 +94,7 @@ func (r *Reconciler) oneFirst(looks []*look) {
 		}
 	}
 	for i, l := range looks {
-		if changes(l) && (l != one || r.room() < mostChanges) {
+		if changes(l) && (l != one || r.changes.room() < mostChanges) {
 			looks[i] = l.putOff("another GPU changes its MIG mode first")
 		}
 	}

@@ -67,7 +67,7 @@ func (r *Reconciler) beginCuts(ctx context.Context, gpus []sharing.GPU, list []c
 			continue
 		}
 		g := r.managed(gpus[i])
-		if g == nil || r.room() == 0 {
+		if g == nil || r.changes.room() == 0 {
 			waiting = append(waiting, c) // The end of a change wakes.
 			continue
 		}
@@ -78,7 +78,7 @@ func (r *Reconciler) beginCuts(ctx context.Context, gpus []sharing.GPU, list []c
 		if !c.taken.CompareAndSwap(false, true) {
 			continue
 		}
-		r.start(g, func() { c.done <- r.makeRoom(ctx, g, c.Room) })
+		r.changes.start(g, func() { c.done <- r.makeRoom(ctx, g, c.Room) })
 	}
 	return waiting
 }

@@ -77,6 +77,8 @@ type Reconciler struct {
 	Options
 	wake     chan struct{}
 	cuts     chan cut
+	gpus     map[string]*managedGPU
+	changes  *changes
 	offers   *offers
 	journal  *keeper
 	progress *progress
@@ -86,28 +88,21 @@ type Reconciler struct {
 	// is waited for.
 	kubeletSeen     atomic.Bool
 	kubeletDeadline time.Time
-	// changes are those under way, and begun counts them all. driver has room for the
-	// one whose turn it is.
-	changes sync.WaitGroup
-	begun   int
-	driver  chan struct{}
+	// driver has room for the change whose turn it is.
+	driver chan struct{}
 	// modeChanges says that the last change of a GPU's MIG mode came true.
 	modeChanges atomic.Bool
 	// refused says that the driver refused this process a step towards the wanted layout, as
 	// it would for every GPU.
 	refused atomic.Bool
 
-	// mu guards gpus, and of each GPU changing.
-	mu   sync.Mutex
-	gpus map[string]*managedGPU
-
 	applied, undone, failed atomic.Uint64
 }
 
-// managedGPU is what is known of one GPU, and done about it.
+// managedGPU is what is known of one GPU, and done about it. It needs no lock: while a change is
+// under way, that has it, and else the goroutine that looks at the GPUs.
 type managedGPU struct {
-	status   nodereport.GPULayout
-	changing bool
+	status nodereport.GPULayout
 	// stale says that the GPU has other partitions than before, those in left, and
 	// that the inventory may not show them yet.
 	stale bool
@@ -166,6 +161,7 @@ func New(o Options) *Reconciler {
 		driver:  make(chan struct{}, 1),
 		gpus:    map[string]*managedGPU{},
 	}
+	r.changes = &changes{wake: r.Wake, underWay: map[string]bool{}}
 	r.offers = newOffers(&r.Options)
 	r.journal = &keeper{Options: &r.Options, offers: r.offers}
 	r.progress = newProgress(&r.Options)
@@ -246,10 +242,10 @@ const maxPasses = 8
 
 // passAndWait is a pass with the end of the changes that it begins.
 func (r *Reconciler) passAndWait(ctx context.Context, gpus []sharing.GPU, wanted sharing.MIGConfig, starting bool) time.Duration {
-	before := r.begun
+	before := r.changes.begun
 	again := r.pass(ctx, gpus, wanted, starting)
-	r.changes.Wait()
-	if r.begun > before {
+	r.changes.running.Wait()
+	if r.changes.begun > before {
 		return soon
 	}
 	return again
@@ -258,7 +254,7 @@ func (r *Reconciler) passAndWait(ctx context.Context, gpus []sharing.GPU, wanted
 // Run goes over the GPUs until ctx ends, whenever it is woken or has something to
 // wait for.
 func (r *Reconciler) Run(ctx context.Context) {
-	defer r.changes.Wait()
+	defer r.changes.running.Wait()
 	var waiting []cut
 	defer func() { endCuts(waiting, ctx.Err()) }()
 	for ctx.Err() == nil {
@@ -282,12 +278,6 @@ func (r *Reconciler) Run(ctx context.Context) {
 // awaitKubelet is how long, after the start, a kubelet is waited for that cannot be
 // read.
 const awaitKubelet = time.Minute
-
-// mostChanges is how many GPUs are changed at a time: one has the driver, and the next
-// one is ready for it. The driver makes one change of MIG mode or instances at a time on
-// all GPUs (the kernel module holds its API lock and all GPUs' locks meanwhile), so that
-// two that took turns would both end late.
-const mostChanges = 2
 
 // look is what was found out about a GPU. It is not modified.
 type look struct {
@@ -382,8 +372,8 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 		return nil, max(wait, 0)
 	}
 	if begun {
-		if r.room() > 0 {
-			r.start(g, func() { r.resume(ctx, g, record) })
+		if r.changes.room() > 0 {
+			r.changes.start(g, func() { r.resume(ctx, g, record) })
 		}
 		return nil, 0 // The end of another one wakes.
 	}
@@ -446,7 +436,7 @@ func (r *Reconciler) countWithdrawn(l *look) (count int) {
 // what that finds to be free can be granted to nobody any more.
 func (r *Reconciler) begin(ctx context.Context, looks []*look, starting bool) (again time.Duration) {
 	withdrawn := func(l *look) bool { return starting || r.Devices.Withdrawn(l.Withdraw...) }
-	room := r.room()
+	room := r.changes.room()
 	looks = slices.DeleteFunc(slices.Clone(looks), func(l *look) bool {
 		if len(l.Steps) == 0 || room == 0 || !withdrawn(l) {
 			return true
@@ -466,55 +456,18 @@ func (r *Reconciler) begin(ctx context.Context, looks []*look, starting bool) (a
 			r.offers.allow(l.status.GPU)
 			again = sooner(again, retryInterval)
 		default:
-			r.start(l.managedGPU, func() { r.change(ctx, l.managedGPU, d, holders()) })
+			r.changes.start(l.managedGPU, func() { r.change(ctx, l.managedGPU, d, holders()) })
 		}
 	}
 	return again
 }
 
-// room is how many more changes may begin now.
-func (r *Reconciler) room() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	room := mostChanges
-	for _, g := range r.gpus {
-		if g.changing {
-			room--
-		}
-	}
-	return max(0, room)
-}
-
-// Changing says that a change of the GPU is being made.
-func (r *Reconciler) Changing(gpu string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	g := r.gpus[gpu]
-	return g != nil && g.changing
-}
-
-func (r *Reconciler) start(g *managedGPU, change func()) {
-	r.mu.Lock()
-	g.changing = true
-	r.mu.Unlock()
-	g.last = nil
-	r.begun++
-	r.changes.Go(func() {
-		change()
-		r.mu.Lock()
-		g.changing = false
-		r.mu.Unlock()
-		r.Wake()
-	})
-}
-
 // forgetMissing drops what is known of GPUs that are not on the node any more. What
 // the journal has of them stays there.
 func (r *Reconciler) forgetMissing(gpus []sharing.GPU) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for uuid, g := range r.gpus {
-		if !g.changing && !slices.ContainsFunc(gpus, func(gpu sharing.GPU) bool { return gpu.UUID == uuid }) {
+	for uuid := range r.gpus {
+		there := slices.ContainsFunc(gpus, func(gpu sharing.GPU) bool { return gpu.UUID == uuid })
+		if !there && !r.changes.has(uuid) {
 			delete(r.gpus, uuid)
 			r.offers.forget(uuid)
 			r.progress.forget(uuid)
@@ -524,15 +477,13 @@ func (r *Reconciler) forgetMissing(gpus []sharing.GPU) {
 
 // managed is what is known of that GPU; nil while it is being changed.
 func (r *Reconciler) managed(gpu sharing.GPU) *managedGPU {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	if r.changes.has(gpu.UUID) {
+		return nil
+	}
 	g := r.gpus[gpu.UUID]
 	if g == nil {
 		g = &managedGPU{}
 		r.gpus[gpu.UUID] = g
-	}
-	if g.changing {
-		return nil
 	}
 	g.status.GPU, g.status.Index, g.status.Wanted = gpu.UUID, gpu.Index, r.wanted.Name
 	r.progress.set(g.status)

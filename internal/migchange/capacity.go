@@ -83,7 +83,7 @@ func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
 // failed least often: it keeps its turn however long its withdrawal takes, even when a GPU that
 // fails every time has a shorter pause.
 func (r *Reconciler) oneFirst(looks []*look) {
-	if r.modeChanges.Load() {
+	if r.executor.modeChanges.Load() {
 		return
 	}
 	changes := func(l *look) bool { return l.Record != nil && l.Record.Before.MIG != l.Record.After.MIG }

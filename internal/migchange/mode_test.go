@@ -436,10 +436,10 @@ func TestFailingGPUTakesNoTurns(t *testing.T) {
 			}
 		}
 	}
-	for begun := w.clock; w.clock.Before(begun.Add(10*time.Minute)) && !r.modeChanges.Load(); w.clock = w.clock.Add(time.Second) {
+	for begun := w.clock; w.clock.Before(begun.Add(10*time.Minute)) && !r.executor.modeChanges.Load(); w.clock = w.clock.Add(time.Second) {
 		w.passes(r, wanted, 1)
 	}
-	if !r.modeChanges.Load() || tries != 1 {
-		t.Errorf("the other GPU has the mode: %v, after %d tries of the one that fails", r.modeChanges.Load(), tries)
+	if !r.executor.modeChanges.Load() || tries != 1 {
+		t.Errorf("the other GPU has the mode: %v, after %d tries of the one that fails", r.executor.modeChanges.Load(), tries)
 	}
 }

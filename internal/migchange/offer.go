@@ -56,12 +56,19 @@ func (r *Reconciler) Reservations() []units.Reservation {
 func (o *offered) reservations() (list []units.Reservation) {
 	for gpu, only := range o.only {
 		list = append(list, units.Reservation{
-			Purpose: units.MIGChange, GPU: gpu, Begun: o.begun[gpu], Text: repartitioning, Only: func(u units.Unit) bool { return !only[u.UUID] },
+			Purpose: units.MIGChange,
+			GPU:     gpu,
+			Begun:   o.begun[gpu],
+			Text:    repartitioning,
+			Only:    func(u units.Unit) bool { return !only[u.UUID] },
 		})
 	}
 	for gpu := range o.partitionsOnly {
 		list = append(list, units.Reservation{
-			Purpose: units.MIGChange, GPU: gpu, Text: repartitioning, Only: func(u units.Unit) bool { return !u.Partition() },
+			Purpose: units.MIGChange,
+			GPU:     gpu,
+			Text:    repartitioning,
+			Only:    func(u units.Unit) bool { return !u.Partition() },
 		})
 	}
 	return list

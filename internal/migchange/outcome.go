@@ -60,7 +60,7 @@ func (r *Reconciler) Situation(ctx context.Context, gpu sharing.GPU, wanted shar
 	if err != nil {
 		return Situation{}, err
 	}
-	state.GPU.Index, state.NotPermitted = gpu.Index, state.NotPermitted || r.refused.Load()
+	state.GPU.Index, state.NotPermitted = gpu.Index, state.NotPermitted || r.executor.refused.Load()
 	holders := NewHolders(held, nil)
 	if r.ByDRA != nil {
 		holders.keep(r.ByDRA())

@@ -8,7 +8,6 @@ import (
 	"reflect"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/virgate/virgate/internal/nodereport"
@@ -79,24 +78,13 @@ type Reconciler struct {
 	cuts     chan cut
 	gpus     map[string]*managedGPU
 	changes  *changes
+	holders  *holderReader
 	offers   *offers
 	journal  *keeper
 	progress *progress
+	executor *executor
 
 	wanted sharing.MIGConfig
-	// kubeletSeen says that the holders could be read once. Until kubeletDeadline it
-	// is waited for.
-	kubeletSeen     atomic.Bool
-	kubeletDeadline time.Time
-	// driver has room for the change whose turn it is.
-	driver chan struct{}
-	// modeChanges says that the last change of a GPU's MIG mode came true.
-	modeChanges atomic.Bool
-	// refused says that the driver refused this process a step towards the wanted layout, as
-	// it would for every GPU.
-	refused atomic.Bool
-
-	applied, undone, failed atomic.Uint64
 }
 
 // managedGPU is what is known of one GPU, and done about it. It needs no lock: while a change is
@@ -158,13 +146,22 @@ func New(o Options) *Reconciler {
 		Options: o,
 		wake:    make(chan struct{}, 1),
 		cuts:    make(chan cut),
-		driver:  make(chan struct{}, 1),
 		gpus:    map[string]*managedGPU{},
 	}
 	r.changes = &changes{wake: r.Wake, underWay: map[string]bool{}}
+	r.holders = &holderReader{Options: &r.Options}
 	r.offers = newOffers(&r.Options)
 	r.journal = &keeper{Options: &r.Options, offers: r.offers}
 	r.progress = newProgress(&r.Options)
+	r.executor = &executor{
+		Options:  &r.Options,
+		wake:     r.Wake,
+		holders:  r.holders,
+		offers:   r.offers,
+		journal:  r.journal,
+		progress: r.progress,
+		driver:   make(chan struct{}, 1),
+	}
 	return r
 }
 
@@ -275,10 +272,6 @@ func (r *Reconciler) Run(ctx context.Context) {
 	}
 }
 
-// awaitKubelet is how long, after the start, a kubelet is waited for that cannot be
-// read.
-const awaitKubelet = time.Minute
-
 // look is what was found out about a GPU. It is not modified.
 type look struct {
 	gpu sharing.GPU
@@ -297,13 +290,11 @@ func (r *Reconciler) pass(ctx context.Context, gpus []sharing.GPU, wanted sharin
 	r.journal.load()
 	if !reflect.DeepEqual(r.wanted, wanted) {
 		r.wanted = wanted
-		r.refused.Store(false)
+		r.executor.refused.Store(false)
 	}
-	if r.kubeletDeadline.IsZero() {
-		r.kubeletDeadline = r.now().Add(awaitKubelet)
-	}
+	r.holders.begin()
 	r.forgetMissing(gpus)
-	holders := sync.OnceValue(func() Holders { return r.holders(ctx) })
+	holders := sync.OnceValue(func() Holders { return r.holders.read(ctx) })
 	var looks []*look
 	fresh := false
 	for _, gpu := range gpus {
@@ -360,7 +351,7 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 	record, begun := r.journal.current().record(gpu.UUID)
 	if begun && r.wanted.LeftTo != "" { // Whoever makes the layouts now has decided otherwise, or will.
 		if err := r.journal.save(func(j Journal) Journal { return j.end(gpu.UUID) }); err != nil {
-			return nil, r.fail(ctx, g, err, longestRetry)
+			return nil, r.executor.fail(ctx, g, err, longestRetry)
 		}
 		begun = false
 	}
@@ -373,12 +364,12 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 	}
 	if begun {
 		if r.changes.room() > 0 {
-			r.changes.start(g, func() { r.resume(ctx, g, record) })
+			r.changes.start(g, func() { r.executor.resume(ctx, g, record) })
 		}
 		return nil, 0 // The end of another one wakes.
 	}
-	if l := g.last; l != nil && !r.refused.Load() && r.progress.waiting.Load() && l.State != nodereport.LayoutFailed && l.starting == starting && now.Before(g.lookAt) &&
-		r.countWithdrawn(l) == g.withdrawn && reflect.DeepEqual(l.gpu, gpu) {
+	if l := g.last; l != nil && !r.executor.refused.Load() && r.progress.waiting.Load() && l.State != nodereport.LayoutFailed && l.starting == starting && now.Before(g.lookAt) &&
+		l.countWithdrawn(r.Devices) == g.withdrawn && reflect.DeepEqual(l.gpu, gpu) {
 		if l.Again == 0 {
 			return l, 0
 		}
@@ -387,7 +378,7 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 	g.last = nil
 	d, err := r.decide(ctx, g, holders, starting)
 	if err != nil {
-		return nil, r.fail(ctx, g, err, longestRetry)
+		return nil, r.executor.fail(ctx, g, err, longestRetry)
 	}
 	switch d.State {
 	case "":
@@ -399,8 +390,8 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 	if len(d.Steps) > 0 && d.Record == nil {
 		r.progress.report(g, d.State, d.Reason)
 		for _, step := range d.Steps {
-			if err := r.makeStep(ctx, gpu.UUID, step); err != nil {
-				return nil, r.fail(ctx, g, err, longestRetry)
+			if err := r.executor.makeStep(ctx, gpu.UUID, step); err != nil {
+				return nil, r.executor.fail(ctx, g, err, longestRetry)
 			}
 		}
 		return nil, d.Again
@@ -415,16 +406,16 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 			}
 		}
 	}
-	g.last, g.lookAt, g.withdrawn = l, now.Add(cmp.Or(d.Again, recheckInterval)), r.countWithdrawn(l)
+	g.last, g.lookAt, g.withdrawn = l, now.Add(cmp.Or(d.Again, recheckInterval)), l.countWithdrawn(r.Devices)
 	return l, d.Again
 }
 
 // countWithdrawn is how many of the units are withdrawn that are not to be offered any
 // more. A unit that a pod held becomes so by itself when the pod has ended, and then
 // there is something new to decide.
-func (r *Reconciler) countWithdrawn(l *look) (count int) {
+func (l *look) countWithdrawn(devices Devices) (count int) {
 	for _, unit := range l.withheld {
-		if r.Devices.Withdrawn(unit) {
+		if devices.Withdrawn(unit) {
 			count++
 		}
 	}
@@ -445,18 +436,18 @@ func (r *Reconciler) begin(ctx context.Context, looks []*look, starting bool) (a
 		return false
 	})
 	r.offers.refuse(looks)
-	holders := sync.OnceValue(func() Holders { return r.holders(ctx) })
+	holders := sync.OnceValue(func() Holders { return r.holders.read(ctx) })
 	for _, l := range looks {
 		l.last = nil
 		d, err := r.decide(ctx, l.managedGPU, holders, starting)
 		switch {
 		case err != nil:
-			again = sooner(again, r.fail(ctx, l.managedGPU, err, longestRetry))
+			again = sooner(again, r.executor.fail(ctx, l.managedGPU, err, longestRetry))
 		case !reflect.DeepEqual(l.Decision, d) || !withdrawn(l):
 			r.offers.allow(l.status.GPU)
 			again = sooner(again, retryInterval)
 		default:
-			r.changes.start(l.managedGPU, func() { r.change(ctx, l.managedGPU, d, holders()) })
+			r.changes.start(l.managedGPU, func() { r.executor.change(ctx, l.managedGPU, d, holders()) })
 		}
 	}
 	return again
@@ -503,26 +494,12 @@ func (r *Reconciler) decide(ctx context.Context, g *managedGPU, holders func() H
 	if err != nil {
 		return Decision{}, err
 	}
-	state.GPU.Index, state.NotPermitted = g.status.Index, state.NotPermitted || r.refused.Load()
+	state.GPU.Index, state.NotPermitted = g.status.Index, state.NotPermitted || r.executor.refused.Load()
 	r.progress.see(g, h.markHeld(g.status.GPU, state))
 	return Decide(Situation{
 		GPU: g.status.GPU, State: state, Wanted: r.wanted, Holders: h,
 		KeptInMIG: slices.Contains(r.journal.current().Enabled, g.status.GPU), Starting: starting,
 		ResetRequired: g.resetRequired && (state.Pending != state.Enabled || r.now().Before(g.retryAt)),
-		AwaitKubelet:  !r.kubeletSeen.Load() && r.now().Before(r.kubeletDeadline),
+		AwaitKubelet:  r.holders.awaitsKubelet(),
 	}), nil
-}
-
-func (r *Reconciler) holders(ctx context.Context) Holders {
-	if r.Holders == nil {
-		return Holders{err: errHoldersUnknown}
-	}
-	h := NewHolders(r.Holders(ctx))
-	if h.known() {
-		r.kubeletSeen.Store(true)
-		if r.ByDRA != nil {
-			h.keep(r.ByDRA())
-		}
-	}
-	return h
 }

@@ -500,8 +500,8 @@ func TestEndNotKept(t *testing.T) {
 	}
 	w.saving, r.Refresh = nil, noRefresh(func() {})
 	w.run(r, wanted, false, 5)
-	if got := w.state(r); got.State != nodereport.LayoutApplied || len(w.kept.Underway) != 0 || r.applied.Load() != 1 {
-		t.Errorf("%s (%s), %d changes applied, journal %+v", got.State, got.Reason, r.applied.Load(), w.kept)
+	if got := w.state(r); got.State != nodereport.LayoutApplied || len(w.kept.Underway) != 0 || r.executor.applied.Load() != 1 {
+		t.Errorf("%s (%s), %d changes applied, journal %+v", got.State, got.Reason, r.executor.applied.Load(), w.kept)
 	}
 }
 
@@ -540,12 +540,12 @@ func TestComputePlacement(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		undone := r.undone.Load()
+		undone := r.executor.undone.Load()
 		again := r.passAndWait(t.Context(), gpus, wanted, false)
 		if again == 0 {
 			break
 		}
-		if r.undone.Load() > undone {
+		if r.executor.undone.Load() > undone {
 			tries++
 			got := w.state(r)
 			if got.State != nodereport.LayoutFailed || !strings.Contains(got.Reason, "undone after create partition 2c.3g.40gb") {

@@ -23,10 +23,13 @@ func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
 			byGPU[l.gpu.UUID] = l
 		}
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	// A change that ends sets its limits first, then the journal, and is under way no more in
+	// the end. They are read the other way round, so that none is taken to be over too early.
+	changing := r.changes.gpus()
+	journal := r.journal.current()
+	limits := r.offers.limits()
 	after := map[string]sharing.Resource{}
-	for _, resource := range r.Resources(r.afterwards(gpus, byGPU)) {
+	for _, resource := range r.Resources(afterwards(gpus, journal, byGPU)) {
 		after[resource.Name] = resource
 	}
 	for _, resource := range r.Resources(gpus) {
@@ -36,7 +39,7 @@ func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
 		}
 		lasting, waiting, underWay := false, map[string]bool{}, map[string]bool{}
 		for _, unit := range stays.Units {
-			if g := r.gpus[unit.GPU]; g != nil && g.changing {
+			if changing[unit.GPU] {
 				underWay[unit.GPU] = true // Its old units may be gone already.
 			}
 		}
@@ -46,9 +49,9 @@ func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
 		}
 		for _, d := range resource.Devices {
 			gpu := gpuOf[d.Unit]
-			g, l := r.gpus[gpu], byGPU[gpu]
+			l := byGPU[gpu]
 			goes := l != nil && slices.Contains(l.Withdraw, d.Unit)
-			switch offered := g == nil || g.only == nil || g.only[d.Unit]; {
+			switch offered := limits[gpu] == nil || limits[gpu][d.Unit]; {
 			case !d.Healthy:
 			case offered && goes:
 				waiting[gpu] = true
@@ -80,7 +83,7 @@ func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
 // failed least often: it keeps its turn however long its withdrawal takes, even when a GPU that
 // fails every time has a shorter pause.
 func (r *Reconciler) oneFirst(looks []*look) {
-	if r.modeChanges.Load() {
+	if r.executor.modeChanges.Load() {
 		return
 	}
 	changes := func(l *look) bool { return l.Record != nil && l.Record.Before.MIG != l.Record.After.MIG }
@@ -91,7 +94,7 @@ func (r *Reconciler) oneFirst(looks []*look) {
 		}
 	}
 	for i, l := range looks {
-		if changes(l) && (l != one || r.room() < mostChanges) {
+		if changes(l) && (l != one || r.changes.room() < mostChanges) {
 			looks[i] = l.putOff("another GPU changes its MIG mode first")
 		}
 	}
@@ -109,10 +112,10 @@ func (l *look) putOff(reason string) *look {
 }
 
 // afterwards are the GPUs as they will be, as far as resources depend on that.
-func (r *Reconciler) afterwards(gpus []sharing.GPU, looks map[string]*look) []sharing.GPU {
+func afterwards(gpus []sharing.GPU, journal Journal, looks map[string]*look) []sharing.GPU {
 	gpus = slices.Clone(gpus)
 	for i := range gpus {
-		record, known := r.journal.record(gpus[i].UUID)
+		record, known := journal.record(gpus[i].UUID)
 		if l := looks[gpus[i].UUID]; l != nil {
 			record, known = *l.Record, true
 		}

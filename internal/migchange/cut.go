@@ -58,7 +58,7 @@ func (r *Reconciler) Cut(ctx context.Context, room Room) error {
 // beginCuts begins those that can begin now, and returns the others.
 func (r *Reconciler) beginCuts(ctx context.Context, gpus []sharing.GPU, list []cut) (waiting []cut) {
 	if len(list) > 0 {
-		r.loadJournal()
+		r.journal.load()
 	}
 	for _, c := range list {
 		i := slices.IndexFunc(gpus, func(gpu sharing.GPU) bool { return gpu.UUID == c.GPU })
@@ -67,18 +67,18 @@ func (r *Reconciler) beginCuts(ctx context.Context, gpus []sharing.GPU, list []c
 			continue
 		}
 		g := r.managed(gpus[i])
-		if g == nil || r.room() == 0 {
+		if g == nil || r.changes.room() == 0 {
 			waiting = append(waiting, c) // The end of a change wakes.
 			continue
 		}
-		if _, begun := r.currentJournal().record(c.GPU); begun {
+		if _, begun := r.journal.current().record(c.GPU); begun {
 			c.done <- errors.New("an interrupted change of the GPU's partitions is not finished")
 			continue
 		}
 		if !c.taken.CompareAndSwap(false, true) {
 			continue
 		}
-		r.start(g, func() { c.done <- r.makeRoom(ctx, g, c.Room) })
+		r.changes.start(g, func() { c.done <- r.executor.makeRoom(ctx, g, c.Room) })
 	}
 	return waiting
 }
@@ -90,20 +90,20 @@ func endCuts(list []cut, err error) {
 }
 
 // makeRoom makes the room in the goroutine that has the GPU.
-func (r *Reconciler) makeRoom(ctx context.Context, g *managedGPU, room Room) error {
+func (e *executor) makeRoom(ctx context.Context, g *managedGPU, room Room) error {
 	holders := Holders{err: errHoldersUnknown}
-	if r.Holders != nil {
-		holders = NewHolders(r.Holders(ctx))
+	if e.Holders != nil {
+		holders = NewHolders(e.Holders(ctx))
 	}
 	if !holders.known() {
 		return holders.err
 	}
-	state, err := r.Partitioner.State(ctx, room.GPU)
+	state, err := e.Partitioner.State(ctx, room.GPU)
 	if err != nil {
 		return err
 	}
 	state = holders.markHeld(room.GPU, state)
-	r.see(g, state)
+	e.progress.see(g, state)
 	target, err := room.target(state, holders.pods[room.GPU])
 	if err != nil {
 		return err
@@ -116,12 +116,12 @@ func (r *Reconciler) makeRoom(ctx context.Context, g *managedGPU, room Room) err
 		return fmt.Errorf("%w: %s", mig.ErrNoPermission, NotPermitted)
 	}
 	record := Record{GPU: room.GPU, Before: state.Layout(), After: target}
-	if err := r.save(func(j Journal) Journal { return j.begin(record) }); err != nil {
+	if err := e.journal.save(func(j Journal) Journal { return j.begin(record) }); err != nil {
 		return err
 	}
 	g.inTheWay = nil
-	r.report(g, nodereport.LayoutPending, "a partition is being made for a claim")
-	return r.finish(ctx, g, record, holders)
+	e.progress.report(g, nodereport.LayoutPending, "a partition is being made for a claim")
+	return e.finish(ctx, g, record, holders)
 }
 
 // target is the layout with the room and with what is there beside it: all that has to stay, and

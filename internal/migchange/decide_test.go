@@ -29,7 +29,7 @@ func (r *recorded) Apply(ctx context.Context, gpu string, step mig.Step) error {
 // Decide says, in their order, whatever is in use. virgate mig plan prints them.
 func TestDecidedStepsAreMade(t *testing.T) {
 	t.Parallel()
-	for _, c := range changes {
+	for _, c := range layoutChanges {
 		t.Run(c.node+" to "+c.layout, func(t *testing.T) {
 			w := newWorld(t, c.node)
 			w.use(c.processes, c.pods...)

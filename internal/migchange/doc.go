@@ -8,7 +8,10 @@
 // driver nor to the kubelet itself: whoever uses it hands both over in Options.
 //
 // To read it: decide.go says what is to be done about one GPU, and holders.go who
-// is in the way; both are pure. journal.go is what survives the program.
-// reconciler.go goes through the GPUs, execute.go makes the steps, and offer.go
-// says what may be offered meanwhile and how far the GPUs are.
+// is in the way; both are pure, but for the reading of the holders. reconciler.go goes
+// through the GPUs, and the rest are its parts, each with its own lock: offer.go says
+// what may be offered meanwhile, journal.go is what survives the program, status.go says
+// how far the GPUs are, and changes.go which of them are being changed. execute.go makes
+// the steps. Only the journal's lock is held while another of them is taken, which is
+// that of offer.go.
 package migchange

@@ -8,75 +8,101 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/mig"
 )
 
+// executor makes the changes that have been decided. What it does with a GPU is done in the
+// goroutine that has its managedGPU.
+type executor struct {
+	*Options
+	wake     func()
+	holders  *holderReader
+	offers   *offers
+	journal  *keeper
+	progress *progress
+	// driver has room for the change whose turn it is.
+	driver chan struct{}
+	// modeChanges says that the last change of a GPU's MIG mode came true.
+	modeChanges atomic.Bool
+	// refused says that the driver refused this process a step towards the wanted layout, as
+	// it would for every GPU.
+	refused atomic.Bool
+
+	applied, undone, failed atomic.Uint64
+}
+
+// Results count what became of changes that had begun.
+func (r *Reconciler) Results() (applied, undone, failed uint64) {
+	return r.executor.applied.Load(), r.executor.undone.Load(), r.executor.failed.Load()
+}
+
 // change makes a change that nothing prevents any more. From the first write
 // of the journal to the last the GPU is between two layouts, and only what belongs
 // to both is offered.
-func (r *Reconciler) change(ctx context.Context, g *managedGPU, d Decision, holders Holders) {
-	if err := r.save(func(j Journal) Journal { return j.begin(*d.Record) }); err != nil {
-		r.fail(ctx, g, err, longestRetry)
+func (e *executor) change(ctx context.Context, g *managedGPU, d Decision, holders Holders) {
+	if err := e.journal.save(func(j Journal) Journal { return j.begin(*d.Record) }); err != nil {
+		e.fail(ctx, g, err, longestRetry)
 		return
 	}
 	g.inTheWay = d.Change.Blocked
-	r.report(g, nodereport.LayoutPending, "partitions are being made")
-	_ = r.finish(ctx, g, *d.Record, holders) // It is in the status.
+	e.progress.report(g, nodereport.LayoutPending, "partitions are being made")
+	_ = e.finish(ctx, g, *d.Record, holders) // It is in the status.
 }
 
 // resume goes on with a change that an earlier run, or an earlier try, has begun.
-func (r *Reconciler) resume(ctx context.Context, g *managedGPU, record Record) {
-	r.report(g, nodereport.LayoutPending, "an interrupted change is being finished")
-	state, err := r.Partitioner.State(ctx, record.GPU)
+func (e *executor) resume(ctx context.Context, g *managedGPU, record Record) {
+	e.progress.report(g, nodereport.LayoutPending, "an interrupted change is being finished")
+	state, err := e.Partitioner.State(ctx, record.GPU)
 	if err != nil {
-		r.offer(ctx, g, map[string]bool{})
-		r.fail(ctx, g, err, longestRetry)
+		e.offers.limitAndPlan(ctx, g, map[string]bool{})
+		e.fail(ctx, g, err, longestRetry)
 		return
 	}
-	r.offer(ctx, g, lasting(state, record))
-	_ = r.finish(ctx, g, record, r.holders(ctx))
+	e.offers.limitAndPlan(ctx, g, lasting(state, record))
+	_ = e.finish(ctx, g, record, e.holders.read(ctx))
 }
 
 // finish makes the GPU as the change wants it or, if that fails, as it was before. If
 // both fail, the journal keeps the change for the next try. A change that ctx
 // interrupts is left to the next run. The error says why the GPU is not as the change wants it.
-func (r *Reconciler) finish(ctx context.Context, g *managedGPU, record Record, holders Holders) error {
-	turn := r.takeTurn(ctx, record)
+func (e *executor) finish(ctx context.Context, g *managedGPU, record Record, holders Holders) error {
+	turn := e.takeTurn(ctx, record)
 	if turn == nil {
 		return ctx.Err()
 	}
 	defer turn.end()
-	err := r.apply(ctx, record.GPU, record.After, holders)
+	err := e.apply(ctx, record.GPU, record.After, holders)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	if err == nil {
-		if ended := r.end(ctx, g, record, turn); ended != nil {
-			r.fail(ctx, g, ended, longestRetry)
+		if ended := e.end(ctx, g, record, turn); ended != nil {
+			e.fail(ctx, g, ended, longestRetry)
 			return ended
 		}
-		r.applied.Add(1)
+		e.applied.Add(1)
 		g.failures = 0
 		return nil
 	}
-	undoing := r.apply(ctx, record.GPU, record.Before, holders)
+	undoing := e.apply(ctx, record.GPU, record.Before, holders)
 	switch {
 	case ctx.Err() != nil:
 	case undoing == nil:
-		r.undone.Add(1)
-		err = errors.Join(err, r.end(ctx, g, record, turn))
-		r.fail(ctx, g, fmt.Errorf("undone after %w", err), longestUndone)
+		e.undone.Add(1)
+		err = errors.Join(err, e.end(ctx, g, record, turn))
+		e.fail(ctx, g, fmt.Errorf("undone after %w", err), longestUndone)
 	case errors.Is(err, mig.ErrInUse) && errors.Is(undoing, mig.ErrInUse):
 		// Somebody uses what neither layout has: the journal cannot help any more. What
 		// there is counts, and the next decision goes around it.
-		r.failed.Add(1)
-		r.fail(ctx, g, errors.Join(err, r.end(ctx, g, record, turn)), longestRetry)
+		e.failed.Add(1)
+		e.fail(ctx, g, errors.Join(err, e.end(ctx, g, record, turn)), longestRetry)
 	default:
-		r.failed.Add(1)
-		r.fail(ctx, g, fmt.Errorf("%w; and not undone: %w", err, undoing), longestRetry)
+		e.failed.Add(1)
+		e.fail(ctx, g, fmt.Errorf("%w; and not undone: %w", err, undoing), longestRetry)
 	}
 	return err
 }
@@ -87,16 +113,16 @@ func (r *Reconciler) finish(ctx context.Context, g *managedGPU, record Record, h
 type turn struct{ resume, end func() }
 
 // takeTurn waits for the GPU's turn; nil when ctx ends first.
-func (r *Reconciler) takeTurn(ctx context.Context, record Record) *turn {
+func (e *executor) takeTurn(ctx context.Context, record Record) *turn {
 	resume := func() {}
-	if r.LetGo != nil && record.Before.MIG != record.After.MIG {
-		if undo, err := r.LetGo(ctx, record.GPU); err == nil { // Or else the step fails, and says why.
+	if e.LetGo != nil && record.Before.MIG != record.After.MIG {
+		if undo, err := e.LetGo(ctx, record.GPU); err == nil { // Or else the step fails, and says why.
 			resume = sync.OnceFunc(undo)
 		}
 	}
 	select {
-	case r.driver <- struct{}{}:
-		return &turn{resume, sync.OnceFunc(func() { resume(); <-r.driver })}
+	case e.driver <- struct{}{}:
+		return &turn{resume, sync.OnceFunc(func() { resume(); <-e.driver })}
 	case <-ctx.Done():
 		resume()
 		return nil
@@ -110,14 +136,14 @@ var errNoProgress = errors.New("the driver said that it was done, and lists some
 // each: what became of a step that failed, or was never answered, is seen and not
 // guessed, and at the end the whole is verified. It goes on while every step leaves
 // one less to make. The holders are those from before: nobody is given what it destroys.
-func (r *Reconciler) apply(ctx context.Context, gpu string, target mig.PlacedLayout, holders Holders) error {
+func (e *executor) apply(ctx context.Context, gpu string, target mig.PlacedLayout, holders Holders) error {
 	failure := errNoProgress
 	target.Partitions = slices.Clone(target.Partitions)
 	for left := -1; ; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		state, err := r.Partitioner.State(ctx, gpu)
+		state, err := e.Partitioner.State(ctx, gpu)
 		if err != nil {
 			if !errors.Is(failure, errNoProgress) {
 				err = errors.Join(failure, err)
@@ -138,28 +164,28 @@ func (r *Reconciler) apply(ctx context.Context, gpu string, target mig.PlacedLay
 			return failure
 		}
 		left, failure = len(steps), errNoProgress
-		err = r.makeStep(ctx, gpu, steps[0])
+		err = e.makeStep(ctx, gpu, steps[0])
 		if err != nil {
 			failure = err
 		}
 		if steps[0].Profile.IsZero() {
-			r.modeChanges.Store(err == nil)
-			r.Wake()
+			e.modeChanges.Store(err == nil)
+			e.wake()
 		}
 	}
 }
 
 // makeStep makes one step, and logs it: what was done to a GPU can then be read
 // beside what virgate mig plan said.
-func (r *Reconciler) makeStep(ctx context.Context, gpu string, step mig.Step) error {
-	err := r.Partitioner.Apply(ctx, gpu, step)
+func (e *executor) makeStep(ctx context.Context, gpu string, step mig.Step) error {
+	err := e.Partitioner.Apply(ctx, gpu, step)
 	if errors.Is(err, mig.ErrNoPermission) {
-		r.refused.Store(true)
+		e.refused.Store(true)
 	}
 	if err != nil {
-		r.log.Warn("MIG step not made", "gpu", gpu, "step", step, "error", err)
+		e.Logger.Warn("MIG step not made", "gpu", gpu, "step", step, "error", err)
 	} else {
-		r.log.Info("MIG step made", "gpu", gpu, "step", step)
+		e.Logger.Info("MIG step made", "gpu", gpu, "step", step)
 	}
 	return err
 }
@@ -167,17 +193,17 @@ func (r *Reconciler) makeStep(ctx context.Context, gpu string, step mig.Step) er
 // end offers what the GPU has now, and then takes the change out of the journal. The
 // inventory may still show what was there before, so until it does not, only what
 // the GPU has is offered. That ends its turn.
-func (r *Reconciler) end(ctx context.Context, g *managedGPU, record Record, turn *turn) error {
-	state, err := r.Partitioner.State(ctx, record.GPU)
+func (e *executor) end(ctx context.Context, g *managedGPU, record Record, turn *turn) error {
+	state, err := e.Partitioner.State(ctx, record.GPU)
 	if err != nil {
 		return err
 	}
-	r.see(g, state)
+	e.progress.see(g, state)
 	g.stale = true
 	turn.resume()
 	limit, cancel := context.WithTimeout(ctx, refreshLimit)
 	defer cancel()
-	err = r.Refresh(limit)
+	err = e.Refresh(limit)
 	turn.end()
 	if err != nil && record.Before.MIG != record.After.MIG {
 		// Its device node may be another GPU's by now.
@@ -188,9 +214,9 @@ func (r *Reconciler) end(ctx context.Context, g *managedGPU, record Record, turn
 	for _, blocked := range g.inTheWay {
 		delete(only, blocked.UUID)
 	}
-	r.offer(ctx, g, only)
-	r.allowAllocation(g)
-	return r.save(func(j Journal) Journal {
+	e.offers.limitAndPlan(ctx, g, only)
+	e.offers.allow(record.GPU)
+	return e.journal.save(func(j Journal) Journal {
 		j = j.end(record.GPU)
 		if state.Enabled && record.After.MIG {
 			j = j.withEnabled(record.GPU, true)
@@ -202,30 +228,9 @@ func (r *Reconciler) end(ctx context.Context, g *managedGPU, record Record, turn
 // refreshLimit bounds how long a change waits for the GPUs to be read again.
 const refreshLimit = 30 * time.Second
 
-func (r *Reconciler) save(edit func(Journal) Journal) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	next := edit(r.journal)
-	if err := next.save(r.Store); err != nil {
-		return fmt.Errorf("keep the journal: %w", err)
-	}
-	r.journal = next
-	r.limit()
-	return nil
-}
-
-func (r *Reconciler) keepEnabled(gpu string, enabled bool) {
-	if slices.Contains(r.currentJournal().Enabled, gpu) == enabled {
-		return
-	}
-	if err := r.save(func(j Journal) Journal { return j.withEnabled(gpu, enabled) }); err != nil {
-		r.log.Error("MIG mode not kept for a restart", "gpu", gpu, "error", err)
-	}
-}
-
 // fail reports the error and delays the next try, by at most longest. Until then the
 // GPU stays as it is, and what is offered of it does too.
-func (r *Reconciler) fail(ctx context.Context, g *managedGPU, err error, longest time.Duration) time.Duration {
+func (e *executor) fail(ctx context.Context, g *managedGPU, err error, longest time.Duration) time.Duration {
 	state, reason := nodereport.LayoutFailed, err.Error()
 	g.resetRequired = errors.Is(err, mig.ErrResetRequired)
 	switch {
@@ -236,9 +241,9 @@ func (r *Reconciler) fail(ctx context.Context, g *managedGPU, err error, longest
 	case g.resetRequired:
 		state = nodereport.LayoutResetRequired
 	}
-	r.report(g, state, reason)
-	if _, begun := r.currentJournal().record(g.status.GPU); !begun {
-		r.offer(ctx, g, nil)
+	e.progress.report(g, state, reason)
+	if _, begun := e.journal.current().record(g.status.GPU); !begun {
+		e.offers.limitAndPlan(ctx, g, nil)
 	}
 	if errors.Is(err, mig.ErrNoPermission) {
 		g.notPermitted = true
@@ -246,7 +251,7 @@ func (r *Reconciler) fail(ctx context.Context, g *managedGPU, err error, longest
 	}
 	g.failures++
 	wait := retryAfter(g.failures, longest)
-	g.retryAt = r.now().Add(wait)
+	g.retryAt = e.now().Add(wait)
 	return wait
 }
 

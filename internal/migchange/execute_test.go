@@ -14,8 +14,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// changes are changes of a GPU, with what of it is in use.
-var changes = []struct {
+// layoutChanges are changes of a GPU, with what of it is in use.
+var layoutChanges = []struct {
 	node, layout    string
 	processes, pods []int
 }{
@@ -33,7 +33,7 @@ var changes = []struct {
 // and that asking for it again writes nothing.
 func TestChange(t *testing.T) {
 	t.Parallel()
-	for _, c := range changes {
+	for _, c := range layoutChanges {
 		t.Run(c.node+" to "+c.layout, func(t *testing.T) {
 			w := newWorld(t, c.node)
 			w.use(c.processes, c.pods...)
@@ -43,7 +43,7 @@ func TestChange(t *testing.T) {
 				t.Fatal("killed by nobody")
 			}
 			w.survive(busy)
-			state := (*r.status.Load())[0]
+			state := r.Status()[0]
 			if blocked := len(busy) > 0; blocked != (state.State == nodereport.LayoutBlocked) && state.State != nodereport.LayoutApplied {
 				t.Errorf("state %s (%s) with %d partitions in use", state.State, state.Reason, len(busy))
 			}
@@ -68,7 +68,7 @@ func TestChange(t *testing.T) {
 				}
 			}
 			w.run(r, wanted, false, 20)
-			if state := (*r.status.Load())[0]; state.State != nodereport.LayoutApplied || state.Reason != "" {
+			if state := r.Status()[0]; state.State != nodereport.LayoutApplied || state.Reason != "" {
 				t.Errorf("state %s (%s) with everything free", state.State, state.Reason)
 			}
 		})
@@ -81,9 +81,9 @@ func TestChange(t *testing.T) {
 // being killed at one is being killed before the next write.
 func TestKilled(t *testing.T) {
 	t.Parallel()
-	cases := changes
+	cases := layoutChanges
 	if raceDetector {
-		cases = changes[3:6]
+		cases = layoutChanges[3:6]
 	}
 	for _, c := range cases {
 		t.Run(c.node+" to "+c.layout, func(t *testing.T) {
@@ -160,9 +160,9 @@ func TestDriverErrors(t *testing.T) {
 	}
 	codes := returnCodes(t)
 	// The others differ in nothing that an error is handled by.
-	cases := changes[1:5]
+	cases := layoutChanges[1:5]
 	if raceDetector {
-		cases, codes = changes[3:5], []nvml.Return{nvml.NoPermission, nvml.Timeout, nvml.ResetRequired, nvml.InUse}
+		cases, codes = layoutChanges[3:5], []nvml.Return{nvml.NoPermission, nvml.Timeout, nvml.ResetRequired, nvml.InUse}
 	}
 	for _, c := range cases {
 		begin := func(t *testing.T) *world {
@@ -244,7 +244,7 @@ func TestDriverReadErrors(t *testing.T) {
 	if raceDetector {
 		codes = []nvml.Return{nvml.NotFound}
 	}
-	c := changes[1]
+	c := layoutChanges[1]
 	wanted := layoutNamed(c.layout)
 	reference := newWorld(t, c.node)
 	reference.use(c.processes)

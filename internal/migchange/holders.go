@@ -2,11 +2,14 @@ package migchange
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
@@ -93,4 +96,40 @@ func (h Holders) explain(gpu string, blocked []mig.Blocked) string {
 		reasons = append(reasons, h.err.Error())
 	}
 	return strings.Join(reasons, "; ")
+}
+
+// holderReader reads who holds what, which any goroutine may ask it to. The rest is for the one
+// that looks at the GPUs.
+type holderReader struct {
+	*Options
+	// seen says that the holders could be read once. Until deadline that is waited for.
+	seen     atomic.Bool
+	deadline time.Time
+}
+
+// awaitKubelet is how long, after the start, a kubelet is waited for that cannot be
+// read.
+const awaitKubelet = time.Minute
+
+// begin has the time for the kubelet begin, the first time.
+func (r *holderReader) begin() {
+	if r.deadline.IsZero() {
+		r.deadline = r.now().Add(awaitKubelet)
+	}
+}
+
+func (r *holderReader) awaitsKubelet() bool { return !r.seen.Load() && r.now().Before(r.deadline) }
+
+func (r *holderReader) read(ctx context.Context) Holders {
+	if r.Holders == nil {
+		return Holders{err: errHoldersUnknown}
+	}
+	h := NewHolders(r.Holders(ctx))
+	if h.known() {
+		r.seen.Store(true)
+		if r.ByDRA != nil {
+			h.keep(r.ByDRA())
+		}
+	}
+	return h
 }

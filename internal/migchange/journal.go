@@ -1,7 +1,9 @@
 package migchange
 
 import (
+	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/virgate/virgate/mig"
 )
@@ -90,4 +92,61 @@ func (j Journal) withEnabled(gpu string, enabled bool) Journal {
 		j.Enabled = append(j.Enabled, gpu)
 	}
 	return j
+}
+
+// keeper keeps the journal in the Store, and has what is offered follow it. Any goroutine may
+// call its methods.
+type keeper struct {
+	*Options
+	offers *offers
+
+	// mu is held while the journal is written and offers follow it, so that both happen in
+	// the same order.
+	mu      sync.Mutex
+	loaded  bool
+	journal Journal
+}
+
+// load reads the journal, the first time.
+func (k *keeper) load() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.loaded {
+		return
+	}
+	k.loaded = true
+	var err error
+	if k.journal, err = loadJournal(k.Store); err != nil {
+		k.Logger.Error("journal of MIG changes not read", "error", err)
+	}
+	k.offers.follow(k.journal)
+}
+
+// current is the journal, which is never modified.
+func (k *keeper) current() Journal {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.journal
+}
+
+func (k *keeper) save(edit func(Journal) Journal) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	next := edit(k.journal)
+	if err := next.save(k.Store); err != nil {
+		return fmt.Errorf("keep the journal: %w", err)
+	}
+	k.journal = next
+	k.offers.follow(next)
+	return nil
+}
+
+// saveEnabled keeps whether Virgate keeps the GPU in MIG mode.
+func (k *keeper) saveEnabled(gpu string, enabled bool) {
+	if slices.Contains(k.current().Enabled, gpu) == enabled {
+		return
+	}
+	if err := k.save(func(j Journal) Journal { return j.withEnabled(gpu, enabled) }); err != nil {
+		k.Logger.Error("MIG mode not kept for a restart", "gpu", gpu, "error", err)
+	}
 }

@@ -30,7 +30,7 @@ func (w *world) neverWithheld(r *Reconciler, but int) (ever map[string]bool) {
 			for _, p := range gpu.Partitions {
 				units = append(units, p.UUID)
 			}
-			only, limited := r.offered.Load().only[gpu.UUID]
+			only, limited := r.offers.published.Load().only[gpu.UUID]
 			if limited && slices.ContainsFunc(units, func(unit string) bool { return !only[unit] }) {
 				withheld[gpu.UUID], ever[gpu.UUID] = true, true
 			}
@@ -63,9 +63,9 @@ func TestMonitorOnly(t *testing.T) {
 				if calls := w.sim.Calls("DeviceSetMigMode"); calls != tries*(n+1) || len(withheld) != tries {
 					t.Errorf("%s: the driver was asked for the mode %d times, and %d GPUs were withheld", layout, calls, len(withheld))
 				}
-				for _, got := range *r.status.Load() {
-					if got.State != nodereport.LayoutFailed || !strings.Contains(got.Reason, "SYS_ADMIN") || r.offered.Load().only[got.GPU] != nil {
-						t.Errorf("%s: %s (%s), offered %v", layout, got.State, got.Reason, r.offered.Load().only)
+				for _, got := range r.Status() {
+					if got.State != nodereport.LayoutFailed || !strings.Contains(got.Reason, "SYS_ADMIN") || r.offers.published.Load().only[got.GPU] != nil {
+						t.Errorf("%s: %s (%s), offered %v", layout, got.State, got.Reason, r.offers.published.Load().only)
 					}
 				}
 			}
@@ -107,8 +107,8 @@ func TestResetRequired(t *testing.T) {
 			}
 			w.neverWithheld(r, 1)
 			w.run(r, wanted, restarts, 5)
-			if got := w.state(r); got.State != nodereport.LayoutApplied || r.offered.Load().only[got.GPU] != nil {
-				t.Errorf("after the reboot: %s (%s), offered %v, want all", got.State, got.Reason, r.offered.Load().only)
+			if got := w.state(r); got.State != nodereport.LayoutApplied || r.offers.published.Load().only[got.GPU] != nil {
+				t.Errorf("after the reboot: %s (%s), offered %v, want all", got.State, got.Reason, r.offers.published.Load().only)
 			}
 			// And back: the partitions stay in service until the next reboot.
 			w.neverWithheld(r, 0)
@@ -142,9 +142,9 @@ func TestResetRequiredUnexpectedly(t *testing.T) {
 			w.neverWithheld(r, 0)
 			calls := w.sim.Calls("DeviceSetMigMode")
 			w.run(r, wanted, false, 10)
-			for _, got := range *r.status.Load() {
-				if got.State != nodereport.LayoutResetRequired || calls != 2 || r.offered.Load().only[got.GPU] != nil {
-					t.Errorf("%s (%s), the mode set %d times, offered %v", got.State, got.Reason, calls, r.offered.Load().only)
+			for _, got := range r.Status() {
+				if got.State != nodereport.LayoutResetRequired || calls != 2 || r.offers.published.Load().only[got.GPU] != nil {
+					t.Errorf("%s (%s), the mode set %d times, offered %v", got.State, got.Reason, calls, r.offers.published.Load().only)
 				}
 			}
 			if diff := cmp.Diff(before, w.layouts()); diff != "" || w.sim.Calls("DeviceSetMigMode") != calls || len(w.kept.Underway) != 0 {
@@ -158,7 +158,7 @@ func TestResetRequiredUnexpectedly(t *testing.T) {
 			}
 			w.neverWithheld(r, 2)
 			w.run(r, wanted, false, 20)
-			for _, got := range *r.status.Load() {
+			for _, got := range r.Status() {
 				if got.State != nodereport.LayoutApplied {
 					t.Errorf("after the reset: %s (%s)", got.State, got.Reason)
 				}
@@ -194,9 +194,9 @@ func TestAnotherProgramHasTheGPUs(t *testing.T) {
 			if tries := w.sim.Calls("DeviceSetMigMode") + w.sim.Calls("ComputeInstanceDestroy"); tries < 6 || tries > 3*60 {
 				t.Errorf("%d tries of three GPUs in a day", tries)
 			}
-			for _, got := range *r.status.Load() {
-				if got.State != nodereport.LayoutBlocked || !strings.Contains(got.Reason, "in no list of the driver") || r.offered.Load().only[got.GPU] != nil {
-					t.Errorf("%s (%s), offered %v", got.State, got.Reason, r.offered.Load().only)
+			for _, got := range r.Status() {
+				if got.State != nodereport.LayoutBlocked || !strings.Contains(got.Reason, "in no list of the driver") || r.offers.published.Load().only[got.GPU] != nil {
+					t.Errorf("%s (%s), offered %v", got.State, got.Reason, r.offers.published.Load().only)
 				}
 			}
 			if diff := cmp.Diff(before, w.layouts()); diff != "" || len(w.kept.Underway) != 0 {
@@ -205,7 +205,7 @@ func TestAnotherProgramHasTheGPUs(t *testing.T) {
 			w.enter("")
 			r.Plan = func(context.Context) {}
 			w.run(r, wanted, false, 20)
-			for _, got := range *r.status.Load() {
+			for _, got := range r.Status() {
 				if got.State != nodereport.LayoutApplied {
 					t.Errorf("in the end: %s (%s)", got.State, got.Reason)
 				}
@@ -275,8 +275,8 @@ func TestPauses(t *testing.T) {
 		end := w.sim.InjectFault("DeviceSetMigMode", simnode.Fault{Return: code})
 		w.passes(r, wanted, 10)
 		state := []nodereport.LayoutState{nodereport.LayoutResetRequired, nodereport.LayoutBlocked}[n]
-		if got := w.state(r); w.sim.Calls("DeviceSetMigMode") != n+1 || got.State != state || !got.Resettable || r.offered.Load().only[got.GPU] != nil {
-			t.Errorf("%s: asked %d times, %s (%s), offered %v", code, w.sim.Calls("DeviceSetMigMode"), got.State, got.Reason, r.offered.Load().only)
+		if got := w.state(r); w.sim.Calls("DeviceSetMigMode") != n+1 || got.State != state || !got.Resettable || r.offers.published.Load().only[got.GPU] != nil {
+			t.Errorf("%s: asked %d times, %s (%s), offered %v", code, w.sim.Calls("DeviceSetMigMode"), got.State, got.Reason, r.offers.published.Load().only)
 		}
 		w.clock = w.clock.Add(2 * time.Hour)
 		end()
@@ -300,14 +300,14 @@ func TestNotListedAnyMore(t *testing.T) {
 	r := w.program()
 	r.Devices = busyKubelet{w}
 	w.passes(r, wanted, 1)
-	if only := r.offered.Load().only[w.gpu()]; only == nil {
+	if only := r.offers.published.Load().only[w.gpu()]; only == nil {
 		t.Error("nothing is withheld for the change")
 	}
 	w.sim.InjectFault("DeviceGetGpuInstancePossiblePlacements", simnode.Fault{Return: nvml.Unknown})
 	w.clock = w.clock.Add(recheckInterval)
 	w.passes(r, wanted, 1)
-	if got := w.state(r); got.State != nodereport.LayoutFailed || r.offered.Load().only[got.GPU] != nil {
-		t.Errorf("%s (%s), offered %v, want all", got.State, got.Reason, r.offered.Load().only)
+	if got := w.state(r); got.State != nodereport.LayoutFailed || r.offers.published.Load().only[got.GPU] != nil {
+		t.Errorf("%s (%s), offered %v, want all", got.State, got.Reason, r.offers.published.Load().only)
 	}
 }
 
@@ -332,13 +332,13 @@ func TestNotReadAgain(t *testing.T) {
 	r.Refresh = func(context.Context) error { return errors.New("not read") }
 	w.run(r, wanted, false, 5)
 	got := w.state(r)
-	if only, limited := r.offered.Load().only[got.GPU]; !limited || len(only) != 0 || got.State != nodereport.LayoutFailed {
+	if only, limited := r.offers.published.Load().only[got.GPU]; !limited || len(only) != 0 || got.State != nodereport.LayoutFailed {
 		t.Errorf("%s (%s), offered %v", got.State, got.Reason, only)
 	}
 	r.Refresh = noRefresh(func() {})
 	w.run(r, wanted, false, 5)
-	if got := w.state(r); got.State != nodereport.LayoutApplied || r.offered.Load().only[got.GPU] != nil {
-		t.Errorf("%s (%s), offered %v", got.State, got.Reason, r.offered.Load().only)
+	if got := w.state(r); got.State != nodereport.LayoutApplied || r.offers.published.Load().only[got.GPU] != nil {
+		t.Errorf("%s (%s), offered %v", got.State, got.Reason, r.offers.published.Load().only)
 	}
 }
 
@@ -384,8 +384,8 @@ func TestPodEndsMeanwhile(t *testing.T) {
 		return holders(ctx)
 	}
 	w.passes(r, wanted, 1)
-	if got := w.state(r); !strings.Contains(got.Reason, "default/pod") || r.offered.Load().only[got.GPU] == nil {
-		t.Errorf("%s (%s), offered %v, want held back for the pod", got.State, got.Reason, r.offered.Load().only)
+	if got := w.state(r); !strings.Contains(got.Reason, "default/pod") || r.offers.published.Load().only[got.GPU] == nil {
+		t.Errorf("%s (%s), offered %v, want held back for the pod", got.State, got.Reason, r.offers.published.Load().only)
 	}
 	w.clock = w.clock.Add(recheckInterval)
 	w.run(r, wanted, false, 5)
@@ -429,17 +429,17 @@ func TestFailingGPUTakesNoTurns(t *testing.T) {
 	r.Devices = devices
 	r.Plan = func(context.Context) {
 		for _, gpu := range gpus {
-			if only, limited := r.offered.Load().only[gpu.UUID]; !limited || only[gpu.UUID] {
+			if only, limited := r.offers.published.Load().only[gpu.UUID]; !limited || only[gpu.UUID] {
 				delete(devices.since, gpu.UUID)
 			} else if _, known := devices.since[gpu.UUID]; !known {
 				devices.since[gpu.UUID] = w.clock
 			}
 		}
 	}
-	for begun := w.clock; w.clock.Before(begun.Add(10*time.Minute)) && !r.modeChanges.Load(); w.clock = w.clock.Add(time.Second) {
+	for begun := w.clock; w.clock.Before(begun.Add(10*time.Minute)) && !r.executor.modeChanges.Load(); w.clock = w.clock.Add(time.Second) {
 		w.passes(r, wanted, 1)
 	}
-	if !r.modeChanges.Load() || tries != 1 {
-		t.Errorf("the other GPU has the mode: %v, after %d tries of the one that fails", r.modeChanges.Load(), tries)
+	if !r.executor.modeChanges.Load() || tries != 1 {
+		t.Errorf("the other GPU has the mode: %v, after %d tries of the one that fails", r.executor.modeChanges.Load(), tries)
 	}
 }

@@ -3,12 +3,10 @@ package migchange
 import (
 	"context"
 	"maps"
-	"reflect"
-	"slices"
+	"sync"
+	"sync/atomic"
 
-	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/units"
-	"github.com/virgate/virgate/sharing"
 )
 
 // offered is what may be offered of the GPUs that are being changed. It is not
@@ -26,177 +24,158 @@ type offered struct {
 // repartitioning completes "the device …".
 const repartitioning = "is being repartitioned"
 
+// offers is what may be offered of the GPUs while they are changed, and what Allocate refuses
+// of them. Any goroutine may call its methods, for a GPU the one that has its managedGPU.
+type offers struct {
+	*Options
+	published atomic.Pointer[offered]
+
+	mu sync.Mutex
+	// only are the units by GPU that may be offered, for GPUs that are limited.
+	only map[string]map[string]bool
+	// refused are the units by GPU that Allocate refuses.
+	refused map[string][]string
+	journal Journal
+}
+
+func newOffers(o *Options) *offers {
+	offers := &offers{
+		Options: o,
+		only:    map[string]map[string]bool{},
+		refused: map[string][]string{},
+	}
+	offers.published.Store(&offered{})
+	return offers
+}
+
 // Reservations are the units that must not be offered while GPUs are being changed.
-func (r *Reconciler) Reservations() (list []units.Reservation) {
-	now := r.offered.Load()
-	for gpu, only := range now.only {
+func (r *Reconciler) Reservations() []units.Reservation {
+	return r.offers.published.Load().reservations()
+}
+
+func (o *offered) reservations() (list []units.Reservation) {
+	for gpu, only := range o.only {
 		list = append(list, units.Reservation{
-			Purpose: units.MIGChange, GPU: gpu, Begun: now.begun[gpu], Text: repartitioning, Only: func(u units.Unit) bool { return !only[u.UUID] },
+			Purpose: units.MIGChange,
+			GPU:     gpu,
+			Begun:   o.begun[gpu],
+			Text:    repartitioning,
+			Only:    func(u units.Unit) bool { return !only[u.UUID] },
 		})
 	}
-	for gpu := range now.partitionsOnly {
+	for gpu := range o.partitionsOnly {
 		list = append(list, units.Reservation{
-			Purpose: units.MIGChange, GPU: gpu, Text: repartitioning, Only: func(u units.Unit) bool { return !u.Partition() },
+			Purpose: units.MIGChange,
+			GPU:     gpu,
+			Text:    repartitioning,
+			Only:    func(u units.Unit) bool { return !u.Partition() },
 		})
 	}
 	return list
 }
 
-// setLimit lets only those units of the GPU be offered, or with nil the whole GPU once
+// limit lets only those units of the GPU be offered, or with nil the whole GPU once
 // the inventory shows it as it is. It says whether that is news.
-func (r *Reconciler) setLimit(g *managedGPU, only map[string]bool) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (o *offers) limit(g *managedGPU, only map[string]bool) bool {
+	gpu := g.status.GPU
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	if only == nil {
-		r.allow(g)
+		o.allowLocked(gpu)
 	}
-	if only == nil && g.stale || (only == nil) == (g.only == nil) && maps.Equal(g.only, only) {
+	before := o.only[gpu]
+	if only == nil && g.stale || (only == nil) == (before == nil) && maps.Equal(before, only) {
 		return false
 	}
-	g.only = only
-	r.limit()
+	if o.only[gpu] = only; only == nil {
+		delete(o.only, gpu)
+	}
+	o.publish()
 	return true
 }
 
-// offer is setLimit with a plan.
-func (r *Reconciler) offer(ctx context.Context, g *managedGPU, only map[string]bool) {
-	if r.setLimit(g, only) {
-		r.Plan(ctx)
+// limitAndPlan is limit with a plan.
+func (o *offers) limitAndPlan(ctx context.Context, g *managedGPU, only map[string]bool) {
+	if o.limit(g, only) {
+		o.Plan(ctx)
 	}
 }
 
-func (r *Reconciler) allowAllocation(g *managedGPU) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.allow(g)
+// limits are the units by GPU that may be offered now, for GPUs that are limited.
+func (o *offers) limits() map[string]map[string]bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return maps.Clone(o.only)
 }
 
-// allow is allowAllocation for who has the lock.
-func (r *Reconciler) allow(g *managedGPU) {
-	if g.refused != nil {
-		g.refused = nil
-		r.setRefusals()
+// refuse has Allocate refuse what these changes take away.
+func (o *offers) refuse(changes []*look) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, l := range changes {
+		o.refused[l.status.GPU] = l.Withdraw
+	}
+	o.setRefusals()
+}
+
+// allow has Allocate refuse nothing of the GPU any more.
+func (o *offers) allow(gpu string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.allowLocked(gpu)
+}
+
+func (o *offers) allowLocked(gpu string) {
+	if o.refused[gpu] != nil {
+		delete(o.refused, gpu)
+		o.setRefusals()
 	}
 }
 
-// setRefusals has Allocate refuse the units of the GPUs that are being changed. It must be called
-// with the lock.
-func (r *Reconciler) setRefusals() {
+// setRefusals must be called with the lock, so that an older set cannot replace a newer one.
+func (o *offers) setRefusals() {
 	refused := map[string]string{}
-	for _, g := range r.gpus {
-		for _, unit := range g.refused {
+	for _, list := range o.refused {
+		for _, unit := range list {
 			refused[unit] = repartitioning
 		}
 	}
-	r.Devices.SetRefusals(refused)
+	o.Devices.SetRefusals(refused)
 }
 
-// limit publishes what may be offered. It must be called with the lock.
-func (r *Reconciler) limit() {
-	next := offered{only: map[string]map[string]bool{}, partitionsOnly: map[string]bool{}, begun: map[string]bool{}}
-	for gpu, g := range r.gpus {
-		if g.only != nil {
-			next.only[gpu] = g.only
-		}
+// forget drops what is known of the GPU. What the journal has of it still counts.
+func (o *offers) forget(gpu string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.allowLocked(gpu)
+	delete(o.only, gpu)
+	o.publish()
+}
+
+// follow has what is offered follow the journal that is kept now.
+func (o *offers) follow(journal Journal) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.journal = journal
+	o.publish()
+}
+
+// publish must be called with the lock, for the same reason as setRefusals.
+func (o *offers) publish() {
+	next := offered{
+		only:           maps.Clone(o.only),
+		partitionsOnly: map[string]bool{},
+		begun:          map[string]bool{},
 	}
-	for _, gpu := range r.journal.Enabled {
+	for _, gpu := range o.journal.Enabled {
 		next.partitionsOnly[gpu] = true
 	}
-	for _, change := range r.journal.Underway {
+	for _, change := range o.journal.Underway {
 		next.begun[change.GPU] = true
 		if next.only[change.GPU] == nil {
 			// Nobody has looked yet at what of it is in both layouts.
 			next.only[change.GPU] = map[string]bool{}
 		}
 	}
-	r.offered.Store(&next)
-}
-
-// Status says of the GPUs that Virgate partitions how far they are, by index. The
-// list must not be modified.
-func (r *Reconciler) Status() []nodereport.GPULayout {
-	return *r.status.Load()
-}
-
-// Results count what became of changes that had begun.
-func (r *Reconciler) Results() (applied, undone, failed uint64) {
-	return r.applied.Load(), r.undone.Load(), r.failed.Load()
-}
-
-func (r *Reconciler) publish() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	list := []nodereport.GPULayout{}
-	waiting := false
-	for _, g := range r.gpus {
-		if g.status.State != "" {
-			list = append(list, g.status)
-			waiting = waiting || g.status.State != nodereport.LayoutApplied
-		}
-	}
-	r.waiting.Store(waiting)
-	slices.SortFunc(list, func(a, b nodereport.GPULayout) int { return a.Index - b.Index })
-	if !reflect.DeepEqual(r.Status(), list) {
-		r.status.Store(&list)
-		r.Changed()
-	}
-}
-
-// Changing says that a change of the GPU is being made.
-func (r *Reconciler) Changing(gpu string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	g := r.gpus[gpu]
-	return g != nil && g.changing
-}
-
-type stateReason struct {
-	state  nodereport.LayoutState
-	reason string
-}
-
-// report publishes how far the GPU is, and logs it when that is news.
-func (r *Reconciler) report(g *managedGPU, state nodereport.LayoutState, reason string) {
-	if g.status.State == state && g.status.Reason == reason {
-		return
-	}
-	r.mu.Lock()
-	g.status.State, g.status.Reason = state, reason
-	r.mu.Unlock()
-	r.publish()
-	log := r.log.With("gpu", g.status.GPU, "layout", g.status.Wanted, "state", state)
-	// Each try has its pending states; that it ended like the last is no news.
-	news := g.logged != (stateReason{state, reason})
-	switch {
-	case state == "":
-		return
-	case state == nodereport.LayoutPending:
-		log.Info("MIG layout", "reason", reason)
-		return
-	case !news:
-	case state == nodereport.LayoutBlocked:
-		log.Warn("MIG layout waits", "reason", reason)
-	case state == nodereport.LayoutApplied:
-		log.Info("MIG layout reached")
-	default:
-		log.Error("MIG layout not reached", "reason", reason)
-	}
-	g.logged = stateReason{state, reason}
-}
-
-func (r *Reconciler) see(g *managedGPU, state sharing.MIGState) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	g.status.MIG, g.status.Slots, g.status.Instances = state.Enabled, state.Geometry.Slots, state.Instances
-	g.status.Resettable = !state.NeedsReboot
-	g.status.Unreachable = state.Geometry.Unreachable(state.Instances)
-}
-
-// isShownBy says that the inventory has the GPU as it was left.
-func (g *managedGPU) isShownBy(gpu sharing.GPU) bool {
-	shown := map[string]bool{}
-	for _, p := range gpu.Partitions {
-		shown[p.UUID] = true
-	}
-	return gpu.MIG == g.status.MIG && maps.Equal(shown, g.left)
+	o.published.Store(&next)
 }

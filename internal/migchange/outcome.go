@@ -60,12 +60,12 @@ func (r *Reconciler) Situation(ctx context.Context, gpu sharing.GPU, wanted shar
 	if err != nil {
 		return Situation{}, err
 	}
-	state.GPU.Index, state.NotPermitted = gpu.Index, state.NotPermitted || r.refused.Load()
+	state.GPU.Index, state.NotPermitted = gpu.Index, state.NotPermitted || r.executor.refused.Load()
 	holders := NewHolders(held, nil)
 	if r.ByDRA != nil {
 		holders.keep(r.ByDRA())
 	}
-	return Situation{GPU: gpu.UUID, State: state, Wanted: wanted, Holders: holders, KeptInMIG: slices.Contains(r.currentJournal().Enabled, gpu.UUID)}, nil
+	return Situation{GPU: gpu.UUID, State: state, Wanted: wanted, Holders: holders, KeptInMIG: slices.Contains(r.journal.current().Enabled, gpu.UUID)}, nil
 }
 
 // Unused is the situation when nobody uses the GPU any more.

@@ -67,7 +67,7 @@ func TestSituation(t *testing.T) {
 	if d := Decide(s); d.Change.Complete() {
 		t.Errorf("with users: %+v", d)
 	}
-	r.gpus[gpu.UUID] = &managedGPU{changing: true}
+	r.changes.underWay[gpu.UUID] = true
 	if _, err := r.Situation(t.Context(), gpu, wanted, held); err == nil {
 		t.Error("a GPU that is being changed has a situation")
 	}

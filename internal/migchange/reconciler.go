@@ -4,10 +4,10 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"maps"
 	"reflect"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/virgate/virgate/internal/nodereport"
@@ -63,6 +63,8 @@ type Options struct {
 	// Refresh has the GPUs read again for Inputs; nil where that is not needed.
 	Refresh func(ctx context.Context) error
 	Logger  *slog.Logger
+
+	now func() time.Time
 }
 
 // Reconciler brings the GPUs to their wanted layout. Reservations, Status, Results, Wake
@@ -72,55 +74,29 @@ type Options struct {
 // a goroutine of its own, which has the GPU's managedGPU to itself until it ends.
 type Reconciler struct {
 	Options
-	wake chan struct{}
-	cuts chan cut
-	log  *slog.Logger
-	now  func() time.Time
+	wake     chan struct{}
+	cuts     chan cut
+	gpus     map[string]*managedGPU
+	changes  *changes
+	holders  *holderReader
+	offers   *offers
+	journal  *keeper
+	progress *progress
+	executor *executor
 
 	wanted sharing.MIGConfig
-	loaded bool
-	// kubeletSeen says that the holders could be read once. Until kubeletDeadline it
-	// is waited for.
-	kubeletSeen     atomic.Bool
-	kubeletDeadline time.Time
-	// changes are those under way, and begun counts them all. driver has room for the
-	// one whose turn it is.
-	changes sync.WaitGroup
-	begun   int
-	driver  chan struct{}
-	// modeChanges says that the last change of a GPU's MIG mode came true.
-	modeChanges atomic.Bool
-	// refused says that the driver refused this process a step towards the wanted layout, as
-	// it would for every GPU.
-	refused atomic.Bool
-	// waiting says that a GPU does not have its layout.
-	waiting atomic.Bool
-
-	// mu guards the journal and gpus, of each GPU status, only and changing, and what
-	// Allocate refuses.
-	mu      sync.Mutex
-	journal Journal
-	gpus    map[string]*managedGPU
-
-	offered                 atomic.Pointer[offered]
-	status                  atomic.Pointer[[]nodereport.GPULayout]
-	applied, undone, failed atomic.Uint64
 }
 
-// managedGPU is what is known of one GPU, and done about it.
+// managedGPU is what is known of one GPU, and done about it. It needs no lock: while a change is
+// under way, that has it, and else the goroutine that looks at the GPUs.
 type managedGPU struct {
 	status nodereport.GPULayout
-	// only are the units of the GPU that may be offered; nil for all.
-	only     map[string]bool
-	changing bool
 	// stale says that the GPU has other partitions than before, those in left, and
 	// that the inventory may not show them yet.
 	stale bool
 	left  map[string]bool
 	// inTheWay are the partitions in use that the layout has no place for.
 	inTheWay []mig.Blocked
-	// refused are the units that Allocate refuses.
-	refused []string
 	// logged is the last state that was logged, other than pending.
 	logged stateReason
 	// last is the last look, nil when nothing of it counts any more. While a GPU waits, it
@@ -141,6 +117,15 @@ type managedGPU struct {
 	retryAt  time.Time
 }
 
+// isShownBy says that the inventory has the GPU as it was left.
+func (g *managedGPU) isShownBy(gpu sharing.GPU) bool {
+	shown := map[string]bool{}
+	for _, p := range gpu.Partitions {
+		shown[p.UUID] = true
+	}
+	return gpu.MIG == g.status.MIG && maps.Equal(shown, g.left)
+}
+
 // New makes a reconciler that has done nothing yet.
 func New(o Options) *Reconciler {
 	if o.Devices == nil {
@@ -155,12 +140,28 @@ func New(o Options) *Reconciler {
 	if o.Refresh == nil {
 		o.Refresh = func(context.Context) error { return nil }
 	}
+	o.Logger = o.Logger.With("component", "mig")
+	o.now = time.Now
 	r := &Reconciler{
-		Options: o, wake: make(chan struct{}, 1), cuts: make(chan cut), log: o.Logger.With("component", "mig"), now: time.Now,
-		driver: make(chan struct{}, 1), gpus: map[string]*managedGPU{},
+		Options: o,
+		wake:    make(chan struct{}, 1),
+		cuts:    make(chan cut),
+		gpus:    map[string]*managedGPU{},
 	}
-	r.status.Store(&[]nodereport.GPULayout{})
-	r.offered.Store(&offered{})
+	r.changes = &changes{wake: r.Wake, underWay: map[string]bool{}}
+	r.holders = &holderReader{Options: &r.Options}
+	r.offers = newOffers(&r.Options)
+	r.journal = &keeper{Options: &r.Options, offers: r.offers}
+	r.progress = newProgress(&r.Options)
+	r.executor = &executor{
+		Options:  &r.Options,
+		wake:     r.Wake,
+		holders:  r.holders,
+		offers:   r.offers,
+		journal:  r.journal,
+		progress: r.progress,
+		driver:   make(chan struct{}, 1),
+	}
 	return r
 }
 
@@ -195,7 +196,7 @@ func (r *Reconciler) Wake() {
 // WakeIfWaiting is Wake for when a list or a holder has changed, which is nothing to a
 // GPU that has its layout.
 func (r *Reconciler) WakeIfWaiting() {
-	if r.waiting.Load() {
+	if r.progress.waiting.Load() {
 		r.Wake()
 	}
 }
@@ -238,10 +239,10 @@ const maxPasses = 8
 
 // passAndWait is a pass with the end of the changes that it begins.
 func (r *Reconciler) passAndWait(ctx context.Context, gpus []sharing.GPU, wanted sharing.MIGConfig, starting bool) time.Duration {
-	before := r.begun
+	before := r.changes.begun
 	again := r.pass(ctx, gpus, wanted, starting)
-	r.changes.Wait()
-	if r.begun > before {
+	r.changes.running.Wait()
+	if r.changes.begun > before {
 		return soon
 	}
 	return again
@@ -250,7 +251,7 @@ func (r *Reconciler) passAndWait(ctx context.Context, gpus []sharing.GPU, wanted
 // Run goes over the GPUs until ctx ends, whenever it is woken or has something to
 // wait for.
 func (r *Reconciler) Run(ctx context.Context) {
-	defer r.changes.Wait()
+	defer r.changes.running.Wait()
 	var waiting []cut
 	defer func() { endCuts(waiting, ctx.Err()) }()
 	for ctx.Err() == nil {
@@ -271,16 +272,6 @@ func (r *Reconciler) Run(ctx context.Context) {
 	}
 }
 
-// awaitKubelet is how long, after the start, a kubelet is waited for that cannot be
-// read.
-const awaitKubelet = time.Minute
-
-// mostChanges is how many GPUs are changed at a time: one has the driver, and the next
-// one is ready for it. The driver makes one change of MIG mode or instances at a time on
-// all GPUs (the kernel module holds its API lock and all GPUs' locks meanwhile), so that
-// two that took turns would both end late.
-const mostChanges = 2
-
 // look is what was found out about a GPU. It is not modified.
 type look struct {
 	gpu sharing.GPU
@@ -296,16 +287,14 @@ type look struct {
 // when something changes. Before the node is registered, starting, nothing goes that
 // somebody may have been told of.
 func (r *Reconciler) pass(ctx context.Context, gpus []sharing.GPU, wanted sharing.MIGConfig, starting bool) (again time.Duration) {
-	r.loadJournal()
+	r.journal.load()
 	if !reflect.DeepEqual(r.wanted, wanted) {
 		r.wanted = wanted
-		r.refused.Store(false)
+		r.executor.refused.Store(false)
 	}
-	if r.kubeletDeadline.IsZero() {
-		r.kubeletDeadline = r.now().Add(awaitKubelet)
-	}
+	r.holders.begin()
 	r.forgetMissing(gpus)
-	holders := sync.OnceValue(func() Holders { return r.holders(ctx) })
+	holders := sync.OnceValue(func() Holders { return r.holders.read(ctx) })
 	var looks []*look
 	fresh := false
 	for _, gpu := range gpus {
@@ -329,15 +318,15 @@ func (r *Reconciler) pass(ctx context.Context, gpus []sharing.GPU, wanted sharin
 	var doubtful []string
 	limited := false
 	for _, l := range looks {
-		r.report(l.managedGPU, l.State, l.Reason)
+		r.progress.report(l.managedGPU, l.State, l.Reason)
 		doubtful = append(doubtful, l.Doubtful...)
-		limited = r.setLimit(l.managedGPU, l.Offer) || limited
+		limited = r.offers.limit(l.managedGPU, l.Offer) || limited
 	}
 	if limited {
 		r.Plan(ctx)
 	}
 	again = sooner(again, r.begin(ctx, looks, starting))
-	r.publish()
+	r.progress.publish()
 	if fresh && len(doubtful) > 0 { // To be asked has the kubelet read, which wakes the next pass.
 		r.Devices.RefreshHolders(slices.Compact(slices.Sorted(slices.Values(doubtful)))...)
 	}
@@ -359,28 +348,28 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 		g.tried, g.notPermitted, g.resetRequired, g.failures, g.retryAt, g.last = r.wanted, false, false, 0, time.Time{}, nil
 	}
 	g.stale = g.stale && !g.isShownBy(gpu)
-	record, begun := r.currentJournal().record(gpu.UUID)
+	record, begun := r.journal.current().record(gpu.UUID)
 	if begun && r.wanted.LeftTo != "" { // Whoever makes the layouts now has decided otherwise, or will.
-		if err := r.save(func(j Journal) Journal { return j.end(gpu.UUID) }); err != nil {
-			return nil, r.fail(ctx, g, err, longestRetry)
+		if err := r.journal.save(func(j Journal) Journal { return j.end(gpu.UUID) }); err != nil {
+			return nil, r.executor.fail(ctx, g, err, longestRetry)
 		}
 		begun = false
 	}
 	now := r.now()
 	if wait := g.retryAt.Sub(now); g.notPermitted || wait > 0 && !g.resetRequired {
 		if !begun {
-			r.offer(ctx, g, nil)
+			r.offers.limitAndPlan(ctx, g, nil)
 		}
 		return nil, max(wait, 0)
 	}
 	if begun {
-		if r.room() > 0 {
-			r.start(g, func() { r.resume(ctx, g, record) })
+		if r.changes.room() > 0 {
+			r.changes.start(g, func() { r.executor.resume(ctx, g, record) })
 		}
 		return nil, 0 // The end of another one wakes.
 	}
-	if l := g.last; l != nil && !r.refused.Load() && r.waiting.Load() && l.State != nodereport.LayoutFailed && l.starting == starting && now.Before(g.lookAt) &&
-		r.countWithdrawn(l) == g.withdrawn && reflect.DeepEqual(l.gpu, gpu) {
+	if l := g.last; l != nil && !r.executor.refused.Load() && r.progress.waiting.Load() && l.State != nodereport.LayoutFailed && l.starting == starting && now.Before(g.lookAt) &&
+		l.countWithdrawn(r.Devices) == g.withdrawn && reflect.DeepEqual(l.gpu, gpu) {
 		if l.Again == 0 {
 			return l, 0
 		}
@@ -389,20 +378,20 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 	g.last = nil
 	d, err := r.decide(ctx, g, holders, starting)
 	if err != nil {
-		return nil, r.fail(ctx, g, err, longestRetry)
+		return nil, r.executor.fail(ctx, g, err, longestRetry)
 	}
 	switch d.State {
 	case "":
-		r.keepEnabled(gpu.UUID, false)
+		r.journal.saveEnabled(gpu.UUID, false)
 	case nodereport.LayoutApplied:
-		r.keepEnabled(gpu.UUID, g.status.MIG)
+		r.journal.saveEnabled(gpu.UUID, g.status.MIG)
 		g.failures = 0
 	}
 	if len(d.Steps) > 0 && d.Record == nil {
-		r.report(g, d.State, d.Reason)
+		r.progress.report(g, d.State, d.Reason)
 		for _, step := range d.Steps {
-			if err := r.makeStep(ctx, gpu.UUID, step); err != nil {
-				return nil, r.fail(ctx, g, err, longestRetry)
+			if err := r.executor.makeStep(ctx, gpu.UUID, step); err != nil {
+				return nil, r.executor.fail(ctx, g, err, longestRetry)
 			}
 		}
 		return nil, d.Again
@@ -417,16 +406,16 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 			}
 		}
 	}
-	g.last, g.lookAt, g.withdrawn = l, now.Add(cmp.Or(d.Again, recheckInterval)), r.countWithdrawn(l)
+	g.last, g.lookAt, g.withdrawn = l, now.Add(cmp.Or(d.Again, recheckInterval)), l.countWithdrawn(r.Devices)
 	return l, d.Again
 }
 
 // countWithdrawn is how many of the units are withdrawn that are not to be offered any
 // more. A unit that a pod held becomes so by itself when the pod has ended, and then
 // there is something new to decide.
-func (r *Reconciler) countWithdrawn(l *look) (count int) {
+func (l *look) countWithdrawn(devices Devices) (count int) {
 	for _, unit := range l.withheld {
-		if r.Devices.Withdrawn(unit) {
+		if devices.Withdrawn(unit) {
 			count++
 		}
 	}
@@ -438,7 +427,7 @@ func (r *Reconciler) countWithdrawn(l *look) (count int) {
 // what that finds to be free can be granted to nobody any more.
 func (r *Reconciler) begin(ctx context.Context, looks []*look, starting bool) (again time.Duration) {
 	withdrawn := func(l *look) bool { return starting || r.Devices.Withdrawn(l.Withdraw...) }
-	room := r.room()
+	room := r.changes.room()
 	looks = slices.DeleteFunc(slices.Clone(looks), func(l *look) bool {
 		if len(l.Steps) == 0 || room == 0 || !withdrawn(l) {
 			return true
@@ -446,105 +435,49 @@ func (r *Reconciler) begin(ctx context.Context, looks []*look, starting bool) (a
 		room--
 		return false
 	})
-	r.mu.Lock()
-	for _, l := range looks {
-		l.refused = l.Withdraw
-	}
-	r.setRefusals()
-	r.mu.Unlock()
-	holders := sync.OnceValue(func() Holders { return r.holders(ctx) })
+	r.offers.refuse(looks)
+	holders := sync.OnceValue(func() Holders { return r.holders.read(ctx) })
 	for _, l := range looks {
 		l.last = nil
 		d, err := r.decide(ctx, l.managedGPU, holders, starting)
 		switch {
 		case err != nil:
-			again = sooner(again, r.fail(ctx, l.managedGPU, err, longestRetry))
+			again = sooner(again, r.executor.fail(ctx, l.managedGPU, err, longestRetry))
 		case !reflect.DeepEqual(l.Decision, d) || !withdrawn(l):
-			r.allowAllocation(l.managedGPU)
+			r.offers.allow(l.status.GPU)
 			again = sooner(again, retryInterval)
 		default:
-			r.start(l.managedGPU, func() { r.change(ctx, l.managedGPU, d, holders()) })
+			r.changes.start(l.managedGPU, func() { r.executor.change(ctx, l.managedGPU, d, holders()) })
 		}
 	}
 	return again
 }
 
-// room is how many more changes may begin now.
-func (r *Reconciler) room() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	room := mostChanges
-	for _, g := range r.gpus {
-		if g.changing {
-			room--
-		}
-	}
-	return max(0, room)
-}
-
-func (r *Reconciler) start(g *managedGPU, change func()) {
-	r.mu.Lock()
-	g.changing = true
-	r.mu.Unlock()
-	g.last = nil
-	r.begun++
-	r.changes.Go(func() {
-		change()
-		r.mu.Lock()
-		g.changing = false
-		r.mu.Unlock()
-		r.Wake()
-	})
-}
-
-func (r *Reconciler) loadJournal() {
-	if r.loaded {
-		return
-	}
-	r.loaded = true
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var err error
-	if r.journal, err = loadJournal(r.Store); err != nil {
-		r.log.Error("journal of MIG changes not read", "error", err)
-	}
-	r.limit()
-}
-
-// currentJournal is the journal, which is never modified.
-func (r *Reconciler) currentJournal() Journal {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.journal
-}
-
 // forgetMissing drops what is known of GPUs that are not on the node any more. What
 // the journal has of them stays there.
 func (r *Reconciler) forgetMissing(gpus []sharing.GPU) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for uuid, g := range r.gpus {
-		if !g.changing && !slices.ContainsFunc(gpus, func(gpu sharing.GPU) bool { return gpu.UUID == uuid }) {
-			r.allow(g)
+	for uuid := range r.gpus {
+		there := slices.ContainsFunc(gpus, func(gpu sharing.GPU) bool { return gpu.UUID == uuid })
+		if !there && !r.changes.has(uuid) {
 			delete(r.gpus, uuid)
-			r.limit()
+			r.offers.forget(uuid)
+			r.progress.forget(uuid)
 		}
 	}
 }
 
 // managed is what is known of that GPU; nil while it is being changed.
 func (r *Reconciler) managed(gpu sharing.GPU) *managedGPU {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	if r.changes.has(gpu.UUID) {
+		return nil
+	}
 	g := r.gpus[gpu.UUID]
 	if g == nil {
 		g = &managedGPU{}
 		r.gpus[gpu.UUID] = g
 	}
-	if g.changing {
-		return nil
-	}
 	g.status.GPU, g.status.Index, g.status.Wanted = gpu.UUID, gpu.Index, r.wanted.Name
+	r.progress.set(g.status)
 	return g
 }
 
@@ -561,26 +494,12 @@ func (r *Reconciler) decide(ctx context.Context, g *managedGPU, holders func() H
 	if err != nil {
 		return Decision{}, err
 	}
-	state.GPU.Index, state.NotPermitted = g.status.Index, state.NotPermitted || r.refused.Load()
-	r.see(g, h.markHeld(g.status.GPU, state))
+	state.GPU.Index, state.NotPermitted = g.status.Index, state.NotPermitted || r.executor.refused.Load()
+	r.progress.see(g, h.markHeld(g.status.GPU, state))
 	return Decide(Situation{
 		GPU: g.status.GPU, State: state, Wanted: r.wanted, Holders: h,
-		KeptInMIG: slices.Contains(r.currentJournal().Enabled, g.status.GPU), Starting: starting,
+		KeptInMIG: slices.Contains(r.journal.current().Enabled, g.status.GPU), Starting: starting,
 		ResetRequired: g.resetRequired && (state.Pending != state.Enabled || r.now().Before(g.retryAt)),
-		AwaitKubelet:  !r.kubeletSeen.Load() && r.now().Before(r.kubeletDeadline),
+		AwaitKubelet:  r.holders.awaitsKubelet(),
 	}), nil
-}
-
-func (r *Reconciler) holders(ctx context.Context) Holders {
-	if r.Holders == nil {
-		return Holders{err: errHoldersUnknown}
-	}
-	h := NewHolders(r.Holders(ctx))
-	if h.known() {
-		r.kubeletSeen.Store(true)
-		if r.ByDRA != nil {
-			h.keep(r.ByDRA())
-		}
-	}
-	return h
 }

@@ -24,7 +24,7 @@ func blind(context.Context) ([]sharing.Allocation, error) { return nil, errors.N
 
 func (w *world) state(r *Reconciler) nodereport.GPULayout {
 	w.t.Helper()
-	status := *r.status.Load()
+	status := r.Status()
 	if len(status) != 1 {
 		w.t.Fatalf("status %+v, want one GPU", status)
 	}
@@ -75,8 +75,8 @@ func TestReboot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.loadJournal()
-	if !r.offered.Load().partitionsOnly[gpus[0].UUID] {
+	r.journal.load()
+	if !r.offers.published.Load().partitionsOnly[gpus[0].UUID] {
 		t.Error("the GPU would be offered whole before it is partitioned again")
 	}
 	w.run(r, wanted, true, 5)
@@ -84,7 +84,7 @@ func TestReboot(t *testing.T) {
 		t.Errorf("after the reboot (-want +got):\n%s", diff)
 	}
 	w.run(r, sharing.MIGConfig{}, false, 5)
-	if len(w.kept.Enabled) != 0 || r.offered.Load().partitionsOnly[gpus[0].UUID] {
+	if len(w.kept.Enabled) != 0 || r.offers.published.Load().partitionsOnly[gpus[0].UUID] {
 		t.Error("a GPU that is not managed any more is kept from being offered whole")
 	}
 }
@@ -130,7 +130,7 @@ func TestBlindKubelet(t *testing.T) {
 	if got := w.state(r); got.State != nodereport.LayoutBlocked || w.writes != 0 || !strings.Contains(got.Reason, "no socket") {
 		t.Errorf("%s (%s) after %d writes", got.State, got.Reason, w.writes)
 	}
-	if only := r.offered.Load().only[w.gpu()]; only != nil {
+	if only := r.offers.published.Load().only[w.gpu()]; only != nil {
 		t.Errorf("only %v is offered: not knowing is no reason to take partitions back", only)
 	}
 }
@@ -182,7 +182,7 @@ func TestNoPermission(t *testing.T) {
 	}
 	var log bytes.Buffer
 	r := w.program()
-	r.log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelError}))
+	r.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelError}))
 	w.run(r, layoutNamed("all-3g.40gb"), false, 10)
 	w.run(r, layoutNamed("all-3g.40gb"), false, 10)
 	got := w.state(r)
@@ -200,7 +200,7 @@ func TestNoPermission(t *testing.T) {
 		t.Errorf("tried %d times in all, want once more for another layout", tries)
 	}
 	got = w.state(r)
-	if r.offered.Load().only[got.GPU] != nil && !r.gpus[got.GPU].stale {
+	if r.offers.published.Load().only[got.GPU] != nil && !r.gpus[got.GPU].stale {
 		t.Error("the GPU is not offered any more")
 	}
 }
@@ -279,7 +279,7 @@ func TestBlockedIsNotOffered(t *testing.T) {
 	r := w.program()
 	gpu := w.gpu()
 	r.Plan = func(context.Context) {
-		if only := r.offered.Load().only[gpu]; len(w.held) > 0 && only[w.held[0]] {
+		if only := r.offers.published.Load().only[gpu]; len(w.held) > 0 && only[w.held[0]] {
 			t.Errorf("offered for a moment: %v", only)
 		}
 	}
@@ -290,13 +290,13 @@ func TestBlockedIsNotOffered(t *testing.T) {
 		t.Errorf("closed %d times, and then still %v", door.closings, door.closed)
 	}
 	got := w.state(r)
-	only := r.offered.Load().only[got.GPU]
+	only := r.offers.published.Load().only[got.GPU]
 	if got.State != nodereport.LayoutBlocked || only == nil || only[w.held[0]] || len(only) != 1 {
 		t.Errorf("%s, offered %v, want the one 3g.40gb and not %s", got.State, only, w.held[0])
 	}
 	w.held = nil
 	w.run(r, wanted, false, 10)
-	if got := w.state(r); got.State != nodereport.LayoutApplied || r.offered.Load().only[got.GPU] != nil {
+	if got := w.state(r); got.State != nodereport.LayoutApplied || r.offers.published.Load().only[got.GPU] != nil {
 		t.Errorf("%s (%s) when it is free", got.State, got.Reason)
 	}
 }
@@ -315,12 +315,12 @@ func TestStaleInventory(t *testing.T) {
 		r.passAndWait(t.Context(), stale, wanted, false)
 	}
 	got := w.state(r)
-	only := r.offered.Load().only[got.GPU]
+	only := r.offers.published.Load().only[got.GPU]
 	if diff := cmp.Diff(partitionsOf(w.migState().Instances), only); diff != "" || got.State != nodereport.LayoutApplied {
 		t.Errorf("%s, offered (-want +got):\n%s", got.State, diff)
 	}
 	w.run(r, wanted, false, 5)
-	if only := r.offered.Load().only[got.GPU]; only != nil {
+	if only := r.offers.published.Load().only[got.GPU]; only != nil {
 		t.Errorf("offered %v when the inventory shows the GPU, want all", only)
 	}
 }
@@ -372,12 +372,12 @@ func TestUnplugged(t *testing.T) {
 	if len(door.closed) != 0 {
 		t.Errorf("closed when the GPU is gone: %v", door.closed)
 	}
-	if only, limited := r.offered.Load().only[gpu]; !limited || len(only) != 0 {
+	if only, limited := r.offers.published.Load().only[gpu]; !limited || len(only) != 0 {
 		t.Errorf("of a GPU that comes back between two layouts %v would be offered (limited %t)", only, limited)
 	}
 	r.Partitioner.(*unlisted).after = 1000
 	w.run(r, wanted, false, 20)
-	if got := w.state(r); got.State != nodereport.LayoutApplied || len(w.kept.Underway) != 0 || r.offered.Load().only[gpu] != nil {
+	if got := w.state(r); got.State != nodereport.LayoutApplied || len(w.kept.Underway) != 0 || r.offers.published.Load().only[gpu] != nil {
 		t.Errorf("%s (%s), journal %+v", got.State, got.Reason, w.kept)
 	}
 }
@@ -412,7 +412,7 @@ func TestResumeOffersWhatLasts(t *testing.T) {
 	r, steps := w.program(), 0
 	r.Partitioner = &watched{r.Partitioner, func() {
 		steps++
-		if diff := cmp.Diff(both, r.offered.Load().only[w.gpu()]); diff != "" {
+		if diff := cmp.Diff(both, r.offers.published.Load().only[w.gpu()]); diff != "" {
 			t.Errorf("offered in the middle (-want +got):\n%s", diff)
 		}
 	}}
@@ -440,7 +440,7 @@ func TestBlindStart(t *testing.T) {
 		}
 		return r.passAndWait(t.Context(), gpus[:1], wanted, starting)
 	}
-	isBack := func() bool { only, limited := r.offered.Load().only[gpu]; return !limited || only[gpu] }
+	isBack := func() bool { only, limited := r.offers.published.Load().only[gpu]; return !limited || only[gpu] }
 	if again := once(true); isBack() || again == 0 || w.writes != 0 {
 		t.Errorf("offered %t, again in %s, %d writes: want it held back and looked at again", isBack(), again, w.writes)
 	}
@@ -477,7 +477,7 @@ func TestStartOffersNoDoomed(t *testing.T) {
 	w.use(nil, 2)
 	r := w.program()
 	w.run(r, layoutNamed("all-balanced"), true, 3)
-	only, limited := r.offered.Load().only[w.gpu()]
+	only, limited := r.offers.published.Load().only[w.gpu()]
 	if !limited || len(only) == 0 || len(only) > 2 || w.writes != 0 {
 		t.Errorf("offered at the start: %v after %d writes, want the two small ones that stay", only, w.writes)
 	}
@@ -500,8 +500,8 @@ func TestEndNotKept(t *testing.T) {
 	}
 	w.saving, r.Refresh = nil, noRefresh(func() {})
 	w.run(r, wanted, false, 5)
-	if got := w.state(r); got.State != nodereport.LayoutApplied || len(w.kept.Underway) != 0 || r.applied.Load() != 1 {
-		t.Errorf("%s (%s), %d changes applied, journal %+v", got.State, got.Reason, r.applied.Load(), w.kept)
+	if got := w.state(r); got.State != nodereport.LayoutApplied || len(w.kept.Underway) != 0 || r.executor.applied.Load() != 1 {
+		t.Errorf("%s (%s), %d changes applied, journal %+v", got.State, got.Reason, r.executor.applied.Load(), w.kept)
 	}
 }
 
@@ -540,12 +540,12 @@ func TestComputePlacement(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		undone := r.undone.Load()
+		undone := r.executor.undone.Load()
 		again := r.passAndWait(t.Context(), gpus, wanted, false)
 		if again == 0 {
 			break
 		}
-		if r.undone.Load() > undone {
+		if r.executor.undone.Load() > undone {
 			tries++
 			got := w.state(r)
 			if got.State != nodereport.LayoutFailed || !strings.Contains(got.Reason, "undone after create partition 2c.3g.40gb") {
@@ -595,8 +595,8 @@ func TestModeBack(t *testing.T) {
 				w.run(r, layoutNamed("all-disabled"), false, 5)
 			}
 			got = w.state(r)
-			if w.migState().Pending || got.State != nodereport.LayoutApplied || r.offered.Load().only[got.GPU] != nil {
-				t.Errorf("pending %t, %s (%s), offered %v", w.migState().Pending, got.State, got.Reason, r.offered.Load().only)
+			if w.migState().Pending || got.State != nodereport.LayoutApplied || r.offers.published.Load().only[got.GPU] != nil {
+				t.Errorf("pending %t, %s (%s), offered %v", w.migState().Pending, got.State, got.Reason, r.offers.published.Load().only)
 			}
 		})
 	}
@@ -628,19 +628,19 @@ func TestWaitsThenLayoutChanges(t *testing.T) {
 			door := &gate{world: w}
 			r.Devices = &slow{door}
 			w.run(r, first, false, 3)
-			if only := r.offered.Load().only[w.gpu()]; only == nil || w.writes != 0 {
+			if only := r.offers.published.Load().only[w.gpu()]; only == nil || w.writes != 0 {
 				t.Fatalf("offered %v after %d writes, want a GPU whose devices are being withdrawn", only, w.writes)
 			}
 			if door.closings != 0 {
 				t.Error("closed while the kubelet may still grant what it was told of")
 			}
 			w.run(r, test.then, false, 3)
-			if len(door.closed) != 0 || r.offered.Load().only[w.gpu()] != nil || w.writes+w.saves != 0 {
+			if len(door.closed) != 0 || r.offers.published.Load().only[w.gpu()] != nil || w.writes+w.saves != 0 {
 				if test.name != "back" || w.saves != 1 { // The GPU counts as one that Virgate keeps in MIG mode.
-					t.Errorf("closed %v, offered %v, %d writes, %d saves", door.closed, r.offered.Load().only, w.writes, w.saves)
+					t.Errorf("closed %v, offered %v, %d writes, %d saves", door.closed, r.offers.published.Load().only, w.writes, w.saves)
 				}
 			}
-			if status := *r.status.Load(); test.state == "" && len(status) != 0 || test.state != "" && w.state(r).State != test.state {
+			if status := r.Status(); test.state == "" && len(status) != 0 || test.state != "" && w.state(r).State != test.state {
 				t.Errorf("status %+v, want %q", status, test.state)
 			}
 			if parts := len(w.layout().Partitions); parts != test.parts {
@@ -695,8 +695,8 @@ func TestManagedNoMore(t *testing.T) {
 	if len(w.kept.Underway)+len(w.kept.Enabled) != 0 || len(after.Partitions) != 2 && !contains([]mig.PlacedLayout{before}, after) {
 		t.Errorf("journal %+v, GPU %v", w.kept, after)
 	}
-	if r.offered.Load().only[w.gpu()] != nil || r.offered.Load().partitionsOnly[w.gpu()] {
-		t.Errorf("held back: %+v", r.offered.Load())
+	if r.offers.published.Load().only[w.gpu()] != nil || r.offers.published.Load().partitionsOnly[w.gpu()] {
+		t.Errorf("held back: %+v", r.offers.published.Load())
 	}
 }
 
@@ -722,8 +722,8 @@ func TestLeftToAnother(t *testing.T) {
 	if diff := cmp.Diff(before, w.layout()); diff != "" || w.writes != writes || len(w.kept.Underway)+len(w.kept.Enabled) != 0 {
 		t.Errorf("%d writes, journal %+v, GPU (-before +after):\n%s", w.writes-writes, w.kept, diff)
 	}
-	if r.offered.Load().only[w.gpu()] != nil || r.offered.Load().partitionsOnly[w.gpu()] {
-		t.Errorf("held back: %+v", r.offered.Load())
+	if r.offers.published.Load().only[w.gpu()] != nil || r.offers.published.Load().partitionsOnly[w.gpu()] {
+		t.Errorf("held back: %+v", r.offers.published.Load())
 	}
 }
 
@@ -744,13 +744,13 @@ func TestTwoGPUs(t *testing.T) {
 		w.clock = w.clock.Add(retryInterval)
 	}
 	states := map[int]nodereport.LayoutState{}
-	for _, gpu := range *r.status.Load() {
+	for _, gpu := range r.Status() {
 		states[gpu.Index] = gpu.State
 	}
 	if states[0] != nodereport.LayoutFailed || states[1] != nodereport.LayoutApplied {
 		t.Errorf("states %v", states)
 	}
-	if order := *r.status.Load(); !slices.IsSortedFunc(order, func(a, b nodereport.GPULayout) int { return a.Index - b.Index }) {
+	if order := r.Status(); !slices.IsSortedFunc(order, func(a, b nodereport.GPULayout) int { return a.Index - b.Index }) {
 		t.Errorf("GPUs in the order %+v", order)
 	}
 }

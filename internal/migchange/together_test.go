@@ -284,7 +284,7 @@ func TestHeldGPUDelaysNoOther(t *testing.T) {
 		if driver := f.driverTime(); took > driver+withdrawal+time.Millisecond {
 			t.Errorf("the free GPUs took %s, of which %s for the driver", took, driver)
 		}
-		if only := f.program.offered.Load().only[holder]; only == nil || len(only) != 0 {
+		if only := f.program.offers.published.Load().only[holder]; only == nil || len(only) != 0 {
 			t.Errorf("of the held GPU %v may be offered, want nothing: another pod would take it", only)
 		}
 		before := f.driverTime()

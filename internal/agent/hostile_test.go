@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"bufio"
+	"bytes"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -129,4 +131,42 @@ func TestReadableWhileItChanges(t *testing.T) {
 	}
 	close(stop)
 	readers.Wait()
+}
+
+// FuzzHTTP checks that any request is answered, with a code that is known, and
+// that none but GET and HEAD finds anything.
+func FuzzHTTP(f *testing.F) {
+	for _, request := range []string{
+		"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "GET /status HTTP/1.0\r\n\r\n", "HEAD /metrics HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip, zstd\r\n\r\n",
+		"GET /metrics?name[]=a&name[]=\xff HTTP/1.1\r\nHost: x\r\nAccept: application/openmetrics-text;version=1.0.0;q=0.5,*/*;q=0.1\r\n\r\n",
+		"POST /api/v1/status HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc", "GET //status/../plan HTTP/1.1\r\nHost: x\r\n\r\n", "GET /%2e%2e/healthz HTTP/1.1\r\nHost: x\r\n\r\n",
+		"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n", "OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", "GET http://evil/readyz HTTP/1.1\r\nHost: evil\r\n\r\n", "GET /debug/pprof/ HTTP/1.1\r\nHost: x\r\n\r\n",
+	} {
+		f.Add([]byte(request))
+	}
+	w := newWatch(f, "t4", 4)
+	w.pod("pod", 0, mebibyte, 10)
+	w.sampleNow()
+	handler := w.web.Handler()
+	f.Fuzz(func(t *testing.T, data []byte) {
+		request, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(data)))
+		if err != nil {
+			return // net/http's server answers it.
+		}
+		recorder := httptest.NewRecorder()
+		handler.ServeHTTP(recorder, request)
+		switch recorder.Code {
+		case http.StatusOK:
+			if request.Method != http.MethodGet && request.Method != http.MethodHead {
+				t.Errorf("%s %s is answered", request.Method, request.URL)
+			}
+		case http.StatusFound, http.StatusMovedPermanently, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
+			if location := recorder.Header().Get("Location"); !strings.HasPrefix(location, "/") || strings.HasPrefix(location, "//") {
+				t.Errorf("%s %s leads away: %q", request.Method, request.URL, location)
+			}
+		case http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotAcceptable, http.StatusServiceUnavailable:
+		default:
+			t.Errorf("%s %s is answered %d", request.Method, request.URL, recorder.Code)
+		}
+	})
 }

@@ -20,9 +20,11 @@ type Options struct {
 	// Kubelet says what is held and applied; nil when nothing can.
 	Kubelet Kubelet
 	// Store keeps the lists over restarts; nil for none.
-	Store  Store
-	Timing Timing
-	Logger *slog.Logger
+	Store Store
+	// Announcer tells the scheduler of lists before the kubelet does; nil for nobody.
+	Announcer Announcer
+	Timing    Timing
+	Logger    *slog.Logger
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 }
@@ -121,6 +123,10 @@ func (m *Manager) Run(ctx context.Context) error {
 
 	requests := make(chan reading)
 	snapshots := make(chan KubeletSnapshot)
+	announce, announced := make(chan map[string]count), make(chan announcement)
+	if m.options.Announcer != nil {
+		children.Go(func() { m.announceLoop(ctx, announce, announced) })
+	}
 	if m.options.Kubelet != nil {
 		children.Go(func() { m.watchKubelet(ctx, requests, snapshots) })
 	}
@@ -146,6 +152,10 @@ func (m *Manager) Run(ctx context.Context) error {
 		if due != (reading{}) && m.options.Kubelet != nil {
 			ask = requests
 		}
+		var tell chan<- map[string]count
+		if len(r.toAnnounce) > 0 {
+			tell = announce
+		}
 		granted := false
 		select {
 		case <-ctx.Done():
@@ -153,6 +163,11 @@ func (m *Manager) Run(ctx context.Context) error {
 		case ask <- due:
 			due, asked = reading{}, due
 			continue
+		case tell <- r.toAnnounce:
+			r.toAnnounce = nil
+			continue
+		case made := <-announced:
+			r.announced(made)
 		case <-m.planned:
 			due = reading{applied: true, held: true}
 		case r.kubelet = <-snapshots:
@@ -262,10 +277,14 @@ func (m *Manager) Withdrawn(units ...string) bool {
 	if m.plan.Load() != serving.plan {
 		return false
 	}
-	for _, s := range serving.servers {
-		if slices.ContainsFunc(s.current.Load().list.Entries, func(e Entry) bool {
+	lists := func(g *generation) bool {
+		return slices.ContainsFunc(g.list.Entries, func(e Entry) bool {
 			return !e.Vacated && slices.Contains(units, e.Unit)
-		}) {
+		})
+	}
+	for _, s := range serving.servers {
+		// One that waits first: it is the current one when it does not wait any more.
+		if waiting := s.waiting.Load(); waiting != nil && lists(waiting.generation) || lists(s.current.Load()) {
 			return false
 		}
 	}
@@ -312,7 +331,8 @@ func (s *subscribers) notify() {
 
 // Status is how the last plan is served now.
 type Status struct {
-	// Served says that the lists are made for the last plan that was applied. A
+	// Served says that the lists are made for the last plan that was applied, though one may wait
+	// for its announcement: it is not Applied then, and Listed has the one before it. A
 	// resource of the plan that is not in Resources then has only units that are still
 	// held in another sharing mode.
 	Served bool
@@ -356,12 +376,13 @@ func (m *Manager) Status() Status {
 	plan, serving := m.plan.Load(), m.status.Load()
 	status := make([]ResourceStatus, len(serving.servers))
 	for i, s := range serving.servers {
+		waits := s.waiting.Load() != nil // Before current, which it becomes.
 		current := s.current.Load()
 		list := current.list
 		status[i] = ResourceStatus{
 			Name: s.name, Streams: int(s.streams.Load()),
 			Devices: len(list.Entries), Dropped: !list.Dropped.IsZero(),
-			Applied:       s.applied.Load() == current.version,
+			Applied:       s.applied.Load() == current.version && !waits,
 			Registrations: s.counters.registrations.Load(),
 			Lists:         s.counters.lists.Load(), Granted: s.counters.granted.Load(), SameUnit: s.counters.sameUnit.Load(),
 			Listed: list.Entries, Refused: s.counters.refusals(),

@@ -35,6 +35,8 @@ type reconciler struct {
 	// unconfirmed is when the newest of the lists was sent that the kubelet was not seen to have
 	// applied; zero when it has all.
 	unconfirmed time.Time
+	// toAnnounce are the counts that are to be announced, by resource.
+	toAnnounce map[string]count
 }
 
 type running struct {
@@ -52,6 +54,10 @@ type running struct {
 	// since when; 0 for none.
 	given   int64
 	givenAt time.Time
+	// told is the count that was last announced of a list that the kubelet has, lowered says that
+	// the list has lost devices since.
+	told    count
+	lowered bool
 }
 
 // step computes the next lists, saves them, and gives them to the servers.
@@ -123,9 +129,11 @@ func (r *reconciler) step(plan *sharing.Plan) {
 			created.publish(generation)
 			r.servers[name] = r.start(created)
 		case generation == nil:
-			r.resendIfUncertain(s, list)
+			if !r.publishDue(s, now) {
+				r.resendIfUncertain(s, list)
+			}
 		default:
-			s.publish(generation)
+			r.publishOrWait(s, generation, now)
 		}
 	}
 	for name, s := range r.servers {
@@ -252,7 +260,7 @@ func (r *reconciler) publishStatus() {
 func (r *reconciler) isApplied(s *running, sent, lost bool, now time.Time) bool {
 	current := s.current.Load()
 	if lost {
-		s.given = 0
+		s.given, s.told = 0, count{}
 		s.applied.Store(0)
 	}
 	if !sent || s.applied.Load() == current.version {
@@ -265,6 +273,7 @@ func (r *reconciler) isApplied(s *running, sent, lost bool, now time.Time) bool 
 		!slices.ContainsFunc(current.list.Entries, func(e Entry) bool { return e.Healthy != r.kubelet.Applied.has(s.name, e.ID) })
 	if applied {
 		s.applied.Store(current.version)
+		r.announceApplied(s)
 	}
 	return applied
 }
@@ -284,7 +293,7 @@ func (r *running) streamState(into RPCState) {
 		return
 	}
 	into.Lost[r.name], r.stream = last.stream != r.stream, last.stream
-	into.Sent[r.name] = last.version == current.version
+	into.Sent[r.name] = last.version == current.version && r.waiting.Load() == nil
 }
 
 type reading struct{ applied, held bool }
@@ -401,6 +410,10 @@ func (s *schedule) reasons(r *reconciler, now time.Time) (all []reason) {
 	}
 	if until := closes.Add(r.options.Timing.Settle).Sub(r.options.Now()); !closes.IsZero() && until > 0 {
 		look(now.Add(until), reading{})
+	}
+
+	if due := r.firstDue(); !due.IsZero() {
+		look(now.Add(due.Sub(r.options.Now())), reading{})
 	}
 
 	most := time.Second

@@ -31,6 +31,8 @@ type server struct {
 	counters counters
 	// observers measure how long calls take.
 	observers CallObservers
+	// waiting is the next generation while it waits for its announcement; nil for none.
+	waiting atomic.Pointer[waitingList]
 	// refusals are to be logged. When the channel is full, they are only counted.
 	refusals chan refusal
 	// readers are told when Manager.Status changes. listed and grants wake Manager.Run:

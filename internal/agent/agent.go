@@ -113,6 +113,9 @@ type Options struct {
 	StateWriteError func() error
 	// Reporter tells Kubernetes what happens on this node; nil where nothing does.
 	Reporter Reporter
+	// Announcements counts numbers of devices that were written to the Node ahead of the kubelet, by
+	// result; nil where nothing is.
+	Announcements func() map[string]uint64
 	// Features are the labels of the node with these GPUs and this profile; nil for none. It
 	// must not wait.
 	Features func([]sharing.GPU, sharing.Profile) map[string]string

@@ -50,6 +50,9 @@ func (v *view) programMetrics() nodemetrics.Program {
 		Evictions:     v.guard.Evictions(),
 		Layouts:       v.mig.Status(),
 	}
+	if v.Announcements != nil {
+		program.Announcements = v.Announcements()
+	}
 	podResources, checkpoint := v.UnreadKubelet()
 	program.PodResources, program.Checkpoint = podResources == nil, checkpoint == nil
 	if v.MPS != nil {

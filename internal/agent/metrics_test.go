@@ -82,6 +82,7 @@ func complete(t *testing.T) *watch {
 	w.Health = eventful{}
 	w.DRA = drapath.Options{Driver: &fakeDRA{written: time.Now()}, Claims: claims.NewTable(claims.Options{})}
 	w.ClaimCalls = nodemetrics.NewClaimCalls()
+	w.Announcements = func() map[string]uint64 { return map[string]uint64{"written": 1} }
 	w.pod("one", 0, mebibyte, 10)
 	w.sampleNow()
 	return w

@@ -29,11 +29,13 @@ const (
 	// CauseTooSmall: the node never has as many. CauseIll: it would, were devices healthy.
 	CauseTooSmall Cause = "tooSmall"
 	CauseIll      Cause = "ill"
-	CauseHeld     Cause = "held"
-	CauseCordoned Cause = "cordoned"
-	CauseTaint    Cause = "taint"
-	CauseNotReady Cause = "notReady"
-	CauseAffinity Cause = "affinity"
+	// CauseSwitching: it would, had the node all devices of the profile that it is switching to.
+	CauseSwitching Cause = "switching"
+	CauseHeld      Cause = "held"
+	CauseCordoned  Cause = "cordoned"
+	CauseTaint     Cause = "taint"
+	CauseNotReady  Cause = "notReady"
+	CauseAffinity  Cause = "affinity"
 	// CauseOther: cpu, memory, the number of pods, or another resource that is no GPU.
 	CauseOther Cause = "otherResource"
 	// CauseFits: nothing of the above.
@@ -264,7 +266,8 @@ var phrases = []struct {
 	text  string
 }{
 	{CauseHeld, "pods hold too many on"},
-	{CauseIll, "devices are ill on"},
+	{CauseIll, "devices are unhealthy on"},
+	{CauseSwitching, "a profile is being switched on"},
 	{CauseCordoned, "no new pod may go to"},
 	{CauseTaint, "it does not tolerate a taint of"},
 	{CauseNotReady, "no kubelet reports from"},
@@ -366,7 +369,8 @@ func (a *Answer) nodes(q Question, asks string) {
 		{CauseAffinity, "another node selector or affinity would open %s"},
 		{CauseCordoned, "kubectl uncordon would open %s"},
 		{CauseNotReady, "%s would take it when ready again"},
-		{CauseIll, "%s would take it with all devices healthy: virgate cluster gpus says what is ill"},
+		{CauseIll, "%s would take it with all devices healthy: virgate cluster gpus says what is unhealthy"},
+		{CauseSwitching, "%s will take it when the pods have ended that its switch waits for; the profile's retireAfter.switch says how long a device stays usable for them"},
 		{CauseOther, "%s would take it if it requested less, or other pods ended, of what is not enough"},
 	} {
 		if count := alone[cause.cause]; count > 0 {
@@ -412,10 +416,12 @@ func (a *Answer) judge(q Question, node Candidate, pods []Pod) place {
 			add(CauseTooSmall, "%d %s at most", has, name)
 		case free >= want:
 		case has-held >= want:
-			add(CauseIll, "%d of %d %s ill, %d free", has-allocatable, has, name, free)
+			cause, why := node.unhealthy()
+			add(cause, "%d of %d %s %s, %d free", has-allocatable, has, name, why, free)
 		default:
 			if allocatable < want {
-				add(CauseIll, "%d of %d %s ill", has-allocatable, has, name)
+				cause, why := node.unhealthy()
+				add(cause, "%d of %d %s %s", has-allocatable, has, name, why)
 			}
 			add(CauseHeld, "%d of %d %s held, %d free", held, has, name, free)
 			at.free += free
@@ -450,6 +456,19 @@ func (a *Answer) judge(q Question, node Candidate, pods []Pod) place {
 		add(CauseFits, "nothing found that keeps it away")
 	}
 	return at
+}
+
+// unhealthy says why devices of the node are not allocatable. The kubelet does not tell those that a
+// switch has withdrawn from faulty ones.
+func (n Node) unhealthy() (Cause, string) {
+	if nodereport.ProfileState(n.State) != nodereport.ProfileSwitching {
+		return CauseIll, "unhealthy"
+	}
+	text := fmt.Sprintf("withdrawn, because the node is switching to the profile %s", n.Wanted)
+	if n.Condition.Message != "" {
+		text += " (" + n.Condition.Message + ")"
+	}
+	return CauseSwitching, text
 }
 
 // toEnd are pods whose end would make room: those with most first, so that few have to.

@@ -139,11 +139,22 @@ func TestWhy(t *testing.T) {
 		},
 		{
 			"ill", waitingPod("p", "", 2), only(gpuNode("n1", func(n *corev1.Node) { amount(n.Status.Allocatable, "nvidia.com/gpu", "1") })), nil,
-			[]string{"waiting", "a/p waits for 2 nvidia.com/gpu: devices are ill on all nodes that have it: 1", "n1: ill (3 of 4 nvidia.com/gpu ill, 1 free)", "help: 1 node would take it with all devices healthy: virgate cluster gpus says what is ill", unscheduledNote},
+			[]string{"waiting", "a/p waits for 2 nvidia.com/gpu: devices are unhealthy on all nodes that have it: 1", "n1: ill (3 of 4 nvidia.com/gpu unhealthy, 1 free)", "help: 1 node would take it with all devices healthy: virgate cluster gpus says what is unhealthy", unscheduledNote},
 		},
 		{
 			"ill and held", waitingPod("p", "", 2), only(gpuNode("n1", func(n *corev1.Node) { amount(n.Status.Allocatable, "nvidia.com/gpu", "1") })), []*corev1.Pod{waitingPod("h", "n1", 3)},
-			[]string{"waiting", "a/p waits for 2 nvidia.com/gpu: of 1 node none can give it now", "n1: ill (3 of 4 nvidia.com/gpu ill) + held (3 of 4 nvidia.com/gpu held, 0 free) < a/h", unscheduledNote},
+			[]string{"waiting", "a/p waits for 2 nvidia.com/gpu: of 1 node none can give it now", "n1: ill (3 of 4 nvidia.com/gpu unhealthy) + held (3 of 4 nvidia.com/gpu held, 0 free) < a/h", unscheduledNote},
+		},
+		{
+			"switching", waitingPod("p", "", 2), only(gpuNode("n1", profile("switching"), func(n *corev1.Node) {
+				amount(n.Status.Allocatable, "nvidia.com/gpu", "1")
+				n.Status.Conditions[0].Reason, n.Status.Conditions[0].Message = "Switching", "1 GPU waits: 0 held as nvidia.com/gpu by a/h"
+			})), nil,
+			[]string{
+				"waiting", "a/p waits for 2 nvidia.com/gpu: a profile is being switched on all nodes that have it: 1",
+				"n1: switching (3 of 4 nvidia.com/gpu withdrawn, because the node is switching to the profile b (1 GPU waits: 0 held as nvidia.com/gpu by a/h), 1 free)",
+				"help: 1 node will take it when the pods have ended that its switch waits for; the profile's retireAfter.switch says how long a device stays usable for them", unscheduledNote,
+			},
 		},
 		{
 			"cordoned", waitingPod("p", "", 1), only(gpuNode("n1", func(n *corev1.Node) { n.Spec.Unschedulable = true }, tainted(corev1.TaintNodeUnschedulable, "NoSchedule"))), nil,

@@ -162,6 +162,16 @@ func Run(ctx context.Context, o Options) error {
 			})
 		}
 	}
+	pluginOptions := plugin.Options{
+		Dir:     o.PluginDir,
+		Kubelet: kubelet,
+		Store:   state.Lists{File: file},
+		Timing:  o.Timing,
+		Logger:  log.With("component", "plugin"),
+	}
+	if o.Reporter != nil && o.Reporter.Announces() {
+		pluginOptions.Announcer = o.Reporter
+	}
 	options := agent.Options{
 		Settings:       o.Settings,
 		Node:           node,
@@ -171,10 +181,8 @@ func Run(ctx context.Context, o Options) error {
 		ConfigSource:   profile.source,
 		LastKnownGood:  profile.lastKnownGood,
 
-		AcquireLock: lock.acquire,
-		Plugin: plugin.NewManager(plugin.Options{
-			Dir: o.PluginDir, Kubelet: kubelet, Store: state.Lists{File: file}, Timing: o.Timing, Logger: log.With("component", "plugin"),
-		}),
+		AcquireLock:     lock.acquire,
+		Plugin:          plugin.NewManager(pluginOptions),
 		Kubelet:         kubelet,
 		UnreadKubelet:   kubelet.Unread,
 		StateWriteError: file.WriteError,
@@ -206,6 +214,9 @@ func Run(ctx context.Context, o Options) error {
 	}
 	if o.Reporter != nil {
 		options.Reporter = o.Reporter
+		if o.Reporter.Announces() {
+			options.Announcements = o.Reporter.Announcements
+		}
 	}
 	if o.Profile.Labels != nil {
 		options.Paused = o.Profile.Labels.Paused

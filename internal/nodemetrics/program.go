@@ -38,6 +38,9 @@ type Program struct {
 	AppliedAt time.Time
 	// Settings are the driver's, by GPU.
 	Settings map[string][]status.GPUSetting
+	// Announcements counts numbers of devices that were written to the Node ahead of the kubelet, by
+	// result; nil where nothing is.
+	Announcements map[string]uint64
 	// Evictions counts those that the guard of memory asked for, by result; nil without one.
 	Evictions map[string]int
 	// MPS is nil where there can be no daemons.
@@ -108,6 +111,9 @@ func (c programCollector) Collect(ch chan<- prometheus.Metric) {
 		for _, s := range list {
 			send("gpu_setting_applied", metrics.BoolToFloat(s.State == status.SettingApplied), gpu, s.Setting, s.Value)
 		}
+	}
+	for result, count := range p.Announcements {
+		send("announcements_total", float64(count), result)
 	}
 	for result, count := range p.Evictions {
 		send("memory_guard_evictions_total", float64(count), result)

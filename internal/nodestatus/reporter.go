@@ -26,7 +26,7 @@ type Options struct {
 	// Events writes Events about the Node.
 	Events bool
 	// Condition writes the Node's condition GPUSharingReady, and Heartbeat is how often it
-	// is written again while it says the same; 0 for never.
+	// is written again while it says the same; 0 for never. With it, Announce may be called.
 	Condition bool
 	Heartbeat time.Duration
 	// Annotations writes the Node's annotations and its labels.
@@ -46,6 +46,8 @@ type Reporter struct {
 	client  client
 	loops   []*writeLoop
 	queue   *eventQueue
+
+	announcer *announcer
 
 	// mutex guards what Report leaves for the loops.
 	mutex sync.Mutex
@@ -104,7 +106,12 @@ func newReporter(options Options, timing timing) (*Reporter, error) {
 		}
 	}
 	log := cmp.Or(options.Logger, slog.New(slog.DiscardHandler))
-	r := &Reporter{options: options, client: client, queue: newEventQueue(timing)}
+	r := &Reporter{
+		options:   options,
+		client:    client,
+		queue:     newEventQueue(timing),
+		announcer: newAnnouncer(client, log.With("component", "report")),
+	}
 	add := func(wanted bool, what string, newWriter func() writer) {
 		if wanted {
 			r.loops = append(r.loops, newWriteLoop(newWriter, r.lastReport, timing, log.With("component", "report", "writes", what)))

@@ -21,6 +21,7 @@ admission:
     mostPerContainer: {}
     oneSharePerContainer: false
     ownNode: true
+    resourceNames: []
     sharedResources: null
     sharesNeedNamespaceLabel: false
 allowDefaultNamespace: false

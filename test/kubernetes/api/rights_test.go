@@ -175,11 +175,14 @@ func testAdmission(t *testing.T, s *server) {
 		{"a finalizer", "n1", "", `{"metadata":{"finalizers":["example.com/stay"]}}`, "finalizers"},
 		{"the kubelet's port", "n1", "status", `{"status":{"daemonEndpoints":{"kubeletEndpoint":{"Port":6666}}}}`, "daemonEndpoints"},
 		{"the kubelet's version", "n1", "status", `{"status":{"nodeInfo":{"kubeletVersion":"v0.0.1"}}}`, "nodeInfo"},
-		{"more capacity", "n1", "status", `{"status":{"capacity":{"nvidia.com/gpu":"80"}}}`, "capacity"},
+		{"more capacity of Kubernetes' own", "n1", "status", `{"status":{"capacity":{"pods":"200"}}}`, "capacity"},
+		{"more capacity than a list can have", "n1", "status", `{"status":{"capacity":{"nvidia.com/gpu":"39322"}}}`, "capacity"},
+		{"half a GPU", "n1", "status", `{"status":{"allocatable":{"nvidia.com/gpu":"1500m"}}}`, "allocatable"},
 		{"a capacity of its own", "n1", "status", `{"status":{"capacity":{"example.com/new":"1"}}}`, "capacity"},
 		{"a capacity that is not 0 away", "n1", "status", `{"status":{"capacity":{"nvidia.com/gpu":null}}}`, "capacity"},
 		{"a capacity of Kubernetes' own away", "n1", "status", `{"status":{"capacity":{"pods":null}}}`, "capacity"},
-		{"what is allocatable", "n1", "status", `{"status":{"allocatable":{"nvidia.com/gpu":"80"}}}`, "allocatable"},
+		{"what is allocatable of Kubernetes' own", "n1", "status", `{"status":{"allocatable":{"pods":"80"}}}`, "allocatable"},
+		{"what is allocatable of a look-alike", "n1", "status", `{"status":{"allocatable":{"nvidia.community/gpu":"80"}}}`, "allocatable"},
 		{"attached volumes", "n1", "status", `{"status":{"volumesAttached":[{"name":"v","devicePath":"/dev/v"}]}}`, "volumes"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -191,6 +194,14 @@ func testAdmission(t *testing.T, s *server) {
 				t.Errorf("got %v, want %q", err, test.why)
 			}
 		})
+	}
+	written := r.Announce(t.Context(), map[string]int{"nvidia.com/gpu": 10000, "example.com/gpu": 8}, map[string]int{"nvidia.com/gpu": 4, "example.com/gpu": 8})
+	n1 := s.node("n1").Status
+	if got := fmt.Sprint(n1.Capacity["nvidia.com/gpu"], n1.Allocatable["nvidia.com/gpu"], n1.Capacity["example.com/gpu"]); !written["nvidia.com/gpu"] || written["example.com/gpu"] || got != "{{10 3} {<nil>} 10k DecimalSI} {{4 0} {<nil>} 4 DecimalSI} {{0 0} {<nil>}  }" {
+		t.Errorf("announced: %s, %v", got, written)
+	}
+	if got := r.Announcements(); got["written"] != 1 || got["refused"] != 1 {
+		t.Errorf("announcements %v", got)
 	}
 	if err := patch("n1", `{"metadata":{"labels":{"nvidia.com/mig.config.state":"success"}}}`); err != nil {
 		t.Errorf("its own other label: %v", err)

@@ -1,0 +1,198 @@
+package plugin
+
+import (
+	"context"
+	"time"
+)
+
+// The kubelet tells the API server of a list up to 10 s after it has applied it
+// (nodeStatusUpdateFrequency). Until then the scheduler binds pods to devices that are gone, which
+// the kubelet refuses for good, and leaves new ones idle. So a list with fewer Healthy devices is
+// announced before it is sent, and one with more when the kubelet has applied it.
+
+// Announcer tells the API server how many devices the kubelet is going to report.
+type Announcer interface {
+	// Announce writes by resource how many devices there are, and how many of them are Healthy, to
+	// the Node's status.capacity and status.allocatable. It returns the resources for which the API
+	// server has that now; ctx has a deadline. Manager calls it from one goroutine.
+	Announce(ctx context.Context, capacity, allocatable map[string]int) (written map[string]bool)
+}
+
+const (
+	// announceLimit is the longest time for which a list waits for its announcement, so that an
+	// API server that is away delays no switch by more.
+	announceLimit = 300 * time.Millisecond
+	// boundPause is how long pods that were bound just before the announcement may take to reach
+	// the kubelet.
+	boundPause = 150 * time.Millisecond
+)
+
+// count is how many devices a list has, and how many of them are Healthy.
+type count struct{ devices, healthy int }
+
+func (l List) count() (c count) {
+	c.devices = len(l.Entries)
+	for _, e := range l.Entries {
+		if e.Healthy {
+			c.healthy++
+		}
+	}
+	return c
+}
+
+// announcement is what became of one call of Announce.
+type announcement struct {
+	counts  map[string]count
+	written map[string]bool
+}
+
+// announceLoop makes the announcements until ctx ends.
+func (m *Manager) announceLoop(ctx context.Context, wanted <-chan map[string]count, made chan<- announcement) {
+	for {
+		var counts map[string]count
+		select {
+		case counts = <-wanted:
+		case <-ctx.Done():
+			return
+		}
+		capacity, allocatable := map[string]int{}, map[string]int{}
+		for name, c := range counts {
+			capacity[name], allocatable[name] = c.devices, c.healthy
+		}
+		limited, cancel := context.WithTimeout(ctx, announceLimit)
+		written := m.options.Announcer.Announce(limited, capacity, allocatable)
+		cancel()
+		select {
+		case made <- announcement{counts, written}:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// waitingList is a list that waits for its announcement. The kubelet still has the one before it.
+type waitingList struct {
+	*generation
+	// due is when it is sent, limit the latest time for that.
+	due, limit time.Time
+}
+
+// announce has the count announced soon, together with others.
+func (r *reconciler) announce(name string, c count) {
+	if r.options.Announcer == nil {
+		return
+	}
+	if r.toAnnounce == nil {
+		r.toAnnounce = map[string]count{}
+	}
+	r.toAnnounce[name] = c
+}
+
+// announced lets the lists go that have waited for this announcement: at once where it was not
+// made, and otherwise in a moment.
+func (r *reconciler) announced(made announcement) {
+	now := r.options.Now()
+	for name, s := range r.servers {
+		waiting := s.waiting.Load()
+		if waiting == nil || waiting.list.count() != made.counts[name] {
+			continue
+		}
+		due := now
+		if made.written[name] {
+			due = now.Add(boundPause)
+		}
+		if due.Before(waiting.due) {
+			s.waiting.Store(&waitingList{waiting.generation, due, waiting.limit})
+		}
+	}
+}
+
+// publishOrWait publishes the next generation of a server, or has it wait for its announcement if
+// the kubelet is to take Healthy devices away because of a plan. With a fault it waits for nothing.
+func (r *reconciler) publishOrWait(s *running, next *generation, now time.Time) {
+	waiting, before := s.waiting.Load(), s.current.Load()
+	count := next.list.count()
+	lowers := count.healthy < before.list.count().healthy
+	told := waiting != nil && waiting.list.count() == count
+	overdue := waiting != nil && !now.Before(waiting.due)
+	if r.options.Announcer != nil && lowers && !overdue && !before.losesFaulty(next) {
+		limit := now.Add(announceLimit)
+		if waiting != nil {
+			limit = waiting.limit
+		}
+		due := limit
+		if told {
+			due = waiting.due
+		} else {
+			r.announce(s.name, count)
+		}
+		s.waiting.Store(&waitingList{next, due, limit})
+		return
+	}
+	if lowers && !told || waiting != nil && next.version == before.version {
+		r.announce(s.name, count) // Beside the list, or because another number was announced.
+	}
+	s.lowered = s.lowered || lowers || waiting != nil
+	s.stopWaiting(next)
+}
+
+// stopWaiting publishes the generation. Who reads both, waiting first, finds it in one of them.
+func (r *running) stopWaiting(next *generation) {
+	r.publish(next)
+	r.waiting.Store(nil)
+}
+
+// publishDue publishes the list that has waited long enough. It says whether one waits.
+func (r *reconciler) publishDue(s *running, now time.Time) (waits bool) {
+	waiting := s.waiting.Load()
+	if waiting == nil || now.Before(waiting.due) {
+		return waiting != nil
+	}
+	s.lowered = true
+	s.stopWaiting(waiting.generation)
+	return false
+}
+
+// losesFaulty says that a Healthy device of g is not so in next because something is wrong with
+// its unit.
+func (g *generation) losesFaulty(next *generation) bool {
+	for _, e := range g.list.Entries {
+		if !e.Healthy {
+			continue
+		}
+		at, listed := next.choices.Index(e.ID)
+		if listed && next.list.Entries[at].Healthy {
+			continue
+		}
+		unit, known := next.units[e.Unit]
+		_, withheld := next.withheld[e.Unit]
+		// What is withheld of a unit that changes its mode is withheld in the new one, such as MPS
+		// before its daemon is ready.
+		switches := listed && next.list.Entries[at].Switching
+		if withheld && !switches || known && !unit.Health.Healthy() {
+			return true
+		}
+	}
+	return false
+}
+
+// announceApplied announces the list that the kubelet was just seen to have, unless the API server
+// was told of it before. One that has lost devices is announced again: the kubelet may have
+// reported the old number in between.
+func (r *reconciler) announceApplied(s *running) {
+	c := s.current.Load().list.count()
+	if s.told != c || s.lowered {
+		r.announce(s.name, c)
+	}
+	s.told, s.lowered = c, false
+}
+
+// firstDue is when the first of the lists that wait is to be sent; zero for none.
+func (r *reconciler) firstDue() (first time.Time) {
+	for _, s := range r.servers {
+		if w := s.waiting.Load(); w != nil && (first.IsZero() || w.due.Before(first)) {
+			first = w.due
+		}
+	}
+	return first
+}

@@ -73,7 +73,11 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 			group("Cluster", clusterCommand(environment), rolloutCommand(), uninstallCommand(environment)),
 			group("Node", runCommand(environment, stderr), mpsCommand(environment, stderr), statusCommand(), healthCommand(), gpuCommand(), migCommand(environment)),
 			group("Other", versionCommand()),
-			[]*cli.Command{configManagerCommand(environment, stderr), featureDiscoveryCommand(environment, stderr)},
+			[]*cli.Command{
+				configManagerCommand(environment, stderr),
+				featureDiscoveryCommand(environment, stderr),
+				endDaemonSetCommand(environment),
+			},
 		),
 		Action: func(_ context.Context, cmd *cli.Command) error { return cli.ShowRootCommandHelp(cmd) },
 	}

@@ -31,8 +31,13 @@ type listed struct {
 		Name, Namespace string
 		UID             types.UID
 		ManagedFields   []struct{ Manager string }
+		OwnerReferences []metav1.OwnerReference
 	}
+	Spec struct{ NodeName string }
 }
+
+// metadataList asks for the metadata of a list's objects alone.
+const metadataList = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 
 // NodeNames are the names of all Nodes of the cluster, sorted.
 func NodeNames(ctx context.Context, config *rest.Config) ([]string, error) {
@@ -41,7 +46,7 @@ func NodeNames(ctx context.Context, config *rest.Config) ([]string, error) {
 		return nil, err
 	}
 	var names []string
-	err = c.list(ctx, "/api/v1/nodes", func(node listed) { names = append(names, node.Metadata.Name) })
+	err = c.list(ctx, "/api/v1/nodes", metadataList, func(node listed) { names = append(names, node.Metadata.Name) })
 	if err != nil {
 		return nil, fmt.Errorf("list nodes: %w", err)
 	}
@@ -49,15 +54,15 @@ func NodeNames(ctx context.Context, config *rest.Config) ([]string, error) {
 	return names, nil
 }
 
-// list reads the metadata of all objects at the path, page by page.
-func (c client) list(ctx context.Context, path string, each func(listed)) error {
+// list reads all objects at the path, page by page.
+func (c client) list(ctx context.Context, path, accept string, each func(listed)) error {
 	for next := ""; ; {
 		var page struct {
 			Metadata struct{ Continue string }
 			Items    []listed
 		}
 		data, err := c.do(ctx, c.rest.Get().AbsPath(path).Param("limit", "500").Param("continue", next).
-			SetHeader("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"))
+			SetHeader("Accept", accept))
 		if err == nil {
 			err = json.Unmarshal(data, &page)
 		}
@@ -86,7 +91,7 @@ func RemoveNodeFeatures(ctx context.Context, config *rest.Config, nodes []string
 		ours[NodeFeatureName(node)] = true
 	}
 	var found []listed
-	err = c.list(ctx, nfdAPI+"/nodefeatures", func(object listed) {
+	err = c.list(ctx, nfdAPI+"/nodefeatures", metadataList, func(object listed) {
 		if ours[object.Metadata.Name] && slices.ContainsFunc(object.Metadata.ManagedFields, func(f struct{ Manager string }) bool { return f.Manager == fieldManager }) {
 			found = append(found, object)
 		}
@@ -97,11 +102,7 @@ func RemoveNodeFeatures(ctx context.Context, config *rest.Config, nodes []string
 	var errs []error
 	for _, object := range found {
 		meta := object.Metadata
-		body, err := json.Marshal(metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &meta.UID}})
-		if err == nil {
-			_, err = c.do(ctx, c.rest.Delete().AbsPath(nfdAPI, "namespaces", meta.Namespace, "nodefeatures", meta.Name).
-				SetHeader("Content-Type", "application/json").Body(body))
-		}
+		err := c.delete(ctx, meta.UID, nfdAPI, "namespaces", meta.Namespace, "nodefeatures", meta.Name)
 		name := meta.Namespace + "/" + meta.Name
 		if err != nil && !apierrors.IsNotFound(err) {
 			errs = append(errs, fmt.Errorf("delete NodeFeature %s: %w", name, err))
@@ -111,6 +112,15 @@ func RemoveNodeFeatures(ctx context.Context, config *rest.Config, nodes []string
 	}
 	slices.Sort(removed)
 	return removed, errors.Join(errs...)
+}
+
+// delete deletes the object at the path, and none that has been made in its place.
+func (c client) delete(ctx context.Context, uid types.UID, path ...string) error {
+	body, err := json.Marshal(metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
+	if err == nil {
+		_, err = c.do(ctx, c.rest.Delete().AbsPath(path...).SetHeader("Content-Type", "application/json").Body(body))
+	}
+	return err
 }
 
 // Uninstall takes from the Node what Virgate wrote to it: the condition, its annotations and

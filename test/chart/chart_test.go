@@ -15,6 +15,7 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/lint"
+	"helm.sh/helm/v3/pkg/release"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -30,7 +31,7 @@ func load(t *testing.T) *chart.Chart {
 	return loaded
 }
 
-// render is what `helm install virgate --namespace gpu` would send, and its notes.
+// render is what `helm install virgate --namespace gpu` would send, at once and by hooks, and its notes.
 func render(t *testing.T, values map[string]any) (manifest, notes string, err error) {
 	t.Helper()
 	return renderInto(t, "gpu", values)
@@ -52,6 +53,19 @@ func manifestOf(t *testing.T, text string) string {
 
 func renderInto(t *testing.T, namespace string, values map[string]any) (manifest, notes string, err error) {
 	t.Helper()
+	release, err := releaseOf(t, namespace, values)
+	if err != nil {
+		return "", "", err
+	}
+	manifest = release.Manifest
+	for _, hook := range release.Hooks {
+		manifest += "---\n# Source: " + hook.Path + "\n" + hook.Manifest + "\n"
+	}
+	return manifest, release.Info.Notes, nil
+}
+
+func releaseOf(t *testing.T, namespace string, values map[string]any) (*release.Release, error) {
+	t.Helper()
 	version, err := chartutil.ParseKubeVersion("v1.36.3")
 	if err != nil {
 		t.Fatal(err)
@@ -59,11 +73,7 @@ func renderInto(t *testing.T, namespace string, values map[string]any) (manifest
 	install := action.NewInstall(&action.Configuration{})
 	install.DryRun, install.ClientOnly, install.Replace = true, true, true
 	install.ReleaseName, install.Namespace, install.KubeVersion = "virgate", namespace, version
-	release, err := install.Run(load(t), values)
-	if err != nil {
-		return "", "", err
-	}
-	return release.Manifest, release.Info.Notes, nil
+	return install.Run(load(t), values)
 }
 
 func read(t *testing.T, path string) map[string]any {
@@ -159,11 +169,12 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// withoutLongText leaves out documents that repeat files of the chart.
+// withoutLongText leaves out documents that repeat files of the chart, and the hook, which TestUninstallHook reads.
 func withoutLongText(manifest string) string {
 	parts := strings.Split(manifest, "---\n")
 	parts = slices.DeleteFunc(parts, func(part string) bool {
-		return strings.Contains(part, "kind: ConfigMap\n") || strings.Contains(part, "kind: PrometheusRule\n") || strings.Contains(part, "admission-own-node.yaml")
+		return strings.Contains(part, "kind: ConfigMap\n") || strings.Contains(part, "kind: PrometheusRule\n") || strings.Contains(part, "admission-own-node.yaml") ||
+			strings.Contains(part, "uninstall-hook.yaml")
 	})
 	return strings.Join(parts, "---\n")
 }

@@ -10,11 +10,12 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// TestProgramHasTheFlags checks that every flag and variable in the DaemonSet is
+// TestProgramHasTheFlags checks that every flag and variable in the DaemonSet and the hook is
 // one that the program knows.
 func TestProgramHasTheFlags(t *testing.T) {
 	program, helps := filepath.Join(t.TempDir(), "virgate"), map[string]string{}
@@ -23,7 +24,7 @@ func TestProgramHasTheFlags(t *testing.T) {
 	if said, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, said)
 	}
-	for _, name := range []string{"run", "uninstall", "mps", "mps mount-shm"} {
+	for _, name := range []string{"run", "uninstall", "mps", "mps mount-shm", "end-daemonset"} {
 		command := exec.Command(program, append(strings.Fields(name), "--help")...)
 		help, err := command.Output()
 		if err != nil {
@@ -43,8 +44,14 @@ func TestProgramHasTheFlags(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		pod := daemonSet(t, decode(t, manifest)).Spec.Template.Spec
-		for _, container := range slices.Concat(pod.InitContainers, pod.Containers) {
+		objects := decode(t, manifest)
+		pod, hook := daemonSet(t, objects).Spec.Template.Spec, corev1.PodSpec{}
+		for _, object := range objects {
+			if job, ok := object.(*batchv1.Job); ok {
+				hook = job.Spec.Template.Spec
+			}
+		}
+		for _, container := range slices.Concat(pod.InitContainers, pod.Containers, hook.Containers) {
 			checkFlags(t, fmt.Sprintf("%s, %s", file, container.Name), container, helps)
 		}
 	}
@@ -56,7 +63,12 @@ func checkFlags(t *testing.T, where string, container corev1.Container, helps ma
 	if len(arguments) > 0 && !strings.HasPrefix(arguments[0], "-") {
 		command, arguments = command+" "+arguments[0], arguments[1:]
 	}
-	want := map[string]string{"uninstall": "uninstall", "mps": "mps", "mount-shm": "mps mount-shm"}[container.Name]
+	want := map[string]string{
+		"uninstall":     "uninstall",
+		"mps":           "mps",
+		"mount-shm":     "mps mount-shm",
+		"end-daemonset": "end-daemonset",
+	}[container.Name]
 	if strings.HasPrefix(where, "testdata/uninstall.values.yaml") {
 		want = "uninstall"
 	}

@@ -35,11 +35,11 @@ metadata:
 // left out.
 func staticManifest(t *testing.T) string {
 	t.Helper()
-	rendered, _, err := renderInto(t, "virgate", nil)
+	release, err := releaseOf(t, "virgate", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	lines := slices.DeleteFunc(strings.SplitAfter(rendered, "\n"), func(line string) bool {
+	lines := slices.DeleteFunc(strings.SplitAfter(release.Manifest, "\n"), func(line string) bool {
 		line = strings.TrimSpace(line)
 		return strings.HasPrefix(line, "# Source: ") || strings.HasPrefix(line, "helm.sh/chart: ") || line == "app.kubernetes.io/managed-by: Helm"
 	})

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -134,7 +135,7 @@ func checkQueries(t *testing.T, s server, targets ...scraped) {
 			}
 		}
 		maps.Copy(known, ofOthers())
-		maps.Copy(known, ofClaims(t))
+		maps.Copy(known, ofClusters(t))
 		problems = nil
 		for _, q := range queries(t) {
 			if _, err := s.vector(q.text); err != nil {
@@ -151,13 +152,15 @@ func checkQueries(t *testing.T, s server, targets ...scraped) {
 	}
 }
 
-// ofClaims are the metrics of nodes that serve claims, which takes an API server: what
-// docs/metrics.md has of them.
-func ofClaims(t *testing.T) map[string][]string {
+// ofClusters are the metrics of nodes with an API server, which serve claims and announce their
+// numbers of devices: what docs/metrics.md has of them.
+func ofClusters(t *testing.T) map[string][]string {
 	t.Helper()
 	known := documentedMetrics(t)
 	maps.DeleteFunc(known, func(metric string, _ []string) bool {
-		return !strings.HasPrefix(metric, "virgate_claim") && !strings.HasPrefix(metric, "virgate_dra_")
+		return !slices.ContainsFunc([]string{"virgate_announcements_", "virgate_claim", "virgate_dra_"}, func(prefix string) bool {
+			return strings.HasPrefix(metric, prefix)
+		})
 	})
 	for metric, labels := range known {
 		known[metric] = append(labels, "node")

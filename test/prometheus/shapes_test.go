@@ -40,7 +40,7 @@ var (
 	}
 	// shapesOfLabels are values of labels that depend on no other label.
 	shapesOfLabels = map[string][]string{
-		"device": {"d::0", "d::1"}, "le": {"0.1", "+Inf"}, "result": {"ok", "error"}, "call": {"prepare", "unprepare"}, "kind": {"other", "unmatched", "uncorrected"},
+		"device": {"d::0", "d::1"}, "le": {"0.1", "+Inf"}, "result": {"ok", "error", "refused"}, "call": {"prepare", "unprepare"}, "kind": {"other", "unmatched", "uncorrected"},
 		"state": {"free", "allocated", "unhealthy", "healthy", "suspect", "applied", "pending", "blocked", "failed", "starting", "used"}, "mig": {"false"}, "index": {"0"}, "source": {"pod_resources", "checkpoint"},
 	}
 )

@@ -69,22 +69,19 @@ func (a *announcer) announce(ctx context.Context, capacity, allocatable map[stri
 		return nil
 	}
 	written = map[string]bool{}
-	together := [][]string{names}
-	err := a.patch(ctx, names, capacity, allocatable)
-	if len(names) > 1 && isRefused(err) {
-		together = nil // Maybe one of them is: a policy goes by their names.
+	note := func(err error, names ...string) {
+		a.note(err, now, names...)
 		for _, name := range names {
-			together = append(together, []string{name})
-		}
-	}
-	for i, some := range together {
-		if i > 0 || len(together) > 1 {
-			err = a.patch(ctx, some, capacity, allocatable)
-		}
-		a.note(err, now, some...)
-		for _, name := range some {
 			written[name] = err == nil
 		}
+	}
+	err := a.patch(ctx, names, capacity, allocatable)
+	if len(names) == 1 || !isRefused(err) {
+		note(err, names...)
+		return written
+	}
+	for _, name := range names { // A policy goes by their names, so maybe one of them alone is refused.
+		note(a.patch(ctx, []string{name}, capacity, allocatable), name)
 	}
 	return written
 }
@@ -109,6 +106,9 @@ func (a *announcer) note(err error, now time.Time, names ...string) {
 	switch {
 	case err == nil:
 		a.results["written"] += count
+		for _, name := range names {
+			delete(a.refused, name) // The next refusal is news.
+		}
 	case isRefused(err):
 		a.results["refused"] += count
 		for _, name := range names {

@@ -552,7 +552,6 @@ func (m *Manager) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /gpu", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, m.List()) })
 	mux.HandleFunc("POST /gpu/{verb}", func(w http.ResponseWriter, r *http.Request) {
-		r.Body = http.MaxBytesReader(w, r.Body, maxControlBody)
 		selector, err := sharing.ParseSelector(r.FormValue("gpu"))
 		if err != nil {
 			err = fmt.Errorf("gpu: %w", err)
@@ -581,9 +580,6 @@ func (m *Manager) Handler() http.Handler {
 	})
 	return mux
 }
-
-// maxControlBody bounds the body of a request, in bytes.
-const maxControlBody = 64 << 10
 
 // writeJSON answers with the value, indented for people.
 func writeJSON(w http.ResponseWriter, value any) {

@@ -22,7 +22,12 @@ func writeJSON(w http.ResponseWriter, value any) {
 // ServeControl answers requests on the control socket until ctx ends. Only there can a
 // running Virgate be changed, so the listener must keep out who may not do that.
 func ServeControl(ctx context.Context, listener net.Listener, handler http.Handler) error {
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10}
+	server := &http.Server{
+		Handler:           http.MaxBytesHandler(handler, maxControlBody),
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		MaxHeaderBytes:    16 << 10,
+	}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
 	return server.Serve(listener)
 }
@@ -49,7 +54,6 @@ func HealthHandler(health Health) http.Handler {
 		writeJSON(w, health.Health())
 	})
 	mux.HandleFunc("POST /health/clear", func(w http.ResponseWriter, r *http.Request) {
-		r.Body = http.MaxBytesReader(w, r.Body, maxControlBody)
 		selector, err := sharing.ParseSelector(r.FormValue("gpu"))
 		if err != nil {
 			http.Error(w, "gpu: "+err.Error(), http.StatusBadRequest)

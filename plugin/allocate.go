@@ -49,7 +49,7 @@ func (g *generation) grant(ids []string, now time.Time) (response *api.Container
 		if of := e.Mode.Shares; of > 0 {
 			shares, several = of, several && unit.MPS.Several
 		} else {
-			timeSliced = timeSliced || e.ID != e.Unit
+			timeSliced = timeSliced || e.Mode == sharing.TimeSliced
 		}
 		if last := len(units) - 1; last >= 0 && units[last].ID == e.Unit {
 			repeated = e.Unit

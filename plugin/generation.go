@@ -37,8 +37,9 @@ type grantTerms struct {
 }
 
 // deviceUse records when Allocate last granted a device and GetPreferredAllocation
-// last chose it, and since when it is refused, in Unix nanoseconds; 0 for never.
-type deviceUse struct{ granted, preferred, closed atomic.Int64 }
+// last chose it, since when it is refused, and since when one that is Whole is granted as a
+// time-slice, in Unix nanoseconds; 0 for never.
+type deviceUse struct{ granted, preferred, closed, shared atomic.Int64 }
 
 // newGeneration makes the generation that follows previous, which may be nil. When
 // the devices are the same, streams have nothing to send and go on waiting.
@@ -75,6 +76,9 @@ func newGeneration(resource sharing.Resource, list List, terms grantTerms, healt
 		g.uses[i] = record
 		if !e.Closed {
 			record.closed.Store(0)
+		}
+		if !e.Whole {
+			record.shared.Store(0)
 		}
 	}
 	g.choices = sharing.NewDeviceSet(devices, slices.Collect(maps.Values(g.units)), resource.Policy)
@@ -145,5 +149,6 @@ func (g *generation) rpcState(into RPCState) {
 		note(into.Granted, id, use.granted.Load())
 		note(into.Preferred, id, use.preferred.Load())
 		note(into.Closed, id, use.closed.Load())
+		note(into.Shared, id, use.shared.Load())
 	}
 }

@@ -323,7 +323,7 @@ func TestSwitchAfterAPodThatHasEnded(t *testing.T) {
 	if err := b.kubelet.DeletePod("test", "p"); err != nil {
 		t.Fatal(err)
 	}
-	b.manager.Apply(plan(gpu, 1, 4))
+	b.manager.Apply(byMPS(gpu, 1, 4))
 	b.shows(gpu, 5, 4)
 }
 
@@ -357,7 +357,7 @@ func TestHeldUnitSwitchesWhenItsHolderEnds(t *testing.T) {
 	for i := range 4 {
 		b.mustPod(fmt.Sprint("old-", i), gpu, 1)
 	}
-	b.manager.Apply(plan(gpu, 4, 3))
+	b.manager.Apply(byMPS(gpu, 4, 3))
 	b.shows(gpu, 4, 0)
 	for i := range 4 {
 		if _, err := b.pod("waiting", gpu, 1); err == nil {
@@ -368,9 +368,70 @@ func TestHeldUnitSwitchesWhenItsHolderEnds(t *testing.T) {
 		}
 		b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Allocatable == 3*(i+1) })
 		if i == 0 {
-			b.mustPod("new", gpu, 3)
+			b.mustPod("new", gpu, 1)
 		}
 	}
+}
+
+// TestGrowth has each GPU of a full node shared when its own pod ends, and not before; a pod that
+// takes the GPU at once has one of the shares. What is allocatable never falls.
+func TestGrowth(t *testing.T) {
+	t.Parallel()
+	store := &memory{}
+	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) {
+		options.Store = store
+		options.Timing = plugin.Timing{RemovalDelay: time.Hour, StreamTimeout: time.Hour, VerifyAfter: time.Hour}
+	})
+	b.manager.Apply(plan(gpu, 4, 1))
+	b.shows(gpu, 4, 4)
+	for i := range 3 {
+		b.mustPod(fmt.Sprint("old-", i), gpu, 1)
+	}
+	allocatable := 4
+	grows := func(to int) {
+		t.Helper()
+		b.await(func(k simkubelet.Snapshot) bool {
+			now := k.Resources[gpu].Allocatable
+			if now < allocatable {
+				t.Errorf("%d devices are allocatable after %d", now, allocatable)
+			}
+			allocatable = now
+			return now == to
+		})
+	}
+	b.manager.Apply(plan(gpu, 4, 3))
+	grows(3 + 3)
+	b.mustPod("new", gpu, 3) // Of the GPU that is free, one of them with its first ID.
+	for i := range 2 {
+		if err := b.kubelet.DeletePod("test", fmt.Sprint("old-", i)); err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			b.mustPod("quick", gpu, 1)
+		}
+		grows(6 + 2*(i+1))
+	}
+	kept, err := store.Load() // Lists are kept before the kubelet gets them.
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := 0
+	for _, e := range kept[gpu].Entries {
+		if e.Mode != sharing.TimeSliced {
+			t.Errorf("%s is kept as %v", e.ID, e.Mode)
+		}
+		if e.Whole {
+			whole++
+		}
+	}
+	if whole != 1 {
+		t.Errorf("%d of the GPUs are said to be promised to a pod alone", whole)
+	}
+
+	b.manager.Apply(plan(gpu, 4, 1)) // Back: the last of the old pods has had its GPU all the time.
+	b.await(func(k simkubelet.Snapshot) bool {
+		return k.Resources[gpu].Allocatable == 2 // The one of that pod, and the one that is free.
+	})
 }
 
 // TestSwitchAfterPodsOfLongAgo switches GPUs whose pods were seen once and have ended
@@ -395,7 +456,7 @@ func TestSwitchAfterPodsOfLongAgo(t *testing.T) {
 	if err := b.kubelet.DeletePod("test", "p"); err != nil {
 		t.Fatal(err)
 	}
-	b.manager.Apply(plan(gpu, 2, 4))
+	b.manager.Apply(byMPS(gpu, 2, 4))
 	least := 2
 	b.await(func(k simkubelet.Snapshot) bool {
 		least = min(least, k.Resources[gpu].Allocatable)

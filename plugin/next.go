@@ -28,15 +28,16 @@ const (
 // Entry is a device in a list.
 type Entry struct {
 	sharing.Device
-	// Mode is how the device shares its unit. It is kept here because every step asks for it.
+	// Mode is how the device shares its unit. The ID does not say it of a device that has the
+	// unit's own ID: it is still listed when the unit is time-sliced, see sharing.Use.CanBecome.
 	Mode sharing.Mode
 	// Index is the unit's index as in sharing.Unit. It is kept here to name the unit to
 	// a container when the unit is no longer planned.
 	Index string
 	Phase Phase
-	// Since is when a Closing device became surplus. For a Retiring one it is
-	// when the open stream was known to have been given a list that has it
-	// Unhealthy; zero before, and zero for Offered.
+	// Since is when a Closing device became surplus, and when one that is Whole became so.
+	// For a Retiring one it is when the open stream was known to have been given a list that
+	// has it Unhealthy; zero before, and zero for other Offered ones.
 	Since time.Time
 	// Applied is when the kubelet was seen, after Since, to have applied that a
 	// Retiring device is Unhealthy. It is zero before, and again if the kubelet is seen
@@ -51,6 +52,9 @@ type Entry struct {
 	// Vacated says that nobody held the device, or was about to, after it was Closed.
 	// Its unit can be offered in another mode while it is still listed.
 	Vacated bool
+	// Whole says that a pod may hold the time-slice that was promised the whole unit, because the
+	// unit was exclusive when the pod got it. The other time-slices are offered when it has ended.
+	Whole bool
 }
 
 // List is what a resource advertises, and why.
@@ -85,7 +89,8 @@ func replica(id string) int {
 func (l Lists) savedAs(saved Lists) bool {
 	return saved != nil && maps.EqualFunc(l, saved, func(a, b List) bool {
 		return slices.EqualFunc(a.Entries, b.Entries, func(a, b Entry) bool {
-			return a.ID == b.ID && a.Index == b.Index && a.NUMANode == b.NUMANode && a.Phase == b.Phase
+			return a.ID == b.ID && a.Index == b.Index && a.NUMANode == b.NUMANode && a.Phase == b.Phase &&
+				a.Mode == b.Mode && a.Whole == b.Whole
 		})
 	})
 }
@@ -93,9 +98,10 @@ func (l Lists) savedAs(saved Lists) bool {
 // RPCState is what the servers know of the kubelet's calls and of the lists it was given.
 type RPCState struct {
 	// Granted is when Allocate last served a device, Preferred when
-	// GetPreferredAllocation last chose it, and Closed since when Allocate refuses a
-	// device that the list has as Closed.
-	Granted, Preferred, Closed DeviceTimes
+	// GetPreferredAllocation last chose it, Closed since when Allocate refuses a device
+	// that the list has as Closed, and Shared since when it grants one that is Whole as a
+	// time-slice.
+	Granted, Preferred, Closed, Shared DeviceTimes
 	// Busy are the resources with a call in progress.
 	Busy map[string]bool
 	// Sent are the resources with an open stream that was given the newest list, Lost
@@ -110,7 +116,8 @@ type RPCState struct {
 // hold are kept first. A unit that changes its sharing mode (another resource name,
 // or shared instead of exclusive, or by MPS between another number) is offered in the new one when none of its old
 // devices can be used any more; the old ones stay in the list, Unhealthy, until they
-// can leave it. When the kubelet cannot be read, nothing is removed and no unit
+// can leave it. But a unit that is time-sliced instead of exclusive under one name keeps its
+// device, Healthy, as the first of its shares; see Entry.Whole. When the kubelet cannot be read, nothing is removed and no unit
 // changes its mode.
 //
 // A device that a pod holds and no list has, because NVIDIA's plugin granted it or
@@ -191,7 +198,7 @@ func (s *inputs) removable(resource string, e Entry) bool {
 // settled says that every list is as the plan wants it: nothing has to be waited for.
 func (l Lists) settled() bool {
 	for _, list := range l {
-		if !list.Dropped.IsZero() || slices.ContainsFunc(list.Entries, func(e Entry) bool { return e.Phase != Offered || e.Switching }) {
+		if !list.Dropped.IsZero() || slices.ContainsFunc(list.Entries, func(e Entry) bool { return e.Phase != Offered || e.Switching || e.Whole }) {
 			return false
 		}
 	}
@@ -295,7 +302,9 @@ func (s *inputs) appendUnit(entries []Entry, resource string, p *unitDevices) []
 	for i, c := range candidates {
 		switch {
 		case i < len(p.want):
-			c.offer(healthy)
+			// A pod that NVIDIA's plugin served may hold the unit in another mode as well.
+			otherwise := unit.whole && !c.Whole || unit.held && unit.blocked() && c.rank != rankHeld
+			c.offer(healthy && !otherwise)
 			kept = append(kept, c)
 		case !c.fresh:
 			c.Switching = false
@@ -323,7 +332,8 @@ func (s *inputs) candidates(resource string, p *unitDevices) (candidates, surplu
 	if len(p.want) > 0 {
 		use.Mode = sharing.ModeOf(p.want[0].ID)
 	}
-	blocked := s.units[p.unit].blocked()
+	unit := s.units[p.unit]
+	blocked := unit.blocked()
 	candidates = slices.Grow(s.ranked[:0], max(len(p.old), len(p.want)))
 	missing := s.missing
 	clear(missing)
@@ -333,28 +343,37 @@ func (s *inputs) candidates(resource string, p *unitDevices) (candidates, surplu
 		}
 	}
 	for _, e := range p.old {
+		e = s.asPlanned(resource, e, unit)
 		c := rankedEntry{Entry: e, rank: rankExtra, replica: replica(e.ID)}
-		named := missing[e.ID]
-		delete(missing, e.ID)
+		planned := e.ID
+		if e.ID == e.Unit && use.Mode == sharing.TimeSliced {
+			planned = sharing.NewDeviceID(e.Unit, 0) // It is the first of the shares.
+		}
+		named := missing[planned]
 		switch {
-		case len(p.want) == 0 || e.use(resource) != use:
+		case len(p.want) > 0 && e.use(resource) == use:
+		case named != nil && !blocked:
+			c.Mode, c.Whole = use.Mode, false // The unit is exclusive again, and nobody has this share.
+		default:
 			c.Switching = true
 			surplus = s.appendSurplus(surplus, resource, c)
 			continue
-		case blocked && e.Phase == Retiring:
+		}
+		delete(missing, planned)
+		switch {
+		case (blocked || unit.whole) && e.Phase == Retiring:
 			// It was on its way out when the unit was offered in another mode.
 			surplus = s.appendSurplus(surplus, resource, c)
 			continue
 		case named != nil:
-			c.rank, c.Device = rankWanted, *named
-			c.Healthy = e.Healthy // As the kubelet was told, until it is decided.
+			c.rank, c.NUMANode = rankWanted, named.NUMANode
 		}
 		if s.held(resource, e.ID) {
 			c.rank = rankHeld
 		}
 		candidates = append(candidates, c)
 	}
-	if blocked {
+	if blocked || unit.whole {
 		return candidates, surplus
 	}
 	for _, d := range p.want {
@@ -372,7 +391,11 @@ func (s *inputs) healthy(unit string) bool {
 }
 
 func (e *Entry) offer(healthy bool) {
-	*e = Entry{Device: e.Device, Mode: e.Mode, Index: e.Index, Phase: Offered}
+	offered := Entry{Device: e.Device, Mode: e.Mode, Index: e.Index, Phase: Offered, Whole: e.Whole}
+	if e.Whole {
+		offered.Since = e.Since
+	}
+	*e = offered
 	e.Healthy = healthy
 }
 
@@ -415,6 +438,7 @@ func (s *inputs) closing(e Entry) Entry {
 		Phase:     Closing,
 		Since:     e.Since,
 		Switching: e.Switching,
+		Whole:     e.Whole,
 	}
 	usable := s.healthy(e.Unit) && (e.Switching || !s.units[e.Unit].withheld)
 	next.Healthy = usable && s.now.Before(next.Since.Add(s.healthyFor(next)))

@@ -122,7 +122,7 @@ func TestNextChangesExclusivityInOneResource(t *testing.T) {
 	w.step(planOf(nil, "gpu=1:A,B"))
 	w.held.add("gpu", "A")
 	w.look()
-	shared := planOf(nil, "gpu=2:A,B")
+	shared := planOf(nil, "gpu=2m:A,B")
 	w.pass(shared, 15*time.Second)
 	w.expect("gpu", "a+ B0 B1")
 	w.pass(planOf(nil, "gpu=1:A,B"), time.Second)
@@ -463,11 +463,7 @@ func TestNextInvariants(t *testing.T) {
 		}
 		w.pass(plan, 3*time.Minute)
 		for _, r := range plan.Resources {
-			var got []sharing.Device
-			for _, e := range w.lists[r.Name].Entries {
-				got = append(got, e.Device)
-			}
-			if diff := cmp.Diff(r.Devices, got); diff != "" {
+			if diff := cmp.Diff(r.Devices, w.converged(r.Name)); diff != "" {
 				t.Fatalf("seed %d: did not converge: %s", seed, diff)
 			}
 		}

@@ -76,7 +76,7 @@ func (w *world) step(plan sharing.Plan) {
 	w.lists = Next(w.lists, plan, w.seen, w.calls, w.now, w.timing)
 	for resource, list := range w.lists {
 		for _, e := range list.Entries {
-			if e.Mode != sharing.ModeOf(e.ID) {
+			if e.Mode != sharing.ModeOf(e.ID) && (e.Mode != sharing.TimeSliced || e.ID != e.Unit) || e.Whole && e.Mode != sharing.TimeSliced {
 				w.t.Fatalf("%s of %s is said to be %+v", e.ID, resource, e.Mode)
 			}
 		}
@@ -84,20 +84,25 @@ func (w *world) step(plan sharing.Plan) {
 	w.close()
 }
 
-// close has Allocate refuse what is closed, as a server does when it is given a list.
+// close has Allocate refuse what is closed, and grant what is whole as a share, as a server does
+// when it is given a list.
 func (w *world) close() {
-	before := w.calls.Closed
-	w.calls.Closed = map[string]map[string]time.Time{}
+	w.calls.Closed = w.since(w.calls.Closed, func(e Entry) bool { return e.Closed })
+	w.calls.Shared = w.since(w.calls.Shared, func(e Entry) bool { return e.Whole })
+}
+
+func (w *world) since(before DeviceTimes, so func(Entry) bool) DeviceTimes {
+	times := DeviceTimes{}
 	for resource, list := range w.lists {
-		w.calls.Closed[resource] = map[string]time.Time{}
 		for _, e := range list.Entries {
-			if since, was := before[resource][e.ID]; e.Closed && was {
-				w.calls.Closed[resource][e.ID] = since
-			} else if e.Closed {
-				w.calls.Closed[resource][e.ID] = w.now
+			if since, was := before[resource][e.ID]; so(e) && was {
+				times.set(resource, e.ID, since)
+			} else if so(e) {
+				times.set(resource, e.ID, w.now)
 			}
 		}
 	}
+	return times
 }
 
 // pass lets time go by in seconds, with a look and a step in each.
@@ -110,7 +115,7 @@ func (w *world) pass(plan sharing.Plan, d time.Duration) {
 }
 
 // show prints a list: "A0 A1 a2" with lower-case letters for Unhealthy, "+" for
-// Closing and "-" for Retiring.
+// Closing and "-" for Retiring, "'" for a time-slice with the unit's ID and "*" for one that is Whole.
 func (w *world) show(resource string) string {
 	list, ok := w.lists[resource]
 	if !ok {
@@ -126,9 +131,25 @@ func (w *world) show(resource string) string {
 		if !e.Healthy {
 			word = strings.ToLower(word)
 		}
+		if e.Whole {
+			word += "*"
+		} else if !shared && e.Mode == sharing.TimeSliced {
+			word += "'"
+		}
 		words = append(words, word+map[Phase]string{Offered: "", Closing: "+", Retiring: "-"}[e.Phase])
 	}
 	return strings.Join(words, " ")
+}
+
+// converged are the list's devices as a plan names them.
+func (w *world) converged(resource string) (devices []sharing.Device) {
+	for _, e := range w.lists[resource].Entries {
+		if e.ID == e.Unit && e.Mode == sharing.TimeSliced {
+			e.ID = sharing.NewDeviceID(e.Unit, 0)
+		}
+		devices = append(devices, e.Device)
+	}
+	return devices
 }
 
 func (w *world) expect(resource, want string) {

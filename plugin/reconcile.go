@@ -63,7 +63,7 @@ type running struct {
 // step computes the next lists, saves them, and gives them to the servers.
 func (r *reconciler) step(plan *sharing.Plan) {
 	calls := RPCState{
-		Granted: DeviceTimes{}, Preferred: DeviceTimes{}, Closed: DeviceTimes{},
+		Granted: DeviceTimes{}, Preferred: DeviceTimes{}, Closed: DeviceTimes{}, Shared: DeviceTimes{},
 		Busy: map[string]bool{}, Sent: map[string]bool{}, Lost: map[string]bool{},
 	}
 	for name, s := range r.servers {
@@ -398,7 +398,7 @@ func (s *schedule) reasons(r *reconciler, now time.Time) (all []reason) {
 		look(now.Add(saveInterval), reading{})
 	}
 
-	urgent, closes := r.lists.awaited()
+	urgent, closes := r.lists.awaited(r.kubelet)
 	switch {
 	case urgent.held:
 		look(s.last.Add(s.pause), reading{applied: urgent.applied || !r.unconfirmed.IsZero(), held: true})
@@ -438,10 +438,12 @@ func (s *schedule) reasons(r *reconciler, now time.Time) (all []reason) {
 
 // awaited returns what has to be read for a unit to change its mode, and when the
 // kubelet applied what is to be closed next; zero for nothing.
-func (l Lists) awaited() (urgent reading, closes time.Time) {
-	for _, list := range l {
+func (l Lists) awaited(last KubeletSnapshot) (urgent reading, closes time.Time) {
+	for resource, list := range l {
 		for _, e := range list.Entries {
 			switch {
+			case e.Whole && !last.Held.has(resource, e.ID):
+				urgent.held = true // The unit's other shares wait for that alone.
 			case e.Phase != Retiring || e.Since.IsZero() || e.Vacated:
 			case e.Applied.IsZero():
 				urgent.applied = true

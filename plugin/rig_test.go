@@ -204,6 +204,19 @@ func plan(name string, units, replicas int) sharing.Plan {
 	return p
 }
 
+// byMPS is plan, but shared by MPS.
+func byMPS(name string, units, shares int) sharing.Plan {
+	p := plan(name, units, shares)
+	r := &p.Resources[0]
+	for i := range r.Units {
+		r.Units[i].MPS.Shares = shares
+	}
+	for i := range r.Devices {
+		r.Devices[i].ID = sharing.NewMPSDeviceID(r.Devices[i].Unit, i%shares, shares)
+	}
+	return p
+}
+
 // withFault marks a unit of the plan.
 func withFault(p sharing.Plan, unit, fault string) sharing.Plan {
 	p.Health[unit] = sharing.Faulty(fault)

@@ -55,6 +55,9 @@ func (s *server) publish(next *generation) {
 		if e.Closed {
 			next.uses[i].closed.CompareAndSwap(0, s.Now().UnixNano())
 		}
+		if e.Whole {
+			next.uses[i].shared.CompareAndSwap(0, s.Now().UnixNano())
+		}
 	}
 	if previous != nil && previous.superseded != next.superseded {
 		close(previous.superseded)

@@ -33,6 +33,8 @@ type unitState struct {
 	cleared int
 	// begins says that the unit leaves its mode now, or has begun to.
 	begins bool
+	// whole says that it is time-sliced, and one of its devices is Entry.Whole.
+	whole bool
 }
 
 // blocked says that the unit cannot be offered in its planned mode yet, because somebody
@@ -62,7 +64,12 @@ func (s *inputs) findUnits(have Lists, want sharing.Plan) {
 	for resource, list := range have {
 		for _, e := range list.Entries {
 			u := at(e.Unit)
-			if u.use == e.use(resource) || s.removable(resource, e) {
+			e = s.asPlanned(resource, e, u)
+			if u.use == e.use(resource) {
+				u.whole = u.whole || e.Whole
+				continue
+			}
+			if s.removable(resource, e) {
 				continue
 			}
 			held := s.mayBeHeld(resource, e)
@@ -80,6 +87,31 @@ func (s *inputs) findUnits(have Lists, want sharing.Plan) {
 			}
 		}
 	}
+}
+
+// asPlanned returns the listed device as it is in the unit's planned use, if it can stay for that
+// though a pod may hold it: the one of an exclusive unit as a time-slice, and back.
+func (s *inputs) asPlanned(resource string, e Entry, u *unitState) Entry {
+	switch use := e.use(resource); {
+	case use.CanBecome(u.use):
+		e.Mode, e.Whole, e.Since = u.use.Mode, true, s.now
+	case e.Whole && s.isShare(resource, e.ID):
+		e.Whole = false
+	case e.Whole && u.use == sharing.Use{Resource: resource, Mode: sharing.Exclusive}:
+		e.Mode, e.Whole = u.use.Mode, false // No other share has been Healthy.
+	}
+	return e
+}
+
+// isShare says that no pod holds the device that was promised the whole unit: nobody holds it, or
+// the holder was granted a time-slice. (Names of pods do not tell: a StatefulSet's are used again.)
+func (s *inputs) isShare(resource, id string) bool {
+	since := s.rpc.Shared[resource][id]
+	if since.IsZero() {
+		return false
+	}
+	return s.rpc.Granted[resource][id].After(since) ||
+		s.kubelet.HeldKnown && s.kubelet.HeldAt.After(since) && !s.held(resource, id)
 }
 
 // canClose says that an admission that chose the device while the kubelet took it for
@@ -117,7 +149,7 @@ func (s *inputs) startWaves(have Lists, wanted map[string]sharing.Resource) {
 				seen[u] = true
 				underWay++ // It has left its mode, and cannot be granted in the new one yet.
 			}
-			if u.leaving == 0 || u.begins || u.use == e.use(resource) || e.Vacated || seen[u] {
+			if u.leaving == 0 || u.begins || u.use == s.asPlanned(resource, e, u).use(resource) || e.Vacated || seen[u] {
 				continue
 			}
 			seen[u] = true
@@ -169,7 +201,8 @@ func (u *unitState) away(resource string) int {
 // hasLasting says that the next list has a Healthy device in the mode that its unit keeps.
 func (s *inputs) hasLasting(list List, want sharing.Resource) bool {
 	for _, e := range list.Entries {
-		if u := s.units[e.Unit]; e.Healthy && e.Phase == Offered && u.use == e.use(want.Name) && s.healthy(e.Unit) && !u.withheld {
+		u := s.units[e.Unit]
+		if e.Healthy && e.Phase == Offered && u.use == s.asPlanned(want.Name, e, u).use(want.Name) && s.healthy(e.Unit) && !u.withheld {
 			return true
 		}
 	}

@@ -21,7 +21,7 @@ import (
 func TestNextSwitchesAFreeUnit(t *testing.T) {
 	w := newWorld(t)
 	w.step(planOf(nil, "gpu=1:A"))
-	shared := planOf(nil, "gpu=2:A")
+	shared := planOf(nil, "gpu=2m:A")
 	const tick = 10 * time.Millisecond
 	next := func(look bool) {
 		w.now = w.now.Add(tick)
@@ -90,21 +90,21 @@ func TestNextSwitchWaits(t *testing.T) {
 		{"granted, seen and gone", "closed", func(w *world) {
 			w.grant("gpu", "A")
 			w.held.add("gpu", "A")
-			w.pass(planOf(nil, "gpu=2:A"), time.Second)
+			w.pass(planOf(nil, "gpu=2m:A"), time.Second)
 			w.held = DeviceIDs{}
 		}, func(*world) {}, true},
 		{"granted, and held by somebody unnamed who is gone", "closed", func(w *world) {
 			w.grant("gpu", "A")
 			w.held.add("gpu", "A")
 			w.unnamed = true
-			w.pass(planOf(nil, "gpu=2:A"), time.Second)
+			w.pass(planOf(nil, "gpu=2m:A"), time.Second)
 			w.held = DeviceIDs{}
 		}, func(w *world) { w.now = w.now.Add(11 * time.Second) }, false},
 	} {
 		t.Run(test.name+" "+test.from, func(t *testing.T) {
 			w := newWorld(t)
 			w.step(planOf(nil, "gpu=1:A"))
-			shared := planOf(nil, "gpu=2:A")
+			shared := planOf(nil, "gpu=2m:A")
 			for range 10 {
 				e := w.lists["gpu"].Entries[0]
 				if test.from == "offered" || test.from == string(e.Phase) && !e.Applied.IsZero() || test.from == "closed" && e.Closed {
@@ -137,16 +137,16 @@ func TestNextWaves(t *testing.T) {
 		// is on its way out.
 		lists []string
 	}{
-		{name: "one", before: "gpu=1:A", after: "gpu=2:A", lists: []string{"A", "", "A0 A1"}},
-		{name: "two", before: "gpu=1:A,B", after: "gpu=2:A,B", lists: []string{"A B", "B", "A0 A1", "A0 A1 B0 B1"}},
-		{name: "four", before: "gpu=1:A,B,C,D", after: "gpu=2:A,B,C,D", lists: []string{
+		{name: "one", before: "gpu=1:A", after: "gpu=2m:A", lists: []string{"A", "", "A0 A1"}},
+		{name: "two", before: "gpu=1:A,B", after: "gpu=2m:A,B", lists: []string{"A B", "B", "A0 A1", "A0 A1 B0 B1"}},
+		{name: "four", before: "gpu=1:A,B,C,D", after: "gpu=2m:A,B,C,D", lists: []string{
 			"A B C D", "C D", "A0 A1 B0 B1", "A0 A1 B0 B1 C0 C1 D0 D1"}},
 		{name: "back", before: "gpu=2:A,B", after: "gpu=1:A,B", lists: []string{"A0 A1 B0 B1", "B0 B1", "A", "A B"}},
 		{name: "some stay", before: "gpu=1:A,B,C", after: "gpu=1:A gpu.shared=2:B,C", lists: []string{"A B C", "A"}},
-		{name: "one comes back", before: "gpu=1:A,B,C", after: "gpu.shared=2:A,B gpu=2:C", lists: []string{"A B C", "A B", "C0 C1"}},
+		{name: "one comes back", before: "gpu=1:A,B,C", after: "gpu.shared=2:A,B gpu=2m:C", lists: []string{"A B C", "A B", "C0 C1"}},
 		{name: "all get another name", before: "gpu=1:A,B", after: "x=1:A,B", lists: []string{"A B", ""}},
-		{name: "one is held", before: "gpu=1:A,B", after: "gpu=2:A,B", held: []string{"A"}, lists: []string{"A B", "", "B0 B1"}},
-		{name: "one is faulty", before: "gpu=1:A,B", after: "gpu=2:A,B", faults: map[string]string{"A": "XID 79"}, lists: []string{"A B", "", "B0 B1"}},
+		{name: "one is held", before: "gpu=1:A,B", after: "gpu=2m:A,B", held: []string{"A"}, lists: []string{"A B", "", "B0 B1"}},
+		{name: "one is faulty", before: "gpu=1:A,B", after: "gpu=2m:A,B", faults: map[string]string{"A": "XID 79"}, lists: []string{"A B", "", "B0 B1"}},
 		{name: "one is excluded", before: "gpu=1:A,B", after: "gpu=1:B", lists: []string{"A B", "B"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -209,11 +209,7 @@ func TestNextUnderRandomLag(t *testing.T) {
 		w.calm = true
 		w.run(plan, 600)
 		for _, r := range plan.Resources {
-			var got []sharing.Device
-			for _, e := range w.lists[r.Name].Entries {
-				got = append(got, e.Device)
-			}
-			if !slices.Equal(got, r.Devices) {
+			if got := w.converged(r.Name); !slices.Equal(got, r.Devices) {
 				t.Fatalf("seed %d: did not converge: %v, want %v", seed, got, r.Devices)
 			}
 		}
@@ -244,6 +240,8 @@ type lagPod struct {
 	resource, id string
 	// granted says that Allocate has answered, holds that the kubelet shows the pod.
 	granted, holds bool
+	// mode is that of the device when it was granted.
+	mode sharing.Mode
 }
 
 func newLagging(t *testing.T, random *rand.Rand) *lagging {
@@ -308,7 +306,7 @@ func (w *lagging) movePods() {
 			w.refused++
 			w.end(i)
 		default:
-			p.granted = true
+			p.granted, p.mode = true, w.modeNow(p.resource, p.id)
 			w.grant(p.resource, p.id)
 		}
 	}
@@ -340,6 +338,11 @@ func (w *lagging) isClosed(resource, id string) bool {
 	return slices.ContainsFunc(w.lists[resource].Entries, func(e Entry) bool { return e.ID == id && e.Closed })
 }
 
+func (w *lagging) modeNow(resource, id string) sharing.Mode {
+	entries := w.lists[resource].Entries
+	return entries[slices.IndexFunc(entries, func(e Entry) bool { return e.ID == id })].Mode
+}
+
 func (w *lagging) check(before Lists, plan sharing.Plan) {
 	t := w.t
 	t.Helper()
@@ -354,7 +357,7 @@ func (w *lagging) check(before Lists, plan sharing.Plan) {
 			if held[unit] == nil {
 				held[unit] = map[sharing.Use]bool{}
 			}
-			held[unit][sharing.Use{Resource: p.resource, Mode: sharing.ModeOf(p.id)}] = true
+			held[unit][sharing.Use{Resource: p.resource, Mode: p.mode}] = true
 		}
 	}
 	offered := map[string]map[sharing.Use]bool{}
@@ -373,7 +376,7 @@ func (w *lagging) check(before Lists, plan sharing.Plan) {
 				w.switched++
 			}
 			for other := range held[e.Unit] {
-				if other != mode {
+				if other != mode && !(e.Whole && other.CanBecome(mode)) {
 					t.Errorf("%s of %s is offered, and the unit is held as %v", e.ID, resource, other)
 				}
 			}
@@ -553,7 +556,7 @@ func TestNextOpensAgain(t *testing.T) {
 func TestNextClosesNothingBlindly(t *testing.T) {
 	w := newWorld(t)
 	w.step(planOf(nil, "gpu=1:A"))
-	shared := planOf(nil, "gpu=2:A")
+	shared := planOf(nil, "gpu=2m:A")
 	for w.lists["gpu"].Entries[0].Applied.IsZero() {
 		w.pass(shared, 10*time.Millisecond)
 		w.now = w.now.Add(-time.Second + 10*time.Millisecond)

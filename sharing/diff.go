@@ -47,15 +47,16 @@ func (p Plan) uses() map[string]Use {
 }
 
 // HeldOtherwise are the units of which devices are held in another way than the plan offers
-// them, or that it does not offer, with those holders: it can offer them when the holders have
-// ended. Of a claim of unknown GPUs nobody can tell.
-func (p Plan) HeldOtherwise(allocations []Allocation) (units []UnitUsage) {
+// them, or that it does not offer, with those holders: it can offer them, or the other shares (see
+// Use.CanBecome), when the holders have ended. Of a claim of unknown GPUs nobody can tell. Mode is
+// ModeOf or knows better.
+func (p Plan) HeldOtherwise(allocations []Allocation, mode func(resource, device string) Mode) (units []UnitUsage) {
 	want := p.uses()
 	for _, u := range Usage(p.Resources, allocations) {
 		u.Holders = slices.DeleteFunc(slices.Clone(u.Holders), func(a Allocation) bool {
 			held := Use{} // By a claim: the plan has no such unit.
 			if a.Claim == "" {
-				held = Use{a.Resource, ModeOf(a.Devices[0])}
+				held = Use{a.Resource, mode(a.Resource, a.Devices[0])}
 			}
 			return a.AnyGPU || held == want[u.Unit.ID]
 		})

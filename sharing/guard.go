@@ -70,7 +70,8 @@ func (r UtilizationReport) SetLimits(gpus []GPU, planned, listed []Resource, all
 		devices[id] = map[Container]int{}
 		for _, h := range usage.Holders {
 			certain := h.Pod != "" && !slices.ContainsFunc(h.Devices, func(device string) bool {
-				return wanted.use != Use{h.Resource, ModeOf(device)}
+				held := Use{h.Resource, ModeOf(device)}
+				return held != wanted.use && !held.CanBecome(wanted.use) // All its shares are listed, so it has.
 			})
 			if _, other := devices[id][h.holder()]; other || !certain {
 				devices[id][h.holder()] = 0 // Also where another holding is certain.

@@ -154,6 +154,7 @@ func TestHeldOtherwise(t *testing.T) {
 		{Name: "gpu", Units: []Unit{{ID: "GPU-a", Replicas: 1}, {ID: "GPU-b", Replicas: 1}}},
 		{Name: "share", Units: []Unit{{ID: "GPU-c", Replicas: 4}, {ID: "GPU-d", Replicas: 4, MPS: MPS{Shares: 4}}}},
 	}}
+	byID := func(_, device string) Mode { return ModeOf(device) }
 	for _, test := range []struct {
 		name string
 		held Allocation
@@ -175,7 +176,7 @@ func TestHeldOtherwise(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got := ""
-			for _, u := range plan.HeldOtherwise([]Allocation{test.held}) {
+			for _, u := range plan.HeldOtherwise([]Allocation{test.held}, byID) {
 				got += u.Unit.ID
 			}
 			if got != test.want {
@@ -184,7 +185,11 @@ func TestHeldOtherwise(t *testing.T) {
 		})
 	}
 	mixed := []Allocation{{Pod: "p", Resource: "share", Devices: []string{"GPU-c::0"}}, {Pod: "q", Resource: "gpu", Devices: []string{"GPU-c"}}}
-	if got := plan.HeldOtherwise(mixed); len(got) != 1 || len(got[0].Holders) != 1 || got[0].Holders[0].Pod != "q" {
+	if got := plan.HeldOtherwise(mixed, byID); len(got) != 1 || len(got[0].Holders) != 1 || got[0].Holders[0].Pod != "q" {
 		t.Errorf("of two holders: %+v", got)
+	}
+	share := []Allocation{{Pod: "p", Resource: "gpu", Devices: []string{"GPU-a"}}}
+	if got := plan.HeldOtherwise(share, func(string, string) Mode { return TimeSliced }); len(got) != 1 {
+		t.Errorf("a share with the GPU's own ID, of a GPU that is to be exclusive: %+v", got)
 	}
 }

@@ -1,11 +1,17 @@
 package sharing
 
 // Use is how a unit is offered or held: under which name, and how containers share it. A unit has
-// one use at a time; from one to another it goes only when nobody holds it.
+// one use at a time; from one to another it goes only when nobody holds it, or see CanBecome.
 type Use struct {
 	// Resource is the name at the device plugin. It is empty for a claim, whose device has none.
 	Resource string
 	Mode     Mode
+}
+
+// CanBecome says that a pod keeps its device when the unit goes from u to next: a whole unit that is
+// time-sliced under the same name. The device is one of its shares from then on.
+func (u Use) CanBecome(next Use) bool {
+	return u.Resource == next.Resource && u.Mode == Exclusive && next.Mode == TimeSliced
 }
 
 // Mode is how the containers that have a unit share it. Modes are compared by ==; the zero value is
@@ -44,7 +50,8 @@ func (u Unit) Mode() Mode {
 	return TimeSliced
 }
 
-// ModeOf is what a device ID says; what is not the ID of a replica is that of an exclusive unit.
+// ModeOf is what a device ID says; what is not the ID of a replica is that of an exclusive unit. In
+// a list it may be one of its time-slices, see Use.CanBecome and plugin.Entry.
 func ModeOf(id string) Mode {
 	switch _, _, shares, shared := parseDeviceID(id); {
 	case !shared:

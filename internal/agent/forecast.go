@@ -81,12 +81,12 @@ func (c *forecaster) forecast(ctx context.Context, label, value string) noderepo
 	}
 	f := nodereport.Forecast{Node: c.nodeName, LeftTo: selected.Profile.MIG.LeftTo}
 	var then, after sharing.Plan
+	listed := c.plugin.Status().Resources
 	if err != nil {
 		f.Unfit = strings.Split(err.Error(), "\n")
-	} else if then, after, err = c.foresee(ctx, s, selected.Profile, held, &f); err != nil {
+	} else if then, after, err = c.foresee(ctx, s, selected.Profile, held, shareIn(listed), &f); err != nil {
 		return unknown("%v", err)
 	}
-	listed := c.plugin.Status().Resources
 	now := sharing.Plan{}
 	for _, r := range listed {
 		resource := sharing.Resource{Name: r.Name}
@@ -98,17 +98,18 @@ func (c *forecaster) forecast(ctx context.Context, label, value string) noderepo
 	if f.Unfit == nil && len(after.Resources) == 0 && len(now.Resources) > 0 && !selected.Profile.DRA.All && len(selected.Profile.DRA.Resources) == 0 {
 		f.Unfit = []string{strings.TrimSuffix("the node would have nothing to offer: "+strings.Join(after.Warnings, "; "), ": ")}
 	}
+	nowBy, thenBy := shareIn(listed), modeFunc(byID)
 	if f.Unfit != nil {
-		then, after = now, now
+		then, after, thenBy = now, now, nowBy
 	}
-	f.Resources = foreseenResources(now, then, after)
+	f.Resources = foreseenResources(now, then, after, nowBy, thenBy)
 	return f
 }
 
 // foresee plans with the profile: then is when all is done that need not wait for pods, after when
 // those have ended too. What stands in the way is added to the forecast.
 func (c *forecaster) foresee(
-	ctx context.Context, s *state, profile sharing.Profile, held []sharing.Allocation, f *nodereport.Forecast,
+	ctx context.Context, s *state, profile sharing.Profile, held []sharing.Allocation, mode modeFunc, f *nodereport.Forecast,
 ) (then, after sharing.Plan, err error) {
 	gpusThen, gpusAfter := slices.Clone(s.gpus), slices.Clone(s.gpus)
 	released := c.releases.Released()
@@ -163,11 +164,20 @@ func (c *forecaster) foresee(
 	facts.GPUs = gpusThen
 	facts.Reservations = append(facts.Reservations, units.Reservation{Purpose: units.MIGChange, Only: func(u units.Unit) bool { return closed[u.UUID] }})
 	then = decide.Decide(facts).Plan
-	otherwise := map[string]bool{}
-	for _, u := range then.HeldOtherwise(held) {
+	otherwise, grows := map[string]bool{}, map[string]bool{}
+	for _, u := range then.HeldOtherwise(held, mode) {
 		otherwise[u.Unit.ID] = true
+		grows[u.Unit.ID] = !slices.ContainsFunc(u.Holders, func(a sharing.Allocation) bool {
+			use := sharing.Use{Resource: a.Resource, Mode: mode(a.Resource, a.Devices[0])}
+			return a.Claim != "" || !use.CanBecome(sharing.Use{Resource: u.Resource, Mode: u.Unit.Mode()})
+		})
 	}
-	then = then.Without(func(u sharing.Unit) bool { return otherwise[u.ID] })
+	then = then.Without(func(u sharing.Unit) bool { return otherwise[u.ID] && !grows[u.ID] })
+	for i, r := range then.Resources { // What grows has one device until its holder ends.
+		then.Resources[i].Devices = slices.DeleteFunc(slices.Clone(r.Devices), func(d sharing.Device) bool {
+			return grows[d.Unit] && d.ID != sharing.NewDeviceID(d.Unit, 0)
+		})
+	}
 	pods := podsByUnit(s.gpus, held)
 	for _, gpu := range s.gpus {
 		for _, unit := range unitsOf(gpu) {
@@ -213,25 +223,49 @@ func unitsOf(gpu sharing.GPU) []nodereport.BusyUnit {
 	return units
 }
 
-// foreseenResources counts the plans' healthy devices. While the node is being changed, a unit is
-// offered if it is in the same way before and then, by as many devices as it has in both.
-func foreseenResources(now, then, after sharing.Plan) []nodereport.ForecastResource {
+// modeFunc is how a device shares its unit, by resource and ID.
+type modeFunc func(resource, device string) sharing.Mode
+
+// shareIn knows the listed devices that are shares though they have their units' own IDs.
+func shareIn(listed []plugin.ResourceStatus) modeFunc {
+	shares := map[[2]string]bool{}
+	for _, r := range listed {
+		for _, e := range r.Listed {
+			if e.ID == e.Unit && e.Mode == sharing.TimeSliced && !e.Whole {
+				shares[[2]string{r.Name, e.ID}] = true
+			}
+		}
+	}
+	return func(resource, device string) sharing.Mode {
+		if shares[[2]string{resource, device}] {
+			return sharing.TimeSliced
+		}
+		return sharing.ModeOf(device)
+	}
+}
+
+func byID(_, device string) sharing.Mode { return sharing.ModeOf(device) }
+
+// foreseenResources counts the plans' healthy devices; nowBy and thenBy say how they share their units.
+// While the node is being changed, a unit is offered if it is in the same way before and then, by as
+// many devices as it has in both. One that grows from exclusive to time-sliced keeps its device.
+func foreseenResources(now, then, after sharing.Plan, nowBy, thenBy modeFunc) []nodereport.ForecastResource {
 	type offer struct {
 		unit string
 		use  sharing.Use
 	}
-	count := func(plan sharing.Plan) (offers map[offer]int) {
+	count := func(plan sharing.Plan, mode modeFunc) (offers map[offer]int) {
 		offers = map[offer]int{}
 		for _, r := range plan.Resources {
 			for _, d := range r.Devices {
 				if d.Healthy {
-					offers[offer{d.Unit, sharing.Use{Resource: r.Name, Mode: sharing.ModeOf(d.ID)}}]++
+					offers[offer{d.Unit, sharing.Use{Resource: r.Name, Mode: mode(r.Name, d.ID)}}]++
 				}
 			}
 		}
 		return offers
 	}
-	offered := count(now)
+	offered := count(now, nowBy)
 	byName := map[string]*nodereport.ForecastResource{}
 	of := func(name string) *nodereport.ForecastResource {
 		if byName[name] == nil {
@@ -242,11 +276,15 @@ func foreseenResources(now, then, after sharing.Plan) []nodereport.ForecastResou
 	for o, devices := range offered {
 		of(o.use.Resource).Before += devices
 	}
-	for o, devices := range count(then) {
+	for o, devices := range count(then, thenBy) {
+		stay := offered[o]
+		if alone := (sharing.Use{Resource: o.use.Resource, Mode: sharing.Exclusive}); alone.CanBecome(o.use) {
+			stay += offered[offer{o.unit, alone}]
+		}
 		of(o.use.Resource).Then += devices
-		of(o.use.Resource).Lowest += min(devices, offered[o])
+		of(o.use.Resource).Lowest += min(devices, stay)
 	}
-	for o, devices := range count(after) {
+	for o, devices := range count(after, thenBy) {
 		of(o.use.Resource).After += devices
 	}
 	list := []nodereport.ForecastResource{}

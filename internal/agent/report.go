@@ -298,11 +298,14 @@ func waitsOf(gpus []sharing.GPU, status plugin.Status) (waits []nodereport.Wait,
 	units := map[string]nodereport.Wait{} // Those that nobody holds have no resource.
 	for _, r := range status.Resources {
 		for _, e := range r.Listed {
-			if !e.Switching || e.Vacated {
+			if (!e.Switching || e.Vacated) && !e.Whole {
 				continue
 			}
 			w := units[e.Unit]
-			if e.Phase == plugin.Closing && (w.Resource == "" || e.Since.Before(w.Since)) {
+			held := e.Phase == plugin.Closing || e.Whole && slices.ContainsFunc(status.Holders, func(a sharing.Allocation) bool {
+				return a.Resource == r.Name && slices.Contains(a.Devices, e.ID)
+			})
+			if held && (w.Resource == "" || e.Since.Before(w.Since)) {
 				w.Resource, w.Since = r.Name, e.Since
 			}
 			units[e.Unit] = w

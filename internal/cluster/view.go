@@ -93,7 +93,7 @@ type GPUView struct {
 	// that is not known.
 	Resource string `json:"resource,omitempty"`
 	Replicas int    `json:"replicas"`
-	// Sharing is "exclusive", "shared", or the plan's word for it.
+	// Sharing is "exclusive", "shared", or the plan's word for it; "" where it is not known.
 	Sharing string `json:"sharing,omitempty"`
 	Held    int    `json:"held"`
 	// Health is the status page's word, or the kubelet's; "" when neither says it.
@@ -285,6 +285,9 @@ func gpusOfPods(node Node, pods []Pod) []GPUView {
 			v := units[id]
 			if v == nil {
 				v = &GPUView{Node: node.Name, ID: id, Model: node.Model, Resource: device.Resource, Sharing: "exclusive", Holders: []HolderView{}}
+				if node.GPUs > 0 && node.Capacity[device.Resource] > int64(node.GPUs) {
+					v.Sharing = "" // It may be a share, see sharing.Use.CanBecome.
+				}
 				units[id] = v
 			}
 			if shared {

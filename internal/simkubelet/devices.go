@@ -206,24 +206,23 @@ func checkList(resource string, previous *deviceList, list []*api.Device, held i
 }
 
 // checkUnits looks for a unit (an ID up to "::") that can be allocated in two modes: in
-// two resources, alone and as shares, or as shares of two kinds ("3of10" are Virgate's by MPS). It has free healthy devices in both, or a pod
-// holds it in one of them. The caller holds the lock.
+// two resources, or as shares of two kinds ("3of10" are Virgate's by MPS). It has free healthy
+// devices in both, or a pod holds it in one of them. The device with the unit's own ID may be a
+// time-slice: it stays listed when the unit is no longer exclusive. The caller holds the lock.
 func (k *Kubelet) checkUnits(p *process) {
 	held := k.heldByPods(p)
 	type mode struct {
-		resource string
-		shared   bool
-		of       string
+		resource, of string
 	}
 	modeOf := map[string]mode{}
 	conflicts := map[[2]string]idSet{}
 	see := func(resource, id string) {
-		unit, replica, shared := strings.Cut(id, "::")
+		unit, replica, _ := strings.Cut(id, "::")
 		_, of, _ := strings.Cut(replica, "of")
 		switch other, ok := modeOf[unit]; {
 		case !ok:
-			modeOf[unit] = mode{resource, shared, of}
-		case other != mode{resource, shared, of}:
+			modeOf[unit] = mode{resource, of}
+		case other != mode{resource, of}:
 			pair := [2]string{other.resource, resource}
 			if other.resource == resource {
 				pair[1] += " as shares"

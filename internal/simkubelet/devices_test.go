@@ -126,8 +126,9 @@ func TestUnitInTwoResources(t *testing.T) {
 func TestUnitAloneAndShared(t *testing.T) {
 	r := startRig(t, Options{})
 	p := r.startPlugin(gpu, "1.sock", healthy("g0", "g1")...)
-	p.send(append(healthy("g0::0", "g0::1", "g1"), unhealthy("g0")...)...)
-	p.send(append(healthy("g0::0", "g0::1", "g1::0"), unhealthy("g0", "g1")...)...)
-	p.send(healthy("g0::0", "g0::1", "g1::0", "g0", "g1")...)
+	p.send(healthy("g0", "g0::1", "g1")...) // Time-slices, the first of which was the whole.
+	p.send(append(healthy("g0::0of2", "g0::1of2", "g1"), unhealthy("g0", "g0::1")...)...)
+	p.send(append(healthy("g0::0of2", "g0::1of2", "g1::0of2"), unhealthy("g0", "g0::1", "g1")...)...)
+	p.send(append(healthy("g0::0of2", "g0::1of2", "g1::0of2", "g0", "g1"), unhealthy("g0::1")...)...)
 	r.expectViolation(gpu, gpu+" as shares: g0, g1")
 }

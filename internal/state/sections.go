@@ -20,6 +20,10 @@ type storedEntry struct {
 	Unit  string `json:"unit"`
 	Index string `json:"index,omitempty"`
 	NUMA  int    `json:"numa"`
+	// Shared says that the device is a time-slice though it has the unit's ID, Whole since when
+	// its unit is to be time-sliced and a pod may hold it that was promised the whole unit.
+	Shared bool       `json:"shared,omitempty"`
+	Whole  *time.Time `json:"whole,omitempty"`
 	// Closing says since when a surplus device has been held by a pod.
 	Closing *time.Time `json:"closing,omitempty"`
 	// Leaving says that the device was listed Unhealthy, as surplus and free.
@@ -42,6 +46,12 @@ func (l Lists) Load() (plugin.Lists, error) {
 				Index:  e.Index,
 				Phase:  plugin.Offered,
 			}
+			if e.Shared {
+				entry.Mode = sharing.TimeSliced
+			}
+			if e.Whole != nil {
+				entry.Whole, entry.Since = true, *e.Whole
+			}
 			switch {
 			case e.Closing != nil:
 				entry.Phase, entry.Since = plugin.Closing, *e.Closing
@@ -62,6 +72,10 @@ func (l Lists) Save(lists plugin.Lists) error {
 		entries := make([]storedEntry, len(list.Entries))
 		for i, e := range list.Entries {
 			entries[i] = storedEntry{ID: e.ID, Unit: e.Unit, Index: e.Index, NUMA: e.NUMANode, Leaving: e.Phase == plugin.Retiring}
+			entries[i].Shared = e.Mode == sharing.TimeSliced && e.ID == e.Unit
+			if e.Whole {
+				entries[i].Whole = new(e.Since.UTC())
+			}
 			if e.Phase == plugin.Closing {
 				entries[i].Closing = new(e.Since.UTC())
 			}

@@ -143,12 +143,17 @@ func (j *restCheck) isCut(gpu simnode.GPU) bool {
 func (j *restCheck) unit(unit string, want sharingMode) {
 	healthy, listed, holding := 0, 0, 0
 	elsewhere := false
+	// A GPU that is shared under the name that it had alone keeps its device as a share, or as
+	// the only one while the pod runs that has it alone. Back again, such a share is not given to
+	// another, and its ID does not tell it from a whole GPU.
+	grown := want.shared() && j.health[want.resource][unit]
+	leaves := func(id string) bool { return !want.shared() && !j.health[want.resource][id] }
 	for _, resource := range slices.Sorted(maps.Keys(j.held)) {
 		for id := range j.held[resource] {
 			of, alone := unitOf(id)
 			switch {
 			case of != unit:
-			case resource != want.resource || want.devices == 0 || alone == want.shared():
+			case resource != want.resource || want.devices == 0 || !alone && !want.shared() || leaves(id):
 				elsewhere = true
 			default:
 				holding++
@@ -165,7 +170,7 @@ func (j *restCheck) unit(unit string, want sharingMode) {
 			of, alone := unitOf(id)
 			switch {
 			case of != unit:
-			case resource != want.resource || alone == want.shared():
+			case resource != want.resource || !alone && !want.shared():
 				j.complain("%s is still listed by %s, where %s is wanted", id, resource, want.resource)
 			default:
 				listed++
@@ -177,6 +182,9 @@ func (j *restCheck) unit(unit string, want sharingMode) {
 				}
 			}
 		}
+	}
+	if grown && listed == 1 && j.held[want.resource][unit] {
+		return
 	}
 	if healthy != want.devices {
 		j.complain("invariant 3: %s has %d Healthy devices in %s, want %d", unit, healthy, want.resource, want.devices)
@@ -524,7 +532,16 @@ func TestJudge(t *testing.T) {
 		{"a held share is Unhealthy", func(r rest) rest { return r.with(gpuName, sick(1)) }, "invariant 5: GPU-3::1"},
 		{"a held share is not listed", func(r rest) rest { return r.with(gpuName, without(1)) }, "invariant 5: a pod holds GPU-3::1"},
 		{"a share too many", func(r rest) rest { return r.with(gpuName, plus("GPU-3::2", false)) }, "GPU-3 has 3 devices"},
-		{"alone and shared", func(r rest) rest { return r.with(gpuName, plus(gpu3, true)) }, "GPU-3 is still listed"},
+		{"alone and shared", func(r rest) rest { return r.with(gpuName, plus(gpu3, true)) }, "GPU-3 has 3 Healthy"},
+		{"alone, and then a share", func(r rest) rest { return r.with(gpuName, without(0)).with(gpuName, plus(gpu3, true)) }, ""},
+		{"alone, and free", func(r rest) rest {
+			r.kubelet.Pods = nil
+			return r.with(gpuName, without(0)).with(gpuName, without(0)).with(gpuName, plus(gpu3, true))
+		}, "GPU-3 has 1 Healthy"},
+		{"alone, and held", func(r rest) rest {
+			r.kubelet.Pods[0].Containers[0].Grants[0].Devices = []string{gpu3}
+			return r.with(gpuName, without(0)).with(gpuName, without(0)).with(gpuName, plus(gpu3, true))
+		}, ""},
 		{"an excluded GPU is offered", func(r rest) rest { return r.with(gpuName, plus("GPU-4", true)) }, "invariant 3: GPU-4"},
 		{"an excluded GPU is on its way", func(r rest) rest { return r.with(gpuName, plus("GPU-4", false)) }, "GPU-4 of nvidia.com/gpu is still on its way out"},
 		{"a GPU and its partitions", func(r rest) rest { return r.with(gpuName, plus(gpu0, true)) }, "invariant 3: GPU-0"},

@@ -20,6 +20,8 @@ type observer struct {
 	mu sync.Mutex
 	// lists are the last that any kubelet has received: health by ID, by resource.
 	lists map[string]map[string]bool
+	// grown are the devices of seeGrown, as "resource device".
+	grown map[string]bool
 	// held are the holders: pod UIDs by ID, by resource.
 	held map[string]map[string]map[string]bool
 	// streams are those open now, by resource.
@@ -42,7 +44,7 @@ type counts struct{ lists, streams, grants, removed int }
 
 func newWitness(gpus func() []simnode.GPU) *observer {
 	return &observer{
-		gpus: gpus, lists: map[string]map[string]bool{}, held: map[string]map[string]map[string]bool{},
+		gpus: gpus, lists: map[string]map[string]bool{}, grown: map[string]bool{}, held: map[string]map[string]map[string]bool{},
 		streams: map[string]int{}, dropped: map[string]bool{}, reset: map[string]string{},
 	}
 }
@@ -174,6 +176,7 @@ func (w *observer) listed(e simkubelet.Event) {
 		}
 	}
 	w.lists[e.Resource] = next
+	w.seeGrown(e.Resource)
 }
 
 func (w *observer) granted(e simkubelet.Event) {
@@ -195,10 +198,12 @@ func (w *observer) granted(e simkubelet.Event) {
 // judgeGrant asks who else has the hardware behind a device that a pod was just
 // given.
 func (w *observer) judgeGrant(e simkubelet.Event, id string) {
-	unit, alone := unitOf(id)
+	unit, _ := unitOf(id)
+	alone := w.isAlone(e.Resource, id)
 	for _, resource := range slices.Sorted(maps.Keys(w.held)) {
 		for _, other := range slices.Sorted(maps.Keys(w.held[resource])) {
-			otherUnit, otherAlone := unitOf(other)
+			otherUnit, _ := unitOf(other)
+			otherAlone := w.isAlone(resource, other)
 			pods := maps.Clone(w.held[resource][other])
 			delete(pods, e.Pod)
 			if len(pods) > 0 && otherUnit == unit && (alone || otherAlone || other == id || resource != e.Resource) {
@@ -220,6 +225,29 @@ func (w *observer) judgeGrant(e simkubelet.Event, id string) {
 	}
 	if !exists {
 		w.complain("invariant 9: %s of %s was given to a pod and is not there", id, e.Resource)
+	}
+}
+
+// isAlone says that who has the device has its unit alone.
+func (w *observer) isAlone(resource, id string) bool {
+	_, alone := unitOf(id)
+	return alone && !w.grown[resource+" "+id]
+}
+
+// seeGrown looks for devices of whole units that were listed Healthy together with a share of
+// the unit: they are shares too, for as long as a pod has them.
+func (w *observer) seeGrown(resource string) {
+	list := w.lists[resource]
+	shared := map[string]bool{}
+	for id, healthy := range list {
+		if unit, alone := unitOf(id); !alone && healthy {
+			shared[unit] = true
+		}
+	}
+	for id, healthy := range list {
+		if _, alone := unitOf(id); alone && healthy && (shared[id] || len(w.held[resource][id]) == 0) {
+			w.grown[resource+" "+id] = shared[id]
+		}
 	}
 }
 
@@ -312,6 +340,15 @@ func TestWitness(t *testing.T) {
 		{"registers beside its stream", []simkubelet.Event{list("GPU-0"), registered}, "invariant 1: nvidia.com/gpu is registered"},
 		{"one GPU alone for two pods", []simkubelet.Event{grant("a", "GPU-0"), grant("b", "GPU-0")}, "invariant 7"},
 		{"shared after alone", []simkubelet.Event{grant("a", "GPU-0"), grant("b", "GPU-0::1")}, "invariant 7"},
+		{"shared while one has it alone", []simkubelet.Event{
+			list("GPU-0"), grant("a", "GPU-0"), list("GPU-0 sick", "GPU-0::1"), grant("b", "GPU-0::1"),
+		}, "invariant 7"},
+		{"grown", []simkubelet.Event{
+			list("GPU-0"), grant("a", "GPU-0"), list("GPU-0", "GPU-0::1"), list("GPU-0 sick", "GPU-0::1 sick"), grant("b", "GPU-0::1"),
+		}, ""},
+		{"grown, and alone again", []simkubelet.Event{
+			list("GPU-0", "GPU-0::1"), grant("a", "GPU-0::1"), list("GPU-0", "GPU-0::1 sick"), grant("b", "GPU-0"),
+		}, "invariant 7"},
 		{"shared twice", []simkubelet.Event{grant("a", "GPU-0::0"), grant("b", "GPU-0::1")}, ""},
 		{"under two names", []simkubelet.Event{grant("a", "GPU-0::0"), renamed}, "invariant 7"},
 		{"alone when the other has ended", []simkubelet.Event{grant("a", "GPU-0::0"), freed, grant("b", "GPU-0")}, ""},

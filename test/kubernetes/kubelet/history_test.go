@@ -178,7 +178,7 @@ func (l *listHistory) received(resource string, list *api.ListAndWatchResponse) 
 }
 
 // checkOneName is invariant 7: where a unit has free Healthy devices in this
-// resource, it has none in another, nor under another way of sharing here.
+// resource, it has none in another. (A whole unit's device is a share too when the unit has grown.)
 func (l *listHistory) checkOneName(resource string, next kubeletView) {
 	ways := map[string]bool{}
 	for id, healthy := range next {
@@ -186,10 +186,9 @@ func (l *listHistory) checkOneName(resource string, next kubeletView) {
 			continue
 		}
 		unit, _, shared := sharing.ParseDeviceID(id)
-		if before, known := ways[unit]; known && before != shared {
-			l.violate("invariant 7: %s offers %s both shared and alone", resource, unit)
-		}
-		ways[unit] = shared
+		ways[unit] = shared || ways[unit]
+	}
+	for unit, shared := range ways {
 		if now := (unitMode{resource, shared}); l.modes[unit] != now {
 			l.modes[unit] = now
 			l.switches++

@@ -439,15 +439,15 @@ func (k *kubelet) settle(p *pod) (*pod, error) {
 	return running, nil
 }
 
-// checkOneMode is invariant 7 for pods: no unit is held under two names, both shared and
-// alone, or alone by two pods.
+// checkOneMode is invariant 7 for pods: no unit is held under two names, or alone by two pods. (Who
+// has a whole unit's device may have a share: see sharing.Use.CanBecome.)
 func (k *kubelet) checkOneMode(p *pod) {
 	for _, other := range k.pods.running() {
 		for _, id := range p.devices {
 			unit, _, isShared := sharing.ParseDeviceID(id)
 			for _, held := range other.devices {
 				heldUnit, _, heldShared := sharing.ParseDeviceID(held)
-				if other != p && unit == heldUnit && (p.resource != other.resource || !isShared || !heldShared) {
+				if other != p && unit == heldUnit && (p.resource != other.resource || !isShared && !heldShared) {
 					k.history.complain("invariant 7: %s has %s of %s while %s has %s of %s", p.Name, id, p.resource, other.Name, held, other.resource)
 				}
 			}

@@ -1,0 +1,181 @@
+package plugin
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/repeat"
+)
+
+// TestNextGrowth follows a unit that is exclusive and becomes time-sliced under the same name.
+func TestNextGrowth(t *testing.T) {
+	alone, shared, more := planOf(nil, "gpu=1:A"), planOf(nil, "gpu=3:A"), planOf(nil, "gpu=4:A")
+	type step struct {
+		does func(*world)
+		plan sharing.Plan
+		want string // "A*" is promised to a pod as a whole, "A'" is a share.
+	}
+	holds := func(id string) func(*world) {
+		return func(w *world) { w.grant("gpu", id); w.held.add("gpu", id) }
+	}
+	ends := func(id string) func(*world) { return func(w *world) { delete(w.held["gpu"], id) } }
+	nothing := func(*world) {}
+	for _, test := range []struct {
+		name  string
+		steps []step
+	}{
+		{"free", []step{
+			{nothing, shared, "A*"}, // A grant that is under way would not be known yet.
+			{nothing, shared, "A' A1 A2"},
+			{nothing, more, "A' A1 A2 A3"},
+			{nothing, shared, "A' A1 A2 a3-"},
+		}},
+		{"held", []step{
+			{holds("A"), alone, "A"},
+			{nothing, shared, "A*"},
+			{nothing, shared, "A*"},
+			{nothing, more, "A*"},
+			{ends("A"), more, "A' A1 A2 A3"},
+			{holds("A"), more, "A' A1 A2 A3"},
+		}},
+		{"the next pod takes the device at once", []step{
+			{holds("A"), alone, "A"},
+			{nothing, shared, "A*"},
+			{holds("A"), shared, "A' A1 A2"},
+		}},
+		{"back while it is held", []step{
+			{holds("A"), alone, "A"},
+			{nothing, shared, "A*"},
+			{nothing, alone, "A"},
+			{ends("A"), alone, "A"},
+		}},
+		{"back after it was shared", []step{
+			{nothing, shared, "A*"},
+			{holds("A"), shared, "A' A1 A2"},
+			{nothing, alone, "a'+ a1- a2-"},
+			{nothing, shared, "A' A1 A2"}, // Again: no other ID has come.
+			{nothing, alone, "a'+ a1- a2-"},
+			{ends("A"), alone, "a'- a1- a2-"},
+			{nothing, alone, "a'- a1- a2-"},
+			{nothing, alone, "a'- a1- a2-"},
+			{nothing, alone, "A a1- a2-"},
+		}},
+		{"another sister is held", []step{
+			{nothing, shared, "A*"},
+			{nothing, shared, "A' A1 A2"},
+			{holds("A::2"), alone, "a'- a1- a2+"},
+			{nothing, alone, "a'- a1- a2+"},
+		}},
+		{"faulty", []step{
+			{holds("A"), alone, "A"},
+			{nothing, planOf(map[string]string{"A": "XID 79"}, "gpu=3:A"), "a*"},
+			{nothing, shared, "A*"},
+		}},
+		{"another name, and back", []step{
+			{holds("A"), alone, "A"},
+			{nothing, shared, "A*"},
+			{nothing, planOf(nil, "x=2:A"), "a*+"},
+			{nothing, shared, "A*"},
+			{ends("A"), shared, "A' A1 A2"},
+		}},
+		{"a kubelet that cannot be read", []step{
+			{holds("A"), alone, "A"},
+			{func(w *world) { w.blind = true }, shared, "A*"},
+			{ends("A"), shared, "A*"},
+			{holds("A"), shared, "A' A1 A2"}, // The kubelet gives nothing twice.
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.step(alone)
+			for i, s := range test.steps {
+				w.now = w.now.Add(time.Second)
+				s.does(w)
+				w.now = w.now.Add(time.Second)
+				w.look()
+				w.step(s.plan)
+				if got := w.show("gpu"); got != s.want {
+					t.Fatalf("step %d: %q, want %q", i, got, s.want)
+				}
+			}
+		})
+	}
+}
+
+// TestNextOfBothKinds has pods of another plugin hold a unit alone, and a share of it: no third
+// gets it when one of them ends.
+func TestNextOfBothKinds(t *testing.T) {
+	for _, plan := range []sharing.Plan{planOf(nil, "gpu=1:A"), planOf(nil, "gpu=2:A")} {
+		w := newWorld(t)
+		w.held.add("gpu", "A")
+		w.held.add("gpu", "A::1")
+		w.look()
+		w.step(plan)
+		for _, ended := range []string{"A", "A::1"} {
+			w.held = DeviceIDs{}
+			w.held.add("gpu", map[string]string{"A": "A::1", "A::1": "A"}[ended])
+			lists := w.lists
+			w.pass(plan, time.Minute)
+			promised := w.held.has("gpu", "A") || plan.Resources[0].Units[0].Replicas == 1
+			for _, e := range w.lists["gpu"].Entries {
+				if e.Healthy && !w.held.has("gpu", e.ID) && promised {
+					t.Errorf("%s is offered after %s has ended: %s", e.ID, ended, w.show("gpu"))
+				}
+			}
+			w.lists = lists
+		}
+	}
+}
+
+// TestNextGrowthKeepsWhatIsHeld plays growth and its way back with a kubelet that lags: a device
+// that was granted as a whole never leaves the list and is Unhealthy only while its unit is faulty.
+func TestNextGrowthKeepsWhatIsHeld(t *testing.T) {
+	t.Parallel()
+	plans := []string{"gpu=1:A,B", "gpu=2:A,B", "gpu=4:A,B"}
+	kept, grown := 0, 0
+	for seed := range uint64(repeat.Times(15, 100)) {
+		random := rand.New(rand.NewPCG(seed, 7))
+		w := newLagging(t, random)
+		plan, faulty := planOf(nil, plans[0]), false
+		for range 60 {
+			switch random.IntN(4) {
+			case 0:
+				faulty = random.IntN(4) == 0
+				fallthrough
+			case 1:
+				var faults map[string]string
+				if faulty {
+					faults = map[string]string{"A": "XID 79"}
+				}
+				plan = planOf(faults, plans[random.IntN(len(plans))])
+			}
+			for range 1 + random.IntN(30) {
+				w.run(plan, 1)
+				for _, p := range w.pods {
+					if !p.granted || p.mode != sharing.Exclusive {
+						continue
+					}
+					kept++
+					at := slices.IndexFunc(w.lists["gpu"].Entries, func(e Entry) bool { return e.ID == p.id })
+					if at < 0 {
+						t.Fatalf("seed %d: %s has left", seed, p.id)
+					}
+					if e := w.lists["gpu"].Entries[at]; e.Healthy != (p.id != "A" || !faulty) {
+						t.Fatalf("seed %d: %s is held, and Healthy is %t: %s", seed, p.id, e.Healthy, w.show("gpu"))
+					} else if e.Whole {
+						grown++
+					}
+				}
+				if t.Failed() {
+					t.Fatalf("seed %d", seed)
+				}
+			}
+		}
+	}
+	if kept < 1000 || grown < 300 {
+		t.Errorf("%d devices were held, %d of them through growth", kept, grown)
+	}
+}

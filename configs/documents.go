@@ -217,6 +217,7 @@ func ParseKey(file string, data []byte, key string, overrides Overrides) (File, 
 	if f.Kind == KindManifests || f.Kind == KindHelmValues {
 		f.Config.Notes = append(source.notes, repeatedKeys(file, f.Entries)...)
 	}
+	f.Config.Notes = append(f.Config.Notes, sharedUnlike(file, f.Entries)...)
 	return f, nil
 }
 
@@ -232,8 +233,51 @@ func repeatedKeys(file string, entries []File) (notes []Note) {
 			first[e.Name] = e.Line
 			continue
 		}
-		path := strings.TrimSuffix(strings.TrimPrefix(e.Place, file+"["), "]")
-		notes = append(notes, Note{Line: e.Line, Path: path, Message: fmt.Sprintf("the key is on line %d already, in another ConfigMap: a profile can be chosen by its key only if one ConfigMap of the file has it", line)})
+		notes = append(notes, Note{Line: e.Line, Path: e.pathIn(file), Message: fmt.Sprintf("the key is on line %d already, in another ConfigMap: a profile can be chosen by its key only if one ConfigMap of the file has it", line)})
+	}
+	return notes
+}
+
+// pathIn is where an entry is in its file: "data.KEY".
+func (f File) pathIn(file string) string {
+	return strings.TrimSuffix(strings.TrimPrefix(f.Place, file+"["), "]")
+}
+
+// sharedUnlike notes each name of which one profile of the file offers shares, and another whole
+// units or shares of another kind.
+func sharedUnlike(file string, entries []File) (notes []Note) {
+	const elsewhere = "under another name"
+	ways := make([]map[string]string, len(entries)) // How each entry shares what it has under a name.
+	names := map[string]bool{}
+	for i, e := range entries {
+		ways[i] = map[string]string{}
+		for _, s := range e.Config.Profile.TimeSlicing {
+			switch {
+			case s.Rename != "" && s.Rename != s.Resource:
+				ways[i][s.Resource] = cmp.Or(ways[i][s.Resource], elsewhere)
+			case s.Replicas > 1 && s.MPS:
+				ways[i][s.Resource], names[s.Resource] = "in shares by MPS", true
+			case s.Replicas > 1:
+				ways[i][s.Resource], names[s.Resource] = "in time-slices", true
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		first, way := "", ""
+		for i, e := range entries {
+			is := cmp.Or(ways[i][name], "whole")
+			switch {
+			case e.Kind != KindProfile || is == elsewhere || is == way:
+				continue
+			case way == "":
+				first, way = e.Name, is
+				continue
+			}
+			notes = append(notes, Note{Line: e.Line, Path: e.pathIn(file), Message: fmt.Sprintf(
+				"here %s is offered %s, and in %s %s: after a change from shares to whole GPUs, or to or from MPS, the scheduler counts the pods of before until they end; with rename, shares have a name of their own",
+				name, is, first, way)})
+			break
+		}
 	}
 	return notes
 }

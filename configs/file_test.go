@@ -309,3 +309,33 @@ func TestConfigMapEntriesAreSorted(t *testing.T) {
 		t.Errorf("notes of a are %v", notes)
 	}
 }
+
+// TestSharedUnlike checks which names are noted because profiles of one file share them differently.
+func TestSharedUnlike(t *testing.T) {
+	const whole, slices, more = "{}", "{sharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}]}}}", "{sharing: {timeSlicing: {resources: [{name: gpu, replicas: 10}]}}}"
+	const renamed = "{sharing: {timeSlicing: {resources: [{name: gpu, replicas: 4, rename: gpu.shared}]}}}"
+	const mps, alone = "{sharing: {mps: {resources: [{name: gpu, replicas: 4}]}}}", "{sharing: {timeSlicing: {resources: [{name: gpu, replicas: 1}]}}}"
+	for _, test := range []struct{ a, b, want string }{
+		{whole, whole, ""},
+		{whole, slices, "data.b: here nvidia.com/gpu is offered in time-slices, and in a whole: "},
+		{slices, whole, "data.b: here nvidia.com/gpu is offered whole, and in a in time-slices: "},
+		{slices, alone, "data.b: here nvidia.com/gpu is offered whole, and in a in time-slices: "},
+		{slices, more, ""},
+		{slices, mps, "data.b: here nvidia.com/gpu is offered in shares by MPS, and in a in time-slices: "},
+		{whole, renamed, ""},
+		{slices, renamed, ""},
+	} {
+		document := fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\ndata:\n  a: %q\n  b: %q\n  layouts: '{version: v1, mig-configs: {x: [{devices: all, mig-enabled: false}]}}'\n", test.a, test.b)
+		file, err := ParseFile("f", []byte(document), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		for _, note := range file.Config.Notes {
+			got += note.Path + ": " + note.Message
+		}
+		if (got == "") != (test.want == "") || !strings.HasPrefix(got, test.want) {
+			t.Errorf("a: %s, b: %s: %q", test.a, test.b, got)
+		}
+	}
+}

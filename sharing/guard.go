@@ -54,7 +54,11 @@ func (r UtilizationReport) SetLimits(gpus []GPU, planned, listed []Resource, all
 		return
 	}
 	now := map[string][]offer{}
+	grown := map[string]bool{} // Listed with its own ID and as many shares as it is to have: one of them.
 	for _, resource := range listed {
+		for _, device := range resource.Devices {
+			grown[device.Unit] = grown[device.Unit] || device.ID == device.Unit
+		}
 		for _, unit := range resource.Units {
 			now[unit.ID] = append(now[unit.ID], offer{Use{resource.Name, unit.Mode()}, unit})
 		}
@@ -71,7 +75,7 @@ func (r UtilizationReport) SetLimits(gpus []GPU, planned, listed []Resource, all
 		for _, h := range usage.Holders {
 			certain := h.Pod != "" && !slices.ContainsFunc(h.Devices, func(device string) bool {
 				held := Use{h.Resource, ModeOf(device)}
-				return held != wanted.use && !held.CanBecome(wanted.use) // All its shares are listed, so it has.
+				return held != wanted.use && !(h.Claim == "" && grown[id] && held.CanBecome(wanted.use))
 			})
 			if _, other := devices[id][h.holder()]; other || !certain {
 				devices[id][h.holder()] = 0 // Also where another holding is certain.

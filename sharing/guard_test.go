@@ -53,6 +53,10 @@ func TestSetLimits(t *testing.T) {
 		usual("no guard", 0, func(c *test) { c.guard = MemoryGuard{} }),
 		usual("held as a whole", 0, func(c *test) { c.held = []Allocation{holds("GPU-a")} }),
 		usual("held as a whole and as a share", 0, func(c *test) { c.held = []Allocation{holds("GPU-a", "GPU-a::1")} }),
+		usual("held as a whole, which has become the first of the shares", 10, func(c *test) {
+			c.listed, c.held = offer("r", 4, MemoryGuard{}), []Allocation{holds("GPU-a")}
+			c.listed[0].Devices = []Device{{ID: "GPU-a", Unit: "GPU-a"}, {ID: "GPU-a::1", Unit: "GPU-a"}}
+		}),
 		usual("held by a claim", 0, func(c *test) { c.held = []Allocation{claimed} }),
 		usual("held under another name", 0, func(c *test) { c.held = []Allocation{other} }),
 		usual("held under two names", 0, func(c *test) { c.held = []Allocation{holds("GPU-a::1"), other} }),

@@ -95,6 +95,10 @@ func TestForecast(t *testing.T) {
 			resources{of(gpuResource, 8, 0, 1, 2)}, []string{"0 [default/a] "}, nil,
 		},
 		{
+			"shared under the same name", "t4x2", shares(1, ""), shares(4, ""), []simkubelet.Pod{migPod("a", gpuResource, 1)},
+			resources{of(gpuResource, 2, 2, 5, 8)}, []string{"0 [default/a] "}, nil,
+		},
+		{
 			"shared under another name", "t4x2", shares(1, ""), shares(4, "nvidia.com/gpu.shared"), []simkubelet.Pod{migPod("a", gpuResource, 1)},
 			resources{of(gpuResource, 2, 0, 0, 0), of("nvidia.com/gpu.shared", 0, 0, 4, 8)}, []string{"0 [default/a] "}, nil,
 		},

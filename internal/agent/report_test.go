@@ -610,6 +610,11 @@ func TestProgressOfSwitches(t *testing.T) {
 		e.Phase, e.Switching, e.Since = phase, true, since.Add(time.Duration(seconds)*time.Second)
 		return e
 	}
+	whole := func(id string) plugin.Entry {
+		e := entry(id, true)
+		e.Mode, e.Whole, e.Since = sharing.TimeSliced, true, since
+		return e
+	}
 	vacated := leaves("GPU-a", plugin.Retiring, 0)
 	vacated.Vacated = true
 	pod := func(name, resource, id string) sharing.Allocation {
@@ -642,6 +647,10 @@ func TestProgressOfSwitches(t *testing.T) {
 		{"held, and the next profile is bad", bad, []plugin.Entry{leaves("MIG-b", plugin.Closing, 0)}, nil, nodereport.ProfileRejected, []nodereport.Wait{
 			{GPU: "GPU-b", Unit: "MIG-b", Index: "1:2", Resource: "r", Pods: []string{}, Since: since},
 		}},
+		{"promised to a pod as a whole", nil, []plugin.Entry{whole("MIG-b")}, nil, nodereport.ProfileSwitching, []nodereport.Wait{
+			{GPU: "GPU-b", Unit: "MIG-b", Index: "1:2", Resource: "r", Pods: []string{}, Since: since},
+		}},
+		{"not looked yet who has it", nil, []plugin.Entry{whole("GPU-a")}, nil, nodereport.ProfileSwitching, nil},
 		{"a layout that waits", nil, nil, layout(nodereport.LayoutBlocked), nodereport.ProfileSwitching, nil},
 		{"a GPU that is cut", nil, nil, layout(nodereport.LayoutPending), nodereport.ProfileSwitching, nil},
 		{"a layout that cannot be had", nil, nil, layout(nodereport.LayoutFailed), nodereport.ProfileApplied, nil},

@@ -56,7 +56,7 @@ func (l Lists) Load() (plugin.Lists, error) {
 			case e.Closing != nil:
 				entry.Phase, entry.Since = plugin.Closing, *e.Closing
 			case e.Leaving: // Its unit may be offered in another mode already.
-				entry.Phase = plugin.Retiring
+				entry.Phase, entry.Since = plugin.Retiring, time.Time{}
 			}
 			list.Entries = append(list.Entries, entry)
 		}

@@ -36,6 +36,9 @@ func TestListsRoundTrip(t *testing.T) {
 			},
 			{Device: device("B", "B", 1), Mode: sharing.Exclusive, Index: "1", Phase: plugin.Offered},
 			{Device: device("C::0of4", "C", 1), Mode: sharing.MPSMode(4), Index: "2", Phase: plugin.Offered},
+			{Device: device("D", "D", 1), Mode: sharing.TimeSliced, Index: "3", Phase: plugin.Offered},
+			{Device: device("E", "E", 1), Mode: sharing.TimeSliced, Index: "4", Phase: plugin.Offered, Whole: true, Since: since},
+			{Device: sharing.Device{ID: "F", Unit: "F"}, Mode: sharing.TimeSliced, Phase: plugin.Retiring, Whole: true, Since: since},
 		}},
 		"nvidia.com/old": {Dropped: since},
 	}
@@ -61,6 +64,9 @@ func TestListsRoundTrip(t *testing.T) {
 			},
 			lists["nvidia.com/gpu"].Entries[3],
 			lists["nvidia.com/gpu"].Entries[4],
+			lists["nvidia.com/gpu"].Entries[5],
+			lists["nvidia.com/gpu"].Entries[6],
+			{Device: sharing.Device{ID: "F", Unit: "F"}, Mode: sharing.TimeSliced, Phase: plugin.Retiring, Whole: true},
 		}},
 		"nvidia.com/old": {},
 	}

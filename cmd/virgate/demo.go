@@ -418,7 +418,7 @@ func (s *demoNode) breakAndHeal(ctx context.Context) error {
 	}
 	healthy := func(k simkubelet.Snapshot) (count int) {
 		for _, d := range k.Resources[gpuResource].Devices {
-			if d.Healthy && strings.HasPrefix(d.ID, s.gpus[0].UUID+"::") {
+			if unit, _, _ := sharing.ParseDeviceID(d.ID); d.Healthy && unit == s.gpus[0].UUID {
 				count++
 			}
 		}

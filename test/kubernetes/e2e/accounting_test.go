@@ -427,6 +427,9 @@ type shareMonitor struct {
 	rests int
 	// doubled are the pods that the look before had on one GPU that is for one.
 	doubled map[string][]string
+	// grown are those of whose devices with a GPU's own ID it was seen that they are shares, by
+	// pod and device.
+	grown map[[2]string]bool
 	// givenTwice counts the looks in which two pods had the same device; see alone.
 	givenTwice atomic.Int64
 	// strange is since when what a pod holds is not as it should be, by complaint, and
@@ -453,7 +456,7 @@ type oddity struct {
 func startShareMonitor(t *testing.T, kubelet api.PodResourcesListerClient, d *eventLog, units []string, wanted layout) *shareMonitor {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	f := &shareMonitor{kubelet: kubelet, events: d, units: units, wanted: wanted, strange: map[string]oddity{}}
+	f := &shareMonitor{kubelet: kubelet, events: d, units: units, wanted: wanted, strange: map[string]oddity{}, grown: map[[2]string]bool{}}
 	var following sync.WaitGroup
 	following.Go(func() { f.run(ctx) })
 	t.Cleanup(func() { cancel(); following.Wait() })
@@ -480,6 +483,7 @@ func (f *shareMonitor) run(ctx context.Context) {
 		if err != nil { // It refuses whom it finds too eager.
 			continue
 		}
+		f.seeGrown(held, devices)
 		f.compare(ctx, held)
 		f.alone(ctx, held)
 		f.events.addKubeletState(devices)
@@ -496,16 +500,51 @@ func (f *shareMonitor) complain(ctx context.Context, format string, arguments ..
 	}
 }
 
+// seeGrown finds the devices with a GPU's own ID that are shares, because other shares of the GPU are
+// healthy under the same name, and stay so until their pod has gone. Back to exclusive, those of
+// which that was not seen are shares if they are not healthy: a whole one would be.
+func (f *shareMonitor) seeGrown(held, healthy map[string][]heldDevice) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	isHealthy, shares := map[[2]string]bool{}, map[[2]string]bool{}
+	for _, devices := range healthy {
+		for _, d := range devices {
+			isHealthy[[2]string{d.resource, d.id}] = true
+			shares[[2]string{d.resource, d.unit}] = shares[[2]string{d.resource, d.unit}] || d.shared
+		}
+	}
+	for _, devices := range healthy {
+		for i, d := range devices {
+			devices[i].shared = d.shared || shares[[2]string{d.resource, d.unit}]
+		}
+	}
+	for pod, devices := range held {
+		for i, d := range devices {
+			of, who := [2]string{d.resource, d.id}, [2]string{pod, d.resource + " " + d.id}
+			leaves := !isHealthy[of] && f.wanted[d.sharingMode][slices.Index(f.units, d.unit)] > 0
+			f.grown[who] = f.grown[who] || shares[of]
+			devices[i].shared = d.shared || f.grown[who] || leaves
+		}
+	}
+}
+
 // compare says that who ran and is not being deleted holds what it held.
 func (f *shareMonitor) compare(ctx context.Context, held map[string][]heldDevice) {
 	for name, before := range f.last().held {
-		if difference := cmp.Diff(before, held[name], cmp.AllowUnexported(heldDevice{}, sharingMode{})); difference != "" && f.events.runs(name) {
+		if difference := cmp.Diff(ids(before), ids(held[name])); difference != "" && f.events.runs(name) {
 			f.complain(ctx, "pod %s has other devices (-before +after):\n%s", name, difference)
 		}
 	}
 }
 
-// alone says that a whole GPU has one tenant, in two looks: the kubelet asks itself of one
+func ids(devices []heldDevice) (all []string) {
+	for _, d := range devices {
+		all = append(all, d.resource+" "+d.id)
+	}
+	return all
+}
+
+// alone says that a whole GPU has one tenant, in two looks, but for those of its shares: the kubelet asks itself of one
 // pod after another, and one may leave a GPU to the other meanwhile. Two pods with the same device
 // ID are counted, because that is a bug of the kubelet (1.36): each List of pod resources calls
 // ManagerImpl.UpdateAllocatedDevices. If a pod has just ended, that forgets the device which the
@@ -514,18 +553,22 @@ func (f *shareMonitor) alone(ctx context.Context, held map[string][]heldDevice) 
 	whole, pods, ids := map[string]bool{}, map[string][]string{}, map[string][]string{}
 	for name, devices := range held {
 		for _, device := range devices {
-			whole[device.unit] = whole[device.unit] || !device.shared
+			whole[device.unit] = whole[device.unit] || device.id == device.unit
 			pods[device.unit] = append(pods[device.unit], name)
 			ids[device.unit] = append(ids[device.unit], device.resource+" "+device.id)
 		}
 	}
 	doubled := map[string][]string{}
 	for unit := range whole {
-		if !whole[unit] || len(pods[unit]) < 2 {
-			continue
-		}
 		slices.Sort(pods[unit])
 		slices.Sort(ids[unit])
+		resource, _, _ := strings.Cut(ids[unit][0], " ")
+		own := slices.DeleteFunc(slices.Clone(ids[unit]), func(id string) bool { return id != resource+" "+unit })
+		// Shares of one name, of which one has the GPU's own ID.
+		shares := len(own) < 2 && !slices.ContainsFunc(ids[unit], func(id string) bool { return !strings.HasPrefix(id, resource+" ") })
+		if !whole[unit] || len(pods[unit]) < 2 || shares {
+			continue
+		}
 		doubled[unit] = pods[unit]
 		switch {
 		case !slices.Equal(f.doubled[unit], pods[unit]):
@@ -596,7 +639,8 @@ func (f *shareMonitor) unlike() (complaints []string) {
 	now := f.looks[len(f.looks)-1]
 	for _, name := range slices.Sorted(maps.Keys(now.held)) {
 		for _, device := range now.held[name] {
-			stays := f.wanted[device.sharingMode][slices.Index(f.units, device.unit)] > 0
+			at := slices.Index(f.units, device.unit)
+			stays := f.wanted[device.sharingMode][at] > 0 || !device.shared && f.wanted[sharingMode{device.resource, true}][at] > 0
 			if stays != slices.Contains(now.healthy[device.resource], device) && f.events.runs(name) {
 				complaints = append(complaints, fmt.Sprintf("pod %s holds %s of %s: healthy is %t, and its GPU stays in that mode is %t",
 					name, device.id, device.resource, !stays, stays))

@@ -54,13 +54,18 @@ func change(from, to layout, resource string) (gives, takes bool) {
 // offers is what the node has of the resource at rest, when pods hold so many
 // devices of each GPU in each mode. What pods hold beyond a smaller number of shares
 // stays allocatable; what they hold in a mode that is to end does not. A GPU is
-// offered in its new mode when nobody holds it in another.
+// offered in its new mode when nobody holds it in another. Until then one that is to be shared
+// under the name under which a pod has it alone is that pod's, and allocatable.
 func (l layout) offers(resource string, held map[sharingMode][8]int) (count int64) {
 	for gpu := range 8 {
 		for _, shared := range []bool{false, true} {
 			w := sharingMode{resource, shared}
-			if l[w][gpu] > 0 && !heldOtherwise(held, w, gpu) {
+			switch alone := held[sharingMode{resource, false}][gpu]; {
+			case l[w][gpu] == 0:
+			case !heldOtherwise(held, w, gpu):
 				count += int64(max(held[w][gpu], l[w][gpu]))
+			case shared && alone > 0:
+				count++
 			}
 		}
 	}

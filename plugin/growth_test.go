@@ -8,6 +8,7 @@ import (
 
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/repeat"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
 // TestNextGrowth follows a unit that is exclusive and becomes time-sliced under the same name.
@@ -102,6 +103,76 @@ func TestNextGrowth(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestNextGrowthOfWhatLeaves has a device come back as a time-slice that is on its way out: that ends first.
+func TestNextGrowthOfWhatLeaves(t *testing.T) {
+	w := newWorld(t)
+	w.step(planOf(nil, "gpu=1:A"))
+	w.look()
+	w.unsent = true
+	w.now = w.now.Add(time.Second)
+	w.look()
+	w.step(planOf(nil, "x=2:A"))
+	w.now = w.now.Add(time.Millisecond)
+	w.step(planOf(nil, "gpu=2:A"))
+	if e := w.lists["gpu"].Entries[0]; e.Closed || e.Vacated || !e.Since.IsZero() {
+		t.Errorf("%+v, and the kubelet was not given the list", e)
+	}
+	w.unsent = false
+	w.pass(planOf(nil, "gpu=2:A"), 5*time.Second)
+	w.expect("gpu", "A' A1")
+}
+
+// TestNextGrowthAfterAnOlderVersion has the lists of one that did not know growth, within the
+// removal delay of a switch.
+func TestNextGrowthAfterAnOlderVersion(t *testing.T) {
+	w := newWorld(t)
+	listed := func(id string, phase Phase) Entry {
+		return Entry{Device: sharing.Device{ID: id, Unit: "A", NUMANode: -1, Healthy: phase != Retiring}, Mode: sharing.ModeOf(id), Phase: phase}
+	}
+	w.lists = Lists{"gpu": {Entries: []Entry{listed("A", Retiring), listed("A::0", Offered), listed("A::1", Offered)}}}
+	w.held.add("gpu", "A::1")
+	w.lost = true
+	w.look()
+	w.step(planOf(nil, "gpu=2:A"))
+	w.expect("gpu", "a- A0 A1")
+}
+
+// TestGrantedBeforeGrowth has Allocate begin with the GPU exclusive, and end when it is time-sliced:
+// the pod has it alone.
+func TestGrantedBeforeGrowth(t *testing.T) {
+	alone, shared := planOf(nil, "gpu=1:A"), planOf(nil, "gpu=3:A")
+	clock := time.Unix(2000, 0)
+	made := func(p sharing.Plan, lists Lists, previous *generation) (*generation, Lists) {
+		lists = Next(lists, p, KubeletSnapshot{}, RPCState{}, clock, Timing{})
+		return newGeneration(p.Resources[0], lists["gpu"], grantTerms{host: &Host{}}, p.Health, nil, previous), lists
+	}
+	before, lists := made(alone, nil, nil)
+	after, _ := made(shared, lists, before)
+	s := &server{Options: Options{Now: func() time.Time { return clock }}, name: "gpu", refusedUnits: newRefusedUnits()}
+	s.publish(before)
+	now, grown := s.Now, false
+	s.Now = func() time.Time {
+		at := now()
+		if !grown { // The first thing that Allocate does.
+			grown, clock = true, clock.Add(time.Second)
+			s.publish(after)
+			clock = clock.Add(time.Second)
+		}
+		return at
+	}
+	request := &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: []string{"A"}}}}
+	for _, want := range []bool{false, true} {
+		if _, err := (service{server: s}).Allocate(t.Context(), request); err != nil {
+			t.Fatal(err)
+		}
+		calls := RPCState{Granted: DeviceTimes{}, Preferred: DeviceTimes{}, Closed: DeviceTimes{}, Shared: DeviceTimes{}}
+		s.current.Load().rpcState(calls)
+		if in := (inputs{rpc: calls}); in.isShare("gpu", "A") != want {
+			t.Errorf("is it a share: %t; granted at %v, shared since %v", !want, calls.Granted["gpu"]["A"], calls.Shared["gpu"]["A"])
+		}
 	}
 }
 

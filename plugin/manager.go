@@ -362,7 +362,7 @@ type ResourceStatus struct {
 	// Listed are the devices of the list, those on their way out included.
 	Listed []Entry
 	// Units are those that are offered under the name, or held in a mode that they
-	// are to leave. Replicas counts such devices.
+	// are to leave. Replicas counts such devices; it is 1 as long as a pod was promised the whole.
 	Units []sharing.Unit
 	// Registrations, Lists and Granted count since the server started; SameUnit are the
 	// grants of two devices of one unit to a container.
@@ -387,7 +387,11 @@ func (m *Manager) Status() Status {
 			Lists:         s.counters.lists.Load(), Granted: s.counters.granted.Load(), SameUnit: s.counters.sameUnit.Load(),
 			Listed: list.Entries, Refused: s.counters.refusals(),
 		}
+		whole := map[string]bool{}
 		for _, e := range list.Entries {
+			if e.Whole {
+				whole[e.Unit] = true
+			}
 			if e.Healthy {
 				status[i].Healthy++
 			}
@@ -403,7 +407,9 @@ func (m *Manager) Status() Status {
 				unit.Replicas = 0
 				status[i].Units, last = append(status[i].Units, unit), last+1
 			}
-			status[i].Units[last].Replicas++
+			if unit := &status[i].Units[last]; !whole[unit.ID] || unit.Replicas == 0 {
+				unit.Replicas++
+			}
 		}
 	}
 	return Status{Served: plan == serving.plan, KubeletSeen: serving.kubeletSeen, Holders: serving.holders, Resources: status}

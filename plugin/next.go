@@ -35,7 +35,7 @@ type Entry struct {
 	// a container when the unit is no longer planned.
 	Index string
 	Phase Phase
-	// Since is when a Closing device became surplus, and when one that is Whole became so.
+	// Since is when a Closing device became surplus, and when an Offered one became Whole.
 	// For a Retiring one it is when the open stream was known to have been given a list that
 	// has it Unhealthy; zero before, and zero for other Offered ones.
 	Since time.Time
@@ -118,7 +118,7 @@ type RPCState struct {
 // devices can be used any more; the old ones stay in the list, Unhealthy, until they
 // can leave it. But a unit that is time-sliced instead of exclusive under one name keeps its
 // device, Healthy, as the first of its shares; see Entry.Whole. When the kubelet cannot be read, nothing is removed and no unit
-// changes its mode.
+// changes its mode otherwise.
 //
 // A device that a pod holds and no list has, because NVIDIA's plugin granted it or
 // the state file was lost, is treated as if it had been listed.
@@ -195,14 +195,25 @@ func (s *inputs) removable(resource string, e Entry) bool {
 		!s.now.Before(s.rpc.Preferred[resource][e.ID].Add(s.timing.RemovalDelay))
 }
 
-// settled says that every list is as the plan wants it: nothing has to be waited for.
+// settled says that every list is as the plan wants it, but for what grows: nothing else has to be
+// waited for.
 func (l Lists) settled() bool {
 	for _, list := range l {
-		if !list.Dropped.IsZero() || slices.ContainsFunc(list.Entries, func(e Entry) bool { return e.Phase != Offered || e.Switching || e.Whole }) {
+		if !list.Dropped.IsZero() || slices.ContainsFunc(list.Entries, func(e Entry) bool { return e.Phase != Offered || e.Switching }) {
 			return false
 		}
 	}
 	return true
+}
+
+// grows says that a unit's other shares wait for a pod that has it as a whole.
+func (l Lists) grows() bool {
+	for _, list := range l {
+		if slices.ContainsFunc(list.Entries, func(e Entry) bool { return e.Whole }) {
+			return true
+		}
+	}
+	return false
 }
 
 // entries returns the resource's next list: old is what it lists now, want what it should.

@@ -172,7 +172,7 @@ func (r *reconciler) resendIfUncertain(s *running, list List) {
 		}
 	}
 	for _, e := range list.Entries {
-		awaited := e.Switching || r.awaitsHolders(e.Unit)
+		awaited := e.Switching || e.Whole || r.awaitsHolders(e.Unit)
 		if (surplus[e.Unit] || awaited) && r.kubelet.Uncertain.has(s.name, e.ID) {
 			uncertain[e.ID] = true
 			more = more || !s.resentFor[e.ID]
@@ -394,6 +394,8 @@ func (s *schedule) reasons(r *reconciler, now time.Time) (all []reason) {
 	switch {
 	case !r.lists.settled():
 		look(s.last.Add(r.options.Timing.pollInterval()), reading{applied: true, held: true})
+	case r.lists.grows():
+		look(s.last.Add(r.options.Timing.pollInterval()), reading{held: true})
 	case r.saveFailed:
 		look(now.Add(saveInterval), reading{})
 	}

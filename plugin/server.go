@@ -186,7 +186,8 @@ func (s service) GetPreferredAllocation(_ context.Context, request *api.Preferre
 func (s service) Allocate(_ context.Context, request *api.AllocateRequest) (*api.AllocateResponse, error) {
 	s.inFlight.Add(1)
 	defer s.inFlight.Add(-1)
-	current, at := s.current.Load(), s.Now()
+	at := s.Now() // First: a grant by what was served before a change has a time before it, too.
+	current := s.current.Load()
 	sameUnit := uint64(0)
 	response := &api.AllocateResponse{}
 	for _, r := range request.ContainerRequests {

@@ -72,21 +72,22 @@ func TestStatusCountsWhatIsListed(t *testing.T) {
 	list := List{Entries: []Entry{
 		entry("GPU-a::0", "GPU-a", Offered, true, false), entry("GPU-a::1", "GPU-a", Offered, true, false), entry("GPU-a::2", "GPU-a", Closing, true, false),
 		entry("GPU-b", "GPU-b", Closing, false, true), entry("GPU-c::0", "GPU-c", Retiring, false, true), entry("GPU-d::0", "GPU-d", Offered, true, true),
+		{Device: sharing.Device{ID: "GPU-e", Unit: "GPU-e", Healthy: true}, Phase: Offered, Whole: true}, entry("GPU-e::1", "GPU-e", Offered, false, false),
 	}}
 	units := map[string]sharing.Unit{"GPU-a": {ID: "GPU-a", GPU: "GPU-a", Index: "0", Replicas: 9}}
-	s := &server{name: "r"}
+	s := &server{name: "r", Options: Options{Now: time.Now}}
 	s.publish(newGeneration(sharing.Resource{Name: "r"}, list, grantTerms{host: &Host{}}, nil, units, nil))
 	m := NewManager(Options{})
 	m.status.Store(&managerStatus{servers: []*server{s}, holders: []sharing.Allocation{{Pod: "p"}}})
 	got := m.Status()
-	if r := got.Resources[0]; r.Devices != 6 || r.Healthy != 4 || r.Leaving != 3 || len(got.Holders) != 1 {
+	if r := got.Resources[0]; r.Devices != 8 || r.Healthy != 5 || r.Leaving != 3 || len(got.Holders) != 1 {
 		t.Errorf("status %+v", got)
 	}
 	offered := map[string]int{}
 	for _, unit := range got.Resources[0].Units {
 		offered[unit.ID+" "+unit.Index] = unit.Replicas
 	}
-	if diff := cmp.Diff(map[string]int{"GPU-a 0": 2, "GPU-b ": 1, "GPU-d ": 1}, offered); diff != "" {
+	if diff := cmp.Diff(map[string]int{"GPU-a 0": 2, "GPU-b ": 1, "GPU-d ": 1, "GPU-e ": 1}, offered); diff != "" {
 		t.Error(diff)
 	}
 }

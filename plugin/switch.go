@@ -93,7 +93,7 @@ func (s *inputs) findUnits(have Lists, want sharing.Plan) {
 // though a pod may hold it: the one of an exclusive unit as a time-slice, and back.
 func (s *inputs) asPlanned(resource string, e Entry, u *unitState) Entry {
 	switch use := e.use(resource); {
-	case use.CanBecome(u.use):
+	case use.CanBecome(u.use) && e.Phase != Retiring: // What is on its way out finishes that.
 		e.Mode, e.Whole, e.Since = u.use.Mode, true, s.now
 	case e.Whole && s.isShare(resource, e.ID):
 		e.Whole = false
@@ -104,14 +104,17 @@ func (s *inputs) asPlanned(resource string, e Entry, u *unitState) Entry {
 }
 
 // isShare says that no pod holds the device that was promised the whole unit: nobody holds it, or
-// the holder was granted a time-slice. (Names of pods do not tell: a StatefulSet's are used again.)
+// it was granted after it had become a time-slice, which the kubelet does when nobody holds it, or
+// for the next container of a pod that it is just admitting. (Names of pods do not tell: a
+// StatefulSet's are used again.)
 func (s *inputs) isShare(resource, id string) bool {
 	since := s.rpc.Shared[resource][id]
 	if since.IsZero() {
 		return false
 	}
+	// A call in progress may have begun before, and its grant may not be noted yet.
 	return s.rpc.Granted[resource][id].After(since) ||
-		s.kubelet.HeldKnown && s.kubelet.HeldAt.After(since) && !s.held(resource, id)
+		s.kubelet.HeldKnown && s.kubelet.HeldAt.After(since) && !s.held(resource, id) && !s.rpc.Busy[resource]
 }
 
 // canClose says that an admission that chose the device while the kubelet took it for

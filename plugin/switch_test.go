@@ -640,6 +640,7 @@ func TestHoldersWithoutANameAreLookedForSoon(t *testing.T) {
 		least   int
 	}{
 		{"changes its mode", []Entry{entry("A::0", Closing, true)}, 300},
+		{"its other shares wait", []Entry{{Device: sharing.Device{ID: "A::0", Unit: "A"}, Phase: Offered, Whole: true}}, 300},
 		{"surplus", []Entry{entry("A::0", Closing, false)}, 20},
 		{"another one is surplus", []Entry{entry("A::0", Offered, false), entry("A::1", Closing, false)}, 20},
 		{"another unit's is surplus", []Entry{entry("A::0", Offered, false), entry("B::0", Closing, false)}, 0},

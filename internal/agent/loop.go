@@ -69,7 +69,7 @@ func (a *agent) planLoop(ctx context.Context) error {
 func (a *agent) decide() {
 	last, now := a.state.Load(), time.Now()
 	next := a.readInputs(last)
-	if last.planned && last.profile.Generation != next.profile.Generation && a.serving.Load() {
+	if last.planned && !last.restored && last.profile.Generation != next.profile.Generation && a.serving.Load() {
 		next.change = &profileChange{seen: now, before: healthyDevices(last.plan)}
 	}
 	if next.profile != nil && (next.unread == nil || last.planned) {

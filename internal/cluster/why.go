@@ -387,15 +387,14 @@ func (a *Answer) nodes(q *Question, asks string) {
 			a.Verdict = fmt.Sprintf("%s waits for %s, which no node has", a.Pod, name)
 			switch {
 			case len(dra) > 0:
-				a.Verdict += " but by DRA"
+				a.Verdict += fmt.Sprintf("; DRA has GPUs of %s", Count(len(dra), "node"))
 			case len(switching) > 0:
-				a.Verdict += fmt.Sprintf(" yet: %s switching to another profile", isOrAre(len(switching), "node"))
+				a.Verdict += fmt.Sprintf("; %s switching to another profile", isOrAre(len(switching), "node"))
 			}
-			if len(dra) > 0 {
-				continue
+			if len(names) == 0 && len(dra) == 0 {
+				help("no node has any resource of %s: is a device plugin running?", q.Domain)
 			}
 			if len(names) == 0 {
-				help("no node has any resource of %s: is a device plugin running?", q.Domain)
 				continue
 			}
 			near := slices.SortedFunc(maps.Keys(names), func(x, y string) int {

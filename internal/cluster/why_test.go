@@ -176,7 +176,7 @@ func TestWhy(t *testing.T) {
 				n.Status.Conditions[0].Reason, n.Status.Conditions[0].Message = "Switching", "4 GPUs wait: 0 held as nvidia.com/gpu by a/h"
 			})), nil,
 			[]string{
-				"waiting", "a/p waits for nvidia.com/gpu.shared, which no node has yet: 1 node is switching to another profile",
+				"waiting", "a/p waits for nvidia.com/gpu.shared, which no node has; 1 node is switching to another profile",
 				"n1: noResource (no nvidia.com/gpu.shared) + profile (the node is switching to the profile b)", "n1: Switching: 4 GPUs wait: 0 held as nvidia.com/gpu by a/h",
 				"help: the nearest name that nodes have is nvidia.com/gpu, on 1 node", "help: what the switch on n1 waits for has to end there, if the profile brings the resource",
 				"help: virgate cluster nodes shows what became of the profiles", unscheduledNote,
@@ -391,7 +391,7 @@ func TestWhyDetails(t *testing.T) {
 		{
 			"DRA", gpuNode("n1", none), Status{Page: &status.Status{DRA: claimed}},
 			[]string{
-				"waiting", "a/p waits for nvidia.com/gpu, which no node has but by DRA", "n1: noResource (no nvidia.com/gpu)",
+				"waiting", "a/p waits for nvidia.com/gpu, which no node has; DRA has GPUs of 1 node", "n1: noResource (no nvidia.com/gpu)",
 				"n1: gpu-0: given out by DRA alone", "n1: gpu-1: DRA's until the claims end that have devices of them; had by b/c", "n1: gpu-2: on the way to DRA, until the pods end that hold them",
 				"help: what DRA has on n1 comes free when the claims end that have it; the device plugin gets it back with a profile that does not give the resource to DRA", unscheduledNote,
 			},

@@ -208,11 +208,11 @@ func (r *reconciler) announceApplied(s *running) {
 type AnnounceState int
 
 const (
-	// Announcing: it is not announced yet, or the kubelet has not applied it, or nobody announces.
+	// Announcing says that it is not announced yet, or that the kubelet has not applied it, or nobody announces.
 	Announcing AnnounceState = iota
-	// Announced: the Node's status has had its numbers since the kubelet applied it.
+	// Announced says that the Node's status has had its numbers since the kubelet applied it.
 	Announced
-	// Unannounced: that could not be written. The kubelet reports it at its next time.
+	// Unannounced says that it could not be written. The kubelet reports it at its next time.
 	Unannounced
 )
 

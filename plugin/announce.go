@@ -40,30 +40,37 @@ func (l List) count() (c count) {
 	return c
 }
 
+// notice is a count that is to be announced.
+type notice struct {
+	count
+	// applied is the version of the list, where the kubelet has it already; 0 where it does not.
+	applied int64
+}
+
 // announcement is what became of one call of Announce.
 type announcement struct {
-	counts  map[string]count
+	notices map[string]notice
 	written map[string]bool
 }
 
 // announceLoop makes the announcements until ctx ends.
-func (m *Manager) announceLoop(ctx context.Context, wanted <-chan map[string]count, made chan<- announcement) {
+func (m *Manager) announceLoop(ctx context.Context, wanted <-chan map[string]notice, made chan<- announcement) {
 	for {
-		var counts map[string]count
+		var notices map[string]notice
 		select {
-		case counts = <-wanted:
+		case notices = <-wanted:
 		case <-ctx.Done():
 			return
 		}
 		capacity, allocatable := map[string]int{}, map[string]int{}
-		for name, c := range counts {
-			capacity[name], allocatable[name] = c.devices, c.healthy
+		for name, n := range notices {
+			capacity[name], allocatable[name] = n.devices, n.healthy
 		}
 		limited, cancel := context.WithTimeout(ctx, announceLimit)
 		written := m.options.Announcer.Announce(limited, capacity, allocatable)
 		cancel()
 		select {
-		case made <- announcement{counts, written}:
+		case made <- announcement{notices, written}:
 		case <-ctx.Done():
 			return
 		}
@@ -78,23 +85,30 @@ type waitingList struct {
 }
 
 // announce has the count announced soon, together with others.
-func (r *reconciler) announce(name string, c count) {
+func (r *reconciler) announce(name string, n notice) {
 	if r.options.Announcer == nil {
 		return
 	}
 	if r.toAnnounce == nil {
-		r.toAnnounce = map[string]count{}
+		r.toAnnounce = map[string]notice{}
 	}
-	r.toAnnounce[name] = c
+	r.toAnnounce[name] = n
 }
 
-// announced lets the lists go that have waited for this announcement: at once where it was not
-// made, and otherwise in a moment.
+// announced notes which lists the API server knows of, and lets those go that have waited for this
+// announcement: at once where it was not made, and otherwise in a moment.
 func (r *reconciler) announced(made announcement) {
 	now := r.options.Now()
 	for name, s := range r.servers {
-		waiting := s.waiting.Load()
-		if waiting == nil || waiting.list.count() != made.counts[name] {
+		n, waiting := made.notices[name], s.waiting.Load()
+		if n.applied != 0 && n.applied == s.toldOf {
+			s.outcome = Unannounced
+			if made.written[name] {
+				s.outcome = Announced
+			}
+			s.noteOutcome()
+		}
+		if waiting == nil || waiting.list.count() != n.count {
 			continue
 		}
 		due := now
@@ -124,13 +138,13 @@ func (r *reconciler) publishOrWait(s *running, next *generation, now time.Time) 
 		if told {
 			due = waiting.due
 		} else {
-			r.announce(s.name, count)
+			r.announce(s.name, notice{count: count})
 		}
 		s.waiting.Store(&waitingList{next, due, limit})
 		return
 	}
 	if lowers && !told || waiting != nil && next.version == before.version {
-		r.announce(s.name, count) // Beside the list, or because another number was announced.
+		r.announce(s.name, notice{count: count}) // Beside the list, or because another number was announced.
 	}
 	s.lowered = s.lowered || lowers || waiting != nil
 	s.stopWaiting(next)
@@ -180,11 +194,45 @@ func (g *generation) losesFaulty(next *generation) bool {
 // was told of it before. One that has lost devices is announced again: the kubelet may have
 // reported the old number in between.
 func (r *reconciler) announceApplied(s *running) {
-	c := s.current.Load().list.count()
+	current := s.current.Load()
+	c := current.list.count()
 	if s.told != c || s.lowered {
-		r.announce(s.name, c)
+		s.toldOf, s.outcome = current.version, Announcing
+		r.announce(s.name, notice{c, current.version})
 	}
 	s.told, s.lowered = c, false
+	s.noteOutcome()
+}
+
+// AnnounceState is what became of announcing a list that the kubelet has applied.
+type AnnounceState int
+
+const (
+	// Announcing says that it is not announced yet, or that the kubelet has not applied it, or nobody announces.
+	Announcing AnnounceState = iota
+	// Announced says that the Node's status has had its numbers since the kubelet applied it.
+	Announced
+	// Unannounced says that it could not be written. The kubelet reports it at its next time.
+	Unannounced
+)
+
+// listOutcome is the outcome of the list of that version.
+type listOutcome struct {
+	version int64
+	AnnounceState
+}
+
+// noteOutcome shows in the status what became of announcing the list that the kubelet has. A list with
+// the numbers of the one before it needs no announcement of its own.
+func (r *running) noteOutcome() { r.known.Store(&listOutcome{r.applied.Load(), r.outcome}) }
+
+// announceState is Announcing, too, while a newer list is on its way.
+func (s *server) announceState() AnnounceState {
+	known := s.known.Load()
+	if known == nil || known.version != s.current.Load().version || s.waiting.Load() != nil {
+		return Announcing
+	}
+	return known.AnnounceState
 }
 
 // firstDue is when the first of the lists that wait is to be sent; zero for none.

@@ -64,7 +64,9 @@ type managerStatus struct {
 	// kubeletSeen says that the last reading of the kubelet succeeded.
 	kubeletSeen bool
 	holders     []sharing.Allocation
-	superseded  chan struct{}
+	// switched says that what pods hold was read for the plan, and Lists.switched.
+	switched   bool
+	superseded chan struct{}
 }
 
 // NewManager returns a manager without a plan.
@@ -123,7 +125,7 @@ func (m *Manager) Run(ctx context.Context) error {
 
 	requests := make(chan reading)
 	snapshots := make(chan KubeletSnapshot)
-	announce, announced := make(chan map[string]count), make(chan announcement)
+	announce, announced := make(chan map[string]notice), make(chan announcement)
 	if m.options.Announcer != nil {
 		children.Go(func() { m.announceLoop(ctx, announce, announced) })
 	}
@@ -152,7 +154,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		if due != (reading{}) && m.options.Kubelet != nil {
 			ask = requests
 		}
-		var tell chan<- map[string]count
+		var tell chan<- map[string]notice
 		if len(r.toAnnounce) > 0 {
 			tell = announce
 		}
@@ -336,6 +338,9 @@ type Status struct {
 	// resource of the plan that is not in Resources then has only units that are still
 	// held in another sharing mode.
 	Served bool
+	// Switched says that the lists are as the last plan wants them, but for what pods hold. They may
+	// still be on their way to the kubelet.
+	Switched bool
 	// KubeletSeen says that what the kubelet holds and has applied could be read
 	// when it was last needed. While it cannot, no device is removed from a list.
 	KubeletSeen bool
@@ -359,6 +364,8 @@ type ResourceStatus struct {
 	// Applied says that the kubelet has the list as it is now: it was sent, and a
 	// reading after that showed its Healthy devices, and none that are Unhealthy.
 	Applied bool
+	// AnnounceState is whether the API server was told of the list, once it is Applied.
+	AnnounceState AnnounceState
 	// Listed are the devices of the list, those on their way out included.
 	Listed []Entry
 	// Units are those that are offered under the name, or held in a mode that they
@@ -383,6 +390,7 @@ func (m *Manager) Status() Status {
 			Name: s.name, Streams: int(s.streams.Load()),
 			Devices: len(list.Entries), Dropped: !list.Dropped.IsZero(),
 			Applied:       s.applied.Load() == current.version && !waits,
+			AnnounceState: s.announceState(),
 			Registrations: s.counters.registrations.Load(),
 			Lists:         s.counters.lists.Load(), Granted: s.counters.granted.Load(), SameUnit: s.counters.sameUnit.Load(),
 			Listed: list.Entries, Refused: s.counters.refusals(),
@@ -412,7 +420,7 @@ func (m *Manager) Status() Status {
 			}
 		}
 	}
-	return Status{Served: plan == serving.plan, KubeletSeen: serving.kubeletSeen, Holders: serving.holders, Resources: status}
+	return Status{Served: plan == serving.plan, Switched: serving.switched, KubeletSeen: serving.kubeletSeen, Holders: serving.holders, Resources: status}
 }
 
 // Subscribe returns a channel that receives when Status may answer otherwise, once for any

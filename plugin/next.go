@@ -216,6 +216,18 @@ func (l Lists) grows() bool {
 	return false
 }
 
+// switched says that only pods keep a unit from being offered as the plan wants it.
+func (l Lists) switched(held DeviceIDs) bool {
+	for resource, list := range l {
+		if slices.ContainsFunc(list.Entries, func(e Entry) bool {
+			return e.Switching && !e.Vacated && e.Phase != Closing || e.Whole && !held.has(resource, e.ID)
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
 // entries returns the resource's next list: old is what it lists now, want what it should.
 func (s *inputs) entries(resource string, old []Entry, want []sharing.Device) []Entry {
 	entries := make([]Entry, 0, max(len(old), len(want)))

@@ -36,7 +36,7 @@ type reconciler struct {
 	// applied; zero when it has all.
 	unconfirmed time.Time
 	// toAnnounce are the counts that are to be announced, by resource.
-	toAnnounce map[string]count
+	toAnnounce map[string]notice
 }
 
 type running struct {
@@ -55,9 +55,12 @@ type running struct {
 	given   int64
 	givenAt time.Time
 	// told is the count that was last announced of a list that the kubelet has, lowered says that
-	// the list has lost devices since.
+	// the list has lost devices since. toldOf is the version of the list that was announced so, and
+	// outcome what became of it.
 	told    count
 	lowered bool
+	toldOf  int64
+	outcome AnnounceState
 }
 
 // step computes the next lists, saves them, and gives them to the servers.
@@ -249,6 +252,7 @@ func (r *reconciler) publishStatus() {
 	}
 	previous := r.status.Swap(&managerStatus{
 		servers: servers, plan: r.served, kubeletSeen: r.kubelet.HeldKnown && r.kubelet.AppliedKnown, holders: r.kubelet.Holders,
+		switched:   r.kubelet.HeldKnown && !r.kubelet.HeldAt.Before(r.planned) && r.lists.switched(r.kubelet.Held),
 		superseded: make(chan struct{}),
 	})
 	close(previous.superseded)
@@ -260,7 +264,7 @@ func (r *reconciler) publishStatus() {
 func (r *reconciler) isApplied(s *running, sent, lost bool, now time.Time) bool {
 	current := s.current.Load()
 	if lost {
-		s.given, s.told = 0, count{}
+		s.given, s.told, s.toldOf, s.outcome = 0, count{}, 0, Announcing
 		s.applied.Store(0)
 	}
 	if !sent || s.applied.Load() == current.version {

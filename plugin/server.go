@@ -33,6 +33,8 @@ type server struct {
 	observers CallObservers
 	// waiting is the next generation while it waits for its announcement; nil for none.
 	waiting atomic.Pointer[waitingList]
+	// known is what became of announcing the newest list that the kubelet has; nil before the first.
+	known atomic.Pointer[listOutcome]
 	// refusals are to be logged. When the channel is full, they are only counted.
 	refusals chan refusal
 	// readers are told when Manager.Status changes. listed and grants wake Manager.Run:

@@ -23,22 +23,13 @@ func TestWaitingList(t *testing.T) {
 	m := NewManager(Options{Announcer: anybody{}, Now: func() time.Time { return now }})
 	s := &running{server: &server{Options: m.options, name: name}}
 	r := &reconciler{Manager: m, servers: map[string]*running{name: s}}
-	generationOf := func(healthy int) *generation {
-		var list List
-		health := map[string]sharing.Health{}
-		for i := range 8 {
-			id := fmt.Sprint("GPU-", i)
-			health[id] = sharing.Health{}
-			list.Entries = append(list.Entries, Entry{Device: sharing.Device{ID: id, Unit: id, Healthy: i < healthy}})
-		}
-		return newGeneration(sharing.Resource{Name: name}, list, grantTerms{}, health, nil, s.current.Load())
-	}
+	generationOf := func(healthy int) *generation { return s.generationOf(healthy, 0) }
 	s.publish(generationOf(8))
 	at := func(ms int, do func()) { now = began.Add(time.Duration(ms) * time.Millisecond); do() }
 	list := func(healthy int) func() { return func() { r.publishOrWait(s, generationOf(healthy), now) } }
 	written := func(healthy int, is bool) func() {
 		return func() {
-			r.announced(announcement{counts: map[string]count{name: {8, healthy}}, written: map[string]bool{name: is}})
+			r.announced(announcement{notices: map[string]notice{name: {count: count{8, healthy}}}, written: map[string]bool{name: is}})
 		}
 	}
 	due := func() { r.publishDue(s, now) }
@@ -72,5 +63,106 @@ func TestWaitingList(t *testing.T) {
 	}
 	if s.waiting.Load() != nil {
 		t.Error("a list waits at the end")
+	}
+}
+
+// generationOf is the next one of the server, with 8 devices of which so many are Healthy, from that one on.
+func (r *running) generationOf(healthy, from int) *generation {
+	var list List
+	health := map[string]sharing.Health{}
+	for i := range 8 {
+		id := fmt.Sprint("GPU-", i)
+		health[id] = sharing.Health{}
+		list.Entries = append(list.Entries, Entry{Device: sharing.Device{ID: id, Unit: id, Healthy: i >= from && i < from+healthy}})
+	}
+	return newGeneration(sharing.Resource{Name: r.name}, list, grantTerms{}, health, nil, r.current.Load())
+}
+
+// TestAnnounceState follows what is known of the numbers that the API server has. What was written
+// before the kubelet applied a list does not count: the kubelet may have reported the old numbers since.
+func TestAnnounceState(t *testing.T) {
+	t.Parallel()
+	const name = "nvidia.com/gpu"
+	m := NewManager(Options{Announcer: anybody{}})
+	s := &running{server: &server{Options: m.options, name: name}}
+	r := &reconciler{Manager: m, servers: map[string]*running{name: s}}
+	list := func(healthy, from int) func() { return func() { s.publish(s.generationOf(healthy, from)) } }
+	lower := func(healthy int) func() { return func() { list(healthy, 0)(); s.lowered = true } }
+	applies := func() { s.applied.Store(s.current.Load().version); r.announceApplied(s) }
+	var sent notice
+	send := func() { sent = r.toAnnounce[name]; r.toAnnounce = nil }
+	answer := func(written bool) func() {
+		return func() {
+			r.announced(announcement{notices: map[string]notice{name: sent}, written: map[string]bool{name: written}})
+		}
+	}
+	for i, step := range []struct {
+		do   func()
+		want AnnounceState
+	}{
+		{list(8, 0), Announcing},
+		{applies, Announcing},
+		{send, Announcing},
+		{answer(true), Announced},
+		{lower(4), Announcing},
+		{func() { sent = notice{count: count{8, 4}} }, Announcing}, // Before the list.
+		{answer(true), Announcing},
+		{applies, Announcing},
+		{answer(true), Announcing}, // It comes late, and is still the one before the list.
+		{send, Announcing},
+		{answer(true), Announced},
+		{list(4, 1), Announcing},
+		{applies, Announced}, // The numbers are the same.
+		{func() {
+			if len(r.toAnnounce) > 0 {
+				t.Errorf("announces %v", r.toAnnounce)
+			}
+		}, Announced},
+		{list(6, 0), Announcing},
+		{applies, Announcing},
+		{send, Announcing},
+		{list(7, 0), Announcing},
+		{applies, Announcing},
+		{answer(true), Announcing}, // Of the list before.
+		{send, Announcing},
+		{answer(false), Unannounced},
+		{list(8, 0), Announcing},
+		{applies, Announcing},
+		{send, Announcing},
+		{list(8, 0), Announcing},
+		{applies, Announcing},
+		{answer(true), Announced},
+		{func() { s.waiting.Store(&waitingList{generation: s.generationOf(2, 0)}) }, Announcing},
+	} {
+		if step.do(); s.announceState() != step.want {
+			t.Fatalf("after step %d it is %v, want %v", i, s.announceState(), step.want)
+		}
+	}
+}
+
+// TestSwitched: a unit that a pod holds is not waited for, any other that is not yet as planned is.
+func TestSwitched(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		entry Entry
+		want  bool
+	}{
+		"as planned":              {Entry{Phase: Offered}, true},
+		"fewer of the unit":       {Entry{Phase: Retiring}, true},
+		"not its turn yet":        {Entry{Phase: Offered, Switching: true}, false},
+		"on its way out":          {Entry{Phase: Retiring, Switching: true}, false},
+		"known to be free":        {Entry{Phase: Retiring, Switching: true, Vacated: true}, true},
+		"held by a pod":           {Entry{Phase: Closing, Switching: true}, true},
+		"held, fewer of the unit": {Entry{Phase: Closing}, true},
+		"held as a whole":         {Entry{Device: sharing.Device{ID: "held"}, Phase: Offered, Whole: true}, true},
+		"not looked yet":          {Entry{Phase: Offered, Whole: true}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			lists := Lists{"a": {}, "b": {Entries: []Entry{{Phase: Offered}, test.entry}}}
+			if got := lists.switched(DeviceIDs{"b": {"held": {}}}); got != test.want {
+				t.Errorf("switched: %t", got)
+			}
+		})
 	}
 }

@@ -104,6 +104,13 @@ func (t *text) why(a cluster.Answer, wide bool) {
 		if len(group.Holders) > 0 {
 			t.line("    held by %s", cluster.Some(group.Holders, most))
 		}
+		shown := group.Details[:min(most, len(group.Details))]
+		for _, detail := range shown {
+			t.line("    %s", line(detail))
+		}
+		if left := len(group.Details) - len(shown); left > 0 {
+			t.line("    and %d more: -o wide has them", left)
+		}
 	}
 	for _, help := range a.Help {
 		t.line("To help: %s.", line(help))

@@ -24,10 +24,11 @@ func TestClusterWhy(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		answer := map[string]string{
-			"/api/v1/nodes":             `{"kind":"NodeList","apiVersion":"v1","items":[` + nodes + `]}`,
-			"/api/v1/pods":              `{"kind":"PodList","apiVersion":"v1","items":[` + waits + `,` + holder + `]}`,
-			"/api/v1/namespaces/x/pods": `{"kind":"PodList","apiVersion":"v1","items":[` + waits + `]}`,
-			"/api/v1/namespaces/y/pods": `{"kind":"PodList","apiVersion":"v1","items":[` + holder + `]}`,
+			"/api/v1/nodes":               `{"kind":"NodeList","apiVersion":"v1","items":[` + nodes + `]}`,
+			"/api/v1/pods":                `{"kind":"PodList","apiVersion":"v1","items":[` + waits + `,` + holder + `]}`,
+			"/api/v1/namespaces/x/pods":   `{"kind":"PodList","apiVersion":"v1","items":[` + waits + `]}`,
+			"/api/v1/namespaces/y/pods":   `{"kind":"PodList","apiVersion":"v1","items":[` + holder + `]}`,
+			"/api/v1/namespaces/y/events": `{"kind":"EventList","apiVersion":"v1","items":[]}`,
 			"/api/v1/namespaces/y/resourcequotas": `{"kind":"ResourceQuotaList","apiVersion":"v1","items":[{"metadata":{"namespace":"y","name":"q"},
 				"status":{"hard":{"requests.nvidia.com/gpu":"2"},"used":{"requests.nvidia.com/gpu":"2"}}}]}`,
 		}[r.URL.Path]

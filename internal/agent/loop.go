@@ -7,6 +7,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"time"
 
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/decide"
@@ -32,6 +33,8 @@ type state struct {
 	// rejected says why the wanted profile is not in force, unread why no GPU can be read.
 	rejected, unread error
 	pause            pause
+	// change is the last one of the profile in force; nil before the first.
+	change *profileChange
 }
 
 // planLoop decides whenever it is asked to, until ctx ends.
@@ -64,8 +67,11 @@ func (a *agent) planLoop(ctx context.Context) error {
 // When the profile cannot be used, the last good one is planned for the GPUs as they are now; when the
 // GPUs cannot be read, the plan stays. Before there is a profile, or GPUs to plan for, 2 and 3 are left out.
 func (a *agent) decide() {
-	last := a.state.Load()
+	last, now := a.state.Load(), time.Now()
 	next := a.readInputs(last)
+	if last.planned && !last.restored && last.profile.Generation != next.profile.Generation && a.serving.Load() {
+		next.change = &profileChange{seen: now, before: healthyDevices(last.plan)}
+	}
 	if next.profile != nil && (next.unread == nil || last.planned) {
 		a.act(last, next, decide.Decide(a.facts(last, next)))
 	}

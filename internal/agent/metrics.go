@@ -23,6 +23,9 @@ func (v *view) registry() *prometheus.Registry {
 	if v.ClaimCalls != nil {
 		show = append([]prometheus.Collector{v.ClaimCalls, nodemetrics.NewDRACollector(v.draMetrics)}, show...)
 	}
+	if v.Announcements != nil {
+		show = append([]prometheus.Collector{v.switches}, show...)
+	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
 		metrics.NewLimitedCollector(cmp.Or(v.HTTP.MaxSeries, 10000), show...),

@@ -37,7 +37,7 @@ func (f family) kind() string {
 	switch {
 	case strings.HasSuffix(f.name, "_total"):
 		return "counter"
-	case strings.HasSuffix(f.name, "_duration_seconds"):
+	case strings.HasSuffix(f.name, "_duration_seconds"), f.name == "virgate_switch_schedulable_seconds":
 		return "histogram"
 	default:
 		return "gauge"

@@ -50,6 +50,8 @@ type reports struct {
 	guard    *memoryguard.Guard
 	// unserved says why HTTP is not served.
 	unserved func() []error
+	// switches takes how long each change of the profile took until the scheduler knew of it.
+	switches plugin.Observer
 }
 
 func newReports(a *agent) *reports {
@@ -64,12 +66,14 @@ func newReports(a *agent) *reports {
 		health:   a.Health,
 		guard:    a.guard,
 		unserved: a.web.Unserved,
+		switches: a.view.switches,
 	}
 }
 
 // run looks whenever the loop has decided or what is served has changed, until ctx ends.
 func (r *reports) run(ctx context.Context) error {
 	var last *nodereport.Report
+	var measured *profileChange
 	changed := r.plugin.Subscribe()
 	for {
 		// The state comes first: if what is served belongs to a later one, this runs again.
@@ -83,6 +87,7 @@ func (r *reports) run(ctx context.Context) error {
 		if slices.ContainsFunc(p.layouts, func(l nodereport.GPULayout) bool { return l.State == nodereport.LayoutResetRequired }) {
 			r.releases.Wake()
 		}
+		measured = r.measureSwitch(measured, s, p, status, time.Now())
 		// A program that stands by leaves reporting to the one that serves.
 		if r.to != nil && r.serving.Load() {
 			if report := r.report(s, p, status); last == nil || !reflect.DeepEqual(*last, report) {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/virgate/virgate/internal/claims"
 	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/dra"
@@ -35,6 +37,7 @@ type view struct {
 	*Options
 	*current
 	calls       *nodemetrics.Calls
+	switches    prometheus.Histogram
 	mig         *migchange.Reconciler
 	dra         *drapath.Paths
 	gpuSettings *gpusettings.Settings
@@ -48,6 +51,7 @@ func newView(a *agent) *view {
 		Options:     &a.Options,
 		current:     &a.current,
 		calls:       nodemetrics.NewCalls(),
+		switches:    nodemetrics.NewSwitches(),
 		mig:         a.mig,
 		dra:         a.dra,
 		gpuSettings: a.gpuSettings,

@@ -35,8 +35,9 @@ const limit = 2 * time.Minute
 type api struct {
 	nodes []corev1.Node
 	pods  []corev1.Pod
-	// quotas are for TestWhyNoPod.
-	quotas []corev1.ResourceQuota
+	// quotas and failures are for TestWhyNoPod.
+	quotas   []corev1.ResourceQuota
+	failures []corev1.Event
 	// status answers for a node; nil refuses.
 	status func(node string, w http.ResponseWriter, r *http.Request)
 	// denied are paths that are answered with 403; noProxy says that the review denies.
@@ -155,6 +156,9 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				list.Items = append(list.Items, quota)
 			}
 		}
+		_ = json.NewEncoder(w).Encode(list)
+	case kind == "events":
+		list := corev1.EventList{TypeMeta: metav1.TypeMeta{Kind: "EventList", APIVersion: "v1"}, Items: a.failures}
 		_ = json.NewEncoder(w).Encode(list)
 	case kind == "status" && strings.Contains(r.URL.Path, ":9400/proxy/api/v1/"):
 		a.mutex.Lock()

@@ -69,6 +69,11 @@ type Question struct {
 	Pods       []Pod
 	Used       map[string]corev1.ResourceList
 	PodsUnread string
+	// Namespace is that of Virgate's own pods. Statuses are the status pages that were read, by node,
+	// StatusUnread says why none was.
+	Namespace    string
+	Statuses     map[string]Status
+	StatusUnread string
 }
 
 // Answer is why a pod waits. Its JSON names are an interface, as View's.
@@ -91,6 +96,8 @@ type WhyGroup struct {
 	Nodes  []string  `json:"names"`
 	// Holders are the pods that hold what is wanted there.
 	Holders []string `json:"holders,omitempty"`
+	// Details say what Virgate says there of GPUs that pods do not get: faults, releases, DRA, a switch.
+	Details []string `json:"details,omitempty"`
 }
 
 // wanted are the pod's requests as the scheduler counts them; a pod is one of a node's pods, too.
@@ -174,6 +181,11 @@ func Why(q Question) Answer {
 		return answer("ended", "%s has ended (%s) and holds nothing: %s", a.Pod, p.Status.Phase, cmp.Or(p.Status.Message, p.Status.Reason, "no reason given"))
 	case len(a.Requests) == 0:
 		answer("noGPU", "%s requests no resource of %s, so it waits for none", a.Pod, q.Domain)
+		for _, name := range slices.Sorted(maps.Keys(wanted(p))) {
+			if domain, _, is := strings.Cut(string(name), "/"); is {
+				a.Notes = append(a.Notes, fmt.Sprintf("it requests %s, which is of another domain: with --domain %s that is looked at", name, domain))
+			}
+		}
 		if a.Node != "" {
 			a.Verdict += "; it is on node " + a.Node
 		} else if message := scheduled(p).Message; message != "" {
@@ -195,7 +207,7 @@ func Why(q Question) Answer {
 		return answer("waiting", "%s waits for its scheduling gates: %s; no scheduler looks at it before", a.Pod, strings.Join(gates, ", "))
 	}
 	a.State = "waiting"
-	a.nodes(q, asks)
+	a.nodes(&q, asks)
 	if p.Status.NominatedNodeName != "" {
 		a.Notes = append(a.Notes, "the scheduler has made room for it by its priority, on node "+p.Status.NominatedNodeName+": it waits there for pods to end")
 	}
@@ -258,6 +270,8 @@ type place struct {
 	// lacks is how many more have to be free, by resource.
 	lacks   map[string]int64
 	holders []Pod
+	// short says that there are too few of the domain's resources.
+	short bool
 }
 
 // phrases say that the same keeps the pod away from all nodes that have what it wants.
@@ -276,19 +290,17 @@ var phrases = []struct {
 }
 
 // nodes groups the nodes by what keeps the pod away, and says what would help.
-func (a *Answer) nodes(q Question, asks string) {
-	holders := map[string][]Pod{}
-	for _, p := range q.Pods {
-		if !p.Ended && len(p.Requests) > 0 {
-			holders[p.Node] = append(holders[p.Node], p)
-		}
-	}
+func (a *Answer) nodes(q *Question, asks string) {
+	holders := q.holders()
 	names := map[string]int{}
 	groups := map[string]*WhyGroup{}
 	var best string
 	var bestPlace place
 	alone := map[Cause]int{} // Nodes that this cause alone keeps away.
 	most := map[string]int64{}
+	// Nodes with released GPUs, with units that are DRA's, that lack pods' ends as well as healthy
+	// devices, and that are switching and do not have the resource yet.
+	var released, dra, both, switching []string
 	for _, node := range slices.SortedFunc(slices.Values(q.Nodes), func(x, y Candidate) int { return strings.Compare(x.Name, y.Name) }) {
 		for name, capacity := range node.Capacity {
 			if capacity > 0 {
@@ -296,7 +308,7 @@ func (a *Answer) nodes(q Question, asks string) {
 			}
 			most[name] = max(most[name], capacity)
 		}
-		at := a.judge(q, node, holders[node.Name])
+		at := q.judge(a.Requests, node, holders[node.Name])
 		if len(at.causes) == 1 || at.causes[0].Cause == CauseNoResource {
 			alone[at.causes[0].Cause]++
 			if at.causes[0].Cause == CauseHeld && (best == "" || at.free > bestPlace.free) {
@@ -310,6 +322,28 @@ func (a *Answer) nodes(q Question, asks string) {
 		groups[key].Nodes = append(groups[key].Nodes, node.Name)
 		for _, p := range at.holders {
 			groups[key].Holders = append(groups[key].Holders, p.String())
+		}
+		if at.short {
+			details := node.details(q.Statuses[node.Name].Page)
+			for _, text := range details {
+				groups[key].Details = append(groups[key].Details, node.Name+": "+text)
+			}
+			seen := func(text string) bool {
+				return slices.ContainsFunc(details, func(d string) bool { return strings.Contains(d, text) })
+			}
+			if seen(nodereport.ReleasedUntil) {
+				released = append(released, node.Name)
+			}
+			if page := q.Statuses[node.Name].Page; page != nil && page.DRA != nil && len(page.DRA.Paths) > 0 {
+				dra = append(dra, node.Name)
+			}
+			mixed := at.causes[0].Cause == CauseIll || at.causes[0].Cause == CauseSwitching
+			if mixed && len(at.causes) > 1 && !slices.ContainsFunc(at.causes[1:], func(b Barrier) bool { return b.Cause != CauseHeld }) {
+				both = append(both, node.Name)
+			}
+			if at.causes[len(at.causes)-1].Cause == CauseProfile && nodereport.ProfileState(node.State) == nodereport.ProfileSwitching {
+				switching = append(switching, node.Name)
+			}
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(groups)) {
@@ -335,6 +369,13 @@ func (a *Answer) nodes(q Question, asks string) {
 	if q.PodsUnread != "" {
 		a.Notes = append(a.Notes, "what pods hold is not known, so nodes may be full: "+q.PodsUnread)
 	}
+	unread := q.StatusUnread
+	for _, name := range slices.Sorted(maps.Keys(q.Statuses)) {
+		unread = cmp.Or(unread, q.Statuses[name].Unread)
+	}
+	if unread != "" {
+		a.Notes = append(a.Notes, "faults, released GPUs and DRA are known from Virgate's status pages alone, and not all were read: "+unread)
+	}
 	if alone[CauseFits] > 0 {
 		a.Verdict = fmt.Sprintf("%s should find a place: %s could give it %s", a.Pod, Count(alone[CauseFits], "node"), asks)
 		help("if it goes on waiting, another rule of the scheduler keeps it away, such as affinity to pods, spreading, ports or volumes: see what the scheduler says")
@@ -344,8 +385,16 @@ func (a *Answer) nodes(q Question, asks string) {
 		switch want := a.Requests[name]; {
 		case names[name] == 0:
 			a.Verdict = fmt.Sprintf("%s waits for %s, which no node has", a.Pod, name)
-			if len(names) == 0 {
+			switch {
+			case len(dra) > 0:
+				a.Verdict += fmt.Sprintf("; DRA has GPUs of %s", Count(len(dra), "node"))
+			case len(switching) > 0:
+				a.Verdict += fmt.Sprintf("; %s switching to another profile", isOrAre(len(switching), "node"))
+			}
+			if len(names) == 0 && len(dra) == 0 {
 				help("no node has any resource of %s: is a device plugin running?", q.Domain)
+			}
+			if len(names) == 0 {
 				continue
 			}
 			near := slices.SortedFunc(maps.Keys(names), func(x, y string) int {
@@ -377,6 +426,18 @@ func (a *Answer) nodes(q Question, asks string) {
 			help(cause.what, Count(count, "node"))
 		}
 	}
+	if len(both) > 0 {
+		help("%s would take it when devices are back and pods have ended as well: %s", Count(len(both), "node"), Some(both, 3))
+	}
+	if len(released) > 0 {
+		help("virgate gpu restore, in Virgate's pod on %s, gives the released GPUs back", Some(released, 3))
+	}
+	if len(dra) > 0 {
+		help("what DRA has on %s comes free when the claims end that have it; the device plugin gets it back with a profile that does not give the resource to DRA", Some(dra, 3))
+	}
+	if len(switching) > 0 {
+		help("what the switch on %s waits for has to end there, if the profile brings the resource", Some(switching, 3))
+	}
 	for _, group := range a.Groups {
 		if slices.ContainsFunc(group.Causes, func(b Barrier) bool { return b.Cause == CauseProfile }) {
 			help("virgate cluster nodes shows what became of the profiles")
@@ -385,14 +446,25 @@ func (a *Answer) nodes(q Question, asks string) {
 	}
 }
 
-// judge says what keeps the pod from the node.
-func (a *Answer) judge(q Question, node Candidate, pods []Pod) place {
+// holders are the pods that have some of the domain's resources, by node.
+func (q *Question) holders() map[string][]Pod {
+	holders := map[string][]Pod{}
+	for _, p := range q.Pods {
+		if !p.Ended && len(p.Requests) > 0 {
+			holders[p.Node] = append(holders[p.Node], p)
+		}
+	}
+	return holders
+}
+
+// judge says what keeps the pod, which requests so much, from the node.
+func (q *Question) judge(requests map[string]int64, node Candidate, pods []Pod) place {
 	at := place{causes: slices.Clone(node.Barriers), lacks: map[string]int64{}}
 	add := func(cause Cause, format string, arguments ...any) {
 		at.causes = append(at.causes, Barrier{cause, fmt.Sprintf(format, arguments...)})
 	}
-	for _, name := range slices.Sorted(maps.Keys(a.Requests)) {
-		want, has, allocatable, held := a.Requests[name], node.Capacity[name], node.Allocatable[name], int64(0)
+	for _, name := range slices.Sorted(maps.Keys(requests)) {
+		want, has, allocatable, held := requests[name], node.Capacity[name], node.Allocatable[name], int64(0)
 		var by []Pod
 		for _, p := range pods {
 			if p.Requests[name] > 0 {
@@ -408,16 +480,24 @@ func (a *Answer) judge(q Question, node Candidate, pods []Pod) place {
 			switch state := nodereport.ProfileState(node.State); {
 			case state == nodereport.ProfileRejected:
 				add(CauseProfile, "the profile %s, which is wanted there, is rejected: %s", node.Wanted, node.Condition.Message)
+			case state == nodereport.ProfileSwitching:
+				add(CauseProfile, "the node is switching to the profile %s", node.Wanted)
 			case node.Wanted != "" && state != nodereport.ProfileApplied:
 				add(CauseProfile, "the profile %s, which is wanted there, is %s", node.Wanted, cmp.Or(node.State, "not yet seen"))
 			}
+			at.short = true
 			return at
 		case has < want:
 			add(CauseTooSmall, "%d %s at most", has, name)
 		case free >= want:
 		case has-held >= want:
 			cause, why := node.unhealthy()
-			add(cause, "%d of %d %s %s, %d free", has-allocatable, has, name, why, free)
+			text := fmt.Sprintf("%d of %d %s %s", has-allocatable, has, name, why)
+			if held > 0 {
+				text += fmt.Sprintf(", %d held", held)
+			}
+			add(cause, "%s, %d free", text, free)
+			at.hold(by)
 		default:
 			if allocatable < want {
 				cause, why := node.unhealthy()
@@ -426,13 +506,12 @@ func (a *Answer) judge(q Question, node Candidate, pods []Pod) place {
 			add(CauseHeld, "%d of %d %s held, %d free", held, has, name, free)
 			at.free += free
 			at.lacks[name] = want - free
-			for _, p := range by {
-				if !slices.ContainsFunc(at.holders, func(other Pod) bool { return other.String() == p.String() }) {
-					at.holders = append(at.holders, p)
-				}
-			}
+			at.hold(by)
 		}
 	}
+	at.short = slices.ContainsFunc(at.causes, func(b Barrier) bool {
+		return slices.Contains([]Cause{CauseTooSmall, CauseIll, CauseSwitching, CauseHeld}, b.Cause)
+	})
 	if q.PodsUnread == "" {
 		wants := wanted(q.Pod)
 		for _, name := range slices.Sorted(maps.Keys(wants)) {
@@ -464,11 +543,16 @@ func (n Node) unhealthy() (Cause, string) {
 	if nodereport.ProfileState(n.State) != nodereport.ProfileSwitching {
 		return CauseIll, "unhealthy"
 	}
-	text := fmt.Sprintf("withdrawn, because the node is switching to the profile %s", n.Wanted)
-	if n.Condition.Message != "" {
-		text += " (" + n.Condition.Message + ")"
+	return CauseSwitching, "withdrawn, because the node is switching to the profile " + n.Wanted
+}
+
+// hold adds pods that hold what is wanted.
+func (at *place) hold(pods []Pod) {
+	for _, p := range pods {
+		if !slices.ContainsFunc(at.holders, func(other Pod) bool { return other.String() == p.String() }) {
+			at.holders = append(at.holders, p)
+		}
 	}
-	return CauseSwitching, text
 }
 
 // toEnd are pods whose end would make room: those with most first, so that few have to.
@@ -498,6 +582,13 @@ func podNames(pods []Pod) []string {
 		names[i] = p.String()
 	}
 	return names
+}
+
+func isOrAre(count int, what string) string {
+	if count == 1 {
+		return "1 " + what + " is"
+	}
+	return Count(count, what) + " are"
 }
 
 // Count is "1 node" or "3 nodes".

@@ -1,7 +1,9 @@
 package cluster
 
 import (
+	"encoding/json"
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -9,6 +11,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/nodestatus"
+	"github.com/virgate/virgate/internal/status"
+	"github.com/virgate/virgate/internal/units"
+	"github.com/virgate/virgate/sharing"
 )
 
 // gpuNode has 4 GPUs, 8 CPUs and room for 110 pods.
@@ -40,8 +49,8 @@ func tainted(key string, effect corev1.TaintEffect) func(*corev1.Node) {
 	return func(n *corev1.Node) { n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: key, Effect: effect}) }
 }
 
-func ask(p *corev1.Pod, nodes []*corev1.Node, pods []*corev1.Pod) Answer {
-	q := Question{Pod: p, Domain: "nvidia.com", Used: map[string]corev1.ResourceList{}}
+func ask(p *corev1.Pod, nodes []*corev1.Node, pods []*corev1.Pod, pages map[string]Status) Answer {
+	q := Question{Pod: p, Domain: "nvidia.com", Used: map[string]corev1.ResourceList{}, Statuses: pages}
 	for _, n := range nodes {
 		q.Nodes = append(q.Nodes, NewCandidate(p, n, q.Domain))
 	}
@@ -60,6 +69,7 @@ func saidOf(a Answer) []string {
 			causes = append(causes, fmt.Sprintf("%s (%s)", c.Cause, c.Text))
 		}
 		said = append(said, strings.TrimSuffix(fmt.Sprintf("%s: %s < %s", strings.Join(g.Nodes, ","), strings.Join(causes, " + "), strings.Join(g.Holders, ",")), " < "))
+		said = append(said, g.Details...)
 	}
 	for _, h := range a.Help {
 		said = append(said, "help: "+h)
@@ -143,7 +153,7 @@ func TestWhy(t *testing.T) {
 		},
 		{
 			"ill and held", waitingPod("p", "", 2), only(gpuNode("n1", func(n *corev1.Node) { amount(n.Status.Allocatable, "nvidia.com/gpu", "1") })), []*corev1.Pod{waitingPod("h", "n1", 3)},
-			[]string{"waiting", "a/p waits for 2 nvidia.com/gpu: of 1 node none can give it now", "n1: ill (3 of 4 nvidia.com/gpu unhealthy) + held (3 of 4 nvidia.com/gpu held, 0 free) < a/h", unscheduledNote},
+			[]string{"waiting", "a/p waits for 2 nvidia.com/gpu: of 1 node none can give it now", "n1: ill (3 of 4 nvidia.com/gpu unhealthy) + held (3 of 4 nvidia.com/gpu held, 0 free) < a/h", "help: 1 node would take it when devices are back and pods have ended as well: n1", unscheduledNote},
 		},
 		{
 			"switching", waitingPod("p", "", 2), only(gpuNode("n1", profile("switching"), func(n *corev1.Node) {
@@ -152,8 +162,34 @@ func TestWhy(t *testing.T) {
 			})), nil,
 			[]string{
 				"waiting", "a/p waits for 2 nvidia.com/gpu: a profile is being switched on all nodes that have it: 1",
-				"n1: switching (3 of 4 nvidia.com/gpu withdrawn, because the node is switching to the profile b (1 GPU waits: 0 held as nvidia.com/gpu by a/h), 1 free)",
+				"n1: switching (3 of 4 nvidia.com/gpu withdrawn, because the node is switching to the profile b, 1 free)",
+				"n1: Switching: 1 GPU waits: 0 held as nvidia.com/gpu by a/h",
 				"help: 1 node will take it when the pods have ended that its switch waits for; the profile's retireAfter.switch says how long a device stays usable for them", unscheduledNote,
+			},
+		},
+		{
+			"ill, and the rest is held", waitingPod("p", "", 1), only(gpuNode("n1", func(n *corev1.Node) { amount(n.Status.Allocatable, "nvidia.com/gpu", "2") })), []*corev1.Pod{waitingPod("h", "n1", 2)},
+			[]string{"waiting", "a/p waits for 1 nvidia.com/gpu: devices are unhealthy on all nodes that have it: 1", "n1: ill (2 of 4 nvidia.com/gpu unhealthy, 2 held, 0 free) < a/h", "help: 1 node would take it with all devices healthy: virgate cluster gpus says what is unhealthy", unscheduledNote},
+		},
+		{
+			"switching to the name that it wants", name(waitingPod("p", "", 1), "nvidia.com/gpu", "nvidia.com/gpu.shared"), only(gpuNode("n1", profile("switching"), func(n *corev1.Node) {
+				n.Status.Conditions[0].Reason, n.Status.Conditions[0].Message = "Switching", "4 GPUs wait: 0 held as nvidia.com/gpu by a/h"
+			})), nil,
+			[]string{
+				"waiting", "a/p waits for nvidia.com/gpu.shared, which no node has; 1 node is switching to another profile",
+				"n1: noResource (no nvidia.com/gpu.shared) + profile (the node is switching to the profile b)", "n1: Switching: 4 GPUs wait: 0 held as nvidia.com/gpu by a/h",
+				"help: the nearest name that nodes have is nvidia.com/gpu, on 1 node", "help: what the switch on n1 waits for has to end there, if the profile brings the resource",
+				"help: virgate cluster nodes shows what became of the profiles", unscheduledNote,
+			},
+		},
+		{
+			"paused", waitingPod("p", "", 1), only(gpuNode("n1", func(n *corev1.Node) {
+				amount(n.Status.Allocatable, "nvidia.com/gpu", "0")
+				n.Status.Conditions = []corev1.NodeCondition{{Type: "GPUSharingReady", Status: "False", Reason: "PausedForMIGChange", Message: "no GPU is offered"}}
+			})), nil,
+			[]string{
+				"waiting", "a/p waits for 1 nvidia.com/gpu: devices are unhealthy on all nodes that have it: 1", "n1: ill (4 of 4 nvidia.com/gpu unhealthy, 0 free)", "n1: PausedForMIGChange: no GPU is offered",
+				"help: 1 node would take it with all devices healthy: virgate cluster gpus says what is unhealthy", unscheduledNote,
 			},
 		},
 		{
@@ -216,6 +252,10 @@ func TestWhy(t *testing.T) {
 			[]string{"noGPU", "a/p requests no resource of nvidia.com, so it waits for none"},
 		},
 		{
+			"another domain", name(waitingPod("p", "", 1), "nvidia.com/gpu", "nvidia.co/gpu"), nil, nil,
+			[]string{"noGPU", "a/p requests no resource of nvidia.com, so it waits for none", "it requests nvidia.co/gpu, which is of another domain: with --domain nvidia.co that is looked at"},
+		},
+		{
 			"refused", waitingPod("p", "n1", 1, status("Failed", "UnexpectedAdmissionError", "Allocate failed")), nil, nil,
 			[]string{"refused", "a/p was refused by the kubelet of node n1: UnexpectedAdmissionError: Allocate failed", "help: a refused pod does not start again: its owner makes another, or delete and create it"},
 		},
@@ -242,7 +282,7 @@ func TestWhy(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, saidOf(ask(test.pod, test.nodes, test.pods))); diff != "" {
+			if diff := cmp.Diff(test.want, saidOf(ask(test.pod, test.nodes, test.pods, nil))); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
@@ -286,24 +326,120 @@ func TestWhyNoPod(t *testing.T) {
 			Used: corev1.ResourceList{"requests.nvidia.com/gpu": resource.MustParse(used), "requests.cpu": resource.MustParse("1")},
 		}}
 	}
+	event := func(kind, owner, message string, at int64) corev1.Event {
+		return corev1.Event{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: owner + message}, Reason: "FailedCreate", Message: message, LastTimestamp: metav1.Unix(at, 0),
+			InvolvedObject: corev1.ObjectReference{Kind: kind, Name: owner},
+		}
+	}
 	for _, test := range []struct {
 		name   string
 		quotas []corev1.ResourceQuota
+		events []corev1.Event
 		denied []string
 		want   string
 	}{
-		{"none", nil, nil, "there is no pod a/p"},
-		{"room", []corev1.ResourceQuota{quota("a", "q", "3")}, nil, "there is no pod a/p"},
-		{"elsewhere", []corev1.ResourceQuota{quota("b", "q", "4")}, nil, "there is no pod a/p"},
-		{"exhausted", []corev1.ResourceQuota{quota("a", "q", "4")}, nil, "there is no pod a/p; if something should have made it, the likely reason that it did not: the quota q has 4 of 4 nvidia.com/gpu used"},
-		{"no right", nil, []string{"resourcequotas"}, "there is no pod a/p; whether a quota keeps it from being made is not known: list resourcequotas: resourcequotas is forbidden"},
+		{"none", nil, nil, nil, "there is no pod a/p"},
+		{"room", []corev1.ResourceQuota{quota("a", "q", "3")}, nil, nil, "there is no pod a/p"},
+		{"elsewhere", []corev1.ResourceQuota{quota("b", "q", "4")}, nil, nil, "there is no pod a/p"},
+		{"a workload of that name", nil, []corev1.Event{event("Job", "p", "old", 1), event("Job", "p", "exceeded quota: q", 2), event("Job", "q", "other", 3)}, nil, "there is no pod a/p; the Job p could not make a pod: exceeded quota: q"},
+		{"a Deployment of that name", nil, []corev1.Event{event("ReplicaSet", "p-6b7", "exceeded quota: q", 2)}, nil, "there is no pod a/p; the ReplicaSet p-6b7 could not make a pod: exceeded quota: q"},
+		{"no right to events", nil, nil, []string{"events"}, "there is no pod a/p; what its owner says of it is not known: list events: events is forbidden"},
+		{"exhausted", []corev1.ResourceQuota{quota("a", "q", "4")}, nil, nil, "there is no pod a/p; if something should have made it, the likely reason that it did not: the quota q has 4 of 4 nvidia.com/gpu used"},
+		{"no right", nil, nil, []string{"resourcequotas"}, "there is no pod a/p; whether a quota keeps it from being made is not known: list resourcequotas: resourcequotas is forbidden"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			a := &api{quotas: test.quotas, denied: test.denied}
+			a := &api{quotas: test.quotas, failures: test.events, denied: test.denied}
 			if _, err := a.start(t).Why(t.Context(), options, "a", "p"); err == nil || err.Error() != test.want {
 				t.Errorf("%v\nwant %s", err, test.want)
 			}
 		})
+	}
+}
+
+// TestWhyDetails: what Virgate's status page says of GPUs that the pod does not get is told of nodes
+// that lack them, with the way out.
+func TestWhyDetails(t *testing.T) {
+	released := "GPU 1 (GPU-b) " + nodereport.ReleasedUntil + "12:00 UTC, or until virgate gpu restore"
+	none := func(n *corev1.Node) { n.Status.Capacity, n.Status.Allocatable = nil, nil }
+	claimed := &status.DRA{Paths: map[string]units.Path{"gpu-0": units.DRA, "gpu-1": units.LeavingDRA, "gpu-2": units.LeavingPlugin}, Claims: []dra.Claim{
+		{Namespace: "b", Name: "c", Results: []dra.Result{{Device: "gpu-1"}}},
+	}}
+	for _, test := range []struct {
+		name string
+		node *corev1.Node
+		page Status
+		want []string
+	}{
+		{
+			"released", gpuNode("n1"), Status{Page: &status.Status{Warnings: []string{"other", released}}},
+			[]string{
+				"waiting", "a/p waits for 1 nvidia.com/gpu: pods hold too many on all nodes that have it: 1", "n1: held (4 of 4 nvidia.com/gpu held, 0 free) < a/h", "n1: " + released,
+				"help: node n1 has the most free, 0: 1 pod would have to end there, such as a/h", "help: virgate gpu restore, in Virgate's pod on n1, gives the released GPUs back", unscheduledNote,
+			},
+		},
+		{
+			"faults", gpuNode("n1"), Status{Page: &status.Status{GPUs: []status.GPU{
+				{UUID: "a", Health: status.Health{State: sharing.Unhealthy, Reason: "XID 79"}, Units: []status.Unit{{ID: "a", Health: status.Health{State: sharing.Unhealthy}}}},
+				{UUID: "b", Index: 1, Health: status.Health{State: sharing.Healthy}, Units: []status.Unit{{ID: "c", Index: "1:0", Health: status.Health{State: sharing.Suspect, Reason: "XID 63"}}}},
+			}}},
+			[]string{
+				"waiting", "a/p waits for 1 nvidia.com/gpu: pods hold too many on all nodes that have it: 1", "n1: held (4 of 4 nvidia.com/gpu held, 0 free) < a/h",
+				"n1: GPU 0 is unhealthy: XID 79", "n1: partition 1:0 is suspect: XID 63", "help: node n1 has the most free, 0: 1 pod would have to end there, such as a/h", unscheduledNote,
+			},
+		},
+		{
+			"DRA", gpuNode("n1", none), Status{Page: &status.Status{DRA: claimed}},
+			[]string{
+				"waiting", "a/p waits for nvidia.com/gpu, which no node has; DRA has GPUs of 1 node", "n1: noResource (no nvidia.com/gpu)",
+				"n1: gpu-0: given out by DRA alone", "n1: gpu-1: DRA's until the claims end that have devices of them; had by b/c", "n1: gpu-2: on the way to DRA, until the pods end that hold them",
+				"help: what DRA has on n1 comes free when the claims end that have it; the device plugin gets it back with a profile that does not give the resource to DRA", unscheduledNote,
+			},
+		},
+		{
+			"unread", gpuNode("n1"), Status{Unread: "no answer within 2s"},
+			[]string{
+				"waiting", "a/p waits for 1 nvidia.com/gpu: pods hold too many on all nodes that have it: 1", "n1: held (4 of 4 nvidia.com/gpu held, 0 free) < a/h",
+				"help: node n1 has the most free, 0: 1 pod would have to end there, such as a/h",
+				"faults, released GPUs and DRA are known from Virgate's status pages alone, and not all were read: no answer within 2s", unscheduledNote,
+			},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var holders []*corev1.Pod
+			if test.node.Status.Capacity != nil {
+				holders = append(holders, waitingPod("h", "n1", 4))
+			}
+			a := ask(waitingPod("p", "", 1), []*corev1.Node{test.node}, holders, map[string]Status{"n1": test.page})
+			if diff := cmp.Diff(test.want, saidOf(a)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestWhyReadsPages: of nodes that lack what the pod wants the status pages are read, of a few only.
+func TestWhyReadsPages(t *testing.T) {
+	a := &api{status: func(node string, w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(status.Status{Node: node, Warnings: []string{"GPU 0 " + nodereport.ReleasedUntil + "noon"}})
+	}}
+	a.fill(mostPages + 10)
+	for i := range a.nodes {
+		a.nodes[i].Status.Conditions = []corev1.NodeCondition{{Type: nodestatus.ConditionType, Status: corev1.ConditionTrue}}
+	}
+	a.nodes[0].Spec.Taints = []corev1.Taint{{Key: "t", Effect: corev1.TaintEffectNoSchedule}} // Others are asked first.
+	a.pods = append(a.pods, *waitingPod("p", "", 7))
+	client := a.start(t)
+	answer, err := client.Why(t.Context(), options, "a", "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if client.Pages.Load() != mostPages || len(answer.Groups) != 2 || len(answer.Groups[0].Details) != mostPages {
+		t.Errorf("%d pages, %+v", client.Pages.Load(), answer)
+	}
+	a.pods[len(a.pods)-1].Spec.Containers[0].Resources.Requests = quantities("nvidia.com/gpu", 6)
+	if _, err = client.Why(t.Context(), options, "a", "p"); err != nil || client.Pages.Load() != mostPages {
+		t.Errorf("%v, %d pages although there is room", err, client.Pages.Load())
 	}
 }
 

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,9 +21,9 @@ func (c *Client) Why(ctx context.Context, o Options, namespace, name string) (An
 		return Answer{}, err
 	}
 	if pod == nil {
-		return Answer{}, fmt.Errorf("there is no pod %s/%s%s", namespace, name, c.refusing(ctx, namespace, o.Domain))
+		return Answer{}, fmt.Errorf("there is no pod %s/%s%s%s", namespace, name, c.notMade(ctx, namespace, name), c.refusing(ctx, namespace, o.Domain))
 	}
-	q := Question{Pod: pod, Domain: o.Domain, Used: map[string]corev1.ResourceList{}}
+	q := Question{Pod: pod, Domain: o.Domain, Namespace: o.Namespace, Used: map[string]corev1.ResourceList{}}
 	if a := Why(q); a.State != "waiting" || len(pod.Spec.SchedulingGates) > 0 {
 		return a, nil
 	}
@@ -48,8 +49,29 @@ func (c *Client) Why(ctx context.Context, o Options, namespace, name string) (An
 			return Answer{}, ctx.Err()
 		}
 		q.PodsUnread = fmt.Sprintf("list pods: %v", err)
+		return Why(q), nil
 	}
-	return Why(q), nil
+	if short := q.short(); len(short) > 0 && o.StatusTimeout > 0 {
+		q.Statuses, q.StatusUnread = c.statuses(ctx, o, Snapshot{Nodes: short, Pods: q.Pods})
+	}
+	return Why(q), ctx.Err()
+}
+
+// mostPages is how many status pages are read to say why one pod waits: as many as people look at.
+const mostPages = 20
+
+// short are nodes that Virgate serves and that have too few of what the pod wants, those first that
+// nothing else keeps it from.
+func (q *Question) short() (nodes []Node) {
+	byNode := q.holders()
+	candidates := slices.Clone(q.Nodes)
+	slices.SortStableFunc(candidates, func(x, y Candidate) int { return cmp.Compare(len(x.Barriers), len(y.Barriers)) })
+	for _, node := range candidates {
+		if node.Condition.Type != "" && len(nodes) < mostPages && q.judge(ofDomain(wanted(q.Pod), q.Domain), node, byNode[node.Name]).short {
+			nodes = append(nodes, node.Node)
+		}
+	}
+	return nodes
 }
 
 // add counts what a pod has of its node.
@@ -57,7 +79,7 @@ func (q *Question) add(p *corev1.Pod) {
 	if p.Spec.NodeName == "" {
 		return
 	}
-	if kept, ok := trimPod(p, q.Domain, ""); ok {
+	if kept, ok := trimPod(p, q.Domain, q.Namespace); ok {
 		q.Pods = append(q.Pods, kept)
 	}
 	has := wanted(p)
@@ -94,6 +116,29 @@ func (c *Client) inNamespace(ctx context.Context, namespace, resource, fields st
 		Timeout(listTimeout).Do(ctx).Into(into)
 }
 
+// notMade is what a controller says of a pod of that name that it could not make, or of the last one
+// that it could not make for a workload of that name; "" for nothing.
+func (c *Client) notMade(ctx context.Context, namespace, name string) string {
+	var list corev1.EventList
+	if err := c.inNamespace(ctx, namespace, "events", "reason=FailedCreate", &list); err != nil {
+		return fmt.Sprintf("; what its owner says of it is not known: list events: %v", err)
+	}
+	var last *corev1.Event
+	for i := range list.Items {
+		event := &list.Items[i]
+		// A Deployment's ReplicaSet has its name and a hash.
+		owner := event.InvolvedObject.Name == name || strings.HasPrefix(event.InvolvedObject.Name, name+"-")
+		ofIt := owner || strings.HasPrefix(name, event.InvolvedObject.Name+"-")
+		if event.Reason == "FailedCreate" && ofIt && (last == nil || last.LastTimestamp.Before(&event.LastTimestamp)) {
+			last = event
+		}
+	}
+	if last == nil {
+		return ""
+	}
+	return fmt.Sprintf("; the %s %s could not make a pod: %s", last.InvolvedObject.Kind, last.InvolvedObject.Name, last.Message)
+}
+
 // refusing says which quotas of the namespace have no more of the domain's resources.
 func (c *Client) refusing(ctx context.Context, namespace, domain string) string {
 	var list corev1.ResourceQuotaList
@@ -110,7 +155,8 @@ func (c *Client) refusing(ctx context.Context, namespace, domain string) string 
 	return "; if something should have made it, the likely reason that it did not: " + strings.Join(texts, "; ")
 }
 
-// exhausted says what a quota has no more of.
+// exhausted says what a quota has no more of. How much a pod would want that is not there is not known,
+// so what is nearly used up is left to notMade.
 func exhausted(quota corev1.ResourceQuota, domain string) (texts []string) {
 	const prefix = corev1.DefaultResourceRequestsPrefix
 	for name, hard := range quota.Status.Hard {

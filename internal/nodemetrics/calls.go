@@ -56,6 +56,17 @@ func (c *Calls) Collect(ch chan<- prometheus.Metric) {
 	c.preferred.Collect(ch)
 }
 
+// NewSwitches returns a histogram of how long changes of the profile take until the scheduler knows of
+// them. The kubelet alone takes up to 10 s.
+func NewSwitches() prometheus.Histogram {
+	return prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "virgate_switch_schedulable_seconds",
+		Help: "Time from when another profile is taken up until the Node's status.allocatable says what the kubelet was told, for each resource whose number changes. " +
+			"Units that pods hold are not waited for. Not counted: the first profile, and what Virgate could not write to the Node (virgate_announcements_total). Absent where it writes nothing.",
+		Buckets: []float64{.1, .25, .5, 1, 2.5, 5, 10, 20, 30, 60},
+	})
+}
+
 // ClaimCalls measures the kubelet's calls for claims. It is a prometheus.Collector.
 type ClaimCalls struct {
 	took   *prometheus.HistogramVec

@@ -83,6 +83,9 @@ func (w Wait) String() string {
 	return fmt.Sprintf("%s, held as %s by %s", w.Name(), w.Resource, cmp.Or(strings.Join(w.Pods, ", "), sharing.UnnamedHolder))
 }
 
+// ReleasedUntil is in the warning of a GPU that is released, by which others tell it.
+const ReleasedUntil = "is not offered: it is released until "
+
 // Waiting is what a switch waits for: one sentence for each GPU without its layout, and
 // for each unit of the other GPUs that waits for its holders.
 func Waiting(layouts []GPULayout, waits []Wait) []string {

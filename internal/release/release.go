@@ -215,7 +215,7 @@ func (m *Manager) Reservations() (list []units.Reservation) {
 		case r.Pause:
 			list = append(list, units.Reservation{Purpose: units.Pause, GPU: r.GPU, Text: PausedText})
 		default:
-			text := fmt.Sprintf("GPU %d (%s) is not offered: it is released until %s, or until virgate gpu restore",
+			text := fmt.Sprintf("GPU %d (%s) "+nodereport.ReleasedUntil+"%s, or until virgate gpu restore",
 				r.Index, r.GPU, r.Until.UTC().Format("15:04 MST"))
 			list = append(list, units.Reservation{
 				Purpose: units.Release,

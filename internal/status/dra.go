@@ -31,6 +31,37 @@ type DRADevice struct {
 	Claims []string
 }
 
+// Reserved says which units the device plugin does not offer because of DRA, and which claims have
+// devices of them.
+func (d DRA) Reserved() (texts []string) {
+	for _, path := range []struct {
+		path units.Path
+		text string
+	}{
+		{units.DRA, "given out by DRA alone"},
+		{units.LeavingDRA, "DRA's until the claims end that have devices of them"},
+		{units.LeavingPlugin, "on the way to DRA, until the pods end that hold them"},
+	} {
+		var names, claims []string
+		for _, device := range d.Devices() {
+			if device.Path == path.path {
+				names = append(names, device.Name)
+				claims = append(claims, device.Claims...)
+			}
+		}
+		if len(names) == 0 {
+			continue
+		}
+		slices.Sort(claims)
+		text := strings.Join(names, ", ") + ": " + path.text
+		if len(claims) > 0 {
+			text += "; had by " + strings.Join(slices.Compact(claims), ", ")
+		}
+		texts = append(texts, text)
+	}
+	return texts
+}
+
 // Devices are by name. A partition that was made for a claim has the path of its GPU.
 func (d DRA) Devices() (list []DRADevice) {
 	holders := map[string][]string{}

@@ -158,7 +158,7 @@ func ofClusters(t *testing.T) map[string][]string {
 	t.Helper()
 	known := documentedMetrics(t)
 	maps.DeleteFunc(known, func(metric string, _ []string) bool {
-		return !slices.ContainsFunc([]string{"virgate_announcements_", "virgate_claim", "virgate_dra_"}, func(prefix string) bool {
+		return !slices.ContainsFunc([]string{"virgate_announcements_", "virgate_claim", "virgate_dra_", "virgate_switch_schedulable_"}, func(prefix string) bool {
 			return strings.HasPrefix(metric, prefix)
 		})
 	})

@@ -48,6 +48,8 @@ func testAnnounced(t *testing.T, c *cluster) {
 	c.label(t, "time-slicing-4-renamed")
 	c.awaitAllocatable(t, map[string]int64{})
 	c.report.note("label to fewer schedulable, by Virgate alone", took(began))
+	// The four holders are not waited for.
+	c.awaitSeries(t, c.plugin(t), "virgate_switch_schedulable_seconds_bucket", "1", `le="60"`)
 	began = time.Now()
 	c.remove(t, "holder-0")
 	c.awaitAllocatable(t, map[string]int64{renamed: 4})

@@ -94,6 +94,7 @@ func TestKubernetes(t *testing.T) {
 		{1, "bad profile", testBadProfile},
 		{1, "announced", testAnnounced},
 		{1, "fault", testFault},
+		{1, "why", testWhy},
 		{1, "guard", testGuard},
 		{2, "mps", testMPS},
 		{2, "dra", testDRA},

@@ -59,7 +59,7 @@ test-kubernetes: $(if $(TIMES),$(GOTESTSUM)) ## the kubelet's own code, and a re
 	cd test/kubernetes && go vet ./... $(if $(filter kubelet,$(SUITES)),&& $(gotest) -vet=off $(race) -timeout 30m ./kubelet) \
 	  $(if $(filter api dra,$(SUITES)),&& $(gotest) -vet=off $(stripped) -timeout 30m $(addprefix ./,$(filter api dra,$(SUITES)))) # kube-apiserver is slow to build with -race
 
-nightly: ## everything at full length, in hours; PART=plugin, mig, mps, dra, soak, bench or a part of e2e
+nightly: ## everything at full length, in hours; PART=plugin, mig, mps, dra, switches, soak, bench or a part of e2e
 	@PART='$(PART)' .ci/nightly
 
 e2e: e2e-build ## the chart on a real Kubernetes of one node; needs root and runc; PART=storm plays that part alone, SHARD=1/2 half of them

@@ -55,6 +55,7 @@ type announcement struct {
 
 // announceLoop makes the announcements until ctx ends.
 func (m *Manager) announceLoop(ctx context.Context, wanted <-chan map[string]notice, made chan<- announcement) {
+	m.takingOver.Wait()
 	for {
 		var notices map[string]notice
 		select {
@@ -62,16 +63,67 @@ func (m *Manager) announceLoop(ctx context.Context, wanted <-chan map[string]not
 		case <-ctx.Done():
 			return
 		}
-		capacity, allocatable := map[string]int{}, map[string]int{}
-		for name, n := range notices {
-			capacity[name], allocatable[name] = n.devices, n.healthy
-		}
-		limited, cancel := context.WithTimeout(ctx, announceLimit)
-		written := m.options.Announcer.Announce(limited, capacity, allocatable)
-		cancel()
+		written := m.announceNow(ctx, notices)
 		select {
 		case made <- announcement{notices, written}:
 		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// announceNow waits for the API server, as long as a list would.
+func (m *Manager) announceNow(ctx context.Context, notices map[string]notice) (written map[string]bool) {
+	capacity, allocatable := map[string]int{}, map[string]int{}
+	for name, n := range notices {
+		capacity[name], allocatable[name] = n.devices, n.healthy
+	}
+	limited, cancel := context.WithTimeout(ctx, announceLimit)
+	defer cancel()
+	return m.options.Announcer.Announce(limited, capacity, allocatable)
+}
+
+// The kubelet takes all devices of a resource for Unhealthy from the end of one plugin's stream to
+// the next one's first list, and refuses the pods that come in between. It would tell the API server
+// of that, too, but later. So who ends announces it first, and who starts as soon as it may serve:
+// the one before it may have been killed, and to open the driver takes time.
+
+// TakeOver announces that there are no Healthy devices of what the last run listed. Call it, before Run, as
+// soon as this program may serve. It does not wait.
+func (m *Manager) TakeOver(ctx context.Context) {
+	if m.options.Announcer == nil || m.options.Store == nil {
+		return
+	}
+	lists, err := m.options.Store.Load()
+	if err != nil {
+		return // Run says so.
+	}
+	notices := map[string]notice{}
+	for name, list := range lists {
+		if c := list.count(); c.healthy > 0 {
+			notices[name] = notice{count: count{devices: c.devices}}
+		}
+	}
+	if len(notices) > 0 {
+		m.takingOver.Go(func() { m.announceNow(ctx, notices) })
+	}
+}
+
+// leave announces that there will be no Healthy devices in a moment, and returns when pods that were bound
+// just before have had time to come. The servers go on meanwhile.
+func (r *reconciler) leave() {
+	notices := map[string]notice{}
+	for name, s := range r.servers {
+		if c := s.current.Load().list.count(); c.healthy > 0 && s.streams.Load() > 0 {
+			notices[name] = notice{count: count{devices: c.devices}}
+		}
+	}
+	if r.options.Announcer == nil || len(notices) == 0 {
+		return
+	}
+	for _, written := range r.announceNow(context.Background(), notices) {
+		if written {
+			sleep(context.Background(), boundPause)
 			return
 		}
 	}

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,11 +29,17 @@ type apiServer struct {
 	asked  chan struct{}
 	now    time.Time
 	goesOn bool
+	// calling counts the calls that have not returned: the contract is one at most.
+	calling atomic.Int32
 }
 
 type call struct{ announced, kubelet map[string]string }
 
 func (a *apiServer) Announce(_ context.Context, capacity, allocatable map[string]int) map[string]bool {
+	if a.calling.Add(1) > 1 {
+		a.bench.t.Error("announced beside another announcement")
+	}
+	defer a.calling.Add(-1)
 	made, written := call{map[string]string{}, map[string]string{}}, map[string]bool{}
 	snapshot := a.bench.kubelet.Snapshot()
 	for name := range capacity {
@@ -298,5 +306,84 @@ func TestWaitingIsNotWithdrawn(t *testing.T) {
 	awaitServed(t, b)
 	if b.manager.Withdrawn("GPU-0004") {
 		t.Error("withdrawn, although a list that waits offers it")
+	}
+}
+
+// TestEndIsAnnounced holds that the API server is told before the kubelet loses the devices, and that pods
+// which were bound before that still get theirs.
+func TestEndIsAnnounced(t *testing.T) {
+	t.Parallel()
+	b, a := newAnnouncedBench(t, false)
+	a.await(t, "the first list is announced", last("8 of 8"))
+	a.hang(t)
+	ended := make(chan struct{})
+	go func() { b.stop(); close(ended) }()
+	<-a.asked
+	calls := a.seen()
+	if got, want := calls[len(calls)-1], (call{map[string]string{gpu: "0 of 8"}, map[string]string{gpu: "8 of 8"}}); !maps.Equal(got.announced, want.announced) || !maps.Equal(got.kubelet, want.kubelet) {
+		t.Errorf("announced %v while the kubelet had %v, want %v", got.announced, got.kubelet, want)
+	}
+	b.mustPod("bound-just-before", gpu, 2)
+	a.answer <- nil
+	b.mustPod("on-its-way", gpu, 2)
+	<-ended
+	b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Allocatable == 0 })
+}
+
+// TestEndWithoutAPIServer holds that one that hangs, or that may not be written to, keeps no program from ending.
+func TestEndWithoutAPIServer(t *testing.T) {
+	t.Parallel()
+	b, a := newAnnouncedBench(t, false)
+	a.await(t, "the first list is announced", last("8 of 8"))
+	a.hang(t)
+	ended := make(chan struct{})
+	go func() { b.stop(); close(ended) }()
+	<-a.asked
+	a.answer <- errors.New("forbidden")
+	<-ended
+	b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Allocatable == 0 })
+}
+
+// TestStartIsAnnounced holds that what the last run listed is announced as gone as soon as the next one may
+// serve, which is before it has a plan, and as there when the kubelet has it again. A hanging API server
+// delays no list.
+func TestStartIsAnnounced(t *testing.T) {
+	t.Parallel()
+	a := &apiServer{now: time.Now()}
+	store := &memory{}
+	b := newBench(t, func(_ *simkubelet.Options, o *plugin.Options) { o.Store = store })
+	a.bench = b
+	b.manager.Apply(plan(gpu, 8, 1))
+	b.shows(gpu, 8, 8)
+	b.stop()
+	b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Allocatable == 0 })
+
+	ctx, cancel := context.WithCancel(b.ctx)
+	var running sync.WaitGroup
+	t.Cleanup(func() { cancel(); running.Wait() })
+	a.hang(t)
+	next := plugin.NewManager(plugin.Options{
+		Dir: b.dir, Kubelet: direct{b.kubelet}, Store: store, Announcer: a, Logger: slog.New(slog.DiscardHandler),
+		Timing: plugin.Timing{StreamTimeout: time.Hour, VerifyAfter: time.Hour},
+	})
+	next.TakeOver(b.ctx)
+	<-a.asked
+	next.Apply(plan(gpu, 8, 1))
+	running.Go(func() { _ = next.Run(ctx) })
+	b.shows(gpu, 8, 8)
+	b.manager = next
+	awaitStatus(t, b, "the list is applied", func() bool {
+		resources := next.Status().Resources
+		return len(resources) > 0 && resources[0].Applied
+	})
+	b.mustPod("meanwhile", gpu, 1) // By now the second announcement would have begun.
+	a.answer <- nil
+	<-a.asked
+	a.answer <- nil
+	a.await(t, "both are announced", func(calls []call) bool { return len(calls) == 2 })
+	for i, want := range []string{"0 of 8", "8 of 8"} {
+		if got := a.seen()[i]; got.announced[gpu] != want || got.kubelet[gpu] != want {
+			t.Errorf("announced %v while the kubelet had %v, want %s", got.announced, got.kubelet, want)
+		}
 	}
 }

@@ -52,6 +52,8 @@ type Manager struct {
 	listed, grants signal
 	callMetrics    CallMetrics
 	refusedUnits   *refusedUnits
+	// takingOver is the announcement of TakeOver.
+	takingOver sync.WaitGroup
 	// refreshing are the units of RefreshHolders.
 	refreshing atomic.Pointer[[]string]
 }
@@ -116,11 +118,25 @@ func (m *Manager) AwaitStopped(ctx context.Context) error {
 }
 
 // Run serves until ctx ends, and returns when every server has stopped. It does not
-// take back what the kubelet was told, so that a successor can go on from there.
+// take back what the kubelet was told, so that a successor can go on from there. The last thing
+// it does before its servers stop is to announce that; see leave.
 func (m *Manager) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
-	var children sync.WaitGroup
-	defer children.Wait()
+	serving, stopServing := context.WithCancel(context.WithoutCancel(ctx))
+	var children, servers sync.WaitGroup
+	r := reconciler{Manager: m, lists: Lists{}, servers: map[string]*running{}, start: func(s *server) *running {
+		ctx, stop := context.WithCancel(serving)
+		run := &running{server: s, stop: stop, done: make(chan struct{})}
+		servers.Go(func() {
+			defer close(run.done)
+			s.run(ctx)
+		})
+		return run
+	}}
+	defer servers.Wait()
+	defer stopServing()
+	defer r.leave()
+	defer children.Wait() // The announcements have ended before the last one.
 	defer cancel()
 
 	requests := make(chan reading)
@@ -133,15 +149,6 @@ func (m *Manager) Run(ctx context.Context) error {
 		children.Go(func() { m.watchKubelet(ctx, requests, snapshots) })
 	}
 
-	r := reconciler{Manager: m, lists: Lists{}, servers: map[string]*running{}, start: func(s *server) *running {
-		ctx, stop := context.WithCancel(ctx)
-		run := &running{server: s, stop: stop, done: make(chan struct{})}
-		children.Go(func() {
-			defer close(run.done)
-			s.run(ctx)
-		})
-		return run
-	}}
 	r.restore()
 	timer := time.NewTimer(0)
 	timer.Stop()

@@ -322,6 +322,7 @@ func (a *agent) startServing(ctx context.Context) error {
 	if err := a.AcquireLock(ctx, func() { a.standby.Store(true) }); err != nil {
 		return err
 	}
+	a.Plugin.TakeOver(ctx)
 	if a.Releases.Releaser != nil {
 		a.releases.Load()
 	}

@@ -93,6 +93,7 @@ func TestKubernetes(t *testing.T) {
 		{1, "standby", testStandby},
 		{1, "bad profile", testBadProfile},
 		{1, "announced", testAnnounced},
+		{1, "refusals", testRefusals},
 		{1, "fault", testFault},
 		{1, "why", testWhy},
 		{1, "guard", testGuard},

@@ -315,19 +315,17 @@ func testDeathAfterLowering(t *testing.T, c *cluster) {
 		}
 		return nil
 	})
-	before := c.node(t)
-	changes, err := c.client.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{
-		ResourceVersion: before.ResourceVersion,
-		FieldSelector:   fields.OneTermEqualSelector("metadata.name", hostName).String(),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer changes.Stop()
-
 	// lowered waits for the number on the Node, stops the program, and says whether it had told the
 	// kubelet by then, as it has on a machine that is too busy.
 	lowered := func() (told bool) {
+		changes, err := c.client.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{
+			ResourceVersion: c.node(t).ResourceVersion,
+			FieldSelector:   fields.OneTermEqualSelector("metadata.name", hostName).String(),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer changes.Stop()
 		lists := c.pushedLists(t)
 		c.label(t, "four")
 		for event := range changes.ResultChan() {
@@ -353,7 +351,7 @@ func testDeathAfterLowering(t *testing.T, c *cluster) {
 	}
 	killed := syscall.Kill(victim, syscall.SIGKILL)
 	began, now := time.Now(), int64(0)
-	err = c.client.CoreV1().Pods(namespace).Delete(t.Context(), plugin.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
+	err := c.client.CoreV1().Pods(namespace).Delete(t.Context(), plugin.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
 	if err := errors.Join(killed, err); err != nil {
 		t.Fatal(err)
 	}

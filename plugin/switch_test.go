@@ -376,7 +376,7 @@ func (w *lagging) check(before Lists, plan sharing.Plan) {
 				w.switched++
 			}
 			for other := range held[e.Unit] {
-				if other != mode && !(e.Whole && other.CanBecome(mode)) {
+				if keeps := e.Whole && other.CanBecome(mode); other != mode && !keeps {
 					t.Errorf("%s of %s is offered, and the unit is held as %v", e.ID, resource, other)
 				}
 			}

@@ -75,7 +75,8 @@ func (r UtilizationReport) SetLimits(gpus []GPU, planned, listed []Resource, all
 		for _, h := range usage.Holders {
 			certain := h.Pod != "" && !slices.ContainsFunc(h.Devices, func(device string) bool {
 				held := Use{h.Resource, ModeOf(device)}
-				return held != wanted.use && !(h.Claim == "" && grown[id] && held.CanBecome(wanted.use))
+				keeps := h.Claim == "" && grown[id] && held.CanBecome(wanted.use)
+				return held != wanted.use && !keeps
 			})
 			if _, other := devices[id][h.holder()]; other || !certain {
 				devices[id][h.holder()] = 0 // Also where another holding is certain.

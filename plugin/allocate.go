@@ -253,7 +253,7 @@ func allocationID(resource string, ids []string) string {
 // Allocate reads no files, and must not be changed once it was handed over.
 type Host struct {
 	// Nodes are the device nodes of each unit, by its ID: "/dev/nvidia0", and a
-	// partition's capabilities.
+	// partition's capabilities. A partition has none where grants have no nodes.
 	Nodes map[string][]string
 	// ControlNodes are those that every container needs, as far as they exist.
 	ControlNodes []string

@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/urfave/cli/v3"
 
@@ -39,7 +41,7 @@ func nodeFlags() []cli.Flag {
 
 // worldFlag says what is peculiar about a simulated node.
 func worldFlag() cli.Flag {
-	return &cli.StringFlag{Name: "sim-world", Usage: "what a simulated node's driver has to live with, between commas: unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles"}
+	return &cli.StringFlag{Name: "sim-world", Usage: "what a simulated node's driver has to live with, between commas: unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription"}
 }
 
 // openGPUs makes the node's GPUs as --node, --record and the settings of the driver
@@ -56,13 +58,18 @@ func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logge
 		gpus = daemon.GPUs{Library: nvml.WithDeadlines(library, nvml.Limits{}), Proc: os.DirFS(cmp.Or(cmd.String("proc"), "/proc")), Close: func() {}}
 		// What the kernel does not say, or not of the machine's own namespace, is not seen.
 		if !strings.HasPrefix(cmd.String("node"), "trace:") {
-			gpus.ProcessesHidden, gpus.NotPermitted = !usage.InInitialNamespace(gpus.Proc), !host.MayPartition(gpus.Proc, "/dev")
+			gpus.ProcessesHidden, gpus.NotPermitted = !usage.InInitialNamespace(gpus.Proc), notPermitted(gpus.Proc, startup, cmd.String("host-root"))
 		}
 	}
 	gpus.Name = cmd.String("node")
 	if gpus.Reset == nil && !strings.HasPrefix(gpus.Name, "trace:") {
 		gpus.SetTimeSlice = func(ctx context.Context, gpu string, slice sharing.TimeSlice) error {
 			return driver.SetTimeSlice(ctx, driverOptions(startup), gpu, slices.Index(sharing.TimeSlices(), slice))
+		}
+		gpus.MakeNodes = func(ctx context.Context, files []string) error {
+			options := driverOptions(startup)
+			options.HostRoot = cmd.String("host-root")
+			return driver.MakeNodes(ctx, options, files)
 		}
 		gpus.Reset = func(ctx context.Context, busID string) error {
 			return driver.ResetGPU(ctx, driverOptions(startup), busID)
@@ -105,7 +112,21 @@ func openLibrary(name, world string, process configs.StartupSettings) (nvml.Libr
 }
 
 func driverOptions(process configs.StartupSettings) driver.Options {
-	return driver.Options{DriverRoot: process.DriverRoot, ContainerDriverRoot: process.ContainerDriverRoot}
+	return driver.Options{DriverRoot: process.DriverRoot, ContainerDriverRoot: process.ContainerDriverRoot, DevRoot: process.DevRoot}
+}
+
+// notPermitted finds out whether this process may not partition GPUs. It asks again until there is a
+// driver that tells, which may be installed later; a container's rights are then the same to its end.
+func notPermitted(proc fs.FS, startup configs.StartupSettings, hostRoot string) func() bool {
+	capabilities := daemon.Capabilities(startup, hostRoot)
+	find := func() bool { return !host.MayPartition(proc, "/dev", capabilities, os.TempDir(), "/dev") }
+	found := sync.OnceValue(find)
+	return func() bool {
+		if _, err := capabilities.Major(); err != nil {
+			return find()
+		}
+		return found()
+	}
 }
 
 // readNodeFile reads the file of --node. It must be a regular one, because waiting for a FIFO or

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"reflect"
+	"slices"
 
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi/spec"
@@ -33,11 +34,16 @@ func NewDriver(options DriverOptions) Driver { return Driver{options: options} }
 // Version implements Source.
 func (d Driver) Version() string {
 	roots := d.options.Find()
-	return fmt.Sprint(roots, driverFingerprint(roots.Driver))
+	major, _ := d.options.Capabilities.Major() // 0 without MIG. It is another one when the driver is loaded again.
+	return fmt.Sprint(roots, driverFingerprint(roots.Driver), major)
 }
 
 // Units implements Source. It makes one entry after the other, so that the failure of
 // one GPU does not cost another its entry.
+//
+// A partition's entry is its GPU's, with the nodes of its capabilities by their numbers, as in
+// NVIDIA's DRA driver (cmd/gpu-kubelet-plugin/cdi.go): nvcdi's own entry leaves out the nodes that
+// nobody has made, and a runtime makes those that have numbers.
 func (d Driver) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 	roots := d.options.Find()
 	library, err := nvcdi.New(append(d.common(roots), nvcdi.WithMode(nvcdi.ModeNvml))...)
@@ -46,18 +52,24 @@ func (d Driver) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 	}
 	var devices []specs.Device
 	var problems []error
+	ofGPU, capabilities := map[string][]specs.Device{}, map[string][]*specs.DeviceNode{}
 	for _, u := range units(gpus) {
-		made, err := library.GetDeviceSpecsByID(u.id)
-		if err == nil {
-			err = checkDeviceNodes(u, made, filepath.Join(roots.Dev, "dev"))
+		nodes, err := d.capabilities(u)
+		made := ofGPU[u.gpu.UUID]
+		if err == nil && made == nil {
+			if made, err = library.GetDeviceSpecsByID(u.gpu.UUID); err == nil {
+				err = checkDeviceNodes(made, filepath.Join(roots.Dev, "dev"))
+			}
 		}
 		if err != nil {
 			problems = append(problems, fmt.Errorf("make the CDI entry of %s with the driver at %s: %w", u.id, roots.Driver, err))
 			continue
 		}
+		ofGPU[u.gpu.UUID] = made
 		// Pods that were granted the unit by UUID and those that were granted it by index keep it
 		// when the strategy changes, or the driver's indexes, which nvcdi has.
 		for _, name := range []string{u.id, u.index} {
+			capabilities[name] = nodes
 			for _, entry := range made {
 				entry.Name = name
 				devices = append(devices, entry)
@@ -72,7 +84,36 @@ func (d Driver) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 		return nil, fmt.Errorf("list what every container needs of the driver at %s: %w", roots.Driver, err)
 	}
 	made, err := d.finish(roots, plugin.CDIClass, devices, *edits.ContainerEdits)
+	if made != nil {
+		// They have no path on the host, so they come after what gives the others one.
+		for i := range made.Devices {
+			device := &made.Devices[i]
+			device.ContainerEdits.DeviceNodes = slices.Concat(device.ContainerEdits.DeviceNodes, capabilities[device.Name])
+		}
+	}
 	return made, errors.Join(append(problems, err)...)
+}
+
+// capabilities are the nodes of the partition's two capabilities; none for a whole GPU.
+func (d Driver) capabilities(u unit) ([]*specs.DeviceNode, error) {
+	if u.partition == nil {
+		return nil, nil
+	}
+	read, err := d.options.Capabilities.Partition(u.gpu.Minor, u.partition.GI, u.partition.CI)
+	if err != nil {
+		return nil, err
+	}
+	var nodes []*specs.DeviceNode
+	for _, each := range read {
+		nodes = append(nodes, &specs.DeviceNode{
+			Path:     each.Path,
+			Type:     "c",
+			Major:    int64(each.Major),
+			Minor:    int64(each.Minor),
+			FileMode: &each.Mode,
+		})
+	}
+	return nodes, nil
 }
 
 // Extra implements Source.

@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/virgate/virgate/internal/migcaps"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -230,6 +231,65 @@ func TestGPUWithoutNode(t *testing.T) {
 	entries := []string{"gpu=0", "gpu=1", "gpu=" + gpus[0].UUID, "gpu=" + gpus[1].UUID}
 	slices.Sort(entries)
 	b.wants(entries, b.checked(names))
+}
+
+// TestPartitionEntry checks that a partition's entry has the nodes of its capabilities by their
+// numbers although the host has no such node, as after a change by Virgate; that a file of them that
+// is not as the driver writes it costs that partition its entry and no other; and that the entries
+// are made anew when the driver has another major number.
+func TestPartitionEntry(t *testing.T) {
+	library, gpus := mockDriver(t)
+	root, _ := driverRoots(t, true)
+	write := func(path, data string) {
+		t.Helper()
+		path = filepath.Join(root, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(data), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const of1 = migcaps.Folder + "/gpu1/mig/"
+	write("/proc/devices", "195 nvidia\n236 nvidia-caps\n")
+	write(of1+"gi7/access", "DeviceFileMinor: 192\nDeviceFileMode: 292\n")
+	write(of1+"gi7/ci0/access", "DeviceFileMinor: 193\nDeviceFileMode: 256\n")
+	write(of1+"gi8/access", "DeviceFileMinor: 201\nDeviceFileMode: 292\n")
+	write(of1+"gi8/ci0/access", "DeviceFileMinor: many\n")
+	gpus[1].MIG = true
+	gpus[1].Partitions = []sharing.Partition{{UUID: "MIG-good", Index: 0, GI: 7}, {UUID: "MIG-bad", Index: 1, GI: 8}, {UUID: "MIG-gone", Index: 2, GI: 9}}
+	driver := NewDriver(DriverOptions{
+		Find: func() Roots { return Roots{root, root} }, Host: Roots{"/run/nvidia/driver", "/run/nvidia/driver"},
+		Capabilities: migcaps.NewReader(root), HookPath: "/opt/nvidia-cdi-hook", Logger: slog.New(slog.DiscardHandler),
+	})
+	driver.library = []nvcdi.Option{nvcdi.WithNvmlLib(library)}
+	spec, err := driver.Units(gpus)
+	for _, want := range []string{of1 + `gi8/ci0/access: DeviceFileMinor is "many"`, "MIG-gone", "read " + of1 + "gi9/access: no such file"} {
+		if !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("error is %v, want %q", err, want)
+		}
+	}
+	got := map[string][]string{}
+	for _, device := range spec.Devices {
+		for _, node := range device.ContainerEdits.DeviceNodes {
+			text := fmt.Sprintf("%s %s %d:%d", node.Path, node.HostPath, node.Major, node.Minor)
+			if strings.HasPrefix(node.Path, "/dev/nvidia-caps/") {
+				text += fmt.Sprint(" ", node.Type, " ", node.FileMode)
+			}
+			got[device.Name] = append(got[device.Name], text)
+		}
+	}
+	whole := []string{"/dev/nvidia0 /run/nvidia/driver/dev/nvidia0 195:0"}
+	partition := []string{
+		"/dev/nvidia1 /run/nvidia/driver/dev/nvidia1 195:1",
+		"/dev/nvidia-caps/nvidia-cap192  236:192 c -r--r--r--",
+		"/dev/nvidia-caps/nvidia-cap193  236:193 c -r--------",
+	}
+	if diff := cmp.Diff(map[string][]string{"0": whole, gpus[0].UUID: whole, "1:0": partition, "MIG-good": partition}, got); diff != "" {
+		t.Errorf("entries (-want +got):\n%s", diff)
+	}
+	before := driver.Version()
+	write("/proc/devices", "195 nvidia\n237 nvidia-caps\n")
+	if driver.Version() == before {
+		t.Error("another major number is no other version")
+	}
 }
 
 // TestDriverIsExchanged checks that entries have the new libraries after another

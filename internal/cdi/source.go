@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/virgate/virgate/internal/migcaps"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -198,6 +199,8 @@ type DriverOptions struct {
 	Find func() Roots
 	// Host is where they are on the host.
 	Host Roots
+	// Capabilities tell the device nodes of partitions.
+	Capabilities migcaps.Reader
 	// HookPath is the program on the host that specs have as hook:
 	// "/usr/bin/nvidia-cdi-hook".
 	HookPath string
@@ -235,27 +238,16 @@ func driverFingerprint(root string) string {
 	return ""
 }
 
-// checkDeviceNodes checks that each entry has the device nodes of its unit. nvcdi leaves
+// checkDeviceNodes checks that each entry has the device node of its GPU. nvcdi leaves
 // out nodes that are missing in dev and only logs that. A container would start without
 // its GPU, and an empty entry makes the whole spec invalid.
-func checkDeviceNodes(u unit, entries []specs.Device, dev string) error {
+func checkDeviceNodes(entries []specs.Device, dev string) error {
 	for _, entry := range entries {
-		gpu, capabilities := 0, 0
-		for _, node := range entry.ContainerEdits.DeviceNodes {
-			if number, ok := strings.CutPrefix(node.Path, "/dev/nvidia"); ok && number != "" && strings.Trim(number, "0123456789") == "" {
-				gpu++
-			}
-			if strings.HasPrefix(node.Path, "/dev/nvidia-caps/") {
-				capabilities++
-			}
-		}
-		// A GPU instance has one, and its compute instance has one.
-		const needed = 2
-		switch {
-		case gpu == 0:
+		if !slices.ContainsFunc(entry.ContainerEdits.DeviceNodes, func(node *specs.DeviceNode) bool {
+			number, ok := strings.CutPrefix(node.Path, "/dev/nvidia")
+			return ok && number != "" && strings.Trim(number, "0123456789") == ""
+		}) {
 			return fmt.Errorf("no node of the GPU in %s", dev)
-		case u.partition != nil && capabilities < needed:
-			return fmt.Errorf("%d of %d nodes of its capabilities in %s", capabilities, needed, filepath.Join(dev, "nvidia-caps"))
 		}
 	}
 	return nil

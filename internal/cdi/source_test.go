@@ -2,7 +2,6 @@ package cdi
 
 import (
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -100,8 +99,7 @@ func TestSimulatedWithoutMinor(t *testing.T) {
 }
 
 func TestCheckDeviceNodes(t *testing.T) {
-	gpu, partition := unit{id: "GPU-0"}, unit{id: "MIG-0", partition: &sharing.Partition{}}
-	const noGPU, noCapabilities = "no node of the GPU in /host/dev", "%d of 2 nodes of its capabilities in /host/dev/nvidia-caps"
+	const noGPU = "no node of the GPU in /host/dev"
 	entry := func(paths ...string) specs.Device {
 		var d specs.Device
 		for _, path := range paths {
@@ -109,26 +107,21 @@ func TestCheckDeviceNodes(t *testing.T) {
 		}
 		return d
 	}
-	const gi, ci = "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31"
 	for _, test := range []struct {
 		name    string
-		unit    unit
 		entries []specs.Device
 		want    string
 	}{
-		{"no entry", gpu, nil, ""},
-		{"a GPU", gpu, []specs.Device{entry("/dev/dri/card1", "/dev/nvidia12")}, ""},
-		{"nothing", gpu, []specs.Device{entry()}, noGPU},
-		{"other nodes", gpu, []specs.Device{entry("/dev/nvidiactl", "/dev/nvidia", "/dev/nvidia-uvm", "/dev/dri/card1")}, noGPU},
-		{"the second entry", gpu, []specs.Device{entry("/dev/nvidia0"), entry()}, noGPU},
-		{"a partition", partition, []specs.Device{entry("/dev/nvidia0", gi, ci)}, ""},
-		{"one capability", partition, []specs.Device{entry("/dev/nvidia0", gi)}, fmt.Sprintf(noCapabilities, 1)},
-		{"no capability", partition, []specs.Device{entry("/dev/nvidia0", "/dev/nvidia1")}, fmt.Sprintf(noCapabilities, 0)},
-		{"capabilities of no GPU", partition, []specs.Device{entry(gi, ci)}, noGPU},
+		{"no entry", nil, ""},
+		{"a GPU", []specs.Device{entry("/dev/dri/card1", "/dev/nvidia12")}, ""},
+		{"nothing", []specs.Device{entry()}, noGPU},
+		{"other nodes", []specs.Device{entry("/dev/nvidiactl", "/dev/nvidia", "/dev/nvidia-uvm", "/dev/dri/card1")}, noGPU},
+		{"the second entry", []specs.Device{entry("/dev/nvidia0"), entry()}, noGPU},
+		{"capabilities of no GPU", []specs.Device{entry("/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31")}, noGPU},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got := ""
-			if err := checkDeviceNodes(test.unit, test.entries, "/host/dev"); err != nil {
+			if err := checkDeviceNodes(test.entries, "/host/dev"); err != nil {
 				got = err.Error()
 			}
 			if got != test.want {

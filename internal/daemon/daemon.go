@@ -139,28 +139,21 @@ func Run(ctx context.Context, o Options) error {
 	lock := &nodeLock{dir: o.PluginDir, file: file, log: log}
 	defer lock.release()
 	partitioner := gpus.Partitioner(node.PauseEvents)
+	var rights Privileged = ownRights{gpus: gpus, node: node, partitioner: partitioner}
 	releases := release.Driver{
 		Releaser: node,
 		Store:    state.Section[release.Release]{File: file, Name: state.ReleaseSection},
 	}
 	if o.AllowReset && gpus.Reset != nil {
-		releases.Reset = func(ctx context.Context, pciBusID string) error {
-			return abandonable(ctx, resetLimit, "the reset", func(ctx context.Context) error {
-				return gpus.Reset(ctx, pciBusID)
-			})
-		}
+		releases.Reset = rights.Reset
 	}
 	settings := gpusettings.DriverSettings{
 		Store:          state.Section[gpusettings.ChangedGPU]{File: file, Name: state.SettingSection},
 		ComputeMode:    node.ComputeMode,
-		SetComputeMode: node.SetComputeMode,
+		SetComputeMode: rights.SetComputeMode,
 	}
 	if gpus.SetTimeSlice != nil {
-		settings.SetTimeSlice = func(ctx context.Context, gpu string, slice sharing.TimeSlice) error {
-			return abandonable(ctx, settingLimit, "nvidia-smi", func(ctx context.Context) error {
-				return gpus.SetTimeSlice(ctx, gpu, slice)
-			})
-		}
+		settings.SetTimeSlice = rights.SetTimeSlice
 	}
 	pluginOptions := plugin.Options{
 		Dir:     o.PluginDir,
@@ -171,6 +164,18 @@ func Run(ctx context.Context, o Options) error {
 	}
 	if o.Reporter != nil && o.Reporter.Announces() {
 		pluginOptions.Announcer = o.Reporter
+	}
+	hostOptions := host.Options{
+		Root:         o.HostRoot,
+		DevRoot:      profile.startup.DevRoot,
+		Dev:          mountedDev(profile.startup),
+		Capabilities: Capabilities(profile.startup, o.HostRoot),
+		Specs:        specs,
+		Interval:     o.HostInterval,
+		Logger:       log,
+	}
+	if gpus.MakeNodes != nil {
+		hostOptions.Maker = rights
 	}
 	options := agent.Options{
 		Settings:       o.Settings,
@@ -186,9 +191,9 @@ func Run(ctx context.Context, o Options) error {
 		Kubelet:         kubelet,
 		UnreadKubelet:   kubelet.Unread,
 		StateWriteError: file.WriteError,
-		Host:            host.New(host.Options{Root: o.HostRoot, DevRoot: profile.startup.DevRoot, Specs: specs, Interval: o.HostInterval, Logger: log}),
+		Host:            host.New(hostOptions),
 
-		Partitioner: partitioner, LetGo: node.PauseEvents, Releases: releases, Processes: partitioner.Processes,
+		Partitioner: rights, LetGo: node.PauseEvents, Releases: releases, Processes: partitioner.Processes,
 		DriverSettings: settings,
 		Journal:        file,
 		Refresh:        node.Refresh,

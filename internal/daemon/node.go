@@ -16,6 +16,7 @@ import (
 
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/cdi"
+	"github.com/virgate/virgate/internal/migcaps"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/internal/state"
@@ -43,10 +44,14 @@ type GPUs struct {
 	Reset func(ctx context.Context, busID string) error
 	// SetTimeSlice sets the time slice of the GPU of that UUID.
 	SetTimeSlice func(ctx context.Context, gpu string, slice sharing.TimeSlice) error
-	Close        func()
-	// ProcessesHidden says that the driver does not list processes of other PID namespaces,
-	// NotPermitted that it certainly refuses to partition GPUs.
-	ProcessesHidden, NotPermitted bool
+	// MakeNodes makes the device nodes of these of the driver's files of capabilities; nil where
+	// there are no such nodes.
+	MakeNodes func(ctx context.Context, files []string) error
+	Close     func()
+	// ProcessesHidden says that the driver does not list processes of other PID namespaces.
+	ProcessesHidden bool
+	// NotPermitted reports whether the driver certainly refuses to partition GPUs; nil where it does not.
+	NotPermitted func() bool
 }
 
 // Partitioner is nvml.NewPartitioner's for the GPUs.
@@ -67,7 +72,7 @@ func Simulated(node *simnode.Node, library nvml.Library) GPUs {
 		SetTimeSlice: func(_ context.Context, gpu string, slice sharing.TimeSlice) error {
 			return node.SetTimeSlice(gpu, slice)
 		},
-		Close: func() {}, ProcessesHidden: node.OwnPIDs(), NotPermitted: !node.MayChangeMIG(),
+		Close: func() {}, ProcessesHidden: node.OwnPIDs(), NotPermitted: func() bool { return !node.MayChangeMIG() },
 	}
 }
 
@@ -85,8 +90,9 @@ func driverOptions(startup configs.StartupSettings, hostRoot string, log *slog.L
 			}
 			return roots
 		},
-		Host:     cdi.Roots{Driver: startup.DriverRoot, Dev: startup.DevRoot},
-		HookPath: hookPath(startup, hostRoot), Logger: log,
+		Host:         cdi.Roots{Driver: startup.DriverRoot, Dev: startup.DevRoot},
+		Capabilities: Capabilities(startup, hostRoot),
+		HookPath:     hookPath(startup, hostRoot), Logger: log,
 	}
 	if startup.CDIFeatures != "" {
 		options.Features = strings.Split(startup.CDIFeatures, ",")
@@ -95,6 +101,27 @@ func driverOptions(startup configs.StartupSettings, hostRoot string, log *slog.L
 		options.DisabledHooks = strings.Split(startup.CDIDisableHooks, ",")
 	}
 	return options
+}
+
+// Capabilities reads the driver's files of MIG capabilities where this process sees all of them: in the
+// container's own /proc, NVIDIA's runtime may hide some.
+func Capabilities(startup configs.StartupSettings, hostRoot string) migcaps.Reader {
+	var roots []string
+	for _, root := range []string{hostRoot, startup.ContainerDriverRoot} {
+		if root != "" {
+			roots = append(roots, root)
+		}
+	}
+	return migcaps.NewReader(roots...)
+}
+
+// mountedDev is where this process sees the folder with the dev of which containers are given nodes,
+// if that is the driver root: this is mounted into the container. It is empty otherwise.
+func mountedDev(startup configs.StartupSettings) string {
+	if filepath.Join("/", startup.DevRoot) != filepath.Join("/", startup.DriverRoot) {
+		return ""
+	}
+	return startup.ContainerDriverRoot
 }
 
 // hookPath is the program on the host that CDI specs name as their hook. NVIDIA's container

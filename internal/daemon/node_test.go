@@ -309,3 +309,37 @@ func (l logLines) Write(line []byte) (int, error) {
 	}
 	return len(line), nil
 }
+
+// TestMountedDev holds where the dev is seen of which containers are given nodes: in the mounted driver
+// root, if that is its folder.
+func TestMountedDev(t *testing.T) {
+	for _, test := range []struct{ driver, dev, want string }{
+		{"/", "/", "/driver-root"}, {"/run/nvidia/driver", "/run/nvidia/driver/", "/driver-root"}, {"", "", "/driver-root"},
+		{"/home/kubernetes/bin/nvidia", "/", ""},
+	} {
+		got := mountedDev(configs.StartupSettings{DriverRoot: test.driver, DevRoot: test.dev, ContainerDriverRoot: "/driver-root"})
+		if got != test.want {
+			t.Errorf("driver root %q, dev root %q: %q, want %q", test.driver, test.dev, got, test.want)
+		}
+	}
+}
+
+// TestNodesNeedTheRight checks that the driver's program is not run by a program that may make no node,
+// and that the error names the value of the chart.
+func TestNodesNeedTheRight(t *testing.T) {
+	permitted, ran := false, 0
+	rights := ownRights{gpus: GPUs{
+		NotPermitted: func() bool { return !permitted },
+		MakeNodes: func(context.Context, []string) error {
+			ran++
+			return nil
+		},
+	}}
+	if err := rights.MakeNodes(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "mig.manage") || ran != 0 {
+		t.Errorf("without the right: %v, run %d times", err, ran)
+	}
+	permitted = true
+	if err := rights.MakeNodes(t.Context(), nil); err != nil || ran != 1 {
+		t.Errorf("with the right: %v, run %d times", err, ran)
+	}
+}

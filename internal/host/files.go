@@ -11,6 +11,9 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/virgate/virgate/internal/migcaps"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -23,23 +26,23 @@ type files struct {
 	nodes map[string]bool
 	// channels are the IMEX channels that exist, of those that are asked for.
 	channels []string
-	// minors are those of MIG capabilities; minorsErr says why they are unknown.
-	minors    map[capability]int
-	minorsErr string
+	// capabilities are the nodes of each partition's capabilities, by its UUID, and unknown says why
+	// a partition's are not known. Both are empty where nothing needs them.
+	capabilities map[string][]migcaps.Node
+	unknown      map[string]error
 	// noDriver says what an installer still has to install; empty if nothing, or if
 	// no folder with a driver was asked for.
 	noDriver string
 }
 
 const (
-	minorsPath  = "/proc/driver/nvidia-caps/mig-minors"
 	nodeControl = "/dev/nvidiactl"
 	// nodeMemory is for unified memory, which has a kernel module of its own.
 	nodeMemory = "/dev/nvidia-uvm"
 )
 
 // scan reads the files, those of the driver only if it is mounted into containers.
-func (h *Host) scan(grants sharing.Grants) files {
+func (h *Host) scan(grants sharing.Grants, gpus []sharing.GPU) files {
 	var f files
 	for _, node := range []string{nodeControl, nodeMemory, "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"} {
 		// The dev of the driver root may not be visible here; the nodes are the same.
@@ -53,17 +56,11 @@ func (h *Host) scan(grants sharing.Grants) files {
 			f.channels = append(f.channels, channel)
 		}
 	}
-	if h.seesHost() {
+	if h.options.Dev != "" {
 		f.nodes = h.nodes()
 	}
-	data, err := os.ReadFile(h.path(minorsPath))
-	switch {
-	case err == nil:
-		f.minors = parseMinors(string(data))
-	case errors.Is(err, fs.ErrNotExist):
-		f.minorsErr = "there is no " + minorsPath
-	default:
-		f.minorsErr = err.Error()
+	if grants.Nodes() || h.makes(grants) {
+		f.capabilities, f.unknown = h.capabilities(gpus)
 	}
 	if driver := grants.DriverHostPath; driver != "" && grants.Uses(sharing.DriverMounts) {
 		f.noDriver = cmp.Or(h.missingLibraries(driver), h.missingNodes())
@@ -73,10 +70,21 @@ func (h *Host) scan(grants sharing.Grants) files {
 
 var effectiveCapabilities = regexp.MustCompile(`(?m)^CapEff:\s*([0-9a-f]{1,16})$`)
 
-// MayPartition says whether this process may have the right to configure MIG: the capability
-// SYS_ADMIN, as its status in proc says, or the driver's device node below dev. With neither
-// the driver refuses.
-func MayPartition(proc fs.FS, dev string) bool {
+// MayPartition reports whether this process may have the right to configure MIG. It takes both of
+// these, as far as they can be told, and the driver refuses without them:
+//
+//   - the capability SYS_ADMIN, as its status in proc says, or the driver's device node below dev;
+//   - a device cgroup that lets it open the nodes of capabilities, which GPU instances get when they
+//     are made: a compute instance takes an open descriptor of its GPU instance's. In a container
+//     that is not privileged, the cgroup knows no such node (open-gpu-kernel-modules,
+//     gpu_instance_subscription.c).
+//
+// No GPU is touched. scratch are folders for a device node, of which the first that can be used is.
+func MayPartition(proc fs.FS, dev string, capabilities migcaps.Reader, scratch ...string) bool {
+	return mayConfigure(proc, dev) && mayOpenCapabilities(capabilities, scratch)
+}
+
+func mayConfigure(proc fs.FS, dev string) bool {
 	if node, err := os.Open(filepath.Join(dev, "nvidia-caps/nvidia-cap1")); err == nil {
 		_ = node.Close()
 		return true
@@ -91,16 +99,74 @@ func MayPartition(proc fs.FS, dev string) bool {
 	return bits>>sysAdmin&1 == 1
 }
 
+// mayOpenCapabilities makes a capability's node in a folder of its own and opens it, which the kernel's
+// driver lets everybody who may, whether or not the instance exists. What cannot be told is true.
+func mayOpenCapabilities(capabilities migcaps.Reader, scratch []string) bool {
+	major, err := capabilities.Major()
+	if err != nil {
+		return true // Without a driver that has MIG there is nothing to be refused.
+	}
+	const firstInstance = 3 // 1 and 2 are the rights to configure and to monitor MIG, and this may be any instance's.
+	for _, folder := range scratch {
+		err := openNode(folder, major, firstInstance)
+		switch {
+		case err == nil, errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
+			return true // The cgroup is asked before the driver.
+		case errors.Is(err, unix.EPERM):
+			return false
+		}
+		// No node can be made here, or none opened: the file system is read-only, or has the option nodev.
+	}
+	return true
+}
+
+// openNode makes a character device's node in a new folder below folder, opens it and removes both.
+func openNode(folder string, major, minor int) error {
+	own, err := os.MkdirTemp(folder, ".virgate-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(own) }()
+	path := filepath.Join(own, "node")
+	if err := unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(uint32(major), uint32(minor)))); err != nil {
+		return err
+	}
+	node, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	return node.Close()
+}
+
+// capabilities reads the nodes of the GPUs' partitions.
+func (h *Host) capabilities(gpus []sharing.GPU) (nodes map[string][]migcaps.Node, unknown map[string]error) {
+	nodes, unknown = map[string][]migcaps.Node{}, map[string]error{}
+	for _, g := range gpus {
+		for _, p := range g.Partitions {
+			if g.Minor < 0 {
+				continue // The GPU's own node is missing first.
+			}
+			read, err := h.options.Capabilities.Partition(g.Minor, p.GI, p.CI)
+			if err != nil {
+				unknown[p.UUID] = err
+				continue
+			}
+			nodes[p.UUID] = read
+		}
+	}
+	return nodes, unknown
+}
+
 // nodes are the device nodes at the paths that grants use; nil if nvidiactl is not
 // among them, because then this is not the driver's dev, or the node is simulated.
 func (h *Host) nodes() map[string]bool {
-	if !h.exists(filepath.Join(h.options.DevRoot, nodeControl)) {
+	if _, err := os.Stat(filepath.Join(h.options.Dev, nodeControl)); err != nil {
 		return nil
 	}
 	nodes := map[string]bool{}
 	for _, folder := range []string{"/dev", "/dev/nvidia-caps"} {
 		// A folder that cannot be read has none. Without MIG there is no nvidia-caps.
-		entries, _ := os.ReadDir(h.path(filepath.Join(h.options.DevRoot, folder)))
+		entries, _ := os.ReadDir(filepath.Join(h.options.Dev, folder))
 		for _, entry := range entries {
 			nodes[filepath.Join(folder, entry.Name())] = true
 		}
@@ -162,41 +228,6 @@ func (h *Host) isDevice(path string) bool {
 	info, err := os.Stat(h.path(path))
 	return err == nil && info.Mode()&fs.ModeCharDevice != 0
 }
-
-// capability is that of a GPU instance, with ci -1, or of a compute instance in it. gpu
-// is the GPU's minor number.
-type capability struct{ gpu, gi, ci int }
-
-// parseMinors reads the driver's table of MIG capabilities,
-// /proc/driver/nvidia-caps/mig-minors, which has the N of each instance's device node
-// /dev/nvidia-caps/nvidia-capN:
-//
-//	line = "gpu" minor "/gi" id [ "/ci" id ] "/access " N
-//
-// All other lines are skipped: "config N" and "monitor N" are for changing and monitoring
-// MIG, not for containers, and a later driver may have more. The source is NVIDIA's MIG
-// User Guide, "Device Nodes and Capabilities".
-func parseMinors(data string) map[capability]int {
-	minors := map[capability]int{}
-	for line := range strings.Lines(data) {
-		found := capabilityLine.FindStringSubmatch(strings.TrimSpace(line))
-		if found == nil {
-			continue
-		}
-		number := func(field int) int {
-			n, _ := strconv.Atoi(found[field])
-			return n
-		}
-		c := capability{gpu: number(1), gi: number(2), ci: -1}
-		if found[3] != "" {
-			c.ci = number(3)
-		}
-		minors[c] = number(4)
-	}
-	return minors
-}
-
-var capabilityLine = regexp.MustCompile(`^gpu([0-9]{1,9})/gi([0-9]{1,9})(?:/ci([0-9]{1,9}))?/access ([0-9]{1,9})$`)
 
 // PCIeRoot is the PCIe root complex of the device with that bus ID, such as pci0000:3a, by
 // which DRA drivers tell what is near what; empty when unknown. sys is the host's /sys.

@@ -5,12 +5,15 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/virgate/virgate/internal/migcaps"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -25,21 +28,21 @@ func TestDriverFolders(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
-			if got := h.scan(mounted).noDriver; !strings.Contains(got, library) {
+			if got := h.scan(mounted, nil).noDriver; !strings.Contains(got, library) {
 				t.Errorf("%q without %s: %q", folder, library, got)
 			}
 			path := filepath.Join(root, "opt/driver", folder, library)
 			if err := os.MkdirAll(path, 0o755); err != nil {
 				t.Fatal(err)
 			}
-			if got := h.scan(mounted).noDriver; !strings.Contains(got, library) {
+			if got := h.scan(mounted, nil).noDriver; !strings.Contains(got, library) {
 				t.Errorf("%q: a folder counts as %s", folder, library)
 			}
 			if err := errors.Join(os.Remove(path), os.WriteFile(path, []byte("driver"), 0o644)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if got := h.scan(mounted).noDriver; got != "" {
+		if got := h.scan(mounted, nil).noDriver; got != "" {
 			t.Errorf("%q: %s", folder, got)
 		}
 	}
@@ -65,15 +68,26 @@ func TestDeviceNodesAreRequired(t *testing.T) {
 	b.write("/driver/dev/nvidia0")
 	lacks(gpus(), "GPU-0", "")
 
-	b.write(minorsPath)
-	if err := os.WriteFile(filepath.Join(b.root, minorsPath), []byte("gpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\n"), 0o644); err != nil {
+	b.capabilities(12)
+	b.write("/driver/dev/nvidia-caps/nvidia-cap12")
+	lacks(partitioned(), "MIG-0", "there is no /driver/dev/nvidia-caps/nvidia-cap13: nobody has made it: nvidia-modprobe and nvidia-smi do, and this program with the chart's mig.manage")
+	b.write("/driver/dev/nvidia-caps/nvidia-cap13")
+	lacks(partitioned(), "MIG-0", "")
+}
+
+// TestMountedDev checks that nodes are looked for where the driver's dev is mounted, where the
+// host's "/" is not.
+func TestMountedDev(t *testing.T) {
+	dev := t.TempDir()
+	if err := errors.Join(os.Mkdir(filepath.Join(dev, "dev"), 0o755), os.WriteFile(filepath.Join(dev, "dev/nvidiactl"), nil, 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	cut := []sharing.GPU{{UUID: "GPU-0", MIG: true, Partitions: []sharing.Partition{{UUID: "MIG-0", GI: 1}}}}
-	b.write("/driver/dev/nvidia-caps/nvidia-cap12")
-	lacks(cut, "MIG-0", "there is no /driver/dev/nvidia-caps/nvidia-cap13")
-	b.write("/driver/dev/nvidia-caps/nvidia-cap13")
-	lacks(cut, "MIG-0", "")
+	h := New(Options{DevRoot: "/run/nvidia/driver", Dev: dev, Logger: slog.New(slog.DiscardHandler)})
+	grants := by(sharing.Envvar)
+	grants.DeviceNodes = true
+	if got := h.Prepare(grants, gpus()).Obstacles["GPU-0"]; got != "there is no /run/nvidia/driver/dev/nvidia0" {
+		t.Errorf("the obstacle is %q", got)
+	}
 }
 
 // TestOwnDevIsNotTheHosts checks that no device node counts as missing if the host's
@@ -91,52 +105,6 @@ func TestOwnDevIsNotTheHosts(t *testing.T) {
 			t.Errorf("%q: %v, control nodes %v", root, got.Obstacles, got.ControlNodes)
 		}
 	}
-}
-
-func TestParseMinors(t *testing.T) {
-	const table = "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\ngpu31/gi14/ci7/access 4322\n"
-	want := map[capability]int{{0, 0, -1}: 3, {0, 0, 0}: 4, {31, 14, 7}: 4322}
-	if diff := cmp.Diff(want, parseMinors(table), cmp.AllowUnexported(capability{})); diff != "" {
-		t.Errorf("minors (-want +got):\n%s", diff)
-	}
-}
-
-// TestParseMinorsSkips checks that a line of a form that is not known, as a later driver may
-// have, hides none of the others.
-func TestParseMinorsSkips(t *testing.T) {
-	for _, line := range []string{
-		"gpu0/gi0/access", "gpu0/gi0 3", "gpu0/access 3", "gpu0/gi0/ci0/x0/access 3", "gi0/gpu0/access 3",
-		"gpu-1/gi0/access 3", "gpu+1/gi0/access 3", "gpu0/gi0/access x", "gpu0/gi0/access -3", "gpu/gi/access 1", "other 3",
-	} {
-		got := parseMinors("gpu1/gi0/access 3\n" + line + "\ngpu1/gi1/access 4\n")
-		want := map[capability]int{{1, 0, -1}: 3, {1, 1, -1}: 4}
-		if diff := cmp.Diff(want, got, cmp.AllowUnexported(capability{})); diff != "" {
-			t.Errorf("%q: minors (-want +got):\n%s", line, diff)
-		}
-	}
-}
-
-// FuzzParseMinors checks that a parsed table can be written and parsed again.
-func FuzzParseMinors(f *testing.F) {
-	f.Add("config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\n")
-	f.Add("gpu00/gi1/access 010\n\n")
-	f.Fuzz(func(t *testing.T, data string) {
-		minors := parseMinors(data)
-		var table strings.Builder
-		for c, minor := range minors {
-			if c.gpu < 0 || c.gi < 0 || c.ci < -1 || minor < 0 {
-				t.Errorf("%+v %d", c, minor)
-			}
-			ci := ""
-			if c.ci >= 0 {
-				ci = fmt.Sprintf("/ci%d", c.ci)
-			}
-			fmt.Fprintf(&table, "gpu%d/gi%d%s/access %d\n", c.gpu, c.gi, ci, minor)
-		}
-		if diff := cmp.Diff(minors, parseMinors(table.String()), cmp.AllowUnexported(capability{})); diff != "" {
-			t.Errorf("(-first +again):\n%s", diff)
-		}
-	})
 }
 
 // TestMayPartition holds who is not even tried: a process with neither SYS_ADMIN nor the
@@ -166,10 +134,76 @@ func TestMayPartition(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if got := MayPartition(os.DirFS(filepath.Join(root, "proc")), filepath.Join(root, "dev")); got != test.want {
+			if got := MayPartition(os.DirFS(filepath.Join(root, "proc")), filepath.Join(root, "dev"), migcaps.NewReader(root)); got != test.want {
 				t.Errorf("may partition: %t", got)
 			}
 		})
+	}
+}
+
+// TestMayOpenCapabilities holds how a process finds out that it could make no compute instance: the
+// kernel refuses it the node. With a number behind which there is no driver, it is not refused.
+func TestMayOpenCapabilities(t *testing.T) {
+	const unprivileged = "VIRGATE_TEST_MAY_OPEN"
+	if folder := os.Getenv(unprivileged); folder != "" {
+		if mayOpenCapabilities(migcaps.NewReader(folder), []string{filepath.Join(folder, "scratch")}) {
+			t.Error("a process that may make no device node may open one")
+		}
+		return
+	}
+	if os.Getuid() != 0 {
+		t.Skip("to make device nodes takes root")
+	}
+	root := t.TempDir()
+	reader, scratch := migcaps.NewReader(root), filepath.Join(root, "scratch")
+	write := func(path, data string) {
+		t.Helper()
+		path = filepath.Join(root, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(data), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(migcaps.Folder+"/mig/config", "DeviceFileMinor: 1\n")
+	if !mayOpenCapabilities(reader, []string{filepath.Join(root, "none")}) {
+		t.Error("without a driver that has MIG, it is refused")
+	}
+	// Majors from 256 on are free but for what asks for them (Linux, fs/char_dev.c); 1:3 is /dev/null.
+	write("/proc/devices", "1 mem\n4000 nvidia-caps\n")
+	if !mayOpenCapabilities(reader, []string{filepath.Join(root, "none")}) {
+		t.Error("where nothing can be tried, it is refused")
+	}
+	if err := errors.Join(os.Mkdir(scratch, 0o755), os.Chmod(scratch, 0o777), os.Chmod(root, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	if err := openNode(scratch, 1, 3); err != nil {
+		t.Skipf("device nodes cannot be made and opened here: %v", err)
+	}
+	if !mayOpenCapabilities(reader, []string{filepath.Join(root, "none"), scratch}) {
+		t.Error("without a driver behind the node, it is refused")
+	}
+	if left, err := os.ReadDir(scratch); len(left) > 0 || err != nil {
+		t.Errorf("left are %v, %v", left, err)
+	}
+	own, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Its folder is root's alone, so another user runs it by a descriptor.
+	program, err := os.Open(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = program.Close() }()
+	again := exec.CommandContext(t.Context(), "/proc/self/fd/3", "-test.run=^"+t.Name()+"$")
+	again.ExtraFiles = []*os.File{program}
+	again.Env = append(os.Environ(), unprivileged+"="+root)
+	again.Dir = "/"
+	again.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	if err := os.Chmod(filepath.Dir(root), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if said, err := again.CombinedOutput(); err != nil {
+		t.Errorf("as another user: %v\n%s", err, said)
 	}
 }
 

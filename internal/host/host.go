@@ -1,8 +1,9 @@
 // Package host looks at what a node's file system has for containers: the driver's
-// device nodes, the minors of MIG capabilities, the driver that an installer brings,
-// and the CDI specs, which it has written by a Specs. The result is a plugin.Host.
+// device nodes, those of partitions among them, the driver that an installer brings,
+// and the CDI specs. The result is a plugin.Host.
 //
-// The package itself only reads. It does not call the driver: the GPUs come from the
+// The package itself only reads. It has specs written by a Specs, and missing device nodes
+// made by a NodeMaker. It does not call the driver: the GPUs come from the
 // inventory. Read host.go first, then files.go.
 package host
 
@@ -10,16 +11,19 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
+	"io/fs"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/virgate/virgate/internal/migcaps"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -33,12 +37,27 @@ type Specs interface {
 	Write(ctx context.Context, gpus []sharing.GPU, extras []string) (names []string, err error)
 }
 
+// NodeMaker makes the device nodes of capabilities. A Host calls it from one goroutine.
+type NodeMaker interface {
+	// MakeNodes has NVIDIA's program make the nodes of the driver's files of these paths, such as
+	// "/proc/driver/nvidia/capabilities/gpu0/mig/gi7/access", in the dev that containers are given
+	// nodes of. What was not made is looked for afterwards. It may block until ctx ends.
+	MakeNodes(ctx context.Context, files []string) error
+}
+
 // Options are a Host's settings.
 type Options struct {
 	// Root is where the host's "/" is mounted for this process; empty for "/".
 	Root string
 	// DevRoot is the host's folder with the driver's dev; empty for "/".
 	DevRoot string
+	// Dev is where that folder is mounted for this process; empty for where it is below Root, and
+	// for nowhere if Root is "/", because a container's own dev has fewer nodes than the host's.
+	Dev string
+	// Capabilities tell the nodes of partitions.
+	Capabilities migcaps.Reader
+	// Maker makes missing nodes; nil where this program may not.
+	Maker NodeMaker
 	// Specs keeps the CDI specs; nil if they cannot be made.
 	Specs Specs
 	// Interval is the time between two checks of the files; 1 s when zero.
@@ -66,6 +85,19 @@ type Host struct {
 	mu       sync.Mutex
 	prepared plugin.Host
 	entries  entries
+	// notMade says why NVIDIA's program could not make the nodes that are missing; empty if it was
+	// not asked, or says that it could.
+	notMade string
+	// warned has the texts that were logged.
+	warned map[string]bool
+
+	// maker is for Watch alone.
+	maker struct {
+		// asked are the files that the program was last asked for.
+		asked []string
+		// again is when it may be asked for the same ones again.
+		again time.Time
+	}
 }
 
 // request is what a plan needs.
@@ -80,17 +112,20 @@ type request struct {
 func New(options Options) *Host {
 	options.Interval = cmp.Or(options.Interval, time.Second)
 	options.PrepareTimeout = cmp.Or(options.PrepareTimeout, 2*time.Second)
-	return &Host{options: options, log: options.Logger.With("component", "host"), wake: make(chan struct{}, 1), ended: make(chan struct{})}
+	if filepath.Join("/", options.Root) != "/" {
+		options.Dev = filepath.Join(options.Root, options.DevRoot)
+	}
+	return &Host{options: options, log: options.Logger.With("component", "host"), wake: make(chan struct{}, 1), ended: make(chan struct{}), warned: map[string]bool{}}
 }
 
 // Prepare returns what the node has for the plan's grants. Watch writes the CDI specs
-// of new GPUs, for which Prepare waits at most Options.PrepareTimeout, and no longer
-// than Watch runs; a unit that has no entry by then has an obstacle. The result must
-// not be changed.
+// of new GPUs and has missing device nodes made, for which Prepare waits at most
+// Options.PrepareTimeout, and no longer than Watch runs; a unit that lacks its entry or its
+// nodes by then has an obstacle. The result must not be changed.
 func (h *Host) Prepare(grants sharing.Grants, gpus []sharing.GPU) plugin.Host {
 	r := &request{grants: grants, gpus: gpus, done: make(chan struct{})}
 	h.request.Store(r)
-	if grants.CDI() || grants.Claims {
+	if grants.CDI() || grants.Claims || h.makes(grants) {
 		select {
 		case h.wake <- struct{}{}:
 		default:
@@ -104,15 +139,28 @@ func (h *Host) Prepare(grants sharing.Grants, gpus []sharing.GPU) plugin.Host {
 			}
 		}
 	}
-	found := h.scan(grants)
+	found := h.scan(grants, gpus)
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.warn(found)
 	before := h.prepared.IMEXLacks
-	h.prepared = assemble(grants, h.options.DevRoot, gpus, found, h.entries)
+	h.prepared = assemble(grants, h.options.DevRoot, gpus, found, h.entries, h.remedy())
 	if lacks := h.prepared.IMEXLacks; lacks != before && lacks != "" {
 		h.log.Warn("an IMEX channel is left out of grants", "because", lacks, "required", grants.IMEXRequired)
 	}
 	return h.prepared
+}
+
+// warn logs each file of capabilities that is not as the driver writes them, once. h.mu is held.
+func (h *Host) warn(found files) {
+	for _, unit := range slices.Sorted(maps.Keys(found.unknown)) {
+		err := found.unknown[unit]
+		if h.warned[err.Error()] || errors.Is(err, fs.ErrNotExist) {
+			continue // A partition that is being destroyed has no files any more.
+		}
+		h.warned[err.Error()] = true
+		h.log.Warn("the device nodes of a partition are not known", "unit", unit, "error", err)
+	}
 }
 
 // abandonAfter is how long Watch waits at its end for specs that are being written: nvcdi
@@ -155,6 +203,14 @@ func (h *Host) serve(ctx context.Context, changed func()) {
 		if r.grants.CDI() || r.grants.Claims {
 			h.writeSpecs(ctx, r)
 		}
+		if h.makes(r.grants) {
+			h.makeNodes(ctx, r)
+		}
+		select {
+		case <-r.done:
+		default:
+			close(r.done)
+		}
 		h.specsLate.Store(false)
 		if ticked && h.changed() {
 			changed()
@@ -189,20 +245,76 @@ func (h *Host) writeSpecs(ctx context.Context, r *request) {
 	}
 	h.entries = next
 	h.mu.Unlock()
-	select {
-	case <-r.done:
-	default:
-		close(r.done)
+}
+
+// makes reports whether nodes that are missing are to be made: for every strategy by which
+// something looks for them on the host, also where that is NVIDIA's runtime.
+func (h *Host) makes(grants sharing.Grants) bool { return h.options.Maker != nil && !grants.OnlyCDI() }
+
+// makeAgainAfter is the time after which a node that NVIDIA's program has not made is asked for again.
+const makeAgainAfter = 10 * time.Second
+
+// makeNodes has the request's missing nodes of capabilities made. That they are missing is all that
+// counts, so they are made after a start, after each change of partitions, whoever made it, and
+// after the driver's dev was made anew.
+func (h *Host) makeNodes(ctx context.Context, r *request) {
+	files := h.notThere(r)
+	again := slices.Equal(files, h.maker.asked) && time.Now().Before(h.maker.again)
+	if len(files) == 0 || again {
+		return
 	}
+	err := h.options.Maker.MakeNodes(ctx, files)
+	problem := ""
+	if err != nil {
+		problem = err.Error()
+	}
+	h.mu.Lock()
+	changed := problem != h.notMade
+	h.notMade = problem
+	h.mu.Unlock()
+	h.maker.asked, h.maker.again = files, time.Now().Add(makeAgainAfter)
+	switch left := h.notThere(r); {
+	case err != nil && changed:
+		h.log.Warn("device nodes of partitions could not be made", "files", files, "error", err)
+	case err == nil && len(left) == 0:
+		h.log.Info("device nodes of partitions made", "files", files)
+		h.maker.asked = nil
+	}
+}
+
+// notThere are the driver's files of the request's capabilities that have no node, sorted; none
+// where the dev is not seen.
+func (h *Host) notThere(r *request) (files []string) {
+	found := h.scan(r.grants, r.gpus)
+	for _, nodes := range found.capabilities {
+		for _, node := range nodes {
+			if found.nodes != nil && !found.nodes[node.Path] {
+				files = append(files, node.Access)
+			}
+		}
+	}
+	slices.Sort(files)
+	return slices.Compact(files)
+}
+
+// remedy is what a text about a missing node of a partition says after that. h.mu is held.
+func (h *Host) remedy() string {
+	switch {
+	case h.options.Maker == nil:
+		return "nobody has made it: nvidia-modprobe and nvidia-smi do, and this program with the chart's mig.manage"
+	case h.notMade != "":
+		return h.notMade
+	}
+	return "NVIDIA's program has not made it"
 }
 
 // changed says that Prepare would return something else now.
 func (h *Host) changed() bool {
 	r := h.request.Load()
-	found := h.scan(r.grants)
+	found := h.scan(r.grants, r.gpus)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return !reflect.DeepEqual(assemble(r.grants, h.options.DevRoot, r.gpus, found, h.entries), h.prepared)
+	return !reflect.DeepEqual(assemble(r.grants, h.options.DevRoot, r.gpus, found, h.entries, h.remedy()), h.prepared)
 }
 
 // entries are the CDI entries that a container runtime finds.
@@ -215,8 +327,9 @@ type entries struct {
 }
 
 // assemble says what the node has for the units of its GPUs, and which of them cannot
-// be granted in the way that the profile wants. It is pure.
-func assemble(grants sharing.Grants, devRoot string, gpus []sharing.GPU, f files, e entries) plugin.Host {
+// be granted in the way that the profile wants. remedy is added where a partition's node is missing.
+// It is pure.
+func assemble(grants sharing.Grants, devRoot string, gpus []sharing.GPU, f files, e entries, remedy string) plugin.Host {
 	host := plugin.Host{DevRoot: devRoot, ControlNodes: f.control, Nodes: map[string][]string{}, Obstacles: map[string]string{}}
 	host.IMEXChannels, host.IMEXLacks = channels(grants, devRoot, f, e)
 	for _, class := range grants.Extras() {
@@ -234,7 +347,7 @@ func assemble(grants sharing.Grants, devRoot string, gpus []sharing.GPU, f files
 			host.NoCDIEntry[unit] = "it has no CDI entry: " + cmp.Or(e.problem, "none is written yet")
 		}
 		if lacks == "" {
-			lacks = missing(f.nodes, devRoot, nodes)
+			lacks = missing(f.nodes, devRoot, nodes, remedy)
 		}
 		switch {
 		case f.noDriver != "":
@@ -259,7 +372,7 @@ func assemble(grants sharing.Grants, devRoot string, gpus []sharing.GPU, f files
 		// A GPU with MIG enabled runs nothing itself, and has no CDI entry.
 		host.Nodes[g.UUID] = node
 		for _, p := range g.Partitions {
-			nodes, lacks := partitionNodes(f, g, p, node, lacks)
+			nodes, lacks := partitionNodes(f, p, node, lacks)
 			add(g, p.UUID, index+":"+strconv.Itoa(p.Index), nodes, lacks)
 		}
 	}
@@ -284,30 +397,35 @@ func channels(grants sharing.Grants, devRoot string, f files, e entries) (has []
 
 // partitionNodes are the device nodes of the GPU and of the partition's capabilities.
 // If one of them is not known there are none, and the text says which.
-func partitionNodes(f files, g sharing.GPU, p sharing.Partition, gpu []string, lacks string) ([]string, string) {
+func partitionNodes(f files, p sharing.Partition, gpu []string, lacks string) ([]string, string) {
 	if lacks != "" {
 		return nil, lacks
 	}
-	if f.minorsErr != "" {
-		return nil, "the device nodes of partitions are not known: " + f.minorsErr
+	if err := f.unknown[p.UUID]; err != nil {
+		return nil, "the device nodes of the partition are not known: " + err.Error()
 	}
-	gi, ok := f.minors[capability{g.Minor, p.GI, -1}]
-	ci, also := f.minors[capability{g.Minor, p.GI, p.CI}]
-	if !ok || !also {
-		return nil, fmt.Sprintf("the device nodes of GPU instance %d and compute instance %d are not known: %s does not list them",
-			p.GI, p.CI, minorsPath)
+	if f.capabilities == nil {
+		return nil, "" // Nothing needs them.
 	}
-	const node = "/dev/nvidia-caps/nvidia-cap"
-	return []string{gpu[0], node + strconv.Itoa(gi), node + strconv.Itoa(ci)}, ""
+	nodes := slices.Clone(gpu)
+	for _, node := range f.capabilities[p.UUID] {
+		nodes = append(nodes, node.Path)
+	}
+	return nodes, ""
 }
 
 // missing says which of the device nodes the host does not have: no runtime can start
 // a container with it. With existing nil that is not known.
-func missing(existing map[string]bool, devRoot string, nodes []string) string {
+func missing(existing map[string]bool, devRoot string, nodes []string, remedy string) string {
 	for _, node := range nodes {
-		if existing != nil && !existing[node] {
-			return "there is no " + filepath.Join("/", devRoot, node)
+		if existing == nil || existing[node] {
+			continue
 		}
+		lacks := "there is no " + filepath.Join("/", devRoot, node)
+		if strings.HasPrefix(node, "/dev/nvidia-caps/") {
+			lacks += ": " + remedy
+		}
+		return lacks
 	}
 	return ""
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/virgate/virgate/internal/migcaps"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/await"
@@ -64,14 +66,28 @@ type bench struct {
 	t       *testing.T
 	root    string
 	specs   *specs
+	maker   *maker
+	log     *bytes.Buffer
 	changes chan struct{}
 	// stop ends Watch and returns its error.
 	stop func() error
 }
 
 func newBench(t *testing.T, patience time.Duration) *bench {
-	b := &bench{t: t, root: t.TempDir(), specs: &specs{}, changes: make(chan struct{}, 1)}
-	b.Host = New(Options{Root: b.root, DevRoot: "/driver", Specs: b.specs, Interval: time.Millisecond, PrepareTimeout: patience, Logger: slog.New(slog.DiscardHandler)})
+	return newBenchWith(t, patience, time.Millisecond, nil)
+}
+
+// newBenchWith is newBench with another interval, and with somebody who makes nodes.
+func newBenchWith(t *testing.T, patience, interval time.Duration, m *maker) *bench {
+	b := &bench{t: t, root: t.TempDir(), specs: &specs{}, maker: m, log: &bytes.Buffer{}, changes: make(chan struct{}, 1)}
+	options := Options{
+		Root: b.root, DevRoot: "/driver", Specs: b.specs, Capabilities: migcaps.NewReader(b.root),
+		Interval: interval, PrepareTimeout: patience, Logger: slog.New(slog.NewTextHandler(b.log, nil)),
+	}
+	if m != nil {
+		m.dev, options.Maker = filepath.Join(b.root, "driver"), m
+	}
+	b.Host = New(options)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
@@ -89,13 +105,61 @@ func newBench(t *testing.T, patience time.Duration) *bench {
 
 func (b *bench) write(path string) {
 	b.t.Helper()
+	b.writeText(path, "driver")
+}
+
+func (b *bench) writeText(path, text string) {
+	b.t.Helper()
 	path = filepath.Join(b.root, path)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
 		b.t.Fatal(err)
 	}
-	if err := os.WriteFile(path, []byte("driver"), 0o644); err != nil {
-		b.t.Fatal(err)
+}
+
+// capabilities has the driver tell the partition of partitioned, with this minor number and the next.
+func (b *bench) capabilities(minor int) {
+	b.t.Helper()
+	const gi = migcaps.Folder + "/gpu0/mig/gi1/"
+	b.writeText("/proc/devices", "195 nvidia\n236 nvidia-caps\n")
+	for i, file := range []string{"access", "ci0/access"} {
+		b.writeText(gi+file, fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\n", minor+i))
 	}
+}
+
+// partitioned is a GPU with one partition.
+func partitioned() []sharing.GPU {
+	return []sharing.GPU{{UUID: "GPU-0", MIG: true, Partitions: []sharing.Partition{{UUID: "MIG-0", GI: 1}}}}
+}
+
+// maker makes the node of each file that it is asked for, unless it fails.
+type maker struct {
+	mu    sync.Mutex
+	dev   string
+	err   error
+	lazy  bool
+	asked [][]string
+}
+
+func (m *maker) MakeNodes(_ context.Context, files []string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.asked = append(m.asked, files)
+	if m.err != nil || m.lazy {
+		return m.err
+	}
+	for i := range files {
+		path := filepath.Join(m.dev, "dev/nvidia-caps", fmt.Sprintf("nvidia-cap%d", 12+i))
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o644)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *maker) set(change func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	change()
 }
 
 // await calls Prepare again after each change until the result is as wanted.
@@ -180,22 +244,37 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// TestMinorsCannotBeRead checks that partitions are not offered, and why, if the
-// driver's table is missing or has an unknown form.
-func TestMinorsCannotBeRead(t *testing.T) {
+// TestCapabilitiesCannotBeRead checks that a partition is not offered, and why, if the driver's
+// files of it are missing or not as it writes them, with one warning that has the file and the value.
+func TestCapabilitiesCannotBeRead(t *testing.T) {
 	b := newBench(t, time.Minute)
 	grants := by(sharing.Envvar)
 	grants.DeviceNodes = true
-	cut := []sharing.GPU{{UUID: "GPU-0", MIG: true, Partitions: []sharing.Partition{{UUID: "MIG-0", GI: 1}}}}
 	reads := func(want string) {
 		t.Helper()
-		if got := b.Prepare(grants, cut).Obstacles["MIG-0"]; !strings.Contains(got, want) {
-			t.Errorf("obstacle is %q", got)
+		if got := b.Prepare(grants, partitioned()).Obstacles["MIG-0"]; !strings.Contains(got, want) {
+			t.Errorf("obstacle is %q, want %q", got, want)
 		}
 	}
-	reads("there is no " + minorsPath)
-	b.write(minorsPath)
-	reads(minorsPath + " does not list them")
+	const gi = migcaps.Folder + "/gpu0/mig/gi1/access"
+	b.capabilities(12)
+	if err := os.Remove(filepath.Join(b.root, gi)); err != nil {
+		t.Fatal(err)
+	}
+	reads("the device nodes of the partition are not known: read " + gi + ": no such file")
+	b.writeText(gi, "DeviceFileMinor: 0x12\nDeviceFileMode: 292\n")
+	for range 3 {
+		reads(gi + `: DeviceFileMinor is "0x12"`)
+	}
+	b.writeText("/proc/devices", "Character devices:\n")
+	reads("/proc/devices: nvidia-caps is not listed")
+	if said := b.log.String(); strings.Count(said, "\n") != 1 || !strings.Contains(said, "level=WARN") || !strings.Contains(said, gi) || !strings.Contains(said, "0x12") {
+		t.Errorf("logged:\n%s", said)
+	}
+	// What needs no nodes does not look for them.
+	if got := b.Prepare(by(sharing.Envvar), partitioned()).Obstacles; len(got) > 0 {
+		t.Errorf("by %s the obstacles are %v", sharing.Envvar, got)
+	}
 }
 
 func TestControlNodesAppear(t *testing.T) {
@@ -442,6 +521,79 @@ func made(paths ...string) map[string]bool {
 	return nodes
 }
 
+// TestNodesAreMade checks that missing nodes of a partition are made by whoever may, with the first
+// plan, again when they are gone, and that what keeps them from it is the obstacle.
+func TestNodesAreMade(t *testing.T) {
+	m := &maker{}
+	b := newBenchWith(t, time.Minute, time.Millisecond, m)
+	b.write("/driver/dev/nvidiactl")
+	b.write("/driver/dev/nvidia0")
+	b.capabilities(12)
+	grants := by(sharing.Envvar)
+	grants.DeviceNodes = true
+	if got := b.Prepare(grants, partitioned()); !granted(got) {
+		t.Errorf("the obstacles are %v", got.Obstacles)
+	}
+	const gi = migcaps.Folder + "/gpu0/mig/gi1/"
+	gone := func() {
+		t.Helper()
+		if err := os.RemoveAll(filepath.Join(b.root, "driver/dev/nvidia-caps")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Nothing is made where only CDI entries are used, which have the numbers.
+	b.specs.set(func() { b.specs.names = []string{plugin.CDIName("gpu", "MIG-0"), plugin.CDIName("gpu", "0:0")} })
+	if got := b.Prepare(by(sharing.CDICRI), partitioned()); !granted(got) {
+		t.Errorf("by CDI the obstacles are %v", got.Obstacles)
+	}
+	gone()
+	for range 3 {
+		b.Prepare(by(sharing.CDICRI), partitioned())
+	}
+	m.set(func() {
+		if diff := cmp.Diff([][]string{{gi + "access", gi + "ci0/access"}}, m.asked); diff != "" {
+			t.Errorf("asked for (-want +got):\n%s", diff)
+		}
+		m.err = errors.New("no nvidia-modprobe in /driver-root/usr/bin")
+	})
+	gone()
+	const lacks = "there is no /driver/dev/nvidia-caps/nvidia-cap12: "
+	if got := b.Prepare(grants, partitioned()).Obstacles["MIG-0"]; got != lacks+"no nvidia-modprobe in /driver-root/usr/bin" {
+		t.Errorf("the obstacle is %q", got)
+	}
+}
+
+// TestNodesAreMadeAgain checks that a program that makes no node is asked again, but not at once.
+func TestNodesAreMadeAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &maker{lazy: true}
+		b := newBenchWith(t, time.Second, time.Second, m)
+		b.write("/driver/dev/nvidiactl")
+		b.write("/driver/dev/nvidia0")
+		b.capabilities(12)
+		grants := by(sharing.Envvar)
+		grants.DeviceNodes = true
+		want := "there is no /driver/dev/nvidia-caps/nvidia-cap12: NVIDIA's program has not made it"
+		if got := b.Prepare(grants, partitioned()).Obstacles["MIG-0"]; got != want {
+			t.Errorf("the obstacle is %q, want %q", got, want)
+		}
+		pass(25 * time.Second)
+		m.set(func() {
+			if len(m.asked) != 3 {
+				t.Errorf("asked %d times in 25 s", len(m.asked))
+			}
+			m.lazy = false
+		})
+		pass(10 * time.Second)
+		if got := b.Prepare(grants, partitioned()); !granted(got) {
+			t.Errorf("the obstacles are %v", got.Obstacles)
+		}
+		if err := b.stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestIMEX checks that a channel is granted as soon as the node has it, in the way that the
 // strategy needs, and that nothing is granted before that if the profile says so.
 func TestIMEX(t *testing.T) {
@@ -503,10 +655,10 @@ func TestAssemble(t *testing.T) {
 	cut := sharing.GPU{UUID: "GPU-1", Index: 1, Minor: 4, MIG: true, Partitions: []sharing.Partition{{UUID: "MIG-a", GI: 2, CI: 1}}}
 	hidden := cut
 	hidden.Minor = -1
-	table := files{minors: map[capability]int{{4, 2, -1}: 30, {4, 2, 1}: 32}}
+	const gi = "/dev/nvidia-caps/nvidia-cap30"
+	table := files{capabilities: map[string][]migcaps.Node{"MIG-a": {{Path: gi}, {Path: "/dev/nvidia-caps/nvidia-cap32"}}}}
 	const noNode = "the driver does not tell its device node"
-	const noTable = "the device nodes of partitions are not known: there is no table"
-	const notInTable = "the device nodes of GPU instance 2 and compute instance 1 are not known: /proc/driver/nvidia-caps/mig-minors does not list them"
+	const unknown = "the device nodes of the partition are not known: no file"
 	tests := []struct {
 		name      string
 		grants    sharing.Grants
@@ -526,15 +678,9 @@ func TestAssemble(t *testing.T) {
 			map[string][]string{"GPU-1": {"/dev/nvidia4"}, "MIG-a": {"/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap32"}}, nil},
 		{"a partition of a GPU without node", by(sharing.DriverMounts), hidden, table, entries{},
 			map[string][]string{"GPU-1": nil, "MIG-a": nil}, map[string]string{"MIG-a": noNode}},
-		{"a partition without table", by(sharing.DriverMounts), cut, files{minorsErr: "there is no table"}, entries{},
-			map[string][]string{"GPU-1": {"/dev/nvidia4"}, "MIG-a": nil}, map[string]string{"MIG-a": noTable}},
-		{"a partition without compute instance in the table", by(sharing.DriverMounts), cut,
-			files{minors: map[capability]int{{4, 2, -1}: 30}}, entries{},
-			map[string][]string{"GPU-1": {"/dev/nvidia4"}, "MIG-a": nil}, map[string]string{"MIG-a": notInTable}},
-		{"a partition without GPU instance in the table", by(sharing.DriverMounts), cut,
-			files{minors: map[capability]int{{4, 2, 1}: 32}}, entries{},
-			map[string][]string{"GPU-1": {"/dev/nvidia4"}, "MIG-a": nil}, map[string]string{"MIG-a": notInTable}},
-		{"no driver", by(sharing.DriverMounts), cut, files{minors: table.minors, noDriver: "no driver"}, entries{},
+		{"a partition of which the driver tells nothing", by(sharing.DriverMounts), cut, files{unknown: map[string]error{"MIG-a": errors.New("no file")}}, entries{},
+			map[string][]string{"GPU-1": {"/dev/nvidia4"}, "MIG-a": nil}, map[string]string{"MIG-a": unknown}},
+		{"no driver", by(sharing.DriverMounts), cut, files{capabilities: table.capabilities, noDriver: "no driver"}, entries{},
 			map[string][]string{"GPU-1": {"/dev/nvidia4"}, "MIG-a": {"/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap32"}},
 			map[string]string{"MIG-a": "no driver"}},
 		{"a GPU whose node is not made", sharing.Grants{DeviceNodes: true}, sharing.GPU{UUID: "GPU-0", Minor: 7}, files{nodes: made("/dev/nvidia1")}, entries{},
@@ -544,9 +690,9 @@ func TestAssemble(t *testing.T) {
 		{"a GPU that needs no node", by(sharing.Envvar), sharing.GPU{UUID: "GPU-0", Minor: 7}, files{nodes: made()}, entries{},
 			map[string][]string{"GPU-0": {"/dev/nvidia7"}}, nil},
 		{"a partition whose capability is not made", by(sharing.DriverMounts), cut,
-			files{minors: table.minors, nodes: made("/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap30")}, entries{},
+			files{capabilities: table.capabilities, nodes: made("/dev/nvidia4", gi)}, entries{},
 			map[string][]string{"GPU-1": {"/dev/nvidia4"}, "MIG-a": {"/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap32"}},
-			map[string]string{"MIG-a": "there is no /driver/dev/nvidia-caps/nvidia-cap32"}},
+			map[string]string{"MIG-a": "there is no /driver/dev/nvidia-caps/nvidia-cap32: nobody has made it"}},
 		{"an entry by UUID only", by(sharing.CDICRI), sharing.GPU{UUID: "GPU-0"}, files{}, entries{names: map[string]bool{plugin.CDIName("gpu", "GPU-0"): true}},
 			map[string][]string{"GPU-0": {"/dev/nvidia0"}}, map[string]string{"GPU-0": "it has no CDI entry: none is written yet"}},
 		{"an entry by index only", by(sharing.CDICRI), sharing.GPU{UUID: "GPU-0"}, files{}, entries{names: map[string]bool{plugin.CDIName("gpu", "0"): true}, problem: "driver is out"},
@@ -562,7 +708,7 @@ func TestAssemble(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			got := assemble(test.grants, "/driver", []sharing.GPU{test.gpu}, test.files, test.entries)
+			got := assemble(test.grants, "/driver", []sharing.GPU{test.gpu}, test.files, test.entries, "nobody has made it")
 			if got.DevRoot != "/driver" {
 				t.Errorf("the nodes are below %q", got.DevRoot)
 			}

@@ -200,7 +200,7 @@ func (s Situation) awaitReset(layout mig.Layout) Decision {
 }
 
 // NotPermitted is why a GPU stays as it is.
-const NotPermitted = "Virgate may not partition GPUs, which takes the capability SYS_ADMIN and NVIDIA_MIG_CONFIG_DEVICES=all, or a privileged container: the chart's mig.manage"
+const NotPermitted = "Virgate may not partition GPUs, which takes a privileged container: the chart's mig.manage"
 
 // useUnknown is why nothing that exists is changed where processes are not seen.
 const useUnknown = "in use: unknown, because the driver lists no processes to a container without the host's PID namespace (hostPID)"

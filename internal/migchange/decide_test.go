@@ -98,15 +98,15 @@ func TestDecide(t *testing.T) {
 		{"partitions are made where there are none, whoever is not seen", "h100+all-enabled", "all-balanced", func(s *Situation) { s.State.ProcessesHidden = true },
 			nodereport.LayoutPending, "", "being withdrawn", true},
 		{"it is not permitted", "h100", "all-balanced", func(s *Situation) { s.State.NotPermitted = true },
-			nodereport.LayoutFailed, all, "NVIDIA_MIG_CONFIG_DEVICES", false},
+			nodereport.LayoutFailed, all, "mig.manage", false},
 		{"it is not permitted, and a pod has the GPU", "h100", "all-balanced", func(s *Situation) {
 			s.State.NotPermitted = true
 			hold(s, s.GPU)
-		}, nodereport.LayoutFailed, all, "NVIDIA_MIG_CONFIG_DEVICES", false},
+		}, nodereport.LayoutFailed, all, "mig.manage", false},
 		{"it is not permitted, and a pod has all of it", "h100+all-7g.80gb", "all-3g.40gb", func(s *Situation) {
 			s.State.NotPermitted = true
 			hold(s, first(s))
-		}, nodereport.LayoutFailed, all, "NVIDIA_MIG_CONFIG_DEVICES", false},
+		}, nodereport.LayoutFailed, all, "mig.manage", false},
 		{"it is not permitted, and need not be", "h100+all-balanced", "all-balanced", func(s *Situation) { s.State.NotPermitted = true },
 			nodereport.LayoutApplied, all, "", false},
 		{"it was permitted, and waits for a reset", "a100-40", "all-balanced", func(s *Situation) { s.State.NotPermitted, s.State.Pending, s.ResetRequired = true, true, true },

@@ -52,7 +52,7 @@ func TestMonitorOnly(t *testing.T) {
 			w := newWorldIn(t, "a100-40x3", "monitor-only")
 			w.gpus = 3
 			r := w.program()
-			r.Partitioner.(*nvml.Partitioner).NotPermitted = known && !w.sim.MayChangeMIG()
+			r.Partitioner.(*nvml.Partitioner).NotPermitted = func() bool { return known && !w.sim.MayChangeMIG() }
 			tries := 1
 			if known {
 				tries = 0
@@ -64,9 +64,44 @@ func TestMonitorOnly(t *testing.T) {
 					t.Errorf("%s: the driver was asked for the mode %d times, and %d GPUs were withheld", layout, calls, len(withheld))
 				}
 				for _, got := range r.Status() {
-					if got.State != nodereport.LayoutFailed || !strings.Contains(got.Reason, "SYS_ADMIN") || r.offers.published.Load().only[got.GPU] != nil {
+					if got.State != nodereport.LayoutFailed || !strings.Contains(got.Reason, "mig.manage") || r.offers.published.Load().only[got.GPU] != nil {
 						t.Errorf("%s: %s (%s), offered %v", layout, got.State, got.Reason, r.offers.published.Load().only)
 					}
+				}
+			}
+		})
+	}
+}
+
+// TestNoSubscription checks that a program with SYS_ADMIN in a container that is not privileged, which
+// could make GPU instances and no compute instance in them, makes none and takes no GPU out of service;
+// and that where it did not know, one GPU goes back to how it was.
+func TestNoSubscription(t *testing.T) {
+	t.Parallel()
+	for name, known := range map[string]bool{"known before": true, "told by the driver": false} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorldIn(t, "a100-40x3", "no-subscription")
+			w.gpus = 3
+			r := w.program()
+			r.Partitioner.(*nvml.Partitioner).NotPermitted = func() bool { return known && !w.sim.MayChangeMIG() }
+			tries := 1
+			if known {
+				tries = 0
+			}
+			withheld := w.neverWithheld(r, tries)
+			w.passes(r, layoutNamed("all-balanced"), 10)
+			made := w.sim.Calls("DeviceCreateGpuInstanceWithPlacement")
+			if len(withheld) != tries || (made == 0) != known || w.sim.Calls("GpuInstanceCreateComputeInstance") != tries {
+				t.Errorf("%d GPUs were withheld, %d GPU instances made", len(withheld), made)
+			}
+			for _, got := range r.Status() {
+				if got.State != nodereport.LayoutFailed || !strings.Contains(got.Reason, "mig.manage") {
+					t.Errorf("%s (%s)", got.State, got.Reason)
+				}
+			}
+			for _, gpu := range w.sim.GPUs() {
+				if gpu.MIG || len(gpu.Partitions) > 0 {
+					t.Errorf("GPU %d was left with MIG mode %t and %d partitions", gpu.Index, gpu.MIG, len(gpu.Partitions))
 				}
 			}
 		})

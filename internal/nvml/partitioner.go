@@ -21,8 +21,10 @@ import (
 type Partitioner struct {
 	lib         Library
 	pauseEvents func(ctx context.Context, gpu string) (resume func(), err error)
-	// ProcessesHidden and NotPermitted are what each MIGState says of it.
-	ProcessesHidden, NotPermitted bool
+	// ProcessesHidden is what each MIGState says of it.
+	ProcessesHidden bool
+	// NotPermitted is asked for what each MIGState says of it; nil for permitted.
+	NotPermitted func() bool
 	// Clients says which programs have the device node of the GPU with that minor number open,
 	// and with the error why some may be missing; nil where nobody knows. It is asked when the
 	// driver says IN_USE and lists no process.
@@ -48,7 +50,8 @@ func (p *Partitioner) State(ctx context.Context, gpu string) (sharing.MIGState, 
 	var state sharing.MIGState
 	err := p.with(ctx, gpu, func(g *migGPU) (err error) {
 		state, err = g.state()
-		state.ProcessesHidden, state.NotPermitted = p.ProcessesHidden, p.NotPermitted
+		state.ProcessesHidden = p.ProcessesHidden
+		state.NotPermitted = p.NotPermitted != nil && p.NotPermitted()
 		return err
 	})
 	if err != nil {

@@ -18,13 +18,15 @@ import (
 //	own-pids       this process does not see the processes of other PID namespaces
 //	moving-minors  a change of MIG mode gives the GPU another minor number
 //	late-profiles  the driver lists MIG profiles only while MIG mode is on
+//	no-subscription  this process has SYS_ADMIN in a container that is not privileged: it may open no
+//	               GPU instance's node, and so make and destroy no compute instance
 func (n *Node) SetWorld(list string) error {
 	names := strings.Split(list, ",")
 	for _, name := range names {
 		kind, client, _ := strings.Cut(name, "=")
-		known := slices.Contains([]string{"unprivileged", "monitor-only", "passthrough", "own-pids", "moving-minors", "late-profiles"}, name)
+		known := slices.Contains([]string{"unprivileged", "monitor-only", "passthrough", "own-pids", "moving-minors", "late-profiles", "no-subscription"}, name)
 		if list != "" && !known && (kind != "client" || client == "") {
-			return fmt.Errorf("no world %q: there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles", name)
+			return fmt.Errorf("no world %q: there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription", name)
 		}
 	}
 	n.worlds = names
@@ -34,8 +36,10 @@ func (n *Node) SetWorld(list string) error {
 // OwnPIDs says that this process does not see the processes of other PID namespaces.
 func (n *Node) OwnPIDs() bool { return n.is("own-pids") }
 
-// MayChangeMIG says that this process has the right to.
-func (n *Node) MayChangeMIG() bool { return !n.is("monitor-only") && !n.is("unprivileged") }
+// MayChangeMIG says that this process has the right to, as far as it can find out.
+func (n *Node) MayChangeMIG() bool {
+	return !n.is("monitor-only") && !n.is("unprivileged") && !n.is("no-subscription")
+}
 
 // is says that the node is in the world, which is "client" for any client.
 func (n *Node) is(world string) bool {
@@ -50,7 +54,9 @@ func (n *Node) refuses(call nvml.Call, t target) bool {
 	instances := strings.Contains(name, "Instance") && !strings.HasSuffix(name, "InstanceId")
 	ofAll := name == "DeviceGetMemoryInfo" || strings.HasSuffix(name, "RunningProcesses")
 	changes := slices.Contains(migChanges, name) || name == "DeviceSetComputeMode"
-	return !n.MayChangeMIG() && changes || n.is("unprivileged") && (instances || ofAll && t.gpu != nil && t.gpu.mig && t.compute == nil)
+	subscribes := slices.Contains([]string{"GpuInstanceCreateComputeInstance", "ComputeInstanceDestroy"}, name)
+	mayChange := !n.is("monitor-only") && !n.is("unprivileged")
+	return !mayChange && changes || n.is("no-subscription") && subscribes || n.is("unprivileged") && (instances || ofAll && t.gpu != nil && t.gpu.mig && t.compute == nil)
 }
 
 // Reboot is a reboot of the machine, but for this program, which runs on: all GPUs are

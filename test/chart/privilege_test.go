@@ -36,6 +36,7 @@ func TestPrivileges(t *testing.T) {
 		t.Errorf("the default values (-want +got):\n%s", diff)
 	}
 	admin, visible := []string{"capability SYS_ADMIN"}, []string{"/dev/null, read-only"} // Instead of the one the other.
+	confined := []string{"/dev/null, read-only", "no escalation", "no privilege", "read-only root", "seccomp RuntimeDefault", "uid 0, capabilities dropped"}
 	for _, test := range []struct {
 		values      string
 		more, fewer []string
@@ -44,13 +45,16 @@ func TestPrivileges(t *testing.T) {
 		{"cdi: {specs: true}", []string{"/var/run/cdi"}, nil},
 		{"nvidiaDriverRoot: /run/nvidia/driver", []string{"/run/nvidia/driver, read-only"}, nil},
 		{"driverMounts: {enabled: true}", []string{"/, read-only"}, nil},
-		{"driverAccess: privileged", []string{"/, read-only", "privileged"},
-			[]string{"/dev/null, read-only", "no escalation", "no privilege", "read-only root", "seccomp RuntimeDefault", "uid 0, capabilities dropped"}},
+		{"driverAccess: privileged", []string{"/, read-only", "privileged"}, confined},
 		{"migStrategy: mixed", admin, visible},
 		{"migStrategy: none", nil, nil},
 		{"mig: {monitor: false}", nil, nil},
 		{"mig: {monitor: true}", admin, visible},
-		{"mig: {manage: true}", []string{"/var/run/cdi, read-only", "PIDs of the host", "capability SYS_ADMIN"}, visible},
+		{"mig: {manage: true}", []string{"/, read-only", "/var/run/cdi, read-only", "PIDs of the host", "privileged"}, confined},
+		{"{mig: {manage: true}, nvidiaDriverRoot: /run/nvidia/driver}", []string{"/run/nvidia/driver, read-only", "/var/run/cdi, read-only", "PIDs of the host", "privileged"}, confined},
+		{"{mig: {manage: true}, nvidiaDriverRoot: /home/kubernetes/bin/nvidia, nvidiaDevRoot: /}",
+			[]string{"/, read-only", "/home/kubernetes/bin/nvidia, read-only", "/var/run/cdi, read-only", "PIDs of the host", "privileged"}, confined},
+		{"{mig: {manage: true}, node: sim:dgx-a100}", []string{"/var/run/cdi, read-only", "PIDs of the host", "capability SYS_ADMIN"}, visible},
 		{"config: {examples: true}", nil, nil},
 		{"{config: {map: {a: 'flags: {migStrategy: mixed}'}}, mig: {monitor: false}}", nil, nil},
 		{"config: {name: virgate-profiles}", admin, visible},
@@ -94,6 +98,42 @@ func TestPrivileges(t *testing.T) {
 	}
 }
 
+// TestToolkitsStartTheContainer holds that each kind of NVIDIA's container toolkit starts the
+// container, with whatever values, and that it can make partitions under each:
+//
+//   - before 1.18: "cannot set MIG_CONFIG_DEVICES in non privileged container" without SYS_ADMIN;
+//   - 1.18.0 to 1.20.0: the variables are ignored (nvidia-container-toolkit#1740), so the right must
+//     not depend on them;
+//   - from 1.20.1: the variables may be "all" alone, and only with SYS_ADMIN (#1947;
+//     internal/modifier/cdi.go).
+func TestToolkitsStartTheContainer(t *testing.T) {
+	for _, values := range []string{
+		"{}", "mig: {manage: true}", "mig: {monitor: true}", "{driverAccess: privileged, mig: {manage: true}}",
+		"{mig: {manage: true}, securityContext: {capabilities: {drop: [ALL]}}}", "{mig: {manage: true, reset: true}, mps: {enabled: true}, standby: {enabled: true}}",
+		"{node: sim:dgx-a100, mig: {manage: true}}",
+	} {
+		t.Run(values, func(t *testing.T) {
+			for _, container := range daemonSet(t, decode(t, manifestOf(t, values))).Spec.Template.Spec.Containers {
+				security := container.SecurityContext
+				privileged := security.Privileged != nil && *security.Privileged
+				sysAdmin := privileged || security.Capabilities != nil && slices.Contains(security.Capabilities.Add, "SYS_ADMIN")
+				for _, variable := range container.Env {
+					if !strings.HasPrefix(variable.Name, "NVIDIA_MIG_") {
+						continue
+					}
+					if variable.Value != "all" || !sysAdmin {
+						t.Errorf("%s: no toolkit from 1.20.1 on starts it with %s=%s and SYS_ADMIN: %t", container.Name, variable.Name, variable.Value, sysAdmin)
+					}
+				}
+				makes := strings.Contains(values, "manage: true") && !strings.Contains(values, "securityContext") && !strings.Contains(values, "sim:")
+				if makes && !privileged {
+					t.Errorf("%s is not privileged, and no toolkit gives it the nodes of later instances", container.Name)
+				}
+			}
+		})
+	}
+}
+
 // TestMIGIsReadWhereAValueSaysSo holds when the container has SYS_ADMIN, without which
 // the driver lets nobody read partitions, and what it asks of NVIDIA's runtime for
 // that: the variables only with the capability, because the runtime starts no container
@@ -101,7 +141,7 @@ func TestPrivileges(t *testing.T) {
 // NVIDIA_VISIBLE_DEVICES says, because a runtime with
 // accept-nvidia-visible-devices-envvar-when-unprivileged=false would ignore it.
 func TestMIGIsReadWhereAValueSaysSo(t *testing.T) {
-	const monitor, manage, plain = "SYS_ADMIN monitor", "SYS_ADMIN config monitor", "by mount"
+	const monitor, manage, plain = "SYS_ADMIN monitor", "privileged config monitor", "by mount"
 	for _, test := range []struct{ name, values, want string }{
 		{"the chart's profiles", "{}", plain},
 		{"the examples, which a label chooses", "config: {examples: true}", plain},
@@ -119,13 +159,13 @@ func TestMIGIsReadWhereAValueSaysSo(t *testing.T) {
 		{"to manage", "{migStrategy: none, mig: {manage: true}}", manage},
 		{"a ConfigMap that the chart cannot read, but strategy none", "{config: {name: own}, migStrategy: none}", plain},
 		{"simulated", "node: sim:dgx-a100", ""},
-		{"simulated, to manage", "{node: sim:dgx-a100, mig: {manage: true}}", manage},
+		{"simulated, to manage", "{node: sim:dgx-a100, mig: {manage: true}}", "SYS_ADMIN config monitor"},
 		{"the variable as the chart has it", "devicePlugin: {containers: {main: {env: [{name: NVIDIA_VISIBLE_DEVICES, value: all}]}}}", plain},
 		{"a privileged container", "{driverAccess: privileged, mig: {manage: true}}", "privileged"},
 		{"a context without the capability", "securityContext: {runAsUser: 0}", plain},
 		{"a context without the capability, to manage", "{mig: {manage: true}, securityContext: {capabilities: {drop: [ALL]}}}", plain},
 		{"a context with the capability", "{mig: {monitor: true}, securityContext: {capabilities: {add: [SYS_ADMIN]}}}", monitor},
-		{"a privileged context", "{mig: {manage: true}, securityContext: {privileged: true}}", "privileged config monitor"},
+		{"a privileged context", "{mig: {manage: true}, securityContext: {privileged: true}}", manage},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			manifest := manifestOf(t, test.values)

@@ -85,7 +85,7 @@ func TestEntriesAreInjected(t *testing.T) {
 func nodesOf(s stage, resource sharing.Resource, places []int) []string {
 	var nodes []string
 	for _, place := range places {
-		nodes = append(nodes, s.ready.Nodes[resource.Devices[place].Unit]...)
+		nodes = append(nodes, s.nodes[resource.Devices[place].Unit]...)
 	}
 	return nodes
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/cdi"
 	"github.com/virgate/virgate/internal/host"
+	"github.com/virgate/virgate/internal/migcaps"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/plugin"
@@ -34,6 +35,8 @@ import (
 type stage struct {
 	plan  sharing.Plan
 	ready plugin.Host
+	// nodes are the device nodes of each unit, whatever the strategy needs.
+	nodes map[string][]string
 	// root is the node's file system, specs the folder with its CDI specs, dir
 	// the kubelet's.
 	root, specs, dir string
@@ -64,10 +67,12 @@ func newStage(t *testing.T, nodeName, profile string) stage {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.DiscardHandler)
-	node := host.New(host.Options{
-		Root: s.root, DevRoot: config.Startup.DevRoot, Logger: log, PrepareTimeout: await.Patience,
+	hostOptions := host.Options{
+		Root: s.root, DevRoot: config.Startup.DevRoot, Capabilities: migcaps.NewReader(s.root), Logger: log, PrepareTimeout: await.Patience,
 		Specs: cdi.NewWriter(cdi.Options{Dir: s.specs, Source: cdi.Simulated{}, Logger: log}),
-	})
+	}
+	node := host.New(hostOptions)
+	s.nodes = host.New(hostOptions).Prepare(sharing.Grants{DeviceNodes: true}, gpus).Nodes
 	manager := plugin.NewManager(plugin.Options{Dir: dir, Logger: log})
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -96,7 +101,7 @@ func hostRoot(t *testing.T, devRoot string, gpus []sharing.GPU) string {
 	files := map[string]string{
 		"/usr/local/nvidia/lib64/libcuda.so.1":      "driver",
 		"/usr/local/nvidia/lib64/libnvidia-ml.so.1": "driver",
-		"/proc/driver/nvidia-caps/mig-minors":       migMinors(),
+		"/proc/devices": "195 nvidia\n236 nvidia-caps\n",
 	}
 	nodes := []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
 	for _, g := range gpus {
@@ -104,6 +109,9 @@ func hostRoot(t *testing.T, devRoot string, gpus []sharing.GPU) string {
 		for _, p := range g.Partitions {
 			gi := firstMinor + (g.Minor*instances+p.GI)*(1+computes)
 			nodes = append(nodes, fmt.Sprintf("nvidia-caps/nvidia-cap%d", gi), fmt.Sprintf("nvidia-caps/nvidia-cap%d", gi+1+p.CI))
+			instance := fmt.Sprintf("%s/gpu%d/mig/gi%d", migcaps.Folder, g.Minor, p.GI)
+			files[instance+"/access"] = fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\n", gi)
+			files[fmt.Sprintf("%s/ci%d/access", instance, p.CI)] = fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\n", gi+1+p.CI)
 		}
 	}
 	for _, node := range nodes {
@@ -126,32 +134,13 @@ func hostRoot(t *testing.T, devRoot string, gpus []sharing.GPU) string {
 	return root
 }
 
-// The driver's table is of so many GPUs of so many GPU instances of so many
-// compute instances, in this order, and begins at firstMinor.
+// The driver numbers the capabilities of each GPU's GPU instances, of so many compute instances each,
+// in this order from firstMinor on.
 const (
 	firstMinor = 3
-	gpus       = 32
 	instances  = 15
 	computes   = 8
 )
-
-// migMinors is the driver's table, complete.
-func migMinors() string {
-	var table strings.Builder
-	table.WriteString("config 1\nmonitor 2\n")
-	minor := firstMinor
-	for gpu := range gpus {
-		for gi := range instances {
-			fmt.Fprintf(&table, "gpu%d/gi%d/access %d\n", gpu, gi, minor)
-			minor++
-			for ci := range computes {
-				fmt.Fprintf(&table, "gpu%d/gi%d/ci%d/access %d\n", gpu, gi, ci, minor)
-				minor++
-			}
-		}
-	}
-	return table.String()
-}
 
 // allocate asks for devices of a resource, by their places in its list.
 func (s stage) allocate(t *testing.T, resource string, places ...int) *api.ContainerAllocateResponse {

@@ -27,10 +27,10 @@ var arrows = map[string][]string{
 	"plugin":          {"sharing"},
 	"internal/agent":  {"mig", "sharing", "sharing/metrics", "configs", "plugin", "internal/claims", "internal/decide", "internal/dra", "internal/drapath", "internal/gpusettings", "internal/memoryguard", "internal/migchange", "internal/mpsshare", "internal/nodemetrics", "internal/nodereport", "internal/release", "internal/status", "internal/units", "internal/web"},
 	"internal/daemon": {
-		"sharing", "configs", "plugin", "internal/agent", "internal/migchange", "internal/nodereport", "internal/nvml", "internal/simnode", "internal/configsource",
+		"mig", "sharing", "configs", "plugin", "internal/agent", "internal/migchange", "internal/nodereport", "internal/nvml", "internal/simnode", "internal/configsource",
 		"internal/features", "internal/mps", "internal/nodestatus", "internal/podresources", "internal/usage", "internal/state", "internal/cdi", "internal/host",
 		"internal/claims", "internal/dra", "internal/dradriver", "internal/drapath", "internal/gpusettings", "internal/memoryguard", "internal/nodemetrics", "internal/release",
-		"internal/web",
+		"internal/migcaps", "internal/web",
 	},
 	"internal/cluster":      {"mig", "sharing", "internal/configsource", "internal/nodereport", "internal/nodestatus", "internal/status"},
 	"internal/claims":       {"sharing", "internal/dra", "internal/units"},
@@ -63,8 +63,9 @@ var arrows = map[string][]string{
 	"internal/web":          {"sharing", "internal/nodereport", "internal/status"},
 	"internal/rollout":      {"internal/cluster", "internal/nodereport"},
 	"internal/state":        {"mig", "sharing", "configs", "plugin"},
-	"internal/cdi":          {"sharing", "plugin"},
-	"internal/host":         {"sharing", "plugin"},
+	"internal/cdi":          {"sharing", "plugin", "internal/migcaps"},
+	"internal/host":         {"sharing", "plugin", "internal/migcaps"},
+	"internal/migcaps":      {},
 }
 
 // forbidden says why folder must not import path; "" when it may.

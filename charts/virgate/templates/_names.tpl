@@ -146,6 +146,11 @@ true
 {{- end -}}
 {{- end -}}
 
+{{- /* Whether the container makes partitions of a driver, which takes a privileged one. */ -}}
+{{- define "virgate.makesPartitions" -}}
+{{- if and .Values.mig.manage (not (hasPrefix "sim:" .Values.node)) }}true{{ end -}}
+{{- end -}}
+
 {{- /* Whether the container has SYS_ADMIN. */ -}}
 {{- define "virgate.sysAdmin" -}}
 {{- $security := .Values.securityContext | default dict -}}

@@ -111,6 +111,10 @@ type Options struct {
 	// ContainerDriverRoot is where the driver root is mounted in this process's
 	// container. If it exists it is searched first. Empty for nowhere.
 	ContainerDriverRoot string
+	// DevRoot is the host's folder with the dev of which containers are given nodes; "/" when empty.
+	DevRoot string
+	// HostRoot is where the host's "/" is mounted for this process; empty for nowhere.
+	HostRoot string
 	// MachineRoot is the folder with the sys, dev and etc of this machine, "/" when
 	// empty. Tests set it.
 	MachineRoot string

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -42,13 +43,28 @@ func runSMI(ctx context.Context, options Options, arguments ...string) error {
 	if err != nil {
 		return err
 	}
-	command := exec.CommandContext(ctx, path, arguments...)
-	command.Dir, command.Env, command.WaitDelay = "/", []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, 5*time.Second
-	if root != "/" {
-		command.SysProcAttr = &syscall.SysProcAttr{Chroot: root}
+	return invocation{root: root, path: path}.run(ctx, arguments...)
+}
+
+// invocation is a program of the driver, and where to run it.
+type invocation struct {
+	// root is the program's /, and path is its path there.
+	root, path string
+	// env are variables beside PATH.
+	env []string
+}
+
+// run runs it. The error has what it says.
+func (i invocation) run(ctx context.Context, arguments ...string) error {
+	command := exec.CommandContext(ctx, i.path, arguments...)
+	command.Dir, command.WaitDelay = "/", 5*time.Second
+	command.Env = append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, i.env...)
+	if i.root != "/" {
+		command.SysProcAttr = &syscall.SysProcAttr{Chroot: i.root}
 	}
 	if said, err := command.CombinedOutput(); err != nil {
-		return fmt.Errorf("run nvidia-smi of %s: %w: %s", root, err, strings.Join(strings.Fields(string(said[:min(len(said), 4096)])), " "))
+		name := filepath.Base(i.path)
+		return fmt.Errorf("run %s of %s: %w: %s", name, i.root, err, strings.Join(strings.Fields(string(said[:min(len(said), 4096)])), " "))
 	}
 	return nil
 }

@@ -12,15 +12,9 @@ import (
 
 // TestResetGPU runs a script in the place of nvidia-smi, with the driver root as its root.
 func TestResetGPU(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("to change the root takes root")
-	}
-	root := t.TempDir()
+	root, shell := rootWithShell(t)
 	place := func(name, script string) {
 		t.Helper()
-		if err := os.MkdirAll(filepath.Join(root, "usr/bin"), 0o755); err != nil {
-			t.Fatal(err)
-		}
 		if err := os.WriteFile(filepath.Join(root, "usr/bin", name), []byte(script), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -29,22 +23,6 @@ func TestResetGPU(t *testing.T) {
 	err := ResetGPU(t.Context(), options, "00000000:3B:00.0")
 	if err == nil || !strings.Contains(err.Error(), "no nvidia-smi in "+filepath.Join(root, "usr/bin")+", ") {
 		t.Fatalf("without one: %v", err)
-	}
-	shell, err := filepath.EvalSymlinks("/bin/sh")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, file := range append([]string{shell}, libraries(t, shell)...) {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.MkdirAll(filepath.Join(root, filepath.Dir(file)), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(root, file), data, 0o755); err != nil {
-			t.Fatal(err)
-		}
 	}
 	place("nvidia-smi-580", "#!"+shell+"\necho \"$@\" >/said\n")
 	if err := os.Symlink("/usr/bin/nvidia-smi-580", filepath.Join(root, "usr/bin/nvidia-smi")); err != nil {
@@ -75,6 +53,35 @@ func TestResetGPU(t *testing.T) {
 	if err := ResetGPU(ctx, options, "00000000:3B:00.0"); err == nil {
 		t.Error("one that hangs is waited for")
 	}
+}
+
+// rootWithShell makes a folder that can be a process's root, with a shell, and usr/bin.
+func rootWithShell(t *testing.T) (root, shell string) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("to change the root takes root")
+	}
+	root = t.TempDir()
+	shell, err := filepath.EvalSymlinks("/bin/sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(root, "usr/bin"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range append([]string{shell}, libraries(t, shell)...) {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.MkdirAll(filepath.Join(root, filepath.Dir(file)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(root, file), data, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root, shell
 }
 
 // libraries are those that the program is linked with.

@@ -6,16 +6,25 @@
 // device nodes it may open. Where $NVIDIA_CAPS has a folder in the place of
 // /dev/nvidia-caps, the capability does not count.
 //
+// With -DPROC="…", the /proc of a node whose capability nodes have the major number -DMAJOR=…, it
+// is as hard as the kernel's part: each instance has a file below PROC that tells its node's
+// number, nothing makes the node, and a compute instance takes an open descriptor of its GPU
+// instance's node beside the rights, whatever the process's capabilities.
+//
 // Like an old driver it lacks many calls; with -DNEW it has more. -DVERSION="…" is what
 // it says it is. With -DBROKEN it does not find the kernel's part, with -DSTUBBORN it
 // cannot be closed. With -DTROUBLE GPU 0 has processes and a memory row to replace, and
 // GPU 1 is a virtual machine's and has an XID.
 
+#include <errno.h>
+#include <fcntl.h>
 #include <linux/capability.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 typedef unsigned int number;
@@ -53,6 +62,57 @@ struct device {
 static struct device slots[2][SLOTS], GPUs[2] = {{.index = 0, .minor = 0}, {.index = 1, .minor = 1}};
 static number opened, sets, registered, fired, serials;
 
+#ifdef PROC
+// The minor number of the capability's node: a fixed table, and the numbers of the GPUs.
+static number capability(struct device *a, int compute)
+{
+	return 3 + 2 * (SLOTS * a->parent->minor + a->index) + compute;
+}
+// tell makes the file that says that the instance exists, or removes it.
+static void tell(struct device *a, int compute, int exists)
+{
+	char path[4096];
+	int length = snprintf(path, sizeof path, PROC "/driver/nvidia/capabilities/gpu%u/mig/gi%u%s/access",
+		a->parent->minor, FIRST_GI + a->index, compute ? "/ci0" : "");
+	char *name = path + length - strlen("/access");
+	if (!exists) {
+		unlink(path);
+		*name = 0;
+		rmdir(path);
+		return;
+	}
+	for (char *at = path + strlen(PROC) + 1; (at = strchr(at, '/')) != NULL; at++) {
+		*at = 0;
+		mkdir(path, 0755);
+		*at = '/';
+	}
+	FILE *file = fopen(path, "w");
+	if (file == NULL) return;
+	fprintf(file, "DeviceFileMinor: %u\nDeviceFileMode: %d\nDeviceFileModify: 1\n", capability(a, compute), 0444);
+	fclose(file);
+}
+// As the driver's library does, this makes the node for itself and opens it. Without the kernel's
+// driver that says ENXIO; a container's device cgroup says EPERM.
+static int may_subscribe(struct device *a)
+{
+	char folder[] = "/dev/subscribe-XXXXXX", node[64];
+	if (mkdtemp(folder) == NULL) return 0;
+	snprintf(node, sizeof node, "%s/node", folder);
+	int may = 0;
+	if (mknod(node, S_IFCHR | 0400, makedev(MAJOR, capability(a, 0))) == 0) {
+		int opened = open(node, O_RDONLY);
+		may = opened >= 0 || errno == ENXIO;
+		if (opened >= 0) close(opened);
+		unlink(node);
+	}
+	rmdir(folder);
+	return may;
+}
+#else
+static void tell(struct device *a, int compute, int exists) { (void)a; (void)compute; (void)exists; }
+static int may_subscribe(struct device *a) { (void)a; return 1; }
+#endif
+
 __attribute__((constructor)) static void begin(void)
 {
 	for (int i = 0; i < 2 * SLOTS; i++)
@@ -62,6 +122,8 @@ __attribute__((constructor)) static void begin(void)
 	for (int i = 0; i <= 2; i += 2) {
 		slots[1][i].profile = &profiles[0];
 		slots[1][i].compute = 1;
+		tell(&slots[1][i], 0, 1);
+		tell(&slots[1][i], 1, 1);
 	}
 #endif
 }
@@ -134,6 +196,29 @@ int nvmlDeviceGetUUID(struct device *a, char *b, number c)
 	DEVICE;
 	if (!a->parent) return copy(b, c, a->index ? "GPU-11111111-1111-1111-1111-111111111111" : "GPU-00000000-0000-0000-0000-000000000000");
 	snprintf(b, c, "MIG-%08x-0000-0000-0000-0000000000a%u", a->serial, a->index);
+	return SUCCESS;
+}
+// What NVIDIA's CDI library calls beside the rest.
+int nvmlDeviceGetHandleByUUID(const char *a, struct device **b)
+{
+	OPEN;
+	char uuid[64];
+	for (number i = 0; i < 2 + 2 * SLOTS; i++) {
+		struct device *d = i < 2 ? &GPUs[i] : &slots[(i - 2) / SLOTS][(i - 2) % SLOTS];
+		if ((d->parent == NULL || d->compute) && nvmlDeviceGetUUID(d, uuid, sizeof uuid) == SUCCESS && strcmp(a, uuid) == 0) {
+			*b = d;
+			return SUCCESS;
+		}
+	}
+	return NOT_FOUND;
+}
+int nvmlDeviceGetIndex(struct device *a, number *b) { DEVICE; *b = a->index; return SUCCESS; }
+int nvmlDeviceIsMigDeviceHandle(struct device *a, number *b) { DEVICE; *b = a->parent != NULL; return SUCCESS; }
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(struct device *a, struct device **b)
+{
+	DEVICE;
+	if (!a->parent) return INVALID_ARGUMENT;
+	*b = a->parent;
 	return SUCCESS;
 }
 int nvmlDeviceGetName(struct device *a, char *b, number c)
@@ -445,6 +530,7 @@ int nvmlDeviceCreateGpuInstanceWithPlacement(struct device *a, number b, const s
 	}
 	*d = &slots[a->index][c->start];
 	(*d)->profile = p;
+	tell(*d, 0, 1);
 	return SUCCESS;
 }
 // One is in use for a moment after its compute instance has gone.
@@ -455,6 +541,7 @@ int nvmlGpuInstanceDestroy(struct device *a)
 	if (a->compute) return IN_USE;
 	if (a->leaving) { a->leaving = 0; return IN_USE; }
 	a->profile = NULL;
+	tell(a, 0, 0);
 	return SUCCESS;
 }
 // A compute instance has all of its GPU instance.
@@ -485,7 +572,9 @@ int nvmlGpuInstanceCreateComputeInstance(struct device *a, number b, struct devi
 	CHANGES;
 	OF_COMPUTE_PROFILE;
 	if (a->compute) return INSUFFICIENT_RESOURCES;
+	if (!may_subscribe(a)) return NO_PERMISSION;
 	a->compute = 1;
+	tell(a, 1, 1);
 	a->serial = ++serials;
 	*c = a;
 	return SUCCESS;
@@ -495,6 +584,7 @@ int nvmlComputeInstanceDestroy(struct device *a)
 	CHANGES;
 	COMPUTE;
 	a->compute = 0;
+	tell(a, 1, 0);
 	a->leaving = 1;
 	return SUCCESS;
 }

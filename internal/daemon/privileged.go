@@ -1,0 +1,74 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
+)
+
+// Privileged is all by which this program changes the node's GPUs and their device nodes, and for
+// which its container has to be privileged or has the driver's files: nothing else in the program
+// needs that. It is one interface so that it can be given to a container of its own. All GPUs are
+// named by UUID but for Reset's. Methods may be called from any goroutine, Apply for one GPU from one
+// at a time, and return soon after ctx ends.
+type Privileged interface {
+	// State and Apply are those of nvml.Partitioner.
+	State(ctx context.Context, gpu string) (sharing.MIGState, error)
+	Apply(ctx context.Context, gpu string, step mig.Step) error
+	// MakeNodes has NVIDIA's program make the device nodes that these of the driver's files tell.
+	MakeNodes(ctx context.Context, files []string) error
+	// Reset resets the GPU with that PCI bus ID, which nothing in this program has open.
+	Reset(ctx context.Context, pciBusID string) error
+	// SetComputeMode and SetTimeSlice are those of gpusettings.DriverSettings.
+	SetComputeMode(ctx context.Context, gpu string, mode sharing.ComputeMode) error
+	SetTimeSlice(ctx context.Context, gpu string, slice sharing.TimeSlice) error
+}
+
+// ownRights is the Privileged of a program whose own container has the rights.
+type ownRights struct {
+	gpus        GPUs
+	node        *nvml.Node
+	partitioner *nvml.Partitioner
+}
+
+// State implements Privileged.
+func (o ownRights) State(ctx context.Context, gpu string) (sharing.MIGState, error) {
+	return o.partitioner.State(ctx, gpu)
+}
+
+// Apply implements Privileged.
+func (o ownRights) Apply(ctx context.Context, gpu string, step mig.Step) error {
+	return o.partitioner.Apply(ctx, gpu, step)
+}
+
+// errNodesNotPermitted is why no nodes are made. Without the right, the program would fail with an
+// error that names nothing of this.
+var errNodesNotPermitted = errors.New("this program may not make it, which takes a privileged container: the chart's mig.manage")
+
+// MakeNodes implements Privileged.
+func (o ownRights) MakeNodes(ctx context.Context, files []string) error {
+	if o.gpus.NotPermitted != nil && o.gpus.NotPermitted() {
+		return errNodesNotPermitted
+	}
+	return abandonable(ctx, settingLimit, "the making of device nodes", func(ctx context.Context) error {
+		return o.gpus.MakeNodes(ctx, files)
+	})
+}
+
+// Reset implements Privileged.
+func (o ownRights) Reset(ctx context.Context, pciBusID string) error {
+	return abandonable(ctx, resetLimit, "the reset", func(ctx context.Context) error { return o.gpus.Reset(ctx, pciBusID) })
+}
+
+// SetComputeMode implements Privileged.
+func (o ownRights) SetComputeMode(ctx context.Context, gpu string, mode sharing.ComputeMode) error {
+	return o.node.SetComputeMode(ctx, gpu, mode)
+}
+
+// SetTimeSlice implements Privileged.
+func (o ownRights) SetTimeSlice(ctx context.Context, gpu string, slice sharing.TimeSlice) error {
+	return abandonable(ctx, settingLimit, "nvidia-smi", func(ctx context.Context) error { return o.gpus.SetTimeSlice(ctx, gpu, slice) })
+}

@@ -1,0 +1,184 @@
+// Package migcaps reads what the kernel's driver tells of MIG capabilities: the device nodes that a
+// container needs for a partition. It makes no nodes and does not look whether there are any.
+//
+// The driver reserves the numbers of all capabilities that there could ever be, and lists them in
+// /proc/driver/nvidia-caps/mig-minors. That an instance exists is told by its file "access" alone
+// (open-gpu-kernel-modules, kernel-open/nvidia/nv-caps.c).
+package migcaps
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// Folder has the driver's files of capabilities.
+const Folder = "/proc/driver/nvidia/capabilities"
+
+const (
+	devicesPath = "/proc/devices"
+	// moduleName is that of the driver's capabilities in /proc/devices.
+	moduleName = "nvidia-caps"
+)
+
+// Node is the device node of a capability. It need not exist.
+type Node struct {
+	// Path is where containers have it: "/dev/nvidia-caps/nvidia-cap12".
+	Path string
+	// Access is the driver's file that tells it, such as
+	// "/proc/driver/nvidia/capabilities/gpu0/mig/gi7/access".
+	Access string
+	Major  int
+	Minor  int
+	// Mode has the permissions.
+	Mode fs.FileMode
+}
+
+// Reader reads the files below the first of some roots that has them. The zero value reads those
+// of this process's root.
+type Reader struct{ roots []string }
+
+// NewReader returns a Reader of the first root that has the driver's files, else of "/": a container
+// may see a part of them in its own /proc, and all of them in that of a root mounted into it. An
+// empty root is "/".
+func NewReader(roots ...string) Reader { return Reader{roots} }
+
+// Partition returns the nodes of the GPU instance and of the compute instance in it, in this order.
+// gpu is the GPU's minor number. The error names the file, and the value that is not understood; it
+// is fs.ErrNotExist where the driver has no such instance, or no capabilities.
+func (r Reader) Partition(gpu, gi, ci int) ([]Node, error) {
+	folder := fmt.Sprintf("%s/gpu%d/mig/gi%d", Folder, gpu, gi)
+	major, err := r.Major()
+	if err != nil {
+		return nil, err
+	}
+	var nodes []Node
+	for _, file := range []string{folder + "/access", fmt.Sprintf("%s/ci%d/access", folder, ci)} {
+		data, err := r.read(file)
+		if err != nil {
+			return nil, err
+		}
+		minor, mode, err := ParseAccess(data)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		nodes = append(nodes, Node{
+			Path:   "/dev/nvidia-caps/nvidia-cap" + strconv.Itoa(minor),
+			Access: file,
+			Major:  major,
+			Minor:  minor,
+			Mode:   mode,
+		})
+	}
+	return nodes, nil
+}
+
+// Major returns the major number of all capabilities' nodes, which the kernel chooses when the
+// driver is loaded.
+func (r Reader) Major() (int, error) {
+	data, err := r.read(devicesPath)
+	if err != nil {
+		return 0, err
+	}
+	major, err := ParseMajor(data)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", devicesPath, err)
+	}
+	return major, nil
+}
+
+// read reads the file of the first root that has the driver's capabilities. Errors have the path
+// without the root, as people know it.
+func (r Reader) read(file string) (string, error) {
+	root := "/"
+	for _, each := range r.roots {
+		each = filepath.Join("/", each)
+		if info, err := os.Stat(filepath.Join(each, Folder)); err == nil && info.IsDir() {
+			root = each
+			break
+		}
+	}
+	data, err := os.ReadFile(filepath.Join(root, file))
+	if err == nil {
+		return string(data), nil
+	}
+	if at, ok := errors.AsType[*fs.PathError](err); ok {
+		err = at.Err
+	}
+	return "", fmt.Errorf("read %s: %w", file, err)
+}
+
+// ParseAccess parses a capability's file:
+//
+//	DeviceFileMinor: 12
+//	DeviceFileMode: 292
+//	DeviceFileModify: 1
+//
+// All numbers are decimal, also the mode (nv-caps.c prints each with %d). Lines with other names
+// are skipped. A number is needed once, may not be signed and must be one that a node can have.
+func ParseAccess(data string) (minor int, mode fs.FileMode, err error) {
+	const (
+		maxMinor = 1<<20 - 1 // linux/kdev_t.h: MINORBITS
+		maxMode  = 0o777
+	)
+	if minor, err = field(data, "DeviceFileMinor", maxMinor); err != nil {
+		return 0, 0, err
+	}
+	bits, err := field(data, "DeviceFileMode", maxMode)
+	if err != nil {
+		return 0, 0, err
+	}
+	return minor, fs.FileMode(bits), nil
+}
+
+func field(data, name string, limit uint64) (int, error) {
+	found, value := false, uint64(0)
+	for line := range strings.Lines(data) {
+		key, text, ok := strings.Cut(strings.TrimSpace(line), ":")
+		if !ok || key != name {
+			continue
+		}
+		text = strings.TrimSpace(text)
+		number, err := strconv.ParseUint(text, 10, 32)
+		switch {
+		case found:
+			return 0, fmt.Errorf("%s is there twice", name)
+		case err != nil || number > limit:
+			return 0, fmt.Errorf("%s is %q, which is no number up to %d", name, text, limit)
+		}
+		found, value = true, number
+	}
+	if !found {
+		return 0, fmt.Errorf("%s is missing", name)
+	}
+	return int(value), nil
+}
+
+// ParseMajor finds the major number of capabilities in /proc/devices, whose lines are a number and
+// a name, under headings for character and block devices (Linux, fs/proc/devices.c).
+func ParseMajor(data string) (int, error) {
+	const maxMajor = 1<<12 - 1 // linux/kdev_t.h: 32 bits less MINORBITS
+	for line := range strings.Lines(data) {
+		words := strings.Fields(line)
+		if len(words) > 0 && words[0] == "Block" {
+			break
+		}
+		if len(words) != 2 || words[1] != moduleName {
+			continue
+		}
+		major, err := strconv.ParseUint(words[0], 10, 32)
+		if err != nil || major == 0 || major > maxMajor {
+			return 0, fmt.Errorf("the major number of %s is %q, which is none from 1 to %d", moduleName, words[0], maxMajor)
+		}
+		return int(major), nil
+	}
+	return 0, fmt.Errorf("%s is not listed: %w", moduleName, fs.ErrNotExist)
+}
+
+// Below is where the node is for a process that sees a root's dev, such as the host's, at root.
+func (n Node) Below(root string) string { return path.Join("/", root, n.Path) }

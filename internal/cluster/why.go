@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/status"
 )
 
 // Cause is why a node does not take a pod. All but the first four and CauseFits are a plugin's of
@@ -299,8 +300,8 @@ func (a *Answer) nodes(q *Question, asks string) {
 	alone := map[Cause]int{} // Nodes that this cause alone keeps away.
 	most := map[string]int64{}
 	// Nodes with released GPUs, with units that are DRA's, that lack pods' ends as well as healthy
-	// devices, and that are switching and do not have the resource yet.
-	var released, dra, both, switching []string
+	// devices, that are switching and do not have the resource yet, and that will not have it then.
+	var released, dra, both, switching, dropping []string
 	for _, node := range slices.SortedFunc(slices.Values(q.Nodes), func(x, y Candidate) int { return strings.Compare(x.Name, y.Name) }) {
 		for name, capacity := range node.Capacity {
 			if capacity > 0 {
@@ -334,14 +335,17 @@ func (a *Answer) nodes(q *Question, asks string) {
 			if seen(nodereport.ReleasedUntil) {
 				released = append(released, node.Name)
 			}
-			if page := q.Statuses[node.Name].Page; page != nil && page.DRA != nil && len(page.DRA.Paths) > 0 {
+			page := q.Statuses[node.Name].Page
+			if page != nil && page.DRA != nil && len(page.DRA.Paths) > 0 {
 				dra = append(dra, node.Name)
 			}
-			mixed := at.causes[0].Cause == CauseIll || at.causes[0].Cause == CauseSwitching
-			if mixed && len(at.causes) > 1 && !slices.ContainsFunc(at.causes[1:], func(b Barrier) bool { return b.Cause != CauseHeld }) {
+			if page != nil && slices.ContainsFunc(page.Resources, func(r status.Resource) bool { return r.Dropped && a.Requests[r.Name] > 0 }) {
+				dropping = append(dropping, node.Name)
+			}
+			if at.causes[0].Cause == CauseIll && len(at.causes) > 1 && !slices.ContainsFunc(at.causes[1:], func(b Barrier) bool { return b.Cause != CauseHeld }) {
 				both = append(both, node.Name)
 			}
-			if at.causes[len(at.causes)-1].Cause == CauseProfile && nodereport.ProfileState(node.State) == nodereport.ProfileSwitching {
+			if at.causes[len(at.causes)-1].Cause == CauseProfile && node.switching() {
 				switching = append(switching, node.Name)
 			}
 		}
@@ -422,9 +426,16 @@ func (a *Answer) nodes(q *Question, asks string) {
 		{CauseSwitching, "%s will take it when the pods have ended that its switch waits for; the profile's retireAfter.switch says how long a device stays usable for them"},
 		{CauseOther, "%s would take it if it requested less, or other pods ended, of what is not enough"},
 	} {
-		if count := alone[cause.cause]; count > 0 {
+		count := alone[cause.cause]
+		if cause.cause == CauseSwitching {
+			count -= len(dropping)
+		}
+		if count > 0 {
 			help(cause.what, Count(count, "node"))
 		}
+	}
+	if len(dropping) > 0 {
+		help("the new profile of %s does not offer what it wants: request what that profile has, or choose another", Some(dropping, 3))
 	}
 	if len(both) > 0 {
 		help("%s would take it when devices are back and pods have ended as well: %s", Count(len(both), "node"), Some(both, 3))
@@ -480,7 +491,7 @@ func (q *Question) judge(requests map[string]int64, node Candidate, pods []Pod) 
 			switch state := nodereport.ProfileState(node.State); {
 			case state == nodereport.ProfileRejected:
 				add(CauseProfile, "the profile %s, which is wanted there, is rejected: %s", node.Wanted, node.Condition.Message)
-			case state == nodereport.ProfileSwitching:
+			case node.switching():
 				add(CauseProfile, "the node is switching to the profile %s", node.Wanted)
 			case node.Wanted != "" && state != nodereport.ProfileApplied:
 				add(CauseProfile, "the profile %s, which is wanted there, is %s", node.Wanted, cmp.Or(node.State, "not yet seen"))
@@ -490,7 +501,8 @@ func (q *Question) judge(requests map[string]int64, node Candidate, pods []Pod) 
 		case has < want:
 			add(CauseTooSmall, "%d %s at most", has, name)
 		case free >= want:
-		case has-held >= want:
+		case has-held >= want || allocatable < want && node.switching():
+			// What a switch has withdrawn is mostly held, and its holders are whom the switch waits for.
 			cause, why := node.unhealthy()
 			text := fmt.Sprintf("%d of %d %s %s", has-allocatable, has, name, why)
 			if held > 0 {
@@ -500,8 +512,7 @@ func (q *Question) judge(requests map[string]int64, node Candidate, pods []Pod) 
 			at.hold(by)
 		default:
 			if allocatable < want {
-				cause, why := node.unhealthy()
-				add(cause, "%d of %d %s %s", has-allocatable, has, name, why)
+				add(CauseIll, "%d of %d %s unhealthy", has-allocatable, has, name)
 			}
 			add(CauseHeld, "%d of %d %s held, %d free", held, has, name, free)
 			at.free += free
@@ -537,10 +548,14 @@ func (q *Question) judge(requests map[string]int64, node Candidate, pods []Pod) 
 	return at
 }
 
+func (n Node) switching() bool {
+	return nodereport.ProfileState(n.State) == nodereport.ProfileSwitching
+}
+
 // unhealthy says why devices of the node are not allocatable. The kubelet does not tell those that a
 // switch has withdrawn from faulty ones.
 func (n Node) unhealthy() (Cause, string) {
-	if nodereport.ProfileState(n.State) != nodereport.ProfileSwitching {
+	if !n.switching() {
 		return CauseIll, "unhealthy"
 	}
 	return CauseSwitching, "withdrawn, because the node is switching to the profile " + n.Wanted

@@ -172,6 +172,17 @@ func TestWhy(t *testing.T) {
 			[]string{"waiting", "a/p waits for 1 nvidia.com/gpu: devices are unhealthy on all nodes that have it: 1", "n1: ill (2 of 4 nvidia.com/gpu unhealthy, 2 held, 0 free) < a/h", "help: 1 node would take it with all devices healthy: virgate cluster gpus says what is unhealthy", unscheduledNote},
 		},
 		{
+			"switching, full", waitingPod("p", "", 1), only(gpuNode("n1", profile("switching"), func(n *corev1.Node) {
+				amount(n.Status.Allocatable, "nvidia.com/gpu", "0")
+				n.Status.Conditions[0].Reason, n.Status.Conditions[0].Message = "Switching", "4 GPUs wait: 0 held as nvidia.com/gpu by a/h"
+			})), []*corev1.Pod{waitingPod("h", "n1", 4)},
+			[]string{
+				"waiting", "a/p waits for 1 nvidia.com/gpu: a profile is being switched on all nodes that have it: 1",
+				"n1: switching (4 of 4 nvidia.com/gpu withdrawn, because the node is switching to the profile b, 4 held, 0 free) < a/h", "n1: Switching: 4 GPUs wait: 0 held as nvidia.com/gpu by a/h",
+				"help: 1 node will take it when the pods have ended that its switch waits for; the profile's retireAfter.switch says how long a device stays usable for them", unscheduledNote,
+			},
+		},
+		{
 			"switching to the name that it wants", name(waitingPod("p", "", 1), "nvidia.com/gpu", "nvidia.com/gpu.shared"), only(gpuNode("n1", profile("switching"), func(n *corev1.Node) {
 				n.Status.Conditions[0].Reason, n.Status.Conditions[0].Message = "Switching", "4 GPUs wait: 0 held as nvidia.com/gpu by a/h"
 			})), nil,
@@ -386,6 +397,17 @@ func TestWhyDetails(t *testing.T) {
 			[]string{
 				"waiting", "a/p waits for 1 nvidia.com/gpu: pods hold too many on all nodes that have it: 1", "n1: held (4 of 4 nvidia.com/gpu held, 0 free) < a/h",
 				"n1: GPU 0 is unhealthy: XID 79", "n1: partition 1:0 is suspect: XID 63", "help: node n1 has the most free, 0: 1 pod would have to end there, such as a/h", unscheduledNote,
+			},
+		},
+		{
+			"switching to another name", gpuNode("n1", func(n *corev1.Node) {
+				n.Labels[profileLabel], n.Labels[nodestatus.StateLabel] = "b", "switching"
+				n.Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("0")
+			}), Status{Page: &status.Status{Resources: []status.Resource{{Name: "nvidia.com/gpu", Dropped: true}}}},
+			[]string{
+				"waiting", "a/p waits for 1 nvidia.com/gpu: a profile is being switched on all nodes that have it: 1",
+				"n1: switching (4 of 4 nvidia.com/gpu withdrawn, because the node is switching to the profile b, 4 held, 0 free) < a/h",
+				"help: the new profile of n1 does not offer what it wants: request what that profile has, or choose another", unscheduledNote,
 			},
 		},
 		{

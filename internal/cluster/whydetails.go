@@ -15,8 +15,7 @@ import (
 // details are what Virgate says on the node of GPUs that no pod gets, or only those that hold them
 // already. Without the status page, which may be nil, it is what the Node's condition says.
 func (n Node) details(page *status.Status) (texts []string) {
-	switching := nodereport.ProfileState(n.State) == nodereport.ProfileSwitching
-	if c := n.Condition; c.Type != "" && (c.Status != corev1.ConditionTrue || switching) {
+	if c := n.Condition; c.Type != "" && (c.Status != corev1.ConditionTrue || n.switching()) {
 		texts = append(texts, strings.TrimSuffix(c.Reason+": "+c.Message, ": "))
 	}
 	if page == nil {

@@ -50,6 +50,15 @@ func testAnnounced(t *testing.T, c *cluster) {
 	c.report.note("label to fewer schedulable, by Virgate alone", took(began))
 	// The four holders are not waited for.
 	c.awaitSeries(t, c.plugin(t), "virgate_switch_schedulable_seconds_bucket", "1", `le="60"`)
+	metrics, err := fetch(c.plugin(t), "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(metrics) {
+		if seconds, is := strings.CutPrefix(strings.TrimSpace(line), "virgate_switch_schedulable_seconds_sum "); is {
+			c.report.note("the same as virgate_switch_schedulable_seconds", seconds)
+		}
+	}
 	began = time.Now()
 	c.remove(t, "holder-0")
 	c.awaitAllocatable(t, map[string]int64{renamed: 4})

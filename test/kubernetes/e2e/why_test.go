@@ -81,9 +81,9 @@ func testWhy(t *testing.T, c *cluster) {
 	// Switching, from the name that the pod wants and to it.
 	t.Cleanup(func() { c.label(t, "") })
 	c.label(t, "time-slicing-4-renamed")
-	c.awaitWhy(t, waits, "a profile is being switched on all nodes that have it: 1", "withdrawn, because the node is switching to the profile time-slicing-4-renamed", "waiting: 0 held as nvidia.com/gpu by default/", "To help: 1 node will take it when the pods have ended")
+	c.awaitWhy(t, waits, "a profile is being switched on all nodes that have it: 1", "withdrawn, because the node is switching to the profile time-slicing-4-renamed", "), held as nvidia.com/gpu by default/rest-0", "To help: the new profile of "+hostName+" does not offer what it wants")
 	c.awaitInsufficient(t, "renamed", renamed)
-	c.awaitWhy(t, "renamed", "nvidia.com/gpu.shared, which no node has; 1 node is switching", "waiting: 0 held as nvidia.com/gpu by default/", "To help: what the switch on")
+	c.awaitWhy(t, "renamed", "nvidia.com/gpu.shared, which no node has; 1 node is switching", "), held as nvidia.com/gpu by default/rest-0", "To help: what the switch on "+hostName+" waits for")
 	c.remove(t, "renamed")
 	c.label(t, "")
 	c.awaitAllocatable(t, map[string]int64{shared: 8})

@@ -46,13 +46,13 @@ func (h *Host) scan(grants sharing.Grants, gpus []sharing.GPU) files {
 	var f files
 	for _, node := range []string{nodeControl, nodeMemory, "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"} {
 		// The dev of the driver root may not be visible here; the nodes are the same.
-		if h.exists(filepath.Join(h.options.DevRoot, node)) || h.exists(node) {
+		if _, found := h.stat(node); found {
 			f.control = append(f.control, node)
 		}
 	}
 	for _, channel := range grants.IMEXChannels {
 		node := plugin.IMEXNode(channel)
-		if h.isDevice(filepath.Join(h.options.DevRoot, node)) || h.isDevice(node) {
+		if info, found := h.stat(node); found && info.Mode()&fs.ModeCharDevice != 0 {
 			f.channels = append(f.channels, channel)
 		}
 	}
@@ -224,9 +224,19 @@ func (h *Host) exists(path string) bool {
 	return err == nil
 }
 
-func (h *Host) isDevice(path string) bool {
-	info, err := os.Stat(h.path(path))
-	return err == nil && info.Mode()&fs.ModeCharDevice != 0
+// stat looks at a device node where this process sees the dev of which nodes are granted, else below
+// Root, where a program outside a container has that folder, and last at the node's own path.
+func (h *Host) stat(node string) (fs.FileInfo, bool) {
+	paths := []string{h.path(filepath.Join(h.options.DevRoot, node)), h.path(node)}
+	if h.options.Dev != "" {
+		paths = append([]string{filepath.Join(h.options.Dev, node)}, paths...)
+	}
+	for _, path := range paths {
+		if info, err := os.Stat(path); err == nil {
+			return info, true
+		}
+	}
+	return nil, false
 }
 
 // PCIeRoot is the PCIe root complex of the device with that bus ID, such as pci0000:3a, by

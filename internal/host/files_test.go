@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -85,8 +86,12 @@ func TestMountedDev(t *testing.T) {
 	h := New(Options{DevRoot: "/run/nvidia/driver", Dev: dev, Logger: slog.New(slog.DiscardHandler)})
 	grants := by(sharing.Envvar)
 	grants.DeviceNodes = true
-	if got := h.Prepare(grants, gpus()).Obstacles["GPU-0"]; got != "there is no /run/nvidia/driver/dev/nvidia0" {
-		t.Errorf("the obstacle is %q", got)
+	got := h.Prepare(grants, gpus())
+	if why := got.Obstacles["GPU-0"]; why != "there is no /run/nvidia/driver/dev/nvidia0" {
+		t.Errorf("the obstacle is %q", why)
+	}
+	if !slices.Contains(got.ControlNodes, "/dev/nvidiactl") {
+		t.Errorf("control nodes %v", got.ControlNodes)
 	}
 }
 

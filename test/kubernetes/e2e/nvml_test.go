@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -19,6 +20,9 @@ import (
 // driverSource is a libnvidia-ml.so.1 in C, which grants rights as the driver does.
 const driverSource = "../../../internal/nvml/driver/testdata/fake.c"
 
+// modprobeSource is the tests' nvidia-modprobe.
+const modprobeSource = "../../../internal/nvml/driver/testdata/modprobe.c"
+
 // testNVML has the chart's container load a driver's library, and use it with the rights
 // that the chart gives it: whole GPUs and partitions, with SYS_ADMIN and without.
 func testNVML(t *testing.T, c *cluster) {
@@ -27,6 +31,14 @@ func testNVML(t *testing.T, c *cluster) {
 	const notRead = "partitions cannot all be read: the container lacks the right to monitor MIG, which takes the capability SYS_ADMIN and NVIDIA_MIG_MONITOR_DEVICES=all"
 	wholeGPUs := map[string]served{"nvidia.com/gpu": {2, "nvidia0 nvidia1"}}
 	both := map[string]served{"nvidia.com/gpu": {1, "nvidia0"}, "nvidia.com/mig-1g.5gb": {2, "nvidia1"}}
+	// The partitions of the second are there when the library is loaded; somebody has made their nodes.
+	for _, slot := range []int{0, 2} {
+		for part, minor := range map[string]int{"": 17 + 2*slot, "ci0/": 18 + 2*slot} {
+			c.write(t, fmt.Sprintf("driver-partitioned/proc/driver/nvidia/capabilities/gpu1/mig/gi%d/%saccess", 7+slot, part),
+				fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\nDeviceFileModify: 1\n", minor))
+		}
+	}
+	c.makeNodes(t, partitioned)
 	for _, node := range []struct {
 		name, driver string
 		values       []string
@@ -47,16 +59,29 @@ func testNVML(t *testing.T, c *cluster) {
 			c.saysOfMIG(t, node.said)
 		})
 	}
+	t.Run("partitions, nodes come later", func(t *testing.T) { c.nodesComeLater(t, partitioned) })
 	t.Run("IMEX channel", func(t *testing.T) { c.grantsChannel(t, whole) })
-	t.Run("layouts", func(t *testing.T) { c.makesLayouts(t, whole) })
+	t.Run("layouts, SYS_ADMIN without a privileged container", func(t *testing.T) {
+		began := time.Now()
+		c.profiles(t, "subscribing", map[string]string{"balanced": layoutProfile("all-balanced")})
+		c.installOn(t, whole, "migStrategy=mixed", "mig.manage=true", "config.name=subscribing", "config.default=balanced", "--proc=/driver-root/proc",
+			"securityContext.runAsUser=0", "securityContext.capabilities.add={SYS_ADMIN,MKNOD,SYS_CHROOT}")
+		c.awaitEvent(t, began, "MIGFailed", "GPU 0", "privileged", "mig.manage")
+		c.awaitEvent(t, began, "MIGFailed", "GPU 1", "privileged", "mig.manage")
+		c.serves(t, wholeGPUs)
+		if made, _ := filepath.Glob(filepath.Join(whole, "proc/driver/nvidia/capabilities/gpu*")); len(made) > 0 {
+			t.Errorf("it has tried, and left %q", made)
+		}
+	})
 	t.Run("layouts, SYS_ADMIN forbidden", func(t *testing.T) {
 		began := time.Now()
 		c.profiles(t, "forbidden", map[string]string{"balanced": layoutProfile("all-balanced")}) // In config.map it would be refused.
 		c.installOn(t, whole, "migStrategy=mixed", "mig.monitor=false", "config.name=forbidden", "config.default=balanced")
-		c.awaitEvent(t, began, "MIGFailed", "GPU 0", "SYS_ADMIN", "NVIDIA_MIG_CONFIG_DEVICES=all")
-		c.awaitEvent(t, began, "MIGFailed", "GPU 1", "SYS_ADMIN", "NVIDIA_MIG_CONFIG_DEVICES=all")
+		c.awaitEvent(t, began, "MIGFailed", "GPU 0", "privileged", "mig.manage")
+		c.awaitEvent(t, began, "MIGFailed", "GPU 1", "privileged", "mig.manage")
 		c.serves(t, wholeGPUs)
 	})
+	t.Run("layouts", func(t *testing.T) { c.makesLayouts(t, whole) })
 }
 
 // grantsChannel has a profile require an IMEX channel, which the driver makes later.
@@ -101,7 +126,8 @@ func (c *cluster) makesLayouts(t *testing.T, driver string) {
 	c.hasSysAdmin(t, true)
 	c.awaitEvent(t, began, "MIGBlocked", "in use: unknown", "hostPID")
 	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 2})
-	c.installOn(t, driver, append(values, "--proc=/driver-root/proc")...)
+	values = append(values, "--proc=/driver-root/proc")
+	c.installOn(t, driver, values...)
 	for _, each := range []struct {
 		label  string
 		serves map[string]served
@@ -115,10 +141,44 @@ func (c *cluster) makesLayouts(t *testing.T, driver string) {
 		c.serves(t, each.serves)
 		c.awaitCondition(t, v1.ConditionTrue, "Serving")
 	}
+
+	// A CDI entry has the nodes' numbers, so that none need be on the host.
+	c.label(t, "")
+	withCDI := append(values, "--cdi-dir=/var/run/cdi", "--cdi-disable-hooks=all")
+	c.restartDriver(t, driver)
+	c.installOn(t, driver, append(withCDI, "deviceListStrategy=cdi-cri")...)
+	c.serves(t, map[string]served{"nvidia.com/mig-1g.5gb": {4, "nvidia2 nvidia3"}, "nvidia.com/mig-2g.10gb": {2, "nvidia2 nvidia3"}, "nvidia.com/mig-3g.20gb": {2, "nvidia2 nvidia3"}})
+	if left, err := os.ReadDir(filepath.Join(driver, "dev/nvidia-caps")); len(left) > 0 {
+		t.Errorf("with CDI %v were made, %v", left, err)
+	}
+
+	// The same for a claim, which the scheduler makes for the resource's name.
+	const claimed = "nvidia.com/mig-3g.20gb"
+	c.restartDriver(t, driver)
+	c.profiles(t, "claimed-partitions", map[string]string{"claimed": layoutProfile("all-balanced") + "\ndra:\n  resources: all"})
+	c.installOn(t, driver, "migStrategy=mixed", "mig.manage=true", "config.name=claimed-partitions", "config.default=claimed",
+		"deviceListStrategy=cdi-cri", "dra.enabled=true", "dra.resources={"+claimed+"}", "--proc=/driver-root/proc", "--cdi-dir=/var/run/cdi", "--cdi-disable-hooks=all")
+	claims := numbered("claimed-partition", 2, claimed)
+	c.runAll(t, claims)
+	if gpus := c.givenNodes(t, claims, true); gpus != "nvidia2 nvidia3" {
+		t.Errorf("by claims pods have the GPUs %q", gpus)
+	}
+	c.removeAll(t, claims)
 }
 
-// installDriver makes a driver root below which are the library, the device nodes and
-// the numbers of those of partitions, and returns its path.
+// nodesComeLater has partitions whose device nodes nobody has made, in a container that may not.
+func (c *cluster) nodesComeLater(t *testing.T, driver string) {
+	c.restartDriver(t, driver)
+	c.installOn(t, driver, "migStrategy=mixed", "config.map.plain=version: v1", "config.default=plain")
+	c.awaitAllocatable(t, map[string]int64{"nvidia.com/gpu": 1})
+	c.awaitCondition(t, v1.ConditionTrue, "Serving", "there is no "+filepath.Join(driver, "dev/nvidia-caps/nvidia-cap17"), "mig.manage")
+	c.makeNodes(t, driver)
+	c.serves(t, map[string]served{"nvidia.com/gpu": {1, "nvidia0"}, "nvidia.com/mig-1g.5gb": {2, "nvidia1"}})
+}
+
+// installDriver makes a driver root below which are the library, NVIDIA's program that makes device
+// nodes, and the device nodes that there are before any partition, and returns its path. As on a
+// node, dev and proc are mounts of their own.
 func (c *cluster) installDriver(t *testing.T, name string, flags ...string) (root string) {
 	t.Helper()
 	compiler, err := exec.LookPath("cc")
@@ -129,15 +189,41 @@ func (c *cluster) installDriver(t *testing.T, name string, flags ...string) (roo
 		t.Skip("no C compiler named cc, so the program cannot load a library either")
 	}
 	root = c.path("driver-" + name)
-	for _, folder := range []string{"usr/lib64", "dev/nvidia-caps", "proc/self/ns"} {
+	for _, folder := range []string{"usr/lib64", "usr/bin", "dev", "proc"} {
 		if err := os.MkdirAll(filepath.Join(root, folder), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	library := filepath.Join(root, "usr/lib64/libnvidia-ml.so.1")
-	arguments := append([]string{"-shared", "-fPIC", "-DNEW", `-DVERSION="580.1"`, "-o", library, driverSource}, flags...)
-	if output, err := exec.Command(compiler, arguments...).CombinedOutput(); err != nil {
-		t.Fatalf("cc: %v\n%s", err, output)
+	for _, folder := range []string{"dev", "proc"} {
+		path := filepath.Join(root, folder)
+		if err := unix.Mount("tmpfs", path, "tmpfs", unix.MS_NOSUID, "mode=755"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	const version = "580.1"
+	for _, build := range [][]string{
+		append([]string{"-shared", "-fPIC", "-DNEW", `-DVERSION="` + version + `"`, fmt.Sprintf("-DMAJOR=%d", capsMajor), `-DPROC="/driver-root/proc"`,
+			"-o", filepath.Join(root, "usr/lib64/libnvidia-ml.so."+version), driverSource}, flags...),
+		{"-static", "-o", filepath.Join(root, "usr/bin/nvidia-modprobe"), modprobeSource},
+	} {
+		if output, err := exec.Command(compiler, build...).CombinedOutput(); err != nil {
+			t.Fatalf("cc: %v\n%s", err, output)
+		}
+	}
+	c.write(t, filepath.Join("driver-"+name, "usr/lib64/libcuda.so."+version), "NVIDIA's")
+	// A loader makes it a root that programs can run in; the tests' program needs none.
+	for _, loader := range []string{"lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1"} {
+		c.write(t, filepath.Join("driver-"+name, loader), "the loader")
+	}
+	for _, library := range []string{"libnvidia-ml.so", "libcuda.so"} {
+		if err := os.Symlink(library+"."+version, filepath.Join(root, "usr/lib64", library+".1")); err != nil {
+			t.Fatal(err)
+		}
 	}
 	node := func(name string, major, minor uint32) {
 		if err := unix.Mknod(filepath.Join(root, "dev", name), unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor))); err != nil {
@@ -150,27 +236,68 @@ func (c *cluster) installDriver(t *testing.T, name string, flags ...string) (roo
 	for gpu := range uint32(4) { // The library's GPUs have others of these after a change of MIG mode.
 		node(fmt.Sprintf("nvidia%d", gpu), 195, gpu)
 	}
-	minors, next := "config 1\nmonitor 2\n", uint32(3)
-	for gpu := range 4 {
+	c.write(t, filepath.Join("driver-"+name, "proc/devices"), fmt.Sprintf("Character devices:\n  1 mem\n195 nvidia\n%d nvidia-caps\n\nBlock devices:\n  8 sd\n", capsMajor))
+	for minor, right := range []string{"config", "monitor"} { // What a driver has from its start.
+		c.write(t, filepath.Join("driver-"+name, "proc/driver/nvidia/capabilities/mig", right), fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 256\nDeviceFileModify: 1\n", minor+1))
+	}
+	// It lists what does not exist, too.
+	minors := "config 1\nmonitor 2\n"
+	for next, gpu := 3, 0; gpu < 4; gpu++ {
 		for instance := 7; instance < 14; instance++ {
 			minors += fmt.Sprintf("gpu%d/gi%d/access %d\ngpu%[1]d/gi%[2]d/ci0/access %[4]d\n", gpu, instance, next, next+1)
-			node(fmt.Sprintf("nvidia-caps/nvidia-cap%d", next), 241, next)
-			node(fmt.Sprintf("nvidia-caps/nvidia-cap%d", next+1), 241, next+1)
 			next += 2
 		}
 	}
 	c.write(t, filepath.Join("driver-"+name, "proc/driver/nvidia-caps/mig-minors"), minors)
+	c.write(t, filepath.Join("driver-"+name, "proc/self/ns/README"), "")
 	if err := os.Symlink("pid:[4026531836]", filepath.Join(root, "proc/self/ns/pid")); err != nil { // The machine's.
 		t.Fatal(err)
 	}
 	return root
 }
 
+// capsMajor is the major number of capability nodes, which a driver is given when it is loaded.
+const capsMajor = 241
+
+// restartDriver takes away what programs have left of the driver: partitions end with the program
+// that has the tests' library, and nodes with the machine.
+func (c *cluster) restartDriver(t *testing.T, driver string) {
+	t.Helper()
+	c.uninstall(t)
+	left, err := filepath.Glob(filepath.Join(driver, "proc/driver/nvidia/capabilities/gpu*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, folder := range append(left, filepath.Join(driver, "dev/nvidia-caps")) {
+		if err := os.RemoveAll(folder); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// makeNodes has NVIDIA's program make the nodes of what exists, as mig-manager does.
+func (c *cluster) makeNodes(t *testing.T, driver string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(driver, "proc/driver/nvidia/capabilities/gpu*/mig/gi*/access"))
+	within, errs := filepath.Glob(filepath.Join(driver, "proc/driver/nvidia/capabilities/gpu*/mig/gi*/ci*/access"))
+	if err != nil || errs != nil || len(files) == 0 {
+		t.Fatalf("there are %q, %v, %v", files, err, errs)
+	}
+	for _, file := range append(files, within...) {
+		command := exec.Command("/usr/bin/nvidia-modprobe", "-f", strings.TrimPrefix(file, driver))
+		command.SysProcAttr = &syscall.SysProcAttr{Chroot: driver}
+		command.Dir = "/"
+		if output, err := command.CombinedOutput(); err != nil {
+			t.Fatalf("nvidia-modprobe: %v\n%s", err, output)
+		}
+	}
+}
+
 // installOn installs the chart on a node with the driver.
 func (c *cluster) installOn(t *testing.T, driver string, values ...string) {
 	t.Helper()
 	c.install(t, append(values, "node=nvml", "compatWithCPUManager=true",
-		"nvidiaDriverRoot="+driver, "nvidiaDevRoot="+driver, "--host-root=/driver-root")...)
+		"nvidiaDriverRoot="+driver, "nvidiaDevRoot="+driver)...)
 }
 
 // hasSysAdmin says whether the plugin's process has the capability.

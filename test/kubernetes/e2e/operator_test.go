@@ -50,7 +50,7 @@ func testOperator(t *testing.T, c *cluster) {
 	c.awaitAllocatable(t, map[string]int64{})
 
 	// As the driver's container leaves it on the node.
-	if err := unix.Mount(driver, operatorDriver, "", unix.MS_BIND, ""); err != nil {
+	if err := unix.Mount(driver, operatorDriver, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

@@ -68,7 +68,7 @@ func testDRA(t *testing.T, c *cluster) {
 	c.createClaim(t, "fifth", "", 1)
 	c.awaitUnschedulable(t, "fifth")
 	c.create(t, pod("one-more", shared, 1))
-	c.awaitWhy(t, "one-more", "waits for nvidia.com/gpu, which no node has; DRA has GPUs of 1 node", ": given out by DRA alone; had by default/", "on the way to DRA, until the pods end that hold them", "To help: what DRA has on "+hostName+" comes free when the claims end")
+	c.awaitWhy(t, "one-more", ": given out by DRA alone; had by default/", "on the way to DRA, until the pods end that hold them", "To help: what DRA has on "+hostName+" comes free when the claims end")
 	c.remove(t, "one-more")
 
 	c.remove(t, "by-plugin")

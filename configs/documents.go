@@ -243,8 +243,8 @@ func (f File) pathIn(file string) string {
 	return strings.TrimSuffix(strings.TrimPrefix(f.Place, file+"["), "]")
 }
 
-// sharedUnlike notes each name of which one profile of the file offers shares, and another whole
-// units or shares of another kind.
+// sharedUnlike notes each resource that one profile of the file shares, and another does not or
+// shares otherwise, under the same name.
 func sharedUnlike(file string, entries []File) (notes []Note) {
 	const elsewhere = "under another name"
 	ways := make([]map[string]string, len(entries)) // How each entry shares what it has under a name.
@@ -256,9 +256,9 @@ func sharedUnlike(file string, entries []File) (notes []Note) {
 			case s.Rename != "" && s.Rename != s.Resource:
 				ways[i][s.Resource] = cmp.Or(ways[i][s.Resource], elsewhere)
 			case s.Replicas > 1 && s.MPS:
-				ways[i][s.Resource], names[s.Resource] = "in shares by MPS", true
+				ways[i][s.Resource], names[s.Resource] = fmt.Sprintf("shared by MPS in %d", s.Replicas), true
 			case s.Replicas > 1:
-				ways[i][s.Resource], names[s.Resource] = "in time-slices", true
+				ways[i][s.Resource], names[s.Resource] = "time-sliced", true
 			}
 		}
 	}
@@ -274,8 +274,8 @@ func sharedUnlike(file string, entries []File) (notes []Note) {
 				continue
 			}
 			notes = append(notes, Note{Line: e.Line, Path: e.pathIn(file), Message: fmt.Sprintf(
-				"here %s is offered %s, and in %s %s: after a change from shares to whole GPUs, or to or from MPS, the scheduler counts the pods of before until they end; with rename, shares have a name of their own",
-				name, is, first, way)})
+				"%s is %s here and %s in %s: after a change to whole GPUs, or to or from MPS, the scheduler counts the pods of before until they end; with rename, shares have a name of their own",
+				name, is, way, quote(first))})
 			break
 		}
 	}

@@ -317,11 +317,12 @@ func TestSharedUnlike(t *testing.T) {
 	const mps, alone = "{sharing: {mps: {resources: [{name: gpu, replicas: 4}]}}}", "{sharing: {timeSlicing: {resources: [{name: gpu, replicas: 1}]}}}"
 	for _, test := range []struct{ a, b, want string }{
 		{whole, whole, ""},
-		{whole, slices, "data.b: here nvidia.com/gpu is offered in time-slices, and in a whole: "},
-		{slices, whole, "data.b: here nvidia.com/gpu is offered whole, and in a in time-slices: "},
-		{slices, alone, "data.b: here nvidia.com/gpu is offered whole, and in a in time-slices: "},
+		{whole, slices, "data.b: nvidia.com/gpu is time-sliced here and whole in \"a\": "},
+		{slices, whole, "data.b: nvidia.com/gpu is whole here and time-sliced in \"a\": "},
+		{slices, alone, "data.b: nvidia.com/gpu is whole here and time-sliced in \"a\": "},
 		{slices, more, ""},
-		{slices, mps, "data.b: here nvidia.com/gpu is offered in shares by MPS, and in a in time-slices: "},
+		{slices, mps, "data.b: nvidia.com/gpu is shared by MPS in 4 here and time-sliced in \"a\": "},
+		{mps, strings.Replace(mps, "4", "2", 1), "data.b: nvidia.com/gpu is shared by MPS in 2 here and shared by MPS in 4 in \"a\": "},
 		{whole, renamed, ""},
 		{slices, renamed, ""},
 	} {

@@ -117,8 +117,8 @@ type RPCState struct {
 // or shared instead of exclusive, or by MPS between another number) is offered in the new one when none of its old
 // devices can be used any more; the old ones stay in the list, Unhealthy, until they
 // can leave it. But a unit that is time-sliced instead of exclusive under one name keeps its
-// device, Healthy, as the first of its shares; see Entry.Whole. When the kubelet cannot be read, nothing is removed and no unit
-// changes its mode otherwise.
+// device, Healthy, as the first of its shares; see Entry.Whole. When the kubelet cannot be read,
+// nothing is removed, and no unit changes its mode in another way.
 //
 // A device that a pod holds and no list has, because NVIDIA's plugin granted it or
 // the state file was lost, is treated as if it had been listed.
@@ -376,7 +376,7 @@ func (s *inputs) candidates(resource string, p *unitDevices) (candidates, surplu
 		switch {
 		case len(p.want) > 0 && e.use(resource) == use:
 		case named != nil && !blocked:
-			c.Mode, c.Whole = use.Mode, false // The unit is exclusive again, and nobody has this share.
+			c.Mode, c.Whole = use.Mode, false // Nobody has it in the old mode, and its ID is the same.
 		default:
 			c.Switching = true
 			surplus = s.appendSurplus(surplus, resource, c)
@@ -414,12 +414,12 @@ func (s *inputs) healthy(unit string) bool {
 }
 
 func (e *Entry) offer(healthy bool) {
-	offered := Entry{Device: e.Device, Mode: e.Mode, Index: e.Index, Phase: Offered, Whole: e.Whole}
-	if e.Whole {
-		offered.Since = e.Since
-	}
-	*e = offered
+	since := e.Since
+	*e = Entry{Device: e.Device, Mode: e.Mode, Index: e.Index, Phase: Offered, Whole: e.Whole}
 	e.Healthy = healthy
+	if e.Whole {
+		e.Since = since
+	}
 }
 
 // appendSurplus appends a listed device that the plan does not want, unless it leaves the list.

@@ -82,9 +82,10 @@ func (c *forecaster) forecast(ctx context.Context, label, value string) noderepo
 	f := nodereport.Forecast{Node: c.nodeName, LeftTo: selected.Profile.MIG.LeftTo}
 	var then, after sharing.Plan
 	listed := c.plugin.Status().Resources
+	nowBy, thenBy := shareIn(listed), modeFunc(byID)
 	if err != nil {
 		f.Unfit = strings.Split(err.Error(), "\n")
-	} else if then, after, err = c.foresee(ctx, s, selected.Profile, held, shareIn(listed), &f); err != nil {
+	} else if then, after, err = c.foresee(ctx, s, selected.Profile, held, nowBy, &f); err != nil {
 		return unknown("%v", err)
 	}
 	now := sharing.Plan{}
@@ -98,7 +99,6 @@ func (c *forecaster) forecast(ctx context.Context, label, value string) noderepo
 	if f.Unfit == nil && len(after.Resources) == 0 && len(now.Resources) > 0 && !selected.Profile.DRA.All && len(selected.Profile.DRA.Resources) == 0 {
 		f.Unfit = []string{strings.TrimSuffix("the node would have nothing to offer: "+strings.Join(after.Warnings, "; "), ": ")}
 	}
-	nowBy, thenBy := shareIn(listed), modeFunc(byID)
 	if f.Unfit != nil {
 		then, after, thenBy = now, now, nowBy
 	}

@@ -119,10 +119,12 @@ func TestGPUs(t *testing.T) {
 		Elsewhere: []status.Unit{{ID: "MIG-9"}},
 	}
 	view := NewView(Snapshot{
-		At: now, Nodes: []Node{{Name: "n2"}, {Name: "n1", Model: "H100"}}, Statuses: map[string]Status{"n2": {Page: page}},
-		Pods: []Pod{pod("b", "p", "n1", "GPU-1::0", "GPU-1::1"), sick, pod("a", "p", "n1", "GPU-1::2"), pod("a", "s", "n1", "GPU-2"), pod("z", "z", "n2", "GPU-3::0")},
+		At: now, Nodes: []Node{{Name: "n2"}, {Name: "n1", Model: "H100"}, {Name: "n0", GPUs: 1, Capacity: map[string]int64{"nvidia.com/gpu": 4}}},
+		Statuses: map[string]Status{"n2": {Page: page}},
+		Pods: []Pod{pod("a", "t", "n0", "GPU-0"), pod("b", "p", "n1", "GPU-1::0", "GPU-1::1"), sick, pod("a", "p", "n1", "GPU-1::2"), pod("a", "s", "n1", "GPU-2"), pod("z", "z", "n2", "GPU-3::0")},
 	})
 	want := []GPUView{
+		{Node: "n0", ID: "GPU-0", Resource: "nvidia.com/gpu", Held: 1, Health: "Healthy", Holders: []HolderView{{"a", "t", "c", 1}}}, // It may be a share.
 		{Node: "n1", ID: "GPU-1", Model: "H100", Resource: "nvidia.com/gpu", Sharing: "shared", Held: 4, Health: "Unhealthy", Holders: []HolderView{{"a", "p", "c", 1}, {"b", "p", "c", 2}, {"b", "q", "c", 1}}},
 		{Node: "n1", ID: "GPU-2", Model: "H100", Resource: "nvidia.com/gpu", Sharing: "exclusive", Held: 1, Health: "Healthy", Holders: []HolderView{{"a", "s", "c", 1}}},
 		{Node: "n2", Index: "0", ID: "GPU-3", Model: "T4", Resource: "nvidia.com/gpu", Replicas: 4, Sharing: "time-slicing", Held: 2, Health: "healthy", Use: &status.Use{SM: &sm}, Holders: []HolderView{{"c", "p", "x", 2}}},

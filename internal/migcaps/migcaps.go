@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -179,6 +178,3 @@ func ParseMajor(data string) (int, error) {
 	}
 	return 0, fmt.Errorf("%s is not listed: %w", moduleName, fs.ErrNotExist)
 }
-
-// Below is where the node is for a process that sees a root's dev, such as the host's, at root.
-func (n Node) Below(root string) string { return path.Join("/", root, n.Path) }

@@ -89,7 +89,7 @@ func TestNoInstance(t *testing.T) {
 		t.Errorf("%v, want %q", err, want)
 	}
 	write(t, host, Folder+"/gpu0/mig/gi1/ci0/access", access(13))
-	if nodes, err := reader.Partition(0, 1, 0); len(nodes) != 2 || nodes[1].Below("/driver") != "/driver/dev/nvidia-caps/nvidia-cap13" {
+	if nodes, err := reader.Partition(0, 1, 0); len(nodes) != 2 || nodes[1].Path != "/dev/nvidia-caps/nvidia-cap13" {
 		t.Errorf("%v, %v", nodes, err)
 	}
 }

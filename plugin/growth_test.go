@@ -106,6 +106,26 @@ func TestNextGrowth(t *testing.T) {
 	}
 }
 
+// TestNextGrowthLooksAfterwards: the other shares come with a reading that began after Allocate took
+// the device for a share, and while no call is in progress whose grant may not be noted yet.
+func TestNextGrowthLooksAfterwards(t *testing.T) {
+	w := newWorld(t)
+	shared := planOf(nil, "gpu=2:A")
+	w.step(planOf(nil, "gpu=1:A"))
+	w.now = w.now.Add(time.Second)
+	w.look()
+	w.step(shared)
+	w.now = w.now.Add(time.Second)
+	w.step(shared)
+	w.expect("gpu", "A*") // The reading is older.
+	w.calls.Busy["gpu"] = true
+	w.pass(shared, 2*time.Second)
+	w.expect("gpu", "A*")
+	w.calls.Busy["gpu"] = false
+	w.step(shared)
+	w.expect("gpu", "A' A1")
+}
+
 // TestNextGrowthOfWhatLeaves has a device come back as a time-slice that is on its way out: that ends first.
 func TestNextGrowthOfWhatLeaves(t *testing.T) {
 	w := newWorld(t)

@@ -121,7 +121,7 @@ func TestGPUs(t *testing.T) {
 	view := NewView(Snapshot{
 		At: now, Nodes: []Node{{Name: "n2"}, {Name: "n1", Model: "H100"}, {Name: "n0", GPUs: 1, Capacity: map[string]int64{"nvidia.com/gpu": 4}}},
 		Statuses: map[string]Status{"n2": {Page: page}},
-		Pods: []Pod{pod("a", "t", "n0", "GPU-0"), pod("b", "p", "n1", "GPU-1::0", "GPU-1::1"), sick, pod("a", "p", "n1", "GPU-1::2"), pod("a", "s", "n1", "GPU-2"), pod("z", "z", "n2", "GPU-3::0")},
+		Pods:     []Pod{pod("a", "t", "n0", "GPU-0"), pod("b", "p", "n1", "GPU-1::0", "GPU-1::1"), sick, pod("a", "p", "n1", "GPU-1::2"), pod("a", "s", "n1", "GPU-2"), pod("z", "z", "n2", "GPU-3::0")},
 	})
 	want := []GPUView{
 		{Node: "n0", ID: "GPU-0", Resource: "nvidia.com/gpu", Held: 1, Health: "Healthy", Holders: []HolderView{{"a", "t", "c", 1}}}, // It may be a share.

@@ -193,20 +193,22 @@ func TestMayOpenCapabilities(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Its folder is root's alone, so another user runs it by a descriptor.
+	// The folders above may be root's alone, so another user gets both by descriptors.
 	program, err := os.Open(own)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = program.Close() }()
-	again := exec.CommandContext(t.Context(), "/proc/self/fd/3", "-test.run=^"+t.Name()+"$")
-	again.ExtraFiles = []*os.File{program}
-	again.Env = append(os.Environ(), unprivileged+"="+root)
-	again.Dir = "/"
-	again.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-	if err := os.Chmod(filepath.Dir(root), 0o755); err != nil {
+	folder, err := os.Open(root)
+	if err != nil {
 		t.Fatal(err)
 	}
+	defer func() { _ = folder.Close() }()
+	again := exec.CommandContext(t.Context(), "/proc/self/fd/3", "-test.run=^"+t.Name()+"$")
+	again.ExtraFiles = []*os.File{program, folder}
+	again.Env = append(os.Environ(), unprivileged+"=/proc/self/fd/4")
+	again.Dir = "/"
+	again.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	if said, err := again.CombinedOutput(); err != nil {
 		t.Errorf("as another user: %v\n%s", err, said)
 	}

@@ -317,19 +317,19 @@ func TestSwitchWhileTheKubeletIsSlow(t *testing.T) {
 			timing := quick()
 			timing.Settle, timing.RemovalDelay = test.settle, time.Minute
 			v := b.startVirgate(timing)
-			v.Apply(plan(1, profile{replicas: 1}))
-			b.shows(gpu, 1, 1)
+			v.Apply(plan(1, profile{replicas: 4}))
+			b.shows(gpu, 4, 4)
 			admitted := make(chan error, 1)
 			go func() {
 				_, err := b.admit(gpu, 1)
 				admitted <- err
 			}()
 			<-chosen
-			v.Apply(plan(1, profile{replicas: 4}))
+			v.Apply(plan(1, profile{replicas: 1}))
 			if test.switched {
-				b.shows(gpu, 5, 4)
+				b.shows(gpu, 5, 1)
 			} else {
-				b.shows(gpu, 1, 0)
+				b.shows(gpu, 4, 0)
 			}
 			close(goOn)
 			err := <-admitted
@@ -337,13 +337,13 @@ func TestSwitchWhileTheKubeletIsSlow(t *testing.T) {
 				t.Fatal(err)
 			}
 			if test.switched {
-				b.delete(b.run(gpu, 4))
+				b.delete(b.run(gpu, 1))
 				return
 			}
 			p := b.pods.running()[0]
 			b.starts(p)
 			b.delete(p)
-			b.shows(gpu, 1, 0) // Its settle time is an hour.
+			b.shows(gpu, 4, 0) // Its settle time is an hour.
 		})
 	}
 }
@@ -377,8 +377,8 @@ func TestSwitchLooksForHoldersAtTheEnd(t *testing.T) {
 	timing := quick()
 	timing.Settle, timing.RemovalDelay = time.Millisecond, time.Minute
 	v := b.startVirgate(timing)
-	v.Apply(plan(1, profile{replicas: 1}))
-	b.shows(gpu, 1, 1)
+	v.Apply(plan(1, profile{replicas: 4}))
+	b.shows(gpu, 4, 4)
 	admitted := make(chan error, 1)
 	go func() {
 		_, err := b.admit(gpu, 1)
@@ -395,16 +395,16 @@ func TestSwitchLooksForHoldersAtTheEnd(t *testing.T) {
 		}}
 	}
 	v = b.startVirgate(timing)
-	v.Apply(plan(1, profile{replicas: 4}))
+	v.Apply(plan(1, profile{replicas: 1}))
 	b.await(func() bool {
 		status := v.Status().Resources
 		return len(status) == 1 && len(status[0].Listed) > 0 && status[0].Listed[0].Phase == plugin.Closing
 	}, "the holder found")
-	b.shows(gpu, 1, 0)
+	b.shows(gpu, 4, 0)
 	p := b.pods.running()[0]
 	b.starts(p)
 	b.delete(p)
-	b.shows(gpu, 5, 4)
+	b.shows(gpu, 5, 1)
 }
 
 // A kubelet that has not read the list yet hands out what it believes to be Healthy.
@@ -437,15 +437,15 @@ func TestRestartAfterASwitch(t *testing.T) {
 	timing := quick()
 	timing.RemovalDelay = time.Minute
 	v := b.startVirgate(timing)
-	v.Apply(plan(2, profile{replicas: 1}))
-	b.shows(gpu, 2, 2)
 	v.Apply(plan(2, profile{replicas: 4}))
-	b.shows(gpu, 10, 8)
+	b.shows(gpu, 8, 8)
+	v.Apply(plan(2, profile{replicas: 1}))
+	b.shows(gpu, 10, 2)
 	b.halt(v, gpu)
 	if err := os.Remove(filepath.Join(b.dir, "kubelet_internal_checkpoint")); err != nil {
 		t.Fatal(err)
 	}
 	v = b.startVirgateThatReads("", timing)
-	v.Apply(plan(2, profile{replicas: 1}))
-	b.shows(gpu, 10, 2)
+	v.Apply(plan(2, profile{replicas: 4}))
+	b.shows(gpu, 10, 8)
 }

@@ -6,9 +6,12 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/repeat"
-	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
 // TestNextGrowth follows a unit that is exclusive and becomes time-sliced under the same name.
@@ -268,5 +271,42 @@ func TestNextGrowthKeepsWhatIsHeld(t *testing.T) {
 	}
 	if kept < 1000 || grown < 300 {
 		t.Errorf("%d devices were held, %d of them through growth", kept, grown)
+	}
+}
+
+// TestGrowthIsSaved: each field that says how a pod may hold a device is saved when it alone changes.
+func TestGrowthIsSaved(t *testing.T) {
+	saved := Entry{Device: sharing.Device{ID: "A", Unit: "A"}, Phase: Offered, Mode: sharing.Exclusive}
+	list := func(e Entry) Lists { return Lists{"gpu": {Entries: []Entry{e}}} }
+	for name, change := range map[string]func(*Entry){
+		"phase": func(e *Entry) { e.Phase = Closing },
+		"mode":  func(e *Entry) { e.Mode = sharing.TimeSliced },
+		"whole": func(e *Entry) { e.Whole = true },
+	} {
+		now := saved
+		change(&now)
+		if list(now).savedAs(list(saved)) {
+			t.Errorf("%s alone is not saved", name)
+		}
+	}
+	healthy := saved
+	healthy.Healthy = true
+	if !list(healthy).savedAs(list(saved)) {
+		t.Error("health is saved")
+	}
+}
+
+// TestGrownDeviceIsOneShare: a device with a GPU's own ID counts as a share where it is one.
+func TestGrownDeviceIsOneShare(t *testing.T) {
+	for mode, want := range map[sharing.Mode]codes.Code{sharing.Exclusive: codes.OK, sharing.TimeSliced: codes.InvalidArgument} {
+		list, health, units := List{}, map[string]sharing.Health{}, map[string]sharing.Unit{}
+		for _, id := range []string{"A", "B"} {
+			list.Entries = append(list.Entries, Entry{Device: sharing.Device{ID: id, Unit: id, Healthy: true}, Phase: Offered, Mode: mode})
+			health[id], units[id] = sharing.Health{}, sharing.Unit{ID: id, GPU: id}
+		}
+		g := newGeneration(sharing.Resource{Name: "gpu", FailRequestsGreaterThanOne: true}, list, grantTerms{host: &Host{}}, health, units, nil)
+		if _, _, err := g.grant([]string{"A", "B"}, time.Now()); status.Code(err) != want {
+			t.Errorf("%v: %v, want %v", mode, err, want)
+		}
 	}
 }

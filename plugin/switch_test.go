@@ -605,19 +605,26 @@ func TestScheduleLooksSoon(t *testing.T) {
 		unseen bool
 		most   time.Duration
 		due    reading
+		isHeld bool
 	}{
-		{"nothing", Entry{Phase: Offered}, false, never, reading{}},
-		{"a grant", Entry{Phase: Offered}, true, firstGrantPause, reading{held: true}},
-		{"not its turn", Entry{Phase: Offered, Switching: true}, false, 500 * time.Millisecond, reading{applied: true, held: true}},
-		{"held", Entry{Phase: Closing, Switching: true}, false, 500 * time.Millisecond, reading{applied: true, held: true}},
-		{"not listed", Entry{Phase: Retiring}, false, 500 * time.Millisecond, reading{applied: true, held: true}},
-		{"listed", retiring, false, firstPause, reading{applied: true}},
-		{"applied", applied, false, 50 * time.Millisecond, reading{}},
-		{"closed", closed, false, 0, reading{held: true}},
-		{"vacated", vacated, false, 500 * time.Millisecond, reading{applied: true, held: true}},
+		{"nothing", Entry{Phase: Offered}, false, never, reading{}, false},
+		{"a grant", Entry{Phase: Offered}, true, firstGrantPause, reading{held: true}, false},
+		{"not its turn", Entry{Phase: Offered, Switching: true}, false, 500 * time.Millisecond, reading{applied: true, held: true}, false},
+		{"held", Entry{Phase: Closing, Switching: true}, false, 500 * time.Millisecond, reading{applied: true, held: true}, false},
+		{"not listed", Entry{Phase: Retiring}, false, 500 * time.Millisecond, reading{applied: true, held: true}, false},
+		{"listed", retiring, false, firstPause, reading{applied: true}, false},
+		{"applied", applied, false, 50 * time.Millisecond, reading{}, false},
+		{"closed", closed, false, 0, reading{held: true}, false},
+		{"vacated", vacated, false, 500 * time.Millisecond, reading{applied: true, held: true}, false},
+		{"may become a share", Entry{Device: sharing.Device{ID: "A"}, Phase: Offered, Whole: true}, false, 0, reading{held: true}, false},
+		{"is held whole", Entry{Device: sharing.Device{ID: "A"}, Phase: Offered, Whole: true}, false, 500 * time.Millisecond, reading{held: true}, true},
 	} {
 		m := NewManager(Options{})
 		r := &reconciler{Manager: m, lists: Lists{"gpu": {Entries: []Entry{test.entry}}}, unseenGrants: test.unseen}
+		r.kubelet.Held = DeviceIDs{}
+		if test.isHeld {
+			r.kubelet.Held.add("gpu", test.entry.ID)
+		}
 		r.schedule.change()
 		wait, any := r.schedule.next(r)
 		if any != (test.most != never) || wait > max(test.most, 0) || r.schedule.due != test.due {

@@ -177,6 +177,7 @@ type fullSwitch struct {
 	resource             string // of those who hold and wait
 	most                 int    // of refused pods in a round
 	runs                 bool   // The pods' containers start: DRA drivers hear of a claim only then.
+	raises               bool   // There are more devices at once, which waiting pods get.
 	inCI                 bool
 }
 
@@ -197,7 +198,7 @@ func testSwitchesOfFullNode(t *testing.T, c *cluster) {
 			{name: "x4 to exclusive", from: "four", to: "exclusive", offersBefore: gpus(16), offers: gpus(4), resource: shared, most: 1, inCI: true},
 			{name: "exclusive to renamed", from: "exclusive", to: "renamed", offersBefore: gpus(4), offers: map[string]int64{renamed: 16}, resource: shared, inCI: true},
 			{name: "renamed to exclusive", from: "renamed", to: "exclusive", offersBefore: map[string]int64{renamed: 16}, offers: gpus(4), resource: renamed},
-			{name: "x4 to x10", from: "four", to: "ten", offersBefore: gpus(16), offers: gpus(40), resource: shared},
+			{name: "x4 to x10", from: "four", to: "ten", offersBefore: gpus(16), offers: gpus(40), resource: shared, raises: true},
 			{name: "x10 to x4", from: "ten", to: "four", offersBefore: gpus(40), offers: gpus(16), resource: shared, most: 1},
 		}},
 		{name: "MPS", node: "sim:t4x4", nightly: true, mps: true, switches: []fullSwitch{
@@ -257,6 +258,7 @@ func (c *cluster) switchFullNode(t *testing.T, name string, s fullSwitch) {
 		waiting = 6 // Those who get a device start a container.
 	}
 	rounds := repeat.Times(1, 20)
+	var untilBound []time.Duration
 	for range rounds {
 		c.label(t, s.from)
 		c.awaitAllocatable(t, s.offersBefore)
@@ -274,7 +276,17 @@ func (c *cluster) switchFullNode(t *testing.T, name string, s fullSwitch) {
 		})
 		holders := q.those(holds)
 
+		began := time.Now()
 		c.label(t, s.to)
+		if s.raises {
+			c.await(t, "one of those who wait to be bound", func() error {
+				if err := q.look(t.Context()); err != nil || len(q.those(isBound)) > devices {
+					return err
+				}
+				return errNotYet
+			})
+			untilBound = append(untilBound, time.Since(began))
+		}
 		// The first holder ends a second later, the others one by one.
 		end := time.NewTicker(time.Second)
 		for _, holder := range holders {
@@ -286,6 +298,9 @@ func (c *cluster) switchFullNode(t *testing.T, name string, s fullSwitch) {
 		c.awaitAllocatable(t, s.offers)
 		q.must(t, q.settle(t.Context()))
 		q.clear(t)
+	}
+	if s.raises {
+		reportTimes(c, s.name+": label to bound pod, median and worst", untilBound)
 	}
 	q.judge(t, fmt.Sprintf("%s, %d times", s.name, rounds), rounds*s.most)
 }

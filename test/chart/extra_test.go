@@ -3,8 +3,8 @@ package chart
 import (
 	"fmt"
 	"path/filepath"
-	"slices"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -308,18 +308,22 @@ func TestRulesOfValues(t *testing.T) {
 }
 
 // TestDriverRootIsWatched: a container that has bound the driver root keeps it when another driver is mounted there, and
-// sees the other one in the folder that holds the root. The host's / is never another one, and neither is what is in it
-// worth the whole host.
+// sees the other one in the folder that holds the root. That is mounted only where drivers come in containers: another one
+// may hold far more than the driver.
 func TestDriverRootIsWatched(t *testing.T) {
 	for values, want := range map[string]struct{ root, folder, watched string }{
 		"{}":                                     {},
 		"{nvidiaDriverRoot: /run/nvidia/driver}": {"/run/nvidia/driver", "/run/nvidia", "driver"},
 		"{nvidiaDriverRoot: /run/nvidia/driver/, standby: {enabled: true}}":    {"/run/nvidia/driver/", "/run/nvidia", "driver"},
-		"{nvidiaDriverRoot: /home/kubernetes/bin/nvidia, mig: {manage: true}}": {"/home/kubernetes/bin/nvidia", "/home/kubernetes/bin", "nvidia"},
-		"{nvidiaDriverRoot: /}":       {root: "/"},
-		"{nvidiaDriverRoot: /driver}": {root: "/driver"},
-		"{mig: {manage: true}}":       {root: "/"},
-		"{driverAccess: privileged}":  {root: "/"},
+		"{nvidiaDriverRoot: /home/kubernetes/bin/nvidia, mig: {manage: true}}": {root: "/home/kubernetes/bin/nvidia"},
+		"{nvidiaDriverRoot: /var/run/nvidia/driver}":                           {"/var/run/nvidia/driver", "/var/run/nvidia", "driver"},
+		"{nvidiaDriverRoot: /run/driver}":                                      {root: "/run/driver"},
+		"{nvidiaDriverRoot: /var/lib/nvidia}":                                  {root: "/var/lib/nvidia"},
+		"{nvidiaDriverRoot: /srv/run/nvidia/driver}":                           {root: "/srv/run/nvidia/driver"},
+		"{nvidiaDriverRoot: /}":                                                {root: "/"},
+		"{nvidiaDriverRoot: /driver}":                                          {root: "/driver"},
+		"{mig: {manage: true}}":                                                {root: "/"},
+		"{driverAccess: privileged}":                                           {root: "/"},
 	} {
 		t.Run(values, func(t *testing.T) {
 			pod := podOf(t, strings.Replace(values, "{", "{mps: {enabled: true}, dra: {enabled: true}, featureLabels: {enabled: true}, ", 1))

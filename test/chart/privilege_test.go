@@ -53,7 +53,7 @@ func TestPrivileges(t *testing.T) {
 		{"mig: {manage: true}", []string{"/, read-only", "/var/run/cdi, read-only", "PIDs of the host", "privileged"}, confined},
 		{"{mig: {manage: true}, nvidiaDriverRoot: /run/nvidia/driver}", []string{"/run/nvidia, read-only", "/run/nvidia/driver, read-only", "/var/run/cdi, read-only", "PIDs of the host", "privileged"}, confined},
 		{"{mig: {manage: true}, nvidiaDriverRoot: /home/kubernetes/bin/nvidia, nvidiaDevRoot: /}",
-			[]string{"/, read-only", "/home/kubernetes/bin, read-only", "/home/kubernetes/bin/nvidia, read-only", "/var/run/cdi, read-only", "PIDs of the host", "privileged"}, confined},
+			[]string{"/, read-only", "/home/kubernetes/bin/nvidia, read-only", "/var/run/cdi, read-only", "PIDs of the host", "privileged"}, confined},
 		{"{mig: {manage: true}, node: sim:dgx-a100}", []string{"/var/run/cdi, read-only", "PIDs of the host", "capability SYS_ADMIN"}, visible},
 		{"config: {examples: true}", nil, nil},
 		{"{config: {map: {a: 'flags: {migStrategy: mixed}'}}, mig: {monitor: false}}", nil, nil},

@@ -19,7 +19,7 @@ func testDriverReplaced(t *testing.T, c *cluster) {
 	const version = "module-of-the-driver/version" // In the place of /sys/module/nvidia/version.
 	library := fmt.Sprintf("-DMODULE=%q", "/module/version")
 	first, second := c.installDriver(t, "first", "-DWHOLE", library), c.installVersion(t, "second", "590.1", "-DWHOLE", library)
-	root := c.path("run-nvidia/driver")
+	const root = operatorDriver
 	if err := os.MkdirAll(root, 0o755); err != nil {
 		t.Fatal(err)
 	}

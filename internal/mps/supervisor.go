@@ -193,9 +193,9 @@ func (s *supervisor) supervise(ctx context.Context, group *sync.WaitGroup, lefto
 	}
 	newest := int64(0)
 	for {
-		over, changed := s.over()
-		if over != nil {
-			return over
+		changed, err := s.over()
+		if err != nil {
+			return err
 		}
 		select {
 		case <-changed:
@@ -250,14 +250,14 @@ func (s *supervisor) count(daemons int) {
 	s.tellChange()
 }
 
-// over is why the supervisor ends, nil while it goes on, and a channel that is closed when that may change.
-func (s *supervisor) over() (because error, changed <-chan struct{}) {
+// over returns why the supervisor ends, nil while it goes on, and a channel that is closed when that may change.
+func (s *supervisor) over() (changed <-chan struct{}, because error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.daemons > 0 {
-		return nil, s.changed
+		return s.changed, nil
 	}
-	return s.replaced, s.changed
+	return s.changed, s.replaced
 }
 
 // tell replaces what the goroutine has not yet looked at. There is one sender.

@@ -59,13 +59,6 @@ func grant(t *testing.T, nodes ...string) {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // lived says that TestFakeDriver has run in this process.
 var lived atomic.Bool
 

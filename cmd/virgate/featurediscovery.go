@@ -105,6 +105,9 @@ type featureDiscovery struct {
 	library nvml.Library
 	// startup are the settings that the library was opened with.
 	startup configs.StartupSettings
+	// unread is why the GPUs were not read last.
+	unread     error
+	mismatches nvml.Mismatches
 }
 
 // run writes the labels whenever the profile is another one and at intervals, until ctx ends. At
@@ -151,9 +154,12 @@ func (d *featureDiscovery) run(ctx context.Context) error {
 			config = next
 			err = d.label(ctx, config, since)
 		}
+		_, lasting := d.mismatches.Lasting(d.unread)
 		switch {
 		case ctx.Err() != nil:
 			return d.remove(config.Discovery)
+		case lasting != nil:
+			return lasting
 		case err != nil && (!began || config.Discovery.Oneshot):
 			return err
 		case err != nil:
@@ -188,6 +194,7 @@ func (d *featureDiscovery) label(ctx context.Context, config configs.Config, sin
 		n.Timestamp = since.Unix()
 	}
 	err := d.read(&n, config.Startup)
+	d.unread = err
 	if err != nil && config.Startup.FailOnInitError {
 		return err
 	} else if err != nil {

@@ -117,6 +117,21 @@ func TestFeatureDiscoveryWithoutDriver(t *testing.T) {
 	}
 }
 
+// TestFeatureDiscoveryOfAnotherVersion: libraries that are not of the loaded module's version end the program after 10 s,
+// also where a driver is waited for: a new container may have others.
+func TestFeatureDiscoveryOfAnotherVersion(t *testing.T) {
+	t.Parallel()
+	var stdout, stderr bytes.Buffer
+	args := []string{
+		"gpu-feature-discovery", "--node", "sim:t4", "--sim-world", "other-module=570.124.06", "--use-node-feature-api=false",
+		"-o=", "--sleep-interval=1s", "--fail-on-init-error=false",
+	}
+	code := run(t.Context(), args, func(string) (string, bool) { return "", false }, &stdout, &stderr)
+	if want := "the loaded kernel module is of 570.124.06: reload the module, or reboot the node (it has been so for 10s"; code != 1 || !strings.Contains(stderr.String(), want) {
+		t.Errorf("exit code %d, want 1 and %s:\n%s", code, want, stderr.String())
+	}
+}
+
 func TestPause(t *testing.T) {
 	failed := errors.New("no API server")
 	for _, test := range []struct {

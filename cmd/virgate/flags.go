@@ -426,5 +426,6 @@ func grantFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "cdi-dir", Value: "/var/run/cdi", Usage: "where container runtimes look for CDI specs; on a simulated node the default is below --device-plugin-dir"},
 		&cli.StringFlag{Name: "host-root", Value: "/", Usage: "where the host's / is mounted, to look for device nodes and for an installer's driver"},
+		driverRootFlag(),
 	}
 }

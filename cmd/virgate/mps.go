@@ -9,9 +9,11 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"sync"
 	"syscall"
 
 	"github.com/urfave/cli/v3"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/mps"
@@ -32,7 +34,7 @@ func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
 	accepted := slices.DeleteFunc(configs.Settings(), func(s configs.Setting) bool { return s.Flag == "mps-root" })
 	obeyed := []string{"nvidia-driver-root", "container-driver-root"}
 	settings := slices.DeleteFunc(slices.Clone(accepted), func(s configs.Setting) bool { return !slices.Contains(obeyed, s.Flag) })
-	flags := append(flagsOf(accepted, obeyed...), nodeFlags()[0], worldFlag(),
+	flags := append(flagsOf(accepted, obeyed...), nodeFlags()[0], worldFlag(), driverRootFlag(),
 		&cli.StringFlag{Name: "mps-root", Value: mpsDirectory, Usage: "the directory of MPS, as this program, the daemons and the pods see it"},
 		&cli.StringFlag{Name: "proc", Value: "/proc", Usage: "where /proc is"},
 		logLevelFlag(),
@@ -95,6 +97,7 @@ func superviseMPS(ctx context.Context, cmd *cli.Command, startup configs.Startup
 	// NVIDIA's config-manager sends it when the profile changes, of which virgate run tells.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	node := nvml.NewNode(gpus.Library, nvml.Options{Logger: log})
+	mismatch := lastingMismatch{found: make(chan error, 1)}
 	return mps.Run(ctx, mps.Options{
 		Root: root, Logger: log.With("component", "mps"),
 		Control: mps.Program{
@@ -113,8 +116,45 @@ func superviseMPS(ctx context.Context, cmd *cli.Command, startup configs.Startup
 		},
 		ComputeMode: func(ctx context.Context, gpu string) (sharing.ComputeMode, error) {
 			mode, _, err := node.ComputeMode(ctx, gpu)
+			mismatch.note(err)
 			return mode, err
 		},
 		SetComputeMode: node.SetComputeMode,
+		DriverReplaced: func(ctx context.Context) error {
+			group, ctx := errgroup.WithContext(ctx)
+			group.Go(func() error { return mismatch.wait(ctx) })
+			if gpus.DriverReplaced != nil {
+				group.Go(func() error { return gpus.DriverReplaced(ctx) })
+			}
+			return group.Wait()
+		},
 	})
+}
+
+// lastingMismatch hears of each try to open the driver.
+type lastingMismatch struct {
+	mu         sync.Mutex
+	mismatches nvml.Mismatches
+	found      chan error
+}
+
+func (m *lastingMismatch) note(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, lasting := m.mismatches.Lasting(err); lasting != nil {
+		select {
+		case m.found <- lasting:
+		default:
+		}
+	}
+}
+
+// wait returns the mismatch that lasts, and nil when ctx ends.
+func (m *lastingMismatch) wait(ctx context.Context) error {
+	select {
+	case err := <-m.found:
+		return err
+	case <-ctx.Done():
+		return nil
+	}
 }

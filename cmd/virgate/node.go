@@ -41,7 +41,7 @@ func nodeFlags() []cli.Flag {
 
 // worldFlag says what is peculiar about a simulated node.
 func worldFlag() cli.Flag {
-	return &cli.StringFlag{Name: "sim-world", Usage: "what a simulated node's driver has to live with, between commas: unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription"}
+	return &cli.StringFlag{Name: "sim-world", Usage: "what a simulated node's driver has to live with, between commas: unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, other-module=VERSION"}
 }
 
 // openGPUs makes the node's GPUs as --node, --record and the settings of the driver
@@ -62,6 +62,9 @@ func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logge
 		}
 	}
 	gpus.Name = cmd.String("node")
+	if gpus.DriverReplaced, err = driverReplaced(cmd, startup, log); err != nil {
+		return gpus, err
+	}
 	if gpus.Reset == nil && !strings.HasPrefix(gpus.Name, "trace:") {
 		gpus.SetTimeSlice = func(ctx context.Context, gpu string, slice sharing.TimeSlice) error {
 			return driver.SetTimeSlice(ctx, driverOptions(startup), gpu, slices.Index(sharing.TimeSlices(), slice))
@@ -93,6 +96,24 @@ func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logge
 		}
 	}
 	return gpus, nil
+}
+
+// driverReplaced watches the driver root as --driver-root-watch says; nil without it.
+func driverReplaced(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logger) (func(context.Context) error, error) {
+	path := cmd.String("driver-root-watch")
+	if path == "" {
+		return nil, nil
+	}
+	watch := driver.RootWatch{Mounted: startup.ContainerDriverRoot, Host: path, Logger: log}
+	if err := watch.Check(); err != nil {
+		return nil, usageError{fmt.Errorf("--driver-root-watch: %w", err)}
+	}
+	return watch.Run, nil
+}
+
+// driverRootFlag says where the replacement of the driver root is seen.
+func driverRootFlag() cli.Flag {
+	return &cli.StringFlag{Name: "driver-root-watch", Usage: "where the host's driver root is in a mount of the folder that holds it: when another driver is mounted there than at --container-driver-root, the program ends for a new container; empty for nowhere"}
 }
 
 func openLibrary(name, world string, process configs.StartupSettings) (nvml.Library, error) {

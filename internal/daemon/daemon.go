@@ -203,6 +203,9 @@ func Run(ctx context.Context, o Options) error {
 		}).Measure,
 		Background: []func(context.Context) error{profile.lastKnownGood.Run},
 	}
+	if gpus.DriverReplaced != nil {
+		options.Background = append(options.Background, gpus.DriverReplaced)
+	}
 	if profile.startup.MPSRoot != "" {
 		client := mps.NewClient(o.MPSSocket, log.With("component", "mps"))
 		options.Background, options.MPS = append(options.Background, client.Run), client

@@ -50,6 +50,9 @@ type GPUs struct {
 	Close     func()
 	// ProcessesHidden says that the driver does not list processes of other PID namespaces.
 	ProcessesHidden bool
+	// DriverReplaced returns an error when the node has another driver than this container was given, and nil when ctx
+	// ends; nil where nobody can tell.
+	DriverReplaced func(ctx context.Context) error
 	// NotPermitted reports whether the driver certainly refuses to partition GPUs; nil where it does not.
 	NotPermitted func() bool
 }

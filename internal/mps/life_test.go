@@ -560,3 +560,46 @@ func TestMountShm(t *testing.T) {
 		t.Error("no error without /proc")
 	}
 }
+
+// TestDriverReplaced: when the node has another driver than this container, no daemon is started any more, and Run ends
+// when none runs: those that run have clients, whose GPUs the old driver still serves.
+func TestDriverReplaced(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, inProcess())
+	replaced, ended := make(chan struct{}), make(chan error, 1)
+	failure := errors.New("another driver is mounted")
+	n.options.DriverReplaced = func(ctx context.Context) error {
+		select {
+		case <-replaced:
+			return failure
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	go func() { ended <- mps.Run(t.Context(), n.options) }()
+	await.Until(t, "the supervisor's socket", n.dial)
+	n.connect()
+	n.client.Want([]mps.Unit{unit(gpu)})
+	n.await(gpu + " ready")
+	close(replaced)
+	await.True(t, "a line of the log", func() bool {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return strings.Contains(n.log.String(), "no MPS daemon is started any more")
+	})
+	n.client.Want([]mps.Unit{unit(gpu), unit(other)})
+	n.await(gpu+" ready", other+" failed+"+failure.Error())
+	select {
+	case err := <-ended:
+		t.Errorf("ended under a daemon: %v", err)
+	default:
+	}
+	n.client.Want([]mps.Unit{unit(other)})
+	if err := <-ended; !errors.Is(err, failure) {
+		t.Errorf("ended with %v", err)
+	}
+	n.awaitMode(gpu, sharing.DefaultComputeMode)
+	if err := mps.Run(t.Context(), n.options); !errors.Is(err, failure) {
+		t.Errorf("without a daemon: %v", err)
+	}
+}

@@ -27,6 +27,9 @@ type Options struct {
 	// ComputeMode and SetComputeMode are those of whole GPUs, by UUID.
 	ComputeMode    func(ctx context.Context, gpu string) (sharing.ComputeMode, error)
 	SetComputeMode func(ctx context.Context, gpu string, mode sharing.ComputeMode) error
+	// DriverReplaced returns an error when the node has another driver than this process, and nil when ctx ends; nil
+	// where nobody can tell. Then no daemon is started any more.
+	DriverReplaced func(ctx context.Context) error
 	// Timing's zero fields have defaults.
 	Timing Timing
 	Logger *slog.Logger
@@ -68,11 +71,15 @@ type supervisor struct {
 	// states are by ID; changed is closed with every change.
 	states  map[string]State
 	changed chan struct{}
+	// replaced is DriverReplaced's error, daemons how many run.
+	replaced error
+	daemons  int
 }
 
 // Run serves the daemons that a Client wants until ctx ends, and then stops them. Their
 // directories stay for the next run: pods have them mounted. An error says that it could
-// not start. Nobody else may serve the same root directory.
+// not start, or that the driver was replaced and no daemon runs. Nobody else may serve the
+// same root directory.
 func Run(ctx context.Context, o Options) error {
 	o.Timing = o.Timing.withDefaults()
 	if err := CheckRoot(o.Root); err != nil {
@@ -102,6 +109,9 @@ func Run(ctx context.Context, o Options) error {
 	defer func() { _ = listener.Close() }()
 	group.Go(func() { s.accept(ctx, listener, &group) })
 	group.Go(func() { s.keepReadyFile(ctx) })
+	if o.DriverReplaced != nil {
+		group.Go(func() { s.watchDriver(ctx) })
+	}
 	o.Logger.Info("supervising MPS daemons", "root", o.Root)
 	return s.supervise(ctx, &group, leftovers)
 }
@@ -183,7 +193,12 @@ func (s *supervisor) supervise(ctx context.Context, group *sync.WaitGroup, lefto
 	}
 	newest := int64(0)
 	for {
+		changed, err := s.over()
+		if err != nil {
+			return err
+		}
 		select {
+		case <-changed:
 		case wish := <-s.wishes:
 			if wish.At != 0 && wish.At < newest {
 				break // Of a client that has been replaced, and was heard later than its successor.
@@ -202,6 +217,47 @@ func (s *supervisor) supervise(ctx context.Context, group *sync.WaitGroup, lefto
 			return nil
 		}
 	}
+}
+
+// watchDriver keeps why the driver is not the node's any more. Daemons that run go on: they keep the node's old driver
+// loaded, and end with the clients that a new container could not serve either.
+func (s *supervisor) watchDriver(ctx context.Context) {
+	err := s.DriverReplaced(ctx)
+	if err == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.replaced = err
+	if s.daemons > 0 {
+		s.Logger.Warn("no MPS daemon is started any more, and the program ends when none runs", "because", err, "daemons", s.daemons)
+	}
+	s.tellChange()
+}
+
+// driverReplaced is why no daemon may be started any more; nil while they may.
+func (s *supervisor) driverReplaced() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.replaced
+}
+
+// count counts a daemon that was started, 1, or stopped, -1.
+func (s *supervisor) count(daemons int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.daemons += daemons
+	s.tellChange()
+}
+
+// over returns why the supervisor ends, nil while it goes on, and a channel that is closed when that may change.
+func (s *supervisor) over() (changed <-chan struct{}, because error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.daemons > 0 {
+		return s.changed, nil
+	}
+	return s.changed, s.replaced
 }
 
 // tell replaces what the goroutine has not yet looked at. There is one sender.

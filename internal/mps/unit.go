@@ -165,6 +165,9 @@ func (u *unitRun) serve(ctx context.Context) error {
 
 // start starts the daemon and waits until it serves with its limits.
 func (u *unitRun) start(ctx context.Context) error {
+	if err := u.driverReplaced(); err != nil {
+		return err
+	}
 	env := u.environment()
 	if err := u.Control.Clear(ctx, env); err != nil { // Of an earlier run.
 		return err
@@ -180,6 +183,7 @@ func (u *unitRun) start(ctx context.Context) error {
 	if u.daemon, err = u.Control.Start(env); err != nil {
 		return err
 	}
+	u.count(1)
 	patience, cancel := context.WithTimeout(ctx, u.Timing.Start)
 	defer cancel()
 	for {
@@ -331,7 +335,10 @@ func (u *unitRun) stop(ctx context.Context) error {
 	if err := u.Control.Clear(ctx, u.environment()); err != nil {
 		return err
 	}
-	u.daemon = nil
+	if u.daemon != nil {
+		u.daemon = nil
+		u.count(-1)
+	}
 	return nil
 }
 

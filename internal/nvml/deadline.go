@@ -49,8 +49,8 @@ func (e *AbandonedError) Unwrap() error { return &Error{Call: e.Call, Return: Ti
 // itself, and EventSetWait has no limit but its own.
 //
 // Nothing else handles a hung call: whatever runs on such a library can wait for
-// its own calls. Node and Meter put deadlines on a library that has none, but
-// learn of each other's hung calls only if they share one.
+// its own calls. Node and Meter put deadlines on a library that has none. A Meter's calls
+// are groups of their own, and a Node with the same library names those that hang.
 //
 // Each call runs in a goroutine of its own, which costs some microseconds
 // (BenchmarkDeadline). At most one per handle of a GPU and one per index can hang.
@@ -110,6 +110,22 @@ type deadlines struct {
 	// change: a hung look-up must not keep the GPU's handle from being used, nor a
 	// hung call by a former handle the GPU that is there now.
 	queues map[any]*queue
+	// lanes have other queues for the same library.
+	lanes []*deadlines
+}
+
+// apart is the library, which must have deadlines, with queues of its own: a call that is slow or hangs keeps no other
+// waiting, as far as the driver goes on to answer.
+func apart(lib Library) Library {
+	l := lib.(*intercepted)
+	if l.deadlines == nil {
+		return &intercepted{lib: apart(l.lib), interceptor: l.interceptor, methods: l.methods}
+	}
+	lane := &deadlines{lib: l.deadlines.lib, limits: l.deadlines.limits, library: newQueue(""), queues: map[any]*queue{}}
+	l.deadlines.mu.Lock()
+	defer l.deadlines.mu.Unlock()
+	l.deadlines.lanes = append(l.deadlines.lanes, lane)
+	return &intercepted{lib: l.lib, interceptor: lane.interceptor(newEnding(nil)), deadlines: lane}
 }
 
 // queueLimit bounds the queues. When it is reached all handles are forgotten,
@@ -230,6 +246,11 @@ func (d *deadlines) hung() string {
 	calls := []string{d.library.hung()}
 	for _, q := range d.queues {
 		calls = append(calls, q.hung())
+	}
+	for _, lane := range d.lanes {
+		if hung := lane.hung(); hung != "" {
+			calls = append(calls, hung)
+		}
 	}
 	slices.Sort(calls)
 	calls = slices.DeleteFunc(slices.Compact(calls), func(call string) bool { return call == "" })

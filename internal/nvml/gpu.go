@@ -355,15 +355,14 @@ func (g *knownGPU) readInstances(lib Library, p *sharing.Partition) error {
 	return err
 }
 
-// readProfiles reads the GPU's GPU instance profiles in NVML's enumeration, which
-// has holes and ends with INVALID_ARGUMENT. Profiles with a name that this
-// program cannot read are left out.
+// readProfiles reads the GPU's GPU instance profiles in NVML's enumeration, which has holes.
+// Profiles with a name that this program cannot read are left out.
 func readProfiles(lib Library, device Device) (map[int]mig.Profile, error) {
 	profiles := map[int]mig.Profile{}
 	for enum := range enumerationBound {
 		info, err := lib.DeviceGetGpuInstanceProfileInfo(device, enum)
 		switch {
-		case errors.Is(err, InvalidArgument):
+		case errors.Is(err, InvalidArgument) && enum >= knownProfiles:
 			return profiles, nil
 		case errors.Is(err, GPUIsLost):
 			return nil, err
@@ -385,8 +384,12 @@ func (p GPUInstanceProfile) named() (mig.Profile, error) {
 
 const (
 	// enumerationBound ends an enumeration of a driver that never says INVALID_ARGUMENT.
-	// NVML has 18 profiles a GPU (nvml.h, NVML_GPU_INSTANCE_PROFILE_COUNT).
 	enumerationBound = 64
+	// knownProfiles and knownComputeProfiles are how many profiles nvml.h has (NVML_GPU_INSTANCE_PROFILE_COUNT,
+	// NVML_COMPUTE_INSTANCE_PROFILE_COUNT). Among them INVALID_ARGUMENT is a hole, too, as for NVIDIA's go-nvlib. A newer
+	// driver may have more.
+	knownProfiles        = 18
+	knownComputeProfiles = 9
 	// knownLinks are the NVLinks that a GPU can have by nvml.h (NVML_NVLINK_MAX_LINKS). A newer
 	// driver may have more.
 	knownLinks = 18

@@ -478,6 +478,7 @@ const (
 	FunctionNotFound      Return = 13
 	GPUIsLost             Return = 15
 	ResetRequired         Return = 16
+	LibRMVersionMismatch  Return = 18
 	InUse                 Return = 19
 	InsufficientResources Return = 23
 	Unknown               Return = 999

@@ -281,15 +281,15 @@ func listed[T any](list []T, err error) ([]T, error) {
 	return list, err
 }
 
-// enumerate goes through an enumeration of profiles, which ends with
-// INVALID_ARGUMENT and has holes.
-func enumerate[T any](get func(enum int) (T, error), do func(enum int, info T) error) error {
+// enumerate goes through an enumeration of profiles, which has holes. The first INVALID_ARGUMENT after the known ones
+// ends it.
+func enumerate[T any](known int, get func(enum int) (T, error), do func(enum int, info T) error) error {
 	for enum := range enumerationBound {
 		info, err := get(enum)
 		switch {
-		case errors.Is(err, InvalidArgument):
+		case errors.Is(err, InvalidArgument) && enum >= known:
 			return nil
-		case unsupported(err):
+		case errors.Is(err, InvalidArgument), unsupported(err):
 			continue
 		case err == nil:
 			err = do(enum, info)
@@ -304,7 +304,7 @@ func enumerate[T any](get func(enum int) (T, error), do func(enum int, info T) e
 // eachComputeProfile goes through the profiles of compute instances that the GPU
 // instance can have.
 func (g *migGPU) eachComputeProfile(instance GPUInstance, do func(ComputeInstanceProfile) error) error {
-	return enumerate(func(enum int) (ComputeInstanceProfile, error) {
+	return enumerate(knownComputeProfiles, func(enum int) (ComputeInstanceProfile, error) {
 		return g.lib.GpuInstanceGetComputeInstanceProfileInfo(instance, enum)
 	}, func(_ int, profile ComputeInstanceProfile) error { return do(profile) })
 }
@@ -383,7 +383,7 @@ func (g *migGPU) geometry() (mig.Geometry, error) {
 	published, known := mig.GeometryOf(uint16(pci.DeviceID >> 16))
 	g.profiles = map[int]instanceProfile{}
 	geometry := mig.Geometry{Memory: map[mig.Profile]uint64{}, Engines: map[mig.Profile]mig.Engines{}}
-	err = enumerate(func(enum int) (GPUInstanceProfile, error) {
+	err = enumerate(knownProfiles, func(enum int) (GPUInstanceProfile, error) {
 		return g.lib.DeviceGetGpuInstanceProfileInfo(g.device, enum)
 	}, func(enum int, info GPUInstanceProfile) error {
 		profile, err := g.profileInfo(enum, info, published)

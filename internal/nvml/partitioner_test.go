@@ -402,3 +402,47 @@ func TestPartitionerMinds(t *testing.T) {
 		t.Errorf("%d GPUs are not listened to any more", quiet)
 	}
 }
+
+// holed is a driver that says INVALID_ARGUMENT of each profile that it lacks, as some do.
+type holed struct{ *simnode.Node }
+
+func (d holed) DeviceGetGpuInstanceProfileInfo(device nvml.Device, enum int) (nvml.GPUInstanceProfile, error) {
+	info, err := d.Node.DeviceGetGpuInstanceProfileInfo(device, enum)
+	return info, lacking(err)
+}
+
+func (d holed) GpuInstanceGetComputeInstanceProfileInfo(instance nvml.GPUInstance, enum int) (nvml.ComputeInstanceProfile, error) {
+	info, err := d.Node.GpuInstanceGetComputeInstanceProfileInfo(instance, enum)
+	return info, lacking(err)
+}
+
+func lacking(err error) error {
+	if failed, ok := errors.AsType[*nvml.Error](err); ok && failed.Return == nvml.NotSupported {
+		return &nvml.Error{Call: failed.Call, Return: nvml.InvalidArgument}
+	}
+	return err
+}
+
+// TestEnumerationWithHoles: INVALID_ARGUMENT ends no enumeration before all profiles of nvml.h were asked for.
+func TestEnumerationWithHoles(t *testing.T) {
+	for _, name := range []string{"a100-40+all-balanced", "h100+all-1g.20gb", "rtx-pro-6000+all-2g.48gb.gfx"} {
+		sim := simulate(t, name)
+		gpus, err := nvml.Scan(sim)
+		must(t, err)
+		_, want := firstState(t, sim)
+		asked := sim.Calls("DeviceGetGpuInstanceProfileInfo")
+		_, got := firstState(t, holed{sim})
+		if diff := cmp.Diff(want, got); diff != "" || len(want.Instances) == 0 {
+			t.Errorf("%s: %d instances (-want +got):\n%s", name, len(want.Instances), diff)
+		}
+		// 18 are in nvml.h; they are asked for by the scan and for the state.
+		if asked := sim.Calls("DeviceGetGpuInstanceProfileInfo") - asked; asked != 2*19 {
+			t.Errorf("%s: asked for %d profiles, want 2 × 19", name, asked)
+		}
+		again, err := nvml.Scan(holed{sim})
+		must(t, err)
+		if diff := cmp.Diff(gpus, again); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}

@@ -61,23 +61,31 @@ func (b *backoff) reset() { b.next = 0 }
 // run opens the driver, and opens it again after it failed, until ctx ends.
 func (p *poller) run(ctx context.Context) error {
 	retry := backoff{first: p.options.Backoff}
+	var mismatches Mismatches
 	for {
 		worked, err := p.session(ctx)
 		if worked {
 			retry.reset()
 		}
+		left, lasting := mismatches.Lasting(err)
 		switch {
 		case p.mustOpen && ctx.Err() == nil:
 			return fmt.Errorf("%w (with --fail-on-init-error=false it is waited for)", err)
+		case lasting != nil && ctx.Err() == nil:
+			return lasting
 		case err == nil && ctx.Err() == nil:
 			continue // The gate wants another session.
 		case ctx.Err() != nil || !send(ctx, p.scans, scanResult{err: err}):
 			return nil
 		}
+		pause := retry.pause()
+		if left > 0 {
+			pause = min(pause, left)
+		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(retry.pause()):
+		case <-time.After(pause):
 		}
 	}
 }
@@ -86,7 +94,7 @@ func (p *poller) run(ctx context.Context) error {
 // worked says that they could be read at least once.
 func (p *poller) session(ctx context.Context) (worked bool, err error) {
 	if err := p.lib.Init(); err != nil {
-		return false, fmt.Errorf("open the driver: %w", err)
+		return false, fmt.Errorf("open the driver: %w", explainMismatch(err))
 	}
 	p.mustOpen = false
 	defer func() {

@@ -14,25 +14,27 @@ import (
 // library only while it reads, so that whoever else has it open can close it and
 // open another version after that. One goroutine uses it.
 type Meter struct {
-	lib   Library
-	count *pendingCall[int]
-	gpus  []*gpuMeter
+	// lib and counters have queues of their own, so that nobody else waits for a GPU that is slow to say how it is used.
+	lib, counters Library
+	count         *pendingCall[int]
+	gpus          []*gpuMeter
 }
 
 // NewMeter returns a meter that reads through the library.
 func NewMeter(lib Library) *Meter {
-	return &Meter{lib: withDeadlines(lib), count: newPendingCall[int]()}
+	lib = withDeadlines(lib)
+	return &Meter{lib: apart(lib), counters: apart(lib), count: newPendingCall[int]()}
 }
 
 // Read returns the use of each GPU that answers within two seconds, by UUID. A
-// slower one is missing, and a later Read gets its answer. The error says why
+// slower one is missing, and a later Read gets its answer. Memory errors are those of the last minute or two. The error says why
 // GPUs or units are missing, or is ctx's when that ended first. The contexts of
 // all calls should end together, since the last Read waits for what earlier ones
 // began.
 func (m *Meter) Read(ctx context.Context) (gpus []sharing.GPUUtilization, err error) {
 	enough, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	lib := Until(ctx, m.lib)
+	lib, counters := Until(ctx, m.lib), Until(ctx, m.counters)
 	m.count.begin(func() (int, error) { return whileOpen(lib, lib.DeviceGetCount) })
 	defer func() {
 		if ctx.Err() != nil {
@@ -40,6 +42,7 @@ func (m *Meter) Read(ctx context.Context) (gpus []sharing.GPUUtilization, err er
 			_, _ = m.count.wait(context.Background())
 			for _, g := range m.gpus {
 				_, _ = g.wait(context.Background())
+				_, _ = g.errors.wait(context.Background())
 			}
 			gpus, err = nil, ctx.Err()
 		}
@@ -49,13 +52,15 @@ func (m *Meter) Read(ctx context.Context) (gpus []sharing.GPUUtilization, err er
 		return nil, fmt.Errorf("read use: %w", err)
 	}
 	for len(m.gpus) < count {
-		m.gpus = append(m.gpus, &gpuMeter{index: len(m.gpus), pendingCall: newPendingCall[measurement]()})
+		index := len(m.gpus)
+		m.gpus = append(m.gpus, &gpuMeter{index: index, pendingCall: newPendingCall[measurement](), errors: newErrorMeter(index)})
 	}
 	m.gpus = m.gpus[:count]
 	for _, g := range m.gpus {
 		g.begin(func() (measurement, error) {
 			return whileOpen(lib, func() (measurement, error) { return g.measure(lib) })
 		})
+		g.errors.beginIfDue(counters)
 	}
 	return m.collect(enough)
 }
@@ -64,6 +69,7 @@ func (m *Meter) Read(ctx context.Context) (gpus []sharing.GPUUtilization, err er
 func (m *Meter) collect(enough context.Context) ([]sharing.GPUUtilization, error) {
 	seen := map[string]*gpuMeter{}
 	var gpus []sharing.GPUUtilization
+	var modes []bool
 	var problems []error
 	for _, g := range m.gpus {
 		answer, err := g.wait(enough)
@@ -81,6 +87,10 @@ func (m *Meter) collect(enough context.Context) ([]sharing.GPUUtilization, error
 		}
 		seen[answer.use.GPU] = g
 		gpus, problems = append(gpus, answer.use), append(problems, answer.problems)
+		modes = append(modes, answer.mig)
+	}
+	for i := range gpus {
+		gpus[i].MemoryErrors = seen[gpus[i].GPU].errors.of(enough, gpus[i].GPU, modes[i])
 	}
 	slices.SortFunc(gpus, func(a, b sharing.GPUUtilization) int { return cmp.Compare(a.GPU, b.GPU) })
 	return gpus, errors.Join(problems...)
@@ -105,14 +115,12 @@ type gpuMeter struct {
 	uuid   string
 	device Device
 	window sampleWindow
-	// errorCounters are those that the driver may have for the GPU, mig the mode in which it
-	// was asked for all.
-	errorCounters []MemoryErrorCounter
-	mig           bool
+	errors *errorMeter
 }
 
 type measurement struct {
 	use      sharing.GPUUtilization
+	mig      bool
 	problems error
 }
 
@@ -171,52 +179,13 @@ func (g *gpuMeter) measure(lib Library) (m measurement, err error) {
 	if err != nil && !unsupported(err) {
 		return m, err
 	}
-	if fresh || mode.Current != g.mig { // With MIG enabled, the GPU has other counters.
-		g.errorCounters, g.mig = errorCounters(lib, g.device), mode.Current
-	}
-	m.use.MemoryErrors = g.memoryErrors(lib)
+	m.mig = mode.Current
 	if mode.Current {
 		m.use.Units, m.problems, err = g.partitions(lib)
 		return m, err
 	}
 	m.use.Units, m.problems = g.whole(lib, m.use.SM)
 	return m, nil
-}
-
-// errorCounters are the counters of memory errors that the GPU may have. From Turing on there
-// are only two locations (nvml.h), so the others are not asked for.
-func errorCounters(lib Library, device Device) (all []MemoryErrorCounter) {
-	architecture, err := lib.DeviceGetArchitecture(device)
-	for location := range memoryLocations {
-		if err == nil && architecture >= Turing && location != DRAM && location != SRAM {
-			continue
-		}
-		for _, uncorrected := range []bool{false, true} {
-			for _, aggregate := range []bool{false, true} {
-				all = append(all, MemoryErrorCounter{uncorrected, aggregate, location})
-			}
-		}
-	}
-	return all
-}
-
-// memoryErrors reads the counters of memory errors, and no more asks for those that the driver
-// does not have. One that it does not know at all is INVALID_ARGUMENT.
-func (g *gpuMeter) memoryErrors(lib Library) (counts []sharing.MemoryErrors) {
-	g.errorCounters = slices.DeleteFunc(g.errorCounters, func(counter MemoryErrorCounter) bool {
-		count, err := lib.DeviceGetMemoryErrorCounter(g.device, counter)
-		if err == nil {
-			kind := "corrected"
-			if counter.Uncorrected {
-				kind = "uncorrected"
-			}
-			counts = append(counts, sharing.MemoryErrors{
-				Kind: kind, Location: memoryLocations[counter.Location], Lifetime: counter.Aggregate, Count: float64(count),
-			})
-		}
-		return unsupported(err) || errors.Is(err, InvalidArgument)
-	})
-	return counts
 }
 
 func (g *gpuMeter) whole(lib Library, busy *float64) ([]sharing.UnitProcesses, error) {

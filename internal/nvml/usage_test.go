@@ -53,7 +53,7 @@ func testMeterReadsAGPU(t *testing.T) {
 	node, meter := metered(t, "a100-40")
 	do(t, node.SetPower(0, 250), node.ECC(0, false), node.ECC(0, false), node.ECC(0, true), node.Repair(0), node.Heal(0))
 	do(t, node.SetPower(0, 250))
-	pass(10 * time.Second)
+	pass(time.Minute) // The next reading of memory errors is due.
 	do(t,
 		node.AddProcess(0, simnode.WholeGPU, 20, 3<<30), node.AddProcess(0, simnode.WholeGPU, 10, nvml.MemoryUnknown),
 		node.SetUtilization(0, 20, 40), node.SetTemperature(0, 71), node.Throttle(0, nvml.HardwareThermalSlowdown|nvml.SoftwarePowerCap), node.TakeSample(0),
@@ -63,7 +63,7 @@ func testMeterReadsAGPU(t *testing.T) {
 	want := sharing.GPUUtilization{
 		GPU: gpus[0].GPU, Memory: new(float64(3 << 30)), SM: new(float64(0.4)), Celsius: new(float64(71)),
 		Throttled: []sharing.ThrottleReason{sharing.ThrottleThermal, sharing.ThrottlePower}, ThrottleKnown: true,
-		ClockReasons: []string{"sw_power_cap", "hw_thermal_slowdown"}, Watts: new(250.0), Joules: new(2500.0),
+		ClockReasons: []string{"sw_power_cap", "hw_thermal_slowdown"}, Watts: new(250.0), Joules: new(15000.0),
 		MemoryErrors: []sharing.MemoryErrors{
 			{Kind: "corrected", Location: "dram", Count: 2}, {Kind: "corrected", Location: "dram", Lifetime: true, Count: 2},
 			{Kind: "uncorrected", Location: "dram", Count: 1}, {Kind: "uncorrected", Location: "dram", Lifetime: true, Count: 1},
@@ -90,28 +90,33 @@ func TestMeterLeavesOutWhatTheDriverDoesNotTell(t *testing.T) {
 			"DeviceGetMemoryErrorCounter": len(use.MemoryErrors) == 8, "DeviceGetCurrentClocksEventReasons": use.ThrottleKnown,
 		}
 	}
-	for _, code := range []nvml.Return{nvml.NotSupported, nvml.FunctionNotFound, nvml.NoPermission, nvml.Unknown} {
-		for call := range told(sharing.GPUUtilization{}) {
-			node, meter := metered(t, "a100-40")
-			do(t, node.Init()) // Handles stay what they are from reading to reading.
-			if _, err := meter.Read(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			end := node.InjectFault(call, simnode.Fault{Return: code})
+	test := func(t *testing.T, call string, code nvml.Return) {
+		node, meter := metered(t, "a100-40")
+		do(t, node.Init()) // Handles stay what they are from reading to reading.
+		read := func() []sharing.GPUUtilization {
+			pass(time.Minute) // The next reading of memory errors is due.
 			gpus, err := meter.Read(t.Context())
 			do(t, err)
-			for other, is := range told(gpus[0]) {
-				if is == (other == call) {
-					t.Errorf("%s is %s: %s is told: %t", call, code, other, is)
-				}
+			return gpus
+		}
+		read()
+		end := node.InjectFault(call, simnode.Fault{Return: code})
+		gpus := read()
+		for other, is := range told(gpus[0]) {
+			if is == (other == call) {
+				t.Errorf("%s is %s: %s is told: %t", call, code, other, is)
 			}
-			end()
-			gpus, err = meter.Read(t.Context())
-			do(t, err)
-			// What the driver does not have is not asked for again.
-			if is := told(gpus[0])[call]; is == (call == "DeviceGetMemoryErrorCounter" && (code == nvml.NotSupported || code == nvml.FunctionNotFound)) {
-				t.Errorf("%s was %s and is not any more: it is told: %t", call, code, is)
-			}
+		}
+		end()
+		gpus = read()
+		// What the driver does not have is not asked for again.
+		if is := told(gpus[0])[call]; is == (call == "DeviceGetMemoryErrorCounter" && (code == nvml.NotSupported || code == nvml.FunctionNotFound)) {
+			t.Errorf("%s was %s and is not any more: it is told: %t", call, code, is)
+		}
+	}
+	for _, code := range []nvml.Return{nvml.NotSupported, nvml.FunctionNotFound, nvml.NoPermission, nvml.Unknown} {
+		for call := range told(sharing.GPUUtilization{}) {
+			synctest.Test(t, func(t *testing.T) { test(t, call, code) })
 		}
 	}
 }
@@ -119,6 +124,10 @@ func TestMeterLeavesOutWhatTheDriverDoesNotTell(t *testing.T) {
 // TestMeterAsksForMemoryErrorsThatThereAre checks that counters which the driver does not have
 // are asked for once, and again when MIG was turned on or off.
 func TestMeterAsksForMemoryErrorsThatThereAre(t *testing.T) {
+	synctest.Test(t, testMeterAsksForMemoryErrorsThatThereAre)
+}
+
+func testMeterAsksForMemoryErrorsThatThereAre(t *testing.T) {
 	node, err := simnode.New("a100-40")
 	do(t, err, node.Init(), node.ECC(0, true))
 	old := false
@@ -130,6 +139,7 @@ func TestMeterAsksForMemoryErrorsThatThereAre(t *testing.T) {
 	}, "DeviceGetArchitecture"))
 	read := func(calls, uncorrected int) {
 		t.Helper()
+		pass(time.Minute)
 		before := node.Calls("DeviceGetMemoryErrorCounter")
 		gpus, err := meter.Read(t.Context())
 		do(t, err)

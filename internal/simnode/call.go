@@ -132,6 +132,9 @@ func (n *Node) call(call nvml.Call, do func() (any, error)) (any, error) {
 			answer, err = do()
 		}
 	}
+	if mismatch, failed := errors.AsType[*nvml.VersionMismatch](err); failed {
+		return nil, mismatch
+	}
 	if code, failed := errors.AsType[nvml.Return](err); failed {
 		return nil, &nvml.Error{Call: call.String(), Return: code}
 	}

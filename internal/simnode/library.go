@@ -10,6 +10,9 @@ import (
 )
 
 func (n driver) Init() error {
+	if err := n.node.mismatch(); err != nil {
+		return err
+	}
 	n.node.opened++
 	return nil
 }
@@ -34,8 +37,10 @@ func (n driver) Shutdown() error {
 	return nil
 }
 
-// SystemGetDriverVersion is that of a driver that supports every model here.
-func (n driver) SystemGetDriverVersion() (string, error) { return "580.65.06", nil }
+// driverVersion is that of a driver that supports every model here.
+const driverVersion = "580.65.06"
+
+func (n driver) SystemGetDriverVersion() (string, error) { return driverVersion, nil }
 
 // SystemGetCudaDriverVersion is that of the same driver.
 func (n driver) SystemGetCudaDriverVersion() (int, error) { return 13000, nil }

@@ -20,13 +20,15 @@ import (
 //	late-profiles  the driver lists MIG profiles only while MIG mode is on
 //	no-subscription  this process has SYS_ADMIN in a container that is not privileged: it may open no
 //	               GPU instance's node, and so make and destroy no compute instance
+//	other-module=VERSION  the loaded kernel module is of that version, and the libraries are not: the
+//	               driver cannot be opened
 func (n *Node) SetWorld(list string) error {
 	names := strings.Split(list, ",")
 	for _, name := range names {
-		kind, client, _ := strings.Cut(name, "=")
+		kind, value, _ := strings.Cut(name, "=")
 		known := slices.Contains([]string{"unprivileged", "monitor-only", "passthrough", "own-pids", "moving-minors", "late-profiles", "no-subscription"}, name)
-		if list != "" && !known && (kind != "client" || client == "") {
-			return fmt.Errorf("no world %q: there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription", name)
+		if list != "" && !known && (kind != "client" && kind != "other-module" || value == "") {
+			return fmt.Errorf("no world %q: there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, other-module=VERSION", name)
 		}
 	}
 	n.worlds = names
@@ -44,6 +46,16 @@ func (n *Node) MayChangeMIG() bool {
 // is says that the node is in the world, which is "client" for any client.
 func (n *Node) is(world string) bool {
 	return slices.ContainsFunc(n.worlds, func(name string) bool { return name == world || strings.HasPrefix(name, world+"=") })
+}
+
+// mismatch is why the driver cannot be opened in the world other-module.
+func (n *Node) mismatch() error {
+	for _, world := range n.worlds {
+		if version, is := strings.CutPrefix(world, "other-module="); is && version != driverVersion {
+			return &nvml.VersionMismatch{Libraries: driverVersion, Module: version}
+		}
+	}
+	return nil
 }
 
 // refuses says that the call takes a right that this process does not have. Those for

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -304,4 +305,48 @@ func TestRulesOfValues(t *testing.T) {
 	refused(t, "metrics: {rules: {enabled: true, disabled: [VirgateGPUWarm]}}", "metrics.rules.disabled: no alert is called VirgateGPUWarm: there are VirgateGPUUnhealthy")
 	refused(t, "metrics: {rules: {enabled: true, thresholds: {VirgateGPUWarm: 1}}}", "metrics.rules.thresholds: VirgateGPUWarm")
 	refused(t, "metrics: {rules: {thresholds: {VirgateGPUHot: hot}}}", "thresholds")
+}
+
+// TestDriverRootIsWatched: a container that has bound the driver root keeps it when another driver is mounted there, and
+// sees the other one in the folder that holds the root. That is mounted only where drivers come in containers: another one
+// may hold far more than the driver.
+func TestDriverRootIsWatched(t *testing.T) {
+	for values, want := range map[string]struct{ root, folder, watched string }{
+		"{}":                                     {},
+		"{nvidiaDriverRoot: /run/nvidia/driver}": {"/run/nvidia/driver", "/run/nvidia", "driver"},
+		"{nvidiaDriverRoot: /run/nvidia/driver/, standby: {enabled: true}}":    {"/run/nvidia/driver/", "/run/nvidia", "driver"},
+		"{nvidiaDriverRoot: /home/kubernetes/bin/nvidia, mig: {manage: true}}": {root: "/home/kubernetes/bin/nvidia"},
+		"{nvidiaDriverRoot: /var/run/nvidia/driver}":                           {"/var/run/nvidia/driver", "/var/run/nvidia", "driver"},
+		"{nvidiaDriverRoot: /run/driver}":                                      {root: "/run/driver"},
+		"{nvidiaDriverRoot: /var/lib/nvidia}":                                  {root: "/var/lib/nvidia"},
+		"{nvidiaDriverRoot: /srv/run/nvidia/driver}":                           {root: "/srv/run/nvidia/driver"},
+		"{nvidiaDriverRoot: /}":                                                {root: "/"},
+		"{nvidiaDriverRoot: /driver}":                                          {root: "/driver"},
+		"{mig: {manage: true}}":                                                {root: "/"},
+		"{driverAccess: privileged}":                                           {root: "/"},
+	} {
+		t.Run(values, func(t *testing.T) {
+			pod := podOf(t, strings.Replace(values, "{", "{mps: {enabled: true}, dra: {enabled: true}, featureLabels: {enabled: true}, ", 1))
+			for name, path := range map[string]string{"driver-root": want.root, "driver-root-parent": want.folder} {
+				at := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == name })
+				if path == "" && at >= 0 || path != "" && (at < 0 || pod.Volumes[at].HostPath.Path != path) {
+					t.Errorf("volume %s: want %q, got %v", name, path, pod.Volumes)
+				}
+			}
+			for _, container := range pod.Containers {
+				for name, wanted := range map[string]bool{"driver-root": want.root != "", "driver-root-parent": want.folder != ""} {
+					at := slices.IndexFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == name })
+					if wanted != (at >= 0) {
+						t.Errorf("%s: mounted %s: %t", container.Name, name, at >= 0)
+					} else if at >= 0 && (!container.VolumeMounts[at].ReadOnly || *container.VolumeMounts[at].MountPropagation != corev1.MountPropagationHostToContainer || container.VolumeMounts[at].MountPath != "/"+name) {
+						t.Errorf("%s: mounts %v", container.Name, container.VolumeMounts[at])
+					}
+				}
+				flag := "--driver-root-watch=/driver-root-parent/" + want.watched
+				if watched := slices.Contains(container.Args, flag); watched != (want.watched != "") {
+					t.Errorf("%s: arguments %q, %s: %t", container.Name, container.Args, flag, watched)
+				}
+			}
+		})
+	}
 }

@@ -5,6 +5,7 @@ package driver
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -55,13 +56,6 @@ func grant(t *testing.T, nodes ...string) {
 	must(t, os.Mkdir(folder, 0o755))
 	for _, node := range nodes {
 		must(t, os.WriteFile(filepath.Join(folder, node), nil, 0o600))
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -117,6 +111,20 @@ func TestFakeDriver(t *testing.T) {
 		if err := lib.Shutdown(); !errors.Is(err, nvml.Uninitialized) {
 			t.Errorf("Shutdown: %v, want UNINITIALIZED", err)
 		}
+	})
+	t.Run("another module", func(t *testing.T) {
+		module := filepath.Join(machine, "sys/module/nvidia/version")
+		must(t, os.MkdirAll(filepath.Dir(module), 0o755))
+		install(t, root, "403.1", fmt.Sprintf("-DMODULE=%q", module))
+		must(t, os.WriteFile(module, []byte("402.7\n"), 0o600))
+		err := lib.Init()
+		const want = "of version 403.1 and the loaded kernel module is of 402.7: "
+		if !errors.Is(err, nvml.LibRMVersionMismatch) || !strings.Contains(err.Error(), want) {
+			t.Errorf("Init: %v, want %s", err, want)
+		}
+		must(t, os.WriteFile(module, []byte("403.1\n"), 0o600))
+		must(t, lib.Init())
+		must(t, lib.Shutdown())
 	})
 	t.Run("cannot be closed", func(t *testing.T) {
 		install(t, root, "405.1", "-DSTUBBORN")

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -197,4 +198,26 @@ func class(machine fs.FS, a address) uint32 {
 		return 0
 	}
 	return uint32(class)
+}
+
+// libraryVersion is the driver's version in the name of a library's file, libnvidia-ml.so.580.65.06; "" where there
+// is none.
+func libraryVersion(file string) string {
+	_, version, _ := strings.Cut(filepath.Base(file), ".so.")
+	return versions.FindString(version)
+}
+
+// versions are those of drivers, 580.65.06.
+var versions = regexp.MustCompile(`\b\d{3,}(\.\d+)+\b`)
+
+// moduleVersion is the version of the kernel module that the machine has loaded, "" when unknown. In a container,
+// NVIDIA's runtime may have put a copy in the place of proc's file when the container started, so sysfs's comes first.
+func moduleVersion(machine fs.FS) string {
+	text, err := fs.ReadFile(machine, "sys/module/nvidia/version")
+	if err != nil {
+		text, _ = fs.ReadFile(machine, "proc/driver/nvidia/version")
+	}
+	// Proc's goes on with the compiler's version.
+	first, _, _ := strings.Cut(string(text), "\n")
+	return versions.FindString(first)
 }

@@ -264,3 +264,40 @@ func TestClass(t *testing.T) {
 		})
 	}
 }
+
+func TestVersions(t *testing.T) {
+	const closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\nGCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)\n"
+	const open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build  (dvs-builder@U16-I3-B14-4-3)  Fri Aug 16 21:22:33 UTC 2024\nGCC version:\n"
+	for _, test := range []struct{ name, sys, proc, want string }{
+		{"no module", "", "", ""},
+		{"closed", "", closed, "535.129.03"},
+		{"open", "", open, "560.35.03"},
+		{"a container's file of proc, which NVIDIA's runtime has copied when it started", "580.65.06\n", closed, "580.65.06"},
+		{"of two numbers", "580.1\n", "", "580.1"},
+		{"something else", "srcversion\n", "NVRM version: unknown\nGCC version: 12.3.0\n", ""},
+	} {
+		machine := fstest.MapFS{}
+		for name, text := range map[string]string{"sys/module/nvidia/version": test.sys, "proc/driver/nvidia/version": test.proc} {
+			if text != "" {
+				machine[name] = &fstest.MapFile{Data: []byte(text)}
+			}
+		}
+		if got := moduleVersion(machine); got != test.want {
+			t.Errorf("%s: module %q, want %q", test.name, got, test.want)
+		}
+	}
+	for path, want := range map[string]string{
+		"/driver-root/usr/lib64/libnvidia-ml.so.570.124.06": "570.124.06", "/usr/lib64/libnvidia-ml.so.1": "", "libnvidia-ml.so.1": "", "/x/nvml": "",
+	} {
+		if got := libraryVersion(path); got != want {
+			t.Errorf("%s: library %q, want %q", path, got, want)
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -22,6 +22,8 @@ import (
 // loaded is a library in this process. It is never unloaded: a call that the
 // driver does not answer may be in it for ever, and versions are few.
 type loaded struct {
+	// path is what it was loaded by.
+	path   string
 	api    gonvml.Interface
 	handle unsafe.Pointer
 }
@@ -38,7 +40,7 @@ func load(path string) (*loaded, error) {
 	if handle == nil {
 		return nil, errors.New(C.GoString(why))
 	}
-	return &loaded{api: gonvml.New(gonvml.WithLibraryPath(path)), handle: handle}, nil
+	return &loaded{path: path, api: gonvml.New(gonvml.WithLibraryPath(path)), handle: handle}, nil
 }
 
 // use makes it the library that go-nvml's calls end in.

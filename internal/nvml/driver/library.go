@@ -61,8 +61,10 @@ func (l *library) Init() error {
 			return fmt.Errorf("%w: %w", failed("Init", gonvml.ERROR_LIBRARY_NOT_FOUND), err)
 		}
 		now.use()
-		if err := failed("Init", now.api.Init()); err != nil {
-			return err
+		if code := now.api.Init(); code == gonvml.ERROR_LIB_RM_VERSION_MISMATCH {
+			return mismatch(libraryVersion(now.path), moduleVersion(l.machine))
+		} else if code != gonvml.SUCCESS {
+			return failed("Init", code)
 		}
 		l.devices.reset()
 		l.instances.reset()
@@ -95,6 +97,15 @@ func (l *library) load() (*loaded, error) {
 	}
 	l.known[path] = now
 	return now, nil
+}
+
+// mismatch is the error of a driver that finds a kernel module of another version. If it is of the same, what says so
+// is not up to date.
+func mismatch(libraries, module string) error {
+	if module == libraries {
+		module = ""
+	}
+	return &nvml.VersionMismatch{Libraries: libraries, Module: module}
 }
 
 // Shutdown takes back one Init. After the last one all handles are void and the

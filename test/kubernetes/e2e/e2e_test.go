@@ -116,6 +116,7 @@ func TestKubernetes(t *testing.T) {
 		{2, "CDI", testCDI},
 		{2, "Prometheus", testPrometheus},
 		{2, "nvml", testNVML},
+		{2, "driver replaced", testDriverReplaced},
 		{1, "image swap", testImageSwap},
 		{1, "operator", testOperator},
 		{1, "manifest", testManifest},

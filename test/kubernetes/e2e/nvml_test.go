@@ -182,6 +182,12 @@ func (c *cluster) nodesComeLater(t *testing.T, driver string) {
 // node, dev and proc are mounts of their own.
 func (c *cluster) installDriver(t *testing.T, name string, flags ...string) (root string) {
 	t.Helper()
+	return c.installVersion(t, name, "580.1", flags...)
+}
+
+// installVersion is installDriver for a driver of that version.
+func (c *cluster) installVersion(t *testing.T, name, version string, flags ...string) (root string) {
+	t.Helper()
 	compiler, err := exec.LookPath("cc")
 	if err != nil {
 		if os.Getenv("E2E") == "required" {
@@ -207,7 +213,6 @@ func (c *cluster) installDriver(t *testing.T, name string, flags ...string) (roo
 			}
 		})
 	}
-	const version = "580.1"
 	for _, build := range [][]string{
 		append([]string{"-shared", "-fPIC", "-DNEW", `-DVERSION="` + version + `"`, fmt.Sprintf("-DMAJOR=%d", capsMajor), `-DPROC="/driver-root/proc"`,
 			"-o", filepath.Join(root, "usr/lib64/libnvidia-ml.so."+version), driverSource}, flags...),

@@ -12,9 +12,10 @@
 // instance's node beside the rights, whatever the process's capabilities.
 //
 // Like an old driver it lacks many calls; with -DNEW it has more. -DVERSION="…" is what
-// it says it is. With -DBROKEN it does not find the kernel's part, with -DSTUBBORN it
-// cannot be closed. With -DTROUBLE GPU 0 has processes and a memory row to replace, and
-// GPU 1 is a virtual machine's and has an XID.
+// it says it is. With -DBROKEN it does not find the kernel's part, and with
+// -DMODULE="…", a file like /sys/module/nvidia/version, one of another version; with -DSTUBBORN it
+// cannot be closed. With -DTROUBLE GPU 0 has processes and a memory row to replace, and GPU 1 is a
+// virtual machine's and has an XID.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -32,7 +33,7 @@ typedef unsigned long long bits;
 
 enum {
 	SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 6, INSUFFICIENT_SIZE,
-	DRIVER_NOT_LOADED = 9, TIMEOUT, RESET_REQUIRED = 16, IN_USE = 19, INSUFFICIENT_RESOURCES = 23, UNKNOWN = 999
+	DRIVER_NOT_LOADED = 9, TIMEOUT, RESET_REQUIRED = 16, LIB_RM_VERSION_MISMATCH = 18, IN_USE, INSUFFICIENT_RESOURCES = 23, UNKNOWN = 999
 };
 
 #ifdef TROUBLE
@@ -168,6 +169,16 @@ int nvmlInit_v2(void)
 {
 #ifdef BROKEN
 	return DRIVER_NOT_LOADED;
+#endif
+#ifdef MODULE
+	char loaded[32] = "";
+	FILE *file = fopen(MODULE, "r");
+	if (!file || !fgets(loaded, sizeof loaded, file))
+		return DRIVER_NOT_LOADED;
+	fclose(file);
+	loaded[strcspn(loaded, "\n")] = 0;
+	if (strcmp(loaded, VERSION))
+		return LIB_RM_VERSION_MISMATCH;
 #endif
 	opened++;
 	return SUCCESS;

@@ -1,0 +1,99 @@
+package driver
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// RootWatch finds out that the driver root of this process's container is not the host's any more. A driver that comes
+// in a container of its own, as the GPU Operator's, is unmounted lazily and mounted anew: who has bound its root then
+// keeps the old one, to which nobody else has a path.
+type RootWatch struct {
+	// Mounted is the driver root that this process uses: Options.ContainerDriverRoot.
+	Mounted string
+	// Host is where this process sees what the host has there now: in the folder that holds the driver root, bound with
+	// mountPropagation HostToContainer.
+	Host string
+	// Interval is the time between two looks; 2 s when zero.
+	Interval time.Duration
+	// Logger is told when the host has none; nil for nobody.
+	Logger *slog.Logger
+}
+
+// Check says why the two cannot be compared. The host's may come later.
+func (w RootWatch) Check() error {
+	if !filepath.IsAbs(w.Host) {
+		return fmt.Errorf("%q is no absolute path", w.Host)
+	}
+	if filepath.Clean(w.Host) == filepath.Clean(w.Mounted) {
+		return fmt.Errorf("%s is the driver root itself, which never sees its replacement: mount the folder that holds it", w.Host)
+	}
+	if _, err := os.Stat(w.Mounted); err != nil {
+		return fmt.Errorf("there is no driver root to compare with: %w", err)
+	}
+	return nil
+}
+
+// Run returns an error when the host has another driver where the root was, and nil when ctx ends. While the host
+// has no driver there, a new container would have none either, so that is only logged.
+func (w RootWatch) Run(ctx context.Context) error {
+	log := cmp.Or(w.Logger, slog.New(slog.DiscardHandler))
+	ticker := time.NewTicker(cmp.Or(w.Interval, 2*time.Second))
+	defer ticker.Stop()
+	for before := rootMounted; ; {
+		state, err := w.look()
+		switch {
+		case err != nil && before != rootGone:
+			log.Warn("the driver root cannot be compared with the host's", "error", err)
+		case state == rootReplaced:
+			return fmt.Errorf("the driver root of this container is not the host's any more: another driver is mounted at %s, which only a new container gets", w.Host)
+		case state == before:
+		case state == rootGone:
+			log.Warn("the driver root is no longer mounted on the host; waiting for the next one", "path", w.Host)
+		default:
+			log.Info("the driver root is mounted again", "path", w.Host)
+		}
+		before = state
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+}
+
+// rootState is what the host has where the driver root was.
+type rootState string
+
+const (
+	rootMounted  rootState = "the same"
+	rootGone     rootState = "no driver"
+	rootReplaced rootState = "another driver"
+)
+
+// look compares the roots by device and inode.
+func (w RootWatch) look() (rootState, error) {
+	mounted, err := os.Stat(w.Mounted)
+	if err != nil {
+		return rootGone, err
+	}
+	host, err := os.Stat(w.Host)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return rootGone, nil
+	case err != nil:
+		return rootGone, err
+	case os.SameFile(mounted, host):
+		return rootMounted, nil
+	}
+	if _, file, _ := find([]root{newRoot(w.Host)}, libraryFolders(), libraryName); file == "" {
+		return rootGone, nil
+	}
+	return rootReplaced, nil
+}

@@ -130,9 +130,9 @@ type Options struct {
 	// Processes are the IDs of the processes that the driver lists on the GPU; none where it
 	// cannot tell.
 	Processes func(ctx context.Context, gpu string) []int
-	// Paused says whether another program changes the GPUs' MIG layouts just now and needs them
-	// closed, and whether that is known; nil for never. ConfigSource.Watch tells of changes.
-	Paused func() (paused, known bool)
+	// Paused is the pause by which another program has all GPUs let go of just now, and whether that is
+	// known; nil for never. ConfigSource.Watch tells of changes.
+	Paused func() (pause release.Pause, known bool)
 	// DriverSettings sets time slices and compute modes.
 	DriverSettings gpusettings.DriverSettings
 	// MPS runs the daemons of MPS; nil where nothing does.
@@ -324,6 +324,7 @@ func (a *agent) startServing(ctx context.Context) error {
 	}
 	a.Plugin.TakeOver(ctx)
 	if a.Releases.Releaser != nil {
+		a.awaitPause(ctx)
 		a.releases.Load()
 	}
 	a.dra.Load()

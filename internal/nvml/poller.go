@@ -62,9 +62,13 @@ func (b *backoff) reset() { b.next = 0 }
 func (p *poller) run(ctx context.Context) error {
 	retry := backoff{first: p.options.Backoff}
 	for {
+		p.gate.awaitOpen(ctx)
 		worked, err := p.session(ctx)
 		if worked {
 			retry.reset()
+		}
+		if _, released := errors.AsType[*releasedError](err); released {
+			continue // The driver was closed at the last moment.
 		}
 		switch {
 		case p.mustOpen && ctx.Err() == nil:

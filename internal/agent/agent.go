@@ -227,6 +227,7 @@ func (a *agent) run(ctx context.Context) error {
 		a.mig.Run(ctx)
 		return nil
 	}))
+	start(after(a.locked, func(ctx context.Context) error { return a.releases.FollowPause(ctx, a.registering) }))
 	start(after(a.registering, a.releases.Run))
 	start(after(a.registering, a.guard.Run))
 	if a.DriverSettings.Store != nil {
@@ -325,7 +326,7 @@ func (a *agent) startServing(ctx context.Context) error {
 	a.Plugin.TakeOver(ctx)
 	if a.Releases.Releaser != nil {
 		a.awaitPause(ctx)
-		a.releases.Load()
+		a.releases.Load(ctx)
 	}
 	a.dra.Load()
 	a.serving.Store(true)

@@ -99,6 +99,10 @@ func newReleases(a *agent) *release.Manager {
 			profile := a.state.Load().profile
 			return profile != nil && profile.Profile.MIG.Reset
 		},
+		Used: func(ctx context.Context) bool {
+			held, err := a.Kubelet.Held(ctx)
+			return err == nil && len(held) > 0
+		},
 		MPS: func(gpu string) bool {
 			busy := a.mps.View().Busy // The manager is made later.
 			return slices.ContainsFunc(sharing.UnitsOf(a.state.Load().gpus, gpu), func(unit string) bool { return busy[unit] })

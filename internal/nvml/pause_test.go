@@ -127,6 +127,10 @@ func TestPauseFromTheStart(t *testing.T) {
 				_, err := w.Release(context.Background(), gpus[0])
 				must(t, err)
 			}
+			if stopped := nvml.NewNode(sim, nvml.Options{}); !known {
+				stopped.Pause(nil)
+				must(t, watchNode(t, stopped).stop())
+			}
 			if calls := sim.Calls("Init"); calls != 0 || !unloads(sim) {
 				t.Fatalf("the driver was opened %d times", calls)
 			}

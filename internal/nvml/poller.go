@@ -67,7 +67,7 @@ func (p *poller) run(ctx context.Context) error {
 		if worked {
 			retry.reset()
 		}
-		if _, released := errors.AsType[*releasedError](err); released {
+		if _, released := errors.AsType[*releasedError](err); released && ctx.Err() == nil {
 			continue // The driver was closed at the last moment.
 		}
 		switch {

@@ -143,6 +143,8 @@ type Options struct {
 	Serving func() bool
 	// Users are the pods and processes that use the GPU, or why that is not known.
 	Users func(ctx context.Context, gpu string) []string
+	// Used says that pods or claims have devices, of whatever GPU.
+	Used func(ctx context.Context) bool
 	// MPS says that an MPS daemon may have the GPU or a partition of it open.
 	MPS func(gpu string) bool
 	// MIGReset says that the profile has GPUs reset whose MIG mode waits for that.
@@ -190,7 +192,7 @@ func (m *Manager) paused() bool {
 }
 
 // Load takes over the last run's releases. It is called before the driver is opened.
-func (m *Manager) Load() {
+func (m *Manager) Load(ctx context.Context) {
 	if m.Releaser == nil {
 		return
 	}
@@ -200,6 +202,7 @@ func (m *Manager) Load() {
 	}
 	indexes := map[string]int{}
 	pause, known := m.Paused()
+	used := m.Used(ctx)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	paused := pause.Any()
@@ -216,13 +219,14 @@ func (m *Manager) Load() {
 	}
 	m.Releaser.KeepReleased(indexes)
 	if paused {
-		m.pauseDriver()
+		m.pauseDriver(used)
 	}
 }
 
 // pauseDriver has the driver closed as a whole when the last GPU is released. Before the GPUs were
-// read, those are meant that the last run has released. It must be called with the lock.
-func (m *Manager) pauseDriver() {
+// read, those are meant that the last run has released; without any, the driver is closed at once, but
+// for somebody who uses a GPU: what he has is to be taken back first. It must be called with the lock.
+func (m *Manager) pauseDriver(used bool) {
 	var gpus []string
 	for _, gpu := range m.GPUs() {
 		if gpu.DriverIndex != sharing.NotListed {
@@ -232,7 +236,28 @@ func (m *Manager) pauseDriver() {
 	if gpus == nil {
 		gpus = slices.Collect(maps.Keys(m.gpus))
 	}
+	if gpus == nil && used {
+		return
+	}
 	m.Releaser.Pause(gpus)
+}
+
+// FollowPause does as much of Run as a pause needs, until Run begins or ctx ends: what comes before Run
+// may wait for the GPUs to be read.
+func (m *Manager) FollowPause(ctx context.Context, begins <-chan struct{}) error {
+	if m.Releaser == nil {
+		return nil
+	}
+	for {
+		m.followPause(ctx)
+		select {
+		case <-m.wake:
+		case <-begins:
+			return nil
+		case <-ctx.Done():
+			return nil
+		}
+	}
 }
 
 // Run runs the releases until ctx ends.
@@ -559,12 +584,13 @@ func (m *Manager) followPause(ctx context.Context) {
 		}
 	}()
 	pause, known := m.Paused()
+	used := pause.Any() && len(m.GPUs()) == 0 && m.Used(ctx)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
 	case pause.Any():
 		another = m.releaseAll(pause)
-		m.pauseDriver()
+		m.pauseDriver(used)
 	case known && m.Releaser != nil:
 		m.Releaser.Resume()
 		for _, r := range m.gpus {

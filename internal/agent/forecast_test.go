@@ -328,7 +328,7 @@ func released(a *agent, s *state, gpus ...string) {
 		f.kept = append(f.kept, release.Release{GPU: gpu, State: release.Released})
 	}
 	a.releases.Releaser, a.releases.Store = f, f
-	a.releases.Load()
+	a.releases.Load(context.Background())
 	for _, r := range a.releases.Reservations() {
 		s.plan.Warnings = append(s.plan.Warnings, r.Text)
 	}

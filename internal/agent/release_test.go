@@ -655,3 +655,32 @@ func TestStillUsed(t *testing.T) {
 		}
 	}
 }
+
+// TestPauseWithMPS holds that a GPU which is shared by MPS is released when its daemon has ended.
+func TestPauseWithMPS(t *testing.T) {
+	t.Parallel()
+	daemons, f := newFakeMPS(false), &fakeReleaser{}
+	p := &pausable{}
+	p.now.Store(&pause{known: true})
+	p.rig = newMPSRig(t, daemons, mpsProfile(4), func(r *rig) {
+		r.options.Releases = release.Driver{Releaser: f, Store: f}
+		r.options.Paused = func() (release.Pause, bool) { now := p.now.Load(); return now.by, now.known }
+	})
+	a, b := gpus("", "")[0].UUID, gpus("", "")[1].UUID
+	p.await("wanted for both", func() bool { return daemons.wants() == a+" "+b })
+	daemons.tell(a, nodereport.MPSReady, "")
+	daemons.tell(b, nodereport.MPSReady, "")
+	p.shows(8)
+	p.set(forUpgrade)
+	p.await("not wanted", func() bool { return daemons.wants() == "" })
+	daemons.tell(a, "", "")
+	p.awaitReleases(release.Released, release.Waiting)
+	p.until("the daemon to be named", func() error {
+		if waits := p.agent.releases.List()[1].Waits; !slices.Equal(waits, []string{"the end of its MPS daemon"}) {
+			return fmt.Errorf("it waits for %q", waits)
+		}
+		return nil
+	})
+	daemons.tell(b, "", "")
+	p.awaitReleases(release.Released, release.Released)
+}

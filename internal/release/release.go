@@ -202,7 +202,7 @@ func (m *Manager) Load(ctx context.Context) {
 	}
 	indexes := map[string]int{}
 	pause, known := m.Paused()
-	used := m.Used(ctx)
+	used := pause.Any() && m.Used(ctx)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	paused := pause.Any()

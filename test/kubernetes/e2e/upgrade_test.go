@@ -35,6 +35,7 @@ func (c *cluster) upgradesDriver(t *testing.T, driver string) {
 	})
 	c.setLabels(t, "gpu-operator", map[string]any{deployLabel: "true", client: "true"})
 	c.label(t, "")
+	c.createNamespace(t, namespace)
 	c.profiles(t, "upgraded", map[string]string{"both": `version: v1
 sharing:
   timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2, devices: [0]}]}

@@ -39,20 +39,20 @@ func (c *cluster) upgradesDriver(t *testing.T, driver string) {
 	c.profiles(t, "upgraded", map[string]string{"both": `version: v1
 sharing:
   timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2, devices: [0]}]}
-  mps: {resources: [{name: nvidia.com/gpu, replicas: 4, devices: [1], rename: example.com/gpu}]}
+  mps: {resources: [{name: nvidia.com/gpu, replicas: 4, devices: [1], rename: nvidia.com/share}]}
 `})
 	c.installOn(t, driver, "migStrategy=none", "config.name=upgraded", "config.default=both", "mps.enabled=true", "featureLabels.enabled=true")
-	offered := map[string]int64{"nvidia.com/gpu": 2, "example.com/gpu": 4}
+	offered := map[string]int64{"nvidia.com/gpu": 2, "nvidia.com/share": 4}
 	for i := range repeat.Times(2, 20) {
 		c.awaitAllocatable(t, offered)
 		if c.unload(t, driver) == nil {
 			t.Fatal("nobody has the driver open before the upgrade")
 		}
-		counted, other := pod("counted", "nvidia.com/gpu", 1), pod("other", "example.com/gpu", 1)
+		counted, other := pod("counted", "nvidia.com/gpu", 1), pod("other", "nvidia.com/share", 1)
 		c.runAll(t, []*v1.Pod{counted, other})
 		c.setLabels(t, "gpu-operator", map[string]any{deployLabel: paused})
 		c.setLabels(t, "gpu-operator", map[string]any{client: paused})
-		c.awaitCondition(t, v1.ConditionFalse, "PausedForDriverUpgrade", workspace+"/counted", workspace+"/other", "does not evict the pods with example.com/gpu")
+		c.awaitCondition(t, v1.ConditionFalse, "PausedForDriverUpgrade", workspace+"/counted", workspace+"/other", "does not evict the pods with nvidia.com/share")
 		c.awaitAllocatable(t, map[string]int64{})
 		c.setLabels(t, "gpu-operator", map[string]any{draDriver: paused})
 		c.remove(t, counted.Name) // As it is evicted.

@@ -57,6 +57,7 @@ func readNamingRules(v value, keys []string) []sharing.NamingRule {
 		if name != gpuResource || !all {
 			item.note("named here; NVIDIA's plugin reads resources and ignores it")
 		}
+		noteEviction(item, name)
 		rules = append(rules, sharing.NamingRule{Pattern: sharing.Pattern(pattern), Name: name})
 	}
 	return rules
@@ -228,4 +229,11 @@ func readSelectors(items []value, seen map[sharing.Selector]int, read func(value
 		selectors = append(selectors, selector)
 	}
 	return selectors
+}
+
+// noteEviction notes a resource whose pods the GPU Operator does not evict.
+func noteEviction(v value, name string) {
+	if name != "" && !sharing.OperatorEvicts(name) {
+		v.note(sharing.NotEvicted)
+	}
 }

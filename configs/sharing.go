@@ -74,6 +74,7 @@ func readDRA(v value, profile sharing.Profile) (dra sharing.DRAConfig) {
 	f := v.mapping(keysOf("dra")...)
 	if len(f.entries) > 0 {
 		v.note("Virgate's own; it takes virgate run --dra, the chart's dra.enabled; NVIDIA has a DRA driver of its own")
+		v.note("on a node of the GPU Operator, pods with claims block a driver upgrade without the chart's dra.nvidiaNames: " + sharing.Evicted)
 	}
 	resources := f.field("resources")
 	switch resources.shape() {
@@ -251,6 +252,9 @@ func (r *entryReader) readRename(f fields, share sharing.ReplicatedResource) str
 		rename, ok := readResourceName(v)
 		if ok && (!r.renameByDefault || rename != share.Resource+sharedSuffix) {
 			v.note("renamed here; NVIDIA's plugin ignores it")
+		}
+		if ok {
+			noteEviction(v, rename)
 		}
 		return rename
 	}

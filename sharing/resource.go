@@ -150,6 +150,19 @@ func (a Allocation) Holder() string {
 	return text
 }
 
+// OperatorEvicts says whether NVIDIA's GPU Operator counts pods with the resource, or with a claim of
+// the DRA driver of that name, as GPU pods: it evicts those and no others before it replaces a node's
+// driver (gpu-operator 26.7, cmd/gpu-operator; k8s-driver-manager v0.12, internal/kubernetes).
+func OperatorEvicts(resource string) bool {
+	return strings.HasPrefix(resource, "nvidia.com/gpu") || strings.HasPrefix(resource, "nvidia.com/mig-") || resource == "gpu.nvidia.com"
+}
+
+// Evicted says which pods the GPU Operator evicts.
+const Evicted = "the operator evicts only those with nvidia.com/gpu…, nvidia.com/mig-… or claims of gpu.nvidia.com"
+
+// NotEvicted is what is said of a name for which OperatorEvicts is false.
+const NotEvicted = "on a node of the GPU Operator, pods that ask for it block a driver upgrade: " + Evicted
+
 // Strategy is how the resource's units are handed out, for display: "exclusive" (whole
 // GPUs, one container each), "time-slicing", "mps", "mig", "mig+time-slicing" (replicas of
 // partitions) or "mig+mps". If several apply, they are in this order, separated by commas. It

@@ -79,6 +79,11 @@ func planCommand(environment environment) *cli.Command {
 				path, _, _ := strings.Cut(err.Error(), ": ")
 				hints = append(hints, path+": "+needsMPS)
 			}
+			for _, r := range plan.Resources {
+				if !sharing.OperatorEvicts(r.Name) {
+					hints = append(hints, r.Name+": "+sharing.NotEvicted)
+				}
+			}
 			plan.Warnings = append(plan.Warnings, waits...)
 			if !cmd.IsSet("from") {
 				report := planReport{Summary: plan.Summary(), hints: hints}

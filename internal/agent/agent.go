@@ -130,9 +130,9 @@ type Options struct {
 	// Processes are the IDs of the processes that the driver lists on the GPU; none where it
 	// cannot tell.
 	Processes func(ctx context.Context, gpu string) []int
-	// Paused says whether another program changes the GPUs' MIG layouts just now and needs them
-	// closed, and whether that is known; nil for never. ConfigSource.Watch tells of changes.
-	Paused func() (paused, known bool)
+	// Paused is the pause by which another program has all GPUs let go of just now, and whether that is
+	// known; nil for never. ConfigSource.Watch tells of changes.
+	Paused func() (pause release.Pause, known bool)
 	// DriverSettings sets time slices and compute modes.
 	DriverSettings gpusettings.DriverSettings
 	// MPS runs the daemons of MPS; nil where nothing does.
@@ -227,6 +227,7 @@ func (a *agent) run(ctx context.Context) error {
 		a.mig.Run(ctx)
 		return nil
 	}))
+	start(after(a.locked, func(ctx context.Context) error { return a.releases.FollowPause(ctx, a.registering) }))
 	start(after(a.registering, a.releases.Run))
 	start(after(a.registering, a.guard.Run))
 	if a.DriverSettings.Store != nil {
@@ -324,7 +325,8 @@ func (a *agent) startServing(ctx context.Context) error {
 	}
 	a.Plugin.TakeOver(ctx)
 	if a.Releases.Releaser != nil {
-		a.releases.Load()
+		a.awaitPause(ctx)
+		a.releases.Load(ctx)
 	}
 	a.dra.Load()
 	a.serving.Store(true)

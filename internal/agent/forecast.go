@@ -67,8 +67,8 @@ func (c *forecaster) forecast(ctx context.Context, label, value string) noderepo
 		return unknown("its GPUs cannot be read: %v", s.unread)
 	case !s.planned:
 		return unknown("it has no plan yet")
-	case s.pause.paused:
-		return unknown("%s", release.PausedText)
+	case s.pause.by.Any():
+		return unknown("%s", s.pause.by.Text())
 	case !known:
 		return unknown("what pods hold cannot be read")
 	}

@@ -271,7 +271,7 @@ func TestForecastGoesByTheNode(t *testing.T) {
 		}},
 		{name: "GPUs not read", value: "shares", want: "its GPUs cannot be read: the driver hangs", change: func(_ *agent, s *state) { s.unread = errors.New("the driver hangs") }},
 		{name: "no plan", value: "shares", want: "it has no plan yet", change: func(_ *agent, s *state) { s.planned = false }},
-		{name: "paused", value: "shares", want: release.PausedText, change: func(_ *agent, s *state) { s.pause.paused = true }},
+		{name: "paused", value: "shares", want: forMIGText, change: func(_ *agent, s *state) { s.pause = forMIG }},
 		{name: "holders unknown", value: "shares", want: "what pods hold cannot be read", change: func(a *agent, _ *state) { a.samples.kubelet = heldBy{err: errors.New("no kubelet")} }},
 		{name: "partitions not read", value: "layout", want: "GPU 0: no driver", change: func(a *agent, _ *state) { a.mig.Partitioner = idle{} }},
 		{name: "a layout", value: "layout", state: sharing.MIGState{Geometry: geometry}},
@@ -328,7 +328,7 @@ func released(a *agent, s *state, gpus ...string) {
 		f.kept = append(f.kept, release.Release{GPU: gpu, State: release.Released})
 	}
 	a.releases.Releaser, a.releases.Store = f, f
-	a.releases.Load()
+	a.releases.Load(context.Background())
 	for _, r := range a.releases.Reservations() {
 		s.plan.Warnings = append(s.plan.Warnings, r.Text)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/decide"
+	"github.com/virgate/virgate/internal/release"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -84,7 +85,7 @@ func (a *agent) decide() {
 	a.gpuSettings.Wake()
 	a.mig.Wake()
 	a.wakeReport()
-	if next.pause.paused || next.pause != last.pause {
+	if next.pause.by.Any() || next.pause != last.pause {
 		a.releases.Wake()
 	}
 }
@@ -180,23 +181,43 @@ type LastKnownGood interface {
 }
 
 // pause is what is known of Options.Paused.
-type pause struct{ paused, known bool }
+type pause struct {
+	by    release.Pause
+	known bool
+}
 
 func (a *agent) pauseNow() (p pause) {
 	if a.Paused == nil {
 		return pause{known: true}
 	}
-	p.paused, p.known = a.Paused()
+	p.by, p.known = a.Paused()
 	return p
 }
 
 // logPause says when a pause begins and ends.
 func logPause(log *slog.Logger, last, next pause) {
 	switch {
-	case next.paused && !last.paused:
-		log.Warn("mig-manager pauses this program by a label of the Node")
-	case last.paused && !next.paused && next.known:
-		log.Info("mig-manager no longer pauses this program")
+	case next.by.Any() && next.by != last.by:
+		log.Warn("a label of the Node pauses this program", "label", next.by.Label, "value", next.by.Value)
+	case last.by.Any() && !next.by.Any() && next.known:
+		log.Info("no label of the Node pauses this program any more")
+	}
+}
+
+// pauseWait is how long the driver is not opened at the start because it is not known whether there is
+// a pause.
+const pauseWait = 2 * time.Second
+
+// awaitPause waits until it is known whether there is a pause, but not long: a node must serve without
+// an API server.
+func (a *agent) awaitPause(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, pauseWait)
+	defer cancel()
+	for !a.pauseNow().known && ctx.Err() == nil {
+		select {
+		case <-time.After(pauseWait / 40):
+		case <-ctx.Done():
+		}
 	}
 }
 

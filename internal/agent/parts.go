@@ -99,12 +99,21 @@ func newReleases(a *agent) *release.Manager {
 			profile := a.state.Load().profile
 			return profile != nil && profile.Profile.MIG.Reset
 		},
-		Paused: func() (paused, known bool) {
-			now := a.pauseNow()
-			return now.paused, now.known
+		Used: func(ctx context.Context) bool {
+			held, err := a.Kubelet.Held(ctx)
+			return err == nil && len(held) > 0
 		},
-		Plan:   a.planNow,
-		Logger: a.Logger,
+		MPS: func(gpu string) bool {
+			busy := a.mps.View().Busy // The manager is made later.
+			return slices.ContainsFunc(sharing.UnitsOf(a.state.Load().gpus, gpu), func(unit string) bool { return busy[unit] })
+		},
+		Paused: func() (release.Pause, bool) {
+			now := a.pauseNow()
+			return now.by, now.known
+		},
+		Plan:    a.planNow,
+		Changed: a.wakeReport,
+		Logger:  a.Logger,
 	})
 }
 
@@ -181,7 +190,7 @@ func (a *agent) migInputs() (gpus []sharing.GPU, wanted sharing.MIGConfig, err e
 	if !s.planned {
 		err = errors.New("nothing is planned yet")
 	}
-	if s.pause.paused {
+	if s.pause.by.Any() {
 		return nil, wanted, err
 	}
 	released := a.releases.Released()
@@ -208,7 +217,7 @@ func (d migDevices) SetRefusals(units map[string]string) {
 // pathInputs are what the paths to DRA and back follow from.
 func (a *agent) pathInputs() drapath.Inputs {
 	s := a.state.Load()
-	inputs := drapath.Inputs{GPUs: s.gpus, Planned: s.planned, Paused: s.pause.paused}
+	inputs := drapath.Inputs{GPUs: s.gpus, Planned: s.planned, Paused: s.pause.by.Any()}
 	if s.profile != nil {
 		inputs.Profile = &s.profile.Profile
 	}

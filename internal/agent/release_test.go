@@ -37,6 +37,8 @@ type fakeReleaser struct {
 	meanwhile func(ctx context.Context, call string)
 	// early are the GPUs of KeepReleased.
 	early map[string]int
+	// paused are those of Pause, until Resume.
+	paused []string
 }
 
 func (f *fakeReleaser) Load() ([]release.Release, error) { return slices.Clone(f.kept), nil }
@@ -51,6 +53,25 @@ func (f *fakeReleaser) Save(list []release.Release) error {
 }
 
 func (f *fakeReleaser) KeepReleased(gpus map[string]int) { f.early = gpus }
+
+func (f *fakeReleaser) Pause(gpus []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.paused = append([]string{}, slices.Sorted(slices.Values(gpus))...)
+}
+
+func (f *fakeReleaser) Resume() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.paused = nil
+}
+
+// pausedFor are the GPUs of the last Pause that was not ended; nil for none.
+func (f *fakeReleaser) pausedFor() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.paused
+}
 
 func (f *fakeReleaser) call(ctx context.Context, name string) error {
 	if f.meanwhile != nil {
@@ -383,6 +404,15 @@ func (c claiming) Held(ctx context.Context) ([]sharing.Allocation, error) {
 		sharing.Allocation{Namespace: "ns", Pod: "odd", Container: "c", Resource: "gpu.example.com", Devices: []string{"GPU-a"}, Claim: "c", AnyGPU: true}), err
 }
 
+// The pauses of mig-manager and of a driver upgrade.
+var (
+	forMIG     = pause{release.Pause{Label: "nvidia.com/gpu.deploy.device-plugin", Value: "paused-for-mig-change"}, true}
+	forUpgrade = pause{release.Pause{Label: "nvidia.com/gpu.deploy.client", Value: "mine_paused-for-driver-upgrade"}, true}
+)
+
+// forMIGText is what is said of forMIG.
+const forMIGText = "no GPU is offered while mig-manager changes MIG layouts: the Node's label nvidia.com/gpu.deploy.device-plugin is paused-for-mig-change"
+
 // pausable is a rig on which another program may need the GPUs.
 type pausable struct {
 	*rig
@@ -396,7 +426,7 @@ func newPausable(t *testing.T, f *fakeReleaser, at pause) *pausable {
 	p.rig = newRig(t, func(r *rig) {
 		r.options.Kubelet = r.sight
 		r.options.Releases = release.Driver{Releaser: f, Store: f}
-		r.options.Paused = func() (bool, bool) { now := p.now.Load(); return now.paused, now.known }
+		r.options.Paused = func() (release.Pause, bool) { now := p.now.Load(); return now.by, now.known }
 	})
 	return p
 }
@@ -429,24 +459,40 @@ func TestPause(t *testing.T) {
 	p := newPausable(t, f, pause{known: true})
 	f.withdrawn = func(gpu string) bool { return p.agent.Plugin.Withdrawn(gpu) }
 	p.shows(8)
-	p.set(pause{paused: true, known: true})
+	p.set(forMIG)
 	p.awaitReleases(release.Released, release.Released)
 	p.shows(0)
 	if gpus, _, err := p.agent.migInputs(); len(gpus) != 0 || err != nil {
 		t.Errorf("MIG layouts are changed of %v, %v", gpus, err)
 	}
+	if got := f.pausedFor(); !slices.Equal(got, []string{"GPU-a", "GPU-b"}) {
+		t.Errorf("the driver is closed with %q", got)
+	}
 	s := p.agent.state.Load()
-	if !slices.Equal(s.plan.Warnings, []string{release.PausedText}) {
+	if !slices.Equal(s.plan.Warnings, []string{forMIGText}) {
 		t.Errorf("warnings %q", s.plan.Warnings)
 	}
-	if ready, reason, message := readiness(s, *p.agent.progress.Load(), p.agent.Plugin.Status(), false); ready != nodereport.ConditionFalse || reason != "PausedForMIGChange" || message != release.PausedText {
+	if ready, reason, message := readiness(s, *p.agent.progress.Load(), p.agent.Plugin.Status(), false); ready != nodereport.ConditionFalse || reason != "PausedForMIGChange" || message != forMIGText {
 		t.Errorf("%s %s: %s", ready, reason, message)
 	}
-	if code, body := p.tell(http.MethodPost, "/gpu/restore?gpu=0"); code != http.StatusBadRequest || body != release.PausedText+"\n" {
+	if code, body := p.tell(http.MethodPost, "/gpu/restore?gpu=0"); code != http.StatusBadRequest || body != forMIGText+"\n" {
 		t.Errorf("restored meanwhile: %d %q", code, body)
 	}
 	p.node.set(gpus("", "", ""), nil)
 	p.awaitReleases(release.Released, release.Released, release.Released)
+	if got := f.pausedFor(); !slices.Equal(got, []string{"GPU-a", "GPU-b", "GPU-c"}) {
+		t.Errorf("the driver is closed with %q", got)
+	}
+	p.set(forUpgrade)
+	p.until("another reason", func() error {
+		s := p.agent.state.Load()
+		_, reason, message := readiness(s, *p.agent.progress.Load(), p.agent.Plugin.Status(), false)
+		want := "no GPU is offered while the GPU Operator replaces the driver: the Node's label nvidia.com/gpu.deploy.client is mine_paused-for-driver-upgrade"
+		if reason != "PausedForDriverUpgrade" || message != want || !slices.Equal(s.plan.Warnings, []string{want}) {
+			return fmt.Errorf("%s: %s, warnings %q", reason, message, s.plan.Warnings)
+		}
+		return nil
+	})
 
 	p.set(pause{}) // The API server is away.
 	p.set(pause{known: true})
@@ -465,17 +511,18 @@ func TestPause(t *testing.T) {
 // TestPauseIsLogged holds that the log says when a pause begins and when it is known to be over.
 func TestPauseIsLogged(t *testing.T) {
 	t.Parallel()
-	paused, over := pause{paused: true, known: true}, pause{known: true}
+	over := pause{known: true}
 	for _, test := range []struct {
 		last, next pause
 		want       string
 	}{
 		{pause{}, over, ""},
 		{over, over, ""},
-		{over, paused, "level=WARN msg=\"mig-manager pauses this program by a label of the Node\"\n"},
-		{paused, paused, ""},
-		{paused, pause{}, ""},
-		{paused, over, "level=INFO msg=\"mig-manager no longer pauses this program\"\n"},
+		{over, forMIG, "level=WARN msg=\"a label of the Node pauses this program\" label=nvidia.com/gpu.deploy.device-plugin value=paused-for-mig-change\n"},
+		{forMIG, forMIG, ""},
+		{forMIG, forUpgrade, "level=WARN msg=\"a label of the Node pauses this program\" label=nvidia.com/gpu.deploy.client value=mine_paused-for-driver-upgrade\n"},
+		{forMIG, pause{}, ""},
+		{forMIG, over, "level=INFO msg=\"no label of the Node pauses this program any more\"\n"},
 	} {
 		var log strings.Builder
 		logPause(slog.New(slog.NewTextHandler(&log, nil)), test.last, test.next)
@@ -489,7 +536,7 @@ func TestPauseIsLogged(t *testing.T) {
 func TestPauseBeforeRelease(t *testing.T) {
 	t.Parallel()
 	a := &agent{}
-	a.state.Store(&state{planned: true, gpus: gpus("", ""), pause: pause{paused: true, known: true}})
+	a.state.Store(&state{planned: true, gpus: gpus("", ""), pause: forMIG})
 	if gpus, _, err := a.migInputs(); len(gpus) != 0 || err != nil {
 		t.Errorf("MIG layouts are changed of %v, %v", gpus, err)
 	}
@@ -503,13 +550,13 @@ func TestPauseAndRelease(t *testing.T) {
 	p.shows(8)
 	p.tell(http.MethodPost, "/gpu/release?gpu=0&for=1h")
 	p.awaitReleases(release.Released)
-	p.set(pause{paused: true, known: true})
+	p.set(forMIG)
 	p.awaitReleases(release.Released, release.Released)
 	p.set(pause{known: true})
 	p.awaitReleases(release.Released, release.Restored)
 	p.shows(4)
 
-	p.set(pause{paused: true, known: true})
+	p.set(forMIG)
 	p.awaitReleases(release.Released, release.Released)
 	p.tell(http.MethodPost, "/gpu/release?gpu=0&for=1ms")
 	p.node.set(gpus("", "", ""), nil)
@@ -529,10 +576,10 @@ func TestPauseAgain(t *testing.T) {
 	var once sync.Once
 	f := &fakeReleaser{meanwhile: func(_ context.Context, call string) {
 		if strings.HasPrefix(call, "restore") {
-			once.Do(func() { p.set(pause{paused: true, known: true}); p.agent.planNow(p.ctx) })
+			once.Do(func() { p.set(forMIG); p.agent.planNow(p.ctx) })
 		}
 	}}
-	p = newPausable(t, f, pause{paused: true, known: true})
+	p = newPausable(t, f, forMIG)
 	p.awaitReleases(release.Released, release.Released)
 	p.set(pause{known: true})
 	p.await("taken back", func() bool { return strings.Contains(f.made(), "restore") })
@@ -561,7 +608,79 @@ func TestPauseOverARestart(t *testing.T) {
 	if f.early["GPU-a"] != 3 || f.early["GPU-b"] != 4 {
 		t.Errorf("before the driver was opened: %v", f.early)
 	}
+	if got := f.pausedFor(); !slices.Equal(got, []string{"GPU-a", "GPU-b"}) {
+		t.Errorf("the driver is closed with %q", got)
+	}
 	p.set(pause{known: true})
 	p.awaitReleases(release.Restored, release.Restored)
 	p.shows(8)
+}
+
+// TestStillUsed holds what the condition says of those who keep GPUs from being released in a pause.
+func TestStillUsed(t *testing.T) {
+	t.Parallel()
+	waits := func(state release.State, users ...string) release.Release {
+		return release.Release{State: state, Waits: users}
+	}
+	var many []string
+	for i := range 12 {
+		many = append(many, fmt.Sprintf("ns/p%d", i))
+	}
+	holders := []sharing.Allocation{
+		{Resource: "nvidia.com/gpu.shared"},
+		{Resource: "nvidia.com/mig-1g.5gb"},
+		{Resource: "gpu.nvidia.com", Claim: "c"},
+		{Resource: "gpu.virgate.github.io", Claim: "c"},
+		{Resource: "example.com/gpu"},
+		{Resource: "example.com/gpu"},
+	}
+	for _, test := range []struct {
+		name     string
+		by       release.Pause
+		releases []release.Release
+		holders  []sharing.Allocation
+		want     string
+	}{
+		{"nobody", forUpgrade.by, []release.Release{waits(release.Waiting, release.Withdrawing), waits(release.Released, "ns/gone")}, holders, ""},
+		{"pods", forUpgrade.by, []release.Release{waits(release.Waiting, "ns/a", "process 4"), waits(release.Waiting, "ns/a", "ns/b")}, holders[:3], "; still used by ns/a, process 4, ns/b"},
+		{"many", forMIG.by, []release.Release{waits(release.Waiting, many...)}, nil, "; still used by ns/p0, ns/p1, ns/p2, ns/p3, ns/p4, ns/p5, ns/p6, ns/p7, ns/p8, ns/p9, 2 more"},
+		{
+			"that are not evicted", forUpgrade.by, []release.Release{waits(release.Waiting, "ns/a")}, holders,
+			"; still used by ns/a; the GPU Operator does not evict the pods with example.com/gpu, gpu.virgate.github.io: delete them",
+		},
+		{"that mig-manager does not evict, as all", forMIG.by, []release.Release{waits(release.Waiting, "ns/a")}, holders, "; still used by ns/a"},
+	} {
+		if got := stillUsed(test.by, test.releases, test.holders); got != test.want {
+			t.Errorf("%s: %q, want %q", test.name, got, test.want)
+		}
+	}
+}
+
+// TestPauseWithMPS holds that a GPU which is shared by MPS is released when its daemon has ended.
+func TestPauseWithMPS(t *testing.T) {
+	t.Parallel()
+	daemons, f := newFakeMPS(false), &fakeReleaser{}
+	p := &pausable{}
+	p.now.Store(&pause{known: true})
+	p.rig = newMPSRig(t, daemons, mpsProfile(4), func(r *rig) {
+		r.options.Releases = release.Driver{Releaser: f, Store: f}
+		r.options.Paused = func() (release.Pause, bool) { now := p.now.Load(); return now.by, now.known }
+	})
+	a, b := gpus("", "")[0].UUID, gpus("", "")[1].UUID
+	p.await("wanted for both", func() bool { return daemons.wants() == a+" "+b })
+	daemons.tell(a, nodereport.MPSReady, "")
+	daemons.tell(b, nodereport.MPSReady, "")
+	p.shows(8)
+	p.set(forUpgrade)
+	p.await("not wanted", func() bool { return daemons.wants() == "" })
+	daemons.tell(a, "", "")
+	p.awaitReleases(release.Released, release.Waiting)
+	p.until("the daemon to be named", func() error {
+		if waits := p.agent.releases.List()[1].Waits; !slices.Equal(waits, []string{"the end of its MPS daemon"}) {
+			return fmt.Errorf("it waits for %q", waits)
+		}
+		return nil
+	})
+	daemons.tell(b, "", "")
+	p.awaitReleases(release.Released, release.Released)
 }

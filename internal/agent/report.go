@@ -134,6 +134,9 @@ func (r *reports) report(s *state, p profileProgress, status plugin.Status) node
 	}
 	report.LayoutsLeft = s.profile != nil && s.profile.Profile.MIG.LeftTo != ""
 	report.Ready, report.Reason, report.Message = readiness(s, p, status, r.draining.Load())
+	if s.pause.by.Any() && report.Reason == s.pause.by.Reason() {
+		report.Message += stillUsed(s.pause.by, r.releases.List(), status.Holders)
+	}
 	for _, err := range r.unserved() {
 		report.Message += "; not served: " + err.Error()
 	}
@@ -165,8 +168,8 @@ func readiness(s *state, p profileProgress, status plugin.Status, draining bool)
 	switch {
 	case draining:
 		return nodereport.ConditionFalse, "Draining", "all devices are being withdrawn"
-	case s.pause.paused:
-		return nodereport.ConditionFalse, "PausedForMIGChange", release.PausedText
+	case s.pause.by.Any():
+		return nodereport.ConditionFalse, s.pause.by.Reason(), s.pause.by.Text()
 	case s.profile == nil && errors.Is(s.rejected, configs.ErrPending):
 		return nodereport.ConditionUnknown, "Starting", "the profile is " + s.rejected.Error()
 	case s.profile == nil && s.rejected != nil:
@@ -209,6 +212,38 @@ func readiness(s *state, p profileProgress, status plugin.Status, draining bool)
 	default:
 		return nodereport.ConditionTrue, "Serving", offer
 	}
+}
+
+// maxNamed is how many users of GPUs a condition names.
+const maxNamed = 10
+
+// stillUsed says who keeps GPUs from being released in a pause, and which of the pods the GPU Operator
+// does not evict before it replaces the driver; empty for nobody.
+func stillUsed(by release.Pause, releases []release.Release, holders []sharing.Allocation) string {
+	var users, others []string
+	for _, r := range releases {
+		for _, user := range r.Waits {
+			if r.State == release.Waiting && user != release.Withdrawing && !slices.Contains(users, user) {
+				users = append(users, user)
+			}
+		}
+	}
+	if len(users) == 0 {
+		return ""
+	}
+	if more := len(users) - maxNamed; more > 0 {
+		users = append(users[:maxNamed:maxNamed], fmt.Sprintf("%d more", more))
+	}
+	text := "; still used by " + strings.Join(users, ", ")
+	for _, a := range holders {
+		if !sharing.OperatorEvicts(a.Resource) && !slices.Contains(others, a.Resource) {
+			others = append(others, a.Resource)
+		}
+	}
+	if slices.Sort(others); len(others) > 0 && by.ForDriverUpgrade() {
+		text += "; the GPU Operator does not evict the pods with " + strings.Join(others, ", ") + ": delete them"
+	}
+	return text
 }
 
 // lackingRights are the rights that the profile in force needs and this program lacks, once each,

@@ -82,6 +82,9 @@ func (v *view) status(ctx context.Context) status.Status {
 		Profile:  p.status(s),
 		Warnings: append([]string{}, s.plan.Warnings...),
 	}
+	if s.pause.by.Any() && !s.planned {
+		node.Warnings = append(node.Warnings, s.pause.by.Text())
+	}
 	withheld := countObstacles(s.host.Obstacles)
 	for _, reason := range slices.Sorted(maps.Keys(withheld)) {
 		node.Warnings = append(node.Warnings, fmt.Sprintf("GPUs and partitions that cannot be granted now: %d: %s", withheld[reason], reason))
@@ -161,6 +164,7 @@ func (v *view) unready() []string {
 		reasons = append(reasons, "no profile: "+s.rejected.Error())
 	case s.profile == nil:
 		reasons = append(reasons, "no profile yet")
+	case !s.planned && s.pause.by.Any(): // It has nothing to serve before the pause ends.
 	case !s.planned && s.unread != nil:
 		reasons = append(reasons, "GPUs not read: "+s.unread.Error())
 	case !s.planned:

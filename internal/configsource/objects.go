@@ -8,6 +8,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -119,13 +121,42 @@ const MIGLabel = "nvidia.com/mig.config"
 const (
 	// migManagerLabel is "true" where the operator runs mig-manager.
 	migManagerLabel = "nvidia.com/gpu.deploy.mig-manager"
-	// pluginLabel is paused while mig-manager changes layouts: whoever has a GPU open has to
-	// let go of it.
-	pluginLabel, paused = "nvidia.com/gpu.deploy.device-plugin", "paused-for-mig-change"
+	// paused is in the values of the pauseLabels while whoever has a GPU open has to let go of it:
+	// for mig-manager, or for the GPU Operator's k8s-driver-manager, which puts it behind a value of
+	// the user's own (v0.12, cmd/driver-manager). forUpgrade is what the latter writes.
+	paused, forUpgrade = "paused-for-", "paused-for-driver-upgrade"
 	// migStateLabel is written by whoever makes the layouts, Virgate under the name ownManager:
 	// see internal/nodestatus.
 	migStateLabel, ownManager = "nvidia.com/mig.config.state", "virgate"
 )
+
+// pauseLabels are those that are paused: of the device plugin; of other programs that have GPUs open,
+// from gpu-operator 26.7 on; and of the DRA driver, on nodes that have neither.
+var pauseLabels = []string{"nvidia.com/gpu.deploy.device-plugin", "nvidia.com/gpu.deploy.client", "nvidia.com/gpu.deploy.dra-driver"}
+
+// Pause is a label of the Node by which another program wants all GPUs to be let go of. The zero Pause
+// is none.
+type Pause struct{ Label, Value string }
+
+// pauseIn finds the pause in a Node's labels. One for a new driver comes first, because it closes
+// most. Unknown are labels that say something else than they should.
+func pauseIn(all map[string]string) (pause Pause, unknown []Pause) {
+	for _, label := range pauseLabels {
+		switch value := all[label]; {
+		case strings.Contains(value, paused):
+			if pause == (Pause{}) || !strings.Contains(pause.Value, forUpgrade) && strings.Contains(value, forUpgrade) {
+				pause = Pause{label, value}
+			}
+		case value != "" && value != "true" && value != "false":
+			unknown = append(unknown, Pause{label, value})
+		}
+	}
+	return pause, unknown
+}
+
+// pauseEnd is how long no label may ask for a pause before one is over. A driver manager that fails
+// puts the labels back, and pauses again when it has been restarted.
+const pauseEnd = 5 * time.Second
 
 // NodeLabels are the labels of one Node that say what the node should be. The nil
 // NodeLabels are those of a Node that is not looked at.
@@ -136,6 +167,12 @@ type NodeLabels struct {
 	// as the first one is: nothing was written to it yet. Nil for nobody.
 	Replaced func()
 	node     object[labels]
+
+	// mu guards what follows. pause is the last one, over when it is, zero while a label asks for it.
+	mu      sync.Mutex
+	pause   Pause
+	over    time.Time
+	changed func()
 }
 
 // labels is what is wanted of a Node's metadata.
@@ -143,8 +180,7 @@ type labels struct {
 	profile, layout string
 	// leftTo says that another program makes the Node's MIG layouts; "" for none.
 	leftTo string
-	// paused says that mig-manager wants all GPUs released.
-	paused bool
+	pause  Pause
 	// uid tells a Node from its successor of the same name.
 	uid types.UID
 }
@@ -155,14 +191,22 @@ func NewNodeLabels(client *Client, node, label string, log *slog.Logger) *NodeLa
 	// No label and an empty one are no choice, as in NVIDIA's config-manager.
 	// A state that somebody had written before this program looked may be left over.
 	var leftover migWriter
-	seen := false
+	seen, warned := false, map[Pause]bool{}
 	of := func(object any) (labels, bool) {
 		described, err := meta.Accessor(object)
 		if err != nil {
 			return labels{}, false
 		}
 		all := described.GetLabels()
-		now := labels{profile: all[label], layout: all[MIGLabel], paused: all[pluginLabel] == paused, uid: described.GetUID()}
+		now := labels{profile: all[label], layout: all[MIGLabel], uid: described.GetUID()}
+		var unknown []Pause
+		now.pause, unknown = pauseIn(all)
+		for _, label := range unknown {
+			if !warned[label] {
+				warned[label] = true
+				log.Warn("label of the Node not understood, and no pause", "label", label.Label, "value", label.Value)
+			}
+		}
 		writer := otherMIGWriter(described.GetManagedFields())
 		if !seen {
 			seen, leftover = true, writer
@@ -196,11 +240,26 @@ func otherMIGWriter(fields []metav1.ManagedFieldsEntry) migWriter {
 	return migWriter{}
 }
 
-// Paused says whether mig-manager wants whoever has a GPU of the Node open to let go of it;
-// known is false while the Node has not been read, or is not there.
-func (l *NodeLabels) Paused() (paused, known bool) {
+// Paused is the pause that a label of the Node asks for, or has asked for within pauseEnd; Watch's
+// changed is called at its end, too. known is false while the Node has not been read, or is not there.
+func (l *NodeLabels) Paused() (pause Pause, known bool) {
 	now, err := l.node.value()
-	return now.paused, err == nil
+	if err != nil {
+		return Pause{}, false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case now.pause != Pause{}:
+		l.pause, l.over = now.pause, time.Time{}
+	case l.pause == Pause{} || l.changed == nil:
+	case l.over.IsZero():
+		l.over = time.Now().Add(pauseEnd)
+		time.AfterFunc(pauseEnd, l.changed)
+	case !time.Now().Before(l.over):
+		l.pause = Pause{}
+	}
+	return l.pause, true
 }
 
 // Layout returns the profile with the MIG layout that MIGLabel names, where
@@ -251,6 +310,9 @@ func (l *NodeLabels) with(name, value string) (labels, error) {
 // Watch follows the Node's metadata until ctx ends.
 func (l *NodeLabels) Watch(ctx context.Context, changed func()) error {
 	var known types.UID
+	l.mu.Lock()
+	l.changed = changed
+	l.mu.Unlock()
 	return l.node.Watch(ctx, func() {
 		if now, err := l.node.value(); err == nil && now.uid != known {
 			known = now.uid

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -92,7 +94,7 @@ func TestMIGLabel(t *testing.T) {
 }
 
 // TestMIGManager leaves the MIG layouts to mig-manager where a label says that the operator
-// runs it, or somebody writes their state, and says of each pause that it is one.
+// runs it, or somebody writes their state.
 func TestMIGManager(t *testing.T) {
 	s := newTestNode(t, nil)
 	s.maps.change("profiles", fakeConfigMap(map[string]string{"a": cutting, "b": four}))
@@ -107,9 +109,6 @@ func TestMIGManager(t *testing.T) {
 			metav1.SetMetaDataLabel(&node.ObjectMeta, labels[i], labels[i+1])
 		}
 		s.nodes.change("n1", node)
-	}
-	if _, known := s.source.Labels.Paused(); known {
-		t.Error("a pause is known before the node")
 	}
 	leftover := []metav1.ManagedFieldsEntry{state("nvidia-mig-manager", long)}
 	set("a", "", leftover)
@@ -137,18 +136,98 @@ func TestMIGManager(t *testing.T) {
 	s.await(other, "")
 	set("a", "", []metav1.ManagedFieldsEntry{state("nvidia-mig-manager", then)}, deploy, "false")
 	s.await(own.Generation, "")
+}
 
-	const plugin = "nvidia.com/gpu.deploy.device-plugin"
-	for _, step := range []struct {
-		value string
-		want  bool
-	}{{"true", false}, {"paused-for-mig-change", true}, {"false", false}} {
-		set("a", "", nil, plugin, step.value, deploy, map[bool]string{true: "true"}[step.want])
-		s.await(map[bool]string{true: operator, false: own.Generation}[step.want], "")
-		if paused, known := s.source.Labels.Paused(); paused != step.want || !known {
-			t.Errorf("%s: paused %t, known %t", step.value, paused, known)
+// TestPauseIn holds which labels ask for the GPUs to be let go of, what for, and which say nothing
+// that is known.
+func TestPauseIn(t *testing.T) {
+	const plugin, client, dra = "nvidia.com/gpu.deploy.device-plugin", "nvidia.com/gpu.deploy.client", "nvidia.com/gpu.deploy.dra-driver"
+	for _, test := range []struct {
+		name    string
+		labels  map[string]string
+		want    Pause
+		unknown []Pause
+	}{
+		{"no label", nil, Pause{}, nil},
+		{"a node of the operator", map[string]string{plugin: "true", client: "true", dra: "", "nvidia.com/gpu.deploy.dcgm": "paused-for-driver-upgrade"}, Pause{}, nil},
+		{"the device plugin is not deployed", map[string]string{plugin: "false"}, Pause{}, nil},
+		{"a change of MIG layouts", map[string]string{plugin: "paused-for-mig-change", client: "true"}, Pause{plugin, "paused-for-mig-change"}, nil},
+		{"an upgrade", map[string]string{client: "paused-for-driver-upgrade"}, Pause{client, "paused-for-driver-upgrade"}, nil},
+		{"a node that is run by DRA", map[string]string{dra: "paused-for-driver-upgrade"}, Pause{dra, "paused-for-driver-upgrade"}, nil},
+		{"a value of one's own", map[string]string{plugin: "mine_paused-for-driver-upgrade"}, Pause{plugin, "mine_paused-for-driver-upgrade"}, nil},
+		{"for a reason to come", map[string]string{plugin: "paused-for-lunch"}, Pause{plugin, "paused-for-lunch"}, nil},
+		{"both", map[string]string{plugin: "paused-for-mig-change", client: "paused-for-driver-upgrade"}, Pause{client, "paused-for-driver-upgrade"}, nil},
+		{"two labels", map[string]string{plugin: "paused-for-driver-upgrade", client: "paused-for-driver-upgrade"}, Pause{plugin, "paused-for-driver-upgrade"}, nil},
+		{"unknown", map[string]string{plugin: "mine", client: "paused"}, Pause{}, []Pause{{plugin, "mine"}, {client, "paused"}}},
+		{"unknown and a pause", map[string]string{plugin: "mine", client: "paused-for-mig-change"}, Pause{client, "paused-for-mig-change"}, []Pause{{plugin, "mine"}}},
+	} {
+		got, unknown := pauseIn(test.labels)
+		if got != test.want || !slices.Equal(unknown, test.unknown) {
+			t.Errorf("%s: %+v, unknown %+v", test.name, got, unknown)
 		}
 	}
+}
+
+// TestPaused holds that a pause begins with the label, ends when no label has asked for one for five
+// seconds, which is told, and is not known before the Node; and that a value which is not understood
+// is logged once.
+func TestPaused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const plugin = "nvidia.com/gpu.deploy.device-plugin"
+		var log strings.Builder
+		nodes := newFakeServer()
+		labels := NewNodeLabels(&Client{nodes.watcher}, "n1", labelName, slog.New(slog.NewTextHandler(&log, nil)))
+		if _, known := labels.Paused(); known {
+			t.Error("known before the node")
+		}
+		set := func(value string) {
+			node := labeledNode("a", "").(*metav1.PartialObjectMetadata)
+			metav1.SetMetaDataLabel(&node.ObjectMeta, plugin, value)
+			nodes.change("n1", node)
+		}
+		pauses := []bool{}
+		changed := func() {
+			if pause, known := labels.Paused(); known && (len(pauses) == 0 || pauses[len(pauses)-1] != (pause != Pause{})) {
+				pauses = append(pauses, pause != Pause{})
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		set("true")
+		go func() { ended <- labels.Watch(ctx, changed) }()
+		pass := func(d time.Duration) {
+			<-time.After(d) //nolint:forbidigo // in a synctest bubble: the time is simulated
+			synctest.Wait()
+		}
+		pass(time.Second)
+		for range 20 { // A driver manager that fails again and again.
+			set("paused-for-driver-upgrade")
+			pass(time.Second)
+			set("true")
+			pass(4 * time.Second)
+		}
+		if pause, _ := labels.Paused(); pause != (Pause{plugin, "paused-for-driver-upgrade"}) || !slices.Equal(pauses, []bool{false, true}) {
+			t.Errorf("%+v after %v", pause, pauses)
+		}
+		pass(time.Second)
+		if !slices.Equal(pauses, []bool{false, true, false}) {
+			t.Errorf("in the end %v", pauses)
+		}
+		for _, value := range []string{"mine", "true", "mine", "paused-for-mig-change"} {
+			set(value)
+			pass(time.Second)
+		}
+		if want := `msg="label of the Node not understood, and no pause" label=` + plugin + ` value=mine`; strings.Count(log.String(), want) != 1 {
+			t.Errorf("the log is %s", log.String())
+		}
+		if !slices.Equal(pauses, []bool{false, true, false, true}) {
+			t.Errorf("a pause that comes soon after another: %v", pauses)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // TestReplaced hears of each Node of the name once, also of one that was made

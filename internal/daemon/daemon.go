@@ -227,7 +227,10 @@ func Run(ctx context.Context, o Options) error {
 		}
 	}
 	if o.Profile.Labels != nil {
-		options.Paused = o.Profile.Labels.Paused
+		options.Paused = func() (release.Pause, bool) {
+			pause, known := o.Profile.Labels.Paused()
+			return release.Pause(pause), known
+		}
 	}
 	if o.Features != nil {
 		options.Features = func(gpus []sharing.GPU, profile sharing.Profile) map[string]string {

@@ -325,10 +325,11 @@ func TestMountedDev(t *testing.T) {
 }
 
 // TestNodesNeedTheRight checks that the driver's program is not run by a program that may make no node,
-// and that the error names the value of the chart.
+// and that the error names the value of the chart; nor in a pause.
 func TestNodesNeedTheRight(t *testing.T) {
 	permitted, ran := false, 0
-	rights := ownRights{gpus: GPUs{
+	node := nvml.NewNode(nil, nvml.Options{})
+	rights := ownRights{node: node, gpus: GPUs{
 		NotPermitted: func() bool { return !permitted },
 		MakeNodes: func(context.Context, []string) error {
 			ran++
@@ -341,5 +342,9 @@ func TestNodesNeedTheRight(t *testing.T) {
 	permitted = true
 	if err := rights.MakeNodes(t.Context(), nil); err != nil || ran != 1 {
 		t.Errorf("with the right: %v, run %d times", err, ran)
+	}
+	node.Pause(nil)
+	if err := rights.MakeNodes(t.Context(), nil); err == nil || ran != 1 {
+		t.Errorf("in a pause: %v, run %d times", err, ran)
 	}
 }

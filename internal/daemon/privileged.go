@@ -48,10 +48,15 @@ func (o ownRights) Apply(ctx context.Context, gpu string, step mig.Step) error {
 // error that names nothing of this.
 var errNodesNotPermitted = errors.New("this program may not make it, which takes a privileged container: the chart's mig.manage")
 
+var errDriverClosed = errors.New("a label of the Node pauses this program")
+
 // MakeNodes implements Privileged.
 func (o ownRights) MakeNodes(ctx context.Context, files []string) error {
 	if o.gpus.NotPermitted != nil && o.gpus.NotPermitted() {
 		return errNodesNotPermitted
+	}
+	if o.node.Closed() { // nvidia-modprobe would load the module that somebody has just unloaded.
+		return errDriverClosed
 	}
 	return abandonable(ctx, settingLimit, "the making of device nodes", func(ctx context.Context) error {
 		return o.gpus.MakeNodes(ctx, files)

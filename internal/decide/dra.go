@@ -125,7 +125,7 @@ func (d *Decision) wanted(f *Facts) map[string]bool {
 	return wanted
 }
 
-// released says that the unit is kept free for an operator or for mig-manager.
+// released says that the unit is kept free for an operator or for a pause.
 func (d *Decision) released(unit string) bool {
 	return d.Owners[unit].ReservedFor(units.Pause, units.Release)
 }

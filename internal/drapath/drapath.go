@@ -62,7 +62,7 @@ type Inputs struct {
 	// Profile is nil before the first; Planned says that it was planned for these GPUs.
 	Profile *sharing.Profile
 	Planned bool
-	// Paused says that nothing is to be changed, because another program changes MIG layouts.
+	// Paused says that nothing is to be changed, because another program has the GPUs let go of.
 	Paused bool
 }
 

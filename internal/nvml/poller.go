@@ -63,9 +63,13 @@ func (p *poller) run(ctx context.Context) error {
 	retry := backoff{first: p.options.Backoff}
 	var mismatches Mismatches
 	for {
+		p.gate.awaitOpen(ctx)
 		worked, err := p.session(ctx)
 		if worked {
 			retry.reset()
+		}
+		if _, released := errors.AsType[*releasedError](err); released && ctx.Err() == nil {
+			continue // The driver was closed at the last moment.
 		}
 		left, lasting := mismatches.Lasting(err)
 		switch {

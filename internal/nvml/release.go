@@ -33,10 +33,18 @@ type gate struct {
 	// waits no more, because the program ends.
 	closing chan struct{}
 	ending  bool
+	// paused says that no session begins once all pausedGPUs are released; changed is closed when
+	// that may be over.
+	paused     bool
+	pausedGPUs []string
+	changed    chan struct{}
 }
 
 func newGate() *gate {
-	return &gate{reopen: make(chan struct{}, 1), released: map[string]int{}, looked: map[int]bool{}, handles: map[Device]int{}}
+	return &gate{
+		reopen: make(chan struct{}, 1), released: map[string]int{}, looked: map[int]bool{}, handles: map[Device]int{},
+		changed: make(chan struct{}),
+	}
 }
 
 // releasedError is what looking up a released GPU returns, without asking the driver.
@@ -84,10 +92,40 @@ func (g *gate) end() {
 	}
 }
 
-// isOpen says whether a session may have the GPU at that index open, -1 for an unknown one.
-// It must be called with the lock.
+// isOpen says whether a session may have the GPU at that index open, -1 for an unknown one, or the
+// driver while that is to be closed as a whole. It must be called with the lock.
 func (g *gate) isOpen(index int) bool {
-	return g.looked[index] || g.allLooked || index < 0 && g.opened > 0
+	return g.looked[index] || g.allLooked || g.opened > 0 && (index < 0 || g.closed())
+}
+
+// closed says that the driver is to be closed as a whole. It must be called with the lock.
+func (g *gate) closed() bool {
+	return g.paused && !slices.ContainsFunc(g.pausedGPUs, func(gpu string) bool {
+		_, released := g.released[gpu]
+		return !released
+	})
+}
+
+// tellChange has awaitOpen look again. It must be called with the lock.
+func (g *gate) tellChange() {
+	close(g.changed)
+	g.changed = make(chan struct{})
+}
+
+// awaitOpen waits until a session may begin, or until ctx ends.
+func (g *gate) awaitOpen(ctx context.Context) {
+	for ctx.Err() == nil {
+		g.mu.Lock()
+		closed, changed := g.closed(), g.changed
+		g.mu.Unlock()
+		if !closed {
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+	}
 }
 
 // enter comes before each call: it has Init wait, and refuses to look released GPUs up.
@@ -101,6 +139,9 @@ func (g *gate) enter(call Call) error {
 			g.mu.Unlock()
 			<-closed
 			g.mu.Lock()
+		}
+		if g.closed() {
+			return &releasedError{"the driver"}
 		}
 		g.opened++
 	case "DeviceGetHandleByIndex":
@@ -219,6 +260,35 @@ func (n *Node) OpenAll(use func()) error {
 	return nil
 }
 
+// Pause closes the driver as a whole while all these GPUs, by UUID, are released, and without any of
+// them at once: a driver's module cannot be unloaded while anybody has a file of it open, and a
+// session that has looked up no GPU may have. It replaces an earlier one, and does not wait. Inventory
+// then stays as it was.
+func (n *Node) Pause(gpus []string) {
+	n.gate.mu.Lock()
+	defer n.gate.mu.Unlock()
+	n.gate.paused, n.gate.pausedGPUs = true, gpus
+	if n.gate.closed() && n.gate.opened > 0 {
+		n.gate.startClosing()
+	}
+	n.gate.tellChange()
+}
+
+// Resume ends Pause.
+func (n *Node) Resume() {
+	n.gate.mu.Lock()
+	defer n.gate.mu.Unlock()
+	n.gate.paused, n.gate.pausedGPUs = false, nil
+	n.gate.tellChange()
+}
+
+// Closed says that the driver is closed as a whole.
+func (n *Node) Closed() bool {
+	n.gate.mu.Lock()
+	defer n.gate.mu.Unlock()
+	return n.gate.closed()
+}
+
 // KeepReleased keeps closed the GPUs that an earlier run had released. They come by UUID, with
 // the driver's index, -1 while unknown. It must be called before Watch.
 func (n *Node) KeepReleased(gpus map[string]int) {
@@ -247,7 +317,7 @@ func (n *Node) Release(ctx context.Context, gpu string) (index int, err error) {
 	switch {
 	case ended != nil:
 		err = ended
-	case !known:
+	case !known && !n.Closed(): // After a restart in a pause, no GPU was read.
 		err = errNoUnit
 	default:
 		err = n.gate.release(ctx, gpu, index, deadlinesOf(n.lib).hung())
@@ -271,6 +341,7 @@ func (n *Node) Restore(ctx context.Context, gpu string, wasReset bool) error {
 	}
 	n.gate.mu.Lock()
 	delete(n.gate.released, gpu)
+	n.gate.tellChange()
 	n.gate.mu.Unlock()
 	return n.Refresh(ctx)
 }

@@ -48,6 +48,9 @@ func (m *Meter) Read(ctx context.Context) (gpus []sharing.GPUUtilization, err er
 		}
 	}()
 	count, err := m.count.wait(enough)
+	if _, released := errors.AsType[*releasedError](err); released {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read use: %w", err)
 	}

@@ -1,8 +1,9 @@
 // Package release closes GPUs for a while, so that they can be reset or that another program can
-// change their MIG layouts, resets them where that is asked for, and takes them back.
+// change their MIG layouts or the driver, resets them where that is asked for, and takes them back.
 package release
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"net/http"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -37,8 +39,10 @@ type Release struct {
 	Waits []string `json:"waits,omitempty"`
 	// Reset says that this program is to reset the GPU, and then to take it back.
 	Reset bool `json:"reset,omitempty"`
-	// Pause says that it is there for another program to change MIG layouts, and ends with that.
-	Pause bool `json:"pause,omitempty"`
+	// Pause says that it is there for another program, and ends with its pause; Why is that one's
+	// Text.
+	Pause bool   `json:"pause,omitempty"`
+	Why   string `json:"why,omitempty"`
 	// WasReset says that it did, Problem why it could not.
 	WasReset bool   `json:"wasReset,omitempty"`
 	Problem  string `json:"problem,omitempty"`
@@ -56,8 +60,46 @@ const (
 	Restored State = "restored"
 )
 
+// Pause is a label of the Node by which another program wants all GPUs to be let go of. The zero Pause
+// is none.
+type Pause struct{ Label, Value string }
+
+// Any says that it is one.
+func (p Pause) Any() bool { return p != Pause{} }
+
+// ForDriverUpgrade says that the GPU Operator pauses the node to replace the driver.
+func (p Pause) ForDriverUpgrade() bool { return strings.Contains(p.Value, "paused-for-driver-upgrade") }
+
+// kind finds what the pause is for in the label's value, which may begin with another text.
+func (p Pause) kind() (reason, who string) {
+	switch {
+	case p.ForDriverUpgrade():
+		return "PausedForDriverUpgrade", "the GPU Operator replaces the driver"
+	case strings.Contains(p.Value, "paused-for-mig-change"):
+		return "PausedForMIGChange", "mig-manager changes MIG layouts"
+	}
+	return "Paused", "another program needs them"
+}
+
+// Reason is that of the Node's condition.
+func (p Pause) Reason() string {
+	reason, _ := p.kind()
+	return reason
+}
+
+// Text says why nothing is offered then.
+func (p Pause) Text() string {
+	_, who := p.kind()
+	return fmt.Sprintf("no GPU is offered while %s: the Node's label %s is %s", who, p.Label, p.Value)
+}
+
+// unknownPause is the text of a pause of the last run, of which the Node has not been asked yet.
+const unknownPause = "no GPU is offered: a label of the Node paused the last run, and it is not known whether that is over"
+
 // Releaser closes GPUs, by UUID, and takes them back; see nvml.Node.
 type Releaser interface {
+	Pause(gpus []string)
+	Resume()
 	KeepReleased(driverIndexes map[string]int)
 	Release(ctx context.Context, gpu string) (driverIndex int, err error)
 	Restore(ctx context.Context, gpu string, wasReset bool) error
@@ -101,10 +143,16 @@ type Options struct {
 	Serving func() bool
 	// Users are the pods and processes that use the GPU, or why that is not known.
 	Users func(ctx context.Context, gpu string) []string
+	// Used says that pods or claims have devices, of whatever GPU.
+	Used func(ctx context.Context) bool
+	// MPS says that an MPS daemon may have the GPU or a partition of it open.
+	MPS func(gpu string) bool
 	// MIGReset says that the profile has GPUs reset whose MIG mode waits for that.
 	MIGReset func() bool
-	// Paused says whether another program changes MIG layouts just now, and whether that is known.
-	Paused func() (paused, known bool)
+	// Paused is the pause that there is just now, and whether that is known.
+	Paused func() (pause Pause, known bool)
+	// Changed is called when List may answer otherwise. It must not wait.
+	Changed func()
 	// Plan returns when a plan has been made with Reservations, or when ctx ends.
 	Plan   func(ctx context.Context)
 	Logger *slog.Logger
@@ -139,12 +187,12 @@ func New(options Options) *Manager {
 func (m *Manager) Wake() { notify(m.wake) }
 
 func (m *Manager) paused() bool {
-	paused, _ := m.Paused()
-	return paused
+	pause, _ := m.Paused()
+	return pause.Any()
 }
 
 // Load takes over the last run's releases. It is called before the driver is opened.
-func (m *Manager) Load() {
+func (m *Manager) Load(ctx context.Context) {
 	if m.Releaser == nil {
 		return
 	}
@@ -153,12 +201,16 @@ func (m *Manager) Load() {
 		m.Logger.Error("released GPUs of the last run not read", "error", err)
 	}
 	indexes := map[string]int{}
+	pause, known := m.Paused()
+	used := pause.Any() && m.Used(ctx)
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	paused := pause.Any()
 	for _, r := range kept {
-		if paused, known := m.Paused(); r.Pause && known && !paused {
+		if r.Pause && known && !pause.Any() {
 			continue
 		}
+		paused = paused || r.Pause
 		if r.State == Released { // One that still waits may have holders: the GPU is watched until they are gone.
 			indexes[r.GPU] = r.DriverIndex
 		}
@@ -166,6 +218,46 @@ func (m *Manager) Load() {
 		m.gpus[r.GPU] = &release{Release: r, wake: make(chan struct{}, 1)}
 	}
 	m.Releaser.KeepReleased(indexes)
+	if paused {
+		m.pauseDriver(used)
+	}
+}
+
+// pauseDriver has the driver closed as a whole when the last GPU is released. Before the GPUs were
+// read, those are meant that the last run has released; without any, the driver is closed at once, but
+// for somebody who uses a GPU: what he has is to be taken back first. It must be called with the lock.
+func (m *Manager) pauseDriver(used bool) {
+	var gpus []string
+	for _, gpu := range m.GPUs() {
+		if gpu.DriverIndex != sharing.NotListed {
+			gpus = append(gpus, gpu.UUID)
+		}
+	}
+	if gpus == nil {
+		gpus = slices.Collect(maps.Keys(m.gpus))
+	}
+	if gpus == nil && used {
+		return
+	}
+	m.Releaser.Pause(gpus)
+}
+
+// FollowPause does as much of Run as a pause needs, until Run begins or ctx ends: what comes before Run
+// may wait for the GPUs to be read.
+func (m *Manager) FollowPause(ctx context.Context, begins <-chan struct{}) error {
+	if m.Releaser == nil {
+		return nil
+	}
+	for {
+		m.followPause(ctx)
+		select {
+		case <-m.wake:
+		case <-begins:
+			return nil
+		case <-ctx.Done():
+			return nil
+		}
+	}
 }
 
 // Run runs the releases until ctx ends.
@@ -173,7 +265,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	var group sync.WaitGroup
 	defer group.Wait()
 	for {
-		m.followPause()
+		m.followPause(ctx)
 		m.mu.Lock()
 		for _, r := range m.gpus {
 			if !r.running {
@@ -213,7 +305,7 @@ func (m *Manager) Reservations() (list []units.Reservation) {
 		switch {
 		case r.State == Restored:
 		case r.Pause:
-			list = append(list, units.Reservation{Purpose: units.Pause, GPU: r.GPU, Text: PausedText})
+			list = append(list, units.Reservation{Purpose: units.Pause, GPU: r.GPU, Text: cmp.Or(r.Why, unknownPause)})
 		default:
 			text := fmt.Sprintf("GPU %d (%s) "+nodereport.ReleasedUntil+"%s, or until virgate gpu restore",
 				r.Index, r.GPU, r.Until.UTC().Format("15:04 MST"))
@@ -258,6 +350,7 @@ func (m *Manager) set(r *release, change func(*Release)) {
 	if change(&r.Release); reflect.DeepEqual(before, r.Release) {
 		return
 	}
+	m.Changed()
 	if err := m.keep(); err != nil {
 		m.Logger.Error("release changed", "error", err)
 	}
@@ -374,6 +467,9 @@ func (m *Manager) waits(ctx context.Context, gpu string) []string {
 	if m.Layouts.Changing(gpu) {
 		waits = append(waits, "its MIG layout is being changed")
 	}
+	if m.MPS(gpu) {
+		waits = append(waits, "the end of its MPS daemon")
+	}
 	if !m.Devices.Withdrawn(units...) {
 		m.Devices.RefreshHolders(units...) // One that the kubelet does not name may be gone.
 		if waits == nil {
@@ -474,36 +570,60 @@ func migResets(layouts []nodereport.GPULayout, releases []Release, now time.Time
 	return waiting, gpus
 }
 
-const (
-	// PausedText says why nothing is offered then.
-	PausedText = "no GPU is offered while mig-manager changes MIG layouts: the Node's label " +
-		"nvidia.com/gpu.deploy.device-plugin is paused-for-mig-change"
-	// pauseLimit is how long GPUs stay closed for that after a restart while it is not known
-	// whether it is over.
-	pauseLimit = time.Hour
-)
+// pauseLimit is how long GPUs stay closed for a pause after a restart while it is not known whether
+// it is over.
+const pauseLimit = time.Hour
 
-// followPause releases all GPUs during a pause, and takes them back after it. No release ends
-// meanwhile.
-func (m *Manager) followPause() {
-	paused, known := m.Paused()
+// followPause releases all GPUs during a pause, has the driver closed when the last one is, and takes
+// them back after it. No release ends meanwhile.
+func (m *Manager) followPause(ctx context.Context) {
+	another := false
+	defer func() {
+		if another {
+			m.Plan(ctx)
+		}
+	}()
+	pause, known := m.Paused()
+	used := pause.Any() && len(m.GPUs()) == 0 && m.Used(ctx)
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	switch {
+	case pause.Any():
+		another = m.releaseAll(pause)
+		m.pauseDriver(used)
+	case known && m.Releaser != nil:
+		m.Releaser.Resume()
+		for _, r := range m.gpus {
+			if r.Pause && r.State != Restored {
+				r.Until = time.Now()
+				notify(r.wake)
+			}
+		}
+	}
+}
+
+// releaseAll releases the GPUs for a pause, and says whether some are released for another one
+// already. It must be called with the lock.
+func (m *Manager) releaseAll(pause Pause) (another bool) {
 	for _, gpu := range m.GPUs() {
-		if r := m.gpus[gpu.UUID]; !paused || gpu.DriverIndex == sharing.NotListed || r != nil && r.State != Restored {
+		r := m.gpus[gpu.UUID]
+		switch {
+		case gpu.DriverIndex == sharing.NotListed:
+			continue
+		case r == nil || r.State == Restored:
+		case r.Pause && r.Why != pause.Text():
+			another = true
+		default:
 			continue
 		}
-		_, err := m.add(gpu, func(r *Release) { r.Pause, r.Until = true, time.Now().Add(pauseLimit).Round(0) })
+		_, err := m.add(gpu, func(r *Release) {
+			r.Pause, r.Why, r.Until = true, pause.Text(), time.Now().Add(pauseLimit).Round(0)
+		})
 		if err != nil {
-			m.Logger.Error("GPU not released for a change of MIG layouts", "gpu", gpu.UUID, "error", err)
+			m.Logger.Error("GPU not released for a pause", "gpu", gpu.UUID, "error", err)
 		}
 	}
-	for _, r := range m.gpus {
-		if r.Pause && r.State != Restored && known && !paused {
-			r.Until = time.Now()
-			notify(r.wake)
-		}
-	}
+	return another
 }
 
 // selectGPU is the GPU that the selector names.
@@ -531,14 +651,15 @@ func (m *Manager) restore(selector sharing.Selector) (Release, error) {
 	if err != nil {
 		return Release{}, err
 	}
+	pause, _ := m.Paused()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	r := m.gpus[gpu.UUID]
 	switch {
 	case r == nil || r.State == Restored:
 		return Release{}, fmt.Errorf("GPU %d is not released", gpu.Index)
-	case m.paused():
-		return Release{}, errors.New(PausedText)
+	case pause.Any():
+		return Release{}, errors.New(pause.Text())
 	}
 	r.Until = time.Now()
 	notify(r.wake)

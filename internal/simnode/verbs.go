@@ -76,6 +76,9 @@ func Verbs() []Verb {
 			missing := n.change(gpu, func(g *simGPU) { err = n.resetUnused(g) })
 			return errors.Join(missing, err)
 		})},
+		{"reload", "unload the driver and load it again, which is refused while anybody has it open", nil, func(n *Node, _ values) error {
+			return n.Reload()
+		}},
 		{"reboot", "reset all GPUs as a reboot of the machine does, which takes all partitions away", nil, func(n *Node, _ values) error {
 			n.Reboot()
 			return nil

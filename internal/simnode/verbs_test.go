@@ -188,7 +188,7 @@ func TestDo(t *testing.T) {
 			}
 		}},
 	}
-	done := map[string]bool{"heal": true, "process-remove": true, "process-work": true, "reset": true}
+	done := map[string]bool{"heal": true, "process-remove": true, "process-work": true, "reload": true, "reset": true}
 	for _, test := range tests {
 		done[test.verb] = true
 		t.Run(test.verb, func(t *testing.T) {

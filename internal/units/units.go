@@ -61,7 +61,7 @@ type Purpose int
 // The purposes, from the strongest to the weakest. But a change of partitions that has begun comes
 // before all: it cannot be given up.
 const (
-	// Pause is while mig-manager changes MIG layouts: this program has no GPU open.
+	// Pause is while another program changes MIG layouts or the driver: this program has no GPU open.
 	Pause Purpose = iota
 	// Release is for an operator who resets the GPU, or works on it otherwise.
 	Release

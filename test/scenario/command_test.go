@@ -63,6 +63,14 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		// ! metric REGEXP: waits until there is none.
 		"metric": negatable((*call).metric),
 
+		// node KEY=VALUE… KEY-…: sets labels of the Node n1, which has an API server:
+		// KUBECONFIG=$STAGE/kubeconfig NODE_NAME=n1.
+		"node": command((*call).labelNode),
+		// condition STATUS REASON REGEXP: waits until the Node's condition is so.
+		"condition": command((*call).awaitCondition),
+		// unload [@NAME]: waits until nobody has the simulated driver open, and loads it anew.
+		"unload": command((*call).unload),
+
 		// kubelet start | stop | restart | silent | speaks | refuse N |
 		// drop RESOURCE | wipe.
 		"kubelet": command((*call).kubeletDoes),

@@ -25,6 +25,8 @@ type stage struct {
 	site
 	// home has the script's sockets and its profile.
 	home string
+	// api is nil before the script labels the Node.
+	api *apiServer
 	// kubelet is nil before the script starts it.
 	kubelet *kubelettest.Kubelet
 	// programs are those started last under each name, all those ever started.
@@ -86,6 +88,10 @@ func (s *stage) end(t testscript.T) {
 				wrong = append(wrong, fmt.Sprintf("%s: %s", p.name, sign))
 			}
 		}
+	}
+	if s.api != nil {
+		s.api.CloseClientConnections()
+		s.api.Close()
 	}
 	if s.kubelet != nil {
 		if err := s.kubelet.Stop(context.Background()); err != nil {

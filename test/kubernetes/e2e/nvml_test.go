@@ -83,6 +83,7 @@ func testNVML(t *testing.T, c *cluster) {
 		c.serves(t, wholeGPUs)
 	})
 	t.Run("layouts", func(t *testing.T) { c.makesLayouts(t, whole) })
+	t.Run("driver upgrade", func(t *testing.T) { c.upgradesDriver(t, whole) })
 }
 
 // grantsChannel has a profile require an IMEX channel, which the driver makes later.

@@ -9,7 +9,10 @@
 // With -DPROC="…", the /proc of a node whose capability nodes have the major number -DMAJOR=…, it
 // is as hard as the kernel's part: each instance has a file below PROC that tells its node's
 // number, nothing makes the node, and a compute instance takes an open descriptor of its GPU
-// instance's node beside the rights, whatever the process's capabilities.
+// instance's node beside the rights, whatever the process's capabilities. The files PROC/open/nvidiactl and
+// nvidiaN, where they are, stand for the driver's nodes, which nobody can open without its module: as NVML
+// does, the library has the first open from the first nvmlInit on, and each other one from the look-up of
+// its GPU, until the last nvmlShutdown.
 //
 // Like an old driver it lacks many calls; with -DNEW it has more. -DVERSION="…" is what
 // it says it is. With -DBROKEN it does not find the kernel's part, and with
@@ -109,7 +112,25 @@ static int may_subscribe(struct device *a)
 	rmdir(folder);
 	return may;
 }
+static int held[3] = {-1, -1, -1};
+// hold keeps the node open that stands for the GPU, or for the driver as a whole with 2.
+static void hold(number which)
+{
+	static const char *const names[] = {"nvidia0", "nvidia1", "nvidiactl"};
+	char path[4096];
+	snprintf(path, sizeof path, PROC "/open/%s", names[which]);
+	if (held[which] < 0) held[which] = open(path, O_RDONLY | O_CLOEXEC);
+}
+static void let_go(void)
+{
+	for (int i = 0; i < 3; i++) {
+		if (held[i] >= 0) close(held[i]);
+		held[i] = -1;
+	}
+}
 #else
+static void hold(number which) { (void)which; }
+static void let_go(void) {}
 static void tell(struct device *a, int compute, int exists) { (void)a; (void)compute; (void)exists; }
 static int may_subscribe(struct device *a) { (void)a; return 1; }
 #endif
@@ -181,6 +202,7 @@ int nvmlInit_v2(void)
 		return LIB_RM_VERSION_MISMATCH;
 #endif
 	opened++;
+	hold(2);
 	return SUCCESS;
 }
 int nvmlShutdown(void)
@@ -189,7 +211,7 @@ int nvmlShutdown(void)
 #ifdef STUBBORN
 	return UNKNOWN;
 #endif
-	opened--;
+	if (--opened == 0) let_go();
 	return SUCCESS;
 }
 int nvmlSystemGetDriverVersion(char *a, number b) { OPEN; return copy(a, b, VERSION); }
@@ -199,6 +221,7 @@ int nvmlDeviceGetHandleByIndex_v2(number a, struct device **b)
 {
 	OPEN;
 	if (a >= 2) return INVALID_ARGUMENT;
+	hold(a);
 	*b = &GPUs[a];
 	return SUCCESS;
 }
@@ -217,6 +240,7 @@ int nvmlDeviceGetHandleByUUID(const char *a, struct device **b)
 	for (number i = 0; i < 2 + 2 * SLOTS; i++) {
 		struct device *d = i < 2 ? &GPUs[i] : &slots[(i - 2) / SLOTS][(i - 2) % SLOTS];
 		if ((d->parent == NULL || d->compute) && nvmlDeviceGetUUID(d, uuid, sizeof uuid) == SUCCESS && strcmp(a, uuid) == 0) {
+			hold(d->parent ? d->parent->index : d->index);
 			*b = d;
 			return SUCCESS;
 		}

@@ -1,0 +1,147 @@
+package nvml_test
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/simnode"
+)
+
+// unloads says whether nobody has the driver open: it can be unloaded then, and it is.
+func unloads(sim *simnode.Node) bool { return sim.Reload() == nil }
+
+// allGPUs are the UUIDs of all GPUs.
+func allGPUs(sim *simnode.Node) (list []string) {
+	for _, gpu := range sim.GPUs() {
+		list = append(list, gpu.UUID)
+	}
+	return list
+}
+
+// TestPause holds that the driver is closed as a whole two seconds after the last GPU was released
+// in a pause and stays so, whoever asks, that what is known of the GPUs stays, that the log says
+// nothing, and that all is read again after it.
+func TestPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim, log := simulate(t, "a30x4"), &bytes.Buffer{}
+		w := watchWith(t, sim, nvml.Options{Logger: slog.New(slog.NewTextHandler(log, nil))})
+		metering(t, w, 0)
+		partitioner := nvml.NewPartitioner(w.Library(), nil)
+		gpus := allGPUs(sim)
+		must(t, sim.XID(2, 48, nvml.WholeGPU, nvml.WholeGPU))
+		after(time.Second)
+		before := log.Len()
+		w.Pause(gpus)
+		for i, gpu := range gpus {
+			if unloads(sim) || w.Closed() {
+				t.Fatalf("closed with %d GPUs released", i)
+			}
+			_, err := w.Release(context.Background(), gpu)
+			must(t, err)
+		}
+		after(2 * time.Second)
+		opened := sim.Calls("Init")
+		for range 40 {
+			if !unloads(sim) || !w.Closed() {
+				t.Fatal("something has the driver open")
+			}
+			after(1700 * time.Millisecond)
+			if _, err := partitioner.State(context.Background(), gpus[0]); err == nil {
+				t.Error("partitions are read")
+			}
+			if err := w.OpenAll(func() { t.Error("opened") }); err == nil {
+				t.Error("no error")
+			}
+		}
+		if again := sim.Calls("Init") - opened; again > 0 {
+			t.Errorf("opened %d times", again)
+		}
+		w.expect("in the pause", map[string]string{"2": "XID 48"})
+		for line := range strings.Lines(log.String()[before:]) {
+			if strings.Contains(line, "level=WARN") && !strings.Contains(line, "it is released") {
+				t.Errorf("logged %s", line)
+			}
+		}
+		w.Resume()
+		for _, gpu := range gpus {
+			must(t, w.Restore(context.Background(), gpu, false))
+		}
+		after(time.Minute)
+		w.expect("after it", map[string]string{})
+		if unloads(sim) {
+			t.Error("nobody has the driver open")
+		}
+	})
+}
+
+// TestPauseAfterReleases holds that a pause closes the driver whose GPUs were all released before,
+// and that taking one of them back opens it.
+func TestPauseAfterReleases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a30x4")
+		w, gpus := watch(t, sim), allGPUs(sim)
+		for _, gpu := range gpus {
+			_, err := w.Release(context.Background(), gpu)
+			must(t, err)
+		}
+		after(time.Second)
+		if unloads(sim) {
+			t.Fatal("closed without a pause")
+		}
+		w.Pause(gpus)
+		_, err := w.Release(context.Background(), gpus[0])
+		must(t, err)
+		if !unloads(sim) {
+			t.Fatal("something has the driver open")
+		}
+		must(t, w.Restore(context.Background(), gpus[1], false))
+		if unloads(sim) {
+			t.Error("nobody has a GPU open that was taken back")
+		}
+	})
+}
+
+// TestPauseFromTheStart holds that a program that starts in a pause opens no driver, releases GPUs
+// that it has not read, and reads them after the pause. FailOnInitError is no reason to end.
+func TestPauseFromTheStart(t *testing.T) {
+	for _, known := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			sim := simulate(t, "a30x4")
+			gpus := allGPUs(sim)
+			node := nvml.NewNode(sim, nvml.Options{FailOnInitError: true})
+			if known {
+				node.KeepReleased(map[string]int{gpus[0]: 0, gpus[1]: 1, gpus[2]: 2, gpus[3]: 3})
+				node.Pause(gpus)
+			} else {
+				node.Pause(nil)
+			}
+			w := watchNode(t, node)
+			after(time.Minute)
+			if known {
+				_, err := w.Release(context.Background(), gpus[0])
+				must(t, err)
+			}
+			if stopped := nvml.NewNode(sim, nvml.Options{}); !known {
+				stopped.Pause(nil)
+				must(t, watchNode(t, stopped).stop())
+			}
+			if calls := sim.Calls("Init"); calls != 0 || !unloads(sim) {
+				t.Fatalf("the driver was opened %d times", calls)
+			}
+			w.Resume()
+			if known {
+				for _, gpu := range gpus {
+					must(t, w.Restore(context.Background(), gpu, false))
+				}
+			}
+			after(time.Second)
+			w.expect("after the pause", map[string]string{})
+		})
+	}
+}

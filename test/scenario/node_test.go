@@ -1,0 +1,170 @@
+package scenario
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/virgate/virgate/test/await"
+)
+
+// nodeName is the only Node of an apiServer.
+const nodeName = "n1"
+
+// apiServer is as much of an API server as the program needs to follow its Node's labels and to write
+// the Node's conditions. It forgets everything else that it is told.
+type apiServer struct {
+	*httptest.Server
+	mu         sync.Mutex
+	node       metav1.PartialObjectMetadata
+	version    int
+	changed    chan struct{}
+	conditions map[corev1.NodeConditionType]corev1.NodeCondition
+}
+
+func newAPIServer() *apiServer {
+	s := &apiServer{version: 1, changed: make(chan struct{}), conditions: map[corev1.NodeConditionType]corev1.NodeCondition{}}
+	s.node.TypeMeta = metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"}
+	s.node.Name, s.node.UID, s.node.ResourceVersion, s.node.Labels = nodeName, "1", "1", map[string]string{}
+	s.Server = httptest.NewServer(s)
+	return s
+}
+
+// label sets labels, each as KEY=VALUE, or KEY- for none.
+func (s *apiServer) label(labels []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := map[string]string{}
+	for key, value := range s.node.Labels {
+		next[key] = value
+	}
+	for _, label := range labels {
+		key, value, set := strings.Cut(label, "=")
+		removed, remove := strings.CutSuffix(label, "-")
+		switch {
+		case set:
+			next[key] = value
+		case remove:
+			delete(next, removed)
+		default:
+			return errUsage
+		}
+	}
+	s.version++
+	s.node.Labels, s.node.ResourceVersion = next, strconv.Itoa(s.version)
+	close(s.changed)
+	s.changed = make(chan struct{})
+	return nil
+}
+
+// condition is the Node's of that type.
+func (s *apiServer) condition(kind corev1.NodeConditionType) corev1.NodeCondition {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.conditions[kind]
+}
+
+// ServeHTTP implements http.Handler.
+func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.Header().Set("Content-Type", "application/json")
+	answer := func(body any) { _ = json.NewEncoder(w).Encode(body) }
+	switch {
+	case r.URL.Path == "/api/v1/nodes" && r.URL.Query().Get("watch") == "":
+		answer(metav1.PartialObjectMetadataList{
+			TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"},
+			ListMeta: metav1.ListMeta{ResourceVersion: s.node.ResourceVersion},
+			Items:    []metav1.PartialObjectMetadata{s.node},
+		})
+	case r.URL.Path == "/api/v1/nodes":
+		s.watch(w, r)
+	case strings.HasSuffix(r.URL.Path, "/status") && r.Method == http.MethodPatch:
+		var patch corev1.Node
+		if json.NewDecoder(r.Body).Decode(&patch) == nil {
+			for _, c := range patch.Status.Conditions {
+				s.conditions[c.Type] = c
+			}
+		}
+		answer(s.node)
+	case r.Method == http.MethodPost:
+		w.WriteHeader(http.StatusCreated)
+		answer(map[string]any{})
+	default:
+		answer(s.node)
+	}
+}
+
+// watch sends the Node whenever it is another than it was sent last.
+func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
+	sent := r.URL.Query().Get("resourceVersion")
+	w.WriteHeader(http.StatusOK)
+	flusher, _ := w.(http.Flusher)
+	for r.Context().Err() == nil {
+		if sent != s.node.ResourceVersion {
+			sent = s.node.ResourceVersion
+			if json.NewEncoder(w).Encode(map[string]any{"type": "MODIFIED", "object": s.node}) != nil {
+				return
+			}
+		}
+		flusher.Flush()
+		changed := s.changed
+		s.mu.Unlock()
+		select {
+		case <-changed:
+		case <-r.Context().Done():
+		}
+		s.mu.Lock()
+	}
+}
+
+// labelNode starts the API server first.
+func (c *call) labelNode() error {
+	if c.api == nil {
+		c.api = newAPIServer()
+		config := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Config", "current-context": "x",
+"clusters": [{"name": "c", "cluster": {"server": %q}}], "users": [{"name": "u", "user": {}}],
+"contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}]}`, c.api.URL)
+		if err := os.WriteFile(filepath.Join(c.home, "kubeconfig"), []byte(config), 0o600); err != nil {
+			return err
+		}
+	}
+	return c.api.label(c.arguments)
+}
+
+// awaitCondition waits until the Node's condition is so.
+func (c *call) awaitCondition() error {
+	status, reason := c.take(), c.take()
+	message, err := regexp.Compile(c.take())
+	if err != nil || len(c.arguments) > 0 || c.api == nil {
+		return errUsage
+	}
+	return await.Condition(nil, func() error {
+		got := c.api.condition("GPUSharingReady")
+		if string(got.Status) != status || got.Reason != reason || !message.MatchString(got.Message) {
+			return fmt.Errorf("the condition is %s %s: %s", got.Status, got.Reason, got.Message)
+		}
+		return nil
+	})
+}
+
+// unload has the simulated driver unloaded and loaded, as soon as nobody has it open.
+func (c *call) unload() error {
+	p, err := c.program()
+	if err != nil {
+		return err
+	}
+	return await.Condition(nil, func() error {
+		return c.script.Exec(c.binary, "sim", "--control-socket", p.control, "reload")
+	})
+}

@@ -291,7 +291,7 @@ func (c *cluster) switchFullNode(t *testing.T, name string, s fullSwitch) {
 				}
 				return errNotYet
 			})
-			untilBound = append(untilBound, time.Since(began))
+			untilBound = append(untilBound, since(began))
 		}
 		// The first holder ends a second later, the others one by one.
 		end := time.NewTicker(time.Second)

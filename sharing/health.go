@@ -108,6 +108,8 @@ type HealthMonitor struct {
 	// RowRemapPending says whether a memory row waits for a reset to be remapped; nil when
 	// the driver has never told.
 	RowRemapPending *bool `json:"rowRemapPending,omitempty"`
+	// Advice is what the driver asks for that is no fault; empty for nothing.
+	Advice string `json:"advice,omitempty"`
 }
 
 // NoEvents is why a GPU is Degraded for good: it never sends any.

@@ -274,6 +274,10 @@ const (
 	EventSingleBitECC EventTypes = 1 << 0
 	EventDoubleBitECC EventTypes = 1 << 1
 	EventXIDCritical  EventTypes = 1 << 3
+	// EventGPUUnavailable and EventRecoveryAction say no more than their names: what the driver
+	// advises has to be read.
+	EventGPUUnavailable EventTypes = 1 << 14
+	EventRecoveryAction EventTypes = 1 << 15
 )
 
 // Event is what EventSetWait returns.

@@ -397,8 +397,8 @@ func (g *gpuState) addReading(r reading, at moment) {
 	if r.recoveryKnown { // One that cannot be read for once has not changed.
 		g.recovery, g.recoveryKnown = r.recovery, true
 	}
-	if wants := recoveryWanted(g.recovery); wants != "" && at.rules.XID(sharing.RecoveryActionChanged) != sharing.IgnoreError {
-		r.found(r.gpu.UUID, finding{cause: sharing.CauseProbe, text: "the driver asks for " + wants})
+	if advice := adviceOf(g.recovery); advice.asks != "" && !advice.harmless && at.rules.XID(sharing.RecoveryActionChanged) != sharing.IgnoreError {
+		r.found(r.gpu.UUID, finding{cause: sharing.CauseProbe, text: "the driver asks for " + advice.asks, todo: advice.todo})
 	}
 	if r.marks.RowRemap == waiting && at.rules.RowRemap {
 		r.found(r.gpu.UUID, finding{cause: sharing.CauseMemory, text: "row remapping waits for a reset"})
@@ -455,7 +455,7 @@ func (g *gpuState) complete(r *reading) {
 // the whole GPU's; false when the GPU has no such partition.
 func (g *gpuState) assign(r errorReport, at moment) bool {
 	o := observation{kind: r.kind, findings: []finding{r.finding}}
-	if r.event.GI == WholeGPU || !g.gpu.MIG || r.event.Type&EventXIDCritical != 0 && sharing.XIDOfWholeGPU(r.event.Data) {
+	if r.event.GI == WholeGPU || !g.gpu.MIG || r.event.Type&EventGPUUnavailable != 0 || r.event.Type&EventXIDCritical != 0 && sharing.XIDOfWholeGPU(r.event.Data) {
 		g.observe(g.gpu.UUID, o, at)
 		return true
 	}

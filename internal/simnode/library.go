@@ -199,7 +199,7 @@ func (n driver) DeviceGetMPSComputeRunningProcesses(d nvml.Device) ([]nvml.Proce
 
 // DeviceGetFieldValues knows the advice of XID 154 and of Advise.
 func (n driver) DeviceGetFieldValues(d nvml.Device, field int) (uint32, error) {
-	if field != nvml.RecoveryAction {
+	if field != nvml.RecoveryAction || n.node.is(oldDriver) {
 		return 0, nvml.NotSupported
 	}
 	return n.gpu(d).recovery, nil

@@ -20,18 +20,21 @@ import (
 //	late-profiles  the driver lists MIG profiles only while MIG mode is on
 //	no-subscription  this process has SYS_ADMIN in a container that is not privileged: it may open no
 //	               GPU instance's node, and so make and destroy no compute instance
+//	old-driver     the driver has no recovery action, and no events of it
 func (n *Node) SetWorld(list string) error {
 	names := strings.Split(list, ",")
 	for _, name := range names {
 		kind, client, _ := strings.Cut(name, "=")
-		known := slices.Contains([]string{"unprivileged", "monitor-only", "passthrough", "own-pids", "moving-minors", "late-profiles", "no-subscription"}, name)
+		known := slices.Contains([]string{"unprivileged", "monitor-only", "passthrough", "own-pids", "moving-minors", "late-profiles", "no-subscription", oldDriver}, name)
 		if list != "" && !known && (kind != "client" || client == "") {
-			return fmt.Errorf("no world %q: there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription", name)
+			return fmt.Errorf("no world %q: there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver", name)
 		}
 	}
 	n.worlds = names
 	return nil
 }
+
+const oldDriver = "old-driver"
 
 // OwnPIDs says that this process does not see the processes of other PID namespaces.
 func (n *Node) OwnPIDs() bool { return n.is("own-pids") }

@@ -124,7 +124,7 @@ func (h unitHealth) quietTime(rules sharing.HealthRules) time.Duration {
 }
 
 // explain says what the XIDs that the unit reported mean, what to do, and what ends its fault.
-func (h unitHealth) explain(celsius int, rules sharing.HealthRules) string {
+func (h unitHealth) explain(celsius, safe int, rules sharing.HealthRules) string {
 	var texts []string
 	for _, f := range slices.Concat(h.fatal, h.suspicions) {
 		if meaning := sharing.XIDMeaning(f.xid); f.xid != 0 && !slices.Contains(texts, meaning) {
@@ -143,7 +143,7 @@ func (h unitHealth) explain(celsius int, rules sharing.HealthRules) string {
 	case len(h.fatal) > 0:
 		ends = "with a reset of the GPU, or with virgate health clear"
 	case n > 0 && h.failing[n-1].cause == sharing.CauseTemperature:
-		ends = fmt.Sprintf("at %d °C, it has %d °C", rules.TemperatureSafe, celsius)
+		ends = fmt.Sprintf("at %d °C, it has %d °C", safe, celsius)
 	case n > 0 || quiet == 0:
 		ends = "with the next probe that finds nothing wrong"
 	default:

@@ -144,6 +144,7 @@ func TestIgnoredXIDOnlyCounts(t *testing.T) {
 		}
 		rules := sharing.DefaultHealthRules()
 		rules.XIDs[13], rules.XIDs[79], rules.TemperatureLimit = sharing.FatalError, sharing.IgnoreError, 50
+		rules.BoardTemperature = false
 		w.SetHealthRules(rules)
 		after(time.Minute)
 		w.expect("with other rules", nil)
@@ -332,6 +333,87 @@ func TestOldDriver(t *testing.T) {
 		must(t, sim.XID(2, 94, nvml.WholeGPU, nvml.WholeGPU))
 		synctest.Wait()
 		w.expect("what it tells", map[string]string{"2": "XID 94"})
+	})
+}
+
+// TestBoardTemperature checks that a GPU is too hot where its board says so, however it says it; at
+// 90 °C only where it does not; and at the profile's limit where that has one.
+func TestBoardTemperature(t *testing.T) {
+	limited := sharing.DefaultHealthRules()
+	limited.TemperatureLimit, limited.TemperatureSafe, limited.BoardTemperature = 70, 60, false
+	wide := sharing.DefaultHealthRules()
+	wide.TemperatureSafe = 70
+	const board = "temperature at which the board slows it down"
+	tests := []struct {
+		name, node, world string
+		rules             sharing.HealthRules
+		silent            nvml.Return
+		// cold is still in use; hot is not; still is not in use after hot, and safe is.
+		cold, hot, still, safe int
+		fault, ends            string
+	}{
+		{"threshold", "a30", "", sharing.DefaultHealthRules(), 0, 88, 89, 85, 84, board, "ends at 84 °C, it has 89 °C"},
+		{"another threshold", "t4", "", sharing.DefaultHealthRules(), 0, 92, 93, 89, 88, board, "ends at 88 °C, it has 93 °C"},
+		{"margin", "h100", "", sharing.DefaultHealthRules(), 0, 86, 87, 83, 82, board, "ends at 82 °C, it has 87 °C"},
+		{"the profile's hysteresis", "h100", "", wide, 0, 86, 87, 68, 67, board, "ends at 67 °C, it has 87 °C"},
+		{"threshold of a driver without margins", "l40s", "old-driver", sharing.DefaultHealthRules(), 0, 92, 93, 89, 88, board, "ends at 88 °C, it has 93 °C"},
+		{"a silent board", "h100", "", sharing.DefaultHealthRules(), nvml.NotSupported, 90, 91, 86, 85, "temperature above 90 °C", "ends at 85 °C, it has 91 °C"},
+		{"an old driver", "h100", "", sharing.DefaultHealthRules(), nvml.FunctionNotFound, 90, 91, 86, 85, "temperature above 90 °C", "ends at 85 °C, it has 91 °C"},
+		{"a board that cannot be read", "a30", "", sharing.DefaultHealthRules(), nvml.Unknown, 90, 91, 86, 85, "temperature above 90 °C", "ends at 85 °C, it has 91 °C"},
+		{"the profile's limit", "h100", "", limited, 0, 70, 71, 61, 60, "temperature above 70 °C", "ends at 60 °C, it has 71 °C"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sim := simulate(t, test.node)
+				must(t, sim.SetWorld(test.world))
+				if test.silent != 0 {
+					for _, call := range []string{"DeviceGetTemperatureThreshold", "DeviceGetMarginTemperature"} {
+						sim.InjectFault(call, simnode.Fault{Return: test.silent})
+					}
+				}
+				w := watch(t, sim)
+				w.SetHealthRules(test.rules)
+				at := func(celsius int, want map[string]string) {
+					t.Helper()
+					must(t, sim.SetTemperature(0, celsius))
+					after(21 * time.Second)
+					w.expect(fmt.Sprintf("at %d °C", celsius), want)
+				}
+				at(test.cold, nil)
+				at(test.hot, map[string]string{"0": test.fault})
+				if got := w.Health().Units[0].Explanation; got != test.ends {
+					t.Errorf("explanation %q, want %q", got, test.ends)
+				}
+				at(test.still, map[string]string{"0": test.fault})
+				at(test.safe, nil)
+			})
+		})
+	}
+}
+
+// TestMarginFailsForOnce holds that a margin that cannot be read for once changes nothing, and that
+// a board's limit that could not be read is asked for again.
+func TestMarginFailsForOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "h100")
+		sim.InjectFault("DeviceGetFieldValues", simnode.Fault{Return: nvml.Unknown, Times: 2})
+		w := watch(t, sim)
+		must(t, sim.SetTemperature(0, 88))
+		after(31 * time.Second)
+		hot := map[string]string{"0": "temperature at which the board slows it down"}
+		w.expect("when it can be read", hot)
+		asked := sim.Calls("DeviceGetTemperatureThreshold")
+		end := sim.InjectFault("DeviceGetMarginTemperature", simnode.Fault{Return: nvml.Unknown})
+		must(t, sim.SetTemperature(0, 40))
+		after(time.Minute)
+		w.expect("when it cannot", hot)
+		end()
+		after(21 * time.Second)
+		w.expect("when it can again", nil)
+		if n := sim.Calls("DeviceGetTemperatureThreshold"); n != asked {
+			t.Errorf("the threshold was asked for %d times more, of a GPU that tells its margin", n-asked)
+		}
 	})
 }
 

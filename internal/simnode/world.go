@@ -20,7 +20,7 @@ import (
 //	late-profiles  the driver lists MIG profiles only while MIG mode is on
 //	no-subscription  this process has SYS_ADMIN in a container that is not privileged: it may open no
 //	               GPU instance's node, and so make and destroy no compute instance
-//	old-driver     the driver has no recovery action, and no events of it
+//	old-driver     the driver has no recovery action and no margin of temperature, and no events of the former
 func (n *Node) SetWorld(list string) error {
 	names := strings.Split(list, ",")
 	for _, name := range names {

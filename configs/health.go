@@ -74,7 +74,7 @@ func readTemperature(v value, rules *sharing.HealthRules) {
 			f.field("limit").problem(fmt.Sprintf("expected degrees Celsius from 1 to %d", highestTemperature))
 			return
 		}
-		rules.TemperatureLimit = limit
+		rules.TemperatureLimit, rules.BoardTemperature = limit, false
 	}
 	if degrees, ok := f.field("hysteresis").number(); ok {
 		if degrees < 0 || degrees > rules.TemperatureLimit {

@@ -32,9 +32,13 @@ func TestHealth(t *testing.T) {
 		{"a long quiet time raises the longest", "health: {quietTime: 3h}", func(r *sharing.HealthRules) {
 			r.QuietTime, r.MaxQuietTime = 3*time.Hour, 3*time.Hour
 		}},
-		{"limit", "health: {temperature: {limit: 80}}", func(r *sharing.HealthRules) { r.TemperatureLimit, r.TemperatureSafe = 80, 75 }},
+		{"limit", "health: {temperature: {limit: 80}}", func(r *sharing.HealthRules) {
+			r.TemperatureLimit, r.TemperatureSafe, r.BoardTemperature = 80, 75, false
+		}},
 		{"hysteresis", "health: {temperature: {hysteresis: 20}}", func(r *sharing.HealthRules) { r.TemperatureSafe = 70 }},
-		{"a limit below the hysteresis", "health: {temperature: {limit: 3}}", func(r *sharing.HealthRules) { r.TemperatureLimit, r.TemperatureSafe = 3, 0 }},
+		{"a limit below the hysteresis", "health: {temperature: {limit: 3}}", func(r *sharing.HealthRules) {
+			r.TemperatureLimit, r.TemperatureSafe, r.BoardTemperature = 3, 0, false
+		}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

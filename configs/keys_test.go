@@ -47,6 +47,8 @@ func sampleValue(key documentKey) string {
 		return "nvidia.com/gpu"
 	case "true or false":
 		return "true"
+	case "whole number from 1 to 150":
+		return "90"
 	case "list of indexes, UUIDs, PCI bus IDs and patterns":
 		return "[0]"
 	case "list":

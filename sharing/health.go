@@ -108,6 +108,8 @@ type HealthMonitor struct {
 	// RowRemapPending says whether a memory row waits for a reset to be remapped; nil when
 	// the driver has never told.
 	RowRemapPending *bool `json:"rowRemapPending,omitempty"`
+	// Advice is what the driver asks for that is no fault; empty for nothing.
+	Advice string `json:"advice,omitempty"`
 }
 
 // NoEvents is why a GPU is Degraded for good: it never sends any.
@@ -164,6 +166,9 @@ type HealthRules struct {
 	// faulty; it must cool down to TemperatureSafe before it no longer is. There are
 	// two so that a GPU near the limit does not change with every reading.
 	TemperatureLimit, TemperatureSafe int
+	// BoardTemperature says that the limit is where the board slows the GPU down, if it tells
+	// that, with the same distance to what is safe.
+	BoardTemperature bool
 }
 
 // DefaultHealthRules are those of a profile without a health section, as a fresh copy.
@@ -178,7 +183,7 @@ func DefaultHealthRules() HealthRules {
 	return HealthRules{
 		XIDs: actions, OtherXIDs: SuspectError, LeftToDriver: leftToDriver, DoubleBitECC: SuspectError,
 		QuietTime: 5 * time.Minute, MaxQuietTime: time.Hour,
-		TemperatureLimit: 90, TemperatureSafe: 85,
+		TemperatureLimit: 90, TemperatureSafe: 85, BoardTemperature: true,
 	}
 }
 

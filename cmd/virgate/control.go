@@ -70,6 +70,9 @@ func (t *text) health(report sharing.HealthReport) {
 		if pending := m.RowRemapPending; pending != nil && *pending {
 			t.line("row remapping: a memory row of %s waits for a reset; work goes on unharmed", m.GPU)
 		}
+		if m.Advice != "" {
+			t.line("advice: the driver asks for %s of %s, which is no fault: its devices stay in use", m.Advice, m.GPU)
+		}
 		if m.Degraded != "" {
 			t.line("degraded: %s is watched by probes alone: %s", m.GPU, m.Degraded)
 		}

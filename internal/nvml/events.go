@@ -16,7 +16,7 @@ import (
 const eventWait = 250 * time.Millisecond
 
 // healthEvents are the events that Virgate registers for.
-const healthEvents = EventDoubleBitECC | EventXIDCritical
+const healthEvents = EventDoubleBitECC | EventXIDCritical | EventGPUUnavailable | EventRecoveryAction
 
 // listener keeps one event set, and one goroutine that waits on it, for all
 // GPUs. One lost GPU makes every wait on its set fail from then on

@@ -56,7 +56,7 @@ func TestMonitorDegraded(t *testing.T) {
 			// What events do not tell, probes do.
 			must(t, sim.SetTemperature(1, 95))
 			after(11 * time.Second)
-			w.expect("while one is hot", map[string]string{"1": "temperature above 90 °C"})
+			w.expect("while one is hot", map[string]string{"1": "temperature at which the board slows it down"})
 			end()
 			after(time.Minute)
 			w.expectDeaf("when it works again", nil)
@@ -182,7 +182,7 @@ func TestSlowGPU(t *testing.T) {
 				must(t, err)
 				// A probe each 10 s, and 2 s for the slow one.
 				after(rescan + 6*time.Second)
-				w.expect("with a slow GPU", map[string]string{"5": "temperature above 90 °C"})
+				w.expect("with a slow GPU", map[string]string{"5": "temperature at which the board slows it down"})
 				gpus, _ := w.Inventory()
 				if len(gpus) != 9 {
 					t.Errorf("%d GPUs, want 9", len(gpus))
@@ -194,7 +194,7 @@ func TestSlowGPU(t *testing.T) {
 				must(t, sim.SetTemperature(3, 95))
 				after(delay + time.Minute)
 				w.expect("when it answers again", map[string]string{
-					"3": "temperature above 90 °C", "5": "temperature above 90 °C",
+					"3": "temperature at which the board slows it down", "5": "temperature at which the board slows it down",
 				})
 				if err := w.stop(); err != nil {
 					t.Error(err)
@@ -214,7 +214,7 @@ func TestSlowGPUIsHeard(t *testing.T) {
 		must(t, err)
 		must(t, sim.SetTemperature(3, 95))
 		after(14 * time.Second)
-		w.expect("4 s after the probe began", map[string]string{"3": "temperature above 90 °C"})
+		w.expect("4 s after the probe began", map[string]string{"3": "temperature at which the board slows it down"})
 		end()
 		after(20 * time.Second)
 	})

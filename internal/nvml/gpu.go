@@ -40,6 +40,11 @@ type reading struct {
 	// celsius is meaningless unless celsiusKnown is set.
 	celsius      int
 	celsiusKnown bool
+	// slowdown is where the board slows the GPU down. margin is how many degrees are left until
+	// then, meaningless unless marginKnown is set.
+	slowdown    slowdown
+	margin      int
+	marginKnown bool
 	// recovery is RecoveryAction, meaningless unless recoveryKnown is set.
 	recovery      uint32
 	recoveryKnown bool
@@ -92,7 +97,7 @@ func identify(lib Library, device Device, index int) (*knownGPU, error) {
 // GPU is lost, the handle names another one, or it does not tell whether MIG is
 // enabled, without which the GPU must not be offered at all.
 func (g *knownGPU) read(lib Library) (reading, error) {
-	r := reading{gpu: g.fixed, device: g.device, marks: Marks{Binding: g.binding}}
+	r := reading{gpu: g.fixed, device: g.device, marks: Marks{Binding: g.binding}, slowdown: g.last.slowdown}
 	uuid, err := lib.DeviceGetUUID(g.device)
 	if err != nil {
 		return r, err
@@ -173,6 +178,7 @@ func (r *reading) readCondition(lib Library) error {
 		return err
 	}
 	r.celsiusKnown = err == nil
+	r.readMargin(lib)
 	action, err := lib.DeviceGetFieldValues(r.device, RecoveryAction)
 	r.recovery, r.recoveryKnown = action, err == nil
 	switch {
@@ -193,6 +199,61 @@ func (r *reading) readCondition(lib Library) error {
 		}
 	}
 	return nil
+}
+
+// slowdown is the temperature at which the board slows its GPU down, as the board tells it.
+type slowdown struct {
+	told slowdownTold
+	// degrees are those of the threshold, or the margin.
+	degrees int
+}
+
+type slowdownTold int
+
+const (
+	// slowdownUnknown: it could not be read yet.
+	slowdownUnknown slowdownTold = iota
+	// slowdownSilent: the board tells none.
+	slowdownSilent
+	slowdownThreshold
+	slowdownByMargin
+)
+
+// readSlowdown asks the board. From Ada on margins are what nvml.h wants to be asked for.
+func readSlowdown(lib Library, device Device) slowdown {
+	missing := func(err error) bool { return unsupported(err) || errors.Is(err, InvalidArgument) }
+	margin, err := lib.DeviceGetFieldValues(device, SlowdownMargin)
+	if err == nil {
+		_, err = lib.DeviceGetMarginTemperature(device)
+	}
+	if err == nil {
+		return slowdown{slowdownByMargin, int(int32(margin))}
+	}
+	if !missing(err) {
+		return slowdown{}
+	}
+	threshold, err := lib.DeviceGetTemperatureThreshold(device, TemperatureSlowdown)
+	switch {
+	case err == nil && threshold > 0:
+		return slowdown{slowdownThreshold, threshold}
+	case err == nil || missing(err):
+		return slowdown{told: slowdownSilent}
+	}
+	return slowdown{}
+}
+
+func (r *reading) readMargin(lib Library) {
+	if r.slowdown.told == slowdownUnknown {
+		r.slowdown = readSlowdown(lib, r.device)
+	}
+	r.marginKnown = false
+	switch r.slowdown.told {
+	case slowdownThreshold:
+		r.margin, r.marginKnown = r.slowdown.degrees-r.celsius, r.celsiusKnown
+	case slowdownByMargin:
+		margin, err := lib.DeviceGetMarginTemperature(r.device)
+		r.margin, r.marginKnown = margin-r.slowdown.degrees, err == nil
+	}
 }
 
 // readMemory is the device's memory in bytes, 0 when unknown. A failing memory

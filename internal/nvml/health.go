@@ -123,12 +123,17 @@ func (h unitHealth) quietTime(rules sharing.HealthRules) time.Duration {
 	return rules.QuietTimeAfter(h.relapses)
 }
 
-// explain says what the XIDs that the unit reported mean, and what ends its fault.
-func (h unitHealth) explain(celsius int, rules sharing.HealthRules) string {
+// explain says what the XIDs that the unit reported mean, what to do, and what ends its fault.
+func (h unitHealth) explain(celsius, safe int, rules sharing.HealthRules) string {
 	var texts []string
 	for _, f := range slices.Concat(h.fatal, h.suspicions) {
 		if meaning := sharing.XIDMeaning(f.xid); f.xid != 0 && !slices.Contains(texts, meaning) {
 			texts = append(texts, meaning)
+		}
+	}
+	for _, f := range h.failing {
+		if f.todo != "" {
+			texts = append(texts, f.todo)
 		}
 	}
 	quiet, ends := h.quietTime(rules), ""
@@ -138,7 +143,7 @@ func (h unitHealth) explain(celsius int, rules sharing.HealthRules) string {
 	case len(h.fatal) > 0:
 		ends = "with a reset of the GPU, or with virgate health clear"
 	case n > 0 && h.failing[n-1].cause == sharing.CauseTemperature:
-		ends = fmt.Sprintf("at %d °C, it has %d °C", rules.TemperatureSafe, celsius)
+		ends = fmt.Sprintf("at %d °C, it has %d °C", safe, celsius)
 	case n > 0 || quiet == 0:
 		ends = "with the next probe that finds nothing wrong"
 	default:
@@ -250,28 +255,40 @@ type finding struct {
 	text string
 	// xid is the XID that was reported; 0 for none.
 	xid uint64
+	// todo is what an operator does about it; "" where only its end is to be waited for.
+	todo string
 }
 
-// recoveryWanted says what the driver wants done with a GPU of that recovery action, "" for
-// nothing. An IMEX domain is not the GPU's.
-func recoveryWanted(action uint32) string {
+// advice is what a driver asks to do with a GPU, and what an operator does then; the zero value
+// means that it asks for nothing.
+type advice struct {
+	asks, todo string
+	// harmless says that the GPU may get new work meanwhile.
+	harmless bool
+}
+
+// adviceOf is the advice of a recovery action. What an action means that nvml.h does not have is
+// not guessed: the GPU gets no new work.
+func adviceOf(action uint32) advice {
 	switch action {
-	case RecoverNone, RecoverIMEXDomain:
-		return ""
+	case RecoverNone:
+		return advice{}
 	case RecoverReset:
-		return "a reset of the GPU"
+		return advice{asks: "a reset of the GPU", todo: "reset it: virgate gpu reset"}
 	case RecoverReboot:
-		return "a reboot of the node"
+		return advice{asks: "a reboot of the node", todo: "drain the node and reboot it"}
 	case RecoverDrainP2P:
-		return "the end of peer-to-peer traffic"
+		return advice{asks: "the end of peer-to-peer traffic", harmless: true}
 	case RecoverDrainAndReset:
-		return "no new work, and a reset"
+		return advice{asks: "no new work, and a reset", todo: "reset it when its pods have ended: virgate gpu reset"}
+	case RecoverIMEXDomain:
+		return advice{asks: "a recovery of the IMEX domain", todo: "recover the IMEX domain that the node is in"}
 	case RecoverBusReset:
-		return "a reset of the PCIe bus"
+		return advice{asks: "a reset of the PCIe bus", todo: "reset the PCIe bus that it is on, or reboot the node"}
 	case RecoverSystemReboot:
-		return "a reboot of the system"
+		return advice{asks: "a reboot of the system", todo: "drain the node and reboot the whole system"}
 	}
-	return fmt.Sprintf("recovery action %d", action)
+	return advice{asks: fmt.Sprintf("recovery action %d", action), todo: "look up nvmlDeviceGpuRecoveryAction_t of this driver's nvml.h"}
 }
 
 // lostFinding is for a GPU that no longer answers, or that the driver no longer
@@ -293,6 +310,9 @@ func classify(e Event, rules sharing.HealthRules) (finding, sharing.ErrorAction)
 		return finding{cause: sharing.CauseXID, text: "XID " + strconv.FormatUint(e.Data, 10), xid: e.Data}, rules.XID(e.Data)
 	case e.Type&EventDoubleBitECC != 0:
 		return finding{cause: sharing.CauseECC, text: "double-bit ECC error"}, rules.DoubleBitECC
+	case e.Type&EventGPUUnavailable != 0:
+		// As XID 154, it goes with what the driver advises.
+		return finding{cause: sharing.CauseLost, text: "the driver reports it as unavailable"}, rules.XID(sharing.RecoveryActionChanged)
 	}
 	return finding{}, sharing.IgnoreError
 }

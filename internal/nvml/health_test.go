@@ -236,7 +236,7 @@ func TestExplain(t *testing.T) {
 			for _, o := range test.steps {
 				h = h.observe(o, rules, start)
 			}
-			if got := h.explain(97, rules); got != test.want {
+			if got := h.explain(97, rules.TemperatureSafe, rules); got != test.want {
 				t.Errorf("%q, want %q", got, test.want)
 			}
 		})

@@ -172,6 +172,14 @@ func (l *intercepted) DeviceGetTemperature(d Device) (int, error) {
 	return invoke1(l, "DeviceGetTemperature", Library.DeviceGetTemperature, d)
 }
 
+func (l *intercepted) DeviceGetTemperatureThreshold(d Device, threshold int) (int, error) {
+	return invoke2(l, "DeviceGetTemperatureThreshold", Library.DeviceGetTemperatureThreshold, d, threshold)
+}
+
+func (l *intercepted) DeviceGetMarginTemperature(d Device) (int, error) {
+	return invoke1(l, "DeviceGetMarginTemperature", Library.DeviceGetMarginTemperature, d)
+}
+
 func (l *intercepted) DeviceGetComputeRunningProcesses(d Device) ([]Process, error) {
 	return invoke1(l, "DeviceGetComputeRunningProcesses", Library.DeviceGetComputeRunningProcesses, d)
 }

@@ -42,6 +42,13 @@ type Library interface {
 	DeviceGetNumaNodeId(Device) (int, error)
 	// DeviceGetTemperature is the core temperature in degrees Celsius.
 	DeviceGetTemperature(Device) (int, error)
+	// DeviceGetTemperatureThreshold is a temperature that the board has set, such as
+	// TemperatureSlowdown. Drivers are to lose it for GPUs from Ada on (nvml.h).
+	DeviceGetTemperatureThreshold(d Device, threshold int) (int, error)
+	// DeviceGetMarginTemperature is how many degrees the GPU may still become hotter, below 0
+	// when it is slowed down. The field SlowdownMargin says how far below 0 the hardware does that.
+	// Older GPUs and drivers do not have it.
+	DeviceGetMarginTemperature(Device) (int, error)
 	DeviceGetComputeRunningProcesses(Device) ([]Process, error)
 	DeviceGetGraphicsRunningProcesses(Device) ([]Process, error)
 	// DeviceGetMPSComputeRunningProcesses are the clients of an MPS server.
@@ -274,6 +281,10 @@ const (
 	EventSingleBitECC EventTypes = 1 << 0
 	EventDoubleBitECC EventTypes = 1 << 1
 	EventXIDCritical  EventTypes = 1 << 3
+	// EventGPUUnavailable and EventRecoveryAction say no more than their names: what the driver
+	// advises has to be read.
+	EventGPUUnavailable EventTypes = 1 << 14
+	EventRecoveryAction EventTypes = 1 << 15
 )
 
 // Event is what EventSetWait returns.
@@ -404,6 +415,14 @@ func (l TopologyLevel) String() string {
 // NVML_FI_DEV_GET_GPU_RECOVERY_ACTION and nvmlDeviceGpuRecoveryAction_t). Older
 // drivers do not have it.
 const RecoveryAction = 230
+
+// TemperatureSlowdown is the threshold at which the hardware slows a GPU down (nvml.h,
+// NVML_TEMPERATURE_THRESHOLD_SLOWDOWN).
+const TemperatureSlowdown = 1
+
+// SlowdownMargin is the field with the margin of temperature at which it does, a signed number
+// (nvml.h, NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT).
+const SlowdownMargin = 194
 
 // The values of RecoveryAction (nvml.h; the last two are in the header of R595).
 const (

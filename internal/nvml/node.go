@@ -158,7 +158,7 @@ func (n *Node) Watch(ctx context.Context, changed func()) error {
 	poller := newPoller(n, Until(ctx, n.lib))
 	ended := make(chan error, 1)
 	go func() { ended <- poller.run(ctx) }()
-	p := &publisher{Node: n, tracker: newTracker(n.gate.index), changed: changed, degraded: map[string]string{}}
+	p := &publisher{Node: n, tracker: newTracker(n.gate.index), changed: changed, degraded: map[string]string{}, advised: map[string]string{}}
 	for {
 		select {
 		case scanned := <-poller.scans:

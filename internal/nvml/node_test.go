@@ -166,10 +166,10 @@ func TestWatchNoEventSet(t *testing.T) {
 		w := watch(t, sim)
 		must(t, sim.SetTemperature(0, 95))
 		after(rescan)
-		w.expect("without events", map[string]string{"0": "temperature above 90 °C"})
+		w.expect("without events", map[string]string{"0": "temperature at which the board slows it down"})
 		must(t, sim.ECC(0, true))
 		synctest.Wait()
-		w.expect("with events", map[string]string{"0": "double-bit ECC error, temperature above 90 °C"})
+		w.expect("with events", map[string]string{"0": "double-bit ECC error, temperature at which the board slows it down"})
 	})
 }
 

@@ -22,6 +22,8 @@ type publisher struct {
 	changed func()
 	// degraded says of each GPU why its events are not received; "" when they are.
 	degraded map[string]string
+	// advised is the advice of each GPU that is no fault and was logged.
+	advised map[string]string
 	// saver and knownSaver are nil before RestoreHealth: until then the stores are an
 	// earlier program's.
 	saver      *saver[FatalHealth]
@@ -47,7 +49,8 @@ func (p *publisher) handleScan(scanned scanResult) {
 	p.publish(&snapshot{gpus: p.tracker.inventory(), versions: scanned.versions})
 }
 
-// handleEvent says whether the GPUs must be read again to understand the event.
+// handleEvent says whether the GPUs must be read again to understand the event, or to find out what
+// the driver advises.
 func (p *publisher) handleEvent(event receivedEvent) (again bool) {
 	gpu, reported, action, assigned := p.tracker.addEvent(event, p.moment())
 	log := p.log.With("gpu", gpu, "type", uint64(event.Type), "data", event.Data)
@@ -57,7 +60,10 @@ func (p *publisher) handleEvent(event receivedEvent) (again bool) {
 	if event.CI != WholeGPU {
 		log = log.With("ci", event.CI)
 	}
+	advised := event.Type&(EventGPUUnavailable|EventRecoveryAction) != 0
 	switch {
+	case event.Type&EventRecoveryAction != 0:
+		log.Info("the driver has other advice for a GPU")
 	case action == sharing.IgnoreError:
 		log.Info("GPU event ignored")
 	case gpu != "" && p.tracker.gpus[gpu] == nil:
@@ -66,7 +72,7 @@ func (p *publisher) handleEvent(event receivedEvent) (again bool) {
 		log.Warn("GPU event", "fault", reported.finding.text, "action", action)
 	}
 	p.publishFaults()
-	return !assigned
+	return advised || !assigned
 }
 
 func (p *publisher) handleMonitors(degraded map[string]string) {
@@ -124,11 +130,26 @@ func (p *publisher) publishReport() {
 			if told := gpu.marks.RowRemap; told != "" {
 				monitor.RowRemapPending = new(told == waiting)
 			}
+			if advice := adviceOf(gpu.recovery); advice.harmless {
+				monitor.Advice = advice.asks
+			}
+			if monitor.Advice != p.advised[uuid] {
+				p.logAdvice(uuid, monitor.Advice)
+			}
 			report.Monitors = append(report.Monitors, monitor)
 		}
 	}
 	slices.SortFunc(report.Monitors, func(a, b sharing.HealthMonitor) int { return cmp.Compare(a.GPU, b.GPU) })
 	p.report.Store(&report)
+}
+
+func (p *publisher) logAdvice(gpu, asks string) {
+	p.advised[gpu] = asks
+	if asks == "" {
+		p.log.Info("the driver's advice for a GPU is over", "gpu", gpu)
+		return
+	}
+	p.log.Warn("the driver advises for a GPU what is no fault, its devices stay in use", "gpu", gpu, "asks", asks)
 }
 
 func (p *publisher) logChange(c healthChange) {

@@ -144,6 +144,7 @@ func TestIgnoredXIDOnlyCounts(t *testing.T) {
 		}
 		rules := sharing.DefaultHealthRules()
 		rules.XIDs[13], rules.XIDs[79], rules.TemperatureLimit = sharing.FatalError, sharing.IgnoreError, 50
+		rules.BoardTemperature = false
 		w.SetHealthRules(rules)
 		after(time.Minute)
 		w.expect("with other rules", nil)
@@ -207,38 +208,213 @@ func strict() sharing.HealthRules {
 	return rules
 }
 
-// TestDriverAsksForRecovery checks that a GPU is out of use for as long as the driver asks for
-// a recovery action, and that a profile that ignores XID 154 ignores the action.
+// TestDriverAsksForRecovery checks that a GPU is out of use from the event on and for as long as
+// the driver asks for a recovery action, whatever becomes of the call; that it is said what to do;
+// and that a profile that ignores XID 154 ignores the action.
 func TestDriverAsksForRecovery(t *testing.T) {
-	for action, want := range map[uint32]string{
-		nvml.RecoverReset: "a reset of the GPU", nvml.RecoverReboot: "a reboot of the node", nvml.RecoverDrainP2P: "the end of peer-to-peer traffic",
-		nvml.RecoverDrainAndReset: "no new work, and a reset", nvml.RecoverBusReset: "a reset of the PCIe bus",
-		nvml.RecoverSystemReboot: "a reboot of the system", nvml.RecoverIMEXDomain: "", 99: "recovery action 99",
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			sim := simulate(t, "a30x4")
-			w := watch(t, sim)
-			must(t, sim.Advise(2, action))
-			after(11 * time.Second)
-			faults := map[string]string(nil)
-			if want != "" {
-				faults = map[string]string{"2": "the driver asks for " + want}
-			}
-			w.expect("while the driver asks for it", faults)
-			sim.InjectFault("DeviceGetFieldValues", simnode.Fault{Return: nvml.Unknown, Times: 8})
-			after(time.Hour)
-			w.expect("after an hour", faults)
-			rules := sharing.DefaultHealthRules()
-			rules.XIDs[sharing.RecoveryActionChanged] = sharing.IgnoreError
-			w.SetHealthRules(rules)
-			after(21 * time.Second)
-			w.expect("when the profile ignores it", nil)
-			w.SetHealthRules(sharing.DefaultHealthRules())
-			must(t, sim.Heal(2))
-			after(21 * time.Second)
-			w.expect("when it is over", nil)
+	tests := []struct {
+		action     uint32
+		asks, todo string
+	}{
+		{nvml.RecoverReset, "a reset of the GPU", "reset it: virgate gpu reset"},
+		{nvml.RecoverReboot, "a reboot of the node", "drain the node and reboot it"},
+		{nvml.RecoverDrainAndReset, "no new work, and a reset", "reset it when its pods have ended: virgate gpu reset"},
+		{nvml.RecoverIMEXDomain, "a recovery of the IMEX domain", "recover the IMEX domain that the node is in"},
+		{nvml.RecoverBusReset, "a reset of the PCIe bus", "reset the PCIe bus that it is on, or reboot the node"},
+		{nvml.RecoverSystemReboot, "a reboot of the system", "drain the node and reboot the whole system"},
+		{99, "recovery action 99", "look up nvmlDeviceGpuRecoveryAction_t of this driver's nvml.h"},
+	}
+	for _, test := range tests {
+		t.Run(test.asks, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sim := simulate(t, "a30x4")
+				w := watch(t, sim)
+				must(t, sim.Advise(2, test.action))
+				synctest.Wait()
+				faults := map[string]string{"2": "the driver asks for " + test.asks}
+				w.expect("at once", faults)
+				if got, want := w.Health().Units[2].Explanation, test.todo+"; ends with the next probe that finds nothing wrong"; got != want {
+					t.Errorf("explanation %q, want %q", got, want)
+				}
+				sim.InjectFault("DeviceGetFieldValues", simnode.Fault{Return: nvml.Unknown, Times: 8})
+				after(time.Hour)
+				w.expect("after an hour", faults)
+				rules := sharing.DefaultHealthRules()
+				rules.XIDs[sharing.RecoveryActionChanged] = sharing.IgnoreError
+				w.SetHealthRules(rules)
+				after(21 * time.Second)
+				w.expect("when the profile ignores it", nil)
+				w.SetHealthRules(sharing.DefaultHealthRules())
+				must(t, sim.Heal(2))
+				after(21 * time.Second)
+				w.expect("when it is over", nil)
+			})
 		})
 	}
+}
+
+// TestDrainPeerToPeer checks that the advice to end peer-to-peer traffic is told, in the report and
+// once in the log, and costs nobody a GPU.
+func TestDrainPeerToPeer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim, log := simulate(t, "a30x4"), &bytes.Buffer{}
+		w := watchWith(t, sim, nvml.Options{Logger: slog.New(slog.NewJSONHandler(log, nil))})
+		advice := func(when, want string) {
+			t.Helper()
+			gpus, _ := w.Inventory()
+			for _, m := range w.Health().Monitors {
+				if m.GPU != gpus[2].UUID && m.Advice != "" || m.GPU == gpus[2].UUID && m.Advice != want {
+					t.Errorf("%s: %+v, want the advice %q of GPU 2", when, m, want)
+				}
+			}
+		}
+		must(t, sim.Advise(2, nvml.RecoverDrainP2P))
+		after(time.Minute)
+		w.expect("while the driver asks for it", nil)
+		advice("while the driver asks for it", "the end of peer-to-peer traffic")
+		if n := strings.Count(log.String(), "no fault, its devices stay in use"); n != 1 {
+			t.Errorf("logged %d times, want once", n)
+		}
+		must(t, sim.Advise(2, nvml.RecoverNone))
+		after(11 * time.Second)
+		advice("when it is over", "")
+	})
+}
+
+// TestRecoveryAnyNumber holds that only the numbers of nvml.h that say so leave a GPU in use.
+func TestRecoveryAnyNumber(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "t4")
+		w := watch(t, sim)
+		for _, action := range []uint32{1, 2, 3, 4, 5, 6, 7, 8, 100, 1 << 31, 1<<32 - 1} {
+			must(t, sim.Advise(0, action))
+			synctest.Wait()
+			if gpus, _ := w.Inventory(); gpus[0].Health.Healthy() != (action == nvml.RecoverDrainP2P) {
+				t.Errorf("recovery action %d: %+v", action, gpus[0].Health)
+			}
+			must(t, sim.Advise(0, nvml.RecoverNone))
+			after(11 * time.Minute)
+		}
+	})
+}
+
+// TestGPUUnavailable checks what the event of an unavailable GPU means, for the whole GPU and
+// by the rules.
+func TestGPUUnavailable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "dgx-a100+all-balanced")
+		w := watch(t, sim)
+		must(t, sim.Unavailable(1))
+		synctest.Wait()
+		w.expect("at once", map[string]string{"1": "the driver reports it as unavailable"})
+		after(6 * time.Minute)
+		w.expect("after the quiet time", nil)
+		rules := sharing.DefaultHealthRules()
+		rules.XIDs[sharing.RecoveryActionChanged] = sharing.IgnoreError
+		w.SetHealthRules(rules)
+		must(t, sim.Unavailable(1))
+		after(11 * time.Second)
+		w.expect("when the profile ignores it", nil)
+	})
+}
+
+// TestOldDriver checks that a driver without recovery actions is none that advises something, and
+// that its other events are received.
+func TestOldDriver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a30x4")
+		must(t, sim.SetWorld("old-driver"))
+		w := watch(t, sim)
+		w.expectDeaf("at the start", nil)
+		must(t, sim.Advise(2, nvml.RecoverReboot))
+		must(t, sim.Unavailable(2))
+		after(11 * time.Second)
+		w.expect("what it does not tell", nil)
+		must(t, sim.XID(2, 94, nvml.WholeGPU, nvml.WholeGPU))
+		synctest.Wait()
+		w.expect("what it tells", map[string]string{"2": "XID 94"})
+	})
+}
+
+// TestBoardTemperature checks that a GPU is too hot where its board says so, however it says it; at
+// 90 °C only where it does not; and at the profile's limit where that has one.
+func TestBoardTemperature(t *testing.T) {
+	limited := sharing.DefaultHealthRules()
+	limited.TemperatureLimit, limited.TemperatureSafe, limited.BoardTemperature = 70, 60, false
+	wide := sharing.DefaultHealthRules()
+	wide.TemperatureSafe = 70
+	const board = "temperature at which the board slows it down"
+	tests := []struct {
+		name, node, world string
+		rules             sharing.HealthRules
+		silent            nvml.Return
+		// cold is still in use; hot is not; still is not in use after hot, and safe is.
+		cold, hot, still, safe int
+		fault, ends            string
+	}{
+		{"threshold", "a30", "", sharing.DefaultHealthRules(), 0, 88, 89, 85, 84, board, "ends at 84 °C, it has 89 °C"},
+		{"another threshold", "t4", "", sharing.DefaultHealthRules(), 0, 92, 93, 89, 88, board, "ends at 88 °C, it has 93 °C"},
+		{"margin", "h100", "", sharing.DefaultHealthRules(), 0, 86, 87, 83, 82, board, "ends at 82 °C, it has 87 °C"},
+		{"the profile's hysteresis", "h100", "", wide, 0, 86, 87, 68, 67, board, "ends at 67 °C, it has 87 °C"},
+		{"threshold of a driver without margins", "l40s", "old-driver", sharing.DefaultHealthRules(), 0, 92, 93, 89, 88, board, "ends at 88 °C, it has 93 °C"},
+		{"a silent board", "h100", "", sharing.DefaultHealthRules(), nvml.NotSupported, 90, 91, 86, 85, "temperature above 90 °C", "ends at 85 °C, it has 91 °C"},
+		{"an old driver", "h100", "", sharing.DefaultHealthRules(), nvml.FunctionNotFound, 90, 91, 86, 85, "temperature above 90 °C", "ends at 85 °C, it has 91 °C"},
+		{"a board that cannot be read", "a30", "", sharing.DefaultHealthRules(), nvml.Unknown, 90, 91, 86, 85, "temperature above 90 °C", "ends at 85 °C, it has 91 °C"},
+		{"the profile's limit", "h100", "", limited, 0, 70, 71, 61, 60, "temperature above 70 °C", "ends at 60 °C, it has 71 °C"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sim := simulate(t, test.node)
+				must(t, sim.SetWorld(test.world))
+				if test.silent != 0 {
+					for _, call := range []string{"DeviceGetTemperatureThreshold", "DeviceGetMarginTemperature"} {
+						sim.InjectFault(call, simnode.Fault{Return: test.silent})
+					}
+				}
+				w := watch(t, sim)
+				w.SetHealthRules(test.rules)
+				at := func(celsius int, want map[string]string) {
+					t.Helper()
+					must(t, sim.SetTemperature(0, celsius))
+					after(21 * time.Second)
+					w.expect(fmt.Sprintf("at %d °C", celsius), want)
+				}
+				at(test.cold, nil)
+				at(test.hot, map[string]string{"0": test.fault})
+				if got := w.Health().Units[0].Explanation; got != test.ends {
+					t.Errorf("explanation %q, want %q", got, test.ends)
+				}
+				at(test.still, map[string]string{"0": test.fault})
+				at(test.safe, nil)
+			})
+		})
+	}
+}
+
+// TestMarginFailsForOnce holds that a margin that cannot be read for once changes nothing, and that
+// a board's limit that could not be read is asked for again.
+func TestMarginFailsForOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "h100")
+		sim.InjectFault("DeviceGetFieldValues", simnode.Fault{Return: nvml.Unknown, Times: 2})
+		w := watch(t, sim)
+		must(t, sim.SetTemperature(0, 88))
+		after(31 * time.Second)
+		hot := map[string]string{"0": "temperature at which the board slows it down"}
+		w.expect("when it can be read", hot)
+		asked := sim.Calls("DeviceGetTemperatureThreshold")
+		end := sim.InjectFault("DeviceGetMarginTemperature", simnode.Fault{Return: nvml.Unknown})
+		must(t, sim.SetTemperature(0, 40))
+		after(time.Minute)
+		w.expect("when it cannot", hot)
+		end()
+		after(21 * time.Second)
+		w.expect("when it can again", nil)
+		if n := sim.Calls("DeviceGetTemperatureThreshold"); n != asked {
+			t.Errorf("the threshold was asked for %d times more, of a GPU that tells its margin", n-asked)
+		}
+	})
 }
 
 // TestXIDLeftToDriver checks that the driver decides about XID 109 where it reports recovery

@@ -139,7 +139,7 @@ func TestReopenWithSlowGPU(t *testing.T) {
 		}
 		must(t, sim.SetTemperature(0, 95))
 		after(time.Minute)
-		w.expect("with the driver again", map[string]string{"0": "temperature above 90 °C"})
+		w.expect("with the driver again", map[string]string{"0": "temperature at which the board slows it down"})
 		end()
 		after(10 * time.Second)
 	})

@@ -356,9 +356,11 @@ type gpuState struct {
 	// lost says that the GPU was lost, or its driver unloaded, since it was last
 	// read: when it comes back it has been reset.
 	lost bool
-	// hot says that the GPU was too hot at the last reading, celsius how hot.
-	hot     bool
-	celsius int
+	// hot says that the GPU was too hot at the last reading, heat in words, celsius how hot it was,
+	// and safe at which temperature it no longer is.
+	hot           bool
+	heat          string
+	celsius, safe int
 	// recovery is the last known RecoveryAction since the last reset; recoveryKnown says that
 	// the driver has reported one.
 	recovery      uint32
@@ -390,15 +392,12 @@ func (g *gpuState) addReading(r reading, at moment) {
 			g.observe(unit, observation{kind: wasReset}, at)
 		}
 	}
-	if r.celsiusKnown {
-		g.hot = r.celsius > at.rules.TemperatureLimit || g.hot && r.celsius > at.rules.TemperatureSafe
-		g.celsius = r.celsius
-	}
+	g.feel(r, at.rules)
 	if r.recoveryKnown { // One that cannot be read for once has not changed.
 		g.recovery, g.recoveryKnown = r.recovery, true
 	}
-	if wants := recoveryWanted(g.recovery); wants != "" && at.rules.XID(sharing.RecoveryActionChanged) != sharing.IgnoreError {
-		r.found(r.gpu.UUID, finding{cause: sharing.CauseProbe, text: "the driver asks for " + wants})
+	if advice := adviceOf(g.recovery); advice.asks != "" && !advice.harmless && at.rules.XID(sharing.RecoveryActionChanged) != sharing.IgnoreError {
+		r.found(r.gpu.UUID, finding{cause: sharing.CauseProbe, text: "the driver asks for " + advice.asks, todo: advice.todo})
 	}
 	if r.marks.RowRemap == waiting && at.rules.RowRemap {
 		r.found(r.gpu.UUID, finding{cause: sharing.CauseMemory, text: "row remapping waits for a reset"})
@@ -406,7 +405,7 @@ func (g *gpuState) addReading(r reading, at moment) {
 	for _, unit := range g.allUnits() {
 		wrong := r.findings[unit]
 		if unit == g.gpu.UUID && g.hot {
-			wrong = append(slices.Clip(wrong), finding{cause: sharing.CauseTemperature, text: fmt.Sprintf("temperature above %d °C", at.rules.TemperatureLimit)})
+			wrong = append(slices.Clip(wrong), finding{cause: sharing.CauseTemperature, text: g.heat})
 		}
 		// The reading that shows a reset does not show that all is well.
 		if len(wrong) > 0 || !reset {
@@ -417,6 +416,25 @@ func (g *gpuState) addReading(r reading, at moment) {
 		g.assign(late, at)
 	}
 	g.unassigned = nil
+}
+
+// feel finds out whether the GPU is too hot: for its board, if that tells and the rules have no
+// limit of their own, or for the rules.
+func (g *gpuState) feel(r reading, rules sharing.HealthRules) {
+	if r.celsiusKnown {
+		g.celsius = r.celsius
+	}
+	hysteresis := rules.TemperatureLimit - rules.TemperatureSafe
+	switch told := r.slowdown.told; {
+	case rules.BoardTemperature && (told == slowdownThreshold || told == slowdownByMargin):
+		if r.marginKnown {
+			g.hot = r.margin <= 0 || g.hot && r.margin < hysteresis
+			g.heat, g.safe = "temperature at which the board slows it down", g.celsius+r.margin-hysteresis
+		}
+	case r.celsiusKnown:
+		g.hot = r.celsius > rules.TemperatureLimit || g.hot && r.celsius > rules.TemperatureSafe
+		g.heat, g.safe = fmt.Sprintf("temperature above %d °C", rules.TemperatureLimit), rules.TemperatureSafe
+	}
 }
 
 // allUnits are the UUIDs of the GPU and of its partitions, in that order.
@@ -455,7 +473,7 @@ func (g *gpuState) complete(r *reading) {
 // the whole GPU's; false when the GPU has no such partition.
 func (g *gpuState) assign(r errorReport, at moment) bool {
 	o := observation{kind: r.kind, findings: []finding{r.finding}}
-	if r.event.GI == WholeGPU || !g.gpu.MIG || r.event.Type&EventXIDCritical != 0 && sharing.XIDOfWholeGPU(r.event.Data) {
+	if r.event.GI == WholeGPU || !g.gpu.MIG || r.event.Type&EventGPUUnavailable != 0 || r.event.Type&EventXIDCritical != 0 && sharing.XIDOfWholeGPU(r.event.Data) {
 		g.observe(g.gpu.UUID, o, at)
 		return true
 	}
@@ -494,7 +512,7 @@ func (g *gpuState) health(unit string, rules sharing.HealthRules) sharing.UnitHe
 	h := g.units[unit]
 	return sharing.UnitHealth{
 		Unit: unit, GPU: g.gpu.UUID, Index: g.index(unit), State: h.state, Reason: h.reason(), Since: h.since,
-		Explanation: h.explain(g.celsius, rules),
+		Explanation: h.explain(g.celsius, g.safe, rules),
 	}
 }
 

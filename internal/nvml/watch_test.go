@@ -150,17 +150,17 @@ func TestWatchCooling(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
 		w := watch(t, sim)
-		hot := map[string]string{"0": "temperature above 90 °C"}
+		hot := map[string]string{"0": "temperature at which the board slows it down"}
 		for _, step := range []struct {
 			celsius int
 			want    map[string]string
-		}{{89, nil}, {90, nil}, {91, hot}, {97, hot}, {88, hot}, {86, hot}, {85, nil}, {90, nil}} {
+		}{{91, nil}, {92, nil}, {93, hot}, {97, hot}, {90, hot}, {89, hot}, {88, nil}, {92, nil}} {
 			must(t, sim.SetTemperature(0, step.celsius))
 			after(rescan)
 			w.expect(fmt.Sprintf("at %d °C", step.celsius), step.want)
 			explained := ""
 			if step.want != nil {
-				explained = fmt.Sprintf("ends at 85 °C, it has %d °C", step.celsius)
+				explained = fmt.Sprintf("ends at 88 °C, it has %d °C", step.celsius)
 			}
 			if got := w.Health().Units[0]; got.State == sharing.Unhealthy && got.Explanation != explained {
 				t.Errorf("at %d °C: %q", step.celsius, got.Explanation)
@@ -175,18 +175,18 @@ func TestWatchThermometer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
 		w := watch(t, sim)
-		hot := map[string]string{"0": "temperature above 90 °C"}
-		must(t, sim.SetTemperature(0, 91))
+		hot := map[string]string{"0": "temperature at which the board slows it down"}
+		must(t, sim.SetTemperature(0, 93))
 		after(rescan)
 		end := sim.InjectFault("DeviceGetTemperature", simnode.Fault{Return: nvml.Unknown})
 		after(rescan)
 		w.expect("hot, unreadable", hot)
 		end()
-		must(t, sim.SetTemperature(0, 88))
+		must(t, sim.SetTemperature(0, 89))
 		after(rescan)
 		w.expect("cooling", hot)
 		must(t, sim.Heal(0))
-		must(t, sim.SetTemperature(0, 88))
+		must(t, sim.SetTemperature(0, 89))
 		after(rescan)
 		w.expect("as warm after a reset", nil)
 	})
@@ -341,11 +341,11 @@ func TestWatchTrouble(t *testing.T) {
 		{
 			"too hot", "dgx-h100",
 			func(n *simnode.Node) error { return n.SetTemperature(5, 95) },
-			false, map[string]string{"5": "temperature above 90 °C"},
+			false, map[string]string{"5": "temperature at which the board slows it down"},
 		},
 		{
 			"just not too hot", "dgx-h100",
-			func(n *simnode.Node) error { return n.SetTemperature(5, 90) },
+			func(n *simnode.Node) error { return n.SetTemperature(5, 86) },
 			false, nil,
 		},
 		{

@@ -17,7 +17,13 @@ type eventSet struct {
 }
 
 // supportedEvents are those of every simulated GPU.
-const supportedEvents = nvml.EventSingleBitECC | nvml.EventDoubleBitECC | nvml.EventXIDCritical
+func (n *Node) supportedEvents() nvml.EventTypes {
+	events := nvml.EventSingleBitECC | nvml.EventDoubleBitECC | nvml.EventXIDCritical
+	if !n.is(oldDriver) {
+		events |= nvml.EventGPUUnavailable | nvml.EventRecoveryAction
+	}
+	return events
+}
 
 func (n driver) EventSetCreate() (nvml.EventSet, error) {
 	handle := nvml.EventSet(n.node.handle(target{}))
@@ -28,7 +34,7 @@ func (n driver) EventSetCreate() (nvml.EventSet, error) {
 // DeviceGetSupportedEventTypes is the same for all GPUs; MIG devices have no
 // events of their own.
 func (n driver) DeviceGetSupportedEventTypes(nvml.Device) (nvml.EventTypes, error) {
-	return supportedEvents, nil
+	return n.node.supportedEvents(), nil
 }
 
 // DeviceRegisterEvents is NOT_SUPPORTED for types that the GPU does not have.
@@ -37,7 +43,7 @@ func (n driver) DeviceRegisterEvents(d nvml.Device, types nvml.EventTypes, handl
 	switch {
 	case set == nil:
 		return nvml.InvalidArgument
-	case types&^supportedEvents != 0:
+	case types&^n.node.supportedEvents() != 0:
 		return nvml.NotSupported
 	}
 	set.registered[d] |= types

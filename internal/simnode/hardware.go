@@ -15,15 +15,30 @@ import (
 func (n *Node) XID(gpu int, code uint64, gi, ci uint32) error {
 	return n.change(gpu, func(g *simGPU) {
 		if code == sharing.RecoveryActionChanged {
-			g.recovery = nvml.RecoverReset
+			n.advise(g, nvml.RecoverReset)
 		}
 		n.emit(g, nvml.Event{Type: nvml.EventXIDCritical, Data: code, GI: gi, CI: ci})
 	})
 }
 
-// Advise has the driver ask for a recovery action of the GPU (nvml.RecoverReset, …), without an XID.
+// Advise has the driver ask for a recovery action of the GPU (nvml.RecoverReset, …), and report
+// by an event that it does, without an XID.
 func (n *Node) Advise(gpu int, action uint32) error {
-	return n.change(gpu, func(g *simGPU) { g.recovery = action })
+	return n.change(gpu, func(g *simGPU) { n.advise(g, action) })
+}
+
+func (n *Node) advise(g *simGPU, action uint32) {
+	if g.recovery != action {
+		g.recovery = action
+		n.emit(g, nvml.Event{Type: nvml.EventRecoveryAction, GI: nvml.WholeGPU, CI: nvml.WholeGPU})
+	}
+}
+
+// Unavailable has the GPU report that it is unavailable, as an event.
+func (n *Node) Unavailable(gpu int) error {
+	return n.change(gpu, func(g *simGPU) {
+		n.emit(g, nvml.Event{Type: nvml.EventGPUUnavailable, GI: nvml.WholeGPU, CI: nvml.WholeGPU})
+	})
 }
 
 // ECC has the GPU report an error of its DRAM, either a double-bit one or a corrected

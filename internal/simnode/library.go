@@ -120,6 +120,37 @@ func (n driver) DeviceGetNumaNodeId(d nvml.Device) (int, error) { return n.gpu(d
 
 func (n driver) DeviceGetTemperature(d nvml.Device) (int, error) { return n.gpu(d).temperature, nil }
 
+// slowdowns are the temperatures at which boards of an architecture slow down. Those from Ada on are
+// the mock's of NVIDIA's k8s-test-infra for L40S, H100 and B200; of the others no table is public.
+var slowdowns = map[nvml.Architecture]int{nvml.Volta: 87, nvml.Turing: 93, nvml.Ampere: 89, nvml.Ada: 93, nvml.Hopper: 87, nvml.Blackwell: 90}
+
+// slowdownMargin is the margin at which an H100 slows down (NVSentinel#1371).
+const slowdownMargin = -2
+
+// tellsMargin says that the GPU's limits are told as margins, and no longer as thresholds.
+func (n driver) tellsMargin(g *simGPU) bool {
+	return g.Architecture >= nvml.Ada && !n.node.is(oldDriver)
+}
+
+func (n driver) DeviceGetTemperatureThreshold(d nvml.Device, threshold int) (int, error) {
+	switch g := n.gpu(d); {
+	case threshold < 0 || threshold > 7:
+		return 0, nvml.InvalidArgument
+	case threshold != nvml.TemperatureSlowdown || n.tellsMargin(g):
+		return 0, nvml.NotSupported
+	default:
+		return slowdowns[g.Architecture], nil
+	}
+}
+
+func (n driver) DeviceGetMarginTemperature(d nvml.Device) (int, error) {
+	g := n.gpu(d)
+	if !n.tellsMargin(g) {
+		return 0, nvml.NotSupported
+	}
+	return slowdowns[g.Architecture] + slowdownMargin - g.temperature, nil
+}
+
 func (n driver) DeviceGetUtilizationRates(d nvml.Device) (nvml.Utilization, error) {
 	return nvml.Utilization{GPU: n.gpu(d).utilization.total()}, nil
 }
@@ -202,9 +233,12 @@ func (n driver) DeviceGetMPSComputeRunningProcesses(d nvml.Device) ([]nvml.Proce
 	return n.listed(n.processes(d), true), nil
 }
 
-// DeviceGetFieldValues knows the advice of XID 154 and of Advise.
+// DeviceGetFieldValues knows the advice of XID 154 and of Advise, and the margin of the slowdown.
 func (n driver) DeviceGetFieldValues(d nvml.Device, field int) (uint32, error) {
-	if field != nvml.RecoveryAction {
+	if margin := int32(slowdownMargin); field == nvml.SlowdownMargin && n.tellsMargin(n.gpu(d)) {
+		return uint32(margin), nil
+	}
+	if field != nvml.RecoveryAction || n.node.is(oldDriver) {
 		return 0, nvml.NotSupported
 	}
 	return n.gpu(d).recovery, nil

@@ -70,6 +70,10 @@ func Verbs() []Verb {
 			Name: "kind", Usage: "corrected (a single-bit error) or uncorrected (a double-bit one); uncorrected when left out", Optional: true, absent: true, parse: parseError,
 		}}, func(n *Node, v values) error { return n.ECC(v.number("gpu"), v["kind"].(bool)) }},
 		{"repair", "make a GPU need a reset to repair its memory", []Argument{gpuArgument}, onGPU((*Node).Repair)},
+		{"advise", "have the driver ask for a recovery action of a GPU", []Argument{gpuArgument, {
+			Name: "action", Usage: "none, reset, reboot, drain-p2p, drain-and-reset, imex, bus-reset, system-reboot, or another number of NVML's", Positional: true, parse: parseRecovery,
+		}}, func(n *Node, v values) error { return n.Advise(v.number("gpu"), uint32(v.number("action"))) }},
+		{"unavailable", "make a GPU report that it is unavailable", []Argument{gpuArgument}, onGPU((*Node).Unavailable)},
 		{"lose", "make a GPU fall off the bus", []Argument{gpuArgument}, onGPU((*Node).Lose)},
 		{"heal", "reset a GPU, which repairs everything and takes its partitions away", []Argument{gpuArgument}, onGPU((*Node).Heal)},
 		{"reset", "reset a GPU with nvidia-smi --gpu-reset, which is refused while anybody has it open", []Argument{gpuArgument}, onGPU(func(n *Node, gpu int) (err error) {
@@ -219,6 +223,19 @@ func parseNumber(text string) (any, error) {
 		return nil, fmt.Errorf("%q is no whole number from 0 on", text)
 	}
 	return int(number), nil
+}
+
+// recoveryActions are the names of nvml.RecoverNone and those after it.
+var recoveryActions = []string{"none", "reset", "reboot", "drain-p2p", "drain-and-reset", "imex", "bus-reset", "system-reboot"}
+
+func parseRecovery(text string) (any, error) {
+	if action := slices.Index(recoveryActions, text); action >= 0 {
+		return action, nil
+	}
+	if action, err := strconv.ParseUint(text, 10, 32); err == nil {
+		return int(action), nil
+	}
+	return nil, fmt.Errorf("%q is none of %s, and no number", text, strings.Join(recoveryActions, ", "))
 }
 
 func parseInstance(text string) (any, error) {

@@ -45,6 +45,17 @@ func TestDo(t *testing.T) {
 				t.Errorf("events %+v", events)
 			}
 		}},
+		{"advise", arguments{"gpu": "1", "action": "system-reboot"}, func(t *testing.T, n *simnode.Node, events []nvml.Event) {
+			action, err := n.DeviceGetFieldValues(device(t, n, 1), nvml.RecoveryAction)
+			if action != nvml.RecoverSystemReboot || err != nil || len(events) != 1 || events[0].Type != nvml.EventRecoveryAction {
+				t.Errorf("action %d, %v, events %+v", action, err, events)
+			}
+		}},
+		{"unavailable", arguments{"gpu": "1"}, func(t *testing.T, _ *simnode.Node, events []nvml.Event) {
+			if len(events) != 1 || events[0].Type != nvml.EventGPUUnavailable {
+				t.Errorf("events %+v", events)
+			}
+		}},
 		{"repair", arguments{"gpu": "1"}, func(t *testing.T, n *simnode.Node, _ []nvml.Event) {
 			if rows, err := n.DeviceGetRemappedRows(device(t, n, 1)); !rows.Pending || err != nil {
 				t.Errorf("rows %+v, %v", rows, err)
@@ -250,6 +261,7 @@ func TestDoErrors(t *testing.T) {
 		{"unknown call", "fail", arguments{"gpu": "1", "call": "GetName"}, `call: "GetName"`},
 		{"unknown return code", "fail", arguments{"gpu": "1", "call": "DeviceGetName", "return": "LOST"}, `return: "LOST"`},
 		{"unknown kind of error", "ecc", arguments{"gpu": "1", "kind": "double"}, `kind: "double" is none of corrected, uncorrected`},
+		{"unknown recovery action", "advise", arguments{"gpu": "1", "action": "coffee"}, `action: "coffee" is none of none, reset, reboot, drain-p2p, drain-and-reset, imex, bus-reset, system-reboot, and no number`},
 		{"unknown reason", "throttle", arguments{"gpu": "1", "reason": "heat"}, `reason: "heat" is none of thermal, power, none, gpu_idle, `},
 		{"process on a GPU with MIG", "process-add", arguments{"gpu": "2", "pid": "1"}, "GPU 2 has MIG enabled"},
 		{"process on no MIG device", "process-add", arguments{"gpu": "2", "mig": "4", "pid": "1"}, "no MIG device 2:4"},

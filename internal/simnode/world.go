@@ -20,20 +20,23 @@ import (
 //	late-profiles  the driver lists MIG profiles only while MIG mode is on
 //	no-subscription  this process has SYS_ADMIN in a container that is not privileged: it may open no
 //	               GPU instance's node, and so make and destroy no compute instance
+//	old-driver     the driver has no recovery action and no margin of temperature, and no events of the former
 //	other-module=VERSION  the loaded kernel module is of that version, and the libraries are not: the
 //	               driver cannot be opened
 func (n *Node) SetWorld(list string) error {
 	names := strings.Split(list, ",")
 	for _, name := range names {
 		kind, value, _ := strings.Cut(name, "=")
-		known := slices.Contains([]string{"unprivileged", "monitor-only", "passthrough", "own-pids", "moving-minors", "late-profiles", "no-subscription"}, name)
+		known := slices.Contains([]string{"unprivileged", "monitor-only", "passthrough", "own-pids", "moving-minors", "late-profiles", "no-subscription", oldDriver}, name)
 		if list != "" && !known && (kind != "client" && kind != "other-module" || value == "") {
-			return fmt.Errorf("no world %q: there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, other-module=VERSION", name)
+			return fmt.Errorf("no world %q: there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, other-module=VERSION", name)
 		}
 	}
 	n.worlds = names
 	return nil
 }
+
+const oldDriver = "old-driver"
 
 // OwnPIDs says that this process does not see the processes of other PID namespaces.
 func (n *Node) OwnPIDs() bool { return n.is("own-pids") }

@@ -76,6 +76,10 @@ func noteDevice(t *testing.T, lib nvml.Library, of string, device nvml.Device) {
 	note(t, of, "answers", answers)
 	action, err := lib.DeviceGetFieldValues(device, nvml.RecoveryAction)
 	note(t, of, "recovery action", answer(action, err))
+	slowdown, err := lib.DeviceGetTemperatureThreshold(device, nvml.TemperatureSlowdown)
+	note(t, of, "slowdown", answer(slowdown, err))
+	margin, err := lib.DeviceGetFieldValues(device, nvml.SlowdownMargin)
+	note(t, of, "margin of the slowdown", answer(int32(margin), err))
 	counters := map[string]any{}
 	for location := range nvml.SRAM + 1 {
 		for _, counter := range []nvml.MemoryErrorCounter{{Location: location}, {Location: location, Uncorrected: true}, {Location: location, Aggregate: true}, {Location: location, Uncorrected: true, Aggregate: true}} {

@@ -228,6 +228,15 @@ func gpu(t *testing.T, lib nvml.Library, device nvml.Device) {
 	if celsius, err := lib.DeviceGetTemperature(device); optional(t, "DeviceGetTemperature", err) {
 		between(t, "temperature", celsius, 1, 119)
 	}
+	if celsius, err := lib.DeviceGetTemperatureThreshold(device, nvml.TemperatureSlowdown); optional(t, "DeviceGetTemperatureThreshold", err) {
+		between(t, "slowdown", celsius, 50, 150)
+	}
+	if margin, err := lib.DeviceGetMarginTemperature(device); optional(t, "DeviceGetMarginTemperature", err) {
+		between(t, "margin of temperature", margin, -100, 150)
+	}
+	if margin, err := lib.DeviceGetFieldValues(device, nvml.SlowdownMargin); optional(t, "DeviceGetFieldValues", err) {
+		between(t, "margin of the slowdown", int(int32(margin)), -100, 100)
+	}
 	if mode, err := lib.DeviceGetComputeMode(device); optional(t, "DeviceGetComputeMode", err) {
 		between(t, "compute mode", int(mode), int(nvml.ComputeDefault), int(nvml.ComputeExclusiveProcess))
 	}

@@ -162,6 +162,13 @@ func (s *subject) reading() []asked {
 	for name, device := range map[string]nvml.Device{"whole GPU": s.whole, "GPU with MIG": s.parent} {
 		calls = append(calls,
 			of("recovery action of a "+name, func() (uint32, error) { return s.lib.DeviceGetFieldValues(device, nvml.RecoveryAction) }),
+			of("slowdown of a "+name, func() (int, error) {
+				return s.lib.DeviceGetTemperatureThreshold(device, nvml.TemperatureSlowdown)
+			}),
+			of("other threshold of a "+name, func() (int, error) { return s.lib.DeviceGetTemperatureThreshold(device, 0) }),
+			of("no threshold of a "+name, func() (int, error) { return s.lib.DeviceGetTemperatureThreshold(device, 8) }),
+			of("margin of a "+name, func() (int, error) { return s.lib.DeviceGetMarginTemperature(device) }),
+			of("field of the margin of a "+name, func() (uint32, error) { return s.lib.DeviceGetFieldValues(device, nvml.SlowdownMargin) }),
 			of("no field of a "+name, func() (uint32, error) { return s.lib.DeviceGetFieldValues(device, 1) }),
 			of("compute mode of a "+name, func() (nvml.ComputeMode, error) { return s.lib.DeviceGetComputeMode(device) }),
 			of("rows of a "+name, func() (nvml.RemappedRows, error) { return s.lib.DeviceGetRemappedRows(device) }),

@@ -76,6 +76,18 @@ func (l *library) DeviceGetTemperature(d nvml.Device) (int, error) {
 	return int(celsius), err
 }
 
+func (l *library) DeviceGetTemperatureThreshold(d nvml.Device, threshold int) (int, error) {
+	celsius, err := callWith(l, "DeviceGetTemperatureThreshold", &l.devices, d, threshold, func(d gonvml.Device, threshold int) (uint32, gonvml.Return) {
+		return d.GetTemperatureThreshold(gonvml.TemperatureThresholds(threshold))
+	})
+	return int(celsius), err
+}
+
+func (l *library) DeviceGetMarginTemperature(d nvml.Device) (int, error) {
+	margin, err := callDevice(l, "DeviceGetMarginTemperature", d, gonvml.Device.GetMarginTemperature)
+	return int(margin.MarginTemperature), err
+}
+
 func (l *library) DeviceGetComputeRunningProcesses(d nvml.Device) ([]nvml.Process, error) {
 	return l.processes("DeviceGetComputeRunningProcesses", d, gonvml.Device.GetComputeRunningProcesses)
 }

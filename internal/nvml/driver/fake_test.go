@@ -242,6 +242,7 @@ func old(t *testing.T, lib nvml.Library) {
 func missing(lib nvml.Library, gpu nvml.Device) map[string]func() error {
 	return map[string]func() error{
 		"DeviceGetFieldValues(230)":           func() error { _, err := lib.DeviceGetFieldValues(gpu, nvml.RecoveryAction); return err },
+		"DeviceGetMarginTemperature":          func() error { _, err := lib.DeviceGetMarginTemperature(gpu); return err },
 		"DeviceGetRemappedRows":               func() error { _, err := lib.DeviceGetRemappedRows(gpu); return err },
 		"DeviceGetRetiredPagesPendingStatus":  func() error { _, err := lib.DeviceGetRetiredPagesPendingStatus(gpu); return err },
 		"DeviceGetComputeRunningProcesses":    func() error { _, err := lib.DeviceGetComputeRunningProcesses(gpu); return err },
@@ -305,6 +306,15 @@ func renewed(t *testing.T, lib nvml.Library) {
 	}
 	if action, err := lib.DeviceGetFieldValues(gpu, nvml.RecoveryAction); action != nvml.RecoverReset || err != nil {
 		t.Errorf("recovery action %d, %v, want a reset", action, err)
+	}
+	if margin, err := lib.DeviceGetMarginTemperature(gpu); margin != -5 || err != nil {
+		t.Errorf("margin of temperature %d, %v, want -5", margin, err)
+	}
+	if margin, err := lib.DeviceGetFieldValues(gpu, nvml.SlowdownMargin); int32(margin) != -2 || err != nil {
+		t.Errorf("margin of the slowdown %d, %v, want -2", int32(margin), err)
+	}
+	if _, err := lib.DeviceGetTemperatureThreshold(gpu, nvml.TemperatureSlowdown); !errors.Is(err, nvml.NotSupported) {
+		t.Errorf("threshold of the slowdown: %v, want NOT_SUPPORTED", err)
 	}
 	if _, err := lib.DeviceGetFieldValues(gpu, 1); !errors.Is(err, nvml.NotSupported) {
 		t.Errorf("a field that the driver does not have: %v, want NOT_SUPPORTED", err)

@@ -41,6 +41,8 @@ typedef unsigned long long bits;
 	F(nvmlDeviceGetBrand, (handle a, int *b), (a, b)) \
 	F(nvmlDeviceGetCudaComputeCapability, (handle a, int *b, int *c), (a, b, c)) \
 	F(nvmlDeviceGetTemperature, (handle a, number b, number *c), (a, b, c)) \
+	F(nvmlDeviceGetTemperatureThreshold, (handle a, number b, number *c), (a, b, c)) \
+	F(nvmlDeviceGetMarginTemperature, (handle a, void *b), (a, b)) \
 	F(nvmlDeviceGetComputeRunningProcesses, (handle a, number *b, void *c), (a, b, c)) \
 	F(nvmlDeviceGetComputeRunningProcesses_v2, (handle a, number *b, void *c), (a, b, c)) \
 	F(nvmlDeviceGetComputeRunningProcesses_v3, (handle a, number *b, void *c), (a, b, c)) \

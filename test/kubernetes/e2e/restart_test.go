@@ -645,7 +645,7 @@ func testFault(t *testing.T, c *cluster) {
 		labels []string
 	}{
 		{"XID", []string{"xid", "--gpu", "0", "79"}, "XID 79", "virgate_xid_events_total", []string{`action="fatal"`, `xid="79"`}},
-		{"heat", []string{"temperature", "--gpu", "0", "95"}, "temperature above 90", "virgate_health_transitions_total", []string{`cause="temperature"`, `to="unhealthy"`}},
+		{"heat", []string{"temperature", "--gpu", "0", "95"}, "temperature at which the board slows it down", "virgate_health_transitions_total", []string{`cause="temperature"`, `to="unhealthy"`}},
 	} {
 		began := time.Now()
 		c.simulate(t, plugin, fault.inject...)

@@ -293,6 +293,14 @@ int nvmlDeviceGetTemperature(struct device *a, number b, number *c)
 	*c = 30 + a->index;
 	return a->parent ? NOT_SUPPORTED : SUCCESS;
 }
+// In trouble the GPU tells a margin, as newer ones do, and otherwise the threshold.
+int nvmlDeviceGetTemperatureThreshold(struct device *a, number b, number *c)
+{
+	GPU;
+	if (b > 7) return INVALID_ARGUMENT;
+	*c = 89;
+	return b == 1 && !TROUBLED ? SUCCESS : NOT_SUPPORTED;
+}
 int nvmlDeviceGetVirtualizationMode(struct device *a, number *b) { GPU; *b = TROUBLED && a->index == 1; return SUCCESS; }
 int nvmlDeviceGetComputeMode(struct device *a, number *b) { WITHOUT_MIG; *b = a->mode; return SUCCESS; }
 int nvmlDeviceSetComputeMode(struct device *a, number b)
@@ -482,15 +490,23 @@ int nvmlDeviceGetProcessUtilization(struct device *a, struct sample *b, number *
 	b[1] = (struct sample){4711, 2000, 50, 5, 0, 0};
 	return SUCCESS;
 }
+struct margin { number version; int celsius; };
+int nvmlDeviceGetMarginTemperature(struct device *a, struct margin *b)
+{
+	GPU;
+	if (b->version != (1 << 24 | sizeof *b)) return INVALID_ARGUMENT;
+	b->celsius = -5;
+	return TROUBLED ? SUCCESS : NOT_SUPPORTED;
+}
 // The call succeeds although a field does not. In trouble the driver advises a reset.
 struct field { number id, scope; long long time, latency; int type, code; union { number small; bits large; } value; };
 int nvmlDeviceGetFieldValues(struct device *a, int b, struct field *c)
 {
 	GPU;
 	for (int i = 0; i < b; i++) {
-		c[i].code = c[i].id == 230 ? SUCCESS : NOT_SUPPORTED;
-		c[i].type = 1;
-		c[i].value.small = TROUBLED;
+		c[i].code = c[i].id == 230 || c[i].id == 194 && TROUBLED ? SUCCESS : NOT_SUPPORTED;
+		c[i].type = c[i].id == 194 ? 5 : 1;
+		c[i].value.small = c[i].id == 194 ? -2 : TROUBLED;
 	}
 	return SUCCESS;
 }

@@ -60,7 +60,7 @@ sharing:
 		began := time.Now()
 		c.await(t, "nobody to have the driver open", func() error { return c.unload(t, driver) })
 		c.report.note("driver upgrade: end of the last pod to a driver that nobody has open", took(began))
-		c.awaitCondition(t, v1.ConditionFalse, "PausedForDriverUpgrade", client)
+		c.awaitCondition(t, v1.ConditionFalse, "PausedForDriverUpgrade", deployLabel)
 		if i%2 == 1 { // A restart in the pause opens nothing.
 			c.restartPlugin(t)
 		}

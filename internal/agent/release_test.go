@@ -410,7 +410,7 @@ var (
 	forUpgrade = pause{release.Pause{Label: "nvidia.com/gpu.deploy.client", Value: "mine_paused-for-driver-upgrade"}, true}
 )
 
-// forMIGText is what is said of forMIG.
+// forMIGText is the text of the pause forMIG.
 const forMIGText = "no GPU is offered while mig-manager changes MIG layouts: the Node's label nvidia.com/gpu.deploy.device-plugin is paused-for-mig-change"
 
 // pausable is a rig on which another program may need the GPUs.

@@ -44,8 +44,8 @@ func TestPause(t *testing.T) {
 			}
 			_, err := w.Release(context.Background(), gpu)
 			must(t, err)
+			after(2 * time.Second) // Each release ends all sessions, and others begin.
 		}
-		after(2 * time.Second)
 		opened := sim.Calls("Init")
 		for range 40 {
 			if !unloads(sim) || !w.Closed() {
@@ -101,6 +101,7 @@ func TestPauseAfterReleases(t *testing.T) {
 			t.Fatal("something has the driver open")
 		}
 		must(t, w.Restore(context.Background(), gpus[1], false))
+		after(time.Second)
 		if unloads(sim) {
 			t.Error("nobody has a GPU open that was taken back")
 		}

@@ -59,8 +59,9 @@ func testDriverReplaced(t *testing.T, c *cluster) {
 		c.awaitEnd(t, plugin, container, "another driver is mounted at /driver-root-parent/driver")
 	}
 	c.serves(t, serves)
-	c.await(t, "the new library in the plugin's container", func() error {
-		for _, process := range processes(t, c.plugin(t), "virgate") {
+	c.await(t, "the new library in the container that serves, which may be the standby's", func() error {
+		pod := c.plugin(t)
+		for _, process := range append(processes(t, pod, "virgate"), processes(t, pod, "standby")...) {
 			maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", process))
 			if err == nil && strings.Contains(string(maps), "libnvidia-ml.so.590.1") {
 				return nil

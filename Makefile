@@ -65,7 +65,7 @@ nightly: ## everything at full length, in hours; PART=plugin, mig, mps, dra, swi
 e2e: e2e-build ## the chart on a real Kubernetes of one node; needs root and runc; PART=storm plays that part alone, SHARD=1/2 half of them
 	cd test/kubernetes/e2e && E2E=required E2E_BUILT=$(CURDIR)/bin/e2e SHARD=$(SHARD) $(if $(TIMES),$(GOTESTSUM) --format standard-verbose \
 	  --jsonfile-timing-events "$$(mktemp $(TIMES)/XXXXXX)" --raw-command -- go tool test2json -t -p e2e) \
-	  $(CURDIR)/bin/e2e/e2e.test -test.v$(if $(TIMES),=test2json) -test.timeout 60m -test.run 'TestKubernetes/$(PART)'
+	  $(CURDIR)/bin/e2e/e2e.test -test.v$(if $(TIMES),=test2json) -test.timeout $(if $(filter 1,$(LONG)),24h,60m) -test.run 'TestKubernetes/$(PART)'
 
 e2e-build: $(if $(TIMES),$(GOTESTSUM)) ## bin/e2e: what e2e runs, for two shards that run at once; E2E_BUILT=1 skips it
 ifndef E2E_BUILT

@@ -101,7 +101,7 @@ func newReleases(a *agent) *release.Manager {
 		},
 		Used: func(ctx context.Context) bool {
 			held, err := a.Kubelet.Held(ctx)
-			return err == nil && len(held) > 0
+			return err != nil || len(held) > 0
 		},
 		MPS: func(gpu string) bool {
 			busy := a.mps.View().Busy // The manager is made later.

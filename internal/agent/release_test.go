@@ -616,6 +616,24 @@ func TestPauseOverARestart(t *testing.T) {
 	p.shows(8)
 }
 
+// TestUsedInAPause holds that a kubelet which does not answer is not taken for one that gave nobody a device:
+// a pause must not close the driver at once then.
+func TestUsedInAPause(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		kubelet heldBy
+		want    bool
+	}{
+		{heldBy{}, false},
+		{heldBy{held: []sharing.Allocation{{Resource: "nvidia.com/gpu"}}}, true},
+		{heldBy{err: errors.New("no kubelet")}, true},
+	} {
+		if got := newReleases(&agent{Options: Options{Kubelet: test.kubelet}}).Used(t.Context()); got != test.want {
+			t.Errorf("%+v: %t, want %t", test.kubelet, got, test.want)
+		}
+	}
+}
+
 // TestStillUsed holds what the condition says of those who keep GPUs from being released in a pause.
 func TestStillUsed(t *testing.T) {
 	t.Parallel()

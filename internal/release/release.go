@@ -143,7 +143,7 @@ type Options struct {
 	Serving func() bool
 	// Users are the pods and processes that use the GPU, or why that is not known.
 	Users func(ctx context.Context, gpu string) []string
-	// Used says that pods or claims have devices, of whatever GPU.
+	// Used says that pods or claims have devices, of whatever GPU, or that it is not known whether they have.
 	Used func(ctx context.Context) bool
 	// MPS says that an MPS daemon may have the GPU or a partition of it open.
 	MPS func(gpu string) bool

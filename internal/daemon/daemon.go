@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/virgate/virgate/configs"
@@ -21,6 +22,7 @@ import (
 	"github.com/virgate/virgate/internal/gpusettings"
 	"github.com/virgate/virgate/internal/host"
 	"github.com/virgate/virgate/internal/memoryguard"
+	"github.com/virgate/virgate/internal/migcaps"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/mps"
 	"github.com/virgate/virgate/internal/nodemetrics"
@@ -284,12 +286,16 @@ type MIGOptions struct {
 	PluginDir, PodResourcesSocket string
 	// WithoutKubelet assumes that no pod holds a GPU.
 	WithoutKubelet bool
-	Logger         *slog.Logger
+	// Capabilities are the driver's files that tell the device nodes of partitions; the zero value reads this
+	// machine's.
+	Capabilities migcaps.Reader
+	Logger       *slog.Logger
 }
 
 // ApplyMIG brings the GPUs to the wanted MIG layout once, as far as that goes now,
-// on a node that no Virgate serves, and returns how far they are. The error says
-// that one does, or that the GPUs could not be read.
+// on a node that no Virgate serves, has the device nodes of the partitions made, and
+// returns how far the GPUs are. The error says that a Virgate serves the node, or that
+// the GPUs could not be read.
 func ApplyMIG(ctx context.Context, o MIGOptions, wanted sharing.MIGConfig) ([]nodereport.GPULayout, error) {
 	options := migchange.Options{Partitioner: o.GPUs.Partitioner(nil), Logger: o.Logger}
 	var known []nvml.KnownGPU
@@ -321,7 +327,38 @@ func ApplyMIG(ctx context.Context, o MIGOptions, wanted sharing.MIGConfig) ([]no
 	if err != nil {
 		return nil, fmt.Errorf("read GPUs: %w", err)
 	}
+	if err := o.makeNodes(ctx); err != nil {
+		o.Logger.Warn("device nodes of partitions not made: pods may be refused them", "error", err)
+	}
 	return layouts, nil
+}
+
+// makeNodes has the driver's program make the device nodes of all partitions: the kernel module makes none. It leaves
+// those alone that there are.
+func (o MIGOptions) makeNodes(ctx context.Context) error {
+	if o.GPUs.MakeNodes == nil {
+		return nil
+	}
+	gpus, err := nvml.Scan(o.GPUs.Library)
+	if err != nil {
+		return err
+	}
+	var files []string
+	var unread error // The first of them says enough.
+	for _, gpu := range gpus {
+		for _, partition := range gpu.Partitions {
+			nodes, err := o.Capabilities.Partition(gpu.Minor, partition.GI, partition.CI)
+			unread = cmp.Or(unread, err)
+			for _, node := range nodes {
+				files = append(files, node.Access)
+			}
+		}
+	}
+	slices.Sort(files)
+	if files = slices.Compact(files); len(files) > 0 {
+		err = o.GPUs.MakeNodes(ctx, files)
+	}
+	return errors.Join(unread, err)
 }
 
 // lockOnce takes the lock of an existing device-plugins directory that nobody serves.

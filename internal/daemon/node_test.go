@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -21,6 +22,7 @@ import (
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/cdi"
+	"github.com/virgate/virgate/internal/migcaps"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/internal/state"
@@ -116,6 +118,57 @@ func TestApplyMIGNeedsAPluginDir(t *testing.T) {
 		if !errors.Is(err, os.ErrNotExist) || layouts != nil {
 			t.Errorf("in %q: %v, error %v", dir, layouts, err)
 		}
+	}
+}
+
+// TestApplyMIGMakesNodes: the nodes of all partitions are asked for after a change, and what the driver's files do not
+// say is told and hinders nothing.
+func TestApplyMIGMakesNodes(t *testing.T) {
+	node, err := simnode.New("h100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	write := func(file, content string) {
+		t.Helper()
+		path := filepath.Join(root, file)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(migcaps.Folder+"/mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\n")
+	write("/proc/devices", "Character devices:\n508 nvidia-caps\n")
+	apply := func() (asked []string, log string) {
+		t.Helper()
+		gpus, text := Simulated(node, node), &strings.Builder{}
+		gpus.MakeNodes = func(_ context.Context, files []string) error { asked = files; return nil }
+		layouts, err := ApplyMIG(t.Context(), MIGOptions{
+			GPUs: gpus, Simulated: true, Capabilities: migcaps.NewReader(root), Logger: slog.New(slog.NewTextHandler(text, &slog.HandlerOptions{Level: slog.LevelWarn})),
+		}, sharing.MIGConfig{Name: "all-3g.40gb", Manage: true})
+		if err != nil || len(layouts) != 1 {
+			t.Fatalf("%v, error %v", layouts, err)
+		}
+		return asked, text.String()
+	}
+	if asked, log := apply(); asked != nil || !strings.Contains(log, "device nodes of partitions not made") || !strings.Contains(log, "/access: no such file") {
+		t.Errorf("without the driver's files: asked for %q, logged %s", asked, log)
+	}
+	gpus, err := nvml.Scan(node)
+	if err != nil || len(gpus[0].Partitions) == 0 {
+		t.Fatalf("%v, error %v", gpus, err)
+	}
+	var want []string
+	for _, p := range gpus[0].Partitions {
+		for i, file := range []string{fmt.Sprintf("gi%d/access", p.GI), fmt.Sprintf("gi%d/ci%d/access", p.GI, p.CI)} {
+			want = append(want, fmt.Sprintf("%s/gpu%d/mig/%s", migcaps.Folder, gpus[0].Minor, file))
+			write(want[len(want)-1], fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\n", 12+i))
+		}
+	}
+	if asked, log := apply(); !slices.Equal(asked, want) || log != "" {
+		t.Errorf("asked for %q, want %q, logged %s", asked, want, log)
 	}
 }
 

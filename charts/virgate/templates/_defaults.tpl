@@ -18,6 +18,7 @@ takes out of .Values. Left out is what goes to Kubernetes as it is, for which nu
 
 {{- define "virgate.defaultValues" -}}
 admission:
+    gpusNeedRequest: false
     mostPerContainer: {}
     oneSharePerContainer: false
     ownNode: true

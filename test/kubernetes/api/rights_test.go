@@ -357,6 +357,121 @@ func testSharePolicies(t *testing.T, s *server) {
 	testClaimPolicies(t, s)
 }
 
+// testGPUsNeedRequest has the API server judge pods that name GPUs without a request.
+func testGPUsNeedRequest(t *testing.T, s *server) {
+	rendered, err := os.ReadFile("../../chart/testdata/everything.golden.yaml")
+	s.must(err)
+	var policies []string
+	for document := range strings.SplitSeq(string(rendered), "\n---\n") {
+		if strings.Contains(document, "kind: ValidatingAdmissionPolicy") && strings.Contains(document, "-gpus-need-request") {
+			policies = append(policies, document)
+		}
+	}
+	if len(policies) != 2 {
+		t.Fatalf("%d policies and bindings, want one of each", len(policies))
+	}
+	file := filepath.Join(t.TempDir(), "policies.yaml")
+	write(t, file, strings.Join(policies, "\n---\n"))
+	s.applyFile(file)
+	t.Cleanup(func() {
+		all := metav1.ListOptions{}
+		s.must(s.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().DeleteCollection(context.Background(), metav1.DeleteOptions{}, all))
+		s.must(s.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().DeleteCollection(context.Background(), metav1.DeleteOptions{}, all))
+	})
+	_, err = s.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+		Name: "driver", Labels: map[string]string{"virgate.github.io/gpus-without-request": "allowed"},
+	}}, metav1.CreateOptions{})
+	s.must(err)
+	container := func(change func(c *corev1.Container)) corev1.Container {
+		c := corev1.Container{Name: "c", Image: "i", TerminationMessagePolicy: corev1.TerminationMessageReadFile, ImagePullPolicy: corev1.PullNever}
+		change(&c)
+		return c
+	}
+	variable := func(value string) func(c *corev1.Container) {
+		return func(c *corev1.Container) {
+			c.Env = []corev1.EnvVar{{Name: "A", Value: "all"}, {Name: "NVIDIA_VISIBLE_DEVICES", Value: value}}
+		}
+	}
+	mount := func(path string) func(c *corev1.Container) {
+		return func(c *corev1.Container) { c.VolumeMounts = []corev1.VolumeMount{{Name: "v", MountPath: path}} }
+	}
+	asks := func(resourceName, count string) func(c *corev1.Container) {
+		return func(c *corev1.Container) {
+			variable("all")(c)
+			c.Resources.Limits = corev1.ResourceList{corev1.ResourceName(resourceName): resource.MustParse(count)}
+		}
+	}
+	plain := func(*corev1.Container) {}
+	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	try := func(space string, init, main func(c *corev1.Container)) error {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "p-"}, Spec: corev1.PodSpec{
+			Volumes:        []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}},
+			ResourceClaims: []corev1.PodResourceClaim{{Name: "claim", ResourceClaimName: new("claim")}},
+			Containers:     []corev1.Container{container(main)},
+		}}
+		if init != nil {
+			first := container(init)
+			first.Name = "first"
+			pod.Spec.InitContainers = []corev1.Container{first}
+		}
+		_, err := s.admin.CoreV1().Pods(space).Create(t.Context(), pod, dry)
+		return err
+	}
+	s.await("the policy to hold", func() bool { return try("default", nil, variable("all")) != nil })
+	const named, mounted = "a container that requests no GPU may not set NVIDIA_VISIBLE_DEVICES", "a container that requests no GPU may not mount anything below /var/run/nvidia-container-devices"
+	for _, test := range []struct {
+		name, space string
+		init, main  func(c *corev1.Container)
+		refused     string
+	}{
+		{"nothing", "default", nil, plain, ""},
+		{"all", "default", nil, variable("all"), named},
+		{"one", "default", nil, variable("GPU-1"), named},
+		{"void", "default", nil, variable("void"), ""},
+		{"none", "default", nil, variable("none"), ""},
+		{"empty", "default", nil, variable(""), ""},
+		{"from elsewhere", "default", nil, func(c *corev1.Container) {
+			c.Env = []corev1.EnvVar{{Name: "NVIDIA_VISIBLE_DEVICES", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}}}
+		}, named},
+		{"an init container", "default", variable("all"), plain, named},
+		{"beside one with a GPU", "default", asks("nvidia.com/gpu", "1"), variable("all"), named},
+		{"a mount", "default", nil, mount("/var/run/nvidia-container-devices/all"), mounted},
+		{"a mount in other words", "default", nil, mount("/var/run/x/../nvidia-container-devices/all"), mounted},
+		{"another mount", "default", nil, mount("/var/run/all"), ""},
+		{"with a GPU", "default", nil, asks("nvidia.com/gpu.shared", "1"), ""},
+		{"with a partition", "default", nil, asks("nvidia.com/mig-1g.5gb", "1"), ""},
+		{"with a name of its own", "default", nil, asks("example.com/gpu", "1"), ""},
+		{"by a DeviceClass", "default", nil, asks("deviceclass.resource.kubernetes.io/virgate-gpu.nvidia.com", "1"), ""},
+		{"with none of it", "default", nil, asks("nvidia.com/gpu", "0"), named},
+		{"with something else", "default", nil, asks("example.com/other", "1"), named},
+		{"by a claim", "default", nil, func(c *corev1.Container) {
+			variable("all")(c)
+			c.Resources.Claims = []corev1.ResourceClaim{{Name: "claim"}}
+		}, ""},
+		{"the cluster's own", "kube-system", nil, variable("all"), ""},
+		{"where it is allowed", "driver", nil, variable("all"), ""},
+	} {
+		if err := try(test.space, test.init, test.main); (err == nil) != (test.refused == "") || err != nil && !strings.Contains(err.Error(), test.refused) {
+			t.Errorf("%s: got %v, want %q", test.name, err, test.refused)
+		}
+	}
+
+	pods := s.admin.CoreV1().Pods("default")
+	pod, err := pods.Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "debugged"}, Spec: corev1.PodSpec{Containers: []corev1.Container{container(plain)}}}, metav1.CreateOptions{})
+	s.must(err)
+	for value, refused := range map[string]string{"void": "", "all": "a debugging container may not set NVIDIA_VISIBLE_DEVICES"} {
+		debugged := pod.DeepCopy()
+		debugged.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
+			Name: "debugger", Image: "i", Env: []corev1.EnvVar{{Name: "NVIDIA_VISIBLE_DEVICES", Value: value}},
+			TerminationMessagePolicy: corev1.TerminationMessageReadFile, ImagePullPolicy: corev1.PullNever,
+		}}}
+		_, err := pods.UpdateEphemeralContainers(t.Context(), pod.Name, debugged, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+		if (err == nil) != (refused == "") || err != nil && !strings.Contains(err.Error(), refused) {
+			t.Errorf("debugging with %q: got %v, want %q", value, err, refused)
+		}
+	}
+}
+
 // testClaimPolicies has the API server judge claims and templates by those policies.
 func testClaimPolicies(t *testing.T, s *server) {
 	const gpu, renamed, one, place = "virgate-gpu.nvidia.com", "virgate-gpu.shared.nvidia.com", "a claim may have at most one share", "virgate.github.io/shared-gpus=allowed"

@@ -435,6 +435,7 @@ func TestAPI(t *testing.T) {
 		{"rights taken", testRightsTaken},
 		{"pods", testPods},
 		{"share policies", testSharePolicies},
+		{"GPUs need a request", testGPUsNeedRequest},
 		{"kubelet", testKubelet},
 		{"MIG label", testMIGLabel},
 		{"list limit", testListLimit},

@@ -135,6 +135,13 @@ const UnnamedHolder = "a pod that the kubelet does not name"
 // what it held when it next gets a list.
 func (a Allocation) Certain() bool { return a.Namespace != "" }
 
+// OfGPU says that the devices are GPUs or partitions, by their UUIDs, and not those of another vendor's device plugin.
+func (a Allocation) OfGPU() bool {
+	return a.Claim != "" || slices.ContainsFunc(a.Devices, func(device string) bool {
+		return strings.HasPrefix(device, "GPU-") || strings.HasPrefix(device, "MIG-")
+	})
+}
+
 // Holder says who has the devices, for people: "namespace/pod", or that and by which claim.
 func (a Allocation) Holder() string {
 	text := UnnamedHolder

@@ -227,8 +227,7 @@ func (a *agent) run(ctx context.Context) error {
 		a.mig.Run(ctx)
 		return nil
 	}))
-	start(after(a.locked, func(ctx context.Context) error { return a.releases.FollowPause(ctx, a.registering) }))
-	start(after(a.registering, a.releases.Run))
+	start(after(a.locked, a.releases.Run)) // A pause does not wait for a profile.
 	start(after(a.registering, a.guard.Run))
 	if a.DriverSettings.Store != nil {
 		start(after(a.registering, a.gpuSettings.Run))
@@ -324,11 +323,13 @@ func (a *agent) startServing(ctx context.Context) error {
 		return err
 	}
 	a.Plugin.TakeOver(ctx)
+	a.dra.Load()
 	if a.Releases.Releaser != nil {
 		a.awaitPause(ctx)
-		a.releases.Load(ctx)
+		if a.releases.Load(ctx) && a.MPS != nil {
+			a.MPS.Want(nil) // The daemons of the last run have the driver open.
+		}
 	}
-	a.dra.Load()
 	a.serving.Store(true)
 	close(a.locked)
 	// Only the program that serves may use the profile of the last run, so the loop

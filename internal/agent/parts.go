@@ -100,8 +100,11 @@ func newReleases(a *agent) *release.Manager {
 			return profile != nil && profile.Profile.MIG.Reset
 		},
 		Used: func(ctx context.Context) bool {
+			if a.DRA.Claims != nil && len(a.DRA.Claims.View().Claims) > 0 {
+				return true
+			}
 			held, err := a.Kubelet.Held(ctx)
-			return err != nil || len(held) > 0
+			return err != nil || slices.ContainsFunc(held, sharing.Allocation.OfGPU)
 		},
 		MPS: func(gpu string) bool {
 			busy := a.mps.View().Busy // The manager is made later.

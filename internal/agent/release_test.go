@@ -41,7 +41,17 @@ type fakeReleaser struct {
 	paused []string
 }
 
-func (f *fakeReleaser) Load() ([]release.Release, error) { return slices.Clone(f.kept), nil }
+func (f *fakeReleaser) Load() ([]release.Release, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.kept), nil
+}
+
+func (f *fakeReleaser) setSaving(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.saving = err
+}
 
 func (f *fakeReleaser) Save(list []release.Release) error {
 	f.mu.Lock()
@@ -625,7 +635,9 @@ func TestUsedInAPause(t *testing.T) {
 		want    bool
 	}{
 		{heldBy{}, false},
-		{heldBy{held: []sharing.Allocation{{Resource: "nvidia.com/gpu"}}}, true},
+		{heldBy{held: []sharing.Allocation{{Resource: "nvidia.com/gpu", Devices: []string{"GPU-a::1"}}}}, true},
+		{heldBy{held: []sharing.Allocation{{Resource: "gpu.nvidia.com", Claim: "c"}}}, true},
+		{heldBy{held: []sharing.Allocation{{Resource: "rdma/hca", Devices: []string{"mlx5_0"}}}}, false},
 		{heldBy{err: errors.New("no kubelet")}, true},
 	} {
 		if got := newReleases(&agent{Options: Options{Kubelet: test.kubelet}}).Used(t.Context()); got != test.want {
@@ -645,12 +657,13 @@ func TestStillUsed(t *testing.T) {
 		many = append(many, fmt.Sprintf("ns/p%d", i))
 	}
 	holders := []sharing.Allocation{
-		{Resource: "nvidia.com/gpu.shared"},
-		{Resource: "nvidia.com/mig-1g.5gb"},
+		{Resource: "nvidia.com/gpu.shared", Devices: []string{"GPU-a"}},
+		{Resource: "nvidia.com/mig-1g.5gb", Devices: []string{"MIG-a"}},
 		{Resource: "gpu.nvidia.com", Claim: "c"},
 		{Resource: "gpu.virgate.github.io", Claim: "c"},
-		{Resource: "example.com/gpu"},
-		{Resource: "example.com/gpu"},
+		{Resource: "example.com/gpu", Devices: []string{"GPU-a"}},
+		{Resource: "example.com/gpu", Devices: []string{"MIG-b"}},
+		{Resource: "rdma/hca", Devices: []string{"mlx5_0"}},
 	}
 	for _, test := range []struct {
 		name     string

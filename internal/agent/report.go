@@ -236,7 +236,7 @@ func stillUsed(by release.Pause, releases []release.Release, holders []sharing.A
 	}
 	text := "; still used by " + strings.Join(users, ", ")
 	for _, a := range holders {
-		if !sharing.OperatorEvicts(a.Resource) && !slices.Contains(others, a.Resource) {
+		if a.OfGPU() && !sharing.OperatorEvicts(a.Resource) && !slices.Contains(others, a.Resource) {
 			others = append(others, a.Resource)
 		}
 	}

@@ -42,9 +42,16 @@ type Guarded struct {
 
 // Units returns Open's error where it refuses.
 func (g Guarded) Units(gpus []sharing.GPU) (spec *specs.Spec, err error) {
-	refused := g.Open(func() { spec, err = g.Source.Units(gpus) })
-	return spec, errors.Join(refused, err)
+	if refused := g.Open(func() { spec, err = g.Source.Units(gpus) }); refused != nil {
+		return nil, &refusal{refused}
+	}
+	return spec, err
 }
+
+// refusal is an error of Open, which costs nothing and may be over the next moment.
+type refusal struct{ error }
+
+func (r *refusal) Unwrap() error { return r.error }
 
 // Aliased is a Source whose spec has one more entry for each unit, by the name that Alias gives
 // it: claims of DRA are given those, which are the same after a reboot.

@@ -170,6 +170,9 @@ func (w *Writer) generate(g *generated, inputs string, source func() (*specs.Spe
 	}
 	g.inputs, g.version, g.retryAt = inputs, version, now.Add(w.options.Retry)
 	g.spec, g.err = source()
+	if _, refused := errors.AsType[*refusal](g.err); refused {
+		g.retryAt = now
+	}
 	return true
 }
 

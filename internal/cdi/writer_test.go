@@ -469,3 +469,31 @@ func FuzzExisting(f *testing.F) {
 		}
 	})
 }
+
+// TestSpecsAfterAPause holds that the specs are made anew right after a pause, in which they may not be: the driver may be
+// another one.
+func TestSpecsAfterAPause(t *testing.T) {
+	b := newBench(t)
+	gpus := []sharing.GPU{{UUID: "GPU-11111111-1111-1111-1111-111111111111"}}
+	b.version = "570"
+	refused := error(nil)
+	b.Writer.options.Source = Guarded{Source: b, Open: func(use func()) error {
+		if refused != nil {
+			return refused
+		}
+		use()
+		return nil
+	}}
+	b.names(gpus)
+	refused, b.version = errors.New("the driver is released"), "580"
+	if names, err := b.Write(t.Context(), gpus, nil); err == nil || len(names) == 0 {
+		t.Fatalf("in the pause: %v, %v", names, err)
+	}
+	b.now = b.now.Add(time.Second)
+	refused = nil
+	made := b.made
+	names, err := b.Write(t.Context(), gpus, nil)
+	if b.made == made {
+		t.Errorf("after the pause the entries %v count as there, and are those of driver 570: %v", names, err)
+	}
+}

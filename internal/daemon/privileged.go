@@ -65,6 +65,9 @@ func (o ownRights) MakeNodes(ctx context.Context, files []string) error {
 
 // Reset implements Privileged.
 func (o ownRights) Reset(ctx context.Context, pciBusID string) error {
+	if o.node.Closed() { // nvidia-smi would load the module, too.
+		return errDriverClosed
+	}
 	return abandonable(ctx, resetLimit, "the reset", func(ctx context.Context) error { return o.gpus.Reset(ctx, pciBusID) })
 }
 

@@ -169,8 +169,12 @@ func (u *unitRun) start(ctx context.Context) error {
 		return err
 	}
 	env := u.environment()
-	if err := u.Control.Clear(ctx, env); err != nil { // Of an earlier run.
+	if err := u.Control.Clear(ctx, env); err != nil { // Of an earlier run, or one that could not be ended.
 		return err
+	}
+	if u.daemon != nil {
+		u.daemon = nil
+		u.count(-1)
 	}
 	if err := u.setMode(ctx); err != nil {
 		return err
@@ -179,10 +183,11 @@ func (u *unitRun) start(ctx context.Context) error {
 		return err
 	}
 	u.starts++
-	var err error
-	if u.daemon, err = u.Control.Start(env); err != nil {
+	daemon, err := u.Control.Start(env)
+	if err != nil {
 		return err
 	}
+	u.daemon = daemon
 	u.count(1)
 	patience, cancel := context.WithTimeout(ctx, u.Timing.Start)
 	defer cancel()

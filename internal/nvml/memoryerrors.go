@@ -64,7 +64,7 @@ func (e *errorMeter) of(enough context.Context, gpu string, mig bool) []sharing.
 	if errors, err := e.wait(enough); err == nil {
 		e.last = errors
 	}
-	if e.last.gpu != gpu || e.last.mig != mig {
+	if e.last.gpu != "" && (e.last.gpu != gpu || e.last.mig != mig) {
 		e.last, e.began = memoryErrors{}, time.Time{}
 	}
 	return e.last.counts

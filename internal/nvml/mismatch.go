@@ -40,7 +40,10 @@ const mismatchLimit = 10 * time.Second
 
 // Mismatches find a version mismatch that stays. Then this program has to end: its container may be older than the
 // driver, and a new one is given the libraries that the node has now. The zero value has seen none.
-type Mismatches struct{ since time.Time }
+type Mismatches struct{ since, last time.Time }
+
+// mismatchGap is how long the driver need not have been opened for a mismatch to be another one.
+const mismatchGap = time.Minute
 
 // Lasting takes what became of opening the driver, nil for success, and returns an error when that has been a mismatch
 // for 10 s, and until then how long it takes to be one. That is 0 for what is no mismatch.
@@ -49,9 +52,11 @@ func (m *Mismatches) Lasting(err error) (left time.Duration, lasting error) {
 		m.since = time.Time{}
 		return 0, nil
 	}
-	if m.since.IsZero() {
-		m.since = time.Now()
+	now := time.Now()
+	if m.since.IsZero() || now.Sub(m.last) > mismatchGap {
+		m.since = now
 	}
+	m.last = now
 	if left = mismatchLimit - time.Since(m.since); left > 0 {
 		return left, nil
 	}

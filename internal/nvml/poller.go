@@ -63,7 +63,9 @@ func (p *poller) run(ctx context.Context) error {
 	retry := backoff{first: p.options.Backoff}
 	var mismatches Mismatches
 	for {
-		p.gate.awaitOpen(ctx)
+		if waited := p.gate.awaitOpen(ctx); waited { // Another program had the driver, and may not have it ready.
+			p.mustOpen, mismatches = false, Mismatches{}
+		}
 		worked, err := p.session(ctx)
 		if worked {
 			retry.reset()

@@ -392,7 +392,7 @@ func TestBoardTemperature(t *testing.T) {
 	}
 }
 
-// TestMarginFailsForOnce holds that a margin that cannot be read for once changes nothing, and that
+// TestMarginFailsForOnce holds that a margin that cannot be read follows from what the board has told before, and that
 // a board's limit that could not be read is asked for again.
 func TestMarginFailsForOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -405,9 +405,12 @@ func TestMarginFailsForOnce(t *testing.T) {
 		w.expect("when it can be read", hot)
 		asked := sim.Calls("DeviceGetTemperatureThreshold")
 		end := sim.InjectFault("DeviceGetMarginTemperature", simnode.Fault{Return: nvml.Unknown})
-		must(t, sim.SetTemperature(0, 40))
+		must(t, sim.SetTemperature(0, 89))
 		after(time.Minute)
 		w.expect("when it cannot", hot)
+		must(t, sim.SetTemperature(0, 40))
+		after(time.Minute)
+		w.expect("when it cannot and the GPU is cold", nil)
 		end()
 		after(21 * time.Second)
 		w.expect("when it can again", nil)

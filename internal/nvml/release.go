@@ -112,20 +112,22 @@ func (g *gate) tellChange() {
 	g.changed = make(chan struct{})
 }
 
-// awaitOpen waits until a session may begin, or until ctx ends.
-func (g *gate) awaitOpen(ctx context.Context) {
+// awaitOpen waits until a session may begin, or until ctx ends, and says whether it had to wait.
+func (g *gate) awaitOpen(ctx context.Context) (waited bool) {
 	for ctx.Err() == nil {
 		g.mu.Lock()
 		closed, changed := g.closed(), g.changed
 		g.mu.Unlock()
 		if !closed {
-			return
+			return waited
 		}
+		waited = true
 		select {
 		case <-changed:
 		case <-ctx.Done():
 		}
 	}
+	return waited
 }
 
 // enter comes before each call: it has Init wait, and refuses to look released GPUs up.

@@ -357,10 +357,12 @@ type gpuState struct {
 	// read: when it comes back it has been reset.
 	lost bool
 	// hot says that the GPU was too hot at the last reading, heat in words, celsius how hot it was,
-	// and safe at which temperature it no longer is.
+	// and safe at which temperature it no longer is. slowdown is where the board slows it down, 0 when
+	// unknown.
 	hot           bool
 	heat          string
 	celsius, safe int
+	slowdown      int
 	// recovery is the last known RecoveryAction since the last reset; recoveryKnown says that
 	// the driver has reported one.
 	recovery      uint32
@@ -426,11 +428,16 @@ func (g *gpuState) feel(r reading, rules sharing.HealthRules) {
 	}
 	hysteresis := rules.TemperatureLimit - rules.TemperatureSafe
 	switch told := r.slowdown.told; {
-	case rules.BoardTemperature && (told == slowdownThreshold || told == slowdownByMargin):
-		if r.marginKnown {
-			g.hot = r.margin <= 0 || g.hot && r.margin < hysteresis
-			g.heat, g.safe = "temperature at which the board slows it down", g.celsius+r.margin-hysteresis
+	case rules.BoardTemperature && (told == slowdownThreshold || told == slowdownByMargin) && (r.marginKnown || r.celsiusKnown && g.slowdown > 0):
+		margin := r.margin
+		switch {
+		case !r.marginKnown:
+			margin = g.slowdown - g.celsius // By what the board has told before.
+		case r.celsiusKnown:
+			g.slowdown = g.celsius + margin
 		}
+		g.hot = margin <= 0 || g.hot && margin < hysteresis
+		g.heat, g.safe = "temperature at which the board slows it down", g.celsius+margin-hysteresis
 	case r.celsiusKnown:
 		g.hot = r.celsius > rules.TemperatureLimit || g.hot && r.celsius > rules.TemperatureSafe
 		g.heat, g.safe = fmt.Sprintf("temperature above %d °C", rules.TemperatureLimit), rules.TemperatureSafe

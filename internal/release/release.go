@@ -163,6 +163,10 @@ type Manager struct {
 	Options
 	mu   sync.Mutex
 	gpus map[string]*release
+	// unkept is why the last try to keep them failed.
+	unkept error
+	// inPause says that the last look found a pause.
+	inPause bool
 	// wake has room to tell Run that there is a new one.
 	wake chan struct{}
 }
@@ -172,6 +176,8 @@ type release struct {
 	// running says that it has its goroutine, and wake tells that of a change.
 	running bool
 	wake    chan struct{}
+	// stopRestoring ends the taking back that is under way; nil when none is.
+	stopRestoring context.CancelFunc
 }
 
 // New returns a manager without releases.
@@ -191,10 +197,11 @@ func (m *Manager) paused() bool {
 	return pause.Any()
 }
 
-// Load takes over the last run's releases. It is called before the driver is opened.
-func (m *Manager) Load(ctx context.Context) {
+// Load takes over the last run's releases. It is called before the driver is opened, and says whether the driver is to
+// stay closed for a pause.
+func (m *Manager) Load(ctx context.Context) (closed bool) {
 	if m.Releaser == nil {
-		return
+		return false
 	}
 	kept, err := m.Store.Load()
 	if err != nil {
@@ -205,12 +212,15 @@ func (m *Manager) Load(ctx context.Context) {
 	used := pause.Any() && m.Used(ctx)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	paused := pause.Any()
+	paused, over := pause.Any(), false
 	for _, r := range kept {
 		if r.Pause && known && !pause.Any() {
+			over = true
 			continue
 		}
-		paused = paused || r.Pause
+		if paused = paused || r.Pause; r.Pause {
+			r.Until = time.Now().Add(pauseLimit).Round(0)
+		}
 		if r.State == Released { // One that still waits may have holders: the GPU is watched until they are gone.
 			indexes[r.GPU] = r.DriverIndex
 		}
@@ -218,46 +228,30 @@ func (m *Manager) Load(ctx context.Context) {
 		m.gpus[r.GPU] = &release{Release: r, wake: make(chan struct{}, 1)}
 	}
 	m.Releaser.KeepReleased(indexes)
-	if paused {
-		m.pauseDriver(used)
+	if over {
+		m.keepLater() // So that no later run takes it for one that goes on.
 	}
+	return paused && m.pauseDriver(used)
 }
 
 // pauseDriver has the driver closed as a whole when the last GPU is released. Before the GPUs were
-// read, those are meant that the last run has released; without any, the driver is closed at once, but
-// for somebody who uses a GPU: what he has is to be taken back first. It must be called with the lock.
-func (m *Manager) pauseDriver(used bool) {
+// read, those are meant that the last run has released; without any, the driver is closed at once. It does
+// nothing, and says so, where somebody uses a GPU then: the devices are to be withdrawn first. It must be called with the lock.
+func (m *Manager) pauseDriver(used bool) bool {
 	var gpus []string
 	for _, gpu := range m.GPUs() {
 		if gpu.DriverIndex != sharing.NotListed {
 			gpus = append(gpus, gpu.UUID)
 		}
 	}
+	if gpus == nil && used {
+		return false
+	}
 	if gpus == nil {
 		gpus = slices.Collect(maps.Keys(m.gpus))
 	}
-	if gpus == nil && used {
-		return
-	}
 	m.Releaser.Pause(gpus)
-}
-
-// FollowPause does as much of Run as a pause needs, until Run begins or ctx ends: what comes before Run
-// may wait for the GPUs to be read.
-func (m *Manager) FollowPause(ctx context.Context, begins <-chan struct{}) error {
-	if m.Releaser == nil {
-		return nil
-	}
-	for {
-		m.followPause(ctx)
-		select {
-		case <-m.wake:
-		case <-begins:
-			return nil
-		case <-ctx.Done():
-			return nil
-		}
-	}
+	return true
 }
 
 // Run runs the releases until ctx ends.
@@ -265,8 +259,12 @@ func (m *Manager) Run(ctx context.Context) error {
 	var group sync.WaitGroup
 	defer group.Wait()
 	for {
-		m.followPause(ctx)
+		again := m.followPause(ctx)
 		m.mu.Lock()
+		if m.unkept != nil {
+			_ = m.keep()
+		}
+		unkept := m.unkept != nil
 		for _, r := range m.gpus {
 			if !r.running {
 				r.running = true
@@ -275,7 +273,10 @@ func (m *Manager) Run(ctx context.Context) error {
 		}
 		m.mu.Unlock()
 		var later <-chan time.Time
-		if m.resetForMIG(ctx) {
+		switch {
+		case again:
+			later = time.After(lookInterval)
+		case m.resetForMIG(ctx), unkept:
 			later = time.After(migResetInterval)
 		}
 		select {
@@ -336,10 +337,22 @@ func (m *Manager) keep() error {
 			kept = append(kept, k)
 		}
 	}
-	if err := m.Store.Save(kept); err != nil {
-		return fmt.Errorf("keep the release for a restart: %w", err)
+	m.unkept = m.Store.Save(kept)
+	if m.unkept != nil {
+		return fmt.Errorf("keep the release for a restart: %w", m.unkept)
 	}
 	return nil
+}
+
+// keepLater is keep, which Run tries again when it fails. It must be called with the lock.
+func (m *Manager) keepLater() {
+	before := m.unkept
+	if err := m.keep(); err != nil && before == nil {
+		m.Logger.Error("releases not kept for a restart, it is tried again", "error", m.unkept)
+	}
+	if m.unkept != nil {
+		notify(m.wake)
+	}
 }
 
 // set changes a release from its goroutine.
@@ -351,9 +364,7 @@ func (m *Manager) set(r *release, change func(*Release)) {
 		return
 	}
 	m.Changed()
-	if err := m.keep(); err != nil {
-		m.Logger.Error("release changed", "error", err)
-	}
+	m.keepLater()
 }
 
 // notify tells whoever waits, without waiting.
@@ -394,15 +405,18 @@ func (m *Manager) run(ctx context.Context, r *release) {
 		case pause <= 0:
 			// It is opened from now on, so whoever asks for it meanwhile has to wait.
 			m.set(r, func(r *Release) { r.State, r.Waits = Waiting, nil })
-			if m.Releaser.Restore(ctx, now.GPU, now.WasReset) != nil {
+			err := m.restoreGPU(ctx, r, now)
+			if ctx.Err() != nil {
 				return
 			}
-			again := false
+			again := true
 			m.set(r, func(r *Release) {
-				if again = time.Until(r.Until) > 0 || m.paused(); again {
+				switch {
+				case err != nil: // A pause has begun.
+				case time.Until(r.Until) > 0 || m.paused():
 					r.WasReset, r.Problem = false, ""
-				} else {
-					r.State = Restored
+				default:
+					r.State, again = Restored, false
 				}
 			})
 			if again {
@@ -431,7 +445,7 @@ func (m *Manager) run(ctx context.Context, r *release) {
 				log.Info("GPU not released yet", "waits", waits)
 			}
 			m.set(r, func(r *Release) { r.State, r.DriverIndex, r.Waits = now.State, index, waits })
-		case now.Reset:
+		case now.Reset && !m.paused():
 			err := m.Reset(ctx, now.PCIBusID)
 			if err != nil && ctx.Err() != nil {
 				return // The next run resets it.
@@ -452,6 +466,25 @@ func (m *Manager) run(ctx context.Context, r *release) {
 		case <-ctx.Done():
 		}
 	}
+}
+
+// restoreGPU takes the GPU back. It fails when ctx ends or a pause begins: until a driver is there, the GPU cannot be
+// taken back.
+func (m *Manager) restoreGPU(ctx context.Context, r *release, now Release) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	m.mu.Lock()
+	r.stopRestoring = stop
+	m.mu.Unlock()
+	defer func() {
+		m.mu.Lock()
+		r.stopRestoring = nil
+		m.mu.Unlock()
+	}()
+	if m.paused() {
+		return context.Canceled
+	}
+	return m.Releaser.Restore(ctx, now.GPU, now.WasReset)
 }
 
 func message(err error) string {
@@ -486,25 +519,37 @@ const maxRelease = 24 * time.Hour
 // under way gets the new time, counted from now.
 func (m *Manager) begin(selector sharing.Selector, length time.Duration, reset bool) (Release, error) {
 	gpu, err := m.selectGPU(selector)
+	pause, _ := m.Paused()
 	switch {
 	case err != nil:
 		return Release{}, err
 	case reset && m.Reset == nil:
 		return Release{}, errors.New(decide.MayNotReset)
+	case reset && pause.Any():
+		return Release{}, errors.New(pause.Text())
 	case length <= 0 || length > maxRelease:
 		return Release{}, fmt.Errorf("for: %s is not more than 0 and at most %s", length, maxRelease)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.add(gpu, func(r *Release) {
-		r.Until, r.Reset = time.Now().Add(length).Round(0), r.Reset || reset
-	})
+	before := maps.Clone(m.gpus)
+	r := m.put(gpu)
+	last := r.Release
+	r.Until, r.Reset = time.Now().Add(length).Round(0), r.Reset || reset
+	r.Pause, r.Why = false, "" // The end of a pause is not the end of this.
+	if err := m.keep(); err != nil {
+		r.Release, m.gpus = last, before
+		notify(m.wake) // What the store may have of it is replaced.
+		return Release{}, err
+	}
+	notify(r.wake)
+	notify(m.wake)
+	return r.Release, nil
 }
 
-// add begins a release, or changes one that is under way. It must be called with the lock.
-func (m *Manager) add(gpu sharing.GPU, change func(*Release)) (Release, error) {
-	before := maps.Clone(m.gpus)
-	r := before[gpu.UUID]
+// put returns the release of the GPU that is under way, or a new one. It must be called with the lock.
+func (m *Manager) put(gpu sharing.GPU) *release {
+	r := m.gpus[gpu.UUID]
 	if r == nil || r.State == Restored {
 		r = &release{
 			Release: Release{GPU: gpu.UUID, Index: gpu.Index, PCIBusID: gpu.PCIBusID, DriverIndex: -1, State: Waiting},
@@ -512,15 +557,7 @@ func (m *Manager) add(gpu sharing.GPU, change func(*Release)) (Release, error) {
 		}
 		m.gpus[gpu.UUID] = r
 	}
-	last := r.Release
-	change(&r.Release)
-	if err := m.keep(); err != nil {
-		r.Release, m.gpus = last, before
-		return Release{}, err
-	}
-	notify(r.wake)
-	notify(m.wake)
-	return r.Release, nil
+	return r
 }
 
 const (
@@ -536,7 +573,7 @@ const (
 // where the profile has mig.reset. It says whether any GPU waits for that. One goes first:
 // what keeps the driver from resetting one may keep it from resetting all.
 func (m *Manager) resetForMIG(ctx context.Context) bool {
-	if m.Reset == nil || !m.MIGReset() {
+	if m.Reset == nil || !m.MIGReset() || m.paused() {
 		return false
 	}
 	waiting, now := migResets(m.Layouts.Status(), m.List(), time.Now())
@@ -575,8 +612,8 @@ func migResets(layouts []nodereport.GPULayout, releases []Release, now time.Time
 const pauseLimit = time.Hour
 
 // followPause releases all GPUs during a pause, has the driver closed when the last one is, and takes
-// them back after it. No release ends meanwhile.
-func (m *Manager) followPause(ctx context.Context) {
+// them back after it. No release ends meanwhile. again says that it has to look again soon.
+func (m *Manager) followPause(ctx context.Context) (again bool) {
 	another := false
 	defer func() {
 		if another {
@@ -588,23 +625,36 @@ func (m *Manager) followPause(ctx context.Context) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
+	case m.Releaser == nil:
 	case pause.Any():
+		m.inPause = true
 		another = m.releaseAll(pause)
-		m.pauseDriver(used)
-	case known && m.Releaser != nil:
+		for _, r := range m.gpus {
+			if r.stopRestoring != nil {
+				r.stopRestoring()
+			}
+		}
+		return !m.pauseDriver(used)
+	case known:
 		m.Releaser.Resume()
 		for _, r := range m.gpus {
-			if r.Pause && r.State != Restored {
+			ends := r.Pause && r.State != Restored
+			if ends {
 				r.Until = time.Now()
+			}
+			if ends || m.inPause { // Some waited for the end of it to be reset or taken back.
 				notify(r.wake)
 			}
 		}
+		m.inPause = false
 	}
+	return false
 }
 
 // releaseAll releases the GPUs for a pause, and says whether some are released for another one
-// already. It must be called with the lock.
+// already. A state file that cannot be written hinders nothing: the label tells the next run. It must be called with the lock.
 func (m *Manager) releaseAll(pause Pause) (another bool) {
+	changed := false
 	for _, gpu := range m.GPUs() {
 		r := m.gpus[gpu.UUID]
 		switch {
@@ -616,12 +666,13 @@ func (m *Manager) releaseAll(pause Pause) (another bool) {
 		default:
 			continue
 		}
-		_, err := m.add(gpu, func(r *Release) {
-			r.Pause, r.Why, r.Until = true, pause.Text(), time.Now().Add(pauseLimit).Round(0)
-		})
-		if err != nil {
-			m.Logger.Error("GPU not released for a pause", "gpu", gpu.UUID, "error", err)
-		}
+		r = m.put(gpu)
+		r.Pause, r.Why, r.Until, changed = true, pause.Text(), time.Now().Add(pauseLimit).Round(0), true
+		notify(r.wake)
+	}
+	if changed {
+		m.keepLater()
+		m.Changed()
 	}
 	return another
 }

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime/pprof"
 	"slices"
 	"strconv"
 	"strings"
@@ -58,6 +59,9 @@ func TestSoak(t *testing.T) {
 		}
 		if err != nil {
 			last := all[max(0, i-25) : i+1]
+			_, status, unread := w.program.page(w.ctx, "/api/v1/status")
+			fmt.Fprintf(file, "the node: %+v\nthe program: %s %v\n", w.site.node.GPUs(), status, unread)
+			_ = pprof.Lookup("goroutine").WriteTo(file, 2)
 			t.Fatalf("operation %d of %d: %s\n%v\n\nlog: %s\nto play it again: make soak SEED=%d OPERATIONS=%d\nthe last operations:\n%s",
 				i, len(all), o.kind, err, path, seed, operations, lines(last))
 		}

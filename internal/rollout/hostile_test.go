@@ -25,6 +25,26 @@ func foreignRecords(id string) []string {
 	return records
 }
 
+// TestForeignRecords: what is not of the form is none, and a reason is one line.
+func TestForeignRecords(t *testing.T) {
+	known := 0
+	for _, record := range foreignRecords("r") {
+		var n corev1.Node
+		n.Annotations = map[string]string{RecordAnnotation: record}
+		p := progressOf(&n)
+		if p == nil {
+			continue
+		}
+		known++
+		if !slices.Contains(Places(), p.Place) || p.Reason != "because n01: of that" {
+			t.Errorf("%.200s: %+v", record, *p)
+		}
+	}
+	if known != len(Places()) {
+		t.Errorf("%d are of the form, want %d", known, len(Places()))
+	}
+}
+
 // TestNodeOutside: a node that is not part of a rollout cannot change it, whatever it writes to
 // itself, and does not become part of it.
 func TestNodeOutside(t *testing.T) {

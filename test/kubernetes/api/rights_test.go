@@ -183,6 +183,7 @@ func testAdmission(t *testing.T, s *server) {
 		{"a foreign label", "n1", "", `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`, "labels"},
 		{"the label that chooses a layout", "n1", "", `{"metadata":{"labels":{"nvidia.com/mig.config":"all-disabled"}}}`, "labels"},
 		{"a foreign annotation", "n1", "", `{"metadata":{"annotations":{"x":"y"}}}`, "annotations"},
+		{"the annotation of a rollout", "n1", "", `{"metadata":{"annotations":{"virgate.github.io/rollout":"{}"}}}`, "annotations"},
 		{"a foreign condition", "n1", "status", `{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`, "conditions"},
 		{"addresses", "n1", "status", `{"status":{"addresses":[{"type":"InternalIP","address":"10.0.0.66"}]}}`, "addresses"},
 		{"an owner", "n1", "", `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"p","uid":"u"}]}}`, "owners"},

@@ -16,6 +16,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 	"golang.org/x/term"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 
 	"github.com/virgate/virgate/internal/cluster"
@@ -28,12 +29,13 @@ func rolloutCommand() *cli.Command {
 		Name:  "rollout",
 		Usage: "gives many nodes a profile or a MIG layout, a few at a time, and takes it back",
 		Description: "Sets the label nvidia.com/device-plugin.config, or with --mig-config nvidia.com/mig.config, waits until each\n" +
-			"node has what it should, and stops at the first one that is in the way. What it does lies in annotations of the\n" +
-			"Nodes: anybody can go on from another machine.\n\n" +
+			"node has what it should, and stops at the first one that is in the way. What it does lies in a ConfigMap in\n" +
+			"Virgate's namespace: anybody who may write there can go on from another machine.\n\n" +
 			"Example: virgate rollout start inference -l pool=gpu --max-unavailable 5% --pause-after 1",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "kubeconfig", Usage: "how to reach the API server; without it as kubectl does [$KUBECONFIG]"},
 			&cli.StringFlag{Name: "context", Usage: "the kubeconfig's context"},
+			&cli.StringFlag{Name: "virgate-namespace", Value: "virgate", Usage: "Virgate's own namespace, where rollouts are kept; the same for all rollouts of a cluster"},
 			&cli.BoolFlag{Name: "verbose", Aliases: []string{"v"}, Usage: "say how many requests were made"},
 		},
 		Commands: []*cli.Command{rolloutStartCommand(), rolloutStatusCommand(), {
@@ -71,7 +73,7 @@ func rolloutCommand() *cli.Command {
 				}, true)
 			},
 		}, {
-			Name: "forget", Usage: "takes the annotations of a rollout that has ended from its nodes; it cannot be undone then", ArgsUsage: "ROLLOUT",
+			Name: "forget", Usage: "deletes what is kept of a rollout that has ended; it cannot be undone then", ArgsUsage: "ROLLOUT",
 			Flags: []cli.Flag{&cli.BoolFlag{Name: "unfinished", Usage: "also of one that has not ended; the labels stay as they are"}},
 			Action: func(ctx context.Context, cmd *cli.Command) error {
 				if cmd.Args().Len() != 1 {
@@ -101,7 +103,6 @@ func rolloutStartCommand() *cli.Command {
 			&cli.BoolFlag{Name: "skip-unready", Usage: "leave out nodes that are not ready or say nothing; otherwise nothing is begun"},
 			&cli.BoolFlag{Name: "ignore-unallocatable", Usage: "do not stop when devices become unallocatable"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "change nothing: show what the nodes say would become of them; the exit code is 1 when one would refuse"},
-			&cli.StringFlag{Name: "virgate-namespace", Value: "virgate", Usage: "with --dry-run: the namespace of Virgate's own pods"},
 			outputFlag("table"),
 		},
 		Action: startRollout,
@@ -126,8 +127,8 @@ func rolloutSpec(cmd *cli.Command) (rollout.Spec, error) {
 		return spec, usageError{fmt.Errorf("--timeout must be 1s at least, got %s", spec.Timeout)}
 	case spec.Domain == "" || strings.Contains(spec.Domain, "/"):
 		return spec, usageError{fmt.Errorf("--domain: expected a domain such as nvidia.com, got %q", spec.Domain)}
-	case !cmd.Bool("dry-run") && (cmd.IsSet("output") || cmd.IsSet("virgate-namespace")):
-		return spec, usageError{errors.New("--output and --virgate-namespace are for --dry-run")}
+	case !cmd.Bool("dry-run") && cmd.IsSet("output"):
+		return spec, usageError{errors.New("--output is for --dry-run")}
 	}
 	return spec, notNegative(cmd, "pause-after")
 }
@@ -141,6 +142,10 @@ func notNegative(cmd *cli.Command, flag string) error {
 
 // rolloutClient makes a client whose driver has a name that nobody else has.
 func rolloutClient(cmd *cli.Command) (*rollout.Client, error) {
+	namespace := cmd.String("virgate-namespace")
+	if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
+		return nil, usageError{fmt.Errorf("--virgate-namespace: %q cannot be a namespace: %s", namespace, problems[0])}
+	}
 	config, _, err := cluster.Config(cmd.String("kubeconfig"), cmd.String("context"))
 	if err != nil {
 		return nil, err
@@ -150,7 +155,7 @@ func rolloutClient(cmd *cli.Command) (*rollout.Client, error) {
 		name = who.Username
 	}
 	host, _ := os.Hostname()
-	client, err := rollout.NewClient(config, fmt.Sprintf("%s@%s (process %d, %s)", name, cmp.Or(host, "unknown"), os.Getpid(), time.Now().UTC().Format("15:04:05.000")))
+	client, err := rollout.NewClient(config, namespace, fmt.Sprintf("%s@%s (process %d, %s)", name, cmp.Or(host, "unknown"), os.Getpid(), time.Now().UTC().Format("15:04:05.000")))
 	if err == nil {
 		client.Notice = func(text string) { _, _ = fmt.Fprintln(cmd.Root().ErrWriter, status.Plain(text)) }
 	}
@@ -279,7 +284,8 @@ func progressBar(r *rollout.Rollout) string {
 	if r.Phase == rollout.TakingBack || r.Phase == rollout.TakenBack {
 		ready, under = r.Count(rollout.Undone, rollout.Left, rollout.Waiting), r.Count(rollout.Undoing)
 	}
-	full, begun := width*ready/len(r.Nodes), width*(ready+under)/len(r.Nodes)
+	all := max(1, len(r.Nodes)) // Its nodes may all be gone.
+	full, begun := width*ready/all, width*(ready+under)/all
 	return fmt.Sprintf("[%s%s%s] %d/%d %s", strings.Repeat("#", full), strings.Repeat("-", begun-full), strings.Repeat(" ", width-begun), ready, len(r.Nodes), progressLine(r))
 }
 
@@ -361,7 +367,7 @@ func rolloutStatusCommand() *cli.Command {
 				}
 			}
 			if cmd.Args().Present() && len(views) == 0 {
-				return fmt.Errorf("no node knows of a rollout %s", cmd.Args().First())
+				return fmt.Errorf("there is no rollout %s in the namespace %s", cmd.Args().First(), cmd.String("virgate-namespace"))
 			}
 			return showRollouts(cmd, views)
 		},
@@ -382,7 +388,7 @@ func showRollouts(cmd *cli.Command, views []rolloutView) error {
 	}
 	var t text
 	if len(views) == 0 {
-		t.line("no node knows of a rollout")
+		t.line("there is no rollout in the namespace %s", cmd.String("virgate-namespace"))
 	} else {
 		table := t.table("ROLLOUT", "TO", "PHASE", "NODES", "WAITING", "PENDING", "DONE", "FAILED", "SKIPPED", "UNDONE", "DRIVER", "HEARD")
 		for _, v := range views {

@@ -11,21 +11,32 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// rolloutAPI is an API server whose two nodes are part of a rollout that has stopped.
+// rolloutAPI is an API server whose namespace virgate has a rollout of two nodes that has stopped. What
+// n3 says of that rollout is its own invention.
 func rolloutAPI(t *testing.T) (kubeconfig string) {
 	t.Helper()
-	const record = `"virgate.github.io/rollout":"{\"id\":\"r1\",\"label\":\"nvidia.com/device-plugin.config\",\"to\":\"new\",\"by\":\"alice\",\"started\":\"2026-01-02T03:04:05Z\",\"max\":1,\"timeout\":60,\"domain\":\"nvidia.com\",`
+	const configMap = `{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"virgate-rollout-r1","namespace":"virgate","resourceVersion":"6"},"data":{
+		"rollout":"{\"id\":\"r1\",\"label\":\"nvidia.com/device-plugin.config\",\"to\":\"new\",\"by\":\"alice\",\"started\":\"2026-01-02T03:04:05Z\",\"max\":1,\"timeout\":60,\"domain\":\"nvidia.com\"}",
+		"state":"{\"phase\":\"stopped\",\"reason\":\"n1: the node refuses the profile\"}",
+		"nodes":"[{\"from\":\"old\",\"nodes\":[\"n1\"]},{\"nodes\":[\"n2\",\"n4\"]}]"}}`
+	answers := map[string]string{
+		"/api/v1/namespaces/virgate/configmaps":                    `{"kind":"ConfigMapList","apiVersion":"v1","items":[` + configMap + `]}`,
+		"/api/v1/namespaces/virgate/configmaps/virgate-rollout-r1": configMap,
+		"/api/v1/namespaces/other/configmaps":                      `{"kind":"ConfigMapList","apiVersion":"v1","items":[]}`,
+		"/api/v1/namespaces/torn/configmaps":                       `{"kind":"ConfigMapList","apiVersion":"v1","items":[` + strings.Replace(configMap, `\"max\":1`, `\"max\":0`, 1) + `]}`,
+		"/api/v1/nodes": `{"kind":"NodeList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[
+			{"metadata":{"name":"n1","resourceVersion":"5","annotations":{"virgate.github.io/rollout":"{\"rollout\":\"r1\",\"to\":\"evil\",\"from\":\"evil\",\"wave\":7,\"place\":\"failed\",\"set\":true,\"reason\":\"the node refuses\\nthe profile\",\"since\":\"2026-01-02T03:04:06Z\"}"}}},
+			{"metadata":{"name":"n2","resourceVersion":"6"}},
+			{"metadata":{"name":"n3","resourceVersion":"7","annotations":{"virgate.github.io/rollout":"{\"rollout\":\"r1\",\"place\":\"failed\"}"}}}]}`,
+	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		if r.URL.Path != "/api/v1/nodes" || r.Method != http.MethodGet {
+		answer, found := answers[r.URL.Path]
+		if !found || r.Method != http.MethodGet {
 			http.NotFound(w, r)
 			return
 		}
-		_, _ = w.Write([]byte(`{"kind":"NodeList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[
-			{"metadata":{"name":"n1","resourceVersion":"5","annotations":{` + record + `\"from\":\"old\",\"wave\":0,\"place\":\"failed\",\"set\":true,\"reason\":\"the node refuses the profile\",\"since\":\"2026-01-02T03:04:06Z\"}",
-				"virgate.github.io/rollout-head":"{\"rollout\":\"r1\",\"phase\":\"stopped\",\"reason\":\"n1: the node refuses the profile\"}"}}},
-			{"metadata":{"name":"n2","resourceVersion":"6","annotations":{` + record + `\"wave\":1,\"place\":\"waiting\"}"}}},
-			{"metadata":{"name":"n3","resourceVersion":"7"}}]}`))
+		_, _ = w.Write([]byte(answer))
 	}))
 	t.Cleanup(server.Close)
 	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
@@ -48,6 +59,7 @@ func TestRolloutStatus(t *testing.T) {
 			"NODE  WAVE  PLACE    SINCE                 HAD  NOTE\n" +
 			"n1    1     failed   2026-01-02T03:04:06Z  old  the node refuses the profile\n" +
 			"n2    2     waiting  -                     -    \n",
+		"status --virgate-namespace other": "there is no rollout in the namespace other\n",
 	} {
 		var out, errors strings.Builder
 		code := run(t.Context(), append([]string{"virgate", "rollout", "--kubeconfig", kubeconfig}, strings.Fields(words)...), os.LookupEnv, &out, &errors)
@@ -80,10 +92,17 @@ func TestRolloutRefuses(t *testing.T) {
 		"start p -l !a":                       "node n1 belongs to rollout r1 to new, which alice began at 2026-01-02T03:04:05Z and which has not ended",
 		"resume --pause-after -1":             "--pause-after must not be less than 0",
 		"pause":                               "rollout r1 does not run: it is stopped",
-		"resume r2":                           "no node knows of a rollout r2",
+		"resume r2":                           "there is no rollout r2 in the namespace virgate",
+		"resume a/b":                          "a/b",
+		"--virgate-namespace a/b status":      `--virgate-namespace: "a/b" cannot be a namespace`,
+		"--virgate-namespace other status r1": "there is no rollout r1 in the namespace other",
+		"status r1 --virgate-namespace other": "there is no rollout r1 in the namespace other",
+		"--virgate-namespace other resume":    "there is no such rollout: see virgate rollout status",
+		"--virgate-namespace torn status":     "ConfigMap virgate/virgate-rollout-r1 is not as virgate rollout writes it: max and timeout must be 1 at least, got 0 and 60",
+		"start p -l a -o json":                "--output is for --dry-run",
 		"undo a b":                            "takes the name of one rollout",
 		"forget":                              "needs the name of one rollout",
-		"status r2":                           "no node knows of a rollout r2",
+		"status r2":                           "there is no rollout r2 in the namespace virgate",
 		"status -o xml":                       `--output "xml" is none of`,
 	} {
 		var out, errors strings.Builder

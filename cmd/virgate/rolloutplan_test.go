@@ -53,6 +53,7 @@ func forecastAPI(t *testing.T, allowed bool, forecasts ...*nodereport.Forecast) 
 			_, _ = w.Write(text)
 		})
 	}
+	answer("GET /api/v1/namespaces/{namespace}/configmaps", `{"kind":"ConfigMapList","apiVersion":"v1","items":[]}`)
 	answer("GET /api/v1/nodes", `{"kind":"NodeList","apiVersion":"v1","items":[`+strings.Join(nodes, ",")+`]}`)
 	answer("GET /api/v1/namespaces/gpu/pods", `{"kind":"PodList","apiVersion":"v1","items":[`+strings.Join(pods, ",")+`]}`)
 	answer("POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews", fmt.Sprintf(`{"kind":"SelfSubjectAccessReview","apiVersion":"authorization.k8s.io/v1","status":{"allowed":%t}}`, allowed))
@@ -138,8 +139,8 @@ func TestRolloutDryRunRefuses(t *testing.T) {
 		"-l nvidia.com/device-plugin.config --dry-run":                         "list Virgate's pods in the namespace virgate: ",
 		"-l nvidia.com/device-plugin.config --dry-run --virgate-namespace gpu": "you may not get pods/proxy in the namespace gpu",
 		"-l nvidia.com/device-plugin.config --dry-run -o yaml":                 `--output "yaml" is neither table nor json`,
-		"-l nvidia.com/device-plugin.config -o json":                           "--output and --virgate-namespace are for --dry-run",
-		"-l nvidia.com/device-plugin.config --virgate-namespace gpu":           "--output and --virgate-namespace are for --dry-run",
+		"-l nvidia.com/device-plugin.config -o json":                           "--output is for --dry-run",
+		"-l nvidia.com/device-plugin.config --virgate-namespace gpu":           "keep the rollout in the namespace gpu: ",
 		"-l none --dry-run": "no node has the labels none",
 		"-l nvidia.com/device-plugin.config --dry-run --label my/label --timeout 0s": "--timeout must be 1s at least",
 	} {

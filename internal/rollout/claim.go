@@ -39,24 +39,21 @@ type Spec struct {
 // cleanUp is how long what is written after an interruption may take.
 const cleanUp = 30 * time.Second
 
-// Select returns the Nodes that the Spec means, by name, those that cannot follow now apart, and an
+// pick returns the Nodes that the Spec means, by name, those that cannot follow now apart, and an
 // error where there is none, or one belongs to another rollout that has not ended.
-func (s Spec) Select(nodes []Node) (chosen, unready []Node, err error) {
+func (s Spec) pick(nodes []Node, plans []plan) (chosen, unready []Node, err error) {
 	selector, err := labels.Parse(s.Selector)
 	if err != nil {
 		return nil, nil, fmt.Errorf("selector: %w", err)
 	}
-	list, err := rollouts(nodes)
-	if err != nil {
-		return nil, nil, err
-	}
-	ended := endedIDs(list)
 	for _, n := range nodes {
 		if !selector.Matches(labels.Set(n.Labels)) {
 			continue
 		}
-		if err := n.taken(ended); err != nil {
-			return nil, nil, err
+		for _, p := range plans {
+			if p.has(n.Name) && !p.Phase.Ended() {
+				return nil, nil, p.taken(n.Name)
+			}
 		}
 		if s.unready(n) != "" {
 			unready = append(unready, n)
@@ -70,23 +67,10 @@ func (s Spec) Select(nodes []Node) (chosen, unready []Node, err error) {
 	return chosen, unready, nil
 }
 
-func endedIDs(list []*Rollout) map[string]bool {
-	ended := map[string]bool{}
-	for _, r := range list {
-		ended[r.ID] = r.Phase.Ended()
-	}
-	return ended
-}
-
-// taken says which rollout has the node, nil where it may have another one.
-func (n Node) taken(ended map[string]bool) error {
-	if n.Unread != nil {
-		return n.Unread
-	}
-	if r := n.Record; r != nil && (!ended[r.ID] || r.Place == Undoing) {
-		return fmt.Errorf("node %s belongs to rollout %s to %s, which %s began at %s and which has not ended", n.Name, r.ID, r.To, r.By, r.Started.UTC().Format(time.RFC3339))
-	}
-	return nil
+// taken says that the rollout has the node.
+func (p plan) taken(node string) error {
+	return fmt.Errorf("node %s belongs to rollout %s to %s, which %s began at %s and which has not ended",
+		node, p.ID, p.To, p.By, p.Started.UTC().Format(time.RFC3339))
 }
 
 // unready says why a node cannot follow; "" where it can.
@@ -108,20 +92,23 @@ type choice struct {
 	nodes []Node
 	// unready are those that cannot follow now, with the reasons.
 	unready []string
-	ended   map[string]bool
 }
 
-// choose reads the Nodes, and changes nothing. The error says why a rollout of the Spec could not
-// begin.
+// choose reads the rollouts and the Nodes, and changes nothing. The error says why a rollout of the
+// Spec could not begin.
 func (c *Client) choose(ctx context.Context, spec Spec) (chosen choice, err error) {
 	if chosen.Params, err = spec.params(c.Holder); err != nil {
 		return chosen, err
 	}
-	nodes, err := c.nodes(ctx)
+	plans, err := c.plans(ctx)
 	if err != nil {
 		return chosen, err
 	}
-	ready, unready, err := spec.Select(nodes)
+	nodes, err := c.nodes(ctx, func(string) string { return chosen.Domain })
+	if err != nil {
+		return chosen, err
+	}
+	ready, unready, err := spec.pick(nodes, plans)
 	if err != nil {
 		return chosen, err
 	}
@@ -131,16 +118,15 @@ func (c *Client) choose(ctx context.Context, spec Spec) (chosen choice, err erro
 	}
 	switch {
 	case len(unready) > 0 && !spec.SkipUnready:
-		return chosen, fmt.Errorf("%d of %d nodes cannot follow now; --skip-unready leaves them out:\n%s", len(unready), len(ready)+len(unready), summary(chosen.unready))
+		return chosen, fmt.Errorf("%d of %d nodes cannot follow now; --skip-unready leaves them out:\n%s",
+			len(unready), len(ready)+len(unready), summary(chosen.unready))
 	case len(ready) == 0:
 		return chosen, fmt.Errorf("none of %d nodes can follow now:\n%s", len(unready), summary(chosen.unready))
 	}
 	if chosen.Max, err = ParseMax(spec.MaxUnavailable, len(ready)); err != nil {
 		return chosen, fmt.Errorf("--max-unavailable: %w", err)
 	}
-	list, err := rollouts(nodes)
-	chosen.ended = endedIDs(list)
-	return chosen, err
+	return chosen, nil
 }
 
 // Start makes the nodes part of a new rollout, which c.Holder drives from then on: it is to
@@ -153,12 +139,106 @@ func (c *Client) Start(ctx context.Context, spec Spec) (*Rollout, error) {
 	if len(chosen.unready) > 0 {
 		c.notice("left out, because they cannot follow now: %s", summary(chosen.unready))
 	}
-	if err := c.claim(ctx, chosen.Params, chosen.nodes, chosen.ended, spec.PauseAfter); err != nil {
+	p := plan{
+		Params: chosen.Params,
+		Head: Head{
+			Phase:   Claiming,
+			PauseAt: spec.PauseAfter,
+			Holder:  c.Holder,
+			Renewed: time.Now().UTC(),
+		},
+	}
+	for _, n := range chosen.nodes {
+		p.members = append(p.members, member{n.Name, n.label(p.Label)})
+	}
+	if err := c.claim(ctx, p); err != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUp)
 		defer cancel()
-		return nil, errors.Join(err, c.release(ctx, chosen.ID))
+		return nil, errors.Join(err, c.remove(ctx, p.ID))
 	}
-	return c.Find(ctx, chosen.ID)
+	return c.Find(ctx, p.ID)
+}
+
+// claim writes the plan, and has it run if no other rollout has one of its nodes. Of two that are
+// begun at once the later one sees the earlier one, and gives way. The nodes of rollouts that have
+// ended are taken from those, so that a node is part of one rollout alone.
+func (c *Client) claim(ctx context.Context, p plan) error {
+	created, err := c.create(ctx, p)
+	if err != nil {
+		return err
+	}
+	plans, err := c.plans(ctx)
+	if err != nil {
+		return err
+	}
+	var ended []plan
+	for _, other := range plans {
+		i := slices.IndexFunc(p.members, func(m member) bool { return other.has(m.name) })
+		switch {
+		case other.ID == p.ID || i < 0:
+		case other.Phase.Ended():
+			ended = append(ended, other)
+		case other.Phase == Claiming && later(other.version, created.version): // It is its turn to give way.
+		default:
+			return other.taken(p.members[i].name)
+		}
+	}
+	for _, other := range ended {
+		if err := c.takeFrom(ctx, other, p); err != nil {
+			return err
+		}
+	}
+	_, err = c.writeHead(ctx, created, func(h *Head) error {
+		if h.Phase != Claiming && h.Phase != Running { // Running where the answer was lost.
+			return fmt.Errorf("rollout %s is %s by now", p.ID, h.Phase)
+		}
+		h.Phase = Running
+		return h.renew(c.Holder)
+	})
+	return err
+}
+
+// takeFrom takes p's nodes from a rollout that has ended, unless somebody undoes that by now.
+func (c *Client) takeFrom(ctx context.Context, ended, p plan) error {
+	for {
+		rest := ended.without(p)
+		var err error
+		if len(rest.members) == 0 {
+			err = c.delete(ctx, ended)
+		} else {
+			_, err = c.patchPlan(ctx, ended, map[string]string{nodesKey: rest.encodeNodes()})
+		}
+		if err == nil || !gone(err) {
+			return err
+		}
+		if ended, err = c.plan(ctx, ended.ID); errors.Is(err, errNone) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if !ended.Phase.Ended() {
+			return fmt.Errorf("rollout %s, which had ended and had some of these nodes, is %s by now", ended.ID, ended.Phase)
+		}
+	}
+}
+
+// remove deletes the ConfigMap of a rollout, unless somebody else drives it.
+func (c *Client) remove(ctx context.Context, id string) error {
+	for {
+		p, err := c.plan(ctx, id)
+		if errors.Is(err, errNone) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if p.Holder != "" && p.Holder != c.Holder {
+			return fmt.Errorf("rollout %s: %w: %s", id, errHeld, p.Holder)
+		}
+		if err := c.delete(ctx, p); err == nil || !gone(err) {
+			return err
+		}
+	}
 }
 
 func (s Spec) params(holder string) (Params, error) {
@@ -188,81 +268,6 @@ func (s Spec) params(holder string) (Params, error) {
 	return p, nil
 }
 
-// claim writes a Record to each of the nodes, to the first one with a Head before the others: two
-// that want the same nodes meet there. The Head says Running when all are claimed.
-func (c *Client) claim(ctx context.Context, params Params, nodes []Node, ended map[string]bool, pauseAt int) error {
-	head := Head{ID: params.ID, Phase: Claiming, PauseAt: pauseAt, Holder: c.Holder, Renewed: time.Now().UTC()}
-	first, found := Node{}, false
-	var rest []Node
-	for i, n := range nodes {
-		var err error
-		if first, found, err = c.claimOne(ctx, n, Record{Params: params, Place: Waiting}, &head, ended); err != nil {
-			return err
-		}
-		if rest = nodes[i+1:]; found {
-			break
-		}
-	}
-	if !found {
-		return errors.New("all of the nodes are gone")
-	}
-	var mutex sync.Mutex
-	var problem error
-	for done := 0; done < len(rest) && problem == nil; {
-		part := rest[done:min(len(rest), done+4*atOnce)]
-		each(part, func(i int, n Node) {
-			record := Record{Params: params, Place: Waiting, Wave: (done + i + 1) / params.Max}
-			if _, _, err := c.claimOne(ctx, n, record, nil, ended); err != nil {
-				mutex.Lock()
-				defer mutex.Unlock()
-				problem = cmp.Or(problem, err)
-			}
-		})
-		done += len(part)
-		if time.Since(head.Renewed) > c.lease/3 && problem == nil {
-			first, problem = c.writeHead(ctx, first, params.ID, nil, func(h *Head) error { return h.renew(c.Holder) })
-			head.Renewed = time.Now()
-		}
-	}
-	if problem == nil {
-		_, problem = c.writeHead(ctx, first, params.ID, nil, func(h *Head) error {
-			h.Phase = Running
-			return h.renew(c.Holder)
-		})
-	}
-	return problem
-}
-
-// claimOne writes the Record to the Node, unless it has another one of a rollout that has not ended.
-// found is false where the Node is gone.
-func (c *Client) claimOne(ctx context.Context, n Node, record Record, head *Head, ended map[string]bool) (now Node, found bool, err error) {
-	for {
-		if n.Record != nil && n.Record.ID == record.ID {
-			return n, true, nil // The answer was lost.
-		}
-		if err := n.taken(ended); err != nil {
-			return n, true, err
-		}
-		var p change
-		record.From = n.label(record.Label)
-		err := p.keep(RecordAnnotation, record)
-		if head != nil {
-			err = errors.Join(err, p.keep(HeadAnnotation, head))
-		} else if n.Head != nil {
-			err = errors.Join(err, p.keep(HeadAnnotation, nil))
-		}
-		if err != nil {
-			return n, true, err
-		}
-		if now, err = c.patch(ctx, n, p); err == nil || !gone(err) {
-			return now, true, err
-		}
-		if n, found, err = c.get(ctx, n.Name); err != nil || !found {
-			return n, found, err
-		}
-	}
-}
-
 // each calls do for all nodes, some at once, and returns when all have ended.
 func each(nodes []Node, do func(i int, n Node)) {
 	var running sync.WaitGroup
@@ -277,88 +282,94 @@ func each(nodes []Node, do func(i int, n Node)) {
 	running.Wait()
 }
 
-// release takes the rollout's annotations from all nodes, from the one with the Head at last. Labels
-// stay as they are.
+// release takes the rollout's annotations from its nodes, and then deletes its ConfigMap. Labels stay
+// as they are.
 func (c *Client) release(ctx context.Context, id string) error {
-	nodes, err := c.nodes(ctx)
+	r, err := c.Find(ctx, id)
 	if err != nil {
 		return err
 	}
 	var mutex sync.Mutex
 	var errs []error
-	remove := func(_ int, n Node) {
+	each(r.Nodes, func(_ int, n Node) {
 		err := c.releaseOne(ctx, n, id)
 		mutex.Lock()
 		defer mutex.Unlock()
 		errs = append(errs, err)
-	}
-	nodes = slices.DeleteFunc(nodes, func(n Node) bool {
-		return (n.Record == nil || n.Record.ID != id) && (n.Head == nil || n.Head.ID != id)
 	})
-	isHead := func(n Node) bool { return n.Head != nil && n.Head.ID == id }
-	each(slices.DeleteFunc(slices.Clone(nodes), isHead), remove)
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("not all nodes were given back: %w", err)
 	}
-	for i, n := range nodes {
-		if isHead(n) {
-			remove(i, n)
-		}
-	}
-	return errors.Join(errs...)
+	return c.remove(ctx, id)
 }
 
 func (c *Client) releaseOne(ctx context.Context, n Node, id string) error {
 	for {
-		var p change
-		if n.Record != nil && n.Record.ID == id {
-			_ = p.keep(RecordAnnotation, nil) // Nothing to encode.
-		}
-		if n.Head != nil && n.Head.ID == id {
-			_ = p.keep(HeadAnnotation, nil)
-		}
-		if p.annotations == nil {
+		if n.Progress == nil || n.Progress.Rollout != id {
 			return nil
 		}
-		_, err := c.patch(ctx, n, p)
+		_, err := c.patch(ctx, n, change{annotations: map[string]*string{RecordAnnotation: nil}})
 		if err == nil || !gone(err) {
 			return err
 		}
 		found := false
-		if n, found, err = c.get(ctx, n.Name); err != nil || !found {
+		if n, found, err = c.get(ctx, n.Name, ""); err != nil || !found {
 			return err
 		}
 	}
 }
 
-// List has the rollouts that the nodes know of, the oldest first.
+// List has the rollouts of the namespace, the oldest first.
 func (c *Client) List(ctx context.Context) ([]*Rollout, error) {
-	nodes, err := c.nodes(ctx)
-	if err != nil {
+	plans, err := c.plans(ctx)
+	if err != nil || len(plans) == 0 {
 		return nil, err
 	}
-	return rollouts(nodes)
+	return c.withNodes(ctx, plans)
 }
 
 // Find is the rollout of that name.
 func (c *Client) Find(ctx context.Context, id string) (*Rollout, error) {
-	list, err := c.List(ctx)
+	p, err := c.plan(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	if i := slices.IndexFunc(list, func(r *Rollout) bool { return r.ID == id }); i >= 0 {
-		return list[i], nil
+	list, err := c.withNodes(ctx, []plan{p})
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("no node knows of a rollout %s", id)
+	return list[0], nil
+}
+
+// withNodes puts the plans together with the Nodes as they are now.
+func (c *Client) withNodes(ctx context.Context, plans []plan) (list []*Rollout, err error) {
+	domains := map[string]string{}
+	for _, p := range plans {
+		for _, m := range p.members {
+			domains[m.name] = p.Domain
+		}
+	}
+	nodes, err := c.nodes(ctx, func(node string) string { return domains[node] })
+	if err != nil {
+		return nil, err
+	}
+	byName := map[string]Node{}
+	for _, n := range nodes {
+		byName[n.Name] = n
+	}
+	for _, p := range plans {
+		list = append(list, p.join(byName))
+	}
+	return list, nil
 }
 
 // Pause has the driver end: nothing is begun from then on. Who drives it sees that within a second.
 func (c *Client) Pause(ctx context.Context, id string) error {
-	r, err := c.Find(ctx, id)
+	p, err := c.plan(ctx, id)
 	if err != nil {
 		return err
 	}
-	_, err = c.writeHead(ctx, *r.headNode(), id, r.lostHead(), func(h *Head) error {
+	_, err = c.writeHead(ctx, p, func(h *Head) error {
 		if h.Phase != Running {
 			return fmt.Errorf("rollout %s does not run: it is %s", id, h.Phase)
 		}
@@ -368,8 +379,9 @@ func (c *Client) Pause(ctx context.Context, id string) error {
 	return err
 }
 
-// Forget takes the annotations of a rollout away, so that it cannot be undone any more; labels stay
-// as they are. One that has not ended is forgotten only if unfinished says so.
+// Forget takes the ConfigMap of a rollout and its nodes' annotations away, so that it cannot be
+// undone any more; labels stay as they are. One that has not ended is forgotten only if unfinished
+// says so.
 func (c *Client) Forget(ctx context.Context, id string, unfinished bool) error {
 	_, err := c.run(ctx, id, func(_ context.Context, _ *driver, r *Rollout) error {
 		if !r.Phase.Ended() && !unfinished {

@@ -1,8 +1,8 @@
 package rollout
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -49,18 +49,20 @@ type Client struct {
 	// Lists, Watches and Writes count the requests.
 	Lists, Watches, Writes atomic.Int64
 
-	core rest.Interface
+	core      rest.Interface
+	namespace string
 	// lease is how long the lease of this program lasts, outwait how long another one's: see drive.go.
 	lease, outwait time.Duration
 }
 
-// NewClient makes a Client; it does not connect yet.
-func NewClient(config *rest.Config, holder string) (*Client, error) {
+// NewClient makes a Client; it does not connect yet. The namespace is Virgate's own, where rollouts
+// are kept.
+func NewClient(config *rest.Config, namespace, holder string) (*Client, error) {
 	core, err := cluster.Core(config, "virgate-rollout")
 	if err != nil {
 		return nil, err
 	}
-	return &Client{core: core, Holder: holder, lease: leaseTime, outwait: leaseTime}, nil
+	return &Client{core: core, namespace: namespace, Holder: holder, lease: leaseTime, outwait: leaseTime}, nil
 }
 
 func (c *Client) notice(format string, arguments ...any) {
@@ -91,15 +93,15 @@ func (c *Client) list(ctx context.Context, keep func(*corev1.Node)) (version str
 	}
 }
 
-// nodes are all Nodes as they are now, by name.
-func (c *Client) nodes(ctx context.Context) (nodes []Node, err error) {
-	_, err = c.list(ctx, func(n *corev1.Node) { nodes = append(nodes, nodeOf(n)) })
+// nodes are all Nodes as they are now, by name. The domain is that of the resources that are kept.
+func (c *Client) nodes(ctx context.Context, domain func(node string) string) (nodes []Node, err error) {
+	_, err = c.list(ctx, func(n *corev1.Node) { nodes = append(nodes, nodeOf(n, domain(n.Name))) })
 	slices.SortFunc(nodes, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
 	return nodes, err
 }
 
 // get reads one Node; found is false where there is none.
-func (c *Client) get(ctx context.Context, name string) (n Node, found bool, err error) {
+func (c *Client) get(ctx context.Context, name, domain string) (n Node, found bool, err error) {
 	var object corev1.Node
 	c.Lists.Add(1)
 	err = c.core.Get().Resource("nodes").Name(name).Timeout(requestTime).Do(ctx).Into(&object)
@@ -109,33 +111,36 @@ func (c *Client) get(ctx context.Context, name string) (n Node, found bool, err 
 	if err != nil {
 		return Node{}, false, fmt.Errorf("read node %s: %w", name, err)
 	}
-	return nodeOf(&object), true, nil
-}
-
-// change is a patch of a Node's metadata. Keys that are nil are removed.
-type change struct{ annotations, labels map[string]*string }
-
-// keep sets the annotation to the value; a nil value, of whatever type, removes it.
-func (p *change) keep(annotation string, value any) error {
-	if p.annotations == nil {
-		p.annotations = map[string]*string{}
-	}
-	p.annotations[annotation] = nil
-	if value == nil {
-		return nil
-	}
-	data, err := json.Marshal(value)
-	text := string(data)
-	p.annotations[annotation] = &text
-	return err
+	return nodeOf(&object, domain), true, nil
 }
 
 // tries is how often a write is tried that the API server does not answer, retryPause the time
 // between two tries.
 const tries, retryPause = 4, 250 * time.Millisecond
 
-// patch changes the Node if it is as n was read, and returns it as it is then. An answer that was
-// lost shows as a conflict when it is tried again.
+// write makes a request that writes, again where there is no answer. An answer that was lost shows
+// as a conflict when it is tried again.
+func (c *Client) write(ctx context.Context, what string, request *rest.Request, into runtime.Object) error {
+	for try := 1; ; try++ {
+		c.Writes.Add(1)
+		result := request.Timeout(requestTime).MaxRetries(0).Do(ctx)
+		err := result.Error()
+		if err == nil && into != nil {
+			err = result.Into(into)
+		}
+		if err == nil {
+			return nil
+		}
+		if gone(err) || refused(err) || try == tries || pause(ctx, retryPause) != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+	}
+}
+
+// change is a patch of a Node's metadata. Keys that are nil are removed.
+type change struct{ annotations, labels map[string]*string }
+
+// patch changes the Node if it is as n was read, and returns it as it is then.
 func (c *Client) patch(ctx context.Context, n Node, p change) (Node, error) {
 	metadata := map[string]any{"resourceVersion": n.Version}
 	if p.annotations != nil {
@@ -144,44 +149,162 @@ func (c *Client) patch(ctx context.Context, n Node, p change) (Node, error) {
 	if p.labels != nil {
 		metadata["labels"] = p.labels
 	}
-	body, err := json.Marshal(map[string]any{"metadata": metadata})
-	if err != nil {
+	body := encode(map[string]any{"metadata": metadata})
+	request := c.core.Patch(types.MergePatchType).Resource("nodes").Name(n.Name).Param("fieldManager", fieldManager).Body([]byte(body))
+	var object corev1.Node
+	if err := c.write(ctx, "change node "+n.Name, request, &object); err != nil {
 		return n, err
 	}
-	for try := 1; ; try++ {
-		var object corev1.Node
-		c.Writes.Add(1)
-		err = c.core.Patch(types.MergePatchType).Resource("nodes").Name(n.Name).Param("fieldManager", fieldManager).
-			Body(body).Timeout(requestTime).MaxRetries(0).Do(ctx).Into(&object)
-		if err == nil {
-			return nodeOf(&object), nil
-		}
-		if gone(err) || refused(err) || try == tries || pause(ctx, retryPause) != nil {
-			return n, fmt.Errorf("change node %s: %w", n.Name, err)
-		}
-	}
+	return nodeOf(&object, n.domain), nil
 }
 
-// gone says that another try needs the Node to be read again: it is another one, or none.
+// errNone says that there is no such rollout.
+var errNone = errors.New("there is no rollout")
+
+// plans are those of all rollouts of the namespace, the oldest first.
+func (c *Client) plans(ctx context.Context) (plans []plan, err error) {
+	for next := ""; ; {
+		var list corev1.ConfigMapList
+		c.Lists.Add(1)
+		request := c.core.Get().Namespace(c.namespace).Resource("configmaps").Param("labelSelector", PlanLabel).
+			Param("limit", strconv.Itoa(page)).Timeout(3 * requestTime)
+		if next != "" {
+			request.Param("continue", next)
+		}
+		if err := request.Do(ctx).Into(&list); err != nil {
+			return nil, fmt.Errorf("list rollouts, ConfigMaps of the namespace %s: %w", c.namespace, err)
+		}
+		for i := range list.Items {
+			p, err := planOf(&list.Items[i])
+			if err != nil {
+				return nil, err
+			}
+			plans = append(plans, p)
+		}
+		if next = list.Continue; next == "" {
+			break
+		}
+	}
+	slices.SortFunc(plans, func(a, b plan) int {
+		return cmp.Or(a.Started.Compare(b.Started), strings.Compare(a.ID, b.ID))
+	})
+	return plans, nil
+}
+
+// plan reads that of one rollout.
+func (c *Client) plan(ctx context.Context, id string) (plan, error) {
+	var object corev1.ConfigMap
+	c.Lists.Add(1)
+	err := c.core.Get().Namespace(c.namespace).Resource("configmaps").Name(planName + id).Timeout(requestTime).Do(ctx).Into(&object)
+	if apierrors.IsNotFound(err) {
+		return plan{}, fmt.Errorf("%w %s in the namespace %s", errNone, id, c.namespace)
+	}
+	if err != nil {
+		return plan{}, fmt.Errorf("read rollout %s, a ConfigMap of the namespace %s: %w", id, c.namespace, err)
+	}
+	return planOf(&object)
+}
+
+// create makes the ConfigMap, and returns the plan as it is then.
+func (c *Client) create(ctx context.Context, p plan) (plan, error) {
+	request := c.core.Post().Namespace(c.namespace).Resource("configmaps").Param("fieldManager", fieldManager).
+		SetHeader("Content-Type", runtime.ContentTypeJSON).Body([]byte(encode(p.configMap(c.namespace))))
+	var object corev1.ConfigMap
+	err := c.write(ctx, "keep the rollout in the namespace "+c.namespace, request, &object)
+	if apierrors.IsAlreadyExists(err) {
+		found, err := c.plan(ctx, p.ID)
+		if err == nil && found.Holder != c.Holder {
+			err = fmt.Errorf("rollout %s: %w: %s", p.ID, errHeld, found.Holder)
+		}
+		return found, err // The answer was lost.
+	}
+	if apierrors.IsNotFound(err) {
+		err = fmt.Errorf("%w; --virgate-namespace names Virgate's own namespace", err)
+	}
+	if err != nil {
+		return p, err
+	}
+	return planOf(&object)
+}
+
+// patchPlan changes the ConfigMap if it is as p was read, and returns it as it is then.
+func (c *Client) patchPlan(ctx context.Context, p plan, data map[string]string) (plan, error) {
+	body := encode(map[string]any{"metadata": map[string]any{"resourceVersion": p.version}, "data": data})
+	request := c.core.Patch(types.MergePatchType).Namespace(c.namespace).Resource("configmaps").Name(planName+p.ID).
+		Param("fieldManager", fieldManager).Body([]byte(body))
+	var object corev1.ConfigMap
+	if err := c.write(ctx, "change rollout "+p.ID, request, &object); err != nil {
+		return p, err
+	}
+	return planOf(&object)
+}
+
+// delete removes the ConfigMap if it is as p was read.
+func (c *Client) delete(ctx context.Context, p plan) error {
+	body := encode(metav1.DeleteOptions{
+		TypeMeta:      metav1.TypeMeta{Kind: "DeleteOptions", APIVersion: "v1"},
+		Preconditions: &metav1.Preconditions{ResourceVersion: &p.version},
+	})
+	request := c.core.Delete().Namespace(c.namespace).Resource("configmaps").Name(planName+p.ID).
+		SetHeader("Content-Type", runtime.ContentTypeJSON).Body([]byte(body))
+	return c.write(ctx, "delete rollout "+p.ID, request, nil)
+}
+
+// gone says that another try needs the object to be read again: it is another one, or none.
 func gone(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }
 
 // refused says that trying again would not help.
 func refused(err error) bool {
-	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)
+	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsAlreadyExists(err)
 }
 
-// store has the Nodes as they were last seen, by a Reflector or in the answer to a write.
+// store has the rollout's plan and the Nodes as they were last seen, by a Reflector or in the answer
+// to a write.
 type store struct {
+	domain string
+
 	mutex sync.Mutex
 	nodes map[string]Node
-	// changed says that something is otherwise; filled is closed after the first list.
+	// plan is nil where its ConfigMap is not there, unread why it cannot be read.
+	plan   *plan
+	unread error
+	// changed says that something is otherwise; filled is closed after the first lists of both.
 	changed chan struct{}
 	filled  chan struct{}
-	once    sync.Once
+	listed  struct{ nodes, plan bool }
 }
 
-func newStore() *store {
-	return &store{nodes: map[string]Node{}, changed: make(chan struct{}, 1), filled: make(chan struct{})}
+func newStore(domain string) *store {
+	return &store{
+		domain:  domain,
+		nodes:   map[string]Node{},
+		changed: make(chan struct{}, 1),
+		filled:  make(chan struct{}),
+	}
+}
+
+// current is the plan as it was last seen.
+func (s *store) current(id string) (plan, error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	switch {
+	case s.unread != nil:
+		return plan{}, s.unread
+	case s.plan == nil:
+		return plan{}, fmt.Errorf("%w %s any more: its ConfigMap was deleted", errNone, id)
+	}
+	return *s.plan, nil
+}
+
+// rollout is the plan with the Nodes.
+func (s *store) rollout(id string) (*Rollout, error) {
+	p, err := s.current(id)
+	if err != nil {
+		return nil, err
+	}
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	return p.join(s.nodes), nil
 }
 
 func (s *store) wake() {
@@ -211,10 +334,25 @@ func (s *store) remove(name, version string) {
 	}
 }
 
-func (s *store) list() []Node {
+// putPlan keeps the plan, unless a later one is kept.
+func (s *store) putPlan(p plan) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	return slices.Collect(maps.Values(s.nodes))
+	if s.plan == nil || !later(s.plan.version, p.version) {
+		s.plan, s.unread = &p, nil
+		s.wake()
+	}
+}
+
+// has says that the first list of Nodes, or of the plan, is there; the caller has the mutex.
+func (s *store) has(listed *bool) {
+	if whole := s.listed.nodes && s.listed.plan; !whole {
+		*listed = true
+		if s.listed.nodes && s.listed.plan {
+			close(s.filled)
+		}
+	}
+	s.wake()
 }
 
 // later compares resource versions (Kubernetes API Concepts, "Resource versions": numbers of one
@@ -225,73 +363,143 @@ func later(a, b string) bool {
 	return errX == nil && errY == nil && x > y
 }
 
-// Add and the next four methods implement cache.ReflectorStore.
-func (s *store) Add(object any) error { return s.Update(object) }
+// nodeStore is what a Reflector of Nodes fills.
+type nodeStore struct{ *store }
 
-func (s *store) Update(object any) error {
+// Add and the next four methods implement cache.ReflectorStore.
+func (s nodeStore) Add(object any) error { return s.Update(object) }
+
+func (s nodeStore) Update(object any) error {
 	if n, ok := object.(*corev1.Node); ok {
-		s.put(nodeOf(n))
+		s.put(nodeOf(n, s.domain))
 	}
 	return nil
 }
 
-func (s *store) Delete(object any) error {
+func (s nodeStore) Delete(object any) error {
 	if n, ok := object.(*corev1.Node); ok {
 		s.remove(n.Name, n.ResourceVersion)
 	}
 	return nil
 }
 
-func (s *store) Replace(objects []any, version string) error {
+func (s nodeStore) Replace(objects []any, version string) error {
 	there := map[string]bool{}
 	for _, object := range objects {
 		if n, ok := object.(*corev1.Node); ok {
 			there[n.Name] = true
-			s.put(nodeOf(n))
+			s.put(nodeOf(n, s.domain))
 		}
 	}
-	for _, n := range s.list() {
-		if !there[n.Name] {
-			s.remove(n.Name, version)
-		}
-	}
-	s.once.Do(func() { close(s.filled) })
-	s.wake()
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	maps.DeleteFunc(s.nodes, func(name string, n Node) bool { return !there[name] && !later(n.Version, version) })
+	s.has(&s.listed.nodes)
 	return nil
 }
 
-func (*store) Resync() error { return nil }
+func (nodeStore) Resync() error { return nil }
 
-// follow keeps the store up to date until ctx ends.
-func (c *Client) follow(ctx context.Context, s *store, failed func(error)) {
+// planStore is what a Reflector of the one ConfigMap fills.
+type planStore struct{ *store }
+
+// Add and the next four methods implement cache.ReflectorStore.
+func (s planStore) Add(object any) error { return s.Update(object) }
+
+func (s planStore) Update(object any) error {
+	if configMap, ok := object.(*corev1.ConfigMap); ok {
+		p, err := planOf(configMap)
+		if err == nil {
+			s.putPlan(p)
+			return nil
+		}
+		s.mutex.Lock()
+		defer s.mutex.Unlock()
+		s.unread = err
+		s.wake()
+	}
+	return nil
+}
+
+func (s planStore) Delete(any) error { return s.Replace(nil, "") }
+
+func (s planStore) Replace(objects []any, _ string) error {
+	for _, object := range objects {
+		_ = s.Update(object) // It keeps what is wrong.
+	}
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if len(objects) == 0 {
+		s.plan, s.unread = nil, nil
+	}
+	s.has(&s.listed.plan)
+	return nil
+}
+
+func (planStore) Resync() error { return nil }
+
+// followNodes keeps the store's Nodes up to date until ctx ends.
+func (c *Client) followNodes(ctx context.Context, s *store, failed func(error)) {
+	list := func(ctx context.Context) (runtime.Object, error) {
+		list := &corev1.NodeList{}
+		version, err := c.list(ctx, func(n *corev1.Node) {
+			n.ManagedFields, n.Status.Images = nil, nil // The most of a Node, for nothing.
+			list.Items = append(list.Items, *n)
+		})
+		list.ResourceVersion = version
+		return list, err
+	}
+	request := func() *rest.Request { return c.core.Get().Resource("nodes") }
+	c.follow(ctx, "nodes", &corev1.Node{}, list, request, nodeStore{s}, failed)
+}
+
+// followPlan keeps the store's plan up to date until ctx ends.
+func (c *Client) followPlan(ctx context.Context, s *store, id string, failed func(error)) {
+	request := func() *rest.Request {
+		return c.core.Get().Namespace(c.namespace).Resource("configmaps").Param("fieldSelector", "metadata.name="+planName+id)
+	}
+	list := func(ctx context.Context) (runtime.Object, error) {
+		list := &corev1.ConfigMapList{}
+		c.Lists.Add(1)
+		err := request().Timeout(3 * requestTime).Do(ctx).Into(list)
+		if err != nil {
+			err = fmt.Errorf("read rollout %s, a ConfigMap of the namespace %s: %w", id, c.namespace, err)
+		}
+		return list, err
+	}
+	c.follow(ctx, "configmaps", &corev1.ConfigMap{}, list, request, planStore{s}, failed)
+}
+
+// follow lists and watches objects of one kind.
+func (c *Client) follow(
+	ctx context.Context, what string, kind runtime.Object, list func(context.Context) (runtime.Object, error),
+	request func() *rest.Request, s cache.ReflectorStore, failed func(error),
+) {
 	requests := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
-			list := &corev1.NodeList{}
-			version, err := c.list(ctx, func(n *corev1.Node) {
-				n.ManagedFields, n.Status.Images = nil, nil // The most of a Node, for nothing.
-				list.Items = append(list.Items, *n)
-			})
-			list.ResourceVersion = version
+			objects, err := list(ctx)
 			if err != nil && ctx.Err() == nil {
 				failed(err)
 			}
-			return list, err
+			return objects, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			c.Watches.Add(1)
-			request := c.core.Get().Resource("nodes").Param("watch", "true").Param("resourceVersion", options.ResourceVersion).Param("allowWatchBookmarks", "true")
+			request := request().Param("watch", "true").Param("resourceVersion", options.ResourceVersion).Param("allowWatchBookmarks", "true")
 			if options.TimeoutSeconds != nil {
 				request.Param("timeoutSeconds", strconv.FormatInt(*options.TimeoutSeconds, 10))
 			}
 			w, err := request.Watch(ctx)
 			if err != nil && ctx.Err() == nil {
-				failed(fmt.Errorf("watch nodes: %w", err))
+				failed(fmt.Errorf("watch %s: %w", what, err))
 			}
 			return w, err
 		},
 	}
-	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(requests, plainLists{}), &corev1.Node{}, s, cache.ReflectorOptions{
-		Name: "nodes", Backoff: &wait.Backoff{Duration: 300 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 6, Cap: 10 * time.Second}, Logger: &klog.Logger{},
+	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(requests, plainLists{}), kind, s, cache.ReflectorOptions{
+		Name:    what,
+		Backoff: &wait.Backoff{Duration: 300 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 6, Cap: 10 * time.Second},
+		Logger:  &klog.Logger{},
 	})
 	reflector.RunWithContext(klog.NewContext(ctx, klog.Logger{}))
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 )
@@ -40,42 +39,19 @@ func (h *Head) renew(holder string) error {
 	return nil
 }
 
-// lostHead is the Head that a rollout without one gets; nil where it has one.
-func (r *Rollout) lostHead() *Head {
-	if !r.Lost {
-		return nil
-	}
-	head := r.Head
-	return &head
-}
-
-// writeHead changes the Head on the Node, which has it or, with lost, gets it.
-func (c *Client) writeHead(ctx context.Context, n Node, id string, lost *Head, set func(*Head) error) (Node, error) {
+// writeHead changes the Head of the plan.
+func (c *Client) writeHead(ctx context.Context, p plan, set func(*Head) error) (plan, error) {
 	for {
-		head := n.Head
-		if head == nil || head.ID != id {
-			head = lost
-		}
-		if head == nil || n.Record == nil || n.Record.ID != id {
-			return n, fmt.Errorf("node %s does not have the head of rollout %s any more", n.Name, id)
-		}
-		next := *head
+		next := p.Head
 		if err := set(&next); err != nil {
-			return n, err
+			return p, err
 		}
-		var p change
-		if err := p.keep(HeadAnnotation, next); err != nil {
-			return n, err
-		}
-		now, err := c.patch(ctx, n, p)
+		now, err := c.patchPlan(ctx, p, map[string]string{headKey: encode(next)})
 		if err == nil || !gone(err) {
 			return now, err
 		}
-		found := false
-		if n, found, err = c.get(ctx, n.Name); err != nil {
-			return n, err
-		} else if !found {
-			return n, fmt.Errorf("node %s, which has the head of rollout %s, is gone", n.Name, id)
+		if p, err = c.plan(ctx, p.ID); err != nil {
+			return p, err
 		}
 	}
 }
@@ -87,8 +63,7 @@ type driver struct {
 	id    string
 	// renewed is when the lease was last renewed.
 	renewed time.Time
-	// last is the Head as it was last seen, seen what Progress was last told.
-	last Head
+	// seen is what Progress was last told.
 	seen string
 }
 
@@ -188,25 +163,32 @@ func (d *driver) waitAgain(ctx context.Context, skip bool) error {
 }
 
 func (c *Client) run(ctx context.Context, id string, begin func(context.Context, *driver, *Rollout) error, unmake bool) (*Rollout, error) {
+	p, err := c.plan(ctx, id)
+	switch {
+	case ctx.Err() != nil:
+		return nil, ErrInterrupted
+	case err != nil:
+		return nil, err
+	}
 	following, stop := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer stop()
-	d := &driver{Client: c, store: newStore(), id: id}
+	d := &driver{Client: c, store: newStore(p.Domain), id: id}
 	failures := make(chan error, 1)
-	running.Go(func() {
-		c.follow(following, d.store, func(err error) {
-			select {
-			case failures <- err:
-			default: // One is enough.
-			}
-			select {
-			case <-d.store.filled:
-				c.notice("%v", err)
-			default:
-			}
-		})
-	})
+	failed := func(err error) {
+		select {
+		case failures <- err:
+		default: // One is enough.
+		}
+		select {
+		case <-d.store.filled:
+			c.notice("%v", err)
+		default:
+		}
+	}
+	running.Go(func() { c.followNodes(following, d.store, failed) })
+	running.Go(func() { c.followPlan(following, d.store, id, failed) })
 	select {
 	case <-d.store.filled:
 	case err := <-failures:
@@ -244,43 +226,30 @@ func (c *Client) run(ctx context.Context, id string, begin func(context.Context,
 	return last, findErr
 }
 
-func (d *driver) find() (*Rollout, error) {
-	list, err := rollouts(d.store.list())
-	if err != nil {
-		return nil, err
-	}
-	if i := slices.IndexFunc(list, func(r *Rollout) bool { return r.ID == d.id }); i >= 0 {
-		return list[i], nil
-	}
-	return nil, fmt.Errorf("no node knows of a rollout %s", d.id)
-}
+func (d *driver) find() (*Rollout, error) { return d.store.rollout(d.id) }
 
-// take gets the lease. Where somebody has it, or the node that knew is gone, it waits until
-// that has not changed for as long as a lease lasts.
+// take gets the lease. Where somebody has it, it waits until that has not changed for as long as a
+// lease lasts.
 func (d *driver) take(ctx context.Context) (*Rollout, error) {
 	var last Head
 	var since time.Time
 	for {
-		r, err := d.find()
+		p, err := d.store.current(d.id)
 		if err != nil {
 			return nil, err
 		}
-		free := !r.Lost && (r.Holder == "" || r.Holder == d.Holder)
+		free := p.Holder == "" || p.Holder == d.Holder
 		switch {
 		case since.IsZero() && !free:
-			last, since = r.Head, time.Now()
-			if r.Lost {
-				d.notice("the node that knew who drives rollout %s is gone: waiting %s for somebody who does", d.id, d.outwait)
-			} else {
-				d.notice("%s drives rollout %s: waiting %s for a sign of life", r.Holder, d.id, d.outwait)
-			}
-		case !free && r.Head != last:
-			return nil, fmt.Errorf("rollout %s: %w: %s", d.id, errHeld, r.Holder)
+			last, since = p.Head, time.Now()
+			d.notice("%s drives rollout %s: waiting %s for a sign of life", p.Holder, d.id, d.outwait)
+		case !free && p.Head != last:
+			return nil, fmt.Errorf("rollout %s: %w: %s", d.id, errHeld, p.Holder)
 		}
 		if free || time.Since(since) >= d.outwait {
 			began := time.Now().UTC()
-			n, err := d.writeHead(ctx, *r.headNode(), d.id, r.lostHead(), func(h *Head) error {
-				if h.Holder != r.Holder || !h.Renewed.Equal(r.Renewed) {
+			now, err := d.writeHead(ctx, p, func(h *Head) error {
+				if h.Holder != p.Holder || !h.Renewed.Equal(p.Renewed) {
 					return fmt.Errorf("rollout %s: %w: %s", d.id, errHeld, h.Holder)
 				}
 				h.Holder, h.Renewed = d.Holder, began
@@ -290,7 +259,7 @@ func (d *driver) take(ctx context.Context) (*Rollout, error) {
 				return nil, err
 			}
 			d.renewed = began
-			d.store.put(n)
+			d.store.putPlan(now)
 			return d.find()
 		}
 		if err := d.wait(ctx); err != nil {
@@ -333,13 +302,6 @@ func (d *driver) loop(ctx context.Context, unmake bool) error {
 			return err
 		}
 		d.tell(r)
-		if r.Lost { // Its node is gone: the next one gets it, if nobody else was faster.
-			if err := d.inherit(ctx, r); err != nil {
-				return err
-			}
-			continue
-		}
-		d.last = r.Head
 		if r.Holder != d.Holder {
 			return fmt.Errorf("rollout %s: %w: %s", d.id, errHeld, r.Holder)
 		}
@@ -374,37 +336,24 @@ func (d *driver) loop(ctx context.Context, unmake bool) error {
 	}
 }
 
-// inherit puts the Head on the first node that is left. Whoever else wants it waits for a whole
-// lease from when its node was gone.
-func (d *driver) inherit(ctx context.Context, r *Rollout) error {
-	if !d.leased() || d.last.ID == "" {
-		return fmt.Errorf("rollout %s: the node that had its head is gone, and so is the lease", d.id)
-	}
-	n, err := d.writeHead(ctx, *r.headNode(), d.id, &d.last, func(h *Head) error { return h.renew(d.Holder) })
-	if err == nil {
-		d.store.put(n)
-	}
-	return err
-}
-
 // leased says that nobody else can have taken the lease.
 func (d *driver) leased() bool { return time.Since(d.renewed) < d.lease*2/3 }
 
 // head changes the Head, if this driver still has the lease, and renews it.
 func (d *driver) head(ctx context.Context, set func(*Head) error) error {
-	r, err := d.find()
+	p, err := d.store.current(d.id)
 	if err != nil {
 		return err
 	}
 	began := time.Now().UTC()
-	n, err := d.writeHead(ctx, *r.headNode(), d.id, nil, func(h *Head) error {
+	now, err := d.writeHead(ctx, p, func(h *Head) error {
 		return errors.Join(h.renew(d.Holder), set(h))
 	})
 	if err != nil {
 		return err
 	}
 	d.renewed = began
-	d.store.put(n)
+	d.store.putPlan(now)
 	return nil
 }
 
@@ -447,21 +396,18 @@ func (d *driver) write(ctx context.Context, writes []Write) error {
 		if ctx.Err() != nil || !d.leased() {
 			return
 		}
-		var p change
-		err := p.keep(RecordAnnotation, w.Record)
+		progress := encode(w.Record.Progress)
+		p := change{annotations: map[string]*string{RecordAnnotation: &progress}}
 		if w.SetLabel {
 			p.labels = map[string]*string{w.Record.Label: w.Label}
 		}
+		n, err := d.patch(ctx, w.Node, p)
 		if err == nil {
-			var n Node
-			if n, err = d.patch(ctx, w.Node, p); err == nil {
-				d.store.put(n)
-			}
+			d.store.put(n)
 		}
 		if gone(err) { // It is read again, and looked at again.
-			var n Node
 			var found bool
-			if n, found, err = d.get(ctx, w.Node.Name); err == nil && found {
+			if n, found, err = d.get(ctx, w.Node.Name, w.Record.Domain); err == nil && found {
 				d.store.put(n)
 			} else if err == nil {
 				d.store.remove(w.Node.Name, w.Node.Version)

@@ -181,25 +181,117 @@ func TestTwoRollouts(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "node n04 belongs to rollout "+first.ID+" to new, which alice began") {
 		t.Errorf("got %v", err)
 	}
-	// The other one comes when the first node is being claimed.
-	var once atomic.Bool
-	a.before = func(node, body string) bool {
-		if node == "n00" && strings.Contains(body, `"to":"other"`) && !once.Swap(true) {
-			a.edit("n03", func(n *corev1.Node) {
-				n.Annotations[RecordAnnotation] = strings.Replace(a.nodes["n04"].Annotations[RecordAnnotation], first.ID, "unheard", 1)
+	if list, err := bob.List(t.Context()); err != nil || len(list) != 1 {
+		t.Errorf("%v, %d rollouts", err, len(list))
+	}
+}
+
+// TestTwoStarts: of two that want the same nodes at once the one that was first gets them, and
+// nothing is left of the other, whichever of them looks first.
+func TestTwoStarts(t *testing.T) {
+	t.Parallel()
+	for _, moment := range []string{"before the plan is written", "before it runs"} {
+		t.Run(moment, func(t *testing.T) {
+			t.Parallel()
+			a := startAPI(t, names(5)...)
+			a.edit("n04", func(n *corev1.Node) { n.Labels["pool"] = "b" })
+			alice, bob := a.client("alice"), a.client("bob")
+			all := Spec{To: "other", Selector: "pool", MaxUnavailable: "1", Timeout: time.Minute}
+			var once atomic.Bool
+			var bobs *Rollout
+			var bobsErr error
+			a.intercept(func(_, body string) bool {
+				at := strings.Contains(body, "resourceVersion") == (moment == "before it runs")
+				if at && strings.Contains(body, "alice") && !once.Swap(true) {
+					bobs, bobsErr = bob.Start(t.Context(), all)
+				}
+				return true
 			})
+			r, err := alice.Start(t.Context(), spec)
+			winner, loser, winners := r, bobsErr, "alice"
+			if moment == "before the plan is written" {
+				winner, loser, winners = bobs, err, "bob"
+			}
+			if winner == nil || winner.By != winners || winner.Phase != Running {
+				t.Errorf("%s does not have them: %+v; %v, %v", winners, winner, err, bobsErr)
+			}
+			if loser == nil || !strings.Contains(loser.Error(), "node n00 belongs to rollout") || !strings.Contains(loser.Error(), winners+" began") {
+				t.Errorf("the other one: %v", loser)
+			}
+			if list, err := alice.List(t.Context()); err != nil || len(list) != 1 {
+				t.Errorf("%v, %d rollouts", err, len(list))
+			}
+		})
+	}
+}
+
+// TestTwoClaims: of two plans that are both written, and run neither, the earlier one gets the nodes, in
+// whatever order they look at each other.
+func TestTwoClaims(t *testing.T) {
+	t.Parallel()
+	for _, first := range []string{"alice", "bob"} {
+		a := startAPI(t, names(2)...)
+		claims := map[string]func() error{}
+		for _, holder := range []string{"alice", "bob"} {
+			c := a.client(holder)
+			params, err := spec.params(holder)
+			if err != nil {
+				t.Fatal(err)
+			}
+			params.Max = 1
+			p := plan{Params: params, Head: Head{Phase: Claiming, Holder: holder}, members: []member{{"n01", nil}}}
+			if _, err := c.create(t.Context(), p); err != nil {
+				t.Fatal(err)
+			}
+			claims[holder] = func() error { return c.claim(t.Context(), p) }
+		}
+		errs := map[string]error{first: claims[first]()}
+		for holder, claim := range claims {
+			if holder != first {
+				errs[holder] = claim()
+			}
+		}
+		if errs["alice"] != nil {
+			t.Errorf("%s first: alice, who was earlier: %v", first, errs["alice"])
+		}
+		if err := errs["bob"]; err == nil || !strings.Contains(err.Error(), "node n01 belongs to rollout") || !strings.Contains(err.Error(), "alice began") {
+			t.Errorf("%s first: bob: %v", first, err)
+		}
+	}
+}
+
+// TestEndedGivesNodes: a rollout that has ended loses the nodes that another one begins with, and an undo of
+// it does not reach them; one that is being undone keeps them.
+func TestEndedGivesNodes(t *testing.T) {
+	t.Parallel()
+	a := startAPI(t, names(4)...)
+	a.edit("n03", func(n *corev1.Node) { n.Labels["pool"] = "b" })
+	c := a.client("alice")
+	first := start(t, c, Spec{To: "new", Selector: "pool", MaxUnavailable: "4", Timeout: time.Minute})
+	if _, err := c.Drive(t.Context(), first.ID, Resume{}); err != nil {
+		t.Fatal(err)
+	}
+	second := Spec{To: "newer", Selector: "pool=b", MaxUnavailable: "1", Timeout: time.Minute}
+	var once atomic.Bool
+	bob := a.client("bob")
+	a.intercept(func(name, body string) bool {
+		if name == planName+first.ID && !once.Swap(true) { // Somebody undoes it when its node is being taken.
+			a.editHead(first.ID, func(h *Head) { h.Phase = TakingBack })
 		}
 		return true
-	}
-	_, err = bob.Start(t.Context(), Spec{To: "other", Selector: "pool=a", MaxUnavailable: "1", Timeout: time.Minute})
-	if err == nil || !strings.Contains(err.Error(), "node n03 belongs to rollout unheard") {
+	})
+	if _, err := bob.Start(t.Context(), second); err == nil || !strings.Contains(err.Error(), "rollout "+first.ID+", which had ended and had some of these nodes, is undoing by now") {
 		t.Errorf("got %v", err)
 	}
-	for _, name := range names(3) {
-		if n := a.node(name); n.Annotations[RecordAnnotation]+n.Annotations[HeadAnnotation] != "" {
-			t.Errorf("%s is not given back: %v", name, n.Annotations)
-		}
+	a.editHead(first.ID, func(h *Head) { h.Phase = Finished })
+	a.intercept(func(name, body string) bool { return true })
+	start(t, bob, second)
+	r, err := c.Undo(t.Context(), first.ID, false)
+	if err != nil || len(r.Nodes) != 3 || r.Count(Undone) != 3 {
+		t.Fatalf("%v: %d nodes, %+v", err, len(r.Nodes), r.Head)
 	}
+	expect(t, a, "old", "n00", "n01", "n02")
+	expect(t, a, "new", "n03")
 }
 
 // TestTwoDrivers: who drives a rollout is not disturbed by another one, and once dead is replaced.
@@ -230,9 +322,7 @@ func TestTwoDrivers(t *testing.T) {
 		t.Errorf("%+v", r.Head)
 	}
 	// Carol takes the lease and dies.
-	a.edit("n00", func(n *corev1.Node) {
-		n.Annotations[HeadAnnotation] = strings.Replace(n.Annotations[HeadAnnotation], `"phase":"paused"`, `"phase":"running","holder":"carol"`, 1)
-	})
+	a.editHead(r.ID, func(h *Head) { h.Phase, h.Holder = Running, "carol" })
 	a.behave(obey)
 	for _, name := range names(2) {
 		a.edit(name, func(n *corev1.Node) { obey(n, ProfileLabel) })
@@ -266,9 +356,9 @@ func TestPause(t *testing.T) {
 	}
 }
 
-// TestHeadNodeGone: when the node that knows what the rollout does is deleted, its driver puts that on
-// the next one, and without a driver it is paused.
-func TestHeadNodeGone(t *testing.T) {
+// TestNodesGone: nodes that are deleted are no part of it any more, be it all of them; and a rollout that
+// is forgotten by somebody else ends its driver.
+func TestNodesGone(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(4)...)
 	a.follow = nil
@@ -290,15 +380,37 @@ func TestHeadNodeGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	r = start(t, alice, spec)
-	a.remove("n01")
-	bob := a.client("bob")
-	bob.outwait = time.Second
-	if r = find(t, bob, r.ID); !r.Lost || r.Phase != Paused {
-		t.Errorf("%+v", r.Head)
+	for _, name := range names(4)[1:] {
+		a.remove(name)
 	}
-	if r, err = bob.Drive(t.Context(), r.ID, Resume{}); err != nil || r.Phase != Finished || r.Count(Done) != 2 {
+	if r, err = alice.Drive(t.Context(), r.ID, Resume{}); err != nil || r.Phase != Finished || len(r.Nodes) != 0 {
 		t.Errorf("%v: %+v", err, r)
 	}
+	if err := alice.Forget(t.Context(), r.ID, false); err != nil {
+		t.Error(err)
+	}
+	if _, err := alice.Drive(t.Context(), r.ID, Resume{}); !errors.Is(err, errNone) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestForgottenWhileDriven: who drives a rollout whose ConfigMap is deleted ends, and sets nothing more.
+func TestForgottenWhileDriven(t *testing.T) {
+	t.Parallel()
+	a := startAPI(t, names(4)...)
+	a.follow = nil
+	alice := a.client("alice")
+	r := start(t, alice, spec)
+	var once atomic.Bool
+	alice.Progress = func(r *Rollout) {
+		if r.Count(Pending) == 2 && !once.Swap(true) {
+			a.removeConfigMap(planName + r.ID)
+		}
+	}
+	if _, err := alice.Drive(t.Context(), r.ID, Resume{}); !errors.Is(err, errNone) {
+		t.Errorf("got %v", err)
+	}
+	expect(t, a, "old", "n02", "n03")
 }
 
 // TestTroubles: answers that are lost, refused or in conflict with other writes change nothing of
@@ -307,10 +419,10 @@ func TestTroubles(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(6)...)
 	var asked, answered atomic.Int64
-	a.before = func(node, _ string) bool {
+	a.before = func(name, _ string) bool {
 		calls := asked.Add(1)
 		if calls%5 == 0 {
-			a.edit(node, func(n *corev1.Node) { beat(n) }) // So that the patch conflicts.
+			a.touch(name) // So that the patch conflicts.
 		}
 		return calls%7 != 0
 	}
@@ -354,19 +466,19 @@ func TestKilledClaiming(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(3)...)
 	c := a.client("alice")
-	nodes, err := c.nodes(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	params, err := spec.params("alice")
 	if err != nil {
 		t.Fatal(err)
 	}
-	head := Head{ID: params.ID, Phase: Claiming, Holder: "alice", Renewed: time.Now().UTC()}
-	for i, h := range []*Head{&head, nil} {
-		if _, _, err := c.claimOne(t.Context(), nodes[i], Record{Params: params, Place: Waiting}, h, nil); err != nil {
-			t.Fatal(err)
-		}
+	params.Max = 1
+	old := "old"
+	p := plan{
+		Params:  params,
+		Head:    Head{Phase: Claiming, Holder: "alice", Renewed: time.Now().UTC()},
+		members: []member{{"n00", &old}, {"n01", nil}},
+	}
+	if _, err := c.create(t.Context(), p); err != nil {
+		t.Fatal(err)
 	}
 	bob := a.client("bob")
 	bob.outwait = time.Second
@@ -438,9 +550,7 @@ func TestLeaseTaken(t *testing.T) {
 		a := startAPI(t, names(2)...)
 		a.behave(nil)
 		r := start(t, a.client("alice"), spec)
-		a.edit("n00", func(n *corev1.Node) {
-			n.Annotations[HeadAnnotation] = strings.Replace(n.Annotations[HeadAnnotation], `"holder":"alice"`, `"holder":""`, 1)
-		})
+		a.editHead(r.ID, func(h *Head) { h.Holder = "" })
 		bob := a.client("bob")
 		bob.lease = 300 * time.Millisecond
 		var taken atomic.Int64
@@ -450,9 +560,7 @@ func TestLeaseTaken(t *testing.T) {
 			}
 			// First it is taken, then the phase is written, and then it is renewed.
 			if call := taken.Add(1); call == 1 && at == "when it is taken" || call == 3 && at == "when it is renewed" {
-				a.edit("n00", func(n *corev1.Node) {
-					n.Annotations[HeadAnnotation] = fmt.Sprintf(`{"rollout":%q,"phase":"running","holder":"carol"}`, r.ID)
-				})
+				a.editHead(r.ID, func(h *Head) { h.Phase, h.Holder = Running, "carol" })
 			}
 			return true
 		})

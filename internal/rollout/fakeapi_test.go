@@ -1,8 +1,10 @@
 package rollout
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -27,40 +29,49 @@ const patience = await.Patience
 
 // event is one of a watch.
 type event struct {
-	Type   string      `json:"type"`
-	Object corev1.Node `json:"object"`
+	Type   string `json:"type"`
+	Object any    `json:"object"`
 	at     int
+	// path is that of the list that has the object, name the object's.
+	path, name string
 }
 
-// api is an API server with Nodes. It refuses a patch of another version than the Node has, tells
-// those that watch, and has the nodes do what follow says when their label changes.
+// namespace is Virgate's, where rollouts are kept.
+const namespace = "virgate"
+
+const nodesPath, configMapsPath = "/api/v1/nodes", "/api/v1/namespaces/" + namespace + "/configmaps"
+
+// api is an API server with Nodes, and with the ConfigMaps of a namespace. It refuses a patch of another
+// version than the object has, tells those that watch, and has the nodes do what follow says when
+// their label changes.
 type api struct {
 	t   testing.TB
 	url string
-	// before is called before a patch is made, with its body; false answers with refusal. After a write,
-	// lost says that its answer is not sent. Both may be nil.
-	before  func(node string, body string) bool
+	// before is called before something is written, with its name and the body; false answers with
+	// refusal. After a write, lost says that its answer is not sent. Both may be nil.
+	before  func(name string, body string) bool
 	refusal int
-	lost    func(node string, body string) bool
+	lost    func(name string, body string) bool
 	// follow is called, once a patch is made, with each Node whose label of that name has changed;
 	// what it changes is a write of its own. Nil leaves them silent.
 	follow func(n *corev1.Node, label string)
 
-	mutex   sync.Mutex
-	changed *sync.Cond
-	nodes   map[string]corev1.Node
-	version int
-	events  []event
-	closed  bool
+	mutex      sync.Mutex
+	changed    *sync.Cond
+	nodes      map[string]corev1.Node
+	configMaps map[string]corev1.ConfigMap
+	version    int
+	events     []event
+	closed     bool
 	// labelled are the names of nodes whose label was changed, in order.
 	labelled []string
 }
 
-func startAPI(t testing.TB, names ...string) *api {
-	a := &api{t: t, nodes: map[string]corev1.Node{}, version: 100, follow: obey}
-	a.changed = sync.NewCond(&a.mutex)
+// startNodes are Nodes that have the profile old, and say so.
+func startNodes(names ...string) map[string]corev1.Node {
+	nodes := map[string]corev1.Node{}
 	for _, name := range names {
-		a.nodes[name] = corev1.Node{
+		nodes[name] = corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{
 				Name: name, ResourceVersion: "1", Labels: map[string]string{"pool": "a", ProfileLabel: "old", nodestatus.StateLabel: "applied"},
 				Annotations: map[string]string{nodestatus.ProfileAnnotation: "old", "mine": "stays"},
@@ -71,6 +82,12 @@ func startAPI(t testing.TB, names ...string) *api {
 			},
 		}
 	}
+	return nodes
+}
+
+func startAPI(t testing.TB, names ...string) *api {
+	a := &api{t: t, nodes: startNodes(names...), configMaps: map[string]corev1.ConfigMap{}, version: 100, follow: obey}
+	a.changed = sync.NewCond(&a.mutex)
 	server := httptest.NewServer(a)
 	a.url = server.URL
 	t.Cleanup(func() {
@@ -113,7 +130,7 @@ func refuse(n *corev1.Node, _ string) {
 
 func (a *api) client(holder string) *Client {
 	a.t.Helper()
-	c, err := NewClient(&rest.Config{Host: a.url}, holder)
+	c, err := NewClient(&rest.Config{Host: a.url}, namespace, holder)
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -130,9 +147,54 @@ func (a *api) put(n corev1.Node, kind string) corev1.Node {
 		a.nodes[n.Name] = n
 	}
 	n.TypeMeta = metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}
-	a.events = append(a.events, event{kind, n, a.version})
+	a.events = append(a.events, event{kind, n, a.version, nodesPath, n.Name})
 	a.changed.Broadcast()
 	return n
+}
+
+// keep is put for a ConfigMap.
+func (a *api) keep(object corev1.ConfigMap, kind string) corev1.ConfigMap {
+	a.version++
+	object.ResourceVersion = strconv.Itoa(a.version)
+	object.TypeMeta = metav1.TypeMeta{Kind: "ConfigMap", APIVersion: "v1"}
+	if kind == "DELETED" {
+		delete(a.configMaps, object.Name)
+	} else {
+		a.configMaps[object.Name] = object
+	}
+	a.events = append(a.events, event{kind, object, a.version, configMapsPath, object.Name})
+	a.changed.Broadcast()
+	return object
+}
+
+// touch makes a new version of the object, as somebody else's write would.
+func (a *api) touch(name string) {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	if object, found := a.configMaps[name]; found {
+		a.keep(object, "MODIFIED")
+	}
+	if n, found := a.nodes[name]; found {
+		n = *n.DeepCopy()
+		beat(&n)
+		a.put(n, "MODIFIED")
+	}
+}
+
+// editHead changes what the rollout does as somebody else would.
+func (a *api) editHead(id string, change func(h *Head)) {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	object := a.configMaps[planName+id]
+	p, err := planOf(&object)
+	if err != nil {
+		a.t.Error(err)
+		return
+	}
+	change(&p.Head)
+	object = *object.DeepCopy()
+	object.Data[headKey] = encode(p.Head)
+	a.keep(object, "MODIFIED")
 }
 
 // edit changes a Node as somebody else would.
@@ -166,6 +228,12 @@ func (a *api) behave(follow func(n *corev1.Node, label string)) {
 	a.follow = follow
 }
 
+func (a *api) removeConfigMap(name string) {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	a.keep(a.configMaps[name], "DELETED")
+}
+
 func (a *api) remove(name string) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
@@ -185,49 +253,95 @@ func (a *api) labels(name string) map[string]string {
 
 func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	name := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/api/v1/nodes"), "/")
+	path := nodesPath
+	if strings.HasPrefix(r.URL.Path, configMapsPath) {
+		path = configMapsPath
+	}
+	name := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, path), "/")
 	switch {
 	case r.Method == http.MethodGet && r.URL.Query().Get("watch") != "":
-		a.watch(w, r)
-		return
-	case r.Method == http.MethodPatch:
-		body := map[string]any{}
-		if err := json.NewDecoder(r.Body).Decode(&body); err != nil || r.Header.Get("Content-Type") != "application/merge-patch+json" {
-			a.t.Errorf("%v, %s", err, r.Header.Get("Content-Type"))
-		}
-		text := fmt.Sprint(body)
-		a.mutex.Lock()
-		before := a.before
-		a.mutex.Unlock()
-		if before != nil && !before(name, text) {
-			if a.refusal == http.StatusForbidden {
-				status(w, a.refusal, metav1.StatusReasonForbidden)
-			} else {
-				status(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
-			}
-			return
-		}
-		n, code, reason := a.patch(name, body)
-		switch {
-		case code != http.StatusOK:
-			status(w, code, reason)
-		case a.lost != nil && a.lost(name, text):
+		a.watch(w, r, path)
+	case r.Method == http.MethodGet:
+		a.read(w, r, path, name)
+	default:
+		a.change(w, r, path, name)
+	}
+}
+
+// change answers a request that writes.
+func (a *api) change(w http.ResponseWriter, r *http.Request, path, name string) {
+	data, err := io.ReadAll(r.Body)
+	body := map[string]any{}
+	if err == nil {
+		err = json.Unmarshal(data, &body)
+	}
+	want := map[string]string{http.MethodPatch: "application/merge-patch+json"}
+	if got := r.Header.Get("Content-Type"); err != nil || got != cmp.Or(want[r.Method], "application/json") {
+		a.t.Errorf("%s %s: %v, %s", r.Method, r.URL.Path, err, got)
+	}
+	metadata, _ := body["metadata"].(map[string]any)
+	if r.Method == http.MethodPost {
+		name, _ = metadata["name"].(string)
+	}
+	text := fmt.Sprint(body)
+	a.mutex.Lock()
+	before := a.before
+	a.mutex.Unlock()
+	if before != nil && !before(name, text) {
+		if a.refusal == http.StatusForbidden {
+			status(w, a.refusal, metav1.StatusReasonForbidden)
+		} else {
 			status(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
-		default:
-			_ = json.NewEncoder(w).Encode(n)
 		}
 		return
 	}
+	var object any
+	var code int
+	var reason metav1.StatusReason
+	if path == nodesPath {
+		object, code, reason = a.patch(name, body)
+	} else {
+		object, code, reason = a.write(r.Method, name, data, body)
+	}
+	switch {
+	case code != http.StatusOK:
+		status(w, code, reason)
+	case a.lost != nil && a.lost(name, text):
+		status(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
+	default:
+		_ = json.NewEncoder(w).Encode(object)
+	}
+}
+
+// read answers a get or a list.
+func (a *api) read(w http.ResponseWriter, r *http.Request, path, name string) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	if name != "" {
+		var object any
 		n, found := a.nodes[name]
+		n.TypeMeta = metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}
+		object = n
+		if path == configMapsPath {
+			object, found = a.configMaps[name], a.configMaps[name].Name != ""
+		}
 		if !found {
 			status(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 			return
 		}
-		n.TypeMeta = metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}
-		_ = json.NewEncoder(w).Encode(n)
+		_ = json.NewEncoder(w).Encode(object)
+		return
+	}
+	if path == configMapsPath {
+		list := corev1.ConfigMapList{TypeMeta: metav1.TypeMeta{Kind: "ConfigMapList", APIVersion: "v1"}}
+		list.ResourceVersion = strconv.Itoa(a.version)
+		for _, name := range slices.Sorted(maps.Keys(a.configMaps)) {
+			object := a.configMaps[name]
+			if object.Labels[r.URL.Query().Get("labelSelector")] != "" || asked(r, name) {
+				list.Items = append(list.Items, object)
+			}
+		}
+		_ = json.NewEncoder(w).Encode(list)
 		return
 	}
 	list := corev1.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}}
@@ -243,6 +357,41 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	list.Items = list.Items[from:]
 	_ = json.NewEncoder(w).Encode(list)
+}
+
+// asked says that the field selector names the object.
+func asked(r *http.Request, name string) bool {
+	return r.URL.Query().Get("fieldSelector") == "metadata.name="+name
+}
+
+// write creates, patches or deletes a ConfigMap.
+func (a *api) write(method, name string, data []byte, body map[string]any) (object any, code int, reason metav1.StatusReason) {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	was, found := a.configMaps[name]
+	part, _ := body["metadata"].(map[string]any)
+	if method == http.MethodDelete {
+		part, _ = body["preconditions"].(map[string]any)
+	}
+	switch {
+	case method == http.MethodPost && found:
+		return nil, http.StatusConflict, metav1.StatusReasonAlreadyExists
+	case method == http.MethodPost:
+		var created corev1.ConfigMap
+		if err := json.Unmarshal(data, &created); err != nil {
+			a.t.Error(err)
+		}
+		return a.keep(created, "ADDED"), http.StatusOK, ""
+	case !found:
+		return nil, http.StatusNotFound, metav1.StatusReasonNotFound
+	case part["resourceVersion"] != was.ResourceVersion:
+		return nil, http.StatusConflict, metav1.StatusReasonConflict
+	case method == http.MethodDelete:
+		return a.keep(was, "DELETED"), http.StatusOK, ""
+	}
+	changed := *was.DeepCopy()
+	merge(changed.Data, body["data"])
+	return a.keep(changed, "MODIFIED"), http.StatusOK, ""
 }
 
 func status(w http.ResponseWriter, code int, reason metav1.StatusReason) {
@@ -263,16 +412,6 @@ func (a *api) patch(name string, body map[string]any) (corev1.Node, int, metav1.
 		return was, http.StatusConflict, metav1.StatusReasonConflict
 	}
 	n := *was.DeepCopy()
-	merge := func(into map[string]string, changes any) {
-		values, _ := changes.(map[string]any)
-		for key, value := range values {
-			if value == nil {
-				delete(into, key)
-			} else {
-				into[key] = value.(string)
-			}
-		}
-	}
 	merge(n.Labels, metadata["labels"])
 	merge(n.Annotations, metadata["annotations"])
 	n = a.put(n, "MODIFIED")
@@ -289,7 +428,19 @@ func (a *api) patch(name string, body map[string]any) (corev1.Node, int, metav1.
 	return n, http.StatusOK, ""
 }
 
-func (a *api) watch(w http.ResponseWriter, r *http.Request) {
+// merge is a merge patch of a map.
+func merge(into map[string]string, changes any) {
+	values, _ := changes.(map[string]any)
+	for key, value := range values {
+		if value == nil {
+			delete(into, key)
+		} else {
+			into[key] = value.(string)
+		}
+	}
+}
+
+func (a *api) watch(w http.ResponseWriter, r *http.Request, path string) {
 	from, err := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	if err != nil {
 		a.t.Errorf("a watch from %q", r.URL.Query().Get("resourceVersion"))
@@ -309,7 +460,11 @@ func (a *api) watch(w http.ResponseWriter, r *http.Request) {
 	}()
 	for {
 		a.mutex.Lock()
-		next := func() int { return slices.IndexFunc(a.events, func(e event) bool { return e.at > from }) }
+		next := func() int {
+			return slices.IndexFunc(a.events, func(e event) bool {
+				return e.at > from && e.path == path && (path == nodesPath || asked(r, e.name))
+			})
+		}
 		for next() < 0 && !a.closed && r.Context().Err() == nil {
 			a.changed.Wait()
 		}

@@ -212,7 +212,7 @@ func (n Node) Says() string {
 	if n.Condition.Message != "" {
 		texts = append(texts, n.Condition.Reason+": "+n.Condition.Message)
 	}
-	text := strings.Join(slices.DeleteFunc(texts, func(t string) bool { return t == "" }), "; ")
+	text := oneLine(strings.Join(slices.DeleteFunc(texts, func(t string) bool { return t == "" }), "; "))
 	if runes := []rune(text); len(runes) > 300 {
 		text = string(runes[:300]) + "…"
 	}
@@ -303,10 +303,24 @@ func value(label *string) string {
 	return fmt.Sprintf("%q", *label)
 }
 
-// summary is a line for all of them, with the first few.
+// oneLine is a text in which a node has a hand: not two lines, and none that fills a ConfigMap.
+func oneLine(text string) string {
+	const longest = 600
+	line := []rune(strings.Join(strings.Fields(text), " "))
+	if len(line) > longest {
+		return string(line[:longest]) + "…"
+	}
+	return string(line)
+}
+
+// summary has a line for each of the first few.
 func summary(reasons []string) string {
 	const most = 5
-	text := strings.Join(reasons[:min(most, len(reasons))], "\n")
+	var lines []string
+	for _, reason := range reasons[:min(most, len(reasons))] {
+		lines = append(lines, oneLine(reason))
+	}
+	text := strings.Join(lines, "\n")
 	if more := len(reasons) - most; more > 0 {
 		text += fmt.Sprintf("\nand %d more", more)
 	}

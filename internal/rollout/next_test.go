@@ -74,7 +74,7 @@ func newModel(t *testing.T, seed uint64) *model {
 	m := &model{t: t, seed: seed, random: rand.New(rand.NewPCG(seed, 1)), now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), nodes: map[string]*modelNode{}}
 	count := 1 + m.random.IntN(12)
 	m.params = Params{ID: "r", Label: ProfileLabel, To: "new", Max: 1 + m.random.IntN(4), Timeout: 120, Domain: "nvidia.com"}
-	m.head = Head{ID: "r", Phase: Running, PauseAt: m.random.IntN(3)}
+	m.head = Head{Phase: Running, PauseAt: m.random.IntN(3)}
 	for i := range count {
 		n := &modelNode{Node: Node{Node: cluster.Node{Name: fmt.Sprintf("n%02d", i)}, Labels: map[string]string{}}}
 		if m.random.IntN(2) == 0 {
@@ -99,7 +99,12 @@ func newModel(t *testing.T, seed uint64) *model {
 		n.Capacity, n.Allocatable = map[string]int64{"nvidia.com/gpu": 8}, map[string]int64{"nvidia.com/gpu": 8}
 		m.writeMetadata(n)
 		m.writeCondition(n)
-		n.Record = &Record{Params: m.params, From: n.label(ProfileLabel), Wave: i / m.params.Max, Place: Waiting}
+		n.Record = &Record{
+			Params:   m.params,
+			From:     n.label(ProfileLabel),
+			Wave:     i / m.params.Max,
+			Progress: Progress{Rollout: m.params.ID, Place: Waiting},
+		}
 		m.nodes[n.Name] = n
 	}
 	return m
@@ -185,7 +190,7 @@ func (m *model) rollout() *Rollout {
 		nodes = append(nodes, shown)
 	}
 	slices.SortFunc(nodes, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
-	return &Rollout{ID: "r", Params: m.params, Head: m.head, Nodes: nodes}
+	return &Rollout{Params: m.params, Head: m.head, Nodes: nodes}
 }
 
 func (m *model) underWay() (count int) {
@@ -334,7 +339,11 @@ func TestJudge(t *testing.T) {
 	}
 	change := func(n Node, change func(n *Node)) Node { change(&n); return n }
 	record := func(place Place, took time.Duration, change ...func(*Record)) Record {
-		r := Record{Params: Params{Label: ProfileLabel, To: to, Timeout: 600}, From: &old, Place: place, Set: place != Waiting, Since: now.Add(-took), Before: before}
+		r := Record{
+			Params:   Params{Label: ProfileLabel, To: to, Timeout: 600},
+			From:     &old,
+			Progress: Progress{Place: place, Set: place != Waiting, Since: now.Add(-took), Before: before},
+		}
 		for _, c := range change {
 			c(&r)
 		}

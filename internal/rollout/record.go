@@ -1,7 +1,6 @@
 package rollout
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -15,10 +14,8 @@ import (
 )
 
 const (
-	// RecordAnnotation has a node's Record.
+	// RecordAnnotation has a node's Progress.
 	RecordAnnotation = "virgate.github.io/rollout"
-	// HeadAnnotation has, on one node of a rollout, its Head.
-	HeadAnnotation = "virgate.github.io/rollout-head"
 	// ProfileLabel chooses a node's profile.
 	ProfileLabel = "nvidia.com/device-plugin.config"
 	// LayoutLabel chooses its MIG layout.
@@ -56,7 +53,7 @@ func Places() []Place {
 type Phase string
 
 const (
-	// Claiming says that not all of its nodes are known to be its own, and none has a label of it.
+	// Claiming says that its nodes are not known to be its own, and none has a label of it.
 	Claiming Phase = "claiming"
 	// Running says that it goes on, if somebody drives it.
 	Running Phase = "running"
@@ -75,8 +72,7 @@ const (
 // Ended says that nothing is left to do, so that another rollout may have the nodes.
 func (p Phase) Ended() bool { return p == Finished || p == TakenBack }
 
-// Params are the same for all nodes of a rollout, and lie on each of them, so that no node is
-// needed to know them.
+// Params are what was asked for. They lie in the rollout's ConfigMap.
 type Params struct {
 	ID string `json:"id"`
 	// Label is set to To; MIG says that it names a MIG layout and no profile.
@@ -99,11 +95,17 @@ type Params struct {
 // Record is a node's part in a rollout.
 type Record struct {
 	Params
-	// From is what the label was, nil where there was none.
-	From *string `json:"from,omitempty"`
-	Wave int     `json:"wave"`
+	// From is what the label was when the rollout began, nil where there was none.
+	From *string
+	Wave int
+	Progress
+}
 
-	Place Place `json:"place"`
+// Progress is how far a node has come. It is all that lies on the Node, where the node can write
+// it too: what it says there is about itself alone.
+type Progress struct {
+	Rollout string `json:"rollout"`
+	Place   Place  `json:"place"`
 	// Reason says why it is there, for people.
 	Reason string `json:"reason,omitempty"`
 	// Set says that the rollout has set the label, and did not only find it.
@@ -118,6 +120,17 @@ type Record struct {
 	Trusted bool `json:"trusted,omitempty"`
 	// Ill is how many devices were the fewest not allocatable since it was done.
 	Ill int64 `json:"ill,omitempty"`
+}
+
+// progressOf reads the annotation. One that virgate rollout has not written so is none.
+func progressOf(n *corev1.Node) *Progress {
+	var p Progress
+	err := json.Unmarshal([]byte(n.Annotations[RecordAnnotation]), &p)
+	if err != nil || p.Rollout == "" || !slices.Contains(Places(), p.Place) {
+		return nil
+	}
+	p.Reason = oneLine(p.Reason)
+	return &p
 }
 
 // toUndo says that the node may have the rollout's label.
@@ -141,7 +154,6 @@ type Said struct {
 
 // Head is what a rollout does, and who drives it.
 type Head struct {
-	ID     string `json:"rollout"`
 	Phase  Phase  `json:"phase"`
 	Reason string `json:"reason,omitempty"`
 	// PauseAt is the wave that is not begun; 0 for none.
@@ -153,39 +165,28 @@ type Head struct {
 	Renewed time.Time `json:"renewed,omitzero"`
 }
 
-// Node is a Node with what is kept of it. Record and Head are nil without one; Unread says that
-// an annotation is there which is none.
+// Node is a Node with what is kept of it.
 type Node struct {
 	cluster.Node
 	Version string
 	Labels  map[string]string
-	Record  *Record
-	Head    *Head
-	Unread  error
+	// domain is that of the resources that are kept.
+	domain string
+	// Progress is what its annotation says, of whatever rollout; nil without one.
+	Progress *Progress
+	// Record is its part in the rollout that has it; nil outside of one.
+	Record *Record
 }
 
-// nodeOf keeps what is needed of a Node.
-func nodeOf(n *corev1.Node) Node {
-	kept := Node{Version: n.ResourceVersion, Labels: n.Labels}
-	read := func(annotation string, into any) bool {
-		text, found := n.Annotations[annotation]
-		if found {
-			if err := json.Unmarshal([]byte(text), into); err != nil {
-				kept.Unread = fmt.Errorf("node %s: annotation %s is not as virgate rollout writes it: %w", n.Name, annotation, err)
-			}
-		}
-		return found && kept.Unread == nil
+// nodeOf keeps what is needed of a Node, and of resources those of the domain.
+func nodeOf(n *corev1.Node, domain string) Node {
+	return Node{
+		Node:     cluster.TrimNode(n, domain),
+		Version:  n.ResourceVersion,
+		Labels:   n.Labels,
+		domain:   domain,
+		Progress: progressOf(n),
 	}
-	var record Record
-	var head Head
-	if read(RecordAnnotation, &record) {
-		kept.Record = &record
-	}
-	if read(HeadAnnotation, &head) {
-		kept.Head = &head
-	}
-	kept.Node = cluster.TrimNode(n, cmp.Or(record.Domain, "nvidia.com"))
-	return kept
 }
 
 // label is the value of the label of that name, nil without one.
@@ -207,62 +208,36 @@ func (n Node) said() Said {
 	return said
 }
 
-// Rollout is a rollout as its nodes have it.
+// Rollout is a rollout as its ConfigMap and its nodes have it.
 type Rollout struct {
-	ID string `json:"-"`
 	Params
 	Head
-	// Lost says that the node with the Head is gone, so that the Phase is what the others show.
-	Lost bool
-	// Nodes are those that are part of it, by name.
+	// Nodes are those that are part of it and there, by name.
 	Nodes []Node
 }
 
-// Rollouts are those that the nodes have, the oldest first. An annotation that cannot be read is
-// an error: it could be another rollout's.
-func rollouts(nodes []Node) (list []*Rollout, err error) {
-	byID := map[string]*Rollout{}
-	for _, n := range nodes {
-		if n.Unread != nil {
-			return nil, n.Unread
-		}
-		if n.Record == nil {
+// join puts the plan together with the Nodes. Who is part of the rollout, what it sets and what a
+// node had are the plan's; of a Node only its own progress is taken.
+func (p plan) join(nodes map[string]Node) *Rollout {
+	r := &Rollout{Params: p.Params, Head: p.Head}
+	for i, m := range p.members {
+		n, found := nodes[m.name]
+		if !found {
 			continue
 		}
-		r := byID[n.Record.ID]
-		if r == nil {
-			r = &Rollout{ID: n.Record.ID, Params: n.Record.Params, Lost: true}
-			byID[n.Record.ID], list = r, append(list, r)
+		record := Record{
+			Params:   p.Params,
+			From:     m.from,
+			Wave:     i / p.Max,
+			Progress: Progress{Rollout: p.ID, Place: Waiting},
 		}
+		if n.Progress != nil && n.Progress.Rollout == p.ID {
+			record.Progress = *n.Progress
+		}
+		n.Record = &record
 		r.Nodes = append(r.Nodes, n)
-		if n.Head != nil && n.Head.ID == r.ID {
-			r.Head, r.Lost = *n.Head, false
-		}
 	}
-	for _, r := range list {
-		slices.SortFunc(r.Nodes, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
-		if r.Lost {
-			r.Head = Head{ID: r.ID, Phase: r.phaseOf(), Reason: "the node that knew is gone"}
-		}
-	}
-	slices.SortFunc(list, func(a, b *Rollout) int {
-		return cmp.Or(a.Started.Compare(b.Started), strings.Compare(a.ID, b.ID))
-	})
-	return list, nil
-}
-
-// phaseOf is what the nodes show of a rollout whose Head is gone.
-func (r *Rollout) phaseOf() Phase {
-	switch {
-	case r.Count(Undoing, Undone, Left) > 0:
-		if r.Count(Undoing) > 0 || slices.ContainsFunc(r.Nodes, func(n Node) bool { return n.Record.toUndo() }) {
-			return TakingBack
-		}
-		return TakenBack
-	case r.Count(Waiting, Pending, Failed) == 0:
-		return Finished
-	}
-	return Paused
+	return r
 }
 
 // Count is how many nodes are at one of these places.
@@ -273,19 +248,6 @@ func (r *Rollout) Count(places ...Place) (count int) {
 		}
 	}
 	return count
-}
-
-// headNode is the node that has the Head, or is to have it; nil where no node is left.
-func (r *Rollout) headNode() *Node {
-	for i, n := range r.Nodes {
-		if n.Head != nil && n.Head.ID == r.ID {
-			return &r.Nodes[i]
-		}
-	}
-	if len(r.Nodes) == 0 {
-		return nil
-	}
-	return &r.Nodes[0]
 }
 
 // ParseMax reads a number of nodes, or a part of all in percent, of which a begun node counts.

@@ -123,6 +123,21 @@ func testAllowed(t *testing.T, s *server) {
 			_, err := core.ConfigMaps(namespace).Patch(ctx, configMap, types.MergePatchType, []byte(`{"data":{"b":""}}`), metav1.PatchOptions{})
 			return err
 		}},
+		{"make a rollout", false, func(ctx context.Context) error {
+			_, err := core.ConfigMaps(namespace).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "virgate-rollout-x"}}, metav1.CreateOptions{})
+			return err
+		}},
+		{"change a rollout", false, func(ctx context.Context) error {
+			_, err := core.ConfigMaps(namespace).Patch(ctx, "virgate-rollout-x", types.MergePatchType, []byte(`{"data":{"state":""}}`), metav1.PatchOptions{})
+			return err
+		}},
+		{"forget a rollout", false, func(ctx context.Context) error {
+			return core.ConfigMaps(namespace).Delete(ctx, "virgate-rollout-x", metav1.DeleteOptions{})
+		}},
+		{"read a rollout", false, func(ctx context.Context) error {
+			_, err := core.ConfigMaps(namespace).Get(ctx, "virgate-rollout-x", metav1.GetOptions{})
+			return err
+		}},
 		{"list secrets", false, func(ctx context.Context) error { _, err := core.Secrets(namespace).List(ctx, options); return err }},
 		{"list pods", false, func(ctx context.Context) error { _, err := core.Pods("").List(ctx, options); return err }},
 	} {
@@ -168,6 +183,7 @@ func testAdmission(t *testing.T, s *server) {
 		{"a foreign label", "n1", "", `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`, "labels"},
 		{"the label that chooses a layout", "n1", "", `{"metadata":{"labels":{"nvidia.com/mig.config":"all-disabled"}}}`, "labels"},
 		{"a foreign annotation", "n1", "", `{"metadata":{"annotations":{"x":"y"}}}`, "annotations"},
+		{"the annotation of a rollout", "n1", "", `{"metadata":{"annotations":{"virgate.github.io/rollout":"{}"}}}`, "annotations"},
 		{"a foreign condition", "n1", "status", `{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`, "conditions"},
 		{"addresses", "n1", "status", `{"status":{"addresses":[{"type":"InternalIP","address":"10.0.0.66"}]}}`, "addresses"},
 		{"an owner", "n1", "", `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"p","uid":"u"}]}}`, "owners"},

@@ -3,6 +3,7 @@ package api
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -78,12 +79,21 @@ func playRollouts(t *testing.T, s *server, count int) {
 	before := s.labels(t)
 	hasB := func(n corev1.Node) bool { return n.Labels[label] == "b" }
 
+	// What nodes say of rollouts that are none is in nobody's way.
+	s.invent(t, names[0], "none", "claiming")
+	s.invent(t, at(0.9), "none", "running")
+
 	// It pauses after the first wave. The next driver is killed, and another one goes on.
 	c.run(0, "start", "b", "-l", label+"=a", "--max-unavailable", "10%", "--timeout", "20s")
 	wave := (count + 9) / 10
 	if got := len(s.nodesThat(t, hasB)); got != wave {
 		t.Errorf("%d nodes have b after the first wave of %d", got, wave)
 	}
+	kept, err := s.admin.CoreV1().ConfigMaps(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "virgate.github.io/rollout"})
+	if err != nil || len(kept.Items) != 1 {
+		t.Fatalf("%v, ConfigMaps of rollouts: %d", err, len(kept.Items))
+	}
+	s.invent(t, at(0.9), kept.Items[0].Labels["virgate.github.io/rollout"], "finished")
 	driver := c.begin("resume", "--pause-after", "0")
 	s.await("the second wave to begin", func() bool { return len(s.nodesThat(t, hasB)) > wave })
 	c.kill(driver)
@@ -126,6 +136,12 @@ func playRollouts(t *testing.T, s *server, count int) {
 		t.Errorf("labels %v, before the rollout %v", labels, before)
 	}
 
+	for node, n := range s.nodesByName(t) {
+		if n.Labels["evil"] != "" || n.Labels[label] == "evil" {
+			t.Errorf("%s has what another node invented: %v", node, n.Labels)
+		}
+	}
+
 	// Nothing of it is in the way of the next. While that waits for a node that is silent, nobody else
 	// can drive it, or have its nodes.
 	healed.Delete(at(0.4))
@@ -147,6 +163,28 @@ func playRollouts(t *testing.T, s *server, count int) {
 	if labels := s.labels(t); !maps.Equal(labels, before) {
 		t.Errorf("labels %v, before the second rollout %v", labels, before)
 	}
+}
+
+// invent has the node say, of the rollout of that ID, whatever it likes.
+func (s *server) invent(t *testing.T, node, id, phase string) {
+	t.Helper()
+	record := fmt.Sprintf(`{"id":%q,"rollout":%q,"label":"evil","to":"evil","by":"eve","started":"2020-01-01T00:00:00Z","max":1000,"timeout":1,`+
+		`"domain":"nvidia.com","from":"evil","wave":0,"place":"waiting"}`, id, id)
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{
+		"virgate.github.io/rollout":      record,
+		"virgate.github.io/rollout-head": fmt.Sprintf(`{"rollout":%q,"phase":%q,"holder":"eve"}`, id, phase),
+	}}})
+	s.must(err)
+	_, err = s.admin.CoreV1().Nodes().Patch(t.Context(), node, types.MergePatchType, patch, metav1.PatchOptions{})
+	s.must(err)
+}
+
+// nodesByName are all Nodes.
+func (s *server) nodesByName(t *testing.T) map[string]corev1.Node {
+	t.Helper()
+	nodes := map[string]corev1.Node{}
+	s.nodesThat(t, func(n corev1.Node) bool { nodes[n.Name] = n; return false })
+	return nodes
 }
 
 // tellWithTroubles is tell for a node that may have trouble with the profile b.
@@ -245,7 +283,7 @@ type commandLine struct {
 }
 
 func (c *commandLine) command(arguments ...string) *exec.Cmd {
-	return exec.Command(c.binary, append([]string{"rollout", "--kubeconfig", c.kubeconfig}, arguments...)...)
+	return exec.Command(c.binary, append([]string{"rollout", "--kubeconfig", c.kubeconfig, "--virgate-namespace", namespace}, arguments...)...)
 }
 
 // runs waits for the command's end.

@@ -1,0 +1,133 @@
+package rollout
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+const (
+	// planName is what the name of a rollout's ConfigMap begins with; its ID follows. PlanLabel has
+	// the ID, too.
+	planName  = "virgate-rollout-"
+	PlanLabel = "virgate.github.io/rollout"
+	// These are the keys of the ConfigMap: the Params, the Head, and the nodes.
+	paramsKey, headKey, nodesKey = "rollout", "state", "nodes"
+)
+
+// plan is what a rollout is to do and who drives it, as its ConfigMap has it. Nodes cannot write it.
+type plan struct {
+	Params
+	Head
+	// members are the chosen nodes, by name.
+	members []member
+	// version is the ConfigMap's resourceVersion.
+	version string
+}
+
+// member is a chosen node, and what its label was.
+type member struct {
+	name string
+	from *string
+}
+
+// group is how members are kept: 1,000 nodes with the same label take some 30 KB.
+type group struct {
+	From  *string  `json:"from,omitempty"`
+	Nodes []string `json:"nodes"`
+}
+
+func (p plan) has(node string) bool {
+	_, found := slices.BinarySearchFunc(p.members, node, func(m member, name string) int {
+		return strings.Compare(m.name, name)
+	})
+	return found
+}
+
+// without is the plan without the nodes of another one.
+func (p plan) without(other plan) plan {
+	p.members = slices.DeleteFunc(slices.Clone(p.members), func(m member) bool { return other.has(m.name) })
+	return p
+}
+
+// encodeNodes and encode are for values that encoding/json cannot refuse.
+func (p plan) encodeNodes() string {
+	var groups []group
+	for _, m := range p.members {
+		i := slices.IndexFunc(groups, func(g group) bool { return same(g.From, m.from) })
+		if i < 0 {
+			i = len(groups)
+			groups = append(groups, group{From: m.from})
+		}
+		groups[i].Nodes = append(groups[i].Nodes, m.name)
+	}
+	return encode(groups)
+}
+
+func encode(value any) string {
+	data, _ := json.Marshal(value)
+	return string(data)
+}
+
+func (p plan) configMap(namespace string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{
+		TypeMeta: metav1.TypeMeta{Kind: "ConfigMap", APIVersion: "v1"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name:      planName + p.ID,
+			Namespace: namespace,
+			Labels:    map[string]string{PlanLabel: p.ID},
+		},
+		Data: map[string]string{
+			paramsKey: encode(p.Params),
+			headKey:   encode(p.Head),
+			nodesKey:  p.encodeNodes(),
+		},
+	}
+}
+
+// planOf reads the ConfigMap. One that cannot be read is an error: it could be of any nodes.
+func planOf(object *corev1.ConfigMap) (plan, error) {
+	p := plan{version: object.ResourceVersion}
+	var groups []group
+	for key, into := range map[string]any{paramsKey: &p.Params, headKey: &p.Head, nodesKey: &groups} {
+		decoder := json.NewDecoder(bytes.NewBufferString(object.Data[key]))
+		decoder.DisallowUnknownFields()
+		if err := decoder.Decode(into); err != nil {
+			return plan{}, fmt.Errorf("ConfigMap %s/%s: %s is not as virgate rollout writes it: %w", object.Namespace, object.Name, key, err)
+		}
+	}
+	for _, g := range groups {
+		for _, name := range g.Nodes {
+			p.members = append(p.members, member{name, g.From})
+		}
+	}
+	slices.SortFunc(p.members, func(a, b member) int { return cmp.Compare(a.name, b.name) })
+	if err := p.check(object.Name); err != nil {
+		return plan{}, fmt.Errorf("ConfigMap %s/%s is not as virgate rollout writes it: %w", object.Namespace, object.Name, err)
+	}
+	return p, nil
+}
+
+func (p plan) check(name string) error {
+	phases := []Phase{Claiming, Running, Paused, Stopped, Finished, TakingBack, TakenBack}
+	switch {
+	case planName+p.ID != name:
+		return fmt.Errorf("it is of rollout %q", p.ID)
+	case len(validation.IsQualifiedName(p.Label)) > 0:
+		return fmt.Errorf("%q cannot be a label's name", p.Label)
+	case p.To == "" || len(validation.IsValidLabelValue(p.To)) > 0:
+		return fmt.Errorf("%q cannot be a label's value", p.To)
+	case p.Max < 1 || p.Timeout < 1:
+		return fmt.Errorf("max and timeout must be 1 at least, got %d and %d", p.Max, p.Timeout)
+	case !slices.Contains(phases, p.Phase):
+		return fmt.Errorf("there is no phase %q", p.Phase)
+	}
+	return nil
+}

@@ -16,6 +16,7 @@ import (
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi/transform/root"
 	"tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/virgate/virgate/internal/driverroot"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -147,7 +148,12 @@ func (d Driver) Extra(class string) (*specs.Spec, error) {
 const memoryLimitsHook = "apply-cuda-memory-limits"
 
 func (d Driver) common(roots Roots) []nvcdi.Option {
+	var elsewhere []string
+	if folder := libraryFolder(roots.Driver); folder != "" && !slices.Contains(driverroot.SearchedByNVIDIA(), folder) {
+		elsewhere = []string{filepath.Join(roots.Driver, folder)}
+	}
 	return append([]nvcdi.Option{
+		nvcdi.WithLibrarySearchPaths(elsewhere),
 		nvcdi.WithDriverRoot(roots.Driver),
 		nvcdi.WithDevRoot(roots.Dev),
 		nvcdi.WithNVIDIACDIHookPath(d.options.HookPath),

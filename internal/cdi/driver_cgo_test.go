@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/virgate/virgate/internal/driverroot"
 	"github.com/virgate/virgate/internal/migcaps"
 	"github.com/virgate/virgate/sharing"
 )
@@ -53,7 +54,11 @@ func driverRoots(t *testing.T, together bool) (root, devRoot string) {
 // install replaces the libraries by those of another driver version.
 func install(t *testing.T, root, version string) {
 	t.Helper()
-	libraries := filepath.Join(root, "usr/lib/x86_64-linux-gnu")
+	installInto(t, filepath.Join(root, "usr/lib/x86_64-linux-gnu"), version)
+}
+
+func installInto(t *testing.T, libraries, version string) {
+	t.Helper()
 	if err := errors.Join(os.RemoveAll(libraries), os.MkdirAll(libraries, 0o755)); err != nil {
 		t.Fatal(err)
 	}
@@ -208,6 +213,35 @@ func TestDisabledHooks(t *testing.T) {
 		}
 		if has("update-ldcache") != test.cache || has("create-symlinks") != test.symlinks || len(hooks) > 0 && slices.Contains(test.disabled, "all") {
 			t.Errorf("without %q the hooks are %q", test.disabled, hooks)
+		}
+	}
+}
+
+// TestLibraryFolders checks that a spec has the driver's libraries in whichever folder of the
+// driver root they are.
+func TestLibraryFolders(t *testing.T) {
+	for _, folder := range driverroot.LibraryFolders() {
+		library, gpus := mockDriver(t)
+		root, _ := driverRoots(t, true)
+		for _, usual := range []string{"usr", "lib"} {
+			if err := os.RemoveAll(filepath.Join(root, usual)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		installInto(t, filepath.Join(root, folder), "550.54.15")
+		driver := NewDriver(DriverOptions{
+			Find: func() Roots { return Roots{root, root} }, Host: Roots{"/run/nvidia/driver", "/run/nvidia/driver"},
+			HookPath: "/opt/nvidia-cdi-hook", Logger: slog.New(slog.DiscardHandler),
+		})
+		driver.library = []nvcdi.Option{nvcdi.WithNvmlLib(library)}
+		spec, err := driver.Units(gpus)
+		if err != nil {
+			t.Errorf("%s: %v", folder, err)
+			continue
+		}
+		want := &specs.Mount{HostPath: "/run/nvidia/driver/" + folder + "/libcuda.so.550.54.15", ContainerPath: "/" + folder + "/libcuda.so.550.54.15"}
+		if !slices.ContainsFunc(spec.ContainerEdits.Mounts, func(m *specs.Mount) bool { return m.HostPath == want.HostPath && m.ContainerPath == want.ContainerPath }) {
+			t.Errorf("%s: the mounts are %v", folder, spec.ContainerEdits.Mounts)
 		}
 	}
 }

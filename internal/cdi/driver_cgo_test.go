@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
@@ -264,6 +265,48 @@ func TestGPUWithoutNode(t *testing.T) {
 	}
 	entries := []string{"gpu=0", "gpu=1", "gpu=" + gpus[0].UUID, "gpu=" + gpus[1].UUID}
 	slices.Sort(entries)
+	b.wants(entries, b.checked(names))
+}
+
+// TestFilesNotOnHost checks that nothing is written that names a file which the host does not have,
+// that the error names it, and that a device node costs no other GPU its entry.
+func TestFilesNotOnHost(t *testing.T) {
+	const hook = "/opt/nvidia-cdi-hook"
+	library, gpus := mockDriver(t)
+	root, _ := driverRoots(t, true)
+	host := t.TempDir()
+	driver := NewDriver(DriverOptions{
+		Find: func() Roots { return Roots{root, root} }, Host: Roots{"/", "/"}, Mounts: func() []Mount { return []Mount{{"/", host}} },
+		HookPath: hook, Logger: slog.New(slog.DiscardHandler),
+	})
+	driver.library = []nvcdi.Option{nvcdi.WithNvmlLib(library)}
+	b := newBench(t)
+	b.options.Source = driver
+	put := func(path string) {
+		t.Helper()
+		path = filepath.Join(host, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const folder = "/usr/lib/x86_64-linux-gnu/"
+	for _, lacks := range []string{folder + "libcuda.so.550.54.15", folder + "libnvidia-ml.so.550.54.15", "/dev/nvidiactl", hook} {
+		names, err := b.Write(t.Context(), gpus, nil)
+		if len(names) > 0 || !strings.Contains(fmt.Sprint(err), "the host has no "+lacks) {
+			t.Fatalf("without %s: entries %v, error %v", lacks, names, err)
+		}
+		if _, err := os.Stat(b.path()); !errors.Is(err, os.ErrNotExist) {
+			t.Fatalf("without %s there is a spec: %v", lacks, err)
+		}
+		put(lacks)
+		b.now = b.now.Add(time.Minute)
+	}
+	put("/dev/nvidia0")
+	names, err := b.Write(t.Context(), gpus, []string{"gdrcopy"})
+	if got := fmt.Sprint(err); !strings.Contains(got, "entry "+gpus[1].UUID+": the host has no /dev/nvidia1") || !strings.Contains(got, "entry all: the host has no /dev/gdrdrv") {
+		t.Errorf("error is %v", err)
+	}
+	entries := []string{"gpu=0", "gpu=" + gpus[0].UUID}
 	b.wants(entries, b.checked(names))
 }
 

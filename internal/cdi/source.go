@@ -200,6 +200,9 @@ type DriverOptions struct {
 	Find func() Roots
 	// Host is where they are on the host.
 	Host Roots
+	// Mounts are the folders of the host that this process sees, of which the first that has a path
+	// counts. Files in no such folder are taken to be there; so are all of them with nil.
+	Mounts func() []Mount
 	// Capabilities tell the device nodes of partitions.
 	Capabilities migcaps.Reader
 	// HookPath is the program on the host that specs have as hook:

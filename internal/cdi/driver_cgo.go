@@ -16,6 +16,7 @@ import (
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi/transform/root"
 	"tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/virgate/virgate/internal/driverroot"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -85,6 +86,12 @@ func (d Driver) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 	}
 	made, err := d.finish(roots, plugin.CDIClass, devices, *edits.ContainerEdits)
 	if made != nil {
+		var notThere error
+		if made, notThere = d.onHost(made); notThere != nil {
+			problems = append(problems, notThere)
+		}
+	}
+	if made != nil {
 		// They have no path on the host, so they come after what gives the others one.
 		for i := range made.Devices {
 			device := &made.Devices[i]
@@ -139,7 +146,36 @@ func (d Driver) Extra(class string) (*specs.Spec, error) {
 			return nil, fmt.Errorf("%s: this node has nothing of it", class)
 		}
 	}
-	return d.finish(roots, class, devices, specs.ContainerEdits{})
+	made, err := d.finish(roots, class, devices, specs.ContainerEdits{})
+	if made != nil && err == nil {
+		made, err = d.onHost(made)
+	}
+	return made, err
+}
+
+// onHost is the spec without the entries whose files are not on the host; nil if there is none left.
+// The error says which files.
+func (d Driver) onHost(spec *specs.Spec) (*specs.Spec, error) {
+	if d.options.Mounts == nil {
+		return spec, nil
+	}
+	mounts := d.options.Mounts()
+	if err := missing(mounts, spec.ContainerEdits); err != nil {
+		return nil, err
+	}
+	var problems []error
+	devices := slices.DeleteFunc(slices.Clone(spec.Devices), func(device specs.Device) bool {
+		err := missing(mounts, device.ContainerEdits)
+		if err != nil {
+			problems = append(problems, fmt.Errorf("entry %s: %w", device.Name, err))
+		}
+		return err != nil
+	})
+	if len(devices) == 0 {
+		return nil, errors.Join(problems...)
+	}
+	spec.Devices = devices
+	return spec, errors.Join(problems...)
 }
 
 // memoryLimitsHook limits a container's GPU memory by its cgroup, from toolkit 1.20.1 and R615 on.
@@ -147,7 +183,12 @@ func (d Driver) Extra(class string) (*specs.Spec, error) {
 const memoryLimitsHook = "apply-cuda-memory-limits"
 
 func (d Driver) common(roots Roots) []nvcdi.Option {
+	var elsewhere []string
+	if folder := libraryFolder(roots.Driver); folder != "" && !slices.Contains(driverroot.SearchedByNVIDIA(), folder) {
+		elsewhere = []string{filepath.Join(roots.Driver, folder)}
+	}
 	return append([]nvcdi.Option{
+		nvcdi.WithLibrarySearchPaths(elsewhere),
 		nvcdi.WithDriverRoot(roots.Driver),
 		nvcdi.WithDevRoot(roots.Dev),
 		nvcdi.WithNVIDIACDIHookPath(d.options.HookPath),

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
@@ -21,6 +22,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/virgate/virgate/internal/driverroot"
 	"github.com/virgate/virgate/internal/migcaps"
 	"github.com/virgate/virgate/sharing"
 )
@@ -53,7 +55,11 @@ func driverRoots(t *testing.T, together bool) (root, devRoot string) {
 // install replaces the libraries by those of another driver version.
 func install(t *testing.T, root, version string) {
 	t.Helper()
-	libraries := filepath.Join(root, "usr/lib/x86_64-linux-gnu")
+	installInto(t, filepath.Join(root, "usr/lib/x86_64-linux-gnu"), version)
+}
+
+func installInto(t *testing.T, libraries, version string) {
+	t.Helper()
 	if err := errors.Join(os.RemoveAll(libraries), os.MkdirAll(libraries, 0o755)); err != nil {
 		t.Fatal(err)
 	}
@@ -212,6 +218,35 @@ func TestDisabledHooks(t *testing.T) {
 	}
 }
 
+// TestLibraryFolders checks that a spec has the driver's libraries in whichever folder of the
+// driver root they are.
+func TestLibraryFolders(t *testing.T) {
+	for _, folder := range driverroot.LibraryFolders() {
+		library, gpus := mockDriver(t)
+		root, _ := driverRoots(t, true)
+		for _, usual := range []string{"usr", "lib"} {
+			if err := os.RemoveAll(filepath.Join(root, usual)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		installInto(t, filepath.Join(root, folder), "550.54.15")
+		driver := NewDriver(DriverOptions{
+			Find: func() Roots { return Roots{root, root} }, Host: Roots{"/run/nvidia/driver", "/run/nvidia/driver"},
+			HookPath: "/opt/nvidia-cdi-hook", Logger: slog.New(slog.DiscardHandler),
+		})
+		driver.library = []nvcdi.Option{nvcdi.WithNvmlLib(library)}
+		spec, err := driver.Units(gpus)
+		if err != nil {
+			t.Errorf("%s: %v", folder, err)
+			continue
+		}
+		want := &specs.Mount{HostPath: "/run/nvidia/driver/" + folder + "/libcuda.so.550.54.15", ContainerPath: "/" + folder + "/libcuda.so.550.54.15"}
+		if !slices.ContainsFunc(spec.ContainerEdits.Mounts, func(m *specs.Mount) bool { return m.HostPath == want.HostPath && m.ContainerPath == want.ContainerPath }) {
+			t.Errorf("%s: the mounts are %v", folder, spec.ContainerEdits.Mounts)
+		}
+	}
+}
+
 // TestGPUWithoutNode checks that a GPU whose device node is missing has no entry, which
 // would start containers without a GPU, and that the others have theirs.
 func TestGPUWithoutNode(t *testing.T) {
@@ -230,6 +265,48 @@ func TestGPUWithoutNode(t *testing.T) {
 	}
 	entries := []string{"gpu=0", "gpu=1", "gpu=" + gpus[0].UUID, "gpu=" + gpus[1].UUID}
 	slices.Sort(entries)
+	b.wants(entries, b.checked(names))
+}
+
+// TestFilesNotOnHost checks that nothing is written that names a file which the host does not have,
+// that the error names it, and that a device node costs no other GPU its entry.
+func TestFilesNotOnHost(t *testing.T) {
+	const hook = "/opt/nvidia-cdi-hook"
+	library, gpus := mockDriver(t)
+	root, _ := driverRoots(t, true)
+	host := t.TempDir()
+	driver := NewDriver(DriverOptions{
+		Find: func() Roots { return Roots{root, root} }, Host: Roots{"/", "/"}, Mounts: func() []Mount { return []Mount{{"/", host}} },
+		HookPath: hook, Logger: slog.New(slog.DiscardHandler),
+	})
+	driver.library = []nvcdi.Option{nvcdi.WithNvmlLib(library)}
+	b := newBench(t)
+	b.options.Source = driver
+	put := func(path string) {
+		t.Helper()
+		path = filepath.Join(host, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const folder = "/usr/lib/x86_64-linux-gnu/"
+	for _, lacks := range []string{folder + "libcuda.so.550.54.15", folder + "libnvidia-ml.so.550.54.15", "/dev/nvidiactl", hook} {
+		names, err := b.Write(t.Context(), gpus, nil)
+		if len(names) > 0 || !strings.Contains(fmt.Sprint(err), "the host has no "+lacks) {
+			t.Fatalf("without %s: entries %v, error %v", lacks, names, err)
+		}
+		if _, err := os.Stat(b.path()); !errors.Is(err, os.ErrNotExist) {
+			t.Fatalf("without %s there is a spec: %v", lacks, err)
+		}
+		put(lacks)
+		b.now = b.now.Add(time.Minute)
+	}
+	put("/dev/nvidia0")
+	names, err := b.Write(t.Context(), gpus, []string{"gdrcopy"})
+	if got := fmt.Sprint(err); !strings.Contains(got, "entry "+gpus[1].UUID+": the host has no /dev/nvidia1") || !strings.Contains(got, "entry all: the host has no /dev/gdrdrv") {
+		t.Errorf("error is %v", err)
+	}
+	entries := []string{"gpu=0", "gpu=" + gpus[0].UUID}
 	b.wants(entries, b.checked(names))
 }
 

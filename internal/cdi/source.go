@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/virgate/virgate/internal/driverroot"
 	"github.com/virgate/virgate/internal/migcaps"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
@@ -206,6 +207,9 @@ type DriverOptions struct {
 	Find func() Roots
 	// Host is where they are on the host.
 	Host Roots
+	// Mounts are the folders of the host that this process sees, of which the first that has a path
+	// counts. Files in no such folder are taken to be there; so are all of them with nil.
+	Mounts func() []Mount
 	// Capabilities tell the device nodes of partitions.
 	Capabilities migcaps.Reader
 	// HookPath is the program on the host that specs have as hook:
@@ -224,25 +228,34 @@ type Roots struct{ Driver, Dev string }
 // ErrNoDriver is the error of a Driver in a program without cgo, which nvcdi needs.
 var ErrNoDriver = errors.New("this program was built without cgo and cannot make CDI specs of a real driver; use another deviceListStrategy than cdi-annotations and cdi-cri, or a program with cgo")
 
+// libraryName is the library in whose folder the driver's others are.
+const libraryName = "libnvidia-ml.so.1"
+
+// libraryFolder is the first of the usual folders below the root that has the driver's libraries;
+// empty if none has.
+func libraryFolder(root string) string {
+	for _, folder := range driverroot.LibraryFolders() {
+		if _, err := os.Lstat(filepath.Join(root, folder, libraryName)); err == nil {
+			return folder
+		}
+	}
+	return ""
+}
+
 // driverFingerprint changes when a file is installed or removed in the folder of the
 // driver's libraries, whose names, with the driver's version, are in the spec. It is
 // empty if they are in none of the usual folders.
 func driverFingerprint(root string) string {
-	for _, folder := range []string{
-		"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu",
-	} {
-		path := filepath.Join(root, folder, "libnvidia-ml.so.1")
-		library, err := os.Lstat(path)
-		if err != nil {
-			continue
-		}
-		around, err := os.Stat(filepath.Dir(path))
-		if err != nil {
-			continue
-		}
-		return fmt.Sprintf("%s %d %d", path, library.ModTime().UnixNano(), around.ModTime().UnixNano())
+	path := filepath.Join(root, libraryFolder(root), libraryName)
+	library, err := os.Lstat(path)
+	if err != nil {
+		return ""
 	}
-	return ""
+	around, err := os.Stat(filepath.Dir(path))
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf("%s %d %d", path, library.ModTime().UnixNano(), around.ModTime().UnixNano())
 }
 
 // checkDeviceNodes checks that each entry has the device node of its GPU. nvcdi leaves

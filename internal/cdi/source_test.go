@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/virgate/virgate/internal/driverroot"
 	"github.com/virgate/virgate/sharing"
 	"tags.cncf.io/container-device-interface/specs-go"
 )
@@ -159,9 +160,7 @@ func TestDriverIsMissing(t *testing.T) {
 // TestDriverFingerprint checks that the fingerprint changes with each step of an
 // installer, and only then.
 func TestDriverFingerprint(t *testing.T) {
-	for _, folder := range []string{
-		"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu",
-	} {
+	for _, folder := range driverroot.LibraryFolders() {
 		root := t.TempDir()
 		if got := driverFingerprint(root); got != "" {
 			t.Errorf("nothing is %q", got)

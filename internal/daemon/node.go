@@ -94,6 +94,7 @@ func driverOptions(startup configs.StartupSettings, hostRoot string, log *slog.L
 			return roots
 		},
 		Host:         cdi.Roots{Driver: startup.DriverRoot, Dev: startup.DevRoot},
+		Mounts:       func() []cdi.Mount { return hostMounts(startup, hostRoot) },
 		Capabilities: Capabilities(startup, hostRoot),
 		HookPath:     hookPath(startup, hostRoot), Logger: log,
 	}
@@ -104,6 +105,20 @@ func driverOptions(startup configs.StartupSettings, hostRoot string, log *slog.L
 		options.DisabledHooks = strings.Split(startup.CDIDisableHooks, ",")
 	}
 	return options
+}
+
+// hostMounts are the folders of the host that this process sees.
+func hostMounts(startup configs.StartupSettings, hostRoot string) (mounts []cdi.Mount) {
+	if filepath.Join("/", hostRoot) != "/" {
+		mounts = append(mounts, cdi.Mount{Host: "/", Here: hostRoot})
+	}
+	if isDirectory(startup.ContainerDriverRoot) {
+		mounts = append(mounts, cdi.Mount{Host: filepath.Join("/", startup.DriverRoot), Here: startup.ContainerDriverRoot})
+	}
+	if mounts == nil {
+		return []cdi.Mount{{Host: "/", Here: "/"}}
+	}
+	return mounts
 }
 
 // Capabilities reads the driver's files of MIG capabilities where this process sees all of them: in the

@@ -70,6 +70,25 @@ func TestDriverComesLater(t *testing.T) {
 	}
 }
 
+// TestHostMounts has the host seen whole, in part and not at all.
+func TestHostMounts(t *testing.T) {
+	there := t.TempDir()
+	for _, test := range []struct {
+		name, hostRoot string
+		startup        configs.StartupSettings
+		want           []cdi.Mount
+	}{
+		{"nothing mounted", "", configs.StartupSettings{DriverRoot: "/", ContainerDriverRoot: there + "/none"}, []cdi.Mount{{Host: "/", Here: "/"}}},
+		{"the driver root", "", configs.StartupSettings{DriverRoot: "/run/nvidia/driver", ContainerDriverRoot: there}, []cdi.Mount{{Host: "/run/nvidia/driver", Here: there}}},
+		{"both", "/host", configs.StartupSettings{DriverRoot: "/", ContainerDriverRoot: there}, []cdi.Mount{{Host: "/", Here: "/host"}, {Host: "/", Here: there}}},
+		{"the host's", "/host", configs.StartupSettings{ContainerDriverRoot: there + "/none"}, []cdi.Mount{{Host: "/", Here: "/host"}}},
+	} {
+		if diff := cmp.Diff(test.want, hostMounts(test.startup, test.hostRoot)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", test.name, diff)
+		}
+	}
+}
+
 // TestHookPath has hosts with toolkits of several releases, seen in several ways.
 func TestHookPath(t *testing.T) {
 	const newer, older = "/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk"

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/virgate/virgate/internal/driverroot"
 	"github.com/virgate/virgate/internal/migcaps"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
@@ -194,7 +195,7 @@ func (h *Host) missingNodes() string {
 func (h *Host) missingLibraries(driver string) string {
 	var missing []string
 	for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
-		found := slices.ContainsFunc([]string{"lib64", "lib", ""}, func(dir string) bool {
+		found := slices.ContainsFunc(append(driverroot.LibraryFolders(), ""), func(dir string) bool {
 			info, err := os.Stat(h.path(filepath.Join(driver, dir, library)))
 			return err == nil && info.Mode().IsRegular() && info.Size() > 0
 		})

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/virgate/virgate/internal/driverroot"
 	"github.com/virgate/virgate/internal/migcaps"
 	"github.com/virgate/virgate/sharing"
 )
@@ -21,7 +22,7 @@ import (
 // TestDriverFolders checks that a driver is found in every folder that installers use.
 func TestDriverFolders(t *testing.T) {
 	mounted := sharing.Grants{Strategies: []sharing.DeviceListStrategy{sharing.DriverMounts}, DriverHostPath: "/opt/driver"}
-	for _, folder := range []string{"lib64", "lib", ""} {
+	for _, folder := range append(driverroot.LibraryFolders(), "") {
 		root := t.TempDir()
 		h := New(Options{Root: root, Logger: slog.New(slog.DiscardHandler)})
 		dev := filepath.Join(root, "dev")

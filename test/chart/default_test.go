@@ -19,6 +19,7 @@ const (
 	defaultsHead = `{{- /* Made from values.yaml by make manifest: what a value is that someone gave as null, which Helm
 takes out of .Values. Left out is what goes to Kubernetes as it is, for which null means none. */ -}}
 {{- define "virgate.defaults" -}}
+{{- include "virgate.fill" (list .Values (include "virgate.preset" . | fromYaml)) -}}
 {{- include "virgate.fill" (list .Values (include "virgate.defaultValues" . | fromYaml)) -}}
 {{- end -}}
 

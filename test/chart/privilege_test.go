@@ -41,8 +41,11 @@ func TestPrivileges(t *testing.T) {
 		values      string
 		more, fewer []string
 	}{
-		{"deviceListStrategy: cdi-cri", []string{"/var/run/cdi"}, nil},
-		{"cdi: {specs: true}", []string{"/var/run/cdi"}, nil},
+		{"deviceListStrategy: cdi-cri", []string{"/, read-only", "/var/run/cdi"}, nil},
+		{"cdi: {specs: true}", []string{"/, read-only", "/var/run/cdi"}, nil},
+		{"{deviceListStrategy: cdi-cri, nvidiaDriverRoot: /run/nvidia/driver}", []string{"/, read-only", "/run/nvidia, read-only", "/run/nvidia/driver, read-only", "/var/run/cdi"}, nil},
+		{"{deviceListStrategy: cdi-cri, node: sim:dgx-a100}", []string{"/var/run/cdi"}, visible},
+		{"preset: gpu-operator", []string{"/, read-only", "/run/nvidia, read-only", "/run/nvidia/driver, read-only", "/var/run/cdi"}, nil},
 		{"nvidiaDriverRoot: /run/nvidia/driver", []string{"/run/nvidia, read-only", "/run/nvidia/driver, read-only"}, nil},
 		{"driverMounts: {enabled: true}", []string{"/, read-only"}, nil},
 		{"driverAccess: privileged", []string{"/, read-only", "privileged"}, confined},
@@ -61,12 +64,12 @@ func TestPrivileges(t *testing.T) {
 		{"{config: {name: virgate-profiles}, mig: {monitor: false}}", nil, nil},
 		{"{metrics: {perContainer: true}, memoryGuard: {evict: true}}", []string{"ClusterRole pods list,watch", "ClusterRole pods/eviction create", "PIDs of the host"}, nil},
 		{"dra: {enabled: true}", []string{
-			"/var/lib/kubelet/plugins/gpu.virgate.github.io", "/var/lib/kubelet/plugins_registry", "/var/run/cdi", "ClusterRole resourceclaims get,list",
+			"/, read-only", "/var/lib/kubelet/plugins/gpu.virgate.github.io", "/var/lib/kubelet/plugins_registry", "/var/run/cdi", "ClusterRole resourceclaims get,list",
 			"ClusterRole resourceslices list,watch,create,update,delete", "own ResourceSlices only",
 		}, nil},
 		{"dra: {resources: [nvidia.com/gpu]}", nil, nil},
 		{"{dra: {enabled: true}, admission: {ownNode: false}}", []string{
-			"/var/lib/kubelet/plugins/gpu.virgate.github.io", "/var/lib/kubelet/plugins_registry", "/var/run/cdi", "ClusterRole resourceclaims get,list",
+			"/, read-only", "/var/lib/kubelet/plugins/gpu.virgate.github.io", "/var/lib/kubelet/plugins_registry", "/var/run/cdi", "ClusterRole resourceclaims get,list",
 			"ClusterRole resourceslices list,watch,create,update,delete",
 		}, []string{"own Node only"}},
 		{"gpuSettings: {manage: true}", []string{"/, read-only", "capability SYS_ADMIN", "capability SYS_CHROOT"}, visible},

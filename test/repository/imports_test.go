@@ -47,7 +47,7 @@ var arrows = map[string][]string{
 	"internal/nodemetrics":  {"mig", "sharing", "sharing/metrics", "plugin", "internal/claims", "internal/decide", "internal/dra", "internal/nodereport", "internal/status", "internal/units"},
 	"internal/nodereport":   {"mig", "sharing"},
 	"internal/nvml":         {"mig", "sharing"},
-	"internal/nvml/driver":  {"mig", "internal/nvml"},
+	"internal/nvml/driver":  {"mig", "internal/nvml", "internal/driverroot"},
 	"internal/nvml/trace":   {"mig", "internal/nvml"},
 	"internal/simnode":      {"mig", "sharing", "internal/nvml"},
 	"internal/simkubelet":   {"sharing"},
@@ -63,8 +63,9 @@ var arrows = map[string][]string{
 	"internal/web":          {"sharing", "internal/nodereport", "internal/status"},
 	"internal/rollout":      {"internal/cluster", "internal/nodereport"},
 	"internal/state":        {"mig", "sharing", "configs", "plugin"},
-	"internal/cdi":          {"sharing", "plugin", "internal/migcaps"},
-	"internal/host":         {"sharing", "plugin", "internal/migcaps"},
+	"internal/cdi":          {"sharing", "plugin", "internal/driverroot", "internal/migcaps"},
+	"internal/driverroot":   {},
+	"internal/host":         {"sharing", "plugin", "internal/driverroot", "internal/migcaps"},
 	"internal/migcaps":      {},
 }
 

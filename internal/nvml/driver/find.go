@@ -12,24 +12,13 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/virgate/virgate/internal/driverroot"
 )
 
 // libraryName is the name of the library with its ABI version, which NVIDIA has
 // never changed.
 const libraryName = "libnvidia-ml.so.1"
-
-// libraryFolders are the folders below a driver root in which NVIDIA's device
-// plugin looks, in its order (k8s-device-plugin, root.go of its plugin command).
-func libraryFolders() []string {
-	return []string{
-		"usr/lib64",
-		"usr/lib/x86_64-linux-gnu",
-		"usr/lib/aarch64-linux-gnu",
-		"lib64",
-		"lib/x86_64-linux-gnu",
-		"lib/aarch64-linux-gnu",
-	}
-}
 
 // root is a folder in which a driver was installed as if it were "/".
 type root struct {
@@ -46,7 +35,7 @@ func find(roots []root, folders []string, name string) (in root, file string, lo
 	for _, in := range roots {
 		for _, folder := range folders {
 			looked = append(looked, filepath.Join(in.path, folder))
-			file, err := resolve(in.files, path.Join(folder, name))
+			file, err := driverroot.Resolve(in.files, path.Join(folder, name))
 			if err != nil {
 				continue
 			}
@@ -56,47 +45,6 @@ func find(roots []root, folders []string, name string) (in root, file string, lo
 		}
 	}
 	return root{}, "", looked
-}
-
-// linkLimit is the number of symbolic links after which a path is taken to be a
-// loop, as in Linux (path_resolution(7)).
-const linkLimit = 40
-
-var errLinks = errors.New("too many symbolic links")
-
-// resolve follows the name's symbolic links as a process would that has the tree
-// as its root: absolute links start at the root, and .. does not leave it.
-func resolve(tree fs.FS, name string) (string, error) {
-	done := "."
-	for links := 0; name != ""; {
-		var element string
-		element, name, _ = strings.Cut(name, "/")
-		next := path.Join("/", done, element)[1:]
-		if next == "" {
-			done = "."
-			continue
-		}
-		info, err := fs.Lstat(tree, next)
-		if err != nil {
-			return "", err
-		}
-		if info.Mode()&fs.ModeSymlink == 0 {
-			done = next
-			continue
-		}
-		if links++; links > linkLimit {
-			return "", fmt.Errorf("resolve %s: %w", next, errLinks)
-		}
-		target, err := fs.ReadLink(tree, next)
-		if err != nil {
-			return "", err
-		}
-		if strings.HasPrefix(target, "/") {
-			done = "."
-		}
-		name = path.Join(target, name)
-	}
-	return done, nil
 }
 
 // ErrNoCgo is Open's error in a program that was built without cgo.

@@ -9,6 +9,7 @@ import (
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/virgate/virgate/internal/driverroot"
 )
 
 func file() *fstest.MapFile { return &fstest.MapFile{Data: []byte("\x7fELF")} }
@@ -44,6 +45,9 @@ func TestFind(t *testing.T) {
 			"opt/driver":                  link("../../../opt/580"),
 			"opt/580/libnvidia-ml.so.1":   file(),
 		}, fstest.MapFS{"opt/driver/libnvidia-ml.so.1": file()}, "/driver-root/opt/580/libnvidia-ml.so.1"},
+		{"a distribution with one architecture", fstest.MapFS{"usr/lib/libnvidia-ml.so.1": file()}, nil, "/driver-root/usr/lib/libnvidia-ml.so.1"},
+		{"an installer's lib", fstest.MapFS{"lib/libnvidia-ml.so.1": file()}, nil, "/driver-root/lib/libnvidia-ml.so.1"},
+		{"that of the architecture first", fstest.MapFS{"usr/lib/libnvidia-ml.so.1": file(), "lib/aarch64-linux-gnu/libnvidia-ml.so.1": file()}, nil, "/driver-root/lib/aarch64-linux-gnu/libnvidia-ml.so.1"},
 		{"a folder that is a link", fstest.MapFS{
 			"lib64":                       link("usr/lib64"),
 			"usr/lib64":                   link("lib"),
@@ -61,44 +65,15 @@ func TestFind(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			in, got, looked := find([]root{{"/driver-root", test.container}, {"/", test.host}}, libraryFolders(), libraryName)
+			in, got, looked := find([]root{{"/driver-root", test.container}, {"/", test.host}}, driverroot.LibraryFolders(), libraryName)
 			if got != "" {
 				got = filepath.Join(in.path, got)
 			}
 			if got != test.want {
 				t.Errorf("found %q, want %q", got, test.want)
 			}
-			if test.want == "" && len(looked) != 2*len(libraryFolders()) {
+			if test.want == "" && len(looked) != 2*len(driverroot.LibraryFolders()) {
 				t.Errorf("looked in %q, want every folder of both roots", looked)
-			}
-		})
-	}
-}
-
-func TestResolve(t *testing.T) {
-	tree := fstest.MapFS{
-		"a/file":   file(),
-		"up":       link("../../a"),
-		"absolute": link("/"),
-		"circle":   link("circle"),
-	}
-	tests := []struct {
-		name, want string
-		err        error
-	}{
-		{"a/file", "a/file", nil},
-		{"up/file", "a/file", nil},
-		{"absolute/a/file", "a/file", nil},
-		{"absolute", ".", nil},
-		{"a/../a/./file", "a/file", nil},
-		{"circle", "", errLinks},
-		{"a/none", "", fs.ErrNotExist},
-	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			got, err := resolve(tree, test.name)
-			if got != test.want || !errors.Is(err, test.err) {
-				t.Errorf("%q, %v, want %q, %v", got, err, test.want, test.err)
 			}
 		})
 	}
@@ -127,24 +102,6 @@ func TestRoots(t *testing.T) {
 			}
 		})
 	}
-}
-
-func FuzzResolve(f *testing.F) {
-	f.Add("a/b", "../c", "/d")
-	f.Add("a", "a", "a")
-	f.Fuzz(func(t *testing.T, name, first, second string) {
-		tree := fstest.MapFS{"a": link(first), "b/c": link(second), "d/e": file()}
-		got, err := resolve(tree, name)
-		if err != nil {
-			return
-		}
-		if !fs.ValidPath(got) {
-			t.Fatalf("%q resolves to %q, which is outside", name, got)
-		}
-		if info, err := fs.Lstat(tree, got); err != nil || info.Mode()&fs.ModeSymlink != 0 {
-			t.Fatalf("%q resolves to %q: %v, %v", name, got, info, err)
-		}
-	})
 }
 
 func TestPlatform(t *testing.T) {

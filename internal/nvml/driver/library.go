@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/virgate/virgate/internal/driverroot"
 	"github.com/virgate/virgate/internal/nvml"
 )
 
@@ -81,7 +82,7 @@ func (l *library) Init() error {
 // load finds the library and loads it, if it is not loaded yet.
 func (l *library) load() (*loaded, error) {
 	path := libraryName
-	in, file, looked := find(l.options.roots(), libraryFolders(), libraryName)
+	in, file, looked := find(l.options.roots(), driverroot.LibraryFolders(), libraryName)
 	if file != "" { // The loader tells libraries apart by path, so each version of a driver needs its own.
 		path = filepath.Join(in.path, file)
 	}

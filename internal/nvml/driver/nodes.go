@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io/fs"
 	"path/filepath"
+
+	"github.com/virgate/virgate/internal/driverroot"
 )
 
 // loaders are where programs of a root expect the dynamic loader, by the psABI of amd64 and of arm64.
@@ -56,7 +58,7 @@ func (o Options) place(in, program string) invocation {
 
 // libraryEnv has a program find the driver's library, which is in the root, where that is seen at path.
 func libraryEnv(in root, path string) []string {
-	_, file, _ := find([]root{in}, append(libraryFolders(), "lib"), libraryName)
+	_, file, _ := find([]root{in}, driverroot.LibraryFolders(), libraryName)
 	if file == "" {
 		return nil
 	}
@@ -65,7 +67,7 @@ func libraryEnv(in root, path string) []string {
 
 func hasLoader(root fs.FS) bool {
 	for _, loader := range loaders() {
-		if file, err := resolve(root, loader); err == nil {
+		if file, err := driverroot.Resolve(root, loader); err == nil {
 			if info, err := fs.Stat(root, file); err == nil && info.Mode().IsRegular() {
 				return true
 			}

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/virgate/virgate/internal/driverroot"
 )
 
 // RootWatch finds out that the driver root of this process's container is not the host's any more. A driver that comes
@@ -92,7 +94,7 @@ func (w RootWatch) look() (rootState, error) {
 	case os.SameFile(mounted, host):
 		return rootMounted, nil
 	}
-	if _, file, _ := find([]root{newRoot(w.Host)}, libraryFolders(), libraryName); file == "" {
+	if _, file, _ := find([]root{newRoot(w.Host)}, driverroot.LibraryFolders(), libraryName); file == "" {
 		return rootGone, nil
 	}
 	return rootReplaced, nil

@@ -117,6 +117,7 @@ func TestKubernetes(t *testing.T) {
 		{2, "Prometheus", testPrometheus},
 		{2, "nvml", testNVML},
 		{2, "driver replaced", testDriverReplaced},
+		{2, "toolkit", testToolkit},
 		{1, "image swap", testImageSwap},
 		{1, "operator", testOperator},
 		{1, "manifest", testManifest},

@@ -33,6 +33,7 @@ var modules = []string{
 	"github.com/containernetworking/plugins/plugins/main/loopback@v1.9.1",
 	"github.com/containernetworking/plugins/plugins/ipam/host-local@v1.9.1",
 	"helm.sh/helm/v3/cmd/helm@v3.21.4",
+	"github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-container-runtime@v1.20.1",
 }
 
 // build builds the program, the images and the pods' program into the folder, and links
@@ -456,7 +457,7 @@ restrict_oom_score_adj = true
 [plugins.'io.containerd.cri.v1.runtime'.cni]
 bin_dirs = ['`+c.tools+`']
 conf_dir = '`+c.path("cni")+`'
-`)
+`+c.nvidiaRuntime(t))
 	c.write(t, "cni/10-pods.conflist", `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "pods0", "isGateway": true,
 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.78.0.0/20"}]], "routes": [{"dst": "0.0.0.0/0"}], "dataDir": "/run/cni"}}]}`)
 	c.containerd = c.component(t, "containerd", func() *exec.Cmd {

@@ -1,0 +1,84 @@
+package chart
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestPreset checks what the preset sets, and that what somebody has given wins.
+func TestPreset(t *testing.T) {
+	preset := []string{"cdi-cri", "/usr/local/nvidia/toolkit/nvidia-cdi-hook", "/run/nvidia/driver", "nvidia"}
+	with := func(at int, value string) []string {
+		changed := slices.Clone(preset)
+		changed[at] = value
+		return changed
+	}
+	for _, test := range []struct {
+		values string
+		want   []string
+	}{
+		{"{}", []string{"", "", "", ""}},
+		{"preset: null", []string{"", "", "", ""}},
+		{"preset: gpu-operator", preset},
+		{"{preset: gpu-operator, deviceListStrategy: null, cdi: null, nvidiaDriverRoot: null, runtimeClassName: null}", preset},
+		{"{preset: gpu-operator, deviceListStrategy: envvar}", with(0, "envvar")},
+		{"{preset: gpu-operator, deviceListStrategy: [cdi-cri, envvar]}", with(0, "cdi-cri,envvar")},
+		{"{preset: gpu-operator, cdi: {nvidiaHookPath: /opt/hook}}", with(1, "/opt/hook")},
+		{"{preset: gpu-operator, nvidiaDriverRoot: /}", with(2, "/")},
+		{"{preset: gpu-operator, runtimeClassName: ''}", with(3, "")},
+		{"{preset: gpu-operator, runtimeClassName: nvidia-cdi}", with(3, "nvidia-cdi")},
+	} {
+		spec := daemonSet(t, decode(t, manifestOf(t, test.values))).Spec.Template.Spec
+		got := make([]string, 4)
+		for _, variable := range spec.Containers[0].Env {
+			if at := slices.Index([]string{"DEVICE_LIST_STRATEGY", "NVIDIA_CDI_HOOK_PATH", "NVIDIA_DRIVER_ROOT"}, variable.Name); at >= 0 {
+				got[at] = variable.Value
+			}
+		}
+		if spec.RuntimeClassName != nil {
+			got[3] = *spec.RuntimeClassName
+		}
+		if diff := cmp.Diff(test.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", test.values, diff)
+		}
+	}
+	if _, _, err := render(t, map[string]any{"preset": "gke"}); err == nil || !strings.Contains(fmt.Sprint(err), "preset") {
+		t.Errorf("an unknown preset: error %v", err)
+	}
+}
+
+// TestDriverRootOfCDISpecs checks that the driver's files are seen where specs are made of them, and
+// that nothing of the kind is mounted where they are simulated.
+func TestDriverRootOfCDISpecs(t *testing.T) {
+	for values, want := range map[string]string{
+		"{}":                          "",
+		"deviceListStrategy: cdi-cri": "/",
+		"deviceListStrategy: [envvar, cdi-annotations]":                  "/",
+		"cdi: {specs: true}":                                             "/",
+		"dra: {enabled: true}":                                           "/",
+		"{dra: {enabled: true}, nvidiaDriverRoot: /run/nvidia/driver}":   "/run/nvidia/driver",
+		"{dra: {enabled: true}, node: 'sim:dgx-a100'}":                   "",
+		"{deviceListStrategy: cdi-cri, node: 'trace:/t'}":                "",
+		"{deviceListStrategy: cdi-cri, cdi: {specs: false}, node: nvml}": "",
+		"{deviceListStrategy: cdi-cri, uninstall: true}":                 "",
+	} {
+		spec, got := daemonSet(t, decode(t, manifestOf(t, values))).Spec.Template.Spec, ""
+		for _, volume := range spec.Volumes {
+			if volume.Name == "driver-root" {
+				got = volume.HostPath.Path
+			}
+		}
+		if got != want {
+			t.Errorf("%s: the driver root is %q, want %q", values, got, want)
+		}
+		for _, mount := range spec.Containers[0].VolumeMounts {
+			if mount.Name == "driver-root" && (!mount.ReadOnly || mount.MountPropagation == nil || *mount.MountPropagation != "HostToContainer") {
+				t.Errorf("%s: it is mounted as %+v", values, mount)
+			}
+		}
+	}
+}

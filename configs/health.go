@@ -43,6 +43,7 @@ func readHealth(v value, overrides Overrides) sharing.HealthRules {
 	}
 	rules.DoubleBitECC = readAction(f.field("ecc"), rules.DoubleBitECC)
 	rules.RowRemap, _ = f.field("rowRemap").boolean()
+	rules.IgnoreFabric = choice(f.field("fabric"), sharing.FatalError, sharing.IgnoreError, sharing.FatalError) == sharing.IgnoreError
 	rules.QuietTime = readQuietTime(f.field("quietTime"), rules.QuietTime)
 	// A quiet time above the default maximum raises it, if the document does not set it.
 	longest := f.field("maxQuietTime")

@@ -26,6 +26,7 @@ func TestHealth(t *testing.T) {
 			r.OtherXIDs, r.DoubleBitECC = sharing.IgnoreError, sharing.FatalError
 		}},
 		{"row remapping", "health: {rowRemap: true}", func(r *sharing.HealthRules) { r.RowRemap = true }},
+		{"fabric", "health: {fabric: ignore}", func(r *sharing.HealthRules) { r.IgnoreFabric = true }},
 		{"times", "health: {quietTime: 10s, maxQuietTime: 1m30s}", func(r *sharing.HealthRules) {
 			r.QuietTime, r.MaxQuietTime = 10*time.Second, 90*time.Second
 		}},

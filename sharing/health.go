@@ -159,6 +159,9 @@ type HealthRules struct {
 	// RowRemap says that a memory row which waits for a reset to be remapped is a fault.
 	// Work goes on unharmed (nvml.h, nvmlDeviceGetRemappedRows).
 	RowRemap bool
+	// IgnoreFabric says that a GPU which has not joined its fabric of NVLinks is no faulty one: somebody
+	// else runs the NVSwitches.
+	IgnoreFabric bool
 	// QuietTime is how long a suspect unit must be without errors until it is healthy
 	// again. It doubles each time the unit fails again, up to MaxQuietTime.
 	QuietTime, MaxQuietTime time.Duration

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -27,7 +28,8 @@ sharing:
 
 // runMPS plays virgate mps, with a stand-in for NVIDIA's daemons.
 func (s *demoNode) runMPS(ctx context.Context, log *slog.Logger) error {
-	if err := os.MkdirAll(s.mps, 0o700); err != nil {
+	// The users of MPS servers must be able to enter it.
+	if err := errors.Join(os.Chmod(filepath.Dir(s.mps), 0o711), os.MkdirAll(s.mps, 0o755)); err != nil { //nolint:gosec // see above
 		return err
 	}
 	node := nvml.NewNode(s.node, nvml.Options{Logger: log})

@@ -20,6 +20,7 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/nvml/driver"
 	"github.com/virgate/virgate/internal/state"
+	"github.com/virgate/virgate/internal/usage"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -37,6 +38,7 @@ func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
 	flags := append(flagsOf(accepted, obeyed...), nodeFlags()[0], worldFlag(), driverRootFlag(),
 		&cli.StringFlag{Name: "mps-root", Value: mpsDirectory, Usage: "the directory of MPS, as this program, the daemons and the pods see it"},
 		&cli.StringFlag{Name: "proc", Value: "/proc", Usage: "where /proc is"},
+		&cli.BoolFlag{Name: "multi-user", Usage: "has one MPS server, of root, serve the programs of all users of a GPU; without it those of one user wait for those of another"},
 		logLevelFlag(),
 		&cli.StringFlag{Name: "config-file", Hidden: true},
 	)
@@ -112,8 +114,9 @@ func superviseMPS(ctx context.Context, cmd *cli.Command, startup configs.Startup
 				}
 				return root, path, nil
 			},
-			Proc: cmd.String("proc"), Logger: log.With("component", "mps"),
+			MultiUser: cmd.Bool("multi-user"), Proc: cmd.String("proc"), Logger: log.With("component", "mps"),
 		},
+		Who: func(pid int) string { return usage.Describe(os.DirFS(cmd.String("proc")), pid) },
 		ComputeMode: func(ctx context.Context, gpu string) (sharing.ComputeMode, error) {
 			mode, _, err := node.ComputeMode(ctx, gpu)
 			mismatch.note(err)

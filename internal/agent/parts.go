@@ -127,6 +127,7 @@ func newSettings(a *agent) *gpusettings.Settings {
 			s := a.state.Load()
 			return s.gpus, s.plan, s.planned && s.unread == nil
 		},
+		ByDRA: func() map[string]sharing.Unit { return a.dra.Planned() }, // It is made later.
 		Closed: func(gpu string) bool {
 			return a.releases.Released()[gpu] || a.mig.Changing(gpu) || a.mps.View().Busy[gpu]
 		},

@@ -130,6 +130,12 @@ func TestDecide(t *testing.T) {
 			f.MPS = &MPS{Connected: true, States: map[string]nodereport.MPSState{"GPU-a": ready}, Busy: map[string]bool{"GPU-a": true}, Shares: map[string]int{"GPU-a": 4}}
 			f.Reservations = f.MPS.Reservations()
 		}},
+		{name: "MPS, a program waits for another user's", want: "GPU-a MIG-0 MIG-1 gpu-c", reason: "it is not started yet", warning: "GPU 0 (GPU-a): MPS daemon: python3 waits", change: func(f *Facts) {
+			shared(f)
+			waits := nodereport.MPSState{Phase: nodereport.MPSReady, Reason: "python3 waits"}
+			f.MPS = &MPS{Connected: true, States: map[string]nodereport.MPSState{"GPU-a": waits}, Busy: map[string]bool{"GPU-a": true}, Shares: map[string]int{"GPU-a": 4}}
+			f.Reservations = f.MPS.Reservations()
+		}},
 		{name: "a daemon of an earlier profile", want: "GPU-a GPU-c mig-0 mig-1", reason: daemonRuns, change: func(f *Facts) {
 			f.MPS = &MPS{Connected: true, States: map[string]nodereport.MPSState{"GPU-b": ready}, Busy: map[string]bool{"GPU-b": true}}
 			f.Reservations = f.MPS.Reservations()

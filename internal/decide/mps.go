@@ -61,7 +61,8 @@ func markMPSNotReady(f *Facts, d *Decision) {
 				reasons[u.ID] = why
 			}
 			unanswered = unanswered || u.MPS.Shares > 0 && !m.Connected
-			if state.Phase == nodereport.MPSFailed && m.Connected {
+			// A ready one has a reason when programs wait for others.
+			if (state.Phase == nodereport.MPSFailed || state.Phase == nodereport.MPSReady && state.Reason != "") && m.Connected {
 				d.warn(fmt.Sprintf("GPU %s (%s): MPS daemon: %s", u.Index, u.ID, state.Reason))
 			}
 		}

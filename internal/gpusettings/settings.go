@@ -59,6 +59,8 @@ type Options struct {
 	Driver DriverSettings
 	// Inputs are the GPUs and the plan that say what is wanted; not known while they cannot be read.
 	Inputs func() (gpus []sharing.GPU, plan sharing.Plan, known bool)
+	// ByDRA are the planned units that are not in that plan, by UUID; nil for none.
+	ByDRA func() map[string]sharing.Unit
 	// Closed says that nothing can be set of the GPU now: it is released, or its partitions are
 	// changed, or it has an MPS daemon.
 	Closed func(gpu string) bool
@@ -78,12 +80,16 @@ type Settings struct {
 	wake chan struct{}
 	// list has the results by GPU. It is not changed once it is here.
 	list atomic.Pointer[map[string][]status.GPUSetting]
+	// foreign says of which GPUs somebody else has set a compute mode that keeps programs from them. It is
+	// not changed once it is here.
+	foreign atomic.Pointer[[]string]
 	// looked says that list has what is still to be undone of an earlier run.
 	looked atomic.Bool
 
 	changed map[string]ChangedGPU
 	slices  map[string]setSlice
 	failed  map[string]failedSetting
+	modes   map[string]readMode
 }
 
 // setSlice is a time slice that this run has set.
@@ -99,6 +105,12 @@ type failedSetting struct {
 	next   time.Time
 }
 
+// readMode is a compute mode that was read at that time, and that this program has not set.
+type readMode struct {
+	mode sharing.ComputeMode
+	at   time.Time
+}
+
 // New returns settings of which nothing is known yet.
 func New(options Options) *Settings {
 	s := &Settings{
@@ -109,6 +121,7 @@ func New(options Options) *Settings {
 		failed:  map[string]failedSetting{},
 	}
 	s.list.Store(&map[string][]status.GPUSetting{})
+	s.foreign.Store(&[]string{})
 	return s
 }
 
@@ -146,6 +159,7 @@ func (s *Settings) Run(ctx context.Context) error {
 	for {
 		if gpus, plan, known := s.Inputs(); known {
 			s.settle(ctx, gpus, wantedSettings(plan))
+			s.lookForForeignModes(ctx, gpus, s.plannedUnits(plan))
 			s.looked.Store(true)
 			s.Looked()
 		}
@@ -181,6 +195,66 @@ func wantedSettings(plan sharing.Plan) map[string]sharing.DriverSettings {
 		}
 	}
 	return wanted
+}
+
+// plannedUnits are all that are planned, by UUID.
+func (s *Settings) plannedUnits(plan sharing.Plan) map[string]sharing.Unit {
+	planned := map[string]sharing.Unit{}
+	if s.ByDRA != nil {
+		maps.Copy(planned, s.ByDRA())
+	}
+	for _, r := range plan.Resources {
+		for _, u := range r.Units {
+			planned[u.ID] = u
+		}
+	}
+	return planned
+}
+
+// lookForForeignModes finds out which whole GPUs are to be used and have a compute mode that this
+// program has not set. Each is asked for once in a lookInterval.
+func (s *Settings) lookForForeignModes(ctx context.Context, gpus []sharing.GPU, planned map[string]sharing.Unit) {
+	modes, warnings := map[string]readMode{}, []string{}
+	for _, gpu := range gpus {
+		unit, used := planned[gpu.UUID]
+		ours := unit.MPS.Shares > 0 || unit.Driver.ComputeMode != "" || s.changed[gpu.UUID].ComputeMode != ""
+		if !used || ours || gpu.MIG || gpu.DriverIndex != "" || !gpu.Health.Healthy() || s.Closed(gpu.UUID) {
+			continue
+		}
+		read, is := s.modes[gpu.UUID]
+		if !is || time.Since(read.at) >= lookInterval {
+			mode, _, err := s.Driver.ComputeMode(ctx, gpu.UUID)
+			if ctx.Err() != nil {
+				return
+			}
+			if err != nil {
+				continue // Not all drivers tell it.
+			}
+			read = readMode{mode, time.Now()}
+		}
+		modes[gpu.UUID] = read
+		if effect := effectOf(read.mode, unit.Replicas); effect != "" {
+			warnings = append(warnings, fmt.Sprintf(
+				"GPU %d (%s): its compute mode is %s, which Virgate has not set: %s; nvidia-smi -i %s -c DEFAULT ends that",
+				gpu.Index, gpu.UUID, read.mode, effect, gpu.UUID))
+		}
+	}
+	s.modes = modes
+	if !slices.Equal(*s.foreign.Load(), warnings) {
+		s.foreign.Store(&warnings)
+		s.Changed()
+	}
+}
+
+// effectOf is what a compute mode does to the programs of a unit with so many devices; "" for nothing.
+func effectOf(mode sharing.ComputeMode, devices int) string {
+	switch {
+	case mode == sharing.ProhibitedCompute:
+		return "no program can use it"
+	case mode == sharing.ExclusiveProcess && devices > 1:
+		return "it is shared, and the second program on it fails"
+	}
+	return ""
 }
 
 // settle sets what is wanted, by GPU, and undoes what was set and is not wanted any more.
@@ -357,7 +431,7 @@ func (s *Settings) keepChanged(gpu string, changed ChangedGPU) error {
 	return nil
 }
 
-// Warnings say which settings could not be made.
+// Warnings say which settings could not be made, and which of somebody else keep programs from GPUs.
 func (s *Settings) Warnings(gpus []sharing.GPU) (warnings []string) {
 	for _, gpu := range gpus {
 		for _, of := range s.All()[gpu.UUID] {
@@ -367,5 +441,5 @@ func (s *Settings) Warnings(gpus []sharing.GPU) (warnings []string) {
 			}
 		}
 	}
-	return warnings
+	return append(warnings, *s.foreign.Load()...)
 }

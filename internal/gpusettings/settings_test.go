@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -89,4 +91,85 @@ func TestClosedGPU(t *testing.T) {
 			t.Errorf("settings %+v", got)
 		}
 	})
+}
+
+// TestForeignComputeMode holds that a mode which somebody has left, and which keeps programs from a GPU
+// that they are to share, is named; not one that nobody has set, that matters to nobody or that is ours.
+func TestForeignComputeMode(t *testing.T) {
+	t.Parallel()
+	const shared, prohibited = "it is shared, and the second program on it fails", "no program can use it"
+	for name, test := range map[string]struct {
+		mode sharing.ComputeMode
+		unit sharing.Unit
+		gpu  sharing.GPU
+		dra  bool
+		fail error
+		want string
+	}{
+		"shared, default":              {mode: sharing.DefaultComputeMode, unit: sharing.Unit{Replicas: 4}},
+		"shared, exclusive process":    {mode: sharing.ExclusiveProcess, unit: sharing.Unit{Replicas: 4}, want: shared},
+		"shared, prohibited":           {mode: sharing.ProhibitedCompute, unit: sharing.Unit{Replicas: 4}, want: prohibited},
+		"by DRA":                       {mode: sharing.ExclusiveProcess, unit: sharing.Unit{Replicas: 4}, dra: true, want: shared},
+		"exclusive, exclusive process": {mode: sharing.ExclusiveProcess, unit: sharing.Unit{Replicas: 1}},
+		"exclusive, prohibited":        {mode: sharing.ProhibitedCompute, unit: sharing.Unit{Replicas: 1}, want: prohibited},
+		"by MPS":                       {mode: sharing.ExclusiveProcess, unit: sharing.Unit{Replicas: 4, MPS: sharing.MPS{Shares: 4}}},
+		"wanted":                       {mode: sharing.ExclusiveProcess, unit: sharing.Unit{Replicas: 4, Driver: sharing.DriverSettings{ComputeMode: sharing.ExclusiveProcess}}},
+		"faulty":                       {mode: sharing.ProhibitedCompute, unit: sharing.Unit{Replicas: 4}, gpu: sharing.GPU{Health: sharing.Faulty("lost")}},
+		"not told":                     {mode: sharing.ProhibitedCompute, unit: sharing.Unit{Replicas: 4}, fail: errors.New("NOT_SUPPORTED")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				mode, asked, changed := test.mode, 0, 0
+				test.unit.ID, test.gpu.UUID = "GPU-a", "GPU-a"
+				plan, byDRA := sharing.Plan{Resources: []sharing.Resource{{Units: []sharing.Unit{test.unit}}}}, map[string]sharing.Unit{}
+				if test.dra {
+					plan, byDRA = sharing.Plan{}, map[string]sharing.Unit{"GPU-a": test.unit}
+				}
+				gpus := []sharing.GPU{test.gpu}
+				s := (&fakeDriver{}).settings(func() bool { return false })
+				s.Driver.ComputeMode = func(context.Context, string) (sharing.ComputeMode, uint64, error) {
+					asked++
+					return mode, 1, test.fail
+				}
+				s.Inputs = func() ([]sharing.GPU, sharing.Plan, bool) { return gpus, plan, true }
+				s.ByDRA = func() map[string]sharing.Unit { return byDRA }
+				s.Changed = func() { changed++ }
+				run := func(length time.Duration) {
+					ctx, cancel := context.WithTimeout(t.Context(), length)
+					defer cancel()
+					if err := s.Run(ctx); err != nil {
+						t.Fatal(err)
+					}
+				}
+				run(time.Second)
+				told := func() bool {
+					return slices.ContainsFunc(s.Warnings(gpus), func(w string) bool {
+						return strings.Contains(w, "its compute mode is "+string(test.mode)) && strings.Contains(w, test.want)
+					})
+				}
+				if told() != (test.want != "") || test.want == "" && len(s.Warnings(gpus)) > 0 {
+					t.Errorf("warnings %q, want %q", s.Warnings(gpus), test.want)
+				}
+				if test.want == "" {
+					return
+				}
+				if changed != 1 {
+					t.Errorf("%d changes were told", changed)
+				}
+				// It ends within half a minute, and many looks ask once.
+				asked, mode = 0, sharing.DefaultComputeMode
+				for range 5 {
+					run(time.Second)
+				}
+				if asked != 0 {
+					t.Errorf("asked %d times within %s", asked, lookInterval)
+				}
+				run(lookInterval + time.Second)
+				if left := s.Warnings(gpus); len(left) > 0 || changed != 2 {
+					t.Errorf("after it was set back: %q, %d changes", left, changed)
+				}
+			})
+		})
+	}
 }

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 )
@@ -44,6 +43,8 @@ type Daemon interface {
 	Ended() <-chan struct{}
 	// Err says why it ended, when it has.
 	Err() error
+	// Queue is what it has said of its clients.
+	Queue() Queue
 }
 
 // ProgramName is the name of NVIDIA's program.
@@ -53,6 +54,8 @@ const ProgramName = "nvidia-cuda-mps-control"
 type Program struct {
 	// Find finds it: its path, and the driver root that it needs as its /.
 	Find func() (root, path string, err error)
+	// MultiUser has one server, of root, serve the clients of all users.
+	MultiUser bool
 	// Proc is /proc.
 	Proc   string
 	Logger *slog.Logger
@@ -79,11 +82,15 @@ func (p Program) command(ctx context.Context, env Environment, arguments ...stri
 
 // Start implements Control.
 func (p Program) Start(env Environment) (Daemon, error) {
-	command, err := p.command(context.Background(), env, "-f")
+	arguments := []string{"-f"}
+	if p.MultiUser {
+		arguments = append(arguments, "-M") // Of NVIDIA's documentation -multiuser-server.
+	}
+	command, err := p.command(context.Background(), env, arguments...)
 	if err != nil {
 		return nil, err
 	}
-	d := &process{ended: make(chan struct{}), log: p.Logger.With("device", env.Device)}
+	d := &process{ended: make(chan struct{}), Output: NewOutput(p.Logger.With("device", env.Device))}
 	command.Stdout, command.Stderr = d, d
 	if err := command.Start(); err != nil {
 		return nil, err
@@ -95,42 +102,25 @@ func (p Program) Start(env Environment) (Daemon, error) {
 	return d, nil
 }
 
-// process is a daemon that is a child of this process, and a writer for what it says.
+// process is a daemon that is a child of this process.
 type process struct {
+	*Output
 	ended chan struct{}
 	err   error
-	log   *slog.Logger
-
-	mu   sync.Mutex
-	last string
 }
 
 func (d *process) Ended() <-chan struct{} { return d.ended }
 
 // Err implements Daemon. What the program said last tells more than its exit code.
 func (d *process) Err() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	err := d.err
 	if err == nil {
 		err = errors.New("without an error")
 	}
-	if d.last != "" {
-		err = fmt.Errorf("%w; it said: %s", err, d.last)
+	if last := d.Last(); last != "" {
+		err = fmt.Errorf("%w; it said: %s", err, last)
 	}
 	return err
-}
-
-func (d *process) Write(data []byte) (int, error) {
-	for line := range strings.Lines(string(data[:min(len(data), 4096)])) {
-		if line = strings.TrimSpace(line); line != "" {
-			d.log.Debug("MPS daemon says", "line", line)
-			d.mu.Lock()
-			d.last = line
-			d.mu.Unlock()
-		}
-	}
-	return len(data), nil
 }
 
 // Ask implements Control. The program sends the lines of its input to the daemon.

@@ -104,6 +104,7 @@ func EnterDriverRoot(arguments []string) error {
 		return fmt.Errorf("%s: a driver root, a directory and a program are wanted", InDriverRoot)
 	}
 	root, mpsRoot := arguments[0], arguments[1]
+	syscall.Umask(0o022) // A server's user has to enter what is made here.
 	base := filepath.Join(mpsRoot, ".driver-root")
 	if err := os.MkdirAll(base, 0o700); err != nil {
 		return err

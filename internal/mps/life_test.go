@@ -10,12 +10,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/virgate/virgate/internal/mps"
+	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/simmps"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/await"
@@ -55,10 +57,10 @@ func TestLife(t *testing.T) {
 		await.True(t, ".ready", func() bool { return n.exists(".ready") })
 		for _, test := range []struct{ unit, command, want string }{
 			{gpu, "get_default_active_thread_percentage", "25.0"},
-			{gpu, "get_default_device_pinned_mem_limit " + gpu, "10G"},
+			{gpu, "get_default_device_pinned_mem_limit " + gpu, ""}, // It would take that, and ignore it.
 			{gpu, "get_default_device_pinned_mem_limit 0", "10G"},
 			{"MIG-1", "get_default_active_thread_percentage", "14.0"},
-			{"MIG-1", "get_default_device_pinned_mem_limit MIG-1", "4G"}, // As it shows 5000M.
+			{"MIG-1", "get_default_device_pinned_mem_limit 0", "4G"}, // As it shows 5000M.
 		} {
 			if got := n.ask(test.unit, test.command); got != test.want {
 				t.Errorf("%s of %s: %q, want %q", test.command, test.unit, got, test.want)
@@ -383,6 +385,186 @@ func TestOtherLimits(t *testing.T) {
 			t.Errorf("another daemon: %d, was %d", now, pid)
 		}
 	})
+}
+
+// TestLimitsNotApplied: a daemon that does not take its limits serves nobody, and one whose server
+// does not take them gives out nothing more.
+func TestLimitsNotApplied(t *testing.T) {
+	t.Parallel()
+	for name, limited := range map[string]struct {
+		unit   mps.Unit
+		reason string
+	}{
+		"percentage": {mps.Unit{ID: gpu, GPU: gpu, ThreadPercentage: 25}, `its active thread percentage is "100.0" and not 25`},
+		"memory":     {mps.Unit{ID: gpu, GPU: gpu, PinnedMemory: 10 << 30}, `its limit of pinned memory is "" and not 10240M`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, inProcess())
+			if err := os.MkdirAll(filepath.Join(n.root, gpu, "log"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			n.fault(gpu, "deaf")
+			var phases sync.Map
+			n.supervise()
+			n.connect()
+			run(t, func(ctx context.Context) error {
+				_ = n.client.Watch(ctx, func() {
+					states, _ := n.client.States()
+					for _, state := range states {
+						phases.Store(state.Phase, true)
+					}
+				})
+				return nil
+			})
+			n.client.Want([]mps.Unit{limited.unit})
+			n.await(gpu + " failed+" + limited.reason)
+			if _, ready := phases.Load(nodereport.MPSReady); ready {
+				t.Error("it was ready")
+			}
+			n.fault(gpu, "")
+			n.await(gpu + " ready")
+
+			// A server that has others than the daemon: an operator has set them.
+			client, err := simmps.Connect(t.Context(), n.pipe(gpu), 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = client.Close() }()
+			n.fault(gpu, "deaf")
+			less := limited.unit
+			less.ThreadPercentage /= 2
+			less.PinnedMemory /= 2
+			n.client.Want([]mps.Unit{less})
+			n.await(gpu + " failed+and not")
+		})
+	}
+}
+
+// TestUsers: a server serves one user, so who waits for whom is told; with MultiUser nobody waits.
+func TestUsers(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, n *node) {
+		n.options.Who = func(pid int) string {
+			if pid == 12 {
+				return "" // It has ended.
+			}
+			return fmt.Sprintf("python3 (PID %d)", pid)
+		}
+		n.supervise()
+		n.connect()
+		n.client.Want([]mps.Unit{unit(gpu)})
+		n.await(gpu + " ready")
+		client := func(pid, user int) (connected chan *simmps.Client) {
+			connected = make(chan *simmps.Client, 1)
+			go func() {
+				c, err := simmps.ConnectAs(t.Context(), n.pipe(gpu), pid, user)
+				if err != nil && t.Context().Err() == nil {
+					t.Errorf("process %d of user %d: %v", pid, user, err)
+				}
+				connected <- c
+			}()
+			return connected
+		}
+		first := <-client(10, 1000)
+		second, third := client(11, 0), client(12, 0)
+		n.await(gpu + " ready+python3 (PID 11), of user 0, waits until user 1000 has no program on it any more (python3 (PID 10)): an MPS server serves one user; the chart's mps.multiUser lets it serve all")
+		_ = first.Close()
+		for _, c := range []*simmps.Client{<-second, <-third} {
+			if c.Server == first.Server {
+				t.Errorf("%+v has the server of another user", c)
+			}
+			if c.Percentage != 25 || c.Memory != "10240M" {
+				t.Errorf("the client of the second server has %+v", c)
+			}
+			defer func() { _ = c.Close() }()
+		}
+		n.until("nobody to wait", func() (bool, string) {
+			states, _ := n.client.States()
+			return len(states) == 1 && states[0].Reason == "", fmt.Sprint(states)
+		})
+	})
+}
+
+func TestMultiUser(t *testing.T) {
+	t.Parallel()
+	for name, control := range map[string]func(t *testing.T) mps.Control{
+		"program": func(t *testing.T) mps.Control {
+			t.Helper()
+			p := program(t)
+			p.MultiUser = true
+			return p
+		},
+		"in process": func(*testing.T) mps.Control {
+			p := inProcess()
+			p.MultiUser = true
+			return p
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, control(t))
+			n.supervise()
+			n.connect()
+			n.client.Want([]mps.Unit{unit(gpu)})
+			n.await(gpu + " ready")
+			for _, user := range []int{1000, 0, 1001} {
+				c, err := simmps.ConnectAs(t.Context(), n.pipe(gpu), 10+user, user)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = c.Close() }()
+			}
+		})
+	}
+}
+
+// TestFolders: a folder that the users of clients cannot enter is named, and no daemon is started.
+func TestFolders(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, inProcess())
+	parent := n.root
+	n.root = filepath.Join(parent, "m")
+	n.options.Root = n.root
+	if err := errors.Join(os.Mkdir(n.root, 0o755), os.Chmod(parent, 0o750)); err != nil {
+		t.Fatal(err)
+	}
+	n.supervise()
+	n.connect()
+	n.client.Want([]mps.Unit{unit(gpu)})
+	n.await(gpu + " failed+" + parent + " has mode 0750")
+	if n.exists(gpu + "/pipe/control") {
+		t.Error("a daemon was started")
+	}
+	if err := os.Chmod(parent, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	n.await(gpu + " ready")
+	c, err := simmps.ConnectAs(t.Context(), n.pipe(gpu), 1, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+}
+
+// TestModeProhibited: a GPU that somebody has closed for CUDA is named in the log before it is shared,
+// and closed again when it no longer is.
+func TestModeProhibited(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, inProcess())
+	_ = n.modes.set(t.Context(), gpu, sharing.ProhibitedCompute)
+	n.supervise()
+	n.connect()
+	n.client.Want([]mps.Unit{unit(gpu)})
+	n.await(gpu + " ready")
+	n.mu.Lock()
+	if !strings.Contains(n.log.String(), "compute mode prohibited") {
+		t.Error("the log does not say that the GPU had compute mode prohibited")
+	}
+	n.mu.Unlock()
+	n.client.Want(nil)
+	n.await()
+	n.awaitMode(gpu, sharing.ProhibitedCompute)
 }
 
 // TestModeNotKept: without the journal, and without the right, nothing is started or set.

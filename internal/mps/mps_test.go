@@ -138,6 +138,9 @@ func newNode(t *testing.T, control mps.Control) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := os.Chmod(root, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	n := &node{t: t, root: root, modes: modes(t.TempDir()), changed: make(chan struct{}, 1)}
 	n.options = mps.Options{

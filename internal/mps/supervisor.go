@@ -30,6 +30,8 @@ type Options struct {
 	// DriverReplaced returns an error when the node has another driver than this process, and nil when ctx ends; nil
 	// where nobody can tell. Then no daemon is started any more.
 	DriverReplaced func(ctx context.Context) error
+	// Who describes a process for people, and returns "" for one that has ended; nil for its ID alone.
+	Who func(pid int) string
 	// Timing's zero fields have defaults.
 	Timing Timing
 	Logger *slog.Logger
@@ -82,6 +84,9 @@ type supervisor struct {
 // same root directory.
 func Run(ctx context.Context, o Options) error {
 	o.Timing = o.Timing.withDefaults()
+	if o.Who == nil {
+		o.Who = func(pid int) string { return fmt.Sprintf("process %d", pid) }
+	}
 	if err := CheckRoot(o.Root); err != nil {
 		return err
 	}

@@ -15,16 +15,23 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Commands of nvidia-cuda-mps-control, as its manual has them.
+// Commands of nvidia-cuda-mps-control, as NVIDIA's MPS documentation has them ("Legacy MPS v2
+// Interface"). A device is named by its ordinal, and a daemon sees one: limits by UUID are taken and
+// not applied (k8s-device-plugin#572).
 const (
-	commandPing       = "get_default_active_thread_percentage"
-	commandPercentage = "set_default_active_thread_percentage %d"
-	commandMemory     = "set_default_device_pinned_mem_limit %s %dM"
-	commandServers    = "get_server_list"
-	commandQuit       = "quit"
-	// The next two change what later clients of a running server get.
+	commandPing    = "get_default_active_thread_percentage"
+	commandServers = "get_server_list"
+	commandClients = "get_client_list %d"
+	commandQuit    = "quit"
+
+	commandPercentage       = "set_default_active_thread_percentage %d"
+	commandMemory           = "set_default_device_pinned_mem_limit 0 %dM"
+	commandReadMemory       = "get_default_device_pinned_mem_limit 0"
 	commandServerPercentage = "set_active_thread_percentage %s %d"
-	commandServerMemory     = "set_device_pinned_mem_limit %s %s %dM"
+	commandServerMemory     = "set_device_pinned_mem_limit %s 0 %dM"
+	// Of a server's limits, later clients get those of then.
+	commandReadServerPercentage = "get_active_thread_percentage %s"
+	commandReadServerMemory     = "get_device_pinned_mem_limit %s 0"
 )
 
 // startInterval is the time between two questions whether a started daemon answers.
@@ -58,6 +65,15 @@ func (u *unitRun) tell(phase nodereport.MPSPhase, reason error) {
 	if u.set(u.unit.ID, &state) {
 		u.log.Info("MPS daemon", "state", state.Phase, "reason", state.Reason)
 	}
+}
+
+// tellReady tells that the daemon serves, and who waits although it does.
+func (u *unitRun) tellReady(ctx context.Context) {
+	var waits error
+	if text := u.waits(ctx); text != "" {
+		waits = errors.New(text)
+	}
+	u.tell(nodereport.MPSReady, waits)
 }
 
 // take takes a wish, and says whether other limits are wanted than before.
@@ -150,7 +166,7 @@ func (u *unitRun) serve(ctx context.Context) error {
 					u.log.Warn("compute mode not kept", "error", err)
 				}
 				misses = 0
-				u.tell(nodereport.MPSReady, nil)
+				u.tellReady(ctx)
 				continue
 			}
 			u.tell(nodereport.MPSFailed, err)
@@ -181,6 +197,11 @@ func (u *unitRun) start(ctx context.Context) error {
 	}
 	if err := makeDirs(u.dir(), env.Pipe, env.Log); err != nil {
 		return err
+	}
+	for _, dir := range []string{env.Pipe, env.Log} {
+		if err := checkParents(dir); err != nil {
+			return err
+		}
 	}
 	u.starts++
 	daemon, err := u.Control.Start(env)
@@ -232,6 +253,24 @@ func makeDirs(dir, pipe, log string) error {
 	return nil
 }
 
+// checkParents refuses a directory that not every user can enter: a server takes the user of its clients
+// before it opens its files (bottlerocket#4673), and would end at once.
+func checkParents(dir string) error {
+	for {
+		info, err := os.Stat(dir)
+		if err != nil {
+			return err
+		}
+		if mode := info.Mode().Perm(); mode&0o001 == 0 {
+			return fmt.Errorf("%s has mode %#o: an MPS server runs as the user of its clients, who cannot enter it; chmod o+x it", dir, mode)
+		}
+		if dir == filepath.Dir(dir) {
+			return nil
+		}
+		dir = filepath.Dir(dir)
+	}
+}
+
 // limit sets the limits of clients; of those of a live daemon's servers, too. It asks what the
 // daemon then has: an older one does not know every command, and says so in its answer only.
 func (u *unitRun) limit(ctx context.Context, live bool) error {
@@ -244,34 +283,103 @@ func (u *unitRun) limit(ctx context.Context, live bool) error {
 		}
 		servers = strings.Fields(list)
 	}
-	var commands []string
 	if percentage > 0 {
-		commands = append(commands, fmt.Sprintf(commandPercentage, percentage))
+		set, read := fmt.Sprintf(commandPercentage, percentage), commandPing
+		if err := u.apply(ctx, set, read, "its active thread percentage", percentageIs(percentage)); err != nil {
+			return err
+		}
 		for _, pid := range servers {
-			commands = append(commands, fmt.Sprintf(commandServerPercentage, pid, percentage))
+			set, read := fmt.Sprintf(commandServerPercentage, pid, percentage), fmt.Sprintf(commandReadServerPercentage, pid)
+			if err := u.apply(ctx, set, read, "the active thread percentage of its server "+pid, percentageIs(percentage)); err != nil {
+				return err
+			}
 		}
 	}
 	if mebibytes > 0 {
-		commands = append(commands, fmt.Sprintf(commandMemory, u.unit.ID, mebibytes))
-		for _, pid := range servers {
-			commands = append(commands, fmt.Sprintf(commandServerMemory, pid, u.unit.ID, mebibytes))
-		}
-	}
-	for _, command := range commands {
-		answer, err := u.ask(ctx, command)
-		if err != nil {
+		set := fmt.Sprintf(commandMemory, mebibytes)
+		if err := u.apply(ctx, set, commandReadMemory, "its limit of pinned memory", memoryIs(mebibytes)); err != nil {
 			return err
 		}
-		u.log.Info("MPS daemon told", "command", command, "answer", answer)
+		for _, pid := range servers {
+			set, read := fmt.Sprintf(commandServerMemory, pid, mebibytes), fmt.Sprintf(commandReadServerMemory, pid)
+			if err := u.apply(ctx, set, read, "the limit of pinned memory of its server "+pid, memoryIs(mebibytes)); err != nil {
+				return err
+			}
+		}
 	}
-	answer, err := u.ask(ctx, commandPing)
+	return nil
+}
+
+// limitValue is a limit in words, and whether a daemon's answer says that it has it.
+type limitValue struct {
+	text string
+	is   func(answer string) bool
+}
+
+func percentageIs(want int) limitValue {
+	return limitValue{strconv.Itoa(want), func(answer string) bool {
+		has, err := strconv.ParseFloat(answer, 64)
+		return err == nil && int(has) == want
+	}}
+}
+
+// memoryIs: a daemon shows whole gigabytes from one on, and 3840M as 3G.
+func memoryIs(mebibytes uint64) limitValue {
+	return limitValue{fmt.Sprintf("%dM", mebibytes), func(answer string) bool {
+		number, gigabytes := strings.CutSuffix(answer, "G")
+		has, err := strconv.ParseUint(strings.TrimSuffix(number, "M"), 10, 64)
+		if gigabytes {
+			return err == nil && has == mebibytes>>10
+		}
+		return err == nil && has == mebibytes
+	}}
+}
+
+// apply sets a limit and asks whether it is set. what begins the text of the error that says that it is not.
+func (u *unitRun) apply(ctx context.Context, set, read, what string, value limitValue) error {
+	answer, err := u.ask(ctx, set)
 	if err != nil {
 		return err
 	}
-	if has, err := strconv.ParseFloat(answer, 64); percentage > 0 && (err != nil || int(has) != percentage) {
-		return fmt.Errorf("its active thread percentage is %q and not %d", answer, percentage)
+	u.log.Info("MPS daemon told", "command", set, "answer", answer)
+	has, err := u.ask(ctx, read)
+	if err == nil && !value.is(has) {
+		err = fmt.Errorf("%s is %q and not %s", what, has, value.text)
 	}
-	return nil
+	return err
+}
+
+// waits says which program waits for another user's, and "" when none does. Then and only then a
+// daemon keeps clients waiting for long.
+func (u *unitRun) waits(ctx context.Context) string {
+	queue := u.daemon.Queue()
+	if queue.Server == 0 || len(queue.Waiting) == 0 {
+		return ""
+	}
+	list, err := u.ask(ctx, fmt.Sprintf(commandClients, queue.Server))
+	if err != nil {
+		return ""
+	}
+	var served []string
+	for text := range strings.FieldsSeq(list) {
+		if pid, err := strconv.Atoi(text); err == nil && u.Who(pid) != "" {
+			served = append(served, u.Who(pid))
+		}
+	}
+	if len(served) == 0 {
+		return ""
+	}
+	if rest := len(served) - 3; rest > 0 {
+		served = append(served[:3], fmt.Sprintf("%d more", rest))
+	}
+	for _, client := range queue.Waiting {
+		if who := u.Who(client.PID); who != "" && client.User != queue.User {
+			return fmt.Sprintf(
+				"%s, of user %d, waits until user %d has no program on it any more (%s): an MPS server serves one user; the chart's mps.multiUser lets it serve all",
+				who, client.User, queue.User, strings.Join(served, ", "))
+		}
+	}
+	return ""
 }
 
 func (u *unitRun) ask(ctx context.Context, command string) (string, error) {
@@ -299,6 +407,9 @@ func (u *unitRun) setMode(ctx context.Context) error {
 	}
 	if now == sharing.ExclusiveProcess {
 		return nil
+	}
+	if now != sharing.DefaultComputeMode {
+		u.log.Warn("somebody has set the compute mode "+string(now)+", which is "+string(sharing.ExclusiveProcess)+" while an MPS daemon runs", "gpu", u.unit.GPU)
 	}
 	if err := u.journal.keep(u.unit.GPU, now); err != nil {
 		return err

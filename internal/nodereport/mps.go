@@ -15,7 +15,8 @@ type MPSUnit struct {
 type MPSState struct {
 	ID    string   `json:"id"`
 	Phase MPSPhase `json:"phase"`
-	// Reason says what is wrong, for people; empty when nothing is.
+	// Reason says what is wrong, for people; empty when nothing is. Of a ready one it says which
+	// program waits for another user's.
 	Reason string `json:"reason,omitempty"`
 	// Restarts is how often it was started again since virgate mps has run.
 	Restarts int `json:"restarts,omitempty"`

@@ -48,7 +48,15 @@ type reading struct {
 	// recovery is RecoveryAction, meaningless unless recoveryKnown is set.
 	recovery      uint32
 	recoveryKnown bool
-	marks         Marks
+	// fabric is the place in the fabric of NVLinks, meaningless unless fabricKnown is set. noFabric says
+	// that the driver knows of none for this GPU.
+	fabric                FabricInfo
+	fabricKnown, noFabric bool
+	// ready is the ready state of confidential computing, meaningless unless readyKnown is set.
+	// notConfidential says that the machine does not do confidential computing.
+	ready                       uint32
+	readyKnown, notConfidential bool
+	marks                       Marks
 	// reset is evidence that the GPU was reset since the last reading: its handle
 	// was lost and a new one works.
 	reset bool
@@ -97,7 +105,7 @@ func identify(lib Library, device Device, index int) (*knownGPU, error) {
 // GPU is lost, the handle names another one, or it does not tell whether MIG is
 // enabled, without which the GPU must not be offered at all.
 func (g *knownGPU) read(lib Library) (reading, error) {
-	r := reading{gpu: g.fixed, device: g.device, marks: Marks{Binding: g.binding}, slowdown: g.last.slowdown}
+	r := reading{gpu: g.fixed, device: g.device, marks: Marks{Binding: g.binding}, slowdown: g.last.slowdown, noFabric: g.last.noFabric, notConfidential: g.last.notConfidential}
 	uuid, err := lib.DeviceGetUUID(g.device)
 	if err != nil {
 		return r, err
@@ -115,10 +123,6 @@ func (g *knownGPU) read(lib Library) (reading, error) {
 		return r, err
 	}
 	r.gpu.MIG, r.gpu.MIGPending, r.gpu.MIGCapable = mode.Current, mode.Pending, err == nil
-	// A GPU may join the fabric long after the driver was loaded.
-	if fabric, err := lib.DeviceGetGpuFabricInfo(g.device); err == nil && fabric.Registered {
-		r.gpu.Clique = fmt.Sprintf("%s.%d", fabric.Cluster, fabric.Clique)
-	}
 	if r.gpu.MIG {
 		if err = g.readPartitions(lib, &r); err != nil {
 			return r, err
@@ -126,6 +130,9 @@ func (g *knownGPU) read(lib Library) (reading, error) {
 	}
 	if err = r.readCondition(lib); err != nil {
 		return r, err
+	}
+	if r.gpu.Clique = ""; r.fabricKnown && r.fabric.Registered() {
+		r.gpu.Clique = fmt.Sprintf("%s.%d", r.fabric.Cluster, r.fabric.Clique)
 	}
 	g.last = r
 	return r, nil
@@ -187,6 +194,7 @@ func (r *reading) readCondition(lib Library) error {
 	case err == nil && (action == RecoverReset || action == RecoverDrainAndReset || action == RecoverBusReset):
 		r.marks.ResetAdvised = waiting
 	}
+	r.readFabric(lib)
 	if err := r.readMemoryRepairs(lib); err != nil {
 		return err
 	}
@@ -199,6 +207,23 @@ func (r *reading) readCondition(lib Library) error {
 		}
 	}
 	return nil
+}
+
+// readFabric reads whether programs can use the GPU at all: on machines with NVSwitches CUDA fails until
+// the GPU has joined their fabric, and with confidential computing until the ready state is set, while
+// all other answers are those of a healthy GPU.
+func (r *reading) readFabric(lib Library) {
+	if r.fabricKnown = false; !r.noFabric {
+		fabric, err := lib.DeviceGetGpuFabricInfo(r.device)
+		r.fabric, r.fabricKnown, r.noFabric = fabric, err == nil, unsupported(err)
+	}
+	if r.readyKnown = false; !r.notConfidential {
+		on, err := lib.SystemGetConfComputeState()
+		if r.notConfidential = unsupported(err) || err == nil && !on; on && err == nil {
+			ready, err := lib.SystemGetConfComputeGpusReadyState()
+			r.ready, r.readyKnown = ready, err == nil
+		}
+	}
 }
 
 // slowdown is the temperature at which the board slows its GPU down, as the board tells it.

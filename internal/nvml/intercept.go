@@ -124,6 +124,14 @@ func (l *intercepted) SystemGetCudaDriverVersion() (int, error) {
 	return invoke0(l, "SystemGetCudaDriverVersion", Library.SystemGetCudaDriverVersion)
 }
 
+func (l *intercepted) SystemGetConfComputeState() (bool, error) {
+	return invoke0(l, "SystemGetConfComputeState", Library.SystemGetConfComputeState)
+}
+
+func (l *intercepted) SystemGetConfComputeGpusReadyState() (uint32, error) {
+	return invoke0(l, "SystemGetConfComputeGpusReadyState", Library.SystemGetConfComputeGpusReadyState)
+}
+
 func (l *intercepted) DeviceGetCount() (int, error) {
 	return invoke0(l, "DeviceGetCount", Library.DeviceGetCount)
 }

@@ -23,6 +23,11 @@ type Library interface {
 	SystemGetDriverVersion() (string, error)
 	// SystemGetCudaDriverVersion is the newest CUDA that the driver runs: 12080 for 12.8.
 	SystemGetCudaDriverVersion() (int, error)
+	// SystemGetConfComputeState says whether confidential computing is on, for all GPUs of the machine.
+	SystemGetConfComputeState() (bool, error)
+	// SystemGetConfComputeGpusReadyState is ConfComputeReady when the GPUs accept work, which nobody
+	// but an operator's program says: with confidential computing CUDA fails until then.
+	SystemGetConfComputeGpusReadyState() (uint32, error)
 
 	DeviceGetCount() (int, error)
 	DeviceGetHandleByIndex(index int) (Device, error)
@@ -95,7 +100,8 @@ type Library interface {
 	// or a switch.
 	DeviceGetNvLinkRemotePciInfo(d Device, link int) (PCIInfo, error)
 
-	// DeviceGetGpuFabricInfo is NotSupported on GPUs before Hopper.
+	// DeviceGetGpuFabricInfo is NVML's DeviceGetGpuFabricInfoV in the newest version that the driver
+	// has, or its predecessor. It is NotSupported on GPUs before Hopper.
 	DeviceGetGpuFabricInfo(Device) (FabricInfo, error)
 
 	// DeviceGetVirtualizationMode says how a virtual machine has the GPU, if one has it.
@@ -192,14 +198,43 @@ type PCIInfo struct {
 // Attributes say what a MIG device has of its GPU.
 type Attributes = sharing.PartitionAttributes
 
-// FabricInfo is a GPU's place in a fabric of NVLinks between machines.
+// FabricInfo is a GPU's place in a fabric of NVLinks: of NVSwitches, or between machines.
 type FabricInfo struct {
 	// Cluster is a UUID in text, with Clique a number in it.
 	Cluster string
 	Clique  uint32
-	// Registered says that the GPU has joined the fabric, so that both are known.
-	Registered bool
+	// State is how far the GPU is in joining it, such as FabricCompleted, and Status how that ended.
+	State  int
+	Status Return
+	// HealthMask and HealthSummary, such as FabricUnhealthy, are 0 for older drivers.
+	HealthMask    uint32 `json:",omitempty"`
+	HealthSummary int    `json:",omitempty"`
 }
+
+// Registered says that the GPU has joined the fabric, so that its place is known.
+func (f FabricInfo) Registered() bool { return f.State == FabricCompleted && f.Status == Success }
+
+// The states of FabricInfo (nvml.h, NVML_GPU_FABRIC_STATE_*).
+const (
+	FabricNotSupported = 0
+	FabricNotStarted   = 1
+	FabricInProgress   = 2
+	FabricCompleted    = 3
+)
+
+// The summaries of FabricInfo (nvml.h, NVML_GPU_FABRIC_HEALTH_SUMMARY_*).
+const (
+	FabricHealthUnknown   = 0
+	FabricHealthy         = 1
+	FabricUnhealthy       = 2
+	FabricLimitedCapacity = 3
+)
+
+// ConfComputeReady and ConfComputeNotReady are NVML_CC_ACCEPTING_CLIENT_REQUESTS_* (nvml.h).
+const (
+	ConfComputeNotReady uint32 = 0
+	ConfComputeReady    uint32 = 1
+)
 
 // ComputeCapability is CUDA's, for example 9.0.
 type ComputeCapability struct{ Major, Minor int }

@@ -367,6 +367,8 @@ type gpuState struct {
 	// the driver has reported one.
 	recovery      uint32
 	recoveryKnown bool
+	// joining is its way into the fabric of NVLinks.
+	joining joining
 	// marks are the last known, of this run or the one before.
 	marks Marks
 	// unassigned are reports for partitions that were not known yet.
@@ -390,6 +392,7 @@ func (g *gpuState) addReading(r reading, at moment) {
 	if reset {
 		g.hot, g.unassigned = false, nil
 		g.recovery, g.recoveryKnown = RecoverNone, false
+		g.joining = joining{}
 		for _, unit := range g.allUnits() {
 			g.observe(unit, observation{kind: wasReset}, at)
 		}
@@ -400,6 +403,23 @@ func (g *gpuState) addReading(r reading, at moment) {
 	}
 	if advice := adviceOf(g.recovery); advice.asks != "" && !advice.harmless && at.rules.XID(sharing.RecoveryActionChanged) != sharing.IgnoreError {
 		r.found(r.gpu.UUID, finding{cause: sharing.CauseProbe, text: "the driver asks for " + advice.asks, todo: advice.todo})
+	}
+	var hindrances []finding
+	if r.fabricKnown {
+		var wrong finding
+		g.joining, wrong = g.joining.observe(r.fabric, at.now)
+		if !at.rules.IgnoreFabric {
+			hindrances = append(hindrances, wrong)
+		}
+	}
+	if r.readyKnown {
+		hindrances = append(hindrances, confidential(r.ready))
+	}
+	for _, wrong := range hindrances {
+		if wrong.text == "" {
+			continue
+		}
+		r.found(r.gpu.UUID, wrong)
 	}
 	if r.marks.RowRemap == waiting && at.rules.RowRemap {
 		r.found(r.gpu.UUID, finding{cause: sharing.CauseMemory, text: "row remapping waits for a reset"})

@@ -2,6 +2,7 @@ package simmps
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 
 	"github.com/virgate/virgate/internal/mps"
@@ -11,6 +12,8 @@ import (
 type InProcess struct {
 	// Servers are told of servers and clients.
 	Servers Servers
+	// MultiUser is mps.Program's.
+	MultiUser bool
 
 	mu      sync.Mutex
 	daemons map[string]*goroutine
@@ -19,6 +22,7 @@ type InProcess struct {
 // goroutine is a daemon, and the server that outlives it when it is killed.
 type goroutine struct {
 	Servers
+	*mps.Output
 	kill  context.CancelFunc
 	ended chan struct{}
 	err   error
@@ -57,14 +61,16 @@ func (p *InProcess) Start(env mps.Environment) (mps.Daemon, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	ctx, kill := context.WithCancel(context.Background())
-	g := &goroutine{Servers: p.Servers, kill: kill, ended: make(chan struct{})}
+	g := &goroutine{Servers: p.Servers, Output: mps.NewOutput(slog.New(slog.DiscardHandler)), kill: kill, ended: make(chan struct{})}
 	if p.daemons == nil {
 		p.daemons = map[string]*goroutine{}
 	}
 	p.daemons[env.Pipe] = g
+	started := environment(env)
+	started.MultiUser = p.MultiUser
 	go func() {
 		defer close(g.ended)
-		g.err = serve(ctx, environment(env), g)
+		g.err = serve(ctx, started, g, g.Output)
 	}()
 	return g, nil
 }

@@ -6,11 +6,19 @@
 // directory that is missing, a socket path that is too long, more clients than a server takes.
 // What the real one says to a command that it does not know is not documented.
 //
+// Limits of memory are kept by the name of the device that they were set with, and told by that alone
+// (NVIDIA's MPS documentation). A server takes those set by ordinal; by UUID they have no effect
+// (k8s-device-plugin#572).
+//
 // A CUDA program is a connection (Connect): it starts the server, as the real one does at the
-// first client, and counts as a client until it is closed. Nothing is computed.
+// first client, and counts as a client until it is closed. Nothing is computed. A server serves one
+// user, or with -M all as root: a client of another one waits until the clients before it have gone,
+// and the daemon starts another server for it. A server whose user cannot enter the pipe directory
+// ends (bottlerocket#4673).
 //
 // For tests a file named fault in the log directory makes a daemon refuse to start (refuse),
-// answer nothing (hang), end without a word (die), or not obey the command quit (stay).
+// answer nothing (hang), end without a word (die), not obey the command quit (stay), or take no
+// limits (deaf).
 package simmps
 
 import (
@@ -19,6 +27,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -43,7 +52,11 @@ const (
 var errNone = errors.New("Cannot find MPS control daemon process") //nolint:staticcheck // As NVIDIA's program says it.
 
 // Environment are the variables of the same names.
-type Environment struct{ Device, Pipe, Log string }
+type Environment struct {
+	Device, Pipe, Log string
+	// MultiUser is the option -M.
+	MultiUser bool
+}
 
 // Servers are the nvidia-cuda-mps-server processes of a daemon.
 type Servers interface {
@@ -67,27 +80,34 @@ func (e Environment) socket() string { return filepath.Join(e.Pipe, "control") }
 type daemon struct {
 	env     Environment
 	servers Servers
+	out     io.Writer
 	quit    context.CancelFunc
 
 	mu         sync.Mutex
 	percentage float64
-	memory     map[string]string
-	server     *server
+	// memory has the limits by what they were set with.
+	memory map[string]string
+	server *server
+	// queue are the clients that wait for another server; changed is closed when one may go on.
+	queue   []*waiting
+	changed chan struct{}
 }
 
 // server has the limits that the daemon had when it was started, or was told for it later.
 type server struct {
-	pid        int
+	pid, user  int
 	percentage float64
 	memory     map[string]string
 	clients    []int
 }
 
+type waiting struct{ pid, user int }
+
 var errDied = errors.New("killed")
 
 // serve is the daemon until it is told to quit, dies by a fault or ctx ends, which is as if it
 // were killed: its files stay.
-func serve(ctx context.Context, env Environment, servers Servers) error {
+func serve(ctx context.Context, env Environment, servers Servers, out io.Writer) error {
 	if env.fault() == "refuse" {
 		return errors.New("Cannot start MPS control daemon: the test wants it so") //nolint:staticcheck // As NVIDIA's program says it.
 	}
@@ -121,7 +141,7 @@ func serve(ctx context.Context, env Environment, servers Servers) error {
 	}
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	d := &daemon{env: env, servers: servers, percentage: 100, memory: map[string]string{}}
+	d := &daemon{env: env, servers: servers, out: out, percentage: 100, memory: map[string]string{}, changed: make(chan struct{})}
 	quit, done := context.WithCancel(ctx)
 	d.quit = done
 	var group sync.WaitGroup
@@ -175,48 +195,140 @@ func (d *daemon) handle(ctx context.Context, connection net.Conn) {
 		<-ctx.Done()
 		return
 	}
-	if text, is := strings.CutPrefix(lines.Text(), "client "); is {
-		pid, _ := strconv.Atoi(text)
-		s, err := d.addClient(pid)
-		if err != nil {
-			_, _ = fmt.Fprintf(connection, "error %v\n", err)
-			return
-		}
-		_, _ = fmt.Fprintf(connection, "ok %d %g %s\n", s.pid, s.percentage, s.memory[d.env.Device])
-		lines.Scan() // Until it is closed.
-		d.removeClient(s, pid)
+	var pid, user int
+	if n, _ := fmt.Sscanf(lines.Text(), "client %d %d", &pid, &user); n == 2 {
+		ctx, gone := context.WithCancel(ctx)
+		defer gone()
+		go func() {
+			lines.Scan() // Until it is closed.
+			gone()
+		}()
+		d.serveClient(ctx, connection, pid, user)
 		return
 	}
 	_, _ = io.WriteString(connection, d.command(strings.Fields(lines.Text())))
 }
 
-func (d *daemon) addClient(pid int) (server, error) {
+// serveClient serves a client until ctx ends.
+func (d *daemon) serveClient(ctx context.Context, connection net.Conn, pid, user int) {
+	s, err := d.addClient(ctx, pid, user)
+	if err != nil {
+		_, _ = fmt.Fprintf(connection, "error %v\n", err)
+		return
+	}
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.server == nil {
-		serverPID, err := d.servers.Start(d.env.Device)
-		if err != nil {
-			return server{}, err
-		}
-		d.server = &server{pid: serverPID, percentage: d.percentage, memory: d.memory}
-	}
-	if len(d.server.clients) == MaxClients {
-		return server{}, fmt.Errorf("the server has %d clients already", MaxClients)
-	}
-	if err := d.servers.AddClient(d.env.Device, pid); err != nil {
-		return server{}, err
-	}
-	d.server.clients = append(d.server.clients, pid)
-	return *d.server, nil
+	answer := fmt.Sprintf("ok %d %g %s\n", s.pid, s.percentage, s.memory[ordinal])
+	d.mu.Unlock()
+	_, _ = io.WriteString(connection, answer)
+	<-ctx.Done()
+	d.removeClient(s, pid)
 }
 
-func (d *daemon) removeClient(s server, pid int) {
+// say says a line in the words of a daemon of R595.
+func (d *daemon) say(format string, values ...any) {
+	now := time.Now().UTC().Format("2006-01-02 15:04:05.000")
+	_, _ = fmt.Fprintf(d.out, "[%s Control %5d] %s\n", now, os.Getpid(), fmt.Sprintf(format, values...))
+}
+
+// addClient waits for a server of the user.
+func (d *daemon) addClient(ctx context.Context, pid, user int) (*server, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.env.MultiUser {
+		user = 0
+	}
+	me := &waiting{pid: pid, user: user}
+	if d.server != nil && d.server.user == user && len(d.queue) == 0 {
+		d.say("NEW CLIENT %d from user %d: Server already exists", pid, user)
+	} else {
+		d.say("NEW CLIENT %d from user %d: Server is not ready, push client to pending list", pid, user)
+	}
+	d.queue = append(d.queue, me)
+	defer func() {
+		d.queue = slices.DeleteFunc(d.queue, func(w *waiting) bool { return w == me })
+		d.tellChange()
+	}()
+	for d.queue[0] != me || d.server != nil && d.server.user != user && len(d.server.clients) > 0 {
+		changed := d.changed
+		d.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+		d.mu.Lock()
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+	}
+	if err := d.haveServer(user); err != nil {
+		return nil, err
+	}
+	if len(d.server.clients) == MaxClients {
+		return nil, fmt.Errorf("the server has %d clients already", MaxClients)
+	}
+	if err := d.servers.AddClient(d.env.Device, pid); err != nil {
+		return nil, err
+	}
+	d.server.clients = append(d.server.clients, pid)
+	return d.server, nil
+}
+
+// haveServer starts a server for the user, instead of another user's.
+func (d *daemon) haveServer(user int) error {
+	if d.server != nil && d.server.user == user {
+		return nil
+	}
+	if d.server != nil {
+		d.servers.Stop(d.env.Device, d.server.pid)
+		d.say("Server %d exited with status 0", d.server.pid)
+		d.server = nil
+	}
+	pid, err := d.servers.Start(d.env.Device)
+	if err != nil {
+		return err
+	}
+	d.say("Starting new server %d for user %d", pid, user)
+	if err := mayEnter(d.env.Pipe, user); err != nil {
+		d.servers.Stop(d.env.Device, pid)
+		d.say("Server %d exited with status 1", pid)
+		return err
+	}
+	d.server = &server{pid: pid, user: user, percentage: d.percentage, memory: maps.Clone(d.memory)}
+	d.say("NEW SERVER %d: Ready", pid)
+	return nil
+}
+
+// mayEnter says whether the user, of no group and not root, may enter the directory and its parents.
+func mayEnter(dir string, user int) error {
+	for ; user != 0; dir = filepath.Dir(dir) {
+		info, err := os.Stat(dir)
+		if err != nil {
+			return err
+		}
+		if info.Mode()&0o001 == 0 && info.Sys().(*syscall.Stat_t).Uid != uint32(user) {
+			return fmt.Errorf("user %d may not enter %s", user, dir)
+		}
+		if dir == filepath.Dir(dir) {
+			break
+		}
+	}
+	return nil
+}
+
+func (d *daemon) removeClient(s *server, pid int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.servers.RemoveClient(d.env.Device, pid)
-	if at := slices.Index(d.server.clients, pid); at >= 0 {
-		d.server.clients = slices.Delete(d.server.clients, at, at+1)
+	if at := slices.Index(s.clients, pid); at >= 0 {
+		s.clients = slices.Delete(s.clients, at, at+1)
 	}
+	d.tellChange()
+}
+
+// tellChange is called with the lock.
+func (d *daemon) tellChange() {
+	close(d.changed)
+	d.changed = make(chan struct{})
 }
 
 // command is what the daemon says to a command of the manual.
@@ -259,41 +371,35 @@ func (d *daemon) command(words []string) string {
 	case name == "get_default_active_thread_percentage":
 		return percent(d.percentage)
 	case name == "set_default_active_thread_percentage" && len(words) == 1:
-		return setPercentage(&d.percentage, words[0])
+		return d.setPercentage(&d.percentage, words[0])
 	case name == "get_active_thread_percentage" && of(1) != nil:
 		return percent(d.server.percentage)
 	case name == "set_active_thread_percentage" && of(2) != nil:
-		return setPercentage(&d.server.percentage, words[1])
+		return d.setPercentage(&d.server.percentage, words[1])
 	case name == "get_default_device_pinned_mem_limit" && len(words) == 1:
-		return fmt.Sprintln(shown(d.memory[d.device(words[0])]))
+		return fmt.Sprintln(shown(d.memory[words[0]]))
 	case name == "set_default_device_pinned_mem_limit" && len(words) == 2:
-		return d.setMemory(&d.memory, words[0], words[1])
+		return d.setMemory(d.memory, words[0], words[1])
 	case name == "get_device_pinned_mem_limit" && of(2) != nil:
-		return fmt.Sprintln(shown(d.server.memory[d.device(words[1])]))
+		return fmt.Sprintln(shown(d.server.memory[words[1]]))
 	case name == "set_device_pinned_mem_limit" && of(3) != nil:
-		return d.setMemory(&d.server.memory, words[1], words[2])
+		return d.setMemory(d.server.memory, words[1], words[2])
 	}
 	return "Invalid command\n"
 }
 
-// device is the UUID of a device that may be named by the ordinal that the daemon sees.
-func (d *daemon) device(name string) string {
-	if name == "0" {
-		return d.env.Device
-	}
-	return name
-}
+// ordinal is the only device that a daemon sees.
+const ordinal = "0"
 
-func (d *daemon) setMemory(limits *map[string]string, device, value string) string {
-	device = d.device(device)
+// setMemory does not look whether there is such a device.
+func (d *daemon) setMemory(limits map[string]string, device, value string) string {
 	number, unit := strings.TrimRight(value, "GM"), value[max(0, len(value)-1):]
 	if n, err := strconv.ParseUint(number, 10, 32); err != nil || n == 0 || unit != "G" && unit != "M" || len(number)+1 != len(value) {
 		return "Invalid device pinned memory limit\n"
 	}
-	if device != d.env.Device {
-		return "Invalid device\n"
+	if d.env.fault() != "deaf" {
+		limits[device] = value
 	}
-	*limits = map[string]string{device: value} // The only one; a server keeps the old map.
 	return ""
 }
 
@@ -309,12 +415,14 @@ func shown(limit string) string {
 
 func percent(value float64) string { return fmt.Sprintf("%.1f\n", value) }
 
-func setPercentage(value *float64, text string) string {
+func (d *daemon) setPercentage(value *float64, text string) string {
 	n, err := strconv.ParseFloat(text, 64)
 	if err != nil || n <= 0 || n > 100 {
 		return "Invalid active thread percentage\n"
 	}
-	*value = n
+	if d.env.fault() != "deaf" {
+		*value = n
+	}
 	return percent(n)
 }
 
@@ -352,6 +460,11 @@ type Client struct {
 // Connect connects to the daemon of the pipe directory, as CUDA does when a program begins to
 // use a GPU, for the process. Close ends that.
 func Connect(ctx context.Context, pipe string, pid int) (*Client, error) {
+	return ConnectAs(ctx, pipe, pid, os.Getuid())
+}
+
+// ConnectAs connects for a process of the user, and waits for a server that serves that.
+func ConnectAs(ctx context.Context, pipe string, pid, user int) (*Client, error) {
 	connection, err := (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(pipe, "control"))
 	if err != nil {
 		return nil, err
@@ -359,7 +472,7 @@ func Connect(ctx context.Context, pipe string, pid int) (*Client, error) {
 	stop := context.AfterFunc(ctx, func() { _ = connection.Close() })
 	defer stop()
 	c := &Client{Conn: connection}
-	_, _ = fmt.Fprintf(connection, "client %d\n", pid)
+	_, _ = fmt.Fprintf(connection, "client %d %d\n", pid, user)
 	line, err := bufio.NewReader(connection).ReadString('\n')
 	if text, refused := strings.CutPrefix(line, "error "); refused {
 		err = errors.New(strings.TrimSpace(text))
@@ -382,9 +495,10 @@ func Main(ctx context.Context, arguments []string, stdin io.Reader, stdout, stde
 	case serverArgument:
 		<-ctx.Done()
 		return 0
-	case "-f":
+	case "-f", "-f -M":
+		env.MultiUser = len(arguments) > 1
 		_, _ = fmt.Fprintf(stdout, "Starting control daemon using socket %s\n", env.socket())
-		if err := serve(ctx, env, &processes{}); err != nil {
+		if err := serve(ctx, env, &processes{}, stdout); err != nil {
 			_, _ = fmt.Fprintln(stderr, err)
 			return 1
 		}
@@ -400,7 +514,7 @@ func Main(ctx context.Context, arguments []string, stdin io.Reader, stdout, stde
 		}
 		return 0
 	}
-	_, _ = fmt.Fprintf(stderr, "usage: nvidia-cuda-mps-control [-f]\n")
+	_, _ = fmt.Fprintf(stderr, "usage: nvidia-cuda-mps-control [-f] [-M]\n")
 	return 1
 }
 

@@ -44,6 +44,8 @@ type simGPU struct {
 	// driver advises to do with the GPU.
 	binding  uint64
 	recovery uint32
+	// fabric is its place in the fabric of NVLinks.
+	fabric nvml.FabricInfo
 	// mig is the mode now, migPending the one after the next reset.
 	mig, migPending bool
 	// computeMode and timeSlice are lost with a reset.

@@ -34,6 +34,18 @@ func (n *Node) advise(g *simGPU, action uint32) {
 	}
 }
 
+// SetFabric sets the GPU's place in the fabric of NVLinks, which has no event.
+func (n *Node) SetFabric(gpu int, fabric nvml.FabricInfo) error {
+	return n.change(gpu, func(g *simGPU) { g.fabric = fabric })
+}
+
+// SetReady sets the ready state of confidential computing.
+func (n *Node) SetReady(state uint32) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.ready = state
+}
+
 // Unavailable has the GPU report that it is unavailable, as an event.
 func (n *Node) Unavailable(gpu int) error {
 	return n.change(gpu, func(g *simGPU) {
@@ -114,6 +126,9 @@ func (n *Node) resetUnused(g *simGPU) error {
 
 func (n *Node) reset(g *simGPU) {
 	g.lost, g.recovery = false, nvml.RecoverNone
+	if g.fabric.State != nvml.FabricNotSupported { // As after a rebind (dra-driver-nvidia-gpu#1276).
+		g.fabric = nvml.FabricInfo{State: nvml.FabricInProgress}
+	}
 	g.temperature = normalTemperature
 	g.meter.read()
 	g.meter.milliwatts = normalPower

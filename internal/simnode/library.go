@@ -76,12 +76,25 @@ func (n driver) DeviceGetPciInfo(d nvml.Device) (nvml.PCIInfo, error) {
 // display3D is the PCI class of a GPU without a display, as all models here are.
 const display3D = 0x030200
 
-// DeviceGetGpuFabricInfo: no simulated machine is part of a fabric of several.
+// DeviceGetGpuFabricInfo tells what SetFabric has set. A GPU with a fabric joins it anew after a reset.
 func (n driver) DeviceGetGpuFabricInfo(d nvml.Device) (nvml.FabricInfo, error) {
-	if n.gpu(d).Architecture < nvml.Hopper {
+	if n.gpu(d).Architecture < nvml.Hopper || n.node.is(oldDriver) {
 		return nvml.FabricInfo{}, nvml.NotSupported
 	}
-	return nvml.FabricInfo{Cluster: "00000000-0000-0000-0000-000000000000"}, nil
+	info := n.gpu(d).fabric
+	info.Cluster = "00000000-0000-0000-0000-000000000000"
+	return info, nil
+}
+
+// SystemGetConfComputeState is on in the world confidential.
+func (n driver) SystemGetConfComputeState() (bool, error) { return n.node.is("confidential"), nil }
+
+// SystemGetConfComputeGpusReadyState is what SetReady has set.
+func (n driver) SystemGetConfComputeGpusReadyState() (uint32, error) {
+	if !n.node.is("confidential") {
+		return 0, nvml.NotSupported
+	}
+	return n.node.ready, nil
 }
 
 func (n driver) DeviceGetName(d nvml.Device) (string, error) {

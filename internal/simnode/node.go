@@ -41,6 +41,8 @@ type Node struct {
 	// number of servers ever started.
 	mps         map[int]mpsRole
 	serversMade int
+	// ready is the ready state of confidential computing.
+	ready uint32
 	// eventsChanged is closed and replaced whenever an EventSetWait may return.
 	eventsChanged chan struct{}
 }

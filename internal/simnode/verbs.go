@@ -73,6 +73,19 @@ func Verbs() []Verb {
 		{"advise", "have the driver ask for a recovery action of a GPU", []Argument{gpuArgument, {
 			Name: "action", Usage: "none, reset, reboot, drain-p2p, drain-and-reset, imex, bus-reset, system-reboot, or another number of NVML's", Positional: true, parse: parseRecovery,
 		}}, func(n *Node, v values) error { return n.Advise(v.number("gpu"), uint32(v.number("action"))) }},
+		{"fabric", "set how far a GPU is in joining its fabric of NVLinks", []Argument{gpuArgument,
+			{Name: "state", Usage: "NVML's number: 0 not supported, 1 not started, 2 in progress, 3 completed", Positional: true, parse: parseNumber},
+			{Name: "status", Usage: "with which code that ended; 0 when left out", Optional: true, absent: 0, parse: parseNumber},
+			{Name: "summary", Usage: "NVML's number of the health summary: 1 healthy, 2 unhealthy, 3 limited capacity; 0 when left out", Optional: true, absent: 0, parse: parseNumber},
+		}, func(n *Node, v values) error {
+			return n.SetFabric(v.number("gpu"), nvml.FabricInfo{State: v.number("state"), Status: nvml.Return(v.number("status")), HealthSummary: v.number("summary")})
+		}},
+		{"ready", "set the ready state of confidential computing", []Argument{
+			{Name: "state", Usage: "0 not ready, 1 ready", Positional: true, parse: parseNumber},
+		}, func(n *Node, v values) error {
+			n.SetReady(uint32(v.number("state")))
+			return nil
+		}},
 		{"unavailable", "make a GPU report that it is unavailable", []Argument{gpuArgument}, onGPU((*Node).Unavailable)},
 		{"lose", "make a GPU fall off the bus", []Argument{gpuArgument}, onGPU((*Node).Lose)},
 		{"heal", "reset a GPU, which repairs everything and takes its partitions away", []Argument{gpuArgument}, onGPU((*Node).Heal)},

@@ -51,6 +51,17 @@ func TestDo(t *testing.T) {
 				t.Errorf("action %d, %v, events %+v", action, err, events)
 			}
 		}},
+		{"fabric", arguments{"gpu": "1", "state": "3", "status": "999", "summary": "2"}, func(t *testing.T, n *simnode.Node, _ []nvml.Event) {
+			fabric, err := n.DeviceGetGpuFabricInfo(device(t, n, 1))
+			if !errors.Is(err, nvml.NotSupported) { // It is no H100.
+				t.Errorf("fabric %+v, %v", fabric, err)
+			}
+		}},
+		{"ready", arguments{"state": "1"}, func(t *testing.T, n *simnode.Node, _ []nvml.Event) {
+			if ready, err := n.SystemGetConfComputeGpusReadyState(); !errors.Is(err, nvml.NotSupported) {
+				t.Errorf("ready state %d, %v", ready, err)
+			}
+		}},
 		{"unavailable", arguments{"gpu": "1"}, func(t *testing.T, _ *simnode.Node, events []nvml.Event) {
 			if len(events) != 1 || events[0].Type != nvml.EventGPUUnavailable {
 				t.Errorf("events %+v", events)

@@ -98,6 +98,15 @@ func hasOpen(proc fs.FS, pid, name string, left *int) (bool, error) {
 	return false, nil
 }
 
+// Describe is a process in words, "" for one that has ended.
+func Describe(proc fs.FS, pid int) string {
+	text := strconv.Itoa(pid)
+	if _, err := fs.Stat(proc, text); err != nil {
+		return ""
+	}
+	return describe(proc, text)
+}
+
 // describe is a process's name, as far as the kernel keeps it, with its ID and its pod's.
 func describe(proc fs.FS, pid string) string {
 	name, _ := fs.ReadFile(proc, pid+"/comm")

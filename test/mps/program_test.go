@@ -4,6 +4,7 @@ package mps_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -60,7 +61,8 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(filepath.Join(dir, "mps"), 0o700); err != nil {
+	// Servers of any user enter both.
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Mkdir(filepath.Join(dir, "mps"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	w := &world{

@@ -107,6 +107,7 @@ migStrategy: null
 mofedEnabled: null
 mps:
     enabled: false
+    multiUser: false
     root: /run/nvidia/mps
 nameOverride: ""
 namespaceOverride: ""

@@ -22,6 +22,15 @@ func (l *library) SystemGetCudaDriverVersion() (int, error) {
 	return callLibrary(l, "SystemGetCudaDriverVersion", gonvml.Interface.SystemGetCudaDriverVersion)
 }
 
+func (l *library) SystemGetConfComputeState() (bool, error) {
+	state, err := callLibrary(l, "SystemGetConfComputeState", gonvml.Interface.SystemGetConfComputeState)
+	return state.CcFeature == gonvml.CC_SYSTEM_FEATURE_ENABLED, err
+}
+
+func (l *library) SystemGetConfComputeGpusReadyState() (uint32, error) {
+	return callLibrary(l, "SystemGetConfComputeGpusReadyState", gonvml.Interface.SystemGetConfComputeGpusReadyState)
+}
+
 func (l *library) DeviceGetCount() (int, error) {
 	return callLibrary(l, "DeviceGetCount", gonvml.Interface.DeviceGetCount)
 }
@@ -172,16 +181,37 @@ func (l *library) DeviceGetNvLinkRemotePciInfo(d nvml.Device, link int) (nvml.PC
 	})
 }
 
-// DeviceGetGpuFabricInfo asks by the call that the first drivers with fabrics have too.
+// DeviceGetGpuFabricInfo asks by the newest version of the call that the driver has. v4 has several
+// cliques, and tells no more of the GPU's health than v3.
 func (l *library) DeviceGetGpuFabricInfo(d nvml.Device) (nvml.FabricInfo, error) {
 	return callDevice(l, "DeviceGetGpuFabricInfo", d, func(d gonvml.Device) (nvml.FabricInfo, gonvml.Return) {
-		info, code := d.GetGpuFabricInfo()
-		id := info.ClusterUuid
-		return nvml.FabricInfo{
-			Cluster: fmt.Sprintf("%x-%x-%x-%x-%x", id[0:4], id[4:6], id[6:8], id[8:10], id[10:]), Clique: info.CliqueId,
-			Registered: info.State == gonvml.GPU_FABRIC_STATE_COMPLETED && gonvml.Return(info.Status) == gonvml.SUCCESS,
-		}, code
+		older := func(code gonvml.Return) bool {
+			return code == gonvml.ERROR_FUNCTION_NOT_FOUND || code == gonvml.ERROR_ARGUMENT_VERSION_MISMATCH
+		}
+		v3, code := d.GetGpuFabricInfoV().V3()
+		if !older(code) {
+			info := fabricInfo(v3.ClusterUuid, v3.CliqueId, v3.State, v3.Status)
+			info.HealthMask, info.HealthSummary = v3.HealthMask, int(v3.HealthSummary)
+			return info, code
+		}
+		v2, code := d.GetGpuFabricInfoV().V2()
+		if !older(code) {
+			info := fabricInfo(v2.ClusterUuid, v2.CliqueId, v2.State, v2.Status)
+			info.HealthMask = v2.HealthMask
+			return info, code
+		}
+		v1, code := d.GetGpuFabricInfo()
+		return fabricInfo(v1.ClusterUuid, v1.CliqueId, v1.State, v1.Status), code
 	})
+}
+
+func fabricInfo(id [16]uint8, clique uint32, state uint8, status uint32) nvml.FabricInfo {
+	return nvml.FabricInfo{
+		Cluster: fmt.Sprintf("%x-%x-%x-%x-%x", id[0:4], id[4:6], id[6:8], id[8:10], id[10:]),
+		Clique:  clique,
+		State:   int(state),
+		Status:  nvml.Return(status),
+	}
 }
 
 // place writes the bus ID from its parts: drivers before 390 fill in only a

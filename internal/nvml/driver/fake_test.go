@@ -198,6 +198,9 @@ func scan(t *testing.T, lib nvml.Library) []sharing.GPU {
 	return gpus
 }
 
+// joinedCluster is that of the second GPU's fabric.
+const joinedCluster = "ab000000-0000-0000-0000-0000000000cd"
+
 // old holds that a driver without newer calls is read, and that a call it does
 // not have is an answer and not the end of the process.
 func old(t *testing.T, lib nvml.Library) {
@@ -219,6 +222,10 @@ func old(t *testing.T, lib nvml.Library) {
 		if err := call(); !errors.Is(err, nvml.FunctionNotFound) {
 			t.Errorf("%s: %v, want FUNCTION_NOT_FOUND", name, err)
 		}
+	}
+	fabric, err := lib.DeviceGetGpuFabricInfo(gpu)
+	if want := (nvml.FabricInfo{Cluster: joinedCluster, Clique: 7, State: nvml.FabricCompleted}); fabric != want || err != nil {
+		t.Errorf("fabric %+v, %v, want %+v", fabric, err, want)
 	}
 	profile, err := lib.DeviceGetGpuInstanceProfileInfo(gpu, 0)
 	if want := (nvml.GPUInstanceProfile{ID: 19, Slices: 1, Instances: 7, MemoryMB: 4864, Engines: instanceEngines}); profile != want || err != nil {
@@ -257,6 +264,8 @@ func missing(lib nvml.Library, gpu nvml.Device) map[string]func() error {
 		"DeviceGetGpuInstances(19)":           func() error { _, err := lib.DeviceGetGpuInstances(gpu, 19); return err },
 		"DeviceGetTopologyCommonAncestor":     func() error { _, err := lib.DeviceGetTopologyCommonAncestor(gpu, gpu); return err },
 		"DeviceGetNvLinkState(17)":            func() error { _, err := lib.DeviceGetNvLinkState(gpu, 17); return err },
+		"SystemGetConfComputeState":           func() error { _, err := lib.SystemGetConfComputeState(); return err },
+		"SystemGetConfComputeGpusReadyState":  func() error { _, err := lib.SystemGetConfComputeGpusReadyState(); return err },
 		"DeviceGetNvLinkRemotePciInfo(0)":     func() error { _, err := lib.DeviceGetNvLinkRemotePciInfo(gpu, 0); return err },
 	}
 }
@@ -318,6 +327,20 @@ func renewed(t *testing.T, lib nvml.Library) {
 	}
 	if _, err := lib.DeviceGetFieldValues(gpu, 1); !errors.Is(err, nvml.NotSupported) {
 		t.Errorf("a field that the driver does not have: %v, want NOT_SUPPORTED", err)
+	}
+	fabric, err := lib.DeviceGetGpuFabricInfo(gpu)
+	if want := (nvml.FabricInfo{Cluster: joinedCluster, Clique: 7, State: nvml.FabricCompleted, HealthMask: 0xaa, HealthSummary: nvml.FabricHealthy}); fabric != want || err != nil {
+		t.Errorf("fabric %+v, %v, want %+v", fabric, err, want)
+	}
+	fabric, err = lib.DeviceGetGpuFabricInfo(first) // By version 2.
+	if fabric.State != nvml.FabricInProgress || fabric.HealthMask != 5 || err != nil {
+		t.Errorf("fabric of the first GPU %+v, %v", fabric, err)
+	}
+	if on, err := lib.SystemGetConfComputeState(); !on || err != nil {
+		t.Errorf("confidential computing %t, %v", on, err)
+	}
+	if ready, err := lib.SystemGetConfComputeGpusReadyState(); ready != nvml.ConfComputeReady || err != nil {
+		t.Errorf("ready state %d, %v", ready, err)
 	}
 	processes, err := lib.DeviceGetComputeRunningProcesses(first)
 	must(t, err)

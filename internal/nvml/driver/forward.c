@@ -26,6 +26,8 @@ typedef unsigned long long bits;
 	F(nvmlShutdown, (void), ()) \
 	F(nvmlSystemGetDriverVersion, (char *a, number b), (a, b)) \
 	F(nvmlSystemGetCudaDriverVersion, (int *a), (a)) \
+	F(nvmlSystemGetConfComputeState, (void *a), (a)) \
+	F(nvmlSystemGetConfComputeGpusReadyState, (void *a), (a)) \
 	F(nvmlDeviceGetCount, (number *a), (a)) \
 	F(nvmlDeviceGetCount_v2, (number *a), (a)) \
 	F(nvmlDeviceGetHandleByIndex, (number a, handle *b), (a, b)) \
@@ -66,6 +68,7 @@ typedef unsigned long long bits;
 	F(nvmlDeviceGetNvLinkRemotePciInfo, (handle a, number b, void *c), (a, b, c)) \
 	F(nvmlDeviceGetNvLinkRemotePciInfo_v2, (handle a, number b, void *c), (a, b, c)) \
 	F(nvmlDeviceGetGpuFabricInfo, (handle a, void *b), (a, b)) \
+	F(nvmlDeviceGetGpuFabricInfoV, (handle a, void *b), (a, b)) \
 	F(nvmlDeviceGetVirtualizationMode, (handle a, number *b), (a, b)) \
 	F(nvmlDeviceGetComputeMode, (handle a, number *b), (a, b)) \
 	F(nvmlDeviceSetComputeMode, (handle a, number b), (a, b)) \

@@ -36,7 +36,7 @@ typedef unsigned long long bits;
 
 enum {
 	SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 6, INSUFFICIENT_SIZE,
-	DRIVER_NOT_LOADED = 9, TIMEOUT, RESET_REQUIRED = 16, LIB_RM_VERSION_MISMATCH = 18, IN_USE, INSUFFICIENT_RESOURCES = 23, UNKNOWN = 999
+	DRIVER_NOT_LOADED = 9, TIMEOUT, RESET_REQUIRED = 16, LIB_RM_VERSION_MISMATCH = 18, IN_USE, INSUFFICIENT_RESOURCES = 23, ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999
 };
 
 #ifdef TROUBLE
@@ -349,6 +349,26 @@ int nvmlDeviceGetGpuFabricInfo(struct device *a, struct fabric *b)
 	*b = (struct fabric){{0xab, [15] = 0xcd}, 0, 7, 3};
 	return SUCCESS;
 }
+#ifdef NEW
+// Of GPU 0 an older version of the call, which has no driver for itself: that GPU has not joined.
+struct fabric2 { number version; unsigned char cluster[16]; int status; number clique; unsigned char state; number mask; };
+struct fabric3 { number version; unsigned char cluster[16]; int status; number clique; unsigned char state; number mask; unsigned char summary; };
+int nvmlDeviceGetGpuFabricInfoV(struct device *a, void *b)
+{
+	GPU;
+	number version = *(number *)b;
+	if (a->index == 0 && version == (sizeof(struct fabric2) | 2 << 24))
+		*(struct fabric2 *)b = (struct fabric2){version, {0xab}, 0, 0, 2, 5};
+	else if (a->index == 1 && version == (sizeof(struct fabric3) | 3 << 24))
+		*(struct fabric3 *)b = (struct fabric3){version, {0xab, [15] = 0xcd}, 0, 7, 3, 0xaa, 1};
+	else
+		return ARGUMENT_VERSION_MISMATCH;
+	return SUCCESS;
+}
+struct confidential { number environment, feature, tools; };
+int nvmlSystemGetConfComputeState(struct confidential *a) { *a = (struct confidential){0, 1, 0}; return SUCCESS; }
+int nvmlSystemGetConfComputeGpusReadyState(number *a) { *a = 1; return SUCCESS; }
+#endif
 struct instance { void *device; number id, profile, start, size; };
 int nvmlGpuInstanceGetInfo(struct device *a, struct instance *b)
 {

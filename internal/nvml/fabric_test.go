@@ -1,0 +1,162 @@
+package nvml_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/sharing"
+)
+
+const (
+	joins = "joins the fabric of NVLinks"
+	not   = "not in the fabric of NVLinks"
+	// probes is longer than it takes to see a change and to recover from it.
+	probes = time.Minute
+	// again is longer than recovering takes from what has come back once.
+	again = 6 * time.Minute
+)
+
+var (
+	completed = nvml.FabricInfo{State: nvml.FabricCompleted, HealthSummary: nvml.FabricHealthy}
+	progress  = nvml.FabricInfo{State: nvml.FabricInProgress}
+)
+
+func inFabric(t *testing.T) *simnode.Node {
+	t.Helper()
+	sim := simulate(t, "h100x2")
+	must(t, sim.SetWorld("fabric"))
+	return sim
+}
+
+// TestJoiningTheFabric holds that a GPU is offered when it has joined the fabric of NVLinks, not before,
+// and not after a reset until it has joined again; and that one that was offered and joins anew, without
+// a reset, is faulty only when that lasts.
+func TestJoiningTheFabric(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := inFabric(t)
+		w := watch(t, sim)
+		w.expect("at first", map[string]string{"0": joins, "1": joins})
+		must(t, sim.SetFabric(0, completed))
+		after(probes)
+		w.expect("when GPU 0 has joined", map[string]string{"1": joins})
+		after(5 * time.Minute)
+		w.expect("after five minutes", map[string]string{"1": not})
+		must(t, sim.SetFabric(1, completed))
+		after(probes)
+		w.expect("when GPU 1 has joined late", nil)
+
+		must(t, sim.SetFabric(1, progress))
+		after(4 * time.Minute)
+		w.expect("when GPU 1 joins anew", nil)
+		after(2 * time.Minute)
+		w.expect("when that lasts", map[string]string{"1": not})
+		must(t, sim.SetFabric(1, completed))
+		after(again)
+		w.expect("when it has joined again", nil)
+
+		must(t, sim.Heal(1))
+		after(probes)
+		w.expect("after a reset", map[string]string{"1": joins})
+		must(t, sim.SetFabric(1, completed))
+		after(probes)
+		w.expect("when it has joined after the reset", nil)
+
+		// Our own reset.
+		gpu := sim.GPUs()[0].UUID
+		if _, err := w.Release(context.Background(), gpu); err != nil || !isClosed(sim, 0) {
+			t.Fatalf("not released and reset: %v", err)
+		}
+		must(t, w.Restore(context.Background(), gpu, true))
+		after(probes)
+		w.expect("after our own reset", map[string]string{"0": joins})
+		must(t, sim.SetFabric(0, completed))
+		after(probes)
+		w.expect("in the end", nil)
+	})
+}
+
+// TestFabricFaults holds what is a fault of a GPU that has joined, in which words, and that nothing is
+// guessed of what nvml.h does not name.
+func TestFabricFaults(t *testing.T) {
+	for _, test := range []struct {
+		fabric nvml.FabricInfo
+		want   string
+	}{
+		{nvml.FabricInfo{}, ""},
+		{nvml.FabricInfo{State: nvml.FabricNotStarted}, joins},
+		{completed, ""},
+		{nvml.FabricInfo{State: nvml.FabricCompleted}, ""}, // Of a driver that tells no health.
+		{nvml.FabricInfo{State: nvml.FabricCompleted, HealthSummary: nvml.FabricLimitedCapacity}, ""},
+		{nvml.FabricInfo{State: nvml.FabricCompleted, Status: nvml.Unknown}, "did not join the fabric of NVLinks: UNKNOWN"},
+		{nvml.FabricInfo{State: nvml.FabricCompleted, HealthSummary: nvml.FabricUnhealthy}, "its fabric of NVLinks is unhealthy"},
+		{
+			nvml.FabricInfo{State: nvml.FabricCompleted, HealthSummary: nvml.FabricUnhealthy, HealthMask: 1 | 1<<2 | 1<<4 | 5<<8},
+			"its fabric of NVLinks is unhealthy: degraded bandwidth, unhealthy route, insufficient NVLinks",
+		},
+		{
+			nvml.FabricInfo{State: nvml.FabricCompleted, HealthSummary: nvml.FabricUnhealthy, HealthMask: 2 | 2<<4 | 9<<8},
+			"its fabric of NVLinks is unhealthy: configuration 9",
+		},
+		{nvml.FabricInfo{State: nvml.FabricCompleted, HealthSummary: 4}, "fabric of NVLinks: unknown health summary 4"},
+		{nvml.FabricInfo{State: 4}, "fabric of NVLinks: unknown state 4"},
+	} {
+		t.Run(fmt.Sprintf("%+v", test.fabric), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sim := inFabric(t)
+				must(t, sim.SetFabric(0, completed))
+				must(t, sim.SetFabric(1, test.fabric))
+				w := watch(t, sim)
+				want := map[string]string{}
+				if test.want != "" {
+					want["1"] = test.want
+				}
+				w.expect("at first", want)
+				if test.want == "" {
+					return
+				}
+				if n := len(w.Health().Transitions); n != 1 {
+					t.Errorf("%d changes of health, want one", n)
+				}
+				rules := sharing.DefaultHealthRules()
+				rules.IgnoreFabric = true
+				w.SetHealthRules(rules)
+				after(probes)
+				w.expect("when fabrics are ignored", nil)
+				w.SetHealthRules(sharing.DefaultHealthRules())
+				after(probes)
+				w.expect("when they no longer are", want)
+				must(t, sim.SetFabric(1, completed))
+				after(again)
+				w.expect("when it is over", nil)
+			})
+		})
+	}
+}
+
+// TestConfidentialComputing holds that no GPU is offered until the ready state is set, and none while an
+// operator has taken it back.
+func TestConfidentialComputing(t *testing.T) {
+	const notReady = "confidential computing: the ready state is not set"
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "h100x2")
+		must(t, sim.SetWorld("confidential"))
+		w := watch(t, sim)
+		for _, step := range []struct {
+			ready uint32
+			want  string
+		}{{0, notReady}, {1, ""}, {0, notReady}, {2, "confidential computing: unknown ready state 2"}, {1, ""}} {
+			sim.SetReady(step.ready)
+			after(again)
+			want := map[string]string{}
+			if step.want != "" {
+				want = map[string]string{"0": step.want, "1": step.want}
+			}
+			w.expect(fmt.Sprintf("in state %d", step.ready), want)
+		}
+	})
+}

@@ -177,6 +177,13 @@ func (g *gate) startClosing() {
 	}
 }
 
+// closeAll asks all sessions to end, and others to begin when they have.
+func (g *gate) closeAll() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.startClosing()
+}
+
 // stopClosing lets sessions begin again, unless that closing is over and maybe another one
 // under way.
 func (g *gate) stopClosing(closing chan struct{}) {

@@ -19,7 +19,7 @@ func busOf(gpu int) string { return "00000000:" + string("0123456789"[gpu]) + "7
 // isClosed says whether nothing has the GPU open: a driver resets it then. It is reset.
 func isClosed(sim *simnode.Node, gpu int) bool { return sim.ResetGPU(busOf(gpu)) == nil }
 
-// metering reads the use of the GPUs every five seconds, as the program does. At least so many are read.
+// metering reads the use of the GPUs every five seconds, as the program does. At least so many are read; with 0, it may fail.
 func metering(t *testing.T, w *watched, least int) {
 	t.Helper()
 	meter := nvml.NewMeter(w.Library())
@@ -28,7 +28,7 @@ func metering(t *testing.T, w *watched, least int) {
 	go func() {
 		defer close(ended)
 		for tick := time.NewTicker(5 * time.Second); ; {
-			if gpus, err := meter.Read(ctx); ctx.Err() == nil && (err != nil || len(gpus) < least) {
+			if gpus, err := meter.Read(ctx); ctx.Err() == nil && least > 0 && (err != nil || len(gpus) < least) {
 				t.Errorf("use of %d GPUs, %v", len(gpus), err)
 			}
 			select {

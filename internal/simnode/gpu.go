@@ -32,10 +32,12 @@ type simGPU struct {
 	// handle is the valid one: a reset makes a new one.
 	handle nvml.Device
 	// opened says that somebody has looked the GPU up since the driver was opened.
-	opened      bool
-	lost        bool
-	removed     bool
-	temperature int
+	opened bool
+	// lost says that it fell off the bus. healed says that it is back there since, which shows in a new
+	// session only.
+	lost, healed bool
+	removed      bool
+	temperature  int
 	// rows (from Ampere on) or pagesPending (before) is the state of the GPU's
 	// memory repair.
 	rows         nvml.RemappedRows

@@ -72,12 +72,13 @@ func (n *Node) Repair(gpu int) error {
 // every call for it or for its partitions is GPU_IS_LOST.
 func (n *Node) Lose(gpu int) error {
 	return n.change(gpu, func(g *simGPU) {
-		g.lost = true
+		g.lost, g.healed = true, false
 		n.wakeWaits()
 	})
 }
 
-// Heal resets the GPU. It then answers again, but only with new handles; its
+// Heal resets the GPU. It then answers again, but only with new handles, and if it was lost, only when
+// nobody has the driver open any more and it is opened again; its
 // temperature is normal, its memory is repaired, its processes are gone, a pending
 // MIG mode is in force unless that takes a Reboot, and the faults of InjectGPUFault
 // have ended. There is no event for a reset, as with real GPUs.
@@ -113,7 +114,8 @@ func (n *Node) resetUnused(g *simGPU) error {
 }
 
 func (n *Node) reset(g *simGPU) {
-	g.lost, g.recovery = false, nvml.RecoverNone
+	g.healed = g.lost && n.opened > 0
+	g.lost, g.recovery = g.healed, nvml.RecoverNone
 	g.temperature = normalTemperature
 	g.meter.read()
 	g.meter.milliwatts = normalPower
@@ -244,7 +246,7 @@ func (n *Node) gpuToAdd(key string) (*simGPU, error) {
 		}
 		g := n.removed[last]
 		n.removed = n.removed[:last]
-		g.removed = false
+		g.lost, g.removed = false, false
 		n.bind(g)
 		n.reset(g)
 		g.load()

@@ -82,6 +82,7 @@ func (n *Node) Reboot() {
 	for _, g := range n.gpus {
 		g.mig = g.migPending && g.Architecture < nvml.Hopper
 		g.migPending = g.mig
+		g.lost = false
 		n.reset(g)
 		g.load()
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/virgate/virgate/internal/drapath"
@@ -89,12 +90,13 @@ func newPaths(a *agent) *drapath.Paths {
 
 func newReleases(a *agent) *release.Manager {
 	return release.New(release.Options{
-		Driver:  a.Releases,
-		Devices: a.Plugin,
-		Layouts: a.mig,
-		GPUs:    func() []sharing.GPU { return a.state.Load().gpus },
-		Serving: a.serving.Load,
-		Users:   a.usersOf,
+		Driver:   a.Releases,
+		Devices:  a.Plugin,
+		Layouts:  a.mig,
+		GPUs:     func() []sharing.GPU { return a.state.Load().gpus },
+		Serving:  a.serving.Load,
+		Users:    a.usersOf,
+		OpenedBy: a.openedBy,
 		MIGReset: func() bool {
 			profile := a.state.Load().profile
 			return profile != nil && profile.Profile.MIG.Reset
@@ -222,6 +224,19 @@ func (a *agent) pathInputs() drapath.Inputs {
 		inputs.Profile = &s.profile.Profile
 	}
 	return inputs
+}
+
+// openedBy says who keeps a GPU open that nobody should use any more.
+func (a *agent) openedBy(ctx context.Context, gpu string) string {
+	if users := a.usersOf(ctx, gpu); len(users) > 0 {
+		return ": " + strings.Join(users, ", ")
+	}
+	gpus := a.state.Load().gpus
+	i := slices.IndexFunc(gpus, func(g sharing.GPU) bool { return g.UUID == gpu })
+	if a.OpenedBy == nil || i < 0 || gpus[i].Minor < 0 {
+		return ""
+	}
+	return ", by a program that is in no list of the driver" + a.OpenedBy(gpus[i].Minor)
 }
 
 // usersOf are the pods, claims and processes that use the GPU, or why that is not known.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/release"
+	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -285,12 +286,13 @@ func TestResetCutShort(t *testing.T) {
 // TestReleaseReset holds the order of a reset, and that the GPU comes back in any case.
 func TestReleaseReset(t *testing.T) {
 	t.Parallel()
-	f := &fakeReleaser{fail: map[string]error{"reset 00000000:07:00.0": errors.New("in use by another client")}}
+	f := &fakeReleaser{fail: map[string]error{"reset 00000000:07:00.0": fmt.Errorf("%w by another client", mig.ErrInUse)}}
 	r := releasing(t, f, true)
+	r.agent.OpenedBy = func(minor int) string { return fmt.Sprintf(": dcgm (PID 812) has %d", minor) }
 	r.shows(8)
 	r.tell(http.MethodPost, "/gpu/reset?gpu=0&for=1h")
 	r.awaitRelease("with a problem", func(r release.Release) bool {
-		return r.State == release.Restored && !r.WasReset && r.Problem == "in use by another client"
+		return r.State == release.Restored && !r.WasReset && r.Problem == "in use by another client, by a program that is in no list of the driver: dcgm (PID 812) has 0"
 	})
 	r.shows(8)
 	r.tell(http.MethodPost, "/gpu/reset?gpu=0&for=1h")

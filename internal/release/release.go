@@ -43,7 +43,7 @@ type Release struct {
 	// Text.
 	Pause bool   `json:"pause,omitempty"`
 	Why   string `json:"why,omitempty"`
-	// WasReset says that it did, Problem why it could not.
+	// WasReset says that it did, Problem why it could not, or what was not to be had after it.
 	WasReset bool   `json:"wasReset,omitempty"`
 	Problem  string `json:"problem,omitempty"`
 }
@@ -114,8 +114,11 @@ type Driver struct {
 		Save(list []Release) error
 	}
 	// Reset resets the GPU with that PCI bus ID, which nobody has open. It returns within minutes,
-	// and soon after ctx ends. Nil where that is not allowed.
+	// and soon after ctx ends. An error that somebody has it open all the same is mig.ErrInUse. Nil where
+	// that is not allowed.
 	Reset func(ctx context.Context, pciBusID string) error
+	// Persistence is nil where nobody can turn it off and on.
+	Persistence *Persistence
 }
 
 // Devices are the devices of the device plugin.
@@ -145,6 +148,9 @@ type Options struct {
 	Users func(ctx context.Context, gpu string) []string
 	// Used says that pods or claims have devices, of whatever GPU.
 	Used func(ctx context.Context) bool
+	// OpenedBy says who has the GPU open that nobody may have open, as the end of a sentence; nil where nobody
+	// knows.
+	OpenedBy func(ctx context.Context, gpu string) string
 	// MPS says that an MPS daemon may have the GPU or a partition of it open.
 	MPS func(gpu string) bool
 	// MIGReset says that the profile has GPUs reset whose MIG mode waits for that.
@@ -163,6 +169,7 @@ type Manager struct {
 	Options
 	mu   sync.Mutex
 	gpus map[string]*release
+	off  []PersistenceOff
 	// wake has room to tell Run that there is a new one.
 	wake chan struct{}
 }
@@ -205,6 +212,9 @@ func (m *Manager) Load(ctx context.Context) {
 	used := pause.Any() && m.Used(ctx)
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.Persistence != nil {
+		m.loadOff()
+	}
 	paused := pause.Any()
 	for _, r := range kept {
 		if r.Pause && known && !pause.Any() {
@@ -264,6 +274,9 @@ func (m *Manager) FollowPause(ctx context.Context, begins <-chan struct{}) error
 func (m *Manager) Run(ctx context.Context) error {
 	var group sync.WaitGroup
 	defer group.Wait()
+	if m.Persistence != nil {
+		group.Go(func() { m.keepPersistence(ctx) })
+	}
 	for {
 		m.followPause(ctx)
 		m.mu.Lock()
@@ -432,18 +445,19 @@ func (m *Manager) run(ctx context.Context, r *release) {
 			}
 			m.set(r, func(r *Release) { r.State, r.DriverIndex, r.Waits = now.State, index, waits })
 		case now.Reset:
-			err := m.Reset(ctx, now.PCIBusID)
-			if err != nil && ctx.Err() != nil {
+			wasReset, err := m.resetGPU(ctx, now)
+			if !wasReset && err != nil && ctx.Err() != nil {
 				return // The next run resets it.
 			}
 			pause = 0
-			if err != nil {
-				log.Error("GPU not reset", "error", err)
-			} else {
+			if wasReset {
 				log.Info("GPU reset")
 			}
+			if err != nil {
+				log.Error("reset of a GPU", "done", wasReset, "error", err)
+			}
 			m.set(r, func(r *Release) {
-				r.Reset, r.WasReset, r.Problem, r.Until = false, err == nil, message(err), time.Now()
+				r.Reset, r.WasReset, r.Problem, r.Until = false, wasReset, message(err), time.Now()
 			})
 		}
 		select {

@@ -37,7 +37,9 @@ type simGPU struct {
 	// session only.
 	lost, healed bool
 	removed      bool
-	temperature  int
+	// persistence says that the GPU is in persistence mode, by which the driver keeps it open.
+	persistence bool
+	temperature int
 	// rows (from Ampere on) or pagesPending (before) is the state of the GPU's
 	// memory repair.
 	rows         nvml.RemappedRows
@@ -113,7 +115,7 @@ func (n *Node) newGPU(m model, numaNode int) *simGPU {
 	g := &simGPU{
 		model: m, ordinal: n.gpusMade, deviceMinor: n.gpusMade ^ 1, numaNode: numaNode, geometry: m.geometry(),
 		uuid: "GPU-" + nameUUID(fmt.Sprintf("%s/gpu/%d", n.name, n.gpusMade)), temperature: normalTemperature,
-		meter: meter{milliwatts: normalPower, at: now()}, errors: map[nvml.MemoryErrorCounter]uint64{},
+		persistence: n.is("persistence"), meter: meter{milliwatts: normalPower, at: now()}, errors: map[nvml.MemoryErrorCounter]uint64{},
 	}
 	n.gpusMade++
 	n.bind(g)

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -88,7 +89,7 @@ func (n *Node) Heal(gpu int) error { return n.change(gpu, n.reset) }
 
 // ResetGPU plays nvidia-smi --gpu-reset of the GPU with that PCI bus ID, and does what Heal
 // does. It is refused while anybody has the GPU open, such as a program that has looked it up
-// and not closed the driver since; in a virtual machine that cannot reset it; and for a lost
+// and not closed the driver since, or while it is in persistence mode; in a virtual machine that cannot reset it; and for a lost
 // GPU, which takes a Reboot.
 func (n *Node) ResetGPU(busID string) error {
 	n.mu.Lock()
@@ -106,8 +107,8 @@ func (n *Node) resetUnused(g *simGPU) error {
 		return fmt.Errorf("unable to determine the device handle for GPU %s: GPU is lost. Reboot the system to recover this GPU", g.busID())
 	case n.is("passthrough"):
 		return fmt.Errorf("resetting GPU %s is not supported", g.busID())
-	case g.opened || len(g.allProcesses()) > 0 || n.is("client"):
-		return fmt.Errorf("the following GPUs could not be reset: GPU %s: In use by another client", g.busID())
+	case g.opened || g.persistence || len(g.allProcesses()) > 0 || n.is("client"):
+		return fmt.Errorf("%w: the following GPUs could not be reset: GPU %s: In use by another client", mig.ErrInUse, g.busID())
 	}
 	n.reset(g)
 	return nil
@@ -133,6 +134,31 @@ func (n *Node) reset(g *simGPU) {
 	g.instances = nil
 	n.faults = slices.DeleteFunc(n.faults, func(f *injectedFault) bool { return f.gpu == g })
 	n.renewHandles(g)
+}
+
+// Persistence plays nvidia-smi --query-gpu=persistence_mode for the GPU with that PCI bus ID.
+func (n *Node) Persistence(busID string) (on bool, err error) {
+	err = n.changeMode(busID, func(g *simGPU) { on = g.persistence })
+	return on, err
+}
+
+// SetPersistence plays nvidia-smi -pm for the GPU with that PCI bus ID.
+func (n *Node) SetPersistence(busID string, on bool) error {
+	if !n.MayChangeMIG() {
+		return fmt.Errorf("unable to set persistence mode for GPU %s: Insufficient Permissions", busID)
+	}
+	return n.changeMode(busID, func(g *simGPU) { g.persistence = on })
+}
+
+func (n *Node) changeMode(busID string, change func(*simGPU)) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	g := find(n.gpus, func(g *simGPU) bool { return g.busID() == busID })
+	if g == nil || g.lost {
+		return fmt.Errorf("no devices were found with the PCI bus ID %q", busID)
+	}
+	change(g)
+	return nil
 }
 
 // SetTimeSlice plays nvidia-smi compute-policy --set-timeslice for the GPU of that UUID. What

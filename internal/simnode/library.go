@@ -27,7 +27,9 @@ func (n driver) Shutdown() error {
 		for _, g := range slices.Concat(n.node.gpus, n.node.removed) {
 			g.opened = false
 			g.lost, g.healed = g.lost && !g.healed, false
-			g.computeMode, g.timeSlice = nvml.ComputeDefault, "" // No daemon keeps the GPU as it is.
+			if !g.persistence { // Nothing keeps the GPU as it is.
+				g.computeMode, g.timeSlice = nvml.ComputeDefault, ""
+			}
 			n.node.renewHandles(g)
 			for _, i := range g.instances {
 				n.node.newInstanceHandles(g, i)

@@ -21,18 +21,22 @@ import (
 //	no-subscription  this process has SYS_ADMIN in a container that is not privileged: it may open no
 //	               GPU instance's node, and so make and destroy no compute instance
 //	old-driver     the driver has no recovery action and no margin of temperature, and no events of the former
+//	persistence    the GPUs are in persistence mode, and no daemon that nvidia-smi reaches lets go of one
 //	other-module=VERSION  the loaded kernel module is of that version, and the libraries are not: the
 //	               driver cannot be opened
 func (n *Node) SetWorld(list string) error {
 	names := strings.Split(list, ",")
 	for _, name := range names {
 		kind, value, _ := strings.Cut(name, "=")
-		known := slices.Contains([]string{"unprivileged", "monitor-only", "passthrough", "own-pids", "moving-minors", "late-profiles", "no-subscription", oldDriver}, name)
+		known := slices.Contains([]string{"unprivileged", "monitor-only", "passthrough", "own-pids", "moving-minors", "late-profiles", "no-subscription", oldDriver, "persistence"}, name)
 		if list != "" && !known && (kind != "client" && kind != "other-module" || value == "") {
-			return fmt.Errorf("no world %q: there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, other-module=VERSION", name)
+			return fmt.Errorf("no world %q: there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, persistence, other-module=VERSION", name)
 		}
 	}
 	n.worlds = names
+	for _, g := range n.gpus {
+		g.persistence = n.is("persistence")
+	}
 	return nil
 }
 

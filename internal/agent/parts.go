@@ -1,10 +1,12 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -106,8 +108,8 @@ func newReleases(a *agent) *release.Manager {
 			return err == nil && len(held) > 0
 		},
 		MPS: func(gpu string) bool {
-			busy := a.mps.View().Busy // The manager is made later.
-			return slices.ContainsFunc(sharing.UnitsOf(a.state.Load().gpus, gpu), func(unit string) bool { return busy[unit] })
+			mps := a.mps.View() // The manager is made later.
+			return a.MPS != nil && !mps.Closed[gpu] || slices.ContainsFunc(sharing.UnitsOf(a.state.Load().gpus, gpu), func(unit string) bool { return mps.Busy[unit] })
 		},
 		Paused: func() (release.Pause, bool) {
 			now := a.pauseNow()
@@ -148,7 +150,14 @@ func newMPS(a *agent) *mpsshare.Manager {
 		ByDRA:              a.dra.Planned,
 		Users:              a.usersOf,
 		ComputeModePending: a.gpuSettings.ComputeModePending,
-		Changed:            a.requestPlan,
+		Released:           a.releasedIndexes,
+		Resets: func(gpu string) int {
+			if a.Resets == nil {
+				return 0
+			}
+			return a.Resets(gpu)
+		},
+		Changed: a.requestPlan,
 	}
 	if a.DRA.Claims != nil {
 		options.Claims = a.DRA.Claims
@@ -224,6 +233,25 @@ func (a *agent) pathInputs() drapath.Inputs {
 		inputs.Profile = &s.profile.Profile
 	}
 	return inputs
+}
+
+// releasedIndexes are the driver's indexes of the GPUs that are released or to be, by UUID, -1 for an unknown one.
+func (a *agent) releasedIndexes() map[string]int {
+	indexes := map[string]int{}
+	for _, r := range a.releases.List() {
+		if r.State != release.Restored {
+			indexes[r.GPU] = r.DriverIndex
+		}
+	}
+	for _, gpu := range a.state.Load().gpus {
+		if index, released := indexes[gpu.UUID]; !released || index >= 0 {
+			continue
+		}
+		if index, err := strconv.Atoi(cmp.Or(gpu.DriverIndex, strconv.Itoa(gpu.Index))); err == nil {
+			indexes[gpu.UUID] = index
+		}
+	}
+	return indexes
 }
 
 // openedBy says who keeps a GPU open that nobody should use any more.

@@ -201,7 +201,7 @@ func Run(ctx context.Context, o Options) error {
 		StateWriteError: file.WriteError,
 		Host:            host.New(hostOptions),
 
-		Partitioner: rights, LetGo: node.PauseEvents, Releases: releases, Processes: partitioner.Processes, OpenedBy: partitioner.OpenedBy,
+		Partitioner: rights, LetGo: node.PauseEvents, Releases: releases, Processes: partitioner.Processes, OpenedBy: partitioner.OpenedBy, Resets: node.Resets,
 		DriverSettings: settings,
 		Journal:        file,
 		Refresh:        node.Refresh,

@@ -306,6 +306,27 @@ func (n *Node) KeepReleased(gpus map[string]int) {
 	}
 }
 
+// SetReleased replaces what is kept closed by these GPUs, by UUID, with the driver's index, -1 while unknown, and returns
+// when no session has one of them open, or ctx ends. It is for a Node that is not watched.
+func (n *Node) SetReleased(ctx context.Context, gpus map[string]int) {
+	g := n.gate
+	g.mu.Lock()
+	clear(g.released)
+	maps.Copy(g.released, gpus)
+	open := slices.ContainsFunc(slices.Collect(maps.Values(gpus)), g.isOpen)
+	if open {
+		g.startClosing()
+	}
+	closed := g.closing
+	g.mu.Unlock()
+	if open {
+		select {
+		case <-closed:
+		case <-ctx.Done():
+		}
+	}
+}
+
 // Release lets go of the GPU of that UUID until Restore, so that it can be reset: events,
 // handles and, because NVML closes nothing else, the session with the driver. What is
 // known of the GPU stays as it is. Events of other GPUs are missed for a moment. It

@@ -97,6 +97,51 @@ func TestRelease(t *testing.T) {
 	}
 }
 
+// TestSetReleased holds that a Node which nobody watches opens no GPU that another program has released, also where the driver
+// counts otherwise than that one knew.
+func TestSetReleased(t *testing.T) {
+	for _, index := range []int{1, -1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			sim := simulate(t, "a30x4")
+			gpus := sim.GPUs()
+			node := nvml.NewNode(sim, nvml.Options{})
+			must(t, node.Library().Init()) // It keeps open what is looked up.
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				pass(time.Second)
+				if err := node.Library().Shutdown(); err != nil {
+					t.Error(err)
+				}
+			}()
+			_, _, err := node.ComputeMode(context.Background(), gpus[2].UUID)
+			must(t, err)
+			if isClosed(sim, 1) {
+				t.Fatal("a walk to GPU 2 does not open GPU 1")
+			}
+			node.SetReleased(context.Background(), map[string]int{gpus[1].UUID: index})
+			<-ended
+			for range 3 {
+				_, _, err := node.ComputeMode(context.Background(), gpus[2].UUID)
+				must(t, err)
+			}
+			must(t, node.Library().Init())
+			_, _, err = node.ComputeMode(context.Background(), gpus[2].UUID)
+			must(t, err)
+			if !isClosed(sim, 1) {
+				t.Errorf("index %d: the released GPU is open", index)
+			}
+			if _, _, err := node.ComputeMode(context.Background(), gpus[1].UUID); err == nil {
+				t.Error("a released GPU is asked")
+			}
+			node.SetReleased(context.Background(), nil)
+			_, _, err = node.ComputeMode(context.Background(), gpus[1].UUID)
+			must(t, err)
+			must(t, node.Library().Shutdown())
+		})
+	}
+}
+
 // TestReleaseAndAnotherGPUGoes holds that a released GPU stays closed when the driver
 // numbers its GPUs anew.
 func TestReleaseAndAnotherGPUGoes(t *testing.T) {

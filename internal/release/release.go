@@ -151,7 +151,7 @@ type Options struct {
 	// OpenedBy says who has the GPU open that nobody may have open, as the end of a sentence; nil where nobody
 	// knows.
 	OpenedBy func(ctx context.Context, gpu string) string
-	// MPS says that an MPS daemon may have the GPU or a partition of it open.
+	// MPS says that virgate mps, or a daemon of it, may have the GPU or a partition of it open.
 	MPS func(gpu string) bool
 	// MIGReset says that the profile has GPUs reset whose MIG mode waits for that.
 	MIGReset func() bool
@@ -482,7 +482,7 @@ func (m *Manager) waits(ctx context.Context, gpu string) []string {
 		waits = append(waits, "its MIG layout is being changed")
 	}
 	if m.MPS(gpu) {
-		waits = append(waits, "the end of its MPS daemon")
+		waits = append(waits, "virgate mps, which has its daemon or may open it")
 	}
 	if !m.Devices.Withdrawn(units...) {
 		m.Devices.RefreshHolders(units...) // One that the kubelet does not name may be gone.

@@ -244,7 +244,9 @@ func TestReleaseWaitsForMPS(t *testing.T) {
 	})
 	r.shows(8)
 	r.tell(http.MethodPost, "/gpu/release?gpu=0&for=1h")
-	r.awaitRelease("that waits", func(r release.Release) bool { return slices.Equal(r.Waits, []string{"virgate mps, which has its daemon or may open it"}) })
+	r.awaitRelease("that waits", func(r release.Release) bool {
+		return slices.Equal(r.Waits, []string{"virgate mps, which has its daemon or may open it"})
+	})
 	if told := daemons.keptClosed(); told["GPU-a"] != 5 || len(told) != 1 || f.made() != "" {
 		t.Errorf("told to keep %v closed, calls %s", told, f.made())
 	}

@@ -450,11 +450,10 @@ func (m *Manager) run(ctx context.Context, r *release) {
 				return // The next run resets it.
 			}
 			pause = 0
-			if wasReset {
-				log.Info("GPU reset")
-			}
-			if err != nil {
-				log.Error("reset of a GPU", "done", wasReset, "error", err)
+			if !wasReset {
+				log.Error("GPU not reset", "error", err)
+			} else if log.Info("GPU reset"); err != nil {
+				log.Error("GPU reset, and its persistence mode not turned on", "error", err)
 			}
 			m.set(r, func(r *Release) {
 				r.Reset, r.WasReset, r.Problem, r.Until = false, wasReset, message(err), time.Now()

@@ -101,6 +101,9 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 			return nil
 		case r.WasReset:
 			say("was reset and is taken back")
+			if r.Problem != "" {
+				return errors.New(r.Problem)
+			}
 			return nil
 		case r.Problem != "":
 			return errors.New("not reset, and taken back: " + r.Problem)

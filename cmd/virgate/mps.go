@@ -123,6 +123,7 @@ func superviseMPS(ctx context.Context, cmd *cli.Command, startup configs.Startup
 			return mode, err
 		},
 		SetComputeMode: node.SetComputeMode,
+		KeepClosed:     node.SetReleased,
 		DriverReplaced: func(ctx context.Context) error {
 			group, ctx := errgroup.WithContext(ctx)
 			group.Go(func() error { return mismatch.wait(ctx) })

@@ -41,7 +41,7 @@ func nodeFlags() []cli.Flag {
 
 // worldFlag says what is peculiar about a simulated node.
 func worldFlag() cli.Flag {
-	return &cli.StringFlag{Name: "sim-world", Usage: "what a simulated node's driver has to live with, between commas: unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, other-module=VERSION"}
+	return &cli.StringFlag{Name: "sim-world", Usage: "what a simulated node's driver has to live with, between commas: unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, fabric, confidential, persistence, other-module=VERSION"}
 }
 
 // openGPUs makes the node's GPUs as --node, --record and the settings of the driver
@@ -76,6 +76,12 @@ func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logge
 		}
 		gpus.Reset = func(ctx context.Context, busID string) error {
 			return driver.ResetGPU(ctx, driverOptions(startup), busID)
+		}
+		gpus.Persistence = func(ctx context.Context, busID string) (bool, error) {
+			return driver.Persistence(ctx, driverOptions(startup), busID)
+		}
+		gpus.SetPersistence = func(ctx context.Context, busID string, on bool) error {
+			return driver.SetPersistence(ctx, driverOptions(startup), busID, on)
 		}
 	}
 	path := cmd.String("record")

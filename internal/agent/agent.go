@@ -130,6 +130,11 @@ type Options struct {
 	// Processes are the IDs of the processes that the driver lists on the GPU; none where it
 	// cannot tell.
 	Processes func(ctx context.Context, gpu string) []int
+	// OpenedBy says which programs have the device node of the GPU with that minor number open, as the end of a
+	// sentence; nil where nobody can tell.
+	OpenedBy func(minor int) string
+	// Resets is how often the GPU of that UUID was seen to be reset.
+	Resets func(gpu string) int
 	// Paused is the pause by which another program has all GPUs let go of just now, and whether that is
 	// known; nil for never. ConfigSource.Watch tells of changes.
 	Paused func() (pause release.Pause, known bool)

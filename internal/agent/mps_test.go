@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -20,10 +21,13 @@ import (
 type fakeMPS struct {
 	mu        sync.Mutex
 	auto, off bool
-	states    map[string]nodereport.MPSState
-	wanted    []nodereport.MPSUnit
-	wishes    [][]string
-	changed   []func()
+	// closed is what it was last told to keep closed, and slow says that it does not do so yet.
+	closed  map[string]int
+	slow    bool
+	states  map[string]nodereport.MPSState
+	wanted  []nodereport.MPSUnit
+	wishes  [][]string
+	changed []func()
 }
 
 func newFakeMPS(auto bool) *fakeMPS {
@@ -47,6 +51,19 @@ func (f *fakeMPS) Want(units []nodereport.MPSUnit) {
 			}
 		}
 	})
+}
+
+func (f *fakeMPS) KeepClosed(released map[string]int) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.closed = maps.Clone(released)
+	return !f.slow
+}
+
+func (f *fakeMPS) keptClosed() map[string]int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.closed
 }
 
 func (f *fakeMPS) ids() []string {

@@ -1,10 +1,13 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/virgate/virgate/internal/drapath"
@@ -89,12 +92,13 @@ func newPaths(a *agent) *drapath.Paths {
 
 func newReleases(a *agent) *release.Manager {
 	return release.New(release.Options{
-		Driver:  a.Releases,
-		Devices: a.Plugin,
-		Layouts: a.mig,
-		GPUs:    func() []sharing.GPU { return a.state.Load().gpus },
-		Serving: a.serving.Load,
-		Users:   a.usersOf,
+		Driver:   a.Releases,
+		Devices:  a.Plugin,
+		Layouts:  a.mig,
+		GPUs:     func() []sharing.GPU { return a.state.Load().gpus },
+		Serving:  a.serving.Load,
+		Users:    a.usersOf,
+		OpenedBy: a.openedBy,
 		MIGReset: func() bool {
 			profile := a.state.Load().profile
 			return profile != nil && profile.Profile.MIG.Reset
@@ -107,8 +111,8 @@ func newReleases(a *agent) *release.Manager {
 			return err != nil || slices.ContainsFunc(held, sharing.Allocation.OfGPU)
 		},
 		MPS: func(gpu string) bool {
-			busy := a.mps.View().Busy // The manager is made later.
-			return slices.ContainsFunc(sharing.UnitsOf(a.state.Load().gpus, gpu), func(unit string) bool { return busy[unit] })
+			mps := a.mps.View() // The manager is made later.
+			return a.MPS != nil && !mps.Closed[gpu] || slices.ContainsFunc(sharing.UnitsOf(a.state.Load().gpus, gpu), func(unit string) bool { return mps.Busy[unit] })
 		},
 		Paused: func() (release.Pause, bool) {
 			now := a.pauseNow()
@@ -150,7 +154,14 @@ func newMPS(a *agent) *mpsshare.Manager {
 		ByDRA:              a.dra.Planned,
 		Users:              a.usersOf,
 		ComputeModePending: a.gpuSettings.ComputeModePending,
-		Changed:            a.requestPlan,
+		Released:           a.releasedIndexes,
+		Resets: func(gpu string) int {
+			if a.Resets == nil {
+				return 0
+			}
+			return a.Resets(gpu)
+		},
+		Changed: a.requestPlan,
 	}
 	if a.DRA.Claims != nil {
 		options.Claims = a.DRA.Claims
@@ -226,6 +237,38 @@ func (a *agent) pathInputs() drapath.Inputs {
 		inputs.Profile = &s.profile.Profile
 	}
 	return inputs
+}
+
+// releasedIndexes are the driver's indexes of the GPUs that are released or to be, by UUID, -1 for an unknown one.
+func (a *agent) releasedIndexes() map[string]int {
+	indexes := map[string]int{}
+	for _, r := range a.releases.List() {
+		if r.State != release.Restored {
+			indexes[r.GPU] = r.DriverIndex
+		}
+	}
+	for _, gpu := range a.state.Load().gpus {
+		if index, released := indexes[gpu.UUID]; !released || index >= 0 {
+			continue
+		}
+		if index, err := strconv.Atoi(cmp.Or(gpu.DriverIndex, strconv.Itoa(gpu.Index))); err == nil {
+			indexes[gpu.UUID] = index
+		}
+	}
+	return indexes
+}
+
+// openedBy says who keeps a GPU open that nobody should use any more.
+func (a *agent) openedBy(ctx context.Context, gpu string) string {
+	if users := a.usersOf(ctx, gpu); len(users) > 0 {
+		return ": " + strings.Join(users, ", ")
+	}
+	gpus := a.state.Load().gpus
+	i := slices.IndexFunc(gpus, func(g sharing.GPU) bool { return g.UUID == gpu })
+	if a.OpenedBy == nil || i < 0 || gpus[i].Minor < 0 {
+		return ""
+	}
+	return ", by a program that is in no list of the driver" + a.OpenedBy(gpus[i].Minor)
 }
 
 // usersOf are the pods, claims and processes that use the GPU, or why that is not known.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/release"
+	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -241,6 +242,36 @@ func TestReleaseIsTriedAgain(t *testing.T) {
 	}
 }
 
+// TestReleaseWaitsForMPS holds that a GPU is not closed before virgate mps keeps it closed, with the driver's index of it.
+func TestReleaseWaitsForMPS(t *testing.T) {
+	t.Parallel()
+	f, daemons := &fakeReleaser{}, newFakeMPS(true)
+	daemons.slow = true
+	r := newRig(t, func(r *rig) {
+		r.node.value[0].DriverIndex = "5"
+		r.options.Kubelet = r.sight
+		r.options.Releases, r.options.MPS = release.Driver{Releaser: f, Store: f}, daemons
+	})
+	r.shows(8)
+	r.tell(http.MethodPost, "/gpu/release?gpu=0&for=1h")
+	r.awaitRelease("that waits", func(r release.Release) bool {
+		return slices.Equal(r.Waits, []string{"virgate mps, which has its daemon or may open it"})
+	})
+	if told := daemons.keptClosed(); told["GPU-a"] != 5 || len(told) != 1 || f.made() != "" {
+		t.Errorf("told to keep %v closed, calls %s", told, f.made())
+	}
+	daemons.change(func() { daemons.slow = false })
+	r.awaitRelease("when it is closed", in(release.Released))
+	r.tell(http.MethodPost, "/gpu/restore?gpu=0")
+	r.awaitRelease("that is over", in(release.Restored))
+	r.until("nothing to be kept closed", func() error {
+		if told := daemons.keptClosed(); len(told) > 0 {
+			return fmt.Errorf("told to keep %v closed", told)
+		}
+		return nil
+	})
+}
+
 // TestReleaseAgainAtItsEnd holds that a GPU which is being opened again does not count as
 // released, and is released anew when that is asked for meanwhile.
 func TestReleaseAgainAtItsEnd(t *testing.T) {
@@ -295,12 +326,13 @@ func TestResetCutShort(t *testing.T) {
 // TestReleaseReset holds the order of a reset, and that the GPU comes back in any case.
 func TestReleaseReset(t *testing.T) {
 	t.Parallel()
-	f := &fakeReleaser{fail: map[string]error{"reset 00000000:07:00.0": errors.New("in use by another client")}}
+	f := &fakeReleaser{fail: map[string]error{"reset 00000000:07:00.0": fmt.Errorf("%w by another client", mig.ErrInUse)}}
 	r := releasing(t, f, true)
+	r.agent.OpenedBy = func(minor int) string { return fmt.Sprintf(": dcgm (PID 812) has %d", minor) }
 	r.shows(8)
 	r.tell(http.MethodPost, "/gpu/reset?gpu=0&for=1h")
 	r.awaitRelease("with a problem", func(r release.Release) bool {
-		return r.State == release.Restored && !r.WasReset && r.Problem == "in use by another client"
+		return r.State == release.Restored && !r.WasReset && r.Problem == "in use by another client, by a program that is in no list of the driver: dcgm (PID 812) has 0"
 	})
 	r.shows(8)
 	r.tell(http.MethodPost, "/gpu/reset?gpu=0&for=1h")
@@ -707,7 +739,7 @@ func TestPauseWithMPS(t *testing.T) {
 	daemons.tell(a, "", "")
 	p.awaitReleases(release.Released, release.Waiting)
 	p.until("the daemon to be named", func() error {
-		if waits := p.agent.releases.List()[1].Waits; !slices.Equal(waits, []string{"the end of its MPS daemon"}) {
+		if waits := p.agent.releases.List()[1].Waits; !slices.Equal(waits, []string{"virgate mps, which has its daemon or may open it"}) {
 			return fmt.Errorf("it waits for %q", waits)
 		}
 		return nil

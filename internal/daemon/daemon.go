@@ -149,6 +149,14 @@ func Run(ctx context.Context, o Options) error {
 	if o.AllowReset && gpus.Reset != nil {
 		releases.Reset = rights.Reset
 	}
+	if gpus.SetPersistence != nil { // Also without AllowReset: an earlier run may have had it.
+		releases.Persistence = &release.Persistence{
+			On:    rights.Persistence,
+			Set:   rights.SetPersistence,
+			Store: state.Section[release.PersistenceOff]{File: file, Name: state.PersistenceSection},
+			Boot:  o.BootID,
+		}
+	}
 	settings := gpusettings.DriverSettings{
 		Store:          state.Section[gpusettings.ChangedGPU]{File: file, Name: state.SettingSection},
 		ComputeMode:    node.ComputeMode,
@@ -195,7 +203,7 @@ func Run(ctx context.Context, o Options) error {
 		StateWriteError: file.WriteError,
 		Host:            host.New(hostOptions),
 
-		Partitioner: rights, LetGo: node.PauseEvents, Releases: releases, Processes: partitioner.Processes,
+		Partitioner: rights, LetGo: node.PauseEvents, Releases: releases, Processes: partitioner.Processes, OpenedBy: partitioner.OpenedBy, Resets: node.Resets,
 		DriverSettings: settings,
 		Journal:        file,
 		Refresh:        node.Refresh,

@@ -42,6 +42,10 @@ type GPUs struct {
 	Control http.Handler
 	// Reset resets the GPU with that PCI bus ID, which nothing in this program has open.
 	Reset func(ctx context.Context, busID string) error
+	// Persistence says whether the GPU is in persistence mode, SetPersistence turns it on or off; nil where
+	// Reset is.
+	Persistence    func(ctx context.Context, busID string) (bool, error)
+	SetPersistence func(ctx context.Context, busID string, on bool) error
 	// SetTimeSlice sets the time slice of the GPU of that UUID.
 	SetTimeSlice func(ctx context.Context, gpu string, slice sharing.TimeSlice) error
 	// MakeNodes makes the device nodes of these of the driver's files of capabilities; nil where
@@ -71,7 +75,9 @@ func Simulated(node *simnode.Node, library nvml.Library) GPUs {
 	return GPUs{
 		Library: nvml.WithDeadlines(library, nvml.Limits{}), Name: node.Name(),
 		Proc: node.Proc(), Containers: node, CDI: cdi.Simulated{}, Control: node.Handler(),
-		Reset: func(_ context.Context, busID string) error { return node.ResetGPU(busID) },
+		Reset:          func(_ context.Context, busID string) error { return node.ResetGPU(busID) },
+		Persistence:    func(_ context.Context, busID string) (bool, error) { return node.Persistence(busID) },
+		SetPersistence: func(_ context.Context, busID string, on bool) error { return node.SetPersistence(busID, on) },
 		SetTimeSlice: func(_ context.Context, gpu string, slice sharing.TimeSlice) error {
 			return node.SetTimeSlice(gpu, slice)
 		},

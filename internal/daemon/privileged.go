@@ -22,6 +22,10 @@ type Privileged interface {
 	MakeNodes(ctx context.Context, files []string) error
 	// Reset resets the GPU with that PCI bus ID, which nothing in this program has open.
 	Reset(ctx context.Context, pciBusID string) error
+	// Persistence says whether the GPU with that PCI bus ID is in persistence mode, SetPersistence turns that
+	// on or off.
+	Persistence(ctx context.Context, pciBusID string) (bool, error)
+	SetPersistence(ctx context.Context, pciBusID string, on bool) error
 	// SetComputeMode and SetTimeSlice are those of gpusettings.DriverSettings.
 	SetComputeMode(ctx context.Context, gpu string, mode sharing.ComputeMode) error
 	SetTimeSlice(ctx context.Context, gpu string, slice sharing.TimeSlice) error
@@ -69,6 +73,28 @@ func (o ownRights) Reset(ctx context.Context, pciBusID string) error {
 		return errDriverClosed
 	}
 	return abandonable(ctx, resetLimit, "the reset", func(ctx context.Context) error { return o.gpus.Reset(ctx, pciBusID) })
+}
+
+// Persistence implements Privileged.
+func (o ownRights) Persistence(ctx context.Context, pciBusID string) (on bool, err error) {
+	answer := make(chan bool, 1)
+	err = abandonable(ctx, settingLimit, "nvidia-smi", func(ctx context.Context) error {
+		on, err := o.gpus.Persistence(ctx, pciBusID)
+		answer <- on
+		return err
+	})
+	if err == nil {
+		on = <-answer
+	}
+	return on, err
+}
+
+// SetPersistence implements Privileged.
+func (o ownRights) SetPersistence(ctx context.Context, pciBusID string, on bool) error {
+	if o.node.Closed() { // As in MakeNodes.
+		return errDriverClosed
+	}
+	return abandonable(ctx, settingLimit, "nvidia-smi", func(ctx context.Context) error { return o.gpus.SetPersistence(ctx, pciBusID, on) })
 }
 
 // SetComputeMode implements Privileged.

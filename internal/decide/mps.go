@@ -19,6 +19,8 @@ type MPS struct {
 	Waits  map[string]string
 	Busy   map[string]bool
 	Shares map[string]int
+	// Closed are the released GPUs that virgate mps does not open.
+	Closed map[string]bool
 }
 
 // MPSUnanswered is why nothing can be shared by MPS.

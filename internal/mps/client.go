@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -29,9 +31,16 @@ type (
 		Units []Unit `json:"units"`
 		// At is when they were wished, by monotonic; 0 from an older client.
 		At int64 `json:"at"`
+		// Released are the GPUs that the server must not open, by UUID, with the driver's index, -1 while
+		// unknown. Those of Units are none of them.
+		Released map[string]int `json:"released,omitempty"`
+		// Keep says that Units are those of the last wish, which the client does not know.
+		Keep bool `json:"keep,omitempty"`
 	}
 	statesLine struct {
 		Units []State `json:"units"`
+		// Taken is the At of the last wish in force; 0 for none, nil from an older server.
+		Taken *int64 `json:"taken,omitempty"`
 	}
 )
 
@@ -56,7 +65,9 @@ type Client struct {
 
 	mu        sync.Mutex
 	wish      *wishLine
+	released  map[string]int
 	states    []State
+	taken     *int64
 	connected bool
 	// changed is closed with every change of the fields above, wished with those of wish.
 	changed, wished chan struct{}
@@ -72,12 +83,34 @@ func NewClient(socket string, log *slog.Logger) *Client {
 func (c *Client) Want(units []Unit) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.wish != nil && slices.Equal(c.wish.Units, units) {
+	if c.wish != nil && !c.wish.Keep && slices.Equal(c.wish.Units, units) {
 		return
 	}
-	c.wish = &wishLine{slices.Clone(units), monotonic()}
+	c.send(wishLine{Units: slices.Clone(units)})
+}
+
+// send sends the wish. It must be called with the lock.
+func (c *Client) send(wish wishLine) {
+	wish.At, wish.Released = monotonic(), c.released
+	c.wish = &wish
 	close(c.wished)
 	c.wished = make(chan struct{})
+}
+
+// KeepClosed says which GPUs the supervisor must not open, by UUID, with the driver's index, -1 while unknown. It
+// reports whether the supervisor keeps to that already, as one that is not connected does, and never blocks.
+func (c *Client) KeepClosed(released map[string]int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	changed := !maps.Equal(c.released, released)
+	c.released = maps.Clone(released)
+	switch {
+	case c.wish != nil && changed:
+		c.send(wishLine{Units: c.wish.Units, Keep: c.wish.Keep})
+	case c.wish == nil && len(released) > 0 && c.connected && c.taken != nil:
+		c.send(wishLine{Keep: true})
+	}
+	return !c.connected || len(released) == 0 || c.taken == nil || *c.taken >= c.wish.At
 }
 
 // States are the units that have a daemon or should have one, sorted by ID. Without
@@ -103,13 +136,13 @@ func (c *Client) Watch(ctx context.Context, changed func()) error {
 	}
 }
 
-func (c *Client) set(states []State, connected bool) {
+func (c *Client) set(line statesLine, connected bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.connected == connected && slices.Equal(c.states, states) {
+	if c.connected == connected && slices.Equal(c.states, line.Units) && reflect.DeepEqual(c.taken, line.Taken) {
 		return
 	}
-	c.states, c.connected = states, connected
+	c.states, c.taken, c.connected = line.Units, line.Taken, connected
 	close(c.changed)
 	c.changed = make(chan struct{})
 }
@@ -119,7 +152,7 @@ func (c *Client) Run(ctx context.Context) error {
 	told := "" // A node without MPS has no supervisor: that is said once.
 	for {
 		err := c.session(ctx, func() { told = "" })
-		c.set(nil, false)
+		c.set(statesLine{}, false)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -155,7 +188,7 @@ func (c *Client) session(ctx context.Context, connected func()) error {
 		defer close(sent)
 		c.sendWishes(sending, connection)
 	}()
-	return readLines(connection, silence, func(line statesLine) { c.set(line.Units, true) })
+	return readLines(connection, silence, func(line statesLine) { c.set(line, true) })
 }
 
 // sendWishes sends each wish. When it cannot, the connection is closed.

@@ -101,11 +101,95 @@ func TestModeOfOthers(t *testing.T) {
 	n.await(gpu+" ready", other+" ready")
 	n.awaitMode(other, sharing.ExclusiveProcess)
 	_ = n.modes.set(t.Context(), other, sharing.DefaultComputeMode)
-	n.awaitMode(other, sharing.ExclusiveProcess) // It is set again, as after a reset.
+	reset := unit(other)
+	reset.Resets = 1
+	n.client.Want([]mps.Unit{unit(gpu), reset})
+	n.awaitMode(other, sharing.ExclusiveProcess) // It is set again after a reset.
 	n.client.Want(nil)
 	n.await()
 	n.awaitMode(gpu, sharing.ExclusiveProcess)
 	n.awaitMode(other, sharing.DefaultComputeMode)
+}
+
+// asking counts the questions to daemons.
+type asking struct {
+	mps.Control
+	asked atomic.Int64
+	look  func()
+}
+
+func (a *asking) Ask(ctx context.Context, env mps.Environment, command string) (string, error) {
+	a.asked.Add(1)
+	a.look()
+	return a.Control.Ask(ctx, env, command)
+}
+
+// TestOpensNoGPU holds that a GPU's mode is asked for when its daemon starts, and not while it serves, and that no released
+// GPU is opened from when the client is told so.
+func TestOpensNoGPU(t *testing.T) {
+	t.Parallel()
+	control := &asking{Control: inProcess()}
+	n := newNode(t, control)
+	control.look = n.lookAgain
+	var modes atomic.Int64
+	get := n.options.ComputeMode
+	n.options.ComputeMode = func(ctx context.Context, gpu string) (sharing.ComputeMode, error) {
+		modes.Add(1)
+		return get(ctx, gpu)
+	}
+	var closed atomic.Value
+	goOn := make(chan struct{})
+	n.options.KeepClosed = func(_ context.Context, released map[string]int) {
+		if len(released) > 0 {
+			<-goOn
+		}
+		closed.Store(fmt.Sprint(released))
+	}
+	n.supervise()
+	n.connect()
+	n.client.Want([]mps.Unit{unit(gpu)})
+	n.await(gpu + " ready")
+	n.until("30 more questions", func() (bool, string) { return control.asked.Load() > 30, fmt.Sprint(control.asked.Load()) })
+	if got := modes.Load(); got != 1 {
+		t.Errorf("the compute mode was asked for %d times, want once", got)
+	}
+	released := map[string]int{other: 5}
+	if n.client.KeepClosed(released) {
+		t.Error("it is closed before the supervisor has heard of it")
+	}
+	n.client.Want([]mps.Unit{})
+	if n.client.KeepClosed(released) {
+		t.Error("it is closed before the supervisor has closed it")
+	}
+	close(goOn)
+	n.until("the released GPU to be closed", func() (bool, string) { return n.client.KeepClosed(released), "" })
+	if got := closed.Load(); got != "map["+other+":5]" {
+		t.Errorf("closed are %v", got)
+	}
+	n.await()
+	if !n.client.KeepClosed(nil) {
+		t.Error("nothing is released, and that is waited for")
+	}
+	n.until("all to be open", func() (bool, string) { return closed.Load() == "map[]", fmt.Sprint(closed.Load()) })
+}
+
+// TestClosedBeforeAWish holds that a client which has not said yet what it wants, as one that starts in a pause, takes no
+// daemon away when it says what is released.
+func TestClosedBeforeAWish(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, inProcess())
+	n.options.KeepClosed = func(context.Context, map[string]int) {}
+	n.supervise()
+	leave := n.connect()
+	n.client.Want([]mps.Unit{unit(gpu)})
+	n.await(gpu + " ready")
+	leave()
+	n.connect()
+	n.await(gpu + " ready")
+	n.until("the other GPU to be closed", func() (bool, string) { return n.client.KeepClosed(map[string]int{other: 5}), "" })
+	n.await(gpu + " ready")
+	n.client.Want(nil)
+	n.await()
 }
 
 func TestFaults(t *testing.T) {

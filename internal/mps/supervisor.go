@@ -27,6 +27,9 @@ type Options struct {
 	// ComputeMode and SetComputeMode are those of whole GPUs, by UUID.
 	ComputeMode    func(ctx context.Context, gpu string) (sharing.ComputeMode, error)
 	SetComputeMode func(ctx context.Context, gpu string, mode sharing.ComputeMode) error
+	// KeepClosed has the other two not open these GPUs, by UUID, with the driver's index, and returns when they do not
+	// have any open, or ctx ends; nil where they open none.
+	KeepClosed func(ctx context.Context, released map[string]int)
 	// DriverReplaced returns an error when the node has another driver than this process, and nil when ctx ends; nil
 	// where nobody can tell. Then no daemon is started any more.
 	DriverReplaced func(ctx context.Context) error
@@ -68,8 +71,9 @@ type supervisor struct {
 	ended   chan string
 
 	mu sync.Mutex
-	// wanted is what clients want, nil until the first says it.
+	// wanted is what clients want, nil until the first says it, and taken when that was.
 	wanted []Unit
+	taken  int64
 	// states are by ID; changed is closed with every change.
 	states  map[string]State
 	changed chan struct{}
@@ -209,7 +213,15 @@ func (s *supervisor) supervise(ctx context.Context, group *sync.WaitGroup, lefto
 				break // Of a client that has been replaced, and was heard later than its successor.
 			}
 			newest = wish.At
+			if s.KeepClosed != nil {
+				s.KeepClosed(ctx, wish.Released)
+			}
+			if wish.Keep {
+				s.setTaken(wish.At)
+				break
+			}
 			take(wish.Units)
+			s.setTaken(wish.At)
 			stopLeftovers()
 		case <-first:
 			stopLeftovers()
@@ -222,6 +234,14 @@ func (s *supervisor) supervise(ctx context.Context, group *sync.WaitGroup, lefto
 			return nil
 		}
 	}
+}
+
+// setTaken says which wish is in force.
+func (s *supervisor) setTaken(at int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.taken = at
+	s.tellChange()
 }
 
 // watchDriver keeps why the driver is not the node's any more. Daemons that run go on: they keep the node's old driver
@@ -317,7 +337,7 @@ func (s *supervisor) tellChange() {
 func (s *supervisor) list() (line statesLine, allReady bool, changed chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	line.Units, allReady = []State{}, s.wanted != nil
+	line.Units, line.Taken, allReady = []State{}, new(s.taken), s.wanted != nil
 	for _, state := range s.states {
 		line.Units = append(line.Units, state)
 	}

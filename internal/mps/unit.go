@@ -145,9 +145,15 @@ func (u *unitRun) serve(ctx context.Context) error {
 	for {
 		select {
 		case wish := <-u.wishes:
+			resets := u.unit.Resets
 			other := u.take(wish)
 			if !u.wanted {
 				return nil
+			}
+			if u.unit.Resets != resets {
+				if err := u.setMode(ctx); err != nil {
+					return errors.Join(err, u.stop(ctx))
+				}
 			}
 			if other {
 				if err := u.limit(ctx, true); err != nil {
@@ -162,9 +168,6 @@ func (u *unitRun) serve(ctx context.Context) error {
 			case ctx.Err() != nil:
 				return nil
 			case err == nil:
-				if err = u.setMode(ctx); err != nil {
-					u.log.Warn("compute mode not kept", "error", err)
-				}
 				misses = 0
 				u.tellReady(ctx)
 				continue
@@ -396,7 +399,7 @@ func (u *unitRun) ask(ctx context.Context, command string) (string, error) {
 }
 
 // setMode has a whole GPU refuse processes that are no clients of the daemon. What the mode
-// was before is kept first.
+// was before is kept first. To ask for the mode opens the GPU, so it is done only when a daemon starts and after a reset.
 func (u *unitRun) setMode(ctx context.Context) error {
 	if u.unit.ID != u.unit.GPU {
 		return nil

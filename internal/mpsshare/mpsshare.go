@@ -28,6 +28,9 @@ type Daemons interface {
 	// States are the units that have a daemon or should have one; not connected while nobody
 	// answers.
 	States() (states []nodereport.MPSState, connected bool)
+	// KeepClosed says which GPUs must not be opened, as Released, and reports whether none is any more. It
+	// does not wait.
+	KeepClosed(released map[string]int) bool
 	// Watch calls changed when States may answer otherwise, at least once, and returns when ctx
 	// ends.
 	Watch(ctx context.Context, changed func()) error
@@ -54,6 +57,10 @@ type Options struct {
 	ByDRA func() map[string]sharing.Unit
 	// Users are the pods and processes that use the GPU, or why that is not known.
 	Users func(ctx context.Context, gpu string) []string
+	// Released are the GPUs that are released or to be, by UUID, with the driver's index, -1 while unknown; and Resets is
+	// how often the GPU was reset.
+	Released func() map[string]int
+	Resets   func(gpu string) int
 	// ComputeModePending says that the GPU's compute mode is set, or may still be set back.
 	ComputeModePending func(gpu string) bool
 	// Changed is called when View answers otherwise. It must not wait.
@@ -207,11 +214,31 @@ func (m *Manager) follow(ctx context.Context) (pending bool) {
 		}
 		m.Daemons.Want(units)
 	}
+	if !m.keepClosed(gpus, next) {
+		pending = true
+	}
 	if !reflect.DeepEqual(last, next) {
 		m.view.Store(next)
 		m.Changed()
 	}
 	return pending
+}
+
+// keepClosed tells which released GPUs have no daemon any more, and says whether all of these are closed. One with a daemon
+// is not told of yet: its compute mode is still to be set back.
+func (m *Manager) keepClosed(gpus []sharing.GPU, next *decide.MPS) bool {
+	released := m.Released()
+	maps.DeleteFunc(released, func(gpu string, _ int) bool {
+		return slices.ContainsFunc(sharing.UnitsOf(gpus, gpu), func(unit string) bool { return next.Busy[unit] })
+	})
+	if !m.Daemons.KeepClosed(released) {
+		return false
+	}
+	next.Closed = map[string]bool{}
+	for gpu := range released {
+		next.Closed[gpu] = true
+	}
+	return true
 }
 
 // use is how the lists have a unit, without what nobody can use any more.
@@ -332,7 +359,7 @@ func (m *Manager) choose(
 		unit, current := planned[id]
 		current = current && unit.MPS.Shares == use.shares
 		if current || !is {
-			want.unit, want.shares = daemonFor(gpus, id, use.shares, unit, current), use.shares
+			want.unit, want.shares = m.daemonFor(gpus, id, use.shares, unit, current), use.shares
 		}
 		_, runs := view.States[id]
 		if !is && !runs && !use.held {
@@ -358,7 +385,7 @@ func (m *Manager) choose(
 
 // daemonFor is the daemon for a unit of so many shares. For one that is planned in another way
 // now, what its containers may have is not known, so the daemon limits them to the whole unit.
-func daemonFor(gpus []sharing.GPU, id string, shares int, unit sharing.Unit, current bool) nodereport.MPSUnit {
+func (m *Manager) daemonFor(gpus []sharing.GPU, id string, shares int, unit sharing.Unit, current bool) nodereport.MPSUnit {
 	if !current {
 		unit = sharing.Unit{ID: id, GPU: sharing.GPUByUnit(gpus)[id], MPS: sharing.MPS{Shares: shares, Several: true}}
 	}
@@ -368,6 +395,7 @@ func daemonFor(gpus []sharing.GPU, id string, shares int, unit sharing.Unit, cur
 		GPU:              cmp.Or(unit.GPU, unit.ID),
 		ThreadPercentage: limit.ThreadPercentage,
 		PinnedMemory:     limit.PinnedMemory,
+		Resets:           m.Resets(cmp.Or(unit.GPU, unit.ID)),
 	}
 }
 

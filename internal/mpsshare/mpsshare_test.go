@@ -2,6 +2,7 @@ package mpsshare
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -20,6 +21,9 @@ type node struct {
 	users   []string
 	pending bool
 	wanted  []string
+	// released are the GPUs that are, closed is what virgate mps was told, and slow says that it does not keep to it yet.
+	released, closed map[string]int
+	slow             bool
 }
 
 func newNode() *node {
@@ -45,6 +49,8 @@ func newNode() *node {
 		ByDRA:              func() map[string]sharing.Unit { return map[string]sharing.Unit{} },
 		Users:              func(context.Context, string) []string { return n.users },
 		ComputeModePending: func(string) bool { return n.pending },
+		Released:           func() map[string]int { return maps.Clone(n.released) },
+		Resets:             func(string) int { return 0 },
 		Changed:            func() {},
 	})
 	return n
@@ -55,6 +61,11 @@ func (n *node) Want(units []nodereport.MPSUnit) {
 	for _, u := range units {
 		n.wanted = append(n.wanted, u.ID)
 	}
+}
+
+func (n *node) KeepClosed(released map[string]int) bool {
+	n.closed = maps.Clone(released)
+	return !n.slow
 }
 
 func (*node) States() ([]nodereport.MPSState, bool) { return nil, true }
@@ -112,4 +123,25 @@ func TestDoubt(t *testing.T) {
 			t.Errorf("busy for %s, want %s", took, doubt)
 		}
 	})
+}
+
+// TestKeepsReleasedClosed holds that virgate mps is told which GPUs are released, not before their daemons have ended, and
+// that View has them when it keeps to that.
+func TestKeepsReleasedClosed(t *testing.T) {
+	t.Parallel()
+	n := newNode()
+	n.released = map[string]int{"GPU-a": 3}
+	n.follow(t.Context())
+	if len(n.closed) > 0 || n.View().Closed["GPU-a"] {
+		t.Errorf("with a daemon, %v are to be closed, and %v are", n.closed, n.View().Closed)
+	}
+	n = newNode()
+	n.shared, n.released, n.slow = false, map[string]int{"GPU-a": 3}, true
+	if again := n.follow(t.Context()); !again || n.closed["GPU-a"] != 3 || n.View().Closed["GPU-a"] {
+		t.Errorf("%v are to be closed, and %v are, looks again %t", n.closed, n.View().Closed, again)
+	}
+	n.slow = false
+	if again := n.follow(t.Context()); again || !n.View().Closed["GPU-a"] {
+		t.Errorf("closed, and %v are, looks again %t", n.View().Closed, again)
+	}
 }

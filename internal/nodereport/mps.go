@@ -9,6 +9,8 @@ type MPSUnit struct {
 	// 0 for no limit.
 	ThreadPercentage int    `json:"threadPercentage,omitempty"`
 	PinnedMemory     uint64 `json:"pinnedMemory,omitempty"`
+	// Resets is how often the GPU was seen to be reset: its compute mode is then lost.
+	Resets int `json:"resets,omitempty"`
 }
 
 // MPSState is how the control daemon of a unit is.

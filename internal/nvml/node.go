@@ -82,6 +82,8 @@ type Node struct {
 	current atomic.Pointer[snapshot]
 	report  atomic.Pointer[sharing.HealthReport]
 	rules   atomic.Pointer[sharing.HealthRules]
+	// resets has how often each GPU was seen to be reset, by UUID.
+	resets atomic.Pointer[map[string]int]
 	// requests are for the publisher, commands for the poller.
 	requests chan request
 	commands chan command
@@ -298,4 +300,12 @@ func (n *Node) PauseEvents(ctx context.Context, gpu string) (resume func(), err 
 		return nil, fmt.Errorf("let go of %s: %w", gpu, err)
 	}
 	return resume, nil
+}
+
+// Resets is how often the GPU of that UUID was seen to be reset.
+func (n *Node) Resets(gpu string) int {
+	if resets := n.resets.Load(); resets != nil {
+		return (*resets)[gpu]
+	}
+	return 0
 }

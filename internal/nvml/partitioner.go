@@ -356,17 +356,28 @@ func (p *Partitioner) withUsers(g *migGPU, err error) error {
 	}
 	err = fmt.Errorf("%w, by a program that is in no list of the driver", err)
 	minor, unknown := g.lib.DeviceGetMinorNumber(g.device)
-	if p.Clients == nil || unknown != nil {
-		return fmt.Errorf("%w, such as DCGM or the persistence daemon", err)
+	if unknown != nil {
+		return fmt.Errorf("%w%s", err, someClients)
+	}
+	return fmt.Errorf("%w%s", err, p.OpenedBy(minor))
+}
+
+// someClients ends the sentence when nobody knows.
+const someClients = ", such as DCGM or the persistence daemon"
+
+// OpenedBy says which programs have the device node of the GPU with that minor number open, as the end of a sentence.
+func (p *Partitioner) OpenedBy(minor int) string {
+	if p.Clients == nil {
+		return someClients
 	}
 	clients, unknown := p.Clients(minor)
 	switch {
 	case len(clients) > 0:
-		return fmt.Errorf("%w: %s", err, strings.Join(clients, ", "))
+		return ": " + strings.Join(clients, ", ")
 	case unknown != nil:
-		return fmt.Errorf("%w, such as DCGM or the persistence daemon; which is unknown: %w", err, unknown)
+		return someClients + "; which is unknown: " + unknown.Error()
 	}
-	return fmt.Errorf("%w, nor has one its device node open: perhaps a module of the kernel, such as nvidia_drm", err)
+	return ", nor has one its device node open: perhaps a module of the kernel, such as nvidia_drm"
 }
 
 // geometry is how the GPU can be partitioned, as its driver says: the driver knows

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/virgate/virgate/sharing"
 )
 
 // poller is the side of a Node that talks to the driver: it opens it, reads the
@@ -22,6 +24,10 @@ type poller struct {
 	// lost has the GPUs that were lost and not read since. Like awaitingScan it
 	// outlives a session with the driver.
 	lost map[string]bool
+	// lostPasses counts, for each GPU that is lost now, the passes in a row in which it was, "" for any that
+	// is not known, and reopened is when the driver was last opened again for one. They outlive it, too.
+	lostPasses map[string]int
+	reopened   time.Time
 	// mustOpen says that the driver has not been opened yet, and that a failure ends the
 	// program.
 	mustOpen bool
@@ -129,6 +135,7 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 			return worked, scanned.err
 		}
 		worked, scanned.driver, scanned.versions = true, versions.Driver, versions
+		p.reopenForLost(scanned)
 		p.logProblems(scanned.problems)
 		if !p.deliver(ctx, scanned, listening) {
 			return worked, nil
@@ -137,7 +144,7 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 			close(waiting)
 		}
 		p.awaitingScan = nil
-		for next := time.After(min(p.options.Rescan, p.options.Probe)); next != nil; {
+		for next := time.After(p.interval()); next != nil; {
 			select {
 			case <-ctx.Done():
 				return worked, nil
@@ -168,6 +175,46 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 			}
 		}
 	}
+}
+
+// interval is the time between two passes over the GPUs.
+func (p *poller) interval() time.Duration { return min(p.options.Rescan, p.options.Probe) }
+
+// What is lost in so many passes stays lost in this session with the driver: nvml.h does not say whether one
+// gets a lost GPU back. For another one events of all GPUs are missed for a moment, so there is one in so many
+// passes at most: once a minute, unless the program is told to look more often.
+const (
+	passesUntilLost   = 3
+	passesUntilReopen = 6
+)
+
+// reopenForLost asks for another session when a GPU stays lost. While a call hangs it does not: no session would
+// end.
+func (p *poller) reopenForLost(scanned scanResult) {
+	before := p.lostPasses
+	p.lostPasses = map[string]int{}
+	stays, first := false, false
+	count := func(gpu string) {
+		p.lostPasses[gpu] = before[gpu] + 1
+		stays = stays || p.lostPasses[gpu] >= passesUntilLost
+		first = first || p.lostPasses[gpu] == passesUntilLost
+	}
+	for gpu, why := range scanned.unreadable {
+		if why.cause == sharing.CauseLost {
+			count(gpu)
+		}
+	}
+	if scanned.lostThere {
+		count("")
+	}
+	if !stays || time.Since(p.reopened) < passesUntilReopen*p.interval() || deadlinesOf(p.Node.lib).hung() != "" {
+		return
+	}
+	if first {
+		p.log.Info("a GPU stays lost: the driver is opened again now and then, which may find it")
+	}
+	p.reopened = time.Now()
+	p.gate.closeAll()
 }
 
 // deliver sends a scan to the publisher, which must know the handles before

@@ -122,6 +122,11 @@ func (p *publisher) publish(next *snapshot) {
 }
 
 func (p *publisher) publishReport() {
+	resets := map[string]int{}
+	for uuid, gpu := range p.tracker.gpus {
+		resets[uuid] = gpu.resets
+	}
+	p.resets.Store(&resets)
 	report := p.tracker.health(*p.rules.Load())
 	report.Monitors = []sharing.HealthMonitor{}
 	for uuid, gpu := range p.tracker.gpus {

@@ -179,6 +179,13 @@ func (g *gate) startClosing() {
 	}
 }
 
+// closeAll asks all sessions to end, and others to begin when they have.
+func (g *gate) closeAll() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.startClosing()
+}
+
 // stopClosing lets sessions begin again, unless that closing is over and maybe another one
 // under way.
 func (g *gate) stopClosing(closing chan struct{}) {
@@ -298,6 +305,27 @@ func (n *Node) KeepReleased(gpus map[string]int) {
 	defer n.gate.mu.Unlock()
 	for gpu, index := range gpus {
 		n.gate.released[gpu] = index
+	}
+}
+
+// SetReleased replaces what is kept closed by these GPUs, by UUID, with the driver's index, -1 while unknown, and returns
+// when no session has one of them open, or ctx ends. It is for a Node that is not watched.
+func (n *Node) SetReleased(ctx context.Context, gpus map[string]int) {
+	g := n.gate
+	g.mu.Lock()
+	clear(g.released)
+	maps.Copy(g.released, gpus)
+	open := slices.ContainsFunc(slices.Collect(maps.Values(gpus)), g.isOpen)
+	if open {
+		g.startClosing()
+	}
+	closed := g.closing
+	g.mu.Unlock()
+	if open {
+		select {
+		case <-closed:
+		case <-ctx.Done():
+		}
 	}
 }
 

@@ -19,7 +19,7 @@ func busOf(gpu int) string { return "00000000:" + string("0123456789"[gpu]) + "7
 // isClosed says whether nothing has the GPU open: a driver resets it then. It is reset.
 func isClosed(sim *simnode.Node, gpu int) bool { return sim.ResetGPU(busOf(gpu)) == nil }
 
-// metering reads the use of the GPUs every five seconds, as the program does. At least so many are read.
+// metering reads the use of the GPUs every five seconds, as the program does. At least so many are read; with 0, it may fail.
 func metering(t *testing.T, w *watched, least int) {
 	t.Helper()
 	meter := nvml.NewMeter(w.Library())
@@ -28,7 +28,7 @@ func metering(t *testing.T, w *watched, least int) {
 	go func() {
 		defer close(ended)
 		for tick := time.NewTicker(5 * time.Second); ; {
-			if gpus, err := meter.Read(ctx); ctx.Err() == nil && (err != nil || len(gpus) < least) {
+			if gpus, err := meter.Read(ctx); ctx.Err() == nil && least > 0 && (err != nil || len(gpus) < least) {
 				t.Errorf("use of %d GPUs, %v", len(gpus), err)
 			}
 			select {
@@ -93,6 +93,51 @@ func TestRelease(t *testing.T) {
 			if gpus, _ := w.Inventory(); !strings.Contains(gpus[2].Health.Reason, "XID 62") {
 				t.Errorf("its events are not heard: %q", gpus[2].Health.Reason)
 			}
+		})
+	}
+}
+
+// TestSetReleased holds that a Node which nobody watches opens no GPU that another program has released, also where the driver
+// counts otherwise than that one knew.
+func TestSetReleased(t *testing.T) {
+	for _, index := range []int{1, -1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			sim := simulate(t, "a30x4")
+			gpus := sim.GPUs()
+			node := nvml.NewNode(sim, nvml.Options{})
+			must(t, node.Library().Init()) // It keeps open what is looked up.
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				pass(time.Second)
+				if err := node.Library().Shutdown(); err != nil {
+					t.Error(err)
+				}
+			}()
+			_, _, err := node.ComputeMode(context.Background(), gpus[2].UUID)
+			must(t, err)
+			if isClosed(sim, 1) {
+				t.Fatal("a walk to GPU 2 does not open GPU 1")
+			}
+			node.SetReleased(context.Background(), map[string]int{gpus[1].UUID: index})
+			<-ended
+			for range 3 {
+				_, _, err := node.ComputeMode(context.Background(), gpus[2].UUID)
+				must(t, err)
+			}
+			must(t, node.Library().Init())
+			_, _, err = node.ComputeMode(context.Background(), gpus[2].UUID)
+			must(t, err)
+			if !isClosed(sim, 1) {
+				t.Errorf("index %d: the released GPU is open", index)
+			}
+			if _, _, err := node.ComputeMode(context.Background(), gpus[1].UUID); err == nil {
+				t.Error("a released GPU is asked")
+			}
+			node.SetReleased(context.Background(), nil)
+			_, _, err = node.ComputeMode(context.Background(), gpus[1].UUID)
+			must(t, err)
+			must(t, node.Library().Shutdown())
 		})
 	}
 }

@@ -345,6 +345,8 @@ func (t *tracker) health(rules sharing.HealthRules) sharing.HealthReport {
 
 // gpuState is what is known of one GPU.
 type gpuState struct {
+	// resets is how often it was seen to be reset.
+	resets int
 	// gpu is the last reading, without faults, with the index of the tracker.
 	gpu sharing.GPU
 	// driverIndex is the index at which the driver last had the GPU; listed says that it
@@ -390,6 +392,7 @@ func (g *gpuState) addReading(r reading, at moment) {
 	g.complete(&r)
 	g.gpu, g.lost = r.gpu, false
 	if reset {
+		g.resets++
 		g.hot, g.unassigned = false, nil
 		g.recovery, g.recoveryKnown = RecoverNone, false
 		g.joining = joining{}

@@ -260,6 +260,52 @@ func TestWatchLost(t *testing.T) {
 	})
 }
 
+// TestLostComesBack holds that the driver is opened again when a GPU stays lost, because only a new session finds it, and
+// that the other GPUs notice nothing but a moment without events.
+func TestLostComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "dgx-a100")
+		w := watch(t, sim)
+		metering(t, w, 0)
+		must(t, sim.XID(1, 48, nvml.WholeGPU, nvml.WholeGPU))
+		after(time.Second)
+		_, err := sim.InjectGPUFault(2, "DeviceGetMemoryInfo", simnode.Fault{Return: nvml.GPUIsLost, Times: 2})
+		must(t, err)
+		opened := sim.Calls("EventSetCreate")
+		after(time.Minute)
+		w.expect("one that was lost for a moment", map[string]string{"1": "XID 48"})
+		moment := sim.Calls("EventSetCreate") - opened
+		others := func() (list []sharing.TransitionCount) {
+			return slices.DeleteFunc(slices.Clone(w.Health().Transitions), func(c sharing.TransitionCount) bool { return c.GPU == sim.GPUs()[0].UUID })
+		}
+		before := others()
+		must(t, sim.Lose(0))
+		after(10 * time.Minute)
+		w.expect("while it is lost", map[string]string{"0": "lost", "1": "XID 48"})
+		if got := sim.Calls("SystemGetDriverVersion"); moment > 1 || got < 9 || got > 11 {
+			t.Errorf("%d sessions in ten minutes with a lost GPU, and %d event sets after a moment", got-1, moment)
+		}
+		must(t, sim.Heal(0))
+		after(9 * time.Second)
+		w.expect("in the session in which it was lost", map[string]string{"0": "lost", "1": "XID 48"})
+		after(time.Minute)
+		w.expect("in a new session", map[string]string{"1": "XID 48"})
+		if diff := cmp.Diff(before, others()); diff != "" {
+			t.Errorf("health of other GPUs changed (-before +after):\n%s", diff)
+		}
+		for gpu := range 8 {
+			must(t, sim.XID(gpu, 79, nvml.WholeGPU, nvml.WholeGPU))
+		}
+		after(time.Second)
+		gpus, _ := w.Inventory()
+		for _, gpu := range gpus {
+			if !strings.Contains(gpu.Health.Reason, "XID 79") {
+				t.Errorf("events of GPU %d are not heard: %q", gpu.Index, gpu.Health.Reason)
+			}
+		}
+	})
+}
+
 // TestWatchTrouble lets one thing happen to a node and holds what the inventory
 // then says: within a moment for what the driver tells by itself, or with the
 // next pass; that a further pass changes nothing; and that the unit is healthy

@@ -43,7 +43,7 @@ type Release struct {
 	// Text.
 	Pause bool   `json:"pause,omitempty"`
 	Why   string `json:"why,omitempty"`
-	// WasReset says that it did, Problem why it could not.
+	// WasReset says that it did, Problem why it could not, or what was not to be had after it.
 	WasReset bool   `json:"wasReset,omitempty"`
 	Problem  string `json:"problem,omitempty"`
 }
@@ -114,8 +114,11 @@ type Driver struct {
 		Save(list []Release) error
 	}
 	// Reset resets the GPU with that PCI bus ID, which nobody has open. It returns within minutes,
-	// and soon after ctx ends. Nil where that is not allowed.
+	// and soon after ctx ends. An error that somebody has it open all the same is mig.ErrInUse. Nil where
+	// that is not allowed.
 	Reset func(ctx context.Context, pciBusID string) error
+	// Persistence is nil where nobody can turn it off and on.
+	Persistence *Persistence
 }
 
 // Devices are the devices of the device plugin.
@@ -145,7 +148,10 @@ type Options struct {
 	Users func(ctx context.Context, gpu string) []string
 	// Used says that pods or claims have devices, of whatever GPU, or that it is not known whether they have.
 	Used func(ctx context.Context) bool
-	// MPS says that an MPS daemon may have the GPU or a partition of it open.
+	// OpenedBy says who has the GPU open that nobody may have open, as the end of a sentence; nil where nobody
+	// knows.
+	OpenedBy func(ctx context.Context, gpu string) string
+	// MPS says that virgate mps, or a daemon of it, may have the GPU or a partition of it open.
 	MPS func(gpu string) bool
 	// MIGReset says that the profile has GPUs reset whose MIG mode waits for that.
 	MIGReset func() bool
@@ -167,6 +173,7 @@ type Manager struct {
 	unkept error
 	// inPause says that the last look found a pause.
 	inPause bool
+	off  []PersistenceOff
 	// wake has room to tell Run that there is a new one.
 	wake chan struct{}
 }
@@ -212,6 +219,9 @@ func (m *Manager) Load(ctx context.Context) (closed bool) {
 	used := pause.Any() && m.Used(ctx)
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.Persistence != nil {
+		m.loadOff()
+	}
 	paused, over := pause.Any(), false
 	for _, r := range kept {
 		if r.Pause && known && !pause.Any() {
@@ -258,6 +268,9 @@ func (m *Manager) pauseDriver(used bool) bool {
 func (m *Manager) Run(ctx context.Context) error {
 	var group sync.WaitGroup
 	defer group.Wait()
+	if m.Persistence != nil {
+		group.Go(func() { m.keepPersistence(ctx) })
+	}
 	for {
 		again := m.followPause(ctx)
 		m.mu.Lock()
@@ -446,18 +459,18 @@ func (m *Manager) run(ctx context.Context, r *release) {
 			}
 			m.set(r, func(r *Release) { r.State, r.DriverIndex, r.Waits = now.State, index, waits })
 		case now.Reset && !m.paused():
-			err := m.Reset(ctx, now.PCIBusID)
-			if err != nil && ctx.Err() != nil {
+			wasReset, err := m.resetGPU(ctx, now)
+			if !wasReset && err != nil && ctx.Err() != nil {
 				return // The next run resets it.
 			}
 			pause = 0
-			if err != nil {
+			if !wasReset {
 				log.Error("GPU not reset", "error", err)
-			} else {
-				log.Info("GPU reset")
+			} else if log.Info("GPU reset"); err != nil {
+				log.Error("GPU reset, and its persistence mode not turned on", "error", err)
 			}
 			m.set(r, func(r *Release) {
-				r.Reset, r.WasReset, r.Problem, r.Until = false, err == nil, message(err), time.Now()
+				r.Reset, r.WasReset, r.Problem, r.Until = false, wasReset, message(err), time.Now()
 			})
 		}
 		select {
@@ -501,7 +514,7 @@ func (m *Manager) waits(ctx context.Context, gpu string) []string {
 		waits = append(waits, "its MIG layout is being changed")
 	}
 	if m.MPS(gpu) {
-		waits = append(waits, "the end of its MPS daemon")
+		waits = append(waits, "virgate mps, which has its daemon or may open it")
 	}
 	if !m.Devices.Withdrawn(units...) {
 		m.Devices.RefreshHolders(units...) // One that the kubelet does not name may be gone.

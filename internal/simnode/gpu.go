@@ -32,9 +32,13 @@ type simGPU struct {
 	// handle is the valid one: a reset makes a new one.
 	handle nvml.Device
 	// opened says that somebody has looked the GPU up since the driver was opened.
-	opened      bool
-	lost        bool
-	removed     bool
+	opened bool
+	// lost says that it fell off the bus. healed says that it is back there since, which shows in a new
+	// session only.
+	lost, healed bool
+	removed      bool
+	// persistence says that the GPU is in persistence mode, by which the driver keeps it open.
+	persistence bool
 	temperature int
 	// rows (from Ampere on) or pagesPending (before) is the state of the GPU's
 	// memory repair.
@@ -113,7 +117,7 @@ func (n *Node) newGPU(m model, numaNode int) *simGPU {
 	g := &simGPU{
 		model: m, ordinal: n.gpusMade, deviceMinor: n.gpusMade ^ 1, numaNode: numaNode, geometry: m.geometry(),
 		uuid: "GPU-" + nameUUID(fmt.Sprintf("%s/gpu/%d", n.name, n.gpusMade)), temperature: normalTemperature,
-		meter: meter{milliwatts: normalPower, at: now()}, errors: map[nvml.MemoryErrorCounter]uint64{},
+		persistence: n.is("persistence"), meter: meter{milliwatts: normalPower, at: now()}, errors: map[nvml.MemoryErrorCounter]uint64{},
 	}
 	n.gpusMade++
 	n.bind(g)

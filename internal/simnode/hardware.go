@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -84,12 +85,13 @@ func (n *Node) Repair(gpu int) error {
 // every call for it or for its partitions is GPU_IS_LOST.
 func (n *Node) Lose(gpu int) error {
 	return n.change(gpu, func(g *simGPU) {
-		g.lost = true
+		g.lost, g.healed = true, false
 		n.wakeWaits()
 	})
 }
 
-// Heal resets the GPU. It then answers again, but only with new handles; its
+// Heal resets the GPU. It then answers again, but only with new handles, and if it was lost, only when
+// nobody has the driver open any more and it is opened again; its
 // temperature is normal, its memory is repaired, its processes are gone, a pending
 // MIG mode is in force unless that takes a Reboot, and the faults of InjectGPUFault
 // have ended. There is no event for a reset, as with real GPUs.
@@ -99,7 +101,7 @@ func (n *Node) Heal(gpu int) error { return n.change(gpu, n.reset) }
 
 // ResetGPU plays nvidia-smi --gpu-reset of the GPU with that PCI bus ID, and does what Heal
 // does. It is refused while anybody has the GPU open, such as a program that has looked it up
-// and not closed the driver since; in a virtual machine that cannot reset it; and for a lost
+// and not closed the driver since, or while it is in persistence mode; in a virtual machine that cannot reset it; and for a lost
 // GPU, which takes a Reboot.
 func (n *Node) ResetGPU(busID string) error {
 	n.mu.Lock()
@@ -117,18 +119,19 @@ func (n *Node) resetUnused(g *simGPU) error {
 		return fmt.Errorf("unable to determine the device handle for GPU %s: GPU is lost. Reboot the system to recover this GPU", g.busID())
 	case n.is("passthrough"):
 		return fmt.Errorf("resetting GPU %s is not supported", g.busID())
-	case g.opened || len(g.allProcesses()) > 0 || n.is("client"):
-		return fmt.Errorf("the following GPUs could not be reset: GPU %s: In use by another client", g.busID())
+	case g.opened || g.persistence || len(g.allProcesses()) > 0 || n.is("client"):
+		return fmt.Errorf("%w: the following GPUs could not be reset: GPU %s: In use by another client", mig.ErrInUse, g.busID())
 	}
 	n.reset(g)
 	return nil
 }
 
 func (n *Node) reset(g *simGPU) {
-	g.lost, g.recovery = false, nvml.RecoverNone
 	if g.fabric.State != nvml.FabricNotSupported { // As after a rebind (dra-driver-nvidia-gpu#1276).
 		g.fabric = nvml.FabricInfo{State: nvml.FabricInProgress}
 	}
+	g.healed = g.lost && n.opened > 0
+	g.lost, g.recovery = g.healed, nvml.RecoverNone
 	g.temperature = normalTemperature
 	g.meter.read()
 	g.meter.milliwatts = normalPower
@@ -146,6 +149,31 @@ func (n *Node) reset(g *simGPU) {
 	g.instances = nil
 	n.faults = slices.DeleteFunc(n.faults, func(f *injectedFault) bool { return f.gpu == g })
 	n.renewHandles(g)
+}
+
+// Persistence plays nvidia-smi --query-gpu=persistence_mode for the GPU with that PCI bus ID.
+func (n *Node) Persistence(busID string) (on bool, err error) {
+	err = n.changeMode(busID, func(g *simGPU) { on = g.persistence })
+	return on, err
+}
+
+// SetPersistence plays nvidia-smi -pm for the GPU with that PCI bus ID.
+func (n *Node) SetPersistence(busID string, on bool) error {
+	if !n.MayChangeMIG() {
+		return fmt.Errorf("unable to set persistence mode for GPU %s: Insufficient Permissions", busID)
+	}
+	return n.changeMode(busID, func(g *simGPU) { g.persistence = on })
+}
+
+func (n *Node) changeMode(busID string, change func(*simGPU)) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	g := find(n.gpus, func(g *simGPU) bool { return g.busID() == busID })
+	if g == nil || g.lost {
+		return fmt.Errorf("no devices were found with the PCI bus ID %q", busID)
+	}
+	change(g)
+	return nil
 }
 
 // SetTimeSlice plays nvidia-smi compute-policy --set-timeslice for the GPU of that UUID. What
@@ -259,7 +287,7 @@ func (n *Node) gpuToAdd(key string) (*simGPU, error) {
 		}
 		g := n.removed[last]
 		n.removed = n.removed[:last]
-		g.removed = false
+		g.lost, g.removed = false, false
 		n.bind(g)
 		n.reset(g)
 		g.load()

@@ -17,8 +17,8 @@ func (n driver) Init() error {
 	return nil
 }
 
-// Shutdown takes back one Init. The last one frees the event sets, closes the GPUs, and
-// takes their handles back.
+// Shutdown takes back one Init. The last one frees the event sets, closes the GPUs, finds those again
+// that were lost and are healed, and takes their handles back.
 func (n driver) Shutdown() error {
 	n.node.opened--
 	if n.node.opened == 0 {
@@ -26,7 +26,10 @@ func (n driver) Shutdown() error {
 		clear(n.node.targets)
 		for _, g := range slices.Concat(n.node.gpus, n.node.removed) {
 			g.opened = false
-			g.computeMode, g.timeSlice = nvml.ComputeDefault, "" // No daemon keeps the GPU as it is.
+			g.lost, g.healed = g.lost && !g.healed, false
+			if !g.persistence { // Nothing keeps the GPU as it is.
+				g.computeMode, g.timeSlice = nvml.ComputeDefault, ""
+			}
 			n.node.renewHandles(g)
 			for _, i := range g.instances {
 				n.node.newInstanceHandles(g, i)

@@ -23,15 +23,16 @@ import (
 //	old-driver     the driver has no recovery action and no margin of temperature, and no events of the former
 //	fabric         GPUs from Hopper on are in a fabric of NVLinks, which they have to join: see SetFabric
 //	confidential   the machine does confidential computing, and its ready state is not set: see SetReady
+//	persistence    the GPUs are in persistence mode, and no daemon that nvidia-smi reaches lets go of one
 //	other-module=VERSION  the loaded kernel module is of that version, and the libraries are not: the
 //	               driver cannot be opened
 func (n *Node) SetWorld(list string) error {
 	names := strings.Split(list, ",")
 	for _, name := range names {
 		kind, value, _ := strings.Cut(name, "=")
-		known := slices.Contains([]string{"unprivileged", "monitor-only", "passthrough", "own-pids", "moving-minors", "late-profiles", "no-subscription", oldDriver, "fabric", "confidential"}, name)
+		known := slices.Contains([]string{"unprivileged", "monitor-only", "passthrough", "own-pids", "moving-minors", "late-profiles", "no-subscription", oldDriver, "fabric", "confidential", "persistence"}, name)
 		if list != "" && !known && (kind != "client" && kind != "other-module" || value == "") {
-			return fmt.Errorf("no world %q: there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, fabric, confidential, other-module=VERSION", name)
+			return fmt.Errorf("no world %q: there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, fabric, confidential, persistence, other-module=VERSION", name)
 		}
 	}
 	n.worlds = names
@@ -39,6 +40,7 @@ func (n *Node) SetWorld(list string) error {
 		if n.is("fabric") && g.Architecture >= nvml.Hopper {
 			g.fabric = nvml.FabricInfo{State: nvml.FabricInProgress}
 		}
+		g.persistence = n.is("persistence")
 	}
 	return nil
 }
@@ -89,6 +91,7 @@ func (n *Node) Reboot() {
 	for _, g := range n.gpus {
 		g.mig = g.migPending && g.Architecture < nvml.Hopper
 		g.migPending = g.mig
+		g.lost = false
 		n.reset(g)
 		g.load()
 	}

@@ -90,7 +90,9 @@ const (
 	HealthSection  = "health"   // fatal errors of units
 	GPUSection     = "gpus"     // GPUs that are known
 	ReleaseSection = "releases" // GPUs that are released, see release.Release
-	SettingSection = "settings" // GPUs of which something was set, see gpusettings.ChangedGPU
+	// PersistenceSection has GPUs whose persistence mode is off, see release.PersistenceOff.
+	PersistenceSection = "persistence"
+	SettingSection     = "settings" // GPUs of which something was set, see gpusettings.ChangedGPU
 )
 
 // Section keeps a list in the section Name, each element a T that JSON can encode.

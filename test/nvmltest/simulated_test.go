@@ -20,7 +20,7 @@ func TestSimulated(t *testing.T) {
 		"mixed":                 {GPUs: 6, Partitions: 11},
 		"t4":                    {GPUs: 1},
 	} {
-		for _, world := range []string{"", "unprivileged", "monitor-only", "passthrough", "client=dcgm", "own-pids", "moving-minors", "late-profiles", "old-driver", "unprivileged,passthrough,client=dcgm,own-pids,moving-minors,late-profiles"} {
+		for _, world := range []string{"", "unprivileged", "monitor-only", "passthrough", "client=dcgm", "own-pids", "moving-minors", "late-profiles", "old-driver", "persistence", "unprivileged,passthrough,client=dcgm,own-pids,moving-minors,late-profiles"} {
 			t.Run(name+" "+world, func(t *testing.T) {
 				run(t, name, want, func(n *simnode.Node) nvml.Library {
 					if err := n.SetWorld(world); err != nil {

@@ -59,7 +59,7 @@ var arrows = map[string][]string{
 	"internal/status":       {"mig", "sharing", "plugin", "internal/claims", "internal/dra", "internal/nodereport", "internal/units"},
 	"internal/units":        {},
 	"internal/usage":        {"sharing"},
-	"internal/release":      {"sharing", "internal/decide", "internal/nodereport", "internal/units"},
+	"internal/release":      {"mig", "sharing", "internal/decide", "internal/nodereport", "internal/units"},
 	"internal/web":          {"sharing", "internal/nodereport", "internal/status"},
 	"internal/rollout":      {"internal/cluster", "internal/nodereport"},
 	"internal/state":        {"mig", "sharing", "configs", "plugin"},

@@ -37,7 +37,8 @@ func MakeNodes(ctx context.Context, options Options, files []string) error {
 		}
 		arguments = nil
 	}
-	return options.place(root, program).run(ctx, arguments...)
+	_, err = options.place(root, program).run(ctx, arguments...)
+	return err
 }
 
 // place says where to run the program that the root has at that path, so that it makes nodes in the

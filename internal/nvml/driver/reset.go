@@ -9,22 +9,56 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/virgate/virgate/mig"
 )
 
 // ResetGPU resets the GPU with that PCI bus ID by nvidia-smi, which NVML has no call for. It
 // runs that of the first driver root that has one, with the root as its /, because it needs
 // the libraries there, and the sockets of the persistence daemon, which then lets go of the
 // GPU, too. That takes the capability SYS_CHROOT where the root is not /. The error has what
-// nvidia-smi says.
+// nvidia-smi says, and is mig.ErrInUse where that is that somebody has the GPU open.
 func ResetGPU(ctx context.Context, options Options, busID string) error {
-	return runSMI(ctx, options, "--gpu-reset", "-i", busID)
+	said, err := runSMI(ctx, options, "--gpu-reset", "-i", busID)
+	said = strings.ToLower(said)
+	if err != nil && (strings.Contains(said, "in use by") || strings.Contains(said, "being used by")) {
+		return fmt.Errorf("%w: %w", mig.ErrInUse, err)
+	}
+	return err
+}
+
+// Persistence says whether the GPU with that PCI bus ID is in persistence mode, by nvidia-smi, as ResetGPU: a session with
+// the driver would open the GPU for longer.
+func Persistence(ctx context.Context, options Options, busID string) (bool, error) {
+	said, err := runSMI(ctx, options, "-i", busID, "--query-gpu=persistence_mode", "--format=csv,noheader")
+	if err != nil {
+		return false, err
+	}
+	switch said = strings.TrimSpace(said); said {
+	case "Enabled":
+		return true, nil
+	case "Disabled":
+		return false, nil
+	}
+	return false, fmt.Errorf("nvidia-smi --query-gpu=persistence_mode of %s says %.100q, and neither Enabled nor Disabled", busID, said)
+}
+
+// SetPersistence turns it on or off.
+func SetPersistence(ctx context.Context, options Options, busID string, on bool) error {
+	mode := "0"
+	if on {
+		mode = "1"
+	}
+	_, err := runSMI(ctx, options, "-i", busID, "-pm", mode)
+	return err
 }
 
 // SetTimeSlice sets the time slice of the GPU of that UUID to nvidia-smi's number of it, as
 // ResetGPU resets. NVIDIA's DRA driver does the same (cmd/gpu-kubelet-plugin/nvlib.go): NVML
 // has no call for that either.
 func SetTimeSlice(ctx context.Context, options Options, gpu string, slice int) error {
-	return runSMI(ctx, options, "compute-policy", "-i", gpu, "--set-timeslice", strconv.Itoa(slice))
+	_, err := runSMI(ctx, options, "compute-policy", "-i", gpu, "--set-timeslice", strconv.Itoa(slice))
+	return err
 }
 
 // FindProgram finds a program of the driver: the first driver root that has it, and its path
@@ -38,10 +72,10 @@ func FindProgram(options Options, name string) (root, path string, err error) {
 	return in.path, "/" + file, nil
 }
 
-func runSMI(ctx context.Context, options Options, arguments ...string) error {
+func runSMI(ctx context.Context, options Options, arguments ...string) (said string, err error) {
 	root, path, err := FindProgram(options, "nvidia-smi")
 	if err != nil {
-		return err
+		return "", err
 	}
 	return invocation{root: root, path: path}.run(ctx, arguments...)
 }
@@ -54,17 +88,18 @@ type invocation struct {
 	env []string
 }
 
-// run runs it. The error has what it says.
-func (i invocation) run(ctx context.Context, arguments ...string) error {
+// run runs it, and returns what it says. An error has that, too.
+func (i invocation) run(ctx context.Context, arguments ...string) (said string, err error) {
 	command := exec.CommandContext(ctx, i.path, arguments...)
 	command.Dir, command.WaitDelay = "/", 5*time.Second
 	command.Env = append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, i.env...)
 	if i.root != "/" {
 		command.SysProcAttr = &syscall.SysProcAttr{Chroot: i.root}
 	}
-	if said, err := command.CombinedOutput(); err != nil {
-		name := filepath.Base(i.path)
-		return fmt.Errorf("run %s of %s: %w: %s", name, i.root, err, strings.Join(strings.Fields(string(said[:min(len(said), 4096)])), " "))
+	output, err := command.CombinedOutput()
+	said = strings.Join(strings.Fields(string(output[:min(len(output), 4096)])), " ")
+	if err != nil {
+		return said, fmt.Errorf("run %s of %s: %w: %s", filepath.Base(i.path), i.root, err, said)
 	}
-	return nil
+	return said, nil
 }

@@ -2,12 +2,16 @@ package driver
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/virgate/virgate/mig"
 )
 
 // TestResetGPU runs a script in the place of nvidia-smi, with the driver root as its root.
@@ -42,10 +46,37 @@ func TestResetGPU(t *testing.T) {
 	if err != nil || string(said) != "compute-policy -i GPU-1 --set-timeslice 3\n" {
 		t.Errorf("it was called with %q, %v", said, err)
 	}
+	for script, want := range map[string]string{
+		"echo Enabled": "true", "echo Disabled": "false", "echo '[N/A]'": `"[N/A]", and neither Enabled nor Disabled`, "exit 6": "exit status 6",
+	} {
+		place("nvidia-smi-580", "#!"+shell+"\necho \"$@\" >/said\n"+script+"\n")
+		on, err := Persistence(t.Context(), options, "00000000:3B:00.0")
+		if got := fmt.Sprint(on, err); !strings.HasPrefix(got, want) && !strings.Contains(got, want) {
+			t.Errorf("persistence mode by %s: %s, want %s", script, got, want)
+		}
+		said, err = os.ReadFile(filepath.Join(root, "said"))
+		if err != nil || string(said) != "-i 00000000:3B:00.0 --query-gpu=persistence_mode --format=csv,noheader\n" {
+			t.Errorf("it was called with %q, %v", said, err)
+		}
+	}
+	place("nvidia-smi-580", "#!"+shell+"\necho \"$@\" >>/said\n")
+	if err := errors.Join(SetPersistence(t.Context(), options, "B", false), SetPersistence(t.Context(), options, "B", true)); err != nil {
+		t.Fatal(err)
+	}
+	if said, err = os.ReadFile(filepath.Join(root, "said")); err != nil || !strings.HasSuffix(string(said), "-i B -pm 0\n-i B -pm 1\n") {
+		t.Errorf("it was called with %q, %v", said, err)
+	}
 	place("nvidia-smi-580", "#!"+shell+"\necho 'The following GPUs could not be reset:'\necho '  GPU 3B: In use by another client' >&2\nexit 255\n")
 	err = ResetGPU(t.Context(), options, "00000000:3B:00.0")
 	if err == nil || !strings.HasSuffix(err.Error(), "exit status 255: The following GPUs could not be reset: GPU 3B: In use by another client") {
 		t.Errorf("refused: %v", err)
+	}
+	if !errors.Is(err, mig.ErrInUse) {
+		t.Errorf("what is in use: %v", err)
+	}
+	place("nvidia-smi-580", "#!"+shell+"\necho 'Resetting GPU 00000000:3B:00.0 is not supported.'\nexit 3\n")
+	if err := ResetGPU(t.Context(), options, "00000000:3B:00.0"); err == nil || errors.Is(err, mig.ErrInUse) {
+		t.Errorf("not supported: %v", err)
 	}
 	place("nvidia-smi-580", "#!"+shell+"\nwhile :; do :; done\n")
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)

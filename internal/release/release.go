@@ -173,7 +173,7 @@ type Manager struct {
 	unkept error
 	// inPause says that the last look found a pause.
 	inPause bool
-	off  []PersistenceOff
+	off     []PersistenceOff
 	// wake has room to tell Run that there is a new one.
 	wake chan struct{}
 }

@@ -47,6 +47,7 @@ func TestKubeletRootDir(t *testing.T) {
 		want := map[string]string{
 			"device-plugins": "/var/lib/kubelet/device-plugins", "pod-resources": root + "/pod-resources",
 			"dra": root + "/plugins/" + driver, "plugins-registry": root + "/plugins_registry", "cdi": "/var/run/cdi", "all-gpus": "/dev/null",
+			"driver-root": "/", // CDI specs are made of it.
 		}
 		if diff := cmp.Diff(want, hosts); diff != "" {
 			t.Errorf("host folders (-want +got):\n%s", diff)
@@ -312,7 +313,7 @@ func TestRulesOfValues(t *testing.T) {
 // may hold far more than the driver.
 func TestDriverRootIsWatched(t *testing.T) {
 	for values, want := range map[string]struct{ root, folder, watched string }{
-		"{}":                                     {},
+		"{}":                                     {root: "/"}, // DRA's CDI specs are made of it.
 		"{nvidiaDriverRoot: /run/nvidia/driver}": {"/run/nvidia/driver", "/run/nvidia", "driver"},
 		"{nvidiaDriverRoot: /run/nvidia/driver/, standby: {enabled: true}}":    {"/run/nvidia/driver/", "/run/nvidia", "driver"},
 		"{nvidiaDriverRoot: /home/kubernetes/bin/nvidia, mig: {manage: true}}": {root: "/home/kubernetes/bin/nvidia"},

@@ -168,6 +168,8 @@ type agent struct {
 	reportWake, planEnded chan struct{}
 	// locked is closed when the driver may be opened, registering when the parts may act.
 	locked, registering chan struct{}
+	// begun is when this run began, in milliseconds.
+	begun int
 
 	mig         *migchange.Reconciler
 	dra         *drapath.Paths

@@ -31,6 +31,7 @@ import (
 // view, web and reports.
 func newAgent(options Options) *agent {
 	a := &agent{
+		begun:       int(time.Now().UnixMilli()),
 		Options:     options,
 		replan:      make(chan struct{}, 1),
 		replanNow:   make(chan chan struct{}),
@@ -159,7 +160,7 @@ func newMPS(a *agent) *mpsshare.Manager {
 			if a.Resets == nil {
 				return 0
 			}
-			return a.Resets(gpu)
+			return a.begun + a.Resets(gpu)
 		},
 		Changed: a.requestPlan,
 	}

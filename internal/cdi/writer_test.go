@@ -477,7 +477,7 @@ func TestSpecsAfterAPause(t *testing.T) {
 	gpus := []sharing.GPU{{UUID: "GPU-11111111-1111-1111-1111-111111111111"}}
 	b.version = "570"
 	refused := error(nil)
-	b.Writer.options.Source = Guarded{Source: b, Open: func(use func()) error {
+	b.options.Source = Guarded{Source: b, Open: func(use func()) error {
 		if refused != nil {
 			return refused
 		}

@@ -11,8 +11,6 @@ import (
 	"sync"
 	"testing"
 
-	"k8s.io/client-go/rest"
-
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/configsource"
@@ -23,8 +21,8 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 )
 
-// nodeServer is an API server with one Node that has these labels.
-func nodeServer(t *testing.T, labels map[string]string) *configsource.NodeLabels {
+// labelsOf are the labels of the one Node of an API server.
+func (n *claimsNode) labelsOf(t *testing.T, labels map[string]string) *configsource.NodeLabels {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -39,12 +37,9 @@ func nodeServer(t *testing.T, labels map[string]string) *configsource.NodeLabels
 		})
 	}))
 	t.Cleanup(func() { server.CloseClientConnections(); server.Close() })
-	return labelsAt(t, server.URL)
-}
-
-func labelsAt(t *testing.T, host string) *configsource.NodeLabels {
-	t.Helper()
-	client, err := configsource.NewClient(&rest.Config{Host: host})
+	config := *n.api.Config()
+	config.Host = server.URL
+	client, err := configsource.NewClient(&config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +111,7 @@ func TestClaimInAPause(t *testing.T) {
 	n := newClaimsNode(t, "a30x4", "version: v1\ndra: {resources: all}\n")
 	log := &logged{}
 	registry := t.TempDir()
-	stop := n.runWith(t, nodeServer(t, nil), true, registry, log)
+	stop := n.runWith(t, n.labelsOf(t, nil), true, registry, log)
 	var err error
 	if n.driver, err = simdra.Register(n.patience, registry); err != nil {
 		t.Fatal(err)
@@ -137,7 +132,7 @@ func TestClaimInAPause(t *testing.T) {
 	stop()
 	// Its next start is in a pause that it has not seen begin. Pods go on.
 	registry, log = t.TempDir(), &logged{}
-	n.runWith(t, nodeServer(t, paused), true, registry, log)
+	n.runWith(t, n.labelsOf(t, paused), true, registry, log)
 	if n.driver, err = simdra.Register(n.patience, registry); err != nil {
 		t.Fatalf("no DRA driver, so the pod cannot end before the pause does: %v; the driver was opened %d times\n%s", err, n.gpus.Calls("Init"), log)
 	}

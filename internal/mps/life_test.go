@@ -642,7 +642,7 @@ func TestModeProhibited(t *testing.T) {
 	n.client.Want([]mps.Unit{unit(gpu)})
 	n.await(gpu + " ready")
 	n.mu.Lock()
-	if !strings.Contains(n.log.String(), "compute mode prohibited") {
+	if !strings.Contains(n.log.String(), "mode=prohibited") {
 		t.Error("the log does not say that the GPU had compute mode prohibited")
 	}
 	n.mu.Unlock()

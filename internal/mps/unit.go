@@ -412,7 +412,7 @@ func (u *unitRun) setMode(ctx context.Context) error {
 		return nil
 	}
 	if now != sharing.DefaultComputeMode {
-		u.log.Warn("somebody has set the compute mode "+string(now)+", which is "+string(sharing.ExclusiveProcess)+" while an MPS daemon runs", "gpu", u.unit.GPU)
+		u.log.Warn("somebody has set another compute mode than MPS needs", "gpu", u.unit.GPU, "mode", now, "set", sharing.ExclusiveProcess)
 	}
 	if err := u.journal.keep(u.unit.GPU, now); err != nil {
 		return err

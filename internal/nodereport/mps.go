@@ -9,7 +9,8 @@ type MPSUnit struct {
 	// 0 for no limit.
 	ThreadPercentage int    `json:"threadPercentage,omitempty"`
 	PinnedMemory     uint64 `json:"pinnedMemory,omitempty"`
-	// Resets is how often the GPU was seen to be reset: its compute mode is then lost.
+	// Resets is another number after each reset of the GPU that was seen, and after each start of virgate run: the
+	// compute mode may be lost then.
 	Resets int `json:"resets,omitempty"`
 }
 

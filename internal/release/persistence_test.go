@@ -73,7 +73,7 @@ func (m *machine) manager(boot string) *Manager {
 			Persistence: &Persistence{
 				On: func(_ context.Context, bus string) (bool, error) {
 					m.call("ask")
-					on, err := m.Node.Persistence(bus)
+					on, err := m.Persistence(bus)
 					return on, errors.Join(err, m.unread)
 				},
 				Set: func(_ context.Context, bus string, on bool) error {
@@ -131,7 +131,7 @@ func TestResetBesidePersistence(t *testing.T) {
 			if calls := strings.Join(node.calls, ", "); calls != test.calls {
 				t.Errorf("calls %s, want %s", calls, test.calls)
 			}
-			if on, err := node.Node.Persistence(busID); on == test.off || err != nil {
+			if on, err := node.Persistence(busID); on == test.off || err != nil {
 				t.Errorf("persistence mode %t, %v", on, err)
 			}
 		})
@@ -149,7 +149,7 @@ func TestKilledInAReset(t *testing.T) {
 			node.killAt = killAt
 			func() {
 				defer func() {
-					if why := recover(); why != errKilled {
+					if why, _ := recover().(error); !errors.Is(why, errKilled) {
 						t.Errorf("killed before call %d: %v", killAt, why)
 					}
 				}()
@@ -158,7 +158,7 @@ func TestKilledInAReset(t *testing.T) {
 			node.killAt = 0
 			left := slices.Clone(node.kept)
 			node.run(t, "first")
-			if on, err := node.Node.Persistence(busID); !on || err != nil || len(node.kept) != 0 {
+			if on, err := node.Persistence(busID); !on || err != nil || len(node.kept) != 0 {
 				t.Errorf("killed before call %d: persistence mode %t, %v, kept %v", killAt, on, err, node.kept)
 			}
 			must := node.SetPersistence(busID, false)

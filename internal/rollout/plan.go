@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// planName is what the name of a rollout's ConfigMap begins with; its ID follows. PlanLabel has
-	// the ID, too.
-	planName  = "virgate-rollout-"
+	// planName is what the name of a rollout's ConfigMap begins with; its ID follows.
+	planName = "virgate-rollout-"
+	// PlanLabel has the ID, too.
 	PlanLabel = "virgate.github.io/rollout"
 	// These are the keys of the ConfigMap: the Params, the Head, and the nodes.
 	paramsKey, headKey, nodesKey = "rollout", "state", "nodes"

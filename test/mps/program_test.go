@@ -284,10 +284,10 @@ func TestRestarts(t *testing.T) {
 	w.shows(4)
 	w.pod("one")
 	client := w.connect(100)
-	stopRun()
-	w.mode(sharing.ExclusiveProcess)
+	stopRun() // Nothing else keeps the GPU as it is, in this simulation.
 	w.run()
 	w.shows(4)
+	w.mode(sharing.ExclusiveProcess)
 	if next := w.connect(101); next.Server != client.Server {
 		t.Errorf("another server %d, was %d", next.Server, client.Server)
 	}

@@ -350,7 +350,7 @@ int nvmlDeviceGetGpuFabricInfo(struct device *a, struct fabric *b)
 	return SUCCESS;
 }
 #ifdef NEW
-// Of GPU 0 an older version of the call, which has no driver for itself: that GPU has not joined.
+// Of GPU 0 an older version of the call, which has no driver for itself: that GPU has no fabric.
 struct fabric2 { number version; unsigned char cluster[16]; int status; number clique; unsigned char state; number mask; };
 struct fabric3 { number version; unsigned char cluster[16]; int status; number clique; unsigned char state; number mask; unsigned char summary; };
 int nvmlDeviceGetGpuFabricInfoV(struct device *a, void *b)
@@ -358,7 +358,7 @@ int nvmlDeviceGetGpuFabricInfoV(struct device *a, void *b)
 	GPU;
 	number version = *(number *)b;
 	if (a->index == 0 && version == (sizeof(struct fabric2) | 2 << 24))
-		*(struct fabric2 *)b = (struct fabric2){version, {0xab}, 0, 0, 2, 5};
+		*(struct fabric2 *)b = (struct fabric2){version, {0xab}, 0, 0, 0, 5};
 	else if (a->index == 1 && version == (sizeof(struct fabric3) | 3 << 24))
 		*(struct fabric3 *)b = (struct fabric3){version, {0xab, [15] = 0xcd}, 0, 7, 3, 0xaa, 1};
 	else

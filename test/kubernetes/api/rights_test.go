@@ -307,31 +307,49 @@ func (s *server) applyFile(path string) {
 	}
 }
 
+// gpusNeedRequest is a part of the name of the policy about GPUs without a request.
+const gpusNeedRequest = "-gpus-need-request"
+
+// rendered are the policies and bindings, as the chart's tests render them by the values of that name, that are kept.
+func (s *server) rendered(values string, keep func(policy string) bool) (policies []string) {
+	s.t.Helper()
+	text, err := os.ReadFile("../../chart/testdata/" + values + ".golden.yaml")
+	s.must(err)
+	for document := range strings.SplitSeq(string(text), "\n---\n") {
+		if strings.Contains(document, "kind: ValidatingAdmissionPolicy") && keep(document) {
+			policies = append(policies, document)
+		}
+	}
+	return policies
+}
+
+// applyPolicies applies so many policies and their bindings, until the test ends.
+func (s *server) applyPolicies(want int, policies []string) {
+	s.t.Helper()
+	if len(policies) != 2*want {
+		s.t.Fatalf("%d policies and bindings, want %d of each", len(policies), want)
+	}
+	file := filepath.Join(s.t.TempDir(), "policies.yaml")
+	write(s.t, file, strings.Join(policies, "\n---\n"))
+	s.applyFile(file)
+	s.t.Cleanup(func() {
+		all := metav1.ListOptions{}
+		s.must(s.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().DeleteCollection(context.Background(), metav1.DeleteOptions{}, all))
+		s.must(s.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().DeleteCollection(context.Background(), metav1.DeleteOptions{}, all))
+	})
+}
+
 // testSharePolicies has the API server judge pods by the chart's policies about shares, as
 // the chart's tests render them: one share of nvidia.com/gpu, in labelled namespaces only,
 // and at most 8 of nvidia.com/gpu.shared.
 func testSharePolicies(t *testing.T, s *server) {
 	var policies []string
 	for name, part := range map[string]string{"everything": "", "overrides": "-most-", "dra": "-claims\n"} {
-		rendered, err := os.ReadFile("../../chart/testdata/" + name + ".golden.yaml")
-		s.must(err)
-		for document := range strings.SplitSeq(string(rendered), "\n---\n") {
-			if strings.Contains(document, "kind: ValidatingAdmissionPolicy") && strings.Contains(document, part) && !strings.Contains(document, "-gpus-need-request") {
-				policies = append(policies, document)
-			}
-		}
+		policies = append(policies, s.rendered(name, func(policy string) bool {
+			return strings.Contains(policy, part) && !strings.Contains(policy, gpusNeedRequest)
+		})...)
 	}
-	if len(policies) != 12 {
-		t.Fatalf("%d policies and bindings, want 6 of each", len(policies))
-	}
-	file := filepath.Join(t.TempDir(), "policies.yaml")
-	write(t, file, strings.Join(policies, "\n---\n"))
-	s.applyFile(file)
-	t.Cleanup(func() {
-		all := metav1.ListOptions{}
-		s.must(s.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().DeleteCollection(context.Background(), metav1.DeleteOptions{}, all))
-		s.must(s.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().DeleteCollection(context.Background(), metav1.DeleteOptions{}, all))
-	})
+	s.applyPolicies(6, policies)
 	_, err := s.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 		Name: "sharing", Labels: map[string]string{"virgate.github.io/shared-gpus": "allowed"},
 	}}, metav1.CreateOptions{})
@@ -375,26 +393,8 @@ func testSharePolicies(t *testing.T, s *server) {
 
 // testGPUsNeedRequest has the API server judge pods that name GPUs without a request.
 func testGPUsNeedRequest(t *testing.T, s *server) {
-	rendered, err := os.ReadFile("../../chart/testdata/everything.golden.yaml")
-	s.must(err)
-	var policies []string
-	for document := range strings.SplitSeq(string(rendered), "\n---\n") {
-		if strings.Contains(document, "kind: ValidatingAdmissionPolicy") && strings.Contains(document, "-gpus-need-request") {
-			policies = append(policies, document)
-		}
-	}
-	if len(policies) != 2 {
-		t.Fatalf("%d policies and bindings, want one of each", len(policies))
-	}
-	file := filepath.Join(t.TempDir(), "policies.yaml")
-	write(t, file, strings.Join(policies, "\n---\n"))
-	s.applyFile(file)
-	t.Cleanup(func() {
-		all := metav1.ListOptions{}
-		s.must(s.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().DeleteCollection(context.Background(), metav1.DeleteOptions{}, all))
-		s.must(s.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().DeleteCollection(context.Background(), metav1.DeleteOptions{}, all))
-	})
-	_, err = s.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+	s.applyPolicies(1, s.rendered("everything", func(policy string) bool { return strings.Contains(policy, gpusNeedRequest) }))
+	_, err := s.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 		Name: "driver", Labels: map[string]string{"virgate.github.io/gpus-without-request": "allowed"},
 	}}, metav1.CreateOptions{})
 	s.must(err)

@@ -244,7 +244,7 @@ func (a *agent) run(ctx context.Context) error {
 			_ = a.MPS.Watch(ctx, a.mps.Wake) // It ends with ctx.
 			return nil
 		})
-		start(after(a.registering, a.mps.Run))
+		start(after(a.locked, a.mps.Run)) // Nor does virgate mps, which then opens no GPU any more.
 	}
 	if a.DRA.Driver != nil {
 		start(after(a.registering, a.dra.Run))

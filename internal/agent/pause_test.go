@@ -188,3 +188,20 @@ func (h holdingFor) Held(ctx context.Context) ([]sharing.Allocation, error) {
 	}
 	return held, err
 }
+
+// TestMPSPauseWithoutAProfile holds the same where MPS is enabled: nothing is asked of virgate mps before there is a plan.
+func TestMPSPauseWithoutAProfile(t *testing.T) {
+	t.Parallel()
+	daemons, f := newFakeMPS(false), &fakeReleaser{}
+	p := &pausable{}
+	p.now.Store(&pause{known: true})
+	p.rig = newMPSRig(t, daemons, mpsProfile(4), func(r *rig) {
+		r.policy.err = errors.New("profiles: there is no lunch")
+		r.options.Kubelet = r.sight
+		r.options.Releases = release.Driver{Releaser: f, Store: f}
+		r.options.Paused = func() (release.Pause, bool) { now := p.now.Load(); return now.by, now.known }
+	})
+	p.await("GPUs read", func() bool { return len(p.agent.state.Load().gpus) == 2 && p.agent.serving.Load() })
+	p.set(forUpgrade)
+	p.awaitReleases(release.Released, release.Released)
+}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -67,11 +68,12 @@ type Options struct {
 	Changed func()
 }
 
-// Manager has the daemons that are wanted, and how they are. Run has all but wake and view.
+// Manager has the daemons that are wanted, and how they are. follow has all but wake and view.
 type Manager struct {
 	Options
-	wake chan struct{}
-	view atomic.Pointer[decide.MPS]
+	following sync.Mutex
+	wake      chan struct{}
+	view      atomic.Pointer[decide.MPS]
 
 	wanted map[string]wantedDaemon
 	// doubtful are units that were wanted and never told of, until when one may still start.
@@ -120,7 +122,7 @@ func (m *Manager) Wake() {
 }
 
 // Await waits a moment to be told of the daemons that run already, so that nobody's shares are
-// Unhealthy for that moment. It is called before Run.
+// Unhealthy for that moment. It may be called while Run runs.
 func (m *Manager) Await(ctx context.Context) {
 	if m.Daemons == nil {
 		return
@@ -156,6 +158,8 @@ func (m *Manager) Run(ctx context.Context) error {
 
 // follow says whether to look again soon.
 func (m *Manager) follow(ctx context.Context) (pending bool) {
+	m.following.Lock()
+	defer m.following.Unlock()
 	gpus, plan, planned := m.Inputs()
 	served, last := m.Lists(), m.View()
 	next := &decide.MPS{States: last.States, Waits: map[string]string{}, Busy: map[string]bool{}, Shares: map[string]int{}}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
 	"runtime"
 	"sync"
@@ -17,6 +16,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/await"
 	"github.com/virgate/virgate/test/kubelettest"
+	"github.com/virgate/virgate/test/shortdir"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -39,11 +39,7 @@ type bench struct {
 // newBench starts both; the test fails at its end if the contract was broken.
 func newBench(t *testing.T, change func(*simkubelet.Options, *plugin.Options)) *bench {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "vg") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := shortdir.New(t)
 	kubeletOptions := simkubelet.Options{Dir: dir}
 	pluginOptions := plugin.Options{
 		Dir: dir, Logger: slog.New(slog.DiscardHandler),
@@ -249,10 +245,7 @@ func dialManager(t testing.TB, p sharing.Plan) (api.DevicePluginClient, *plugin.
 // dialOptions is dialManager for a manager with other options.
 func dialOptions(t testing.TB, options plugin.Options, p sharing.Plan, setUp ...func(*plugin.Manager)) (api.DevicePluginClient, *plugin.Manager) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "vg") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := shortdir.New(t)
 	options.Dir = dir
 	options.Timing.StreamTimeout, options.Timing.VerifyAfter = time.Hour, time.Hour
 	manager := plugin.NewManager(options)
@@ -265,7 +258,6 @@ func dialOptions(t testing.TB, options plugin.Options, p sharing.Plan, setUp ...
 	t.Cleanup(func() {
 		cancel()
 		running.Wait()
-		_ = os.RemoveAll(dir)
 	})
 	changed := manager.Subscribe()
 	manager.Apply(p)

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/virgate/virgate/internal/configsource"
+	"github.com/virgate/virgate/test/shortdir"
 )
 
 // TestConfigManagerLinks goes through choices one after the other, on one link.
@@ -146,11 +147,7 @@ func TestMPSReadsOnlyItsSettings(t *testing.T) {
 	for flag, want := range map[string]int{"--mig-strategy=both": 0, "--cdi-annotation-prefix=?": 0, "--driver-root=relative": 2} {
 		ctx, end := context.WithCancel(t.Context())
 		end()
-		root, err := os.MkdirTemp("", "vm") //nolint:usetesting // a socket's path must be short
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = os.RemoveAll(root) })
+		root := shortdir.New(t)
 		var stderr bytes.Buffer
 		variable := func(name string) (string, bool) {
 			value, ok := map[string]string{"DEVICE_ID_STRATEGY": "serial", "IMEX_CHANNEL_IDS": "7"}[name]

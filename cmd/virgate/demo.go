@@ -180,12 +180,15 @@ func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string, n
 	return nil
 }
 
-// demoDir is a new temporary directory. Where TMPDIR is too long for the paths of Unix sockets,
-// as on macOS, it is in /tmp.
+// demoDir is a new temporary directory. It is in /tmp where TMPDIR is too long for the paths of Unix sockets, as on
+// macOS, or is one that other users cannot enter, as an MPS server's user must.
 func demoDir() (string, error) {
 	dir, err := os.MkdirTemp("", "virgate")
-	if err != nil || mps.CheckRoot(filepath.Join(dir, "mps")) == nil {
-		return dir, err
+	if err != nil {
+		return "", err
+	}
+	if mps.CheckRoot(filepath.Join(dir, "mps")) == nil && mps.CheckParents(filepath.Dir(dir)) == nil {
+		return dir, nil
 	}
 	if err := os.Remove(dir); err != nil {
 		return "", err

@@ -24,6 +24,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/await"
 	"github.com/virgate/virgate/test/kubelettest"
+	"github.com/virgate/virgate/test/shortdir"
 )
 
 // patience is how long anything may take on a machine that does a lot else.
@@ -192,10 +193,7 @@ type rig struct {
 
 func newRig(t *testing.T, change func(*rig)) *rig {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "va") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := shortdir.New(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	r := &rig{
 		t: t, ctx: ctx, ended: make(chan struct{}), dir: dir,
@@ -223,7 +221,6 @@ func newRig(t *testing.T, change func(*rig)) *rig {
 	t.Cleanup(func() {
 		cancel()
 		running.Wait()
-		_ = os.RemoveAll(dir)
 		_ = os.Remove(dir + ".sock")
 	})
 	if _, silent := r.options.Kubelet.(noKubelet); !silent {

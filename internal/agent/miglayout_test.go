@@ -19,6 +19,7 @@ import (
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/kubelettest"
+	"github.com/virgate/virgate/test/shortdir"
 )
 
 // migRig is the whole program but for its command line, between a simulated
@@ -45,18 +46,10 @@ func newTimedMIGRig(t *testing.T, node string, profile sharing.Profile, timing p
 	if err != nil {
 		t.Fatal(err)
 	}
-	socket, err := os.MkdirTemp("", "vp") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(socket) })
+	socket := shortdir.New(t)
 	c := &migRig{sim: sim, policy: fakePolicy{newInput(profile, nil)}}
 	c.rig = newRig(t, func(r *rig) {
-		dir, err := os.MkdirTemp("", "va") //nolint:usetesting // a socket's path must be short
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = os.RemoveAll(dir) })
+		dir := shortdir.New(t)
 		log := slog.New(slog.DiscardHandler)
 		if testing.Verbose() {
 			log = slog.New(slog.NewTextHandler(os.Stderr, nil))

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,6 +23,7 @@ import (
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/sharing/metrics"
+	"github.com/virgate/virgate/test/shortdir"
 )
 
 // holders say who holds what, and count how often they are asked.
@@ -63,10 +63,7 @@ func newWatch(t testing.TB, name string, replicas int) *watch {
 	}
 	quiet := slog.New(slog.DiscardHandler)
 	w := &watch{t: t, node: node, gpus: gpus, holders: &holders{}, pids: 100}
-	dir, err := os.MkdirTemp("", "vg") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := shortdir.New(t)
 	manager := plugin.NewManager(plugin.Options{Dir: dir, Logger: quiet})
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
@@ -74,7 +71,6 @@ func newWatch(t testing.TB, name string, replicas int) *watch {
 	t.Cleanup(func() {
 		stop()
 		running.Wait()
-		_ = os.RemoveAll(dir)
 	})
 	w.agent = newAgent(withIdle(Options{
 		Plugin: manager, Kubelet: w.holders, Settings: Settings{Logger: quiet, SampleInterval: time.Second},

@@ -20,6 +20,7 @@ import (
 	"github.com/virgate/virgate/internal/simmps"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/await"
+	"github.com/virgate/virgate/test/shortdir"
 )
 
 // unlimited is for deadlines that no machine may be too slow for.
@@ -134,14 +135,10 @@ func (n *node) Write(data []byte) (int, error) {
 
 func newNode(t *testing.T, control mps.Control) *node {
 	t.Helper()
-	root, err := os.MkdirTemp("", "mps") //nolint:usetesting // A socket's path must be short.
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := shortdir.New(t)
 	if err := os.Chmod(root, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	n := &node{t: t, root: root, modes: modes(t.TempDir()), changed: make(chan struct{}, 1)}
 	n.options = mps.Options{
 		Root: root, Control: control, ComputeMode: n.modes.get,

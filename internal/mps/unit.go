@@ -202,7 +202,7 @@ func (u *unitRun) start(ctx context.Context) error {
 		return err
 	}
 	for _, dir := range []string{env.Pipe, env.Log} {
-		if err := checkParents(dir); err != nil {
+		if err := CheckParents(dir); err != nil {
 			return err
 		}
 	}
@@ -256,9 +256,9 @@ func makeDirs(dir, pipe, log string) error {
 	return nil
 }
 
-// checkParents refuses a directory that not every user can enter: a server takes the user of its clients
-// before it opens its files (bottlerocket#4673), and would end at once.
-func checkParents(dir string) error {
+// CheckParents refuses a directory that not every user can enter, or that is in one: a server takes the user of its
+// clients before it opens its files (bottlerocket#4673), and would end at once.
+func CheckParents(dir string) error {
 	for {
 		info, err := os.Stat(dir)
 		if err != nil {

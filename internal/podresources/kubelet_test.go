@@ -3,7 +3,6 @@ package podresources
 import (
 	"context"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/test/kubelettest"
+	"github.com/virgate/virgate/test/shortdir"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -26,20 +26,9 @@ type node struct {
 	dir, socket string
 }
 
-// shortDir is for sockets: a unix socket's path has 107 bytes at most.
-func shortDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "k") //nolint:usetesting // t.TempDir has the test's name in it
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
 func startNode(t *testing.T, options simkubelet.Options) *node {
 	t.Helper()
-	dir := shortDir(t)
+	dir := shortdir.New(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	n := &node{t: t, ctx: ctx, dir: filepath.Join(dir, "d"), socket: filepath.Join(dir, "p.sock")}
 	options.Dir, options.PodResourcesSocket = n.dir, n.socket

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/shortdir"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -41,7 +42,7 @@ func (s *scripted) List(ctx context.Context, _ *api.ListPodResourcesRequest) (*a
 
 func serve(t *testing.T, script func(ctx context.Context, call int64) (*api.ListPodResourcesResponse, error)) (*scripted, *Source) {
 	t.Helper()
-	socket := filepath.Join(shortDir(t), "p.sock")
+	socket := filepath.Join(shortdir.New(t), "p.sock")
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)

@@ -3,13 +3,14 @@ package simkubelet
 import (
 	"context"
 	"errors"
-	"os"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/virgate/virgate/test/shortdir"
 )
 
 // A stop while Allocate hangs cancels the call, and the pod is forgotten.
@@ -38,11 +39,7 @@ func TestStopDuringAllocate(t *testing.T) {
 
 // No goroutine of the kubelet is left after Run.
 func TestRunLeavesNoGoroutine(t *testing.T) {
-	dir, err := os.MkdirTemp("", "k") //nolint:usetesting // a unix socket's path has 107 bytes at most
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
+	dir := shortdir.New(t)
 	limited, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	ctx, stop := context.WithCancel(limited)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,6 +12,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/virgate/virgate/test/shortdir"
 )
 
 const gpu = "nvidia.com/gpu"
@@ -28,11 +29,7 @@ type rig struct {
 
 func startRig(t *testing.T, options Options) *rig {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "k") //nolint:usetesting // a unix socket's path has 107 bytes at most
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := shortdir.New(t)
 	options.Dir = filepath.Join(dir, "d")
 	options.PodResourcesSocket = filepath.Join(dir, "p", "kubelet.sock")
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)

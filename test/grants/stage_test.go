@@ -29,6 +29,7 @@ import (
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/await"
+	"github.com/virgate/virgate/test/shortdir"
 )
 
 // stage is a node with a profile in force and its sockets open.
@@ -57,11 +58,7 @@ func newStage(t *testing.T, nodeName, profile string) stage {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp("", "vg") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := shortdir.New(t)
 	s := stage{root: hostRoot(t, config.Startup.DevRoot, gpus), specs: filepath.Join(dir, "cdi"), dir: dir}
 	if err := os.Mkdir(s.specs, 0o755); err != nil {
 		t.Fatal(err)

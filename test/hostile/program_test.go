@@ -28,6 +28,7 @@ import (
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/test/await"
 	"github.com/virgate/virgate/test/kubelettest"
+	"github.com/virgate/virgate/test/shortdir"
 )
 
 const gpu = "nvidia.com/gpu"
@@ -97,10 +98,7 @@ func (l *logBuffer) String() string {
 // start runs everything until the test ends.
 func start(t *testing.T, o options) *program {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "vh") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := shortdir.New(t)
 	if o.node == "" {
 		o.node = "h100x2"
 	}
@@ -128,7 +126,6 @@ func start(t *testing.T, o options) *program {
 		for _, violation := range p.kubelet.Violations() {
 			t.Errorf("the kubelet's contract is broken: %s", violation)
 		}
-		_ = os.RemoveAll(dir)
 	})
 	if !o.noKubelet {
 		running.Go(func() { _ = p.kubelet.Run(ctx) })

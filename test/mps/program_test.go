@@ -25,6 +25,7 @@ import (
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/await"
+	"github.com/virgate/virgate/test/shortdir"
 )
 
 const (
@@ -48,11 +49,7 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "vm") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := shortdir.New(t)
 	node, err := simnode.New("t4")
 	if err != nil {
 		t.Fatal(err)

@@ -25,6 +25,7 @@ import (
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/shortdir"
 )
 
 // TestQuietClusterRaisesNoAlert has each profile that the chart ships, and none, in force
@@ -79,10 +80,7 @@ var underWay = regexp.MustCompile(`virgate_mig_layout_state\{.*state="(pending|b
 // match held, because a pod holds and uses a GPU.
 func runQuietNode(t *testing.T, profile, name string) (address string, held *regexp.Regexp) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "vq") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := shortdir.New(t)
 	node, err := simnode.New(name)
 	if strings.HasPrefix(name, "boards:") {
 		node, err = simnode.Load("node.yaml", []byte(name))
@@ -97,7 +95,6 @@ func runQuietNode(t *testing.T, profile, name string) (address string, held *reg
 	t.Cleanup(func() {
 		cancel()
 		running.Wait()
-		_ = os.RemoveAll(dir)
 		if t.Failed() {
 			t.Log(log.String())
 		}

@@ -31,6 +31,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/await"
 	"github.com/virgate/virgate/test/kubelettest"
+	"github.com/virgate/virgate/test/shortdir"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -79,11 +80,7 @@ type figures struct {
 
 func newWorld(t *testing.T, ctx context.Context, log *slog.Logger) *world {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "vs") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := shortdir.New(t)
 	node, err := simnode.Load("soak.yaml", []byte(nodeYAML))
 	if err != nil {
 		t.Fatal(err)

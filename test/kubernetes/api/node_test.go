@@ -28,6 +28,7 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/test/await"
+	"github.com/virgate/virgate/test/shortdir"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 )
@@ -446,10 +447,9 @@ type program struct {
 // profiles of the API server, or as change says; nil for no change.
 func (s *server) run(t *testing.T, name, gpus string, change func(*daemon.Options)) *program {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "va") //nolint:usetesting // a socket's path must be short
-	s.must(err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := shortdir.New(t)
 	p := &program{}
+	var err error
 	p.gpus, err = simnode.New(gpus)
 	s.must(err)
 	log := slog.New(slog.DiscardHandler)

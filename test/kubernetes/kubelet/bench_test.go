@@ -22,6 +22,7 @@ import (
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/await"
+	"github.com/virgate/virgate/test/shortdir"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -67,10 +68,7 @@ func newBench(t *testing.T, policy string) *bench {
 // newNaiveBench starts a kubelet that may be hurt.
 func newNaiveBench(t *testing.T, policy string) *bench {
 	t.Helper()
-	root, err := os.MkdirTemp("", "vg") //nolint:usetesting // a socket's path has 107 bytes
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := shortdir.New(t)
 	k := &kubelet{
 		t: t, policy: policy, pods: &pods{},
 		dir: filepath.Join(root, "plugins"), podResources: filepath.Join(root, "podresources.sock"),
@@ -82,7 +80,6 @@ func newNaiveBench(t *testing.T, policy string) *bench {
 	k.start()
 	t.Cleanup(func() {
 		k.end()
-		_ = os.RemoveAll(root)
 	})
 	b := &bench{kubelet: k, log: slog.New(slog.DiscardHandler)}
 	if testing.Verbose() && os.Getenv("VIRGATE_LOG") != "" {

@@ -46,7 +46,7 @@ var (
 // documentQueries are those in the documents, in blocks and within sentences.
 func documentQueries(t *testing.T) []query {
 	t.Helper()
-	files, err := filepath.Glob(repository + "/docs/*.md")
+	files, err := filepath.Glob(repository + "/docs/*/*.md")
 	if err != nil || len(files) < 20 {
 		t.Fatalf("documents: %v, %v", files, err)
 	}

@@ -72,13 +72,17 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestEveryPageIsInTheIndex checks that README.md leads to each page of docs.
+// TestEveryPageIsInTheIndex checks that docs/README.md links to every page, and README.md to it.
 func TestEveryPageIsInTheIndex(t *testing.T) {
 	texts := documents(t)
-	index := targets(texts["README.md"])
+	if !slices.Contains(targets(texts["README.md"]), "docs/README.md") {
+		t.Error("README.md does not link to docs/README.md")
+	}
+	index := targets(texts["docs/README.md"])
 	for path := range texts {
-		if filepath.Dir(path) == "docs" && !slices.Contains(index, path) {
-			t.Errorf("README.md does not lead to %s", path)
+		page, isPage := strings.CutPrefix(path, "docs/")
+		if isPage && page != "README.md" && !slices.Contains(index, page) {
+			t.Errorf("docs/README.md does not link to %s", path)
 		}
 	}
 }

@@ -125,12 +125,12 @@ func TestLegendsUseWhatIsLeft(t *testing.T) {
 	}
 }
 
-// question is one of docs/monitoring.md.
+// question is one of docs/reference/queries.md.
 type question struct{ number, title, text string }
 
 var asked = regexp.MustCompile("(?ms)^### (\\d+)\\. ([^\n]*)$(?:[^#`]|`[^`])*```promql\n(.*?)\n```$")
 
-// questions are those that docs/monitoring.md answers.
+// questions are those that docs/reference/queries.md answers.
 func questions(t *testing.T) []question {
 	t.Helper()
 	data, err := os.ReadFile(questionFile)
@@ -363,7 +363,7 @@ func TestReadSeries(t *testing.T) {
 }
 
 // TestQueriesUseDocumentedMetrics is what TestLive holds too, for those without
-// Prometheus: docs/metrics.md is made from the program's descriptors.
+// Prometheus: docs/reference/metrics.md is made from the program's descriptors.
 func TestQueriesUseDocumentedMetrics(t *testing.T) {
 	known := documentedMetrics(t)
 	for metric := range known {
@@ -385,7 +385,7 @@ func TestQueriesUseDocumentedMetrics(t *testing.T) {
 	}
 }
 
-// documentedMetrics are the labels of each metric in docs/metrics.md. A histogram
+// documentedMetrics are the labels of each metric in docs/reference/metrics.md. A histogram
 // has the series that Prometheus makes of it.
 func documentedMetrics(t *testing.T) map[string][]string {
 	t.Helper()

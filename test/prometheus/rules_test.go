@@ -81,7 +81,7 @@ const indexAndModel = `{{ with query (printf "virgate_gpu_info{node=%q,gpu_uuid=
 // TestThresholds holds that an alert has one number at most that users may replace, that its text
 // does not repeat it, and that the page names it.
 func TestThresholds(t *testing.T) {
-	page, err := os.ReadFile(runbookFile)
+	page, err := os.ReadFile(metricsFile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func TestThresholds(t *testing.T) {
 		}
 	}
 	if diff := cmp.Diff(replaceable, documented); diff != "" || len(replaceable) == 0 {
-		t.Errorf("thresholds of the rules and those in docs/reference/runbook.md (-rules +page):\n%s", diff)
+		t.Errorf("thresholds of the rules and those in docs/reference/metrics.md (-rules +page):\n%s", diff)
 	}
 }
 

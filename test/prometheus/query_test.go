@@ -46,9 +46,16 @@ var (
 // documentQueries are those in the documents, in blocks and within sentences.
 func documentQueries(t *testing.T) []query {
 	t.Helper()
-	files, err := filepath.Glob(repository + "/docs/*.md")
-	if err != nil || len(files) < 20 {
-		t.Fatalf("documents: %v, %v", files, err)
+	var files []string
+	for _, pattern := range []string{"/docs/*.md", "/docs/*/*.md"} {
+		found, err := filepath.Glob(repository + pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, found...)
+	}
+	if len(files) < 20 {
+		t.Fatalf("documents: %v", files)
 	}
 	var all []query
 	for _, file := range append(files, repository+"/README.md") {

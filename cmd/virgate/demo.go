@@ -477,7 +477,7 @@ func (s *demoNode) showVerdict(context.Context) error {
 	return nil
 }
 
-// What --serve leaves running has an answer for every question of docs/monitoring.md.
+// What --serve leaves running has an answer for every question of docs/reference/queries.md.
 const (
 	fillReplicas = 6
 	gibibyte     = 1 << 30

@@ -21,10 +21,10 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-var update = flag.Bool("update", false, "write the table of docs/metrics.md anew")
+var update = flag.Bool("update", false, "write the table of docs/reference/metrics.md anew")
 
 const (
-	metricsDocument = "../../docs/metrics.md"
+	metricsDocument = "../../docs/reference/metrics.md"
 	tableBegins     = "<!-- The table is made from the program by go test ./internal/agent -run TestMetricsDocument -update -->\n"
 	tableEnds       = "<!-- end of the table -->\n"
 )
@@ -100,7 +100,7 @@ func (eventful) Health() sharing.HealthReport {
 	}
 }
 
-// TestMetricsDocument keeps docs/metrics.md true.
+// TestMetricsDocument keeps docs/reference/metrics.md true.
 func TestMetricsDocument(t *testing.T) {
 	t.Parallel()
 	var table strings.Builder
@@ -125,7 +125,7 @@ func TestMetricsDocument(t *testing.T) {
 		return
 	}
 	if !*update {
-		t.Fatal("docs/metrics.md is not what the program has: run the test with -update")
+		t.Fatal("docs/reference/metrics.md is not what the program has: run the test with -update")
 	}
 	if err := os.WriteFile(metricsDocument, []byte(before+tableBegins+table.String()+tableEnds+after), 0o600); err != nil {
 		t.Fatal(err)

@@ -324,7 +324,7 @@ func TestAScrapeAsksNobody(t *testing.T) {
 	}
 }
 
-// TestSeriesAreBounded holds the bound of docs/metrics.md.
+// TestSeriesAreBounded holds the bound of docs/reference/metrics.md.
 func TestSeriesAreBounded(t *testing.T) {
 	t.Parallel()
 	w := crowded(t, 48)

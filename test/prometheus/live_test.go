@@ -77,7 +77,7 @@ func startLimits(t *testing.T, virgate, scenario string) (address string) {
 	return limits.await(t, listens)
 }
 
-// askQuestions holds the answers to the questions of docs/monitoring.md. Their
+// askQuestions holds the answers to the questions of docs/reference/queries.md. Their
 // series come with the samples of use, so it asks until they are right.
 func askQuestions(t *testing.T, s server) {
 	answer := func() string {
@@ -153,7 +153,7 @@ func checkQueries(t *testing.T, s server, targets ...scraped) {
 }
 
 // ofClusters are the metrics of nodes with an API server, which serve claims and announce their
-// numbers of devices: what docs/metrics.md has of them.
+// numbers of devices: what docs/reference/metrics.md has of them.
 func ofClusters(t *testing.T) map[string][]string {
 	t.Helper()
 	known := documentedMetrics(t)

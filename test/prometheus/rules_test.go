@@ -81,7 +81,7 @@ const indexAndModel = `{{ with query (printf "virgate_gpu_info{node=%q,gpu_uuid=
 // TestThresholds holds that an alert has one number at most that users may replace, that its text
 // does not repeat it, and that the page names it.
 func TestThresholds(t *testing.T) {
-	page, err := os.ReadFile(questionFile)
+	page, err := os.ReadFile(metricsFile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func TestThresholds(t *testing.T) {
 		}
 	}
 	if diff := cmp.Diff(replaceable, documented); diff != "" || len(replaceable) == 0 {
-		t.Errorf("thresholds of the rules and those in docs/monitoring.md (-rules +page):\n%s", diff)
+		t.Errorf("thresholds of the rules and those in docs/reference/metrics.md (-rules +page):\n%s", diff)
 	}
 }
 
@@ -119,7 +119,7 @@ func TestAlertsByDesign(t *testing.T) {
 // as far as the expression keeps it, and a section of the runbook that exists.
 func TestAlertsSayWhatToDo(t *testing.T) {
 	sections := headings(t, runbookFile, "###")
-	const runbook = "https://github.com/virgate/virgate/blob/main/docs/runbook.md#"
+	const runbook = "https://github.com/virgate/virgate/blob/main/docs/reference/runbook.md#"
 	name := regexp.MustCompile(`^Virgate[A-Z][A-Za-z]+$`)
 	var alerts []string
 	for _, rule := range allRules(t) {

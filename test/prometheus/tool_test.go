@@ -28,9 +28,9 @@ const (
 	repository   = "../.."
 	rulesFile    = repository + "/charts/virgate/rules/virgate.rules.yaml"
 	dashboards   = repository + "/charts/virgate/dashboards/*.json"
-	runbookFile  = repository + "/docs/runbook.md"
-	questionFile = repository + "/docs/monitoring.md"
-	metricsFile  = repository + "/docs/metrics.md"
+	runbookFile  = repository + "/docs/reference/runbook.md"
+	questionFile = repository + "/docs/reference/queries.md"
+	metricsFile  = repository + "/docs/reference/metrics.md"
 )
 
 // tool is the path of a program of Debian's package prometheus. The test is

@@ -97,7 +97,7 @@ metrics:
         disabled: []
         enabled: false
         labels: {}
-        runbookURL: https://github.com/virgate/virgate/blob/main/docs/runbook.md#
+        runbookURL: https://github.com/virgate/virgate/blob/main/docs/reference/runbook.md#
         thresholds: {}
 mig:
     manage: false

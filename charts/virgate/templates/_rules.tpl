@@ -1,7 +1,7 @@
 {{- /* The rules as the values have them: without the disabled alerts, with other thresholds and runbook. */ -}}
 {{- define "virgate.rules" -}}
 {{- $v := .Values.metrics.rules -}}
-{{- $page := "https://github.com/virgate/virgate/blob/main/docs/runbook.md#" -}}
+{{- $page := "https://github.com/virgate/virgate/blob/main/docs/reference/runbook.md#" -}}
 {{- $alerts := list -}}{{- $withThreshold := list -}}{{- $groups := list -}}
 {{- range $group := (.Files.Get "rules/virgate.rules.yaml" | fromYaml).groups -}}
 {{- $rules := list -}}

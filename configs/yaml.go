@@ -540,7 +540,7 @@ func (v value) mapping(known ...string) fields {
 		}
 		message := "unknown key"
 		if slices.ContainsFunc(gkeKeys, func(key string) bool { return strings.EqualFold(key, e.key) }) {
-			message = "unknown key: it is one of GKE's plugin, see docs/migrating.md, From GKE's plugin"
+			message = "unknown key: it is one of GKE's plugin, see docs/how-to/migrate-gke.md"
 		} else {
 			message += didYouMean(Nearest(e.key, known))
 		}

@@ -1,6 +1,6 @@
 // Package features says what the labels of a node are that NVIDIA's GPU feature
 // discovery writes: how many GPUs of which kind there are, and how they are shared.
-// docs/feature-labels.md is the list.
+// docs/reference/feature-labels.md is the list.
 //
 // It is pure: whoever calls it has gathered what is in Node, and writes the labels.
 package features

@@ -21,7 +21,7 @@ const (
 #   kubectl apply -f deployments/virgate.yaml
 #
 # The image is virgate:VERSION: put your registry before it. Other values need
-# Helm, or a kustomization over this file; see docs/installing.md.
+# Helm, or a kustomization over this file; see docs/how-to/install.md.
 apiVersion: v1
 kind: Namespace
 metadata:

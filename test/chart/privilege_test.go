@@ -13,7 +13,7 @@ import (
 )
 
 // TestPrivileges holds, for each value that asks for more than the default ones
-// do, all that it asks for: docs/security.md has the same table.
+// do, all that it asks for: docs/explanation/security.md has the same table.
 func TestPrivileges(t *testing.T) {
 	without := privileges(t, "{}")
 	if diff := cmp.Diff([]string{

@@ -12,11 +12,11 @@ import (
 )
 
 const (
-	referenceFile   = "../../docs/chart-values.md"
+	referenceFile   = "../../docs/reference/chart-values.md"
 	referenceBegins = "<!-- From here on the page is made from the chart: make reference -->\n"
 )
 
-// TestValuesReference checks that docs/chart-values.md has each value of the
+// TestValuesReference checks that docs/reference/chart-values.md has each value of the
 // chart with its default, what it may be and the comment of values.yaml, and
 // that each has a comment. With -update it writes the page.
 func TestValuesReference(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 )
 
 // TestFeatureLabelNames checks that the chart's policy allows the feature labels, and none by
-// which others decide what runs on a node; and that docs/feature-labels.md has them all.
+// which others decide what runs on a node; and that docs/reference/feature-labels.md has them all.
 func TestFeatureLabelNames(t *testing.T) {
 	template, err := os.ReadFile(filepath.Join(repository, "charts/virgate/templates/admission-own-node.yaml"))
 	if err != nil {
@@ -25,7 +25,7 @@ func TestFeatureLabelNames(t *testing.T) {
 	if quoted == nil {
 		t.Fatal("the policy has no feature labels")
 	}
-	allowed, page := regexp.MustCompile(string(quoted[1])), documents(t)["docs/feature-labels.md"]
+	allowed, page := regexp.MustCompile(string(quoted[1])), documents(t)["docs/reference/feature-labels.md"]
 	vgpus := []features.VGPU{{HostVersion: "1.2", HostBranch: "r1"}}
 	names := map[string]bool{"nvidia.com/gpu.clique": true}
 	for _, node := range slices.Concat(simnode.Names(), []string{"mixed", "dgx-a100+all-1g.5gb", "dgx-h100+all-balanced"}) {
@@ -55,7 +55,7 @@ func TestFeatureLabelNames(t *testing.T) {
 			own = "`gpu.model.MODEL`"
 		}
 		if !strings.Contains(page, "`"+short+"`") && !strings.Contains(page, own) {
-			t.Errorf("docs/feature-labels.md has neither %s nor %s", short, own)
+			t.Errorf("docs/reference/feature-labels.md has neither %s nor %s", short, own)
 		}
 	}
 	for _, name := range []string{

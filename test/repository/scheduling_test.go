@@ -68,7 +68,7 @@ func TestSchedulingExamples(t *testing.T) {
 	for file, want := range map[string]string{
 		"deployments/examples/scheduling/karpenter.yaml":      fmt.Sprintf("\n    %s: %d\n", offered, perGPU),
 		"deployments/examples/scheduling/kueue-quarters.yaml": fmt.Sprintf("outputs: {gpu-quarters: %d}", perGPU),
-		"docs/scheduling.md": fmt.Sprintf("node-template/resources/%s   %d", offered, perGPU),
+		"docs/how-to/schedule.md":                             fmt.Sprintf("node-template/resources/%s   %d", offered, perGPU),
 	} {
 		text, err := os.ReadFile(filepath.Join(repository, file))
 		if err != nil {

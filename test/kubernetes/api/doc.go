@@ -6,7 +6,7 @@
 // again; and etcd v3.6 inside the test. Both listen on the loopback interface
 // only and keep their files in a temporary directory. There is no controller
 // and no kubelet: the tests make and change the Nodes and the ConfigMap. One part
-// starts kube-scheduler too, for the examples of docs/scheduling.md.
+// starts kube-scheduler too, for the examples of docs/how-to/schedule.md.
 //
 // Virgate logs in as an ordinary user with the chart's ClusterRole and nothing
 // more. Each simulated node has a connection of its own, whose requests and

@@ -20,9 +20,9 @@ import (
 	"github.com/virgate/virgate/test/walk"
 )
 
-// testDocuments types what README.md, docs/installing.md and docs/getting-started.md tell a new user to
-// type, word for word but for the node's name. Docker, the registry, and make's use of Go are played,
-// and README's node has simulated GPUs.
+// testDocuments types what README.md, docs/tutorial/getting-started.md and, of docs/how-to, install.md,
+// upgrade.md and remove.md tell a new user to type, word for word but for the node's name. Docker, the
+// registry, and make's use of Go are played, and README's node has simulated GPUs.
 func testDocuments(t *testing.T, c *cluster) {
 	c.uninstall(t)
 	c.ctr(t, "images", "tag", "docker.io/library/virgate:"+version, "docker.io/library/busybox:1.37") // It has a shell too.
@@ -39,7 +39,8 @@ func testDocuments(t *testing.T, c *cluster) {
 		"config.default=time-slicing-4": gpus(32),
 		"config=time-slicing-10":        gpus(80),
 	})
-	newcomer.read(t, "docs/installing.md", map[string]func(*testing.T){
+	newcomer.read(t, "docs/how-to/install.md", nil)
+	newcomer.read(t, "docs/how-to/upgrade.md", map[string]func(*testing.T){
 		"image.tag=0.1.1": func(t *testing.T) {
 			c.await(t, "the next version", func() error {
 				if got := c.plugin(t).Spec.Containers[0].Image; got != "registry.example.com/gpu/virgate:0.1.1" {
@@ -48,11 +49,12 @@ func testDocuments(t *testing.T, c *cluster) {
 				return nil
 			})
 		},
-		"helm uninstall": c.nodeIsClean,
 	})
+	// Another reader, who types again what the upgrade has typed already.
+	c.newReader(t).read(t, "docs/how-to/remove.md", map[string]func(*testing.T){"helm uninstall": c.nodeIsClean})
 	c.label(t, "")
 	c.ctr(t, "images", "rm", "docker.io/library/virgate:"+version) // make and ctr bring it back.
-	c.newReader(t).read(t, "docs/getting-started.md", map[string]func(*testing.T){
+	c.newReader(t).read(t, "docs/tutorial/getting-started.md", map[string]func(*testing.T){
 		"config=time-slicing-10": gpus(80),
 		"sim xid":                gpus(70),
 		"helm uninstall":         c.nodeIsClean,

@@ -177,5 +177,5 @@ func requests(p *corev1.Pod, domain string) map[string]int64 {
 	return most
 }
 
-// stale is the age from which on nobody says the condition any more: docs/kubernetes.md.
+// stale is the age from which on nobody says the condition any more: docs/reference/kubernetes-objects.md.
 const stale = 15 * time.Minute

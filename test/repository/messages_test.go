@@ -10,7 +10,7 @@ import (
 )
 
 var (
-	// logRow is a row of the table of messages in docs/operations.md, quoted a
+	// logRow is a row of the table of messages in docs/reference/command-line.md, quoted a
 	// message that a document speaks of elsewhere.
 	logRow = regexp.MustCompile(`(?m)^\| (?:INFO|WARN|ERROR) \| ([^|]*) \|`)
 	quoted = regexp.MustCompile("(?:log's|log has|logs) `([^`]+)`|`([^`]+)` in the log")

@@ -9,7 +9,7 @@
 // on some node is not an error here.
 //
 // Read config.go first, then documents.go for where documents come from. keys.json
-// lists every key, and docs/configuration-reference.md is generated from it. There is
+// lists every key, and docs/reference/configuration-keys.md is generated from it. There is
 // a file for each section: settings.go (flags and imex), names.go (resources, devices
 // and exclude), sharing.go, mig.go with migconfigs.go, and health.go. yaml.go and
 // problem.go know the positions of values and what is wrong with them.

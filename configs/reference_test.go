@@ -12,11 +12,11 @@ import (
 )
 
 const (
-	referenceFile   = "../docs/configuration-reference.md"
+	referenceFile   = "../docs/reference/configuration-keys.md"
 	referenceBegins = "<!-- From here on the page is made from the program: make reference -->\n"
 )
 
-// TestReference checks that docs/configuration-reference.md is what the program
+// TestReference checks that docs/reference/configuration-keys.md is what the program
 // knows; with -update it writes the page.
 func TestReference(t *testing.T) {
 	data, err := os.ReadFile(referenceFile)

@@ -30,7 +30,7 @@ const (
 )
 
 // keyTable is keys.json, what profiles may say, in the order of
-// docs/configuration-reference.md. It is read at every start, so it is JSON: decoding
+// docs/reference/configuration-keys.md. It is read at every start, so it is JSON: decoding
 // YAML makes ten times as many objects. Nothing changes it.
 var keyTable = readKeyTable(keyFile)
 
@@ -53,7 +53,7 @@ func readKeyTable(file []byte) (table keysAndSettings) {
 }
 
 // documentKey describes a key that is not a Setting. Documents may have only
-// these keys, and docs/configuration-reference.md is generated from them.
+// these keys, and docs/reference/configuration-keys.md is generated from them.
 type documentKey struct {
 	// Path is the key's place: "mig.configs.NAME[].devices".
 	Path string

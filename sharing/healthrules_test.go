@@ -127,16 +127,16 @@ func TestXIDsFollowTheCatalogue(t *testing.T) {
 	}
 }
 
-// TestXIDsAreDocumented compares the table of docs/health.md with the rules.
+// TestXIDsAreDocumented compares the table of docs/reference/health.md with the rules.
 func TestXIDsAreDocumented(t *testing.T) {
-	text, err := os.ReadFile("../docs/health.md")
+	text, err := os.ReadFile("../docs/reference/health.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, table, begins := strings.Cut(string(text), "| XID | action | reason |\n|---|---|---|\n")
 	table, _, ends := strings.Cut(table, "\n\n")
 	if !begins || !ends {
-		t.Fatal("docs/health.md has no table of XIDs")
+		t.Fatal("docs/reference/health.md has no table of XIDs")
 	}
 	want := DefaultHealthRules()
 	documented := make(map[uint64]ErrorAction)
@@ -145,7 +145,7 @@ func TestXIDsAreDocumented(t *testing.T) {
 		codes, action := strings.TrimPrefix(cells[0], "| "), ErrorAction(cells[1])
 		if codes == "all others" {
 			if action != want.OtherXIDs {
-				t.Errorf("docs/health.md says %s of all other XIDs, the rules %s", action, want.OtherXIDs)
+				t.Errorf("docs/reference/health.md says %s of all other XIDs, the rules %s", action, want.OtherXIDs)
 			}
 			continue
 		}
@@ -157,17 +157,17 @@ func TestXIDsAreDocumented(t *testing.T) {
 			low, err := strconv.ParseUint(first, 10, 64)
 			high, err2 := strconv.ParseUint(last, 10, 64)
 			if err != nil || err2 != nil {
-				t.Fatalf("docs/health.md: %q is no XID: %s", entry, row)
+				t.Fatalf("docs/reference/health.md: %q is no XID: %s", entry, row)
 			}
 			for code := low; code <= high; code++ {
 				if _, twice := documented[code]; twice {
-					t.Errorf("docs/health.md has XID %d twice", code)
+					t.Errorf("docs/reference/health.md has XID %d twice", code)
 				}
 				documented[code] = action
 			}
 		}
 	}
 	if diff := cmp.Diff(want.XIDs, documented); diff != "" {
-		t.Errorf("docs/health.md (-rules +document):\n%s", diff)
+		t.Errorf("docs/reference/health.md (-rules +document):\n%s", diff)
 	}
 }

@@ -114,7 +114,7 @@ func (x *DeviceSet) findWholeGPUs(devices []Device, known map[string]Unit) {
 
 // Prefer returns the devices that a container should get: size IDs, first those
 // of must, then the best of available. This is what the kubelet asks in
-// GetPreferredAllocation. docs/placement.md has an example of each rule.
+// GetPreferredAllocation. docs/explanation/placement.md has an example of each rule.
 //
 // Where every healthy available device is a whole GPU that a container has alone,
 // the policy does not matter: the container gets the GPUs that are connected best

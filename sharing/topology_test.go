@@ -529,7 +529,7 @@ func TestPreferIsAsGoodAsTheBestSet(t *testing.T) {
 	}
 }
 
-// The examples of docs/placement.md, and others by hand.
+// The examples of docs/explanation/placement.md, and others by hand.
 func TestPreferByLinks(t *testing.T) {
 	for _, test := range []struct {
 		fabric    string

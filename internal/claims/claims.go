@@ -7,7 +7,7 @@
 // may give a unit away that somebody still has.
 //
 // Read claims.go first (what is kept), then check.go (when a claim may have its devices; it is
-// pure) and table.go. docs/dra.md has the reasons.
+// pure) and table.go. docs/internals/dra.md has the reasons.
 package claims
 
 import (

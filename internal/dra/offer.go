@@ -6,7 +6,7 @@
 // order of devices is all that a driver can say about which one is taken.
 //
 // Read offer.go first, then device.go (what a device says of itself) and ondemand.go
-// (partitions that are made when a claim has been given them). docs/dra.md has the reasons.
+// (partitions that are made when a claim has been given them). docs/internals/dra.md has the reasons.
 package dra
 
 import (

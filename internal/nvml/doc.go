@@ -7,7 +7,7 @@
 //
 // Scan reads the node once. A Node keeps watching it: it holds the driver open,
 // probes the GPUs periodically, listens for events, and tracks each unit's
-// health (docs/health.md). A Meter reads who uses the GPUs. A Partitioner lists
+// health (docs/reference/health.md). A Meter reads who uses the GPUs. A Partitioner lists
 // and changes their MIG instances; nothing else here changes a GPU, and nothing
 // decides which change to make or hands a GPU out.
 //

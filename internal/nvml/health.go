@@ -13,7 +13,7 @@ import (
 
 // unitHealth is what is known of one unit's health. It is a value: observe
 // derives the next one from it, from what was observed, and from the time.
-// docs/health.md has the states.
+// docs/reference/health.md has the states.
 //
 // That a probe passes does not clear a unit of an error that it reported: after
 // an XID the driver may well answer for a GPU that computes nothing. A suspect
@@ -209,7 +209,7 @@ func (h unitHealth) health() sharing.Health {
 }
 
 // Marks are what is read of a GPU to see later, even in another session or run, whether it
-// was reset in between; docs/health.md says why. The zero value means that nothing is known.
+// was reset in between; docs/reference/health.md says why. The zero value means that nothing is known.
 type Marks struct {
 	// Binding is that of PCIInfo.
 	Binding uint64 `json:"binding,omitempty"`

@@ -534,7 +534,7 @@ func (w *world) kill() error {
 // A GPU with a fatal error is used again after a reset, and a reset proves
 // something only to a Virgate that has seen the GPU before and after it. One
 // that ends before it looks, or that has lost its driver, misses the reset
-// (docs/health.md, Restarts). One that waits for events in a slow call hears of
+// (docs/reference/health.md, Restarts). One that waits for events in a slow call hears of
 // an error after the reset that ended it. Then, and only then, the GPU is reset
 // again.
 

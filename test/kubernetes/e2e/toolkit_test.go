@@ -43,7 +43,7 @@ BinaryName = '` + c.path(runtimeProgram) + `'
 // testToolkit has NVIDIA's own runtime beside runc, in two modes: cdi as the GPU Operator sets it,
 // where it knows no GPU but all of them, by the operator's spec for its own programs; and jit-cdi,
 // what the mode auto is from 1.18 on. Virgate is installed with the chart's preset, and its own
-// container has its driver by that runtime. What pods see is the table of docs/grants.md.
+// container has its driver by that runtime. What pods see is the table of docs/reference/grants.md.
 func testToolkit(t *testing.T, c *cluster) {
 	c.uninstall(t)
 	driver := c.installDriver(t, "toolkit", "-DWHOLE")

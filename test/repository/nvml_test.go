@@ -44,11 +44,11 @@ func nvmlRows(t *testing.T, page string) (rows map[string]nvmlRow, differences [
 		for i := range cells {
 			cells[i] = strings.TrimSpace(cells[i])
 		}
-		if name := nvmlCall.FindStringSubmatch(cells[0]); name != nil && len(cells) == 6 {
+		if name := nvmlCall.FindStringSubmatch(cells[0]); name != nil && len(cells) == 5 {
 			if _, twice := rows[name[1]]; twice {
 				t.Errorf("%s has two rows", name[1])
 			}
-			rows[name[1]] = nvmlRow{who: cells[1], codes: cells[2], differences: cells[5]}
+			rows[name[1]] = nvmlRow{who: cells[1], codes: cells[2], differences: cells[4]}
 		}
 		if difference.FindString(cells[0]) == cells[0] && cells[0] != "" {
 			differences = append(differences, cells[0])

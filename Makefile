@@ -105,7 +105,7 @@ sbom: build ## bin/virgate.cdx.json: the modules that are linked into bin/virgat
 gpu-bundle: ## bin/gpu: all that test-gpu needs on a machine with a GPU and no Go
 	test/gpu/bundle.sh bin/gpu $(VERSION)
 
-test-gpu: gpu-bundle ## this machine's GPUs, read-only: docs/hardware.md
+test-gpu: gpu-bundle ## this machine's GPUs, read-only: docs/how-to/check-hardware.md
 	bin/gpu/run.sh
 
 fuzz: ## every fuzz test of every package for FUZZTIME (10s)
@@ -113,7 +113,7 @@ fuzz: ## every fuzz test of every package for FUZZTIME (10s)
 	  for name in $$(echo "$$listed" | grep '^Fuzz'); do echo "$$package $$name"; \
 	    go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) $$package; done; done
 
-soak: ## the whole program in a storm: SEED=1 OPERATIONS=10000; docs/reliability.md
+soak: ## the whole program in a storm: SEED=1 OPERATIONS=10000; docs/explanation/reliability.md
 	SEED=$(SEED) OPERATIONS=$(OPERATIONS) go test -count=1 -timeout 24h -run '^TestSoak$$' -v ./test/soak
 
 vulnerabilities: ## govulncheck, which asks vuln.go.dev

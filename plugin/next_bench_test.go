@@ -67,7 +67,7 @@ func BenchmarkGeneration(b *testing.B) {
 // BenchmarkGrowth is all that is made of the GPUs and a profile, for all
 // resources of a node: the plan, the first lists and what the servers have. It
 // reports the bytes of all lists as the kubelet receives them, and those that
-// stay in memory. docs/scale.md has its table.
+// stay in memory. docs/internals/scale.md has its table.
 func BenchmarkGrowth(b *testing.B) {
 	for _, size := range []struct{ gpus, resources, replicas int }{
 		{1, 1, 10},

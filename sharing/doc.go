@@ -12,5 +12,5 @@
 // selector.go, mig.go.
 //
 // The words (GPU, partition, unit, device, resource, profile, plan, allocation) are
-// those of docs/architecture.md.
+// those of docs/explanation/architecture.md.
 package sharing

@@ -101,7 +101,7 @@ func TestProfileMetrics(t *testing.T) {
 
 // BenchmarkView is what is shown of a node whose devices are all held, by one
 // pod each, or all free: it reports the bytes, and for metrics the series.
-// docs/scale.md has its table.
+// docs/internals/scale.md has its table.
 func BenchmarkView(b *testing.B) {
 	for _, node := range []struct {
 		replicas int

@@ -28,7 +28,7 @@ import (
 // Reflector does the bookkeeping: it lists once, watches from there, and lists again when
 // the server has forgotten that version. The watcher makes its requests, with deadlines,
 // which the Reflector does not set, and spreads them over time, so that the nodes of a
-// cluster do not come back together: see docs/scale.md.
+// cluster do not come back together: see docs/internals/scale.md.
 type watcher struct {
 	// what is watched, for messages: "node n1".
 	what  string

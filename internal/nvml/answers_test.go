@@ -16,7 +16,7 @@ import (
 )
 
 // Tests of answers that nvml.h allows, or that were seen of a driver, and that the
-// simulated driver does not give by itself; docs/nvml.md has them.
+// simulated driver does not give by itself; docs/internals/nvml.md has them.
 
 // probe is the default interval between two probes, and a little for a wait for events.
 const probe = 10*time.Second + 300*time.Millisecond

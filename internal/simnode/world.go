@@ -9,7 +9,7 @@ import (
 )
 
 // SetWorld puts the node, which nobody uses yet, where calls are answered otherwise, by a
-// comma-separated list; docs/nvml.md has the calls:
+// comma-separated list; docs/internals/nvml.md has the calls:
 //
 //	unprivileged   this process may neither change nor monitor MIG
 //	monitor-only   this process may monitor MIG, and not change it

@@ -1,5 +1,5 @@
 // Package units decides who may hand out each unit of the node, a GPU or a partition of one: the
-// device plugin, DRA, or for a while nobody. It is pure: see Owners. docs/architecture.md has the
+// device plugin, DRA, or for a while nobody. It is pure: see Owners. docs/explanation/architecture.md has the
 // life of a unit.
 package units
 

@@ -19,8 +19,8 @@ import (
 )
 
 // TestAnswers notes how each call that reads is answered, for each GPU, MIG device and
-// instance: the value or the return code, or how an enumeration goes. docs/nvml.md says
-// what nvml.h promises, and docs/hardware.md what is to be learnt from it.
+// instance: the value or the return code, or how an enumeration goes. docs/internals/nvml.md says
+// what nvml.h promises, and docs/internals/hardware.md what is to be learnt from it.
 func TestAnswers(t *testing.T) {
 	program(t)
 	lib := open(t)

@@ -28,7 +28,7 @@ esac
 
 // TestFindings plays the checks, but for TestServe, on the C library of the driver's tests,
 // each in the order of make test-gpu. It checks that they pass, and that each line of
-// docs/hardware.md which says that something is noted names findings, and that there are
+// docs/internals/hardware.md which says that something is noted names findings, and that there are
 // findings of these names.
 func TestFindings(t *testing.T) {
 	compiler, err := exec.LookPath("cc")
@@ -62,12 +62,12 @@ func TestFindings(t *testing.T) {
 		must(t, json.Unmarshal([]byte(line), &f))
 		noted = append(noted, f.What)
 	}
-	page, err := os.ReadFile("../../docs/hardware.md")
+	page, err := os.ReadFile("../../docs/internals/hardware.md")
 	must(t, err)
-	_, list, _ := strings.Cut(string(page), "**Noted by the checks above**")
-	list, _, _ = strings.Cut(list, "**To be tried by hand")
+	_, list, _ := strings.Cut(string(page), "### Recorded by the checks\n")
+	list, _, _ = strings.Cut(list, "\n### ")
 	lines := 0
-	for line := range strings.Lines(list) {
+	for line := range strings.Lines(strings.ReplaceAll(list, "\n  ", " ")) {
 		if !strings.HasPrefix(line, "* ") {
 			continue
 		}

@@ -262,7 +262,7 @@ func replicas(n int) string {
 
 // repetitions is how often a leak test does its thing after warming up. With
 // LEAKS=1000 in the environment it takes minutes, and is the run whose figures
-// docs/reliability.md has.
+// docs/explanation/reliability.md has.
 func repetitions(t *testing.T) int {
 	t.Helper()
 	text := os.Getenv("LEAKS")

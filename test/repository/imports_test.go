@@ -16,9 +16,9 @@ import (
 const module = "github.com/virgate/virgate/"
 
 // arrows are which of our packages each package may import: those named and no
-// others, for the folder and what lies below it. They are the arrows of
-// docs/architecture.md. The linter (.golangci.yml) holds the libraries of each
-// package and what is pure; this holds the arrows for whoever runs `make test`.
+// others, for the folder and what lies below it. docs/explanation/architecture.md has
+// the layers. The linter (.golangci.yml) holds the libraries of each package and what
+// is pure; this holds the arrows for whoever runs `make test`.
 var arrows = map[string][]string{
 	"mig":             {},
 	"sharing":         {"mig"},
@@ -85,7 +85,7 @@ func forbidden(folder, path string) string {
 	case path == "C" && folder != "internal/nvml/driver":
 		return "everything but internal/nvml/driver builds without a C compiler"
 	case nearest == "":
-		return "the package has no arrows: state them here, in .golangci.yml and in docs/architecture.md"
+		return "the package has no arrows: state them here and in .golangci.yml, and the package in docs/explanation/architecture.md"
 	case ours && !within && !slices.Contains(arrows[nearest], target):
 		return nearest + " may import only " + strings.Join(arrows[nearest], ", ")
 	}

@@ -19,13 +19,13 @@ import (
 )
 
 const (
-	nvmlPage  = "docs/nvml.md"
+	nvmlPage  = "docs/internals/nvml.md"
 	nvmlCode  = "internal/nvml/driver"
 	goNVML    = "github.com/NVIDIA/go-nvml"
 	goNVMLPkg = goNVML + "/pkg/nvml"
 )
 
-// nvmlRow is a row of the tables of calls in docs/nvml.md.
+// nvmlRow is a row of the tables of calls in docs/internals/nvml.md.
 type nvmlRow struct{ who, codes, differences string }
 
 var (
@@ -44,11 +44,11 @@ func nvmlRows(t *testing.T, page string) (rows map[string]nvmlRow, differences [
 		for i := range cells {
 			cells[i] = strings.TrimSpace(cells[i])
 		}
-		if name := nvmlCall.FindStringSubmatch(cells[0]); name != nil && len(cells) == 6 {
+		if name := nvmlCall.FindStringSubmatch(cells[0]); name != nil && len(cells) == 5 {
 			if _, twice := rows[name[1]]; twice {
 				t.Errorf("%s has two rows", name[1])
 			}
-			rows[name[1]] = nvmlRow{who: cells[1], codes: cells[2], differences: cells[5]}
+			rows[name[1]] = nvmlRow{who: cells[1], codes: cells[2], differences: cells[4]}
 		}
 		if difference.FindString(cells[0]) == cells[0] && cells[0] != "" {
 			differences = append(differences, cells[0])
@@ -57,7 +57,7 @@ func nvmlRows(t *testing.T, page string) (rows map[string]nvmlRow, differences [
 	return rows, differences
 }
 
-// TestNVMLCalls checks that docs/nvml.md has a row for each function of NVML that the
+// TestNVMLCalls checks that docs/internals/nvml.md has a row for each function of NVML that the
 // driver package calls and for no other, and that each is among those which forward.c
 // forwards.
 func TestNVMLCalls(t *testing.T) {
@@ -216,7 +216,7 @@ var documentedElsewhere = map[string]string{
 	"EventSetWait": "EventSetWait_v2",
 }
 
-// TestNVMLHeader checks that each row of docs/nvml.md says of its call who may make it
+// TestNVMLHeader checks that each row of docs/internals/nvml.md says of its call who may make it
 // and which codes it returns as nvml.h does. Left out are the codes that every call may
 // return: UNINITIALIZED, INVALID_ARGUMENT and UNKNOWN.
 func TestNVMLHeader(t *testing.T) {
@@ -281,10 +281,10 @@ func commentOf(header, call string) string {
 
 // TestNVMLDifferences checks that each difference of the simulated driver that a row or
 // a sentence names is explained, that none is explained which no row names, and that
-// docs/hardware.md has each of them on its list.
+// docs/internals/hardware.md has each of them on its list.
 func TestNVMLDifferences(t *testing.T) {
 	rows, explained := nvmlRows(t, documents(t)[nvmlPage])
-	listed := difference.FindAllString(documents(t)["docs/hardware.md"], -1)
+	listed := difference.FindAllString(documents(t)["docs/internals/hardware.md"], -1)
 	named := map[string]bool{}
 	for call, row := range rows {
 		found := difference.FindAllString(row.differences, -1)
@@ -305,10 +305,10 @@ func TestNVMLDifferences(t *testing.T) {
 			t.Errorf("%s is explained twice", name)
 		}
 		if !slices.Contains(listed, name) {
-			t.Errorf("%s is not on the list of docs/hardware.md", name)
+			t.Errorf("%s is not on the list of docs/internals/hardware.md", name)
 		}
 	}
-	for _, page := range []string{nvmlPage, "docs/hardware.md"} {
+	for _, page := range []string{nvmlPage, "docs/internals/hardware.md"} {
 		for _, name := range difference.FindAllString(documents(t)[page], -1) {
 			if !slices.Contains(explained, name) {
 				t.Errorf("%s speaks of %s, which is not explained", page, name)

@@ -1,6 +1,6 @@
 // Package scenario plays scripts against the whole program. Each script in this
 // folder holds one behaviour; its name and its first line say which: an
-// invariant of docs/architecture.md, a bug that users of another plugin met, how
+// invariant of docs/explanation/architecture.md, a bug that users of another plugin met, how
 // to live with the kubelet, a case from NVIDIA's documents, or a promise of the
 // command line.
 //

@@ -1,7 +1,7 @@
 // Package soak lets everything happen to the whole program at once, for as long
 // as one likes: a schedule of operations, which follows from a seed and from
 // nothing else, is played on a simulated node, a simulated kubelet and a small
-// API server, and the ten invariants of docs/architecture.md are held against
+// API server, and the ten invariants of docs/explanation/architecture.md are held against
 // what the kubelet saw.
 //
 // What is right is said by a model that is made from the words of the design.

@@ -1,6 +1,6 @@
 // Command speed measures the program as a whole, between a simulated kubelet in
 // its own process and virgate in another, and prints what it finds as a table
-// for docs/performance.md. With -check it holds budget.txt, or ratios.txt, instead. All
+// for docs/internals/performance.md. With -check it holds budget.txt, or ratios.txt, instead. All
 // that is compared is measured in turns, in one run, and judged by medians.
 //
 //	go run ./test/speed [-check counts|ratios] [-only NAME] [-binary FILE] [-scale N]

@@ -27,7 +27,7 @@ import (
 )
 
 // TestClusterView is the part "cluster" of TestAPI with as many nodes as it is asked for, and 30 pods
-// on each: the figures of docs/scale.md.
+// on each: the figures of docs/internals/scale.md.
 func TestClusterView(t *testing.T) {
 	nodes, err := strconv.Atoi(os.Getenv(scaleVariable))
 	if err != nil {

@@ -312,7 +312,7 @@ func (f *draFleet) end(name string, writers []*draNode, write string) {
 	}
 }
 
-// testDRANodes is what the drivers of many nodes cost an API server: the table of docs/scale.md.
+// testDRANodes is what the drivers of many nodes cost an API server: the table of docs/internals/scale.md.
 // VIRGATE_SCALE_NODES is how many.
 func testDRANodes(t *testing.T, s *server) {
 	count := repeat.Times(50, 200)

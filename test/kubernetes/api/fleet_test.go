@@ -24,7 +24,7 @@ import (
 const scaleVariable = "VIRGATE_SCALE_NODES"
 
 // TestScale measures what the Virgates of a large cluster cost an API server:
-// the tables of docs/scale.md. It holds no bound and takes six minutes and both
+// the tables of docs/internals/scale.md. It holds no bound and takes six minutes and both
 // cores at 1,000 nodes, so it runs only where it is asked for; the part "200 nodes" of
 // TestAPI holds the bounds.
 func TestScale(t *testing.T) {
@@ -500,7 +500,7 @@ func shelf(a string) map[string]string {
 }
 
 // testManyNodes has the nodes of a cluster watch at once, and holds bounds of
-// what they cost: see docs/scale.md.
+// what they cost: see docs/internals/scale.md.
 func testManyNodes(t *testing.T, s *server) {
 	const nodes = 200
 	two, four, ten := document("2"), document("4"), document("10")

@@ -14,7 +14,7 @@ import (
 
 // testDRALatency measures how long a user waits, from the creation of the claim or of the pod until
 // the API says that the pod runs: by the device plugin, by a claim, and by the old name. Pods come one after the
-// other, to a node that does nothing else. The report and docs/scale.md have the figures; nothing is judged by them.
+// other, to a node that does nothing else. The report and docs/internals/scale.md have the figures; nothing is judged by them.
 func testDRALatency(t *testing.T, c *cluster) {
 	if !repeat.All() {
 		t.Skip("it only measures, so it is for LONG=1")

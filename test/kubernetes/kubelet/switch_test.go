@@ -219,7 +219,7 @@ func (l *listHistory) outlasted(resource, id string, at int, ended time.Time, se
 
 // flapped says that the kubelet was told in two lists, one after the other, that the
 // device is Healthy and that it is not. While it has read neither, it shows what it
-// would after both, and Virgate may close or remove the device too early (docs/architecture.md,
+// would after both, and Virgate may close or remove the device too early (docs/explanation/architecture.md,
 // Known gaps). at is the place of the belief that was in force before.
 func (l *listHistory) flapped(resource, id string, at int) bool {
 	l.mu.Lock()

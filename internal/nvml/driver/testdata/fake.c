@@ -1,4 +1,4 @@
-// A libnvidia-ml.so.1 for tests, which grants rights and answers as docs/nvml.md says.
+// A libnvidia-ml.so.1 for tests, which grants rights and answers as docs/internals/nvml.md says.
 // It has two A100s; of the second, two partitions were made, with a hole between
 // them, but not with -DWHOLE. What is made and destroyed lasts as long as the process.
 //

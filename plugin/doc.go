@@ -3,7 +3,7 @@
 //
 // The package does not know NVML, profiles or Kubernetes' API, and it never looks at
 // the node's files: what the kubelet holds and has applied it asks a Kubelet, what
-// grants need it is given as a Host. docs/explanation/architecture.md has the reasons behind the
+// grants need it is given as a Host. docs/explanation/kubelet.md has the reasons behind the
 // protocol.
 //
 // Read next.go and switch.go for the decision what each resource lists next, a pure

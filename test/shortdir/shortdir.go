@@ -19,7 +19,7 @@ func New(t testing.TB) string {
 	if len(base) > most || !open(base) {
 		base = "/tmp"
 	}
-	dir, err := os.MkdirTemp(base, "v")
+	dir, err := os.MkdirTemp(base, "v") //nolint:usetesting // Those of t.TempDir are too long.
 	if err != nil {
 		t.Fatal(err)
 	}

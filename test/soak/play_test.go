@@ -89,6 +89,7 @@ func (w *world) hardware(o operation) error {
 	index, gpu := w.gpuAt(o.gpu)
 	switch o.kind {
 	case lose:
+		w.mayMissResets()
 		return node.Lose(index)
 	case heal:
 		return w.resetGPU(gpu)
@@ -431,7 +432,8 @@ func (s *scheduler) disturb() {
 // its own. At a kill the link is led elsewhere, the driver cuts nothing any more,
 // and the kubelet's connections break: what the run still does on its way out,
 // such as to save its state, to remove its sockets, to send a list and to undo a
-// cut, comes to nothing.
+// cut, comes to nothing. At its end the kernel closes what a process has open; here its
+// driver does, because calls that are slow at the end are given up, Shutdown among them.
 
 // environment is what a run of the program has of the site.
 type environment struct {
@@ -467,6 +469,47 @@ func (r environment) sever() error {
 type driverConnection struct {
 	*simnode.Node
 	severed atomic.Bool
+
+	mu sync.Mutex
+	// sessions counts the calls of Init less those of Shutdown; exited says that the run has ended.
+	sessions int
+	exited   bool
+}
+
+func (t *driverConnection) Init() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.exited {
+		return nvml.Unknown
+	}
+	err := t.Node.Init()
+	if err == nil {
+		t.sessions++
+	}
+	return err
+}
+
+func (t *driverConnection) Shutdown() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.exited {
+		return nil
+	}
+	err := t.Node.Shutdown()
+	if err == nil {
+		t.sessions--
+	}
+	return err
+}
+
+// exit closes what the run has left open.
+func (t *driverConnection) exit() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.exited = true
+	for ; t.sessions > 0; t.sessions-- {
+		_ = t.Node.Shutdown()
+	}
 }
 
 func (t *driverConnection) DeviceSetMigMode(d nvml.Device, on bool) (nvml.Return, error) {
@@ -533,15 +576,15 @@ func (w *world) kill() error {
 
 // A GPU with a fatal error is used again after a reset, and a reset proves
 // something only to a Virgate that has seen the GPU before and after it. One
-// that ends before it looks, or that has lost its driver, misses the reset
-// (docs/reference/health.md, Restarts). One that waits for events in a slow call hears of
+// that ends before it looks, that has lost its driver, or that opens it again because a
+// GPU stays lost, misses the reset (docs/reference/health.md). One that waits for events in a slow call hears of
 // an error after the reset that ended it. Then, and only then, the GPU is reset
 // again.
 
 // hurt notes that the GPU may have had a fatal error.
 func (w *world) hurt(ordinal int) {
 	if _, already := w.missed[ordinal]; !already {
-		w.missed[ordinal] = w.mayMiss
+		w.missed[ordinal] = w.mayMiss || slices.ContainsFunc(w.site.node.GPUs(), func(gpu simnode.GPU) bool { return gpu.Lost })
 	}
 }
 

@@ -605,6 +605,7 @@ func start(at environment) *program {
 	}
 	go func() {
 		defer close(p.ended)
+		defer at.driver.exit()
 		p.err = p.run(ctx, at)
 	}()
 	return p

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	rbacv1 "k8s.io/api/rbac/v1"
 )
 
 // TestPreset checks what the preset sets, and that what somebody has given wins.
@@ -31,6 +32,8 @@ func TestPreset(t *testing.T) {
 		{"{preset: gpu-operator, nvidiaDriverRoot: /}", with(2, "/")},
 		{"{preset: gpu-operator, runtimeClassName: ''}", with(3, "")},
 		{"{preset: gpu-operator, runtimeClassName: nvidia-cdi}", with(3, "nvidia-cdi")},
+		{"preset: openshift", preset},
+		{"preset: selinux", []string{"", "", "", ""}},
 	} {
 		spec := daemonSet(t, decode(t, manifestOf(t, test.values))).Spec.Template.Spec
 		got := make([]string, 4)
@@ -48,6 +51,37 @@ func TestPreset(t *testing.T) {
 	}
 	if _, _, err := render(t, map[string]any{"preset": "gke"}); err == nil || !strings.Contains(fmt.Sprint(err), "preset") {
 		t.Errorf("an unknown preset: error %v", err)
+	}
+}
+
+// TestSELinuxPresets checks the container's label and the use of OpenShift's constraints.
+func TestSELinuxPresets(t *testing.T) {
+	const label, scc = "container_device_plugin_t", "system:openshift:scc:privileged"
+	for values, want := range map[string][]string{
+		"{}":                   {"", ""},
+		"preset: gpu-operator": {"", ""},
+		"preset: selinux":      {label, ""},
+		"preset: openshift":    {label, scc},
+		"{preset: selinux, seLinuxOptions: {type: mine_t}}":    {"mine_t", ""},
+		"{preset: openshift, mig: {manage: true}}":             {"", scc},
+		"{preset: openshift, mig: null}":                       {label, scc},
+		"{preset: openshift, driverAccess: privileged}":        {"", scc},
+		"{preset: selinux, securityContext: {runAsUser: 0}}":   {"", ""},
+		"{preset: openshift, securityContext: {runAsUser: 0}}": {"", scc},
+	} {
+		objects := decode(t, manifestOf(t, values))
+		got := []string{"", ""}
+		if options := daemonSet(t, objects).Spec.Template.Spec.Containers[0].SecurityContext.SELinuxOptions; options != nil {
+			got[0] = options.Type
+		}
+		for _, object := range objects {
+			if binding, ok := object.(*rbacv1.RoleBinding); ok && strings.HasPrefix(binding.RoleRef.Name, "system:") {
+				got[1] = binding.RoleRef.Name
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: label and constraints are %q, want %q", values, got, want)
+		}
 	}
 }
 

@@ -1,9 +1,17 @@
 {{- /* What the preset sets of the values that nobody has given. */ -}}
 {{- define "virgate.preset" -}}
-{{- if eq "gpu-operator" (get .Values "preset" | toString) -}}
+{{- $preset := get .Values "preset" | toString -}}
+{{- if has $preset (list "gpu-operator" "openshift") -}}
 cdi: {nvidiaHookPath: /usr/local/nvidia/toolkit/nvidia-cdi-hook}
 deviceListStrategy: cdi-cri
 nvidiaDriverRoot: /run/nvidia/driver
 runtimeClassName: nvidia
+{{ end -}}
+{{- if has $preset (list "selinux" "openshift") -}}
+{{- /* A privileged container has no label of its own. */ -}}
+{{- $mig := get .Values "mig" | default dict -}}
+{{- if not (or (get $mig "manage") (eq "privileged" (get .Values "driverAccess" | toString)) (get .Values "securityContext")) -}}
+seLinuxOptions: {type: container_device_plugin_t}
+{{ end -}}
 {{- end -}}
 {{- end -}}

@@ -6,12 +6,12 @@ cdi: {nvidiaHookPath: /usr/local/nvidia/toolkit/nvidia-cdi-hook}
 deviceListStrategy: cdi-cri
 nvidiaDriverRoot: /run/nvidia/driver
 runtimeClassName: nvidia
-{{ end -}}
+{{- end -}}
 {{- if has $preset (list "selinux" "openshift") -}}
 {{- /* A privileged container has no label of its own. */ -}}
 {{- $mig := get .Values "mig" | default dict -}}
 {{- if not (or (get $mig "manage") (eq "privileged" (get .Values "driverAccess" | toString)) (get .Values "securityContext")) -}}
-seLinuxOptions: {type: container_device_plugin_t}
-{{ end -}}
+{{ print "\n" }}seLinuxOptions: {type: container_device_plugin_t}
+{{- end -}}
 {{- end -}}
 {{- end -}}

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -185,8 +186,11 @@ func TestPaused(t *testing.T) {
 			metav1.SetMetaDataLabel(&node.ObjectMeta, plugin, value)
 			nodes.change("n1", node)
 		}
+		var mu sync.Mutex // A timer's goroutine calls changed, too.
 		pauses := []bool{}
 		changed := func() {
+			mu.Lock()
+			defer mu.Unlock()
 			if pause, known := labels.Paused(); known && (len(pauses) == 0 || pauses[len(pauses)-1] != (pause != Pause{})) {
 				pauses = append(pauses, pause != Pause{})
 			}
@@ -195,6 +199,11 @@ func TestPaused(t *testing.T) {
 		ended := make(chan error, 1)
 		set("true")
 		go func() { ended <- labels.Watch(ctx, changed) }()
+		were := func(want ...bool) bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Equal(pauses, want)
+		}
 		pass := func(d time.Duration) {
 			<-time.After(d) //nolint:forbidigo // in a synctest bubble: the time is simulated
 			synctest.Wait()
@@ -206,11 +215,11 @@ func TestPaused(t *testing.T) {
 			set("true")
 			pass(4 * time.Second)
 		}
-		if pause, _ := labels.Paused(); pause != (Pause{plugin, "paused-for-driver-upgrade"}) || !slices.Equal(pauses, []bool{false, true}) {
+		if pause, _ := labels.Paused(); pause != (Pause{plugin, "paused-for-driver-upgrade"}) || !were(false, true) {
 			t.Errorf("%+v after %v", pause, pauses)
 		}
 		pass(time.Second)
-		if !slices.Equal(pauses, []bool{false, true, false}) {
+		if !were(false, true, false) {
 			t.Errorf("in the end %v", pauses)
 		}
 		for _, value := range []string{"mine", "true", "mine", "paused-for-mig-change"} {
@@ -220,7 +229,7 @@ func TestPaused(t *testing.T) {
 		if want := `msg="label of the Node not understood, and no pause" label=` + plugin + ` value=mine`; strings.Count(log.String(), want) != 1 {
 			t.Errorf("the log is %s", log.String())
 		}
-		if !slices.Equal(pauses, []bool{false, true, false, true}) {
+		if !were(false, true, false, true) {
 			t.Errorf("a pause that comes soon after another: %v", pauses)
 		}
 		cancel()

@@ -11,8 +11,7 @@ import (
 // keepCapacity puts off changes that would leave a resource without devices although
 // the wanted layouts have some of it. As long as none of its devices stays, only half of
 // the GPUs change that have some to lose; the others follow when the first offer it
-// again. A GPU from which nothing can be taken, because all of it is held, counts
-// neither way.
+// again. What a pod holds counts neither way: it goes when the pod has ended.
 func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
 	if r.Resources == nil || !slices.ContainsFunc(looks, func(l *look) bool { return len(l.Steps) > 0 }) {
 		return
@@ -57,7 +56,7 @@ func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
 				waiting[gpu] = true
 			case offered:
 				lasting = true
-			case l != nil:
+			case goes:
 				underWay[gpu] = true
 			}
 		}

@@ -299,6 +299,25 @@ func TestHeldGPUDelaysNoOther(t *testing.T) {
 	})
 }
 
+// TestHeldPartitionDelaysNoOther checks that a GPU of which a pod holds one partition keeps no other one
+// waiting, where the wanted layout leaves its resource nothing but that partition. It is first looked at
+// while the other GPU is being changed.
+func TestHeldPartitionDelaysNoOther(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := startFleet(t, "h100x2+all-balanced", fleetProfile())
+		f.want("all-balanced", 2)
+		small := slices.IndexFunc(f.gpus()[1].Partitions, func(p sharing.Partition) bool { return p.Profile.String() == "1g.10gb" })
+		f.hold(f.gpus()[1].Partitions[small].UUID, true)
+		if err := f.sim.Heal(0); err != nil { // Its partitions are to be made again.
+			t.Fatal(err)
+		}
+		f.program.Wake()
+		synctest.Wait()
+		f.want("all-3g.40gb", 1)
+	})
+}
+
 // TestAnotherLayoutWhileAGPUWaits checks that what was decided about a GPU for one layout is
 // not kept for the next one, while another GPU waits.
 func TestAnotherLayoutWhileAGPUWaits(t *testing.T) {

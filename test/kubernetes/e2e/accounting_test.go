@@ -559,23 +559,26 @@ func (f *shareMonitor) alone(ctx context.Context, held map[string][]heldDevice) 
 		}
 	}
 	doubled := map[string][]string{}
-	for unit := range whole {
+	for unit, isWhole := range whole {
+		if !isWhole {
+			continue
+		}
 		slices.Sort(pods[unit])
 		slices.Sort(ids[unit])
 		resource, _, _ := strings.Cut(ids[unit][0], " ")
-		own := slices.DeleteFunc(slices.Clone(ids[unit]), func(id string) bool { return id != resource+" "+unit })
+		oneName := !slices.ContainsFunc(ids[unit], func(id string) bool { return !strings.HasPrefix(id, resource+" ") })
+		twice := len(slices.DeleteFunc(slices.Clone(ids[unit]), func(id string) bool { return id != resource+" "+unit })) > 1
 		// Shares of one name, of which one has the GPU's own ID.
-		shares := len(own) < 2 && !slices.ContainsFunc(ids[unit], func(id string) bool { return !strings.HasPrefix(id, resource+" ") })
-		if !whole[unit] || len(pods[unit]) < 2 || shares {
+		if len(pods[unit]) < 2 || oneName && !twice {
 			continue
 		}
 		doubled[unit] = pods[unit]
 		switch {
 		case !slices.Equal(f.doubled[unit], pods[unit]):
-		case len(slices.Compact(ids[unit])) == 1:
+		case oneName: // The device with the GPU's own ID, be it whole or a share.
 			f.givenTwice.Add(1)
 		default:
-			f.complain(ctx, "%s is whole one's of the pods %q", unit, pods[unit])
+			f.complain(ctx, "%s is whole one's of the pods %q, which have %q", unit, pods[unit], ids[unit])
 		}
 	}
 	f.doubled = doubled

@@ -217,7 +217,7 @@ func nameHolders(ctx context.Context, address string, changes []sharing.Change) 
 }
 
 // explainWaits says of each change how long it takes and for whom it waits, by the
-// figures of docs/explanation/kubelet.md, and warns of shares that are offered to nobody
+// figures of docs/explanation/kubelet.md, and warns of shares that no pod can get
 // meanwhile. Where Pods is nil it is not known whether there are any.
 func explainWaits(changes []sharing.Change) (warnings []string) {
 	var idle []string

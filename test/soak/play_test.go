@@ -8,16 +8,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/simnode"
-	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/test/kubelettest"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -426,127 +423,6 @@ func (s *scheduler) disturb() {
 	}
 }
 
-// A run of the program cannot be killed: it is in the test's own process. What
-// SIGKILL does to the world can be had all the same. Each run reaches the
-// device-plugins directory by a link of its own, and the GPUs by a driver of
-// its own. At a kill the link is led elsewhere, the driver cuts nothing any more,
-// and the kubelet's connections break: what the run still does on its way out,
-// such as to save its state, to remove its sockets, to send a list and to undo a
-// cut, comes to nothing. At its end the kernel closes what a process has open; here its
-// driver does, because calls that are slow at the end are given up, Shutdown among them.
-
-// environment is what a run of the program has of the site.
-type environment struct {
-	site
-	driver *driverConnection
-}
-
-// reach is the site for the run of that number.
-func (s site) reach(run int) (environment, error) {
-	link := filepath.Join(filepath.Dir(s.dir), "r"+strconv.Itoa(run))
-	if err := os.Symlink(s.dir, link); err != nil {
-		return environment{}, err
-	}
-	s.dir = link
-	return environment{s, &driverConnection{Node: s.node}}, nil
-}
-
-// sever takes the run's reach away.
-func (r environment) sever() error {
-	elsewhere := r.dir + "x"
-	if err := os.Mkdir(elsewhere, 0o750); err != nil {
-		return err
-	}
-	next := r.dir + "n"
-	if err := os.Symlink(elsewhere, next); err != nil {
-		return err
-	}
-	r.driver.severed.Store(true)
-	return os.Rename(next, r.dir)
-}
-
-// driverConnection is the driver until it is severed; then it changes no GPU.
-type driverConnection struct {
-	*simnode.Node
-	severed atomic.Bool
-
-	mu sync.Mutex
-	// sessions counts the calls of Init less those of Shutdown; exited says that the run has ended.
-	sessions int
-	exited   bool
-}
-
-func (t *driverConnection) Init() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.exited {
-		return nvml.Unknown
-	}
-	err := t.Node.Init()
-	if err == nil {
-		t.sessions++
-	}
-	return err
-}
-
-func (t *driverConnection) Shutdown() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.exited {
-		return nil
-	}
-	err := t.Node.Shutdown()
-	if err == nil {
-		t.sessions--
-	}
-	return err
-}
-
-// exit closes what the run has left open.
-func (t *driverConnection) exit() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.exited = true
-	for ; t.sessions > 0; t.sessions-- {
-		_ = t.Node.Shutdown()
-	}
-}
-
-func (t *driverConnection) DeviceSetMigMode(d nvml.Device, on bool) (nvml.Return, error) {
-	if t.severed.Load() {
-		return nvml.Unknown, nvml.Unknown
-	}
-	return t.Node.DeviceSetMigMode(d, on)
-}
-
-func (t *driverConnection) DeviceCreateGpuInstanceWithPlacement(d nvml.Device, profile int, at mig.Placement) (nvml.GPUInstance, error) {
-	if t.severed.Load() {
-		return 0, nvml.Unknown
-	}
-	return t.Node.DeviceCreateGpuInstanceWithPlacement(d, profile, at)
-}
-
-func (t *driverConnection) GpuInstanceCreateComputeInstance(gi nvml.GPUInstance, profile int) (nvml.ComputeInstance, error) {
-	if t.severed.Load() {
-		return 0, nvml.Unknown
-	}
-	return t.Node.GpuInstanceCreateComputeInstance(gi, profile)
-}
-
-func (t *driverConnection) ComputeInstanceDestroy(ci nvml.ComputeInstance) error {
-	if t.severed.Load() {
-		return nvml.Unknown
-	}
-	return t.Node.ComputeInstanceDestroy(ci)
-}
-
-func (t *driverConnection) GpuInstanceDestroy(gi nvml.GPUInstance) error {
-	if t.severed.Load() {
-		return nvml.Unknown
-	}
-	return t.Node.GpuInstanceDestroy(gi)
-}
-
 // start starts a run of the program beside those that there are.
 func (w *world) start() (*program, error) {
 	w.runs++
@@ -556,22 +432,6 @@ func (w *world) start() (*program, error) {
 	}
 	w.mayMissResets()
 	return start(at), nil
-}
-
-// kill ends the program as SIGKILL does, and starts it again.
-func (w *world) kill() error {
-	if err := w.program.reach.sever(); err != nil {
-		return fmt.Errorf("kill: %w", err)
-	}
-	w.kubelet.CloseConnections()
-	// How it ends is of no interest: it can do nothing right any more.
-	_, _ = w.program.stop()
-	if err := leaked(); err != nil {
-		return err
-	}
-	next, err := w.start()
-	w.program = next
-	return err
 }
 
 // A GPU with a fatal error is used again after a reset, and a reset proves

@@ -446,6 +446,6 @@ type Choice struct {
 	Rule int `json:"rule,omitempty"`
 	// Rules is the Generation of the rules that there are beside the profiles; empty without any.
 	Rules string `json:"rules,omitempty"`
-	// ByInventory says that the choice waits for, or depends on, what GPUs the node has.
+	// ByInventory says that the rules ask for labels of the node's GPUs.
 	ByInventory bool `json:"-"`
 }

@@ -49,13 +49,13 @@ type View struct {
 type NodeView struct {
 	Name string `json:"name"`
 	// Wanted is the profile that should be in force, Applied the one that is.
-	Wanted  string                `json:"wanted,omitempty"`
+	Wanted string `json:"wanted,omitempty"`
 	// By says why it should: "rule 2 of ConfigMap gpu/profiles"; Rules tells one list of rules from another. They are empty
 	// where there are no rules, and the status page has not been read.
 	By    string `json:"by,omitempty"`
 	Rules string `json:"rules,omitempty"`
 	// Delayed is when the node takes a changed ConfigMap; nil where none waits, or the status page has not been read.
-	Delayed *time.Time `json:"delayed,omitempty"`
+	Delayed *time.Time            `json:"delayed,omitempty"`
 	Applied nodereport.ProfileRef `json:"applied"`
 	// State is how far the wanted profile is; empty where nobody says it.
 	State nodereport.ProfileState `json:"state,omitempty"`
@@ -235,7 +235,9 @@ func rulesOf(nodes []NodeView) []RuleView {
 			rule.Applied++
 		case nodereport.ProfileRejected:
 			rule.Rejected++
-			problems[key][n.Problem] = append(problems[key][n.Problem], n.Name)
+			problem, _, _ := strings.Cut(n.Problem, "; an earlier one serves ") // Which differs from node to node.
+			problem = strings.TrimPrefix(problem, "ProfileRejected: the wanted profile is refused: ")
+			problems[key][problem] = append(problems[key][problem], n.Name)
 		}
 		if n.Delayed != nil {
 			rule.Delayed++

@@ -60,14 +60,26 @@ func (l *ruleLabels) now() map[string]string {
 		}
 	}
 	n, versions := l.node, l.versions()
-	n.GPUs, n.Driver, n.CUDA, n.Models = gpus, versions.Driver, versions.CUDA, true
+	n.GPUs, n.Driver, n.CUDA = gpus, versions.Driver, versions.CUDA
+	l.labels = RuleLabels(n)
+	return l.labels
+}
+
+// RuleLabels are feature discovery's labels as rules see them: as if the GPUs were exclusive and not partitioned.
+func RuleLabels(n features.Node) map[string]string {
+	n.GPUs, n.Models, n.Profile = slices.Clone(n.GPUs), true, sharing.Profile{}
+	for i := range n.GPUs {
+		n.GPUs[i].MIG, n.GPUs[i].Partitions = false, nil
+		if n.GPUs[i].DriverIndex == sharing.NotListed { // A GPU that is lost is still the machine's.
+			n.GPUs[i].DriverIndex = ""
+		}
+	}
 	labels := map[string]string{}
 	for name, value := range features.Labels(n) {
 		if configs.InventoryLabel(name) {
 			labels[name] = value
 		}
 	}
-	l.labels = labels
 	return labels
 }
 
@@ -94,10 +106,6 @@ func (l *ruleLabels) remember(gpus []sharing.GPU) (news bool) {
 			MIGCapable:        gpu.MIGCapable || known.MIGCapable,
 		}
 		gpu.Model, gpu.Memory, gpu.ComputeCapability, gpu.PCIClass, gpu.MIGCapable = facts.Model, facts.Memory, facts.ComputeCapability, facts.PCIClass, facts.MIGCapable
-		gpu.MIG, gpu.Partitions = false, nil
-		if gpu.DriverIndex == sharing.NotListed { // A GPU that is lost is still the machine's.
-			gpu.DriverIndex = ""
-		}
 		if facts != known {
 			l.facts[gpu.UUID], news = facts, true
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -278,6 +279,21 @@ data:
 	}
 	if _, err := file.Select(RulesName); err == nil || !strings.Contains(err.Error(), "a list of rules") {
 		t.Error(err)
+	}
+}
+
+// TestChartRules reads what the chart makes of config.rules.
+func TestChartRules(t *testing.T) {
+	data, err := os.ReadFile("../test/chart/testdata/virgate-rules.golden")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules, _, err := Documents{"time-slicing-4": "", "time-slicing-10": "", RulesName: string(data)}.Rules("x")
+	if err != nil || len(rules.List) != 2 || rules.Spread != 10*time.Minute {
+		t.Fatalf("%+v, %v", rules, err)
+	}
+	if got := rules.Match(map[string]string{"karpenter.sh/nodepool": "inference", "spot": "true"}, nil); got.Rule.Profile != "time-slicing-4" {
+		t.Errorf("%+v", got)
 	}
 }
 

@@ -1,6 +1,7 @@
 package chart
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -43,5 +44,32 @@ func TestRulesAreChecked(t *testing.T) {
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: got %v, want %q", test.name, err, test.want)
 		}
+	}
+}
+
+// TestRulesDocument makes the document of config.rules, which package configs reads in its own tests.
+func TestRulesDocument(t *testing.T) {
+	const golden = "testdata/virgate-rules.golden"
+	manifest := manifestOf(t, `config:
+  rules:
+  - nodeSelector: {karpenter.sh/nodepool: inference, spot: "true"}
+    profile: time-slicing-4
+  - matchExpressions:
+    - {key: nvidia.com/gpu.memory, operator: Gt, values: ["40000"]}
+    - {key: spot, operator: DoesNotExist}
+    profile: time-slicing-10
+  rulesSpread: 10m
+`)
+	got := configMap(t, decode(t, manifest))["virgate-rules"]
+	if *update {
+		if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want, err := os.ReadFile(golden); err != nil || string(want) != got {
+		t.Errorf("%v; got %s\nwant %s", err, got, want)
+	}
+	if _, there := configMap(t, decode(t, manifestOf(t, "{}")))["virgate-rules"]; there {
+		t.Error("there are rules without any")
 	}
 }

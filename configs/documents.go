@@ -629,6 +629,10 @@ func (r manifestReader) readData(data value) (entries []File) {
 	for _, e := range rules {
 		if root, ok := openData(e, r.lines); ok {
 			read := File{Name: e.key, Place: root.source.file, Line: e.line, Kind: KindRules, Rules: readRules(root, names, true)}
+			if len(names) == 1 {
+				message := "NVIDIA's config-manager takes this for a second profile, so its fallback single finds none: set a default there"
+				read.Config.Notes = []Note{{Line: root.line, Message: message}}
+			}
 			entries = append(entries, read.checkLayouts(entries))
 		}
 	}

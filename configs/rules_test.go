@@ -274,6 +274,9 @@ data:
 	if len(file.Entries) != 2 || file.Entries[1].Kind != KindRules || file.Entries[1].Rules.List[0].Line != 7 {
 		t.Errorf("%+v", file.Entries)
 	}
+	if notes := file.Entries[1].Config.Notes; len(notes) != 1 || !strings.Contains(notes[0].Message, "fallback single") {
+		t.Errorf("notes %v", notes)
+	}
 	if _, err := file.Select(""); err != nil {
 		t.Errorf("the only profile is not found: %v", err)
 	}

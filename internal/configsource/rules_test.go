@@ -165,6 +165,9 @@ func TestRulesWithoutGPUs(t *testing.T) {
 	s.await(generation(t, four), "")
 	s.nodes.change("n1", pooled())
 	s.await(generation(t, four), "ConfigMap gpu/profiles[virgate-rules]: rule 2 asks for nvidia.com/gpu.product, which only virgate run")
+	if wanted, _ := s.source.Profile(); wanted.Name != "" {
+		t.Errorf("%s is named, which a rule may replace", wanted.Name)
+	}
 }
 
 // TestRulesSpread: a changed ConfigMap is taken within the time that its rules say, by each node at another one.

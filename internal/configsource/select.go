@@ -320,6 +320,7 @@ func (n *NodeSource) choose(now labels, inventory map[string]string, documents c
 	wanted.Name, wanted.Choice = chosen.Name, chosen.Choice
 	switch {
 	case chosen.Unknown.Unknown != nil && n.Inventory == nil:
+		wanted.Name = "" // It may be another one.
 		return wanted, fmt.Errorf("%s[%s]: rule %d asks for %s, which only virgate run --config-map or --config-dir knows", source, configs.RulesName,
 			chosen.Unknown.UnknownRule, strings.Join(chosen.Unknown.Unknown, ", "))
 	case err != nil:

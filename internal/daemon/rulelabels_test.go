@@ -59,8 +59,10 @@ func TestRuleLabels(t *testing.T) {
 		}
 	}
 	divided := slices.Clone(whole)
-	divided[0].MIG, divided[0].Memory = true, 0
-	divided[0].Partitions = []sharing.Partition{{UUID: "MIG-0"}}
+	for i := range divided {
+		divided[i].MIG, divided[i].Memory = true, 0
+		divided[i].Partitions = []sharing.Partition{{UUID: fmt.Sprint("MIG-", i)}}
+	}
 	mute := slices.Clone(whole)
 	mute[1] = sharing.GPU{UUID: "GPU-1", Index: 1, Model: mute[1].Model, Health: sharing.Faulty("lost"), DriverIndex: sharing.NotListed}
 	for _, test := range []struct {

@@ -50,52 +50,38 @@ func planCommand(environment environment) *cli.Command {
 			if err != nil {
 				return err
 			}
-			// Which profile it is can depend on the GPUs, and how they are opened on the profile.
+			// A Node's profile can depend on its GPUs; otherwise the profile says how they are opened.
 			read := func(path string) (configs.Config, planChoice, error) {
 				config, err := readConfig(ctx, path, cmd.String("config-key"), overrides)
 				return config, planChoice{}, err
 			}
-			var startup configs.StartupSettings
 			var config configs.Config
 			var choice planChoice
 			if chooser == nil {
-				if config, _, err = read(cmd.String("config")); err != nil {
-					return err
-				}
-				if err := config.CheckOffered(); err != nil {
-					return fmt.Errorf("%s: %w", name, err)
-				}
-				startup = config.Startup
+				config, choice, err = readOffered(read, cmd.String("config"))
 			} else {
+				config, err = configs.Parse("", nil, overrides)
 				read = func(path string) (configs.Config, planChoice, error) { return chooser.read(ctx, path) }
-				flags, err := configs.Parse("", nil, overrides)
-				if err != nil {
-					return err
-				}
-				startup = flags.Startup
 			}
-			node, err := openGPUs(cmd, startup, textLog(cmd))
+			if err != nil {
+				return err
+			}
+			node, err := openGPUs(cmd, config.Startup, textLog(cmd))
 			if err != nil {
 				return err
 			}
 			defer node.Close()
-			gpus, err := nvml.Scan(node.Library)
-			if err != nil && (chooser == nil || cmd.IsSet("node")) {
-				return fmt.Errorf("read GPUs: %w", err)
+			gpus, unread := nvml.Scan(node.Library)
+			if unread != nil && (chooser == nil || cmd.IsSet("node")) {
+				return fmt.Errorf("read GPUs: %w", unread)
 			}
 			if chooser != nil {
-				chooser.see(node.Library, gpus, err)
-				unread := err
-				if config, choice, err = read(cmd.String("config")); err != nil {
+				chooser.see(node.Library, gpus, unread)
+				if config, choice, err = readOffered(read, cmd.String("config")); err != nil {
 					return err
 				}
-				if err := config.CheckOffered(); err != nil {
-					return fmt.Errorf("%s: %w", name, err)
-				}
 				if unread != nil {
-					warnings := []string{fmt.Sprintf("what it would offer is not known, because the GPUs cannot be read: name others with --node: %v", unread)}
-					report := planReport{Summary: sharing.Summary{Resources: []sharing.ResourceSummary{}, Warnings: warnings}, Choice: &choice}
-					return report.show(cmd, "")
+					return showChoice(cmd, choice, unread)
 				}
 			}
 			if err := config.SelectedFrom(name, cmd.String("config-key"), nil).CheckNode(gpus); err != nil {
@@ -177,6 +163,18 @@ func unplanned(wanted sharing.MIGConfig, err error) string {
 
 // needsMPS is what check and plan, which cannot know what runs on the node, say of a profile that wants MPS daemons.
 const needsMPS = "virgate run refuses this profile unless MPS runs on the node: set the chart's mps.enabled (--mps-root)"
+
+// readOffered reads the profile in the file at that path. One that offers nothing is an error.
+func readOffered(read func(path string) (configs.Config, planChoice, error), path string) (configs.Config, planChoice, error) {
+	config, choice, err := read(path)
+	if err != nil {
+		return config, choice, err
+	}
+	if err := config.CheckOffered(); err != nil {
+		return config, choice, fmt.Errorf("%s: %w", cmp.Or(configsource.Name(path), "flags"), err)
+	}
+	return config, choice, nil
+}
 
 func readConfig(ctx context.Context, path, key string, overrides configs.Overrides) (configs.Config, error) {
 	return (&configsource.File{Path: path, Key: key, Overrides: overrides, Done: ctx.Done()}).Config()

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v3"
@@ -156,10 +157,20 @@ func (c *nodeChoice) see(library nvml.Library, gpus []sharing.GPU, unread error)
 	}
 }
 
+// showChoice shows what was chosen for a node whose GPUs are not here.
+func showChoice(cmd *cli.Command, choice planChoice, unread error) error {
+	warning := fmt.Sprintf("what it would offer is not known, because the GPUs cannot be read: name others with --node: %v", unread)
+	report := planReport{
+		Summary: sharing.Summary{Resources: []sharing.ResourceSummary{}, Warnings: []string{warning}},
+		Choice:  &choice,
+	}
+	return report.show(cmd, "")
+}
+
 // differing warns of labels of the GPUs that the Node has otherwise: those do not count.
 func (c *nodeChoice) differing() (warnings []string) {
-	for name, value := range c.labels {
-		if is := c.inventory[name]; configs.InventoryLabel(name) && is != value {
+	for _, name := range slices.Sorted(maps.Keys(c.labels)) {
+		if is, value := c.inventory[name], c.labels[name]; configs.InventoryLabel(name) && is != value {
 			warnings = append(warnings, fmt.Sprintf("label %s=%s does not count: the GPUs of --node have %s", name, value, cmp.Or(is, "none")))
 		}
 	}

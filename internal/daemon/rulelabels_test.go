@@ -129,7 +129,7 @@ func TestFeatureLabelsInRules(t *testing.T) {
 	}
 	for _, plain := range []string{"nvidia.com/gpu.present", "nvidia.com/mig.config", "node.kubernetes.io/instance-type", "karpenter.sh/nodepool", "example.com/gpu.count"} {
 		if !configs.RuleLabel(plain) {
-			t.Error(fmt.Sprintf("%s is refused", plain))
+			t.Errorf("%s is refused", plain)
 		}
 	}
 }

@@ -28,11 +28,13 @@ const (
 	SourceAnnotation = "virgate.github.io/source"
 	// GenerationAnnotation has its generation.
 	GenerationAnnotation = "virgate.github.io/generation"
-	// WantedAnnotation has the name of the profile that should be in force, WantedByAnnotation why: "rule 2 of ConfigMap
-	// gpu/profiles". RulesAnnotation tells one list of rules from another. All three are missing where there are no rules.
-	WantedAnnotation   = "virgate.github.io/wanted"
+	// WantedAnnotation has the name of the profile that should be in force. It and the next two are missing where there
+	// are no rules.
+	WantedAnnotation = "virgate.github.io/wanted"
+	// WantedByAnnotation has the reason: "rule 2 of ConfigMap gpu/profiles".
 	WantedByAnnotation = "virgate.github.io/wanted-by"
-	RulesAnnotation    = "virgate.github.io/rules"
+	// RulesAnnotation tells one list of rules from another.
+	RulesAnnotation = "virgate.github.io/rules"
 	// StateLabel has the state of the profile that should be in force: one of
 	// nodereport.ProfileStates. It lies beside the label by which NVIDIA's
 	// config-manager chooses a profile.

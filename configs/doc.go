@@ -1,6 +1,6 @@
 // Package configs reads configuration files: the version v1 document of NVIDIA's
-// device plugin with Virgate's additions, mig-parted's mig-configs document, and
-// Kubernetes ConfigMaps that hold such documents.
+// device plugin with Virgate's additions, mig-parted's mig-configs document, Virgate's
+// rules, and Kubernetes ConfigMaps that hold such documents.
 //
 // It is strict: unknown and repeated keys, wrong types and impossible values are
 // errors. They are reported all at once, each with its line, and a document with
@@ -11,7 +11,8 @@
 // Read config.go first, then documents.go for where documents come from. keys.json
 // lists every key, and docs/reference/configuration-keys.md is generated from it. There is
 // a file for each section: settings.go (flags and imex), names.go (resources, devices
-// and exclude), sharing.go, mig.go with migconfigs.go, and health.go. yaml.go and
+// and exclude), sharing.go, mig.go with migconfigs.go, and health.go. rules.go has the rules
+// that choose a profile, by Kubernetes' own selectors. yaml.go and
 // problem.go know the positions of values and what is wrong with them.
 //
 // Keys, flags, variables and defaults are those of k8s-device-plugin v0.20

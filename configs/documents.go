@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 
@@ -22,9 +23,9 @@ import (
 // the others, because each node reads only the one that it was told to.
 type Documents map[string]string
 
-// ProfileNames returns the sorted names of the documents but for mig-parted's.
+// ProfileNames returns the sorted names of the documents but for mig-parted's and the rules.
 func (d Documents) ProfileNames() []string {
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(d)), d.isLayouts)
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(d)), func(name string) bool { return name == RulesName || d.isLayouts(name) })
 }
 
 func (d Documents) isLayouts(name string) bool {
@@ -52,7 +53,7 @@ func (d Documents) Select(source, name string, overrides Overrides) (SelectedPro
 	var layouts MIGLayouts
 	var unreadable []error
 	for _, other := range slices.Sorted(maps.Keys(d)) {
-		if other == name || !d.isLayouts(other) {
+		if other == name || other == RulesName || !d.isLayouts(other) {
 			continue
 		}
 		read, err := ParseMIGConfigs(inside(other), []byte(d[other]))
@@ -86,6 +87,10 @@ type SelectedProfile struct {
 	Layout string `json:"layout,omitempty"`
 	// MIGLeftTo is why another program makes the MIG layouts (see LeaveMIG), "" for none.
 	MIGLeftTo string `json:"migLeftTo,omitempty"`
+	// Choice is why it is the node's.
+	Choice Choice `json:"choice,omitzero"`
+	// Delayed is when a changed source is taken, in place of the one that this comes from; zero for none.
+	Delayed time.Time `json:"-"`
 	// Documents are the texts that the profile was read from, by name, to be stored and read
 	// again. A single file has the name "". There are none for flags alone.
 	Documents map[string]string `json:"documents,omitempty"`
@@ -120,6 +125,11 @@ func (s SelectedProfile) LeaveMIG(reason string) SelectedProfile {
 	return s
 }
 
+// Refused is what is known of a profile that cannot be used.
+func (s SelectedProfile) Refused() SelectedProfile {
+	return SelectedProfile{Name: s.Name, Source: s.Source, Choice: s.Choice, Delayed: s.Delayed}
+}
+
 // String names the profile for people: "SOURCE[NAME]", or the source alone.
 func (s SelectedProfile) String() string {
 	if s.Name == "" {
@@ -150,6 +160,8 @@ const (
 	KindProfile DocumentKind = "profile"
 	// KindMIGConfigs is a mig-parted document.
 	KindMIGConfigs DocumentKind = "mig-configs"
+	// KindRules is a list of rules that choose a profile.
+	KindRules DocumentKind = "rules"
 	// KindConfigMap is the manifest of a Kubernetes ConfigMap.
 	KindConfigMap DocumentKind = "ConfigMap"
 	// KindManifests are several manifests, or one with ConfigMaps or Helm values inside.
@@ -170,6 +182,7 @@ type File struct {
 	Kind   DocumentKind
 	Config Config // of a mig-parted document and of a file with Entries, the Notes alone
 	MIG    MIGLayouts
+	Rules  Rules
 	// Entries are the documents of ConfigMaps or of Helm values, by the order of those, then by Name.
 	Entries []File
 }
@@ -203,6 +216,8 @@ func ParseKey(file string, data []byte, key string, overrides Overrides) (File, 
 	case kindOf(root) == KindMIGConfigs:
 		f.Kind, f.MIG = KindMIGConfigs, readMIGConfigs(root)
 		f.Config.Notes = source.notes
+	case kindOf(root) == KindRules:
+		f.Kind, f.Rules = KindRules, readRules(root, nil, false)
 	case isHelmValues(root):
 		f.Kind, f.Entries = KindHelmValues, reader.readInside(root, true, false)
 		if len(f.Entries) == 0 && len(problems) == 0 {
@@ -297,6 +312,8 @@ func kindOf(root value) DocumentKind {
 			return KindConfigMap
 		case migConfigsKey:
 			kind = KindMIGConfigs
+		case rulesKey:
+			kind = KindRules
 		}
 	}
 	return kind
@@ -309,6 +326,8 @@ func (f File) Select(key string) (Config, error) {
 	switch {
 	case f.Kind == KindMIGConfigs:
 		return Config{}, fmt.Errorf("select from %s: it is a mig-parted document, which has no profile", f.Name)
+	case f.Kind == KindRules:
+		return Config{}, fmt.Errorf("select from %s: it is a list of rules, which has no profile", f.Name)
 	case f.Kind == KindProfile && key != "":
 		return Config{}, fmt.Errorf("select %s from %s: it is no ConfigMap and has no keys", quote(key), f.Name)
 	case f.Kind == KindProfile:
@@ -327,6 +346,8 @@ func (f File) choose(key string) (Config, error) {
 	for _, e := range f.Entries {
 		if e.Kind == KindProfile {
 			keys = append(keys, e.Name)
+		} else if e.Name == key && e.Kind == KindRules {
+			return Config{}, fmt.Errorf("key %s is a list of rules, which has no profile", key)
 		} else if e.Name == key {
 			return Config{}, fmt.Errorf("key %s is a mig-parted document, which has no profile", key)
 		}
@@ -498,6 +519,9 @@ func (r manifestReader) hasDocuments(data value) bool {
 		if e.value.shape() != shapeText {
 			continue
 		}
+		if e.key == RulesName {
+			return true
+		}
 		e.value.source = &quiet
 		root, ok := openData(e, r.lines)
 		if ok && isForGPUs(root) || !ok && documentLine.MatchString(e.value.node.Value) {
@@ -558,7 +582,14 @@ func (r manifestReader) readConfigMap(root value) []File {
 func (r manifestReader) readData(data value) (entries []File) {
 	roots := make(map[string]value)
 	var layouts MIGLayouts
+	var rules []entry
+	var names []string
 	for _, e := range data.pairs() {
+		if e.key == RulesName {
+			rules = append(rules, e)
+			continue
+		}
+		names = append(names, e.key)
 		before := *e.value.source.problems
 		root, ok := openData(e, r.lines)
 		if r.key != "" && e.key != r.key && (!ok || kindOf(root) != KindMIGConfigs) {
@@ -588,7 +619,34 @@ func (r manifestReader) readData(data value) (entries []File) {
 			entries[i].Config = readProfile(root, r.overrides, layouts)
 		}
 	}
+	if r.key != "" {
+		return entries
+	}
+	names = slices.DeleteFunc(names, func(name string) bool {
+		return slices.ContainsFunc(entries, func(e File) bool { return e.Kind == KindMIGConfigs && e.Name == name })
+	})
+	slices.Sort(names)
+	for _, e := range rules {
+		if root, ok := openData(e, r.lines); ok {
+			read := File{Name: e.key, Place: root.source.file, Line: e.line, Kind: KindRules, Rules: readRules(root, names, true)}
+			if len(names) == 1 {
+				message := "NVIDIA's config-manager takes this for a second profile, so its fallback single finds none: set a default there"
+				read.Config.Notes = []Note{{Line: root.line, Message: message}}
+			}
+			entries = append(entries, read.checkLayouts(entries))
+		}
+	}
 	return entries
+}
+
+// checkLayouts reports the rules of a file whose profiles, which are among the entries, cannot have the rules' layouts.
+func (f File) checkLayouts(entries []File) File {
+	for i, rule := range f.Rules.List {
+		if at := slices.IndexFunc(entries, func(e File) bool { return e.Kind == KindProfile && e.Name == rule.Profile }); at >= 0 {
+			rule.checkLayout(i+1, entries[at].Config)
+		}
+	}
+	return f
 }
 
 // readInside reads the documents below config.map (the charts of NVIDIA's plugin and of Virgate)
@@ -609,6 +667,7 @@ func (r manifestReader) readInside(v value, top, known bool) (entries []File) {
 					entries = append(entries, r.readData(inner.value)...)
 				}
 			}
+			entries = append(entries, readChartRules(e.value, entries)...)
 		case shape == shapeText && isValues:
 			entries = append(entries, r.readValues(e)...)
 		case shape == shapeMapping || shape == shapeList:
@@ -616,6 +675,41 @@ func (r manifestReader) readInside(v value, top, known bool) (entries []File) {
 		}
 	}
 	return entries
+}
+
+// readChartRules reads config.rules of this chart's values, which can name the profiles of config.map among the entries
+// and, without that, the chart's own, which are not known here.
+func readChartRules(config value, entries []File) []File {
+	var rules, spread, profiles value
+	for _, e := range config.pairsQuietly() {
+		switch e.key {
+		case rulesKey:
+			rules = e.value
+		case "rulesSpread":
+			spread = e.value
+		case "map":
+			profiles = e.value
+		}
+	}
+	isRule := func(v value) bool {
+		return slices.ContainsFunc(v.pairsQuietly(), func(e entry) bool { return e.key == "profile" })
+	}
+	if rules.source == nil || !slices.ContainsFunc(rules.itemsQuietly(), isRule) {
+		return nil
+	}
+	read := File{Name: rulesKey, Place: rules.source.file, Line: rules.line, Kind: KindRules}
+	var names []string
+	for _, e := range profiles.pairsQuietly() {
+		if !slices.ContainsFunc(entries, func(f File) bool { return f.Kind == KindMIGConfigs && f.Name == e.key }) {
+			names = append(names, e.key)
+		}
+	}
+	slices.Sort(names)
+	read.Rules.List = readRuleList(rules, names, len(names) > 0)
+	if spread.source != nil {
+		read.Rules.Spread = spread.spread()
+	}
+	return []File{read.checkLayouts(entries)}
 }
 
 // readValues reads the documents in a chart's values that are text. What is no YAML is reported

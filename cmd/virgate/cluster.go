@@ -171,7 +171,11 @@ func clusterPart(cmd *cli.Command) string {
 
 // clusterDocument is what -o json and yaml print.
 func clusterDocument(cmd *cli.Command, view cluster.View, list any) map[string]any {
-	return map[string]any{"at": view.At, clusterPart(cmd): list, "notes": view.Notes}
+	document := map[string]any{"at": view.At, clusterPart(cmd): list, "notes": view.Notes}
+	if clusterPart(cmd) == "nodes" {
+		document["rules"] = view.Rules
+	}
+	return document
 }
 
 // terminal is the output if it is a terminal that can do more than write on; nil otherwise.
@@ -227,9 +231,12 @@ func paint(lines string, colours bool) string {
 	return out.String()
 }
 
-// clusterNodes has a line for each resource of each node.
+// clusterNodes has a line for each resource of each node, and where rules choose profiles one for each of those.
 func (t *text) clusterNodes(v cluster.View, wide bool) {
 	header := []any{"NODE", "WANTED", "APPLIED", "STATE", "GPUS", "RESOURCE", "ALLOCATABLE", "HELD", "FREE", "ILL", "LAYOUT"}
+	if len(v.Rules) > 0 {
+		header = slices.Insert(header, 2, any("BY"))
+	}
 	if wide {
 		header = append(header, "MODEL", "GENERATION", "SOURCE", "HEARTBEAT")
 	}
@@ -243,6 +250,9 @@ func (t *text) clusterNodes(v cluster.View, wide bool) {
 		if n.Problem != "" {
 			notes = append(notes, n.Problem)
 		}
+		if n.Delayed != nil {
+			notes = append(notes, "takes the changed ConfigMap at "+n.Delayed.UTC().Format(time.RFC3339))
+		}
 		if n.Unread != "" && n.Unread != n.Problem {
 			notes = append(notes, "status not read: "+n.Unread)
 		}
@@ -252,6 +262,9 @@ func (t *text) clusterNodes(v cluster.View, wide bool) {
 		}
 		for i, r := range resources {
 			cells := []any{n.Name, cmp.Or(n.Wanted, "-"), cmp.Or(n.Applied.Name, n.Applied.Generation, "-"), cmp.Or(string(n.State), "-"), gpus}
+			if len(v.Rules) > 0 {
+				cells = slices.Insert(cells, 2, any(byText(n.By, wide)))
+			}
 			if r.Name == "" {
 				cells = append(cells, "-", "-", "-", "-", "-")
 			} else {
@@ -273,6 +286,33 @@ func (t *text) clusterNodes(v cluster.View, wide bool) {
 		}
 	}
 	table.end()
+	t.clusterRules(v.Rules, wide)
+}
+
+// clusterRules has a line for each rule or other reason why nodes have their profiles.
+func (t *text) clusterRules(rules []cluster.RuleView, wide bool) {
+	if len(rules) == 0 {
+		return
+	}
+	t.line("")
+	table := t.table("CHOSEN BY", "PROFILE", "NODES", "APPLIED", "REJECTED", "DELAYED", "LIST", "WHY REJECTED")
+	for _, r := range rules {
+		table.row(r.By, cmp.Or(r.Profile, "-"), r.Nodes, r.Applied, r.Rejected, r.Delayed, r.Rules, oneLine(cmp.Or(strings.Join(r.Problems, "; "), "-"), wide))
+	}
+	table.end()
+}
+
+// byText is why a node has its profile; where it is not wide, in one or two words: "rule 2", "label", "default".
+func byText(by string, wide bool) string {
+	words := strings.FieldsFunc(by, func(r rune) bool { return r == ' ' || r == ':' })
+	switch {
+	case wide || len(words) < 2:
+	case words[0] == "rule" || words[0] == "fallback":
+		by = words[0] + " " + words[1]
+	default:
+		by = words[0]
+	}
+	return cmp.Or(by, "-")
 }
 
 func count(n *int64) string {

@@ -104,6 +104,41 @@ func TestClusterRefuses(t *testing.T) {
 	}
 }
 
+// TestClusterRules shows why each node has its profile, and how far each rule is.
+func TestClusterRules(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		node := func(name, profile, by, state string) string {
+			return `{"metadata":{"name":"` + name + `","labels":{"nvidia.com/device-plugin.config.state":"` + state + `"},"annotations":{"virgate.github.io/profile":"` + profile +
+				`","virgate.github.io/wanted":"` + profile + `","virgate.github.io/wanted-by":"` + by + `","virgate.github.io/rules":"0123"}}}`
+		}
+		switch r.URL.Path {
+		case "/api/v1/nodes":
+			_, _ = w.Write([]byte(`{"kind":"NodeList","apiVersion":"v1","items":[` + node("n1", "four", "rule 2 of ConfigMap gpu/p", "applied") + "," + node("n2", "two", "default: no rule of ConfigMap gpu/p matches", "pending") + `]}`))
+		case "/api/v1/pods":
+			_, _ = w.Write([]byte(`{"kind":"PodList","apiVersion":"v1","items":[]}`))
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	defer server.Close()
+	const want = "" +
+		"NODE  WANTED  BY       APPLIED  STATE    GPUS  RESOURCE  ALLOCATABLE  HELD  FREE  ILL  LAYOUT  NOTE\n" +
+		"n1    four    rule 2   four     applied  ?     -         -            -     -     -    -       \n" +
+		"n2    two     default  two      pending  ?     -         -            -     -     -    -       \n" +
+		"\n" +
+		"CHOSEN BY                                    PROFILE  NODES  APPLIED  REJECTED  DELAYED  LIST  WHY REJECTED\n" +
+		"rule 2 of ConfigMap gpu/p                    four     1      1        0         0        0123  -\n" +
+		"default: no rule of ConfigMap gpu/p matches  two      1      0        0         0        0123  -\n"
+	var out, errors strings.Builder
+	if code := run(t.Context(), []string{"virgate", "cluster", "nodes", "--status-timeout=0", "--kubeconfig", kubeconfigOf(t, server.URL)}, os.LookupEnv, &out, &errors); code != 0 {
+		t.Fatalf("exit code %d: %s", code, errors.String())
+	}
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 // TestPaint: colours are lines' own, and only where they are wanted; a file is no terminal.
 func TestPaint(t *testing.T) {
 	const lines = "n1 applied\nn2 rejected\nn3 switching\n"

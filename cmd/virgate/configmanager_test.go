@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/test/shortdir"
 )
@@ -28,6 +29,7 @@ func TestConfigManagerLinks(t *testing.T) {
 	link := filepath.Join(t.TempDir(), "config.yaml")
 	var log bytes.Buffer
 	m := configManager{dir: dir, link: link, log: slog.New(slog.NewTextHandler(&log, nil))}
+	const rules = "rules: [{nodeSelector: {nvidia.com/gpu.family: ampere}, profile: four}]"
 	for _, step := range []struct {
 		name, choice string
 		fallbacks    []configsource.Fallback
@@ -42,8 +44,24 @@ func TestConfigManagerLinks(t *testing.T) {
 		{"the empty document", "", []configsource.Fallback{configsource.FallbackEmpty}, "", "profile chosen"},
 		{"the empty document again", "", []configsource.Fallback{configsource.FallbackEmpty}, "", ""},
 		{"a profile after that", "four", nil, "four", "profile chosen"},
+		{"rules by what it does not know", "broken", nil, "four", "rule 1 asks for nvidia.com/gpu.family, which only virgate run"},
+		{"rules by labels", "broken", nil, "broken", "profile chosen"},
+		{"the only profile beside rules", "", []configsource.Fallback{configsource.FallbackSingle}, "four", "profile chosen"},
+		{"rules that are broken", "broken", nil, "four", "[virgate-rules]:1: rules: expected a list"},
 	} {
 		t.Run(step.name, func(t *testing.T) {
+			switch step.name {
+			case "rules by what it does not know":
+				put(configs.RulesName, rules)
+			case "rules by labels":
+				put(configs.RulesName, strings.Replace(rules, "nvidia.com/gpu.family", "pool", 1))
+			case "the only profile beside rules":
+				if err := os.Remove(filepath.Join(dir, "broken")); err != nil {
+					t.Fatal(err)
+				}
+			case "rules that are broken":
+				put(configs.RulesName, "rules: 7")
+			}
 			log.Reset()
 			m.node = &configsource.NodeSource{Source: &configsource.Directory{Path: dir}, Default: step.choice, Fallbacks: step.fallbacks}
 			if err := m.run(t.Context(), true); err != nil {

@@ -28,10 +28,13 @@ func planCommand(environment environment) *cli.Command {
 		outputFlag("table", "wide", "yaml"),
 	)
 	flags = append(flags, configFlags(environment, true)...)
+	flags = append(flags, planNodeFlags(environment)...)
 	return &cli.Command{
 		Name:  "plan",
 		Usage: "shows what the node would advertise, without a kubelet",
 		Description: "Reads the node's GPUs once and changes nothing.\n\n" +
+			"With --labels or --node-object it chooses the profile as virgate run would on that Node: by its label,\n" +
+			"else by the first rule that matches, else the default.\n\n" +
 			"Example: virgate plan --node sim:dgx-a100 --config configs/examples/time-slicing-4.yaml",
 		Flags: append(flags, planFlags()...),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
@@ -43,21 +46,43 @@ func planCommand(environment environment) *cli.Command {
 				return usageError{errors.New("--config and --from are both standard input, which can be read once")}
 			}
 			name := cmp.Or(configsource.Name(cmd.String("config")), "flags")
-			config, err := readConfig(ctx, cmd.String("config"), cmd.String("config-key"), overrides)
+			chooser, err := newNodeChoice(ctx, cmd, overrides)
 			if err != nil {
 				return err
 			}
-			if err := config.CheckOffered(); err != nil {
-				return fmt.Errorf("%s: %w", name, err)
+			// A Node's profile can depend on its GPUs; otherwise the profile says how they are opened.
+			read := func(path string) (configs.Config, planChoice, error) {
+				config, err := readConfig(ctx, path, cmd.String("config-key"), overrides)
+				return config, planChoice{}, err
+			}
+			var config configs.Config
+			var choice planChoice
+			if chooser == nil {
+				config, choice, err = readOffered(read, cmd.String("config"))
+			} else {
+				config, err = configs.Parse("", nil, overrides)
+				read = func(path string) (configs.Config, planChoice, error) { return chooser.read(ctx, path) }
+			}
+			if err != nil {
+				return err
 			}
 			node, err := openGPUs(cmd, config.Startup, textLog(cmd))
 			if err != nil {
 				return err
 			}
 			defer node.Close()
-			gpus, err := nvml.Scan(node.Library)
-			if err != nil {
-				return fmt.Errorf("read GPUs: %w", err)
+			gpus, unread := nvml.Scan(node.Library)
+			if unread != nil && (chooser == nil || cmd.IsSet("node")) {
+				return fmt.Errorf("read GPUs: %w", unread)
+			}
+			if chooser != nil {
+				chooser.see(node.Library, gpus, unread)
+				if config, choice, err = readOffered(read, cmd.String("config")); err != nil {
+					return err
+				}
+				if unread != nil {
+					return showChoice(cmd, choice, unread)
+				}
 			}
 			if err := config.SelectedFrom(name, cmd.String("config-key"), nil).CheckNode(gpus); err != nil {
 				return err
@@ -84,15 +109,21 @@ func planCommand(environment environment) *cli.Command {
 					hints = append(hints, r.Name+": "+sharing.NotEvicted)
 				}
 			}
+			if chooser != nil {
+				hints = append(hints, chooser.differing()...)
+			}
 			plan.Warnings = append(plan.Warnings, waits...)
 			if !cmd.IsSet("from") {
 				report := planReport{Summary: plan.Summary(), hints: hints}
+				if chooser != nil {
+					report.Choice = &choice
+				}
 				if divides {
 					report.Now = new(sharing.NewPlan(gpus, config.Profile).Summary())
 				}
 				return report.show(cmd, config.Profile.MIG.Name)
 			}
-			older, err := readConfig(ctx, cmd.String("from"), cmd.String("config-key"), overrides)
+			older, before, err := read(cmd.String("from"))
 			if err != nil {
 				return err
 			}
@@ -106,8 +137,14 @@ func planCommand(environment environment) *cli.Command {
 			if divides {
 				warnings = append(warnings, "the MIG layout changes too, in the driver's time and when its GPUs are free: virgate mig plan shows how")
 			}
-			report := changesReport{append([]sharing.Change{}, changes...), append([]string{}, warnings...)}
+			report := changesReport{Changes: append([]sharing.Change{}, changes...), Warnings: append([]string{}, warnings...)}
+			if chooser != nil {
+				report.ChoiceBefore, report.Choice = &before, &choice
+			}
 			return show(cmd, report, func(out *text) {
+				if chooser != nil {
+					out.line("before: %s\nthen:   %s\n", before, choice)
+				}
 				out.changes(changes)
 				out.warnings(warnings)
 			})
@@ -127,6 +164,18 @@ func unplanned(wanted sharing.MIGConfig, err error) string {
 // needsMPS is what check and plan, which cannot know what runs on the node, say of a profile that wants MPS daemons.
 const needsMPS = "virgate run refuses this profile unless MPS runs on the node: set the chart's mps.enabled (--mps-root)"
 
+// readOffered reads the profile in the file at that path. One that offers nothing is an error.
+func readOffered(read func(path string) (configs.Config, planChoice, error), path string) (configs.Config, planChoice, error) {
+	config, choice, err := read(path)
+	if err != nil {
+		return config, choice, err
+	}
+	if err := config.CheckOffered(); err != nil {
+		return config, choice, fmt.Errorf("%s: %w", cmp.Or(configsource.Name(path), "flags"), err)
+	}
+	return config, choice, nil
+}
+
 func readConfig(ctx context.Context, path, key string, overrides configs.Overrides) (configs.Config, error) {
 	return (&configsource.File{Path: path, Key: key, Overrides: overrides, Done: ctx.Done()}).Config()
 }
@@ -138,17 +187,24 @@ type planReport struct {
 	sharing.Summary
 	hints []string
 	Now   *sharing.Summary `json:"now,omitempty"`
+	// Choice is the profile of a Node with those labels; nil where none was named.
+	Choice *planChoice `json:"choice,omitempty"`
 }
 
 func (r planReport) show(cmd *cli.Command, layout string) error {
 	return show(cmd, r, func(out *text) {
 		wide := cmd.String("output") == "wide"
+		if r.Choice != nil {
+			out.line("%s\n", r.Choice)
+		}
 		if r.Now != nil {
 			out.line("now:")
 			out.planned(r.Now.Resources, wide)
 			out.line("\nwith the MIG layout %q:", layout)
 		}
-		out.planned(r.Resources, wide)
+		if len(r.Resources) > 0 || r.Choice == nil {
+			out.planned(r.Resources, wide)
+		}
 		out.warnings(slices.Concat(r.hints, r.Warnings))
 	})
 }
@@ -256,6 +312,9 @@ func explainWaits(changes []sharing.Change) (warnings []string) {
 type changesReport struct {
 	Changes  []sharing.Change `json:"changes"`
 	Warnings []string         `json:"warnings"`
+	// ChoiceBefore and Choice are the profiles of a Node with those labels; nil where none was named.
+	ChoiceBefore *planChoice `json:"choiceBefore,omitempty"`
+	Choice       *planChoice `json:"choice,omitempty"`
 }
 
 func (t *text) changes(changes []sharing.Change) {

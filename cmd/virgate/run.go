@@ -111,9 +111,14 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 	if err != nil {
 		return err
 	}
+	factLog := log
+	if output.Kind == "" { // Rules alone may want what cannot be read, and mostly do not.
+		factLog = slog.New(slog.DiscardHandler)
+	}
+	options.RuleFeatures = features.Node{Machine: machineName(cmd.String("machine-type-file"), factLog), VGPUs: vgpus(os.DirFS(pciDevices), factLog)}
 	if output.Kind != "" {
 		options.Features = &features.Node{
-			Machine: machineName(cmd.String("machine-type-file"), log), VGPUs: vgpus(os.DirFS(pciDevices), log),
+			Machine: options.RuleFeatures.Machine, VGPUs: options.RuleFeatures.VGPUs,
 			Models: cmd.Bool("feature-models"), Timestamp: time.Now().Unix(),
 		}
 	}

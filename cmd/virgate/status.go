@@ -92,7 +92,13 @@ func (t *text) status(s status.Status) {
 	table.row("virgate", fmt.Sprintf("%s, %s, %s", s.Version, s.Role, ready))
 	table.row("profile", fmt.Sprintf("%s since %s", s.Profile.State, s.Profile.Since.Format(time.RFC3339)))
 	table.row("  wanted", profileName(s.Profile.Wanted))
+	if s.Profile.Wanted.By != "" {
+		table.row("  chosen by", s.Profile.Wanted.By)
+	}
 	table.row("  applied", applied)
+	if s.Profile.Delayed != nil {
+		table.row("  delayed", "the changed ConfigMap is taken at "+s.Profile.Delayed.UTC().Format(time.RFC3339))
+	}
 	if s.HoldersAt != nil {
 		table.row("holders", fmt.Sprintf("as the kubelet said %s ago", s.At.Sub(*s.HoldersAt).Round(time.Millisecond)))
 	}

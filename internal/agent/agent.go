@@ -38,8 +38,8 @@ type Node interface {
 // ConfigSource is where the profile comes from.
 type ConfigSource interface {
 	// Profile returns the profile that should be in force. With an error, the last
-	// good one stays in force, and only Name and Source of what is returned count:
-	// they are those of the profile that was wanted, as far as that is known. The
+	// good one stays in force, and only what Refused leaves of what is returned counts:
+	// it is of the profile that was wanted, as far as that is known. The
 	// error is configs.ErrPending while it is not known which one is wanted.
 	Profile() (configs.SelectedProfile, error)
 	// WithLabel returns what Profile would if the Node's label of that name had that value. The

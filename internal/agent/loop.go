@@ -113,14 +113,14 @@ func (a *agent) selectProfile(last, next *state) {
 	if errors.Is(err, configs.ErrNoMPS) && a.nothingElse(next, wanted, serving) {
 		err = nil // What needs no daemon is offered.
 	} else if errors.Is(err, configs.ErrNoMPS) {
-		wanted = configs.SelectedProfile{Name: wanted.Name, Source: wanted.Source}
+		wanted = wanted.Refused()
 	}
 	// Until the GPUs were read once, nothing is planned, and nobody knows whether the profile fits the node.
 	known := last.planned || next.unread == nil
 	inForce := last.planned && !last.restored && last.profile.Generation == wanted.Generation
 	if err == nil && known && !inForce {
 		if err = wanted.CheckNode(next.gpus); err != nil {
-			wanted = configs.SelectedProfile{Name: wanted.Name, Source: wanted.Source}
+			wanted = wanted.Refused()
 			if !last.planned { // It may be there from before the GPUs were known.
 				next.profile = nil
 			}
@@ -154,7 +154,7 @@ func (a *agent) selectProfile(last, next *state) {
 		return
 	}
 	if err == nil {
-		a.Logger.Info("profile in force", "profile", wanted.String(), "generation", wanted.Generation)
+		a.Logger.Info("profile in force", "profile", wanted.String(), "generation", wanted.Generation, "by", wanted.Choice.By)
 	}
 	a.SetHealthRules(next.profile.Profile)
 }

@@ -184,6 +184,9 @@ func readiness(s *state, p profileProgress, status plugin.Status, draining bool)
 		return nodereport.ConditionUnknown, "Starting", "the plan is not served yet"
 	}
 	offer := offerText(status)
+	if s.profile.Choice.Rules != "" {
+		offer = profileRef(*s.profile).Chosen() + ": " + offer
+	}
 	if waiting := nodereport.Waiting(p.layouts, p.waits); len(waiting) > 0 {
 		offer += "; waiting: " + strings.Join(waiting, "; ")
 	} else if !status.KubeletSeen && (p.state == nodereport.ProfilePending || p.state == nodereport.ProfileSwitching) {
@@ -312,8 +315,13 @@ func (p profileProgress) next(s *state, status plugin.Status, layouts []noderepo
 	waits, switching := waitsOf(s.gpus, status)
 	switching = switching || len(nodereport.Waiting(layouts, nil)) > 0
 	p.layouts, p.waits = layouts, waits
-	if s.planned && s.profile != nil && !switching && listsApplied(status) && p.applied != profileRef(*s.profile) {
-		p.applied, p.appliedAt = profileRef(*s.profile), now
+	if s.planned && s.profile != nil {
+		switch ref := profileRef(*s.profile); {
+		case p.applied.SameProfile(ref): // The reason may be another one.
+			p.applied = ref
+		case !switching && listsApplied(status):
+			p.applied, p.appliedAt = ref, now
+		}
 	}
 	next := nodereport.ProfilePending
 	switch {
@@ -421,11 +429,21 @@ func listsApplied(status plugin.Status) bool {
 }
 
 func profileRef(s configs.SelectedProfile) nodereport.ProfileRef {
-	return nodereport.ProfileRef{Name: s.Name, Source: s.Source, Generation: s.Generation}
+	return nodereport.ProfileRef{
+		Name:       s.Name,
+		Source:     s.Source,
+		Generation: s.Generation,
+		By:         s.Choice.By,
+		Rule:       s.Choice.Rule,
+		Rules:      s.Choice.Rules,
+	}
 }
 
 func (p profileProgress) status(s *state) status.Profile {
 	status := status.Profile{State: p.state, Since: p.since, Wanted: profileRef(s.wanted)}
+	if !s.wanted.Delayed.IsZero() {
+		status.Delayed = new(s.wanted.Delayed)
+	}
 	if p.applied != (nodereport.ProfileRef{}) {
 		status.Applied = new(p.applied)
 	}

@@ -9,6 +9,7 @@
 package cluster
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strconv"
@@ -37,9 +38,11 @@ type Node struct {
 	NotReady string
 	// Cordoned says that no new pod may go there.
 	Cordoned bool
-	// Wanted is the profile that its label names, State how far that has come; Applied, Source and
-	// Generation are of the profile in force.
+	// Wanted is the profile that its label names, or Virgate says it should have by rules; State is how far that has come;
+	// Applied, Source and Generation are of the profile in force.
 	Wanted, State, Applied, Source, Generation string
+	// WantedBy says why, and Rules tells one list of rules from another; both are empty where there are no rules.
+	WantedBy, Rules string
 	// Layout is the MIG layout that its label names, LayoutState how far that has come.
 	Layout, LayoutState string
 	// Model and GPUs are those of the feature labels; GPUs is 0 without them.
@@ -84,10 +87,12 @@ func TrimNode(n *corev1.Node, domain string) Node {
 		Name: n.Name, Cordoned: n.Spec.Unschedulable,
 		Wanted: n.Labels[profileLabel], State: n.Labels[nodestatus.StateLabel],
 		Applied: n.Annotations[nodestatus.ProfileAnnotation], Source: n.Annotations[nodestatus.SourceAnnotation], Generation: n.Annotations[nodestatus.GenerationAnnotation],
+		WantedBy: n.Annotations[nodestatus.WantedByAnnotation], Rules: n.Annotations[nodestatus.RulesAnnotation],
 		Layout: n.Labels[layoutLabel], LayoutState: n.Labels[nodestatus.MIGStateLabel],
 		Model:    n.Labels[modelLabel],
 		Capacity: ofDomain(n.Status.Capacity, domain), Allocatable: ofDomain(n.Status.Allocatable, domain),
 	}
+	kept.Wanted = cmp.Or(kept.Wanted, n.Annotations[nodestatus.WantedAnnotation])
 	kept.GPUs, _ = strconv.Atoi(n.Labels[countLabel])
 	for _, c := range n.Status.Conditions {
 		switch {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,6 +39,8 @@ type View struct {
 	Nodes   []NodeView   `json:"nodes"`
 	GPUs    []GPUView    `json:"gpus"`
 	Tenants []TenantView `json:"tenants"`
+	// Rules are the reasons why nodes have their profiles, where a list of rules chooses.
+	Rules []RuleView `json:"rules"`
 	// Notes say what is not known.
 	Notes []string `json:"notes"`
 }
@@ -46,7 +49,13 @@ type View struct {
 type NodeView struct {
 	Name string `json:"name"`
 	// Wanted is the profile that should be in force, Applied the one that is.
-	Wanted  string                `json:"wanted,omitempty"`
+	Wanted string `json:"wanted,omitempty"`
+	// By says why it should: "rule 2 of ConfigMap gpu/profiles"; Rules tells one list of rules from another. They are empty
+	// where there are no rules, and the status page has not been read.
+	By    string `json:"by,omitempty"`
+	Rules string `json:"rules,omitempty"`
+	// Delayed is when the node takes a changed ConfigMap; nil where none waits, or the status page has not been read.
+	Delayed *time.Time            `json:"delayed,omitempty"`
 	Applied nodereport.ProfileRef `json:"applied"`
 	// State is how far the wanted profile is; empty where nobody says it.
 	State nodereport.ProfileState `json:"state,omitempty"`
@@ -64,6 +73,25 @@ type NodeView struct {
 	Heartbeat *time.Time `json:"heartbeat"`
 	// Unread says why the status page was not read.
 	Unread string `json:"unread,omitempty"`
+}
+
+// RuleView is a rule, or another reason, and how far its nodes are.
+type RuleView struct {
+	// By is the reason: "rule 2 of ConfigMap gpu/profiles". Rule is the number in it; 0 for another reason.
+	By   string `json:"by"`
+	Rule int    `json:"rule,omitempty"`
+	// Profile is the one that it chooses; empty where the list of rules is refused. Rules tells one list from another: while
+	// a change spreads, nodes have different ones.
+	Profile string `json:"profile,omitempty"`
+	Rules   string `json:"rules"`
+	// Nodes is how many nodes it chooses for, of which Applied have the profile, and Rejected refuse it.
+	Nodes    int `json:"nodes"`
+	Applied  int `json:"applied"`
+	Rejected int `json:"rejected"`
+	// Delayed are those that wait to take a changed ConfigMap, as far as their status pages say it.
+	Delayed int `json:"delayed"`
+	// Problems says why nodes refuse it, with the nodes, sorted.
+	Problems []string `json:"problems,omitempty"`
 }
 
 // ResourceView is one resource of a node.
@@ -130,7 +158,7 @@ type TenantView struct {
 
 // NewView makes the tables of what was read. It is pure.
 func NewView(s Snapshot) View {
-	view := View{At: s.At, Nodes: []NodeView{}, GPUs: []GPUView{}, Tenants: []TenantView{}, Notes: []string{}}
+	view := View{At: s.At, Nodes: []NodeView{}, GPUs: []GPUView{}, Tenants: []TenantView{}, Rules: []RuleView{}, Notes: []string{}}
 	held := map[string]map[string]int64{}
 	devices := map[string][]Pod{}
 	for _, pod := range s.Pods {
@@ -182,7 +210,52 @@ func NewView(s Snapshot) View {
 		view.Notes = append(view.Notes, fmt.Sprintf("the status page of %s was not read, so only GPUs that a pod holds are known there: %s", Count(len(unread), "node"), Some(unread, 3)))
 	}
 	view.Tenants = tenants(s.Pods, view.GPUs)
+	view.Rules = rulesOf(view.Nodes)
 	return view
+}
+
+// rulesOf groups the nodes by the reason for their profile, the rules by their numbers first.
+func rulesOf(nodes []NodeView) []RuleView {
+	type reason struct{ by, profile, rules string }
+	all, problems := map[reason]*RuleView{}, map[reason]map[string][]string{}
+	for _, n := range nodes {
+		if n.Rules == "" {
+			continue
+		}
+		key := reason{n.By, n.Wanted, n.Rules}
+		rule := all[key]
+		if rule == nil {
+			rule = &RuleView{By: n.By, Profile: n.Wanted, Rules: n.Rules}
+			_, _ = fmt.Sscanf(n.By, "rule %d of ", &rule.Rule) // 0 for another reason.
+			all[key], problems[key] = rule, map[string][]string{}
+		}
+		rule.Nodes++
+		switch n.State {
+		case nodereport.ProfileApplied:
+			rule.Applied++
+		case nodereport.ProfileRejected:
+			rule.Rejected++
+			problem, _, _ := strings.Cut(n.Problem, "; an earlier one serves ") // Which differs from node to node.
+			problem = strings.TrimPrefix(problem, "ProfileRejected: the wanted profile is refused: ")
+			problems[key][problem] = append(problems[key][problem], n.Name)
+		}
+		if n.Delayed != nil {
+			rule.Delayed++
+		}
+	}
+	rules := make([]RuleView, 0, len(all))
+	for key, rule := range all {
+		for problem, names := range problems[key] {
+			rule.Problems = append(rule.Problems, Some(names, 3)+": "+problem)
+		}
+		slices.Sort(rule.Problems)
+		rules = append(rules, *rule)
+	}
+	last := func(r RuleView) int { return cmp.Or(r.Rule, math.MaxInt) }
+	slices.SortFunc(rules, func(a, b RuleView) int {
+		return cmp.Or(cmp.Compare(last(a), last(b)), strings.Compare(a.By, b.By), strings.Compare(a.Profile, b.Profile), strings.Compare(a.Rules, b.Rules))
+	})
+	return rules
 }
 
 func merged(a, b map[string]int64) map[string]int64 {
@@ -196,7 +269,7 @@ func merged(a, b map[string]int64) map[string]int64 {
 
 func nodeView(n Node, status Status, now time.Time) NodeView {
 	v := NodeView{
-		Name: n.Name, Wanted: n.Wanted, State: nodereport.ProfileState(n.State), Applied: nodereport.ProfileRef{Name: n.Applied, Source: n.Source, Generation: n.Generation},
+		Name: n.Name, Wanted: n.Wanted, By: n.WantedBy, Rules: n.Rules, State: nodereport.ProfileState(n.State), Applied: nodereport.ProfileRef{Name: n.Applied, Source: n.Source, Generation: n.Generation},
 		Models: []string{}, Resources: []ResourceView{}, Layouts: []nodereport.GPULayout{}, Layout: n.Layout, LayoutState: n.LayoutState, Unread: status.Unread,
 	}
 	if n.GPUs > 0 {
@@ -216,6 +289,7 @@ func nodeView(n Node, status Status, now time.Time) NodeView {
 	}
 	if page := status.Page; page != nil {
 		v.State, v.Wanted = page.Profile.State, cmp.Or(page.Profile.Wanted.Name, v.Wanted)
+		v.By, v.Rules, v.Delayed = page.Profile.Wanted.By, page.Profile.Wanted.Rules, page.Profile.Delayed
 		if page.Profile.Applied != nil {
 			v.Applied = *page.Profile.Applied
 		}

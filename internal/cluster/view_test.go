@@ -182,3 +182,44 @@ func TestRequests(t *testing.T) {
 		})
 	}
 }
+
+// TestRuleViews counts the nodes of each rule by what they say themselves: annotations, or the status page.
+func TestRuleViews(t *testing.T) {
+	node := func(name, wanted, by, rules, state string, change func(*Node)) Node {
+		n := Node{Name: name, Wanted: wanted, WantedBy: by, Rules: rules, State: state, Applied: wanted}
+		if change != nil {
+			change(&n)
+		}
+		return n
+	}
+	refused := func(serves string) func(*Node) {
+		return func(n *Node) {
+			n.Condition = condition("True", "ProfileRejected", time.Minute)
+			n.Condition.Message = "the wanted profile is refused: no MIG; an earlier one serves " + serves
+		}
+	}
+	const two, ten = "rule 2 of ConfigMap gpu/p", "rule 10 of ConfigMap gpu/p"
+	until := now.Add(time.Minute)
+	page := &status.Status{Profile: status.Profile{State: "applied", Wanted: nodereport.ProfileRef{Name: "four", By: two, Rule: 2, Rules: "old"}, Delayed: &until}}
+	view := NewView(Snapshot{At: now, Nodes: []Node{
+		node("n1", "ten", ten, "new", "applied", nil),
+		node("n2", "four", two, "new", "applied", nil),
+		node("n3", "four", two, "new", "rejected", refused("nvidia.com/gpu (8 devices, 8 healthy)")),
+		node("n4", "four", two, "new", "rejected", refused("nvidia.com/gpu (4 devices, 4 healthy)")),
+		node("n5", "four", two, "new", "switching", nil),
+		node("n6", "four", two, "old", "applied", nil),
+		node("n7", "two", "default: no rule of ConfigMap gpu/p matches", "new", "applied", nil),
+		node("n8", "", "refused rules of ConfigMap gpu/p", "bad", "rejected", refused("x")),
+		node("n9", "two", "", "", "applied", nil),
+	}, Statuses: map[string]Status{"n6": {Page: page}}})
+	want := []RuleView{
+		{By: two, Rule: 2, Profile: "four", Rules: "new", Nodes: 4, Applied: 1, Rejected: 2, Problems: []string{"n3, n4: no MIG"}},
+		{By: two, Rule: 2, Profile: "four", Rules: "old", Nodes: 1, Applied: 1, Delayed: 1},
+		{By: ten, Rule: 10, Profile: "ten", Rules: "new", Nodes: 1, Applied: 1},
+		{By: "default: no rule of ConfigMap gpu/p matches", Profile: "two", Rules: "new", Nodes: 1, Applied: 1},
+		{By: "refused rules of ConfigMap gpu/p", Rules: "bad", Nodes: 1, Rejected: 1, Problems: []string{"n8: no MIG"}},
+	}
+	if diff := cmp.Diff(want, view.Rules); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

@@ -1,5 +1,6 @@
 // Package configsource finds the profile that should be in force on this node: in
-// a file, or among several in a directory or a ConfigMap by the Node's labels.
+// a file, or among several in a directory or a ConfigMap by the Node's labels and the
+// rules that lie beside them.
 //
 // It knows where profiles come from and how to hear of a change; what they say is
 // for package configs, and what to do about it for the caller. A source says "look

@@ -43,7 +43,8 @@ func FuzzChoose(f *testing.F) {
 			return
 		}
 		criteria := Criteria{LabelName: "l", Label: label, Default: standard, Fallbacks: parsed, Names: strings.Fields(names)}
-		name, err := Choose(criteria)
+		chosen, err := Choose(criteria)
+		name := chosen.Name
 		if err == nil && !slices.Contains(criteria.Names, name) && (name != "" || !slices.Contains(parsed, FallbackEmpty)) {
 			t.Errorf("%+v: chose %q", criteria, name)
 		}
@@ -51,8 +52,8 @@ func FuzzChoose(f *testing.F) {
 			t.Errorf("%+v: chose %q against the label", criteria, name)
 		}
 		slices.Reverse(criteria.Names)
-		if other, errOther := Choose(criteria); other != name || (err == nil) != (errOther == nil) || err != nil && err.Error() != errOther.Error() {
-			t.Errorf("%+v: %q, %v; the other way round %q, %v", criteria, name, err, other, errOther)
+		if other, errOther := Choose(criteria); other.Name != name || (err == nil) != (errOther == nil) || err != nil && err.Error() != errOther.Error() {
+			t.Errorf("%+v: %q, %v; the other way round %q, %v", criteria, name, err, other.Name, errOther)
 		}
 	})
 }

@@ -74,6 +74,7 @@ func Restore(stored configs.SelectedProfile, overrides configs.Overrides) (confi
 	if err != nil {
 		return configs.SelectedProfile{}, fmt.Errorf("read the stored profile: %w", err)
 	}
+	selected.Choice = stored.Choice
 	return selected, nil
 }
 
@@ -90,7 +91,7 @@ func (k *LastKnownGood) Save(selected configs.SelectedProfile) {
 }
 
 func same(a, b configs.SelectedProfile) bool {
-	return a.Name == b.Name && a.Source == b.Source && a.Generation == b.Generation && a.Layout == b.Layout && maps.Equal(a.Documents, b.Documents)
+	return a.Name == b.Name && a.Source == b.Source && a.Generation == b.Generation && a.Layout == b.Layout && a.Choice == b.Choice && maps.Equal(a.Documents, b.Documents)
 }
 
 // retryPause is the wait after a write that went wrong.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -183,7 +184,11 @@ type labels struct {
 	pause  Pause
 	// uid tells a Node from its successor of the same name.
 	uid types.UID
+	// others are the labels that rules can ask for.
+	others map[string]string
 }
+
+func (l labels) equal(other labels) bool { return reflect.DeepEqual(l, other) }
 
 // NewNodeLabels makes the NodeLabels of the named Node; Watch reads them. Label is
 // the name of the label that names a profile.
@@ -198,7 +203,12 @@ func NewNodeLabels(client *Client, node, label string, log *slog.Logger) *NodeLa
 			return labels{}, false
 		}
 		all := described.GetLabels()
-		now := labels{profile: all[label], layout: all[MIGLabel], uid: described.GetUID()}
+		now := labels{profile: all[label], layout: all[MIGLabel], uid: described.GetUID(), others: map[string]string{}}
+		for name, value := range all {
+			if configs.RuleLabel(name) && name != label {
+				now.others[name] = value
+			}
+		}
 		var unknown []Pause
 		now.pause, unknown = pauseIn(all)
 		for _, label := range unknown {
@@ -221,7 +231,7 @@ func NewNodeLabels(client *Client, node, label string, log *slog.Logger) *NodeLa
 		return now, true
 	}
 	q := query{what: "node " + node, resource: "nodes", selector: byName(node), metadataOnly: true}
-	return &NodeLabels{Name: label, node: newObject(client, q, node, of, func(a, b labels) bool { return a == b }, log)}
+	return &NodeLabels{Name: label, node: newObject(client, q, node, of, labels.equal, log)}
 }
 
 // migWriter is a program that writes to the API, and when it did so last.

@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -53,7 +56,12 @@ func ParseFallbacks(s string) ([]Fallback, error) {
 type Criteria struct {
 	// LabelName is the node label's name, Label its value: "" without one or without a Node.
 	LabelName, Label string
-	// Default is the profile of a node without the label; "" for none.
+	// Rules choose where there is no Label, by NodeLabels and Inventory: see configs.Rules.Match. Their Generation is
+	// empty where there are none. Source is where they are, for messages.
+	Rules                 configs.Rules
+	NodeLabels, Inventory map[string]string
+	Source                string
+	// Default is the profile of a node that neither the label nor a rule chooses for; "" for none.
 	Default string
 	// Fallbacks are tried in order where there is no Default.
 	Fallbacks []Fallback
@@ -61,33 +69,65 @@ type Criteria struct {
 	Names []string
 }
 
-// Choose returns the name of the profile that the node should have; "" for the
-// empty document. It is a pure function. With an error, the name is what was
-// wanted, if anything was; the error then lists what there is.
-func Choose(c Criteria) (name string, err error) {
+// Chosen is the profile that the node should have.
+type Chosen struct {
+	// Name is "" for the empty document, Layout the rule's; "" for none.
+	Name, Layout string
+	Choice       configs.Choice
+	// Unknown is the rule that cannot be judged before the node's GPUs are known; its Number is 0 for none.
+	Unknown configs.RuleMatch
+}
+
+// Choose returns the profile that the node should have: of the label, else of the first rule that matches, else the
+// default, else of the fallbacks. It is a pure function. With an error, the name is what was wanted, if anything was;
+// the error then lists what there is.
+func Choose(c Criteria) (Chosen, error) {
+	chosen := Chosen{Choice: configs.Choice{Rules: c.Rules.Generation}}
+	if c.Label != "" {
+		chosen.Name, chosen.Choice.By = c.Label, "label "+c.LabelName
+		return chosen, c.require(c.Label, "the node label "+c.LabelName)
+	}
+	chosen.Choice.ByInventory = len(c.Rules.InventoryLabels()) > 0
+	because := ""
+	if match := c.Rules.Match(c.NodeLabels, c.Inventory); match.Number > 0 {
+		chosen.Name, chosen.Layout, chosen.Choice.Rule = match.Rule.Profile, match.Rule.Layout, match.Number
+		chosen.Choice.By = fmt.Sprintf("rule %d of %s", match.Number, c.Source)
+		return chosen, c.require(chosen.Name, chosen.Choice.By)
+	} else if match.Unknown != nil {
+		chosen.Unknown = match
+		because = fmt.Sprintf(": until the node's GPUs are known, because rule %d of %s asks for %s", match.UnknownRule, c.Source, strings.Join(match.Unknown, ", "))
+	} else if c.Rules.Generation != "" {
+		because = ": no rule of " + c.Source + " matches"
+	}
 	switch {
-	case c.Label != "":
-		return c.Label, c.require(c.Label, "the node label "+c.LabelName)
 	case c.Default != "":
-		return c.Default, c.require(c.Default, "the default")
+		chosen.Name, chosen.Choice.By = c.Default, "default"+because
+		return chosen, c.require(c.Default, "the default")
 	case len(c.Names) == 0:
-		return "", errors.New("it holds no profile")
+		return chosen, errors.New("it holds no profile")
 	}
 	for _, fallback := range c.Fallbacks {
+		chosen.Choice.By = "fallback " + string(fallback) + because
 		switch {
 		case fallback == FallbackNamed && slices.Contains(c.Names, namedFallback):
-			return namedFallback, nil
+			chosen.Name = namedFallback
+			return chosen, nil
 		case fallback == FallbackSingle && len(c.Names) == 1:
-			return c.Names[0], nil
+			chosen.Name = c.Names[0]
+			return chosen, nil
 		case fallback == FallbackEmpty:
-			return "", nil
+			return chosen, nil
 		}
 	}
+	chosen.Choice.By = ""
 	without := "there is no default"
+	if c.Rules.Generation != "" {
+		without = strings.TrimPrefix(because, ": ") + ", and " + without
+	}
 	if c.LabelName != "" {
 		without = fmt.Sprintf("the node has no label %s, and %s", c.LabelName, without)
 	}
-	return "", fmt.Errorf("%s, and no fallback of %q applies: %s", without, c.Fallbacks, c.available())
+	return chosen, fmt.Errorf("%s, and no fallback of %q applies: %s", without, c.Fallbacks, c.available())
 }
 
 func (c Criteria) require(name, who string) error {
@@ -115,11 +155,14 @@ type Source interface {
 	Watch(ctx context.Context, changed func()) error
 }
 
-// NodeSource takes a node's profile from a Source, by the node's labels.
+// NodeSource takes a node's profile from a Source, by the node's labels and the rules in the Source.
 type NodeSource struct {
 	Source Source
 	// Labels are the Node's; nil where none are looked at.
 	Labels *NodeLabels
+	// Inventory are the labels of the node's GPUs for rules; nil while they are not known. Nil is for a program that
+	// never knows them.
+	Inventory func() map[string]string
 	// Default and Fallbacks are as in Criteria.
 	Default   string
 	Fallbacks []Fallback
@@ -128,15 +171,27 @@ type NodeSource struct {
 	Started   configs.StartupSettings
 
 	last atomic.Pointer[selection]
+
+	// mu guards the documents that were taken, and the changed ones that are to be taken when they are due.
+	mu             sync.Mutex
+	taken, waiting configs.Documents
+	due            time.Time
+	changed        func()
 }
 
 // selection is what labels and documents led to. It is kept so that documents are
 // parsed when they have changed, and not whenever the node's GPUs have.
 type selection struct {
 	labels    labels
+	inventory map[string]string
 	documents configs.Documents
 	selected  configs.SelectedProfile
 	err       error
+}
+
+func (s *selection) sameInputs(other *selection) bool {
+	return s.labels.equal(other.labels) && maps.Equal(s.documents, other.documents) &&
+		(s.inventory == nil) == (other.inventory == nil) && maps.Equal(s.inventory, other.inventory)
 }
 
 // Profile returns the profile that labels and documents lead to, as last seen. The error is
@@ -156,15 +211,66 @@ func (n *NodeSource) Selected() (configs.SelectedProfile, error) {
 			return pending, err
 		}
 	}
-	if next.documents, err = n.Source.Documents(); err != nil {
+	latest, err := n.Source.Documents()
+	if err != nil {
 		return pending, err
 	}
-	if last := n.last.Load(); last != nil && last.labels == next.labels && maps.Equal(last.documents, next.documents) {
-		return last.selected, last.err
+	var delayed time.Time
+	next.documents, delayed = n.take(latest, next.labels.profile != "")
+	next.inventory = n.inventory(next.documents)
+	last := n.last.Load()
+	if last == nil || !last.sameInputs(next) {
+		next.selected, next.err = n.choose(next.labels, next.inventory, next.documents)
+		n.last.Store(next)
+		last = next
 	}
-	next.selected, next.err = n.choose(next.labels, next.documents)
-	n.last.Store(next)
-	return next.selected, next.err
+	selected := last.selected
+	selected.Delayed = delayed
+	return selected, last.err
+}
+
+// inventory are the labels of the GPUs, if there are rules.
+func (n *NodeSource) inventory(documents configs.Documents) map[string]string {
+	if _, rules := documents[configs.RulesName]; !rules || n.Inventory == nil {
+		return nil
+	}
+	return n.Inventory()
+}
+
+// take returns the documents to use. The rules can have a changed ConfigMap spread over the nodes: then it is taken after
+// a random time, until which the older one is returned, and when that is. A node whose own label names a profile takes it
+// at once, and so does one that has had none.
+func (n *NodeSource) take(latest configs.Documents, atOnce bool) (documents configs.Documents, due time.Time) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	now := time.Now()
+	if n.taken != nil && !atOnce && !maps.Equal(n.taken, latest) && !maps.Equal(n.waiting, latest) {
+		n.waiting = latest
+		due := now.Add(time.Duration(rand.Float64() * float64(n.spread(latest))))
+		if n.due.IsZero() || due.Before(n.due) { // Changes that come often must not put it off.
+			n.due = due
+			if n.changed != nil && due.After(now) {
+				time.AfterFunc(due.Sub(now), n.changed)
+			}
+		}
+	}
+	if n.taken == nil || atOnce || maps.Equal(n.taken, latest) || !now.Before(n.due) {
+		n.taken, n.waiting, n.due = latest, nil, time.Time{}
+	}
+	return n.taken, n.due
+}
+
+// spread is how long a change may take: as the new rules say, or the old ones where there are none any more. What is
+// wrong with new ones is said at once.
+func (n *NodeSource) spread(latest configs.Documents) time.Duration {
+	rules, there, err := latest.Rules("")
+	if !there {
+		rules, _, err = n.taken.Rules("")
+	}
+	if err != nil {
+		return 0
+	}
+	return rules.Spread
 }
 
 // WithLabel is Profile as it would be if the Node's label of that name had that value. The error
@@ -179,7 +285,12 @@ func (n *NodeSource) WithLabel(label, value string) (configs.SelectedProfile, er
 	if err != nil {
 		return selected, err
 	}
-	selected, err = n.choose(now, documents)
+	n.mu.Lock()
+	if now.profile == "" && n.taken != nil {
+		documents = n.taken
+	}
+	n.mu.Unlock()
+	selected, err = n.choose(now, n.inventory(documents), documents)
 	return checkStarted(selected, cmp.Or(err, checkLayout(label, selected)), n.Started)
 }
 
@@ -191,28 +302,48 @@ func checkLayout(label string, selected configs.SelectedProfile) error {
 	return nil
 }
 
-func (n *NodeSource) choose(now labels, documents configs.Documents) (configs.SelectedProfile, error) {
-	criteria := Criteria{Label: now.profile, Default: n.Default, Fallbacks: n.Fallbacks, Names: documents.ProfileNames()}
+func (n *NodeSource) choose(now labels, inventory map[string]string, documents configs.Documents) (configs.SelectedProfile, error) {
+	source := n.Source.String()
+	wanted := configs.SelectedProfile{Source: source}
+	criteria := Criteria{
+		Label: now.profile, NodeLabels: now.others, Inventory: inventory, Source: source, Default: n.Default, Fallbacks: n.Fallbacks, Names: documents.ProfileNames(),
+	}
+	var err error
+	if criteria.Rules, _, err = documents.Rules(source); err != nil && now.profile == "" {
+		wanted.Choice = configs.Choice{By: "refused rules of " + source, Rules: criteria.Rules.Generation}
+		return wanted, err
+	}
 	if n.Labels != nil {
 		criteria.LabelName = n.Labels.Name
 	}
-	name, err := Choose(criteria)
-	wanted := configs.SelectedProfile{Name: name, Source: n.Source.String()}
-	if err != nil {
-		return wanted, fmt.Errorf("%s: %w", n.Source, err)
+	chosen, err := Choose(criteria)
+	wanted.Name, wanted.Choice = chosen.Name, chosen.Choice
+	switch {
+	case chosen.Unknown.Unknown != nil && n.Inventory == nil:
+		wanted.Name = "" // It may be another one.
+		return wanted, fmt.Errorf("%s[%s]: rule %d asks for %s, which only virgate run --config-map or --config-dir knows", source, configs.RulesName,
+			chosen.Unknown.UnknownRule, strings.Join(chosen.Unknown.Unknown, ", "))
+	case err != nil:
+		return wanted, fmt.Errorf("%s: %w", source, err)
 	}
 	var selected configs.SelectedProfile
-	if name == "" {
+	if chosen.Name == "" {
 		selected, err = parseFlags(n.Overrides)
 	} else {
-		selected, err = documents.Select(n.Source.String(), name, n.Overrides)
+		selected, err = documents.Select(source, chosen.Name, n.Overrides)
 	}
 	if err == nil {
 		selected, err = n.Labels.layout(now, selected)
 	}
+	if err == nil && now.layout == "" && chosen.Layout != "" {
+		if selected, err = selected.SelectRuleMIG(chosen.Layout); err != nil {
+			err = fmt.Errorf("%s: %s: %w", selected, chosen.Choice.By, err)
+		}
+	}
 	if err != nil {
 		return wanted, err
 	}
+	selected.Choice = chosen.Choice
 	return selected, nil
 }
 
@@ -222,8 +353,12 @@ func checkStarted(selected configs.SelectedProfile, err error, started configs.S
 	if err != nil {
 		return selected, err
 	}
-	if err := errors.Join(started.CheckUnchanged(selected.Startup), selected.CheckOffered()); err != nil {
-		return configs.SelectedProfile{Name: selected.Name, Source: selected.Source}, fmt.Errorf("%s: %w", selected, err)
+	unchanged := started.CheckUnchanged(selected.Startup)
+	if unchanged != nil && selected.Choice.ByInventory {
+		unchanged = fmt.Errorf("%w; where rules ask for labels of the GPUs, the process starts with the default's settings: give their profiles the same", unchanged)
+	}
+	if err := errors.Join(unchanged, selected.CheckOffered()); err != nil {
+		return selected.Refused(), fmt.Errorf("%s: %w", selected, err)
 	}
 	if err := selected.CheckMPS(); err != nil {
 		return selected, fmt.Errorf("%s: %w", selected, err)
@@ -233,6 +368,9 @@ func checkStarted(selected configs.SelectedProfile, err error, started configs.S
 
 // Watch follows labels and documents until ctx ends.
 func (n *NodeSource) Watch(ctx context.Context, changed func()) error {
+	n.mu.Lock()
+	n.changed = changed
+	n.mu.Unlock()
 	group, ctx := errgroup.WithContext(ctx)
 	if n.Labels != nil {
 		group.Go(func() error { return n.Labels.Watch(ctx, changed) })

@@ -43,7 +43,8 @@ func TestChoose(t *testing.T) {
 		{"no profiles, and a label", Criteria{Label: "a", Fallbacks: all}, "a", "it holds no profile"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := Choose(test.wish)
+			chosen, err := Choose(test.wish)
+			got := chosen.Name
 			if got != test.want || (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
 				t.Errorf("got %q, %v; want %q, %q", got, err, test.want, test.err)
 			}
@@ -67,11 +68,12 @@ func TestChooseProperties(t *testing.T) {
 				w.Fallbacks = append(w.Fallbacks, fallback)
 			}
 		}
-		got, err := Choose(w)
+		chosen, err := Choose(w)
+		got := chosen.Name
 		slices.Reverse(w.Names)
 		again, errAgain := Choose(w)
 		switch {
-		case got != again || (err == nil) != (errAgain == nil):
+		case got != again.Name || (err == nil) != (errAgain == nil):
 			return false
 		case w.Label != "":
 			return got == w.Label && (err == nil) == slices.Contains(w.Names, got)
@@ -373,7 +375,7 @@ func (h *history) judge() {
 				continue
 			}
 			criteria := Criteria{Label: *h.labels[label], Fallbacks: h.source.Fallbacks, Names: h.configMaps[documents].ProfileNames()}
-			if chosen, err := Choose(criteria); err == nil && chosen == name {
+			if chosen, err := Choose(criteria); err == nil && chosen.Name == name {
 				break
 			}
 		}

@@ -91,6 +91,9 @@ type Options struct {
 	// Features has the labels of the node made, from what does not change while the program
 	// runs; nil for none. The Reporter writes them.
 	Features *features.Node
+	// RuleFeatures has what rules can depend on and does not change while the program runs: the machine
+	// and its vGPUs.
+	RuleFeatures features.Node
 	// Reporter writes to the Node; nil for nothing.
 	Reporter *nodestatus.Reporter
 }
@@ -117,6 +120,13 @@ func Run(ctx context.Context, o Options) error {
 		Logger: log, Rescan: o.Rescan, Probe: o.Probe, Backoff: o.DriverBackoff, FailOnInitError: profile.startup.FailOnInitError,
 		Store: state.Section[nvml.FatalHealth]{File: file, Name: state.HealthSection},
 		Known: state.Section[nvml.KnownGPU]{File: file, Name: state.GPUSection}, Boot: o.BootID,
+	})
+	profile.rules.Store(&ruleLabels{
+		node:      o.RuleFeatures,
+		inventory: node.Inventory,
+		versions:  node.Versions,
+		store:     state.Section[gpuFacts]{File: file, Name: state.FactSection},
+		log:       log,
 	})
 	if gpus.CDI == nil {
 		gpus.CDI = cdi.Guarded{Source: cdi.NewDriver(driverOptions(profile.startup, o.HostRoot, log)), Open: node.OpenAll}

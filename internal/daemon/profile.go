@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/virgate/virgate/configs"
@@ -37,6 +38,8 @@ type profile struct {
 	// startup are the settings that cannot change while the process runs.
 	startup configs.StartupSettings
 	name    string
+	// rules has the labels of the GPUs for rules, when there is something that knows the GPUs.
+	rules atomic.Pointer[ruleLabels]
 	// stop ends what follows it already.
 	stop func()
 }
@@ -90,7 +93,7 @@ const (
 
 func (p *profile) openSource(ctx context.Context, o ProfileOptions, restored bool, log *slog.Logger) {
 	source := &configsource.NodeSource{
-		Source: o.Source, Labels: o.Labels, Default: o.Default, Fallbacks: o.Fallbacks, Overrides: o.Overrides,
+		Source: o.Source, Labels: o.Labels, Inventory: p.inventory, Default: o.Default, Fallbacks: o.Fallbacks, Overrides: o.Overrides,
 	}
 	watching := configsource.StartWatching(ctx, source)
 	timeout := firstProfileTimeout
@@ -113,6 +116,14 @@ func (p *profile) openSource(ctx context.Context, o ProfileOptions, restored boo
 			log.Warn("profile not followed to the end", "error", err)
 		}
 	}
+}
+
+// inventory are the labels of the GPUs for rules; nil while they are not known.
+func (p *profile) inventory() map[string]string {
+	if rules := p.rules.Load(); rules != nil {
+		return rules.now()
+	}
+	return nil
 }
 
 // notesLogged is how many notes are logged of a document, which may have thousands.

@@ -3,6 +3,7 @@ package nodemetrics
 import (
 	_ "embed"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -106,6 +107,9 @@ func (c programCollector) Collect(ch chan<- prometheus.Metric) {
 	if p.Applied.Generation != "" {
 		send("config_last_apply_timestamp_seconds", float64(p.AppliedAt.UnixMilli())/1000)
 		send("config_info", 1, p.Applied.Name, p.Applied.Source, p.Applied.Generation)
+		if p.Applied.By != "" {
+			send("config_choice_info", 1, p.Applied.ChosenBy(), ruleNumber(p.Applied.Rule))
+		}
 	}
 	for gpu, list := range p.Settings {
 		for _, s := range list {
@@ -123,6 +127,14 @@ func (c programCollector) Collect(ch chan<- prometheus.Metric) {
 	send("mig_repartitions_total", float64(p.Repartitions.Applied), "applied")
 	send("mig_repartitions_total", float64(p.Repartitions.Undone), "undone")
 	send("mig_repartitions_total", float64(p.Repartitions.Failed), "failed")
+}
+
+// ruleNumber is empty for no rule.
+func ruleNumber(rule int) string {
+	if rule == 0 {
+		return ""
+	}
+	return strconv.Itoa(rule)
 }
 
 // collect sends nothing where there can be no daemons.

@@ -50,6 +50,35 @@ type ProfileRef struct {
 	// Generation is the same for the same resolved profile; empty for one that
 	// could not be resolved.
 	Generation string `json:"generation,omitempty"`
+	// By is why it is the node's, for people: "rule 2 of ConfigMap gpu/profiles", "label …",
+	// "default: …"; empty where there is nothing to choose from.
+	By string `json:"by,omitempty"`
+	// Rule is the number of that rule, counted from 1; 0 for none. Rules tells one list of rules from
+	// another; it is empty where there is none.
+	Rule  int    `json:"rule,omitempty"`
+	Rules string `json:"rules,omitempty"`
+}
+
+// Chosen says what was chosen, and why: "time-slicing-4 by rule 2 of ConfigMap gpu/profiles".
+func (p ProfileRef) Chosen() string {
+	return strings.TrimSpace(cmp.Or(p.Name, "no named profile") + " by " + p.By)
+}
+
+// ChosenBy is the kind of By, its first word: "label", "rule", "default", "fallback".
+func (p ProfileRef) ChosenBy() string {
+	word, _, _ := strings.Cut(p.By, " ")
+	return strings.TrimSuffix(word, ":")
+}
+
+// SameProfile says that both are the same profile, chosen for whatever reason.
+func (p ProfileRef) SameProfile(other ProfileRef) bool {
+	return p.Name == other.Name && p.Source == other.Source && p.Generation == other.Generation
+}
+
+// Same says that both are the same profile and, where rules choose, for the same reason. A list of rules that was edited
+// may give the same.
+func (p ProfileRef) Same(other ProfileRef) bool {
+	return p.SameProfile(other) && (p.By == other.By || p.Rules == "" && other.Rules == "")
 }
 
 // Wait is a unit that cannot be offered as the profile wants it before the pods are gone

@@ -73,10 +73,10 @@ func newEvents(last *nodereport.Report, next nodereport.Report) []eventText {
 		last = &nodereport.Report{}
 	}
 	var events []eventText
-	if next.State == nodereport.ProfileRejected && (last.State != nodereport.ProfileRejected || last.Problem != next.Problem || last.Wanted != next.Wanted) {
+	if next.State == nodereport.ProfileRejected && (last.State != nodereport.ProfileRejected || last.Problem != next.Problem || !last.Wanted.Same(next.Wanted)) {
 		events = append(events, warning(ReasonProfileRejected, "%s is refused, %s: %s", describeProfile(next.Wanted), describeInForce(next.Applied), next.Problem))
 	}
-	if next.Applied != last.Applied {
+	if !next.Applied.Same(last.Applied) {
 		events = append(events, normal(ReasonProfileApplied, "%s is in force, generation %s", describeProfile(next.Applied), next.Applied.Generation))
 	}
 	if next.Renumbering != "" && next.Renumbering != last.Renumbering {
@@ -143,8 +143,12 @@ func describeUnit(unit sharing.UnitHealth) string {
 	return fmt.Sprintf("partition %s (%s) of %s", unit.Index, unit.Unit, unit.GPU)
 }
 
-// describeProfile names a profile: "profile a100 of ConfigMap gpu/profiles".
+// describeProfile names a profile: "profile a100 of ConfigMap gpu/profiles". Where there are rules it says why, too:
+// "profile a100 by rule 2 of ConfigMap gpu/profiles".
 func describeProfile(p nodereport.ProfileRef) string {
+	if p.Name != "" && p.By != "" && p.Rules != "" {
+		return "profile " + p.Chosen()
+	}
 	words := []string{"profile"}
 	if p.Name != "" {
 		words = append(words, p.Name)

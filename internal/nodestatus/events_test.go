@@ -71,6 +71,10 @@ func TestNotices(t *testing.T) {
 		{"renumbered", before(applied("g1")), renumbered, []string{"Warning GPUsRenumbered GPU 1 is its 0"}},
 		{"still renumbered", before(renumbered), renumbered, nil},
 		{"no longer renumbered", before(renumbered), applied("g1"), nil},
+		{"by a rule", before(pending), byRule("g2", 2, "list1"), []string{"Normal ProfileApplied profile a100 by rule 2 of ConfigMap gpu/profiles is in force, generation g2"}},
+		{"the same by another list of rules", before(byRule("g2", 2, "list1")), byRule("g2", 2, "list2"), nil},
+		{"the same by another rule", before(byRule("g2", 2, "list1")), byRule("g2", 3, "list2"), []string{"Normal ProfileApplied profile a100 by rule 3 of ConfigMap gpu/profiles is in force, generation g2"}},
+		{"the same, before and after there are rules", before(applied("g2")), byRule("g2", 2, "list1"), []string{"Normal ProfileApplied profile a100 by rule 2 of ConfigMap gpu/profiles is in force, generation g2"}},
 		{"a faulty partition is cut away", before(with(partition)), with(), nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {

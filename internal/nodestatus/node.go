@@ -28,6 +28,13 @@ const (
 	SourceAnnotation = "virgate.github.io/source"
 	// GenerationAnnotation has its generation.
 	GenerationAnnotation = "virgate.github.io/generation"
+	// WantedAnnotation has the name of the profile that should be in force. It and the next two are missing where there
+	// are no rules.
+	WantedAnnotation = "virgate.github.io/wanted"
+	// WantedByAnnotation has the reason: "rule 2 of ConfigMap gpu/profiles".
+	WantedByAnnotation = "virgate.github.io/wanted-by"
+	// RulesAnnotation tells one list of rules from another.
+	RulesAnnotation = "virgate.github.io/rules"
 	// StateLabel has the state of the profile that should be in force: one of
 	// nodereport.ProfileStates. It lies beside the label by which NVIDIA's
 	// config-manager chooses a profile.
@@ -125,6 +132,12 @@ func metadataOf(report nodereport.Report) objectMeta {
 			GenerationAnnotation: value(report.Applied.Generation),
 		},
 		Labels: map[string]*string{StateLabel: value(string(report.State))},
+	}
+	for _, name := range []string{WantedAnnotation, WantedByAnnotation, RulesAnnotation} {
+		wanted.Annotations[name] = nil
+	}
+	if w := report.Wanted; w.Rules != "" {
+		wanted.Annotations[WantedAnnotation], wanted.Annotations[WantedByAnnotation], wanted.Annotations[RulesAnnotation] = value(w.Name), value(w.By), &w.Rules
 	}
 	if state := report.LayoutState(); state != "" {
 		wanted.Labels[MIGStateLabel] = &state

@@ -343,14 +343,14 @@ func (l *writeLoop) pauseAfter(err error) time.Duration {
 
 // concernsThisNodeOnly says that other nodes have no such change at the same time:
 // the start, the health of units, that the node can or cannot serve, a profile of
-// another name (labels are changed node by node), the progress of MIG changes, and the
+// another name (labels are changed node by node) by the same rules, the progress of MIG changes, and the
 // end of pods that a switch waits for.
 // All else follows from the text of a profile, which an edit changes on many nodes
 // at once; so does that a node cannot serve while a profile is on its way.
 func concernsThisNodeOnly(last, next nodereport.Report) bool {
 	started := last.Applied == (nodereport.ProfileRef{})
 	served := last.Ready != next.Ready && last.State != nodereport.ProfilePending && next.State != nodereport.ProfilePending
-	chosen := last.Wanted.Name != next.Wanted.Name
+	chosen := last.Wanted.Name != next.Wanted.Name && last.Wanted.Rules == next.Wanted.Rules
 	ended := len(next.Waits) < len(last.Waits)
 	return started || served || !slices.Equal(last.OverLimit, next.OverLimit) || chosen || ended || progressed(last.Layouts, next.Layouts) || !reflect.DeepEqual(last.Units, next.Units)
 }

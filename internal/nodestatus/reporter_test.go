@@ -62,6 +62,37 @@ func applied(generation string) nodereport.Report {
 	}
 }
 
+// byRule is a node on which all is well by that rule of a list.
+func byRule(generation string, rule int, list string) nodereport.Report {
+	r := applied(generation)
+	r.Wanted.By, r.Wanted.Rule, r.Wanted.Rules = fmt.Sprintf("rule %d of ConfigMap gpu/profiles", rule), rule, list
+	r.Applied = r.Wanted
+	return r
+}
+
+// TestNodeSaysWhy writes why a profile should be in force where rules choose, and takes it away where there are none.
+func TestNodeSaysWhy(t *testing.T) {
+	f := newFakeAPI(t)
+	r := start(t, everything(f), fast())
+	why := func(wanted, by, rules string) func() bool {
+		return func() bool {
+			a := f.node.Annotations
+			return a[WantedAnnotation] == wanted && a[WantedByAnnotation] == by && a[RulesAnnotation] == rules
+		}
+	}
+	r.Report(byRule("g1", 2, "list1"))
+	f.await("the rule", why("a100", "rule 2 of ConfigMap gpu/profiles", "list1"))
+	r.Report(byRule("g1", 2, "list2"))
+	f.await("another list", why("a100", "rule 2 of ConfigMap gpu/profiles", "list2"))
+	refused := byRule("g1", 2, "list2")
+	refused.State, refused.Problem = nodereport.ProfileRejected, "bad"
+	refused.Wanted = nodereport.ProfileRef{Source: "ConfigMap gpu/profiles", By: "refused rules of ConfigMap gpu/profiles", Rules: "list3"}
+	r.Report(refused)
+	f.await("a refused list", why("", "refused rules of ConfigMap gpu/profiles", "list3"))
+	r.Report(applied("g1"))
+	f.await("no rules", why("", "", ""))
+}
+
 func TestNodeSaysWhatIsReported(t *testing.T) {
 	f := newFakeAPI(t)
 	r := start(t, everything(f), fast())
@@ -276,6 +307,8 @@ func TestConcernsThisNodeOnly(t *testing.T) {
 		{"another name is registered", pending, deaf, false},
 		{"and has been", deaf, applied("g2"), false},
 		{"another name", applied("g1"), changed(func(r *nodereport.Report) { r.State, r.Wanted.Name = nodereport.ProfilePending, "b" }), true},
+		{"another name by the same rules", byRule("g1", 1, "list"), changed(func(r *nodereport.Report) { r.Wanted.Name, r.Wanted.Rules = "b", "list" }), true},
+		{"another name by another list of rules", byRule("g1", 1, "list"), changed(func(r *nodereport.Report) { r.Wanted.Name, r.Wanted.Rules = "b", "new" }), false},
 		{"a layout", gpu("all-1g.5gb", nodereport.LayoutApplied), gpu("all-2g.10gb", nodereport.LayoutPending), false},
 		{"a GPU that is cut", gpu("all-2g.10gb", nodereport.LayoutPending), gpu("all-2g.10gb", nodereport.LayoutApplied), true},
 		{"a GPU more", applied("g1"), gpu("all-2g.10gb", nodereport.LayoutPending), false},

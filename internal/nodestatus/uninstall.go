@@ -145,7 +145,7 @@ func Uninstall(ctx context.Context, config *rest.Config, name, domain string) (R
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(meta.Annotations)) {
-		if slices.Contains([]string{ProfileAnnotation, SourceAnnotation, GenerationAnnotation}, key) || wrote(meta, "f:annotations", key) {
+		if slices.Contains([]string{ProfileAnnotation, SourceAnnotation, GenerationAnnotation, WantedAnnotation, WantedByAnnotation, RulesAnnotation}, key) || wrote(meta, "f:annotations", key) {
 			patch.Annotations[key] = nil
 			removed.Done = append(removed.Done, "annotation "+key)
 		}

@@ -93,6 +93,7 @@ const (
 	// PersistenceSection has GPUs whose persistence mode is off, see release.PersistenceOff.
 	PersistenceSection = "persistence"
 	SettingSection     = "settings" // GPUs of which something was set, see gpusettings.ChangedGPU
+	FactSection        = "facts"    // what rules depend on, of GPUs
 )
 
 // Section keeps a list in the section Name, each element a T that JSON can encode.

@@ -74,6 +74,9 @@ type Profile struct {
 	Wanted nodereport.ProfileRef `json:"wanted"`
 	// Applied is the one whose lists the kubelet has; nil before the first.
 	Applied *nodereport.ProfileRef `json:"applied"`
+	// Delayed is when a changed ConfigMap is taken, in place of the one that Wanted comes from: its rules
+	// spread it over the nodes. It is nil when none waits.
+	Delayed *time.Time `json:"delayed,omitempty"`
 	// Problem is the first thing that is wrong with a rejected profile, Error all of them,
 	// one a line. For one that is not known yet they say why; otherwise they are empty.
 	Problem string `json:"problem,omitempty"`

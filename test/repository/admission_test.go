@@ -73,7 +73,7 @@ func TestPolicyAnnotations(t *testing.T) {
 		t.Fatal("the policy has no list of annotations")
 	}
 	got := strings.Split(strings.ReplaceAll(list[1], `"`, ""), ", ")
-	want := []string{nodestatus.ProfileAnnotation, nodestatus.SourceAnnotation, nodestatus.GenerationAnnotation, nodestatus.FeaturesAnnotation}
+	want := []string{nodestatus.ProfileAnnotation, nodestatus.SourceAnnotation, nodestatus.GenerationAnnotation, nodestatus.WantedAnnotation, nodestatus.WantedByAnnotation, nodestatus.RulesAnnotation, nodestatus.FeaturesAnnotation}
 	if !slices.Equal(got, want) {
 		t.Errorf("the policy allows %q, Virgate writes %q", got, want)
 	}

@@ -64,7 +64,7 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		"metric": negatable((*call).metric),
 
 		// node KEY=VALUE… KEY-…: sets labels of the Node n1, which has an API server:
-		// KUBECONFIG=$STAGE/kubeconfig NODE_NAME=n1.
+		// KUBECONFIG=$STAGE/kubeconfig NODE_NAME=n1. node away, node back: its API server.
 		"node": command((*call).labelNode),
 		// condition STATUS REASON REGEXP: waits until the Node's condition is so.
 		"condition": command((*call).awaitCondition),

@@ -29,6 +29,7 @@ type apiServer struct {
 	node       metav1.PartialObjectMetadata
 	version    int
 	changed    chan struct{}
+	away       bool
 	conditions map[corev1.NodeConditionType]corev1.NodeCondition
 }
 
@@ -67,6 +68,15 @@ func (s *apiServer) label(labels []string) error {
 	return nil
 }
 
+// setAway has the server answer nothing of use, and end its watches.
+func (s *apiServer) setAway(away bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.away = away
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
 // condition is the Node's of that type.
 func (s *apiServer) condition(kind corev1.NodeConditionType) corev1.NodeCondition {
 	s.mu.Lock()
@@ -81,6 +91,8 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	answer := func(body any) { _ = json.NewEncoder(w).Encode(body) }
 	switch {
+	case s.away:
+		http.Error(w, "away", http.StatusServiceUnavailable)
 	case r.URL.Path == "/api/v1/nodes" && r.URL.Query().Get("watch") == "":
 		answer(metav1.PartialObjectMetadataList{
 			TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"},
@@ -110,7 +122,7 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 	sent := r.URL.Query().Get("resourceVersion")
 	w.WriteHeader(http.StatusOK)
 	flusher, _ := w.(http.Flusher)
-	for r.Context().Err() == nil {
+	for r.Context().Err() == nil && !s.away {
 		if sent != s.node.ResourceVersion {
 			sent = s.node.ResourceVersion
 			if json.NewEncoder(w).Encode(map[string]any{"type": "MODIFIED", "object": s.node}) != nil {
@@ -138,6 +150,10 @@ func (c *call) labelNode() error {
 		if err := os.WriteFile(filepath.Join(c.home, "kubeconfig"), []byte(config), 0o600); err != nil {
 			return err
 		}
+	}
+	if len(c.arguments) == 1 && (c.arguments[0] == "away" || c.arguments[0] == "back") {
+		c.api.setAway(c.arguments[0] == "away")
+		return nil
 	}
 	return c.api.label(c.arguments)
 }

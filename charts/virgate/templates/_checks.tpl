@@ -31,6 +31,43 @@ value there, the keys and the problems. */ -}}
 {{- end -}}
 {{- end -}}
 
+{{- /* Adds to the list of problems what is wrong with config.rules. It is called with the chart, the profiles and the
+problems. Labels are those that configs/rules.go refuses. */ -}}
+{{- define "virgate.checkChoice" -}}
+{{- $root := index . 0 -}}{{- $config := $root.Values.config -}}{{- $profiles := index . 1 -}}{{- $problems := index . 2 -}}
+{{- $rules := $config.rules | default list -}}
+{{- if hasKey ($config.map | default dict) "virgate-rules" -}}
+{{- $_ := set $problems "all" (append $problems.all "config.map.virgate-rules: rules are no profile: set config.rules") -}}
+{{- end -}}
+{{- if and $config.rulesSpread (not $rules) -}}
+{{- $_ := set $problems "all" (append $problems.all "config.rulesSpread: there are no config.rules, which it belongs to") -}}
+{{- end -}}
+{{- if and $rules $config.name -}}
+{{- $_ := set $problems "all" (append $problems.all (printf "config.rules: the ConfigMap %s of config.name has its own, under the key virgate-rules" $config.name)) -}}
+{{- else if and $rules (not $profiles) -}}
+{{- $_ := set $problems "all" (append $problems.all "config.rules: there are no profiles: set config.map, or leave config.default out") -}}
+{{- else -}}
+{{- range $i, $rule := $rules -}}
+{{- $at := printf "config.rules[%d]" $i -}}{{- $number := add1 $i -}}
+{{- $profile := fromYaml (get $profiles $rule.profile | default "") -}}
+{{- if or (not (hasKey $profiles $rule.profile)) (hasKey $profile "mig-configs") -}}
+{{- $hint := "" -}}
+{{- if and (not $config.map) ($root.Files.Get (printf "examples/%s.yaml" $rule.profile)) -}}{{- $hint = "; set config.examples: true, which adds it" -}}{{- end -}}
+{{- $_ := set $problems "all" (append $problems.all (printf "%s.profile: rule %d: %s no profile %q: there are %s%s" $at $number (empty $config.map | ternary "the chart has" "config.map has") $rule.profile (keys $profiles | sortAlpha | join ", ") $hint)) -}}
+{{- else if and $rule.mig (ne "true" (include "virgate.at" (list $profile "mig" "manage"))) -}}
+{{- $_ := set $problems "all" (append $problems.all (printf "%s.mig: rule %d: the profile %s does not have mig.manage: true, so Virgate makes no MIG layout" $at $number $rule.profile)) -}}
+{{- end -}}
+{{- $labels := keys ($rule.nodeSelector | default dict) | sortAlpha -}}
+{{- range $rule.matchExpressions | default list -}}{{- $labels = append $labels .key -}}{{- end -}}
+{{- range $label := $labels -}}
+{{- if and (not (regexMatch "^nvidia[.]com/gpu[.](product|memory|model[.].+)$" $label)) (regexMatch "^nvidia[.]com/(mig-.*|.+[.](product|count|replicas|sharing-strategy|memory|multiprocessors|slices[.](gi|ci)|engines[.](copy|decoder|encoder|jpeg|ofa))|mig[.]strategy|mps[.]capable|gfd[.]timestamp|device-plugin[.]config([.]state)?|mig[.]config[.]state)$" $label) -}}
+{{- $_ := set $problems "all" (append $problems.all (printf "%s: rule %d: rules must not use the label %s, which depends on the profile" $at $number $label)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* The value at a path of a profile, as JSON; null where there is none. */ -}}
 {{- define "virgate.at" -}}
 {{- $value := index . 0 -}}

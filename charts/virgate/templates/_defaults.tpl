@@ -41,6 +41,8 @@ config:
     map: {}
     name: ""
     nodeLabel: nvidia.com/device-plugin.config
+    rules: []
+    rulesSpread: null
 deviceDiscoveryStrategy: null
 deviceIDStrategy: null
 deviceListStrategy: null

@@ -438,6 +438,7 @@ func TestAPI(t *testing.T) {
 		{"GPUs need a request", testGPUsNeedRequest},
 		{"kubelet", testKubelet},
 		{"MIG label", testMIGLabel},
+		{"rules", testRules},
 		{"list limit", testListLimit},
 		{"one connection", testOneConnection},
 		{"scheduling", testScheduling},

@@ -92,6 +92,7 @@ func TestKubernetes(t *testing.T) {
 		{1, "plugin killed", testPluginKilled},
 		{1, "standby", testStandby},
 		{1, "bad profile", testBadProfile},
+		{1, "rules", testRules},
 		{1, "announced", testAnnounced},
 		{1, "refusals", testRefusals},
 		{1, "fault", testFault},

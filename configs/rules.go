@@ -1,0 +1,451 @@
+package configs
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// RulesName is the key of a ConfigMap, or the file of a directory, that has rules and no profile. NVIDIA's
+// config-manager takes a profile by its name, so it leaves this key alone; its fallback "single" counts it.
+const RulesName = "virgate-rules"
+
+const rulesKey = "rules"
+
+// Bounds of a list of rules. Whether a rule can be reached takes time that grows with the square of their number.
+const (
+	maxRules       = 200
+	maxExpressions = 20
+	maxValues      = 100
+	maxSpread      = 24 * time.Hour
+)
+
+// Rules choose a node's profile by the labels of its Node.
+type Rules struct {
+	// List is in order: the first rule that matches counts.
+	List []Rule
+	// Spread is the time over which nodes take a changed source of profiles: each waits for a random part of it. 0 is
+	// at once.
+	Spread time.Duration
+	// Generation is a hash of the document.
+	Generation string
+}
+
+// Rule chooses a profile for the nodes whose labels meet all of its requirements.
+type Rule struct {
+	// Profile is its name, Layout that of a MIG layout in place of the profile's own; "" for none.
+	Profile, Layout string
+	// Line is where the rule begins.
+	Line int
+
+	requirements labels.Requirements
+	// layout is where the layout stands.
+	layout value
+}
+
+// RuleMatch is what Rules say of a node.
+type RuleMatch struct {
+	// Rule is the first one that matches, Number counts it from 1; 0 for none.
+	Rule   Rule
+	Number int
+	// Unknown are the labels of the node's inventory on which it depends whether a rule matches, and UnknownRule is the
+	// number of that rule. They are set only while the inventory is not known, and Number is 0 then.
+	Unknown     []string
+	UnknownRule int
+}
+
+// Match finds the first rule for a node with these labels. Feature discovery's labels are taken from the inventory alone,
+// as they are without sharing and partitions, whatever the Node says: they could depend on the profile otherwise.
+// A nil inventory is not known yet.
+func (r Rules) Match(node, inventory map[string]string) RuleMatch {
+	set := labels.Set{}
+	for name, value := range node {
+		if use := labelUseOf(name); !use.inventory && use.refused == "" {
+			set[name] = value
+		}
+	}
+	for name, value := range inventory {
+		if InventoryLabel(name) {
+			set[name] = value
+		}
+	}
+	for i, rule := range r.List {
+		var unknown []string
+		matches := true
+		for _, requirement := range rule.requirements {
+			if inventory == nil && InventoryLabel(requirement.Key()) {
+				unknown = append(unknown, requirement.Key())
+			} else if !requirement.Matches(set) {
+				matches = false
+			}
+		}
+		switch {
+		case !matches:
+		case unknown != nil:
+			slices.Sort(unknown)
+			return RuleMatch{Unknown: slices.Compact(unknown), UnknownRule: i + 1}
+		default:
+			return RuleMatch{Rule: rule, Number: i + 1}
+		}
+	}
+	return RuleMatch{}
+}
+
+// InventoryLabels are the labels of the node's inventory that a rule asks for, sorted.
+func (r Rules) InventoryLabels() (names []string) {
+	for _, rule := range r.List {
+		for _, requirement := range rule.requirements {
+			if InventoryLabel(requirement.Key()) {
+				names = append(names, requirement.Key())
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// RuleLabel says whether rules can depend on the label, other than on one of the inventory.
+func RuleLabel(name string) bool {
+	use := labelUseOf(name)
+	return !use.inventory && use.refused == ""
+}
+
+// InventoryLabel says whether the label is one of feature discovery's that follow from the node's GPUs and driver alone.
+func InventoryLabel(name string) bool { return labelUseOf(name).inventory }
+
+// labelUse is what rules may do with a label.
+type labelUse struct {
+	inventory bool
+	// refused says why rules must not use it; "" if they may.
+	refused string
+}
+
+var (
+	inventoryLabel = regexp.MustCompile(`^nvidia\.com/(gpu\.(product|memory|family|machine|mode|clique|compute\.(major|minor)|model\..+)|mig\.capable|` +
+		`cuda\.(driver|runtime)(-version)?\.(major|minor|rev|revision|full)|vgpu\.(present|host-driver-(version|branch)))$`)
+	// profileLabel are those that sharing and partitions change, under any resource's name.
+	profileLabel = regexp.MustCompile(`^nvidia\.com/(mig-.*|.+\.(product|count|replicas|sharing-strategy|memory|multiprocessors|slices\.(gi|ci)|engines\.(copy|decoder|encoder|jpeg|ofa))|` +
+		`mig\.strategy|mps\.capable)$`)
+)
+
+func labelUseOf(name string) labelUse {
+	switch {
+	case !strings.HasPrefix(name, "nvidia.com/"):
+		return labelUse{}
+	case inventoryLabel.MatchString(name):
+		return labelUse{inventory: true}
+	case profileLabel.MatchString(name):
+		return labelUse{refused: "the label depends on the profile, so a rule could undo what made it match"}
+	case name == "nvidia.com/device-plugin.config.state" || name == "nvidia.com/mig.config.state":
+		return labelUse{refused: "the label says how far the profile is, so a rule could undo what made it match"}
+	case name == "nvidia.com/device-plugin.config":
+		return labelUse{refused: "the label names a profile itself, and then no rule counts"}
+	case name == "nvidia.com/gfd.timestamp":
+		return labelUse{refused: "the label is another one after each start"}
+	}
+	return labelUse{}
+}
+
+// Rules reads the document RulesName, whose rules can name the profiles beside it; ok is false where there is none. The
+// source says where the documents are, for messages. The error is of type Problems.
+func (d Documents) Rules(source string) (rules Rules, ok bool, err error) {
+	text, ok := d[RulesName]
+	if !ok {
+		return Rules{}, false, nil
+	}
+	inside := SelectedProfile{Source: source, Name: RulesName}.String()
+	rules, err = parseDocument(inside, []byte(text), func(root value) Rules { return readRules(root, d.ProfileNames(), true) })
+	rules.Generation = hashOf(text)
+	return rules, true, err
+}
+
+func hashOf(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:6])
+}
+
+// readRules reads a list of rules. Profiles are those that a rule can name, where they are known.
+func readRules(root value, profiles []string, known bool) (rules Rules) {
+	f := root.mapping("version", "spread", rulesKey)
+	f.field("version").oneOf(versionV1)
+	rules.Spread = f.field("spread").spread()
+	rules.List = readRuleList(f.required(rulesKey), profiles, known)
+	return rules
+}
+
+func (v value) spread() time.Duration {
+	spread, _ := v.duration(0, maxSpread, "expected a duration from 0s to 24h, such as 5m")
+	return spread
+}
+
+// readRuleList reads the rules alone, and finds those that no node reaches.
+func readRuleList(list value, profiles []string, known bool) (rules []Rule) {
+	items, _ := list.items()
+	if len(items) > maxRules {
+		list.problem(fmt.Sprintf("expected at most %d rules", maxRules))
+		return nil
+	}
+	var good []Rule // Those that were read, for those after them.
+	var numbers []int
+	for i, item := range items {
+		problems := item.source.problems
+		before := len(*problems)
+		rule := readRule(item, profiles, known)
+		if len(*problems) == before {
+			rule.checkReachable(item, good, numbers)
+		}
+		if len(*problems) == before {
+			good, numbers = append(good, rule), append(numbers, i+1)
+		}
+		for j := before; j < len(*problems); j++ {
+			(*problems)[j].Message = fmt.Sprintf("rule %d: %s", i+1, (*problems)[j].Message)
+		}
+		rules = append(rules, rule)
+	}
+	return rules
+}
+
+func readRule(v value, profiles []string, known bool) Rule {
+	f := v.mapping("nodeSelector", "matchExpressions", "profile", "mig")
+	rule := Rule{Line: v.line, layout: f.field("mig")}
+	rule.Profile, _ = f.required("profile").text()
+	if rule.Profile != "" && known && !slices.Contains(profiles, rule.Profile) {
+		there := "there is none"
+		if len(profiles) > 0 {
+			there = "there is " + strings.Join(profiles, ", ")
+		}
+		f.field("profile").problem("no profile has this name, " + there)
+	}
+	rule.Layout, _ = rule.layout.text()
+	selector, expressions := f.field("nodeSelector"), f.field("matchExpressions")
+	if v.shape() == shapeMapping && selector.absent() && expressions.absent() {
+		v.problemHere("nodeSelector or matchExpressions is required; nodeSelector: {} matches every node")
+	}
+	for _, e := range selector.pairs() {
+		if text, ok := e.value.text(); ok && checkLabel(e.problem, e.key) && checkLabelValue(e.value, text) {
+			rule.require(e.value, e.key, selection.In, []string{text})
+		}
+	}
+	items, _ := expressions.items()
+	if !expressions.absent() && expressions.shape() == shapeList && len(items) == 0 {
+		expressions.problemHere("expected at least one expression; nodeSelector: {} matches every node")
+	}
+	if len(items) > maxExpressions {
+		expressions.problem(fmt.Sprintf("expected at most %d expressions", maxExpressions))
+		return rule
+	}
+	for _, item := range items {
+		rule.readExpression(item)
+	}
+	return rule
+}
+
+// operators are nodeAffinity's.
+var operators = map[string]selection.Operator{
+	"In":           selection.In,
+	"NotIn":        selection.NotIn,
+	"Exists":       selection.Exists,
+	"DoesNotExist": selection.DoesNotExist,
+	"Gt":           selection.GreaterThan,
+	"Lt":           selection.LessThan,
+}
+
+func (r *Rule) readExpression(v value) {
+	f := v.mapping("key", "operator", "values")
+	key, keyGiven := f.required("key").text()
+	keyGiven = keyGiven && checkLabel(f.field("key").problem, key)
+	operator, operatorGiven := f.required("operator").oneOf("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
+	list, _ := f.field("values").items()
+	if len(list) > maxValues {
+		f.field("values").problem(fmt.Sprintf("expected at most %d values", maxValues))
+		return
+	}
+	var values []string
+	for _, item := range list {
+		if text, ok := item.textOf("expected text: put a number in quotes"); ok && checkLabelValue(item, text) {
+			values = append(values, text)
+		}
+	}
+	if len(values) < len(list) || !keyGiven || !operatorGiven {
+		return
+	}
+	at := f.field("values")
+	switch operator {
+	case "In", "NotIn":
+		if len(values) == 0 {
+			at.problemHere(operator + " needs one value or more")
+			return
+		}
+	case "Exists", "DoesNotExist":
+		if len(values) > 0 {
+			at.problemHere(operator + " takes no values")
+			return
+		}
+	default:
+		if len(values) != 1 {
+			at.problemHere(operator + " needs one value")
+			return
+		}
+		if _, err := strconv.ParseInt(values[0], 10, 64); err != nil {
+			list[0].problem(operator + " needs a whole number, in quotes")
+			return
+		}
+	}
+	r.require(v, key, operators[operator], values)
+}
+
+// require adds what Kubernetes' own library makes of a requirement.
+func (r *Rule) require(at value, key string, operator selection.Operator, values []string) {
+	requirement, err := labels.NewRequirement(key, operator, values)
+	if err != nil {
+		at.problemHere(err.Error())
+		return
+	}
+	r.requirements = append(r.requirements, *requirement)
+}
+
+// checkLabel reports a name that no label has, or whose label rules must not use.
+func checkLabel(problem func(string), name string) bool {
+	if len(validation.IsQualifiedName(name)) > 0 {
+		problem("expected the name of a label, such as example.com/pool")
+		return false
+	}
+	if why := labelUseOf(name).refused; why != "" {
+		problem("rules must not use this label: " + why)
+		return false
+	}
+	return true
+}
+
+func checkLabelValue(v value, text string) bool {
+	if len(validation.IsValidLabelValue(text)) == 0 {
+		return true
+	}
+	v.problem("no label can have this value: it has letters, digits, '-', '_' and '.' only, at most 63, and begins and ends with a letter or a digit")
+	return false
+}
+
+// checkReachable reports a rule that matches no node, or none that gets to it.
+func (r Rule) checkReachable(at value, earlier []Rule, numbers []int) {
+	if r.never() {
+		at.problemHere("matches no node: no label can have such a value")
+		return
+	}
+	for i, other := range earlier {
+		if other.covers(r) {
+			at.problemHere(fmt.Sprintf("is never reached: rule %d matches every node that it matches", numbers[i]))
+			return
+		}
+	}
+}
+
+// never says that no labels meet the requirements.
+func (r Rule) never() bool {
+	byKey := r.byKey()
+	for key, requirements := range byKey {
+		meets := func(set labels.Set) bool { return matchAll(requirements, set) }
+		if !slices.ContainsFunc(samples(key, requirements), meets) {
+			return true
+		}
+	}
+	return false
+}
+
+// covers says that r matches every node that the other rule matches, which does match some. Requirements about
+// different labels are independent, so it is enough to look at each of r's by itself; and no requirement tells apart
+// more than the samples do.
+func (r Rule) covers(other Rule) bool {
+	others := other.byKey()
+	for key, requirements := range r.byKey() {
+		more := func(set labels.Set) bool { return matchAll(others[key], set) && !matchAll(requirements, set) }
+		if slices.ContainsFunc(samples(key, slices.Concat(requirements, others[key])), more) {
+			return false
+		}
+	}
+	return true
+}
+
+func (r Rule) byKey() map[string]labels.Requirements {
+	byKey := map[string]labels.Requirements{}
+	for _, requirement := range r.requirements {
+		byKey[requirement.Key()] = append(byKey[requirement.Key()], requirement)
+	}
+	return byKey
+}
+
+func matchAll(requirements labels.Requirements, set labels.Set) bool {
+	return !slices.ContainsFunc(requirements, func(r labels.Requirement) bool { return !r.Matches(set) })
+}
+
+// samples are labels of that name that stand for all that the requirements tell apart: no label; each value that is
+// named; of numbers, the one before and after it, and the same number written otherwise; and another text.
+func samples(key string, requirements labels.Requirements) []labels.Set {
+	values := map[string]bool{"": true, "no-such-value": true}
+	for _, requirement := range requirements {
+		for _, value := range requirement.ValuesUnsorted() {
+			values[value] = true
+			n, err := strconv.ParseInt(value, 10, 64)
+			if err != nil {
+				continue
+			}
+			values["0"+value] = true
+			for _, near := range []int64{n - 1, n, n + 1} {
+				if near >= 0 { // No label begins with a minus sign. The number after the last wraps to one.
+					values[strconv.FormatInt(near, 10)] = true
+					values["0"+strconv.FormatInt(near, 10)] = true
+				}
+			}
+		}
+	}
+	for other := "no-such-value"; ; other += "-x" { // One that is not named.
+		if values[other] = true; !slices.ContainsFunc(requirements, func(r labels.Requirement) bool { return r.Values().Has(other) }) {
+			break
+		}
+	}
+	sets := []labels.Set{{}}
+	for _, value := range slices.Sorted(maps.Keys(values)) {
+		sets = append(sets, labels.Set{key: value})
+	}
+	return sets
+}
+
+// checkLayout reports a MIG layout that the rule's profile cannot have.
+func (r Rule) checkLayout(number int, profile Config) {
+	if r.Layout == "" {
+		return
+	}
+	_, err := profile.SelectedFrom("", "", nil).SelectRuleMIG(r.Layout)
+	if err != nil {
+		r.layout.problemHere(fmt.Sprintf("rule %d: profile %s: %s", number, r.Profile, err))
+	}
+}
+
+// SelectRuleMIG is SelectMIG for the layout of a rule, which must have an effect.
+func (s SelectedProfile) SelectRuleMIG(name string) (SelectedProfile, error) {
+	if name != "" && !s.Profile.MIG.Manage && s.Profile.MIG.LeftTo == "" {
+		return s, fmt.Errorf("%w %s: the profile does not have mig.manage: true, so Virgate makes no MIG layout", ErrMIGLayout, quote(name))
+	}
+	return s.SelectMIG(name)
+}
+
+// Choice is why a profile is the node's. The zero Choice says nothing, as of a profile in a file.
+type Choice struct {
+	// By is the reason, for people: "rule 2 of ConfigMap gpu/profiles", "label nvidia.com/device-plugin.config".
+	By string `json:"by,omitempty"`
+	// Rule is the number of the rule, counted from 1; 0 if it was none.
+	Rule int `json:"rule,omitempty"`
+	// Rules is the Generation of the rules that there are beside the profiles; empty without any.
+	Rules string `json:"rules,omitempty"`
+	// ByInventory says that the rules ask for labels of the node's GPUs.
+	ByInventory bool `json:"-"`
+}

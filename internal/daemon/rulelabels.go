@@ -1,0 +1,117 @@
+package daemon
+
+import (
+	"cmp"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/features"
+	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/state"
+	"github.com/virgate/virgate/sharing"
+)
+
+// gpuFacts are what rules can depend on of a GPU. They are kept for a restart: the driver does not tell all of them
+// always, such as the memory of a GPU with MIG to whom lacks a right. A rule that has partitions made must not come to
+// nothing by that.
+type gpuFacts struct {
+	UUID              string `json:"uuid"`
+	Model             string `json:"model,omitempty"`
+	Memory            uint64 `json:"memory,omitempty"`
+	ComputeCapability string `json:"computeCapability,omitempty"`
+	PCIClass          uint32 `json:"pciClass,omitempty"`
+	MIGCapable        bool   `json:"migCapable,omitempty"`
+}
+
+// ruleLabels are feature discovery's labels as rules see them: of all GPUs that the machine had since its start, as if
+// they were exclusive and not partitioned. So neither a profile nor a fault changes them.
+type ruleLabels struct {
+	// node has what does not change while the program runs.
+	node      features.Node
+	inventory func() ([]sharing.GPU, error)
+	versions  func() nvml.Versions
+	// store is read when the GPUs are first known, which only the program that serves the node does.
+	store state.Section[gpuFacts]
+	log   *slog.Logger
+
+	mu sync.Mutex
+	// facts are nil before that. labels were the last ones; nil while they are not known.
+	facts  map[string]gpuFacts
+	labels map[string]string
+}
+
+// now are the labels; nil while the GPUs have never been read.
+func (l *ruleLabels) now() map[string]string {
+	gpus, err := l.inventory()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil { // GPUs that cannot be read just now are those that they were.
+		return l.labels
+	}
+	gpus = slices.Clone(gpus)
+	if l.remember(gpus) {
+		kept := slices.SortedFunc(maps.Values(l.facts), func(a, b gpuFacts) int { return strings.Compare(a.UUID, b.UUID) })
+		if err := l.store.Save(kept); err != nil {
+			l.log.Warn("what rules need to know of the GPUs is not kept for a restart", "error", err)
+		}
+	}
+	n, versions := l.node, l.versions()
+	n.GPUs, n.Driver, n.CUDA = gpus, versions.Driver, versions.CUDA
+	l.labels = RuleLabels(n)
+	return l.labels
+}
+
+// RuleLabels are feature discovery's labels as rules see them: as if the GPUs were exclusive and not partitioned.
+func RuleLabels(n features.Node) map[string]string {
+	n.GPUs, n.Models, n.Profile = slices.Clone(n.GPUs), true, sharing.Profile{}
+	for i := range n.GPUs {
+		n.GPUs[i].MIG, n.GPUs[i].Partitions = false, nil
+		if n.GPUs[i].DriverIndex == sharing.NotListed { // A GPU that is lost is still the machine's.
+			n.GPUs[i].DriverIndex = ""
+		}
+	}
+	labels := map[string]string{}
+	for name, value := range features.Labels(n) {
+		if configs.InventoryLabel(name) {
+			labels[name] = value
+		}
+	}
+	return labels
+}
+
+// remember fills in what the driver does not say now, and reports whether it said something new.
+func (l *ruleLabels) remember(gpus []sharing.GPU) (news bool) {
+	if l.facts == nil {
+		l.facts = map[string]gpuFacts{}
+		kept, err := l.store.Load()
+		if err != nil {
+			l.log.Warn("what rules need to know of the GPUs was not kept", "error", err)
+		}
+		for _, facts := range kept {
+			l.facts[facts.UUID] = facts
+		}
+	}
+	for i := range gpus {
+		gpu, known := &gpus[i], l.facts[gpus[i].UUID]
+		facts := gpuFacts{
+			UUID:              gpu.UUID,
+			Model:             cmp.Or(gpu.Model, known.Model),
+			Memory:            cmp.Or(gpu.Memory, known.Memory),
+			ComputeCapability: cmp.Or(gpu.ComputeCapability, known.ComputeCapability),
+			PCIClass:          cmp.Or(gpu.PCIClass, known.PCIClass),
+			MIGCapable:        gpu.MIGCapable || known.MIGCapable,
+		}
+		gpu.Model, gpu.Memory, gpu.ComputeCapability, gpu.PCIClass, gpu.MIGCapable = facts.Model, facts.Memory, facts.ComputeCapability, facts.PCIClass, facts.MIGCapable
+		if facts != known {
+			l.facts[gpu.UUID], news = facts, true
+		}
+	}
+	maps.DeleteFunc(l.facts, func(uuid string, _ gpuFacts) bool {
+		return !slices.ContainsFunc(gpus, func(g sharing.GPU) bool { return g.UUID == uuid })
+	})
+	return news
+}

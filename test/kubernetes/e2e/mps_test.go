@@ -69,6 +69,16 @@ func testMPS(t *testing.T, c *cluster) {
 	c.sharesByMPS(t, "mps-client", gpu, 1, "at most 25")
 	c.seesNoOtherUnit(t, "mps-client", gpu)
 	c.undisturbed(t, slice)
+	own := pod("mps-own-volume", shared, 1)
+	own.Spec.Volumes = append(own.Spec.Volumes, v1.Volume{Name: "shm", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory}}})
+	own.Spec.Containers[0].VolumeMounts = append(own.Spec.Containers[0].VolumeMounts, v1.VolumeMount{Name: "shm", MountPath: "/dev/shm"})
+	c.run(t, own)
+	if lines := c.printed(t, own.Name); !slices.ContainsFunc(lines, func(line string) bool {
+		return strings.HasPrefix(line, "mps: MPS client failed to open the server's memory")
+	}) {
+		t.Errorf("a pod with a volume at /dev/shm printed %q", lines)
+	}
+	c.remove(t, own.Name)
 	began := time.Now()
 	c.remove(t, "mps-slice")
 	c.awaitAllocatable(t, map[string]int64{shared: 8})

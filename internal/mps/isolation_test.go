@@ -175,6 +175,12 @@ func TestNoOtherUnit(t *testing.T) {
 			n.connect()
 			n.client.Want([]mps.Unit{of(gpu), of(other)})
 			n.await(gpu+" ready", other+" ready")
+			for unit, another := range map[string]string{gpu: other, other: gpu} {
+				mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", n.daemon(unit)))
+				if err != nil || strings.Contains(string(mounts), filepath.Join(n.root, another)) {
+					t.Errorf("the daemon of %s has memory of %s: %v, %s", unit, another, err, mounts)
+				}
+			}
 			_, said := n.runContainer(n.mountsOf(other))
 			n.checkIsolated(other, said, 1)
 			one, said := n.runContainer(n.mountsOf(gpu))

@@ -37,7 +37,7 @@ type container struct {
 
 // beContainer is the container's process. It says what it sees and what it could do.
 func beContainer(mounts string) {
-	say := func(format string, values ...any) { _, _ = fmt.Println(fmt.Sprintf(format, values...)) }
+	say := func(format string, values ...any) { _, _ = fmt.Fprintf(os.Stdout, format+"\n", values...) }
 	root := "/tmp/container"
 	must := func(err error) {
 		if err != nil {
@@ -374,7 +374,7 @@ func TestUpgrade(t *testing.T) {
 	vacant.Vacant = true
 	late.end()
 	n.client.Want([]mps.Unit{vacant, of(other)}) // The last one's container still ends.
-	await.True(t, "a look at the containers", func() bool { return n.logged("is held still by process ") })
+	await.True(t, "a look at the containers", func() bool { return n.logged("the memory of all units is still held") })
 	n.awaitCommon(gpu)
 	old.end()
 	n.awaitCommon()

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -114,21 +113,34 @@ func (u *unitRun) leaveCommonShm() (left bool, err error) {
 	}
 	u.shmLock.Lock()
 	defer u.shmLock.Unlock()
+	if held, err := u.holdsCommonShm(); held || err != nil {
+		return false, err
+	}
 	if err := u.makeShm(); err != nil { // What starts from now on has it.
 		return false, err
 	}
+	if held, err := u.holdsCommonShm(); held || err != nil { // It started meanwhile.
+		return false, errors.Join(err, u.linkCommonShm())
+	}
+	u.dropCommonShm()
+	u.log.Info("MPS daemon and clients have a /dev/shm of their own from now on")
+	return true, nil
+}
+
+// holdsCommonShm says that a container of the unit has the memory of all units. A pod that has ended may have one still.
+func (u *unitRun) holdsCommonShm() (bool, error) {
 	clients, err := u.clientsNow()
 	if err != nil {
 		return false, err
 	}
 	common := deviceOf(filepath.Join(u.Root, commonShm))
-	if at := slices.IndexFunc(clients[u.unit.ID], func(c client) bool { return c.shm == common }); at >= 0 {
-		u.log.Debug("the memory of all units is held still by " + u.Who(clients[u.unit.ID][at].pid))
-		return false, u.linkCommonShm()
+	for _, c := range clients[u.unit.ID] {
+		if c.shm == common {
+			u.log.Debug("the memory of all units is still held", "by", u.Who(c.pid))
+			return true, nil
+		}
 	}
-	u.dropCommonShm()
-	u.log.Info("MPS daemon and clients have a /dev/shm of their own from now on")
-	return true, nil
+	return false, nil
 }
 
 // linkCommonShm takes makeShm back.

@@ -513,7 +513,7 @@ const serverArgument = "--simulated-server"
 // Main is the program and returns its exit code. ctx ends as if it were killed.
 func Main(ctx context.Context, arguments []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	env := Environment{Device: os.Getenv("CUDA_VISIBLE_DEVICES"), Pipe: os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), Log: os.Getenv("CUDA_MPS_LOG_DIRECTORY")}
-	if _, err := os.Stat(shmDir); err == nil {
+	if _, err := os.Lstat(filepath.Join(filepath.Dir(env.Pipe), "shm")); err == nil { // The unit has one of its own.
 		env.Shm = shmDir
 	}
 	switch strings.Join(arguments, " ") {

@@ -173,6 +173,10 @@ func (a allocateResponse) response() *api.ContainerAllocateResponse {
 // their ordinal 0: NVIDIA's plugin found that a limit by UUID is not applied (its release
 // v0.15.0). The variable with the directory has the daemon's own value, as NVIDIA's
 // documentation wants it: internal/mps has it there.
+//
+// Both directories are the unit's own. A client connects to the sockets and writes to a named pipe, which a
+// read-only mount lets it do; NVIDIA's runtime mounts /tmp/nvidia-mps read-only, too (nvidia-container-toolkit,
+// internal/discover/ipc.go). So none can put a socket of its own in the daemon's place.
 func MPSAccess(root, unit string, limit sharing.MPSLimit) (envs map[string]string, mounts []*api.Mount) {
 	pipe := path.Join("/mps", unit, "pipe")
 	envs = map[string]string{
@@ -183,8 +187,8 @@ func MPSAccess(root, unit string, limit sharing.MPSLimit) (envs map[string]strin
 		envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = "0=" + strconv.FormatUint(limit.PinnedMemory>>20, 10) + "M"
 	}
 	return envs, []*api.Mount{
-		{HostPath: path.Join(root, unit, "pipe"), ContainerPath: pipe},
-		{HostPath: path.Join(root, "shm"), ContainerPath: "/dev/shm"},
+		{HostPath: path.Join(root, unit, "pipe"), ContainerPath: pipe, ReadOnly: true},
+		{HostPath: path.Join(root, unit, "shm"), ContainerPath: "/dev/shm"},
 	}
 }
 

@@ -2,6 +2,7 @@ package plugin_test
 
 import (
 	"context"
+	"fmt"
 	"go/parser"
 	"go/token"
 	"log/slog"
@@ -413,11 +414,13 @@ func TestAllocateMPS(t *testing.T) {
 			if diff := cmp.Diff(test.want, got.Envs); diff != "" {
 				t.Error(diff)
 			}
-			mounts := map[string]string{}
+			var mounts []string
 			for _, m := range got.Mounts {
-				mounts[m.ContainerPath] = m.HostPath
+				mounts = append(mounts, fmt.Sprintf("%s at %s, read-only: %t", m.HostPath, m.ContainerPath, m.ReadOnly))
 			}
-			if diff := cmp.Diff(map[string]string{"/mps/" + unit + "/pipe": "/run/nvidia/mps/" + unit + "/pipe", "/dev/shm": "/run/nvidia/mps/shm"}, mounts); diff != "" {
+			of := "/run/nvidia/mps/" + unit
+			want := []string{of + "/pipe at /mps/" + unit + "/pipe, read-only: true", of + "/shm at /dev/shm, read-only: false"}
+			if diff := cmp.Diff(want, mounts); diff != "" {
 				t.Error(diff)
 			}
 		})

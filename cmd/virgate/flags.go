@@ -399,7 +399,7 @@ func metricsFlags() []cli.Flag {
 		&cli.DurationFlag{Name: "sample", Value: 5 * time.Second, Usage: "the time between two samples of who uses the GPUs and how much"},
 		&cli.StringFlag{Name: "proc", Value: "/proc", Usage: "where the host's /proc is; a simulated node has its own"},
 		&cli.BoolFlag{Name: "watch-pods", Usage: "follow this node's pods at the API server, to tell whose container a process is in; needs --node-name and the right to list and watch pods"},
-		&cli.BoolFlag{Name: "evict-over-limit", Usage: "evict pods as profiles with memory.action: evict want; needs --watch-pods and the right to create pods/eviction"},
+		&cli.BoolFlag{Name: "evict-over-limit", Usage: "evict pods as profiles with memory.action: evict want; needs --watch-pods and the rights to create pods/eviction and to delete pods"},
 		&cli.BoolFlag{Name: "metrics-per-container", Value: true, DefaultText: "true", Usage: "have series in /metrics that name pods"},
 		&cli.IntFlag{Name: "metrics-max-series", Value: 10000, Usage: "how many of Virgate's series a scrape may have; virgate_dropped_series counts those beyond"},
 		&cli.StringFlag{Name: "web-config-file", Usage: "TLS and basic authentication for --listen, in the format of Prometheus's exporters (github.com/prometheus/exporter-toolkit, docs/web-configuration.md)"},

@@ -51,9 +51,10 @@ func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
 			"Example: virgate mps --mps-root /run/nvidia/mps",
 		Flags: flags,
 		Commands: []*cli.Command{{
-			Name:        "mount-shm",
-			Usage:       "mounts the memory that daemons and pods share, a tmpfs of half the machine's",
-			Description: "It does nothing where that is mounted already.\n\nExample: virgate mps mount-shm",
+			Name:  "mount-shm",
+			Usage: "mounts the memory that daemons and pods share, a tmpfs of half the machine's with a directory for each GPU",
+			Description: "Only where what virgate mps mounts does not reach the host, as in NVIDIA's DaemonSets, whose init container\n" +
+				"this is. It does nothing where that is mounted already.\n\nExample: virgate mps mount-shm",
 			Action: func(_ context.Context, cmd *cli.Command) error {
 				return mps.MountShm(cmd.String("mps-root"), cmd.String("proc"))
 			},
@@ -101,7 +102,7 @@ func superviseMPS(ctx context.Context, cmd *cli.Command, startup configs.Startup
 	node := nvml.NewNode(gpus.Library, nvml.Options{Logger: log})
 	mismatch := lastingMismatch{found: make(chan error, 1)}
 	return mps.Run(ctx, mps.Options{
-		Root: root, Logger: log.With("component", "mps"),
+		Root: root, Proc: cmd.String("proc"), OwnShm: true, Logger: log.With("component", "mps"),
 		Control: mps.Program{
 			// NVIDIA's runtime has it in this container; else it is in the driver root.
 			Find: func() (string, string, error) {

@@ -50,7 +50,15 @@ func (s ClaimSpecs) Write(uid string, entries map[int]ClaimEntry) error {
 			edits.Env = append(edits.Env, name+"="+entries[number].Env[name])
 		}
 		for _, m := range entries[number].Mounts {
-			edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: m.HostPath, ContainerPath: m.ContainerPath, Options: []string{"rw", "rbind", "nosuid", "nodev"}})
+			access := "rw"
+			if m.ReadOnly {
+				access = "ro"
+			}
+			edits.Mounts = append(edits.Mounts, &specs.Mount{
+				HostPath:      m.HostPath,
+				ContainerPath: m.ContainerPath,
+				Options:       []string{access, "rbind", "nosuid", "nodev"},
+			})
 		}
 		devices = append(devices, specs.Device{Name: claimEntry(uid, number), ContainerEdits: edits})
 	}

@@ -60,9 +60,9 @@ func TestClaimSpecs(t *testing.T) {
 	}
 	var mounts []string
 	for _, m := range device.ContainerEdits.Mounts {
-		mounts = append(mounts, m.HostPath+":"+m.ContainerPath)
+		mounts = append(mounts, m.HostPath+":"+m.ContainerPath+":"+m.Options[0])
 	}
-	if want := []string{"/run/nvidia/mps/GPU-a/pipe:/mps/GPU-a/pipe", "/run/nvidia/mps/shm:/dev/shm"}; !slices.Equal(mounts, want) {
+	if want := []string{"/run/nvidia/mps/GPU-a/pipe:/mps/GPU-a/pipe:ro", "/run/nvidia/mps/GPU-a/shm:/dev/shm:rw"}; !slices.Equal(mounts, want) {
 		t.Errorf("mounts %q", mounts)
 	}
 

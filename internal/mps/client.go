@@ -41,6 +41,8 @@ type (
 		Units []State `json:"units"`
 		// Taken is the At of the last wish in force; 0 for none, nil from an older server.
 		Taken *int64 `json:"taken,omitempty"`
+		// UnitMemory says that each unit has a /dev/shm, which an older server does not make.
+		UnitMemory bool `json:"unitMemory,omitempty"`
 	}
 )
 
@@ -188,8 +190,18 @@ func (c *Client) session(ctx context.Context, connected func()) error {
 		defer close(sent)
 		c.sendWishes(sending, connection)
 	}()
-	return readLines(connection, silence, func(line statesLine) { c.set(line, true) })
+	return readLines(connection, silence, func(line statesLine) {
+		if !line.UnitMemory {
+			for i := range line.Units {
+				line.Units[i].Phase, line.Units[i].Reason = nodereport.MPSStarting, olderServer
+			}
+		}
+		c.set(line, true)
+	})
 }
+
+// olderServer is why nobody gets a share: a container would not start.
+const olderServer = "virgate mps is older than virgate run, and has no /dev/shm for each GPU yet"
 
 // sendWishes sends each wish. When it cannot, the connection is closed.
 func (c *Client) sendWishes(ctx context.Context, connection net.Conn) {

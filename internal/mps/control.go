@@ -21,8 +21,8 @@ type Environment struct {
 	// Device is the UUID of the GPU or the partition, the only one that the daemon sees.
 	Device string
 	// Pipe is the directory of its sockets, which clients must see under the same path
-	// (NVIDIA's documentation of CUDA_MPS_PIPE_DIRECTORY), Log that of its logs, Shm what it
-	// must have as /dev/shm.
+	// (NVIDIA's documentation of CUDA_MPS_PIPE_DIRECTORY), Log that of its logs, Shm what it must have as /dev/shm,
+	// in the same directory as Pipe; empty for what this process has.
 	Pipe, Log, Shm string
 }
 
@@ -89,6 +89,9 @@ func (p Program) Start(env Environment) (Daemon, error) {
 	command, err := p.command(context.Background(), env, arguments...)
 	if err != nil {
 		return nil, err
+	}
+	if command.Path != selfPath && env.Shm != "" {
+		command = inDriverRoot(command, "/", env)
 	}
 	d := &process{ended: make(chan struct{}), Output: NewOutput(p.Logger.With("device", env.Device))}
 	command.Stdout, command.Stderr = d, d

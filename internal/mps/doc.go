@@ -11,10 +11,10 @@
 //
 //	virgate.sock         where Run listens
 //	compute-modes.json   which compute modes are to be restored
-//	shm                  a tmpfs, /dev/shm of the daemons and of the clients; see MountShm
 //	<unit>/pipe, log     the sockets and logs of a unit's daemon
+//	<unit>/shm           what the unit's daemon and clients have as /dev/shm; see shm.go
 //	.ready               exists while all wanted daemons serve
 //
 // Read client.go for what is said on the socket, supervisor.go for who runs what, unit.go
-// for the life of one daemon, and control.go for how NVIDIA's program is used.
+// for the life of one daemon, shm.go for the memory that it shares with clients, and control.go for how NVIDIA's program is used.
 package mps

@@ -38,31 +38,86 @@ func labelForContainers(path string) error {
 	return nil
 }
 
-// MountShm mounts a tmpfs of half the machine's memory at shm below the root directory, as
-// NVIDIA's mps-control-daemon mount-shm does. One that is mounted stays: pods use it.
+// MountShm mounts a tmpfs of half the machine's memory for the units' directories below the root directory, where the
+// mounts of Run do not reach the host: in NVIDIA's DaemonSets an init container alone can do that
+// (mps-control-daemon mount-shm). One that is mounted stays: pods use it.
 func MountShm(root, proc string) error {
-	path := filepath.Join(root, "shm")
-	mounts, err := os.ReadFile(filepath.Join(proc, "self/mountinfo"))
-	if err != nil {
-		return err
-	}
-	for line := range strings.Lines(string(mounts)) {
-		// "36 35 98:0 /root /mount/point options - type source options"; see proc(5).
-		if fields := strings.Fields(line); len(fields) > 4 && fields[4] == path {
-			return nil
-		}
-	}
+	path := filepath.Join(root, hostShm)
 	kibibytes, err := memoryOf(filepath.Join(proc, "meminfo"))
-	if err != nil {
+	if err != nil || isMountPoint(path) {
 		return err
+	}
+	return mountTmpfs(path, kibibytes/2, "755")
+}
+
+// mountTmpfs mounts a tmpfs of that size and mode, which containers may use. One that is mounted stays.
+func mountTmpfs(path string, kibibytes uint64, mode string) error {
+	if isMountPoint(path) {
+		return nil
 	}
 	if err := os.MkdirAll(path, 0o755); err != nil { //nolint:gosec // of all users, like /dev/shm
 		return err
 	}
-	if err := syscall.Mount("shm", path, "tmpfs", syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC|syscall.MS_RELATIME, fmt.Sprintf("size=%dk,mode=1777", kibibytes/2)); err != nil {
+	if err := syscall.Mount("shm", path, "tmpfs", syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC|syscall.MS_RELATIME, fmt.Sprintf("size=%dk,mode=%s", kibibytes, mode)); err != nil {
 		return fmt.Errorf("mount a tmpfs at %s: %w", path, err)
 	}
 	return labelForContainers(path)
+}
+
+func unmount(path string) error {
+	if err := syscall.Unmount(path, syscall.MNT_DETACH); err != nil {
+		return fmt.Errorf("unmount %s: %w", path, err)
+	}
+	return nil
+}
+
+// isMountPoint says that another file system is mounted at the path.
+func isMountPoint(path string) bool {
+	var at, above syscall.Stat_t
+	return syscall.Lstat(path, &at) == nil && syscall.Lstat(filepath.Dir(path), &above) == nil && at.Dev != above.Dev
+}
+
+// deviceOf is where the path leads, as mountinfo has it: the device of a tmpfs, and the directory in it; "" where it
+// leads nowhere.
+func deviceOf(path string) string {
+	path, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return ""
+	}
+	inside := "/"
+	for !isMountPoint(path) && path != "/" {
+		inside = filepath.Join("/", filepath.Base(path), inside)
+		path = filepath.Dir(path)
+	}
+	var at syscall.Stat_t
+	if err := syscall.Stat(path, &at); err != nil {
+		return ""
+	}
+	return fmt.Sprintf("%d:%d%s", unix.Major(at.Dev), unix.Minor(at.Dev), inside)
+}
+
+// mountsReachHost says that what is mounted below the directory is mounted on the host, too: its mount is shared
+// (mount_namespaces(7)), as one with mountPropagation Bidirectional is.
+func mountsReachHost(proc, dir string) (bool, error) {
+	mounts, err := os.ReadFile(filepath.Join(proc, "self/mountinfo"))
+	if err != nil {
+		return false, err
+	}
+	longest, shared := 0, false
+	for line := range strings.Lines(string(mounts)) {
+		fields := strings.Fields(line)
+		if len(fields) < 7 {
+			continue
+		}
+		point := strings.TrimSuffix(fields[4], "/")
+		if (dir == point || strings.HasPrefix(dir, point+"/")) && len(point)+1 >= longest {
+			longest, shared = len(point)+1, false
+			for _, field := range fields[6:slices.Index(fields, "-")] {
+				shared = shared || strings.HasPrefix(field, "shared:")
+			}
+		}
+	}
+	return shared, nil
 }
 
 // memoryOf is the machine's memory, from a file like /proc/meminfo.
@@ -83,29 +138,44 @@ func memoryOf(meminfo string) (kibibytes uint64, err error) {
 // InDriverRoot is the subcommand of virgate mps that calls EnterDriverRoot.
 const InDriverRoot = "in-driver-root"
 
-// inDriverRoot has the command run with the driver root as its root, in which it sees the
-// directory of MPS and its /dev/shm as this process does. Nothing can be made in a driver root,
-// so this program mounts that in a mount namespace of the command's own.
+// selfPath is this program.
+const selfPath = "/proc/self/exe"
+
+// inDriverRoot has the command run with the driver root as its root, in which it sees the directory of its unit as
+// this process does, and the unit's memory as its /dev/shm. This program mounts that in a mount namespace of the
+// command's own.
 func inDriverRoot(command *exec.Cmd, root string, env Environment) *exec.Cmd {
-	mpsRoot := filepath.Dir(env.Shm)
-	command.Args = slices.Concat([]string{"virgate", "mps", InDriverRoot, root, mpsRoot, command.Path}, command.Args[1:])
-	command.Path = "/proc/self/exe"
+	command.Args = slices.Concat([]string{"virgate", "mps", InDriverRoot, root, filepath.Dir(env.Pipe), command.Path}, command.Args[1:])
+	command.Path = selfPath
 	command.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
 	return command
 }
 
-// EnterDriverRoot becomes the program in the driver root. The arguments are the driver root, the
-// directory of MPS, the program's path and its arguments. It returns only with an error.
+// EnterDriverRoot becomes the program in the driver root. The arguments are the driver root, the directory of the
+// unit, the program's path and its arguments. It returns only with an error.
 //
-// The new root is a tmpfs with all that is in the driver root, and with the directory of MPS
-// under its own path.
+// Nothing can be made in a driver root: unless it is /, the new root is a tmpfs with all that is in the driver root,
+// and with the unit's directory under its own path.
 func EnterDriverRoot(arguments []string) error {
 	if len(arguments) < 3 {
 		return fmt.Errorf("%s: a driver root, a directory and a program are wanted", InDriverRoot)
 	}
-	root, mpsRoot := arguments[0], arguments[1]
+	root, dir := arguments[0], arguments[1]
 	syscall.Umask(0o022) // A server's user has to enter what is made here.
-	base := filepath.Join(mpsRoot, ".driver-root")
+	shm, err := filepath.EvalSymlinks(filepath.Join(dir, shmLink))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if root == "/" {
+		if err := syscall.Mount(shm, "/dev/shm", "", syscall.MS_BIND, ""); err != nil {
+			return fmt.Errorf("mount %s at /dev/shm: %w", shm, err)
+		}
+		if err := leaveMountsBelow(filepath.Dir(dir)); err != nil {
+			return err
+		}
+		return fmt.Errorf("run %s: %w", arguments[2], syscall.Exec(arguments[2], arguments[2:], os.Environ()))
+	}
+	base := filepath.Join(filepath.Dir(dir), ".driver-root")
 	if err := os.MkdirAll(base, 0o700); err != nil {
 		return err
 	}
@@ -140,7 +210,10 @@ func EnterDriverRoot(arguments []string) error {
 			return err
 		}
 	}
-	mounts := []struct{ from, to string }{{mpsRoot, mpsRoot}, {"/proc", "/proc"}, {filepath.Join(mpsRoot, "shm"), "/dev/shm"}}
+	mounts := []struct{ from, to string }{{dir, dir}, {"/proc", "/proc"}}
+	if shm != "" {
+		mounts = append(mounts, struct{ from, to string }{shm, "/dev/shm"})
+	}
 	if _, err := os.Stat(filepath.Join(base, "dev/nvidiactl")); err != nil { // Nor are the others there.
 		mounts = slices.Insert(mounts, 0, struct{ from, to string }{"/dev", "/dev"})
 	}
@@ -156,4 +229,20 @@ func EnterDriverRoot(arguments []string) error {
 		return err
 	}
 	return fmt.Errorf("run %s of %s: %w", arguments[2], root, syscall.Exec(arguments[2], arguments[2:], os.Environ()))
+}
+
+// leaveMountsBelow unmounts in this mount namespace what is mounted below the directory: other units' memory.
+func leaveMountsBelow(dir string) error {
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if fields := strings.Fields(line); len(fields) > 4 && strings.HasPrefix(fields[4], dir+"/") {
+			if err := unmount(fields[4]); err != nil && !errors.Is(err, syscall.EINVAL) { // It went with one above it.
+				return err
+			}
+		}
+	}
+	return nil
 }

@@ -19,8 +19,23 @@ func labelForContainers(string) error { return nil }
 // MountShm is for Linux.
 func MountShm(string, string) error { return errNotLinux }
 
+func mountTmpfs(string, uint64, string) error { return errNotLinux }
+
+func unmount(string) error { return errNotLinux }
+
+func isMountPoint(string) bool { return false }
+
+func deviceOf(string) string { return "" }
+
+func mountsReachHost(string, string) (bool, error) { return false, errNotLinux }
+
+func memoryOf(string) (uint64, error) { return 0, errNotLinux }
+
 // InDriverRoot is the subcommand of virgate mps that calls EnterDriverRoot.
 const InDriverRoot = "in-driver-root"
+
+// selfPath is this program.
+const selfPath = "/proc/self/exe"
 
 func inDriverRoot(command *exec.Cmd, _ string, _ Environment) *exec.Cmd { return command }
 

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -733,6 +734,8 @@ func TestStrangeServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, _ = connection.Write([]byte(`{"units":[{"id":"GPU-1","phase":"ready"}]}` + "\n"))
+	n.await("GPU-1 starting+virgate mps is older") // Its clients' containers would not start.
+	_, _ = connection.Write([]byte(`{"unitMemory":true,"units":[{"id":"GPU-1","phase":"ready"}]}` + "\n"))
 	n.await("GPU-1 ready")
 	_, _ = connection.Write([]byte("no JSON\n"))
 	n.until("no connection", func() (bool, string) {
@@ -741,40 +744,6 @@ func TestStrangeServer(t *testing.T) {
 	})
 	_ = listener.Close()
 	n.supervise()
-	n.await()
-}
-
-// TestDriverRoot: the daemon of a driver that is installed elsewhere sees the directory of MPS
-// and the shared memory as everybody does.
-func TestDriverRoot(t *testing.T) {
-	t.Parallel()
-	if os.Getuid() != 0 {
-		t.Skip("to mount and to change the root takes root")
-	}
-	p := program(t)
-	_, path, _ := p.Find()
-	p.Find = func() (string, string, error) { return "/.", path, nil } // Not "/", and the same.
-	n := newNode(t, p)
-	if err := os.Mkdir(filepath.Join(n.root, "shm"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(n.root, "shm/mark"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	n.supervise()
-	n.connect()
-	n.client.Want([]mps.Unit{unit(gpu)})
-	n.await(gpu + " ready")
-	of := filepath.Join("/proc", fmt.Sprint(n.daemon(gpu)), "root")
-	for _, path := range []string{"/dev/shm/mark", "/dev/null", "/proc/self", n.pipe(gpu) + "/control"} {
-		if _, err := os.Lstat(of + path); err != nil {
-			t.Errorf("in the driver root: %v", err)
-		}
-	}
-	if _, err := os.Stat("/dev/shm/mark"); err == nil {
-		t.Error("mounted for everybody")
-	}
-	n.client.Want([]mps.Unit{})
 	n.await()
 }
 
@@ -790,41 +759,40 @@ func TestLongRoot(t *testing.T) {
 	}
 }
 
-func TestMountShm(t *testing.T) {
+// TestUnitIDs holds that what is no UUID gets no directory and no daemon, and is refused by name.
+func TestUnitIDs(t *testing.T) {
 	t.Parallel()
-	if os.Getuid() != 0 {
-		t.Skip("to mount takes root")
+	n := newNode(t, inProcess())
+	outside := filepath.Join(filepath.Dir(n.root), "GPU-outside")
+	n.supervise()
+	n.connect()
+	bad := []string{"GPU-../../GPU-outside", "../GPU-outside", "GPU-", "MIG-GPU-1/3/0", "GPU-" + strings.Repeat("1", 37), "GPU-1\n", ".shm"}
+	wish, want := []mps.Unit{unit(gpu), {ID: other, GPU: "../x"}}, []string{gpu + " ready", other + ` failed+unit ID "../x"`}
+	for _, id := range bad {
+		wish = append(wish, mps.Unit{ID: id, GPU: gpu})
+		want = append(want, id+" failed+"+fmt.Sprintf("unit ID %.30q", id)[:12])
 	}
-	root := t.TempDir()
-	shm := filepath.Join(root, "shm")
-	if err := mps.MountShm(root, "/proc"); err != nil {
+	slices.Sort(want)
+	n.client.Want(wish)
+	n.await(want...)
+	entries, err := os.ReadDir(n.root)
+	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = syscall.Unmount(shm, 0) })
-	if err := os.WriteFile(filepath.Join(shm, "mark"), nil, 0o600); err != nil {
-		t.Fatal(err)
+	var dirs []string
+	for _, e := range entries {
+		if e.IsDir() {
+			dirs = append(dirs, e.Name())
+		}
 	}
-	if err := mps.MountShm(root, "/proc"); err != nil {
-		t.Fatal(err)
+	if !slices.Equal(dirs, []string{gpu}) {
+		t.Errorf("directories %q", dirs)
 	}
-	var of syscall.Statfs_t
-	var machine syscall.Sysinfo_t
-	if err := errors.Join(syscall.Statfs(shm, &of), syscall.Sysinfo(&machine)); err != nil {
-		t.Fatal(err)
+	if _, err := os.Stat(outside); err == nil {
+		t.Errorf("%s was made", outside)
 	}
-	half := int64(machine.Totalram) / 2
-	if size := int64(of.Blocks) * of.Bsize; size < half-1<<20 || size > half+1<<20 {
-		t.Errorf("%d bytes, want half of the machine's %d", size, machine.Totalram)
-	}
-	if info, err := os.Stat(shm); err != nil || info.Mode().Perm() != 0o777 || info.Mode()&os.ModeSticky == 0 {
-		t.Errorf("%v, %v, want as /dev/shm", info.Mode(), err)
-	}
-	if _, err := os.Stat(filepath.Join(shm, "mark")); err != nil {
-		t.Errorf("mounted twice: %v", err)
-	}
-	if err := mps.MountShm(filepath.Join(root, "other"), t.TempDir()); err == nil {
-		t.Error("no error without /proc")
-	}
+	n.client.Want([]mps.Unit{unit(gpu)})
+	n.await(gpu + " ready")
 }
 
 // TestDriverReplaced: when the node has another driver than this container, no daemon is started any more, and Run ends

@@ -43,6 +43,9 @@ func TestMain(m *testing.M) {
 		_, _ = fmt.Fprintln(os.Stderr, mps.EnterDriverRoot(os.Args[3:]))
 		os.Exit(1) //nolint:forbidigo // This is a main.
 	}
+	if mounts := os.Getenv(containerMounts); mounts != "" {
+		beContainer(mounts)
+	}
 	if root := os.Getenv(killRoot); root != "" {
 		supervise(root)
 	}

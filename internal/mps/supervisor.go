@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -21,8 +20,11 @@ import (
 
 // Options are what the supervisor needs.
 type Options struct {
-	// Root is the directory of all files, as this process and the daemons see it.
-	Root    string
+	// Root is the directory of all files, as this process and the daemons see it, Proc is /proc.
+	Root, Proc string
+	// OwnShm gives the daemons of each unit and their clients a /dev/shm of their own, which takes the right to mount.
+	// Without it daemons have what this process has.
+	OwnShm  bool
 	Control Control
 	// ComputeMode and SetComputeMode are those of whole GPUs, by UUID.
 	ComputeMode    func(ctx context.Context, gpu string) (sharing.ComputeMode, error)
@@ -69,6 +71,8 @@ type supervisor struct {
 	journal *journal
 	wishes  chan wishLine
 	ended   chan string
+	// refused are the units of the last wish that get no daemon, and why. supervise has them.
+	refused map[string]error
 
 	mu sync.Mutex
 	// wanted is what clients want, nil until the first says it, and taken when that was.
@@ -80,6 +84,11 @@ type supervisor struct {
 	// replaced is DriverReplaced's error, daemons how many run.
 	replaced error
 	daemons  int
+
+	// shmLock guards the links to units' memory, and the clients that were found at clientsAt.
+	shmLock   sync.Mutex
+	clients   map[string][]client
+	clientsAt time.Time
 }
 
 // Run serves the daemons that a Client wants until ctx ends, and then stops them. Their
@@ -106,6 +115,9 @@ func Run(ctx context.Context, o Options) error {
 	leftovers := s.leftovers()
 	for _, unit := range leftovers {
 		s.states[unit.ID] = State{ID: unit.ID, Phase: nodereport.MPSStopping, Reason: "left by an earlier run"}
+	}
+	if o.OwnShm {
+		s.dropCommonShm()
 	}
 	listener, err := listen(filepath.Join(o.Root, SocketName))
 	if err != nil {
@@ -174,10 +186,15 @@ func (s *supervisor) supervise(ctx context.Context, group *sync.WaitGroup, lefto
 		})
 	}
 	take := func(units []Unit) {
-		next := map[string]Unit{}
+		next, refused := map[string]Unit{}, map[string]error{}
 		for _, u := range units {
+			if err := cmp.Or(checkUnitID(u.ID), checkUnitID(u.GPU)); err != nil {
+				refused[u.ID] = err
+				continue
+			}
 			next[u.ID] = u
 		}
+		s.refuse(refused)
 		for id, wishes := range running {
 			tell(wishes, next[id])
 		}
@@ -234,6 +251,21 @@ func (s *supervisor) supervise(ctx context.Context, group *sync.WaitGroup, lefto
 			return nil
 		}
 	}
+}
+
+// refuse says of the units why they get no daemon, and of no others.
+func (s *supervisor) refuse(units map[string]error) {
+	for id := range s.refused {
+		if units[id] == nil {
+			s.set(id, nil)
+		}
+	}
+	for id, err := range units {
+		if s.set(id, &State{ID: id, Phase: nodereport.MPSFailed, Reason: err.Error()}) {
+			s.Logger.Error("no MPS daemon", "unit", id, "error", err)
+		}
+	}
+	s.refused = units
 }
 
 // setTaken says which wish is in force.
@@ -297,6 +329,10 @@ func tell(wishes chan Unit, unit Unit) {
 // leftovers are the units of an earlier run: with a directory, or a compute mode to restore.
 func (s *supervisor) leftovers() (units []Unit) {
 	for gpu := range s.journal.gpus() {
+		if err := checkUnitID(gpu); err != nil {
+			s.Logger.Warn("a compute mode is not restored", "error", err)
+			continue
+		}
 		units = append(units, Unit{ID: gpu, GPU: gpu})
 	}
 	entries, err := os.ReadDir(s.Root)
@@ -305,7 +341,7 @@ func (s *supervisor) leftovers() (units []Unit) {
 	}
 	for _, e := range entries {
 		is := func(u Unit) bool { return u.ID == e.Name() }
-		if e.IsDir() && (strings.HasPrefix(e.Name(), "GPU-") || strings.HasPrefix(e.Name(), "MIG-")) && !slices.ContainsFunc(units, is) {
+		if e.IsDir() && checkUnitID(e.Name()) == nil && !slices.ContainsFunc(units, is) {
 			units = append(units, Unit{ID: e.Name()})
 		}
 	}
@@ -337,7 +373,7 @@ func (s *supervisor) tellChange() {
 func (s *supervisor) list() (line statesLine, allReady bool, changed chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	line.Units, line.Taken, allReady = []State{}, new(s.taken), s.wanted != nil
+	line.Units, line.Taken, line.UnitMemory, allReady = []State{}, new(s.taken), true, s.wanted != nil
 	for _, state := range s.states {
 		line.Units = append(line.Units, state)
 	}

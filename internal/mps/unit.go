@@ -1,6 +1,7 @@
 package mps
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,11 +55,11 @@ type unitRun struct {
 func (u *unitRun) dir() string { return filepath.Join(u.Root, u.unit.ID) }
 
 func (u *unitRun) environment() Environment {
-	return Environment{Device: u.unit.ID, Pipe: filepath.Join(u.dir(), "pipe"), Log: filepath.Join(u.dir(), "log"), Shm: filepath.Join(u.Root, "shm")}
+	return Environment{Device: u.unit.ID, Pipe: filepath.Join(u.dir(), "pipe"), Log: filepath.Join(u.dir(), "log"), Shm: u.shm()}
 }
 
 func (u *unitRun) tell(phase nodereport.MPSPhase, reason error) {
-	state := State{ID: u.unit.ID, Phase: phase, Restarts: max(0, u.starts-1)}
+	state := State{ID: u.unit.ID, Phase: phase, Restarts: max(0, u.starts-1), CommonMemory: u.OwnShm && u.onCommonShm(u.unit.ID)}
 	if reason != nil {
 		state.Reason = reason.Error()
 	}
@@ -70,7 +71,7 @@ func (u *unitRun) tell(phase nodereport.MPSPhase, reason error) {
 // tellReady tells that the daemon serves, and who waits although it does.
 func (u *unitRun) tellReady(ctx context.Context) {
 	var waits error
-	if text := u.waits(ctx); text != "" {
+	if text := cmp.Or(u.waits(ctx), u.strangers()); text != "" {
 		waits = errors.New(text)
 	}
 	u.tell(nodereport.MPSReady, waits)
@@ -81,7 +82,9 @@ func (u *unitRun) take(wish Unit) (other bool) {
 	if u.wanted = wish.ID != ""; !u.wanted {
 		return false
 	}
-	other, u.unit = wish != u.unit, wish
+	before := u.unit
+	before.Vacant, before.MemoryParts = wish.Vacant, wish.MemoryParts
+	other, u.unit = wish != before, wish
 	return other
 }
 
@@ -140,7 +143,7 @@ func (u *unitRun) serve(ctx context.Context) error {
 	if err := u.start(ctx); err != nil {
 		return errors.Join(err, u.stop(ctx))
 	}
-	u.tell(nodereport.MPSReady, nil)
+	u.tellReady(ctx)
 	misses := 0
 	for {
 		select {
@@ -160,6 +163,9 @@ func (u *unitRun) serve(ctx context.Context) error {
 					return errors.Join(err, u.stop(ctx))
 				}
 			}
+			if left, err := u.leaveCommonShm(); left || err != nil {
+				return errors.Join(err, u.stop(ctx))
+			}
 		case <-u.daemon.Ended():
 			return errors.Join(fmt.Errorf("it ended: %w", u.daemon.Err()), u.stop(ctx))
 		case <-time.After(u.Timing.Ask):
@@ -169,6 +175,9 @@ func (u *unitRun) serve(ctx context.Context) error {
 				return nil
 			case err == nil:
 				misses = 0
+				if left, err := u.leaveCommonShm(); left || err != nil {
+					return errors.Join(err, u.stop(ctx))
+				}
 				u.tellReady(ctx)
 				continue
 			}
@@ -196,6 +205,9 @@ func (u *unitRun) start(ctx context.Context) error {
 		u.count(-1)
 	}
 	if err := u.setMode(ctx); err != nil {
+		return err
+	}
+	if err := u.prepareShm(); err != nil {
 		return err
 	}
 	if err := makeDirs(u.dir(), env.Pipe, env.Log); err != nil {
@@ -242,15 +254,38 @@ func makeDirs(dir, pipe, log string) error {
 			return err
 		}
 	}
-	for _, path := range []string{dir, pipe, log} {
-		if err := os.MkdirAll(path, 0o755); err != nil { //nolint:gosec // other users enter it
+	for _, path := range []string{dir, log, pipe} {
+		if err := makeDir(path); err != nil {
 			return err
 		}
-		if err := os.Chmod(path, 0o755); err != nil { //nolint:gosec // whatever the umask is
-			return err
-		}
-		if err := labelForContainers(path); err != nil {
-			return err
+	}
+	return nil
+}
+
+func makeDir(path string) error {
+	if err := os.MkdirAll(path, 0o755); err != nil { //nolint:gosec // other users enter it
+		return err
+	}
+	if err := os.Chmod(path, 0o755); err != nil { //nolint:gosec // whatever the umask is
+		return err
+	}
+	return labelForContainers(path)
+}
+
+// checkUnitID refuses an ID that is none of NVML's UUIDs, which are "GPU-" or "MIG-" and 36 hexadecimal digits and
+// dashes: it becomes a directory.
+func checkUnitID(id string) error {
+	rest, gpu := strings.CutPrefix(id, "GPU-")
+	rest, partition := strings.CutPrefix(rest, "MIG-")
+	switch {
+	case gpu == partition, rest == "":
+		return fmt.Errorf("unit ID %q begins neither with GPU- nor with MIG-", id)
+	case len(rest) > 36:
+		return fmt.Errorf("unit ID %.60q has more than 40 characters", id)
+	}
+	for _, c := range rest {
+		if !strings.ContainsRune("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-", c) {
+			return fmt.Errorf("unit ID %q has %q, which no UUID has", id, c)
 		}
 	}
 	return nil
@@ -467,6 +502,9 @@ func (u *unitRun) remove(ctx context.Context) error {
 		return err
 	}
 	if err := u.restoreMode(ctx); err != nil {
+		return err
+	}
+	if err := u.removeShm(); err != nil {
 		return err
 	}
 	return os.RemoveAll(u.dir())

@@ -96,6 +96,8 @@ const (
 	// lookInterval is the time between two looks, waitInterval where something is waited for.
 	lookInterval = 30 * time.Second
 	waitInterval = 500 * time.Millisecond
+	// mostPartitions is how many partitions a GPU has at most (NVIDIA's MIG User Guide).
+	mostPartitions = 7
 )
 
 // New returns a manager that wants no daemon yet.
@@ -181,6 +183,10 @@ func (m *Manager) follow(ctx context.Context) (pending bool) {
 		uses := usesOf(served)
 		m.addClaims(uses, gpus, byClaims)
 		wanted, pending = m.choose(ctx, gpus, plan, next, uses)
+		for id, want := range wanted {
+			want.unit.Vacant = next.States[id].CommonMemory && served.KubeletSeen && !uses[id].held
+			wanted[id] = want
+		}
 	}
 	for id, want := range m.wanted {
 		if _, still := wanted[id]; !still {
@@ -394,7 +400,12 @@ func (m *Manager) daemonFor(gpus []sharing.GPU, id string, shares int, unit shar
 		unit = sharing.Unit{ID: id, GPU: sharing.GPUByUnit(gpus)[id], MPS: sharing.MPS{Shares: shares, Several: true}}
 	}
 	limit := unit.MPSCeiling()
+	parts := len(gpus)
+	if unit.GPU != "" && unit.GPU != unit.ID {
+		parts *= mostPartitions
+	}
 	return nodereport.MPSUnit{
+		MemoryParts:      parts,
 		ID:               unit.ID,
 		GPU:              cmp.Or(unit.GPU, unit.ID),
 		ThreadPercentage: limit.ThreadPercentage,

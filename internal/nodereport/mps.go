@@ -12,6 +12,11 @@ type MPSUnit struct {
 	// Resets is another number after each reset of the GPU that was seen, and after each start of virgate run: the
 	// compute mode may be lost then.
 	Resets int `json:"resets,omitempty"`
+	// MemoryParts says that its /dev/shm is one of so many equal parts of half of the node's memory; 0 is from a virgate
+	// run that gives clients the /dev/shm of all units.
+	MemoryParts int `json:"memoryParts,omitempty"`
+	// Vacant says of a unit that has the /dev/shm of all units that no pod and no claim holds a share of it.
+	Vacant bool `json:"vacant,omitempty"`
 }
 
 // MPSState is how the control daemon of a unit is.
@@ -19,10 +24,12 @@ type MPSState struct {
 	ID    string   `json:"id"`
 	Phase MPSPhase `json:"phase"`
 	// Reason says what is wrong, for people; empty when nothing is. Of a ready one it says which
-	// program waits for another user's.
+	// program waits for another user's, or does not share memory with the daemon.
 	Reason string `json:"reason,omitempty"`
 	// Restarts is how often it was started again since virgate mps has run.
 	Restarts int `json:"restarts,omitempty"`
+	// CommonMemory says that its daemon and clients have the /dev/shm of all units, as before an upgrade.
+	CommonMemory bool `json:"commonMemory,omitempty"`
 }
 
 // MPSPhase is how far a control daemon is.

@@ -6,48 +6,69 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/sharing"
 )
 
-// TestEvict holds what is asked of the API server, and what its refusals mean.
+// TestEvict holds what is asked of the API server, and what its refusals mean: the eviction is a dry run, and the pod is
+// deleted only after that, by its UID and with its own grace period.
 func TestEvict(t *testing.T) {
+	const pod = "/api/v1/namespaces/ns/pods/p"
 	for _, test := range []struct {
-		status  int
-		meaning error
+		asked, deleted int
+		meaning        error
 	}{
-		{http.StatusCreated, nil}, {http.StatusTooManyRequests, nodereport.ErrDisruptionBudget}, {http.StatusForbidden, nodereport.ErrMayNotEvict},
-		{http.StatusNotFound, nodereport.ErrPodGone}, {http.StatusConflict, nodereport.ErrPodGone},
+		{http.StatusCreated, http.StatusOK, nil},
+		{http.StatusTooManyRequests, 0, nodereport.ErrDisruptionBudget},
+		{http.StatusForbidden, 0, nodereport.ErrMayNotEvict},
+		{http.StatusNotFound, 0, nodereport.ErrPodGone},
+		{http.StatusConflict, 0, nodereport.ErrPodGone},
+		{http.StatusCreated, http.StatusForbidden, nodereport.ErrMayNotEvict},
+		{http.StatusCreated, http.StatusNotFound, nodereport.ErrPodGone},
+		{http.StatusCreated, http.StatusConflict, nodereport.ErrPodGone},
 	} {
-		requests := 0
+		var requests []string
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			requests++
+			requests = append(requests, r.Method+" "+r.URL.Path)
 			body, err := io.ReadAll(r.Body)
-			var got policyv1.Eviction
-			if err := errors.Join(err, json.Unmarshal(body, &got)); err != nil {
-				t.Error(err)
+			if err != nil || r.Header.Get("Content-Type") != "application/json" {
+				t.Errorf("%v, %s", err, r.Header.Get("Content-Type"))
 			}
-			if r.Method != http.MethodPost || r.URL.Path != "/api/v1/namespaces/ns/pods/p/eviction" || r.Header.Get("Content-Type") != "application/json" {
-				t.Errorf("asked %s %s %s", r.Method, r.URL.Path, r.Header.Get("Content-Type"))
+			status, options := test.asked, &metav1.DeleteOptions{}
+			if r.Method == http.MethodDelete {
+				status, err = test.deleted, json.Unmarshal(body, options)
+			} else {
+				var got policyv1.Eviction
+				err = json.Unmarshal(body, &got)
+				options = got.DeleteOptions
+				if got.Kind != "Eviction" || got.APIVersion != "policy/v1" || got.Name != "p" || got.Namespace != "ns" || r.URL.Query().Get("dryRun") != "All" {
+					t.Errorf("%s %s", r.URL, body)
+				}
 			}
-			if got.Kind != "Eviction" || got.APIVersion != "policy/v1" || got.Name != "p" || got.Namespace != "ns" || *got.DeleteOptions.Preconditions.UID != "u1" {
-				t.Errorf("eviction %s", body)
+			if err != nil || options.GracePeriodSeconds != nil || options.Preconditions == nil || *options.Preconditions.UID != "u1" {
+				t.Errorf("%s %s: %s, %v", r.Method, r.URL, body, err)
 			}
-			answer(w, test.status, "no")
+			answer(w, status, "no")
 		}))
 		evictor, err := NewEvictor(&rest.Config{Host: server.URL}, nodeName)
 		if err != nil {
 			t.Fatal(err)
 		}
+		want := []string{"POST " + pod + "/eviction"}
+		if test.deleted != 0 {
+			want = append(want, "DELETE "+pod)
+		}
 		err = evictor.Evict(t.Context(), "ns", "p", "u1")
-		if (err == nil) != (test.meaning == nil) || !errors.Is(err, test.meaning) || requests != 1 {
-			t.Errorf("%d: %v after %d requests, want %v after one", test.status, err, requests, test.meaning)
+		if (err == nil) != (test.meaning == nil) || !errors.Is(err, test.meaning) || !slices.Equal(requests, want) {
+			t.Errorf("%d, %d: %v after %q, want %v after %q", test.asked, test.deleted, err, requests, test.meaning, want)
 		}
 		server.Close()
 	}

@@ -53,7 +53,7 @@ func (g *goroutine) Stop(device string, _ int) {
 }
 
 func environment(env mps.Environment) Environment {
-	return Environment{Device: env.Device, Pipe: env.Pipe, Log: env.Log}
+	return Environment{Device: env.Device, Pipe: env.Pipe, Log: env.Log, Shm: env.Shm}
 }
 
 // Start implements mps.Control.

@@ -11,7 +11,8 @@
 // (k8s-device-plugin#572).
 //
 // A CUDA program is a connection (Connect): it starts the server, as the real one does at the
-// first client, and counts as a client until it is closed. Nothing is computed. A server serves one
+// first client, and counts as a client until it is closed. Nothing is computed. The program shares a file in
+// /dev/shm with each client, which fails if it does not have that. A server serves one
 // user, or with -M all as root: a client of another one waits until the clients before it have gone,
 // and the daemon starts another server for it. A server whose user cannot enter the pipe directory
 // ends (bottlerocket#4673).
@@ -46,6 +47,8 @@ const (
 	// maxSocketPath is the longest path of a Unix socket (unix(7)).
 	maxSocketPath = 107
 	faultInterval = 20 * time.Millisecond
+	// shmDir is where CUDA shares memory.
+	shmDir = "/dev/shm"
 )
 
 // errNone is what the real program says, and exits with 1.
@@ -54,6 +57,8 @@ var errNone = errors.New("Cannot find MPS control daemon process") //nolint:stat
 // Environment are the variables of the same names.
 type Environment struct {
 	Device, Pipe, Log string
+	// Shm is where the server shares memory with clients, which have it as /dev/shm; empty for nowhere.
+	Shm string
 	// MultiUser is the option -M.
 	MultiUser bool
 }
@@ -216,12 +221,22 @@ func (d *daemon) serveClient(ctx context.Context, connection net.Conn, pid, user
 		_, _ = fmt.Fprintf(connection, "error %v\n", err)
 		return
 	}
+	defer d.removeClient(s, pid)
+	shared := "-"
+	if d.env.Shm != "" {
+		shared = fmt.Sprintf("cuda.shm.%x.%x.%x", user, s.pid, pid)
+		path := filepath.Join(d.env.Shm, shared)
+		if err := os.WriteFile(path, []byte(d.env.Device), 0o666); err != nil {
+			_, _ = fmt.Fprintf(connection, "error %v\n", err)
+			return
+		}
+		defer func() { _ = os.Remove(path) }()
+	}
 	d.mu.Lock()
-	answer := fmt.Sprintf("ok %d %g %s\n", s.pid, s.percentage, s.memory[ordinal])
+	answer := fmt.Sprintf("ok %d %g %s %s\n", s.pid, s.percentage, shared, s.memory[ordinal])
 	d.mu.Unlock()
 	_, _ = io.WriteString(connection, answer)
 	<-ctx.Done()
-	d.removeClient(s, pid)
 }
 
 // say says a line in the words of a daemon of R595.
@@ -481,7 +496,14 @@ func ConnectAs(ctx context.Context, pipe string, pid, user int) (*Client, error)
 		_ = connection.Close()
 		return nil, fmt.Errorf("MPS client failed to connect to the MPS control daemon or the MPS server: %w", err)
 	}
-	_, _ = fmt.Sscanf(line, "ok %d %g %s", &c.Server, &c.Percentage, &c.Memory)
+	var shared string
+	_, _ = fmt.Sscanf(line, "ok %d %g %s %s", &c.Server, &c.Percentage, &shared, &c.Memory)
+	if shared != "-" {
+		if _, err := os.Stat(filepath.Join(shmDir, shared)); err != nil {
+			_ = connection.Close()
+			return nil, fmt.Errorf("MPS client failed to open the server's memory: %w", err)
+		}
+	}
 	return c, nil
 }
 
@@ -491,6 +513,9 @@ const serverArgument = "--simulated-server"
 // Main is the program and returns its exit code. ctx ends as if it were killed.
 func Main(ctx context.Context, arguments []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	env := Environment{Device: os.Getenv("CUDA_VISIBLE_DEVICES"), Pipe: os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), Log: os.Getenv("CUDA_MPS_LOG_DIRECTORY")}
+	if _, err := os.Lstat(filepath.Join(filepath.Dir(env.Pipe), "shm")); err == nil { // The unit has one of its own.
+		env.Shm = shmDir
+	}
 	switch strings.Join(arguments, " ") {
 	case serverArgument:
 		<-ctx.Done()

@@ -280,6 +280,7 @@ func TestValuesAreRefused(t *testing.T) {
 		{"two pods on one port of a node", "{devicePlugin: {enableHostNetwork: true}}", "devicePlugin.enableHostNetwork: two pods"},
 		{"driver access that cannot work", "driverAccess: cdi", "driverAccess: cdi was removed: no container runtime takes"},
 		{"driver access that is none", "driverAccess: magic", `driverAccess: "magic" is neither runtime nor privileged`},
+		{"evictions that no policy confines", "{metrics: {perContainer: true}, memoryGuard: {evict: true}, admission: {ownNode: false}}", "memoryGuard.evict: without a policy every node could delete any pod"},
 		{"managing without reading", "mig: {manage: true, monitor: false}", "mig.monitor: false, but mig.manage needs the same right"},
 		{"a DeviceClass for a name that is none", "dra: {resources: [gpu]}", "resources"},
 		{"a DeviceClass whose name no object can have", "dra: {resources: [example.com/A_b]}", "resources"},

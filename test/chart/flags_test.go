@@ -24,7 +24,7 @@ func TestProgramHasTheFlags(t *testing.T) {
 	if said, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, said)
 	}
-	for _, name := range []string{"run", "uninstall", "mps", "mps mount-shm", "end-daemonset"} {
+	for _, name := range []string{"run", "uninstall", "mps", "end-daemonset"} {
 		command := exec.Command(program, append(strings.Fields(name), "--help")...)
 		help, err := command.Output()
 		if err != nil {
@@ -66,7 +66,6 @@ func checkFlags(t *testing.T, where string, container corev1.Container, helps ma
 	want := map[string]string{
 		"uninstall":     "uninstall",
 		"mps":           "mps",
-		"mount-shm":     "mps mount-shm",
 		"end-daemonset": "end-daemonset",
 	}[container.Name]
 	if strings.HasPrefix(where, "testdata/uninstall.values.yaml") {

@@ -47,7 +47,9 @@ func staticManifest(t *testing.T) string {
 	for i := range documents {
 		documents[i] = strings.TrimLeft(documents[i], "\n")
 	}
-	documents = slices.DeleteFunc(documents, func(document string) bool { return document == "" })
+	documents = slices.DeleteFunc(documents, func(document string) bool {
+		return document == "" || strings.Contains(document, "\n  name: virgate-uninstall\n")
+	})
 	return manifestHead + "---\n" + strings.Join(documents, "---\n")
 }
 

@@ -62,7 +62,7 @@ func TestPrivileges(t *testing.T) {
 		{"{config: {map: {a: 'flags: {migStrategy: mixed}'}}, mig: {monitor: false}}", nil, nil},
 		{"config: {name: virgate-profiles}", admin, visible},
 		{"{config: {name: virgate-profiles}, mig: {monitor: false}}", nil, nil},
-		{"{metrics: {perContainer: true}, memoryGuard: {evict: true}}", []string{"ClusterRole pods list,watch", "ClusterRole pods/eviction create", "PIDs of the host"}, nil},
+		{"{metrics: {perContainer: true}, memoryGuard: {evict: true}}", []string{"ClusterRole pods delete", "ClusterRole pods list,watch", "ClusterRole pods/eviction create", "PIDs of the host", "pods of the own Node only"}, nil},
 		{"dra: {enabled: true}", []string{
 			"/, read-only", "/var/lib/kubelet/plugins/gpu.virgate.github.io", "/var/lib/kubelet/plugins_registry", "/var/run/cdi", "ClusterRole resourceclaims get,list",
 			"ClusterRole resourceslices list,watch,create,update,delete", "own ResourceSlices only",
@@ -73,8 +73,8 @@ func TestPrivileges(t *testing.T) {
 			"ClusterRole resourceslices list,watch,create,update,delete",
 		}, []string{"own Node only"}},
 		{"gpuSettings: {manage: true}", []string{"/, read-only", "capability SYS_ADMIN", "capability SYS_CHROOT"}, visible},
-		{"mps: {enabled: true}", []string{"/run/nvidia/mps", "/run/nvidia/mps/shm", "PIDs of the host", "privileged mount-shm", "privileged mps"}, nil},
-		{"{mps: {enabled: true, root: /srv/mps}, node: sim:dgx-a100}", []string{"/srv/mps", "/srv/mps/shm", "PIDs of the host", "privileged mount-shm", "privileged mps"}, visible},
+		{"mps: {enabled: true}", []string{"/run/nvidia/mps", "PIDs of the host", "privileged mps"}, nil},
+		{"{mps: {enabled: true, root: /srv/mps}, node: sim:dgx-a100}", []string{"/srv/mps", "PIDs of the host", "privileged mps"}, visible},
 		{"mps: {root: /srv/mps}", nil, nil},
 		{"mig: {reset: true}", []string{"/, read-only", "PIDs of the host", "capability SYS_ADMIN", "capability SYS_CHROOT"}, visible},
 		{"{mig: {reset: true, monitor: false}, nvidiaDriverRoot: /run/nvidia/driver}", []string{"/run/nvidia, read-only", "/run/nvidia/driver, read-only", "PIDs of the host", "capability SYS_ADMIN", "capability SYS_CHROOT"}, visible},
@@ -217,6 +217,9 @@ func privileges(t *testing.T, text string) []string {
 	list := append(ofPods(t, objects), ofRules(objects)...)
 	if strings.Contains(manifest, "kind: ValidatingAdmissionPolicyBinding\nmetadata:\n  name: virgate-own-node") {
 		list = append(list, "own Node only")
+	}
+	if strings.Contains(manifest, "kind: ValidatingAdmissionPolicyBinding\nmetadata:\n  name: virgate-evict") {
+		list = append(list, "pods of the own Node only")
 	}
 	if strings.Contains(manifest, "kind: ValidatingAdmissionPolicyBinding\nmetadata:\n  name: virgate-dra") {
 		list = append(list, "own ResourceSlices only")

@@ -308,9 +308,6 @@ func testDRAMPS(t *testing.T, c *cluster) {
 	})
 	c.install(t, "node=sim:t4x2", "config.name=dra-mps", "mps.enabled=true", "nvidiaDriverRoot="+c.mpsDriver(t), "dra.enabled=true", "dra.resources={"+shared+"}", "--cdi-dir=/var/run/cdi")
 	c.awaitAllocatable(t, map[string]int64{shared: 8})
-	if err := os.WriteFile(mpsRoot+"/shm/of-the-daemons", nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
 	c.run(t, pod("by-plugin", shared, 1))
 	before := c.podStates(t, []string{"by-plugin"})
 	units := c.mpsUnits(t)
@@ -344,7 +341,7 @@ func (c *cluster) claimsShares(t *testing.T, name, gpu string, shares int) {
 		"env CUDA_MPS_PIPE_DIRECTORY=/mps/" + gpu + "/pipe",
 		fmt.Sprintf("env CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=%d", 25*shares),
 		fmt.Sprintf("env CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=%dM", shares*15360/4),
-		"shm of-the-daemons",
+		"mps: at most",
 	} {
 		if !slices.ContainsFunc(lines, func(line string) bool { return strings.HasPrefix(line, want) }) {
 			t.Errorf("pod %s printed %q, nothing with %q", name, lines, want)

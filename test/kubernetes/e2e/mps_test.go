@@ -42,7 +42,7 @@ func testMPS(t *testing.T, c *cluster) {
 			return
 		}
 		plugin := c.plugin(t)
-		for _, container := range []string{"mount-shm", "mps", "virgate"} {
+		for _, container := range []string{"mps", "virgate"} {
 			text, err := c.client.CoreV1().Pods(namespace).GetLogs(plugin.Name, &v1.PodLogOptions{Container: container}).DoRaw(t.Context())
 			t.Logf("log of %s: %v\n%s", container, err, text)
 		}
@@ -53,9 +53,6 @@ func testMPS(t *testing.T, c *cluster) {
 		c.label(t, profile)
 		c.awaitAllocatable(t, map[string]int64{shared: devices})
 		c.report.note("MPS: to "+profile+", label to allocatable", took(began))
-	}
-	if err := os.WriteFile(mpsRoot+"/shm/of-the-daemons", nil, 0o644); err != nil {
-		t.Fatal(err)
 	}
 
 	// The GPU of the pod that has a time slice waits for it.
@@ -70,7 +67,18 @@ func testMPS(t *testing.T, c *cluster) {
 		t.Errorf("%s is shared by time slices and by MPS", gpu)
 	}
 	c.sharesByMPS(t, "mps-client", gpu, 1, "at most 25")
+	c.seesNoOtherUnit(t, "mps-client", gpu)
 	c.undisturbed(t, slice)
+	own := pod("mps-own-volume", shared, 1)
+	own.Spec.Volumes = append(own.Spec.Volumes, v1.Volume{Name: "shm", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory}}})
+	own.Spec.Containers[0].VolumeMounts = append(own.Spec.Containers[0].VolumeMounts, v1.VolumeMount{Name: "shm", MountPath: "/dev/shm"})
+	c.run(t, own)
+	if lines := c.printed(t, own.Name); !slices.ContainsFunc(lines, func(line string) bool {
+		return strings.HasPrefix(line, "mps: MPS client failed to open the server's memory")
+	}) {
+		t.Errorf("a pod with a volume at /dev/shm printed %q", lines)
+	}
+	c.remove(t, own.Name)
 	began := time.Now()
 	c.remove(t, "mps-slice")
 	c.awaitAllocatable(t, map[string]int64{shared: 8})
@@ -141,7 +149,13 @@ func (c *cluster) installMPSControl(t *testing.T, root string) {
 // removeMPSRoot removes what daemons that have ended left.
 func removeMPSRoot(t *testing.T) {
 	t.Helper()
-	for unix.Unmount(mpsRoot+"/shm", unix.MNT_DETACH) == nil {
+	mounted, err := filepath.Glob(mpsRoot + "/*/memory")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range append(mounted, mpsRoot+"/shm", mpsRoot+"/.shm") {
+		for unix.Unmount(path, unix.MNT_DETACH) == nil {
+		}
 	}
 	if err := os.RemoveAll(mpsRoot); err != nil {
 		t.Error(err)
@@ -174,7 +188,6 @@ func (c *cluster) sharesByMPS(t *testing.T, name, gpu string, shares int, ceilin
 		fmt.Sprintf("env CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=%d", 25*shares),
 		fmt.Sprintf("env CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=%dM", shares*15360/4),
 		"mps: " + ceiling,
-		"shm of-the-daemons",
 	} {
 		if !slices.ContainsFunc(lines, func(line string) bool { return strings.HasPrefix(line, want) }) {
 			t.Errorf("pod %s printed %q, nothing with %q", name, lines, want)
@@ -182,6 +195,17 @@ func (c *cluster) sharesByMPS(t *testing.T, name, gpu string, shares int, ceilin
 	}
 	if !slices.ContainsFunc(lines, func(line string) bool { return strings.HasPrefix(line, "env NVIDIA_VISIBLE_DEVICES=GPU-") }) {
 		t.Errorf("pod %s has no GPU: %q", name, lines)
+	}
+}
+
+// seesNoOtherUnit says whether the pod, a client of the unit, sees memory of other units' clients: the stand-in names the
+// files by user, server and client, and writes the unit into them.
+func (c *cluster) seesNoOtherUnit(t *testing.T, name, unit string) {
+	t.Helper()
+	for _, line := range c.printed(t, name) {
+		if file, is := strings.CutPrefix(line, "shm "); is && !strings.HasSuffix(file, " of "+unit) {
+			t.Errorf("pod %s of %s sees %q", name, unit, line)
+		}
 	}
 }
 

@@ -46,7 +46,8 @@ func main() {
 			fmt.Println(err)
 		}
 		for _, entry := range shm {
-			fmt.Println("shm", entry.Name())
+			unit, _ := os.ReadFile(filepath.Join("/dev/shm", entry.Name()))
+			fmt.Println("shm", entry.Name(), "of", string(unit))
 		}
 	}
 	fmt.Println("waiting")

@@ -21,6 +21,7 @@ import (
 	"github.com/virgate/virgate/internal/daemon"
 	"github.com/virgate/virgate/internal/features"
 	"github.com/virgate/virgate/internal/mps"
+	"github.com/virgate/virgate/internal/nvml/driver"
 	"github.com/virgate/virgate/plugin"
 )
 
@@ -89,7 +90,16 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 		Rescan: cmd.Duration("rescan"), Probe: cmd.Duration("probe"), BootID: bootID(log, cmd.String("boot-id-file"), cmd.String("node")),
 		HostRoot: cmd.String("host-root"), CDIDir: cdiDir(cmd),
 		MPSSocket: cmd.String("mps-socket"), ControlSocket: cmd.String("control-socket"), ControlRequired: cmd.IsSet("control-socket"), AllowReset: cmd.Bool("allow-gpu-reset"),
-		GPUs: func(startup configs.StartupSettings) (daemon.GPUs, error) { return openGPUs(cmd, startup, log) },
+		GPUs: func(startup configs.StartupSettings) (daemon.GPUs, error) {
+			gpus, err := openGPUs(cmd, startup, log)
+			if node := cmd.String("node"); node == "auto" || node == "nvml" {
+				visible, _ := environment("NVIDIA_VISIBLE_DEVICES")
+				options := driverOptions(startup)
+				options.HostRoot = cmd.String("host-root")
+				gpus.Kernel = driver.Kernel{Options: options, VisibleDevices: visible}
+			}
+			return gpus, err
+		},
 	}
 	if cmd.Bool("drain-on-exit") {
 		options.DrainTimeout = cmd.Duration("drain-timeout")

@@ -29,10 +29,12 @@ import (
 type Node interface {
 	// Inventory returns the GPUs as last seen. The error says why none can be read.
 	Inventory() ([]sharing.GPU, error)
-	// Watch calls changed whenever Inventory would return something else, at
+	// Watch calls changed whenever Inventory or Unlisted would return something else, at
 	// least once, from any goroutine, and returns when ctx ends. It is not called before
 	// AcquireLock has returned, and nor is anything else that opens the driver.
 	Watch(ctx context.Context, changed func()) error
+	// Unlisted says which GPUs the node has and the driver does not list, for people; empty for none.
+	Unlisted() string
 }
 
 // ConfigSource is where the profile comes from.

@@ -122,6 +122,7 @@ func Run(ctx context.Context, o Options) error {
 		gpus.CDI = cdi.Guarded{Source: cdi.NewDriver(driverOptions(profile.startup, o.HostRoot, log)), Open: node.OpenAll}
 	}
 	if gpus.Containers == nil && o.Pods != nil {
+		Kernel: gpus.Kernel,
 		gpus.Containers = o.Pods
 	}
 	cdiDir := cmp.Or(o.CDIDir, filepath.Join(o.PluginDir, "cdi"))

@@ -126,9 +126,12 @@ type Options struct {
 	// LetGo is as in migchange.Options.
 	Partitioner migchange.Partitioner
 	LetGo       func(ctx context.Context, gpu string) (resume func(), err error)
-	Journal     migchange.Store
-	Refresh     func(ctx context.Context) error
-	Releases    release.Driver
+	// Clients and PauseClients are as in migchange.Options, too.
+	Clients      migchange.ClientLabels
+	PauseClients bool
+	Journal      migchange.Store
+	Refresh      func(ctx context.Context) error
+	Releases     release.Driver
 	// Processes are the IDs of the processes that the driver lists on the GPU; none where it
 	// cannot tell.
 	Processes func(ctx context.Context, gpu string) []int

@@ -102,6 +102,7 @@ metrics:
 mig:
     manage: false
     monitor: null
+    pauseClients: false
     reset: false
 migStrategy: null
 mofedEnabled: null

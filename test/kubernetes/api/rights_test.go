@@ -310,7 +310,7 @@ func testPausedLabels(t *testing.T, s *server, config *rest.Config) {
 	try := func(label string, value any) error {
 		body, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]any{label: value}}})
 		s.must(err)
-		_, err = client.CoreV1().Nodes().Patch(t.Context(), "n1", types.StrategicMergePatchType, body, metav1.PatchOptions{})
+		_, err = client.CoreV1().Nodes().Patch(t.Context(), "n1", types.StrategicMergePatchType, body, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 		return err
 	}
 	both := []string{dcgm, exporter}
@@ -333,7 +333,7 @@ func testPausedLabels(t *testing.T, s *server, config *rest.Config) {
 	part("with mig.pauseClients", func(t *testing.T) {
 		s.applyPolicies(1, strings.Split(opted, "\n---\n"))
 		set(map[string]any{dcgm: "true", exporter: "false", plugin: "true"})
-		s.await("the policy to hold", func() bool { return try("x", "y") != nil })
+		s.await("the policy to hold, and not the one before", func() bool { return try(dcgm, "paused-for-mig-change") == nil && try("x", "y") != nil })
 		for _, test := range []struct {
 			label string
 			value any

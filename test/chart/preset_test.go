@@ -136,11 +136,18 @@ func TestOwnGPUs(t *testing.T) {
 	} {
 		spec := daemonSet(t, decode(t, manifestOf(t, test.values))).Spec.Template.Spec
 		mounts := map[string]bool{}
-		for _, container := range spec.Containers {
+		for _, container := range slices.Concat(spec.InitContainers, spec.Containers) {
+			got, want := "all", test.name // The image asks for all.
+			if container.Name == "mount-shm" {
+				want = "void"
+			}
 			for _, variable := range container.Env {
-				if variable.Name == "NVIDIA_VISIBLE_DEVICES" && variable.Value != test.name {
-					t.Errorf("%s: container %s asks for the GPUs %q, want %q", test.values, container.Name, variable.Value, test.name)
+				if variable.Name == "NVIDIA_VISIBLE_DEVICES" {
+					got = variable.Value
 				}
+			}
+			if got != want {
+				t.Errorf("%s: container %s asks for the GPUs %q, want %q", test.values, container.Name, got, want)
 			}
 			for _, mount := range container.VolumeMounts {
 				if mount.Name == "all-gpus" {

@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// Kernel is what the machine's kernel tells of the driver, beside NVML. A Node's Watch calls it, from one goroutine.
+// Kernel is what the machine's kernel tells of the driver, beside NVML. A Node's Watch calls each method from one goroutine
+// at a time.
 type Kernel interface {
 	// Bound are the PCI addresses of the GPUs that the kernel's driver has taken, and that NVML should list to this
 	// process, as NVML writes them: "00000000:3B:00.0".
@@ -69,14 +70,21 @@ func (p *poller) nodesLost(ctx context.Context) error {
 	if p.options.Kernel == nil || p.Closed() {
 		return nil
 	}
-	answer := make(chan error, 1)
-	go func() { answer <- p.options.Kernel.OpenControl() }()
+	limit := controlLimit
+	if p.opening == nil {
+		answer := make(chan error, 1)
+		p.opening = answer
+		go func() { answer <- p.options.Kernel.OpenControl() }()
+	} else {
+		limit = 0 // It has been waited for.
+	}
 	select {
-	case err := <-answer:
+	case err := <-p.opening:
+		p.opening = nil
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES) {
 			return fmt.Errorf("%w (%w)", errNoNodes, err)
 		}
-	case <-time.After(controlLimit):
+	case <-time.After(limit):
 	case <-ctx.Done():
 	}
 	return nil

@@ -43,10 +43,16 @@ func TestUnlisted(t *testing.T) {
 		}
 		end()
 		must(t, sim.Remove(3))
-		must(t, sim.SetWorld(""))
+		after(2 * rescan)
+		if got := w.Unlisted(); got != "the driver lists 2 of the 3 GPUs that it is bound to, without 00000000:27:00.0" {
+			t.Errorf("when it was taken out and another one failed: %q", got)
+		}
+		for range 3 {
+			must(t, sim.Remove(0))
+		}
 		after(2 * rescan)
 		if got := w.Unlisted(); got != "" {
-			t.Errorf("when it was taken out: %q", got)
+			t.Errorf("when all were taken out: %q", got)
 		}
 	})
 }
@@ -133,6 +139,35 @@ func TestNodesLost(t *testing.T) {
 			})
 		})
 	}
+}
+
+// stuckKernel does not answer before it is told to.
+type stuckKernel struct {
+	*simnode.Node
+	opens  int
+	answer chan error
+}
+
+func (k *stuckKernel) OpenControl() error {
+	k.opens++
+	return <-k.answer
+}
+
+// TestControlNodeHangs: a control node that does not open says nothing, and is opened once.
+func TestControlNodeHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "t4")
+		kernel := &stuckKernel{sim, 0, make(chan error)}
+		w := watchWith(t, sim, nvml.Options{Kernel: kernel})
+		defer close(kernel.answer)
+		_, err := sim.InjectGPUFault(0, "DeviceGetMemoryInfo", simnode.Fault{Return: nvml.Unknown})
+		must(t, err)
+		after(5 * rescan)
+		w.expect("while it hangs", map[string]string{"0": "memory query: UNKNOWN"})
+		if kernel.opens != 1 {
+			t.Errorf("opened %d times", kernel.opens)
+		}
+	})
 }
 
 // TestNodesLostInAPause: the control node is left alone while the driver is to stay closed.

@@ -23,6 +23,8 @@ type poller struct {
 	loggedProblems string
 	// loggedKernel is the last error of the Kernel.
 	loggedKernel string
+	// opening answers when the control node has been opened, which may hang; nil while nobody opens it.
+	opening chan error
 	// hadGPUs says that GPUs were read at least once.
 	hadGPUs bool
 	// lost has the GPUs that were lost and not read since. Like awaitingScan it

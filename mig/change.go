@@ -140,6 +140,8 @@ func (s Step) String() string {
 var (
 	// ErrInUse says that a partition or GPU is in use, whoever uses it.
 	ErrInUse = errors.New("in use")
+	// ErrUnlistedClient says of what is in use that the driver lists no process that uses it.
+	ErrUnlistedClient = errors.New("by a program that is in no list of the driver")
 	// ErrNoPermission says that this process may not partition GPUs.
 	ErrNoPermission = errors.New("not permitted")
 	// ErrResetRequired says that the GPU has to be reset first.

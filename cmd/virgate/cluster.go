@@ -197,7 +197,7 @@ func coloured(out io.Writer, environment environment) bool {
 var (
 	bad = []string{
 		string(nodereport.ProfileRejected), string(sharing.Unhealthy), string(sharing.Suspect), "Unhealthy", string(nodereport.LayoutFailed), "status not read",
-		"not ready", "NotRegistered", "GPUsNotRead", "NoProfile", "nothing heard",
+		"not ready", "NotRegistered", "GPUsNotRead", "GPUsNotListed", "NoProfile", "nothing heard",
 	}
 	waiting = []string{
 		string(nodereport.ProfilePending), string(nodereport.ProfileSwitching), string(nodereport.LayoutBlocked), string(nodereport.LayoutResetRequired), string(sharing.Recovering),

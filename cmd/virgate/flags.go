@@ -225,6 +225,22 @@ func newLabels(cmd *cli.Command, api *configsource.Client, log *slog.Logger) (*c
 	return configsource.NewNodeLabels(api, name, cmp.Or(cmd.String("node-label"), profileLabel), log), nil
 }
 
+// newClientLabels makes what writes the labels that pause other programs; nil where the Node's labels are not looked at. It is
+// made without --mig-pause-clients, too: a run that had it may have been killed.
+func newClientLabels(cmd *cli.Command, labels *configsource.NodeLabels) (*nodestatus.ClientLabels, error) {
+	if labels == nil {
+		if cmd.Bool("mig-pause-clients") {
+			return nil, usageError{errors.New("--mig-pause-clients: needs --node-name and an API server")}
+		}
+		return nil, nil
+	}
+	config, err := configsource.RESTConfig(cmd.String("kubeconfig"))
+	if err != nil {
+		return nil, err
+	}
+	return nodestatus.NewClientLabels(config, cmd.String("node-name"))
+}
+
 // oneSource is an error when several sources of the profile are named.
 func oneSource(cmd *cli.Command) error {
 	if err := checkFollowed(cmd, "config"); err != nil {

@@ -41,7 +41,7 @@ func nodeFlags() []cli.Flag {
 
 // worldFlag says what is peculiar about a simulated node.
 func worldFlag() cli.Flag {
-	return &cli.StringFlag{Name: "sim-world", Usage: "what a simulated node's driver has to live with, between commas: unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, fabric, confidential, persistence, other-module=VERSION"}
+	return &cli.StringFlag{Name: "sim-world", Usage: "what a simulated node's driver has to live with, between commas: unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, fabric, confidential, persistence, unlisted=N, no-nodes, other-module=VERSION"}
 }
 
 // openGPUs makes the node's GPUs as --node, --record and the settings of the driver

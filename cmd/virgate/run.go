@@ -21,6 +21,7 @@ import (
 	"github.com/virgate/virgate/internal/daemon"
 	"github.com/virgate/virgate/internal/features"
 	"github.com/virgate/virgate/internal/mps"
+	"github.com/virgate/virgate/internal/nvml/driver"
 	"github.com/virgate/virgate/plugin"
 )
 
@@ -30,6 +31,7 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 		&cli.StringFlag{Name: "pod-resources-socket", Value: "/var/lib/kubelet/pod-resources/kubelet.sock", Usage: "the kubelet's PodResources socket, by default also below /host if that has its folder, as in the GPU Operator's pods; without it the kubelet's checkpoint is read"},
 		&cli.StringFlag{Name: "control-socket", Value: "/run/virgate/control.sock", Usage: "the socket for virgate health, virgate gpu and virgate sim; empty for none"},
 		&cli.BoolFlag{Name: "allow-gpu-reset", Usage: "let virgate gpu reset and profiles with mig.reset run nvidia-smi --gpu-reset of the driver root"},
+		&cli.BoolFlag{Name: "mig-pause-clients", Usage: "pause the GPU Operator's DCGM and its exporter, by labels of the Node, while a MIG change finds a GPU in use by a program that the driver does not list; needs --node-name and the right to patch the Node"},
 		&cli.StringFlag{Name: "listen", Value: ":9400", Usage: "the HTTP address of /healthz, /readyz, /metrics, /plan and the page /status; empty for none"},
 		&cli.BoolFlag{Name: "listen-when-serving", Usage: "take --listen and --control-socket only when serving, for a Virgate that stands by beside another in one pod; probes need --health-listen"},
 		&cli.DurationFlag{Name: "rescan", Value: 30 * time.Second, Usage: "the time between two readings of what GPUs and partitions there are"},
@@ -89,7 +91,16 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 		Rescan: cmd.Duration("rescan"), Probe: cmd.Duration("probe"), BootID: bootID(log, cmd.String("boot-id-file"), cmd.String("node")),
 		HostRoot: cmd.String("host-root"), CDIDir: cdiDir(cmd),
 		MPSSocket: cmd.String("mps-socket"), ControlSocket: cmd.String("control-socket"), ControlRequired: cmd.IsSet("control-socket"), AllowReset: cmd.Bool("allow-gpu-reset"),
-		GPUs: func(startup configs.StartupSettings) (daemon.GPUs, error) { return openGPUs(cmd, startup, log) },
+		GPUs: func(startup configs.StartupSettings) (daemon.GPUs, error) {
+			gpus, err := openGPUs(cmd, startup, log)
+			if node := cmd.String("node"); node == "auto" || node == "nvml" {
+				visible, _ := environment("NVIDIA_VISIBLE_DEVICES")
+				options := driverOptions(startup)
+				options.HostRoot = cmd.String("host-root")
+				gpus.Kernel = driver.Kernel{Options: options, VisibleDevices: visible}
+			}
+			return gpus, err
+		},
 	}
 	if cmd.Bool("drain-on-exit") {
 		options.DrainTimeout = cmd.Duration("drain-timeout")
@@ -128,6 +139,10 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 	if options.Profile, err = profileOptions(cmd, overrides(cmd, environment), log); err != nil {
 		return err
 	}
+	if options.ClientLabels, err = newClientLabels(cmd, options.Profile.Labels); err != nil {
+		return err
+	}
+	options.PauseClients = cmd.Bool("mig-pause-clients")
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)

@@ -29,10 +29,12 @@ import (
 type Node interface {
 	// Inventory returns the GPUs as last seen. The error says why none can be read.
 	Inventory() ([]sharing.GPU, error)
-	// Watch calls changed whenever Inventory would return something else, at
+	// Watch calls changed whenever Inventory or Unlisted would return something else, at
 	// least once, from any goroutine, and returns when ctx ends. It is not called before
 	// AcquireLock has returned, and nor is anything else that opens the driver.
 	Watch(ctx context.Context, changed func()) error
+	// Unlisted says which GPUs the node has and the driver does not list, for people; empty for none.
+	Unlisted() string
 }
 
 // ConfigSource is where the profile comes from.
@@ -124,9 +126,12 @@ type Options struct {
 	// LetGo is as in migchange.Options.
 	Partitioner migchange.Partitioner
 	LetGo       func(ctx context.Context, gpu string) (resume func(), err error)
-	Journal     migchange.Store
-	Refresh     func(ctx context.Context) error
-	Releases    release.Driver
+	// Clients and PauseClients are as in migchange.Options, too.
+	Clients      migchange.ClientLabels
+	PauseClients bool
+	Journal      migchange.Store
+	Refresh      func(ctx context.Context) error
+	Releases     release.Driver
 	// Processes are the IDs of the processes that the driver lists on the GPU; none where it
 	// cannot tell.
 	Processes func(ctx context.Context, gpu string) []int

@@ -70,6 +70,7 @@ func (i *input[T]) Watch(ctx context.Context, changed func()) error {
 type fakeNode struct{ *input[[]sharing.GPU] }
 
 func (n fakeNode) Inventory() ([]sharing.GPU, error) { return n.get() }
+func (n fakeNode) Unlisted() string                  { return "" }
 
 type fakePolicy struct{ *input[sharing.Profile] }
 

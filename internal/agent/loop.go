@@ -33,7 +33,9 @@ type state struct {
 	host plugin.Host
 	// rejected says why the wanted profile is not in force, unread why no GPU can be read.
 	rejected, unread error
-	pause            pause
+	// unlisted is Node.Unlisted's.
+	unlisted string
+	pause    pause
 	// change is the last one of the profile in force; nil before the first.
 	change *profileChange
 }
@@ -99,6 +101,7 @@ func (a *agent) readInputs(last *state) *state {
 	} else if last.planned && !sameError(last.unread, next.unread) {
 		a.Logger.Warn("GPUs not read", "error", next.unread)
 	}
+	next.unlisted = a.Node.Unlisted()
 	a.selectProfile(last, &next)
 	next.pause = a.pauseNow()
 	logPause(a.Logger, last.pause, next.pause)

@@ -64,18 +64,20 @@ func newAgent(options Options) *agent {
 
 func newMIG(a *agent) *migchange.Reconciler {
 	return migchange.New(migchange.Options{
-		Partitioner: a.Partitioner,
-		LetGo:       a.LetGo,
-		Store:       a.Journal,
-		Devices:     migDevices{a.Plugin},
-		Inputs:      a.migInputs,
-		Holders:     a.Kubelet.Held,
-		ByDRA:       func() []string { return a.dra.ByDRA() }, // It is made later.
-		Resources:   a.resourcesOf,
-		Plan:        a.planNow,
-		Changed:     a.wakeReport,
-		Refresh:     a.Refresh,
-		Logger:      a.Logger,
+		Partitioner:  a.Partitioner,
+		LetGo:        a.LetGo,
+		Clients:      a.Clients,
+		PauseClients: a.PauseClients,
+		Store:        a.Journal,
+		Devices:      migDevices{a.Plugin},
+		Inputs:       a.migInputs,
+		Holders:      a.Kubelet.Held,
+		ByDRA:        func() []string { return a.dra.ByDRA() }, // It is made later.
+		Resources:    a.resourcesOf,
+		Plan:         a.planNow,
+		Changed:      a.wakeReport,
+		Refresh:      a.Refresh,
+		Logger:       a.Logger,
 	})
 }
 

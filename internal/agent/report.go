@@ -206,6 +206,8 @@ func readiness(s *state, p profileProgress, status plugin.Status, draining bool)
 	switch {
 	case len(deaf) > 0:
 		return nodereport.ConditionFalse, "NotRegistered", "the kubelet does not listen to " + strings.Join(deaf, ", ")
+	case s.unlisted != "":
+		return nodereport.ConditionFalse, "GPUsNotListed", s.unlisted + "; serving " + offer
 	case p.state == nodereport.ProfileRejected:
 		return nodereport.ConditionTrue, "ProfileRejected", "the wanted profile is refused: " + firstProblem(s.rejected) + "; an earlier one serves " + offer
 	case p.state == nodereport.ProfilePending:

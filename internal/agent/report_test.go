@@ -310,6 +310,8 @@ func TestReadiness(t *testing.T) {
 	denied.plan.Warnings = []string{"another", "GPU 1: " + sharing.NoMIGRight, "GPU 2: " + sharing.NoMIGRight}
 	withheld := decision("g1", "g1", nil)
 	withheld.host.Obstacles = map[string]string{"GPU-1": "there is no channel", "GPU-2": "there is no channel"}
+	unlisted := decision("g1", "g1", nil)
+	unlisted.unlisted = "the driver lists 7 of 8"
 	is := func(state nodereport.ProfileState, applied string) profileProgress {
 		p := profileProgress{state: state}
 		if applied != "" {
@@ -338,6 +340,7 @@ func TestReadiness(t *testing.T) {
 		{"rejected", decision("g1", "", bad), is(nodereport.ProfileRejected, "g1"), served(listed), false, "True ProfileRejected"},
 		{"on its way", decision("g2", "g2", nil), is(nodereport.ProfilePending, "g1"), plugin.Status{Resources: []plugin.ResourceStatus{listed}}, false, "True ProfilePending"},
 		{"serving", decision("g1", "g1", nil), is(nodereport.ProfileApplied, "g1"), served(listed), false, "True Serving"},
+		{"a GPU that is not listed", unlisted, is(nodereport.ProfileApplied, "g1"), served(listed), false, "False GPUsNotListed"},
 		{"serving nothing", withheld, is(nodereport.ProfileApplied, "g1"), served(listed), false, "True Serving"},
 		{"serving without a right", denied, is(nodereport.ProfileApplied, "g1"), served(listed), false, "True Serving"},
 	} {

@@ -170,6 +170,9 @@ func (v *view) unready() []string {
 	case !s.planned:
 		reasons = append(reasons, "GPUs not read yet")
 	}
+	if s.unlisted != "" && !s.pause.by.Any() {
+		reasons = append(reasons, s.unlisted)
+	}
 	status := v.Plugin.Status()
 	if s.planned && !status.Served {
 		reasons = append(reasons, "plan not served yet")

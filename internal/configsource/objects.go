@@ -131,6 +131,9 @@ const (
 	migStateLabel, ownManager = "nvidia.com/mig.config.state", "virgate"
 )
 
+// clientLabels are those by which the GPU Operator runs DCGM and its exporter, which have GPUs open as no process does.
+var clientLabels = []string{"nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.dcgm-exporter"}
+
 // pauseLabels are those that are paused: of the device plugin; of other programs that have GPUs open,
 // from gpu-operator 26.7 on; and of the DRA driver, on nodes that have neither.
 var pauseLabels = []string{"nvidia.com/gpu.deploy.device-plugin", "nvidia.com/gpu.deploy.client", "nvidia.com/gpu.deploy.dra-driver"}
@@ -182,6 +185,8 @@ type labels struct {
 	// leftTo says that another program makes the Node's MIG layouts; "" for none.
 	leftTo string
 	pause  Pause
+	// clients are those of clientLabels that are "true", between commas.
+	clients string
 	// uid tells a Node from its successor of the same name.
 	uid types.UID
 	// others are the labels that rules can ask for.
@@ -209,6 +214,7 @@ func NewNodeLabels(client *Client, node, label string, log *slog.Logger) *NodeLa
 				now.others[name] = value
 			}
 		}
+		now.clients = strings.Join(slices.DeleteFunc(slices.Clone(clientLabels), func(label string) bool { return all[label] != "true" }), ",")
 		var unknown []Pause
 		now.pause, unknown = pauseIn(all)
 		for _, label := range unknown {
@@ -270,6 +276,16 @@ func (l *NodeLabels) Paused() (pause Pause, known bool) {
 		l.pause = Pause{}
 	}
 	return l.pause, true
+}
+
+// RunningClients are the Node's labels by which the GPU Operator runs DCGM and its exporter, as far as they are true; none
+// where another program makes the MIG layouts, which pauses them itself, and while the Node has not been read.
+func (l *NodeLabels) RunningClients() []string {
+	now, err := l.node.value()
+	if err != nil || now.clients == "" || now.leftTo != "" {
+		return nil
+	}
+	return strings.Split(now.clients, ",")
 }
 
 // Layout returns the profile with the MIG layout that MIGLabel names, where

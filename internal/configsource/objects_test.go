@@ -239,6 +239,49 @@ func TestPaused(t *testing.T) {
 	})
 }
 
+// TestRunningClients: DCGM and its exporter run where their labels are true, and are left to mig-manager where that runs.
+func TestRunningClients(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const dcgm, exporter = "nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.dcgm-exporter"
+		nodes := newFakeServer()
+		labels := NewNodeLabels(&Client{nodes.watcher}, "n1", labelName, slog.New(slog.DiscardHandler))
+		if running := labels.RunningClients(); running != nil {
+			t.Errorf("before the node: %q", running)
+		}
+		nodes.change("n1", labeledNode("a", ""))
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- labels.Watch(ctx, func() {}) }()
+		for _, test := range []struct {
+			labels map[string]string
+			want   []string
+		}{
+			{nil, nil},
+			{map[string]string{dcgm: "true", exporter: "true"}, []string{dcgm, exporter}},
+			{map[string]string{dcgm: "false", exporter: "true"}, []string{exporter}},
+			{map[string]string{dcgm: "true", exporter: "paused-for-driver-upgrade"}, []string{dcgm}},
+			{map[string]string{dcgm: "true", exporter: "true", migManagerLabel: "true"}, nil},
+			{map[string]string{dcgm: "true", exporter: "true", migManagerLabel: "false"}, []string{dcgm, exporter}},
+			{map[string]string{"nvidia.com/gpu.deploy.gpu-feature-discovery": "true"}, nil},
+		} {
+			node := labeledNode("a", "").(*metav1.PartialObjectMetadata)
+			for label, value := range test.labels {
+				metav1.SetMetaDataLabel(&node.ObjectMeta, label, value)
+			}
+			nodes.change("n1", node)
+			<-time.After(time.Second) //nolint:forbidigo // in a synctest bubble: the time is simulated
+			synctest.Wait()
+			if got := labels.RunningClients(); !slices.Equal(got, test.want) {
+				t.Errorf("%q: %q run, want %q", test.labels, got, test.want)
+			}
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestReplaced hears of each Node of the name once, also of one that was made
 // anew while nobody watched.
 func TestReplaced(t *testing.T) {

@@ -88,6 +88,11 @@ type Options struct {
 	// AllowReset lets the program reset GPUs.
 	AllowReset bool
 
+	// ClientLabels pause other programs that have GPUs open; nil where the Node's labels are not looked at. With
+	// PauseClients that is done for MIG changes.
+	ClientLabels *nodestatus.ClientLabels
+	PauseClients bool
+
 	// Features has the labels of the node made, from what does not change while the program
 	// runs; nil for none. The Reporter writes them.
 	Features *features.Node
@@ -120,6 +125,7 @@ func Run(ctx context.Context, o Options) error {
 		Logger: log, Rescan: o.Rescan, Probe: o.Probe, Backoff: o.DriverBackoff, FailOnInitError: profile.startup.FailOnInitError,
 		Store: state.Section[nvml.FatalHealth]{File: file, Name: state.HealthSection},
 		Known: state.Section[nvml.KnownGPU]{File: file, Name: state.GPUSection}, Boot: o.BootID,
+		Kernel: gpus.Kernel,
 	})
 	profile.rules.Store(&ruleLabels{
 		node:      o.RuleFeatures,
@@ -246,6 +252,9 @@ func Run(ctx context.Context, o Options) error {
 			options.Announcements = o.Reporter.Announcements
 		}
 	}
+	if o.Profile.Labels != nil && o.ClientLabels != nil {
+		options.Clients, options.PauseClients = clientLabels{o.ClientLabels, o.Profile.Labels}, o.PauseClients
+	}
 	if o.Profile.Labels != nil {
 		options.Paused = func() (release.Pause, bool) {
 			pause, known := o.Profile.Labels.Paused()
@@ -293,6 +302,14 @@ func Run(ctx context.Context, o Options) error {
 	}
 	return err
 }
+
+// clientLabels are migchange's.
+type clientLabels struct {
+	*nodestatus.ClientLabels
+	node *configsource.NodeLabels
+}
+
+func (c clientLabels) Running() []string { return c.node.RunningClients() }
 
 // MIGOptions are what ApplyMIG needs.
 type MIGOptions struct {

@@ -57,6 +57,8 @@ type GPUs struct {
 	// DriverReplaced returns an error when the node has another driver than this container was given, and nil when ctx
 	// ends; nil where nobody can tell.
 	DriverReplaced func(ctx context.Context) error
+	// Kernel is what the machine's kernel tells of the driver; nil where nobody asks.
+	Kernel nvml.Kernel
 	// NotPermitted reports whether the driver certainly refuses to partition GPUs; nil where it does not.
 	NotPermitted func() bool
 }
@@ -81,7 +83,7 @@ func Simulated(node *simnode.Node, library nvml.Library) GPUs {
 		SetTimeSlice: func(_ context.Context, gpu string, slice sharing.TimeSlice) error {
 			return node.SetTimeSlice(gpu, slice)
 		},
-		Close: func() {}, ProcessesHidden: node.OwnPIDs(), NotPermitted: func() bool { return !node.MayChangeMIG() },
+		Close: func() {}, Kernel: node, ProcessesHidden: node.OwnPIDs(), NotPermitted: func() bool { return !node.MayChangeMIG() },
 	}
 }
 

@@ -24,6 +24,7 @@ type executor struct {
 	offers   *offers
 	journal  *keeper
 	progress *progress
+	clients  *clients
 	// driver has room for the change whose turn it is.
 	driver chan struct{}
 	// modeChanges says that the last change of a GPU's MIG mode came true.
@@ -70,12 +71,14 @@ func (e *executor) resume(ctx context.Context, g *managedGPU, record Record) {
 // both fail, the journal keeps the change for the next try. A change that ctx
 // interrupts is left to the next run. The error says why the GPU is not as the change wants it.
 func (e *executor) finish(ctx context.Context, g *managedGPU, record Record, holders Holders) error {
+	e.clients.begin()
+	defer e.clients.end()
 	turn := e.takeTurn(ctx, record)
 	if turn == nil {
 		return ctx.Err()
 	}
 	defer turn.end()
-	err := e.apply(ctx, record.GPU, record.After, holders)
+	err := e.apply(ctx, g, record.After, holders)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -88,7 +91,7 @@ func (e *executor) finish(ctx context.Context, g *managedGPU, record Record, hol
 		g.failures = 0
 		return nil
 	}
-	undoing := e.apply(ctx, record.GPU, record.Before, holders)
+	undoing := e.apply(ctx, g, record.Before, holders)
 	switch {
 	case ctx.Err() != nil:
 	case undoing == nil:
@@ -136,8 +139,8 @@ var errNoProgress = errors.New("the driver said that it was done, and lists some
 // each: what became of a step that failed, or was never answered, is seen and not
 // guessed, and at the end the whole is verified. It goes on while every step leaves
 // one less to make. The holders are those from before: nobody is given what it destroys.
-func (e *executor) apply(ctx context.Context, gpu string, target mig.PlacedLayout, holders Holders) error {
-	failure := errNoProgress
+func (e *executor) apply(ctx context.Context, g *managedGPU, target mig.PlacedLayout, holders Holders) error {
+	gpu, failure := g.status.GPU, errNoProgress
 	target.Partitions = slices.Clone(target.Partitions)
 	for left := -1; ; {
 		if err := ctx.Err(); err != nil {
@@ -165,6 +168,9 @@ func (e *executor) apply(ctx context.Context, gpu string, target mig.PlacedLayou
 		}
 		left, failure = len(steps), errNoProgress
 		err = e.makeStep(ctx, gpu, steps[0])
+		if errors.Is(err, mig.ErrUnlistedClient) {
+			err = e.makeWithoutClients(ctx, g, steps[0], err)
+		}
 		if err != nil {
 			failure = err
 		}
@@ -178,7 +184,11 @@ func (e *executor) apply(ctx context.Context, gpu string, target mig.PlacedLayou
 // makeStep makes one step, and logs it: what was done to a GPU can then be read
 // beside what virgate mig plan said.
 func (e *executor) makeStep(ctx context.Context, gpu string, step mig.Step) error {
-	err := e.Partitioner.Apply(ctx, gpu, step)
+	return e.logStep(gpu, step, e.Partitioner.Apply(ctx, gpu, step))
+}
+
+// logStep logs what became of a step, which it returns.
+func (e *executor) logStep(gpu string, step mig.Step, err error) error {
 	if errors.Is(err, mig.ErrNoPermission) {
 		e.refused.Store(true)
 	}

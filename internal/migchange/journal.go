@@ -16,6 +16,8 @@ type Journal struct {
 	// Enabled are the UUIDs of the GPUs that Virgate keeps in MIG mode. Nobody has
 	// been given one as a whole, so whoever finds the mode off may enable it again.
 	Enabled []string `json:"enabled"`
+	// PausedClients are labels of the Node that say since a change that programs are paused: see ClientLabels.
+	PausedClients []string `json:"pausedClients,omitempty"`
 }
 
 // Record is a change of a GPU that has begun: it must be finished, or undone,
@@ -57,7 +59,11 @@ func (j Journal) save(store Store) error {
 	if store == nil {
 		return nil
 	}
-	return store.WriteOrForget(section, Journal{Underway: append([]Record{}, j.Underway...), Enabled: append([]string{}, j.Enabled...)})
+	return store.WriteOrForget(section, Journal{
+		Underway:      append([]Record{}, j.Underway...),
+		Enabled:       append([]string{}, j.Enabled...),
+		PausedClients: j.PausedClients,
+	})
 }
 
 // record is the GPU's change; false for none.

@@ -49,6 +49,10 @@ type Options struct {
 	// ByDRA are the units that may be given to a claim at any moment; nil for none. They stay as
 	// they are.
 	ByDRA func() []string
+	// Clients are labels by which other programs that have GPUs open can be paused; nil for none. With PauseClients that is
+	// done for a change that fails because of one. Without, only what an earlier run has paused is taken back.
+	Clients      ClientLabels
+	PauseClients bool
 	// Inputs are the node's GPUs and what is wanted of them; an error says that they
 	// are not known.
 	Inputs func() (gpus []sharing.GPU, wanted sharing.MIGConfig, err error)
@@ -82,6 +86,7 @@ type Reconciler struct {
 	offers   *offers
 	journal  *keeper
 	progress *progress
+	clients  *clients
 	executor *executor
 
 	wanted sharing.MIGConfig
@@ -112,6 +117,9 @@ type managedGPU struct {
 	// resetRequired says that the last failure was that the GPU has to be reset. It is
 	// looked at all the same: somebody may have done that.
 	resetRequired bool
+	// pausedInVain says which other programs it did not help to pause, and for how long they were. That is not done again
+	// for the same layout. It is empty when it was not tried, or helped.
+	pausedInVain string
 	// failures in a row put off the next try until retryAt.
 	failures int
 	retryAt  time.Time
@@ -153,6 +161,7 @@ func New(o Options) *Reconciler {
 	r.offers = newOffers(&r.Options)
 	r.journal = &keeper{Options: &r.Options, offers: r.offers}
 	r.progress = newProgress(&r.Options)
+	r.clients = &clients{Options: &r.Options, journal: r.journal, wake: make(chan struct{}, 1)}
 	r.executor = &executor{
 		Options:  &r.Options,
 		wake:     r.Wake,
@@ -160,6 +169,7 @@ func New(o Options) *Reconciler {
 		offers:   r.offers,
 		journal:  r.journal,
 		progress: r.progress,
+		clients:  r.clients,
 		driver:   make(chan struct{}, 1),
 	}
 	return r
@@ -251,7 +261,13 @@ func (r *Reconciler) passAndWait(ctx context.Context, gpus []sharing.GPU, wanted
 // Run goes over the GPUs until ctx ends, whenever it is woken or has something to
 // wait for.
 func (r *Reconciler) Run(ctx context.Context) {
-	defer r.changes.running.Wait()
+	var resuming sync.WaitGroup
+	resuming.Go(func() { r.clients.run(ctx) })
+	defer func() {
+		r.changes.running.Wait()
+		resuming.Wait()
+		r.clients.leave(ctx)
+	}()
 	var waiting []cut
 	defer func() { endCuts(waiting, ctx.Err()) }()
 	for ctx.Err() == nil {
@@ -346,6 +362,7 @@ func sooner(a, b time.Duration) time.Duration {
 func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, holders func() Holders, starting bool) (*look, time.Duration) {
 	if !reflect.DeepEqual(g.tried, r.wanted) {
 		g.tried, g.notPermitted, g.resetRequired, g.failures, g.retryAt, g.last = r.wanted, false, false, 0, time.Time{}, nil
+		g.pausedInVain = ""
 	}
 	g.stale = g.stale && !g.isShownBy(gpu)
 	record, begun := r.journal.current().record(gpu.UUID)

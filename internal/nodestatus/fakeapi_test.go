@@ -47,6 +47,8 @@ type fakeAPI struct {
 	requests []string
 	// refuse answers a request with this status, 0 for none, by its path's end.
 	refuse map[string]int
+	// refuseWrites refuses all writes as an admission policy does.
+	refuseWrites bool
 	// hang lets requests wait until they are given up.
 	hang bool
 	// changed is closed and made anew with each request.
@@ -91,6 +93,10 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer func() { close(f.changed); f.changed = make(chan struct{}) }()
 	if r.Method != http.MethodGet && r.Method != http.MethodDelete && r.URL.Query().Get("fieldManager") != "virgate" {
 		f.t.Errorf("%s %s by field manager %q", r.Method, r.URL, r.URL.Query().Get("fieldManager"))
+	}
+	if f.refuseWrites && r.Method != http.MethodGet {
+		answer(w, http.StatusUnprocessableEntity, "ValidatingAdmissionPolicy denied request")
+		return
 	}
 	for path, status := range f.refuse {
 		if strings.HasSuffix(r.URL.Path, path) && status != 0 {
@@ -150,7 +156,9 @@ func (f *fakeAPI) serveNode(w http.ResponseWriter, r *http.Request, body []byte)
 		case "application/strategic-merge-patch+json":
 			err = merge(next, body)
 		case "application/json-patch+json":
-			err = removeCapacity(next, body)
+			if err = relabel(next, body); err != nil {
+				err = removeCapacity(next, body)
+			}
 		default:
 			err = fmt.Errorf("a patch of type %s", r.Header.Get("Content-Type"))
 		}
@@ -235,7 +243,26 @@ func strategicMerge(object, patch map[string]any) map[string]any {
 	return object
 }
 
-// removeCapacity is the one JSON patch that there is.
+// relabel is a JSON patch that gives a label with one value another one.
+func relabel(node *corev1.Node, patch []byte) error {
+	var operations []struct{ Op, Path, Value string }
+	if err := json.Unmarshal(patch, &operations); err != nil {
+		return err
+	}
+	if len(operations) != 2 || operations[0].Op != "test" || operations[1].Op != "replace" || operations[0].Path != operations[1].Path {
+		return fmt.Errorf("the patch %s", patch)
+	}
+	escaped, ok := strings.CutPrefix(operations[0].Path, "/metadata/labels/")
+	label := strings.NewReplacer("~1", "/", "~0", "~").Replace(escaped)
+	value, exists := node.Labels[label]
+	if !ok || !exists || value != operations[0].Value {
+		return fmt.Errorf("test of %s is not true", operations[0].Path)
+	}
+	node.Labels[label] = operations[1].Value
+	return nil
+}
+
+// removeCapacity is the other JSON patch that there is.
 func removeCapacity(node *corev1.Node, patch []byte) error {
 	var operations []struct{ Op, Path, Value string }
 	if err := json.Unmarshal(patch, &operations); err != nil {

@@ -139,6 +139,13 @@ func Uninstall(ctx context.Context, config *rest.Config, name, domain string) (R
 	}
 	patch := objectMeta{Annotations: map[string]*string{}, Labels: map[string]*string{}}
 	for _, key := range slices.Sorted(maps.Keys(meta.Labels)) {
+		if strings.HasPrefix(key, deployPrefix) { // The GPU Operator's, also when Virgate has written it last.
+			if meta.Labels[key] == pausedForChange && wrote(meta, "f:labels", key) {
+				patch.Labels[key] = new(running)
+				removed.Done = append(removed.Done, "pause of "+key)
+			}
+			continue
+		}
 		if key == StateLabel || wrote(meta, "f:labels", key) {
 			patch.Labels[key] = nil
 			removed.Done = append(removed.Done, "label "+key)

@@ -37,6 +37,8 @@ type reading struct {
 	// findings are what is wrong, by the UUID of the GPU or partition, without the
 	// temperature, which has to be compared with the one before.
 	findings map[string][]finding
+	// dead says that the GPU gave no sign of life, which is among the findings.
+	dead bool
 	// celsius is meaningless unless celsiusKnown is set.
 	celsius      int
 	celsiusKnown bool
@@ -173,7 +175,7 @@ func cause(err error) string {
 // readCondition reads the condition of the GPU and of its partitions. A lost GPU
 // is an error.
 func (r *reading) readCondition(lib Library) error {
-	r.findings = map[string][]finding{}
+	r.findings, r.dead = map[string][]finding{}, false
 	r.marks.ResetAdvised, r.marks.RowRemap = "", ""
 	memory, err := r.readMemory(lib, r.device, r.gpu.UUID)
 	if err != nil {
@@ -298,6 +300,7 @@ func (r *reading) readMemory(lib Library, device Device, unit string) (bytes uin
 		return 0, nil
 	}
 	r.found(unit, finding{cause: sharing.CauseMemory, text: "memory query: " + cause(err)})
+	r.dead = r.dead || unit == r.gpu.UUID
 	return 0, nil
 }
 

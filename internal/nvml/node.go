@@ -33,6 +33,8 @@ type Options struct {
 	Known Store[KnownGPU]
 	// Boot is this machine's boot ID, "" when unknown.
 	Boot string
+	// Kernel is the machine's kernel; nil for none to ask.
+	Kernel Kernel
 }
 
 // FatalHealth is a unit's fatal errors, as a Store keeps them for a restart of
@@ -96,6 +98,8 @@ type Node struct {
 type snapshot struct {
 	gpus     []sharing.GPU
 	versions Versions
+	// unlisted is for Unlisted.
+	unlisted string
 	err      error
 }
 

@@ -65,7 +65,7 @@ func (p *Partitioner) State(ctx context.Context, gpu string) (sharing.MIGState, 
 // What becomes of a step that fails with Timeout is unknown: list before the next
 // one.
 //
-// An error wraps mig.ErrInUse, mig.ErrNoPermission or mig.ErrResetRequired where it
+// An error wraps mig.ErrInUse, mig.ErrUnlistedClient with it, mig.ErrNoPermission or mig.ErrResetRequired where it
 // is one of these. After ErrResetRequired the mode is the pending one.
 func (p *Partitioner) Apply(ctx context.Context, gpu string, step mig.Step) error {
 	var do func(*migGPU) error
@@ -98,14 +98,14 @@ func (p *Partitioner) Apply(ctx context.Context, gpu string, step mig.Step) erro
 // on its partitions; none where it does not tell.
 func (p *Partitioner) Processes(ctx context.Context, gpu string) (pids []int) {
 	_ = p.with(ctx, gpu, func(g *migGPU) error {
-		pids = g.pids()
+		pids = g.pidsOn(g.device)
 		return nil
 	})
 	return pids
 }
 
-func (g *migGPU) pids() (pids []int) {
-	processes, _ := listProcesses(g.lib, g.device)
+func (g *migGPU) pidsOn(device Device) (pids []int) {
+	processes, _ := listProcesses(g.lib, device)
 	for _, p := range processes {
 		pids = append(pids, p.PID)
 	}
@@ -160,6 +160,8 @@ type migGPU struct {
 	lib    Library
 	device Device
 	index  int
+	// inUse is the MIG device that a step was about, 0 for the GPU as a whole: what uses another one is not in its way.
+	inUse Device
 	// profiles are those of the GPU's possible GPU instances, by published ID;
 	// geometry fills them.
 	profiles map[int]instanceProfile
@@ -351,10 +353,10 @@ func (p *Partitioner) withUsers(g *migGPU, err error) error {
 	if !errors.Is(err, InUse) {
 		return err
 	}
-	if pids := g.pids(); pids != nil {
+	if pids := g.pidsOn(cmp.Or(g.inUse, g.device)); pids != nil {
 		return fmt.Errorf("%w, by the processes %d", err, pids)
 	}
-	err = fmt.Errorf("%w, by a program that is in no list of the driver", err)
+	err = fmt.Errorf("%w, %w", err, mig.ErrUnlistedClient)
 	minor, unknown := g.lib.DeviceGetMinorNumber(g.device)
 	if unknown != nil {
 		return fmt.Errorf("%w%s", err, someClients)
@@ -508,6 +510,7 @@ func (g *migGPU) destroyCompute(migUUID string) error {
 		}
 		compute, err := g.lib.GpuInstanceGetComputeInstanceById(instance, key.ci)
 		if err == nil {
+			g.inUse = device.handle
 			err = g.lib.ComputeInstanceDestroy(compute)
 		}
 		return gone(err)

@@ -295,6 +295,9 @@ func TestApplyMode(t *testing.T) {
 			if !errors.Is(err, test.want) || err != nil && !strings.Contains(err.Error(), test.says) {
 				t.Errorf("enable MIG: %v, want %v that says %q", err, test.want, test.says)
 			}
+			if unlisted := strings.Contains(test.says, "in no list"); errors.Is(err, mig.ErrUnlistedClient) != unlisted {
+				t.Errorf("%v is of a program in no list: %t", err, !unlisted)
+			}
 			if errors.Is(test.want, mig.ErrNoPermission) {
 				return
 			}
@@ -306,6 +309,22 @@ func TestApplyMode(t *testing.T) {
 				t.Error("a driver that does not tell is not tried")
 			}
 		})
+	}
+}
+
+// TestUnlistedClientOfAPartition: a process on another partition is not what keeps one from being destroyed.
+func TestUnlistedClientOfAPartition(t *testing.T) {
+	sim := simulate(t, "a100-40+all-3g.20gb")
+	must(t, sim.SetWorld("client=dcgm"))
+	must(t, sim.AddProcess(0, 1, 4711, 0))
+	gpus, err := nvml.Scan(sim)
+	must(t, err)
+	for i, want := range []bool{true, false} {
+		p := gpus[0].Partitions[i]
+		err := nvml.NewPartitioner(sim, nil).Apply(t.Context(), gpus[0].UUID, mig.Step{Action: mig.DestroyCompute, GI: p.GI, CI: p.CI, UUID: p.UUID})
+		if got := errors.Is(err, mig.ErrUnlistedClient); !errors.Is(err, mig.ErrInUse) || got != want || strings.Contains(err.Error(), "4711") == want {
+			t.Errorf("partition %d: %v, want one that is in no list: %t", i, err, want)
+		}
 	}
 }
 

@@ -21,6 +21,12 @@ type poller struct {
 	// rescanNow has room for one request to scan early.
 	rescanNow      chan struct{}
 	loggedProblems string
+	// loggedKernel is the last error of the Kernel.
+	loggedKernel string
+	// opening answers when the control node has been opened, which may hang; nil while nobody opens it.
+	opening chan error
+	// hadGPUs says that GPUs were read at least once.
+	hadGPUs bool
 	// lost has the GPUs that were lost and not read since. Like awaitingScan it
 	// outlives a session with the driver.
 	lost map[string]bool
@@ -75,12 +81,20 @@ func (p *poller) run(ctx context.Context) error {
 		worked, err := p.session(ctx)
 		if worked {
 			retry.reset()
+			p.hadGPUs = true
 		}
 		if _, released := errors.AsType[*releasedError](err); released && ctx.Err() == nil {
 			continue // The driver was closed at the last moment.
 		}
 		left, lasting := mismatches.Lasting(err)
+		if p.hadGPUs && err != nil && !errors.Is(err, errNoNodes) && ctx.Err() == nil {
+			if lost := p.nodesLost(ctx); lost != nil {
+				err = fmt.Errorf("%w: %w", lost, err)
+			}
+		}
 		switch {
+		case errors.Is(err, errNoNodes) && ctx.Err() == nil:
+			return err
 		case p.mustOpen && ctx.Err() == nil:
 			return fmt.Errorf("%w (with --fail-on-init-error=false it is waited for)", err)
 		case lasting != nil && ctx.Err() == nil:
@@ -128,11 +142,17 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 		// Half an interval early is better than almost a whole one late.
 		if now := time.Now(); now.Sub(scannedAt) >= p.options.Rescan-p.options.Probe/2 {
 			scannedAt, scanned = now, gpus.scan(ctx)
+			p.compare(&scanned, len(gpus.indices))
 		} else {
 			scanned = gpus.probe(ctx)
 		}
 		if scanned.err != nil {
 			return worked, scanned.err
+		}
+		if scanned.nothingWorks() {
+			if lost := p.nodesLost(ctx); lost != nil {
+				return worked, fmt.Errorf("no GPU can be read: %w", lost)
+			}
 		}
 		worked, scanned.driver, scanned.versions = true, versions.Driver, versions
 		p.reopenForLost(scanned)

@@ -42,11 +42,15 @@ func (p *publisher) stop(err error) error {
 func (p *publisher) handleScan(scanned scanResult) {
 	if scanned.err != nil {
 		p.tracker.addFailure(scanned.err)
-		p.publish(&snapshot{gpus: p.current.Load().gpus, versions: p.Versions(), err: scanned.err})
+		p.publish(&snapshot{gpus: p.current.Load().gpus, versions: p.Versions(), unlisted: p.Unlisted(), err: scanned.err})
 		return
 	}
 	p.tracker.addScan(scanned, p.moment())
-	p.publish(&snapshot{gpus: p.tracker.inventory(), versions: scanned.versions})
+	unlisted := p.Unlisted()
+	if scanned.compared {
+		unlisted = p.tracker.unlistedText(scanned)
+	}
+	p.publish(&snapshot{gpus: p.tracker.inventory(), versions: scanned.versions, unlisted: unlisted})
 }
 
 // handleEvent says whether the GPUs must be read again to understand the event, or to find out what
@@ -108,9 +112,12 @@ func (p *publisher) publish(next *snapshot) {
 	p.tracker.counters.changes = nil
 	p.publishReport()
 	before := p.current.Load()
-	if !reflect.DeepEqual(before.gpus, next.gpus) || before.versions != next.versions || message(before.err) != message(next.err) {
+	if !reflect.DeepEqual(before.gpus, next.gpus) || before.versions != next.versions || before.unlisted != next.unlisted || message(before.err) != message(next.err) {
 		if next.err != nil {
 			p.log.Error("the driver cannot be read", "error", next.err)
+		}
+		if next.unlisted != before.unlisted {
+			p.log.Warn("GPUs that the driver does not list", "now", next.unlisted, "before", before.unlisted)
 		}
 		p.current.Store(next)
 		p.changed()

@@ -118,6 +118,11 @@ type scanResult struct {
 	pending    map[string]bool
 	// refused are those of pending that the driver does not let this program read.
 	refused map[string]bool
+	// listed is how many GPUs the driver lists, and bound are the addresses of those that it should, as far as both
+	// were compared; see Kernel.
+	compared bool
+	listed   int
+	bound    []string
 	// complete says that the driver was asked for all its GPUs. uncertain says
 	// that a known GPU may be there all the same, at an index that could not be
 	// read.

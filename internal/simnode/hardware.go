@@ -119,7 +119,7 @@ func (n *Node) resetUnused(g *simGPU) error {
 		return fmt.Errorf("unable to determine the device handle for GPU %s: GPU is lost. Reboot the system to recover this GPU", g.busID())
 	case n.is("passthrough"):
 		return fmt.Errorf("resetting GPU %s is not supported", g.busID())
-	case g.opened || g.persistence || len(g.allProcesses()) > 0 || n.is("client"):
+	case g.opened || g.persistence || len(g.allProcesses()) > 0 || n.hasClient():
 		return fmt.Errorf("%w: the following GPUs could not be reset: GPU %s: In use by another client", mig.ErrInUse, g.busID())
 	}
 	n.reset(g)

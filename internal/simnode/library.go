@@ -13,6 +13,9 @@ func (n driver) Init() error {
 	if err := n.node.mismatch(); err != nil {
 		return err
 	}
+	if n.node.nodesLost && n.node.opened == 0 {
+		return nvml.Unknown
+	}
 	n.node.opened++
 	return nil
 }
@@ -49,15 +52,17 @@ func (n driver) SystemGetDriverVersion() (string, error) { return driverVersion,
 func (n driver) SystemGetCudaDriverVersion() (int, error) { return 13000, nil }
 
 // DeviceGetCount counts lost GPUs too.
-func (n driver) DeviceGetCount() (int, error) { return len(n.node.gpus), nil }
+func (n driver) DeviceGetCount() (int, error) { return n.node.listedGPUs(), nil }
 
 func (n driver) DeviceGetHandleByIndex(index int) (nvml.Device, error) {
 	g, err := n.node.gpu(index)
 	switch {
-	case err != nil:
+	case err != nil || index >= n.node.listedGPUs():
 		return 0, nvml.InvalidArgument
 	case g.lost || g.removed:
 		return 0, nvml.GPUIsLost
+	case n.node.nodesLost && !g.opened:
+		return 0, nvml.NoPermission
 	}
 	g.opened = true
 	return g.handle, nil

@@ -39,7 +39,7 @@ func (n driver) DeviceSetMigMode(d nvml.Device, on bool) (nvml.Return, error) {
 		return nvml.Success, nil
 	case n.node.is("passthrough") && g.Architecture < nvml.Hopper:
 		return nvml.ResetRequired, nil
-	case len(g.instances) > 0 || len(g.processes) > 0 || n.node.is("client"):
+	case len(g.instances) > 0 || len(g.processes) > 0 || n.node.hasClient():
 		return nvml.InUse, nil
 	}
 	g.mig, g.computeMode, g.timeSlice = on, nvml.ComputeDefault, ""
@@ -190,7 +190,7 @@ func (n driver) GpuInstanceGetInfo(handle nvml.GPUInstance) (nvml.GPUInstanceInf
 // the last of them went, and while another program has the GPU open.
 func (n driver) GpuInstanceDestroy(handle nvml.GPUInstance) error {
 	t := n.node.targets[uint64(handle)]
-	if len(t.instance.computes) > 0 || t.instance.lingers || n.node.is("client") {
+	if len(t.instance.computes) > 0 || t.instance.lingers || n.node.hasClient() {
 		t.instance.lingers = false
 		return nvml.InUse
 	}
@@ -269,7 +269,7 @@ func (n driver) ComputeInstanceGetInfo(handle nvml.ComputeInstance) (nvml.Comput
 // GPU open.
 func (n driver) ComputeInstanceDestroy(handle nvml.ComputeInstance) error {
 	t := n.node.targets[uint64(handle)]
-	if len(t.compute.processes) > 0 || n.node.is("client") {
+	if len(t.compute.processes) > 0 || n.node.hasClient() {
 		return nvml.InUse
 	}
 	t.instance.computes = slices.DeleteFunc(t.instance.computes, func(other *computeInstance) bool { return other == t.compute })

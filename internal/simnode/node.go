@@ -20,6 +20,8 @@ type Node struct {
 	nvml.Library
 	name   string
 	worlds []string
+	// unlisted is how many of the last GPUs the driver does not list.
+	unlisted int
 
 	mu sync.Mutex
 	// gpus are by enumeration index; removed are no longer in the node.
@@ -43,6 +45,10 @@ type Node struct {
 	serversMade int
 	// ready is the ready state of confidential computing.
 	ready uint32
+	// clientAway says that the program of the world client has closed the GPUs.
+	clientAway bool
+	// nodesLost says that this process can open none of the driver's device nodes any more.
+	nodesLost bool
 	// eventsChanged is closed and replaced whenever an EventSetWait may return.
 	eventsChanged chan struct{}
 }

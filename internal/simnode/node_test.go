@@ -156,6 +156,7 @@ func TestLoad(t *testing.T) {
 		{"wrong type", "boards: [{model: t4, count: many}]", "count", 0},
 		{"no YAML", "boards: [", "lab.yaml", 0},
 		{"a world", "{world: 'passthrough,client=dcgm', boards: [{model: t4}]}", "", 1},
+		{"world without its number", "{world: unlisted=x, boards: [{model: t4}]}", `lab.yaml: world: world "unlisted=x": "x" is no number of GPUs`, 0},
 		{"unknown world", "{world: moon, boards: [{model: t4}]}", `lab.yaml: world: no world "moon": there are unprivileged, monitor-only, passthrough, client=NAME`, 0},
 		{"two problems", "boards: [{model: x}, {model: t4, count: 99}]", "boards[1].count: 99", 0},
 	}
@@ -356,5 +357,23 @@ func TestHandlesEndWithTheDriver(t *testing.T) {
 	must(t, err)
 	if _, err := n.GpuInstanceGetComputeInstanceById(instance, 0); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestUnlistedGPUs checks which GPUs the driver lists of those that it is bound to, and that nobody can look up another one.
+func TestUnlistedGPUs(t *testing.T) {
+	for world, want := range map[string]int{"": 4, "unlisted=0": 4, "unlisted=1": 3, "unlisted=9": 0, "no-nodes": 0} {
+		n := open(t, "a30x4")
+		must(t, n.SetWorld(world))
+		count, err := n.DeviceGetCount()
+		if bound, unbound := n.Bound(); count != want || err != nil || len(bound) != 4 || unbound != nil {
+			t.Errorf("%q: %d GPUs, %v, bound to %q, %v", world, count, err, bound, unbound)
+		}
+		if _, err := n.DeviceGetHandleByIndex(want); returned(err) != nvml.InvalidArgument {
+			t.Errorf("%q: GPU %d: %v", world, want, err)
+		}
+		if err := n.OpenControl(); (err != nil) != (world == "no-nodes") {
+			t.Errorf("%q: the control node: %v", world, err)
+		}
 	}
 }

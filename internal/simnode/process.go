@@ -218,18 +218,18 @@ func (p proc) Lstat(name string) (fs.FileInfo, error) { return p.client().Lstat(
 // client returns the files in proc of the program of the world client, if there is one.
 func (p proc) client() fstest.MapFS {
 	files := fstest.MapFS{}
+	p.node.mu.Lock()
+	defer p.node.mu.Unlock()
 	for _, world := range p.node.worlds {
 		name, is := strings.CutPrefix(world, "client=")
-		if !is {
+		if !is || p.node.clientAway {
 			continue
 		}
 		files["812/comm"] = &fstest.MapFile{Data: []byte(name + "\n")}
 		files["812/cgroup"] = &fstest.MapFile{Data: []byte("0::/system.slice/" + name + ".service\n")}
-		p.node.mu.Lock()
 		for i, gpu := range p.node.gpus {
 			files[fmt.Sprintf("812/fd/%d", i+3)] = &fstest.MapFile{Mode: fs.ModeSymlink, Data: fmt.Appendf(nil, "/dev/nvidia%d", gpu.deviceMinor)}
 		}
-		p.node.mu.Unlock()
 	}
 	return files
 }

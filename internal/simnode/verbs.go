@@ -96,6 +96,16 @@ func Verbs() []Verb {
 		{"reload", "unload the driver and load it again, which is refused while anybody has it open", nil, func(n *Node, _ values) error {
 			return n.Reload()
 		}},
+		{"client", "have the program of --sim-world client=NAME open the GPUs or close them", []Argument{
+			{Name: "state", Usage: "open or closed", Positional: true, parse: parseClient},
+		}, func(n *Node, v values) error {
+			n.SetClient(v["state"].(bool))
+			return nil
+		}},
+		{"lose-nodes", "take the driver's device nodes from this container, as systemctl daemon-reload may: what is open stays open", nil, func(n *Node, _ values) error {
+			n.LoseNodes()
+			return nil
+		}},
 		{"reboot", "reset all GPUs as a reboot of the machine does, which takes all partitions away", nil, func(n *Node, _ values) error {
 			n.Reboot()
 			return nil
@@ -279,6 +289,14 @@ func parseReason(text string) (any, error) {
 		return nil, fmt.Errorf("%q is none of thermal, power, none, %s", text, strings.Join(sharing.ClockReasons(), ", "))
 	}
 	return reason, nil
+}
+
+// parseClient says whether the program has the GPUs open.
+func parseClient(text string) (any, error) {
+	if text != "open" && text != "closed" {
+		return nil, fmt.Errorf("%q is none of open, closed", text)
+	}
+	return text == "open", nil
 }
 
 // parseError says whether the error is one that could not be corrected.

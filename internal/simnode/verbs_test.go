@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -186,6 +187,36 @@ func TestDo(t *testing.T) {
 			}
 			if memory, err := n.DeviceGetMemoryInfo(device(t, n, 3)); memory.Used != 1024 || err != nil {
 				t.Errorf("%d bytes used on the GPU, %v", memory.Used, err)
+			}
+		}},
+		{"client", arguments{"state": "closed"}, func(t *testing.T, n *simnode.Node, _ []nvml.Event) {
+			must(t, n.SetWorld("client=dcgm"))
+			if _, err := fs.ReadFile(n.Proc(), "812/comm"); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("the client is seen: %v", err)
+			}
+			if activation, err := n.DeviceSetMigMode(device(t, n, 0), true); activation != nvml.Success || err != nil {
+				t.Errorf("another mode without the client: %v, %v", activation, err)
+			}
+			must(t, n.Do("client", arguments{"state": "open"}))
+			if activation, err := n.DeviceSetMigMode(device(t, n, 0), false); activation != nvml.InUse || err != nil {
+				t.Errorf("another mode with the client: %v, %v", activation, err)
+			}
+			if err := n.Do("client", arguments{"state": "away"}); err == nil || !strings.Contains(err.Error(), "none of open, closed") {
+				t.Errorf("another state: %v", err)
+			}
+		}},
+		{"lose-nodes", nil, func(t *testing.T, n *simnode.Node, _ []nvml.Event) {
+			if _, err := n.DeviceGetUUID(device(t, n, 0)); err != nil {
+				t.Errorf("a GPU that was open: %v", err)
+			}
+			if err := n.OpenControl(); !errors.Is(err, syscall.EPERM) {
+				t.Errorf("the control node: %v", err)
+			}
+			must(t, n.Init())
+			must(t, n.Shutdown())
+			must(t, n.Shutdown())
+			if err := n.Init(); returned(err) != nvml.Unknown {
+				t.Errorf("a new session: %v", err)
 			}
 		}},
 		{"reboot", nil, func(t *testing.T, n *simnode.Node, _ []nvml.Event) {

@@ -2,8 +2,11 @@ package simnode
 
 import (
 	"fmt"
+	"io/fs"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/virgate/virgate/internal/nvml"
 )
@@ -24,18 +27,28 @@ import (
 //	fabric         GPUs from Hopper on are in a fabric of NVLinks, which they have to join: see SetFabric
 //	confidential   the machine does confidential computing, and its ready state is not set: see SetReady
 //	persistence    the GPUs are in persistence mode, and no daemon that nvidia-smi reaches lets go of one
+//	unlisted=N     the driver does not list the last N of the GPUs that it is bound to
+//	no-nodes       the container has the driver's libraries and none of its device nodes
 //	other-module=VERSION  the loaded kernel module is of that version, and the libraries are not: the
 //	               driver cannot be opened
 func (n *Node) SetWorld(list string) error {
-	names := strings.Split(list, ",")
+	names, unlisted := strings.Split(list, ","), 0
 	for _, name := range names {
 		kind, value, _ := strings.Cut(name, "=")
-		known := slices.Contains([]string{"unprivileged", "monitor-only", "passthrough", "own-pids", "moving-minors", "late-profiles", "no-subscription", oldDriver, "fabric", "confidential", "persistence"}, name)
-		if list != "" && !known && (kind != "client" && kind != "other-module" || value == "") {
-			return fmt.Errorf("no world %q: there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, fabric, confidential, persistence, other-module=VERSION", name)
+		known := slices.Contains([]string{"unprivileged", "monitor-only", "passthrough", "own-pids", "moving-minors", "late-profiles", "no-subscription", oldDriver, "fabric", "confidential", "persistence", "no-nodes"}, name)
+		switch {
+		case list == "" || known || (kind == "client" || kind == "other-module") && value != "":
+		case kind == "unlisted":
+			count, err := strconv.ParseUint(value, 10, 8)
+			if err != nil {
+				return fmt.Errorf("world %q: %q is no number of GPUs", name, value)
+			}
+			unlisted = int(count)
+		default:
+			return fmt.Errorf("no world %q: there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, fabric, confidential, persistence, unlisted=N, no-nodes, other-module=VERSION", name)
 		}
 	}
-	n.worlds = names
+	n.worlds, n.unlisted = names, unlisted
 	for _, g := range n.gpus {
 		if n.is("fabric") && g.Architecture >= nvml.Hopper {
 			g.fabric = nvml.FabricInfo{State: nvml.FabricInProgress}
@@ -66,6 +79,53 @@ func (n *Node) mismatch() error {
 		if version, is := strings.CutPrefix(world, "other-module="); is && version != driverVersion {
 			return &nvml.VersionMismatch{Libraries: driverVersion, Module: version}
 		}
+	}
+	return nil
+}
+
+// SetClient has the program of the world client open the GPUs, or close them, as DCGM does when a label of the Node pauses it.
+func (n *Node) SetClient(open bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.clientAway = !open
+}
+
+// hasClient says that the program of the world client has the GPUs open. It must be called with the lock.
+func (n *Node) hasClient() bool { return n.is("client") && !n.clientAway }
+
+// listedGPUs is how many of its GPUs the driver lists.
+func (n *Node) listedGPUs() int {
+	if n.is("no-nodes") {
+		return 0
+	}
+	return max(0, len(n.gpus)-n.unlisted)
+}
+
+// LoseNodes takes the driver's device nodes from this process's container, as systemctl daemon-reload does where the
+// runtime has told systemd of none of them (k8s-device-plugin#426): what is open stays open, and nothing more can be opened.
+func (n *Node) LoseNodes() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.nodesLost = true
+}
+
+// Bound implements nvml.Kernel: the addresses of all GPUs, whether or not the driver lists them.
+func (n *Node) Bound() ([]string, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var addresses []string
+	for _, g := range n.gpus {
+		addresses = append(addresses, g.busID())
+	}
+	return addresses, nil
+}
+
+// OpenControl implements nvml.Kernel.
+func (n *Node) OpenControl() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.nodesLost || n.is("no-nodes") {
+		return &fs.PathError{Op: "open", Path: "/dev/nvidiactl", Err: syscall.EPERM}
 	}
 	return nil
 }

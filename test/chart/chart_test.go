@@ -129,6 +129,31 @@ func TestFeatureLabelsPolicy(t *testing.T) {
 	}
 }
 
+// Other programs are paused only where that is asked for, and what says so fits the shipped policy, which is judged by an API
+// server in test/kubernetes/api.
+func TestPauseClients(t *testing.T) {
+	const list = `name: pausedLabels
+    expression: '["nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.dcgm-exporter"]'`
+	for values, want := range map[string]int{
+		"{}":                  0,
+		"mig: {manage: true}": 0,
+		"mig: {manage: true, pauseClients: true}":                                                    1,
+		"{mig: {manage: true, pauseClients: true}, featureLabels: {enabled: true}}":                  1,
+		"{mig: {manage: true, pauseClients: true}, featureLabels: {enabled: true, output: nfd-api}}": 1,
+	} {
+		manifest := manifestOf(t, values)
+		if lists, flags, told := strings.Count(manifest, list), strings.Count(manifest, "- --mig-pause-clients\n"), strings.Count(manifest, "virgate pauses nvidia.com/gpu.deploy.dcgm"); lists != want || flags != want || told != want {
+			t.Errorf("%s: %d lists of labels, %d flags, %d messages, want %d", values, lists, flags, told, want)
+		}
+		if none := strings.Count(manifest, "name: pausedLabels\n    expression: '[]'"); none != 1-want {
+			t.Errorf("%s: %d empty lists of labels", values, none)
+		}
+	}
+	if _, _, err := render(t, map[string]any{"mig": map[string]any{"pauseClients": true}}); err == nil || !strings.Contains(err.Error(), "mig.pauseClients: only for mig.manage") {
+		t.Errorf("without mig.manage: %v", err)
+	}
+}
+
 // Containers get what a claim has by CDI specs only.
 func TestDRANeedsCDISpecs(t *testing.T) {
 	if _, _, err := render(t, map[string]any{"dra": map[string]any{"enabled": true}, "cdi": map[string]any{"specs": false}}); err == nil || !strings.Contains(err.Error(), "cdi.specs is false") {

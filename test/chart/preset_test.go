@@ -116,3 +116,51 @@ func TestDriverRootOfCDISpecs(t *testing.T) {
 		}
 	}
 }
+
+// TestOwnGPUs checks by which name the containers ask NVIDIA's runtime for all GPUs: for "all" it opens each one, and
+// starts no container when one fails.
+func TestOwnGPUs(t *testing.T) {
+	const byPath, pathMount = "management.nvidia.com/gpu=all", "/var/run/nvidia-container-devices/cdi/management.nvidia.com/gpu/all"
+	for _, test := range []struct {
+		values, name, mount string
+	}{
+		{"{}", "all", "/var/run/nvidia-container-devices/all"},
+		{"preset: selinux", "all", "/var/run/nvidia-container-devices/all"},
+		{"preset: gpu-operator", byPath, pathMount},
+		{"preset: openshift", byPath, pathMount},
+		{"{preset: gpu-operator, mps: {enabled: true}, standby: {enabled: true}}", byPath, pathMount},
+		{"{preset: gpu-operator, mig: {manage: true}}", byPath, ""}, // SYS_ADMIN may use the variable.
+		{"{preset: gpu-operator, driverAccess: privileged}", "void", ""},
+		{"{preset: gpu-operator, devicePlugin: {containers: {main: {env: [{name: NVIDIA_VISIBLE_DEVICES, value: all}]}}}}", "all", ""},
+		{"{preset: gpu-operator, uninstall: true}", "void", ""},
+	} {
+		spec := daemonSet(t, decode(t, manifestOf(t, test.values))).Spec.Template.Spec
+		mounts := map[string]bool{}
+		for _, container := range slices.Concat(spec.InitContainers, spec.Containers) {
+			got, want := "all", test.name // The image asks for all.
+			if container.Name == "mount-shm" {
+				want = "void"
+			}
+			for _, variable := range container.Env {
+				if variable.Name == "NVIDIA_VISIBLE_DEVICES" {
+					got = variable.Value
+				}
+			}
+			if got != want {
+				t.Errorf("%s: container %s asks for the GPUs %q, want %q", test.values, container.Name, got, want)
+			}
+			for _, mount := range container.VolumeMounts {
+				if mount.Name == "all-gpus" {
+					mounts[mount.MountPath] = true
+				}
+			}
+		}
+		want := map[string]bool{}
+		if test.mount != "" {
+			want[test.mount] = true
+		}
+		if diff := cmp.Diff(want, mounts); diff != "" {
+			t.Errorf("%s: the mounts that ask for GPUs (-want +got):\n%s", test.values, diff)
+		}
+	}
+}

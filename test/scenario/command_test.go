@@ -66,6 +66,8 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		// node KEY=VALUE… KEY-…: sets labels of the Node n1, which has an API server:
 		// KUBECONFIG=$STAGE/kubeconfig NODE_NAME=n1. node away, node back: its API server.
 		"node": command((*call).labelNode),
+		// labelled KEY=VALUE…: waits until the Node has these labels.
+		"labelled": command((*call).labelled),
 		// condition STATUS REASON REGEXP: waits until the Node's condition is so.
 		"condition": command((*call).awaitCondition),
 		// unload [@NAME]: waits until nobody has the simulated driver open, and loads it anew.

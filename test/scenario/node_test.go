@@ -3,6 +3,7 @@ package scenario
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -14,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/virgate/virgate/test/await"
 )
@@ -21,8 +23,8 @@ import (
 // nodeName is the only Node of an apiServer.
 const nodeName = "n1"
 
-// apiServer is as much of an API server as the program needs to follow its Node's labels and to write
-// the Node's conditions. It forgets everything else that it is told.
+// apiServer is as much of an API server as the program needs to follow its Node's labels, to change one of them and to
+// write the Node's conditions. It forgets everything else that it is told.
 type apiServer struct {
 	*httptest.Server
 	mu         sync.Mutex
@@ -45,6 +47,11 @@ func newAPIServer() *apiServer {
 func (s *apiServer) label(labels []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.relabel(labels...)
+}
+
+// relabel is label, to be called with the lock.
+func (s *apiServer) relabel(labels ...string) error {
 	next := map[string]string{}
 	for key, value := range s.node.Labels {
 		next[key] = value
@@ -109,12 +116,35 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		answer(s.node)
+	case r.Method == http.MethodPatch && r.Header.Get("Content-Type") == string(types.JSONPatchType):
+		if err := s.patchLabel(r.Body); err != nil {
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			answer(metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonInvalid, Code: http.StatusUnprocessableEntity, Message: err.Error()})
+			return
+		}
+		answer(s.node)
 	case r.Method == http.MethodPost:
 		w.WriteHeader(http.StatusCreated)
 		answer(map[string]any{})
 	default:
 		answer(s.node)
 	}
+}
+
+// patchLabel makes a JSON patch that compares a label and replaces it.
+func (s *apiServer) patchLabel(body io.Reader) error {
+	var operations []struct{ Op, Path, Value string }
+	if err := json.NewDecoder(body).Decode(&operations); err != nil {
+		return err
+	}
+	if len(operations) != 2 || operations[0].Op != "test" || operations[1].Op != "replace" || operations[0].Path != operations[1].Path {
+		return fmt.Errorf("the patch %v", operations)
+	}
+	key := strings.NewReplacer("~1", "/", "~0", "~").Replace(strings.TrimPrefix(operations[0].Path, "/metadata/labels/"))
+	if value, there := s.node.Labels[key]; !there || value != operations[0].Value {
+		return fmt.Errorf("%s is %q", operations[0].Path, value)
+	}
+	return s.relabel(key + "=" + operations[1].Value)
 }
 
 // watch sends the Node whenever it is another than it was sent last.
@@ -156,6 +186,24 @@ func (c *call) labelNode() error {
 		return nil
 	}
 	return c.api.label(c.arguments)
+}
+
+// labelled waits until the Node has these labels, each as KEY=VALUE.
+func (c *call) labelled() error {
+	if c.api == nil || len(c.arguments) == 0 {
+		return errUsage
+	}
+	return await.Condition(nil, func() error {
+		c.api.mu.Lock()
+		defer c.api.mu.Unlock()
+		for _, label := range c.arguments {
+			key, value, _ := strings.Cut(label, "=")
+			if got := c.api.node.Labels[key]; got != value {
+				return fmt.Errorf("the label %s is %q, want %q", key, got, value)
+			}
+		}
+		return nil
+	})
 }
 
 // awaitCondition waits until the Node's condition is so.

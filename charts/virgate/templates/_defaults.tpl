@@ -104,6 +104,7 @@ metrics:
 mig:
     manage: false
     monitor: null
+    pauseClients: false
     reset: false
 migStrategy: null
 mofedEnabled: null

@@ -26,7 +26,7 @@ have others, and the values'. */ -}}
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 {{- end }}
 {{- if ne $v.driverAccess "privileged" }}
-- {name: NVIDIA_VISIBLE_DEVICES, value: all}
+- {name: NVIDIA_VISIBLE_DEVICES, value: {{ include "virgate.allGPUs" .root }}}
 - {name: NVIDIA_DRIVER_CAPABILITIES, value: "compute,utility"}
 {{- /* NVIDIA's runtime starts no container that has these without SYS_ADMIN. */}}
 {{- if and $v.mig.manage $sysAdmin }}

@@ -15,3 +15,13 @@ runtimeClassName: nvidia
 {{- end -}}
 {{- end -}}
 {{- end -}}
+
+{{- /* All GPUs, as NVIDIA's runtime takes them. For "all" it opens each one, and starts no container when one fails. The
+operator's spec of the management kind names device nodes by path. */ -}}
+{{- define "virgate.allGPUs" -}}
+{{- if has (get .Values "preset" | toString) (list "gpu-operator" "openshift") -}}
+management.nvidia.com/gpu=all
+{{- else -}}
+all
+{{- end -}}
+{{- end -}}

@@ -153,6 +153,7 @@ func testAdmission(t *testing.T, s *server) {
 	s.setNode("n1", "")
 	s.setNode("n2", "")
 	config := s.podToken("n1")
+	testPausedLabels(t, s, config)
 	s.applyFile("../../../charts/virgate/files/admission-own-node.yaml")
 	client, err := kubernetes.NewForConfig(config)
 	s.must(err)
@@ -284,6 +285,76 @@ func (s *server) podToken(node string) *rest.Config {
 	}}, metav1.CreateOptions{})
 	s.must(err)
 	return s.config(token.Status.Token)
+}
+
+// testPausedLabels has the API server judge by the shipped policy, as the chart makes it with mig.pauseClients and without.
+func testPausedLabels(t *testing.T, s *server, config *rest.Config) {
+	const dcgm, exporter, plugin = "nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.dcgm-exporter", "nvidia.com/gpu.deploy.device-plugin"
+	policy, err := os.ReadFile("../../../charts/virgate/files/admission-own-node.yaml")
+	s.must(err)
+	opted := strings.Replace(string(policy), "name: pausedLabels\n    expression: '[]'", `name: pausedLabels
+    expression: '["`+dcgm+`", "`+exporter+`"]'`, 1)
+	if opted == string(policy) {
+		t.Fatal("the policy has no list of labels that are paused")
+	}
+	labels, err := nodestatus.NewClientLabels(config, "n1")
+	s.must(err)
+	set := func(values map[string]any) {
+		body, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": values}})
+		s.must(err)
+		_, err = s.admin.CoreV1().Nodes().Patch(t.Context(), "n1", types.StrategicMergePatchType, body, metav1.PatchOptions{})
+		s.must(err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	s.must(err)
+	try := func(label string, value any) error {
+		body, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]any{label: value}}})
+		s.must(err)
+		_, err = client.CoreV1().Nodes().Patch(t.Context(), "n1", types.StrategicMergePatchType, body, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
+	both := []string{dcgm, exporter}
+	part := func(name string, play func(t *testing.T)) {
+		t.Run(name, func(t *testing.T) {
+			whole := s.t
+			s.t = t
+			t.Cleanup(func() { s.t = whole })
+			play(t)
+		})
+	}
+	part("without mig.pauseClients", func(t *testing.T) {
+		s.applyPolicies(1, strings.Split(string(policy), "\n---\n"))
+		set(map[string]any{dcgm: "true", exporter: "false"})
+		s.await("the policy to hold", func() bool { return try("x", "y") != nil })
+		if err := labels.Pause(t.Context(), both); err == nil || !strings.Contains(err.Error(), dcgm+": ") || strings.Contains(err.Error(), "label "+exporter) {
+			t.Errorf("pause: %v", err)
+		}
+	})
+	part("with mig.pauseClients", func(t *testing.T) {
+		s.applyPolicies(1, strings.Split(opted, "\n---\n"))
+		set(map[string]any{dcgm: "true", exporter: "false", plugin: "true"})
+		s.await("the policy to hold, and not the one before", func() bool { return try(dcgm, "paused-for-mig-change") == nil && try("x", "y") != nil })
+		for _, test := range []struct {
+			label string
+			value any
+		}{
+			{dcgm, "false"}, {dcgm, nil}, {dcgm, "paused-for-driver-upgrade"}, {exporter, "paused-for-mig-change"}, {exporter, "true"}, {plugin, "paused-for-mig-change"},
+		} {
+			if err := try(test.label, test.value); err == nil || !strings.Contains(err.Error(), "labels") {
+				t.Errorf("%s becomes %v: %v", test.label, test.value, err)
+			}
+		}
+		for _, step := range []struct {
+			name string
+			do   func(context.Context, []string) error
+			want string
+		}{{"pause", labels.Pause, "paused-for-mig-change"}, {"pause again", labels.Pause, "paused-for-mig-change"}, {"resume", labels.Resume, "true"}} {
+			err := step.do(t.Context(), both)
+			if got := s.node("n1").Labels; err != nil || got[dcgm] != step.want || got[exporter] != "false" {
+				t.Errorf("%s: %v, labels %q", step.name, err, got)
+			}
+		}
+	})
 }
 
 // applyFile creates what a manifest has.

@@ -1,0 +1,100 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Kernel is what the machine's kernel tells of the driver, beside NVML. A Node's Watch calls each method from one goroutine
+// at a time.
+type Kernel interface {
+	// Bound are the PCI addresses of the GPUs that the kernel's driver has taken, and that NVML should list to this
+	// process, as NVML writes them: "00000000:3B:00.0".
+	Bound() ([]string, error)
+	// OpenControl opens the driver's control node, which every use of a GPU begins with, and closes it.
+	OpenControl() error
+}
+
+// Unlisted says which GPUs the kernel's driver has taken and NVML does not list, for people; empty for none.
+func (n *Node) Unlisted() string { return n.current.Load().unlisted }
+
+// compare adds to a scan, in which so many GPUs were listed, what the kernel says.
+func (p *poller) compare(scanned *scanResult, listed int) {
+	if p.options.Kernel == nil || scanned.err != nil {
+		return
+	}
+	bound, err := p.options.Kernel.Bound()
+	if text := message(err); text != p.loggedKernel {
+		p.loggedKernel = text
+		if err != nil {
+			p.log.Warn("GPUs that the driver does not list are not noticed", "error", err)
+		}
+	}
+	scanned.compared, scanned.listed, scanned.bound = err == nil, listed, bound
+}
+
+// unlistedText says which of the bound GPUs are not listed.
+func (t *tracker) unlistedText(scanned scanResult) string {
+	if len(scanned.bound) <= scanned.listed {
+		return ""
+	}
+	missing := slices.Clone(scanned.bound)
+	for _, gpu := range t.gpus {
+		if at := slices.Index(missing, gpu.gpu.PCIBusID); gpu.listed && at >= 0 {
+			missing = slices.Delete(missing, at, at+1)
+		}
+	}
+	which := "without "
+	if len(missing) > len(scanned.bound)-scanned.listed { // A listed one has never been read.
+		which = "without some of "
+	}
+	return fmt.Sprintf("the driver lists %d of the %d GPUs that it is bound to, %s%s", scanned.listed, len(scanned.bound), which, strings.Join(missing, ", "))
+}
+
+// errNoNodes says that a new container is needed.
+var errNoNodes = errors.New("this container cannot open the driver's control node: it has lost its device nodes, as after systemctl daemon-reload, or was never given any; a new one is needed")
+
+// controlLimit is how long the control node may take to open.
+const controlLimit = 5 * time.Second
+
+// nodesLost returns errNoNodes, with the reason, where the control node is not there or may not be opened. A driver that
+// is not loaded, or does not answer, is no reason for another container, and in a pause the node is left alone: to open
+// it may load the driver.
+func (p *poller) nodesLost(ctx context.Context) error {
+	if p.options.Kernel == nil || p.Closed() {
+		return nil
+	}
+	limit := controlLimit
+	if p.opening == nil {
+		answer := make(chan error, 1)
+		p.opening = answer
+		go func() { answer <- p.options.Kernel.OpenControl() }()
+	} else {
+		limit = 0 // It has been waited for.
+	}
+	select {
+	case err := <-p.opening:
+		p.opening = nil
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES) {
+			return fmt.Errorf("%w (%w)", errNoNodes, err)
+		}
+	case <-time.After(limit):
+	case <-ctx.Done():
+	}
+	return nil
+}
+
+// nothingWorks says that the scan found GPUs and that none of them answers.
+func (s scanResult) nothingWorks() bool {
+	answers := func(r reading) bool { return !r.dead }
+	if slices.ContainsFunc(s.readings, answers) || len(s.pending) > len(s.refused) {
+		return false
+	}
+	return len(s.readings)+len(s.unreadable)+len(s.refused) > 0 || s.uncertain || s.lostThere || s.compared && s.listed == 0 && len(s.bound) > 0
+}

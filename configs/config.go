@@ -187,20 +187,32 @@ func readProfile(root value, overrides Overrides, layouts MIGLayouts) Config {
 	slices.SortStableFunc(notes, func(a, b Note) int { return cmp.Compare(a.Line, b.Line) })
 	interval, _ := parseInterval(set["flags.gfd.sleepInterval"]) // A wrong one is in Err.
 	discovery := FeatureDiscovery{
-		Err: discoveryErr, Oneshot: set.on("flags.gfd.oneshot"), NoTimestamp: set.on("flags.gfd.noTimestamp"), SleepInterval: interval,
-		UseNodeFeatureAPI: set.on("flags.useNodeFeatureAPI"), OutputFile: set["flags.gfd.outputFile"], MachineTypeFile: set["flags.gfd.machineTypeFile"],
+		Err:               discoveryErr,
+		Oneshot:           set.on("flags.gfd.oneshot"),
+		NoTimestamp:       set.on("flags.gfd.noTimestamp"),
+		SleepInterval:     interval,
+		UseNodeFeatureAPI: set.on("flags.useNodeFeatureAPI"),
+		OutputFile:        set["flags.gfd.outputFile"],
+		MachineTypeFile:   set["flags.gfd.machineTypeFile"],
 	}
-	return Config{Profile: profile, Layouts: layouts, Allowed: allowed, Notes: notes, Discovery: discovery, Startup: StartupSettings{
-		FailOnInitError:         set.on(pathFailOnInitError),
-		DriverRoot:              set[pathDriverRoot],
-		DevRoot:                 cmp.Or(set[pathDevRoot], set[pathDriverRoot]),
-		ContainerDriverRoot:     set[pathContainerDriverRoot],
-		DeviceDiscoveryStrategy: set[pathDiscovery],
-		CDIHookPath:             cmp.Or(set[pathCDIHook], set["flags.plugin.nvidiaCDIHookPath"]),
-		CDIFeatures:             set[pathCDIFeatures],
-		CDIDisableHooks:         set[pathCDIDisableHooks],
-		MPSRoot:                 set[pathMPSRoot],
-	}}
+	return Config{
+		Profile:   profile,
+		Layouts:   layouts,
+		Allowed:   allowed,
+		Notes:     notes,
+		Discovery: discovery,
+		Startup: StartupSettings{
+			FailOnInitError:         set.on(pathFailOnInitError),
+			DriverRoot:              set[pathDriverRoot],
+			DevRoot:                 cmp.Or(set[pathDevRoot], set[pathDriverRoot]),
+			ContainerDriverRoot:     set[pathContainerDriverRoot],
+			DeviceDiscoveryStrategy: set[pathDiscovery],
+			CDIHookPath:             cmp.Or(set[pathCDIHook], set["flags.plugin.nvidiaCDIHookPath"]),
+			CDIFeatures:             set[pathCDIFeatures],
+			CDIDisableHooks:         set[pathCDIDisableHooks],
+			MPSRoot:                 set[pathMPSRoot],
+		},
+	}
 }
 
 // readRetireAfter reads how long held devices that are not wanted stay Healthy.

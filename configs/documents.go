@@ -98,7 +98,13 @@ type SelectedProfile struct {
 
 // SelectedFrom adds to a Config where it was read.
 func (c Config) SelectedFrom(source, name string, documents map[string]string) SelectedProfile {
-	return SelectedProfile{Config: c, Name: name, Source: source, Generation: Generation(c.Profile), Documents: documents}
+	return SelectedProfile{
+		Config:     c,
+		Name:       name,
+		Source:     source,
+		Generation: Generation(c.Profile),
+		Documents:  documents,
+	}
 }
 
 // SelectMIG is Config.SelectMIG for a selected profile, whose generation changes
@@ -119,7 +125,9 @@ func (s SelectedProfile) SelectMIG(name string) (SelectedProfile, error) {
 // the reason is given; "" for none.
 func (s SelectedProfile) LeaveMIG(reason string) SelectedProfile {
 	if reason != "" && s.Profile.MIG.Manage {
-		s.Profile.MIG.Manage, s.Profile.MIG.LeftTo, s.MIGLeftTo = false, reason, reason
+		s.Profile.MIG.Manage = false
+		s.Profile.MIG.LeftTo = reason
+		s.MIGLeftTo = reason
 		s.Generation = Generation(s.Profile)
 	}
 	return s
@@ -127,7 +135,12 @@ func (s SelectedProfile) LeaveMIG(reason string) SelectedProfile {
 
 // Refused is what is known of a profile that cannot be used.
 func (s SelectedProfile) Refused() SelectedProfile {
-	return SelectedProfile{Name: s.Name, Source: s.Source, Choice: s.Choice, Delayed: s.Delayed}
+	return SelectedProfile{
+		Name:    s.Name,
+		Source:  s.Source,
+		Choice:  s.Choice,
+		Delayed: s.Delayed,
+	}
 }
 
 // String names the profile for people: "SOURCE[NAME]", or the source alone.
@@ -204,7 +217,11 @@ func ParseKey(file string, data []byte, key string, overrides Overrides) (File, 
 	f := File{Name: file, Kind: KindProfile}
 	var problems Problems
 	source := &source{file: file, problems: &problems}
-	reader := manifestReader{lines: strings.Split(string(data), "\n"), key: key, overrides: overrides}
+	reader := manifestReader{
+		lines:     strings.Split(string(data), "\n"),
+		key:       key,
+		overrides: overrides,
+	}
 	roots, ok := source.openAll(data)
 	switch root := roots[0]; {
 	case !ok:
@@ -248,7 +265,11 @@ func repeatedKeys(file string, entries []File) (notes []Note) {
 			first[e.Name] = e.Line
 			continue
 		}
-		notes = append(notes, Note{Line: e.Line, Path: e.pathIn(file), Message: fmt.Sprintf("the key is on line %d already, in another ConfigMap: a profile can be chosen by its key only if one ConfigMap of the file has it", line)})
+		notes = append(notes, Note{
+			Line:    e.Line,
+			Path:    e.pathIn(file),
+			Message: fmt.Sprintf("the key is on line %d already, in another ConfigMap: a profile can be chosen by its key only if one ConfigMap of the file has it", line),
+		})
 	}
 	return notes
 }
@@ -288,9 +309,13 @@ func sharedUnlike(file string, entries []File) (notes []Note) {
 				first, way = e.Name, is
 				continue
 			}
-			notes = append(notes, Note{Line: e.Line, Path: e.pathIn(file), Message: fmt.Sprintf(
-				"%s is %s here and %s in %s: after a change to whole GPUs, or to or from MPS, the scheduler counts the pods of before until they end; with rename, shares have a name of their own",
-				name, is, way, quote(first))})
+			notes = append(notes, Note{
+				Line: e.Line,
+				Path: e.pathIn(file),
+				Message: fmt.Sprintf(
+					"%s is %s here and %s in %s: after a change to whole GPUs, or to or from MPS, the scheduler counts the pods of before until they end; with rename, shares have a name of their own",
+					name, is, way, quote(first)),
+			})
 			break
 		}
 	}
@@ -507,7 +532,11 @@ func dataOf(root value) value {
 			return e.value
 		}
 	}
-	return value{source: root.source, path: "data", line: root.line}
+	return value{
+		source: root.source,
+		path:   "data",
+		line:   root.line,
+	}
 }
 
 // hasDocuments tells whether a text of the mapping is for GPUs, or would be but for its syntax.
@@ -594,7 +623,11 @@ func (r manifestReader) readData(data value) (entries []File) {
 		root, ok := openData(e, r.lines)
 		if r.key != "" && e.key != r.key && (!ok || kindOf(root) != KindMIGConfigs) {
 			*e.value.source.problems = before
-			entries = append(entries, File{Name: e.key, Line: e.line, Kind: KindProfile})
+			entries = append(entries, File{
+				Name: e.key,
+				Line: e.line,
+				Kind: KindProfile,
+			})
 			continue
 		}
 		if !ok {
@@ -602,7 +635,12 @@ func (r manifestReader) readData(data value) (entries []File) {
 		}
 		roots[e.key] = root
 		// Whatever else a key looks like, it holds no ConfigMap.
-		entry := File{Name: e.key, Place: root.source.file, Line: e.line, Kind: KindProfile}
+		entry := File{
+			Name:  e.key,
+			Place: root.source.file,
+			Line:  e.line,
+			Kind:  KindProfile,
+		}
 		if kindOf(root) == KindMIGConfigs {
 			entry.Kind, entry.MIG = KindMIGConfigs, readMIGConfigs(root)
 			entry.Config.Notes = root.source.notes
@@ -628,7 +666,13 @@ func (r manifestReader) readData(data value) (entries []File) {
 	slices.Sort(names)
 	for _, e := range rules {
 		if root, ok := openData(e, r.lines); ok {
-			read := File{Name: e.key, Place: root.source.file, Line: e.line, Kind: KindRules, Rules: readRules(root, names, true)}
+			read := File{
+				Name:  e.key,
+				Place: root.source.file,
+				Line:  e.line,
+				Kind:  KindRules,
+				Rules: readRules(root, names, true),
+			}
 			if len(names) == 1 {
 				message := "NVIDIA's config-manager takes this for a second profile, so its fallback single finds none: set a default there"
 				read.Config.Notes = []Note{{Line: root.line, Message: message}}
@@ -697,7 +741,12 @@ func readChartRules(config value, entries []File) []File {
 	if rules.source == nil || !slices.ContainsFunc(rules.itemsQuietly(), isRule) {
 		return nil
 	}
-	read := File{Name: rulesKey, Place: rules.source.file, Line: rules.line, Kind: KindRules}
+	read := File{
+		Name:  rulesKey,
+		Place: rules.source.file,
+		Line:  rules.line,
+		Kind:  KindRules,
+	}
 	var names []string
 	for _, e := range profiles.pairsQuietly() {
 		if !slices.ContainsFunc(entries, func(f File) bool { return f.Kind == KindMIGConfigs && f.Name == e.key }) {

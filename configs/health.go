@@ -99,7 +99,9 @@ const (
 func applyHealthCheckVariables(from *source, overrides Overrides, rules *sharing.HealthRules) {
 	all, codes := readXIDList(from, pathDisableChecks, overrides, rules.XIDs)
 	if all {
-		rules.OtherXIDs, rules.DoubleBitECC, rules.RowRemap = sharing.IgnoreError, sharing.IgnoreError, false
+		rules.OtherXIDs = sharing.IgnoreError
+		rules.DoubleBitECC = sharing.IgnoreError
+		rules.RowRemap = false
 	}
 	for _, code := range codes {
 		rules.XIDs[code] = sharing.IgnoreError

@@ -117,7 +117,8 @@ func (c MIGLayouts) resolve(name string) ([]sharing.LayoutBlock, error) {
 
 // readName reads the name of a layout. It notes a built-in one for a profile that may be misspelt.
 func (c MIGLayouts) readName(v value) (name string, blocks []sharing.LayoutBlock, ok bool) {
-	if name, ok = v.text(); !ok {
+	name, ok = v.text()
+	if !ok {
 		return "", nil, false
 	}
 	blocks, err := c.resolve(name)

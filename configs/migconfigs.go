@@ -113,7 +113,8 @@ func readDeviceFilters(v value) []sharing.GPUFilter {
 // that cannot be read is an error here; for mig-parted it matches nothing.
 func parseDeviceFilter(s string) (filter sharing.GPUFilter, ok bool) {
 	id, subsystem, qualified := strings.Cut(s, ":")
-	if filter.Device, ok = parsePCIPair(id); ok && qualified {
+	filter.Device, ok = parsePCIPair(id)
+	if ok && qualified {
 		filter.Subsystem, ok = parsePCIPair(subsystem)
 	}
 	if !ok {

@@ -408,7 +408,8 @@ func samples(key string, requirements labels.Requirements) []labels.Set {
 		}
 	}
 	for other := "no-such-value"; ; other += "-x" { // One that is not named.
-		if values[other] = true; !slices.ContainsFunc(requirements, func(r labels.Requirement) bool { return r.Values().Has(other) }) {
+		values[other] = true
+		if !slices.ContainsFunc(requirements, func(r labels.Requirement) bool { return r.Values().Has(other) }) {
 			break
 		}
 	}

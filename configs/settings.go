@@ -181,7 +181,11 @@ func readSettings(root fields, overrides Overrides) (settings, error) {
 	}
 	root.parent.source.notes = append(root.parent.source.notes, inert.notes...)
 	for _, p := range wrong {
-		note := Note{Line: p.Line, Path: p.Path, Message: "has no effect here; virgate gpu-feature-discovery refuses it: " + p.Reason()}
+		note := Note{
+			Line:    p.Line,
+			Path:    p.Path,
+			Message: "has no effect here; virgate gpu-feature-discovery refuses it: " + p.Reason(),
+		}
 		if p.Line == 0 {
 			note.Message = p.File + ": " + note.Message
 		}
@@ -266,7 +270,11 @@ func (s Setting) resolve(written value, override Override, overridden bool) stri
 		if overridden {
 			note = override.Source + ": " + note
 		}
-		from.notes = append(from.notes, Note{Line: at.line, Path: at.path, Message: note})
+		from.notes = append(from.notes, Note{
+			Line:    at.line,
+			Path:    at.path,
+			Message: note,
+		})
 	}
 	return cmp.Or(result, s.Default)
 }

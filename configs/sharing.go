@@ -94,7 +94,8 @@ func readDRA(v value, profile sharing.Profile) (dra sharing.DRAConfig) {
 			}
 		}
 	default:
-		if dra.All = resources.node.Value == "all"; !dra.All {
+		dra.All = resources.node.Value == "all"
+		if !dra.All {
 			resources.problem("expected all, or a list of resource names")
 		}
 	}
@@ -173,9 +174,17 @@ func (r *entryReader) read(item value) (sharedEntry, bool) {
 	}
 	selection, selected := readSelection(f.field("devices"), r.seen[name])
 	replicas, counted := readReplicas(f.required("replicas"))
-	e := sharedEntry{value: item, replicas: f.field("replicas"), share: sharing.ReplicatedResource{
-		Path: item.path, Resource: name, Select: selection, Replicas: replicas, MPS: r.mps,
-	}}
+	e := sharedEntry{
+		value:    item,
+		replicas: f.field("replicas"),
+		share: sharing.ReplicatedResource{
+			Path:     item.path,
+			Resource: name,
+			Select:   selection,
+			Replicas: replicas,
+			MPS:      r.mps,
+		},
+	}
 	if r.mps && namesPartition(name) {
 		item.note("partitions have a daemon each; NVIDIA's plugin refuses them")
 	}
@@ -350,10 +359,15 @@ func readMemoryGuard(v value, share sharing.ReplicatedResource) (g sharing.Memor
 }
 
 func readMemoryLimit(text string, g *sharing.MemoryGuard) bool {
-	if g.Share = text == "share"; g.Share {
+	g.Share = text == "share"
+	if g.Share {
 		return true
 	}
-	for unit, bytes := range map[string]uint64{"%": 0, "MiB": 1 << 20, "GiB": 1 << 30} {
+	for unit, bytes := range map[string]uint64{
+		"%":   0,
+		"MiB": 1 << 20,
+		"GiB": 1 << 30,
+	} {
 		digits, is := strings.CutSuffix(text, unit)
 		number, err := strconv.ParseUint(digits, 10, 20)
 		switch {
@@ -489,7 +503,9 @@ func (s SelectedProfile) CheckNode(gpus []sharing.GPU) error {
 		advice = fmt.Sprintf("write at most %d, or ", l.Most) + advice
 	}
 	problem := Problem{
-		File: s.String(), Path: l.Path + ".replicas", Value: strconv.Itoa(l.Replicas),
+		File:    s.String(),
+		Path:    l.Path + ".replicas",
+		Value:   strconv.Itoa(l.Replicas),
 		Message: fmt.Sprintf("%d units of %s with so many replicas are too many on this node, %s: %s", l.Units, l.Resource, listLimit, advice),
 	}
 	for _, note := range s.Notes { // reportLongLists has noted the line.

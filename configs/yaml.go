@@ -52,7 +52,13 @@ func (s *source) problem(at position, shown, message string) {
 	if placeholder.MatchString(shown) {
 		message = notRendered
 	}
-	*s.problems = append(*s.problems, Problem{File: at.file, Line: at.line, Path: at.path, Value: shown, Message: message})
+	*s.problems = append(*s.problems, Problem{
+		File:    at.file,
+		Line:    at.line,
+		Path:    at.path,
+		Value:   shown,
+		Message: message,
+	})
 }
 
 // open parses data and returns the root of the document, which is absent if data
@@ -197,7 +203,8 @@ func (s *source) reportPlaceholders(node *yaml.Node, lines []string) (found bool
 func parserMarks(decoder any, data []byte) (stop int, begin begun) {
 	field := func(v reflect.Value, names ...string) reflect.Value {
 		for _, name := range names {
-			if v = reflect.Indirect(v); v.Kind() != reflect.Struct {
+			v = reflect.Indirect(v)
+			if v.Kind() != reflect.Struct {
 				return reflect.Value{}
 			}
 			v = v.FieldByName(name)
@@ -205,7 +212,8 @@ func parserMarks(decoder any, data []byte) (stop int, begin begun) {
 		return v
 	}
 	number := func(v reflect.Value, names ...string) int {
-		if v = field(v, names...); v.CanInt() {
+		v = field(v, names...)
+		if v.CanInt() {
 			return int(v.Int())
 		}
 		return 0
@@ -263,7 +271,12 @@ type value struct {
 
 // newValue follows aliases, but keeps the alias's line, where a reader looks first.
 func (s *source) newValue(path string, node *yaml.Node) value {
-	v := value{source: s, path: path, line: s.offset + node.Line, node: node}
+	v := value{
+		source: s,
+		path:   path,
+		line:   s.offset + node.Line,
+		node:   node,
+	}
 	for v.node.Kind == yaml.AliasNode {
 		v.node = v.node.Alias
 	}
@@ -303,7 +316,13 @@ func (v value) shape() shape {
 	return shapeOther
 }
 
-func (v value) position() position { return position{file: v.source.file, line: v.line, path: v.path} }
+func (v value) position() position {
+	return position{
+		file: v.source.file,
+		line: v.line,
+		path: v.path,
+	}
+}
 
 // problem reports the value, which the message quotes.
 func (v value) problem(message string) {
@@ -314,7 +333,11 @@ func (v value) problem(message string) {
 func (v value) problemHere(message string) { v.source.problem(v.position(), "", message) }
 
 func (v value) note(message string) {
-	v.source.notes = append(v.source.notes, Note{Line: v.line, Path: v.path, Message: message})
+	v.source.notes = append(v.source.notes, Note{
+		Line:    v.line,
+		Path:    v.path,
+		Message: message,
+	})
 }
 
 // shown is the value as a message quotes it, "" if the key is missing.
@@ -480,7 +503,12 @@ func (v value) pairsQuietly() []entry {
 	}
 	quiet := *v.source
 	quiet.problems = new(Problems)
-	entries := value{source: &quiet, path: v.path, line: v.line, node: v.node}.pairs()
+	entries := value{
+		source: &quiet,
+		path:   v.path,
+		line:   v.line,
+		node:   v.node,
+	}.pairs()
 	for i := range entries {
 		entries[i].value.source = v.source
 	}
@@ -500,7 +528,11 @@ func (e entry) problem(message string) {
 
 // note notes something at the key.
 func (e entry) note(message string) {
-	e.value.source.notes = append(e.value.source.notes, Note{Line: e.line, Path: e.value.path, Message: message})
+	e.value.source.notes = append(e.value.source.notes, Note{
+		Line:    e.line,
+		Path:    e.value.path,
+		Message: message,
+	})
 }
 
 // fields are the entries of a mapping whose possible keys are known.
@@ -514,7 +546,11 @@ func (f fields) field(key string) value {
 	if v, ok := f.entries[key]; ok {
 		return v
 	}
-	return value{source: f.parent.source, path: join(f.parent.path, key), line: f.parent.line}
+	return value{
+		source: f.parent.source,
+		path:   join(f.parent.path, key),
+		line:   f.parent.line,
+	}
 }
 
 // required is like field, and reports an absent value.

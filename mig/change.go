@@ -179,7 +179,13 @@ func Steps(mode bool, have []Instance, target PlacedLayout) ([]Step, error) {
 			delete(wanted, instance.Placement)
 		} else {
 			want = nil
-			instances = append(instances, Step{Action: DestroyInstance, Profile: instance.Profile, Placement: instance.Placement, GI: instance.GI, CI: -1})
+			instances = append(instances, Step{
+				Action:    DestroyInstance,
+				Profile:   instance.Profile,
+				Placement: instance.Placement,
+				GI:        instance.GI,
+				CI:        -1,
+			})
 		}
 		destroyed, created, err := instance.steps(want)
 		if err != nil {
@@ -188,9 +194,21 @@ func Steps(mode bool, have []Instance, target PlacedLayout) ([]Step, error) {
 		computes, create = append(computes, destroyed...), append(create, created...)
 	}
 	for at, profiles := range wanted {
-		create = append(create, Step{Action: CreateInstance, Profile: profiles[0].Instance(), Placement: at, GI: -1, CI: -1})
+		create = append(create, Step{
+			Action:    CreateInstance,
+			Profile:   profiles[0].Instance(),
+			Placement: at,
+			GI:        -1,
+			CI:        -1,
+		})
 		for _, profile := range profiles {
-			create = append(create, Step{Action: CreateCompute, Profile: profile, Placement: at, GI: -1, CI: -1})
+			create = append(create, Step{
+				Action:    CreateCompute,
+				Profile:   profile,
+				Placement: at,
+				GI:        -1,
+				CI:        -1,
+			})
 		}
 	}
 	slices.SortStableFunc(create, func(a, b Step) int {
@@ -206,9 +224,17 @@ func Steps(mode bool, have []Instance, target PlacedLayout) ([]Step, error) {
 // ModeStep is the step that switches MIG mode on or off.
 func ModeStep(on bool) Step {
 	if on {
-		return Step{Action: EnableMIG, GI: -1, CI: -1}
+		return Step{
+			Action: EnableMIG,
+			GI:     -1,
+			CI:     -1,
+		}
 	}
-	return Step{Action: DisableMIG, GI: -1, CI: -1}
+	return Step{
+		Action: DisableMIG,
+		GI:     -1,
+		CI:     -1,
+	}
 }
 
 // steps leave the GPU instance with exactly the wanted partitions.
@@ -227,10 +253,23 @@ func (i Instance) steps(want []Profile) (destroy, create []Step, err error) {
 		if c.Busy {
 			return nil, nil, fmt.Errorf("%s at %s (%s): %w", profile, i.Placement, c.UUID, ErrInUse)
 		}
-		destroy = append(destroy, Step{Action: DestroyCompute, Profile: profile, Placement: i.Placement, GI: i.GI, CI: c.CI, UUID: c.UUID})
+		destroy = append(destroy, Step{
+			Action:    DestroyCompute,
+			Profile:   profile,
+			Placement: i.Placement,
+			GI:        i.GI,
+			CI:        c.CI,
+			UUID:      c.UUID,
+		})
 	}
 	for _, profile := range want {
-		create = append(create, Step{Action: CreateCompute, Profile: profile, Placement: i.Placement, GI: i.GI, CI: -1})
+		create = append(create, Step{
+			Action:    CreateCompute,
+			Profile:   profile,
+			Placement: i.Placement,
+			GI:        i.GI,
+			CI:        -1,
+		})
 	}
 	return destroy, create, nil
 }

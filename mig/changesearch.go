@@ -45,7 +45,8 @@ func NewChange(g Geometry, mode bool, have []Instance, want Layout) (Change, err
 	change := search.best.change()
 	// MIG mode cannot be switched off before the last partition in use is gone.
 	change.MIG = want.MIG || mode && !change.Complete()
-	if change.Steps, err = Steps(mode, have, change.Target()); err != nil {
+	change.Steps, err = Steps(mode, have, change.Target())
+	if err != nil {
 		return Change{}, err
 	}
 	return change, nil
@@ -89,7 +90,12 @@ func newKeepSearch(g Geometry, have []Instance, wanted []Profile) *keepSearch {
 	for i, info := range g.Profiles {
 		g.Profiles[i].Starts = preferred(info)
 	}
-	k := &keepSearch{geometry: g, have: have, wanted: wanted, unmet: make(map[Profile]int)}
+	k := &keepSearch{
+		geometry: g,
+		have:     have,
+		wanted:   wanted,
+		unmet:    make(map[Profile]int),
+	}
 	for _, p := range wanted {
 		k.unmet[p]++
 	}
@@ -205,7 +211,11 @@ func (k *keepSearch) choose(n, weight int) {
 func (k *keepSearch) feasible() bool {
 	live := k.live(k.kept)
 	all := k.geometry.assign(k.missing(), live)
-	s := search{geometry: k.geometry, fresh: all[len(live):], placed: all[:len(live):len(live)]}
+	s := search{
+		geometry: k.geometry,
+		fresh:    all[len(live):],
+		placed:   all[:len(live):len(live)],
+	}
 	return s.place(0, 0, anyPlaces)
 }
 

@@ -175,67 +175,87 @@ func models() []model {
 // sevenSlices is the geometry of the models with 7 compute slices. They differ
 // only in the memory of an eighth, a quarter, a half and the whole GPU, in GB.
 func sevenSlices(eighth, quarter, half, whole int) Geometry {
-	return Geometry{Slices: 7, Slots: 8, Profiles: []ProfileInfo{
-		{Profile{1, 1, eighth, ""}, 0, 19, 1, []int{0, 1, 2, 3, 4, 5, 6}, 7},
-		{Profile{1, 1, eighth, "+me"}, 7, 20, 1, []int{0, 1, 2, 3, 4, 5, 6}, 1},
-		{Profile{1, 1, quarter, ""}, 9, 15, 2, []int{0, 2, 4, 6}, 4},
-		{Profile{2, 2, quarter, ""}, 1, 14, 2, []int{0, 2, 4}, 3},
-		{Profile{3, 3, half, ""}, 2, 9, 4, []int{0, 4}, 2},
-		{Profile{4, 4, half, ""}, 3, 5, 4, []int{0}, 1},
-		{Profile{7, 7, whole, ""}, 4, 0, 8, []int{0}, 1},
-	}}
+	return Geometry{
+		Slices: 7,
+		Slots:  8,
+		Profiles: []ProfileInfo{
+			{Profile{1, 1, eighth, ""}, 0, 19, 1, []int{0, 1, 2, 3, 4, 5, 6}, 7},
+			{Profile{1, 1, eighth, "+me"}, 7, 20, 1, []int{0, 1, 2, 3, 4, 5, 6}, 1},
+			{Profile{1, 1, quarter, ""}, 9, 15, 2, []int{0, 2, 4, 6}, 4},
+			{Profile{2, 2, quarter, ""}, 1, 14, 2, []int{0, 2, 4}, 3},
+			{Profile{3, 3, half, ""}, 2, 9, 4, []int{0, 4}, 2},
+			{Profile{4, 4, half, ""}, 3, 5, 4, []int{0}, 1},
+			{Profile{7, 7, whole, ""}, 4, 0, 8, []int{0}, 1},
+		},
+	}
 }
 
 func a30() Geometry {
-	return Geometry{Slices: 4, Slots: 4, Profiles: []ProfileInfo{
-		{Profile{1, 1, 6, ""}, 0, 14, 1, []int{0, 1, 2, 3}, 4},
-		{Profile{1, 1, 6, "+me"}, 7, 21, 1, []int{0, 1, 2, 3}, 1},
-		{Profile{2, 2, 12, ""}, 1, 5, 2, []int{0, 2}, 2},
-		{Profile{2, 2, 12, "+me"}, 8, 6, 2, []int{0, 2}, 1},
-		{Profile{4, 4, 24, ""}, 3, 0, 4, []int{0}, 1},
-	}}
+	return Geometry{
+		Slices: 4,
+		Slots:  4,
+		Profiles: []ProfileInfo{
+			{Profile{1, 1, 6, ""}, 0, 14, 1, []int{0, 1, 2, 3}, 4},
+			{Profile{1, 1, 6, "+me"}, 7, 21, 1, []int{0, 1, 2, 3}, 1},
+			{Profile{2, 2, 12, ""}, 1, 5, 2, []int{0, 2}, 2},
+			{Profile{2, 2, 12, "+me"}, 8, 6, 2, []int{0, 2}, 1},
+			{Profile{4, 4, 24, ""}, 3, 0, 4, []int{0}, 1},
+		},
+	}
 }
 
 // rtxPro6000 is the RTX PRO 6000 Blackwell, 96 GB, with driver 575.51.03 or later, in all of its
 // editions (MIG User Guide, "RTX PRO 6000 Blackwell MIG Profiles").
 func rtxPro6000() Geometry {
-	return Geometry{Slices: 4, Slots: 4, Profiles: []ProfileInfo{
-		{Profile{1, 1, 24, ""}, 0, 14, 1, []int{0, 1, 2, 3}, 4},
-		{Profile{1, 1, 24, "+gfx"}, 10, 47, 1, []int{0, 1, 2, 3}, 4},
-		{Profile{1, 1, 24, "+me"}, 7, 21, 1, []int{0, 1, 2, 3}, 1},
-		{Profile{1, 1, 24, "+me.all"}, 15, 65, 1, []int{0, 1, 2, 3}, 1},
-		{Profile{1, 1, 24, "-me"}, 13, 67, 1, []int{0, 1, 2, 3}, 4},
-		{Profile{2, 2, 48, ""}, 1, 5, 2, []int{0, 2}, 2},
-		{Profile{2, 2, 48, "+gfx"}, 11, 35, 2, []int{0, 2}, 2},
-		{Profile{2, 2, 48, "+me.all"}, 16, 64, 2, []int{0, 2}, 1},
-		{Profile{2, 2, 48, "-me"}, 14, 66, 2, []int{0, 2}, 2},
-		{Profile{4, 4, 96, ""}, 3, 0, 4, []int{0}, 1},
-		{Profile{4, 4, 96, "+gfx"}, 12, 32, 4, []int{0}, 1},
-	}}
+	return Geometry{
+		Slices: 4,
+		Slots:  4,
+		Profiles: []ProfileInfo{
+			{Profile{1, 1, 24, ""}, 0, 14, 1, []int{0, 1, 2, 3}, 4},
+			{Profile{1, 1, 24, "+gfx"}, 10, 47, 1, []int{0, 1, 2, 3}, 4},
+			{Profile{1, 1, 24, "+me"}, 7, 21, 1, []int{0, 1, 2, 3}, 1},
+			{Profile{1, 1, 24, "+me.all"}, 15, 65, 1, []int{0, 1, 2, 3}, 1},
+			{Profile{1, 1, 24, "-me"}, 13, 67, 1, []int{0, 1, 2, 3}, 4},
+			{Profile{2, 2, 48, ""}, 1, 5, 2, []int{0, 2}, 2},
+			{Profile{2, 2, 48, "+gfx"}, 11, 35, 2, []int{0, 2}, 2},
+			{Profile{2, 2, 48, "+me.all"}, 16, 64, 2, []int{0, 2}, 1},
+			{Profile{2, 2, 48, "-me"}, 14, 66, 2, []int{0, 2}, 2},
+			{Profile{4, 4, 96, ""}, 3, 0, 4, []int{0}, 1},
+			{Profile{4, 4, 96, "+gfx"}, 12, 32, 4, []int{0}, 1},
+		},
+	}
 }
 
 // rtxPro5000 is the RTX PRO 5000 Blackwell, 48 GB. Its IDs are not published: they are those of the
 // profiles with the same share of the RTX PRO 6000 and, with +me, of the A30.
 func rtxPro5000() Geometry {
-	return Geometry{Slices: 2, Slots: 2, Profiles: []ProfileInfo{
-		{Profile{1, 1, 24, ""}, 0, 5, 1, []int{0, 1}, 2},
-		{Profile{1, 1, 24, "+gfx"}, 10, 35, 1, []int{0, 1}, 2},
-		{Profile{1, 1, 24, "+me"}, 7, 6, 1, []int{0, 1}, 1},
-		{Profile{1, 1, 24, "+me.all"}, 15, 64, 1, []int{0, 1}, 1},
-		{Profile{1, 1, 24, "-me"}, 13, 66, 1, []int{0, 1}, 2},
-		{Profile{2, 2, 48, ""}, 1, 0, 2, []int{0}, 1},
-		{Profile{2, 2, 48, "+gfx"}, 11, 32, 2, []int{0}, 1},
-	}}
+	return Geometry{
+		Slices: 2,
+		Slots:  2,
+		Profiles: []ProfileInfo{
+			{Profile{1, 1, 24, ""}, 0, 5, 1, []int{0, 1}, 2},
+			{Profile{1, 1, 24, "+gfx"}, 10, 35, 1, []int{0, 1}, 2},
+			{Profile{1, 1, 24, "+me"}, 7, 6, 1, []int{0, 1}, 1},
+			{Profile{1, 1, 24, "+me.all"}, 15, 64, 1, []int{0, 1}, 1},
+			{Profile{1, 1, 24, "-me"}, 13, 66, 1, []int{0, 1}, 2},
+			{Profile{2, 2, 48, ""}, 1, 0, 2, []int{0}, 1},
+			{Profile{2, 2, 48, "+gfx"}, 11, 32, 2, []int{0}, 1},
+		},
+	}
 }
 
 // rtxPro4500 is the RTX PRO 4500 Blackwell, 32 GB, with IDs as rtxPro5000 has them.
 func rtxPro4500() Geometry {
-	return Geometry{Slices: 2, Slots: 2, Profiles: []ProfileInfo{
-		{Profile{1, 1, 16, ""}, 0, 5, 1, []int{0, 1}, 2},
-		{Profile{1, 1, 16, "+gfx"}, 10, 35, 1, []int{0, 1}, 2},
-		{Profile{1, 1, 16, "+me.all"}, 15, 64, 1, []int{0, 1}, 1},
-		{Profile{1, 1, 16, "-me"}, 13, 66, 1, []int{0, 1}, 2},
-		{Profile{2, 2, 32, ""}, 1, 0, 2, []int{0}, 1},
-		{Profile{2, 2, 32, "+gfx"}, 11, 32, 2, []int{0}, 1},
-	}}
+	return Geometry{
+		Slices: 2,
+		Slots:  2,
+		Profiles: []ProfileInfo{
+			{Profile{1, 1, 16, ""}, 0, 5, 1, []int{0, 1}, 2},
+			{Profile{1, 1, 16, "+gfx"}, 10, 35, 1, []int{0, 1}, 2},
+			{Profile{1, 1, 16, "+me.all"}, 15, 64, 1, []int{0, 1}, 1},
+			{Profile{1, 1, 16, "-me"}, 13, 66, 1, []int{0, 1}, 2},
+			{Profile{2, 2, 32, ""}, 1, 0, 2, []int{0}, 1},
+			{Profile{2, 2, 32, "+gfx"}, 11, 32, 2, []int{0}, 1},
+		},
+	}
 }

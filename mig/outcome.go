@@ -17,14 +17,22 @@ type plannedInstance struct {
 // outcome decides where the layout's GPU instances are if the partitions in kept
 // are kept. It is only called if there is a way to place them.
 func (k *keepSearch) outcome(weight int) outcome {
-	o := outcome{search: k, kept: slices.Clone(k.kept), weight: weight}
+	o := outcome{
+		search: k,
+		kept:   slices.Clone(k.kept),
+		weight: weight,
+	}
 	live := k.live(k.kept)
 	all := k.geometry.assign(k.missing(), live)
 	now := k.live(k.occupied(k.kept))
 	for n := range live {
 		o.instances = append(o.instances, k.extended(live[n], all[n], now))
 	}
-	rest := search{geometry: k.geometry, fresh: all[len(live):], placed: all[:len(live):len(live)]}
+	rest := search{
+		geometry: k.geometry,
+		fresh:    all[len(live):],
+		placed:   all[:len(live):len(live)],
+	}
 	var found []plannedInstance
 	best := -1
 	rest.place(0, 0, func() bool {

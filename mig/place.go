@@ -168,7 +168,12 @@ type instance struct {
 }
 
 func newInstance(info ProfileInfo, p Profile, at Placement) instance {
-	return instance{info: info, placement: at, partitions: []Profile{p}, free: p.Slices - p.Compute}
+	return instance{
+		info:       info,
+		placement:  at,
+		partitions: []Profile{p},
+		free:       p.Slices - p.Compute,
+	}
 }
 
 func (i *instance) add(p Profile) bool {
@@ -253,7 +258,11 @@ func (g Geometry) arrange(fresh, live []instance) error {
 	for i := range fresh {
 		fresh[i].info.Starts = preferred(fresh[i].info)
 	}
-	s := search{geometry: g, fresh: fresh, placed: slices.Clone(live)}
+	s := search{
+		geometry: g,
+		fresh:    fresh,
+		placed:   slices.Clone(live),
+	}
 	if s.place(0, 0, anyPlaces) {
 		return nil
 	}

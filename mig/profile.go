@@ -120,7 +120,8 @@ func parseProfile(s string) (Profile, error) {
 	var p Profile
 	p.Slices, _ = strconv.Atoi(parts[2])
 	p.MemoryGB, _ = strconv.Atoi(parts[3])
-	if p.Compute = p.Slices; parts[1] != "" {
+	p.Compute = p.Slices
+	if parts[1] != "" {
 		p.Compute, _ = strconv.Atoi(parts[1])
 	}
 	if p.Compute > p.Slices {

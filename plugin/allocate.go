@@ -86,8 +86,13 @@ func (g *generation) grant(ids []string, now time.Time) (response *api.Container
 		g.uses[place].granted.Store(at)
 	}
 	return allocateResponse{
-		grantTerms: g.terms, resource: name, ids: ids,
-		units: units, names: unitNames(units, g.resource.DeviceIDs), mpsShares: shares, granted: len(slices.Compact(places)),
+		grantTerms: g.terms,
+		resource:   name,
+		ids:        ids,
+		units:      units,
+		names:      unitNames(units, g.resource.DeviceIDs),
+		mpsShares:  shares,
+		granted:    len(slices.Compact(places)),
 	}.response(), repeated != "" && shares == 0, nil
 }
 
@@ -159,7 +164,9 @@ func (a allocateResponse) response() *api.ContainerAllocateResponse {
 	if a.grants.Uses(sharing.DriverMounts) {
 		response.Envs[driverCapabilities] = "compute,utility"
 		response.Mounts = append(response.Mounts, &api.Mount{
-			HostPath: a.grants.DriverHostPath, ContainerPath: a.grants.DriverContainerPath, ReadOnly: true,
+			HostPath:      a.grants.DriverHostPath,
+			ContainerPath: a.grants.DriverContainerPath,
+			ReadOnly:      true,
 		})
 	}
 	if a.grants.Nodes() {
@@ -187,7 +194,11 @@ func MPSAccess(root, unit string, limit sharing.MPSLimit) (envs map[string]strin
 		envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = "0=" + strconv.FormatUint(limit.PinnedMemory>>20, 10) + "M"
 	}
 	return envs, []*api.Mount{
-		{HostPath: path.Join(root, unit, "pipe"), ContainerPath: pipe, ReadOnly: true},
+		{
+			HostPath:      path.Join(root, unit, "pipe"),
+			ContainerPath: pipe,
+			ReadOnly:      true,
+		},
 		{HostPath: path.Join(root, unit, "shm"), ContainerPath: "/dev/shm"},
 	}
 }
@@ -213,7 +224,11 @@ func (a allocateResponse) nodes() []*api.DeviceSpec {
 	}
 	specs := make([]*api.DeviceSpec, len(paths))
 	for i, path := range paths {
-		specs[i] = &api.DeviceSpec{ContainerPath: path, HostPath: strings.TrimSuffix(a.host.DevRoot, "/") + path, Permissions: permissions}
+		specs[i] = &api.DeviceSpec{
+			ContainerPath: path,
+			HostPath:      strings.TrimSuffix(a.host.DevRoot, "/") + path,
+			Permissions:   permissions,
+		}
 	}
 	return specs
 }

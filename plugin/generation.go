@@ -45,9 +45,14 @@ type deviceUse struct{ granted, preferred, closed, shared atomic.Int64 }
 // the devices are the same, streams have nothing to send and go on waiting.
 func newGeneration(resource sharing.Resource, list List, terms grantTerms, health map[string]sharing.Health, units map[string]sharing.Unit, previous *generation) *generation {
 	g := &generation{
-		resource: resource, list: list, terms: terms,
-		units: map[string]sharing.Unit{}, withheld: map[string]string{}, uses: make([]*deviceUse, len(list.Entries)),
-		version: 1, superseded: make(chan struct{}),
+		resource:   resource,
+		list:       list,
+		terms:      terms,
+		units:      map[string]sharing.Unit{},
+		withheld:   map[string]string{},
+		uses:       make([]*deviceUse, len(list.Entries)),
+		version:    1,
+		superseded: make(chan struct{}),
 	}
 	for _, u := range resource.Units {
 		if !u.Health.Healthy() {
@@ -103,7 +108,8 @@ func servedUnit(e Entry, health map[string]sharing.Health, units map[string]shar
 		unit = sharing.Unit{ID: e.Unit, Index: e.Index}
 	}
 	var present bool
-	if unit.Health, present = health[e.Unit]; !present {
+	unit.Health, present = health[e.Unit]
+	if !present {
 		unit.Health = sharing.Faulty("no longer on this node")
 	}
 	return unit

@@ -120,7 +120,8 @@ func readKubelet(ctx context.Context, k Kubelet, what reading, last KubeletSnaps
 		began := now()
 		var applied map[string][]string
 		applied, appliedErr = k.Applied(ctx)
-		if next.AppliedKnown = appliedErr == nil; next.AppliedKnown {
+		next.AppliedKnown = appliedErr == nil
+		if next.AppliedKnown {
 			next.Applied, next.AppliedAt = DeviceIDs{}, began
 			for resource, ids := range applied {
 				next.Applied[resource] = make(map[string]struct{}, len(ids))
@@ -134,8 +135,12 @@ func readKubelet(ctx context.Context, k Kubelet, what reading, last KubeletSnaps
 		began := now()
 		var held []sharing.Allocation
 		held, heldErr = k.Held(ctx)
-		if next.HeldKnown = heldErr == nil; next.HeldKnown {
-			next.Holders, next.Held, next.Uncertain, next.HeldAt = held, DeviceIDs{}, DeviceIDs{}, began
+		next.HeldKnown = heldErr == nil
+		if next.HeldKnown {
+			next.Holders = held
+			next.Held = DeviceIDs{}
+			next.Uncertain = DeviceIDs{}
+			next.HeldAt = began
 			for _, allocation := range held {
 				for _, id := range allocation.Devices {
 					next.Held.add(allocation.Resource, id)

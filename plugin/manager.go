@@ -77,7 +77,13 @@ func NewManager(options Options) *Manager {
 	if options.Now == nil {
 		options.Now = time.Now
 	}
-	m := &Manager{options: options, planned: make(signal, 1), listed: make(signal, 1), grants: make(signal, 1), refusedUnits: newRefusedUnits()}
+	m := &Manager{
+		options:      options,
+		planned:      make(signal, 1),
+		listed:       make(signal, 1),
+		grants:       make(signal, 1),
+		refusedUnits: newRefusedUnits(),
+	}
 	m.status.Store(&managerStatus{superseded: make(chan struct{})})
 	m.host.Store(&Host{})
 	return m
@@ -124,15 +130,24 @@ func (m *Manager) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	serving, stopServing := context.WithCancel(context.WithoutCancel(ctx))
 	var children, servers sync.WaitGroup
-	r := reconciler{Manager: m, lists: Lists{}, servers: map[string]*running{}, start: func(s *server) *running {
-		ctx, stop := context.WithCancel(serving)
-		run := &running{server: s, stop: stop, done: make(chan struct{})}
-		servers.Go(func() {
-			defer close(run.done)
-			s.run(ctx)
-		})
-		return run
-	}}
+	r := reconciler{
+		Manager: m,
+		lists:   Lists{},
+		servers: map[string]*running{},
+		start: func(s *server) *running {
+			ctx, stop := context.WithCancel(serving)
+			run := &running{
+				server: s,
+				stop:   stop,
+				done:   make(chan struct{}),
+			}
+			servers.Go(func() {
+				defer close(run.done)
+				s.run(ctx)
+			})
+			return run
+		},
+	}
 	defer servers.Wait()
 	defer stopServing()
 	defer r.leave()
@@ -394,13 +409,18 @@ func (m *Manager) Status() Status {
 		current := s.current.Load()
 		list := current.list
 		status[i] = ResourceStatus{
-			Name: s.name, Streams: int(s.streams.Load()),
-			Devices: len(list.Entries), Dropped: !list.Dropped.IsZero(),
+			Name:          s.name,
+			Streams:       int(s.streams.Load()),
+			Devices:       len(list.Entries),
+			Dropped:       !list.Dropped.IsZero(),
 			Applied:       s.applied.Load() == current.version && !waits,
 			AnnounceState: s.announceState(),
 			Registrations: s.counters.registrations.Load(),
-			Lists:         s.counters.lists.Load(), Granted: s.counters.granted.Load(), SameUnit: s.counters.sameUnit.Load(),
-			Listed: list.Entries, Refused: s.counters.refusals(),
+			Lists:         s.counters.lists.Load(),
+			Granted:       s.counters.granted.Load(),
+			SameUnit:      s.counters.sameUnit.Load(),
+			Listed:        list.Entries,
+			Refused:       s.counters.refusals(),
 		}
 		whole := map[string]bool{}
 		for _, e := range list.Entries {
@@ -427,7 +447,13 @@ func (m *Manager) Status() Status {
 			}
 		}
 	}
-	return Status{Served: plan == serving.plan, Switched: serving.switched, KubeletSeen: serving.kubeletSeen, Holders: serving.holders, Resources: status}
+	return Status{
+		Served:      plan == serving.plan,
+		Switched:    serving.switched,
+		KubeletSeen: serving.kubeletSeen,
+		Holders:     serving.holders,
+		Resources:   status,
+	}
 }
 
 // Subscribe returns a channel that receives when Status may answer otherwise, once for any

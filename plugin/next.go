@@ -124,8 +124,14 @@ type RPCState struct {
 // the state file was lost, is treated as if it had been listed.
 func Next(have Lists, want sharing.Plan, kubelet KubeletSnapshot, rpc RPCState, now time.Time, timing Timing) Lists {
 	s := inputs{
-		kubelet: kubelet, rpc: rpc, now: now, timing: timing.withDefaults(),
-		retireAfter: want.RetireAfter, health: want.Health, units: map[string]*unitState{}, missing: map[string]*sharing.Device{},
+		kubelet:     kubelet,
+		rpc:         rpc,
+		now:         now,
+		timing:      timing.withDefaults(),
+		retireAfter: want.RetireAfter,
+		health:      want.Health,
+		units:       map[string]*unitState{},
+		missing:     map[string]*sharing.Device{},
 	}
 	have = s.adopt(have, want)
 
@@ -367,7 +373,11 @@ func (s *inputs) candidates(resource string, p *unitDevices) (candidates, surplu
 	}
 	for _, e := range p.old {
 		e = s.asPlanned(resource, e, unit)
-		c := rankedEntry{Entry: e, rank: rankExtra, replica: replica(e.ID)}
+		c := rankedEntry{
+			Entry:   e,
+			rank:    rankExtra,
+			replica: replica(e.ID),
+		}
 		planned := e.ID
 		if e.ID == e.Unit && use.Mode == sharing.TimeSliced {
 			planned = sharing.NewDeviceID(e.Unit, 0) // It is the first of the shares.
@@ -401,7 +411,12 @@ func (s *inputs) candidates(resource string, p *unitDevices) (candidates, surplu
 	}
 	for _, d := range p.want {
 		if missing[d.ID] != nil || len(p.old) == 0 {
-			candidates = append(candidates, rankedEntry{Entry: Entry{Device: d, Mode: use.Mode}, rank: rankWanted, replica: replica(d.ID), fresh: true})
+			candidates = append(candidates, rankedEntry{
+				Entry:   Entry{Device: d, Mode: use.Mode},
+				rank:    rankWanted,
+				replica: replica(d.ID),
+				fresh:   true,
+			})
 		}
 	}
 	return candidates, surplus
@@ -415,7 +430,13 @@ func (s *inputs) healthy(unit string) bool {
 
 func (e *Entry) offer(healthy bool) {
 	since := e.Since
-	*e = Entry{Device: e.Device, Mode: e.Mode, Index: e.Index, Phase: Offered, Whole: e.Whole}
+	*e = Entry{
+		Device: e.Device,
+		Mode:   e.Mode,
+		Index:  e.Index,
+		Phase:  Offered,
+		Whole:  e.Whole,
+	}
 	e.Healthy = healthy
 	if e.Whole {
 		e.Since = since
@@ -474,7 +495,9 @@ func (s *inputs) retiring(resource string, e Entry) Entry {
 	// stream, or may still have an older list to read in which it is. So the clock
 	// starts only when the open stream was given the list.
 	if e.Phase != Retiring || s.rpc.Lost[resource] {
-		e.Phase, e.Since, e.Applied = Retiring, time.Time{}, time.Time{}
+		e.Phase = Retiring
+		e.Since = time.Time{}
+		e.Applied = time.Time{}
 	}
 	if e.Since.IsZero() && s.rpc.Sent[resource] && !e.Healthy {
 		e.Since = s.now
@@ -557,9 +580,13 @@ func (s *inputs) adopt(have Lists, want sharing.Plan) Lists {
 			unit, _, _ := sharing.ParseDeviceID(id)
 			if _, ok := listed[id]; !ok && s.isUnit(unit) {
 				list.Entries = append(list.Entries, Entry{
-					Device: sharing.Device{ID: id, Unit: unit, NUMANode: numaNode(want, unit)},
-					Mode:   sharing.ModeOf(id),
-					Phase:  Offered,
+					Device: sharing.Device{
+						ID:       id,
+						Unit:     unit,
+						NUMANode: numaNode(want, unit),
+					},
+					Mode:  sharing.ModeOf(id),
+					Phase: Offered,
 				})
 				adopted[resource] = list
 			}

@@ -66,8 +66,13 @@ type running struct {
 // step computes the next lists, saves them, and gives them to the servers.
 func (r *reconciler) step(plan *sharing.Plan) {
 	calls := RPCState{
-		Granted: DeviceTimes{}, Preferred: DeviceTimes{}, Closed: DeviceTimes{}, Shared: DeviceTimes{},
-		Busy: map[string]bool{}, Sent: map[string]bool{}, Lost: map[string]bool{},
+		Granted:   DeviceTimes{},
+		Preferred: DeviceTimes{},
+		Closed:    DeviceTimes{},
+		Shared:    DeviceTimes{},
+		Busy:      map[string]bool{},
+		Sent:      map[string]bool{},
+		Lost:      map[string]bool{},
 	}
 	for name, s := range r.servers {
 		calls.Busy[name] = s.inFlight.Load() > 0
@@ -239,9 +244,15 @@ func (r *reconciler) newServer(name string) *server {
 	options := r.options
 	options.Logger = options.Logger.With("resource", name)
 	return &server{
-		Options: options, name: name, kubeletSocket: filepath.Join(options.Dir, "kubelet.sock"),
-		observers: observers, refusals: make(chan refusal, 16),
-		readers: &r.readers, listed: r.listed, grants: r.grants, refusedUnits: r.refusedUnits,
+		Options:       options,
+		name:          name,
+		kubeletSocket: filepath.Join(options.Dir, "kubelet.sock"),
+		observers:     observers,
+		refusals:      make(chan refusal, 16),
+		readers:       &r.readers,
+		listed:        r.listed,
+		grants:        r.grants,
+		refusedUnits:  r.refusedUnits,
 	}
 }
 
@@ -251,9 +262,12 @@ func (r *reconciler) publishStatus() {
 		servers = append(servers, r.servers[name].server)
 	}
 	previous := r.status.Swap(&managerStatus{
-		servers: servers, plan: r.served, kubeletSeen: r.kubelet.HeldKnown && r.kubelet.AppliedKnown, holders: r.kubelet.Holders,
-		switched:   r.kubelet.HeldKnown && !r.kubelet.HeldAt.Before(r.planned) && r.lists.switched(r.kubelet.Held),
-		superseded: make(chan struct{}),
+		servers:     servers,
+		plan:        r.served,
+		kubeletSeen: r.kubelet.HeldKnown && r.kubelet.AppliedKnown,
+		holders:     r.kubelet.Holders,
+		switched:    r.kubelet.HeldKnown && !r.kubelet.HeldAt.Before(r.planned) && r.lists.switched(r.kubelet.Held),
+		superseded:  make(chan struct{}),
 	})
 	close(previous.superseded)
 	r.readers.notify()
@@ -264,7 +278,10 @@ func (r *reconciler) publishStatus() {
 func (r *reconciler) isApplied(s *running, sent, lost bool, now time.Time) bool {
 	current := s.current.Load()
 	if lost {
-		s.given, s.told, s.toldOf, s.outcome = 0, count{}, 0, Announcing
+		s.given = 0
+		s.told = count{}
+		s.toldOf = 0
+		s.outcome = Announcing
 		s.applied.Store(0)
 	}
 	if !sent || s.applied.Load() == current.version {
@@ -357,14 +374,17 @@ func (s *schedule) read(what reading, most time.Duration) {
 
 func (s *schedule) change() {
 	now := time.Now()
-	s.last, s.lastApplied, s.pause = now, now, 0
+	s.last = now
+	s.lastApplied = now
+	s.pause = 0
 }
 
 // awaitReading is asked when the time has come for which next waited. It returns how long to wait
 // once more, for the reading that was requested, because its end makes the step; false when the
 // step is due at once.
 func (s *schedule) awaitReading() (wait time.Duration, waits bool) {
-	if wait = time.Until(s.stepBy); s.due == (reading{}) || wait <= 0 {
+	wait = time.Until(s.stepBy)
+	if s.due == (reading{}) || wait <= 0 {
 		return 0, false
 	}
 	s.due = reading{} // It is not requested twice.

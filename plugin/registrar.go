@@ -312,7 +312,9 @@ func (s *server) serve(path string, listener net.Listener) *session {
 			grpc.MaxConcurrentStreams(maxStreams), grpc.MaxHeaderListSize(maxHeaderBytes), grpc.MaxRecvMsgSize(maxRequestBytes),
 			grpc.ConnectionTimeout(maxIdle), grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: maxIdle}),
 		),
-		events: make(chan streamEvent), stopping: make(chan struct{}), served: make(chan struct{}),
+		events:   make(chan streamEvent),
+		stopping: make(chan struct{}),
+		served:   make(chan struct{}),
 	}
 	api.RegisterDevicePluginServer(session.grpc, service{server: s, session: session})
 	go func() {

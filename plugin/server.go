@@ -83,7 +83,11 @@ func (s *server) run(ctx context.Context) {
 			sleep(ctx, watchInterval)
 			continue
 		}
-		(&registrar{server: s, session: session, backoff: &backoff}).run(ctx)
+		(&registrar{
+			server:  s,
+			session: session,
+			backoff: &backoff,
+		}).run(ctx)
 		session.close()
 		s.streams.Store(0)
 		s.readers.notify()
@@ -216,15 +220,18 @@ func (s service) Allocate(_ context.Context, request *api.AllocateRequest) (*api
 }
 
 func (s service) grant(current *generation, ids []string, at time.Time) (granted *api.ContainerAllocateResponse, sameUnit bool, err error) {
-	if err = s.refusedUnits.check(s.name, ids); err != nil {
+	err = s.refusedUnits.check(s.name, ids)
+	if err != nil {
 		return nil, false, err
 	}
-	if granted, sameUnit, err = current.grant(ids, at); err != nil {
+	granted, sameUnit, err = current.grant(ids, at)
+	if err != nil {
 		return nil, false, err
 	}
 	// Asked again now that the devices count as held: whoever closes a device or blocks its
 	// unit, and then looks for holders, either sees this grant or has it refused.
-	if err = cmp.Or(s.refusedUnits.check(s.name, ids), s.current.Load().refuseClosed(ids)); err != nil {
+	err = cmp.Or(s.refusedUnits.check(s.name, ids), s.current.Load().refuseClosed(ids))
+	if err != nil {
 		current.takeBack(ids, at)
 	}
 	return granted, sameUnit, err

@@ -53,7 +53,9 @@ func (s *inputs) findUnits(have Lists, want sharing.Plan) {
 	for _, r := range want.Resources {
 		for _, unit := range r.Units {
 			u := at(unit.ID)
-			u.planned, u.index, u.order = true, unit.Index, len(s.units)
+			u.planned = true
+			u.index = unit.Index
+			u.order = len(s.units)
 			u.use.Resource = r.Name
 			u.withheld = !unit.Health.Healthy()
 		}

@@ -91,7 +91,11 @@ func Diff(from, to Plan) []Change {
 		for _, u := range slices.Concat(old.Units, next.Units) {
 			use, existed := was[u.ID]
 			if existed && use != is[u.ID] && !slices.ContainsFunc(list, func(s Switch) bool { return s.Unit == u.ID }) {
-				list = append(list, Switch{Unit: u.ID, Index: u.Index, IdleShares: use.Mode != Exclusive})
+				list = append(list, Switch{
+					Unit:       u.ID,
+					Index:      u.Index,
+					IdleShares: use.Mode != Exclusive,
+				})
 			}
 		}
 		return list
@@ -113,14 +117,25 @@ func Diff(from, to Plan) []Change {
 		if kind == "" {
 			continue
 		}
-		change := Change{Kind: kind, Name: r.Name, Before: len(old.Devices), After: len(r.Devices), Switches: switches(old, r)}
+		change := Change{
+			Kind:     kind,
+			Name:     r.Name,
+			Before:   len(old.Devices),
+			After:    len(r.Devices),
+			Switches: switches(old, r),
+		}
 		if kind == Renamed {
 			change.OldName = old.Name
 		}
 		changes = append(changes, change)
 	}
 	for _, r := range vanished {
-		changes = append(changes, Change{Kind: Vanishes, Name: r.Name, Before: len(r.Devices), Switches: switches(r, Resource{})})
+		changes = append(changes, Change{
+			Kind:     Vanishes,
+			Name:     r.Name,
+			Before:   len(r.Devices),
+			Switches: switches(r, Resource{}),
+		})
 	}
 	slices.SortFunc(changes, func(a, b Change) int { return cmp.Compare(a.Name, b.Name) })
 	return changes

@@ -184,9 +184,15 @@ func DefaultHealthRules() HealthRules {
 		}
 	}
 	return HealthRules{
-		XIDs: actions, OtherXIDs: SuspectError, LeftToDriver: leftToDriver, DoubleBitECC: SuspectError,
-		QuietTime: 5 * time.Minute, MaxQuietTime: time.Hour,
-		TemperatureLimit: 90, TemperatureSafe: 85, BoardTemperature: true,
+		XIDs:             actions,
+		OtherXIDs:        SuspectError,
+		LeftToDriver:     leftToDriver,
+		DoubleBitECC:     SuspectError,
+		QuietTime:        5 * time.Minute,
+		MaxQuietTime:     time.Hour,
+		TemperatureLimit: 90,
+		TemperatureSafe:  85,
+		BoardTemperature: true,
 	}
 }
 
@@ -243,7 +249,11 @@ func readXIDs(table string) map[uint64]xidRule {
 	for line := range strings.Lines(table) {
 		if code, err := strconv.ParseUint(strings.Fields(line)[0], 10, 64); err == nil {
 			f := strings.Fields(line)
-			rule := xidRule{action: ErrorAction(f[1]), wholeGPU: f[2] == "gpu", meaning: strings.Join(f[3:], " ")}
+			rule := xidRule{
+				action:   ErrorAction(f[1]),
+				wholeGPU: f[2] == "gpu",
+				meaning:  strings.Join(f[3:], " "),
+			}
 			if f[1] == "driver" {
 				rule.action, rule.leftToDriver = FatalError, true
 			}

@@ -111,8 +111,12 @@ type PartitionAttributes struct {
 // Engines are the partition's multiprocessors and engines.
 func (a PartitionAttributes) Engines() mig.Engines {
 	return mig.Engines{
-		Multiprocessors: a.Multiprocessors, CopyEngines: a.CopyEngines, Decoders: a.Decoders, Encoders: a.Encoders,
-		JPEGEngines: a.JPEGEngines, OFAEngines: a.OFAEngines,
+		Multiprocessors: a.Multiprocessors,
+		CopyEngines:     a.CopyEngines,
+		Decoders:        a.Decoders,
+		Encoders:        a.Encoders,
+		JPEGEngines:     a.JPEGEngines,
+		OFAEngines:      a.OFAEngines,
 	}
 }
 

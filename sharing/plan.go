@@ -39,7 +39,11 @@ func TooLong(gpus []GPU, p Profile) []LeftOut { return withoutDevices(gpus, p).L
 
 func withoutDevices(gpus []GPU, p Profile) Plan {
 	gpus = ordered(gpus)
-	plan := Plan{Health: healthByUnit(gpus), Grants: p.Grants, RetireAfter: p.RetireAfter}
+	plan := Plan{
+		Health:      healthByUnit(gpus),
+		Grants:      p.Grants,
+		RetireAfter: p.RetireAfter,
+	}
 
 	var warn warnings
 	p.DeviceIDs = safeDeviceIDs(gpus, p.DeviceIDs, &warn)
@@ -284,7 +288,11 @@ func partitions(gpu *GPU, oneKind bool, kind mig.Profile, warn *warnings) []cand
 		case oneKind && partition.Profile != kind:
 			others[partition.Profile]++
 		default:
-			units = append(units, candidate{gpu: gpu, partition: partition, entry: exclusive})
+			units = append(units, candidate{
+				gpu:       gpu,
+				partition: partition,
+				entry:     exclusive,
+			})
 		}
 	}
 	for profile, count := range others {
@@ -329,10 +337,14 @@ const defaultDomain = "nvidia.com/"
 // partition has the name that its GPU would have.
 func nameUnits(units []candidate, p Profile) {
 	for i, u := range units {
-		kind, rules, name := u.gpu.Model, p.GPUNames, defaultDomain+"gpu"
+		kind := u.gpu.Model
+		rules := p.GPUNames
+		name := defaultDomain + "gpu"
 		match := Pattern.Match
 		if u.partition != nil && p.MIGStrategy != MIGSingle {
-			kind, rules, match = u.partition.Profile.String(), p.MIGNames, Pattern.MatchWhole
+			kind = u.partition.Profile.String()
+			rules = p.MIGNames
+			match = Pattern.MatchWhole
 			name = defaultDomain + u.partition.Profile.ResourceName()
 		}
 		if first := slices.IndexFunc(rules, func(r NamingRule) bool { return match(r.Pattern, kind) }); first >= 0 {
@@ -423,7 +435,11 @@ func resources(units []candidate, p Profile, warn *warnings) []Resource {
 
 	var all []Resource
 	for _, name := range slices.Sorted(maps.Keys(members)) {
-		resource := Resource{Name: name, FailRequestsGreaterThanOne: p.FailRequestsGreaterThanOne, DeviceIDs: p.DeviceIDs}
+		resource := Resource{
+			Name:                       name,
+			FailRequestsGreaterThanOne: p.FailRequestsGreaterThanOne,
+			DeviceIDs:                  p.DeviceIDs,
+		}
 		resource.Policy, resource.SpreadStrict = policyOf(name, members[name], p, warn)
 		// Only now, because a GPU that is gone must change nothing for the others.
 		there := slices.DeleteFunc(members[name], func(u candidate) bool { return u.gpu.DriverIndex == NotListed })
@@ -443,7 +459,9 @@ func policyOf(name string, units []candidate, p Profile, warn *warnings) (policy
 		switch {
 		case !slices.ContainsFunc(units, func(c candidate) bool { return c.entry == i }):
 		case first < 0:
-			first, policy, strict = i, entry.Policy, entry.SpreadStrict
+			first = i
+			policy = entry.Policy
+			strict = entry.SpreadStrict
 		case entry.Policy != policy || entry.SpreadStrict != strict:
 			warn.addf("%s: the policy of %s is that of %s", entry.Path, name, p.TimeSlicing[first].Path)
 		}
@@ -460,10 +478,21 @@ func (c candidate) unit(entries []ReplicatedResource) Unit {
 		entry = entries[c.entry]
 	}
 	u := Unit{
-		ID: c.gpu.UUID, GPU: c.gpu.UUID, Index: strconv.Itoa(c.gpu.Index), Minor: c.gpu.Minor,
-		Model: c.gpu.Model, GI: -1, CI: -1, NUMANode: c.gpu.NUMANode, Links: c.gpu.Links,
-		Health: c.gpu.Health, Replicas: max(1, entry.Replicas), Driver: entry.Driver, Guard: entry.Guard,
-		Memory: c.gpu.Memory, MPS: entry.mps(),
+		ID:       c.gpu.UUID,
+		GPU:      c.gpu.UUID,
+		Index:    strconv.Itoa(c.gpu.Index),
+		Minor:    c.gpu.Minor,
+		Model:    c.gpu.Model,
+		GI:       -1,
+		CI:       -1,
+		NUMANode: c.gpu.NUMANode,
+		Links:    c.gpu.Links,
+		Health:   c.gpu.Health,
+		Replicas: max(1, entry.Replicas),
+		Driver:   entry.Driver,
+		Guard:    entry.Guard,
+		Memory:   c.gpu.Memory,
+		MPS:      entry.mps(),
 	}
 	if part := c.partition; part != nil {
 		u.ID = part.UUID
@@ -486,7 +515,12 @@ func devices(units []Unit) []Device {
 	}
 	all := make([]Device, 0, count)
 	for _, unit := range units {
-		device := Device{ID: unit.ID, Unit: unit.ID, Healthy: unit.Health.Healthy(), NUMANode: unit.NUMANode}
+		device := Device{
+			ID:       unit.ID,
+			Unit:     unit.ID,
+			Healthy:  unit.Health.Healthy(),
+			NUMANode: unit.NUMANode,
+		}
 		if unit.Replicas == 1 {
 			all = append(all, device)
 			continue
@@ -535,7 +569,11 @@ func withinListLimit(name string, members []candidate, p Profile, warn *warnings
 
 // leftOut is about the entry of index i, one of those to which the members belong.
 func (e ReplicatedResource) leftOut(i int, name string, members []candidate, p Profile) LeftOut {
-	l := LeftOut{Path: e.Path, Resource: name, Replicas: e.Replicas}
+	l := LeftOut{
+		Path:     e.Path,
+		Resource: name,
+		Replicas: e.Replicas,
+	}
 	others := 0
 	for _, member := range members {
 		if member.entry == i {

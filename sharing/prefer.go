@@ -49,8 +49,11 @@ const noGroup = -1
 // unit is missing counts as a GPU of its own, without links.
 func NewDeviceSet(devices []Device, units []Unit, policy AllocationPolicy) *DeviceSet {
 	x := &DeviceSet{
-		policy: policy, position: make(map[string]int, len(devices)),
-		ids: make([]string, len(devices)), healthy: make([]bool, len(devices)), groupOf: make([]int, len(devices)),
+		policy:   policy,
+		position: make(map[string]int, len(devices)),
+		ids:      make([]string, len(devices)),
+		healthy:  make([]bool, len(devices)),
+		groupOf:  make([]int, len(devices)),
 	}
 	known := make(map[string]Unit, len(units))
 	for _, unit := range units {
@@ -77,7 +80,9 @@ func NewDeviceSet(devices []Device, units []Unit, policy AllocationPolicy) *Devi
 			x.groups = append(x.groups, unitGroup{gpu: gpu})
 			x.gpuUnits[gpu] = append(x.gpuUnits[gpu], group)
 		}
-		x.ids[at], x.healthy[at], x.groupOf[at] = device.ID, device.Healthy, group
+		x.ids[at] = device.ID
+		x.healthy[at] = device.Healthy
+		x.groupOf[at] = group
 		x.position[device.ID] = at
 		x.groups[group].members = append(x.groups[group].members, at)
 		if ModeOf(device.ID).Shares > 0 {
@@ -107,7 +112,8 @@ func (x *DeviceSet) findWholeGPUs(devices []Device, known map[string]Unit) {
 			whole, groups = append(whole, &unit), append(groups, i)
 		}
 	}
-	if x.topology = newTopology(whole); x.topology != nil {
+	x.topology = newTopology(whole)
+	if x.topology != nil {
 		x.wholeGPUs = groups
 	}
 }
@@ -289,8 +295,10 @@ type use struct {
 // newChoice records by device and by unit what the caller said.
 func (x *DeviceSet) newChoice(available, must []string) *choice {
 	c := &choice{
-		DeviceSet: x, state: make([]deviceState, len(x.ids)),
-		units: make([]unitState, len(x.groups)), gpus: make([]use, len(x.gpuUnits)),
+		DeviceSet: x,
+		state:     make([]deviceState, len(x.ids)),
+		units:     make([]unitState, len(x.groups)),
+		gpus:      make([]use, len(x.gpuUnits)),
 	}
 	c.unknown = c.mark(available, free)
 	c.required = c.mark(must, required)

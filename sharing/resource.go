@@ -256,8 +256,12 @@ func (p Plan) Summary() Summary {
 	for i, r := range p.Resources {
 		least, most := r.Replicas()
 		s.Resources[i] = ResourceSummary{
-			Name: r.Name, Strategy: r.Strategy(), Replicas: least,
-			Units: len(r.Units), Devices: len(r.Devices), Healthy: r.HealthyDevices(),
+			Name:     r.Name,
+			Strategy: r.Strategy(),
+			Replicas: least,
+			Units:    len(r.Units),
+			Devices:  len(r.Devices),
+			Healthy:  r.HealthyDevices(),
 		}
 		if least != most {
 			s.Resources[i].MaxReplicas = most

@@ -73,7 +73,11 @@ func ParseSelector(s string) (Selector, error) {
 	case isIndex && !mig:
 		return Selector{kind: byGPUIndex, first: first}, nil
 	case isIndex && isMIGIndex:
-		return Selector{kind: byMIGIndex, first: first, second: second}, nil
+		return Selector{
+			kind:   byMIGIndex,
+			first:  first,
+			second: second,
+		}, nil
 	case isBusID:
 		return Selector{kind: byPCIBusID, name: busID}, nil
 	case isUUID:
@@ -148,7 +152,12 @@ func parseUUIDs(s string) (Selector, bool) {
 	gi, ci, _ := strings.Cut(instances, "/")
 	first, okGI := parseIndex(gi)
 	second, okCI := parseIndex(ci)
-	return Selector{kind: byInstances, name: uuid, first: first, second: second}, okGPU && okGI && okCI
+	return Selector{
+		kind:   byInstances,
+		name:   uuid,
+		first:  first,
+		second: second,
+	}, okGPU && okGI && okCI
 }
 
 // parseIndex reads a decimal number without sign and without leading zeros.

@@ -131,9 +131,12 @@ func (n *topology) bestSet(free, own []int, wanted int) []int {
 
 func newSetSearch(n *topology, free, own []int, wanted int) *setSearch {
 	s := &setSearch{
-		free: len(free), wanted: wanted,
-		scores: make([]int, len(free)*len(free)), chosen: make([]int, 0, wanted),
-		toOwn: make([]int, len(free)), toFree: make([]int, len(free)),
+		free:   len(free),
+		wanted: wanted,
+		scores: make([]int, len(free)*len(free)),
+		chosen: make([]int, 0, wanted),
+		toOwn:  make([]int, len(free)),
+		toFree: make([]int, len(free)),
 	}
 	for a, place := range free {
 		for b, other := range free {

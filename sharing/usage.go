@@ -38,7 +38,11 @@ func Usage(resources []Resource, allocations []Allocation) []UnitUsage {
 	var all []UnitUsage
 	for _, resource := range resources {
 		for _, unit := range resource.Units {
-			all = append(all, UnitUsage{Unit: unit, Resource: resource.Name, Holders: holders[unit.ID]})
+			all = append(all, UnitUsage{
+				Unit:     unit,
+				Resource: resource.Name,
+				Holders:  holders[unit.ID],
+			})
 			delete(holders, unit.ID)
 		}
 	}
@@ -109,7 +113,11 @@ func CountDevices(gpus []GPU, listed []Resource, allocations []Allocation) []Dev
 			if !known {
 				i = len(list)
 				at[d.Unit] = i
-				list = append(list, DeviceCount{Resource: resource.Name, GPU: gpu[d.Unit], Unit: d.Unit})
+				list = append(list, DeviceCount{
+					Resource: resource.Name,
+					GPU:      gpu[d.Unit],
+					Unit:     d.Unit,
+				})
 			}
 			count := &list[i]
 			switch {
@@ -424,7 +432,13 @@ func attribute(gpu string, unit UnitProcesses, owners map[int]ProcessOwner, shar
 		sm = nil
 	}
 	for container := range holders {
-		uses[container] = &ContainerUtilization{Container: container, GPU: gpu, Unit: unit.Unit, Memory: nothing, SM: sm}
+		uses[container] = &ContainerUtilization{
+			Container: container,
+			GPU:       gpu,
+			Unit:      unit.Unit,
+			Memory:    nothing,
+			SM:        sm,
+		}
 	}
 	for _, process := range unit.Processes {
 		owner, looked := owners[process.PID]
@@ -463,7 +477,12 @@ func newUnattributed(gpu GPUUtilization) (list unattributed) {
 		sm = nil
 	}
 	for _, cause := range UnattributedCauses() {
-		list = append(list, UnattributedUtilization{GPU: gpu.GPU, Cause: cause, Memory: new(0.0), SM: sm})
+		list = append(list, UnattributedUtilization{
+			GPU:    gpu.GPU,
+			Cause:  cause,
+			Memory: new(0.0),
+			SM:     sm,
+		})
 	}
 	return list
 }
@@ -486,7 +505,11 @@ type fairShares struct {
 
 // newFairShares leaves out holders without a name, as their pods may be gone.
 func newFairShares(gpus []GPU, resources []Resource, allocations []Allocation) fairShares {
-	s := fairShares{holders: map[string]map[Container]int{}, replicas: map[string]int{}, memory: map[string]uint64{}}
+	s := fairShares{
+		holders:  map[string]map[Container]int{},
+		replicas: map[string]int{},
+		memory:   map[string]uint64{},
+	}
 	for _, resource := range resources {
 		for _, unit := range resource.Units {
 			s.replicas[unit.ID] = unit.Replicas
@@ -549,7 +572,8 @@ func contention(gpus []GPUUtilization, containers []ContainerUtilization) []Cont
 			if c.GPU != gpu.GPU {
 				continue
 			}
-			if sum = plus(sum, c.SM); c.SM != nil && *c.SM > 0 {
+			sum = plus(sum, c.SM)
+			if c.SM != nil && *c.SM > 0 {
 				most = max(most, *c.SM)
 				active++
 			}
@@ -558,7 +582,8 @@ func contention(gpus []GPUUtilization, containers []ContainerUtilization) []Cont
 			continue
 		}
 		list = append(list, Contention{
-			GPU: gpu.GPU, MaxShare: most / *sum,
+			GPU:       gpu.GPU,
+			MaxShare:  most / *sum,
 			Contended: active >= 2 && gpu.SM != nil && *gpu.SM >= ContendedFrom,
 		})
 	}

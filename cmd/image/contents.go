@@ -46,7 +46,11 @@ func contents(binary, shell, licences string) ([]file, error) {
 	files := []file{
 		{path: "tmp", mode: 0o1777},
 		{path: "bin", target: "usr/bin"}, // Scripts name /bin/sh.
-		{path: "etc/passwd", data: []byte("root:x:0:0:root:/:/sbin/nologin\n"), mode: 0o644},
+		{
+			path: "etc/passwd",
+			data: []byte("root:x:0:0:root:/:/sbin/nologin\n"),
+			mode: 0o644,
+		},
 	}
 	for _, program := range []struct {
 		from, name string
@@ -59,7 +63,11 @@ func contents(binary, shell, licences string) ([]file, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read program: %w", err)
 		}
-		files = append(files, file{path: path.Join("usr/bin", program.name), data: data, mode: 0o755})
+		files = append(files, file{
+			path: path.Join("usr/bin", program.name),
+			data: data,
+			mode: 0o755,
+		})
 		for _, name := range program.names {
 			files = append(files, file{path: path.Join("usr/bin", name), target: program.name})
 		}
@@ -69,7 +77,11 @@ func contents(binary, shell, licences string) ([]file, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read licences: %w", err)
 		}
-		files = append(files, file{path: path.Join("usr/share/doc/virgate", name), data: text, mode: 0o644})
+		files = append(files, file{
+			path: path.Join("usr/share/doc/virgate", name),
+			data: text,
+			mode: 0o644,
+		})
 	}
 	libraries, err := libraries(binary)
 	if err != nil {
@@ -157,7 +169,11 @@ func read(library string) (f file, needed []string, err error) {
 	if err != nil {
 		return file{}, nil, fmt.Errorf("read library %s: %w", library, err)
 	}
-	return file{path: strings.TrimPrefix(library, "/"), data: data, mode: 0o755}, needed, nil
+	return file{
+		path: strings.TrimPrefix(library, "/"),
+		data: data,
+		mode: 0o755,
+	}, needed, nil
 }
 
 func libraryNames(files []file) []string {
@@ -184,14 +200,27 @@ func pack(files []file) (v1.Layer, error) {
 			return err
 		}
 		made[name] = true
-		return writer.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o755, ModTime: time.Unix(0, 0)})
+		return writer.WriteHeader(&tar.Header{
+			Typeflag: tar.TypeDir,
+			Name:     name + "/",
+			Mode:     0o755,
+			ModTime:  time.Unix(0, 0),
+		})
 	}
 	for _, f := range files {
 		err := folder(path.Dir(f.path))
-		header := &tar.Header{Typeflag: tar.TypeReg, Name: f.path, Mode: f.mode, Size: f.size(), ModTime: time.Unix(0, 0)}
+		header := &tar.Header{
+			Typeflag: tar.TypeReg,
+			Name:     f.path,
+			Mode:     f.mode,
+			Size:     f.size(),
+			ModTime:  time.Unix(0, 0),
+		}
 		switch {
 		case f.target != "":
-			header.Typeflag, header.Linkname, header.Mode = tar.TypeSymlink, f.target, 0o777
+			header.Typeflag = tar.TypeSymlink
+			header.Linkname = f.target
+			header.Mode = 0o777
 		case f.data == nil:
 			header.Typeflag, header.Name = tar.TypeDir, f.path+"/"
 			made[f.path] = true

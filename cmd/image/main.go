@@ -92,8 +92,9 @@ func (o options) configure(image v1.Image) (v1.Image, error) {
 	config.Architecture, config.OS = runtime.GOARCH, "linux"
 	config.Created = v1.Time{Time: time.Unix(0, 0).UTC()} // The same program makes the same image.
 	config.Config = v1.Config{
-		Entrypoint: []string{"/usr/bin/virgate"}, Cmd: []string{"run"},
-		Env: variables,
+		Entrypoint: []string{"/usr/bin/virgate"},
+		Cmd:        []string{"run"},
+		Env:        variables,
 		Labels: map[string]string{
 			"org.opencontainers.image.title":       "virgate",
 			"org.opencontainers.image.description": "Shares a node's NVIDIA GPUs among pods",
@@ -133,5 +134,11 @@ func (o options) writeBOM(to string) error {
 
 func component(kind cyclonedx.ComponentType, path, version string) *cyclonedx.Component {
 	purl := "pkg:golang/" + path + "@" + version
-	return &cyclonedx.Component{Type: kind, BOMRef: purl, Name: path, Version: version, PackageURL: purl}
+	return &cyclonedx.Component{
+		Type:       kind,
+		BOMRef:     purl,
+		Name:       path,
+		Version:    version,
+		PackageURL: purl,
+	}
 }

@@ -85,7 +85,12 @@ type finding struct {
 
 // newFinding is what a Problem of the file says.
 func newFinding(file string, p configs.Problem) finding {
-	f := finding{File: p.File, Line: p.Line, Path: p.Path, Message: p.Reason()}
+	f := finding{
+		File:    p.File,
+		Line:    p.Line,
+		Path:    p.Path,
+		Message: p.Reason(),
+	}
 	if document, inside := strings.CutPrefix(p.File, file); inside {
 		f.File, f.Document = file, document
 	}
@@ -94,7 +99,12 @@ func newFinding(file string, p configs.Problem) finding {
 
 // String is as Problem.Error.
 func (f finding) String() string {
-	return configs.Problem{File: f.File + f.Document, Line: f.Line, Path: f.Path, Message: f.Message}.Error()
+	return configs.Problem{
+		File:    f.File + f.Document,
+		Line:    f.Line,
+		Path:    f.Path,
+		Message: f.Message,
+	}.Error()
 }
 
 // checkFile checks one file. It returns the problems; without any, the kind of the file, and notes
@@ -120,12 +130,21 @@ func checkFile(ctx context.Context, path string, overrides configs.Overrides) (k
 	}
 	look := func(place string, config configs.Config) {
 		note := func(line int, path, message string) {
-			notes = append(notes, newFinding(name, configs.Problem{File: place, Line: line, Path: path, Message: message}))
+			notes = append(notes, newFinding(name, configs.Problem{
+				File:    place,
+				Line:    line,
+				Path:    path,
+				Message: message,
+			}))
 		}
 		// Both errors begin with the path.
 		if err := config.CheckOffered(); err != nil {
 			path, message, _ := strings.Cut(err.Error(), ": ")
-			problems = append(problems, newFinding(name, configs.Problem{File: place, Path: path, Message: message}))
+			problems = append(problems, newFinding(name, configs.Problem{
+				File:    place,
+				Path:    path,
+				Message: message,
+			}))
 		}
 		if err := config.CheckMPS(); err != nil {
 			path, _, _ := strings.Cut(err.Error(), ": ")

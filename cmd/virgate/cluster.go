@@ -26,7 +26,9 @@ import (
 func clusterCommand(environment environment) *cli.Command {
 	part := func(name, usage string, show func(*text, cluster.View, bool), of func(cluster.View) (list any, names []string)) *cli.Command {
 		return &cli.Command{
-			Name: name, Usage: usage, ArgsUsage: "[NODE...]",
+			Name:      name,
+			Usage:     usage,
+			ArgsUsage: "[NODE...]",
 			Action: func(ctx context.Context, cmd *cli.Command) error {
 				return lookAtCluster(ctx, cmd, environment, show, of)
 			},
@@ -44,15 +46,53 @@ func clusterCommand(environment environment) *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "kubeconfig", Usage: "how to reach the API server; without it as kubectl does [$KUBECONFIG]"},
 			&cli.StringFlag{Name: "context", Usage: "the kubeconfig's context"},
-			&cli.StringFlag{Name: "selector", Aliases: []string{"l"}, Usage: "only Nodes with these labels, as for kubectl"},
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "table", Usage: "table, wide, name, json or yaml", Action: clusterOutput},
-			&cli.StringFlag{Name: "domain", Value: "nvidia.com", Usage: "the domain of the resources, the part before the /"},
-			&cli.StringFlag{Name: "virgate-namespace", Value: "virgate", Usage: "the namespace of Virgate's own pods"},
-			&cli.DurationFlag{Name: "status-timeout", Value: 2 * time.Second, Usage: "how long a node's status page may take; 0 reads none"},
-			&cli.DurationFlag{Name: "all-timeout", Value: 10 * time.Second, Usage: "how long all status pages together may take"},
-			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "go on: a live table on a terminal, elsewhere the lines that change"},
-			&cli.StringFlag{Name: "serve", Usage: "show a page at this address, such as 127.0.0.1:8080, and keep it up to date", Action: clusterAddress},
-			&cli.BoolFlag{Name: "verbose", Aliases: []string{"v"}, Usage: "say how many requests were made"},
+			&cli.StringFlag{
+				Name:    "selector",
+				Aliases: []string{"l"},
+				Usage:   "only Nodes with these labels, as for kubectl",
+			},
+			&cli.StringFlag{
+				Name:    "output",
+				Aliases: []string{"o"},
+				Value:   "table",
+				Usage:   "table, wide, name, json or yaml",
+				Action:  clusterOutput,
+			},
+			&cli.StringFlag{
+				Name:  "domain",
+				Value: "nvidia.com",
+				Usage: "the domain of the resources, the part before the /",
+			},
+			&cli.StringFlag{
+				Name:  "virgate-namespace",
+				Value: "virgate",
+				Usage: "the namespace of Virgate's own pods",
+			},
+			&cli.DurationFlag{
+				Name:  "status-timeout",
+				Value: 2 * time.Second,
+				Usage: "how long a node's status page may take; 0 reads none",
+			},
+			&cli.DurationFlag{
+				Name:  "all-timeout",
+				Value: 10 * time.Second,
+				Usage: "how long all status pages together may take",
+			},
+			&cli.BoolFlag{
+				Name:    "watch",
+				Aliases: []string{"w"},
+				Usage:   "go on: a live table on a terminal, elsewhere the lines that change",
+			},
+			&cli.StringFlag{
+				Name:   "serve",
+				Usage:  "show a page at this address, such as 127.0.0.1:8080, and keep it up to date",
+				Action: clusterAddress,
+			},
+			&cli.BoolFlag{
+				Name:    "verbose",
+				Aliases: []string{"v"},
+				Usage:   "say how many requests were made",
+			},
 		},
 		Action: nodes.Action,
 		Commands: []*cli.Command{
@@ -86,8 +126,12 @@ func namesOf[T any](list []T, name func(T) string) []string {
 // clusterOptions are what the flags ask for, and how to reach the API server.
 func clusterOptions(cmd *cli.Command) (options cluster.Options, client *cluster.Client, namespace string, err error) {
 	options = cluster.Options{
-		Selector: cmd.String("selector"), Names: cmd.Args().Slice(), Domain: cmd.String("domain"), Namespace: cmd.String("virgate-namespace"),
-		StatusTimeout: cmd.Duration("status-timeout"), AllTimeout: cmd.Duration("all-timeout"),
+		Selector:      cmd.String("selector"),
+		Names:         cmd.Args().Slice(),
+		Domain:        cmd.String("domain"),
+		Namespace:     cmd.String("virgate-namespace"),
+		StatusTimeout: cmd.Duration("status-timeout"),
+		AllTimeout:    cmd.Duration("all-timeout"),
 	}
 	switch {
 	case options.StatusTimeout < 0:
@@ -171,7 +215,11 @@ func clusterPart(cmd *cli.Command) string {
 
 // clusterDocument is what -o json and yaml print.
 func clusterDocument(cmd *cli.Command, view cluster.View, list any) map[string]any {
-	document := map[string]any{"at": view.At, clusterPart(cmd): list, "notes": view.Notes}
+	document := map[string]any{
+		"at":             view.At,
+		clusterPart(cmd): list,
+		"notes":          view.Notes,
+	}
 	if clusterPart(cmd) == "nodes" {
 		document["rules"] = view.Rules
 	}

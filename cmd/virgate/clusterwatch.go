@@ -26,7 +26,9 @@ import (
 // watchCluster shows the cluster and what changes in it, until the context ends or a key is pressed,
 // which is no error.
 func watchCluster(ctx context.Context, cmd *cli.Command, environment environment, watcher *cluster.Watcher, show func(*text, cluster.View, bool), of func(cluster.View) (any, []string)) error {
-	output, out, notes := cmd.String("output"), cmd.Root().Writer, cmd.Root().ErrWriter
+	output := cmd.String("output")
+	out := cmd.Root().Writer
+	notes := cmd.Root().ErrWriter
 	table := func(view cluster.View) string {
 		var t text
 		show(&t, view, output == "wide")

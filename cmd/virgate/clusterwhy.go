@@ -17,11 +17,17 @@ import (
 
 func clusterWhyCommand(environment environment) *cli.Command {
 	return &cli.Command{
-		Name: "why", Usage: "says why a pod waits for a GPU", ArgsUsage: "POD",
+		Name:            "why",
+		Usage:           "says why a pod waits for a GPU",
+		ArgsUsage:       "POD",
 		HideHelpCommand: true, // A pod may be named help, or h.
 		Description: "Says it of POD in --namespace, or of NAMESPACE/POD: which nodes do not take it, for what cause, and what would help.\n\n" +
 			"Example: virgate cluster why -n research training-0",
-		Flags: []cli.Flag{&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}, Usage: "the pod's namespace; without it the kubeconfig context's"}},
+		Flags: []cli.Flag{&cli.StringFlag{
+			Name:    "namespace",
+			Aliases: []string{"n"},
+			Usage:   "the pod's namespace; without it the kubeconfig context's",
+		}},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			return whyAPodWaits(ctx, cmd, environment)
 		},
@@ -78,7 +84,11 @@ func whyAPodWaits(ctx context.Context, cmd *cli.Command, environment environment
 	said.why(answer, output == "wide")
 	verdict, rest, _ := strings.Cut(status.Plain(said.String()), "\n")
 	if coloured(out, environment) {
-		colour := map[string]string{"waiting": "33", "starting": "33", "refused": "31"}[answer.State]
+		colour := map[string]string{
+			"waiting":  "33",
+			"starting": "33",
+			"refused":  "31",
+		}[answer.State]
 		if colour != "" {
 			verdict = "\x1b[" + colour + "m" + verdict + "\x1b[0m"
 		}

@@ -29,13 +29,21 @@ func configManagerCommand(environment environment, stderr io.Writer) *cli.Comman
 	}
 	text := func(name, variable, usage string) cli.Flag {
 		value, _ := environment(variable)
-		return &cli.StringFlag{Name: name, Value: value, Usage: usage + " [$" + variable + "]"}
+		return &cli.StringFlag{
+			Name:  name,
+			Value: value,
+			Usage: usage + " [$" + variable + "]",
+		}
 	}
 	once, _ := environment("ONESHOT")
 	oneshot, onceErr := strconv.ParseBool(cmp.Or(once, "false"))
 	flags = append(flags,
 		text("config-file-dst", "CONFIG_FILE_DST", "the link to keep at the chosen profile"),
-		&cli.BoolFlag{Name: "oneshot", Value: oneshot, Usage: "end when the profile has been chosen [$ONESHOT]"},
+		&cli.BoolFlag{
+			Name:  "oneshot",
+			Value: oneshot,
+			Usage: "end when the profile has been chosen [$ONESHOT]",
+		},
 		&cli.BoolFlag{Name: "send-signal", Usage: "no effect: the plugin follows the link by itself [$SEND_SIGNAL]"},
 		text("signal", "SIGNAL", "no effect"),
 		text("process-to-signal", "PROCESS_TO_SIGNAL", "no effect"),
@@ -62,8 +70,18 @@ func configManagerCommand(environment environment, stderr io.Writer) *cli.Comman
 			if err != nil {
 				return err
 			}
-			node := &configsource.NodeSource{Source: o.Source, Labels: o.Labels, Default: o.Default, Fallbacks: o.Fallbacks}
-			m := configManager{node: node, dir: cmd.String("config-dir"), link: cmd.String("config-file-dst"), log: log}
+			node := &configsource.NodeSource{
+				Source:    o.Source,
+				Labels:    o.Labels,
+				Default:   o.Default,
+				Fallbacks: o.Fallbacks,
+			}
+			m := configManager{
+				node: node,
+				dir:  cmd.String("config-dir"),
+				link: cmd.String("config-file-dst"),
+				log:  log,
+			}
 			return m.run(ctx, cmd.Bool("oneshot"))
 		},
 	}

@@ -40,7 +40,11 @@ func clearCommand() *cli.Command {
 			"its partitions. Reset or replace a GPU with a fatal error first: this does neither.\n\n" +
 			"Example: virgate health clear --gpu 0",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "gpu", Required: true, Usage: "a GPU index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…) or a PCI bus ID (00000000:3B:00.0)"},
+			&cli.StringFlag{
+				Name:     "gpu",
+				Required: true,
+				Usage:    "a GPU index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…) or a PCI bus ID (00000000:3B:00.0)",
+			},
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			return healthRequest(ctx, cmd, http.MethodPost, "/health/clear", url.Values{"gpu": {cmd.String("gpu")}})
@@ -104,7 +108,11 @@ func verbCommand(verb simnode.Verb) *cli.Command {
 			words = append(words, strings.ToUpper(argument.Name))
 			continue
 		}
-		command.Flags = append(command.Flags, &cli.StringFlag{Name: argument.Name, Usage: argument.Usage, Required: !argument.Optional})
+		command.Flags = append(command.Flags, &cli.StringFlag{
+			Name:     argument.Name,
+			Usage:    argument.Usage,
+			Required: !argument.Optional,
+		})
 	}
 	command.ArgsUsage = strings.Join(words, " ")
 	command.Action = func(ctx context.Context, cmd *cli.Command) error {
@@ -127,7 +135,11 @@ func verbCommand(verb simnode.Verb) *cli.Command {
 }
 
 func controlSocketFlag() cli.Flag {
-	return &cli.StringFlag{Name: "control-socket", Value: "/run/virgate/control.sock", Usage: "the control socket of the running Virgate"}
+	return &cli.StringFlag{
+		Name:  "control-socket",
+		Value: "/run/virgate/control.sock",
+		Usage: "the control socket of the running Virgate",
+	}
 }
 
 // callControl sends a request to the program behind the control socket and

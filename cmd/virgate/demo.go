@@ -38,10 +38,18 @@ func demoCommand() *cli.Command {
 			"each step. The exit code is 0 only if every step succeeded.\n\n" +
 			"Example: virgate demo --serve, then open http://localhost:9400/status",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "scenario", Value: "main", Usage: "main: time-slicing, live switches, a fault; mig: a GPU gets another MIG layout under running pods; guard: pods use more memory than is theirs; mps: time slices, MPS and whole GPUs, and a daemon that dies; dra: claims instead of the device plugin, partitions on demand, and back"},
+			&cli.StringFlag{
+				Name:  "scenario",
+				Value: "main",
+				Usage: "main: time-slicing, live switches, a fault; mig: a GPU gets another MIG layout under running pods; guard: pods use more memory than is theirs; mps: time slices, MPS and whole GPUs, and a daemon that dies; dra: claims instead of the device plugin, partitions on demand, and back",
+			},
 			worldFlag(),
 			&cli.BoolFlag{Name: "serve", Usage: "keep running afterwards, with HTTP on --listen"},
-			&cli.StringFlag{Name: "listen", Value: "localhost:9400", Usage: "the HTTP address with --serve"},
+			&cli.StringFlag{
+				Name:  "listen",
+				Value: "localhost:9400",
+				Usage: "the HTTP address with --serve",
+			},
 			&cli.BoolFlag{Name: "verbose", Usage: "print the program's log on standard error"},
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
@@ -105,11 +113,34 @@ type scenario struct {
 
 func scenarios() map[string]scenario {
 	return map[string]scenario{
-		"main":  {node: "dgx-a100", profile: timesSlicedBy(10), steps: (*demoNode).mainSteps, afterwards: (*demoNode).fillNode},
-		"mig":   {node: "h100+all-1g.10gb", profile: withLayout("all-1g.10gb"), steps: (*demoNode).migSteps},
-		"mps":   {node: "t4x2", profile: timesSlicedBy(4), steps: (*demoNode).mpsSteps, afterwards: (*demoNode).serveMPS},
-		"guard": {node: "t4", profile: []byte(guardedProfile), steps: (*demoNode).guardSteps},
-		"dra":   {node: "h100x2", profile: []byte(byPlugin), steps: (*demoNode).draSteps, claims: true},
+		"main": {
+			node:       "dgx-a100",
+			profile:    timesSlicedBy(10),
+			steps:      (*demoNode).mainSteps,
+			afterwards: (*demoNode).fillNode,
+		},
+		"mig": {
+			node:    "h100+all-1g.10gb",
+			profile: withLayout("all-1g.10gb"),
+			steps:   (*demoNode).migSteps,
+		},
+		"mps": {
+			node:       "t4x2",
+			profile:    timesSlicedBy(4),
+			steps:      (*demoNode).mpsSteps,
+			afterwards: (*demoNode).serveMPS,
+		},
+		"guard": {
+			node:    "t4",
+			profile: []byte(guardedProfile),
+			steps:   (*demoNode).guardSteps,
+		},
+		"dra": {
+			node:    "h100x2",
+			profile: []byte(byPlugin),
+			steps:   (*demoNode).draSteps,
+			claims:  true,
+		},
 	}
 }
 
@@ -126,8 +157,15 @@ func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string, n
 		return fmt.Errorf("demo: %w", err)
 	}
 	s := &demoNode{
-		node: node, gpus: gpus, out: out, profile: filepath.Join(dir, "profile.yaml"),
-		kubelet: simkubelet.New(simkubelet.Options{Dir: filepath.Join(dir, "dp"), PodResourcesSocket: filepath.Join(dir, "pr.sock"), Logger: log.With("component", "kubelet")}),
+		node:    node,
+		gpus:    gpus,
+		out:     out,
+		profile: filepath.Join(dir, "profile.yaml"),
+		kubelet: simkubelet.New(simkubelet.Options{
+			Dir:                filepath.Join(dir, "dp"),
+			PodResourcesSocket: filepath.Join(dir, "pr.sock"),
+			Logger:             log.With("component", "kubelet"),
+		}),
 	}
 	s.api = &demoAPI{kubelet: s.kubelet}
 	s.mps = filepath.Join(dir, "mps")
@@ -137,16 +175,25 @@ func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string, n
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	options := daemon.Options{
-		GPUs:      func(configs.StartupSettings) (daemon.GPUs, error) { return daemon.Simulated(node, node), nil },
-		Profile:   daemon.ProfileOptions{Path: s.profile, Overrides: configs.Overrides{"flags.mpsRoot": {Value: s.mps}}},
-		MPSSocket: filepath.Join(s.mps, mps.SocketName),
-		Guard:     s.api.pods(),
-		PluginDir: filepath.Join(dir, "dp"), PodResourcesSocket: filepath.Join(dir, "pr.sock"),
-		Timing: plugin.Timing{RemovalDelay: time.Second}, Rescan: 300 * time.Millisecond, Probe: 300 * time.Millisecond,
-		Settings: agent.Settings{SampleInterval: time.Second, Listen: listen, Logger: log, Version: version},
+		GPUs:               func(configs.StartupSettings) (daemon.GPUs, error) { return daemon.Simulated(node, node), nil },
+		Profile:            daemon.ProfileOptions{Path: s.profile, Overrides: configs.Overrides{"flags.mpsRoot": {Value: s.mps}}},
+		MPSSocket:          filepath.Join(s.mps, mps.SocketName),
+		Guard:              s.api.pods(),
+		PluginDir:          filepath.Join(dir, "dp"),
+		PodResourcesSocket: filepath.Join(dir, "pr.sock"),
+		Timing:             plugin.Timing{RemovalDelay: time.Second},
+		Rescan:             300 * time.Millisecond,
+		Probe:              300 * time.Millisecond,
+		Settings: agent.Settings{
+			SampleInterval: time.Second,
+			Listen:         listen,
+			Logger:         log,
+			Version:        version,
+		},
 	}
 	if scenario.claims {
-		if s.dra, err = newDemoDRA(ctx, dir, log); err != nil {
+		s.dra, err = newDemoDRA(ctx, dir, log)
+		if err != nil {
 			return fmt.Errorf("demo: %w", err)
 		}
 		options.DRA, options.NodeName = s.dra.options, demoNodeName
@@ -268,9 +315,13 @@ func (s *demoNode) playSteps(ctx context.Context, steps []step) error {
 
 // podOf is a pod with one container, which asks for so many of the resource.
 func podOf(namespace, name, resource string, count int) simkubelet.Pod {
-	return simkubelet.Pod{Namespace: namespace, Name: name, Containers: []simkubelet.Container{
-		{Name: "main", Requests: map[string]int{resource: count}},
-	}}
+	return simkubelet.Pod{
+		Namespace: namespace,
+		Name:      name,
+		Containers: []simkubelet.Container{
+			{Name: "main", Requests: map[string]int{resource: count}},
+		},
+	}
 }
 
 // await waits until the kubelet's state is as wanted, and says whether it ever was.
@@ -545,8 +596,11 @@ func (s *demoNode) startProcesses() error {
 	start := func(gpu int, does load, container string) error {
 		pid++
 		return s.node.Do("process-add", map[string]string{
-			"gpu": strconv.Itoa(gpu), "pid": strconv.Itoa(pid), "bytes": strconv.FormatUint(does.memory, 10),
-			"sm": strconv.Itoa(does.percent), "container": container,
+			"gpu":       strconv.Itoa(gpu),
+			"pid":       strconv.Itoa(pid),
+			"bytes":     strconv.FormatUint(does.memory, 10),
+			"sm":        strconv.Itoa(does.percent),
+			"container": container,
 		})
 	}
 	for _, pod := range s.kubelet.Snapshot().Pods {

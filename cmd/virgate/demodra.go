@@ -45,8 +45,14 @@ func newDemoDRA(ctx context.Context, dir string, log *slog.Logger) (*demoDRA, er
 		return nil, err
 	}
 	return &demoDRA{
-		api: api, claims: map[string]*resourceapi.ResourceClaim{},
-		options: &dradriver.Options{Driver: dra.DriverName, Dir: filepath.Join(dir, "plugins"), RegistryDir: registry, Config: api.Config()},
+		api:    api,
+		claims: map[string]*resourceapi.ResourceClaim{},
+		options: &dradriver.Options{
+			Driver:      dra.DriverName,
+			Dir:         filepath.Join(dir, "plugins"),
+			RegistryDir: registry,
+			Config:      api.Config(),
+		},
 	}, nil
 }
 
@@ -63,7 +69,8 @@ const (
 func (s *demoNode) draSteps() []step {
 	return []step{
 		{"The node: two H100s in four time slices each, by the device plugin, and a pod that has one", func(ctx context.Context) (err error) {
-			if s.dra.kubelet, err = simdra.Register(ctx, s.dra.options.RegistryDir); err != nil {
+			s.dra.kubelet, err = simdra.Register(ctx, s.dra.options.RegistryDir)
+			if err != nil {
 				return err
 			}
 			if err := s.allocatable(ctx, 8, "the kubelet lists 8 devices"); err != nil {
@@ -202,10 +209,19 @@ func (s *demoNode) runByClaim(ctx context.Context, pod string, request simdra.Re
 	}
 	given := simkubelet.Claim{Name: claim.Name}
 	for _, d := range devices {
-		given.Devices = append(given.Devices, simkubelet.ClaimDevice{Driver: dra.DriverName, Pool: d.GetPoolName(), Name: d.GetDeviceName(), CDI: d.GetCdiDeviceIds()})
+		given.Devices = append(given.Devices, simkubelet.ClaimDevice{
+			Driver: dra.DriverName,
+			Pool:   d.GetPoolName(),
+			Name:   d.GetDeviceName(),
+			CDI:    d.GetCdiDeviceIds(),
+		})
 		s.say("   pod %-9s  has %s, CDI %s", pod, d.GetDeviceName(), strings.Join(d.GetCdiDeviceIds(), " "))
 	}
-	_, err = s.kubelet.AddPod(ctx, simkubelet.Pod{Namespace: claim.Namespace, Name: pod, Containers: []simkubelet.Container{{Name: "main", Claims: []simkubelet.Claim{given}}}})
+	_, err = s.kubelet.AddPod(ctx, simkubelet.Pod{
+		Namespace:  claim.Namespace,
+		Name:       pod,
+		Containers: []simkubelet.Container{{Name: "main", Claims: []simkubelet.Claim{given}}},
+	})
 	s.check(err == nil && len(devices) == max(request.Count, 1), "it runs, %d ms after its claim was made", time.Since(start).Milliseconds())
 }
 

@@ -98,7 +98,10 @@ func (s *demoNode) runGuarded(ctx context.Context) error {
 			return fmt.Errorf("demo: %w", err)
 		}
 		if err := s.node.Do("process-add", map[string]string{
-			"gpu": "0", "pid": strconv.Itoa(firstPID + i), "bytes": strconv.Itoa(pod.gib * gibibyte), "container": "demo/" + pod.name + "/main",
+			"gpu":       "0",
+			"pid":       strconv.Itoa(firstPID + i),
+			"bytes":     strconv.Itoa(pod.gib * gibibyte),
+			"container": "demo/" + pod.name + "/main",
 		}); err != nil {
 			return err
 		}

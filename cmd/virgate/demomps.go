@@ -34,13 +34,19 @@ func (s *demoNode) runMPS(ctx context.Context, log *slog.Logger) error {
 	}
 	node := nvml.NewNode(s.node, nvml.Options{Logger: log})
 	return mps.Run(ctx, mps.Options{
-		Root: s.mps, Logger: log.With("component", "mps"), Control: &simmps.InProcess{Servers: s.node.MPS()},
+		Root:    s.mps,
+		Logger:  log.With("component", "mps"),
+		Control: &simmps.InProcess{Servers: s.node.MPS()},
 		ComputeMode: func(ctx context.Context, gpu string) (sharing.ComputeMode, error) {
 			mode, _, err := node.ComputeMode(ctx, gpu)
 			return mode, err
 		},
 		SetComputeMode: node.SetComputeMode,
-		Timing:         mps.Timing{Ask: 200 * time.Millisecond, Pause: 200 * time.Millisecond, MaxPause: 500 * time.Millisecond},
+		Timing: mps.Timing{
+			Ask:      200 * time.Millisecond,
+			Pause:    200 * time.Millisecond,
+			MaxPause: 500 * time.Millisecond,
+		},
 	})
 }
 

@@ -24,9 +24,21 @@ func endDaemonSetCommand(environment environment) *cli.Command {
 			"the release, and names the nodes whose pods haven't ended.\n\n" +
 			"Example: virgate end-daemonset --daemonset virgate/virgate",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "daemonset", Required: true, Usage: "the DaemonSet, as NAMESPACE/NAME"},
-			&cli.StringFlag{Name: "kubeconfig", Value: kubeconfig, Usage: "how to reach the API server; without it as a pod does [$KUBECONFIG]"},
-			&cli.DurationFlag{Name: "wait", Value: 2 * time.Minute, Usage: "how long to wait for the pods"},
+			&cli.StringFlag{
+				Name:     "daemonset",
+				Required: true,
+				Usage:    "the DaemonSet, as NAMESPACE/NAME",
+			},
+			&cli.StringFlag{
+				Name:  "kubeconfig",
+				Value: kubeconfig,
+				Usage: "how to reach the API server; without it as a pod does [$KUBECONFIG]",
+			},
+			&cli.DurationFlag{
+				Name:  "wait",
+				Value: 2 * time.Minute,
+				Usage: "how long to wait for the pods",
+			},
 		},
 		Hidden: true,
 		Action: endDaemonSet,

@@ -26,28 +26,93 @@ const featureDiscoveryName = "gpu-feature-discovery"
 // featureDiscoverySettings are the flags of NVIDIA's program that a profile can say too.
 func featureDiscoverySettings() []configs.Setting {
 	return []configs.Setting{
-		{Path: "flags.migStrategy", Flag: "mig-strategy", Env: "GFD_MIG_STRATEGY", EnvAliases: []string{"MIG_STRATEGY"}, Default: "none", Usage: "how GPUs with MIG enabled are offered"},
 		{
-			Path: "flags.failOnInitError", Flag: "fail-on-init-error", Env: "GFD_FAIL_ON_INIT_ERROR", EnvAliases: []string{"FAIL_ON_INIT_ERROR"}, Type: configs.TypeBool, Default: "true",
-			Usage: "end when the driver cannot be opened; false labels the node as one without GPUs until it can",
+			Path:       "flags.migStrategy",
+			Flag:       "mig-strategy",
+			Env:        "GFD_MIG_STRATEGY",
+			EnvAliases: []string{"MIG_STRATEGY"},
+			Default:    "none",
+			Usage:      "how GPUs with MIG enabled are offered",
 		},
-		{Path: "flags.gfd.oneshot", Flag: "oneshot", Env: "GFD_ONESHOT", Type: configs.TypeBool, Default: "false", Usage: "end when the labels are written"},
-		{Path: "flags.gfd.noTimestamp", Flag: "no-timestamp", Env: "GFD_NO_TIMESTAMP", Type: configs.TypeBool, Default: "false", Usage: "leave out the label with the time"},
-		{Path: "flags.gfd.sleepInterval", Flag: "sleep-interval", Env: "GFD_SLEEP_INTERVAL", Default: "60s", Usage: "the time between two readings of the GPUs, infinite for one at the start and at each change of the profile"},
 		{
-			Path: "flags.gfd.outputFile", Flag: "output-file", Aliases: []string{"output", "o"}, Env: "GFD_OUTPUT_FILE", Default: "/etc/kubernetes/node-feature-discovery/features.d/gfd",
-			Usage: "the file of node feature discovery with the labels; empty prints them",
+			Path:       "flags.failOnInitError",
+			Flag:       "fail-on-init-error",
+			Env:        "GFD_FAIL_ON_INIT_ERROR",
+			EnvAliases: []string{"FAIL_ON_INIT_ERROR"},
+			Type:       configs.TypeBool,
+			Default:    "true",
+			Usage:      "end when the driver cannot be opened; false labels the node as one without GPUs until it can",
 		},
-		{Path: "flags.gfd.machineTypeFile", Flag: "machine-type-file", Env: "GFD_MACHINE_TYPE_FILE", Default: "/sys/class/dmi/id/product_name", Usage: "the file with the machine's name"},
 		{
-			Path: "flags.useNodeFeatureAPI", Flag: "use-node-feature-api", Env: "GFD_USE_NODE_FEATURE_API", EnvAliases: []string{"USE_NODE_FEATURE_API"}, Type: configs.TypeBool, Default: "true",
-			Usage: "write a NodeFeature object and not the file",
+			Path:    "flags.gfd.oneshot",
+			Flag:    "oneshot",
+			Env:     "GFD_ONESHOT",
+			Type:    configs.TypeBool,
+			Default: "false",
+			Usage:   "end when the labels are written",
 		},
-		{Path: "flags.deviceDiscoveryStrategy", Flag: "device-discovery-strategy", Env: "DEVICE_DISCOVERY_STRATEGY", Default: "auto", Usage: "how GPUs are found: auto or nvml"},
-		{Path: "flags.nvidiaDriverRoot", Flag: "nvidia-driver-root", Aliases: []string{"driver-root"}, Env: "NVIDIA_DRIVER_ROOT", Default: "/", Usage: "where the driver is installed on the host"},
 		{
-			Path: "flags.plugin.containerDriverRoot", Flag: "driver-root-ctr-path", Aliases: []string{"container-driver-root"}, Env: "DRIVER_ROOT_CTR_PATH", EnvAliases: []string{"CONTAINER_DRIVER_ROOT"},
-			Default: "/driver-root", Usage: "where that is mounted in this container",
+			Path:    "flags.gfd.noTimestamp",
+			Flag:    "no-timestamp",
+			Env:     "GFD_NO_TIMESTAMP",
+			Type:    configs.TypeBool,
+			Default: "false",
+			Usage:   "leave out the label with the time",
+		},
+		{
+			Path:    "flags.gfd.sleepInterval",
+			Flag:    "sleep-interval",
+			Env:     "GFD_SLEEP_INTERVAL",
+			Default: "60s",
+			Usage:   "the time between two readings of the GPUs, infinite for one at the start and at each change of the profile",
+		},
+		{
+			Path:    "flags.gfd.outputFile",
+			Flag:    "output-file",
+			Aliases: []string{"output", "o"},
+			Env:     "GFD_OUTPUT_FILE",
+			Default: "/etc/kubernetes/node-feature-discovery/features.d/gfd",
+			Usage:   "the file of node feature discovery with the labels; empty prints them",
+		},
+		{
+			Path:    "flags.gfd.machineTypeFile",
+			Flag:    "machine-type-file",
+			Env:     "GFD_MACHINE_TYPE_FILE",
+			Default: "/sys/class/dmi/id/product_name",
+			Usage:   "the file with the machine's name",
+		},
+		{
+			Path:       "flags.useNodeFeatureAPI",
+			Flag:       "use-node-feature-api",
+			Env:        "GFD_USE_NODE_FEATURE_API",
+			EnvAliases: []string{"USE_NODE_FEATURE_API"},
+			Type:       configs.TypeBool,
+			Default:    "true",
+			Usage:      "write a NodeFeature object and not the file",
+		},
+		{
+			Path:    "flags.deviceDiscoveryStrategy",
+			Flag:    "device-discovery-strategy",
+			Env:     "DEVICE_DISCOVERY_STRATEGY",
+			Default: "auto",
+			Usage:   "how GPUs are found: auto or nvml",
+		},
+		{
+			Path:    "flags.nvidiaDriverRoot",
+			Flag:    "nvidia-driver-root",
+			Aliases: []string{"driver-root"},
+			Env:     "NVIDIA_DRIVER_ROOT",
+			Default: "/",
+			Usage:   "where the driver is installed on the host",
+		},
+		{
+			Path:       "flags.plugin.containerDriverRoot",
+			Flag:       "driver-root-ctr-path",
+			Aliases:    []string{"container-driver-root"},
+			Env:        "DRIVER_ROOT_CTR_PATH",
+			EnvAliases: []string{"CONTAINER_DRIVER_ROOT"},
+			Default:    "/driver-root",
+			Usage:      "where that is mounted in this container",
 		},
 	}
 }
@@ -62,7 +127,12 @@ func featureDiscoveryCommand(environment environment, stderr io.Writer) *cli.Com
 				break
 			}
 		}
-		return &cli.StringFlag{Name: name, Aliases: aliases, Value: preset, Usage: usage + " [$" + variable + "]"}
+		return &cli.StringFlag{
+			Name:    name,
+			Aliases: aliases,
+			Value:   preset,
+			Usage:   usage + " [$" + variable + "]",
+		}
 	}
 	settings := featureDiscoverySettings()
 	return &cli.Command{
@@ -86,8 +156,13 @@ func featureDiscoveryCommand(environment environment, stderr io.Writer) *cli.Com
 				return err
 			}
 			d := &featureDiscovery{
-				cmd: cmd, log: slog.New(slog.NewTextHandler(stderr, nil)),
-				file: &configsource.File{Path: cmd.String("config-file"), Overrides: overridesOf(cmd, environment, settings), Done: ctx.Done()},
+				cmd: cmd,
+				log: slog.New(slog.NewTextHandler(stderr, nil)),
+				file: &configsource.File{
+					Path:      cmd.String("config-file"),
+					Overrides: overridesOf(cmd, environment, settings),
+					Done:      ctx.Done(),
+				},
 			}
 			d.pod, _ = environment("POD_NAME")
 			return d.run(ctx)
@@ -189,7 +264,11 @@ func pause(interval time.Duration, err error) time.Duration {
 
 // label reads the GPUs and writes the labels.
 func (d *featureDiscovery) label(ctx context.Context, config configs.Config, since time.Time) error {
-	n := features.Node{Profile: config.Profile, Machine: machineName(config.Discovery.MachineTypeFile, d.log), VGPUs: vgpus(os.DirFS(pciDevices), d.log)}
+	n := features.Node{
+		Profile: config.Profile,
+		Machine: machineName(config.Discovery.MachineTypeFile, d.log),
+		VGPUs:   vgpus(os.DirFS(pciDevices), d.log),
+	}
 	if !config.Discovery.NoTimestamp {
 		n.Timestamp = since.Unix()
 	}
@@ -248,7 +327,10 @@ func (d *featureDiscovery) writeNodeFeature(ctx context.Context, labels map[stri
 		return err
 	}
 	object, err := nodestatus.NewNodeFeature(config, node, nodestatus.FeatureOutput{
-		Kind: nodestatus.FeaturesToNFD, Namespace: d.cmd.String("namespace"), Name: "nvidia-features-for-" + node, Pod: d.pod,
+		Kind:      nodestatus.FeaturesToNFD,
+		Namespace: d.cmd.String("namespace"),
+		Name:      "nvidia-features-for-" + node,
+		Pod:       d.pod,
 	})
 	if err != nil {
 		return err

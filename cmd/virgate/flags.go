@@ -43,11 +43,32 @@ func flagsOf(settings []configs.Setting, shown ...string) []cli.Flag {
 		}
 		switch s.Type {
 		case configs.TypeBool:
-			flags = append(flags, &cli.BoolFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default, Hidden: hidden})
+			flags = append(flags, &cli.BoolFlag{
+				Name:        s.Flag,
+				Aliases:     s.Aliases,
+				Usage:       usage,
+				Category:    category,
+				DefaultText: s.Default,
+				Hidden:      hidden,
+			})
 		case configs.TypeList, configs.TypeNumbers: // May be repeated, besides the commas.
-			flags = append(flags, &cli.StringSliceFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default, Hidden: hidden})
+			flags = append(flags, &cli.StringSliceFlag{
+				Name:        s.Flag,
+				Aliases:     s.Aliases,
+				Usage:       usage,
+				Category:    category,
+				DefaultText: s.Default,
+				Hidden:      hidden,
+			})
 		default:
-			flags = append(flags, &cli.StringFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default, Hidden: hidden})
+			flags = append(flags, &cli.StringFlag{
+				Name:        s.Flag,
+				Aliases:     s.Aliases,
+				Usage:       usage,
+				Category:    category,
+				DefaultText: s.Default,
+				Hidden:      hidden,
+			})
 		}
 	}
 	return flags
@@ -95,7 +116,13 @@ func configFlags(environment environment, readsOnce bool) []cli.Flag {
 		usage += "; - reads standard input"
 	}
 	return []cli.Flag{
-		&cli.StringFlag{Name: "config", Aliases: []string{"config-file"}, Value: file, DefaultText: "none: everything exclusive", Usage: usage + " [$CONFIG_FILE]"},
+		&cli.StringFlag{
+			Name:        "config",
+			Aliases:     []string{"config-file"},
+			Value:       file,
+			DefaultText: "none: everything exclusive",
+			Usage:       usage + " [$CONFIG_FILE]",
+		},
 		&cli.StringFlag{Name: "config-key", Usage: "which profile, when the ConfigMap manifest has several"},
 	}
 }
@@ -120,8 +147,16 @@ func checkFollowed(cmd *cli.Command, flag string) error {
 func pluginDirFlags(environment environment) []cli.Flag {
 	socket, _ := environment("KUBELET_SOCKET")
 	return []cli.Flag{
-		&cli.StringFlag{Name: "device-plugin-dir", Value: "/var/lib/kubelet/device-plugins", Usage: "the kubelet's device-plugins directory"},
-		&cli.StringFlag{Name: "kubelet-socket", Value: socket, Usage: "as in NVIDIA's plugin: without --device-plugin-dir, this socket's directory is used [$KUBELET_SOCKET]"},
+		&cli.StringFlag{
+			Name:  "device-plugin-dir",
+			Value: "/var/lib/kubelet/device-plugins",
+			Usage: "the kubelet's device-plugins directory",
+		},
+		&cli.StringFlag{
+			Name:  "kubelet-socket",
+			Value: socket,
+			Usage: "as in NVIDIA's plugin: without --device-plugin-dir, this socket's directory is used [$KUBELET_SOCKET]",
+		},
 	}
 }
 
@@ -148,7 +183,13 @@ func clusterFlags(environment environment) []cli.Flag {
 		if value, ok := environment(variable); ok && value != "" {
 			preset = value
 		}
-		return &cli.StringFlag{Name: name, Aliases: aliases, Value: preset, Usage: usage + " [$" + variable + "]", Category: category}
+		return &cli.StringFlag{
+			Name:     name,
+			Aliases:  aliases,
+			Value:    preset,
+			Usage:    usage + " [$" + variable + "]",
+			Category: category,
+		}
 	}
 	return []cli.Flag{
 		text("config-map", "CONFIG_MAP", "", "the ConfigMap with the profiles, NAMESPACE/NAME, read from the API server"),
@@ -164,19 +205,24 @@ func clusterFlags(environment environment) []cli.Flag {
 // profileOptions say where the profile is: --config, a ConfigMap or a directory.
 func profileOptions(cmd *cli.Command, overrides configs.Overrides, log *slog.Logger) (daemon.ProfileOptions, error) {
 	options := daemon.ProfileOptions{
-		Path: cmd.String("config"), Key: cmd.String("config-key"), Default: cmd.String("default-config"), Overrides: overrides,
+		Path:      cmd.String("config"),
+		Key:       cmd.String("config-key"),
+		Default:   cmd.String("default-config"),
+		Overrides: overrides,
 	}
 	err := oneSource(cmd)
 	if err != nil {
 		return options, err
 	}
 	if cmd.String("config-map") == "" && cmd.String("config-dir") == "" {
-		if options.Labels, err = newLabels(cmd, nil, log); err != nil {
+		options.Labels, err = newLabels(cmd, nil, log)
+		if err != nil {
 			log.Info("no label is looked at", "because", err)
 		}
 		return options, nil
 	}
-	if options.Fallbacks, err = configsource.ParseFallbacks(cmd.String("fallback-strategies")); err != nil {
+	options.Fallbacks, err = configsource.ParseFallbacks(cmd.String("fallback-strategies"))
+	if err != nil {
 		return options, usageError{fmt.Errorf("--fallback-strategies: %w", err)}
 	}
 	var api *configsource.Client
@@ -187,12 +233,14 @@ func profileOptions(cmd *cli.Command, overrides configs.Overrides, log *slog.Log
 		if err != nil {
 			return options, usageError{fmt.Errorf("--config-map: %w", err)}
 		}
-		if api, err = newAPI(cmd); err != nil {
+		api, err = newAPI(cmd)
+		if err != nil {
 			return options, err
 		}
 		options.Source = configsource.NewConfigMap(api, namespace, name, log)
 	}
-	if options.Labels, err = newLabels(cmd, api, log); err != nil {
+	options.Labels, err = newLabels(cmd, api, log)
+	if err != nil {
 		return options, err
 	}
 	if options.Labels == nil {
@@ -218,7 +266,8 @@ func newLabels(cmd *cli.Command, api *configsource.Client, log *slog.Logger) (*c
 	}
 	if api == nil {
 		var err error
-		if api, err = newAPI(cmd); err != nil {
+		api, err = newAPI(cmd)
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -300,17 +349,72 @@ func reportFlags(environment environment) []cli.Flag {
 	namespace, _ := environment("NAMESPACE")
 	category := "what the Node says; it takes --node-name and an API server"
 	return []cli.Flag{
-		&cli.BoolFlag{Name: "node-events", Value: true, DefaultText: "true", Usage: "write Events about profiles and GPUs", Category: category},
-		&cli.BoolFlag{Name: "node-condition", Value: true, DefaultText: "true", Usage: "write the condition " + nodestatus.ConditionType, Category: category},
-		&cli.DurationFlag{Name: "node-heartbeat", Value: 5 * time.Minute, Usage: "how often the condition is written again while it stays as it is, so that its age tells whether anybody serves the node; 0 for never", Category: category},
-		&cli.BoolFlag{Name: "node-annotations", Value: true, DefaultText: "true", Usage: "write annotations with the profile in force, and the labels " + nodestatus.StateLabel + " and " + nodestatus.MIGStateLabel, Category: category},
-		&cli.BoolFlag{Name: "feature-labels", Usage: "write labels that say what GPUs the node has and how they are shared, as GPU feature discovery does", Category: category},
-		&cli.StringFlag{Name: "feature-output", Value: nodestatus.FeaturesToNode, Usage: "where they go: node, or to node feature discovery (NFD) as nfd-file or nfd-api", Category: category},
-		&cli.BoolFlag{Name: "feature-models", Usage: "write a label gpu.model.MODEL for each model, which GPU feature discovery does not", Category: category},
-		&cli.StringFlag{Name: "feature-file", Value: featureFile, Usage: "the file of nfd-file", Category: category},
-		&cli.StringFlag{Name: "feature-namespace", Value: namespace, Usage: "the namespace of the NodeFeature object of nfd-api, and of this pod, whose name is in $POD_NAME [$NAMESPACE]", Category: category},
-		&cli.StringFlag{Name: "machine-type-file", Value: "/sys/class/dmi/id/product_name", Usage: "the file with the machine's name, for the label gpu.machine", Category: category},
-		&cli.BoolFlag{Name: "remove-stale-resources", Usage: "remove resources that Virgate has stopped from the Node's capacity, minutes later", Category: category},
+		&cli.BoolFlag{
+			Name:        "node-events",
+			Value:       true,
+			DefaultText: "true",
+			Usage:       "write Events about profiles and GPUs",
+			Category:    category,
+		},
+		&cli.BoolFlag{
+			Name:        "node-condition",
+			Value:       true,
+			DefaultText: "true",
+			Usage:       "write the condition " + nodestatus.ConditionType,
+			Category:    category,
+		},
+		&cli.DurationFlag{
+			Name:     "node-heartbeat",
+			Value:    5 * time.Minute,
+			Usage:    "how often the condition is written again while it stays as it is, so that its age tells whether anybody serves the node; 0 for never",
+			Category: category,
+		},
+		&cli.BoolFlag{
+			Name:        "node-annotations",
+			Value:       true,
+			DefaultText: "true",
+			Usage:       "write annotations with the profile in force, and the labels " + nodestatus.StateLabel + " and " + nodestatus.MIGStateLabel,
+			Category:    category,
+		},
+		&cli.BoolFlag{
+			Name:     "feature-labels",
+			Usage:    "write labels that say what GPUs the node has and how they are shared, as GPU feature discovery does",
+			Category: category,
+		},
+		&cli.StringFlag{
+			Name:     "feature-output",
+			Value:    nodestatus.FeaturesToNode,
+			Usage:    "where they go: node, or to node feature discovery (NFD) as nfd-file or nfd-api",
+			Category: category,
+		},
+		&cli.BoolFlag{
+			Name:     "feature-models",
+			Usage:    "write a label gpu.model.MODEL for each model, which GPU feature discovery does not",
+			Category: category,
+		},
+		&cli.StringFlag{
+			Name:     "feature-file",
+			Value:    featureFile,
+			Usage:    "the file of nfd-file",
+			Category: category,
+		},
+		&cli.StringFlag{
+			Name:     "feature-namespace",
+			Value:    namespace,
+			Usage:    "the namespace of the NodeFeature object of nfd-api, and of this pod, whose name is in $POD_NAME [$NAMESPACE]",
+			Category: category,
+		},
+		&cli.StringFlag{
+			Name:     "machine-type-file",
+			Value:    "/sys/class/dmi/id/product_name",
+			Usage:    "the file with the machine's name, for the label gpu.machine",
+			Category: category,
+		},
+		&cli.BoolFlag{
+			Name:     "remove-stale-resources",
+			Usage:    "remove resources that Virgate has stopped from the Node's capacity, minutes later",
+			Category: category,
+		},
 	}
 }
 
@@ -325,8 +429,11 @@ func featureOutput(cmd *cli.Command, environment environment) (nodestatus.Featur
 	}
 	pod, _ := environment("POD_NAME")
 	output = nodestatus.FeatureOutput{
-		Kind: cmd.String("feature-output"), File: cmd.String("feature-file"),
-		Namespace: cmd.String("feature-namespace"), Name: nodestatus.NodeFeatureName(cmd.String("node-name")), Pod: pod,
+		Kind:      cmd.String("feature-output"),
+		File:      cmd.String("feature-file"),
+		Namespace: cmd.String("feature-namespace"),
+		Name:      nodestatus.NodeFeatureName(cmd.String("node-name")),
+		Pod:       pod,
 	}
 	switch {
 	case !slices.Contains([]string{nodestatus.FeaturesToNode, nodestatus.FeaturesToFile, nodestatus.FeaturesToNFD}, output.Kind):
@@ -377,9 +484,14 @@ func newReporter(cmd *cli.Command, features nodestatus.FeatureOutput, log *slog.
 		return nil, usageError{fmt.Errorf("--node-heartbeat must not be less than 0, got %s", beat)}
 	}
 	options := nodestatus.Options{
-		Node: cmd.String("node-name"), Events: cmd.Bool("node-events"), Condition: cmd.Bool("node-condition"), Heartbeat: cmd.Duration("node-heartbeat"),
-		Annotations: cmd.Bool("node-annotations"), RemoveStale: cmd.Bool("remove-stale-resources"),
-		Features: features, Logger: log,
+		Node:        cmd.String("node-name"),
+		Events:      cmd.Bool("node-events"),
+		Condition:   cmd.Bool("node-condition"),
+		Heartbeat:   cmd.Duration("node-heartbeat"),
+		Annotations: cmd.Bool("node-annotations"),
+		RemoveStale: cmd.Bool("remove-stale-resources"),
+		Features:    features,
+		Logger:      log,
 	}
 	if !options.Events && !options.Condition && !options.Annotations && !options.RemoveStale && features.Kind == "" {
 		return nil, nil
@@ -412,12 +524,29 @@ func newReporter(cmd *cli.Command, features nodestatus.FeatureOutput, log *slog.
 
 func metricsFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.DurationFlag{Name: "sample", Value: 5 * time.Second, Usage: "the time between two samples of who uses the GPUs and how much"},
-		&cli.StringFlag{Name: "proc", Value: "/proc", Usage: "where the host's /proc is; a simulated node has its own"},
+		&cli.DurationFlag{
+			Name:  "sample",
+			Value: 5 * time.Second,
+			Usage: "the time between two samples of who uses the GPUs and how much",
+		},
+		&cli.StringFlag{
+			Name:  "proc",
+			Value: "/proc",
+			Usage: "where the host's /proc is; a simulated node has its own",
+		},
 		&cli.BoolFlag{Name: "watch-pods", Usage: "follow this node's pods at the API server, to tell whose container a process is in; needs --node-name and the right to list and watch pods"},
 		&cli.BoolFlag{Name: "evict-over-limit", Usage: "evict pods as profiles with memory.action: evict want; needs --watch-pods and the rights to create pods/eviction and to delete pods"},
-		&cli.BoolFlag{Name: "metrics-per-container", Value: true, DefaultText: "true", Usage: "have series in /metrics that name pods"},
-		&cli.IntFlag{Name: "metrics-max-series", Value: 10000, Usage: "how many of Virgate's series a scrape may have; virgate_dropped_series counts those beyond"},
+		&cli.BoolFlag{
+			Name:        "metrics-per-container",
+			Value:       true,
+			DefaultText: "true",
+			Usage:       "have series in /metrics that name pods",
+		},
+		&cli.IntFlag{
+			Name:  "metrics-max-series",
+			Value: 10000,
+			Usage: "how many of Virgate's series a scrape may have; virgate_dropped_series counts those beyond",
+		},
 		&cli.StringFlag{Name: "web-config-file", Usage: "TLS and basic authentication for --listen, in the format of Prometheus's exporters (github.com/prometheus/exporter-toolkit, docs/web-configuration.md)"},
 		&cli.StringFlag{Name: "health-listen", Usage: "another HTTP address, for /healthz and /readyz alone and without --web-config-file; empty for none"},
 		&cli.BoolFlag{Name: "pprof", Usage: "serve /debug/pprof/ on --listen"},
@@ -440,8 +569,16 @@ func httpOptions(cmd *cli.Command) (web.HTTP, error) {
 
 func grantFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "cdi-dir", Value: "/var/run/cdi", Usage: "where container runtimes look for CDI specs; on a simulated node the default is below --device-plugin-dir"},
-		&cli.StringFlag{Name: "host-root", Value: "/", Usage: "where the host's / is mounted, to look for device nodes and for an installer's driver"},
+		&cli.StringFlag{
+			Name:  "cdi-dir",
+			Value: "/var/run/cdi",
+			Usage: "where container runtimes look for CDI specs; on a simulated node the default is below --device-plugin-dir",
+		},
+		&cli.StringFlag{
+			Name:  "host-root",
+			Value: "/",
+			Usage: "where the host's / is mounted, to look for device nodes and for an installer's driver",
+		},
 		driverRootFlag(),
 	}
 }

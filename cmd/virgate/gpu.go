@@ -18,14 +18,29 @@ import (
 )
 
 func gpuCommand() *cli.Command {
-	selector := &cli.StringFlag{Name: "gpu", Required: true, Usage: "a GPU index (0), a UUID (GPU-…) or a PCI bus ID (00000000:3B:00.0)"}
-	length := &cli.DurationFlag{Name: "for", Value: 10 * time.Minute, Usage: "how long until the GPU is taken back, from now on; 24h at most"}
-	wait := &cli.BoolFlag{Name: "wait", Value: true, DefaultText: "true", Usage: "wait for the GPU's holders; false names them and ends with exit code 1, while the release goes on"}
+	selector := &cli.StringFlag{
+		Name:     "gpu",
+		Required: true,
+		Usage:    "a GPU index (0), a UUID (GPU-…) or a PCI bus ID (00000000:3B:00.0)",
+	}
+	length := &cli.DurationFlag{
+		Name:  "for",
+		Value: 10 * time.Minute,
+		Usage: "how long until the GPU is taken back, from now on; 24h at most",
+	}
+	wait := &cli.BoolFlag{
+		Name:        "wait",
+		Value:       true,
+		DefaultText: "true",
+		Usage:       "wait for the GPU's holders; false names them and ends with exit code 1, while the release goes on",
+	}
 	verb := func(name, usage, description string, flags ...cli.Flag) *cli.Command {
 		return &cli.Command{
-			Name: name, Usage: usage, Description: description + "\n\nExample: virgate gpu " + name + " --gpu 0",
-			Flags:  append([]cli.Flag{selector}, flags...),
-			Action: func(ctx context.Context, cmd *cli.Command) error { return changeRelease(ctx, cmd, name) },
+			Name:        name,
+			Usage:       usage,
+			Description: description + "\n\nExample: virgate gpu " + name + " --gpu 0",
+			Flags:       append([]cli.Flag{selector}, flags...),
+			Action:      func(ctx context.Context, cmd *cli.Command) error { return changeRelease(ctx, cmd, name) },
 		}
 	}
 	return &cli.Command{
@@ -127,7 +142,8 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 			say(goes+" until %s: virgate gpu restore --gpu %d ends that", r.Until.UTC().Format("15:04:05 MST"), r.Index)
 			return errSilent
 		}
-		if list, err = askReleases(ctx, cmd, http.MethodGet, "", nil); err != nil {
+		list, err = askReleases(ctx, cmd, http.MethodGet, "", nil)
+		if err != nil {
 			return err
 		}
 		at := slices.IndexFunc(list, func(other release.Release) bool { return other.GPU == r.GPU })

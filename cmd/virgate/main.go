@@ -64,10 +64,16 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 			"Try it without a GPU: virgate demo\n\n" +
 			"Exit codes: 0 for success, 1 when something failed or what was checked is wrong, 2 for a\n" +
 			"wrong command line. The help of a command says where 1 means more.",
-		Writer: stdout, ErrWriter: stderr,
+		Writer:          stdout,
+		ErrWriter:       stderr,
 		HideHelpCommand: true, // The library's answers an unknown topic with exit code 3.
 		ExitErrHandler:  func(context.Context, *cli.Command, error) {},
-		Flags:           []cli.Flag{&cli.BoolFlag{Name: versionFlag, Aliases: []string{"v"}, Usage: "print the version", Local: true}},
+		Flags: []cli.Flag{&cli.BoolFlag{
+			Name:    versionFlag,
+			Aliases: []string{"v"},
+			Usage:   "print the version",
+			Local:   true,
+		}},
 		Commands: slices.Concat(
 			group("Check and try, also without a GPU", planCommand(environment), checkCommand(environment), simCommand(), demoCommand()),
 			group("Cluster", clusterCommand(environment), rolloutCommand(), uninstallCommand(environment)),
@@ -113,7 +119,11 @@ func kubectlPlugin(program *cli.Command) *cli.Command {
 	plugin.Name, plugin.Category = "kubectl virgate", ""
 	plugin.Writer, plugin.ErrWriter = program.Writer, program.ErrWriter
 	plugin.HideHelpCommand, plugin.ExitErrHandler = program.HideHelpCommand, program.ExitErrHandler
-	plugin.Flags = append(plugin.Flags, &cli.BoolFlag{Name: versionFlag, Usage: "print the version", Local: true})
+	plugin.Flags = append(plugin.Flags, &cli.BoolFlag{
+		Name:  versionFlag,
+		Usage: "print the version",
+		Local: true,
+	})
 	for _, cmd := range append(plugin.Commands, plugin) {
 		cmd.Description = strings.ReplaceAll(cmd.Description, "virgate cluster ", plugin.Name+" ")
 	}

@@ -55,7 +55,8 @@ func wantedLayout(ctx context.Context, cmd *cli.Command, environment environment
 		if err != nil {
 			return sharing.MIGConfig{}, err
 		}
-		if file, err = configs.ParseKey(configsource.Name(path), data, cmd.String("config-key"), overrides(cmd, environment)); err != nil {
+		file, err = configs.ParseKey(configsource.Name(path), data, cmd.String("config-key"), overrides(cmd, environment))
+		if err != nil {
 			return sharing.MIGConfig{}, err
 		}
 	}
@@ -144,7 +145,8 @@ type gpuPlan struct {
 
 // planNode is what the wanted layout means for each GPU, with warnings.
 func planNode(ctx context.Context, cmd *cli.Command, environment environment) (wanted sharing.MIGConfig, plans []gpuPlan, warnings []string, err error) {
-	if wanted, err = wantedLayout(ctx, cmd, environment); err != nil {
+	wanted, err = wantedLayout(ctx, cmd, environment)
+	if err != nil {
 		return wanted, nil, nil, err
 	}
 	gpus, err := partitionedNode(ctx, cmd, environment)
@@ -159,7 +161,11 @@ func planLayout(gpus []partitionedGPU, wanted sharing.MIGConfig) (plans []gpuPla
 	ids := make([]sharing.GPUID, len(gpus))
 	for i, gpu := range gpus {
 		ids[i] = gpu.state.GPU
-		plans = append(plans, gpuPlan{gpu, migchange.Decide(migchange.Situation{GPU: gpu.gpu.UUID, State: gpu.state, Wanted: wanted})})
+		plans = append(plans, gpuPlan{gpu, migchange.Decide(migchange.Situation{
+			GPU:    gpu.gpu.UUID,
+			State:  gpu.state,
+			Wanted: wanted,
+		})})
 	}
 	return plans, wanted.Unmatched(ids)
 }
@@ -220,8 +226,12 @@ func migReport(plans []gpuPlan, warnings []string) migNodeReport {
 		change := p.Change
 		change.Steps = p.Steps
 		report.GPUs = append(report.GPUs, migGPUReport{
-			GPU: p.gpu.UUID, Index: p.gpu.Index, Wanted: p.State != "" && p.State != nodereport.LayoutFailed,
-			Complete: p.Problem() == "" && change.Complete(), Problem: p.Problem(), Change: change,
+			GPU:      p.gpu.UUID,
+			Index:    p.gpu.Index,
+			Wanted:   p.State != "" && p.State != nodereport.LayoutFailed,
+			Complete: p.Problem() == "" && change.Complete(),
+			Problem:  p.Problem(),
+			Change:   change,
 		})
 	}
 	return report
@@ -229,8 +239,16 @@ func migReport(plans []gpuPlan, warnings []string) migNodeReport {
 
 func migApplyCommand(environment environment) *cli.Command {
 	flags := append(wantedFlags(environment),
-		&cli.StringFlag{Name: "device-plugin-dir", Value: "/var/lib/kubelet/device-plugins", Usage: "the kubelet's device-plugins directory, which also has the journal"},
-		&cli.StringFlag{Name: "pod-resources-socket", Value: "/var/lib/kubelet/pod-resources/kubelet.sock", Usage: "the kubelet's PodResources socket, which says what pods hold"},
+		&cli.StringFlag{
+			Name:  "device-plugin-dir",
+			Value: "/var/lib/kubelet/device-plugins",
+			Usage: "the kubelet's device-plugins directory, which also has the journal",
+		},
+		&cli.StringFlag{
+			Name:  "pod-resources-socket",
+			Value: "/var/lib/kubelet/pod-resources/kubelet.sock",
+			Usage: "the kubelet's PodResources socket, which says what pods hold",
+		},
 		&cli.BoolFlag{Name: "without-kubelet", Usage: "assume that no pod holds a GPU of this machine; always so with a simulated node"},
 	)
 	return &cli.Command{
@@ -252,9 +270,12 @@ func migApplyCommand(environment environment) *cli.Command {
 			}
 			defer node.Close()
 			gpus, err := daemon.ApplyMIG(ctx, daemon.MIGOptions{
-				GPUs: node, Simulated: node.Control != nil,
-				PluginDir: cmd.String("device-plugin-dir"), PodResourcesSocket: cmd.String("pod-resources-socket"),
-				WithoutKubelet: cmd.Bool("without-kubelet"), Logger: log,
+				GPUs:               node,
+				Simulated:          node.Control != nil,
+				PluginDir:          cmd.String("device-plugin-dir"),
+				PodResourcesSocket: cmd.String("pod-resources-socket"),
+				WithoutKubelet:     cmd.Bool("without-kubelet"),
+				Logger:             log,
 			}, wanted)
 			if err != nil {
 				return err

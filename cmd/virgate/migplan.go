@@ -144,7 +144,11 @@ func (p gpuPlan) difference() string {
 }
 
 func migExportCommand(environment environment) *cli.Command {
-	flags := append(nodeFlags(), &cli.StringFlag{Name: "name", Value: "current", Usage: "the name of the layout in the document"})
+	flags := append(nodeFlags(), &cli.StringFlag{
+		Name:  "name",
+		Value: "current",
+		Usage: "the name of the layout in the document",
+	})
 	return &cli.Command{
 		Name:  "export",
 		Usage: "writes the node's MIG layout as a mig-parted document",

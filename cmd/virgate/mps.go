@@ -36,8 +36,16 @@ func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
 	obeyed := []string{"nvidia-driver-root", "container-driver-root"}
 	settings := slices.DeleteFunc(slices.Clone(accepted), func(s configs.Setting) bool { return !slices.Contains(obeyed, s.Flag) })
 	flags := append(flagsOf(accepted, obeyed...), nodeFlags()[0], worldFlag(), driverRootFlag(),
-		&cli.StringFlag{Name: "mps-root", Value: mpsDirectory, Usage: "the directory of MPS, as this program, the daemons and the pods see it"},
-		&cli.StringFlag{Name: "proc", Value: "/proc", Usage: "where /proc is"},
+		&cli.StringFlag{
+			Name:  "mps-root",
+			Value: mpsDirectory,
+			Usage: "the directory of MPS, as this program, the daemons and the pods see it",
+		},
+		&cli.StringFlag{
+			Name:  "proc",
+			Value: "/proc",
+			Usage: "where /proc is",
+		},
 		&cli.BoolFlag{Name: "multi-user", Usage: "has one MPS server, of root, serve the programs of all users of a GPU; without it those of one user wait for those of another"},
 		logLevelFlag(),
 		&cli.StringFlag{Name: "config-file", Hidden: true},
@@ -59,8 +67,11 @@ func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
 				return mps.MountShm(cmd.String("mps-root"), cmd.String("proc"))
 			},
 		}, {
-			Name: mps.InDriverRoot, Hidden: true, ArgsUsage: "...", SkipFlagParsing: true, // They are the program's.
-			Action: func(_ context.Context, cmd *cli.Command) error { return mps.EnterDriverRoot(cmd.Args().Slice()) },
+			Name:            mps.InDriverRoot,
+			Hidden:          true,
+			ArgsUsage:       "...",
+			SkipFlagParsing: true, // They are the program's.
+			Action:          func(_ context.Context, cmd *cli.Command) error { return mps.EnterDriverRoot(cmd.Args().Slice()) },
 		}},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			log, err := newLog(cmd, stderr)
@@ -102,20 +113,26 @@ func superviseMPS(ctx context.Context, cmd *cli.Command, startup configs.Startup
 	node := nvml.NewNode(gpus.Library, nvml.Options{Logger: log})
 	mismatch := lastingMismatch{found: make(chan error, 1)}
 	return mps.Run(ctx, mps.Options{
-		Root: root, Proc: cmd.String("proc"), OwnShm: true, Logger: log.With("component", "mps"),
+		Root:   root,
+		Proc:   cmd.String("proc"),
+		OwnShm: true,
+		Logger: log.With("component", "mps"),
 		Control: mps.Program{
 			// NVIDIA's runtime has it in this container; else it is in the driver root.
 			Find: func() (string, string, error) {
 				root, path, err := driver.FindProgram(driver.Options{}, mps.ProgramName)
 				if err != nil {
 					var other error
-					if root, path, other = driver.FindProgram(driverOptions(startup), mps.ProgramName); other != nil {
+					root, path, other = driver.FindProgram(driverOptions(startup), mps.ProgramName)
+					if other != nil {
 						return "", "", errors.Join(err, other)
 					}
 				}
 				return root, path, nil
 			},
-			MultiUser: cmd.Bool("multi-user"), Proc: cmd.String("proc"), Logger: log.With("component", "mps"),
+			MultiUser: cmd.Bool("multi-user"),
+			Proc:      cmd.String("proc"),
+			Logger:    log.With("component", "mps"),
 		},
 		Who: func(pid int) string { return usage.Describe(os.DirFS(cmd.String("proc")), pid) },
 		ComputeMode: func(ctx context.Context, gpu string) (sharing.ComputeMode, error) {

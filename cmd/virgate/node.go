@@ -35,7 +35,12 @@ func nodeFlags() []cli.Flag {
 		},
 		worldFlag(),
 		&cli.StringFlag{Name: "record", Usage: "record the driver's answers in this file, up to 64 MiB, for --node trace:FILE"},
-		&cli.BoolFlag{Name: "record-mask", Value: true, DefaultText: "true", Usage: "replace UUIDs in the recording, the same GPU always by the same one"},
+		&cli.BoolFlag{
+			Name:        "record-mask",
+			Value:       true,
+			DefaultText: "true",
+			Usage:       "replace UUIDs in the recording, the same GPU always by the same one",
+		},
 	}
 }
 
@@ -55,14 +60,19 @@ func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logge
 	if simulated, ok := library.(*simnode.Node); ok {
 		gpus = daemon.Simulated(simulated, simulated)
 	} else {
-		gpus = daemon.GPUs{Library: nvml.WithDeadlines(library, nvml.Limits{}), Proc: os.DirFS(cmp.Or(cmd.String("proc"), "/proc")), Close: func() {}}
+		gpus = daemon.GPUs{
+			Library: nvml.WithDeadlines(library, nvml.Limits{}),
+			Proc:    os.DirFS(cmp.Or(cmd.String("proc"), "/proc")),
+			Close:   func() {},
+		}
 		// What the kernel does not say, or not of the machine's own namespace, is not seen.
 		if !strings.HasPrefix(cmd.String("node"), "trace:") {
 			gpus.ProcessesHidden, gpus.NotPermitted = !usage.InInitialNamespace(gpus.Proc), notPermitted(gpus.Proc, startup, cmd.String("host-root"))
 		}
 	}
 	gpus.Name = cmd.String("node")
-	if gpus.DriverReplaced, err = driverReplaced(cmd, startup, log); err != nil {
+	gpus.DriverReplaced, err = driverReplaced(cmd, startup, log)
+	if err != nil {
 		return gpus, err
 	}
 	if gpus.Reset == nil && !strings.HasPrefix(gpus.Name, "trace:") {
@@ -110,7 +120,11 @@ func driverReplaced(cmd *cli.Command, startup configs.StartupSettings, log *slog
 	if path == "" {
 		return nil, nil
 	}
-	watch := driver.RootWatch{Mounted: startup.ContainerDriverRoot, Host: path, Logger: log}
+	watch := driver.RootWatch{
+		Mounted: startup.ContainerDriverRoot,
+		Host:    path,
+		Logger:  log,
+	}
 	if err := watch.Check(); err != nil {
 		return nil, usageError{fmt.Errorf("--driver-root-watch: %w", err)}
 	}
@@ -139,7 +153,11 @@ func openLibrary(name, world string, process configs.StartupSettings) (nvml.Libr
 }
 
 func driverOptions(process configs.StartupSettings) driver.Options {
-	return driver.Options{DriverRoot: process.DriverRoot, ContainerDriverRoot: process.ContainerDriverRoot, DevRoot: process.DevRoot}
+	return driver.Options{
+		DriverRoot:          process.DriverRoot,
+		ContainerDriverRoot: process.ContainerDriverRoot,
+		DevRoot:             process.DevRoot,
+	}
 }
 
 // notPermitted finds out whether this process may not partition GPUs. It asks again until there is a

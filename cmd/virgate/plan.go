@@ -24,7 +24,11 @@ func planCommand(environment environment) *cli.Command {
 		&cli.StringFlag{Name: "addr", Usage: "with --from: the HTTP address of the node's running Virgate, to name the pods that a change waits for"},
 		&cli.BoolFlag{Name: "dra", Usage: "shows the ResourceSlices and DeviceClasses of what the profile's dra.resources names, as yaml or json"},
 		nvidiaNames(""),
-		&cli.StringFlag{Name: "node-name", Value: "node", Usage: "with --dra: the Node's name"},
+		&cli.StringFlag{
+			Name:  "node-name",
+			Value: "node",
+			Usage: "with --dra: the Node's name",
+		},
 		outputFlag("table", "wide", "yaml"),
 	)
 	flags = append(flags, configFlags(environment, true)...)
@@ -77,7 +81,8 @@ func planCommand(environment environment) *cli.Command {
 			}
 			if chooser != nil {
 				chooser.see(node.Library, gpus, unread)
-				if config, choice, err = readOffered(read, cmd.String("config")); err != nil {
+				config, choice, err = readOffered(read, cmd.String("config"))
+				if err != nil {
 					return err
 				}
 				if unread != nil {
@@ -177,7 +182,12 @@ func readOffered(read func(path string) (configs.Config, planChoice, error), pat
 }
 
 func readConfig(ctx context.Context, path, key string, overrides configs.Overrides) (configs.Config, error) {
-	return (&configsource.File{Path: path, Key: key, Overrides: overrides, Done: ctx.Done()}).Config()
+	return (&configsource.File{
+		Path:      path,
+		Key:       key,
+		Overrides: overrides,
+		Done:      ctx.Done(),
+	}).Config()
 }
 
 // planReport is what the node would advertise. Now, if any, is what it would before its

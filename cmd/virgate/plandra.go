@@ -32,8 +32,13 @@ func planDRA(ctx context.Context, cmd *cli.Command, profile sharing.Profile, nod
 	}
 	plan := sharing.NewPlan(gpus, profile)
 	n := dra.Node{
-		Name: cmd.String("node-name"), Driver: driverName(cmd), GPUs: gpus, Profile: profile, Plan: plan,
-		PCIeRoots: map[string]string{}, OnDemand: map[string]mig.Geometry{},
+		Name:      cmd.String("node-name"),
+		Driver:    driverName(cmd),
+		GPUs:      gpus,
+		Profile:   profile,
+		Plan:      plan,
+		PCIeRoots: map[string]string{},
+		OnDemand:  map[string]mig.Geometry{},
 	}
 	if err := node.Library.Init(); err != nil {
 		return fmt.Errorf("open the driver: %w", err)
@@ -77,7 +82,11 @@ func planDRA(ctx context.Context, cmd *cli.Command, profile sharing.Profile, nod
 	for _, class := range offer.Classes {
 		objects = append(objects, class)
 	}
-	list := map[string]any{"apiVersion": "v1", "kind": "List", "items": objects}
+	list := map[string]any{
+		"apiVersion": "v1",
+		"kind":       "List",
+		"items":      objects,
+	}
 	var documents []string
 	for _, object := range objects {
 		text, err := yaml.Marshal(object)

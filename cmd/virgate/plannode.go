@@ -29,8 +29,16 @@ import (
 func planNodeFlags(environment environment) []cli.Flag {
 	category := "the profile that a Node would have by its labels, of a ConfigMap with several"
 	flags := []cli.Flag{
-		&cli.StringFlag{Name: "labels", Usage: "the Node's labels, KEY=VALUE between commas; with --node-object, beside or in place of its own", Category: category},
-		&cli.StringFlag{Name: "node-object", Usage: "the Node whose labels count: a file with its manifest, - for standard input, or the name of one in the cluster", Category: category},
+		&cli.StringFlag{
+			Name:     "labels",
+			Usage:    "the Node's labels, KEY=VALUE between commas; with --node-object, beside or in place of its own",
+			Category: category,
+		},
+		&cli.StringFlag{
+			Name:     "node-object",
+			Usage:    "the Node whose labels count: a file with its manifest, - for standard input, or the name of one in the cluster",
+			Category: category,
+		},
 	}
 	for _, flag := range clusterFlags(environment) {
 		switch flag.Names()[0] {
@@ -80,13 +88,19 @@ func newNodeChoice(ctx context.Context, cmd *cli.Command, overrides configs.Over
 	case cmd.String("node-object") == configsource.Stdin && (cmd.String("config") == configsource.Stdin || cmd.String("from") == configsource.Stdin):
 		return nil, usageError{errors.New("--node-object and a profile are both standard input, which can be read once")}
 	}
-	c := &nodeChoice{cmd: cmd, overrides: overrides, labels: map[string]string{}}
+	c := &nodeChoice{
+		cmd:       cmd,
+		overrides: overrides,
+		labels:    map[string]string{},
+	}
 	var err error
-	if c.fallbacks, err = configsource.ParseFallbacks(cmd.String("fallback-strategies")); err != nil {
+	c.fallbacks, err = configsource.ParseFallbacks(cmd.String("fallback-strategies"))
+	if err != nil {
 		return nil, usageError{fmt.Errorf("--fallback-strategies: %w", err)}
 	}
 	if object := cmd.String("node-object"); object != "" {
-		if c.labels, err = nodeObjectLabels(ctx, object, cmd.String("kubeconfig")); err != nil {
+		c.labels, err = nodeObjectLabels(ctx, object, cmd.String("kubeconfig"))
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -193,7 +207,13 @@ func (c *nodeChoice) read(ctx context.Context, path string) (configs.Config, pla
 	}
 	label := c.cmd.String("node-label")
 	criteria := configsource.Criteria{
-		LabelName: label, Label: c.labels[label], NodeLabels: c.labels, Inventory: c.inventory, Source: name, Default: c.cmd.String("default-config"), Fallbacks: c.fallbacks,
+		LabelName:  label,
+		Label:      c.labels[label],
+		NodeLabels: c.labels,
+		Inventory:  c.inventory,
+		Source:     name,
+		Default:    c.cmd.String("default-config"),
+		Fallbacks:  c.fallbacks,
 	}
 	for _, entry := range file.Entries {
 		switch {
@@ -210,7 +230,11 @@ func (c *nodeChoice) read(ctx context.Context, path string) (configs.Config, pla
 	if err != nil {
 		return configs.Config{}, planChoice{}, fmt.Errorf("%s: %w", name, err)
 	}
-	choice := planChoice{Profile: chosen.Name, By: chosen.Choice.By, Rule: chosen.Choice.Rule}
+	choice := planChoice{
+		Profile: chosen.Name,
+		By:      chosen.Choice.By,
+		Rule:    chosen.Choice.Rule,
+	}
 	var config configs.Config
 	if chosen.Name == "" {
 		config, err = configs.Parse("", nil, c.overrides)

@@ -23,7 +23,13 @@ func outputFlag(people ...string) cli.Flag {
 		}
 		return nil
 	}
-	return &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: people[0], Usage: strings.Join(people, ", ") + " or json", Action: check}
+	return &cli.StringFlag{
+		Name:    "output",
+		Aliases: []string{"o"},
+		Value:   people[0],
+		Usage:   strings.Join(people, ", ") + " or json",
+		Action:  check,
+	}
 }
 
 // show prints the value with --output json, and else the text that write makes of it,

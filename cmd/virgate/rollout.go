@@ -35,22 +35,35 @@ func rolloutCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "kubeconfig", Usage: "how to reach the API server; without it as kubectl does [$KUBECONFIG]"},
 			&cli.StringFlag{Name: "context", Usage: "the kubeconfig's context"},
-			&cli.StringFlag{Name: "virgate-namespace", Value: "virgate", Usage: "Virgate's own namespace, where rollouts are kept; the same for all rollouts of a cluster"},
-			&cli.BoolFlag{Name: "verbose", Aliases: []string{"v"}, Usage: "say how many requests were made"},
+			&cli.StringFlag{
+				Name:  "virgate-namespace",
+				Value: "virgate",
+				Usage: "Virgate's own namespace, where rollouts are kept; the same for all rollouts of a cluster",
+			},
+			&cli.BoolFlag{
+				Name:    "verbose",
+				Aliases: []string{"v"},
+				Usage:   "say how many requests were made",
+			},
 		},
 		Commands: []*cli.Command{rolloutStartCommand(), rolloutStatusCommand(), {
-			Name: "pause", Usage: "has the rollout begin no further node", ArgsUsage: "[ROLLOUT]",
+			Name:      "pause",
+			Usage:     "has the rollout begin no further node",
+			ArgsUsage: "[ROLLOUT]",
 			Action: func(ctx context.Context, cmd *cli.Command) error {
 				client, r, err := oneRollout(ctx, cmd, false)
 				if err == nil {
-					if err = client.Pause(ctx, r.ID); err == nil {
+					err = client.Pause(ctx, r.ID)
+					if err == nil {
 						_, err = fmt.Fprintf(cmd.Root().Writer, "rollout %s is paused: virgate rollout resume %s goes on\n", r.ID, r.ID)
 					}
 				}
 				return err
 			},
 		}, {
-			Name: "resume", Usage: "goes on with a rollout that was paused, has stopped or whose driver is dead", ArgsUsage: "[ROLLOUT]",
+			Name:      "resume",
+			Usage:     "goes on with a rollout that was paused, has stopped or whose driver is dead",
+			ArgsUsage: "[ROLLOUT]",
 			Flags: []cli.Flag{
 				&cli.BoolFlag{Name: "skip-failed", Usage: "go on without the nodes that failed; otherwise they are waited for again"},
 				&cli.IntFlag{Name: "pause-after", Usage: "pause again after so many more waves; 0 for not"},
@@ -61,20 +74,28 @@ func rolloutCommand() *cli.Command {
 					return err
 				}
 				return driveRollout(ctx, cmd, func(client *rollout.Client, r *rollout.Rollout) (*rollout.Rollout, error) {
-					return client.Drive(ctx, r.ID, rollout.Resume{SkipFailed: cmd.Bool("skip-failed"), PauseAfter: cmd.Int("pause-after"), AllowIll: cmd.Bool("ignore-unallocatable")})
+					return client.Drive(ctx, r.ID, rollout.Resume{
+						SkipFailed: cmd.Bool("skip-failed"),
+						PauseAfter: cmd.Int("pause-after"),
+						AllowIll:   cmd.Bool("ignore-unallocatable"),
+					})
 				}, false)
 			},
 		}, {
-			Name: "undo", Usage: "puts every node back to what it had", ArgsUsage: "[ROLLOUT]",
-			Flags: []cli.Flag{&cli.BoolFlag{Name: "now", Usage: "all nodes at once, without waiting for any"}},
+			Name:      "undo",
+			Usage:     "puts every node back to what it had",
+			ArgsUsage: "[ROLLOUT]",
+			Flags:     []cli.Flag{&cli.BoolFlag{Name: "now", Usage: "all nodes at once, without waiting for any"}},
 			Action: func(ctx context.Context, cmd *cli.Command) error {
 				return driveRollout(ctx, cmd, func(client *rollout.Client, r *rollout.Rollout) (*rollout.Rollout, error) {
 					return client.Undo(ctx, r.ID, cmd.Bool("now"))
 				}, true)
 			},
 		}, {
-			Name: "forget", Usage: "deletes what is kept of a rollout that has ended; it cannot be undone then", ArgsUsage: "ROLLOUT",
-			Flags: []cli.Flag{&cli.BoolFlag{Name: "unfinished", Usage: "also of one that has not ended; the labels stay as they are"}},
+			Name:      "forget",
+			Usage:     "deletes what is kept of a rollout that has ended; it cannot be undone then",
+			ArgsUsage: "ROLLOUT",
+			Flags:     []cli.Flag{&cli.BoolFlag{Name: "unfinished", Usage: "also of one that has not ended; the labels stay as they are"}},
 			Action: func(ctx context.Context, cmd *cli.Command) error {
 				if cmd.Args().Len() != 1 {
 					return usageError{errors.New("rollout forget needs the name of one rollout, as rollout status has it")}
@@ -91,15 +112,37 @@ func rolloutCommand() *cli.Command {
 
 func rolloutStartCommand() *cli.Command {
 	return &cli.Command{
-		Name: "start", Usage: "begins a rollout, and waits for its end", ArgsUsage: "PROFILE",
+		Name:      "start",
+		Usage:     "begins a rollout, and waits for its end",
+		ArgsUsage: "PROFILE",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "selector", Aliases: []string{"l"}, Usage: "Nodes with these labels, as for kubectl"},
-			&cli.StringFlag{Name: "max-unavailable", Value: "10%", Usage: "how many nodes may be under way at once: a number, or a part of all"},
-			&cli.IntFlag{Name: "pause-after", Value: 1, Usage: "pause after so many waves, of --max-unavailable nodes each; 0 for not"},
-			&cli.DurationFlag{Name: "timeout", Value: 10 * time.Minute, Usage: "how long a node may take"},
+			&cli.StringFlag{
+				Name:    "selector",
+				Aliases: []string{"l"},
+				Usage:   "Nodes with these labels, as for kubectl",
+			},
+			&cli.StringFlag{
+				Name:  "max-unavailable",
+				Value: "10%",
+				Usage: "how many nodes may be under way at once: a number, or a part of all",
+			},
+			&cli.IntFlag{
+				Name:  "pause-after",
+				Value: 1,
+				Usage: "pause after so many waves, of --max-unavailable nodes each; 0 for not",
+			},
+			&cli.DurationFlag{
+				Name:  "timeout",
+				Value: 10 * time.Minute,
+				Usage: "how long a node may take",
+			},
 			&cli.BoolFlag{Name: "mig-config", Usage: "PROFILE is a MIG layout: set nvidia.com/mig.config"},
 			&cli.StringFlag{Name: "label", Usage: "the label that is set, where Virgate runs with another --node-label"},
-			&cli.StringFlag{Name: "domain", Value: "nvidia.com", Usage: "the domain of the resources, the part before the /"},
+			&cli.StringFlag{
+				Name:  "domain",
+				Value: "nvidia.com",
+				Usage: "the domain of the resources, the part before the /",
+			},
 			&cli.BoolFlag{Name: "skip-unready", Usage: "leave out nodes that are not ready or say nothing; otherwise nothing is begun"},
 			&cli.BoolFlag{Name: "ignore-unallocatable", Usage: "do not stop when devices become unallocatable"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "change nothing: show what the nodes say would become of them; the exit code is 1 when one would refuse"},
@@ -112,8 +155,16 @@ func rolloutStartCommand() *cli.Command {
 // rolloutSpec is what the flags of start ask for.
 func rolloutSpec(cmd *cli.Command) (rollout.Spec, error) {
 	spec := rollout.Spec{
-		To: cmd.Args().First(), MIG: cmd.Bool("mig-config"), Label: cmd.String("label"), Selector: cmd.String("selector"), MaxUnavailable: cmd.String("max-unavailable"),
-		PauseAfter: cmd.Int("pause-after"), Timeout: cmd.Duration("timeout"), Domain: cmd.String("domain"), AllowIll: cmd.Bool("ignore-unallocatable"), SkipUnready: cmd.Bool("skip-unready"),
+		To:             cmd.Args().First(),
+		MIG:            cmd.Bool("mig-config"),
+		Label:          cmd.String("label"),
+		Selector:       cmd.String("selector"),
+		MaxUnavailable: cmd.String("max-unavailable"),
+		PauseAfter:     cmd.Int("pause-after"),
+		Timeout:        cmd.Duration("timeout"),
+		Domain:         cmd.String("domain"),
+		AllowIll:       cmd.Bool("ignore-unallocatable"),
+		SkipUnready:    cmd.Bool("skip-unready"),
 	}
 	_, err := rollout.ParseMax(spec.MaxUnavailable, 1)
 	switch {
@@ -333,7 +384,14 @@ type rolloutNode struct {
 }
 
 func newRolloutView(r *rollout.Rollout) rolloutView {
-	view := rolloutView{Params: r.Params, Phase: r.Phase, Reason: r.Reason, Driver: r.Holder, Renewed: r.Renewed, Counts: map[rollout.Place]int{}}
+	view := rolloutView{
+		Params:  r.Params,
+		Phase:   r.Phase,
+		Reason:  r.Reason,
+		Driver:  r.Holder,
+		Renewed: r.Renewed,
+		Counts:  map[rollout.Place]int{},
+	}
 	for _, n := range r.Nodes {
 		view.Counts[n.Record.Place]++
 		view.Nodes = append(view.Nodes, rolloutNode{n.Name, n.Record.Wave + 1, n.Record.Place, n.Record.Since, n.Record.From, n.Record.Reason, n.Says()})
@@ -343,13 +401,21 @@ func newRolloutView(r *rollout.Rollout) rolloutView {
 
 func rolloutStatusCommand() *cli.Command {
 	return &cli.Command{
-		Name: "status", Usage: "shows rollouts, and the nodes of the one that is named", ArgsUsage: "[ROLLOUT]",
-		Flags: []cli.Flag{&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "table", Usage: "table, json or yaml", Action: func(_ context.Context, _ *cli.Command, output string) error {
-			if output != "table" && output != "json" && output != "yaml" {
-				return usageError{fmt.Errorf("--output %q is none of table, json and yaml", output)}
-			}
-			return nil
-		}}},
+		Name:      "status",
+		Usage:     "shows rollouts, and the nodes of the one that is named",
+		ArgsUsage: "[ROLLOUT]",
+		Flags: []cli.Flag{&cli.StringFlag{
+			Name:    "output",
+			Aliases: []string{"o"},
+			Value:   "table",
+			Usage:   "table, json or yaml",
+			Action: func(_ context.Context, _ *cli.Command, output string) error {
+				if output != "table" && output != "json" && output != "yaml" {
+					return usageError{fmt.Errorf("--output %q is none of table, json and yaml", output)}
+				}
+				return nil
+			},
+		}},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			client, err := rolloutClient(cmd)
 			if err != nil {

@@ -29,7 +29,12 @@ func planRollout(ctx context.Context, cmd *cli.Command, client *rollout.Client, 
 	if err != nil {
 		return err
 	}
-	options := cluster.Options{Domain: spec.Domain, Namespace: cmd.String("virgate-namespace"), StatusTimeout: forecastTimeout, AllTimeout: allForecasts}
+	options := cluster.Options{
+		Domain:        spec.Domain,
+		Namespace:     cmd.String("virgate-namespace"),
+		StatusTimeout: forecastTimeout,
+		AllTimeout:    allForecasts,
+	}
 	forecast, err := client.Forecast(ctx, spec, func(ctx context.Context, nodes []cluster.Node, label, value string) (map[string]nodereport.Forecast, error) {
 		return reader.Forecasts(ctx, options, nodes, label, value)
 	})
@@ -52,7 +57,10 @@ func (t *text) forecast(f rollout.Forecast) {
 		}
 		table.end()
 	}
-	kept, destroyed, made, layouts := 0, 0, 0, 0
+	kept := 0
+	destroyed := 0
+	made := 0
+	layouts := 0
 	busy, waits := busyTable(f)
 	for _, n := range f.Nodes {
 		for _, l := range n.Layouts {

@@ -29,7 +29,11 @@ func statusCommand() *cli.Command {
 		Description: "Asks a virgate run over HTTP for its profile, resources and GPUs, and who holds what.\n\n" +
 			"Example: virgate status --addr localhost:9400",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "addr", Value: "localhost:9400", Usage: "the HTTP address of the running Virgate: its --listen"},
+			&cli.StringFlag{
+				Name:  "addr",
+				Value: "localhost:9400",
+				Usage: "the HTTP address of the running Virgate: its --listen",
+			},
 			outputFlag("table"),
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {

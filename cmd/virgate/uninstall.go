@@ -29,11 +29,27 @@ func uninstallCommand(environment environment) *cli.Command {
 		Flags: append(pluginDirFlags(environment),
 			&cli.StringSliceFlag{Name: "node", Usage: "this Node; may be repeated"},
 			&cli.BoolFlag{Name: "all", Usage: "all Nodes of the cluster"},
-			&cli.StringFlag{Name: "kubeconfig", Value: kubeconfig, Usage: "how to reach the API server; without it as a pod does [$KUBECONFIG]"},
-			&cli.StringFlag{Name: "domain", Value: "nvidia.com", Usage: "the domain of the resources, the part before the /"},
+			&cli.StringFlag{
+				Name:  "kubeconfig",
+				Value: kubeconfig,
+				Usage: "how to reach the API server; without it as a pod does [$KUBECONFIG]",
+			},
+			&cli.StringFlag{
+				Name:  "domain",
+				Value: "nvidia.com",
+				Usage: "the domain of the resources, the part before the /",
+			},
 			&cli.BoolFlag{Name: "host", Usage: "also what lies on this machine: state, lock and sockets in the device-plugins directory, CDI specs, and the file of feature labels. Not while a Virgate serves it"},
-			&cli.StringFlag{Name: "cdi-dir", Value: "/var/run/cdi", Usage: "where --host looks for CDI specs"},
-			&cli.StringFlag{Name: "feature-file", Value: featureFile, Usage: "the file of feature labels that --host removes"},
+			&cli.StringFlag{
+				Name:  "cdi-dir",
+				Value: "/var/run/cdi",
+				Usage: "where --host looks for CDI specs",
+			},
+			&cli.StringFlag{
+				Name:  "feature-file",
+				Value: featureFile,
+				Usage: "the file of feature labels that --host removes",
+			},
 			&cli.DurationFlag{Name: "wait", Usage: "how long to look every 10 s whether there is more to take away"},
 		),
 		Action: uninstall,
@@ -73,7 +89,8 @@ func uninstall(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	if cmd.Bool("all") {
-		if nodes, err = nodestatus.NodeNames(ctx, config); err != nil {
+		nodes, err = nodestatus.NodeNames(ctx, config)
+		if err != nil {
 			return err
 		}
 	}

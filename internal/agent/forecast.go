@@ -56,7 +56,11 @@ func newForecaster(a *agent) *forecaster {
 // forecast is what this node would become if its Node had that label.
 func (c *forecaster) forecast(ctx context.Context, label, value string) nodereport.Forecast {
 	unknown := func(format string, arguments ...any) nodereport.Forecast {
-		return nodereport.Forecast{Node: c.nodeName, Unknown: fmt.Sprintf(format, arguments...), Resources: []nodereport.ForecastResource{}}
+		return nodereport.Forecast{
+			Node:      c.nodeName,
+			Unknown:   fmt.Sprintf(format, arguments...),
+			Resources: []nodereport.ForecastResource{},
+		}
 	}
 	s := c.state.Load()
 	held, known := c.samples.readHolders(ctx, lookPause)
@@ -100,7 +104,9 @@ func (c *forecaster) forecast(ctx context.Context, label, value string) noderepo
 		f.Unfit = []string{strings.TrimSuffix("the node would have nothing to offer: "+strings.Join(after.Warnings, "; "), ": ")}
 	}
 	if f.Unfit != nil {
-		then, after, thenBy = now, now, nowBy
+		then = now
+		after = now
+		thenBy = nowBy
 	}
 	f.Resources = foreseenResources(now, then, after, nowBy, thenBy)
 	return f
@@ -136,7 +142,11 @@ func (c *forecaster) foresee(
 			f.Unfit = append(f.Unfit, fmt.Sprintf("GPU %d: %s", gpu.Index, later.Problem()))
 		case !later.Change.Empty():
 			f.Layouts = append(f.Layouts, nodereport.ForecastLayout{
-				GPU: gpu.UUID, Index: gpu.Index, Kept: len(later.Change.Kept), Destroyed: len(later.Change.Doomed), Made: later.Made(),
+				GPU:       gpu.UUID,
+				Index:     gpu.Index,
+				Kept:      len(later.Change.Kept),
+				Destroyed: len(later.Change.Doomed),
+				Made:      later.Made(),
 			})
 		}
 		gpusThen[i], gpusAfter[i] = soon.After(gpu), later.After(gpu)
@@ -151,8 +161,12 @@ func (c *forecaster) foresee(
 		}
 	}
 	facts := decide.Facts{
-		Profile: profile, Reservations: c.releases.Reservations(), Host: s.host,
-		MayReset: c.mayReset, MayEvict: c.mayEvict, DRA: c.dra.Facts(s.gpus),
+		Profile:      profile,
+		Reservations: c.releases.Reservations(),
+		Host:         s.host,
+		MayReset:     c.mayReset,
+		MayEvict:     c.mayEvict,
+		DRA:          c.dra.Facts(s.gpus),
 	}
 	if facts.DRA != nil {
 		// As if nothing had gone to DRA yet: what the profile gives to DRA is left out all the same.

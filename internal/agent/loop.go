@@ -96,7 +96,8 @@ func (a *agent) decide() {
 func (a *agent) readInputs(last *state) *state {
 	next := *last
 	var gpus []sharing.GPU
-	if gpus, next.unread = a.Node.Inventory(); next.unread == nil {
+	gpus, next.unread = a.Node.Inventory()
+	if next.unread == nil {
 		next.gpus = gpus
 	} else if last.planned && !sameError(last.unread, next.unread) {
 		a.Logger.Warn("GPUs not read", "error", next.unread)
@@ -122,7 +123,8 @@ func (a *agent) selectProfile(last, next *state) {
 	known := last.planned || next.unread == nil
 	inForce := last.planned && !last.restored && last.profile.Generation == wanted.Generation
 	if err == nil && known && !inForce {
-		if err = wanted.CheckNode(next.gpus); err != nil {
+		err = wanted.CheckNode(next.gpus)
+		if err != nil {
 			wanted = wanted.Refused()
 			if !last.planned { // It may be there from before the GPUs were known.
 				next.profile = nil

@@ -60,7 +60,11 @@ func (v *view) programMetrics() nodemetrics.Program {
 	program.PodResources, program.Checkpoint = podResources == nil, checkpoint == nil
 	if v.MPS != nil {
 		daemons, connected := v.MPS.States()
-		program.MPS = &nodemetrics.MPS{Connected: connected, Daemons: daemons, GPUs: s.gpus}
+		program.MPS = &nodemetrics.MPS{
+			Connected: connected,
+			Daemons:   daemons,
+			GPUs:      s.gpus,
+		}
 	}
 	r := &program.Repartitions
 	r.Applied, r.Undone, r.Failed = v.mig.Results()

@@ -235,7 +235,11 @@ func (d migDevices) SetRefusals(units map[string]string) {
 // pathInputs are what the paths to DRA and back follow from.
 func (a *agent) pathInputs() drapath.Inputs {
 	s := a.state.Load()
-	inputs := drapath.Inputs{GPUs: s.gpus, Planned: s.planned, Paused: s.pause.by.Any()}
+	inputs := drapath.Inputs{
+		GPUs:    s.gpus,
+		Planned: s.planned,
+		Paused:  s.pause.by.Any(),
+	}
 	if s.profile != nil {
 		inputs.Profile = &s.profile.Profile
 	}

@@ -152,7 +152,9 @@ func pendingLayouts(gpus []nodereport.GPULayout, profile *configs.SelectedProfil
 	gpus = slices.Clone(gpus)
 	for i := range gpus {
 		if wanted := profile.Profile.MIG.Name; gpus[i].Wanted != wanted {
-			gpus[i].Wanted, gpus[i].State, gpus[i].Reason = wanted, nodereport.LayoutPending, ""
+			gpus[i].Wanted = wanted
+			gpus[i].State = nodereport.LayoutPending
+			gpus[i].Reason = ""
 		}
 	}
 	return gpus
@@ -370,7 +372,10 @@ func waitsOf(gpus []sharing.GPU, status plugin.Status) (waits []nodereport.Wait,
 		w, known := units[unit]
 		switching = switching || known
 		if w.Resource != "" {
-			w.GPU, w.Unit, w.Index, w.Pods = gpu, unit, index, append([]string{}, pods[unit]...)
+			w.GPU = gpu
+			w.Unit = unit
+			w.Index = index
+			w.Pods = append([]string{}, pods[unit]...)
 			waits = append(waits, w)
 		}
 	}
@@ -442,7 +447,11 @@ func profileRef(s configs.SelectedProfile) nodereport.ProfileRef {
 }
 
 func (p profileProgress) status(s *state) status.Profile {
-	status := status.Profile{State: p.state, Since: p.since, Wanted: profileRef(s.wanted)}
+	status := status.Profile{
+		State:  p.state,
+		Since:  p.since,
+		Wanted: profileRef(s.wanted),
+	}
 	if !s.wanted.Delayed.IsZero() {
 		status.Delayed = new(s.wanted.Delayed)
 	}

@@ -198,7 +198,8 @@ func (s *sampler) sharing() metrics.State {
 func (s *sampler) utilization() metrics.UtilizationState {
 	last := s.last.Load()
 	use := last.UtilizationState
-	if use.Sampled = !last.at.IsZero(); use.Sampled {
+	use.Sampled = !last.at.IsZero()
+	if use.Sampled {
 		use.Age = time.Since(last.at)
 	}
 	return use

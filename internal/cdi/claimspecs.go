@@ -100,4 +100,10 @@ func (s ClaimSpecs) Keep(uids []string) error {
 	return errors.Join(errs...)
 }
 
-func (s ClaimSpecs) file(uid string) *file { return &file{dir: s.Dir, class: claimClass, claim: uid} }
+func (s ClaimSpecs) file(uid string) *file {
+	return &file{
+		dir:   s.Dir,
+		class: claimClass,
+		claim: uid,
+	}
+}

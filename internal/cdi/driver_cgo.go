@@ -58,7 +58,8 @@ func (d Driver) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 		nodes, err := d.capabilities(u)
 		made := ofGPU[u.gpu.UUID]
 		if err == nil && made == nil {
-			if made, err = library.GetDeviceSpecsByID(u.gpu.UUID); err == nil {
+			made, err = library.GetDeviceSpecsByID(u.gpu.UUID)
+			if err == nil {
 				err = checkDeviceNodes(made, filepath.Join(roots.Dev, "dev"))
 			}
 		}
@@ -87,7 +88,8 @@ func (d Driver) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 	made, err := d.finish(roots, plugin.CDIClass, devices, *edits.ContainerEdits)
 	if made != nil {
 		var notThere error
-		if made, notThere = d.onHost(made); notThere != nil {
+		made, notThere = d.onHost(made)
+		if notThere != nil {
 			problems = append(problems, notThere)
 		}
 	}

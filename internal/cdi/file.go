@@ -119,7 +119,8 @@ func (f *file) write(spec *specs.Spec) (info fs.FileInfo, err error) {
 	if err := os.Chmod(made, 0o644); err != nil {
 		return nil, err
 	}
-	if info, err = os.Stat(made); err != nil {
+	info, err = os.Stat(made)
+	if err != nil {
 		return nil, err
 	}
 	// Older runtimes notice a new file only if it was renamed within the folder.
@@ -197,7 +198,8 @@ func readEntries(path string) map[string][]string {
 // entry says what hardware the entry gives, and whether a file has it.
 func (s *specFiles) entry(name string) (hardware []string, found bool) {
 	for _, file := range *s {
-		if hardware, found = file.entries[name]; found {
+		hardware, found = file.entries[name]
+		if found {
 			break
 		}
 	}

@@ -71,7 +71,11 @@ func (a Aliased) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 	devices, aliases := slices.Clone(spec.Devices), a.Alias(gpus)
 	for _, d := range spec.Devices {
 		if alias := aliases[d.Name]; alias != "" {
-			devices = append(devices, specs.Device{Name: alias, Annotations: d.Annotations, ContainerEdits: d.ContainerEdits})
+			devices = append(devices, specs.Device{
+				Name:           alias,
+				Annotations:    d.Annotations,
+				ContainerEdits: d.ContainerEdits,
+			})
 		}
 	}
 	aliased, failed := newSpec(plugin.CDIClass, devices, spec.ContainerEdits)
@@ -92,12 +96,21 @@ func units(gpus []sharing.GPU) []unit {
 	for _, g := range gpus {
 		index := strconv.Itoa(g.Index)
 		if !g.MIG {
-			all = append(all, unit{id: g.UUID, index: index, gpu: g})
+			all = append(all, unit{
+				id:    g.UUID,
+				index: index,
+				gpu:   g,
+			})
 			continue
 		}
 		for i := range g.Partitions {
 			p := &g.Partitions[i]
-			all = append(all, unit{id: p.UUID, index: index + ":" + strconv.Itoa(p.Index), gpu: g, partition: p})
+			all = append(all, unit{
+				id:        p.UUID,
+				index:     index + ":" + strconv.Itoa(p.Index),
+				gpu:       g,
+				partition: p,
+			})
 		}
 	}
 	return all
@@ -125,7 +138,12 @@ func newSpec(class string, devices []specs.Device, edits specs.ContainerEdits) (
 	}
 	devices = slices.SortedStableFunc(slices.Values(devices), func(a, b specs.Device) int { return cmp.Compare(a.Name, b.Name) })
 	devices = slices.CompactFunc(devices, func(a, b specs.Device) bool { return a.Name == b.Name })
-	spec := &specs.Spec{Version: specs.CurrentVersion, Kind: plugin.CDIVendor + "/" + class, Devices: devices, ContainerEdits: edits}
+	spec := &specs.Spec{
+		Version:        specs.CurrentVersion,
+		Kind:           plugin.CDIVendor + "/" + class,
+		Devices:        devices,
+		ContainerEdits: edits,
+	}
 	version, err := specs.MinimumRequiredVersion(spec)
 	if err != nil {
 		return nil, fmt.Errorf("tell the version of spec %s: %w", spec.Kind, err)
@@ -188,7 +206,12 @@ func (Simulated) Extra(class string) (*specs.Spec, error) {
 }
 
 func node(path string, major, minor int) *specs.DeviceNode {
-	return &specs.DeviceNode{Path: path, Type: "c", Major: int64(major), Minor: int64(minor)}
+	return &specs.DeviceNode{
+		Path:  path,
+		Type:  "c",
+		Major: int64(major),
+		Minor: int64(minor),
+	}
 }
 
 // capabilityMinor is the minor number of a GPU instance's capability; those of its

@@ -83,8 +83,11 @@ type generated struct {
 func NewWriter(options Options) *Writer {
 	options.Retry = cmp.Or(options.Retry, 10*time.Second)
 	return &Writer{
-		options: options, log: options.Logger.With("component", "cdi"), now: time.Now,
-		units: &generated{file: file{dir: options.Dir, class: plugin.CDIClass}}, extras: map[string]*generated{},
+		options: options,
+		log:     options.Logger.With("component", "cdi"),
+		now:     time.Now,
+		units:   &generated{file: file{dir: options.Dir, class: plugin.CDIClass}},
+		extras:  map[string]*generated{},
 	}
 }
 

@@ -107,7 +107,8 @@ func (k kept) fits(c dra.Claim, r dra.Result, unit Unit, units map[string]Unit) 
 	}
 	counted, left := map[string]bool{}, maps.Clone(unit.Has)
 	take := func(u Unit) (ok bool) {
-		if ok = true; !counted[u.Place] {
+		ok = true
+		if !counted[u.Place] {
 			counted[u.Place] = true
 			for name, n := range u.Takes {
 				left[name] -= n

@@ -87,7 +87,11 @@ type Table struct {
 
 // NewTable makes a Table that answers nobody before Load.
 func NewTable(options Options) *Table {
-	t := &Table{options: options, refused: map[string]Refused{}, kept: kept{Paths: map[string]units.Path{}}}
+	t := &Table{
+		options: options,
+		refused: map[string]Refused{},
+		kept:    kept{Paths: map[string]units.Path{}},
+	}
 	t.view.Store(&View{})
 	t.health.Store(&health{changed: make(chan struct{})})
 	return t
@@ -120,7 +124,8 @@ func (t *Table) Load() (known bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var k kept
-	if known, err = t.options.Store.Read(section, &k); err != nil {
+	known, err = t.options.Store.Read(section, &k)
+	if err != nil {
 		known, k = false, kept{} // As if the file were lost.
 	}
 	if k.Paths == nil {
@@ -153,7 +158,11 @@ func (t *Table) Adopt(held []sharing.Allocation) error {
 			if a.Claim == "" || a.Resource != t.options.Driver {
 				continue
 			}
-			c := dra.Claim{UID: "adopted:" + a.Namespace + "/" + a.Claim, Namespace: a.Namespace, Name: a.Claim}
+			c := dra.Claim{
+				UID:       "adopted:" + a.Namespace + "/" + a.Claim,
+				Namespace: a.Namespace,
+				Name:      a.Claim,
+			}
 			for _, id := range a.Devices {
 				if unit, ok := byID[id]; ok {
 					k.Paths[unit.Place] = units.LeavingDRA
@@ -202,7 +211,11 @@ func (t *Table) View() View { return *t.view.Load() }
 
 // changed publishes the view; it must be called with mu held.
 func (t *Table) changed() {
-	t.view.Store(&View{Paths: t.kept.Paths, Claims: t.kept.Claims, Refused: maps.Clone(t.refused)})
+	t.view.Store(&View{
+		Paths:   t.kept.Paths,
+		Claims:  t.kept.Claims,
+		Refused: maps.Clone(t.refused),
+	})
 	t.look()
 	t.Tell()
 }
@@ -282,7 +295,11 @@ func (t *Table) Prepare(ctx context.Context, c dra.Claim) error {
 		t.changed()
 	}
 	if err != nil && (!was || before.Reason != err.Error()) {
-		t.refused[c.UID] = Refused{Claim: c, Reason: err.Error(), Cause: CauseOf(err)}
+		t.refused[c.UID] = Refused{
+			Claim:  c,
+			Reason: err.Error(),
+			Cause:  CauseOf(err),
+		}
 		t.changed()
 	}
 	return err
@@ -382,7 +399,8 @@ func (t *Table) look() {
 		device := dra.DeviceHealth{Device: name, Healthy: true}
 		if units != nil {
 			unit, known := units.byPlace[dra.PlaceOf(name)]
-			if device.Reason = t.mode.of(unit, name); !known {
+			device.Reason = t.mode.of(unit, name)
+			if !known {
 				device.Reason = "the node does not have it any more"
 			}
 			device.Healthy = device.Reason == ""

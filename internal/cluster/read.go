@@ -64,7 +64,8 @@ func Config(path, context string) (config *rest.Config, namespace string, err er
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = path
 	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: context})
-	if config, err = loader.ClientConfig(); err == nil {
+	config, err = loader.ClientConfig()
+	if err == nil {
 		namespace, _, err = loader.Namespace()
 	}
 	if clientcmd.IsEmptyConfig(err) {
@@ -106,7 +107,8 @@ func Core(config *rest.Config, name string) (rest.Interface, error) {
 	config.APIPath, config.GroupVersion = "/api", &corev1.SchemeGroupVersion
 	config.QPS = -1
 	core, restErr := rest.RESTClientFor(config)
-	if err = errors.Join(err, restErr); err != nil {
+	err = errors.Join(err, restErr)
+	if err != nil {
 		return nil, fmt.Errorf("reach the API server: %w", err)
 	}
 	return core, nil
@@ -118,14 +120,16 @@ func (c *Client) Read(ctx context.Context, o Options) (Snapshot, error) {
 	s := Snapshot{Statuses: map[string]Status{}}
 	var lists errgroup.Group
 	lists.Go(func() (err error) {
-		if s.Nodes, _, err = c.nodes(ctx, o); err != nil {
+		s.Nodes, _, err = c.nodes(ctx, o)
+		if err != nil {
 			return fmt.Errorf("list nodes: %w", err)
 		}
 		return nil
 	})
 	lists.Go(func() error {
 		var err error
-		if s.Pods, _, err = c.pods(ctx, o); err != nil {
+		s.Pods, _, err = c.pods(ctx, o)
+		if err != nil {
 			s.PodsUnread = fmt.Sprintf("list pods: %v", err)
 		}
 		return nil
@@ -219,8 +223,14 @@ func (c *Client) pods(ctx context.Context, o Options) (kept []Pod, version strin
 // mayProxy says why status pages may not be read; "" where they may, or that is not known.
 func (c *Client) mayProxy(ctx context.Context, namespace string) string {
 	review := map[string]any{
-		"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
-		"spec": map[string]any{"resourceAttributes": map[string]string{"verb": "get", "resource": "pods", "subresource": "proxy", "namespace": namespace}},
+		"apiVersion": "authorization.k8s.io/v1",
+		"kind":       "SelfSubjectAccessReview",
+		"spec": map[string]any{"resourceAttributes": map[string]string{
+			"verb":        "get",
+			"resource":    "pods",
+			"subresource": "proxy",
+			"namespace":   namespace,
+		}},
 	}
 	var answer struct {
 		Status struct {
@@ -278,7 +288,8 @@ func (c *Client) statuses(ctx context.Context, o Options, s Snapshot) (statuses 
 // or one failed is called at a time; unread says why nobody was asked.
 func (c *Client) ask(ctx context.Context, o Options, nodes []Node, virgates map[string]Pod, answer func(context.Context, Pod) (keep func(), err error), failed func(node, why string)) (unread string) {
 	if len(virgates) > 0 {
-		if unread = c.mayProxy(ctx, o.Namespace); unread != "" {
+		unread = c.mayProxy(ctx, o.Namespace)
+		if unread != "" {
 			return unread
 		}
 	}

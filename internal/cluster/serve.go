@@ -78,12 +78,18 @@ type goneNode struct {
 
 // NewPage makes the page of what latest returns, as Watcher.Latest does.
 func NewPage(latest func() (*Snapshot, <-chan struct{})) *Page {
-	p := &Page{latest: latest, answers: make(chan struct{}, maxAnswers), tiles: map[string]*tile{}, version: time.Now().UnixMilli()}
+	p := &Page{
+		latest:  latest,
+		answers: make(chan struct{}, maxAnswers),
+		tiles:   map[string]*tile{},
+		version: time.Now().UnixMilli(),
+	}
 	p.templates = template.Must(template.New("").Funcs(template.FuncMap{
 		"clock":   func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") + " UTC" },
 		"count":   countText,
-		"percent": status.PercentText, "bytes": status.BytesText,
-		"colour": stateColour,
+		"percent": status.PercentText,
+		"bytes":   status.BytesText,
+		"colour":  stateColour,
 	}).ParseFS(serveFiles, "serve.html"))
 	return p
 }
@@ -91,8 +97,12 @@ func NewPage(latest func() (*Snapshot, <-chan struct{})) *Page {
 // Serve answers on the listener until ctx ends.
 func (p *Page) Serve(ctx context.Context, listener net.Listener) error {
 	server := &http.Server{
-		Handler: p.Handler(listener.Addr()), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
-		WriteTimeout: time.Minute, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		Handler:           p.Handler(listener.Addr()),
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      time.Minute,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
 	}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
 	if err := server.Serve(listener); ctx.Err() == nil {
@@ -121,8 +131,11 @@ func (p *Page) Handler(address net.Addr) http.Handler {
 	bound, _ := address.(*net.TCPAddr)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for name, value := range map[string]string{
-			"Content-Security-Policy": servePolicy, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
-			"Cross-Origin-Resource-Policy": "same-origin", "Cache-Control": "no-store",
+			"Content-Security-Policy":      servePolicy,
+			"X-Content-Type-Options":       "nosniff",
+			"Referrer-Policy":              "no-referrer",
+			"Cross-Origin-Resource-Policy": "same-origin",
+			"Cache-Control":                "no-store",
 		} {
 			w.Header().Set(name, value)
 		}
@@ -342,7 +355,12 @@ type headView struct {
 
 // newHeadView is pure.
 func newHeadView(view View, version int64, ready bool) headView {
-	head := headView{View: view, Version: version, Ready: ready, States: map[string]int{}}
+	head := headView{
+		View:    view,
+		Version: version,
+		Ready:   ready,
+		States:  map[string]int{},
+	}
 	totals := map[string]*ResourceView{}
 	ill := map[string]bool{}
 	for _, gpu := range view.GPUs {
@@ -429,7 +447,13 @@ type bar struct {
 // newTileView is pure.
 func newTileView(n NodeView, gpus []GPUView) tileView {
 	v := tileView{NodeView: n, Profile: cmp.Or(n.Applied.Name, n.Applied.Generation)}
-	find := map[string]bool{n.Name: true, n.Wanted: true, v.Profile: true, n.Layout: true, string(n.State): true}
+	find := map[string]bool{
+		n.Name:          true,
+		n.Wanted:        true,
+		v.Profile:       true,
+		n.Layout:        true,
+		string(n.State): true,
+	}
 	for _, model := range n.Models {
 		find[model] = true
 	}

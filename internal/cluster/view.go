@@ -158,7 +158,14 @@ type TenantView struct {
 
 // NewView makes the tables of what was read. It is pure.
 func NewView(s Snapshot) View {
-	view := View{At: s.At, Nodes: []NodeView{}, GPUs: []GPUView{}, Tenants: []TenantView{}, Rules: []RuleView{}, Notes: []string{}}
+	view := View{
+		At:      s.At,
+		Nodes:   []NodeView{},
+		GPUs:    []GPUView{},
+		Tenants: []TenantView{},
+		Rules:   []RuleView{},
+		Notes:   []string{},
+	}
 	held := map[string]map[string]int64{}
 	devices := map[string][]Pod{}
 	for _, pod := range s.Pods {
@@ -192,7 +199,11 @@ func NewView(s Snapshot) View {
 		}
 		v := nodeView(node, status, s.At)
 		for _, name := range slices.Sorted(maps.Keys(merged(node.Capacity, held[node.Name]))) {
-			r := ResourceView{Name: name, Allocatable: node.Allocatable[name], Ill: max(0, node.Capacity[name]-node.Allocatable[name])}
+			r := ResourceView{
+				Name:        name,
+				Allocatable: node.Allocatable[name],
+				Ill:         max(0, node.Capacity[name]-node.Allocatable[name]),
+			}
 			if s.PodsUnread == "" {
 				r.Held = new(held[node.Name][name])
 				r.Free = new(max(0, r.Allocatable-*r.Held))
@@ -225,7 +236,11 @@ func rulesOf(nodes []NodeView) []RuleView {
 		key := reason{n.By, n.Wanted, n.Rules}
 		rule := all[key]
 		if rule == nil {
-			rule = &RuleView{By: n.By, Profile: n.Wanted, Rules: n.Rules}
+			rule = &RuleView{
+				By:      n.By,
+				Profile: n.Wanted,
+				Rules:   n.Rules,
+			}
 			_, _ = fmt.Sscanf(n.By, "rule %d of ", &rule.Rule) // 0 for another reason.
 			all[key], problems[key] = rule, map[string][]string{}
 		}
@@ -269,8 +284,22 @@ func merged(a, b map[string]int64) map[string]int64 {
 
 func nodeView(n Node, status Status, now time.Time) NodeView {
 	v := NodeView{
-		Name: n.Name, Wanted: n.Wanted, By: n.WantedBy, Rules: n.Rules, State: nodereport.ProfileState(n.State), Applied: nodereport.ProfileRef{Name: n.Applied, Source: n.Source, Generation: n.Generation},
-		Models: []string{}, Resources: []ResourceView{}, Layouts: []nodereport.GPULayout{}, Layout: n.Layout, LayoutState: n.LayoutState, Unread: status.Unread,
+		Name:   n.Name,
+		Wanted: n.Wanted,
+		By:     n.WantedBy,
+		Rules:  n.Rules,
+		State:  nodereport.ProfileState(n.State),
+		Applied: nodereport.ProfileRef{
+			Name:       n.Applied,
+			Source:     n.Source,
+			Generation: n.Generation,
+		},
+		Models:      []string{},
+		Resources:   []ResourceView{},
+		Layouts:     []nodereport.GPULayout{},
+		Layout:      n.Layout,
+		LayoutState: n.LayoutState,
+		Unread:      status.Unread,
 	}
 	if n.GPUs > 0 {
 		v.GPUs = new(n.GPUs)
@@ -319,10 +348,22 @@ func gpusOfStatus(node string, page status.Status) []GPUView {
 	var views []GPUView
 	add := func(unit status.Unit, gpu status.GPU) {
 		v := GPUView{
-			Node: node, Index: unit.Index, ID: unit.ID, Model: gpu.Model, Profile: unit.Profile, Placement: unit.Placement, Resource: unit.Resource, Replicas: unit.Replicas,
-			Sharing: strategies[unit.Resource], Held: unit.Held(), Health: string(unit.Health.State), Reason: unit.Health.Reason, Holders: []HolderView{},
+			Node:      node,
+			Index:     unit.Index,
+			ID:        unit.ID,
+			Model:     gpu.Model,
+			Profile:   unit.Profile,
+			Placement: unit.Placement,
+			Resource:  unit.Resource,
+			Replicas:  unit.Replicas,
+			Sharing:   strategies[unit.Resource],
+			Held:      unit.Held(),
+			Health:    string(unit.Health.State),
+			Reason:    unit.Health.Reason,
+			Holders:   []HolderView{},
 		}
-		if v.Use = gpu.Use; unit.ID != gpu.UUID {
+		v.Use = gpu.Use
+		if unit.ID != gpu.UUID {
 			v.Use = nil
 			if gpu.Health.State != sharing.Healthy && gpu.Health.State != "" {
 				v.Health, v.Reason = string(gpu.Health.State), gpu.Health.Reason
@@ -338,7 +379,11 @@ func gpusOfStatus(node string, page status.Status) []GPUView {
 	}
 	for _, gpu := range page.GPUs {
 		if len(gpu.Units) == 0 {
-			add(status.Unit{ID: gpu.UUID, Index: strconv.Itoa(gpu.Index), Health: gpu.Health}, gpu)
+			add(status.Unit{
+				ID:     gpu.UUID,
+				Index:  strconv.Itoa(gpu.Index),
+				Health: gpu.Health,
+			}, gpu)
 		}
 		for _, unit := range gpu.Units {
 			add(unit, gpu)
@@ -358,7 +403,14 @@ func gpusOfPods(node Node, pods []Pod) []GPUView {
 			id, _, shared := sharing.ParseDeviceID(device.ID)
 			v := units[id]
 			if v == nil {
-				v = &GPUView{Node: node.Name, ID: id, Model: node.Model, Resource: device.Resource, Sharing: "exclusive", Holders: []HolderView{}}
+				v = &GPUView{
+					Node:     node.Name,
+					ID:       id,
+					Model:    node.Model,
+					Resource: device.Resource,
+					Sharing:  "exclusive",
+					Holders:  []HolderView{},
+				}
 				if node.GPUs > 0 && node.Capacity[device.Resource] > int64(node.GPUs) {
 					v.Sharing = "" // It may be a share, see sharing.Use.CanBecome.
 				}
@@ -395,7 +447,11 @@ func tenants(pods []Pod, gpus []GPUView) []TenantView {
 	all := map[string]*TenantView{}
 	of := func(namespace string) *TenantView {
 		if all[namespace] == nil {
-			all[namespace] = &TenantView{Namespace: namespace, Resources: map[string]int64{}, SharesWith: map[string]int{}}
+			all[namespace] = &TenantView{
+				Namespace:  namespace,
+				Resources:  map[string]int64{},
+				SharesWith: map[string]int{},
+			}
 		}
 		return all[namespace]
 	}

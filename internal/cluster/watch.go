@@ -79,13 +79,27 @@ type statusPage struct {
 // NewWatcher makes a Watcher; it does nothing before Run. With AllTimeout nothing is done: what
 // bounds a Watcher's requests is how many there are at once.
 func (c *Client) NewWatcher(o Options) *Watcher {
-	w := &Watcher{client: c, options: o, pages: map[string]*statusPage{}, newer: make(chan struct{}), pace: watchPace{
-		tick: 200 * time.Millisecond, least: time.Second, first: 2 * time.Second, later: 30 * time.Second, kept: 2 * time.Minute,
-		list: 5 * time.Minute, spread: time.Second,
-	}}
+	w := &Watcher{
+		client:  c,
+		options: o,
+		pages:   map[string]*statusPage{},
+		newer:   make(chan struct{}),
+		pace: watchPace{
+			tick:   200 * time.Millisecond,
+			least:  time.Second,
+			first:  2 * time.Second,
+			later:  30 * time.Second,
+			kept:   2 * time.Minute,
+			list:   5 * time.Minute,
+			spread: time.Second,
+		},
+	}
 	w.nodes = followed[Node]{
-		w: w, what: "nodes", selectors: o.nodeSelectors(), key: func(n Node) string { return n.Name },
-		list: func(ctx context.Context) ([]Node, string, error) { return c.nodes(ctx, o) },
+		w:         w,
+		what:      "nodes",
+		selectors: o.nodeSelectors(),
+		key:       func(n Node) string { return n.Name },
+		list:      func(ctx context.Context) ([]Node, string, error) { return c.nodes(ctx, o) },
 		trim: func(object any) (Node, bool) {
 			if n, ok := object.(*corev1.Node); ok {
 				return o.node(n)
@@ -94,8 +108,11 @@ func (c *Client) NewWatcher(o Options) *Watcher {
 		},
 	}
 	w.pods = followed[Pod]{
-		w: w, what: "pods", selectors: o.podSelectors(), key: Pod.String,
-		list: func(ctx context.Context) ([]Pod, string, error) { return c.pods(ctx, o) },
+		w:         w,
+		what:      "pods",
+		selectors: o.podSelectors(),
+		key:       Pod.String,
+		list:      func(ctx context.Context) ([]Pod, string, error) { return c.pods(ctx, o) },
 		trim: func(object any) (Pod, bool) {
 			if p, ok := object.(*corev1.Pod); ok {
 				return trimPod(p, o.Domain, o.Namespace)
@@ -203,7 +220,8 @@ func (w *Watcher) step(now time.Time) (due []Pod) {
 	case w.latest == nil && waits && now.Sub(w.began) < w.pace.first:
 		return due
 	case w.latest != nil:
-		if age = now.Sub(w.latest.At); age < w.pace.least || !w.changed && age < w.pace.later {
+		age = now.Sub(w.latest.At)
+		if age < w.pace.least || !w.changed && age < w.pace.later {
 			return due
 		}
 	}
@@ -235,7 +253,9 @@ func (w *Watcher) step(now time.Time) (due []Pod) {
 	}
 	s.Lost = w.lost()
 	close(w.newer)
-	w.latest, w.newer, w.changed = &s, make(chan struct{}), false
+	w.latest = &s
+	w.newer = make(chan struct{})
+	w.changed = false
 	return due
 }
 

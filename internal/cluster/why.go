@@ -165,7 +165,14 @@ func NewCandidate(p *corev1.Pod, n *corev1.Node, domain string) Candidate {
 // Why says why the pod waits, or that it does not. It is pure.
 func Why(q Question) Answer {
 	p := q.Pod
-	a := Answer{Pod: p.Namespace + "/" + p.Name, Requests: ofDomain(wanted(p), q.Domain), Node: p.Spec.NodeName, Groups: []WhyGroup{}, Help: []string{}, Notes: []string{}}
+	a := Answer{
+		Pod:      p.Namespace + "/" + p.Name,
+		Requests: ofDomain(wanted(p), q.Domain),
+		Node:     p.Spec.NodeName,
+		Groups:   []WhyGroup{},
+		Help:     []string{},
+		Notes:    []string{},
+	}
 	answer := func(state, format string, arguments ...any) Answer {
 		a.State, a.Verdict = state, fmt.Sprintf(format, arguments...)
 		return a
@@ -475,7 +482,10 @@ func (q *Question) judge(requests map[string]int64, node Candidate, pods []Pod) 
 		at.causes = append(at.causes, Barrier{cause, fmt.Sprintf(format, arguments...)})
 	}
 	for _, name := range slices.Sorted(maps.Keys(requests)) {
-		want, has, allocatable, held := requests[name], node.Capacity[name], node.Allocatable[name], int64(0)
+		want := requests[name]
+		has := node.Capacity[name]
+		allocatable := node.Allocatable[name]
+		held := int64(0)
 		var by []Pod
 		for _, p := range pods {
 			if p.Requests[name] > 0 {

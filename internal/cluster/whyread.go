@@ -23,7 +23,12 @@ func (c *Client) Why(ctx context.Context, o Options, namespace, name string) (An
 	if pod == nil {
 		return Answer{}, fmt.Errorf("there is no pod %s/%s%s%s", namespace, name, c.notMade(ctx, namespace, name), c.refusing(ctx, namespace, o.Domain))
 	}
-	q := Question{Pod: pod, Domain: o.Domain, Namespace: o.Namespace, Used: map[string]corev1.ResourceList{}}
+	q := Question{
+		Pod:       pod,
+		Domain:    o.Domain,
+		Namespace: o.Namespace,
+		Used:      map[string]corev1.ResourceList{},
+	}
 	if a := Why(q); a.State != "waiting" || len(pod.Spec.SchedulingGates) > 0 {
 		return a, nil
 	}

@@ -95,7 +95,9 @@ func newWatcher(core rest.Interface, q query, into store) *watcher {
 		return r
 	}
 	return &watcher{
-		what: q.what, store: into, pace: defaultPace(),
+		what:  q.what,
+		store: into,
+		pace:  defaultPace(),
 		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			return request(options, "PartialObjectMetadataList").Do(ctx).Get()
 		},

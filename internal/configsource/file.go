@@ -251,12 +251,14 @@ func readLimited(path string) ([]byte, error) {
 	file := os.Stdin // Opened as /dev/stdin, it may be refused to another user than its owner.
 	if path != Stdin {
 		var err error
-		if file, err = os.Open(path); err != nil {
+		file, err = os.Open(path)
+		if err != nil {
 			return nil, err
 		}
 	}
 	data, err := io.ReadAll(io.LimitReader(file, maxDocument+1))
-	if err = errors.Join(err, file.Close()); errors.Is(err, syscall.EISDIR) {
+	err = errors.Join(err, file.Close())
+	if errors.Is(err, syscall.EISDIR) {
 		return nil, fmt.Errorf("%s is a directory: name a file in it; virgate run takes a directory by --config-dir, where the Node's label chooses the file", path)
 	} else if err != nil {
 		return nil, err
@@ -277,7 +279,8 @@ func readLimited(path string) ([]byte, error) {
 // helm, that nothing came.
 func hasDocument(data []byte) bool {
 	for line := range bytes.Lines(data) {
-		if line = bytes.TrimSpace(line); len(line) > 0 && line[0] != '#' && string(line) != "---" {
+		line = bytes.TrimSpace(line)
+		if len(line) > 0 && line[0] != '#' && string(line) != "---" {
 			return true
 		}
 	}

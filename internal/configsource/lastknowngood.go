@@ -35,7 +35,13 @@ type LastKnownGood struct {
 
 // NewLastKnownGood makes a LastKnownGood; Run does the writing.
 func NewLastKnownGood(store Store, overrides configs.Overrides, started configs.StartupSettings, log *slog.Logger) *LastKnownGood {
-	return &LastKnownGood{store: store, overrides: overrides, started: started, log: log, wake: make(chan struct{}, 1)}
+	return &LastKnownGood{
+		store:     store,
+		overrides: overrides,
+		started:   started,
+		log:       log,
+		wake:      make(chan struct{}, 1),
+	}
 }
 
 // Load reads the stored profile; false, with a warning once, when none can be used.
@@ -46,7 +52,8 @@ func (k *LastKnownGood) Load() (configs.SelectedProfile, bool) {
 	stored, ok, err := k.store.Load()
 	var selected configs.SelectedProfile
 	if ok {
-		if selected, err = Restore(stored, k.overrides); err == nil {
+		selected, err = Restore(stored, k.overrides)
+		if err == nil {
 			err = k.started.CheckUnchanged(selected.Startup)
 		}
 	}

@@ -32,7 +32,12 @@ type watched[T any] struct {
 
 // newWatched makes a watched; part and equal are partStore's.
 func newWatched[T any](client *Client, q query, part func(object any) (string, T, bool), equal func(a, b T) bool, log *slog.Logger) watched[T] {
-	s := &partStore[T]{what: q.what, part: part, equal: equal, log: log}
+	s := &partStore[T]{
+		what:  q.what,
+		part:  part,
+		equal: equal,
+		log:   log,
+	}
 	return watched[T]{s, client.watcher(q, s)}
 }
 
@@ -94,7 +99,12 @@ func ParseConfigMapName(s string) (namespace, name string, err error) {
 
 // NewConfigMap makes a ConfigMap; Watch reads it.
 func NewConfigMap(client *Client, namespace, name string, log *slog.Logger) *ConfigMap {
-	q := query{what: "ConfigMap " + namespace + "/" + name, resource: "configmaps", namespace: namespace, selector: byName(name)}
+	q := query{
+		what:      "ConfigMap " + namespace + "/" + name,
+		resource:  "configmaps",
+		namespace: namespace,
+		selector:  byName(name),
+	}
 	return &ConfigMap{newObject(client, q, name, documentsOf, maps.Equal[configs.Documents, configs.Documents], log)}
 }
 
@@ -208,7 +218,12 @@ func NewNodeLabels(client *Client, node, label string, log *slog.Logger) *NodeLa
 			return labels{}, false
 		}
 		all := described.GetLabels()
-		now := labels{profile: all[label], layout: all[MIGLabel], uid: described.GetUID(), others: map[string]string{}}
+		now := labels{
+			profile: all[label],
+			layout:  all[MIGLabel],
+			uid:     described.GetUID(),
+			others:  map[string]string{},
+		}
 		for name, value := range all {
 			if configs.RuleLabel(name) && name != label {
 				now.others[name] = value
@@ -236,7 +251,12 @@ func NewNodeLabels(client *Client, node, label string, log *slog.Logger) *NodeLa
 		}
 		return now, true
 	}
-	q := query{what: "node " + node, resource: "nodes", selector: byName(node), metadataOnly: true}
+	q := query{
+		what:         "node " + node,
+		resource:     "nodes",
+		selector:     byName(node),
+		metadataOnly: true,
+	}
 	return &NodeLabels{Name: label, node: newObject(client, q, node, of, labels.equal, log)}
 }
 
@@ -359,7 +379,11 @@ type Pods struct {
 
 // NewPods makes the Pods of the named Node; Watch reads them.
 func NewPods(client *Client, node string, log *slog.Logger) *Pods {
-	q := query{what: "pods of node " + node, resource: "pods", selector: fields.OneTermEqualSelector("spec.nodeName", node)}
+	q := query{
+		what:     "pods of node " + node,
+		resource: "pods",
+		selector: fields.OneTermEqualSelector("spec.nodeName", node),
+	}
 	return &Pods{newWatched(client, q, containersOf, maps.Equal[map[string]sharing.Container, map[string]sharing.Container], log)}
 }
 
@@ -372,7 +396,11 @@ func containersOf(object any) (uid string, containers map[string]sharing.Contain
 	containers = map[string]sharing.Container{}
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		if _, id, _ := strings.Cut(status.ContainerID, "://"); id != "" {
-			containers[id] = sharing.Container{Namespace: pod.Namespace, Pod: pod.Name, Name: status.Name}
+			containers[id] = sharing.Container{
+				Namespace: pod.Namespace,
+				Pod:       pod.Name,
+				Name:      status.Name,
+			}
 		}
 	}
 	return string(pod.UID), containers, true

@@ -207,7 +207,8 @@ func (n *NodeSource) Selected() (configs.SelectedProfile, error) {
 	next := &selection{}
 	var err error
 	if n.Labels != nil {
-		if next.labels, err = n.Labels.node.value(); err != nil {
+		next.labels, err = n.Labels.node.value()
+		if err != nil {
 			return pending, err
 		}
 	}
@@ -255,7 +256,9 @@ func (n *NodeSource) take(latest configs.Documents, atOnce bool) (documents conf
 		}
 	}
 	if n.taken == nil || atOnce || maps.Equal(n.taken, latest) || !now.Before(n.due) {
-		n.taken, n.waiting, n.due = latest, nil, time.Time{}
+		n.taken = latest
+		n.waiting = nil
+		n.due = time.Time{}
 	}
 	return n.taken, n.due
 }
@@ -306,10 +309,17 @@ func (n *NodeSource) choose(now labels, inventory map[string]string, documents c
 	source := n.Source.String()
 	wanted := configs.SelectedProfile{Source: source}
 	criteria := Criteria{
-		Label: now.profile, NodeLabels: now.others, Inventory: inventory, Source: source, Default: n.Default, Fallbacks: n.Fallbacks, Names: documents.ProfileNames(),
+		Label:      now.profile,
+		NodeLabels: now.others,
+		Inventory:  inventory,
+		Source:     source,
+		Default:    n.Default,
+		Fallbacks:  n.Fallbacks,
+		Names:      documents.ProfileNames(),
 	}
 	var err error
-	if criteria.Rules, _, err = documents.Rules(source); err != nil && now.profile == "" {
+	criteria.Rules, _, err = documents.Rules(source)
+	if err != nil && now.profile == "" {
 		wanted.Choice = configs.Choice{By: "refused rules of " + source, Rules: criteria.Rules.Generation}
 		return wanted, err
 	}
@@ -336,7 +346,8 @@ func (n *NodeSource) choose(now labels, inventory map[string]string, documents c
 		selected, err = n.Labels.layout(now, selected)
 	}
 	if err == nil && now.layout == "" && chosen.Layout != "" {
-		if selected, err = selected.SelectRuleMIG(chosen.Layout); err != nil {
+		selected, err = selected.SelectRuleMIG(chosen.Layout)
+		if err != nil {
 			err = fmt.Errorf("%s: %s: %w", selected, chosen.Choice.By, err)
 		}
 	}
@@ -397,7 +408,12 @@ type Watching struct {
 // StartWatching watches the source. Stop must be called.
 func StartWatching(ctx context.Context, source *NodeSource) *Watching {
 	ctx, cancel := context.WithCancel(ctx)
-	w := &Watching{NodeSource: source, moved: make(chan struct{}, 1), cancel: cancel, ended: make(chan error, 1)}
+	w := &Watching{
+		NodeSource: source,
+		moved:      make(chan struct{}, 1),
+		cancel:     cancel,
+		ended:      make(chan error, 1),
+	}
 	go func() { w.ended <- source.Watch(ctx, w.changed) }()
 	return w
 }

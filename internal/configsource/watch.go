@@ -73,8 +73,15 @@ type pace struct {
 func defaultPace() pace {
 	return pace{
 		// The jitter doubles a wait at most: no node waits for more than 40 s.
-		backoff: wait.Backoff{Duration: 300 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: 20 * time.Second},
-		spread:  5 * time.Second, answer: 15 * time.Second,
+		backoff: wait.Backoff{
+			Duration: 300 * time.Millisecond,
+			Factor:   2,
+			Jitter:   1,
+			Steps:    10,
+			Cap:      20 * time.Second,
+		},
+		spread: 5 * time.Second,
+		answer: 15 * time.Second,
 	}
 }
 
@@ -85,7 +92,13 @@ const watchTimeout = 30 * time.Minute
 // own. A list may take that long, and must be a whole one; it may have no items, where the
 // store has taken them page by page. Those that follow the same are spread over that time.
 func Follow(ctx context.Context, requests cache.ListWatch, what string, into store, list, spread time.Duration) {
-	w := &watcher{what: what, list: requests.ListWithContextFunc, watch: requests.WatchFuncWithContext, store: into, pace: defaultPace()}
+	w := &watcher{
+		what:  what,
+		list:  requests.ListWithContextFunc,
+		watch: requests.WatchFuncWithContext,
+		store: into,
+		pace:  defaultPace(),
+	}
 	w.pace.list, w.pace.spread = list, spread
 	w.run(ctx)
 }
@@ -95,7 +108,11 @@ func (w *watcher) run(ctx context.Context) {
 	backoff := w.pace.backoff
 	requests := &cache.ListWatch{ListWithContextFunc: w.listNow, WatchFuncWithContext: w.watchFrom}
 	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(requests, w), nil, w.store, cache.ReflectorOptions{
-		Name: w.what, TypeDescription: w.what, MinWatchTimeout: watchTimeout, Backoff: &backoff, Logger: &klog.Logger{},
+		Name:            w.what,
+		TypeDescription: w.what,
+		MinWatchTimeout: watchTimeout,
+		Backoff:         &backoff,
+		Logger:          &klog.Logger{},
 	})
 	// A stream that breaks in the middle of an event is a cut watch as well, which needs no
 	// list. An event that can never be read does: it comes again with each watch from there.

@@ -122,10 +122,15 @@ func Run(ctx context.Context, o Options) error {
 	}
 	defer gpus.Close()
 	node := nvml.NewNode(gpus.Library, nvml.Options{
-		Logger: log, Rescan: o.Rescan, Probe: o.Probe, Backoff: o.DriverBackoff, FailOnInitError: profile.startup.FailOnInitError,
-		Store: state.Section[nvml.FatalHealth]{File: file, Name: state.HealthSection},
-		Known: state.Section[nvml.KnownGPU]{File: file, Name: state.GPUSection}, Boot: o.BootID,
-		Kernel: gpus.Kernel,
+		Logger:          log,
+		Rescan:          o.Rescan,
+		Probe:           o.Probe,
+		Backoff:         o.DriverBackoff,
+		FailOnInitError: profile.startup.FailOnInitError,
+		Store:           state.Section[nvml.FatalHealth]{File: file, Name: state.HealthSection},
+		Known:           state.Section[nvml.KnownGPU]{File: file, Name: state.GPUSection},
+		Boot:            o.BootID,
+		Kernel:          gpus.Kernel,
 	})
 	profile.rules.Store(&ruleLabels{
 		node:      o.RuleFeatures,
@@ -143,7 +148,10 @@ func Run(ctx context.Context, o Options) error {
 	cdiDir := cmp.Or(o.CDIDir, filepath.Join(o.PluginDir, "cdi"))
 	claims := cdi.NewClaims(node.Inventory, cdiDir, filepath.Join(cmp.Or(o.HostRoot, "/"), "etc/cdi"))
 	kubelet := podresources.New(podresources.Options{
-		Socket: o.PodResourcesSocket, CheckpointDir: o.PluginDir, Claimed: claimedUnits(node.Inventory, claims), Logger: log,
+		Socket:        o.PodResourcesSocket,
+		CheckpointDir: o.PluginDir,
+		Claimed:       claimedUnits(node.Inventory, claims),
+		Logger:        log,
 	})
 	defer func() { _ = kubelet.Close() }()
 	if o.DRA != nil {
@@ -151,13 +159,24 @@ func Run(ctx context.Context, o Options) error {
 	}
 	gpus.Library = node.Library()
 	specs := cdi.NewWriter(cdi.Options{
-		Dir: cdiDir, Source: gpus.CDI,
-		Holders: kubelet, Retry: o.CDIRetry, Logger: log,
+		Dir:     cdiDir,
+		Source:  gpus.CDI,
+		Holders: kubelet,
+		Retry:   o.CDIRetry,
+		Logger:  log,
 	})
-	lock := &nodeLock{dir: o.PluginDir, file: file, log: log}
+	lock := &nodeLock{
+		dir:  o.PluginDir,
+		file: file,
+		log:  log,
+	}
 	defer lock.release()
 	partitioner := gpus.Partitioner(node.PauseEvents)
-	var rights Privileged = ownRights{gpus: gpus, node: node, partitioner: partitioner}
+	var rights Privileged = ownRights{
+		gpus:        gpus,
+		node:        node,
+		partitioner: partitioner,
+	}
 	releases := release.Driver{
 		Releaser: node,
 		Store:    state.Section[release.Release]{File: file, Name: state.ReleaseSection},
@@ -219,13 +238,21 @@ func Run(ctx context.Context, o Options) error {
 		StateWriteError: file.WriteError,
 		Host:            host.New(hostOptions),
 
-		Partitioner: rights, LetGo: node.PauseEvents, Releases: releases, Processes: partitioner.Processes, OpenedBy: partitioner.OpenedBy, Resets: node.Resets,
+		Partitioner:    rights,
+		LetGo:          node.PauseEvents,
+		Releases:       releases,
+		Processes:      partitioner.Processes,
+		OpenedBy:       partitioner.OpenedBy,
+		Resets:         node.Resets,
 		DriverSettings: settings,
 		Journal:        file,
 		Refresh:        node.Refresh,
 
 		Measure: usage.NewSampler(usage.Options{
-			Meter: nvml.NewMeter(gpus.Library), Proc: gpus.Proc, Containers: gpus.Containers, Logger: log,
+			Meter:      nvml.NewMeter(gpus.Library),
+			Proc:       gpus.Proc,
+			Containers: gpus.Containers,
+			Logger:     log,
 		}).Measure,
 		Background: []func(context.Context) error{profile.lastKnownGood.Run},
 	}
@@ -239,11 +266,13 @@ func Run(ctx context.Context, o Options) error {
 	if o.DRA != nil {
 		options.ClaimCalls = nodemetrics.NewClaimCalls()
 		entries := claimEntries{cdi.ClaimSpecs{Dir: cdiDir}, profile.startup.MPSRoot}
-		if options.DRA, err = newDRA(o, node, kubelet, file, entries, options.ClaimCalls); err != nil {
+		options.DRA, err = newDRA(o, node, kubelet, file, entries, options.ClaimCalls)
+		if err != nil {
 			return err
 		}
 	}
-	if options.Pods = o.Guard; o.Pods != nil && o.Guard.UID == nil {
+	options.Pods = o.Guard
+	if o.Pods != nil && o.Guard.UID == nil {
 		options.Pods.UID = o.Pods.PodUID
 	}
 	if o.Reporter != nil {
@@ -344,12 +373,18 @@ func ApplyMIG(ctx context.Context, o MIGOptions, wanted sharing.MIGConfig) ([]no
 		file := state.NewFile(o.PluginDir, o.Logger)
 		file.Load()
 		options.Store = file
-		if known, err = (state.Section[nvml.KnownGPU]{File: file, Name: state.GPUSection}).Load(); err != nil {
+		known, err = (state.Section[nvml.KnownGPU]{File: file, Name: state.GPUSection}).Load()
+		if err != nil {
 			return nil, err
 		}
 		if !o.WithoutKubelet {
 			claims := cdi.NewClaims(func() ([]sharing.GPU, error) { return gpus, nil })
-			kubelet := podresources.New(podresources.Options{Socket: o.PodResourcesSocket, CheckpointDir: o.PluginDir, Claimed: claimedUnits(func() ([]sharing.GPU, error) { return gpus, nil }, claims), Logger: o.Logger})
+			kubelet := podresources.New(podresources.Options{
+				Socket:        o.PodResourcesSocket,
+				CheckpointDir: o.PluginDir,
+				Claimed:       claimedUnits(func() ([]sharing.GPU, error) { return gpus, nil }, claims),
+				Logger:        o.Logger,
+			})
 			defer func() { _ = kubelet.Close() }()
 			options.Holders = kubelet.Held
 		}
@@ -390,7 +425,8 @@ func (o MIGOptions) makeNodes(ctx context.Context) error {
 		}
 	}
 	slices.Sort(files)
-	if files = slices.Compact(files); len(files) > 0 {
+	files = slices.Compact(files)
+	if len(files) > 0 {
 		err = o.GPUs.MakeNodes(ctx, files)
 	}
 	return errors.Join(unread, err)

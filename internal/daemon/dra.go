@@ -27,7 +27,12 @@ import (
 // newDRA makes what serves claims on the node. Calls measures the kubelet's calls.
 func newDRA(o Options, node *nvml.Node, kubelet *podresources.Source, file *state.File, entries claimEntries, calls *nodemetrics.ClaimCalls) (drapath.Options, error) {
 	name := o.DRA.Driver
-	table := claims.NewTable(claims.Options{Store: file, Driver: name, Holders: kubelet.HeldTogether, Entries: entries})
+	table := claims.NewTable(claims.Options{
+		Store:   file,
+		Driver:  name,
+		Holders: kubelet.HeldTogether,
+		Entries: entries,
+	})
 	options := *o.DRA
 	options.Node, options.Dir = o.NodeName, filepath.Join(o.DRA.Dir, name)
 	options.Claims, options.Changed, options.Logger = preparer{table, name}, table.Tell, o.Logger
@@ -42,7 +47,12 @@ func newDRA(o Options, node *nvml.Node, kubelet *podresources.Source, file *stat
 		Claims: table,
 		Node: func() dra.Node {
 			versions := node.Versions()
-			return dra.Node{Name: o.NodeName, Driver: name, DriverVersion: versions.Driver, CUDA: versions.CUDA}
+			return dra.Node{
+				Name:          o.NodeName,
+				Driver:        name,
+				DriverVersion: versions.Driver,
+				CUDA:          versions.CUDA,
+			}
 		},
 		PCIeRoot: func(busID string) string { return host.PCIeRoot(sys, busID) },
 	}, nil

@@ -75,15 +75,22 @@ func (g GPUs) Partitioner(pauseEvents func(ctx context.Context, gpu string) (res
 // containers. The library is the node, or stands before it.
 func Simulated(node *simnode.Node, library nvml.Library) GPUs {
 	return GPUs{
-		Library: nvml.WithDeadlines(library, nvml.Limits{}), Name: node.Name(),
-		Proc: node.Proc(), Containers: node, CDI: cdi.Simulated{}, Control: node.Handler(),
+		Library:        nvml.WithDeadlines(library, nvml.Limits{}),
+		Name:           node.Name(),
+		Proc:           node.Proc(),
+		Containers:     node,
+		CDI:            cdi.Simulated{},
+		Control:        node.Handler(),
 		Reset:          func(_ context.Context, busID string) error { return node.ResetGPU(busID) },
 		Persistence:    func(_ context.Context, busID string) (bool, error) { return node.Persistence(busID) },
 		SetPersistence: func(_ context.Context, busID string, on bool) error { return node.SetPersistence(busID, on) },
 		SetTimeSlice: func(_ context.Context, gpu string, slice sharing.TimeSlice) error {
 			return node.SetTimeSlice(gpu, slice)
 		},
-		Close: func() {}, Kernel: node, ProcessesHidden: node.OwnPIDs(), NotPermitted: func() bool { return !node.MayChangeMIG() },
+		Close:           func() {},
+		Kernel:          node,
+		ProcessesHidden: node.OwnPIDs(),
+		NotPermitted:    func() bool { return !node.MayChangeMIG() },
 	}
 }
 
@@ -104,7 +111,8 @@ func driverOptions(startup configs.StartupSettings, hostRoot string, log *slog.L
 		Host:         cdi.Roots{Driver: startup.DriverRoot, Dev: startup.DevRoot},
 		Mounts:       func() []cdi.Mount { return hostMounts(startup, hostRoot) },
 		Capabilities: Capabilities(startup, hostRoot),
-		HookPath:     hookPath(startup, hostRoot), Logger: log,
+		HookPath:     hookPath(startup, hostRoot),
+		Logger:       log,
 	}
 	if startup.CDIFeatures != "" {
 		options.Features = strings.Split(startup.CDIFeatures, ",")

@@ -75,7 +75,13 @@ func openProfile(ctx context.Context, o ProfileOptions, last state.Profile, repo
 }
 
 func (p *profile) openFile(ctx context.Context, o ProfileOptions, log *slog.Logger) {
-	file := &configsource.File{Path: o.Path, Key: o.Key, Overrides: o.Overrides, Labels: o.Labels, Done: ctx.Done()}
+	file := &configsource.File{
+		Path:      o.Path,
+		Key:       o.Key,
+		Overrides: o.Overrides,
+		Labels:    o.Labels,
+		Done:      ctx.Done(),
+	}
 	if config, err := file.Config(); err == nil {
 		p.startWith(config.Startup, config.Notes, log)
 	}
@@ -93,7 +99,12 @@ const (
 
 func (p *profile) openSource(ctx context.Context, o ProfileOptions, restored bool, log *slog.Logger) {
 	source := &configsource.NodeSource{
-		Source: o.Source, Labels: o.Labels, Inventory: p.inventory, Default: o.Default, Fallbacks: o.Fallbacks, Overrides: o.Overrides,
+		Source:    o.Source,
+		Labels:    o.Labels,
+		Inventory: p.inventory,
+		Default:   o.Default,
+		Fallbacks: o.Fallbacks,
+		Overrides: o.Overrides,
 	}
 	watching := configsource.StartWatching(ctx, source)
 	timeout := firstProfileTimeout

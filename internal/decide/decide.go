@@ -88,9 +88,19 @@ func assignOwners(f *Facts, d *Decision) {
 	}
 	var all []units.Unit
 	for _, gpu := range f.GPUs {
-		all = append(all, units.Unit{UUID: gpu.UUID, GPU: gpu.UUID, Path: paths[dra.Place(gpu.UUID, nil)], ForDRA: d.forDRA[gpu.UUID]})
+		all = append(all, units.Unit{
+			UUID:   gpu.UUID,
+			GPU:    gpu.UUID,
+			Path:   paths[dra.Place(gpu.UUID, nil)],
+			ForDRA: d.forDRA[gpu.UUID],
+		})
 		for _, p := range gpu.Partitions {
-			all = append(all, units.Unit{UUID: p.UUID, GPU: gpu.UUID, Path: paths[d.places[p.UUID].Name], ForDRA: d.forDRA[p.UUID]})
+			all = append(all, units.Unit{
+				UUID:   p.UUID,
+				GPU:    gpu.UUID,
+				Path:   paths[d.places[p.UUID].Name],
+				ForDRA: d.forDRA[p.UUID],
+			})
 		}
 	}
 	d.Owners = units.Owners(all, f.Reservations)

@@ -184,14 +184,20 @@ func (d *Decision) plannedUnits(f *Facts) map[string]Unit {
 			if place.Name == "" {
 				continue
 			}
-			unit := Unit{claims.Unit{Place: place.Name, ID: u.ID, GPU: u.GPU, Memory: u.Memory}, r.Name, u, d.forDRA[u.ID], place.Partition}
+			unit := Unit{claims.Unit{
+				Place:  place.Name,
+				ID:     u.ID,
+				GPU:    u.GPU,
+				Memory: u.Memory,
+			}, r.Name, u, d.forDRA[u.ID], place.Partition}
 			if _, divided := d.onDemand.gpus[u.GPU]; unit.ForDRA && !divided {
 				unit.Device = dra.DeviceName(u.GPU, place.Partition, u)
 				if u.Replicas > 1 {
 					unit.Shares = int64(u.Replicas)
 				}
 			}
-			if unit.Fault = d.fault(f, u.ID, ""); d.released(u.ID) {
+			unit.Fault = d.fault(f, u.ID, "")
+			if d.released(u.ID) {
 				unit.Fault = releasedFault
 			}
 			all[place.Name] = unit
@@ -230,7 +236,8 @@ func (d *Decision) addOnDemand(f *Facts, all map[string]Unit, leaving map[string
 		g, wanted := d.onDemand.gpus[gpu.UUID]
 		leaves := false
 		if !wanted {
-			if g, leaves = leaving[gpu.UUID]; !leaves {
+			g, leaves = leaving[gpu.UUID]
+			if !leaves {
 				continue
 			}
 		}
@@ -260,7 +267,15 @@ func (d *Decision) addOnDemand(f *Facts, all map[string]Unit, leaving map[string
 			}
 			takes := g.Takes(mig.Partition{Profile: at.Profile, Placement: at.Placement})
 			all[place] = Unit{
-				claims.Unit{Place: place, ID: id, GPU: gpu.UUID, With: whole, Takes: takes, Has: g.Supply(), Fault: fault(id)},
+				claims.Unit{
+					Place: place,
+					ID:    id,
+					GPU:   gpu.UUID,
+					With:  whole,
+					Takes: takes,
+					Has:   g.Supply(),
+					Fault: fault(id),
+				},
 				all[place].Resource, sharing.Unit{}, wanted, at,
 			}
 		}

@@ -33,7 +33,9 @@ const daemonRuns = "its MPS daemon is still running"
 func (m *MPS) Reservations() (list []units.Reservation) {
 	for id := range m.Busy {
 		list = append(list, units.Reservation{
-			Purpose: units.MPSDaemon, Only: func(u units.Unit) bool { return u.UUID == id || u.GPU == id }, Text: daemonRuns,
+			Purpose: units.MPSDaemon,
+			Only:    func(u units.Unit) bool { return u.UUID == id || u.GPU == id },
+			Text:    daemonRuns,
 		})
 	}
 	return list

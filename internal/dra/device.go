@@ -131,7 +131,11 @@ func (b *builder) device(gpu sharing.GPU, p *sharing.Partition, r sharing.Resour
 	single := r.FailRequestsGreaterThanOne && mode.Shares == 0 || r.SpreadStrict || mode.Shares > 0 && !unit.MPS.Several
 	d := b.describe(gpu, p, mode, unit.Replicas, single, r.Name)
 	if !unit.Health.Healthy() {
-		d.Taints = []resourceapi.DeviceTaint{{Key: b.Driver + "/fault", Value: labelValue(unit.Health.Reason), Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		d.Taints = []resourceapi.DeviceTaint{{
+			Key:    b.Driver + "/fault",
+			Value:  labelValue(unit.Health.Reason),
+			Effect: resourceapi.DeviceTaintEffectNoSchedule,
+		}}
 	}
 	return d
 }
@@ -139,19 +143,33 @@ func (b *builder) device(gpu sharing.GPU, p *sharing.Partition, r sharing.Resour
 // describe makes the device of a GPU, or of its partition, with as many shares if it is not
 // exclusive.
 func (b *builder) describe(gpu sharing.GPU, p *sharing.Partition, mode sharing.Mode, shares int, single bool, name string) device {
-	d := device{gpu: gpu.UUID, resource: name, Device: resourceapi.Device{Name: nameOf(gpu.UUID, p, mode)}}
-	memory, kind, uuid, profile, place := gpu.Memory, "gpu", gpu.UUID, "", ""
+	d := device{
+		gpu:      gpu.UUID,
+		resource: name,
+		Device:   resourceapi.Device{Name: nameOf(gpu.UUID, p, mode)},
+	}
+	memory := gpu.Memory
+	kind := "gpu"
+	uuid := gpu.UUID
+	profile := ""
+	place := ""
 	var has mig.Engines // Of a whole GPU, what its largest instances have.
 	for _, instance := range b.OnDemand[gpu.UUID].Engines {
 		has = mig.Engines{
-			Multiprocessors: max(has.Multiprocessors, instance.Multiprocessors), CopyEngines: max(has.CopyEngines, instance.CopyEngines),
-			Decoders: max(has.Decoders, instance.Decoders), Encoders: max(has.Encoders, instance.Encoders),
-			JPEGEngines: max(has.JPEGEngines, instance.JPEGEngines), OFAEngines: max(has.OFAEngines, instance.OFAEngines),
+			Multiprocessors: max(has.Multiprocessors, instance.Multiprocessors),
+			CopyEngines:     max(has.CopyEngines, instance.CopyEngines),
+			Decoders:        max(has.Decoders, instance.Decoders),
+			Encoders:        max(has.Encoders, instance.Encoders),
+			JPEGEngines:     max(has.JPEGEngines, instance.JPEGEngines),
+			OFAEngines:      max(has.OFAEngines, instance.OFAEngines),
 		}
 	}
 	if p != nil {
 		has = p.Attributes.Engines()
-		memory, kind, uuid, profile = p.Memory, "mig", p.UUID, p.Profile.String()
+		memory = p.Memory
+		kind = "mig"
+		uuid = p.UUID
+		profile = p.Profile.String()
 		if p.Placement.Size > 0 {
 			place = p.Placement.String()
 		}
@@ -160,12 +178,22 @@ func (b *builder) describe(gpu sharing.GPU, p *sharing.Partition, mode sharing.M
 	// CEL, and the error ends the scheduling of the pod. The first eleven are those of NVIDIA's driver;
 	// the driver is not asked for the addressing mode.
 	d.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-		"type": text(kind), "uuid": text(uuid), "parentUUID": text(gpu.UUID), "profile": text(profile),
-		"productName": text(gpu.Model), "brand": text(gpu.Brand), "architecture": text(architecture(gpu.Architecture)),
-		"cudaComputeCapability": version(gpu.ComputeCapability), "driverVersion": version(b.DriverVersion),
-		"cudaDriverVersion": version(fmt.Sprintf("%d.%d", b.CUDA/1000, b.CUDA%1000/10)), "addressingMode": text(""),
-		"index": number(gpu.Index), "numaNode": number(gpu.NUMANode),
-		"placement": text(place), "resource": text(name), "sharing": text(mode.Kind.String()),
+		"type":                            text(kind),
+		"uuid":                            text(uuid),
+		"parentUUID":                      text(gpu.UUID),
+		"profile":                         text(profile),
+		"productName":                     text(gpu.Model),
+		"brand":                           text(gpu.Brand),
+		"architecture":                    text(architecture(gpu.Architecture)),
+		"cudaComputeCapability":           version(gpu.ComputeCapability),
+		"driverVersion":                   version(b.DriverVersion),
+		"cudaDriverVersion":               version(fmt.Sprintf("%d.%d", b.CUDA/1000, b.CUDA%1000/10)),
+		"addressingMode":                  text(""),
+		"index":                           number(gpu.Index),
+		"numaNode":                        number(gpu.NUMANode),
+		"placement":                       text(place),
+		"resource":                        text(name),
+		"sharing":                         text(mode.Kind.String()),
 		"resource.kubernetes.io/pciBusID": text(strings.ToLower(strings.TrimPrefix(gpu.PCIBusID, "0000"))),
 	}
 	// But for these two, by which claims ask for devices of one root or NUMA node: all whose own
@@ -179,8 +207,12 @@ func (b *builder) describe(gpu sharing.GPU, p *sharing.Partition, mode sharing.M
 	}
 	d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: quantity(memory / mebibyte * mebibyte)}}
 	for name, count := range map[resourceapi.QualifiedName]int{
-		"multiprocessors": has.Multiprocessors, "copyEngines": has.CopyEngines, "decoders": has.Decoders, "encoders": has.Encoders,
-		"jpegEngines": has.JPEGEngines, "ofaEngines": has.OFAEngines,
+		"multiprocessors": has.Multiprocessors,
+		"copyEngines":     has.CopyEngines,
+		"decoders":        has.Decoders,
+		"encoders":        has.Encoders,
+		"jpegEngines":     has.JPEGEngines,
+		"ofaEngines":      has.OFAEngines,
 	} {
 		d.Capacity[name] = partOf(count, mode)
 	}
@@ -224,7 +256,9 @@ func memoryOf(memory uint64, mode sharing.Mode) resourceapi.DeviceCapacity {
 // partOf is how many of an engine or of multiprocessors a device has, as a capacity. Of a shared
 // device a request takes none unless it asks for some; without a policy the first one would take all.
 func partOf(count int, mode sharing.Mode) resourceapi.DeviceCapacity {
-	c, none, one := resourceapi.DeviceCapacity{Value: quantity(uint64(count))}, quantity(0), quantity(1)
+	c := resourceapi.DeviceCapacity{Value: quantity(uint64(count))}
+	none := quantity(0)
+	one := quantity(1)
 	switch {
 	case mode == sharing.Exclusive:
 	case count == 0: // A range needs room for a step.

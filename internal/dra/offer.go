@@ -104,7 +104,12 @@ func Build(n Node) (Offer, error) {
 	n.GPUs = slices.SortedFunc(slices.Values(n.GPUs), func(a, b sharing.GPU) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
 	})
-	b := builder{Node: n, gpus: map[string]sharing.GPU{}, held: map[string]bool{}, supplies: map[string]mig.Counters{}}
+	b := builder{
+		Node:     n,
+		gpus:     map[string]sharing.GPU{},
+		held:     map[string]bool{},
+		supplies: map[string]mig.Counters{},
+	}
 	for _, gpu := range n.GPUs {
 		b.gpus[gpu.UUID] = gpu
 	}
@@ -114,7 +119,11 @@ func Build(n Node) (Offer, error) {
 	b.planned()
 	b.onDemand()
 	b.leaving()
-	return Offer{Slices: b.slices(pool), Classes: b.classes(), Warnings: b.warned()}, nil
+	return Offer{
+		Slices:   b.slices(pool),
+		Classes:  b.classes(),
+		Warnings: b.warned(),
+	}, nil
 }
 
 type builder struct {
@@ -314,7 +323,11 @@ func (b *builder) slices(pool string) []resourceapi.ResourceSlice {
 	all := make([]resourceapi.ResourceSlice, len(specs))
 	for i, spec := range specs {
 		spec.Driver, spec.NodeName = b.Driver, &b.Name
-		spec.Pool = resourceapi.ResourcePool{Name: pool, Generation: 1, ResourceSliceCount: int64(len(specs))}
+		spec.Pool = resourceapi.ResourcePool{
+			Name:               pool,
+			Generation:         1,
+			ResourceSliceCount: int64(len(specs)),
+		}
 		all[i] = resourceapi.ResourceSlice{
 			TypeMeta: metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSlice"},
 			// The controller of ResourceSlices begins names in the same way, and appends

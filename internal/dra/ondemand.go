@@ -138,13 +138,19 @@ func possible(gpus []sharing.GPU, profile sharing.Profile) (list []Possible) {
 // that it has there. Its UUID is none that a driver gives.
 func placed(gpu sharing.GPU, geometry mig.Geometry, p mig.Partition) *sharing.Partition {
 	at := &sharing.Partition{
-		UUID: gpu.UUID + "/" + p.Profile.String() + "/" + p.Placement.String(), Profile: p.Profile, Placement: p.Placement,
-		Memory: geometry.InstanceMemory(p.Profile) << 20,
+		UUID:      gpu.UUID + "/" + p.Profile.String() + "/" + p.Placement.String(),
+		Profile:   p.Profile,
+		Placement: p.Placement,
+		Memory:    geometry.InstanceMemory(p.Profile) << 20,
 	}
 	has := geometry.Engines[p.Profile]
 	at.Attributes = sharing.PartitionAttributes{
-		Multiprocessors: has.Multiprocessors, CopyEngines: has.CopyEngines, Decoders: has.Decoders, Encoders: has.Encoders,
-		JPEGEngines: has.JPEGEngines, OFAEngines: has.OFAEngines,
+		Multiprocessors: has.Multiprocessors,
+		CopyEngines:     has.CopyEngines,
+		Decoders:        has.Decoders,
+		Encoders:        has.Encoders,
+		JPEGEngines:     has.JPEGEngines,
+		OFAEngines:      has.OFAEngines,
 	}
 	for _, have := range gpu.Partitions {
 		if have.Profile == p.Profile && have.Placement == p.Placement {

@@ -31,7 +31,8 @@ func (d *Driver) Allocated(ctx context.Context) (map[string][]string, error) {
 				}
 			}
 		}
-		if next = list.Continue; next == "" {
+		next = list.Continue
+		if next == "" {
 			return devices, nil
 		}
 	}

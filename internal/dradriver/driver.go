@@ -130,9 +130,19 @@ type timing struct {
 
 func defaultTiming() timing {
 	return timing{
-		pace: time.Second, settle: 500 * time.Millisecond, spread: 5 * time.Second, watch: 30 * time.Minute, request: 20 * time.Second,
-		retry: wait.Backoff{Duration: 300 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: 30 * time.Second},
-		beat:  10 * time.Second,
+		pace:    time.Second,
+		settle:  500 * time.Millisecond,
+		spread:  5 * time.Second,
+		watch:   30 * time.Minute,
+		request: 20 * time.Second,
+		retry: wait.Backoff{
+			Duration: 300 * time.Millisecond,
+			Factor:   2,
+			Jitter:   1,
+			Steps:    10,
+			Cap:      30 * time.Second,
+		},
+		beat: 10 * time.Second,
 	}
 }
 
@@ -160,8 +170,12 @@ func New(options Options) (*Driver, error) {
 		options.Observe = func(Call, time.Duration, error) {}
 	}
 	return &Driver{
-		options: options, pool: dra.PoolName(options.Node, options.Driver), timing: defaultTiming(), wake: make(chan struct{}, 1), rest: client,
-		log: options.Logger.With("component", "dra", "driver", options.Driver),
+		options: options,
+		pool:    dra.PoolName(options.Node, options.Driver),
+		timing:  defaultTiming(),
+		wake:    make(chan struct{}, 1),
+		rest:    client,
+		log:     options.Logger.With("component", "dra", "driver", options.Driver),
 	}, nil
 }
 
@@ -180,8 +194,13 @@ func (d *Driver) State() dra.DriverState {
 	s := d.status
 	d.mutex.Unlock()
 	state := dra.DriverState{
-		Registered: s.registered, Slices: s.slices, Written: s.written, Writes: s.writes, WriteFailures: s.failures, Unwritten: s.unpublished != "",
-		Without: s.without,
+		Registered:    s.registered,
+		Slices:        s.slices,
+		Written:       s.written,
+		Writes:        s.writes,
+		WriteFailures: s.failures,
+		Unwritten:     s.unpublished != "",
+		Without:       s.without,
 	}
 	for _, problem := range []string{s.unserved, s.unpublished} {
 		if problem != "" {
@@ -200,7 +219,8 @@ func (d *Driver) change(change func(*driverStatus)) {
 	d.mutex.Unlock()
 	d.say("kubelet", before.unserved, after.unserved)
 	d.say("ResourceSlices", before.unpublished, after.unpublished)
-	if before.writes, before.failures = after.writes, after.failures; before != after { // A number that only counts is no news.
+	before.writes, before.failures = after.writes, after.failures
+	if before != after { // A number that only counts is no news.
 		d.options.Changed()
 	}
 }

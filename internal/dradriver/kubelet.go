@@ -133,7 +133,9 @@ type registrant struct {
 // GetInfo says what is served, and where.
 func (r *registrant) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
 	return &registration.PluginInfo{
-		Type: registration.DRAPlugin, Name: r.driver.options.Driver, Endpoint: r.endpoint,
+		Type:              registration.DRAPlugin,
+		Name:              r.driver.options.Driver,
+		Endpoint:          r.endpoint,
 		SupportedVersions: []string{drapb.DRAPluginService, drahealth.DRAResourceHealth_ServiceDesc.ServiceName},
 	}, nil
 }
@@ -169,7 +171,11 @@ func (p *plugin) NodePrepareResources(ctx context.Context, request *drapb.NodePr
 func (p *plugin) NodeUnprepareResources(ctx context.Context, request *drapb.NodeUnprepareResourcesRequest) (*drapb.NodeUnprepareResourcesResponse, error) {
 	return &drapb.NodeUnprepareResourcesResponse{Claims: each(request.GetClaims(), func(claim *drapb.Claim) *drapb.NodeUnprepareResourceResponse {
 		begun := time.Now()
-		err := p.driver.options.Claims.Unprepare(dra.Claim{UID: claim.GetUid(), Namespace: claim.GetNamespace(), Name: claim.GetName()})
+		err := p.driver.options.Claims.Unprepare(dra.Claim{
+			UID:       claim.GetUid(),
+			Namespace: claim.GetNamespace(),
+			Name:      claim.GetName(),
+		})
 		p.driver.options.Observe(Unprepare, time.Since(begun), err)
 		return &drapb.NodeUnprepareResourceResponse{Error: text(err)}
 	})}, nil
@@ -214,7 +220,12 @@ func (d *Driver) prepare(ctx context.Context, asked *drapb.Claim) ([]*drapb.Devi
 	for i, r := range own.Results {
 		// The kubelet knows requests only (resourceclaim.BaseRequestRef).
 		request, _, _ := strings.Cut(r.Request, "/")
-		device := &drapb.Device{PoolName: d.pool, DeviceName: r.Device, RequestNames: []string{request}, CdiDeviceIds: cdi[i]}
+		device := &drapb.Device{
+			PoolName:     d.pool,
+			DeviceName:   r.Device,
+			RequestNames: []string{request},
+			CdiDeviceIds: cdi[i],
+		}
 		if r.ShareID != "" {
 			device.ShareId = &r.ShareID
 		}
@@ -225,7 +236,12 @@ func (d *Driver) prepare(ctx context.Context, asked *drapb.Claim) ([]*drapb.Devi
 
 // own is what of an allocated claim is this driver's.
 func (d *Driver) own(claim *resourceapi.ResourceClaim) dra.Claim {
-	c := dra.Claim{UID: string(claim.UID), Namespace: claim.Namespace, Name: claim.Name, ByName: claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true"}
+	c := dra.Claim{
+		UID:       string(claim.UID),
+		Namespace: claim.Namespace,
+		Name:      claim.Name,
+		ByName:    claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true",
+	}
 	for _, config := range claim.Status.Allocation.Devices.Config {
 		if config.Opaque != nil && config.Opaque.Driver == d.options.Driver {
 			c.Configs = append(c.Configs, config.Opaque.Parameters.Raw)
@@ -237,8 +253,10 @@ func (d *Driver) own(claim *resourceapi.ResourceClaim) dra.Claim {
 		}
 		shares := allocated.ConsumedCapacity[dra.SharesCapacity]
 		result := dra.Result{
-			Request: allocated.Request, Device: allocated.Device, Shares: shares.Value(),
-			Admin: allocated.AdminAccess != nil && *allocated.AdminAccess,
+			Request: allocated.Request,
+			Device:  allocated.Device,
+			Shares:  shares.Value(),
+			Admin:   allocated.AdminAccess != nil && *allocated.AdminAccess,
 		}
 		if allocated.ShareID != nil {
 			result.ShareID = string(*allocated.ShareID)
@@ -266,8 +284,10 @@ func (h *health) NodeWatchResources(_ *drahealth.NodeWatchResourcesRequest, stre
 				status = drahealth.HealthStatus_HEALTHY
 			}
 			response.Devices = append(response.Devices, &drahealth.DeviceHealth{
-				Device: &drahealth.DeviceIdentifier{PoolName: h.driver.pool, DeviceName: device.Device},
-				Health: status, Message: device.Reason, LastUpdatedTime: device.Since.Unix(),
+				Device:          &drahealth.DeviceIdentifier{PoolName: h.driver.pool, DeviceName: device.Device},
+				Health:          status,
+				Message:         device.Reason,
+				LastUpdatedTime: device.Since.Unix(),
 			})
 		}
 		if err := stream.Send(response); err != nil {

@@ -57,7 +57,11 @@ func newTaint(before, now []resourceapi.ResourceSlice) bool {
 // them when it starts, maybe after the registration, and the garbage collector when the Node
 // is made anew (kubernetes 1.36.3, wipeResourceSlices in pkg/kubelet/cm/dra/plugin).
 func (d *Driver) publish(ctx context.Context) {
-	p := publisher{Driver: d, known: map[string]string{}, unwatch: func() {}}
+	p := publisher{
+		Driver:  d,
+		known:   map[string]string{},
+		unwatch: func() {},
+	}
 	defer func() { p.unwatch() }()
 	retry := d.timing.retry
 	var last time.Time
@@ -100,7 +104,8 @@ func (d *Driver) publish(ctx context.Context) {
 				return
 			}
 			d.change(func(s *driverStatus) {
-				if s.unpublished = text(err); err != nil {
+				s.unpublished = text(err)
+				if err != nil {
 					s.failures++
 				} else {
 					s.slices = len(p.wanted)
@@ -307,7 +312,13 @@ func (p *publisher) write(ctx context.Context, todo writes) error {
 		return fmt.Errorf("read node %s: %w", p.options.Node, err)
 	}
 	for _, slice := range todo.create {
-		slice.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: p.options.Node, UID: node.UID, Controller: new(true)}}
+		slice.OwnerReferences = []metav1.OwnerReference{{
+			APIVersion: "v1",
+			Kind:       "Node",
+			Name:       p.options.Node,
+			UID:        node.UID,
+			Controller: new(true),
+		}}
 		if err := p.send(ctx, p.rest.Post(), slice); err != nil {
 			return fmt.Errorf("create ResourceSlice %s: %w", slice.Name, err)
 		}

@@ -106,7 +106,11 @@ type Paths struct {
 
 // New returns the paths. The table of claims tells them of its changes from then on.
 func New(o Options, deps Deps) *Paths {
-	p := &Paths{Options: o, deps: deps, wake: make(chan struct{}, 1)}
+	p := &Paths{
+		Options: o,
+		deps:    deps,
+		wake:    make(chan struct{}, 1),
+	}
 	if o.Claims != nil {
 		o.Claims.OnChange(func() { deps.Replan(); p.Wake() })
 		o.Claims.OnMake(p.makeUnit)
@@ -142,7 +146,11 @@ func (p *Paths) Facts(gpus []sharing.GPU) *decide.DRA {
 	if p.Driver == nil {
 		return nil
 	}
-	facts := decide.DRA{Node: p.Node(), State: p.Driver.State(), View: p.Claims.View()}
+	facts := decide.DRA{
+		Node:  p.Node(),
+		State: p.Driver.State(),
+		View:  p.Claims.View(),
+	}
 	if p.PCIeRoot != nil {
 		facts.Node.PCIeRoots = map[string]string{}
 		for _, gpu := range gpus {
@@ -239,7 +247,8 @@ func (p *Paths) follow(ctx context.Context) (pending bool) {
 	var held []sharing.Allocation
 	if len(withdrawn) > 0 || p.lost {
 		var err error
-		if held, err = p.deps.Held(ctx); err != nil {
+		held, err = p.deps.Held(ctx)
+		if err != nil {
 			return true
 		}
 	}

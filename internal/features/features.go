@@ -317,7 +317,19 @@ func family(capability string) string {
 	case major == "8" && minor == "9":
 		return "ada-lovelace"
 	}
-	known := map[string]string{"1": "tesla", "2": "fermi", "3": "kepler", "5": "maxwell", "6": "pascal", "7": "turing", "8": "ampere", "9": "hopper", "10": "blackwell", "12": "blackwell", "13": "rubin"}
+	known := map[string]string{
+		"1":  "tesla",
+		"2":  "fermi",
+		"3":  "kepler",
+		"5":  "maxwell",
+		"6":  "pascal",
+		"7":  "turing",
+		"8":  "ampere",
+		"9":  "hopper",
+		"10": "blackwell",
+		"12": "blackwell",
+		"13": "rubin",
+	}
 	return cmp.Or(known[major], "undefined")
 }
 

@@ -288,7 +288,11 @@ func (s *Settings) settle(ctx context.Context, gpus []sharing.GPU, wanted map[st
 				if failure.wanted == want {
 					pause = min(max(pause, 2*failure.pause), longestPause)
 				}
-				s.failed[id] = failedSetting{wanted: want, pause: pause, next: time.Now().Add(pause)}
+				s.failed[id] = failedSetting{
+					wanted: want,
+					pause:  pause,
+					next:   time.Now().Add(pause),
+				}
 			}
 		}
 		if list != nil {
@@ -349,7 +353,9 @@ func (s *Settings) settleGPU(ctx context.Context, gpu string, want sharing.Drive
 		delete(s.slices, gpu)
 	}
 	if want.ComputeMode == "" && done(computeMode) {
-		computeMode, changed.ComputeMode, changed.Before = nil, "", ""
+		computeMode = nil
+		changed.ComputeMode = ""
+		changed.Before = ""
 	}
 	if err := s.keepChanged(gpu, changed); err != nil {
 		s.Logger.Warn("setting of a GPU undone", "gpu", gpu, "error", err)
@@ -410,14 +416,16 @@ func (s *Settings) setComputeMode(ctx context.Context, gpu string, mode, now sha
 
 // keepChanged keeps what was set of the GPU for a restart, before it is set.
 func (s *Settings) keepChanged(gpu string, changed ChangedGPU) error {
-	if changed.GPU = gpu; changed == (ChangedGPU{GPU: gpu}) {
+	changed.GPU = gpu
+	if changed == (ChangedGPU{GPU: gpu}) {
 		changed = ChangedGPU{}
 	}
 	if changed == s.changed[gpu] {
 		return nil
 	}
 	before := maps.Clone(s.changed)
-	if s.changed[gpu] = changed; changed == (ChangedGPU{}) {
+	s.changed[gpu] = changed
+	if changed == (ChangedGPU{}) {
 		delete(s.changed, gpu)
 	}
 	list := []ChangedGPU{}

@@ -115,7 +115,13 @@ func New(options Options) *Host {
 	if filepath.Join("/", options.Root) != "/" {
 		options.Dev = filepath.Join(options.Root, options.DevRoot)
 	}
-	return &Host{options: options, log: options.Logger.With("component", "host"), wake: make(chan struct{}, 1), ended: make(chan struct{}), warned: map[string]bool{}}
+	return &Host{
+		options: options,
+		log:     options.Logger.With("component", "host"),
+		wake:    make(chan struct{}, 1),
+		ended:   make(chan struct{}),
+		warned:  map[string]bool{},
+	}
 }
 
 // Prepare returns what the node has for the plan's grants. Watch writes the CDI specs
@@ -123,7 +129,11 @@ func New(options Options) *Host {
 // Options.PrepareTimeout, and no longer than Watch runs; a unit that lacks its entry or its
 // nodes by then has an obstacle. The result must not be changed.
 func (h *Host) Prepare(grants sharing.Grants, gpus []sharing.GPU) plugin.Host {
-	r := &request{grants: grants, gpus: gpus, done: make(chan struct{})}
+	r := &request{
+		grants: grants,
+		gpus:   gpus,
+		done:   make(chan struct{}),
+	}
 	h.request.Store(r)
 	if grants.CDI() || grants.Claims || h.makes(grants) {
 		select {
@@ -330,7 +340,12 @@ type entries struct {
 // be granted in the way that the profile wants. remedy is added where a partition's node is missing.
 // It is pure.
 func assemble(grants sharing.Grants, devRoot string, gpus []sharing.GPU, f files, e entries, remedy string) plugin.Host {
-	host := plugin.Host{DevRoot: devRoot, ControlNodes: f.control, Nodes: map[string][]string{}, Obstacles: map[string]string{}}
+	host := plugin.Host{
+		DevRoot:      devRoot,
+		ControlNodes: f.control,
+		Nodes:        map[string][]string{},
+		Obstacles:    map[string]string{},
+	}
 	host.IMEXChannels, host.IMEXLacks = channels(grants, devRoot, f, e)
 	for _, class := range grants.Extras() {
 		if name := plugin.CDIName(class, "all"); e.names[name] {
@@ -361,7 +376,9 @@ func assemble(grants sharing.Grants, devRoot string, gpus []sharing.GPU, f files
 		}
 	}
 	for _, g := range gpus {
-		index, node, lacks := strconv.Itoa(g.Index), []string(nil), "the driver does not tell its device node"
+		index := strconv.Itoa(g.Index)
+		node := []string(nil)
+		lacks := "the driver does not tell its device node"
 		if g.Minor >= 0 {
 			node, lacks = []string{"/dev/nvidia" + strconv.Itoa(g.Minor)}, ""
 		}

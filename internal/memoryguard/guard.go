@@ -86,10 +86,14 @@ type overLimit struct {
 // New returns a guard that knows of nobody yet.
 func New(options Options) *Guard {
 	return &Guard{
-		Options:   options,
-		wake:      make(chan struct{}, 1),
-		evicted:   map[string]time.Time{},
-		evictions: map[string]int{"evicted": 0, "refused": 0, "failed": 0},
+		Options: options,
+		wake:    make(chan struct{}, 1),
+		evicted: map[string]time.Time{},
+		evictions: map[string]int{
+			"evicted": 0,
+			"refused": 0,
+			"failed":  0,
+		},
 	}
 }
 
@@ -139,7 +143,8 @@ func (g *Guard) Look(s Sample) {
 		if o == nil || now.Sub(o.last) > max(3*s.Interval, longestGap) {
 			o = &overLimit{since: now}
 		}
-		if c.OverLimit = now.Sub(o.since) >= c.Guard.Grace; c.OverLimit && o.report.Text == "" {
+		c.OverLimit = now.Sub(o.since) >= c.Guard.Grace
+		if c.OverLimit && o.report.Text == "" {
 			text := fmt.Sprintf("container %s of pod %s/%s uses %d MiB of %s and may use %d MiB, for longer than %s",
 				c.Name, c.Namespace, c.Pod, int(*c.Memory)>>20, c.Unit, int(*c.Limit)>>20, c.Guard.Grace)
 			o.report = nodereport.OverLimit{

@@ -125,7 +125,8 @@ func ParseAccess(data string) (minor int, mode fs.FileMode, err error) {
 		maxMinor = 1<<20 - 1 // linux/kdev_t.h: MINORBITS
 		maxMode  = 0o777
 	)
-	if minor, err = field(data, "DeviceFileMinor", maxMinor); err != nil {
+	minor, err = field(data, "DeviceFileMinor", maxMinor)
+	if err != nil {
 		return 0, 0, err
 	}
 	bits, err := field(data, "DeviceFileMode", maxMode)

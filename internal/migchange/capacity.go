@@ -36,7 +36,9 @@ func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
 		if !kept {
 			continue
 		}
-		lasting, waiting, underWay := false, map[string]bool{}, map[string]bool{}
+		lasting := false
+		waiting := map[string]bool{}
+		underWay := map[string]bool{}
 		for _, unit := range stays.Units {
 			if changing[unit.GPU] {
 				underWay[unit.GPU] = true // Its old units may be gone already.
@@ -105,9 +107,15 @@ func (l *look) putOff(reason string) *look {
 	for _, unit := range l.Withdraw {
 		offer[unit] = true
 	}
-	return &look{gpu: l.gpu, managedGPU: l.managedGPU, Decision: Decision{
-		State: nodereport.LayoutPending, Reason: reason, Offer: offer,
-	}}
+	return &look{
+		gpu:        l.gpu,
+		managedGPU: l.managedGPU,
+		Decision: Decision{
+			State:  nodereport.LayoutPending,
+			Reason: reason,
+			Offer:  offer,
+		},
+	}
 }
 
 // afterwards are the GPUs as they will be, as far as resources depend on that.
@@ -123,7 +131,12 @@ func afterwards(gpus []sharing.GPU, journal Journal, looks map[string]*look) []s
 		}
 		gpus[i].MIG, gpus[i].MIGPending, gpus[i].Partitions = record.After.MIG, record.After.MIG, nil
 		for n, p := range record.After.Partitions {
-			gpus[i].Partitions = append(gpus[i].Partitions, sharing.Partition{UUID: gpus[i].UUID + "/" + p.Placement.String() + p.Profile.String(), Index: n, Profile: p.Profile, Placement: p.Placement})
+			gpus[i].Partitions = append(gpus[i].Partitions, sharing.Partition{
+				UUID:      gpus[i].UUID + "/" + p.Placement.String() + p.Profile.String(),
+				Index:     n,
+				Profile:   p.Profile,
+				Placement: p.Placement,
+			})
 		}
 	}
 	return gpus

@@ -115,7 +115,11 @@ func (e *executor) makeRoom(ctx context.Context, g *managedGPU, room Room) error
 	if state.NotPermitted {
 		return fmt.Errorf("%w: %s", mig.ErrNoPermission, NotPermitted)
 	}
-	record := Record{GPU: room.GPU, Before: state.Layout(), After: target}
+	record := Record{
+		GPU:    room.GPU,
+		Before: state.Layout(),
+		After:  target,
+	}
 	if err := e.journal.save(func(j Journal) Journal { return j.begin(record) }); err != nil {
 		return err
 	}

@@ -80,7 +80,11 @@ func Decide(s Situation) Decision {
 		// A reboot has taken the mode. With it comes the list.
 		layout = mig.Layout{MIG: true}
 	case unlisted:
-		return Decision{State: nodereport.LayoutPending, Reason: err.Error(), Again: recheckInterval}
+		return Decision{
+			State:  nodereport.LayoutPending,
+			Reason: err.Error(),
+			Again:  recheckInterval,
+		}
 	case err != nil:
 		return Decision{State: nodereport.LayoutFailed, Reason: err.Error()}
 	case !wanted:
@@ -98,7 +102,11 @@ func Decide(s Situation) Decision {
 		return s.awaitReset(layout)
 	}
 	if s.State.NotPermitted && (!change.Empty() || !change.Complete()) {
-		return Decision{State: nodereport.LayoutFailed, Reason: NotPermitted, Layout: layout}
+		return Decision{
+			State:  nodereport.LayoutFailed,
+			Reason: NotPermitted,
+			Layout: layout,
+		}
 	}
 	return s.change(layout, change)
 }
@@ -106,7 +114,13 @@ func Decide(s Situation) Decision {
 // change is Decide for a GPU of which partitions are to be made or destroyed, or that has its
 // layout.
 func (s Situation) change(layout mig.Layout, change mig.Change) Decision {
-	d := Decision{Layout: layout, Change: change, Offer: map[string]bool{}, Withdraw: slices.Clone(change.Doomed), Again: recheckInterval}
+	d := Decision{
+		Layout:   layout,
+		Change:   change,
+		Offer:    map[string]bool{},
+		Withdraw: slices.Clone(change.Doomed),
+		Again:    recheckInterval,
+	}
 	for _, uuid := range change.Kept {
 		d.Offer[uuid] = true
 	}
@@ -128,13 +142,17 @@ func (s Situation) change(layout mig.Layout, change mig.Change) Decision {
 	unlisted := s.Starting && len(change.Doomed) > 0
 	switch {
 	case reached:
-		d.State, d.Offer, d.Again = nodereport.LayoutApplied, nil, 0
+		d.State = nodereport.LayoutApplied
+		d.Offer = nil
+		d.Again = 0
 		return d
 	case kubeletAwaited:
 		// A pod that got the GPU now would keep the layout waiting for as long as it runs.
 		d.State, d.Again = nodereport.LayoutPending, retryInterval
 	case inService:
-		d.State, d.Offer, d.Doubtful = nodereport.LayoutBlocked, nil, s.Holders.doubtfulUnits()
+		d.State = nodereport.LayoutBlocked
+		d.Offer = nil
+		d.Doubtful = s.Holders.doubtfulUnits()
 	case !possible:
 		d.State = nodereport.LayoutBlocked
 	case unlisted:
@@ -143,7 +161,11 @@ func (s Situation) change(layout mig.Layout, change mig.Change) Decision {
 	default:
 		d.State, d.Reason = nodereport.LayoutPending, "devices are being withdrawn"
 		d.Steps = change.Steps
-		d.Record = &Record{GPU: s.GPU, Before: s.State.Layout(), After: change.Target()}
+		d.Record = &Record{
+			GPU:    s.GPU,
+			Before: s.State.Layout(),
+			After:  change.Target(),
+		}
 		return d
 	}
 	if !change.Empty() {
@@ -181,8 +203,10 @@ func (s Situation) staysInService(wholeInUse string, possible bool) bool {
 // withdrawing anything; but while somebody uses the GPU, nothing is asked of it.
 func (s Situation) awaitReset(layout mig.Layout) Decision {
 	d := Decision{
-		State: nodereport.LayoutResetRequired, Reason: "another MIG mode waits for a reset of the GPU (mig.reset) or a reboot",
-		Layout: layout, Again: recheckInterval,
+		State:  nodereport.LayoutResetRequired,
+		Reason: "another MIG mode waits for a reset of the GPU (mig.reset) or a reboot",
+		Layout: layout,
+		Again:  recheckInterval,
 	}
 	use := s.wholeInUse()
 	if use == "" && anyBusy(s.Holders.mark(s.GPU, s.State)) {

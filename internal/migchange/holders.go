@@ -37,7 +37,11 @@ func NewHolders(allocations []sharing.Allocation, err error) Holders {
 	if err != nil {
 		return Holders{err: fmt.Errorf("%w: %w", errHoldersUnknown, err)}
 	}
-	h := Holders{pods: map[string]string{}, claimed: map[string]bool{}, doubtful: map[string]bool{}}
+	h := Holders{
+		pods:     map[string]string{},
+		claimed:  map[string]bool{},
+		doubtful: map[string]bool{},
+	}
 	for unit, holders := range sharing.HoldersByUnit(allocations) {
 		for _, a := range holders {
 			h.pods[unit] = a.Holder()

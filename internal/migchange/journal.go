@@ -122,7 +122,8 @@ func (k *keeper) load() {
 	}
 	k.loaded = true
 	var err error
-	if k.journal, err = loadJournal(k.Store); err != nil {
+	k.journal, err = loadJournal(k.Store)
+	if err != nil {
 		k.Logger.Error("journal of MIG changes not read", "error", err)
 	}
 	k.offers.follow(k.journal)

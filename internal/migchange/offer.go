@@ -87,7 +87,8 @@ func (o *offers) limit(g *managedGPU, only map[string]bool) bool {
 	if only == nil && g.stale || (only == nil) == (before == nil) && maps.Equal(before, only) {
 		return false
 	}
-	if o.only[gpu] = only; only == nil {
+	o.only[gpu] = only
+	if only == nil {
 		delete(o.only, gpu)
 	}
 	o.publish()

@@ -28,7 +28,11 @@ func (d Decision) After(gpu sharing.GPU) sharing.GPU {
 	have := slices.Clone(gpu.Partitions)
 	gpu.MIG, gpu.Partitions = d.Change.MIG, nil
 	for i, p := range d.Change.Result {
-		next := sharing.Partition{UUID: fmt.Sprintf("%s/new/%d", gpu.UUID, i), Profile: p.Profile, Placement: p.Placement}
+		next := sharing.Partition{
+			UUID:      fmt.Sprintf("%s/new/%d", gpu.UUID, i),
+			Profile:   p.Profile,
+			Placement: p.Placement,
+		}
 		at := func(old sharing.Partition) bool { return old.Profile == p.Profile && old.Placement == p.Placement }
 		if kept := slices.IndexFunc(have, at); kept >= 0 {
 			next = have[kept]
@@ -65,7 +69,13 @@ func (r *Reconciler) Situation(ctx context.Context, gpu sharing.GPU, wanted shar
 	if r.ByDRA != nil {
 		holders.keep(r.ByDRA())
 	}
-	return Situation{GPU: gpu.UUID, State: state, Wanted: wanted, Holders: holders, KeptInMIG: slices.Contains(r.journal.current().Enabled, gpu.UUID)}, nil
+	return Situation{
+		GPU:       gpu.UUID,
+		State:     state,
+		Wanted:    wanted,
+		Holders:   holders,
+		KeptInMIG: slices.Contains(r.journal.current().Enabled, gpu.UUID),
+	}, nil
 }
 
 // Unused is the situation when nobody uses the GPU any more.

@@ -161,7 +161,11 @@ func New(o Options) *Reconciler {
 	r.offers = newOffers(&r.Options)
 	r.journal = &keeper{Options: &r.Options, offers: r.offers}
 	r.progress = newProgress(&r.Options)
-	r.clients = &clients{Options: &r.Options, journal: r.journal, wake: make(chan struct{}, 1)}
+	r.clients = &clients{
+		Options: &r.Options,
+		journal: r.journal,
+		wake:    make(chan struct{}, 1),
+	}
 	r.executor = &executor{
 		Options:  &r.Options,
 		wake:     r.Wake,
@@ -361,7 +365,12 @@ func sooner(a, b time.Duration) time.Duration {
 // nothing to decide, or that was done, and in any case when to look again.
 func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, holders func() Holders, starting bool) (*look, time.Duration) {
 	if !reflect.DeepEqual(g.tried, r.wanted) {
-		g.tried, g.notPermitted, g.resetRequired, g.failures, g.retryAt, g.last = r.wanted, false, false, 0, time.Time{}, nil
+		g.tried = r.wanted
+		g.notPermitted = false
+		g.resetRequired = false
+		g.failures = 0
+		g.retryAt = time.Time{}
+		g.last = nil
 		g.pausedInVain = ""
 	}
 	g.stale = g.stale && !g.isShownBy(gpu)
@@ -413,7 +422,12 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 		}
 		return nil, d.Again
 	}
-	l := &look{gpu: gpu, managedGPU: g, Decision: d, starting: starting}
+	l := &look{
+		gpu:        gpu,
+		managedGPU: g,
+		Decision:   d,
+		starting:   starting,
+	}
 	if d.Offer != nil {
 		units := partitionsOf(g.status.Instances)
 		units[gpu.UUID] = true
@@ -423,7 +437,9 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 			}
 		}
 	}
-	g.last, g.lookAt, g.withdrawn = l, now.Add(cmp.Or(d.Again, recheckInterval)), l.countWithdrawn(r.Devices)
+	g.last = l
+	g.lookAt = now.Add(cmp.Or(d.Again, recheckInterval))
+	g.withdrawn = l.countWithdrawn(r.Devices)
 	return l, d.Again
 }
 
@@ -514,8 +530,12 @@ func (r *Reconciler) decide(ctx context.Context, g *managedGPU, holders func() H
 	state.GPU.Index, state.NotPermitted = g.status.Index, state.NotPermitted || r.executor.refused.Load()
 	r.progress.see(g, h.markHeld(g.status.GPU, state))
 	return Decide(Situation{
-		GPU: g.status.GPU, State: state, Wanted: r.wanted, Holders: h,
-		KeptInMIG: slices.Contains(r.journal.current().Enabled, g.status.GPU), Starting: starting,
+		GPU:           g.status.GPU,
+		State:         state,
+		Wanted:        r.wanted,
+		Holders:       h,
+		KeptInMIG:     slices.Contains(r.journal.current().Enabled, g.status.GPU),
+		Starting:      starting,
 		ResetRequired: g.resetRequired && (state.Pending != state.Enabled || r.now().Before(g.retryAt)),
 		AwaitKubelet:  r.holders.awaitsKubelet(),
 	}), nil

@@ -77,7 +77,12 @@ type Client struct {
 
 // NewClient returns a client of the supervisor that listens at the socket.
 func NewClient(socket string, log *slog.Logger) *Client {
-	return &Client{socket: socket, log: log, changed: make(chan struct{}), wished: make(chan struct{})}
+	return &Client{
+		socket:  socket,
+		log:     log,
+		changed: make(chan struct{}),
+		wished:  make(chan struct{}),
+	}
 }
 
 // Want says for which units daemons are wanted, for all of them, and never blocks. Until the first

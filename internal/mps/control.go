@@ -133,7 +133,9 @@ func (p Program) Ask(ctx context.Context, env Environment, line string) (string,
 		return "", err
 	}
 	var said, complained bytes.Buffer
-	command.Stdin, command.Stdout, command.Stderr = strings.NewReader(line+"\n"), &said, &complained
+	command.Stdin = strings.NewReader(line + "\n")
+	command.Stdout = &said
+	command.Stderr = &complained
 	if err := command.Run(); err != nil {
 		return "", fmt.Errorf("%w: %s", err, strings.Join(strings.Fields(said.String()+" "+complained.String()), " "))
 	}

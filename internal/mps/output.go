@@ -64,7 +64,8 @@ func (o *Output) Write(data []byte) (int, error) {
 			return len(data), nil
 		}
 		o.rest = slices.Clone(rest)
-		if line = bytes.TrimSpace(line[:min(len(line), longestLine)]); len(line) > 0 {
+		line = bytes.TrimSpace(line[:min(len(line), longestLine)])
+		if len(line) > 0 {
 			o.read(string(line))
 		}
 	}
@@ -113,5 +114,9 @@ func (o *Output) Last() string {
 func (o *Output) Queue() Queue {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return Queue{Server: o.server.PID, User: o.server.User, Waiting: slices.Clone(o.queue)}
+	return Queue{
+		Server:  o.server.PID,
+		User:    o.server.User,
+		Waiting: slices.Clone(o.queue),
+	}
 }

@@ -58,9 +58,13 @@ type Timing struct {
 
 func (t Timing) withDefaults() Timing {
 	return Timing{
-		Ask: cmp.Or(t.Ask, 2*time.Second), Answer: cmp.Or(t.Answer, 5*time.Second), Misses: cmp.Or(t.Misses, 3),
-		Start: cmp.Or(t.Start, 15*time.Second), Stop: cmp.Or(t.Stop, 10*time.Second),
-		Pause: cmp.Or(t.Pause, time.Second), MaxPause: cmp.Or(t.MaxPause, time.Minute),
+		Ask:       cmp.Or(t.Ask, 2*time.Second),
+		Answer:    cmp.Or(t.Answer, 5*time.Second),
+		Misses:    cmp.Or(t.Misses, 3),
+		Start:     cmp.Or(t.Start, 15*time.Second),
+		Stop:      cmp.Or(t.Stop, 10*time.Second),
+		Pause:     cmp.Or(t.Pause, time.Second),
+		MaxPause:  cmp.Or(t.MaxPause, time.Minute),
 		FirstWish: cmp.Or(t.FirstWish, time.Minute),
 	}
 }
@@ -108,13 +112,21 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	s := &supervisor{
-		Options: o, journal: journal, wishes: make(chan wishLine), ended: make(chan string),
-		states: map[string]State{}, changed: make(chan struct{}),
+		Options: o,
+		journal: journal,
+		wishes:  make(chan wishLine),
+		ended:   make(chan string),
+		states:  map[string]State{},
+		changed: make(chan struct{}),
 	}
 	// They are told of from the first: a client may take a unit that is not for one that is free.
 	leftovers := s.leftovers()
 	for _, unit := range leftovers {
-		s.states[unit.ID] = State{ID: unit.ID, Phase: nodereport.MPSStopping, Reason: "left by an earlier run"}
+		s.states[unit.ID] = State{
+			ID:     unit.ID,
+			Phase:  nodereport.MPSStopping,
+			Reason: "left by an earlier run",
+		}
 	}
 	if o.OwnShm {
 		s.dropCommonShm()
@@ -173,7 +185,12 @@ func (s *supervisor) supervise(ctx context.Context, group *sync.WaitGroup, lefto
 	start := func(id string, unit Unit, leftover bool) {
 		wishes := make(chan Unit, 1)
 		running[id] = wishes
-		u := &unitRun{supervisor: s, unit: unit, wishes: wishes, log: s.Logger.With("unit", id)}
+		u := &unitRun{
+			supervisor: s,
+			unit:       unit,
+			wishes:     wishes,
+			log:        s.Logger.With("unit", id),
+		}
 		if leftover {
 			wishes <- Unit{}
 		}
@@ -261,7 +278,11 @@ func (s *supervisor) refuse(units map[string]error) {
 		}
 	}
 	for id, err := range units {
-		if s.set(id, &State{ID: id, Phase: nodereport.MPSFailed, Reason: err.Error()}) {
+		if s.set(id, &State{
+			ID:     id,
+			Phase:  nodereport.MPSFailed,
+			Reason: err.Error(),
+		}) {
 			s.Logger.Error("no MPS daemon", "unit", id, "error", err)
 		}
 	}
@@ -373,7 +394,10 @@ func (s *supervisor) tellChange() {
 func (s *supervisor) list() (line statesLine, allReady bool, changed chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	line.Units, line.Taken, line.UnitMemory, allReady = []State{}, new(s.taken), true, s.wanted != nil
+	line.Units = []State{}
+	line.Taken = new(s.taken)
+	line.UnitMemory = true
+	allReady = s.wanted != nil
 	for _, state := range s.states {
 		line.Units = append(line.Units, state)
 	}

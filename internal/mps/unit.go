@@ -55,11 +55,21 @@ type unitRun struct {
 func (u *unitRun) dir() string { return filepath.Join(u.Root, u.unit.ID) }
 
 func (u *unitRun) environment() Environment {
-	return Environment{Device: u.unit.ID, Pipe: filepath.Join(u.dir(), "pipe"), Log: filepath.Join(u.dir(), "log"), Shm: u.shm()}
+	return Environment{
+		Device: u.unit.ID,
+		Pipe:   filepath.Join(u.dir(), "pipe"),
+		Log:    filepath.Join(u.dir(), "log"),
+		Shm:    u.shm(),
+	}
 }
 
 func (u *unitRun) tell(phase nodereport.MPSPhase, reason error) {
-	state := State{ID: u.unit.ID, Phase: phase, Restarts: max(0, u.starts-1), CommonMemory: u.OwnShm && u.onCommonShm(u.unit.ID)}
+	state := State{
+		ID:           u.unit.ID,
+		Phase:        phase,
+		Restarts:     max(0, u.starts-1),
+		CommonMemory: u.OwnShm && u.onCommonShm(u.unit.ID),
+	}
 	if reason != nil {
 		state.Reason = reason.Error()
 	}
@@ -79,7 +89,8 @@ func (u *unitRun) tellReady(ctx context.Context) {
 
 // take takes a wish, and says whether other limits are wanted than before.
 func (u *unitRun) take(wish Unit) (other bool) {
-	if u.wanted = wish.ID != ""; !u.wanted {
+	u.wanted = wish.ID != ""
+	if !u.wanted {
 		return false
 	}
 	before := u.unit
@@ -101,12 +112,14 @@ func (u *unitRun) run(ctx context.Context) {
 		var err error
 		if u.wanted {
 			began := time.Now()
-			if err = u.serve(ctx); time.Since(began) > u.Timing.MaxPause {
+			err = u.serve(ctx)
+			if time.Since(began) > u.Timing.MaxPause {
 				pause = u.Timing.Pause
 			}
 		} else {
 			u.tell(nodereport.MPSStopping, nil)
-			if err = u.remove(ctx); err == nil {
+			err = u.remove(ctx)
+			if err == nil {
 				u.set(u.unit.ID, nil)
 				u.log.Info("MPS daemon", "state", "stopped")
 				return

@@ -164,9 +164,15 @@ func (m *Manager) follow(ctx context.Context) (pending bool) {
 	defer m.following.Unlock()
 	gpus, plan, planned := m.Inputs()
 	served, last := m.Lists(), m.View()
-	next := &decide.MPS{States: last.States, Waits: map[string]string{}, Busy: map[string]bool{}, Shares: map[string]int{}}
+	next := &decide.MPS{
+		States: last.States,
+		Waits:  map[string]string{},
+		Busy:   map[string]bool{},
+		Shares: map[string]int{},
+	}
 	var states []nodereport.MPSState
-	if states, next.Connected = m.Daemons.States(); next.Connected {
+	states, next.Connected = m.Daemons.States()
+	if next.Connected {
 		next.States = map[string]nodereport.MPSState{}
 		for _, state := range states {
 			next.States[state.ID] = state
@@ -191,7 +197,8 @@ func (m *Manager) follow(ctx context.Context) (pending bool) {
 	for id, want := range m.wanted {
 		if _, still := wanted[id]; !still {
 			// It is still wanted until MPS is told otherwise.
-			if next.Busy[id], pending = true, true; !want.told {
+			next.Busy[id], pending = true, true
+			if !want.told {
 				m.doubtful[id] = time.Now().Add(doubt)
 			}
 		}
@@ -397,7 +404,11 @@ func (m *Manager) choose(
 // now, what its containers may have is not known, so the daemon limits them to the whole unit.
 func (m *Manager) daemonFor(gpus []sharing.GPU, id string, shares int, unit sharing.Unit, current bool) nodereport.MPSUnit {
 	if !current {
-		unit = sharing.Unit{ID: id, GPU: sharing.GPUByUnit(gpus)[id], MPS: sharing.MPS{Shares: shares, Several: true}}
+		unit = sharing.Unit{
+			ID:  id,
+			GPU: sharing.GPUByUnit(gpus)[id],
+			MPS: sharing.MPS{Shares: shares, Several: true},
+		}
 	}
 	limit := unit.MPSCeiling()
 	parts := len(gpus)

@@ -24,7 +24,8 @@ func NewCalls() *Calls {
 // pod handling waits for each of them, so those above a second are told apart too.
 func callHistogram(name, help string, labels ...string) *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: "virgate_" + name, Help: help,
+		Name:    "virgate_" + name,
+		Help:    help,
 		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .1, .5, 2.5},
 	}, labels)
 }
@@ -77,7 +78,8 @@ type ClaimCalls struct {
 func NewClaimCalls() *ClaimCalls {
 	c := &ClaimCalls{
 		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "virgate_claim_call_duration_seconds", Help: "How long a claim's call took, prepare or unprepare, by result: ok, error. Prepare reads the claim from the API server.",
+			Name:    "virgate_claim_call_duration_seconds",
+			Help:    "How long a claim's call took, prepare or unprepare, by result: ok, error. Prepare reads the claim from the API server.",
 			Buckets: []float64{.001, .005, .025, .1, .5, 2.5, 10},
 		}, []string{"call", "result"}),
 		failed: prometheus.NewCounterVec(prometheus.CounterOpts{

@@ -36,7 +36,9 @@ func NewDRACollector(read func() DRA) prometheus.Collector {
 
 func (c draCollector) Collect(ch chan<- prometheus.Metric) {
 	send, now := c.To(ch), c.read()
-	state, view, all := now.State, now.View, now.Units
+	state := now.State
+	view := now.View
+	all := now.Units
 	send("dra_registered", metrics.BoolToFloat(state.Registered))
 	send("dra_slices", float64(state.Slices))
 	if state.Unwritten || !state.Written.IsZero() {

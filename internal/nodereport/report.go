@@ -121,7 +121,8 @@ func Waiting(layouts []GPULayout, waits []Wait) []string {
 	var texts []string
 	told := map[string]bool{}
 	for _, gpu := range layouts {
-		if told[gpu.GPU] = gpu.State == LayoutPending || gpu.State == LayoutBlocked; told[gpu.GPU] {
+		told[gpu.GPU] = gpu.State == LayoutPending || gpu.State == LayoutBlocked
+		if told[gpu.GPU] {
 			texts = append(texts, gpu.String())
 		}
 	}

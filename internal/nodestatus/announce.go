@@ -34,7 +34,11 @@ func newAnnouncer(client client, log *slog.Logger) *announcer {
 		client:  client,
 		log:     log,
 		refused: map[string]time.Time{},
-		results: map[string]uint64{"written": 0, "refused": 0, "failed": 0},
+		results: map[string]uint64{
+			"written": 0,
+			"refused": 0,
+			"failed":  0,
+		},
 	}
 }
 

@@ -47,7 +47,11 @@ func connect(config *rest.Config, node string, timeout time.Duration) (client, e
 	if err != nil {
 		return client{}, fmt.Errorf("report to the API: %w", err)
 	}
-	return client{rest: rest, node: node, timeout: timeout}, nil
+	return client{
+		rest:    rest,
+		node:    node,
+		timeout: timeout,
+	}, nil
 }
 
 // node is what is read of a Node.

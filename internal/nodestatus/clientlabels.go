@@ -49,8 +49,16 @@ func (c client) relabel(ctx context.Context, labels []string, from, to string) e
 	for _, label := range labels {
 		path := "/metadata/labels/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(label)
 		operations := []map[string]string{
-			{"op": "test", "path": path, "value": from},
-			{"op": "replace", "path": path, "value": to},
+			{
+				"op":    "test",
+				"path":  path,
+				"value": from,
+			},
+			{
+				"op":    "replace",
+				"path":  path,
+				"value": to,
+			},
 		}
 		err := c.patchNode(ctx, types.JSONPatchType, operations)
 		if apierrors.IsInvalid(err) { // It has another value. Or an admission policy refuses with the same code.

@@ -175,7 +175,9 @@ func layoutEvents(last, next []nodereport.GPULayout) []eventText {
 		before[gpu.GPU] = gpu
 	}
 	reasons := map[nodereport.LayoutState]string{
-		nodereport.LayoutBlocked: ReasonMIGBlocked, nodereport.LayoutFailed: ReasonMIGFailed, nodereport.LayoutResetRequired: ReasonMIGResetRequired,
+		nodereport.LayoutBlocked:       ReasonMIGBlocked,
+		nodereport.LayoutFailed:        ReasonMIGFailed,
+		nodereport.LayoutResetRequired: ReasonMIGResetRequired,
 	}
 	var events []eventText
 	for _, gpu := range next {
@@ -274,7 +276,12 @@ func (q *eventQueue) add(n eventText, at time.Time) {
 	if len(q.series) >= maxQueued {
 		q.drop()
 	}
-	s := &series{eventText: n, count: 1, first: at, last: at}
+	s := &series{
+		eventText: n,
+		count:     1,
+		first:     at,
+		last:      at,
+	}
 	if n.reason == ReasonMIGBlocked {
 		s.next = at.Add(q.timing.blocked)
 	}
@@ -342,7 +349,9 @@ func (q *eventQueue) written(s series, now time.Time, lost bool) {
 		known.written, known.first = 0, known.last
 		return
 	}
-	known.created, known.written, known.next = true, s.count, now.Add(q.timing.repeat)
+	known.created = true
+	known.written = s.count
+	known.next = now.Add(q.timing.repeat)
 }
 
 // takeDropped returns how many events were never written, since the last call.
@@ -397,13 +406,23 @@ func (w *eventWriter) write(ctx context.Context, report nodereport.Report) (agai
 // belongs: kubectl describe looks for both.
 func eventOf(s series, node string) *corev1.Event {
 	return &corev1.Event{
-		TypeMeta:       metav1.TypeMeta{APIVersion: "v1", Kind: "Event"},
-		ObjectMeta:     metav1.ObjectMeta{Name: s.name, Namespace: metav1.NamespaceDefault},
-		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)},
-		Type:           s.kind, Reason: s.reason, Message: s.message,
-		Count: s.count, FirstTimestamp: metav1.NewTime(s.first), LastTimestamp: metav1.NewTime(s.last),
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Event"},
+		ObjectMeta: metav1.ObjectMeta{Name: s.name, Namespace: metav1.NamespaceDefault},
+		InvolvedObject: corev1.ObjectReference{
+			APIVersion: "v1",
+			Kind:       "Node",
+			Name:       node,
+			UID:        types.UID(node),
+		},
+		Type:                s.kind,
+		Reason:              s.reason,
+		Message:             s.message,
+		Count:               s.count,
+		FirstTimestamp:      metav1.NewTime(s.first),
+		LastTimestamp:       metav1.NewTime(s.last),
 		Source:              corev1.EventSource{Component: fieldManager, Host: node},
-		ReportingController: fieldManager, ReportingInstance: node,
+		ReportingController: fieldManager,
+		ReportingInstance:   node,
 	}
 }
 

@@ -39,7 +39,8 @@ func (e *Evictor) Evict(ctx context.Context, namespace, pod, uid string) error {
 		Param("dryRun", metav1.DryRunAll).SetHeader("Content-Type", runtime.ContentTypeJSON)
 	err := e.client.send(ctx, "ask to evict pod "+namespace+"/"+pod, request, eviction)
 	if err == nil {
-		if err = e.client.delete(ctx, types.UID(uid), "/api/v1/namespaces", namespace, "pods", pod); err != nil {
+		err = e.client.delete(ctx, types.UID(uid), "/api/v1/namespaces", namespace, "pods", pod)
+		if err != nil {
 			err = fmt.Errorf("delete pod %s/%s: %w", namespace, pod, err)
 		}
 	}

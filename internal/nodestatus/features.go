@@ -207,11 +207,18 @@ func (f *NodeFeature) Write(ctx context.Context, labels map[string]string) error
 	}
 	next := nodeFeature{APIVersion: "nfd.k8s-sigs.io/v1alpha1", Kind: "NodeFeature"}
 	next.Metadata = metav1.ObjectMeta{
-		Name: f.Name, Namespace: f.Namespace, ResourceVersion: now.Metadata.ResourceVersion, Labels: map[string]string{ofNode: f.client.node},
+		Name:            f.Name,
+		Namespace:       f.Namespace,
+		ResourceVersion: now.Metadata.ResourceVersion,
+		Labels:          map[string]string{ofNode: f.client.node},
 		OwnerReferences: owners,
 	}
 	next.Spec.Labels = labels
-	next.Spec.Features = map[string]any{"flags": struct{}{}, "attributes": struct{}{}, "instances": struct{}{}} // All are required.
+	next.Spec.Features = map[string]any{
+		"flags":      struct{}{},
+		"attributes": struct{}{},
+		"instances":  struct{}{},
+	} // All are required.
 	request := f.client.rest.Put().AbsPath(one...)
 	if missing {
 		request = f.client.rest.Post().AbsPath(path...)
@@ -244,7 +251,18 @@ func (f *NodeFeature) owners(ctx context.Context) (owners []metav1.OwnerReferenc
 	}
 	set := pod.OwnerReferences[i]
 	return []metav1.OwnerReference{
-		{APIVersion: set.APIVersion, Kind: set.Kind, Name: set.Name, UID: set.UID, Controller: new(true)},
-		{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
+		{
+			APIVersion: set.APIVersion,
+			Kind:       set.Kind,
+			Name:       set.Name,
+			UID:        set.UID,
+			Controller: new(true),
+		},
+		{
+			APIVersion: "v1",
+			Kind:       "Pod",
+			Name:       pod.Name,
+			UID:        pod.UID,
+		},
 	}, true, nil
 }

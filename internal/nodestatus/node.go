@@ -137,7 +137,9 @@ func metadataOf(report nodereport.Report) objectMeta {
 		wanted.Annotations[name] = nil
 	}
 	if w := report.Wanted; w.Rules != "" {
-		wanted.Annotations[WantedAnnotation], wanted.Annotations[WantedByAnnotation], wanted.Annotations[RulesAnnotation] = value(w.Name), value(w.By), &w.Rules
+		wanted.Annotations[WantedAnnotation] = value(w.Name)
+		wanted.Annotations[WantedByAnnotation] = value(w.By)
+		wanted.Annotations[RulesAnnotation] = &w.Rules
 	}
 	if state := report.LayoutState(); state != "" {
 		wanted.Labels[MIGStateLabel] = &state
@@ -184,8 +186,12 @@ func (c *condition) write(ctx context.Context, report nodereport.Report) (again 
 		}
 	}
 	next := corev1.NodeCondition{
-		Type: ConditionType, Status: corev1.ConditionStatus(report.Ready), Reason: report.Reason, Message: truncate(report.Message),
-		LastHeartbeatTime: metav1.Now(), LastTransitionTime: c.written.LastTransitionTime,
+		Type:               ConditionType,
+		Status:             corev1.ConditionStatus(report.Ready),
+		Reason:             report.Reason,
+		Message:            truncate(report.Message),
+		LastHeartbeatTime:  metav1.Now(),
+		LastTransitionTime: c.written.LastTransitionTime,
 	}
 	same := next.Status == c.written.Status
 	if same && next.Reason == c.written.Reason && next.Message == c.written.Message {
@@ -255,7 +261,11 @@ func (r *staleResources) write(ctx context.Context, report nodereport.Report) (a
 // the whole patch otherwise, and that is well.
 func (r *staleResources) remove(ctx context.Context, name string) error {
 	path := "/status/capacity/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(name)
-	operations := []map[string]string{{"op": "test", "path": path, "value": "0"}, {"op": "remove", "path": path}}
+	operations := []map[string]string{{
+		"op":    "test",
+		"path":  path,
+		"value": "0",
+	}, {"op": "remove", "path": path}}
 	err := r.client.patchNode(ctx, types.JSONPatchType, operations, "status")
 	if err != nil && !apierrors.IsInvalid(err) {
 		return fmt.Errorf("remove %s: %w", name, err)

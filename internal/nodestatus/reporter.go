@@ -88,11 +88,23 @@ type timing struct {
 
 func defaultTiming() timing {
 	return timing{
-		settle: 500 * time.Millisecond, pace: time.Second, spread: 5 * time.Second,
-		retry:       wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: time.Minute},
-		withoutNode: 7500 * time.Millisecond, request: 15 * time.Second,
-		repeat: 30 * time.Second, blocked: 3 * time.Second, between: 10 * time.Second, burst: 25,
-		grace: 5*time.Minute + 30*time.Second,
+		settle: 500 * time.Millisecond,
+		pace:   time.Second,
+		spread: 5 * time.Second,
+		retry: wait.Backoff{
+			Duration: 500 * time.Millisecond,
+			Factor:   2,
+			Jitter:   1,
+			Steps:    10,
+			Cap:      time.Minute,
+		},
+		withoutNode: 7500 * time.Millisecond,
+		request:     15 * time.Second,
+		repeat:      30 * time.Second,
+		blocked:     3 * time.Second,
+		between:     10 * time.Second,
+		burst:       25,
+		grace:       5*time.Minute + 30*time.Second,
 	}
 }
 
@@ -101,7 +113,8 @@ func newReporter(options Options, timing timing) (*Reporter, error) {
 	onlyFile := options.Features.Kind == FeaturesToFile && !options.Events && !options.Condition && !options.Annotations && !options.RemoveStale
 	if !onlyFile {
 		var err error
-		if client, err = connect(options.Config, options.Node, timing.request); err != nil {
+		client, err = connect(options.Config, options.Node, timing.request)
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -119,16 +132,29 @@ func newReporter(options Options, timing timing) (*Reporter, error) {
 	}
 	toNode := options.Features.Kind == FeaturesToNode
 	add(options.Annotations || toNode, "annotations", func() writer {
-		return &metadata{client: client, noProfile: !options.Annotations, features: toNode, log: log.With("component", "report")}
+		return &metadata{
+			client:    client,
+			noProfile: !options.Annotations,
+			features:  toNode,
+			log:       log.With("component", "report"),
+		}
 	})
 	add(options.Features.Kind == FeaturesToFile, "feature labels", func() writer { return featureFile{options.Features.File} })
 	add(options.Features.Kind == FeaturesToNFD, "feature labels", func() writer { return &NodeFeature{client: client, FeatureOutput: options.Features} })
 	add(options.Condition, "condition", func() writer { return &condition{client: client, heartbeat: options.Heartbeat} })
 	add(options.Events, "events", func() writer {
-		return &eventWriter{queue: r.queue, client: client, log: log.With("component", "report")}
+		return &eventWriter{
+			queue:  r.queue,
+			client: client,
+			log:    log.With("component", "report"),
+		}
 	})
 	add(options.RemoveStale, "stale resources", func() writer {
-		return &staleResources{client: client, grace: timing.grace, done: map[nodereport.GoneResource]bool{}}
+		return &staleResources{
+			client: client,
+			grace:  timing.grace,
+			done:   map[nodereport.GoneResource]bool{},
+		}
 	})
 	return r, nil
 }
@@ -197,7 +223,11 @@ func (r *Reporter) Leave(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
-	left := nodereport.Report{Ready: nodereport.ConditionUnknown, Reason: "Stopped", Message: "Virgate has ended on this node, and nobody serves its GPUs until it starts again"}
+	left := nodereport.Report{
+		Ready:   nodereport.ConditionUnknown,
+		Reason:  "Stopped",
+		Message: "Virgate has ended on this node, and nobody serves its GPUs until it starts again",
+	}
 	c := &condition{client: r.client}
 	err := c.read(ctx)
 	if err == nil && c.written.Type != "" {
@@ -237,8 +267,14 @@ type writeLoop struct {
 
 func newWriteLoop(newWriter func() writer, report func() *nodereport.Report, timing timing, log *slog.Logger) *writeLoop {
 	return &writeLoop{
-		newWriter: newWriter, report: report, timing: timing, log: log, retry: timing.retry,
-		woken: make(chan struct{}, 1), spread: make(chan struct{}, 1), replaced: make(chan struct{}, 1),
+		newWriter: newWriter,
+		report:    report,
+		timing:    timing,
+		log:       log,
+		retry:     timing.retry,
+		woken:     make(chan struct{}, 1),
+		spread:    make(chan struct{}, 1),
+		replaced:  make(chan struct{}, 1),
 	}
 }
 

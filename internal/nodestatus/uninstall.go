@@ -72,7 +72,8 @@ func (c client) list(ctx context.Context, path, accept string, each func(listed)
 		for _, object := range page.Items {
 			each(object)
 		}
-		if next = page.Metadata.Continue; next == "" {
+		next = page.Metadata.Continue
+		if next == "" {
 			return nil
 		}
 	}

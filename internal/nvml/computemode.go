@@ -9,7 +9,9 @@ import (
 
 // computeModes are the modes that drivers have.
 var computeModes = map[ComputeMode]sharing.ComputeMode{
-	ComputeDefault: sharing.DefaultComputeMode, ComputeProhibited: sharing.ProhibitedCompute, ComputeExclusiveProcess: sharing.ExclusiveProcess,
+	ComputeDefault:          sharing.DefaultComputeMode,
+	ComputeProhibited:       sharing.ProhibitedCompute,
+	ComputeExclusiveProcess: sharing.ExclusiveProcess,
 }
 
 // ComputeMode asks the driver for the compute mode of the GPU of that UUID, and for the binding
@@ -21,7 +23,8 @@ func (n *Node) ComputeMode(ctx context.Context, gpu string) (mode sharing.Comput
 			return err
 		}
 		var known bool
-		if mode, known = computeModes[current]; !known {
+		mode, known = computeModes[current]
+		if !known {
 			return fmt.Errorf("the driver has compute mode %d, which nvml.h does not name", current)
 		}
 		pci, err := g.lib.DeviceGetPciInfo(g.device)

@@ -58,8 +58,17 @@ func WithDeadlines(lib Library, limits Limits) Library {
 	limits.Call = cmp.Or(limits.Call, 30*time.Second)
 	limits.Lookup = cmp.Or(limits.Lookup, 60*time.Second)
 	limits.Change = cmp.Or(limits.Change, 60*time.Second)
-	d := &deadlines{lib: lib, limits: limits, library: newQueue(""), queues: map[any]*queue{}}
-	return &intercepted{lib: lib, interceptor: d.interceptor(newEnding(nil)), deadlines: d}
+	d := &deadlines{
+		lib:     lib,
+		limits:  limits,
+		library: newQueue(""),
+		queues:  map[any]*queue{},
+	}
+	return &intercepted{
+		lib:         lib,
+		interceptor: d.interceptor(newEnding(nil)),
+		deadlines:   d,
+	}
 }
 
 // withDeadlines is the library with deadlines, its own if it has them.
@@ -92,9 +101,17 @@ func Until(ctx context.Context, lib Library) Library {
 		return lib
 	}
 	if l.deadlines == nil {
-		return &intercepted{lib: Until(ctx, l.lib), interceptor: l.interceptor, methods: l.methods}
+		return &intercepted{
+			lib:         Until(ctx, l.lib),
+			interceptor: l.interceptor,
+			methods:     l.methods,
+		}
 	}
-	return &intercepted{lib: l.lib, interceptor: l.deadlines.interceptor(newEnding(ctx.Done())), deadlines: l.deadlines}
+	return &intercepted{
+		lib:         l.lib,
+		interceptor: l.deadlines.interceptor(newEnding(ctx.Done())),
+		deadlines:   l.deadlines,
+	}
 }
 
 // deadlines makes the calls of a library one at a time for each GPU, and
@@ -119,13 +136,26 @@ type deadlines struct {
 func apart(lib Library) Library {
 	l := lib.(*intercepted)
 	if l.deadlines == nil {
-		return &intercepted{lib: apart(l.lib), interceptor: l.interceptor, methods: l.methods}
+		return &intercepted{
+			lib:         apart(l.lib),
+			interceptor: l.interceptor,
+			methods:     l.methods,
+		}
 	}
-	lane := &deadlines{lib: l.deadlines.lib, limits: l.deadlines.limits, library: newQueue(""), queues: map[any]*queue{}}
+	lane := &deadlines{
+		lib:     l.deadlines.lib,
+		limits:  l.deadlines.limits,
+		library: newQueue(""),
+		queues:  map[any]*queue{},
+	}
 	l.deadlines.mu.Lock()
 	defer l.deadlines.mu.Unlock()
 	l.deadlines.lanes = append(l.deadlines.lanes, lane)
-	return &intercepted{lib: l.lib, interceptor: lane.interceptor(newEnding(nil)), deadlines: lane}
+	return &intercepted{
+		lib:         l.lib,
+		interceptor: lane.interceptor(newEnding(nil)),
+		deadlines:   lane,
+	}
 }
 
 // queueLimit bounds the queues. When it is reached all handles are forgotten,

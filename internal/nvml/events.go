@@ -49,8 +49,11 @@ type listener struct {
 
 func newListener(p *poller) *listener {
 	return &listener{
-		poller: p, ended: make(chan error, 1), backoff: backoff{first: p.options.Backoff},
-		degraded: map[string]string{}, doubtful: map[Device]bool{},
+		poller:   p,
+		ended:    make(chan error, 1),
+		backoff:  backoff{first: p.options.Backoff},
+		degraded: map[string]string{},
+		doubtful: map[Device]bool{},
 	}
 }
 

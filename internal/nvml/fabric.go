@@ -22,7 +22,13 @@ type joining struct {
 
 // observe is the next joining, and what is wrong with the GPU for its fabric; no text for nothing.
 func (j joining) observe(fabric FabricInfo, now time.Time) (joining, finding) {
-	wrong := func(text, todo string) finding { return finding{cause: sharing.CauseProbe, text: text, todo: todo} }
+	wrong := func(text, todo string) finding {
+		return finding{
+			cause: sharing.CauseProbe,
+			text:  text,
+			todo:  todo,
+		}
+	}
 	switch fabric.State {
 	case FabricNotSupported:
 		return joining{}, finding{}
@@ -59,8 +65,13 @@ func (j joining) observe(fabric FabricInfo, now time.Time) (joining, finding) {
 func unhealthyBy(mask uint32) string {
 	const is = 1
 	configurations := []string{
-		2: "incorrect system GUID", 3: "incorrect chassis serial number", 4: "no partition", 5: "insufficient NVLinks",
-		6: "incompatible GPU firmware", 7: "invalid location", 8: "invalid state of the GPU",
+		2: "incorrect system GUID",
+		3: "incorrect chassis serial number",
+		4: "no partition",
+		5: "insufficient NVLinks",
+		6: "incompatible GPU firmware",
+		7: "invalid location",
+		8: "invalid state of the GPU",
 	}
 	var texts []string
 	if mask&3 == is {
@@ -88,12 +99,14 @@ func confidential(ready uint32) finding {
 		return finding{}
 	case ConfComputeNotReady:
 		return finding{
-			cause: sharing.CauseProbe, text: "confidential computing: the ready state is not set",
-			todo: "set it when the GPUs are attested: nvidia-smi conf-compute -srs 1",
+			cause: sharing.CauseProbe,
+			text:  "confidential computing: the ready state is not set",
+			todo:  "set it when the GPUs are attested: nvidia-smi conf-compute -srs 1",
 		}
 	}
 	return finding{
-		cause: sharing.CauseProbe, text: fmt.Sprintf("confidential computing: unknown ready state %d", ready),
-		todo: "look up NVML_CC_ACCEPTING_CLIENT_REQUESTS_* of this driver's nvml.h",
+		cause: sharing.CauseProbe,
+		text:  fmt.Sprintf("confidential computing: unknown ready state %d", ready),
+		todo:  "look up NVML_CC_ACCEPTING_CLIENT_REQUESTS_* of this driver's nvml.h",
 	}
 }

@@ -75,19 +75,28 @@ func (r *reading) found(unit string, f finding) {
 // GPUs apart by UUID, product name and bus ID, so a GPU without them is of no
 // use; the other facts may be unknown.
 func identify(lib Library, device Device, index int) (*knownGPU, error) {
-	gpu := sharing.GPU{Index: index, Minor: -1, NUMANode: -1}
+	gpu := sharing.GPU{
+		Index:    index,
+		Minor:    -1,
+		NUMANode: -1,
+	}
 	var err error
-	if gpu.UUID, err = lib.DeviceGetUUID(device); err != nil {
+	gpu.UUID, err = lib.DeviceGetUUID(device)
+	if err != nil {
 		return nil, err
 	}
-	if gpu.Model, err = lib.DeviceGetName(device); err != nil {
+	gpu.Model, err = lib.DeviceGetName(device)
+	if err != nil {
 		return nil, err
 	}
 	pci, err := lib.DeviceGetPciInfo(device)
 	if err != nil {
 		return nil, err
 	}
-	gpu.PCIBusID, gpu.PCIClass, gpu.PCIDevice, gpu.PCISubsystem = pci.BusID, pci.Class, pci.DeviceID, pci.SubsystemID
+	gpu.PCIBusID = pci.BusID
+	gpu.PCIClass = pci.Class
+	gpu.PCIDevice = pci.DeviceID
+	gpu.PCISubsystem = pci.SubsystemID
 	if node, err := lib.DeviceGetNumaNodeId(device); err == nil {
 		gpu.NUMANode = node
 	}
@@ -100,14 +109,26 @@ func identify(lib Library, device Device, index int) (*knownGPU, error) {
 	if capability, err := lib.DeviceGetCudaComputeCapability(device); err == nil {
 		gpu.ComputeCapability = fmt.Sprintf("%d.%d", capability.Major, capability.Minor)
 	}
-	return &knownGPU{device: device, fixed: gpu, binding: pci.Binding, links: readLinks(lib, device)}, nil
+	return &knownGPU{
+		device:  device,
+		fixed:   gpu,
+		binding: pci.Binding,
+		links:   readLinks(lib, device),
+	}, nil
 }
 
 // read takes a whole reading. An error says that the handle is of no use: the
 // GPU is lost, the handle names another one, or it does not tell whether MIG is
 // enabled, without which the GPU must not be offered at all.
 func (g *knownGPU) read(lib Library) (reading, error) {
-	r := reading{gpu: g.fixed, device: g.device, marks: Marks{Binding: g.binding}, slowdown: g.last.slowdown, noFabric: g.last.noFabric, notConfidential: g.last.notConfidential}
+	r := reading{
+		gpu:             g.fixed,
+		device:          g.device,
+		marks:           Marks{Binding: g.binding},
+		slowdown:        g.last.slowdown,
+		noFabric:        g.last.noFabric,
+		notConfidential: g.last.notConfidential,
+	}
 	uuid, err := lib.DeviceGetUUID(g.device)
 	if err != nil {
 		return r, err
@@ -124,16 +145,21 @@ func (g *knownGPU) read(lib Library) (reading, error) {
 	if err != nil && !unsupported(err) {
 		return r, err
 	}
-	r.gpu.MIG, r.gpu.MIGPending, r.gpu.MIGCapable = mode.Current, mode.Pending, err == nil
+	r.gpu.MIG = mode.Current
+	r.gpu.MIGPending = mode.Pending
+	r.gpu.MIGCapable = err == nil
 	if r.gpu.MIG {
-		if err = g.readPartitions(lib, &r); err != nil {
+		err = g.readPartitions(lib, &r)
+		if err != nil {
 			return r, err
 		}
 	}
-	if err = r.readCondition(lib); err != nil {
+	err = r.readCondition(lib)
+	if err != nil {
 		return r, err
 	}
-	if r.gpu.Clique = ""; r.fabricKnown && r.fabric.Registered() {
+	r.gpu.Clique = ""
+	if r.fabricKnown && r.fabric.Registered() {
 		r.gpu.Clique = fmt.Sprintf("%s.%d", r.fabric.Cluster, r.fabric.Clique)
 	}
 	g.last = r
@@ -204,7 +230,8 @@ func (r *reading) readCondition(lib Library) error {
 	r.gpu.Partitions = slices.Clone(r.gpu.Partitions)
 	for i := range r.gpu.Partitions {
 		p := &r.gpu.Partitions[i]
-		if p.Memory, err = r.readMemory(lib, r.partitions[p.UUID], p.UUID); err != nil {
+		p.Memory, err = r.readMemory(lib, r.partitions[p.UUID], p.UUID)
+		if err != nil {
 			return err
 		}
 	}
@@ -215,13 +242,16 @@ func (r *reading) readCondition(lib Library) error {
 // the GPU has joined their fabric, and with confidential computing until the ready state is set, while
 // all other answers are those of a healthy GPU.
 func (r *reading) readFabric(lib Library) {
-	if r.fabricKnown = false; !r.noFabric {
+	r.fabricKnown = false
+	if !r.noFabric {
 		fabric, err := lib.DeviceGetGpuFabricInfo(r.device)
 		r.fabric, r.fabricKnown, r.noFabric = fabric, err == nil, unsupported(err)
 	}
-	if r.readyKnown = false; !r.notConfidential {
+	r.readyKnown = false
+	if !r.notConfidential {
 		on, err := lib.SystemGetConfComputeState()
-		if r.notConfidential = unsupported(err) || err == nil && !on; on && err == nil {
+		r.notConfidential = unsupported(err) || err == nil && !on
+		if on && err == nil {
 			ready, err := lib.SystemGetConfComputeGpusReadyState()
 			r.ready, r.readyKnown = ready, err == nil
 		}
@@ -333,7 +363,8 @@ func (r *reading) readMemoryRepairs(lib Library) error {
 // error.
 func (g *knownGPU) readPartitions(lib Library, r *reading) (err error) {
 	if g.profiles == nil {
-		if g.profiles, err = readProfiles(lib, g.device); err != nil {
+		g.profiles, err = readProfiles(lib, g.device)
+		if err != nil {
 			return err
 		}
 	}
@@ -540,7 +571,9 @@ func (t *topology) links(gpus []*knownGPU) map[string][]sharing.Link {
 				continue
 			}
 			linked[from.fixed.UUID] = append(linked[from.fixed.UUID], sharing.Link{
-				Peer: to.fixed.UUID, NVLinks: nvLinks(from, to, onBus), Level: t.level(from.device, to.device),
+				Peer:    to.fixed.UUID,
+				NVLinks: nvLinks(from, to, onBus),
+				Level:   t.level(from.device, to.device),
 			})
 		}
 		slices.SortFunc(linked[from.fixed.UUID], func(a, b sharing.Link) int { return cmp.Compare(a.Peer, b.Peer) })

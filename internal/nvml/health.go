@@ -155,7 +155,9 @@ func (h unitHealth) explain(celsius, safe int, rules sharing.HealthRules) string
 // startOver forgets what the unit reported, and how often. What the last probe
 // found stays.
 func (h unitHealth) startOver(was string, cause sharing.HealthCause, rules sharing.HealthRules, now time.Time) unitHealth {
-	h.fatal, h.suspicions, h.relapses = nil, nil, 0
+	h.fatal = nil
+	h.suspicions = nil
+	h.relapses = 0
 	if h.state == sharing.Healthy || len(h.failing) > 0 {
 		return h
 	}
@@ -237,7 +239,9 @@ func waits(so bool) resetWait {
 // over returns these marks, with what is unknown in them taken from those before.
 func (m Marks) over(before Marks) Marks {
 	return Marks{
-		Binding: cmp.Or(m.Binding, before.Binding), ResetAdvised: cmp.Or(m.ResetAdvised, before.ResetAdvised), RowRemap: cmp.Or(m.RowRemap, before.RowRemap),
+		Binding:      cmp.Or(m.Binding, before.Binding),
+		ResetAdvised: cmp.Or(m.ResetAdvised, before.ResetAdvised),
+		RowRemap:     cmp.Or(m.RowRemap, before.RowRemap),
 	}
 }
 
@@ -307,7 +311,11 @@ func unreadableFinding(err error) finding {
 func classify(e Event, rules sharing.HealthRules) (finding, sharing.ErrorAction) {
 	switch {
 	case e.Type&EventXIDCritical != 0:
-		return finding{cause: sharing.CauseXID, text: "XID " + strconv.FormatUint(e.Data, 10), xid: e.Data}, rules.XID(e.Data)
+		return finding{
+			cause: sharing.CauseXID,
+			text:  "XID " + strconv.FormatUint(e.Data, 10),
+			xid:   e.Data,
+		}, rules.XID(e.Data)
 	case e.Type&EventDoubleBitECC != 0:
 		return finding{cause: sharing.CauseECC, text: "double-bit ECC error"}, rules.DoubleBitECC
 	case e.Type&EventGPUUnavailable != 0:

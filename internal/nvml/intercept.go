@@ -46,7 +46,11 @@ type Interceptor func(call Call, do func() (any, error)) (any, error)
 // Intercept returns a library of which the calls of these methods, or of all where none is
 // named, go through the interceptor. lib may be nil if the interceptor never calls do.
 func Intercept(lib Library, interceptor Interceptor, methods ...string) Library {
-	return &intercepted{lib: lib, interceptor: interceptor, methods: methods}
+	return &intercepted{
+		lib:         lib,
+		interceptor: interceptor,
+		methods:     methods,
+	}
 }
 
 // intercepted routes all methods of Library through invoke.
@@ -65,7 +69,11 @@ func invoke[T any](l *intercepted, method string, do func() (any, error), argume
 	if l.passes(method) {
 		answer, err = do()
 	} else {
-		answer, err = l.interceptor(Call{Method: method, Arguments: arguments, Answer: reflect.TypeFor[T]()}, do)
+		answer, err = l.interceptor(Call{
+			Method:    method,
+			Arguments: arguments,
+			Answer:    reflect.TypeFor[T](),
+		}, do)
 	}
 	value, _ := answer.(T)
 	return value, err

@@ -397,8 +397,15 @@ const (
 // than this list.
 func (a Architecture) String() string {
 	return map[Architecture]string{
-		Kepler: "kepler", Maxwell: "maxwell", Pascal: "pascal", Volta: "volta", Turing: "turing",
-		Ampere: "ampere", Ada: "ada", Hopper: "hopper", Blackwell: "blackwell",
+		Kepler:    "kepler",
+		Maxwell:   "maxwell",
+		Pascal:    "pascal",
+		Volta:     "volta",
+		Turing:    "turing",
+		Ampere:    "ampere",
+		Ada:       "ada",
+		Hopper:    "hopper",
+		Blackwell: "blackwell",
 	}[a]
 }
 
@@ -441,8 +448,12 @@ const (
 // String is the level in one word, "" for one that is not in this list.
 func (l TopologyLevel) String() string {
 	return map[TopologyLevel]string{
-		TopologyInternal: "internal", TopologySingle: "single", TopologyMultiple: "multiple",
-		TopologyHostBridge: "hostbridge", TopologyNode: "node", TopologySystem: "system",
+		TopologyInternal:   "internal",
+		TopologySingle:     "single",
+		TopologyMultiple:   "multiple",
+		TopologyHostBridge: "hostbridge",
+		TopologyNode:       "node",
+		TopologySystem:     "system",
 	}[l]
 }
 

@@ -77,7 +77,8 @@ func (e *errorMeter) read(lib Library) (m memoryErrors, err error) {
 	if err != nil {
 		return m, err
 	}
-	if m.gpu, err = lib.DeviceGetUUID(device); err != nil {
+	m.gpu, err = lib.DeviceGetUUID(device)
+	if err != nil {
 		return m, err
 	}
 	mode, err := lib.DeviceGetMigMode(device)
@@ -97,7 +98,10 @@ func (e *errorMeter) read(lib Library) (m memoryErrors, err error) {
 				kind = "uncorrected"
 			}
 			m.counts = append(m.counts, sharing.MemoryErrors{
-				Kind: kind, Location: memoryLocations[counter.Location], Lifetime: counter.Aggregate, Count: float64(count),
+				Kind:     kind,
+				Location: memoryLocations[counter.Location],
+				Lifetime: counter.Aggregate,
+				Count:    float64(count),
 			})
 		}
 		if late, ok := errors.AsType[*AbandonedError](err); ok {

@@ -57,7 +57,8 @@ func (m *Mismatches) Lasting(err error) (left time.Duration, lasting error) {
 		m.since = now
 	}
 	m.last = now
-	if left = mismatchLimit - time.Since(m.since); left > 0 {
+	left = mismatchLimit - time.Since(m.since)
+	if left > 0 {
 		return left, nil
 	}
 	return 0, fmt.Errorf("%w (it has been so for %s; a new container may have other libraries)", explainMismatch(err), mismatchLimit)

@@ -112,8 +112,12 @@ func NewNode(lib Library, options Options) *Node {
 	options.Logger = cmp.Or(options.Logger, slog.New(slog.DiscardHandler))
 	gate := newGate()
 	n := &Node{
-		lib: Intercept(withDeadlines(lib), gate.call, gateMethods...), gate: gate, options: options, log: options.Logger.With("component", "nvml"),
-		requests: make(chan request), commands: make(chan command),
+		lib:      Intercept(withDeadlines(lib), gate.call, gateMethods...),
+		gate:     gate,
+		options:  options,
+		log:      options.Logger.With("component", "nvml"),
+		requests: make(chan request),
+		commands: make(chan command),
 	}
 	n.current.Store(&snapshot{err: sharing.ErrNotRead})
 	n.report.Store(&sharing.HealthReport{})
@@ -164,7 +168,13 @@ func (n *Node) Watch(ctx context.Context, changed func()) error {
 	poller := newPoller(n, Until(ctx, n.lib))
 	ended := make(chan error, 1)
 	go func() { ended <- poller.run(ctx) }()
-	p := &publisher{Node: n, tracker: newTracker(n.gate.index), changed: changed, degraded: map[string]string{}, advised: map[string]string{}}
+	p := &publisher{
+		Node:     n,
+		tracker:  newTracker(n.gate.index),
+		changed:  changed,
+		degraded: map[string]string{},
+		advised:  map[string]string{},
+	}
 	for {
 		select {
 		case scanned := <-poller.scans:

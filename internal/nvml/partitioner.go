@@ -131,8 +131,13 @@ func (p *Partitioner) with(ctx context.Context, gpu string, do func(*migGPU) err
 		device, err := lib.DeviceGetHandleByIndex(index)
 		if err == nil {
 			var uuid string
-			if uuid, err = lib.DeviceGetUUID(device); err == nil && uuid == gpu {
-				g := &migGPU{lib: lib, device: device, index: index}
+			uuid, err = lib.DeviceGetUUID(device)
+			if err == nil && uuid == gpu {
+				g := &migGPU{
+					lib:    lib,
+					device: device,
+					index:  index,
+				}
 				return p.withUsers(g, do(g))
 			}
 		}
@@ -146,7 +151,9 @@ func (p *Partitioner) with(ctx context.Context, gpu string, do func(*migGPU) err
 // withMeaning adds to a return code what it means for a step.
 func withMeaning(err error) error {
 	for code, what := range map[Return]error{
-		InUse: mig.ErrInUse, NoPermission: mig.ErrNoPermission, ResetRequired: mig.ErrResetRequired,
+		InUse:         mig.ErrInUse,
+		NoPermission:  mig.ErrNoPermission,
+		ResetRequired: mig.ErrResetRequired,
 	} {
 		if errors.Is(err, code) {
 			return fmt.Errorf("%w: %w", what, err)
@@ -179,7 +186,11 @@ func (g *migGPU) state() (sharing.MIGState, error) {
 	if err != nil {
 		return state, err
 	}
-	state.GPU = sharing.GPUID{Index: g.index, Device: pci.DeviceID, Subsystem: pci.SubsystemID}
+	state.GPU = sharing.GPUID{
+		Index:     g.index,
+		Device:    pci.DeviceID,
+		Subsystem: pci.SubsystemID,
+	}
 	mode, err := g.lib.DeviceGetMigMode(g.device)
 	if unsupported(err) {
 		return state, nil
@@ -192,7 +203,8 @@ func (g *migGPU) state() (sharing.MIGState, error) {
 	virtualization, _ := g.lib.DeviceGetVirtualizationMode(g.device)
 	architecture, _ := g.lib.DeviceGetArchitecture(g.device)
 	state.NeedsReboot = virtualization == Passthrough && architecture < Hopper
-	if state.Geometry, err = g.geometry(); err != nil {
+	state.Geometry, err = g.geometry()
+	if err != nil {
 		return state, err
 	}
 	state.Geometry.Unlisted = state.Geometry.Unlisted && !state.Enabled
@@ -244,16 +256,25 @@ func (g *migGPU) instance(handle GPUInstance, profile instanceProfile, devices m
 	if err != nil {
 		return mig.Instance{}, err
 	}
-	instance := mig.Instance{GI: info.ID, Profile: profile.profile, Placement: info.placement()}
+	instance := mig.Instance{
+		GI:        info.ID,
+		Profile:   profile.profile,
+		Placement: info.placement(),
+	}
 	if instance.Profile.IsZero() {
-		instance.Profile = mig.Profile{Compute: profile.Slices, Slices: profile.Slices, MemoryGB: int(profile.MemoryMB >> 10)}
+		instance.Profile = mig.Profile{
+			Compute:  profile.Slices,
+			Slices:   profile.Slices,
+			MemoryGB: int(profile.MemoryMB >> 10),
+		}
 	}
 	computes := map[int]ComputeInstanceInfo{}
 	err = g.eachComputeProfile(handle, func(way ComputeInstanceProfile) error {
 		handles, err := listed(g.lib.GpuInstanceGetComputeInstances(handle, way.ID))
 		for _, handle := range handles {
 			var info ComputeInstanceInfo
-			if info, err = g.lib.ComputeInstanceGetInfo(handle); err != nil {
+			info, err = g.lib.ComputeInstanceGetInfo(handle)
+			if err != nil {
 				return err
 			}
 			computes[info.ID] = info
@@ -266,7 +287,9 @@ func (g *migGPU) instance(handle GPUInstance, profile instanceProfile, devices m
 	for _, id := range slices.Sorted(maps.Keys(computes)) {
 		device, known := devices[migDeviceKey{info.ID, id}]
 		instance.Computes = append(instance.Computes, mig.Compute{
-			CI: id, Slices: computes[id].Slices, UUID: device.uuid,
+			CI:     id,
+			Slices: computes[id].Slices,
+			UUID:   device.uuid,
 			// What has no name could not be made again, so it is not touched.
 			Busy: !known || profile.profile.IsZero() || g.busy(device.handle),
 		})
@@ -447,7 +470,11 @@ func renamed(own, published mig.Geometry) (names map[mig.Profile]mig.Profile) {
 }
 
 func (g *migGPU) profileInfo(enum int, info GPUInstanceProfile, published mig.Geometry) (mig.ProfileInfo, error) {
-	p := mig.ProfileInfo{Enum: enum, ID: info.ID, Max: info.Instances}
+	p := mig.ProfileInfo{
+		Enum: enum,
+		ID:   info.ID,
+		Max:  info.Instances,
+	}
 	if profile, err := info.named(); err == nil {
 		p.Profile = profile.Instance()
 	}

@@ -43,8 +43,14 @@ type poller struct {
 
 func newPoller(n *Node, lib Library) *poller {
 	return &poller{
-		Node: n, lib: lib, scans: make(chan scanResult), events: make(chan receivedEvent), monitors: make(chan map[string]string),
-		rescanNow: make(chan struct{}, 1), lost: map[string]bool{}, mustOpen: n.options.FailOnInitError,
+		Node:      n,
+		lib:       lib,
+		scans:     make(chan scanResult),
+		events:    make(chan receivedEvent),
+		monitors:  make(chan map[string]string),
+		rescanNow: make(chan struct{}, 1),
+		lost:      map[string]bool{},
+		mustOpen:  n.options.FailOnInitError,
 	}
 }
 

@@ -42,7 +42,12 @@ func (p *publisher) stop(err error) error {
 func (p *publisher) handleScan(scanned scanResult) {
 	if scanned.err != nil {
 		p.tracker.addFailure(scanned.err)
-		p.publish(&snapshot{gpus: p.current.Load().gpus, versions: p.Versions(), unlisted: p.Unlisted(), err: scanned.err})
+		p.publish(&snapshot{
+			gpus:     p.current.Load().gpus,
+			versions: p.Versions(),
+			unlisted: p.Unlisted(),
+			err:      scanned.err,
+		})
 		return
 	}
 	p.tracker.addScan(scanned, p.moment())
@@ -50,7 +55,11 @@ func (p *publisher) handleScan(scanned scanResult) {
 	if scanned.compared {
 		unlisted = p.tracker.unlistedText(scanned)
 	}
-	p.publish(&snapshot{gpus: p.tracker.inventory(), versions: scanned.versions, unlisted: unlisted})
+	p.publish(&snapshot{
+		gpus:     p.tracker.inventory(),
+		versions: scanned.versions,
+		unlisted: unlisted,
+	})
 }
 
 // handleEvent says whether the GPUs must be read again to understand the event, or to find out what
@@ -191,7 +200,13 @@ type saver[T any] struct {
 
 // startSaver starts the goroutine. stored is what the store has.
 func startSaver[T any](store Store[T], stored []T, log *slog.Logger) *saver[T] {
-	s := &saver[T]{store: store, log: log, given: stored, lists: make(chan []T, 1), done: make(chan struct{})}
+	s := &saver[T]{
+		store: store,
+		log:   log,
+		given: stored,
+		lists: make(chan []T, 1),
+		done:  make(chan struct{}),
+	}
 	go s.run()
 	return s
 }

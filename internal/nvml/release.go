@@ -42,8 +42,11 @@ type gate struct {
 
 func newGate() *gate {
 	return &gate{
-		reopen: make(chan struct{}, 1), released: map[string]int{}, looked: map[int]bool{}, handles: map[Device]int{},
-		changed: make(chan struct{}),
+		reopen:   make(chan struct{}, 1),
+		released: map[string]int{},
+		looked:   map[int]bool{},
+		handles:  map[Device]int{},
+		changed:  make(chan struct{}),
 	}
 }
 
@@ -84,7 +87,8 @@ func (g *gate) call(call Call, do func() (any, error)) (any, error) {
 
 // end counts the end of a session. It must be called with the lock.
 func (g *gate) end() {
-	if g.opened = max(0, g.opened-1); g.opened == 0 {
+	g.opened = max(0, g.opened-1)
+	if g.opened == 0 {
 		clear(g.looked)
 		clear(g.handles)
 		g.allLooked = false
@@ -339,7 +343,8 @@ func (n *Node) Release(ctx context.Context, gpu string) (index int, err error) {
 	known := false
 	ended := n.request(ctx, func(p *publisher) {
 		var state *gpuState
-		if state, known = p.tracker.gpus[gpu]; known && state.listed {
+		state, known = p.tracker.gpus[gpu]
+		if known && state.listed {
 			index = state.driverIndex
 		}
 		p.handleMonitors(map[string]string{gpu: "it is released"})

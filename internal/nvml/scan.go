@@ -143,7 +143,13 @@ var errListedTwice = errors.New("the driver lists one GPU twice")
 // newScanner returns a scanner that knows no GPU. lost may come from a scanner
 // of an earlier session with the driver.
 func newScanner(lib Library, lost map[string]bool) *scanner {
-	return &scanner{lib: lib, topology: topology{lib: lib, levels: map[[2]Device]string{}}, lost: lost, handles: map[string]Device{}, results: make(chan result)}
+	return &scanner{
+		lib:      lib,
+		topology: topology{lib: lib, levels: map[[2]Device]string{}},
+		lost:     lost,
+		handles:  map[string]Device{},
+		results:  make(chan result),
+	}
 }
 
 // scan reads every GPU that the driver lists. It fails as a whole only when the
@@ -254,7 +260,12 @@ func (s *scanner) merge(results []result) scanResult {
 			seen[uuid] = true
 		}
 	}
-	scanned := scanResult{complete: true, unreadable: map[string]finding{}, pending: map[string]bool{}, refused: map[string]bool{}}
+	scanned := scanResult{
+		complete:   true,
+		unreadable: map[string]finding{},
+		pending:    map[string]bool{},
+		refused:    map[string]bool{},
+	}
 	var problems []error
 	for _, r := range results {
 		before := r.gpu
@@ -345,11 +356,13 @@ func (i *gpuIndex) read(lib Library, whole bool, handles map[string]Device) resu
 	r := result{gpuIndex: i, keep: i.gpu}
 	if i.gpu != nil {
 		if !whole {
-			if r.reading, r.err = i.gpu.probe(lib); r.err == nil {
+			r.reading, r.err = i.gpu.probe(lib)
+			if r.err == nil {
 				return r
 			}
 		}
-		if r.reading, r.err = i.gpu.read(lib); r.err == nil {
+		r.reading, r.err = i.gpu.read(lib)
+		if r.err == nil {
 			return r
 		}
 		if _, hung := errors.AsType[*AbandonedError](r.err); hung {

@@ -42,7 +42,9 @@ type tracker struct {
 func newTracker(released func(gpu string) (driverIndex int, released bool)) *tracker {
 	return &tracker{
 		released: released,
-		gpus:     map[string]*gpuState{}, handles: map[Device]string{}, known: map[string]KnownGPU{},
+		gpus:     map[string]*gpuState{},
+		handles:  map[Device]string{},
+		known:    map[string]KnownGPU{},
 		counters: &counters{transitions: map[sharing.TransitionCount]sharing.TransitionCount{}, xids: map[sharing.XIDCount]sharing.XIDCount{}},
 	}
 }
@@ -170,7 +172,11 @@ func (t *tracker) addMissing(at moment) {
 // knownGPUs is what to keep for a restart, by index.
 func (t *tracker) knownGPUs() []KnownGPU {
 	for uuid, gpu := range t.gpus {
-		known := KnownGPU{GPU: gpu.gpu, Boot: t.boot, Provisional: t.known[uuid].Provisional}
+		known := KnownGPU{
+			GPU:         gpu.gpu,
+			Boot:        t.boot,
+			Provisional: t.known[uuid].Provisional,
+		}
 		known.Links = nil
 		t.known[uuid] = known
 	}
@@ -188,7 +194,11 @@ func (t *tracker) uuids() []string { return slices.Sorted(maps.Keys(t.gpus)) }
 // find it.
 func (t *tracker) addEvent(e receivedEvent, at moment) (uuid string, r errorReport, action sharing.ErrorAction, assigned bool) {
 	found, action := classify(e.Event, at.rules)
-	r = errorReport{event: e.Event, kind: reportedSuspect, finding: found}
+	r = errorReport{
+		event:   e.Event,
+		kind:    reportedSuspect,
+		finding: found,
+	}
 	uuid = cmp.Or(e.uuid, t.handles[e.Device]) // A handle may stand for another GPU than it did.
 	if uuid == "" && action != sharing.IgnoreError {
 		action = sharing.SuspectError
@@ -298,7 +308,14 @@ func (t *tracker) fatalErrors(boot string) []FatalHealth {
 			if len(h.fatal) == 0 {
 				continue
 			}
-			f := FatalHealth{GPU: uuid, Unit: unit, Since: h.since.UTC().Round(0), Boot: boot, Driver: t.driver, Marks: gpu.marks}
+			f := FatalHealth{
+				GPU:    uuid,
+				Unit:   unit,
+				Since:  h.since.UTC().Round(0),
+				Boot:   boot,
+				Driver: t.driver,
+				Marks:  gpu.marks,
+			}
 			for _, found := range h.fatal {
 				f.Reasons, f.XIDs = append(f.Reasons, found.text), append(f.XIDs, found.xid)
 			}
@@ -405,7 +422,11 @@ func (g *gpuState) addReading(r reading, at moment) {
 		g.recovery, g.recoveryKnown = r.recovery, true
 	}
 	if advice := adviceOf(g.recovery); advice.asks != "" && !advice.harmless && at.rules.XID(sharing.RecoveryActionChanged) != sharing.IgnoreError {
-		r.found(r.gpu.UUID, finding{cause: sharing.CauseProbe, text: "the driver asks for " + advice.asks, todo: advice.todo})
+		r.found(r.gpu.UUID, finding{
+			cause: sharing.CauseProbe,
+			text:  "the driver asks for " + advice.asks,
+			todo:  advice.todo,
+		})
 	}
 	var hindrances []finding
 	if r.fabricKnown {
@@ -532,7 +553,11 @@ func (g *gpuState) observe(unit string, o observation, at moment) {
 	if after.state == before.state {
 		return
 	}
-	change := healthChange{UnitHealth: g.health(unit, at.rules), From: before.state, Cause: after.cause}
+	change := healthChange{
+		UnitHealth: g.health(unit, at.rules),
+		From:       before.state,
+		Cause:      after.cause,
+	}
 	change.Reason = cmp.Or(change.Reason, before.reason())
 	g.counters.addChange(change)
 }
@@ -541,7 +566,12 @@ func (g *gpuState) observe(unit string, o observation, at moment) {
 func (g *gpuState) health(unit string, rules sharing.HealthRules) sharing.UnitHealth {
 	h := g.units[unit]
 	return sharing.UnitHealth{
-		Unit: unit, GPU: g.gpu.UUID, Index: g.index(unit), State: h.state, Reason: h.reason(), Since: h.since,
+		Unit:        unit,
+		GPU:         g.gpu.UUID,
+		Index:       g.index(unit),
+		State:       h.state,
+		Reason:      h.reason(),
+		Since:       h.since,
 		Explanation: h.explain(g.celsius, g.safe, rules),
 	}
 }
@@ -600,7 +630,12 @@ type counters struct {
 }
 
 func (c *counters) addChange(change healthChange) {
-	key := sharing.TransitionCount{GPU: change.GPU, From: change.From, To: change.State, Cause: change.Cause}
+	key := sharing.TransitionCount{
+		GPU:   change.GPU,
+		From:  change.From,
+		To:    change.State,
+		Cause: change.Cause,
+	}
 	counted := key
 	counted.Count = c.transitions[key].Count + 1
 	c.transitions[key] = counted
@@ -612,7 +647,11 @@ func (c *counters) addXID(gpu string, code uint64, action sharing.ErrorAction, r
 	if _, known := rules.XIDs[code]; known {
 		name = strconv.FormatUint(code, 10)
 	}
-	key := sharing.XIDCount{GPU: gpu, XID: name, Action: action}
+	key := sharing.XIDCount{
+		GPU:    gpu,
+		XID:    name,
+		Action: action,
+	}
 	counted := key
 	counted.Count = c.xids[key].Count + 1
 	c.xids[key] = counted

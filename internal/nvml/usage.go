@@ -23,7 +23,11 @@ type Meter struct {
 // NewMeter returns a meter that reads through the library.
 func NewMeter(lib Library) *Meter {
 	lib = withDeadlines(lib)
-	return &Meter{lib: apart(lib), counters: apart(lib), count: newPendingCall[int]()}
+	return &Meter{
+		lib:      apart(lib),
+		counters: apart(lib),
+		count:    newPendingCall[int](),
+	}
 }
 
 // Read returns the use of each GPU that answers within two seconds, by UUID. A
@@ -56,7 +60,11 @@ func (m *Meter) Read(ctx context.Context) (gpus []sharing.GPUUtilization, err er
 	}
 	for len(m.gpus) < count {
 		index := len(m.gpus)
-		m.gpus = append(m.gpus, &gpuMeter{index: index, pendingCall: newPendingCall[measurement](), errors: newErrorMeter(index)})
+		m.gpus = append(m.gpus, &gpuMeter{
+			index:       index,
+			pendingCall: newPendingCall[measurement](),
+			errors:      newErrorMeter(index),
+		})
 	}
 	m.gpus = m.gpus[:count]
 	for _, g := range m.gpus {
@@ -136,7 +144,8 @@ func (g *gpuMeter) measure(lib Library) (m measurement, err error) {
 	}()
 	fresh := !g.found
 	if fresh {
-		if g.device, err = lib.DeviceGetHandleByIndex(g.index); err != nil {
+		g.device, err = lib.DeviceGetHandleByIndex(g.index)
+		if err != nil {
 			return m, err
 		}
 		uuid, err := lib.DeviceGetUUID(g.device)
@@ -164,7 +173,9 @@ func (g *gpuMeter) measure(lib Library) (m measurement, err error) {
 		m.use.Celsius = new(float64(celsius))
 	}
 	if reasons, err := lib.DeviceGetCurrentClocksEventReasons(g.device); err == nil {
-		m.use.Throttled, m.use.ThrottleKnown, m.use.ClockReasons = reasons.throttles(), true, reasons.names()
+		m.use.Throttled = reasons.throttles()
+		m.use.ThrottleKnown = true
+		m.use.ClockReasons = reasons.names()
 	}
 	if milliwatts, err := lib.DeviceGetPowerUsage(g.device); err == nil {
 		m.use.Watts = new(float64(milliwatts) / 1000)
@@ -173,7 +184,11 @@ func (g *gpuMeter) measure(lib Library) (m measurement, err error) {
 		m.use.Joules = new(float64(millijoules) / 1000)
 	}
 	if rows, err := lib.DeviceGetRemappedRows(g.device); err == nil {
-		m.use.Rows = &sharing.RemappedRows{Correctable: float64(rows.Correctable), Uncorrectable: float64(rows.Uncorrectable), Failed: rows.Failed}
+		m.use.Rows = &sharing.RemappedRows{
+			Correctable:   float64(rows.Correctable),
+			Uncorrectable: float64(rows.Uncorrectable),
+			Failed:        rows.Failed,
+		}
 	}
 	if rates, err := lib.DeviceGetUtilizationRates(g.device); err == nil && rates.GPU >= 0 && rates.GPU <= 100 {
 		m.use.SM = new(float64(rates.GPU) / 100)

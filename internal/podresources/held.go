@@ -142,7 +142,13 @@ func (s *Source) claimedFrom(pod *api.PodResources, container string, claim *api
 	for driver := range devices {
 		if units, anyGPU := s.options.Claimed(driver, devices[driver], names[driver]); len(units) > 0 {
 			held = append(held, sharing.Allocation{
-				Namespace: pod.Namespace, Pod: pod.Name, Container: container, Resource: driver, Devices: units, Claim: claim.ClaimName, AnyGPU: anyGPU,
+				Namespace: pod.Namespace,
+				Pod:       pod.Name,
+				Container: container,
+				Resource:  driver,
+				Devices:   units,
+				Claim:     claim.ClaimName,
+				AnyGPU:    anyGPU,
 			})
 		}
 	}
@@ -277,7 +283,11 @@ func merge(listed []*api.PodResources, entries []Entry) []sharing.Allocation {
 	owners := map[device]sharing.Container{}
 	for _, pod := range listed {
 		for _, container := range pod.Containers {
-			by := sharing.Container{Namespace: pod.Namespace, Pod: pod.Name, Name: container.Name}
+			by := sharing.Container{
+				Namespace: pod.Namespace,
+				Pod:       pod.Name,
+				Name:      container.Name,
+			}
 			for resource, ids := range devicesByResource(slices.Values(container.Devices)) {
 				for _, id := range ids {
 					owners[device{resource, id}] = by
@@ -306,7 +316,13 @@ func merge(listed []*api.PodResources, entries []Entry) []sharing.Allocation {
 }
 
 func allocation(by sharing.Container, resource string, ids []string) sharing.Allocation {
-	return sharing.Allocation{Namespace: by.Namespace, Pod: by.Pod, Container: by.Name, Resource: resource, Devices: ids}
+	return sharing.Allocation{
+		Namespace: by.Namespace,
+		Pod:       by.Pod,
+		Container: by.Name,
+		Resource:  resource,
+		Devices:   ids,
+	}
 }
 
 // identify finds the pods behind the checkpoint's UIDs, by a container of the same

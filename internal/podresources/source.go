@@ -123,9 +123,11 @@ func New(options Options) *Source {
 		logger:  options.Logger.With("component", "podresources"),
 		// The kubelet answers 100 calls a second, in bursts of 10, all of its clients together. This
 		// takes at most 60 of them, in bursts of 9.
-		limiter: rate.NewLimiter(20, 5), urgent: rate.NewLimiter(40, 4),
-		allocatables: newShared[map[string][]string](), holders: newShared[[]sharing.Allocation](),
-		connectErr: errNoSocket,
+		limiter:      rate.NewLimiter(20, 5),
+		urgent:       rate.NewLimiter(40, 4),
+		allocatables: newShared[map[string][]string](),
+		holders:      newShared[[]sharing.Allocation](),
+		connectErr:   errNoSocket,
 	}
 	if options.Socket != "" {
 		s.connection, s.connectErr = connect(options.Socket, options.Timeout)
@@ -157,7 +159,12 @@ func connect(socket string, timeout time.Duration) (*grpc.ClientConn, error) {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 		// gRPC's default backoff grows to two minutes; a kubelet is away for seconds.
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
+			Backoff: backoff.Config{
+				BaseDelay:  50 * time.Millisecond,
+				Multiplier: 1.6,
+				Jitter:     0.2,
+				MaxDelay:   time.Second,
+			},
 			MinConnectTimeout: timeout,
 		}))
 }

@@ -228,7 +228,8 @@ func (m *Manager) Load(ctx context.Context) (closed bool) {
 			over = true
 			continue
 		}
-		if paused = paused || r.Pause; r.Pause {
+		paused = paused || r.Pause
+		if r.Pause {
 			r.Until = time.Now().Add(pauseLimit).Round(0)
 		}
 		if r.State == Released { // One that still waits may have holders: the GPU is watched until they are gone.
@@ -319,7 +320,11 @@ func (m *Manager) Reservations() (list []units.Reservation) {
 		switch {
 		case r.State == Restored:
 		case r.Pause:
-			list = append(list, units.Reservation{Purpose: units.Pause, GPU: r.GPU, Text: cmp.Or(r.Why, unknownPause)})
+			list = append(list, units.Reservation{
+				Purpose: units.Pause,
+				GPU:     r.GPU,
+				Text:    cmp.Or(r.Why, unknownPause),
+			})
 		default:
 			text := fmt.Sprintf("GPU %d (%s) "+nodereport.ReleasedUntil+"%s, or until virgate gpu restore",
 				r.Index, r.GPU, r.Until.UTC().Format("15:04 MST"))
@@ -443,7 +448,8 @@ func (m *Manager) run(ctx context.Context, r *release) {
 			index, waits := now.DriverIndex, m.waits(ctx, now.GPU)
 			if len(waits) == 0 {
 				var err error
-				if index, err = m.Releaser.Release(ctx, now.GPU); err != nil {
+				index, err = m.Releaser.Release(ctx, now.GPU)
+				if err != nil {
 					waits = []string{err.Error()}
 					failures++
 					next = tryPause(failures)
@@ -452,7 +458,9 @@ func (m *Manager) run(ctx context.Context, r *release) {
 			pause = min(pause, next)
 			switch {
 			case len(waits) == 0:
-				now.State, pause, failures = Released, 0, 0
+				now.State = Released
+				pause = 0
+				failures = 0
 				log.Info("GPU released, nvidia-smi --gpu-reset can run", "pci", now.PCIBusID)
 			case !slices.Equal(waits, now.Waits):
 				log.Info("GPU not released yet", "waits", waits)
@@ -470,7 +478,10 @@ func (m *Manager) run(ctx context.Context, r *release) {
 				log.Error("GPU reset, and its persistence mode not turned on", "error", err)
 			}
 			m.set(r, func(r *Release) {
-				r.Reset, r.WasReset, r.Problem, r.Until = false, wasReset, message(err), time.Now()
+				r.Reset = false
+				r.WasReset = wasReset
+				r.Problem = message(err)
+				r.Until = time.Now()
 			})
 		}
 		select {
@@ -565,8 +576,14 @@ func (m *Manager) put(gpu sharing.GPU) *release {
 	r := m.gpus[gpu.UUID]
 	if r == nil || r.State == Restored {
 		r = &release{
-			Release: Release{GPU: gpu.UUID, Index: gpu.Index, PCIBusID: gpu.PCIBusID, DriverIndex: -1, State: Waiting},
-			wake:    make(chan struct{}, 1),
+			Release: Release{
+				GPU:         gpu.UUID,
+				Index:       gpu.Index,
+				PCIBusID:    gpu.PCIBusID,
+				DriverIndex: -1,
+				State:       Waiting,
+			},
+			wake: make(chan struct{}, 1),
 		}
 		m.gpus[gpu.UUID] = r
 	}
@@ -680,7 +697,10 @@ func (m *Manager) releaseAll(pause Pause) (another bool) {
 			continue
 		}
 		r = m.put(gpu)
-		r.Pause, r.Why, r.Until, changed = true, pause.Text(), time.Now().Add(pauseLimit).Round(0), true
+		r.Pause = true
+		r.Why = pause.Text()
+		r.Until = time.Now().Add(pauseLimit).Round(0)
+		changed = true
 		notify(r.wake)
 	}
 	if changed {
@@ -748,7 +768,8 @@ func (m *Manager) Handler() http.Handler {
 			answer, err = m.restore(selector)
 		case verb == "release" || verb == "reset":
 			var length time.Duration
-			if length, err = time.ParseDuration(r.FormValue("for")); err != nil {
+			length, err = time.ParseDuration(r.FormValue("for"))
+			if err != nil {
 				err = fmt.Errorf("for: expected a time such as 10m (got %q)", r.FormValue("for"))
 			} else {
 				answer, err = m.begin(selector, length, verb == "reset")

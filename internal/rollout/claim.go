@@ -97,7 +97,8 @@ type choice struct {
 // choose reads the rollouts and the Nodes, and changes nothing. The error says why a rollout of the
 // Spec could not begin.
 func (c *Client) choose(ctx context.Context, spec Spec) (chosen choice, err error) {
-	if chosen.Params, err = spec.params(c.Holder); err != nil {
+	chosen.Params, err = spec.params(c.Holder)
+	if err != nil {
 		return chosen, err
 	}
 	plans, err := c.plans(ctx)
@@ -123,7 +124,8 @@ func (c *Client) choose(ctx context.Context, spec Spec) (chosen choice, err erro
 	case len(ready) == 0:
 		return chosen, fmt.Errorf("none of %d nodes can follow now:\n%s", len(unready), summary(chosen.unready))
 	}
-	if chosen.Max, err = ParseMax(spec.MaxUnavailable, len(ready)); err != nil {
+	chosen.Max, err = ParseMax(spec.MaxUnavailable, len(ready))
+	if err != nil {
 		return chosen, fmt.Errorf("--max-unavailable: %w", err)
 	}
 	return chosen, nil
@@ -211,7 +213,8 @@ func (c *Client) takeFrom(ctx context.Context, ended, p plan) error {
 		if err == nil || !gone(err) {
 			return err
 		}
-		if ended, err = c.plan(ctx, ended.ID); errors.Is(err, errNone) {
+		ended, err = c.plan(ctx, ended.ID)
+		if errors.Is(err, errNone) {
 			return nil
 		} else if err != nil {
 			return err
@@ -250,8 +253,15 @@ func (s Spec) params(holder string) (Params, error) {
 		return fmt.Errorf("%s: %s", what, problems[0])
 	}
 	p := Params{
-		Label: cmp.Or(s.Label, label), To: s.To, MIG: s.MIG, By: holder, Started: time.Now().UTC().Truncate(time.Second), Selector: s.Selector,
-		Timeout: int(s.Timeout / time.Second), Domain: cmp.Or(s.Domain, "nvidia.com"), AllowIll: s.AllowIll,
+		Label:    cmp.Or(s.Label, label),
+		To:       s.To,
+		MIG:      s.MIG,
+		By:       holder,
+		Started:  time.Now().UTC().Truncate(time.Second),
+		Selector: s.Selector,
+		Timeout:  int(s.Timeout / time.Second),
+		Domain:   cmp.Or(s.Domain, "nvidia.com"),
+		AllowIll: s.AllowIll,
 	}
 	if problems := validation.IsValidLabelValue(p.To); p.To == "" || len(problems) > 0 {
 		return p, problem(fmt.Sprintf("%q cannot be a label's value", p.To), append(problems, "it is empty"))
@@ -313,7 +323,8 @@ func (c *Client) releaseOne(ctx context.Context, n Node, id string) error {
 			return err
 		}
 		found := false
-		if n, found, err = c.get(ctx, n.Name, ""); err != nil || !found {
+		n, found, err = c.get(ctx, n.Name, "")
+		if err != nil || !found {
 			return err
 		}
 	}

@@ -62,7 +62,13 @@ func NewClient(config *rest.Config, namespace, holder string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Client{core: core, namespace: namespace, Holder: holder, lease: leaseTime, outwait: leaseTime}, nil
+	return &Client{
+		core:      core,
+		namespace: namespace,
+		Holder:    holder,
+		lease:     leaseTime,
+		outwait:   leaseTime,
+	}, nil
 }
 
 func (c *Client) notice(format string, arguments ...any) {
@@ -87,7 +93,8 @@ func (c *Client) list(ctx context.Context, keep func(*corev1.Node)) (version str
 		for i := range list.Items {
 			keep(&list.Items[i])
 		}
-		if next = list.Continue; next == "" {
+		next = list.Continue
+		if next == "" {
 			return list.ResourceVersion, nil
 		}
 	}
@@ -181,7 +188,8 @@ func (c *Client) plans(ctx context.Context) (plans []plan, err error) {
 			}
 			plans = append(plans, p)
 		}
-		if next = list.Continue; next == "" {
+		next = list.Continue
+		if next == "" {
 			break
 		}
 	}
@@ -497,9 +505,15 @@ func (c *Client) follow(
 		},
 	}
 	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(requests, plainLists{}), kind, s, cache.ReflectorOptions{
-		Name:    what,
-		Backoff: &wait.Backoff{Duration: 300 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 6, Cap: 10 * time.Second},
-		Logger:  &klog.Logger{},
+		Name: what,
+		Backoff: &wait.Backoff{
+			Duration: 300 * time.Millisecond,
+			Factor:   2,
+			Jitter:   1,
+			Steps:    6,
+			Cap:      10 * time.Second,
+		},
+		Logger: &klog.Logger{},
 	})
 	reflector.RunWithContext(klog.NewContext(ctx, klog.Logger{}))
 }

@@ -50,7 +50,8 @@ func (c *Client) writeHead(ctx context.Context, p plan, set func(*Head) error) (
 		if err == nil || !gone(err) {
 			return now, err
 		}
-		if p, err = c.plan(ctx, p.ID); err != nil {
+		p, err = c.plan(ctx, p.ID)
+		if err != nil {
 			return p, err
 		}
 	}
@@ -85,7 +86,9 @@ func (c *Client) Drive(ctx context.Context, id string, how Resume) (*Rollout, er
 			return err
 		}
 		// A pause that is still ahead stays.
-		at, ahead, first := r.PauseAt, false, -1
+		at := r.PauseAt
+		ahead := false
+		first := -1
 		for _, n := range r.Nodes {
 			ahead = ahead || n.Record.Wave < at && (n.Record.Place == Waiting || n.Record.Place == Pending)
 			if n.Record.Place == Waiting && (first < 0 || n.Record.Wave < first) {
@@ -144,7 +147,10 @@ func (d *driver) waitAgain(ctx context.Context, skip bool) error {
 			case record.Place == Failed && !record.Set:
 				record.Place, record.Reason = Waiting, ""
 			case record.Place == Failed, record.Place == Pending && record.Since.Before(now):
-				record.Place, record.Reason, record.Since, record.Applied = Pending, "", now, time.Time{}
+				record.Place = Pending
+				record.Reason = ""
+				record.Since = now
+				record.Applied = time.Time{}
 			default:
 				continue
 			}
@@ -174,7 +180,11 @@ func (c *Client) run(ctx context.Context, id string, begin func(context.Context,
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer stop()
-	d := &driver{Client: c, store: newStore(p.Domain), id: id}
+	d := &driver{
+		Client: c,
+		store:  newStore(p.Domain),
+		id:     id,
+	}
 	failures := make(chan error, 1)
 	failed := func(err error) {
 		select {
@@ -407,7 +417,8 @@ func (d *driver) write(ctx context.Context, writes []Write) error {
 		}
 		if gone(err) { // It is read again, and looked at again.
 			var found bool
-			if n, found, err = d.get(ctx, w.Node.Name, w.Record.Domain); err == nil && found {
+			n, found, err = d.get(ctx, w.Node.Name, w.Record.Domain)
+			if err == nil && found {
 				d.store.put(n)
 			} else if err == nil {
 				d.store.remove(w.Node.Name, w.Node.Version)

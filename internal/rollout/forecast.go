@@ -62,7 +62,14 @@ func (c *Client) Forecast(ctx context.Context, spec Spec, ask func(ctx context.C
 	if err != nil {
 		return Forecast{}, err
 	}
-	f := Forecast{Label: chosen.Label, To: chosen.To, MIG: chosen.MIG, Max: chosen.Max, Nodes: []NodeForecast{}, LeftOut: chosen.unready}
+	f := Forecast{
+		Label:   chosen.Label,
+		To:      chosen.To,
+		MIG:     chosen.MIG,
+		Max:     chosen.Max,
+		Nodes:   []NodeForecast{},
+		LeftOut: chosen.unready,
+	}
 	for i, n := range nodes {
 		node := NodeForecast{n.Name, i/f.Max + 1, said[n.Name]}
 		if f.MIG && node.LeftTo != "" {

@@ -98,9 +98,19 @@ func (r *Rollout) forward(now time.Time) (writes []Write, phase Phase, reason st
 // set is the write that gives the node a label, which nobody may have changed.
 func (n Node) set(label *string, place Place, now time.Time) Write {
 	record := *n.Record
-	record.Place, record.Reason, record.Set, record.Trusted = place, "", true, false
-	record.Since, record.Applied, record.Before = now, time.Time{}, n.said()
-	return Write{Node: n, Record: record, SetLabel: true, Label: label}
+	record.Place = place
+	record.Reason = ""
+	record.Set = true
+	record.Trusted = false
+	record.Since = now
+	record.Applied = time.Time{}
+	record.Before = n.said()
+	return Write{
+		Node:     n,
+		Record:   record,
+		SetLabel: true,
+		Label:    label,
+	}
 }
 
 // judge is what becomes of a node's Record by what the node says. Doubt says that a node that
@@ -160,7 +170,9 @@ func (r Record) judge(n Node, now time.Time) (next Record, doubt bool) {
 		case !r.AllowIll && said.Ill > r.Ill:
 			return fail("a new fault: %d devices cannot be given out, %d before", said.Ill, r.Ill)
 		case !r.follows(n, said, took):
-			next.Place, next.Since, next.Reason = Pending, now, "was done, and then: "+n.Says()
+			next.Place = Pending
+			next.Since = now
+			next.Reason = "was done, and then: " + n.Says()
 		default:
 			next.Ill = said.Ill
 		}
@@ -222,14 +234,17 @@ func (n Node) Says() string {
 // backward puts labels back where they are still the rollout's own. It stops at nothing: a
 // node that does not follow has its label all the same.
 func (r *Rollout) backward(now time.Time, atOnce bool) (writes []Write, phase Phase, reason string) {
-	underWay, left, open := 0, 0, false
+	underWay := 0
+	left := 0
+	open := false
 	for _, n := range r.Nodes {
 		record := *n.Record
 		switch record.Place {
 		case Pending:
 			underWay++ // It is, whether or not it gets its label back.
 		case Undoing:
-			if record = record.judgeBack(n, now, atOnce); record != *n.Record {
+			record = record.judgeBack(n, now, atOnce)
+			if record != *n.Record {
 				writes = append(writes, Write{Node: n, Record: record})
 			}
 			underWay, open = underWay+1, true // Until it is written that it is not.

@@ -96,7 +96,11 @@ func (p plan) configMap(namespace string) *corev1.ConfigMap {
 func planOf(object *corev1.ConfigMap) (plan, error) {
 	p := plan{version: object.ResourceVersion}
 	var groups []group
-	for key, into := range map[string]any{paramsKey: &p.Params, headKey: &p.Head, nodesKey: &groups} {
+	for key, into := range map[string]any{
+		paramsKey: &p.Params,
+		headKey:   &p.Head,
+		nodesKey:  &groups,
+	} {
 		decoder := json.NewDecoder(bytes.NewBufferString(object.Data[key]))
 		decoder.DisallowUnknownFields()
 		if err := decoder.Decode(into); err != nil {

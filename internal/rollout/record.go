@@ -198,7 +198,12 @@ func (n Node) label(name string) *string {
 }
 
 func (n Node) said() Said {
-	said := Said{State: n.State, Profile: n.Applied, Generation: n.Generation, Layout: n.LayoutState}
+	said := Said{
+		State:      n.State,
+		Profile:    n.Applied,
+		Generation: n.Generation,
+		Layout:     n.LayoutState,
+	}
 	if at := n.Condition.LastHeartbeatTime; !at.IsZero() {
 		said.Heartbeat = at.UTC().Format(time.RFC3339)
 	}

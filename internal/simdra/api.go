@@ -79,9 +79,16 @@ func ServeAPI(ctx context.Context, listener net.Listener, driver, node string, m
 	}
 	metav1.AddToGroupVersion(scheme, metav1.SchemeGroupVersion)
 	a := &API{
-		driver: driver, node: node, misuse: misuse, address: listener.Addr().String(),
-		codecs: serializer.NewCodecFactory(scheme), version: 10, changed: make(chan struct{}), NodeUID: "node-uid",
-		Slices: map[string]resourceapi.ResourceSlice{}, Claims: map[string]*resourceapi.ResourceClaim{},
+		driver:  driver,
+		node:    node,
+		misuse:  misuse,
+		address: listener.Addr().String(),
+		codecs:  serializer.NewCodecFactory(scheme),
+		version: 10,
+		changed: make(chan struct{}),
+		NodeUID: "node-uid",
+		Slices:  map[string]resourceapi.ResourceSlice{},
+		Claims:  map[string]*resourceapi.ResourceClaim{},
 	}
 	server := &http.Server{Handler: a, ReadHeaderTimeout: time.Minute}
 	context.AfterFunc(ctx, func() { _ = server.Close() })
@@ -216,7 +223,9 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.check(r, true)
 		a.Lists++
 		answer(w, http.StatusOK, resourceapi.ResourceSliceList{
-			TypeMeta: typeOf("ResourceSliceList"), ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(a.version)}, Items: a.Sorted(),
+			TypeMeta: typeOf("ResourceSliceList"),
+			ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(a.version)},
+			Items:    a.Sorted(),
 		})
 	case r.Method == http.MethodPost || r.Method == http.MethodPut && one:
 		a.serveWrite(w, r, name, body)
@@ -334,6 +343,10 @@ func answer(w http.ResponseWriter, status int, body any) {
 
 func refuse(w http.ResponseWriter, status int, reason metav1.StatusReason) {
 	answer(w, status, metav1.Status{
-		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Message: "refused by the simulation", Reason: reason, Code: int32(status),
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+		Status:   "Failure",
+		Message:  "refused by the simulation",
+		Reason:   reason,
+		Code:     int32(status),
 	})
 }

@@ -50,7 +50,13 @@ func (a *API) Allocate(name string, request Request) (*resourceapi.ResourceClaim
 		if !fits {
 			continue
 		}
-		result := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: a.driver, Pool: s.pool, Device: device.Name, ConsumedCapacity: consumed}
+		result := resourceapi.DeviceRequestAllocationResult{
+			Request:          "gpu",
+			Driver:           a.driver,
+			Pool:             s.pool,
+			Device:           device.Name,
+			ConsumedCapacity: consumed,
+		}
 		if device.AllowMultipleAllocations != nil {
 			a.version++
 			result.ShareID = new(types.UID("share-" + strconv.Itoa(a.version)))
@@ -63,9 +69,13 @@ func (a *API) Allocate(name string, request Request) (*resourceapi.ResourceClaim
 	}
 	a.version++
 	claim := &resourceapi.ResourceClaim{
-		TypeMeta:   typeOf("ResourceClaim"),
-		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name, UID: types.UID("claim-" + strconv.Itoa(a.version))},
-		Status:     resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}}},
+		TypeMeta: typeOf("ResourceClaim"),
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: metav1.NamespaceDefault,
+			Name:      name,
+			UID:       types.UID("claim-" + strconv.Itoa(a.version)),
+		},
+		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}}},
 	}
 	a.Claims[claim.Namespace+"/"+name] = claim
 	return claim, nil
@@ -196,7 +206,8 @@ func Register(ctx context.Context, registry string) (*Kubelet, error) {
 	var doors []string
 	for len(doors) == 0 {
 		var err error
-		if doors, err = filepath.Glob(filepath.Join(registry, "*-reg.sock")); err != nil {
+		doors, err = filepath.Glob(filepath.Join(registry, "*-reg.sock"))
+		if err != nil {
 			return nil, err
 		}
 		select {
@@ -264,5 +275,9 @@ func (k *Kubelet) Unprepare(ctx context.Context, claim *resourceapi.ResourceClai
 }
 
 func asked(claim *resourceapi.ResourceClaim) *drapb.Claim {
-	return &drapb.Claim{Namespace: claim.Namespace, Name: claim.Name, Uid: string(claim.UID)}
+	return &drapb.Claim{
+		Namespace: claim.Namespace,
+		Name:      claim.Name,
+		Uid:       string(claim.UID),
+	}
 }

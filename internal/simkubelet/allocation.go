@@ -23,7 +23,12 @@ type admission struct {
 }
 
 func newAdmission(k *Kubelet, p *process, pod *pod) *admission {
-	return &admission{kubelet: k, process: p, pod: pod, devicesToReuse: map[string]idSet{}}
+	return &admission{
+		kubelet:        k,
+		process:        p,
+		pod:            pod,
+		devicesToReuse: map[string]idSet{},
+	}
 }
 
 // run admits the containers, init containers first, one resource at a time. A real
@@ -78,7 +83,11 @@ func (a *admission) allocate(ctx context.Context, container Container, resource 
 		return err
 	}
 	p.podDevices[allocationKey{a.pod.uid, container.Name, resource}] = newDeviceAllocateInfo(chosen, p.devices[resource].all, response.ContainerResponses[0])
-	event := Event{Kind: Allocated, Resource: resource, Pod: a.pod.uid}
+	event := Event{
+		Kind:     Allocated,
+		Resource: resource,
+		Pod:      a.pod.uid,
+	}
 	for _, id := range sets.List(chosen) {
 		event.Devices = append(event.Devices, Device{ID: id, Healthy: p.devices[resource].healthy.Has(id)})
 	}

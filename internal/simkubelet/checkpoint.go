@@ -57,8 +57,11 @@ func (p *process) saveCheckpoint(dir string) error {
 			return fmt.Errorf("marshal response for %s: %w", key.container, err)
 		}
 		data.PodDeviceEntries = append(data.PodDeviceEntries, podDevicesEntry{
-			PodUID: key.podUID, ContainerName: key.container, ResourceName: key.resource,
-			DeviceIDs: info.byNode, AllocResp: response,
+			PodUID:        key.podUID,
+			ContainerName: key.container,
+			ResourceName:  key.resource,
+			DeviceIDs:     info.byNode,
+			AllocResp:     response,
 		})
 	}
 	for resource, devices := range p.devices {

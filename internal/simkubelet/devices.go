@@ -24,7 +24,11 @@ type deviceList struct {
 }
 
 func newDeviceList(list []*api.Device) *deviceList {
-	d := &deviceList{all: make(map[string]*api.Device, len(list)), healthy: idSet{}, unhealthy: idSet{}}
+	d := &deviceList{
+		all:       make(map[string]*api.Device, len(list)),
+		healthy:   idSet{},
+		unhealthy: idSet{},
+	}
 	for _, device := range list {
 		d.all[device.ID] = device
 		if device.Health == api.Healthy {
@@ -64,7 +68,11 @@ func (k *Kubelet) receiveList(p *process, resource string, list []*api.Device) {
 	before := p.devices[resource]
 	p.devices[resource] = newDeviceList(list)
 	k.counter(resource).Lists++
-	k.notify(Event{Kind: ListReceived, Resource: resource, Devices: toDevices(list)})
+	k.notify(Event{
+		Kind:     ListReceived,
+		Resource: resource,
+		Devices:  toDevices(list),
+	})
 	for _, message := range checkList(resource, before, list, k.heldByPods(p)[resource]) {
 		k.violation("%s", message)
 	}

@@ -48,9 +48,13 @@ type Kubelet struct {
 func New(options Options) *Kubelet {
 	options = options.withDefaults()
 	return &Kubelet{
-		options: options, logger: options.Logger.With("component", "simkubelet"), changed: make(chan struct{}),
-		lifecycle: semaphore.NewWeighted(1), admission: semaphore.NewWeighted(1),
-		pods: map[podKey]*pod{}, counters: map[string]*Resource{},
+		options:   options,
+		logger:    options.Logger.With("component", "simkubelet"),
+		changed:   make(chan struct{}),
+		lifecycle: semaphore.NewWeighted(1),
+		admission: semaphore.NewWeighted(1),
+		pods:      map[podKey]*pod{},
+		counters:  map[string]*Resource{},
 	}
 }
 

@@ -104,7 +104,10 @@ func dynamicResource(namespace string, claim Claim) *podresources.DynamicResourc
 			entries[device.Driver] = append(entries[device.Driver], &podresources.CDIDevice{Name: name})
 		}
 		described.ClaimResources = append(described.ClaimResources, &podresources.ClaimResource{
-			CdiDevices: slices.Clone(entries[device.Driver]), DriverName: device.Driver, PoolName: device.Pool, DeviceName: device.Name,
+			CdiDevices: slices.Clone(entries[device.Driver]),
+			DriverName: device.Driver,
+			PoolName:   device.Pool,
+			DeviceName: device.Name,
 		})
 	}
 	return described

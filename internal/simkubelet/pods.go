@@ -167,7 +167,12 @@ func (k *Kubelet) AddPod(ctx context.Context, spec Pod) (PodStatus, error) {
 		return PodStatus{}, fmt.Errorf("add pod %s: the name is in use", name)
 	}
 	k.podsAdded++
-	added := &pod{Pod: spec, uid: fmt.Sprintf("00000000-0000-4000-8000-%012d", k.podsAdded), added: k.podsAdded, phase: Pending}
+	added := &pod{
+		Pod:   spec,
+		uid:   fmt.Sprintf("00000000-0000-4000-8000-%012d", k.podsAdded),
+		added: k.podsAdded,
+		phase: Pending,
+	}
 	k.pods[key] = added
 	p.knownPods.Insert(added.uid)
 	k.unlock()
@@ -196,7 +201,8 @@ func (k *Kubelet) beginAdmission(ctx context.Context) (p *process, leave func(),
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if p = k.process; p == nil {
+	p = k.process
+	if p == nil {
 		k.admission.Release(1)
 		return nil, nil, ErrDown
 	}
@@ -211,7 +217,9 @@ func (k *Kubelet) beginAdmission(ctx context.Context) (p *process, leave func(),
 // errors.go; rejectPod in pkg/kubelet/kubelet.go). The caller holds the lock.
 func (k *Kubelet) reject(failed *pod, cause error) error {
 	rejection := &AdmissionError{fmt.Sprintf("Pod was rejected: Allocate failed due to %v, which is unexpected", cause), cause}
-	failed.phase, failed.message, failed.containersRunning = Failed, rejection.Message, false
+	failed.phase = Failed
+	failed.message = rejection.Message
+	failed.containersRunning = false
 	k.notify(Event{Kind: PodEnded, Pod: failed.uid})
 	return rejection
 }
@@ -253,7 +261,13 @@ func (k *Kubelet) podsInOrder() []*pod {
 // podStatus has no devices while the kubelet is down, because it is the kubelet's
 // memory that it shows. The caller holds the lock.
 func (k *Kubelet) podStatus(of *pod) PodStatus {
-	status := PodStatus{Namespace: of.Namespace, Name: of.Name, UID: of.uid, Phase: of.phase, Message: of.message}
+	status := PodStatus{
+		Namespace: of.Namespace,
+		Name:      of.Name,
+		UID:       of.uid,
+		Phase:     of.phase,
+		Message:   of.message,
+	}
 	for _, container := range of.Containers {
 		status.Containers = append(status.Containers, k.containerStatus(of, container.Name))
 	}

@@ -43,9 +43,14 @@ type process struct {
 
 func newProcess() *process {
 	return &process{
-		stopping: make(chan struct{}), clients: map[string]*client{}, connections: map[*client]struct{}{},
-		endpoints: map[string]*endpoint{}, devices: map[string]*deviceList{}, podDevices: podDevices{},
-		admitting: map[string]idSet{}, knownPods: idSet{},
+		stopping:    make(chan struct{}),
+		clients:     map[string]*client{},
+		connections: map[*client]struct{}{},
+		endpoints:   map[string]*endpoint{},
+		devices:     map[string]*deviceList{},
+		podDevices:  podDevices{},
+		admitting:   map[string]idSet{},
+		knownPods:   idSet{},
 	}
 }
 

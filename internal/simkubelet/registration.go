@@ -79,7 +79,11 @@ func (k *Kubelet) connect(ctx context.Context, p *process, resource, path string
 	if err != nil {
 		return err
 	}
-	c := &client{resource: resource, connection: connection, plugin: api.NewDevicePluginClient(connection)}
+	c := &client{
+		resource:   resource,
+		connection: connection,
+		plugin:     api.NewDevicePluginClient(connection),
+	}
 	k.lock()
 	p.clients[resource] = c
 	p.connections[c] = struct{}{}
@@ -239,6 +243,10 @@ func (k *Kubelet) streamClosed(c *client) {
 		counter := k.counter(c.resource)
 		counter.StreamsClosed++
 		counter.Streams--
-		k.notify(Event{Kind: StreamEnded, Resource: c.resource, ByKubelet: c.dropped})
+		k.notify(Event{
+			Kind:      StreamEnded,
+			Resource:  c.resource,
+			ByKubelet: c.dropped,
+		})
 	}
 }

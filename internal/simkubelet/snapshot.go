@@ -103,7 +103,11 @@ func (s Snapshot) String() string {
 }
 
 func (k *Kubelet) snapshot() Snapshot {
-	s := Snapshot{Up: k.process != nil, Resources: map[string]Resource{}, Violations: slices.Clone(k.violations)}
+	s := Snapshot{
+		Up:         k.process != nil,
+		Resources:  map[string]Resource{},
+		Violations: slices.Clone(k.violations),
+	}
 	for name, c := range k.counters {
 		s.Resources[name] = *c
 	}

@@ -146,7 +146,14 @@ func serve(ctx context.Context, env Environment, servers Servers, out io.Writer)
 	}
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	d := &daemon{env: env, servers: servers, out: out, percentage: 100, memory: map[string]string{}, changed: make(chan struct{})}
+	d := &daemon{
+		env:        env,
+		servers:    servers,
+		out:        out,
+		percentage: 100,
+		memory:     map[string]string{},
+		changed:    make(chan struct{}),
+	}
 	quit, done := context.WithCancel(ctx)
 	d.quit = done
 	var group sync.WaitGroup
@@ -308,7 +315,12 @@ func (d *daemon) haveServer(user int) error {
 		d.say("Server %d exited with status 1", pid)
 		return err
 	}
-	d.server = &server{pid: pid, user: user, percentage: d.percentage, memory: maps.Clone(d.memory)}
+	d.server = &server{
+		pid:        pid,
+		user:       user,
+		percentage: d.percentage,
+		memory:     maps.Clone(d.memory),
+	}
 	d.say("NEW SERVER %d: Ready", pid)
 	return nil
 }
@@ -512,7 +524,11 @@ const serverArgument = "--simulated-server"
 
 // Main is the program and returns its exit code. ctx ends as if it were killed.
 func Main(ctx context.Context, arguments []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	env := Environment{Device: os.Getenv("CUDA_VISIBLE_DEVICES"), Pipe: os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), Log: os.Getenv("CUDA_MPS_LOG_DIRECTORY")}
+	env := Environment{
+		Device: os.Getenv("CUDA_VISIBLE_DEVICES"),
+		Pipe:   os.Getenv("CUDA_MPS_PIPE_DIRECTORY"),
+		Log:    os.Getenv("CUDA_MPS_LOG_DIRECTORY"),
+	}
 	if _, err := os.Lstat(filepath.Join(filepath.Dir(env.Pipe), "shm")); err == nil { // The unit has one of its own.
 		env.Shm = shmDir
 	}

@@ -49,7 +49,13 @@ func (n *Node) InjectFault(call string, fault Fault) (end func()) {
 // InjectGPUFault is InjectFault for the calls that concern one GPU or its
 // partitions, even when the GPU's index changes later. Heal ends it.
 func (n *Node) InjectGPUFault(gpu int, call string, fault Fault) (end func(), err error) {
-	err = n.change(gpu, func(g *simGPU) { end = n.addFault(&injectedFault{call: call, gpu: g, fault: fault}) })
+	err = n.change(gpu, func(g *simGPU) {
+		end = n.addFault(&injectedFault{
+			call:  call,
+			gpu:   g,
+			fault: fault,
+		})
+	})
 	return end, err
 }
 
@@ -128,7 +134,8 @@ func (n *Node) call(call nvml.Call, do func() (any, error)) (any, error) {
 	default:
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		if err = n.check(call); err == nil {
+		err = n.check(call)
+		if err == nil {
 			answer, err = do()
 		}
 	}

@@ -115,9 +115,16 @@ type computeInstance struct {
 
 func (n *Node) newGPU(m model, numaNode int) *simGPU {
 	g := &simGPU{
-		model: m, ordinal: n.gpusMade, deviceMinor: n.gpusMade ^ 1, numaNode: numaNode, geometry: m.geometry(),
-		uuid: "GPU-" + nameUUID(fmt.Sprintf("%s/gpu/%d", n.name, n.gpusMade)), temperature: normalTemperature,
-		persistence: n.is("persistence"), meter: meter{milliwatts: normalPower, at: now()}, errors: map[nvml.MemoryErrorCounter]uint64{},
+		model:       m,
+		ordinal:     n.gpusMade,
+		deviceMinor: n.gpusMade ^ 1,
+		numaNode:    numaNode,
+		geometry:    m.geometry(),
+		uuid:        "GPU-" + nameUUID(fmt.Sprintf("%s/gpu/%d", n.name, n.gpusMade)),
+		temperature: normalTemperature,
+		persistence: n.is("persistence"),
+		meter:       meter{milliwatts: normalPower, at: now()},
+		errors:      map[nvml.MemoryErrorCounter]uint64{},
 	}
 	n.gpusMade++
 	n.bind(g)
@@ -191,7 +198,11 @@ func (c *computeInstance) profile() mig.Profile {
 // driver it reuses IDs.
 func (n *Node) addInstance(g *simGPU, info mig.ProfileInfo, at mig.Placement) *gpuInstance {
 	id := lowest(1, func(id int) bool { return g.instance(id) == nil })
-	i := &gpuInstance{id: id, info: info, placement: at}
+	i := &gpuInstance{
+		id:        id,
+		info:      info,
+		placement: at,
+	}
 	n.newInstanceHandles(g, i)
 	g.instances = append(g.instances, i)
 	return i
@@ -201,7 +212,11 @@ func (n *Node) addInstance(g *simGPU, info mig.ProfileInfo, at mig.Placement) *g
 func (n *Node) newInstanceHandles(g *simGPU, i *gpuInstance) {
 	i.handle = nvml.GPUInstance(n.handle(target{gpu: g, instance: i}))
 	for _, c := range i.computes {
-		c.instanceHandle = nvml.ComputeInstance(n.handle(target{gpu: g, instance: i, compute: c}))
+		c.instanceHandle = nvml.ComputeInstance(n.handle(target{
+			gpu:      g,
+			instance: i,
+			compute:  c,
+		}))
 	}
 }
 
@@ -210,13 +225,19 @@ func (n *Node) newInstanceHandles(g *simGPU, i *gpuInstance) {
 func (n *Node) addCompute(g *simGPU, i *gpuInstance, slices int) *computeInstance {
 	start, _ := i.findSlices(slices)
 	c := &computeInstance{
-		instance: i, start: start, slices: slices,
-		id:    lowest(0, func(id int) bool { return i.compute(id) == nil }),
-		index: lowest(0, func(index int) bool { return g.computeAt(index) == nil }),
-		uuid:  "MIG-" + nameUUID(fmt.Sprintf("%s/gpu/%d/mig/%d", n.name, g.ordinal, g.migDevicesMade)),
+		instance: i,
+		start:    start,
+		slices:   slices,
+		id:       lowest(0, func(id int) bool { return i.compute(id) == nil }),
+		index:    lowest(0, func(index int) bool { return g.computeAt(index) == nil }),
+		uuid:     "MIG-" + nameUUID(fmt.Sprintf("%s/gpu/%d/mig/%d", n.name, g.ordinal, g.migDevicesMade)),
 	}
 	c.handle = nvml.Device(n.handle(target{gpu: g, compute: c}))
-	c.instanceHandle = nvml.ComputeInstance(n.handle(target{gpu: g, instance: i, compute: c}))
+	c.instanceHandle = nvml.ComputeInstance(n.handle(target{
+		gpu:      g,
+		instance: i,
+		compute:  c,
+	}))
 	g.migDevicesMade++
 	i.computes = append(i.computes, c)
 	return c

@@ -18,7 +18,12 @@ func (n *Node) XID(gpu int, code uint64, gi, ci uint32) error {
 		if code == sharing.RecoveryActionChanged {
 			n.advise(g, nvml.RecoverReset)
 		}
-		n.emit(g, nvml.Event{Type: nvml.EventXIDCritical, Data: code, GI: gi, CI: ci})
+		n.emit(g, nvml.Event{
+			Type: nvml.EventXIDCritical,
+			Data: code,
+			GI:   gi,
+			CI:   ci,
+		})
 	})
 }
 
@@ -31,7 +36,11 @@ func (n *Node) Advise(gpu int, action uint32) error {
 func (n *Node) advise(g *simGPU, action uint32) {
 	if g.recovery != action {
 		g.recovery = action
-		n.emit(g, nvml.Event{Type: nvml.EventRecoveryAction, GI: nvml.WholeGPU, CI: nvml.WholeGPU})
+		n.emit(g, nvml.Event{
+			Type: nvml.EventRecoveryAction,
+			GI:   nvml.WholeGPU,
+			CI:   nvml.WholeGPU,
+		})
 	}
 }
 
@@ -50,7 +59,11 @@ func (n *Node) SetReady(state uint32) {
 // Unavailable has the GPU report that it is unavailable, as an event.
 func (n *Node) Unavailable(gpu int) error {
 	return n.change(gpu, func(g *simGPU) {
-		n.emit(g, nvml.Event{Type: nvml.EventGPUUnavailable, GI: nvml.WholeGPU, CI: nvml.WholeGPU})
+		n.emit(g, nvml.Event{
+			Type: nvml.EventGPUUnavailable,
+			GI:   nvml.WholeGPU,
+			CI:   nvml.WholeGPU,
+		})
 	})
 }
 
@@ -63,9 +76,17 @@ func (n *Node) ECC(gpu int, double bool) error {
 	}
 	return n.change(gpu, func(g *simGPU) {
 		for _, aggregate := range []bool{false, true} {
-			g.errors[nvml.MemoryErrorCounter{Uncorrected: double, Aggregate: aggregate, Location: nvml.DRAM}]++
+			g.errors[nvml.MemoryErrorCounter{
+				Uncorrected: double,
+				Aggregate:   aggregate,
+				Location:    nvml.DRAM,
+			}]++
 		}
-		n.emit(g, nvml.Event{Type: kind, GI: nvml.WholeGPU, CI: nvml.WholeGPU})
+		n.emit(g, nvml.Event{
+			Type: kind,
+			GI:   nvml.WholeGPU,
+			CI:   nvml.WholeGPU,
+		})
 	})
 }
 

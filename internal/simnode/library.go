@@ -78,7 +78,12 @@ func (n driver) DeviceGetUUID(d nvml.Device) (string, error) {
 func (n driver) DeviceGetMinorNumber(d nvml.Device) (int, error) { return n.gpu(d).deviceMinor, nil }
 
 func (n driver) DeviceGetPciInfo(d nvml.Device) (nvml.PCIInfo, error) {
-	return nvml.PCIInfo{BusID: n.gpu(d).busID(), DeviceID: uint32(n.gpu(d).PCI)<<16 | nvidia, Class: display3D, Binding: n.gpu(d).binding}, nil
+	return nvml.PCIInfo{
+		BusID:    n.gpu(d).busID(),
+		DeviceID: uint32(n.gpu(d).PCI)<<16 | nvidia,
+		Class:    display3D,
+		Binding:  n.gpu(d).binding,
+	}, nil
 }
 
 // display3D is the PCI class of a GPU without a display, as all models here are.
@@ -119,7 +124,11 @@ func (n driver) DeviceGetMemoryInfo(d nvml.Device) (nvml.MemoryInfo, error) {
 		total, used = g.memoryOf(c.instance.placement.Size), usedBy(c.processes)
 	}
 	used = min(used, total)
-	return nvml.MemoryInfo{Total: total, Free: total - used, Used: used}, nil
+	return nvml.MemoryInfo{
+		Total: total,
+		Free:  total - used,
+		Used:  used,
+	}, nil
 }
 
 func (n driver) DeviceGetArchitecture(d nvml.Device) (nvml.Architecture, error) {
@@ -143,7 +152,14 @@ func (n driver) DeviceGetTemperature(d nvml.Device) (int, error) { return n.gpu(
 
 // slowdowns are the temperatures at which boards of an architecture slow down. Those from Ada on are
 // the mock's of NVIDIA's k8s-test-infra for L40S, H100 and B200; of the others no table is public.
-var slowdowns = map[nvml.Architecture]int{nvml.Volta: 87, nvml.Turing: 93, nvml.Ampere: 89, nvml.Ada: 93, nvml.Hopper: 87, nvml.Blackwell: 90}
+var slowdowns = map[nvml.Architecture]int{
+	nvml.Volta:     87,
+	nvml.Turing:    93,
+	nvml.Ampere:    89,
+	nvml.Ada:       93,
+	nvml.Hopper:    87,
+	nvml.Blackwell: 90,
+}
 
 // slowdownMargin is the margin at which an H100 slows down (NVSentinel#1371).
 const slowdownMargin = -2

@@ -42,7 +42,9 @@ func (n driver) DeviceSetMigMode(d nvml.Device, on bool) (nvml.Return, error) {
 	case len(g.instances) > 0 || len(g.processes) > 0 || n.node.hasClient():
 		return nvml.InUse, nil
 	}
-	g.mig, g.computeMode, g.timeSlice = on, nvml.ComputeDefault, ""
+	g.mig = on
+	g.computeMode = nvml.ComputeDefault
+	g.timeSlice = ""
 	if n.node.is("moving-minors") {
 		free := func(minor int) bool {
 			return find(n.node.gpus, func(g *simGPU) bool { return g.deviceMinor == minor }) == nil
@@ -113,8 +115,12 @@ func (n driver) DeviceGetGpuInstanceProfileInfo(d nvml.Device, enum int) (nvml.G
 		return nvml.GPUInstanceProfile{}, nvml.NotSupported
 	}
 	return nvml.GPUInstanceProfile{
-		ID: info.ID, Slices: info.Profile.Slices, Instances: info.Max,
-		MemoryMB: g.memoryOf(info.Size) >> 20, Engines: g.figures(info), Name: info.Profile.String(),
+		ID:        info.ID,
+		Slices:    info.Profile.Slices,
+		Instances: info.Max,
+		MemoryMB:  g.memoryOf(info.Size) >> 20,
+		Engines:   g.figures(info),
+		Name:      info.Profile.String(),
 	}, nil
 }
 
@@ -183,7 +189,12 @@ func (n driver) DeviceCreateGpuInstanceWithPlacement(d nvml.Device, profile int,
 
 func (n driver) GpuInstanceGetInfo(handle nvml.GPUInstance) (nvml.GPUInstanceInfo, error) {
 	i := n.instance(handle)
-	return nvml.GPUInstanceInfo{ID: i.id, ProfileID: i.info.ID, Start: i.placement.Start, Size: i.placement.Size}, nil
+	return nvml.GPUInstanceInfo{
+		ID:        i.id,
+		ProfileID: i.info.ID,
+		Start:     i.placement.Start,
+		Size:      i.placement.Size,
+	}, nil
 }
 
 // GpuInstanceDestroy is IN_USE while there are compute instances, at the first call after
@@ -225,7 +236,11 @@ func (n driver) GpuInstanceGetComputeInstanceProfileInfo(handle nvml.GPUInstance
 	if err != nil {
 		return nvml.ComputeInstanceProfile{}, err
 	}
-	return nvml.ComputeInstanceProfile{ID: enum, Slices: count, Instances: i.info.Profile.Slices / count}, nil
+	return nvml.ComputeInstanceProfile{
+		ID:        enum,
+		Slices:    count,
+		Instances: i.info.Profile.Slices / count,
+	}, nil
 }
 
 // GpuInstanceGetComputeInstances are in the order of their creation.

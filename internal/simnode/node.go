@@ -55,9 +55,14 @@ type Node struct {
 
 func newNode(name string) *Node {
 	n := &Node{
-		name: name, targets: map[uint64]target{}, sets: map[nvml.EventSet]*eventSet{},
-		calls: map[string]int{}, containers: map[int]sharing.Container{}, mps: map[int]mpsRole{}, eventsChanged: make(chan struct{}),
-		driver: make(chan struct{}, 1),
+		name:          name,
+		targets:       map[uint64]target{},
+		sets:          map[nvml.EventSet]*eventSet{},
+		calls:         map[string]int{},
+		containers:    map[int]sharing.Container{},
+		mps:           map[int]mpsRole{},
+		eventsChanged: make(chan struct{}),
+		driver:        make(chan struct{}, 1),
 	}
 	n.Library = nvml.Intercept(driver{n}, n.call)
 	return n
@@ -116,8 +121,13 @@ func (n *Node) GPUs() []GPU {
 	gpus := make([]GPU, len(all))
 	for i, g := range all {
 		gpus[i] = GPU{
-			UUID: g.uuid, Index: slices.Index(n.gpus, g), MIG: g.mig, Lost: g.lost,
-			ComputeMode: g.computeMode, TimeSlice: g.timeSlice, Partitions: g.partitions(),
+			UUID:        g.uuid,
+			Index:       slices.Index(n.gpus, g),
+			MIG:         g.mig,
+			Lost:        g.lost,
+			ComputeMode: g.computeMode,
+			TimeSlice:   g.timeSlice,
+			Partitions:  g.partitions(),
 		}
 	}
 	return gpus
@@ -129,7 +139,10 @@ func (g *simGPU) partitions() []Partition {
 	var partitions []Partition
 	for _, c := range computes {
 		partitions = append(partitions, Partition{
-			UUID: c.uuid, Profile: c.profile().String(), GPUInstance: c.instance.id, ComputeInstance: c.id,
+			UUID:            c.uuid,
+			Profile:         c.profile().String(),
+			GPUInstance:     c.instance.id,
+			ComputeInstance: c.id,
 		})
 	}
 	return partitions

@@ -137,7 +137,11 @@ func (u *utilization) take(at uint64) {
 	u.sampled = at
 	for _, pid := range slices.Sorted(maps.Keys(u.percent)) {
 		if percent := u.percent[pid]; percent > 0 {
-			u.samples = append(u.samples, nvml.ProcessSample{PID: pid, Time: at, SM: percent})
+			u.samples = append(u.samples, nvml.ProcessSample{
+				PID:  pid,
+				Time: at,
+				SM:   percent,
+			})
 		}
 	}
 	u.samples = u.samples[max(0, len(u.samples)-samplesKept):]

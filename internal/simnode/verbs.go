@@ -47,41 +47,108 @@ type values map[string]any
 func (v values) number(name string) int { return v[name].(int) }
 
 var (
-	gpuArgument = Argument{Name: "gpu", Usage: "index of the GPU, as the driver counts now", parse: parseNumber}
-	giArgument  = Argument{Name: "gi", Usage: "ID of the GPU instance; without it the whole GPU",
-		Optional: true, absent: nvml.WholeGPU, parse: parseInstance}
-	ciArgument = Argument{Name: "ci", Usage: "ID of the compute instance; without it all of the GPU instance",
-		Optional: true, absent: nvml.WholeGPU, parse: parseInstance}
-	migArgument = Argument{Name: "mig", Usage: "index of the MIG device on the GPU; without it the GPU itself",
-		Optional: true, absent: WholeGPU, parse: parseNumber}
-	processArgument = Argument{Name: "pid", Usage: "process ID on the host", Positional: true, parse: parseNumber}
-	callArgument    = Argument{Name: "call", Usage: "NVML call without its prefix, for example DeviceGetMemoryInfo", Positional: true, parse: parseCall}
+	gpuArgument = Argument{
+		Name:  "gpu",
+		Usage: "index of the GPU, as the driver counts now",
+		parse: parseNumber,
+	}
+	giArgument = Argument{
+		Name:     "gi",
+		Usage:    "ID of the GPU instance; without it the whole GPU",
+		Optional: true,
+		absent:   nvml.WholeGPU,
+		parse:    parseInstance,
+	}
+	ciArgument = Argument{
+		Name:     "ci",
+		Usage:    "ID of the compute instance; without it all of the GPU instance",
+		Optional: true,
+		absent:   nvml.WholeGPU,
+		parse:    parseInstance,
+	}
+	migArgument = Argument{
+		Name:     "mig",
+		Usage:    "index of the MIG device on the GPU; without it the GPU itself",
+		Optional: true,
+		absent:   WholeGPU,
+		parse:    parseNumber,
+	}
+	processArgument = Argument{
+		Name:       "pid",
+		Usage:      "process ID on the host",
+		Positional: true,
+		parse:      parseNumber,
+	}
+	callArgument = Argument{
+		Name:       "call",
+		Usage:      "NVML call without its prefix, for example DeviceGetMemoryInfo",
+		Positional: true,
+		parse:      parseCall,
+	}
 )
 
 // Verbs are all verbs, in the order in which to show them.
 func Verbs() []Verb {
 	return []Verb{
 		{"xid", "make a GPU, or one of its partitions, report an XID error", []Argument{
-			gpuArgument, {Name: "code", Usage: "the XID", Positional: true, parse: parseNumber}, giArgument, ciArgument,
+			gpuArgument, {
+				Name:       "code",
+				Usage:      "the XID",
+				Positional: true,
+				parse:      parseNumber,
+			}, giArgument, ciArgument,
 		}, func(n *Node, v values) error {
 			return n.XID(v.number("gpu"), uint64(v.number("code")), v["gi"].(uint32), v["ci"].(uint32))
 		}},
 		{"ecc", "make a GPU report a memory error", []Argument{gpuArgument, {
-			Name: "kind", Usage: "corrected (a single-bit error) or uncorrected (a double-bit one); uncorrected when left out", Optional: true, absent: true, parse: parseError,
+			Name:     "kind",
+			Usage:    "corrected (a single-bit error) or uncorrected (a double-bit one); uncorrected when left out",
+			Optional: true,
+			absent:   true,
+			parse:    parseError,
 		}}, func(n *Node, v values) error { return n.ECC(v.number("gpu"), v["kind"].(bool)) }},
 		{"repair", "make a GPU need a reset to repair its memory", []Argument{gpuArgument}, onGPU((*Node).Repair)},
 		{"advise", "have the driver ask for a recovery action of a GPU", []Argument{gpuArgument, {
-			Name: "action", Usage: "none, reset, reboot, drain-p2p, drain-and-reset, imex, bus-reset, system-reboot, or another number of NVML's", Positional: true, parse: parseRecovery,
+			Name:       "action",
+			Usage:      "none, reset, reboot, drain-p2p, drain-and-reset, imex, bus-reset, system-reboot, or another number of NVML's",
+			Positional: true,
+			parse:      parseRecovery,
 		}}, func(n *Node, v values) error { return n.Advise(v.number("gpu"), uint32(v.number("action"))) }},
 		{"fabric", "set how far a GPU is in joining its fabric of NVLinks", []Argument{gpuArgument,
-			{Name: "state", Usage: "NVML's number: 0 not supported, 1 not started, 2 in progress, 3 completed", Positional: true, parse: parseNumber},
-			{Name: "status", Usage: "with which code that ended; 0 when left out", Optional: true, absent: 0, parse: parseNumber},
-			{Name: "summary", Usage: "NVML's number of the health summary: 1 healthy, 2 unhealthy, 3 limited capacity; 0 when left out", Optional: true, absent: 0, parse: parseNumber},
+			{
+				Name:       "state",
+				Usage:      "NVML's number: 0 not supported, 1 not started, 2 in progress, 3 completed",
+				Positional: true,
+				parse:      parseNumber,
+			},
+			{
+				Name:     "status",
+				Usage:    "with which code that ended; 0 when left out",
+				Optional: true,
+				absent:   0,
+				parse:    parseNumber,
+			},
+			{
+				Name:     "summary",
+				Usage:    "NVML's number of the health summary: 1 healthy, 2 unhealthy, 3 limited capacity; 0 when left out",
+				Optional: true,
+				absent:   0,
+				parse:    parseNumber,
+			},
 		}, func(n *Node, v values) error {
-			return n.SetFabric(v.number("gpu"), nvml.FabricInfo{State: v.number("state"), Status: nvml.Return(v.number("status")), HealthSummary: v.number("summary")})
+			return n.SetFabric(v.number("gpu"), nvml.FabricInfo{
+				State:         v.number("state"),
+				Status:        nvml.Return(v.number("status")),
+				HealthSummary: v.number("summary"),
+			})
 		}},
 		{"ready", "set the ready state of confidential computing", []Argument{
-			{Name: "state", Usage: "0 not ready, 1 ready", Positional: true, parse: parseNumber},
+			{
+				Name:       "state",
+				Usage:      "0 not ready, 1 ready",
+				Positional: true,
+				parse:      parseNumber,
+			},
 		}, func(n *Node, v values) error {
 			n.SetReady(uint32(v.number("state")))
 			return nil
@@ -97,7 +164,12 @@ func Verbs() []Verb {
 			return n.Reload()
 		}},
 		{"client", "have the program of --sim-world client=NAME open the GPUs or close them", []Argument{
-			{Name: "state", Usage: "open or closed", Positional: true, parse: parseClient},
+			{
+				Name:       "state",
+				Usage:      "open or closed",
+				Positional: true,
+				parse:      parseClient,
+			},
 		}, func(n *Node, v values) error {
 			n.SetClient(v["state"].(bool))
 			return nil
@@ -111,27 +183,79 @@ func Verbs() []Verb {
 			return nil
 		}},
 		{"temperature", "set a GPU's temperature", []Argument{
-			gpuArgument, {Name: "celsius", Usage: "degrees Celsius", Positional: true, parse: parseNumber},
+			gpuArgument, {
+				Name:       "celsius",
+				Usage:      "degrees Celsius",
+				Positional: true,
+				parse:      parseNumber,
+			},
 		}, func(n *Node, v values) error { return n.SetTemperature(v.number("gpu"), v.number("celsius")) }},
 		{"power", "set the power that a GPU draws", []Argument{
-			gpuArgument, {Name: "watts", Usage: "watts", Positional: true, parse: parseNumber},
+			gpuArgument, {
+				Name:       "watts",
+				Usage:      "watts",
+				Positional: true,
+				parse:      parseNumber,
+			},
 		}, func(n *Node, v values) error { return n.SetPower(v.number("gpu"), v.number("watts")) }},
 		{"fail", "make a driver call fail, for a GPU until it is healed, or without a GPU a number of times", []Argument{
-			{Name: "gpu", Usage: "index of the GPU; without it the next calls of that name fail, also those for no GPU, such as Init", Optional: true, absent: noGPU, parse: parseNumber}, callArgument,
-			{Name: "return", Usage: "NVML return code; UNKNOWN when left out", Optional: true, absent: nvml.Unknown, parse: parseReturn},
-			{Name: "times", Usage: "how many calls fail; all when left out, which takes a GPU", Optional: true, absent: 0, parse: parseNumber},
+			{
+				Name:     "gpu",
+				Usage:    "index of the GPU; without it the next calls of that name fail, also those for no GPU, such as Init",
+				Optional: true,
+				absent:   noGPU,
+				parse:    parseNumber,
+			}, callArgument,
+			{
+				Name:     "return",
+				Usage:    "NVML return code; UNKNOWN when left out",
+				Optional: true,
+				absent:   nvml.Unknown,
+				parse:    parseReturn,
+			},
+			{
+				Name:     "times",
+				Usage:    "how many calls fail; all when left out, which takes a GPU",
+				Optional: true,
+				absent:   0,
+				parse:    parseNumber,
+			},
 		}, injectFault(func(v values) Fault { return Fault{Return: v["return"].(nvml.Return), Times: v.number("times")} })},
 		{"slow", "make a driver call slow for a GPU until it is healed", []Argument{
-			gpuArgument, callArgument, {Name: "milliseconds", Usage: "how long it takes", Positional: true, parse: parseNumber},
+			gpuArgument, callArgument, {
+				Name:       "milliseconds",
+				Usage:      "how long it takes",
+				Positional: true,
+				parse:      parseNumber,
+			},
 		}, injectFault(func(v values) Fault { return Fault{Delay: time.Duration(v.number("milliseconds")) * time.Millisecond} })},
 		{"process-add", "start a process on a GPU or a MIG device", []Argument{
 			gpuArgument, migArgument, processArgument,
-			{Name: "bytes", Usage: "memory that it uses; 0 when left out", Optional: true, absent: 0, parse: parseNumber},
-			{Name: "sm", Usage: "percent of a whole GPU that it keeps busy; 0 when left out", Optional: true, absent: 0, parse: parseNumber},
-			{Name: "container", Usage: "where it runs, as NAMESPACE/POD/CONTAINER; on the host itself when left out",
-				Optional: true, absent: sharing.Container{}, parse: parseContainer},
+			{
+				Name:     "bytes",
+				Usage:    "memory that it uses; 0 when left out",
+				Optional: true,
+				absent:   0,
+				parse:    parseNumber,
+			},
+			{
+				Name:     "sm",
+				Usage:    "percent of a whole GPU that it keeps busy; 0 when left out",
+				Optional: true,
+				absent:   0,
+				parse:    parseNumber,
+			},
+			{
+				Name:     "container",
+				Usage:    "where it runs, as NAMESPACE/POD/CONTAINER; on the host itself when left out",
+				Optional: true,
+				absent:   sharing.Container{},
+				parse:    parseContainer,
+			},
 		}, func(n *Node, v values) error {
-			gpu, pid, percent := v.number("gpu"), v.number("pid"), v.number("sm")
+			gpu := v.number("gpu")
+			pid := v.number("pid")
+			percent := v.number("sm")
 			if err := n.AddProcess(gpu, v.number("mig"), pid, uint64(v.number("bytes"))); err != nil {
 				return err
 			}
@@ -142,12 +266,21 @@ func Verbs() []Verb {
 			return n.SetUtilization(gpu, pid, percent)
 		}},
 		{"process-work", "make a process keep a whole GPU busy", []Argument{
-			gpuArgument, processArgument, {Name: "sm", Usage: "percent of the GPU", parse: parseNumber},
+			gpuArgument, processArgument, {
+				Name:  "sm",
+				Usage: "percent of the GPU",
+				parse: parseNumber,
+			},
 		}, func(n *Node, v values) error {
 			return n.SetUtilization(v.number("gpu"), v.number("pid"), v.number("sm"))
 		}},
 		{"throttle", "make a GPU reduce its clocks", []Argument{
-			gpuArgument, {Name: "reason", Usage: "thermal, power, none, or a name of NVML's such as hw_slowdown", Positional: true, parse: parseReason},
+			gpuArgument, {
+				Name:       "reason",
+				Usage:      "thermal, power, none, or a name of NVML's such as hw_slowdown",
+				Positional: true,
+				parse:      parseReason,
+			},
 		}, func(n *Node, v values) error { return n.Throttle(v.number("gpu"), v["reason"].(nvml.ClockReasons)) }},
 		{"process-remove", "end a process on a GPU or a MIG device", []Argument{
 			gpuArgument, migArgument, processArgument,
@@ -156,8 +289,14 @@ func Verbs() []Verb {
 		}},
 		{"remove", "take a GPU out of the node", []Argument{gpuArgument}, onGPU((*Node).Remove)},
 		{"add", "put a GPU into the node", []Argument{
-			{Name: "model", Usage: "kind of GPU, ? lists them; when left out, the one that was removed last",
-				Positional: true, Optional: true, absent: "", parse: func(text string) (any, error) { return text, nil }},
+			{
+				Name:       "model",
+				Usage:      "kind of GPU, ? lists them; when left out, the one that was removed last",
+				Positional: true,
+				Optional:   true,
+				absent:     "",
+				parse:      func(text string) (any, error) { return text, nil },
+			},
 		}, func(n *Node, v values) error {
 			_, err := n.Add(v["model"].(string))
 			return err
@@ -277,11 +416,19 @@ func parseContainer(text string) (any, error) {
 	if len(parts) != 3 || slices.Contains(parts, "") {
 		return nil, fmt.Errorf("%q is not NAMESPACE/POD/CONTAINER", text)
 	}
-	return sharing.Container{Namespace: parts[0], Pod: parts[1], Name: parts[2]}, nil
+	return sharing.Container{
+		Namespace: parts[0],
+		Pod:       parts[1],
+		Name:      parts[2],
+	}, nil
 }
 
 func parseReason(text string) (any, error) {
-	reason, known := map[string]nvml.ClockReasons{"thermal": nvml.HardwareThermalSlowdown, "power": nvml.SoftwarePowerCap, "none": 0}[text]
+	reason, known := map[string]nvml.ClockReasons{
+		"thermal": nvml.HardwareThermalSlowdown,
+		"power":   nvml.SoftwarePowerCap,
+		"none":    0,
+	}[text]
 	if bit := slices.Index(sharing.ClockReasons(), text); bit >= 0 {
 		reason, known = 1<<bit, true
 	}

@@ -125,7 +125,11 @@ func (n *Node) OpenControl() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.nodesLost || n.is("no-nodes") {
-		return &fs.PathError{Op: "open", Path: "/dev/nvidiactl", Err: syscall.EPERM}
+		return &fs.PathError{
+			Op:   "open",
+			Path: "/dev/nvidiactl",
+			Err:  syscall.EPERM,
+		}
 	}
 	return nil
 }

@@ -46,7 +46,12 @@ type File struct {
 
 // NewFile is the file in dir, not read yet.
 func NewFile(dir string, log *slog.Logger) *File {
-	return &File{path: filepath.Join(dir, Name), log: log, sync: (*os.File).Sync, sections: map[string]json.RawMessage{}}
+	return &File{
+		path:     filepath.Join(dir, Name),
+		log:      log,
+		sync:     (*os.File).Sync,
+		sections: map[string]json.RawMessage{},
+	}
 }
 
 // Load reads the file. It never fails: without a file that can be used the
@@ -225,7 +230,8 @@ func replace(path string, data [][]byte, sync func(*os.File) error) (err error) 
 	if err == nil {
 		err = temporary.Sync()
 	}
-	if err = errors.Join(err, temporary.Close()); err == nil {
+	err = errors.Join(err, temporary.Close())
+	if err == nil {
 		err = os.Rename(temporary.Name(), path)
 	}
 	if err != nil {

@@ -41,10 +41,15 @@ func (l Lists) Load() (plugin.Lists, error) {
 		list := plugin.List{}
 		for _, e := range entries {
 			entry := plugin.Entry{
-				Device: sharing.Device{ID: e.ID, Unit: e.Unit, NUMANode: e.NUMA, Healthy: !e.Leaving},
-				Mode:   sharing.ModeOf(e.ID),
-				Index:  e.Index,
-				Phase:  plugin.Offered,
+				Device: sharing.Device{
+					ID:       e.ID,
+					Unit:     e.Unit,
+					NUMANode: e.NUMA,
+					Healthy:  !e.Leaving,
+				},
+				Mode:  sharing.ModeOf(e.ID),
+				Index: e.Index,
+				Phase: plugin.Offered,
 			}
 			if e.Shared {
 				entry.Mode = sharing.TimeSliced
@@ -71,7 +76,13 @@ func (l Lists) Save(lists plugin.Lists) error {
 	for resource, list := range lists {
 		entries := make([]storedEntry, len(list.Entries))
 		for i, e := range list.Entries {
-			entries[i] = storedEntry{ID: e.ID, Unit: e.Unit, Index: e.Index, NUMA: e.NUMANode, Leaving: e.Phase == plugin.Retiring}
+			entries[i] = storedEntry{
+				ID:      e.ID,
+				Unit:    e.Unit,
+				Index:   e.Index,
+				NUMA:    e.NUMANode,
+				Leaving: e.Phase == plugin.Retiring,
+			}
 			entries[i].Shared = e.Mode == sharing.TimeSliced && e.ID == e.Unit
 			if e.Whole {
 				entries[i].Whole = new(e.Since.UTC())
@@ -144,7 +155,8 @@ func (p Profile) Peek() (configs.SelectedProfile, bool) {
 		return configs.SelectedProfile{}, false
 	}
 	aside := &File{path: p.File.path}
-	if aside.sections, err = parse(data); err != nil {
+	aside.sections, err = parse(data)
+	if err != nil {
 		return configs.SelectedProfile{}, false
 	}
 	stored, ok, err := Profile{aside}.Load()

@@ -16,7 +16,11 @@ func Listed(served []plugin.ResourceStatus, gpus []sharing.GPU) []sharing.Resour
 	gpu := sharing.GPUByUnit(gpus)
 	resources := make([]sharing.Resource, len(served))
 	for i, r := range served {
-		resources[i] = sharing.Resource{Name: r.Name, Units: r.Units, Devices: make([]sharing.Device, len(r.Listed))}
+		resources[i] = sharing.Resource{
+			Name:    r.Name,
+			Units:   r.Units,
+			Devices: make([]sharing.Device, len(r.Listed)),
+		}
 		for j, e := range r.Listed {
 			resources[i].Devices[j] = e.Device
 		}
@@ -32,7 +36,12 @@ func Resources(served []plugin.ResourceStatus, listed []sharing.Resource, plan s
 	byName := map[string]Resource{}
 	for i, r := range served {
 		resource := Resource{
-			Name: r.Name, Dropped: r.Dropped, Streams: r.Streams, Devices: r.Devices, Healthy: r.Healthy, Leaving: r.Leaving,
+			Name:    r.Name,
+			Dropped: r.Dropped,
+			Streams: r.Streams,
+			Devices: r.Devices,
+			Healthy: r.Healthy,
+			Leaving: r.Leaving,
 			Refused: maps.Clone(r.Refused),
 		}
 		maps.DeleteFunc(resource.Refused, func(_ plugin.RefusalReason, count uint64) bool { return count == 0 })
@@ -79,24 +88,44 @@ func GPUs(gpus []sharing.GPU, usage []sharing.UnitUsage, health sharing.HealthRe
 		u := used[id]
 		delete(used, id)
 		shown := Unit{
-			ID: id, Index: index, Memory: memory, Resource: u.Resource, Replicas: u.Unit.Replicas,
-			Health: healthOf(states, id, unitHealth), Holders: make([]Holder, len(u.Holders)),
+			ID:       id,
+			Index:    index,
+			Memory:   memory,
+			Resource: u.Resource,
+			Replicas: u.Unit.Replicas,
+			Health:   healthOf(states, id, unitHealth),
+			Holders:  make([]Holder, len(u.Holders)),
 		}
 		for i, h := range u.Holders {
-			shown.Holders[i] = Holder{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Resource: h.Resource, Devices: h.Devices, Claim: h.Claim, AnyGPU: h.AnyGPU}
+			shown.Holders[i] = Holder{
+				Namespace: h.Namespace,
+				Pod:       h.Pod,
+				Container: h.Container,
+				Resource:  h.Resource,
+				Devices:   h.Devices,
+				Claim:     h.Claim,
+				AnyGPU:    h.AnyGPU,
+			}
 		}
 		return shown
 	}
 	list = make([]GPU, 0, len(gpus))
 	for _, g := range slices.SortedFunc(slices.Values(gpus), func(a, b sharing.GPU) int { return cmp.Compare(a.Index, b.Index) }) {
 		gpu := GPU{
-			UUID: g.UUID, Index: g.Index, DriverIndex: g.DriverIndex, Model: g.Model, Memory: g.Memory, MIG: g.MIG,
-			Health: healthOf(states, g.UUID, g.Health), Units: []Unit{},
+			UUID:        g.UUID,
+			Index:       g.Index,
+			DriverIndex: g.DriverIndex,
+			Model:       g.Model,
+			Memory:      g.Memory,
+			MIG:         g.MIG,
+			Health:      healthOf(states, g.UUID, g.Health),
+			Units:       []Unit{},
 		}
 		index := strconv.Itoa(g.Index)
 		for _, p := range g.Partitions {
 			u := unit(p.UUID, index+":"+strconv.Itoa(p.Index), p.Health, p.Memory)
-			if u.Profile = p.Profile.String(); p.Placement.Size > 0 {
+			u.Profile = p.Profile.String()
+			if p.Placement.Size > 0 {
 				u.Placement = &p.Placement
 			}
 			gpu.Units = append(gpu.Units, u)
@@ -118,7 +147,12 @@ func GPUs(gpus []sharing.GPU, usage []sharing.UnitUsage, health sharing.HealthRe
 // healthOf is the unit's reported health, or else what its fault says.
 func healthOf(states map[string]sharing.UnitHealth, id string, health sharing.Health) Health {
 	if known, ok := states[id]; ok {
-		return Health{State: known.State, Reason: known.Reason, Explanation: known.Explanation, Since: new(known.Since)}
+		return Health{
+			State:       known.State,
+			Reason:      known.Reason,
+			Explanation: known.Explanation,
+			Since:       new(known.Since),
+		}
 	}
 	if !health.Healthy() {
 		return Health{State: sharing.Unhealthy, Reason: health.Reason}
@@ -137,7 +171,12 @@ func (s *Status) AddUtilization(report sharing.UtilizationReport) {
 	users := map[user]*Use{}
 	for _, c := range report.Containers {
 		users[user{c.Unit, c.Container}] = &Use{
-			Memory: c.Memory, SM: c.SM, Processes: c.Processes, OverShare: c.OverShare, Limit: c.Limit, OverLimit: c.OverLimit,
+			Memory:    c.Memory,
+			SM:        c.SM,
+			Processes: c.Processes,
+			OverShare: c.OverShare,
+			Limit:     c.Limit,
+			OverLimit: c.OverLimit,
 		}
 	}
 	for g := range s.GPUs {
@@ -146,7 +185,11 @@ func (s *Status) AddUtilization(report sharing.UtilizationReport) {
 		for _, unit := range gpu.Units {
 			for h := range unit.Holders {
 				holder := &unit.Holders[h]
-				holder.Use = users[user{unit.ID, sharing.Container{Namespace: holder.Namespace, Pod: holder.Pod, Name: holder.Container}}]
+				holder.Use = users[user{unit.ID, sharing.Container{
+					Namespace: holder.Namespace,
+					Pod:       holder.Pod,
+					Name:      holder.Container,
+				}}]
 			}
 		}
 	}
@@ -156,7 +199,12 @@ func (s *Status) AddUtilization(report sharing.UtilizationReport) {
 func gpuUtilizations(report sharing.UtilizationReport) map[string]*Use {
 	gpus := map[string]*Use{}
 	for _, b := range report.GPUs {
-		gpus[b.GPU] = &Use{Memory: b.Memory, SM: b.SM, Celsius: b.Celsius, Throttled: b.Throttled}
+		gpus[b.GPU] = &Use{
+			Memory:    b.Memory,
+			SM:        b.SM,
+			Celsius:   b.Celsius,
+			Throttled: b.Throttled,
+		}
 	}
 	for _, c := range report.Contention {
 		if gpu := gpus[c.GPU]; gpu != nil && c.Contended {

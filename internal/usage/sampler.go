@@ -59,8 +59,9 @@ type Sampler struct {
 // NewSampler returns a sampler that has measured nothing yet.
 func NewSampler(options Options) *Sampler {
 	return &Sampler{
-		options: options, log: options.Logger.With("component", "usage"),
-		logged: map[sharing.AttributionStage]string{},
+		options: options,
+		log:     options.Logger.With("component", "usage"),
+		logged:  map[sharing.AttributionStage]string{},
 	}
 }
 
@@ -73,7 +74,8 @@ func (s *Sampler) Measure(ctx context.Context) sharing.Measurement {
 	m.GPUs, err = s.options.Meter.Read(ctx)
 	s.note(&m, sharing.StageDriver, err)
 
-	if m.Unwatched = s.options.Containers == nil; m.Unwatched {
+	m.Unwatched = s.options.Containers == nil
+	if m.Unwatched {
 		return m
 	}
 	containers, err := s.options.Containers.Containers()

@@ -220,7 +220,8 @@ func (c *connections) follow(connection net.Conn, state http.ConnState) {
 	defer c.mu.Unlock()
 	switch state {
 	case http.StateNew:
-		if c.open = append(c.open, connection); len(c.open) > maxConnections {
+		c.open = append(c.open, connection)
+		if len(c.open) > maxConnections {
 			_ = c.open[0].Close()
 			c.open = c.open[1:]
 		}
@@ -283,9 +284,12 @@ func (s *Server) Handler() *http.ServeMux {
 	mux.HandleFunc("GET /api/v1/status", limited(func(w http.ResponseWriter, r *http.Request) { writeJSON(w, s.Node.Status(r.Context())) }))
 	mux.HandleFunc("GET /api/v1/forecast", s.showForecast())
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{
-		Registry: registry, MaxRequestsInFlight: maxRequests, CoalesceGather: true,
+		Registry:            registry,
+		MaxRequestsInFlight: maxRequests,
+		CoalesceGather:      true,
 		// What is wrong with one series is no reason to lose the others.
-		ErrorHandling: promhttp.ContinueOnError, ErrorLog: slog.NewLogLogger(s.Logger.Handler(), slog.LevelWarn),
+		ErrorHandling: promhttp.ContinueOnError,
+		ErrorLog:      slog.NewLogLogger(s.Logger.Handler(), slog.LevelWarn),
 	}))
 	if s.Profiling { // For go tool pprof, in the 30 s that an answer may take.
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)

@@ -39,7 +39,11 @@ func newPage() page {
 	hash := sha256.Sum256([]byte(pageStyle))
 	return page{
 		template: template.Must(template.New("page").Funcs(template.FuncMap{
-			"bytes": status.BytesText, "percent": status.PercentText, "since": sinceText, "number": numberText, "share": share,
+			"bytes":     status.BytesText,
+			"percent":   status.PercentText,
+			"since":     sinceText,
+			"number":    numberText,
+			"share":     share,
 			"cause":     causeText,
 			"breakable": func(text string) []string { return strings.SplitAfter(text, ".") },
 			"positive":  func(n *float64) bool { return n != nil && *n > 0 },
@@ -113,7 +117,12 @@ const (
 
 // newPageView is pure.
 func newPageView(node status.Status, now time.Time) pageView {
-	view := pageView{Status: node, Now: now, Changes: changesOf(node), Waiting: nodereport.Waiting(node.Layouts, node.Waits)}
+	view := pageView{
+		Status:  node,
+		Now:     now,
+		Changes: changesOf(node),
+		Waiting: nodereport.Waiting(node.Layouts, node.Waits),
+	}
 	for _, reason := range node.Unready {
 		if node.Profile.Error == "" || !strings.HasSuffix(reason, node.Profile.Error) {
 			view.Reasons = append(view.Reasons, reason)

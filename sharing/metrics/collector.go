@@ -109,9 +109,13 @@ func collectUnits(send Send, state State) {
 	for _, r := range state.Listed {
 		for _, u := range r.Units {
 			send("unit_replicas", float64(u.Replicas), r.Name, u.GPU, u.ID)
-			profile, gi, ci := "", "", ""
+			profile := ""
+			gi := ""
+			ci := ""
 			if u.Partition() {
-				profile, gi, ci = u.Profile.String(), strconv.Itoa(u.GI), strconv.Itoa(u.CI)
+				profile = u.Profile.String()
+				gi = strconv.Itoa(u.GI)
+				ci = strconv.Itoa(u.CI)
 			}
 			send("unit_info", 1, u.GPU, u.ID, profile, gi, ci, r.Name)
 		}
@@ -172,8 +176,9 @@ type LimitedCollector struct {
 // NewLimitedCollector returns a collector of at most so many series of the collectors.
 func NewLimitedCollector(most int, collectors ...prometheus.Collector) LimitedCollector {
 	return LimitedCollector{
-		most: most, collectors: collectors,
-		own: ParseFamilies("dropped_series{} Series that this scrape lacks because there are more than --metrics-max-series."),
+		most:       most,
+		collectors: collectors,
+		own:        ParseFamilies("dropped_series{} Series that this scrape lacks because there are more than --metrics-max-series."),
 	}
 }
 

@@ -22,7 +22,12 @@ import (
 
 func main() {
 	name, args := filepath.Base(os.Args[0]), os.Args[1:]
-	programs := map[string]func([]string) (int, error){"cat": cat, "grep": grep, "lsmod": lsmod, "sleep": sleep}
+	programs := map[string]func([]string) (int, error){
+		"cat":   cat,
+		"grep":  grep,
+		"lsmod": lsmod,
+		"sleep": sleep,
+	}
 	program := programs[name]
 	if program == nil {
 		program = shell

@@ -83,7 +83,12 @@ func sleep(args []string) (int, error) {
 			select {}
 		}
 		unit, number := time.Second, each
-		for suffix, of := range map[string]time.Duration{"s": time.Second, "m": time.Minute, "h": time.Hour, "d": 24 * time.Hour} {
+		for suffix, of := range map[string]time.Duration{
+			"s": time.Second,
+			"m": time.Minute,
+			"h": time.Hour,
+			"d": 24 * time.Hour,
+		} {
 			if rest, ok := strings.CutSuffix(each, suffix); ok {
 				unit, number = of, rest
 			}

@@ -58,7 +58,11 @@ func (l *library) DeviceGetName(d nvml.Device) (string, error) {
 
 func (l *library) DeviceGetMemoryInfo(d nvml.Device) (nvml.MemoryInfo, error) {
 	memory, err := callDevice(l, "DeviceGetMemoryInfo", d, gonvml.Device.GetMemoryInfo)
-	return nvml.MemoryInfo{Total: memory.Total, Free: memory.Free, Used: memory.Used}, err
+	return nvml.MemoryInfo{
+		Total: memory.Total,
+		Free:  memory.Free,
+		Used:  memory.Used,
+	}, err
 }
 
 func (l *library) DeviceGetArchitecture(d nvml.Device) (nvml.Architecture, error) {
@@ -132,7 +136,12 @@ func (l *library) DeviceGetFieldValues(d nvml.Device, field int) (uint32, error)
 func (l *library) DeviceGetRemappedRows(d nvml.Device) (nvml.RemappedRows, error) {
 	return callDevice(l, "DeviceGetRemappedRows", d, func(d gonvml.Device) (nvml.RemappedRows, gonvml.Return) {
 		correctable, uncorrectable, pending, failed, code := d.GetRemappedRows()
-		return nvml.RemappedRows{Correctable: correctable, Uncorrectable: uncorrectable, Pending: pending, Failed: failed}, code
+		return nvml.RemappedRows{
+			Correctable:   correctable,
+			Uncorrectable: uncorrectable,
+			Pending:       pending,
+			Failed:        failed,
+		}, code
 	})
 }
 
@@ -217,11 +226,19 @@ func fabricInfo(id [16]uint8, clique uint32, state uint8, status uint32) nvml.Fa
 // place writes the bus ID from its parts: drivers before 390 fill in only a
 // text of another form.
 func place(pci gonvml.PciInfo, code gonvml.Return) (nvml.PCIInfo, gonvml.Return) {
-	return nvml.PCIInfo{BusID: addressOf(pci).String(), DeviceID: pci.PciDeviceId, SubsystemID: pci.PciSubSystemId}, code
+	return nvml.PCIInfo{
+		BusID:       addressOf(pci).String(),
+		DeviceID:    pci.PciDeviceId,
+		SubsystemID: pci.PciSubSystemId,
+	}, code
 }
 
 func addressOf(pci gonvml.PciInfo) address {
-	return address{domain: pci.Domain, bus: pci.Bus, device: pci.Device}
+	return address{
+		domain: pci.Domain,
+		bus:    pci.Bus,
+		device: pci.Device,
+	}
 }
 
 func (l *library) DeviceGetUtilizationRates(d nvml.Device) (nvml.Utilization, error) {
@@ -235,7 +252,12 @@ func (l *library) DeviceGetProcessUtilization(d nvml.Device, lastSeen uint64) ([
 	})
 	var samples []nvml.ProcessSample
 	for _, s := range written {
-		samples = append(samples, nvml.ProcessSample{PID: int(s.Pid), Time: s.TimeStamp, SM: int(s.SmUtil), Memory: int(s.MemUtil)})
+		samples = append(samples, nvml.ProcessSample{
+			PID:    int(s.Pid),
+			Time:   s.TimeStamp,
+			SM:     int(s.SmUtil),
+			Memory: int(s.MemUtil),
+		})
 	}
 	return samples, err
 }
@@ -339,8 +361,11 @@ func (l *library) EventSetWait(set nvml.EventSet, timeout time.Duration) (nvml.E
 		event.GpuInstanceId, event.ComputeInstanceId = nvml.WholeGPU, nvml.WholeGPU
 	}
 	return nvml.Event{
-		Device: l.devices.number(event.Device), Type: nvml.EventTypes(event.EventType), Data: event.EventData,
-		GI: event.GpuInstanceId, CI: event.ComputeInstanceId,
+		Device: l.devices.number(event.Device),
+		Type:   nvml.EventTypes(event.EventType),
+		Data:   event.EventData,
+		GI:     event.GpuInstanceId,
+		CI:     event.ComputeInstanceId,
 	}, err
 }
 

@@ -40,7 +40,11 @@ func load(path string) (*loaded, error) {
 	if handle == nil {
 		return nil, errors.New(C.GoString(why))
 	}
-	return &loaded{path: path, api: gonvml.New(gonvml.WithLibraryPath(path)), handle: handle}, nil
+	return &loaded{
+		path:   path,
+		api:    gonvml.New(gonvml.WithLibraryPath(path)),
+		handle: handle,
+	}, nil
 }
 
 // use makes it the library that go-nvml's calls end in.

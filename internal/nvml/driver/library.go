@@ -45,7 +45,9 @@ type library struct {
 // calls of all go to the one that was opened last.
 func Open(options Options) (nvml.Library, error) {
 	return &library{
-		options: options, machine: os.DirFS(cmp.Or(options.MachineRoot, "/")), known: map[string]*loaded{},
+		options: options,
+		machine: os.DirFS(cmp.Or(options.MachineRoot, "/")),
+		known:   map[string]*loaded{},
 	}, nil
 }
 

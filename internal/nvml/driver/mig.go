@@ -39,10 +39,15 @@ func (l *library) DeviceGetComputeInstanceId(d nvml.Device) (int, error) {
 func (l *library) DeviceGetAttributes(d nvml.Device) (nvml.Attributes, error) {
 	a, err := callDevice(l, "DeviceGetAttributes", d, gonvml.Device.GetAttributes)
 	return nvml.Attributes{
-		MemoryMiB: a.MemorySizeMB, Multiprocessors: int(a.MultiprocessorCount),
-		GPUSlices: int(a.GpuInstanceSliceCount), ComputeSlices: int(a.ComputeInstanceSliceCount),
-		CopyEngines: int(a.SharedCopyEngineCount), Decoders: int(a.SharedDecoderCount), Encoders: int(a.SharedEncoderCount),
-		JPEGEngines: int(a.SharedJpegCount), OFAEngines: int(a.SharedOfaCount),
+		MemoryMiB:       a.MemorySizeMB,
+		Multiprocessors: int(a.MultiprocessorCount),
+		GPUSlices:       int(a.GpuInstanceSliceCount),
+		ComputeSlices:   int(a.ComputeInstanceSliceCount),
+		CopyEngines:     int(a.SharedCopyEngineCount),
+		Decoders:        int(a.SharedDecoderCount),
+		Encoders:        int(a.SharedEncoderCount),
+		JPEGEngines:     int(a.SharedJpegCount),
+		OFAEngines:      int(a.SharedOfaCount),
 	}, err
 }
 
@@ -53,8 +58,10 @@ func (l *library) DeviceGetGpuInstanceById(parent nvml.Device, id int) (nvml.GPU
 func (l *library) GpuInstanceGetInfo(gi nvml.GPUInstance) (nvml.GPUInstanceInfo, error) {
 	info, err := call(l, "GpuInstanceGetInfo", &l.instances, gi, gonvml.GpuInstance.GetInfo)
 	return nvml.GPUInstanceInfo{
-		ID: int(info.Id), ProfileID: int(info.ProfileId),
-		Start: int(info.Placement.Start), Size: int(info.Placement.Size),
+		ID:        int(info.Id),
+		ProfileID: int(info.ProfileId),
+		Start:     int(info.Placement.Start),
+		Size:      int(info.Placement.Size),
 	}, err
 }
 
@@ -66,23 +73,32 @@ func (l *library) DeviceGetGpuInstanceProfileInfo(d nvml.Device, profile int) (n
 		if code == gonvml.ERROR_FUNCTION_NOT_FOUND || code == gonvml.ERROR_ARGUMENT_VERSION_MISMATCH {
 			plain, code := d.GetGpuInstanceProfileInfo(profile)
 			return nvml.GPUInstanceProfile{
-				ID: int(plain.Id), Slices: int(plain.SliceCount),
-				Instances: int(plain.InstanceCount), MemoryMB: plain.MemorySizeMB,
-				Engines: engines(plain.MultiprocessorCount, plain.CopyEngineCount, plain.DecoderCount, plain.EncoderCount, plain.JpegCount, plain.OfaCount),
+				ID:        int(plain.Id),
+				Slices:    int(plain.SliceCount),
+				Instances: int(plain.InstanceCount),
+				MemoryMB:  plain.MemorySizeMB,
+				Engines:   engines(plain.MultiprocessorCount, plain.CopyEngineCount, plain.DecoderCount, plain.EncoderCount, plain.JpegCount, plain.OfaCount),
 			}, code
 		}
 		return nvml.GPUInstanceProfile{
-			ID: int(named.Id), Slices: int(named.SliceCount),
-			Instances: int(named.InstanceCount), MemoryMB: named.MemorySizeMB, Name: text(named.Name[:]),
-			Engines: engines(named.MultiprocessorCount, named.CopyEngineCount, named.DecoderCount, named.EncoderCount, named.JpegCount, named.OfaCount),
+			ID:        int(named.Id),
+			Slices:    int(named.SliceCount),
+			Instances: int(named.InstanceCount),
+			MemoryMB:  named.MemorySizeMB,
+			Name:      text(named.Name[:]),
+			Engines:   engines(named.MultiprocessorCount, named.CopyEngineCount, named.DecoderCount, named.EncoderCount, named.JpegCount, named.OfaCount),
 		}, code
 	})
 }
 
 func engines(multiprocessors, copying, decoders, encoders, jpeg, ofa uint32) mig.Engines {
 	return mig.Engines{
-		Multiprocessors: int(multiprocessors), CopyEngines: int(copying), Decoders: int(decoders), Encoders: int(encoders),
-		JPEGEngines: int(jpeg), OFAEngines: int(ofa),
+		Multiprocessors: int(multiprocessors),
+		CopyEngines:     int(copying),
+		Decoders:        int(decoders),
+		Encoders:        int(encoders),
+		JPEGEngines:     int(jpeg),
+		OFAEngines:      int(ofa),
 	}
 }
 
@@ -163,7 +179,11 @@ func (l *library) GpuInstanceDestroy(gi nvml.GPUInstance) error {
 func (l *library) GpuInstanceGetComputeInstanceProfileInfo(gi nvml.GPUInstance, profile int) (nvml.ComputeInstanceProfile, error) {
 	return callWith(l, "GpuInstanceGetComputeInstanceProfileInfo", &l.instances, gi, profile, func(instance gonvml.GpuInstance, profile int) (nvml.ComputeInstanceProfile, gonvml.Return) {
 		info, code := instance.GetComputeInstanceProfileInfo(profile, gonvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
-		return nvml.ComputeInstanceProfile{ID: int(info.Id), Slices: int(info.SliceCount), Instances: int(info.InstanceCount)}, code
+		return nvml.ComputeInstanceProfile{
+			ID:        int(info.Id),
+			Slices:    int(info.SliceCount),
+			Instances: int(info.InstanceCount),
+		}, code
 	})
 }
 

@@ -32,7 +32,8 @@ func MakeNodes(ctx context.Context, options Options, files []string) error {
 	}
 	if err != nil {
 		var missing error
-		if root, program, missing = FindProgram(options, "nvidia-smi"); missing != nil {
+		root, program, missing = FindProgram(options, "nvidia-smi")
+		if missing != nil {
 			return errors.Join(err, missing)
 		}
 		arguments = nil
@@ -52,9 +53,17 @@ func (o Options) place(in, program string) invocation {
 		return invocation{root: in, path: program}
 	case host != "/":
 		onHost := filepath.Join("/", o.DriverRoot)
-		return invocation{root: host, path: filepath.Join(onHost, program), env: libraryEnv(root, onHost)}
+		return invocation{
+			root: host,
+			path: filepath.Join(onHost, program),
+			env:  libraryEnv(root, onHost),
+		}
 	}
-	return invocation{root: "/", path: filepath.Join(in, program), env: libraryEnv(root, in)}
+	return invocation{
+		root: "/",
+		path: filepath.Join(in, program),
+		env:  libraryEnv(root, in),
+	}
 }
 
 // libraryEnv has a program find the driver's library, which is in the root, where that is seen at path.

@@ -89,7 +89,8 @@ func (s StartupSettings) CheckUnchanged(next StartupSettings) error {
 		{pathMPSRoot, s.MPSRoot, next.MPSRoot},
 	} {
 		if setting.have != setting.want {
-			errs = append(errs, fmt.Errorf("%s: cannot change while the program runs (is %v, wanted %v): restart it", setting.path, setting.have, setting.want))
+			errs = append(errs, fmt.Errorf("%s: cannot change while the program runs (is %v, wanted %v): restart it",
+				setting.path, setting.have, setting.want))
 		}
 	}
 	return errors.Join(errs...)
@@ -143,7 +144,9 @@ func parseDocument[T any](file string, data []byte, read func(root value) T) (T,
 const versionV1 = "v1"
 
 // profileKeys are those at the top of a device-plugin document.
-var profileKeys = []string{"version", "flags", "resources", "sharing", "imex", "exclude", pathRetireAfter, "mig", "health", "dra"}
+var profileKeys = []string{
+	"version", "flags", "resources", "sharing", "imex", "exclude", pathRetireAfter, "mig", "health", "dra",
+}
 
 // readProfile reads a device-plugin document. Its result must not be used if a problem
 // was reported. The layouts come from elsewhere; the document can name them.

@@ -25,7 +25,8 @@ type Documents map[string]string
 
 // ProfileNames returns the sorted names of the documents but for mig-parted's and the rules.
 func (d Documents) ProfileNames() []string {
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(d)), func(name string) bool { return name == RulesName || d.isLayouts(name) })
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(d)),
+		func(name string) bool { return name == RulesName || d.isLayouts(name) })
 }
 
 func (d Documents) isLayouts(name string) bool {
@@ -388,7 +389,8 @@ func (f File) choose(key string) (Config, error) {
 	case len(chosen) == 0:
 		return Config{}, fmt.Errorf("no key %s, there is %s", quote(key), strings.Join(keys, ", "))
 	case len(chosen) > 1 && (key != "" || len(keys) == 1):
-		return Config{}, fmt.Errorf("several ConfigMaps have the key %s, on lines %s: leave one of them in the file", cmp.Or(key, keys[0]), strings.Join(lines, " and "))
+		return Config{}, fmt.Errorf("several ConfigMaps have the key %s, on lines %s: leave one of them in the file",
+			cmp.Or(key, keys[0]), strings.Join(lines, " and "))
 	case len(chosen) > 1:
 		return Config{}, fmt.Errorf("several keys hold a profile, choose one of %s", strings.Join(keys, ", "))
 	}
@@ -409,7 +411,8 @@ func (f File) MIGLayout(key, name string) (sharing.MIGConfig, error) {
 		case key != "":
 			return sharing.MIGConfig{}, fmt.Errorf("select %s from %s: it has no profile", quote(key), f.Name)
 		case name == "":
-			return sharing.MIGConfig{}, fmt.Errorf("%s has layouts, name one of %s", f.Name, strings.Join(layouts.names(), ", "))
+			return sharing.MIGConfig{}, fmt.Errorf("%s has layouts, name one of %s", f.Name,
+				strings.Join(layouts.names(), ", "))
 		}
 		config.Layouts = layouts
 	} else if err != nil || name == "" {
@@ -500,7 +503,8 @@ func (r manifestReader) readAll(roots []value) (entries []File) {
 	} else if kind == "ClusterPolicy" {
 		roots[0].problemHere("a ClusterPolicy has no profile: it is in the ConfigMap that spec.devicePlugin.config.name names")
 	} else if isOther(kind) {
-		roots[0].problemHere("no profile is in this " + quote(kind) + ": expected a ConfigMap, a List with some, or Helm values with documents below config.map or devicePlugin.config.data")
+		roots[0].problemHere("no profile is in this " + quote(kind) +
+			": expected a ConfigMap, a List with some, or Helm values with documents below config.map or devicePlugin.config.data")
 	}
 	return nil
 }
@@ -564,12 +568,14 @@ func (r manifestReader) hasDocuments(data value) bool {
 }
 
 // documentLine is where a profile or mig-parted's document begins.
-var documentLine = regexp.MustCompile(`(?m)(^|[{,])\s*["']?(version["']?: *["']?v[0-9]|(flags|sharing|` + migConfigsKey + `)["']?:)`)
+var documentLine = regexp.MustCompile(`(?m)(^|[{,])\s*["']?(version["']?: *["']?v[0-9]|(flags|sharing|` +
+	migConfigsKey + `)["']?:)`)
 
 // isForGPUs tells whether the root is of mig-parted, or has the version or a section of a profile.
 func isForGPUs(root value) bool {
 	for _, e := range root.pairsQuietly() {
-		if e.key == migConfigsKey || e.key == "version" && e.value.shape() == shapeText && profileVersion.MatchString(e.value.node.Value) {
+		if e.key == migConfigsKey || e.key == "version" && e.value.shape() == shapeText &&
+			profileVersion.MatchString(e.value.node.Value) {
 			return true
 		}
 		if !slices.Contains(profileKeys, e.key) {
@@ -580,7 +586,8 @@ func isForGPUs(root value) bool {
 			isPart := func(known string) bool {
 				return known == path || strings.HasPrefix(known, path+".") || strings.HasPrefix(known, path+"[")
 			}
-			if slices.ContainsFunc(keyTable.Keys, func(k documentKey) bool { return isPart(k.Path) }) || slices.ContainsFunc(keyTable.Settings, func(s Setting) bool { return isPart(s.Path) }) {
+			if slices.ContainsFunc(keyTable.Keys, func(k documentKey) bool { return isPart(k.Path) }) ||
+				slices.ContainsFunc(keyTable.Settings, func(s Setting) bool { return isPart(s.Path) }) {
 				return true
 			}
 		}
@@ -707,7 +714,8 @@ func (r manifestReader) readInside(v value, top, known bool) (entries []File) {
 		switch shape := e.value.shape(); {
 		case e.key == "config" && shape == shapeMapping:
 			for _, inner := range e.value.pairsQuietly() {
-				if inner.value.shape() == shapeMapping && (inner.key == "map" || inner.key == "data") && (top || known || r.hasDocuments(inner.value)) {
+				if inner.value.shape() == shapeMapping && (inner.key == "map" || inner.key == "data") &&
+					(top || known || r.hasDocuments(inner.value)) {
 					entries = append(entries, r.readData(inner.value)...)
 				}
 			}

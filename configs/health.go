@@ -43,7 +43,8 @@ func readHealth(v value, overrides Overrides) sharing.HealthRules {
 	}
 	rules.DoubleBitECC = readAction(f.field("ecc"), rules.DoubleBitECC)
 	rules.RowRemap, _ = f.field("rowRemap").boolean()
-	rules.IgnoreFabric = choice(f.field("fabric"), sharing.FatalError, sharing.IgnoreError, sharing.FatalError) == sharing.IgnoreError
+	rules.IgnoreFabric = choice(f.field("fabric"), sharing.FatalError, sharing.IgnoreError,
+		sharing.FatalError) == sharing.IgnoreError
 	rules.QuietTime = readQuietTime(f.field("quietTime"), rules.QuietTime)
 	// A quiet time above the default maximum raises it, if the document does not set it.
 	longest := f.field("maxQuietTime")
@@ -142,7 +143,8 @@ func readXIDList(from *source, path string, overrides Overrides, known map[uint6
 		default:
 			code, err := strconv.ParseUint(item, 10, 64)
 			if err != nil || code == 0 {
-				message := override.Source + ": " + quote(item) + " is ignored: expected all, xids or the number of an XID"
+				message := override.Source + ": " + quote(item) +
+					" is ignored: expected all, xids or the number of an XID"
 				from.notes = append(from.notes, Note{Path: "health.xids", Message: message})
 				continue
 			}

@@ -51,7 +51,8 @@ func (c Config) CheckOffered() error {
 	wanted := c.Profile.MIG
 	divides := wanted.Name != "" && wanted.Name != "all-disabled"
 	if wanted.Blocks != nil {
-		divides = slices.ContainsFunc(wanted.Blocks, func(b sharing.LayoutBlock) bool { return b.All && len(b.Filters) == 0 }) &&
+		divides = slices.ContainsFunc(wanted.Blocks,
+			func(b sharing.LayoutBlock) bool { return b.All && len(b.Filters) == 0 }) &&
 			!slices.ContainsFunc(wanted.Blocks, func(b sharing.LayoutBlock) bool { return !b.Layout.MIG })
 	}
 	if !wanted.Manage || !divides || c.Profile.MIGStrategy != sharing.MIGNone {

@@ -90,7 +90,8 @@ func readLayoutBlock(v value, keys []string) sharing.LayoutBlock {
 // readDeviceFilters reads one filter or a list; none, also "", is for all GPUs.
 func readDeviceFilters(v value) []sharing.GPUFilter {
 	items, _ := v.texts()
-	if !slices.ContainsFunc(items, func(item value) bool { return item.shape() != shapeText || item.node.Value != "" }) {
+	if !slices.ContainsFunc(items,
+		func(item value) bool { return item.shape() != shapeText || item.node.Value != "" }) {
 		return nil
 	}
 	var filters []sharing.GPUFilter
@@ -226,7 +227,8 @@ func formatBlock(b *strings.Builder, block sharing.LayoutBlock) {
 		indent = "    "
 	}
 	if len(block.Filters) > 0 {
-		line("device-filter: [%s]", joined(block.Filters, func(f sharing.GPUFilter) string { return strconv.Quote(f.String()) }))
+		line("device-filter: [%s]", joined(block.Filters,
+			func(f sharing.GPUFilter) string { return strconv.Quote(f.String()) }))
 	}
 	if block.All {
 		line("devices: all")

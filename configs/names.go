@@ -115,13 +115,15 @@ func parseResourceName(s string) (string, error) {
 	domain, name, _ := strings.Cut(full, "/")
 	switch {
 	case len(full) > resourceNameBytes:
-		return "", fmt.Errorf("a resource name has at most %d characters, this one has %d with its domain", resourceNameBytes, len(full))
+		return "", fmt.Errorf("a resource name has at most %d characters, this one has %d with its domain",
+			resourceNameBytes, len(full))
 	case strings.Contains(full, "kubernetes.io/"):
 		return "", errors.New("the domain kubernetes.io is the kubelet's own")
 	case strings.HasPrefix(full, "requests."):
 		return "", errors.New(`a resource name cannot begin with "requests.", which resource quotas use`)
 	case !domainForm.MatchString(domain):
-		return "", fmt.Errorf("the part before the slash must be a lower-case domain such as %s", strings.TrimSuffix(resourceDomain, "/"))
+		return "", fmt.Errorf("the part before the slash must be a lower-case domain such as %s",
+			strings.TrimSuffix(resourceDomain, "/"))
 	case !nameForm.MatchString(name):
 		return "", errors.New("the part after the slash must be letters, digits, '-', '_' or '.', with a letter or digit at both ends")
 	}
@@ -183,7 +185,8 @@ func readSelection(v value, seen map[sharing.Selector]int) (sharing.Selection, b
 			v.problem("selects nothing: " + expectedDevices)
 		}
 		v.note("only these devices are shared; NVIDIA's plugin takes all")
-		return sharing.Selection{List: readSelectors(items, seen, func(item value) (sharing.Selector, bool) { return readSelector(item, "") })}, true
+		return sharing.Selection{List: readSelectors(items, seen,
+			func(item value) (sharing.Selector, bool) { return readSelector(item, "") })}, true
 	case shapeNumber:
 		count, ok := v.number()
 		if ok && count < 1 {

@@ -131,11 +131,13 @@ type labelUse struct {
 }
 
 var (
-	inventoryLabel = regexp.MustCompile(`^nvidia\.com/(gpu\.(product|memory|family|machine|mode|clique|compute\.(major|minor)|model\..+)|mig\.capable|` +
-		`cuda\.(driver|runtime)(-version)?\.(major|minor|rev|revision|full)|vgpu\.(present|host-driver-(version|branch)))$`)
+	inventoryLabel = regexp.MustCompile(
+		`^nvidia\.com/(gpu\.(product|memory|family|machine|mode|clique|compute\.(major|minor)|model\..+)|mig\.capable|` +
+			`cuda\.(driver|runtime)(-version)?\.(major|minor|rev|revision|full)|vgpu\.(present|host-driver-(version|branch)))$`)
 	// profileLabel are those that sharing and partitions change, under any resource's name.
-	profileLabel = regexp.MustCompile(`^nvidia\.com/(mig-.*|.+\.(product|count|replicas|sharing-strategy|memory|multiprocessors|slices\.(gi|ci)|engines\.(copy|decoder|encoder|jpeg|ofa))|` +
-		`mig\.strategy|mps\.capable)$`)
+	profileLabel = regexp.MustCompile(
+		`^nvidia\.com/(mig-.*|.+\.(product|count|replicas|sharing-strategy|memory|multiprocessors|slices\.(gi|ci)|engines\.(copy|decoder|encoder|jpeg|ofa))|` +
+			`mig\.strategy|mps\.capable)$`)
 )
 
 func labelUseOf(name string) labelUse {
@@ -164,7 +166,8 @@ func (d Documents) Rules(source string) (rules Rules, ok bool, err error) {
 		return Rules{}, false, nil
 	}
 	inside := SelectedProfile{Source: source, Name: RulesName}.String()
-	rules, err = parseDocument(inside, []byte(text), func(root value) Rules { return readRules(root, d.ProfileNames(), true) })
+	rules, err = parseDocument(inside, []byte(text),
+		func(root value) Rules { return readRules(root, d.ProfileNames(), true) })
 	rules.Generation = hashOf(text)
 	return rules, true, err
 }
@@ -434,7 +437,8 @@ func (r Rule) checkLayout(number int, profile Config) {
 // SelectRuleMIG is SelectMIG for the layout of a rule, which must have an effect.
 func (s SelectedProfile) SelectRuleMIG(name string) (SelectedProfile, error) {
 	if name != "" && !s.Profile.MIG.Manage && s.Profile.MIG.LeftTo == "" {
-		return s, fmt.Errorf("%w %s: the profile does not have mig.manage: true, so Virgate makes no MIG layout", ErrMIGLayout, quote(name))
+		return s, fmt.Errorf("%w %s: the profile does not have mig.manage: true, so Virgate makes no MIG layout",
+			ErrMIGLayout, quote(name))
 	}
 	return s.SelectMIG(name)
 }

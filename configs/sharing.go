@@ -251,7 +251,8 @@ func unknownName(name string, known []string, source string) (message, near stri
 			near = known[found]
 		}
 	}
-	return "no GPU or partition has this name: expected " + gpuResource + ", " + migResource + " and a MIG profile, or " + source, near
+	return "no GPU or partition has this name: expected " + gpuResource + ", " + migResource +
+		" and a MIG profile, or " + source, near
 }
 
 // readRename returns the name under which the units are offered, "" for their own.
@@ -329,7 +330,8 @@ func readDriverSettings(f fields, share sharing.ReplicatedResource) (s sharing.D
 		s.ComputeMode = choice(mode, "", sharing.DefaultComputeMode, sharing.ExclusiveProcess)
 	}
 	if s.ComputeMode == sharing.ExclusiveProcess && share.Replicas > 1 {
-		mode.problem(fmt.Sprintf("lets one process use the GPU, and replicas: %d shares it: write replicas: 1", share.Replicas))
+		mode.problem(fmt.Sprintf("lets one process use the GPU, and replicas: %d shares it: write replicas: 1",
+			share.Replicas))
 	}
 	return s
 }
@@ -423,7 +425,8 @@ func reportUnreachable(entries []sharedEntry) {
 			if taker.share.MPS != e.share.MPS {
 				advice = "say which devices one of the two has"
 			}
-			e.value.problemHere(fmt.Sprintf("never matches: the entry on line %d takes all devices of %s, %s", taker.value.line, e.share.Resource, advice))
+			e.value.problemHere(fmt.Sprintf("never matches: the entry on line %d takes all devices of %s, %s",
+				taker.value.line, e.share.Resource, advice))
 		} else if e.share.Select.All() {
 			all[e.share.Resource] = e
 		}
@@ -453,7 +456,8 @@ func reportLongLists(profile sharing.Profile, entries []sharedEntry) {
 	}
 	// The worst case is that the entries with most replicas get their units first.
 	entries = slices.Clone(entries)
-	slices.SortStableFunc(entries, func(a, b sharedEntry) int { return cmp.Compare(b.share.Replicas, a.share.Replicas) })
+	slices.SortStableFunc(entries,
+		func(a, b sharedEntry) int { return cmp.Compare(b.share.Replicas, a.share.Replicas) })
 	left, devices := maps.Clone(units), make(map[string]int)
 	for _, e := range entries {
 		name, each := e.offeredAs(), unitsPerGPU(e.share.Resource)
@@ -503,10 +507,11 @@ func (s SelectedProfile) CheckNode(gpus []sharing.GPU) error {
 		advice = fmt.Sprintf("write at most %d, or ", l.Most) + advice
 	}
 	problem := Problem{
-		File:    s.String(),
-		Path:    l.Path + ".replicas",
-		Value:   strconv.Itoa(l.Replicas),
-		Message: fmt.Sprintf("%d units of %s with so many replicas are too many on this node, %s: %s", l.Units, l.Resource, listLimit, advice),
+		File:  s.String(),
+		Path:  l.Path + ".replicas",
+		Value: strconv.Itoa(l.Replicas),
+		Message: fmt.Sprintf("%d units of %s with so many replicas are too many on this node, %s: %s", l.Units,
+			l.Resource, listLimit, advice),
 	}
 	for _, note := range s.Notes { // reportLongLists has noted the line.
 		if note.Path == problem.Path {

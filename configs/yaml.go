@@ -76,7 +76,8 @@ func (s *source) open(data []byte) (value, bool) {
 }
 
 func (s *source) reportSecond(root value) {
-	s.problem(root.position(), "", "a second YAML document begins here: expected one in a file, or manifests of Kubernetes")
+	s.problem(root.position(), "",
+		"a second YAML document begins here: expected one in a file, or manifests of Kubernetes")
 }
 
 func (s *source) checkRoot(root value) bool {
@@ -143,7 +144,8 @@ func (s *source) syntax(err error, decoder any, data []byte) {
 		s.problem(position{file: s.file, line: s.offset + line}, quote(found), notRendered)
 		return
 	}
-	if indentation, _, _ := strings.Cut(lines[stop-1], strings.TrimLeft(lines[stop-1], " \t")); strings.Contains(indentation, "\t") {
+	if indentation, _, _ := strings.Cut(lines[stop-1], strings.TrimLeft(lines[stop-1], " \t")); strings.Contains(
+		indentation, "\t") {
 		message = "a tab in the indentation: expected spaces"
 	} else if begin.line < stop && begin.what != "" {
 		message += fmt.Sprintf(", %s that begins on line %d", begin.what, s.offset+begin.line)
@@ -242,9 +244,11 @@ func tooLarge(root *yaml.Node, nodes *int) string {
 		*nodes++
 		switch {
 		case *nodes > documentNodes:
-			return fmt.Sprintf("the document has more than %d keys and values, those behind aliases counted each time", documentNodes)
+			return fmt.Sprintf("the document has more than %d keys and values, those behind aliases counted each time",
+				documentNodes)
 		case depth > documentDepth:
-			return fmt.Sprintf("the document is nested deeper than %d levels, those behind aliases counted", documentDepth)
+			return fmt.Sprintf("the document is nested deeper than %d levels, those behind aliases counted",
+				documentDepth)
 		case node.Kind == yaml.AliasNode:
 			return measure(node.Alias, depth+1)
 		}
@@ -564,7 +568,10 @@ func (f fields) required(key string) value {
 
 // gkeKeys are those of GKE's plugin in gpu_config.json (container-engine-accelerators,
 // pkg/gpu/nvidia/manager.go), at all levels.
-var gkeKeys = []string{"GPUPartitionSize", "MaxTimeSharedClientsPerGPU", "GPUSharingConfig", "GPUSharingStrategy", "MaxSharedClientsPerGPU", "HealthCriticalXid"}
+var gkeKeys = []string{
+	"GPUPartitionSize", "MaxTimeSharedClientsPerGPU", "GPUSharingConfig", "GPUSharingStrategy",
+	"MaxSharedClientsPerGPU", "HealthCriticalXid",
+}
 
 // mapping reads a mapping and reports any key that is not one of the known ones.
 func (v value) mapping(known ...string) fields {
@@ -612,7 +619,8 @@ func (v value) pairs() []entry {
 		name := key.node.Value
 		path := join(v.path, name)
 		if first, again := lines[name]; again {
-			v.source.problem(position{v.source.file, key.line, path}, "", "the key is repeated, it is on line "+strconv.Itoa(first)+" already")
+			v.source.problem(position{v.source.file, key.line, path}, "",
+				"the key is repeated, it is on line "+strconv.Itoa(first)+" already")
 			continue
 		}
 		lines[name] = key.line

@@ -213,7 +213,8 @@ func Steps(mode bool, have []Instance, target PlacedLayout) ([]Step, error) {
 	}
 	slices.SortStableFunc(create, func(a, b Step) int {
 		// By place, and a GPU instance before its compute instances.
-		return cmp.Or(cmp.Compare(a.Placement.Start, b.Placement.Start), cmp.Compare(b.Action, a.Action), b.Profile.Compare(a.Profile))
+		return cmp.Or(cmp.Compare(a.Placement.Start, b.Placement.Start), cmp.Compare(b.Action, a.Action),
+			b.Profile.Compare(a.Profile))
 	})
 	if mode != target.MIG {
 		instances = append(instances, ModeStep(target.MIG))

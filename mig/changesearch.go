@@ -58,17 +58,20 @@ func (g Geometry) checked(mode bool, have []Instance) ([]Instance, error) {
 	if !mode && len(have) > 0 {
 		return nil, errors.New("a GPU with MIG off has GPU instances")
 	}
-	sorted := slices.SortedFunc(slices.Values(have), func(a, b Instance) int { return cmp.Compare(a.Placement.Start, b.Placement.Start) })
+	sorted := slices.SortedFunc(slices.Values(have),
+		func(a, b Instance) int { return cmp.Compare(a.Placement.Start, b.Placement.Start) })
 	outlines := make([]Partition, len(sorted))
 	for i, instance := range sorted {
 		outlines[i] = Partition{instance.Profile, instance.Placement}
-		computes := slices.SortedFunc(slices.Values(instance.Computes), func(a, b Compute) int { return cmp.Compare(a.CI, b.CI) })
+		computes := slices.SortedFunc(slices.Values(instance.Computes),
+			func(a, b Compute) int { return cmp.Compare(a.CI, b.CI) })
 		sorted[i].Computes = computes
 		free := instance.Profile.Slices
 		for _, c := range computes {
 			free -= c.Slices
 			if c.Slices < 1 || free < 0 {
-				return nil, fmt.Errorf("partition %s of GPU instance %d does not fit its %d slices", c.UUID, instance.GI, instance.Profile.Slices)
+				return nil, fmt.Errorf("partition %s of GPU instance %d does not fit its %d slices", c.UUID,
+					instance.GI, instance.Profile.Slices)
 			}
 		}
 	}

@@ -60,7 +60,8 @@ func Draw(slots, width int, blocks []Block) string {
 
 // tiled are the blocks sorted by start, with one for each empty slot.
 func tiled(slots int, blocks []Block) []Block {
-	blocks = slices.SortedStableFunc(slices.Values(blocks), func(a, b Block) int { return a.Placement.Start - b.Placement.Start })
+	blocks = slices.SortedStableFunc(slices.Values(blocks),
+		func(a, b Block) int { return a.Placement.Start - b.Placement.Start })
 	var tiles []Block
 	next := 0
 	empty := func(until int) {
@@ -178,7 +179,9 @@ func labels(instance Profile, partitions []Profile) []string {
 	case len(partitions) == 1:
 		return []string{partitions[0].String(), short}
 	case len(distinct) == 1:
-		return []string{strconv.Itoa(len(partitions)) + "×" + partitions[0].String(), strconv.Itoa(len(partitions)) + "×" + short}
+		return []string{
+			strconv.Itoa(len(partitions)) + "×" + partitions[0].String(), strconv.Itoa(len(partitions)) + "×" + short,
+		}
 	}
 	sizes := make([]string, len(partitions))
 	for i, p := range partitions {

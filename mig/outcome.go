@@ -91,7 +91,8 @@ func (k *keepSearch) planned(fresh, now []instance) (planned []plannedInstance, 
 		beside.placed = append(beside.placed, i)
 		planned = append(planned, plannedInstance{instance: i, ready: i.partitions})
 		score += readyScore * len(i.partitions)
-		if slices.ContainsFunc(k.have, func(h Instance) bool { return h.Placement == i.placement && h.Profile == i.info.Profile }) {
+		if slices.ContainsFunc(k.have,
+			func(h Instance) bool { return h.Placement == i.placement && h.Profile == i.info.Profile }) {
 			score++
 		}
 	}
@@ -182,7 +183,10 @@ func (o outcome) blocked() []Blocked {
 	var all []Blocked
 	for n, p := range o.search.existing {
 		if p.Busy && !o.kept[n] {
-			all = append(all, Blocked{Partition: Partition{p.profile, o.search.have[p.instance].Placement}, UUID: p.UUID})
+			all = append(all, Blocked{
+				Partition: Partition{p.profile, o.search.have[p.instance].Placement},
+				UUID:      p.UUID,
+			})
 		}
 	}
 	for _, s := range o.instances {

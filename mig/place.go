@@ -208,7 +208,8 @@ func (g Geometry) instances(kept []Partition) ([]instance, error) {
 		if n := len(live); n > 0 && live[n-1].placement.Overlaps(at) {
 			last := &live[n-1]
 			if last.placement != at || !last.add(k.Profile) {
-				return nil, fmt.Errorf("kept %s at %s overlaps kept %s at %s", k.Profile, at, last.partitions[0], last.placement)
+				return nil, fmt.Errorf("kept %s at %s overlaps kept %s at %s", k.Profile, at, last.partitions[0],
+					last.placement)
 			}
 			continue
 		}
@@ -296,7 +297,8 @@ func (s *search) place(n, from int, placed func() bool) bool {
 		// Instances with equally many partitions of one profile are interchangeable, so one
 		// order is enough.
 		after := 0
-		if n+1 < len(s.fresh) && s.fresh[n+1].info.Profile == next.info.Profile && len(s.fresh[n+1].partitions) == len(next.partitions) {
+		if n+1 < len(s.fresh) && s.fresh[n+1].info.Profile == next.info.Profile &&
+			len(s.fresh[n+1].partitions) == len(next.partitions) {
 			after = i + 1
 		}
 		s.placed = append(s.placed, *next)
@@ -353,7 +355,8 @@ func (g Geometry) Unreachable(have []Instance) int {
 	for _, info := range g.Profiles {
 		for _, start := range info.Starts {
 			at := Placement{Start: start, Size: info.Size}
-			if used+info.Profile.Slices <= g.Slices && start >= 0 && start+info.Size <= g.Slots && !slices.ContainsFunc(taken, at.Overlaps) {
+			if used+info.Profile.Slices <= g.Slices && start >= 0 && start+info.Size <= g.Slots &&
+				!slices.ContainsFunc(taken, at.Overlaps) {
 				open = append(open, at)
 			}
 		}

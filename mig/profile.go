@@ -110,7 +110,8 @@ const (
 	attribute = `[a-z][a-z0-9]*(?:\.[a-z0-9]+)*`
 )
 
-var name = regexp.MustCompile(`^(?:` + number + `c\.)?` + number + `g\.` + number + `gb(?:([+-])(` + attribute + `(?:,` + attribute + `)*))?$`)
+var name = regexp.MustCompile(`^(?:` + number + `c\.)?` + number + `g\.` + number + `gb(?:([+-])(` + attribute +
+	`(?:,` + attribute + `)*))?$`)
 
 func parseProfile(s string) (Profile, error) {
 	parts := name.FindStringSubmatch(s)

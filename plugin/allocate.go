@@ -38,10 +38,12 @@ func (g *generation) grant(ids []string, now time.Time) (response *api.Container
 		e := &g.list.Entries[place]
 		unit := g.units[e.Unit]
 		if !unit.Health.Healthy() {
-			return nil, false, refusef(UnhealthyDevice, codes.Unavailable, "%s: device %s must not be used: %s", name, e.ID, unit.Health.Reason)
+			return nil, false, refusef(UnhealthyDevice, codes.Unavailable, "%s: device %s must not be used: %s", name,
+				e.ID, unit.Health.Reason)
 		}
 		if reason := g.withheld[e.Unit]; reason != "" && !e.Switching {
-			return nil, false, refusef(NotReady, codes.Unavailable, "%s: device %s must not be used: %s", name, e.ID, reason)
+			return nil, false, refusef(NotReady, codes.Unavailable, "%s: device %s must not be used: %s", name, e.ID,
+				reason)
 		}
 		if e.Closed {
 			return nil, false, closedDevice(name, e.ID)
@@ -76,7 +78,8 @@ func (g *generation) grant(ids []string, now time.Time) (response *api.Container
 	if g.terms.grants.Nodes() {
 		for _, u := range units {
 			if len(g.terms.host.Nodes[u.ID]) == 0 {
-				return nil, false, refusef(NotReady, codes.Unavailable, "%s: device %s must not be used: its device node is not known", name, u.ID)
+				return nil, false, refusef(NotReady, codes.Unavailable,
+					"%s: device %s must not be used: its device node is not known", name, u.ID)
 			}
 		}
 	}
@@ -135,7 +138,8 @@ func (a allocateResponse) response() *api.ContainerAllocateResponse {
 	}
 	if a.mpsShares > 0 {
 		unit := a.units[0]
-		response.Envs, response.Mounts = MPSAccess(a.grants.MPSRoot, unit.ID, sharing.NewMPSLimit(a.granted, a.mpsShares, unit.Memory))
+		response.Envs, response.Mounts = MPSAccess(a.grants.MPSRoot, unit.ID,
+			sharing.NewMPSLimit(a.granted, a.mpsShares, unit.Memory))
 	}
 	if response.Envs == nil {
 		response.Envs = map[string]string{}
@@ -155,10 +159,12 @@ func (a allocateResponse) response() *api.ContainerAllocateResponse {
 		// The runtime takes the names from the mounts when the variable says so.
 		response.Envs[visibleDevices] = deviceMountRoot
 		for _, name := range a.names {
-			response.Mounts = append(response.Mounts, &api.Mount{HostPath: "/dev/null", ContainerPath: deviceMountRoot + "/" + name})
+			response.Mounts = append(response.Mounts,
+				&api.Mount{HostPath: "/dev/null", ContainerPath: deviceMountRoot + "/" + name})
 		}
 		for _, channel := range a.host.IMEXChannels {
-			response.Mounts = append(response.Mounts, &api.Mount{HostPath: "/dev/null", ContainerPath: deviceMountRoot + "/imex/" + channel})
+			response.Mounts = append(response.Mounts,
+				&api.Mount{HostPath: "/dev/null", ContainerPath: deviceMountRoot + "/imex/" + channel})
 		}
 	}
 	if a.grants.Uses(sharing.DriverMounts) {

@@ -181,7 +181,8 @@ type inputs struct {
 
 // held says that a pod holds the device, or may.
 func (s *inputs) held(resource, id string) bool {
-	return s.kubelet.Held.has(resource, id) || s.kubelet.unseen(resource, id, s.rpc.Granted[resource][id], s.timing.RemovalDelay)
+	return s.kubelet.Held.has(resource, id) ||
+		s.kubelet.unseen(resource, id, s.rpc.Granted[resource][id], s.timing.RemovalDelay)
 }
 
 // mayBeHeld is held for a device of a list. A device that a pod held when Virgate
@@ -205,7 +206,8 @@ func (s *inputs) removable(resource string, e Entry) bool {
 // waited for.
 func (l Lists) settled() bool {
 	for _, list := range l {
-		if !list.Dropped.IsZero() || slices.ContainsFunc(list.Entries, func(e Entry) bool { return e.Phase != Offered || e.Switching }) {
+		if !list.Dropped.IsZero() || slices.ContainsFunc(list.Entries,
+			func(e Entry) bool { return e.Phase != Offered || e.Switching }) {
 			return false
 		}
 	}

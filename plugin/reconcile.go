@@ -291,7 +291,8 @@ func (r *reconciler) isApplied(s *running, sent, lost bool, now time.Time) bool 
 		s.given, s.givenAt = current.version, now
 	}
 	applied := r.options.Kubelet == nil || r.kubelet.AppliedKnown && r.kubelet.AppliedAt.After(s.givenAt) &&
-		!slices.ContainsFunc(current.list.Entries, func(e Entry) bool { return e.Healthy != r.kubelet.Applied.has(s.name, e.ID) })
+		!slices.ContainsFunc(current.list.Entries,
+			func(e Entry) bool { return e.Healthy != r.kubelet.Applied.has(s.name, e.ID) })
 	if applied {
 		s.applied.Store(current.version)
 		r.announceApplied(s)

@@ -43,7 +43,9 @@ const (
 	Internal RefusalReason = "internal"
 )
 
-var refusalReasons = [...]RefusalReason{UnknownDevice, UnhealthyDevice, TooMany, SameUnit, SeveralUnits, NotReady, MIGChange, Switching, ByDRA, Internal}
+var refusalReasons = [...]RefusalReason{
+	UnknownDevice, UnhealthyDevice, TooMany, SameUnit, SeveralUnits, NotReady, MIGChange, Switching, ByDRA, Internal,
+}
 
 // RefusalReasons are all reasons.
 func RefusalReasons() []RefusalReason { return slices.Clone(refusalReasons[:]) }
@@ -74,7 +76,8 @@ func reasonOf(err error) RefusalReason {
 }
 
 func closedDevice(resource, id string) error {
-	return refusef(Switching, codes.FailedPrecondition, "%s: device %s is no longer offered: the profile has changed", resource, id)
+	return refusef(Switching, codes.FailedPrecondition, "%s: device %s is no longer offered: the profile has changed",
+		resource, id)
 }
 
 func (g *generation) refuseClosed(ids []string) error {
@@ -135,7 +138,9 @@ func (l *refusalLog) write(ctx context.Context, refused refusal) {
 		l.silent++
 		return
 	}
-	attributes := []slog.Attr{slog.Any("devices", refused.devices), slog.Int("requested", refused.requested), slog.Any("error", refused.err)}
+	attributes := []slog.Attr{
+		slog.Any("devices", refused.devices), slog.Int("requested", refused.requested), slog.Any("error", refused.err),
+	}
 	if l.silent > 0 {
 		attributes = append(attributes, slog.Int("unlogged", l.silent))
 		l.silent = 0

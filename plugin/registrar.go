@@ -309,8 +309,10 @@ func (s *server) serve(path string, listener net.Listener) *session {
 		path: path,
 		grpc: grpc.NewServer(
 			grpc.WaitForHandlers(true),
-			grpc.MaxConcurrentStreams(maxStreams), grpc.MaxHeaderListSize(maxHeaderBytes), grpc.MaxRecvMsgSize(maxRequestBytes),
-			grpc.ConnectionTimeout(maxIdle), grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: maxIdle}),
+			grpc.MaxConcurrentStreams(maxStreams), grpc.MaxHeaderListSize(maxHeaderBytes),
+			grpc.MaxRecvMsgSize(maxRequestBytes),
+			grpc.ConnectionTimeout(maxIdle),
+			grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: maxIdle}),
 		),
 		events:   make(chan streamEvent),
 		stopping: make(chan struct{}),
@@ -319,7 +321,8 @@ func (s *server) serve(path string, listener net.Listener) *session {
 	api.RegisterDevicePluginServer(session.grpc, service{server: s, session: session})
 	go func() {
 		defer close(session.served)
-		_ = session.grpc.Serve(netutil.LimitListener(listener, maxConnections)) // It fails when close has closed the listener.
+		_ = session.grpc.Serve(netutil.LimitListener(listener,
+			maxConnections)) // It fails when close has closed the listener.
 	}()
 	return session
 }

@@ -182,7 +182,8 @@ func (s service) GetPreferredAllocation(_ context.Context, request *api.Preferre
 				current.uses[i].preferred.Store(at)
 			}
 		}
-		response.ContainerResponses = append(response.ContainerResponses, &api.ContainerPreferredAllocationResponse{DeviceIDs: ids})
+		response.ContainerResponses = append(response.ContainerResponses,
+			&api.ContainerPreferredAllocationResponse{DeviceIDs: ids})
 	}
 	observe(s.observers.Preferred, s.Now().Sub(began))
 	return response, nil

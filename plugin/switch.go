@@ -131,7 +131,8 @@ func (s *inputs) canClose(resource string, e Entry) bool {
 // grants, which Allocate records before it asks whether the device is closed.
 func (s *inputs) isCleared(resource string, e Entry) bool {
 	closed := s.rpc.Closed[resource][e.ID]
-	return e.Closed && !closed.IsZero() && s.kubelet.HeldKnown && s.kubelet.HeldAt.After(closed) && s.canClose(resource, e)
+	return e.Closed && !closed.IsZero() && s.kubelet.HeldKnown && s.kubelet.HeldAt.After(closed) &&
+		s.canClose(resource, e)
 }
 
 // startWaves decides which units leave their mode now. While a resource has no unit that
@@ -154,7 +155,8 @@ func (s *inputs) startWaves(have Lists, wanted map[string]sharing.Resource) {
 				seen[u] = true
 				underWay++ // It has left its mode, and cannot be granted in the new one yet.
 			}
-			if u.leaving == 0 || u.begins || u.use == s.asPlanned(resource, e, u).use(resource) || e.Vacated || seen[u] {
+			if u.leaving == 0 || u.begins || u.use == s.asPlanned(resource, e, u).use(resource) || e.Vacated ||
+				seen[u] {
 				continue
 			}
 			seen[u] = true
@@ -179,7 +181,8 @@ func (s *inputs) startWaves(have Lists, wanted map[string]sharing.Resource) {
 			most = max(1, (len(waiting)+underWay)/2) - underWay
 		}
 		slices.SortFunc(waiting, func(a, b *unitState) int {
-			return cmp.Or(cmp.Compare(a.away(resource), b.away(resource)), cmp.Compare(a.order, b.order), cmp.Compare(a.id, b.id))
+			return cmp.Or(cmp.Compare(a.away(resource), b.away(resource)), cmp.Compare(a.order, b.order),
+				cmp.Compare(a.id, b.id))
 		})
 		for _, u := range waiting[:min(len(waiting), max(0, most))] {
 			u.begins = true
@@ -207,7 +210,8 @@ func (u *unitState) away(resource string) int {
 func (s *inputs) hasLasting(list List, want sharing.Resource) bool {
 	for _, e := range list.Entries {
 		u := s.units[e.Unit]
-		if e.Healthy && e.Phase == Offered && u.use == s.asPlanned(want.Name, e, u).use(want.Name) && s.healthy(e.Unit) && !u.withheld {
+		if e.Healthy && e.Phase == Offered && u.use == s.asPlanned(want.Name, e, u).use(want.Name) &&
+			s.healthy(e.Unit) && !u.withheld {
 			return true
 		}
 	}

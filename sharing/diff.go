@@ -110,7 +110,8 @@ func Diff(from, to Plan) []Change {
 		if i := slices.IndexFunc(from.Resources, named(r.Name)); i >= 0 {
 			old = from.Resources[i]
 			kind = compareDevices(old.Devices, r.Devices)
-		} else if i := slices.IndexFunc(vanished, func(old Resource) bool { return slices.EqualFunc(old.Units, r.Units, sameUnit) }); i >= 0 {
+		} else if i := slices.IndexFunc(
+			vanished, func(old Resource) bool { return slices.EqualFunc(old.Units, r.Units, sameUnit) }); i >= 0 {
 			old, kind = vanished[i], Renamed
 			vanished = slices.Delete(vanished, i, i+1)
 		}

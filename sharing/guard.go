@@ -68,7 +68,8 @@ func (r UtilizationReport) SetLimits(gpus []GPU, planned, listed []Resource, all
 	for _, usage := range Usage(nil, allocations) {
 		id := usage.Unit.ID
 		wanted, ok := guarded[id]
-		if !ok || len(now[id]) != 1 || now[id][0].use != wanted.use || now[id][0].unit.Replicas != wanted.unit.Replicas || memory[id] == 0 {
+		if !ok || len(now[id]) != 1 || now[id][0].use != wanted.use ||
+			now[id][0].unit.Replicas != wanted.unit.Replicas || memory[id] == 0 {
 			continue
 		}
 		devices[id] = map[Container]int{}

@@ -160,7 +160,8 @@ func (r MIGConfig) Unmatched(gpus []GPUID) []string {
 		matched = true
 		for _, index := range block.Indexes {
 			if !slices.ContainsFunc(passed, func(b GPUID) bool { return b.Index == index }) {
-				notes.addf("MIG layout %q: %s: GPU %d is not on this node or does not pass the filter", r.Name, block.Source, index)
+				notes.addf("MIG layout %q: %s: GPU %d is not on this node or does not pass the filter", r.Name,
+					block.Source, index)
 			}
 		}
 	}
@@ -201,7 +202,8 @@ func (s MIGState) Layout() mig.PlacedLayout {
 	layout := mig.PlacedLayout{MIG: s.Enabled}
 	for _, instance := range s.Instances {
 		for _, compute := range instance.Computes {
-			layout.Partitions = append(layout.Partitions, mig.Partition{Profile: instance.Partition(compute), Placement: instance.Placement})
+			layout.Partitions = append(layout.Partitions,
+				mig.Partition{Profile: instance.Partition(compute), Placement: instance.Placement})
 		}
 	}
 	return layout

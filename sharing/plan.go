@@ -162,8 +162,10 @@ func reportPatterns(gpus []GPU, p Profile, warn *warnings) {
 	report := func(path string, rules []NamingRule, match func(Pattern, string) bool, what string, there []string) {
 		there = sorted(there)
 		for i, rule := range rules {
-			if len(there) > 0 && !slices.ContainsFunc(there, func(name string) bool { return match(rule.Pattern, name) }) {
-				warn.unmatchedf("%s[%d].pattern: %q matches no %s of this node, which has %s; case matters", path, i, rule.Pattern, what, quotedList(there))
+			if len(there) > 0 && !slices.ContainsFunc(there,
+				func(name string) bool { return match(rule.Pattern, name) }) {
+				warn.unmatchedf("%s[%d].pattern: %q matches no %s of this node, which has %s; case matters", path, i,
+					rule.Pattern, what, quotedList(there))
 			}
 		}
 	}
@@ -379,7 +381,8 @@ func assignEntries(units []candidate, entries []ReplicatedResource, warn *warnin
 				parts = parts || unit.partition != nil
 			}
 			if parts && entry.Driver != (DriverSettings{}) {
-				warn.addf("%s: timeSlice and computeMode are for whole GPUs: partitions of %s have neither", entry.Path, entry.Resource)
+				warn.addf("%s: timeSlice and computeMode are for whole GPUs: partitions of %s have neither", entry.Path,
+					entry.Resource)
 			}
 		}
 	}

@@ -341,7 +341,8 @@ func (c *choice) mark(ids []string, state deviceState) []string {
 // pick takes the unit's next healthy device and returns its position.
 func (c *choice) pick(group int) int {
 	unit, members := &c.units[group], c.groups[group].members
-	unit.next += slices.IndexFunc(members[unit.next:], func(at int) bool { return c.state[at] == free && c.healthy[at] })
+	unit.next += slices.IndexFunc(members[unit.next:],
+		func(at int) bool { return c.state[at] == free && c.healthy[at] })
 	at := members[unit.next]
 	c.state[at] = taken
 	unit.left--
@@ -399,7 +400,9 @@ func (c *choice) rank(group int) rank {
 	switch c.policy {
 	case Packed:
 		// All units of one GPU come before those of the next.
-		return rank{-gpuLoad, -gpu.picks, gpu.unhealthy, c.groups[group].gpu, -load, -unit.picks, unit.unhealthy, group + 1}
+		return rank{
+			-gpuLoad, -gpu.picks, gpu.unhealthy, c.groups[group].gpu, -load, -unit.picks, unit.unhealthy, group + 1,
+		}
 	case Spread:
 		return rank{unit.picks, gpu.picks, load, gpuLoad, unit.unhealthy, byPlace: group + 1}
 	default:

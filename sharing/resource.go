@@ -161,7 +161,8 @@ func (a Allocation) Holder() string {
 // the DRA driver of that name, as GPU pods: it evicts those and no others before it replaces a node's
 // driver (gpu-operator 26.7, cmd/gpu-operator; k8s-driver-manager v0.12, internal/kubernetes).
 func OperatorEvicts(resource string) bool {
-	return strings.HasPrefix(resource, "nvidia.com/gpu") || strings.HasPrefix(resource, "nvidia.com/mig-") || resource == "gpu.nvidia.com"
+	return strings.HasPrefix(resource, "nvidia.com/gpu") || strings.HasPrefix(resource, "nvidia.com/mig-") ||
+		resource == "gpu.nvidia.com"
 }
 
 // Evicted says which pods the GPU Operator evicts.
@@ -278,7 +279,9 @@ func (p Plan) Summary() Summary {
 			}
 			share := NewMPSLimit(1, u.MPS.Shares, u.Memory)
 			if least := s.Resources[i].Share; least != nil {
-				share = MPSLimit{min(share.ThreadPercentage, least.ThreadPercentage), min(share.PinnedMemory, least.PinnedMemory)}
+				share = MPSLimit{
+					min(share.ThreadPercentage, least.ThreadPercentage), min(share.PinnedMemory, least.PinnedMemory),
+				}
 			}
 			s.Resources[i].Share = &share
 		}

@@ -416,7 +416,8 @@ func NewUtilizationReport(m Measurement, gpus []GPU, resources []Resource, alloc
 		report.Unattributed = append(report.Unattributed, rest...)
 	}
 	slices.SortFunc(report.Containers, func(a, b ContainerUtilization) int {
-		return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Unit, b.Unit), compareContainers(a.Container, b.Container))
+		return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Unit, b.Unit),
+			compareContainers(a.Container, b.Container))
 	})
 	report.Contention = contention(m.GPUs, report.Containers)
 	return report

@@ -25,10 +25,12 @@ import (
 func main() {
 	var o options
 	flag.StringVar(&o.binary, "binary", "bin/virgate", "the program, built with cgo or without")
-	flag.StringVar(&o.shell, "shell", "", "the program of ./shell, built without cgo, to be the image's sh; empty for none")
+	flag.StringVar(&o.shell, "shell", "",
+		"the program of ./shell, built without cgo, to be the image's sh; empty for none")
 	flag.StringVar(&o.output, "output", "bin/virgate-image.tar", "the archive to write")
 	flag.StringVar(&o.reference, "reference", "virgate:devel", "the image's name and tag")
-	flag.StringVar(&o.licences, "licences", "../..", "the folder with LICENSE and THIRD_PARTY_LICENSES, which the image carries")
+	flag.StringVar(&o.licences, "licences", "../..",
+		"the folder with LICENSE and THIRD_PARTY_LICENSES, which the image carries")
 	flag.StringVar(&o.version, "version", "devel", "the version that the labels say")
 	bom := flag.String("bom", "", "write a CycloneDX bill of materials of the program to this file, and no image")
 	flag.Parse()
@@ -79,7 +81,8 @@ func (o options) write() error {
 	for _, f := range files {
 		size += f.size()
 	}
-	fmt.Printf("%s: %s, %d files, %.1f MB: %s\n", o.output, o.reference, len(files), float64(size)/1e6, strings.Join(libraryNames(files), " "))
+	fmt.Printf("%s: %s, %d files, %.1f MB: %s\n", o.output, o.reference, len(files), float64(size)/1e6,
+		strings.Join(libraryNames(files), " "))
 	return nil
 }
 
@@ -114,7 +117,8 @@ func (o options) writeBOM(to string) error {
 		return fmt.Errorf("read the build information of %s: %w", o.binary, err)
 	}
 	bom := cyclonedx.NewBOM()
-	bom.Metadata = &cyclonedx.Metadata{Component: component(cyclonedx.ComponentTypeApplication, info.Main.Path, o.version)}
+	bom.Metadata = &cyclonedx.Metadata{Component: component(cyclonedx.ComponentTypeApplication, info.Main.Path,
+		o.version)}
 	components := []cyclonedx.Component{*component(cyclonedx.ComponentTypeLibrary, "std", info.GoVersion)}
 	for _, module := range info.Deps {
 		used := cmp.Or(module.Replace, module)

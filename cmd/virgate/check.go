@@ -31,7 +31,8 @@ func checkCommand(environment environment) *cli.Command {
 			if len(names) == 0 {
 				return usageError{errors.New("check needs at least one FILE")}
 			}
-			if first := slices.Index(names, configsource.Stdin); first >= 0 && slices.Contains(names[first+1:], configsource.Stdin) {
+			if first := slices.Index(names, configsource.Stdin); first >= 0 &&
+				slices.Contains(names[first+1:], configsource.Stdin) {
 				return usageError{errors.New("check: - is there twice, and standard input can be read once")}
 			}
 			report := checkReport{Problems: []finding{}, Notes: []finding{}}

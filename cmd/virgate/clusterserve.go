@@ -29,7 +29,8 @@ func serveAlone(cmd *cli.Command) error {
 	case cmd.IsSet("output"):
 		return usageError{fmt.Errorf("--serve with --output %s: the page has everything, and as JSON at /api/v1/cluster", cmd.String("output"))}
 	case clusterPart(cmd) != "nodes":
-		return usageError{fmt.Errorf("--serve with %s: the page is of the cluster, %s --serve %s", nameOf(cmd), cmd.Lineage()[1].FullName(), cmd.String("serve"))}
+		return usageError{fmt.Errorf("--serve with %s: the page is of the cluster, %s --serve %s", nameOf(cmd),
+			cmd.Lineage()[1].FullName(), cmd.String("serve"))}
 	}
 	return nil
 }

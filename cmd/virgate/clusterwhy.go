@@ -41,7 +41,8 @@ func whyAPodWaits(ctx context.Context, cmd *cli.Command, environment environment
 	output := cmd.String("output")
 	switch {
 	case cmd.Args().Len() != 1:
-		return usageError{fmt.Errorf("%s takes one pod, got %d; see %s --help", nameOf(cmd), cmd.Args().Len(), cmd.FullName())}
+		return usageError{fmt.Errorf("%s takes one pod, got %d; see %s --help", nameOf(cmd), cmd.Args().Len(),
+			cmd.FullName())}
 	case output == "name":
 		return usageError{fmt.Errorf("--output %q: %s has table, json and yaml", output, nameOf(cmd))}
 	case cmd.Bool("watch"):
@@ -63,7 +64,8 @@ func whyAPodWaits(ctx context.Context, cmd *cli.Command, environment environment
 	began := time.Now()
 	answer, err := client.Why(ctx, options, namespace, name)
 	if cmd.Bool("verbose") {
-		_, _ = fmt.Fprintf(cmd.Root().ErrWriter, "%d requests, in %s\n", client.Lists.Load(), time.Since(began).Round(time.Millisecond))
+		_, _ = fmt.Fprintf(cmd.Root().ErrWriter, "%d requests, in %s\n", client.Lists.Load(),
+			time.Since(began).Round(time.Millisecond))
 	}
 	if err != nil {
 		return fmt.Errorf("%s", status.Plain(err.Error()))
@@ -110,7 +112,8 @@ func (t *text) why(a cluster.Answer, wide bool) {
 		for i, cause := range group.Causes {
 			causes[i] = cause.Text
 		}
-		t.line("  %s: %s (%s)", cluster.Count(len(group.Nodes), "node"), line(strings.Join(causes, "; ")), cluster.Some(group.Nodes, most))
+		t.line("  %s: %s (%s)", cluster.Count(len(group.Nodes), "node"), line(strings.Join(causes, "; ")),
+			cluster.Some(group.Nodes, most))
 		if len(group.Holders) > 0 {
 			t.line("    held by %s", cluster.Some(group.Holders, most))
 		}

@@ -146,9 +146,10 @@ func controlSocketFlag() cli.Flag {
 // returns its answer. The error is the program's own where it answered.
 func callControl(ctx context.Context, cmd *cli.Command, method, path string, arguments url.Values) ([]byte, error) {
 	socket := cmd.String("control-socket")
-	code, answer, err := fetch(ctx, method, "http://virgate"+path+"?"+arguments.Encode(), func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	})
+	code, answer, err := fetch(ctx, method, "http://virgate"+path+"?"+arguments.Encode(),
+		func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		})
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("no Virgate answers at %s: %w%s", socket, err, onCluster(cmd, "control-socket"))

@@ -71,7 +71,8 @@ func demoCommand() *cli.Command {
 			}
 			scenario, known := scenarios()[cmd.String("scenario")]
 			if !known {
-				return usageError{fmt.Errorf("--scenario %q is none of main, mig, guard, mps, dra", cmd.String("scenario"))}
+				return usageError{fmt.Errorf("--scenario %q is none of main, mig, guard, mps, dra",
+					cmd.String("scenario"))}
 			}
 			node, err := openSimulated(scenario.node, cmd.String("sim-world"))
 			if err != nil {
@@ -175,8 +176,13 @@ func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string, n
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	options := daemon.Options{
-		GPUs:               func(configs.StartupSettings) (daemon.GPUs, error) { return daemon.Simulated(node, node), nil },
-		Profile:            daemon.ProfileOptions{Path: s.profile, Overrides: configs.Overrides{"flags.mpsRoot": {Value: s.mps}}},
+		GPUs: func(configs.StartupSettings) (daemon.GPUs, error) {
+			return daemon.Simulated(node, node), nil
+		},
+		Profile: daemon.ProfileOptions{
+			Path:      s.profile,
+			Overrides: configs.Overrides{"flags.mpsRoot": {Value: s.mps}},
+		},
 		MPSSocket:          filepath.Join(s.mps, mps.SocketName),
 		Guard:              s.api.pods(),
 		PluginDir:          filepath.Join(dir, "dp"),
@@ -396,7 +402,8 @@ func (s *demoNode) switchModes(ctx context.Context) error {
 			came = came && fewest > 0
 			note = fmt.Sprintf(", never fewer than %d", fewest)
 		}
-		s.check(came, "%s: %d × %s after %d ms%s", to.name, to.count, to.resource, time.Since(start).Milliseconds(), note)
+		s.check(came, "%s: %d × %s after %d ms%s", to.name, to.count, to.resource, time.Since(start).Milliseconds(),
+			note)
 		before = to.resource
 	}
 	return nil
@@ -422,7 +429,8 @@ func (s *demoNode) runPods(ctx context.Context) error {
 		for _, unit := range units {
 			seen[unit] = true
 		}
-		s.check(len(devices) == pod.count && len(units) == pod.count, "devices granted: %d, each on another GPU", pod.count)
+		s.check(len(devices) == pod.count && len(units) == pod.count, "devices granted: %d, each on another GPU",
+			pod.count)
 	}
 	s.check(len(seen) == 4, "the least used GPU came first: 4 devices on 4 GPUs")
 	return nil
@@ -444,7 +452,8 @@ func (s *demoNode) switchProfile(ctx context.Context) error {
 	r := after.Resources[gpuResource]
 	s.check(came, "surplus devices retired: capacity %d", r.Capacity)
 	s.check(r.StreamsClosed == before.StreamsClosed && r.Registrations == before.Registrations,
-		"streams closed: %d, new registrations: %d", r.StreamsClosed-before.StreamsClosed, r.Registrations-before.Registrations)
+		"streams closed: %d, new registrations: %d", r.StreamsClosed-before.StreamsClosed,
+		r.Registrations-before.Registrations)
 	s.check(s.podsKeepDevices(after), "every pod still holds its devices")
 	return err
 }
@@ -458,7 +467,8 @@ func (s *demoNode) podsKeepDevices(k simkubelet.Snapshot) bool {
 		}
 		running++
 		for _, id := range pod.Containers[0].Devices(gpuResource) {
-			if !slices.ContainsFunc(k.Resources[gpuResource].Devices, func(d simkubelet.Device) bool { return d.ID == id && d.Healthy }) {
+			if !slices.ContainsFunc(k.Resources[gpuResource].Devices,
+				func(d simkubelet.Device) bool { return d.ID == id && d.Healthy }) {
 				return false
 			}
 		}
@@ -489,7 +499,8 @@ func (s *demoNode) breakAndHeal(ctx context.Context) error {
 		return err
 	}
 	came, err = s.await(ctx, func(k simkubelet.Snapshot) bool { return healthy(k) == 4 })
-	s.check(came, "after a reset of the GPU all 4 are back: allocatable %d", s.kubelet.Snapshot().Resources[gpuResource].Allocatable)
+	s.check(came, "after a reset of the GPU all 4 are back: allocatable %d",
+		s.kubelet.Snapshot().Resources[gpuResource].Allocatable)
 	return err
 }
 

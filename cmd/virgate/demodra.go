@@ -68,17 +68,18 @@ const (
 // draSteps have the same node serve by device plugin, by claims, on demand, and back.
 func (s *demoNode) draSteps() []step {
 	return []step{
-		{"The node: two H100s in four time slices each, by the device plugin, and a pod that has one", func(ctx context.Context) (err error) {
-			s.dra.kubelet, err = simdra.Register(ctx, s.dra.options.RegistryDir)
-			if err != nil {
+		{"The node: two H100s in four time slices each, by the device plugin, and a pod that has one",
+			func(ctx context.Context) (err error) {
+				s.dra.kubelet, err = simdra.Register(ctx, s.dra.options.RegistryDir)
+				if err != nil {
+					return err
+				}
+				if err := s.allocatable(ctx, 8, "the kubelet lists 8 devices"); err != nil {
+					return err
+				}
+				_, err = s.kubelet.AddPod(ctx, podOf("demo", "notebook", gpuResource, 1))
 				return err
-			}
-			if err := s.allocatable(ctx, 8, "the kubelet lists 8 devices"); err != nil {
-				return err
-			}
-			_, err = s.kubelet.AddPod(ctx, podOf("demo", "notebook", gpuResource, 1))
-			return err
-		}},
+			}},
 		{"The profile says dra: {resources: all}", func(ctx context.Context) error {
 			if err := s.replace([]byte(byClaims)); err != nil {
 				return err
@@ -90,8 +91,12 @@ func (s *demoNode) draSteps() []step {
 		}},
 		{"Pods with claims: one share, and two shares with 16Gi", func(ctx context.Context) error {
 			s.runByClaim(ctx, "inference", simdra.Request{Resource: gpuResource})
-			s.runByClaim(ctx, "training", simdra.Request{Resource: gpuResource, Capacity: capacity("shares", "2", "memory", "16Gi")})
-			_, err := s.dra.api.Allocate("greedy", simdra.Request{Resource: gpuResource, Capacity: capacity("shares", "2")})
+			s.runByClaim(ctx, "training", simdra.Request{
+				Resource: gpuResource,
+				Capacity: capacity("shares", "2", "memory", "16Gi"),
+			})
+			_, err := s.dra.api.Allocate("greedy",
+				simdra.Request{Resource: gpuResource, Capacity: capacity("shares", "2")})
 			s.check(errors.Is(err, simdra.ErrUnschedulable), "a claim for two more shares waits: one is left")
 			return nil
 		}},
@@ -147,12 +152,14 @@ func (s *demoNode) makeOnDemand(ctx context.Context) error {
 	}
 	start := time.Now()
 	came, err := s.awaitDevices(ctx, func(devices []resourceapi.Device) bool {
-		return slices.ContainsFunc(devices, func(d resourceapi.Device) bool { return strings.Contains(d.Name, "1g10gb") })
+		return slices.ContainsFunc(devices,
+			func(d resourceapi.Device) bool { return strings.Contains(d.Name, "1g10gb") })
 	})
 	if err != nil {
 		return err
 	}
-	s.check(came, "every place of every MIG profile is in the ResourceSlices, beside the whole GPUs (%d ms)", time.Since(start).Milliseconds())
+	s.check(came, "every place of every MIG profile is in the ResourceSlices, beside the whole GPUs (%d ms)",
+		time.Since(start).Milliseconds())
 	for _, pod := range []string{"small-1", "small-2"} {
 		s.runByClaim(ctx, pod, simdra.Request{Profile: smallOfH100})
 	}
@@ -222,7 +229,8 @@ func (s *demoNode) runByClaim(ctx context.Context, pod string, request simdra.Re
 		Name:       pod,
 		Containers: []simkubelet.Container{{Name: "main", Claims: []simkubelet.Claim{given}}},
 	})
-	s.check(err == nil && len(devices) == max(request.Count, 1), "it runs, %d ms after its claim was made", time.Since(start).Milliseconds())
+	s.check(err == nil && len(devices) == max(request.Count, 1), "it runs, %d ms after its claim was made",
+		time.Since(start).Milliseconds())
 }
 
 // endByClaim ends pods, and their claims.

@@ -66,7 +66,9 @@ func (d *demoAPI) evictions() []string {
 func (s *demoNode) guardSteps() []step {
 	return []step{
 		{"The node: a T4 of 15 GiB in four shares, each with a quarter of the memory", func(ctx context.Context) error {
-			came, err := s.await(ctx, func(k simkubelet.Snapshot) bool { return k.Resources[gpuResource].Allocatable == 4 })
+			came, err := s.await(ctx, func(k simkubelet.Snapshot) bool {
+				return k.Resources[gpuResource].Allocatable == 4
+			})
 			s.check(came, "the kubelet lists 4 devices")
 			return err
 		}},
@@ -75,7 +77,8 @@ func (s *demoNode) guardSteps() []step {
 			if err := s.awaitEviction(ctx, "notebook", "inference", keptPod); err != nil {
 				return err
 			}
-			s.check(s.api.refused.Load() > 0, "%s, which uses most, was to be first: its PodDisruptionBudget does not allow it", keptPod)
+			s.check(s.api.refused.Load() > 0,
+				"%s, which uses most, was to be first: its PodDisruptionBudget does not allow it", keptPod)
 			return s.node.Do("process-remove", map[string]string{"gpu": "0", "pid": strconv.Itoa(firstPID + 2)})
 		}},
 		{"The budget goes", func(ctx context.Context) error {
@@ -120,6 +123,7 @@ func (s *demoNode) awaitEviction(ctx context.Context, pod string, others ...stri
 		return names
 	}
 	came, err := s.await(ctx, func(k simkubelet.Snapshot) bool { return !slices.Contains(names(k), pod) })
-	s.check(came && slices.Equal(names(s.kubelet.Snapshot()), others), "%s is evicted; still there: %v; evicted so far: %v", pod, names(s.kubelet.Snapshot()), s.api.evictions())
+	s.check(came && slices.Equal(names(s.kubelet.Snapshot()), others),
+		"%s is evicted; still there: %v; evicted so far: %v", pod, names(s.kubelet.Snapshot()), s.api.evictions())
 	return err
 }

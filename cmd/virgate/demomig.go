@@ -66,7 +66,8 @@ func (s *demoNode) draw(ctx context.Context) error {
 // listed waits until the kubelet may hand out so many of each, with those held.
 func (s *demoNode) listed(ctx context.Context, smalls, mediums, larges int) error {
 	came, err := s.await(ctx, func(k simkubelet.Snapshot) bool {
-		return k.Resources[small].Allocatable == smalls && k.Resources[medium].Allocatable == mediums && k.Resources[large].Allocatable == larges
+		return k.Resources[small].Allocatable == smalls && k.Resources[medium].Allocatable == mediums &&
+			k.Resources[large].Allocatable == larges
 	})
 	s.check(came, "the kubelet lists %d × 1g.10gb, %d × 2g.20gb, %d × 3g.40gb", smalls, mediums, larges)
 	return err

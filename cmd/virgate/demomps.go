@@ -97,7 +97,8 @@ func (s *demoNode) mpsSteps() []step {
 			node := nvml.NewNode(s.node, nvml.Options{Logger: slog.New(slog.DiscardHandler)})
 			for _, gpu := range s.gpus {
 				mode, _, err := node.ComputeMode(ctx, gpu.UUID)
-				s.check(err == nil && mode == sharing.DefaultComputeMode, "GPU %d has its compute mode back: %s", gpu.Index, mode)
+				s.check(err == nil && mode == sharing.DefaultComputeMode, "GPU %d has its compute mode back: %s",
+					gpu.Index, mode)
 			}
 			return nil
 		}},

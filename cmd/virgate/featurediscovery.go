@@ -223,8 +223,10 @@ func (d *featureDiscovery) run(ctx context.Context) error {
 			err = next.Discovery.Err
 		}
 		if err == nil {
-			if interval := next.Discovery.SleepInterval; interval < shortestPause && interval != config.Discovery.SleepInterval {
-				d.log.Warn("the sleep interval is too short, a number without a unit counts nanoseconds", "interval", interval, "used", shortestPause)
+			if interval := next.Discovery.SleepInterval; interval < shortestPause &&
+				interval != config.Discovery.SleepInterval {
+				d.log.Warn("the sleep interval is too short, a number without a unit counts nanoseconds", "interval",
+					interval, "used", shortestPause)
 			}
 			config = next
 			err = d.label(ctx, config, since)
@@ -340,7 +342,8 @@ func (d *featureDiscovery) writeNodeFeature(ctx context.Context, labels map[stri
 
 // remove takes the file away that was kept up to date.
 func (d *featureDiscovery) remove(settings configs.FeatureDiscovery) error {
-	if settings.UseNodeFeatureAPI || settings.Oneshot || settings.OutputFile == "" || d.cmd.IsSet("output-file") && d.cmd.String("output-file") == "" {
+	if settings.UseNodeFeatureAPI || settings.Oneshot || settings.OutputFile == "" ||
+		d.cmd.IsSet("output-file") && d.cmd.String("output-file") == "" {
 		return nil
 	}
 	if err := os.Remove(settings.OutputFile); err != nil && !errors.Is(err, os.ErrNotExist) {

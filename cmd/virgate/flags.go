@@ -76,7 +76,8 @@ func flagsOf(settings []configs.Setting, shown ...string) []cli.Flag {
 
 // planFlags are those of settingFlags of which something depends that is only planned.
 func planFlags() []cli.Flag {
-	return settingFlags("mig-strategy", "nvidia-driver-root", "container-driver-root", "device-list-strategy", "device-id-strategy", "shared-devices-allocation-policy")
+	return settingFlags("mig-strategy", "nvidia-driver-root", "container-driver-root", "device-list-strategy",
+		"device-id-strategy", "shared-devices-allocation-policy")
 }
 
 // overrides are the settings that flags and variables make, by document path.
@@ -192,12 +193,15 @@ func clusterFlags(environment environment) []cli.Flag {
 		}
 	}
 	return []cli.Flag{
-		text("config-map", "CONFIG_MAP", "", "the ConfigMap with the profiles, NAMESPACE/NAME, read from the API server"),
-		text("config-dir", "CONFIG_FILE_SRCDIR", "", "the directory with the profiles, as a mounted ConfigMap", "config-file-srcdir"),
+		text("config-map", "CONFIG_MAP", "",
+			"the ConfigMap with the profiles, NAMESPACE/NAME, read from the API server"),
+		text("config-dir", "CONFIG_FILE_SRCDIR", "", "the directory with the profiles, as a mounted ConfigMap",
+			"config-file-srcdir"),
 		text("node-name", "NODE_NAME", "", "this Node's name; without it no label is looked at"),
 		text("node-label", "NODE_LABEL", profileLabel, "the Node's label that names the profile"),
 		text("default-config", "DEFAULT_CONFIG", "", "the profile of a Node without the label"),
-		text("fallback-strategies", "FALLBACK_STRATEGIES", "", "what to do without a label and a default, between commas, in order: named, single, empty"),
+		text("fallback-strategies", "FALLBACK_STRATEGIES", "",
+			"what to do without a label and a default, between commas, in order: named, single, empty"),
 		text("kubeconfig", "KUBECONFIG", "", "how to reach the API server; without it as a pod does"),
 	}
 }
@@ -332,7 +336,8 @@ func evictor(cmd *cli.Command) (func(ctx context.Context, namespace, pod, uid st
 		return nil, nil
 	}
 	if !cmd.Bool("watch-pods") {
-		return nil, usageError{errors.New("--evict-over-limit: --watch-pods is missing, without which nobody knows who uses how much")}
+		return nil, usageError{errors.New(
+			"--evict-over-limit: --watch-pods is missing, without which nobody knows who uses how much")}
 	}
 	config, err := configsource.RESTConfig(cmd.String("kubeconfig"))
 	if err != nil {
@@ -373,8 +378,9 @@ func reportFlags(environment environment) []cli.Flag {
 			Name:        "node-annotations",
 			Value:       true,
 			DefaultText: "true",
-			Usage:       "write annotations with the profile in force, and the labels " + nodestatus.StateLabel + " and " + nodestatus.MIGStateLabel,
-			Category:    category,
+			Usage: "write annotations with the profile in force, and the labels " + nodestatus.StateLabel +
+				" and " + nodestatus.MIGStateLabel,
+			Category: category,
 		},
 		&cli.BoolFlag{
 			Name:     "feature-labels",
@@ -436,7 +442,8 @@ func featureOutput(cmd *cli.Command, environment environment) (nodestatus.Featur
 		Pod:       pod,
 	}
 	switch {
-	case !slices.Contains([]string{nodestatus.FeaturesToNode, nodestatus.FeaturesToFile, nodestatus.FeaturesToNFD}, output.Kind):
+	case !slices.Contains([]string{nodestatus.FeaturesToNode, nodestatus.FeaturesToFile, nodestatus.FeaturesToNFD},
+		output.Kind):
 		return output, usageError{fmt.Errorf("--feature-output %q is none of node, nfd-file, nfd-api", output.Kind)}
 	case output.Kind == nodestatus.FeaturesToFile && output.File == "":
 		return output, usageError{errors.New("--feature-output nfd-file needs --feature-file")}
@@ -497,7 +504,9 @@ func newReporter(cmd *cli.Command, features nodestatus.FeatureOutput, log *slog.
 		return nil, nil
 	}
 	asked := ""
-	for _, name := range []string{"node-events", "node-condition", "node-annotations", "remove-stale-resources", "feature-labels"} {
+	for _, name := range []string{
+		"node-events", "node-condition", "node-annotations", "remove-stale-resources", "feature-labels",
+	} {
 		if cmd.IsSet(name) && cmd.Bool(name) && (name != "feature-labels" || features.NeedsAPI()) {
 			asked = name
 		}
@@ -534,8 +543,14 @@ func metricsFlags() []cli.Flag {
 			Value: "/proc",
 			Usage: "where the host's /proc is; a simulated node has its own",
 		},
-		&cli.BoolFlag{Name: "watch-pods", Usage: "follow this node's pods at the API server, to tell whose container a process is in; needs --node-name and the right to list and watch pods"},
-		&cli.BoolFlag{Name: "evict-over-limit", Usage: "evict pods as profiles with memory.action: evict want; needs --watch-pods and the rights to create pods/eviction and to delete pods"},
+		&cli.BoolFlag{
+			Name:  "watch-pods",
+			Usage: "follow this node's pods at the API server, to tell whose container a process is in; needs --node-name and the right to list and watch pods",
+		},
+		&cli.BoolFlag{
+			Name:  "evict-over-limit",
+			Usage: "evict pods as profiles with memory.action: evict want; needs --watch-pods and the rights to create pods/eviction and to delete pods",
+		},
 		&cli.BoolFlag{
 			Name:        "metrics-per-container",
 			Value:       true,
@@ -547,8 +562,14 @@ func metricsFlags() []cli.Flag {
 			Value: 10000,
 			Usage: "how many of Virgate's series a scrape may have; virgate_dropped_series counts those beyond",
 		},
-		&cli.StringFlag{Name: "web-config-file", Usage: "TLS and basic authentication for --listen, in the format of Prometheus's exporters (github.com/prometheus/exporter-toolkit, docs/web-configuration.md)"},
-		&cli.StringFlag{Name: "health-listen", Usage: "another HTTP address, for /healthz and /readyz alone and without --web-config-file; empty for none"},
+		&cli.StringFlag{
+			Name:  "web-config-file",
+			Usage: "TLS and basic authentication for --listen, in the format of Prometheus's exporters (github.com/prometheus/exporter-toolkit, docs/web-configuration.md)",
+		},
+		&cli.StringFlag{
+			Name:  "health-listen",
+			Usage: "another HTTP address, for /healthz and /readyz alone and without --web-config-file; empty for none",
+		},
 		&cli.BoolFlag{Name: "pprof", Usage: "serve /debug/pprof/ on --listen"},
 	}
 }

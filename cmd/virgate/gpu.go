@@ -102,7 +102,8 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 	}
 	r := list[0]
 	say := func(format string, arguments ...any) {
-		fmt.Fprintf(cmd.Root().Writer, "GPU %d (%s) %s\n", r.Index, r.GPU, status.Plain(fmt.Sprintf(format, arguments...)))
+		fmt.Fprintf(cmd.Root().Writer, "GPU %d (%s) %s\n", r.Index, r.GPU,
+			status.Plain(fmt.Sprintf(format, arguments...)))
 	}
 	var waits []string
 	for {
@@ -129,7 +130,8 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 			waits = r.Waits
 			say("waits for: %s", strings.Join(waits, ", "))
 		}
-		if verb == "release" && !cmd.Bool("wait") && len(waits) > 0 && !slices.Equal(waits, []string{release.Withdrawing}) {
+		if verb == "release" && !cmd.Bool("wait") && len(waits) > 0 &&
+			!slices.Equal(waits, []string{release.Withdrawing}) {
 			return errSilent
 		}
 		select {

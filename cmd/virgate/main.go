@@ -75,9 +75,11 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 			Local:   true,
 		}},
 		Commands: slices.Concat(
-			group("Check and try, also without a GPU", planCommand(environment), checkCommand(environment), simCommand(), demoCommand()),
+			group("Check and try, also without a GPU", planCommand(environment), checkCommand(environment),
+				simCommand(), demoCommand()),
 			group("Cluster", clusterCommand(environment), rolloutCommand(), uninstallCommand(environment)),
-			group("Node", runCommand(environment, stderr), mpsCommand(environment, stderr), statusCommand(), healthCommand(), gpuCommand(), migCommand(environment)),
+			group("Node", runCommand(environment, stderr), mpsCommand(environment, stderr), statusCommand(),
+				healthCommand(), gpuCommand(), migCommand(environment)),
 			group("Other", versionCommand()),
 			[]*cli.Command{
 				configManagerCommand(environment, stderr),
@@ -240,7 +242,8 @@ func unknownCommand(cmd *cli.Command, what, front, word string) error {
 	near := meant(word, known, name)
 	switch {
 	case near == name("install"):
-		return usageError{fmt.Errorf("no %s %q; the Helm chart installs Virgate; see %s --help", what, name(word), cmd.FullName())}
+		return usageError{fmt.Errorf("no %s %q; the Helm chart installs Virgate; see %s --help", what, name(word),
+			cmd.FullName())}
 	case near != "":
 		return usageError{fmt.Errorf("no %s %q, did you mean %s?", what, name(word), near)}
 	}
@@ -308,6 +311,7 @@ func versionCommand() *cli.Command {
 const versionFlag = "version"
 
 func printVersion(_ context.Context, cmd *cli.Command) error {
-	_, err := fmt.Fprintf(cmd.Root().Writer, "virgate %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	_, err := fmt.Fprintf(cmd.Root().Writer, "virgate %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS,
+		runtime.GOARCH)
 	return err
 }

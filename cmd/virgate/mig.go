@@ -26,7 +26,10 @@ func migCommand(environment environment) *cli.Command {
 		Usage: "plans, checks and changes the MIG layout of a node's GPUs",
 		Description: "Only apply changes anything.\n\n" +
 			"Example: virgate mig plan --node sim:dgx-a100+all-1g.5gb --name all-balanced",
-		Commands: []*cli.Command{migPlanCommand(environment), migApplyCommand(environment), migExportCommand(environment), migAssertCommand(environment)},
+		Commands: []*cli.Command{
+			migPlanCommand(environment), migApplyCommand(environment), migExportCommand(environment),
+			migAssertCommand(environment),
+		},
 	}
 }
 
@@ -39,7 +42,10 @@ func wantedFlags(environment environment) []cli.Flag {
 // layoutFlags are wantedFlags for commands that change nothing, with --busy.
 func layoutFlags(environment environment) []cli.Flag {
 	return append(wantedFlags(environment),
-		&cli.StringSliceFlag{Name: "busy", Usage: "a partition to treat as in use, by index (0:1) or UUID; may be repeated"},
+		&cli.StringSliceFlag{
+			Name:  "busy",
+			Usage: "a partition to treat as in use, by index (0:1) or UUID; may be repeated",
+		},
 	)
 }
 
@@ -55,7 +61,8 @@ func wantedLayout(ctx context.Context, cmd *cli.Command, environment environment
 		if err != nil {
 			return sharing.MIGConfig{}, err
 		}
-		file, err = configs.ParseKey(configsource.Name(path), data, cmd.String("config-key"), overrides(cmd, environment))
+		file, err = configs.ParseKey(configsource.Name(path), data, cmd.String("config-key"),
+			overrides(cmd, environment))
 		if err != nil {
 			return sharing.MIGConfig{}, err
 		}
@@ -180,7 +187,8 @@ func afterChange(gpus []partitionedGPU, wanted sharing.MIGConfig) (after []shari
 		case p.Problem() != "", p.State == nodereport.LayoutPending && p.Record == nil:
 			warnings = append(warnings, fmt.Sprintf("GPU %d stays as it is: %s", gpu.Index, p.Reason))
 		case p.State == nodereport.LayoutBlocked || !p.Change.Complete():
-			warnings = append(warnings, fmt.Sprintf("GPU %d cannot have all of its layout while it is in use: virgate mig plan says more", gpu.Index))
+			warnings = append(warnings, fmt.Sprintf(
+				"GPU %d cannot have all of its layout while it is in use: virgate mig plan says more", gpu.Index))
 		}
 		after = append(after, p.After(gpu))
 	}
@@ -249,7 +257,10 @@ func migApplyCommand(environment environment) *cli.Command {
 			Value: "/var/lib/kubelet/pod-resources/kubelet.sock",
 			Usage: "the kubelet's PodResources socket, which says what pods hold",
 		},
-		&cli.BoolFlag{Name: "without-kubelet", Usage: "assume that no pod holds a GPU of this machine; always so with a simulated node"},
+		&cli.BoolFlag{
+			Name:  "without-kubelet",
+			Usage: "assume that no pod holds a GPU of this machine; always so with a simulated node",
+		},
 	)
 	return &cli.Command{
 		Name:  "apply",
@@ -283,7 +294,8 @@ func migApplyCommand(environment environment) *cli.Command {
 			var failed error
 			err = show(cmd, nil, func(out *text) {
 				for _, gpu := range gpus {
-					out.line("%s", strings.TrimSuffix(fmt.Sprintf("GPU %d: %q %s: %s", gpu.Index, gpu.Wanted, gpu.State, gpu.Reason), ": "))
+					out.line("%s", strings.TrimSuffix(
+						fmt.Sprintf("GPU %d: %q %s: %s", gpu.Index, gpu.Wanted, gpu.State, gpu.Reason), ": "))
 					out.WriteString(drawLayout(gpu))
 					if gpu.State != nodereport.LayoutApplied {
 						failed = errSilent

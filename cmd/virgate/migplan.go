@@ -140,7 +140,8 @@ func (p gpuPlan) difference() string {
 	case p.Change.Complete() && p.Change.Empty():
 		return p.Reason
 	}
-	return fmt.Sprintf("has %s, wanted %s", mig.Layout{MIG: p.state.Enabled, Partitions: countPartitions(p.state.Instances)}, p.Layout)
+	return fmt.Sprintf("has %s, wanted %s",
+		mig.Layout{MIG: p.state.Enabled, Partitions: countPartitions(p.state.Instances)}, p.Layout)
 }
 
 func migExportCommand(environment environment) *cli.Command {

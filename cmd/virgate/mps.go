@@ -34,7 +34,8 @@ func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
 	// another path here than for virgate run.
 	accepted := slices.DeleteFunc(configs.Settings(), func(s configs.Setting) bool { return s.Flag == "mps-root" })
 	obeyed := []string{"nvidia-driver-root", "container-driver-root"}
-	settings := slices.DeleteFunc(slices.Clone(accepted), func(s configs.Setting) bool { return !slices.Contains(obeyed, s.Flag) })
+	settings := slices.DeleteFunc(slices.Clone(accepted),
+		func(s configs.Setting) bool { return !slices.Contains(obeyed, s.Flag) })
 	flags := append(flagsOf(accepted, obeyed...), nodeFlags()[0], worldFlag(), driverRootFlag(),
 		&cli.StringFlag{
 			Name:  "mps-root",
@@ -46,7 +47,10 @@ func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
 			Value: "/proc",
 			Usage: "where /proc is",
 		},
-		&cli.BoolFlag{Name: "multi-user", Usage: "has one MPS server, of root, serve the programs of all users of a GPU; without it those of one user wait for those of another"},
+		&cli.BoolFlag{
+			Name:  "multi-user",
+			Usage: "has one MPS server, of root, serve the programs of all users of a GPU; without it those of one user wait for those of another",
+		},
 		logLevelFlag(),
 		&cli.StringFlag{Name: "config-file", Hidden: true},
 	)
@@ -71,7 +75,9 @@ func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
 			Hidden:          true,
 			ArgsUsage:       "...",
 			SkipFlagParsing: true, // They are the program's.
-			Action:          func(_ context.Context, cmd *cli.Command) error { return mps.EnterDriverRoot(cmd.Args().Slice()) },
+			Action: func(_ context.Context, cmd *cli.Command) error {
+				return mps.EnterDriverRoot(cmd.Args().Slice())
+			},
 		}},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			log, err := newLog(cmd, stderr)

@@ -34,7 +34,10 @@ func nodeFlags() []cli.Flag {
 				"and +LAYOUT cuts their GPUs: sim:dgx-a100+all-1g.5gb",
 		},
 		worldFlag(),
-		&cli.StringFlag{Name: "record", Usage: "record the driver's answers in this file, up to 64 MiB, for --node trace:FILE"},
+		&cli.StringFlag{
+			Name:  "record",
+			Usage: "record the driver's answers in this file, up to 64 MiB, for --node trace:FILE",
+		},
 		&cli.BoolFlag{
 			Name:        "record-mask",
 			Value:       true,
@@ -46,7 +49,10 @@ func nodeFlags() []cli.Flag {
 
 // worldFlag says what is peculiar about a simulated node.
 func worldFlag() cli.Flag {
-	return &cli.StringFlag{Name: "sim-world", Usage: "what a simulated node's driver has to live with, between commas: unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, fabric, confidential, persistence, unlisted=N, no-nodes, other-module=VERSION"}
+	return &cli.StringFlag{
+		Name:  "sim-world",
+		Usage: "what a simulated node's driver has to live with, between commas: unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, fabric, confidential, persistence, unlisted=N, no-nodes, other-module=VERSION",
+	}
 }
 
 // openGPUs makes the node's GPUs as --node, --record and the settings of the driver
@@ -67,7 +73,8 @@ func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logge
 		}
 		// What the kernel does not say, or not of the machine's own namespace, is not seen.
 		if !strings.HasPrefix(cmd.String("node"), "trace:") {
-			gpus.ProcessesHidden, gpus.NotPermitted = !usage.InInitialNamespace(gpus.Proc), notPermitted(gpus.Proc, startup, cmd.String("host-root"))
+			gpus.ProcessesHidden, gpus.NotPermitted = !usage.InInitialNamespace(gpus.Proc),
+				notPermitted(gpus.Proc, startup, cmd.String("host-root"))
 		}
 	}
 	gpus.Name = cmd.String("node")
@@ -133,7 +140,10 @@ func driverReplaced(cmd *cli.Command, startup configs.StartupSettings, log *slog
 
 // driverRootFlag says where the replacement of the driver root is seen.
 func driverRootFlag() cli.Flag {
-	return &cli.StringFlag{Name: "driver-root-watch", Usage: "where the host's driver root is in a mount of the folder that holds it: when another driver is mounted there than at --container-driver-root, the program ends for a new container; empty for nowhere"}
+	return &cli.StringFlag{
+		Name:  "driver-root-watch",
+		Usage: "where the host's driver root is in a mount of the folder that holds it: when another driver is mounted there than at --container-driver-root, the program ends for a new container; empty for nowhere",
+	}
 }
 
 func openLibrary(name, world string, process configs.StartupSettings) (nvml.Library, error) {

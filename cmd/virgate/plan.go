@@ -142,7 +142,10 @@ func planCommand(environment environment) *cli.Command {
 			if divides {
 				warnings = append(warnings, "the MIG layout changes too, in the driver's time and when its GPUs are free: virgate mig plan shows how")
 			}
-			report := changesReport{Changes: append([]sharing.Change{}, changes...), Warnings: append([]string{}, warnings...)}
+			report := changesReport{
+				Changes:  append([]sharing.Change{}, changes...),
+				Warnings: append([]string{}, warnings...),
+			}
 			if chooser != nil {
 				report.ChoiceBefore, report.Choice = &before, &choice
 			}
@@ -244,7 +247,8 @@ func (t *text) planned(resources []sharing.ResourceSummary, wide bool) {
 	table.end()
 	for _, r := range resources {
 		if r.Share != nil {
-			t.line("%s: a share is %d %% of the multiprocessors and %d MiB of memory at most", r.Name, r.Share.ThreadPercentage, r.Share.PinnedMemory>>20)
+			t.line("%s: a share is %d %% of the multiprocessors and %d MiB of memory at most", r.Name,
+				r.Share.ThreadPercentage, r.Share.PinnedMemory>>20)
 		}
 	}
 }
@@ -314,7 +318,10 @@ func explainWaits(changes []sharing.Change) (warnings []string) {
 		}
 	}
 	if len(idle) > 0 {
-		warnings = []string{"GPU " + strings.Join(idle, ", ") + ": as long as a pod holds a share, the idle shares are offered to nobody, under either profile"}
+		warnings = []string{
+			"GPU " + strings.Join(idle, ", ") +
+				": as long as a pod holds a share, the idle shares are offered to nobody, under either profile",
+		}
 	}
 	return warnings
 }

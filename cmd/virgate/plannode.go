@@ -82,11 +82,15 @@ func newNodeChoice(ctx context.Context, cmd *cli.Command, overrides configs.Over
 	}
 	switch {
 	case cmd.String("config") == "":
-		return nil, usageError{errors.New("--labels and --node-object need --config, a ConfigMap manifest with profiles")}
+		return nil, usageError{errors.New(
+			"--labels and --node-object need --config, a ConfigMap manifest with profiles")}
 	case cmd.String("config-key") != "":
-		return nil, usageError{errors.New("--config-key names the profile that --labels and --node-object are to choose: leave it out")}
-	case cmd.String("node-object") == configsource.Stdin && (cmd.String("config") == configsource.Stdin || cmd.String("from") == configsource.Stdin):
-		return nil, usageError{errors.New("--node-object and a profile are both standard input, which can be read once")}
+		return nil, usageError{errors.New(
+			"--config-key names the profile that --labels and --node-object are to choose: leave it out")}
+	case cmd.String("node-object") == configsource.Stdin &&
+		(cmd.String("config") == configsource.Stdin || cmd.String("from") == configsource.Stdin):
+		return nil, usageError{errors.New(
+			"--node-object and a profile are both standard input, which can be read once")}
 	}
 	c := &nodeChoice{
 		cmd:       cmd,
@@ -115,10 +119,13 @@ func newNodeChoice(ctx context.Context, cmd *cli.Command, overrides configs.Over
 // nodeObjectLabels are the labels of the Node in a file, or of that name in the cluster.
 func nodeObjectLabels(ctx context.Context, object, kubeconfig string) (map[string]string, error) {
 	node := corev1.Node{}
-	if _, err := os.Stat(object); object != configsource.Stdin && errors.Is(err, os.ErrNotExist) && !strings.ContainsAny(object, "/") && !strings.HasSuffix(object, ".yaml") && !strings.HasSuffix(object, ".json") {
+	if _, err := os.Stat(object); object != configsource.Stdin && errors.Is(err, os.ErrNotExist) &&
+		!strings.ContainsAny(object, "/") && !strings.HasSuffix(object, ".yaml") &&
+		!strings.HasSuffix(object, ".json") {
 		config, _, err := cluster.Config(kubeconfig, "")
 		if err != nil {
-			return nil, fmt.Errorf("--node-object %s: there is no such file, and the cluster is not known: %w", object, err)
+			return nil, fmt.Errorf("--node-object %s: there is no such file, and the cluster is not known: %w", object,
+				err)
 		}
 		core, err := cluster.Core(config, "virgate-plan")
 		if err == nil {
@@ -185,7 +192,8 @@ func showChoice(cmd *cli.Command, choice planChoice, unread error) error {
 func (c *nodeChoice) differing() (warnings []string) {
 	for _, name := range slices.Sorted(maps.Keys(c.labels)) {
 		if is, value := c.inventory[name], c.labels[name]; configs.InventoryLabel(name) && is != value {
-			warnings = append(warnings, fmt.Sprintf("label %s=%s does not count: the GPUs of --node have %s", name, value, cmp.Or(is, "none")))
+			warnings = append(warnings, fmt.Sprintf("label %s=%s does not count: the GPUs of --node have %s", name,
+				value, cmp.Or(is, "none")))
 		}
 	}
 	return warnings
@@ -203,7 +211,8 @@ func (c *nodeChoice) read(ctx context.Context, path string) (configs.Config, pla
 		return configs.Config{}, planChoice{}, err
 	}
 	if len(file.Entries) == 0 {
-		return configs.Config{}, planChoice{}, fmt.Errorf("%s: --labels and --node-object choose among the profiles of a ConfigMap manifest or of Helm values, and this is one %s", name, file.Kind)
+		return configs.Config{}, planChoice{},
+			fmt.Errorf("%s: --labels and --node-object choose among the profiles of a ConfigMap manifest or of Helm values, and this is one %s", name, file.Kind)
 	}
 	label := c.cmd.String("node-label")
 	criteria := configsource.Criteria{
@@ -220,10 +229,12 @@ func (c *nodeChoice) read(ctx context.Context, path string) (configs.Config, pla
 		case entry.Kind == configs.KindProfile:
 			criteria.Names = append(criteria.Names, entry.Name)
 		case entry.Kind == configs.KindRules && criteria.Rules.List != nil:
-			return configs.Config{}, planChoice{}, fmt.Errorf("%s: it has several lists of rules: leave one of them in the file", name)
+			return configs.Config{}, planChoice{},
+				fmt.Errorf("%s: it has several lists of rules: leave one of them in the file", name)
 		case entry.Kind == configs.KindRules:
 			criteria.Rules = entry.Rules
-			criteria.Rules.Generation = cmp.Or(entry.Rules.Generation, configs.RulesName) // Only that there are some matters.
+			criteria.Rules.Generation = cmp.Or(entry.Rules.Generation,
+				configs.RulesName) // Only that there are some matters.
 		}
 	}
 	chosen, err := configsource.Choose(criteria)

@@ -33,7 +33,10 @@ func rolloutCommand() *cli.Command {
 			"Virgate's namespace: anybody who may write there can go on from another machine.\n\n" +
 			"Example: virgate rollout start inference -l pool=gpu --max-unavailable 5% --pause-after 1",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "kubeconfig", Usage: "how to reach the API server; without it as kubectl does [$KUBECONFIG]"},
+			&cli.StringFlag{
+				Name:  "kubeconfig",
+				Usage: "how to reach the API server; without it as kubectl does [$KUBECONFIG]",
+			},
 			&cli.StringFlag{Name: "context", Usage: "the kubeconfig's context"},
 			&cli.StringFlag{
 				Name:  "virgate-namespace",
@@ -55,7 +58,8 @@ func rolloutCommand() *cli.Command {
 				if err == nil {
 					err = client.Pause(ctx, r.ID)
 					if err == nil {
-						_, err = fmt.Fprintf(cmd.Root().Writer, "rollout %s is paused: virgate rollout resume %s goes on\n", r.ID, r.ID)
+						_, err = fmt.Fprintf(cmd.Root().Writer,
+							"rollout %s is paused: virgate rollout resume %s goes on\n", r.ID, r.ID)
 					}
 				}
 				return err
@@ -65,15 +69,22 @@ func rolloutCommand() *cli.Command {
 			Usage:     "goes on with a rollout that was paused, has stopped or whose driver is dead",
 			ArgsUsage: "[ROLLOUT]",
 			Flags: []cli.Flag{
-				&cli.BoolFlag{Name: "skip-failed", Usage: "go on without the nodes that failed; otherwise they are waited for again"},
+				&cli.BoolFlag{
+					Name:  "skip-failed",
+					Usage: "go on without the nodes that failed; otherwise they are waited for again",
+				},
 				&cli.IntFlag{Name: "pause-after", Usage: "pause again after so many more waves; 0 for not"},
-				&cli.BoolFlag{Name: "ignore-unallocatable", Usage: "do not stop any more when devices become unallocatable"},
+				&cli.BoolFlag{
+					Name:  "ignore-unallocatable",
+					Usage: "do not stop any more when devices become unallocatable",
+				},
 			},
 			Action: func(ctx context.Context, cmd *cli.Command) error {
 				if err := notNegative(cmd, "pause-after"); err != nil {
 					return err
 				}
-				return driveRollout(ctx, cmd, func(client *rollout.Client, r *rollout.Rollout) (*rollout.Rollout, error) {
+				return driveRollout(ctx, cmd, func(client *rollout.Client, r *rollout.Rollout) (*rollout.Rollout,
+					error) {
 					return client.Drive(ctx, r.ID, rollout.Resume{
 						SkipFailed: cmd.Bool("skip-failed"),
 						PauseAfter: cmd.Int("pause-after"),
@@ -87,7 +98,8 @@ func rolloutCommand() *cli.Command {
 			ArgsUsage: "[ROLLOUT]",
 			Flags:     []cli.Flag{&cli.BoolFlag{Name: "now", Usage: "all nodes at once, without waiting for any"}},
 			Action: func(ctx context.Context, cmd *cli.Command) error {
-				return driveRollout(ctx, cmd, func(client *rollout.Client, r *rollout.Rollout) (*rollout.Rollout, error) {
+				return driveRollout(ctx, cmd, func(client *rollout.Client, r *rollout.Rollout) (*rollout.Rollout,
+					error) {
 					return client.Undo(ctx, r.ID, cmd.Bool("now"))
 				}, true)
 			},
@@ -95,7 +107,10 @@ func rolloutCommand() *cli.Command {
 			Name:      "forget",
 			Usage:     "deletes what is kept of a rollout that has ended; it cannot be undone then",
 			ArgsUsage: "ROLLOUT",
-			Flags:     []cli.Flag{&cli.BoolFlag{Name: "unfinished", Usage: "also of one that has not ended; the labels stay as they are"}},
+			Flags: []cli.Flag{&cli.BoolFlag{
+				Name:  "unfinished",
+				Usage: "also of one that has not ended; the labels stay as they are",
+			}},
 			Action: func(ctx context.Context, cmd *cli.Command) error {
 				if cmd.Args().Len() != 1 {
 					return usageError{errors.New("rollout forget needs the name of one rollout, as rollout status has it")}
@@ -137,15 +152,24 @@ func rolloutStartCommand() *cli.Command {
 				Usage: "how long a node may take",
 			},
 			&cli.BoolFlag{Name: "mig-config", Usage: "PROFILE is a MIG layout: set nvidia.com/mig.config"},
-			&cli.StringFlag{Name: "label", Usage: "the label that is set, where Virgate runs with another --node-label"},
+			&cli.StringFlag{
+				Name:  "label",
+				Usage: "the label that is set, where Virgate runs with another --node-label",
+			},
 			&cli.StringFlag{
 				Name:  "domain",
 				Value: "nvidia.com",
 				Usage: "the domain of the resources, the part before the /",
 			},
-			&cli.BoolFlag{Name: "skip-unready", Usage: "leave out nodes that are not ready or say nothing; otherwise nothing is begun"},
+			&cli.BoolFlag{
+				Name:  "skip-unready",
+				Usage: "leave out nodes that are not ready or say nothing; otherwise nothing is begun",
+			},
 			&cli.BoolFlag{Name: "ignore-unallocatable", Usage: "do not stop when devices become unallocatable"},
-			&cli.BoolFlag{Name: "dry-run", Usage: "change nothing: show what the nodes say would become of them; the exit code is 1 when one would refuse"},
+			&cli.BoolFlag{
+				Name:  "dry-run",
+				Usage: "change nothing: show what the nodes say would become of them; the exit code is 1 when one would refuse",
+			},
 			outputFlag("table"),
 		},
 		Action: startRollout,
@@ -206,7 +230,9 @@ func rolloutClient(cmd *cli.Command) (*rollout.Client, error) {
 		name = who.Username
 	}
 	host, _ := os.Hostname()
-	client, err := rollout.NewClient(config, namespace, fmt.Sprintf("%s@%s (process %d, %s)", name, cmp.Or(host, "unknown"), os.Getpid(), time.Now().UTC().Format("15:04:05.000")))
+	client, err := rollout.NewClient(config, namespace,
+		fmt.Sprintf("%s@%s (process %d, %s)", name, cmp.Or(host, "unknown"), os.Getpid(),
+			time.Now().UTC().Format("15:04:05.000")))
 	if err == nil {
 		client.Notice = func(text string) { _, _ = fmt.Fprintln(cmd.Root().ErrWriter, status.Plain(text)) }
 	}
@@ -232,7 +258,8 @@ func startRollout(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	_, _ = fmt.Fprintf(cmd.Root().Writer, "rollout %s: %d nodes to %s, %d at once\n", r.ID, len(r.Nodes), r.To, r.Max)
-	return showProgress(cmd, client, func() (*rollout.Rollout, error) { return client.Drive(ctx, r.ID, rollout.Resume{}) })
+	return showProgress(cmd, client,
+		func() (*rollout.Rollout, error) { return client.Drive(ctx, r.ID, rollout.Resume{}) })
 }
 
 // oneRollout is the rollout that is named, or the only one that has not ended, or with ended the
@@ -243,7 +270,8 @@ func oneRollout(ctx context.Context, cmd *cli.Command, ended bool) (*rollout.Cli
 		return nil, nil, err
 	}
 	if cmd.Args().Len() > 1 {
-		return nil, nil, usageError{fmt.Errorf("rollout %s takes the name of one rollout, got %q", cmd.Name, cmd.Args().Slice())}
+		return nil, nil, usageError{fmt.Errorf("rollout %s takes the name of one rollout, got %q", cmd.Name,
+			cmd.Args().Slice())}
 	}
 	if cmd.Args().Present() {
 		r, err := client.Find(ctx, cmd.Args().First())
@@ -263,7 +291,8 @@ func oneRollout(ctx context.Context, cmd *cli.Command, ended bool) (*rollout.Cli
 	case len(open) == 1:
 		return client, open[0], nil
 	case len(open) > 1:
-		return nil, nil, usageError{fmt.Errorf("%d rollouts have not ended: name one, as rollout status has them", len(open))}
+		return nil, nil, usageError{fmt.Errorf("%d rollouts have not ended: name one, as rollout status has them",
+			len(open))}
 	case ended && len(list) > 0:
 		return client, list[len(list)-1], nil
 	}
@@ -282,7 +311,8 @@ func driveRollout(ctx context.Context, cmd *cli.Command, drive func(*rollout.Cli
 
 func sayRequests(cmd *cli.Command, client *rollout.Client) {
 	if cmd.Bool("verbose") {
-		_, _ = fmt.Fprintf(cmd.Root().ErrWriter, "%d requests that read, %d watches, %d that wrote\n", client.Lists.Load(), client.Watches.Load(), client.Writes.Load())
+		_, _ = fmt.Fprintf(cmd.Root().ErrWriter, "%d requests that read, %d watches, %d that wrote\n",
+			client.Lists.Load(), client.Watches.Load(), client.Writes.Load())
 	}
 }
 
@@ -337,7 +367,8 @@ func progressBar(r *rollout.Rollout) string {
 	}
 	all := max(1, len(r.Nodes)) // Its nodes may all be gone.
 	full, begun := width*ready/all, width*(ready+under)/all
-	return fmt.Sprintf("[%s%s%s] %d/%d %s", strings.Repeat("#", full), strings.Repeat("-", begun-full), strings.Repeat(" ", width-begun), ready, len(r.Nodes), progressLine(r))
+	return fmt.Sprintf("[%s%s%s] %d/%d %s", strings.Repeat("#", full), strings.Repeat("-", begun-full),
+		strings.Repeat(" ", width-begun), ready, len(r.Nodes), progressLine(r))
 }
 
 // howToGoOn says how the rollout is and what can be done.
@@ -394,7 +425,10 @@ func newRolloutView(r *rollout.Rollout) rolloutView {
 	}
 	for _, n := range r.Nodes {
 		view.Counts[n.Record.Place]++
-		view.Nodes = append(view.Nodes, rolloutNode{n.Name, n.Record.Wave + 1, n.Record.Place, n.Record.Since, n.Record.From, n.Record.Reason, n.Says()})
+		view.Nodes = append(view.Nodes,
+			rolloutNode{
+				n.Name, n.Record.Wave + 1, n.Record.Place, n.Record.Since, n.Record.From, n.Record.Reason, n.Says(),
+			})
 	}
 	return view
 }
@@ -433,7 +467,8 @@ func rolloutStatusCommand() *cli.Command {
 				}
 			}
 			if cmd.Args().Present() && len(views) == 0 {
-				return fmt.Errorf("there is no rollout %s in the namespace %s", cmd.Args().First(), cmd.String("virgate-namespace"))
+				return fmt.Errorf("there is no rollout %s in the namespace %s", cmd.Args().First(),
+					cmd.String("virgate-namespace"))
 			}
 			return showRollouts(cmd, views)
 		},
@@ -456,14 +491,17 @@ func showRollouts(cmd *cli.Command, views []rolloutView) error {
 	if len(views) == 0 {
 		t.line("there is no rollout in the namespace %s", cmd.String("virgate-namespace"))
 	} else {
-		table := t.table("ROLLOUT", "TO", "PHASE", "NODES", "WAITING", "PENDING", "DONE", "FAILED", "SKIPPED", "UNDONE", "DRIVER", "HEARD")
+		table := t.table("ROLLOUT", "TO", "PHASE", "NODES", "WAITING", "PENDING", "DONE", "FAILED", "SKIPPED", "UNDONE",
+			"DRIVER", "HEARD")
 		for _, v := range views {
 			heard := "-"
 			if v.Driver != "" {
 				heard = time.Since(v.Renewed).Round(time.Second).String() + " ago"
 			}
 			count := v.Counts
-			table.row(v.ID, v.To, v.Phase, len(v.Nodes), count[rollout.Waiting], count[rollout.Pending]+count[rollout.Undoing], count[rollout.Done], count[rollout.Failed], count[rollout.Skipped], count[rollout.Undone]+count[rollout.Left], cmp.Or(v.Driver, "-"), heard)
+			table.row(v.ID, v.To, v.Phase, len(v.Nodes), count[rollout.Waiting],
+				count[rollout.Pending]+count[rollout.Undoing], count[rollout.Done], count[rollout.Failed],
+				count[rollout.Skipped], count[rollout.Undone]+count[rollout.Left], cmp.Or(v.Driver, "-"), heard)
 		}
 		table.end()
 	}

@@ -35,13 +35,15 @@ func planRollout(ctx context.Context, cmd *cli.Command, client *rollout.Client, 
 		StatusTimeout: forecastTimeout,
 		AllTimeout:    allForecasts,
 	}
-	forecast, err := client.Forecast(ctx, spec, func(ctx context.Context, nodes []cluster.Node, label, value string) (map[string]nodereport.Forecast, error) {
-		return reader.Forecasts(ctx, options, nodes, label, value)
-	})
+	forecast, err := client.Forecast(ctx, spec,
+		func(ctx context.Context, nodes []cluster.Node, label, value string) (map[string]nodereport.Forecast, error) {
+			return reader.Forecasts(ctx, options, nodes, label, value)
+		})
 	if err != nil {
 		return err
 	}
-	if err := show(cmd, forecast, func(out *text) { out.forecast(forecast) }); err != nil || len(forecast.Unfit()) == 0 {
+	if err := show(cmd, forecast, func(out *text) { out.forecast(forecast) }); err != nil ||
+		len(forecast.Unfit()) == 0 {
 		return err
 	}
 	return errSilent
@@ -74,7 +76,8 @@ func (t *text) forecast(f rollout.Forecast) {
 		t.line("\nwaiting for pods that keep a GPU as it is, %d of %d nodes; the rollout stops at its --timeout if they do not end:", waits, len(f.Nodes))
 		t.WriteString(busy)
 	}
-	t.reasons("refusing, or left with nothing to offer", f.Nodes, func(n rollout.NodeForecast) []string { return n.Unfit })
+	t.reasons("refusing, or left with nothing to offer", f.Nodes,
+		func(n rollout.NodeForecast) []string { return n.Unfit })
 	t.reasons("not known and not counted", f.Nodes, func(n rollout.NodeForecast) []string {
 		return slices.DeleteFunc([]string{n.Unknown}, func(why string) bool { return why == "" })
 	})

@@ -38,14 +38,23 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 			Value: "/run/virgate/control.sock",
 			Usage: "the socket for virgate health, virgate gpu and virgate sim; empty for none",
 		},
-		&cli.BoolFlag{Name: "allow-gpu-reset", Usage: "let virgate gpu reset and profiles with mig.reset run nvidia-smi --gpu-reset of the driver root"},
-		&cli.BoolFlag{Name: "mig-pause-clients", Usage: "pause the GPU Operator's DCGM and its exporter, by labels of the Node, while a MIG change finds a GPU in use by a program that the driver does not list; needs --node-name and the right to patch the Node"},
+		&cli.BoolFlag{
+			Name:  "allow-gpu-reset",
+			Usage: "let virgate gpu reset and profiles with mig.reset run nvidia-smi --gpu-reset of the driver root",
+		},
+		&cli.BoolFlag{
+			Name:  "mig-pause-clients",
+			Usage: "pause the GPU Operator's DCGM and its exporter, by labels of the Node, while a MIG change finds a GPU in use by a program that the driver does not list; needs --node-name and the right to patch the Node",
+		},
 		&cli.StringFlag{
 			Name:  "listen",
 			Value: ":9400",
 			Usage: "the HTTP address of /healthz, /readyz, /metrics, /plan and the page /status; empty for none",
 		},
-		&cli.BoolFlag{Name: "listen-when-serving", Usage: "take --listen and --control-socket only when serving, for a Virgate that stands by beside another in one pod; probes need --health-listen"},
+		&cli.BoolFlag{
+			Name:  "listen-when-serving",
+			Usage: "take --listen and --control-socket only when serving, for a Virgate that stands by beside another in one pod; probes need --health-listen",
+		},
 		&cli.DurationFlag{
 			Name:  "rescan",
 			Value: 30 * time.Second,
@@ -77,7 +86,10 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 			Value: 10 * time.Minute,
 			Usage: "how long a device that a pod holds stays Healthy when its GPU has fewer replicas than before; retireAfter.shrink in a profile wins",
 		},
-		&cli.BoolFlag{Name: "drain-on-exit", Usage: "withdraw all devices before ending, as for an uninstall; without it they are left to a successor"},
+		&cli.BoolFlag{
+			Name:  "drain-on-exit",
+			Usage: "withdraw all devices before ending, as for an uninstall; without it they are left to a successor",
+		},
 		&cli.DurationFlag{
 			Name:  "drain-timeout",
 			Value: 2 * time.Minute,
@@ -97,13 +109,16 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 		Description: "Changes of the profile, of the GPUs and of the kubelet are followed while running.\n" +
 			"SIGHUP makes it read its inputs again, SIGTERM ends it and leaves the devices to a successor.\n\n" +
 			"Example: virgate run --node sim:dgx-a100 --config profile.yaml --device-plugin-dir /tmp/dp",
-		Flags: slices.Concat(pluginDirFlags(environment), flags, metricsFlags(), clusterFlags(environment), reportFlags(environment), grantFlags(), settingFlags()),
+		Flags: slices.Concat(pluginDirFlags(environment), flags, metricsFlags(), clusterFlags(environment),
+			reportFlags(environment), grantFlags(), settingFlags()),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			log, err := newLog(cmd, stderr)
 			if err != nil {
 				return err
 			}
-			for _, name := range []string{"quiet-time", "stop-after", "retire-after", "rescan", "probe", "drain-timeout", "sample"} {
+			for _, name := range []string{
+				"quiet-time", "stop-after", "retire-after", "rescan", "probe", "drain-timeout", "sample",
+			} {
 				if cmd.Duration(name) <= 0 {
 					return usageError{fmt.Errorf("--%s must be more than 0, got %s", name, cmd.Duration(name))}
 				}
@@ -125,7 +140,8 @@ func logLevelFlag() cli.Flag {
 func newLog(cmd *cli.Command, stderr io.Writer) (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(cmd.String("log-level"))); err != nil {
-		return nil, usageError{fmt.Errorf("--log-level: expected debug, info, warn or error (got %q)", cmd.String("log-level"))}
+		return nil, usageError{fmt.Errorf("--log-level: expected debug, info, warn or error (got %q)",
+			cmd.String("log-level"))}
 	}
 	return slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level})), nil
 }
@@ -195,7 +211,10 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 	if output.Kind == "" { // Rules alone may want what cannot be read, and mostly do not.
 		factLog = slog.New(slog.DiscardHandler)
 	}
-	options.RuleFeatures = features.Node{Machine: machineName(cmd.String("machine-type-file"), factLog), VGPUs: vgpus(os.DirFS(pciDevices), factLog)}
+	options.RuleFeatures = features.Node{
+		Machine: machineName(cmd.String("machine-type-file"), factLog),
+		VGPUs:   vgpus(os.DirFS(pciDevices), factLog),
+	}
 	if output.Kind != "" {
 		options.Features = &features.Node{
 			Machine:   options.RuleFeatures.Machine,
@@ -228,7 +247,8 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 // the host's root may be, which the GPU Operator mounts for its drivers.
 func podResources(cmd *cli.Command, hostRoot string) string {
 	socket := cmd.String("pod-resources-socket")
-	if cmd.IsSet("pod-resources-socket") || isDirectory(filepath.Dir(socket)) || !isDirectory(filepath.Dir(hostRoot+socket)) {
+	if cmd.IsSet("pod-resources-socket") || isDirectory(filepath.Dir(socket)) ||
+		!isDirectory(filepath.Dir(hostRoot+socket)) {
 		return socket
 	}
 	return hostRoot + socket

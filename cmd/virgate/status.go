@@ -73,7 +73,8 @@ func getStatus(ctx context.Context, address, hint string) (status status.Status,
 	case code == http.StatusNotFound:
 		return status, nil, fmt.Errorf("%s has no status: is a Virgate listening there?", address)
 	case code != http.StatusOK:
-		return status, nil, fmt.Errorf("%s answers %d %s: %s", address, code, http.StatusText(code), strings.TrimSpace(string(answer)))
+		return status, nil, fmt.Errorf("%s answers %d %s: %s", address, code, http.StatusText(code),
+			strings.TrimSpace(string(answer)))
 	}
 	if err := json.Unmarshal(answer, &status); err != nil {
 		return status, nil, fmt.Errorf("read the answer of %s: %w", address, err)
@@ -184,7 +185,8 @@ func (t *text) units(s status.Status) {
 				holders[i] += " (" + claim + ")"
 			}
 		}
-		table.row(cmp.Or(u.Index, "-"), u.ID, model, cmp.Or(u.Resource, "-"), held, healthText(u.Health), strings.Join(holders, " "))
+		table.row(cmp.Or(u.Index, "-"), u.ID, model, cmp.Or(u.Resource, "-"), held, healthText(u.Health),
+			strings.Join(holders, " "))
 	}
 	for _, g := range s.GPUs {
 		if len(g.Units) == 0 || g.Units[0].ID != g.UUID && g.Health.State != sharing.Healthy {

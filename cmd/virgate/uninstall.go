@@ -114,7 +114,9 @@ func uninstall(ctx context.Context, cmd *cli.Command) error {
 				_, _ = fmt.Fprintf(out, "node %s: removed %s\n", node, strings.Join(removed.Done, ", "))
 			}
 			if len(removed.Left) > 0 {
-				left = append(left, fmt.Sprintf("node %s: still has %s, which the kubelet gives up 5 minutes after its plugin's end", node, strings.Join(removed.Left, ", ")))
+				left = append(left, fmt.Sprintf(
+					"node %s: still has %s, which the kubelet gives up 5 minutes after its plugin's end", node,
+					strings.Join(removed.Left, ", ")))
 			}
 		}
 		select {

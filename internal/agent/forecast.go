@@ -100,8 +100,10 @@ func (c *forecaster) forecast(ctx context.Context, label, value string) noderepo
 		}
 		now.Resources = append(now.Resources, resource)
 	}
-	if f.Unfit == nil && len(after.Resources) == 0 && len(now.Resources) > 0 && !selected.Profile.DRA.All && len(selected.Profile.DRA.Resources) == 0 {
-		f.Unfit = []string{strings.TrimSuffix("the node would have nothing to offer: "+strings.Join(after.Warnings, "; "), ": ")}
+	if f.Unfit == nil && len(after.Resources) == 0 && len(now.Resources) > 0 && !selected.Profile.DRA.All &&
+		len(selected.Profile.DRA.Resources) == 0 {
+		f.Unfit = []string{strings.TrimSuffix("the node would have nothing to offer: "+
+			strings.Join(after.Warnings, "; "), ": ")}
 	}
 	if f.Unfit != nil {
 		then = now
@@ -115,7 +117,8 @@ func (c *forecaster) forecast(ctx context.Context, label, value string) noderepo
 // foresee plans with the profile: then is when all is done that need not wait for pods, after when
 // those have ended too. What stands in the way is added to the forecast.
 func (c *forecaster) foresee(
-	ctx context.Context, s *state, profile sharing.Profile, held []sharing.Allocation, mode modeFunc, f *nodereport.Forecast,
+	ctx context.Context, s *state, profile sharing.Profile, held []sharing.Allocation, mode modeFunc,
+	f *nodereport.Forecast,
 ) (then, after sharing.Plan, err error) {
 	gpusThen, gpusAfter := slices.Clone(s.gpus), slices.Clone(s.gpus)
 	released := c.releases.Released()
@@ -132,12 +135,14 @@ func (c *forecaster) foresee(
 		}
 		ids = append(ids, situation.State.GPU)
 		soon, later := migchange.Decide(situation), migchange.Decide(situation.Unused())
-		resets := later.State == nodereport.LayoutResetRequired || later.State == nodereport.LayoutPending && later.Record == nil
+		resets := later.State == nodereport.LayoutResetRequired ||
+			later.State == nodereport.LayoutPending && later.Record == nil
 		switch {
 		case resets && profile.MIG.Reset && c.mayReset && !situation.State.NeedsReboot:
 			f.Warnings = append(f.Warnings, fmt.Sprintf("GPU %d is reset before it has its layout", gpu.Index))
 		case resets:
-			f.Unfit = append(f.Unfit, fmt.Sprintf("GPU %d: its MIG mode changes with a reset (mig.reset) or a reboot alone", gpu.Index))
+			f.Unfit = append(f.Unfit, fmt.Sprintf(
+				"GPU %d: its MIG mode changes with a reset (mig.reset) or a reboot alone", gpu.Index))
 		case later.Problem() != "":
 			f.Unfit = append(f.Unfit, fmt.Sprintf("GPU %d: %s", gpu.Index, later.Problem()))
 		case !later.Change.Empty():
@@ -157,7 +162,8 @@ func (c *forecaster) foresee(
 			inTheWay[gpu.UUID] = soon.Reason
 		}
 		for _, unit := range unitsOf(gpu) { // What is destroyed is in no plan.
-			closed[unit.Unit] = soon.Offer != nil && !soon.Offer[unit.Unit] && (soon.Record == nil || inTheWay[unit.Unit] != "")
+			closed[unit.Unit] = soon.Offer != nil && !soon.Offer[unit.Unit] &&
+				(soon.Record == nil || inTheWay[unit.Unit] != "")
 		}
 	}
 	facts := decide.Facts{
@@ -176,7 +182,8 @@ func (c *forecaster) foresee(
 	facts.GPUs = gpusAfter
 	after = decide.Decide(facts).Plan
 	facts.GPUs = gpusThen
-	facts.Reservations = append(facts.Reservations, units.Reservation{Purpose: units.MIGChange, Only: func(u units.Unit) bool { return closed[u.UUID] }})
+	facts.Reservations = append(facts.Reservations,
+		units.Reservation{Purpose: units.MIGChange, Only: func(u units.Unit) bool { return closed[u.UUID] }})
 	then = decide.Decide(facts).Plan
 	otherwise, grows := map[string]bool{}, map[string]bool{}
 	for _, u := range then.HeldOtherwise(held, mode) {

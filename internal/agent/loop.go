@@ -159,7 +159,8 @@ func (a *agent) selectProfile(last, next *state) {
 		return
 	}
 	if err == nil {
-		a.Logger.Info("profile in force", "profile", wanted.String(), "generation", wanted.Generation, "by", wanted.Choice.By)
+		a.Logger.Info("profile in force", "profile", wanted.String(), "generation", wanted.Generation, "by",
+			wanted.Choice.By)
 	}
 	a.SetHealthRules(next.profile.Profile)
 }
@@ -315,7 +316,8 @@ func (a *agent) act(last, next *state, d decide.Decision) {
 
 func (a *agent) logPlan(last, next sharing.Plan) {
 	for _, r := range next.Resources {
-		a.Logger.Info("resource planned", "resource", r.Name, "strategy", r.Strategy(), "units", len(r.Units), "devices", len(r.Devices), "healthy", r.HealthyDevices())
+		a.Logger.Info("resource planned", "resource", r.Name, "strategy", r.Strategy(), "units", len(r.Units),
+			"devices", len(r.Devices), "healthy", r.HealthyDevices())
 	}
 	for _, warning := range next.Warnings {
 		if !slices.Contains(last.Warnings, warning) {

@@ -115,7 +115,9 @@ func newReleases(a *agent) *release.Manager {
 		},
 		MPS: func(gpu string) bool {
 			mps := a.mps.View() // The manager is made later.
-			return a.MPS != nil && !mps.Closed[gpu] || slices.ContainsFunc(sharing.UnitsOf(a.state.Load().gpus, gpu), func(unit string) bool { return mps.Busy[unit] })
+			return a.MPS != nil && !mps.Closed[gpu] ||
+				slices.ContainsFunc(sharing.UnitsOf(a.state.Load().gpus, gpu),
+					func(unit string) bool { return mps.Busy[unit] })
 		},
 		Paused: func() (release.Pause, bool) {
 			now := a.pauseNow()
@@ -212,7 +214,8 @@ func (a *agent) migInputs() (gpus []sharing.GPU, wanted sharing.MIGConfig, err e
 		return nil, wanted, err
 	}
 	released := a.releases.Released()
-	gpus = slices.DeleteFunc(slices.Clone(s.gpus), func(g sharing.GPU) bool { return g.DriverIndex == sharing.NotListed || released[g.UUID] })
+	gpus = slices.DeleteFunc(slices.Clone(s.gpus),
+		func(g sharing.GPU) bool { return g.DriverIndex == sharing.NotListed || released[g.UUID] })
 	return gpus, wanted, err
 }
 

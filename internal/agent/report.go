@@ -84,7 +84,8 @@ func (r *reports) run(ctx context.Context) error {
 			p = p.next(s, status, pendingLayouts(r.mig.Status(), s.profile), time.Now())
 			r.progress.Store(&p)
 		}
-		if slices.ContainsFunc(p.layouts, func(l nodereport.GPULayout) bool { return l.State == nodereport.LayoutResetRequired }) {
+		if slices.ContainsFunc(p.layouts,
+			func(l nodereport.GPULayout) bool { return l.State == nodereport.LayoutResetRequired }) {
 			r.releases.Wake()
 		}
 		measured = r.measureSwitch(measured, s, p, status, time.Now())
@@ -211,7 +212,8 @@ func readiness(s *state, p profileProgress, status plugin.Status, draining bool)
 	case s.unlisted != "":
 		return nodereport.ConditionFalse, "GPUsNotListed", s.unlisted + "; serving " + offer
 	case p.state == nodereport.ProfileRejected:
-		return nodereport.ConditionTrue, "ProfileRejected", "the wanted profile is refused: " + firstProblem(s.rejected) + "; an earlier one serves " + offer
+		return nodereport.ConditionTrue, "ProfileRejected",
+			"the wanted profile is refused: " + firstProblem(s.rejected) + "; an earlier one serves " + offer
 	case p.state == nodereport.ProfilePending:
 		return nodereport.ConditionTrue, "ProfilePending", "the kubelet is being told of the profile: " + offer
 	case p.state == nodereport.ProfileSwitching:
@@ -354,9 +356,10 @@ func waitsOf(gpus []sharing.GPU, status plugin.Status) (waits []nodereport.Wait,
 				continue
 			}
 			w := units[e.Unit]
-			held := e.Phase == plugin.Closing || e.Whole && slices.ContainsFunc(status.Holders, func(a sharing.Allocation) bool {
-				return a.Resource == r.Name && slices.Contains(a.Devices, e.ID)
-			})
+			held := e.Phase == plugin.Closing ||
+				e.Whole && slices.ContainsFunc(status.Holders, func(a sharing.Allocation) bool {
+					return a.Resource == r.Name && slices.Contains(a.Devices, e.ID)
+				})
 			if held && (w.Resource == "" || e.Since.Before(w.Since)) {
 				w.Resource, w.Since = r.Name, e.Since
 			}

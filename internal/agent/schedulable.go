@@ -84,7 +84,8 @@ func startsMPS(plan sharing.Plan, mps *decide.MPS, waits []nodereport.Wait) bool
 	for _, r := range plan.Resources {
 		for _, unit := range r.Units {
 			switch {
-			case unit.Health.Healthy() || slices.ContainsFunc(waits, func(w nodereport.Wait) bool { return w.Unit == unit.ID }):
+			case unit.Health.Healthy() || slices.ContainsFunc(waits,
+				func(w nodereport.Wait) bool { return w.Unit == unit.ID }):
 			case unit.MPS.Shares == 0 && mps.Busy[unit.ID]:
 				return true
 			case unit.MPS.Shares > 0 && mps.Waits[unit.ID] == "" && mps.States[unit.ID].Phase != nodereport.MPSFailed:

@@ -87,14 +87,18 @@ func (v *view) status(ctx context.Context) status.Status {
 	}
 	withheld := countObstacles(s.host.Obstacles)
 	for _, reason := range slices.Sorted(maps.Keys(withheld)) {
-		node.Warnings = append(node.Warnings, fmt.Sprintf("GPUs and partitions that cannot be granted now: %d: %s", withheld[reason], reason))
+		node.Warnings = append(node.Warnings,
+			fmt.Sprintf("GPUs and partitions that cannot be granted now: %d: %s", withheld[reason], reason))
 	}
 	podResources, checkpoint := v.UnreadKubelet()
 	if podResources != nil {
-		node.Warnings = append(node.Warnings, "the kubelet's PodResources cannot be reached, so pods are known by its checkpoint alone, by UID and without names: "+podResources.Error())
+		node.Warnings = append(node.Warnings,
+			"the kubelet's PodResources cannot be reached, so pods are known by its checkpoint alone, by UID and without names: "+podResources.Error())
 	}
 	if checkpoint != nil {
-		node.Warnings = append(node.Warnings, "the kubelet's checkpoint cannot be read, so what only finished init containers had is not known: "+checkpoint.Error())
+		node.Warnings = append(node.Warnings,
+			"the kubelet's checkpoint cannot be read, so what only finished init containers had is not known: "+
+				checkpoint.Error())
 	}
 	if err := v.StateWriteError(); err != nil {
 		node.Warnings = append(node.Warnings, "what a restarted Virgate needs to know is not kept: "+err.Error())

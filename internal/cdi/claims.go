@@ -81,7 +81,9 @@ func (c *Claims) Units(driver string, devices, names []string) (units []string, 
 	gpus, _ := c.gpus() // With an error they are the last ones known.
 	for _, hardware := range c.hardware(driver, devices, names) {
 		node := gpuNode.FindStringSubmatch(hardware)
-		at := slices.IndexFunc(gpus, func(gpu sharing.GPU) bool { return node != nil && strconv.Itoa(gpu.Minor) == node[1] })
+		at := slices.IndexFunc(gpus, func(gpu sharing.GPU) bool {
+			return node != nil && strconv.Itoa(gpu.Minor) == node[1]
+		})
 		switch {
 		case node == nil && hardware != anyGPU:
 			units = append(units, hardware)

@@ -64,7 +64,8 @@ func (d Driver) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 			}
 		}
 		if err != nil {
-			problems = append(problems, fmt.Errorf("make the CDI entry of %s with the driver at %s: %w", u.id, roots.Driver, err))
+			problems = append(problems, fmt.Errorf("make the CDI entry of %s with the driver at %s: %w", u.id,
+				roots.Driver, err))
 			continue
 		}
 		ofGPU[u.gpu.UUID] = made
@@ -97,7 +98,8 @@ func (d Driver) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 		// They have no path on the host, so they come after what gives the others one.
 		for i := range made.Devices {
 			device := &made.Devices[i]
-			device.ContainerEdits.DeviceNodes = slices.Concat(device.ContainerEdits.DeviceNodes, capabilities[device.Name])
+			device.ContainerEdits.DeviceNodes = slices.Concat(device.ContainerEdits.DeviceNodes,
+				capabilities[device.Name])
 		}
 	}
 	return made, errors.Join(append(problems, err)...)
@@ -132,7 +134,10 @@ func (d Driver) Extra(class string) (*specs.Spec, error) {
 		// nvcdi makes none before the channel is there. 0 is the only one that a profile can ask for.
 		path := plugin.IMEXNode("0")
 		channel := &specs.DeviceNode{Path: path, HostPath: filepath.Join(roots.Dev, path)}
-		devices := []specs.Device{{Name: "0", ContainerEdits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{channel}}}}
+		devices := []specs.Device{{
+			Name:           "0",
+			ContainerEdits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{channel}},
+		}}
 		return d.finish(roots, class, devices, specs.ContainerEdits{})
 	}
 	library, err := nvcdi.New(append(d.common(roots), nvcdi.WithMode(nvcdi.Mode(class)))...)
@@ -203,7 +208,8 @@ func (d Driver) common(roots Roots) []nvcdi.Option {
 
 // finish makes the spec, with the host's paths.
 func (d Driver) finish(roots Roots, class string, devices []specs.Device, edits specs.ContainerEdits) (*specs.Spec, error) {
-	made, err := spec.New(spec.WithVendor(plugin.CDIVendor), spec.WithClass(class), spec.WithDeviceSpecs(devices), spec.WithEdits(edits))
+	made, err := spec.New(spec.WithVendor(plugin.CDIVendor), spec.WithClass(class), spec.WithDeviceSpecs(devices),
+		spec.WithEdits(edits))
 	if err != nil {
 		return nil, fmt.Errorf("make the CDI spec of %s: %w", class, err)
 	}

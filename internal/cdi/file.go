@@ -190,7 +190,8 @@ func readEntries(path string) map[string][]string {
 	entries := make(map[string][]string, len(spec.Devices))
 	common := hardwareOf(spec.ContainerEdits)
 	for _, device := range spec.Devices {
-		entries[parser.QualifiedName(spec.GetVendor(), spec.GetClass(), device.Name)] = slices.Concat(common, hardwareOf(device.ContainerEdits))
+		entries[parser.QualifiedName(spec.GetVendor(), spec.GetClass(), device.Name)] = slices.Concat(common,
+			hardwareOf(device.ContainerEdits))
 	}
 	return entries
 }

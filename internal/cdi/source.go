@@ -136,7 +136,8 @@ func newSpec(class string, devices []specs.Device, edits specs.ContainerEdits) (
 	if len(devices) == 0 {
 		return nil, nil
 	}
-	devices = slices.SortedStableFunc(slices.Values(devices), func(a, b specs.Device) int { return cmp.Compare(a.Name, b.Name) })
+	devices = slices.SortedStableFunc(slices.Values(devices),
+		func(a, b specs.Device) int { return cmp.Compare(a.Name, b.Name) })
 	devices = slices.CompactFunc(devices, func(a, b specs.Device) bool { return a.Name == b.Name })
 	spec := &specs.Spec{
 		Version:        specs.CurrentVersion,
@@ -183,7 +184,8 @@ func (Simulated) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 			}
 		}
 		edits := specs.ContainerEdits{DeviceNodes: nodes}
-		devices = append(devices, specs.Device{Name: u.id, ContainerEdits: edits}, specs.Device{Name: u.index, ContainerEdits: edits})
+		devices = append(devices, specs.Device{Name: u.id, ContainerEdits: edits},
+			specs.Device{Name: u.index, ContainerEdits: edits})
 	}
 	return newSpec(plugin.CDIClass, devices, specs.ContainerEdits{
 		// As in NVIDIA's specs: its runtime must not add devices for the image's variables.

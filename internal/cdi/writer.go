@@ -202,7 +202,8 @@ func (w *Writer) retainer(ctx context.Context, gpus []sharing.GPU, spec *specs.S
 	for _, u := range units(gpus) {
 		// After a change of MIG mode an old device node may be another GPU's.
 		path := fmt.Sprintf("/dev/nvidia%d", u.gpu.Minor)
-		own := u.gpu.Minor < 0 || slices.ContainsFunc(edits[u.id].DeviceNodes, func(n *specs.DeviceNode) bool { return n.Path == path })
+		own := u.gpu.Minor < 0 || slices.ContainsFunc(edits[u.id].DeviceNodes,
+			func(n *specs.DeviceNode) bool { return n.Path == path })
 		present[u.id], present[u.index] = own, own && reflect.DeepEqual(edits[u.id], edits[u.index])
 	}
 	before := w.goneSince

@@ -128,7 +128,8 @@ func (k kept) fits(c dra.Claim, r dra.Result, unit Unit, units map[string]Unit) 
 				return refuse(Taken, "claim %s: claim %s still has %s", c, other, has.Device)
 			}
 			if !take(taken) {
-				return refuse(Taken, "claim %s: claim %s has %s, beside which the GPU has no room for %s", c, other, has.Device, r.Device)
+				return refuse(Taken, "claim %s: claim %s has %s, beside which the GPU has no room for %s", c, other,
+					has.Device, r.Device)
 			}
 		}
 	}
@@ -161,7 +162,8 @@ func (k kept) room(c dra.Claim, r dra.Result, unit Unit) error {
 		}
 	}
 	if !shared {
-		if slices.ContainsFunc(c.Results, func(o dra.Result) bool { return o != r && !o.Admin && o.Place() == unit.Place }) {
+		if slices.ContainsFunc(c.Results,
+			func(o dra.Result) bool { return o != r && !o.Admin && o.Place() == unit.Place }) {
 			return refuse(TooMany, "claim %s has %s twice", c, r.Device)
 		}
 		return nil

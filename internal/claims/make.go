@@ -62,7 +62,8 @@ func (t *Table) makeMissing(ctx context.Context, c dra.Claim) error {
 				case <-units.changed:
 					continue
 				case <-ctx.Done():
-					return refuse(NotMade, "claim %s: %s was made, and cannot be given yet: %s: %w", c, r.Device, unit.Fault, ctx.Err())
+					return refuse(NotMade, "claim %s: %s was made, and cannot be given yet: %s: %w", c, r.Device,
+						unit.Fault, ctx.Err())
 				}
 			}
 			break

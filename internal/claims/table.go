@@ -166,10 +166,14 @@ func (t *Table) Adopt(held []sharing.Allocation) error {
 			for _, id := range a.Devices {
 				if unit, ok := byID[id]; ok {
 					k.Paths[unit.Place] = units.LeavingDRA
-					c.Results = append(c.Results, dra.Result{Device: cmp.Or(unit.Device, unit.Place), Shares: min(unit.Shares, 1)})
+					c.Results = append(c.Results, dra.Result{
+						Device: cmp.Or(unit.Device, unit.Place),
+						Shares: min(unit.Shares, 1),
+					})
 				}
 			}
-			if !slices.ContainsFunc(k.Claims, func(o dra.Claim) bool { return o.Namespace == c.Namespace && o.Name == c.Name }) && c.Results != nil {
+			if !slices.ContainsFunc(k.Claims,
+				func(o dra.Claim) bool { return o.Namespace == c.Namespace && o.Name == c.Name }) && c.Results != nil {
 				k.Claims = append(k.Claims, c)
 			}
 		}
@@ -311,7 +315,8 @@ func (t *Table) give(c dra.Claim, held []sharing.Allocation, unread error) error
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.change(func(k *kept) error {
-		if slices.ContainsFunc(k.Claims, func(o dra.Claim) bool { return o.UID == c.UID && reflect.DeepEqual(o.Results, c.Results) }) {
+		if slices.ContainsFunc(k.Claims,
+			func(o dra.Claim) bool { return o.UID == c.UID && reflect.DeepEqual(o.Results, c.Results) }) {
 			if err := k.there(c, units); err != nil {
 				return err
 			}
@@ -322,7 +327,8 @@ func (t *Table) give(c dra.Claim, held []sharing.Allocation, unread error) error
 		}
 		// What is known of the claim from before does not count against it: after the kubelet
 		// has lost its memory, it may have been given other devices.
-		k.Claims = slices.DeleteFunc(k.Claims, func(o dra.Claim) bool { return o.UID == c.UID || Adopted(o) && o.String() == c.String() })
+		k.Claims = slices.DeleteFunc(k.Claims,
+			func(o dra.Claim) bool { return o.UID == c.UID || Adopted(o) && o.String() == c.String() })
 		if err := k.check(c, units, t.others(held), t.mode); err != nil {
 			return err
 		}

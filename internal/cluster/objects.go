@@ -114,7 +114,8 @@ func TrimNode(n *corev1.Node, domain string) Node {
 
 // ours says that the node has GPUs or had Virgate.
 func (n Node) ours() bool {
-	return len(n.Capacity) > 0 || n.Wanted != "" || n.State != "" || n.Generation != "" || n.Condition.Type != "" || n.GPUs > 0
+	return len(n.Capacity) > 0 || n.Wanted != "" || n.State != "" || n.Generation != "" || n.Condition.Type != "" ||
+		n.GPUs > 0
 }
 
 // trimPod keeps what is needed of a pod; ok is false where it has nothing to do with GPUs. Pods
@@ -133,7 +134,8 @@ func trimPod(p *corev1.Pod, domain, namespace string) (kept Pod, ok bool) {
 				continue
 			}
 			for _, device := range resource.Resources {
-				kept.Devices = append(kept.Devices, Device{string(resource.Name), string(device.ResourceID), container.Name, string(device.Health)})
+				kept.Devices = append(kept.Devices,
+					Device{string(resource.Name), string(device.ResourceID), container.Name, string(device.Health)})
 			}
 		}
 	}

@@ -63,7 +63,8 @@ type Options struct {
 func Config(path, context string) (config *rest.Config, namespace string, err error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = path
-	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: context})
+	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules,
+		&clientcmd.ConfigOverrides{CurrentContext: context})
 	config, err = loader.ClientConfig()
 	if err == nil {
 		namespace, _, err = loader.Namespace()
@@ -161,7 +162,8 @@ func (c *Client) list(ctx context.Context, namespace, resource string, selectors
 	for selectors.Limit = page; ; selectors.Continue = into.GetContinue() {
 		into.SetContinue("")
 		c.Lists.Add(1)
-		request := c.core.Get().NamespaceIfScoped(namespace, namespace != "").Resource(resource).VersionedParams(&selectors, metav1.ParameterCodec).Timeout(listTimeout)
+		request := c.core.Get().NamespaceIfScoped(namespace,
+			namespace != "").Resource(resource).VersionedParams(&selectors, metav1.ParameterCodec).Timeout(listTimeout)
 		if err := request.Do(ctx).Into(into); err != nil {
 			return err
 		}
@@ -243,7 +245,8 @@ func (c *Client) mayProxy(ctx context.Context, namespace string) string {
 	}
 	c.Lists.Add(1)
 	data, err := c.core.Post().AbsPath("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews").
-		SetHeader("Content-Type", runtime.ContentTypeJSON).SetHeader("Accept", runtime.ContentTypeJSON).Body(body).Timeout(listTimeout).Do(ctx).Raw()
+		SetHeader("Content-Type", runtime.ContentTypeJSON).SetHeader("Accept",
+		runtime.ContentTypeJSON).Body(body).Timeout(listTimeout).Do(ctx).Raw()
 	if err != nil || json.Unmarshal(data, &answer) != nil || answer.Status.Allowed {
 		return ""
 	}
@@ -277,10 +280,11 @@ func unasked(node Node, virgate Pod, o Options) string {
 // answer says nothing of the others, not even that it is forbidden.
 func (c *Client) statuses(ctx context.Context, o Options, s Snapshot) (statuses map[string]Status, unread string) {
 	statuses = map[string]Status{}
-	unread = c.ask(ctx, o, s.Nodes, virgatesOf(slices.Values(s.Pods)), func(ctx context.Context, pod Pod) (func(), error) {
-		page, err := c.status(ctx, pod, o.StatusTimeout)
-		return func() { statuses[pod.Node] = Status{Page: page} }, err
-	}, func(node, why string) { statuses[node] = Status{Unread: why} })
+	unread = c.ask(ctx, o, s.Nodes, virgatesOf(slices.Values(s.Pods)),
+		func(ctx context.Context, pod Pod) (func(), error) {
+			page, err := c.status(ctx, pod, o.StatusTimeout)
+			return func() { statuses[pod.Node] = Status{Page: page} }, err
+		}, func(node, why string) { statuses[node] = Status{Unread: why} })
 	return statuses, unread
 }
 
@@ -293,7 +297,8 @@ func (c *Client) ask(ctx context.Context, o Options, nodes []Node, virgates map[
 			return unread
 		}
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, o.AllTimeout, fmt.Errorf("not answered within the %s for all nodes", o.AllTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, o.AllTimeout,
+		fmt.Errorf("not answered within the %s for all nodes", o.AllTimeout))
 	defer cancel()
 	var mutex sync.Mutex
 	fail := func(node, why string) {
@@ -376,7 +381,8 @@ func (c *Client) get(ctx context.Context, pod Pod, limit time.Duration, path str
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer within %s", limit))
 	defer cancel()
 	c.Pages.Add(1)
-	request := c.core.Get().Namespace(pod.Namespace).Resource("pods").Name(pod.Name+":"+strconv.Itoa(int(pod.StatusPort))).
+	request := c.core.Get().Namespace(pod.Namespace).Resource("pods").Name(pod.Name+":"+
+		strconv.Itoa(int(pod.StatusPort))).
 		SubResource("proxy").Suffix(path).SetHeader("Accept", "application/json").MaxRetries(0)
 	for name, value := range query {
 		request.Param(name, value)
@@ -426,7 +432,8 @@ func (c *Client) Forecasts(ctx context.Context, o Options, nodes []Node, label, 
 	forecasts := map[string]nodereport.Forecast{}
 	unread := c.ask(ctx, o, nodes, virgatesOf(slices.Values(pods)), func(ctx context.Context, pod Pod) (func(), error) {
 		var f nodereport.Forecast
-		err := c.get(ctx, pod, o.StatusTimeout, "api/v1/forecast", map[string]string{"label": label, "value": value}, &f)
+		err := c.get(ctx, pod, o.StatusTimeout, "api/v1/forecast", map[string]string{"label": label, "value": value},
+			&f)
 		if errors.Is(err, errNotFound) {
 			err = errors.New("its Virgate is older and does not say, or has just ended")
 		}

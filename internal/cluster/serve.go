@@ -120,8 +120,12 @@ func (p *Page) Handler(address net.Addr) http.Handler {
 	mux.HandleFunc("GET /tiles", p.showTiles)
 	mux.HandleFunc("GET /nodes/{name}", p.showNode)
 	mux.HandleFunc("GET /api/v1/cluster", p.showJSON)
-	mux.HandleFunc("GET /favicon.ico", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	for name, kind := range map[string]string{"serve.css": "text/css; charset=utf-8", "serve.js": "text/javascript; charset=utf-8"} {
+	mux.HandleFunc("GET /favicon.ico",
+		func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	for name, kind := range map[string]string{
+		"serve.css": "text/css; charset=utf-8",
+		"serve.js":  "text/javascript; charset=utf-8",
+	} {
 		mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) {
 			data, _ := serveFiles.ReadFile(name)
 			w.Header().Set("Content-Type", kind)
@@ -490,13 +494,17 @@ func newBox(gpu GPUView) box {
 	shares := max(gpu.Replicas, gpu.Held, 1)
 	share := b.Width / float64(shares)
 	b.Text = strings.Join(strings.Fields(fmt.Sprintf("GPU %s %s %s: %s, %d of %d held %s %s",
-		cmp.Or(gpu.Index, gpu.ID), gpu.Model, gpu.Profile, cmp.Or(gpu.Resource, "not offered"), gpu.Held, shares, gpu.Health, gpu.Reason)), " ")
+		cmp.Or(gpu.Index, gpu.ID), gpu.Model, gpu.Profile, cmp.Or(gpu.Resource, "not offered"), gpu.Held, shares,
+		gpu.Health, gpu.Reason)), " ")
 	at := b.X
 	for _, h := range gpu.Holders {
 		hash := fnv.New32a()
 		_, _ = hash.Write([]byte(h.Namespace))
 		width := min(share*float64(h.Devices), b.X+b.Width-at)
-		b.Bars = append(b.Bars, bar{at, max(0, width), fmt.Sprintf("%s: %d of %d shares of GPU %s", h, h.Devices, shares, cmp.Or(gpu.Index, gpu.ID)), hash.Sum32() % (360 / hueStep) * hueStep})
+		b.Bars = append(b.Bars, bar{
+			at, max(0, width), fmt.Sprintf("%s: %d of %d shares of GPU %s", h, h.Devices, shares,
+				cmp.Or(gpu.Index, gpu.ID)), hash.Sum32() % (360 / hueStep) * hueStep,
+		})
 		at += width
 	}
 	if shares <= maxLines {

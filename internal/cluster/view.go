@@ -186,13 +186,15 @@ func NewView(s Snapshot) View {
 		view.Notes = append(view.Notes, s.Lost)
 	}
 	if s.PodsUnread != "" {
-		view.Notes = append(view.Notes, "pods not read, so who holds what is known from status pages alone: "+s.PodsUnread)
+		view.Notes = append(view.Notes,
+			"pods not read, so who holds what is known from status pages alone: "+s.PodsUnread)
 	}
 	if s.StatusUnread != "" {
 		view.Notes = append(view.Notes, "no status page read, so only GPUs that a pod holds are known: "+s.StatusUnread)
 	}
 	var unread []string
-	for _, node := range slices.SortedFunc(slices.Values(s.Nodes), func(a, b Node) int { return strings.Compare(a.Name, b.Name) }) {
+	for _, node := range slices.SortedFunc(slices.Values(s.Nodes),
+		func(a, b Node) int { return strings.Compare(a.Name, b.Name) }) {
 		status := s.Statuses[node.Name]
 		if status.Page == nil && status.Unread != "" && status.Unread != notYet {
 			unread = append(unread, fmt.Sprintf("%s (%s)", node.Name, status.Unread))
@@ -218,7 +220,9 @@ func NewView(s Snapshot) View {
 		}
 	}
 	if len(unread) > 0 {
-		view.Notes = append(view.Notes, fmt.Sprintf("the status page of %s was not read, so only GPUs that a pod holds are known there: %s", Count(len(unread), "node"), Some(unread, 3)))
+		view.Notes = append(view.Notes,
+			fmt.Sprintf("the status page of %s was not read, so only GPUs that a pod holds are known there: %s",
+				Count(len(unread), "node"), Some(unread, 3)))
 	}
 	view.Tenants = tenants(s.Pods, view.GPUs)
 	view.Rules = rulesOf(view.Nodes)
@@ -268,7 +272,8 @@ func rulesOf(nodes []NodeView) []RuleView {
 	}
 	last := func(r RuleView) int { return cmp.Or(r.Rule, math.MaxInt) }
 	slices.SortFunc(rules, func(a, b RuleView) int {
-		return cmp.Or(cmp.Compare(last(a), last(b)), strings.Compare(a.By, b.By), strings.Compare(a.Profile, b.Profile), strings.Compare(a.Rules, b.Rules))
+		return cmp.Or(cmp.Compare(last(a), last(b)), strings.Compare(a.By, b.By), strings.Compare(a.Profile, b.Profile),
+			strings.Compare(a.Rules, b.Rules))
 	})
 	return rules
 }
@@ -313,7 +318,8 @@ func nodeView(n Node, status Status, now time.Time) NodeView {
 			v.Problem = strings.TrimSuffix(c.Reason+": "+c.Message, ": ")
 		}
 		if age := now.Sub(c.LastHeartbeatTime.Time); age > stale {
-			v.Problem = strings.TrimPrefix(fmt.Sprintf("%s; nothing heard for %s", v.Problem, age.Round(time.Minute)), "; ")
+			v.Problem = strings.TrimPrefix(fmt.Sprintf("%s; nothing heard for %s", v.Problem, age.Round(time.Minute)),
+				"; ")
 		}
 	}
 	if page := status.Page; page != nil {

@@ -202,7 +202,8 @@ func (w *Watcher) loop(ctx context.Context) {
 func (w *Watcher) step(now time.Time) (due []Pod) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
-	if w.nodes.kept == nil || w.pods.kept == nil && w.pods.failure == nil || w.options.StatusTimeout > 0 && !w.reviewed {
+	if w.nodes.kept == nil || w.pods.kept == nil && w.pods.failure == nil ||
+		w.options.StatusTimeout > 0 && !w.reviewed {
 		return nil
 	}
 	if w.began.IsZero() {
@@ -323,7 +324,8 @@ func (w *Watcher) lost() string {
 	if failure == nil || w.nodes.failure == nil && w.pods.kept == nil {
 		return ""
 	}
-	return fmt.Sprintf("not connected since %s, what is shown may be old: %v", since.UTC().Format(time.RFC3339), failure)
+	return fmt.Sprintf("not connected since %s, what is shown may be old: %v", since.UTC().Format(time.RFC3339),
+		failure)
 }
 
 // followed is what a Watcher keeps of one kind of objects. It is configsource.Follow's store.
@@ -363,9 +365,11 @@ func (f *followed[T]) follow(ctx context.Context) {
 			return &metav1.PartialObjectMetadataList{ListMeta: metav1.ListMeta{ResourceVersion: version}}, nil
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			options.LabelSelector, options.FieldSelector, options.Watch = f.selectors.LabelSelector, f.selectors.FieldSelector, true
+			options.LabelSelector, options.FieldSelector, options.Watch = f.selectors.LabelSelector,
+				f.selectors.FieldSelector, true
 			f.w.client.Lists.Add(1)
-			return f.w.client.core.Get().MaxRetries(0).Resource(f.what).VersionedParams(&options, metav1.ParameterCodec).Watch(ctx)
+			return f.w.client.core.Get().MaxRetries(0).Resource(f.what).VersionedParams(&options,
+				metav1.ParameterCodec).Watch(ctx)
 		},
 	}, f.what, f, f.w.pace.list, f.w.pace.spread)
 }
@@ -395,7 +399,8 @@ func (f *followed[T]) Update(object any) error {
 	f.w.mutex.Lock()
 	defer f.w.mutex.Unlock()
 	key := f.key(item)
-	if old, found := f.kept[key]; !found || !reflect.DeepEqual(old, item) { // A kubelet writes what it has written before.
+	if old, found := f.kept[key]; !found ||
+		!reflect.DeepEqual(old, item) { // A kubelet writes what it has written before.
 		f.kept[key], f.w.changed = item, true
 	}
 	return nil

@@ -116,16 +116,19 @@ func NewCandidate(p *corev1.Pod, n *corev1.Node, domain string) Candidate {
 		c.Barriers = append(c.Barriers, Barrier{cause, fmt.Sprintf(format, arguments...)})
 	}
 	tolerates := func(taint corev1.Taint) bool {
-		return slices.ContainsFunc(p.Spec.Tolerations, func(t corev1.Toleration) bool { return t.ToleratesTaint(klog.Logger{}, &taint, true) })
+		return slices.ContainsFunc(p.Spec.Tolerations,
+			func(t corev1.Toleration) bool { return t.ToleratesTaint(klog.Logger{}, &taint, true) })
 	}
-	if n.Spec.Unschedulable && !tolerates(corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}) {
+	if n.Spec.Unschedulable && !tolerates(
+		corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}) {
 		add(CauseCordoned, "cordoned")
 	}
 	var taints []string
 	notReady := ""
 	for _, taint := range n.Spec.Taints {
 		switch text := taint.ToString(); {
-		case taint.Effect == corev1.TaintEffectPreferNoSchedule || tolerates(taint) || taint.Key == corev1.TaintNodeUnschedulable && n.Spec.Unschedulable:
+		case taint.Effect == corev1.TaintEffectPreferNoSchedule || tolerates(taint) ||
+			taint.Key == corev1.TaintNodeUnschedulable && n.Spec.Unschedulable:
 		case taint.Key == corev1.TaintNodeNotReady || taint.Key == corev1.TaintNodeUnreachable:
 			notReady = cmp.Or(c.NotReady, "the node is not ready")
 		case !slices.Contains(taints, text):
@@ -184,14 +187,17 @@ func Why(q Question) Answer {
 	switch {
 	case p.Status.Phase == corev1.PodFailed && refused(p.Status.Reason):
 		a.Help = append(a.Help, "a refused pod does not start again: its owner makes another, or delete and create it")
-		return answer("refused", "%s was refused by the kubelet of node %s: %s: %s", a.Pod, a.Node, p.Status.Reason, p.Status.Message)
+		return answer("refused", "%s was refused by the kubelet of node %s: %s: %s", a.Pod, a.Node, p.Status.Reason,
+			p.Status.Message)
 	case p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded:
-		return answer("ended", "%s has ended (%s) and holds nothing: %s", a.Pod, p.Status.Phase, cmp.Or(p.Status.Message, p.Status.Reason, "no reason given"))
+		return answer("ended", "%s has ended (%s) and holds nothing: %s", a.Pod, p.Status.Phase,
+			cmp.Or(p.Status.Message, p.Status.Reason, "no reason given"))
 	case len(a.Requests) == 0:
 		answer("noGPU", "%s requests no resource of %s, so it waits for none", a.Pod, q.Domain)
 		for _, name := range slices.Sorted(maps.Keys(wanted(p))) {
 			if domain, _, is := strings.Cut(string(name), "/"); is {
-				a.Notes = append(a.Notes, fmt.Sprintf("it requests %s, which is of another domain: with --domain %s that is looked at", name, domain))
+				a.Notes = append(a.Notes, fmt.Sprintf(
+					"it requests %s, which is of another domain: with --domain %s that is looked at", name, domain))
 			}
 		}
 		if a.Node != "" {
@@ -212,17 +218,20 @@ func Why(q Question) Answer {
 			gates[i] = gate.Name
 		}
 		a.Help = append(a.Help, "who set the scheduling gates has to remove them; a queue such as Kueue does when it admits the pod")
-		return answer("waiting", "%s waits for its scheduling gates: %s; no scheduler looks at it before", a.Pod, strings.Join(gates, ", "))
+		return answer("waiting", "%s waits for its scheduling gates: %s; no scheduler looks at it before", a.Pod,
+			strings.Join(gates, ", "))
 	}
 	a.State = "waiting"
 	a.nodes(&q, asks)
 	if p.Status.NominatedNodeName != "" {
-		a.Notes = append(a.Notes, "the scheduler has made room for it by its priority, on node "+p.Status.NominatedNodeName+": it waits there for pods to end")
+		a.Notes = append(a.Notes, "the scheduler has made room for it by its priority, on node "+
+			p.Status.NominatedNodeName+": it waits there for pods to end")
 	}
 	if message := scheduled(p).Message; message != "" {
 		a.Notes = append(a.Notes, "the scheduler says: "+message)
 	} else {
-		a.Notes = append(a.Notes, "no scheduler has said anything of it; it is for the one named "+cmp.Or(p.Spec.SchedulerName, corev1.DefaultSchedulerName))
+		a.Notes = append(a.Notes, "no scheduler has said anything of it; it is for the one named "+
+			cmp.Or(p.Spec.SchedulerName, corev1.DefaultSchedulerName))
 	}
 	return a
 }
@@ -230,7 +239,9 @@ func Why(q Question) Answer {
 // refused says that a pod failed for a reason that the kubelet gives when it admits pods
 // (pkg/kubelet/lifecycle, cm/devicemanager and cm/topologymanager).
 func refused(reason string) bool {
-	return slices.Contains([]string{"UnexpectedAdmissionError", "TopologyAffinityError", "NodeAffinity", "InvalidNodeInfo"}, reason) || strings.HasPrefix(reason, "OutOf")
+	return slices.Contains([]string{
+		"UnexpectedAdmissionError", "TopologyAffinityError", "NodeAffinity", "InvalidNodeInfo",
+	}, reason) || strings.HasPrefix(reason, "OutOf")
 }
 
 func countsText(counts map[string]int64) string {
@@ -266,7 +277,8 @@ func containersWait(p *corev1.Pod) string {
 func deviceNotes(p *corev1.Pod, domain string) (notes []string) {
 	kept, _ := trimPod(p, domain, "")
 	for _, d := range kept.Devices {
-		notes = append(notes, strings.TrimSpace(fmt.Sprintf("container %s holds %s of %s %s", d.Container, d.ID, d.Resource, strings.ToLower(d.Health))))
+		notes = append(notes, strings.TrimSpace(
+			fmt.Sprintf("container %s holds %s of %s %s", d.Container, d.ID, d.Resource, strings.ToLower(d.Health))))
 	}
 	return notes
 }
@@ -309,7 +321,8 @@ func (a *Answer) nodes(q *Question, asks string) {
 	// Nodes with released GPUs, with units that are DRA's, that lack pods' ends as well as healthy
 	// devices, that are switching and do not have the resource yet, and that will not have it then.
 	var released, dra, both, switching, dropping []string
-	for _, node := range slices.SortedFunc(slices.Values(q.Nodes), func(x, y Candidate) int { return strings.Compare(x.Name, y.Name) }) {
+	for _, node := range slices.SortedFunc(slices.Values(q.Nodes),
+		func(x, y Candidate) int { return strings.Compare(x.Name, y.Name) }) {
 		for name, capacity := range node.Capacity {
 			if capacity > 0 {
 				names[name]++
@@ -346,10 +359,12 @@ func (a *Answer) nodes(q *Question, asks string) {
 			if page != nil && page.DRA != nil && len(page.DRA.Paths) > 0 {
 				dra = append(dra, node.Name)
 			}
-			if page != nil && slices.ContainsFunc(page.Resources, func(r status.Resource) bool { return r.Dropped && a.Requests[r.Name] > 0 }) {
+			if page != nil && slices.ContainsFunc(page.Resources,
+				func(r status.Resource) bool { return r.Dropped && a.Requests[r.Name] > 0 }) {
 				dropping = append(dropping, node.Name)
 			}
-			if at.causes[0].Cause == CauseIll && len(at.causes) > 1 && !slices.ContainsFunc(at.causes[1:], func(b Barrier) bool { return b.Cause != CauseHeld }) {
+			if at.causes[0].Cause == CauseIll && len(at.causes) > 1 &&
+				!slices.ContainsFunc(at.causes[1:], func(b Barrier) bool { return b.Cause != CauseHeld }) {
 				both = append(both, node.Name)
 			}
 			if at.causes[len(at.causes)-1].Cause == CauseProfile && node.switching() {
@@ -374,7 +389,8 @@ func (a *Answer) nodes(q *Question, asks string) {
 	a.Verdict = fmt.Sprintf("%s waits for %s: of %s none can give it now", a.Pod, asks, Count(len(q.Nodes), "node"))
 	for _, phrase := range phrases {
 		if offering := len(q.Nodes) - alone[CauseNoResource]; offering > 0 && alone[phrase.cause] == offering {
-			a.Verdict = fmt.Sprintf("%s waits for %s: %s all nodes that have it: %d", a.Pod, asks, phrase.text, offering)
+			a.Verdict = fmt.Sprintf("%s waits for %s: %s all nodes that have it: %d", a.Pod, asks, phrase.text,
+				offering)
 		}
 	}
 	if q.PodsUnread != "" {
@@ -388,7 +404,8 @@ func (a *Answer) nodes(q *Question, asks string) {
 		a.Notes = append(a.Notes, "faults, released GPUs and DRA are known from Virgate's status pages alone, and not all were read: "+unread)
 	}
 	if alone[CauseFits] > 0 {
-		a.Verdict = fmt.Sprintf("%s should find a place: %s could give it %s", a.Pod, Count(alone[CauseFits], "node"), asks)
+		a.Verdict = fmt.Sprintf("%s should find a place: %s could give it %s", a.Pod, Count(alone[CauseFits], "node"),
+			asks)
 		help("if it goes on waiting, another rule of the scheduler keeps it away, such as affinity to pods, spreading, ports or volumes: see what the scheduler says")
 		return
 	}
@@ -413,13 +430,16 @@ func (a *Answer) nodes(q *Question, asks string) {
 			})
 			help("the nearest name that nodes have is %s, on %s", near[0], Count(names[near[0]], "node"))
 		case most[name] < want:
-			a.Verdict = fmt.Sprintf("%s waits for %d %s of one node, and no node has more than %d", a.Pod, want, name, most[name])
-			help("%d %s can be given by one node only: request at most that, or divide the work among pods", most[name], name)
+			a.Verdict = fmt.Sprintf("%s waits for %d %s of one node, and no node has more than %d", a.Pod, want, name,
+				most[name])
+			help("%d %s can be given by one node only: request at most that, or divide the work among pods", most[name],
+				name)
 		}
 	}
 	if best != "" {
 		ending := bestPlace.toEnd()
-		help("node %s has the most free, %d: %s would have to end there, such as %s", best, bestPlace.free, Count(len(ending), "pod"), Some(podNames(ending), 5))
+		help("node %s has the most free, %d: %s would have to end there, such as %s", best, bestPlace.free,
+			Count(len(ending), "pod"), Some(podNames(ending), 5))
 	}
 	for _, cause := range []struct {
 		cause Cause
@@ -442,10 +462,12 @@ func (a *Answer) nodes(q *Question, asks string) {
 		}
 	}
 	if len(dropping) > 0 {
-		help("the new profile of %s does not offer what it wants: request what that profile has, or choose another", Some(dropping, 3))
+		help("the new profile of %s does not offer what it wants: request what that profile has, or choose another",
+			Some(dropping, 3))
 	}
 	if len(both) > 0 {
-		help("%s would take it when devices are back and pods have ended as well: %s", Count(len(both), "node"), Some(both, 3))
+		help("%s would take it when devices are back and pods have ended as well: %s", Count(len(both), "node"),
+			Some(both, 3))
 	}
 	if len(released) > 0 {
 		help("virgate gpu restore, in Virgate's pod on %s, gives the released GPUs back", Some(released, 3))
@@ -500,11 +522,13 @@ func (q *Question) judge(requests map[string]int64, node Candidate, pods []Pod) 
 			at = place{causes: []Barrier{{CauseNoResource, "no " + name}}}
 			switch state := nodereport.ProfileState(node.State); {
 			case state == nodereport.ProfileRejected:
-				add(CauseProfile, "the profile %s, which is wanted there, is rejected: %s", node.Wanted, node.Condition.Message)
+				add(CauseProfile, "the profile %s, which is wanted there, is rejected: %s", node.Wanted,
+					node.Condition.Message)
 			case node.switching():
 				add(CauseProfile, "the node is switching to the profile %s", node.Wanted)
 			case node.Wanted != "" && state != nodereport.ProfileApplied:
-				add(CauseProfile, "the profile %s, which is wanted there, is %s", node.Wanted, cmp.Or(node.State, "not yet seen"))
+				add(CauseProfile, "the profile %s, which is wanted there, is %s", node.Wanted,
+					cmp.Or(node.State, "not yet seen"))
 			}
 			at.short = true
 			return at

@@ -28,7 +28,8 @@ func (n Node) details(page *status.Status) (texts []string) {
 	}
 	faulty := func(what, index string, h status.Health) {
 		if h.State != sharing.Healthy && h.State != "" {
-			texts = append(texts, strings.TrimSuffix(fmt.Sprintf("%s %s is %s: %s", what, index, h.State, h.Reason), ": "))
+			texts = append(texts, strings.TrimSuffix(fmt.Sprintf("%s %s is %s: %s", what, index, h.State, h.Reason),
+				": "))
 		}
 	}
 	for _, gpu := range page.GPUs {

@@ -21,7 +21,8 @@ func (c *Client) Why(ctx context.Context, o Options, namespace, name string) (An
 		return Answer{}, err
 	}
 	if pod == nil {
-		return Answer{}, fmt.Errorf("there is no pod %s/%s%s%s", namespace, name, c.notMade(ctx, namespace, name), c.refusing(ctx, namespace, o.Domain))
+		return Answer{}, fmt.Errorf("there is no pod %s/%s%s%s", namespace, name, c.notMade(ctx, namespace, name),
+			c.refusing(ctx, namespace, o.Domain))
 	}
 	q := Question{
 		Pod:       pod,
@@ -72,7 +73,8 @@ func (q *Question) short() (nodes []Node) {
 	candidates := slices.Clone(q.Nodes)
 	slices.SortStableFunc(candidates, func(x, y Candidate) int { return cmp.Compare(len(x.Barriers), len(y.Barriers)) })
 	for _, node := range candidates {
-		if node.Condition.Type != "" && len(nodes) < mostPages && q.judge(ofDomain(wanted(q.Pod), q.Domain), node, byNode[node.Name]).short {
+		if node.Condition.Type != "" && len(nodes) < mostPages &&
+			q.judge(ofDomain(wanted(q.Pod), q.Domain), node, byNode[node.Name]).short {
 			nodes = append(nodes, node.Node)
 		}
 	}
@@ -117,7 +119,8 @@ func (c *Client) pod(ctx context.Context, namespace, name string) (*corev1.Pod, 
 // inNamespace lists a few objects of one namespace, for which the right there is enough.
 func (c *Client) inNamespace(ctx context.Context, namespace, resource, fields string, into runtime.Object) error {
 	c.Lists.Add(1)
-	return c.core.Get().Namespace(namespace).Resource(resource).VersionedParams(&metav1.ListOptions{FieldSelector: fields}, metav1.ParameterCodec).
+	return c.core.Get().Namespace(namespace).Resource(resource).VersionedParams(
+		&metav1.ListOptions{FieldSelector: fields}, metav1.ParameterCodec).
 		Timeout(listTimeout).Do(ctx).Into(into)
 }
 
@@ -141,7 +144,8 @@ func (c *Client) notMade(ctx context.Context, namespace, name string) string {
 	if last == nil {
 		return ""
 	}
-	return fmt.Sprintf("; the %s %s could not make a pod: %s", last.InvolvedObject.Kind, last.InvolvedObject.Name, last.Message)
+	return fmt.Sprintf("; the %s %s could not make a pod: %s", last.InvolvedObject.Kind, last.InvolvedObject.Name,
+		last.Message)
 }
 
 // refusing says which quotas of the namespace have no more of the domain's resources.
@@ -167,7 +171,8 @@ func exhausted(quota corev1.ResourceQuota, domain string) (texts []string) {
 	for name, hard := range quota.Status.Hard {
 		resource, ok := strings.CutPrefix(string(name), prefix)
 		if used := quota.Status.Used[name]; ok && strings.HasPrefix(resource, domain+"/") && used.Cmp(hard) >= 0 {
-			texts = append(texts, fmt.Sprintf("the quota %s has %s of %s %s used", quota.Name, used.String(), hard.String(), resource))
+			texts = append(texts, fmt.Sprintf("the quota %s has %s of %s %s used", quota.Name, used.String(),
+				hard.String(), resource))
 		}
 	}
 	slices.Sort(texts)

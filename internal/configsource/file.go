@@ -101,7 +101,8 @@ func (f *File) parse() (configs.SelectedProfile, error) {
 	if len(data) > 0 {
 		f.hadContent.Store(true)
 	} else if f.hadContent.Load() {
-		return configs.SelectedProfile{}, fmt.Errorf("%s: it had a profile and is empty now; one that says nothing is version: v1", f.Path)
+		return configs.SelectedProfile{},
+			fmt.Errorf("%s: it had a profile and is empty now; one that says nothing is version: v1", f.Path)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -98,7 +98,8 @@ func (k *LastKnownGood) Save(selected configs.SelectedProfile) {
 }
 
 func same(a, b configs.SelectedProfile) bool {
-	return a.Name == b.Name && a.Source == b.Source && a.Generation == b.Generation && a.Layout == b.Layout && a.Choice == b.Choice && maps.Equal(a.Documents, b.Documents)
+	return a.Name == b.Name && a.Source == b.Source && a.Generation == b.Generation && a.Layout == b.Layout &&
+		a.Choice == b.Choice && maps.Equal(a.Documents, b.Documents)
 }
 
 // retryPause is the wait after a write that went wrong.

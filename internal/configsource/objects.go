@@ -146,7 +146,9 @@ var clientLabels = []string{"nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy
 
 // pauseLabels are those that are paused: of the device plugin; of other programs that have GPUs open,
 // from gpu-operator 26.7 on; and of the DRA driver, on nodes that have neither.
-var pauseLabels = []string{"nvidia.com/gpu.deploy.device-plugin", "nvidia.com/gpu.deploy.client", "nvidia.com/gpu.deploy.dra-driver"}
+var pauseLabels = []string{
+	"nvidia.com/gpu.deploy.device-plugin", "nvidia.com/gpu.deploy.client", "nvidia.com/gpu.deploy.dra-driver",
+}
 
 // Pause is a label of the Node by which another program wants all GPUs to be let go of. The zero Pause
 // is none.
@@ -229,7 +231,8 @@ func NewNodeLabels(client *Client, node, label string, log *slog.Logger) *NodeLa
 				now.others[name] = value
 			}
 		}
-		now.clients = strings.Join(slices.DeleteFunc(slices.Clone(clientLabels), func(label string) bool { return all[label] != "true" }), ",")
+		now.clients = strings.Join(slices.DeleteFunc(slices.Clone(clientLabels),
+			func(label string) bool { return all[label] != "true" }), ",")
 		var unknown []Pause
 		now.pause, unknown = pauseIn(all)
 		for _, label := range unknown {
@@ -269,7 +272,8 @@ type migWriter struct {
 // otherMIGWriter is who has written migStateLabel as it is; none where that is Virgate.
 func otherMIGWriter(fields []metav1.ManagedFieldsEntry) migWriter {
 	for _, f := range fields {
-		if f.FieldsV1 != nil && f.Time != nil && f.Manager != ownManager && strings.Contains(f.FieldsV1.GetRawString(), `"f:`+migStateLabel+`"`) {
+		if f.FieldsV1 != nil && f.Time != nil && f.Manager != ownManager &&
+			strings.Contains(f.FieldsV1.GetRawString(), `"f:`+migStateLabel+`"`) {
 			return migWriter{f.Manager, f.Time.Unix()}
 		}
 	}
@@ -384,7 +388,8 @@ func NewPods(client *Client, node string, log *slog.Logger) *Pods {
 		resource: "pods",
 		selector: fields.OneTermEqualSelector("spec.nodeName", node),
 	}
-	return &Pods{newWatched(client, q, containersOf, maps.Equal[map[string]sharing.Container, map[string]sharing.Container], log)}
+	return &Pods{newWatched(client, q, containersOf,
+		maps.Equal[map[string]sharing.Container, map[string]sharing.Container], log)}
 }
 
 // containersOf are the pod's containers, init containers included, for Containers.

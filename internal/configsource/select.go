@@ -95,7 +95,8 @@ func Choose(c Criteria) (Chosen, error) {
 		return chosen, c.require(chosen.Name, chosen.Choice.By)
 	} else if match.Unknown != nil {
 		chosen.Unknown = match
-		because = fmt.Sprintf(": until the node's GPUs are known, because rule %d of %s asks for %s", match.UnknownRule, c.Source, strings.Join(match.Unknown, ", "))
+		because = fmt.Sprintf(": until the node's GPUs are known, because rule %d of %s asks for %s", match.UnknownRule,
+			c.Source, strings.Join(match.Unknown, ", "))
 	} else if c.Rules.Generation != "" {
 		because = ": no rule of " + c.Source + " matches"
 	}

@@ -107,13 +107,14 @@ func (w *watcher) run(ctx context.Context) {
 	w.retry = w.pace.backoff
 	backoff := w.pace.backoff
 	requests := &cache.ListWatch{ListWithContextFunc: w.listNow, WatchFuncWithContext: w.watchFrom}
-	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(requests, w), nil, w.store, cache.ReflectorOptions{
-		Name:            w.what,
-		TypeDescription: w.what,
-		MinWatchTimeout: watchTimeout,
-		Backoff:         &backoff,
-		Logger:          &klog.Logger{},
-	})
+	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(requests, w), nil, w.store,
+		cache.ReflectorOptions{
+			Name:            w.what,
+			TypeDescription: w.what,
+			MinWatchTimeout: watchTimeout,
+			Backoff:         &backoff,
+			Logger:          &klog.Logger{},
+		})
 	// A stream that breaks in the middle of an event is a cut watch as well, which needs no
 	// list. An event that can never be read does: it comes again with each watch from there.
 	reflector.MaxInternalErrorRetryDuration = w.pace.spread

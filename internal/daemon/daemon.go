@@ -140,7 +140,10 @@ func Run(ctx context.Context, o Options) error {
 		log:       log,
 	})
 	if gpus.CDI == nil {
-		gpus.CDI = cdi.Guarded{Source: cdi.NewDriver(driverOptions(profile.startup, o.HostRoot, log)), Open: node.OpenAll}
+		gpus.CDI = cdi.Guarded{
+			Source: cdi.NewDriver(driverOptions(profile.startup, o.HostRoot, log)),
+			Open:   node.OpenAll,
+		}
 	}
 	if gpus.Containers == nil && o.Pods != nil {
 		gpus.Containers = o.Pods
@@ -316,7 +319,9 @@ func Run(ctx context.Context, o Options) error {
 				return serve(ctx, control, releases)
 			}
 		} else if control, err := listenControl(o.ControlSocket); err == nil {
-			options.Control = func(ctx context.Context, releases http.Handler) error { return serve(ctx, control, releases) }
+			options.Control = func(ctx context.Context, releases http.Handler) error {
+				return serve(ctx, control, releases)
+			}
 		} else if o.ControlRequired {
 			return err
 		} else {

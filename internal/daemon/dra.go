@@ -36,7 +36,9 @@ func newDRA(o Options, node *nvml.Node, kubelet *podresources.Source, file *stat
 	options := *o.DRA
 	options.Node, options.Dir = o.NodeName, filepath.Join(o.DRA.Dir, name)
 	options.Claims, options.Changed, options.Logger = preparer{table, name}, table.Tell, o.Logger
-	options.Observe = func(call dradriver.Call, took time.Duration, err error) { calls.Observe(string(call), took, err) }
+	options.Observe = func(call dradriver.Call, took time.Duration, err error) {
+		calls.Observe(string(call), took, err)
+	}
 	driver, err := dradriver.New(options)
 	if err != nil {
 		return drapath.Options{}, fmt.Errorf("serve claims: %w", err)
@@ -95,12 +97,14 @@ func checkConfig(raw []byte) error {
 	if err := json.Unmarshal(raw, &config); err != nil {
 		return err
 	}
-	known := strings.HasPrefix(config.APIVersion, "resource.nvidia.com/") && (config.Kind == "GpuConfig" || config.Kind == "MigDeviceConfig")
+	known := strings.HasPrefix(config.APIVersion, "resource.nvidia.com/") &&
+		(config.Kind == "GpuConfig" || config.Kind == "MigDeviceConfig")
 	switch {
 	case !known:
 		return fmt.Errorf("%q of %q is not known", config.Kind, config.APIVersion)
 	case config.Sharing.Strategy != "" && config.Sharing.Strategy != "TimeSlicing":
-		return fmt.Errorf("sharing.strategy %q: the node's profile says how devices are shared", config.Sharing.Strategy)
+		return fmt.Errorf("sharing.strategy %q: the node's profile says how devices are shared",
+			config.Sharing.Strategy)
 	}
 	return nil
 }
@@ -121,7 +125,8 @@ func (e claimEntries) Write(c dra.Claim, units map[string]claims.Unit) error {
 	for i, r := range c.Results {
 		if byMPS(r) {
 			unit := units[r.Place()]
-			env, mounts := plugin.MPSAccess(e.mpsRoot, unit.ID, sharing.NewMPSLimit(int(r.Shares), dra.ModeOf(r.Device).Shares, unit.Memory))
+			env, mounts := plugin.MPSAccess(e.mpsRoot, unit.ID,
+				sharing.NewMPSLimit(int(r.Shares), dra.ModeOf(r.Device).Shares, unit.Memory))
 			entries[i] = cdi.ClaimEntry{Env: env, Mounts: mounts}
 		}
 	}

@@ -129,7 +129,10 @@ func hostMounts(startup configs.StartupSettings, hostRoot string) (mounts []cdi.
 		mounts = append(mounts, cdi.Mount{Host: "/", Here: hostRoot})
 	}
 	if isDirectory(startup.ContainerDriverRoot) {
-		mounts = append(mounts, cdi.Mount{Host: filepath.Join("/", startup.DriverRoot), Here: startup.ContainerDriverRoot})
+		mounts = append(mounts, cdi.Mount{
+			Host: filepath.Join("/", startup.DriverRoot),
+			Here: startup.ContainerDriverRoot,
+		})
 	}
 	if mounts == nil {
 		return []cdi.Mount{{Host: "/", Here: "/"}}

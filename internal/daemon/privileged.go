@@ -50,7 +50,8 @@ func (o ownRights) Apply(ctx context.Context, gpu string, step mig.Step) error {
 
 // errNodesNotPermitted is why no nodes are made. Without the right, the program would fail with an
 // error that names nothing of this.
-var errNodesNotPermitted = errors.New("this program may not make it, which takes a privileged container: the chart's mig.manage")
+var errNodesNotPermitted = errors.New(
+	"this program may not make it, which takes a privileged container: the chart's mig.manage")
 
 var errDriverClosed = errors.New("a label of the Node pauses this program")
 
@@ -72,7 +73,8 @@ func (o ownRights) Reset(ctx context.Context, pciBusID string) error {
 	if o.node.Closed() { // nvidia-smi would load the module, too.
 		return errDriverClosed
 	}
-	return abandonable(ctx, resetLimit, "the reset", func(ctx context.Context) error { return o.gpus.Reset(ctx, pciBusID) })
+	return abandonable(ctx, resetLimit, "the reset",
+		func(ctx context.Context) error { return o.gpus.Reset(ctx, pciBusID) })
 }
 
 // Persistence implements Privileged.
@@ -94,7 +96,8 @@ func (o ownRights) SetPersistence(ctx context.Context, pciBusID string, on bool)
 	if o.node.Closed() { // As in MakeNodes.
 		return errDriverClosed
 	}
-	return abandonable(ctx, settingLimit, "nvidia-smi", func(ctx context.Context) error { return o.gpus.SetPersistence(ctx, pciBusID, on) })
+	return abandonable(ctx, settingLimit, "nvidia-smi",
+		func(ctx context.Context) error { return o.gpus.SetPersistence(ctx, pciBusID, on) })
 }
 
 // SetComputeMode implements Privileged.
@@ -104,5 +107,6 @@ func (o ownRights) SetComputeMode(ctx context.Context, gpu string, mode sharing.
 
 // SetTimeSlice implements Privileged.
 func (o ownRights) SetTimeSlice(ctx context.Context, gpu string, slice sharing.TimeSlice) error {
-	return abandonable(ctx, settingLimit, "nvidia-smi", func(ctx context.Context) error { return o.gpus.SetTimeSlice(ctx, gpu, slice) })
+	return abandonable(ctx, settingLimit, "nvidia-smi",
+		func(ctx context.Context) error { return o.gpus.SetTimeSlice(ctx, gpu, slice) })
 }

@@ -54,7 +54,8 @@ func (l *ruleLabels) now() map[string]string {
 	}
 	gpus = slices.Clone(gpus)
 	if l.remember(gpus) {
-		kept := slices.SortedFunc(maps.Values(l.facts), func(a, b gpuFacts) int { return strings.Compare(a.UUID, b.UUID) })
+		kept := slices.SortedFunc(maps.Values(l.facts),
+			func(a, b gpuFacts) int { return strings.Compare(a.UUID, b.UUID) })
 		if err := l.store.Save(kept); err != nil {
 			l.log.Warn("what rules need to know of the GPUs is not kept for a restart", "error", err)
 		}
@@ -105,7 +106,8 @@ func (l *ruleLabels) remember(gpus []sharing.GPU) (news bool) {
 			PCIClass:          cmp.Or(gpu.PCIClass, known.PCIClass),
 			MIGCapable:        gpu.MIGCapable || known.MIGCapable,
 		}
-		gpu.Model, gpu.Memory, gpu.ComputeCapability, gpu.PCIClass, gpu.MIGCapable = facts.Model, facts.Memory, facts.ComputeCapability, facts.PCIClass, facts.MIGCapable
+		gpu.Model, gpu.Memory, gpu.ComputeCapability, gpu.PCIClass, gpu.MIGCapable = facts.Model, facts.Memory,
+			facts.ComputeCapability, facts.PCIClass, facts.MIGCapable
 		if facts != known {
 			l.facts[gpu.UUID], news = facts, true
 		}

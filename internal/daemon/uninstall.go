@@ -50,9 +50,11 @@ func hostFiles(pluginDir, cdiDir, featureFile string) (paths []string, err error
 		paths = append(paths, featureFile)
 	}
 	for _, pattern := range []string{
-		filepath.Join(cdiDir, cdi.SpecPattern), filepath.Join(pluginDir, "cdi", cdi.SpecPattern), filepath.Join(pluginDir, "cdi"),
+		filepath.Join(cdiDir, cdi.SpecPattern), filepath.Join(pluginDir, "cdi", cdi.SpecPattern),
+		filepath.Join(pluginDir, "cdi"),
 		filepath.Join(pluginDir, plugin.SocketPattern), filepath.Join(pluginDir, state.Name+"*"),
-		filepath.Join(pluginDir, state.StandbyName), filepath.Join(pluginDir, state.LockName), // The lock last: until then nobody else can serve.
+		filepath.Join(pluginDir, state.StandbyName), filepath.Join(pluginDir, state.LockName),
+		// The lock last: until then nobody else can serve.
 	} {
 		found, err := filepath.Glob(pattern)
 		if err != nil {

@@ -69,8 +69,10 @@ func (f *DRA) warnings() (warnings []string) {
 		}
 	}
 	off(f.State.Without.Shares, "DRAConsumableCapacity", "shared devices are offered by the device plugin")
-	off(f.State.Without.Taints, "DRADeviceTaints", "faulty devices are left out, and claims that have them are not told by a taint")
-	off(f.State.Without.Counters, "DRAPartitionableDevices", "a claim may be given a GPU that is still held in another sharing mode, and waits for it")
+	off(f.State.Without.Taints, "DRADeviceTaints",
+		"faulty devices are left out, and claims that have them are not told by a taint")
+	off(f.State.Without.Counters, "DRAPartitionableDevices",
+		"a claim may be given a GPU that is still held in another sharing mode, and waits for it")
 	for _, problem := range f.State.Problems {
 		warnings = append(warnings, "dra: "+problem)
 	}
@@ -142,7 +144,8 @@ func (d *Decision) split(f *Facts) {
 	plan := d.Plan.Withhold(f.Host.NoCDIEntry)
 	byDRA := plan.Without(func(u sharing.Unit) bool {
 		place := d.places[u.ID].Name
-		return !all[place].ForDRA || view.Paths[place] != units.DRA || f.DRA.State.Without.Taints && (all[place].Fault != "" || !u.Health.Healthy())
+		return !all[place].ForDRA || view.Paths[place] != units.DRA ||
+			f.DRA.State.Without.Taints && (all[place].Fault != "" || !u.Health.Healthy())
 	})
 	d.Plan = d.Plan.Without(func(u sharing.Unit) bool {
 		owner := d.Owners[u.ID]
@@ -219,7 +222,8 @@ func (d *Decision) leaving(f *Facts, all map[string]Unit) map[string]mig.Geometr
 	maps.DeleteFunc(gone, func(place string, _ dra.Claim) bool { return all[place].ID != "" })
 	for _, gpu := range f.GPUs {
 		whole, g := dra.Place(gpu.UUID, nil), f.DRA.Geometries[gpu.UUID]
-		if g.Unknown == nil && len(g.State.Geometry.Profiles) > 0 && f.DRA.View.Paths[whole].ByDRA() && (!wanted[gpu.UUID] || HasPart(gone, whole)) {
+		if g.Unknown == nil && len(g.State.Geometry.Profiles) > 0 && f.DRA.View.Paths[whole].ByDRA() &&
+			(!wanted[gpu.UUID] || HasPart(gone, whole)) {
 			leaving[gpu.UUID] = g.State.Geometry
 		}
 	}
@@ -243,7 +247,8 @@ func (d *Decision) addOnDemand(f *Facts, all map[string]Unit, leaving map[string
 		}
 		whole := dra.Place(gpu.UUID, nil)
 		unit := all[whole]
-		unit.Place, unit.GPU, unit.With, unit.ForDRA, unit.Takes, unit.Has = whole, gpu.UUID, whole, unit.ForDRA || wanted, g.Supply(), g.Supply()
+		unit.Place, unit.GPU, unit.With, unit.ForDRA, unit.Takes, unit.Has = whole, gpu.UUID, whole, unit.ForDRA ||
+			wanted, g.Supply(), g.Supply()
 		fault := func(id string) string {
 			if d.released(gpu.UUID) {
 				return releasedFault
@@ -289,7 +294,8 @@ func (d *Decision) addOnDemand(f *Facts, all map[string]Unit, leaving map[string
 	for _, possible := range dra.OnDemandUnits(f.GPUs, offered, f.Profile) {
 		place := dra.Place(possible.GPU.UUID, possible.Partition)
 		unit := all[place]
-		unit.Resource, unit.Device = possible.Resource.Name, dra.DeviceName(possible.GPU.UUID, possible.Partition, possible.Unit)
+		unit.Resource, unit.Device = possible.Resource.Name,
+			dra.DeviceName(possible.GPU.UUID, possible.Partition, possible.Unit)
 		if possible.Unit.Replicas > 1 {
 			unit.Shares = int64(possible.Unit.Replicas)
 		}

@@ -55,7 +55,8 @@ func markMPSNotReady(f *Facts, d *Decision) {
 	for _, r := range d.Plan.Resources {
 		for _, u := range r.Units {
 			state := m.States[u.ID]
-			if shares := m.Shares[u.ID]; shares != 0 && shares != u.MPS.Shares && (!m.Connected || state.Phase != nodereport.MPSReady) {
+			if shares := m.Shares[u.ID]; shares != 0 && shares != u.MPS.Shares &&
+				(!m.Connected || state.Phase != nodereport.MPSReady) {
 				dead[u.ID] = "MPS daemon: it does not answer, and shares of an earlier profile are still listed"
 			}
 			if u.MPS.Shares == 0 && d.Owners[u.ID].ReservedFor(units.MPSDaemon) {
@@ -66,7 +67,8 @@ func markMPSNotReady(f *Facts, d *Decision) {
 			}
 			unanswered = unanswered || u.MPS.Shares > 0 && !m.Connected
 			// A ready one has a reason when programs wait for others.
-			if (state.Phase == nodereport.MPSFailed || state.Phase == nodereport.MPSReady && state.Reason != "") && m.Connected {
+			if (state.Phase == nodereport.MPSFailed || state.Phase == nodereport.MPSReady && state.Reason != "") &&
+				m.Connected {
 				d.warn(fmt.Sprintf("GPU %s (%s): MPS daemon: %s", u.Index, u.ID, state.Reason))
 			}
 		}

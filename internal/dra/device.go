@@ -111,7 +111,8 @@ func nameOf(gpu string, p *sharing.Partition, mode sharing.Mode) string {
 		place += "-ci" + strconv.Itoa(p.CI)
 	}
 	name := begin + "-" + p.Profile.Label() + "-" + place
-	if len(name+suffixOf(sharing.MPSMode(sharing.MaxMPSClients))) > maxLabel { // So that it begins in the same way in all modes.
+	if len(name+suffixOf(sharing.MPSMode(
+		sharing.MaxMPSClients))) > maxLabel { // So that it begins in the same way in all modes.
 		name = begin + "-" + hash(p.Profile.String()) + "-" + place
 	}
 	return name + suffix
@@ -205,7 +206,8 @@ func (b *builder) describe(gpu sharing.GPU, p *sharing.Partition, mode sharing.M
 	if root := b.PCIeRoots[gpu.UUID]; root != "" {
 		d.Attributes["resource.kubernetes.io/pcieRoot"] = text(root)
 	}
-	d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: quantity(memory / mebibyte * mebibyte)}}
+	d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: quantity(
+		memory / mebibyte * mebibyte)}}
 	for name, count := range map[resourceapi.QualifiedName]int{
 		"multiprocessors": has.Multiprocessors,
 		"copyEngines":     has.CopyEngines,
@@ -248,7 +250,10 @@ func memoryOf(memory uint64, mode sharing.Mode) resourceapi.DeviceCapacity {
 			c.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: &part, ValidValues: []resource.Quantity{part}}
 		}
 	} else if none, step := quantity(0), quantity(mebibyte); c.Value.Cmp(step) >= 0 {
-		c.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: &none, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &none, Step: &step}}
+		c.RequestPolicy = &resourceapi.CapacityRequestPolicy{
+			Default:    &none,
+			ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &none, Step: &step},
+		}
 	}
 	return c
 }
@@ -264,7 +269,10 @@ func partOf(count int, mode sharing.Mode) resourceapi.DeviceCapacity {
 	case count == 0: // A range needs room for a step.
 		c.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: &none, ValidValues: []resource.Quantity{none}}
 	default:
-		c.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: &none, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &none, Step: &one}}
+		c.RequestPolicy = &resourceapi.CapacityRequestPolicy{
+			Default:    &none,
+			ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &none, Step: &one},
+		}
 	}
 	return c
 }
@@ -273,7 +281,10 @@ func partOf(count int, mode sharing.Mode) resourceapi.DeviceCapacity {
 // A device of which only zeros are taken would count as unused.
 func sharesOf(n int, single bool) resourceapi.DeviceCapacity {
 	one := quantity(1)
-	policy := &resourceapi.CapacityRequestPolicy{Default: &one, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &one, Step: &one}}
+	policy := &resourceapi.CapacityRequestPolicy{
+		Default:    &one,
+		ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &one, Step: &one},
+	}
 	if single || n == 1 { // A range needs room for a step beyond its minimum.
 		policy = &resourceapi.CapacityRequestPolicy{Default: &one, ValidValues: []resource.Quantity{one}}
 	}

@@ -143,7 +143,8 @@ func (b *builder) warnf(format string, arguments ...any) {
 
 // add adds a device, but for one whose name cannot be that of a device.
 func (b *builder) add(d device) {
-	if validation.IsDNS1123Label(d.Name) != nil || slices.ContainsFunc(b.devices, func(other device) bool { return other.Name == d.Name }) {
+	if validation.IsDNS1123Label(d.Name) != nil ||
+		slices.ContainsFunc(b.devices, func(other device) bool { return other.Name == d.Name }) {
 		b.warnf("%s: not offered by DRA: its name is no DNS label, or another device's", d.Name)
 		return
 	}
@@ -179,7 +180,8 @@ func inOrder(r sharing.Resource) []sharing.Unit {
 		rank[u.ID] = count[u.GPU]
 		count[u.GPU]++
 	}
-	return slices.SortedStableFunc(slices.Values(r.Units), func(a, b sharing.Unit) int { return cmp.Compare(rank[a.ID], rank[b.ID]) })
+	return slices.SortedStableFunc(slices.Values(r.Units),
+		func(a, b sharing.Unit) int { return cmp.Compare(rank[a.ID], rank[b.ID]) })
 }
 
 func partitionOf(gpu sharing.GPU, id string) *sharing.Partition {
@@ -211,7 +213,10 @@ func (b *builder) leaving() {
 		if !ok {
 			d = b.gone(name)
 		}
-		d.Taints = []resourceapi.DeviceTaint{{Key: b.Driver + "/leaving", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		d.Taints = []resourceapi.DeviceTaint{{
+			Key:    b.Driver + "/leaving",
+			Effect: resourceapi.DeviceTaintEffectNoSchedule,
+		}}
 		b.devices = append(b.devices, d)
 		if d.gpu == "" {
 			continue
@@ -312,7 +317,10 @@ func (b *builder) slices(pool string) []resourceapi.ResourceSlice {
 		for ; i < end; i++ {
 			d := b.devices[i]
 			if d.takes != nil {
-				d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: counterSet(d.gpu), Counters: counters(d.takes)}}
+				d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{
+					CounterSet: counterSet(d.gpu),
+					Counters:   counters(d.takes),
+				}}
 			}
 			open = append(open, d.Device)
 		}
@@ -365,7 +373,8 @@ func (b *builder) names() []string {
 func Class(driver, name string) resourceapi.DeviceClass {
 	domain, short, _ := strings.Cut(name, "/")
 	object := strings.ToLower("virgate-" + short + "." + domain)
-	if clean := strings.ReplaceAll(object, "_", "-"); clean != object || object != "virgate-"+short+"."+domain || validation.IsDNS1123Subdomain(object) != nil {
+	if clean := strings.ReplaceAll(object, "_", "-"); clean != object || object != "virgate-"+short+"."+domain ||
+		validation.IsDNS1123Subdomain(object) != nil {
 		// Two resources may differ in nothing that an object's name can have.
 		object = "virgate-" + hash(name) + "." + domain
 	}
@@ -377,7 +386,8 @@ func Class(driver, name string) resourceapi.DeviceClass {
 			// The driver comes first: for devices of others, which have no such attribute,
 			// the rest would be an error, and that stops the pod on every node.
 			Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
-				Expression: fmt.Sprintf("device.driver == '%s' && device.attributes['%s'].resource == '%s'", driver, driver, name),
+				Expression: fmt.Sprintf("device.driver == '%s' && device.attributes['%s'].resource == '%s'", driver,
+					driver, name),
 			}}},
 		},
 	}

@@ -159,26 +159,28 @@ type plugin struct {
 
 // NodePrepareResources prepares the claims of a pod, side by side.
 func (p *plugin) NodePrepareResources(ctx context.Context, request *drapb.NodePrepareResourcesRequest) (*drapb.NodePrepareResourcesResponse, error) {
-	return &drapb.NodePrepareResourcesResponse{Claims: each(request.GetClaims(), func(claim *drapb.Claim) *drapb.NodePrepareResourceResponse {
-		begun := time.Now()
-		devices, err := p.driver.prepare(ctx, claim)
-		p.driver.options.Observe(Prepare, time.Since(begun), err)
-		return &drapb.NodePrepareResourceResponse{Devices: devices, Error: text(err)}
-	})}, nil
+	return &drapb.NodePrepareResourcesResponse{Claims: each(request.GetClaims(),
+		func(claim *drapb.Claim) *drapb.NodePrepareResourceResponse {
+			begun := time.Now()
+			devices, err := p.driver.prepare(ctx, claim)
+			p.driver.options.Observe(Prepare, time.Since(begun), err)
+			return &drapb.NodePrepareResourceResponse{Devices: devices, Error: text(err)}
+		})}, nil
 }
 
 // NodeUnprepareResources takes the devices of claims back. Their objects may be gone.
 func (p *plugin) NodeUnprepareResources(ctx context.Context, request *drapb.NodeUnprepareResourcesRequest) (*drapb.NodeUnprepareResourcesResponse, error) {
-	return &drapb.NodeUnprepareResourcesResponse{Claims: each(request.GetClaims(), func(claim *drapb.Claim) *drapb.NodeUnprepareResourceResponse {
-		begun := time.Now()
-		err := p.driver.options.Claims.Unprepare(dra.Claim{
-			UID:       claim.GetUid(),
-			Namespace: claim.GetNamespace(),
-			Name:      claim.GetName(),
-		})
-		p.driver.options.Observe(Unprepare, time.Since(begun), err)
-		return &drapb.NodeUnprepareResourceResponse{Error: text(err)}
-	})}, nil
+	return &drapb.NodeUnprepareResourcesResponse{Claims: each(request.GetClaims(),
+		func(claim *drapb.Claim) *drapb.NodeUnprepareResourceResponse {
+			begun := time.Now()
+			err := p.driver.options.Claims.Unprepare(dra.Claim{
+				UID:       claim.GetUid(),
+				Namespace: claim.GetNamespace(),
+				Name:      claim.GetName(),
+			})
+			p.driver.options.Observe(Unprepare, time.Since(begun), err)
+			return &drapb.NodeUnprepareResourceResponse{Error: text(err)}
+		})}, nil
 }
 
 // each answers for each claim, by its UID.
@@ -202,7 +204,8 @@ func (d *Driver) prepare(ctx context.Context, asked *drapb.Claim) ([]*drapb.Devi
 	var claim resourceapi.ResourceClaim
 	reading, cancel := context.WithTimeout(ctx, d.timing.request)
 	defer cancel()
-	err := d.rest.Get().Namespace(asked.GetNamespace()).Resource("resourceclaims").Name(asked.GetName()).Do(reading).Into(&claim)
+	err := d.rest.Get().Namespace(asked.GetNamespace()).Resource("resourceclaims").Name(asked.GetName()).Do(
+		reading).Into(&claim)
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("read claim %s/%s: %w", asked.GetNamespace(), asked.GetName(), err)

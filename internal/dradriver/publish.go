@@ -171,7 +171,8 @@ func (p *publisher) look(ctx context.Context) error {
 	asking, cancel := context.WithTimeout(ctx, p.timing.request)
 	defer cancel()
 	ours := metav1.ListOptions{FieldSelector: fields.Set{
-		resourceapi.ResourceSliceSelectorDriver: p.options.Driver, resourceapi.ResourceSliceSelectorNodeName: p.options.Node,
+		resourceapi.ResourceSliceSelectorDriver:   p.options.Driver,
+		resourceapi.ResourceSliceSelectorNodeName: p.options.Node,
 	}.String()}
 	var list resourceapi.ResourceSliceList
 	if err := p.rest.Get().Resource(resourceSlices).VersionedParams(&ours, metav1.ParameterCodec).Do(asking).Into(&list); err != nil {
@@ -227,7 +228,8 @@ func difference(existing, wanted []resourceapi.ResourceSlice) (writes, error) {
 	}
 	byName := map[string]resourceapi.ResourceSlice{}
 	for _, slice := range existing {
-		named := slices.ContainsFunc(wanted, func(want resourceapi.ResourceSlice) bool { return want.Name == slice.Name })
+		named := slices.ContainsFunc(wanted,
+			func(want resourceapi.ResourceSlice) bool { return want.Name == slice.Name })
 		switch {
 		case slice.Spec.Pool.Name != wanted[0].Spec.Pool.Name:
 			return writes{}, fmt.Errorf("another program publishes this driver's devices on this node: ResourceSlice %s, pool %s", slice.Name, slice.Spec.Pool.Name)
@@ -288,7 +290,10 @@ func keepTimes(spec, old resourceapi.ResourceSliceSpec) resourceapi.ResourceSlic
 
 func (p *publisher) write(ctx context.Context, todo writes) error {
 	for _, slice := range todo.remove {
-		only := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &slice.UID, ResourceVersion: &slice.ResourceVersion}}
+		only := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{
+			UID:             &slice.UID,
+			ResourceVersion: &slice.ResourceVersion,
+		}}
 		err := p.rest.Delete().Resource(resourceSlices).Name(slice.Name).Body(&only).Do(ctx).Error()
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete ResourceSlice %s: %w", slice.Name, err)
@@ -307,7 +312,8 @@ func (p *publisher) write(ctx context.Context, todo writes) error {
 	// The Node may be another one than before. A slice of one that is gone goes too.
 	var node metav1.PartialObjectMetadata
 	err := p.rest.Get().AbsPath("/api/v1/nodes", p.options.Node).
-		SetHeader("Accept", runtime.ContentTypeProtobuf+";as=PartialObjectMetadata;g=meta.k8s.io;v=v1").Do(ctx).Into(&node)
+		SetHeader("Accept", runtime.ContentTypeProtobuf+
+			";as=PartialObjectMetadata;g=meta.k8s.io;v=v1").Do(ctx).Into(&node)
 	if err != nil {
 		return fmt.Errorf("read node %s: %w", p.options.Node, err)
 	}
@@ -338,7 +344,8 @@ func (p *publisher) send(ctx context.Context, request *rest.Request, slice resou
 	p.known[slice.Name] = stored.ResourceVersion
 	var missing dra.Features
 	if want := keepTimes(slice.Spec, stored.Spec); !equality.Semantic.DeepEqual(want, stored.Spec) {
-		i := slices.IndexFunc(p.wanted, func(wanted resourceapi.ResourceSlice) bool { return wanted.Name == slice.Name })
+		i := slices.IndexFunc(p.wanted,
+			func(wanted resourceapi.ResourceSlice) bool { return wanted.Name == slice.Name })
 		p.wanted[i].Spec = *stored.Spec.DeepCopy()
 		missing = dropped(want, stored.Spec)
 	}

@@ -337,7 +337,8 @@ func (p *Paths) refreshes(waits []string, now time.Time) bool {
 
 // anyOtherThan is true if one of the holders is not a claim of that driver.
 func anyOtherThan(driver string, holders []sharing.Allocation) bool {
-	return slices.ContainsFunc(holders, func(a sharing.Allocation) bool { return a.Claim == "" || a.Resource != driver })
+	return slices.ContainsFunc(holders,
+		func(a sharing.Allocation) bool { return a.Claim == "" || a.Resource != driver })
 }
 
 // unallocated are the places of units that leave DRA and that no claim has: what is offered
@@ -358,7 +359,8 @@ func (p *Paths) unallocated(ctx context.Context, view claims.View, all map[strin
 		}
 	}
 	since := p.Driver.State().Written
-	if free == nil || since.IsZero() || time.Since(since) < cmp.Or(p.Quiet, quiet) || time.Since(p.asked) < cmp.Or(p.Quiet, askInterval) {
+	if free == nil || since.IsZero() || time.Since(since) < cmp.Or(p.Quiet, quiet) ||
+		time.Since(p.asked) < cmp.Or(p.Quiet, askInterval) {
 		return nil
 	}
 	p.asked = time.Now()
@@ -371,7 +373,8 @@ func (p *Paths) unallocated(ctx context.Context, view claims.View, all map[strin
 		take(devices)
 	}
 	return slices.DeleteFunc(free, func(place string) bool {
-		return taken[place] || decide.HasPart(taken, place) || p.deps.MIG.Changing(all[place].GPU) // For a claim that has ended meanwhile.
+		return taken[place] || decide.HasPart(taken, place) ||
+			p.deps.MIG.Changing(all[place].GPU) // For a claim that has ended meanwhile.
 	})
 }
 
@@ -384,7 +387,8 @@ func (p *Paths) Users(gpus []sharing.GPU, gpu string, held []sharing.Allocation)
 	byPlace, gpuOf := p.Claims.View().HeldPlaces(), sharing.GPUByUnit(gpus)
 	for id, place := range dra.Places(gpus) {
 		c, is := byPlace[place.Name]
-		if is && gpuOf[id] == gpu && !slices.ContainsFunc(held, func(a sharing.Allocation) bool { return a.Claim == c.Name && a.Namespace == c.Namespace }) {
+		if is && gpuOf[id] == gpu && !slices.ContainsFunc(held,
+			func(a sharing.Allocation) bool { return a.Claim == c.Name && a.Namespace == c.Namespace }) {
 			list = append(list, "claim "+c.String())
 		}
 	}
@@ -460,7 +464,8 @@ func (p *Paths) dropOrphans(ctx context.Context) {
 		return
 	}
 	drop := func(c dra.Claim) {
-		inUse := slices.ContainsFunc(held, func(a sharing.Allocation) bool { return a.Claim == c.Name && a.Namespace == c.Namespace })
+		inUse := slices.ContainsFunc(held,
+			func(a sharing.Allocation) bool { return a.Claim == c.Name && a.Namespace == c.Namespace })
 		if allocated[c.UID] != nil || inUse {
 			return
 		}

@@ -71,7 +71,10 @@ func (p *Paths) claimed(gpu string) (instances []mig.Partition) {
 	all := p.Units()
 	for place := range p.Claims.View().HeldPlaces() {
 		if unit := all[place]; unit.With == gpu && unit.At != nil {
-			instances = append(instances, mig.Partition{Profile: unit.At.Profile.Instance(), Placement: unit.At.Placement})
+			instances = append(instances, mig.Partition{
+				Profile:   unit.At.Profile.Instance(),
+				Placement: unit.At.Placement,
+			})
 		}
 	}
 	return instances

@@ -155,10 +155,12 @@ func (s set) gpus(gpus []sharing.GPU, whole kind) {
 		s.put("gpu.replicas", 0)
 	}
 	s.put("gpu.memory", least(gpus, func(g sharing.GPU) uint64 { return g.Memory >> 20 }))
-	if families := distinct(gpus, func(g sharing.GPU) string { return family(g.ComputeCapability) }); len(families) == 1 {
+	if families := distinct(gpus, func(g sharing.GPU) string { return family(g.ComputeCapability) }); len(
+		families) == 1 {
 		s.put("gpu.family", families[0])
 	}
-	lowest := slices.MinFunc(gpus, func(a, b sharing.GPU) int { return compareVersions(a.ComputeCapability, b.ComputeCapability) })
+	lowest := slices.MinFunc(gpus,
+		func(a, b sharing.GPU) int { return compareVersions(a.ComputeCapability, b.ComputeCapability) })
 	if major, minor, known := strings.Cut(lowest.ComputeCapability, "."); known {
 		s.put("gpu.compute.major", major)
 		s.put("gpu.compute.minor", minor)
@@ -269,7 +271,8 @@ func (s set) kind(name string, k kind) {
 		{"engines.jpeg", func(a sharing.PartitionAttributes) int { return a.JPEGEngines }},
 		{"engines.ofa", func(a sharing.PartitionAttributes) int { return a.OFAEngines }},
 	} {
-		known := !slices.ContainsFunc(k.units, func(u unit) bool { return u.attributes == sharing.PartitionAttributes{} })
+		known := !slices.ContainsFunc(k.units,
+			func(u unit) bool { return u.attributes == sharing.PartitionAttributes{} })
 		if known {
 			s.put(name+"."+a.name, slices.Min(mapped(k.units, func(u unit) int { return a.of(u.attributes) })))
 		}

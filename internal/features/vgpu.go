@@ -26,7 +26,8 @@ func ParseVGPU(config []byte) (v VGPU, ok bool) {
 	position := int(config[first] &^ 3)
 	for seen := 0; position >= 0x40 && seen < 48; seen++ {
 		capability := config[position:PCIConfigSize]
-		if length := int(capability[2]); capability[0] == vendorSpecific && length >= 5 && length <= len(capability) && string(capability[3:5]) == "VF" {
+		if length := int(capability[2]); capability[0] == vendorSpecific && length >= 5 && length <= len(capability) &&
+			string(capability[3:5]) == "VF" {
 			return hostDriver(capability[5:length]), true
 		}
 		position = int(capability[1] &^ 3)

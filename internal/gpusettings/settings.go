@@ -380,7 +380,10 @@ func (s *Settings) setTimeSlice(ctx context.Context, gpu string, slice sharing.T
 		err = s.Driver.SetTimeSlice(ctx, gpu, slice)
 	}
 	if err != nil {
-		return status.GPUSetting{State: status.SettingFailed, Reason: err.Error() + "; it takes the driver's nvidia-smi, " + Right}
+		return status.GPUSetting{
+			State:  status.SettingFailed,
+			Reason: err.Error() + "; it takes the driver's nvidia-smi, " + Right,
+		}
 	}
 	s.slices[gpu] = set
 	return status.GPUSetting{State: status.SettingApplied}

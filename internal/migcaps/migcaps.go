@@ -173,7 +173,8 @@ func ParseMajor(data string) (int, error) {
 		}
 		major, err := strconv.ParseUint(words[0], 10, 32)
 		if err != nil || major == 0 || major > maxMajor {
-			return 0, fmt.Errorf("the major number of %s is %q, which is none from 1 to %d", moduleName, words[0], maxMajor)
+			return 0, fmt.Errorf("the major number of %s is %q, which is none from 1 to %d", moduleName, words[0],
+				maxMajor)
 		}
 		return int(major), nil
 	}

@@ -111,7 +111,8 @@ func (c *clients) run(ctx context.Context) {
 			later = time.After(retryAfter(failures, longestRetry))
 			if err.Error() != logged {
 				logged = err.Error()
-				c.Logger.Error("labels by which programs are paused for a MIG change not taken back, trying again", "labels", c.journal.current().PausedClients, "error", err)
+				c.Logger.Error("labels by which programs are paused for a MIG change not taken back, trying again",
+					"labels", c.journal.current().PausedClients, "error", err)
 			}
 		}
 		select {
@@ -127,7 +128,8 @@ func (c *clients) leave(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTry)
 	defer cancel()
 	if err := c.resume(ctx); err != nil {
-		c.Logger.Error("labels by which programs are paused for a MIG change left to the next run", "labels", c.journal.current().PausedClients, "error", err)
+		c.Logger.Error("labels by which programs are paused for a MIG change left to the next run", "labels",
+			c.journal.current().PausedClients, "error", err)
 	}
 }
 
@@ -148,7 +150,8 @@ func (e *executor) makeWithoutClients(ctx context.Context, g *managedGPU, step m
 	if labels == "" {
 		return err
 	}
-	e.progress.report(g, nodereport.LayoutPending, fmt.Sprintf("waiting for the programs of the label %s to let go of the GPU", labels))
+	e.progress.report(g, nodereport.LayoutPending,
+		fmt.Sprintf("waiting for the programs of the label %s to let go of the GPU", labels))
 	for range clientTries {
 		select {
 		case <-time.After(clientPause):

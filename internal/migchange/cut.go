@@ -159,20 +159,24 @@ func (room Room) target(state sharing.MIGState, wholeHolder string) (mig.PlacedL
 	keep := room.Keep()
 	stays := func(i mig.Instance) bool {
 		at := mig.Partition{Profile: i.Profile, Placement: i.Placement}
-		return state.ProcessesHidden || slices.Contains(keep, at) || slices.ContainsFunc(i.Computes, func(c mig.Compute) bool { return c.Busy })
+		return state.ProcessesHidden || slices.Contains(keep, at) ||
+			slices.ContainsFunc(i.Computes, func(c mig.Compute) bool { return c.Busy })
 	}
 	for _, staying := range []bool{true, false} {
 		for _, i := range state.Instances {
 			at := mig.Partition{Profile: i.Profile, Placement: i.Placement}
 			switch {
 			case stays(i) != staying:
-			case room.Partition != nil && at == *room.Partition && (!staying || len(i.Computes) == 1 && i.Partition(i.Computes[0]) == at.Profile):
+			case room.Partition != nil && at == *room.Partition &&
+				(!staying || len(i.Computes) == 1 && i.Partition(i.Computes[0]) == at.Profile):
 			case room.Partition != nil && take(at):
 				for _, c := range i.Computes {
-					target.Partitions = append(target.Partitions, mig.Partition{Profile: i.Partition(c), Placement: i.Placement})
+					target.Partitions = append(target.Partitions,
+						mig.Partition{Profile: i.Partition(c), Placement: i.Placement})
 				}
 			case staying:
-				return mig.PlacedLayout{}, fmt.Errorf("%s at %s is in the way and %w", i.Profile, i.Placement, mig.ErrInUse)
+				return mig.PlacedLayout{}, fmt.Errorf("%s at %s is in the way and %w", i.Profile, i.Placement,
+					mig.ErrInUse)
 			}
 		}
 	}

@@ -13,7 +13,8 @@ import (
 
 // Problem says why nothing can be done about the GPU even if all of it is free; else empty.
 func (d Decision) Problem() string {
-	if d.State == nodereport.LayoutFailed || d.State == nodereport.LayoutResetRequired || d.State == nodereport.LayoutBlocked && d.Change.Complete() {
+	if d.State == nodereport.LayoutFailed || d.State == nodereport.LayoutResetRequired ||
+		d.State == nodereport.LayoutBlocked && d.Change.Complete() {
 		return d.Reason
 	}
 	return ""

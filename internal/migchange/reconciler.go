@@ -394,7 +394,8 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 		}
 		return nil, 0 // The end of another one wakes.
 	}
-	if l := g.last; l != nil && !r.executor.refused.Load() && r.progress.waiting.Load() && l.State != nodereport.LayoutFailed && l.starting == starting && now.Before(g.lookAt) &&
+	if l := g.last; l != nil && !r.executor.refused.Load() && r.progress.waiting.Load() &&
+		l.State != nodereport.LayoutFailed && l.starting == starting && now.Before(g.lookAt) &&
 		l.countWithdrawn(r.Devices) == g.withdrawn && reflect.DeepEqual(l.gpu, gpu) {
 		if l.Again == 0 {
 			return l, 0

@@ -70,7 +70,8 @@ func (p Program) command(ctx context.Context, env Environment, arguments ...stri
 	command.Dir, command.WaitDelay = "/", time.Second
 	command.Env = []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-		"CUDA_VISIBLE_DEVICES=" + env.Device, "CUDA_MPS_PIPE_DIRECTORY=" + env.Pipe, "CUDA_MPS_LOG_DIRECTORY=" + env.Log,
+		"CUDA_VISIBLE_DEVICES=" + env.Device, "CUDA_MPS_PIPE_DIRECTORY=" + env.Pipe,
+		"CUDA_MPS_LOG_DIRECTORY=" + env.Log,
 	}
 	// Not in the terminal's group: an interrupt is for this program.
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -145,7 +145,8 @@ const selfPath = "/proc/self/exe"
 // this process does, and the unit's memory as its /dev/shm. This program mounts that in a mount namespace of the
 // command's own.
 func inDriverRoot(command *exec.Cmd, root string, env Environment) *exec.Cmd {
-	command.Args = slices.Concat([]string{"virgate", "mps", InDriverRoot, root, filepath.Dir(env.Pipe), command.Path}, command.Args[1:])
+	command.Args = slices.Concat([]string{"virgate", "mps", InDriverRoot, root, filepath.Dir(env.Pipe), command.Path},
+		command.Args[1:])
 	command.Path = selfPath
 	command.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
 	return command

@@ -75,7 +75,8 @@ func (o *Output) Write(data []byte) (int, error) {
 func (o *Output) read(line string) {
 	o.log.Debug("MPS daemon says", "line", line)
 	o.last = line
-	if client, is := processIn(clientWaits, line); is && len(o.queue) < longestQueue && !slices.Contains(o.queue, client) {
+	if client, is := processIn(clientWaits, line); is && len(o.queue) < longestQueue &&
+		!slices.Contains(o.queue, client) {
 		o.queue = append(o.queue, client)
 	}
 	if server, is := processIn(serverStarted, line); is { // A daemon has one at a time.

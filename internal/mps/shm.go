@@ -43,7 +43,8 @@ func (u *unitRun) prepareShm() error {
 	}
 	u.shmLock.Lock()
 	defer u.shmLock.Unlock()
-	if target, err := os.Readlink(u.shm()); err == nil && (target != ownShm || isMountPoint(filepath.Join(u.dir(), ownShm))) {
+	if target, err := os.Readlink(u.shm()); err == nil &&
+		(target != ownShm || isMountPoint(filepath.Join(u.dir(), ownShm))) {
 		return nil // Clients have it mounted.
 	} else if err == nil {
 		return u.makeShm()

@@ -155,7 +155,8 @@ func Run(ctx context.Context, o Options) error {
 func CheckRoot(root string) error {
 	const most = 107 - len("/GPU-00000000-0000-0000-0000-000000000000/pipe/control")
 	if length := len(filepath.Clean(root)); length > most {
-		return fmt.Errorf("MPS root directory %s: its path has %d bytes; at most %d leave room for a daemon's socket", root, length, most)
+		return fmt.Errorf("MPS root directory %s: its path has %d bytes; at most %d leave room for a daemon's socket",
+			root, length, most)
 	}
 	return nil
 }
@@ -308,7 +309,8 @@ func (s *supervisor) watchDriver(ctx context.Context) {
 	defer s.mu.Unlock()
 	s.replaced = err
 	if s.daemons > 0 {
-		s.Logger.Warn("no MPS daemon is started any more, and the program ends when none runs", "because", err, "daemons", s.daemons)
+		s.Logger.Warn("no MPS daemon is started any more, and the program ends when none runs", "because", err,
+			"daemons", s.daemons)
 	}
 	s.tellChange()
 }

@@ -340,7 +340,8 @@ func (u *unitRun) limit(ctx context.Context, live bool) error {
 			return err
 		}
 		for _, pid := range servers {
-			set, read := fmt.Sprintf(commandServerPercentage, pid, percentage), fmt.Sprintf(commandReadServerPercentage, pid)
+			set, read := fmt.Sprintf(commandServerPercentage, pid, percentage),
+				fmt.Sprintf(commandReadServerPercentage, pid)
 			if err := u.apply(ctx, set, read, "the active thread percentage of its server "+pid, percentageIs(percentage)); err != nil {
 				return err
 			}
@@ -460,7 +461,8 @@ func (u *unitRun) setMode(ctx context.Context) error {
 		return nil
 	}
 	if now != sharing.DefaultComputeMode {
-		u.log.Warn("somebody has set another compute mode than MPS needs", "gpu", u.unit.GPU, "mode", now, "set", sharing.ExclusiveProcess)
+		u.log.Warn("somebody has set another compute mode than MPS needs", "gpu", u.unit.GPU, "mode", now, "set",
+			sharing.ExclusiveProcess)
 	}
 	if err := u.journal.keep(u.unit.GPU, now); err != nil {
 		return err

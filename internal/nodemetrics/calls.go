@@ -15,8 +15,10 @@ type Calls struct{ took, preferred *prometheus.HistogramVec }
 // NewCalls returns one that has measured nothing.
 func NewCalls() *Calls {
 	return &Calls{
-		took:      callHistogram("allocate_duration_seconds", "How long Allocate took, by result: ok, error.", "resource", "result"),
-		preferred: callHistogram("preferred_allocation_duration_seconds", "How long GetPreferredAllocation took.", "resource"),
+		took: callHistogram("allocate_duration_seconds", "How long Allocate took, by result: ok, error.",
+			"resource", "result"),
+		preferred: callHistogram("preferred_allocation_duration_seconds", "How long GetPreferredAllocation took.",
+			"resource"),
 	}
 }
 
@@ -83,7 +85,8 @@ func NewClaimCalls() *ClaimCalls {
 			Buckets: []float64{.001, .005, .025, .1, .5, 2.5, 10},
 		}, []string{"call", "result"}),
 		failed: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "virgate_claim_call_failures_total", Help: "Calls for claims that failed, by the reasons of virgate_claims_refused; the kubelet calls again and again.",
+			Name: "virgate_claim_call_failures_total",
+			Help: "Calls for claims that failed, by the reasons of virgate_claims_refused; the kubelet calls again and again.",
 		}, []string{"call", "reason"}),
 	}
 	for _, call := range []string{"prepare", "unprepare"} { // From 0, so that the first increase shows.

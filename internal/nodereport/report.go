@@ -109,7 +109,8 @@ func (w Wait) Name() string {
 
 // String is "GPU 3 (GPU-…), held as nvidia.com/gpu by ns/pod".
 func (w Wait) String() string {
-	return fmt.Sprintf("%s, held as %s by %s", w.Name(), w.Resource, cmp.Or(strings.Join(w.Pods, ", "), sharing.UnnamedHolder))
+	return fmt.Sprintf("%s, held as %s by %s", w.Name(), w.Resource,
+		cmp.Or(strings.Join(w.Pods, ", "), sharing.UnnamedHolder))
 }
 
 // ReleasedUntil is in the warning of a GPU that is released, by which others tell it.
@@ -290,5 +291,6 @@ type GPULayout struct {
 
 // String says that the GPU does not have its layout, and why.
 func (l GPULayout) String() string {
-	return fmt.Sprintf("GPU %d (%s) does not have layout %s: %s", l.Index, l.GPU, l.Wanted, cmp.Or(l.Reason, "it is being changed"))
+	return fmt.Sprintf("GPU %d (%s) does not have layout %s: %s", l.Index, l.GPU, l.Wanted,
+		cmp.Or(l.Reason, "it is being changed"))
 }

@@ -98,7 +98,10 @@ func (a *announcer) patch(ctx context.Context, names []string, capacity, allocat
 		}
 		return texts
 	}
-	patch := map[string]any{"status": map[string]any{"capacity": quantities(capacity), "allocatable": quantities(allocatable)}}
+	patch := map[string]any{"status": map[string]any{
+		"capacity":    quantities(capacity),
+		"allocatable": quantities(allocatable),
+	}}
 	return a.client.patchNode(ctx, types.StrategicMergePatchType, patch, "status")
 }
 
@@ -117,13 +120,15 @@ func (a *announcer) note(err error, now time.Time, names ...string) {
 		a.results["refused"] += count
 		for _, name := range names {
 			if a.refused[name].IsZero() {
-				a.log.Warn("the scheduler learns of this resource's changes from the kubelet alone, up to 10 s late", "resource", name, "error", err)
+				a.log.Warn("the scheduler learns of this resource's changes from the kubelet alone, up to 10 s late",
+					"resource", name, "error", err)
 			}
 			a.refused[name] = now.Add(refusedPause)
 		}
 	default:
 		a.results["failed"] += count
-		a.log.Info("a change was not announced to the scheduler, which learns of it from the kubelet", "resources", names, "error", err)
+		a.log.Info("a change was not announced to the scheduler, which learns of it from the kubelet", "resources",
+			names, "error", err)
 	}
 }
 

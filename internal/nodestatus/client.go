@@ -95,13 +95,15 @@ func (c client) metadata(ctx context.Context) (metav1.ObjectMeta, error) {
 const metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
 func (c client) patchNode(ctx context.Context, kind types.PatchType, body any, part ...string) error {
-	return c.send(ctx, "patch node "+c.node, c.rest.Patch(kind).Resource("nodes").Name(c.node).SubResource(part...), body)
+	return c.send(ctx, "patch node "+c.node, c.rest.Patch(kind).Resource("nodes").Name(c.node).SubResource(part...),
+		body)
 }
 
 // createEvent makes the event; one of that name that exists is this one, made
 // by a request whose answer was lost.
 func (c client) createEvent(ctx context.Context, event *corev1.Event) error {
-	request := c.rest.Post().Namespace(event.Namespace).Resource("events").SetHeader("Content-Type", runtime.ContentTypeJSON)
+	request := c.rest.Post().Namespace(event.Namespace).Resource("events").SetHeader("Content-Type",
+		runtime.ContentTypeJSON)
 	if err := c.send(ctx, "create event "+event.Reason, request, event); !apierrors.IsAlreadyExists(err) {
 		return err
 	}
@@ -109,7 +111,8 @@ func (c client) createEvent(ctx context.Context, event *corev1.Event) error {
 }
 
 func (c client) patchEvent(ctx context.Context, name string, body any) error {
-	request := c.rest.Patch(types.StrategicMergePatchType).Namespace(metav1.NamespaceDefault).Resource("events").Name(name)
+	request := c.rest.Patch(types.StrategicMergePatchType).Namespace(metav1.NamespaceDefault).Resource("events").Name(
+		name)
 	return c.send(ctx, "patch event "+name, request, body)
 }
 

@@ -73,11 +73,14 @@ func newEvents(last *nodereport.Report, next nodereport.Report) []eventText {
 		last = &nodereport.Report{}
 	}
 	var events []eventText
-	if next.State == nodereport.ProfileRejected && (last.State != nodereport.ProfileRejected || last.Problem != next.Problem || !last.Wanted.Same(next.Wanted)) {
-		events = append(events, warning(ReasonProfileRejected, "%s is refused, %s: %s", describeProfile(next.Wanted), describeInForce(next.Applied), next.Problem))
+	if next.State == nodereport.ProfileRejected &&
+		(last.State != nodereport.ProfileRejected || last.Problem != next.Problem || !last.Wanted.Same(next.Wanted)) {
+		events = append(events, warning(ReasonProfileRejected, "%s is refused, %s: %s", describeProfile(next.Wanted),
+			describeInForce(next.Applied), next.Problem))
 	}
 	if !next.Applied.Same(last.Applied) {
-		events = append(events, normal(ReasonProfileApplied, "%s is in force, generation %s", describeProfile(next.Applied), next.Applied.Generation))
+		events = append(events, normal(ReasonProfileApplied, "%s is in force, generation %s",
+			describeProfile(next.Applied), next.Applied.Generation))
 	}
 	if next.Renumbering != "" && next.Renumbering != last.Renumbering {
 		events = append(events, warning(ReasonGPUsRenumbered, "%s", next.Renumbering))
@@ -103,11 +106,13 @@ func healthEvents(last []sharing.UnitHealth, next nodereport.Report) []eventText
 		case sharing.Suspect, sharing.Unhealthy:
 			if was.State != unit.State || was.Reason != unit.Reason {
 				pods := cmp.Or(strings.Join(next.Hit[unit.Unit], ", "), "no pod that is known")
-				events = append(events, warning(ReasonGPUUnhealthy, "%s is %s: %s (%s); held by %s", describeUnit(unit), unit.State, unit.Reason, unit.Explanation, pods))
+				events = append(events, warning(ReasonGPUUnhealthy, "%s is %s: %s (%s); held by %s", describeUnit(unit),
+					unit.State, unit.Reason, unit.Explanation, pods))
 			}
 		case sharing.Healthy:
 			if known && was.State != sharing.Healthy {
-				events = append(events, normal(ReasonGPURecovered, "%s is healthy again, it had: %s", describeUnit(unit), was.Reason))
+				events = append(events, normal(ReasonGPURecovered, "%s is healthy again, it had: %s",
+					describeUnit(unit), was.Reason))
 			}
 		case sharing.Recovering:
 		}
@@ -130,7 +135,8 @@ func overLimitEvents(last, next []nodereport.OverLimit) (events []eventText) {
 			events = append(events, warning(ReasonEvicted, "pod %s/%s is evicted: %s", o.Namespace, o.Pod, o.Text))
 		}
 		if o.Refused != "" && o.Refused != was.Refused {
-			events = append(events, warning(ReasonEvictionRefused, "pod %s/%s is not evicted: %s", o.Namespace, o.Pod, o.Refused))
+			events = append(events, warning(ReasonEvictionRefused, "pod %s/%s is not evicted: %s", o.Namespace, o.Pod,
+				o.Refused))
 		}
 	}
 	return events
@@ -188,7 +194,8 @@ func layoutEvents(last, next []nodereport.GPULayout) []eventText {
 		if reason, waits := reasons[gpu.State]; waits {
 			events = append(events, warning(reason, "%s", gpu))
 		} else if known && gpu.State == nodereport.LayoutApplied {
-			events = append(events, normal(ReasonMIGApplied, "GPU %d (%s) has layout %s", gpu.Index, gpu.GPU, gpu.Wanted))
+			events = append(events, normal(ReasonMIGApplied, "GPU %d (%s) has layout %s", gpu.Index, gpu.GPU,
+				gpu.Wanted))
 		}
 	}
 	return events
@@ -199,7 +206,8 @@ func layoutEvents(last, next []nodereport.GPULayout) []eventText {
 // way to a MIG layout wait for, layoutEvents says.
 func waitEvents(last, next nodereport.Report) []eventText {
 	inLayouts := func(gpu string) bool {
-		return slices.ContainsFunc(next.Layouts, func(l nodereport.GPULayout) bool { return l.GPU == gpu && l.State != nodereport.LayoutApplied })
+		return slices.ContainsFunc(next.Layouts,
+			func(l nodereport.GPULayout) bool { return l.GPU == gpu && l.State != nodereport.LayoutApplied })
 	}
 	before := map[string]nodereport.Wait{}
 	for _, w := range last.Waits {
@@ -210,7 +218,8 @@ func waitEvents(last, next nodereport.Report) []eventText {
 		was, waited := before[w.Unit]
 		delete(before, w.Unit)
 		if (!waited || len(was.Pods) == 0 && len(w.Pods) > 0) && !inLayouts(w.GPU) {
-			events = append(events, warning(ReasonSwitchWaiting, "%s until they end; it is not offered as the profile wants meanwhile", w))
+			events = append(events, warning(ReasonSwitchWaiting,
+				"%s until they end; it is not offered as the profile wants meanwhile", w))
 		}
 	}
 	for _, w := range last.Waits {
@@ -338,7 +347,8 @@ func (q *eventQueue) written(s series, now time.Time, lost bool) {
 	q.mutex.Lock()
 	defer q.mutex.Unlock()
 	q.limit.AllowN(now, 1)
-	i := slices.IndexFunc(q.series, func(other *series) bool { return other.eventText == s.eventText && other.name == s.name })
+	i := slices.IndexFunc(q.series,
+		func(other *series) bool { return other.eventText == s.eventText && other.name == s.name })
 	if i < 0 {
 		return
 	}
@@ -384,7 +394,8 @@ func (w *eventWriter) write(ctx context.Context, report nodereport.Report) (agai
 			continue
 		}
 		if s.created {
-			err = w.client.patchEvent(ctx, s.name, map[string]any{"count": s.count, "lastTimestamp": metav1.NewTime(s.last)})
+			err = w.client.patchEvent(ctx, s.name,
+				map[string]any{"count": s.count, "lastTimestamp": metav1.NewTime(s.last)})
 		} else {
 			err = w.client.createEvent(ctx, eventOf(s, w.client.node))
 		}

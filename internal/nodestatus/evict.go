@@ -48,7 +48,8 @@ func (e *Evictor) Evict(ctx context.Context, namespace, pod, uid string) error {
 		is      func(error) bool
 		meaning error
 	}{
-		{apierrors.IsTooManyRequests, nodereport.ErrDisruptionBudget}, {apierrors.IsForbidden, nodereport.ErrMayNotEvict},
+		{apierrors.IsTooManyRequests, nodereport.ErrDisruptionBudget},
+		{apierrors.IsForbidden, nodereport.ErrMayNotEvict},
 		{apierrors.IsNotFound, nodereport.ErrPodGone}, {apierrors.IsConflict, nodereport.ErrPodGone},
 	} {
 		if err != nil && known.is(err) {

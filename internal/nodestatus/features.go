@@ -83,12 +83,14 @@ func (m *metadata) addFeatures(ctx context.Context, wanted map[string]string, pa
 		}
 	}
 	if !slices.Equal(left, m.leftToNFD) && len(left) > 0 {
-		m.log.Warn("feature labels are left to node feature discovery, which writes them", "labels", strings.Join(left, ","))
+		m.log.Warn("feature labels are left to node feature discovery, which writes them", "labels",
+			strings.Join(left, ","))
 	}
 	m.leftToNFD = left
 	before, marked := node.Metadata.Annotations[FeaturesAnnotation]
 	for _, label := range strings.Split(before, ",") {
-		if _, there := node.Metadata.Labels[label]; there && !slices.Contains(ours, label) && !slices.Contains(nfd, label) {
+		if _, there := node.Metadata.Labels[label]; there && !slices.Contains(ours, label) &&
+			!slices.Contains(nfd, label) {
 			patch.Labels[label] = nil
 		}
 	}

@@ -110,7 +110,8 @@ func wrote(meta metav1.ObjectMeta, section, key string) bool {
 		var fields struct {
 			Metadata map[string]map[string]any `json:"f:metadata"`
 		}
-		if entry.Manager != fieldManager || entry.FieldsV1 == nil || json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
+		if entry.Manager != fieldManager || entry.FieldsV1 == nil ||
+			json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
 			return false
 		}
 		_, found := fields.Metadata[section]["f:"+key]

@@ -110,7 +110,8 @@ func defaultTiming() timing {
 
 func newReporter(options Options, timing timing) (*Reporter, error) {
 	var client client
-	onlyFile := options.Features.Kind == FeaturesToFile && !options.Events && !options.Condition && !options.Annotations && !options.RemoveStale
+	onlyFile := options.Features.Kind == FeaturesToFile && !options.Events && !options.Condition &&
+		!options.Annotations && !options.RemoveStale
 	if !onlyFile {
 		var err error
 		client, err = connect(options.Config, options.Node, timing.request)
@@ -127,7 +128,8 @@ func newReporter(options Options, timing timing) (*Reporter, error) {
 	}
 	add := func(wanted bool, what string, newWriter func() writer) {
 		if wanted {
-			r.loops = append(r.loops, newWriteLoop(newWriter, r.lastReport, timing, log.With("component", "report", "writes", what)))
+			r.loops = append(r.loops, newWriteLoop(newWriter, r.lastReport, timing,
+				log.With("component", "report", "writes", what)))
 		}
 	}
 	toNode := options.Features.Kind == FeaturesToNode
@@ -139,9 +141,12 @@ func newReporter(options Options, timing timing) (*Reporter, error) {
 			log:       log.With("component", "report"),
 		}
 	})
-	add(options.Features.Kind == FeaturesToFile, "feature labels", func() writer { return featureFile{options.Features.File} })
-	add(options.Features.Kind == FeaturesToNFD, "feature labels", func() writer { return &NodeFeature{client: client, FeatureOutput: options.Features} })
-	add(options.Condition, "condition", func() writer { return &condition{client: client, heartbeat: options.Heartbeat} })
+	add(options.Features.Kind == FeaturesToFile, "feature labels",
+		func() writer { return featureFile{options.Features.File} })
+	add(options.Features.Kind == FeaturesToNFD, "feature labels",
+		func() writer { return &NodeFeature{client: client, FeatureOutput: options.Features} })
+	add(options.Condition, "condition",
+		func() writer { return &condition{client: client, heartbeat: options.Heartbeat} })
 	add(options.Events, "events", func() writer {
 		return &eventWriter{
 			queue:  r.queue,
@@ -234,7 +239,8 @@ func (r *Reporter) Leave(ctx context.Context) {
 		_, err = c.write(ctx, left)
 	}
 	if err != nil {
-		cmp.Or(r.options.Logger, slog.New(slog.DiscardHandler)).Warn("the condition does not say that nobody serves this node", "error", err)
+		cmp.Or(r.options.Logger, slog.New(slog.DiscardHandler)).Warn(
+			"the condition does not say that nobody serves this node", "error", err)
 	}
 }
 
@@ -385,14 +391,17 @@ func (l *writeLoop) pauseAfter(err error) time.Duration {
 // at once; so does that a node cannot serve while a profile is on its way.
 func concernsThisNodeOnly(last, next nodereport.Report) bool {
 	started := last.Applied == (nodereport.ProfileRef{})
-	served := last.Ready != next.Ready && last.State != nodereport.ProfilePending && next.State != nodereport.ProfilePending
+	served := last.Ready != next.Ready && last.State != nodereport.ProfilePending &&
+		next.State != nodereport.ProfilePending
 	chosen := last.Wanted.Name != next.Wanted.Name && last.Wanted.Rules == next.Wanted.Rules
 	ended := len(next.Waits) < len(last.Waits)
-	return started || served || !slices.Equal(last.OverLimit, next.OverLimit) || chosen || ended || progressed(last.Layouts, next.Layouts) || !reflect.DeepEqual(last.Units, next.Units)
+	return started || served || !slices.Equal(last.OverLimit, next.OverLimit) || chosen || ended ||
+		progressed(last.Layouts, next.Layouts) || !reflect.DeepEqual(last.Units, next.Units)
 }
 
 // progressed says that GPUs have come nearer to the layouts that were already wanted.
 func progressed(last, next []nodereport.GPULayout) bool {
-	same := slices.EqualFunc(last, next, func(a, b nodereport.GPULayout) bool { return a.GPU == b.GPU && a.Wanted == b.Wanted })
+	same := slices.EqualFunc(last, next,
+		func(a, b nodereport.GPULayout) bool { return a.GPU == b.GPU && a.Wanted == b.Wanted })
 	return same && !reflect.DeepEqual(last, next)
 }

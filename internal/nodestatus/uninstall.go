@@ -93,7 +93,9 @@ func RemoveNodeFeatures(ctx context.Context, config *rest.Config, nodes []string
 	}
 	var found []listed
 	err = c.list(ctx, nfdAPI+"/nodefeatures", metadataList, func(object listed) {
-		if ours[object.Metadata.Name] && slices.ContainsFunc(object.Metadata.ManagedFields, func(f struct{ Manager string }) bool { return f.Manager == fieldManager }) {
+		if ours[object.Metadata.Name] &&
+			slices.ContainsFunc(object.Metadata.ManagedFields,
+				func(f struct{ Manager string }) bool { return f.Manager == fieldManager }) {
 			found = append(found, object)
 		}
 	})
@@ -153,7 +155,10 @@ func Uninstall(ctx context.Context, config *rest.Config, name, domain string) (R
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(meta.Annotations)) {
-		if slices.Contains([]string{ProfileAnnotation, SourceAnnotation, GenerationAnnotation, WantedAnnotation, WantedByAnnotation, RulesAnnotation}, key) || wrote(meta, "f:annotations", key) {
+		if slices.Contains([]string{
+			ProfileAnnotation, SourceAnnotation, GenerationAnnotation, WantedAnnotation, WantedByAnnotation,
+			RulesAnnotation,
+		}, key) || wrote(meta, "f:annotations", key) {
 			patch.Annotations[key] = nil
 			removed.Done = append(removed.Done, "annotation "+key)
 		}
@@ -168,7 +173,10 @@ func Uninstall(ctx context.Context, config *rest.Config, name, domain string) (R
 		return removed, err
 	}
 	if slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == ConditionType }) {
-		remove := map[string]any{"status": map[string]any{"conditions": []map[string]string{{"$patch": "delete", "type": ConditionType}}}}
+		remove := map[string]any{"status": map[string]any{"conditions": []map[string]string{{
+			"$patch": "delete",
+			"type":   ConditionType,
+		}}}}
 		if err := c.patchNode(ctx, types.StrategicMergePatchType, remove, "status"); err != nil {
 			return removed, err
 		}

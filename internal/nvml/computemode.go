@@ -39,7 +39,8 @@ func (n *Node) ComputeMode(ctx context.Context, gpu string) (mode sharing.Comput
 func (n *Node) SetComputeMode(ctx context.Context, gpu string, wanted sharing.ComputeMode) error {
 	for mode, name := range computeModes {
 		if name == wanted {
-			return withMeaning(NewPartitioner(n.lib, nil).with(ctx, gpu, func(g *migGPU) error { return g.lib.DeviceSetComputeMode(g.device, mode) }))
+			return withMeaning(NewPartitioner(n.lib, nil).with(ctx, gpu,
+				func(g *migGPU) error { return g.lib.DeviceSetComputeMode(g.device, mode) }))
 		}
 	}
 	return fmt.Errorf("no compute mode %q", wanted)

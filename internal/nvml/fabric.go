@@ -38,14 +38,16 @@ func (j joining) observe(fabric FabricInfo, now time.Time) (joining, finding) {
 		}
 		switch {
 		case now.Sub(j.since) >= joiningTime:
-			return j, wrong("not in the fabric of NVLinks", "look at the fabric manager; where others run the NVSwitches, health.fabric: ignore")
+			return j, wrong("not in the fabric of NVLinks",
+				"look at the fabric manager; where others run the NVSwitches, health.fabric: ignore")
 		case !j.completed:
 			return j, wrong("joins the fabric of NVLinks", "")
 		}
 		return j, finding{}
 	case FabricCompleted:
 	default:
-		return j, wrong(fmt.Sprintf("fabric of NVLinks: unknown state %d", fabric.State), "look up NVML_GPU_FABRIC_STATE_* of this driver's nvml.h")
+		return j, wrong(fmt.Sprintf("fabric of NVLinks: unknown state %d", fabric.State),
+			"look up NVML_GPU_FABRIC_STATE_* of this driver's nvml.h")
 	}
 	j = joining{completed: true}
 	const todo = "look at the fabric manager's log and the NVLinks: nvidia-smi -q, section Fabric"
@@ -58,7 +60,8 @@ func (j joining) observe(fabric FabricInfo, now time.Time) (joining, finding) {
 	case FabricUnhealthy:
 		return j, wrong("its fabric of NVLinks is unhealthy"+unhealthyBy(fabric.HealthMask), todo)
 	}
-	return j, wrong(fmt.Sprintf("fabric of NVLinks: unknown health summary %d", fabric.HealthSummary), "look up NVML_GPU_FABRIC_HEALTH_SUMMARY_* of this driver's nvml.h")
+	return j, wrong(fmt.Sprintf("fabric of NVLinks: unknown health summary %d", fabric.HealthSummary),
+		"look up NVML_GPU_FABRIC_HEALTH_SUMMARY_* of this driver's nvml.h")
 }
 
 // unhealthyBy says what the mask has of lasting faults (nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*).

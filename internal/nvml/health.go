@@ -248,7 +248,8 @@ func (m Marks) over(before Marks) Marks {
 // resetSince says whether the GPU was reset after the marks before were read.
 func (m Marks) resetSince(before Marks) bool {
 	return m.Binding != before.Binding && m.Binding != 0 && before.Binding != 0 ||
-		m.ResetAdvised == notWaiting && before.ResetAdvised == waiting || m.RowRemap == notWaiting && before.RowRemap == waiting
+		m.ResetAdvised == notWaiting && before.ResetAdvised == waiting ||
+		m.RowRemap == notWaiting && before.RowRemap == waiting
 }
 
 // finding is one thing that is wrong with a unit.
@@ -292,7 +293,10 @@ func adviceOf(action uint32) advice {
 	case RecoverSystemReboot:
 		return advice{asks: "a reboot of the system", todo: "drain the node and reboot the whole system"}
 	}
-	return advice{asks: fmt.Sprintf("recovery action %d", action), todo: "look up nvmlDeviceGpuRecoveryAction_t of this driver's nvml.h"}
+	return advice{
+		asks: fmt.Sprintf("recovery action %d", action),
+		todo: "look up nvmlDeviceGpuRecoveryAction_t of this driver's nvml.h",
+	}
 }
 
 // lostFinding is for a GPU that no longer answers, or that the driver no longer
@@ -320,7 +324,8 @@ func classify(e Event, rules sharing.HealthRules) (finding, sharing.ErrorAction)
 		return finding{cause: sharing.CauseECC, text: "double-bit ECC error"}, rules.DoubleBitECC
 	case e.Type&EventGPUUnavailable != 0:
 		// As XID 154, it goes with what the driver advises.
-		return finding{cause: sharing.CauseLost, text: "the driver reports it as unavailable"}, rules.XID(sharing.RecoveryActionChanged)
+		return finding{cause: sharing.CauseLost, text: "the driver reports it as unavailable"},
+			rules.XID(sharing.RecoveryActionChanged)
 	}
 	return finding{}, sharing.IgnoreError
 }

@@ -321,7 +321,8 @@ func (l *intercepted) DeviceSetMigMode(d Device, on bool) (Return, error) {
 }
 
 func (l *intercepted) DeviceGetGpuInstancePossiblePlacements(d Device, profile int) ([]mig.Placement, error) {
-	return invoke2(l, "DeviceGetGpuInstancePossiblePlacements", Library.DeviceGetGpuInstancePossiblePlacements, d, profile)
+	return invoke2(l, "DeviceGetGpuInstancePossiblePlacements", Library.DeviceGetGpuInstancePossiblePlacements, d,
+		profile)
 }
 
 func (l *intercepted) DeviceGetGpuInstances(d Device, profile int) ([]GPUInstance, error) {
@@ -329,7 +330,8 @@ func (l *intercepted) DeviceGetGpuInstances(d Device, profile int) ([]GPUInstanc
 }
 
 func (l *intercepted) DeviceCreateGpuInstanceWithPlacement(d Device, profile int, at mig.Placement) (GPUInstance, error) {
-	return invoke[GPUInstance](l, "DeviceCreateGpuInstanceWithPlacement", func() (any, error) { return l.lib.DeviceCreateGpuInstanceWithPlacement(d, profile, at) }, d, profile, at)
+	return invoke[GPUInstance](l, "DeviceCreateGpuInstanceWithPlacement",
+		func() (any, error) { return l.lib.DeviceCreateGpuInstanceWithPlacement(d, profile, at) }, d, profile, at)
 }
 
 func (l *intercepted) GpuInstanceDestroy(gi GPUInstance) error {
@@ -337,7 +339,8 @@ func (l *intercepted) GpuInstanceDestroy(gi GPUInstance) error {
 }
 
 func (l *intercepted) GpuInstanceGetComputeInstanceProfileInfo(gi GPUInstance, profile int) (ComputeInstanceProfile, error) {
-	return invoke2(l, "GpuInstanceGetComputeInstanceProfileInfo", Library.GpuInstanceGetComputeInstanceProfileInfo, gi, profile)
+	return invoke2(l, "GpuInstanceGetComputeInstanceProfileInfo", Library.GpuInstanceGetComputeInstanceProfileInfo, gi,
+		profile)
 }
 
 func (l *intercepted) GpuInstanceGetComputeInstances(gi GPUInstance, profile int) ([]ComputeInstance, error) {
@@ -361,7 +364,8 @@ func (l *intercepted) DeviceGetSupportedEventTypes(d Device) (EventTypes, error)
 }
 
 func (l *intercepted) DeviceRegisterEvents(d Device, types EventTypes, set EventSet) error {
-	return invokeOnly(l, "DeviceRegisterEvents", func() error { return l.lib.DeviceRegisterEvents(d, types, set) }, d, types, set)
+	return invokeOnly(l, "DeviceRegisterEvents", func() error { return l.lib.DeviceRegisterEvents(d, types, set) }, d,
+		types, set)
 }
 
 func (l *intercepted) EventSetWait(set EventSet, timeout time.Duration) (Event, error) {

@@ -54,7 +54,8 @@ func (t *tracker) unlistedText(scanned scanResult) string {
 	if len(missing) > len(scanned.bound)-scanned.listed { // A listed one has never been read.
 		which = "without some of "
 	}
-	return fmt.Sprintf("the driver lists %d of the %d GPUs that it is bound to, %s%s", scanned.listed, len(scanned.bound), which, strings.Join(missing, ", "))
+	return fmt.Sprintf("the driver lists %d of the %d GPUs that it is bound to, %s%s", scanned.listed,
+		len(scanned.bound), which, strings.Join(missing, ", "))
 }
 
 // errNoNodes says that a new container is needed.
@@ -96,5 +97,6 @@ func (s scanResult) nothingWorks() bool {
 	if slices.ContainsFunc(s.readings, answers) || len(s.pending) > len(s.refused) {
 		return false
 	}
-	return len(s.readings)+len(s.unreadable)+len(s.refused) > 0 || s.uncertain || s.lostThere || s.compared && s.listed == 0 && len(s.bound) > 0
+	return len(s.readings)+len(s.unreadable)+len(s.refused) > 0 || s.uncertain || s.lostThere ||
+		s.compared && s.listed == 0 && len(s.bound) > 0
 }

@@ -508,7 +508,9 @@ const (
 )
 
 // memoryLocations are the names of nvmlMemoryLocation_t (nvml.h), by number.
-var memoryLocations = [...]string{"l1_cache", "l2_cache", "dram", "register_file", "texture_memory", "texture_shm", "cbu", "sram"}
+var memoryLocations = [...]string{
+	"l1_cache", "l2_cache", "dram", "register_file", "texture_memory", "texture_shm", "cbu", "sram",
+}
 
 // Error is a failed NVML call.
 type Error struct {
@@ -551,10 +553,14 @@ const (
 
 // returnNames are the names of the codes from 0 on, without "NVML_ERROR_".
 var returnNames = [...]string{
-	"SUCCESS", "UNINITIALIZED", "INVALID_ARGUMENT", "NOT_SUPPORTED", "NO_PERMISSION", "ALREADY_INITIALIZED", "NOT_FOUND", "INSUFFICIENT_SIZE",
-	"INSUFFICIENT_POWER", "DRIVER_NOT_LOADED", "TIMEOUT", "IRQ_ISSUE", "LIBRARY_NOT_FOUND", "FUNCTION_NOT_FOUND", "CORRUPTED_INFOROM", "GPU_IS_LOST",
-	"RESET_REQUIRED", "OPERATING_SYSTEM", "LIB_RM_VERSION_MISMATCH", "IN_USE", "MEMORY", "NO_DATA", "VGPU_ECC_NOT_SUPPORTED", "INSUFFICIENT_RESOURCES",
-	"FREQ_NOT_SUPPORTED", "ARGUMENT_VERSION_MISMATCH", "DEPRECATED", "NOT_READY", "GPU_NOT_FOUND", "INVALID_STATE", "RESET_TYPE_NOT_SUPPORTED",
+	"SUCCESS", "UNINITIALIZED", "INVALID_ARGUMENT", "NOT_SUPPORTED", "NO_PERMISSION", "ALREADY_INITIALIZED",
+	"NOT_FOUND", "INSUFFICIENT_SIZE",
+	"INSUFFICIENT_POWER", "DRIVER_NOT_LOADED", "TIMEOUT", "IRQ_ISSUE", "LIBRARY_NOT_FOUND", "FUNCTION_NOT_FOUND",
+	"CORRUPTED_INFOROM", "GPU_IS_LOST",
+	"RESET_REQUIRED", "OPERATING_SYSTEM", "LIB_RM_VERSION_MISMATCH", "IN_USE", "MEMORY", "NO_DATA",
+	"VGPU_ECC_NOT_SUPPORTED", "INSUFFICIENT_RESOURCES",
+	"FREQ_NOT_SUPPORTED", "ARGUMENT_VERSION_MISMATCH", "DEPRECATED", "NOT_READY", "GPU_NOT_FOUND", "INVALID_STATE",
+	"RESET_TYPE_NOT_SUPPORTED",
 }
 
 // String is NVML's name of the code without its "NVML_ERROR_" prefix.

@@ -61,5 +61,6 @@ func (m *Mismatches) Lasting(err error) (left time.Duration, lasting error) {
 	if left > 0 {
 		return left, nil
 	}
-	return 0, fmt.Errorf("%w (it has been so for %s; a new container may have other libraries)", explainMismatch(err), mismatchLimit)
+	return 0, fmt.Errorf("%w (it has been so for %s; a new container may have other libraries)", explainMismatch(err),
+		mismatchLimit)
 }

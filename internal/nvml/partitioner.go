@@ -245,7 +245,8 @@ func (g *migGPU) instances() ([]mig.Instance, error) {
 		}
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(devices), migDeviceKey.compare) {
-		return nil, fmt.Errorf("MIG device %s is in GPU instance %d, compute instance %d, which %w", devices[key].uuid, key.gi, key.ci, errNotListed)
+		return nil, fmt.Errorf("MIG device %s is in GPU instance %d, compute instance %d, which %w", devices[key].uuid,
+			key.gi, key.ci, errNotListed)
 	}
 	slices.SortFunc(list, func(a, b mig.Instance) int { return cmp.Compare(a.Placement.Start, b.Placement.Start) })
 	return list, nil

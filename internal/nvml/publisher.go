@@ -121,7 +121,8 @@ func (p *publisher) publish(next *snapshot) {
 	p.tracker.counters.changes = nil
 	p.publishReport()
 	before := p.current.Load()
-	if !reflect.DeepEqual(before.gpus, next.gpus) || before.versions != next.versions || before.unlisted != next.unlisted || message(before.err) != message(next.err) {
+	if !reflect.DeepEqual(before.gpus, next.gpus) || before.versions != next.versions ||
+		before.unlisted != next.unlisted || message(before.err) != message(next.err) {
 		if next.err != nil {
 			p.log.Error("the driver cannot be read", "error", next.err)
 		}

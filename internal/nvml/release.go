@@ -75,8 +75,9 @@ func (g *gate) call(call Call, do func() (any, error)) (any, error) {
 		g.handles[answer.(Device)] = call.Arguments[0].(int)
 	case call.Method == "DeviceGetUUID":
 		gpu := answer.(string)
-		index, looked := g.handles[call.Arguments[0].(Device)]                  // That of an event may be none of them.
-		if at, released := g.released[gpu]; released && looked && at != index { // The driver counts its GPUs otherwise now.
+		index, looked := g.handles[call.Arguments[0].(Device)] // That of an event may be none of them.
+		if at, released := g.released[gpu]; released && looked &&
+			at != index { // The driver counts its GPUs otherwise now.
 			g.released[gpu] = index
 			g.startClosing()
 			return nil, &releasedError{gpu}
@@ -208,7 +209,8 @@ func (g *gate) stop() {
 }
 
 // errStillOpen says that a session of this program does not end.
-var errStillOpen = errors.New("this program still has it open, because a driver call is not answered: to let go of it, restart Virgate")
+var errStillOpen = errors.New(
+	"this program still has it open, because a driver call is not answered: to let go of it, restart Virgate")
 
 // release keeps the GPU at the index closed, and returns when it is. While calls hang it
 // has no session end: that would help nothing, and the driver might not open again.

@@ -45,7 +45,10 @@ func newTracker(released func(gpu string) (driverIndex int, released bool)) *tra
 		gpus:     map[string]*gpuState{},
 		handles:  map[Device]string{},
 		known:    map[string]KnownGPU{},
-		counters: &counters{transitions: map[sharing.TransitionCount]sharing.TransitionCount{}, xids: map[sharing.XIDCount]sharing.XIDCount{}},
+		counters: &counters{
+			transitions: map[sharing.TransitionCount]sharing.TransitionCount{},
+			xids:        map[sharing.XIDCount]sharing.XIDCount{},
+		},
 	}
 }
 
@@ -103,7 +106,8 @@ func (t *tracker) addScan(scanned scanResult, at moment) {
 		}
 	}
 	if scanned.complete && !scanned.uncertain {
-		t.pending = slices.DeleteFunc(t.pending, func(f FatalHealth) bool { return !read[f.GPU] && !scanned.pending[f.GPU] })
+		t.pending = slices.DeleteFunc(t.pending,
+			func(f FatalHealth) bool { return !read[f.GPU] && !scanned.pending[f.GPU] })
 	}
 	t.addMissing(at)
 }
@@ -352,7 +356,8 @@ func (t *tracker) health(rules sharing.HealthRules) sharing.HealthReport {
 	return sharing.HealthReport{
 		Units: units,
 		Transitions: slices.SortedFunc(maps.Values(t.counters.transitions), func(a, b sharing.TransitionCount) int {
-			return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To), cmp.Compare(a.Cause, b.Cause))
+			return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To),
+				cmp.Compare(a.Cause, b.Cause))
 		}),
 		XIDs: slices.SortedFunc(maps.Values(t.counters.xids), func(a, b sharing.XIDCount) int {
 			return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.XID, b.XID), cmp.Compare(a.Action, b.Action))
@@ -421,7 +426,8 @@ func (g *gpuState) addReading(r reading, at moment) {
 	if r.recoveryKnown { // One that cannot be read for once has not changed.
 		g.recovery, g.recoveryKnown = r.recovery, true
 	}
-	if advice := adviceOf(g.recovery); advice.asks != "" && !advice.harmless && at.rules.XID(sharing.RecoveryActionChanged) != sharing.IgnoreError {
+	if advice := adviceOf(g.recovery); advice.asks != "" && !advice.harmless &&
+		at.rules.XID(sharing.RecoveryActionChanged) != sharing.IgnoreError {
 		r.found(r.gpu.UUID, finding{
 			cause: sharing.CauseProbe,
 			text:  "the driver asks for " + advice.asks,
@@ -472,7 +478,8 @@ func (g *gpuState) feel(r reading, rules sharing.HealthRules) {
 	}
 	hysteresis := rules.TemperatureLimit - rules.TemperatureSafe
 	switch told := r.slowdown.told; {
-	case rules.BoardTemperature && (told == slowdownThreshold || told == slowdownByMargin) && (r.marginKnown || r.celsiusKnown && g.slowdown > 0):
+	case rules.BoardTemperature && (told == slowdownThreshold || told == slowdownByMargin) &&
+		(r.marginKnown || r.celsiusKnown && g.slowdown > 0):
 		margin := r.margin
 		switch {
 		case !r.marginKnown:
@@ -524,7 +531,8 @@ func (g *gpuState) complete(r *reading) {
 // the whole GPU's; false when the GPU has no such partition.
 func (g *gpuState) assign(r errorReport, at moment) bool {
 	o := observation{kind: r.kind, findings: []finding{r.finding}}
-	if r.event.GI == WholeGPU || !g.gpu.MIG || r.event.Type&EventGPUUnavailable != 0 || r.event.Type&EventXIDCritical != 0 && sharing.XIDOfWholeGPU(r.event.Data) {
+	if r.event.GI == WholeGPU || !g.gpu.MIG || r.event.Type&EventGPUUnavailable != 0 ||
+		r.event.Type&EventXIDCritical != 0 && sharing.XIDOfWholeGPU(r.event.Data) {
 		g.observe(g.gpu.UUID, o, at)
 		return true
 	}

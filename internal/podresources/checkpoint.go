@@ -63,11 +63,13 @@ func ParseCheckpoint(text []byte) (Checkpoint, error) {
 	checkpoint := Checkpoint{Registered: map[string][]string{}}
 	for i, entry := range file.Data.PodDeviceEntries {
 		if entry.PodUID == "" || entry.ContainerName == "" || entry.ResourceName == "" || entry.DeviceIDs == nil {
-			return Checkpoint{}, fmt.Errorf("parse checkpoint: PodDeviceEntries[%d] lacks a pod, container, resource or devices", i)
+			return Checkpoint{}, fmt.Errorf(
+				"parse checkpoint: PodDeviceEntries[%d] lacks a pod, container, resource or devices", i)
 		}
 		devices := slices.Concat(slices.Collect(maps.Values(*entry.DeviceIDs))...)
 		slices.Sort(devices)
-		checkpoint.Entries = append(checkpoint.Entries, Entry{entry.PodUID, entry.ContainerName, entry.ResourceName, slices.Compact(devices)})
+		checkpoint.Entries = append(checkpoint.Entries,
+			Entry{entry.PodUID, entry.ContainerName, entry.ResourceName, slices.Compact(devices)})
 	}
 	for resource, ids := range *file.Data.RegisteredDevices {
 		if len(ids) > 0 {

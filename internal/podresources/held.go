@@ -44,9 +44,10 @@ func (s *Source) Held(ctx context.Context) ([]sharing.Allocation, error) {
 }
 
 func (s *Source) held(ctx context.Context, limiter *rate.Limiter) ([]sharing.Allocation, error) {
-	listed, listErr := call(ctx, s, limiter, func(ctx context.Context, client api.PodResourcesListerClient) (*api.ListPodResourcesResponse, error) {
-		return client.List(ctx, &api.ListPodResourcesRequest{})
-	})
+	listed, listErr := call(ctx, s, limiter,
+		func(ctx context.Context, client api.PodResourcesListerClient) (*api.ListPodResourcesResponse, error) {
+			return client.List(ctx, &api.ListPodResourcesRequest{})
+		})
 	// Read after List, so that what was admitted in between is in the file.
 	checkpoint, fileErr := s.readCheckpoint()
 	if asked := s.connection == nil || listErr == nil || isStatus(listErr) && ctx.Err() == nil; asked {
@@ -64,9 +65,11 @@ func (s *Source) held(ctx context.Context, limiter *rate.Limiter) ([]sharing.All
 			return nil, fmt.Errorf("%w: %w; checkpoint: %w", ErrIncomplete, err, fileErr)
 		}
 	}
-	held := append(merge(listed.GetPodResources(), checkpoint.Entries), s.claimed(listed.GetPodResources(), listErr == nil)...)
+	held := append(merge(listed.GetPodResources(), checkpoint.Entries),
+		s.claimed(listed.GetPodResources(), listErr == nil)...)
 	slices.SortFunc(held, func(a, b sharing.Allocation) int {
-		return slices.Compare([]string{a.Namespace, a.Pod, a.Container, a.Resource, a.Claim}, []string{b.Namespace, b.Pod, b.Container, b.Resource, b.Claim})
+		return slices.Compare([]string{a.Namespace, a.Pod, a.Container, a.Resource, a.Claim},
+			[]string{b.Namespace, b.Pod, b.Container, b.Resource, b.Claim})
 	})
 	return held, nil
 }
@@ -107,7 +110,8 @@ func (s *Source) claimed(pods []*api.PodResources, known bool) (held []sharing.A
 	shown := slices.Clone(held)
 	s.claims = slices.DeleteFunc(s.claims, func(last seenClaim) bool {
 		again := slices.ContainsFunc(shown, func(a sharing.Allocation) bool {
-			return a.Namespace == last.Namespace && a.Pod == last.Pod && a.Container == last.Container && a.Claim == last.Claim
+			return a.Namespace == last.Namespace && a.Pod == last.Pod && a.Container == last.Container &&
+				a.Claim == last.Claim
 		})
 		if again || settled || known && started.Equal(last.kubelet) {
 			return true
@@ -228,11 +232,13 @@ func (s *Source) Serving(ctx context.Context, resource string) (bool, error) {
 // healthy, sorted, by resource. Several callers may share it; it must not be changed.
 func (s *Source) allocatable(ctx context.Context) (map[string][]string, error) {
 	return s.allocatables.ask(ctx, func(ctx context.Context, begins func()) (map[string][]string, error) {
-		encoded, err := call(ctx, s, s.limiter, func(ctx context.Context, _ api.PodResourcesListerClient) (*emptypb.Empty, error) {
-			begins()
-			response := &emptypb.Empty{} // It knows no field, and so keeps all as they are.
-			return response, s.connection.Invoke(ctx, api.PodResourcesLister_GetAllocatableResources_FullMethodName, &api.AllocatableResourcesRequest{}, response)
-		})
+		encoded, err := call(ctx, s, s.limiter,
+			func(ctx context.Context, _ api.PodResourcesListerClient) (*emptypb.Empty, error) {
+				begins()
+				response := &emptypb.Empty{} // It knows no field, and so keeps all as they are.
+				return response, s.connection.Invoke(ctx, api.PodResourcesLister_GetAllocatableResources_FullMethodName,
+					&api.AllocatableResourcesRequest{}, response)
+			})
 		if err != nil {
 			return nil, err
 		}

@@ -98,13 +98,15 @@ func (s *Source) setUnread(now unread) {
 	s.mu.Unlock()
 	switch {
 	case last.podResources == nil && now.podResources != nil:
-		s.logger.Warn("the kubelet's PodResources not reached: pods are known by the checkpoint alone, without names", "socket", s.options.Socket, "error", now.podResources)
+		s.logger.Warn("the kubelet's PodResources not reached: pods are known by the checkpoint alone, without names",
+			"socket", s.options.Socket, "error", now.podResources)
 	case last.podResources != nil && now.podResources == nil:
 		s.logger.Info("the kubelet's PodResources answers again")
 	}
 	switch {
 	case last.checkpoint == nil && now.checkpoint != nil:
-		s.logger.Warn("the kubelet's checkpoint not read: what only finished init containers had is not known", "error", now.checkpoint)
+		s.logger.Warn("the kubelet's checkpoint not read: what only finished init containers had is not known", "error",
+			now.checkpoint)
 	case last.checkpoint != nil && now.checkpoint == nil:
 		s.logger.Info("the kubelet's checkpoint read again")
 	}

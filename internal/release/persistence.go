@@ -127,7 +127,8 @@ func (m *Manager) keepPersistence(ctx context.Context) {
 	failed := map[string]string{}
 	for ctx.Err() == nil {
 		for _, busID := range m.allOff() {
-			released := slices.ContainsFunc(m.List(), func(r Release) bool { return r.PCIBusID == busID && r.State != Restored })
+			released := slices.ContainsFunc(m.List(),
+				func(r Release) bool { return r.PCIBusID == busID && r.State != Restored })
 			if released || m.paused() {
 				continue
 			}

@@ -630,7 +630,8 @@ func migResets(layouts []nodereport.GPULayout, releases []Release, now time.Time
 	}
 	waiting = len(gpus) > 0
 	for _, r := range releases {
-		if r.State != Restored || now.Sub(r.Until) < migResetPause && (r.Problem != "" || slices.Contains(gpus, r.GPU)) {
+		if r.State != Restored || now.Sub(r.Until) < migResetPause &&
+			(r.Problem != "" || slices.Contains(gpus, r.GPU)) {
 			return waiting, nil
 		}
 	}
@@ -721,7 +722,8 @@ func (m *Manager) selectGPU(selector sharing.Selector) (sharing.GPU, error) {
 		}
 		for _, p := range gpu.Partitions {
 			if selector.MatchPartition(gpu, p) {
-				return sharing.GPU{}, fmt.Errorf("%s is a partition: only a GPU as a whole can be released, which is %d",
+				return sharing.GPU{}, fmt.Errorf(
+					"%s is a partition: only a GPU as a whole can be released, which is %d",
 					selector, gpu.Index)
 			}
 		}

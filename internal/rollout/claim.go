@@ -220,7 +220,8 @@ func (c *Client) takeFrom(ctx context.Context, ended, p plan) error {
 			return err
 		}
 		if !ended.Phase.Ended() {
-			return fmt.Errorf("rollout %s, which had ended and had some of these nodes, is %s by now", ended.ID, ended.Phase)
+			return fmt.Errorf("rollout %s, which had ended and had some of these nodes, is %s by now", ended.ID,
+				ended.Phase)
 		}
 	}
 }

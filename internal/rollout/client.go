@@ -157,7 +157,8 @@ func (c *Client) patch(ctx context.Context, n Node, p change) (Node, error) {
 		metadata["labels"] = p.labels
 	}
 	body := encode(map[string]any{"metadata": metadata})
-	request := c.core.Patch(types.MergePatchType).Resource("nodes").Name(n.Name).Param("fieldManager", fieldManager).Body([]byte(body))
+	request := c.core.Patch(types.MergePatchType).Resource("nodes").Name(n.Name).Param("fieldManager",
+		fieldManager).Body([]byte(body))
 	var object corev1.Node
 	if err := c.write(ctx, "change node "+n.Name, request, &object); err != nil {
 		return n, err
@@ -203,7 +204,8 @@ func (c *Client) plans(ctx context.Context) (plans []plan, err error) {
 func (c *Client) plan(ctx context.Context, id string) (plan, error) {
 	var object corev1.ConfigMap
 	c.Lists.Add(1)
-	err := c.core.Get().Namespace(c.namespace).Resource("configmaps").Name(planName + id).Timeout(requestTime).Do(ctx).Into(&object)
+	err := c.core.Get().Namespace(c.namespace).Resource("configmaps").Name(planName +
+		id).Timeout(requestTime).Do(ctx).Into(&object)
 	if apierrors.IsNotFound(err) {
 		return plan{}, fmt.Errorf("%w %s in the namespace %s", errNone, id, c.namespace)
 	}
@@ -263,7 +265,8 @@ func gone(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotF
 
 // refused says that trying again would not help.
 func refused(err error) bool {
-	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsAlreadyExists(err)
+	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsInvalid(err) ||
+		apierrors.IsBadRequest(err) || apierrors.IsAlreadyExists(err)
 }
 
 // store has the rollout's plan and the Nodes as they were last seen, by a Reflector or in the answer
@@ -464,7 +467,8 @@ func (c *Client) followNodes(ctx context.Context, s *store, failed func(error)) 
 // followPlan keeps the store's plan up to date until ctx ends.
 func (c *Client) followPlan(ctx context.Context, s *store, id string, failed func(error)) {
 	request := func() *rest.Request {
-		return c.core.Get().Namespace(c.namespace).Resource("configmaps").Param("fieldSelector", "metadata.name="+planName+id)
+		return c.core.Get().Namespace(c.namespace).Resource("configmaps").Param("fieldSelector",
+			"metadata.name="+planName+id)
 	}
 	list := func(ctx context.Context) (runtime.Object, error) {
 		list := &corev1.ConfigMapList{}
@@ -493,7 +497,8 @@ func (c *Client) follow(
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			c.Watches.Add(1)
-			request := request().Param("watch", "true").Param("resourceVersion", options.ResourceVersion).Param("allowWatchBookmarks", "true")
+			request := request().Param("watch", "true").Param("resourceVersion",
+				options.ResourceVersion).Param("allowWatchBookmarks", "true")
 			if options.TimeoutSeconds != nil {
 				request.Param("timeoutSeconds", strconv.FormatInt(*options.TimeoutSeconds, 10))
 			}
@@ -504,17 +509,18 @@ func (c *Client) follow(
 			return w, err
 		},
 	}
-	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(requests, plainLists{}), kind, s, cache.ReflectorOptions{
-		Name: what,
-		Backoff: &wait.Backoff{
-			Duration: 300 * time.Millisecond,
-			Factor:   2,
-			Jitter:   1,
-			Steps:    6,
-			Cap:      10 * time.Second,
-		},
-		Logger: &klog.Logger{},
-	})
+	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(requests, plainLists{}), kind,
+		s, cache.ReflectorOptions{
+			Name: what,
+			Backoff: &wait.Backoff{
+				Duration: 300 * time.Millisecond,
+				Factor:   2,
+				Jitter:   1,
+				Steps:    6,
+				Cap:      10 * time.Second,
+			},
+			Logger: &klog.Logger{},
+		})
 	reflector.RunWithContext(klog.NewContext(ctx, klog.Logger{}))
 }
 

@@ -190,7 +190,8 @@ func (r Record) follows(n Node, said Said, took time.Duration) bool {
 	found := r.Trusted || same(r.From, &r.To)
 	if r.MIG {
 		other := said.Generation != r.Before.Generation || r.Before.Layout != "success"
-		return said.Layout == "success" && (said.State == "" || said.State == string(nodereport.ProfileApplied)) && (found || other)
+		return said.Layout == "success" && (said.State == "" || said.State == string(nodereport.ProfileApplied)) &&
+			(found || other)
 	}
 	// The condition is written beside the annotations, a moment earlier or later.
 	other := (said.State != r.Before.State || said.Profile != r.Before.Profile) && said.Heartbeat != r.Before.Heartbeat
@@ -263,7 +264,8 @@ func (r *Rollout) backward(now time.Time, atOnce bool) (writes []Write, phase Ph
 			record.Place, record.Reason = Undone, ""
 			writes = append(writes, Write{Node: n, Record: record})
 		case !same(is, &r.To):
-			record.Place, record.Reason = Left, fmt.Sprintf("somebody else changed its label %s to %s", r.Label, value(is))
+			record.Place, record.Reason = Left,
+				fmt.Sprintf("somebody else changed its label %s to %s", r.Label, value(is))
 			writes, left = append(writes, Write{Node: n, Record: record}), left+1
 		case atOnce || record.Place == Failed || record.Place == Skipped:
 			write := n.set(record.From, Undone, now)
@@ -301,7 +303,8 @@ func (r Record) judgeBack(n Node, now time.Time, atOnce bool) Record {
 		r.Place, r.Reason = Undone, "its label is back; "+n.refusal()
 	case !well || !applied && said.State != "" || r.MIG && said.Layout != "success" && said.Layout != "":
 	case !r.MIG && r.From != nil && said.Profile != *r.From: // It has not followed.
-	case said.Profile != r.Before.Profile || said.Generation != r.Before.Generation, took >= settle && !r.MIG && r.From != nil, took >= unchanged:
+	case said.Profile != r.Before.Profile || said.Generation != r.Before.Generation,
+		took >= settle && !r.MIG && r.From != nil, took >= unchanged:
 		r.Place = Undone
 	}
 	return r

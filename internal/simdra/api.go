@@ -200,7 +200,10 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 			break
 		}
-		answer(w, http.StatusOK, metav1.PartialObjectMetadata{TypeMeta: metadataType, ObjectMeta: metav1.ObjectMeta{Name: a.node, UID: a.NodeUID}})
+		answer(w, http.StatusOK, metav1.PartialObjectMetadata{
+			TypeMeta:   metadataType,
+			ObjectMeta: metav1.ObjectMeta{Name: a.node, UID: a.NodeUID},
+		})
 	case r.Method == http.MethodGet && r.URL.Path == "/apis/resource.k8s.io/v1/resourceclaims":
 		list := resourceapi.ResourceClaimList{TypeMeta: typeOf("ResourceClaimList")}
 		for _, claim := range a.Claims {
@@ -241,7 +244,8 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (a *API) check(r *http.Request, ok bool) {
 	if got := r.URL.Query().Get("fieldSelector"); !ok || got != "spec.driver="+a.driver+",spec.nodeName="+a.node {
-		a.misuse("%s %s, accepts %s: only the driver's slices on its node are to be read", r.Method, r.URL, r.Header.Get("Accept"))
+		a.misuse("%s %s, accepts %s: only the driver's slices on its node are to be read", r.Method, r.URL,
+			r.Header.Get("Accept"))
 	}
 }
 
@@ -262,13 +266,15 @@ func (a *API) serveWrite(w http.ResponseWriter, r *http.Request, name string, bo
 	case r.Method == http.MethodPut && !there:
 		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 		return
-	case r.Method == http.MethodPut && (name != sent.Name || sent.ResourceVersion != old.ResourceVersion || sent.UID != old.UID):
+	case r.Method == http.MethodPut &&
+		(name != sent.Name || sent.ResourceVersion != old.ResourceVersion || sent.UID != old.UID):
 		refuse(w, http.StatusConflict, metav1.StatusReasonConflict)
 		return
 	case r.Method == http.MethodPost && (sent.ResourceVersion != "" || sent.UID != ""):
 		a.misuse("create %s with version %q and UID %q", sent.Name, sent.ResourceVersion, sent.UID)
 	}
-	a.Writes = append(a.Writes, fmt.Sprintf("%s %s@%d", r.Method, strings.TrimSuffix(sent.Name, "-"+a.driver+"-"+a.node), sent.Spec.Pool.Generation))
+	a.Writes = append(a.Writes, fmt.Sprintf("%s %s@%d", r.Method,
+		strings.TrimSuffix(sent.Name, "-"+a.driver+"-"+a.node), sent.Spec.Pool.Generation))
 	answer(w, http.StatusOK, a.Store(*sent))
 }
 
@@ -281,12 +287,16 @@ func (a *API) serveDelete(w http.ResponseWriter, name string, body []byte) {
 	switch p := options.Preconditions; {
 	case !there:
 		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
-	case p == nil || p.UID == nil || *p.UID != old.UID || p.ResourceVersion == nil || *p.ResourceVersion != old.ResourceVersion:
+	case p == nil || p.UID == nil || *p.UID != old.UID || p.ResourceVersion == nil ||
+		*p.ResourceVersion != old.ResourceVersion:
 		refuse(w, http.StatusConflict, metav1.StatusReasonConflict)
 	default:
 		a.Writes = append(a.Writes, "DELETE "+strings.TrimSuffix(name, "-"+a.driver+"-"+a.node))
 		a.delete(old)
-		answer(w, http.StatusOK, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Success"})
+		answer(w, http.StatusOK, metav1.Status{
+			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+			Status:   "Success",
+		})
 	}
 }
 

@@ -157,7 +157,8 @@ func (s *scheduler) fits(device resourceapi.Device, request Request) (consumed m
 	}
 	taken, used := s.used[device.Name]
 	shared := device.AllowMultipleAllocations != nil && *device.AllowMultipleAllocations
-	if len(device.Taints) > 0 || !is("resource", request.Resource) || !is("profile", request.Profile) || used && !shared {
+	if len(device.Taints) > 0 || !is("resource", request.Resource) || !is("profile", request.Profile) ||
+		used && !shared {
 		return nil, false
 	}
 	for name, capacity := range device.Capacity {
@@ -226,7 +227,8 @@ func Register(ctx context.Context, registry string) (*Kubelet, error) {
 	if err != nil {
 		return nil, err
 	}
-	if info.GetType() != registration.DRAPlugin || !slices.Contains(info.GetSupportedVersions(), drapb.DRAPluginService) {
+	if info.GetType() != registration.DRAPlugin ||
+		!slices.Contains(info.GetSupportedVersions(), drapb.DRAPluginService) {
 		return nil, fmt.Errorf("%s is no DRA driver: %v", doors[0], info)
 	}
 	if _, err := client.NotifyRegistrationStatus(ctx, &registration.RegistrationStatus{PluginRegistered: true}); err != nil {
@@ -250,7 +252,8 @@ func (k *Kubelet) Close() error { return k.connection.Close() }
 // tries again after an error.
 func (k *Kubelet) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]*drapb.Device, error) {
 	asked := asked(claim)
-	response, err := k.client.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{asked}})
+	response, err := k.client.NodePrepareResources(ctx,
+		&drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{asked}})
 	if err != nil {
 		return nil, err
 	}
@@ -264,7 +267,8 @@ func (k *Kubelet) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 // Unprepare has it take the devices back, when the containers have ended.
 func (k *Kubelet) Unprepare(ctx context.Context, claim *resourceapi.ResourceClaim) error {
 	asked := asked(claim)
-	response, err := k.client.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{asked}})
+	response, err := k.client.NodeUnprepareResources(ctx,
+		&drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{asked}})
 	if err != nil {
 		return err
 	}

@@ -82,7 +82,8 @@ func (a *admission) allocate(ctx context.Context, container Container, resource 
 	if err := a.checkStillListed(resource, chosen); err != nil {
 		return err
 	}
-	p.podDevices[allocationKey{a.pod.uid, container.Name, resource}] = newDeviceAllocateInfo(chosen, p.devices[resource].all, response.ContainerResponses[0])
+	p.podDevices[allocationKey{a.pod.uid, container.Name, resource}] = newDeviceAllocateInfo(chosen,
+		p.devices[resource].all, response.ContainerResponses[0])
 	event := Event{
 		Kind:     Allocated,
 		Resource: resource,
@@ -106,7 +107,8 @@ func (a *admission) checkStillListed(resource string, chosen idSet) error {
 	if len(gone) == 0 {
 		return nil
 	}
-	a.kubelet.violation("kubelet would panic: %s: devices left the list while Allocate was under way: %s", resource, joinSome(gone))
+	a.kubelet.violation("kubelet would panic: %s: devices left the list while Allocate was under way: %s", resource,
+		joinSome(gone))
 	return errors.New("kubelet would panic")
 }
 

@@ -146,7 +146,9 @@ func (d podDevices) resourcesOf(podUID, container string) []string {
 func (k *Kubelet) updateAllocatedDevices(p *process) {
 	if p.sourcesReady {
 		live := k.livePods()
-		maps.DeleteFunc(p.podDevices, func(key allocationKey, _ deviceAllocateInfo) bool { return !live.Has(key.podUID) })
+		maps.DeleteFunc(p.podDevices, func(key allocationKey, _ deviceAllocateInfo) bool {
+			return !live.Has(key.podUID)
+		})
 	}
 }
 
@@ -250,7 +252,8 @@ func (k *Kubelet) checkUnits(p *process) {
 			}
 		}
 	}
-	for _, pair := range slices.SortedFunc(maps.Keys(conflicts), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
+	for _, pair := range slices.SortedFunc(maps.Keys(conflicts),
+		func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
 		k.violation("units to be allocated both in %s and %s: %s", pair[0], pair[1], joinSome(conflicts[pair]))
 	}
 }

@@ -216,7 +216,9 @@ func (k *Kubelet) beginAdmission(ctx context.Context) (p *process, leave func(),
 // reject makes the pod Failed, in the kubelet's words (pkg/kubelet/cm/admission/
 // errors.go; rejectPod in pkg/kubelet/kubelet.go). The caller holds the lock.
 func (k *Kubelet) reject(failed *pod, cause error) error {
-	rejection := &AdmissionError{fmt.Sprintf("Pod was rejected: Allocate failed due to %v, which is unexpected", cause), cause}
+	rejection := &AdmissionError{
+		fmt.Sprintf("Pod was rejected: Allocate failed due to %v, which is unexpected", cause), cause,
+	}
 	failed.phase = Failed
 	failed.message = rejection.Message
 	failed.containersRunning = false

@@ -36,7 +36,8 @@ func (s *registrationServer) Register(ctx context.Context, request *api.Register
 		return nil, err
 	}
 	if request.Version != api.Version {
-		return nil, fmt.Errorf("device plugin API version %q is not supported, only %q is", request.Version, api.Version)
+		return nil, fmt.Errorf("device plugin API version %q is not supported, only %q is", request.Version,
+			api.Version)
 	}
 	if err := checkResourceName(request.ResourceName); err != nil {
 		return nil, err

@@ -152,7 +152,8 @@ func (k *Kubelet) updateStatus(p *process) {
 	removed := false
 	for resource := range p.devices {
 		endpoint := p.endpoints[resource]
-		if endpoint == nil || !endpoint.stopped.IsZero() && k.options.Now().Sub(endpoint.stopped) > k.options.StopGrace {
+		if endpoint == nil || !endpoint.stopped.IsZero() &&
+			k.options.Now().Sub(endpoint.stopped) > k.options.StopGrace {
 			delete(p.endpoints, resource)
 			delete(p.devices, resource)
 			removed = true

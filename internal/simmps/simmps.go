@@ -117,7 +117,8 @@ func serve(ctx context.Context, env Environment, servers Servers, out io.Writer)
 		return errors.New("Cannot start MPS control daemon: the test wants it so") //nolint:staticcheck // As NVIDIA's program says it.
 	}
 	if info, err := os.Stat(env.Pipe); err != nil || !info.IsDir() {
-		return fmt.Errorf("Failed to access the pipe directory %s", env.Pipe) //nolint:staticcheck // As NVIDIA's program says it.
+		return fmt.Errorf("Failed to access the pipe directory %s",
+			env.Pipe) //nolint:staticcheck // As NVIDIA's program says it.
 	}
 	if len(env.socket()) > maxSocketPath {
 		return errNone
@@ -391,7 +392,8 @@ func (d *daemon) command(words []string) string {
 		text := "PID       ID    SERVER    DEVICE             NAMESPACE    COMMAND\n"
 		if d.server != nil {
 			for i, pid := range d.server.clients {
-				text += fmt.Sprintf("%-9d %-5d %-9d %-18.18s %-12d cuda\n", pid, i+1, d.server.pid, d.env.Device, 4026531836)
+				text += fmt.Sprintf("%-9d %-5d %-9d %-18.18s %-12d cuda\n", pid, i+1, d.server.pid, d.env.Device,
+					4026531836)
 			}
 		}
 		return text
@@ -421,7 +423,8 @@ const ordinal = "0"
 // setMemory does not look whether there is such a device.
 func (d *daemon) setMemory(limits map[string]string, device, value string) string {
 	number, unit := strings.TrimRight(value, "GM"), value[max(0, len(value)-1):]
-	if n, err := strconv.ParseUint(number, 10, 32); err != nil || n == 0 || unit != "G" && unit != "M" || len(number)+1 != len(value) {
+	if n, err := strconv.ParseUint(number, 10, 32); err != nil || n == 0 || unit != "G" && unit != "M" ||
+		len(number)+1 != len(value) {
 		return "Invalid device pinned memory limit\n"
 	}
 	if d.env.fault() != "deaf" {

@@ -189,8 +189,10 @@ func (n *Node) check(call nvml.Call) error {
 			return nvml.GPUIsLost
 		}
 		switch call.Method {
-		case "DeviceGetUUID", "DeviceGetName", "DeviceGetMemoryInfo", "DeviceGetArchitecture", "DeviceGetCudaComputeCapability",
-			"DeviceGetComputeRunningProcesses", "DeviceGetGraphicsRunningProcesses", "DeviceGetMPSComputeRunningProcesses", "DeviceGetMemoryErrorCounter":
+		case "DeviceGetUUID", "DeviceGetName", "DeviceGetMemoryInfo", "DeviceGetArchitecture",
+			"DeviceGetCudaComputeCapability",
+			"DeviceGetComputeRunningProcesses", "DeviceGetGraphicsRunningProcesses",
+			"DeviceGetMPSComputeRunningProcesses", "DeviceGetMemoryErrorCounter":
 			// For GPUs and MIG devices.
 		case "DeviceGetGpuInstanceId", "DeviceGetComputeInstanceId":
 			if !migDevice {

@@ -141,7 +141,8 @@ func (n *Node) resetUnused(g *simGPU) error {
 	case n.is("passthrough"):
 		return fmt.Errorf("resetting GPU %s is not supported", g.busID())
 	case g.opened || g.persistence || len(g.allProcesses()) > 0 || n.hasClient():
-		return fmt.Errorf("%w: the following GPUs could not be reset: GPU %s: In use by another client", mig.ErrInUse, g.busID())
+		return fmt.Errorf("%w: the following GPUs could not be reset: GPU %s: In use by another client", mig.ErrInUse,
+			g.busID())
 	}
 	n.reset(g)
 	return nil
@@ -304,7 +305,8 @@ func (n *Node) gpuToAdd(key string) (*simGPU, error) {
 	if key == "" {
 		last := len(n.removed) - 1
 		if last < 0 {
-			return nil, fmt.Errorf("no GPU was removed that could be added again; to add a new one, name a model: %s", modelKeys())
+			return nil, fmt.Errorf("no GPU was removed that could be added again; to add a new one, name a model: %s",
+				modelKeys())
 		}
 		g := n.removed[last]
 		n.removed = n.removed[:last]

@@ -287,7 +287,8 @@ func (n driver) ComputeInstanceDestroy(handle nvml.ComputeInstance) error {
 	if len(t.compute.processes) > 0 || n.node.hasClient() {
 		return nvml.InUse
 	}
-	t.instance.computes = slices.DeleteFunc(t.instance.computes, func(other *computeInstance) bool { return other == t.compute })
+	t.instance.computes = slices.DeleteFunc(t.instance.computes,
+		func(other *computeInstance) bool { return other == t.compute })
 	t.instance.lingers = len(t.instance.computes) == 0
 	delete(n.node.targets, uint64(handle))
 	delete(n.node.targets, uint64(t.compute.handle))

@@ -55,7 +55,8 @@ func (m MPS) Stop(device string, pid int) {
 		return // Its processes are gone, too.
 	}
 	_ = m.node.changeProcesses(gpu, index, func(list []nvml.Process) ([]nvml.Process, error) {
-		return slices.DeleteFunc(list, func(p nvml.Process) bool { return p.PID == pid || m.node.mps[p.PID] == mpsClient }), nil
+		return slices.DeleteFunc(list,
+			func(p nvml.Process) bool { return p.PID == pid || m.node.mps[p.PID] == mpsClient }), nil
 	})
 }
 

@@ -26,8 +26,10 @@ func (n *Node) AddProcess(gpu, device, pid int, bytes uint64) error {
 		if indexOf(list, pid) >= 0 {
 			return nil, fmt.Errorf("process %d is there already", pid)
 		}
-		if mode := n.gpus[gpu].computeMode; mode == nvml.ComputeProhibited || mode == nvml.ComputeExclusiveProcess && len(list) > 0 {
-			return nil, fmt.Errorf("all CUDA-capable devices are busy or unavailable: compute mode %d, processes %d", mode, len(list))
+		if mode := n.gpus[gpu].computeMode; mode == nvml.ComputeProhibited ||
+			mode == nvml.ComputeExclusiveProcess && len(list) > 0 {
+			return nil, fmt.Errorf("all CUDA-capable devices are busy or unavailable: compute mode %d, processes %d",
+				mode, len(list))
 		}
 		return append(list, nvml.Process{PID: pid, Memory: bytes}), nil
 	})
@@ -232,7 +234,10 @@ func (p proc) client() fstest.MapFS {
 		files["812/comm"] = &fstest.MapFile{Data: []byte(name + "\n")}
 		files["812/cgroup"] = &fstest.MapFile{Data: []byte("0::/system.slice/" + name + ".service\n")}
 		for i, gpu := range p.node.gpus {
-			files[fmt.Sprintf("812/fd/%d", i+3)] = &fstest.MapFile{Mode: fs.ModeSymlink, Data: fmt.Appendf(nil, "/dev/nvidia%d", gpu.deviceMinor)}
+			files[fmt.Sprintf("812/fd/%d", i+3)] = &fstest.MapFile{
+				Mode: fs.ModeSymlink,
+				Data: fmt.Appendf(nil, "/dev/nvidia%d", gpu.deviceMinor),
+			}
 		}
 	}
 	return files

@@ -153,16 +153,24 @@ func Verbs() []Verb {
 			n.SetReady(uint32(v.number("state")))
 			return nil
 		}},
-		{"unavailable", "make a GPU report that it is unavailable", []Argument{gpuArgument}, onGPU((*Node).Unavailable)},
+		{
+			"unavailable", "make a GPU report that it is unavailable", []Argument{gpuArgument},
+			onGPU((*Node).Unavailable),
+		},
 		{"lose", "make a GPU fall off the bus", []Argument{gpuArgument}, onGPU((*Node).Lose)},
-		{"heal", "reset a GPU, which repairs everything and takes its partitions away", []Argument{gpuArgument}, onGPU((*Node).Heal)},
-		{"reset", "reset a GPU with nvidia-smi --gpu-reset, which is refused while anybody has it open", []Argument{gpuArgument}, onGPU(func(n *Node, gpu int) (err error) {
-			missing := n.change(gpu, func(g *simGPU) { err = n.resetUnused(g) })
-			return errors.Join(missing, err)
-		})},
-		{"reload", "unload the driver and load it again, which is refused while anybody has it open", nil, func(n *Node, _ values) error {
-			return n.Reload()
-		}},
+		{
+			"heal", "reset a GPU, which repairs everything and takes its partitions away", []Argument{gpuArgument},
+			onGPU((*Node).Heal),
+		},
+		{"reset", "reset a GPU with nvidia-smi --gpu-reset, which is refused while anybody has it open",
+			[]Argument{gpuArgument}, onGPU(func(n *Node, gpu int) (err error) {
+				missing := n.change(gpu, func(g *simGPU) { err = n.resetUnused(g) })
+				return errors.Join(missing, err)
+			})},
+		{"reload", "unload the driver and load it again, which is refused while anybody has it open", nil,
+			func(n *Node, _ values) error {
+				return n.Reload()
+			}},
 		{"client", "have the program of --sim-world client=NAME open the GPUs or close them", []Argument{
 			{
 				Name:       "state",
@@ -178,10 +186,11 @@ func Verbs() []Verb {
 			n.LoseNodes()
 			return nil
 		}},
-		{"reboot", "reset all GPUs as a reboot of the machine does, which takes all partitions away", nil, func(n *Node, _ values) error {
-			n.Reboot()
-			return nil
-		}},
+		{"reboot", "reset all GPUs as a reboot of the machine does, which takes all partitions away", nil,
+			func(n *Node, _ values) error {
+				n.Reboot()
+				return nil
+			}},
 		{"temperature", "set a GPU's temperature", []Argument{
 			gpuArgument, {
 				Name:       "celsius",
@@ -198,29 +207,32 @@ func Verbs() []Verb {
 				parse:      parseNumber,
 			},
 		}, func(n *Node, v values) error { return n.SetPower(v.number("gpu"), v.number("watts")) }},
-		{"fail", "make a driver call fail, for a GPU until it is healed, or without a GPU a number of times", []Argument{
-			{
-				Name:     "gpu",
-				Usage:    "index of the GPU; without it the next calls of that name fail, also those for no GPU, such as Init",
-				Optional: true,
-				absent:   noGPU,
-				parse:    parseNumber,
-			}, callArgument,
-			{
-				Name:     "return",
-				Usage:    "NVML return code; UNKNOWN when left out",
-				Optional: true,
-				absent:   nvml.Unknown,
-				parse:    parseReturn,
-			},
-			{
-				Name:     "times",
-				Usage:    "how many calls fail; all when left out, which takes a GPU",
-				Optional: true,
-				absent:   0,
-				parse:    parseNumber,
-			},
-		}, injectFault(func(v values) Fault { return Fault{Return: v["return"].(nvml.Return), Times: v.number("times")} })},
+		{"fail", "make a driver call fail, for a GPU until it is healed, or without a GPU a number of times",
+			[]Argument{
+				{
+					Name:     "gpu",
+					Usage:    "index of the GPU; without it the next calls of that name fail, also those for no GPU, such as Init",
+					Optional: true,
+					absent:   noGPU,
+					parse:    parseNumber,
+				}, callArgument,
+				{
+					Name:     "return",
+					Usage:    "NVML return code; UNKNOWN when left out",
+					Optional: true,
+					absent:   nvml.Unknown,
+					parse:    parseReturn,
+				},
+				{
+					Name:     "times",
+					Usage:    "how many calls fail; all when left out, which takes a GPU",
+					Optional: true,
+					absent:   0,
+					parse:    parseNumber,
+				},
+			}, injectFault(func(v values) Fault {
+				return Fault{Return: v["return"].(nvml.Return), Times: v.number("times")}
+			})},
 		{"slow", "make a driver call slow for a GPU until it is healed", []Argument{
 			gpuArgument, callArgument, {
 				Name:       "milliseconds",
@@ -228,7 +240,9 @@ func Verbs() []Verb {
 				Positional: true,
 				parse:      parseNumber,
 			},
-		}, injectFault(func(v values) Fault { return Fault{Delay: time.Duration(v.number("milliseconds")) * time.Millisecond} })},
+		}, injectFault(func(v values) Fault {
+			return Fault{Delay: time.Duration(v.number("milliseconds")) * time.Millisecond}
+		})},
 		{"process-add", "start a process on a GPU or a MIG device", []Argument{
 			gpuArgument, migArgument, processArgument,
 			{
@@ -388,7 +402,9 @@ func parseNumber(text string) (any, error) {
 }
 
 // recoveryActions are the names of nvml.RecoverNone and those after it.
-var recoveryActions = []string{"none", "reset", "reboot", "drain-p2p", "drain-and-reset", "imex", "bus-reset", "system-reboot"}
+var recoveryActions = []string{
+	"none", "reset", "reboot", "drain-p2p", "drain-and-reset", "imex", "bus-reset", "system-reboot",
+}
 
 func parseRecovery(text string) (any, error) {
 	if action := slices.Index(recoveryActions, text); action >= 0 {
@@ -433,7 +449,8 @@ func parseReason(text string) (any, error) {
 		reason, known = 1<<bit, true
 	}
 	if !known {
-		return nil, fmt.Errorf("%q is none of thermal, power, none, %s", text, strings.Join(sharing.ClockReasons(), ", "))
+		return nil, fmt.Errorf("%q is none of thermal, power, none, %s", text,
+			strings.Join(sharing.ClockReasons(), ", "))
 	}
 	return reason, nil
 }

@@ -35,7 +35,10 @@ func (n *Node) SetWorld(list string) error {
 	names, unlisted := strings.Split(list, ","), 0
 	for _, name := range names {
 		kind, value, _ := strings.Cut(name, "=")
-		known := slices.Contains([]string{"unprivileged", "monitor-only", "passthrough", "own-pids", "moving-minors", "late-profiles", "no-subscription", oldDriver, "fabric", "confidential", "persistence", "no-nodes"}, name)
+		known := slices.Contains([]string{
+			"unprivileged", "monitor-only", "passthrough", "own-pids", "moving-minors", "late-profiles",
+			"no-subscription", oldDriver, "fabric", "confidential", "persistence", "no-nodes",
+		}, name)
 		switch {
 		case list == "" || known || (kind == "client" || kind == "other-module") && value != "":
 		case kind == "unlisted":
@@ -70,7 +73,8 @@ func (n *Node) MayChangeMIG() bool {
 
 // is says that the node is in the world, which is "client" for any client.
 func (n *Node) is(world string) bool {
-	return slices.ContainsFunc(n.worlds, func(name string) bool { return name == world || strings.HasPrefix(name, world+"=") })
+	return slices.ContainsFunc(n.worlds,
+		func(name string) bool { return name == world || strings.HasPrefix(name, world+"=") })
 }
 
 // mismatch is why the driver cannot be opened in the world other-module.
@@ -144,7 +148,8 @@ func (n *Node) refuses(call nvml.Call, t target) bool {
 	changes := slices.Contains(migChanges, name) || name == "DeviceSetComputeMode"
 	subscribes := slices.Contains([]string{"GpuInstanceCreateComputeInstance", "ComputeInstanceDestroy"}, name)
 	mayChange := !n.is("monitor-only") && !n.is("unprivileged")
-	return !mayChange && changes || n.is("no-subscription") && subscribes || n.is("unprivileged") && (instances || ofAll && t.gpu != nil && t.gpu.mig && t.compute == nil)
+	return !mayChange && changes || n.is("no-subscription") && subscribes ||
+		n.is("unprivileged") && (instances || ofAll && t.gpu != nil && t.gpu.mig && t.compute == nil)
 }
 
 // Reboot is a reboot of the machine, but for this program, which runs on: all GPUs are

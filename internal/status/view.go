@@ -110,7 +110,8 @@ func GPUs(gpus []sharing.GPU, usage []sharing.UnitUsage, health sharing.HealthRe
 		return shown
 	}
 	list = make([]GPU, 0, len(gpus))
-	for _, g := range slices.SortedFunc(slices.Values(gpus), func(a, b sharing.GPU) int { return cmp.Compare(a.Index, b.Index) }) {
+	for _, g := range slices.SortedFunc(slices.Values(gpus),
+		func(a, b sharing.GPU) int { return cmp.Compare(a.Index, b.Index) }) {
 		gpu := GPU{
 			UUID:        g.UUID,
 			Index:       g.Index,

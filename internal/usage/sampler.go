@@ -268,7 +268,8 @@ func uptime(proc fs.FS) ticks {
 // pkg/kubelet/cm/pod_container_manager_linux.go). Each runtime adds the container's ID
 // in its own way, always with all 64 digits.
 var (
-	podPart       = regexp.MustCompile(`(?:^|[/-])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:[^0-9a-f]|$)`)
+	podPart = regexp.MustCompile(
+		`(?:^|[/-])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:[^0-9a-f]|$)`)
 	containerPart = regexp.MustCompile(`(?:^|[^0-9a-f])([0-9a-f]{64})(?:[^0-9a-f]|$)`)
 )
 

@@ -160,7 +160,8 @@ func (s *Server) keepServing(ctx context.Context, a *address) {
 		began := time.Now()
 		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", a.text)
 		if err == nil {
-			s.Logger.Info(a.listens, "address", listener.Addr().String()) //nolint:sloglint // one of the two constants in New
+			s.Logger.Info(a.listens, "address",
+				listener.Addr().String()) //nolint:sloglint // one of the two constants in New
 			s.setUnserved(a, nil)
 			err = s.serve(ctx, listener, a.handler(), a.config)
 		}
@@ -281,7 +282,8 @@ func (s *Server) Handler() *http.ServeMux {
 	mux.HandleFunc("GET /plan", limited(s.showPlan))
 	mux.HandleFunc("GET /status", limited(s.showPage()))
 	mux.Handle("GET /{$}", http.RedirectHandler("/status", http.StatusFound))
-	mux.HandleFunc("GET /api/v1/status", limited(func(w http.ResponseWriter, r *http.Request) { writeJSON(w, s.Node.Status(r.Context())) }))
+	mux.HandleFunc("GET /api/v1/status",
+		limited(func(w http.ResponseWriter, r *http.Request) { writeJSON(w, s.Node.Status(r.Context())) }))
 	mux.HandleFunc("GET /api/v1/forecast", s.showForecast())
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{
 		Registry:            registry,
@@ -336,7 +338,8 @@ func (s *Server) showForecast() http.HandlerFunc {
 	return limited(func(w http.ResponseWriter, r *http.Request) {
 		label, value := r.URL.Query().Get("label"), r.URL.Query().Get("value")
 		if label == "" || value == "" {
-			http.Error(w, "expected ?label=NAME&value=VALUE: which label of the Node would change, and to what", http.StatusBadRequest)
+			http.Error(w, "expected ?label=NAME&value=VALUE: which label of the Node would change, and to what",
+				http.StatusBadRequest)
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), forecastTimeout)

@@ -47,9 +47,11 @@ func newPage() page {
 			"cause":     causeText,
 			"breakable": func(text string) []string { return strings.SplitAfter(text, ".") },
 			"positive":  func(n *float64) bool { return n != nil && *n > 0 },
-			"style":     func() template.CSS { return template.CSS(pageStyle) }, //nolint:gosec // it is this program's own
+			"style":     func() template.CSS { return template.CSS(pageStyle) },
+			//nolint:gosec // it is this program's own
 		}).Parse(pageText)),
-		policy: "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(hash[:]) + "'",
+		policy: "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; style-src 'sha256-" +
+			base64.StdEncoding.EncodeToString(hash[:]) + "'",
 	}
 }
 
@@ -177,7 +179,9 @@ func busiestFirst(a, b status.Holder) int {
 func changesOf(node status.Status) []changeView {
 	var changes []changeView
 	if p := node.Profile; !p.Since.IsZero() {
-		changes = append(changes, changeView{p.Since, "profile", strings.TrimSpace(p.Wanted.Name + " " + string(p.State))})
+		changes = append(changes, changeView{
+			p.Since, "profile", strings.TrimSpace(p.Wanted.Name + " " + string(p.State)),
+		})
 	}
 	unit := func(name string, h status.Health) {
 		if h.Since != nil && h.Reason != "" {

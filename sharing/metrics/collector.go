@@ -95,7 +95,8 @@ func NewCollector(state func() State) prometheus.Collector {
 
 func collectUnits(send Send, state State) {
 	for _, g := range state.GPUs {
-		send("gpu_info", 1, g.UUID, strconv.Itoa(g.Index), g.Model, g.Architecture, strconv.FormatBool(g.MIG), g.PCIBusID, strconv.Itoa(g.NUMANode))
+		send("gpu_info", 1, g.UUID, strconv.Itoa(g.Index), g.Model, g.Architecture, strconv.FormatBool(g.MIG),
+			g.PCIBusID, strconv.Itoa(g.NUMANode))
 		send("gpu_memory_bytes", float64(g.Memory), g.UUID)
 		send("unit_healthy", BoolToFloat(g.Health.Healthy()), g.UUID, g.UUID)
 		for _, p := range g.Partitions {

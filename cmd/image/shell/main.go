@@ -147,9 +147,10 @@ func markReplacing(script *syntax.File, command bool) {
 // alone says that no other part of this process works for the statement: not the shell
 // beside it, and nobody who writes a here document to it.
 func alone(statement *syntax.Stmt) bool {
-	return !statement.Background && !statement.Coprocess && !slices.ContainsFunc(statement.Redirs, func(r *syntax.Redirect) bool {
-		return r.Hdoc != nil || r.Op == syntax.WordHdoc
-	})
+	return !statement.Background && !statement.Coprocess &&
+		!slices.ContainsFunc(statement.Redirs, func(r *syntax.Redirect) bool {
+			return r.Hdoc != nil || r.Op == syntax.WordHdoc
+		})
 }
 
 // replaceProcess replaces this process where the command is so marked. If it cannot, as

@@ -66,7 +66,8 @@ func moduleTable(list string) string {
 	for line := range strings.Lines(list) {
 		if fields := strings.Fields(line); len(fields) > 3 {
 			users := strings.TrimSuffix(strings.TrimPrefix(fields[3], "-"), ",")
-			fmt.Fprintln(&table, strings.TrimRight(fmt.Sprintf("%-19s %8s  %s %s", fields[0], fields[1], fields[2], users), " "))
+			fmt.Fprintln(&table, strings.TrimRight(
+				fmt.Sprintf("%-19s %8s  %s %s", fields[0], fields[1], fields[2], users), " "))
 		}
 	}
 	return table.String()

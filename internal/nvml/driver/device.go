@@ -36,12 +36,13 @@ func (l *library) DeviceGetCount() (int, error) {
 }
 
 func (l *library) DeviceGetHandleByIndex(index int) (nvml.Device, error) {
-	return l.devices.numbered(callLibrary(l, with("DeviceGetHandleByIndex", index), func(api gonvml.Interface) (gonvml.Device, gonvml.Return) {
-		if !ordinal(index) {
-			return nil, gonvml.ERROR_INVALID_ARGUMENT
-		}
-		return api.DeviceGetHandleByIndex(index)
-	}))
+	return l.devices.numbered(callLibrary(l, with("DeviceGetHandleByIndex", index),
+		func(api gonvml.Interface) (gonvml.Device, gonvml.Return) {
+			if !ordinal(index) {
+				return nil, gonvml.ERROR_INVALID_ARGUMENT
+			}
+			return api.DeviceGetHandleByIndex(index)
+		}))
 }
 
 func (l *library) DeviceGetUUID(d nvml.Device) (string, error) {
@@ -76,10 +77,11 @@ func (l *library) DeviceGetBrand(d nvml.Device) (nvml.Brand, error) {
 }
 
 func (l *library) DeviceGetCudaComputeCapability(d nvml.Device) (nvml.ComputeCapability, error) {
-	return callDevice(l, "DeviceGetCudaComputeCapability", d, func(d gonvml.Device) (nvml.ComputeCapability, gonvml.Return) {
-		major, minor, code := d.GetCudaComputeCapability()
-		return nvml.ComputeCapability{Major: major, Minor: minor}, code
-	})
+	return callDevice(l, "DeviceGetCudaComputeCapability", d,
+		func(d gonvml.Device) (nvml.ComputeCapability, gonvml.Return) {
+			major, minor, code := d.GetCudaComputeCapability()
+			return nvml.ComputeCapability{Major: major, Minor: minor}, code
+		})
 }
 
 func (l *library) DeviceGetTemperature(d nvml.Device) (int, error) {
@@ -90,9 +92,10 @@ func (l *library) DeviceGetTemperature(d nvml.Device) (int, error) {
 }
 
 func (l *library) DeviceGetTemperatureThreshold(d nvml.Device, threshold int) (int, error) {
-	celsius, err := callWith(l, "DeviceGetTemperatureThreshold", &l.devices, d, threshold, func(d gonvml.Device, threshold int) (uint32, gonvml.Return) {
-		return d.GetTemperatureThreshold(gonvml.TemperatureThresholds(threshold))
-	})
+	celsius, err := callWith(l, "DeviceGetTemperatureThreshold", &l.devices, d, threshold,
+		func(d gonvml.Device, threshold int) (uint32, gonvml.Return) {
+			return d.GetTemperatureThreshold(gonvml.TemperatureThresholds(threshold))
+		})
 	return int(celsius), err
 }
 
@@ -123,14 +126,15 @@ func (l *library) processes(name string, d nvml.Device, get func(gonvml.Device) 
 }
 
 func (l *library) DeviceGetFieldValues(d nvml.Device, field int) (uint32, error) {
-	return callWith(l, "DeviceGetFieldValues", &l.devices, d, field, func(d gonvml.Device, field int) (uint32, gonvml.Return) {
-		values := []gonvml.FieldValue{{FieldId: uint32(field)}}
-		code := d.GetFieldValues(values)
-		if code == gonvml.SUCCESS {
-			code = gonvml.Return(values[0].NvmlReturn)
-		}
-		return binary.NativeEndian.Uint32(values[0].Value[:]), code
-	})
+	return callWith(l, "DeviceGetFieldValues", &l.devices, d, field,
+		func(d gonvml.Device, field int) (uint32, gonvml.Return) {
+			values := []gonvml.FieldValue{{FieldId: uint32(field)}}
+			code := d.GetFieldValues(values)
+			if code == gonvml.SUCCESS {
+				code = gonvml.Return(values[0].NvmlReturn)
+			}
+			return binary.NativeEndian.Uint32(values[0].Value[:]), code
+		})
 }
 
 func (l *library) DeviceGetRemappedRows(d nvml.Device) (nvml.RemappedRows, error) {
@@ -169,13 +173,14 @@ func (l *library) DeviceGetNumaNodeId(d nvml.Device) (int, error) {
 }
 
 func (l *library) DeviceGetTopologyCommonAncestor(a, b nvml.Device) (nvml.TopologyLevel, error) {
-	level, err := callDevice(l, "DeviceGetTopologyCommonAncestor", a, func(one gonvml.Device) (gonvml.GpuTopologyLevel, gonvml.Return) {
-		other, known := l.devices.handle(b)
-		if !known {
-			return 0, gonvml.ERROR_INVALID_ARGUMENT
-		}
-		return one.GetTopologyCommonAncestor(other)
-	})
+	level, err := callDevice(l, "DeviceGetTopologyCommonAncestor", a,
+		func(one gonvml.Device) (gonvml.GpuTopologyLevel, gonvml.Return) {
+			other, known := l.devices.handle(b)
+			if !known {
+				return 0, gonvml.ERROR_INVALID_ARGUMENT
+			}
+			return one.GetTopologyCommonAncestor(other)
+		})
 	return nvml.TopologyLevel(level), err
 }
 
@@ -185,9 +190,10 @@ func (l *library) DeviceGetNvLinkState(d nvml.Device, link int) (bool, error) {
 }
 
 func (l *library) DeviceGetNvLinkRemotePciInfo(d nvml.Device, link int) (nvml.PCIInfo, error) {
-	return callWith(l, "DeviceGetNvLinkRemotePciInfo", &l.devices, d, link, func(d gonvml.Device, link int) (nvml.PCIInfo, gonvml.Return) {
-		return place(d.GetNvLinkRemotePciInfo(link))
-	})
+	return callWith(l, "DeviceGetNvLinkRemotePciInfo", &l.devices, d, link,
+		func(d gonvml.Device, link int) (nvml.PCIInfo, gonvml.Return) {
+			return place(d.GetNvLinkRemotePciInfo(link))
+		})
 }
 
 // DeviceGetGpuFabricInfo asks by the newest version of the call that the driver has. v4 has several
@@ -247,9 +253,10 @@ func (l *library) DeviceGetUtilizationRates(d nvml.Device) (nvml.Utilization, er
 }
 
 func (l *library) DeviceGetProcessUtilization(d nvml.Device, lastSeen uint64) ([]nvml.ProcessSample, error) {
-	written, err := callDevice(l, "DeviceGetProcessUtilization", d, func(d gonvml.Device) ([]gonvml.ProcessUtilizationSample, gonvml.Return) {
-		return processUtilization(d, lastSeen)
-	})
+	written, err := callDevice(l, "DeviceGetProcessUtilization", d,
+		func(d gonvml.Device) ([]gonvml.ProcessUtilizationSample, gonvml.Return) {
+			return processUtilization(d, lastSeen)
+		})
 	var samples []nvml.ProcessSample
 	for _, s := range written {
 		samples = append(samples, nvml.ProcessSample{
@@ -286,9 +293,10 @@ func processUtilization(d gonvml.Device, lastSeen uint64) (samples []gonvml.Proc
 // DeviceGetCurrentClocksEventReasons asks under the name that drivers before 535
 // know too.
 func (l *library) DeviceGetCurrentClocksEventReasons(d nvml.Device) (nvml.ClockReasons, error) {
-	reasons, err := callDevice(l, "DeviceGetCurrentClocksEventReasons", d, func(d gonvml.Device) (uint64, gonvml.Return) {
-		return d.GetCurrentClocksThrottleReasons()
-	})
+	reasons, err := callDevice(l, "DeviceGetCurrentClocksEventReasons", d,
+		func(d gonvml.Device) (uint64, gonvml.Return) {
+			return d.GetCurrentClocksThrottleReasons()
+		})
 	return nvml.ClockReasons(reasons), err
 }
 

@@ -94,7 +94,8 @@ func (l *library) load() (*loaded, error) {
 	now, err := load(path)
 	switch {
 	case err != nil && path == libraryName:
-		return nil, fmt.Errorf("no %s in %s, nor where the loader looks: %w", libraryName, strings.Join(looked, ", "), err)
+		return nil, fmt.Errorf("no %s in %s, nor where the loader looks: %w", libraryName, strings.Join(looked, ", "),
+			err)
 	case err != nil:
 		return nil, fmt.Errorf("load %s: %w", path, err)
 	}
@@ -177,7 +178,8 @@ func free[Handle comparable, Number ~uint64](l *library, name string, things *ta
 // callWith is call with an argument, which is part of the name in an error. One
 // that does not fit the driver's unsigned 32 bits answers InvalidArgument.
 func callWith[Handle comparable, Number ~uint64, T any](
-	l *library, name string, things *table[Handle, Number], number Number, argument int, get func(Handle, int) (T, gonvml.Return),
+	l *library, name string, things *table[Handle, Number], number Number, argument int,
+	get func(Handle, int) (T, gonvml.Return),
 ) (T, error) {
 	return call(l, with(name, argument), things, number, func(thing Handle) (nothing T, _ gonvml.Return) {
 		if !ordinal(argument) {

@@ -239,7 +239,8 @@ func ParseKey(file string, data []byte, key string, overrides Overrides) (File, 
 	case isHelmValues(root):
 		f.Kind, f.Entries = KindHelmValues, reader.readInside(root, true, false)
 		if len(f.Entries) == 0 && len(problems) == 0 {
-			root.problemHere("these are Helm values without a profile, which would be below config.map or devicePlugin.config.data")
+			root.problemHere(
+				"these are Helm values without a profile, which would be below config.map or devicePlugin.config.data")
 		}
 	default:
 		f.Config = readProfile(root, overrides, nil)
@@ -267,9 +268,11 @@ func repeatedKeys(file string, entries []File) (notes []Note) {
 			continue
 		}
 		notes = append(notes, Note{
-			Line:    e.Line,
-			Path:    e.pathIn(file),
-			Message: fmt.Sprintf("the key is on line %d already, in another ConfigMap: a profile can be chosen by its key only if one ConfigMap of the file has it", line),
+			Line: e.Line,
+			Path: e.pathIn(file),
+			Message: fmt.Sprintf(
+				"the key is on line %d already, in another ConfigMap: a profile can be chosen by its key only if one "+
+					"ConfigMap of the file has it", line),
 		})
 	}
 	return notes
@@ -314,7 +317,8 @@ func sharedUnlike(file string, entries []File) (notes []Note) {
 				Line: e.Line,
 				Path: e.pathIn(file),
 				Message: fmt.Sprintf(
-					"%s is %s here and %s in %s: after a change to whole GPUs, or to or from MPS, the scheduler counts the pods of before until they end; with rename, shares have a name of their own",
+					"%s is %s here and %s in %s: after a change to whole GPUs, or to or from MPS, the scheduler "+
+						"counts the pods of before until they end; with rename, shares have a name of their own",
 					name, is, way, quote(first)),
 			})
 			break
@@ -501,10 +505,12 @@ func (r manifestReader) readAll(roots []value) (entries []File) {
 	if kind := r.kindKey(roots[0]); len(roots) > 1 || kind == kindList {
 		roots[0].problemHere("no ConfigMap with a document is in this file")
 	} else if kind == "ClusterPolicy" {
-		roots[0].problemHere("a ClusterPolicy has no profile: it is in the ConfigMap that spec.devicePlugin.config.name names")
+		roots[0].problemHere(
+			"a ClusterPolicy has no profile: it is in the ConfigMap that spec.devicePlugin.config.name names")
 	} else if isOther(kind) {
 		roots[0].problemHere("no profile is in this " + quote(kind) +
-			": expected a ConfigMap, a List with some, or Helm values with documents below config.map or devicePlugin.config.data")
+			": expected a ConfigMap, a List with some, or Helm values with documents below config.map or " +
+			"devicePlugin.config.data")
 	}
 	return nil
 }
@@ -681,7 +687,8 @@ func (r manifestReader) readData(data value) (entries []File) {
 				Rules: readRules(root, names, true),
 			}
 			if len(names) == 1 {
-				message := "NVIDIA's config-manager takes this for a second profile, so its fallback single finds none: set a default there"
+				message := "NVIDIA's config-manager takes this for a second profile, so its fallback single finds " +
+					"none: set a default there"
 				read.Config.Notes = []Note{{Line: root.line, Message: message}}
 			}
 			entries = append(entries, read.checkLayouts(entries))

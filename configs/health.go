@@ -133,7 +133,12 @@ func applyHealthCheckVariables(from *source, overrides Overrides, rules *sharing
 
 // readXIDList reads a variable: all, which are those known and all others, or some XIDs. What
 // it cannot read is noted, and the rest obeyed, as in NVIDIA's plugin.
-func readXIDList(from *source, path string, overrides Overrides, known map[uint64]sharing.ErrorAction) (all bool, codes []uint64) {
+func readXIDList(
+	from *source,
+	path string,
+	overrides Overrides,
+	known map[uint64]sharing.ErrorAction,
+) (all bool, codes []uint64) {
 	override := overrides[path]
 	for item := range strings.SplitSeq(strings.ToLower(override.Value), ",") {
 		switch item = strings.TrimSpace(item); item {

@@ -62,7 +62,9 @@ func (c Config) CheckOffered() error {
 }
 
 func notOffered(layout string) error {
-	return fmt.Errorf("mig.config: %w %s: GPUs with MIG are not offered with %s none, the default: choose mixed or single", ErrMIGLayout, quote(layout), pathMIGStrategy)
+	return fmt.Errorf(
+		"mig.config: %w %s: GPUs with MIG are not offered with %s none, the default: choose mixed or single",
+		ErrMIGLayout, quote(layout), pathMIGStrategy)
 }
 
 // readMIG reads the section mig. It returns its layouts, and then those from elsewhere,

@@ -125,7 +125,9 @@ func parseResourceName(s string) (string, error) {
 		return "", fmt.Errorf("the part before the slash must be a lower-case domain such as %s",
 			strings.TrimSuffix(resourceDomain, "/"))
 	case !nameForm.MatchString(name):
-		return "", errors.New("the part after the slash must be letters, digits, '-', '_' or '.', with a letter or digit at both ends")
+		return "",
+			errors.New(
+				"the part after the slash must be letters, digits, '-', '_' or '.', with a letter or digit at both ends")
 	}
 	return full, nil
 }
@@ -210,14 +212,20 @@ func readSelector(item value, others string) (sharing.Selector, bool) {
 	selector, err := sharing.ParseSelector(item.node.Value)
 	// A GPU index may be written as a number.
 	if shape := item.shape(); err != nil || shape != shapeText && shape != shapeNumber {
-		item.problem("expected a GPU index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…) or a PCI bus ID (00000000:3B:00.0)" + others)
+		item.problem(
+			"expected a GPU index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…) or a PCI bus ID (00000000:3B:00.0)" +
+				others)
 		return sharing.Selector{}, false
 	}
 	return selector, true
 }
 
 // readSelectors reads selectors. It reports those in seen, and adds the others with lines.
-func readSelectors(items []value, seen map[sharing.Selector]int, read func(value) (sharing.Selector, bool)) []sharing.Selector {
+func readSelectors(
+	items []value,
+	seen map[sharing.Selector]int,
+	read func(value) (sharing.Selector, bool),
+) []sharing.Selector {
 	selectors := make([]sharing.Selector, 0, len(items))
 	for _, item := range items {
 		selector, ok := read(item)

@@ -334,7 +334,9 @@ func checkLabelValue(v value, text string) bool {
 	if len(validation.IsValidLabelValue(text)) == 0 {
 		return true
 	}
-	v.problem("no label can have this value: it has letters, digits, '-', '_' and '.' only, at most 63, and begins and ends with a letter or a digit")
+	v.problem(
+		"no label can have this value: it has letters, digits, '-', '_' and '.' only, at most 63, and begins and " +
+			"ends with a letter or a digit")
 	return false
 }
 

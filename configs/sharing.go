@@ -40,7 +40,8 @@ func readSharing(v value, profile *sharing.Profile) {
 	reader.mps = true
 	fail, shared := reader.readSection(mps, pathMPS, "shared by MPS")
 	if one, _ := fail.boolean(); !fail.absent() && !one && len(shared) > 0 {
-		fail.note("a container may have several shares of one unit, and their part of it; NVIDIA's plugin has one limit for all")
+		fail.note(
+			"a container may have several shares of one unit, and their part of it; NVIDIA's plugin has one limit for all")
 		for i := range shared {
 			shared[i].share.SeveralShares = true
 		}
@@ -74,7 +75,9 @@ func readDRA(v value, profile sharing.Profile) (dra sharing.DRAConfig) {
 	f := v.mapping(keysOf("dra")...)
 	if len(f.entries) > 0 {
 		v.note("Virgate's own; it takes virgate run --dra, the chart's dra.enabled; NVIDIA has a DRA driver of its own")
-		v.note("on a node of the GPU Operator, pods with claims block a driver upgrade without the chart's dra.nvidiaNames: " + sharing.Evicted)
+		v.note(
+			"on a node of the GPU Operator, pods with claims block a driver upgrade without the chart's " +
+				"dra.nvidiaNames: " + sharing.Evicted)
 	}
 	resources := f.field("resources")
 	switch resources.shape() {
@@ -315,7 +318,9 @@ func readDriverSettings(f fields, share sharing.ReplicatedResource) (s sharing.D
 			continue
 		}
 		if share.MPS {
-			v.problem("is for sharing.timeSlicing: what MPS shares is not time-sliced, and its daemon needs the compute mode exclusive-process, which is set with it")
+			v.problem(
+				"is for sharing.timeSlicing: what MPS shares is not time-sliced, and its daemon needs the compute " +
+					"mode exclusive-process, which is set with it")
 			continue
 		}
 		v.note("Virgate's own; NVIDIA's plugin has no such key")
@@ -397,7 +402,8 @@ func unifyPolicies(entries []sharedEntry) {
 			decided[e.offeredAs()] = e
 		} else if first.share.Policy != e.share.Policy || first.share.SpreadStrict != e.share.SpreadStrict {
 			e.value.problemHere(fmt.Sprintf(
-				"is offered as %s with policy %s, but the entry on line %d offers that with policy %s: a resource has one policy",
+				"is offered as %s with policy %s, but the entry on line %d offers that with policy %s: a resource "+
+					"has one policy",
 				e.offeredAs(), policyText(e.share), first.value.line, policyText(first.share)))
 		}
 	}
@@ -482,7 +488,9 @@ func reportLongLists(profile sharing.Profile, entries []sharedEntry) {
 			if each > 1 {
 				what = "partitions"
 			}
-			e.replicas.note(fmt.Sprintf("fits up to %d %s of one resource, %s; on a node with more, the profile is refused", sharing.MaxDevices/e.share.Replicas, what, listLimit))
+			e.replicas.note(
+				fmt.Sprintf("fits up to %d %s of one resource, %s; on a node with more, the profile is refused",
+					sharing.MaxDevices/e.share.Replicas, what, listLimit))
 		}
 		devices[name] += taken * e.share.Replicas
 	}
@@ -522,7 +530,8 @@ func (s SelectedProfile) CheckNode(gpus []sharing.GPU) error {
 }
 
 // ErrNoMPS is CheckMPS' error where the program was started without MPS daemons.
-var ErrNoMPS = errors.New("nothing runs MPS daemons on this node: the chart's mps.enabled does (--mps-root and the container of virgate mps)")
+var ErrNoMPS = errors.New(
+	"nothing runs MPS daemons on this node: the chart's mps.enabled does (--mps-root and the container of virgate mps)")
 
 // CheckMPS returns an error, which wraps ErrNoMPS and names the first entry that shares units by MPS,
 // if the program was started without MPS daemons. A unit with one replica is not shared, and needs none.

@@ -29,7 +29,8 @@ var (
 	// ErrUnknownProfile says that the GPU cannot have partitions of the profile.
 	ErrUnknownProfile = errors.New("the GPU has no such profile")
 	// ErrUnlisted says that whether it can will be known when MIG mode is on.
-	ErrUnlisted = errors.New("the driver says which profiles the GPU has only while MIG mode is on: the layout all-enabled turns it on")
+	ErrUnlisted = errors.New(
+		"the driver says which profiles the GPU has only while MIG mode is on: the layout all-enabled turns it on")
 )
 
 // Partition is a partition and the place of its GPU instance. Partitions that

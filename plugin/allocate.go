@@ -17,7 +17,10 @@ import (
 // grant answers for one container. It reads nothing but the generation, because the
 // whole node's pod handling waits for it. The error is a gRPC status, whose message
 // ends up in the pod's event. sameUnit says that two of the devices are of one unit.
-func (g *generation) grant(ids []string, now time.Time) (response *api.ContainerAllocateResponse, sameUnit bool, err error) {
+func (g *generation) grant(
+	ids []string,
+	now time.Time,
+) (response *api.ContainerAllocateResponse, sameUnit bool, err error) {
 	name := g.resource.Name
 	if len(ids) == 0 {
 		return nil, false, refusef(Internal, codes.InvalidArgument, "%s: no device requested", name)
@@ -61,19 +64,23 @@ func (g *generation) grant(ids []string, now time.Time) (response *api.Container
 	}
 	if g.resource.FailRequestsGreaterThanOne && timeSliced && len(ids) > 1 {
 		return nil, false, refusef(TooMany, codes.InvalidArgument,
-			"%s is shared: a container may request 1, not %d (more shares give access to the same GPU, not more of it; failRequestsGreaterThanOne is set)", name, len(ids))
+			"%s is shared: a container may request 1, not %d (more shares give access to the same GPU, not more of "+
+				"it; failRequestsGreaterThanOne is set)", name, len(ids))
 	}
 	if shares > 0 && !several && len(ids) > 1 {
 		return nil, false, refusef(TooMany, codes.InvalidArgument,
-			"%s is shared by MPS: a container may request 1, not %d (sharing.mps.failRequestsGreaterThanOne is set, as it is by default)", name, len(ids))
+			"%s is shared by MPS: a container may request 1, not %d (sharing.mps.failRequestsGreaterThanOne is set, "+
+				"as it is by default)", name, len(ids))
 	}
 	if shares > 0 && len(units) > 1 {
 		return nil, false, refusef(SeveralUnits, codes.ResourceExhausted,
-			"%s is shared by MPS: a container's shares are all of one GPU, and none has %d free (a program talks to the daemon of one GPU)", name, len(ids))
+			"%s is shared by MPS: a container's shares are all of one GPU, and none has %d free (a program talks to "+
+				"the daemon of one GPU)", name, len(ids))
 	}
 	if g.resource.SpreadStrict && repeated != "" {
 		return nil, false, refusef(SameUnit, codes.ResourceExhausted,
-			"%s: %d devices were requested on distinct GPUs, but only devices of %d are free (two of them are on %s; spread is strict)", name, len(ids), len(units), repeated)
+			"%s: %d devices were requested on distinct GPUs, but only devices of %d are free (two of them are on %s; "+
+				"spread is strict)", name, len(ids), len(units), repeated)
 	}
 	if g.terms.grants.Nodes() {
 		for _, u := range units {

@@ -43,7 +43,14 @@ type deviceUse struct{ granted, preferred, closed, shared atomic.Int64 }
 
 // newGeneration makes the generation that follows previous, which may be nil. When
 // the devices are the same, streams have nothing to send and go on waiting.
-func newGeneration(resource sharing.Resource, list List, terms grantTerms, health map[string]sharing.Health, units map[string]sharing.Unit, previous *generation) *generation {
+func newGeneration(
+	resource sharing.Resource,
+	list List,
+	terms grantTerms,
+	health map[string]sharing.Health,
+	units map[string]sharing.Unit,
+	previous *generation,
+) *generation {
 	g := &generation{
 		resource:   resource,
 		list:       list,
@@ -99,7 +106,12 @@ func newGeneration(resource sharing.Resource, list List, terms grantTerms, healt
 
 // servedUnit returns the entry's unit as the plan has it, or else as it last was, or else
 // as far as the list knows it.
-func servedUnit(e Entry, health map[string]sharing.Health, units map[string]sharing.Unit, previous *generation) sharing.Unit {
+func servedUnit(
+	e Entry,
+	health map[string]sharing.Health,
+	units map[string]sharing.Unit,
+	previous *generation,
+) sharing.Unit {
 	unit, found := units[e.Unit]
 	if !found && previous != nil {
 		unit, found = previous.units[e.Unit]

@@ -111,7 +111,14 @@ func (k *KubeletSnapshot) seeHeld(last DeviceTimes, remember time.Duration) {
 
 // readKubelet reads what is held, applied or both, and keeps from last what it was not
 // asked for or cannot read now.
-func readKubelet(ctx context.Context, k Kubelet, what reading, last KubeletSnapshot, remember time.Duration, now func() time.Time) (KubeletSnapshot, error) {
+func readKubelet(
+	ctx context.Context,
+	k Kubelet,
+	what reading,
+	last KubeletSnapshot,
+	remember time.Duration,
+	now func() time.Time,
+) (KubeletSnapshot, error) {
 	next := last
 	var appliedErr, heldErr error
 	// Applied comes first: a device that the kubelet no longer considers Healthy, and

@@ -169,7 +169,10 @@ func (s service) await(ctx context.Context, done <-chan struct{}) error {
 
 // GetPreferredAllocation chooses among the devices that the kubelet has free.
 // It never fails a pod: a choice that cannot be made is left to the kubelet.
-func (s service) GetPreferredAllocation(_ context.Context, request *api.PreferredAllocationRequest) (*api.PreferredAllocationResponse, error) {
+func (s service) GetPreferredAllocation(
+	_ context.Context,
+	request *api.PreferredAllocationRequest,
+) (*api.PreferredAllocationResponse, error) {
 	s.inFlight.Add(1)
 	defer s.inFlight.Add(-1)
 	current, began := s.current.Load(), s.Now()
@@ -220,7 +223,11 @@ func (s service) Allocate(_ context.Context, request *api.AllocateRequest) (*api
 	return response, nil
 }
 
-func (s service) grant(current *generation, ids []string, at time.Time) (granted *api.ContainerAllocateResponse, sameUnit bool, err error) {
+func (s service) grant(
+	current *generation,
+	ids []string,
+	at time.Time,
+) (granted *api.ContainerAllocateResponse, sameUnit bool, err error) {
 	err = s.refusedUnits.check(s.name, ids)
 	if err != nil {
 		return nil, false, err

@@ -77,7 +77,9 @@ func refuseTooManyClients(units []candidate, entries []ReplicatedResource, warn 
 				if u.partition != nil {
 					what += ": partition " + strconv.Itoa(u.partition.Index) + " (" + u.partition.UUID + ")"
 				}
-				warn.addf("%s.replicas: %s not offered: its MPS server serves %d processes at most, and %d shares are wanted", entry.Path, what, most, entry.Replicas)
+				warn.addf(
+					"%s.replicas: %s not offered: its MPS server serves %d processes at most, and %d shares are wanted",
+					entry.Path, what, most, entry.Replicas)
 				continue
 			}
 		}

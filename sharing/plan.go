@@ -71,8 +71,10 @@ func withoutDevices(gpus []GPU, p Profile) Plan {
 // a container another GPU, and they are named by UUID.
 func safeDeviceIDs(gpus []GPU, wanted DeviceIDStrategy, warn *warnings) DeviceIDStrategy {
 	if wanted == ByIndex && slices.ContainsFunc(gpus, func(g GPU) bool { return g.DriverIndex != "" }) {
-		warn.addf("deviceIDStrategy index: units are granted by UUID while the driver does not list all GPUs under their first indexes; " +
-			"a container that was granted an index before may get another GPU when it restarts")
+		warn.addf(
+			"deviceIDStrategy index: units are granted by UUID while the driver does not list all GPUs under their " +
+				"first indexes; " +
+				"a container that was granted an index before may get another GPU when it restarts")
 		return ByUUID
 	}
 	return wanted
@@ -258,7 +260,9 @@ func offer(gpus []GPU, strategy MIGStrategy, warn *warnings) []candidate {
 				describe(gpu), strategy)
 		case !gpu.MIG:
 			if gpu.Denied {
-				warn.addf("%s: the driver does not let this program read it: it is offered as it was, and its faults are not seen", describe(gpu))
+				warn.addf(
+					"%s: the driver does not let this program read it: it is offered as it was, and its faults are "+
+						"not seen", describe(gpu))
 			}
 			units = append(units, candidate{gpu: gpu, entry: exclusive})
 		case strategy != MIGSingle && strategy != MIGMixed:
@@ -306,7 +310,8 @@ func partitions(gpu *GPU, oneKind bool, kind mig.Profile, warn *warnings) []cand
 
 // NoMIGRight is what the program lacks where the driver answers NO_PERMISSION about a GPU
 // with MIG, as in a warning of a plan.
-const NoMIGRight = "the container lacks the right to monitor MIG, which takes the capability SYS_ADMIN and NVIDIA_MIG_MONITOR_DEVICES=all, or a privileged container: the chart's mig.monitor"
+const NoMIGRight = "the container lacks the right to monitor MIG, which takes the capability SYS_ADMIN and " +
+	"NVIDIA_MIG_MONITOR_DEVICES=all, or a privileged container: the chart's mig.monitor"
 
 // mostCommonProfile returns the MIG profile with the most partitions, the smaller
 // of two that have as many; the zero profile when there are no partitions.
@@ -563,7 +568,9 @@ func withinListLimit(name string, members []candidate, p Profile, warn *warnings
 	for i, entry := range p.TimeSlicing {
 		if count := without[i]; count > 0 {
 			warn.leftOut = append(warn.leftOut, entry.leftOut(i, name, members, p))
-			warn.addf("%s.replicas: %d of %d units with %d replicas are not offered as %s: the kubelet takes no list beyond 4 MiB, which is %d devices",
+			warn.addf(
+				"%s.replicas: %d of %d units with %d replicas are not offered as %s: the kubelet takes no list "+
+					"beyond 4 MiB, which is %d devices",
 				entry.Path, count, len(members), entry.Replicas, name, MaxDevices)
 		}
 	}

@@ -306,6 +306,8 @@ func (g Grants) Conflicts(resources []Resource) []string {
 	if !alone || len(resources) < 2 {
 		return nil
 	}
-	return []string{fmt.Sprintf("deviceListStrategy %s: a container that asks for two resources of this node sees the devices of one of them, another one at every start; %s and %s have no such limit",
+	return []string{fmt.Sprintf(
+		"deviceListStrategy %s: a container that asks for two resources of this node sees the devices of one of "+
+			"them, another one at every start; %s and %s have no such limit",
 		Envvar, VolumeMounts, CDICRI)}
 }

@@ -401,7 +401,13 @@ type UnattributedUtilization struct {
 //
 // allocations are those at the time of the measurement. known is false when they
 // could not be read; nothing is attributed then.
-func NewUtilizationReport(m Measurement, gpus []GPU, resources []Resource, allocations []Allocation, known bool) UtilizationReport {
+func NewUtilizationReport(
+	m Measurement,
+	gpus []GPU,
+	resources []Resource,
+	allocations []Allocation,
+	known bool,
+) UtilizationReport {
 	report := UtilizationReport{GPUs: m.GPUs, Unwatched: m.Unwatched}
 	if m.Owners == nil || !known {
 		return report
@@ -424,7 +430,13 @@ func NewUtilizationReport(m Measurement, gpus []GPU, resources []Resource, alloc
 }
 
 // attribute counts the unit's processes for its holders, and the others as rest.
-func attribute(gpu string, unit UnitProcesses, owners map[int]ProcessOwner, shares fairShares, rest unattributed) []ContainerUtilization {
+func attribute(
+	gpu string,
+	unit UnitProcesses,
+	owners map[int]ProcessOwner,
+	shares fairShares,
+	rest unattributed,
+) []ContainerUtilization {
 	holders := shares.holders[unit.Unit]
 	uses := make(map[Container]*ContainerUtilization, len(holders))
 	nothing := new(0.0)

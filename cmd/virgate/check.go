@@ -110,7 +110,11 @@ func (f finding) String() string {
 
 // checkFile checks one file. It returns the problems; without any, the kind of the file, and notes
 // where Virgate differs from NVIDIA's plugin.
-func checkFile(ctx context.Context, path string, overrides configs.Overrides) (kind configs.DocumentKind, problems, notes []finding) {
+func checkFile(
+	ctx context.Context,
+	path string,
+	overrides configs.Overrides,
+) (kind configs.DocumentKind, problems, notes []finding) {
 	name := configsource.Name(path)
 	data, err := configsource.Read(ctx, path)
 	if err != nil {

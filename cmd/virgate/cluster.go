@@ -42,7 +42,8 @@ func clusterCommand(environment environment) *cli.Command {
 	return &cli.Command{
 		Name:  "cluster",
 		Usage: "shows the GPUs of all nodes of a cluster, and who holds them",
-		Description: "Reads Nodes and pods, and with the right to get pods/proxy each node's status page. Changes nothing.\n" +
+		Description: "Reads Nodes and pods, and with the right to get pods/proxy each node's status page. Changes " +
+			"nothing.\n" +
 			"Under the name kubectl-virgate, the program is this command: kubectl virgate gpus.\n\n" +
 			"Example: virgate cluster nodes -l nvidia.com/device-plugin.config=inference",
 		Flags: []cli.Flag{
@@ -159,7 +160,13 @@ func clusterOptions(cmd *cli.Command) (options cluster.Options, client *cluster.
 }
 
 // lookAtCluster reads once and prints.
-func lookAtCluster(ctx context.Context, cmd *cli.Command, environment environment, show func(*text, cluster.View, bool), of func(cluster.View) (any, []string)) error {
+func lookAtCluster(
+	ctx context.Context,
+	cmd *cli.Command,
+	environment environment,
+	show func(*text, cluster.View, bool),
+	of func(cluster.View) (any, []string),
+) error {
 	if err := serveAlone(cmd); err != nil {
 		return err
 	}

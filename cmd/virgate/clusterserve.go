@@ -27,7 +27,8 @@ func serveAlone(cmd *cli.Command) error {
 	case cmd.Bool("watch"):
 		return usageError{errors.New("--serve with --watch: the page keeps itself up to date; leave --watch out")}
 	case cmd.IsSet("output"):
-		return usageError{fmt.Errorf("--serve with --output %s: the page has everything, and as JSON at /api/v1/cluster", cmd.String("output"))}
+		return usageError{fmt.Errorf(
+			"--serve with --output %s: the page has everything, and as JSON at /api/v1/cluster", cmd.String("output"))}
 	case clusterPart(cmd) != "nodes":
 		return usageError{fmt.Errorf("--serve with %s: the page is of the cluster, %s --serve %s", nameOf(cmd),
 			cmd.Lineage()[1].FullName(), cmd.String("serve"))}
@@ -43,7 +44,9 @@ func serveCluster(ctx context.Context, notes io.Writer, address string, watcher 
 	}
 	_, _ = fmt.Fprintf(notes, "The page is at http://%s/\n", listener.Addr())
 	if bound, ok := listener.Addr().(*net.TCPAddr); ok && !bound.IP.IsLoopback() {
-		_, _ = fmt.Fprintf(notes, "note: %q is no loopback address: whoever reaches it sees the names of nodes, namespaces and pods, without a password; 127.0.0.1:8080 is for this machine alone\n", address)
+		_, _ = fmt.Fprintf(notes,
+			"note: %q is no loopback address: whoever reaches it sees the names of nodes, namespaces and pods, "+
+				"without a password; 127.0.0.1:8080 is for this machine alone\n", address)
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return watcher.Run(ctx) })

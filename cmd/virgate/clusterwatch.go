@@ -25,7 +25,14 @@ import (
 
 // watchCluster shows the cluster and what changes in it, until the context ends or a key is pressed,
 // which is no error.
-func watchCluster(ctx context.Context, cmd *cli.Command, environment environment, watcher *cluster.Watcher, show func(*text, cluster.View, bool), of func(cluster.View) (any, []string)) error {
+func watchCluster(
+	ctx context.Context,
+	cmd *cli.Command,
+	environment environment,
+	watcher *cluster.Watcher,
+	show func(*text, cluster.View, bool),
+	of func(cluster.View) (any, []string),
+) error {
 	output := cmd.String("output")
 	out := cmd.Root().Writer
 	notes := cmd.Root().ErrWriter
@@ -81,7 +88,12 @@ var errEnough = errors.New("enough")
 
 // eachSnapshot runs the watcher and presents each snapshot, and the last again when asked to. At
 // first there is none: nil. It returns nil when the context ends.
-func eachSnapshot(ctx context.Context, watcher *cluster.Watcher, again <-chan error, present func(*cluster.Snapshot) error) error {
+func eachSnapshot(
+	ctx context.Context,
+	watcher *cluster.Watcher,
+	again <-chan error,
+	present func(*cluster.Snapshot) error,
+) error {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- watcher.Run(ctx) }()
@@ -182,7 +194,13 @@ const (
 )
 
 // liveTable draws the table again and again, from the terminal's first line, until q or Ctrl-C.
-func liveTable(ctx context.Context, watcher *cluster.Watcher, in, out *os.File, colours bool, table func(cluster.View) string) error {
+func liveTable(
+	ctx context.Context,
+	watcher *cluster.Watcher,
+	in, out *os.File,
+	colours bool,
+	table func(cluster.View) string,
+) error {
 	resized := make(chan os.Signal, 1)
 	signal.Notify(resized, syscall.SIGWINCH)
 	defer signal.Stop(resized)
@@ -266,7 +284,8 @@ func frame(lines []string, width, height int, colours bool) []byte {
 		if paint != "" {
 			line = paint + line + "\x1b[0m"
 		}
-		out.WriteString("\x1b[2K" + line) // Cleared first: at the terminal's edge the last letter would go with the rest.
+		out.WriteString("\x1b[2K" +
+			line) // Cleared first: at the terminal's edge the last letter would go with the rest.
 	}
 	if len(lines) < height {
 		out.WriteString("\r\n\x1b[J")

@@ -21,7 +21,8 @@ func clusterWhyCommand(environment environment) *cli.Command {
 		Usage:           "says why a pod waits for a GPU",
 		ArgsUsage:       "POD",
 		HideHelpCommand: true, // A pod may be named help, or h.
-		Description: "Says it of POD in --namespace, or of NAMESPACE/POD: which nodes do not take it, for what cause, and what would help.\n\n" +
+		Description: "Says it of POD in --namespace, or of NAMESPACE/POD: which nodes do not take it, for what " +
+			"cause, and what would help.\n\n" +
 			"Example: virgate cluster why -n research training-0",
 		Flags: []cli.Flag{&cli.StringFlag{
 			Name:    "namespace",

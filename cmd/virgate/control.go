@@ -171,7 +171,11 @@ func onCluster(cmd *cli.Command, flag string) string {
 const longestAnswer = 4 << 20
 
 // fetch sends a request. Dial replaces the usual way to connect; nil for none.
-func fetch(ctx context.Context, method, address string, dial func(ctx context.Context, network, address string) (net.Conn, error)) (code int, answer []byte, err error) {
+func fetch(
+	ctx context.Context,
+	method, address string,
+	dial func(ctx context.Context, network, address string) (net.Conn, error),
+) (code int, answer []byte, err error) {
 	request, err := http.NewRequestWithContext(ctx, method, address, nil)
 	if err != nil {
 		return 0, nil, err

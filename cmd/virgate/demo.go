@@ -41,7 +41,9 @@ func demoCommand() *cli.Command {
 			&cli.StringFlag{
 				Name:  "scenario",
 				Value: "main",
-				Usage: "main: time-slicing, live switches, a fault; mig: a GPU gets another MIG layout under running pods; guard: pods use more memory than is theirs; mps: time slices, MPS and whole GPUs, and a daemon that dies; dra: claims instead of the device plugin, partitions on demand, and back",
+				Usage: "main: time-slicing, live switches, a fault; mig: a GPU gets another MIG layout under running " +
+					"pods; guard: pods use more memory than is theirs; mps: time slices, MPS and whole GPUs, and a " +
+					"daemon that dies; dra: claims instead of the device plugin, partitions on demand, and back",
 			},
 			worldFlag(),
 			&cli.BoolFlag{Name: "serve", Usage: "keep running afterwards, with HTTP on --listen"},
@@ -146,7 +148,14 @@ func scenarios() map[string]scenario {
 }
 
 // demo starts everything, goes through the steps, and cleans up.
-func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string, node *simnode.Node, scenario scenario) error {
+func demo(
+	ctx context.Context,
+	out io.Writer,
+	log *slog.Logger,
+	listen string,
+	node *simnode.Node,
+	scenario scenario,
+) error {
 	dir, err := demoDir()
 	if err != nil {
 		return fmt.Errorf("demo: %w", err)

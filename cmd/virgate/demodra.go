@@ -58,8 +58,10 @@ func newDemoDRA(ctx context.Context, dir string, log *slog.Logger) (*demoDRA, er
 
 // The profiles of the DRA scenario. Without dra the device plugin has the same resources.
 const (
-	draFlags4   = "version: v1\nflags: {migStrategy: mixed}\n"
-	byPlugin    = draFlags4 + "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\nmig: {manage: true, config: all-disabled}\n"
+	draFlags4 = "version: v1\nflags: {migStrategy: mixed}\n"
+	byPlugin  = draFlags4 +
+		"sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\nmig: {manage: true, config: " +
+		"all-disabled}\n"
 	byClaims    = byPlugin + "dra: {resources: all}\n"
 	onDemand    = draFlags4 + "mig: {manage: true}\ndra: {resources: all, dynamicMIG: true}\n"
 	smallOfH100 = "1g.10gb"

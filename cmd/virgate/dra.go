@@ -46,7 +46,8 @@ func nvidiaNames(category string) cli.Flag {
 	return &cli.BoolFlag{
 		Name:     "dra-nvidia-names",
 		Category: category,
-		Usage:    "be the DRA driver gpu.nvidia.com, whose claims and classes run unchanged then; not beside NVIDIA's on a node",
+		Usage: "be the DRA driver gpu.nvidia.com, whose claims and classes run unchanged then; not beside " +
+			"NVIDIA's on a node",
 	}
 }
 

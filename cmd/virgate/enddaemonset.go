@@ -20,7 +20,8 @@ func endDaemonSetCommand(environment environment) *cli.Command {
 	return &cli.Command{
 		Name:  "end-daemonset",
 		Usage: "deletes the chart's DaemonSet and waits for its pods, so that each can say that it has ended",
-		Description: "The chart runs it before helm uninstall. It succeeds in any case, as what it cannot do must not keep\n" +
+		Description: "The chart runs it before helm uninstall. It succeeds in any case, as what it cannot do must " +
+			"not keep\n" +
 			"the release, and names the nodes whose pods haven't ended.\n\n" +
 			"Example: virgate end-daemonset --daemonset virgate/virgate",
 		Flags: []cli.Flag{

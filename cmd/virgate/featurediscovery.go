@@ -64,7 +64,8 @@ func featureDiscoverySettings() []configs.Setting {
 			Flag:    "sleep-interval",
 			Env:     "GFD_SLEEP_INTERVAL",
 			Default: "60s",
-			Usage:   "the time between two readings of the GPUs, infinite for one at the start and at each change of the profile",
+			Usage: "the time between two readings of the GPUs, infinite for one at the start and at each change of " +
+				"the profile",
 		},
 		{
 			Path:    "flags.gfd.outputFile",
@@ -139,8 +140,10 @@ func featureDiscoveryCommand(environment environment, stderr io.Writer) *cli.Com
 		Name:  featureDiscoveryName,
 		Usage: "labels the node through node feature discovery, like NVIDIA's GPU feature discovery",
 		Description: "For manifests of NVIDIA's GPU feature discovery in which only the image is replaced.\n" +
-			"The profile is followed while running; SIGHUP reads it again. virgate run --feature-labels needs no such helper.\n\n" +
-			"Example: virgate gpu-feature-discovery --node sim:dgx-a100 --use-node-feature-api=false --output-file= --oneshot",
+			"The profile is followed while running; SIGHUP reads it again. virgate run --feature-labels needs no " +
+			"such helper.\n\n" +
+			"Example: virgate gpu-feature-discovery --node sim:dgx-a100 --use-node-feature-api=false --output-file= " +
+			"--oneshot",
 		Flags: append(flagsOf(settings),
 			text("config-file", "CONFIG_FILE", "", "the profile", "config"),
 			text("node-name", "NODE_NAME", "", "this Node's name"),

@@ -134,13 +134,17 @@ func checkPath(cmd *cli.Command, flag string) error {
 	if !strings.Contains(path, "\n") && !strings.HasPrefix(path, "version:") && !strings.HasPrefix(path, "{") {
 		return nil
 	}
-	return usageError{fmt.Errorf("--%s [$CONFIG_FILE] is a document (%.30q…), and expected is the path of a file with one: mount the ConfigMap as a volume in place of envFrom, or name it by --config-map of virgate run", flag, path)}
+	return usageError{fmt.Errorf(
+		"--%s [$CONFIG_FILE] is a document (%.30q…), and expected is the path of a file with one: mount the "+
+			"ConfigMap as a volume in place of envFrom, or name it by --config-map of virgate run", flag, path)}
 }
 
 // checkFollowed is checkPath for a command that follows the file's changes.
 func checkFollowed(cmd *cli.Command, flag string) error {
 	if cmd.String(flag) == configsource.Stdin {
-		return usageError{fmt.Errorf("--%s - is standard input, which check, plan and mig read once; %s follows a file: name one", flag, cmd.FullName())}
+		return usageError{fmt.Errorf(
+			"--%s - is standard input, which check, plan and mig read once; %s follows a file: name one", flag,
+			cmd.FullName())}
 	}
 	return checkPath(cmd, flag)
 }
@@ -156,7 +160,8 @@ func pluginDirFlags(environment environment) []cli.Flag {
 		&cli.StringFlag{
 			Name:  "kubelet-socket",
 			Value: socket,
-			Usage: "as in NVIDIA's plugin: without --device-plugin-dir, this socket's directory is used [$KUBELET_SOCKET]",
+			Usage: "as in NVIDIA's plugin: without --device-plugin-dir, this socket's directory is used " +
+				"[$KUBELET_SOCKET]",
 		},
 	}
 }
@@ -369,9 +374,10 @@ func reportFlags(environment environment) []cli.Flag {
 			Category:    category,
 		},
 		&cli.DurationFlag{
-			Name:     "node-heartbeat",
-			Value:    5 * time.Minute,
-			Usage:    "how often the condition is written again while it stays as it is, so that its age tells whether anybody serves the node; 0 for never",
+			Name:  "node-heartbeat",
+			Value: 5 * time.Minute,
+			Usage: "how often the condition is written again while it stays as it is, so that its age tells " +
+				"whether anybody serves the node; 0 for never",
 			Category: category,
 		},
 		&cli.BoolFlag{
@@ -383,8 +389,9 @@ func reportFlags(environment environment) []cli.Flag {
 			Category: category,
 		},
 		&cli.BoolFlag{
-			Name:     "feature-labels",
-			Usage:    "write labels that say what GPUs the node has and how they are shared, as GPU feature discovery does",
+			Name: "feature-labels",
+			Usage: "write labels that say what GPUs the node has and how they are shared, as GPU feature " +
+				"discovery does",
 			Category: category,
 		},
 		&cli.StringFlag{
@@ -405,9 +412,10 @@ func reportFlags(environment environment) []cli.Flag {
 			Category: category,
 		},
 		&cli.StringFlag{
-			Name:     "feature-namespace",
-			Value:    namespace,
-			Usage:    "the namespace of the NodeFeature object of nfd-api, and of this pod, whose name is in $POD_NAME [$NAMESPACE]",
+			Name:  "feature-namespace",
+			Value: namespace,
+			Usage: "the namespace of the NodeFeature object of nfd-api, and of this pod, whose name is in " +
+				"$POD_NAME [$NAMESPACE]",
 			Category: category,
 		},
 		&cli.StringFlag{
@@ -478,7 +486,9 @@ func vgpus(devices fs.FS, log *slog.Logger) []features.VGPU {
 		if vgpu, ok := features.ParseVGPU(config); ok {
 			found = append(found, vgpu)
 		} else if len(config) < features.PCIConfigSize {
-			log.Info("whether a GPU is a vGPU is not known: its PCI configuration space cannot be read, which takes SYS_ADMIN", "device", path.Dir(name), "bytes", len(config), "error", err)
+			log.Info(
+				"whether a GPU is a vGPU is not known: its PCI configuration space cannot be read, which takes "+
+					"SYS_ADMIN", "device", path.Dir(name), "bytes", len(config), "error", err)
 		}
 	}
 	return found
@@ -544,12 +554,14 @@ func metricsFlags() []cli.Flag {
 			Usage: "where the host's /proc is; a simulated node has its own",
 		},
 		&cli.BoolFlag{
-			Name:  "watch-pods",
-			Usage: "follow this node's pods at the API server, to tell whose container a process is in; needs --node-name and the right to list and watch pods",
+			Name: "watch-pods",
+			Usage: "follow this node's pods at the API server, to tell whose container a process is in; needs " +
+				"--node-name and the right to list and watch pods",
 		},
 		&cli.BoolFlag{
-			Name:  "evict-over-limit",
-			Usage: "evict pods as profiles with memory.action: evict want; needs --watch-pods and the rights to create pods/eviction and to delete pods",
+			Name: "evict-over-limit",
+			Usage: "evict pods as profiles with memory.action: evict want; needs --watch-pods and the rights to " +
+				"create pods/eviction and to delete pods",
 		},
 		&cli.BoolFlag{
 			Name:        "metrics-per-container",
@@ -563,8 +575,9 @@ func metricsFlags() []cli.Flag {
 			Usage: "how many of Virgate's series a scrape may have; virgate_dropped_series counts those beyond",
 		},
 		&cli.StringFlag{
-			Name:  "web-config-file",
-			Usage: "TLS and basic authentication for --listen, in the format of Prometheus's exporters (github.com/prometheus/exporter-toolkit, docs/web-configuration.md)",
+			Name: "web-config-file",
+			Usage: "TLS and basic authentication for --listen, in the format of Prometheus's exporters " +
+				"(github.com/prometheus/exporter-toolkit, docs/web-configuration.md)",
 		},
 		&cli.StringFlag{
 			Name:  "health-listen",
@@ -593,7 +606,8 @@ func grantFlags() []cli.Flag {
 		&cli.StringFlag{
 			Name:  "cdi-dir",
 			Value: "/var/run/cdi",
-			Usage: "where container runtimes look for CDI specs; on a simulated node the default is below --device-plugin-dir",
+			Usage: "where container runtimes look for CDI specs; on a simulated node the default is below " +
+				"--device-plugin-dir",
 		},
 		&cli.StringFlag{
 			Name:  "host-root",

@@ -76,7 +76,12 @@ func gpuCommand() *cli.Command {
 }
 
 // askReleases asks the running program for its releases, or tells it to change one.
-func askReleases(ctx context.Context, cmd *cli.Command, method, verb string, arguments url.Values) (list []release.Release, err error) {
+func askReleases(
+	ctx context.Context,
+	cmd *cli.Command,
+	method, verb string,
+	arguments url.Values,
+) (list []release.Release, err error) {
 	answer, err := callControl(ctx, cmd, method, "/gpu"+verb, arguments)
 	if err != nil {
 		return nil, err

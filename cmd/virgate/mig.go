@@ -35,7 +35,11 @@ func migCommand(environment environment) *cli.Command {
 
 func wantedFlags(environment environment) []cli.Flag {
 	return append(append(nodeFlags(), configFlags(environment, true)...),
-		&cli.StringFlag{Name: "name", Usage: "the layout: one of the document, or all-disabled, all-enabled, all-balanced, all-<profile>; default: mig.config of the profile"},
+		&cli.StringFlag{
+			Name: "name",
+			Usage: "the layout: one of the document, or all-disabled, all-enabled, all-balanced, all-<profile>; " +
+				"default: mig.config of the profile",
+		},
 	)
 }
 
@@ -74,7 +78,8 @@ func wantedLayout(ctx context.Context, cmd *cli.Command, environment environment
 	case wanted.Name == "":
 		return wanted, errors.New("no MIG layout is wanted: the profile has no mig.config, and there is no --name")
 	case !wanted.Manage:
-		return wanted, errors.New("no MIG layout is wanted: the profile has no mig.manage: true; --name plans one all the same")
+		return wanted,
+			errors.New("no MIG layout is wanted: the profile has no mig.manage: true; --name plans one all the same")
 	}
 	return wanted, nil
 }
@@ -151,7 +156,11 @@ type gpuPlan struct {
 }
 
 // planNode is what the wanted layout means for each GPU, with warnings.
-func planNode(ctx context.Context, cmd *cli.Command, environment environment) (wanted sharing.MIGConfig, plans []gpuPlan, warnings []string, err error) {
+func planNode(
+	ctx context.Context,
+	cmd *cli.Command,
+	environment environment,
+) (wanted sharing.MIGConfig, plans []gpuPlan, warnings []string, err error) {
 	wanted, err = wantedLayout(ctx, cmd, environment)
 	if err != nil {
 		return wanted, nil, nil, err

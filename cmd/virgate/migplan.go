@@ -21,8 +21,10 @@ func migPlanCommand(environment environment) *cli.Command {
 	return &cli.Command{
 		Name:  "plan",
 		Usage: "shows how a layout would be reached, with the slices before and after",
-		Description: "Reads the node's GPUs once and changes nothing. The exit code is 1 when the layout asks something of\n" +
-			"GPUs that none of them can have, and 0 when one has it, can be changed, or waits until it is not in use.\n\n" +
+		Description: "Reads the node's GPUs once and changes nothing. The exit code is 1 when the layout asks " +
+			"something of\n" +
+			"GPUs that none of them can have, and 0 when one has it, can be changed, or waits until it is not in " +
+			"use.\n\n" +
 			"Example: virgate mig plan --node sim:a30x4+all-1g.6gb --name all-balanced --busy 0:1",
 		Flags: append(append(layoutFlags(environment), outputFlag("text")), planFlags()...),
 		Action: func(ctx context.Context, cmd *cli.Command) error {

@@ -48,8 +48,9 @@ func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
 			Usage: "where /proc is",
 		},
 		&cli.BoolFlag{
-			Name:  "multi-user",
-			Usage: "has one MPS server, of root, serve the programs of all users of a GPU; without it those of one user wait for those of another",
+			Name: "multi-user",
+			Usage: "has one MPS server, of root, serve the programs of all users of a GPU; without it those of one " +
+				"user wait for those of another",
 		},
 		logLevelFlag(),
 		&cli.StringFlag{Name: "config-file", Hidden: true},
@@ -63,9 +64,11 @@ func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
 			"Example: virgate mps --mps-root /run/nvidia/mps",
 		Flags: flags,
 		Commands: []*cli.Command{{
-			Name:  "mount-shm",
-			Usage: "mounts the memory that daemons and pods share, a tmpfs of half the machine's with a directory for each GPU",
-			Description: "Only where what virgate mps mounts does not reach the host, as in NVIDIA's DaemonSets, whose init container\n" +
+			Name: "mount-shm",
+			Usage: "mounts the memory that daemons and pods share, a tmpfs of half the machine's with a directory " +
+				"for each GPU",
+			Description: "Only where what virgate mps mounts does not reach the host, as in NVIDIA's DaemonSets, " +
+				"whose init container\n" +
 				"this is. It does nothing where that is mounted already.\n\nExample: virgate mps mount-shm",
 			Action: func(_ context.Context, cmd *cli.Command) error {
 				return mps.MountShm(cmd.String("mps-root"), cmd.String("proc"))

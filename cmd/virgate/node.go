@@ -30,7 +30,8 @@ func nodeFlags() []cli.Flag {
 		&cli.StringFlag{
 			Name:  "node",
 			Value: "auto",
-			Usage: "where the GPUs are: auto or nvml for this machine's driver, trace:FILE for a recorded one, sim:NAME or sim:FILE for a simulated one; sim:? lists the names, " +
+			Usage: "where the GPUs are: auto or nvml for this machine's driver, trace:FILE for a recorded one, " +
+				"sim:NAME or sim:FILE for a simulated one; sim:? lists the names, " +
 				"and +LAYOUT cuts their GPUs: sim:dgx-a100+all-1g.5gb",
 		},
 		worldFlag(),
@@ -50,8 +51,10 @@ func nodeFlags() []cli.Flag {
 // worldFlag says what is peculiar about a simulated node.
 func worldFlag() cli.Flag {
 	return &cli.StringFlag{
-		Name:  "sim-world",
-		Usage: "what a simulated node's driver has to live with, between commas: unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, fabric, confidential, persistence, unlisted=N, no-nodes, other-module=VERSION",
+		Name: "sim-world",
+		Usage: "what a simulated node's driver has to live with, between commas: unprivileged, monitor-only, " +
+			"passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, fabric, " +
+			"confidential, persistence, unlisted=N, no-nodes, other-module=VERSION",
 	}
 }
 
@@ -122,7 +125,11 @@ func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logge
 }
 
 // driverReplaced watches the driver root as --driver-root-watch says; nil without it.
-func driverReplaced(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logger) (func(context.Context) error, error) {
+func driverReplaced(
+	cmd *cli.Command,
+	startup configs.StartupSettings,
+	log *slog.Logger,
+) (func(context.Context) error, error) {
 	path := cmd.String("driver-root-watch")
 	if path == "" {
 		return nil, nil
@@ -141,8 +148,9 @@ func driverReplaced(cmd *cli.Command, startup configs.StartupSettings, log *slog
 // driverRootFlag says where the replacement of the driver root is seen.
 func driverRootFlag() cli.Flag {
 	return &cli.StringFlag{
-		Name:  "driver-root-watch",
-		Usage: "where the host's driver root is in a mount of the folder that holds it: when another driver is mounted there than at --container-driver-root, the program ends for a new container; empty for nowhere",
+		Name: "driver-root-watch",
+		Usage: "where the host's driver root is in a mount of the folder that holds it: when another driver is " +
+			"mounted there than at --container-driver-root, the program ends for a new container; empty for nowhere",
 	}
 }
 

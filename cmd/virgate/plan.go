@@ -20,9 +20,19 @@ import (
 
 func planCommand(environment environment) *cli.Command {
 	flags := append(nodeFlags(),
-		&cli.StringFlag{Name: "from", Usage: "an older profile: shows what would change from it, how fast, and for whom it waits"},
-		&cli.StringFlag{Name: "addr", Usage: "with --from: the HTTP address of the node's running Virgate, to name the pods that a change waits for"},
-		&cli.BoolFlag{Name: "dra", Usage: "shows the ResourceSlices and DeviceClasses of what the profile's dra.resources names, as yaml or json"},
+		&cli.StringFlag{
+			Name:  "from",
+			Usage: "an older profile: shows what would change from it, how fast, and for whom it waits",
+		},
+		&cli.StringFlag{
+			Name: "addr",
+			Usage: "with --from: the HTTP address of the node's running Virgate, to name the pods that a change " +
+				"waits for",
+		},
+		&cli.BoolFlag{
+			Name:  "dra",
+			Usage: "shows the ResourceSlices and DeviceClasses of what the profile's dra.resources names, as yaml or json",
+		},
 		nvidiaNames(""),
 		&cli.StringFlag{
 			Name:  "node-name",
@@ -140,7 +150,9 @@ func planCommand(environment environment) *cli.Command {
 			}
 			warnings := slices.Concat(explainWaits(changes), hints, plan.Warnings)
 			if divides {
-				warnings = append(warnings, "the MIG layout changes too, in the driver's time and when its GPUs are free: virgate mig plan shows how")
+				warnings = append(warnings,
+					"the MIG layout changes too, in the driver's time and when its GPUs are free: virgate mig plan "+
+						"shows how")
 			}
 			report := changesReport{
 				Changes:  append([]sharing.Change{}, changes...),
@@ -170,10 +182,14 @@ func unplanned(wanted sharing.MIGConfig, err error) string {
 }
 
 // needsMPS is what check and plan, which cannot know what runs on the node, say of a profile that wants MPS daemons.
-const needsMPS = "virgate run refuses this profile unless MPS runs on the node: set the chart's mps.enabled (--mps-root)"
+const needsMPS = "virgate run refuses this profile unless MPS runs on the node: set the chart's mps.enabled " +
+	"(--mps-root)"
 
 // readOffered reads the profile in the file at that path. One that offers nothing is an error.
-func readOffered(read func(path string) (configs.Config, planChoice, error), path string) (configs.Config, planChoice, error) {
+func readOffered(
+	read func(path string) (configs.Config, planChoice, error),
+	path string,
+) (configs.Config, planChoice, error) {
 	config, choice, err := read(path)
 	if err != nil {
 		return config, choice, err

@@ -20,7 +20,13 @@ import (
 
 // planDRA shows what the node would offer by Dynamic Resource Allocation as it is now, with
 // warnings on standard error: the output can be given to kubectl.
-func planDRA(ctx context.Context, cmd *cli.Command, profile sharing.Profile, node daemon.GPUs, gpus []sharing.GPU) error {
+func planDRA(
+	ctx context.Context,
+	cmd *cli.Command,
+	profile sharing.Profile,
+	node daemon.GPUs,
+	gpus []sharing.GPU,
+) error {
 	output := cmd.String("output")
 	switch {
 	case !cmd.Bool("dra"):

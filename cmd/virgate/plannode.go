@@ -35,8 +35,9 @@ func planNodeFlags(environment environment) []cli.Flag {
 			Category: category,
 		},
 		&cli.StringFlag{
-			Name:     "node-object",
-			Usage:    "the Node whose labels count: a file with its manifest, - for standard input, or the name of one in the cluster",
+			Name: "node-object",
+			Usage: "the Node whose labels count: a file with its manifest, - for standard input, or the name of " +
+				"one in the cluster",
 			Category: category,
 		},
 	}
@@ -144,7 +145,9 @@ func nodeObjectLabels(ctx context.Context, object, kubeconfig string) (map[strin
 		return nil, fmt.Errorf("read --node-object: %s: %w", configsource.Name(object), err)
 	}
 	if node.Kind != "Node" {
-		return nil, fmt.Errorf("read --node-object: %s: expected kind Node, as of kubectl get node NAME -o yaml (got %q)", configsource.Name(object), node.Kind)
+		return nil,
+			fmt.Errorf("read --node-object: %s: expected kind Node, as of kubectl get node NAME -o yaml (got %q)",
+				configsource.Name(object), node.Kind)
 	}
 	return nonNil(node.Labels), nil
 }
@@ -180,7 +183,8 @@ func (c *nodeChoice) see(library nvml.Library, gpus []sharing.GPU, unread error)
 
 // showChoice shows what was chosen for a node whose GPUs are not here.
 func showChoice(cmd *cli.Command, choice planChoice, unread error) error {
-	warning := fmt.Sprintf("what it would offer is not known, because the GPUs cannot be read: name others with --node: %v", unread)
+	warning := fmt.Sprintf(
+		"what it would offer is not known, because the GPUs cannot be read: name others with --node: %v", unread)
 	report := planReport{
 		Summary: sharing.Summary{Resources: []sharing.ResourceSummary{}, Warnings: []string{warning}},
 		Choice:  &choice,
@@ -212,7 +216,9 @@ func (c *nodeChoice) read(ctx context.Context, path string) (configs.Config, pla
 	}
 	if len(file.Entries) == 0 {
 		return configs.Config{}, planChoice{},
-			fmt.Errorf("%s: --labels and --node-object choose among the profiles of a ConfigMap manifest or of Helm values, and this is one %s", name, file.Kind)
+			fmt.Errorf(
+				"%s: --labels and --node-object choose among the profiles of a ConfigMap manifest or of Helm values, "+
+					"and this is one %s", name, file.Kind)
 	}
 	label := c.cmd.String("node-label")
 	criteria := configsource.Criteria{

@@ -28,8 +28,10 @@ func rolloutCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "rollout",
 		Usage: "gives many nodes a profile or a MIG layout, a few at a time, and takes it back",
-		Description: "Sets the label nvidia.com/device-plugin.config, or with --mig-config nvidia.com/mig.config, waits until each\n" +
-			"node has what it should, and stops at the first one that is in the way. What it does lies in a ConfigMap in\n" +
+		Description: "Sets the label nvidia.com/device-plugin.config, or with --mig-config nvidia.com/mig.config, " +
+			"waits until each\n" +
+			"node has what it should, and stops at the first one that is in the way. What it does lies in a " +
+			"ConfigMap in\n" +
 			"Virgate's namespace: anybody who may write there can go on from another machine.\n\n" +
 			"Example: virgate rollout start inference -l pool=gpu --max-unavailable 5% --pause-after 1",
 		Flags: []cli.Flag{
@@ -113,7 +115,8 @@ func rolloutCommand() *cli.Command {
 			}},
 			Action: func(ctx context.Context, cmd *cli.Command) error {
 				if cmd.Args().Len() != 1 {
-					return usageError{errors.New("rollout forget needs the name of one rollout, as rollout status has it")}
+					return usageError{errors.New(
+						"rollout forget needs the name of one rollout, as rollout status has it")}
 				}
 				client, err := rolloutClient(cmd)
 				if err != nil {
@@ -167,8 +170,9 @@ func rolloutStartCommand() *cli.Command {
 			},
 			&cli.BoolFlag{Name: "ignore-unallocatable", Usage: "do not stop when devices become unallocatable"},
 			&cli.BoolFlag{
-				Name:  "dry-run",
-				Usage: "change nothing: show what the nodes say would become of them; the exit code is 1 when one would refuse",
+				Name: "dry-run",
+				Usage: "change nothing: show what the nodes say would become of them; the exit code is 1 when one " +
+					"would refuse",
 			},
 			outputFlag("table"),
 		},
@@ -299,7 +303,12 @@ func oneRollout(ctx context.Context, cmd *cli.Command, ended bool) (*rollout.Cli
 	return nil, nil, errors.New("there is no such rollout: see virgate rollout status")
 }
 
-func driveRollout(ctx context.Context, cmd *cli.Command, drive func(*rollout.Client, *rollout.Rollout) (*rollout.Rollout, error), ended bool) error {
+func driveRollout(
+	ctx context.Context,
+	cmd *cli.Command,
+	drive func(*rollout.Client, *rollout.Rollout) (*rollout.Rollout, error),
+	ended bool,
+) error {
 	client, r, err := oneRollout(ctx, cmd, ended)
 	if err != nil {
 		return err
@@ -384,7 +393,9 @@ func howToGoOn(r *rollout.Rollout) string {
 	case rollout.Paused, rollout.Running:
 		t.line("virgate rollout resume %s goes on, virgate rollout undo %s takes it back", r.ID, r.ID)
 	case rollout.Stopped:
-		t.line("virgate rollout resume %s waits for the nodes again, with --skip-failed it goes on without them, virgate rollout undo %s takes it back", r.ID, r.ID)
+		t.line(
+			"virgate rollout resume %s waits for the nodes again, with --skip-failed it goes on without them, "+
+				"virgate rollout undo %s takes it back", r.ID, r.ID)
 	case rollout.TakingBack, rollout.Claiming:
 		t.line("virgate rollout undo %s goes on", r.ID)
 	}

@@ -73,7 +73,9 @@ func (t *text) forecast(f rollout.Forecast) {
 		t.line("\nMIG partitions of %d GPUs: %d kept, %d destroyed, %d made", layouts, kept, destroyed, made)
 	}
 	if waits > 0 {
-		t.line("\nwaiting for pods that keep a GPU as it is, %d of %d nodes; the rollout stops at its --timeout if they do not end:", waits, len(f.Nodes))
+		t.line(
+			"\nwaiting for pods that keep a GPU as it is, %d of %d nodes; the rollout stops at its --timeout if they "+
+				"do not end:", waits, len(f.Nodes))
 		t.WriteString(busy)
 	}
 	t.reasons("refusing, or left with nothing to offer", f.Nodes,

@@ -31,7 +31,8 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 		&cli.StringFlag{
 			Name:  "pod-resources-socket",
 			Value: "/var/lib/kubelet/pod-resources/kubelet.sock",
-			Usage: "the kubelet's PodResources socket, by default also below /host if that has its folder, as in the GPU Operator's pods; without it the kubelet's checkpoint is read",
+			Usage: "the kubelet's PodResources socket, by default also below /host if that has its folder, as in the " +
+				"GPU Operator's pods; without it the kubelet's checkpoint is read",
 		},
 		&cli.StringFlag{
 			Name:  "control-socket",
@@ -43,8 +44,10 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 			Usage: "let virgate gpu reset and profiles with mig.reset run nvidia-smi --gpu-reset of the driver root",
 		},
 		&cli.BoolFlag{
-			Name:  "mig-pause-clients",
-			Usage: "pause the GPU Operator's DCGM and its exporter, by labels of the Node, while a MIG change finds a GPU in use by a program that the driver does not list; needs --node-name and the right to patch the Node",
+			Name: "mig-pause-clients",
+			Usage: "pause the GPU Operator's DCGM and its exporter, by labels of the Node, while a MIG change finds " +
+				"a GPU in use by a program that the driver does not list; needs --node-name and the right to patch " +
+				"the Node",
 		},
 		&cli.StringFlag{
 			Name:  "listen",
@@ -52,8 +55,9 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 			Usage: "the HTTP address of /healthz, /readyz, /metrics, /plan and the page /status; empty for none",
 		},
 		&cli.BoolFlag{
-			Name:  "listen-when-serving",
-			Usage: "take --listen and --control-socket only when serving, for a Virgate that stands by beside another in one pod; probes need --health-listen",
+			Name: "listen-when-serving",
+			Usage: "take --listen and --control-socket only when serving, for a Virgate that stands by beside " +
+				"another in one pod; probes need --health-listen",
 		},
 		&cli.DurationFlag{
 			Name:  "rescan",
@@ -84,7 +88,8 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 		&cli.DurationFlag{
 			Name:  "retire-after",
 			Value: 10 * time.Minute,
-			Usage: "how long a device that a pod holds stays Healthy when its GPU has fewer replicas than before; retireAfter.shrink in a profile wins",
+			Usage: "how long a device that a pod holds stays Healthy when its GPU has fewer replicas than before; " +
+				"retireAfter.shrink in a profile wins",
 		},
 		&cli.BoolFlag{
 			Name:  "drain-on-exit",

@@ -21,7 +21,8 @@ func uninstallCommand(environment environment) *cli.Command {
 	return &cli.Command{
 		Name:  "uninstall",
 		Usage: "takes away what a Virgate that has ended left on Nodes, and on this machine",
-		Description: "From Nodes: the condition, labels and annotations that Virgate wrote, and resources of which there are 0;\n" +
+		Description: "From Nodes: the condition, labels and annotations that Virgate wrote, and resources of which " +
+			"there are 0;\n" +
 			"and their NodeFeature objects of --feature-output nfd-api, in all namespaces.\n" +
 			"The kubelet keeps a resource for five minutes after Virgate's end, and puts back what is removed\n" +
 			"before: --wait 6m looks again until then. Running it twice does no harm.\n\n" +
@@ -39,7 +40,11 @@ func uninstallCommand(environment environment) *cli.Command {
 				Value: "nvidia.com",
 				Usage: "the domain of the resources, the part before the /",
 			},
-			&cli.BoolFlag{Name: "host", Usage: "also what lies on this machine: state, lock and sockets in the device-plugins directory, CDI specs, and the file of feature labels. Not while a Virgate serves it"},
+			&cli.BoolFlag{
+				Name: "host",
+				Usage: "also what lies on this machine: state, lock and sockets in the device-plugins directory, CDI " +
+					"specs, and the file of feature labels. Not while a Virgate serves it",
+			},
 			&cli.StringFlag{
 				Name:  "cdi-dir",
 				Value: "/var/run/cdi",
@@ -100,7 +105,8 @@ func uninstall(ctx context.Context, cmd *cli.Command) error {
 	}
 	var left []string
 	if apierrors.IsForbidden(err) { // As in the chart's pod: with the chart, the object goes with the DaemonSet.
-		left, err = []string{"NodeFeatures of --feature-output nfd-api, which go with the DaemonSet that wrote them, are left: " + err.Error()}, nil
+		left, err = []string{"NodeFeatures of --feature-output nfd-api, which go with the DaemonSet that wrote them, " +
+			"are left: " + err.Error()}, nil
 	}
 	notRemoved := err
 	waiting, stop := context.WithTimeout(ctx, cmd.Duration("wait"))

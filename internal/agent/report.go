@@ -167,7 +167,12 @@ func wantsLayout(profile *configs.SelectedProfile) bool {
 
 // readiness is whether pods can be given what the profile in force offers, as a condition
 // of the Node. Another profile, rejected or on its way, does not change that.
-func readiness(s *state, p profileProgress, status plugin.Status, draining bool) (ready nodereport.ConditionStatus, reason, message string) {
+func readiness(
+	s *state,
+	p profileProgress,
+	status plugin.Status,
+	draining bool,
+) (ready nodereport.ConditionStatus, reason, message string) {
 	switch {
 	case draining:
 		return nodereport.ConditionFalse, "Draining", "all devices are being withdrawn"
@@ -317,7 +322,12 @@ type profileProgress struct {
 // next is the progress that follows p when the loop has decided s, the plugin manager has
 // status, and the MIG layouts are these. A profile that was applied stays applied when a
 // stream ends, because then it is the kubelet that is away.
-func (p profileProgress) next(s *state, status plugin.Status, layouts []nodereport.GPULayout, now time.Time) profileProgress {
+func (p profileProgress) next(
+	s *state,
+	status plugin.Status,
+	layouts []nodereport.GPULayout,
+	now time.Time,
+) profileProgress {
 	waits, switching := waitsOf(s.gpus, status)
 	switching = switching || len(nodereport.Waiting(layouts, nil)) > 0
 	p.layouts, p.waits = layouts, waits

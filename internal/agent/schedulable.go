@@ -98,7 +98,13 @@ func startsMPS(plan sharing.Plan, mps *decide.MPS, waits []nodereport.Wait) bool
 
 // measureSwitch observes how long the last change of the profile took, once. Over is the change that
 // is not looked at any more.
-func (r *reports) measureSwitch(over *profileChange, s *state, p profileProgress, status plugin.Status, now time.Time) *profileChange {
+func (r *reports) measureSwitch(
+	over *profileChange,
+	s *state,
+	p profileProgress,
+	status plugin.Status,
+	now time.Time,
+) *profileChange {
 	if s.change == over || !r.serving.Load() || r.draining.Load() {
 		return over
 	}

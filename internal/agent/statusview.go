@@ -93,7 +93,8 @@ func (v *view) status(ctx context.Context) status.Status {
 	podResources, checkpoint := v.UnreadKubelet()
 	if podResources != nil {
 		node.Warnings = append(node.Warnings,
-			"the kubelet's PodResources cannot be reached, so pods are known by its checkpoint alone, by UID and without names: "+podResources.Error())
+			"the kubelet's PodResources cannot be reached, so pods are known by its checkpoint alone, by UID and "+
+				"without names: "+podResources.Error())
 	}
 	if checkpoint != nil {
 		node.Warnings = append(node.Warnings,

@@ -207,7 +207,12 @@ func (d Driver) common(roots Roots) []nvcdi.Option {
 }
 
 // finish makes the spec, with the host's paths.
-func (d Driver) finish(roots Roots, class string, devices []specs.Device, edits specs.ContainerEdits) (*specs.Spec, error) {
+func (d Driver) finish(
+	roots Roots,
+	class string,
+	devices []specs.Device,
+	edits specs.ContainerEdits,
+) (*specs.Spec, error) {
 	made, err := spec.New(spec.WithVendor(plugin.CDIVendor), spec.WithClass(class), spec.WithDeviceSpecs(devices),
 		spec.WithEdits(edits))
 	if err != nil {

@@ -38,7 +38,9 @@ func missing(mounts []Mount, edits specs.ContainerEdits) error {
 	}
 	for _, hook := range edits.Hooks {
 		if err := onHost(mounts, hook.Path); err != nil {
-			return fmt.Errorf("%w, the hook of CDI specs: it comes with NVIDIA's container toolkit, and plugin.nvidiaCTKPath (the chart's cdi.nvidiaHookPath) says where it is", err)
+			return fmt.Errorf(
+				"%w, the hook of CDI specs: it comes with NVIDIA's container toolkit, and plugin.nvidiaCTKPath (the "+
+					"chart's cdi.nvidiaHookPath) says where it is", err)
 		}
 	}
 	return nil
@@ -51,7 +53,9 @@ func onHost(mounts []Mount, path string) error {
 			continue
 		}
 		if mount.Here == "/" && isMount(path) {
-			return fmt.Errorf("%s was mounted into this container and may be elsewhere on the host: the host's driver root has to be mounted, too", path)
+			return fmt.Errorf(
+				"%s was mounted into this container and may be elsewhere on the host: the host's driver root has to "+
+					"be mounted, too", path)
 		}
 		if _, err := driverroot.Resolve(os.DirFS(mount.Here), below); err != nil && !errors.Is(err, fs.ErrPermission) {
 			return fmt.Errorf("the host has no %s", path)

@@ -251,7 +251,9 @@ type DriverOptions struct {
 type Roots struct{ Driver, Dev string }
 
 // ErrNoDriver is the error of a Driver in a program without cgo, which nvcdi needs.
-var ErrNoDriver = errors.New("this program was built without cgo and cannot make CDI specs of a real driver; use another deviceListStrategy than cdi-annotations and cdi-cri, or a program with cgo")
+var ErrNoDriver = errors.New(
+	"this program was built without cgo and cannot make CDI specs of a real driver; use another deviceListStrategy " +
+		"than cdi-annotations and cdi-cri, or a program with cgo")
 
 // libraryName is the library in whose folder the driver's others are.
 const libraryName = "libnvidia-ml.so.1"

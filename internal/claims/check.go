@@ -81,7 +81,8 @@ func (k kept) check(c dra.Claim, units map[string]Unit, others map[string]string
 			continue
 		}
 		if path := k.Paths[cmp.Or(unit.With, unit.Place)]; !path.ByDRA() {
-			return refuse(InPlugin, "claim %s: %s is offered by the device plugin, which gives it up for this claim as soon as no pod has it", c, r.Device)
+			return refuse(InPlugin,
+				"claim %s: %s is offered by the device plugin, which gives it up for this claim as soon as no pod has it", c, r.Device)
 		}
 		if holder := others[unit.ID]; unit.ID != "" && holder != "" {
 			return refuse(InUse, "claim %s: %s still has %s", c, holder, r.Device)
@@ -197,7 +198,9 @@ func oneDaemon(c dra.Claim) error {
 			request = r.Request
 		}
 		if first, two := of[request]; two && dra.PlaceOf(first) != r.Place() {
-			return fmt.Errorf("claim %s has shares by MPS of two units, %s and %s: a program talks to the daemon of one, so a container's shares must be of one unit", c, first, r.Device)
+			return fmt.Errorf(
+				"claim %s has shares by MPS of two units, %s and %s: a program talks to the daemon of one, so a "+
+					"container's shares must be of one unit", c, first, r.Device)
 		}
 		of[request] = r.Device
 	}

@@ -290,7 +290,14 @@ func (c *Client) statuses(ctx context.Context, o Options, s Snapshot) (statuses 
 
 // ask has answer called for each node with its pod, some at a time. One keep, which answer returned,
 // or one failed is called at a time; unread says why nobody was asked.
-func (c *Client) ask(ctx context.Context, o Options, nodes []Node, virgates map[string]Pod, answer func(context.Context, Pod) (keep func(), err error), failed func(node, why string)) (unread string) {
+func (c *Client) ask(
+	ctx context.Context,
+	o Options,
+	nodes []Node,
+	virgates map[string]Pod,
+	answer func(context.Context, Pod) (keep func(), err error),
+	failed func(node, why string),
+) (unread string) {
 	if len(virgates) > 0 {
 		unread = c.mayProxy(ctx, o.Namespace)
 		if unread != "" {
@@ -377,7 +384,14 @@ func (c *Client) status(ctx context.Context, pod Pod, limit time.Duration) (*sta
 }
 
 // get asks the pod for what is at that path, by the API server's proxy.
-func (c *Client) get(ctx context.Context, pod Pod, limit time.Duration, path string, query map[string]string, into any) error {
+func (c *Client) get(
+	ctx context.Context,
+	pod Pod,
+	limit time.Duration,
+	path string,
+	query map[string]string,
+	into any,
+) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer within %s", limit))
 	defer cancel()
 	c.Pages.Add(1)
@@ -415,7 +429,12 @@ func notOf(node string, pod Pod) error {
 
 // Forecasts asks the nodes what they would become if that label named that value. One whose answer
 // is missing says why, as Unknown. O says where Virgate's pods are, and how long it may take.
-func (c *Client) Forecasts(ctx context.Context, o Options, nodes []Node, label, value string) (map[string]nodereport.Forecast, error) {
+func (c *Client) Forecasts(
+	ctx context.Context,
+	o Options,
+	nodes []Node,
+	label, value string,
+) (map[string]nodereport.Forecast, error) {
 	var list corev1.PodList
 	var pods []Pod
 	own := metav1.ListOptions{LabelSelector: appLabel + "=" + app}

@@ -40,7 +40,8 @@ const (
 	// maxAnswers is how many requests are answered at a time; others get 503.
 	maxAnswers = 16
 	// servePolicy forbids the browser everything but the page's own files.
-	servePolicy = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; style-src 'self'; script-src 'self'; connect-src 'self'"
+	servePolicy = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; style-src " +
+		"'self'; script-src 'self'; connect-src 'self'"
 )
 
 // Page shows the cluster to people in a browser: nodes as tiles with their GPUs, and a page for

@@ -209,7 +209,9 @@ func Why(q Question) Answer {
 	case a.Node != "":
 		a.Notes = append(a.Notes, deviceNotes(p, q.Domain)...)
 		if waits := containersWait(p); waits != "" {
-			return answer("starting", "%s does not wait for a GPU: it has %s of node %s, and waits there for another reason: %s", a.Pod, asks, a.Node, waits)
+			return answer("starting",
+				"%s does not wait for a GPU: it has %s of node %s, and waits there for another reason: %s", a.Pod, asks,
+				a.Node, waits)
 		}
 		return answer("running", "%s does not wait: it has %s of node %s", a.Pod, asks, a.Node)
 	case len(p.Spec.SchedulingGates) > 0:
@@ -217,7 +219,8 @@ func Why(q Question) Answer {
 		for i, gate := range p.Spec.SchedulingGates {
 			gates[i] = gate.Name
 		}
-		a.Help = append(a.Help, "who set the scheduling gates has to remove them; a queue such as Kueue does when it admits the pod")
+		a.Help = append(a.Help,
+			"who set the scheduling gates has to remove them; a queue such as Kueue does when it admits the pod")
 		return answer("waiting", "%s waits for its scheduling gates: %s; no scheduler looks at it before", a.Pod,
 			strings.Join(gates, ", "))
 	}
@@ -401,12 +404,15 @@ func (a *Answer) nodes(q *Question, asks string) {
 		unread = cmp.Or(unread, q.Statuses[name].Unread)
 	}
 	if unread != "" {
-		a.Notes = append(a.Notes, "faults, released GPUs and DRA are known from Virgate's status pages alone, and not all were read: "+unread)
+		a.Notes = append(a.Notes,
+			"faults, released GPUs and DRA are known from Virgate's status pages alone, and not all were read: "+unread)
 	}
 	if alone[CauseFits] > 0 {
 		a.Verdict = fmt.Sprintf("%s should find a place: %s could give it %s", a.Pod, Count(alone[CauseFits], "node"),
 			asks)
-		help("if it goes on waiting, another rule of the scheduler keeps it away, such as affinity to pods, spreading, ports or volumes: see what the scheduler says")
+		help(
+			"if it goes on waiting, another rule of the scheduler keeps it away, such as affinity to pods, " +
+				"spreading, ports or volumes: see what the scheduler says")
 		return
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.Requests)) {
@@ -450,7 +456,11 @@ func (a *Answer) nodes(q *Question, asks string) {
 		{CauseCordoned, "kubectl uncordon would open %s"},
 		{CauseNotReady, "%s would take it when ready again"},
 		{CauseIll, "%s would take it with all devices healthy: virgate cluster gpus says what is unhealthy"},
-		{CauseSwitching, "%s will take it when the pods have ended that its switch waits for; the profile's retireAfter.switch says how long a device stays usable for them"},
+		{
+			CauseSwitching,
+			"%s will take it when the pods have ended that its switch waits for; the profile's retireAfter.switch " +
+				"says how long a device stays usable for them",
+		},
 		{CauseOther, "%s would take it if it requested less, or other pods ended, of what is not enough"},
 	} {
 		count := alone[cause.cause]
@@ -473,7 +483,9 @@ func (a *Answer) nodes(q *Question, asks string) {
 		help("virgate gpu restore, in Virgate's pod on %s, gives the released GPUs back", Some(released, 3))
 	}
 	if len(dra) > 0 {
-		help("what DRA has on %s comes free when the claims end that have it; the device plugin gets it back with a profile that does not give the resource to DRA", Some(dra, 3))
+		help(
+			"what DRA has on %s comes free when the claims end that have it; the device plugin gets it back with a "+
+				"profile that does not give the resource to DRA", Some(dra, 3))
 	}
 	if len(switching) > 0 {
 		help("what the switch on %s waits for has to end there, if the profile brings the resource", Some(switching, 3))

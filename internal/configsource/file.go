@@ -260,7 +260,10 @@ func readLimited(path string) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(file, maxDocument+1))
 	err = errors.Join(err, file.Close())
 	if errors.Is(err, syscall.EISDIR) {
-		return nil, fmt.Errorf("%s is a directory: name a file in it; virgate run takes a directory by --config-dir, where the Node's label chooses the file", path)
+		return nil,
+			fmt.Errorf(
+				"%s is a directory: name a file in it; virgate run takes a directory by --config-dir, where the "+
+					"Node's label chooses the file", path)
 	} else if err != nil {
 		return nil, err
 	}

@@ -34,7 +34,12 @@ type LastKnownGood struct {
 }
 
 // NewLastKnownGood makes a LastKnownGood; Run does the writing.
-func NewLastKnownGood(store Store, overrides configs.Overrides, started configs.StartupSettings, log *slog.Logger) *LastKnownGood {
+func NewLastKnownGood(
+	store Store,
+	overrides configs.Overrides,
+	started configs.StartupSettings,
+	log *slog.Logger,
+) *LastKnownGood {
 	return &LastKnownGood{
 		store:     store,
 		overrides: overrides,

@@ -31,7 +31,13 @@ type watched[T any] struct {
 }
 
 // newWatched makes a watched; part and equal are partStore's.
-func newWatched[T any](client *Client, q query, part func(object any) (string, T, bool), equal func(a, b T) bool, log *slog.Logger) watched[T] {
+func newWatched[T any](
+	client *Client,
+	q query,
+	part func(object any) (string, T, bool),
+	equal func(a, b T) bool,
+	log *slog.Logger,
+) watched[T] {
 	s := &partStore[T]{
 		what:  q.what,
 		part:  part,
@@ -56,7 +62,14 @@ type object[T any] struct {
 }
 
 // newObject makes an object; of tells what is wanted of it.
-func newObject[T any](client *Client, q query, name string, of func(object any) (T, bool), equal func(a, b T) bool, log *slog.Logger) object[T] {
+func newObject[T any](
+	client *Client,
+	q query,
+	name string,
+	of func(object any) (T, bool),
+	equal func(a, b T) bool,
+	log *slog.Logger,
+) object[T] {
 	part := func(object any) (string, T, bool) {
 		if described, err := meta.Accessor(object); err != nil || described.GetName() != name {
 			var none T
@@ -247,9 +260,13 @@ func NewNodeLabels(client *Client, node, label string, log *slog.Logger) *NodeLa
 		}
 		switch {
 		case all[migManagerLabel] == "true":
-			now.leftTo = fmt.Sprintf("the label %s of node %s is true, so the GPU Operator's mig-manager makes the MIG layouts; with false, Virgate does", migManagerLabel, node)
+			now.leftTo = fmt.Sprintf(
+				"the label %s of node %s is true, so the GPU Operator's mig-manager makes the MIG layouts; with "+
+					"false, Virgate does", migManagerLabel, node)
 		case all[migManagerLabel] != "false" && writer.name != "" && writer != leftover:
-			now.leftTo = fmt.Sprintf("%s has written the label %s of node %s, so it makes the MIG layouts; when it is gone, and %s is false, Virgate does",
+			now.leftTo = fmt.Sprintf(
+				"%s has written the label %s of node %s, so it makes the MIG layouts; when it is gone, and %s is "+
+					"false, Virgate does",
 				writer.name, migStateLabel, node, migManagerLabel)
 		}
 		return now, true

@@ -306,7 +306,11 @@ func checkLayout(label string, selected configs.SelectedProfile) error {
 	return nil
 }
 
-func (n *NodeSource) choose(now labels, inventory map[string]string, documents configs.Documents) (configs.SelectedProfile, error) {
+func (n *NodeSource) choose(
+	now labels,
+	inventory map[string]string,
+	documents configs.Documents,
+) (configs.SelectedProfile, error) {
 	source := n.Source.String()
 	wanted := configs.SelectedProfile{Source: source}
 	criteria := Criteria{
@@ -332,8 +336,10 @@ func (n *NodeSource) choose(now labels, inventory map[string]string, documents c
 	switch {
 	case chosen.Unknown.Unknown != nil && n.Inventory == nil:
 		wanted.Name = "" // It may be another one.
-		return wanted, fmt.Errorf("%s[%s]: rule %d asks for %s, which only virgate run --config-map or --config-dir knows", source, configs.RulesName,
-			chosen.Unknown.UnknownRule, strings.Join(chosen.Unknown.Unknown, ", "))
+		return wanted,
+			fmt.Errorf("%s[%s]: rule %d asks for %s, which only virgate run --config-map or --config-dir knows", source,
+				configs.RulesName,
+				chosen.Unknown.UnknownRule, strings.Join(chosen.Unknown.Unknown, ", "))
 	case err != nil:
 		return wanted, fmt.Errorf("%s: %w", source, err)
 	}
@@ -361,13 +367,19 @@ func (n *NodeSource) choose(now labels, inventory map[string]string, documents c
 
 // checkStarted refuses a profile that needs other settings than the process has. One that it
 // refuses for nothing but configs.ErrNoMPS comes with the error.
-func checkStarted(selected configs.SelectedProfile, err error, started configs.StartupSettings) (configs.SelectedProfile, error) {
+func checkStarted(
+	selected configs.SelectedProfile,
+	err error,
+	started configs.StartupSettings,
+) (configs.SelectedProfile, error) {
 	if err != nil {
 		return selected, err
 	}
 	unchanged := started.CheckUnchanged(selected.Startup)
 	if unchanged != nil && selected.Choice.ByInventory {
-		unchanged = fmt.Errorf("%w; where rules ask for labels of the GPUs, the process starts with the default's settings: give their profiles the same", unchanged)
+		unchanged = fmt.Errorf(
+			"%w; where rules ask for labels of the GPUs, the process starts with the default's settings: give their "+
+				"profiles the same", unchanged)
 	}
 	if err := errors.Join(unchanged, selected.CheckOffered()); err != nil {
 		return selected.Refused(), fmt.Errorf("%s: %w", selected, err)

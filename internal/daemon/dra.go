@@ -25,7 +25,14 @@ import (
 )
 
 // newDRA makes what serves claims on the node. Calls measures the kubelet's calls.
-func newDRA(o Options, node *nvml.Node, kubelet *podresources.Source, file *state.File, entries claimEntries, calls *nodemetrics.ClaimCalls) (drapath.Options, error) {
+func newDRA(
+	o Options,
+	node *nvml.Node,
+	kubelet *podresources.Source,
+	file *state.File,
+	entries claimEntries,
+	calls *nodemetrics.ClaimCalls,
+) (drapath.Options, error) {
 	name := o.DRA.Driver
 	table := claims.NewTable(claims.Options{
 		Store:   file,
@@ -157,7 +164,10 @@ func placeNames(gpus []sharing.GPU) map[string]string {
 // claimedUnits are the units of a claim's devices; those of other drivers are looked up in the
 // CDI specs. Of a partition that is gone nobody has anything: after a reboot the kubelet shows the
 // claims of all pods at once, and each is to have its partition made again.
-func claimedUnits(inventory func() ([]sharing.GPU, error), others *cdi.Claims) func(driver string, devices, names []string) ([]string, bool) {
+func claimedUnits(
+	inventory func() ([]sharing.GPU, error),
+	others *cdi.Claims,
+) func(driver string, devices, names []string) ([]string, bool) {
 	return func(driver string, devices, names []string) (units []string, guessed bool) {
 		if driver != dra.DriverName && driver != dra.NVIDIADriver {
 			return others.Units(driver, devices, names)

@@ -64,7 +64,9 @@ type GPUs struct {
 }
 
 // Partitioner is nvml.NewPartitioner's for the GPUs.
-func (g GPUs) Partitioner(pauseEvents func(ctx context.Context, gpu string) (resume func(), err error)) *nvml.Partitioner {
+func (g GPUs) Partitioner(
+	pauseEvents func(ctx context.Context, gpu string) (resume func(), err error),
+) *nvml.Partitioner {
 	p := nvml.NewPartitioner(g.Library, pauseEvents)
 	p.ProcessesHidden, p.NotPermitted = g.ProcessesHidden, g.NotPermitted
 	p.Clients = func(minor int) ([]string, error) { return usage.Clients(g.Proc, minor) }

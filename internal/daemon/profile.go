@@ -46,7 +46,13 @@ type profile struct {
 
 // openProfile finds out which settings the process starts with: those of the profile if it
 // is known soon enough, else of the last run's, else of flags and variables alone.
-func openProfile(ctx context.Context, o ProfileOptions, last state.Profile, reporter *nodestatus.Reporter, log *slog.Logger) (*profile, error) {
+func openProfile(
+	ctx context.Context,
+	o ProfileOptions,
+	last state.Profile,
+	reporter *nodestatus.Reporter,
+	log *slog.Logger,
+) (*profile, error) {
 	// The flags alone must make sense; a wrong document can be mended meanwhile.
 	flags, err := configs.Parse("", nil, o.Overrides)
 	if err != nil {

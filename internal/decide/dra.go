@@ -233,7 +233,11 @@ func (d *Decision) leaving(f *Facts, all map[string]Unit) map[string]mig.Geometr
 // addOnDemand adds to all the partitions that could be made for claims, and returns the GPUs that
 // are to be offered so. Such a GPU has one path, which begins when each of its units has left the
 // device plugin. GPUs in leaving get no new claims.
-func (d *Decision) addOnDemand(f *Facts, all map[string]Unit, leaving map[string]mig.Geometry) (offered map[string]mig.Geometry) {
+func (d *Decision) addOnDemand(
+	f *Facts,
+	all map[string]Unit,
+	leaving map[string]mig.Geometry,
+) (offered map[string]mig.Geometry) {
 	offered = map[string]mig.Geometry{}
 	paths := f.DRA.View.Paths
 	for _, gpu := range f.GPUs {

@@ -143,7 +143,14 @@ func (b *builder) device(gpu sharing.GPU, p *sharing.Partition, r sharing.Resour
 
 // describe makes the device of a GPU, or of its partition, with as many shares if it is not
 // exclusive.
-func (b *builder) describe(gpu sharing.GPU, p *sharing.Partition, mode sharing.Mode, shares int, single bool, name string) device {
+func (b *builder) describe(
+	gpu sharing.GPU,
+	p *sharing.Partition,
+	mode sharing.Mode,
+	shares int,
+	single bool,
+	name string,
+) device {
 	d := device{
 		gpu:      gpu.UUID,
 		resource: name,

@@ -23,7 +23,9 @@ func OnDemand(gpu sharing.GPU, state sharing.MIGState, p sharing.Profile) (yes b
 		return false, fmt.Sprintf("dra.dynamicMIG: has no effect with MIG strategy %q, it takes %s", p.MIGStrategy,
 			sharing.MIGMixed)
 	case !gpu.MIG && modeNeedsReset(gpu):
-		return false, fmt.Sprintf("dra.dynamicMIG: GPU %d is offered whole: its MIG mode is off, and changing that takes a reset", gpu.Index)
+		return false,
+			fmt.Sprintf("dra.dynamicMIG: GPU %d is offered whole: its MIG mode is off, and changing that takes a reset",
+				gpu.Index)
 	}
 	return true, ""
 }

@@ -141,7 +141,10 @@ func (r *registrant) GetInfo(context.Context, *registration.InfoRequest) (*regis
 }
 
 // NotifyRegistrationStatus is the kubelet's answer.
-func (r *registrant) NotifyRegistrationStatus(_ context.Context, said *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+func (r *registrant) NotifyRegistrationStatus(
+	_ context.Context,
+	said *registration.RegistrationStatus,
+) (*registration.RegistrationStatusResponse, error) {
 	r.driver.change(func(s *driverStatus) {
 		s.registered, s.unserved = said.GetPluginRegistered(), ""
 		if !s.registered {
@@ -158,7 +161,10 @@ type plugin struct {
 }
 
 // NodePrepareResources prepares the claims of a pod, side by side.
-func (p *plugin) NodePrepareResources(ctx context.Context, request *drapb.NodePrepareResourcesRequest) (*drapb.NodePrepareResourcesResponse, error) {
+func (p *plugin) NodePrepareResources(
+	ctx context.Context,
+	request *drapb.NodePrepareResourcesRequest,
+) (*drapb.NodePrepareResourcesResponse, error) {
 	return &drapb.NodePrepareResourcesResponse{Claims: each(request.GetClaims(),
 		func(claim *drapb.Claim) *drapb.NodePrepareResourceResponse {
 			begun := time.Now()
@@ -169,7 +175,10 @@ func (p *plugin) NodePrepareResources(ctx context.Context, request *drapb.NodePr
 }
 
 // NodeUnprepareResources takes the devices of claims back. Their objects may be gone.
-func (p *plugin) NodeUnprepareResources(ctx context.Context, request *drapb.NodeUnprepareResourcesRequest) (*drapb.NodeUnprepareResourcesResponse, error) {
+func (p *plugin) NodeUnprepareResources(
+	ctx context.Context,
+	request *drapb.NodeUnprepareResourcesRequest,
+) (*drapb.NodeUnprepareResourcesResponse, error) {
 	return &drapb.NodeUnprepareResourcesResponse{Claims: each(request.GetClaims(),
 		func(claim *drapb.Claim) *drapb.NodeUnprepareResourceResponse {
 			begun := time.Now()
@@ -277,7 +286,10 @@ type health struct {
 
 // NodeWatchResources sends all devices at each change, and again before the kubelet would
 // forget them.
-func (h *health) NodeWatchResources(_ *drahealth.NodeWatchResourcesRequest, stream drahealth.DRAResourceHealth_NodeWatchResourcesServer) error {
+func (h *health) NodeWatchResources(
+	_ *drahealth.NodeWatchResourcesRequest,
+	stream drahealth.DRAResourceHealth_NodeWatchResourcesServer,
+) error {
 	for {
 		devices, changed := h.driver.options.Claims.Devices()
 		response := &drahealth.NodeWatchResourcesResponse{}

@@ -232,7 +232,9 @@ func difference(existing, wanted []resourceapi.ResourceSlice) (writes, error) {
 			func(want resourceapi.ResourceSlice) bool { return want.Name == slice.Name })
 		switch {
 		case slice.Spec.Pool.Name != wanted[0].Spec.Pool.Name:
-			return writes{}, fmt.Errorf("another program publishes this driver's devices on this node: ResourceSlice %s, pool %s", slice.Name, slice.Spec.Pool.Name)
+			return writes{},
+				fmt.Errorf("another program publishes this driver's devices on this node: ResourceSlice %s, pool %s",
+					slice.Name, slice.Spec.Pool.Name)
 		case !named:
 			w.remove = append(w.remove, slice)
 		default:

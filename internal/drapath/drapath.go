@@ -203,7 +203,9 @@ func (p *Paths) Load() {
 	}
 	known, err := p.Claims.Load()
 	if err != nil {
-		p.deps.Logger.Error("the table of claims was lost, what pods show as held counts, or old CDI entries of claims stay", "error", err)
+		p.deps.Logger.Error(
+			"the table of claims was lost, what pods show as held counts, or old CDI entries of claims stay", "error",
+			err)
 	}
 	p.lost = !known
 }
@@ -280,7 +282,13 @@ func (p *Paths) follow(ctx context.Context) (pending bool) {
 
 // next are the paths that change now, by place. Withdrawn are the units that Allocate refuses, by
 // UUID, held who has devices since.
-func (p *Paths) next(ctx context.Context, view claims.View, all map[string]decide.Unit, withdrawn map[string]bool, held []sharing.Allocation) map[string]units.Path {
+func (p *Paths) next(
+	ctx context.Context,
+	view claims.View,
+	all map[string]decide.Unit,
+	withdrawn map[string]bool,
+	held []sharing.Allocation,
+) map[string]units.Path {
 	late, holders := view.RefusedPlaces(), sharing.HoldersByUnit(held)
 	unallocated := p.unallocated(ctx, view, all)
 	next := map[string]units.Path{}

@@ -235,7 +235,8 @@ func (s *Settings) lookForForeignModes(ctx context.Context, gpus []sharing.GPU, 
 		modes[gpu.UUID] = read
 		if effect := effectOf(read.mode, unit.Replicas); effect != "" {
 			warnings = append(warnings, fmt.Sprintf(
-				"GPU %d (%s): its compute mode is %s, which Virgate has not set: %s; nvidia-smi -i %s -c DEFAULT ends that",
+				"GPU %d (%s): its compute mode is %s, which Virgate has not set: %s; nvidia-smi -i %s -c DEFAULT "+
+					"ends that",
 				gpu.Index, gpu.UUID, read.mode, effect, gpu.UUID))
 		}
 	}
@@ -363,7 +364,12 @@ func (s *Settings) settleGPU(ctx context.Context, gpu string, want sharing.Drive
 	return slices.Concat(slice, computeMode)
 }
 
-func (s *Settings) setTimeSlice(ctx context.Context, gpu string, slice sharing.TimeSlice, binding uint64) status.GPUSetting {
+func (s *Settings) setTimeSlice(
+	ctx context.Context,
+	gpu string,
+	slice sharing.TimeSlice,
+	binding uint64,
+) status.GPUSetting {
 	set := setSlice{slice, binding}
 	if slice == "" || s.slices[gpu] == set {
 		return status.GPUSetting{State: status.SettingApplied}

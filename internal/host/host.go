@@ -339,7 +339,14 @@ type entries struct {
 // assemble says what the node has for the units of its GPUs, and which of them cannot
 // be granted in the way that the profile wants. remedy is added where a partition's node is missing.
 // It is pure.
-func assemble(grants sharing.Grants, devRoot string, gpus []sharing.GPU, f files, e entries, remedy string) plugin.Host {
+func assemble(
+	grants sharing.Grants,
+	devRoot string,
+	gpus []sharing.GPU,
+	f files,
+	e entries,
+	remedy string,
+) plugin.Host {
 	host := plugin.Host{
 		DevRoot:      devRoot,
 		ControlNodes: f.control,

@@ -227,7 +227,8 @@ func (s Situation) awaitReset(layout mig.Layout) Decision {
 const NotPermitted = "Virgate may not partition GPUs, which takes a privileged container: the chart's mig.manage"
 
 // useUnknown is why nothing that exists is changed where processes are not seen.
-const useUnknown = "in use: unknown, because the driver lists no processes to a container without the host's PID namespace (hostPID)"
+const useUnknown = "in use: unknown, because the driver lists no processes to a container without the host's PID " +
+	"namespace (hostPID)"
 
 // wholeInUse says what keeps the GPU, as a whole, from another MIG mode; "" for
 // nothing.

@@ -57,7 +57,12 @@ func (d Decision) Made() (count int) {
 
 // Situation is the GPU's if that were wanted, and it were held so. It changes nothing, and any
 // goroutine may call it.
-func (r *Reconciler) Situation(ctx context.Context, gpu sharing.GPU, wanted sharing.MIGConfig, held []sharing.Allocation) (Situation, error) {
+func (r *Reconciler) Situation(
+	ctx context.Context,
+	gpu sharing.GPU,
+	wanted sharing.MIGConfig,
+	held []sharing.Allocation,
+) (Situation, error) {
 	state, err := r.Partitioner.State(ctx, gpu.UUID)
 	if r.Changing(gpu.UUID) {
 		err = errors.New("it is being partitioned just now")

@@ -252,7 +252,12 @@ func (r *Reconciler) passes(ctx context.Context, starting bool) error {
 const maxPasses = 8
 
 // passAndWait is a pass with the end of the changes that it begins.
-func (r *Reconciler) passAndWait(ctx context.Context, gpus []sharing.GPU, wanted sharing.MIGConfig, starting bool) time.Duration {
+func (r *Reconciler) passAndWait(
+	ctx context.Context,
+	gpus []sharing.GPU,
+	wanted sharing.MIGConfig,
+	starting bool,
+) time.Duration {
 	before := r.changes.begun
 	again := r.pass(ctx, gpus, wanted, starting)
 	r.changes.running.Wait()
@@ -306,7 +311,12 @@ type look struct {
 // the changes that nothing speaks against any more. It says when to do so again; 0 for
 // when something changes. Before the node is registered, starting, nothing goes that
 // somebody may have been told of.
-func (r *Reconciler) pass(ctx context.Context, gpus []sharing.GPU, wanted sharing.MIGConfig, starting bool) (again time.Duration) {
+func (r *Reconciler) pass(
+	ctx context.Context,
+	gpus []sharing.GPU,
+	wanted sharing.MIGConfig,
+	starting bool,
+) (again time.Duration) {
 	r.journal.load()
 	if !reflect.DeepEqual(r.wanted, wanted) {
 		r.wanted = wanted
@@ -363,7 +373,13 @@ func sooner(a, b time.Duration) time.Duration {
 
 // look finds out how far a GPU is and decides about it. It returns nil where there is
 // nothing to decide, or that was done, and in any case when to look again.
-func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, holders func() Holders, starting bool) (*look, time.Duration) {
+func (r *Reconciler) look(
+	ctx context.Context,
+	gpu sharing.GPU,
+	g *managedGPU,
+	holders func() Holders,
+	starting bool,
+) (*look, time.Duration) {
 	if !reflect.DeepEqual(g.tried, r.wanted) {
 		g.tried = r.wanted
 		g.notPermitted = false
@@ -517,7 +533,12 @@ func (r *Reconciler) managed(gpu sharing.GPU) *managedGPU {
 
 // decide looks at the GPU and decides about it. A GPU of which nothing can be wanted
 // is not looked at.
-func (r *Reconciler) decide(ctx context.Context, g *managedGPU, holders func() Holders, starting bool) (Decision, error) {
+func (r *Reconciler) decide(
+	ctx context.Context,
+	g *managedGPU,
+	holders func() Holders,
+	starting bool,
+) (Decision, error) {
 	if !r.wanted.Manage || r.wanted.Name == "" {
 		return Decision{}, nil
 	}

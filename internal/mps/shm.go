@@ -86,7 +86,9 @@ func (u *unitRun) makeShm() error {
 	} else {
 		all := filepath.Join(u.Root, hostShm)
 		if !isMountPoint(all) {
-			return fmt.Errorf("no shared memory: %s is no mount, and what is mounted below %s does not reach the host: it takes virgate mps mount-shm before this program, or mountPropagation Bidirectional", all, u.Root)
+			return fmt.Errorf(
+				"no shared memory: %s is no mount, and what is mounted below %s does not reach the host: it takes "+
+					"virgate mps mount-shm before this program, or mountPropagation Bidirectional", all, u.Root)
 		}
 		if err := makeDir(filepath.Join(all, u.unit.ID)); err != nil {
 			return err
@@ -276,7 +278,8 @@ func (u *unitRun) strangers() string {
 		return ""
 	}
 	if u.onCommonShm(u.unit.ID) {
-		return "its programs share /dev/shm with those of other units until no pod holds it that was started before the upgrade"
+		return "its programs share /dev/shm with those of other units until no pod holds it that was started before " +
+			"the upgrade"
 	}
 	u.shmLock.Lock()
 	defer u.shmLock.Unlock()

@@ -313,7 +313,9 @@ func CheckParents(dir string) error {
 			return err
 		}
 		if mode := info.Mode().Perm(); mode&0o001 == 0 {
-			return fmt.Errorf("%s has mode %#o: an MPS server runs as the user of its clients, who cannot enter it; chmod o+x it", dir, mode)
+			return fmt.Errorf(
+				"%s has mode %#o: an MPS server runs as the user of its clients, who cannot enter it; chmod o+x it",
+				dir, mode)
 		}
 		if dir == filepath.Dir(dir) {
 			return nil
@@ -427,7 +429,8 @@ func (u *unitRun) waits(ctx context.Context) string {
 	for _, client := range queue.Waiting {
 		if who := u.Who(client.PID); who != "" && client.User != queue.User {
 			return fmt.Sprintf(
-				"%s, of user %d, waits until user %d has no program on it any more (%s): an MPS server serves one user; the chart's mps.multiUser lets it serve all",
+				"%s, of user %d, waits until user %d has no program on it any more (%s): an MPS server serves one "+
+					"user; the chart's mps.multiUser lets it serve all",
 				who, client.User, queue.User, strings.Join(served, ", "))
 		}
 	}

@@ -402,7 +402,13 @@ func (m *Manager) choose(
 
 // daemonFor is the daemon for a unit of so many shares. For one that is planned in another way
 // now, what its containers may have is not known, so the daemon limits them to the whole unit.
-func (m *Manager) daemonFor(gpus []sharing.GPU, id string, shares int, unit sharing.Unit, current bool) nodereport.MPSUnit {
+func (m *Manager) daemonFor(
+	gpus []sharing.GPU,
+	id string,
+	shares int,
+	unit sharing.Unit,
+	current bool,
+) nodereport.MPSUnit {
 	if !current {
 		unit = sharing.Unit{
 			ID:  id,

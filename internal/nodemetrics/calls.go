@@ -64,8 +64,10 @@ func (c *Calls) Collect(ch chan<- prometheus.Metric) {
 func NewSwitches() prometheus.Histogram {
 	return prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "virgate_switch_schedulable_seconds",
-		Help: "Time from when another profile is taken up until the Node's status.allocatable says what the kubelet was told, for each resource whose number changes. " +
-			"Units that pods hold are not waited for. Not counted: the first profile, and what Virgate could not write to the Node (virgate_announcements_total). Absent where it writes nothing.",
+		Help: "Time from when another profile is taken up until the Node's status.allocatable says what the kubelet " +
+			"was told, for each resource whose number changes. " +
+			"Units that pods hold are not waited for. Not counted: the first profile, and what Virgate could not " +
+			"write to the Node (virgate_announcements_total). Absent where it writes nothing.",
 		Buckets: []float64{.1, .25, .5, 1, 2.5, 5, 10, 20, 30, 60},
 	})
 }
@@ -80,13 +82,15 @@ type ClaimCalls struct {
 func NewClaimCalls() *ClaimCalls {
 	c := &ClaimCalls{
 		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "virgate_claim_call_duration_seconds",
-			Help:    "How long a claim's call took, prepare or unprepare, by result: ok, error. Prepare reads the claim from the API server.",
+			Name: "virgate_claim_call_duration_seconds",
+			Help: "How long a claim's call took, prepare or unprepare, by result: ok, error. Prepare reads the " +
+				"claim from the API server.",
 			Buckets: []float64{.001, .005, .025, .1, .5, 2.5, 10},
 		}, []string{"call", "result"}),
 		failed: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "virgate_claim_call_failures_total",
-			Help: "Calls for claims that failed, by the reasons of virgate_claims_refused; the kubelet calls again and again.",
+			Help: "Calls for claims that failed, by the reasons of virgate_claims_refused; the kubelet calls again " +
+				"and again.",
 		}, []string{"call", "reason"}),
 	}
 	for _, call := range []string{"prepare", "unprepare"} { // From 0, so that the first increase shows.

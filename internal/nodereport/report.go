@@ -196,7 +196,9 @@ var (
 	// ErrDisruptionBudget says that a PodDisruptionBudget does not allow it now.
 	ErrDisruptionBudget = errors.New("a PodDisruptionBudget does not allow it now")
 	// ErrMayNotEvict says that this program may not evict pods.
-	ErrMayNotEvict = errors.New("this Virgate may not evict pods: it takes --evict-over-limit and the rights to create pods/eviction and to delete pods, which are the chart's memoryGuard.evict")
+	ErrMayNotEvict = errors.New(
+		"this Virgate may not evict pods: it takes --evict-over-limit and the rights to create pods/eviction and to " +
+			"delete pods, which are the chart's memoryGuard.evict")
 	// ErrPodGone says that there is no such pod any more.
 	ErrPodGone = errors.New("the pod is gone")
 )

@@ -25,7 +25,12 @@ const endInterval = 2 * time.Second
 
 // EndDaemonSet deletes the DaemonSet, if it is there, and waits for at most that long until its pods have ended, each
 // of which may still write that it has. left are the Nodes whose pods haven't.
-func EndDaemonSet(ctx context.Context, config *rest.Config, namespace, name string, wait time.Duration) (left []string, err error) {
+func EndDaemonSet(
+	ctx context.Context,
+	config *rest.Config,
+	namespace, name string,
+	wait time.Duration,
+) (left []string, err error) {
 	c, err := connect(config, "all", 5*time.Second)
 	if err != nil {
 		return nil, err

@@ -271,7 +271,12 @@ type writeLoop struct {
 	logged string
 }
 
-func newWriteLoop(newWriter func() writer, report func() *nodereport.Report, timing timing, log *slog.Logger) *writeLoop {
+func newWriteLoop(
+	newWriter func() writer,
+	report func() *nodereport.Report,
+	timing timing,
+	log *slog.Logger,
+) *writeLoop {
 	return &writeLoop{
 		newWriter: newWriter,
 		report:    report,

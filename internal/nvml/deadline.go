@@ -329,7 +329,13 @@ type answer[T any] struct {
 
 // run makes the call when it is its turn. It returns when that has answered,
 // when the limit (0 for none) has passed, or when the caller must end.
-func (q *queue) run(call Call, limit time.Duration, caller *ending, do func() (any, error), of *deadlines) (any, error) {
+func (q *queue) run(
+	call Call,
+	limit time.Duration,
+	caller *ending,
+	do func() (any, error),
+	of *deadlines,
+) (any, error) {
 	if err := q.blocked(); err != nil {
 		return nil, err
 	}

@@ -154,7 +154,12 @@ func (h unitHealth) explain(celsius, safe int, rules sharing.HealthRules) string
 
 // startOver forgets what the unit reported, and how often. What the last probe
 // found stays.
-func (h unitHealth) startOver(was string, cause sharing.HealthCause, rules sharing.HealthRules, now time.Time) unitHealth {
+func (h unitHealth) startOver(
+	was string,
+	cause sharing.HealthCause,
+	rules sharing.HealthRules,
+	now time.Time,
+) unitHealth {
 	h.fatal = nil
 	h.suspicions = nil
 	h.relapses = 0
@@ -166,7 +171,12 @@ func (h unitHealth) startOver(was string, cause sharing.HealthCause, rules shari
 }
 
 // setState is the unit in the state, which may be the one that it is in.
-func (h unitHealth) setState(state sharing.HealthState, cause sharing.HealthCause, rules sharing.HealthRules, now time.Time) unitHealth {
+func (h unitHealth) setState(
+	state sharing.HealthState,
+	cause sharing.HealthCause,
+	rules sharing.HealthRules,
+	now time.Time,
+) unitHealth {
 	if state == h.state {
 		return h
 	}

@@ -329,7 +329,11 @@ func (l *intercepted) DeviceGetGpuInstances(d Device, profile int) ([]GPUInstanc
 	return invoke2(l, "DeviceGetGpuInstances", Library.DeviceGetGpuInstances, d, profile)
 }
 
-func (l *intercepted) DeviceCreateGpuInstanceWithPlacement(d Device, profile int, at mig.Placement) (GPUInstance, error) {
+func (l *intercepted) DeviceCreateGpuInstanceWithPlacement(
+	d Device,
+	profile int,
+	at mig.Placement,
+) (GPUInstance, error) {
 	return invoke[GPUInstance](l, "DeviceCreateGpuInstanceWithPlacement",
 		func() (any, error) { return l.lib.DeviceCreateGpuInstanceWithPlacement(d, profile, at) }, d, profile, at)
 }
@@ -338,7 +342,10 @@ func (l *intercepted) GpuInstanceDestroy(gi GPUInstance) error {
 	return invokeOnly(l, "GpuInstanceDestroy", func() error { return l.lib.GpuInstanceDestroy(gi) }, gi)
 }
 
-func (l *intercepted) GpuInstanceGetComputeInstanceProfileInfo(gi GPUInstance, profile int) (ComputeInstanceProfile, error) {
+func (l *intercepted) GpuInstanceGetComputeInstanceProfileInfo(
+	gi GPUInstance,
+	profile int,
+) (ComputeInstanceProfile, error) {
 	return invoke2(l, "GpuInstanceGetComputeInstanceProfileInfo", Library.GpuInstanceGetComputeInstanceProfileInfo, gi,
 		profile)
 }

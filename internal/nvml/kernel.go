@@ -59,7 +59,9 @@ func (t *tracker) unlistedText(scanned scanResult) string {
 }
 
 // errNoNodes says that a new container is needed.
-var errNoNodes = errors.New("this container cannot open the driver's control node: it has lost its device nodes, as after systemctl daemon-reload, or was never given any; a new one is needed")
+var errNoNodes = errors.New(
+	"this container cannot open the driver's control node: it has lost its device nodes, as after systemctl " +
+		"daemon-reload, or was never given any; a new one is needed")
 
 // controlLimit is how long the control node may take to open.
 const controlLimit = 5 * time.Second

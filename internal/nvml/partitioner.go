@@ -36,7 +36,10 @@ type Partitioner struct {
 // have deadlines: then a call ends soon after its context. pauseEvents has
 // this program let go of a GPU before its MIG mode changes, see Node.PauseEvents;
 // nil where nothing else in this program uses it.
-func NewPartitioner(lib Library, pauseEvents func(ctx context.Context, gpu string) (resume func(), err error)) *Partitioner {
+func NewPartitioner(
+	lib Library,
+	pauseEvents func(ctx context.Context, gpu string) (resume func(), err error),
+) *Partitioner {
 	if pauseEvents == nil {
 		pauseEvents = func(context.Context, string) (func(), error) { return func() {}, nil }
 	}
@@ -252,7 +255,11 @@ func (g *migGPU) instances() ([]mig.Instance, error) {
 	return list, nil
 }
 
-func (g *migGPU) instance(handle GPUInstance, profile instanceProfile, devices map[migDeviceKey]migDevice) (mig.Instance, error) {
+func (g *migGPU) instance(
+	handle GPUInstance,
+	profile instanceProfile,
+	devices map[migDeviceKey]migDevice,
+) (mig.Instance, error) {
 	info, err := g.lib.GpuInstanceGetInfo(handle)
 	if err != nil {
 		return mig.Instance{}, err

@@ -196,7 +196,10 @@ func (t *tracker) uuids() []string { return slices.Sorted(maps.Keys(t.gpus)) }
 // has or had its handle. Where neither tells the GPU, uuid is "", and all GPUs are suspect. The event
 // is not assigned when it names a GPU or partition that is not known: the next scan may
 // find it.
-func (t *tracker) addEvent(e receivedEvent, at moment) (uuid string, r errorReport, action sharing.ErrorAction, assigned bool) {
+func (t *tracker) addEvent(
+	e receivedEvent,
+	at moment,
+) (uuid string, r errorReport, action sharing.ErrorAction, assigned bool) {
 	found, action := classify(e.Event, at.rules)
 	r = errorReport{
 		event:   e.Event,

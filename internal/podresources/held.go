@@ -135,7 +135,11 @@ type seenClaim struct {
 // claimedFrom returns an allocation for each driver that allocated GPUs for the claim. With each
 // device the kubelet also names the CDI entries of the devices before it, so it takes a
 // driver's devices together.
-func (s *Source) claimedFrom(pod *api.PodResources, container string, claim *api.DynamicResource) (held []sharing.Allocation) {
+func (s *Source) claimedFrom(
+	pod *api.PodResources,
+	container string,
+	claim *api.DynamicResource,
+) (held []sharing.Allocation) {
 	devices, names := map[string][]string{}, map[string][]string{}
 	for _, resource := range claim.ClaimResources {
 		devices[resource.DriverName] = append(devices[resource.DriverName], resource.DeviceName)

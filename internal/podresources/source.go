@@ -179,7 +179,12 @@ const rateLimited = "rejected by rate limit"
 // call calls one method, within the timeout and the limiter's rate. When the kubelet's
 // rate limiter refuses, it tries again with growing pauses until the timeout, and
 // then returns the kubelet's error.
-func call[Response any](ctx context.Context, s *Source, limiter *rate.Limiter, method func(context.Context, api.PodResourcesListerClient) (Response, error)) (none Response, _ error) {
+func call[Response any](
+	ctx context.Context,
+	s *Source,
+	limiter *rate.Limiter,
+	method func(context.Context, api.PodResourcesListerClient) (Response, error),
+) (none Response, _ error) {
 	if s.connection == nil {
 		return none, s.connectErr
 	}
@@ -230,7 +235,10 @@ func newShared[Answer any]() *shared[Answer] {
 // The call is cancelled when ctx ends but does not see its deadline: the rate limiter
 // would fail at once on a deadline that is too near, and the other callers would take
 // that error for theirs.
-func (s *shared[Answer]) ask(ctx context.Context, call func(ctx context.Context, begins func()) (Answer, error)) (none Answer, _ error) {
+func (s *shared[Answer]) ask(
+	ctx context.Context,
+	call func(ctx context.Context, begins func()) (Answer, error),
+) (none Answer, _ error) {
 	before := s.begun.Load()
 	select {
 	case s.turn <- struct{}{}:

@@ -168,7 +168,12 @@ func (d *driver) waitAgain(ctx context.Context, skip bool) error {
 	}
 }
 
-func (c *Client) run(ctx context.Context, id string, begin func(context.Context, *driver, *Rollout) error, unmake bool) (*Rollout, error) {
+func (c *Client) run(
+	ctx context.Context,
+	id string,
+	begin func(context.Context, *driver, *Rollout) error,
+	unmake bool,
+) (*Rollout, error) {
 	p, err := c.plan(ctx, id)
 	switch {
 	case ctx.Err() != nil:

@@ -49,7 +49,11 @@ func (f Forecast) Unfit() []NodeForecast {
 }
 
 // Forecast plans the rollout and writes nothing. Ask is cluster.Client.Forecasts.
-func (c *Client) Forecast(ctx context.Context, spec Spec, ask func(ctx context.Context, nodes []cluster.Node, label, value string) (map[string]nodereport.Forecast, error)) (Forecast, error) {
+func (c *Client) Forecast(
+	ctx context.Context,
+	spec Spec,
+	ask func(ctx context.Context, nodes []cluster.Node, label, value string) (map[string]nodereport.Forecast, error),
+) (Forecast, error) {
 	chosen, err := c.choose(ctx, spec)
 	if err != nil {
 		return Forecast{}, err

@@ -72,7 +72,12 @@ func NewAPI(ctx context.Context, driver, node string, misuse func(format string,
 }
 
 // ServeAPI is NewAPI on a listener, which may be in memory.
-func ServeAPI(ctx context.Context, listener net.Listener, driver, node string, misuse func(format string, arguments ...any)) (*API, error) {
+func ServeAPI(
+	ctx context.Context,
+	listener net.Listener,
+	driver, node string,
+	misuse func(format string, arguments ...any),
+) (*API, error) {
 	scheme := runtime.NewScheme()
 	if err := resourceapi.AddToScheme(scheme); err != nil {
 		return nil, err

@@ -150,7 +150,10 @@ func (s *scheduler) book(result resourceapi.DeviceRequestAllocationResult) {
 }
 
 // fits says whether the request can have the device, and what it takes of a shared one.
-func (s *scheduler) fits(device resourceapi.Device, request Request) (consumed map[resourceapi.QualifiedName]resource.Quantity, fits bool) {
+func (s *scheduler) fits(
+	device resourceapi.Device,
+	request Request,
+) (consumed map[resourceapi.QualifiedName]resource.Quantity, fits bool) {
 	is := func(name resourceapi.QualifiedName, want string) bool {
 		value := device.Attributes[name].StringValue
 		return want == "" || value != nil && *value == want

@@ -114,7 +114,12 @@ func (a *admission) checkStillListed(resource string, chosen idSet) error {
 
 // call calls a plugin without the lock and without a deadline. It is cancelled when
 // ctx or the process ends.
-func (a *admission) call(ctx context.Context, resource string, to *endpoint, method func(context.Context, api.DevicePluginClient) error) error {
+func (a *admission) call(
+	ctx context.Context,
+	resource string,
+	to *endpoint,
+	method func(context.Context, api.DevicePluginClient) error,
+) error {
 	if to.client == nil || !to.stopped.IsZero() {
 		return fmt.Errorf("endpoint of %s has been stopped", resource)
 	}
@@ -165,7 +170,9 @@ func (a *admission) devicesToAllocate(ctx context.Context, container, resource s
 	case len(devices.healthy) == 0:
 		return nil, fmt.Errorf("no healthy devices present; cannot allocate unhealthy devices %s", resource)
 	case again && !devices.healthy.IsSuperset(had.ids()):
-		return nil, fmt.Errorf("previously allocated devices are no longer healthy; cannot allocate unhealthy devices %s", resource)
+		return nil,
+			fmt.Errorf("previously allocated devices are no longer healthy; cannot allocate unhealthy devices %s",
+				resource)
 	case again || required == 0:
 		return nil, nil
 	}
@@ -203,7 +210,12 @@ func (a *admission) devicesToAllocate(ctx context.Context, container, resource s
 
 // preferred calls GetPreferredAllocation, and returns nothing if the plugin does not
 // offer it.
-func (a *admission) preferred(ctx context.Context, resource string, required int, available, selected idSet) (idSet, error) {
+func (a *admission) preferred(
+	ctx context.Context,
+	resource string,
+	required int,
+	available, selected idSet,
+) (idSet, error) {
 	endpoint := a.process.endpoints[resource]
 	if endpoint == nil {
 		return nil, fmt.Errorf("endpoint not found in cache for a registered resource: %s", resource)

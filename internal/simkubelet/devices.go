@@ -99,7 +99,11 @@ type deviceAllocateInfo struct {
 // the kubelet).
 const noNode = -1
 
-func newDeviceAllocateInfo(ids idSet, known map[string]*api.Device, response *api.ContainerAllocateResponse) deviceAllocateInfo {
+func newDeviceAllocateInfo(
+	ids idSet,
+	known map[string]*api.Device,
+	response *api.ContainerAllocateResponse,
+) deviceAllocateInfo {
 	info := deviceAllocateInfo{byNode: map[int64][]string{}, response: response}
 	for _, id := range sets.List(ids) {
 		nodes := nodesOf(known[id])

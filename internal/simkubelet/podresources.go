@@ -34,7 +34,10 @@ func limitRate() grpc.UnaryServerInterceptor {
 }
 
 // List lists the pods that this process knows and that have not failed.
-func (s *podResourcesServer) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+func (s *podResourcesServer) List(
+	context.Context,
+	*podresources.ListPodResourcesRequest,
+) (*podresources.ListPodResourcesResponse, error) {
 	s.kubelet.lock()
 	defer s.kubelet.unlock()
 	s.kubelet.updateAllocatedDevices(s.process)
@@ -49,7 +52,10 @@ func (s *podResourcesServer) List(context.Context, *podresources.ListPodResource
 
 // GetAllocatableResources returns the healthy devices, allocated or not. It is the
 // only way for a plugin to see that the kubelet has processed a list.
-func (s *podResourcesServer) GetAllocatableResources(context.Context, *podresources.AllocatableResourcesRequest) (*podresources.AllocatableResourcesResponse, error) {
+func (s *podResourcesServer) GetAllocatableResources(
+	context.Context,
+	*podresources.AllocatableResourcesRequest,
+) (*podresources.AllocatableResourcesResponse, error) {
 	s.kubelet.mu.Lock()
 	defer s.kubelet.mu.Unlock()
 	response := &podresources.AllocatableResourcesResponse{}

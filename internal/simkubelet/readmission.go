@@ -76,7 +76,8 @@ func (a *admission) readmit(ctx context.Context) error {
 			continue
 		}
 		if gone := p.podDevices[key].ids().Difference(sets.KeySet(devices.all)); len(gone) > 0 {
-			k.violation("kubelet would panic: %s: pod %s/%s is admitted again and holds devices that are not in the list: %s",
+			k.violation(
+				"kubelet would panic: %s: pod %s/%s is admitted again and holds devices that are not in the list: %s",
 				key.resource, a.pod.Namespace, a.pod.Name, joinSome(gone))
 		}
 	}

@@ -114,7 +114,8 @@ var errDied = errors.New("killed")
 // were killed: its files stay.
 func serve(ctx context.Context, env Environment, servers Servers, out io.Writer) error {
 	if env.fault() == "refuse" {
-		return errors.New("Cannot start MPS control daemon: the test wants it so") //nolint:staticcheck // As NVIDIA's program says it.
+		return errors.New(
+			"Cannot start MPS control daemon: the test wants it so") //nolint:staticcheck // As NVIDIA's program says it.
 	}
 	if info, err := os.Stat(env.Pipe); err != nil || !info.IsDir() {
 		return fmt.Errorf("Failed to access the pipe directory %s",
@@ -129,7 +130,8 @@ func serve(ctx context.Context, env Environment, servers Servers, out io.Writer)
 	}
 	defer func() { _ = lock.Close() }()
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return errors.New("An instance of this daemon is already running") //nolint:staticcheck // As NVIDIA's program says it.
+		return errors.New(
+			"An instance of this daemon is already running") //nolint:staticcheck // As NVIDIA's program says it.
 	}
 	_ = os.Remove(env.socket()) // Of one that was killed.
 	listener, err := net.Listen("unix", env.socket())

@@ -147,8 +147,9 @@ func New(name string) (*Node, error) {
 	base, layout, hasLayout := strings.Cut(name, "+")
 	d, ok := describe(base)
 	if !ok {
-		return nil, fmt.Errorf("no simulated node %q: there are %s, MODEL and MODELxN with MODEL one of %s; each with +LAYOUT",
-			base, strings.Join(Names(), ", "), modelKeys())
+		return nil,
+			fmt.Errorf("no simulated node %q: there are %s, MODEL and MODELxN with MODEL one of %s; each with +LAYOUT",
+				base, strings.Join(Names(), ", "), modelKeys())
 	}
 	if hasLayout {
 		d.GPUs = slices.Clone(d.GPUs)

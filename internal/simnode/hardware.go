@@ -137,7 +137,9 @@ func (n *Node) ResetGPU(busID string) error {
 func (n *Node) resetUnused(g *simGPU) error {
 	switch {
 	case g.lost:
-		return fmt.Errorf("unable to determine the device handle for GPU %s: GPU is lost. Reboot the system to recover this GPU", g.busID())
+		return fmt.Errorf(
+			"unable to determine the device handle for GPU %s: GPU is lost. Reboot the system to recover this GPU",
+			g.busID())
 	case n.is("passthrough"):
 		return fmt.Errorf("resetting GPU %s is not supported", g.busID())
 	case g.opened || g.persistence || len(g.allProcesses()) > 0 || n.hasClient():

@@ -173,7 +173,11 @@ func (n driver) DeviceGetGpuInstanceById(parent nvml.Device, id int) (nvml.GPUIn
 
 // DeviceCreateGpuInstanceWithPlacement is INSUFFICIENT_RESOURCES where there is no room
 // or the slot is taken, and NOT_SUPPORTED with MIG off.
-func (n driver) DeviceCreateGpuInstanceWithPlacement(d nvml.Device, profile int, at mig.Placement) (nvml.GPUInstance, error) {
+func (n driver) DeviceCreateGpuInstanceWithPlacement(
+	d nvml.Device,
+	profile int,
+	at mig.Placement,
+) (nvml.GPUInstance, error) {
 	g := n.gpu(d)
 	info, known := g.profileInfo(profile)
 	switch {
@@ -230,7 +234,10 @@ func (i *gpuInstance) computeSlices(profile int) (int, error) {
 	return computeSlices[profile], nil
 }
 
-func (n driver) GpuInstanceGetComputeInstanceProfileInfo(handle nvml.GPUInstance, enum int) (nvml.ComputeInstanceProfile, error) {
+func (n driver) GpuInstanceGetComputeInstanceProfileInfo(
+	handle nvml.GPUInstance,
+	enum int,
+) (nvml.ComputeInstanceProfile, error) {
 	i := n.instance(handle)
 	count, err := i.computeSlices(enum)
 	if err != nil {
@@ -244,7 +251,10 @@ func (n driver) GpuInstanceGetComputeInstanceProfileInfo(handle nvml.GPUInstance
 }
 
 // GpuInstanceGetComputeInstances are in the order of their creation.
-func (n driver) GpuInstanceGetComputeInstances(handle nvml.GPUInstance, profile int) (handles []nvml.ComputeInstance, err error) {
+func (n driver) GpuInstanceGetComputeInstances(
+	handle nvml.GPUInstance,
+	profile int,
+) (handles []nvml.ComputeInstance, err error) {
 	i := n.instance(handle)
 	count, err := i.computeSlices(profile)
 	for _, c := range i.computes {

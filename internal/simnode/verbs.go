@@ -109,8 +109,9 @@ func Verbs() []Verb {
 		}}, func(n *Node, v values) error { return n.ECC(v.number("gpu"), v["kind"].(bool)) }},
 		{"repair", "make a GPU need a reset to repair its memory", []Argument{gpuArgument}, onGPU((*Node).Repair)},
 		{"advise", "have the driver ask for a recovery action of a GPU", []Argument{gpuArgument, {
-			Name:       "action",
-			Usage:      "none, reset, reboot, drain-p2p, drain-and-reset, imex, bus-reset, system-reboot, or another number of NVML's",
+			Name: "action",
+			Usage: "none, reset, reboot, drain-p2p, drain-and-reset, imex, bus-reset, system-reboot, or another " +
+				"number of NVML's",
 			Positional: true,
 			parse:      parseRecovery,
 		}}, func(n *Node, v values) error { return n.Advise(v.number("gpu"), uint32(v.number("action"))) }},
@@ -129,8 +130,9 @@ func Verbs() []Verb {
 				parse:    parseNumber,
 			},
 			{
-				Name:     "summary",
-				Usage:    "NVML's number of the health summary: 1 healthy, 2 unhealthy, 3 limited capacity; 0 when left out",
+				Name: "summary",
+				Usage: "NVML's number of the health summary: 1 healthy, 2 unhealthy, 3 limited capacity; 0 when " +
+					"left out",
 				Optional: true,
 				absent:   0,
 				parse:    parseNumber,
@@ -182,10 +184,11 @@ func Verbs() []Verb {
 			n.SetClient(v["state"].(bool))
 			return nil
 		}},
-		{"lose-nodes", "take the driver's device nodes from this container, as systemctl daemon-reload may: what is open stays open", nil, func(n *Node, _ values) error {
-			n.LoseNodes()
-			return nil
-		}},
+		{"lose-nodes",
+			"take the driver's device nodes from this container, as systemctl daemon-reload may: what is open stays open", nil, func(n *Node, _ values) error {
+				n.LoseNodes()
+				return nil
+			}},
 		{"reboot", "reset all GPUs as a reboot of the machine does, which takes all partitions away", nil,
 			func(n *Node, _ values) error {
 				n.Reboot()
@@ -210,8 +213,9 @@ func Verbs() []Verb {
 		{"fail", "make a driver call fail, for a GPU until it is healed, or without a GPU a number of times",
 			[]Argument{
 				{
-					Name:     "gpu",
-					Usage:    "index of the GPU; without it the next calls of that name fail, also those for no GPU, such as Init",
+					Name: "gpu",
+					Usage: "index of the GPU; without it the next calls of that name fail, also those for no GPU, " +
+						"such as Init",
 					Optional: true,
 					absent:   noGPU,
 					parse:    parseNumber,

@@ -48,7 +48,10 @@ func (n *Node) SetWorld(list string) error {
 			}
 			unlisted = int(count)
 		default:
-			return fmt.Errorf("no world %q: there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, fabric, confidential, persistence, unlisted=N, no-nodes, other-module=VERSION", name)
+			return fmt.Errorf(
+				"no world %q: there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, "+
+					"moving-minors, late-profiles, no-subscription, old-driver, fabric, confidential, persistence, "+
+					"unlisted=N, no-nodes, other-module=VERSION", name)
 		}
 	}
 	n.worlds, n.unlisted = names, unlisted

@@ -32,7 +32,13 @@ func Listed(served []plugin.ResourceStatus, gpus []sharing.GPU) []sharing.Resour
 }
 
 // Resources joins what is served, listed as the kubelet is told, with what is planned.
-func Resources(served []plugin.ResourceStatus, listed []sharing.Resource, plan sharing.Plan, held []sharing.Allocation, known bool) []Resource {
+func Resources(
+	served []plugin.ResourceStatus,
+	listed []sharing.Resource,
+	plan sharing.Plan,
+	held []sharing.Allocation,
+	known bool,
+) []Resource {
 	byName := map[string]Resource{}
 	for i, r := range served {
 		resource := Resource{

@@ -97,7 +97,11 @@ func (s *Sampler) Measure(ctx context.Context) sharing.Measurement {
 
 // owners finds the owner of each process, and counts the processes that it could not
 // read and, among them, those that are not in /proc.
-func (s *Sampler) owners(gpus []sharing.GPUUtilization, containers map[string]sharing.Container, at ticks) (owners map[int]sharing.ProcessOwner, absent, unreadable int) {
+func (s *Sampler) owners(
+	gpus []sharing.GPUUtilization,
+	containers map[string]sharing.Container,
+	at ticks,
+) (owners map[int]sharing.ProcessOwner, absent, unreadable int) {
 	owners = map[int]sharing.ProcessOwner{}
 	for _, gpu := range gpus {
 		for _, unit := range gpu.Units {

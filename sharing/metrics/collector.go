@@ -179,7 +179,8 @@ func NewLimitedCollector(most int, collectors ...prometheus.Collector) LimitedCo
 	return LimitedCollector{
 		most:       most,
 		collectors: collectors,
-		own:        ParseFamilies("dropped_series{} Series that this scrape lacks because there are more than --metrics-max-series."),
+		own: ParseFamilies(
+			"dropped_series{} Series that this scrape lacks because there are more than --metrics-max-series."),
 	}
 }
 

@@ -116,7 +116,11 @@ func (l *library) DeviceGetMPSComputeRunningProcesses(d nvml.Device) ([]nvml.Pro
 	return l.processes("DeviceGetMPSComputeRunningProcesses", d, gonvml.Device.GetMPSComputeRunningProcesses)
 }
 
-func (l *library) processes(name string, d nvml.Device, get func(gonvml.Device) ([]gonvml.ProcessInfo, gonvml.Return)) ([]nvml.Process, error) {
+func (l *library) processes(
+	name string,
+	d nvml.Device,
+	get func(gonvml.Device) ([]gonvml.ProcessInfo, gonvml.Return),
+) ([]nvml.Process, error) {
 	running, err := callDevice(l, name, d, get)
 	var processes []nvml.Process
 	for _, p := range running {
@@ -273,7 +277,10 @@ func (l *library) DeviceGetProcessUtilization(d nvml.Device, lastSeen uint64) ([
 // size and then for the samples: where there is nothing to ask for it answers
 // that the size is insufficient, and where samples came between its two
 // questions it slices beyond what it has, which panics.
-func processUtilization(d gonvml.Device, lastSeen uint64) (samples []gonvml.ProcessUtilizationSample, code gonvml.Return) {
+func processUtilization(
+	d gonvml.Device,
+	lastSeen uint64,
+) (samples []gonvml.ProcessUtilizationSample, code gonvml.Return) {
 	defer func() {
 		switch thrown := recover().(type) {
 		case nil:

@@ -82,7 +82,8 @@ func (o Options) roots() []root {
 
 // The platforms on which NVIDIA's GPUs are not reached as they are on a server.
 var (
-	errWSL   = errors.New("WSL (there is /dev/dxg) is not supported: its GPUs have no device nodes that a container could be given")
+	errWSL = errors.New(
+		"WSL (there is /dev/dxg) is not supported: its GPUs have no device nodes that a container could be given")
 	errTegra = errors.New("a Tegra system is not supported: its GPU is part of the processor and cannot be enumerated")
 )
 

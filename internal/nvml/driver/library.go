@@ -152,7 +152,13 @@ func callLibrary[T any](l *library, name string, get func(gonvml.Interface) (T, 
 
 // call makes a call for the handle with the number. An unknown number answers
 // InvalidArgument, as the driver does for a handle that it never gave.
-func call[Handle comparable, Number ~uint64, T any](l *library, name string, things *table[Handle, Number], number Number, get func(Handle) (T, gonvml.Return)) (T, error) {
+func call[Handle comparable, Number ~uint64, T any](
+	l *library,
+	name string,
+	things *table[Handle, Number],
+	number Number,
+	get func(Handle) (T, gonvml.Return),
+) (T, error) {
 	return callLibrary(l, name, func(gonvml.Interface) (nothing T, _ gonvml.Return) {
 		thing, known := things.handle(number)
 		if !known {
@@ -164,7 +170,13 @@ func call[Handle comparable, Number ~uint64, T any](l *library, name string, thi
 
 // free makes the call that ends what the number stands for, and forgets its handle:
 // the driver may give that to something new.
-func free[Handle comparable, Number ~uint64](l *library, name string, things *table[Handle, Number], number Number, do func(Handle) gonvml.Return) error {
+func free[Handle comparable, Number ~uint64](
+	l *library,
+	name string,
+	things *table[Handle, Number],
+	number Number,
+	do func(Handle) gonvml.Return,
+) error {
 	_, err := call(l, name, things, number, func(handle Handle) (struct{}, gonvml.Return) {
 		code := do(handle)
 		if code == gonvml.SUCCESS {

@@ -175,7 +175,11 @@ func (l *library) DeviceGetGpuInstances(d nvml.Device, profile int) ([]nvml.GPUI
 			}))
 }
 
-func (l *library) DeviceCreateGpuInstanceWithPlacement(d nvml.Device, profile int, at mig.Placement) (nvml.GPUInstance, error) {
+func (l *library) DeviceCreateGpuInstanceWithPlacement(
+	d nvml.Device,
+	profile int,
+	at mig.Placement,
+) (nvml.GPUInstance, error) {
 	return l.instances.numbered(callWith(l, "DeviceCreateGpuInstanceWithPlacement", &l.devices, d, profile,
 		func(d gonvml.Device, profile int) (gonvml.GpuInstance, gonvml.Return) {
 			if !ordinal(at.Start) || !ordinal(at.Size) {
@@ -192,7 +196,10 @@ func (l *library) GpuInstanceDestroy(gi nvml.GPUInstance) error {
 	return free(l, "GpuInstanceDestroy", &l.instances, gi, gonvml.GpuInstance.Destroy)
 }
 
-func (l *library) GpuInstanceGetComputeInstanceProfileInfo(gi nvml.GPUInstance, profile int) (nvml.ComputeInstanceProfile, error) {
+func (l *library) GpuInstanceGetComputeInstanceProfileInfo(
+	gi nvml.GPUInstance,
+	profile int,
+) (nvml.ComputeInstanceProfile, error) {
 	return callWith(l, "GpuInstanceGetComputeInstanceProfileInfo", &l.instances, gi, profile,
 		func(instance gonvml.GpuInstance, profile int) (nvml.ComputeInstanceProfile, gonvml.Return) {
 			info, code := instance.GetComputeInstanceProfileInfo(profile, gonvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)

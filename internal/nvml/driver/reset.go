@@ -40,7 +40,9 @@ func Persistence(ctx context.Context, options Options, busID string) (bool, erro
 	case "Disabled":
 		return false, nil
 	}
-	return false, fmt.Errorf("nvidia-smi --query-gpu=persistence_mode of %s says %.100q, and neither Enabled nor Disabled", busID, said)
+	return false,
+		fmt.Errorf("nvidia-smi --query-gpu=persistence_mode of %s says %.100q, and neither Enabled nor Disabled", busID,
+			said)
 }
 
 // SetPersistence turns it on or off.

@@ -34,7 +34,8 @@ func (w RootWatch) Check() error {
 		return fmt.Errorf("%q is no absolute path", w.Host)
 	}
 	if filepath.Clean(w.Host) == filepath.Clean(w.Mounted) {
-		return fmt.Errorf("%s is the driver root itself, which never sees its replacement: mount the folder that holds it", w.Host)
+		return fmt.Errorf(
+			"%s is the driver root itself, which never sees its replacement: mount the folder that holds it", w.Host)
 	}
 	if _, err := os.Stat(w.Mounted); err != nil {
 		return fmt.Errorf("there is no driver root to compare with: %w", err)
@@ -54,7 +55,9 @@ func (w RootWatch) Run(ctx context.Context) error {
 		case err != nil && before != rootGone:
 			log.Warn("the driver root cannot be compared with the host's", "error", err)
 		case state == rootReplaced:
-			return fmt.Errorf("the driver root of this container is not the host's any more: another driver is mounted at %s, which only a new container gets", w.Host)
+			return fmt.Errorf(
+				"the driver root of this container is not the host's any more: another driver is mounted at %s, "+
+					"which only a new container gets", w.Host)
 		case state == before:
 		case state == rootGone:
 			log.Warn("the driver root is no longer mounted on the host; waiting for the next one", "path", w.Host)

@@ -118,7 +118,9 @@ func (s SelectedProfile) SelectMIG(name string) (SelectedProfile, error) {
 	if err != nil {
 		return s, err
 	}
-	s.Config, s.Generation, s.Layout = config, Generation(config.Profile), name
+	s.Config = config
+	s.Generation = Generation(config.Profile)
+	s.Layout = name
 	return s, nil
 }
 
@@ -700,7 +702,8 @@ func (r manifestReader) readData(data value) (entries []File) {
 // checkLayouts reports the rules of a file whose profiles, which are among the entries, cannot have the rules' layouts.
 func (f File) checkLayouts(entries []File) File {
 	for i, rule := range f.Rules.List {
-		if at := slices.IndexFunc(entries, func(e File) bool { return e.Kind == KindProfile && e.Name == rule.Profile }); at >= 0 {
+		if at := slices.IndexFunc(entries,
+			func(e File) bool { return e.Kind == KindProfile && e.Name == rule.Profile }); at >= 0 {
 			rule.checkLayout(i+1, entries[at].Config)
 		}
 	}

@@ -159,7 +159,8 @@ func doubt(block sharing.LayoutBlock) (at int, message string) {
 			return err == nil
 		})
 	}
-	const unknown = "no GPU model that Virgate knows and this block chooses can have %s; the driver of each node decides"
+	const unknown = "no GPU model that Virgate knows and this block chooses can have %s; the driver of each " +
+		"node decides"
 	for n, c := range block.Layout.Partitions {
 		if !possible(c) {
 			return n, fmt.Sprintf(unknown, mig.Layout{MIG: true, Partitions: []mig.PartitionCount{c}})

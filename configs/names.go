@@ -127,7 +127,8 @@ func parseResourceName(s string) (string, error) {
 	case !nameForm.MatchString(name):
 		return "",
 			errors.New(
-				"the part after the slash must be letters, digits, '-', '_' or '.', with a letter or digit at both ends")
+				"the part after the slash must be letters, digits, '-', '_' or '.', with a letter or digit at " +
+					"both ends")
 	}
 	return full, nil
 }

@@ -64,9 +64,9 @@ type RuleMatch struct {
 	UnknownRule int
 }
 
-// Match finds the first rule for a node with these labels. Feature discovery's labels are taken from the inventory alone,
-// as they are without sharing and partitions, whatever the Node says: they could depend on the profile otherwise.
-// A nil inventory is not known yet.
+// Match finds the first rule for a node with these labels. Feature discovery's labels are taken from
+// the inventory alone, as they are without sharing and partitions, whatever the Node says: they could
+// depend on the profile otherwise. A nil inventory is not known yet.
 func (r Rules) Match(node, inventory map[string]string) RuleMatch {
 	set := labels.Set{}
 	for name, value := range node {
@@ -120,7 +120,8 @@ func RuleLabel(name string) bool {
 	return !use.inventory && use.refused == ""
 }
 
-// InventoryLabel says whether the label is one of feature discovery's that follow from the node's GPUs and driver alone.
+// InventoryLabel says whether the label is one of feature discovery's that follow from the node's GPUs
+// and driver alone.
 func InventoryLabel(name string) bool { return labelUseOf(name).inventory }
 
 // labelUse is what rules may do with a label.
@@ -132,12 +133,13 @@ type labelUse struct {
 
 var (
 	inventoryLabel = regexp.MustCompile(
-		`^nvidia\.com/(gpu\.(product|memory|family|machine|mode|clique|compute\.(major|minor)|model\..+)|mig\.capable|` +
-			`cuda\.(driver|runtime)(-version)?\.(major|minor|rev|revision|full)|vgpu\.(present|host-driver-(version|branch)))$`)
+		`^nvidia\.com/(gpu\.(product|memory|family|machine|mode|clique|compute\.(major|minor)|model\..+)|` +
+			`mig\.capable|cuda\.(driver|runtime)(-version)?\.(major|minor|rev|revision|full)|` +
+			`vgpu\.(present|host-driver-(version|branch)))$`)
 	// profileLabel are those that sharing and partitions change, under any resource's name.
 	profileLabel = regexp.MustCompile(
-		`^nvidia\.com/(mig-.*|.+\.(product|count|replicas|sharing-strategy|memory|multiprocessors|slices\.(gi|ci)|engines\.(copy|decoder|encoder|jpeg|ofa))|` +
-			`mig\.strategy|mps\.capable)$`)
+		`^nvidia\.com/(mig-.*|.+\.(product|count|replicas|sharing-strategy|memory|multiprocessors|` +
+			`slices\.(gi|ci)|engines\.(copy|decoder|encoder|jpeg|ofa))|mig\.strategy|mps\.capable)$`)
 )
 
 func labelUseOf(name string) labelUse {

@@ -235,7 +235,9 @@ func cutLast(path string) (section, key string) {
 // reported. A value that this release does not support is reported only if it is
 // in force, so that an override can make a document usable.
 func (s Setting) resolve(written value, override Override, overridden bool) string {
-	from, at, shown := written.source, written.position(), written.shown()
+	from := written.source
+	at := written.position()
+	shown := written.shown()
 	if s.unread() {
 		if overridden {
 			from.notes = append(from.notes, Note{Path: s.Path, Message: override.Source + ": " + s.Inert})

@@ -41,7 +41,8 @@ func readSharing(v value, profile *sharing.Profile) {
 	fail, shared := reader.readSection(mps, pathMPS, "shared by MPS")
 	if one, _ := fail.boolean(); !fail.absent() && !one && len(shared) > 0 {
 		fail.note(
-			"a container may have several shares of one unit, and their part of it; NVIDIA's plugin has one limit for all")
+			"a container may have several shares of one unit, and their part of it; NVIDIA's plugin has one " +
+				"limit for all")
 		for i := range shared {
 			shared[i].share.SeveralShares = true
 		}

@@ -401,7 +401,9 @@ func (s *schedule) next(r *reconciler) (wait time.Duration, any bool) {
 			s.stepBy = reason.at
 		}
 		if until := max(0, reason.at.Sub(now)); !any || until < wait {
-			any, wait, s.due = true, until, reason.due
+			any = true
+			wait = until
+			s.due = reason.due
 		}
 	}
 	return wait, any

@@ -96,7 +96,9 @@ func (s *inputs) findUnits(have Lists, want sharing.Plan) {
 func (s *inputs) asPlanned(resource string, e Entry, u *unitState) Entry {
 	switch use := e.use(resource); {
 	case use.CanBecome(u.use) && e.Phase != Retiring: // What is on its way out finishes that.
-		e.Mode, e.Whole, e.Since = u.use.Mode, true, s.now
+		e.Mode = u.use.Mode
+		e.Whole = true
+		e.Since = s.now
 	case e.Whole && s.isShare(resource, e.ID):
 		e.Whole = false
 	case e.Whole && u.use == sharing.Use{Resource: resource, Mode: sharing.Exclusive}:

@@ -16,9 +16,9 @@ type Change struct {
 	// Before and After are numbers of devices.
 	Before int `json:"before"`
 	After  int `json:"after"`
-	// Switches are the units that leave the resource, or come to it, or change between
-	// exclusive, shared and shared by MPS, or their number of shares by MPS. Each does so when no pod holds it; see plugin.Next. Without
-	// any, the change is made with the next list.
+	// Switches are the units that leave the resource, or come to it, or change between exclusive, shared
+	// and shared by MPS, or their number of shares by MPS. Each does so when no pod holds it; see
+	// plugin.Next. Without any, the change is made with the next list.
 	Switches []Switch `json:"switches,omitempty"`
 	// Takes says for people how long it takes and for whom it waits; Diff leaves it empty.
 	Takes string `json:"takes,omitempty"`

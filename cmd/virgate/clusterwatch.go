@@ -239,7 +239,8 @@ func liveTable(
 		}()
 	}
 	_, height, _ := term.GetSize(int(out.Fd()))
-	if _, err := io.WriteString(out, strings.Repeat("\r\n", max(0, height-1))+beginLive); err != nil { // What is there scrolls away.
+	// What is there scrolls away.
+	if _, err := io.WriteString(out, strings.Repeat("\r\n", max(0, height-1))+beginLive); err != nil {
 		return err
 	}
 	defer func() { _, _ = io.WriteString(out, endLive) }()
@@ -284,8 +285,8 @@ func frame(lines []string, width, height int, colours bool) []byte {
 		if paint != "" {
 			line = paint + line + "\x1b[0m"
 		}
-		out.WriteString("\x1b[2K" +
-			line) // Cleared first: at the terminal's edge the last letter would go with the rest.
+		// Cleared first: at the terminal's edge the last letter would go with the rest.
+		out.WriteString("\x1b[2K" + line)
 	}
 	if len(lines) < height {
 		out.WriteString("\r\n\x1b[J")

@@ -52,7 +52,8 @@ func configManagerCommand(environment environment, stderr io.Writer) *cli.Comman
 		Name:  "config-manager",
 		Usage: "keeps a link to the profile that the node's label names, like NVIDIA's config-manager",
 		Description: "For manifests of NVIDIA's device plugin in which only the image is replaced.\n" +
-			"When no profile can be chosen, the link stays as it is. virgate run --config-map needs no such helper.\n\n" +
+			"When no profile can be chosen, the link stays as it is. virgate run --config-map needs no such " +
+			"helper.\n\n" +
 			"Example: virgate config-manager --config-dir /available-configs --config-file-dst /config/config.yaml " +
 			"--oneshot",
 		Flags:  flags,

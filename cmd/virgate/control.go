@@ -43,7 +43,8 @@ func clearCommand() *cli.Command {
 			&cli.StringFlag{
 				Name:     "gpu",
 				Required: true,
-				Usage:    "a GPU index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…) or a PCI bus ID (00000000:3B:00.0)",
+				Usage: "a GPU index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…) or a PCI bus ID " +
+					"(00000000:3B:00.0)",
 			},
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {

@@ -631,7 +631,8 @@ func (s *demoNode) startProcesses() error {
 		for _, container := range pod.Containers {
 			for _, id := range container.Devices(gpuResource) {
 				unit, _, _ := strings.Cut(id, "::")
-				if err := start(index[unit], does, fmt.Sprintf("%s/%s/%s", pod.Namespace, pod.Name, container.Name)); err != nil {
+				if err := start(index[unit], does,
+					fmt.Sprintf("%s/%s/%s", pod.Namespace, pod.Name, container.Name)); err != nil {
 					return err
 				}
 			}

@@ -86,7 +86,8 @@ func (s *demoNode) draSteps() []step {
 			if err := s.replace([]byte(byClaims)); err != nil {
 				return err
 			}
-			if err := s.offered(ctx, "the free GPU is in a ResourceSlice; the other one waits for its pod", 1, 0); err != nil {
+			if err := s.offered(ctx, "the free GPU is in a ResourceSlice; the other one waits for its pod", 1,
+				0); err != nil {
 				return err
 			}
 			return s.allocatable(ctx, 0, "the device plugin gives nothing of the name any more: allocatable 0")
@@ -129,7 +130,8 @@ func (s *demoNode) draSteps() []step {
 			if err := s.replace([]byte(byPlugin)); err != nil {
 				return err
 			}
-			if err := s.allocatable(ctx, 4, "the free GPU is the device plugin's again; the other one waits for its pods"); err != nil {
+			if err := s.allocatable(ctx, 4,
+				"the free GPU is the device plugin's again; the other one waits for its pods"); err != nil {
 				return err
 			}
 			if err := s.endByClaim(ctx, "small-1", "small-2"); err != nil {

@@ -29,7 +29,8 @@ sharing:
 // runMPS plays virgate mps, with a stand-in for NVIDIA's daemons.
 func (s *demoNode) runMPS(ctx context.Context, log *slog.Logger) error {
 	// The users of MPS servers must be able to enter it.
-	if err := errors.Join(os.Chmod(filepath.Dir(s.mps), 0o711), os.MkdirAll(s.mps, 0o755)); err != nil { //nolint:gosec // see above
+	if err := errors.Join(os.Chmod(filepath.Dir(s.mps), 0o711),
+		os.MkdirAll(s.mps, 0o755)); err != nil { //nolint:gosec // see above
 		return err
 	}
 	node := nvml.NewNode(s.node, nvml.Options{Logger: log})
@@ -64,7 +65,8 @@ func (s *demoNode) mpsSteps() []step {
 			if err := s.replace([]byte(sharedByMPS)); err != nil {
 				return err
 			}
-			if err := s.allocatable(ctx, 4, "the free GPU has its daemon: 4 shares by MPS; the other one waits for its pod"); err != nil {
+			if err := s.allocatable(ctx, 4,
+				"the free GPU has its daemon: 4 shares by MPS; the other one waits for its pod"); err != nil {
 				return err
 			}
 			if err := s.runMPSPod(ctx, "inference", 1, "25"); err != nil {

@@ -69,7 +69,8 @@ func endDaemonSet(ctx context.Context, cmd *cli.Command) error {
 		say("its pods have ended")
 	}
 	if len(left) > 0 {
-		say("after %s its pods have not ended on %s; where the condition %s stays as it is, virgate uninstall takes it away",
+		say("after %s its pods have not ended on %s; where the condition %s stays as it is, virgate uninstall "+
+			"takes it away",
 			wait, strings.Join(left, ", "), nodestatus.ConditionType)
 	}
 	return nil

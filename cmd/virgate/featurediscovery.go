@@ -318,7 +318,9 @@ func (d *featureDiscovery) read(n *features.Node, startup configs.StartupSetting
 		d.log.Warn("not all GPUs could be read", "error", err)
 	}
 	versions := nvml.ReadVersions(d.library)
-	n.GPUs, n.Driver, n.CUDA = gpus, versions.Driver, versions.CUDA
+	n.GPUs = gpus
+	n.Driver = versions.Driver
+	n.CUDA = versions.CUDA
 	return nil
 }
 

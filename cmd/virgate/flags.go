@@ -283,8 +283,9 @@ func newLabels(cmd *cli.Command, api *configsource.Client, log *slog.Logger) (*c
 	return configsource.NewNodeLabels(api, name, cmp.Or(cmd.String("node-label"), profileLabel), log), nil
 }
 
-// newClientLabels makes what writes the labels that pause other programs; nil where the Node's labels are not looked at. It is
-// made without --mig-pause-clients, too: a run that had it may have been killed.
+// newClientLabels makes what writes the labels that pause other programs; nil where the Node's labels
+// are not looked at. It is made without --mig-pause-clients, too: a run that had it may have been
+// killed.
 func newClientLabels(cmd *cli.Command, labels *configsource.NodeLabels) (*nodestatus.ClientLabels, error) {
 	if labels == nil {
 		if cmd.Bool("mig-pause-clients") {

@@ -32,7 +32,8 @@ func gpuCommand() *cli.Command {
 		Name:        "wait",
 		Value:       true,
 		DefaultText: "true",
-		Usage:       "wait for the GPU's holders; false names them and ends with exit code 1, while the release goes on",
+		Usage: "wait for the GPU's holders; false names them and ends with exit code 1, while the " +
+			"release goes on",
 	}
 	verb := func(name, usage, description string, flags ...cli.Flag) *cli.Command {
 		return &cli.Command{
@@ -114,7 +115,8 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 	for {
 		switch {
 		case verb == "release" && r.State == release.Released:
-			say("is released until %s: nvidia-smi --gpu-reset -i %s can run; virgate gpu restore --gpu %d takes it back", r.Until.UTC().Format("15:04:05 MST"), r.PCIBusID, r.Index)
+			say("is released until %s: nvidia-smi --gpu-reset -i %s can run; virgate gpu restore --gpu %d "+
+				"takes it back", r.Until.UTC().Format("15:04:05 MST"), r.PCIBusID, r.Index)
 			return nil
 		case r.State != release.Restored:
 		case verb == "restore":

@@ -1,6 +1,6 @@
-// Command virgate shares a node's NVIDIA GPUs among pods: whole, by time-slicing, by MPS and as
-// MIG partitions, through the kubelet's device plugins or by Dynamic Resource Allocation. This package translates the command line; what runs is put together in
-// internal/daemon.
+// Command virgate shares a node's NVIDIA GPUs among pods: whole, by time-slicing, by MPS and as MIG
+// partitions, through the kubelet's device plugins or by Dynamic Resource Allocation. This package
+// translates the command line; what runs is put together in internal/daemon.
 //
 // Read main.go first, then run.go, the command that matters, with flags.go and
 // node.go. status.go, control.go, gpu.go and plan.go ask and explain, cluster.go looks at

@@ -58,7 +58,8 @@ func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
 	return &cli.Command{
 		Name:  "mps",
 		Usage: "runs NVIDIA's MPS daemons for the GPUs that virgate run shares by MPS",
-		Description: "One nvidia-cuda-mps-control for each GPU or partition. It needs root, the host's process IDs, and\n" +
+		Description: "One nvidia-cuda-mps-control for each GPU or partition. It needs root, the host's process " +
+			"IDs, and\n" +
 			"the right to set compute modes; virgate run, which says for which GPUs, does not.\n" +
 			"SIGTERM ends the daemons and restores the compute modes.\n\n" +
 			"Example: virgate mps --mps-root /run/nvidia/mps",

@@ -30,8 +30,9 @@ func planCommand(environment environment) *cli.Command {
 				"waits for",
 		},
 		&cli.BoolFlag{
-			Name:  "dra",
-			Usage: "shows the ResourceSlices and DeviceClasses of what the profile's dra.resources names, as yaml or json",
+			Name: "dra",
+			Usage: "shows the ResourceSlices and DeviceClasses of what the profile's dra.resources names, as " +
+				"yaml or json",
 		},
 		nvidiaNames(""),
 		&cli.StringFlag{

@@ -66,7 +66,10 @@ func (t *text) forecast(f rollout.Forecast) {
 	busy, waits := busyTable(f)
 	for _, n := range f.Nodes {
 		for _, l := range n.Layouts {
-			kept, destroyed, made, layouts = kept+l.Kept, destroyed+l.Destroyed, made+l.Made, layouts+1
+			kept = kept + l.Kept
+			destroyed = destroyed + l.Destroyed
+			made = made + l.Made
+			layouts = layouts + 1
 		}
 	}
 	if layouts > 0 {

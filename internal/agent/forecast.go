@@ -89,8 +89,11 @@ func (c *forecaster) forecast(ctx context.Context, label, value string) noderepo
 	nowBy, thenBy := shareIn(listed), modeFunc(byID)
 	if err != nil {
 		f.Unfit = strings.Split(err.Error(), "\n")
-	} else if then, after, err = c.foresee(ctx, s, selected.Profile, held, nowBy, &f); err != nil {
-		return unknown("%v", err)
+	} else {
+		then, after, err = c.foresee(ctx, s, selected.Profile, held, nowBy, &f)
+		if err != nil {
+			return unknown("%v", err)
+		}
 	}
 	now := sharing.Plan{}
 	for _, r := range listed {

@@ -107,7 +107,9 @@ func (v *view) status(ctx context.Context) status.Status {
 	node.Unread, node.DRA = message(s.unread), v.draStatus()
 	var held []sharing.Allocation
 	if known := v.samples.holders.Load(); known != nil {
-		held, node.HoldersKnown, node.HoldersAt = known.held, true, &known.at
+		held = known.held
+		node.HoldersKnown = true
+		node.HoldersAt = &known.at
 	}
 	serving := v.Plugin.Status()
 	node.KubeletKnown = serving.KubeletSeen

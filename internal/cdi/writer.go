@@ -171,7 +171,9 @@ func (w *Writer) generate(g *generated, inputs string, source func() (*specs.Spe
 	if g.inputs == inputs && g.version == version && (g.err == nil || now.Before(g.retryAt)) {
 		return false
 	}
-	g.inputs, g.version, g.retryAt = inputs, version, now.Add(w.options.Retry)
+	g.inputs = inputs
+	g.version = version
+	g.retryAt = now.Add(w.options.Retry)
 	g.spec, g.err = source()
 	if _, refused := errors.AsType[*refusal](g.err); refused {
 		g.retryAt = now

@@ -82,7 +82,8 @@ func (k kept) check(c dra.Claim, units map[string]Unit, others map[string]string
 		}
 		if path := k.Paths[cmp.Or(unit.With, unit.Place)]; !path.ByDRA() {
 			return refuse(InPlugin,
-				"claim %s: %s is offered by the device plugin, which gives it up for this claim as soon as no pod has it", c, r.Device)
+				"claim %s: %s is offered by the device plugin, which gives it up for this claim as soon as no "+
+					"pod has it", c, r.Device)
 		}
 		if holder := others[unit.ID]; unit.ID != "" && holder != "" {
 			return refuse(InUse, "claim %s: %s still has %s", c, holder, r.Device)

@@ -38,8 +38,8 @@ type Node struct {
 	NotReady string
 	// Cordoned says that no new pod may go there.
 	Cordoned bool
-	// Wanted is the profile that its label names, or Virgate says it should have by rules; State is how far that has come;
-	// Applied, Source and Generation are of the profile in force.
+	// Wanted is the profile that its label names, or Virgate says it should have by rules; State is how
+	// far that has come; Applied, Source and Generation are of the profile in force.
 	Wanted, State, Applied, Source, Generation string
 	// WantedBy says why, and Rules tells one list of rules from another; both are empty where there are no rules.
 	WantedBy, Rules string

@@ -153,7 +153,8 @@ func (c *Client) Read(ctx context.Context, o Options) (Snapshot, error) {
 	return s, nil
 }
 
-// list goes through all pages of a resource, of all namespaces or of that one, and has each object kept as soon as its page is there.
+// list goes through all pages of a resource, of all namespaces or of that one, and has each object
+// kept as soon as its page is there.
 func (c *Client) list(ctx context.Context, namespace, resource string, selectors metav1.ListOptions, into interface {
 	runtime.Object
 	metav1.ListInterface

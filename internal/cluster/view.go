@@ -50,8 +50,8 @@ type NodeView struct {
 	Name string `json:"name"`
 	// Wanted is the profile that should be in force, Applied the one that is.
 	Wanted string `json:"wanted,omitempty"`
-	// By says why it should: "rule 2 of ConfigMap gpu/profiles"; Rules tells one list of rules from another. They are empty
-	// where there are no rules, and the status page has not been read.
+	// By says why it should: "rule 2 of ConfigMap gpu/profiles"; Rules tells one list of rules from
+	// another. They are empty where there are no rules, and the status page has not been read.
 	By    string `json:"by,omitempty"`
 	Rules string `json:"rules,omitempty"`
 	// Delayed is when the node takes a changed ConfigMap; nil where none waits, or the status page has not been read.
@@ -80,8 +80,8 @@ type RuleView struct {
 	// By is the reason: "rule 2 of ConfigMap gpu/profiles". Rule is the number in it; 0 for another reason.
 	By   string `json:"by"`
 	Rule int    `json:"rule,omitempty"`
-	// Profile is the one that it chooses; empty where the list of rules is refused. Rules tells one list from another: while
-	// a change spreads, nodes have different ones.
+	// Profile is the one that it chooses; empty where the list of rules is refused. Rules tells one list
+	// from another: while a change spreads, nodes have different ones.
 	Profile string `json:"profile,omitempty"`
 	Rules   string `json:"rules"`
 	// Nodes is how many nodes it chooses for, of which Applied have the profile, and Rejected refuse it.
@@ -324,7 +324,9 @@ func nodeView(n Node, status Status, now time.Time) NodeView {
 	}
 	if page := status.Page; page != nil {
 		v.State, v.Wanted = page.Profile.State, cmp.Or(page.Profile.Wanted.Name, v.Wanted)
-		v.By, v.Rules, v.Delayed = page.Profile.Wanted.By, page.Profile.Wanted.Rules, page.Profile.Delayed
+		v.By = page.Profile.Wanted.By
+		v.Rules = page.Profile.Wanted.Rules
+		v.Delayed = page.Profile.Delayed
 		if page.Profile.Applied != nil {
 			v.Applied = *page.Profile.Applied
 		}

@@ -365,8 +365,9 @@ func (f *followed[T]) follow(ctx context.Context) {
 			return &metav1.PartialObjectMetadataList{ListMeta: metav1.ListMeta{ResourceVersion: version}}, nil
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			options.LabelSelector, options.FieldSelector, options.Watch = f.selectors.LabelSelector,
-				f.selectors.FieldSelector, true
+			options.LabelSelector = f.selectors.LabelSelector
+			options.FieldSelector = f.selectors.FieldSelector
+			options.Watch = true
 			f.w.client.Lists.Add(1)
 			return f.w.client.core.Get().MaxRetries(0).Resource(f.what).VersionedParams(&options,
 				metav1.ParameterCodec).Watch(ctx)

@@ -110,7 +110,8 @@ func (c *Client) pod(ctx context.Context, namespace, name string) (*corev1.Pod, 
 	if err := c.inNamespace(ctx, namespace, "pods", "metadata.name="+name, &list); err != nil {
 		return nil, fmt.Errorf("find pod %s/%s: %w", namespace, name, err)
 	}
-	if i := slices.IndexFunc(list.Items, func(p corev1.Pod) bool { return p.Namespace == namespace && p.Name == name }); i >= 0 {
+	if i := slices.IndexFunc(list.Items,
+		func(p corev1.Pod) bool { return p.Namespace == namespace && p.Name == name }); i >= 0 {
 		return &list.Items[i], nil
 	}
 	return nil, nil

@@ -279,8 +279,8 @@ func readLimited(path string) ([]byte, error) {
 	return data, nil
 }
 
-// hasDocument is false for YAML that is comments alone. As a file it is a profile that says nothing; from a program, such as
-// helm, that nothing came.
+// hasDocument is false for YAML that is comments alone. As a file it is a profile that says nothing;
+// from a program, such as helm, that nothing came.
 func hasDocument(data []byte) bool {
 	for line := range bytes.Lines(data) {
 		line = bytes.TrimSpace(line)

@@ -319,8 +319,9 @@ func (l *NodeLabels) Paused() (pause Pause, known bool) {
 	return l.pause, true
 }
 
-// RunningClients are the Node's labels by which the GPU Operator runs DCGM and its exporter, as far as they are true; none
-// where another program makes the MIG layouts, which pauses them itself, and while the Node has not been read.
+// RunningClients are the Node's labels by which the GPU Operator runs DCGM and its exporter, as far as
+// they are true; none where another program makes the MIG layouts, which pauses them itself, and while
+// the Node has not been read.
 func (l *NodeLabels) RunningClients() []string {
 	now, err := l.node.value()
 	if err != nil || now.clients == "" || now.leftTo != "" {

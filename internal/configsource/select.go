@@ -90,7 +90,9 @@ func Choose(c Criteria) (Chosen, error) {
 	chosen.Choice.ByInventory = len(c.Rules.InventoryLabels()) > 0
 	because := ""
 	if match := c.Rules.Match(c.NodeLabels, c.Inventory); match.Number > 0 {
-		chosen.Name, chosen.Layout, chosen.Choice.Rule = match.Rule.Profile, match.Rule.Layout, match.Number
+		chosen.Name = match.Rule.Profile
+		chosen.Layout = match.Rule.Layout
+		chosen.Choice.Rule = match.Number
 		chosen.Choice.By = fmt.Sprintf("rule %d of %s", match.Number, c.Source)
 		return chosen, c.require(chosen.Name, chosen.Choice.By)
 	} else if match.Unknown != nil {
@@ -239,9 +241,9 @@ func (n *NodeSource) inventory(documents configs.Documents) map[string]string {
 	return n.Inventory()
 }
 
-// take returns the documents to use. The rules can have a changed ConfigMap spread over the nodes: then it is taken after
-// a random time, until which the older one is returned, and when that is. A node whose own label names a profile takes it
-// at once, and so does one that has had none.
+// take returns the documents to use. The rules can have a changed ConfigMap spread over the nodes:
+// then it is taken after a random time, until which the older one is returned, and when that is. A
+// node whose own label names a profile takes it at once, and so does one that has had none.
 func (n *NodeSource) take(latest configs.Documents, atOnce bool) (documents configs.Documents, due time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

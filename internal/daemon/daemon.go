@@ -296,7 +296,10 @@ func Run(ctx context.Context, o Options) error {
 	if o.Features != nil {
 		options.Features = func(gpus []sharing.GPU, profile sharing.Profile) map[string]string {
 			n, versions := *o.Features, node.Versions()
-			n.GPUs, n.Profile, n.Driver, n.CUDA = gpus, profile, versions.Driver, versions.CUDA
+			n.GPUs = gpus
+			n.Profile = profile
+			n.Driver = versions.Driver
+			n.CUDA = versions.CUDA
 			return features.Labels(n)
 		}
 	}

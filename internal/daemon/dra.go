@@ -42,7 +42,9 @@ func newDRA(
 	})
 	options := *o.DRA
 	options.Node, options.Dir = o.NodeName, filepath.Join(o.DRA.Dir, name)
-	options.Claims, options.Changed, options.Logger = preparer{table, name}, table.Tell, o.Logger
+	options.Claims = preparer{table, name}
+	options.Changed = table.Tell
+	options.Logger = o.Logger
 	options.Observe = func(call dradriver.Call, took time.Duration, err error) {
 		calls.Observe(string(call), took, err)
 	}

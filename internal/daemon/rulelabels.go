@@ -61,14 +61,18 @@ func (l *ruleLabels) now() map[string]string {
 		}
 	}
 	n, versions := l.node, l.versions()
-	n.GPUs, n.Driver, n.CUDA = gpus, versions.Driver, versions.CUDA
+	n.GPUs = gpus
+	n.Driver = versions.Driver
+	n.CUDA = versions.CUDA
 	l.labels = RuleLabels(n)
 	return l.labels
 }
 
 // RuleLabels are feature discovery's labels as rules see them: as if the GPUs were exclusive and not partitioned.
 func RuleLabels(n features.Node) map[string]string {
-	n.GPUs, n.Models, n.Profile = slices.Clone(n.GPUs), true, sharing.Profile{}
+	n.GPUs = slices.Clone(n.GPUs)
+	n.Models = true
+	n.Profile = sharing.Profile{}
 	for i := range n.GPUs {
 		n.GPUs[i].MIG, n.GPUs[i].Partitions = false, nil
 		if n.GPUs[i].DriverIndex == sharing.NotListed { // A GPU that is lost is still the machine's.
@@ -106,8 +110,11 @@ func (l *ruleLabels) remember(gpus []sharing.GPU) (news bool) {
 			PCIClass:          cmp.Or(gpu.PCIClass, known.PCIClass),
 			MIGCapable:        gpu.MIGCapable || known.MIGCapable,
 		}
-		gpu.Model, gpu.Memory, gpu.ComputeCapability, gpu.PCIClass, gpu.MIGCapable = facts.Model, facts.Memory,
-			facts.ComputeCapability, facts.PCIClass, facts.MIGCapable
+		gpu.Model = facts.Model
+		gpu.Memory = facts.Memory
+		gpu.ComputeCapability = facts.ComputeCapability
+		gpu.PCIClass = facts.PCIClass
+		gpu.MIGCapable = facts.MIGCapable
 		if facts != known {
 			l.facts[gpu.UUID], news = facts, true
 		}

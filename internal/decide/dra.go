@@ -155,7 +155,11 @@ func (d *Decision) split(f *Facts) {
 		return // What was offered before stays so for a moment: nothing is to come and go at each start.
 	}
 	node := f.DRA.Node
-	node.GPUs, node.Profile, node.Plan, node.Held, node.OnDemand = f.GPUs, f.Profile, byDRA, view.Held(), offered
+	node.GPUs = f.GPUs
+	node.Profile = f.Profile
+	node.Plan = byDRA
+	node.Held = view.Held()
+	node.OnDemand = offered
 	offer, err := dra.Build(node)
 	d.warn(f.DRA.warnings()...)
 	d.warn(d.onDemand.why...)
@@ -251,8 +255,13 @@ func (d *Decision) addOnDemand(
 		}
 		whole := dra.Place(gpu.UUID, nil)
 		unit := all[whole]
-		unit.Place, unit.GPU, unit.With, unit.ForDRA, unit.Takes, unit.Has = whole, gpu.UUID, whole, unit.ForDRA ||
-			wanted, g.Supply(), g.Supply()
+		unit.Place = whole
+		unit.GPU = gpu.UUID
+		unit.With = whole
+		unit.ForDRA = unit.ForDRA ||
+			wanted
+		unit.Takes = g.Supply()
+		unit.Has = g.Supply()
 		fault := func(id string) string {
 			if d.released(gpu.UUID) {
 				return releasedFault

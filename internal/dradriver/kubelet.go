@@ -51,7 +51,8 @@ func (d *Driver) serveOnce(ctx context.Context, serving func()) error {
 	if err := os.MkdirAll(d.options.Dir, 0o750); err != nil {
 		return fmt.Errorf("make the driver's directory: %w", err)
 	}
-	if err := removeStale(filepath.Join(d.options.Dir, "dra*.sock"), filepath.Join(d.options.RegistryDir, d.options.Driver+"-*reg.sock")); err != nil {
+	if err := removeStale(filepath.Join(d.options.Dir, "dra*.sock"),
+		filepath.Join(d.options.RegistryDir, d.options.Driver+"-*reg.sock")); err != nil {
 		return err
 	}
 	// A handler's context ends with the server, which waits for it.

@@ -175,7 +175,8 @@ func (p *publisher) look(ctx context.Context) error {
 		resourceapi.ResourceSliceSelectorNodeName: p.options.Node,
 	}.String()}
 	var list resourceapi.ResourceSliceList
-	if err := p.rest.Get().Resource(resourceSlices).VersionedParams(&ours, metav1.ParameterCodec).Do(asking).Into(&list); err != nil {
+	if err := p.rest.Get().Resource(resourceSlices).VersionedParams(&ours,
+		metav1.ParameterCodec).Do(asking).Into(&list); err != nil {
 		return fmt.Errorf("list ResourceSlices: %w", err)
 	}
 	clear(p.known)
@@ -194,7 +195,9 @@ func (p *publisher) look(ctx context.Context) error {
 	}
 	// The server ends it after a time that is another one on each node.
 	life := p.timing.watch + random(p.timing.watch)
-	ours.Watch, ours.ResourceVersion, ours.TimeoutSeconds = true, list.ResourceVersion, new(int64(life/time.Second)+1)
+	ours.Watch = true
+	ours.ResourceVersion = list.ResourceVersion
+	ours.TimeoutSeconds = new(int64(life/time.Second) + 1)
 	watching, stop := context.WithTimeout(ctx, life+time.Minute)
 	late := time.AfterFunc(p.timing.request, stop)
 	events, err := p.rest.Get().Resource(resourceSlices).VersionedParams(&ours, metav1.ParameterCodec).Watch(watching)
@@ -340,7 +343,8 @@ const resourceSlices = "resourceslices"
 // turned off it leaves fields out, and would do so again: what it has is what is wanted then.
 func (p *publisher) send(ctx context.Context, request *rest.Request, slice resourceapi.ResourceSlice) error {
 	var stored resourceapi.ResourceSlice
-	if err := request.Resource(resourceSlices).Param("fieldManager", "virgate").Body(&slice).Do(ctx).Into(&stored); err != nil {
+	if err := request.Resource(resourceSlices).Param("fieldManager",
+		"virgate").Body(&slice).Do(ctx).Into(&stored); err != nil {
 		return err
 	}
 	p.known[slice.Name] = stored.ResourceVersion

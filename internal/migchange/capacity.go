@@ -129,7 +129,9 @@ func afterwards(gpus []sharing.GPU, journal Journal, looks map[string]*look) []s
 		if !known {
 			continue
 		}
-		gpus[i].MIG, gpus[i].MIGPending, gpus[i].Partitions = record.After.MIG, record.After.MIG, nil
+		gpus[i].MIG = record.After.MIG
+		gpus[i].MIGPending = record.After.MIG
+		gpus[i].Partitions = nil
 		for n, p := range record.After.Partitions {
 			gpus[i].Partitions = append(gpus[i].Partitions, sharing.Partition{
 				UUID:      gpus[i].UUID + "/" + p.Placement.String() + p.Profile.String(),

@@ -12,19 +12,19 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// ClientLabels are the labels of this Node by which the GPU Operator runs programs that have GPUs open and are in no list
-// of the driver, such as DCGM.
+// ClientLabels are the labels of this Node by which the GPU Operator runs programs that have GPUs open
+// and are in no list of the driver, such as DCGM.
 type ClientLabels interface {
 	// Running are the labels of those that run; none while that is not known, or another program makes the MIG layouts.
 	Running() []string
-	// Pause ends the programs of these labels, and Resume has them run again. Both leave a label alone that is not as they
-	// expect it. After an error any of the labels may have been changed.
+	// Pause ends the programs of these labels, and Resume has them run again. Both leave a label alone
+	// that is not as they expect it. After an error any of the labels may have been changed.
 	Pause(ctx context.Context, labels []string) error
 	Resume(ctx context.Context, labels []string) error
 }
 
-// clients pauses these programs for changes, and has them run again when no change is under way. What is paused is in the
-// journal. Any goroutine may call its methods, one of them run.
+// clients pauses these programs for changes, and has them run again when no change is under way. What
+// is paused is in the journal. Any goroutine may call its methods, one of them run.
 type clients struct {
 	*Options
 	journal *keeper
@@ -133,15 +133,15 @@ func (c *clients) leave(ctx context.Context) {
 	}
 }
 
-// How often a step is tried again while paused programs end, and with which pause: a pod may take 30 s to end, and that of
-// a DaemonSet is deleted when its controller has seen the label.
+// How often a step is tried again while paused programs end, and with which pause: a pod may take 30 s
+// to end, and that of a DaemonSet is deleted when its controller has seen the label.
 const (
 	clientTries = 45
 	clientPause = 2 * time.Second
 )
 
-// makeWithoutClients makes the step again when programs that are in no list of the driver have been paused, in whose way
-// it failed with err.
+// makeWithoutClients makes the step again when programs that are in no list of the driver have been
+// paused, in whose way it failed with err.
 func (e *executor) makeWithoutClients(ctx context.Context, g *managedGPU, step mig.Step, err error) error {
 	if g.pausedInVain != "" {
 		return fmt.Errorf("%w; it did not help to pause %s", err, g.pausedInVain)

@@ -86,7 +86,9 @@ func (r *Reconciler) Situation(
 
 // Unused is the situation when nobody uses the GPU any more.
 func (s Situation) Unused() Situation {
-	s.Holders, s.State.Busy, s.State.ProcessesHidden = Holders{}, false, false
+	s.Holders = Holders{}
+	s.State.Busy = false
+	s.State.ProcessesHidden = false
 	s.State = s.State.WithBusy(func(string) bool { return false })
 	for _, instance := range s.State.Instances {
 		for i := range instance.Computes {

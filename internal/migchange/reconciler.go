@@ -49,8 +49,9 @@ type Options struct {
 	// ByDRA are the units that may be given to a claim at any moment; nil for none. They stay as
 	// they are.
 	ByDRA func() []string
-	// Clients are labels by which other programs that have GPUs open can be paused; nil for none. With PauseClients that is
-	// done for a change that fails because of one. Without, only what an earlier run has paused is taken back.
+	// Clients are labels by which other programs that have GPUs open can be paused; nil for none. With
+	// PauseClients that is done for a change that fails because of one. Without, only what an earlier run
+	// has paused is taken back.
 	Clients      ClientLabels
 	PauseClients bool
 	// Inputs are the node's GPUs and what is wanted of them; an error says that they
@@ -117,8 +118,8 @@ type managedGPU struct {
 	// resetRequired says that the last failure was that the GPU has to be reset. It is
 	// looked at all the same: somebody may have done that.
 	resetRequired bool
-	// pausedInVain says which other programs it did not help to pause, and for how long they were. That is not done again
-	// for the same layout. It is empty when it was not tried, or helped.
+	// pausedInVain says which other programs it did not help to pause, and for how long they were. That is
+	// not done again for the same layout. It is empty when it was not tried, or helped.
 	pausedInVain string
 	// failures in a row put off the next try until retryAt.
 	failures int
@@ -526,7 +527,9 @@ func (r *Reconciler) managed(gpu sharing.GPU) *managedGPU {
 		g = &managedGPU{}
 		r.gpus[gpu.UUID] = g
 	}
-	g.status.GPU, g.status.Index, g.status.Wanted = gpu.UUID, gpu.Index, r.wanted.Name
+	g.status.GPU = gpu.UUID
+	g.status.Index = gpu.Index
+	g.status.Wanted = r.wanted.Name
 	r.progress.set(g.status)
 	return g
 }

@@ -104,7 +104,9 @@ func (p *progress) report(g *managedGPU, state nodereport.LayoutState, reason st
 
 // see notes how the GPU is partitioned.
 func (p *progress) see(g *managedGPU, state sharing.MIGState) {
-	g.status.MIG, g.status.Slots, g.status.Instances = state.Enabled, state.Geometry.Slots, state.Instances
+	g.status.MIG = state.Enabled
+	g.status.Slots = state.Geometry.Slots
+	g.status.Instances = state.Instances
 	g.status.Resettable = !state.NeedsReboot
 	g.status.Unreachable = state.Geometry.Unreachable(state.Instances)
 	p.set(g.status)

@@ -149,7 +149,9 @@ func (c *Client) set(line statesLine, connected bool) {
 	if c.connected == connected && slices.Equal(c.states, line.Units) && reflect.DeepEqual(c.taken, line.Taken) {
 		return
 	}
-	c.states, c.taken, c.connected = line.Units, line.Taken, connected
+	c.states = line.Units
+	c.taken = line.Taken
+	c.connected = connected
 	close(c.changed)
 	c.changed = make(chan struct{})
 }

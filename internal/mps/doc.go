@@ -15,6 +15,7 @@
 //	<unit>/shm           what the unit's daemon and clients have as /dev/shm; see shm.go
 //	.ready               exists while all wanted daemons serve
 //
-// Read client.go for what is said on the socket, supervisor.go for who runs what, unit.go
-// for the life of one daemon, shm.go for the memory that it shares with clients, and control.go for how NVIDIA's program is used.
+// Read client.go for what is said on the socket, supervisor.go for who runs what, unit.go for the life
+// of one daemon, shm.go for the memory that it shares with clients, and control.go for how NVIDIA's
+// program is used.
 package mps

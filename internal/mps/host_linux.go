@@ -58,7 +58,9 @@ func mountTmpfs(path string, kibibytes uint64, mode string) error {
 	if err := os.MkdirAll(path, 0o755); err != nil { //nolint:gosec // of all users, like /dev/shm
 		return err
 	}
-	if err := syscall.Mount("shm", path, "tmpfs", syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC|syscall.MS_RELATIME, fmt.Sprintf("size=%dk,mode=%s", kibibytes, mode)); err != nil {
+	if err := syscall.Mount("shm", path, "tmpfs",
+		syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC|syscall.MS_RELATIME,
+		fmt.Sprintf("size=%dk,mode=%s", kibibytes, mode)); err != nil {
 		return fmt.Errorf("mount a tmpfs at %s: %w", path, err)
 	}
 	return labelForContainers(path)

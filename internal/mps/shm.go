@@ -80,7 +80,8 @@ func (u *unitRun) makeShm() error {
 		if err != nil {
 			return err
 		}
-		if err := mountTmpfs(filepath.Join(u.dir(), ownShm), total/2/uint64(max(1, u.unit.MemoryParts))&^3, "1777"); err != nil {
+		if err := mountTmpfs(filepath.Join(u.dir(), ownShm), total/2/uint64(max(1, u.unit.MemoryParts))&^3,
+			"1777"); err != nil {
 			return err
 		}
 	} else {
@@ -93,7 +94,8 @@ func (u *unitRun) makeShm() error {
 		if err := makeDir(filepath.Join(all, u.unit.ID)); err != nil {
 			return err
 		}
-		if err := os.Chmod(filepath.Join(all, u.unit.ID), 0o777|os.ModeSticky); err != nil { //nolint:gosec // as /dev/shm
+		if err := os.Chmod(filepath.Join(all, u.unit.ID),
+			0o777|os.ModeSticky); err != nil { //nolint:gosec // as /dev/shm
 			return err
 		}
 		target = filepath.Join("..", hostShm, u.unit.ID)
@@ -130,7 +132,8 @@ func (u *unitRun) leaveCommonShm() (left bool, err error) {
 	return true, nil
 }
 
-// holdsCommonShm says that a container of the unit has the memory of all units. A pod that has ended may have one still.
+// holdsCommonShm says that a container of the unit has the memory of all units. A pod that has ended
+// may have one still.
 func (u *unitRun) holdsCommonShm() (bool, error) {
 	clients, err := u.clientsNow()
 	if err != nil {

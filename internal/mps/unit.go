@@ -344,7 +344,8 @@ func (u *unitRun) limit(ctx context.Context, live bool) error {
 		for _, pid := range servers {
 			set, read := fmt.Sprintf(commandServerPercentage, pid, percentage),
 				fmt.Sprintf(commandReadServerPercentage, pid)
-			if err := u.apply(ctx, set, read, "the active thread percentage of its server "+pid, percentageIs(percentage)); err != nil {
+			if err := u.apply(ctx, set, read, "the active thread percentage of its server "+pid,
+				percentageIs(percentage)); err != nil {
 				return err
 			}
 		}
@@ -356,7 +357,8 @@ func (u *unitRun) limit(ctx context.Context, live bool) error {
 		}
 		for _, pid := range servers {
 			set, read := fmt.Sprintf(commandServerMemory, pid, mebibytes), fmt.Sprintf(commandReadServerMemory, pid)
-			if err := u.apply(ctx, set, read, "the limit of pinned memory of its server "+pid, memoryIs(mebibytes)); err != nil {
+			if err := u.apply(ctx, set, read, "the limit of pinned memory of its server "+pid,
+				memoryIs(mebibytes)); err != nil {
 				return err
 			}
 		}
@@ -450,8 +452,9 @@ func (u *unitRun) ask(ctx context.Context, command string) (string, error) {
 	return strings.TrimSpace(answer), nil
 }
 
-// setMode has a whole GPU refuse processes that are no clients of the daemon. What the mode
-// was before is kept first. To ask for the mode opens the GPU, so it is done only when a daemon starts and after a reset.
+// setMode has a whole GPU refuse processes that are no clients of the daemon. What the mode was before
+// is kept first. To ask for the mode opens the GPU, so it is done only when a daemon starts and after
+// a reset.
 func (u *unitRun) setMode(ctx context.Context) error {
 	if u.unit.ID != u.unit.GPU {
 		return nil

@@ -58,8 +58,8 @@ type Options struct {
 	ByDRA func() map[string]sharing.Unit
 	// Users are the pods and processes that use the GPU, or why that is not known.
 	Users func(ctx context.Context, gpu string) []string
-	// Released are the GPUs that are released or to be, by UUID, with the driver's index, -1 while unknown; and Resets is
-	// how often the GPU was reset.
+	// Released are the GPUs that are released or to be, by UUID, with the driver's index, -1 while
+	// unknown; and Resets is how often the GPU was reset.
 	Released func() map[string]int
 	Resets   func(gpu string) int
 	// ComputeModePending says that the GPU's compute mode is set, or may still be set back.
@@ -241,8 +241,8 @@ func (m *Manager) follow(ctx context.Context) (pending bool) {
 	return pending
 }
 
-// keepClosed tells which released GPUs have no daemon any more, and says whether all of these are closed. One with a daemon
-// is not told of yet: its compute mode is still to be set back.
+// keepClosed tells which released GPUs have no daemon any more, and says whether all of these are
+// closed. One with a daemon is not told of yet: its compute mode is still to be set back.
 func (m *Manager) keepClosed(gpus []sharing.GPU, next *decide.MPS) bool {
 	released := m.Released()
 	maps.DeleteFunc(released, func(gpu string, _ int) bool {
@@ -337,7 +337,9 @@ func (m *Manager) addClaims(uses map[string]use, gpus []sharing.GPU, byClaims ma
 		device, claimed := byClaims[place.Name]
 		switch shares := dra.ModeOf(device.name).Shares; {
 		case shares > 0:
-			use.shares, use.offered, use.held = shares, true, device.has
+			use.shares = shares
+			use.offered = true
+			use.held = device.has
 		case claimed:
 			use.others = true
 		case use.shares == 0 && planned[id].MPS.Shares > 0:

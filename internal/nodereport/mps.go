@@ -12,8 +12,8 @@ type MPSUnit struct {
 	// Resets is another number after each reset of the GPU that was seen, and after each start of virgate run: the
 	// compute mode may be lost then.
 	Resets int `json:"resets,omitempty"`
-	// MemoryParts says that its /dev/shm is one of so many equal parts of half of the node's memory; 0 is from a virgate
-	// run that gives clients the /dev/shm of all units.
+	// MemoryParts says that its /dev/shm is one of so many equal parts of half of the node's memory; 0 is
+	// from a virgate run that gives clients the /dev/shm of all units.
 	MemoryParts int `json:"memoryParts,omitempty"`
 	// Vacant says of a unit that has the /dev/shm of all units that no pod and no claim holds a share of it.
 	Vacant bool `json:"vacant,omitempty"`

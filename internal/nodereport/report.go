@@ -75,8 +75,8 @@ func (p ProfileRef) SameProfile(other ProfileRef) bool {
 	return p.Name == other.Name && p.Source == other.Source && p.Generation == other.Generation
 }
 
-// Same says that both are the same profile and, where rules choose, for the same reason. A list of rules that was edited
-// may give the same.
+// Same says that both are the same profile and, where rules choose, for the same reason. A list of
+// rules that was edited may give the same.
 func (p ProfileRef) Same(other ProfileRef) bool {
 	return p.SameProfile(other) && (p.By == other.By || p.Rules == "" && other.Rules == "")
 }

@@ -12,8 +12,9 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// ClientLabels pauses programs that the GPU Operator runs by labels of the Node, as NVIDIA's mig-manager does (mig-parted
-// v0.15, pkg/mig/reconfigure). They are not among what the Reporter writes: whoever has set them has them back.
+// ClientLabels pauses programs that the GPU Operator runs by labels of the Node, as NVIDIA's
+// mig-manager does (mig-parted v0.15, pkg/mig/reconfigure). They are not among what the Reporter
+// writes: whoever has set them has them back.
 type ClientLabels struct{ client client }
 
 const (

@@ -53,8 +53,8 @@ func EndDaemonSet(
 	}
 }
 
-// deleteDaemonSet leaves its pods to the garbage collector, as is the default: the DaemonSet itself is gone at once, and
-// no node that doesn't answer keeps it.
+// deleteDaemonSet leaves its pods to the garbage collector, as is the default: the DaemonSet itself is
+// gone at once, and no node that doesn't answer keeps it.
 func (c client) deleteDaemonSet(ctx context.Context, namespace, name string) error {
 	path := []string{"/apis/apps/v1/namespaces", namespace, "daemonsets", name}
 	var set metav1.PartialObjectMetadata

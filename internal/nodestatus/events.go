@@ -125,7 +125,8 @@ func healthEvents(last []sharing.UnitHealth, next nodereport.Report) []eventText
 func overLimitEvents(last, next []nodereport.OverLimit) (events []eventText) {
 	for _, o := range next {
 		var was nodereport.OverLimit
-		if i := slices.IndexFunc(last, func(l nodereport.OverLimit) bool { return l.Unit == o.Unit && l.Container == o.Container }); i >= 0 {
+		if i := slices.IndexFunc(last,
+			func(l nodereport.OverLimit) bool { return l.Unit == o.Unit && l.Container == o.Container }); i >= 0 {
 			was = last[i]
 		}
 		if was.Text != o.Text {
@@ -275,7 +276,8 @@ func newEventQueue(timing timing) *eventQueue {
 func (q *eventQueue) add(n eventText, at time.Time) {
 	q.mutex.Lock()
 	defer q.mutex.Unlock()
-	if i := slices.IndexFunc(q.series, func(s *series) bool { return s.eventText == n && at.Sub(s.last) < countsFor }); i >= 0 {
+	if i := slices.IndexFunc(q.series,
+		func(s *series) bool { return s.eventText == n && at.Sub(s.last) < countsFor }); i >= 0 {
 		s := q.series[i]
 		s.count++
 		s.last = at

@@ -95,7 +95,8 @@ func (m *metadata) write(ctx context.Context, report nodereport.Report) (again t
 		again = recheck
 	}
 	if len(patch.Annotations) > 0 || len(patch.Labels) > 0 {
-		if err := m.client.patchNode(ctx, types.StrategicMergePatchType, map[string]any{"metadata": patch}); err != nil {
+		if err := m.client.patchNode(ctx, types.StrategicMergePatchType,
+			map[string]any{"metadata": patch}); err != nil {
 			return 0, err
 		}
 	}
@@ -173,7 +174,8 @@ func (c *condition) read(ctx context.Context) error {
 		return err
 	}
 	c.written = &corev1.NodeCondition{}
-	if i := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == ConditionType }); i >= 0 {
+	if i := slices.IndexFunc(n.Status.Conditions,
+		func(c corev1.NodeCondition) bool { return c.Type == ConditionType }); i >= 0 {
 		c.written = &n.Status.Conditions[i]
 	}
 	return nil

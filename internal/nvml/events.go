@@ -121,7 +121,10 @@ func (l *listener) createSet() bool {
 		l.backOff(err)
 		return false
 	}
-	l.open, l.set, l.since, l.registered = true, set, time.Now(), &sync.Map{}
+	l.open = true
+	l.set = set
+	l.since = time.Now()
+	l.registered = &sync.Map{}
 	return true
 }
 

@@ -245,7 +245,9 @@ func (r *reading) readFabric(lib Library) {
 	r.fabricKnown = false
 	if !r.noFabric {
 		fabric, err := lib.DeviceGetGpuFabricInfo(r.device)
-		r.fabric, r.fabricKnown, r.noFabric = fabric, err == nil, unsupported(err)
+		r.fabric = fabric
+		r.fabricKnown = err == nil
+		r.noFabric = unsupported(err)
 	}
 	r.readyKnown = false
 	if !r.notConfidential {
@@ -505,9 +507,9 @@ func (p GPUInstanceProfile) named() (mig.Profile, error) {
 const (
 	// enumerationBound ends an enumeration of a driver that never says INVALID_ARGUMENT.
 	enumerationBound = 64
-	// knownProfiles and knownComputeProfiles are how many profiles nvml.h has (NVML_GPU_INSTANCE_PROFILE_COUNT,
-	// NVML_COMPUTE_INSTANCE_PROFILE_COUNT). Among them INVALID_ARGUMENT is a hole, too, as for NVIDIA's go-nvlib. A newer
-	// driver may have more.
+	// knownProfiles and knownComputeProfiles are how many profiles nvml.h has
+	// (NVML_GPU_INSTANCE_PROFILE_COUNT, NVML_COMPUTE_INSTANCE_PROFILE_COUNT). Among them INVALID_ARGUMENT
+	// is a hole, too, as for NVIDIA's go-nvlib. A newer driver may have more.
 	knownProfiles        = 18
 	knownComputeProfiles = 9
 	// knownLinks are the NVLinks that a GPU can have by nvml.h (NVML_NVLINK_MAX_LINKS). A newer

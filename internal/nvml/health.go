@@ -192,7 +192,9 @@ func (h unitHealth) setState(
 	if unhealthy {
 		h.recoveringFrom = ""
 	}
-	h.state, h.cause, h.since = state, cause, now
+	h.state = state
+	h.cause = cause
+	h.since = now
 	return h
 }
 

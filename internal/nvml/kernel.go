@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Kernel is what the machine's kernel tells of the driver, beside NVML. A Node's Watch calls each method from one goroutine
-// at a time.
+// Kernel is what the machine's kernel tells of the driver, beside NVML. A Node's Watch calls each
+// method from one goroutine at a time.
 type Kernel interface {
 	// Bound are the PCI addresses of the GPUs that the kernel's driver has taken, and that NVML should list to this
 	// process, as NVML writes them: "00000000:3B:00.0".
@@ -36,7 +36,9 @@ func (p *poller) compare(scanned *scanResult, listed int) {
 			p.log.Warn("GPUs that the driver does not list are not noticed", "error", err)
 		}
 	}
-	scanned.compared, scanned.listed, scanned.bound = err == nil, listed, bound
+	scanned.compared = err == nil
+	scanned.listed = listed
+	scanned.bound = bound
 }
 
 // unlistedText says which of the bound GPUs are not listed.
@@ -66,9 +68,9 @@ var errNoNodes = errors.New(
 // controlLimit is how long the control node may take to open.
 const controlLimit = 5 * time.Second
 
-// nodesLost returns errNoNodes, with the reason, where the control node is not there or may not be opened. A driver that
-// is not loaded, or does not answer, is no reason for another container, and in a pause the node is left alone: to open
-// it may load the driver.
+// nodesLost returns errNoNodes, with the reason, where the control node is not there or may not be
+// opened. A driver that is not loaded, or does not answer, is no reason for another container, and in
+// a pause the node is left alone: to open it may load the driver.
 func (p *poller) nodesLost(ctx context.Context) error {
 	if p.options.Kernel == nil || p.Closed() {
 		return nil

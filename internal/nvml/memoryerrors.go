@@ -13,13 +13,13 @@ import (
 // numbers, a driver under load took over 45 s for its monitoring calls (DCGM#313, NVSentinel#1748).
 const errorInterval = time.Minute
 
-// errorMeter reads the counters of memory errors of the GPU at an index. While its call is in flight, the call's goroutine
-// owns what begins with device.
+// errorMeter reads the counters of memory errors of the GPU at an index. While its call is in flight,
+// the call's goroutine owns what begins with device.
 type errorMeter struct {
 	index int
 	*pendingCall[memoryErrors]
-	// began is when the last reading did, fresh says that nobody has waited for it, and last is what came of the last one
-	// that was answered.
+	// began is when the last reading did, fresh says that nobody has waited for it, and last is what came
+	// of the last one that was answered.
 	began time.Time
 	fresh bool
 	last  memoryErrors
@@ -52,8 +52,8 @@ func (e *errorMeter) beginIfDue(lib Library) {
 	})
 }
 
-// of returns what was last read of the GPU in that mode, nil when nothing was: then the next reading is due. A reading is
-// waited for once.
+// of returns what was last read of the GPU in that mode, nil when nothing was: then the next reading
+// is due. A reading is waited for once.
 func (e *errorMeter) of(enough context.Context, gpu string, mig bool) []sharing.MemoryErrors {
 	if !e.fresh {
 		over, cancel := context.WithCancel(enough)
@@ -87,7 +87,9 @@ func (e *errorMeter) read(lib Library) (m memoryErrors, err error) {
 	}
 	m.mig = mode.Current
 	if device != e.device || m.mig != e.mig {
-		e.device, e.mig, e.counters = device, m.mig, errorCounters(lib, device)
+		e.device = device
+		e.mig = m.mig
+		e.counters = errorCounters(lib, device)
 	}
 	var abandoned error
 	e.counters = slices.DeleteFunc(e.counters, func(counter MemoryErrorCounter) bool {

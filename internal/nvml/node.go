@@ -226,7 +226,9 @@ func (n *Node) request(ctx context.Context, do func(*publisher)) error {
 // partition. What a probe still finds wrong stays. The error says that there is
 // no such unit, or that ctx ended before Watch ran.
 func (n *Node) ClearHealth(ctx context.Context, selector sharing.Selector) (units []sharing.UnitHealth, err error) {
-	if ended := n.request(ctx, func(p *publisher) { units, err = p.tracker.clear(selector, n.moment()) }); ended != nil {
+	if ended := n.request(ctx, func(p *publisher) {
+		units, err = p.tracker.clear(selector, n.moment())
+	}); ended != nil {
 		return nil, fmt.Errorf("clear the health of %s: %w", selector, ended)
 	}
 	return units, err

@@ -160,7 +160,9 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 				return worked, fmt.Errorf("no GPU can be read: %w", lost)
 			}
 		}
-		worked, scanned.driver, scanned.versions = true, versions.Driver, versions
+		worked = true
+		scanned.driver = versions.Driver
+		scanned.versions = versions
 		p.reopenForLost(scanned)
 		p.logProblems(scanned.problems)
 		if !p.deliver(ctx, scanned, listening) {

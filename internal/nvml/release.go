@@ -314,8 +314,9 @@ func (n *Node) KeepReleased(gpus map[string]int) {
 	}
 }
 
-// SetReleased replaces what is kept closed by these GPUs, by UUID, with the driver's index, -1 while unknown, and returns
-// when no session has one of them open, or ctx ends. It is for a Node that is not watched.
+// SetReleased replaces what is kept closed by these GPUs, by UUID, with the driver's index, -1 while
+// unknown, and returns when no session has one of them open, or ctx ends. It is for a Node that is not
+// watched.
 func (n *Node) SetReleased(ctx context.Context, gpus map[string]int) {
 	g := n.gate
 	g.mu.Lock()
@@ -387,7 +388,9 @@ func (n *Node) Restore(ctx context.Context, gpu string, wasReset bool) error {
 // up: it is as it was.
 func (t *tracker) addReleased(known sharing.GPU, driverIndex int, at moment) {
 	gpu := t.newGPU()
-	gpu.gpu, gpu.listed, gpu.driverIndex = known, true, driverIndex
+	gpu.gpu = known
+	gpu.listed = true
+	gpu.driverIndex = driverIndex
 	for _, unit := range gpu.allUnits() {
 		gpu.units[unit] = newUnitHealth(at.now)
 	}

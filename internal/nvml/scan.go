@@ -377,7 +377,10 @@ func (i *gpuIndex) read(lib Library, whole bool, handles map[string]Device) resu
 		r.err = err
 		return r
 	}
-	r.keep, r.reading, r.err, r.newHandle = found, reading, nil, true
+	r.keep = found
+	r.reading = reading
+	r.err = nil
+	r.newHandle = true
 	if handle, had := handles[reading.gpu.UUID]; had && handle != reading.device && answersLost(lib, handle) {
 		r.lost = append(r.lost, handle)
 	}

@@ -14,7 +14,8 @@ import (
 // library only while it reads, so that whoever else has it open can close it and
 // open another version after that. One goroutine uses it.
 type Meter struct {
-	// lib and counters have queues of their own, so that nobody else waits for a GPU that is slow to say how it is used.
+	// lib and counters have queues of their own, so that nobody else waits for a GPU that is slow to say
+	// how it is used.
 	lib, counters Library
 	count         *pendingCall[int]
 	gpus          []*gpuMeter
@@ -30,11 +31,10 @@ func NewMeter(lib Library) *Meter {
 	}
 }
 
-// Read returns the use of each GPU that answers within two seconds, by UUID. A
-// slower one is missing, and a later Read gets its answer. Memory errors are those of the last minute or two. The error says why
-// GPUs or units are missing, or is ctx's when that ended first. The contexts of
-// all calls should end together, since the last Read waits for what earlier ones
-// began.
+// Read returns the use of each GPU that answers within two seconds, by UUID. A slower one is missing,
+// and a later Read gets its answer. Memory errors are those of the last minute or two. The error says
+// why GPUs or units are missing, or is ctx's when that ended first. The contexts of all calls should
+// end together, since the last Read waits for what earlier ones began.
 func (m *Meter) Read(ctx context.Context) (gpus []sharing.GPUUtilization, err error) {
 	enough, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

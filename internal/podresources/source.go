@@ -261,6 +261,8 @@ func (s *shared[Answer]) ask(
 	if began == 0 {
 		begins() // It failed before.
 	}
-	s.answered, s.answer, s.err = began, answer, err
+	s.answered = began
+	s.answer = answer
+	s.err = err
 	return answer, err
 }

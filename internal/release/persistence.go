@@ -17,8 +17,9 @@ type PersistenceOff struct {
 	Boot string `json:"boot,omitempty"`
 }
 
-// Persistence turns the persistence mode of GPUs, by PCI bus ID, off for a reset, and on again after it: the mode may be the
-// driver's own, without a daemon that nvidia-smi could ask to let go of the GPU.
+// Persistence turns the persistence mode of GPUs, by PCI bus ID, off for a reset, and on again after
+// it: the mode may be the driver's own, without a daemon that nvidia-smi could ask to let go of the
+// GPU.
 type Persistence struct {
 	// On says whether the GPU is in that mode. Set turns it on or off. Both may open the GPU for a moment.
 	On  func(ctx context.Context, pciBusID string) (bool, error)

@@ -94,7 +94,8 @@ func (p Pause) Text() string {
 }
 
 // unknownPause is the text of a pause of the last run, of which the Node has not been asked yet.
-const unknownPause = "no GPU is offered: a label of the Node paused the last run, and it is not known whether that is over"
+const unknownPause = "no GPU is offered: a label of the Node paused the last run, and it is not known whether " +
+	"that is over"
 
 // Releaser closes GPUs, by UUID, and takes them back; see nvml.Node.
 type Releaser interface {
@@ -246,8 +247,9 @@ func (m *Manager) Load(ctx context.Context) (closed bool) {
 }
 
 // pauseDriver has the driver closed as a whole when the last GPU is released. Before the GPUs were
-// read, those are meant that the last run has released; without any, the driver is closed at once. It does
-// nothing, and says so, where somebody uses a GPU then: the devices are to be withdrawn first. It must be called with the lock.
+// read, those are meant that the last run has released; without any, the driver is closed at once. It
+// does nothing, and says so, where somebody uses a GPU then: the devices are to be withdrawn first. It
+// must be called with the lock.
 func (m *Manager) pauseDriver(used bool) bool {
 	var gpus []string
 	for _, gpu := range m.GPUs() {
@@ -683,7 +685,8 @@ func (m *Manager) followPause(ctx context.Context) (again bool) {
 }
 
 // releaseAll releases the GPUs for a pause, and says whether some are released for another one
-// already. A state file that cannot be written hinders nothing: the label tells the next run. It must be called with the lock.
+// already. A state file that cannot be written hinders nothing: the label tells the next run. It must
+// be called with the lock.
 func (m *Manager) releaseAll(pause Pause) (another bool) {
 	changed := false
 	for _, gpu := range m.GPUs() {

@@ -10,9 +10,15 @@
 //
 // How it is used:
 //
-//	client, err := rollout.NewClient(config, "virgate", "alice@host (process 7)") // A *rest.Config, as cluster.Config has it.
+//	// config is a *rest.Config, as cluster.Config returns it.
+//	client, err := rollout.NewClient(config, "virgate", "alice@host (process 7)")
 //	client.Progress = func(r *rollout.Rollout) { … }     // Nil for nobody.
-//	r, err := client.Start(ctx, rollout.Spec{To: "p", Selector: selector, MaxUnavailable: "10%", Timeout: 10 * time.Minute})
+//	r, err := client.Start(ctx, rollout.Spec{
+//		To:             "p",
+//		Selector:       selector,
+//		MaxUnavailable: "10%",
+//		Timeout:        10 * time.Minute,
+//	})
 //	r, err = client.Drive(ctx, r.ID, rollout.Resume{})  // Until the end, a pause or a stop.
 //	r, err = client.Undo(ctx, r.ID, false)
 //	all, err := client.List(ctx)

@@ -102,7 +102,10 @@ func (c *Client) Drive(ctx context.Context, id string, how Resume) (*Rollout, er
 			at = first + how.PauseAfter
 		}
 		return d.setPhase(ctx, r.Phase, func(h *Head) {
-			h.Phase, h.Reason, h.PauseAt, h.IgnoreIll = Running, "", at, h.IgnoreIll || how.AllowIll
+			h.Phase = Running
+			h.Reason = ""
+			h.PauseAt = at
+			h.IgnoreIll = h.IgnoreIll || how.AllowIll
 		})
 	}, false)
 }

@@ -155,7 +155,11 @@ func (r Record) judge(n Node, now time.Time) (next Record, doubt bool) {
 				return fail("a new fault: %d devices cannot be given out, %d before", said.Ill, r.Before.Ill)
 			}
 		default:
-			next.Place, next.Trusted, next.Ill, next.Reason, next.Applied = Done, true, said.Ill, "", time.Time{}
+			next.Place = Done
+			next.Trusted = true
+			next.Ill = said.Ill
+			next.Reason = ""
+			next.Applied = time.Time{}
 			return next, false
 		}
 		if took >= time.Duration(r.Timeout)*time.Second {

@@ -75,7 +75,9 @@ func (a *API) Allocate(name string, request Request) (*resourceapi.ResourceClaim
 			Name:      name,
 			UID:       types.UID("claim-" + strconv.Itoa(a.version)),
 		},
-		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}}},
+		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{
+			Devices: resourceapi.DeviceAllocationResult{Results: results},
+		}},
 	}
 	a.Claims[claim.Namespace+"/"+name] = claim
 	return claim, nil
@@ -234,7 +236,8 @@ func Register(ctx context.Context, registry string) (*Kubelet, error) {
 		!slices.Contains(info.GetSupportedVersions(), drapb.DRAPluginService) {
 		return nil, fmt.Errorf("%s is no DRA driver: %v", doors[0], info)
 	}
-	if _, err := client.NotifyRegistrationStatus(ctx, &registration.RegistrationStatus{PluginRegistered: true}); err != nil {
+	if _, err := client.NotifyRegistrationStatus(ctx,
+		&registration.RegistrationStatus{PluginRegistered: true}); err != nil {
 		return nil, err
 	}
 	connection, err := dial(info.GetEndpoint())

@@ -93,7 +93,8 @@ func (p *process) restoreCheckpoint(text []byte, now time.Time) error {
 		for _, ids := range entry.DeviceIDs {
 			slices.Sort(ids)
 		}
-		p.podDevices[allocationKey{entry.PodUID, entry.ContainerName, entry.ResourceName}] = deviceAllocateInfo{entry.DeviceIDs, response}
+		key := allocationKey{entry.PodUID, entry.ContainerName, entry.ResourceName}
+		p.podDevices[key] = deviceAllocateInfo{entry.DeviceIDs, response}
 	}
 	for resource := range read.Data.RegisteredDevices {
 		p.devices[resource] = &deviceList{healthy: idSet{}, unhealthy: idSet{}}

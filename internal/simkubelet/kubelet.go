@@ -87,7 +87,9 @@ func (k *Kubelet) Start(ctx context.Context) error {
 	defer k.lifecycle.Release(1)
 
 	k.mu.Lock()
-	up, ended, pods := k.process != nil, k.ended, len(k.livePods())
+	up := k.process != nil
+	ended := k.ended
+	pods := len(k.livePods())
 	k.mu.Unlock()
 	switch {
 	case ended:

@@ -114,12 +114,12 @@ var errDied = errors.New("killed")
 // were killed: its files stay.
 func serve(ctx context.Context, env Environment, servers Servers, out io.Writer) error {
 	if env.fault() == "refuse" {
-		return errors.New(
-			"Cannot start MPS control daemon: the test wants it so") //nolint:staticcheck // As NVIDIA's program says it.
+		//nolint:staticcheck // As NVIDIA's program says it.
+		return errors.New("Cannot start MPS control daemon: the test wants it so")
 	}
 	if info, err := os.Stat(env.Pipe); err != nil || !info.IsDir() {
-		return fmt.Errorf("Failed to access the pipe directory %s",
-			env.Pipe) //nolint:staticcheck // As NVIDIA's program says it.
+		//nolint:staticcheck // As NVIDIA's program says it.
+		return fmt.Errorf("Failed to access the pipe directory %s", env.Pipe)
 	}
 	if len(env.socket()) > maxSocketPath {
 		return errNone

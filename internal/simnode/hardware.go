@@ -120,10 +120,10 @@ func (n *Node) Lose(gpu int) error {
 // All instances are gone, and their handles are void.
 func (n *Node) Heal(gpu int) error { return n.change(gpu, n.reset) }
 
-// ResetGPU plays nvidia-smi --gpu-reset of the GPU with that PCI bus ID, and does what Heal
-// does. It is refused while anybody has the GPU open, such as a program that has looked it up
-// and not closed the driver since, or while it is in persistence mode; in a virtual machine that cannot reset it; and for a lost
-// GPU, which takes a Reboot.
+// ResetGPU plays nvidia-smi --gpu-reset of the GPU with that PCI bus ID, and does what Heal does. It
+// is refused while anybody has the GPU open, such as a program that has looked it up and not closed
+// the driver since, or while it is in persistence mode; in a virtual machine that cannot reset it; and
+// for a lost GPU, which takes a Reboot.
 func (n *Node) ResetGPU(busID string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -167,7 +167,9 @@ func (n *Node) reset(g *simGPU) {
 	if !n.is("passthrough") {
 		g.mig = g.migPending
 	}
-	g.processes, g.utilization, g.clockReasons = nil, utilization{}, 0
+	g.processes = nil
+	g.utilization = utilization{}
+	g.clockReasons = 0
 	g.computeMode, g.timeSlice = nvml.ComputeDefault, ""
 	maps.DeleteFunc(n.targets, func(_ uint64, t target) bool { return t.gpu == g && t.instance != nil })
 	g.instances = nil

@@ -185,7 +185,8 @@ func Verbs() []Verb {
 			return nil
 		}},
 		{"lose-nodes",
-			"take the driver's device nodes from this container, as systemctl daemon-reload may: what is open stays open", nil, func(n *Node, _ values) error {
+			"take the driver's device nodes from this container, as systemctl daemon-reload may: what is open " +
+				"stays open", nil, func(n *Node, _ values) error {
 				n.LoseNodes()
 				return nil
 			}},

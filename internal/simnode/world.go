@@ -90,7 +90,8 @@ func (n *Node) mismatch() error {
 	return nil
 }
 
-// SetClient has the program of the world client open the GPUs, or close them, as DCGM does when a label of the Node pauses it.
+// SetClient has the program of the world client open the GPUs, or close them, as DCGM does when a
+// label of the Node pauses it.
 func (n *Node) SetClient(open bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -108,8 +109,9 @@ func (n *Node) listedGPUs() int {
 	return max(0, len(n.gpus)-n.unlisted)
 }
 
-// LoseNodes takes the driver's device nodes from this process's container, as systemctl daemon-reload does where the
-// runtime has told systemd of none of them (k8s-device-plugin#426): what is open stays open, and nothing more can be opened.
+// LoseNodes takes the driver's device nodes from this process's container, as systemctl daemon-reload
+// does where the runtime has told systemd of none of them (k8s-device-plugin#426): what is open stays
+// open, and nothing more can be opened.
 func (n *Node) LoseNodes() {
 	n.mu.Lock()
 	defer n.mu.Unlock()

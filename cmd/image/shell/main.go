@@ -77,7 +77,9 @@ func shell(args []string) (int, error) {
 			return 127, err
 		}
 		defer func() { _ = file.Close() }()
-		script, name, args = file, args[0], args[1:]
+		script = file
+		name = args[0]
+		args = args[1:]
 	}
 	parsed, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(script, name)
 	if err != nil {

@@ -16,21 +16,21 @@ import (
 // Kernel is what the machine's kernel tells of the driver. It implements nvml.Kernel.
 type Kernel struct {
 	Options
-	// VisibleDevices is this container's NVIDIA_VISIBLE_DEVICES, "" where there is none. Where that names some GPUs, others
-	// are rightly missing.
+	// VisibleDevices is this container's NVIDIA_VISIBLE_DEVICES, "" where there is none. Where that names
+	// some GPUs, others are rightly missing.
 	VisibleDevices string
 }
 
-// givesSome reports that the container was given some of the node's GPUs. Otherwise the variable asks NVIDIA's runtime for
-// all, or to do nothing.
+// givesSome reports that the container was given some of the node's GPUs. Otherwise the variable asks
+// NVIDIA's runtime for all, or to do nothing.
 func (k Kernel) givesSome() bool {
 	return !slices.Contains([]string{"", "all", "void", "none", "management.nvidia.com/gpu=all"}, k.VisibleDevices)
 }
 
 const boundGPUs = "sys/bus/pci/drivers/nvidia"
 
-// Bound are the addresses of the GPUs that the driver nvidia has, sorted. Left out are virtual functions of a vGPU host,
-// and GPUs that the driver was told to exclude: NVML lists neither.
+// Bound are the addresses of the GPUs that the driver nvidia has, sorted. Left out are virtual
+// functions of a vGPU host, and GPUs that the driver was told to exclude: NVML lists neither.
 func (k Kernel) Bound() ([]string, error) {
 	if k.givesSome() {
 		return nil, nil

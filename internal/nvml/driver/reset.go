@@ -27,8 +27,8 @@ func ResetGPU(ctx context.Context, options Options, busID string) error {
 	return err
 }
 
-// Persistence says whether the GPU with that PCI bus ID is in persistence mode, by nvidia-smi, as ResetGPU: a session with
-// the driver would open the GPU for longer.
+// Persistence says whether the GPU with that PCI bus ID is in persistence mode, by nvidia-smi, as
+// ResetGPU: a session with the driver would open the GPU for longer.
 func Persistence(ctx context.Context, options Options, busID string) (bool, error) {
 	said, err := runSMI(ctx, options, "-i", busID, "--query-gpu=persistence_mode", "--format=csv,noheader")
 	if err != nil {

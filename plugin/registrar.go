@@ -321,8 +321,8 @@ func (s *server) serve(path string, listener net.Listener) *session {
 	api.RegisterDevicePluginServer(session.grpc, service{server: s, session: session})
 	go func() {
 		defer close(session.served)
-		_ = session.grpc.Serve(netutil.LimitListener(listener,
-			maxConnections)) // It fails when close has closed the listener.
+		// It fails when close has closed the listener.
+		_ = session.grpc.Serve(netutil.LimitListener(listener, maxConnections))
 	}()
 	return session
 }

@@ -29,8 +29,8 @@ sharing:
 // runMPS plays virgate mps, with a stand-in for NVIDIA's daemons.
 func (s *demoNode) runMPS(ctx context.Context, log *slog.Logger) error {
 	// The users of MPS servers must be able to enter it.
-	if err := errors.Join(os.Chmod(filepath.Dir(s.mps), 0o711),
-		os.MkdirAll(s.mps, 0o755)); err != nil { //nolint:gosec // see above
+	//nolint:gosec // see above
+	if err := errors.Join(os.Chmod(filepath.Dir(s.mps), 0o711), os.MkdirAll(s.mps, 0o755)); err != nil {
 		return err
 	}
 	node := nvml.NewNode(s.node, nvml.Options{Logger: log})

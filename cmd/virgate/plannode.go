@@ -239,8 +239,8 @@ func (c *nodeChoice) read(ctx context.Context, path string) (configs.Config, pla
 				fmt.Errorf("%s: it has several lists of rules: leave one of them in the file", name)
 		case entry.Kind == configs.KindRules:
 			criteria.Rules = entry.Rules
-			criteria.Rules.Generation = cmp.Or(entry.Rules.Generation,
-				configs.RulesName) // Only that there are some matters.
+			// Only that there are some matters.
+			criteria.Rules.Generation = cmp.Or(entry.Rules.Generation, configs.RulesName)
 		}
 	}
 	chosen, err := configsource.Choose(criteria)

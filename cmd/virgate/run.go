@@ -79,12 +79,13 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 			Value: 30 * time.Second,
 			Usage: "how long an Unhealthy device that is no longer wanted stays in the list; nothing waits for it",
 		},
+		// For tests, whose kubelet reports more often.
 		&cli.DurationFlag{
 			Name:   "stop-after",
 			Value:  30 * time.Second,
 			Hidden: true,
 			Usage:  "how long a resource that is dropped is still served, with an empty list",
-		}, // for tests, whose kubelet reports more often
+		},
 		&cli.DurationFlag{
 			Name:  "retire-after",
 			Value: 10 * time.Minute,

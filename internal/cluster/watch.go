@@ -400,8 +400,8 @@ func (f *followed[T]) Update(object any) error {
 	f.w.mutex.Lock()
 	defer f.w.mutex.Unlock()
 	key := f.key(item)
-	if old, found := f.kept[key]; !found ||
-		!reflect.DeepEqual(old, item) { // A kubelet writes what it has written before.
+	// A kubelet writes what it has written before.
+	if old, found := f.kept[key]; !found || !reflect.DeepEqual(old, item) {
 		f.kept[key], f.w.changed = item, true
 	}
 	return nil

@@ -53,8 +53,9 @@ func hostFiles(pluginDir, cdiDir, featureFile string) (paths []string, err error
 		filepath.Join(cdiDir, cdi.SpecPattern), filepath.Join(pluginDir, "cdi", cdi.SpecPattern),
 		filepath.Join(pluginDir, "cdi"),
 		filepath.Join(pluginDir, plugin.SocketPattern), filepath.Join(pluginDir, state.Name+"*"),
-		filepath.Join(pluginDir, state.StandbyName), filepath.Join(pluginDir, state.LockName),
-		// The lock last: until then nobody else can serve.
+		filepath.Join(pluginDir, state.StandbyName),
+		// The lock last: until then no other Virgate can serve.
+		filepath.Join(pluginDir, state.LockName),
 	} {
 		found, err := filepath.Glob(pattern)
 		if err != nil {

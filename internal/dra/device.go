@@ -111,8 +111,8 @@ func nameOf(gpu string, p *sharing.Partition, mode sharing.Mode) string {
 		place += "-ci" + strconv.Itoa(p.CI)
 	}
 	name := begin + "-" + p.Profile.Label() + "-" + place
-	if len(name+suffixOf(sharing.MPSMode(
-		sharing.MaxMPSClients))) > maxLabel { // So that it begins in the same way in all modes.
+	// The longest suffix decides, so that the name begins in the same way in all modes.
+	if len(name+suffixOf(sharing.MPSMode(sharing.MaxMPSClients))) > maxLabel {
 		name = begin + "-" + hash(p.Profile.String()) + "-" + place
 	}
 	return name + suffix

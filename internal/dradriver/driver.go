@@ -220,7 +220,8 @@ func (d *Driver) change(change func(*driverStatus)) {
 	d.say("kubelet", before.unserved, after.unserved)
 	d.say("ResourceSlices", before.unpublished, after.unpublished)
 	before.writes, before.failures = after.writes, after.failures
-	if before != after { // A number that only counts is no news.
+	// A number that only counts is no news.
+	if before != after {
 		d.options.Changed()
 	}
 }

@@ -381,8 +381,8 @@ func (p *Paths) unallocated(ctx context.Context, view claims.View, all map[strin
 		take(devices)
 	}
 	return slices.DeleteFunc(free, func(place string) bool {
-		return taken[place] || decide.HasPart(taken, place) ||
-			p.deps.MIG.Changing(all[place].GPU) // For a claim that has ended meanwhile.
+		// A GPU may be changing for a claim that has ended meanwhile.
+		return taken[place] || decide.HasPart(taken, place) || p.deps.MIG.Changing(all[place].GPU)
 	})
 }
 

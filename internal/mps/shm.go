@@ -94,8 +94,8 @@ func (u *unitRun) makeShm() error {
 		if err := makeDir(filepath.Join(all, u.unit.ID)); err != nil {
 			return err
 		}
-		if err := os.Chmod(filepath.Join(all, u.unit.ID),
-			0o777|os.ModeSticky); err != nil { //nolint:gosec // as /dev/shm
+		//nolint:gosec // as /dev/shm
+		if err := os.Chmod(filepath.Join(all, u.unit.ID), 0o777|os.ModeSticky); err != nil {
 			return err
 		}
 		target = filepath.Join("..", hostShm, u.unit.ID)

@@ -216,11 +216,12 @@ func (f *NodeFeature) Write(ctx context.Context, labels map[string]string) error
 		OwnerReferences: owners,
 	}
 	next.Spec.Labels = labels
+	// All are required.
 	next.Spec.Features = map[string]any{
 		"flags":      struct{}{},
 		"attributes": struct{}{},
 		"instances":  struct{}{},
-	} // All are required.
+	}
 	request := f.client.rest.Put().AbsPath(one...)
 	if missing {
 		request = f.client.rest.Post().AbsPath(path...)

@@ -76,8 +76,8 @@ func (g *gate) call(call Call, do func() (any, error)) (any, error) {
 	case call.Method == "DeviceGetUUID":
 		gpu := answer.(string)
 		index, looked := g.handles[call.Arguments[0].(Device)] // That of an event may be none of them.
-		if at, released := g.released[gpu]; released && looked &&
-			at != index { // The driver counts its GPUs otherwise now.
+		// Another index: the driver counts its GPUs otherwise now.
+		if at, released := g.released[gpu]; released && looked && at != index {
 			g.released[gpu] = index
 			g.startClosing()
 			return nil, &releasedError{gpu}

@@ -130,8 +130,8 @@ func serve(ctx context.Context, env Environment, servers Servers, out io.Writer)
 	}
 	defer func() { _ = lock.Close() }()
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return errors.New(
-			"An instance of this daemon is already running") //nolint:staticcheck // As NVIDIA's program says it.
+		//nolint:staticcheck // As NVIDIA's program says it.
+		return errors.New("An instance of this daemon is already running")
 	}
 	_ = os.Remove(env.socket()) // Of one that was killed.
 	listener, err := net.Listen("unix", env.socket())

@@ -160,8 +160,8 @@ func (s *Server) keepServing(ctx context.Context, a *address) {
 		began := time.Now()
 		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", a.text)
 		if err == nil {
-			s.Logger.Info(a.listens, "address",
-				listener.Addr().String()) //nolint:sloglint // one of the two constants in New
+			//nolint:sloglint // one of the two constants in New
+			s.Logger.Info(a.listens, "address", listener.Addr().String())
 			s.setUnserved(a, nil)
 			err = s.serve(ctx, listener, a.handler(), a.config)
 		}

@@ -47,8 +47,8 @@ func newPage() page {
 			"cause":     causeText,
 			"breakable": func(text string) []string { return strings.SplitAfter(text, ".") },
 			"positive":  func(n *float64) bool { return n != nil && *n > 0 },
-			"style":     func() template.CSS { return template.CSS(pageStyle) },
 			//nolint:gosec // it is this program's own
+			"style": func() template.CSS { return template.CSS(pageStyle) },
 		}).Parse(pageText)),
 		policy: "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; style-src 'sha256-" +
 			base64.StdEncoding.EncodeToString(hash[:]) + "'",

@@ -269,6 +269,8 @@ func (c *cluster) switchFullNode(t *testing.T, name string, s fullSwitch) {
 	var untilBound []time.Duration
 	for range rounds {
 		c.label(t, s.from)
+		// Numbers alone may be of the profile before, or of a GPU that has not changed yet.
+		c.awaitProfile(t, s.from, "applied")
 		c.awaitAllocatable(t, s.offersBefore)
 		devices := int(s.offersBefore[s.resource])
 		if len(s.offersBefore) == 0 { // By DRA, as many as the plugin has otherwise.

@@ -39,7 +39,7 @@ var keyFile []byte
 
 // keysAndSettings is all that documents, flags and variables can say. Settings are those
 // that a flag or a variable can give too: every key of the sections flags and imex that
-// k8s-device-plugin v0.20.0 knows, cdiDisableHooks, and Virgate's own; see docs/how-to/migrate-device-plugin.md.
+// k8s-device-plugin v0.20.0 knows, cdiDisableHooks, and Virgate's own; see docs/reference/nvidia-differences.md.
 type keysAndSettings struct {
 	Settings, Variables []Setting
 	Keys                []documentKey

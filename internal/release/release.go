@@ -467,7 +467,11 @@ func (m *Manager) run(ctx context.Context, r *release) {
 			case !slices.Equal(waits, now.Waits):
 				log.Info("GPU not released yet", "waits", waits)
 			}
-			m.set(r, func(r *Release) { r.State, r.DriverIndex, r.Waits = now.State, index, waits })
+			m.set(r, func(r *Release) {
+				r.State = now.State
+				r.DriverIndex = index
+				r.Waits = waits
+			})
 		case now.Reset && !m.paused():
 			wasReset, err := m.resetGPU(ctx, now)
 			if !wasReset && err != nil && ctx.Err() != nil {

@@ -25,6 +25,9 @@ const (
 	// boundPause is how long pods that were bound just before the announcement may take to reach
 	// the kubelet.
 	boundPause = 150 * time.Millisecond
+	// burstLimit is for how much longer a list waits while such pods keep coming: the kubelet admits them
+	// one by one, and each may take it a tenth of a second.
+	burstLimit = time.Second
 )
 
 // count is how many devices a list has, and how many of them are Healthy.
@@ -132,8 +135,27 @@ func (r *reconciler) leave() {
 // waitingList is a list that waits for its announcement. The kubelet still has the one before it.
 type waitingList struct {
 	*generation
-	// due is when it is sent, limit the latest time for that.
+	// due is when it is sent, and limit the latest time for that while no pods come.
 	due, limit time.Time
+	// announced is true when the API server has its numbers, so that the scheduler binds no more pods by the old ones.
+	announced bool
+}
+
+// dueAt is when the list is sent: when it is due, and the kubelet has asked for no device for a moment.
+func (s *server) dueAt(w *waitingList) time.Time {
+	if !w.announced {
+		return w.due
+	}
+	due, latest := w.due, w.limit.Add(burstLimit)
+	for _, use := range s.current.Load().uses {
+		if quiet := time.Unix(0, use.granted.Load()).Add(boundPause); quiet.After(due) {
+			due = quiet
+		}
+	}
+	if due.After(latest) {
+		return latest
+	}
+	return due
 }
 
 // announce has the count announced soon, together with others.
@@ -167,9 +189,10 @@ func (r *reconciler) announced(made announcement) {
 		if made.written[name] {
 			due = now.Add(boundPause)
 		}
-		if due.Before(waiting.due) {
-			s.waiting.Store(&waitingList{waiting.generation, due, waiting.limit})
+		if waiting.due.Before(due) {
+			due = waiting.due
 		}
+		s.waiting.Store(&waitingList{waiting.generation, due, waiting.limit, made.written[name]})
 	}
 }
 
@@ -180,19 +203,18 @@ func (r *reconciler) publishOrWait(s *running, next *generation, now time.Time) 
 	count := next.list.count()
 	lowers := count.healthy < before.list.count().healthy
 	told := waiting != nil && waiting.list.count() == count
-	overdue := waiting != nil && !now.Before(waiting.due)
+	overdue := waiting != nil && !now.Before(s.dueAt(waiting))
 	if r.options.Announcer != nil && lowers && !overdue && !before.losesFaulty(next) {
 		limit := now.Add(announceLimit)
 		if waiting != nil {
 			limit = waiting.limit
 		}
-		due := limit
 		if told {
-			due = waiting.due
+			s.waiting.Store(&waitingList{next, waiting.due, limit, waiting.announced})
 		} else {
 			r.announce(s.name, notice{count: count})
+			s.waiting.Store(&waitingList{next, limit, limit, false})
 		}
-		s.waiting.Store(&waitingList{next, due, limit})
 		return
 	}
 	if lowers && !told || waiting != nil && next.version == before.version {
@@ -211,7 +233,7 @@ func (r *running) stopWaiting(next *generation) {
 // publishDue publishes the list that has waited long enough. It says whether one waits.
 func (r *reconciler) publishDue(s *running, now time.Time) (waits bool) {
 	waiting := s.waiting.Load()
-	if waiting == nil || now.Before(waiting.due) {
+	if waiting == nil || now.Before(s.dueAt(waiting)) {
 		return waiting != nil
 	}
 	s.lowered = true
@@ -290,8 +312,12 @@ func (s *server) announceState() AnnounceState {
 // firstDue is when the first of the lists that wait is to be sent; zero for none.
 func (r *reconciler) firstDue() (first time.Time) {
 	for _, s := range r.servers {
-		if w := s.waiting.Load(); w != nil && (first.IsZero() || w.due.Before(first)) {
-			first = w.due
+		w := s.waiting.Load()
+		if w == nil {
+			continue
+		}
+		if due := s.dueAt(w); first.IsZero() || due.Before(first) {
+			first = due
 		}
 	}
 	return first

@@ -12,7 +12,7 @@ import (
 // Calls measures the kubelet's calls. It is a plugin.CallMetrics and a prometheus.Collector.
 type Calls struct{ took, preferred *prometheus.HistogramVec }
 
-// NewCalls returns one that has measured nothing.
+// NewCalls returns a Calls without measurements.
 func NewCalls() *Calls {
 	return &Calls{
 		took: callHistogram("allocate_duration_seconds", "How long Allocate took, by result: ok, error.",
@@ -22,8 +22,8 @@ func NewCalls() *Calls {
 	}
 }
 
-// callHistogram has buckets for calls that take some microseconds. The kubelet's
-// pod handling waits for each of them, so those above a second are told apart too.
+// callHistogram returns a histogram with buckets for calls that take some microseconds. The
+// kubelet's pod handling waits for each call, so calls of more than a second are distinguished too.
 func callHistogram(name, help string, labels ...string) *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "virgate_" + name,
@@ -59,8 +59,8 @@ func (c *Calls) Collect(ch chan<- prometheus.Metric) {
 	c.preferred.Collect(ch)
 }
 
-// NewSwitches returns a histogram of how long changes of the profile take until the scheduler knows of
-// them. The kubelet alone takes up to 10 s.
+// NewSwitches returns a histogram of the time from a change of the profile until the scheduler
+// knows of it. The kubelet alone takes up to 10 s.
 func NewSwitches() prometheus.Histogram {
 	return prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "virgate_switch_schedulable_seconds",
@@ -78,7 +78,7 @@ type ClaimCalls struct {
 	failed *prometheus.CounterVec
 }
 
-// NewClaimCalls returns one that has measured nothing.
+// NewClaimCalls returns a ClaimCalls without measurements.
 func NewClaimCalls() *ClaimCalls {
 	c := &ClaimCalls{
 		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -93,7 +93,7 @@ func NewClaimCalls() *ClaimCalls {
 				"and again.",
 		}, []string{"call", "reason"}),
 	}
-	for _, call := range []string{"prepare", "unprepare"} { // From 0, so that the first increase shows.
+	for _, call := range []string{"prepare", "unprepare"} { // Start at 0, so that the first increase shows.
 		c.took.WithLabelValues(call, "ok")
 		c.took.WithLabelValues(call, "error")
 		for _, cause := range claims.Causes() {
@@ -103,7 +103,7 @@ func NewClaimCalls() *ClaimCalls {
 	return c
 }
 
-// Observe is told of a call, prepare or unprepare, that has ended.
+// Observe records a finished call; call is prepare or unprepare.
 func (c *ClaimCalls) Observe(call string, took time.Duration, err error) {
 	result := "ok"
 	if err != nil {

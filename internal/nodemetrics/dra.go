@@ -15,11 +15,11 @@ import (
 //go:embed dra.txt
 var draFamilies string
 
-// DRA is what the node has by Dynamic Resource Allocation, at one moment.
+// DRA is the state of the node's Dynamic Resource Allocation at one moment.
 type DRA struct {
 	State dra.DriverState
 	View  claims.View
-	// Units are those of the last plan, by place.
+	// Units are the units of the last plan, by place.
 	Units map[string]decide.Unit
 }
 
@@ -29,7 +29,7 @@ type draCollector struct {
 	read func() DRA
 }
 
-// NewDRACollector shows what read returns at each scrape.
+// NewDRACollector returns a collector that shows what read returns at each scrape.
 func NewDRACollector(read func() DRA) prometheus.Collector {
 	return draCollector{metrics.ParseFamilies(draFamilies), read}
 }

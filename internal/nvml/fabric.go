@@ -8,19 +8,21 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// joiningTime is how long joining a fabric may take until that counts as a fault of its own: it takes a
-// while after the driver was loaded (dra-driver-nvidia-gpu#1276), and for ever outside a partition of
-// NVSwitches that virtual machines share.
+// joiningTime is how long joining a fabric may take before it counts as a fault of its own. Joining
+// takes a while after the driver was loaded (dra-driver-nvidia-gpu#1276), and never ends outside a
+// partition of NVSwitches that virtual machines share.
 const joiningTime = 5 * time.Minute
 
-// joining is what is known of a GPU's way into the fabric since it was last reset or bound to its driver.
+// joining is a GPU's progress in joining the fabric since it was last reset or bound to its driver.
 type joining struct {
-	// completed says that it has joined, and since when it has not.
+	// completed is true once the GPU has joined. since is when it was first seen not joined, zero
+	// while it is joined.
 	completed bool
 	since     time.Time
 }
 
-// observe is the next joining, and what is wrong with the GPU for its fabric; no text for nothing.
+// observe returns the next joining and the GPU's fault for its fabric; the text is empty if there
+// is none.
 func (j joining) observe(fabric FabricInfo, now time.Time) (joining, finding) {
 	wrong := func(text, todo string) finding {
 		return finding{
@@ -64,7 +66,7 @@ func (j joining) observe(fabric FabricInfo, now time.Time) (joining, finding) {
 		"look up NVML_GPU_FABRIC_HEALTH_SUMMARY_* of this driver's nvml.h")
 }
 
-// unhealthyBy says what the mask has of lasting faults (nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*).
+// unhealthyBy describes the lasting faults in the mask (nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*).
 func unhealthyBy(mask uint32) string {
 	const is = 1
 	configurations := []string{
@@ -95,7 +97,8 @@ func unhealthyBy(mask uint32) string {
 	return ": " + strings.Join(texts, ", ")
 }
 
-// confidential is what is wrong with a GPU of a machine with confidential computing in the ready state.
+// confidential returns the fault that the ready state means for a GPU of a machine with
+// confidential computing.
 func confidential(ready uint32) finding {
 	switch ready {
 	case ConfComputeReady:

@@ -14,15 +14,15 @@ import (
 type Call struct {
 	// Method is the method's name in Library, for example "DeviceGetUUID".
 	Method string
-	// Arguments are the method's, in their order and with their types.
+	// Arguments are the method's arguments, in order and with their types.
 	Arguments []any
-	// Answer is the type of what the method returns beside its error; nil for
-	// methods that return an error only.
+	// Answer is the type of the method's result besides the error; nil for methods that return only
+	// an error.
 	Answer reflect.Type
 }
 
-// String names the call for an error message: the method, with the arguments
-// that say more than a handle does, for example "DeviceGetNvLinkState(3)".
+// String names the call for an error message: the method, with the arguments that tell more than a
+// handle does, for example "DeviceGetNvLinkState(3)".
 func (c Call) String() string {
 	var telling []string
 	for _, argument := range c.Arguments {
@@ -37,14 +37,13 @@ func (c Call) String() string {
 	return c.Method + "(" + strings.Join(telling, ", ") + ")"
 }
 
-// Interceptor stands between the program and a Library. It makes the call with
-// do, at most once and from any goroutine, or answers in its place. What it
-// returns is of the call's Answer type; nil stands for the zero value. It may
-// be called from several goroutines at once.
+// Interceptor is called in place of a Library's methods. It makes the call with do, at most once
+// and from any goroutine, or returns an answer of its own. Its result must have the call's Answer
+// type; nil means the zero value. It may be called from several goroutines at once.
 type Interceptor func(call Call, do func() (any, error)) (any, error)
 
-// Intercept returns a library of which the calls of these methods, or of all where none is
-// named, go through the interceptor. lib may be nil if the interceptor never calls do.
+// Intercept returns a library that routes calls of these methods, or of all methods if none is
+// named, through the interceptor. lib may be nil if the interceptor never calls do.
 func Intercept(lib Library, interceptor Interceptor, methods ...string) Library {
 	return &intercepted{
 		lib:         lib,
@@ -57,9 +56,9 @@ func Intercept(lib Library, interceptor Interceptor, methods ...string) Library 
 type intercepted struct {
 	lib         Library
 	interceptor Interceptor
-	// methods are those that are intercepted; all when empty.
+	// methods are the intercepted methods; all when empty.
 	methods []string
-	// deadlines is what WithDeadlines intercepts with; nil for anybody else.
+	// deadlines is set by WithDeadlines only; nil for other interceptors.
 	deadlines *deadlines
 }
 
@@ -79,13 +78,13 @@ func invoke[T any](l *intercepted, method string, do func() (any, error), argume
 	return value, err
 }
 
-// passes says that the interceptor does not want to see the method.
+// passes reports whether calls of the method bypass the interceptor.
 func (l *intercepted) passes(method string) bool {
 	return len(l.methods) > 0 && !slices.Contains(l.methods, method)
 }
 
-// invoke0, invoke1 and invoke2 are for methods with so many arguments. A call that passes
-// makes no objects.
+// invoke0, invoke1 and invoke2 are for methods with that many arguments. A call that bypasses the
+// interceptor allocates nothing.
 func invoke0[T any](l *intercepted, method string, do func(Library) (T, error)) (T, error) {
 	if l.passes(method) {
 		return do(l.lib)
@@ -107,7 +106,7 @@ func invoke2[A, B, T any](l *intercepted, method string, do func(Library, A, B) 
 	return invoke[T](l, method, func() (any, error) { return do(l.lib, a, b) }, a, b)
 }
 
-// invokeOnly is for methods that return an error only.
+// invokeOnly is for methods that return only an error.
 func invokeOnly(l *intercepted, method string, do func() error, arguments ...any) error {
 	if l.passes(method) {
 		return do()

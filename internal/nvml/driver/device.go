@@ -13,7 +13,7 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 )
 
-// SystemGetDriverVersion is the driver's version, for example "580.65.06".
+// SystemGetDriverVersion returns the driver's version, for example "580.65.06".
 func (l *library) SystemGetDriverVersion() (string, error) {
 	return callLibrary(l, "SystemGetDriverVersion", gonvml.Interface.SystemGetDriverVersion)
 }
@@ -167,8 +167,8 @@ func (l *library) DeviceGetPciInfo(d nvml.Device) (nvml.PCIInfo, error) {
 	})
 }
 
-// DeviceGetNumaNodeId asks the driver for the GPU's bus address, and the kernel
-// for the node of that.
+// DeviceGetNumaNodeId gets the GPU's bus address from the driver, and the NUMA node of that address
+// from the kernel.
 func (l *library) DeviceGetNumaNodeId(d nvml.Device) (int, error) {
 	return callDevice(l, "DeviceGetNumaNodeId", d, func(d gonvml.Device) (int, gonvml.Return) {
 		pci, code := d.GetPciInfo()
@@ -200,8 +200,8 @@ func (l *library) DeviceGetNvLinkRemotePciInfo(d nvml.Device, link int) (nvml.PC
 		})
 }
 
-// DeviceGetGpuFabricInfo asks by the newest version of the call that the driver has. v4 has several
-// cliques, and tells no more of the GPU's health than v3.
+// DeviceGetGpuFabricInfo uses the newest version of the call that the driver has, up to v3. v4 has
+// several cliques, and tells no more of the GPU's health than v3.
 func (l *library) DeviceGetGpuFabricInfo(d nvml.Device) (nvml.FabricInfo, error) {
 	return callDevice(l, "DeviceGetGpuFabricInfo", d, func(d gonvml.Device) (nvml.FabricInfo, gonvml.Return) {
 		older := func(code gonvml.Return) bool {
@@ -233,8 +233,7 @@ func fabricInfo(id [16]uint8, clique uint32, state uint8, status uint32) nvml.Fa
 	}
 }
 
-// place writes the bus ID from its parts: drivers before 390 fill in only a
-// text of another form.
+// place builds the bus ID from its parts: drivers before 390 fill in only a text in another format.
 func place(pci gonvml.PciInfo, code gonvml.Return) (nvml.PCIInfo, gonvml.Return) {
 	return nvml.PCIInfo{
 		BusID:       addressOf(pci).String(),
@@ -273,10 +272,9 @@ func (l *library) DeviceGetProcessUtilization(d nvml.Device, lastSeen uint64) ([
 	return samples, err
 }
 
-// processUtilization mends two faults of go-nvml v0.13.3, which asks for the
-// size and then for the samples: where there is nothing to ask for it answers
-// that the size is insufficient, and where samples came between its two
-// questions it slices beyond what it has, which panics.
+// processUtilization works around two faults of go-nvml v0.13.3, which first asks for the number of
+// samples and then for the samples. If there are none, it returns an error that the size is
+// insufficient. If samples are added between the two calls, it slices beyond its buffer and panics.
 func processUtilization(
 	d gonvml.Device,
 	lastSeen uint64,
@@ -297,8 +295,8 @@ func processUtilization(
 	return samples, code
 }
 
-// DeviceGetCurrentClocksEventReasons asks under the name that drivers before 535
-// know too.
+// DeviceGetCurrentClocksEventReasons uses the older name of the call, which drivers before 535 also
+// know.
 func (l *library) DeviceGetCurrentClocksEventReasons(d nvml.Device) (nvml.ClockReasons, error) {
 	reasons, err := callDevice(l, "DeviceGetCurrentClocksEventReasons", d,
 		func(d gonvml.Device) (uint64, gonvml.Return) {
@@ -372,7 +370,7 @@ func (l *library) EventSetWait(set nvml.EventSet, timeout time.Duration) (nvml.E
 		return api.Extensions().LookupSymbol("nvmlEventSetWait_v2") == nil, gonvml.SUCCESS
 	})
 	if !partitions {
-		// The wait of drivers before 450 does not fill these in.
+		// The wait call of drivers before 450 does not fill these in.
 		event.GpuInstanceId, event.ComputeInstanceId = nvml.WholeGPU, nvml.WholeGPU
 	}
 	return nvml.Event{
@@ -384,8 +382,8 @@ func (l *library) EventSetWait(set nvml.EventSet, timeout time.Duration) (nvml.E
 	}, err
 }
 
-// milliseconds is the time in the driver's unit, rounded up: to wait for 0 of
-// them, again and again, would be to spin.
+// milliseconds returns the timeout in the driver's unit, rounded up: repeated waits of 0 ms would
+// spin.
 func milliseconds(timeout time.Duration) uint32 {
 	const unit = time.Millisecond
 	whole := (max(timeout, 0) + unit - 1) / unit

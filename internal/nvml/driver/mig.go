@@ -68,8 +68,8 @@ func (l *library) GpuInstanceGetInfo(gi nvml.GPUInstance) (nvml.GPUInstanceInfo,
 	}, err
 }
 
-// DeviceGetGpuInstanceProfileInfo asks for the profile with its name, and without
-// where the driver has no such call, or not in this version.
+// DeviceGetGpuInstanceProfileInfo gets the profile with its name, or without a name if the driver
+// lacks that call or that version of it.
 func (l *library) DeviceGetGpuInstanceProfileInfo(d nvml.Device, profile int) (nvml.GPUInstanceProfile, error) {
 	return callWith(l, "DeviceGetGpuInstanceProfileInfo", &l.devices, d, profile,
 		func(d gonvml.Device, profile int) (nvml.GPUInstanceProfile, gonvml.Return) {
@@ -109,7 +109,7 @@ func engines(multiprocessors, copying, decoders, encoders, jpeg, ofa uint32) mig
 	}
 }
 
-// text is a C string in an array.
+// text returns the C string in an array.
 func text(characters []int8) string {
 	var bytes []byte
 	for _, c := range characters {
@@ -134,13 +134,12 @@ func (l *library) ComputeInstanceGetInfo(ci nvml.ComputeInstance) (nvml.ComputeI
 		})
 }
 
-// mostInstances is room for all GPU instances of one profile on a GPU, or compute
-// instances in a GPU instance: no GPU has more than eight slots. The driver trusts
-// the count that it is given.
+// mostInstances is enough for all GPU instances of one profile on a GPU, or all compute instances
+// in a GPU instance: no GPU has more than eight slots. The driver trusts the count that it gets.
 const mostInstances = 32
 
-// DeviceSetMigMode sets the mode. go-nvml returns what became of the activation
-// first, and then what became of the call.
+// DeviceSetMigMode sets the mode. go-nvml returns the result of the activation first, and then the
+// result of the call.
 func (l *library) DeviceSetMigMode(d nvml.Device, on bool) (nvml.Return, error) {
 	mode := gonvml.DEVICE_MIG_DISABLE
 	if on {

@@ -55,9 +55,9 @@ type Watcher struct {
 type watchPace struct {
 	// tick is the interval of its checks, least the shortest time between two snapshots.
 	tick, least time.Duration
-	// first is how long the first snapshot waits for status pages. later is how long it takes until a
-	// page is read again, and until there is a snapshot although nothing has changed, which says how
-	// old a heartbeat is. kept is how long a page is shown that cannot be read any more.
+	// first is how long the first snapshot waits for status pages. later is the interval at which
+	// pages are read again. A snapshot is also made after later if nothing has changed, to show the
+	// age of heartbeats. kept is how long a page that cannot be read any more is still shown.
 	first, later, kept time.Duration
 	// list limits a list; spread is configsource.Follow's.
 	list, spread time.Duration

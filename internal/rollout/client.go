@@ -530,8 +530,8 @@ type plainLists struct{}
 func (plainLists) IsWatchListSemanticsUnSupported() bool { return true }
 
 var (
-	// ErrStopped: the rollout has stopped because of a node.
+	// ErrStopped means that the rollout has stopped because of a node.
 	ErrStopped = errors.New("the rollout has stopped")
-	// ErrInterrupted: the driver was ended from outside, and the rollout can go on.
+	// ErrInterrupted means that the driver was ended from outside. The rollout can be continued.
 	ErrInterrupted = errors.New("interrupted")
 )

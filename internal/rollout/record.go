@@ -26,21 +26,21 @@ const (
 type Place string
 
 const (
-	// Waiting: its turn has not come.
+	// Waiting means that its turn has not come.
 	Waiting Place = "waiting"
-	// Pending: its label is set, and the node has not yet reported that it follows.
+	// Pending means that its label is set, but the node has not yet reported that it follows.
 	Pending Place = "pending"
-	// Done: it has the profile or layout, and is healthy.
+	// Done means that it has the profile or layout, and is healthy.
 	Done Place = "done"
-	// Failed: the rollout stopped because of it.
+	// Failed means that the rollout stopped because of it.
 	Failed Place = "failed"
-	// Skipped: it failed or was not ready, and someone chose to go on without it.
+	// Skipped means that it failed or was not ready, and someone chose to go on without it.
 	Skipped Place = "skipped"
-	// Undoing: its label is restored, and the node has not yet reported that it follows.
+	// Undoing means that its label is restored, but the node has not yet reported that it follows.
 	Undoing Place = "undoing"
-	// Undone: its label is restored.
+	// Undone means that its label is restored.
 	Undone Place = "undone"
-	// Left: it was not undone, because someone else had changed its label.
+	// Left means that it was not undone, because someone else had changed its label.
 	Left Place = "left"
 )
 
@@ -53,19 +53,19 @@ func Places() []Place {
 type Phase string
 
 const (
-	// Claiming: its nodes are not certain to be its own yet, and it has set no label.
+	// Claiming means that its nodes are not certain to be its own yet. It has set no label.
 	Claiming Phase = "claiming"
-	// Running: it proceeds while a driver runs.
+	// Running means that it proceeds while a driver runs.
 	Running Phase = "running"
-	// Paused: by a user, by --pause-after, or because its driver was interrupted.
+	// Paused means that a user, --pause-after or an interruption of its driver paused it.
 	Paused Phase = "paused"
-	// Stopped: a node is in the way.
+	// Stopped means that a node is in the way.
 	Stopped Phase = "stopped"
-	// Finished: all nodes have the profile or layout, except skipped ones.
+	// Finished means that all nodes have the profile or layout, except skipped ones.
 	Finished Phase = "finished"
-	// TakingBack: it is being undone.
+	// TakingBack means that it is being undone.
 	TakingBack Phase = "undoing"
-	// TakenBack: it was undone.
+	// TakenBack means that it was undone.
 	TakenBack Phase = "undone"
 )
 

@@ -249,7 +249,7 @@ func (a *agent) run(ctx context.Context) error {
 			_ = a.MPS.Watch(ctx, a.mps.Wake) // It ends with ctx.
 			return nil
 		})
-		start(after(a.locked, a.mps.Run)) // Nor does virgate mps, which closes its GPUs in a pause.
+		start(after(a.locked, a.mps.Run)) // In a pause, virgate mps opens no GPU, even without a profile.
 	}
 	if a.DRA.Driver != nil {
 		start(after(a.registering, a.dra.Run))

@@ -17,6 +17,6 @@
 //   - loop.go gathers, decides and acts (decide).
 //   - report.go determines how far the profile has been applied, and reports it to Kubernetes.
 //   - sample.go regularly reads the holders and the use of the GPUs.
-//   - statusview.go and metrics.go answer HTTP requests (package web) with all that; forecast.go predicts
-//     the effect of another label of the Node.
+//   - statusview.go and metrics.go answer HTTP requests (package web) with all that; forecast.go
+//     predicts the effect of another label of the Node.
 package agent

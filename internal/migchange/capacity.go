@@ -100,7 +100,8 @@ func (r *Reconciler) oneFirst(looks []*look) {
 	}
 }
 
-// putOff keeps the GPU's present offer, without what a pod holds and has to go.
+// putOff returns the look without its change: the GPU stays offered, except units that a pod holds
+// and that have to go.
 func (l *look) putOff(reason string) *look {
 	offer := maps.Clone(l.Offer)
 	for _, unit := range l.Withdraw {

@@ -128,8 +128,8 @@ func (e *executor) makeRoom(ctx context.Context, g *managedGPU, room Room) error
 	return e.finish(ctx, g, record, holders)
 }
 
-// target returns the layout with the room and beside it everything that must stay, and of the rest
-// what fits. The error wraps mig.ErrInUse if something in the way must stay.
+// target returns the layout with the room, everything that must stay, and what fits of the rest.
+// The error wraps mig.ErrInUse if something in the way must stay.
 func (room Room) target(state sharing.MIGState, wholeHolder string) (mig.PlacedLayout, error) {
 	switch {
 	case state.Enabled == (room.Partition != nil):

@@ -40,7 +40,7 @@ type Decision struct {
 	// Layout is the wanted layout. Change is what is done now to get there, and what is in the way.
 	Layout mig.Layout
 	Change mig.Change
-	// Steps are to be made now, in this order; none while something has to be waited for. They are
+	// Steps are to be made now, in this order; none while Virgate must wait for something. They are
 	// the steps of Change, or reverse a change of MIG mode.
 	Steps []mig.Step
 	// Record is what the journal holds while they are made; nil for steps that change no partition.
@@ -181,7 +181,7 @@ func (s Situation) partitionsInUse(change mig.Change) string {
 
 // staysInService reports whether what is in the way of the layout stays offered meanwhile: because
 // the profile wants that, or because its user may never end. A program outside pods may run
-// forever, and a DRA driver may give the GPU to another claim.
+// forever, and a DRA driver may give out the GPU again.
 func (s Situation) staysInService(wholeInUse string, possible bool) bool {
 	switch {
 	case s.Wanted.WhenBusy == sharing.RefuseWhenBusy, s.State.ProcessesHidden, s.Holders.claimed[s.GPU]:

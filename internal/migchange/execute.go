@@ -179,7 +179,7 @@ func (e *executor) apply(ctx context.Context, g *managedGPU, target mig.PlacedLa
 	}
 }
 
-// makeStep makes one step and logs it, for comparison with virgate mig plan.
+// makeStep makes one step and logs it, so that the log can be compared with virgate mig plan.
 func (e *executor) makeStep(ctx context.Context, gpu string, step mig.Step) error {
 	return e.logStep(gpu, step, e.Partitioner.Apply(ctx, gpu, step))
 }

@@ -305,9 +305,10 @@ type look struct {
 	withheld []string
 }
 
-// pass checks all GPUs, withdraws all units that have to go at once, and begins the changes that
-// nothing prevents any more. It returns when to do so again; 0 means when something changes. If
-// starting is true, the node is not registered yet, and units that the kubelet may know are kept.
+// pass checks all GPUs, withdraws everything that has to go in one plan, and begins the changes
+// that nothing prevents any more. It returns when to do so again; 0 means when something changes.
+// If starting is true, the node is not registered yet, and units that the kubelet may know are
+// kept.
 func (r *Reconciler) pass(
 	ctx context.Context,
 	gpus []sharing.GPU,

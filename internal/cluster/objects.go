@@ -40,8 +40,9 @@ type Node struct {
 	NotReady string
 	// Cordoned is true if no new pod may be scheduled there.
 	Cordoned bool
-	// Wanted is the profile that the node's label names or, by Virgate's rules, should have. State
-	// is how far it is applied. Applied, Source and Generation describe the profile in force.
+	// Wanted is the profile that the node's label names, or that rules have chosen according to
+	// Virgate. State is how far it is applied. Applied, Source and Generation describe the profile
+	// in force.
 	Wanted, State, Applied, Source, Generation string
 	// WantedBy is the reason for Wanted, and Rules identifies a list of rules; both are empty
 	// without rules.

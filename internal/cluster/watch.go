@@ -259,7 +259,7 @@ func (w *Watcher) step(now time.Time) (due []Pod) {
 	return due
 }
 
-// due returns the pods whose status page is to be requested now; waits is true if some node has not
+// due returns the pods whose status page must be requested now; waits is true if some node has not
 // answered yet.
 func (w *Watcher) due(now time.Time) (due []Pod, waits bool) {
 	maps.DeleteFunc(w.pages, func(name string, _ *statusPage) bool {

@@ -39,7 +39,7 @@ func RESTConfig(path string) (*rest.Config, error) {
 	return config, nil
 }
 
-// Client reads from the API server. Clients with the same RESTConfig share a connection.
+// Client reads from the API server. Clients whose RESTConfig has the same path share a connection.
 type Client struct {
 	// watcher returns a watcher that keeps the store up to date.
 	watcher func(q query, into store) *watcher

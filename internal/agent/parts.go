@@ -250,8 +250,7 @@ func (a *agent) pathInputs() drapath.Inputs {
 }
 
 // releasedIndexes returns the driver's indexes of the GPUs that are released or being released, by
-// UUID;
-// -1 if unknown.
+// UUID; -1 if unknown.
 func (a *agent) releasedIndexes() map[string]int {
 	indexes := map[string]int{}
 	for _, r := range a.releases.List() {

@@ -16,8 +16,9 @@ import (
 )
 
 // gpuFacts are what rules can depend on of a GPU. They are stored for a restart, because the driver
-// does not always report all of them: without a right, it hides the memory of a GPU with MIG. A
-// rule that creates partitions must not stop matching because of that.
+// does not always report all of them: for example, a program without the necessary right does not
+// get the memory of a GPU with MIG. A rule that creates partitions must not stop matching because
+// of that.
 type gpuFacts struct {
 	UUID              string `json:"uuid"`
 	Model             string `json:"model,omitempty"`

@@ -30,36 +30,36 @@ import (
 )
 
 const (
-	// page is how many objects one list has: with resourceVersion=0 the API server ignores a
-	// limit and sends 30,000 pods at once, 100 MB or so.
+	// page is the number of objects per list request. With resourceVersion=0 the API server would
+	// ignore the limit and send 30,000 pods at once, some 100 MB.
 	page = 500
-	// atOnce is how many status pages are asked for at once. One that has not come after patience
-	// leaves its place to the next node's, as long as there are no more than late of those: so
-	// slow nodes do not hold up the others.
+	// atOnce is how many status pages are requested at once. A request without an answer after
+	// patience gives its place to another node, for up to late such requests. So slow nodes do not
+	// hold up the others.
 	atOnce, late = 32, 64
 	patience     = 250 * time.Millisecond
-	// maxStatus bounds a status page, in bytes.
+	// maxStatus limits the size of a status page, in bytes.
 	maxStatus = 4 << 20
-	// listTimeout is how long a list may take, of one page.
+	// listTimeout limits the request for one page of a list.
 	listTimeout = 30 * time.Second
 )
 
-// Options say what is read.
+// Options set what is read.
 type Options struct {
-	// Selector selects Nodes by labels, Names by name; empty for all that have to do with GPUs.
+	// Selector selects Nodes by labels, Names by name; empty for all Nodes with GPUs or Virgate.
 	Selector string
 	Names    []string
-	// Domain is that of the resources.
+	// Domain is the domain of the resources.
 	Domain string
-	// Namespace is where Virgate's own pods are.
+	// Namespace is Virgate's own namespace.
 	Namespace string
-	// StatusTimeout is how long a node's status page may take, AllTimeout all of them together.
-	// StatusTimeout 0 reads none.
+	// StatusTimeout limits the request for one node's status page, AllTimeout all of them together.
+	// With StatusTimeout 0 no status page is read.
 	StatusTimeout, AllTimeout time.Duration
 }
 
-// Config says how to reach the API server as kubectl does: by the kubeconfig file at path, or
-// KUBECONFIG, or ~/.kube/config, or as a pod does. It also returns the context's namespace.
+// Config finds the API server as kubectl does: from the kubeconfig file at path, KUBECONFIG,
+// ~/.kube/config, or a pod's service account. It also returns the context's namespace.
 func Config(path, context string) (config *rest.Config, namespace string, err error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = path
@@ -81,11 +81,12 @@ func Config(path, context string) (config *rest.Config, namespace string, err er
 // Client reads from the API server.
 type Client struct {
 	core rest.Interface
-	// Lists and Pages count the requests: for lists and rights, and for status pages.
+	// Lists and Pages count the requests: Lists for lists and access reviews, Pages for status
+	// pages.
 	Lists, Pages atomic.Int64
 }
 
-// NewClient makes a Client; it does not connect yet.
+// NewClient returns a Client and does not connect yet.
 func NewClient(config *rest.Config) (*Client, error) {
 	core, err := Core(config, "virgate-cluster")
 	if err != nil {
@@ -94,8 +95,9 @@ func NewClient(config *rest.Config) (*Client, error) {
 	return &Client{core: core}, nil
 }
 
-// Core makes a client of the API's core group, for commands that people call: what a client
-// asks for is bounded by who uses it. The API server has the name in its logs and metrics.
+// Core returns a client of the API's core group for commands that users run. It has no rate limit,
+// because its callers limit their requests. The API server records the name in its logs and
+// metrics.
 func Core(config *rest.Config, name string) (rest.Interface, error) {
 	scheme := runtime.NewScheme()
 	err := corev1.AddToScheme(scheme)
@@ -115,8 +117,8 @@ func Core(config *rest.Config, name string) (rest.Interface, error) {
 	return core, nil
 }
 
-// Read reads Nodes and pods, and then the status pages. That pods or status pages cannot be read
-// is part of the snapshot and no error.
+// Read reads Nodes and pods, and then the status pages. If pods or status pages cannot be read, the
+// snapshot records it and Read does not fail.
 func (c *Client) Read(ctx context.Context, o Options) (Snapshot, error) {
 	s := Snapshot{Statuses: map[string]Status{}}
 	var lists errgroup.Group
@@ -153,8 +155,8 @@ func (c *Client) Read(ctx context.Context, o Options) (Snapshot, error) {
 	return s, nil
 }
 
-// list goes through all pages of a resource, of all namespaces or of that one, and has each object
-// kept as soon as its page is there.
+// list reads all pages of a resource, in one namespace or, if namespace is "", in all. It calls
+// keep after each page.
 func (c *Client) list(ctx context.Context, namespace, resource string, selectors metav1.ListOptions, into interface {
 	runtime.Object
 	metav1.ListInterface
@@ -174,7 +176,7 @@ func (c *Client) list(ctx context.Context, namespace, resource string, selectors
 	}
 }
 
-// nodeSelectors and podSelectors are what the API server leaves out.
+// nodeSelectors and podSelectors filter on the API server.
 func (o Options) nodeSelectors() metav1.ListOptions {
 	return metav1.ListOptions{LabelSelector: o.Selector}
 }
@@ -183,7 +185,7 @@ func (Options) podSelectors() metav1.ListOptions {
 	return metav1.ListOptions{FieldSelector: "status.phase!=Succeeded,status.phase!=Failed"}
 }
 
-// node is what is kept of a Node; ok is false for one that is not asked for.
+// node returns the part of a Node that is kept; ok is false if the Options do not select it.
 func (o Options) node(n *corev1.Node) (kept Node, ok bool) {
 	kept = TrimNode(n, o.Domain)
 	return kept, slices.Contains(o.Names, kept.Name) || len(o.Names) == 0 && kept.ours()
@@ -207,7 +209,7 @@ func (c *Client) nodes(ctx context.Context, o Options) (kept []Node, version str
 	return kept, list.ResourceVersion, err
 }
 
-// errNoNode says that a name is none.
+// errNoNode: a requested name does not exist.
 var errNoNode = errors.New("there is no such node, or the selector does not select it")
 
 func (c *Client) pods(ctx context.Context, o Options) (kept []Pod, version string, err error) {
@@ -223,7 +225,7 @@ func (c *Client) pods(ctx context.Context, o Options) (kept []Pod, version strin
 	return kept, list.ResourceVersion, err
 }
 
-// mayProxy says why status pages may not be read; "" where they may, or that is not known.
+// mayProxy returns why the user may not read status pages, or "" if allowed or unknown.
 func (c *Client) mayProxy(ctx context.Context, namespace string) string {
 	review := map[string]any{
 		"apiVersion": "authorization.k8s.io/v1",
@@ -254,11 +256,11 @@ func (c *Client) mayProxy(ctx context.Context, namespace string) string {
 	return "you may not get pods/proxy in the namespace " + namespace
 }
 
-// virgatesOf are Virgate's own pods, by node.
+// virgatesOf returns Virgate's own pods by node.
 func virgatesOf(pods iter.Seq[Pod]) map[string]Pod {
 	virgates := map[string]Pod{}
 	for pod := range pods {
-		// After a rolling update the older pod may still be there: any of them answers.
+		// During a rolling update the older pod may still exist; either can answer.
 		if pod.StatusPort > 0 && pod.Name > virgates[pod.Node].Name {
 			virgates[pod.Node] = pod
 		}
@@ -266,7 +268,7 @@ func virgatesOf(pods iter.Seq[Pod]) map[string]Pod {
 	return virgates
 }
 
-// unasked says why a node is not asked for its status page, which that pod would have; "" when it is.
+// unasked returns why the node's status page is not requested from that pod, or "" if it is.
 func unasked(node Node, virgate Pod, o Options) string {
 	switch {
 	case node.NotReady != "":
@@ -277,8 +279,8 @@ func unasked(node Node, virgate Pod, o Options) string {
 	return ""
 }
 
-// statuses reads the status pages of the nodes; unread says why none was asked for. A node's
-// answer says nothing of the others, not even that it is forbidden.
+// statuses reads the status pages of the nodes; unread is why none was requested. An error of one
+// node, even forbidden, says nothing about the others.
 func (c *Client) statuses(ctx context.Context, o Options, s Snapshot) (statuses map[string]Status, unread string) {
 	statuses = map[string]Status{}
 	unread = c.ask(ctx, o, s.Nodes, virgatesOf(slices.Values(s.Pods)),
@@ -289,8 +291,8 @@ func (c *Client) statuses(ctx context.Context, o Options, s Snapshot) (statuses 
 	return statuses, unread
 }
 
-// ask has answer called for each node with its pod, some at a time. One keep, which answer returned,
-// or one failed is called at a time; unread says why nobody was asked.
+// ask calls answer for each node with its pod, several at once. It calls failed, and the keep that
+// answer returned, one at a time. unread is why no node was asked.
 func (c *Client) ask(
 	ctx context.Context,
 	o Options,
@@ -347,8 +349,8 @@ func (c *Client) ask(
 	return ""
 }
 
-// give moves who has a place to those that wait, if he has not called done after that time and
-// there is room.
+// give moves the holder of a place to waiting unless it calls done within that time, if waiting has
+// room. That frees its place for another node.
 func give(places, waiting chan struct{}, after time.Duration) (done func()) {
 	has := places
 	var mutex sync.Mutex
@@ -357,7 +359,7 @@ func give(places, waiting chan struct{}, after time.Duration) (done func()) {
 		defer mutex.Unlock()
 		select {
 		case waiting <- struct{}{}:
-			if has == nil { // It was done in the meantime.
+			if has == nil { // done was called meanwhile.
 				<-waiting
 				return
 			}
@@ -375,7 +377,7 @@ func give(places, waiting chan struct{}, after time.Duration) (done func()) {
 	}
 }
 
-// status asks the pod for its status page, by the API server's proxy.
+// status reads the pod's status page through the API server's proxy.
 func (c *Client) status(ctx context.Context, pod Pod, limit time.Duration) (*status.Status, error) {
 	var page status.Status
 	if err := c.get(ctx, pod, limit, "api/v1/status", nil, &page); err != nil {
@@ -384,7 +386,7 @@ func (c *Client) status(ctx context.Context, pod Pod, limit time.Duration) (*sta
 	return &page, notOf(page.Node, pod)
 }
 
-// get asks the pod for what is at that path, by the API server's proxy.
+// get reads a path of the pod through the API server's proxy.
 func (c *Client) get(
 	ctx context.Context,
 	pod Pod,
@@ -420,7 +422,7 @@ func (c *Client) get(
 	return nil
 }
 
-// notOf says that an answer is of another node than the pod's.
+// notOf returns an error if an answer is about another node than the pod's.
 func notOf(node string, pod Pod) error {
 	if node != "" && node != pod.Node {
 		return fmt.Errorf("the answer is of node %q", node)
@@ -428,8 +430,8 @@ func notOf(node string, pod Pod) error {
 	return nil
 }
 
-// Forecasts asks the nodes what they would become if that label named that value. One whose answer
-// is missing says why, as Unknown. O says where Virgate's pods are, and how long it may take.
+// Forecasts asks the nodes for the result if the label had that value. If there is no answer,
+// Unknown gives the reason. Options set where Virgate's pods are and the time limits.
 func (c *Client) Forecasts(
 	ctx context.Context,
 	o Options,
@@ -465,10 +467,10 @@ func (c *Client) Forecasts(
 	return forecasts, nil
 }
 
-// errNotFound says that the pod, or what is asked of it, is not there.
+// errNotFound: the pod or the path does not exist.
 var errNotFound = errors.New("the proxy answers 404 Not Found")
 
-// reason is why there is no answer, in one line.
+// reason explains a missing answer in one line.
 func reason(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return cmp.Or(context.Cause(ctx), err)

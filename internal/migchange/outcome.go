@@ -11,7 +11,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Problem says why nothing can be done about the GPU even if all of it is free; else empty.
+// Problem returns why nothing can be done about the GPU even if all of it is free; "" if something
+// can.
 func (d Decision) Problem() string {
 	if d.State == nodereport.LayoutFailed || d.State == nodereport.LayoutResetRequired ||
 		d.State == nodereport.LayoutBlocked && d.Change.Complete() {
@@ -20,8 +21,8 @@ func (d Decision) Problem() string {
 	return ""
 }
 
-// After is the GPU as it will be when what can be done now has been done. Partitions that have
-// yet to be made have a UUID that no driver gives.
+// After returns the GPU as it will be after what can be done now. New partitions get a UUID that no
+// driver uses.
 func (d Decision) After(gpu sharing.GPU) sharing.GPU {
 	if d.Record == nil {
 		return gpu
@@ -45,7 +46,7 @@ func (d Decision) After(gpu sharing.GPU) sharing.GPU {
 	return gpu
 }
 
-// Made is how many partitions the steps make.
+// Made returns how many partitions the steps create.
 func (d Decision) Made() (count int) {
 	for _, step := range d.Steps {
 		if step.Action == mig.CreateCompute {
@@ -55,8 +56,8 @@ func (d Decision) Made() (count int) {
 	return count
 }
 
-// Situation is the GPU's if that were wanted, and it were held so. It changes nothing, and any
-// goroutine may call it.
+// Situation returns the GPU's situation with that configuration and those holders. It changes
+// nothing, and any goroutine may call it.
 func (r *Reconciler) Situation(
 	ctx context.Context,
 	gpu sharing.GPU,
@@ -84,7 +85,7 @@ func (r *Reconciler) Situation(
 	}, nil
 }
 
-// Unused is the situation when nobody uses the GPU any more.
+// Unused returns the situation once the GPU is no longer used.
 func (s Situation) Unused() Situation {
 	s.Holders = Holders{}
 	s.State.Busy = false

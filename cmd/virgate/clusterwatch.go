@@ -86,8 +86,8 @@ func watchCluster(
 // errEnough ends eachSnapshot without an error.
 var errEnough = errors.New("enough")
 
-// eachSnapshot runs the watcher and presents each snapshot. When again receives, it presents the
-// last one again; before the first snapshot that is nil. It returns nil when the context ends.
+// eachSnapshot runs the watcher and presents each snapshot; before the first one it presents nil.
+// When again receives, it presents the last one again. It returns nil when the context ends.
 func eachSnapshot(
 	ctx context.Context,
 	watcher *cluster.Watcher,

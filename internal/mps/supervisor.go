@@ -394,7 +394,7 @@ func (s *supervisor) set(id string, state *State) bool {
 	return true
 }
 
-// tellChange wakes all who wait for a change. The caller holds the lock.
+// tellChange wakes everything that waits for a change. The caller holds the lock.
 func (s *supervisor) tellChange() {
 	close(s.changed)
 	s.changed = make(chan struct{})

@@ -482,8 +482,8 @@ func (u *unitRun) setMode(ctx context.Context) error {
 	return nil
 }
 
-// restoreMode sets the previous mode again. If the current mode is not Virgate's, it stays:
-// somebody else has set it, or a reset has cleared Virgate's.
+// restoreMode sets the previous mode again, unless the current mode is not Virgate's: then another
+// program has set it, or a reset has cleared Virgate's.
 func (u *unitRun) restoreMode(ctx context.Context) error {
 	before, changed := u.journal.gpus()[u.unit.ID]
 	if !changed {

@@ -1,5 +1,5 @@
-// Package mpsshare decides which units need a daemon of NVIDIA's MPS: those of which pods or claims
-// may have shares by MPS. It starts and ends none itself.
+// Package mpsshare decides which units need a daemon of NVIDIA's MPS: those whose MPS shares pods
+// or claims may have. It starts and ends no daemon itself.
 package mpsshare
 
 import (
@@ -370,9 +370,9 @@ func (m *Manager) planned(plan sharing.Plan) map[string]sharing.Unit {
 	return units
 }
 
-// choose returns the daemons that are wanted: those for units of which pods may have shares by MPS.
-// A daemon is started when nothing uses the unit in another way. It stays until the unit's last
-// share is refused and no pod holds one.
+// choose returns the wanted daemons: one for each unit whose MPS shares pods may have. A daemon is
+// started when nothing uses the unit in another way. It stays until the unit's last share is
+// refused and no pod holds one.
 func (m *Manager) choose(
 	ctx context.Context, gpus []sharing.GPU, plan sharing.Plan, view *decide.MPS, uses map[string]use,
 ) (wanted map[string]wantedDaemon, pending bool) {

@@ -84,8 +84,8 @@ type Settings struct {
 	wake chan struct{}
 	// list has the results by GPU. The stored map is never changed.
 	list atomic.Pointer[map[string][]status.GPUSetting]
-	// foreign describes GPUs whose compute mode somebody else has set in a way that keeps programs
-	// off them. The stored list is never changed.
+	// foreign describes GPUs whose compute mode keeps programs off them and was not set by Virgate.
+	// The stored list is never changed.
 	foreign atomic.Pointer[[]string]
 	// looked is true once list has what an earlier run left to undo.
 	looked atomic.Bool
@@ -338,7 +338,7 @@ func (s *Settings) settleGPU(ctx context.Context, gpu string, want sharing.Drive
 	if changed.TimeSlice {
 		undone.TimeSlice = cmp.Or(want.TimeSlice, sharing.DefaultTimeSlice)
 	}
-	if mode == changed.ComputeMode { // Any other mode was set by somebody else, or the setting was lost.
+	if mode == changed.ComputeMode { // Any other mode was not set by Virgate, or the setting was lost.
 		undone.ComputeMode = cmp.Or(want.ComputeMode, changed.Before)
 	}
 	if err != nil {
@@ -454,8 +454,8 @@ func (s *Settings) keepChanged(gpu string, changed ChangedGPU) error {
 	return nil
 }
 
-// Warnings returns which settings could not be made, and which compute modes set by somebody else
-// keep programs off GPUs.
+// Warnings returns which settings could not be made, and which compute modes that Virgate did not
+// set keep programs off GPUs.
 func (s *Settings) Warnings(gpus []sharing.GPU) (warnings []string) {
 	for _, gpu := range gpus {
 		for _, of := range s.All()[gpu.UUID] {

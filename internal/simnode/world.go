@@ -111,7 +111,7 @@ func (n *Node) listedGPUs() int {
 }
 
 // LoseNodes takes the driver's device nodes from this process's container, as systemctl
-// daemon-reload does if the runtime has told systemd of none of them (k8s-device-plugin#426). What
+// daemon-reload does if the runtime has not declared them to systemd (k8s-device-plugin#426). What
 // is open stays open, but nothing more can be opened.
 func (n *Node) LoseNodes() {
 	n.mu.Lock()

@@ -26,8 +26,8 @@ import (
 
 // settingFlags returns the flags of NVIDIA's device plugin and a few of Virgate's own. Their
 // environment variables are read by overrides and not by the flag library, so that an error can
-// name the source. With names, the help shows only those flags. The others have no effect, but are
-// accepted, so that the command line of another command works.
+// name the source. If names are given, the help shows only those flags. The others have no effect,
+// but are accepted, so that the command line of another command works.
 func settingFlags(shown ...string) []cli.Flag { return flagsOf(configs.Settings(), shown...) }
 
 func flagsOf(settings []configs.Setting, shown ...string) []cli.Flag {

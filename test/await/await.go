@@ -11,7 +11,7 @@ import (
 )
 
 // Patience ends a wait that hangs. It is far longer than anything takes on the slowest machine, so
-// it is no test of a machine's speed.
+// no test depends on a machine's speed.
 const Patience = 5 * time.Minute
 
 // The pause between two checks grows from the first to the last.

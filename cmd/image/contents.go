@@ -17,11 +17,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// file is a file of the image, which has one layer.
+// file is a file of the image. The image has one layer.
 type file struct {
 	// path is its path in the image, without a leading slash.
 	path string
-	// target is for a symbolic link, data for a regular file; a folder has neither.
+	// target is set for a symbolic link, data for a regular file; a folder has neither.
 	target string
 	data   []byte
 	mode   int64
@@ -29,23 +29,24 @@ type file struct {
 
 func (f file) size() int64 { return int64(len(f.data)) }
 
-// names are the names of NVIDIA's programs, so manifests for its image work with this one.
-// Those of the shell are what the scripts in them call.
+// names are the names of NVIDIA's programs, so that manifests for its image work with this one.
+// shellNames are the programs that scripts in such manifests call.
 var (
 	names      = []string{"nvidia-device-plugin", "config-manager", "gpu-feature-discovery", "mps-control-daemon"}
 	shellNames = []string{"bash", "cat", "grep", "lsmod", "sleep"}
-	// variables are those of NVIDIA's image too, by which NVIDIA's runtime gives a container the
-	// driver: some of its manifests, such as the operator's of GPU feature discovery, name none.
+	// variables are also in NVIDIA's image. They make NVIDIA's runtime give a container the driver;
+	// some of NVIDIA's manifests, such as the operator's for GPU feature discovery, do not set
+	// them.
 	variables = []string{"PATH=/usr/bin", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"}
 )
 
-// contents are the image's files: the program and the shell (none if that is "") under
-// their names, what the program needs of the C library, and the licences of all that is
-// linked into them, from the folder.
+// contents returns the image's files: the program and the shell under their names, the parts of the
+// C library that they need, and, from the folder licences, the licences of everything linked into
+// them. If shell is "", the image has none.
 func contents(binary, shell, licences string) ([]file, error) {
 	files := []file{
 		{path: "tmp", mode: 0o1777},
-		{path: "bin", target: "usr/bin"}, // Scripts name /bin/sh.
+		{path: "bin", target: "usr/bin"}, // Scripts use /bin/sh.
 		{
 			path: "etc/passwd",
 			data: []byte("root:x:0:0:root:/:/sbin/nologin\n"),
@@ -92,12 +93,12 @@ func contents(binary, shell, licences string) ([]file, error) {
 	return files, nil
 }
 
-// loaded are the libraries that NVIDIA's libnvidia-ml.so.1 needs besides the program's;
-// on glibc 2.34 and newer all but libm are empty.
+// loaded are the libraries that NVIDIA's libnvidia-ml.so.1 needs besides the program's; on glibc
+// 2.34 and newer all but libm are empty.
 var loaded = []string{"libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"}
 
-// libraries are the dynamic loader and the libraries of a program, at the paths where
-// the loader looks; none for a static program.
+// libraries returns the dynamic loader and the libraries of a program, at the paths where the
+// loader looks for them; none for a static program.
 func libraries(binary string) ([]file, error) {
 	program, err := elf.Open(binary)
 	if err != nil {
@@ -143,7 +144,8 @@ func libraries(binary string) ([]file, error) {
 	return files, nil
 }
 
-// find is the library's path here, in a folder that the image's loader searches too.
+// find returns the library's path on this machine. It searches only folders that the image's loader
+// searches too.
 func find(name string, machine elf.Machine) (string, error) {
 	triplet := map[elf.Machine]string{elf.EM_X86_64: "x86_64-linux-gnu", elf.EM_AARCH64: "aarch64-linux-gnu"}[machine]
 	folders := []string{"/lib/" + triplet, "/usr/lib/" + triplet, "/lib64", "/usr/lib64", "/lib", "/usr/lib"}
@@ -156,7 +158,8 @@ func find(name string, machine elf.Machine) (string, error) {
 	return "", fmt.Errorf("find library %s: in none of %s", name, strings.Join(folders, ", "))
 }
 
-// read reads a library as a file with the path of its link, and what libraries it needs.
+// read reads a library as a file with the path of its link, and returns the libraries that it
+// needs.
 func read(library string) (f file, needed []string, err error) {
 	data, err := os.ReadFile(library)
 	if err != nil {
@@ -186,7 +189,7 @@ func libraryNames(files []file) []string {
 	return names
 }
 
-// pack makes a layer of the files and their folders, the same for the same files.
+// pack makes a layer of the files and their folders. The same files always give the same layer.
 func pack(files []file) (v1.Layer, error) {
 	var buffer bytes.Buffer
 	writer := tar.NewWriter(&buffer)

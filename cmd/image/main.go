@@ -1,7 +1,6 @@
-// Command image writes a container image of Virgate as an archive that docker
-// load and ctr images import take. It needs no container engine and no
-// registry: the image is the program and the C libraries of this machine that
-// it, and a driver's library that it loads, need.
+// Command image writes a container image of Virgate as an archive that docker load and ctr images
+// import accept. It needs no container engine and no registry. The image contains the program, and
+// the C libraries of this machine that the program and the driver's library that it loads need.
 package main
 
 import (
@@ -67,7 +66,7 @@ func (o options) write() error {
 	if err != nil {
 		return fmt.Errorf("configure image: %w", err)
 	}
-	// An incomplete archive must not look like a complete one.
+	// An incomplete archive must not look complete.
 	partial := o.output + ".partial"
 	err = tarball.WriteToFile(partial, reference, image)
 	if err == nil {
@@ -93,7 +92,7 @@ func (o options) configure(image v1.Image) (v1.Image, error) {
 	}
 	config = config.DeepCopy()
 	config.Architecture, config.OS = runtime.GOARCH, "linux"
-	config.Created = v1.Time{Time: time.Unix(0, 0).UTC()} // The same program makes the same image.
+	config.Created = v1.Time{Time: time.Unix(0, 0).UTC()} // The same program gives the same image.
 	config.Config = v1.Config{
 		Entrypoint: []string{"/usr/bin/virgate"},
 		Cmd:        []string{"run"},
@@ -108,9 +107,9 @@ func (o options) configure(image v1.Image) (v1.Image, error) {
 	return mutate.ConfigFile(image, config)
 }
 
-// writeBOM writes the modules that are linked into the program as a CycloneDX
-// document. It says what the Go tool recorded in the binary, so it is true of
-// that binary and of no other. THIRD_PARTY_LICENSES has the licences.
+// writeBOM writes the modules that are linked into the program as a CycloneDX document. It uses
+// what the Go tool recorded in the binary, so the document is valid for that binary only.
+// THIRD_PARTY_LICENSES has the licences.
 func (o options) writeBOM(to string) error {
 	info, err := buildinfo.ReadFile(o.binary)
 	if err != nil {

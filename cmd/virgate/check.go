@@ -73,18 +73,18 @@ type checkReport struct {
 
 // finding is a problem or a note.
 type finding struct {
-	// File is as the command line names it, or the flag or variable that is wrong.
+	// File is the file as the command line names it, or the wrong flag or variable.
 	File string `json:"file"`
-	// Document is where in a manifest the document is: "[data.KEY]".
+	// Document is the document's place in a manifest: "[data.KEY]".
 	Document string `json:"document,omitempty"`
 	// Line is counted from 1, in the file or, as configs.File says, in the document; 0 if unknown.
 	Line int    `json:"line,omitempty"`
 	Path string `json:"path,omitempty"`
-	// Message has the value, if any.
+	// Message includes the value, if there is one.
 	Message string `json:"message"`
 }
 
-// newFinding is what a Problem of the file says.
+// newFinding returns the finding for a Problem of the file.
 func newFinding(file string, p configs.Problem) finding {
 	f := finding{
 		File:    p.File,
@@ -98,7 +98,7 @@ func newFinding(file string, p configs.Problem) finding {
 	return f
 }
 
-// String is as Problem.Error.
+// String formats the finding like Problem.Error.
 func (f finding) String() string {
 	return configs.Problem{
 		File:    f.File + f.Document,
@@ -108,8 +108,8 @@ func (f finding) String() string {
 	}.Error()
 }
 
-// checkFile checks one file. It returns the problems; without any, the kind of the file, and notes
-// where Virgate differs from NVIDIA's plugin.
+// checkFile checks one file. It returns the problems. If there are none, it returns the kind of the
+// file, and notes where Virgate differs from NVIDIA's plugin.
 func checkFile(
 	ctx context.Context,
 	path string,

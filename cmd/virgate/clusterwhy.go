@@ -20,7 +20,7 @@ func clusterWhyCommand(environment environment) *cli.Command {
 		Name:            "why",
 		Usage:           "says why a pod waits for a GPU",
 		ArgsUsage:       "POD",
-		HideHelpCommand: true, // A pod may be named help, or h.
+		HideHelpCommand: true, // A pod may be named help or h.
 		Description: "Says it of POD in --namespace, or of NAMESPACE/POD: which nodes do not take it, for what " +
 			"cause, and what would help.\n\n" +
 			"Example: virgate cluster why -n research training-0",
@@ -100,7 +100,7 @@ func whyAPodWaits(ctx context.Context, cmd *cli.Command, environment environment
 	return err
 }
 
-// why is the verdict in the first line, then nodes by cause, then what helps.
+// why prints the verdict in the first line, then the nodes by cause, then what helps.
 func (t *text) why(a cluster.Answer, wide bool) {
 	line := func(text string) string { return strings.Join(strings.Fields(text), " ") }
 	t.line("%s.", line(a.Verdict))

@@ -18,8 +18,8 @@ import (
 	"github.com/virgate/virgate/internal/configsource"
 )
 
-// configManagerCommand does what NVIDIA's config-manager does, so that its
-// manifests work with this image. Virgate itself needs none: see clusterFlags.
+// configManagerCommand does what NVIDIA's config-manager does, so that its manifests work with this
+// image. Virgate itself does not need it: see clusterFlags.
 func configManagerCommand(environment environment, stderr io.Writer) *cli.Command {
 	var flags []cli.Flag
 	for _, flag := range clusterFlags(environment) {
@@ -91,16 +91,16 @@ func configManagerCommand(environment environment, stderr io.Writer) *cli.Comman
 
 type configManager struct {
 	node *configsource.NodeSource
-	// dir has the profiles; link points to the chosen one.
+	// dir contains the profiles; link points to the chosen one.
 	dir, link string
 	log       *slog.Logger
-	// lastError is the error that was logged last.
+	// lastError is the last error that was logged.
 	lastError string
 }
 
-// run follows the label until ctx ends, or with once until a profile has been chosen. It
-// is no error then that none can be: a plugin that starts without the link serves the
-// profile of its last run, but one that never starts serves nothing.
+// run follows the label until ctx ends, or, with once, until a profile has been chosen. With once
+// it is no error if none can be chosen: a plugin that starts without the link serves the profile of
+// its last run, but one that never starts serves nothing.
 func (m *configManager) run(ctx context.Context, once bool) error {
 	watching := configsource.StartWatching(ctx, m.node)
 	watching.Await(ctx, func() bool { return m.look() && once })
@@ -110,13 +110,13 @@ func (m *configManager) run(ctx context.Context, once bool) error {
 	return nil
 }
 
-// look points the link to the chosen profile; false while it is not known which that is.
+// look points the link to the chosen profile. It returns false while the choice is not known.
 func (m *configManager) look() bool {
 	wanted, err := m.node.Selected()
 	if errors.Is(err, configs.ErrPending) {
 		return false
 	}
-	// Whether the profile is valid is for the plugin to say.
+	// The plugin checks whether the profile is valid.
 	switch _, missing := os.Stat(filepath.Join(m.dir, wanted.Name)); {
 	case wanted.Name != "" && missing == nil:
 		err = m.point(filepath.Join(m.dir, wanted.Name))
@@ -130,8 +130,8 @@ func (m *configManager) look() bool {
 	return true
 }
 
-// point makes the link point to the file, or replaces it by an empty file for "". It
-// is replaced by a rename, so that there is always one or the other.
+// point makes the link point to the file, or replaces it by an empty file if target is "". It
+// replaces it by a rename, so that one or the other always exists.
 func (m *configManager) point(target string) error {
 	if now, err := os.Readlink(m.link); err == nil && now == target {
 		return nil

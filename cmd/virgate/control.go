@@ -98,7 +98,7 @@ func simCommand() *cli.Command {
 	return command
 }
 
-// verbCommand is the command for one thing that a simulated node can be told to do.
+// verbCommand returns the command for one verb of a simulated node.
 func verbCommand(verb simnode.Verb) *cli.Command {
 	command := &cli.Command{Name: verb.Name, Usage: verb.Usage}
 	var positional []simnode.Argument
@@ -143,8 +143,8 @@ func controlSocketFlag() cli.Flag {
 	}
 }
 
-// callControl sends a request to the program behind the control socket and
-// returns its answer. The error is the program's own where it answered.
+// callControl sends a request to the program behind the control socket and returns its answer. If
+// the program answers with an error, that is the error.
 func callControl(ctx context.Context, cmd *cli.Command, method, path string, arguments url.Values) ([]byte, error) {
 	socket := cmd.String("control-socket")
 	code, answer, err := fetch(ctx, method, "http://virgate"+path+"?"+arguments.Encode(),
@@ -160,7 +160,8 @@ func callControl(ctx context.Context, cmd *cli.Command, method, path string, arg
 	return answer, nil
 }
 
-// onCluster ends an error of a command that has asked where Virgate is by default; not if the flag named another place.
+// onCluster returns the end of an error about a program that was not found at the default place; ""
+// if the flag named another place.
 func onCluster(cmd *cli.Command, flag string) string {
 	if cmd.IsSet(flag) {
 		return ""
@@ -168,10 +169,10 @@ func onCluster(cmd *cli.Command, flag string) string {
 	return "; on a cluster: kubectl -n virgate exec POD -- " + cmd.FullName()
 }
 
-// longestAnswer bounds what a running program may answer, in bytes.
+// longestAnswer limits the answer of a running program, in bytes.
 const longestAnswer = 4 << 20
 
-// fetch sends a request. Dial replaces the usual way to connect; nil for none.
+// fetch sends a request. dial replaces the usual way to connect; nil keeps it.
 func fetch(
 	ctx context.Context,
 	method, address string,
@@ -185,7 +186,7 @@ func fetch(
 	defer transport.CloseIdleConnections()
 	response, err := (&http.Client{Transport: transport}).Do(request)
 	if failed := (*url.Error)(nil); errors.As(err, &failed) {
-		err = failed.Err // The URL would say the address twice, or one that nobody has asked for.
+		err = failed.Err // The URL would repeat the address, or show one that the user never typed.
 	}
 	if err != nil {
 		return 0, nil, err

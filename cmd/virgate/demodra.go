@@ -20,19 +20,19 @@ import (
 	"github.com/virgate/virgate/internal/simkubelet"
 )
 
-// demoDRA is what claims need besides the node.
+// demoDRA is what claims need in addition to the node.
 type demoDRA struct {
 	api     *simdra.API
 	options *dradriver.Options
 	kubelet *simdra.Kubelet
-	// claims are those of the pods, by name.
+	// claims are the pods' claims, by name.
 	claims map[string]*resourceapi.ResourceClaim
 }
 
 // demoNodeName is the name of the Node.
 const demoNodeName = "demo"
 
-// newDemoDRA starts an API server, which ends with ctx.
+// newDemoDRA starts an API server that runs until ctx ends.
 func newDemoDRA(ctx context.Context, dir string, log *slog.Logger) (*demoDRA, error) {
 	api, err := simdra.NewAPI(ctx, dra.DriverName, demoNodeName, func(format string, arguments ...any) {
 		log.Error("the API server is asked what no driver should ask", "request", fmt.Sprintf(format, arguments...))
@@ -56,7 +56,7 @@ func newDemoDRA(ctx context.Context, dir string, log *slog.Logger) (*demoDRA, er
 	}, nil
 }
 
-// The profiles of the DRA scenario. Without dra the device plugin has the same resources.
+// These are the profiles of the DRA scenario. Without dra the device plugin has the same resources.
 const (
 	draFlags4 = "version: v1\nflags: {migStrategy: mixed}\n"
 	byPlugin  = draFlags4 +
@@ -67,7 +67,8 @@ const (
 	smallOfH100 = "1g.10gb"
 )
 
-// draSteps have the same node serve by device plugin, by claims, on demand, and back.
+// draSteps make the same node serve by device plugin, by claims, on demand, and by device plugin
+// again.
 func (s *demoNode) draSteps() []step {
 	return []step{
 		{"The node: two H100s in four time slices each, by the device plugin, and a pod that has one",
@@ -146,7 +147,7 @@ func (s *demoNode) draSteps() []step {
 	}
 }
 
-// makeOnDemand has two pods get partitions that did not exist.
+// makeOnDemand gives two pods partitions that did not exist before.
 func (s *demoNode) makeOnDemand(ctx context.Context) error {
 	if err := s.endByClaim(ctx, "inference", "training", "both"); err != nil {
 		return err
@@ -170,7 +171,7 @@ func (s *demoNode) makeOnDemand(ctx context.Context) error {
 	return s.draw(ctx)
 }
 
-// capacity is "name, quantity" in pairs.
+// capacity returns a map from pairs of name and quantity.
 func capacity(pairs ...string) map[resourceapi.QualifiedName]resource.Quantity {
 	all := map[resourceapi.QualifiedName]resource.Quantity{}
 	for pair := range slices.Chunk(pairs, 2) {
@@ -179,7 +180,8 @@ func capacity(pairs ...string) map[resourceapi.QualifiedName]resource.Quantity {
 	return all
 }
 
-// awaitDevices waits until the devices of the ResourceSlices are as wanted, and says whether they ever were.
+// awaitDevices waits for the wanted devices in the ResourceSlices, and reports whether they ever
+// appeared.
 func (s *demoNode) awaitDevices(ctx context.Context, wanted func([]resourceapi.Device) bool) (bool, error) {
 	limit, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -193,7 +195,7 @@ func (s *demoNode) awaitDevices(ctx context.Context, wanted func([]resourceapi.D
 	return err == nil, ctx.Err()
 }
 
-// offered waits until so many devices are offered, and so many of them have a taint.
+// offered waits until that many devices are offered and that many of them have a taint.
 func (s *demoNode) offered(ctx context.Context, message string, count, tainted int) error {
 	start := time.Now()
 	came, err := s.awaitDevices(ctx, func(devices []resourceapi.Device) bool {
@@ -204,7 +206,7 @@ func (s *demoNode) offered(ctx context.Context, message string, count, tainted i
 	return err
 }
 
-// runByClaim makes a claim, has it allocated and prepared, and runs a pod with it.
+// runByClaim creates a claim, lets it be allocated and prepared, and runs a pod with it.
 func (s *demoNode) runByClaim(ctx context.Context, pod string, request simdra.Request) {
 	start := time.Now()
 	claim, err := s.dra.api.Allocate(pod, request)
@@ -237,12 +239,12 @@ func (s *demoNode) runByClaim(ctx context.Context, pod string, request simdra.Re
 		time.Since(start).Milliseconds())
 }
 
-// endByClaim ends pods, and their claims.
+// endByClaim ends pods and deletes their claims.
 func (s *demoNode) endByClaim(ctx context.Context, pods ...string) error {
 	for _, pod := range pods {
 		claim := s.dra.claims[pod]
 		if claim == nil {
-			continue // Said already.
+			continue // Already reported.
 		}
 		if err := s.kubelet.DeletePod(claim.Namespace, pod); err != nil {
 			return err

@@ -16,7 +16,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// sharedByMPS lets containers have several shares of a GPU.
+// sharedByMPS allows containers several shares of a GPU.
 const sharedByMPS = `version: v1
 sharing:
   mps:
@@ -26,7 +26,7 @@ sharing:
       replicas: 4
 `
 
-// runMPS plays virgate mps, with a stand-in for NVIDIA's daemons.
+// runMPS runs virgate mps with simulated daemons.
 func (s *demoNode) runMPS(ctx context.Context, log *slog.Logger) error {
 	// The users of MPS servers must be able to enter it.
 	//nolint:gosec // see above
@@ -108,7 +108,7 @@ func (s *demoNode) mpsSteps() []step {
 	}
 }
 
-// allocatable waits until the kubelet may hand out so many, with those held.
+// allocatable waits until the kubelet may allocate that many devices, including those held.
 func (s *demoNode) allocatable(ctx context.Context, count int, message string) error {
 	start := time.Now()
 	came, err := s.await(ctx, func(k simkubelet.Snapshot) bool { return k.Resources[gpuResource].Allocatable == count })
@@ -116,7 +116,7 @@ func (s *demoNode) allocatable(ctx context.Context, count int, message string) e
 	return err
 }
 
-// runMPSPod starts a pod with so many shares of one GPU, and shows its limits.
+// runMPSPod starts a pod with that many shares of one GPU, and prints its limits.
 func (s *demoNode) runMPSPod(ctx context.Context, name string, shares int, percentage string) error {
 	status, err := s.kubelet.AddPod(ctx, podOf("demo", name, gpuResource, shares))
 	if err != nil {
@@ -131,7 +131,7 @@ func (s *demoNode) runMPSPod(ctx context.Context, name string, shares int, perce
 	return nil
 }
 
-// killMPSDaemon keeps a daemon from living for a while.
+// killMPSDaemon makes a daemon die, also when it is restarted, for a while.
 func (s *demoNode) killMPSDaemon(ctx context.Context) error {
 	fault := filepath.Join(s.mps, s.mpsGPU, "log", "fault")
 	if err := os.WriteFile(fault, []byte("die"), 0o600); err != nil {

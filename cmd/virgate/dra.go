@@ -58,7 +58,7 @@ func driverName(cmd *cli.Command) string {
 	return dra.DriverName
 }
 
-// draOptions are nil where no claims are served.
+// draOptions returns nil if no claims are served.
 func draOptions(cmd *cli.Command) (*dradriver.Options, error) {
 	if !cmd.Bool("dra") {
 		return nil, nil

@@ -13,8 +13,8 @@ import (
 	"github.com/virgate/virgate/internal/nodestatus"
 )
 
-// endDaemonSetCommand is the chart's hook before helm uninstall, which deletes the right to write to Nodes while
-// the pods still end: this ends them before.
+// endDaemonSetCommand is the chart's hook before helm uninstall. helm uninstall removes the
+// permission to write to Nodes while the pods are still ending; the hook ends them before that.
 func endDaemonSetCommand(environment environment) *cli.Command {
 	kubeconfig, _ := environment("KUBECONFIG")
 	return &cli.Command{

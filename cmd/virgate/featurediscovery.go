@@ -23,7 +23,7 @@ import (
 
 const featureDiscoveryName = "gpu-feature-discovery"
 
-// featureDiscoverySettings are the flags of NVIDIA's program that a profile can say too.
+// featureDiscoverySettings returns the flags of NVIDIA's program that a profile can set too.
 func featureDiscoverySettings() []configs.Setting {
 	return []configs.Setting{
 		{
@@ -118,8 +118,8 @@ func featureDiscoverySettings() []configs.Setting {
 	}
 }
 
-// featureDiscoveryCommand does what NVIDIA's GPU feature discovery does, so that its manifests
-// work with this image. Where Virgate serves the node, run --feature-labels needs no such helper.
+// featureDiscoveryCommand does what NVIDIA's GPU feature discovery does, so that its manifests work
+// with this image. On a node that Virgate serves, run --feature-labels makes it unnecessary.
 func featureDiscoveryCommand(environment environment, stderr io.Writer) *cli.Command {
 	text := func(name, variable, preset, usage string, aliases ...string) cli.Flag {
 		for _, variable := range []string{"GFD_" + variable, variable} {
@@ -173,7 +173,7 @@ func featureDiscoveryCommand(environment environment, stderr io.Writer) *cli.Com
 	}
 }
 
-// featureDiscovery is one run of the command. The zero library is opened with the first profile.
+// featureDiscovery is one run of the command. library is opened with the first profile.
 type featureDiscovery struct {
 	cmd  *cli.Command
 	log  *slog.Logger
@@ -181,15 +181,15 @@ type featureDiscovery struct {
 	pod  string
 
 	library nvml.Library
-	// startup are the settings that the library was opened with.
+	// startup are the settings with which the library was opened.
 	startup configs.StartupSettings
-	// unread is why the GPUs were not read last.
+	// unread is why the GPUs could not be read the last time.
 	unread     error
 	mismatches nvml.Mismatches
 }
 
-// run writes the labels whenever the profile is another one and at intervals, until ctx ends. At
-// the end the file goes, as with NVIDIA's program, unless the labels were to be written once.
+// run writes the labels at intervals and when the profile changes, until ctx ends. It then removes
+// the file, as NVIDIA's program does, unless the labels were to be written only once.
 func (d *featureDiscovery) run(ctx context.Context) error {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
@@ -218,7 +218,7 @@ func (d *featureDiscovery) run(ctx context.Context) error {
 		case <-again:
 		case <-hangups:
 			since = time.Now()
-		case <-changed: // It is told at once of the first profile.
+		case <-changed: // It is signalled at once for the first profile.
 			since = time.Now()
 		}
 		next, err := d.file.Config()
@@ -252,14 +252,15 @@ func (d *featureDiscovery) run(ctx context.Context) error {
 }
 
 const (
-	// shortestPause spares the driver and the API server: of a plain 60, NVIDIA's program makes
-	// 60 ns.
+	// shortestPause spares the driver and the API server. NVIDIA's program reads a plain 60 as 60
+	// ns.
 	shortestPause = time.Second
-	// longestRetry is for an interval that is infinite or long.
+	// longestRetry is the retry time for an interval that is infinite or long.
 	longestRetry = time.Minute
 )
 
-// pause is how long to wait after labels were written, or were not because of err.
+// pause returns how long to wait after the labels were written; with err, after writing them
+// failed.
 func pause(interval time.Duration, err error) time.Duration {
 	if err != nil {
 		interval = min(interval, longestRetry)
@@ -294,7 +295,7 @@ func (d *featureDiscovery) label(ctx context.Context, config configs.Config, sin
 	return nodestatus.WriteFeatureFile(config.Discovery.OutputFile, labels)
 }
 
-// read opens the driver, reads what the labels say and closes it.
+// read opens the driver, reads the input for the labels and closes the driver.
 func (d *featureDiscovery) read(n *features.Node, startup configs.StartupSettings) error {
 	if d.library == nil || startup != d.startup {
 		library, err := openLibrary(d.cmd.String("node"), d.cmd.String("sim-world"), startup)
@@ -345,7 +346,7 @@ func (d *featureDiscovery) writeNodeFeature(ctx context.Context, labels map[stri
 	return object.Write(ctx, labels)
 }
 
-// remove takes the file away that was kept up to date.
+// remove removes the file that was kept up to date.
 func (d *featureDiscovery) remove(settings configs.FeatureDiscovery) error {
 	if settings.UseNodeFeatureAPI || settings.Oneshot || settings.OutputFile == "" ||
 		d.cmd.IsSet("output-file") && d.cmd.String("output-file") == "" {

@@ -24,10 +24,10 @@ import (
 	"github.com/virgate/virgate/internal/web"
 )
 
-// settingFlags are the flags of NVIDIA's device plugin and a few of Virgate's own. Variables
-// are for overrides and not for the flag library, so that an error can name the source. With
-// names, only the help of those is shown; the others have no effect, but the command line of
-// another command is accepted.
+// settingFlags returns the flags of NVIDIA's device plugin and a few of Virgate's own. Their
+// environment variables are read by overrides and not by the flag library, so that an error can
+// name the source. If names are given, the help shows only those flags. The others have no effect,
+// but are accepted, so that the command line of another command works.
 func settingFlags(shown ...string) []cli.Flag { return flagsOf(configs.Settings(), shown...) }
 
 func flagsOf(settings []configs.Setting, shown ...string) []cli.Flag {
@@ -51,7 +51,7 @@ func flagsOf(settings []configs.Setting, shown ...string) []cli.Flag {
 				DefaultText: s.Default,
 				Hidden:      hidden,
 			})
-		case configs.TypeList, configs.TypeNumbers: // May be repeated, besides the commas.
+		case configs.TypeList, configs.TypeNumbers: // Repeatable, and separable by commas.
 			flags = append(flags, &cli.StringSliceFlag{
 				Name:        s.Flag,
 				Aliases:     s.Aliases,
@@ -74,13 +74,13 @@ func flagsOf(settings []configs.Setting, shown ...string) []cli.Flag {
 	return flags
 }
 
-// planFlags are those of settingFlags of which something depends that is only planned.
+// planFlags returns those of settingFlags that affect a plan.
 func planFlags() []cli.Flag {
 	return settingFlags("mig-strategy", "nvidia-driver-root", "container-driver-root", "device-list-strategy",
 		"device-id-strategy", "shared-devices-allocation-policy")
 }
 
-// overrides are the settings that flags and variables make, by document path.
+// overrides returns the settings that flags and variables make, by document path.
 func overrides(cmd *cli.Command, environment environment) configs.Overrides {
 	return overridesOf(cmd, environment, slices.Concat(configs.Settings(), configs.EnvOnlySettings()))
 }
@@ -108,8 +108,8 @@ func overridesOf(cmd *cli.Command, environment environment, settings []configs.S
 
 func variables(s configs.Setting) []string { return append([]string{s.Env}, s.EnvAliases...) }
 
-// configFlags are the flags that name the profile. With readsOnce the command also takes standard
-// input, which cannot be followed for changes.
+// configFlags returns the flags that name the profile. With readsOnce the command also accepts
+// standard input, which cannot be watched for changes.
 func configFlags(environment environment, readsOnce bool) []cli.Flag {
 	file, _ := environment("CONFIG_FILE")
 	usage := "the profile: a document as NVIDIA's device plugin reads it, or a ConfigMap manifest with one"
@@ -128,7 +128,7 @@ func configFlags(environment environment, readsOnce bool) []cli.Flag {
 	}
 }
 
-// checkPath returns an error about a flag that has a document in place of the path of one.
+// checkPath returns an error if a flag has a document as its value instead of the path of one.
 func checkPath(cmd *cli.Command, flag string) error {
 	path := cmd.String(flag)
 	if !strings.Contains(path, "\n") && !strings.HasPrefix(path, "version:") && !strings.HasPrefix(path, "{") {
@@ -139,7 +139,7 @@ func checkPath(cmd *cli.Command, flag string) error {
 			"ConfigMap as a volume in place of envFrom, or name it by --config-map of virgate run", flag, path)}
 }
 
-// checkFollowed is checkPath for a command that follows the file's changes.
+// checkFollowed is checkPath for a command that watches the file for changes.
 func checkFollowed(cmd *cli.Command, flag string) error {
 	if cmd.String(flag) == configsource.Stdin {
 		return usageError{fmt.Errorf(
@@ -173,7 +173,7 @@ func pluginDir(cmd *cli.Command) string {
 	return cmd.String("device-plugin-dir")
 }
 
-// textLog is the log of a command that ends by itself.
+// textLog returns the log of a command that ends by itself.
 func textLog(cmd *cli.Command) *slog.Logger {
 	return slog.New(slog.NewTextHandler(cmd.Root().ErrWriter, nil))
 }
@@ -181,8 +181,8 @@ func textLog(cmd *cli.Command) *slog.Logger {
 // profileLabel is the label by which NVIDIA's config-manager chooses a profile.
 const profileLabel = "nvidia.com/device-plugin.config"
 
-// clusterFlags choose one of several profiles, as NVIDIA's config-manager does. Their
-// variables are the same as there, except for $CONFIG_MAP.
+// clusterFlags returns the flags that choose one of several profiles, as NVIDIA's config-manager
+// does. Their variables have the same names as there, except for $CONFIG_MAP.
 func clusterFlags(environment environment) []cli.Flag {
 	category := "the profile by the node's label, as with NVIDIA's config-manager"
 	text := func(name, variable, preset, usage string, aliases ...string) cli.Flag {
@@ -211,7 +211,7 @@ func clusterFlags(environment environment) []cli.Flag {
 	}
 }
 
-// profileOptions say where the profile is: --config, a ConfigMap or a directory.
+// profileOptions returns where the profile is: --config, a ConfigMap or a directory.
 func profileOptions(cmd *cli.Command, overrides configs.Overrides, log *slog.Logger) (daemon.ProfileOptions, error) {
 	options := daemon.ProfileOptions{
 		Path:      cmd.String("config"),
@@ -266,8 +266,8 @@ func newAPI(cmd *cli.Command) (*configsource.Client, error) {
 	return configsource.NewClient(config)
 }
 
-// newLabels makes the labels of this Node, nil when its name is not known. Without an
-// api they get a client of their own. The error says that there is no API server.
+// newLabels returns the labels of this Node, or nil if its name is not known. Without an api it
+// makes a client of its own; it returns an error if there is no API server.
 func newLabels(cmd *cli.Command, api *configsource.Client, log *slog.Logger) (*configsource.NodeLabels, error) {
 	name := cmd.String("node-name")
 	if name == "" {
@@ -283,9 +283,9 @@ func newLabels(cmd *cli.Command, api *configsource.Client, log *slog.Logger) (*c
 	return configsource.NewNodeLabels(api, name, cmp.Or(cmd.String("node-label"), profileLabel), log), nil
 }
 
-// newClientLabels makes what writes the labels that pause other programs; nil where the Node's labels
-// are not looked at. It is made without --mig-pause-clients, too: a run that had it may have been
-// killed.
+// newClientLabels returns the writer of the labels that pause other programs, or nil if the Node's
+// labels are not watched. It is made even without --mig-pause-clients, because an earlier run with
+// that flag may have been killed.
 func newClientLabels(cmd *cli.Command, labels *configsource.NodeLabels) (*nodestatus.ClientLabels, error) {
 	if labels == nil {
 		if cmd.Bool("mig-pause-clients") {
@@ -300,7 +300,7 @@ func newClientLabels(cmd *cli.Command, labels *configsource.NodeLabels) (*nodest
 	return nodestatus.NewClientLabels(config, cmd.String("node-name"))
 }
 
-// oneSource is an error when several sources of the profile are named.
+// oneSource returns an error if several sources of the profile are named.
 func oneSource(cmd *cli.Command) error {
 	if err := checkFollowed(cmd, "config"); err != nil {
 		return err
@@ -320,7 +320,7 @@ func oneSource(cmd *cli.Command) error {
 	return nil
 }
 
-// watchedPods are this node's pods at the API server; nil unless they are to be followed.
+// watchedPods returns this node's pods at the API server, or nil if they are not to be watched.
 func watchedPods(cmd *cli.Command, log *slog.Logger) (*configsource.Pods, error) {
 	if !cmd.Bool("watch-pods") {
 		return nil, nil
@@ -336,7 +336,8 @@ func watchedPods(cmd *cli.Command, log *slog.Logger) (*configsource.Pods, error)
 	return configsource.NewPods(api, node, log), nil
 }
 
-// evictor evicts pods; nil where the command line does not allow that.
+// evictor returns the function that evicts pods, or nil if the command line does not allow
+// evictions.
 func evictor(cmd *cli.Command) (func(ctx context.Context, namespace, pod, uid string) error, error) {
 	if !cmd.Bool("evict-over-limit") {
 		return nil, nil
@@ -433,10 +434,10 @@ func reportFlags(environment environment) []cli.Flag {
 	}
 }
 
-// featureFile is where NFD's worker reads it, under a name of Virgate's own.
+// featureFile is where NFD's worker reads the labels, under a name of Virgate's own.
 const featureFile = "/etc/kubernetes/node-feature-discovery/features.d/virgate"
 
-// featureOutput is where feature labels go: nowhere, unless they are asked for.
+// featureOutput returns where feature labels go: nowhere unless they are requested.
 func featureOutput(cmd *cli.Command, environment environment) (nodestatus.FeatureOutput, error) {
 	var output nodestatus.FeatureOutput
 	if !cmd.Bool("feature-labels") {
@@ -462,7 +463,7 @@ func featureOutput(cmd *cli.Command, environment environment) (nodestatus.Featur
 	return output, nil
 }
 
-// machineName is the machine's, from the file; empty when unknown.
+// machineName returns the machine's name from the file; empty when unknown.
 func machineName(path string, log *slog.Logger) string {
 	data, err := os.ReadFile(path)
 	if err != nil && path != "" {
@@ -471,14 +472,14 @@ func machineName(path string, log *slog.Logger) string {
 	return string(data)
 }
 
-// pciDevices is the folder with a folder for each PCI device.
+// pciDevices is the folder that contains a folder for each PCI device.
 const pciDevices = "/sys/bus/pci/devices"
 
-// vgpus are those among NVIDIA's PCI devices in the folder. The kernel shows the 64 bytes at the
-// beginning of the configuration space to everybody, the rest to SYS_ADMIN.
+// vgpus returns the vGPUs among NVIDIA's PCI devices in the folder. The kernel shows the first 64
+// bytes of the configuration space to every process, the rest only with SYS_ADMIN.
 func vgpus(devices fs.FS, log *slog.Logger) []features.VGPU {
 	var found []features.VGPU
-	names, _ := fs.Glob(devices, "*/vendor") // A machine without PCI has none.
+	names, _ := fs.Glob(devices, "*/vendor") // A machine may have no PCI.
 	for _, name := range names {
 		if vendor, err := fs.ReadFile(devices, name); err != nil || strings.TrimSpace(string(vendor)) != "0x10de" {
 			continue
@@ -495,8 +496,8 @@ func vgpus(devices fs.FS, log *slog.Logger) []features.VGPU {
 	return found
 }
 
-// newReporter makes the reporter to Kubernetes; nil when nothing is to be reported.
-// Where there is no API server, that is an error only if a flag asked for a report.
+// newReporter returns the reporter to Kubernetes, or nil if nothing is to be reported. A missing
+// API server is an error only if a flag requests a report.
 func newReporter(cmd *cli.Command, features nodestatus.FeatureOutput, log *slog.Logger) (*nodestatus.Reporter, error) {
 	if beat := cmd.Duration("node-heartbeat"); beat < 0 {
 		return nil, usageError{fmt.Errorf("--node-heartbeat must not be less than 0, got %s", beat)}

@@ -76,7 +76,7 @@ func gpuCommand() *cli.Command {
 	}
 }
 
-// askReleases asks the running program for its releases, or tells it to change one.
+// askReleases gets the releases of the running program, or makes it change one.
 func askReleases(
 	ctx context.Context,
 	cmd *cli.Command,

@@ -43,7 +43,7 @@ func wantedFlags(environment environment) []cli.Flag {
 	)
 }
 
-// layoutFlags are wantedFlags for commands that change nothing, with --busy.
+// layoutFlags returns wantedFlags and --busy, for commands that change nothing.
 func layoutFlags(environment environment) []cli.Flag {
 	return append(wantedFlags(environment),
 		&cli.StringSliceFlag{
@@ -53,8 +53,8 @@ func layoutFlags(environment environment) []cli.Flag {
 	)
 }
 
-// wantedLayout is what --config, --config-key and --name ask for. With no
-// layout at all it is an error: nothing could be said about the node.
+// wantedLayout returns the layout that --config, --config-key and --name specify. Without any
+// layout it returns an error, because nothing could be said about the node.
 func wantedLayout(ctx context.Context, cmd *cli.Command, environment environment) (sharing.MIGConfig, error) {
 	file := configs.File{Kind: configs.KindProfile}
 	if err := checkPath(cmd, "config"); err != nil {
@@ -155,7 +155,7 @@ type gpuPlan struct {
 	migchange.Decision
 }
 
-// planNode is what the wanted layout means for each GPU, with warnings.
+// planNode returns the plan for each GPU under the wanted layout, with warnings.
 func planNode(
 	ctx context.Context,
 	cmd *cli.Command,
@@ -186,8 +186,8 @@ func planLayout(gpus []partitionedGPU, wanted sharing.MIGConfig) (plans []gpuPla
 	return plans, wanted.Unmatched(ids)
 }
 
-// afterChange are the GPUs as they will be when what can be done now has been done, and
-// warnings of those that keep something back.
+// afterChange returns the GPUs as they will be after all changes that are possible now, and
+// warnings about GPUs that cannot be changed completely.
 func afterChange(gpus []partitionedGPU, wanted sharing.MIGConfig) (after []sharing.GPU, warnings []string) {
 	plans, warnings := planLayout(gpus, wanted)
 	for _, p := range plans {
@@ -207,7 +207,7 @@ func afterChange(gpus []partitionedGPU, wanted sharing.MIGConfig) (after []shari
 // drawingWidth leaves room for the indent on a terminal of 80 columns.
 const drawingWidth = 76
 
-// drawLayout shows the GPU's slices as they are, indented; none without MIG mode.
+// drawLayout draws the GPU's slices as they are, indented; without MIG mode there are none.
 func drawLayout(gpu nodereport.GPULayout) string {
 	if !gpu.MIG {
 		return "  MIG off\n"
@@ -215,7 +215,7 @@ func drawLayout(gpu nodereport.GPULayout) string {
 	return drawBlocks("  ", gpu.Slots, mig.Change{}.Before(gpu.Instances))
 }
 
-// drawBlocks draws them with indent before each line.
+// drawBlocks draws the blocks with indent before each line.
 func drawBlocks(indent string, slots int, blocks []mig.Block) string {
 	drawing := mig.Draw(slots, drawingWidth, blocks)
 	return indent + strings.ReplaceAll(strings.TrimSuffix(drawing, "\n"), "\n", "\n"+indent) + "\n"
@@ -224,9 +224,9 @@ func drawBlocks(indent string, slots int, blocks []mig.Block) string {
 type migGPUReport struct {
 	GPU   string `json:"gpu"`
 	Index int    `json:"index"`
-	// Wanted says that the layout asks something of the GPU that it can have.
+	// Wanted is true if the layout applies to the GPU and the GPU can have it.
 	Wanted bool `json:"wanted"`
-	// Complete says that the GPU has its layout after the steps.
+	// Complete is true if the GPU has its layout after the steps.
 	Complete bool       `json:"complete"`
 	Problem  string     `json:"problem,omitempty"`
 	Change   mig.Change `json:"change"`

@@ -43,8 +43,8 @@ func migPlanCommand(environment environment) *cli.Command {
 	}
 }
 
-// impossible is an error if something is asked of GPUs, and none of them can have it, not even
-// when nobody uses them.
+// impossible returns an error if the layout applies to GPUs, but none of them can have it, not even
+// when it is unused.
 func impossible(plans []gpuPlan) (err error) {
 	for _, p := range plans {
 		switch p.State {
@@ -74,7 +74,7 @@ func (t *text) plan(p gpuPlan, wanted sharing.MIGConfig) {
 	}
 }
 
-// drawing is the GPU's slots under a title; a GPU without MIG mode has none.
+// drawing draws the GPU's slots under a title; a GPU without MIG mode has none.
 func (p gpuPlan) drawing(title string, mode bool, blocks []mig.Block) string {
 	if !mode {
 		return "  " + title + ": MIG off\n"
@@ -82,7 +82,7 @@ func (p gpuPlan) drawing(title string, mode bool, blocks []mig.Block) string {
 	return "  " + title + ": MIG on\n" + drawBlocks("  ", p.state.Geometry.Slots, blocks)
 }
 
-// verdict is the plan in a few words.
+// verdict summarizes the plan in a few words.
 func (p gpuPlan) verdict(wanted sharing.MIGConfig) string {
 	c := p.Change
 	switch {
@@ -132,7 +132,7 @@ func migAssertCommand(environment environment) *cli.Command {
 	}
 }
 
-// difference says how the GPU differs from its layout; empty when it does not.
+// difference describes how the GPU differs from its layout; empty if it does not.
 func (p gpuPlan) difference() string {
 	switch {
 	case p.Problem() != "":
@@ -178,8 +178,8 @@ func migExportCommand(environment environment) *cli.Command {
 	}
 }
 
-// exportBlocks has a block for each way in which GPUs are partitioned, in the order of
-// the first GPU of each; all GPUs are called so where one block is enough.
+// exportBlocks returns a block for each way in which GPUs are partitioned, in the order of the
+// first GPU of each. If one block covers all GPUs, it says all instead of listing them.
 func exportBlocks(gpus []partitionedGPU) []sharing.LayoutBlock {
 	var blocks []sharing.LayoutBlock
 	for _, gpu := range gpus {
@@ -200,7 +200,7 @@ func exportBlocks(gpus []partitionedGPU) []sharing.LayoutBlock {
 	return blocks
 }
 
-// countPartitions counts them by profile, smaller ones first; nil for none.
+// countPartitions counts the partitions by profile, smaller ones first; nil for none.
 func countPartitions(instances []mig.Instance) []mig.PartitionCount {
 	var counts []mig.PartitionCount
 	for _, instance := range instances {

@@ -24,14 +24,14 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// mpsDirectory is where virgate run, virgate mps, the daemons and the pods see the directory of
-// MPS, each in its own container.
+// mpsDirectory is the path under which virgate run, virgate mps, the daemons and the pods see the
+// MPS directory, each in its own container.
 const mpsDirectory = "/mps"
 
-// mpsCommand runs the MPS daemons. It also takes the place of NVIDIA's mps-control-daemon.
+// mpsCommand runs the MPS daemons. It also replaces NVIDIA's mps-control-daemon.
 func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
-	// Of the settings, where the driver is; the others are accepted and not read. --mps-root is
-	// another path here than for virgate run.
+	// Only the settings about the driver's place are used; the others are accepted but ignored.
+	// --mps-root is left out, because it is another path here than for virgate run.
 	accepted := slices.DeleteFunc(configs.Settings(), func(s configs.Setting) bool { return s.Flag == "mps-root" })
 	obeyed := []string{"nvidia-driver-root", "container-driver-root"}
 	settings := slices.DeleteFunc(slices.Clone(accepted),
@@ -118,7 +118,8 @@ func superviseMPS(ctx context.Context, cmd *cli.Command, startup configs.Startup
 		return err
 	}
 	defer func() { _ = lock.Release() }()
-	// NVIDIA's config-manager sends it when the profile changes, of which virgate run tells.
+	// NVIDIA's config-manager sends it when the profile changes. Ignore it: virgate run reports
+	// such changes.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	node := nvml.NewNode(gpus.Library, nvml.Options{Logger: log})
 	mismatch := lastingMismatch{found: make(chan error, 1)}
@@ -128,7 +129,7 @@ func superviseMPS(ctx context.Context, cmd *cli.Command, startup configs.Startup
 		OwnShm: true,
 		Logger: log.With("component", "mps"),
 		Control: mps.Program{
-			// NVIDIA's runtime has it in this container; else it is in the driver root.
+			// NVIDIA's runtime puts it into this container; otherwise it is in the driver root.
 			Find: func() (string, string, error) {
 				root, path, err := driver.FindProgram(driver.Options{}, mps.ProgramName)
 				if err != nil {
@@ -163,7 +164,7 @@ func superviseMPS(ctx context.Context, cmd *cli.Command, startup configs.Startup
 	})
 }
 
-// lastingMismatch hears of each try to open the driver.
+// lastingMismatch collects the results of all attempts to open the driver.
 type lastingMismatch struct {
 	mu         sync.Mutex
 	mismatches nvml.Mismatches
@@ -181,7 +182,7 @@ func (m *lastingMismatch) note(err error) {
 	}
 }
 
-// wait returns the mismatch that lasts, and nil when ctx ends.
+// wait returns a mismatch that lasts, or nil when ctx ends.
 func (m *lastingMismatch) wait(ctx context.Context) error {
 	select {
 	case err := <-m.found:

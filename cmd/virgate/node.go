@@ -48,7 +48,7 @@ func nodeFlags() []cli.Flag {
 	}
 }
 
-// worldFlag says what is peculiar about a simulated node.
+// worldFlag sets the peculiarities of a simulated node.
 func worldFlag() cli.Flag {
 	return &cli.StringFlag{
 		Name: "sim-world",
@@ -58,8 +58,8 @@ func worldFlag() cli.Flag {
 	}
 }
 
-// openGPUs makes the node's GPUs as --node, --record and the settings of the driver
-// say, with deadlines for driver calls. It does not call the driver yet.
+// openGPUs returns the node's GPUs according to --node, --record and the settings of the driver,
+// with deadlines for driver calls. It does not call the driver yet.
 func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logger) (daemon.GPUs, error) {
 	library, err := openLibrary(cmd.String("node"), cmd.String("sim-world"), startup)
 	if err != nil {
@@ -74,7 +74,8 @@ func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logge
 			Proc:    os.DirFS(cmp.Or(cmd.String("proc"), "/proc")),
 			Close:   func() {},
 		}
-		// What the kernel does not say, or not of the machine's own namespace, is not seen.
+		// What the kernel does not report, or not from the machine's own namespace, counts as
+		// hidden.
 		if !strings.HasPrefix(cmd.String("node"), "trace:") {
 			gpus.ProcessesHidden, gpus.NotPermitted = !usage.InInitialNamespace(gpus.Proc),
 				notPermitted(gpus.Proc, startup, cmd.String("host-root"))
@@ -124,7 +125,8 @@ func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logge
 	return gpus, nil
 }
 
-// driverReplaced watches the driver root as --driver-root-watch says; nil without it.
+// driverReplaced returns the function that watches the driver root given by --driver-root-watch, or
+// nil without that flag.
 func driverReplaced(
 	cmd *cli.Command,
 	startup configs.StartupSettings,
@@ -145,7 +147,7 @@ func driverReplaced(
 	return watch.Run, nil
 }
 
-// driverRootFlag says where the replacement of the driver root is seen.
+// driverRootFlag names the place where a replacement of the driver root is visible.
 func driverRootFlag() cli.Flag {
 	return &cli.StringFlag{
 		Name: "driver-root-watch",
@@ -178,8 +180,9 @@ func driverOptions(process configs.StartupSettings) driver.Options {
 	}
 }
 
-// notPermitted finds out whether this process may not partition GPUs. It asks again until there is a
-// driver that tells, which may be installed later; a container's rights are then the same to its end.
+// notPermitted returns a function that reports whether this process may not partition GPUs. Until a
+// driver is there to tell, which may be installed later, it checks at each call. After that the
+// result is kept, because a container's rights do not change.
 func notPermitted(proc fs.FS, startup configs.StartupSettings, hostRoot string) func() bool {
 	capabilities := daemon.Capabilities(startup, hostRoot)
 	find := func() bool { return !host.MayPartition(proc, "/dev", capabilities, os.TempDir(), "/dev") }
@@ -192,8 +195,8 @@ func notPermitted(proc fs.FS, startup configs.StartupSettings, hostRoot string) 
 	}
 }
 
-// readNodeFile reads the file of --node. It must be a regular one, because waiting for a FIFO or
-// a terminal is something that no signal would end here.
+// readNodeFile reads the file of --node. It must be a regular file: no signal would end the wait
+// for a FIFO or a terminal here.
 func readNodeFile(path string) ([]byte, error) {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("read --node: %s is not a regular file", path)
@@ -217,7 +220,7 @@ func openTrace(path string) (nvml.Library, error) {
 	return lib, nil
 }
 
-// openSimulated makes the node of that name or file, in the world of --sim-world.
+// openSimulated returns the node of that name or file, in the world of --sim-world.
 func openSimulated(name, world string) (*simnode.Node, error) {
 	node, err := namedNode(name)
 	if err == nil && world != "" {

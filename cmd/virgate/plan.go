@@ -65,7 +65,8 @@ func planCommand(environment environment) *cli.Command {
 			if err != nil {
 				return err
 			}
-			// A Node's profile can depend on its GPUs; otherwise the profile says how they are opened.
+			// A Node's profile can depend on its GPUs. Otherwise the profile determines how they
+			// are opened.
 			read := func(path string) (configs.Config, planChoice, error) {
 				config, err := readConfig(ctx, path, cmd.String("config-key"), overrides)
 				return config, planChoice{}, err
@@ -173,7 +174,7 @@ func planCommand(environment environment) *cli.Command {
 	}
 }
 
-// unplanned is the warning for GPUs whose driver does not say what they can have.
+// unplanned returns the warning for GPUs whose driver does not report what they can have.
 func unplanned(wanted sharing.MIGConfig, err error) string {
 	what := fmt.Sprintf("MIG layout %q", wanted.Name)
 	if source := wanted.Source(); source != "" {
@@ -182,11 +183,13 @@ func unplanned(wanted sharing.MIGConfig, err error) string {
 	return what + ": cannot be planned: " + err.Error()
 }
 
-// needsMPS is what check and plan, which cannot know what runs on the node, say of a profile that wants MPS daemons.
+// needsMPS is the note of check and plan about a profile that needs MPS daemons. They cannot know
+// what runs on the node.
 const needsMPS = "virgate run refuses this profile unless MPS runs on the node: set the chart's mps.enabled " +
 	"(--mps-root)"
 
-// readOffered reads the profile in the file at that path. One that offers nothing is an error.
+// readOffered reads the profile from the file at that path. A profile that offers nothing is an
+// error.
 func readOffered(
 	read func(path string) (configs.Config, planChoice, error),
 	path string,
@@ -210,14 +213,14 @@ func readConfig(ctx context.Context, path, key string, overrides configs.Overrid
 	}).Config()
 }
 
-// planReport is what the node would advertise. Now, if any, is what it would before its
-// GPUs have their MIG layout. The hints are for people: the running program, whose plan is
-// the same otherwise, does not give them.
+// planReport is what the node would advertise. Now, if set, is what it would advertise before its
+// GPUs have their MIG layout. The hints are for people; the running program, whose plan is
+// otherwise the same, does not give them.
 type planReport struct {
 	sharing.Summary
 	hints []string
 	Now   *sharing.Summary `json:"now,omitempty"`
-	// Choice is the profile of a Node with those labels; nil where none was named.
+	// Choice is the profile of a Node with the given labels; nil if none were given.
 	Choice *planChoice `json:"choice,omitempty"`
 }
 
@@ -239,7 +242,7 @@ func (r planReport) show(cmd *cli.Command, layout string) error {
 	})
 }
 
-// planned has a row for each resource; wide, also how many devices are of which GPU.
+// planned prints a row for each resource; with wide also how many devices are on which GPU.
 func (t *text) planned(resources []sharing.ResourceSummary, wide bool) {
 	header := []any{"RESOURCE", "STRATEGY", "REPLICAS", "UNITS", "DEVICES", "HEALTHY"}
 	if wide {
@@ -270,7 +273,7 @@ func (t *text) planned(resources []sharing.ResourceSummary, wide bool) {
 	}
 }
 
-// nameHolders asks a running Virgate who holds the units that switch.
+// nameHolders gets from a running Virgate which pods hold the units that switch.
 func nameHolders(ctx context.Context, address string, changes []sharing.Change) error {
 	address, err := dialAddress(address)
 	if err != nil {
@@ -303,9 +306,9 @@ func nameHolders(ctx context.Context, address string, changes []sharing.Change) 
 	return nil
 }
 
-// explainWaits says of each change how long it takes and for whom it waits, by the
-// figures of docs/explanation/kubelet.md, and warns of shares that no pod can get
-// meanwhile. Where Pods is nil it is not known whether there are any.
+// explainWaits adds to each change how long it takes and which pods it waits for, by the figures of
+// docs/explanation/kubelet.md. It warns of shares that no pod can get meanwhile. If Pods is nil, it
+// is not known whether there are any.
 func explainWaits(changes []sharing.Change) (warnings []string) {
 	var idle []string
 	for i, c := range changes {
@@ -346,7 +349,8 @@ func explainWaits(changes []sharing.Change) (warnings []string) {
 type changesReport struct {
 	Changes  []sharing.Change `json:"changes"`
 	Warnings []string         `json:"warnings"`
-	// ChoiceBefore and Choice are the profiles of a Node with those labels; nil where none was named.
+	// ChoiceBefore and Choice are the profiles of a Node with the given labels; nil if none were
+	// given.
 	ChoiceBefore *planChoice `json:"choiceBefore,omitempty"`
 	Choice       *planChoice `json:"choice,omitempty"`
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// planDRA shows what the node would offer by Dynamic Resource Allocation as it is now, with
-// warnings on standard error: the output can be given to kubectl.
+// planDRA prints what the node would offer by Dynamic Resource Allocation in its present state.
+// Warnings go to standard error, so that the output can be passed to kubectl.
 func planDRA(
 	ctx context.Context,
 	cmd *cli.Command,

@@ -25,7 +25,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// planNodeFlags say for which Node a plan is, so that its labels and the rules choose the profile.
+// planNodeFlags returns the flags for the Node of a plan. Its labels and the rules choose the
+// profile.
 func planNodeFlags(environment environment) []cli.Flag {
 	category := "the profile that a Node would have by its labels, of a ConfigMap with several"
 	flags := []cli.Flag{
@@ -50,17 +51,17 @@ func planNodeFlags(environment environment) []cli.Flag {
 	return flags
 }
 
-// nodeChoice chooses the profile of one Node in a ConfigMap manifest, as virgate run does there.
+// nodeChoice chooses the profile of one Node from a ConfigMap manifest, as virgate run does.
 type nodeChoice struct {
 	cmd       *cli.Command
 	overrides configs.Overrides
 	fallbacks []configsource.Fallback
 	labels    map[string]string
-	// inventory are the labels of the GPUs; nil where they are not known.
+	// inventory are the labels of the GPUs; nil if they are not known.
 	inventory map[string]string
 }
 
-// planChoice is what was chosen, and why.
+// planChoice is the chosen profile, and why it was chosen.
 type planChoice struct {
 	Profile string `json:"profile,omitempty"`
 	By      string `json:"by"`
@@ -76,7 +77,7 @@ func (p planChoice) String() string {
 	return text
 }
 
-// newNodeChoice reads the Node's labels; nil where none are asked for.
+// newNodeChoice reads the Node's labels; nil if none were requested.
 func newNodeChoice(ctx context.Context, cmd *cli.Command, overrides configs.Overrides) (*nodeChoice, error) {
 	if !cmd.IsSet("labels") && !cmd.IsSet("node-object") {
 		return nil, nil
@@ -117,7 +118,8 @@ func newNodeChoice(ctx context.Context, cmd *cli.Command, overrides configs.Over
 	return c, nil
 }
 
-// nodeObjectLabels are the labels of the Node in a file, or of that name in the cluster.
+// nodeObjectLabels returns the labels of the Node in a file, or of the Node of that name in the
+// cluster.
 func nodeObjectLabels(ctx context.Context, object, kubeconfig string) (map[string]string, error) {
 	node := corev1.Node{}
 	if _, err := os.Stat(object); object != configsource.Stdin && errors.Is(err, os.ErrNotExist) &&
@@ -159,14 +161,15 @@ func nonNil(set map[string]string) map[string]string {
 	return set
 }
 
-// see takes the labels of these GPUs. Where they could not be read, the Node says what feature discovery wrote.
+// see uses the labels of these GPUs. If the GPUs could not be read, it uses the Node's labels that
+// feature discovery wrote.
 func (c *nodeChoice) see(library nvml.Library, gpus []sharing.GPU, unread error) {
 	if unread == nil {
 		n := features.Node{GPUs: gpus}
 		if library.Init() == nil {
 			versions := nvml.ReadVersions(library)
 			n.Driver, n.CUDA = versions.Driver, versions.CUDA
-			_ = library.Shutdown() // It is as it was.
+			_ = library.Shutdown() // It was closed before.
 		}
 		c.inventory = daemon.RuleLabels(n)
 		return
@@ -181,7 +184,7 @@ func (c *nodeChoice) see(library nvml.Library, gpus []sharing.GPU, unread error)
 	}
 }
 
-// showChoice shows what was chosen for a node whose GPUs are not here.
+// showChoice shows what was chosen for a node whose GPUs are not on this machine.
 func showChoice(cmd *cli.Command, choice planChoice, unread error) error {
 	warning := fmt.Sprintf(
 		"what it would offer is not known, because the GPUs cannot be read: name others with --node: %v", unread)
@@ -192,7 +195,8 @@ func showChoice(cmd *cli.Command, choice planChoice, unread error) error {
 	return report.show(cmd, "")
 }
 
-// differing warns of labels of the GPUs that the Node has otherwise: those do not count.
+// differing returns warnings about labels of the Node that differ from those of the GPUs. Such
+// labels of the Node do not count.
 func (c *nodeChoice) differing() (warnings []string) {
 	for _, name := range slices.Sorted(maps.Keys(c.labels)) {
 		if is, value := c.inventory[name], c.labels[name]; configs.InventoryLabel(name) && is != value {
@@ -203,7 +207,7 @@ func (c *nodeChoice) differing() (warnings []string) {
 	return warnings
 }
 
-// read chooses in the file at that path.
+// read chooses the profile in the file at that path.
 func (c *nodeChoice) read(ctx context.Context, path string) (configs.Config, planChoice, error) {
 	name := configsource.Name(path)
 	data, err := configsource.Read(ctx, path)
@@ -239,7 +243,7 @@ func (c *nodeChoice) read(ctx context.Context, path string) (configs.Config, pla
 				fmt.Errorf("%s: it has several lists of rules: leave one of them in the file", name)
 		case entry.Kind == configs.KindRules:
 			criteria.Rules = entry.Rules
-			// Only that there are some matters.
+			// It only matters that there are some.
 			criteria.Rules.Generation = cmp.Or(entry.Rules.Generation, configs.RulesName)
 		}
 	}

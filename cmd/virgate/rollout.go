@@ -180,7 +180,7 @@ func rolloutStartCommand() *cli.Command {
 	}
 }
 
-// rolloutSpec is what the flags of start ask for.
+// rolloutSpec returns the rollout that the flags of start describe.
 func rolloutSpec(cmd *cli.Command) (rollout.Spec, error) {
 	spec := rollout.Spec{
 		To:             cmd.Args().First(),
@@ -219,7 +219,7 @@ func notNegative(cmd *cli.Command, flag string) error {
 	return nil
 }
 
-// rolloutClient makes a client whose driver has a name that nobody else has.
+// rolloutClient returns a client whose driver has a unique name.
 func rolloutClient(cmd *cli.Command) (*rollout.Client, error) {
 	namespace := cmd.String("virgate-namespace")
 	if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
@@ -266,7 +266,7 @@ func startRollout(ctx context.Context, cmd *cli.Command) error {
 		func() (*rollout.Rollout, error) { return client.Drive(ctx, r.ID, rollout.Resume{}) })
 }
 
-// oneRollout is the rollout that is named, or the only one that has not ended, or with ended the
+// oneRollout returns the named rollout, or the only one that has not ended, or, with ended, the
 // last one.
 func oneRollout(ctx context.Context, cmd *cli.Command, ended bool) (*rollout.Client, *rollout.Rollout, error) {
 	client, err := rolloutClient(cmd)
@@ -325,13 +325,13 @@ func sayRequests(cmd *cli.Command, client *rollout.Client) {
 	}
 }
 
-// endAtSecondSignal lets the next Ctrl-C end the program at once when ctx has ended; until what it
-// returns is called.
+// endAtSecondSignal makes the next Ctrl-C end the program at once when ctx has ended, until stop is
+// called.
 func endAtSecondSignal(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, func() { signal.Reset(os.Interrupt, syscall.SIGTERM) })
 }
 
-// showProgress shows how far the rollout is: a bar on a terminal, lines elsewhere.
+// showProgress shows how far the rollout is: as a bar on a terminal, otherwise as lines.
 func showProgress(cmd *cli.Command, client *rollout.Client, drive func() (*rollout.Rollout, error)) error {
 	out := cmd.Root().Writer
 	file, ok := out.(*os.File)
@@ -380,7 +380,7 @@ func progressBar(r *rollout.Rollout) string {
 		strings.Repeat(" ", width-begun), ready, len(r.Nodes), progressLine(r))
 }
 
-// howToGoOn says how the rollout is and what can be done.
+// howToGoOn describes the state of the rollout and what can be done.
 func howToGoOn(r *rollout.Rollout) string {
 	var t text
 	t.line("rollout %s is %s: %d of %d nodes have %s", r.ID, r.Phase, r.Count(rollout.Done), len(r.Nodes), r.To)
@@ -402,12 +402,13 @@ func howToGoOn(r *rollout.Rollout) string {
 	return t.String()
 }
 
-// rolloutView is a rollout as -o json has it.
+// rolloutView is a rollout in the form of -o json.
 type rolloutView struct {
 	rollout.Params
 	Phase  rollout.Phase `json:"phase"`
 	Reason string        `json:"reason,omitempty"`
-	// Driver drives it, as far as is known, and Renewed is when it last said so.
+	// Driver is the program that drives it, as far as is known. Renewed is the time when it last
+	// confirmed that.
 	Driver  string                `json:"driver,omitempty"`
 	Renewed time.Time             `json:"renewed,omitzero"`
 	Counts  map[rollout.Place]int `json:"counts"`
@@ -421,7 +422,7 @@ type rolloutNode struct {
 	Since  time.Time     `json:"since,omitzero"`
 	From   *string       `json:"from"`
 	Reason string        `json:"reason,omitempty"`
-	// Says is what the node says now.
+	// Says is the node's own report now.
 	Says string `json:"says"`
 }
 

@@ -16,10 +16,10 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// A node plans within 5 s, or says so.
+// A node plans within 5 s, or reports that it could not.
 const forecastTimeout, allForecasts = 8 * time.Second, 2 * time.Minute
 
-// planRollout is start with --dry-run. The error says that nodes would refuse.
+// planRollout is start with --dry-run. It returns an error if nodes would refuse.
 func planRollout(ctx context.Context, cmd *cli.Command, client *rollout.Client, spec rollout.Spec) error {
 	config, _, err := cluster.Config(cmd.String("kubeconfig"), cmd.String("context"))
 	if err != nil {
@@ -95,7 +95,8 @@ func (t *text) forecast(f rollout.Forecast) {
 	t.reasons("with warnings", f.Nodes, func(n rollout.NodeForecast) []string { return n.Warnings })
 }
 
-// busyTable has the pods that keep GPUs as they are, and on how many nodes.
+// busyTable returns a table of the pods that keep GPUs from changing, and the number of nodes with
+// such pods.
 func busyTable(f rollout.Forecast) (rows string, nodes int) {
 	var t text
 	table := t.table("NODE", "WAVE", "GPU", "PODS")
@@ -109,7 +110,7 @@ func busyTable(f rollout.Forecast) (rows string, nodes int) {
 	return t.String(), nodes
 }
 
-// reasons has the nodes of which there is something to say, those together that have the same.
+// reasons prints the nodes that have reasons, with nodes of the same reason together.
 func (t *text) reasons(what string, nodes []rollout.NodeForecast, of func(rollout.NodeForecast) []string) {
 	const most = 5
 	var all []string

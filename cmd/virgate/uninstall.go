@@ -61,7 +61,7 @@ func uninstallCommand(environment environment) *cli.Command {
 	}
 }
 
-// uninstallInterval is the time between two looks with --wait.
+// uninstallInterval is the time between two checks with --wait.
 const uninstallInterval = 10 * time.Second
 
 func uninstall(ctx context.Context, cmd *cli.Command) error {
@@ -104,7 +104,7 @@ func uninstall(ctx context.Context, cmd *cli.Command) error {
 		_, _ = fmt.Fprintln(out, "removed NodeFeature", object)
 	}
 	var left []string
-	if apierrors.IsForbidden(err) { // As in the chart's pod: with the chart, the object goes with the DaemonSet.
+	if apierrors.IsForbidden(err) { // As in the chart's pod: there the object goes with the DaemonSet.
 		left, err = []string{"NodeFeatures of --feature-output nfd-api, which go with the DaemonSet that wrote them, " +
 			"are left: " + err.Error()}, nil
 	}

@@ -21,18 +21,19 @@ import (
 
 // Request is what a claim asks for.
 type Request struct {
-	// Resource and Profile are values of the attributes of those names; empty for any.
+	// Resource and Profile are required values of the attributes with those names; empty for any.
 	Resource, Profile string
-	// Count is how many devices, one if it is 0; Capacity what each has, or gives of a shared one.
+	// Count is the number of devices; 0 means 1. Capacity is what each device must have, or, for a
+	// shared device, what the claim takes of it.
 	Count    int
 	Capacity map[resourceapi.QualifiedName]resource.Quantity
 }
 
-// ErrUnschedulable says that no devices fit now.
+// ErrUnschedulable is the error when no devices fit now.
 var ErrUnschedulable = errors.New("cannot allocate all claims")
 
-// Allocate makes a claim in the namespace default and gives it devices, as the scheduler does: the
-// first ones that fit, by slice and place in it. It never goes back to another choice.
+// Allocate creates a claim in the namespace default and allocates devices to it as the scheduler
+// does: the first ones that fit, by slice and position in it. It does not backtrack.
 func (a *API) Allocate(name string, request Request) (*resourceapi.ResourceClaim, error) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
@@ -83,17 +84,17 @@ func (a *API) Allocate(name string, request Request) (*resourceapi.ResourceClaim
 	return claim, nil
 }
 
-// scheduler is what the scheduler knows of the driver's pool.
+// scheduler is the scheduler's view of the driver's pool.
 type scheduler struct {
 	pool    string
 	devices []resourceapi.Device
-	// counters are what is left, by set and name.
+	// counters are the remaining counters, by set and name.
 	counters map[string]map[string]int64
-	// used are the devices that claims have, with what they have taken of each.
+	// used are the devices that claims have, with the capacity that they consume of each.
 	used map[string]map[resourceapi.QualifiedName]int64
 }
 
-// newScheduler reads the pool, of which nothing is given away before all its slices are there.
+// newScheduler reads the pool. Nothing is allocated from a pool until all its slices are there.
 func (a *API) newScheduler() (*scheduler, error) {
 	s := &scheduler{counters: map[string]map[string]int64{}, used: map[string]map[resourceapi.QualifiedName]int64{}}
 	var newest resourceapi.ResourcePool
@@ -130,7 +131,8 @@ func (a *API) newScheduler() (*scheduler, error) {
 	return s, nil
 }
 
-// book takes a device, or a part of a shared one, whose counters its first share pays.
+// book allocates a device, or a share of a shared one. Only the first share consumes the device's
+// counters.
 func (s *scheduler) book(result resourceapi.DeviceRequestAllocationResult) {
 	taken, again := s.used[result.Device]
 	if !again {
@@ -151,7 +153,7 @@ func (s *scheduler) book(result resourceapi.DeviceRequestAllocationResult) {
 	}
 }
 
-// fits says whether the request can have the device, and what it takes of a shared one.
+// fits reports whether the request can have the device, and what it consumes of a shared one.
 func (s *scheduler) fits(
 	device resourceapi.Device,
 	request Request,
@@ -200,14 +202,14 @@ func (a *API) Release(claim *resourceapi.ResourceClaim) {
 	a.Do(func() { delete(a.Claims, claim.Namespace+"/"+claim.Name) })
 }
 
-// Kubelet is the kubelet's side of a driver.
+// Kubelet is the kubelet's end of a connection to a driver.
 type Kubelet struct {
 	connection *grpc.ClientConn
 	client     drapb.DRAPluginClient
 }
 
-// Register waits for a driver's socket in the registry, as the kubelet's plugin watcher does, and connects
-// to it. Close ends it.
+// Register waits for a driver's socket in the registry, as the kubelet's plugin watcher does, and
+// connects to it. Close disconnects.
 func Register(ctx context.Context, registry string) (*Kubelet, error) {
 	var doors []string
 	for len(doors) == 0 {
@@ -251,11 +253,11 @@ func dial(socket string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 }
 
-// Close disconnects.
+// Close disconnects from the driver.
 func (k *Kubelet) Close() error { return k.connection.Close() }
 
-// Prepare has the driver prepare the claim, as before the containers of its pod start. The kubelet
-// tries again after an error.
+// Prepare makes the driver prepare the claim, as the kubelet does before the pod's containers
+// start. The kubelet retries after an error.
 func (k *Kubelet) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]*drapb.Device, error) {
 	asked := asked(claim)
 	response, err := k.client.NodePrepareResources(ctx,
@@ -270,7 +272,7 @@ func (k *Kubelet) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 	return answer.GetDevices(), nil
 }
 
-// Unprepare has it take the devices back, when the containers have ended.
+// Unprepare makes the driver undo Prepare, as the kubelet does after the containers have ended.
 func (k *Kubelet) Unprepare(ctx context.Context, claim *resourceapi.ResourceClaim) error {
 	asked := asked(claim)
 	response, err := k.client.NodeUnprepareResources(ctx,

@@ -31,8 +31,8 @@ func newAdmission(k *Kubelet, p *process, pod *pod) *admission {
 	}
 }
 
-// run admits the containers, init containers first, one resource at a time. A real
-// kubelet takes the resources in no order, this one by name.
+// run admits the containers, init containers first, one resource at a time. A real kubelet has no
+// fixed order of resources; this one goes by name.
 func (a *admission) run(ctx context.Context) error {
 	for _, container := range a.pod.ordered() {
 		a.kubelet.lock()
@@ -97,8 +97,8 @@ func (a *admission) allocate(ctx context.Context, container Container, resource 
 	return nil
 }
 
-// checkStillListed is where a real kubelet dereferences the devices that were
-// allocated, and panics if a list dropped one while Allocate was in flight.
+// checkStillListed reports the devices that a list dropped while Allocate was in flight. A real
+// kubelet dereferences the allocated devices at this point, and panics.
 func (a *admission) checkStillListed(resource string, chosen idSet) error {
 	gone := chosen
 	if devices := a.process.devices[resource]; devices != nil {
@@ -131,8 +131,8 @@ func (a *admission) call(
 	return method(cancellable, to.client.plugin)
 }
 
-// updateDevicesToReuse adds the devices of an init container that has ended, and
-// takes away those that any other container keeps.
+// updateDevicesToReuse adds the devices of an init container that has ended, and removes those that
+// any other container keeps.
 func (a *admission) updateDevicesToReuse(container Container) {
 	a.kubelet.lock()
 	defer a.kubelet.unlock()
@@ -146,11 +146,10 @@ func (a *admission) updateDevicesToReuse(container Container) {
 	}
 }
 
-// devicesToAllocate selects a container's devices, as under topology policy none; a real
-// kubelet takes them in the order of a map. It returns none if the container
-// has them already. Its steps and errors are those of the kubelet's function of
-// that name. The caller holds the lock, which is released while the plugin is
-// called.
+// devicesToAllocate selects a container's devices as under topology policy none; a real kubelet
+// picks them in map order. It returns none if the container has them already. Its steps and errors
+// are those of the kubelet's function of the same name. The caller holds the lock, which is
+// released while the plugin is called.
 func (a *admission) devicesToAllocate(ctx context.Context, container, resource string, required int) (idSet, error) {
 	p := a.process
 	had, again := p.podDevices[allocationKey{a.pod.uid, container, resource}]
@@ -177,8 +176,8 @@ func (a *admission) devicesToAllocate(ctx context.Context, container, resource s
 		return nil, nil
 	}
 
-	// What is selected counts as allocated at once, so nothing else gets it while the
-	// plugin is called.
+	// Selected devices count as allocated at once, so nothing else gets them while the plugin is
+	// called.
 	selected := idSet{}
 	missing := func() int { return required - len(selected) }
 	take := func(from idSet) bool {
@@ -199,8 +198,8 @@ func (a *admission) devicesToAllocate(ctx context.Context, container, resource s
 	if err != nil {
 		return nil, err
 	}
-	// The plugin's response is a hint: devices that are not available are ignored, and
-	// missing ones are filled up.
+	// The plugin's response is only a hint: unavailable devices are ignored, and missing ones are
+	// filled up.
 	if take(preferred.Intersection(available)) || take(available) {
 		return selected, nil
 	}

@@ -13,8 +13,7 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// podResourcesServer serves PodResources v1, with devices and claims only: no CPUs, no
-// memory.
+// podResourcesServer serves PodResources v1, with devices and claims only, without CPUs and memory.
 type podResourcesServer struct {
 	podresources.UnimplementedPodResourcesListerServer
 	kubelet *Kubelet
@@ -74,8 +73,8 @@ func (s *podResourcesServer) GetAllocatableResources(
 	return response, nil
 }
 
-// describe leaves out init containers, so the devices that only an init container had
-// are held and yet not listed.
+// describe leaves out init containers. Devices that only an init container had are therefore held
+// but not listed.
 func (s *podResourcesServer) describe(pod *pod) *podresources.PodResources {
 	described := &podresources.PodResources{Namespace: pod.Namespace, Name: pod.Name}
 	for _, container := range pod.Containers {
@@ -99,9 +98,9 @@ func (s *podResourcesServer) describe(pod *pod) *podresources.PodResources {
 	return described
 }
 
-// dynamicResource is, as in the kubelet (GetDynamicResources in
-// pkg/kubelet/cm/container_manager_linux.go), a claim whose devices each have the CDI
-// entries of the driver's devices before them too.
+// dynamicResource returns a claim. As in the kubelet (GetDynamicResources in
+// pkg/kubelet/cm/container_manager_linux.go), each device also has the CDI entries of the same
+// driver's devices before it.
 func dynamicResource(namespace string, claim Claim) *podresources.DynamicResource {
 	described := &podresources.DynamicResource{ClaimName: claim.Name, ClaimNamespace: namespace}
 	entries := map[string][]*podresources.CDIDevice{}
@@ -119,7 +118,7 @@ func dynamicResource(namespace string, claim Claim) *podresources.DynamicResourc
 	return described
 }
 
-// deviceEntry is, as in the kubelet, an entry for one ID and one NUMA node.
+// deviceEntry returns an entry for one ID and one NUMA node, as in the kubelet.
 func deviceEntry(resource, id string, node int64) *podresources.ContainerDevices {
 	entry := &podresources.ContainerDevices{ResourceName: resource, DeviceIds: []string{id}}
 	if node != noNode {

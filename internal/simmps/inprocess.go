@@ -10,16 +10,16 @@ import (
 
 // InProcess runs daemons as goroutines. It is an mps.Control.
 type InProcess struct {
-	// Servers are told of servers and clients.
+	// Servers starts and stops servers, and learns of their clients.
 	Servers Servers
-	// MultiUser is mps.Program's.
+	// MultiUser is the same as in mps.Program.
 	MultiUser bool
 
 	mu      sync.Mutex
 	daemons map[string]*goroutine
 }
 
-// goroutine is a daemon, and the server that outlives it when it is killed.
+// goroutine is a daemon, and its server, which outlives the daemon when that is killed.
 type goroutine struct {
 	Servers
 	*mps.Output

@@ -8,23 +8,23 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// figures are Engines, in their order.
+// figures are the fields of Engines, in their order.
 type figures mig.Engines
 
-// generation is what the figures depend on: the GPU's architecture and its number of slices.
+// generation is what determines the figures: the GPU's architecture and its number of slices.
 type generation struct {
 	architecture nvml.Architecture
 	slices       int
 }
 
-// figuresOf has the figures of a generation's profiles, by slices and attributes; "1double" is
-// the profile of one slice with twice the memory.
+// figuresOf has the figures of a generation's profiles, by slices and attributes; "1double" is the
+// profile of one slice with twice the memory.
 //
-// Engines are those of NVIDIA's MIG User Guide, "Supported MIG Profiles" (R615, read in November
-// 2026), which knows no B300, GB200 and GB300: these have those of B200, as in NVIDIA's
-// k8s-test-infra (pkg/gpu/mocknvml/configs/mock-nvml-config-gb300.mig.yaml). Multiprocessors are
-// printed by nvidia-smi mig -lgip: 14 a slice of A100 and A30, 16 of a GH100 with 132, 46 of the
-// RTX PRO 6000, which has 188; 18 of B200 are k8s-test-infra's.
+// Engines are from NVIDIA's MIG User Guide, "Supported MIG Profiles" (R615, read in November 2026).
+// It does not list B300, GB200 and GB300; they get the figures of B200, as in NVIDIA's
+// k8s-test-infra (pkg/gpu/mocknvml/configs/mock-nvml-config-gb300.mig.yaml). Multiprocessors are as
+// nvidia-smi mig -lgip prints them: 14 per slice of A100 and A30, 16 of a GH100 with 132, 46 of the
+// RTX PRO 6000, which has 188. The 18 of B200 are from k8s-test-infra.
 var figuresOf = map[generation]map[string]figures{
 	{nvml.Ampere, 7}: {
 		"1":       {14, 1, 0, 0, 0, 0},
@@ -75,12 +75,14 @@ var figuresOf = map[generation]map[string]figures{
 	},
 }
 
-// figuresOfModel has the figures of the models, by PCI device ID, that differ from their generation.
+// figuresOfModel has the figures of the models, by PCI device ID, that differ from their
+// generation.
 //
-// Those of the H100 PCIe, of 114 multiprocessors, are printed by nvidia-smi mig -lgip of driver
-// 570.169. The engines of the RTX PRO 5000 and 4500 are the MIG User Guide's. Nothing is published
-// about multiprocessors of the parts of these two, of 110 and 82, and of H20, of 78: they are their
-// share, in pairs, because two multiprocessors make a cluster that isn't divided.
+// Those of the H100 PCIe, which has 114 multiprocessors, are as nvidia-smi mig -lgip of driver
+// 570.169 prints them. The engines of the RTX PRO 5000 and 4500 are from the MIG User Guide.
+// Nothing is published about the multiprocessors of partitions of these two, which have 110 and 82,
+// and of H20, which has 78. These partitions get their share, in pairs, because two multiprocessors
+// make a cluster that is not divided.
 var figuresOfModel = func() map[uint16]map[string]figures {
 	hopper := func(multiprocessors map[string]int) map[string]figures {
 		all := maps.Clone(figuresOf[generation{nvml.Hopper, 7}])
@@ -133,7 +135,7 @@ var figuresOfModel = func() map[uint16]map[string]figures {
 	}
 }()
 
-// figures are what the GPU's instances with the profile have besides memory.
+// figures returns what the GPU's instances with the profile have besides memory.
 func (g *simGPU) figures(info mig.ProfileInfo) mig.Engines {
 	name := strconv.Itoa(info.Profile.Slices) + info.Profile.Attributes
 	if info.Size == 2 && name == "1" {

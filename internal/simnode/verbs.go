@@ -15,10 +15,10 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Verb is a change of a Node that is made by name: with Do, with a request to
-// Handler, or from a command line that is built from this description.
+// Verb is a named change of a Node. It can be made with Do, with a request to Handler, or from a
+// command line that is built from this description.
 type Verb struct {
-	// Name is lower case with dashes.
+	// Name is in lower case, with dashes.
 	Name string
 	// Usage is one line, without a full stop.
 	Usage     string
@@ -32,12 +32,12 @@ type Argument struct {
 	Name string
 	// Usage is one line, without a full stop.
 	Usage string
-	// Positional says that on a command line the value comes without its name.
+	// Positional is true if a command line has the value without its name.
 	Positional bool
-	// Optional says that it may be left out, which means absent.
+	// Optional is true if the argument may be left out; its value is then absent.
 	Optional bool
 	absent   any
-	// parse reads the value; its error need not name the argument.
+	// parse parses the value; its error need not name the argument.
 	parse func(text string) (any, error)
 }
 
@@ -87,7 +87,7 @@ var (
 	}
 )
 
-// Verbs are all verbs, in the order in which to show them.
+// Verbs returns all verbs, in the order in which to show them.
 func Verbs() []Verb {
 	return []Verb{
 		{"xid", "make a GPU, or one of its partitions, report an XID error", []Argument{
@@ -325,8 +325,8 @@ func Verbs() []Verb {
 
 const noGPU = -1
 
-// injectFault is a verb that injects a fault, which stays until the GPU is healed, or for
-// so many calls.
+// injectFault returns the function of a verb that injects a fault. The fault stays until the GPU is
+// healed, or for a number of calls.
 func injectFault(fault func(values) Fault) func(*Node, values) error {
 	return func(n *Node, v values) error {
 		f := fault(v)
@@ -342,13 +342,13 @@ func injectFault(fault func(values) Fault) func(*Node, values) error {
 	}
 }
 
-// onGPU is a verb with the GPU as its only argument.
+// onGPU returns the function of a verb that has the GPU as its only argument.
 func onGPU(do func(n *Node, gpu int) error) func(*Node, values) error {
 	return func(n *Node, v values) error { return do(n, v.number("gpu")) }
 }
 
-// Do runs the verb of that name with the arguments by name. The error says which
-// arguments are missing, unknown or wrong, or why the node cannot do it.
+// Do runs the verb of that name with the arguments by name. The error says which arguments are
+// missing, unknown or wrong, or why the node cannot do it.
 func (n *Node) Do(verb string, arguments map[string]string) error {
 	verbs := Verbs()
 	i := slices.IndexFunc(verbs, func(v Verb) bool { return v.Name == verb })
@@ -371,7 +371,7 @@ func (n *Node) Do(verb string, arguments map[string]string) error {
 
 var errNoVerb = errors.New("no verb")
 
-// read parses the arguments, of which none may be missing or unknown.
+// read parses the arguments. It is an error if one is missing or unknown.
 func (v Verb) read(arguments map[string]string) (values, error) {
 	for _, a := range v.Arguments {
 		if arguments[a.Name] == "" && !a.Optional {
@@ -406,7 +406,7 @@ func parseNumber(text string) (any, error) {
 	return int(number), nil
 }
 
-// recoveryActions are the names of nvml.RecoverNone and those after it.
+// recoveryActions are the names of nvml.RecoverNone and the actions after it.
 var recoveryActions = []string{
 	"none", "reset", "reboot", "drain-p2p", "drain-and-reset", "imex", "bus-reset", "system-reboot",
 }
@@ -460,7 +460,7 @@ func parseReason(text string) (any, error) {
 	return reason, nil
 }
 
-// parseClient says whether the program has the GPUs open.
+// parseClient reports whether the program has the GPUs open.
 func parseClient(text string) (any, error) {
 	if text != "open" && text != "closed" {
 		return nil, fmt.Errorf("%q is none of open, closed", text)
@@ -468,7 +468,7 @@ func parseClient(text string) (any, error) {
 	return text == "open", nil
 }
 
-// parseError says whether the error is one that could not be corrected.
+// parseError reports whether the error was uncorrected.
 func parseError(text string) (any, error) {
 	if text != "corrected" && text != "uncorrected" {
 		return nil, fmt.Errorf("%q is none of corrected, uncorrected", text)
@@ -494,9 +494,9 @@ func parseReturn(text string) (any, error) {
 // maxBodyBytes limits the body of a request.
 const maxBodyBytes = 1 << 16
 
-// Handler serves the verbs on the control socket: POST /sim/xid?gpu=0&code=79,
-// with the arguments in the query or as a form in the body. It answers 204, or
-// 400 with the error as text, or 404 when there is no such verb.
+// Handler serves the verbs on the control socket: POST /sim/xid?gpu=0&code=79, with the arguments
+// in the query or as a form in the body. It answers 204, or 400 with the error as text, or 404 if
+// there is no such verb.
 func (n *Node) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /sim/{verb}", func(w http.ResponseWriter, r *http.Request) {

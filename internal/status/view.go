@@ -11,7 +11,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Listed are the resources as the kubelet is told of them.
+// Listed returns the resources as they are listed to the kubelet.
 func Listed(served []plugin.ResourceStatus, gpus []sharing.GPU) []sharing.Resource {
 	gpu := sharing.GPUByUnit(gpus)
 	resources := make([]sharing.Resource, len(served))
@@ -24,14 +24,15 @@ func Listed(served []plugin.ResourceStatus, gpus []sharing.GPU) []sharing.Resour
 		for j, e := range r.Listed {
 			resources[i].Devices[j] = e.Device
 		}
-		for j := range r.Units { // One that was never planned knows no GPU.
+		for j := range r.Units { // A unit that was never planned has no GPU yet.
 			r.Units[j].GPU = cmp.Or(r.Units[j].GPU, gpu[r.Units[j].ID])
 		}
 	}
 	return resources
 }
 
-// Resources joins what is served, listed as the kubelet is told, with what is planned.
+// Resources joins the served resources with the planned ones. listed are the served ones as they
+// are listed to the kubelet, and known is true if held is known.
 func Resources(
 	served []plugin.ResourceStatus,
 	listed []sharing.Resource,
@@ -61,7 +62,7 @@ func Resources(
 		resource.Name, resource.Strategy = r.Name, cmp.Or(resource.Strategy, r.Strategy())
 		byName[r.Name] = resource
 	}
-	devices := map[string]int{} // Those held.
+	devices := map[string]int{} // The held ones.
 	for _, allocation := range held {
 		devices[allocation.Resource] += len(allocation.Devices)
 	}
@@ -80,7 +81,7 @@ func Resources(
 	return all
 }
 
-// GPUs joins the GPUs with who holds what. Elsewhere are held units of none of them.
+// GPUs joins the GPUs with their holders. elsewhere are the held units that belong to none of them.
 func GPUs(gpus []sharing.GPU, usage []sharing.UnitUsage, health sharing.HealthReport) (list []GPU, elsewhere []Unit) {
 	used := map[string]sharing.UnitUsage{}
 	for _, u := range usage {
@@ -151,7 +152,7 @@ func GPUs(gpus []sharing.GPU, usage []sharing.UnitUsage, health sharing.HealthRe
 	return list, elsewhere
 }
 
-// healthOf is the unit's reported health, or else what its fault says.
+// healthOf returns the unit's reported health, or else what its fault says.
 func healthOf(states map[string]sharing.UnitHealth, id string, health sharing.Health) Health {
 	if known, ok := states[id]; ok {
 		return Health{
@@ -167,7 +168,7 @@ func healthOf(states map[string]sharing.UnitHealth, id string, health sharing.He
 	return Health{State: sharing.Healthy}
 }
 
-// AddUtilization adds how the GPUs are used, and by whom.
+// AddUtilization adds how the GPUs are used, and by which containers.
 func (s *Status) AddUtilization(report sharing.UtilizationReport) {
 	s.Attributed = report.Attributed
 	gpus := gpuUtilizations(report)
@@ -202,7 +203,7 @@ func (s *Status) AddUtilization(report sharing.UtilizationReport) {
 	}
 }
 
-// gpuUtilizations are those of whole GPUs, by UUID.
+// gpuUtilizations returns the use of each whole GPU, by UUID.
 func gpuUtilizations(report sharing.UtilizationReport) map[string]*Use {
 	gpus := map[string]*Use{}
 	for _, b := range report.GPUs {

@@ -150,8 +150,9 @@ func sorted(texts []string) []string {
 	return slices.Compact(texts)
 }
 
-// reportPatterns warns about name patterns that match nothing on the node. It does not warn about
-// model patterns on a node without GPUs, or about MIG patterns on a node without partitions.
+// reportPatterns warns about name patterns that match nothing on the node. It is silent about model
+// patterns on a node without GPUs, and about MIG patterns without partitions or with another MIG
+// strategy than mixed.
 func reportPatterns(gpus []GPU, p Profile, warn *warnings) {
 	var models, profiles []string
 	for _, gpu := range gpus {

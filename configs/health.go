@@ -12,14 +12,15 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// A profile may have times that a person waits for, and temperatures that a GPU can have.
+// The limits of a profile: times that a person would wait for, and temperatures that a GPU can
+// have.
 const (
 	shortestQuiet      = time.Second
 	longestQuiet       = 24 * time.Hour
 	highestTemperature = 150
 )
 
-// readHealth applies to the defaults the section health, then NVIDIA's variables.
+// readHealth applies the section health, and then NVIDIA's variables, to the defaults.
 func readHealth(v value, overrides Overrides) sharing.HealthRules {
 	rules := sharing.DefaultHealthRules()
 	f := v.mapping(keysOf("health")...)
@@ -46,7 +47,7 @@ func readHealth(v value, overrides Overrides) sharing.HealthRules {
 	rules.IgnoreFabric = choice(f.field("fabric"), sharing.FatalError, sharing.IgnoreError,
 		sharing.FatalError) == sharing.IgnoreError
 	rules.QuietTime = readQuietTime(f.field("quietTime"), rules.QuietTime)
-	// A quiet time above the default maximum raises it, if the document does not set it.
+	// A quiet time above the default maximum raises the maximum, unless the document sets it.
 	longest := f.field("maxQuietTime")
 	rules.MaxQuietTime = readQuietTime(longest, max(rules.MaxQuietTime, rules.QuietTime))
 	if rules.MaxQuietTime < rules.QuietTime {
@@ -93,10 +94,9 @@ const (
 	pathEnableChecks  = "health.enable"
 )
 
-// applyHealthCheckVariables lets the variables win over the document, and
-// enabling over disabling, as in NVIDIA's plugin (k8s-device-plugin v0.20,
-// internal/rm/health.go). Enabling an XID that is ignored gives it its default
-// meaning or, if it is ignored by default, makes it suspect.
+// applyHealthCheckVariables applies the variables, which override the document. Enabling overrides
+// disabling, as in NVIDIA's plugin (k8s-device-plugin v0.20, internal/rm/health.go). Enabling an
+// ignored XID restores its default action or, if it is ignored by default, makes it suspect.
 func applyHealthCheckVariables(from *source, overrides Overrides, rules *sharing.HealthRules) {
 	all, codes := readXIDList(from, pathDisableChecks, overrides, rules.XIDs)
 	if all {
@@ -131,8 +131,8 @@ func applyHealthCheckVariables(from *source, overrides Overrides, rules *sharing
 	}
 }
 
-// readXIDList reads a variable: all, which are those known and all others, or some XIDs. What
-// it cannot read is noted, and the rest obeyed, as in NVIDIA's plugin.
+// readXIDList reads a variable: either all, for the known XIDs and all others, or a list of XIDs.
+// It adds a note about items that it cannot read and applies the others, as NVIDIA's plugin does.
 func readXIDList(
 	from *source,
 	path string,

@@ -38,13 +38,13 @@ func (d *Driver) serve(ctx context.Context) {
 	}
 }
 
-// serveOnce makes both sockets and serves them until ctx ends or one of them is lost.
+// serveOnce creates both sockets and serves them until ctx ends or one of them is lost.
 func (d *Driver) serveOnce(ctx context.Context, serving func()) error {
 	suffix := ""
 	if d.options.PodUID != "" {
 		suffix = "-" + d.options.PodUID
 	}
-	// The names are those of Kubernetes' own helper (k8s.io/dynamic-resource-allocation
+	// The names are the same as in Kubernetes' own helper (k8s.io/dynamic-resource-allocation
 	// v0.36.3, kubeletplugin/draplugin.go).
 	socket := filepath.Join(d.options.Dir, "dra"+suffix+".sock")
 	door := filepath.Join(d.options.RegistryDir, d.options.Driver+suffix+"-reg.sock")
@@ -55,7 +55,7 @@ func (d *Driver) serveOnce(ctx context.Context, serving func()) error {
 		filepath.Join(d.options.RegistryDir, d.options.Driver+"-*reg.sock")); err != nil {
 		return err
 	}
-	// A handler's context ends with the server, which waits for it.
+	// A handler's context ends with the server, which waits for the handler.
 	calls, registrar := grpc.NewServer(grpc.WaitForHandlers(true)), grpc.NewServer(grpc.WaitForHandlers(true))
 	drapb.RegisterDRAPluginServer(calls, &plugin{driver: d})
 	drahealth.RegisterDRAResourceHealthServer(calls, &health{driver: d})
@@ -77,13 +77,13 @@ func (d *Driver) serveOnce(ctx context.Context, serving func()) error {
 	group.Go(func() error { return registrar.Serve(registering) })
 	group.Go(func() error {
 		defer calls.Stop()
-		defer registrar.Stop() // First, so that the kubelet makes no more calls.
+		defer registrar.Stop() // Stopped first, so that the kubelet makes no more calls.
 		return d.watchSockets(ctx, socket, door)
 	})
 	return group.Wait()
 }
 
-// watchSockets returns when ctx ends, or a socket is gone from its directory.
+// watchSockets returns when ctx ends or a socket is missing from its directory.
 func (d *Driver) watchSockets(ctx context.Context, sockets ...string) error {
 	for {
 		sleep(ctx, d.timing.beat)
@@ -98,9 +98,9 @@ func (d *Driver) watchSockets(ctx context.Context, sockets ...string) error {
 	}
 }
 
-// removeStale removes the sockets at which nobody listens any more: a pod that was killed has
-// left them. At one that answers there is another driver of the same name, because of our
-// own programs only the one with the node's lock gets here.
+// removeStale removes sockets on which no program listens, left behind by killed pods. If a socket
+// answers, it belongs to a different driver of the same name, because of our own programs only the
+// one with the node's lock gets here.
 func removeStale(patterns ...string) error {
 	for _, pattern := range patterns {
 		paths, err := filepath.Glob(pattern)
@@ -124,14 +124,14 @@ func removeStale(patterns ...string) error {
 	return nil
 }
 
-// registrant tells the kubelet where the driver is.
+// registrant tells the kubelet the driver's endpoint.
 type registrant struct {
 	registration.UnimplementedRegistrationServer
 	driver   *Driver
 	endpoint string
 }
 
-// GetInfo says what is served, and where.
+// GetInfo returns the services and their endpoint.
 func (r *registrant) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
 	return &registration.PluginInfo{
 		Type:              registration.DRAPlugin,
@@ -141,7 +141,7 @@ func (r *registrant) GetInfo(context.Context, *registration.InfoRequest) (*regis
 	}, nil
 }
 
-// NotifyRegistrationStatus is the kubelet's answer.
+// NotifyRegistrationStatus receives the kubelet's answer.
 func (r *registrant) NotifyRegistrationStatus(
 	_ context.Context,
 	said *registration.RegistrationStatus,
@@ -161,7 +161,7 @@ type plugin struct {
 	driver *Driver
 }
 
-// NodePrepareResources prepares the claims of a pod, side by side.
+// NodePrepareResources prepares the claims of a pod concurrently.
 func (p *plugin) NodePrepareResources(
 	ctx context.Context,
 	request *drapb.NodePrepareResourcesRequest,
@@ -175,7 +175,7 @@ func (p *plugin) NodePrepareResources(
 		})}, nil
 }
 
-// NodeUnprepareResources takes the devices of claims back. Their objects may be gone.
+// NodeUnprepareResources takes the devices of claims back. The claims' objects may be gone.
 func (p *plugin) NodeUnprepareResources(
 	ctx context.Context,
 	request *drapb.NodeUnprepareResourcesRequest,
@@ -193,7 +193,7 @@ func (p *plugin) NodeUnprepareResources(
 		})}, nil
 }
 
-// each answers for each claim, by its UID.
+// each calls answer for each claim and returns the results by the claim's UID.
 func each[T any](claims []*drapb.Claim, answer func(*drapb.Claim) T) map[string]T {
 	answers := make(map[string]T, len(claims))
 	var mutex sync.Mutex
@@ -231,7 +231,7 @@ func (d *Driver) prepare(ctx context.Context, asked *drapb.Claim) ([]*drapb.Devi
 	}
 	var devices []*drapb.Device
 	for i, r := range own.Results {
-		// The kubelet knows requests only (resourceclaim.BaseRequestRef).
+		// The kubelet knows only requests, without subrequests (resourceclaim.BaseRequestRef).
 		request, _, _ := strings.Cut(r.Request, "/")
 		device := &drapb.Device{
 			PoolName:     d.pool,
@@ -247,7 +247,7 @@ func (d *Driver) prepare(ctx context.Context, asked *drapb.Claim) ([]*drapb.Devi
 	return devices, nil
 }
 
-// own is what of an allocated claim is this driver's.
+// own returns the part of an allocated claim that concerns this driver.
 func (d *Driver) own(claim *resourceapi.ResourceClaim) dra.Claim {
 	c := dra.Claim{
 		UID:       string(claim.UID),
@@ -279,14 +279,14 @@ func (d *Driver) own(claim *resourceapi.ResourceClaim) dra.Claim {
 	return c
 }
 
-// health tells the kubelet how the devices of claims are.
+// health reports the health of claims' devices to the kubelet.
 type health struct {
 	drahealth.UnimplementedDRAResourceHealthServer
 	driver *Driver
 }
 
-// NodeWatchResources sends all devices at each change, and again before the kubelet would
-// forget them.
+// NodeWatchResources sends all devices at each change, and again before the kubelet would forget
+// them.
 func (h *health) NodeWatchResources(
 	_ *drahealth.NodeWatchResourcesRequest,
 	stream drahealth.DRAResourceHealth_NodeWatchResourcesServer,

@@ -163,9 +163,9 @@ func allLabels() (sets []map[string]string) {
 	return sets
 }
 
-// TestRulesAsKubernetes holds the rules against the code by which Kubernetes' scheduler takes a pod's nodeSelector and
-// nodeAffinity: the first rule counts that such a pod would match. It also holds what is said of rules that no node
-// reaches against all nodes.
+// TestRulesAsKubernetes compares rules with the code by which Kubernetes' scheduler evaluates a pod's nodeSelector and
+// nodeAffinity: Match must find the first rule whose terms, on a pod, would match the node. It also checks the rules
+// that are reported as unreachable against all nodes.
 func TestRulesAsKubernetes(t *testing.T) {
 	sets := allLabels()
 	refused := 0

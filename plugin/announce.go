@@ -25,8 +25,8 @@ const (
 	// boundPause is how long pods that were bound just before the announcement may take to reach
 	// the kubelet.
 	boundPause = 150 * time.Millisecond
-	// burstLimit is for how much longer a list waits while such pods keep coming: the kubelet admits them
-	// one by one, and each may take it a tenth of a second.
+	// burstLimit is how much longer a list waits while such pods keep coming: the kubelet admits them
+	// one by one, and each may take a tenth of a second.
 	burstLimit = time.Second
 )
 
@@ -141,7 +141,8 @@ type waitingList struct {
 	announced bool
 }
 
-// dueAt is when the list is sent: when it is due, and the kubelet has asked for no device for a moment.
+// dueAt returns when to send the list: when it is due and, if it is announced, the kubelet has asked for no device
+// for boundPause.
 func (s *server) dueAt(w *waitingList) time.Time {
 	if !w.announced {
 		return w.due

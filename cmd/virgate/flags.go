@@ -344,7 +344,7 @@ func evictor(cmd *cli.Command) (func(ctx context.Context, namespace, pod, uid st
 	}
 	if !cmd.Bool("watch-pods") {
 		return nil, usageError{errors.New(
-			"--evict-over-limit: --watch-pods is missing, without which nobody knows who uses how much")}
+			"--evict-over-limit: set --watch-pods too: Virgate needs it to measure what each pod uses")}
 	}
 	config, err := configsource.RESTConfig(cmd.String("kubeconfig"))
 	if err != nil {

@@ -58,7 +58,7 @@ func (p *publisher) handleScan(scanned scanResult) {
 	}
 	p.publish(&snapshot{
 		gpus:     p.tracker.inventory(),
-		versions: scanned.versions,
+		versions: cmp.Or(scanned.versions, p.Versions()), // The result of a late GPU has none.
 		unlisted: unlisted,
 	})
 }

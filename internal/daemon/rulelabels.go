@@ -25,6 +25,7 @@ type gpuFacts struct {
 	Memory            uint64 `json:"memory,omitempty"`
 	ComputeCapability string `json:"computeCapability,omitempty"`
 	PCIClass          uint32 `json:"pciClass,omitempty"`
+	Clique            string `json:"clique,omitempty"`
 	MIGCapable        bool   `json:"migCapable,omitempty"`
 }
 
@@ -113,12 +114,14 @@ func (l *ruleLabels) remember(gpus []sharing.GPU) (news bool) {
 			Memory:            cmp.Or(gpu.Memory, known.Memory),
 			ComputeCapability: cmp.Or(gpu.ComputeCapability, known.ComputeCapability),
 			PCIClass:          cmp.Or(gpu.PCIClass, known.PCIClass),
+			Clique:            cmp.Or(gpu.Clique, known.Clique),
 			MIGCapable:        gpu.MIGCapable || known.MIGCapable,
 		}
 		gpu.Model = facts.Model
 		gpu.Memory = facts.Memory
 		gpu.ComputeCapability = facts.ComputeCapability
 		gpu.PCIClass = facts.PCIClass
+		gpu.Clique = facts.Clique
 		gpu.MIGCapable = facts.MIGCapable
 		if facts != known {
 			l.facts[gpu.UUID], news = facts, true

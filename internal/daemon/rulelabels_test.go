@@ -40,13 +40,13 @@ func TestRuleLabels(t *testing.T) {
 		t.Errorf("before the GPUs were read: %v", got)
 	}
 	whole := []sharing.GPU{
-		{UUID: "GPU-0", Model: "NVIDIA A100-SXM4-40GB", Memory: 40 << 30, ComputeCapability: "8.0", PCIClass: 0x030200, MIGCapable: true},
-		{UUID: "GPU-1", Index: 1, Model: "NVIDIA A100-SXM4-40GB", Memory: 40 << 30, ComputeCapability: "8.0", PCIClass: 0x030200, MIGCapable: true},
+		{UUID: "GPU-0", Model: "NVIDIA A100-SXM4-40GB", Memory: 40 << 30, ComputeCapability: "8.0", PCIClass: 0x030200, Clique: "c.1", MIGCapable: true},
+		{UUID: "GPU-1", Index: 1, Model: "NVIDIA A100-SXM4-40GB", Memory: 40 << 30, ComputeCapability: "8.0", PCIClass: 0x030200, Clique: "c.1", MIGCapable: true},
 	}
 	gpus, unread = whole, nil
 	want := labels.now()
 	for name, value := range map[string]string{
-		"gpu.product": "NVIDIA-A100-SXM4-40GB", "gpu.memory": "40960", "gpu.family": "ampere", "gpu.machine": "DGX-A100", "mig.capable": "true", "cuda.driver.major": "580",
+		"gpu.product": "NVIDIA-A100-SXM4-40GB", "gpu.memory": "40960", "gpu.family": "ampere", "gpu.machine": "DGX-A100", "mig.capable": "true", "cuda.driver.major": "580", "gpu.clique": "c.1",
 		"gpu.model.NVIDIA-A100-SXM4-40GB": "2",
 	} {
 		if got := want["nvidia.com/"+name]; got != value {
@@ -60,7 +60,7 @@ func TestRuleLabels(t *testing.T) {
 	}
 	divided := slices.Clone(whole)
 	for i := range divided {
-		divided[i].MIG, divided[i].Memory = true, 0
+		divided[i].MIG, divided[i].Memory, divided[i].Clique = true, 0, ""
 		divided[i].Partitions = []sharing.Partition{{UUID: fmt.Sprint("MIG-", i)}}
 	}
 	mute := slices.Clone(whole)

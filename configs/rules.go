@@ -469,6 +469,8 @@ type Choice struct {
 	Rule int `json:"rule,omitempty"`
 	// Rules is the Generation of the rules beside the profiles; empty if there are none.
 	Rules string `json:"rules,omitempty"`
-	// ByInventory is true if the rules use labels of the node's GPUs.
+	// ByInventory is true if the rules use labels of the node's GPUs. AwaitsGPUs is true if a rule
+	// may choose another profile once the GPUs are known.
 	ByInventory bool `json:"-"`
+	AwaitsGPUs  bool `json:"-"`
 }

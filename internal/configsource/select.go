@@ -96,7 +96,7 @@ func Choose(c Criteria) (Chosen, error) {
 		chosen.Choice.By = fmt.Sprintf("rule %d of %s", match.Number, c.Source)
 		return chosen, c.require(chosen.Name, chosen.Choice.By)
 	} else if match.Unknown != nil {
-		chosen.Unknown = match
+		chosen.Unknown, chosen.Choice.AwaitsGPUs = match, true
 		because = fmt.Sprintf(": until the node's GPUs are known, because rule %d of %s asks for %s", match.UnknownRule,
 			c.Source, strings.Join(match.Unknown, ", "))
 	} else if c.Rules.Generation != "" {

@@ -258,6 +258,15 @@ func TestRulesSpread(t *testing.T) {
 		if s.problem == nil || s.last() != next {
 			t.Errorf("a broken list: %v", s.problem)
 		}
+		// The one that replaces it ends the refusal at once. After that, the spread counts again.
+		next = edit(spread("1h"), 10)
+		if s.problem != nil || s.last() != next {
+			t.Errorf("after a broken list: %v", s.problem)
+		}
+		edit(spread("1h"), 11)
+		if s.last() != next {
+			t.Error("taken at once")
+		}
 		s.stop()
 	})
 }

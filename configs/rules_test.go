@@ -256,6 +256,26 @@ func TestRulesInDocuments(t *testing.T) {
 	}
 }
 
+// TestRefusedLabels names labels that change with the profile that a rule chose, or while it is applied.
+func TestRefusedLabels(t *testing.T) {
+	for name, why := range map[string]string{
+		"nvidia.com/gpu.replicas":             "depends on the profile",
+		"nvidia.com/mig-1g.5gb.count":         "depends on the profile",
+		"nvidia.com/mig.config.state":         "says how far the profile is",
+		"nvidia.com/device-plugin.config":     "names a profile itself",
+		"nvidia.com/gpu.deploy.device-plugin": "changes while a MIG layout is changed or the driver is replaced",
+		"nvidia.com/gpu.deploy.dcgm":          "changes while a MIG layout is changed or the driver is replaced",
+	} {
+		_, err := ParseFile("rules.yaml", []byte("rules: [{nodeSelector: {"+name+": x}, profile: a}]"), nil)
+		if err == nil || !strings.Contains(err.Error(), "rules must not use this label: the label "+why) {
+			t.Errorf("%s: %v, want that it %s", name, err, why)
+		}
+		if RuleLabel(name) || InventoryLabel(name) {
+			t.Errorf("rules read %s", name)
+		}
+	}
+}
+
 // TestRulesManifest has a rule beside profiles of a manifest, which stay as they are without it.
 func TestRulesManifest(t *testing.T) {
 	const text = `apiVersion: v1

@@ -254,3 +254,21 @@ func TestPausedClientsNotKept(t *testing.T) {
 		}
 	})
 }
+
+// TestPauseThatFailed: labels that the journal has are paused again, since their pause may have failed.
+func TestPauseThatFailed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorldIn(t, "h100", "client=dcgm")
+		o := newOperator(w.sim)
+		o.fails = 1
+		c := w.program().clients
+		c.PauseClients, c.Clients = true, o
+		if labels := c.pause(t.Context()); labels != nil {
+			t.Errorf("paused %q, and the API server is away", labels)
+		}
+		labels := c.pause(t.Context())
+		if pauses, _, _ := o.told(); pauses != 2 || !slices.Equal(labels, []string{dcgmLabel, exporterLabel}) {
+			t.Errorf("%d pauses, labels %q", pauses, labels)
+		}
+	})
+}

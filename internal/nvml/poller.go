@@ -87,7 +87,6 @@ func (p *poller) run(ctx context.Context) error {
 		worked, err := p.session(ctx)
 		if worked {
 			retry.reset()
-			p.hadGPUs = true
 		}
 		if _, released := errors.AsType[*releasedError](err); released && ctx.Err() == nil {
 			continue // The driver was closed just before.
@@ -171,6 +170,10 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 			close(waiting)
 		}
 		p.awaitingScan = nil
+		if !p.hadGPUs {
+			p.hadGPUs = true
+			p.gate.countMustRead(-1)
+		}
 		for next := time.After(p.interval()); next != nil; {
 			select {
 			case <-ctx.Done():

@@ -272,12 +272,15 @@ func TestResetGPU(t *testing.T) {
 		do                func(t *testing.T, n *simnode.Node)
 	}{
 		{"nobody has it open", "", "", func(*testing.T, *simnode.Node) {}},
-		{"the driver is open, and another GPU", "", "", func(t *testing.T, n *simnode.Node) {
+		{"the driver is open", "", "In use by another client", func(t *testing.T, n *simnode.Node) {
+			must(t, n.Init())
+		}},
+		{"the driver is open, and another GPU", "lazy", "", func(t *testing.T, n *simnode.Node) {
 			must(t, n.Init())
 			_, err := n.DeviceGetHandleByIndex(1)
 			must(t, err)
 		}},
-		{"looked up", "", "In use by another client", func(t *testing.T, n *simnode.Node) {
+		{"looked up", "lazy", "In use by another client", func(t *testing.T, n *simnode.Node) {
 			must(t, n.Init())
 			_, err := n.DeviceGetHandleByIndex(0)
 			must(t, err)

@@ -372,9 +372,8 @@ func (n *Node) SetReleased(ctx context.Context, gpus map[string]int) {
 // GPU's events and handles, and the session with the driver, because NVML closes nothing else. The
 // data known about the GPU stays. Events of other GPUs are missed for a moment, or until Restore if
 // the driver opens GPUs in Init: then no GPU is read until then. It returns the driver's index of
-// the GPU. The error means that a driver call hangs, that the GPU is unknown, or
-// that ctx ended. If a call hangs, or ctx ends while sessions are ending, the GPU is no longer
-// looked up either.
+// the GPU. The error means that a driver call hangs, that the GPU is unknown, or that ctx ended. If
+// a call hangs, or ctx ends while sessions are ending, the GPU is no longer looked up either.
 func (n *Node) Release(ctx context.Context, gpu string) (index int, err error) {
 	index = -1
 	known := false
@@ -401,7 +400,7 @@ func (n *Node) Release(ctx context.Context, gpu string) (index int, err error) {
 	all := n.gate.initOpens
 	n.gate.mu.Unlock()
 	if all {
-		n.log.Info("no GPU is watched until the released ones are taken back, because this driver opens all GPUs at once")
+		n.log.Info("no GPU is watched until the released ones are taken back: this driver opens all GPUs at once")
 	}
 	return index, nil
 }

@@ -98,6 +98,16 @@ func (p *poller) nodesLost(ctx context.Context) error {
 	return nil
 }
 
+// loaded reports whether the kernel has a driver with GPUs. R580 returns DRIVER_NOT_LOADED also where
+// only the container's device nodes are missing.
+func (p *poller) loaded() bool {
+	if p.options.Kernel == nil {
+		return false
+	}
+	bound, err := p.options.Kernel.Bound()
+	return err == nil && len(bound) > 0
+}
+
 // nothingWorks reports whether the scan found GPUs and none of them answers.
 func (s scanResult) nothingWorks() bool {
 	answers := func(r reading) bool { return !r.dead }

@@ -92,7 +92,8 @@ func (p *poller) run(ctx context.Context) error {
 			continue // The driver was closed just before.
 		}
 		left, lasting := mismatches.Lasting(err)
-		if p.hadGPUs && err != nil && !errors.Is(err, errNoNodes) && ctx.Err() == nil {
+		mayLackNodes := p.hadGPUs || errors.Is(err, DriverNotLoaded) && p.loaded()
+		if mayLackNodes && err != nil && !errors.Is(err, errNoNodes) && ctx.Err() == nil {
 			if lost := p.nodesLost(ctx); lost != nil {
 				err = fmt.Errorf("%w: %w", lost, err)
 			}

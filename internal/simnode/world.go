@@ -113,14 +113,11 @@ func (n *Node) GPUOpen() bool {
 // hasOpen reports whether this program has the GPU open. As in R580, Init opens all GPUs, and
 // looking one up opens it again. The caller holds the lock.
 func (n *Node) hasOpen(g *simGPU) bool {
-	return g.opened || n.opened > 0 && !n.is("no-nodes") && !n.is("lazy")
+	return g.opened || n.opened > 0 && !n.is("lazy")
 }
 
 // listedGPUs returns how many of its GPUs the driver lists.
 func (n *Node) listedGPUs() int {
-	if n.is("no-nodes") {
-		return 0
-	}
 	return max(0, len(n.gpus)-n.unlisted)
 }
 

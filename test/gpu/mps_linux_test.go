@@ -66,11 +66,11 @@ func TestMPS(t *testing.T) {
 	gpu := idle(t, lib)
 	of := "GPU " + strconv.Itoa(gpu.Index)
 
+	n := newMPS(t, control, gpu)
 	whole := start(t, cuda, nil, gpu.Memory, "CUDA_VISIBLE_DEVICES="+gpu.UUID)
 	note(t, of, "CUDA program without MPS", whole.report)
 	must(t, whole.end())
 
-	n := newMPS(t, control, gpu)
 	limit := sharing.NewMPSLimit(1, mpsShares, gpu.Memory)
 	began := time.Now()
 	n.client.Want([]mps.Unit{{

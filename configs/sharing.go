@@ -75,7 +75,7 @@ func resourceNames(profile sharing.Profile) (names []string) {
 func readDRA(v value, profile sharing.Profile) (dra sharing.DRAConfig) {
 	f := v.mapping(keysOf("dra")...)
 	if len(f.entries) > 0 {
-		v.note("Virgate's own; it takes virgate run --dra, the chart's dra.enabled; NVIDIA has a DRA driver of its own")
+		v.note("Virgate's own; requires virgate run --dra, the chart's dra.enabled; NVIDIA has a DRA driver of its own")
 		v.note(
 			"on a node of the GPU Operator, pods with claims block a driver upgrade without the chart's " +
 				"dra.nvidiaNames: " + sharing.Evicted)

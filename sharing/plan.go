@@ -313,7 +313,7 @@ func partitions(gpu *GPU, oneKind bool, kind mig.Profile, warn *warnings) []cand
 
 // NoMIGRight names the missing right if the driver answers NO_PERMISSION about a GPU with MIG, for
 // warnings of a plan.
-const NoMIGRight = "the container lacks the right to monitor MIG, which takes the capability SYS_ADMIN and " +
+const NoMIGRight = "the container lacks the right to monitor MIG, which requires the capability SYS_ADMIN and " +
 	"NVIDIA_MIG_MONITOR_DEVICES=all, or a privileged container: the chart's mig.monitor"
 
 // mostCommonProfile returns the MIG profile with the most partitions; of two with as many, the

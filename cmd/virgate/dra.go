@@ -13,7 +13,7 @@ import (
 
 func draFlags(environment environment) []cli.Flag {
 	uid, _ := environment("POD_UID")
-	category := "Dynamic Resource Allocation; it takes --node-name and an API server"
+	category := "Dynamic Resource Allocation; requires --node-name and an API server"
 	return []cli.Flag{
 		&cli.BoolFlag{
 			Name:     "dra",

@@ -359,7 +359,7 @@ func evictor(cmd *cli.Command) (func(ctx context.Context, namespace, pod, uid st
 
 func reportFlags(environment environment) []cli.Flag {
 	namespace, _ := environment("NAMESPACE")
-	category := "what the Node says; it takes --node-name and an API server"
+	category := "what the Node says; requires --node-name and an API server"
 	return []cli.Flag{
 		&cli.BoolFlag{
 			Name:        "node-events",
@@ -379,7 +379,7 @@ func reportFlags(environment environment) []cli.Flag {
 			Name:  "node-heartbeat",
 			Value: 5 * time.Minute,
 			Usage: "how often the condition is written again while it stays as it is, so that its age tells " +
-				"whether anybody serves the node; 0 for never",
+				"whether the node is served; 0 for never",
 			Category: category,
 		},
 		&cli.BoolFlag{
@@ -492,7 +492,7 @@ func vgpus(devices fs.FS, log *slog.Logger) []features.VGPU {
 			found = append(found, vgpu)
 		} else if len(config) < features.PCIConfigSize {
 			log.Info(
-				"whether a GPU is a vGPU is not known: its PCI configuration space cannot be read, which takes "+
+				"whether a GPU is a vGPU is not known: its PCI configuration space cannot be read, which requires "+
 					"SYS_ADMIN", "device", path.Dir(name), "bytes", len(config), "error", err)
 		}
 	}

@@ -146,7 +146,7 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 		case <-ctx.Done():
 			goes := "goes on being released"
 			if r.Reset {
-				goes = "is still reset when nobody uses it, and released"
+				goes = "is still reset when no program uses it, and released"
 			}
 			say(goes+" until %s: virgate gpu restore --gpu %d ends that", r.Until.UTC().Format("15:04:05 MST"), r.Index)
 			return errSilent

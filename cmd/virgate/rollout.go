@@ -32,7 +32,7 @@ func rolloutCommand() *cli.Command {
 			"waits until each\n" +
 			"node has what it should, and stops at the first one that is in the way. What it does lies in a " +
 			"ConfigMap in\n" +
-			"Virgate's namespace: anybody who may write there can go on from another machine.\n\n" +
+			"Virgate's namespace: anyone who may write there can continue from another machine.\n\n" +
 			"Example: virgate rollout start inference -l pool=gpu --max-unavailable 5% --pause-after 1",
 		Flags: []cli.Flag{
 			&cli.StringFlag{

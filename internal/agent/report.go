@@ -271,7 +271,7 @@ func lackingRights(warnings []string, layouts []nodereport.GPULayout) (texts []s
 	for _, right := range [][2]string{
 		{"partitions cannot all be read: ", sharing.NoMIGRight},
 		{"MIG layout not reached: ", migchange.NotPermitted},
-		{"settings of GPUs are not made: it takes ", gpusettings.Right},
+		{"settings of GPUs are not made: that requires ", gpusettings.Right},
 		{"", decide.MPSUnanswered},
 		{"", decide.NoDRA},
 		{"GPUs that wait for it are not reset: ", decide.MayNotReset},

@@ -52,7 +52,7 @@ func (o ownRights) Apply(ctx context.Context, gpu string, step mig.Step) error {
 // errNodesNotPermitted is why no device nodes are made. Without this check, NVIDIA's program would
 // fail with an error that does not name the missing right.
 var errNodesNotPermitted = errors.New(
-	"this program may not make it, which takes a privileged container: the chart's mig.manage")
+	"this program may not make it, which requires a privileged container: the chart's mig.manage")
 
 var errDriverClosed = errors.New("a label of the Node pauses this program")
 

@@ -117,7 +117,7 @@ func dropReserved(_ *Facts, d *Decision) {
 }
 
 // MayNotReset is why Virgate resets no GPU.
-const MayNotReset = "this Virgate may not reset GPUs: it takes virgate run --allow-gpu-reset, or mig.reset of the chart"
+const MayNotReset = "this Virgate may not reset GPUs: it requires virgate run --allow-gpu-reset, the chart's mig.reset"
 
 // addWarnings warns about releases and pauses, and about actions that this program is not allowed
 // to take.

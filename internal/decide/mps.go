@@ -24,7 +24,7 @@ type MPS struct {
 }
 
 // MPSUnanswered is why nothing can be shared by MPS.
-const MPSUnanswered = "no MPS daemon answers: it takes the container of virgate mps, which the chart's mps.enabled adds"
+const MPSUnanswered = "no MPS daemon answers: this requires the container of virgate mps, which mps.enabled adds"
 
 const daemonRuns = "its MPS daemon is still running"
 

@@ -20,7 +20,7 @@ func OnDemand(gpu sharing.GPU, state sharing.MIGState, p sharing.Profile) (yes b
 	}
 	switch {
 	case p.MIGStrategy != sharing.MIGMixed:
-		return false, fmt.Sprintf("dra.dynamicMIG: has no effect with MIG strategy %q, it takes %s", p.MIGStrategy,
+		return false, fmt.Sprintf("dra.dynamicMIG: has no effect with MIG strategy %q; it requires %s", p.MIGStrategy,
 			sharing.MIGMixed)
 	case !gpu.MIG && modeNeedsReset(gpu):
 		return false,

@@ -393,7 +393,7 @@ func (s *Settings) setTimeSlice(
 	if err != nil {
 		return status.GPUSetting{
 			State:  status.SettingFailed,
-			Reason: err.Error() + "; it takes the driver's nvidia-smi, " + Right,
+			Reason: err.Error() + "; that requires the driver's nvidia-smi, " + Right,
 		}
 	}
 	s.slices[gpu] = set
@@ -422,7 +422,7 @@ func (s *Settings) setComputeMode(ctx context.Context, gpu string, mode, now sha
 	}
 	switch {
 	case errors.Is(err, mig.ErrNoPermission):
-		return status.GPUSetting{State: status.SettingFailed, Reason: err.Error() + "; it takes " + Right}
+		return status.GPUSetting{State: status.SettingFailed, Reason: err.Error() + "; that requires " + Right}
 	case err != nil:
 		return status.GPUSetting{State: status.SettingFailed, Reason: err.Error()}
 	}

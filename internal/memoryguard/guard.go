@@ -99,7 +99,7 @@ func New(options Options) *Guard {
 }
 
 // Unwatched is the warning about a profile with memory guards on a node that cannot watch memory.
-const Unwatched = "memory: nobody watches what containers use: it takes --watch-pods and the host's PIDs, " +
+const Unwatched = "memory: the memory of containers is not watched: that requires --watch-pods and the host's PIDs, " +
 	"which are the chart's metrics.perContainer"
 
 // Sample is the memory use at one moment, with what the guard needs to judge it.

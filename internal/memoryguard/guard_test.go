@@ -275,7 +275,7 @@ func TestGuardIsRefused(t *testing.T) {
 	g = newGuardTest(t)
 	g.Pods.Evict = nil
 	g.pass(35 * time.Second)
-	const refused = "worst refused: this Virgate may not evict pods: it takes --evict-over-limit"
+	const refused = "worst refused: this Virgate may not evict pods: that requires --evict-over-limit"
 	if told := g.told(); !strings.Contains(told, refused) {
 		t.Errorf("without the right: %s", told)
 	}

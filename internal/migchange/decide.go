@@ -218,7 +218,7 @@ func (s Situation) awaitReset(layout mig.Layout) Decision {
 }
 
 // NotPermitted is the reason if Virgate may not partition GPUs.
-const NotPermitted = "Virgate may not partition GPUs, which takes a privileged container: the chart's mig.manage"
+const NotPermitted = "Virgate may not partition GPUs, which requires a privileged container: the chart's mig.manage"
 
 // useUnknown is the reason why nothing existing is changed while processes are not visible.
 const useUnknown = "in use: unknown, because the driver lists no processes to a container without the host's PID " +

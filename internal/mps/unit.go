@@ -477,7 +477,7 @@ func (u *unitRun) setMode(ctx context.Context) error {
 		return nil
 	}
 	if now != sharing.DefaultComputeMode {
-		u.log.Warn("somebody has set another compute mode than MPS needs", "gpu", u.unit.GPU, "mode", now, "set",
+		u.log.Warn("the compute mode was changed from the one that MPS needs", "gpu", u.unit.GPU, "mode", now, "set",
 			sharing.ExclusiveProcess)
 	}
 	if err := u.journal.keep(u.unit.GPU, now); err != nil {

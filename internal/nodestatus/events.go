@@ -224,7 +224,7 @@ func waitEvents(last, next nodereport.Report) []eventText {
 	}
 	for _, w := range last.Waits {
 		if _, ended := before[w.Unit]; ended && !inLayouts(w.GPU) {
-			events = append(events, normal(ReasonSwitchComplete, "%s waits for nobody any more", w.Name()))
+			events = append(events, normal(ReasonSwitchComplete, "%s no longer waits for a pod", w.Name()))
 		}
 	}
 	return events

@@ -164,7 +164,7 @@ func TestWaitNotices(t *testing.T) {
 		return "Warning SwitchWaiting " + what + " by " + by + " until they end; it is not offered as the profile wants meanwhile"
 	}
 	const name = "GPU 3 (GPU-a), held as nvidia.com/gpu"
-	ends := []string{"Normal SwitchComplete GPU 3 (GPU-a) waits for nobody any more"}
+	ends := []string{"Normal SwitchComplete GPU 3 (GPU-a) no longer waits for a pod"}
 	for _, test := range []struct {
 		name       string
 		last, next nodereport.Report

@@ -230,7 +230,7 @@ func (r *Reporter) Leave(ctx context.Context) {
 	left := nodereport.Report{
 		Ready:   nodereport.ConditionUnknown,
 		Reason:  "Stopped",
-		Message: "Virgate has ended on this node, and nobody serves its GPUs until it starts again",
+		Message: "Virgate has ended on this node, and its GPUs are not served until it starts again",
 	}
 	c := &condition{client: r.client}
 	err := c.read(ctx)
@@ -239,7 +239,7 @@ func (r *Reporter) Leave(ctx context.Context) {
 	}
 	if err != nil {
 		cmp.Or(r.options.Logger, slog.New(slog.DiscardHandler)).Warn(
-			"the condition does not say that nobody serves this node", "error", err)
+			"the condition was not updated: it does not say that this node is not served", "error", err)
 	}
 }
 

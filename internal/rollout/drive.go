@@ -29,11 +29,11 @@ type Resume struct {
 }
 
 // errHeld: another program drives the rollout.
-var errHeld = errors.New("somebody else drives it")
+var errHeld = errors.New("another program drives it")
 
 func (h *Head) renew(holder string) error {
 	if h.Holder != holder {
-		return fmt.Errorf("%w: %s", errHeld, cmp.Or(h.Holder, "nobody now, it was taken from this program"))
+		return fmt.Errorf("%w: %s", errHeld, cmp.Or(h.Holder, "no program now: it was taken from this one"))
 	}
 	h.Renewed = time.Now().UTC()
 	return nil

@@ -159,8 +159,8 @@ func TestForeignLabel(t *testing.T) {
 		a.edit(name, func(n *corev1.Node) { n.Labels[ProfileLabel] = "theirs" })
 	}
 	r, err = c.Drive(t.Context(), r.ID, Resume{})
-	if !errors.Is(err, ErrStopped) || !strings.Contains(err.Error(), `n01: somebody else changed its label nvidia.com/device-plugin.config: it is "theirs" and was "new"`) ||
-		!strings.Contains(err.Error(), `n03: somebody else changed its label nvidia.com/device-plugin.config: it is "theirs" and was "old"`) {
+	if !errors.Is(err, ErrStopped) || !strings.Contains(err.Error(), `n01: someone else changed its label nvidia.com/device-plugin.config: it is "theirs" and was "new"`) ||
+		!strings.Contains(err.Error(), `n03: someone else changed its label nvidia.com/device-plugin.config: it is "theirs" and was "old"`) {
 		t.Error(err)
 	}
 	if r, err = c.Undo(t.Context(), r.ID, false); err != nil || r.Count(Left) != 1 || !strings.Contains(r.Reason, "1 nodes") {
@@ -308,10 +308,10 @@ func TestTwoDrivers(t *testing.T) {
 		_, err := alice.Drive(driving, r.ID, Resume{})
 		ended <- err
 	}()
-	if _, err := bob.Drive(t.Context(), r.ID, Resume{}); err == nil || !strings.Contains(err.Error(), "somebody else drives it: alice") {
+	if _, err := bob.Drive(t.Context(), r.ID, Resume{}); err == nil || !strings.Contains(err.Error(), "another program drives it: alice") {
 		t.Errorf("bob got %v", err)
 	}
-	if err := bob.Forget(t.Context(), r.ID, true); err == nil || !strings.Contains(err.Error(), "somebody else drives it: alice") {
+	if err := bob.Forget(t.Context(), r.ID, true); err == nil || !strings.Contains(err.Error(), "another program drives it: alice") {
 		t.Errorf("bob got %v", err)
 	}
 	stop()

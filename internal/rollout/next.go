@@ -127,7 +127,7 @@ func (r Record) judge(n Node, now time.Time) (next Record, doubt bool) {
 		should = r.From
 	}
 	if r.Place != Failed && r.Place != Skipped && !same(is, should) {
-		return fail("somebody else changed its label %s: it is %s and was %s", r.Label, value(is), value(should))
+		return fail("someone else changed its label %s: it is %s and was %s", r.Label, value(is), value(should))
 	}
 	said, took := n.said(), now.Sub(r.Since)
 	switch r.Place {
@@ -269,7 +269,7 @@ func (r *Rollout) backward(now time.Time, atOnce bool) (writes []Write, phase Ph
 			writes = append(writes, Write{Node: n, Record: record})
 		case !same(is, &r.To):
 			record.Place, record.Reason = Left,
-				fmt.Sprintf("somebody else changed its label %s to %s", r.Label, value(is))
+				fmt.Sprintf("someone else changed its label %s to %s", r.Label, value(is))
 			writes, left = append(writes, Write{Node: n, Record: record}), left+1
 		case atOnce || record.Place == Failed || record.Place == Skipped:
 			write := n.set(record.From, Undone, now)
@@ -300,7 +300,7 @@ func (r Record) judgeBack(n Node, now time.Time, atOnce bool) Record {
 	well := n.NotReady == "" && n.Condition.Status != corev1.ConditionFalse
 	switch is := n.label(r.Label); {
 	case !same(is, r.From):
-		r.Place, r.Reason = Left, fmt.Sprintf("somebody else changed its label %s to %s", r.Label, value(is))
+		r.Place, r.Reason = Left, fmt.Sprintf("someone else changed its label %s to %s", r.Label, value(is))
 	case atOnce || took >= time.Duration(r.Timeout)*time.Second:
 		r.Place, r.Reason = Undone, "its label is back, and then: "+n.Says()
 	case refuses(said, r.MIG) && took >= unchanged: // Perhaps it refused this before, too.

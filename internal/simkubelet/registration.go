@@ -100,7 +100,7 @@ func (k *Kubelet) connect(ctx context.Context, p *process, resource, path string
 		return err
 	}
 	if options.PreStartRequired {
-		k.violation("%s: asks for PreStartContainer, which nobody here calls", resource)
+		k.violation("%s: asks for PreStartContainer, which this kubelet never calls", resource)
 	}
 	p.endpoints[resource] = &endpoint{client: c, options: options}
 	k.counter(resource).Socket = filepath.Base(path)

@@ -164,12 +164,12 @@ func Verbs() []Verb {
 			"heal", "reset a GPU, which repairs everything and takes its partitions away", []Argument{gpuArgument},
 			onGPU((*Node).Heal),
 		},
-		{"reset", "reset a GPU with nvidia-smi --gpu-reset, which is refused while anybody has it open",
+		{"reset", "reset a GPU with nvidia-smi --gpu-reset, which is refused while a program has it open",
 			[]Argument{gpuArgument}, onGPU(func(n *Node, gpu int) (err error) {
 				missing := n.change(gpu, func(g *simGPU) { err = n.resetUnused(g) })
 				return errors.Join(missing, err)
 			})},
-		{"reload", "unload the driver and load it again, which is refused while anybody has it open", nil,
+		{"reload", "unload the driver and load it again, which is refused while a program has it open", nil,
 			func(n *Node, _ values) error {
 				return n.Reload()
 			}},

@@ -57,7 +57,7 @@ func openBy(proc fs.FS, name string, left int) (clients []string, err error) {
 		}
 	}
 	if hidden > 0 {
-		err = fmt.Errorf("the open files of %d processes may not be read, which takes SYS_PTRACE", hidden)
+		err = fmt.Errorf("the open files of %d processes may not be read, which requires SYS_PTRACE", hidden)
 	}
 	if usual != nil {
 		err = fmt.Errorf("%w; among them are %s", err, strings.Join(usual, ", "))

@@ -84,7 +84,7 @@ func TestClients(t *testing.T) {
 		{
 			name: "not to be listed, and no usual program", unlisted: "12",
 			change: func(proc fstest.MapFS) { process(proc, 12, "sshd", gpu1) },
-			err:    "the open files of 1 processes may not be read, which takes SYS_PTRACE",
+			err:    "the open files of 1 processes may not be read, which requires SYS_PTRACE",
 		},
 		{
 			name: "not to be read, and a usual program", unread: "12", unlisted: "14",
@@ -92,7 +92,7 @@ func TestClients(t *testing.T) {
 				process(proc, 12, "nvidia-persiste", gpu1)
 				process(proc, 14, "dcgm-exporter", gpu1)
 			},
-			err: "the open files of 2 processes may not be read, which takes SYS_PTRACE; among them are nvidia-persiste (PID 12), dcgm-exporter (PID 14)",
+			err: "the open files of 2 processes may not be read, which requires SYS_PTRACE; among them are nvidia-persiste (PID 12), dcgm-exporter (PID 14)",
 		},
 		{
 			name: "one of two may be read", unread: "12",

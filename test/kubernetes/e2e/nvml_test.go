@@ -29,7 +29,7 @@ const modprobeSource = "../../../internal/nvml/driver/testdata/modprobe.c"
 func testNVML(t *testing.T, c *cluster) {
 	whole, partitioned := c.installDriver(t, "whole", "-DWHOLE"), c.installDriver(t, "partitioned")
 	t.Cleanup(func() { c.label(t, "") })
-	const notRead = "partitions cannot all be read: the container lacks the right to monitor MIG, which takes the capability SYS_ADMIN and NVIDIA_MIG_MONITOR_DEVICES=all"
+	const notRead = "partitions cannot all be read: the container lacks the right to monitor MIG, which requires the capability SYS_ADMIN and NVIDIA_MIG_MONITOR_DEVICES=all"
 	wholeGPUs := map[string]served{"nvidia.com/gpu": {2, "nvidia0 nvidia1"}}
 	both := map[string]served{"nvidia.com/gpu": {1, "nvidia0"}, "nvidia.com/mig-1g.5gb": {2, "nvidia1"}}
 	// The partitions of the second are there when the library is loaded; somebody has made their nodes.

@@ -38,7 +38,7 @@ func clusterCommand(environment environment) *cli.Command {
 	return &cli.Command{
 		Name:  "cluster",
 		Usage: "shows the GPUs of all nodes of a cluster, and who holds them",
-		Description: "Reads Nodes and pods, and with the right to get pods/proxy each node's status page. Changes nothing.\n" +
+		Description: "Reads Nodes and pods, and with the right to port-forward to Virgate's pods each node's status page. Changes nothing.\n" +
 			"Under the name kubectl-virgate, the program is this command: kubectl virgate gpus.\n\n" +
 			"Example: virgate cluster nodes -l nvidia.com/device-plugin.config=inference",
 		Flags: []cli.Flag{
@@ -51,7 +51,7 @@ func clusterCommand(environment environment) *cli.Command {
 			&cli.DurationFlag{Name: "status-timeout", Value: 2 * time.Second, Usage: "how long a node's status page may take; 0 reads none"},
 			&cli.DurationFlag{Name: "all-timeout", Value: 10 * time.Second, Usage: "how long all status pages together may take"},
 			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "go on: a live table on a terminal, elsewhere the lines that change"},
-			&cli.StringFlag{Name: "serve", Usage: "show a page at this address, such as 127.0.0.1:8080, and keep it up to date", Action: clusterAddress},
+			&cli.StringFlag{Name: "serve", Usage: "show a page at this loopback address, such as 127.0.0.1:8080, and keep it up to date", Action: clusterAddress},
 			&cli.BoolFlag{Name: "verbose", Aliases: []string{"v"}, Usage: "say how many requests were made"},
 		},
 		Action: nodes.Action,

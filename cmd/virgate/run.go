@@ -32,7 +32,7 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 		&cli.StringFlag{Name: "control-socket", Value: "/run/virgate/control.sock", Usage: "the socket for virgate health, virgate gpu and virgate sim; empty for none"},
 		&cli.BoolFlag{Name: "allow-gpu-reset", Usage: "let virgate gpu reset and profiles with mig.reset run nvidia-smi --gpu-reset of the driver root"},
 		&cli.BoolFlag{Name: "mig-pause-clients", Usage: "pause the GPU Operator's DCGM and its exporter, by labels of the Node, while a MIG change finds a GPU in use by a program that the driver does not list; needs --node-name and the right to patch the Node"},
-		&cli.StringFlag{Name: "listen", Value: ":9400", Usage: "the HTTP address of /healthz, /readyz, /metrics, /plan and the page /status; empty for none"},
+		&cli.StringFlag{Name: "listen", Value: ":9400", Usage: "the HTTP address of /healthz, /readyz and /metrics, and by loopback of /plan and the page /status; empty for none"},
 		&cli.BoolFlag{Name: "listen-when-serving", Usage: "take --listen and --control-socket only when serving, for a Virgate that stands by beside another in one pod; probes need --health-listen"},
 		&cli.DurationFlag{Name: "rescan", Value: 30 * time.Second, Usage: "the time between two readings of what GPUs and partitions there are"},
 		&cli.DurationFlag{Name: "probe", Value: 10 * time.Second, Usage: "the time between two probes of the GPUs' health"},

@@ -1,6 +1,6 @@
 // Package cluster reads what all Nodes of a cluster say of their GPUs, and who holds them.
 //
-// It reads Nodes and pods, and with the right to pods/proxy each node's status page. It
+// It reads Nodes and pods, and with the right to pods/portforward each node's status page. It
 // writes nothing. What others write to a Node, internal/nodestatus, and what a status page
 // has, internal/agent, is taken from there.
 //

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -8,10 +9,10 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"net"
 	"net/http"
+	"net/url"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,8 +39,8 @@ const (
 	// slow nodes do not hold up the others.
 	atOnce, late = 32, 64
 	patience     = 250 * time.Millisecond
-	// maxStatus bounds a status page, in bytes.
-	maxStatus = 4 << 20
+	// maxStatus bounds a status page, maxHeader what comes before it, in bytes.
+	maxStatus, maxHeader = 4 << 20, 64 << 10
 	// listTimeout is how long a list may take, of one page.
 	listTimeout = 30 * time.Second
 )
@@ -79,6 +80,8 @@ func Config(path, context string) (config *rest.Config, namespace string, err er
 // Client reads from the API server.
 type Client struct {
 	core rest.Interface
+	// open opens a connection to a pod's status port. It is closed when the context ends.
+	open func(context.Context, Pod) (io.ReadWriteCloser, error)
 	// Lists and Pages count the requests: for lists and rights, and for status pages.
 	Lists, Pages atomic.Int64
 }
@@ -89,7 +92,11 @@ func NewClient(config *rest.Config) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Client{core: core}, nil
+	forward, err := newForwarder(config, core)
+	if err != nil {
+		return nil, fmt.Errorf("reach the API server: %w", err)
+	}
+	return &Client{core: core, open: forward.open}, nil
 }
 
 // Core makes a client of the API's core group, for commands that people call: what a client
@@ -216,11 +223,16 @@ func (c *Client) pods(ctx context.Context, o Options) (kept []Pod, version strin
 	return kept, list.ResourceVersion, err
 }
 
-// mayProxy says why status pages may not be read; "" where they may, or that is not known.
-func (c *Client) mayProxy(ctx context.Context, namespace string) string {
+// mayForward says why status pages may not be read; "" where they may, or that is not known.
+func (c *Client) mayForward(ctx context.Context, namespace string) string {
 	review := map[string]any{
 		"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
-		"spec": map[string]any{"resourceAttributes": map[string]string{"verb": "get", "resource": "pods", "subresource": "proxy", "namespace": namespace}},
+		"spec": map[string]any{"resourceAttributes": map[string]string{
+			"verb":        "create", // From Kubernetes 1.35 on it needs get and create, before that get.
+			"resource":    "pods",
+			"subresource": "portforward",
+			"namespace":   namespace,
+		}},
 	}
 	var answer struct {
 		Status struct {
@@ -237,7 +249,7 @@ func (c *Client) mayProxy(ctx context.Context, namespace string) string {
 	if err != nil || json.Unmarshal(data, &answer) != nil || answer.Status.Allowed {
 		return ""
 	}
-	return "you may not get pods/proxy in the namespace " + namespace
+	return "you may not get and create pods/portforward in the namespace " + namespace
 }
 
 // virgatesOf are Virgate's own pods, by node.
@@ -278,7 +290,7 @@ func (c *Client) statuses(ctx context.Context, o Options, s Snapshot) (statuses 
 // or one failed is called at a time; unread says why nobody was asked.
 func (c *Client) ask(ctx context.Context, o Options, nodes []Node, virgates map[string]Pod, answer func(context.Context, Pod) (keep func(), err error), failed func(node, why string)) (unread string) {
 	if len(virgates) > 0 {
-		if unread = c.mayProxy(ctx, o.Namespace); unread != "" {
+		if unread = c.mayForward(ctx, o.Namespace); unread != "" {
 			return unread
 		}
 	}
@@ -351,41 +363,65 @@ func give(places, waiting chan struct{}, after time.Duration) (done func()) {
 	}
 }
 
-// status asks the pod for its status page, by the API server's proxy.
+// status asks the pod for its status page.
 func (c *Client) status(ctx context.Context, pod Pod, limit time.Duration) (*status.Status, error) {
 	var page status.Status
-	if err := c.get(ctx, pod, limit, "api/v1/status", nil, &page); err != nil {
+	if err := c.get(ctx, pod, limit, "/api/v1/status", &page); err != nil {
 		return nil, err
 	}
 	return &page, notOf(page.Node, pod)
 }
 
-// get asks the pod for what is at that path, by the API server's proxy.
-func (c *Client) get(ctx context.Context, pod Pod, limit time.Duration, path string, query map[string]string, into any) error {
+// get asks the pod for what is at that path, on its loopback.
+func (c *Client) get(ctx context.Context, pod Pod, limit time.Duration, path string, into any) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer within %s", limit))
 	defer cancel()
 	c.Pages.Add(1)
-	request := c.core.Get().Namespace(pod.Namespace).Resource("pods").Name(pod.Name+":"+strconv.Itoa(int(pod.StatusPort))).
-		SubResource("proxy").Suffix(path).SetHeader("Accept", "application/json").MaxRetries(0)
-	for name, value := range query {
-		request.Param(name, value)
-	}
-	body, err := request.Stream(ctx)
+	data, err := c.fetch(ctx, pod, path)
 	if err != nil {
 		return reason(ctx, err)
-	}
-	defer func() { _ = body.Close() }()
-	data, err := io.ReadAll(io.LimitReader(body, maxStatus+1))
-	if err != nil {
-		return reason(ctx, err)
-	}
-	if len(data) > maxStatus {
-		return fmt.Errorf("the answer is longer than %d bytes", maxStatus)
 	}
 	if err := json.Unmarshal(data, into); err != nil {
 		return fmt.Errorf("the answer is no status: %w", err)
 	}
 	return nil
+}
+
+func (c *Client) fetch(ctx context.Context, pod Pod, path string) ([]byte, error) {
+	connection, err := c.open(ctx, pod)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = connection.Close() }()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	request.Close = true
+	request.Header.Set("Accept", "application/json")
+	if err := request.Write(connection); err != nil {
+		return nil, err
+	}
+	answer, err := http.ReadResponse(bufio.NewReader(io.LimitReader(connection, maxStatus+maxHeader)), request)
+	if err != nil {
+		return nil, fmt.Errorf("read the answer: %w", err)
+	}
+	defer func() { _ = answer.Body.Close() }()
+	switch answer.StatusCode {
+	case http.StatusOK:
+	case http.StatusNotFound:
+		return nil, errNotFound
+	default:
+		return nil, fmt.Errorf("its Virgate answers %d %s", answer.StatusCode, http.StatusText(answer.StatusCode))
+	}
+	data, err := io.ReadAll(io.LimitReader(answer.Body, maxStatus+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > maxStatus {
+		return nil, fmt.Errorf("the answer is longer than %d bytes", maxStatus)
+	}
+	return data, nil
 }
 
 // notOf says that an answer is of another node than the pod's.
@@ -415,7 +451,7 @@ func (c *Client) Forecasts(ctx context.Context, o Options, nodes []Node, label, 
 	forecasts := map[string]nodereport.Forecast{}
 	unread := c.ask(ctx, o, nodes, virgatesOf(slices.Values(pods)), func(ctx context.Context, pod Pod) (func(), error) {
 		var f nodereport.Forecast
-		err := c.get(ctx, pod, o.StatusTimeout, "api/v1/forecast", map[string]string{"label": label, "value": value}, &f)
+		err := c.get(ctx, pod, o.StatusTimeout, "/api/v1/forecast?"+url.Values{"label": {label}, "value": {value}}.Encode(), &f)
 		if errors.Is(err, errNotFound) {
 			err = errors.New("its Virgate is older and does not say, or has just ended")
 		}
@@ -428,10 +464,13 @@ func (c *Client) Forecasts(ctx context.Context, o Options, nodes []Node, label, 
 }
 
 // errNotFound says that the pod, or what is asked of it, is not there.
-var errNotFound = errors.New("the proxy answers 404 Not Found")
+var errNotFound = errors.New("the answer is 404 Not Found")
 
 // reason is why there is no answer, in one line.
 func reason(ctx context.Context, err error) error {
+	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
+		<-ctx.Done() // Connections have its deadline, and may be a moment earlier.
+	}
 	if ctx.Err() != nil {
 		return cmp.Or(context.Cause(ctx), err)
 	}
@@ -440,7 +479,7 @@ func reason(ctx context.Context, err error) error {
 		if code == http.StatusNotFound {
 			return errNotFound
 		}
-		return fmt.Errorf("the proxy answers %d %s", code, strings.TrimSpace(http.StatusText(code)))
+		return fmt.Errorf("the API server answers %d %s", code, http.StatusText(code))
 	}
 	return err
 }

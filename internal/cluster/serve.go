@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"compress/gzip"
 	"context"
+	"crypto/subtle"
 	"embed"
 	"encoding/json"
 	"fmt"
@@ -88,11 +89,15 @@ func NewPage(latest func() (*Snapshot, <-chan struct{})) *Page {
 	return p
 }
 
-// Serve answers on the listener until ctx ends.
-func (p *Page) Serve(ctx context.Context, listener net.Listener) error {
+// Serve answers on the listener, which must be a loopback address, until ctx ends: below /secret/ and nowhere else.
+func (p *Page) Serve(ctx context.Context, listener net.Listener, secret string) error {
 	server := &http.Server{
-		Handler: p.Handler(listener.Addr()), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
-		WriteTimeout: time.Minute, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		Handler:           p.Handler(secret),
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      time.Minute,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
 	}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
 	if err := server.Serve(listener); ctx.Err() == nil {
@@ -101,10 +106,10 @@ func (p *Page) Serve(ctx context.Context, listener net.Listener) error {
 	return nil
 }
 
-// Handler answers GET and HEAD requests to that address. On a loopback address it answers only
-// who asks for localhost or such an address: a name that somebody points there could otherwise
-// have a page of theirs read this one (DNS rebinding).
-func (p *Page) Handler(address net.Addr) http.Handler {
+// Handler answers GET and HEAD requests below /secret/, which other users of the machine don't know. It
+// answers only who asks for localhost or a loopback address: a name that somebody points there could otherwise
+// have a page of theirs try to read this one (DNS rebinding).
+func (p *Page) Handler(secret string) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", p.showAll)
 	mux.HandleFunc("GET /tiles", p.showTiles)
@@ -118,7 +123,7 @@ func (p *Page) Handler(address net.Addr) http.Handler {
 			send(w, r, data)
 		})
 	}
-	bound, _ := address.(*net.TCPAddr)
+	known := http.StripPrefix("/"+secret, mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for name, value := range map[string]string{
 			"Content-Security-Policy": servePolicy, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
@@ -126,14 +131,19 @@ func (p *Page) Handler(address net.Addr) http.Handler {
 		} {
 			w.Header().Set(name, value)
 		}
-		if bound != nil && bound.IP.IsLoopback() && !isLoopback(r.Host) {
+		if !isLoopback(r.Host) {
 			http.Error(w, "this address answers for localhost only", http.StatusMisdirectedRequest)
+			return
+		}
+		given, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+		if subtle.ConstantTimeCompare([]byte(given), []byte(secret)) != 1 {
+			http.Error(w, "open the whole address that virgate cluster --serve has printed", http.StatusForbidden)
 			return
 		}
 		select {
 		case p.answers <- struct{}{}:
 			defer func() { <-p.answers }()
-			mux.ServeHTTP(w, r)
+			known.ServeHTTP(w, r)
 		default:
 			w.Header().Set("Retry-After", "1")
 			http.Error(w, "too many requests at a time", http.StatusServiceUnavailable)

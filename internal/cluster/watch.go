@@ -138,7 +138,7 @@ func (w *Watcher) Run(parent context.Context) error {
 // review asks from time to time whether status pages may be read.
 func (w *Watcher) review(ctx context.Context) {
 	for w.options.StatusTimeout > 0 {
-		denied := w.client.mayProxy(ctx, w.options.Namespace)
+		denied := w.client.mayForward(ctx, w.options.Namespace)
 		w.mutex.Lock()
 		w.changed = w.changed || denied != w.denied
 		w.reviewed, w.denied = true, denied
@@ -258,7 +258,7 @@ func (w *Watcher) due(now time.Time) (due []Pod, waits bool) {
 		}
 		waits = waits || page.status.Page == nil && (page.asking || page.due.IsZero())
 		of := strings.Join([]string{node.State, node.Generation, pod.Name}, " ")
-		// Without the API server's answers there are none of its proxy: the last stays.
+		// Without the API server's answers nothing is forwarded: the last stays.
 		if page.asking || w.nodes.failure != nil || now.Before(page.due) && page.of == of {
 			continue
 		}

@@ -87,7 +87,7 @@ type address struct {
 	// what and listens are for people, config is as in HTTP.ConfigFile.
 	what, listens, text, config string
 	may                         <-chan struct{}
-	handler                     func() *http.ServeMux
+	handler                     func() http.Handler
 	// unserved says why it is not served; nil while it is.
 	unserved atomic.Pointer[error]
 }
@@ -102,7 +102,7 @@ func New(options Options) *Server {
 			text:    s.Listen,
 			config:  s.ConfigFile,
 			may:     s.May,
-			handler: s.Handler,
+			handler: s.handler,
 		})
 	}
 	if s.HealthListen != "" {
@@ -110,7 +110,7 @@ func New(options Options) *Server {
 			what:    "health",
 			listens: "health listens",
 			text:    s.HealthListen,
-			handler: s.healthHandler,
+			handler: func() http.Handler { return split(s.probes(true), s.probes(false)) },
 		})
 	}
 	return s
@@ -249,10 +249,16 @@ func (s *Server) serve(ctx context.Context, listener net.Listener, handler http.
 	return toolkit.Serve(listener, server, &toolkit.FlagConfig{WebConfigFile: &config}, s.Logger)
 }
 
-func (s *Server) healthHandler() *http.ServeMux {
+// probes answers the kubelet's. Only with reasons does it say why the node is not ready: they
+// name pods and profiles.
+func (s *Server) probes(reasons bool) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", s.ready)
+	if reasons {
+		mux.HandleFunc("GET /readyz", s.ready)
+	} else {
+		mux.HandleFunc("GET /readyz", s.readyAlone)
+	}
 	return mux
 }
 
@@ -273,20 +279,68 @@ func limited(handler http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// Handler answers everything.
-func (s *Server) Handler() *http.ServeMux {
+// handler answers everything to who connects by loopback, as kubectl port-forward does, which
+// the API server authorizes. Every pod of the cluster may reach the other addresses, so there are
+// only probes and metrics.
+func (s *Server) handler() http.Handler {
+	metrics := s.metrics()
+	all := s.pages(metrics)
+	open := s.probes(false)
+	open.Handle("GET /metrics", metrics)
+	open.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, onlyLoopback, http.StatusNotFound) })
+	return split(all, open)
+}
+
+// split has the first answer who connects by loopback, and the second all others.
+func split(all, open http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if byLoopback(r) {
+			all.ServeHTTP(w, r)
+			return
+		}
+		open.ServeHTTP(w, r)
+	})
+}
+
+const onlyLoopback = "only /metrics, /healthz and /readyz are served here; for the pages, run kubectl port-forward " +
+	"to this pod and port, and open localhost"
+
+// byLoopback says that a request came by a loopback address and asks for one by its name. The kernel takes no packet
+// from outside for such an address. A page in a browser could have a name of its own point there (DNS rebinding).
+func byLoopback(r *http.Request) bool {
+	local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	return ok && local.IP.IsLoopback() && IsLoopback(r.RemoteAddr) && IsLoopback(r.Host)
+}
+
+// IsLoopback says that a host, with or without a port, is localhost or a loopback address.
+func IsLoopback(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	ip := net.ParseIP(strings.Trim(host, "[]"))
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+func (s *Server) metrics() http.Handler {
 	registry := s.Node.Metrics()
-	mux := s.healthHandler()
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{
+		Registry: registry, MaxRequestsInFlight: maxRequests, CoalesceGather: true,
+		// What is wrong with one series is no reason to lose the others.
+		ErrorHandling: promhttp.ContinueOnError, ErrorLog: slog.NewLogLogger(s.Logger.Handler(), slog.LevelWarn),
+	})
+}
+
+// Handler answers everything to everybody.
+func (s *Server) Handler() *http.ServeMux { return s.pages(s.metrics()) }
+
+func (s *Server) pages(metrics http.Handler) *http.ServeMux {
+	mux := s.probes(true)
 	mux.HandleFunc("GET /plan", limited(s.showPlan))
 	mux.HandleFunc("GET /status", limited(s.showPage()))
 	mux.Handle("GET /{$}", http.RedirectHandler("/status", http.StatusFound))
 	mux.HandleFunc("GET /api/v1/status", limited(func(w http.ResponseWriter, r *http.Request) { writeJSON(w, s.Node.Status(r.Context())) }))
 	mux.HandleFunc("GET /api/v1/forecast", s.showForecast())
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{
-		Registry: registry, MaxRequestsInFlight: maxRequests, CoalesceGather: true,
-		// What is wrong with one series is no reason to lose the others.
-		ErrorHandling: promhttp.ContinueOnError, ErrorLog: slog.NewLogLogger(s.Logger.Handler(), slog.LevelWarn),
-	}))
+	mux.Handle("GET /metrics", metrics)
 	if s.Profiling { // For go tool pprof, in the 30 s that an answer may take.
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
@@ -311,6 +365,15 @@ func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
+// readyAlone is ready without the reasons.
+func (s *Server) readyAlone(w http.ResponseWriter, _ *http.Request) {
+	if len(s.Node.Unready()) > 0 {
+		http.Error(w, "not ready; virgate status in this container says why", http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = fmt.Fprintln(w, "ok")
+}
+
 func (s *Server) showPlan(w http.ResponseWriter, _ *http.Request) {
 	plan, known := s.Node.Plan()
 	if !known {
@@ -322,7 +385,7 @@ func (s *Server) showPlan(w http.ResponseWriter, _ *http.Request) {
 
 const (
 	// forecastTimeout is how long the kubelet and the driver may take for a forecast. One begins every
-	// forecastPause at most: it may have the driver list partitions, and any pod may reach HTTP.
+	// forecastPause at most: it may have the driver list partitions.
 	forecastTimeout = 5 * time.Second
 	forecastPause   = 200 * time.Millisecond
 )

@@ -89,7 +89,8 @@ func playClusterView(t *testing.T, s *server, count, podsEach int) {
 	})
 
 	shown := func(what, table string) (view clusterView, said string) {
-		command := exec.Command(binary, "cluster", table, "-o", "json", "-v", "--virgate-namespace", "default", "--kubeconfig", kubeconfig)
+		command := exec.Command(binary, "cluster", table, "-o", "json", "-v", "--virgate-namespace", "default", "--kubeconfig", kubeconfig,
+			"--status-timeout", "20s", "--all-timeout", "5m")
 		var output, told bytes.Buffer
 		command.Stdout, command.Stderr = &output, &told
 		began := time.Now()

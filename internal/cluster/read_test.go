@@ -44,7 +44,7 @@ type api struct {
 	// status answers for a node; nil refuses.
 	status func(node string, w http.ResponseWriter, r *http.Request)
 	// denied are paths that are answered with 403; noForward says that the review denies.
-	denied  []string
+	denied    []string
 	noForward bool
 	// encoded are whole pages that are sent as they are, by resource: for the benchmark.
 	encoded map[string][]byte

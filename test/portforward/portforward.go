@@ -71,10 +71,7 @@ func Serve(w http.ResponseWriter, r *http.Request, dial func(port string) (net.C
 		defer copying.Wait()
 	}
 	_, _ = failures.Close(), data.Close()
-	select {
-	case <-client.CloseChan():
-	case <-time.After(time.Minute): // It reads the rest first.
-	}
+	<-client.CloseChan() // It reads the rest first.
 	return client.Close()
 }
 

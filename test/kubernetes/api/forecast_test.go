@@ -64,7 +64,6 @@ func testForecast(t *testing.T, s *server) {
 		programs[name] = start(name, "a", "dgx-a100")
 	}
 	programs["cut-0"] = start("cut-0", "cut", "a30x2+all-2g.12gb")
-	notFromOutside(t, s, "virgate-cut-0")
 	hold := func(node, pod, resource string) {
 		_, err := programs[node].kubelet.AddPod(t.Context(), simkubelet.Pod{
 			Namespace: "research", Name: pod, Containers: []simkubelet.Container{{Name: "c", Requests: map[string]int{resource: 1}}},
@@ -85,6 +84,7 @@ func testForecast(t *testing.T, s *server) {
 		}
 		return all
 	}
+	notFromOutside(t, s, "virgate-cut-0")
 	before := state()
 	// Asked again while a node does not answer in time, or the kubelet has not listed a pod yet.
 	plan := func(code, waiting int, arguments ...string) (f rollout.Forecast) {
@@ -160,11 +160,11 @@ func notFromOutside(t *testing.T, s *server, pod string) {
 		"plan":             http.StatusNotFound,
 		"debug/pprof/heap": http.StatusNotFound,
 	} {
-		s.await(path+" through the API server's proxy", func() bool {
-			var code int
-			s.admin.CoreV1().RESTClient().Get().Namespace("default").Resource("pods").Name(name).SubResource("proxy").Suffix(path).
-				Do(t.Context()).StatusCode(&code)
-			return code == want
-		})
+		var code int
+		err := s.admin.CoreV1().RESTClient().Get().Namespace("default").Resource("pods").Name(name).SubResource("proxy").
+			Suffix(path).Do(t.Context()).StatusCode(&code).Error()
+		if code != want {
+			t.Errorf("%s through the API server's proxy: %d, want %d: %v", path, code, want, err)
+		}
 	}
 }

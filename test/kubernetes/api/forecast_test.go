@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -163,6 +164,9 @@ func notFromOutside(t *testing.T, s *server, pod string) {
 		var code int
 		err := s.admin.CoreV1().RESTClient().Get().Namespace("default").Resource("pods").Name(name).SubResource("proxy").
 			Suffix(path).Do(t.Context()).StatusCode(&code).Error()
+		if apierrors.IsNotFound(err) { // Which sets no code.
+			code = http.StatusNotFound
+		}
 		if code != want {
 			t.Errorf("%s through the API server's proxy: %d, want %d: %v", path, code, want, err)
 		}

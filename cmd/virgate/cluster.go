@@ -24,45 +24,94 @@ import (
 )
 
 func clusterCommand(environment environment) *cli.Command {
-	part := func(name, usage string, show func(*text, cluster.View, bool), of func(cluster.View) (list any, names []string)) *cli.Command {
+	part := func(name, usage string, show func(*text, cluster.View, bool),
+		of func(cluster.View) (list any, names []string)) *cli.Command {
 		return &cli.Command{
-			Name: name, Usage: usage, ArgsUsage: "[NODE...]",
+			Name:      name,
+			Usage:     usage,
+			ArgsUsage: "[NODE...]",
 			Action: func(ctx context.Context, cmd *cli.Command) error {
 				return lookAtCluster(ctx, cmd, environment, show, of)
 			},
 		}
 	}
-	nodes := part("nodes", "shows nodes with profile, state, resources and MIG layouts", (*text).clusterNodes, func(v cluster.View) (any, []string) {
-		return v.Nodes, namesOf(v.Nodes, func(n cluster.NodeView) string { return "node/" + n.Name })
-	})
+	nodes := part("nodes", "shows nodes with profile, state, resources and MIG layouts", (*text).clusterNodes,
+		func(v cluster.View) (any, []string) {
+			return v.Nodes, namesOf(v.Nodes, func(n cluster.NodeView) string { return "node/" + n.Name })
+		})
 	return &cli.Command{
 		Name:  "cluster",
 		Usage: "shows the GPUs of all nodes of a cluster, and who holds them",
-		Description: "Reads Nodes and pods, and with the right to port-forward to Virgate's pods each node's status page. Changes nothing.\n" +
+		Description: "Reads Nodes and pods, and with the right to port-forward to Virgate's pods each node's status " +
+			"page. Changes nothing.\n" +
 			"Under the name kubectl-virgate, the program is this command: kubectl virgate gpus.\n\n" +
 			"Example: virgate cluster nodes -l nvidia.com/device-plugin.config=inference",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "kubeconfig", Usage: "how to reach the API server; without it as kubectl does [$KUBECONFIG]"},
+			&cli.StringFlag{
+				Name:  "kubeconfig",
+				Usage: "how to reach the API server; without it as kubectl does [$KUBECONFIG]",
+			},
 			&cli.StringFlag{Name: "context", Usage: "the kubeconfig's context"},
-			&cli.StringFlag{Name: "selector", Aliases: []string{"l"}, Usage: "only Nodes with these labels, as for kubectl"},
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "table", Usage: "table, wide, name, json or yaml", Action: clusterOutput},
-			&cli.StringFlag{Name: "domain", Value: "nvidia.com", Usage: "the domain of the resources, the part before the /"},
-			&cli.StringFlag{Name: "virgate-namespace", Value: "virgate", Usage: "the namespace of Virgate's own pods"},
-			&cli.DurationFlag{Name: "status-timeout", Value: 2 * time.Second, Usage: "how long a node's status page may take; 0 reads none"},
-			&cli.DurationFlag{Name: "all-timeout", Value: 10 * time.Second, Usage: "how long all status pages together may take"},
-			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "go on: a live table on a terminal, elsewhere the lines that change"},
-			&cli.StringFlag{Name: "serve", Usage: "show a page at this loopback address, such as 127.0.0.1:8080, and keep it up to date", Action: clusterAddress},
-			&cli.BoolFlag{Name: "verbose", Aliases: []string{"v"}, Usage: "say how many requests were made"},
+			&cli.StringFlag{
+				Name:    "selector",
+				Aliases: []string{"l"},
+				Usage:   "only Nodes with these labels, as for kubectl",
+			},
+			&cli.StringFlag{
+				Name:    "output",
+				Aliases: []string{"o"},
+				Value:   "table",
+				Usage:   "table, wide, name, json or yaml",
+				Action:  clusterOutput,
+			},
+			&cli.StringFlag{
+				Name:  "domain",
+				Value: "nvidia.com",
+				Usage: "the domain of the resources, the part before the /",
+			},
+			&cli.StringFlag{
+				Name:  "virgate-namespace",
+				Value: "virgate",
+				Usage: "the namespace of Virgate's own pods",
+			},
+			&cli.DurationFlag{
+				Name:  "status-timeout",
+				Value: 2 * time.Second,
+				Usage: "how long a node's status page may take; 0 reads none",
+			},
+			&cli.DurationFlag{
+				Name:  "all-timeout",
+				Value: 10 * time.Second,
+				Usage: "how long all status pages together may take",
+			},
+			&cli.BoolFlag{
+				Name:    "watch",
+				Aliases: []string{"w"},
+				Usage:   "go on: a live table on a terminal, elsewhere the lines that change",
+			},
+			&cli.StringFlag{
+				Name:   "serve",
+				Usage:  "show a page at this loopback address, such as 127.0.0.1:8080, and keep it up to date",
+				Action: clusterAddress,
+			},
+			&cli.BoolFlag{
+				Name:    "verbose",
+				Aliases: []string{"v"},
+				Usage:   "say how many requests were made",
+			},
 		},
 		Action: nodes.Action,
 		Commands: []*cli.Command{
 			nodes,
-			part("gpus", "shows each GPU and partition: model, how it is shared, health, use and holders", (*text).clusterGPUs, func(v cluster.View) (any, []string) {
-				return v.GPUs, namesOf(v.GPUs, func(g cluster.GPUView) string { return g.ID })
-			}),
-			part("tenants", "shows which namespaces share GPUs with which", (*text).clusterTenants, func(v cluster.View) (any, []string) {
-				return v.Tenants, namesOf(v.Tenants, func(t cluster.TenantView) string { return "namespace/" + t.Namespace })
-			}),
+			part("gpus", "shows each GPU and partition: model, how it is shared, health, use and holders",
+				(*text).clusterGPUs, func(v cluster.View) (any, []string) {
+					return v.GPUs, namesOf(v.GPUs, func(g cluster.GPUView) string { return g.ID })
+				}),
+			part("tenants", "shows which namespaces share GPUs with which", (*text).clusterTenants,
+				func(v cluster.View) (any, []string) {
+					return v.Tenants, namesOf(v.Tenants,
+						func(t cluster.TenantView) string { return "namespace/" + t.Namespace })
+				}),
 			clusterWhyCommand(environment),
 		},
 	}
@@ -86,16 +135,22 @@ func namesOf[T any](list []T, name func(T) string) []string {
 // clusterOptions are what the flags ask for, and how to reach the API server.
 func clusterOptions(cmd *cli.Command) (options cluster.Options, client *cluster.Client, namespace string, err error) {
 	options = cluster.Options{
-		Selector: cmd.String("selector"), Names: cmd.Args().Slice(), Domain: cmd.String("domain"), Namespace: cmd.String("virgate-namespace"),
-		StatusTimeout: cmd.Duration("status-timeout"), AllTimeout: cmd.Duration("all-timeout"),
+		Selector:      cmd.String("selector"),
+		Names:         cmd.Args().Slice(),
+		Domain:        cmd.String("domain"),
+		Namespace:     cmd.String("virgate-namespace"),
+		StatusTimeout: cmd.Duration("status-timeout"),
+		AllTimeout:    cmd.Duration("all-timeout"),
 	}
 	switch {
 	case options.StatusTimeout < 0:
-		return options, nil, "", usageError{fmt.Errorf("--status-timeout must not be less than 0, got %s", options.StatusTimeout)}
+		return options, nil, "", usageError{fmt.Errorf("--status-timeout must not be less than 0, got %s",
+			options.StatusTimeout)}
 	case options.AllTimeout <= 0:
 		return options, nil, "", usageError{fmt.Errorf("--all-timeout must be more than 0, got %s", options.AllTimeout)}
 	case options.Domain == "" || strings.Contains(options.Domain, "/"):
-		return options, nil, "", usageError{fmt.Errorf("--domain: expected a domain such as nvidia.com, got %q", options.Domain)}
+		return options, nil, "", usageError{fmt.Errorf("--domain: expected a domain such as nvidia.com, got %q",
+			options.Domain)}
 	}
 	config, namespace, err := cluster.Config(cmd.String("kubeconfig"), cmd.String("context"))
 	if err == nil {
@@ -105,7 +160,13 @@ func clusterOptions(cmd *cli.Command) (options cluster.Options, client *cluster.
 }
 
 // lookAtCluster reads once and prints.
-func lookAtCluster(ctx context.Context, cmd *cli.Command, environment environment, show func(*text, cluster.View, bool), of func(cluster.View) (any, []string)) error {
+func lookAtCluster(
+	ctx context.Context,
+	cmd *cli.Command,
+	environment environment,
+	show func(*text, cluster.View, bool),
+	of func(cluster.View) (any, []string),
+) error {
 	if err := serveAlone(cmd); err != nil {
 		return err
 	}
@@ -171,7 +232,11 @@ func clusterPart(cmd *cli.Command) string {
 
 // clusterDocument is what -o json and yaml print.
 func clusterDocument(cmd *cli.Command, view cluster.View, list any) map[string]any {
-	document := map[string]any{"at": view.At, clusterPart(cmd): list, "notes": view.Notes}
+	document := map[string]any{
+		"at":             view.At,
+		clusterPart(cmd): list,
+		"notes":          view.Notes,
+	}
 	if clusterPart(cmd) == "nodes" {
 		document["rules"] = view.Rules
 	}
@@ -196,11 +261,13 @@ func coloured(out io.Writer, environment environment) bool {
 // bad and waiting are words of lines that are coloured.
 var (
 	bad = []string{
-		string(nodereport.ProfileRejected), string(sharing.Unhealthy), string(sharing.Suspect), "Unhealthy", string(nodereport.LayoutFailed), "status not read",
+		string(nodereport.ProfileRejected), string(sharing.Unhealthy), string(sharing.Suspect), "Unhealthy",
+		string(nodereport.LayoutFailed), "status not read",
 		"not ready", "NotRegistered", "GPUsNotRead", "GPUsNotListed", "NoProfile", "nothing heard",
 	}
 	waiting = []string{
-		string(nodereport.ProfilePending), string(nodereport.ProfileSwitching), string(nodereport.LayoutBlocked), string(nodereport.LayoutResetRequired), string(sharing.Recovering),
+		string(nodereport.ProfilePending), string(nodereport.ProfileSwitching), string(nodereport.LayoutBlocked),
+		string(nodereport.LayoutResetRequired), string(sharing.Recovering),
 	}
 )
 
@@ -233,7 +300,9 @@ func paint(lines string, colours bool) string {
 
 // clusterNodes has a line for each resource of each node, and where rules choose profiles one for each of those.
 func (t *text) clusterNodes(v cluster.View, wide bool) {
-	header := []any{"NODE", "WANTED", "APPLIED", "STATE", "GPUS", "RESOURCE", "ALLOCATABLE", "HELD", "FREE", "ILL", "LAYOUT"}
+	header := []any{
+		"NODE", "WANTED", "APPLIED", "STATE", "GPUS", "RESOURCE", "ALLOCATABLE", "HELD", "FREE", "ILL", "LAYOUT",
+	}
 	if len(v.Rules) > 0 {
 		header = slices.Insert(header, 2, any("BY"))
 	}
@@ -261,7 +330,10 @@ func (t *text) clusterNodes(v cluster.View, wide bool) {
 			resources = []cluster.ResourceView{{}}
 		}
 		for i, r := range resources {
-			cells := []any{n.Name, cmp.Or(n.Wanted, "-"), cmp.Or(n.Applied.Name, n.Applied.Generation, "-"), cmp.Or(string(n.State), "-"), gpus}
+			cells := []any{
+				n.Name, cmp.Or(n.Wanted, "-"), cmp.Or(n.Applied.Name, n.Applied.Generation, "-"),
+				cmp.Or(string(n.State), "-"), gpus,
+			}
 			if len(v.Rules) > 0 {
 				cells = slices.Insert(cells, 2, any(byText(n.By, wide)))
 			}
@@ -276,7 +348,8 @@ func (t *text) clusterNodes(v cluster.View, wide bool) {
 				if n.Heartbeat != nil {
 					heartbeat = v.At.Sub(*n.Heartbeat).Round(time.Second).String() + " ago"
 				}
-				cells = append(cells, cmp.Or(strings.Join(n.Models, ", "), "-"), cmp.Or(n.Applied.Generation, "-"), cmp.Or(n.Applied.Source, "-"), heartbeat)
+				cells = append(cells, cmp.Or(strings.Join(n.Models, ", "), "-"), cmp.Or(n.Applied.Generation, "-"),
+					cmp.Or(n.Applied.Source, "-"), heartbeat)
 			}
 			note := ""
 			if i == 0 {
@@ -297,7 +370,8 @@ func (t *text) clusterRules(rules []cluster.RuleView, wide bool) {
 	t.line("")
 	table := t.table("CHOSEN BY", "PROFILE", "NODES", "APPLIED", "REJECTED", "DELAYED", "LIST", "WHY REJECTED")
 	for _, r := range rules {
-		table.row(r.By, cmp.Or(r.Profile, "-"), r.Nodes, r.Applied, r.Rejected, r.Delayed, r.Rules, oneLine(cmp.Or(strings.Join(r.Problems, "; "), "-"), wide))
+		table.row(r.By, cmp.Or(r.Profile, "-"), r.Nodes, r.Applied, r.Rejected, r.Delayed, r.Rules,
+			oneLine(cmp.Or(strings.Join(r.Problems, "; "), "-"), wide))
 	}
 	table.end()
 }
@@ -376,7 +450,10 @@ func (t *text) clusterGPUs(v cluster.View, wide bool) {
 		if g.Reason != "" {
 			health += ": " + oneLine(g.Reason, wide)
 		}
-		cells := []any{g.Node, cmp.Or(g.Index, g.ID), strings.TrimSpace(cmp.Or(g.Model, "-") + " " + g.Profile), cmp.Or(g.Resource, "-"), cmp.Or(g.Sharing, "-"), held, use, memory, health}
+		cells := []any{
+			g.Node, cmp.Or(g.Index, g.ID), strings.TrimSpace(cmp.Or(g.Model, "-") + " " + g.Profile),
+			cmp.Or(g.Resource, "-"), cmp.Or(g.Sharing, "-"), held, use, memory, health,
+		}
 		if wide {
 			cells = append(cells, g.ID)
 		}
@@ -405,7 +482,8 @@ func (t *text) clusterTenants(v cluster.View, wide bool) {
 		for name, number := range tenant.Resources {
 			resources[name] = int(number)
 		}
-		table.row(tenant.Namespace, tenant.Pods, tenant.Waiting, tenant.Units, pairs(resources, "%s=%d"), pairs(tenant.SharesWith, "%s (%d)"))
+		table.row(tenant.Namespace, tenant.Pods, tenant.Waiting, tenant.Units, pairs(resources, "%s=%d"),
+			pairs(tenant.SharesWith, "%s (%d)"))
 	}
 	table.end()
 }

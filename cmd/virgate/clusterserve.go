@@ -20,7 +20,9 @@ func clusterAddress(_ context.Context, _ *cli.Command, address string) error {
 		return usageError{fmt.Errorf("--serve: expected an address such as 127.0.0.1:8080, got %q", address)}
 	}
 	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		return usageError{fmt.Errorf("--serve: the page is for this machine alone: expected a loopback address such as 127.0.0.1:8080, got %q", address)}
+		return usageError{fmt.Errorf(
+			"--serve: the page is for this machine alone: expected a loopback address such as 127.0.0.1:8080, got %q",
+			address)}
 	}
 	return nil
 }
@@ -32,9 +34,12 @@ func serveAlone(cmd *cli.Command) error {
 	case cmd.Bool("watch"):
 		return usageError{errors.New("--serve with --watch: the page keeps itself up to date; leave --watch out")}
 	case cmd.IsSet("output"):
-		return usageError{fmt.Errorf("--serve with --output %s: the page has everything, and as JSON at api/v1/cluster below its address", cmd.String("output"))}
+		return usageError{fmt.Errorf(
+			"--serve with --output %s: the page has everything, and as JSON at api/v1/cluster below its address",
+			cmd.String("output"))}
 	case clusterPart(cmd) != "nodes":
-		return usageError{fmt.Errorf("--serve with %s: the page is of the cluster, %s --serve %s", nameOf(cmd), cmd.Lineage()[1].FullName(), cmd.String("serve"))}
+		return usageError{fmt.Errorf("--serve with %s: the page is of the cluster, %s --serve %s", nameOf(cmd),
+			cmd.Lineage()[1].FullName(), cmd.String("serve"))}
 	}
 	return nil
 }

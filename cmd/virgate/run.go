@@ -28,21 +28,84 @@ import (
 func runCommand(environment environment, stderr io.Writer) *cli.Command {
 	flags := append(nodeFlags(), configFlags(environment, false)...)
 	flags = append(flags,
-		&cli.StringFlag{Name: "pod-resources-socket", Value: "/var/lib/kubelet/pod-resources/kubelet.sock", Usage: "the kubelet's PodResources socket, by default also below /host if that has its folder, as in the GPU Operator's pods; without it the kubelet's checkpoint is read"},
-		&cli.StringFlag{Name: "control-socket", Value: "/run/virgate/control.sock", Usage: "the socket for virgate health, virgate gpu and virgate sim; empty for none"},
-		&cli.BoolFlag{Name: "allow-gpu-reset", Usage: "let virgate gpu reset and profiles with mig.reset run nvidia-smi --gpu-reset of the driver root"},
-		&cli.BoolFlag{Name: "mig-pause-clients", Usage: "pause the GPU Operator's DCGM and its exporter, by labels of the Node, while a MIG change finds a GPU in use by a program that the driver does not list; needs --node-name and the right to patch the Node"},
-		&cli.StringFlag{Name: "listen", Value: ":9400", Usage: "the HTTP address of /healthz, /readyz and /metrics, and by loopback of /plan and the page /status; empty for none"},
-		&cli.BoolFlag{Name: "listen-when-serving", Usage: "take --listen and --control-socket only when serving, for a Virgate that stands by beside another in one pod; probes need --health-listen"},
-		&cli.DurationFlag{Name: "rescan", Value: 30 * time.Second, Usage: "the time between two readings of what GPUs and partitions there are"},
-		&cli.DurationFlag{Name: "probe", Value: 10 * time.Second, Usage: "the time between two probes of the GPUs' health"},
-		&cli.StringFlag{Name: "boot-id-file", Value: "/proc/sys/kernel/random/boot_id", Usage: "the file with the machine's boot ID; a boot resets the GPUs"},
-		&cli.DurationFlag{Name: "quiet-time", Value: 30 * time.Second, Usage: "how long an Unhealthy device that is no longer wanted stays in the list; nothing waits for it"},
-		&cli.DurationFlag{Name: "stop-after", Value: 30 * time.Second, Hidden: true, Usage: "how long a resource that is dropped is still served, with an empty list"}, // for tests, whose kubelet reports more often
-		&cli.DurationFlag{Name: "retire-after", Value: 10 * time.Minute, Usage: "how long a device that a pod holds stays Healthy when its GPU has fewer replicas than before; retireAfter.shrink in a profile wins"},
-		&cli.BoolFlag{Name: "drain-on-exit", Usage: "withdraw all devices before ending, as for an uninstall; without it they are left to a successor"},
-		&cli.DurationFlag{Name: "drain-timeout", Value: 2 * time.Minute, Usage: "how long that may take"},
-		&cli.StringFlag{Name: "mps-socket", Value: mpsDirectory + "/" + mps.SocketName, Usage: "the socket of virgate mps, which runs the MPS daemons; used with --mps-root"},
+		&cli.StringFlag{
+			Name:  "pod-resources-socket",
+			Value: "/var/lib/kubelet/pod-resources/kubelet.sock",
+			Usage: "the kubelet's PodResources socket, by default also below /host if that has its folder, as in the " +
+				"GPU Operator's pods; without it the kubelet's checkpoint is read",
+		},
+		&cli.StringFlag{
+			Name:  "control-socket",
+			Value: "/run/virgate/control.sock",
+			Usage: "the socket for virgate health, virgate gpu and virgate sim; empty for none",
+		},
+		&cli.BoolFlag{
+			Name:  "allow-gpu-reset",
+			Usage: "let virgate gpu reset and profiles with mig.reset run nvidia-smi --gpu-reset of the driver root",
+		},
+		&cli.BoolFlag{
+			Name: "mig-pause-clients",
+			Usage: "pause the GPU Operator's DCGM and its exporter, by labels of the Node, while a MIG change finds " +
+				"a GPU in use by a program that the driver does not list; needs --node-name and the right to " +
+				"patch the Node",
+		},
+		&cli.StringFlag{
+			Name:  "listen",
+			Value: ":9400",
+			Usage: "the HTTP address of /healthz, /readyz and /metrics, and by loopback of /plan and the page " +
+				"/status; empty for none",
+		},
+		&cli.BoolFlag{
+			Name: "listen-when-serving",
+			Usage: "take --listen and --control-socket only when serving, for a Virgate that stands by beside " +
+				"another in one pod; probes need --health-listen",
+		},
+		&cli.DurationFlag{
+			Name:  "rescan",
+			Value: 30 * time.Second,
+			Usage: "the time between two readings of what GPUs and partitions there are",
+		},
+		&cli.DurationFlag{
+			Name:  "probe",
+			Value: 10 * time.Second,
+			Usage: "the time between two probes of the GPUs' health",
+		},
+		&cli.StringFlag{
+			Name:  "boot-id-file",
+			Value: "/proc/sys/kernel/random/boot_id",
+			Usage: "the file with the machine's boot ID; a boot resets the GPUs",
+		},
+		&cli.DurationFlag{
+			Name:  "quiet-time",
+			Value: 30 * time.Second,
+			Usage: "how long an Unhealthy device that is no longer wanted stays in the list; nothing waits for it",
+		},
+		&cli.DurationFlag{
+			Name:   "stop-after",
+			Value:  30 * time.Second,
+			Hidden: true,
+			Usage:  "how long a resource that is dropped is still served, with an empty list",
+		}, // for tests, whose kubelet reports more often
+		&cli.DurationFlag{
+			Name:  "retire-after",
+			Value: 10 * time.Minute,
+			Usage: "how long a device that a pod holds stays Healthy when its GPU has fewer replicas than before; " +
+				"retireAfter.shrink in a profile wins",
+		},
+		&cli.BoolFlag{
+			Name:  "drain-on-exit",
+			Usage: "withdraw all devices before ending, as for an uninstall; without it they are left to a successor",
+		},
+		&cli.DurationFlag{
+			Name:  "drain-timeout",
+			Value: 2 * time.Minute,
+			Usage: "how long that may take",
+		},
+		&cli.StringFlag{
+			Name:  "mps-socket",
+			Value: mpsDirectory + "/" + mps.SocketName,
+			Usage: "the socket of virgate mps, which runs the MPS daemons; used with --mps-root",
+		},
 		logLevelFlag(),
 	)
 	flags = append(flags, draFlags(environment)...)
@@ -52,13 +115,16 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 		Description: "Changes of the profile, of the GPUs and of the kubelet are followed while running.\n" +
 			"SIGHUP makes it read its inputs again, SIGTERM ends it and leaves the devices to a successor.\n\n" +
 			"Example: virgate run --node sim:dgx-a100 --config profile.yaml --device-plugin-dir /tmp/dp",
-		Flags: slices.Concat(pluginDirFlags(environment), flags, metricsFlags(), clusterFlags(environment), reportFlags(environment), grantFlags(), settingFlags()),
+		Flags: slices.Concat(pluginDirFlags(environment), flags, metricsFlags(), clusterFlags(environment),
+			reportFlags(environment), grantFlags(), settingFlags()),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			log, err := newLog(cmd, stderr)
 			if err != nil {
 				return err
 			}
-			for _, name := range []string{"quiet-time", "stop-after", "retire-after", "rescan", "probe", "drain-timeout", "sample"} {
+			for _, name := range []string{
+				"quiet-time", "stop-after", "retire-after", "rescan", "probe", "drain-timeout", "sample",
+			} {
 				if cmd.Duration(name) <= 0 {
 					return usageError{fmt.Errorf("--%s must be more than 0, got %s", name, cmd.Duration(name))}
 				}
@@ -70,13 +136,18 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 }
 
 func logLevelFlag() cli.Flag {
-	return &cli.StringFlag{Name: "log-level", Value: "info", Usage: "debug, info, warn or error"}
+	return &cli.StringFlag{
+		Name:  "log-level",
+		Value: "info",
+		Usage: "debug, info, warn or error",
+	}
 }
 
 func newLog(cmd *cli.Command, stderr io.Writer) (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(cmd.String("log-level"))); err != nil {
-		return nil, usageError{fmt.Errorf("--log-level: expected debug, info, warn or error (got %q)", cmd.String("log-level"))}
+		return nil, usageError{fmt.Errorf("--log-level: expected debug, info, warn or error (got %q)",
+			cmd.String("log-level"))}
 	}
 	return slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level})), nil
 }
@@ -84,13 +155,29 @@ func newLog(cmd *cli.Command, stderr io.Writer) (*slog.Logger, error) {
 func serve(ctx context.Context, cmd *cli.Command, environment environment, log *slog.Logger) error {
 	options := daemon.Options{
 		Settings: agent.Settings{
-			SampleInterval: cmd.Duration("sample"), Listen: cmd.String("listen"), ListenWhenServing: cmd.Bool("listen-when-serving"), NodeName: cmd.String("node-name"), Logger: log, Version: version,
+			SampleInterval:    cmd.Duration("sample"),
+			Listen:            cmd.String("listen"),
+			ListenWhenServing: cmd.Bool("listen-when-serving"),
+			NodeName:          cmd.String("node-name"),
+			Logger:            log,
+			Version:           version,
 		},
-		PluginDir: pluginDir(cmd), PodResourcesSocket: podResources(cmd, "/host"),
-		Timing: plugin.Timing{RemovalDelay: cmd.Duration("quiet-time"), RetireAfter: cmd.Duration("retire-after"), StopAfter: cmd.Duration("stop-after")},
-		Rescan: cmd.Duration("rescan"), Probe: cmd.Duration("probe"), BootID: bootID(log, cmd.String("boot-id-file"), cmd.String("node")),
-		HostRoot: cmd.String("host-root"), CDIDir: cdiDir(cmd),
-		MPSSocket: cmd.String("mps-socket"), ControlSocket: cmd.String("control-socket"), ControlRequired: cmd.IsSet("control-socket"), AllowReset: cmd.Bool("allow-gpu-reset"),
+		PluginDir:          pluginDir(cmd),
+		PodResourcesSocket: podResources(cmd, "/host"),
+		Timing: plugin.Timing{
+			RemovalDelay: cmd.Duration("quiet-time"),
+			RetireAfter:  cmd.Duration("retire-after"),
+			StopAfter:    cmd.Duration("stop-after"),
+		},
+		Rescan:          cmd.Duration("rescan"),
+		Probe:           cmd.Duration("probe"),
+		BootID:          bootID(log, cmd.String("boot-id-file"), cmd.String("node")),
+		HostRoot:        cmd.String("host-root"),
+		CDIDir:          cdiDir(cmd),
+		MPSSocket:       cmd.String("mps-socket"),
+		ControlSocket:   cmd.String("control-socket"),
+		ControlRequired: cmd.IsSet("control-socket"),
+		AllowReset:      cmd.Bool("allow-gpu-reset"),
 		GPUs: func(startup configs.StartupSettings) (daemon.GPUs, error) {
 			gpus, err := openGPUs(cmd, startup, log)
 			if node := cmd.String("node"); node == "auto" || node == "nvml" {
@@ -106,16 +193,20 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 		options.DrainTimeout = cmd.Duration("drain-timeout")
 	}
 	var err error
-	if options.HTTP, err = httpOptions(cmd); err != nil {
+	options.HTTP, err = httpOptions(cmd)
+	if err != nil {
 		return err
 	}
-	if options.Pods, err = watchedPods(cmd, log); err != nil {
+	options.Pods, err = watchedPods(cmd, log)
+	if err != nil {
 		return err
 	}
-	if options.Guard.Evict, err = evictor(cmd); err != nil {
+	options.Guard.Evict, err = evictor(cmd)
+	if err != nil {
 		return err
 	}
-	if options.DRA, err = draOptions(cmd); err != nil {
+	options.DRA, err = draOptions(cmd)
+	if err != nil {
 		return err
 	}
 	output, err := featureOutput(cmd, environment)
@@ -126,20 +217,28 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 	if output.Kind == "" { // Rules alone may want what cannot be read, and mostly do not.
 		factLog = slog.New(slog.DiscardHandler)
 	}
-	options.RuleFeatures = features.Node{Machine: machineName(cmd.String("machine-type-file"), factLog), VGPUs: vgpus(os.DirFS(pciDevices), factLog)}
+	options.RuleFeatures = features.Node{
+		Machine: machineName(cmd.String("machine-type-file"), factLog),
+		VGPUs:   vgpus(os.DirFS(pciDevices), factLog),
+	}
 	if output.Kind != "" {
 		options.Features = &features.Node{
-			Machine: options.RuleFeatures.Machine, VGPUs: options.RuleFeatures.VGPUs,
-			Models: cmd.Bool("feature-models"), Timestamp: time.Now().Unix(),
+			Machine:   options.RuleFeatures.Machine,
+			VGPUs:     options.RuleFeatures.VGPUs,
+			Models:    cmd.Bool("feature-models"),
+			Timestamp: time.Now().Unix(),
 		}
 	}
-	if options.Reporter, err = newReporter(cmd, output, log); err != nil {
+	options.Reporter, err = newReporter(cmd, output, log)
+	if err != nil {
 		return err
 	}
-	if options.Profile, err = profileOptions(cmd, overrides(cmd, environment), log); err != nil {
+	options.Profile, err = profileOptions(cmd, overrides(cmd, environment), log)
+	if err != nil {
 		return err
 	}
-	if options.ClientLabels, err = newClientLabels(cmd, options.Profile.Labels); err != nil {
+	options.ClientLabels, err = newClientLabels(cmd, options.Profile.Labels)
+	if err != nil {
 		return err
 	}
 	options.PauseClients = cmd.Bool("mig-pause-clients")
@@ -154,7 +253,8 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 // the host's root may be, which the GPU Operator mounts for its drivers.
 func podResources(cmd *cli.Command, hostRoot string) string {
 	socket := cmd.String("pod-resources-socket")
-	if cmd.IsSet("pod-resources-socket") || isDirectory(filepath.Dir(socket)) || !isDirectory(filepath.Dir(hostRoot+socket)) {
+	if cmd.IsSet("pod-resources-socket") || isDirectory(filepath.Dir(socket)) ||
+		!isDirectory(filepath.Dir(hostRoot+socket)) {
 		return socket
 	}
 	return hostRoot + socket

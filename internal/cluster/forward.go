@@ -39,10 +39,12 @@ func newForwarder(config *rest.Config, core rest.Interface) (*forwarder, error) 
 		f.proxy = utilnet.NewProxierWithNoProxyCIDR(http.ProxyFromEnvironment)
 	}
 	var err error
-	if f.transport, err = config.TransportConfig(); err != nil {
+	f.transport, err = config.TransportConfig()
+	if err != nil {
 		return nil, err
 	}
-	if f.tls, err = transport.TLSConfigFor(f.transport); err != nil {
+	f.tls, err = transport.TLSConfigFor(f.transport)
+	if err != nil {
 		return nil, err
 	}
 	if f.tls != nil { // Each pod needs a connection of its own: only the first takes a whole handshake.
@@ -111,12 +113,14 @@ func forward(tunnel net.Conn, port int32) (*forwarded, error) {
 	headers.Set(corev1.PortHeader, strconv.Itoa(int(port)))
 	headers.Set(corev1.PortForwardRequestIDHeader, "0")
 	headers.Set(corev1.StreamType, corev1.StreamTypeError)
-	if f.failures, err = connection.CreateStream(headers, nil, true); err != nil { // Nothing is written to it.
+	f.failures, err = connection.CreateStream(headers, nil, true)
+	if err != nil { // Nothing is written to it.
 		return nil, err
 	}
 	headers = headers.Clone()
 	headers.Set(corev1.StreamType, corev1.StreamTypeData)
-	if f.data, err = connection.CreateStream(headers, nil, false); err != nil {
+	f.data, err = connection.CreateStream(headers, nil, false)
+	if err != nil {
 		return nil, err
 	}
 	failure := make(chan error, 1)

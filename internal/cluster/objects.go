@@ -84,13 +84,20 @@ const notYet = "not read yet"
 // TrimNode keeps what is needed of a Node.
 func TrimNode(n *corev1.Node, domain string) Node {
 	kept := Node{
-		Name: n.Name, Cordoned: n.Spec.Unschedulable,
-		Wanted: n.Labels[profileLabel], State: n.Labels[nodestatus.StateLabel],
-		Applied: n.Annotations[nodestatus.ProfileAnnotation], Source: n.Annotations[nodestatus.SourceAnnotation], Generation: n.Annotations[nodestatus.GenerationAnnotation],
-		WantedBy: n.Annotations[nodestatus.WantedByAnnotation], Rules: n.Annotations[nodestatus.RulesAnnotation],
-		Layout: n.Labels[layoutLabel], LayoutState: n.Labels[nodestatus.MIGStateLabel],
-		Model:    n.Labels[modelLabel],
-		Capacity: ofDomain(n.Status.Capacity, domain), Allocatable: ofDomain(n.Status.Allocatable, domain),
+		Name:        n.Name,
+		Cordoned:    n.Spec.Unschedulable,
+		Wanted:      n.Labels[profileLabel],
+		State:       n.Labels[nodestatus.StateLabel],
+		Applied:     n.Annotations[nodestatus.ProfileAnnotation],
+		Source:      n.Annotations[nodestatus.SourceAnnotation],
+		Generation:  n.Annotations[nodestatus.GenerationAnnotation],
+		WantedBy:    n.Annotations[nodestatus.WantedByAnnotation],
+		Rules:       n.Annotations[nodestatus.RulesAnnotation],
+		Layout:      n.Labels[layoutLabel],
+		LayoutState: n.Labels[nodestatus.MIGStateLabel],
+		Model:       n.Labels[modelLabel],
+		Capacity:    ofDomain(n.Status.Capacity, domain),
+		Allocatable: ofDomain(n.Status.Allocatable, domain),
 	}
 	kept.Wanted = cmp.Or(kept.Wanted, n.Annotations[nodestatus.WantedAnnotation])
 	kept.GPUs, _ = strconv.Atoi(n.Labels[countLabel])
@@ -107,15 +114,19 @@ func TrimNode(n *corev1.Node, domain string) Node {
 
 // ours says that the node has GPUs or had Virgate.
 func (n Node) ours() bool {
-	return len(n.Capacity) > 0 || n.Wanted != "" || n.State != "" || n.Generation != "" || n.Condition.Type != "" || n.GPUs > 0
+	return len(n.Capacity) > 0 || n.Wanted != "" || n.State != "" || n.Generation != "" || n.Condition.Type != "" ||
+		n.GPUs > 0
 }
 
 // trimPod keeps what is needed of a pod; ok is false where it has nothing to do with GPUs. Pods
 // of that namespace with Virgate's label are Virgate's own: elsewhere anybody could name one so.
 func trimPod(p *corev1.Pod, domain, namespace string) (kept Pod, ok bool) {
 	kept = Pod{
-		Namespace: p.Namespace, Name: p.Name, Node: p.Spec.NodeName, Requests: requests(p, domain),
-		Ended: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
+		Namespace: p.Namespace,
+		Name:      p.Name,
+		Node:      p.Spec.NodeName,
+		Requests:  requests(p, domain),
+		Ended:     p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
 	}
 	for _, container := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		for _, resource := range container.AllocatedResourcesStatus {
@@ -123,7 +134,8 @@ func trimPod(p *corev1.Pod, domain, namespace string) (kept Pod, ok bool) {
 				continue
 			}
 			for _, device := range resource.Resources {
-				kept.Devices = append(kept.Devices, Device{string(resource.Name), string(device.ResourceID), container.Name, string(device.Health)})
+				kept.Devices = append(kept.Devices,
+					Device{string(resource.Name), string(device.ResourceID), container.Name, string(device.Health)})
 			}
 		}
 	}

@@ -64,8 +64,10 @@ type Options struct {
 func Config(path, context string) (config *rest.Config, namespace string, err error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = path
-	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: context})
-	if config, err = loader.ClientConfig(); err == nil {
+	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules,
+		&clientcmd.ConfigOverrides{CurrentContext: context})
+	config, err = loader.ClientConfig()
+	if err == nil {
 		namespace, _, err = loader.Namespace()
 	}
 	if clientcmd.IsEmptyConfig(err) {
@@ -113,7 +115,8 @@ func Core(config *rest.Config, name string) (rest.Interface, error) {
 	config.APIPath, config.GroupVersion = "/api", &corev1.SchemeGroupVersion
 	config.QPS = -1
 	core, restErr := rest.RESTClientFor(config)
-	if err = errors.Join(err, restErr); err != nil {
+	err = errors.Join(err, restErr)
+	if err != nil {
 		return nil, fmt.Errorf("reach the API server: %w", err)
 	}
 	return core, nil
@@ -125,14 +128,16 @@ func (c *Client) Read(ctx context.Context, o Options) (Snapshot, error) {
 	s := Snapshot{Statuses: map[string]Status{}}
 	var lists errgroup.Group
 	lists.Go(func() (err error) {
-		if s.Nodes, _, err = c.nodes(ctx, o); err != nil {
+		s.Nodes, _, err = c.nodes(ctx, o)
+		if err != nil {
 			return fmt.Errorf("list nodes: %w", err)
 		}
 		return nil
 	})
 	lists.Go(func() error {
 		var err error
-		if s.Pods, _, err = c.pods(ctx, o); err != nil {
+		s.Pods, _, err = c.pods(ctx, o)
+		if err != nil {
 			s.PodsUnread = fmt.Sprintf("list pods: %v", err)
 		}
 		return nil
@@ -164,7 +169,8 @@ func (c *Client) list(ctx context.Context, namespace, resource string, selectors
 	for selectors.Limit = page; ; selectors.Continue = into.GetContinue() {
 		into.SetContinue("")
 		c.Lists.Add(1)
-		request := c.core.Get().NamespaceIfScoped(namespace, namespace != "").Resource(resource).VersionedParams(&selectors, metav1.ParameterCodec).Timeout(listTimeout)
+		request := c.core.Get().NamespaceIfScoped(namespace,
+			namespace != "").Resource(resource).VersionedParams(&selectors, metav1.ParameterCodec).Timeout(listTimeout)
 		if err := request.Do(ctx).Into(into); err != nil {
 			return err
 		}
@@ -226,7 +232,8 @@ func (c *Client) pods(ctx context.Context, o Options) (kept []Pod, version strin
 // mayForward says why status pages may not be read; "" where they may, or that is not known.
 func (c *Client) mayForward(ctx context.Context, namespace string) string {
 	review := map[string]any{
-		"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+		"apiVersion": "authorization.k8s.io/v1",
+		"kind":       "SelfSubjectAccessReview",
 		"spec": map[string]any{"resourceAttributes": map[string]string{
 			"verb":        "create", // From Kubernetes 1.35 on it needs get and create, before that get.
 			"resource":    "pods",
@@ -245,7 +252,8 @@ func (c *Client) mayForward(ctx context.Context, namespace string) string {
 	}
 	c.Lists.Add(1)
 	data, err := c.core.Post().AbsPath("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews").
-		SetHeader("Content-Type", runtime.ContentTypeJSON).SetHeader("Accept", runtime.ContentTypeJSON).Body(body).Timeout(listTimeout).Do(ctx).Raw()
+		SetHeader("Content-Type", runtime.ContentTypeJSON).SetHeader("Accept",
+		runtime.ContentTypeJSON).Body(body).Timeout(listTimeout).Do(ctx).Raw()
 	if err != nil || json.Unmarshal(data, &answer) != nil || answer.Status.Allowed {
 		return ""
 	}
@@ -279,22 +287,32 @@ func unasked(node Node, virgate Pod, o Options) string {
 // answer says nothing of the others, not even that it is forbidden.
 func (c *Client) statuses(ctx context.Context, o Options, s Snapshot) (statuses map[string]Status, unread string) {
 	statuses = map[string]Status{}
-	unread = c.ask(ctx, o, s.Nodes, virgatesOf(slices.Values(s.Pods)), func(ctx context.Context, pod Pod) (func(), error) {
-		page, err := c.status(ctx, pod, o.StatusTimeout)
-		return func() { statuses[pod.Node] = Status{Page: page} }, err
-	}, func(node, why string) { statuses[node] = Status{Unread: why} })
+	unread = c.ask(ctx, o, s.Nodes, virgatesOf(slices.Values(s.Pods)),
+		func(ctx context.Context, pod Pod) (func(), error) {
+			page, err := c.status(ctx, pod, o.StatusTimeout)
+			return func() { statuses[pod.Node] = Status{Page: page} }, err
+		}, func(node, why string) { statuses[node] = Status{Unread: why} })
 	return statuses, unread
 }
 
 // ask has answer called for each node with its pod, some at a time. One keep, which answer returned,
 // or one failed is called at a time; unread says why nobody was asked.
-func (c *Client) ask(ctx context.Context, o Options, nodes []Node, virgates map[string]Pod, answer func(context.Context, Pod) (keep func(), err error), failed func(node, why string)) (unread string) {
+func (c *Client) ask(
+	ctx context.Context,
+	o Options,
+	nodes []Node,
+	virgates map[string]Pod,
+	answer func(context.Context, Pod) (keep func(), err error),
+	failed func(node, why string),
+) (unread string) {
 	if len(virgates) > 0 {
-		if unread = c.mayForward(ctx, o.Namespace); unread != "" {
+		unread = c.mayForward(ctx, o.Namespace)
+		if unread != "" {
 			return unread
 		}
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, o.AllTimeout, fmt.Errorf("not answered within the %s for all nodes", o.AllTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, o.AllTimeout,
+		fmt.Errorf("not answered within the %s for all nodes", o.AllTimeout))
 	defer cancel()
 	var mutex sync.Mutex
 	fail := func(node, why string) {
@@ -434,7 +452,12 @@ func notOf(node string, pod Pod) error {
 
 // Forecasts asks the nodes what they would become if that label named that value. One whose answer
 // is missing says why, as Unknown. O says where Virgate's pods are, and how long it may take.
-func (c *Client) Forecasts(ctx context.Context, o Options, nodes []Node, label, value string) (map[string]nodereport.Forecast, error) {
+func (c *Client) Forecasts(
+	ctx context.Context,
+	o Options,
+	nodes []Node,
+	label, value string,
+) (map[string]nodereport.Forecast, error) {
 	var list corev1.PodList
 	var pods []Pod
 	own := metav1.ListOptions{LabelSelector: appLabel + "=" + app}
@@ -451,7 +474,8 @@ func (c *Client) Forecasts(ctx context.Context, o Options, nodes []Node, label, 
 	forecasts := map[string]nodereport.Forecast{}
 	unread := c.ask(ctx, o, nodes, virgatesOf(slices.Values(pods)), func(ctx context.Context, pod Pod) (func(), error) {
 		var f nodereport.Forecast
-		err := c.get(ctx, pod, o.StatusTimeout, "/api/v1/forecast?"+url.Values{"label": {label}, "value": {value}}.Encode(), &f)
+		err := c.get(ctx, pod, o.StatusTimeout,
+			"/api/v1/forecast?"+url.Values{"label": {label}, "value": {value}}.Encode(), &f)
 		if errors.Is(err, errNotFound) {
 			err = errors.New("its Virgate is older and does not say, or has just ended")
 		}

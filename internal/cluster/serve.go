@@ -41,7 +41,8 @@ const (
 	// maxAnswers is how many requests are answered at a time; others get 503.
 	maxAnswers = 16
 	// servePolicy forbids the browser everything but the page's own files.
-	servePolicy = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; style-src 'self'; script-src 'self'; connect-src 'self'"
+	servePolicy = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; style-src " +
+		"'self'; script-src 'self'; connect-src 'self'"
 )
 
 // Page shows the cluster to people in a browser: nodes as tiles with their GPUs, and a page for
@@ -79,12 +80,18 @@ type goneNode struct {
 
 // NewPage makes the page of what latest returns, as Watcher.Latest does.
 func NewPage(latest func() (*Snapshot, <-chan struct{})) *Page {
-	p := &Page{latest: latest, answers: make(chan struct{}, maxAnswers), tiles: map[string]*tile{}, version: time.Now().UnixMilli()}
+	p := &Page{
+		latest:  latest,
+		answers: make(chan struct{}, maxAnswers),
+		tiles:   map[string]*tile{},
+		version: time.Now().UnixMilli(),
+	}
 	p.templates = template.Must(template.New("").Funcs(template.FuncMap{
 		"clock":   func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") + " UTC" },
 		"count":   countText,
-		"percent": status.PercentText, "bytes": status.BytesText,
-		"colour": stateColour,
+		"percent": status.PercentText,
+		"bytes":   status.BytesText,
+		"colour":  stateColour,
 	}).ParseFS(serveFiles, "serve.html"))
 	return p
 }
@@ -115,8 +122,12 @@ func (p *Page) Handler(secret string) http.Handler {
 	mux.HandleFunc("GET /tiles", p.showTiles)
 	mux.HandleFunc("GET /nodes/{name}", p.showNode)
 	mux.HandleFunc("GET /api/v1/cluster", p.showJSON)
-	mux.HandleFunc("GET /favicon.ico", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	for name, kind := range map[string]string{"serve.css": "text/css; charset=utf-8", "serve.js": "text/javascript; charset=utf-8"} {
+	mux.HandleFunc("GET /favicon.ico",
+		func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	for name, kind := range map[string]string{
+		"serve.css": "text/css; charset=utf-8",
+		"serve.js":  "text/javascript; charset=utf-8",
+	} {
 		mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) {
 			data, _ := serveFiles.ReadFile(name)
 			w.Header().Set("Content-Type", kind)
@@ -126,8 +137,11 @@ func (p *Page) Handler(secret string) http.Handler {
 	known := http.StripPrefix("/"+secret, mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for name, value := range map[string]string{
-			"Content-Security-Policy": servePolicy, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
-			"Cross-Origin-Resource-Policy": "same-origin", "Cache-Control": "no-store",
+			"Content-Security-Policy":      servePolicy,
+			"X-Content-Type-Options":       "nosniff",
+			"Referrer-Policy":              "no-referrer",
+			"Cross-Origin-Resource-Policy": "same-origin",
+			"Cache-Control":                "no-store",
 		} {
 			w.Header().Set(name, value)
 		}
@@ -352,7 +366,12 @@ type headView struct {
 
 // newHeadView is pure.
 func newHeadView(view View, version int64, ready bool) headView {
-	head := headView{View: view, Version: version, Ready: ready, States: map[string]int{}}
+	head := headView{
+		View:    view,
+		Version: version,
+		Ready:   ready,
+		States:  map[string]int{},
+	}
 	totals := map[string]*ResourceView{}
 	ill := map[string]bool{}
 	for _, gpu := range view.GPUs {
@@ -439,7 +458,13 @@ type bar struct {
 // newTileView is pure.
 func newTileView(n NodeView, gpus []GPUView) tileView {
 	v := tileView{NodeView: n, Profile: cmp.Or(n.Applied.Name, n.Applied.Generation)}
-	find := map[string]bool{n.Name: true, n.Wanted: true, v.Profile: true, n.Layout: true, string(n.State): true}
+	find := map[string]bool{
+		n.Name:          true,
+		n.Wanted:        true,
+		v.Profile:       true,
+		n.Layout:        true,
+		string(n.State): true,
+	}
 	for _, model := range n.Models {
 		find[model] = true
 	}
@@ -476,13 +501,17 @@ func newBox(gpu GPUView) box {
 	shares := max(gpu.Replicas, gpu.Held, 1)
 	share := b.Width / float64(shares)
 	b.Text = strings.Join(strings.Fields(fmt.Sprintf("GPU %s %s %s: %s, %d of %d held %s %s",
-		cmp.Or(gpu.Index, gpu.ID), gpu.Model, gpu.Profile, cmp.Or(gpu.Resource, "not offered"), gpu.Held, shares, gpu.Health, gpu.Reason)), " ")
+		cmp.Or(gpu.Index, gpu.ID), gpu.Model, gpu.Profile, cmp.Or(gpu.Resource, "not offered"), gpu.Held, shares,
+		gpu.Health, gpu.Reason)), " ")
 	at := b.X
 	for _, h := range gpu.Holders {
 		hash := fnv.New32a()
 		_, _ = hash.Write([]byte(h.Namespace))
 		width := min(share*float64(h.Devices), b.X+b.Width-at)
-		b.Bars = append(b.Bars, bar{at, max(0, width), fmt.Sprintf("%s: %d of %d shares of GPU %s", h, h.Devices, shares, cmp.Or(gpu.Index, gpu.ID)), hash.Sum32() % (360 / hueStep) * hueStep})
+		b.Bars = append(b.Bars, bar{
+			at, max(0, width), fmt.Sprintf("%s: %d of %d shares of GPU %s", h, h.Devices, shares,
+				cmp.Or(gpu.Index, gpu.ID)), hash.Sum32() % (360 / hueStep) * hueStep,
+		})
 		at += width
 	}
 	if shares <= maxLines {

@@ -79,13 +79,27 @@ type statusPage struct {
 // NewWatcher makes a Watcher; it does nothing before Run. With AllTimeout nothing is done: what
 // bounds a Watcher's requests is how many there are at once.
 func (c *Client) NewWatcher(o Options) *Watcher {
-	w := &Watcher{client: c, options: o, pages: map[string]*statusPage{}, newer: make(chan struct{}), pace: watchPace{
-		tick: 200 * time.Millisecond, least: time.Second, first: 2 * time.Second, later: 30 * time.Second, kept: 2 * time.Minute,
-		list: 5 * time.Minute, spread: time.Second,
-	}}
+	w := &Watcher{
+		client:  c,
+		options: o,
+		pages:   map[string]*statusPage{},
+		newer:   make(chan struct{}),
+		pace: watchPace{
+			tick:   200 * time.Millisecond,
+			least:  time.Second,
+			first:  2 * time.Second,
+			later:  30 * time.Second,
+			kept:   2 * time.Minute,
+			list:   5 * time.Minute,
+			spread: time.Second,
+		},
+	}
 	w.nodes = followed[Node]{
-		w: w, what: "nodes", selectors: o.nodeSelectors(), key: func(n Node) string { return n.Name },
-		list: func(ctx context.Context) ([]Node, string, error) { return c.nodes(ctx, o) },
+		w:         w,
+		what:      "nodes",
+		selectors: o.nodeSelectors(),
+		key:       func(n Node) string { return n.Name },
+		list:      func(ctx context.Context) ([]Node, string, error) { return c.nodes(ctx, o) },
 		trim: func(object any) (Node, bool) {
 			if n, ok := object.(*corev1.Node); ok {
 				return o.node(n)
@@ -94,8 +108,11 @@ func (c *Client) NewWatcher(o Options) *Watcher {
 		},
 	}
 	w.pods = followed[Pod]{
-		w: w, what: "pods", selectors: o.podSelectors(), key: Pod.String,
-		list: func(ctx context.Context) ([]Pod, string, error) { return c.pods(ctx, o) },
+		w:         w,
+		what:      "pods",
+		selectors: o.podSelectors(),
+		key:       Pod.String,
+		list:      func(ctx context.Context) ([]Pod, string, error) { return c.pods(ctx, o) },
 		trim: func(object any) (Pod, bool) {
 			if p, ok := object.(*corev1.Pod); ok {
 				return trimPod(p, o.Domain, o.Namespace)
@@ -185,7 +202,8 @@ func (w *Watcher) loop(ctx context.Context) {
 func (w *Watcher) step(now time.Time) (due []Pod) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
-	if w.nodes.kept == nil || w.pods.kept == nil && w.pods.failure == nil || w.options.StatusTimeout > 0 && !w.reviewed {
+	if w.nodes.kept == nil || w.pods.kept == nil && w.pods.failure == nil ||
+		w.options.StatusTimeout > 0 && !w.reviewed {
 		return nil
 	}
 	if w.began.IsZero() {
@@ -203,7 +221,8 @@ func (w *Watcher) step(now time.Time) (due []Pod) {
 	case w.latest == nil && waits && now.Sub(w.began) < w.pace.first:
 		return due
 	case w.latest != nil:
-		if age = now.Sub(w.latest.At); age < w.pace.least || !w.changed && age < w.pace.later {
+		age = now.Sub(w.latest.At)
+		if age < w.pace.least || !w.changed && age < w.pace.later {
 			return due
 		}
 	}
@@ -235,7 +254,9 @@ func (w *Watcher) step(now time.Time) (due []Pod) {
 	}
 	s.Lost = w.lost()
 	close(w.newer)
-	w.latest, w.newer, w.changed = &s, make(chan struct{}), false
+	w.latest = &s
+	w.newer = make(chan struct{})
+	w.changed = false
 	return due
 }
 
@@ -303,7 +324,8 @@ func (w *Watcher) lost() string {
 	if failure == nil || w.nodes.failure == nil && w.pods.kept == nil {
 		return ""
 	}
-	return fmt.Sprintf("not connected since %s, what is shown may be old: %v", since.UTC().Format(time.RFC3339), failure)
+	return fmt.Sprintf("not connected since %s, what is shown may be old: %v", since.UTC().Format(time.RFC3339),
+		failure)
 }
 
 // followed is what a Watcher keeps of one kind of objects. It is configsource.Follow's store.
@@ -343,9 +365,12 @@ func (f *followed[T]) follow(ctx context.Context) {
 			return &metav1.PartialObjectMetadataList{ListMeta: metav1.ListMeta{ResourceVersion: version}}, nil
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			options.LabelSelector, options.FieldSelector, options.Watch = f.selectors.LabelSelector, f.selectors.FieldSelector, true
+			options.LabelSelector = f.selectors.LabelSelector
+			options.FieldSelector = f.selectors.FieldSelector
+			options.Watch = true
 			f.w.client.Lists.Add(1)
-			return f.w.client.core.Get().MaxRetries(0).Resource(f.what).VersionedParams(&options, metav1.ParameterCodec).Watch(ctx)
+			return f.w.client.core.Get().MaxRetries(0).Resource(f.what).VersionedParams(&options,
+				metav1.ParameterCodec).Watch(ctx)
 		},
 	}, f.what, f, f.w.pace.list, f.w.pace.spread)
 }
@@ -375,7 +400,8 @@ func (f *followed[T]) Update(object any) error {
 	f.w.mutex.Lock()
 	defer f.w.mutex.Unlock()
 	key := f.key(item)
-	if old, found := f.kept[key]; !found || !reflect.DeepEqual(old, item) { // A kubelet writes what it has written before.
+	if old, found := f.kept[key]; !found ||
+		!reflect.DeepEqual(old, item) { // A kubelet writes what it has written before.
 		f.kept[key], f.w.changed = item, true
 	}
 	return nil

@@ -160,7 +160,8 @@ func (s *Server) keepServing(ctx context.Context, a *address) {
 		began := time.Now()
 		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", a.text)
 		if err == nil {
-			s.Logger.Info(a.listens, "address", listener.Addr().String()) //nolint:sloglint // one of the two constants in New
+			s.Logger.Info(a.listens, "address",
+				listener.Addr().String()) //nolint:sloglint // one of the two constants in New
 			s.setUnserved(a, nil)
 			err = s.serve(ctx, listener, a.handler(), a.config)
 		}
@@ -220,7 +221,8 @@ func (c *connections) follow(connection net.Conn, state http.ConnState) {
 	defer c.mu.Unlock()
 	switch state {
 	case http.StateNew:
-		if c.open = append(c.open, connection); len(c.open) > maxConnections {
+		c.open = append(c.open, connection)
+		if len(c.open) > maxConnections {
 			_ = c.open[0].Close()
 			c.open = c.open[1:]
 		}
@@ -287,7 +289,9 @@ func (s *Server) handler() http.Handler {
 	all := s.pages(metrics)
 	open := s.probes(false)
 	open.Handle("GET /metrics", metrics)
-	open.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, onlyLoopback, http.StatusNotFound) })
+	open.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, onlyLoopback, http.StatusNotFound)
+	})
 	return split(all, open)
 }
 
@@ -324,9 +328,12 @@ func IsLoopback(host string) bool {
 func (s *Server) metrics() http.Handler {
 	registry := s.Node.Metrics()
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{
-		Registry: registry, MaxRequestsInFlight: maxRequests, CoalesceGather: true,
+		Registry:            registry,
+		MaxRequestsInFlight: maxRequests,
+		CoalesceGather:      true,
 		// What is wrong with one series is no reason to lose the others.
-		ErrorHandling: promhttp.ContinueOnError, ErrorLog: slog.NewLogLogger(s.Logger.Handler(), slog.LevelWarn),
+		ErrorHandling: promhttp.ContinueOnError,
+		ErrorLog:      slog.NewLogLogger(s.Logger.Handler(), slog.LevelWarn),
 	})
 }
 
@@ -338,7 +345,8 @@ func (s *Server) pages(metrics http.Handler) *http.ServeMux {
 	mux.HandleFunc("GET /plan", limited(s.showPlan))
 	mux.HandleFunc("GET /status", limited(s.showPage()))
 	mux.Handle("GET /{$}", http.RedirectHandler("/status", http.StatusFound))
-	mux.HandleFunc("GET /api/v1/status", limited(func(w http.ResponseWriter, r *http.Request) { writeJSON(w, s.Node.Status(r.Context())) }))
+	mux.HandleFunc("GET /api/v1/status",
+		limited(func(w http.ResponseWriter, r *http.Request) { writeJSON(w, s.Node.Status(r.Context())) }))
 	mux.HandleFunc("GET /api/v1/forecast", s.showForecast())
 	mux.Handle("GET /metrics", metrics)
 	if s.Profiling { // For go tool pprof, in the 30 s that an answer may take.
@@ -395,7 +403,8 @@ func (s *Server) showForecast() http.HandlerFunc {
 	return limited(func(w http.ResponseWriter, r *http.Request) {
 		label, value := r.URL.Query().Get("label"), r.URL.Query().Get("value")
 		if label == "" || value == "" {
-			http.Error(w, "expected ?label=NAME&value=VALUE: which label of the Node would change, and to what", http.StatusBadRequest)
+			http.Error(w, "expected ?label=NAME&value=VALUE: which label of the Node would change, and to what",
+				http.StatusBadRequest)
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), forecastTimeout)
